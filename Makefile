@@ -1,0 +1,102 @@
+# Two commands do everything on a machine with Python >= 3.11, a C++ compiler and make: `make test` and `make bench`.
+# The first run sets up .venv (torch, nvcc where it is missing, the tools) and builds; later ones only build what changed.
+
+TORCH  ?= 2.11.0#   the torch to install in .venv and to build for: 2.11 to 2.15
+CUDA   ?= $(GPUREDUCE_CUDA)#  0 leaves CUDA out
+PYTHON ?= python3#  what .venv is made with
+ARGS   ?=#          more arguments for pytest (make test) or bench/sum.py (make bench)
+VENV   := .venv
+PY     := $(VENV)/bin/python#  `make test PY=python3` uses an environment of your own: nothing is installed
+
+TORCH := $(strip $(TORCH))
+export GPUREDUCE_CUDA := $(if $(filter 0,$(CUDA)),0,1)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+MAKEFLAGS += --no-print-directory
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help build test bench lint format wheel clean FORCE
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make test    set up, build, and run the tests          (ARGS="-k order -x")'
+	@echo 'make bench   set up, build, and measure                (ARGS="--help")'
+	@echo 'make build   set up, and build the library in place'
+	@echo 'make lint    check the style of Python, C++ and CUDA'
+	@echo 'make format  put it in order, as far as the tools can'
+	@echo 'make wheel   put a wheel into dist/'
+	@echo 'make clean   remove what was built; .venv stays'
+	@echo
+	@echo 'TORCH=$(TORCH) another torch (2.11.0 to 2.15.0)   CUDA=0 the CPU alone   PYTHON=$(strip $(PYTHON)) for a new .venv'
+	@echo 'PY=python3 an environment of your own: it must have torch, ninja, setuptools and pytest; nothing is installed'
+
+# --- set-up ---------------------------------------------------------------------------------------------------------------
+# A stamp a step. torch's is named after its version, so that another TORCH= installs again, and with it comes all else.
+
+ifeq ($(origin PY),file)
+READY   := $(VENV)/.torch-$(TORCH) $(VENV)/.toolkit-$(TORCH)-$(GPUREDUCE_CUDA)$(GPUREDUCE_TOOLKIT)
+LINTERS := $(VENV)/.lint
+BIN     := $(VENV)/bin/
+endif
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'torch_reduce needs Python 3.11 or newer: name one, as in `make test PYTHON=python3.12`.'; exit 1; }
+	@echo '==> making $(VENV)'
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo 'This Python cannot make virtual environments: on Debian and Ubuntu, run `apt install python3-venv`.'; exit 1; }
+	@$(PY) -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(PY) -c 'import sysconfig; open(sysconfig.get_path("purelib") + "/torch_reduce.pth", "w").write("$(CURDIR)\n")'
+	@touch $@
+
+$(VENV)/.torch-$(TORCH): $(VENV)/.python pyproject.toml
+	@echo '==> installing torch $(TORCH) and the tools into $(VENV): some minutes and 5 GB the first time'
+	@rm -f $(VENV)/.torch-* $(VENV)/.toolkit-*
+	@$(PY) -m pip install torch==$(TORCH) --group build --group test
+	@touch $@
+
+$(VENV)/.toolkit-%: $(VENV)/.torch-$(TORCH) tools/toolkit.py
+	@if [ $(GPUREDUCE_CUDA) = 0 ]; then echo '==> CUDA=0: no toolkit is needed'; else $(PY) tools/toolkit.py; fi
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.python pyproject.toml
+	@$(PY) -m pip install --quiet --group lint
+	@touch $@
+
+# --- build ----------------------------------------------------------------------------------------------------------------
+# _build.json is written last, so its age is the library's. The settings count as a source; folders do, for removed files.
+
+SETTINGS := $(TORCH) $(GPUREDUCE_CUDA) $(PY) $(TORCH_CUDA_ARCH_LIST) $(CUDA_HOME) $(GPUREDUCE_TOOLKIT)
+build/settings: FORCE
+	@mkdir -p build
+	@echo '$(SETTINGS)' | cmp -s - $@ || echo '$(SETTINGS)' > $@
+
+torch_reduce/_build.json: $(READY) build/settings setup.py tools/toolkit.py $(shell find csrc)
+	@command -v $${CXX:-c++} > /dev/null || { echo 'No C++ compiler: on Debian and Ubuntu, run `apt install g++`.'; exit 1; }
+	@echo '==> building torch_reduce/libtorch_reduce.so'
+	@$(PY) setup.py --quiet build_ext --inplace
+
+build: torch_reduce/_build.json
+
+# --- use ------------------------------------------------------------------------------------------------------------------
+
+test: build
+	$(PY) -m pytest $(ARGS)
+
+bench: build
+	PYTHONPATH=. $(PY) bench/sum.py $(ARGS)
+
+NATIVE = $(shell find csrc -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu')
+lint: $(LINTERS)
+	$(BIN)ruff check .
+	$(BIN)clang-format --dry-run --Werror $(NATIVE)
+
+format: $(LINTERS)
+	$(BIN)ruff check --fix .
+	$(BIN)clang-format -i $(NATIVE)
+
+wheel: build
+	@rm -rf build/lib.* build/bdist.*
+	$(PY) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf build dist *.egg-info torch_reduce/libtorch_reduce.so torch_reduce/_build.json

@@ -1,0 +1,51 @@
+"""Which sources a result was measured on. Standard library only.
+
+    python bench/provenance.py        prints the hash of csrc/; the last line of stdout is the hash alone
+
+The hash is SHA-256 over the files under csrc/, sorted by their POSIX path relative to the repository root. Each file
+contributes: its path as UTF-8 bytes, one NUL byte, its content, one NUL byte. Nothing is skipped but editor backups
+(names that end in ~ .swp .swo .orig .rej .bak, or look like .#x or #x#) and anything in a __pycache__ folder.
+"""
+
+import hashlib
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BACKUP = re.compile(r".*(~|\.swp|\.swo|\.orig|\.rej|\.bak)|\.#.*|#.*#")
+VENDOR_WORDS = {"nvidia", "geforce", "tesla", "quadro", "graphics", "device", "gpu"}
+VARIANT_WORD = re.compile(r"sxm\d*|pcie|nvl\d*|hbm\w*|\d+gb")
+
+
+def csrc_files(root=ROOT):
+    """The files that the hash covers, sorted by their POSIX path relative to `root`."""
+    root = pathlib.Path(root)
+    files = (p for p in (root / "csrc").rglob("*") if p.is_file())
+    kept = (p for p in files if "__pycache__" not in p.parts and not BACKUP.fullmatch(p.name))
+    return sorted(kept, key=lambda p: p.relative_to(root).as_posix())
+
+
+def csrc_hash(root=ROOT):
+    """SHA-256 of csrc/ under `root`, in hexadecimal; the module's docstring defines it."""
+    digest = hashlib.sha256()
+    for path in csrc_files(root):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def gpu_slug(name):
+    """A folder name for a GPU: "NVIDIA H200" -> "h200", "NVIDIA A100-SXM4-80GB" -> "a100"."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    kept = [w for w in words if w not in VENDOR_WORDS and not VARIANT_WORD.fullmatch(w)]
+    return "-".join(kept or words or ["unknown"])
+
+
+def main():
+    if not (ROOT / "csrc").is_dir():
+        sys.exit(f"no folder csrc/ under {ROOT}")
+    print(csrc_hash(ROOT))
+
+
+if __name__ == "__main__":
+    main()

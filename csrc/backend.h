@@ -1,0 +1,31 @@
+// What the op asks of a device, and how a call is turned into that: shared by the op and by the private ops for tests.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "plan.h"
+
+namespace gpureduce {
+
+// The reduced dims as a mask; None and () mean all. Errors as torch.sum's.
+std::vector<bool> reduced_dims(at::OptionalIntArrayRef dim, int64_t rank);
+
+// The dtype of the result: `dtype`, or else torch.sum's choice (float32 for float8).
+at::ScalarType result_type(at::ScalarType input, std::optional<at::ScalarType> dtype);
+
+// Views, dtypes and flags of a call as a backend sees them. `out` may be undefined to plan only; then `result` says its dtype.
+Reduction make_reduction(const at::Tensor& self, const std::vector<bool>& reduce, at::ScalarType result, const at::Tensor& out, bool keepdim);
+
+// The dtype's row in dtypes.h; NotImplementedError naming `what` where there is none.
+DType dtype_of(at::ScalarType type, const char* what);
+
+namespace cuda {
+
+// Plans and launches on the current stream of `device`, which need not be the current device.
+void run(const Reduction& reduction, at::Device device, const Tuning& tuning);
+
+Plan plan(const Reduction& reduction, at::Device device, const Tuning& tuning);
+
+}  // namespace cuda
+
+}  // namespace gpureduce

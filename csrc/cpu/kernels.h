@@ -1,0 +1,102 @@
+// What the plan tells the kernels, and the kernels of each instruction set. No torch, no std: kernels.inl says why.
+#pragma once
+
+#include "../dtypes.h"
+#include "../geometry.h"
+
+namespace gpureduce::cpu {
+
+// Kept dims whose outputs a tile holds beside each other, `width` of them, are **columns**; all other kept dims are **rows**.
+// A reduction along the fastest dim in memory has one column.
+struct Dims {
+  int rank = 0;
+  ReducedDim dims[kMaxRank + 1];
+
+  GPUREDUCE_HOST_DEVICE const ReducedDim& fastest() const { return dims[rank - 1]; }
+};
+
+// A place in dims, and its offset in elements.
+class Cursor {
+ public:
+  GPUREDUCE_HOST_DEVICE Cursor(const Dims& dims, int64_t position) : dims_(dims), offset_(0), inner_(position) {
+    for (int i = dims.rank - 1; i > 0; --i) {
+      int64_t slower = position == 0 ? 0 : position / dims.dims[i].size;
+      (i == dims.rank - 1 ? inner_ : index_[i]) = position - slower * dims.dims[i].size;
+      offset_ += (position - slower * dims.dims[i].size) * dims.dims[i].stride;
+      position = slower;
+    }
+    if (dims.rank > 1) index_[0] = position;
+    offset_ += position * dims.dims[0].stride;
+  }
+  GPUREDUCE_HOST_DEVICE int64_t offset() const { return offset_; }
+  // How many positions, this one included, the fastest dim still has.
+  GPUREDUCE_HOST_DEVICE int64_t left() const { return dims_.fastest().size - inner_; }
+  // Moves on by at most left() positions.
+  GPUREDUCE_HOST_DEVICE void advance(int64_t n) {
+    inner_ += n;
+    offset_ += n * dims_.fastest().stride;
+    if (inner_ < dims_.fastest().size || dims_.rank == 1) return;
+    inner_ = 0;
+    offset_ -= dims_.fastest().size * dims_.fastest().stride;
+    for (int i = dims_.rank - 2; i >= 0; --i) {
+      offset_ += dims_.dims[i].stride;
+      if (++index_[i] < dims_.dims[i].size || i == 0) return;
+      offset_ -= dims_.dims[i].size * dims_.dims[i].stride;
+      index_[i] = 0;
+    }
+  }
+
+ private:
+  const Dims& dims_;
+  int64_t offset_;
+  int64_t inner_;              // the place in the fastest dim
+  int64_t index_[kMaxRank + 1];  // and in the others
+};
+
+// A tile of accumulators that stays in the L1 cache, and the reduction around it. Elements are real numbers here, but for
+// complex ones that are compared with zero: a complex number is two columns.
+struct Plan {
+  const void* input;
+  int64_t length;          // elements of an output
+  Dims reduced, rows;      // at least one dim each
+  int64_t column_stride;
+  bool negate;             // every element
+  bool conjugate;          // the odd columns
+  int64_t tile_rows, tile_leaves, tile_width;
+};
+
+// One task: some rows and columns, and a run of their elements that starts with a chunk.
+struct Task {
+  int64_t first_row, rows;
+  int64_t first_column, width;
+  int64_t begin, end;
+};
+
+constexpr int kTileBytes = 16384;
+constexpr int kExactDepth = 128;  // additions that no narrow integer of the kernels overflows in
+constexpr int kExactLanes = 512;
+
+// Writes the sums of a task's rows and columns, row by row, as accumulators. `scratch` is aligned to 64 bytes.
+using Kernel = void (*)(const Plan& plan, const Task& task, void* scratch, void* sums);
+
+// The bytes of scratch that a task of a plan takes at most.
+inline int64_t scratch_bytes(const Plan& plan, int accumulator_size) {
+  int levels = 2;
+  for (int64_t tiles = leaf_count(plan.length) / plan.tile_leaves; tiles > 0; tiles /= 2) ++levels;
+  return 2 * kTileBytes + levels * plan.tile_rows * plan.tile_width * accumulator_size;
+}
+
+// The kernel for elements of `in`, or null if there is none: an instruction set each.
+namespace generic {
+Kernel kernel_for(DType in, Accumulator accumulator, Conversion conversion);
+}
+#if defined(__x86_64__)
+namespace avx2 {
+Kernel kernel_for(DType in, Accumulator accumulator, Conversion conversion);
+}
+namespace avx512 {
+Kernel kernel_for(DType in, Accumulator accumulator, Conversion conversion);
+}
+#endif
+
+}  // namespace gpureduce::cpu

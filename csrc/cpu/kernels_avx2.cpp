@@ -1,0 +1,17 @@
+// The kernels for x86-64 processors with AVX2 (2013 and later).
+#include "kernels.h"
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
+#else
+#pragma GCC target("avx2")
+#endif
+
+#define GPUREDUCE_ISA avx2
+#include "kernels.inl"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

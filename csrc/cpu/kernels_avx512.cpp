@@ -1,0 +1,17 @@
+// The kernels for x86-64 processors with AVX-512 (2017 and later).
+#include "kernels.h"
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#endif
+
+#define GPUREDUCE_ISA avx512
+#include "kernels.inl"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,5 @@
+// The kernels in the instruction set that the compiler was told to use.
+#include "kernels.h"
+
+#define GPUREDUCE_ISA generic
+#include "kernels.inl"

@@ -1,0 +1,292 @@
+#include "sum.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+
+namespace gpureduce::cpu {
+
+namespace {
+
+constexpr int64_t kGrain = 32768;       // elements that are worth a thread, as in torch
+constexpr int64_t kTasksPerThread = 8;  // so that none waits long for the last
+constexpr int64_t kSplit = 65536;       // elements that are worth a partial sum
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t floor_power(int64_t n) {
+  int64_t p = 1;
+  while (p <= n / 2) p *= 2;
+  return p;
+}
+
+int64_t ceil_power(int64_t n) { return n <= 1 ? 1 : 2 * floor_power(n - 1); }
+
+// IEEE arithmetic while it lives: subnormals are numbers and rounding is to nearest, whatever the thread was set to.
+class ExactFloats {
+ public:
+#if defined(__x86_64__)
+  ExactFloats() : saved_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(saved_ & ~(1u << 15 | 3u << 13 | 1u << 6)); }
+  ~ExactFloats() { __builtin_ia32_ldmxcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#elif defined(__aarch64__)
+  ExactFloats() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    asm volatile("msr fpcr, %0" : : "r"(saved_ & ~(uint64_t{1} << 24 | uint64_t{3} << 22 | uint64_t{1} << 19)) : "memory");
+  }
+  ~ExactFloats() { asm volatile("msr fpcr, %0" : : "r"(saved_) : "memory"); }
+
+ private:
+  uint64_t saved_;
+#endif
+  ExactFloats(const ExactFloats&) = delete;
+};
+
+struct InstructionSet {
+  const char* name;
+  Kernel (*kernel_for)(DType, Accumulator, Conversion);
+};
+
+// The best that the processor has and torch uses: ATEN_CPU_CAPABILITY=default|avx2|avx512 chooses for both.
+const InstructionSet& instruction_set() {
+  static const InstructionSet chosen = [] {
+#if defined(__x86_64__)
+    std::string capability = at::get_cpu_capability();
+    if (capability == "AVX512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+      return InstructionSet{"avx512", avx512::kernel_for};
+    if (capability.rfind("AVX", 0) == 0 && __builtin_cpu_supports("avx2")) return InstructionSet{"avx2", avx2::kernel_for};
+#endif
+    return InstructionSet{"generic", generic::kernel_for};
+  }();
+  return chosen;
+}
+
+DType component_of(DType t) {
+  switch (t) {
+    case DType::ComplexHalf: return DType::Half;
+    case DType::ComplexFloat: return DType::Float;
+    case DType::ComplexDouble: return DType::Double;
+    default: return t;
+  }
+}
+
+// A reduction, cut into tasks: tile of rows by tile of columns by split. A split is a power of two of chunks.
+struct Work {
+  explicit Work(const Reduction& r);
+
+  int64_t tasks() const { return row_tiles * column_tiles * splits; }
+  Task task(int64_t i) const;
+
+  Plan plan;
+  DType in, out;
+  Accumulator accumulator;
+  Conversion conversion;
+  Dims results;  // where the outputs lie, row by row
+  int64_t rows, columns, outputs;
+  int64_t row_tiles, column_tiles, splits, split_chunks;
+  int threads;
+};
+
+Work::Work(const Reduction& r)
+    : in(r.in), out(r.out), accumulator(r.accumulator), conversion(r.conversion), rows(1), columns(1), outputs(r.problem.outputs) {
+  const Problem& p = r.problem;
+  plan.input = r.input;
+  plan.length = p.length;
+  plan.negate = r.negate && conversion == Conversion::value;
+  plan.conjugate = false;
+
+  // A complex number is two columns, or only its real part if the result is real.
+  int64_t scale = 1, result_scale = 1;
+  if (info(in).kind == Kind::complex && conversion == Conversion::value) {
+    in = component_of(in);
+    scale = 2;
+    if (accumulator == Accumulator::c64) accumulator = Accumulator::f32;
+    if (accumulator == Accumulator::c128) accumulator = Accumulator::f64;
+    if (info(out).kind == Kind::complex) {
+      out = component_of(out);
+      result_scale = 2;
+      plan.conjugate = r.conjugate;
+    }
+  }
+
+  for (const ReducedDim& d : p.reduced) plan.reduced.dims[plan.reduced.rank++] = {d.size, d.stride * scale};
+  if (p.reduced.empty()) plan.reduced.dims[plan.reduced.rank++] = {1, 1};
+
+  // Kept dims that one stride can walk in the input are one here, wherever their results go.
+  auto keep = [&](int64_t size, int64_t stride, int64_t result_stride) {
+    Dims& kept = plan.rows;
+    results.dims[results.rank++] = {size, result_stride};
+    if (kept.rank > 0 && kept.fastest().stride == size * stride)
+      kept.dims[kept.rank - 1] = {kept.fastest().size * size, stride};
+    else
+      kept.dims[kept.rank++] = {size, stride};
+  };
+  for (const KeptDim& d : p.kept) keep(d.size, d.stride * scale, d.out_stride * result_scale);
+  if (result_scale == 2) {
+    keep(2, 1, 1);
+    outputs *= 2;
+  }
+  plan.column_stride = 1;
+  if (plan.rows.rank > 0) {
+    int64_t kept = plan.rows.fastest().stride, reduced = plan.reduced.fastest().stride;
+    if (kept > 0 && (kept < reduced || reduced == 0)) {
+      columns = plan.rows.fastest().size;
+      plan.column_stride = kept;
+      --plan.rows.rank;
+    }
+  }
+  rows = outputs / columns;
+  if (plan.rows.rank == 0) plan.rows.dims[plan.rows.rank++] = {1, 0};
+  if (results.rank == 0) results.dims[results.rank++] = {1, 0};
+
+  // Tiles: neighbouring columns first, since they share cache lines; then leaves; then rows, if they are that short.
+  const bool exact = accumulator == Accumulator::i64;
+  const int64_t capacity = kTileBytes / size_of(accumulator), leaves = leaf_count(plan.length);
+  column_tiles = ceil_div(columns, capacity / 4);
+  plan.tile_width = column_tiles == 1 ? columns : ceil_div(ceil_div(columns, column_tiles), 16) * 16;
+  column_tiles = ceil_div(columns, plan.tile_width);
+  if (exact) {
+    bool block = plan.tile_width == plan.reduced.fastest().stride || columns == 1;
+    plan.tile_leaves = block ? std::max<int64_t>(1, kExactLanes / plan.tile_width) : 1;
+    plan.tile_rows = std::min(rows, std::max<int64_t>(1, kSplit / 16 / (plan.length * plan.tile_width)));
+  } else {
+    plan.tile_leaves = std::min(floor_power(capacity / plan.tile_width), ceil_power(leaves));
+    plan.tile_rows = plan.tile_leaves < leaves ? 1 : std::min(rows, capacity / (plan.tile_leaves * plan.tile_width));
+  }
+  row_tiles = ceil_div(rows, plan.tile_rows);
+
+  // Threads and splits.
+  const double elements = static_cast<double>(plan.length) * static_cast<double>(outputs);
+  threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  threads = static_cast<int>(std::max(1.0, std::min<double>(threads, elements / kGrain)));
+  const int64_t chunks = ceil_div(plan.length, kChunk), wanted = kTasksPerThread * threads;
+  splits = 1;
+  split_chunks = chunks;
+  if (threads > 1 && plan.tile_rows == 1 && row_tiles * column_tiles < wanted) {
+    split_chunks = ceil_power(std::max({ceil_div(chunks * row_tiles * column_tiles, wanted), plan.tile_leaves / kLanes,
+                                        kSplit / kChunk / plan.tile_width}));
+    splits = ceil_div(chunks, split_chunks);
+  }
+  threads = static_cast<int>(std::min<int64_t>(threads, tasks()));
+}
+
+Task Work::task(int64_t i) const {
+  Task t;
+  int64_t split = i % splits;
+  i /= splits;
+  t.first_column = i % column_tiles * plan.tile_width;
+  t.width = std::min(plan.tile_width, columns - t.first_column);
+  t.first_row = i / column_tiles * plan.tile_rows;
+  t.rows = std::min(plan.tile_rows, rows - t.first_row);
+  t.begin = split * split_chunks * kChunk;
+  t.end = split + 1 == splits ? plan.length : t.begin + split_chunks * kChunk;
+  return t;
+}
+
+// Rounds and writes outputs first, first + 1, ...
+template <class Acc>
+void store_sums(const Work& work, void* output, int64_t first, const Acc* sums, int64_t n) {
+  Cursor at(work.results, first);
+  while (n > 0) {
+    int64_t run = std::min(n, at.left()), stride = work.results.fastest().stride, offset = at.offset();
+    switch (work.out) {
+#define GPUREDUCE_STORE(name, type, kind, accumulator, wide, family)                                                \
+  case DType::name:                                                                                                 \
+    for (int64_t i = 0; i < run; ++i) static_cast<type*>(output)[offset + i * stride] = result<type>(sums[i]); \
+    break;
+      GPUREDUCE_DTYPES(GPUREDUCE_STORE)
+#undef GPUREDUCE_STORE
+    }
+    at.advance(run);
+    sums += run;
+    n -= run;
+  }
+}
+
+int64_t plus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
+float plus(float a, float b) { return a + b; }
+double plus(double a, double b) { return a + b; }
+
+template <class Acc>
+void compute(const Work& work, void* output) {
+  const Kernel kernel = instruction_set().kernel_for(work.in, work.accumulator, work.conversion);
+  const int64_t sums_bytes = ceil_div(work.plan.tile_rows * work.plan.tile_width * sizeof(Acc), 64) * 64;
+  const int64_t bytes = sums_bytes + scratch_bytes(work.plan, sizeof(Acc));
+  std::unique_ptr<Acc[]> partials(work.splits > 1 ? new Acc[work.splits * work.outputs] : nullptr);
+
+  at::parallel_for(0, work.tasks(), ceil_div(work.tasks(), work.threads), [&](int64_t begin, int64_t end) {
+    ExactFloats exact;
+    std::unique_ptr<char[]> memory(new char[bytes + 64]);
+    char* scratch = memory.get() + (64 - reinterpret_cast<uintptr_t>(memory.get()) % 64);
+    for (int64_t i = begin; i < end; ++i) {
+      Task task = work.task(i);
+      int64_t first = task.first_row * work.columns + task.first_column;
+      if (partials) {
+        kernel(work.plan, task, scratch + sums_bytes, partials.get() + i % work.splits * work.outputs + first);
+      } else {
+        Acc* sums = reinterpret_cast<Acc*>(scratch);
+        kernel(work.plan, task, scratch + sums_bytes, sums);
+        if (task.width == work.columns) {
+          store_sums(work, output, first, sums, task.rows * task.width);
+        } else {
+          for (int64_t r = 0; r < task.rows; ++r)
+            store_sums(work, output, first + r * work.columns, sums + r * task.width, task.width);
+        }
+      }
+    }
+  });
+  if (!partials) return;
+
+  at::parallel_for(0, work.outputs, kGrain / work.splits, [&](int64_t begin, int64_t end) {
+    ExactFloats exact;
+    for (int64_t n = work.splits; n > 1; n = ceil_div(n, 2)) {
+      for (int64_t p = 0; p < n / 2; ++p) {
+        Acc *to = &partials[p * work.outputs], *left = &partials[2 * p * work.outputs], *right = left + work.outputs;
+        for (int64_t o = begin; o < end; ++o) to[o] = plus(left[o], right[o]);
+      }
+      if (n % 2) std::copy(&partials[(n - 1) * work.outputs] + begin, &partials[(n - 1) * work.outputs] + end,
+                           &partials[n / 2 * work.outputs] + begin);
+    }
+    store_sums(work, output, begin, partials.get() + begin, end - begin);
+  });
+}
+
+}  // namespace
+
+void run(const Reduction& r) {
+  Work work(r);
+  switch (work.accumulator) {
+    case Accumulator::f32: return compute<float>(work, r.output);
+    case Accumulator::f64: return compute<double>(work, r.output);
+    default: return compute<int64_t>(work, r.output);
+  }
+}
+
+std::string explain(const Reduction& r) {
+  Work work(r);
+  const Plan& plan = work.plan;
+  auto n = [](int64_t v) { return std::to_string(v); };
+  const bool columns = work.columns > 1, strided = (columns ? plan.column_stride : plan.reduced.fastest().stride) != 1;
+  const bool pieces = plan.reduced.rank > 1;
+  double distinct = r.problem.outputs * static_cast<double>(r.problem.length);
+  for (const KeptDim& d : r.problem.kept) if (d.stride == 0) distinct /= static_cast<double>(d.size);
+  for (const ReducedDim& d : r.problem.reduced) if (d.stride == 0) distinct /= static_cast<double>(d.size);
+  double bytes = distinct * info(r.in).size + static_cast<double>(r.problem.outputs) * info(r.out).size;
+  return "cpu " + std::string(columns ? "columns" : "rows") + (strided ? ", strided" : "") + (pieces ? ", in pieces" : "") + ": " +
+         info(r.in).name + " -> " + info(r.out).name + ", summed in " + name_of(r.accumulator) + ", " +
+         instruction_set().name + "\n" + r.problem.str() + "\n" +
+         "tile: " + n(plan.tile_rows) + " rows x " + n(plan.tile_leaves) + " leaves x " + n(plan.tile_width) + " columns; tasks: " +
+         n(work.row_tiles) + " x " + n(work.column_tiles) + " tiles x " + n(work.splits) + " splits on " + n(work.threads) +
+         (work.threads == 1 ? " thread" : " threads") + "\n" +
+         "bytes that must move: " + n(static_cast<int64_t>(bytes));
+}
+
+}  // namespace gpureduce::cpu

@@ -1,0 +1,16 @@
+// Sums on the CPU, in the contract's order: the executable specification, and as fast as the memory.
+#pragma once
+
+#include <string>
+
+#include "../geometry.h"
+
+namespace gpureduce::cpu {
+
+// Computes `r`, whose pointers are the CPU's, on torch's intra-op threads. `length` and `outputs` are at least 1.
+void run(const Reduction& r);
+
+// What `run` would do with `r`, as text.
+std::string explain(const Reduction& r);
+
+}  // namespace gpureduce::cpu

@@ -1,0 +1,70 @@
+// What a reducing kernel is given.
+#pragma once
+
+#include "primitives.cuh"
+#include "strided.cuh"
+
+namespace gpureduce::cuda {
+
+// Rounding to any dtype is a lot of code, so the kernels hold that to the accumulator's usual results, and call the rest.
+template <class Acc>
+__device__ __noinline__ void store_any(void* out, int64_t index, DType t, Acc v) {
+  store(out, index, t, v);
+}
+
+template <class Out, class Acc, int V>
+__device__ __forceinline__ void store_as(void* out, int64_t index, int64_t stride, const Acc (&v)[V]) {
+#pragma unroll
+  for (int j = 0; j < V; ++j) static_cast<Out*>(out)[index + j * stride] = result<Out>(v[j]);
+}
+
+template <class Acc, int V>
+__device__ __forceinline__ void store_results(void* out, int64_t index, int64_t stride, DType t, const Acc (&v)[V]) {
+  constexpr DType kOwn = std::is_same_v<Acc, float>            ? DType::Float
+                         : std::is_same_v<Acc, double>         ? DType::Double
+                         : std::is_same_v<Acc, int64_t>        ? DType::Long
+                         : std::is_same_v<Acc, Complex<float>> ? DType::ComplexFloat
+                                                               : DType::ComplexDouble;
+  if (t == kOwn) return store_as<Acc>(out, index, stride, v);
+  if constexpr (std::is_same_v<Acc, float>) {
+    if (t == DType::BFloat16) return store_as<BFloat16>(out, index, stride, v);
+    if (t == DType::Half) return store_as<Half>(out, index, stride, v);
+  }
+  for (int j = 0; j < V; ++j) store_any(out, index + j * stride, t, v[j]);
+}
+
+// Where values go: rounded to the result, or as they are to the partial sums, which the join kernel takes up.
+template <class Acc>
+struct Output {
+  void* result;
+  DType dtype;
+  Acc* partials;  // null: there is one value an output, and it is the result
+
+  __device__ __forceinline__ void write(const Nest& kept, int64_t output, int64_t partial, Acc v) const {
+    if (partials) partials[partial] = v;
+    else store_results(result, kept.at(output).out, 0, dtype, {v});
+  }
+};
+
+// How the elements of an output lie: side by side, one stride apart, or in nested dims.
+enum class Walk { dense, linear, nested };
+
+template <class Source, class Acc>
+struct Args {
+  Source source;
+  Output<Acc> output;
+  Tiling tiling;
+  int64_t length;
+  int32_t warp_columns, batches;
+  Nest kept, reduced;
+
+  // Offset of element `index` of an output, from the output's own.
+  template <Walk walk>
+  __device__ __forceinline__ int64_t element(int64_t index) const {
+    if constexpr (walk == Walk::dense) return index;
+    else if constexpr (walk == Walk::linear) return index * reduced.dims[0].in;
+    else return reduced.at(index).in;
+  }
+};
+
+}  // namespace gpureduce::cuda

@@ -1,0 +1,31 @@
+// The CUDA backend as the op sees it: the device's facts, its current stream, and memory for the partial sums.
+#include "../backend.h"
+
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "launch.h"
+
+namespace gpureduce::cuda {
+
+Plan plan(const Reduction& r, at::Device device, const Tuning& tuning) {
+  Device facts;
+  facts.multiprocessors = at::cuda::getDeviceProperties(device.index())->multiProcessorCount;
+  const auto address = reinterpret_cast<uintptr_t>(r.input);
+  const int alignment = static_cast<int>(address & -address & 31);
+  const bool typed = is_typed(r.in, r.accumulator, r.conversion, r.negate, r.conjugate);
+  return make_plan(r.problem, r.in, r.out, r.accumulator, typed, alignment == 0 ? 16 : alignment, facts, tuning);
+}
+
+void run(const Reduction& r, at::Device device, const Tuning& tuning) {
+  const c10::cuda::CUDAGuard guard(device);
+  const Plan p = plan(r, device, tuning);
+  at::Tensor workspace;  // goes back to the stream's pool when the launches are queued
+  if (p.workspace_bytes) workspace = at::empty({p.workspace_bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  void* partials = workspace.defined() ? workspace.data_ptr() : nullptr;
+  C10_CUDA_CHECK(run(Launch{r, p, partials, c10::cuda::getCurrentCUDAStream(device.index())}));
+}
+
+}  // namespace gpureduce::cuda

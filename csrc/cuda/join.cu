@@ -1,0 +1,54 @@
+#include "join.cuh"
+#include "launch.h"
+
+#include <algorithm>
+
+namespace gpureduce::cuda {
+
+namespace {
+
+template <class Acc>
+cudaError_t join_typed(const Launch& launch) {
+  const Reduction& r = launch.reduction;
+  const Plan& plan = launch.plan;
+  Acc* partials = static_cast<Acc*>(launch.workspace);
+  int64_t output_stride = plan.tiling.partial_output_stride, split_stride = plan.tiling.partial_split_stride;
+  for (const Join& join : plan.joins) {
+    const int64_t results = join.results(), outputs = plan.tiling.outputs;
+    Acc* next = partials + join.count * outputs;
+    JoinArgs<Acc> args{partials, {r.output, r.out, results > 1 ? next : nullptr}, outputs, join.count, output_stride,
+                       split_stride, results, join.threads, kept_nest(r.problem)};
+    const int threads = std::max(join.threads, 128);
+    const int64_t blocks = (outputs * results + threads / join.threads - 1) / (threads / join.threads);
+
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(blocks, (int64_t{1} << 31) - 1)));
+    config.blockDim = dim3(threads);
+    config.stream = launch.stream;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;  // start while the first kernel drains
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    if (cudaError_t error = cudaLaunchKernelEx(&config, join_partials<Acc>, args)) return error;
+    partials = next;
+    output_stride = 1;
+    split_stride = outputs;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace
+
+cudaError_t join(const Launch& launch) {
+  switch (launch.reduction.accumulator) {
+    case Accumulator::f32: return join_typed<float>(launch);
+    case Accumulator::f64: return join_typed<double>(launch);
+    case Accumulator::i64: return join_typed<int64_t>(launch);
+    case Accumulator::c64: return join_typed<Complex<float>>(launch);
+    case Accumulator::c128: return join_typed<Complex<double>>(launch);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace gpureduce::cuda

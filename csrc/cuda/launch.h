@@ -1,0 +1,33 @@
+// What the CUDA kernels offer to C++: raw pointers, a plan and a stream in; an error code out.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "../plan.h"
+
+namespace gpureduce::cuda {
+
+// The kernels are compiled in families, one .cu file each; the family of a dtype stands in its row of dtypes.h.
+enum class Family { single, half, float8, byte, integer, complex };
+
+struct Launch {
+  const Reduction& reduction;
+  const Plan& plan;
+  void* workspace;  // plan.workspace_bytes
+  cudaStream_t stream;
+};
+
+// Reduces elements of the family's dtypes, read as they are.
+template <Family family>
+cudaError_t reduce_family(const Launch& launch);
+
+// Reduces elements of any dtype through a run-time conversion of each (is_typed() is false).
+cudaError_t reduce_any(const Launch& launch);
+
+// Joins the partial sums in the workspace, pass by pass, and writes the result.
+cudaError_t join(const Launch& launch);
+
+// All of it: the kernel of the plan, then the joins.
+cudaError_t run(const Launch& launch);
+
+}  // namespace gpureduce::cuda

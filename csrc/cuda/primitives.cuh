@@ -1,0 +1,237 @@
+// What every kernel is made of: vector loads, lane sums, and the joins of threads, warps and blocks. All joins take nearest
+// neighbours first, and a missing neighbour is padding<Acc>(), which changes no bit.
+#pragma once
+
+#include <type_traits>
+
+#include "../plan.h"
+
+namespace gpureduce::cuda {
+
+// --- vectors --------------------------------------------------------------------------------------------------------------
+
+template <class Element, int V>
+struct alignas(sizeof(Element) * V) Vector {
+  Element at[V];
+};
+
+template <int kBytes> struct Word;
+template <> struct Word<1> { using type = uint8_t; };
+template <> struct Word<2> { using type = uint16_t; };
+template <> struct Word<4> { using type = uint32_t; };
+template <> struct Word<8> { using type = uint2; };
+template <> struct Word<16> { using type = uint4; };
+
+template <class Element, int V>
+__device__ __forceinline__ Vector<Element, V> load_vector(const Element* p) {
+  using Bits = typename Word<sizeof(Element) * V>::type;
+  const Bits bits = __ldg(reinterpret_cast<const Bits*>(p));
+  return *reinterpret_cast<const Vector<Element, V>*>(&bits);
+}
+
+// The element whose addend is padding<Acc>(): -0.0 in its own format, 0 for integers.
+template <class Element>
+__device__ __forceinline__ Element padding_element() {
+  if constexpr (IsComplex<Element>::value) {
+    const auto half = padding_element<decltype(Element::re)>();
+    return {half, half};
+  } else if constexpr (std::is_arithmetic_v<Element>) {
+    return padding<Element>();
+  } else if constexpr (std::is_same_v<Element, Boolean>) {
+    return {0};
+  } else {
+    return {static_cast<decltype(Element::bits)>(1u << (8 * sizeof(Element) - 1))};
+  }
+}
+
+template <class Element, int V>
+__device__ __forceinline__ Vector<Element, V> padding_vector() {
+  Vector<Element, V> v;
+#pragma unroll
+  for (int j = 0; j < V; ++j) v.at[j] = padding_element<Element>();
+  return v;
+}
+
+// --- sources: where a kernel's elements come from --------------------------------------------------------------------------
+
+// Elements of the type the kernel is compiled for.
+template <class In>
+struct Typed {
+  using Element = In;
+  const In* base;
+
+  template <int V>
+  __device__ __forceinline__ Vector<In, V> load(int64_t offset) const { return load_vector<In, V>(base + offset); }
+};
+
+// Elements of any dtype, converted to the accumulator one by one: for results of an integer dtype from floats, of bool, from
+// 64-bit integers to floats, and for lazily negated or conjugated views.
+template <class Acc>
+struct Any {
+  using Element = Acc;
+  const void* base;
+  DType dtype;
+  Conversion conversion;
+  bool negate, conjugate;
+
+  template <int V>
+  __device__ Vector<Acc, 1> load(int64_t offset) const {
+    static_assert(V == 1);
+    switch (dtype) {
+#define GPUREDUCE_CASE(name, type, kind, accumulator, wide, family) \
+  case DType::name:                                                 \
+    return {convert(load_vector<type, 1>(static_cast<const type*>(base) + offset).at[0])};
+      GPUREDUCE_DTYPES(GPUREDUCE_CASE)
+#undef GPUREDUCE_CASE
+    }
+    return {};
+  }
+
+  template <class In>
+  __device__ __forceinline__ Acc convert(In x) const {
+    if (conversion == Conversion::nonzero) return addend<Acc>(nonzero(x));
+    auto v = value(x);
+    if constexpr (IsComplex<decltype(v)>::value) {
+      if (conjugate) v.im = -v.im;
+      if (negate) v = {-v.re, -v.im};
+    } else if constexpr (std::is_floating_point_v<decltype(v)>) {
+      if (negate) v = -v;
+    }
+    return addend<Acc>(v);
+  }
+};
+
+// --- lanes ----------------------------------------------------------------------------------------------------------------
+
+// Integers of 8 and 16 bits are added in 32 bits as long as one thread's unit lasts: exact, and order-free.
+template <class Element, class Acc>
+using Lane = std::conditional_t<std::is_same_v<Element, Boolean> || (std::is_integral_v<Element> && sizeof(Element) <= 2), int32_t, Acc>;
+
+// The sums of V neighbouring lanes in one thread.
+template <class Element, class Acc, int V>
+struct Lanes {
+  using LaneSum = Lane<Element, Acc>;
+  LaneSum sum[V];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int j = 0; j < V; ++j) sum[j] = padding<LaneSum>();
+  }
+  __device__ __forceinline__ void start(const Vector<Element, V>& x) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) sum[j] = addend<LaneSum>(x.at[j]);
+  }
+  __device__ __forceinline__ void add(const Vector<Element, V>& x) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) sum[j] = sum[j] + addend<LaneSum>(x.at[j]);
+  }
+  __device__ __forceinline__ void add(int j, Element x) { sum[j] = sum[j] + addend<LaneSum>(x); }
+  __device__ __forceinline__ void add(const Lanes& other) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) sum[j] = sum[j] + other.sum[j];
+  }
+  // The join of the V lanes, nearest neighbours first.
+  __device__ __forceinline__ Acc join() {
+#pragma unroll
+    for (int width = 1; width < V; width *= 2) {
+#pragma unroll
+      for (int j = 0; j + width < V; j += 2 * width) sum[j] = sum[j] + sum[j + width];
+    }
+    return static_cast<Acc>(sum[0]);
+  }
+};
+
+// Sixteen bytes a load: four at a time into one sum, with the byte dot product.
+template <class Element, class Acc>
+struct ByteLanes {
+  int32_t sum;
+
+  __device__ __forceinline__ void start(const Vector<Element, 16>& x) {
+    sum = 0;
+    add(x);
+  }
+  __device__ __forceinline__ void add(const Vector<Element, 16>& x) {
+    const uint4 words = *reinterpret_cast<const uint4*>(&x);
+    sum = four(words.w, four(words.z, four(words.y, four(words.x, sum))));
+  }
+  __device__ __forceinline__ void add(int, Element x) { sum += addend<int32_t>(x); }
+  __device__ __forceinline__ Acc join() const { return sum; }
+
+ private:
+  static __device__ __forceinline__ int32_t four(uint32_t bytes, int32_t sum) {
+    if constexpr (std::is_same_v<Element, int8_t>) {
+      return __dp4a(static_cast<int32_t>(bytes), 0x01010101, sum);
+    } else {
+      if constexpr (std::is_same_v<Element, Boolean>)  // each non-zero byte to 1: a carry into, or already, its top bit
+        bytes = ((((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) & 0x80808080u) >> 7;
+      return static_cast<int32_t>(__dp4a(bytes, 0x01010101u, static_cast<uint32_t>(sum)));
+    }
+  }
+};
+
+template <class Element, class Acc, int V>
+using RowLanes = std::conditional_t<V == 16 && std::is_same_v<Lane<Element, Acc>, int32_t>, ByteLanes<Element, Acc>, Lanes<Element, Acc, V>>;
+
+// --- joins ----------------------------------------------------------------------------------------------------------------
+
+template <class T>
+__device__ __forceinline__ T shuffle_xor(T v, int mask) {
+  constexpr int kWords = sizeof(T) / 4;
+  uint32_t words[kWords];
+  memcpy(words, &v, sizeof(T));
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) words[w] = __shfl_xor_sync(0xffffffffu, words[w], mask);
+  memcpy(&v, words, sizeof(T));
+  return v;
+}
+
+// Joins groups of threads of a warp: `from` neighbours already share a value, afterwards `to` do. Powers of two.
+template <class Acc>
+__device__ __forceinline__ Acc warp_join(Acc v, int from, int to) {
+  for (int mask = from; mask < to; mask *= 2) v = v + shuffle_xor(v, mask);
+  return v;
+}
+
+template <class Acc>
+__device__ __forceinline__ Acc warp_join(Acc v) {
+#pragma unroll
+  for (int mask = 1; mask < kWarp; mask *= 2) v = v + shuffle_xor(v, mask);
+  return v;
+}
+
+// Joins groups of `width` neighbouring threads of the block (a power of two); the first thread of each group gets the group's
+// value. `slots` holds one value a warp. Every thread of the block must call it, and may use `slots` again after the next
+// __syncthreads().
+template <class Acc>
+__device__ __forceinline__ bool block_join(Acc& v, int width, Acc* slots) {
+  const int thread = threadIdx.x;
+  v = warp_join(v, 1, width < kWarp ? width : kWarp);
+  if (width <= kWarp) return thread % width == 0;
+  if (thread % kWarp == 0) slots[thread / kWarp] = v;
+  __syncthreads();
+  if (thread < kWarp) {
+    v = thread < static_cast<int>(blockDim.x) / kWarp ? slots[thread] : padding<Acc>();
+    v = warp_join(v, 1, width / kWarp);
+    slots[thread] = v;
+  }
+  __syncthreads();
+  if (thread % width != 0) return false;
+  v = slots[thread / kWarp];
+  return true;
+}
+
+// --- launching ------------------------------------------------------------------------------------------------------------
+
+// Lets the next kernel of the stream, if it asks for it, start while this one runs; and waits for the one before.
+__device__ __forceinline__ void allow_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+}  // namespace gpureduce::cuda

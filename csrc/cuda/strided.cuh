@@ -1,0 +1,76 @@
+// Where elements and outputs lie: from an index to offsets, through any number of nested strided dims.
+#pragma once
+
+#include "../geometry.h"
+
+namespace gpureduce::cuda {
+
+struct Offsets { int64_t in, out; };
+
+// Nested dims, slowest first. Rank 0 and 1 need no division.
+struct Nest {
+  struct Dim {
+    int64_t size, in, out;
+    uint32_t magic, shift;  // division by `size` of indices below 2^31 (Hacker's Delight, 10-9; as in ATen's IntDivider)
+  };
+
+  int rank = 0;
+  bool narrow = true;  // every index is below 2^31
+  Dim dims[kMaxRank];
+
+  void add(int64_t size, int64_t in, int64_t out) {
+    Dim& d = dims[rank++];
+    d = {size, in, out, 0, 0};
+    while (d.shift < 31 && (int64_t{1} << d.shift) < size) ++d.shift;
+    if (size < int64_t{1} << 31)
+      d.magic = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << d.shift) - size)) / size + 1);
+  }
+
+  __device__ __forceinline__ Offsets at(int64_t index) const {
+    if (rank > 1 && !narrow) return at_wide(index);
+    Offsets o{0, 0};
+    if (rank == 0) return o;
+    if (rank > 1) {
+      uint32_t i = static_cast<uint32_t>(index);
+#pragma unroll 1
+      for (int d = rank - 1; d > 0; --d) {
+        const uint32_t q = (__umulhi(i, dims[d].magic) + i) >> dims[d].shift;
+        const int64_t r = i - q * static_cast<uint32_t>(dims[d].size);
+        o.in += r * dims[d].in;
+        o.out += r * dims[d].out;
+        i = q;
+      }
+      index = i;
+    }
+    return {o.in + index * dims[0].in, o.out + index * dims[0].out};
+  }
+
+ private:
+  // 64-bit division is a lot of code: it stands once.
+  __device__ __noinline__ Offsets at_wide(int64_t index) const {
+    Offsets o{0, 0};
+    for (int d = rank - 1; d > 0; --d) {
+      const int64_t q = index / dims[d].size, r = index - q * dims[d].size;
+      o.in += r * dims[d].in;
+      o.out += r * dims[d].out;
+      index = q;
+    }
+    return {o.in + index * dims[0].in, o.out + index * dims[0].out};
+  }
+};
+
+inline Nest kept_nest(const Problem& p) {
+  Nest n;
+  n.narrow = p.outputs < int64_t{1} << 31;
+  for (const KeptDim& d : p.kept) n.add(d.size, d.stride, d.out_stride);
+  return n;
+}
+
+inline Nest reduced_nest(const Problem& p) {
+  Nest n;
+  n.narrow = p.length < int64_t{1} << 31;
+  for (const ReducedDim& d : p.reduced) n.add(d.size, d.stride, 0);
+  return n;
+}
+
+}  // namespace gpureduce::cuda

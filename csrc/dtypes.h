@@ -1,0 +1,306 @@
+// The element types, one row each, and the exact conversions into and out of the accumulators. Pure C++, shared by CPU and CUDA.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "order.h"
+
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#endif
+
+namespace gpureduce {
+
+// Storage types of the small floats: bits only, so that they mean the same to every compiler.
+struct Half { uint16_t bits; };
+struct BFloat16 { uint16_t bits; };
+struct Float8_e4m3fn { uint8_t bits; };
+struct Float8_e5m2 { uint8_t bits; };
+struct Boolean { uint8_t bits; };  // any non-zero byte is true
+
+template <class T>
+struct alignas(2 * sizeof(T)) Complex { T re, im; };
+
+template <class T>
+GPUREDUCE_HOST_DEVICE Complex<T> operator+(Complex<T> a, Complex<T> b) { return {a.re + b.re, a.im + b.im}; }
+
+enum class Kind : uint8_t { integer, floating, complex };
+
+// The accumulators of the contract.
+enum class Accumulator : uint8_t { f32, f64, i64, c64, c128 };
+
+// One row a dtype: name (as in at::ScalarType), storage type, kind, the accumulator it is summed in by itself, the one it is
+// summed in when the result is double precision, and the family of kernels (one .cu file) it is compiled with.
+#define GPUREDUCE_DTYPES(X)                                        \
+  X(Float, float, floating, f32, f64, single)                      \
+  X(Half, gpureduce::Half, floating, f32, f64, half)               \
+  X(BFloat16, gpureduce::BFloat16, floating, f32, f64, half)       \
+  X(Float8_e4m3fn, gpureduce::Float8_e4m3fn, floating, f32, f64, float8) \
+  X(Float8_e5m2, gpureduce::Float8_e5m2, floating, f32, f64, float8) \
+  X(Double, double, floating, f64, f64, single)                    \
+  X(Bool, gpureduce::Boolean, integer, i64, i64, byte)             \
+  X(Char, int8_t, integer, i64, i64, byte)                         \
+  X(Byte, uint8_t, integer, i64, i64, byte)                        \
+  X(Short, int16_t, integer, i64, i64, integer)                    \
+  X(UInt16, uint16_t, integer, i64, i64, integer)                  \
+  X(Int, int32_t, integer, i64, i64, integer)                      \
+  X(UInt32, uint32_t, integer, i64, i64, integer)                  \
+  X(Long, int64_t, integer, i64, i64, integer)                     \
+  X(UInt64, uint64_t, integer, i64, i64, integer)                  \
+  X(ComplexHalf, Complex<gpureduce::Half>, complex, c64, c128, complex) \
+  X(ComplexFloat, Complex<float>, complex, c64, c128, complex)     \
+  X(ComplexDouble, Complex<double>, complex, c128, c128, complex)
+
+enum class DType : uint8_t {
+#define GPUREDUCE_ENUMERATOR(name, type, kind, accumulator, wide, family) name,
+  GPUREDUCE_DTYPES(GPUREDUCE_ENUMERATOR)
+#undef GPUREDUCE_ENUMERATOR
+};
+
+// How an element becomes an addend: as its value, or (for a result of dtype bool) as value != 0.
+enum class Conversion : uint8_t { value, nonzero };
+
+struct DTypeInfo {
+  const char* name;
+  int size;
+  Kind kind;
+  Accumulator accumulator, wide;
+};
+
+inline const DTypeInfo& info(DType t) {
+  static constexpr DTypeInfo table[] = {
+#define GPUREDUCE_INFO(name, type, kind, accumulator, wide, family) \
+  {#name, sizeof(type), Kind::kind, Accumulator::accumulator, Accumulator::wide},
+      GPUREDUCE_DTYPES(GPUREDUCE_INFO)
+#undef GPUREDUCE_INFO
+  };
+  return table[static_cast<int>(t)];
+}
+
+inline int size_of(Accumulator a) {
+  return a == Accumulator::f32 ? 4 : a == Accumulator::c128 ? 16 : 8;
+}
+
+inline const char* name_of(Accumulator a) {
+  constexpr const char* names[] = {"float32", "float64", "int64", "complex64", "complex128"};
+  return names[static_cast<int>(a)];
+}
+
+// The accumulator of the contract for elements of `in` and a result of `out`. A complex input with a real result is the
+// caller's to turn into its real part first.
+inline Accumulator accumulator_of(DType in, DType out, Conversion conversion) {
+  const DTypeInfo &i = info(in), &o = info(out);
+  if (conversion == Conversion::nonzero || o.kind == Kind::integer) return Accumulator::i64;
+  if (i.kind == Kind::integer) return i.size == 8 ? Accumulator::f64 : Accumulator::i64;
+  bool wide = out == DType::Double || out == DType::ComplexDouble;
+  return wide ? i.wide : i.accumulator;
+}
+
+template <Accumulator A> struct AccumulatorType;
+template <> struct AccumulatorType<Accumulator::f32> { using type = float; };
+template <> struct AccumulatorType<Accumulator::f64> { using type = double; };
+template <> struct AccumulatorType<Accumulator::i64> { using type = int64_t; };
+template <> struct AccumulatorType<Accumulator::c64> { using type = Complex<float>; };
+template <> struct AccumulatorType<Accumulator::c128> { using type = Complex<double>; };
+template <Accumulator A> using Sum = typename AccumulatorType<A>::type;
+
+template <class T> struct IsComplex : std::false_type {};
+template <class T> struct IsComplex<Complex<T>> : std::true_type {};
+
+// What a missing lane counts as: x + padding has the bits of x for every x (0.0 would turn -0.0 into 0.0).
+template <class Acc>
+GPUREDUCE_HOST_DEVICE Acc padding() {
+  if constexpr (IsComplex<Acc>::value) {
+    return {padding<decltype(Acc::re)>(), padding<decltype(Acc::re)>()};
+  } else {
+    return static_cast<Acc>(std::is_floating_point_v<Acc> ? -0.0 : 0.0);
+  }
+}
+
+template <class To, class From>
+GPUREDUCE_HOST_DEVICE To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+// --- an element's exact value ---------------------------------------------------------------------------------------------
+
+GPUREDUCE_HOST_DEVICE float value(float x) { return x; }
+GPUREDUCE_HOST_DEVICE double value(double x) { return x; }
+GPUREDUCE_HOST_DEVICE float value(BFloat16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+
+// Widening a small float without branches: its exponent and mantissa, moved to a float32's place, are the value times a power
+// of two (exact, subnormals too); what then reaches `limit` was infinity or NaN and gets the float32 exponent of those.
+template <int kExponentBits, int kMantissaBits>
+GPUREDUCE_HOST_DEVICE float widen(uint32_t bits) {
+  constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
+  constexpr uint32_t kSign = 1u << (kExponentBits + kMantissaBits);
+  constexpr uint32_t kScale = static_cast<uint32_t>(127 + 127 - kBias) << 23;
+  constexpr uint32_t kLimit = static_cast<uint32_t>(127 + kBias + 1) << 23;
+  uint32_t magnitude = (bits & (kSign - 1)) << (23 - kMantissaBits);
+  uint32_t scaled = bit_cast<uint32_t>(bit_cast<float>(magnitude) * bit_cast<float>(kScale));
+  if (scaled >= kLimit) scaled |= 0x7f800000u;
+  return bit_cast<float>(scaled | (bits & kSign) << (31 - kExponentBits - kMantissaBits));
+}
+
+GPUREDUCE_HOST_DEVICE float value(Half x) {
+#ifdef __CUDA_ARCH__
+  return __half2float(__ushort_as_half(x.bits));
+#else
+  return widen<5, 10>(x.bits);
+#endif
+}
+
+GPUREDUCE_HOST_DEVICE float value(Float8_e5m2 x) { return value(Half{static_cast<uint16_t>(x.bits << 8)}); }
+
+GPUREDUCE_HOST_DEVICE float value(Float8_e4m3fn x) {
+#ifdef __CUDA_ARCH__
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(x.bits, __NV_E4M3)));
+#else
+  float v = widen<4, 3>(x.bits & 0xff);  // this format has no infinity: 256 to 448 are numbers, and only 0x7f is NaN
+  uint32_t magnitude = x.bits & 0x7fu;
+  uint32_t exponent_and_mantissa = (magnitude << 20) + (120u << 23);
+  uint32_t wide = magnitude == 0x7f ? 0x7fc00000u : exponent_and_mantissa;
+  uint32_t bits = magnitude >= 0x78 ? (wide | (x.bits & 0x80u) << 24) : bit_cast<uint32_t>(v);
+  return bit_cast<float>(bits);
+#endif
+}
+
+GPUREDUCE_HOST_DEVICE int64_t value(Boolean x) { return x.bits != 0; }
+template <class T, class = std::enable_if_t<std::is_integral_v<T>>>
+GPUREDUCE_HOST_DEVICE T value(T x) { return x; }
+template <class T>
+GPUREDUCE_HOST_DEVICE auto value(Complex<T> x) -> Complex<decltype(value(x.re))> { return {value(x.re), value(x.im)}; }
+
+// A float as an integer modulo 2^64: towards zero, as torch converts; whatever lies outside [-2^63, 2^64), and NaN, gives 2^63
+// on every device.
+GPUREDUCE_HOST_DEVICE int64_t to_integer(double x) {
+  if (x >= -9223372036854775808.0 && x < 9223372036854775808.0) return static_cast<int64_t>(x);
+  if (x >= 9223372036854775808.0 && x < 18446744073709551616.0) return static_cast<int64_t>(static_cast<uint64_t>(x));
+  return INT64_MIN;
+}
+
+// --- an element as an addend: exact, but for 64-bit integers to float64 ----------------------------------------------------
+
+template <class Acc, class In>
+GPUREDUCE_HOST_DEVICE Acc addend(In x) {
+  auto v = value(x);
+  using V = decltype(v);
+  if constexpr (IsComplex<Acc>::value) {
+    using Real = decltype(Acc::re);
+    if constexpr (IsComplex<V>::value) return {static_cast<Real>(v.re), static_cast<Real>(v.im)};
+    else return {static_cast<Real>(v), Real(0)};
+  } else if constexpr (IsComplex<V>::value) {
+    return addend<Acc>(v.re);
+  } else if constexpr (std::is_integral_v<Acc> && std::is_floating_point_v<V>) {
+    return to_integer(v);
+  } else {
+    return static_cast<Acc>(v);
+  }
+}
+
+template <class In>
+GPUREDUCE_HOST_DEVICE int64_t nonzero(In x) {
+  auto v = value(x);
+  if constexpr (IsComplex<decltype(v)>::value) return v.re != 0 || v.im != 0;
+  else return v != 0;
+}
+
+// --- the one rounding of the result ---------------------------------------------------------------------------------------
+
+// The nearest small float, ties to even, from a double: bits only, so that nothing is rounded twice and no mode matters.
+// kFinite: no infinity; what is too large is NaN (float8_e4m3fn, as in torch).
+template <int kExponentBits, int kMantissaBits, bool kFinite = false>
+GPUREDUCE_HOST_DEVICE uint32_t narrow(double x) {
+  constexpr int kLowest = 2 - (1 << (kExponentBits - 1));  // exponent of the smallest normal number
+  constexpr uint32_t kSign = 1u << (kExponentBits + kMantissaBits);
+  constexpr uint32_t kInfinity = kFinite ? kSign - 1 : ((1u << kExponentBits) - 1) << kMantissaBits;
+  constexpr uint32_t kNaN = kFinite ? kSign - 1 : kInfinity | 1u << (kMantissaBits - 1);
+  uint64_t bits = bit_cast<uint64_t>(x);
+  uint32_t sign = bits >> 63 ? kSign : 0;
+  bits &= ~(1ull << 63);
+  if (bits > 0x7ffull << 52) return sign | kNaN;
+  if (bits == 0x7ffull << 52) return sign | kInfinity;
+  int exponent = static_cast<int>(bits >> 52) - 1023;
+  uint64_t mantissa = (bits & ((1ull << 52) - 1)) | 1ull << 52;
+  int floor = exponent < kLowest ? kLowest : exponent;
+  int shift = 52 - kMantissaBits + floor - exponent;
+  if (shift > 53) return sign;  // below half of the smallest subnormal
+  uint64_t rest = mantissa & ((1ull << shift) - 1), half = 1ull << (shift - 1);
+  uint64_t rounded = mantissa >> shift;
+  rounded += rest > half || (rest == half && (rounded & 1));
+  uint64_t result = (static_cast<uint64_t>(floor - kLowest) << kMantissaBits) + rounded;
+  return sign | (result > kInfinity ? kInfinity : static_cast<uint32_t>(result));
+}
+
+// An int64 as a double whose last bit says whether something was cut off ("round to odd"), so that rounding it again to a
+// small float is as good as rounding the integer.
+GPUREDUCE_HOST_DEVICE double sticky_double(int64_t v) {
+  uint64_t magnitude = v < 0 ? 0 - static_cast<uint64_t>(v) : static_cast<uint64_t>(v);
+  int shift = 0;
+  while (magnitude >> shift >= 1ull << 53) ++shift;
+  uint64_t kept = magnitude >> shift;
+  kept |= (kept << shift) != magnitude;
+  double d = static_cast<double>(kept) * static_cast<double>(1ull << shift);
+  return v < 0 ? -d : d;
+}
+GPUREDUCE_HOST_DEVICE double sticky_double(double v) { return v; }
+
+template <class Out, class Real>
+GPUREDUCE_HOST_DEVICE Out round_to(Real v) {
+  if constexpr (std::is_same_v<Out, Boolean>) {
+    return {static_cast<uint8_t>(v != 0)};
+#ifdef __CUDA_ARCH__
+  } else if constexpr (std::is_same_v<Out, Half> && std::is_same_v<Real, float>) {
+    return {__half_as_ushort(__float2half_rn(v))};
+  } else if constexpr (std::is_same_v<Out, BFloat16> && std::is_same_v<Real, float>) {
+    return {__bfloat16_as_ushort(__float2bfloat16_rn(v))};
+#endif
+  } else if constexpr (std::is_same_v<Out, Half>) {
+    return {static_cast<uint16_t>(narrow<5, 10>(sticky_double(v)))};
+  } else if constexpr (std::is_same_v<Out, BFloat16>) {
+    return {static_cast<uint16_t>(narrow<8, 7>(sticky_double(v)))};
+  } else if constexpr (std::is_same_v<Out, Float8_e4m3fn>) {
+    return {static_cast<uint8_t>(narrow<4, 3, true>(sticky_double(v)))};
+  } else if constexpr (std::is_same_v<Out, Float8_e5m2>) {
+    return {static_cast<uint8_t>(narrow<5, 2>(sticky_double(v)))};
+  } else if constexpr (std::is_integral_v<Out> && std::is_floating_point_v<Real>) {
+    return static_cast<Out>(to_integer(v));
+  } else {
+    return static_cast<Out>(v);
+  }
+}
+
+template <class Out, class Acc>
+GPUREDUCE_HOST_DEVICE Out result(Acc v) {
+  if constexpr (IsComplex<Out>::value) {
+    using Real = decltype(Out::re);
+    if constexpr (IsComplex<Acc>::value) return {round_to<Real>(v.re), round_to<Real>(v.im)};
+    else return {round_to<Real>(v), Real{}};
+  } else if constexpr (IsComplex<Acc>::value) {
+    return round_to<Out>(v.re);
+  } else {
+    return round_to<Out>(v);
+  }
+}
+
+// Rounds an accumulator to dtype `t` and writes it as element `index` of `out`.
+template <class Acc>
+GPUREDUCE_HOST_DEVICE void store(void* out, int64_t index, DType t, Acc v) {
+  switch (t) {
+#define GPUREDUCE_STORE(name, type, kind, accumulator, wide, family) \
+  case DType::name:                                                  \
+    static_cast<type*>(out)[index] = result<type>(v);                \
+    break;
+    GPUREDUCE_DTYPES(GPUREDUCE_STORE)
+#undef GPUREDUCE_STORE
+  }
+}
+
+}  // namespace gpureduce

@@ -1,0 +1,235 @@
+// The op: schema, checks, and the way to a backend. Semantics are torch.sum's unless docs/order.md says otherwise.
+#include <ATen/Context.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/WrapDimUtils.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "backend.h"
+#include "cpu/sum.h"
+
+namespace gpureduce {
+
+std::vector<bool> reduced_dims(at::OptionalIntArrayRef dim, int64_t rank) {
+  if (!dim.has_value() || dim->empty()) return std::vector<bool>(rank, true);
+  std::vector<bool> reduce(std::max<int64_t>(rank, 1), false);
+  for (int64_t given : *dim) {
+    const int64_t d = at::maybe_wrap_dim(given, rank);
+    TORCH_CHECK(!reduce[d], "sum: dim ", d, " appears multiple times in the list of dims");
+    reduce[d] = true;
+  }
+  reduce.resize(rank);
+  return reduce;
+}
+
+at::ScalarType result_type(at::ScalarType input, std::optional<at::ScalarType> dtype) {
+  if (dtype) return *dtype;
+  if (at::isIntegralType(input, /*includeBool=*/true)) return at::kLong;
+  if (at::isFloat8Type(input)) return at::kFloat;
+  return input;
+}
+
+DType dtype_of(at::ScalarType type, const char* what) {
+  switch (type) {
+#define GPUREDUCE_FROM_TORCH(name, type, kind, accumulator, wide, family) \
+  case at::ScalarType::name:                                              \
+    return DType::name;
+    GPUREDUCE_DTYPES(GPUREDUCE_FROM_TORCH)
+#undef GPUREDUCE_FROM_TORCH
+    default:
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "sum: ", what, " ", type, " is not supported; supported are the floats of 8 (e4m3fn, e5m2) "
+                                  "to 64 bits, integers, bool and complex");
+  }
+}
+
+namespace {
+
+DType component(DType complex) {
+  return complex == DType::ComplexDouble ? DType::Double : complex == DType::ComplexFloat ? DType::Float : DType::Half;
+}
+
+// Sizes of the result.
+template <class Int>
+std::vector<Int> result_sizes(at::ArrayRef<Int> sizes, const std::vector<bool>& reduce, bool keepdim) {
+  std::vector<Int> result;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (!reduce[d]) result.push_back(sizes[d]);
+    else if (keepdim) result.push_back(1);
+  }
+  return result;
+}
+
+void warn_if_imaginary_is_lost(at::ScalarType input, at::ScalarType result) {
+  if (at::isComplexType(input) && !at::isComplexType(result) && result != at::kBool)
+    TORCH_WARN("Casting complex values to real discards the imaginary part");
+}
+
+void compute(const at::Tensor& self, const std::vector<bool>& reduce, bool keepdim, const at::Tensor& out, const Tuning& tuning) {
+  const Reduction r = make_reduction(self, reduce, out.scalar_type(), out, keepdim);
+  if (r.problem.outputs == 0) return;
+  if (r.problem.length == 0) {
+    out.zero_();
+    return;
+  }
+  if (self.is_cpu()) return cpu::run(r);
+#ifdef GPUREDUCE_WITH_CUDA
+  return cuda::run(r, self.device(), tuning);
+#endif
+  TORCH_CHECK(false, "sum: this build of torch_reduce has no CUDA");
+}
+
+at::Tensor sum_tuned(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype, const Tuning& tuning) {
+  const std::vector<bool> reduce = reduced_dims(dim, self.dim());
+  const at::ScalarType result = result_type(self.scalar_type(), dtype);
+  dtype_of(self.scalar_type(), "an input of dtype");
+  dtype_of(result, "a result of dtype");
+  warn_if_imaginary_is_lost(self.scalar_type(), result);
+  at::Tensor out = at::empty(result_sizes(self.sizes(), reduce, keepdim), at::TensorOptions().dtype(result).device(self.device()));
+  compute(self, reduce, keepdim, out, tuning);
+  return out;
+}
+
+at::Tensor sum(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype) {
+  return sum_tuned(self, dim, keepdim, dtype, {});
+}
+
+// What torch.sum checks of `out`, before anything is written.
+void check_out(const at::Tensor& self, std::optional<at::ScalarType> dtype, const at::Tensor& out) {
+  const at::ScalarType result = dtype.value_or(out.scalar_type());
+  TORCH_CHECK(out.scalar_type() == result, "Expected out tensor to have dtype ", result, ", but got ", out.scalar_type(), " instead");
+  TORCH_CHECK(out.device() == self.device(), "Expected out tensor to have device ", self.device(), ", but got ", out.device(), " instead");
+  TORCH_CHECK(out.layout() == at::kStrided, "Expected out tensor to have strided layout, but got ", out.layout(), " instead");
+  dtype_of(self.scalar_type(), "an input of dtype");
+  dtype_of(result, "an out tensor of dtype");
+  warn_if_imaginary_is_lost(self.scalar_type(), result);
+}
+
+at::Tensor& sum_out(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype, at::Tensor& out) {
+  check_out(self, dtype, out);
+  const std::vector<bool> reduce = reduced_dims(dim, self.dim());
+  const std::vector<int64_t> sizes = result_sizes(self.sizes(), reduce, keepdim);
+  // Through a tensor of our own where writing `out` could change the input, or is not plain writing.
+  if (out.is_alias_of(self) || out.is_conj() || out.is_neg()) {
+    const at::Tensor own = at::empty(sizes, out.options());
+    compute(self, reduce, keepdim, own, {});
+    at::native::resize_output(out, sizes);
+    at::assert_no_internal_overlap(out);
+    out.copy_(own);
+    return out;
+  }
+  at::native::resize_output(out, sizes);
+  at::assert_no_internal_overlap(out);
+  compute(self, reduce, keepdim, out, {});
+  return out;
+}
+
+at::Tensor sum_meta(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype) {
+  const std::vector<bool> reduce = reduced_dims(dim, self.dim());
+  const at::ScalarType result = result_type(self.scalar_type(), dtype);
+  dtype_of(self.scalar_type(), "an input of dtype");
+  dtype_of(result, "a result of dtype");
+  return at::empty_symint(result_sizes(self.sym_sizes(), reduce, keepdim), at::TensorOptions().dtype(result).device(self.device()));
+}
+
+at::Tensor& sum_out_meta(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype, at::Tensor& out) {
+  check_out(self, dtype, out);
+  const std::vector<bool> reduce = reduced_dims(dim, self.dim());
+  at::native::resize_output_symint(out, result_sizes(self.sym_sizes(), reduce, keepdim));
+  return out;
+}
+
+std::string explain(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype, const std::string& tuning) {
+  const std::vector<bool> reduce = reduced_dims(dim, self.dim());
+  const Reduction r = make_reduction(self, reduce, result_type(self.scalar_type(), dtype), {}, keepdim);
+  std::string text = std::string(info(r.in).name) + " -> " + info(r.out).name + ", added in " + name_of(r.accumulator) +
+                     (is_typed(r.in, r.accumulator, r.conversion, r.negate, r.conjugate) ? "" : ", each element converted first") +
+                     "\n" + r.problem.str() + "\n";
+  if (r.problem.outputs == 0 || r.problem.length == 0) return text + "nothing to read";
+  if (self.is_cpu()) return text + cpu::explain(r);
+#ifdef GPUREDUCE_WITH_CUDA
+  if (self.is_cuda()) return text + cuda::plan(r, self.device(), Tuning::parse(tuning)).str();
+#endif
+  TORCH_CHECK(false, "explain: input is on ", self.device(), "; this build of torch_reduce plans for CPU",
+#ifdef GPUREDUCE_WITH_CUDA
+              " and CUDA",
+#endif
+              " tensors");
+}
+
+at::Tensor sum_forced(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype, const std::string& tuning) {
+  return sum_tuned(self, dim, keepdim, dtype, Tuning::parse(tuning));
+}
+
+}  // namespace
+
+Reduction make_reduction(const at::Tensor& self, const std::vector<bool>& reduce, at::ScalarType result, const at::Tensor& out, bool keepdim) {
+  Reduction r{};
+  r.in = dtype_of(self.scalar_type(), "an input of dtype");
+  r.out = dtype_of(result, "a result of dtype");
+  r.conversion = r.out == DType::Bool ? Conversion::nonzero : Conversion::value;
+  r.negate = self.is_neg();
+  r.conjugate = self.is_conj();
+  std::vector<int64_t> sizes = self.sizes().vec(), strides = self.strides().vec();
+  if (info(r.in).kind == Kind::complex && info(r.out).kind != Kind::complex && r.conversion == Conversion::value) {
+    r.in = component(r.in);  // the real parts
+    r.conjugate = false;
+    for (int64_t& stride : strides) stride *= 2;
+  }
+  if (r.conversion == Conversion::nonzero) r.negate = r.conjugate = false;
+  r.accumulator = accumulator_of(r.in, r.out, r.conversion);
+
+  std::vector<int64_t> out_strides(sizes.size(), 0);
+  for (size_t d = 0, o = 0; d < sizes.size() && out.defined(); ++d) {
+    if (!reduce[d]) out_strides[d] = out.stride(static_cast<int64_t>(o));
+    if (!reduce[d] || keepdim) ++o;
+  }
+  if (!out.defined())  // planning only: as a fresh contiguous result would have them
+    for (int64_t d = static_cast<int64_t>(sizes.size()) - 1, step = 1; d >= 0; --d)
+      if (!reduce[d]) {
+        out_strides[d] = step;
+        step *= sizes[d];
+      }
+  try {
+    r.problem = make_problem(sizes, strides, reduce, out_strides);
+  } catch (const std::invalid_argument& e) {
+    TORCH_CHECK(false, e.what());
+  }
+  r.input = self.const_data_ptr();
+  r.output = out.defined() ? out.mutable_data_ptr() : nullptr;
+  return r;
+}
+
+}  // namespace gpureduce
+
+TORCH_LIBRARY(gpureduce, m) {
+  const std::string arguments = "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None";
+  m.def(("sum" + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
+  m.def(("sum.out" + arguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
+  // For torch_reduce.explain, and for tests and tuning; not part of the interface.
+  m.def(("_explain" + arguments + ", str tuning=\"\") -> str").c_str());
+  m.def(("_sum_tuned" + arguments + ", str tuning=\"\") -> Tensor").c_str());
+}
+
+#define GPUREDUCE_REGISTER(m)              \
+  m.impl("sum", &gpureduce::sum);          \
+  m.impl("sum.out", &gpureduce::sum_out);  \
+  m.impl("_explain", &gpureduce::explain); \
+  m.impl("_sum_tuned", &gpureduce::sum_forced)
+
+TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { GPUREDUCE_REGISTER(m); }
+#ifdef GPUREDUCE_WITH_CUDA
+TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) { GPUREDUCE_REGISTER(m); }
+#endif
+TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
+  m.impl("sum", &gpureduce::sum_meta);
+  m.impl("sum.out", &gpureduce::sum_out_meta);
+}
+
+// Lazily conjugated and negated views reach the kernels as they are, without a copy.
+TORCH_LIBRARY_IMPL(gpureduce, Conjugate, m) {
+  for (const char* op : {"sum", "sum.out", "_explain", "_sum_tuned"}) m.impl(op, torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(gpureduce, Negative, m) {
+  for (const char* op : {"sum", "sum.out", "_explain", "_sum_tuned"}) m.impl(op, torch::CppFunction::makeFallthrough());
+}

@@ -1,0 +1,29 @@
+// The order of additions, version 1: a permanent contract (docs/order.md). Its constants stand here and nowhere else.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define GPUREDUCE_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define GPUREDUCE_HOST_DEVICE inline __attribute__((always_inline))  // so that no copy for one instruction set serves another
+#endif
+
+namespace gpureduce {
+
+constexpr int kOrderVersion = 1;
+constexpr int kLanes = 512;  // lane l of a chunk adds elements l, l + 512, l + 1024, ... left to right
+constexpr int kDepth = 8;    // elements a lane adds in a full chunk
+constexpr int kChunk = kLanes * kDepth;
+
+// A **leaf** is one lane's sum. The leaves of an output stand in a row, chunk by chunk, and are joined nearest neighbours
+// first; so every aligned power-of-two run of leaves is a sub-tree that anyone may compute.
+GPUREDUCE_HOST_DEVICE int64_t leaf_count(int64_t length) {
+  int64_t tail = length % kChunk;
+  return length / kChunk * kLanes + (tail < kLanes ? tail : kLanes);
+}
+
+// The first element of a leaf; the others follow at steps of kLanes.
+GPUREDUCE_HOST_DEVICE int64_t leaf_start(int64_t leaf) { return leaf / kLanes * kChunk + leaf % kLanes; }
+
+}  // namespace gpureduce

@@ -1,0 +1,246 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+
+namespace gpureduce {
+
+namespace {
+
+// --- tuning constants -----------------------------------------------------------------------------------------------------
+constexpr int kVectorBytes = 16;      // the widest load
+constexpr int kWarps = 8;             // warps a block
+constexpr int kOneBlockUnits = 32;    // up to this many units, one block with a warp each does it all
+constexpr int kMaxTileUnits = 64;     // a block's units in one tile: 256 KiB
+constexpr int kTilesPerProcessor = 16;// tiles smaller than kMaxTileUnits until there are this many a multiprocessor
+constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
+// --------------------------------------------------------------------------------------------------------------------------
+
+constexpr const char* kKernelNames[] = {"packed", "rows", "thin", "columns"};
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t power_of_two_above(int64_t x) {
+  int64_t p = 1;
+  while (p < x) p *= 2;
+  return p;
+}
+
+int64_t bytes_moved(const Problem& p, int64_t in_size, int64_t out_size) {
+  int64_t elements = 1;  // an expanded dim is read once
+  for (const KeptDim& d : p.kept) elements *= d.stride ? d.size : 1;
+  for (const ReducedDim& d : p.reduced) elements *= d.stride ? d.size : 1;
+  return elements * in_size + p.outputs * out_size;
+}
+
+// Whether the fastest dim in memory is a kept one, so that neighbouring threads should own neighbouring outputs.
+bool columnwise(const Problem& p) {
+  if (p.reduced.empty()) return true;
+  if (p.kept.empty() || p.kept.back().stride == 0) return false;
+  return p.reduced.back().stride == 0 || p.kept.back().stride < p.reduced.back().stride;
+}
+
+// Elements a load may take: 1, or a full vector where the fastest dim is dense and every place a vector may start is aligned.
+int vector_width(const Problem& p, bool by_columns, int size, int alignment) {
+  const int vector = std::max(1, kVectorBytes / size);
+  if (alignment % std::min(kVectorBytes, vector * size) != 0) return 1;
+  const int64_t stride = by_columns ? (p.kept.empty() ? 0 : p.kept.back().stride) : p.reduced.back().stride;
+  if (stride != 1) return 1;
+  const size_t skip_kept = by_columns, skip_reduced = !by_columns;
+  for (size_t d = 0; d + skip_kept < p.kept.size(); ++d)
+    if (p.kept[d].stride % vector != 0) return 1;
+  for (size_t d = 0; d + skip_reduced < p.reduced.size(); ++d)
+    if (p.reduced[d].stride % vector != 0) return 1;
+  const bool whole = by_columns || p.reduced.size() > 1;  // vectors must not reach over the end of the dim
+  const int64_t last = by_columns ? p.kept.back().size : p.reduced.back().size;
+  return whole && last % vector != 0 ? 1 : vector;
+}
+
+void plan_packed(Plan& plan, const Problem& p) {
+  Tiling& t = plan.tiling;
+  plan.warp_columns = static_cast<int>(power_of_two_above(ceil_div(p.length, plan.vector)));
+  t.tile_leaves = plan.warp_columns * plan.vector;
+  const int warp_rows = kLoads * (kWarp / plan.warp_columns);
+  if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(kWarps, power_of_two_above(ceil_div(p.outputs, warp_rows))));
+  t.tile_outputs = plan.warps * warp_rows;
+  t.columns = t.tile_outputs;
+  t.column_tiles = t.splits = 1;
+}
+
+void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning& tuning) {
+  Tiling& t = plan.tiling;
+  const int unit_leaves = kWarp * plan.vector;
+  const int64_t row_units = ceil_div(t.leaves, unit_leaves), row_slots = power_of_two_above(row_units);
+  const int64_t units = p.outputs * row_units;
+  int64_t tile_units;
+  if (tuning.tile_leaves) {
+    tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
+  } else if (p.outputs * row_slots <= kOneBlockUnits) {
+    tile_units = power_of_two_above(p.outputs) * row_slots;
+    if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(kMaxRowWarps, tile_units));
+  } else {
+    tile_units = kWarps;
+    while (tile_units < kMaxTileUnits && units / (2 * tile_units) >= int64_t{kTilesPerProcessor} * device.multiprocessors)
+      tile_units *= 2;
+    // A whole row a block needs no join, and is as good where there are rows enough.
+    if (row_slots > tile_units && row_slots <= kWarp * kWarps && p.outputs >= kTilesPerProcessor / 4 * device.multiprocessors)
+      tile_units = row_slots;
+  }
+  if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(kWarps, tile_units));
+  tile_units = std::min<int64_t>(tile_units, int64_t{kWarp} * plan.warps);  // one thread a unit joins them
+  if (row_slots <= tile_units) {
+    t.tile_outputs = static_cast<int>(tile_units / row_slots);
+    t.tile_leaves = static_cast<int>(row_slots * unit_leaves);
+  } else {
+    t.tile_outputs = 1;
+    t.tile_leaves = static_cast<int>(tile_units * unit_leaves);
+  }
+  t.columns = t.tile_outputs;
+  t.column_tiles = 1;
+  t.splits = ceil_div(t.leaves, t.tile_leaves);
+  t.partial_output_stride = t.splits;  // a row's partial sums side by side
+  t.partial_split_stride = 1;
+}
+
+void plan_thin(Plan& plan, const Problem& p) {
+  Tiling& t = plan.tiling;
+  if (!plan.warps) plan.warps = kWarps;
+  t.tile_outputs = plan.warps * kWarp * plan.vector;
+  t.tile_leaves = static_cast<int>(power_of_two_above(t.leaves));
+  t.columns = p.outputs;
+  t.column_tiles = ceil_div(p.outputs, t.tile_outputs);
+  t.splits = 1;
+}
+
+void plan_columns(Plan& plan, const Problem& p, const Tuning& tuning) {
+  Tiling& t = plan.tiling;
+  t.columns = p.kept.back().size;
+  plan.warp_columns = static_cast<int>(std::min<int64_t>(kWarp, power_of_two_above(ceil_div(t.columns, plan.vector))));
+  // With a full warp side by side every load reads whole lines, so a thread may own a run of leaves. A narrower one does so only
+  // when neighbouring threads take neighbouring leaves.
+  plan.thread_elements = p.length <= kLanes ? 1 : kLoads;
+  plan.batches = plan.thread_elements == 1 || plan.warp_columns < kWarp ? 1 : kMaxBatches;
+  const int unit_leaves = kLoads / plan.thread_elements * plan.batches * (kWarp / plan.warp_columns);
+  const int64_t wanted = tuning.tile_leaves ? power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves)) : kWarps;
+  if (!plan.warps) plan.warps = static_cast<int>(std::min(wanted, power_of_two_above(ceil_div(t.leaves, unit_leaves))));
+  plan.warps = std::min(plan.warps, kMaxColumnWarps);
+  t.tile_outputs = plan.warp_columns * plan.vector;
+  t.tile_leaves = plan.warps * unit_leaves;
+  t.column_tiles = ceil_div(t.columns, t.tile_outputs);
+  t.splits = ceil_div(t.leaves, t.tile_leaves);
+  t.partial_output_stride = 1;  // neighbouring columns write neighbouring partial sums
+  t.partial_split_stride = p.outputs;
+}
+
+}  // namespace
+
+Tuning Tuning::parse(const std::string& text) {
+  Tuning tuning;
+  std::istringstream stream(text);
+  for (std::string item; std::getline(stream, item, ',');) {
+    const size_t equals = item.find('=');
+    const std::string key = item.substr(0, equals), value = equals == std::string::npos ? "" : item.substr(equals + 1);
+    if (key == "kernel") {
+      const auto* found = std::find(std::begin(kKernelNames), std::end(kKernelNames), value);
+      if (found == std::end(kKernelNames)) throw std::invalid_argument("tuning: there is no kernel '" + value + "'");
+      tuning.kernel = static_cast<int>(found - std::begin(kKernelNames));
+      continue;
+    }
+    int* field = key == "multiprocessors" ? &tuning.multiprocessors
+                 : key == "vector"        ? &tuning.vector
+                 : key == "warps"         ? &tuning.warps
+                 : key == "tile_leaves"   ? &tuning.tile_leaves
+                 : key == "grid"          ? &tuning.grid
+                                          : nullptr;
+    if (!field) throw std::invalid_argument("tuning: there is no key '" + key + "'");
+    if (value.empty() || value.size() > 8 || value.find_first_not_of("0123456789") != std::string::npos)
+      throw std::invalid_argument("tuning: '" + key + "' needs a number, not '" + value + "'");
+    *field = std::stoi(value);
+  }
+  if (tuning.warps > kWarp || (tuning.warps & (tuning.warps - 1)))
+    throw std::invalid_argument("tuning: warps must be a power of two up to 32");
+  return tuning;
+}
+
+bool is_typed(DType in, Accumulator accumulator, Conversion conversion, bool negate, bool conjugate) {
+  const DTypeInfo& i = info(in);
+  return conversion == Conversion::value && !negate && !conjugate && (accumulator == i.accumulator || accumulator == i.wide);
+}
+
+Plan make_plan(const Problem& p, DType in, DType out, Accumulator accumulator, bool typed, int alignment,
+               const Device& given, const Tuning& tuning) {
+  Device device = given;
+  if (tuning.multiprocessors) device.multiprocessors = tuning.multiprocessors;
+  Plan plan{};
+  Tiling& t = plan.tiling;
+  t.outputs = p.outputs;
+  t.leaves = leaf_count(p.length);
+  plan.bytes = bytes_moved(p, info(in).size, info(out).size);
+  plan.nested = p.reduced.size() > 1;
+
+  const bool by_columns = columnwise(p);
+  plan.vector = typed ? vector_width(p, by_columns, info(in).size, alignment) : 1;
+  if (tuning.vector == 1) plan.vector = 1;
+
+  if (by_columns) {
+    plan.kernel = p.kept.empty() || p.length <= kLoads ? Kernel::thin : Kernel::columns;
+  } else {
+    plan.kernel = p.length <= int64_t{kWarp} * plan.vector ? Kernel::packed : Kernel::rows;
+  }
+  if (tuning.kernel >= 0) {  // only to the other kernel of the same direction, and only where that one can
+    const Kernel wanted = static_cast<Kernel>(tuning.kernel);
+    if (wanted == Kernel::rows && plan.kernel == Kernel::packed) plan.kernel = wanted;
+    if (wanted == Kernel::columns && plan.kernel == Kernel::thin && !p.kept.empty() && !p.reduced.empty()) plan.kernel = wanted;
+    if (plan.kernel != wanted)
+      throw std::invalid_argument(std::string("tuning: the ") + kKernelNames[tuning.kernel] + " kernel does not take this input");
+  }
+
+  plan.warps = std::min(tuning.warps, plan.kernel == Kernel::rows ? kMaxRowWarps : kMaxColumnWarps);
+  t.partial_output_stride = t.partial_split_stride = 1;
+  switch (plan.kernel) {
+    case Kernel::packed: plan_packed(plan, p); break;
+    case Kernel::rows: plan_rows(plan, p, device, tuning); break;
+    case Kernel::thin: plan_thin(plan, p); break;
+    case Kernel::columns: plan_columns(plan, p, tuning); break;
+  }
+  t.tiles = ceil_div(t.outputs, t.columns) * t.column_tiles * t.splits;
+  plan.grid = std::min(t.tiles, tuning.grid ? tuning.grid : kMaxGrid);
+
+  for (int64_t count = t.splits; count > 1; count = plan.joins.back().results()) {
+    Join join{};
+    join.count = count;
+    join.threads = static_cast<int>(std::min<int64_t>(power_of_two_above(ceil_div(count, kJoinRun)), kMaxJoin / kJoinRun));
+    join.fan = join.threads * kJoinRun;
+    plan.workspace_bytes += count * p.outputs * size_of(accumulator);
+    plan.joins.push_back(join);
+  }
+  return plan;
+}
+
+std::string Plan::str() const {
+  std::ostringstream s;
+  s << "kernel " << kKernelNames[static_cast<int>(kernel)] << ": " << vector << (vector == 1 ? " element" : " elements")
+    << " a load, " << warps << (warps == 1 ? " warp" : " warps") << " a block";
+  if (nested) s << ", elements in nested dims";
+  s << "\ntile: " << tiling.tile_outputs << " outputs x " << tiling.tile_leaves << " leaves; " << tiling.tiles << " tiles, grid "
+    << grid << "\nsplits: " << tiling.splits;
+  for (const Join& j : joins) s << (&j == joins.data() ? ", joined " : ", then ") << j.count << " -> " << j.results();
+  s << "\nworkspace: " << workspace_bytes << " bytes; must move: " << bytes << " bytes";
+  return s.str();
+}
+
+std::string Plan::json() const {
+  std::ostringstream s;
+  s << "{\"kernel\": \"" << kKernelNames[static_cast<int>(kernel)] << "\", \"vector\": " << vector
+    << ", \"nested\": " << (nested ? "true" : "false") << ", \"warps\": " << warps << ", \"grid\": " << grid
+    << ", \"tiles\": " << tiling.tiles << ", \"splits\": " << tiling.splits << ", \"tile_outputs\": " << tiling.tile_outputs
+    << ", \"tile_leaves\": " << tiling.tile_leaves << ", \"outputs\": " << tiling.outputs << ", \"leaves\": " << tiling.leaves
+    << ", \"warp_columns\": " << warp_columns << ", \"batches\": " << batches
+    << ", \"workspace_bytes\": " << workspace_bytes << ", \"bytes\": " << bytes << ", \"joins\": [";
+  for (const Join& j : joins) s << (&j == joins.data() ? "" : ", ") << j.fan;
+  s << "]}";
+  return s.str();
+}
+
+}  // namespace gpureduce

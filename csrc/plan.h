@@ -1,0 +1,116 @@
+// From a problem to a launch: which kernel, how wide, how split. Pure C++: no CUDA types. All tuning constants live in plan.cpp.
+//
+// The order of additions is fixed per *leaf* (order.h), so a plan may cut the work anywhere between aligned power-of-two runs
+// of leaves: it decides speed and never a bit.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "geometry.h"
+
+namespace gpureduce {
+
+constexpr int kWarp = 32;
+constexpr int kLoads = 8;       // vector loads a thread keeps in flight: a full leaf's depth
+constexpr int kJoinRun = 8;     // partial sums one thread of the join kernel takes
+constexpr int kMaxRowWarps = 16;    // warps a block of the rows kernel
+constexpr int kMaxColumnWarps = 8;  // and of the others
+constexpr int kMaxBatches = 8;  // of leaves a thread of the columns kernel takes one after the other
+constexpr int kMaxJoin = 8192;  // partial sums one block of the join kernel takes: 1024 threads
+static_assert(kLoads == kDepth);
+
+// packed   several short rows a warp, one load a row                      (the fastest dim in memory is reduced)
+// rows     a warp takes one unit of 32 * vector neighbouring leaves of a row
+// thin     a thread takes all of its outputs' few elements, up to kLoads  (the fastest dim in memory is kept)
+// columns  a warp takes neighbouring columns, a thread neighbouring leaves of them
+enum class Kernel : uint8_t { packed, rows, thin, columns };
+
+struct Device {
+  int multiprocessors = 132;
+};
+
+// Values forced on the planner, for tests and tuning; 0 means the planner's own choice. Parsed from "key=value,key=value".
+struct Tuning {
+  int multiprocessors = 0, vector = 0, warps = 0, tile_leaves = 0, grid = 0;
+  int kernel = -1;
+
+  static Tuning parse(const std::string& text);  // throws std::invalid_argument
+};
+
+// The part of the work one block does at a time: a run of outputs and a run of their leaves.
+struct Tile {
+  int64_t output, outputs;
+  int64_t leaf, leaves;
+  int64_t partial;  // index of the first output's partial sum; the next output's is `partial_output_stride` on
+};
+
+// How outputs and leaves are cut into tiles. Kernels and tests number tiles with this same code.
+struct Tiling {
+  int64_t outputs, leaves;
+  int64_t columns;        // outputs in one batch; tiles do not reach over its end
+  int64_t column_tiles;   // tiles side by side in a batch
+  int64_t splits;         // tiles one after the other along the leaves; more than one: they write partial sums
+  int64_t tiles;
+  int64_t partial_output_stride, partial_split_stride;
+  int32_t tile_outputs, tile_leaves;  // tile_leaves is a power of two
+
+  GPUREDUCE_HOST_DEVICE Tile tile(int64_t index) const {
+    int64_t rest = index, column_tile = 0, split = 0;
+    if (column_tiles > 1) {
+      column_tile = rest % column_tiles;
+      rest /= column_tiles;
+    }
+    if (splits > 1) {
+      split = rest % splits;
+      rest /= splits;
+    }
+    Tile t;
+    int64_t column = column_tile * tile_outputs;
+    t.output = rest * columns + column;
+    t.outputs = columns - column;
+    if (t.outputs > tile_outputs) t.outputs = tile_outputs;
+    if (t.outputs > outputs - t.output) t.outputs = outputs - t.output;
+    t.leaf = split * tile_leaves;
+    t.leaves = leaves - t.leaf;
+    if (t.leaves > tile_leaves) t.leaves = tile_leaves;
+    t.partial = t.output * partial_output_stride + split * partial_split_stride;
+    return t;
+  }
+};
+
+// One pass of the join kernel: every output's `count` partial sums become ceil(count / fan), nearest neighbours first.
+struct Join {
+  int64_t count;
+  int32_t fan;      // a power of two: threads * kJoinRun
+  int32_t threads;  // an output
+  int64_t results() const { return (count + fan - 1) / fan; }
+};
+
+struct Plan {
+  Kernel kernel;
+  Tiling tiling;
+  int vector;       // elements a load
+  bool nested;      // elements are not one constant stride apart
+  int warps;        // a block
+  int warp_columns; // columns: threads of a warp side by side; packed: threads a row
+  int thread_elements;  // columns: elements of a leaf a thread has in flight at once, kLoads or 1; of kLoads / that many leaves
+  int batches;      // columns: how often it does that, for neighbouring leaves
+  int64_t grid;
+  std::vector<Join> joins;
+  int64_t workspace_bytes;
+  int64_t bytes;    // that must move: input once, output once
+
+  std::string str() const;   // for people
+  std::string json() const;  // for tests
+};
+
+// `alignment`: bytes the input's address is a multiple of (up to 16).
+Plan make_plan(const Problem& problem, DType in, DType out, Accumulator accumulator, bool typed, int alignment,
+               const Device& device, const Tuning& tuning = {});
+
+// Whether elements are read as `in` itself, by kernels compiled for it, or through a run-time conversion of each element.
+bool is_typed(DType in, Accumulator accumulator, Conversion conversion, bool negate, bool conjugate);
+
+}  // namespace gpureduce

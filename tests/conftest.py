@@ -1,0 +1,69 @@
+"""The devices that every test runs on, and `--report FILE`, which records a run for bench/results."""
+
+import datetime
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import torch_reduce  # noqa: F401  (loads the operators)
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser):
+    parser.addoption("--report", metavar="FILE", help="write the counts of this run, and what it ran on, to FILE as JSON")
+
+
+@pytest.fixture(scope="session", params=["cpu", "cuda"])
+def device(request):
+    """Every device present."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def cuda():
+    """The first GPU."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    return "cuda"
+
+
+def _driver():
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    path = config.getoption("--report")
+    if not path:
+        return
+
+    def count(*names):
+        return sum(len(terminalreporter.stats.get(name, [])) for name in names)
+
+    command = [sys.executable, str(ROOT / "bench" / "provenance.py")]
+    provenance = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+    gpu = torch.cuda.is_available()
+    report = {
+        "provenance": provenance,
+        "gpu": torch.cuda.get_device_name(0) if gpu else None,
+        "driver": _driver() if gpu else None,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": sys.version.split()[0],
+        "date": datetime.date.today().isoformat(),
+        "passed": count("passed"),
+        "failed": count("failed", "error"),
+        "skipped": count("skipped"),
+    }
+    pathlib.Path(path).write_text(json.dumps(report, indent=2) + "\n")
+    terminalreporter.write_line(f"wrote {path}")

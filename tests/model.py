@@ -1,0 +1,274 @@
+"""An independent model of the order of additions (docs/order.md), in NumPy alone.
+
+It shares no code and no arithmetic with the library or with torch: elements are decoded from their stored bytes, added in the
+contract's order, and rounded once to the stored bytes of the result. Complex numbers are carried as a last axis of two parts.
+"""
+
+import math
+
+import numpy as np
+
+LANES, DEPTH = 512, 8
+CHUNK = LANES * DEPTH
+
+# dtype name -> (how one part of an element is stored, parts of an element)
+STORAGE = {
+    "bool": (np.uint8, 1),
+    "int8": (np.int8, 1),
+    "int16": (np.int16, 1),
+    "int32": (np.int32, 1),
+    "int64": (np.int64, 1),
+    "uint8": (np.uint8, 1),
+    "uint16": (np.uint16, 1),
+    "uint32": (np.uint32, 1),
+    "uint64": (np.uint64, 1),
+    "float8_e4m3fn": (np.uint8, 1),
+    "float8_e5m2": (np.uint8, 1),
+    "float16": (np.uint16, 1),
+    "bfloat16": (np.uint16, 1),
+    "float32": (np.float32, 1),
+    "float64": (np.float64, 1),
+    "complex32": (np.uint16, 2),
+    "complex64": (np.float32, 2),
+    "complex128": (np.float64, 2),
+}
+DTYPES = list(STORAGE)
+COMPLEX = [name for name in DTYPES if name.startswith("complex")]
+FLOATING = [name for name in DTYPES if "float" in name]
+INTEGER = [name for name in DTYPES if name not in COMPLEX + FLOATING]  # bool among them
+PART = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+
+# small floats: exponent bits, mantissa bits, whether the highest exponent holds infinity and NaN
+FORMATS = {
+    "float16": (5, 10, True),
+    "bfloat16": (8, 7, True),
+    "float8_e5m2": (5, 2, True),
+    "float8_e4m3fn": (4, 3, False),
+}
+
+
+def itemsize(name):
+    """Bytes of one element."""
+    storage, parts = STORAGE[name]
+    return np.dtype(storage).itemsize * parts
+
+
+def natural_result(name):
+    """The result dtype when none is asked for: torch.sum's, and float32 for the 8-bit floats."""
+    if name in INTEGER:
+        return "int64"
+    return "float32" if name.startswith("float8") else name
+
+
+# --- the small floats ----------------------------------------------------------------------------------------------------
+
+
+def _ladder(name):
+    """The magnitudes of all codes of a small float without its sign, as if none of them were infinity or NaN."""
+    exponent_bits, mantissa_bits, _ = FORMATS[name]
+    codes = np.arange(1 << (exponent_bits + mantissa_bits))
+    exponent, mantissa = codes >> mantissa_bits, codes & ((1 << mantissa_bits) - 1)
+    bias = (1 << (exponent_bits - 1)) - 1
+    normal = np.ldexp((1 << mantissa_bits) + mantissa.astype(np.float64), exponent - bias - mantissa_bits)
+    return np.where(exponent == 0, np.ldexp(mantissa.astype(np.float64), 1 - bias - mantissa_bits), normal)
+
+
+def _values(name):
+    """The value of every code of a small float."""
+    exponent_bits, mantissa_bits, ieee = FORMATS[name]
+    values = _ladder(name)
+    if ieee:
+        infinity = ((1 << exponent_bits) - 1) << mantissa_bits
+        values[infinity] = np.inf
+        values[infinity + 1 :] = np.nan
+    else:
+        values[-1] = np.nan
+    return np.concatenate([values, -values]).astype(np.float32)
+
+
+_DECODED = {name: _values(name) for name in FORMATS}
+_LADDERS = {name: _ladder(name) for name in FORMATS}
+
+
+def _nearest(name, x):
+    """The nearest code of a small float, ties to even, of float64 or int64 values."""
+    exponent_bits, mantissa_bits, ieee = FORMATS[name]
+    # One code above the largest number: infinity, or NaN in the format without infinities. Its place on the ladder is the
+    # number that would stand there, which is what IEEE rounding compares with.
+    over = ((1 << exponent_bits) - 1) << mantissa_bits if ieee else (1 << (exponent_bits + mantissa_bits)) - 1
+    ladder = _LADDERS[name][: over + 1]
+    magnitude = np.abs(x.astype(np.float64))
+    above = np.clip(np.searchsorted(ladder, magnitude, "left"), 1, over)
+    to_below, to_above = magnitude - ladder[above - 1], ladder[above] - magnitude
+    with np.errstate(invalid="ignore"):
+        up = (to_above < to_below) | ((to_above == to_below) & (above % 2 == 0))
+    if x.dtype == np.int64:  # float64 cannot hold these: compare as Python integers
+        for i in np.flatnonzero(np.abs(magnitude) >= 2.0**53):
+            if ladder[above.flat[i]] >= 2.0**53 and above.flat[i] < over:
+                low, high = int(ladder[above.flat[i] - 1]), int(ladder[above.flat[i]])
+                twice = 2 * abs(int(x.flat[i]))
+                up.flat[i] = twice > low + high or (twice == low + high and above.flat[i] % 2 == 0)
+    codes = np.where(up, above, above - 1)
+    codes = np.where(np.isnan(magnitude), (1 << (exponent_bits + mantissa_bits)) - 1, codes)
+    negative = np.signbit(x) if x.dtype != np.int64 else x < 0
+    sign = 1 << (exponent_bits + mantissa_bits)
+    return (codes | np.where(negative, sign, 0)).astype(STORAGE[name][0])
+
+
+def decode(stored, name):
+    """Stored parts -> their exact values (float32, float64 or an integer type)."""
+    name = PART.get(name, name)
+    if name == "bool":
+        return (stored != 0).astype(np.int64)
+    return _DECODED[name][stored] if name in FORMATS else stored
+
+
+def encode(values, name):
+    """Values (float32, float64, int64) -> stored parts, rounded once."""
+    name = PART.get(name, name)
+    if name == "bool":
+        return (values != 0).astype(np.uint8)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if name in FORMATS:
+            return _nearest(name, values if values.dtype == np.int64 else values.astype(np.float64))
+        if name in INTEGER and values.dtype != np.int64:
+            values = to_integer(values)
+        return values.astype(STORAGE[name][0])
+
+
+def to_integer(x):
+    """Floats -> int64 modulo 2^64, towards zero; what lies outside [-2^63, 2^64), and NaN, becomes -2^63."""
+    x = np.trunc(x.astype(np.float64))
+    low = np.where((x >= -(2.0**63)) & (x < 2.0**63), x, -(2.0**63)).astype(np.int64)
+    high = (x >= 2.0**63) & (x < 2.0**64)
+    return np.where(high, np.where(high, x, 0).astype(np.uint64).view(np.int64), low)
+
+
+# --- the order -----------------------------------------------------------------------------------------------------------
+
+
+def lane_sums(x):
+    """(outputs, length) -> (outputs, lane sums in a row): every lane adds its elements left to right, from its first."""
+    outputs, length = x.shape
+    whole = length // CHUNK
+    rows = []
+    if whole:
+        body = x[:, : whole * CHUNK].reshape(outputs, whole, DEPTH, LANES)
+        lanes = body[:, :, 0].copy()
+        for step in range(1, DEPTH):
+            lanes += body[:, :, step]
+        rows.append(lanes.reshape(outputs, whole * LANES))
+    tail = x[:, whole * CHUNK :]
+    if tail.shape[1]:
+        lanes = tail[:, :LANES].copy()
+        for start in range(LANES, tail.shape[1], LANES):
+            more = tail[:, start : start + LANES]
+            lanes[:, : more.shape[1]] += more
+        rows.append(lanes)
+    return np.concatenate(rows, axis=1)
+
+
+def join(row):
+    """(outputs, n) -> (outputs,): nearest neighbours first; a missing right neighbour leaves its partner as it is."""
+    while row.shape[1] > 1:
+        pairs = row.shape[1] // 2 * 2
+        row = np.concatenate([row[:, 0:pairs:2] + row[:, 1:pairs:2], row[:, pairs:]], axis=1)
+    return row[:, 0]
+
+
+def ordered_sum(x):
+    """(outputs, length) -> (outputs,), in the precision of x."""
+    if x.shape[1] == 0:
+        return np.zeros(x.shape[0], x.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return join(lane_sums(x))
+
+
+def element_order(shape, strides, dims):
+    """The reduced dims, slowest first: size 1 dropped; stride 0 in logical order; then by decreasing stride."""
+    dims = [d for d in sorted(dims) if shape[d] != 1]
+    still = [d for d in dims if strides[d] == 0]
+    return still + sorted((d for d in dims if strides[d] != 0), key=lambda d: (-strides[d], d))
+
+
+# --- a whole reduction ---------------------------------------------------------------------------------------------------
+
+
+def addends(stored, source, target, negate=False, conjugate=False):
+    """Stored elements (..., parts) -> a list of accumulator arrays (...): one, or the real and the imaginary parts."""
+    parts = [decode(stored[..., p], source) for p in range(stored.shape[-1])]
+    if negate:
+        parts = [-p for p in parts]
+    if conjugate and len(parts) == 2:
+        parts[1] = -parts[1]
+    if target == "bool":
+        return [np.any([p != 0 for p in parts], axis=0).astype(np.int64)]
+    if target in INTEGER:
+        return [parts[0].astype(np.int64) if source in INTEGER else to_integer(parts[0])]
+    if source in INTEGER:
+        return [parts[0].astype(np.float64 if itemsize(source) == 8 else np.int64)]
+    if target not in COMPLEX:
+        parts = parts[:1]
+    wide = {"float64", "complex128"} & {source, target}
+    return [p.astype(np.float64 if wide else np.float32) for p in parts]
+
+
+def results(sums, target):
+    """Accumulators -> the stored elements (..., parts) of the result."""
+    parts = STORAGE[target][1]
+    if parts == 2 and len(sums) == 1:
+        sums = [sums[0], np.zeros_like(sums[0])]
+    return np.stack([encode(s, target) for s in sums[:parts]], axis=-1)
+
+
+def strided(data, name, shape, strides, offset):
+    """A view (..., parts) of a flat array of bytes; strides and offset count elements. Refuses to leave the array."""
+    storage, parts = STORAGE[name]
+    size = itemsize(name)
+    if 0 in shape:
+        return np.empty((*shape, parts), storage)
+    part = np.dtype(storage).itemsize
+    byte_strides = tuple(s * size for s in strides) + (part,)
+    return np.ndarray((*shape, parts), storage, buffer=data, offset=offset * size, strides=byte_strides)
+
+
+def reduce(data, source, shape, strides, offset, dims, target=None, keepdim=False, negate=False, conjugate=False):
+    """The result of the contract as stored elements, shape (kept dims in logical order, parts)."""
+    target = target or natural_result(source)
+    live = [d for d, n in enumerate(shape) if n != 1]
+    view = strided(data, source, [shape[d] for d in live], [strides[d] for d in live], offset)
+    kept = [d for d in live if d not in dims]
+    order = element_order(shape, strides, dims)
+    outputs = math.prod(shape[d] for d in kept)
+    length = math.prod(shape[d] for d in order)
+    axes = [live.index(d) for d in (*kept, *order)]
+    view = view.transpose(*axes, len(live)).reshape(outputs, length, view.shape[-1])
+    sums = [ordered_sum(a) for a in addends(view, source, target, negate, conjugate)]
+    stored = results(sums, target)
+    kept_shape = [1 if d in dims else n for d, n in enumerate(shape) if keepdim or d not in dims]
+    return stored.reshape(*kept_shape, stored.shape[-1])
+
+
+def periodic_sum(pattern, length):
+    """Sum of element i = pattern[i % period] for i < length: more elements than any memory, in the precision of pattern."""
+    period, (whole, tail) = len(pattern), divmod(length, CHUNK)
+    starts = np.arange(period, dtype=np.int64)
+    chunks = np.empty(period, pattern.dtype)
+    for block in range(0, period, 1024):  # the sum of the chunk that begins at each phase of the pattern
+        rows = (starts[block : block + 1024, None] + np.arange(CHUNK)) % period
+        chunks[block : block + 1024] = ordered_sum(pattern[rows])
+    row = chunks[np.arange(whole, dtype=np.int64) * CHUNK % period]
+    if tail:
+        rest = pattern[(whole * CHUNK + np.arange(tail, dtype=np.int64)) % period]
+        row = np.concatenate([row, ordered_sum(rest[None])])
+    return join(row[None])[0]  # a chunk is an aligned run of 512 leaves, so its sum is a node of the tree
+
+
+def value(i, name):
+    """Element i of the buffers that the pinned results are taken over: a 32-bit hash in [-0.5, 0.5), rounded to `name`."""
+    h = np.asarray(i).astype(np.uint32) * np.uint32(2654435761) + np.uint32(12345)
+    h ^= h >> np.uint32(15)
+    x = h.astype(np.float64) * 2.0**-32 - 0.5
+    if name == "bfloat16":  # by way of float32, as the file was made
+        x = x.astype(np.float32)
+    return encode(x, name)

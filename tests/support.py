@@ -1,0 +1,189 @@
+"""What the tests share: dtypes, data that shows a changed order, the model applied to a tensor, and bit comparison."""
+
+import importlib.util
+import sys
+import types
+import unittest
+
+import numpy as np
+import torch
+
+import model
+
+DTYPES = model.DTYPES
+FLOATING, INTEGER, COMPLEX = model.FLOATING, model.INTEGER, model.COMPLEX
+
+
+def dtype_of(name):
+    """The torch dtype of a name."""
+    return getattr(torch, name)
+
+
+def name_of(dtype):
+    """The name of a torch dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
+# --- tensors <-> stored bytes, without torch's arithmetic -------------------------------------------------------------------
+
+
+def bytes_of(tensor):
+    """All bytes of a tensor's storage, as a NumPy array."""
+    storage = tensor.untyped_storage()
+    storage = storage if tensor.device.type == "cpu" else storage.cpu()
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+
+
+def numpy_of(tensor):
+    """A tensor's elements as stored, shape (..., parts); lazy conjugation and negation are not applied."""
+    return model.strided(
+        bytes_of(tensor), name_of(tensor.dtype), tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    )
+
+
+def tensor_of(stored, name, device="cpu"):
+    """Stored elements (..., parts) -> a contiguous tensor."""
+    flat = torch.from_numpy(np.ascontiguousarray(stored).view(np.uint8).reshape(-1).copy())
+    shape = stored.shape[:-1]
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype_of(name), device=device)
+    return flat.view(dtype_of(name)).reshape(shape).to(device)
+
+
+# --- data -----------------------------------------------------------------------------------------------------------------
+
+
+def stored_data(size, name, seed=0):
+    """Stored elements (size, parts) that make another order of additions visible: many magnitudes, mostly one sign."""
+    rng = np.random.default_rng([seed, size, model.DTYPES.index(name)])
+    storage, parts = model.STORAGE[name]
+    if name == "bool":
+        return rng.integers(0, 2, (size, parts), dtype=np.uint8)
+    if name in INTEGER:
+        info = np.iinfo(storage)
+        return rng.integers(info.min, info.max, (size, parts), dtype=storage, endpoint=True)
+    part = model.PART.get(name, name)
+    low, high = {"float8_e4m3fn": (-6, 6), "float8_e5m2": (-10, 10), "float16": (-10, 8)}.get(part, (-12, 12))
+    x = np.exp2(rng.uniform(low, high, (size, parts))) * np.where(rng.random((size, parts)) < 0.3, -1.0, 1.0)
+    return model.encode(x, name)
+
+
+def data(shape, name, seed=0, device="cpu"):
+    """A contiguous tensor of stored_data."""
+    size = int(np.prod(shape, dtype=np.int64))
+    stored = stored_data(size, name, seed)
+    return tensor_of(stored.reshape(*shape, stored.shape[-1]), name, device)
+
+
+# --- the model on tensors ---------------------------------------------------------------------------------------------------
+
+
+def reduced_dims(ndim, dim):
+    """The dims that `dim` names, as a sorted list: None and () name all."""
+    if dim is None or (isinstance(dim, (tuple, list)) and len(dim) == 0):
+        return list(range(ndim))
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    return sorted(d % ndim for d in dims) if ndim else []
+
+
+def expected(tensor, dim=None, keepdim=False, dtype=None):
+    """The model's result for a tensor, as stored elements (..., parts)."""
+    return model.reduce(
+        bytes_of(tensor),
+        name_of(tensor.dtype),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.storage_offset(),
+        reduced_dims(tensor.ndim, dim),
+        name_of(dtype) if dtype else None,
+        keepdim,
+        tensor.is_neg(),
+        tensor.is_conj(),
+    )
+
+
+def canonical(stored, name):
+    """Stored elements as unsigned integers in which all NaNs are equal."""
+    bits = np.ascontiguousarray(stored).view(f"u{stored.dtype.itemsize}").copy()
+    if name in FLOATING or name in COMPLEX:
+        bits[np.isnan(model.decode(stored, name))] = np.iinfo(bits.dtype).max
+    return bits
+
+
+def assert_same_bits(actual, wanted, what=""):
+    """`actual` (a tensor) has exactly the bits of `wanted` (a tensor or stored elements); all NaNs count as equal."""
+    name = name_of(actual.dtype)
+    if isinstance(wanted, torch.Tensor):
+        assert wanted.dtype == actual.dtype, f"{actual.dtype} is not {wanted.dtype} {what}"
+        wanted = numpy_of(wanted.resolve_conj().resolve_neg())
+    got = numpy_of(actual.resolve_conj().resolve_neg())
+    assert got.shape == wanted.shape, f"shape {got.shape} is not {wanted.shape} {what}"
+    different = np.argwhere(canonical(got, name) != canonical(wanted, name))
+    if len(different):
+        at = tuple(int(i) for i in different[0])
+        raise AssertionError(
+            f"{len(different)} of {got.size} parts differ {what}; the first at {at}: "
+            f"{model.decode(got, name)[at]!r} is not {model.decode(wanted, name)[at]!r}"
+        )
+
+
+def check(tensor, dim=None, keepdim=False, dtype=None, what=""):
+    """The op on a tensor gives the model's bits. Returns the op's result."""
+    result = torch.ops.gpureduce.sum(tensor, dim, keepdim, dtype=dtype)
+    assert result.device == tensor.device
+    assert name_of(result.dtype) == (name_of(dtype) if dtype else model.natural_result(name_of(tensor.dtype)))
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    what = what or f"for shape {shape}, strides {strides}, {tensor.dtype}, dim={dim}, keepdim={keepdim}, dtype={dtype}"
+    assert_same_bits(result, expected(tensor, dim, keepdim, dtype), what)
+    return result
+
+
+# --- random views -----------------------------------------------------------------------------------------------------------
+
+
+def random_view(choose, name, device="cpu", budget=20000):
+    """A random strided view and the arguments of a call on it. `choose(a, b)` gives an integer of [a, b]."""
+    rank = choose(0, 5)
+    shape, room = [], budget
+    for d in range(rank):
+        top = max(1, min(room, [3, 40, 600, 9000][choose(0, 3)]))
+        shape.append(choose(0 if choose(0, 15) == 0 else 1, top))
+        room //= max(1, shape[-1])
+    style = choose(0, 3)
+    strides = [0] * rank
+    if style < 3:  # dims in memory in any order, with steps and gaps; some of them expanded
+        order = list(range(rank))
+        for i in range(rank - 1, 0, -1):
+            j = choose(0, i)
+            order[i], order[j] = order[j], order[i]
+        span = choose(1, 3) if style == 1 else 1
+        for d in order:
+            if choose(0, 7) == 0 and style != 0:
+                continue
+            strides[d] = span
+            span *= max(1, shape[d])
+            if style == 2:
+                span = span * choose(1, 2) + choose(0, 3)
+    else:  # overlapping windows
+        strides = [choose(0, 5) for _ in range(rank)]
+    offset = choose(0, 9)
+    size = offset + 1 + sum(max(0, n - 1) * s for n, s in zip(shape, strides, strict=True))
+    tensor = data((size,), name, seed=choose(0, 3), device=device).as_strided(shape, strides, offset)
+    dims = [d for d in range(rank) if choose(0, 1)]
+    dims = [d - rank if choose(0, 3) == 0 else d for d in dims]
+    dim = None if choose(0, 5) == 0 else dims
+    return tensor, dim, bool(choose(0, 1))
+
+
+# --- torch's own description of its sum ---------------------------------------------------------------------------------------
+
+
+def opinfo():
+    """torch's OpInfo of `sum`. Its module imports expecttest, of which nothing is needed here: a stand-in will do."""
+    if importlib.util.find_spec("expecttest") is None and "expecttest" not in sys.modules:
+        stand_in = types.ModuleType("expecttest")
+        stand_in.TestCase, stand_in.ACCEPT = unittest.TestCase, False
+        sys.modules["expecttest"] = stand_in
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return next(op for op in op_db if op.name == "sum")

@@ -1,0 +1,80 @@
+"""Accuracy: within the bound that the order gives, and no worse than torch.sum."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from support import dtype_of
+
+LENGTHS = [10, 100, 1000, 4096, 5000, 65536, 1 << 20]
+UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
+
+
+def exact_sum(x):
+    """The exact sum of a vector, correctly rounded to float64."""
+    return math.fsum(x.double().cpu().tolist())
+
+
+def additions(length):
+    """The most additions an element goes through: 7 in its lane, then one a level of the tree."""
+    lanes = length // 4096 * 512 + min(512, length % 4096)
+    return min(7, math.ceil(length / 512) - 1) + math.ceil(math.log2(max(1, lanes)))
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform", "wide"])
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_error_bound(name, kind, device):
+    """The error stays under the number of additions an element goes through, times the unit roundoff, times sum |x|."""
+    rng = np.random.default_rng(0)
+    for length in LENGTHS:
+        values = {
+            "normal": rng.standard_normal(length),
+            "uniform": rng.random(length),
+            "wide": rng.standard_normal(length) * np.exp2(rng.uniform(-30, 30, length)),
+        }[kind]
+        x = torch.from_numpy(values).to(dtype_of(name)).to(device)
+        error = abs(float(torch.ops.gpureduce.sum(x)) - exact_sum(x))
+        bound = additions(length) * UNIT[name] * 1.001 * float(x.double().abs().sum())
+        assert error <= bound, f"{length}: {error / bound} of the bound"
+
+
+@pytest.mark.parametrize("name,digits", [("float16", 11), ("bfloat16", 8)])
+def test_half_precision_results(name, digits, device):
+    """The result in half precision is within half a unit in its last place, plus the float32 error before rounding."""
+    for length in LENGTHS[:-2]:
+        x = torch.from_numpy(np.random.default_rng(length).random((20, length))).to(dtype_of(name)).to(device)
+        sums = torch.ops.gpureduce.sum(x, 1).double().cpu()
+        for row, got in zip(x, sums.tolist(), strict=True):
+            exact = exact_sum(row)
+            assert abs(got - exact) <= exact * (2.0**-digits + additions(length) * 2.0**-24 * 1.001)
+
+
+@pytest.mark.parametrize("length", [1000, 4096, 50257, 1 << 18])
+@pytest.mark.parametrize("by", ["rows", "columns"])
+def test_no_worse_than_torch(length, by, device):
+    """Over many random sums, the root mean square error is no worse than torch.sum's, to within a factor of 1.5."""
+    trials = 24
+    rng = np.random.default_rng(1)
+    x = torch.from_numpy(rng.random((trials, length), np.float32) - np.float32(0.25))
+    exact = np.array([math.fsum(row) for row in x.double().tolist()])
+    x = x.to(device) if by == "rows" else x.t().contiguous().to(device)
+    dim = 1 if by == "rows" else 0
+
+    def error(total):
+        return float(np.sqrt(np.mean((total.double().cpu().numpy() - exact) ** 2)))
+
+    ours, theirs = error(torch.ops.gpureduce.sum(x, dim)), error(torch.sum(x, dim))
+    assert ours <= 1.5 * theirs, f"{ours} is more than {theirs}"
+
+
+def test_one_rounding_is_better_than_two(device):
+    """A float32 sum into bfloat16 rounds once: at least as near as torch.sum, which rounds every element first."""
+    x = torch.from_numpy(np.random.default_rng(2).random((40, 3000), np.float32)).to(device)
+    exact = torch.tensor([exact_sum(row) for row in x], dtype=torch.float64)
+    nearest = exact.to(torch.bfloat16).double()
+    ours = torch.ops.gpureduce.sum(x, 1, dtype=torch.bfloat16).double().cpu()
+    theirs = torch.sum(x, 1, dtype=torch.bfloat16).double().cpu()
+    assert torch.equal(ours, nearest)
+    assert (ours - exact).abs().max() <= (theirs - exact).abs().max()

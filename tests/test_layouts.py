@@ -1,0 +1,125 @@
+"""Every dtype in every layout, bit for bit: no layout is special, and none is copied into another first."""
+
+import pytest
+import torch
+
+import model
+from support import DTYPES, check, data
+
+
+# name -> (a view of fresh data, the dims to reduce)
+LAYOUTS = {
+    "vector": lambda make: (make(9001), [0]),
+    "rows": lambda make: (make(7, 1301), [1]),
+    "columns": lambda make: (make(1301, 7), [0]),
+    "wide columns": lambda make: (make(40, 515), [0]),
+    "inside": lambda make: (make(3, 700, 5), [1]),
+    "outside": lambda make: (make(30, 17, 20), [0, 2]),
+    "all of three": lambda make: (make(13, 17, 29), [0, 1, 2]),
+    "transposed": lambda make: (make(300, 40).t(), [1]),
+    "transposed, first dim": lambda make: (make(300, 40).t(), [0]),
+    "transposed, both": lambda make: (make(300, 40).t(), [0, 1]),
+    "every second": lambda make: (make(9001)[::2], [0]),
+    "every second row": lambda make: (make(60, 200)[::2], [1]),
+    "every second column": lambda make: (make(60, 200)[:, ::2], [1]),
+    "every second column, down": lambda make: (make(60, 200)[:, ::2], [0]),
+    "every second, all": lambda make: (make(60, 200)[:, ::2], [0, 1]),
+    "offset 1": lambda make: (make(9002)[1:], [0]),
+    "rows at offset 1": lambda make: (make(5 * 1024 + 1)[1:].view(5, 1024), [1]),
+    "columns at offset 1": lambda make: (make(256 * 64 + 1)[1:].view(256, 64), [0]),
+    "rows of a slice": lambda make: (make(9, 1300)[:, 3:1250], [1]),
+    "columns of a slice": lambda make: (make(200, 70)[5:, 3:], [0]),
+    "expanded rows": lambda make: (make(1, 700).expand(9, 700), [1]),
+    "expanded columns": lambda make: (make(1, 70).expand(900, 70), [0]),
+    "expanded, all": lambda make: (make(1, 70).expand(90, 70), [0, 1]),
+    "expanded element": lambda make: (make(1).expand(5000), [0]),
+    "expanded inside": lambda make: (make(3, 1, 50).expand(3, 60, 50), [1, 2]),
+    "channels_last": lambda make: (make(2, 5, 11, 13).to(memory_format=torch.channels_last), [0, 2, 3]),
+    "channels_last, all": lambda make: (make(2, 5, 11, 13).to(memory_format=torch.channels_last), [0, 1, 2, 3]),
+    "channels_last, channels": lambda make: (make(2, 5, 11, 13).to(memory_format=torch.channels_last), [1]),
+    "channels_last_3d": lambda make: (make(2, 3, 5, 7, 9).to(memory_format=torch.channels_last_3d), [0, 2, 4]),
+    "flipped and permuted": lambda make: (make(6, 20, 30).flip(1).permute(2, 0, 1), [0, 2]),
+    "permuted": lambda make: (make(4, 6, 8, 10).permute(2, 0, 3, 1), [1, 2]),
+    "permuted, all": lambda make: (make(4, 6, 8, 10).permute(2, 0, 3, 1), [0, 1, 2, 3]),
+    "windows": lambda make: (make(2000).unfold(0, 700, 3), [1]),
+    "windows, down": lambda make: (make(2000).unfold(0, 700, 3), [0]),
+    "windows, all": lambda make: (make(400).unfold(0, 100, 1), [0, 1]),
+    "overlapping": lambda make: (make(300).as_strided((50, 40, 3), (2, 3, 1), 5), [0, 2]),
+    "equal strides": lambda make: (make(300).as_strided((9, 11, 13), (5, 5, 5), 2), [0, 1, 2]),
+    "diagonal": lambda make: (make(80, 80).diagonal(), [0]),
+    "zero-size, kept": lambda make: (make(0, 30), [1]),
+    "zero-size, reduced": lambda make: (make(30, 0), [1]),
+    "zero-size, both": lambda make: (make(0, 3, 0), [0]),
+    "0-d": lambda make: (make(), []),
+    "size-1 dims": lambda make: (make(1, 900, 1, 3, 1), [0, 1, 4]),
+    "only size-1 dims": lambda make: (make(5, 7).view(5, 1, 7), [1]),
+    "size-1 dims of odd strides": lambda make: (make(5000).as_strided((1, 30, 1, 40), (3, 40, 999, 1), 1), [0, 1, 2]),
+    "nothing merges": lambda make: (make(7, 9, 11, 13)[:, ::2, 1:, ::3], [0, 2]),
+    "nothing merges, inside": lambda make: (make(7, 9, 11, 13)[:, ::2, 1:, ::3], [1, 3]),
+    "nothing merges, all": lambda make: (make(7, 9, 11, 13)[:, ::2, 1:, ::3], [0, 1, 2, 3]),
+    "vector-wide pitch": lambda make: (make(20, 64)[:, :48], [0, 1]),
+    "short rows": lambda make: (make(500, 3), [1]),
+    "pairs": lambda make: (make(2, 999), [0]),
+}
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+@pytest.mark.parametrize("name", DTYPES)
+def test_layout(name, layout, device):
+    """The model's bits, with and without keepdim, also where the result is narrower or wider than the input."""
+    tensor, dims = LAYOUTS[layout](lambda *shape: data(shape, name, seed=1, device=device))
+    check(tensor, dims or None)
+    target = torch.float64 if name in model.INTEGER else torch.float16 if name in model.FLOATING else torch.complex128
+    check(tensor, dims or None, True, target)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "complex64"])
+def test_many_dims(name, device):
+    """Twenty dims of two, permuted so that no neighbours merge; and dims beyond what stays apart."""
+    order = [7, 2, 11, 5, 0, 13, 9, 3, 12, 6, 1, 10, 4, 8, 19, 15, 17, 14, 18, 16]
+    x = data((1 << 20,), name, seed=2, device=device).view([2] * 20).permute(order)
+    check(x, list(range(0, 20, 2)))
+    check(x, list(range(1, 14)))
+    check(x[::1, :1], list(range(20)))
+    shape = [1, 2] * 10 + [1] * 20
+    many = data((1 << 10,), name, seed=3, device=device).view(shape)
+    assert many.dim() == 40
+    check(many, [1, 3, 7, 15, 19, 30])
+    check(many)
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "complex64", "complex32", "float64", "complex128"])
+def test_lazily_negated_and_conjugated_views(name, device):
+    """Negated and conjugated views are read as such."""
+    x = data((9, 1301), name, seed=4, device=device)
+    views = [torch._neg_view(x)]
+    if x.is_complex():
+        views += [x.conj(), torch._neg_view(x.conj()), torch._neg_view(x).t().conj(), x.conj()[:, ::3]]
+        if name != "complex32":
+            views += [x.imag, x.conj().imag, x.conj().real]
+    for view in views:
+        for dim in ([0], [1], None):
+            check(view, dim)
+            check(view, dim, dtype=torch.complex128 if view.is_complex() else torch.float64)
+    assert any(view.is_neg() for view in views)
+
+
+def test_bytes_of_bool(device):
+    """Any byte but zero is true, as a view of other bytes makes it."""
+    x = torch.arange(512, dtype=torch.int16, device=device).to(torch.uint8).view(torch.bool)
+    assert int(torch.ops.gpureduce.sum(x)) == 510
+    assert int(torch.ops.gpureduce.sum(x.view(2, 256), 1)[1]) == 255
+    assert bool(torch.ops.gpureduce.sum(x[2:3], dtype=torch.bool))
+
+
+@pytest.mark.parametrize("name", ["float32", "int8", "bfloat16"])
+@pytest.mark.parametrize("dim", [(0, 2), (1, 3), (2,), (0, 1, 2, 3)])
+def test_output_strides_are_contiguous(name, dim, device):
+    """Whatever the input's layout, a new result is contiguous, as torch.sum's."""
+    for x in (
+        data((3, 4, 5, 6), name, device=device).permute(2, 0, 3, 1),
+        data((3, 4, 5, 6), name, device=device).to(memory_format=torch.channels_last),
+        data((1, 4, 1, 6), name, device=device).expand(3, 4, 5, 6),
+    ):
+        for keepdim in (False, True):
+            assert check(x, dim, keepdim).stride() == torch.sum(x, dim, keepdim).stride()

@@ -1,0 +1,220 @@
+"""Plans for CUDA, walked without a GPU: every leaf of every output exactly once, within all limits, for any number of SMs."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import model
+from support import dtype_of
+
+PROCESSORS = [1, 7, 66, 132, 264]
+MOST_TILES = 200_000  # plans of more tiles are checked by their description only
+MAX_GRID, MAX_WARPS = 2**31 - 1, 32
+
+# Sizes and reduced dims of the measured grid.
+GRID = (
+    [((1 << p,), (0,)) for p in range(10, 31, 2)]
+    + [((o, n), (1,)) for o, n in [(1 << 25, 2), (1 << 24, 3), (1 << 23, 8), (1 << 21, 32), (1 << 20, 100), (1 << 18, 1000),
+                                   (65536, 1024), (16384, 4096), (16384, 4097), (4096, 50257), (64, 128256), (8, 1 << 23),
+                                   (3, (1 << 24) + 1)]]
+    + [((n, o), (0,)) for n, o in [(2, 1 << 25), (8, 1 << 23), (64, 1 << 20), (1024, 65536), (16384, 4096), (16384, 4097),
+                                   (1 << 18, 256), (1 << 20, 100), (1 << 20, 64), (1 << 24, 4), (1 << 23, 7), (50257, 1024)]]
+    + [((64, 4096, 1024), (1,)), ((4096, 128, 128), (1,)), ((32, 64, 56, 56), (0, 2, 3)), ((256, 64, 7, 7), (0, 2, 3)),
+       ((64, 256, 56, 56), (2, 3)), ((128, 512, 1024), (0, 2)), (((1 << 31) + 4096,), (0,)), (((1 << 31) + 4096, 2), (1,)),
+       ((2, (1 << 31) + 4096), (0,)), ((1 << 33, 3), (1,)), ((1 << 20, 1 << 20), (1,)), ((1 << 20, 1 << 20), (0,))]
+)  # fmt: skip
+
+
+def contiguous(sizes):
+    """Strides of a contiguous tensor."""
+    strides, step = [], 1
+    for n in reversed(sizes):
+        strides.insert(0, step)
+        step *= n
+    return strides
+
+
+def view_arguments(sizes, strides, dims, source, target, tuning=""):
+    """The arguments of _plan and _walk."""
+    return list(sizes), list(strides), list(dims), dtype_of(source), dtype_of(target), tuning
+
+
+def leaf_count(length):
+    """Lanes that have an element: 512 a full chunk, and what begins in the last."""
+    return length // 4096 * 512 + min(512, length % 4096)
+
+
+def accumulator_bytes(source, target):
+    """Bytes of a partial sum, from the contract's accumulators."""
+    one = np.zeros((1, model.STORAGE[source][1]), model.STORAGE[source][0])
+    return sum(part.itemsize for part in model.addends(one, source, target))
+
+
+def check_plan(sizes, strides, dims, source="float32", target=None, tuning=""):
+    """All that must hold of any plan; returns its description, and whether its tiles were walked."""
+    target = target or model.natural_result(source)
+    arguments = view_arguments(sizes, strides, dims, source, target, tuning)
+    plan = json.loads(torch.ops.gpureduce._plan(*arguments))
+    outputs = int(np.prod([n for d, n in enumerate(sizes) if d not in dims], dtype=object))
+    length = int(np.prod([sizes[d] for d in dims], dtype=object))
+    leaves = leaf_count(length)
+    what = f"{arguments}: {plan}"
+
+    assert plan["kernel"] in ("packed", "rows", "thin", "columns"), what
+    assert plan["outputs"] == outputs and plan["leaves"] == leaves, what
+    assert 1 <= plan["warps"] <= MAX_WARPS and 1 <= plan["grid"] <= MAX_GRID and plan["grid"] <= plan["tiles"], what
+    assert plan["vector"] >= 1 and plan["vector"] & (plan["vector"] - 1) == 0, what
+    assert plan["vector"] == 1 or plan["vector"] * model.itemsize(source) <= 16, what
+
+    counts = [plan["splits"]]
+    for fan in plan["joins"]:
+        assert fan >= 2 and fan & (fan - 1) == 0, what
+        counts.append(-(-counts[-1] // fan))
+    assert counts[-1] == 1 and 1 not in counts[:-1], f"the joins do not end in one partial sum: {what}"
+    partials = sum(count for count in counts if count > 1)
+    assert plan["workspace_bytes"] == partials * outputs * accumulator_bytes(source, target), what
+    assert plan["workspace_bytes"] <= 0.51 * outputs * length * 16 + 4096, what
+
+    if plan["tiles"] > MOST_TILES:
+        return plan, False
+    walk = torch.ops.gpureduce._walk(*arguments)
+    assert walk.dtype == torch.int64 and walk.shape == (plan["tiles"], 5), what
+    first, count, leaf, run, partial = walk.numpy().T
+    assert (count >= 1).all() and (first >= 0).all() and (first + count <= outputs).all(), what
+    size = int(run.max())
+    size = 1 << (size - 1).bit_length()  # tiles are aligned runs of this many leaves, clipped at the end of the row
+    assert (leaf % size == 0).all() and (run == np.minimum(size, leaves - leaf)).all() and (run >= 1).all(), what
+
+    # Exactly once: the tiles' areas sum to the whole, and no two cover one place. Tiles are grouped by their run of leaves.
+    assert int((count * run).sum()) == outputs * leaves, what
+    order = np.lexsort((first, leaf))
+    next_first, next_leaf = first[order][1:], leaf[order][1:]
+    same = next_leaf == leaf[order][:-1]
+    assert (next_first[same] >= (first + count)[order][:-1][same]).all(), f"an output twice: {what}"
+    assert len(np.unique(leaf)) == plan["splits"] == -(-leaves // size), what
+
+    # Partial sums: one place for each (output, run of leaves), none twice, and in an output's order of leaves.
+    if plan["splits"] > 1:
+        by_output = np.lexsort((leaf, first))
+        same = first[by_output][1:] == first[by_output][:-1]
+        steps = np.diff(partial[by_output])[same]
+        assert (steps > 0).all() and len(np.unique(steps)) == 1, f"partial sums out of order: {what}"
+        split_step, several = int(steps[0]), count > 1
+        # By splits (a row's partial sums side by side) or by outputs (neighbouring columns' side by side).
+        output_step = plan["splits"] if split_step == 1 else 1
+        assert split_step in (1, outputs) or not several.any(), what
+        last = partial + (count - 1) * output_step
+        assert partial.min() >= 0 and last.max() < outputs * plan["splits"], what
+        places = np.repeat(partial, count) + output_step * (np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count))
+        assert len(np.unique(places)) == len(places) == outputs * plan["splits"], f"a partial sum twice: {what}"
+    return plan, True
+
+
+@pytest.mark.parametrize("processors", PROCESSORS)
+@pytest.mark.parametrize("source,target", [("float32", "float32"), ("bfloat16", "bfloat16"), ("int8", "int64"), ("float64", "float64"),
+                                           ("complex64", "complex64"), ("float8_e5m2", "float32"), ("bfloat16", "float64"),
+                                           ("bool", "bool"), ("complex128", "complex128")])  # fmt: skip
+def test_grid(source, target, processors):
+    """The shapes of the measured grid."""
+    for sizes, dims in GRID:
+        check_plan(sizes, contiguous(sizes), dims, source, target, f"multiprocessors={processors}")
+
+
+def test_channels_last():
+    """Images whose channels are the fastest dim, over every set of dims."""
+    for n, c, h, w in [(32, 64, 56, 56), (256, 64, 7, 7), (2, 3, 28, 28), (1, 512, 1, 1), (8, 5, 3, 1000)]:
+        strides = (h * w * c, 1, w * c, c)
+        for dims in [(0, 2, 3), (1,), (2, 3), (0,), (0, 1, 2, 3), (1, 2, 3), (3,)]:
+            for source in ("float32", "bfloat16", "int8"):
+                check_plan((n, c, h, w), strides, dims, source)
+
+
+def random_case(rng):
+    """A view of any rank, with gaps, expansions and permutations, and a set of reduced dims."""
+    rank = rng.randint(1, 6)
+    sizes, room = [], rng.choice([50, 5000, 1 << 18, 1 << 24, 1 << 34])
+    for _ in range(rank):
+        top = max(1, min(room, rng.choice([2, 9, 70, 1030, 9000, 1 << 20, 1 << 32])))
+        sizes.append(rng.choice([rng.randint(1, top), min(top, rng.choice([1, 2, 3, 32, 512, 4096, 4097, 1 << 14, 1 << 20]))]))
+        room //= sizes[-1]
+    order = list(range(rank))
+    if rng.random() < 0.6:
+        rng.shuffle(order)
+    strides, step = [0] * rank, rng.choice([1, 1, 1, 2, 3])
+    for d in order:
+        if rng.random() < 0.08:
+            continue
+        strides[d] = step
+        step *= sizes[d]
+        if rng.random() < 0.25:
+            step += rng.choice([1, 3, 8, 16, 64])
+    dims = [d for d in range(rank) if rng.random() < 0.5] or [rng.randrange(rank)]
+    return sizes, strides, dims
+
+
+@pytest.mark.parametrize("processors", PROCESSORS)
+def test_random_shapes(processors):
+    """A thousand random views and dtypes for each number of multiprocessors; the same views for all."""
+    rng = random.Random(1)
+    kernels, walked, split = set(), 0, 0
+    for _ in range(1000):
+        sizes, strides, dims = random_case(rng)
+        source, target = rng.choice(model.DTYPES), rng.choice([None, None, *model.DTYPES])
+        if source in model.COMPLEX and target not in (None, "bool", *model.COMPLEX):
+            target = None  # such a call is planned as one of the real parts
+        plan, all_of_it = check_plan(sizes, strides, dims, source, target, f"multiprocessors={processors}")
+        kernels.add(plan["kernel"])
+        walked += all_of_it
+        split += plan["splits"] > 1
+    assert kernels == {"packed", "rows", "thin", "columns"} and walked > 600 and split > 50
+
+
+@pytest.mark.parametrize("tuning", ["vector=1", "warps=1", "warps=2", "warps=16", "warps=32", "grid=1", "grid=3", "tile_leaves=32",
+                                    "tile_leaves=128", "tile_leaves=1024", "tile_leaves=8192", "tile_leaves=65536",
+                                    "multiprocessors=7,vector=1,warps=4,tile_leaves=1024"])  # fmt: skip
+def test_forced_plans(tuning):
+    """Plans with forced values are as complete, and take the values."""
+    rng = random.Random(2)
+    for _ in range(150):
+        sizes, strides, dims = random_case(rng)
+        plan, _ = check_plan(sizes, strides, dims, rng.choice(["float32", "bfloat16", "int8", "complex64", "float64"]), None, tuning)
+        if "vector=1" in tuning:
+            assert plan["vector"] == 1
+        if tuning.startswith("grid"):
+            assert plan["grid"] <= int(tuning.removeprefix("grid="))
+
+
+def test_lengths_around_boundaries():
+    """Rows and columns of every length around lanes, chunks and tiles."""
+    for length in [*range(1, 70), *(b + d for b in (128, 256, 512, 1024, 2048, 4096, 8192, 65536, 1 << 20) for d in (-1, 0, 1))]:
+        for others in (1, 2, 3, 31, 33, 1000):
+            for source in ("float32", "int8"):
+                check_plan((others, length), (length, 1), (1,), source)
+                check_plan((length, others), (others, 1), (0,), source)
+
+
+def test_alignment_bounds_the_vectors():
+    """Where rows or columns do not begin at multiples of a vector, or elements are apart, loads take one element."""
+    for sizes, strides, dims in [((8, 4097), (4097, 1), (1,)), ((4097, 7), (7, 1), (0,)), ((9, 4096), (8192, 2), (1,)),
+                                 ((64, 30, 64), (64 * 31 + 1, 64, 1), (0, 1))]:  # fmt: skip
+        assert check_plan(sizes, strides, dims)[0]["vector"] == 1
+    assert check_plan((8, 4096), (4096, 1), (1,))[0]["vector"] == 4
+    assert check_plan((4096, 64), (64, 1), (0,), "bfloat16")[0]["vector"] == 8
+
+
+def test_more_processors_never_change_the_leaves():
+    """The number of multiprocessors moves tiles about, and nothing else: the same leaves, outputs and bytes."""
+    for sizes, dims in GRID:
+        plans = [check_plan(sizes, contiguous(sizes), dims, tuning=f"multiprocessors={n}")[0] for n in PROCESSORS]
+        for key in ("outputs", "leaves", "bytes"):
+            assert len({plan[key] for plan in plans}) == 1
+
+
+@pytest.mark.parametrize("tuning", ["speed=9", "warps=3", "warps=64", "vector=x", "kernel=best", "tile_leaves=-1", "warps", "kernel="])
+def test_wrong_tuning(tuning):
+    """A tuning that means nothing is refused by name."""
+    with pytest.raises(Exception, match=f"tuning.*{tuning.split('=')[0]}"):
+        torch.ops.gpureduce._plan(*view_arguments((10, 10), (10, 1), (1,), "float32", "float32", tuning))

@@ -1,0 +1,410 @@
+"""torch.sum's semantics: OpInfo's samples, dims, dtypes, out=, and errors of the classes that torch raises."""
+
+import contextlib
+import re
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import model
+import torch_reduce
+from support import COMPLEX, DTYPES, FLOATING, assert_same_bits, check, data, dtype_of, expected, opinfo
+
+OPINFO = opinfo()
+
+
+def aten_sum(input, *args, **kwargs):
+    """torch.sum called as an operator, as gpureduce.sum is."""
+    if not args:
+        kwargs.setdefault("dim", None)
+    overload = torch.ops.aten.sum.IntList_out if "out" in kwargs else torch.ops.aten.sum.dim_IntList
+    return overload(input, *args, **kwargs)
+
+
+def op_sum(input, *args, **kwargs):
+    """The operator, called through its packet."""
+    return torch.ops.gpureduce.sum(input, *args, **kwargs)
+
+
+@pytest.fixture(params=["operator", "function"])
+def total(request):
+    """torch.ops.gpureduce.sum and torch_reduce.sum: the same in all but documentation."""
+    return op_sum if request.param == "operator" else torch_reduce.sum
+
+
+# --- values -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in DTYPES if dtype_of(name) in OPINFO.dtypes | OPINFO.dtypesIfCUDA])
+def test_opinfo_samples(name, device, total):
+    """dtype, shape, strides and values of torch.sum on all of OpInfo's sample and reference inputs."""
+    if dtype_of(name) not in OPINFO.supported_dtypes(device):
+        pytest.skip(f"torch.sum has no {name} on {device}")
+    samples = [
+        *OPINFO.sample_inputs(device, dtype_of(name), requires_grad=False),
+        *OPINFO.reference_inputs(device, dtype_of(name), requires_grad=False),
+    ]
+    assert len(samples) >= 20
+    for sample in samples:
+        theirs = torch.sum(sample.input, *sample.args, **sample.kwargs)
+        ours = total(sample.input, *sample.args, **sample.kwargs)
+        assert (ours.dtype, ours.shape, ours.stride()) == (theirs.dtype, theirs.shape, theirs.stride()), sample
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("target", DTYPES)
+@pytest.mark.parametrize("name", DTYPES)
+def test_dtype_matrix(name, target, device):
+    """Every input dtype to every result dtype has the model's bits: one rounding, at the end."""
+    x = data((5, 700), name, seed=10, device=device)
+    check(x, 1, dtype=dtype_of(target))
+    check(x, None, dtype=dtype_of(target))
+    check(x[:, :0], 1, dtype=dtype_of(target))
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_result_dtype(name, device, total):
+    """Integers and bool give int64, the 8-bit floats float32, all others themselves: torch.sum's dtypes where it has them."""
+    x = data((3, 4), name, device=device)
+    ours = total(x).dtype
+    assert ours == dtype_of(model.natural_result(name))
+    with contextlib.suppress(NotImplementedError):
+        assert ours == torch.sum(x).dtype
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+def test_dtype_does_not_round_the_input(name, device):
+    """A narrower dtype= rounds the sum, not the elements: 4096 terms of 1 + 2^-12 sum to 4097, where torch gives 4096."""
+    x = torch.full((4096,), 1 + 2**-12, dtype=torch.float64, device=device)
+    exact = torch.tensor(4097.0, dtype=torch.float64).to(dtype_of(name))
+    assert_same_bits(torch_reduce.sum(x, dtype=dtype_of(name)), exact)
+
+
+def test_float_to_integer(device):
+    """A floating input with an integer dtype converts each element towards zero, then wraps; torch's values in its range."""
+    x = torch.tensor([0.5, 0.7, 1.9, -1.9, 200.0, -3.0, 1e5], device=device)
+    for target in ("uint8", "int8", "int16", "int32", "int64"):
+        ours = check(x, dtype=dtype_of(target))
+        whole = int(np.trunc(np.float32([0.5, 0.7, 1.9, -1.9, 200.0, -3.0, 1e5])).sum())
+        assert int(ours) == int(np.array(whole).astype(target))
+    assert int(torch_reduce.sum(x, dtype=torch.int64)) == int(torch.sum(x, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 2.0**63, -(2.0**63), 1.5 * 2**63])
+def test_float_outside_the_integers(special, device):
+    """Elements that no integer holds give the same result everywhere."""
+    x = torch.full((3, 40), 2.5, device=device)
+    x[1, 17] = special
+    check(x, 1, dtype=torch.int64)
+    check(x, 0, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_any(name, device):
+    """dtype=bool: whether any element differs from zero; NaN and imaginary parts do, negative zero does not."""
+    zero = torch.zeros(3, 4100, dtype=torch.float64).to(dtype_of(name)).to(device)
+    assert not torch_reduce.sum(zero, dtype=torch.bool)
+    for i in (0, 511, 4096, 4099):
+        x = zero.clone()
+        x[1, i] = 1
+        assert torch_reduce.sum(x, 1, dtype=torch.bool).tolist() == [False, True, False]
+    if name in FLOATING:
+        x = zero.clone()
+        x[0, 3], x[1, 5] = -0.0, float("nan")
+        assert torch_reduce.sum(x, 1, dtype=torch.bool).tolist() == [False, True, False]
+    if name in COMPLEX:
+        x = zero.clone()
+        x[2, 7] = 1j
+        assert torch_reduce.sum(x, 1, dtype=torch.bool).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_to_real(name, device):
+    """A complex input with a real dtype= gives the sum of the real parts."""
+    x = data((3, 900), name, seed=1, device=device)
+    real = torch.view_as_real(x)[..., 0]
+    for target in ("float32", "float64", "float16", "int64", "uint8"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ours = torch_reduce.sum(x, 1, dtype=dtype_of(target))
+        assert_same_bits(ours, expected(real, 1, dtype=dtype_of(target)))
+
+
+# --- dims -------------------------------------------------------------------------------------------------------------------
+
+DIMS = [None, (), [], 0, 1, 2, -1, -3, (0,), [1], (0, 1), (2, 0), (-1, 0), (0, -2), [0, 1, 2], (-1, -2, -3), torch.Size([1])]
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", DIMS, ids=repr)
+def test_dim_forms(dim, keepdim, device, total):
+    """Every way to name dims gives torch.sum's shape and values, and the model's bits."""
+    x = data((3, 4, 5), "float32", device=device)
+    theirs = torch.sum(x, dim, keepdim)
+    ours = total(x, dim, keepdim)
+    assert (ours.shape, ours.stride(), ours.dtype) == (theirs.shape, theirs.stride(), theirs.dtype)
+    torch.testing.assert_close(ours, theirs)
+    assert_same_bits(ours, expected(x, dim if isinstance(dim, int) or dim is None else tuple(dim), keepdim))
+    assert_same_bits(total(x, dim=dim, keepdim=keepdim), ours)
+    assert_same_bits(total(x, dim, keepdim=keepdim, dtype=None), ours)
+
+
+@pytest.mark.parametrize("name", ["float32", "bool", "complex64", "float8_e5m2"])
+@pytest.mark.parametrize("dim", [None, (), 0, -1, (0,), (-1,)], ids=repr)
+def test_zero_dim(dim, name, device, total):
+    """A 0-d tensor has the dims 0 and -1, and sums to itself."""
+    x = data((), name, device=device)
+    for keepdim in (False, True):
+        ours = total(x, dim, keepdim)
+        assert ours.shape == ()
+        assert_same_bits(ours, expected(x))
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (2, 0, 4), (0, 0), (4, 1, 0)])
+@pytest.mark.parametrize("name", ["float32", "int32", "bool", "complex64", "float16"])
+def test_zero_size(name, shape, device, total):
+    """Sums of nothing are +0, and sums into nothing are empty: shape, strides and dtype of torch.sum."""
+    x = torch.empty(shape, dtype=dtype_of(name), device=device)
+    for dim in [None, *range(len(shape)), tuple(range(len(shape)))]:
+        for keepdim in (False, True):
+            theirs, ours = torch.sum(x, dim, keepdim), total(x, dim, keepdim)
+            assert (ours.dtype, ours.shape, ours.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+            assert_same_bits(ours, theirs)
+
+
+def test_more_dims_than_torch_names(device):
+    """A full reduction takes any number of dims."""
+    x = data((30,), "float32", device=device).view([1] * 40 + [5] + [1] * 30 + [6])
+    assert_same_bits(torch_reduce.sum(x), expected(x.view(30)))
+
+
+def test_inference_mode(device):
+    """Works on inference tensors, and makes one."""
+    with torch.inference_mode():
+        x = data((3, 400), "float32", device=device).clone()
+        y = torch_reduce.sum(x, 1)
+        out = torch_reduce.sum(x, 1, out=torch.empty(3, device=device))
+    assert y.is_inference()
+    assert_same_bits(y, expected(x, 1))
+    assert_same_bits(out, expected(x, 1))
+
+
+def test_the_input_is_unchanged(device):
+    """The input is only read."""
+    for name in DTYPES:
+        x = data((40, 50), name, device=device)
+        before = x.clone()
+        torch_reduce.sum(x), torch_reduce.sum(x, 0), torch_reduce.sum(x, 1)
+        assert_same_bits(x, before)
+
+
+# --- out= -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_out_gives_the_dtype(name, device, total):
+    """Without dtype=, the result has out's dtype, for every dtype; with it, they must agree. out itself is returned."""
+    x = data((4, 300), "float32", device=device)
+    for dtype in (None, dtype_of(name)):
+        out = data((4,), name, seed=1, device=device)
+        assert total(x, 1, dtype=dtype, out=out) is out
+        assert_same_bits(out, expected(x, 1, dtype=dtype_of(name)))
+
+
+def test_out_by_every_dim(device, total):
+    """out= with all the forms of dim."""
+    x = data((3, 4, 5), "float32", device=device)
+    for dim in (None, (), 0, -1, (0, 2), (0, 1, 2)):
+        for keepdim in (False, True):
+            wanted = expected(x, dim, keepdim)
+            out = torch.full(wanted.shape[:-1], 7.0, device=device)
+            assert_same_bits(total(x, dim, keepdim, out=out), wanted)
+
+
+def test_out_is_resized(device, total, capfd):
+    """An out of another shape is resized as torch does: silently when empty, with a warning otherwise."""
+    x = data((3, 400), "float32", device=device)
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        for shape, warns in (((7,), True), ((3, 1), True), ((2, 5), True), ((), True), ((0,), False), ((3,), False)):
+            out = torch.zeros(shape, device=device)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                assert total(x, 1, out=out) is out
+            # A warning from inside an operator reaches Python or stderr, as torch.ops.aten's do.
+            text = capfd.readouterr().err + "".join(str(w.message) for w in caught)
+            assert ("was resized" in text) == warns, f"{shape}: {text}"
+            assert out.shape == (3,) and out.stride() == (1,)
+            assert_same_bits(out, expected(x, 1))
+    finally:
+        torch.set_warn_always(before)
+
+
+OUTS = {
+    "transposed": lambda make: make(5, 3).t(),
+    "every third": lambda make: make(3, 15)[:, ::3],
+    "a slice of rows": lambda make: make(9, 5)[1:8:3],
+    "offset 1": lambda make: make(16)[1:].view(3, 5),
+    "permuted": lambda make: make(5, 2, 3)[:, 1].t(),
+    "pitched": lambda make: make(3, 9)[:, 2:7],
+}
+
+
+@pytest.mark.parametrize("layout", list(OUTS))
+@pytest.mark.parametrize("dim,shape", [(0, (600, 3, 5)), (2, (3, 5, 600)), (1, (3, 600, 5)), ((0, 2), (9, 3, 71, 5))])
+def test_out_of_any_layout(layout, dim, shape, device):
+    """out may have any strides; what lies between its elements stays."""
+    for name in ("float32", "int8", "complex64"):
+        whole = []
+
+        def make(*shape, name=name, whole=whole):
+            whole.append(data(shape, name, seed=3, device=device))
+            return whole[0]
+
+        out = OUTS[layout](make)
+        x = data(shape, name, seed=4, device=device)
+        wanted = expected(x, dim, dtype=dtype_of(name))
+        around = whole[0].clone()
+        strides = out.stride()
+        assert torch.ops.gpureduce.sum(x, dim, out=out) is out
+        assert out.stride() == strides
+        assert_same_bits(out, wanted)
+        clean = OUTS[layout](lambda *shape, around=around: around)  # the same places of a copy made before
+        clean.copy_(out)
+        assert_same_bits(whole[0], around)
+
+
+def test_out_that_overlaps_itself(device, total):
+    """One place of memory for several results is refused."""
+    x = data((3, 4), "float32", device=device)
+    with pytest.raises(RuntimeError, match=r"(?i)out|written-to|single memory location"):
+        total(x, 0, out=torch.zeros(1, device=device).expand(4))
+
+
+@pytest.mark.parametrize("name", ["float32", "int64", "complex64"])
+def test_out_that_is_the_input(name, device, total):
+    """An out that shares memory with the input still gives the right result."""
+    size = 600
+    aliases = [
+        (lambda x: x, lambda x: x[0], 0, False),
+        (lambda x: x, lambda x: x[-1], 0, False),
+        (lambda x: x, lambda x: x[:, 7], 1, False),
+        (lambda x: x, lambda x: x[:1], 0, True),
+        (lambda x: x, lambda x: x[3, 5], None, False),
+        (lambda x: x, lambda x: x.view(-1)[17 : 17 + size], 0, False),
+        (lambda x: x[:, :1], lambda x: x[:, :1], 1, True),
+        (lambda x: x[:, None], lambda x: x, 1, False),
+        (lambda x: x.view(-1, 2), lambda x: x.view(-1)[: 20 * size // 2], 1, False),
+        (lambda x: x.view(-1, 2), lambda x: x.view(-1)[20 * size // 2 :], 1, False),
+        (lambda x: x.view(-1)[1:][None], lambda x: x.view(-1)[:-1], 0, False),
+        (lambda x: x.view(-1)[:-1][None], lambda x: x.view(-1)[1:], 0, False),
+    ]
+    for view, place, dim, keepdim in aliases:
+        x = data((20, size), name, seed=5, device=device)
+        wanted = expected(view(x), dim, keepdim)
+        out = place(x)
+        total(view(x), dim, keepdim, out=out)
+        assert_same_bits(out, wanted)
+
+
+def test_out_lazily_conjugated_or_negated(device, total):
+    """An out that is a lazy view reads back as the result."""
+    x = data((3, 40), "complex64", device=device)
+    for view in (torch.conj, torch._neg_view, lambda t: torch._neg_view(t.conj())):
+        out = view(torch.zeros(40, dtype=torch.complex64, device=device))
+        total(x, 0, out=out)
+        assert_same_bits(out, expected(x, 0))
+        out = view(torch.zeros(40, dtype=torch.complex64, device=device))
+        total(x.conj(), 0, out=out)
+        assert_same_bits(out, expected(x.conj(), 0))
+
+
+def test_out_on_another_device(device, total):
+    """out must be on the input's device."""
+    x = data((3, 4), "float32", device=device)
+    others = ["meta"] + (["cpu"] if device == "cuda" else ["cuda"] if torch.cuda.is_available() else [])
+    for other in others:
+        with pytest.raises(RuntimeError, match=r"out.*device|device.*out"):
+            total(x, 0, out=torch.empty(4, device=other))
+
+
+# --- misuse -----------------------------------------------------------------------------------------------------------------
+
+# name -> (the call, what the message must name)
+MISUSE = {
+    "dim too large": (lambda f, x: f(x, 2), r"[Dd]im.*\[-2, 1\].*got 2"),
+    "dim too small": (lambda f, x: f(x, -3), r"[Dd]im.*\[-2, 1\].*got -3"),
+    "one of the dims": (lambda f, x: f(x, (0, 5)), r"[Dd]im.*got 5"),
+    "dim of 0-d": (lambda f, x: f(x[0, 0], 1), r"[Dd]im.*\[-1, 0\].*got 1"),
+    "dim twice": (lambda f, x: f(x, (0, 0)), r"dim 0 appears multiple times"),
+    "dim twice, once negative": (lambda f, x: f(x, (1, -1)), r"dim 1 appears multiple times"),
+    "dim of 0-d twice": (lambda f, x: f(x[0, 0], (0, -1)), r"dim 0 appears multiple times"),
+    "dtype and out": (lambda f, x: f(x, 0, dtype=torch.float64, out=torch.empty(3, device=x.device)), r"out.*dtype|dtype.*out"),
+    "no tensor": (lambda f, x: f([1, 2]), r"Tensor"),
+    "None": (lambda f, x: f(None), r"(?i)tensor"),
+    "an array": (lambda f, x: f(np.zeros(3)), r"Tensor"),
+    "dim of floats": (lambda f, x: f(x, [0.5]), r"dim"),
+    "dim is a float": (lambda f, x: f(x, 1.0), r"dim"),
+    "dim is text": (lambda f, x: f(x, "a"), r"dim|Name"),
+    "keepdim is text": (lambda f, x: f(x, 0, "yes"), r"keepdim"),
+    "keepdim is a tensor": (lambda f, x: f(x, 0, x), r"keepdim"),
+    "dtype is text": (lambda f, x: f(x, 0, dtype="float"), r"dtype"),
+    "dtype by position": (lambda f, x: f(x, 0, False, torch.float64), r"argument"),
+    "out is a list": (lambda f, x: f(x, 0, out=[1.0]), r"out"),
+    "unknown argument": (lambda f, x: f(x, 0, axes=1), r"axes"),
+    "quantized": (lambda f, x: f(torch.quantize_per_tensor(x.cpu(), 1.0, 0, torch.quint8)), r"sum"),
+    "float8_e4m3fnuz": (lambda f, x: f(torch.empty(3, dtype=torch.float8_e4m3fnuz, device=x.device)), r"(?i)float8_e4m3fnuz"),
+    "float8_e8m0fnu": (lambda f, x: f(torch.empty(3, dtype=torch.float8_e8m0fnu, device=x.device)), r"(?i)float8_e8m0fnu"),
+    "bits8": (lambda f, x: f(torch.empty(3, dtype=torch.bits8, device=x.device)), r"(?i)bits8"),
+    "to float8_e5m2fnuz": (lambda f, x: f(x, dtype=torch.float8_e5m2fnuz), r"(?i)float8_e5m2fnuz"),
+}
+
+
+@pytest.mark.parametrize("call", list(MISUSE))
+def test_misuse(call, device, total):
+    """Wrong calls raise the class that torch raises for the same call, and the message names what was wrong."""
+    make, message = MISUSE[call]
+    x = torch.ones(2, 3, device=device)
+    theirs = []
+    for f in (torch.sum, aten_sum):
+        try:
+            make(f, x)
+        except Exception as error:
+            theirs.append(type(error))
+    assert theirs, "torch allows this call"
+    with pytest.raises(tuple(theirs)) as caught:
+        make(total, x)
+    text = str(caught.value)
+    assert re.search(message, text, re.DOTALL), text
+
+
+@pytest.mark.parametrize("layout", ["sparse", "csr", "mkldnn", "nested"])
+def test_other_layouts_raise(layout, device, total):
+    """Tensors that are not strided are refused, not misread."""
+    if layout == "mkldnn" and device != "cpu":
+        pytest.skip("mkldnn tensors are on the CPU")
+    x = torch.ones(2, 3, device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        make = {
+            "sparse": x.to_sparse,
+            "csr": x.to_sparse_csr,
+            "mkldnn": x.to_mkldnn,
+            "nested": lambda: torch.nested.nested_tensor([x, x]),
+        }
+        other = make[layout]()
+    for dim in (None, 0):
+        with pytest.raises(RuntimeError, match=r"gpureduce::sum|sum"):
+            total(other, dim)
+
+
+def test_errors_leave_out_alone(device, total):
+    """A refused call writes nothing."""
+    out = torch.full((4,), 7.0, device=device)
+    for wrong in (lambda: total(torch.ones(3, 4, device=device), (0, 0), out=out), lambda: total(torch.ones(3, 4, device=device), 9, out=out)):
+        with pytest.raises((RuntimeError, IndexError)):
+            wrong()
+    assert out.tolist() == [7.0] * 4

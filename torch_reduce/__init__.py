@@ -1,0 +1,94 @@
+"""Reductions for PyTorch at memory speed, in one documented order of additions: the same bits on every device.
+
+``torch_reduce.sum`` is ``torch.ops.gpureduce.sum`` with documentation and types; either may be used anywhere. The order
+is a contract (docs/order.md) and never changes: a row's sum has the same bits alone and in any batch, contiguous or
+strided, on any GPU and on the CPU.
+
+``python -m torch_reduce`` shows what was built, what is there, and checks pinned bits on every device.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import _library
+
+__all__ = ["__version__", "explain", "sum"]
+
+__version__ = "0.1.0"
+
+_library.load()
+
+_ops = torch.ops.gpureduce
+
+
+def sum(
+    input: Tensor,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The sum of ``input`` over ``dim``, with the semantics of :func:`torch.sum` and fixed bits.
+
+    Args:
+        input: a tensor of any shape, strides and storage offset, on the CPU, a CUDA device or meta. Its dtype is
+            float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, int8 to int64, uint8 to uint64, bool,
+            complex32, complex64 or complex128. It is never copied or cast as a whole.
+        dim: the dimensions to reduce, each in ``[-input.dim(), input.dim())`` and named once. ``None`` and ``()``
+            reduce all.
+        keepdim: whether the reduced dimensions stay, with size 1.
+        dtype: the dtype of the result. By default it is int64 for integers and bool, float32 for the float8 types, and
+            ``input.dtype`` for all others.
+        out: a tensor to write the result to; it is resized if its shape differs.
+
+    Returns:
+        A tensor of ``input``'s shape without the reduced dimensions. The sum of no elements is 0.
+
+    **Order.** The additions follow the contract of docs/order.md: chunks of 4096 elements, 512 lanes a chunk, then
+    nearest neighbours pairwise. Of several reduced dimensions the elements come in memory order. The bits of a result
+    therefore depend only on the elements reduced into it, never on the batch, the device, the stream or the tuning.
+
+    **Rounding.** Sums of float16, bfloat16, float32 and float8 are accumulated in float32; those of float64, or with
+    ``dtype=torch.float64``, in float64; integers in int64, exactly, modulo 2**64; complex numbers by component. The
+    result is rounded once, at the end: ``sum(x, dtype=torch.bfloat16)`` of a float32 ``x`` does not round the elements
+    to bfloat16 first, as ``torch.sum`` does. Integers of up to 32 bits reduced to a floating ``dtype`` are summed
+    exactly and converted once. A floating ``input`` with an integer ``dtype`` converts every element first.
+
+    Raises:
+        IndexError: a dimension out of range.
+        RuntimeError: a dimension named twice; an ``out`` of another dtype or device; a dtype that cannot be reduced; a
+            CUDA tensor where the library was built without CUDA.
+
+    >>> torch_reduce.sum(torch.ones(3, 4), dim=1)
+    tensor([4., 4., 4.])
+    """
+    if out is None:
+        return _ops.sum.default(input, dim, keepdim, dtype=dtype)
+    return _ops.sum.out(input, dim, keepdim, dtype=dtype, out=out)
+
+
+def explain(
+    input: Tensor,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> str:
+    """How :func:`sum` would run with these arguments: kernel, tile, grid, splits, bytes of workspace, bytes moved.
+
+    Nothing is computed, and ``input`` is not read. The text is for people: its wording and numbers change with the
+    tuning.
+
+    Args:
+        input: as for :func:`sum`, on the CPU or a CUDA device.
+        dim: as for :func:`sum`.
+        keepdim: as for :func:`sum`.
+        dtype: as for :func:`sum`.
+
+    Raises:
+        IndexError, RuntimeError: as :func:`sum`.
+    """
+    return _ops._explain.default(input, dim, keepdim, dtype=dtype)

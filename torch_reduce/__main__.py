@@ -1,0 +1,77 @@
+"""``python -m torch_reduce``: what is built, what is there, and whether the pinned bits hold (if not, exit code 1)."""
+
+import json
+import platform
+import re
+import sys
+
+import torch
+
+import torch_reduce
+from torch_reduce._library import LIBRARY, build_facts
+from torch_reduce._selfcheck import PINNED, check
+
+
+def has_code_for(capability: tuple[int, int], architectures: list[str]) -> bool:
+    """Whether code for any of ``architectures`` ("9.0", "9.0+PTX", "10.0a") runs on a GPU of this capability.
+
+    Machine code runs within its major version, from its own minor version on; PTX on everything later; code of an "a"
+    variant on that very capability alone.
+    """
+    for major, minor, suffix, ptx in re.findall(r"(\d+)\.(\d+)(a?)(\+PTX)?", " ".join(architectures)):
+        built = (int(major), int(minor))
+        later = capability >= built and (bool(ptx) or capability[0] == built[0])
+        if capability == built or (later and not suffix):
+            return True
+    return False
+
+
+def row(name: str, value: object) -> None:
+    print(f"{name:<14} {value}")
+
+
+def self_check(name: str, device: torch.device) -> bool:
+    try:
+        wrong = check(device)
+    except RuntimeError as error:
+        wrong = [str(error)]
+    row("self-check", f"{name}: FAILED" if wrong else f"{name}: passed, {len(PINNED)} pinned results")
+    for line in wrong:
+        row("", line)
+    return not wrong
+
+
+def main() -> int:
+    facts = build_facts()
+    registered = json.loads(torch.ops.gpureduce._build_info())
+    row("torch_reduce", f"{torch_reduce.__version__}, order version {registered['order']}")
+    row("torch", f"{torch.__version__}, built for {facts['torch']}")
+    row("Python", platform.python_version())
+    row("library", f"{LIBRARY} ({LIBRARY.stat().st_size / 2**20:.1f} MiB)")
+    row("compiler", facts["compiler"])
+    if registered["cuda"]:
+        row("CUDA", f"built for {facts['cuda']} with nvcc {facts['nvcc']}")
+        row("architectures", " ".join(facts["architectures"]))
+    else:
+        row("CUDA", "not built: CPU tensors only")
+
+    good = self_check("cpu", torch.device("cpu"))
+    gpus = torch.cuda.device_count()
+    if not gpus:
+        row("GPU", "none found")
+    for i in range(gpus):
+        gpu = torch.cuda.get_device_properties(i)
+        capability = (gpu.major, gpu.minor)
+        row(f"GPU {i}", f"{gpu.name}, capability {gpu.major}.{gpu.minor}, {gpu.total_memory / 2**30:.0f} GiB")
+        if not registered["cuda"]:
+            row("self-check", f"cuda:{i}: not run, as CUDA was not built")
+        elif not has_code_for(capability, facts["architectures"]):
+            row("self-check", f"cuda:{i}: FAILED, the library has no code for this GPU: build it again on this machine")
+            good = False
+        else:
+            good &= self_check(f"cuda:{i}", torch.device("cuda", i))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Finds and loads the library of operators, once it is known to fit the torch that is there."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).parent
+LIBRARY = HERE / "libtorch_reduce.so"
+FACTS = HERE / "_build.json"
+
+
+@cache
+def build_facts() -> dict[str, Any]:
+    """What the library was built for and with: torch, cuda, architectures, nvcc, compiler (written by setup.py)."""
+    return json.loads(FACTS.read_text())
+
+
+def load() -> None:
+    """Registers ``torch.ops.gpureduce``, or raises an ImportError that says what to do.
+
+    A library built for another torch would fail with an undefined symbol, or not at all and then crash.
+    """
+    if not (LIBRARY.exists() and FACTS.exists()):
+        raise ImportError(
+            f"torch_reduce has no library in {HERE}: run `make build` in its source tree, or "
+            "`pip install --no-build-isolation .` there."
+        )
+    built = build_facts()
+    release = torch.__version__.split("+")[0]
+    wrong_cuda = built["cuda"] is not None and _major(built["cuda"]) != _major(torch.version.cuda)
+    if release != built["torch"] or wrong_cuda:
+        raise ImportError(
+            f"torch_reduce was built for torch {built['torch']} ({_cuda(built['cuda'])}), but this is torch {release} "
+            f"({_cuda(torch.version.cuda)}): install torch {built['torch']}, or build torch_reduce for this one with "
+            "`pip install --no-build-isolation .` in its source tree."
+        )
+    torch.ops.load_library(LIBRARY)  # a second time, as in importlib.reload, changes nothing
+
+
+def _major(version: str | None) -> str | None:
+    return version and version.split(".")[0]
+
+
+def _cuda(version: str | None) -> str:
+    return f"CUDA {version}" if version else "no CUDA"
