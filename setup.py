@@ -32,8 +32,11 @@ RELEASE = torch.__version__.split("+")[0]
 BUILD_TEMP = f"build/torch-{RELEASE}-" + (f"cuda-{torch.version.cuda}" if CUDA else "cpu")
 
 # The contract fixes bits: no contraction to fused multiply-add, no flushing to zero, no fast math, on either side.
-CXX_FLAGS = ["-O3", "-g0", "-Wall", "-ffp-contract=off", "-fvisibility=hidden", "-fvisibility-inlines-hidden"]
-NVCC_FLAGS = ["-O3", "--fmad=false", "--ftz=false", "-Xfatbin=-compress-all", "-Xcompiler=-ffp-contract=off,-fvisibility=hidden"]
+# No path of this machine gets into the library: an error of csrc/ops.cpp says just that.
+HOST_FLAGS = ["-ffp-contract=off", "-fvisibility=hidden"]
+HOST_FLAGS += [f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={Path(torch.__file__).parent}/=torch/"]
+CXX_FLAGS = ["-O3", "-g0", "-Wall", "-fvisibility-inlines-hidden", *HOST_FLAGS]
+NVCC_FLAGS = ["-O3", "--fmad=false", "--ftz=false", "-Xfatbin=-compress-all", "-Xcompiler=" + ",".join(HOST_FLAGS)]
 if platform.system() == "Linux":
     # Without it at::parallel_for is a plain loop. Nothing is linked: torch brings its OpenMP, and two would fight.
     CXX_FLAGS.append("-fopenmp")

@@ -100,6 +100,18 @@ inline Accumulator accumulator_of(DType in, DType out, Conversion conversion) {
   return wide ? i.wide : i.accumulator;
 }
 
+// Whether the reducing kernels write such a result themselves. Rounding to any dtype is a lot of code, which only the join holds.
+inline bool is_direct(Accumulator a, DType out) {
+  switch (a) {
+    case Accumulator::f32: return out == DType::Float || out == DType::BFloat16 || out == DType::Half;
+    case Accumulator::f64: return out == DType::Double;
+    case Accumulator::i64: return out == DType::Long;
+    case Accumulator::c64: return out == DType::ComplexFloat;
+    case Accumulator::c128: return out == DType::ComplexDouble;
+  }
+  return false;
+}
+
 template <Accumulator A> struct AccumulatorType;
 template <> struct AccumulatorType<Accumulator::f32> { using type = float; };
 template <> struct AccumulatorType<Accumulator::f64> { using type = double; };

@@ -9,7 +9,8 @@
 
 namespace gpureduce {
 
-constexpr int kMaxRank = 32;  // dims that stay apart after merging, kept and reduced each
+constexpr int kMaxRank = 32;   // dims that stay apart after merging, kept and reduced each
+constexpr int kFastRank = 4;   // and up to this many in the kernels compiled for a dtype
 
 struct ReducedDim { int64_t size, stride; };      // strides in elements
 struct KeptDim { int64_t size, stride, out_stride; };

@@ -17,12 +17,14 @@ Plan plan_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dim
       out_strides[d] = step;
       step *= sizes[d];
     }
-  const DType in = dtype_of(input, "an input of dtype"), out = dtype_of(result, "a result of dtype");
-  const Conversion conversion = out == DType::Bool ? Conversion::nonzero : Conversion::value;
-  const Accumulator accumulator = accumulator_of(in, out, conversion);
-  const Problem problem = make_problem(sizes.vec(), strides.vec(), reduce, out_strides);
-  TORCH_CHECK(problem.outputs > 0 && problem.length > 0, "sizes: there is nothing to plan for no elements");
-  return make_plan(problem, in, out, accumulator, is_typed(in, accumulator, conversion, false, false), 16, {}, Tuning::parse(tuning));
+  Reduction r{};  // at address 0, which is aligned
+  r.in = dtype_of(input, "an input of dtype");
+  r.out = dtype_of(result, "a result of dtype");
+  r.conversion = r.out == DType::Bool ? Conversion::nonzero : Conversion::value;
+  r.accumulator = accumulator_of(r.in, r.out, r.conversion);
+  r.problem = make_problem(sizes.vec(), strides.vec(), reduce, out_strides);
+  TORCH_CHECK(r.problem.outputs > 0 && r.problem.length > 0, "sizes: there is nothing to plan for no elements");
+  return make_plan(r, {}, Tuning::parse(tuning));
 }
 
 std::string plan_json(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input, at::ScalarType result, const std::string& tuning) {

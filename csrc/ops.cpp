@@ -72,11 +72,10 @@ void compute(const at::Tensor& self, const std::vector<bool>& reduce, bool keepd
     out.zero_();
     return;
   }
-  if (self.is_cpu()) return cpu::run(r);
 #ifdef GPUREDUCE_WITH_CUDA
-  return cuda::run(r, self.device(), tuning);
+  if (self.is_cuda()) return cuda::run(r, self.device(), tuning);
 #endif
-  TORCH_CHECK(false, "sum: this build of torch_reduce has no CUDA");
+  cpu::run(r);
 }
 
 at::Tensor sum_tuned(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype, const Tuning& tuning) {
@@ -143,18 +142,14 @@ std::string explain(const at::Tensor& self, at::OptionalIntArrayRef dim, bool ke
   const std::vector<bool> reduce = reduced_dims(dim, self.dim());
   const Reduction r = make_reduction(self, reduce, result_type(self.scalar_type(), dtype), {}, keepdim);
   std::string text = std::string(info(r.in).name) + " -> " + info(r.out).name + ", added in " + name_of(r.accumulator) +
-                     (is_typed(r.in, r.accumulator, r.conversion, r.negate, r.conjugate) ? "" : ", each element converted first") +
+                     (is_typed(r) ? "" : ", each element converted first") +
                      "\n" + r.problem.str() + "\n";
   if (r.problem.outputs == 0 || r.problem.length == 0) return text + "nothing to read";
   if (self.is_cpu()) return text + cpu::explain(r);
 #ifdef GPUREDUCE_WITH_CUDA
   if (self.is_cuda()) return text + cuda::plan(r, self.device(), Tuning::parse(tuning)).str();
 #endif
-  TORCH_CHECK(false, "explain: input is on ", self.device(), "; this build of torch_reduce plans for CPU",
-#ifdef GPUREDUCE_WITH_CUDA
-              " and CUDA",
-#endif
-              " tensors");
+  return text + "no plan for " + self.device().str();
 }
 
 at::Tensor sum_forced(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype, const std::string& tuning) {

@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <sstream>
 #include <stdexcept>
 
@@ -11,9 +12,12 @@ namespace {
 // --- tuning constants -----------------------------------------------------------------------------------------------------
 constexpr int kVectorBytes = 16;      // the widest load
 constexpr int kWarps = 8;             // warps a block
-constexpr int kOneBlockUnits = 32;    // up to this many units, one block with a warp each does it all
-constexpr int kMaxTileUnits = 64;     // a block's units in one tile: 256 KiB
-constexpr int kTilesPerProcessor = 16;// tiles smaller than kMaxTileUnits until there are this many a multiprocessor
+constexpr int kOneBlockUnits = 16;    // up to this many units, one block with a warp each does it all
+constexpr int kMaxTileUnits = 128;    // a block's units in one tile: 512 KiB
+constexpr int kTilesPerProcessor = 3; // tiles smaller than kMaxTileUnits until there are this many a multiprocessor
+constexpr int kShortRowUnits = 8;     // rows of up to this many units go to small blocks, which wait less for one another
+constexpr int kShortRowWarps = 2;
+constexpr int kColumnBatches = 4;     // batches of leaves a thread of the columns kernel takes
 constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
 // --------------------------------------------------------------------------------------------------------------------------
 
@@ -42,9 +46,9 @@ bool columnwise(const Problem& p) {
 }
 
 // Elements a load may take: 1, or a full vector where the fastest dim is dense and every place a vector may start is aligned.
-int vector_width(const Problem& p, bool by_columns, int size, int alignment) {
+int vector_width(const Problem& p, bool by_columns, int size, const void* address) {
   const int vector = std::max(1, kVectorBytes / size);
-  if (alignment % std::min(kVectorBytes, vector * size) != 0) return 1;
+  if (reinterpret_cast<uintptr_t>(address) % (vector * size) != 0) return 1;
   const int64_t stride = by_columns ? (p.kept.empty() ? 0 : p.kept.back().stride) : p.reduced.back().stride;
   if (stride != 1) return 1;
   const size_t skip_kept = by_columns, skip_reduced = !by_columns;
@@ -83,9 +87,13 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
     tile_units = kWarps;
     while (tile_units < kMaxTileUnits && units / (2 * tile_units) >= int64_t{kTilesPerProcessor} * device.multiprocessors)
       tile_units *= 2;
+    const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
     // A whole row a block needs no join, and is as good where there are rows enough.
-    if (row_slots > tile_units && row_slots <= kWarp * kWarps && p.outputs >= kTilesPerProcessor / 4 * device.multiprocessors)
-      tile_units = row_slots;
+    if (rows_enough && row_slots <= kWarp * kWarps) tile_units = std::max(tile_units, row_slots);
+    if (rows_enough && row_slots <= kShortRowUnits) {
+      tile_units = p.length <= 2 * kLanes ? 2 * kShortRowUnits : kShortRowUnits;
+      if (!plan.warps) plan.warps = kShortRowWarps;
+    }
   }
   if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(kWarps, tile_units));
   tile_units = std::min<int64_t>(tile_units, int64_t{kWarp} * plan.warps);  // one thread a unit joins them
@@ -98,7 +106,7 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
   }
   t.columns = t.tile_outputs;
   t.column_tiles = 1;
-  t.splits = ceil_div(t.leaves, t.tile_leaves);
+  t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   t.partial_output_stride = t.splits;  // a row's partial sums side by side
   t.partial_split_stride = 1;
 }
@@ -109,7 +117,7 @@ void plan_thin(Plan& plan, const Problem& p) {
   t.tile_outputs = plan.warps * kWarp * plan.vector;
   t.tile_leaves = static_cast<int>(power_of_two_above(t.leaves));
   t.columns = p.outputs;
-  t.column_tiles = ceil_div(p.outputs, t.tile_outputs);
+  t.column_tiles = static_cast<uint32_t>(ceil_div(p.outputs, t.tile_outputs));
   t.splits = 1;
 }
 
@@ -119,16 +127,17 @@ void plan_columns(Plan& plan, const Problem& p, const Tuning& tuning) {
   plan.warp_columns = static_cast<int>(std::min<int64_t>(kWarp, power_of_two_above(ceil_div(t.columns, plan.vector))));
   // With a full warp side by side every load reads whole lines, so a thread may own a run of leaves. A narrower one does so only
   // when neighbouring threads take neighbouring leaves.
-  plan.thread_elements = p.length <= kLanes ? 1 : kLoads;
-  plan.batches = plan.thread_elements == 1 || plan.warp_columns < kWarp ? 1 : kMaxBatches;
+  plan.thread_elements = p.length <= kLanes ? 1 : p.length <= 2 * kLanes ? 2 : kLoads;
+  plan.batches = plan.thread_elements == 1 || plan.warp_columns < kWarp ? 1 : kColumnBatches;
+  if (tuning.batches) plan.batches = std::min<int>(power_of_two_above(tuning.batches), kMaxBatches);
   const int unit_leaves = kLoads / plan.thread_elements * plan.batches * (kWarp / plan.warp_columns);
   const int64_t wanted = tuning.tile_leaves ? power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves)) : kWarps;
   if (!plan.warps) plan.warps = static_cast<int>(std::min(wanted, power_of_two_above(ceil_div(t.leaves, unit_leaves))));
   plan.warps = std::min(plan.warps, kMaxColumnWarps);
   t.tile_outputs = plan.warp_columns * plan.vector;
   t.tile_leaves = plan.warps * unit_leaves;
-  t.column_tiles = ceil_div(t.columns, t.tile_outputs);
-  t.splits = ceil_div(t.leaves, t.tile_leaves);
+  t.column_tiles = static_cast<uint32_t>(ceil_div(t.columns, t.tile_outputs));
+  t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   t.partial_output_stride = 1;  // neighbouring columns write neighbouring partial sums
   t.partial_split_stride = p.outputs;
 }
@@ -151,6 +160,7 @@ Tuning Tuning::parse(const std::string& text) {
                  : key == "vector"        ? &tuning.vector
                  : key == "warps"         ? &tuning.warps
                  : key == "tile_leaves"   ? &tuning.tile_leaves
+                 : key == "batches"       ? &tuning.batches
                  : key == "grid"          ? &tuning.grid
                                           : nullptr;
     if (!field) throw std::invalid_argument("tuning: there is no key '" + key + "'");
@@ -163,24 +173,29 @@ Tuning Tuning::parse(const std::string& text) {
   return tuning;
 }
 
-bool is_typed(DType in, Accumulator accumulator, Conversion conversion, bool negate, bool conjugate) {
-  const DTypeInfo& i = info(in);
-  return conversion == Conversion::value && !negate && !conjugate && (accumulator == i.accumulator || accumulator == i.wide);
+bool is_typed(const Reduction& r) {
+  const DTypeInfo& i = info(r.in);
+  const Problem& p = r.problem;
+  const bool plain = r.conversion == Conversion::value && !r.negate && !r.conjugate;
+  // The kernels compiled for a dtype find their way with 32-bit divisions.
+  const bool near = (p.kept.size() <= 1 || p.outputs <= kMaxGrid) && (p.reduced.size() <= 1 || p.length <= kMaxGrid);
+  return plain && near && p.kept.size() <= kFastRank && p.reduced.size() <= kFastRank &&
+         (r.accumulator == i.accumulator || r.accumulator == i.wide);
 }
 
-Plan make_plan(const Problem& p, DType in, DType out, Accumulator accumulator, bool typed, int alignment,
-               const Device& given, const Tuning& tuning) {
+Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
+  const Problem& p = r.problem;
   Device device = given;
   if (tuning.multiprocessors) device.multiprocessors = tuning.multiprocessors;
   Plan plan{};
   Tiling& t = plan.tiling;
   t.outputs = p.outputs;
   t.leaves = leaf_count(p.length);
-  plan.bytes = bytes_moved(p, info(in).size, info(out).size);
+  plan.bytes = bytes_moved(p, info(r.in).size, info(r.out).size);
   plan.nested = p.reduced.size() > 1;
 
   const bool by_columns = columnwise(p);
-  plan.vector = typed ? vector_width(p, by_columns, info(in).size, alignment) : 1;
+  plan.vector = is_typed(r) ? vector_width(p, by_columns, info(r.in).size, r.input) : 1;
   if (tuning.vector == 1) plan.vector = 1;
 
   if (by_columns) {
@@ -204,15 +219,18 @@ Plan make_plan(const Problem& p, DType in, DType out, Accumulator accumulator, b
     case Kernel::thin: plan_thin(plan, p); break;
     case Kernel::columns: plan_columns(plan, p, tuning); break;
   }
-  t.tiles = ceil_div(t.outputs, t.columns) * t.column_tiles * t.splits;
-  plan.grid = std::min(t.tiles, tuning.grid ? tuning.grid : kMaxGrid);
+  const int64_t tiles = ceil_div(t.outputs, t.columns) * t.column_tiles * t.splits;
+  if (tiles > std::numeric_limits<uint32_t>::max()) throw std::invalid_argument("sum: the input is too large");
+  t.tiles = static_cast<uint32_t>(tiles);
+  plan.grid = std::min<int64_t>(tiles, tuning.grid ? tuning.grid : kMaxGrid);
 
-  for (int64_t count = t.splits; count > 1; count = plan.joins.back().results()) {
+  // One pass at least where the result is of a dtype that only the join rounds to.
+  for (int64_t count = t.splits; count > 1 || (plan.joins.empty() && !is_direct(r.accumulator, r.out)); count = plan.joins.back().results()) {
     Join join{};
     join.count = count;
     join.threads = static_cast<int>(std::min<int64_t>(power_of_two_above(ceil_div(count, kJoinRun)), kMaxJoin / kJoinRun));
     join.fan = join.threads * kJoinRun;
-    plan.workspace_bytes += count * p.outputs * size_of(accumulator);
+    plan.workspace_bytes += count * p.outputs * size_of(r.accumulator);
     plan.joins.push_back(join);
   }
   return plan;

@@ -33,7 +33,7 @@ struct Device {
 
 // Values forced on the planner, for tests and tuning; 0 means the planner's own choice. Parsed from "key=value,key=value".
 struct Tuning {
-  int multiprocessors = 0, vector = 0, warps = 0, tile_leaves = 0, grid = 0;
+  int multiprocessors = 0, vector = 0, warps = 0, tile_leaves = 0, batches = 0, grid = 0;
   int kernel = -1;
 
   static Tuning parse(const std::string& text);  // throws std::invalid_argument
@@ -48,24 +48,25 @@ struct Tile {
 
 // How outputs and leaves are cut into tiles. Kernels and tests number tiles with this same code.
 struct Tiling {
+  uint32_t tiles;         // fewer than 2^32: the least a tile holds is far more than a byte
+  uint32_t column_tiles;  // tiles side by side in a batch
+  uint32_t splits;        // tiles one after the other along the leaves; more than one: they write partial sums
+  int32_t tile_outputs, tile_leaves;  // tile_leaves is a power of two
   int64_t outputs, leaves;
   int64_t columns;        // outputs in one batch; tiles do not reach over its end
-  int64_t column_tiles;   // tiles side by side in a batch
-  int64_t splits;         // tiles one after the other along the leaves; more than one: they write partial sums
-  int64_t tiles;
   int64_t partial_output_stride, partial_split_stride;
-  int32_t tile_outputs, tile_leaves;  // tile_leaves is a power of two
 
-  GPUREDUCE_HOST_DEVICE Tile tile(int64_t index) const {
-    int64_t rest = index, column_tile = 0, split = 0;
-    if (column_tiles > 1) {
-      column_tile = rest % column_tiles;
-      rest /= column_tiles;
-    }
-    if (splits > 1) {
-      split = rest % splits;
-      rest /= splits;
-    }
+  // Divides `rest` by `size` and returns what is left over. Most often there is nothing to divide.
+  static GPUREDUCE_HOST_DEVICE uint32_t take(uint32_t& rest, uint32_t size) {
+    const uint32_t quotient = rest < size ? 0 : size == 1 ? rest : rest / size;
+    const uint32_t left = rest - quotient * size;
+    rest = quotient;
+    return left;
+  }
+
+  GPUREDUCE_HOST_DEVICE Tile tile(uint32_t index) const {
+    uint32_t rest = index;
+    const int64_t column_tile = take(rest, column_tiles), split = take(rest, splits);
     Tile t;
     int64_t column = column_tile * tile_outputs;
     t.output = rest * columns + column;
@@ -95,7 +96,7 @@ struct Plan {
   bool nested;      // elements are not one constant stride apart
   int warps;        // a block
   int warp_columns; // columns: threads of a warp side by side; packed: threads a row
-  int thread_elements;  // columns: elements of a leaf a thread has in flight at once, kLoads or 1; of kLoads / that many leaves
+  int thread_elements;  // columns: elements of a leaf a thread has in flight at once, kLoads, 2 or 1; of kLoads / that many leaves
   int batches;      // columns: how often it does that, for neighbouring leaves
   int64_t grid;
   std::vector<Join> joins;
@@ -106,11 +107,9 @@ struct Plan {
   std::string json() const;  // for tests
 };
 
-// `alignment`: bytes the input's address is a multiple of (up to 16).
-Plan make_plan(const Problem& problem, DType in, DType out, Accumulator accumulator, bool typed, int alignment,
-               const Device& device, const Tuning& tuning = {});
+// Whether elements are read as their own type, by kernels compiled for it; or else through a run-time conversion of each.
+bool is_typed(const Reduction& reduction);
 
-// Whether elements are read as `in` itself, by kernels compiled for it, or through a run-time conversion of each element.
-bool is_typed(DType in, Accumulator accumulator, Conversion conversion, bool negate, bool conjugate);
+Plan make_plan(const Reduction& reduction, const Device& device, const Tuning& tuning = {});
 
 }  // namespace gpureduce

@@ -15,7 +15,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def pytest_addoption(parser):
-    parser.addoption("--report", metavar="FILE", help="write the counts of this run, and what it ran on, to FILE as JSON")
+    parser.addoption(
+        "--report", metavar="FILE", help="write the counts of this run, and what it ran on, to FILE as JSON"
+    )
 
 
 @pytest.fixture(scope="session", params=["cpu", "cuda"])
@@ -54,7 +56,7 @@ def pytest_terminal_summary(terminalreporter, config):
     provenance = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
     gpu = torch.cuda.is_available()
     report = {
-        "provenance": provenance,
+        "csrc": provenance,
         "gpu": torch.cuda.get_device_name(0) if gpu else None,
         "driver": _driver() if gpu else None,
         "torch": torch.__version__,

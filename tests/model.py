@@ -1,7 +1,7 @@
 """An independent model of the order of additions (docs/order.md), in NumPy alone.
 
-It shares no code and no arithmetic with the library or with torch: elements are decoded from their stored bytes, added in the
-contract's order, and rounded once to the stored bytes of the result. Complex numbers are carried as a last axis of two parts.
+It shares no code and no arithmetic with the library or with torch: elements are decoded from their stored bytes, added
+in the contract's order, and rounded once to the stored bytes of the result. Complex numbers have a last axis of two.
 """
 
 import math
@@ -60,7 +60,7 @@ def natural_result(name):
     return "float32" if name.startswith("float8") else name
 
 
-# --- the small floats ----------------------------------------------------------------------------------------------------
+# --- the small floats -------------------------------------------------------------------------------------------------
 
 
 def _ladder(name):
@@ -93,8 +93,8 @@ _LADDERS = {name: _ladder(name) for name in FORMATS}
 def _nearest(name, x):
     """The nearest code of a small float, ties to even, of float64 or int64 values."""
     exponent_bits, mantissa_bits, ieee = FORMATS[name]
-    # One code above the largest number: infinity, or NaN in the format without infinities. Its place on the ladder is the
-    # number that would stand there, which is what IEEE rounding compares with.
+    # One code above the largest number: infinity, or NaN in the format without infinities. Its place on the ladder is
+    # the number that would stand there, which is what IEEE rounding compares with.
     over = ((1 << exponent_bits) - 1) << mantissa_bits if ieee else (1 << (exponent_bits + mantissa_bits)) - 1
     ladder = _LADDERS[name][: over + 1]
     magnitude = np.abs(x.astype(np.float64))
@@ -144,11 +144,11 @@ def to_integer(x):
     return np.where(high, np.where(high, x, 0).astype(np.uint64).view(np.int64), low)
 
 
-# --- the order -----------------------------------------------------------------------------------------------------------
+# --- the order --------------------------------------------------------------------------------------------------------
 
 
 def lane_sums(x):
-    """(outputs, length) -> (outputs, lane sums in a row): every lane adds its elements left to right, from its first."""
+    """(outputs, length) -> (outputs, lane sums in a row): a lane adds its elements left to right, from its first."""
     outputs, length = x.shape
     whole = length // CHUNK
     rows = []
@@ -191,7 +191,7 @@ def element_order(shape, strides, dims):
     return still + sorted((d for d in dims if strides[d] != 0), key=lambda d: (-strides[d], d))
 
 
-# --- a whole reduction ---------------------------------------------------------------------------------------------------
+# --- a whole reduction ------------------------------------------------------------------------------------------------
 
 
 def addends(stored, source, target, negate=False, conjugate=False):
@@ -250,7 +250,7 @@ def reduce(data, source, shape, strides, offset, dims, target=None, keepdim=Fals
 
 
 def periodic_sum(pattern, length):
-    """Sum of element i = pattern[i % period] for i < length: more elements than any memory, in the precision of pattern."""
+    """The sum of pattern[i % period] for i < length, in pattern's precision: for more elements than fit into memory."""
     period, (whole, tail) = len(pattern), divmod(length, CHUNK)
     starts = np.arange(period, dtype=np.int64)
     chunks = np.empty(period, pattern.dtype)
@@ -265,7 +265,7 @@ def periodic_sum(pattern, length):
 
 
 def value(i, name):
-    """Element i of the buffers that the pinned results are taken over: a 32-bit hash in [-0.5, 0.5), rounded to `name`."""
+    """Element i of the buffers behind the pinned results: a 32-bit hash in [-0.5, 0.5), rounded to `name`."""
     h = np.asarray(i).astype(np.uint32) * np.uint32(2654435761) + np.uint32(12345)
     h ^= h >> np.uint32(15)
     x = h.astype(np.float64) * 2.0**-32 - 0.5

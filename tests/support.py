@@ -24,7 +24,7 @@ def name_of(dtype):
     return str(dtype).removeprefix("torch.")
 
 
-# --- tensors <-> stored bytes, without torch's arithmetic -------------------------------------------------------------------
+# --- tensors <-> stored bytes, without torch's arithmetic -------------------------------------------------------------
 
 
 def bytes_of(tensor):
@@ -50,7 +50,7 @@ def tensor_of(stored, name, device="cpu"):
     return flat.view(dtype_of(name)).reshape(shape).to(device)
 
 
-# --- data -----------------------------------------------------------------------------------------------------------------
+# --- data -------------------------------------------------------------------------------------------------------------
 
 
 def stored_data(size, name, seed=0):
@@ -75,7 +75,7 @@ def data(shape, name, seed=0, device="cpu"):
     return tensor_of(stored.reshape(*shape, stored.shape[-1]), name, device)
 
 
-# --- the model on tensors ---------------------------------------------------------------------------------------------------
+# --- the model on tensors ---------------------------------------------------------------------------------------------
 
 
 def reduced_dims(ndim, dim):
@@ -138,14 +138,14 @@ def check(tensor, dim=None, keepdim=False, dtype=None, what=""):
     return result
 
 
-# --- random views -----------------------------------------------------------------------------------------------------------
+# --- random views -----------------------------------------------------------------------------------------------------
 
 
 def random_view(choose, name, device="cpu", budget=20000):
     """A random strided view and the arguments of a call on it. `choose(a, b)` gives an integer of [a, b]."""
     rank = choose(0, 5)
     shape, room = [], budget
-    for d in range(rank):
+    for _ in range(rank):
         top = max(1, min(room, [3, 40, 600, 9000][choose(0, 3)]))
         shape.append(choose(0 if choose(0, 15) == 0 else 1, top))
         room //= max(1, shape[-1])
@@ -175,7 +175,7 @@ def random_view(choose, name, device="cpu", budget=20000):
     return tensor, dim, bool(choose(0, 1))
 
 
-# --- torch's own description of its sum ---------------------------------------------------------------------------------------
+# --- torch's own description of its sum -------------------------------------------------------------------------------
 
 
 def opinfo():

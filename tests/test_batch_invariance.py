@@ -1,4 +1,4 @@
-"""Batch invariance: the bits of a row's sum depend on the row alone, not on what stands around it or how it lies in memory."""
+"""Batch invariance: the bits of a row's sum depend on the row alone, not on its surroundings or its layout."""
 
 import pytest
 import torch
@@ -125,7 +125,14 @@ def test_several_dims_are_one_row(name, device):
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "complex64"])
 def test_any_number_of_threads(name):
     """On the CPU: any thread count, for few long rows, many rows, and columns."""
-    shapes = [((300_001,), 0), ((3, 100_001), 1), ((2000, 129), 1), ((129, 2000), 0), ((40, 70, 31), 1), ((100_001, 3), 0)]
+    shapes = [
+        ((300_001,), 0),
+        ((3, 100_001), 1),
+        ((2000, 129), 1),
+        ((129, 2000), 0),
+        ((40, 70, 31), 1),
+        ((100_001, 3), 0),
+    ]
     inputs = [(data(shape, name, seed=6), dim) for shape, dim in shapes]
     before = torch.get_num_threads()
     wanted = [expected(x, dim) for x, dim in inputs]

@@ -6,7 +6,6 @@ import torch
 import model
 from support import DTYPES, check, data
 
-
 # name -> (a view of fresh data, the dims to reduce)
 LAYOUTS = {
     "vector": lambda make: (make(9001), [0]),

@@ -133,7 +133,7 @@ def test_export_with_dynamic_shapes(device):
 
 
 def opcheck(name, op, *args):
-    """torch.library.opcheck with all that torch can do for this dtype: its schema check multiplies, which 8-bit floats cannot."""
+    """torch.library.opcheck; of 8-bit floats not its schema check, which multiplies: torch cannot multiply those."""
     checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
     torch.library.opcheck(op, *args, test_utils=checks[name.startswith("float8") :])
 

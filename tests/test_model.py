@@ -28,7 +28,9 @@ def test_model_gives_the_pinned_results(dtype):
     wrong = []
     for case in (c for c in CASES if c["dtype"] == dtype):
         target = "float64" if dtype == "float64" else "float32"
-        data = model.value(np.arange(sum(n * s for n, s in zip(case["shape"], case["strides"], strict=True)) + 1), dtype)
+        data = model.value(
+            np.arange(sum(n * s for n, s in zip(case["shape"], case["strides"], strict=True)) + 1), dtype
+        )
         got = model.reduce(data, dtype, case["shape"], case["strides"], 0, case["dims"], target)
         bits = [format(int(v), "x") for v in got.view(np.uint64 if dtype == "float64" else np.uint32).reshape(-1)]
         if bits != case["bits"]:

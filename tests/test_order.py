@@ -60,7 +60,9 @@ def test_a_million_elements(name, device):
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "int8", "complex64"])
-@pytest.mark.parametrize("shape,dim", [((1030, 300), 1), ((300, 1030), 0), ((5, 900, 33), 1), ((6, 5, 40, 11), (0, 2, 3))])
+@pytest.mark.parametrize(
+    "shape,dim", [((1030, 300), 1), ((300, 1030), 0), ((5, 900, 33), 1), ((6, 5, 40, 11), (0, 2, 3))]
+)
 def test_many_outputs(name, shape, dim, device):
     """Rows, columns, inside and several dims, with outputs enough for many blocks."""
     check(data(shape, name, seed=4, device=device), dim)
@@ -93,7 +95,11 @@ def test_negative_zero_is_kept(name, device):
     parts = model.STORAGE[name][1]
     buffer = tensor_of(np.repeat(numpy_of(zero), parts, axis=1), name, device)
     for length in (1, 2, 3, 31, 33, 511, 513, 600, 4095, 4097, 4608):
-        for view, dim in ((buffer[:length], 0), (buffer[: 3 * length].view(length, 3), 0), (buffer[: 3 * length].view(3, -1), 1)):
+        for view, dim in (
+            (buffer[:length], 0),
+            (buffer[: 3 * length].view(length, 3), 0),
+            (buffer[: 3 * length].view(3, -1), 1),
+        ):
             result = check(view, dim)
             stored = numpy_of(result)
             assert np.signbit(model.decode(stored, name_of_result(name))).all()
@@ -126,12 +132,16 @@ def test_nan_and_infinity(name, special, device):
                                          ("int32", "float8_e5m2"), ("complex64", "complex32")])  # fmt: skip
 def test_overflow_of_the_result(name, target, device):
     """A result too large for its dtype is infinity (NaN in float8_e4m3fn), decided by the one rounding."""
-    largest = {"float8_e5m2": 57344.0, "float8_e4m3fn": 448.0, "float16": 65504.0, "complex32": 65504.0}.get(target, 3.38e38)
+    largest = {"float8_e5m2": 57344.0, "float8_e4m3fn": 448.0, "float16": 65504.0, "complex32": 65504.0}.get(
+        target, 3.38e38
+    )
     if name in ("int64", "int32"):
         values = torch.tensor([[65504, 8], [65504, 16], [-65504, -16], [65504, -65504], [61440, 0], [57344, 4095]])
     else:
         step = largest / 2048
-        values = torch.tensor([[largest, i * step] for i in range(70)] + [[-largest, -i * step] for i in range(70)]).double()
+        values = torch.tensor(
+            [[largest, i * step] for i in range(70)] + [[-largest, -i * step] for i in range(70)]
+        ).double()
     check(values.to(dtype_of(name)).to(device), 1, dtype=dtype_of(target))
 
 

@@ -34,7 +34,7 @@ def total(request):
     return op_sum if request.param == "operator" else torch_reduce.sum
 
 
-# --- values -----------------------------------------------------------------------------------------------------------------
+# --- values -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name in DTYPES if dtype_of(name) in OPINFO.dtypes | OPINFO.dtypesIfCUDA])
@@ -66,7 +66,7 @@ def test_dtype_matrix(name, target, device):
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_result_dtype(name, device, total):
-    """Integers and bool give int64, the 8-bit floats float32, all others themselves: torch.sum's dtypes where it has them."""
+    """Integers and bool give int64, 8-bit floats float32, all others themselves: torch.sum's, where it has them."""
     x = data((3, 4), name, device=device)
     ours = total(x).dtype
     assert ours == dtype_of(model.natural_result(name))
@@ -76,14 +76,14 @@ def test_result_dtype(name, device, total):
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 def test_dtype_does_not_round_the_input(name, device):
-    """A narrower dtype= rounds the sum, not the elements: 4096 terms of 1 + 2^-12 sum to 4097, where torch gives 4096."""
+    """A narrower dtype= rounds the sum, not the elements: 4096 times 1 + 2^-12 is 4097, where torch gives 4096."""
     x = torch.full((4096,), 1 + 2**-12, dtype=torch.float64, device=device)
     exact = torch.tensor(4097.0, dtype=torch.float64).to(dtype_of(name))
     assert_same_bits(torch_reduce.sum(x, dtype=dtype_of(name)), exact)
 
 
 def test_float_to_integer(device):
-    """A floating input with an integer dtype converts each element towards zero, then wraps; torch's values in its range."""
+    """A floating input with an integer dtype converts each element towards zero, then wraps, as torch does."""
     x = torch.tensor([0.5, 0.7, 1.9, -1.9, 200.0, -3.0, 1e5], device=device)
     for target in ("uint8", "int8", "int16", "int32", "int64"):
         ours = check(x, dtype=dtype_of(target))
@@ -92,7 +92,9 @@ def test_float_to_integer(device):
     assert int(torch_reduce.sum(x, dtype=torch.int64)) == int(torch.sum(x, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 2.0**63, -(2.0**63), 1.5 * 2**63])
+@pytest.mark.parametrize(
+    "special", [float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 2.0**63, -(2.0**63), 1.5 * 2**63]
+)
 def test_float_outside_the_integers(special, device):
     """Elements that no integer holds give the same result everywhere."""
     x = torch.full((3, 40), 2.5, device=device)
@@ -132,9 +134,27 @@ def test_complex_to_real(name, device):
         assert_same_bits(ours, expected(real, 1, dtype=dtype_of(target)))
 
 
-# --- dims -------------------------------------------------------------------------------------------------------------------
+# --- dims -------------------------------------------------------------------------------------------------------------
 
-DIMS = [None, (), [], 0, 1, 2, -1, -3, (0,), [1], (0, 1), (2, 0), (-1, 0), (0, -2), [0, 1, 2], (-1, -2, -3), torch.Size([1])]
+DIMS = [
+    None,
+    (),
+    [],
+    0,
+    1,
+    2,
+    -1,
+    -3,
+    (0,),
+    [1],
+    (0, 1),
+    (2, 0),
+    (-1, 0),
+    (0, -2),
+    [0, 1, 2],
+    (-1, -2, -3),
+    torch.Size([1]),
+]
 
 
 @pytest.mark.parametrize("keepdim", [False, True])
@@ -200,7 +220,7 @@ def test_the_input_is_unchanged(device):
         assert_same_bits(x, before)
 
 
-# --- out= -------------------------------------------------------------------------------------------------------------------
+# --- out= -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -331,7 +351,7 @@ def test_out_on_another_device(device, total):
             total(x, 0, out=torch.empty(4, device=other))
 
 
-# --- misuse -----------------------------------------------------------------------------------------------------------------
+# --- misuse -----------------------------------------------------------------------------------------------------------
 
 # name -> (the call, what the message must name)
 MISUSE = {
@@ -342,7 +362,10 @@ MISUSE = {
     "dim twice": (lambda f, x: f(x, (0, 0)), r"dim 0 appears multiple times"),
     "dim twice, once negative": (lambda f, x: f(x, (1, -1)), r"dim 1 appears multiple times"),
     "dim of 0-d twice": (lambda f, x: f(x[0, 0], (0, -1)), r"dim 0 appears multiple times"),
-    "dtype and out": (lambda f, x: f(x, 0, dtype=torch.float64, out=torch.empty(3, device=x.device)), r"out.*dtype|dtype.*out"),
+    "dtype and out": (
+        lambda f, x: f(x, 0, dtype=torch.float64, out=torch.empty(3, device=x.device)),
+        r"out.*dtype|dtype.*out",
+    ),
     "no tensor": (lambda f, x: f([1, 2]), r"Tensor"),
     "None": (lambda f, x: f(None), r"(?i)tensor"),
     "an array": (lambda f, x: f(np.zeros(3)), r"Tensor"),
@@ -356,8 +379,14 @@ MISUSE = {
     "out is a list": (lambda f, x: f(x, 0, out=[1.0]), r"out"),
     "unknown argument": (lambda f, x: f(x, 0, axes=1), r"axes"),
     "quantized": (lambda f, x: f(torch.quantize_per_tensor(x.cpu(), 1.0, 0, torch.quint8)), r"sum"),
-    "float8_e4m3fnuz": (lambda f, x: f(torch.empty(3, dtype=torch.float8_e4m3fnuz, device=x.device)), r"(?i)float8_e4m3fnuz"),
-    "float8_e8m0fnu": (lambda f, x: f(torch.empty(3, dtype=torch.float8_e8m0fnu, device=x.device)), r"(?i)float8_e8m0fnu"),
+    "float8_e4m3fnuz": (
+        lambda f, x: f(torch.empty(3, dtype=torch.float8_e4m3fnuz, device=x.device)),
+        r"(?i)float8_e4m3fnuz",
+    ),
+    "float8_e8m0fnu": (
+        lambda f, x: f(torch.empty(3, dtype=torch.float8_e8m0fnu, device=x.device)),
+        r"(?i)float8_e8m0fnu",
+    ),
     "bits8": (lambda f, x: f(torch.empty(3, dtype=torch.bits8, device=x.device)), r"(?i)bits8"),
     "to float8_e5m2fnuz": (lambda f, x: f(x, dtype=torch.float8_e5m2fnuz), r"(?i)float8_e5m2fnuz"),
 }
@@ -404,7 +433,10 @@ def test_other_layouts_raise(layout, device, total):
 def test_errors_leave_out_alone(device, total):
     """A refused call writes nothing."""
     out = torch.full((4,), 7.0, device=device)
-    for wrong in (lambda: total(torch.ones(3, 4, device=device), (0, 0), out=out), lambda: total(torch.ones(3, 4, device=device), 9, out=out)):
+    for wrong in (
+        lambda: total(torch.ones(3, 4, device=device), (0, 0), out=out),
+        lambda: total(torch.ones(3, 4, device=device), 9, out=out),
+    ):
         with pytest.raises((RuntimeError, IndexError)):
             wrong()
     assert out.tolist() == [7.0] * 4

@@ -1,6 +1,8 @@
 // What the plan tells the kernels, and the kernels of each instruction set. No torch, no std: kernels.inl says why.
 #pragma once
 
+#include <utility>
+
 #include "../dtypes.h"
 #include "../geometry.h"
 
@@ -63,6 +65,7 @@ struct Plan {
   bool negate;             // every element
   bool conjugate;          // the odd columns
   int64_t tile_rows, tile_leaves, tile_width;
+  int64_t buffer_bytes;    // for gathered elements
 };
 
 // One task: some rows and columns, and a run of their elements that starts with a chunk.
@@ -72,9 +75,10 @@ struct Task {
   int64_t begin, end;
 };
 
-constexpr int kTileBytes = 16384;
-constexpr int kExactDepth = 128;  // additions that no narrow integer of the kernels overflows in
-constexpr int kExactLanes = 512;
+constexpr int64_t kTileBytes = 16384;    // of accumulators in a tile
+constexpr int64_t kBufferBytes = 32768;  // of gathered elements, at least
+constexpr int64_t kExactDepth = 128;  // additions that no narrow integer of the kernels overflows in
+constexpr int64_t kExactLanes = 64;   // of one column, which stay in registers
 
 // Writes the sums of a task's rows and columns, row by row, as accumulators. `scratch` is aligned to 64 bytes.
 using Kernel = void (*)(const Plan& plan, const Task& task, void* scratch, void* sums);
@@ -83,7 +87,7 @@ using Kernel = void (*)(const Plan& plan, const Task& task, void* scratch, void*
 inline int64_t scratch_bytes(const Plan& plan, int accumulator_size) {
   int levels = 2;
   for (int64_t tiles = leaf_count(plan.length) / plan.tile_leaves; tiles > 0; tiles /= 2) ++levels;
-  return 2 * kTileBytes + levels * plan.tile_rows * plan.tile_width * accumulator_size;
+  return plan.buffer_bytes + 2 * kTileBytes + levels * plan.tile_rows * plan.tile_width * accumulator_size;
 }
 
 // The kernel for elements of `in`, or null if there is none: an instruction set each.

@@ -4,6 +4,9 @@
 
 #ifdef __clang__
 #pragma clang fp contract(off)  // nothing here multiplies and adds, so no other compiler can fuse anything either
+#define GPUREDUCE_UNROLL _Pragma("unroll")
+#else
+#define GPUREDUCE_UNROLL _Pragma("GCC unroll 16")
 #endif
 
 namespace gpureduce::cpu::GPUREDUCE_ISA {
@@ -40,121 +43,206 @@ struct ExactLane {
   using type = std::conditional_t<kSize == 2, uint16_t, std::conditional_t<kSize == 4, uint32_t, uint64_t>>;
 };
 
-// --- adding elements to a tile ----------------------------------------------------------------------------------------------
+// --- vectors ----------------------------------------------------------------------------------------------------------------
 
-// lanes[i] += x[i * stride]
-template <Conversion C, class Lane, class In>
-void add(Lane* __restrict lanes, const In* __restrict x, int64_t n, int64_t stride) {
-  if (stride == 1) {
-    for (int64_t i = 0; i < n; ++i) lanes[i] += lane<Lane, C>(x[i]);
+template <class T, int kSize>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(kSize * sizeof(T))));
+};
+template <class Lane>
+constexpr int kVector = GPUREDUCE_VECTOR_BYTES / sizeof(Lane);
+template <class Lane>
+using Vector = typename VectorOf<Lane, kVector<Lane>>::type;
+
+// Whether a vector of In becomes a vector of Lane in one or two instructions; all else is converted to a buffer first.
+template <class Lane, class In>
+constexpr bool kLoads = std::is_same_v<Lane, In> || (std::is_same_v<Lane, float> && std::is_same_v<In, BFloat16>) ||
+                        (std::is_same_v<Lane, double> && std::is_same_v<In, float>) ||
+                        (std::is_integral_v<Lane> && std::is_integral_v<In> && 2 * sizeof(In) == sizeof(Lane)) ||
+                        (std::is_same_v<Lane, float> && std::is_same_v<In, Half> && GPUREDUCE_VECTOR_BYTES > 16);
+
+template <class Lane, class In>
+inline __attribute__((always_inline)) Vector<Lane> load(const In* x) {
+  constexpr int kSize = kVector<Lane>;
+  if constexpr (std::is_same_v<Lane, In>) {
+    Vector<Lane> v;
+    memcpy(&v, x, sizeof(v));
+    return v;
+  } else if constexpr (std::is_same_v<In, BFloat16>) {
+    typename VectorOf<uint16_t, kSize>::type bits;
+    memcpy(&bits, x, sizeof(bits));
+    return reinterpret_cast<Vector<Lane>>(__builtin_convertvector(bits, Vector<uint32_t>) << 16);
+#if GPUREDUCE_VECTOR_BYTES == 32
+  } else if constexpr (std::is_same_v<In, Half>) {
+    return reinterpret_cast<Vector<Lane>>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
+#elif GPUREDUCE_VECTOR_BYTES == 64
+  } else if constexpr (std::is_same_v<In, Half>) {
+    return reinterpret_cast<Vector<Lane>>(_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x))));
+#endif
   } else {
-    for (int64_t i = 0; i < n; ++i) lanes[i] += lane<Lane, C>(x[i * stride]);
+    typename VectorOf<In, kSize>::type narrow;
+    memcpy(&narrow, x, sizeof(narrow));
+    return __builtin_convertvector(narrow, Vector<Lane>);
+  }
+}
+
+template <class Lane>
+inline __attribute__((always_inline)) void store(Lane* out, Vector<Lane> v) {
+  memcpy(out, &v, sizeof(v));
+}
+
+// Lane i of the result is lane index(i) of a followed by b.
+template <class Acc, int... kIndex>
+inline __attribute__((always_inline)) Vector<Acc> select(Vector<Acc> a, Vector<Acc> b) {
+#ifdef __clang__
+  return __builtin_shufflevector(a, b, kIndex...);
+#else
+  using Index = Vector<std::conditional_t<sizeof(Acc) == 4, int32_t, int64_t>>;
+  return __builtin_shuffle(a, b, Index{kIndex...});
+#endif
+}
+
+// Joins neighbours: lane p * kWidth + w of the result is lane 2p * kWidth + w plus lane (2p + 1) * kWidth + w of a followed by b.
+template <int kWidth, class Acc, int... I>
+inline __attribute__((always_inline)) Vector<Acc> join_two(Vector<Acc> a, Vector<Acc> b, std::integer_sequence<int, I...>) {
+  return select<Acc, (I / kWidth * 2 * kWidth + I % kWidth)...>(a, b) +
+         select<Acc, (I / kWidth * 2 * kWidth + kWidth + I % kWidth)...>(a, b);
+}
+
+template <int kWidth, class Acc>
+inline __attribute__((always_inline)) Vector<Acc> join_four_of(Vector<Acc> a, Vector<Acc> b, Vector<Acc> c, Vector<Acc> d) {
+  constexpr std::make_integer_sequence<int, kVector<Acc>> lanes{};
+  return join_two<kWidth, Acc>(join_two<kWidth, Acc>(a, b, lanes), join_two<kWidth, Acc>(c, d, lanes), lanes);
+}
+
+template <class V>
+inline __attribute__((always_inline)) V join_four(V a, V b, V c, V d, int64_t width) {
+  using Acc = std::remove_cv_t<std::remove_reference_t<decltype(a[0])>>;
+  return width == 1 ? join_four_of<1, Acc>(a, b, c, d) : join_four_of<2, Acc>(a, b, c, d);
+}
+
+// --- gathering --------------------------------------------------------------------------------------------------------------
+
+template <int kSize>
+inline __attribute__((always_inline)) bool copy_by(char* to, const char* from, int64_t size) {
+  if (size < kSize || kSize > GPUREDUCE_VECTOR_BYTES) return false;
+  typedef char Bytes __attribute__((vector_size(kSize)));
+  Bytes bytes;
+  for (int64_t i = 0; i + kSize <= size; i += kSize) {
+    memcpy(&bytes, from + i, kSize);
+    memcpy(to + i, &bytes, kSize);
+  }
+  memcpy(&bytes, from + size - kSize, kSize);  // overlaps what is there already
+  memcpy(to + size - kSize, &bytes, kSize);
+  return true;
+}
+
+// memcpy for the short runs that it is slow for.
+inline void copy(void* to, const void* from, int64_t size) {
+  char* t = static_cast<char*>(to);
+  const char* f = static_cast<const char*>(from);
+  copy_by<64>(t, f, size) || copy_by<32>(t, f, size) || copy_by<16>(t, f, size) || copy_by<8>(t, f, size) ||
+      copy_by<4>(t, f, size) || copy_by<2>(t, f, size) || copy_by<1>(t, f, size);
+}
+
+// to[i] = x[i * stride] as an addend
+template <Conversion C, class Lane, class In>
+void convert(Lane* __restrict to, const In* __restrict x, int64_t n, int64_t stride) {
+  int64_t i = 0;
+  if (stride == 1) {
+#if GPUREDUCE_VECTOR_BYTES >= 32
+    if constexpr (std::is_same_v<In, Half> && std::is_same_v<Lane, float>) {
+      for (; i + 8 <= n; i += 8) _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + i))));
+    }
+#endif
+    for (; i < n; ++i) to[i] = lane<Lane, C>(x[i]);
+  } else if (stride == 2) {
+    for (; i < n; ++i) to[i] = lane<Lane, C>(x[2 * i]);
+  } else {
+    for (; i < n; ++i) to[i] = lane<Lane, C>(x[i * stride]);
   }
 }
 
 // The same for a lazily negated or conjugated view.
 template <Conversion C, class Lane, class In>
-void add_signed(Lane* __restrict lanes, const In* __restrict x, int64_t n, int64_t stride, bool negate, bool conjugate) {
+void convert_signed(Lane* to, const In* x, int64_t n, int64_t stride, bool negate, bool conjugate) {
   for (int64_t i = 0; i < n; ++i) {
     In element = x[i * stride];
-    if (negate != (conjugate && i % 2)) element = negated(element);
-    lanes[i] += lane<Lane, C>(element);
+    to[i] = lane<Lane, C>(negate != (conjugate && i % 2) ? negated(element) : element);
   }
 }
 
-// lanes[i] += x[i]; lanes[i] += x[i + step]; ... eight of them, which is the depth of a full chunk: floating lanes begin here.
+// The elements of `width` neighbouring columns, as they lie in memory, and as lanes.
 template <Conversion C, class Lane, class In>
-void add_eight(Lane* __restrict lanes, const In* __restrict x, int64_t n, int64_t step) {
-  const In *x1 = x + step, *x2 = x1 + step, *x3 = x2 + step, *x4 = x3 + step, *x5 = x4 + step, *x6 = x5 + step, *x7 = x6 + step;
-  for (int64_t i = 0; i < n; ++i) {
-    Lane v = lane<Lane, C>(x[i]);
-    v += lane<Lane, C>(x1[i]);
-    v += lane<Lane, C>(x2[i]);
-    v += lane<Lane, C>(x3[i]);
-    v += lane<Lane, C>(x4[i]);
-    v += lane<Lane, C>(x5[i]);
-    v += lane<Lane, C>(x6[i]);
-    v += lane<Lane, C>(x7[i]);
-    lanes[i] = std::is_integral_v<Lane> ? lanes[i] + v : v;
-  }
-}
-
-// The elements of `width` columns as they lie in memory.
 struct Source {
-  Source(const Plan& p, int64_t width)
-      : plan(p), width(width), element_stride(p.reduced.fastest().stride),
-        unit((width == 1 ? element_stride : p.column_stride) == 1), block(unit && (width == 1 || element_stride == width)) {}
+  // 64-bit integers are all the same to a sum modulo 2^64.
+  using Direct = std::conditional_t<std::is_integral_v<In> && std::is_integral_v<Lane> && sizeof(In) == sizeof(Lane), Lane, In>;
+  static constexpr bool kSame = C == Conversion::value && std::is_same_v<Direct, Lane>;
+  static constexpr bool kDirect = C == Conversion::value && kLoads<Lane, Direct>;
+
+  Source(const Plan& p, const Task& task)
+      : plan(p), input(static_cast<const In*>(p.input) + task.first_column * p.column_stride), width(task.width),
+        stride(width == 1 ? p.reduced.fastest().stride : p.column_stride), pitch(p.reduced.fastest().stride),
+        block(width == 1 || (stride == 1 && pitch == width)), in_place(kDirect && stride == 1 && !p.negate && !p.conjugate) {}
+
+  // What sum_lanes reads where it is.
+  const std::conditional_t<kDirect, Direct, Lane>* at(int64_t offset) const {
+    return reinterpret_cast<const std::conditional_t<kDirect, Direct, Lane>*>(input + offset);
+  }
+
+  // Writes n elements of each column to to[n][width].
+  void gather(Lane* to, int64_t row, int64_t first, int64_t n) const {
+    Cursor at(plan.reduced, first);
+    for (int64_t left = n; left > 0;) {
+      const int64_t run = min(left, at.left()), calls = block ? 1 : run, size = block ? run * width : width;
+      const In* from = input + row + at.offset();
+      for (int64_t i = 0; i < calls; ++i, to += size, from += pitch) {
+        if (plan.negate || plan.conjugate) convert_signed<C>(to, from, size, stride, plan.negate, plan.conjugate);
+        else if (kSame && stride == 1) copy(to, from, size * sizeof(In));
+        else convert<C>(to, from, size, stride);
+      }
+      at.advance(run);
+      left -= run;
+    }
+  }
 
   const Plan& plan;
-  const int64_t width, element_stride;
-  const bool unit;   // neighbours in the tile are neighbours in memory, columns first
-  const bool block;  // and so are neighbouring elements of all columns
-
-  // Adds n elements of each column, which the fastest dim holds, to tile[n][width].
-  template <Conversion C, class Lane, class In>
-  void add_run(Lane* tile, const In* x, int64_t n) const {
-    // One call where one stride walks all.
-    int64_t calls = block || width == 1 ? 1 : n, size = block ? n * width : width == 1 ? n : width;
-    int64_t stride = unit ? 1 : width == 1 ? element_stride : plan.column_stride;
-    for (int64_t i = 0; i < calls; ++i, tile += width, x += element_stride) {
-      if (plan.negate || plan.conjugate) add_signed<C>(tile, x, size, stride, plan.negate, plan.conjugate);
-      else add<C>(tile, x, size, stride);
-    }
-  }
-
-  // Sums elements begin + i + d * step of each column, d = 0 ... depth - 1, left to right, into tile[i][width] for i < lanes.
-  // Elements from `end` on do not exist.
-  template <Conversion C, class Lane, class In>
-  void fill(Lane* tile, const In* x, int64_t begin, int64_t lanes, int64_t step, int depth, int64_t end) const {
-    constexpr bool kOrdered = !std::is_integral_v<Lane>;
-    const int64_t eight = 7 * step + lanes;  // the span of eight elements a lane
-    for (int d = 0; d == 0 || (d < depth && begin < end);) {
-      Cursor at(plan.reduced, begin < end ? begin : 0);
-      const bool deep = unit && !plan.negate && !plan.conjugate && d + 8 <= depth && eight <= end - begin && eight <= at.left();
-      if (d == 0 && !(deep && kOrdered)) {
-        for (int64_t i = 0; i < lanes * width; ++i) tile[i] = padding<Lane>();
-      }
-      if (deep) {
-        const int64_t calls = block ? 1 : lanes, size = block ? lanes * width : width;
-        for (int64_t i = 0; i < calls; ++i)
-          add_eight<C>(tile + i * size, x + at.offset() + i * element_stride, size, step * element_stride);
-      } else {
-        for (int64_t i = 0, n = min(lanes, end - begin); i < n;) {
-          int64_t run = min(n - i, at.left());
-          add_run<C>(tile + i * width, x + at.offset(), run);
-          at.advance(run);
-          i += run;
-        }
-      }
-      d += deep ? 8 : 1;
-      begin += (deep ? 8 : 1) * step;
-    }
-  }
+  const In* const input;
+  const int64_t width, stride;  // of neighbours in the tile
+  const int64_t pitch;          // from one element of a column to the next
+  const bool block;             // one stride walks all columns of all elements of the fastest dim
+  const bool in_place;          // neighbours can be summed where they are
 };
 
 // --- joining ----------------------------------------------------------------------------------------------------------------
 
+// out[p][width] = in[2p][width] + in[2p + 1][width]
 template <class Acc>
-void join_neighbours(Acc* __restrict out, const Acc* __restrict in, int64_t pairs, int64_t width) {
-  if (width == 1) {
-    for (int64_t p = 0; p < pairs; ++p) out[p] = in[2 * p] + in[2 * p + 1];
-  } else if (width == 2) {
-    for (int64_t p = 0; p < pairs; ++p) {
-      out[2 * p] = in[4 * p] + in[4 * p + 2];
-      out[2 * p + 1] = in[4 * p + 1] + in[4 * p + 3];
-    }
-  } else {
-    for (int64_t p = 0; p < pairs; ++p, in += 2 * width, out += width) {
-      for (int64_t w = 0; w < width; ++w) out[w] = in[w] + in[width + w];
-    }
+void join_pairs(Acc* __restrict out, const Acc* __restrict in, int64_t pairs, int64_t width) {
+  for (int64_t p = 0; p < pairs; ++p, in += 2 * width, out += width) {
+    for (int64_t w = 0; w < width; ++w) out[w] = in[w] + in[width + w];
+  }
+}
+
+// Two levels at once for one or two columns, which vectors hold several pairs of.
+template <class Acc>
+void join_fours(Acc* __restrict out, const Acc* __restrict in, int64_t n, int64_t width) {
+  constexpr int kSize = kVector<Acc>;
+  for (; n >= 4 * kSize; n -= 4 * kSize, in += 4 * kSize, out += kSize)
+    store(out, join_four(load<Acc>(in), load<Acc>(in + kSize), load<Acc>(in + 2 * kSize), load<Acc>(in + 3 * kSize), width));
+  for (; n > 0; n -= 4 * width, in += 3 * width) {
+    for (int64_t w = 0; w < width; ++w, ++in, ++out) *out = (in[0] + in[width]) + (in[2 * width] + in[3 * width]);
   }
 }
 
 // Joins tile[rows][leaves][width] to one leaf a row, back and forth between two buffers; returns the one it ended in.
 template <class Acc>
 Acc* join_tile(Acc* tile, Acc* other, int64_t rows, int64_t leaves, int64_t width) {
-  for (; leaves > 1; leaves /= 2) {
-    join_neighbours(other, tile, rows * leaves / 2, width);
+  while (leaves > 1) {
+    bool fours = leaves >= 4 && width <= 2;
+    if (fours) join_fours(other, tile, rows * leaves * width, width);
+    else join_pairs(other, tile, rows * leaves / 2, width);
+    leaves /= fours ? 4 : 2;
     Acc* joined = other;
     other = tile;
     tile = joined;
@@ -168,6 +256,86 @@ void join_left(Acc* __restrict right, const Acc* __restrict left, int64_t n) {
   for (int64_t i = 0; i < n; ++i) right[i] = left[i] + right[i];
 }
 
+// --- the lanes --------------------------------------------------------------------------------------------------------------
+
+// Lane i of n is x[i] + x[i + step] + ..., `depth` of them, left to right. With `fours` (a width of 1 or 2), four neighbouring
+// lanes each are joined while they are in registers. With `ahead`, what lies there is fetched for the next call: the processor
+// sees `depth` streams that pause and does not guess it (2^24 float32 in memory: 38 GB/s without, 46 with, a thread).
+template <class Lane, class In>
+void sum_lanes(Lane* __restrict out, const In* __restrict x, int64_t n, int64_t step, int64_t depth, int fours,
+               int64_t ahead = 0) {
+  constexpr int kSize = kVector<Lane>, kBlock = 8 * kSize;
+  for (; n >= kBlock; n -= kBlock, x += kBlock) {
+    Vector<Lane> v[8];
+    const In* y = x;
+    GPUREDUCE_UNROLL
+    for (int i = 0; i < 8; ++i) v[i] = load<Lane>(y + i * kSize);
+    for (int64_t d = 1;; ++d) {
+      if (ahead != 0) {
+        GPUREDUCE_UNROLL
+        for (int i = 0; i < kBlock; i += 64 / sizeof(In)) __builtin_prefetch(y + ahead + i);
+      }
+      if (d >= depth) break;
+      y += step;
+      GPUREDUCE_UNROLL
+      for (int i = 0; i < 8; ++i) v[i] += load<Lane>(y + i * kSize);
+    }
+    if constexpr (!std::is_integral_v<Lane>) {
+      if (fours != 0) {
+        store(out, join_four(v[0], v[1], v[2], v[3], fours));
+        store(out + kSize, join_four(v[4], v[5], v[6], v[7], fours));
+        out += 2 * kSize;
+        continue;
+      }
+    }
+    GPUREDUCE_UNROLL
+    for (int i = 0; i < 8; ++i) store(out + i * kSize, v[i]);
+    out += kBlock;
+  }
+  Lane rest[kBlock];
+  Lane* to = fours == 0 ? out : rest;
+  int64_t i = 0;
+  for (; i + kSize <= n; i += kSize) {
+    Vector<Lane> v = load<Lane>(x + i);
+    for (int64_t d = 1; d < depth; ++d) v += load<Lane>(x + i + d * step);
+    store(to + i, v);
+  }
+  for (; i < n; ++i) {
+    Lane v = lane<Lane, Conversion::value>(x[i]);
+    for (int64_t d = 1; d < depth; ++d) v += lane<Lane, Conversion::value>(x[i + d * step]);
+    to[i] = v;
+  }
+  if constexpr (!std::is_integral_v<Lane>) {
+    if (fours != 0) join_fours(out, rest, n, fours);
+  }
+}
+
+// Sums `lanes` lanes of each column: elements begin + i + d * step for i < lanes and d < depth; those from `end` on are missing.
+template <Conversion C, class Lane, class In>
+void sum_tile(const Source<C, Lane, In>& source, Lane* out, Lane* buffer, int64_t row, int64_t begin, int64_t lanes, int64_t step,
+              int64_t depth, int64_t end, int fours) {
+  const int64_t width = source.width, span = (depth - 1) * step + lanes;
+  if (source.in_place && (source.block || fours == 0) && span <= end - begin) {
+    Cursor at(source.plan.reduced, begin);
+    if (span <= at.left()) {
+      const int64_t calls = source.block ? 1 : lanes, size = source.block ? lanes * width : width;
+      for (int64_t i = 0; i < calls; ++i)
+        sum_lanes(out + i * size, source.at(row + at.offset() + i * source.pitch), size, step * source.pitch, depth, fours,
+                  source.block ? depth * step * source.pitch : 0);
+      return;
+    }
+  }
+  Lane* to = buffer;
+  const int64_t whole = lanes == step ? depth : 1;  // neighbouring rows of lanes at once
+  for (int64_t d = 0; d < depth; d += whole, begin += whole * step) {
+    const int64_t n = min(whole * lanes, end - begin), all = whole * lanes * width;
+    source.gather(to, row, begin, n);
+    for (int64_t i = n * width; i < all; ++i) to[i] = padding<Lane>();
+    to += all;
+  }
+  sum_lanes(out, buffer, lanes * width, lanes * width, depth, fours);
+}
+
 // --- the kernels ------------------------------------------------------------------------------------------------------------
 
 // Floating sums. A tile of leaves is joined to one; tiles are joined like the bits of a counter: level k of the stack holds
@@ -175,33 +343,46 @@ void join_left(Acc* __restrict right, const Acc* __restrict left, int64_t n) {
 template <class In, class Acc>
 void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums) {
   constexpr Conversion C = Conversion::value;
-  Acc* tile = static_cast<Acc*>(scratch);
+  Acc* buffer = static_cast<Acc*>(scratch);
+  Acc* tile = reinterpret_cast<Acc*>(static_cast<char*>(scratch) + plan.buffer_bytes);
   Acc* other = tile + kTileBytes / sizeof(Acc);
   Acc* stack = other + kTileBytes / sizeof(Acc);
-  Source source(plan, task.width);
-  const In* input = static_cast<const In*>(plan.input) + task.first_column * plan.column_stride;
-  const int64_t leaves = plan.tile_leaves, lanes = min(leaves, kLanes), row_size = leaves * task.width;
-  const int64_t size = task.rows * task.width;
-  const bool rows_touch = source.block && !plan.negate && !plan.conjugate && plan.reduced.rank == 1 && plan.length == leaves && leaves <= kLanes &&
-                          plan.rows.fastest().stride == row_size;
+  const Source<C, Acc, In> source(plan, task);
+  const int64_t leaves = plan.tile_leaves, lanes = min(leaves, kLanes), size = task.rows * task.width;
+  const int fours = leaves >= 4 && task.width <= 2 ? static_cast<int>(task.width) : 0;
+  const int64_t kept = fours ? leaves / 4 : leaves;  // leaves of a row after sum_lanes
   int64_t tiles = 0;
   Acc* joined = tile;
   for (int64_t leaf = leaf_count(task.begin), end = leaf_count(task.end); leaf < end; leaf += leaves) {
     Cursor row(plan.rows, task.first_row);
-    for (int64_t r = 0; r < task.rows;) {
-      int64_t run = 1;
-      if (rows_touch) {
-        run = min(task.rows - r, row.left());
-        for (int64_t i = 0; i < run * row_size; ++i) tile[r * row_size + i] = lane<Acc, C>(input[row.offset() + i]);
+    if (plan.length <= lanes) {  // short rows are one tile
+      const int64_t row_size = lanes * task.width;
+      if (source.in_place && source.block && plan.reduced.rank == 1 && plan.length == lanes && plan.rows.rank == 1 &&
+          (task.rows == 1 || plan.rows.fastest().stride == row_size)) {
+        sum_lanes(tile, source.at(row.offset()), task.rows * row_size, 0, 1, fours);
       } else {
-        for (int64_t l = 0; l < leaves; l += lanes)
-          source.fill<C>(tile + r * row_size + l * task.width, input + row.offset(), leaf_start(leaf + l), lanes, kLanes, kDepth,
-                         task.end);
+        for (int64_t i = 0; plan.length < lanes && i < task.rows * row_size; ++i) buffer[i] = padding<Acc>();
+        const bool whole = source.kSame && source.in_place && source.block && plan.reduced.rank == 1;
+        for (int64_t r = 0; r < task.rows; ++r, row.advance(1)) {
+          if (whole) copy(buffer + r * row_size, source.at(row.offset()), plan.length * task.width * sizeof(In));
+          else source.gather(buffer + r * row_size, row.offset(), 0, plan.length);
+        }
+        sum_lanes(tile, buffer, task.rows * row_size, 0, 1, fours);
       }
-      row.advance(run);
-      r += run;
+    } else {
+      for (int64_t r = 0; r < task.rows; ++r, row.advance(1)) {
+        for (int64_t l = 0; l < leaves; l += lanes) {
+          Acc* out = tile + (r * leaves + l) * kept / leaves * task.width;
+          const int64_t begin = leaf_start(leaf + l), depth = min(kDepth, (task.end - begin + kLanes - 1) / kLanes);
+          if (depth > 0) {
+            sum_tile(source, out, buffer, row.offset(), begin, lanes, kLanes, depth, task.end, fours);
+          } else {
+            for (int64_t i = 0; i < lanes * kept / leaves * task.width; ++i) out[i] = padding<Acc>();
+          }
+        }
+      }
     }
-    joined = join_tile(tile, other, task.rows, leaves, task.width);
+    joined = join_tile(tile, other, task.rows, kept, task.width);
     if (leaf + leaves >= end) break;
     int level = 0;
     for (; tiles >> level & 1; ++level) join_left(joined, stack + level * size, size);
@@ -219,17 +400,20 @@ template <class In, Conversion C>
 void sum_exactly(const Plan& plan, const Task& task, void* scratch, void* sums) {
   using Lane = typename ExactLane<In, C>::type;
   using Signed = std::make_signed_t<Lane>;
-  Lane* __restrict tile = static_cast<Lane*>(scratch);
-  Source source(plan, task.width);
-  const In* input = static_cast<const In*>(plan.input) + task.first_column * plan.column_stride;
-  const int64_t width = task.width;
+  Lane* buffer = static_cast<Lane*>(scratch);
+  Lane* tile = reinterpret_cast<Lane*>(static_cast<char*>(scratch) + plan.buffer_bytes);
+  const Source<C, Lane, In> source(plan, task);
+  const int64_t width = task.width, lanes = min(plan.tile_leaves, task.end - task.begin);
   Cursor row(plan.rows, task.first_row);
   for (int64_t r = 0; r < task.rows; ++r, row.advance(1)) {
     uint64_t* __restrict sum = static_cast<uint64_t*>(sums) + r * width;
     for (int64_t w = 0; w < width; ++w) sum[w] = 0;
-    for (int64_t begin = task.begin; begin < task.end; begin += plan.tile_leaves * kExactDepth) {
-      int64_t lanes = min(plan.tile_leaves, task.end - begin);
-      source.fill<C>(tile, input + row.offset(), begin, lanes, plan.tile_leaves, kExactDepth, task.end);
+    for (int64_t begin = task.begin; begin < task.end;) {
+      int64_t left = min(Cursor(plan.reduced, begin).left(), task.end - begin);
+      int64_t depth = source.in_place && left >= lanes  // in place, or what the buffer holds
+                          ? min(width == 1 ? kExactDepth : kDepth, left / lanes)
+                          : min(min(kExactDepth, (task.end - begin + lanes - 1) / lanes), plan.buffer_bytes / (lanes * width * int64_t{sizeof(Lane)}));
+      sum_tile(source, tile, buffer, row.offset(), begin, lanes, lanes, depth, task.end, 0);
       if (width == 1) {
         uint64_t total = 0;
         for (int64_t l = 0; l < lanes; ++l) total += static_cast<uint64_t>(static_cast<Signed>(tile[l]));
@@ -239,6 +423,7 @@ void sum_exactly(const Plan& plan, const Task& task, void* scratch, void* sums) 
           for (int64_t w = 0; w < width; ++w) sum[w] += static_cast<uint64_t>(static_cast<Signed>(tile[l * width + w]));
         }
       }
+      begin += lanes * depth;
     }
   }
 }

@@ -2,13 +2,16 @@
 #include "kernels.h"
 
 #if defined(__x86_64__)
+#include <immintrin.h>
+
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
 #else
-#pragma GCC target("avx2")
+#pragma GCC target("avx2,f16c")
 #endif
 
 #define GPUREDUCE_ISA avx2
+#define GPUREDUCE_VECTOR_BYTES 32
 #include "kernels.inl"
 
 #if defined(__clang__)

@@ -2,4 +2,5 @@
 #include "kernels.h"
 
 #define GPUREDUCE_ISA generic
+#define GPUREDUCE_VECTOR_BYTES 16
 #include "kernels.inl"

@@ -62,7 +62,7 @@ const InstructionSet& instruction_set() {
     if (capability == "AVX512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
       return InstructionSet{"avx512", avx512::kernel_for};
-    if (capability.rfind("AVX", 0) == 0 && __builtin_cpu_supports("avx2")) return InstructionSet{"avx2", avx2::kernel_for};
+    if (capability.rfind("AVX", 0) == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return InstructionSet{"avx2", avx2::kernel_for};
 #endif
     return InstructionSet{"generic", generic::kernel_for};
   }();
@@ -149,19 +149,27 @@ Work::Work(const Reduction& r)
 
   // Tiles: neighbouring columns first, since they share cache lines; then leaves; then rows, if they are that short.
   const bool exact = accumulator == Accumulator::i64;
-  const int64_t capacity = kTileBytes / size_of(accumulator), leaves = leaf_count(plan.length);
+  const bool gathered = plan.negate || plan.conjugate || plan.reduced.rank > 1 ||
+                        (columns > 1 ? plan.column_stride : plan.reduced.fastest().stride) != 1;
+  int64_t capacity = kTileBytes / size_of(accumulator);
+  if (gathered && columns > 1) capacity /= 8;  // whose depth is gathered first
+  const int64_t leaves = leaf_count(plan.length);
   column_tiles = ceil_div(columns, capacity / 4);
   plan.tile_width = column_tiles == 1 ? columns : ceil_div(ceil_div(columns, column_tiles), 16) * 16;
   column_tiles = ceil_div(columns, plan.tile_width);
   if (exact) {
-    bool block = plan.tile_width == plan.reduced.fastest().stride || columns == 1;
-    plan.tile_leaves = block ? std::max<int64_t>(1, kExactLanes / plan.tile_width) : 1;
+    bool block = plan.tile_width == plan.reduced.fastest().stride;
+    plan.tile_leaves = columns == 1 ? kExactLanes : block ? std::max<int64_t>(1, 512 / plan.tile_width) : 1;
     plan.tile_rows = std::min(rows, std::max<int64_t>(1, kSplit / 16 / (plan.length * plan.tile_width)));
   } else {
-    plan.tile_leaves = std::min(floor_power(capacity / plan.tile_width), ceil_power(leaves));
-    plan.tile_rows = plan.tile_leaves < leaves ? 1 : std::min(rows, capacity / (plan.tile_leaves * plan.tile_width));
+    const int64_t joined = plan.tile_width <= 2 ? 4 : 1;  // leaves to an accumulator of the tile
+    plan.tile_leaves = std::min(floor_power(joined * capacity / plan.tile_width), ceil_power(leaves));
+    plan.tile_rows = std::min(rows, std::max<int64_t>(1, capacity / (plan.tile_leaves * plan.tile_width)));
+    if (plan.tile_leaves < leaves) plan.tile_rows = 1;
   }
   row_tiles = ceil_div(rows, plan.tile_rows);
+
+  plan.buffer_bytes = std::max(kBufferBytes, std::min<int64_t>(plan.tile_leaves, kLanes) * plan.tile_width * kDepth * size_of(accumulator));
 
   // Threads and splits.
   const double elements = static_cast<double>(plan.length) * static_cast<double>(outputs);

@@ -6,31 +6,20 @@
 
 namespace gpureduce::cuda {
 
-// Rounding to any dtype is a lot of code, so the kernels hold that to the accumulator's usual results, and call the rest.
-template <class Acc>
-__device__ __noinline__ void store_any(void* out, int64_t index, DType t, Acc v) {
-  store(out, index, t, v);
-}
-
 template <class Out, class Acc, int V>
 __device__ __forceinline__ void store_as(void* out, int64_t index, int64_t stride, const Acc (&v)[V]) {
 #pragma unroll
   for (int j = 0; j < V; ++j) static_cast<Out*>(out)[index + j * stride] = result<Out>(v[j]);
 }
 
+// Stores V results, `stride` apart, in a dtype for which is_direct() holds.
 template <class Acc, int V>
 __device__ __forceinline__ void store_results(void* out, int64_t index, int64_t stride, DType t, const Acc (&v)[V]) {
-  constexpr DType kOwn = std::is_same_v<Acc, float>            ? DType::Float
-                         : std::is_same_v<Acc, double>         ? DType::Double
-                         : std::is_same_v<Acc, int64_t>        ? DType::Long
-                         : std::is_same_v<Acc, Complex<float>> ? DType::ComplexFloat
-                                                               : DType::ComplexDouble;
-  if (t == kOwn) return store_as<Acc>(out, index, stride, v);
   if constexpr (std::is_same_v<Acc, float>) {
     if (t == DType::BFloat16) return store_as<BFloat16>(out, index, stride, v);
     if (t == DType::Half) return store_as<Half>(out, index, stride, v);
   }
-  for (int j = 0; j < V; ++j) store_any(out, index + j * stride, t, v[j]);
+  store_as<Acc>(out, index, stride, v);
 }
 
 // Where values go: rounded to the result, or as they are to the partial sums, which the join kernel takes up.
@@ -38,9 +27,10 @@ template <class Acc>
 struct Output {
   void* result;
   DType dtype;
-  Acc* partials;  // null: there is one value an output, and it is the result
+  Acc* partials;  // null: the value is the result
 
-  __device__ __forceinline__ void write(const Nest& kept, int64_t output, int64_t partial, Acc v) const {
+  template <int kRank>
+  __device__ __forceinline__ void write(const Nest<kRank>& kept, int64_t output, int64_t partial, Acc v) const {
     if (partials) partials[partial] = v;
     else store_results(result, kept.at(output).out, 0, dtype, {v});
   }
@@ -52,11 +42,11 @@ enum class Walk { dense, linear, nested };
 template <class Source, class Acc>
 struct Args {
   Source source;
-  Output<Acc> output;
-  Tiling tiling;
   int64_t length;
   int32_t warp_columns, batches;
-  Nest kept, reduced;
+  Tiling tiling;
+  Output<Acc> output;
+  Nest<Source::kRank> kept, reduced;
 
   // Offset of element `index` of an output, from the output's own.
   template <Walk walk>

@@ -13,10 +13,7 @@ namespace gpureduce::cuda {
 Plan plan(const Reduction& r, at::Device device, const Tuning& tuning) {
   Device facts;
   facts.multiprocessors = at::cuda::getDeviceProperties(device.index())->multiProcessorCount;
-  const auto address = reinterpret_cast<uintptr_t>(r.input);
-  const int alignment = static_cast<int>(address & -address & 31);
-  const bool typed = is_typed(r.in, r.accumulator, r.conversion, r.negate, r.conjugate);
-  return make_plan(r.problem, r.in, r.out, r.accumulator, typed, alignment == 0 ? 16 : alignment, facts, tuning);
+  return make_plan(r, facts, tuning);
 }
 
 void run(const Reduction& r, at::Device device, const Tuning& tuning) {

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps * kWarp) columns(const __grid_
   const int width = a.warp_columns, column = lane % width * V, thread_leaves = kLeaves * a.batches;
   allow_next_kernel();
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
-    const Tile tile = a.tiling.tile(index);
+    const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
     const int64_t leaf = tile.leaf + (warp * (kWarp / width) + lane / width) * thread_leaves;
     Acc sums[V];
 #pragma unroll
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps * kWarp) columns(const __grid_
 template <int V, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxColumnWarps * kWarp) thin(const __grid_constant__ Args<Source, Acc> a) {
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
-    const Tile tile = a.tiling.tile(index);
+    const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
     const int column = threadIdx.x * V;
     if (column >= tile.outputs) continue;
     const Offsets offsets = a.kept.at(tile.output + column);
@@ -114,7 +114,12 @@ __global__ void __launch_bounds__(kMaxColumnWarps * kWarp) thin(const __grid_con
     Acc v[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) v[j] = static_cast<Acc>(lanes.sum[j]);
-    store_results(a.output.result, offsets.out, V > 1 ? a.kept.dims[a.kept.rank - 1].out : 0, a.output.dtype, v);
+    if (a.output.partials) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) a.output.partials[tile.output + column + j] = v[j];
+    } else {
+      store_results(a.output.result, offsets.out, V > 1 ? a.kept.dims[a.kept.rank - 1].out : 0, a.output.dtype, v);
+    }
   }
 }
 

@@ -7,8 +7,8 @@ namespace gpureduce::cuda {
 
 namespace {
 
-template <class Acc>
-cudaError_t join_typed(const Launch& launch) {
+template <class Acc, int kRank>
+cudaError_t join_ranked(const Launch& launch) {
   const Reduction& r = launch.reduction;
   const Plan& plan = launch.plan;
   Acc* partials = static_cast<Acc*>(launch.workspace);
@@ -16,8 +16,8 @@ cudaError_t join_typed(const Launch& launch) {
   for (const Join& join : plan.joins) {
     const int64_t results = join.results(), outputs = plan.tiling.outputs;
     Acc* next = partials + join.count * outputs;
-    JoinArgs<Acc> args{partials, {r.output, r.out, results > 1 ? next : nullptr}, outputs, join.count, output_stride,
-                       split_stride, results, join.threads, kept_nest(r.problem)};
+    JoinArgs<Acc, kRank> args{partials, {r.output, r.out, results > 1 ? next : nullptr}, outputs, join.count, output_stride,
+                       split_stride, results, join.threads, kept_nest<kRank>(r.problem)};
     const int threads = std::max(join.threads, 128);
     const int64_t blocks = (outputs * results + threads / join.threads - 1) / (threads / join.threads);
 
@@ -30,12 +30,18 @@ cudaError_t join_typed(const Launch& launch) {
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    if (cudaError_t error = cudaLaunchKernelEx(&config, join_partials<Acc>, args)) return error;
+    if (cudaError_t error = cudaLaunchKernelEx(&config, join_partials<Acc, kRank>, args)) return error;
     partials = next;
     output_stride = 1;
     split_stride = outputs;
   }
   return cudaSuccess;
+}
+
+template <class Acc>
+cudaError_t join_typed(const Launch& launch) {
+  if (launch.reduction.problem.kept.size() <= kFastRank) return join_ranked<Acc, kFastRank>(launch);
+  return join_ranked<Acc, kMaxRank>(launch);
 }
 
 }  // namespace

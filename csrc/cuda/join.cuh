@@ -5,7 +5,7 @@
 
 namespace gpureduce::cuda {
 
-template <class Acc>
+template <class Acc, int kRank>
 struct JoinArgs {
   const Acc* partials;
   Output<Acc> output;
@@ -13,14 +13,21 @@ struct JoinArgs {
   int64_t output_stride, split_stride;   // in partials
   int64_t results;                       // what is left of them an output
   int32_t threads;                       // an output; a power of two
-  Nest kept;
+  Nest<kRank> kept;
 };
 
-// A thread takes kJoinRun neighbouring partial sums, `threads` threads the run of one result, and a block several results.
+// The one kernel that rounds to every dtype.
 template <class Acc>
-__global__ void __launch_bounds__(1024) join_partials(const __grid_constant__ JoinArgs<Acc> a) {
+__device__ __noinline__ void store_any(void* out, int64_t index, DType t, Acc v) {
+  store(out, index, t, v);
+}
+
+// A thread takes kJoinRun neighbouring partial sums, `threads` threads the run of one result, and a block several results.
+template <class Acc, int kRank>
+__global__ void __launch_bounds__(1024) join_partials(const __grid_constant__ JoinArgs<Acc, kRank> a) {
   __shared__ Acc slots[kWarp];
-  const int group = threadIdx.x / a.threads, groups = blockDim.x / a.threads, member = threadIdx.x % a.threads;
+  const int shift = __ffs(a.threads) - 1;
+  const int group = threadIdx.x >> shift, groups = blockDim.x >> shift, member = threadIdx.x & (a.threads - 1);
   wait_for_previous_kernel();
   allow_next_kernel();
   const int64_t all = a.outputs * a.results;
@@ -39,7 +46,10 @@ __global__ void __launch_bounds__(1024) join_partials(const __grid_constant__ Jo
 #pragma unroll
       for (int i = 0; i < kJoinRun; i += 2 * step) v[i] = v[i] + v[i + step];
     }
-    if (block_join(v[0], a.threads, slots) && index < all) a.output.write(a.kept, output, run * a.outputs + output, v[0]);
+    if (block_join(v[0], a.threads, slots) && index < all) {
+      if (a.output.partials) a.output.partials[run * a.outputs + output] = v[0];
+      else store_any(a.output.result, a.kept.at(output).out, a.output.dtype, v[0]);
+    }
     __syncthreads();  // the slots are free again
   }
 }

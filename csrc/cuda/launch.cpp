@@ -6,7 +6,7 @@ namespace {
 
 cudaError_t reduce(const Launch& launch) {
   const Reduction& r = launch.reduction;
-  if (!is_typed(r.in, r.accumulator, r.conversion, r.negate, r.conjugate)) return reduce_any(launch);
+  if (!is_typed(r)) return reduce_any(launch);
   switch (r.in) {
 #define GPUREDUCE_FAMILY(name, type, kind, accumulator, wide, family) \
   case DType::name:                                                   \

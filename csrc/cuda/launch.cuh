@@ -11,9 +11,9 @@ template <class Source, class Acc>
 Args<Source, Acc> make_args(const Launch& launch, const Source& source) {
   const Reduction& r = launch.reduction;
   const Plan& plan = launch.plan;
-  const bool split = plan.tiling.splits > 1;
-  return {source, {r.output, r.out, split ? static_cast<Acc*>(launch.workspace) : nullptr},
-          plan.tiling, r.problem.length, plan.warp_columns, plan.batches, kept_nest(r.problem), reduced_nest(r.problem)};
+  Acc* partials = plan.joins.empty() ? nullptr : static_cast<Acc*>(launch.workspace);
+  return {source, r.problem.length, plan.warp_columns, plan.batches, plan.tiling, {r.output, r.out, partials},
+          kept_nest<Source::kRank>(r.problem), reduced_nest<Source::kRank>(r.problem)};
 }
 
 template <int V, Walk walk, class Acc, class Source>
@@ -24,7 +24,9 @@ auto row_kernel(const Plan& plan) {
 template <int V, Walk walk, class Acc, class Source>
 auto column_kernel(const Plan& plan) {
   if (plan.kernel == Kernel::thin) return thin<V, walk, Source, Acc>;
-  return plan.thread_elements == 1 ? columns<V, 1, walk, Source, Acc> : columns<V, kLoads, walk, Source, Acc>;
+  return plan.thread_elements == 1   ? columns<V, 1, walk, Source, Acc>
+         : plan.thread_elements == 2 ? columns<V, 2, walk, Source, Acc>
+                                     : columns<V, kLoads, walk, Source, Acc>;
 }
 
 template <int V, class Acc, class Source>

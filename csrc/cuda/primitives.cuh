@@ -10,11 +10,6 @@ namespace gpureduce::cuda {
 
 // --- vectors --------------------------------------------------------------------------------------------------------------
 
-template <class Element, int V>
-struct alignas(sizeof(Element) * V) Vector {
-  Element at[V];
-};
-
 template <int kBytes> struct Word;
 template <> struct Word<1> { using type = uint8_t; };
 template <> struct Word<2> { using type = uint16_t; };
@@ -22,11 +17,20 @@ template <> struct Word<4> { using type = uint32_t; };
 template <> struct Word<8> { using type = uint2; };
 template <> struct Word<16> { using type = uint4; };
 
+// V elements as one load brings them. They stay whole words until they are used: as single elements they would take a register
+// each, bytes too.
+template <class Element, int V>
+struct Vector {
+  using Bits = typename Word<sizeof(Element) * V>::type;
+  Bits bits;
+
+  __device__ __forceinline__ Element operator[](int j) const { return reinterpret_cast<const Element*>(&bits)[j]; }
+  __device__ __forceinline__ void set(int j, Element x) { reinterpret_cast<Element*>(&bits)[j] = x; }
+};
+
 template <class Element, int V>
 __device__ __forceinline__ Vector<Element, V> load_vector(const Element* p) {
-  using Bits = typename Word<sizeof(Element) * V>::type;
-  const Bits bits = __ldg(reinterpret_cast<const Bits*>(p));
-  return *reinterpret_cast<const Vector<Element, V>*>(&bits);
+  return {__ldg(reinterpret_cast<const typename Vector<Element, V>::Bits*>(p))};
 }
 
 // The element whose addend is padding<Acc>(): -0.0 in its own format, 0 for integers.
@@ -48,7 +52,7 @@ template <class Element, int V>
 __device__ __forceinline__ Vector<Element, V> padding_vector() {
   Vector<Element, V> v;
 #pragma unroll
-  for (int j = 0; j < V; ++j) v.at[j] = padding_element<Element>();
+  for (int j = 0; j < V; ++j) v.set(j, padding_element<Element>());
   return v;
 }
 
@@ -58,6 +62,7 @@ __device__ __forceinline__ Vector<Element, V> padding_vector() {
 template <class In>
 struct Typed {
   using Element = In;
+  static constexpr int kRank = kFastRank;
   const In* base;
 
   template <int V>
@@ -65,10 +70,11 @@ struct Typed {
 };
 
 // Elements of any dtype, converted to the accumulator one by one: for results of an integer dtype from floats, of bool, from
-// 64-bit integers to floats, and for lazily negated or conjugated views.
+// 64-bit integers to floats, for lazily negated or conjugated views, and for views of many nested dims.
 template <class Acc>
 struct Any {
   using Element = Acc;
+  static constexpr int kRank = kMaxRank;
   const void* base;
   DType dtype;
   Conversion conversion;
@@ -77,14 +83,16 @@ struct Any {
   template <int V>
   __device__ Vector<Acc, 1> load(int64_t offset) const {
     static_assert(V == 1);
+    Vector<Acc, 1> x;
     switch (dtype) {
 #define GPUREDUCE_CASE(name, type, kind, accumulator, wide, family) \
   case DType::name:                                                 \
-    return {convert(load_vector<type, 1>(static_cast<const type*>(base) + offset).at[0])};
+    x.set(0, convert(load_vector<type, 1>(static_cast<const type*>(base) + offset)[0])); \
+    break;
       GPUREDUCE_DTYPES(GPUREDUCE_CASE)
 #undef GPUREDUCE_CASE
     }
-    return {};
+    return x;
   }
 
   template <class In>
@@ -107,6 +115,25 @@ struct Any {
 template <class Element, class Acc>
 using Lane = std::conditional_t<std::is_same_v<Element, Boolean> || (std::is_integral_v<Element> && sizeof(Element) <= 2), int32_t, Acc>;
 
+// Addends of a whole vector. Two float8 at a time share a conversion.
+template <class T, class Element, int V>
+__device__ __forceinline__ void unpack(const Vector<Element, V>& x, T (&to)[V]) {
+  constexpr bool kFloat8 = std::is_same_v<Element, Float8_e4m3fn> || std::is_same_v<Element, Float8_e5m2>;
+  if constexpr (kFloat8 && V % 2 == 0) {
+    constexpr auto kFormat = std::is_same_v<Element, Float8_e4m3fn> ? __NV_E4M3 : __NV_E5M2;
+#pragma unroll
+    for (int j = 0; j < V; j += 2) {
+      const auto two = reinterpret_cast<const __nv_fp8x2_storage_t*>(&x.bits)[j / 2];
+      const float2 wide = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(two, kFormat)));
+      to[j] = wide.x;
+      to[j + 1] = wide.y;
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < V; ++j) to[j] = addend<T>(x[j]);
+  }
+}
+
 // The sums of V neighbouring lanes in one thread.
 template <class Element, class Acc, int V>
 struct Lanes {
@@ -117,13 +144,12 @@ struct Lanes {
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] = padding<LaneSum>();
   }
-  __device__ __forceinline__ void start(const Vector<Element, V>& x) {
-#pragma unroll
-    for (int j = 0; j < V; ++j) sum[j] = addend<LaneSum>(x.at[j]);
-  }
+  __device__ __forceinline__ void start(const Vector<Element, V>& x) { unpack(x, sum); }
   __device__ __forceinline__ void add(const Vector<Element, V>& x) {
+    LaneSum more[V];
+    unpack(x, more);
 #pragma unroll
-    for (int j = 0; j < V; ++j) sum[j] = sum[j] + addend<LaneSum>(x.at[j]);
+    for (int j = 0; j < V; ++j) sum[j] = sum[j] + more[j];
   }
   __device__ __forceinline__ void add(int j, Element x) { sum[j] = sum[j] + addend<LaneSum>(x); }
   __device__ __forceinline__ void add(const Lanes& other) {
@@ -146,13 +172,13 @@ template <class Element, class Acc>
 struct ByteLanes {
   int32_t sum;
 
+  __device__ __forceinline__ void clear() { sum = 0; }
   __device__ __forceinline__ void start(const Vector<Element, 16>& x) {
     sum = 0;
     add(x);
   }
   __device__ __forceinline__ void add(const Vector<Element, 16>& x) {
-    const uint4 words = *reinterpret_cast<const uint4*>(&x);
-    sum = four(words.w, four(words.z, four(words.y, four(words.x, sum))));
+    sum = four(x.bits.w, four(x.bits.z, four(x.bits.y, four(x.bits.x, sum))));
   }
   __device__ __forceinline__ void add(int, Element x) { sum += addend<int32_t>(x); }
   __device__ __forceinline__ Acc join() const { return sum; }
@@ -205,8 +231,9 @@ __device__ __forceinline__ Acc warp_join(Acc v) {
 template <class Acc>
 __device__ __forceinline__ bool block_join(Acc& v, int width, Acc* slots) {
   const int thread = threadIdx.x;
+  const bool first = (thread & (width - 1)) == 0;
   v = warp_join(v, 1, width < kWarp ? width : kWarp);
-  if (width <= kWarp) return thread % width == 0;
+  if (width <= kWarp) return first;
   if (thread % kWarp == 0) slots[thread / kWarp] = v;
   __syncthreads();
   if (thread < kWarp) {
@@ -215,9 +242,8 @@ __device__ __forceinline__ bool block_join(Acc& v, int width, Acc* slots) {
     slots[thread] = v;
   }
   __syncthreads();
-  if (thread % width != 0) return false;
-  v = slots[thread / kWarp];
-  return true;
+  if (first) v = slots[thread / kWarp];
+  return first;
 }
 
 // --- launching ------------------------------------------------------------------------------------------------------------

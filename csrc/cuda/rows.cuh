@@ -15,23 +15,30 @@ __device__ __forceinline__ Acc row_unit(const Args<Source, Acc>& a, int64_t row,
   const int64_t rest = a.length - chunk;
   const int left = rest < kChunk ? static_cast<int>(rest) : kChunk;
   Vector<Element, V> x[kLoads];
-#pragma unroll
-  for (int d = 0; d < kLoads; ++d) {
-    const int e = first + d * kLanes;
-    x[d] = padding_vector<Element, V>();
-    if (e + V <= left) x[d] = a.source.template load<V>(row + a.template element<walk>(chunk + e));
-  }
   RowLanes<Element, Acc, V> lanes;
-  lanes.start(x[0]);
+  if (walk == Walk::dense && left == kChunk) {  // the same without its conditions: less code where most of the work is
 #pragma unroll
-  for (int d = 1; d < kLoads; ++d) lanes.add(x[d]);
+    for (int d = 0; d < kLoads; ++d) x[d] = a.source.template load<V>(row + chunk + first + d * kLanes);
+    lanes.start(x[0]);
+#pragma unroll
+    for (int d = 1; d < kLoads; ++d) lanes.add(x[d]);
+    return warp_join(lanes.join());
+  }
+  const int whole = (left - V - first + kLanes) / kLanes;  // of this thread's vectors
+#pragma unroll
+  for (int d = 0; d < kLoads; ++d)
+    if (d < whole) x[d] = a.source.template load<V>(row + a.template element<walk>(chunk + first + d * kLanes));
+  lanes.clear();
+#pragma unroll
+  for (int d = 0; d < kLoads; ++d)
+    if (d < whole) lanes.add(x[d]);
   if constexpr (V > 1) {
     // The row's last, incomplete vector: its elements are the last of their lanes.
     const int tail = left % V, e = left - tail;
     if (tail && e % kLanes == first) {
 #pragma unroll
       for (int j = 0; j < V - 1; ++j)
-        if (j < tail) lanes.add(j, a.source.template load<1>(row + a.template element<walk>(chunk + e + j)).at[0]);
+        if (j < tail) lanes.add(j, a.source.template load<1>(row + a.template element<walk>(chunk + e + j))[0]);
     }
   }
   return warp_join(lanes.join());
@@ -40,18 +47,19 @@ __device__ __forceinline__ Acc row_unit(const Args<Source, Acc>& a, int64_t row,
 // A block takes tiles: the units of one long row or of several shorter ones. Its warps take unit after unit, each value goes to
 // a slot, and one thread a slot joins them.
 template <int V, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxRowWarps * kWarp, V <= 4 ? 2 : 1) rows(const __grid_constant__ Args<Source, Acc> a) {
+__global__ void __launch_bounds__(kMaxRowWarps * kWarp, sizeof(RowLanes<typename Source::Element, Acc, V>) <= 64 ? 2 : 1)
+    rows(const __grid_constant__ Args<Source, Acc> a) {
   __shared__ Acc slots[kMaxRowWarps * kWarp], warp_slots[kWarp];
   constexpr int kUnitLeaves = kWarp * V;
   const int thread = threadIdx.x, warps = blockDim.x / kWarp;
-  const int row_units = a.tiling.tile_leaves / kUnitLeaves;  // a power of two
+  const int row_units = a.tiling.tile_leaves / kUnitLeaves, shift = __ffs(row_units) - 1;  // a power of two
   allow_next_kernel();
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
-    const Tile tile = a.tiling.tile(index);
+    const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
     const int units = static_cast<int>(tile.outputs) * row_units;
     for (int u = thread / kWarp; u < units; u += warps) {
-      const int row = u / row_units;
-      const int64_t leaf = tile.leaf + (u - row * row_units) * kUnitLeaves;
+      const int row = u >> shift;
+      const int64_t leaf = tile.leaf + (u & (row_units - 1)) * kUnitLeaves;
       Acc v = padding<Acc>();
       if (leaf < a.tiling.leaves) v = row_unit<V, walk>(a, a.kept.at(tile.output + row).in, leaf);
       if (thread % kWarp == 0) slots[u] = v;
@@ -59,7 +67,7 @@ __global__ void __launch_bounds__(kMaxRowWarps * kWarp, V <= 4 ? 2 : 1) rows(con
     __syncthreads();
     Acc v = thread < units ? slots[thread] : padding<Acc>();
     if (block_join(v, row_units, warp_slots) && thread < units) {
-      const int row = thread / row_units;
+      const int row = thread >> shift;
       a.output.write(a.kept, tile.output + row, tile.partial + row * a.tiling.partial_output_stride, v);
     }
     __syncthreads();  // the slots are free again
@@ -75,7 +83,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps * kWarp) packed(const __grid_c
   const int width = a.warp_columns, side = kWarp / width;
   const int e = lane % width * V, length = static_cast<int>(a.length);
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
-    const Tile tile = a.tiling.tile(index);
+    const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
     const int first = warp * kLoads * side + lane / width;  // row of the tile
     int64_t row[kLoads];
     Vector<Element, V> x[kLoads];
@@ -96,11 +104,11 @@ __global__ void __launch_bounds__(kMaxColumnWarps * kWarp) packed(const __grid_c
         if (inside && tail && e == length - tail) {
 #pragma unroll
           for (int j = 0; j < V - 1; ++j)
-            if (j < tail) lanes.add(j, a.source.template load<1>(row[i] + a.template element<walk>(e + j)).at[0]);
+            if (j < tail) lanes.add(j, a.source.template load<1>(row[i] + a.template element<walk>(e + j))[0]);
         }
       }
       const Acc v = warp_join(lanes.join(), 1, width);
-      if (inside && lane % width == 0) a.output.write(a.kept, tile.output + first + i * side, 0, v);
+      if (inside && lane % width == 0) a.output.write(a.kept, tile.output + first + i * side, tile.partial + first + i * side, v);
     }
   }
 }

@@ -7,7 +7,8 @@ namespace gpureduce::cuda {
 
 struct Offsets { int64_t in, out; };
 
-// Nested dims, slowest first. Rank 0 and 1 need no division.
+// Nested dims, slowest first. Rank 0 and 1 need no division. A launch carries its nests, so the usual ones are small.
+template <int kCapacity>
 struct Nest {
   struct Dim {
     int64_t size, in, out;
@@ -15,8 +16,8 @@ struct Nest {
   };
 
   int rank = 0;
-  bool narrow = true;  // every index is below 2^31
-  Dim dims[kMaxRank];
+  bool narrow = true;  // every index is below 2^31; always so up to kFastRank dims (is_typed)
+  Dim dims[kCapacity];
 
   void add(int64_t size, int64_t in, int64_t out) {
     Dim& d = dims[rank++];
@@ -27,7 +28,7 @@ struct Nest {
   }
 
   __device__ __forceinline__ Offsets at(int64_t index) const {
-    if (rank > 1 && !narrow) return at_wide(index);
+    if constexpr (kCapacity > kFastRank) if (rank > 1 && !narrow) return at_wide(index);
     Offsets o{0, 0};
     if (rank == 0) return o;
     if (rank > 1) {
@@ -59,15 +60,17 @@ struct Nest {
   }
 };
 
-inline Nest kept_nest(const Problem& p) {
-  Nest n;
+template <int kCapacity>
+Nest<kCapacity> kept_nest(const Problem& p) {
+  Nest<kCapacity> n;
   n.narrow = p.outputs < int64_t{1} << 31;
   for (const KeptDim& d : p.kept) n.add(d.size, d.stride, d.out_stride);
   return n;
 }
 
-inline Nest reduced_nest(const Problem& p) {
-  Nest n;
+template <int kCapacity>
+Nest<kCapacity> reduced_nest(const Problem& p) {
+  Nest<kCapacity> n;
   n.narrow = p.length < int64_t{1} << 31;
   for (const ReducedDim& d : p.reduced) n.add(d.size, d.stride, 0);
   return n;

@@ -1,0 +1,436 @@
+"""CUDA alone: the CPU's bits under every plan, memory, streams, threads, devices and graphs."""
+
+import gc
+import json
+import random
+import threading
+
+import pytest
+import torch
+
+import model
+import torch_reduce
+from support import DTYPES, assert_same_bits, data, dtype_of, random_view
+from test_layouts import LAYOUTS
+
+SUM = torch.ops.gpureduce.sum
+SLEEP = 400_000_000  # GPU cycles: about a fifth of a second
+
+
+def same_as_cpu(make, dim, keepdim=False, dtype=None, what=""):
+    """make(device) gives the same view on any device: its sums have the same bits."""
+    assert_same_bits(SUM(make("cuda"), dim, keepdim, dtype=dtype), SUM(make("cpu"), dim, keepdim, dtype=dtype), what)
+
+
+# --- bits -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+@pytest.mark.parametrize("name", DTYPES)
+def test_cpu_and_cuda_agree_on_layouts(name, layout, cuda):
+    """CPU and GPU give the same bits for every dtype in every layout."""
+
+    def make(device):
+        return LAYOUTS[layout](lambda *shape: data(shape, name, seed=11, device=device))
+
+    same_as_cpu(lambda device: make(device)[0], make("cpu")[1] or None)
+
+
+@pytest.mark.parametrize("block", range(20))
+def test_cpu_and_cuda_agree_on_random_views(block, cuda):
+    """... and for four hundred random views, larger than those that the model takes, to random result dtypes."""
+    for seed in range(20 * block, 20 * block + 20):
+        rng = random.Random(seed)
+        name, target = rng.choice(DTYPES), rng.choice([None, None, *DTYPES])
+        budget = rng.choice([2000, 100_000, 3_000_000])
+        views = [random_view(random.Random(seed).randint, name, device, budget) for device in ("cuda", "cpu")]
+        (on_gpu, dim, keepdim), (on_cpu, _, _) = views
+        dtype = target and dtype_of(target)
+        what = f"seed {seed}: {on_cpu.shape}, {on_cpu.stride()}, {on_cpu.dtype}, {dim}, {dtype}"
+        assert_same_bits(SUM(on_gpu, dim, keepdim, dtype=dtype), SUM(on_cpu, dim, keepdim, dtype=dtype), what)
+
+
+@pytest.mark.parametrize(
+    "name", ["float32", "bfloat16", "float64", "int8", "float8_e4m3fn", "bool", "complex64", "int64"]
+)
+@pytest.mark.parametrize("length", [1 << 22, (1 << 22) + 1, (1 << 24) + 4097, 10_000_019])
+def test_large_vectors(name, length, cuda):
+    """Vectors of many blocks and several joins, also from odd offsets."""
+    x = data((1 << 20,), name, seed=12).repeat(length // (1 << 20) + 1)[: length + 3]
+    y = x.to(cuda)
+    for offset in (0, 1, 3):
+        assert_same_bits(SUM(y[offset : offset + length]), SUM(x[offset : offset + length]))
+
+
+MATRICES = [
+    (shape, 1) for shape in [(2048, 4096), (2048, 4097), (1 << 20, 3), (3, 1 << 20), (1 << 19, 8), (1 << 17, 32)]
+]
+MATRICES += [
+    (shape, 0) for shape in [(2048, 4096), (2048, 4097), (1 << 20, 3), (3, 1 << 20), (100, 40_000), (1 << 21, 2)]
+]
+MATRICES += [((40_000, 100), 1), ((64, 50257), 1), ((50257, 64), 0), ((64, 512, 128), 1), ((64, 128, 256), (0, 2))]
+MATRICES += [((16, 32, 56, 56), (0, 2, 3)), ((16, 32, 56, 56), (2, 3)), ((16, 64, 7, 7), (0, 2, 3))]
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "complex64"])
+@pytest.mark.parametrize("shape,dim", MATRICES)
+def test_large_matrices(name, shape, dim, cuda):
+    """Rows, columns and inside dims of the measured sizes."""
+    x = data(shape, name, seed=13)
+    assert_same_bits(SUM(x.to(cuda), dim), SUM(x, dim))
+    if len(shape) == 4:
+        x = x.to(memory_format=torch.channels_last)
+        assert_same_bits(SUM(x.to(cuda), dim), SUM(x, dim))
+
+
+TUNINGS = [
+    "",
+    "vector=1",
+    *(f"multiprocessors={n}" for n in (1, 7, 66, 132, 264)),
+    *(f"warps={n}" for n in (1, 2, 4, 8, 16, 32)),
+    *(f"tile_leaves={n}" for n in (1, 32, 64, 128, 512, 1024, 4096, 16384, 65536)),
+    *(f"grid={n}" for n in (1, 2, 5, 100)),
+    *(f"kernel={kernel}" for kernel in ("packed", "rows", "thin", "columns")),
+    *(f"kernel={kernel},vector=1" for kernel in ("packed", "rows", "thin", "columns")),
+    "multiprocessors=1,warps=1,vector=1,tile_leaves=32",
+    "multiprocessors=7,vector=1,warps=4,tile_leaves=1024,kernel=rows",
+    "multiprocessors=264,warps=2,tile_leaves=64,grid=3",
+    "warps=32,tile_leaves=1024,grid=7,kernel=columns",
+    "kernel=rows,warps=1,tile_leaves=128",
+    "kernel=rows,warps=32,tile_leaves=128,grid=2",
+]
+FORCED = {
+    "vector": lambda make: (make(300_007), [0]),
+    "vector at offset 1": lambda make: (make(300_008)[1:], [0]),
+    "every third": lambda make: (make(300_007)[::3], [0]),
+    "short vector": lambda make: (make(77), [0]),
+    "rows": lambda make: (make(60, 5000), [1]),
+    "many rows": lambda make: (make(3000, 130), [1]),
+    "short rows": lambda make: (make(9000, 7), [1]),
+    "two short rows": lambda make: (make(2, 20), [1]),
+    "odd rows": lambda make: (make(33, 4099)[:, 1:], [1]),
+    "columns": lambda make: (make(5000, 60), [0]),
+    "many columns": lambda make: (make(130, 3000), [0]),
+    "odd columns": lambda make: (make(4099, 35)[:, 2:], [0]),
+    "few columns": lambda make: (make(9000, 3), [0]),
+    "thin columns": lambda make: (make(6, 9000), [0]),
+    "inside": lambda make: (make(5, 700, 48), [1]),
+    "outside": lambda make: (make(30, 16, 200), [0, 2]),
+    "image": lambda make: (make(4, 12, 28, 28).to(memory_format=torch.channels_last), [0, 2, 3]),
+    "windows": lambda make: (make(4000).unfold(0, 1000, 3), [1]),
+    "expanded": lambda make: (make(1, 64).expand(3000, 64), [0, 1]),
+}
+
+
+def refused(error):
+    """Whether the planner says that a forced kernel cannot take this input: that is no failure."""
+    return "does not take this input" in str(error)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "float64", "complex64", "float8_e5m2", "complex128"])
+@pytest.mark.parametrize("view", list(FORCED))
+def test_forced_plans(view, name, cuda):
+    """No plan changes a bit: vector widths, warps, tiles, splits, grids, kernels, numbers of multiprocessors."""
+    x, dims = FORCED[view](lambda *shape: data(shape, name, seed=14))
+    wanted = SUM(x, dims)
+    y, _ = FORCED[view](lambda *shape: data(shape, name, seed=14, device=cuda))
+    taken = 0
+    for tuning in TUNINGS:
+        try:
+            got = torch.ops.gpureduce._sum_tuned(y, dims, tuning=tuning)
+        except (RuntimeError, ValueError) as error:
+            assert "kernel=" in tuning and refused(error), f"{tuning}: {error}"
+            continue
+        taken += "kernel=" in tuning
+        assert_same_bits(got, wanted, f"under {tuning!r}")
+    assert taken > 0
+
+
+@pytest.mark.parametrize("kernel", ["packed", "rows", "thin", "columns"])
+@pytest.mark.parametrize("vector", [1, 0], ids=["elements", "vectors"])
+def test_every_kernel_is_reached(kernel, vector, cuda):
+    """The planner uses each kernel, with and without vector loads, by its own choice."""
+    shape, dim = {
+        "packed": ((4096, 16), 1),
+        "rows": ((64, 8192), 1),
+        "thin": ((4, 8192), 0),
+        "columns": ((8192, 64), 0),
+    }[kernel]
+    x = data(shape, "float32", seed=15)
+    strides = [shape[1], 1]
+    plan = json.loads(
+        torch.ops.gpureduce._plan(
+            list(shape), strides, [dim], torch.float32, torch.float32, "vector=1" if vector else ""
+        )
+    )
+    assert plan["kernel"] == kernel and (plan["vector"] == 1) == bool(vector)
+    got = torch.ops.gpureduce._sum_tuned(x.to(cuda), [dim], tuning="vector=1" if vector else "")
+    assert_same_bits(got, SUM(x, dim))
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("target", ["float64", "float16", "int32", "bool", "complex64", "float8_e4m3fn"])
+def test_converted_inputs_in_every_kernel(name, target, cuda):
+    """Inputs that are converted element by element take every kernel too."""
+    for shape, dim in [
+        ((70_001,), 0),
+        ((500, 9), 1),
+        ((9, 500), 0),
+        ((40, 1000), 1),
+        ((1000, 40), 0),
+        ((7, 300, 11), 1),
+    ]:
+        x = data(shape, name, seed=16)
+        assert_same_bits(SUM(x.to(cuda), dim, dtype=dtype_of(target)), SUM(x, dim, dtype=dtype_of(target)))
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def peak_memory(call):
+    """Bytes that a call allocates at most, its result included."""
+    call()
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = call()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    del result
+    return peak
+
+
+def rounded(size):
+    """What the caching allocator counts for a block."""
+    return (size + 511) // 512 * 512
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "bool", "int8", "float8_e4m3fn", "complex64", "float64"])
+@pytest.mark.parametrize(
+    "shape,dim", [((1 << 24,), 0), ((64, 1 << 18), 1), ((1 << 18, 64), 0), ((16384, 1024), 1), ((1024, 16384), 0)]
+)
+def test_memory_is_the_output_and_the_partial_sums(name, shape, dim, cuda):
+    """A call takes its output and the partial sums of its plan, and not a byte more."""
+    x = torch.zeros(shape, dtype=dtype_of(name), device=cuda)
+    result = dtype_of(model.natural_result(name))
+    facts = torch.cuda.get_device_properties(0).multi_processor_count
+    plan = json.loads(
+        torch.ops.gpureduce._plan(list(shape), x.stride(), [dim], x.dtype, result, f"multiprocessors={facts}")
+    )
+    output = rounded(x.numel() // shape[dim] * result.itemsize)
+    partials = plan["workspace_bytes"]
+    assert peak_memory(lambda: SUM(x, dim)) <= output + (
+        rounded(partials) + 512 * len(plan["joins"]) if partials else 0
+    )
+    assert partials <= x.numel() * x.itemsize // 8
+
+
+@pytest.mark.parametrize(
+    "view",
+    ["offset", "steps", "transposed", "negated", "conjugated", "converted", "channels_last", "expanded", "real part"],
+)
+def test_memory_never_holds_a_copy_of_the_input(view, cuda):
+    """No layout, lazy view or dtype= makes a copy of the input."""
+    n = 1 << 23
+    real = torch.zeros(n, device=cuda)
+    complex_input = torch.zeros(n // 2, dtype=torch.complex64, device=cuda)
+    calls = {
+        "offset": lambda: SUM(real[1:]),
+        "steps": lambda: SUM(real.view(1024, -1)[:, ::2], 1),
+        "transposed": lambda: SUM(real.view(1024, -1).t(), 1),
+        "negated": lambda: SUM(torch._neg_view(real)),
+        "conjugated": lambda: SUM(complex_input.conj()),
+        "converted": lambda: SUM(real, dtype=torch.float64),
+        "channels_last": lambda: SUM(real.view(8, 128, 128, 64).permute(0, 3, 1, 2), (0, 2, 3)),
+        "expanded": lambda: SUM(real.view(1024, -1).expand(16, -1, -1), (0, 1)),
+        "real part": lambda: SUM(complex_input, dtype=torch.float32),
+    }
+    assert peak_memory(calls[view]) <= n * 4 // 8
+
+
+def test_memory_with_out(cuda):
+    """With out=, only the partial sums are allocated."""
+    x, out = torch.zeros(16384, 1024, device=cuda), torch.zeros(16384, device=cuda)
+    assert peak_memory(lambda: SUM(x, 1, out=out)) <= 1 << 16
+
+
+# --- streams, threads, devices, graphs --------------------------------------------------------------------------------
+
+WORK = [
+    ((1 << 22,), 0),
+    ((300, 5000), 1),
+    ((5000, 300), 0),
+    ((20_000, 8), 1),
+    ((8, 20_000), 0),
+    ((8, 600, 30), (0, 2)),
+    ((2, 1 << 21), 1),
+]
+
+
+@pytest.mark.parametrize("shape,dim", WORK)
+def test_current_stream(shape, dim, cuda):
+    """Work goes to the current stream: it sees what was written there before, and the call does not wait for it."""
+    x = data(shape, "float32", seed=17)
+    wanted = SUM(x, dim)
+    source, y = x.to(cuda), torch.zeros(shape, device=cuda)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        SUM(y, dim)  # loads the kernels and fills the allocator's cache
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(SLEEP)
+        y.copy_(source)
+        result = SUM(y, dim)
+        assert not side.query(), "the call waited for the GPU"
+        after = result * 2
+    side.synchronize()
+    assert_same_bits(result, wanted)
+    assert_same_bits(after, wanted * 2)
+
+
+@pytest.mark.parametrize("shape,dim", WORK)
+def test_other_streams_are_not_waited_for(shape, dim, cuda):
+    """A busy stream does not hold up a call on another."""
+    x = data(shape, "float32", seed=18)
+    y = x.to(cuda)
+    busy, side = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        SUM(y, dim)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(busy):
+        torch.cuda._sleep(4 * SLEEP)
+    with torch.cuda.stream(side):
+        result = SUM(y, dim)
+    side.synchronize()
+    assert not busy.query(), "the call waited for another stream"
+    assert_same_bits(result, SUM(x, dim))
+    torch.cuda.synchronize()
+
+
+def test_no_synchronization(cuda):
+    """Nothing in a call synchronizes, in any kernel and with out=."""
+    inputs = [(data(shape, "bfloat16", device=cuda), dim) for shape, dim in WORK]
+    outs = [SUM(x, dim) for x, dim in inputs]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for (x, dim), out in zip(inputs, outs, strict=True):
+            SUM(x, dim)
+            SUM(x, dim, dtype=torch.float64)
+            SUM(x, dim, out=out)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_threads(cuda):
+    """Calls from many threads, each on its own stream, do not disturb one another."""
+    inputs = [(data(shape, name, seed=19), dim) for name in ("float32", "bfloat16") for shape, dim in WORK]
+    wanted = [SUM(x, dim) for x, dim in inputs]
+    inputs = [(x.to(cuda), dim) for x, dim in inputs]
+    torch.cuda.synchronize()
+    problems = []
+
+    def work(seed):
+        rng = random.Random(seed)
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(40):
+                    i = rng.randrange(len(inputs))
+                    assert_same_bits(SUM(*inputs[i]), wanted[i])
+        except Exception as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems, problems[0]
+
+
+def test_first_call_in_a_thread(cuda):
+    """A fresh thread needs no set-up."""
+    x = data((3, 5000), "float32", seed=20)
+    results = []
+    thread = threading.Thread(target=lambda: results.append(SUM(x.to(cuda), 1)))
+    thread.start()
+    thread.join()
+    assert_same_bits(results[0], SUM(x, 1))
+
+
+def test_another_device(cuda):
+    """A tensor on another GPU than the current one is summed there; an out elsewhere is refused."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs a second GPU")
+    for shape, dim in WORK:
+        x = data(shape, "float32", seed=21)
+        for current, home in ((0, 1), (1, 0)):
+            with torch.cuda.device(current):
+                result = SUM(x.to(f"cuda:{home}"), dim)
+                assert torch.cuda.current_device() == current
+            assert result.device == torch.device("cuda", home)
+            assert_same_bits(result, SUM(x, dim))
+    with pytest.raises(RuntimeError, match=r"out.*device|device.*out"):
+        SUM(torch.ones(3, 4, device="cuda:0"), 0, out=torch.empty(4, device="cuda:1"))
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("shape,dim", WORK)
+def test_graph(shape, dim, name, cuda):
+    """A call is captured in a CUDA graph; each replay sums what its input then holds."""
+    x = data(shape, name, seed=22, device=cuda)
+    out = torch.empty_like(SUM(x, dim))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        SUM(x, dim)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = SUM(x, dim)
+        SUM(x, dim, out=out)
+    for seed in (23, 24, 25):
+        new = data(shape, name, seed=seed)
+        x.copy_(new)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_same_bits(y, SUM(new, dim))
+        assert_same_bits(out, SUM(new, dim))
+
+
+def test_graph_of_many_calls(cuda):
+    """Many calls in one graph, one after the other on the same memory, stay in order."""
+    x = data((1 << 20,), "float32", seed=26, device=cuda)
+    SUM(x)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        results = []
+        for i in range(20):
+            x[i : i + 1].fill_(float(i))
+            results.append(SUM(x))
+    start = data((1 << 20,), "float32", seed=27)
+    x.copy_(start)
+    graph.replay()
+    torch.cuda.synchronize()
+    for i, result in enumerate(results):
+        start[i] = float(i)
+        assert_same_bits(result, SUM(start))
+
+
+def test_back_to_back_calls(cuda):
+    """Calls that follow one another without a pause, on inputs that the one before has just written, are ordered."""
+    x = data((64, 1 << 16), "float32", seed=28)
+    y = x.to(cuda)
+    for _ in range(10):
+        first = SUM(y, 1)
+        second = SUM(first.expand(300, -1).contiguous(), 0)
+        third = SUM(second)
+        assert_same_bits(third, SUM(SUM(SUM(x, 1).expand(300, -1).contiguous(), 0)))
+
+
+def test_explain_names_the_plan(cuda):
+    """explain says the kernel, tile, grid, splits, workspace and bytes."""
+    text = torch_reduce.explain(torch.zeros(64, 1 << 16, device=cuda), 1)
+    for word in ("kernel rows", "tile", "grid", "splits", "workspace", "bytes"):
+        assert word in text, text
