@@ -162,7 +162,7 @@ def random_view(choose, name, device="cpu", budget=20000):
                 continue
             strides[d] = span
             span *= max(1, shape[d])
-            if style == 2:
+            if style == 2 and span <= budget:
                 span = span * choose(1, 2) + choose(0, 3)
     else:  # overlapping windows
         strides = [choose(0, 5) for _ in range(rank)]

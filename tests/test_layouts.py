@@ -6,6 +6,8 @@ import torch
 import model
 from support import DTYPES, check, data
 
+pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
+
 # name -> (a view of fresh data, the dims to reduce)
 LAYOUTS = {
     "vector": lambda make: (make(9001), [0]),
@@ -37,7 +39,7 @@ LAYOUTS = {
     "channels_last, all": lambda make: (make(2, 5, 11, 13).to(memory_format=torch.channels_last), [0, 1, 2, 3]),
     "channels_last, channels": lambda make: (make(2, 5, 11, 13).to(memory_format=torch.channels_last), [1]),
     "channels_last_3d": lambda make: (make(2, 3, 5, 7, 9).to(memory_format=torch.channels_last_3d), [0, 2, 4]),
-    "flipped and permuted": lambda make: (make(6, 20, 30).flip(1).permute(2, 0, 1), [0, 2]),
+    "permuted slice": lambda make: (make(6, 21, 30)[:, 1:].permute(2, 0, 1), [0, 2]),
     "permuted": lambda make: (make(4, 6, 8, 10).permute(2, 0, 3, 1), [1, 2]),
     "permuted, all": lambda make: (make(4, 6, 8, 10).permute(2, 0, 3, 1), [0, 1, 2, 3]),
     "windows": lambda make: (make(2000).unfold(0, 700, 3), [1]),

@@ -86,6 +86,9 @@ def test_small_floats_round_as_torch(name):
     with np.errstate(over="ignore"):
         near = np.concatenate([halfway, np.nextafter(halfway, 0), np.nextafter(halfway, np.inf)]).astype(np.float32)
     x = np.concatenate([bits.view(np.float32), near, -near, np.float32([0, -0.0, np.inf, -np.inf, np.nan])])
+    if name == "float8_e4m3fn":  # beyond, torch's answer depends on its version; the contract's is NaN
+        assert np.isnan(model.decode(model.encode(np.float32([464.01, -1e9, np.inf]), name), name)).all()
+        x = x[~(np.abs(x) > 464)]
     theirs = numpy_of(torch.from_numpy(x).to(getattr(torch, name)))[..., 0]
     ours = model.encode(x, name)
     theirs, ours = model.decode(theirs, name), model.decode(ours, name)

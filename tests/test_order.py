@@ -10,8 +10,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import model
-from support import COMPLEX, DTYPES, FLOATING, assert_same_bits, check, data, dtype_of, numpy_of, random_view, tensor_of
+from support import (
+    COMPLEX,
+    DTYPES,
+    FLOATING,
+    INTEGER,
+    assert_same_bits,
+    check,
+    data,
+    dtype_of,
+    numpy_of,
+    random_view,
+    tensor_of,
+)
 
+pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
+
+SUM = torch.ops.gpureduce.sum
 CASES = json.loads((pathlib.Path(__file__).parent / "data" / "golden.json").read_text())
 
 # Around every boundary of lanes, chunks, warps, vectors, blocks and joins.
@@ -190,6 +205,21 @@ def test_integers_are_exact(name, device):
     x = data((70001,), name, seed=8, device=device)
     exact = sum(int(v) for v in numpy_of(x)[:, 0]) % 2**64
     assert int(check(x)) % 2**64 == exact
+
+
+@pytest.mark.parametrize("name", [name for name in INTEGER if name != "bool"])
+def test_integers_at_their_limits(name, device):
+    """Sums of nothing but the largest or the smallest number do not overflow on the way, in any layout."""
+    info = np.iinfo(name)
+    for value in {info.max, info.min} - {0}:
+        one = tensor_of(np.array([[value]], name), name, device)
+        for length in (100, 129, 257, 1000, 40_000):
+            row = one.expand(length).clone()
+            calls = [(row, 0), (row.expand(5, -1), 1), (row[:, None].expand(-1, 5), 0), (one.expand(length, 3), 0)]
+            calls += [(row.expand(3, -1).contiguous(), 1), (row[:, None].expand(-1, 7).contiguous(), 0)]
+            calls += [(row[:, None].expand(-1, 2).contiguous()[:, 0], 0)]
+            for x, dim in calls:
+                assert {int(v) % 2**64 for v in SUM(x, dim).reshape(-1).tolist()} == {length * int(value) % 2**64}
 
 
 @pytest.mark.parametrize("name", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])

@@ -51,7 +51,7 @@ class Cursor {
  private:
   const Dims& dims_;
   int64_t offset_;
-  int64_t inner_;              // the place in the fastest dim
+  int64_t inner_;                // the place in the fastest dim
   int64_t index_[kMaxRank + 1];  // and in the others
 };
 
@@ -59,13 +59,13 @@ class Cursor {
 // complex ones that are compared with zero: a complex number is two columns.
 struct Plan {
   const void* input;
-  int64_t length;          // elements of an output
-  Dims reduced, rows;      // at least one dim each
+  int64_t length;      // elements of an output
+  Dims reduced, rows;  // at least one dim each
   int64_t column_stride;
-  bool negate;             // every element
-  bool conjugate;          // the odd columns
+  bool negate;     // every element
+  bool conjugate;  // the odd columns
   int64_t tile_rows, tile_leaves, tile_width;
-  int64_t buffer_bytes;    // for gathered elements
+  int64_t buffer_bytes;  // for gathered elements
 };
 
 // One task: some rows and columns, and a run of their elements that starts with a chunk.
@@ -77,8 +77,8 @@ struct Task {
 
 constexpr int64_t kTileBytes = 16384;    // of accumulators in a tile
 constexpr int64_t kBufferBytes = 32768;  // of gathered elements, at least
-constexpr int64_t kExactDepth = 128;  // additions that no narrow integer of the kernels overflows in
-constexpr int64_t kExactLanes = 64;   // of one column, which stay in registers
+constexpr int64_t kExactDepth = 128;     // additions that no narrow integer of the kernels overflows in
+constexpr int64_t kExactLanes = 64;      // of one column, which stay in registers
 
 // Writes the sums of a task's rows and columns, row by row, as accumulators. `scratch` is aligned to 64 bytes.
 using Kernel = void (*)(const Plan& plan, const Task& task, void* scratch, void* sums);

@@ -45,6 +45,8 @@ class ExactFloats {
 
  private:
   uint64_t saved_;
+#else
+  ExactFloats() = default;
 #endif
   ExactFloats(const ExactFloats&) = delete;
 };
@@ -62,7 +64,8 @@ const InstructionSet& instruction_set() {
     if (capability == "AVX512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
       return InstructionSet{"avx512", avx512::kernel_for};
-    if (capability.rfind("AVX", 0) == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return InstructionSet{"avx2", avx2::kernel_for};
+    if (capability.rfind("AVX", 0) == 0 && __builtin_cpu_supports("avx2"))  // whose processors all have F16C
+      return InstructionSet{"avx2", avx2::kernel_for};
 #endif
     return InstructionSet{"generic", generic::kernel_for};
   }();
@@ -96,7 +99,13 @@ struct Work {
 };
 
 Work::Work(const Reduction& r)
-    : in(r.in), out(r.out), accumulator(r.accumulator), conversion(r.conversion), rows(1), columns(1), outputs(r.problem.outputs) {
+    : in(r.in),
+      out(r.out),
+      accumulator(r.accumulator),
+      conversion(r.conversion),
+      rows(1),
+      columns(1),
+      outputs(r.problem.outputs) {
   const Problem& p = r.problem;
   plan.input = r.input;
   plan.length = p.length;
@@ -118,7 +127,7 @@ Work::Work(const Reduction& r)
   }
 
   for (const ReducedDim& d : p.reduced) plan.reduced.dims[plan.reduced.rank++] = {d.size, d.stride * scale};
-  if (p.reduced.empty()) plan.reduced.dims[plan.reduced.rank++] = {1, 1};
+  if (p.reduced.empty()) plan.reduced.dims[plan.reduced.rank++] = {1, 0};
 
   // Kept dims that one stride can walk in the input are one here, wherever their results go.
   auto keep = [&](int64_t size, int64_t stride, int64_t result_stride) {
@@ -126,8 +135,7 @@ Work::Work(const Reduction& r)
     results.dims[results.rank++] = {size, result_stride};
     if (kept.rank > 0 && kept.fastest().stride == size * stride)
       kept.dims[kept.rank - 1] = {kept.fastest().size * size, stride};
-    else
-      kept.dims[kept.rank++] = {size, stride};
+    else kept.dims[kept.rank++] = {size, stride};
   };
   for (const KeptDim& d : p.kept) keep(d.size, d.stride * scale, d.out_stride * result_scale);
   if (result_scale == 2) {
@@ -169,7 +177,8 @@ Work::Work(const Reduction& r)
   }
   row_tiles = ceil_div(rows, plan.tile_rows);
 
-  plan.buffer_bytes = std::max(kBufferBytes, std::min<int64_t>(plan.tile_leaves, kLanes) * plan.tile_width * kDepth * size_of(accumulator));
+  plan.buffer_bytes =
+      std::max(kBufferBytes, std::min<int64_t>(plan.tile_leaves, kLanes) * plan.tile_width * kDepth * size_of(accumulator));
 
   // Threads and splits.
   const double elements = static_cast<double>(plan.length) * static_cast<double>(outputs);
@@ -179,8 +188,8 @@ Work::Work(const Reduction& r)
   splits = 1;
   split_chunks = chunks;
   if (threads > 1 && plan.tile_rows == 1 && row_tiles * column_tiles < wanted) {
-    split_chunks = ceil_power(std::max({ceil_div(chunks * row_tiles * column_tiles, wanted), plan.tile_leaves / kLanes,
-                                        kSplit / kChunk / plan.tile_width}));
+    split_chunks = ceil_power(std::max(
+        {ceil_div(chunks * row_tiles * column_tiles, wanted), plan.tile_leaves / kLanes, kSplit / kChunk / plan.tile_width}));
     splits = ceil_div(chunks, split_chunks);
   }
   threads = static_cast<int>(std::min<int64_t>(threads, tasks()));
@@ -206,8 +215,8 @@ void store_sums(const Work& work, void* output, int64_t first, const Acc* sums, 
   while (n > 0) {
     int64_t run = std::min(n, at.left()), stride = work.results.fastest().stride, offset = at.offset();
     switch (work.out) {
-#define GPUREDUCE_STORE(name, type, kind, accumulator, wide, family)                                                \
-  case DType::name:                                                                                                 \
+#define GPUREDUCE_STORE(name, type, kind, accumulator, wide, family)                                           \
+  case DType::name:                                                                                            \
     for (int64_t i = 0; i < run; ++i) static_cast<type*>(output)[offset + i * stride] = result<type>(sums[i]); \
     break;
       GPUREDUCE_DTYPES(GPUREDUCE_STORE)
@@ -260,8 +269,9 @@ void compute(const Work& work, void* output) {
         Acc *to = &partials[p * work.outputs], *left = &partials[2 * p * work.outputs], *right = left + work.outputs;
         for (int64_t o = begin; o < end; ++o) to[o] = plus(left[o], right[o]);
       }
-      if (n % 2) std::copy(&partials[(n - 1) * work.outputs] + begin, &partials[(n - 1) * work.outputs] + end,
-                           &partials[n / 2 * work.outputs] + begin);
+      if (n % 2)
+        std::copy(&partials[(n - 1) * work.outputs] + begin, &partials[(n - 1) * work.outputs] + end,
+                  &partials[n / 2 * work.outputs] + begin);
     }
     store_sums(work, output, begin, partials.get() + begin, end - begin);
   });
@@ -285,16 +295,17 @@ std::string explain(const Reduction& r) {
   const bool columns = work.columns > 1, strided = (columns ? plan.column_stride : plan.reduced.fastest().stride) != 1;
   const bool pieces = plan.reduced.rank > 1;
   double distinct = r.problem.outputs * static_cast<double>(r.problem.length);
-  for (const KeptDim& d : r.problem.kept) if (d.stride == 0) distinct /= static_cast<double>(d.size);
-  for (const ReducedDim& d : r.problem.reduced) if (d.stride == 0) distinct /= static_cast<double>(d.size);
+  for (const KeptDim& d : r.problem.kept)
+    if (d.stride == 0) distinct /= static_cast<double>(d.size);
+  for (const ReducedDim& d : r.problem.reduced)
+    if (d.stride == 0) distinct /= static_cast<double>(d.size);
   double bytes = distinct * info(r.in).size + static_cast<double>(r.problem.outputs) * info(r.out).size;
-  return "cpu " + std::string(columns ? "columns" : "rows") + (strided ? ", strided" : "") + (pieces ? ", in pieces" : "") + ": " +
-         info(r.in).name + " -> " + info(r.out).name + ", summed in " + name_of(r.accumulator) + ", " +
-         instruction_set().name + "\n" + r.problem.str() + "\n" +
-         "tile: " + n(plan.tile_rows) + " rows x " + n(plan.tile_leaves) + " leaves x " + n(plan.tile_width) + " columns; tasks: " +
-         n(work.row_tiles) + " x " + n(work.column_tiles) + " tiles x " + n(work.splits) + " splits on " + n(work.threads) +
-         (work.threads == 1 ? " thread" : " threads") + "\n" +
-         "bytes that must move: " + n(static_cast<int64_t>(bytes));
+  return "cpu " + std::string(columns ? "columns" : "rows") + (strided ? ", strided" : "") + (pieces ? ", in pieces" : "") +
+         ": " + info(r.in).name + " -> " + info(r.out).name + ", summed in " + name_of(r.accumulator) + ", " +
+         instruction_set().name + "\n" + r.problem.str() + "\n" + "tile: " + n(plan.tile_rows) + " rows x " +
+         n(plan.tile_leaves) + " leaves x " + n(plan.tile_width) + " columns; tasks: " + n(work.row_tiles) + " x " +
+         n(work.column_tiles) + " tiles x " + n(work.splits) + " splits on " + n(work.threads) +
+         (work.threads == 1 ? " thread" : " threads") + "\n" + "bytes that must move: " + n(static_cast<int64_t>(bytes));
 }
 
 }  // namespace gpureduce::cpu

@@ -5,6 +5,11 @@
 
 namespace gpureduce::cuda {
 
+// Blocks a multiprocessor that the compiler is to make room for. With no such word it aims for many more, and saves registers by
+// waiting for each load before the next: columns (16384, 4096) float32 then took 73 us on an H200.
+template <class Source, class Acc, int V>
+constexpr int kColumnBlocks = sizeof(Lanes<typename Source::Element, Acc, V>) <= 32 ? 3 : 2;
+
 // kLeaves neighbouring leaves of V columns, up to kElements elements each, all in flight at once; joined in registers.
 template <int V, int kElements, int kLeaves, Walk walk, class Source, class Acc>
 __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves(const Args<Source, Acc>& a, int64_t column, int64_t leaf) {
@@ -16,8 +21,8 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
   for (int l = 0; l < kLeaves; ++l) {
 #pragma unroll
     for (int d = 0; d < kElements; ++d) {
-      x[l][d] = padding_vector<Element, V>();
-      if (l + d * kLanes < left) x[l][d] = a.source.template load<V>(column + a.template element<walk>(first + l + d * kLanes));
+      const int e = l + d * kLanes;
+      x[l][d] = a.source.template load_if<V>(e < left, column + a.template element<walk>(first + e));
     }
   }
   Lanes<Element, Acc, V> lanes[kLeaves];
@@ -41,7 +46,8 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
 // A thread takes `batches` batches (1 to kMaxBatches, a power of two) of kLoads / kElements leaves, one batch in flight after
 // the other, and keeps the halves that wait for their neighbour, as a binary counter does.
 template <int V, int kElements, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps * kWarp) columns(const __grid_constant__ Args<Source, Acc> a) {
+__global__ void __launch_bounds__(kMaxColumnWarps * kWarp, (kColumnBlocks<Source, Acc, V>))
+    columns(const __grid_constant__ Args<Source, Acc> a) {
   using Batch = Lanes<typename Source::Element, Acc, V>;
   constexpr int kLeaves = kLoads / kElements, kLevels = 3;
   static_assert(1 << kLevels == kMaxBatches);
@@ -104,7 +110,8 @@ __global__ void __launch_bounds__(kMaxColumnWarps * kWarp) columns(const __grid_
 
 // At most kLoads elements an output: a thread takes all of them, for V outputs.
 template <int V, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps * kWarp) thin(const __grid_constant__ Args<Source, Acc> a) {
+__global__ void __launch_bounds__(kMaxColumnWarps * kWarp, (kColumnBlocks<Source, Acc, V>))
+    thin(const __grid_constant__ Args<Source, Acc> a) {
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
     const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
     const int column = threadIdx.x * V;

@@ -28,11 +28,6 @@ struct Vector {
   __device__ __forceinline__ void set(int j, Element x) { reinterpret_cast<Element*>(&bits)[j] = x; }
 };
 
-template <class Element, int V>
-__device__ __forceinline__ Vector<Element, V> load_vector(const Element* p) {
-  return {__ldg(reinterpret_cast<const typename Vector<Element, V>::Bits*>(p))};
-}
-
 // The element whose addend is padding<Acc>(): -0.0 in its own format, 0 for integers.
 template <class Element>
 __device__ __forceinline__ Element padding_element() {
@@ -56,6 +51,50 @@ __device__ __forceinline__ Vector<Element, V> padding_vector() {
   return v;
 }
 
+// Loads from `p` if `wanted`, else gives `otherwise`. Volatile assembly, because the compiler would put a conditional load next
+// to its use, and the loads of a thread would no longer be in flight together.
+__device__ __forceinline__ uint4 load_if(bool wanted, const uint4* p, uint4 otherwise) {
+  uint4 v;
+  asm volatile(
+      "{ .reg .pred q; setp.ne.u32 q, %5, 0;"
+      " mov.u32 %0, %6; mov.u32 %1, %7; mov.u32 %2, %8; mov.u32 %3, %9;"
+      " @q ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(otherwise.x), "r"(otherwise.y), "r"(otherwise.z), "r"(otherwise.w));
+  return v;
+}
+__device__ __forceinline__ uint2 load_if(bool wanted, const uint2* p, uint2 otherwise) {
+  uint2 v;
+  asm volatile(
+      "{ .reg .pred q; setp.ne.u32 q, %3, 0; mov.u32 %0, %4; mov.u32 %1, %5; @q ld.global.nc.v2.u32 {%0, %1}, [%2]; }"
+      : "=&r"(v.x), "=&r"(v.y)
+      : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(otherwise.x), "r"(otherwise.y));
+  return v;
+}
+#define GPUREDUCE_LOAD_IF(type, suffix)                                                                          \
+  __device__ __forceinline__ type load_if(bool wanted, const type* p, type otherwise) {                          \
+    uint32_t v;                                                                                                  \
+    asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; mov.u32 %0, %3; @q ld.global.nc." suffix " %0, [%1]; }"  \
+                 : "=&r"(v)                                                                                      \
+                 : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(static_cast<uint32_t>(otherwise)));           \
+    return static_cast<type>(v);                                                                                 \
+  }
+GPUREDUCE_LOAD_IF(uint32_t, "u32")
+GPUREDUCE_LOAD_IF(uint16_t, "u16")
+GPUREDUCE_LOAD_IF(uint8_t, "u8")
+#undef GPUREDUCE_LOAD_IF
+
+template <class Element, int V>
+__device__ __forceinline__ Vector<Element, V> load_vector(const Element* p) {
+  return {__ldg(reinterpret_cast<const typename Vector<Element, V>::Bits*>(p))};
+}
+
+// Where it is not wanted, its addends are padding.
+template <class Element, int V>
+__device__ __forceinline__ Vector<Element, V> load_vector_if(bool wanted, const Element* p) {
+  return {load_if(wanted, reinterpret_cast<const typename Vector<Element, V>::Bits*>(p), padding_vector<Element, V>().bits)};
+}
+
 // --- sources: where a kernel's elements come from --------------------------------------------------------------------------
 
 // Elements of the type the kernel is compiled for.
@@ -67,6 +106,11 @@ struct Typed {
 
   template <int V>
   __device__ __forceinline__ Vector<In, V> load(int64_t offset) const { return load_vector<In, V>(base + offset); }
+
+  template <int V>
+  __device__ __forceinline__ Vector<In, V> load_if(bool wanted, int64_t offset) const {
+    return load_vector_if<In, V>(wanted, base + offset);
+  }
 };
 
 // Elements of any dtype, converted to the accumulator one by one: for results of an integer dtype from floats, of bool, from
@@ -93,6 +137,11 @@ struct Any {
 #undef GPUREDUCE_CASE
     }
     return x;
+  }
+
+  template <int V>
+  __device__ __forceinline__ Vector<Acc, 1> load_if(bool wanted, int64_t offset) const {
+    return wanted ? load<V>(offset) : padding_vector<Acc, 1>();
   }
 
   template <class In>

@@ -24,14 +24,14 @@ __device__ __forceinline__ Acc row_unit(const Args<Source, Acc>& a, int64_t row,
     for (int d = 1; d < kLoads; ++d) lanes.add(x[d]);
     return warp_join(lanes.join());
   }
-  const int whole = (left - V - first + kLanes) / kLanes;  // of this thread's vectors
 #pragma unroll
-  for (int d = 0; d < kLoads; ++d)
-    if (d < whole) x[d] = a.source.template load<V>(row + a.template element<walk>(chunk + first + d * kLanes));
-  lanes.clear();
+  for (int d = 0; d < kLoads; ++d) {
+    const int e = first + d * kLanes;
+    x[d] = a.source.template load_if<V>(e + V <= left, row + a.template element<walk>(chunk + e));
+  }
+  lanes.start(x[0]);
 #pragma unroll
-  for (int d = 0; d < kLoads; ++d)
-    if (d < whole) lanes.add(x[d]);
+  for (int d = 1; d < kLoads; ++d) lanes.add(x[d]);
   if constexpr (V > 1) {
     // The row's last, incomplete vector: its elements are the last of their lanes.
     const int tail = left % V, e = left - tail;
@@ -91,8 +91,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps * kWarp) packed(const __grid_c
     for (int i = 0; i < kLoads; ++i) {
       const bool inside = first + i * side < tile.outputs;
       row[i] = inside ? a.kept.at(tile.output + first + i * side).in : 0;
-      x[i] = padding_vector<Element, V>();
-      if (inside && e + V <= length) x[i] = a.source.template load<V>(row[i] + a.template element<walk>(e));
+      x[i] = a.source.template load_if<V>(inside && e + V <= length, row[i] + a.template element<walk>(e));
     }
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
