@@ -74,7 +74,8 @@ void plan_packed(Plan& plan, const Problem& p) {
 
 void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning& tuning) {
   Tiling& t = plan.tiling;
-  const int unit_leaves = kWarp * plan.vector;
+  plan.thread_elements = p.length <= 2 * kLanes && plan.vector > 1 && !plan.nested ? 2 : kDepth;
+  const int unit_leaves = kWarp * plan.vector * row_groups(plan.vector, plan.thread_elements);
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), row_slots = power_of_two_above(row_units);
   const int64_t units = p.outputs * row_units;
   int64_t tile_units;
@@ -91,7 +92,7 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
     // A whole row a block needs no join, and is as good where there are rows enough.
     if (rows_enough && row_slots <= kWarp * kWarps) tile_units = std::max(tile_units, row_slots);
     if (rows_enough && row_slots <= kShortRowUnits) {
-      tile_units = p.length <= 2 * kLanes ? 2 * kShortRowUnits : kShortRowUnits;
+      tile_units = kShortRowUnits;
       if (!plan.warps) plan.warps = kShortRowWarps;
     }
   }
@@ -128,7 +129,7 @@ void plan_columns(Plan& plan, const Problem& p, const Tuning& tuning) {
   // With a full warp side by side every load reads whole lines, so a thread may own a run of leaves. A narrower one does so only
   // when neighbouring threads take neighbouring leaves.
   plan.thread_elements = p.length <= kLanes ? 1 : p.length <= 2 * kLanes ? 2 : kLoads;
-  plan.batches = plan.thread_elements == 1 || plan.warp_columns < kWarp ? 1 : kColumnBatches;
+  plan.batches = plan.thread_elements == 1 || plan.warp_columns < kWarp / 2 ? 1 : kColumnBatches;
   if (tuning.batches) plan.batches = std::min<int>(power_of_two_above(tuning.batches), kMaxBatches);
   const int unit_leaves = kLoads / plan.thread_elements * plan.batches * (kWarp / plan.warp_columns);
   const int64_t wanted = tuning.tile_leaves ? power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves)) : kWarps;
@@ -254,7 +255,7 @@ std::string Plan::json() const {
     << ", \"nested\": " << (nested ? "true" : "false") << ", \"warps\": " << warps << ", \"grid\": " << grid
     << ", \"tiles\": " << tiling.tiles << ", \"splits\": " << tiling.splits << ", \"tile_outputs\": " << tiling.tile_outputs
     << ", \"tile_leaves\": " << tiling.tile_leaves << ", \"outputs\": " << tiling.outputs << ", \"leaves\": " << tiling.leaves
-    << ", \"warp_columns\": " << warp_columns << ", \"batches\": " << batches
+    << ", \"warp_columns\": " << warp_columns << ", \"thread_elements\": " << thread_elements << ", \"batches\": " << batches
     << ", \"workspace_bytes\": " << workspace_bytes << ", \"bytes\": " << bytes << ", \"joins\": [";
   for (const Join& j : joins) s << (&j == joins.data() ? "" : ", ") << j.fan;
   s << "]}";

@@ -22,7 +22,7 @@ constexpr int kMaxJoin = 8192;  // partial sums one block of the join kernel tak
 static_assert(kLoads == kDepth);
 
 // packed   several short rows a warp, one load a row                      (the fastest dim in memory is reduced)
-// rows     a warp takes one unit of 32 * vector neighbouring leaves of a row
+// rows     a warp takes a unit of 32 * vector * row_groups() neighbouring leaves of a row
 // thin     a thread takes all of its outputs' few elements, up to kLoads  (the fastest dim in memory is kept)
 // columns  a warp takes neighbouring columns, a thread neighbouring leaves of them
 enum class Kernel : uint8_t { packed, rows, thin, columns };
@@ -30,6 +30,13 @@ enum class Kernel : uint8_t { packed, rows, thin, columns };
 struct Device {
   int multiprocessors = 132;
 };
+
+// Groups of 32 * vector leaves that one unit of the rows kernel takes: as many as keep kLoads loads in flight, but no more than a
+// chunk has. Single elements are small loads, so more of them.
+GPUREDUCE_HOST_DEVICE constexpr int row_groups(int vector, int elements) {
+  const int in_flight = kLoads / elements, in_chunk = kLanes / (kWarp * vector);
+  return vector == 1 ? 4 : in_flight < in_chunk ? in_flight : in_chunk;
+}
 
 // Values forced on the planner, for tests and tuning; 0 means the planner's own choice. Parsed from "key=value,key=value".
 struct Tuning {
@@ -96,7 +103,7 @@ struct Plan {
   bool nested;      // elements are not one constant stride apart
   int warps;        // a block
   int warp_columns; // columns: threads of a warp side by side; packed: threads a row
-  int thread_elements;  // columns: elements of a leaf a thread has in flight at once, kLoads, 2 or 1; of kLoads / that many leaves
+  int thread_elements;  // elements of a leaf a thread has in flight at once: kDepth, or 2 or 1 where leaves have no more
   int batches;      // columns: how often it does that, for neighbouring leaves
   int64_t grid;
   std::vector<Join> joins;

@@ -18,7 +18,10 @@ Args<Source, Acc> make_args(const Launch& launch, const Source& source) {
 
 template <int V, Walk walk, class Acc, class Source>
 auto row_kernel(const Plan& plan) {
-  return plan.kernel == Kernel::packed ? packed<V, walk, Source, Acc> : rows<V, walk, Source, Acc>;
+  if (plan.kernel == Kernel::packed) return packed<V, walk, Source, Acc>;
+  if constexpr (walk == Walk::dense)
+    if (plan.thread_elements == 2) return rows<V, 2, walk, Source, Acc>;
+  return rows<V, kDepth, walk, Source, Acc>;
 }
 
 template <int V, Walk walk, class Acc, class Source>

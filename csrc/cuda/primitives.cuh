@@ -125,7 +125,7 @@ struct Any {
   bool negate, conjugate;
 
   template <int V>
-  __device__ Vector<Acc, 1> load(int64_t offset) const {
+  __device__ __noinline__ Vector<Acc, 1> load(int64_t offset) const {
     static_assert(V == 1);
     Vector<Acc, 1> x;
     switch (dtype) {
@@ -272,6 +272,27 @@ __device__ __forceinline__ Acc warp_join(Acc v) {
 #pragma unroll
   for (int mask = 1; mask < kWarp; mask *= 2) v = v + shuffle_xor(v, mask);
   return v;
+}
+
+// Joins kCount values a thread: each across the warp, then the kCount results. While there are several, a pair of threads shares
+// the work: each keeps one half of the values and hands the other half over.
+template <int kCount, class Acc>
+__device__ __forceinline__ Acc warp_join_groups(Acc (&v)[kCount]) {
+  int mask = 1;
+#pragma unroll
+  for (int count = kCount; count > 1; count /= 2, mask *= 2) {
+    const bool odd = threadIdx.x & mask;
+#pragma unroll
+    for (int i = 0; i < count / 2; ++i) {
+      const Acc keep = odd ? v[2 * i + 1] : v[2 * i], give = odd ? v[2 * i] : v[2 * i + 1];
+      v[i] = keep + shuffle_xor(give, mask);
+    }
+  }
+#pragma unroll
+  for (int rest = kCount; rest < kWarp; rest *= 2) v[0] = v[0] + shuffle_xor(v[0], rest);
+#pragma unroll
+  for (int width = 1; width < kCount; width *= 2) v[0] = v[0] + shuffle_xor(v[0], width);
+  return v[0];
 }
 
 // Joins groups of `width` neighbouring threads of the block (a power of two); the first thread of each group gets the group's

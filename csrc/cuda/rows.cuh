@@ -5,52 +5,65 @@
 
 namespace gpureduce::cuda {
 
-// One unit: 32 * V neighbouring leaves of an output, one warp. Thread t owns leaves t * V ... t * V + V - 1 of it and has all
-// their elements in flight at once: kLoads vector loads, each a whole line or more across the warp.
-template <int V, Walk walk, class Source, class Acc>
+// One unit of an output, for one warp: row_groups() groups; in each, thread t owns leaves t * V ... t * V + V - 1, and has the up to
+// kElements elements of every leaf in flight at once. Across the warp each load is whole lines.
+template <int V, int kElements, Walk walk, class Source, class Acc>
 __device__ __forceinline__ Acc row_unit(const Args<Source, Acc>& a, int64_t row, int64_t leaf) {
   using Element = typename Source::Element;
+  constexpr int kCount = row_groups(V, kElements);
   const int64_t chunk = leaf / kLanes * kChunk;
   const int first = static_cast<int>(leaf % kLanes) + threadIdx.x % kWarp * V;
   const int64_t rest = a.length - chunk;
   const int left = rest < kChunk ? static_cast<int>(rest) : kChunk;
-  Vector<Element, V> x[kLoads];
-  RowLanes<Element, Acc, V> lanes;
-  if (walk == Walk::dense && left == kChunk) {  // the same without its conditions: less code where most of the work is
+  Vector<Element, V> x[kCount][kElements];
+  RowLanes<Element, Acc, V> lanes[kCount];
+  if (kCount == 1 && walk == Walk::dense && left == kChunk) {  // the same without its conditions, where most of the work is
 #pragma unroll
-    for (int d = 0; d < kLoads; ++d) x[d] = a.source.template load<V>(row + chunk + first + d * kLanes);
-    lanes.start(x[0]);
+    for (int d = 0; d < kElements; ++d) x[0][d] = a.source.template load<V>(row + chunk + first + d * kLanes);
+    lanes[0].start(x[0][0]);
 #pragma unroll
-    for (int d = 1; d < kLoads; ++d) lanes.add(x[d]);
-    return warp_join(lanes.join());
+    for (int d = 1; d < kElements; ++d) lanes[0].add(x[0][d]);
+    return warp_join(lanes[0].join());
   }
 #pragma unroll
-  for (int d = 0; d < kLoads; ++d) {
-    const int e = first + d * kLanes;
-    x[d] = a.source.template load_if<V>(e + V <= left, row + a.template element<walk>(chunk + e));
-  }
-  lanes.start(x[0]);
+  for (int g = 0; g < kCount; ++g) {
 #pragma unroll
-  for (int d = 1; d < kLoads; ++d) lanes.add(x[d]);
+    for (int d = 0; d < kElements; ++d) {
+      const int e = first + g * kWarp * V + d * kLanes;
+      x[g][d] = a.source.template load_if<V>(e + V <= left, row + a.template element<walk>(chunk + e));
+    }
+  }
+#pragma unroll
+  for (int g = 0; g < kCount; ++g) {
+    lanes[g].start(x[g][0]);
+#pragma unroll
+    for (int d = 1; d < kElements; ++d) lanes[g].add(x[g][d]);
+  }
   if constexpr (V > 1) {
     // The row's last, incomplete vector: its elements are the last of their lanes.
     const int tail = left % V, e = left - tail;
-    if (tail && e % kLanes == first) {
 #pragma unroll
-      for (int j = 0; j < V - 1; ++j)
-        if (j < tail) lanes.add(j, a.source.template load<1>(row + a.template element<walk>(chunk + e + j))[0]);
+    for (int g = 0; g < kCount; ++g) {
+      if (tail && e % kLanes == first + g * kWarp * V) {
+#pragma unroll
+        for (int j = 0; j < V - 1; ++j)
+          if (j < tail) lanes[g].add(j, a.source.template load<1>(row + a.template element<walk>(chunk + e + j))[0]);
+      }
     }
   }
-  return warp_join(lanes.join());
+  Acc values[kCount];
+#pragma unroll
+  for (int g = 0; g < kCount; ++g) values[g] = lanes[g].join();
+  return warp_join_groups(values);
 }
 
 // A block takes tiles: the units of one long row or of several shorter ones. Its warps take unit after unit, each value goes to
 // a slot, and one thread a slot joins them.
-template <int V, Walk walk, class Source, class Acc>
+template <int V, int kElements, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxRowWarps * kWarp, sizeof(RowLanes<typename Source::Element, Acc, V>) <= 64 ? 2 : 1)
     rows(const __grid_constant__ Args<Source, Acc> a) {
   __shared__ Acc slots[kMaxRowWarps * kWarp], warp_slots[kWarp];
-  constexpr int kUnitLeaves = kWarp * V;
+  constexpr int kUnitLeaves = row_groups(V, kElements) * kWarp * V;
   const int thread = threadIdx.x, warps = blockDim.x / kWarp;
   const int row_units = a.tiling.tile_leaves / kUnitLeaves, shift = __ffs(row_units) - 1;  // a power of two
   allow_next_kernel();
@@ -61,7 +74,7 @@ __global__ void __launch_bounds__(kMaxRowWarps * kWarp, sizeof(RowLanes<typename
       const int row = u >> shift;
       const int64_t leaf = tile.leaf + (u & (row_units - 1)) * kUnitLeaves;
       Acc v = padding<Acc>();
-      if (leaf < a.tiling.leaves) v = row_unit<V, walk>(a, a.kept.at(tile.output + row).in, leaf);
+      if (leaf < a.tiling.leaves) v = row_unit<V, kElements, walk>(a, a.kept.at(tile.output + row).in, leaf);
       if (thread % kWarp == 0) slots[u] = v;
     }
     __syncthreads();
