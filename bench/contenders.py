@@ -7,9 +7,10 @@ import platform
 import subprocess
 import sys
 
+import torch
+
 import cub
 import provenance
-import torch
 from timing import Candidate
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -15,11 +15,12 @@ import pathlib
 import sys
 import time
 
+import torch
+
 import cases as grid
 import contenders as who
 import provenance
 import timing
-import torch
 from report import RIVALS, gbps, losses, percent, ratio, summary
 from timing import Candidate
 

@@ -10,10 +10,11 @@ counted; those whose bits differ are shown as WRONG.
 import argparse
 import itertools
 
+import torch
+
 import cases as grid
 import contenders as who
 import timing
-import torch
 from timing import Candidate
 
 

@@ -14,7 +14,8 @@ std::vector<bool> reduced_dims(at::OptionalIntArrayRef dim, int64_t rank);
 at::ScalarType result_type(at::ScalarType input, std::optional<at::ScalarType> dtype);
 
 // Views, dtypes and flags of a call as a backend sees them. `out` may be undefined to plan only; then `result` says its dtype.
-Reduction make_reduction(const at::Tensor& self, const std::vector<bool>& reduce, at::ScalarType result, const at::Tensor& out, bool keepdim);
+Reduction make_reduction(const at::Tensor& self, const std::vector<bool>& reduce, at::ScalarType result, const at::Tensor& out,
+                         bool keepdim);
 
 // The dtype's row in dtypes.h; NotImplementedError naming `what` where there is none.
 DType dtype_of(at::ScalarType type, const char* what);

@@ -1,4 +1,5 @@
-// The element types, one row each, and the exact conversions into and out of the accumulators. Pure C++, shared by CPU and CUDA.
+// The element types, one row each, and the exact conversions into and out of the accumulators. Pure C++, shared by CPU and
+// CUDA.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +24,14 @@ struct Float8_e5m2 { uint8_t bits; };
 struct Boolean { uint8_t bits; };  // any non-zero byte is true
 
 template <class T>
-struct alignas(2 * sizeof(T)) Complex { T re, im; };
+struct alignas(2 * sizeof(T)) Complex {
+  T re, im;
+};
 
 template <class T>
-GPUREDUCE_HOST_DEVICE Complex<T> operator+(Complex<T> a, Complex<T> b) { return {a.re + b.re, a.im + b.im}; }
+GPUREDUCE_HOST_DEVICE Complex<T> operator+(Complex<T> a, Complex<T> b) {
+  return {a.re + b.re, a.im + b.im};
+}
 
 enum class Kind : uint8_t { integer, floating, complex };
 
@@ -35,24 +40,24 @@ enum class Accumulator : uint8_t { f32, f64, i64, c64, c128 };
 
 // One row a dtype: name (as in at::ScalarType), storage type, kind, the accumulator it is summed in by itself, the one it is
 // summed in when the result is double precision, and the family of kernels (one .cu file) it is compiled with.
-#define GPUREDUCE_DTYPES(X)                                        \
-  X(Float, float, floating, f32, f64, single)                      \
-  X(Half, gpureduce::Half, floating, f32, f64, half)               \
-  X(BFloat16, gpureduce::BFloat16, floating, f32, f64, half)       \
+#define GPUREDUCE_DTYPES(X)                                              \
+  X(Float, float, floating, f32, f64, single)                            \
+  X(Half, gpureduce::Half, floating, f32, f64, half)                     \
+  X(BFloat16, gpureduce::BFloat16, floating, f32, f64, half)             \
   X(Float8_e4m3fn, gpureduce::Float8_e4m3fn, floating, f32, f64, float8) \
-  X(Float8_e5m2, gpureduce::Float8_e5m2, floating, f32, f64, float8) \
-  X(Double, double, floating, f64, f64, single)                    \
-  X(Bool, gpureduce::Boolean, integer, i64, i64, byte)             \
-  X(Char, int8_t, integer, i64, i64, byte)                         \
-  X(Byte, uint8_t, integer, i64, i64, byte)                        \
-  X(Short, int16_t, integer, i64, i64, integer)                    \
-  X(UInt16, uint16_t, integer, i64, i64, integer)                  \
-  X(Int, int32_t, integer, i64, i64, integer)                      \
-  X(UInt32, uint32_t, integer, i64, i64, integer)                  \
-  X(Long, int64_t, integer, i64, i64, integer)                     \
-  X(UInt64, uint64_t, integer, i64, i64, integer)                  \
-  X(ComplexHalf, Complex<gpureduce::Half>, complex, c64, c128, complex) \
-  X(ComplexFloat, Complex<float>, complex, c64, c128, complex)     \
+  X(Float8_e5m2, gpureduce::Float8_e5m2, floating, f32, f64, float8)     \
+  X(Double, double, floating, f64, f64, single)                          \
+  X(Bool, gpureduce::Boolean, integer, i64, i64, byte)                   \
+  X(Char, int8_t, integer, i64, i64, byte)                               \
+  X(Byte, uint8_t, integer, i64, i64, byte)                              \
+  X(Short, int16_t, integer, i64, i64, integer)                          \
+  X(UInt16, uint16_t, integer, i64, i64, integer)                        \
+  X(Int, int32_t, integer, i64, i64, integer)                            \
+  X(UInt32, uint32_t, integer, i64, i64, integer)                        \
+  X(Long, int64_t, integer, i64, i64, integer)                           \
+  X(UInt64, uint64_t, integer, i64, i64, integer)                        \
+  X(ComplexHalf, Complex<gpureduce::Half>, complex, c64, c128, complex)  \
+  X(ComplexFloat, Complex<float>, complex, c64, c128, complex)           \
   X(ComplexDouble, Complex<double>, complex, c128, c128, complex)
 
 enum class DType : uint8_t {
@@ -81,9 +86,7 @@ inline const DTypeInfo& info(DType t) {
   return table[static_cast<int>(t)];
 }
 
-inline int size_of(Accumulator a) {
-  return a == Accumulator::f32 ? 4 : a == Accumulator::c128 ? 16 : 8;
-}
+inline int size_of(Accumulator a) { return a == Accumulator::f32 ? 4 : a == Accumulator::c128 ? 16 : 8; }
 
 inline const char* name_of(Accumulator a) {
   constexpr const char* names[] = {"float32", "float64", "int64", "complex64", "complex128"};
@@ -100,7 +103,8 @@ inline Accumulator accumulator_of(DType in, DType out, Conversion conversion) {
   return wide ? i.wide : i.accumulator;
 }
 
-// Whether the reducing kernels write such a result themselves. Rounding to any dtype is a lot of code, which only the join holds.
+// Whether the reducing kernels write such a result themselves. Rounding to any dtype is a lot of code, which only the join
+// holds.
 inline bool is_direct(Accumulator a, DType out) {
   switch (a) {
     case Accumulator::f32: return out == DType::Float || out == DType::BFloat16 || out == DType::Half;
@@ -186,9 +190,13 @@ GPUREDUCE_HOST_DEVICE float value(Float8_e4m3fn x) {
 
 GPUREDUCE_HOST_DEVICE int64_t value(Boolean x) { return x.bits != 0; }
 template <class T, class = std::enable_if_t<std::is_integral_v<T>>>
-GPUREDUCE_HOST_DEVICE T value(T x) { return x; }
+GPUREDUCE_HOST_DEVICE T value(T x) {
+  return x;
+}
 template <class T>
-GPUREDUCE_HOST_DEVICE auto value(Complex<T> x) -> Complex<decltype(value(x.re))> { return {value(x.re), value(x.im)}; }
+GPUREDUCE_HOST_DEVICE auto value(Complex<T> x) -> Complex<decltype(value(x.re))> {
+  return {value(x.re), value(x.im)};
+}
 
 // A float as an integer modulo 2^64: towards zero, as torch converts; whatever lies outside [-2^63, 2^64), and NaN, gives 2^63
 // on every device.
@@ -227,7 +235,7 @@ GPUREDUCE_HOST_DEVICE int64_t nonzero(In x) {
 // --- the one rounding of the result ---------------------------------------------------------------------------------------
 
 // The nearest small float, ties to even, from a double: bits only, so that nothing is rounded twice and no mode matters.
-// kFinite: no infinity; what is too large is NaN (float8_e4m3fn, as in torch).
+// kFinite: no infinity; what is too large is NaN (float8_e4m3fn; torch up to 2.11 agrees, later ones saturate).
 template <int kExponentBits, int kMantissaBits, bool kFinite = false>
 GPUREDUCE_HOST_DEVICE uint32_t narrow(double x) {
   constexpr int kLowest = 2 - (1 << (kExponentBits - 1));  // exponent of the smallest normal number
@@ -307,9 +315,7 @@ template <class Acc>
 GPUREDUCE_HOST_DEVICE void store(void* out, int64_t index, DType t, Acc v) {
   switch (t) {
 #define GPUREDUCE_STORE(name, type, kind, accumulator, wide, family) \
-  case DType::name:                                                  \
-    static_cast<type*>(out)[index] = result<type>(v);                \
-    break;
+  case DType::name: static_cast<type*>(out)[index] = result<type>(v); break;
     GPUREDUCE_DTYPES(GPUREDUCE_STORE)
 #undef GPUREDUCE_STORE
   }

@@ -16,8 +16,8 @@ void check_rank(size_t rank, const char* what) {
 
 }  // namespace
 
-Problem make_problem(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
-                     const std::vector<bool>& reduce, const std::vector<int64_t>& out_strides) {
+Problem make_problem(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, const std::vector<bool>& reduce,
+                     const std::vector<int64_t>& out_strides) {
   Problem p;
   std::vector<ReducedDim> reduced;
   std::vector<KeptDim> kept;
@@ -37,8 +37,7 @@ Problem make_problem(const std::vector<int64_t>& sizes, const std::vector<int64_
   for (const ReducedDim& d : reduced) {
     if (!p.reduced.empty() && p.reduced.back().stride == d.size * d.stride)
       p.reduced.back() = {p.reduced.back().size * d.size, d.stride};
-    else
-      p.reduced.push_back(d);
+    else p.reduced.push_back(d);
   }
 
   // Kept dims may stand in any order: fastest in memory last; expanded ones first, since they re-read what is cached.
@@ -49,8 +48,7 @@ Problem make_problem(const std::vector<int64_t>& sizes, const std::vector<int64_
   for (const KeptDim& d : kept) {
     if (!p.kept.empty() && p.kept.back().stride == d.size * d.stride && p.kept.back().out_stride == d.size * d.out_stride)
       p.kept.back() = {p.kept.back().size * d.size, d.stride, d.out_stride};
-    else
-      p.kept.push_back(d);
+    else p.kept.push_back(d);
   }
   check_rank(p.reduced.size(), "reduced");
   check_rank(p.kept.size(), "kept");

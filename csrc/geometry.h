@@ -9,10 +9,10 @@
 
 namespace gpureduce {
 
-constexpr int kMaxRank = 32;   // dims that stay apart after merging, kept and reduced each
-constexpr int kFastRank = 4;   // and up to this many in the kernels compiled for a dtype
+constexpr int kMaxRank = 32;  // dims that stay apart after merging, kept and reduced each
+constexpr int kFastRank = 4;  // and up to this many in the kernels compiled for a dtype
 
-struct ReducedDim { int64_t size, stride; };      // strides in elements
+struct ReducedDim { int64_t size, stride; };  // strides in elements
 struct KeptDim { int64_t size, stride, out_stride; };
 
 // A reduction of `outputs` results over `length` elements each. Dims of size 1 are gone, and neighbours that one stride can
@@ -29,8 +29,8 @@ struct Problem {
 
 // `reduce[d]` says whether dim d is reduced; `out_strides` has one entry a dim of the input, ignored where the dim is reduced.
 // Throws std::invalid_argument when more than kMaxRank dims stay apart.
-Problem make_problem(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
-                     const std::vector<bool>& reduce, const std::vector<int64_t>& out_strides);
+Problem make_problem(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, const std::vector<bool>& reduce,
+                     const std::vector<int64_t>& out_strides);
 
 // All that a backend is told. Pointers already include the storage offset.
 struct Reduction {

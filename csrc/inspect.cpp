@@ -8,7 +8,8 @@ namespace gpureduce {
 
 namespace {
 
-Plan plan_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input, at::ScalarType result, const std::string& tuning) {
+Plan plan_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input, at::ScalarType result,
+             const std::string& tuning) {
   TORCH_CHECK(sizes.size() == strides.size(), "strides: there must be as many as sizes");
   const std::vector<bool> reduce = reduced_dims(dims, static_cast<int64_t>(sizes.size()));
   std::vector<int64_t> out_strides(sizes.size(), 0);
@@ -27,12 +28,14 @@ Plan plan_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dim
   return make_plan(r, {}, Tuning::parse(tuning));
 }
 
-std::string plan_json(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input, at::ScalarType result, const std::string& tuning) {
+std::string plan_json(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input,
+                      at::ScalarType result, const std::string& tuning) {
   return plan_of(sizes, strides, dims, input, result, tuning).json();
 }
 
 // A row a tile, by the code that numbers them in the kernels: first output, outputs, first leaf, leaves, first partial sum.
-at::Tensor walk(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input, at::ScalarType result, const std::string& tuning) {
+at::Tensor walk(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input,
+                at::ScalarType result, const std::string& tuning) {
   const Plan plan = plan_of(sizes, strides, dims, input, result, tuning);
   at::Tensor rows = at::empty({plan.tiling.tiles, 5}, at::kLong);
   int64_t* row = rows.data_ptr<int64_t>();

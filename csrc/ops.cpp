@@ -33,12 +33,12 @@ at::ScalarType result_type(at::ScalarType input, std::optional<at::ScalarType> d
 DType dtype_of(at::ScalarType type, const char* what) {
   switch (type) {
 #define GPUREDUCE_FROM_TORCH(name, type, kind, accumulator, wide, family) \
-  case at::ScalarType::name:                                              \
-    return DType::name;
+  case at::ScalarType::name: return DType::name;
     GPUREDUCE_DTYPES(GPUREDUCE_FROM_TORCH)
 #undef GPUREDUCE_FROM_TORCH
     default:
-      TORCH_CHECK_NOT_IMPLEMENTED(false, "sum: ", what, " ", type, " is not supported; supported are the floats of 8 (e4m3fn, e5m2) "
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "sum: ", what, " ", type,
+                                  " is not supported; supported are the floats of 8 (e4m3fn, e5m2) "
                                   "to 64 bits, integers, bool and complex");
   }
 }
@@ -65,7 +65,8 @@ void warn_if_imaginary_is_lost(at::ScalarType input, at::ScalarType result) {
     TORCH_WARN("Casting complex values to real discards the imaginary part");
 }
 
-void compute(const at::Tensor& self, const std::vector<bool>& reduce, bool keepdim, const at::Tensor& out, const Tuning& tuning) {
+void compute(const at::Tensor& self, const std::vector<bool>& reduce, bool keepdim, const at::Tensor& out,
+             const Tuning& tuning) {
   const Reduction r = make_reduction(self, reduce, out.scalar_type(), out, keepdim);
   if (r.problem.outputs == 0) return;
   if (r.problem.length == 0) {
@@ -78,13 +79,15 @@ void compute(const at::Tensor& self, const std::vector<bool>& reduce, bool keepd
   cpu::run(r);
 }
 
-at::Tensor sum_tuned(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype, const Tuning& tuning) {
+at::Tensor sum_tuned(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype,
+                     const Tuning& tuning) {
   const std::vector<bool> reduce = reduced_dims(dim, self.dim());
   const at::ScalarType result = result_type(self.scalar_type(), dtype);
   dtype_of(self.scalar_type(), "an input of dtype");
   dtype_of(result, "a result of dtype");
   warn_if_imaginary_is_lost(self.scalar_type(), result);
-  at::Tensor out = at::empty(result_sizes(self.sizes(), reduce, keepdim), at::TensorOptions().dtype(result).device(self.device()));
+  at::Tensor out =
+      at::empty(result_sizes(self.sizes(), reduce, keepdim), at::TensorOptions().dtype(result).device(self.device()));
   compute(self, reduce, keepdim, out, tuning);
   return out;
 }
@@ -96,15 +99,18 @@ at::Tensor sum(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim
 // What torch.sum checks of `out`, before anything is written.
 void check_out(const at::Tensor& self, std::optional<at::ScalarType> dtype, const at::Tensor& out) {
   const at::ScalarType result = dtype.value_or(out.scalar_type());
-  TORCH_CHECK(out.scalar_type() == result, "Expected out tensor to have dtype ", result, ", but got ", out.scalar_type(), " instead");
-  TORCH_CHECK(out.device() == self.device(), "Expected out tensor to have device ", self.device(), ", but got ", out.device(), " instead");
+  TORCH_CHECK(out.scalar_type() == result, "Expected out tensor to have dtype ", result, ", but got ", out.scalar_type(),
+              " instead");
+  TORCH_CHECK(out.device() == self.device(), "Expected out tensor to have device ", self.device(), ", but got ", out.device(),
+              " instead");
   TORCH_CHECK(out.layout() == at::kStrided, "Expected out tensor to have strided layout, but got ", out.layout(), " instead");
   dtype_of(self.scalar_type(), "an input of dtype");
   dtype_of(result, "an out tensor of dtype");
   warn_if_imaginary_is_lost(self.scalar_type(), result);
 }
 
-at::Tensor& sum_out(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype, at::Tensor& out) {
+at::Tensor& sum_out(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype,
+                    at::Tensor& out) {
   check_out(self, dtype, out);
   const std::vector<bool> reduce = reduced_dims(dim, self.dim());
   const std::vector<int64_t> sizes = result_sizes(self.sizes(), reduce, keepdim);
@@ -128,22 +134,24 @@ at::Tensor sum_meta(const at::Tensor& self, at::OptionalIntArrayRef dim, bool ke
   const at::ScalarType result = result_type(self.scalar_type(), dtype);
   dtype_of(self.scalar_type(), "an input of dtype");
   dtype_of(result, "a result of dtype");
-  return at::empty_symint(result_sizes(self.sym_sizes(), reduce, keepdim), at::TensorOptions().dtype(result).device(self.device()));
+  return at::empty_symint(result_sizes(self.sym_sizes(), reduce, keepdim),
+                          at::TensorOptions().dtype(result).device(self.device()));
 }
 
-at::Tensor& sum_out_meta(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype, at::Tensor& out) {
+at::Tensor& sum_out_meta(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype,
+                         at::Tensor& out) {
   check_out(self, dtype, out);
   const std::vector<bool> reduce = reduced_dims(dim, self.dim());
   at::native::resize_output_symint(out, result_sizes(self.sym_sizes(), reduce, keepdim));
   return out;
 }
 
-std::string explain(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype, const std::string& tuning) {
+std::string explain(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype,
+                    const std::string& tuning) {
   const std::vector<bool> reduce = reduced_dims(dim, self.dim());
   const Reduction r = make_reduction(self, reduce, result_type(self.scalar_type(), dtype), {}, keepdim);
   std::string text = std::string(info(r.in).name) + " -> " + info(r.out).name + ", added in " + name_of(r.accumulator) +
-                     (is_typed(r) ? "" : ", each element converted first") +
-                     "\n" + r.problem.str() + "\n";
+                     (is_typed(r) ? "" : ", each element converted first") + "\n" + r.problem.str() + "\n";
   if (r.problem.outputs == 0 || r.problem.length == 0) return text + "nothing to read";
   if (self.is_cpu()) return text + cpu::explain(r);
 #ifdef GPUREDUCE_WITH_CUDA
@@ -152,13 +160,15 @@ std::string explain(const at::Tensor& self, at::OptionalIntArrayRef dim, bool ke
   return text + "no plan for " + self.device().str();
 }
 
-at::Tensor sum_forced(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype, const std::string& tuning) {
+at::Tensor sum_forced(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype,
+                      const std::string& tuning) {
   return sum_tuned(self, dim, keepdim, dtype, Tuning::parse(tuning));
 }
 
 }  // namespace
 
-Reduction make_reduction(const at::Tensor& self, const std::vector<bool>& reduce, at::ScalarType result, const at::Tensor& out, bool keepdim) {
+Reduction make_reduction(const at::Tensor& self, const std::vector<bool>& reduce, at::ScalarType result, const at::Tensor& out,
+                         bool keepdim) {
   Reduction r{};
   r.in = dtype_of(self.scalar_type(), "an input of dtype");
   r.out = dtype_of(result, "a result of dtype");

@@ -10,14 +10,14 @@ namespace gpureduce {
 namespace {
 
 // --- tuning constants -----------------------------------------------------------------------------------------------------
-constexpr int kVectorBytes = 16;      // the widest load
-constexpr int kWarps = 8;             // warps a block
-constexpr int kOneBlockUnits = 16;    // up to this many units, one block with a warp each does it all
-constexpr int kMaxTileUnits = 128;    // a block's units in one tile: 512 KiB
-constexpr int kTilesPerProcessor = 3; // tiles smaller than kMaxTileUnits until there are this many a multiprocessor
-constexpr int kShortRowUnits = 8;     // rows of up to this many units go to small blocks, which wait less for one another
+constexpr int kVectorBytes = 16;       // the widest load
+constexpr int kWarps = 8;              // warps a block
+constexpr int kOneBlockUnits = 16;     // up to this many units, one block with a warp each does it all
+constexpr int kMaxTileUnits = 128;     // a block's units in one tile: 512 KiB
+constexpr int kTilesPerProcessor = 3;  // tiles smaller than kMaxTileUnits until there are this many a multiprocessor
+constexpr int kShortRowUnits = 8;      // rows of up to this many units go to small blocks, which wait less for one another
 constexpr int kShortRowWarps = 2;
-constexpr int kColumnBatches = 4;     // batches of leaves a thread of the columns kernel takes
+constexpr int kColumnBatches = 4;  // batches of leaves a thread of the columns kernel takes
 constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
 // --------------------------------------------------------------------------------------------------------------------------
 
@@ -126,8 +126,8 @@ void plan_columns(Plan& plan, const Problem& p, const Tuning& tuning) {
   Tiling& t = plan.tiling;
   t.columns = p.kept.back().size;
   plan.warp_columns = static_cast<int>(std::min<int64_t>(kWarp, power_of_two_above(ceil_div(t.columns, plan.vector))));
-  // With a full warp side by side every load reads whole lines, so a thread may own a run of leaves. A narrower one does so only
-  // when neighbouring threads take neighbouring leaves.
+  // With a full warp side by side every load reads whole lines, so a thread may own a run of leaves. A narrower one does so
+  // only when neighbouring threads take neighbouring leaves.
   plan.thread_elements = p.length <= kLanes ? 1 : p.length <= 2 * kLanes ? 2 : kLoads;
   plan.batches = plan.thread_elements == 1 || plan.warp_columns < kWarp / 2 ? 1 : kColumnBatches;
   if (tuning.batches) plan.batches = std::min<int>(power_of_two_above(tuning.batches), kMaxBatches);
@@ -209,7 +209,8 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
     if (wanted == Kernel::rows && plan.kernel == Kernel::packed) plan.kernel = wanted;
     if (wanted == Kernel::columns && plan.kernel == Kernel::thin && !p.kept.empty() && !p.reduced.empty()) plan.kernel = wanted;
     if (plan.kernel != wanted)
-      throw std::invalid_argument(std::string("tuning: the ") + kKernelNames[tuning.kernel] + " kernel does not take this input");
+      throw std::invalid_argument(std::string("tuning: the ") + kKernelNames[tuning.kernel] +
+                                  " kernel does not take this input");
   }
 
   plan.warps = std::min(tuning.warps, plan.kernel == Kernel::rows ? kMaxRowWarps : kMaxColumnWarps);
@@ -226,7 +227,8 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   plan.grid = std::min<int64_t>(tiles, tuning.grid ? tuning.grid : kMaxGrid);
 
   // One pass at least where the result is of a dtype that only the join rounds to.
-  for (int64_t count = t.splits; count > 1 || (plan.joins.empty() && !is_direct(r.accumulator, r.out)); count = plan.joins.back().results()) {
+  for (int64_t count = t.splits; count > 1 || (plan.joins.empty() && !is_direct(r.accumulator, r.out));
+       count = plan.joins.back().results()) {
     Join join{};
     join.count = count;
     join.threads = static_cast<int>(std::min<int64_t>(power_of_two_above(ceil_div(count, kJoinRun)), kMaxJoin / kJoinRun));
@@ -242,8 +244,8 @@ std::string Plan::str() const {
   s << "kernel " << kKernelNames[static_cast<int>(kernel)] << ": " << vector << (vector == 1 ? " element" : " elements")
     << " a load, " << warps << (warps == 1 ? " warp" : " warps") << " a block";
   if (nested) s << ", elements in nested dims";
-  s << "\ntile: " << tiling.tile_outputs << " outputs x " << tiling.tile_leaves << " leaves; " << tiling.tiles << " tiles, grid "
-    << grid << "\nsplits: " << tiling.splits;
+  s << "\ntile: " << tiling.tile_outputs << " outputs x " << tiling.tile_leaves << " leaves; " << tiling.tiles
+    << " tiles, grid " << grid << "\nsplits: " << tiling.splits;
   for (const Join& j : joins) s << (&j == joins.data() ? ", joined " : ", then ") << j.count << " -> " << j.results();
   s << "\nworkspace: " << workspace_bytes << " bytes; must move: " << bytes << " bytes";
   return s.str();

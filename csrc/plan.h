@@ -1,4 +1,5 @@
-// From a problem to a launch: which kernel, how wide, how split. Pure C++: no CUDA types. All tuning constants live in plan.cpp.
+// From a problem to a launch: which kernel, how wide, how split. Pure C++: no CUDA types. All tuning constants live in
+// plan.cpp.
 //
 // The order of additions is fixed per *leaf* (order.h), so a plan may cut the work anywhere between aligned power-of-two runs
 // of leaves: it decides speed and never a bit.
@@ -13,12 +14,12 @@
 namespace gpureduce {
 
 constexpr int kWarp = 32;
-constexpr int kLoads = 8;       // vector loads a thread keeps in flight: a full leaf's depth
-constexpr int kJoinRun = 8;     // partial sums one thread of the join kernel takes
+constexpr int kLoads = 8;           // vector loads a thread keeps in flight: a full leaf's depth
+constexpr int kJoinRun = 8;         // partial sums one thread of the join kernel takes
 constexpr int kMaxRowWarps = 16;    // warps a block of the rows kernel
 constexpr int kMaxColumnWarps = 8;  // and of the others
-constexpr int kMaxBatches = 8;  // of leaves a thread of the columns kernel takes one after the other
-constexpr int kMaxJoin = 8192;  // partial sums one block of the join kernel takes: 1024 threads
+constexpr int kMaxBatches = 8;      // of leaves a thread of the columns kernel takes one after the other
+constexpr int kMaxJoin = 8192;      // partial sums one block of the join kernel takes: 1024 threads
 static_assert(kLoads == kDepth);
 
 // packed   several short rows a warp, one load a row                      (the fastest dim in memory is reduced)
@@ -27,12 +28,10 @@ static_assert(kLoads == kDepth);
 // columns  a warp takes neighbouring columns, a thread neighbouring leaves of them
 enum class Kernel : uint8_t { packed, rows, thin, columns };
 
-struct Device {
-  int multiprocessors = 132;
-};
+struct Device { int multiprocessors = 132; };
 
-// Groups of 32 * vector leaves that one unit of the rows kernel takes: as many as keep kLoads loads in flight, but no more than a
-// chunk has. Single elements are small loads, so more of them.
+// Groups of 32 * vector leaves that one unit of the rows kernel takes: as many as keep kLoads loads in flight, but no more than
+// a chunk has. Single elements are small loads, so more of them.
 GPUREDUCE_HOST_DEVICE constexpr int row_groups(int vector, int elements) {
   const int in_flight = kLoads / elements, in_chunk = kLanes / (kWarp * vector);
   return vector == 1 ? 4 : in_flight < in_chunk ? in_flight : in_chunk;
@@ -55,12 +54,12 @@ struct Tile {
 
 // How outputs and leaves are cut into tiles. Kernels and tests number tiles with this same code.
 struct Tiling {
-  uint32_t tiles;         // fewer than 2^32: the least a tile holds is far more than a byte
-  uint32_t column_tiles;  // tiles side by side in a batch
-  uint32_t splits;        // tiles one after the other along the leaves; more than one: they write partial sums
+  uint32_t tiles;                     // fewer than 2^32: the least a tile holds is far more than a byte
+  uint32_t column_tiles;              // tiles side by side in a batch
+  uint32_t splits;                    // tiles one after the other along the leaves; more than one: they write partial sums
   int32_t tile_outputs, tile_leaves;  // tile_leaves is a power of two
   int64_t outputs, leaves;
-  int64_t columns;        // outputs in one batch; tiles do not reach over its end
+  int64_t columns;  // outputs in one batch; tiles do not reach over its end
   int64_t partial_output_stride, partial_split_stride;
 
   // Divides `rest` by `size` and returns what is left over. Most often there is nothing to divide.
@@ -99,16 +98,16 @@ struct Join {
 struct Plan {
   Kernel kernel;
   Tiling tiling;
-  int vector;       // elements a load
-  bool nested;      // elements are not one constant stride apart
-  int warps;        // a block
-  int warp_columns; // columns: threads of a warp side by side; packed: threads a row
+  int vector;           // elements a load
+  bool nested;          // elements are not one constant stride apart
+  int warps;            // a block
+  int warp_columns;     // columns: threads of a warp side by side; packed: threads a row
   int thread_elements;  // elements of a leaf a thread has in flight at once: kDepth, or 2 or 1 where leaves have no more
-  int batches;      // columns: how often it does that, for neighbouring leaves
+  int batches;          // columns: how often it does that, for neighbouring leaves
   int64_t grid;
   std::vector<Join> joins;
   int64_t workspace_bytes;
-  int64_t bytes;    // that must move: input once, output once
+  int64_t bytes;  // that must move: input once, output once
 
   std::string str() const;   // for people
   std::string json() const;  // for tests

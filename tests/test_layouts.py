@@ -89,7 +89,9 @@ def test_many_dims(name, device):
     check(many)
 
 
-@pytest.mark.parametrize("name", ["float32", "float16", "complex64", "complex32", "float64", "complex128"])
+@pytest.mark.parametrize(
+    "name", ["float32", "float16", "complex64", "complex32", "float64", "complex128", "int8", "uint8", "int64"]
+)
 def test_lazily_negated_and_conjugated_views(name, device):
     """Negated and conjugated views are read as such."""
     x = data((9, 1301), name, seed=4, device=device)

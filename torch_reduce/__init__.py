@@ -58,6 +58,7 @@ def sum(
     exactly and converted once. A floating ``input`` with an integer ``dtype`` converts every element first.
 
     Raises:
+        TypeError: ``input`` is not a tensor.
         IndexError: a dimension out of range.
         RuntimeError: a dimension named twice; an ``out`` of another dtype or device; a dtype that cannot be reduced; a
             CUDA tensor where the library was built without CUDA.
@@ -65,6 +66,8 @@ def sum(
     >>> torch_reduce.sum(torch.ones(3, 4), dim=1)
     tensor([4., 4., 4.])
     """
+    if not isinstance(input, Tensor):
+        raise TypeError(f"sum(): argument 'input' must be Tensor, not {type(input).__name__}")
     if out is None:
         return _ops.sum.default(input, dim, keepdim, dtype=dtype)
     return _ops.sum.out(input, dim, keepdim, dtype=dtype, out=out)

@@ -22,7 +22,9 @@ void run(const Reduction& r, at::Device device, const Tuning& tuning) {
   at::Tensor workspace;  // goes back to the stream's pool when the launches are queued
   if (p.workspace_bytes) workspace = at::empty({p.workspace_bytes}, at::TensorOptions().dtype(at::kByte).device(device));
   void* partials = workspace.defined() ? workspace.data_ptr() : nullptr;
-  C10_CUDA_CHECK(run(Launch{r, p, partials, c10::cuda::getCurrentCUDAStream(device.index())}));
+  const cudaDeviceProp* facts = at::cuda::getDeviceProperties(device.index());
+  const int capability = 10 * facts->major + facts->minor;
+  C10_CUDA_CHECK(run(Launch{r, p, partials, c10::cuda::getCurrentCUDAStream(device.index()), capability}));
 }
 
 }  // namespace gpureduce::cuda

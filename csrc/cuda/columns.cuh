@@ -5,14 +5,15 @@
 
 namespace gpureduce::cuda {
 
-// Blocks a multiprocessor that the compiler is to make room for. With no such word it aims for many more, and saves registers by
-// waiting for each load before the next: columns (16384, 4096) float32 then took 73 us on an H200.
+// Blocks a multiprocessor that the compiler is to make room for. With no such word it aims for many more, and saves registers
+// by waiting for each load before the next: columns (16384, 4096) float32 then took 73 us on an H200.
 template <class Source, class Acc, int V>
 constexpr int kColumnBlocks = sizeof(Lanes<typename Source::Element, Acc, V>) <= 32 ? 3 : 2;
 
 // kLeaves neighbouring leaves of V columns, up to kElements elements each, all in flight at once; joined in registers.
 template <int V, int kElements, int kLeaves, Walk walk, class Source, class Acc>
-__device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves(const Args<Source, Acc>& a, int64_t column, int64_t leaf) {
+__device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves(const Args<Source, Acc>& a, int64_t column,
+                                                                                 int64_t leaf) {
   using Element = typename Source::Element;
   const int64_t first = leaf_start(leaf), rest = a.length - first;
   const int left = rest < kChunk ? static_cast<int>(rest) : kChunk;
@@ -46,7 +47,7 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
 // A thread takes `batches` batches (1 to kMaxBatches, a power of two) of kLoads / kElements leaves, one batch in flight after
 // the other, and keeps the halves that wait for their neighbour, as a binary counter does.
 template <int V, int kElements, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps * kWarp, (kColumnBlocks<Source, Acc, V>))
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Source, Acc, V>))
     columns(const __grid_constant__ Args<Source, Acc> a) {
   using Batch = Lanes<typename Source::Element, Acc, V>;
   constexpr int kLeaves = kLoads / kElements, kLevels = 3;
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps * kWarp, (kColumnBlocks<Source
 
 // At most kLoads elements an output: a thread takes all of them, for V outputs.
 template <int V, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps * kWarp, (kColumnBlocks<Source, Acc, V>))
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Source, Acc, V>))
     thin(const __grid_constant__ Args<Source, Acc> a) {
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
     const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));

@@ -7,6 +7,13 @@ namespace gpureduce::cuda {
 
 namespace {
 
+// Whether a device runs code of ours that waits for the kernel before it: only then may the join start early.
+bool waits_by_itself(int capability) {
+  for (int compiled : {__CUDA_ARCH_LIST__})
+    if (compiled >= 900 && compiled <= 10 * capability) return true;
+  return false;
+}
+
 template <class Acc, int kRank>
 cudaError_t join_ranked(const Launch& launch) {
   const Reduction& r = launch.reduction;
@@ -16,8 +23,15 @@ cudaError_t join_ranked(const Launch& launch) {
   for (const Join& join : plan.joins) {
     const int64_t results = join.results(), outputs = plan.tiling.outputs;
     Acc* next = partials + join.count * outputs;
-    JoinArgs<Acc, kRank> args{partials, {r.output, r.out, results > 1 ? next : nullptr}, outputs, join.count, output_stride,
-                       split_stride, results, join.threads, kept_nest<kRank>(r.problem)};
+    JoinArgs<Acc, kRank> args{partials,
+                              {r.output, r.out, results > 1 ? next : nullptr},
+                              outputs,
+                              join.count,
+                              output_stride,
+                              split_stride,
+                              results,
+                              join.threads,
+                              kept_nest<kRank>(r.problem)};
     const int threads = std::max(join.threads, 128);
     const int64_t blocks = (outputs * results + threads / join.threads - 1) / (threads / join.threads);
 
@@ -29,7 +43,7 @@ cudaError_t join_ranked(const Launch& launch) {
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;  // start while the first kernel drains
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.numAttrs = waits_by_itself(launch.capability);
     if (cudaError_t error = cudaLaunchKernelEx(&config, join_partials<Acc, kRank>, args)) return error;
     partials = next;
     output_stride = 1;

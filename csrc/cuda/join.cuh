@@ -9,10 +9,10 @@ template <class Acc, int kRank>
 struct JoinArgs {
   const Acc* partials;
   Output<Acc> output;
-  int64_t outputs, count;                // partial sums an output
-  int64_t output_stride, split_stride;   // in partials
-  int64_t results;                       // what is left of them an output
-  int32_t threads;                       // an output; a power of two
+  int64_t outputs, count;               // partial sums an output
+  int64_t output_stride, split_stride;  // in partials
+  int64_t results;                      // what is left of them an output
+  int32_t threads;                      // an output; a power of two
   Nest<kRank> kept;
 };
 

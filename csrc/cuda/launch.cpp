@@ -9,8 +9,7 @@ cudaError_t reduce(const Launch& launch) {
   if (!is_typed(r)) return reduce_any(launch);
   switch (r.in) {
 #define GPUREDUCE_FAMILY(name, type, kind, accumulator, wide, family) \
-  case DType::name:                                                   \
-    return reduce_family<Family::family>(launch);
+  case DType::name: return reduce_family<Family::family>(launch);
     GPUREDUCE_DTYPES(GPUREDUCE_FAMILY)
 #undef GPUREDUCE_FAMILY
   }

@@ -12,8 +12,14 @@ Args<Source, Acc> make_args(const Launch& launch, const Source& source) {
   const Reduction& r = launch.reduction;
   const Plan& plan = launch.plan;
   Acc* partials = plan.joins.empty() ? nullptr : static_cast<Acc*>(launch.workspace);
-  return {source, r.problem.length, plan.warp_columns, plan.batches, plan.tiling, {r.output, r.out, partials},
-          kept_nest<Source::kRank>(r.problem), reduced_nest<Source::kRank>(r.problem)};
+  return {source,
+          r.problem.length,
+          plan.warp_columns,
+          plan.batches,
+          plan.tiling,
+          {r.output, r.out, partials},
+          kept_nest<Source::kRank>(r.problem),
+          reduced_nest<Source::kRank>(r.problem)};
 }
 
 template <int V, Walk walk, class Acc, class Source>
@@ -41,18 +47,21 @@ cudaError_t launch_width(const Launch& launch, const Source& source) {
     constexpr Walk kBest = V > 1 ? Walk::dense : Walk::nested;
     kernel = plan.nested ? row_kernel<V, Walk::nested, Acc, Source>(plan) : row_kernel<V, kBest, Acc, Source>(plan);
   } else {
-    kernel = plan.nested ? column_kernel<V, Walk::nested, Acc, Source>(plan) : column_kernel<V, Walk::linear, Acc, Source>(plan);
+    kernel =
+        plan.nested ? column_kernel<V, Walk::nested, Acc, Source>(plan) : column_kernel<V, Walk::linear, Acc, Source>(plan);
   }
   Args<Source, Acc> args = make_args<Source, Acc>(launch, source);
   void* parameters[] = {&args};
-  return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(plan.grid)), dim3(plan.warps * kWarp), parameters, 0, launch.stream);
+  return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(plan.grid)), dim3(plan.warps * kWarp), parameters, 0,
+                          launch.stream);
 }
 
 template <class In, class Acc>
 cudaError_t launch_typed(const Launch& launch) {
   constexpr int kVector = sizeof(In) < 16 ? 16 / sizeof(In) : 1;
   const Typed<In> source{static_cast<const In*>(launch.reduction.input)};
-  if constexpr (kVector > 1) if (launch.plan.vector == kVector) return launch_width<kVector, Acc>(launch, source);
+  if constexpr (kVector > 1)
+    if (launch.plan.vector == kVector) return launch_width<kVector, Acc>(launch, source);
   return launch_width<1, Acc>(launch, source);
 }
 
@@ -64,14 +73,13 @@ template <Family family>
 cudaError_t reduce_family(const Launch& launch) {
   const Reduction& r = launch.reduction;
   switch (r.in) {
-#define GPUREDUCE_LAUNCH(name, type, kind, natural, wide, kernels)                                     \
-  case DType::name:                                                                                    \
-    if constexpr (Family::kernels == family) {                                                         \
-      if (r.accumulator == Accumulator::natural)                                                       \
-        return launch_typed<Compiled<type>, Sum<Accumulator::natural>>(launch);      \
-      if constexpr (Accumulator::wide != Accumulator::natural)                                         \
-        return launch_typed<Compiled<type>, Sum<Accumulator::wide>>(launch);         \
-    }                                                                                                  \
+#define GPUREDUCE_LAUNCH(name, type, kind, natural, wide, kernels)                                                       \
+  case DType::name:                                                                                                      \
+    if constexpr (Family::kernels == family) {                                                                           \
+      if (r.accumulator == Accumulator::natural) return launch_typed<Compiled<type>, Sum<Accumulator::natural>>(launch); \
+      if constexpr (Accumulator::wide != Accumulator::natural)                                                           \
+        return launch_typed<Compiled<type>, Sum<Accumulator::wide>>(launch);                                             \
+    }                                                                                                                    \
     break;
     GPUREDUCE_DTYPES(GPUREDUCE_LAUNCH)
 #undef GPUREDUCE_LAUNCH

@@ -15,6 +15,7 @@ struct Launch {
   const Plan& plan;
   void* workspace;  // plan.workspace_bytes
   cudaStream_t stream;
+  int capability;  // of the device: 90 for 9.0
 };
 
 // Reduces elements of the family's dtypes, read as they are.

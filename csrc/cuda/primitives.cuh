@@ -65,19 +65,18 @@ __device__ __forceinline__ uint4 load_if(bool wanted, const uint4* p, uint4 othe
 }
 __device__ __forceinline__ uint2 load_if(bool wanted, const uint2* p, uint2 otherwise) {
   uint2 v;
-  asm volatile(
-      "{ .reg .pred q; setp.ne.u32 q, %3, 0; mov.u32 %0, %4; mov.u32 %1, %5; @q ld.global.nc.v2.u32 {%0, %1}, [%2]; }"
-      : "=&r"(v.x), "=&r"(v.y)
-      : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(otherwise.x), "r"(otherwise.y));
+  asm volatile("{ .reg .pred q; setp.ne.u32 q, %3, 0; mov.u32 %0, %4; mov.u32 %1, %5; @q ld.global.nc.v2.u32 {%0, %1}, [%2]; }"
+               : "=&r"(v.x), "=&r"(v.y)
+               : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(otherwise.x), "r"(otherwise.y));
   return v;
 }
-#define GPUREDUCE_LOAD_IF(type, suffix)                                                                          \
-  __device__ __forceinline__ type load_if(bool wanted, const type* p, type otherwise) {                          \
-    uint32_t v;                                                                                                  \
-    asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; mov.u32 %0, %3; @q ld.global.nc." suffix " %0, [%1]; }"  \
-                 : "=&r"(v)                                                                                      \
-                 : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(static_cast<uint32_t>(otherwise)));           \
-    return static_cast<type>(v);                                                                                 \
+#define GPUREDUCE_LOAD_IF(type, suffix)                                                                         \
+  __device__ __forceinline__ type load_if(bool wanted, const type* p, type otherwise) {                         \
+    uint32_t v;                                                                                                 \
+    asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; mov.u32 %0, %3; @q ld.global.nc." suffix " %0, [%1]; }" \
+                 : "=&r"(v)                                                                                     \
+                 : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(static_cast<uint32_t>(otherwise)));          \
+    return static_cast<type>(v);                                                                                \
   }
 GPUREDUCE_LOAD_IF(uint32_t, "u32")
 GPUREDUCE_LOAD_IF(uint16_t, "u16")
@@ -105,7 +104,9 @@ struct Typed {
   const In* base;
 
   template <int V>
-  __device__ __forceinline__ Vector<In, V> load(int64_t offset) const { return load_vector<In, V>(base + offset); }
+  __device__ __forceinline__ Vector<In, V> load(int64_t offset) const {
+    return load_vector<In, V>(base + offset);
+  }
 
   template <int V>
   __device__ __forceinline__ Vector<In, V> load_if(bool wanted, int64_t offset) const {
@@ -130,9 +131,7 @@ struct Any {
     Vector<Acc, 1> x;
     switch (dtype) {
 #define GPUREDUCE_CASE(name, type, kind, accumulator, wide, family) \
-  case DType::name:                                                 \
-    x.set(0, convert(load_vector<type, 1>(static_cast<const type*>(base) + offset)[0])); \
-    break;
+  case DType::name: x.set(0, convert(load_vector<type, 1>(static_cast<const type*>(base) + offset)[0])); break;
       GPUREDUCE_DTYPES(GPUREDUCE_CASE)
 #undef GPUREDUCE_CASE
     }
@@ -147,6 +146,9 @@ struct Any {
   template <class In>
   __device__ __forceinline__ Acc convert(In x) const {
     if (conversion == Conversion::nonzero) return addend<Acc>(nonzero(x));
+    if constexpr (std::is_integral_v<In>) {
+      if (negate) x = static_cast<In>(0 - static_cast<uint64_t>(x));
+    }
     auto v = value(x);
     if constexpr (IsComplex<decltype(v)>::value) {
       if (conjugate) v.im = -v.im;
@@ -162,7 +164,8 @@ struct Any {
 
 // Integers of 8 and 16 bits are added in 32 bits as long as one thread's unit lasts: exact, and order-free.
 template <class Element, class Acc>
-using Lane = std::conditional_t<std::is_same_v<Element, Boolean> || (std::is_integral_v<Element> && sizeof(Element) <= 2), int32_t, Acc>;
+using Lane =
+    std::conditional_t<std::is_same_v<Element, Boolean> || (std::is_integral_v<Element> && sizeof(Element) <= 2), int32_t, Acc>;
 
 // Addends of a whole vector. Two float8 at a time share a conversion.
 template <class T, class Element, int V>
@@ -221,7 +224,6 @@ template <class Element, class Acc>
 struct ByteLanes {
   int32_t sum;
 
-  __device__ __forceinline__ void clear() { sum = 0; }
   __device__ __forceinline__ void start(const Vector<Element, 16>& x) {
     sum = 0;
     add(x);
@@ -245,7 +247,8 @@ struct ByteLanes {
 };
 
 template <class Element, class Acc, int V>
-using RowLanes = std::conditional_t<V == 16 && std::is_same_v<Lane<Element, Acc>, int32_t>, ByteLanes<Element, Acc>, Lanes<Element, Acc, V>>;
+using RowLanes =
+    std::conditional_t<V == 16 && std::is_same_v<Lane<Element, Acc>, int32_t>, ByteLanes<Element, Acc>, Lanes<Element, Acc, V>>;
 
 // --- joins ----------------------------------------------------------------------------------------------------------------
 
@@ -274,8 +277,8 @@ __device__ __forceinline__ Acc warp_join(Acc v) {
   return v;
 }
 
-// Joins kCount values a thread: each across the warp, then the kCount results. While there are several, a pair of threads shares
-// the work: each keeps one half of the values and hands the other half over.
+// Joins kCount values a thread: each across the warp, then the kCount results. While there are several, a pair of threads
+// shares the work: each keeps one half of the values and hands the other half over.
 template <int kCount, class Acc>
 __device__ __forceinline__ Acc warp_join_groups(Acc (&v)[kCount]) {
   int mask = 1;

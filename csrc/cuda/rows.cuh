@@ -5,8 +5,8 @@
 
 namespace gpureduce::cuda {
 
-// One unit of an output, for one warp: row_groups() groups; in each, thread t owns leaves t * V ... t * V + V - 1, and has the up to
-// kElements elements of every leaf in flight at once. Across the warp each load is whole lines.
+// One unit of an output, for one warp: row_groups() groups; in each, thread t owns leaves t * V ... t * V + V - 1, and has the
+// up to kElements elements of every leaf in flight at once. Across the warp each load is whole lines.
 template <int V, int kElements, Walk walk, class Source, class Acc>
 __device__ __forceinline__ Acc row_unit(const Args<Source, Acc>& a, int64_t row, int64_t leaf) {
   using Element = typename Source::Element;
@@ -60,7 +60,7 @@ __device__ __forceinline__ Acc row_unit(const Args<Source, Acc>& a, int64_t row,
 // A block takes tiles: the units of one long row or of several shorter ones. Its warps take unit after unit, each value goes to
 // a slot, and one thread a slot joins them.
 template <int V, int kElements, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxRowWarps * kWarp, sizeof(RowLanes<typename Source::Element, Acc, V>) <= 64 ? 2 : 1)
+__global__ void __launch_bounds__(kMaxRowWarps* kWarp, sizeof(RowLanes<typename Source::Element, Acc, V>) <= 64 ? 2 : 1)
     rows(const __grid_constant__ Args<Source, Acc> a) {
   __shared__ Acc slots[kMaxRowWarps * kWarp], warp_slots[kWarp];
   constexpr int kUnitLeaves = row_groups(V, kElements) * kWarp * V;
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kMaxRowWarps * kWarp, sizeof(RowLanes<typename
 // Rows of at most 32 * V elements, so that every element is a leaf: `warp_columns` threads a row, several rows side by side in
 // a warp, kLoads of them one below the other in flight.
 template <int V, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps * kWarp) packed(const __grid_constant__ Args<Source, Acc> a) {
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp) packed(const __grid_constant__ Args<Source, Acc> a) {
   using Element = typename Source::Element;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int width = a.warp_columns, side = kWarp / width;
@@ -120,7 +120,8 @@ __global__ void __launch_bounds__(kMaxColumnWarps * kWarp) packed(const __grid_c
         }
       }
       const Acc v = warp_join(lanes.join(), 1, width);
-      if (inside && lane % width == 0) a.output.write(a.kept, tile.output + first + i * side, tile.partial + first + i * side, v);
+      if (inside && lane % width == 0)
+        a.output.write(a.kept, tile.output + first + i * side, tile.partial + first + i * side, v);
     }
   }
 }

@@ -28,7 +28,8 @@ struct Nest {
   }
 
   __device__ __forceinline__ Offsets at(int64_t index) const {
-    if constexpr (kCapacity > kFastRank) if (rank > 1 && !narrow) return at_wide(index);
+    if constexpr (kCapacity > kFastRank)
+      if (rank > 1 && !narrow) return at_wide(index);
     Offsets o{0, 0};
     if (rank == 0) return o;
     if (rank > 1) {

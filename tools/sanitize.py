@@ -1,0 +1,49 @@
+"""Runs every kind of CUDA kernel once on small views, for compute-sanitizer to watch:
+
+    compute-sanitizer --tool memcheck python tools/sanitize.py      (also racecheck, synccheck, initcheck)
+
+Every input is an allocation of its own, exactly as large as its view, so that reading one element too far is seen.
+Results are compared with the CPU's.
+"""
+
+import os
+
+os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+
+import torch
+
+import torch_reduce  # noqa: F401
+
+SHAPES = [  # sizes, reduced dims: packed, rows, thin, columns, with joins and without, whole vectors and tails
+    ((1,), [0]),
+    ((40, 7), [1]),
+    ((33, 128), [1]),
+    ((5, 1000), [1]),
+    ((3, 4097), [1]),
+    ((2, 40000), [1]),
+    ((262147,), [0]),
+    ((8, 520), [0]),
+    ((700, 96), [0]),
+    ((5000, 4), [0]),
+    ((9000, 130), [0]),
+    ((3, 900, 40), [1]),
+    ((4, 3, 12, 20), [0, 2, 3]),
+]
+DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.int64, torch.complex64]
+
+
+def main():
+    runs = 0
+    for dtype in DTYPES:
+        for sizes, dims in SHAPES:
+            x = torch.randint(0, 100, sizes).to(dtype)
+            for result in (None, torch.float64, torch.int32) if dtype is torch.float32 else (None,):
+                ours = torch.ops.gpureduce.sum(x.cuda(), dims, dtype=result)
+                torch.testing.assert_close(ours.cpu(), torch.ops.gpureduce.sum(x, dims, dtype=result), rtol=0, atol=0)
+                runs += 1
+    torch.cuda.synchronize()
+    print(f"{runs} sums, all as on the CPU")
+
+
+if __name__ == "__main__":
+    main()
