@@ -168,7 +168,7 @@ def device_section(slug, results):
     else:
         lines.append("Nobody is faster in any of these cases.")
     header = ["case", "bytes", "µs", "GB/s", "of read"] + [f"× {name}" for name in RIVALS.values()]
-    lines += ["", "<details open><summary>All cases</summary>", ""]
+    lines += ["", "<details><summary>All cases</summary>", ""]
     lines += _table(header, _case_rows(cases))
     lines += ["", "</details>", ""]
     rows = [

@@ -100,6 +100,7 @@ struct Plan {
   Tiling tiling;
   int vector;           // elements a load
   bool nested;          // elements are not one constant stride apart
+  bool shifted;         // rows whose vectors are put together from two aligned ones
   int warps;            // a block
   int warp_columns;     // columns: threads of a warp side by side; packed: threads a row
   int thread_elements;  // elements of a leaf a thread has in flight at once: kDepth, or 2 or 1 where leaves have no more

@@ -206,11 +206,17 @@ def test_lengths_around_boundaries():
 
 
 def test_alignment_bounds_the_vectors():
-    """Where rows or columns do not begin at multiples of a vector, or elements are apart, loads take one element."""
-    for sizes, strides, dims in [((8, 4097), (4097, 1), (1,)), ((4097, 7), (7, 1), (0,)), ((9, 4096), (8192, 2), (1,)),
+    """Where columns do not begin at multiples of a vector, or elements are apart, loads take one element; long rows are
+    read in shifted vectors, unless told not to."""
+    for sizes, strides, dims in [((8, 97), (97, 1), (1,)), ((4097, 7), (7, 1), (0,)), ((9, 4096), (8192, 2), (1,)),
                                  ((64, 30, 64), (64 * 31 + 1, 64, 1), (0, 1))]:  # fmt: skip
         assert check_plan(sizes, strides, dims)[0]["vector"] == 1
-    assert check_plan((8, 4096), (4096, 1), (1,))[0]["vector"] == 4
+    plan = check_plan((8, 4097), (4097, 1), (1,))[0]
+    assert plan["vector"] == 4 and plan["shifted"]
+    plan = check_plan((8, 4097), (4097, 1), (1,), tuning="vector=1")[0]
+    assert plan["vector"] == 1 and not plan["shifted"]
+    plan = check_plan((8, 4096), (4096, 1), (1,))[0]
+    assert plan["vector"] == 4 and not plan["shifted"]
     assert check_plan((4096, 64), (64, 1), (0,), "bfloat16")[0]["vector"] == 8
 
 

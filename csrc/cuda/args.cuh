@@ -36,8 +36,9 @@ struct Output {
   }
 };
 
-// How the elements of an output lie: side by side, one stride apart, or in nested dims.
-enum class Walk { dense, linear, nested };
+// How the elements of an output lie: side by side, side by side but not at aligned addresses, one stride apart, or in nested
+// dims.
+enum class Walk { dense, shifted, linear, nested };
 
 template <class Source, class Acc>
 struct Args {
@@ -51,7 +52,7 @@ struct Args {
   // Offset of element `index` of an output, from the output's own.
   template <Walk walk>
   __device__ __forceinline__ int64_t element(int64_t index) const {
-    if constexpr (walk == Walk::dense) return index;
+    if constexpr (walk == Walk::dense || walk == Walk::shifted) return index;
     else if constexpr (walk == Walk::linear) return index * reduced.dims[0].in;
     else return reduced.at(index).in;
   }

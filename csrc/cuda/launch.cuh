@@ -46,6 +46,8 @@ cudaError_t launch_width(const Launch& launch, const Source& source) {
     // One element a load gains nothing from knowing more of where it lies.
     constexpr Walk kBest = V > 1 ? Walk::dense : Walk::nested;
     kernel = plan.nested ? row_kernel<V, Walk::nested, Acc, Source>(plan) : row_kernel<V, kBest, Acc, Source>(plan);
+    if constexpr (V > 1)
+      if (plan.shifted) kernel = rows<V, kDepth, Walk::shifted, Source, Acc>;
   } else {
     kernel =
         plan.nested ? column_kernel<V, Walk::nested, Acc, Source>(plan) : column_kernel<V, Walk::linear, Acc, Source>(plan);

@@ -94,6 +94,17 @@ __device__ __forceinline__ Vector<Element, V> load_vector_if(bool wanted, const 
   return {load_if(wanted, reinterpret_cast<const typename Vector<Element, V>::Bits*>(p), padding_vector<Element, V>().bits)};
 }
 
+// The 16 bytes that begin `bytes` bytes into `a` followed by `b`.
+__device__ __forceinline__ uint4 shift_bytes(uint4 a, uint4 b, int bytes) {
+  const bool two = bytes & 8, one = bytes & 4;
+  const int bits = bytes % 4 * 8;
+  const uint32_t v0 = two ? a.z : a.x, v1 = two ? a.w : a.y, v2 = two ? b.x : a.z, v3 = two ? b.y : a.w, v4 = two ? b.z : b.x,
+                 v5 = two ? b.w : b.y;
+  const uint32_t w0 = one ? v1 : v0, w1 = one ? v2 : v1, w2 = one ? v3 : v2, w3 = one ? v4 : v3, w4 = one ? v5 : v4;
+  return {__funnelshift_r(w0, w1, bits), __funnelshift_r(w1, w2, bits), __funnelshift_r(w2, w3, bits),
+          __funnelshift_r(w3, w4, bits)};
+}
+
 // --- sources: where a kernel's elements come from --------------------------------------------------------------------------
 
 // Elements of the type the kernel is compiled for.
@@ -111,6 +122,12 @@ struct Typed {
   template <int V>
   __device__ __forceinline__ Vector<In, V> load_if(bool wanted, int64_t offset) const {
     return load_vector_if<In, V>(wanted, base + offset);
+  }
+
+  // Elements between the last aligned address and the one at `offset`.
+  template <int V>
+  __device__ __forceinline__ int misalignment(int64_t offset) const {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(base + offset) / sizeof(In) % V);
   }
 };
 

@@ -14,23 +14,40 @@ __device__ __forceinline__ Acc row_unit(const Args<Source, Acc>& a, int64_t row,
   const int64_t chunk = leaf / kLanes * kChunk;
   const int first = static_cast<int>(leaf % kLanes) + threadIdx.x % kWarp * V;
   const int64_t rest = a.length - chunk;
-  const int left = rest < kChunk ? static_cast<int>(rest) : kChunk;
-  Vector<Element, V> x[kCount][kElements];
+  const int left = rest < kChunk + 2 * V ? static_cast<int>(rest) : kChunk + 2 * V;  // a little of the next chunk is enough
   RowLanes<Element, Acc, V> lanes[kCount];
-  if (kCount == 1 && walk == Walk::dense && left == kChunk) {  // the same without its conditions, where most of the work is
+  Vector<Element, V> x[kCount][kElements];
+  int reach = V;  // elements that a vector's load needs from its first on
+  if constexpr (walk == Walk::shifted) {
+    // A vector is what two aligned ones hold of it. Its neighbour's lie in the same lines, so that memory is read once.
+    static_assert(kCount == 1);
+    const int shift = a.source.template misalignment<V>(row);
+    if (shift) reach = 2 * V - shift;
+    Vector<Element, V> next[kElements];
+#pragma unroll
+    for (int d = 0; d < kElements; ++d) {
+      const int e = first + d * kLanes;
+      const bool whole = e + reach <= left;
+      x[0][d] = a.source.template load_if<V>(whole, row + chunk + e - shift);
+      next[d] = a.source.template load_if<V>(whole && shift, row + chunk + e - shift + V);
+    }
+#pragma unroll
+    for (int d = 0; d < kElements; ++d) x[0][d].bits = shift_bytes(x[0][d].bits, next[d].bits, shift * sizeof(Element));
+  } else if (kCount == 1 && walk == Walk::dense && left >= kChunk) {  // without conditions, where most of the work is
 #pragma unroll
     for (int d = 0; d < kElements; ++d) x[0][d] = a.source.template load<V>(row + chunk + first + d * kLanes);
     lanes[0].start(x[0][0]);
 #pragma unroll
     for (int d = 1; d < kElements; ++d) lanes[0].add(x[0][d]);
     return warp_join(lanes[0].join());
-  }
+  } else {
 #pragma unroll
-  for (int g = 0; g < kCount; ++g) {
+    for (int g = 0; g < kCount; ++g) {
 #pragma unroll
-    for (int d = 0; d < kElements; ++d) {
-      const int e = first + g * kWarp * V + d * kLanes;
-      x[g][d] = a.source.template load_if<V>(e + V <= left, row + a.template element<walk>(chunk + e));
+      for (int d = 0; d < kElements; ++d) {
+        const int e = first + g * kWarp * V + d * kLanes;
+        x[g][d] = a.source.template load_if<V>(e + V <= left, row + a.template element<walk>(chunk + e));
+      }
     }
   }
 #pragma unroll
@@ -40,14 +57,15 @@ __device__ __forceinline__ Acc row_unit(const Args<Source, Acc>& a, int64_t row,
     for (int d = 1; d < kElements; ++d) lanes[g].add(x[g][d]);
   }
   if constexpr (V > 1) {
-    // The row's last, incomplete vector: its elements are the last of their lanes.
-    const int tail = left % V, e = left - tail;
+    // What no whole load reached: at most one vector a thread and group, whose elements are the last of their lanes.
 #pragma unroll
     for (int g = 0; g < kCount; ++g) {
-      if (tail && e % kLanes == first + g * kWarp * V) {
+      const int begin = first + g * kWarp * V, whole = begin + reach <= left ? (left - reach - begin) / kLanes + 1 : 0;
+      const int e = begin + whole * kLanes;
+      if (whole < kElements && e < left) {
 #pragma unroll
-        for (int j = 0; j < V - 1; ++j)
-          if (j < tail) lanes[g].add(j, a.source.template load<1>(row + a.template element<walk>(chunk + e + j))[0]);
+        for (int j = 0; j < V; ++j)
+          if (e + j < left) lanes[g].add(j, a.source.template load<1>(row + a.template element<walk>(chunk + e + j))[0]);
       }
     }
   }
