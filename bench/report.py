@@ -251,7 +251,7 @@ def draw(data, path):
         axes.legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"Date": None, "Description": f"data {plot_hash(data)}"}
-    figure.savefig(path, format="svg", metadata=metadata)
+    figure.savefig(path, format="svg", metadata=metadata, bbox_inches="tight")
     plt.close(figure)
 
 
