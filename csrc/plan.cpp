@@ -14,9 +14,9 @@ constexpr int kVectorBytes = 16;  // the widest load
 constexpr int kWarps = 8;         // warps a block
 // Up to this many units one block does it all, without a join: 2^14 float32 3.1 us instead of 3.8.
 constexpr int kOneBlockUnits = 16;
-// A tile grows to this many units while there are still so many tiles a multiprocessor: 2^26 bfloat16 36 us instead of 39 with
-// tiles of 8 units, 2^24 float32 18.6 instead of 19.6.
-constexpr int kMaxTileUnits = 128;
+// A tile grows to this many units a warp while there are still so many tiles a multiprocessor: 2^26 bfloat16 36 us instead of
+// 39 with one unit a warp, 2^24 float32 18.6 instead of 19.6.
+constexpr int kWarpUnits = 16;
 constexpr int kTilesPerProcessor = 3;
 // Rows of few units go to small blocks, which wait less for one another: rows (16384, 4096) bfloat16 35 us instead of 38.
 constexpr int kShortRowUnits = 8;
@@ -87,6 +87,7 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
   const int unit_leaves = kWarp * plan.vector * row_groups(plan.vector, plan.thread_elements);
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), row_slots = power_of_two_above(row_units);
   const int64_t units = p.outputs * row_units;
+  const int warps = plan.shifted ? kShiftedWarps : kWarps;
   int64_t tile_units;
   if (tuning.tile_leaves) {
     tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
@@ -94,8 +95,8 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
     tile_units = power_of_two_above(p.outputs) * row_slots;
     if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(kMaxRowWarps, tile_units));
   } else {
-    tile_units = kWarps;
-    while (tile_units < kMaxTileUnits && units / (2 * tile_units) >= int64_t{kTilesPerProcessor} * device.multiprocessors)
+    tile_units = warps;
+    while (tile_units < kWarpUnits * warps && units / (2 * tile_units) >= int64_t{kTilesPerProcessor} * device.multiprocessors)
       tile_units *= 2;
     const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
     // A whole row a block needs no join, and is as good where there are rows enough.
@@ -105,7 +106,7 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
       if (!plan.warps && !plan.shifted) plan.warps = kShortRowWarps;
     }
   }
-  if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(plan.shifted ? kShiftedWarps : kWarps, tile_units));
+  if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(warps, tile_units));
   tile_units = std::min<int64_t>(tile_units, int64_t{kWarp} * plan.warps);  // one thread a unit joins them
   if (row_slots <= tile_units) {
     t.tile_outputs = static_cast<int>(tile_units / row_slots);

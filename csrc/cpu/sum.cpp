@@ -13,9 +13,10 @@ namespace gpureduce::cpu {
 
 namespace {
 
-constexpr int64_t kGrain = 32768;       // elements that are worth a thread, as in torch
-constexpr int64_t kTasksPerThread = 8;  // so that none waits long for the last
-constexpr int64_t kSplit = 65536;       // elements that are worth a partial sum
+constexpr int64_t kGrain = 32768;         // elements that are worth a thread, as in torch
+constexpr int64_t kTasksPerThread = 8;    // so that none waits long for the last
+constexpr int64_t kSplit = 65536;         // elements that are worth a partial sum
+constexpr int64_t kCacheBytes = 1 << 20;  // a core's
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -155,6 +156,12 @@ Work::Work(const Reduction& r)
   if (plan.rows.rank == 0) plan.rows.dims[plan.rows.rank++] = {1, 0};
   if (results.rank == 0) results.dims[results.rank++] = {1, 0};
 
+  const double elements = static_cast<double>(plan.length) * static_cast<double>(outputs);
+  threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  threads = static_cast<int>(std::max(1.0, std::min<double>(threads, elements / kGrain)));
+  plan.uncached = elements * size_of(accumulator) > kCacheBytes;
+  const int64_t wanted = kTasksPerThread * threads;
+
   // Tiles: neighbouring columns first, since they share cache lines; then leaves; then rows, if they are that short.
   const bool exact = accumulator == Accumulator::i64;
   const bool gathered = plan.negate || plan.conjugate || plan.reduced.rank > 1 ||
@@ -172,7 +179,9 @@ Work::Work(const Reduction& r)
   } else {
     const int64_t joined = plan.tile_width <= 2 ? 4 : 1;  // leaves to an accumulator of the tile
     plan.tile_leaves = std::min(floor_power(joined * capacity / plan.tile_width), ceil_power(leaves));
-    plan.tile_rows = std::min(rows, std::max<int64_t>(1, capacity / (plan.tile_leaves * plan.tile_width)));
+    int64_t fit = capacity / (plan.tile_leaves * plan.tile_width);
+    if (plan.length > kLanes && rows >= joined * fit * wanted) fit *= joined;
+    plan.tile_rows = std::min(rows, std::max<int64_t>(1, fit));
     if (plan.tile_leaves < leaves) plan.tile_rows = 1;
   }
   row_tiles = ceil_div(rows, plan.tile_rows);
@@ -180,11 +189,8 @@ Work::Work(const Reduction& r)
   plan.buffer_bytes =
       std::max(kBufferBytes, std::min<int64_t>(plan.tile_leaves, kLanes) * plan.tile_width * kDepth * size_of(accumulator));
 
-  // Threads and splits.
-  const double elements = static_cast<double>(plan.length) * static_cast<double>(outputs);
-  threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  threads = static_cast<int>(std::max(1.0, std::min<double>(threads, elements / kGrain)));
-  const int64_t chunks = ceil_div(plan.length, kChunk), wanted = kTasksPerThread * threads;
+  // Splits.
+  const int64_t chunks = ceil_div(plan.length, kChunk);
   splits = 1;
   split_chunks = chunks;
   if (threads > 1 && plan.tile_rows == 1 && row_tiles * column_tiles < wanted) {
