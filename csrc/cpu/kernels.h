@@ -64,7 +64,7 @@ struct Plan {
   int64_t column_stride;
   bool negate;     // every element
   bool conjugate;  // the odd columns
-  bool uncached;   // more elements than a core's cache holds
+  bool streams;    // many whole chunks, more than a core's cache holds
   int64_t tile_rows, tile_leaves, tile_width;
   int64_t buffer_bytes;  // for gathered elements
 };

@@ -340,11 +340,11 @@ void sum_chunks(Lane* __restrict out, const In* __restrict x, int64_t chunks, in
 }
 
 // 32 registers hold a chunk's lanes of float32, which are then read strictly one after the other: what the processor foresees
-// best (64 MiB, one thread: 57 GB/s, and 44 with 8). In its caches, and for shorter chunks, 8 are faster.
+// best (64 MiB, one thread: 57 GB/s, and 44 with 8). In its caches, and for shorter rows, 8 are faster.
 template <class Lane, class In>
 void sum_chunks(const Plan& plan, Lane* out, const In* x, int64_t chunks, int64_t width, int64_t depth) {
   constexpr bool kWide = GPUREDUCE_VECTOR_BYTES == 64 && std::is_same_v<Lane, In>;
-  if (kWide && plan.uncached && depth == kDepth) sum_chunks<kWide ? 32 : 8>(out, x, chunks, width, depth);
+  if (kWide && plan.streams && depth == kDepth) sum_chunks<kWide ? 32 : 8>(out, x, chunks, width, depth);
   else sum_chunks<8>(out, x, chunks, width, depth);
 }
 
@@ -412,7 +412,7 @@ void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums)
     } else {
       for (int64_t r = 0; r < task.rows; ++r, row.advance(1)) {
         int64_t l = 0;
-        if (source.in_place && source.block && fours != 0) {  // whole chunks where they are
+        if (source.in_place && source.block && fours != 0 && plan.length >= kChunk) {  // whole chunks where they are
           const int64_t begin = leaf_start(leaf);
           Cursor at(plan.reduced, begin);
           const int64_t chunks = min(min(task.end - begin, at.left()) / kChunk, leaves / kLanes);

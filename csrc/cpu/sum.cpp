@@ -159,7 +159,7 @@ Work::Work(const Reduction& r)
   const double elements = static_cast<double>(plan.length) * static_cast<double>(outputs);
   threads = at::in_parallel_region() ? 1 : at::get_num_threads();
   threads = static_cast<int>(std::max(1.0, std::min<double>(threads, elements / kGrain)));
-  plan.uncached = elements * size_of(accumulator) > kCacheBytes;
+  plan.streams = elements * size_of(accumulator) > kCacheBytes && (plan.length % kChunk == 0 || plan.length >= 16 * kChunk);
   const int64_t wanted = kTasksPerThread * threads;
 
   // Tiles: neighbouring columns first, since they share cache lines; then leaves; then rows, if they are that short.
@@ -180,7 +180,7 @@ Work::Work(const Reduction& r)
     const int64_t joined = plan.tile_width <= 2 ? 4 : 1;  // leaves to an accumulator of the tile
     plan.tile_leaves = std::min(floor_power(joined * capacity / plan.tile_width), ceil_power(leaves));
     int64_t fit = capacity / (plan.tile_leaves * plan.tile_width);
-    if (plan.length > kLanes && rows >= joined * fit * wanted) fit *= joined;
+    if (!gathered && plan.length > kLanes && plan.length % kLanes == 0 && rows >= joined * fit * wanted) fit *= joined;
     plan.tile_rows = std::min(rows, std::max<int64_t>(1, fit));
     if (plan.tile_leaves < leaves) plan.tile_rows = 1;
   }
