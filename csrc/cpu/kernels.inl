@@ -410,15 +410,15 @@ void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums)
         sum_lanes(tile, buffer, task.rows * row_size, 0, 1, fours);
       }
     } else {
+      const int64_t first = leaf_start(leaf);
+      Cursor at(plan.reduced, first);
+      int64_t chunks = 0;  // whole ones, side by side in every row
+      if (source.in_place && source.block && fours != 0 && plan.length >= kChunk)
+        chunks = min(min(task.end - first, at.left()) / kChunk, leaves / kLanes);
       for (int64_t r = 0; r < task.rows; ++r, row.advance(1)) {
-        int64_t l = 0;
-        if (source.in_place && source.block && fours != 0 && plan.length >= kChunk) {  // whole chunks where they are
-          const int64_t begin = leaf_start(leaf);
-          Cursor at(plan.reduced, begin);
-          const int64_t chunks = min(min(task.end - begin, at.left()) / kChunk, leaves / kLanes);
+        if (chunks > 0)
           sum_chunks(plan, tile + r * kept * task.width, source.at(row.offset() + at.offset()), chunks, task.width, kDepth);
-          l = chunks * kLanes;
-        }
+        int64_t l = chunks * kLanes;
         for (; l < leaves; l += lanes) {
           Acc* out = tile + (r * leaves + l) * kept / leaves * task.width;
           const int64_t begin = leaf_start(leaf + l), depth = min(kDepth, (task.end - begin + kLanes - 1) / kLanes);
