@@ -1,22 +1,28 @@
 """What is measured: one `Case` a cell. Adding a line to `gpu_cases` or `cpu_cases` is all that a new cell takes."""
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable
 
 import torch
 
-FULL_SIZES = tuple(2**e for e in (10, 14, 16, 20, 22, 24, 26, 28))
-OTHER_DTYPES = (
-    torch.float64,
-    torch.int8,
-    torch.bool,
-    torch.float16,
-    torch.float8_e4m3fn,
-    torch.int32,
-    torch.complex64,
+EVERYWHERE = (torch.float32, torch.bfloat16)  # on the whole grid
+ELSEWHERE = (  # (dtype, dtype of the sum): on a few shapes
+    (torch.float16, None),
+    (torch.float64, None),
+    (torch.float8_e4m3fn, None),
+    (torch.int8, None),
+    (torch.uint8, None),
+    (torch.bool, None),
+    (torch.int32, None),
+    (torch.int64, None),
+    (torch.complex64, None),
+    (torch.float32, torch.float64),
+    (torch.bfloat16, torch.float32),
 )
+SECTOR = 32  # bytes: the least that DRAM and L2 hand out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,20 +31,26 @@ class Case:
 
     name: str
     family: str  # full, rows, columns, inside, awkward
+    label: str  # the name without family and dtype
     dtype: torch.dtype
     elements: int
     view: Callable
     dim: int | tuple | None
-    shape: tuple
-    compile: bool = False  # among the few that are measured against torch.compile by default
-    quick: bool = False
+    sum_dtype: torch.dtype | None = None  # torch.sum's `dtype=`
+    hot: bool = False  # one buffer, read again and again, in place of a cold cache
     cub: str | None = None  # which of CUB's sums applies: "full" or "rows"
 
-    def flat(self, device, seed=0):
-        """Random elements, the same for the same seed and device."""
-        return random_elements(self.dtype, self.elements, device, seed)
+    @functools.cached_property
+    def meta(self):
+        return self.view(torch.empty(self.elements, dtype=self.dtype, device="meta"))
+
+    @property
+    def shape(self):
+        return tuple(self.meta.shape)
 
     def result_dtype(self):
+        if self.sum_dtype:
+            return self.sum_dtype
         if self.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
             return torch.float32
         whole = not self.dtype.is_floating_point and not self.dtype.is_complex
@@ -50,16 +62,36 @@ class Case:
         dims = {d % len(self.shape) for d in (self.dim if isinstance(self.dim, tuple) else (self.dim,))}
         return tuple(size for d, size in enumerate(self.shape) if d not in dims)
 
+    def flat(self, device, seed=0):
+        """Random elements, the same for the same seed and device."""
+        return random_elements(self.dtype, self.elements, device, seed)
+
     def make_out(self, device):
         return torch.empty(self.result_shape(), dtype=self.result_dtype(), device=device)
 
     def bytes(self):
-        """Bytes that must move: the input once, by what a 32-byte sector touches, and the output once."""
+        """Bytes that must move: the input's sectors once, and the output once."""
         return self.input_bytes() + math.prod(self.result_shape()) * self.result_dtype().itemsize
 
     def input_bytes(self):
-        """No layout here skips whole sectors, so it is all of the flat buffer."""
-        return self.elements * self.dtype.itemsize
+        """The 32-byte sectors that hold an element, each once; a buffer's begin and end do not count as whole ones."""
+        return min(touched_bytes(self.meta), self.elements * self.dtype.itemsize)
+
+
+def touched_bytes(view):
+    """Bytes of all sectors in which `view` has an element, if its storage begins with a sector."""
+    size = view.element_size()
+    dims = sorted((stride, n) for n, stride in zip(view.shape, view.stride(), strict=True) if stride and n > 1)
+    run = size  # bytes from the first element of the innermost, gapless dims to the end of the last
+    while dims and dims[0][0] * size <= max(run, SECTOR):
+        stride, n = dims.pop(0)
+        run += stride * (n - 1) * size
+    starts = torch.tensor([view.storage_offset() * size])
+    for stride, n in dims:
+        starts = (starts + torch.arange(n)[:, None] * stride * size).flatten()
+    first, last = starts // SECTOR, (starts + run - 1) // SECTOR
+    first[1:] = torch.maximum(first[1:], last[:-1] + 1)  # a sector that two runs share
+    return int((last - first + 1).sum()) * SECTOR
 
 
 def random_elements(dtype, count, device, seed=0):
@@ -78,33 +110,32 @@ def random_elements(dtype, count, device, seed=0):
     return torch.randint(bounds.min, bounds.max, (count,), dtype=dtype, device=device, generator=generator)
 
 
-def size_name(n):
-    return f"2^{n.bit_length() - 1}" if n >= 1024 and n & (n - 1) == 0 else str(n)
+# --- how cells are called and made --------------------------------------------------------------------------
 
 
 def dtype_name(dtype):
     return str(dtype).removeprefix("torch.")
 
 
+def size_name(n):
+    return f"2^{n.bit_length() - 1}" if n >= 1024 and n & (n - 1) == 0 else str(n)
+
+
 def _shape_name(shape):
-    return "(" + ", ".join(map(size_name_in_shape, shape)) + ")"
+    return "(" + ", ".join(size_name(n) if n >= 2**20 else str(n) for n in shape) + ")"
 
 
-def size_name_in_shape(n):
-    return size_name(n) if n >= 2**20 else str(n)
+def cell(family, label, dtype, elements, view, dim, sum_dtype=None, hot=False, cub=None):
+    name = f"{family} {dtype_name(dtype)}{f' to {dtype_name(sum_dtype)}' if sum_dtype else ''} {label}{' hot' * hot}"
+    return Case(name, family, label + " hot" * hot, dtype, elements, view, dim, sum_dtype, hot, cub)
 
 
 def full(n, dtype=torch.float32, **more):
-    return Case(f"full {dtype_name(dtype)} {size_name(n)}", "full", dtype, n, _same, None, (n,), cub="full", **more)
-
-
-def _same(flat):
-    return flat
+    return cell("full", size_name(n), dtype, n, lambda flat: flat, None, cub="full", **more)
 
 
 def _matrix(family, shape, dim, dtype, **more):
-    name = f"{family} {dtype_name(dtype)} {_shape_name(shape)}"
-    return Case(name, family, dtype, math.prod(shape), lambda flat: flat.view(shape), dim, shape, **more)
+    return cell(family, _shape_name(shape), dtype, math.prod(shape), lambda flat: flat.view(shape), dim, **more)
 
 
 def rows(a, b, dtype=torch.float32, **more):
@@ -118,7 +149,7 @@ def columns(a, b, dtype=torch.float32, **more):
 def inside(shape, dim, dtype=torch.float32, channels_last=False, **more):
     dims = ", ".join(map(str, dim)) if isinstance(dim, tuple) else str(dim)
     word = "dims" if isinstance(dim, tuple) else "dim"
-    name = f"inside {dtype_name(dtype)} {_shape_name(shape)} {word} {dims}" + " channels_last" * channels_last
+    label = f"{_shape_name(shape)} {word} {dims}" + " channels_last" * channels_last
 
     def view(flat):
         if not channels_last:
@@ -126,81 +157,159 @@ def inside(shape, dim, dtype=torch.float32, channels_last=False, **more):
         n, c, h, w = shape
         return flat.view(n, h, w, c).permute(0, 3, 1, 2)
 
-    return Case(name, "inside", dtype, math.prod(shape), view, dim, shape, **more)
+    return cell("inside", label, dtype, math.prod(shape), view, dim, **more)
 
 
-def awkward(what, shape, dim, elements, view, dtype=torch.float32, **more):
-    return Case(f"awkward {dtype_name(dtype)} {what}", "awkward", dtype, elements, view, dim, shape, **more)
+def awkward(label, elements, view, dim, dtype=torch.float32, **more):
+    return cell("awkward", label, dtype, elements, view, dim, **more)
 
 
-def step_two(n):
-    return awkward(f"x[::2] of {size_name(n)}", (n // 2,), None, n, lambda flat: flat[::2])
+def offset_full(n, dtype=torch.float32):
+    return awkward(f"{size_name(n)} at offset 1", n + 1, lambda flat: flat[1:], None, dtype, cub="full")
 
 
-def transposed(a, b, dim):
-    what = "all" if dim is None else f"dim {dim}"
-    return awkward(f"({a}, {b}).t() {what}", (b, a), dim, a * b, lambda flat: flat.view(a, b).t())
+def offset_rows(a, b, dtype=torch.float32):
+    return awkward(f"rows ({a}, {b}) at offset 1", a * b + 1, lambda flat: flat[1:].view(a, b), 1, dtype, cub="rows")
 
 
-def offset_full(n):
-    return awkward(f"full {size_name(n)} at offset 1", (n,), None, n + 1, lambda flat: flat[1:])
+def step_two(n, dtype=torch.float32):
+    return awkward(f"x[::2] of {size_name(n)}", n, lambda flat: flat[::2], None, dtype)
 
 
-def offset_rows(a, b):
-    return awkward(f"rows ({a}, {b}) at offset 1", (a, b), 1, a * b + 1, lambda flat: flat[1:].view(a, b))
+def step_two_rows(a, b, dtype=torch.float32):
+    return awkward(f"rows of ({a}, {b})[:, ::2]", a * b, lambda flat: flat.view(a, b)[:, ::2], 1, dtype)
+
+
+def transposed(a, b, dim, dtype=torch.float32):
+    what, cub = ("all", "full") if dim is None else (f"dim {dim}", None)
+    return awkward(f"({a}, {b}).t() {what}", a * b, lambda flat: flat.view(a, b).t(), dim, dtype, cub=cub)
+
+
+def expanded(a, b, dtype=torch.float32):
+    return awkward(f"({b},) expanded to ({a}, {b}) dim 0", b, lambda flat: flat.expand(a, b), 0, dtype)
+
+
+def slice_rows(a, b, width, dtype=torch.float32):
+    label = f"rows of ({a}, {width})[:, :{b}]"
+    return awkward(label, a * width, lambda flat: flat.view(a, width)[:, :b], 1, dtype)
+
+
+# --- the grids ----------------------------------------------------------------------------------------------
+
+FULL = tuple(2**e for e in range(10, 31, 2))
+ROWS = ((2**25, 2), (2**24, 3), (2**23, 8), (2**21, 32), (2**20, 100), (2**18, 1000), (65536, 1024), (16384, 4096))
+ROWS += ((16384, 4097), (4096, 50257), (64, 128256), (8, 2**23), (3, 2**24 + 1))
+COLUMNS = ((2, 2**25), (8, 2**23), (64, 2**20), (1024, 65536), (16384, 4096), (16384, 4097), (2**18, 256), (2**20, 100))
+COLUMNS += ((2**20, 64), (2**24, 4), (2**23, 7), (50257, 1024))
+IMAGES = ((32, 64, 56, 56), (256, 64, 7, 7), (256, 64, 56, 56))
 
 
 def gpu_cases():
-    """The short grid, in the order of the table."""
-    half = torch.bfloat16
-    cases = []
-    for dtype in (torch.float32, half):
-        for n in FULL_SIZES:
-            marks = {"compile": n == 2**28, "quick": n in (2**14, 2**20, 2**24, 2**28)}
-            cases.append(full(n, dtype, **marks))
-    for dtype in OTHER_DTYPES:
-        cases += [full(2**24, dtype), full(2**28, dtype, quick=dtype in (torch.int8, torch.bool))]
-    cases.append(rows(16384, 4096, compile=True, quick=True))
-    cases.append(rows(16384, 4096, half))
-    for a, b in ((65536, 1024), (4096, 50257), (64, 128256), (2**20, 100), (2**23, 8)):
-        cases.append(rows(a, b))
-    cases.append(columns(16384, 4096, compile=True, quick=True))
-    cases.append(columns(16384, 4096, half))
-    for a, b in ((65536, 1024), (1024, 65536), (2**20, 64), (2**24, 4)):
-        cases.append(columns(a, b))
-    cases.append(inside((64, 4096, 1024), 1))
-    cases.append(inside((256, 64, 56, 56), (0, 2, 3)))
-    cases.append(inside((256, 64, 56, 56), (0, 2, 3), channels_last=True, compile=True))
-    cases += [step_two(2**26), transposed(16384, 4096, 0), transposed(16384, 4096, None)]
-    cases += [offset_full(2**26), offset_rows(16384, 4096)]
+    """The whole grid, in the order of the tables."""
+    cases = [full(n, dtype, hot=hot) for dtype in EVERYWHERE for hot in (False, True) for n in FULL]
+    cases += [rows(a, b, dtype) for dtype in EVERYWHERE for a, b in ROWS]
+    cases += [columns(a, b, dtype) for dtype in EVERYWHERE for a, b in COLUMNS]
+    for dtype in EVERYWHERE:
+        cases += [inside((64, 4096, 1024), 1, dtype), inside((4096, 128, 128), 1, dtype)]
+        cases += [inside(s, (0, 2, 3), dtype, channels_last=last) for s in IMAGES for last in (False, True)]
+        cases += [inside((64, 256, 56, 56), (2, 3), dtype), inside((128, 512, 1024), (0, 2), dtype)]
+    for dtype in EVERYWHERE:
+        cases += [offset_full(2**26, dtype), offset_rows(16384, 4096, dtype)]
+        cases += [step_two(2**26, dtype), step_two_rows(16384, 4096, dtype)]
+        cases += [transposed(16384, 4096, dim, dtype) for dim in (0, 1, None)]
+        cases += [expanded(16384, 4096, dtype), slice_rows(16384, 4096, 5000, dtype)]
+    cases.append(awkward("2^31 + 4096", 2**31 + 4096, lambda flat: flat, None, torch.int8, cub="full"))
+    for dtype, to in ELSEWHERE:
+        cases += [make(dtype=dtype, sum_dtype=to) for make in A_FEW_SHAPES]
     return cases
+
+
+A_FEW_SHAPES = (
+    functools.partial(full, 2**24),
+    functools.partial(full, 2**28),
+    functools.partial(rows, 16384, 4096),
+    functools.partial(rows, 2**20, 100),
+    functools.partial(columns, 16384, 4096),
+    functools.partial(columns, 2**20, 64),
+    functools.partial(inside, (64, 4096, 1024), 1),
+    functools.partial(inside, (256, 64, 56, 56), (0, 2, 3)),
+)
 
 
 def cpu_cases():
     """The same layouts at the CPU's sizes."""
-    cases = [full(2**e, quick=e in (16, 24)) for e in (10, 12, 14, 16, 18, 20, 22, 24)]
-    for dtype in (torch.bfloat16, torch.float64, torch.int8):
-        cases += [full(2**e, dtype, quick=e == 24) for e in (16, 20, 24)]
-    cases += [full(2**24, torch.bool), full(2**24, torch.float16), full(2**24, torch.complex64)]
-    cases.append(full(2**24, torch.float8_e4m3fn))
-    cases += [
-        rows(4096, 4096, quick=True),
-        rows(4096, 4096, torch.bfloat16),
-        rows(2**16, 100),
-        rows(2**18, 8),
-        rows(32, 50257),
-    ]
-    cases += [
-        columns(4096, 4096, quick=True),
-        columns(4096, 4096, torch.bfloat16),
-        columns(2**16, 64),
-        columns(2**20, 4),
-    ]
-    cases += [inside((64, 1024, 64), 1), inside((64, 256, 14, 14), (0, 2, 3))]
-    cases.append(inside((64, 256, 14, 14), (0, 2, 3), channels_last=True))
-    cases += [step_two(2**22), transposed(4096, 1024, 0), offset_full(2**22)]
+    cases = [full(2**e, dtype) for dtype in EVERYWHERE for e in range(10, 27, 2)]
+    for dtype in EVERYWHERE:
+        cases += [rows(a, b, dtype) for a, b in ((2**18, 8), (2**16, 100), (4096, 4096), (4096, 4097), (32, 50257))]
+        cases += [columns(a, b, dtype) for a, b in ((8, 2**20), (4096, 4096), (4096, 4097), (2**16, 64), (2**20, 4))]
+        cases += [inside((64, 1024, 64), 1, dtype)]
+        cases += [inside((64, 256, 14, 14), (0, 2, 3), dtype, channels_last=last) for last in (False, True)]
+        cases += [offset_full(2**22, dtype), step_two(2**22, dtype), transposed(4096, 1024, 0, dtype)]
+    for dtype, to in ELSEWHERE:
+        cases += [full(2**20, dtype, sum_dtype=to), full(2**24, dtype, sum_dtype=to)]
+        cases += [rows(4096, 1024, dtype, sum_dtype=to), columns(4096, 1024, dtype, sum_dtype=to)]
     return cases
 
+
+# the short grid; those with a + are measured against torch.compile too
+SHORT = """
+full float32 2^10
+full float32 2^16
+full float32 2^20
+full float32 2^22
+full float32 2^24
+full float32 2^26
++ full float32 2^28
+full float32 2^30
+full float32 2^20 hot
+full float32 2^24 hot
+full bfloat16 2^10
+full bfloat16 2^20
+full bfloat16 2^24
+full bfloat16 2^28
+full int8 2^28
+full float8_e4m3fn 2^28
+full bool 2^24
+full float64 2^28
+full int32 2^28
+full complex64 2^24
+full float32 to float64 2^28
+rows float32 (2^25, 2)
+rows float32 (2^23, 8)
+rows float32 (2^20, 100)
+rows float32 (65536, 1024)
++ rows float32 (16384, 4096)
+rows bfloat16 (16384, 4096)
+rows float32 (4096, 50257)
+rows float32 (64, 128256)
+rows float32 (3, 16777217)
+rows int8 (16384, 4096)
+columns float32 (8, 2^23)
+columns float32 (1024, 65536)
++ columns float32 (16384, 4096)
+columns bfloat16 (16384, 4096)
+columns float32 (2^20, 64)
+columns float32 (2^24, 4)
+columns int8 (2^20, 64)
+inside float32 (64, 4096, 1024) dim 1
+inside float32 (256, 64, 56, 56) dims 0, 2, 3
++ inside float32 (256, 64, 56, 56) dims 0, 2, 3 channels_last
+inside bfloat16 (64, 256, 56, 56) dims 2, 3
+awkward float32 2^26 at offset 1
+awkward float32 rows (16384, 4096) at offset 1
+awkward float32 rows of (16384, 4096)[:, ::2]
+awkward float32 (16384, 4096).t() dim 0
+awkward float32 (4096,) expanded to (16384, 4096) dim 0
+""".strip().splitlines()
+
+
+def short_cases(cases):
+    """Those of the short grid, and the names of those among them that torch.compile takes part in."""
+    names = {line.removeprefix("+ ") for line in SHORT}
+    return [c for c in cases if c.name in names], {line[2:] for line in SHORT if line.startswith("+ ")}
+
+
+# --- choosing -----------------------------------------------------------------------------------------------
 
 ALIASES = {
     "f32": "float32",
@@ -213,17 +322,10 @@ ALIASES = {
 ALIASES |= {"f64": "float64", "double": "float64", "float": "float32", "fp8": "float8_e4m3fn", "c64": "complex64"}
 
 
-def select(cases, only=None, dtype=None, quick=False):
-    """Those whose name is, or matches the regular expression, `only`, of one dtype (or an alias), marked quick."""
-    if dtype:
-        wanted = ALIASES.get(dtype, dtype)
-        cases = [c for c in cases if dtype_name(c.dtype) == wanted]
-    if quick:
-        cases = [c for c in cases if c.quick]
-    if only:
-        exact = [c for c in cases if c.name == only]
-        cases = exact or [c for c in cases if re.search(only, c.name) or only in c.name]
-    return cases
+def select(cases, only):
+    """Those whose name is, or matches the regular expression, `only`."""
+    exact = [c for c in cases if c.name == only]
+    return exact or [c for c in cases if re.search(only, c.name) or only in c.name]
 
 
 def parse(name):

@@ -1,14 +1,19 @@
-"""Who is measured, on what, and whether the answers agree: shared by sum.py and tune.py."""
+"""Who is measured, on what, and whether the answers agree: shared by grid.py and tune.py."""
 
+import concurrent.futures
+import contextlib
 import datetime
 import math
+import multiprocessing
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 
 import torch
 
+import cases as grid
 import cub
 import provenance
 from timing import Candidate
@@ -32,47 +37,33 @@ def dims(case):
 
 
 def our_sum(case, view):
-    return torch.ops.gpureduce.sum(view, dims(case))
+    return torch.ops.gpureduce.sum(view, dims(case), False, dtype=case.sum_dtype)
 
 
 def ours(case):
-    op, dim = torch.ops.gpureduce.sum.out, dims(case)
-    return Candidate("ours", lambda view, out: op(view, dim, False, out=out))
+    op, dim, dtype = torch.ops.gpureduce.sum.out, dims(case), case.sum_dtype
+    return Candidate("ours", lambda view, out: op(view, dim, False, dtype=dtype, out=out))
 
 
 def torch_dtype(case):
     """The `dtype` that torch.sum has to be given; float8 it sums only when asked for another result."""
-    return case.result_dtype() if case.dtype.is_floating_point and case.dtype.itemsize == 1 else None
+    eighth = case.dtype.is_floating_point and case.dtype.itemsize == 1
+    return case.result_dtype() if eighth else case.sum_dtype
 
 
-def torch_sum(case, view):
-    """torch.sum, or None where it lacks the dtype."""
+def torch_sum(case):
     dim, dtype = dims(case), torch_dtype(case)
 
     def run(buffer, out):
         torch.sum(buffer, dim=dim, dtype=dtype, out=out)
 
-    try:
-        run(view, case.make_out(view.device))
-    except (NotImplementedError, RuntimeError) as error:
-        if "not implemented" in str(error).lower():
-            return None
-        raise
     return Candidate("torch", run)
 
 
-def compiled_sum(case, view):
-    """torch.compile of torch.sum, or None where it does not compile (it lacks some dtypes)."""
+def compiled_sum(case):
     dim, dtype = dims(case), torch_dtype(case)
     torch._dynamo.reset()
     run = torch.compile(lambda x: torch.sum(x, dim=dim, dtype=dtype), mode="max-autotune-no-cudagraphs", dynamic=False)
-    try:
-        run(view)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        print(f"    torch.compile does not do {case.name}: {str(error).splitlines()[0][:100]}", flush=True)
-        return None
     return Candidate("compile", lambda buffer, _: run(buffer))
 
 
@@ -80,7 +71,8 @@ def cub_sum(case, view, library):
     """CUB's sum, or None where it has none for this layout or dtype."""
     if library is None or case.cub is None:
         return None
-    run = library.sum_full(view) if case.cub == "full" else library.sum_rows(view)
+    make = library.sum_full if case.cub == "full" else library.sum_rows
+    run = make(view, case.result_dtype())
     return Candidate("cub", run) if run else None
 
 
@@ -92,6 +84,56 @@ def load_cub():
     except (RuntimeError, OSError) as error:
         print(f"NO CUB AND NO READ CEILING in this run: {error}", flush=True)
         return None
+
+
+# --- torch.compile ahead of time ----------------------------------------------------------------------------
+
+
+class CompileAhead:
+    """Processes that compile cells before their turn, so that the race finds them in inductor's cache on disk.
+
+    Nothing else may run on the GPU meanwhile: inductor measures what it compiles, one process at a time.
+    """
+
+    def __init__(self, jobs):
+        context = multiprocessing.get_context("spawn")
+        self.pool = concurrent.futures.ProcessPoolExecutor(jobs, context, _prepare, (context.Lock(),))
+
+    def compile(self, cases, seconds):
+        """Whether all of `cases` were done in that time."""
+        waiting = {self.pool.submit(_compile, case.name) for case in cases}
+        _, late = concurrent.futures.wait(waiting, timeout=seconds)
+        return not late
+
+    def close(self):
+        processes = list((self.pool._processes or {}).values())
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def _prepare(lock):
+    """In each process: no helpers of its own, and what measures waits for its turn."""
+    import torch._inductor.config
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    torch._inductor.config.compile_threads = 1
+    measure = benchmarker.benchmark
+
+    def in_turn(*arguments, **more):
+        with lock:
+            return measure(*arguments, **more)
+
+    benchmarker.benchmark = in_turn
+
+
+def _compile(name):
+    case = grid.parse(name)
+    with contextlib.suppress(Exception):  # the race will meet the same error, and record it
+        compiled_sum(case).fn(case.view(torch.zeros(case.elements, dtype=case.dtype, device="cuda")), None)
+        torch.cuda.synchronize()
+    torch.cuda.empty_cache()
 
 
 # --- do the answers agree -----------------------------------------------------------------------------------
@@ -137,6 +179,15 @@ def driver_version():
     return lines[0] if lines else "unknown"
 
 
+def processor():
+    """The CPU's name."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
+        if found:
+            return found[1]
+    return platform.processor() or platform.machine()
+
+
 def environment():
     """What a result depends on besides the code under test, and that code's hash."""
     facts = {
@@ -144,9 +195,11 @@ def environment():
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "csrc": provenance.csrc_hash(),
+        "cpu_name": processor(),
+        "cpu_threads": torch.get_num_threads(),
     }
     if not torch.cuda.is_available():
-        return facts | {"gpu": None, "cpu_threads": torch.get_num_threads()}
+        return facts | {"gpu": None}
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return facts | {
         "gpu": properties.name,

@@ -11,6 +11,7 @@
 that clocks, heat and neighbours treat them alike, and their outputs are kept.
 """
 
+import collections
 import contextlib
 import dataclasses
 import gc
@@ -23,6 +24,7 @@ import torch
 
 COLD_FACTOR = 4  # more than twice: the L2 does not replace its oldest line first, so twice would leave some hits
 MAX_CALLS = 512  # calls in one graph
+SLOW_US = 20_000.0  # a graph of a slow candidate is not longer, if one pass over the buffers is not
 ALIGNMENT = 512  # bytes; where each rotating buffer begins
 
 
@@ -44,17 +46,24 @@ class Timing:
     calls: int
     repeats: int
     outputs: list = dataclasses.field(default_factory=list, repr=False)
+    samples: list = dataclasses.field(default_factory=list, repr=False)
 
     @classmethod
     def of(cls, samples, calls, outputs=()):
         low, high = min(samples), max(samples)
         if len(samples) >= 4:
             low, _, high = statistics.quantiles(samples, n=4)
-        return cls(statistics.median(samples), low, high, calls, len(samples), list(outputs))
+        return cls(statistics.median(samples), low, high, calls, len(samples), list(outputs), list(samples))
 
     def spread(self):
         """Half the distance of the quartiles over the median: a difference below this is noise."""
         return (self.high - self.low) / 2 / self.us
+
+    def ratio(self, ours):
+        """(this time over `ours`, half the width of its 95% interval), from pairs of samples of the same round."""
+        pairs = [a / b for a, b in zip(self.samples, ours.samples, strict=True)]
+        low, middle, high = statistics.quantiles(pairs, n=4)
+        return middle, 1.57 * (high - low) / math.sqrt(len(pairs))
 
 
 # --- inputs -------------------------------------------------------------------------------------------------
@@ -109,53 +118,85 @@ def _no_collector():
 
 
 class _Graph:
-    """`calls` calls of one candidate over rotating buffers, captured once. Keeps its outputs."""
+    """`calls` calls of one candidate over rotating buffers, captured once. Keeps its last outputs.
 
-    def __init__(self, candidate, views, make_out, calls):
+    `choose(us, buffers)` says how many calls, from about how long one takes.
+    """
+
+    def __init__(self, candidate, views, make_out, choose):
         self.outs = [make_out() for _ in views]
         self.graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for i in range(
-                min(2, len(views))
-            ):  # lazy set-up (modules, attributes, compilation) stays out of the capture
+            # twice, so that lazy set-up (modules, attributes, compilation) is neither captured nor timed
+            for i in (0, -1):
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
                 candidate.fn(views[i], self.outs[i])
-            torch.cuda.synchronize()
+                end.record()
+                torch.cuda.synchronize()
+            self.calls = choose(start.elapsed_time(end) * 1e3, len(views))
+            returned = collections.deque(maxlen=len(views))
             self.graph.capture_begin(capture_error_mode="thread_local")
             try:
-                results = [candidate.fn(views[i % len(views)], self.outs[i % len(views)]) for i in range(calls)]
+                for i in range(self.calls):
+                    result = candidate.fn(views[i % len(views)], self.outs[i % len(views)])
+                    returned.append(result)
             except Exception:
                 with contextlib.suppress(RuntimeError):  # what went wrong in the call says more than the broken capture
                     self.graph.capture_end()
                 raise
             self.graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
-        self.returned = [r for r in results if isinstance(r, torch.Tensor)]
-        self.calls = calls
+        self.returned = [r for r in returned if isinstance(r, torch.Tensor)]
+        self.samples = []
 
     def outputs(self):
         return self.returned or self.outs
 
+    def timing(self):
+        return Timing.of(self.samples, self.calls, self.outputs())
 
-def gpu_times(
-    candidates, buffers, make_out, *, repeats=11, target_us=1500.0, warm_ms=40.0, estimate_us=None, flush=None
-):
-    """Times `candidates` in turns and returns {name: Timing}.
 
-    `make_out()` returns an output for one call. A graph holds about `target_us` of work, going by `estimate_us` a call
-    (default: from the bytes). The device is kept busy for `warm_ms` before the first sample, so that clocks are up.
+class Race:
+    """Candidates that are timed in turns, for as many rounds as it takes.
+
+    A graph holds about `target_us` of the first candidate's work, as many calls of each other one, but at most SLOW_US.
+    `make_out()` returns an output for one call. The device is kept busy for `warm_ms` before the first sample, so that
+    clocks are up. A candidate that raises is out of the race, with the first line of its error in `failed`; the first
+    one may not. A round flushes the cache before each graph where the buffers need it.
     """
-    estimate = estimate_us or max(2.0, buffers.bytes / 4e6)
-    rounds = math.ceil(min(MAX_CALLS, max(1, target_us / estimate)) / buffers.count)
-    calls = min(MAX_CALLS, max(4, rounds * buffers.count))
-    flush = flush or (Flush() if buffers.needs_flush else None)
-    with _no_collector():
-        graphs = {c.name: _Graph(c, buffers.views, make_out, calls) for c in candidates}
 
-    def replay(graph):
-        if buffers.needs_flush:
-            flush()
+    def __init__(self, candidates, buffers, make_out, *, target_us=1500.0, warm_ms=40.0, flush=None):
+        self.failed, self.graphs, calls = {}, {}, 0
+
+        def choose(us, count):
+            wanted = max(1, min(calls, SLOW_US / us)) if calls else max(4, target_us / us)
+            return math.ceil(min(MAX_CALLS, wanted) / count) * count
+
+        with _no_collector():
+            for c in candidates:
+                try:
+                    self.graphs[c.name] = _Graph(c, buffers.views, make_out, choose)
+                    calls = calls or self.graphs[c.name].calls
+                except Exception as error:
+                    if not self.graphs or isinstance(error, torch.AcceleratorError):
+                        raise
+                    self.failed[c.name] = first_line(error)
+        self.flush = flush or Flush() if buffers.needs_flush else None
+        torch.cuda.synchronize()
+        deadline = time.perf_counter() + warm_ms / 1e3
+        while True:
+            for graph in self.graphs.values():
+                self._replay(graph)
+            torch.cuda.synchronize()
+            if time.perf_counter() >= deadline:
+                break
+
+    def _replay(self, graph):
+        if self.flush:
+            self.flush()
         torch.cuda._sleep(200_000)  # about 0.1 ms, in which the host queues what follows: no launch gap is timed
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -163,48 +204,58 @@ def gpu_times(
         end.record()
         return start, end
 
-    torch.cuda.synchronize()
-    deadline = time.perf_counter() + warm_ms / 1e3
-    while True:
-        for graph in graphs.values():
-            replay(graph)
+    def run(self, rounds):
+        events = [(graph, self._replay(graph)) for _ in range(rounds) for graph in self.graphs.values()]
         torch.cuda.synchronize()
-        if time.perf_counter() >= deadline:
-            break
-    events = {name: [] for name in graphs}
-    for _ in range(repeats):
-        for name, graph in graphs.items():
-            events[name].append(replay(graph))
-    torch.cuda.synchronize()
-    result = {}
-    for name, graph in graphs.items():
-        samples = [start.elapsed_time(end) * 1e3 / graph.calls for start, end in events[name]]
-        result[name] = Timing.of(samples, graph.calls, graph.outputs())
-    return result
+        for graph, (start, end) in events:
+            graph.samples.append(start.elapsed_time(end) * 1e3 / graph.calls)
+        return self
+
+    def timings(self):
+        """{name: Timing} of all rounds so far."""
+        return {name: graph.timing() for name, graph in self.graphs.items()}
+
+
+def first_line(error):
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+
+def gpu_times(candidates, buffers, make_out, *, repeats=11, **more):
+    """Times `candidates` in turns and returns {name: Timing}; for `more` see `Race`. All of them must run."""
+    race = Race(candidates, buffers, make_out, **more)
+    if race.failed:
+        raise RuntimeError("; ".join(f"{name}: {error}" for name, error in race.failed.items()))
+    return race.run(repeats).timings()
 
 
 # --- the read ceiling ---------------------------------------------------------------------------------------
 
 
-def read_candidates(library, buffers):
-    """Kernels that only read the flat buffers, as candidates for `gpu_times`; the fastest is the ceiling.
+def read_candidates(library, buffers, nbytes=None, variants=None):
+    """Kernels that only read the flat buffers, as candidates; the fastest is the ceiling.
 
-    `library` is what `cub.load()` returns. Each reads as many bytes as an input has, whatever its layout.
+    `library` is what `cub.load()` returns. Each reads the first `nbytes` (default: all), whatever the input's layout.
     """
+    nbytes = nbytes or buffers.bytes
     address = {view.data_ptr(): base.data_ptr() for view, base in zip(buffers.views, buffers.bases, strict=True)}
 
     def candidate(variant):
-        return Candidate(
-            f"read {variant}", lambda view, _: library.read(variant, address[view.data_ptr()], buffers.bytes)
-        )
+        return Candidate(f"read {variant}", lambda view, _: library.read(variant, address[view.data_ptr()], nbytes))
 
-    return [candidate(variant) for variant in library.read_variants()]
+    return [candidate(variant) for variant in variants or library.read_variants()]
 
 
 def best_read(timings):
-    """(name, Timing) of the fastest reading kernel among `gpu_times`' result, or None."""
+    """(name, Timing) of the fastest reading kernel among {name: Timing}, or None."""
     reads = [(name, t) for name, t in timings.items() if name.startswith("read ")]
     return min(reads, key=lambda item: item[1].us, default=None)
+
+
+def fastest_reads(library, buffers, nbytes, count=2, flush=None):
+    """The `count` reading kernels that are fastest at `nbytes`, from a short race of all: not all need a long one."""
+    reads = read_candidates(library, buffers, nbytes)
+    times = gpu_times(reads, buffers, lambda: None, repeats=4, target_us=400, warm_ms=5, flush=flush)
+    return [name.removeprefix("read ") for name in sorted(times, key=lambda name: times[name].us)[:count]]
 
 
 def read_ceiling(library, nbytes, repeats=11, hot=False):

@@ -22,7 +22,8 @@ BUILD = ROOT / "build" / "bench"
 sys.path.append(str(ROOT / "tools"))
 import toolkit  # noqa: E402  (which nvcc serves this torch is decided in one place)
 
-SOURCES = ("cub_sum.cu", "read.cu")
+SOURCES = ("cub_full.cu", "cub_rows.cu", "read.cu")
+HEADERS = ("cub_sum.cuh",)
 FLAGS = ("-O3", "-std=c++17", "-Xcompiler", "-fPIC")
 UNKNOWN_TYPE, TOO_LARGE = -1, -2
 
@@ -34,7 +35,7 @@ def build(arch, root=None):
         raise RuntimeError("no nvcc was found: set CUDA_HOME, or run tools/toolkit.py")
     nvcc = str(pathlib.Path(root) / "bin" / "nvcc")
     key = hashlib.sha256(" ".join([arch, toolkit.version(root) or "", *FLAGS]).encode())
-    for source in SOURCES:
+    for source in (*SOURCES, *HEADERS):
         key.update((HERE / source).read_bytes())
     target = BUILD / f"libbench_{arch}_{key.hexdigest()[:12]}.so"
     if target.exists():
@@ -69,8 +70,9 @@ class Library:
         self.c = ctypes.CDLL(str(path))
         pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64
         temp = [pointer, ctypes.POINTER(size), pointer]
-        self.c.bench_cub_full.argtypes = [ctypes.c_char_p, pointer, pointer, number, *temp]
-        self.c.bench_cub_rows.argtypes = [ctypes.c_char_p, pointer, pointer, number, number, *temp]
+        data = [ctypes.c_char_p, ctypes.c_char_p, pointer, pointer]
+        self.c.bench_cub_full.argtypes = [*data, number, *temp]
+        self.c.bench_cub_rows.argtypes = [*data, number, number, *temp]
         self.c.bench_read_loads.argtypes = [pointer, number, ctypes.c_int, ctypes.c_int, pointer, pointer]
         self.c.bench_read_bulk.argtypes = [pointer, number, ctypes.c_int, ctypes.c_int, pointer]
         properties = torch.cuda.get_device_properties(device)
@@ -86,18 +88,18 @@ class Library:
 
     # --- CUB ------------------------------------------------------------------------------------------------
 
-    def sum_full(self, view):
-        """fn(buffer, out) that sums contiguous tensors like `view` with DeviceReduce, or None without such a dtype."""
-        return self._planned(self.c.bench_cub_full, view, (view.numel(),))
+    def sum_full(self, view, to):
+        """fn(buffer, out) that sums contiguous tensors like `view` with DeviceReduce to dtype `to`, or None."""
+        return self._planned(self.c.bench_cub_full, view, to, (view.numel(),))
 
-    def sum_rows(self, view):
+    def sum_rows(self, view, to):
         """fn(buffer, out) that sums the rows of contiguous tensors like `view` with DeviceSegmentedReduce, or None."""
-        return self._planned(self.c.bench_cub_rows, view, tuple(view.shape))
+        return self._planned(self.c.bench_cub_rows, view, to, tuple(view.shape))
 
-    def _planned(self, function, view, shape):
-        name = str(view.dtype).removeprefix("torch.").encode()
+    def _planned(self, function, view, to, shape):
+        names = [str(dtype).removeprefix("torch.").encode() for dtype in (view.dtype, to)]
         needed = ctypes.c_size_t(0)
-        code = function(name, None, None, *shape, None, ctypes.byref(needed), None)
+        code = function(*names, None, None, *shape, None, ctypes.byref(needed), None)
         if code in (UNKNOWN_TYPE, TOO_LARGE):
             return None
         _check(code, "asking CUB for its workspace")
@@ -106,7 +108,7 @@ class Library:
         def run(buffer, out):
             stream = torch.cuda.current_stream().cuda_stream
             temp = workspace.data_ptr()
-            code = function(name, buffer.data_ptr(), out.data_ptr(), *shape, temp, ctypes.byref(needed), stream)
+            code = function(*names, buffer.data_ptr(), out.data_ptr(), *shape, temp, ctypes.byref(needed), stream)
             _check(code, "CUB's sum")
 
         return run
