@@ -99,9 +99,9 @@ class CompileAhead:
         context = multiprocessing.get_context("spawn")
         self.pool = concurrent.futures.ProcessPoolExecutor(jobs, context, _prepare, (context.Lock(),))
 
-    def compile(self, cases, seconds):
-        """Whether all of `cases` were done in that time."""
-        waiting = {self.pool.submit(_compile, case.name) for case in cases}
+    def compile(self, names, seconds):
+        """Whether all cells of these names were done in that time."""
+        waiting = [self.pool.submit(_compile, name) for name in names]
         _, late = concurrent.futures.wait(waiting, timeout=seconds)
         return not late
 

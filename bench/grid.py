@@ -73,7 +73,7 @@ def main(arguments=None):
     print(f"csrc {facts['csrc'][:12]}")
     left = run_gpu(gpu_cells, results, options, clock, torch_reduce) if on_gpu else []
     left += run_cpu(cpu_cells, results, options, clock, on_gpu)
-    if not on_gpu and clock.enough(5):
+    if not on_gpu and not options.only and clock.enough(5):
         print_small_calls(small_calls(torch_reduce, "cpu"))
     print_small_calls(results.table.get("small_calls"))
     print("\n" + "\n".join(bars.summary_lines(results.table)))
@@ -227,7 +227,7 @@ def run_gpu(cells, results, options, clock, torch_reduce):
         segments = "fixed-size" if library.fixed_size else "iterator"
         print(f"CUB {library.version} ({segments} segments, its workspace allocated beforehand)")
         print(f"reading 1 GiB: {facts['ceiling']['gbps']:.0f} GB/s ({facts['ceiling']['kernel']})")
-    if "small_calls" not in facts and clock.enough(15):
+    if "small_calls" not in facts and not options.only and clock.enough(15):
         results.keep(small_calls=small_calls(torch_reduce, "cuda"))
     print(f"GPU time: CUDA graphs, medians of interleaved rounds; ratios are their time / ours.\n{HEADER}", flush=True)
     bench = Bench(library, todo)
@@ -245,6 +245,8 @@ def run_gpu(cells, results, options, clock, torch_reduce):
             left = spent / (i + 1) * (len(todo) - i - 1)
             progress = f"[{i + 1}/{len(todo)}  {minutes(clock.elapsed())}, about {minutes(left)} left]"
             print(f"{row_text(result)}   {progress}", flush=True)
+            if "error" in result and timing.device_is_lost():
+                sys.exit("the GPU is lost: nothing measured after this would be true")
     finally:
         ahead.close()
     return []
@@ -323,7 +325,9 @@ class Bench:
             times = race.run(ROUNDS).timings()
         if not all(who.same_bits(out, right) for out in times["ours"].outputs):
             return describe(case, against) | {"error": "the bits changed while it was timed"}
-        failed = dict(race.failed)
+        failed = race.failed
+        if "cub" in against and case.cub and not self.library:
+            failed["cub"] = "bench/cub could not be built"
         for name in set(times) & set(bars.RIVALS):
             if not who.close(times[name].outputs[-1], right, who.length(case)):
                 failed[name] = "another result than ours, by more than rounding"
@@ -363,9 +367,6 @@ def guarded(measure, case, against):
         return measure(case, against)
     except torch.OutOfMemoryError:
         return describe(case, against) | {"skipped": "out of memory"}
-    except torch.AcceleratorError:  # the device is lost: nothing after this would be true
-        print(f"the GPU failed at {case.name}", flush=True)
-        raise
     except Exception as error:
         return describe(case, against) | {"error": timing.first_line(error)}
 

@@ -164,8 +164,8 @@ class Race:
 
     A graph holds about `target_us` of the first candidate's work, as many calls of each other one, but at most SLOW_US.
     `make_out()` returns an output for one call. The device is kept busy for `warm_ms` before the first sample, so that
-    clocks are up. A candidate that raises is out of the race, with the first line of its error in `failed`; the first
-    one may not. A round flushes the cache before each graph where the buffers need it.
+    clocks are up. A candidate that raises is out of the race, with the first line of its error in `failed`; only the
+    first one's error is raised. A round flushes the cache before each graph where the buffers need it.
     """
 
     def __init__(self, candidates, buffers, make_out, *, target_us=1500.0, warm_ms=40.0, flush=None):
@@ -181,7 +181,7 @@ class Race:
                     self.graphs[c.name] = _Graph(c, buffers.views, make_out, choose)
                     calls = calls or self.graphs[c.name].calls
                 except Exception as error:
-                    if not self.graphs or isinstance(error, torch.AcceleratorError):
+                    if not self.graphs or device_is_lost():
                         raise
                     self.failed[c.name] = first_line(error)
         self.flush = flush or Flush() if buffers.needs_flush else None
@@ -214,6 +214,15 @@ class Race:
     def timings(self):
         """{name: Timing} of all rounds so far."""
         return {name: graph.timing() for name, graph in self.graphs.items()}
+
+
+def device_is_lost():
+    """Whether an error was of the kind after which nothing works on the GPU any more."""
+    try:
+        torch.cuda.synchronize()
+    except torch.AcceleratorError:
+        return True
+    return False
 
 
 def first_line(error):

@@ -2,9 +2,9 @@
 
     python bench/tune.py "full float32 2^28" "rows float32 (16384, 4096)" warps=4,8,16 tile_leaves=256,512
 
-Arguments with "=" are knobs with the values to try; the others are cases (grid.py --cells, or any "rows bf16 (8, 2^23)").
-Prints one table a case, fastest first. "plan" is what the planner chooses by itself. Combinations that it refuses are
-counted; those whose bits differ are shown as WRONG.
+Arguments with "=" are knobs with the values to try; the others are cells: those of grid.py --cells, or any
+"rows bf16 (8, 2^23)". Prints one table a cell, fastest first. "plan" is what the planner chooses by itself.
+Combinations that it refuses are counted; those whose bits differ are shown as WRONG.
 """
 
 import argparse
