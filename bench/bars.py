@@ -11,16 +11,16 @@ def measured(cases):
     return [case for case in cases if "us" in case]
 
 
-def gbps(case):
-    """Bytes that must move over our time."""
-    return case["bytes"] / case["us"]["ours"] / 1e3
+def gbps(case, name="ours"):
+    """Bytes that must move over the time of `name`; what only reads moves the input's alone."""
+    return case["input_bytes" if name == "read" else "bytes"] / case["us"][name] / 1e3
 
 
 def percent(case):
     """Our rate over the rate of a kernel that only reads the input; None without one."""
     if "read" not in case["us"]:
         return None
-    return 100 * gbps(case) / (case["input_bytes"] / case["us"]["read"] / 1e3)
+    return 100 * gbps(case) / gbps(case, "read")
 
 
 def ratio(case, rival):

@@ -126,7 +126,7 @@ class Results:
     def __init__(self, facts, options):
         self.table = facts | {"cases": [], "cpu": {"cases": []}}
         self.path = self._path(options.save or options.resume)
-        source = self._path(options.resume)
+        source = self._path(options.resume) if options.save else self.path if options.resume else None
         if source and source.exists():
             old = json.loads(source.read_text(encoding="utf-8"))
             other = [name for name in ("csrc", "gpu", "torch") if old.get(name) != facts[name]]

@@ -1,286 +1,289 @@
-"""Makes README's measured part, and the plots, from bench/results/*/sum.json.
+"""Makes the measured part of the documentation from bench/results/*/grid.json, which bench/grid.py writes.
 
-    python bench/report.py            writes README.md between the markers, and docs/images/sum-<gpu>.svg
-    python bench/report.py --check    changes nothing; exit status 1 and a diff if they are not what the results give
+    python bench/report.py            writes README.md between the markers, docs/performance.md and docs/images/*.svg
+    python bench/report.py --check    changes nothing; exit status 1 and a diff where they are not what the results give
 
---check needs the standard library only: README is compared as text, a plot by the hash of its data that
-it carries. Drawing needs matplotlib.
+What is lost stands before what is won. Standard library only: the pictures are text as well, made by pictures.py.
 """
 
 import argparse
 import difflib
-import hashlib
 import json
 import pathlib
-import statistics
 import sys
 
+import bars
+import pictures
 import provenance
 
 ROOT = provenance.ROOT
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
-RIVALS = {"torch": "torch.sum", "cub": "CUB", "compile": "torch.compile"}
-
-
-# --- what the numbers say -----------------------------------------------------------------------------------
-
-
-def gbps(case):
-    """Bytes that must move over our time."""
-    return case["bytes"] / case["us"]["ours"] / 1e3
-
-
-def percent(case):
-    """Our rate over the rate of a kernel that only reads the input; None without one."""
-    if "read" not in case["us"]:
-        return None
-    return 100 * gbps(case) / (case["input_bytes"] / case["us"]["read"] / 1e3)
-
-
-def ratio(case, rival):
-    """Their time over ours; None where they did not run."""
-    return case["us"][rival] / case["us"]["ours"] if rival in case["us"] else None
-
-
-def losses(cases):
-    """(case, rival, ratio, settled) of each faster rival, worst first; not settled: within the noise of both."""
-    found = []
-    for case in cases:
-        for rival in RIVALS:
-            r = ratio(case, rival) if "us" in case else None
-            if r is not None and r < 1:
-                found.append((case, rival, r, 1 - r > case["spread"]["ours"] + case["spread"][rival]))
-    return sorted(found, key=lambda item: item[2])
-
-
-def summary(cases):
-    """{rival: (cases, geometric mean, worst)} of the ratios."""
-    result = {}
-    for rival in RIVALS:
-        ratios = [r for r in (ratio(c, rival) for c in cases if "us" in c) if r is not None]
-        if ratios:
-            result[rival] = (len(ratios), statistics.geometric_mean(ratios), min(ratios))
-    return result
-
-
-# --- README -------------------------------------------------------------------------------------------------
+MADE = "<!-- made by bench/report.py from bench/results/; do not edit -->"
+PAGE = "docs/performance.md"
+LOSSES = {"README.md": 10, PAGE: 25}  # that are shown at once
+SHOWN = """
+full float32 2^20
+full float32 2^28
+full bfloat16 2^28
+full int8 2^28
+rows float32 (16384, 4096)
+rows bfloat16 (16384, 4096)
+rows float32 (2^20, 100)
+columns float32 (16384, 4096)
+columns float32 (2^20, 64)
+inside float32 (256, 64, 56, 56) dims 0, 2, 3
+awkward float32 2^26 at offset 1
+""".strip().splitlines()  # the cells in README
+FAMILIES = {
+    "full": "Sums of all elements",
+    "rows": "Rows: the last dim",
+    "columns": "Columns: the first dim",
+    "inside": "Dims inside, and several",
+    "awkward": "Awkward layouts",
+}
 
 
 def load_results(root=ROOT):
     """[(slug, results)], sorted by folder."""
-    paths = sorted((root / "bench" / "results").glob("*/sum.json"), key=lambda p: p.parent.name)
+    paths = sorted((root / "bench" / "results").glob("*/grid.json"), key=lambda p: p.parent.name)
     return [(path.parent.name, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
 
-def plot_path(slug):
-    return f"docs/images/sum-{slug}.svg"
+# --- pieces of Markdown -------------------------------------------------------------------------------------
 
 
-def plot_data(results):
-    """What the plot shows, and nothing else: curves of GB/s against bytes, and bars of ratios."""
-    curves, bars = {}, []
-    for case in results["cases"]:
-        if "us" not in case:
-            continue
-        if case["family"] == "full" and case["dtype"] in ("float32", "bfloat16"):
-            lines = curves.setdefault(case["dtype"], {})
-            for name, us in case["us"].items():
-                moved = case["input_bytes"] if name == "read" else case["bytes"]
-                lines.setdefault(name, []).append([case["input_bytes"], round(moved / us / 1e3, 1)])
-        else:
-            ratios = {rival: round(ratio(case, rival), 3) for rival in RIVALS if rival in case["us"]}
-            bars.append([case["name"], ratios])
-    for lines in curves.values():
-        for points in lines.values():
-            points.sort()
-    return {"gpu": results["gpu"], "curves": curves, "bars": bars}
-
-
-def plot_hash(data):
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _table(header, rows):
-    """A Markdown table; the first column to the left, the others to the right."""
+def table(header, rows):
+    """The first column to the left, the others to the right."""
     lines = ["| " + " | ".join(header) + " |", "|" + "|".join([" :-- "] + [" --: "] * (len(header) - 1)) + "|"]
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def _times(value):
-    return "–" if value is None else f"{value:.2f}×"
+def folded(title, lines):
+    return [f"<details><summary>{title}</summary>", "", *lines, "", "</details>", ""]
 
 
-def _number(value):
+def times(value):
+    """A ratio, bold where it is a loss."""
+    if value is None:
+        return "–"
+    return f"**{pictures.times_text(value)}×**" if value < 1 else f"{value:.2f}×"
+
+
+def number(value):
     return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
 
 
-def _size(nbytes):
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if nbytes >= 10 or nbytes == int(nbytes) else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} GiB"
-
-
-def _case_rows(cases):
-    for case in cases:
-        label = case["name"]
+def case_table(cases, rivals=bars.RIVALS, reads=True):
+    def row(case):
+        begin = [case["name"], pictures.bytes_text(case["bytes"])]
         if "us" not in case:
-            yield [label, _size(case["bytes"]), case.get("skipped", "failed"), "", "", "", "", ""]
-            continue
-        share = percent(case)
-        yield [
-            label,
-            _size(case["bytes"]),
-            _number(case["us"]["ours"]),
-            f"{gbps(case):,.0f}",
-            "–" if share is None else f"{share:.0f}%",
-            *[_times(ratio(case, rival)) for rival in RIVALS],
-        ]
+            return begin + ["skipped" if "skipped" in case else "FAILED"] + [""] * (1 + reads + len(rivals))
+        share = bars.percent(case)
+        begin += [number(case["us"]["ours"]), number(bars.gbps(case))]
+        begin += ["–" if share is None else f"{share:.1f}%"] * reads
+        return begin + [times(bars.ratio(case, rival)) for rival in rivals]
+
+    header = ["cell", "bytes", "µs", "GB/s"] + ["of read"] * reads + [f"× {bars.RIVALS[rival]}" for rival in rivals]
+    return table(header, map(row, cases))
 
 
-def device_section(slug, results):
-    """README's lines for one GPU."""
-    cases = results["cases"]
+# --- what both pages say ------------------------------------------------------------------------------------
+
+
+def places(results):
+    """[(what to add to a name, cells)]: of the GPU, and of the CPU."""
+    return [("", results["cases"]), (" on the CPU", results.get("cpu", {}).get("cases", []))]
+
+
+def provenance_line(results):
     ceiling = results.get("ceiling")
-    at_most = f" ({ceiling['gbps']:,.0f} GB/s for 1 GiB)" if ceiling else ""
-    lines = [
-        f"### {results['gpu']}",
-        "",
+    read = f" Reading 1 GiB: {ceiling['gbps']:,.0f} GB/s." if ceiling else ""
+    return (
         f"Measured on {results['date']}: driver {results['driver']}, torch {results['torch']}, CUDA {results['cuda']}, "
-        f"CUB {results.get('cub', 'none')}, Python {results['python']}, `csrc/` at `{results['csrc'][:12]}`. "
-        'GPU time of a call in a CUDA graph, cold cache, medians of interleaved repeats. "Of read" compares it with '
-        f"the best kernel that only reads the same input, in the same run{at_most}. All results were checked first to "
-        "have the CPU backend's bits. Ratios are their time over ours: above 1, torch_reduce is faster.",
+        f"CUB {results.get('cub', 'none')}, Python {results['python']}; CPU: {results['cpu_name']}, "
+        f"{results['cpu_threads']} threads; `csrc/` at `{results['csrc'][:12]}`.{read}"
+    )
+
+
+def lost(results):
+    """[row of a table] for each cell and faster rival: the GPU's before the CPU's, and worst first."""
+    return [
+        [
+            case["name"] + where,
+            bars.RIVALS[rival],
+            f"{value:.3f}×",
+            "" if bars.settled(case, rival) else "within the noise",
+        ]
+        for where, cases in places(results)
+        for case, rival, value in bars.losses(cases)
+    ]
+
+
+def losses(results, most, rest):
+    """The first `most` of what is lost, and what `rest` makes of the others."""
+    rows, header = lost(results), ["cell", "who", "their time / ours", ""]
+    if not rows:
+        return ["Nobody is faster in any cell.", ""]
+    lines = [f"**Where another one is faster** ({len(rows)}), worst first, the CPU's last:", ""]
+    lines += [*table(header, rows[:most]), ""]
+    return lines + (rest(len(rows) - most, table(header, rows[most:])) if len(rows) > most else [])
+
+
+def summary(results):
+    """Nothing if no rival was measured."""
+    rows = []
+    for where, cases in places(results):
+        for rival, (count, mean, worst) in bars.means(cases).items():
+            case = bars.ratios(cases, (rival,))[0][0]
+            lost = len(bars.losses(cases, (rival,)))
+            rows.append([bars.RIVALS[rival] + where, str(count), f"{mean:.2f}×", str(lost), times(worst), case["name"]])
+    header = ["against", "cells", "geometric mean", "slower in", "worst", "worst cell"]
+    return [*table(header, rows), ""] if rows else []
+
+
+# --- README.md ----------------------------------------------------------------------------------------------
+
+
+def readme_section(slug, results):
+    found = [bar for bar in bars.bars(results) if bar.met is not None]
+    known = {case["name"]: case for case in bars.measured(results["cases"])}
+    lines = [f"### {results['gpu']}", "", provenance_line(results), "", *summary(results)]
+    lines += losses(results, LOSSES["README.md"], lambda n, _: [f"and {n} more: [{PAGE}]({PAGE})", ""])
+    shown = [known[name] for name in SHOWN if name in known]
+    lines += [*case_table(shown), ""] if shown else []
+    lines += [
+        f"Of {len(found)} [bars]({PAGE}#bars-{slug}) that were set for the whole grid, {sum(b.met for b in found)} are "
+        f"met. All {len(known)} cells, small calls and the CPU: [{PAGE}]({PAGE}).",
+        "",
+        f"![GB/s against bytes on {results['gpu']}](docs/images/bandwidth-{slug}.svg)",
         "",
     ]
-    for rival, (count, mean, worst) in summary(cases).items():
-        lines.append(f"- Against {RIVALS[rival]}: {count} cases, geometric mean {mean:.2f}×, worst {worst:.2f}×.")
-    lost = losses(cases)
-    lines.append("")
-    if lost:
-        lines += [f"**Where another one is faster** ({len(lost)}):", ""]
-        rows = [
-            [case["name"], RIVALS[rival], f"{r:.3f}×", "" if settled else "within noise"]
-            for case, rival, r, settled in lost
-        ]
-        lines += _table(["case", "against", "ratio", ""], rows)
-    else:
-        lines.append("Nobody is faster in any of these cases.")
-    header = ["case", "bytes", "µs", "GB/s", "of read"] + [f"× {name}" for name in RIVALS.values()]
-    lines += ["", "<details><summary>All cases</summary>", ""]
-    lines += _table(header, _case_rows(cases))
-    lines += ["", "</details>", ""]
-    rows = [
-        [f"{what}: `{name}`", f"{cells['host_us']:.2f}", f"{cells['end_to_end_us']:.2f}"]
-        for what, table in results["small_calls"].items()
-        for name, cells in table.items()
-    ]
-    lines += _table(["small calls (float32)", "host µs a call", "µs until the result is there"], rows)
-    digest = plot_hash(plot_data(results))
-    lines += ["", f"![Bandwidth against size, and ratios, on {results['gpu']}]({plot_path(slug)})"]
-    lines += [f"<!-- {plot_path(slug)} is drawn from data {digest} -->", ""]
     return lines
 
 
-def section(all_results):
-    """All that stands between the markers, as text that ends in a newline."""
-    lines = ["<!-- made by bench/report.py from bench/results/; do not edit -->", ""]
-    if not all_results:
-        lines += ["not measured yet", ""]
-    for slug, results in all_results:
-        lines += device_section(slug, results)
-    return "\n".join(lines)
-
-
-def replaced(text, body):
-    """README's text with `body` between its markers."""
+def readme_text(text, all_results):
+    """README's `text` with what the results give between its markers."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise ValueError(f"README.md must hold the markers {BEGIN} and {END}, once each and in this order")
+    lines = [BEGIN, MADE, ""]
+    for slug, results in all_results:
+        lines += readme_section(slug, results)
+    lines += [] if all_results else ["not measured yet", ""]
     head, rest = text.split(BEGIN)
-    return head + BEGIN + "\n" + body + END + rest.split(END)[1]
+    return head + "\n".join(lines) + END + rest.split(END)[1]
 
 
-# --- the plot -----------------------------------------------------------------------------------------------
+# --- docs/performance.md ------------------------------------------------------------------------------------
+
+INTRODUCTION = f"""{MADE}
+# Performance
+
+Every cell of `bench/cases.py`, measured by `make grid`. GPU time of a call in a CUDA graph, medians of interleaved
+rounds; cold: over buffers that together are larger than the L2; "hot" cells read one buffer again and again. Ratios are
+another one's time over ours, in the same run: above 1× torch_reduce is faster. A ratio near 1× is measured on until it
+is settled, or called within the noise after seven times the rounds. "Of read" compares with the fastest of several
+kernels that only read the same bytes. Before a cell is timed, its bits are checked against the CPU backend's.
+"""
 
 
-def draw(data, path):
-    import matplotlib
+def page_section(slug, results):
+    gpu, cpu = (cases for _, cases in places(results))
+    lines = [f"## {results['gpu']}", "", provenance_line(results), "", *wrong(results)]
+    lines += losses(results, LOSSES[PAGE], lambda n, rows: folded(f"The other {n}", rows))
+    lines += [f"### Bars: {slug}", "", *bar_lines(results), f"### Summary: {slug}", "", *summary(results)]
+    for kind, what in (("heat", "Ratios of all cells"), ("bandwidth", "GB/s against bytes")):
+        lines += [f"![{what} on {results['gpu']}](images/{kind}-{slug}.svg)", ""]
+    lines += [f"### Cells: {slug}", ""]
+    for family in dict.fromkeys(case["family"] for case in gpu):
+        cases = [case for case in gpu if case["family"] == family]
+        lines += folded(f"{FAMILIES.get(family, family)} ({len(cases)})", case_table(cases))
+    if cpu:
+        title = f"The CPU backend ({len(cpu)}): one buffer, so small inputs come from the caches"
+        lines += folded(title, case_table(cpu, ("torch",), reads=False))
+    failed = [
+        [case["name"] + where, bars.RIVALS.get(rival, rival), f"`{error}`".replace("|", "\\|")]
+        for where, cases in places(results)
+        for case in cases
+        for rival, error in case.get("failed", {}).items()
+    ]
+    if failed:
+        lines += folded(f"What another one does not do ({len(failed)})", table(["cell", "who", "error"], failed))
+    return lines + small_calls(slug, results)
 
-    matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.hashsalt": "torch_reduce", "svg.fonttype": "none", "font.size": 9})
-    import matplotlib.pyplot as plt
-    import matplotlib.ticker
 
-    colours = {"ours": "#c0392b", "torch": "#2e86c1", "cub": "#27ae60", "compile": "#8e44ad", "read": "#7f8c8d"}
-    names = {"ours": "torch_reduce", "read": "only reading"} | RIVALS
-    heights = [3.4, 1 + 0.26 * len(data["bars"])]
-    figure = plt.figure(figsize=(10, sum(heights)), layout="constrained")
-    top, bottom = figure.subfigures(2, 1, height_ratios=heights)
-    for i, (dtype, lines) in enumerate(sorted(data["curves"].items(), reverse=True)):
-        axes = top.add_subplot(1, len(data["curves"]), i + 1)
-        for name in ("read", "ours", "cub", "torch", "compile"):
-            if name in lines:
-                style = {"linestyle": "--"} if name == "read" else {"marker": "o", "markersize": 3}
-                axes.plot(*zip(*lines[name], strict=True), color=colours[name], label=names[name], **style)
-        axes.set_xscale("log", base=2)
-        axes.set(title=f"sum of all, {dtype}, cold cache", xlabel="bytes", ylabel="GB/s" if i == 0 else None)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-    axes = bottom.add_subplot()
-    rivals = [r for r in RIVALS if any(r in ratios for _, ratios in data["bars"])]
-    width = 0.8 / max(1, len(rivals))
-    for k, rival in enumerate(rivals):
-        points = [
-            (i + (k - (len(rivals) - 1) / 2) * width, r[rival]) for i, (_, r) in enumerate(data["bars"]) if rival in r
+def wrong(results):
+    """Cells that are in no other list, because they were not timed."""
+    found = [
+        f"- {case['name']}{where}: {case.get('error') or 'skipped: ' + case['skipped']}"
+        for where, cases in places(results)
+        for case in cases
+        if "us" not in case
+    ]
+    return [f"**Not timed** ({len(found)}):", "", *found, ""] if found else []
+
+
+def bar_lines(results):
+    word, lines, lists = {True: "met", False: "**NOT MET**", None: "–"}, [], []
+    for bar in bars.bars(results):
+        lines.append([bar.what, word[bar.met], bar.found])
+        if bar.below:
+            lists += folded(f"Below: {bar.what} ({len(bar.below)})", [f"- {name}" for name in bar.below])
+    return [*table(["bar", "", "found"], lines), "", *lists]
+
+
+def small_calls(slug, results):
+    rows = [
+        [
+            f"{what}: `{name}`",
+            f"{cells['host_us']:.2f}",
+            f"{cells['host_us'] / calls['torch.sum']['host_us']:.2f}×",
+            f"{cells['end_to_end_us']:.2f}",
         ]
-        # from 1, so that a cell we lose points to the left
-        axes.barh(
-            [y for y, _ in points], [v - 1 for _, v in points], width, left=1, color=colours[rival], label=RIVALS[rival]
-        )
-    axes.set_yticks(range(len(data["bars"])), [name for name, _ in data["bars"]])
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    ticks = [t for t in (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 50) if axes.get_xlim()[0] <= t <= axes.get_xlim()[1]]
-    axes.set_xticks(ticks, [f"{t:g}×" for t in ticks])
-    axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set(xlabel="their time / ours (right of 1: torch_reduce is faster)", title=data["gpu"])
-    axes.grid(axis="x", alpha=0.3)
-    if rivals:
-        axes.legend(fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {"Date": None, "Description": f"data {plot_hash(data)}"}
-    figure.savefig(path, format="svg", metadata=metadata, bbox_inches="tight")
-    plt.close(figure)
+        for what, calls in results.get("small_calls", {}).items()
+        for name, cells in calls.items()
+    ]
+    if not rows:
+        return []
+    header = ["float32", "host µs a call", "of torch.sum's", "µs until the result is there"]
+    return [f"### Small calls: {slug}", "", *table(header, rows), ""]
+
+
+def page(all_results):
+    lines = [INTRODUCTION]
+    for slug, results in all_results:
+        lines += page_section(slug, results)
+    return "\n".join(lines if all_results else [INTRODUCTION, "not measured yet", ""])
 
 
 # --- the program --------------------------------------------------------------------------------------------
 
 
-def check(root, all_results):
-    """What is not as the results give it: a list of messages, empty if all is well."""
-    readme = root / "README.md"
-    if not readme.exists():
-        return ["README.md is missing"]
-    text = readme.read_text(encoding="utf-8")
-    try:
-        wanted = replaced(text, section(all_results))
-    except ValueError as error:
-        return [str(error)]
-    messages = []
-    if wanted != text:
-        diff = difflib.unified_diff(
-            text.splitlines(), wanted.splitlines(), "README.md", "what the results give", lineterm=""
-        )
-        messages.append("README.md differs from bench/results; run: python bench/report.py\n" + "\n".join(diff))
+def documents(root, all_results):
+    """{path under root: text} of all that is made."""
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    made = {"README.md": readme_text(readme, all_results), PAGE: page(all_results)}
     for slug, results in all_results:
-        path, digest = root / plot_path(slug), plot_hash(plot_data(results))
-        if not path.exists():
-            messages.append(f"{plot_path(slug)} is missing; run: python bench/report.py")
-        elif f"data {digest}" not in path.read_text(encoding="utf-8"):
-            messages.append(f"{plot_path(slug)} was drawn from other data; run: python bench/report.py")
-    return messages
+        made[f"docs/images/heat-{slug}.svg"] = pictures.heat_map(results)
+        made[f"docs/images/bandwidth-{slug}.svg"] = pictures.bandwidth(results)
+    return made
+
+
+def leftovers(root, made):
+    """Pictures that no results give any more."""
+    found = (p.relative_to(root).as_posix() for p in sorted((root / "docs" / "images").glob("*.svg")))
+    return [path for path in found if path not in made and path.split("/")[-1].startswith(("heat-", "bandwidth-"))]
+
+
+def difference(root, path, wanted):
+    """A message if the file is not `wanted`, otherwise None."""
+    text = (root / path).read_text(encoding="utf-8") if (root / path).exists() else ""
+    if text == wanted:
+        return None
+    message = f"{path} is not what bench/results gives; run: python bench/report.py"
+    if path.endswith(".svg"):
+        return message  # a diff of a picture says nothing
+    diff = difflib.unified_diff(text.splitlines(), wanted.splitlines(), path, "what the results give", lineterm="")
+    return "\n".join([message, *diff])
 
 
 def main(arguments=None):
@@ -288,25 +291,29 @@ def main(arguments=None):
     parser.add_argument("--check", action="store_true", help="compare only")
     parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the repository")
     options = parser.parse_args(arguments)
-    all_results = load_results(options.root)
+    root, all_results = options.root, load_results(options.root)
+    try:
+        made = documents(root, all_results)
+    except (OSError, ValueError) as error:
+        sys.exit(f"nothing can be made: {error}")
+    stale = leftovers(root, made)
     if options.check:
-        messages = check(options.root, all_results)
+        messages = [message for path, text in made.items() if (message := difference(root, path, text))]
+        messages += [f"{path} is of results that are gone; run: python bench/report.py" for path in stale]
         if messages:
             sys.exit("\n".join(messages))
-        current = provenance.csrc_hash(options.root)
+        current = provenance.csrc_hash(root)
         for slug, results in all_results:
             if results["csrc"] != current:
                 print(f"note: {slug} was measured on csrc {results['csrc'][:12]}; now it is {current[:12]}")
-        print(f"README.md and the plots are what the {len(all_results)} result file(s) give")
+        print(f"{len(made)} files are what the {len(all_results)} result file(s) give")
         return
-    readme = options.root / "README.md"
-    try:
-        readme.write_text(replaced(readme.read_text(encoding="utf-8"), section(all_results)), encoding="utf-8")
-    except (OSError, ValueError) as error:
-        sys.exit(f"README.md was not written: {error}")
-    for slug, results in all_results:
-        draw(plot_data(results), options.root / plot_path(slug))
-    print(f"written: README.md{''.join(', ' + plot_path(slug) for slug, _ in all_results)}")
+    for path in stale:
+        (root / path).unlink()
+    for path, text in made.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text, encoding="utf-8", newline="\n")
+    print(f"written: {', '.join(made)}")
 
 
 if __name__ == "__main__":

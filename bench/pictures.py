@@ -1,0 +1,240 @@
+"""The pictures of the results, written as SVG: the same results give the same bytes. Standard library only."""
+
+import html
+import math
+
+import bars
+
+WHOLE = ("float32", "bfloat16")  # the dtypes that every layout is measured with; others stand in panels of their own
+NAMES = {"ours": "torch_reduce", "read": "only reading"} | bars.RIVALS
+COLOURS = {"ours": "#c0392b", "torch": "#2e86c1", "compile": "#8e44ad", "cub": "#27ae60", "read": "#7f8c8d"}
+CHARACTER = 6.2  # pixels: what one takes at most, on average, at 11 pixels
+
+
+def dtype_text(case):
+    return case["dtype"] + (f" → {case['sum_dtype']}" if case["sum_dtype"] else "")
+
+
+def times_text(value):
+    """A ratio; below 1 with more digits, so that a loss does not look like 1.00."""
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+# --- SVG ----------------------------------------------------------------------------------------------------
+
+
+def _style(style):
+    return "".join(f' {name.replace("_", "-")}="{value}"' for name, value in style.items())
+
+
+def _text(x, y, text, anchor="start", **style):
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{_style(style)}>{html.escape(text)}</text>'
+
+
+def _rect(x, y, width, height, fill, **style):
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}"{_style(style)}/>'
+
+
+def _line(points, colour, **style):
+    where = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline points="{where}" fill="none" stroke="{colour}"{_style(style)}/>'
+
+
+def _document(width, height, title, parts):
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+        f'height="{height:.0f}" role="img" font-family="Helvetica, Arial, sans-serif" font-size="11" fill="#222222">'
+    )
+    start = [head, f"<title>{html.escape(title)}</title>", _rect(0, 0, width, height, "#ffffff")]
+    return "\n".join([*start, *parts, "</svg>"]) + "\n"
+
+
+# --- the heat map -------------------------------------------------------------------------------------------
+
+CELL_W, CELL_H, GAP, HEAD, MARGIN = 38, 17, 8, 50, 14
+ABREAST = 6  # rare dtypes in a panel
+
+
+def panels(cases):
+    """[(title, {group: {row: case}})]: a family in WHOLE's dtypes each, then all layouts in the others."""
+    whole, rare = {}, {}
+    for case in bars.measured(cases):
+        dtype = dtype_text(case)
+        if dtype in WHOLE:
+            whole.setdefault(case["family"], {}).setdefault(dtype, {})[case["label"]] = case
+        else:
+            rare.setdefault(dtype, {})[f"{case['family']} {case['label']}"] = case
+    found, names = list(whole.items()), list(rare)
+    for at in range(0, len(names), ABREAST):
+        found.append(("other dtypes", {name: rare[name] for name in names[at : at + ABREAST]}))
+    return found
+
+
+def colour(value):
+    """(fill, text): white at 1×, red down to 0.8×, blue up to 4×, in steps of the logarithm."""
+    full, deep = ((178, 24, 43), 0.8) if value < 1 else ((33, 102, 172), 4)
+    t = min(1, math.log(value) / math.log(deep))
+    if value < 1:
+        t = 0.15 + 0.85 * t  # even a small loss is to be seen
+    fill = "".join(f"{round(255 + (c - 255) * t):02x}" for c in full)
+    return f"#{fill}", "#ffffff" if t > 0.55 else "#222222"
+
+
+def _heat_cell(x, y, value, noise):
+    fill, ink = colour(value)
+    weight = "bold" if value < 1 else "normal"
+    text = times_text(value) + "~" * noise
+    middle = _text(x + CELL_W / 2, y + 12, text, "middle", font_size=10, font_weight=weight, fill=ink)
+    return [_rect(x, y, CELL_W - 1, CELL_H - 1, fill), middle]
+
+
+class _Panel:
+    """A table of ratios: a row a layout, a column a dtype and rival."""
+
+    def __init__(self, title, groups):
+        self.title, self.groups = title, groups
+        self.rows = list(dict.fromkeys(row for column in groups.values() for row in column))
+        self.rivals = {
+            dtype: [r for r in bars.RIVALS if any(r in c["us"] for c in column.values())]
+            for dtype, column in groups.items()
+        }
+        self.label_w = CHARACTER * max(map(len, self.rows)) + GAP
+        self.width = self.label_w + sum(len(r) * CELL_W + GAP for r in self.rivals.values())
+        self.height = HEAD + len(self.rows) * CELL_H + 2 * GAP
+
+    def draw(self, left, top):
+        parts = [_text(left, top + 14, self.title, font_size=14, font_weight="bold")]
+        for i, row in enumerate(self.rows):
+            parts.append(_text(left, top + HEAD + i * CELL_H + 12, row))
+        x = left + self.label_w
+        for dtype, column in self.groups.items():
+            parts.append(_text(x, top + HEAD - 18, dtype))
+            for rival in self.rivals[dtype]:
+                short = rival if rival != "cub" else "CUB"
+                parts.append(_text(x + CELL_W / 2, top + HEAD - 5, short, "middle", font_size=9, fill="#666666"))
+                for i, row in enumerate(self.rows):
+                    y = top + HEAD + i * CELL_H
+                    if row in column and rival in column[row]["us"]:
+                        noise = not bars.settled(column[row], rival)
+                        parts += _heat_cell(x, y, bars.ratio(column[row], rival), noise)
+                    else:
+                        parts.append(_rect(x, y, CELL_W - 1, CELL_H - 1, "#f0f0f0"))
+                x += CELL_W
+            x += GAP
+        return parts
+
+
+def heat_map(results):
+    """Every ratio of the GPU's cells: the families in two columns, the rare dtypes below them."""
+    made = [_Panel(title, groups) for title, groups in panels(results["cases"])]
+    whole = [p for p in made if p.title != "other dtypes"]
+    columns, heights = ([], []), [0, 0]
+    for panel in whole:
+        shorter = heights.index(min(heights))
+        columns[shorter].append(panel)
+        heights[shorter] += panel.height
+    title = f"{results['gpu']}: the time of another one over ours"
+    parts = [_text(MARGIN, 28, title, font_size=16, font_weight="bold"), *_scale(MARGIN, 40)]
+    left, below, right = MARGIN, 84, MARGIN
+    for column in columns:
+        y = 84
+        for panel in column:
+            parts += panel.draw(left, y)
+            y += panel.height
+        left += max((p.width for p in column), default=0) + 3 * GAP
+        below, right = max(below, y), max(right, left)
+    for panel in made:
+        if panel not in whole:
+            parts += panel.draw(MARGIN, below)
+            below, right = below + panel.height, max(right, MARGIN + panel.width)
+    return _document(max(right + MARGIN, 640), below + MARGIN, title, parts)
+
+
+def _scale(x, y):
+    parts = []
+    for value in (0.8, 0.9, 0.95, 1, 1.5, 2, 4):
+        parts += _heat_cell(x, y, value, False)
+        x += CELL_W
+    note = "red, bold: torch_reduce is slower;  ~ within the noise;  grey: not measured, or it cannot"
+    return [*parts, _text(x + GAP, y + 12, note)]
+
+
+# --- bandwidth ----------------------------------------------------------------------------------------------
+
+PLOT_W, PLOT_H, LEFT, TOP, BELOW = 400, 210, 52, 26, 40
+
+
+def curves(cases):
+    """{(dtype, hot): {name: [(bytes, GB/s)]}} of the full sums."""
+    found = {}
+    for case in bars.measured(cases):
+        if case["family"] == "full" and dtype_text(case) in WHOLE:
+            lines = found.setdefault((case["dtype"], case["hot"]), {})
+            for name in case["us"]:
+                lines.setdefault(name, []).append((case["input_bytes"], bars.gbps(case, name)))
+    return {key: {name: sorted(points) for name, points in lines.items()} for key, lines in found.items()}
+
+
+def bytes_text(nbytes):
+    """In the unit in which it is at least 1, without needless digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024 or unit == "GiB":
+            return f"{nbytes:.0f} {unit}" if nbytes >= 10 or nbytes == int(nbytes) else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+
+
+def _step(most):
+    """1, 2 or 5 times a power of ten, that divides an axis to `most` into four to ten parts."""
+    power = 10 ** math.floor(math.log10(most / 4))
+    return max(power * k for k in (1, 2, 5) if power * k <= most / 4)
+
+
+def _plot(left, top, title, lines, most):
+    points = [x for line in lines.values() for x, _ in line]
+    low, high = math.log2(min(points)), math.log2(max(points))
+
+    def place(x, y):
+        share = (math.log2(x) - low) / (high - low) if high > low else 0.5
+        return left + LEFT + share * PLOT_W, top + TOP + (1 - y / most) * PLOT_H
+
+    middle, bottom = left + LEFT + PLOT_W / 2, top + TOP + PLOT_H
+    parts = [_text(middle, top + 14, title, "middle", font_size=13, font_weight="bold")]
+    for i in range(int(most / _step(most)) + 1):
+        _, y = place(min(points), i * _step(most))
+        parts.append(_line([(left + LEFT, y), (left + LEFT + PLOT_W, y)], "#dddddd"))
+        parts.append(_text(left + LEFT - 6, y + 4, f"{i * _step(most):,.0f}", "end"))
+    for e in range(math.ceil(low), math.floor(high) + 1):
+        if e % 4 == 0:
+            x, _ = place(2**e, 0)
+            parts.append(_line([(x, top + TOP), (x, bottom)], "#eeeeee"))
+            parts.append(_text(x, bottom + 15, bytes_text(2**e), "middle"))
+    for name in ("read", "torch", "compile", "cub", "ours"):
+        where = [place(x, y) for x, y in lines.get(name, ())]
+        style = {"stroke_dasharray": "5 4"} if name == "read" else {}
+        parts.append(_line(where, COLOURS[name], stroke_width=2.2 if name == "ours" else 1.4, **style))
+        if name != "read":
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.2" fill="{COLOURS[name]}"/>' for x, y in where]
+    return parts
+
+
+def bandwidth(results):
+    """GB/s of full sums against bytes: cold above hot, a dtype a column."""
+    found = curves(results["cases"])
+    title = f"{results['gpu']}: sum of all elements, GB/s against bytes"
+    parts = [_text(MARGIN, 28, title, font_size=16, font_weight="bold")]
+    x = MARGIN
+    for name in ("ours", "torch", "compile", "cub", "read"):
+        style = {"stroke_dasharray": "5 4"} if name == "read" else {}
+        parts.append(_line([(x, 46), (x + 22, 46)], COLOURS[name], stroke_width=2.2, **style))
+        parts.append(_text(x + 27, 50, NAMES[name]))
+        x += 50 + CHARACTER * len(NAMES[name])
+    dtypes = [dtype for dtype in WHOLE if (dtype, False) in found or (dtype, True) in found]
+    wide, high = LEFT + PLOT_W + 30, TOP + PLOT_H + BELOW
+    for row, hot in enumerate((False, True)):
+        shown = [lines for (_, h), lines in found.items() if h == hot]
+        most = 1.05 * max((y for lines in shown for line in lines.values() for _, y in line), default=1)
+        for column, dtype in enumerate(dtypes):
+            if (dtype, hot) in found:
+                where = "hot: one buffer, read again and again" if hot else "cold cache"
+                parts += _plot(column * wide, 64 + row * high, f"{dtype}, {where}", found[dtype, hot], most)
+    return _document(2 * wide, 64 + 2 * high, title, parts)
