@@ -202,7 +202,7 @@ def _plot(left, top, title, lines, most):
     for i in range(int(most / _step(most)) + 1):
         _, y = place(min(points), i * _step(most))
         parts.append(_line([(left + LEFT, y), (left + LEFT + PLOT_W, y)], "#dddddd"))
-        parts.append(_text(left + LEFT - 6, y + 4, f"{i * _step(most):,.0f}", "end"))
+        parts.append(_text(left + LEFT - 6, y + 4, f"{i * _step(most):,.10g}", "end"))
     for e in range(math.ceil(low), math.floor(high) + 1):
         if e % 4 == 0:
             x, _ = place(2**e, 0)
