@@ -152,7 +152,7 @@ def readme_section(slug, results):
     shown = [known[name] for name in SHOWN if name in known]
     lines += [*case_table(shown), ""] if shown else []
     lines += [
-        f"[Bars]({PAGE}#bars-{slug}) that were set for the whole grid: {sum(b.met for b in found)} of {len(found)} met. "
+        f"[Bars]({PAGE}#bars-{slug}) set for the whole grid: {sum(b.met for b in found)} of {len(found)} met. "
         f"All {len(known)} cells, small calls and the CPU: [{PAGE}]({PAGE}).",
         "",
         f"![GB/s against bytes on {results['gpu']}](docs/images/bandwidth-{slug}.svg)",
