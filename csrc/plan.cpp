@@ -27,10 +27,20 @@ constexpr int kShiftedLength = 1024;
 constexpr int kShiftedWarps = 4;
 // Batches of leaves a thread of the columns kernel takes: (16384, 4096) float32 67 us instead of 74 with one.
 constexpr int kColumnBatches = 4;
+// Shared memory that a block of a ring kernel takes, and the stages of a warp's ring.
+constexpr int kRingBytes = 108 * 1024;
+constexpr int kRingBlocks = 2;  // a multiprocessor
+constexpr int kRingStages = 3;  // but two where a warp takes many stages of short rows: rows (2^19, 128) 68 us, not 69
+constexpr int kRingStageBytes =
+    8192;  // of several short rows; half of it up to this many bytes: rows (2^20, 8) 12.4 us, not 14
+constexpr int kSmallRowBytes = 64;
+constexpr int kShortRowWords = 256;
+constexpr int kRingTiles = 4;       // tiles a warp, at least, before tiles grow
+constexpr int kMinCopyBytes = 256;  // that a copy is worth
 constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
 // --------------------------------------------------------------------------------------------------------------------------
 
-constexpr const char* kKernelNames[] = {"packed", "rows", "thin", "columns"};
+constexpr const char* kKernelNames[] = {"packed", "rows", "thin", "columns", "ring_rows"};
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -68,6 +78,14 @@ int vector_width(const Problem& p, bool by_columns, int size, const void* addres
   const bool whole = by_columns || p.reduced.size() > 1;  // vectors must not reach over the end of the dim
   const int64_t last = by_columns ? p.kept.back().size : p.reduced.back().size;
   return whole && last % vector != 0 ? 1 : vector;
+}
+
+// Whether vectors can be put together from aligned ones, where they do not lie at aligned addresses themselves.
+bool can_shift(const Reduction& r, bool by_columns) {
+  const Problem& p = r.problem;
+  if (!is_typed(r) || p.reduced.size() != 1 || info(r.in).size >= kVectorBytes) return false;
+  if (by_columns) return !p.kept.empty() && p.kept.back().stride == 1 && p.kept.back().size > 1 && p.length > 2 * kLanes;
+  return p.reduced.back().stride == 1 && p.length >= kShiftedLength;
 }
 
 void plan_packed(Plan& plan, const Problem& p) {
@@ -122,6 +140,85 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
   t.partial_split_stride = 1;
 }
 
+// Whether rows are best copied as they stand in memory, with what lies between them.
+bool rows_as_they_stand(const Problem& p) { return p.kept.empty() || 4 * p.kept.back().stride <= 5 * p.length; }
+
+// Words of a row, as ShortRows reads them; and whether rows are short enough for it to join several at a time.
+int64_t row_words(const Problem& p, int size) { return ceil_div(p.length, std::max(1, 4 / size)); }
+bool is_short(const Problem& p, int size) {
+  return p.length <= kLanes && row_words(p, size) <= kShortRowWords && p.reduced.size() == 1 && rows_as_they_stand(p);
+}
+
+// Whether bulk copies can bring the rows. `vector` is what vector_width() allows.
+bool ring_takes_rows(const Reduction& r, const Device& device, int vector) {
+  const Problem& p = r.problem;
+  const int size = info(r.in).size;
+  if (!device.bulk_copies || !is_typed(r) || size > 8 || p.reduced.back().stride != 1) return false;
+  if (p.outputs >= kMaxGrid) return false;
+  if (p.reduced.size() > 1)  // pieces of runs: one a lane, all of them whole granules
+    return p.length < kMaxGrid && vector * size == kGranule && kChunk / p.reduced.back().size + 2 <= kWarp;
+  return p.length * size >= kMinCopyBytes || rows_as_they_stand(p);
+}
+
+// Whether that is faster than to load them.
+bool ring_suits_rows(const Problem& p, int size, int vector) {
+  if (is_short(p, size)) return true;
+  return vector == 1 && p.reduced.size() == 1 && (size >= 4 || p.length < kShiftedLength);
+}
+
+void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning, int vector) {
+  const Problem& p = r.problem;
+  const int size = info(r.in).size;
+  Tiling& t = plan.tiling;
+  RingShape& ring = plan.ring;
+  ring.stages = tuning.stages ? tuning.stages : kRingStages;
+  const bool chunks = p.length > kChunk;
+  int64_t rows = 1, stage_bytes = ceil_div(std::min<int64_t>(p.length, kChunk), kLanes) * kLanes * size;
+  plan.read_bytes = vector * size == kGranule ? kGranule : 4;
+  plan.shifted = false;
+  if (plan.nested) {
+    ring.run = static_cast<int>(p.reduced.back().size);
+  } else if (!chunks) {
+    const int64_t warps = int64_t{device.multiprocessors} * kWarps;
+    rows = std::min<int64_t>(kWarp, ceil_div(p.outputs, warps));
+    if (is_short(p, size)) {
+      const int64_t words = row_words(p, size);
+      plan.row_width = static_cast<int>(std::min<int64_t>(kWarp, power_of_two_above(words)));
+      plan.row_groups = static_cast<int>(power_of_two_above(ceil_div(words, kWarp)));
+      const int64_t pitch = (p.kept.empty() ? 0 : p.kept.back().stride) * size, at_once = kWarp / plan.row_groups;
+      ring.pitch = static_cast<int>(pitch);
+      const int64_t bytes = size >= 4 && pitch <= kSmallRowBytes ? kRingStageBytes / 2 : kRingStageBytes;
+      rows = (tuning.stage_bytes ? tuning.stage_bytes : bytes) / std::max<int64_t>(1, pitch);
+      rows = std::min(rows, ceil_div(p.outputs, warps));
+      rows = std::max(rows / at_once, int64_t{1}) * at_once;
+      stage_bytes = (rows - 1) * pitch + p.length * size;
+      if (!tuning.stages && p.outputs / rows >= kRingTiles * kRingBlocks * warps) ring.stages = 2;
+    }
+  }
+  plan.vector = std::max(1, (plan.row_width ? 4 : plan.read_bytes) / size);
+  const int64_t slack = plan.nested ? 0 : kLine + kGranule;  // rows may begin anywhere
+  ring.stage_bytes = static_cast<int>(ceil_div(stage_bytes + slack, kLine) * kLine);
+  if (!plan.warps) plan.warps = kMaxRingPairs;
+  while (plan.warps > 1 && plan.warps * ring.stages * ring.stage_bytes > kRingBytes) plan.warps /= 2;
+
+  t.tile_outputs = static_cast<int>(rows);
+  t.tile_leaves = kLanes;
+  while (!chunks && t.tile_leaves < t.leaves) t.tile_leaves *= 2;
+  if (tuning.tile_leaves && chunks) {
+    while (t.tile_leaves < std::min(tuning.tile_leaves, kWarp * kLanes)) t.tile_leaves *= 2;
+  } else if (chunks) {
+    const int64_t wanted = int64_t{kRingTiles} * device.multiprocessors * plan.warps;
+    while (t.tile_leaves < kWarp * kLanes && t.tile_leaves < t.leaves &&
+           p.outputs * ceil_div(t.leaves, 2 * t.tile_leaves) >= wanted)
+      t.tile_leaves *= 2;
+  }
+  t.columns = p.kept.empty() || rows == 1 ? rows : p.kept.back().size;
+  t.column_tiles = static_cast<uint32_t>(ceil_div(t.columns, rows));
+  t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
+  t.partial_output_stride = t.splits;
+  t.partial_split_stride = 1;
+}
+
 void plan_thin(Plan& plan, const Problem& p) {
   Tiling& t = plan.tiling;
   if (!plan.warps) plan.warps = kWarps;
@@ -173,6 +270,8 @@ Tuning Tuning::parse(const std::string& text) {
                  : key == "tile_leaves"   ? &tuning.tile_leaves
                  : key == "batches"       ? &tuning.batches
                  : key == "grid"          ? &tuning.grid
+                 : key == "stages"        ? &tuning.stages
+                 : key == "stage_bytes"   ? &tuning.stage_bytes
                                           : nullptr;
     if (!field) throw std::invalid_argument("tuning: there is no key '" + key + "'");
     if (value.empty() || value.size() > 8 || value.find_first_not_of("0123456789") != std::string::npos)
@@ -182,6 +281,14 @@ Tuning Tuning::parse(const std::string& text) {
   if (tuning.warps > kWarp || (tuning.warps & (tuning.warps - 1)))
     throw std::invalid_argument("tuning: warps must be a power of two up to 32");
   return tuning;
+}
+
+InputSpan input_span(const Reduction& r) {
+  int64_t last = 0;
+  for (const KeptDim& d : r.problem.kept) last += (d.size - 1) * d.stride;
+  for (const ReducedDim& d : r.problem.reduced) last += (d.size - 1) * d.stride;
+  const char* begin = static_cast<const char*>(r.input);
+  return {begin, begin + (last + 1) * info(r.in).size};
 }
 
 bool is_typed(const Reduction& r) {
@@ -206,11 +313,12 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   plan.nested = p.reduced.size() > 1;
 
   const bool by_columns = columnwise(p);
-  plan.vector = is_typed(r) ? vector_width(p, by_columns, info(r.in).size, r.input) : 1;
-  if (plan.vector == 1 && !by_columns && is_typed(r) && p.reduced.size() == 1 && p.reduced.back().stride == 1 &&
-      p.length >= kShiftedLength && kVectorBytes > info(r.in).size) {
+  const int size = info(r.in).size;
+  const int vector = is_typed(r) ? vector_width(p, by_columns, size, r.input) : 1;
+  plan.vector = vector;
+  if (vector == 1 && can_shift(r, by_columns)) {
     plan.shifted = true;
-    plan.vector = kVectorBytes / info(r.in).size;
+    plan.vector = kVectorBytes / size;
   }
   if (tuning.vector == 1) {
     plan.shifted = false;
@@ -222,27 +330,36 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   } else {
     plan.kernel = p.length <= int64_t{kWarp} * plan.vector ? Kernel::packed : Kernel::rows;
   }
-  if (tuning.kernel >= 0) {  // only to the other kernel of the same direction, and only where that one can
+  const bool ring = !by_columns && ring_takes_rows(r, device, vector);
+  if (ring && tuning.kernel < 0 && ring_suits_rows(p, size, vector)) plan.kernel = Kernel::ring_rows;
+  if (tuning.kernel >= 0) {  // only to another kernel of the same direction, and only where that one can
     const Kernel wanted = static_cast<Kernel>(tuning.kernel);
     if (wanted == Kernel::rows && plan.kernel == Kernel::packed) plan.kernel = wanted;
     if (wanted == Kernel::columns && plan.kernel == Kernel::thin && !p.kept.empty() && !p.reduced.empty()) plan.kernel = wanted;
+    if (wanted == Kernel::ring_rows && ring) plan.kernel = wanted;
     if (plan.kernel != wanted)
       throw std::invalid_argument(std::string("tuning: the ") + kKernelNames[tuning.kernel] +
                                   " kernel does not take this input");
   }
 
-  plan.warps = std::min(tuning.warps, plan.kernel == Kernel::rows ? kMaxRowWarps : kMaxColumnWarps);
+  plan.warps = std::min(tuning.warps, plan.kernel == Kernel::rows        ? kMaxRowWarps
+                                      : plan.kernel == Kernel::ring_rows ? kMaxRingPairs
+                                                                         : kMaxColumnWarps);
   t.partial_output_stride = t.partial_split_stride = 1;
   switch (plan.kernel) {
     case Kernel::packed: plan_packed(plan, p); break;
     case Kernel::rows: plan_rows(plan, p, device, tuning); break;
     case Kernel::thin: plan_thin(plan, p); break;
     case Kernel::columns: plan_columns(plan, p, tuning); break;
+    case Kernel::ring_rows: plan_ring_rows(plan, r, device, tuning, tuning.vector == 1 ? 1 : vector); break;
   }
   const int64_t tiles = ceil_div(t.outputs, t.columns) * t.column_tiles * t.splits;
   if (tiles > std::numeric_limits<uint32_t>::max()) throw std::invalid_argument("sum: the input is too large");
   t.tiles = static_cast<uint32_t>(tiles);
   plan.grid = std::min<int64_t>(tiles, tuning.grid ? tuning.grid : kMaxGrid);
+  if (plan.kernel == Kernel::ring_rows)  // a tile a warp; one block fills a multiprocessor
+    plan.grid = std::min<int64_t>(ceil_div(tiles, plan.warps),
+                                  tuning.grid ? tuning.grid : int64_t{kRingBlocks} * device.multiprocessors);
 
   // One pass at least where the result is of a dtype that only the join rounds to.
   for (int64_t count = t.splits; count > 1 || (plan.joins.empty() && !is_direct(r.accumulator, r.out));
@@ -261,6 +378,7 @@ std::string Plan::str() const {
   std::ostringstream s;
   s << "kernel " << kKernelNames[static_cast<int>(kernel)] << ": " << vector << (vector == 1 ? " element" : " elements")
     << " a load, " << warps << (warps == 1 ? " warp" : " warps") << " a block";
+  if (ring.stages) s << ", " << ring.stages << " stages of " << ring.stage_bytes << " bytes a warp";
   if (nested) s << ", elements in nested dims";
   if (shifted) s << ", shifted from aligned loads";
   s << "\ntile: " << tiling.tile_outputs << " outputs x " << tiling.tile_leaves << " leaves; " << tiling.tiles
@@ -277,7 +395,8 @@ std::string Plan::json() const {
     << ", \"warps\": " << warps << ", \"grid\": " << grid << ", \"tiles\": " << tiling.tiles
     << ", \"splits\": " << tiling.splits << ", \"tile_outputs\": " << tiling.tile_outputs
     << ", \"tile_leaves\": " << tiling.tile_leaves << ", \"outputs\": " << tiling.outputs << ", \"leaves\": " << tiling.leaves
-    << ", \"warp_columns\": " << warp_columns << ", \"thread_elements\": " << thread_elements << ", \"batches\": " << batches
+    << ", \"stages\": " << ring.stages << ", \"stage_bytes\": " << ring.stage_bytes << ", \"warp_columns\": " << warp_columns
+    << ", \"thread_elements\": " << thread_elements << ", \"batches\": " << batches
     << ", \"workspace_bytes\": " << workspace_bytes << ", \"bytes\": " << bytes << ", \"joins\": [";
   for (const Join& j : joins) s << (&j == joins.data() ? "" : ", ") << j.fan;
   s << "]}";

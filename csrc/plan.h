@@ -19,6 +19,9 @@ constexpr int kJoinRun = 8;         // partial sums one thread of the join kerne
 constexpr int kMaxRowWarps = 16;    // warps a block of the rows kernel
 constexpr int kMaxColumnWarps = 8;  // and of the others
 constexpr int kMaxBatches = 8;      // of leaves a thread of the columns kernel takes one after the other
+constexpr int kMaxRingPairs = 8;    // of warps a block of the ring kernels: one reads what the other fetches
+constexpr int kGranule = 16;        // bytes: bulk copies begin and end at multiples of it
+constexpr int kLine = 128;          // bytes
 constexpr int kMaxJoin = 8192;      // partial sums one block of the join kernel takes: 1024 threads
 static_assert(kLoads == kDepth);
 
@@ -26,9 +29,13 @@ static_assert(kLoads == kDepth);
 // rows     a warp takes a unit of 32 * vector * row_groups() neighbouring leaves of a row
 // thin     a thread takes all of its outputs' few elements, up to kLoads  (the fastest dim in memory is kept)
 // columns  a warp takes neighbouring columns, a thread neighbouring leaves of them
-enum class Kernel : uint8_t { packed, rows, thin, columns };
+// ring_rows  rows through a ring of stages in shared memory, which bulk copies fill far ahead
+enum class Kernel : uint8_t { packed, rows, thin, columns, ring_rows };
 
-struct Device { int multiprocessors = 132; };
+struct Device {
+  int multiprocessors = 132;
+  bool bulk_copies = true;  // compute capability 9.0 and code for it
+};
 
 // Groups of 32 * vector leaves that one unit of the rows kernel takes: as many as keep kLoads loads in flight, but no more than
 // a chunk has. Single elements are small loads, so more of them.
@@ -40,6 +47,7 @@ GPUREDUCE_HOST_DEVICE constexpr int row_groups(int vector, int elements) {
 // Values forced on the planner, for tests and tuning; 0 means the planner's own choice. Parsed from "key=value,key=value".
 struct Tuning {
   int multiprocessors = 0, vector = 0, warps = 0, tile_leaves = 0, batches = 0, grid = 0;
+  int stages = 0, stage_bytes = 0;
   int kernel = -1;
 
   static Tuning parse(const std::string& text);  // throws std::invalid_argument
@@ -95,16 +103,26 @@ struct Join {
   int64_t results() const { return (count + fan - 1) / fan; }
 };
 
+// The ring_rows kernel.
+struct RingShape {
+  int32_t stages, stage_bytes;  // a pair of warps has
+  int32_t pitch;                // bytes between short rows, which stand in a stage as in memory
+  int32_t run;                  // elements side by side in nested dims
+};
+
 struct Plan {
   Kernel kernel;
   Tiling tiling;
   int vector;           // elements a load
   bool nested;          // elements are not one constant stride apart
-  bool shifted;         // rows whose vectors are put together from two aligned ones
+  bool shifted;         // vectors are put together from two aligned ones
   int warps;            // a block
   int warp_columns;     // columns: threads of a warp side by side; packed: threads a row
   int thread_elements;  // elements of a leaf a thread has in flight at once: kDepth, or 2 or 1 where leaves have no more
   int batches;          // columns: how often it does that, for neighbouring leaves
+  RingShape ring;
+  int read_bytes;  // ring_rows: from shared memory at once; row_width, row_groups: words of a short row and groups of 32
+  int row_width, row_groups;
   int64_t grid;
   std::vector<Join> joins;
   int64_t workspace_bytes;
@@ -113,6 +131,10 @@ struct Plan {
   std::string str() const;   // for people
   std::string json() const;  // for tests
 };
+
+// What the input takes up in memory.
+struct InputSpan { const char *begin, *end; };
+InputSpan input_span(const Reduction& reduction);
 
 // Whether elements are read as their own type, by kernels compiled for it; or else through a run-time conversion of each.
 bool is_typed(const Reduction& reduction);

@@ -85,6 +85,7 @@ def test_large_matrices(name, shape, dim, cuda):
         assert_same_bits(SUM(x.to(cuda), dim), SUM(x, dim))
 
 
+KERNELS = ["packed", "rows", "thin", "columns", "ring_rows"]
 TUNINGS = [
     "",
     "vector=1",
@@ -92,8 +93,12 @@ TUNINGS = [
     *(f"warps={n}" for n in (1, 2, 4, 8, 16, 32)),
     *(f"tile_leaves={n}" for n in (1, 32, 64, 128, 512, 1024, 4096, 16384, 65536)),
     *(f"grid={n}" for n in (1, 2, 5, 100)),
-    *(f"kernel={kernel}" for kernel in ("packed", "rows", "thin", "columns")),
-    *(f"kernel={kernel},vector=1" for kernel in ("packed", "rows", "thin", "columns")),
+    *(f"kernel={kernel}" for kernel in KERNELS),
+    *(f"kernel={kernel},vector=1" for kernel in KERNELS),
+    *(f"kernel=ring_rows,stages={n}" for n in (1, 2, 5)),
+    *(f"kernel=ring_rows,warps={n},grid=3" for n in (1, 4)),
+    *(f"kernel=ring_rows,stage_bytes={n}" for n in (1, 600, 16384)),
+    *(f"kernel=columns,batches={n}" for n in (1, 2, 8)),
     "multiprocessors=1,warps=1,vector=1,tile_leaves=32",
     "multiprocessors=7,vector=1,warps=4,tile_leaves=1024,kernel=rows",
     "multiprocessors=264,warps=2,tile_leaves=64,grid=3",
@@ -114,6 +119,14 @@ FORCED = {
     "columns": lambda make: (make(5000, 60), [0]),
     "many columns": lambda make: (make(130, 3000), [0]),
     "odd columns": lambda make: (make(4099, 35)[:, 2:], [0]),
+    "odd columns, long": lambda make: (make(9001, 67)[:, 1:], [0]),
+    "dense odd columns": lambda make: (make(9001, 67), [0]),
+    "tiny rows": lambda make: (make(70_001, 2), [1]),
+    "rows of three": lambda make: (make(40_001, 3), [1]),
+    "rows with gaps": lambda make: (make(3000, 70)[:, 1:64], [1]),
+    "rows of a warp": lambda make: (make(3000, 32), [1]),
+    "a chunk and one": lambda make: (make(70, 4097), [1]),
+    "a lane and one": lambda make: (make(700, 513), [1]),
     "few columns": lambda make: (make(9000, 3), [0]),
     "thin columns": lambda make: (make(6, 9000), [0]),
     "inside": lambda make: (make(5, 700, 48), [1]),
@@ -148,26 +161,26 @@ def test_forced_plans(view, name, cuda):
     assert taken > 0
 
 
-@pytest.mark.parametrize("kernel", ["packed", "rows", "thin", "columns"])
+REACHED = {
+    "packed": (lambda make: make(4096, 48)[:, :16], 1),
+    "rows": (lambda make: make(64, 8192), 1),
+    "thin": (lambda make: make(4, 8192), 0),
+    "columns": (lambda make: make(8192, 64), 0),
+    "ring_rows": (lambda make: make(4096, 16), 1),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("vector", [1, 0], ids=["elements", "vectors"])
 def test_every_kernel_is_reached(kernel, vector, cuda):
     """The planner uses each kernel, with and without vector loads, by its own choice."""
-    shape, dim = {
-        "packed": ((4096, 16), 1),
-        "rows": ((64, 8192), 1),
-        "thin": ((4, 8192), 0),
-        "columns": ((8192, 64), 0),
-    }[kernel]
-    x = data(shape, "float32", seed=15)
-    strides = [shape[1], 1]
-    plan = json.loads(
-        torch.ops.gpureduce._plan(
-            list(shape), strides, [dim], torch.float32, torch.float32, "vector=1" if vector else ""
-        )
-    )
-    assert plan["kernel"] == kernel and (plan["vector"] == 1) == bool(vector)
-    got = torch.ops.gpureduce._sum_tuned(x.to(cuda), [dim], tuning="vector=1" if vector else "")
-    assert_same_bits(got, SUM(x, dim))
+    view, dim = REACHED[kernel]
+    x = view(lambda *shape: data(shape, "float32", seed=15))
+    tuning = "vector=1" if vector else ""
+    plan = json.loads(torch.ops.gpureduce._plan(x.shape, x.stride(), [dim], x.dtype, x.dtype, tuning))
+    assert plan["kernel"] == kernel and (kernel == "ring_rows" or (plan["vector"] == 1) == bool(vector))
+    y = view(lambda *shape: data(shape, "float32", seed=15, device=cuda))
+    assert_same_bits(torch.ops.gpureduce._sum_tuned(y, [dim], tuning=tuning), SUM(x, dim))
 
 
 @pytest.mark.parametrize("name", DTYPES)

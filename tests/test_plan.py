@@ -13,6 +13,8 @@ from support import dtype_of
 PROCESSORS = [1, 7, 66, 132, 264]
 MOST_TILES = 200_000  # plans of more tiles are checked by their description only
 MAX_GRID, MAX_WARPS = 2**31 - 1, 32
+MOST_SHARED_MEMORY = 227 * 1024  # that a block of compute capability 9.0 may have
+KERNELS = {"packed", "rows", "thin", "columns", "ring_rows"}
 
 # Sizes and reduced dims of the measured grid.
 ROWS = [(1 << 25, 2), (1 << 24, 3), (1 << 23, 8), (1 << 21, 32), (1 << 20, 100), (1 << 18, 1000), (65536, 1024)]
@@ -35,6 +37,8 @@ TUNINGS = [
     *(f"warps={n}" for n in (1, 2, 16, 32)),
     *(f"grid={n}" for n in (1, 3)),
     *(f"tile_leaves={n}" for n in (32, 128, 1024, 8192, 65536)),
+    *(f"stages={n}" for n in (1, 4)),
+    *(f"stage_bytes={n}" for n in (1, 1000, 16384)),
     "multiprocessors=7,vector=1,warps=4,tile_leaves=1024",
 ]
 
@@ -74,11 +78,13 @@ def check_plan(sizes, strides, dims, source="float32", target=None, tuning=""):
     leaves = leaf_count(length)
     what = f"{arguments}: {plan}"
 
-    assert plan["kernel"] in ("packed", "rows", "thin", "columns"), what
+    assert plan["kernel"] in KERNELS, what
     assert plan["outputs"] == outputs and plan["leaves"] == leaves, what
     assert 1 <= plan["warps"] <= MAX_WARPS and 1 <= plan["grid"] <= MAX_GRID and plan["grid"] <= plan["tiles"], what
     assert plan["vector"] >= 1 and plan["vector"] & (plan["vector"] - 1) == 0, what
     assert plan["vector"] == 1 or plan["vector"] * model.itemsize(source) <= 16, what
+    assert (plan["stages"] > 0) == plan["kernel"].startswith("ring"), what
+    assert plan["warps"] * plan["stages"] * plan["stage_bytes"] < MOST_SHARED_MEMORY, what
 
     # Partial sums: every pass joins `fan` neighbours, until one is left. Where there is nothing to join, one pass may
     # round the sums to a dtype that kernels do not write.
@@ -175,7 +181,7 @@ def test_random_shapes(processors):
         kernels.add(plan["kernel"])
         walked += all_of_it
         split += plan["splits"] > 1
-    assert kernels == {"packed", "rows", "thin", "columns"} and walked > 1500 and split > 100
+    assert kernels == KERNELS and walked > 1500 and split > 100
 
 
 @pytest.mark.parametrize("tuning", TUNINGS)
@@ -188,7 +194,7 @@ def test_forced_plans(tuning):
             sizes, strides, dims, rng.choice(["float32", "bfloat16", "int8", "complex64", "float64"]), None, tuning
         )
         if "vector=1" in tuning:
-            assert plan["vector"] == 1
+            assert plan["vector"] == 1 or plan["kernel"] == "ring_rows"
         if tuning.startswith("grid"):
             assert plan["grid"] <= int(tuning.removeprefix("grid="))
 
@@ -206,17 +212,19 @@ def test_lengths_around_boundaries():
 
 
 def test_alignment_bounds_the_vectors():
-    """Where columns do not begin at multiples of a vector, or elements are apart, loads take one element; long rows are
-    read in shifted vectors, unless told not to."""
-    for sizes, strides, dims in [((8, 97), (97, 1), (1,)), ((4097, 7), (7, 1), (0,)), ((9, 4096), (8192, 2), (1,)),
-                                 ((64, 30, 64), (64 * 31 + 1, 64, 1), (0, 1))]:  # fmt: skip
+    """What is apart is loaded one by one; what is dense but not aligned, in shifted vectors or through a ring."""
+    apart = [((9, 4096), (8192, 2), (1,)), ((64, 30, 64), (64 * 31 + 1, 64, 1), (0, 1)), ((600, 7), (14, 2), (0,))]
+    for sizes, strides, dims in apart:
         assert check_plan(sizes, strides, dims)[0]["vector"] == 1
-    plan = check_plan((8, 4097), (4097, 1), (1,))[0]
-    assert plan["vector"] == 4 and plan["shifted"]
-    plan = check_plan((8, 4097), (4097, 1), (1,), tuning="vector=1")[0]
-    assert plan["vector"] == 1 and not plan["shifted"]
+    for sizes, dims in [((8, 4097), (1,)), ((4097, 7), (0,)), ((4097, 70), (0,))]:
+        for source, vector in [("bfloat16", 8), ("int8", 16)]:
+            plan = check_plan(sizes, contiguous(sizes), dims, source)[0]
+            assert plan["vector"] == vector and plan["shifted"]
+            plan = check_plan(sizes, contiguous(sizes), dims, source, tuning="vector=1")[0]
+            assert plan["vector"] == 1 and not plan["shifted"]
+    assert check_plan((8, 4097), (4097, 1), (1,))[0]["kernel"] == "ring_rows"
     plan = check_plan((8, 4096), (4096, 1), (1,))[0]
-    assert plan["vector"] == 4 and not plan["shifted"]
+    assert plan["kernel"] == "rows" and plan["vector"] == 4 and not plan["shifted"]
     assert check_plan((4096, 64), (64, 1), (0,), "bfloat16")[0]["vector"] == 8
 
 

@@ -14,9 +14,12 @@ import torch
 
 import torch_reduce  # noqa: F401
 
-SHAPES = [  # sizes, reduced dims: packed, rows, thin, columns, with joins and without, whole vectors and tails
+SHAPES = [  # sizes, reduced dims: every kernel, with joins and without, whole vectors and tails
     ((1,), [0]),
     ((40, 7), [1]),
+    ((1000, 2), [1]),
+    ((777, 100), [1]),
+    ((300, 513), [1]),
     ((33, 128), [1]),
     ((5, 1000), [1]),
     ((3, 4097), [1]),
@@ -26,6 +29,7 @@ SHAPES = [  # sizes, reduced dims: packed, rows, thin, columns, with joins and w
     ((700, 96), [0]),
     ((5000, 4), [0]),
     ((9000, 130), [0]),
+    ((4099, 67), [0]),
     ((3, 900, 40), [1]),
     ((4, 3, 12, 20), [0, 2, 3]),
 ]

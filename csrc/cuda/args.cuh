@@ -34,11 +34,16 @@ struct Output {
     if (partials) partials[partial] = v;
     else store_results(result, kept.at(output).out, 0, dtype, {v});
   }
+  // `place`: where the result stands.
+  __device__ __forceinline__ void write_at(int64_t place, int64_t partial, Acc v) const {
+    if (partials) partials[partial] = v;
+    else store_results(result, place, 0, dtype, {v});
+  }
 };
 
-// How the elements of an output lie: side by side, side by side but not at aligned addresses, one stride apart, or in nested
-// dims.
-enum class Walk { dense, shifted, linear, nested };
+// How the elements of an output lie: side by side, one stride apart, or in nested dims; or as the first or second of these,
+// but with vectors at any address.
+enum class Walk { dense, linear, nested, shifted };
 
 template <class Source, class Acc>
 struct Args {
@@ -48,6 +53,8 @@ struct Args {
   Tiling tiling;
   Output<Acc> output;
   Nest<Source::kRank> kept, reduced;
+  RingShape ring;
+  InputSpan input;
 
   // Offset of element `index` of an output, from the output's own.
   template <Walk walk>

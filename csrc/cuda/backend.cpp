@@ -12,7 +12,9 @@ namespace gpureduce::cuda {
 
 Plan plan(const Reduction& r, at::Device device, const Tuning& tuning) {
   Device facts;
-  facts.multiprocessors = at::cuda::getDeviceProperties(device.index())->multiProcessorCount;
+  const cudaDeviceProp* properties = at::cuda::getDeviceProperties(device.index());
+  facts.multiprocessors = properties->multiProcessorCount;
+  facts.bulk_copies = runs_hopper_code(10 * properties->major + properties->minor);
   return make_plan(r, facts, tuning);
 }
 

@@ -7,8 +7,44 @@ namespace gpureduce::cuda {
 
 // Blocks a multiprocessor that the compiler is to make room for. With no such word it aims for many more, and saves registers
 // by waiting for each load before the next: columns (16384, 4096) float32 then took 73 us on an H200.
-template <class Source, class Acc, int V>
-constexpr int kColumnBlocks = sizeof(Lanes<typename Source::Element, Acc, V>) <= 32 ? 3 : 2;
+template <class Source, class Acc, int V, Walk walk>
+constexpr int kColumnBlocks = sizeof(Lanes<typename Source::Element, Acc, V>) <= 32 && walk != Walk::shifted ? 3 : 2;
+
+// One leaf of V columns at any address, up to kLoads elements: each vector is what two aligned ones hold of it. Its neighbour's
+// lie in the same lines, so that memory is read once. It may read beyond these columns, but nothing outside of the input.
+template <int V, class Source, class Acc>
+__device__ __forceinline__ Lanes<typename Source::Element, Acc, V> shifted_leaf(const Args<Source, Acc>& a, int64_t column,
+                                                                                int64_t columns, int64_t leaf) {
+  using Element = typename Source::Element;
+  const int64_t first = leaf_start(leaf), rest = a.length - first, step = kLanes * a.reduced.dims[0].in;
+  const int elements = rest > kChunk - kLanes ? kDepth : static_cast<int>((rest + kLanes - 1) / kLanes);
+  int64_t at = column + a.template element<Walk::linear>(first);
+  Lanes<Element, Acc, V> lanes;
+  lanes.clear();
+  if (a.source.template within<V>(a.input, at, at + (elements - 1) * step)) {
+    Vector<Element, V> x[kDepth], next[kDepth];
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+      const int shift = a.source.template misalignment<V>(at + d * step);
+      x[d] = a.source.template load_if<V>(d < elements, at + d * step - shift);
+      next[d] = a.source.template load_if<V>(d < elements && shift, at + d * step - shift + V);
+    }
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+      const int shift = a.source.template misalignment<V>(at + d * step);
+      x[d].bits = shift_bytes(x[d].bits, next[d].bits, shift * sizeof(Element));
+      lanes.add(x[d]);
+    }
+  } else {
+#pragma unroll 1
+    for (int d = 0; d < elements; ++d, at += step) {
+#pragma unroll
+      for (int j = 0; j < V; ++j)
+        if (j < columns) lanes.add(j, a.source.template load<1>(at + j)[0]);
+    }
+  }
+  return lanes;
+}
 
 // kLeaves neighbouring leaves of V columns, up to kElements elements each, all in flight at once; joined in registers.
 template <int V, int kElements, int kLeaves, Walk walk, class Source, class Acc>
@@ -47,7 +83,7 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
 // A thread takes `batches` batches (1 to kMaxBatches, a power of two) of kLoads / kElements leaves, one batch in flight after
 // the other, and keeps the halves that wait for their neighbour, as a binary counter does.
 template <int V, int kElements, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Source, Acc, V>))
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Source, Acc, V, walk>))
     columns(const __grid_constant__ Args<Source, Acc> a) {
   using Batch = Lanes<typename Source::Element, Acc, V>;
   constexpr int kLeaves = kLoads / kElements, kLevels = 3;
@@ -55,6 +91,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Source,
   __shared__ Acc slots[kMaxColumnWarps][kWarp * V];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const int width = a.warp_columns, column = lane % width * V, thread_leaves = kLeaves * a.batches;
+  wait_for_previous_kernel();
   allow_next_kernel();
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
     const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
@@ -70,7 +107,8 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Source,
         if (leaf + b * kLeaves >= a.tiling.leaves) {
           batch.clear();
         } else {
-          batch = column_leaves<V, kElements, kLeaves, walk>(a, base, leaf + b * kLeaves);
+          if constexpr (walk == Walk::shifted) batch = shifted_leaf<V>(a, base, tile.outputs - column, leaf + b);
+          else batch = column_leaves<V, kElements, kLeaves, walk>(a, base, leaf + b * kLeaves);
         }
         bool carry = true;
 #pragma unroll
@@ -111,8 +149,10 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Source,
 
 // At most kLoads elements an output: a thread takes all of them, for V outputs.
 template <int V, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Source, Acc, V>))
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Source, Acc, V, walk>))
     thin(const __grid_constant__ Args<Source, Acc> a) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
     const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
     const int column = threadIdx.x * V;

@@ -7,12 +7,7 @@ namespace gpureduce::cuda {
 
 namespace {
 
-// Whether a device runs code of ours that waits for the kernel before it: only then may the join start early.
-bool waits_by_itself(int capability) {
-  for (int compiled : {__CUDA_ARCH_LIST__})
-    if (compiled >= 900 && compiled <= 10 * capability) return true;
-  return false;
-}
+constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
 
 template <class Acc, int kRank>
 cudaError_t join_ranked(const Launch& launch) {
@@ -35,15 +30,8 @@ cudaError_t join_ranked(const Launch& launch) {
     const int threads = std::max(join.threads, 128);
     const int64_t blocks = (outputs * results + threads / join.threads - 1) / (threads / join.threads);
 
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(blocks, (int64_t{1} << 31) - 1)));
-    config.blockDim = dim3(threads);
-    config.stream = launch.stream;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;  // start while the first kernel drains
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = waits_by_itself(launch.capability);
+    cudaLaunchAttribute attribute;
+    const cudaLaunchConfig_t config = configure(launch, std::min<int64_t>(blocks, kMaxGrid), threads, 0, &attribute);
     if (cudaError_t error = cudaLaunchKernelEx(&config, join_partials<Acc, kRank>, args)) return error;
     partials = next;
     output_stride = 1;

@@ -1,8 +1,11 @@
 // From a plan to a kernel launch.
 #pragma once
 
+#include <algorithm>
+
 #include "columns.cuh"
 #include "launch.h"
+#include "ring_rows.cuh"
 #include "rows.cuh"
 
 namespace gpureduce::cuda {
@@ -19,7 +22,9 @@ Args<Source, Acc> make_args(const Launch& launch, const Source& source) {
           plan.tiling,
           {r.output, r.out, partials},
           kept_nest<Source::kRank>(r.problem),
-          reduced_nest<Source::kRank>(r.problem)};
+          reduced_nest<Source::kRank>(r.problem),
+          plan.ring,
+          input_span(r)};
 }
 
 template <int V, Walk walk, class Acc, class Source>
@@ -38,10 +43,49 @@ auto column_kernel(const Plan& plan) {
                                      : columns<V, kLoads, walk, Source, Acc>;
 }
 
+template <class Source, class Acc>
+using KernelOf = void (*)(Args<Source, Acc>);
+
+template <class Source, class Acc>
+cudaError_t start(const Launch& launch, const Source& source, KernelOf<Source, Acc> kernel, int threads, int shared_bytes = 0) {
+  Args<Source, Acc> args = make_args<Source, Acc>(launch, source);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(launch, launch.plan.grid, threads, shared_bytes, &attribute);
+  return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+template <class Acc, class Source>
+KernelOf<Source, Acc> ring_kernel(const Plan& plan) {
+  switch (plan.row_width * plan.row_groups) {
+    case 1: return ring_short_rows<1, 1, Source, Acc>;
+    case 2: return ring_short_rows<2, 1, Source, Acc>;
+    case 4: return ring_short_rows<4, 1, Source, Acc>;
+    case 8: return ring_short_rows<8, 1, Source, Acc>;
+    case 16: return ring_short_rows<16, 1, Source, Acc>;
+    case 32: return ring_short_rows<32, 1, Source, Acc>;
+    case 64: return ring_short_rows<32, 2, Source, Acc>;
+    case 128: return ring_short_rows<32, 4, Source, Acc>;
+    case 256: return ring_short_rows<32, 8, Source, Acc>;
+  }
+  if (plan.nested) return ring_chunks<16, true, Source, Acc>;
+  return plan.read_bytes == 16 ? ring_chunks<16, false, Source, Acc> : ring_chunks<4, false, Source, Acc>;
+}
+
+template <class Acc, class Source>
+cudaError_t launch_ring(const Launch& launch, const Source& source) {
+  const Plan& plan = launch.plan;
+  const KernelOf<Source, Acc> kernel = ring_kernel<Acc, Source>(plan);
+  const int overhead =
+      std::max(Ring<RowsNote>::overhead(plan.warps, plan.ring.stages), Ring<ChunkNote>::overhead(plan.warps, plan.ring.stages));
+  const int bytes = plan.warps * plan.ring.stages * plan.ring.stage_bytes + overhead;
+  if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
+  return start<Source, Acc>(launch, source, kernel, 2 * plan.warps * kWarp, bytes);
+}
+
 template <int V, class Acc, class Source>
 cudaError_t launch_width(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
-  void (*kernel)(Args<Source, Acc>);
+  KernelOf<Source, Acc> kernel;
   if (plan.kernel == Kernel::packed || plan.kernel == Kernel::rows) {
     // One element a load gains nothing from knowing more of where it lies.
     constexpr Walk kBest = V > 1 ? Walk::dense : Walk::nested;
@@ -51,17 +95,18 @@ cudaError_t launch_width(const Launch& launch, const Source& source) {
   } else {
     kernel =
         plan.nested ? column_kernel<V, Walk::nested, Acc, Source>(plan) : column_kernel<V, Walk::linear, Acc, Source>(plan);
+    if constexpr (V > 1)
+      if (plan.shifted) kernel = columns<V, kLoads, Walk::shifted, Source, Acc>;
   }
-  Args<Source, Acc> args = make_args<Source, Acc>(launch, source);
-  void* parameters[] = {&args};
-  return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(plan.grid)), dim3(plan.warps * kWarp), parameters, 0,
-                          launch.stream);
+  return start<Source, Acc>(launch, source, kernel, plan.warps * kWarp);
 }
 
 template <class In, class Acc>
 cudaError_t launch_typed(const Launch& launch) {
   constexpr int kVector = sizeof(In) < 16 ? 16 / sizeof(In) : 1;
   const Typed<In> source{static_cast<const In*>(launch.reduction.input)};
+  if constexpr (sizeof(In) <= 8)
+    if (launch.plan.kernel == Kernel::ring_rows) return launch_ring<Acc>(launch, source);
   if constexpr (kVector > 1)
     if (launch.plan.vector == kVector) return launch_width<kVector, Acc>(launch, source);
   return launch_width<1, Acc>(launch, source);

@@ -28,6 +28,13 @@ cudaError_t reduce_any(const Launch& launch);
 // Joins the partial sums in the workspace, pass by pass, and writes the result.
 cudaError_t join(const Launch& launch);
 
+// Whether a device runs code of ours for compute capability 9.0 or later: kernels that wait by themselves for the kernel before
+// them, so that they may start while it drains, and bulk copies.
+bool runs_hopper_code(int capability);
+
+// A launch on launch.stream that may start early. `attribute` must live until the launch.
+cudaLaunchConfig_t configure(const Launch& launch, int64_t grid, int threads, int shared_bytes, cudaLaunchAttribute* attribute);
+
 // All of it: the kernel of the plan, then the joins.
 cudaError_t run(const Launch& launch);
 

@@ -124,10 +124,19 @@ struct Typed {
     return load_vector_if<In, V>(wanted, base + offset);
   }
 
+  __device__ __forceinline__ const char* address(int64_t offset) const { return reinterpret_cast<const char*>(base + offset); }
+
   // Elements between the last aligned address and the one at `offset`.
   template <int V>
   __device__ __forceinline__ int misalignment(int64_t offset) const {
     return static_cast<int>(reinterpret_cast<uintptr_t>(base + offset) / sizeof(In) % V);
+  }
+
+  // Whether the aligned vectors that hold the V elements at `first`, and those at `last`, lie within the input.
+  template <int V>
+  __device__ __forceinline__ bool within(const InputSpan& input, int64_t first, int64_t last) const {
+    const int shift = misalignment<V>(last);
+    return address(first - misalignment<V>(first)) >= input.begin && address(last - shift + (shift ? 2 : 1) * V) <= input.end;
   }
 };
 
@@ -221,6 +230,13 @@ struct Lanes {
     for (int j = 0; j < V; ++j) sum[j] = sum[j] + more[j];
   }
   __device__ __forceinline__ void add(int j, Element x) { sum[j] = sum[j] + addend<LaneSum>(x); }
+  // The first `count` only.
+  __device__ __forceinline__ void add_first(const Vector<Element, V>& x, int count) {
+    LaneSum more[V];
+    unpack(x, more);
+#pragma unroll
+    for (int j = 0; j < V; ++j) sum[j] = sum[j] + (j < count ? more[j] : padding<LaneSum>());
+  }
   __device__ __forceinline__ void add(const Lanes& other) {
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] = sum[j] + other.sum[j];
@@ -236,19 +252,29 @@ struct Lanes {
   }
 };
 
-// Sixteen bytes a load: four at a time into one sum, with the byte dot product.
-template <class Element, class Acc>
+// Bytes, four at a time into one sum, with the byte dot product.
+template <class Element, class Acc, int V>
 struct ByteLanes {
   int32_t sum;
 
-  __device__ __forceinline__ void start(const Vector<Element, 16>& x) {
+  __device__ __forceinline__ void clear() { sum = 0; }
+  __device__ __forceinline__ void start(const Vector<Element, V>& x) {
     sum = 0;
     add(x);
   }
-  __device__ __forceinline__ void add(const Vector<Element, 16>& x) {
-    sum = four(x.bits.w, four(x.bits.z, four(x.bits.y, four(x.bits.x, sum))));
+  __device__ __forceinline__ void add(const Vector<Element, V>& x) {
+#pragma unroll
+    for (int w = 0; w < V / 4; ++w) sum = four(reinterpret_cast<const uint32_t*>(&x.bits)[w], sum);
   }
   __device__ __forceinline__ void add(int, Element x) { sum += addend<int32_t>(x); }
+  __device__ __forceinline__ void add_first(const Vector<Element, V>& x, int count) {
+#pragma unroll
+    for (int w = 0; w < V / 4; ++w) {
+      const int left = count - 4 * w;
+      const uint32_t keep = left >= 4 ? ~0u : left <= 0 ? 0 : (1u << 8 * left) - 1;
+      sum = four(reinterpret_cast<const uint32_t*>(&x.bits)[w] & keep, sum);
+    }
+  }
   __device__ __forceinline__ Acc join() const { return sum; }
 
  private:
@@ -264,8 +290,8 @@ struct ByteLanes {
 };
 
 template <class Element, class Acc, int V>
-using RowLanes =
-    std::conditional_t<V == 16 && std::is_same_v<Lane<Element, Acc>, int32_t>, ByteLanes<Element, Acc>, Lanes<Element, Acc, V>>;
+using RowLanes = std::conditional_t<V % 4 == 0 && sizeof(Element) == 1 && std::is_same_v<Lane<Element, Acc>, int32_t>,
+                                    ByteLanes<Element, Acc, V>, Lanes<Element, Acc, V>>;
 
 // --- joins ----------------------------------------------------------------------------------------------------------------
 
@@ -294,25 +320,47 @@ __device__ __forceinline__ Acc warp_join(Acc v) {
   return v;
 }
 
-// Joins kCount values a thread: each across the warp, then the kCount results. While there are several, a pair of threads
-// shares the work: each keeps one half of the values and hands the other half over.
-template <int kCount, class Acc>
-__device__ __forceinline__ Acc warp_join_groups(Acc (&v)[kCount]) {
-  int mask = 1;
+// By words: a conditional choice between two elements of an array would put the array into memory.
+template <class T>
+__device__ __forceinline__ void exchange_if(bool wanted, T& a, T& b) {
+  constexpr int kWords = sizeof(T) / 4;
+  uint32_t x[kWords], y[kWords];
+  memcpy(x, &a, sizeof(T));
+  memcpy(y, &b, sizeof(T));
 #pragma unroll
-  for (int count = kCount; count > 1; count /= 2, mask *= 2) {
-    const bool odd = threadIdx.x & mask;
-#pragma unroll
-    for (int i = 0; i < count / 2; ++i) {
-      const Acc keep = odd ? v[2 * i + 1] : v[2 * i], give = odd ? v[2 * i] : v[2 * i + 1];
-      v[i] = keep + shuffle_xor(give, mask);
-    }
+  for (int w = 0; w < kWords; ++w) {
+    const uint32_t first = wanted ? y[w] : x[w];
+    y[w] = wanted ? x[w] : y[w];
+    x[w] = first;
   }
+  memcpy(&a, x, sizeof(T));
+  memcpy(&b, y, sizeof(T));
+}
+
+// Joins groups of kWidth neighbouring threads that hold kCount values each (up to kWidth): every value across its group. While
+// there are several values, a pair of threads shares the work: each keeps one half of them and hands the other half over. Then
+// the first thread of a group has its value 0, the next its value 1, and so on, again after kCount.
+template <int kCount, int kWidth = kWarp, int kMask = 1, class Acc>
+__device__ __forceinline__ Acc warp_transpose_join(const Acc (&v)[kCount]) {
+  if constexpr (kCount == 1) {
+    return warp_join(v[0], kMask, kWidth);
+  } else {
+    const bool odd = threadIdx.x & kMask;
+    Acc half[kCount / 2];
 #pragma unroll
-  for (int rest = kCount; rest < kWarp; rest *= 2) v[0] = v[0] + shuffle_xor(v[0], rest);
-#pragma unroll
-  for (int width = 1; width < kCount; width *= 2) v[0] = v[0] + shuffle_xor(v[0], width);
-  return v[0];
+    for (int i = 0; i < kCount / 2; ++i) {
+      Acc keep = v[2 * i], give = v[2 * i + 1];
+      exchange_if(odd, keep, give);
+      half[i] = keep + shuffle_xor(give, kMask);
+    }
+    return warp_transpose_join<kCount / 2, kWidth, 2 * kMask>(half);
+  }
+}
+
+// Joins kCount values a thread: each across the warp, then the kCount results.
+template <int kCount, class Acc>
+__device__ __forceinline__ Acc warp_join_groups(const Acc (&v)[kCount]) {
+  return warp_join(warp_transpose_join(v), 1, kCount);
 }
 
 // Joins groups of `width` neighbouring threads of the block (a power of two); the first thread of each group gets the group's

@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, sizeof(RowLanes<typename 
   constexpr int kUnitLeaves = row_groups(V, kElements) * kWarp * V;
   const int thread = threadIdx.x, warps = blockDim.x / kWarp;
   const int row_units = a.tiling.tile_leaves / kUnitLeaves, shift = __ffs(row_units) - 1;  // a power of two
+  wait_for_previous_kernel();
   allow_next_kernel();
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
     const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
@@ -113,6 +114,8 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp) packed(const __grid_co
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int width = a.warp_columns, side = kWarp / width;
   const int e = lane % width * V, length = static_cast<int>(a.length);
+  wait_for_previous_kernel();
+  allow_next_kernel();
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
     const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
     const int first = warp * kLoads * side + lane / width;  // row of the tile

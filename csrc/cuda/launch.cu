@@ -1,0 +1,47 @@
+#include "launch.h"
+
+namespace gpureduce::cuda {
+
+bool runs_hopper_code(int capability) {
+  for (int compiled : {__CUDA_ARCH_LIST__})
+    if (compiled >= 900 && compiled <= 10 * capability) return true;
+  return false;
+}
+
+cudaLaunchConfig_t configure(const Launch& launch, int64_t grid, int threads, int shared_bytes,
+                             cudaLaunchAttribute* attribute) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(grid));
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = launch.stream;
+  *attribute = {};
+  attribute->id = cudaLaunchAttributeProgrammaticStreamSerialization;  // start while the kernel before drains
+  attribute->val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = attribute;
+  config.numAttrs = runs_hopper_code(launch.capability);
+  return config;
+}
+
+namespace {
+
+cudaError_t reduce(const Launch& launch) {
+  const Reduction& r = launch.reduction;
+  if (!is_typed(r)) return reduce_any(launch);
+  switch (r.in) {
+#define GPUREDUCE_FAMILY(name, type, kind, accumulator, wide, family) \
+  case DType::name: return reduce_family<Family::family>(launch);
+    GPUREDUCE_DTYPES(GPUREDUCE_FAMILY)
+#undef GPUREDUCE_FAMILY
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+cudaError_t run(const Launch& launch) {
+  if (cudaError_t error = reduce(launch)) return error;
+  return join(launch);
+}
+
+}  // namespace gpureduce::cuda
