@@ -73,7 +73,7 @@ build/settings: FORCE
 
 torch_reduce/_build.json: $(READY) build/settings setup.py tools/toolkit.py $(shell find csrc)
 	@command -v $${CXX:-c++} > /dev/null || { echo 'No C++ compiler: on Debian and Ubuntu, run `apt install g++`.'; exit 1; }
-	@echo '==> building torch_reduce/libtorch_reduce.so'
+	@echo '==> building torch_reduce/libtorch_reduce.so and _entry.so'
 	@$(PY) setup.py --quiet build_ext --inplace
 
 build: torch_reduce/_build.json
@@ -104,4 +104,4 @@ wheel: build
 	$(PY) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf build dist *.egg-info torch_reduce/libtorch_reduce.so torch_reduce/_build.json
+	rm -rf build dist *.egg-info torch_reduce/*.so torch_reduce/_build.json

@@ -2,19 +2,24 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include "plan.h"
 
 namespace gpureduce {
 
+// What has an entry a dim allocates nothing up to this rank.
+constexpr unsigned kCommonRank = 8;
+using DimMask = c10::SmallVector<bool, kCommonRank>;
+
 // The reduced dims as a mask; None and () mean all. Errors as torch.sum's.
-std::vector<bool> reduced_dims(at::OptionalIntArrayRef dim, int64_t rank);
+DimMask reduced_dims(at::OptionalIntArrayRef dim, int64_t rank);
 
 // The dtype of the result: `dtype`, or else torch.sum's choice (float32 for float8).
 at::ScalarType result_type(at::ScalarType input, std::optional<at::ScalarType> dtype);
 
 // Views, dtypes and flags of a call as a backend sees them. `out` may be undefined to plan only; then `result` says its dtype.
-Reduction make_reduction(const at::Tensor& self, const std::vector<bool>& reduce, at::ScalarType result, const at::Tensor& out,
+Reduction make_reduction(const at::Tensor& self, const DimMask& reduce, at::ScalarType result, const at::Tensor& out,
                          bool keepdim);
 
 // The dtype's row in dtypes.h; NotImplementedError naming `what` where there is none.

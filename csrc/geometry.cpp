@@ -1,57 +1,66 @@
 #include "geometry.h"
 
-#include <algorithm>
 #include <stdexcept>
 
 namespace gpureduce {
 
 namespace {
 
-void check_rank(size_t rank, const char* what) {
-  if (rank > kMaxRank)
-    throw std::invalid_argument("sum: the input has " + std::to_string(rank) + " " + what +
-                                " dims of more than one element that no common stride can walk; at most " +
-                                std::to_string(kMaxRank) + " are supported");
+// Dims of more than one element, of a tensor whose elements an int64 counts: there are no more.
+constexpr int kMaxLong = 63;
+
+// Stride 0 first, then by decreasing stride; what is equal stays in logical order.
+template <class Dim>
+void insert(Dim* dims, int& rank, const Dim& dim) {
+  int at = rank++;
+  for (; at > 0 && dims[at - 1].stride != 0 && (dim.stride == 0 || dims[at - 1].stride < dim.stride); --at)
+    dims[at] = dims[at - 1];
+  dims[at] = dim;
+}
+
+template <class Dim>
+void append(DimList<Dim>& list, const Dim& dim, const char* what) {
+  if (list.full())
+    throw std::invalid_argument("sum: the input has more than " + std::to_string(kMaxRank) + " " + what +
+                                " dims of more than one element that no common stride can walk");
+  list.push_back(dim);
 }
 
 }  // namespace
 
-Problem make_problem(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, const std::vector<bool>& reduce,
-                     const std::vector<int64_t>& out_strides) {
+Problem make_problem(const InputDim* dims, size_t rank) {
   Problem p;
-  std::vector<ReducedDim> reduced;
-  std::vector<KeptDim> kept;
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    (reduce[d] ? p.length : p.outputs) *= sizes[d];
-    if (sizes[d] == 1) continue;
-    if (reduce[d]) reduced.push_back({sizes[d], strides[d]});
-    else kept.push_back({sizes[d], strides[d], out_strides[d]});
+  int longs = 0;
+  for (size_t d = 0; d < rank; ++d) {
+    (dims[d].reduced ? p.length : p.outputs) *= dims[d].size;
+    longs += dims[d].size != 1;
   }
   if (p.outputs == 0 || p.length == 0) return p;  // nothing is read
+  if (longs > kMaxLong) throw std::invalid_argument("sum: the input has more elements than an int64 counts");
 
-  // The contract: stride 0 first, in logical order, then by decreasing stride, equal strides in logical order.
-  std::stable_sort(reduced.begin(), reduced.end(), [](const ReducedDim& a, const ReducedDim& b) {
-    if ((a.stride == 0) != (b.stride == 0)) return a.stride == 0;
-    return a.stride > b.stride;
-  });
-  for (const ReducedDim& d : reduced) {
+  // The contract orders reduced dims. Kept dims may stand in any order: fastest in memory last; expanded ones first, since they
+  // re-read what is cached.
+  ReducedDim reduced[kMaxLong];
+  KeptDim kept[kMaxLong];
+  int reduced_rank = 0, kept_rank = 0;
+  for (size_t d = 0; d < rank; ++d) {
+    const InputDim& dim = dims[d];
+    if (dim.size == 1) continue;
+    if (dim.reduced) insert(reduced, reduced_rank, {dim.size, dim.stride});
+    else insert(kept, kept_rank, {dim.size, dim.stride, dim.out_stride});
+  }
+  for (int i = 0; i < reduced_rank; ++i) {
+    const ReducedDim& d = reduced[i];
     if (!p.reduced.empty() && p.reduced.back().stride == d.size * d.stride)
       p.reduced.back() = {p.reduced.back().size * d.size, d.stride};
-    else p.reduced.push_back(d);
+    else append(p.reduced, d, "reduced");
   }
-
-  // Kept dims may stand in any order: fastest in memory last; expanded ones first, since they re-read what is cached.
-  std::stable_sort(kept.begin(), kept.end(), [](const KeptDim& a, const KeptDim& b) {
-    if ((a.stride == 0) != (b.stride == 0)) return a.stride == 0;
-    return a.stride > b.stride;
-  });
-  for (const KeptDim& d : kept) {
+  for (int i = 0; i < kept_rank; ++i) {
+    const KeptDim& d = kept[i];
     if (!p.kept.empty() && p.kept.back().stride == d.size * d.stride && p.kept.back().out_stride == d.size * d.out_stride)
       p.kept.back() = {p.kept.back().size * d.size, d.stride, d.out_stride};
-    else p.kept.push_back(d);
+    else append(p.kept, d, "kept");
   }
-  check_rank(p.reduced.size(), "reduced");
-  check_rank(p.kept.size(), "kept");
   return p;
 }
 

@@ -1,9 +1,9 @@
 // From sizes, strides and reduced dims to a canonical problem. Pure C++: no torch, no CUDA.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "dtypes.h"
 
@@ -15,22 +15,53 @@ constexpr int kFastRank = 4;  // and up to this many in the kernels compiled for
 struct ReducedDim { int64_t size, stride; };  // strides in elements
 struct KeptDim { int64_t size, stride, out_stride; };
 
+// A list of dims that allocates nothing: the host time of a small call is mostly allocations.
+template <class Dim>
+class DimList {
+ public:
+  DimList() {}  // does not touch the dims, and a copy only those there are: all of them are a kilobyte
+  DimList(const DimList& other) { *this = other; }
+  DimList& operator=(const DimList& other) {
+    size_ = other.size_;
+    for (size_t i = 0; i < size_; ++i) dims_[i] = other.dims_[i];
+    return *this;
+  }
+
+  void push_back(const Dim& dim) { dims_[size_++] = dim; }
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  bool full() const { return size_ == kMaxRank; }
+  Dim& back() { return dims_[size_ - 1]; }
+  const Dim& back() const { return dims_[size_ - 1]; }
+  const Dim& operator[](size_t i) const { return dims_[i]; }
+  const Dim* begin() const { return dims_; }
+  const Dim* end() const { return dims_ + size_; }
+
+ private:
+  size_t size_ = 0;
+  Dim dims_[kMaxRank];
+};
+
 // A reduction of `outputs` results over `length` elements each. Dims of size 1 are gone, and neighbours that one stride can
 // walk are merged. `reduced` stands in the contract's element order (slowest first). `kept` stands by decreasing input stride,
 // so that the last one is the fastest in memory; outputs are numbered in that order.
 struct Problem {
   int64_t outputs = 1;
   int64_t length = 1;
-  std::vector<KeptDim> kept;
-  std::vector<ReducedDim> reduced;
+  DimList<KeptDim> kept;
+  DimList<ReducedDim> reduced;
 
   std::string str() const;
 };
 
-// `reduce[d]` says whether dim d is reduced; `out_strides` has one entry a dim of the input, ignored where the dim is reduced.
+// A dim of the input. `out_stride` is ignored where it is reduced.
+struct InputDim {
+  int64_t size, stride, out_stride;
+  bool reduced;
+};
+
 // Throws std::invalid_argument when more than kMaxRank dims stay apart.
-Problem make_problem(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, const std::vector<bool>& reduce,
-                     const std::vector<int64_t>& out_strides);
+Problem make_problem(const InputDim* dims, size_t rank);
 
 // All that a backend is told. Pointers already include the storage offset.
 struct Reduction {

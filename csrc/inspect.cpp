@@ -11,19 +11,18 @@ namespace {
 Plan plan_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input, at::ScalarType result,
              const std::string& tuning) {
   TORCH_CHECK(sizes.size() == strides.size(), "strides: there must be as many as sizes");
-  const std::vector<bool> reduce = reduced_dims(dims, static_cast<int64_t>(sizes.size()));
-  std::vector<int64_t> out_strides(sizes.size(), 0);
-  for (int64_t d = static_cast<int64_t>(sizes.size()) - 1, step = 1; d >= 0; --d)
-    if (!reduce[d]) {
-      out_strides[d] = step;
-      step *= sizes[d];
-    }
+  const DimMask reduce = reduced_dims(dims, static_cast<int64_t>(sizes.size()));
+  std::vector<InputDim> view(sizes.size());
+  for (int64_t d = static_cast<int64_t>(sizes.size()) - 1, step = 1; d >= 0; --d) {
+    view[d] = {sizes[d], strides[d], step, reduce[d]};
+    if (!reduce[d]) step *= sizes[d];
+  }
   Reduction r{};  // at address 0, which is aligned
   r.in = dtype_of(input, "an input of dtype");
   r.out = dtype_of(result, "a result of dtype");
   r.conversion = r.out == DType::Bool ? Conversion::nonzero : Conversion::value;
   r.accumulator = accumulator_of(r.in, r.out, r.conversion);
-  r.problem = make_problem(sizes.vec(), strides.vec(), reduce, out_strides);
+  r.problem = make_problem(view.data(), view.size());
   TORCH_CHECK(r.problem.outputs > 0 && r.problem.length > 0, "sizes: there is nothing to plan for no elements");
   return make_plan(r, {}, Tuning::parse(tuning));
 }

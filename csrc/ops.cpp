@@ -1,20 +1,26 @@
 // The op: schema, checks, and the way to a backend. Semantics are torch.sum's unless docs/order.md says otherwise.
 #include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#ifdef GPUREDUCE_WITH_CUDA
+#include <ATen/cuda/EmptyTensor.h>
+#endif
+
 #include "backend.h"
 #include "cpu/sum.h"
 
 namespace gpureduce {
 
-std::vector<bool> reduced_dims(at::OptionalIntArrayRef dim, int64_t rank) {
-  if (!dim.has_value() || dim->empty()) return std::vector<bool>(rank, true);
-  std::vector<bool> reduce(std::max<int64_t>(rank, 1), false);
-  for (int64_t given : *dim) {
+DimMask reduced_dims(at::OptionalIntArrayRef dim, int64_t rank) {
+  const bool all = !dim.has_value() || dim->empty();
+  DimMask reduce;
+  reduce.resize(std::max<int64_t>(rank, 1), all);
+  for (int64_t given : all ? at::IntArrayRef() : *dim) {
     const int64_t d = at::maybe_wrap_dim(given, rank);
     TORCH_CHECK(!reduce[d], "sum: dim ", d, " appears multiple times in the list of dims");
     reduce[d] = true;
@@ -51,8 +57,8 @@ DType component(DType complex) {
 
 // Sizes of the result.
 template <class Int>
-std::vector<Int> result_sizes(at::ArrayRef<Int> sizes, const std::vector<bool>& reduce, bool keepdim) {
-  std::vector<Int> result;
+c10::SmallVector<Int, kCommonRank> result_sizes(at::ArrayRef<Int> sizes, const DimMask& reduce, bool keepdim) {
+  c10::SmallVector<Int, kCommonRank> result;
   for (size_t d = 0; d < sizes.size(); ++d) {
     if (!reduce[d]) result.push_back(sizes[d]);
     else if (keepdim) result.push_back(1);
@@ -65,8 +71,7 @@ void warn_if_imaginary_is_lost(at::ScalarType input, at::ScalarType result) {
     TORCH_WARN("Casting complex values to real discards the imaginary part");
 }
 
-void compute(const at::Tensor& self, const std::vector<bool>& reduce, bool keepdim, const at::Tensor& out,
-             const Tuning& tuning) {
+void compute(const at::Tensor& self, const DimMask& reduce, bool keepdim, const at::Tensor& out, const Tuning& tuning) {
   const Reduction r = make_reduction(self, reduce, out.scalar_type(), out, keepdim);
   if (r.problem.outputs == 0) return;
   if (r.problem.length == 0) {
@@ -79,15 +84,22 @@ void compute(const at::Tensor& self, const std::vector<bool>& reduce, bool keepd
   cpu::run(r);
 }
 
+// at::empty beside `self`, without a second way through the dispatcher.
+at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& self) {
+#ifdef GPUREDUCE_WITH_CUDA
+  if (self.is_cuda()) return at::Tensor(at::detail::empty_cuda(sizes, dtype, self.device(), std::nullopt));
+#endif
+  return at::Tensor(at::detail::empty_cpu(sizes, dtype));
+}
+
 at::Tensor sum_tuned(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype,
                      const Tuning& tuning) {
-  const std::vector<bool> reduce = reduced_dims(dim, self.dim());
+  const DimMask reduce = reduced_dims(dim, self.dim());
   const at::ScalarType result = result_type(self.scalar_type(), dtype);
   dtype_of(self.scalar_type(), "an input of dtype");
   dtype_of(result, "a result of dtype");
   warn_if_imaginary_is_lost(self.scalar_type(), result);
-  at::Tensor out =
-      at::empty(result_sizes(self.sizes(), reduce, keepdim), at::TensorOptions().dtype(result).device(self.device()));
+  const at::Tensor out = allocate(result_sizes(self.sizes(), reduce, keepdim), result, self);
   compute(self, reduce, keepdim, out, tuning);
   return out;
 }
@@ -112,8 +124,9 @@ void check_out(const at::Tensor& self, std::optional<at::ScalarType> dtype, cons
 at::Tensor& sum_out(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype,
                     at::Tensor& out) {
   check_out(self, dtype, out);
-  const std::vector<bool> reduce = reduced_dims(dim, self.dim());
-  const std::vector<int64_t> sizes = result_sizes(self.sizes(), reduce, keepdim);
+  out.unsafeGetTensorImpl()->bump_version();  // a backward pass that needs what is overwritten notices, as after torch.sum
+  const DimMask reduce = reduced_dims(dim, self.dim());
+  const auto sizes = result_sizes(self.sizes(), reduce, keepdim);
   // Through a tensor of our own where writing `out` could change the input, or is not plain writing.
   if (out.is_alias_of(self) || out.is_conj() || out.is_neg()) {
     const at::Tensor own = at::empty(sizes, out.options());
@@ -130,7 +143,7 @@ at::Tensor& sum_out(const at::Tensor& self, at::OptionalIntArrayRef dim, bool ke
 }
 
 at::Tensor sum_meta(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype) {
-  const std::vector<bool> reduce = reduced_dims(dim, self.dim());
+  const DimMask reduce = reduced_dims(dim, self.dim());
   const at::ScalarType result = result_type(self.scalar_type(), dtype);
   dtype_of(self.scalar_type(), "an input of dtype");
   dtype_of(result, "a result of dtype");
@@ -141,14 +154,14 @@ at::Tensor sum_meta(const at::Tensor& self, at::OptionalIntArrayRef dim, bool ke
 at::Tensor& sum_out_meta(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype,
                          at::Tensor& out) {
   check_out(self, dtype, out);
-  const std::vector<bool> reduce = reduced_dims(dim, self.dim());
+  const DimMask reduce = reduced_dims(dim, self.dim());
   at::native::resize_output_symint(out, result_sizes(self.sym_sizes(), reduce, keepdim));
   return out;
 }
 
 std::string explain(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype,
                     const std::string& tuning) {
-  const std::vector<bool> reduce = reduced_dims(dim, self.dim());
+  const DimMask reduce = reduced_dims(dim, self.dim());
   const Reduction r = make_reduction(self, reduce, result_type(self.scalar_type(), dtype), {}, keepdim);
   std::string text = std::string(info(r.in).name) + " -> " + info(r.out).name + ", added in " + name_of(r.accumulator) +
                      (is_typed(r) ? "" : ", each element converted first") + "\n" + r.problem.str() + "\n";
@@ -167,7 +180,7 @@ at::Tensor sum_forced(const at::Tensor& self, at::OptionalIntArrayRef dim, bool 
 
 }  // namespace
 
-Reduction make_reduction(const at::Tensor& self, const std::vector<bool>& reduce, at::ScalarType result, const at::Tensor& out,
+Reduction make_reduction(const at::Tensor& self, const DimMask& reduce, at::ScalarType result, const at::Tensor& out,
                          bool keepdim) {
   Reduction r{};
   r.in = dtype_of(self.scalar_type(), "an input of dtype");
@@ -175,28 +188,27 @@ Reduction make_reduction(const at::Tensor& self, const std::vector<bool>& reduce
   r.conversion = r.out == DType::Bool ? Conversion::nonzero : Conversion::value;
   r.negate = self.is_neg();
   r.conjugate = self.is_conj();
-  std::vector<int64_t> sizes = self.sizes().vec(), strides = self.strides().vec();
+  int64_t scale = 1;
   if (info(r.in).kind == Kind::complex && info(r.out).kind != Kind::complex && r.conversion == Conversion::value) {
     r.in = component(r.in);  // the real parts
     r.conjugate = false;
-    for (int64_t& stride : strides) stride *= 2;
+    scale = 2;
   }
   if (r.conversion == Conversion::nonzero) r.negate = r.conjugate = false;
   r.accumulator = accumulator_of(r.in, r.out, r.conversion);
 
-  std::vector<int64_t> out_strides(sizes.size(), 0);
-  for (size_t d = 0, o = 0; d < sizes.size() && out.defined(); ++d) {
-    if (!reduce[d]) out_strides[d] = out.stride(static_cast<int64_t>(o));
-    if (!reduce[d] || keepdim) ++o;
+  // Where there is no `out`, only planning: as a fresh contiguous result would have its strides.
+  const at::IntArrayRef sizes = self.sizes(), strides = self.strides();
+  const at::IntArrayRef out_strides = out.defined() ? out.strides() : at::IntArrayRef();
+  c10::SmallVector<InputDim, kCommonRank> dims(sizes.size());
+  size_t o = out_strides.size();
+  for (int64_t d = self.dim() - 1, step = 1; d >= 0; --d) {
+    if (out.defined() && (!reduce[d] || keepdim)) --o;
+    dims[d] = {sizes[d], strides[d] * scale, reduce[d] ? 0 : out.defined() ? out_strides[o] : step, reduce[d]};
+    if (!reduce[d]) step *= sizes[d];
   }
-  if (!out.defined())  // planning only: as a fresh contiguous result would have them
-    for (int64_t d = static_cast<int64_t>(sizes.size()) - 1, step = 1; d >= 0; --d)
-      if (!reduce[d]) {
-        out_strides[d] = step;
-        step *= sizes[d];
-      }
   try {
-    r.problem = make_problem(sizes, strides, reduce, out_strides);
+    r.problem = make_problem(dims.data(), dims.size());
   } catch (const std::invalid_argument& e) {
     TORCH_CHECK(false, e.what());
   }

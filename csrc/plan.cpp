@@ -14,33 +14,45 @@ constexpr int kVectorBytes = 16;  // the widest load
 constexpr int kWarps = 8;         // warps a block
 // Up to this many units one block does it all, without a join: 2^14 float32 3.1 us instead of 3.8.
 constexpr int kOneBlockUnits = 16;
-// A tile grows to this many units a warp while there are still so many tiles a multiprocessor: 2^26 bfloat16 36 us instead of
-// 39 with one unit a warp, 2^24 float32 18.6 instead of 19.6.
-constexpr int kWarpUnits = 16;
+// So many units in few rows are taken by blocks of more warps: 2^28 float32 238.0 us instead of 240.
+constexpr int64_t kManyUnits = 1 << 16;
+// Blocks a multiprocessor that take whole units of vectors, tile after tile: rows (16384, 4096) float32 61.0 us instead of 61.6
+// with a block a tile.
+constexpr int kRowBlocks = 32;
 constexpr int kTilesPerProcessor = 3;
-// Rows of few units go to small blocks, which wait less for one another: rows (16384, 4096) bfloat16 35 us instead of 38.
 constexpr int kShortRowUnits = 8;
 constexpr int kShortRowWarps = 2;
-// Rows at odd addresses are read in shifted vectors from this length on, by blocks of four warps: rows (4096, 50257) float32
-// 203 us instead of 268 with single elements, full 2^26 at offset 1 69 instead of 89.
-constexpr int kShiftedLength = 1024;
+constexpr int kWarpUnits = 16;
+// Rows at odd addresses are read in shifted vectors where they are longer than this, by blocks of four warps: rows (4096,
+// 50257) bfloat16 98 us instead of 124 with single elements.
+constexpr int kShiftedLength = 4 * kLanes;
 constexpr int kShiftedWarps = 4;
-// Batches of leaves a thread of the columns kernel takes: (16384, 4096) float32 67 us instead of 74 with one.
+// Columns at odd addresses are read so from this size on, which no cache holds: (8192, 1001) float32 14 us instead of 13 with
+// single elements. Never those of 8 bytes: (16384, 4097) float64 154 instead of 136.
+constexpr int64_t kShiftedColumnBytes = 64 << 20;
+// Batches of leaves a thread of the columns kernel takes: (16384, 4096) float32 67 us instead of 74 with one. More while there
+// are tiles enough.
 constexpr int kColumnBatches = 4;
-// Shared memory that a block of a ring kernel takes, and the stages of a warp's ring.
+// Bytes of lane sums that a block of the narrow kernel takes, of runs of so many leaves at least. Runs get shorter down to
+// pieces of kNarrowPiece bytes while there are too few for the multiprocessors, and a block takes several while there are so
+// many tiles a multiprocessor.
+constexpr int kNarrowBytes = 24 * 1024;
+constexpr int kNarrowLeaves = 16;
+constexpr int kNarrowPiece = 2048;
+constexpr int kNarrowTiles = 3;
+constexpr int kNarrowWarps = 4;
+// Shared memory that a block of the ring kernel takes, and the stages of a warp's ring.
 constexpr int kRingBytes = 108 * 1024;
-constexpr int kRingBlocks = 2;  // a multiprocessor
-constexpr int kRingStages = 3;  // but two where a warp takes many stages of short rows: rows (2^19, 128) 68 us, not 69
-constexpr int kRingStageBytes =
-    8192;  // of several short rows; half of it up to this many bytes: rows (2^20, 8) 12.4 us, not 14
-constexpr int kSmallRowBytes = 64;
-constexpr int kShortRowWords = 256;
-constexpr int kRingTiles = 4;       // tiles a warp, at least, before tiles grow
-constexpr int kMinCopyBytes = 256;  // that a copy is worth
+constexpr int kRingStages = 2;
+constexpr int kRingStageBytes = 6144;  // of several short rows
+constexpr int kShortRowReads = 256;
+constexpr int kRingTiles = 4;                   // tiles a warp, at least, before tiles grow
+constexpr int64_t kRingNestedBytes = 64 << 20;  // that nested dims must have: (256, 64, 56, 56) dims 0, 2, 3 52 us, not 58
+constexpr int kMinCopyBytes = 256;              // that a copy is worth
 constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
 // --------------------------------------------------------------------------------------------------------------------------
 
-constexpr const char* kKernelNames[] = {"packed", "rows", "thin", "columns", "ring_rows"};
+constexpr const char* kKernelNames[] = {"packed", "rows", "thin", "columns", "ring_rows", "narrow"};
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -81,11 +93,15 @@ int vector_width(const Problem& p, bool by_columns, int size, const void* addres
 }
 
 // Whether vectors can be put together from aligned ones, where they do not lie at aligned addresses themselves.
-bool can_shift(const Reduction& r, bool by_columns) {
+bool can_shift(const Reduction& r, bool by_columns, const Tuning& tuning) {
   const Problem& p = r.problem;
-  if (!is_typed(r) || p.reduced.size() != 1 || info(r.in).size >= kVectorBytes) return false;
-  if (by_columns) return !p.kept.empty() && p.kept.back().stride == 1 && p.kept.back().size > 1 && p.length > 2 * kLanes;
-  return p.reduced.back().stride == 1 && p.length >= kShiftedLength;
+  const int size = info(r.in).size;
+  if (!is_typed(r) || p.reduced.size() != 1 || size >= kVectorBytes) return false;
+  if (by_columns) {
+    const bool large = tuning.vector || bytes_moved(p, size, 0) >= kShiftedColumnBytes;
+    return large && size < 8 && !p.kept.empty() && p.kept.back().stride == 1 && p.kept.back().size > 1 && p.length > 2 * kLanes;
+  }
+  return p.reduced.back().stride == 1 && p.length > kShiftedLength && size != 4;  // single words are as fast
 }
 
 void plan_packed(Plan& plan, const Problem& p) {
@@ -101,11 +117,16 @@ void plan_packed(Plan& plan, const Problem& p) {
 
 void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning& tuning) {
   Tiling& t = plan.tiling;
-  plan.thread_elements = p.length <= 2 * kLanes && plan.vector > 1 && !plan.nested && !plan.shifted ? 2 : kDepth;
+  plan.thread_elements = plan.nested || plan.shifted ? kDepth
+                         : p.length <= 2 * kLanes    ? 2
+                         : p.length <= 4 * kLanes    ? 4
+                                                     : kDepth;
   const int unit_leaves = kWarp * plan.vector * row_groups(plan.vector, plan.thread_elements);
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), row_slots = power_of_two_above(row_units);
   const int64_t units = p.outputs * row_units;
-  const int warps = plan.shifted ? kShiftedWarps : kWarps;
+  const int warps = plan.shifted && plan.vector > 2                             ? kShiftedWarps
+                    : units >= kManyUnits && p.outputs < device.multiprocessors ? kMaxRowWarps
+                                                                                : kWarps;
   int64_t tile_units;
   if (tuning.tile_leaves) {
     tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
@@ -114,15 +135,20 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
     if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(kMaxRowWarps, tile_units));
   } else {
     tile_units = warps;
-    while (tile_units < kWarpUnits * warps && units / (2 * tile_units) >= int64_t{kTilesPerProcessor} * device.multiprocessors)
+    while (tile_units * kMaxJoin < row_units) tile_units *= 2;
+    // Units that are more to find or to put together: several a warp.
+    while ((plan.nested || plan.shifted) && tile_units < kWarpUnits * warps &&
+           units / (2 * tile_units) >= int64_t{kTilesPerProcessor} * device.multiprocessors)
       tile_units *= 2;
     const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
     // A whole row a block needs no join, and is as good where there are rows enough.
     if (rows_enough && row_slots <= kWarp * kWarps) tile_units = std::max(tile_units, row_slots);
-    if (rows_enough && row_slots <= kShortRowUnits) {
-      tile_units = kShortRowUnits;
-      if (!plan.warps && !plan.shifted) plan.warps = kShortRowWarps;
-    }
+    // Short rows: as many as keep all warps busy. What is left beyond a row's chunks may be no unit of its own. Warps with
+    // little to do wait less for one another in small blocks: rows (2^18, 1000) float32 236 us instead of 274.
+    const bool takes_rest = p.length > kChunk && p.length % kChunk > 0 && p.length % kChunk <= kWarp;
+    if (rows_enough && row_slots <= kShortRowUnits && plan.thread_elements < kDepth && !plan.warps) plan.warps = kShortRowWarps;
+    if (rows_enough && row_slots <= kShortRowUnits)
+      tile_units = row_slots * power_of_two_above(ceil_div(warps, row_units - takes_rest));
   }
   if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(warps, tile_units));
   tile_units = std::min<int64_t>(tile_units, int64_t{kWarp} * plan.warps);  // one thread a unit joins them
@@ -135,6 +161,8 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
   }
   t.columns = t.tile_outputs;
   t.column_tiles = 1;
+  if (plan.thread_elements == kDepth && plan.vector >= 4 && !plan.nested && !plan.shifted)
+    plan.grid = int64_t{kRowBlocks} * device.multiprocessors;
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   t.partial_output_stride = t.splits;  // a row's partial sums side by side
   t.partial_split_stride = 1;
@@ -143,10 +171,10 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
 // Whether rows are best copied as they stand in memory, with what lies between them.
 bool rows_as_they_stand(const Problem& p) { return p.kept.empty() || 4 * p.kept.back().stride <= 5 * p.length; }
 
-// Words of a row, as ShortRows reads them; and whether rows are short enough for it to join several at a time.
-int64_t row_words(const Problem& p, int size) { return ceil_div(p.length, std::max(1, 4 / size)); }
+// Whether rows are short enough for the ring to join several at a time.
 bool is_short(const Problem& p, int size) {
-  return p.length <= kLanes && row_words(p, size) <= kShortRowWords && p.reduced.size() == 1 && rows_as_they_stand(p);
+  return p.length <= kLanes && p.length <= kShortRowReads * std::max(1, 4 / size) && p.reduced.size() == 1 &&
+         rows_as_they_stand(p);
 }
 
 // Whether bulk copies can bring the rows. `vector` is what vector_width() allows.
@@ -161,45 +189,64 @@ bool ring_takes_rows(const Reduction& r, const Device& device, int vector) {
 }
 
 // Whether that is faster than to load them.
-bool ring_suits_rows(const Problem& p, int size, int vector) {
-  if (is_short(p, size)) return true;
-  return vector == 1 && p.reduced.size() == 1 && (size >= 4 || p.length < kShiftedLength);
+bool ring_suits_rows(const Plan& plan, const Problem& p, int size, int vector) {
+  if (p.reduced.size() > 1) return plan.bytes >= kRingNestedBytes;
+  return (vector == 1 && size == 1) || is_short(p, size);
 }
 
-void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning, int vector) {
+// The most bytes, up to kGranule, at whose multiples all rows begin.
+int row_alignment(const Reduction& r) {
+  uint64_t all = reinterpret_cast<uintptr_t>(r.input) | kGranule;
+  for (const KeptDim& d : r.problem.kept) all |= static_cast<uint64_t>(d.stride) * info(r.in).size;
+  return static_cast<int>(all & -all);
+}
+
+// How a stage's short rows are read, and how many they are.
+int64_t plan_short_rows(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
+  const Problem& p = r.problem;
+  const int size = info(r.in).size, alignment = row_alignment(r);
+  plan.read_bytes = alignment == kGranule && tuning.vector != 1 ? kGranule : std::max(4, size);
+  plan.reads_aligned = alignment >= plan.read_bytes;
+  plan.vector = plan.read_bytes / size;
+  const int64_t reads = ceil_div(p.length, plan.vector);
+  plan.row_width = static_cast<int>(std::min<int64_t>(kWarp, power_of_two_above(reads)));
+  plan.row_groups = static_cast<int>(power_of_two_above(ceil_div(reads, kWarp)));
+  plan.ring.pitch = static_cast<int>((p.kept.empty() ? p.length : p.kept.back().stride) * size);
+
+  const int64_t at_once = int64_t{kLoads} * (kWarp / plan.row_width) / plan.row_groups;
+  const int64_t bytes = tuning.stage_bytes ? tuning.stage_bytes : kRingStageBytes;
+  int64_t rows = std::max<int64_t>(1, bytes / std::max(1, plan.ring.pitch));
+  if (rows > at_once) rows -= rows % at_once;
+  const int64_t warps = int64_t{kRingBlocks} * kMaxRingPairs * device.multiprocessors;
+  rows = std::min(rows, std::max<int64_t>(kWarp, ceil_div(p.outputs, warps)));
+  return rows;
+}
+
+void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
   const Problem& p = r.problem;
   const int size = info(r.in).size;
   Tiling& t = plan.tiling;
   RingShape& ring = plan.ring;
   ring.stages = tuning.stages ? tuning.stages : kRingStages;
-  const bool chunks = p.length > kChunk;
-  int64_t rows = 1, stage_bytes = ceil_div(std::min<int64_t>(p.length, kChunk), kLanes) * kLanes * size;
-  plan.read_bytes = vector * size == kGranule ? kGranule : 4;
   plan.shifted = false;
-  if (plan.nested) {
-    ring.run = static_cast<int>(p.reduced.back().size);
-  } else if (!chunks) {
-    const int64_t warps = int64_t{device.multiprocessors} * kWarps;
-    rows = std::min<int64_t>(kWarp, ceil_div(p.outputs, warps));
-    if (is_short(p, size)) {
-      const int64_t words = row_words(p, size);
-      plan.row_width = static_cast<int>(std::min<int64_t>(kWarp, power_of_two_above(words)));
-      plan.row_groups = static_cast<int>(power_of_two_above(ceil_div(words, kWarp)));
-      const int64_t pitch = (p.kept.empty() ? 0 : p.kept.back().stride) * size, at_once = kWarp / plan.row_groups;
-      ring.pitch = static_cast<int>(pitch);
-      const int64_t bytes = size >= 4 && pitch <= kSmallRowBytes ? kRingStageBytes / 2 : kRingStageBytes;
-      rows = (tuning.stage_bytes ? tuning.stage_bytes : bytes) / std::max<int64_t>(1, pitch);
-      rows = std::min(rows, ceil_div(p.outputs, warps));
-      rows = std::max(rows / at_once, int64_t{1}) * at_once;
-      stage_bytes = (rows - 1) * pitch + p.length * size;
-      if (!tuning.stages && p.outputs / rows >= kRingTiles * kRingBlocks * warps) ring.stages = 2;
-    }
+  plan.vector = kGranule / size;
+  const bool chunks = p.length > kChunk;
+  int64_t rows = 1, stage_bytes;
+  if (is_short(p, size)) {
+    rows = plan_short_rows(plan, r, device, tuning);
+    stage_bytes = (rows - 1) * ring.pitch + p.length * size + kGranule;  // whose last read may go beyond the end
+  } else {
+    // Whole lanes are read, at multiples of a granule.
+    const int64_t lanes = ceil_div(std::min<int64_t>(p.length, kChunk), kLanes) * kLanes;
+    stage_bytes = (lanes + (chunks && !plan.nested ? kRingRest : 0)) * size + kWarp * kGranule;
+    if (plan.nested) ring.run = static_cast<int>(p.reduced.back().size);
+    else if (!chunks) rows = std::min<int64_t>(kWarp, ceil_div(p.outputs, int64_t{kRingTiles} * device.multiprocessors));
   }
-  plan.vector = std::max(1, (plan.row_width ? 4 : plan.read_bytes) / size);
-  const int64_t slack = plan.nested ? 0 : kLine + kGranule;  // rows may begin anywhere
-  ring.stage_bytes = static_cast<int>(ceil_div(stage_bytes + slack, kLine) * kLine);
+  ring.stage_bytes = static_cast<int>(ceil_div(stage_bytes + kLine, kLine) * kLine);  // rows may begin anywhere in a line
   if (!plan.warps) plan.warps = kMaxRingPairs;
   while (plan.warps > 1 && plan.warps * ring.stages * ring.stage_bytes > kRingBytes) plan.warps /= 2;
+
+  plan.grid = int64_t{kRingBlocks} * device.multiprocessors;  // where a warp takes tile after tile
 
   t.tile_outputs = static_cast<int>(rows);
   t.tile_leaves = kLanes;
@@ -219,35 +266,98 @@ void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const 
   t.partial_split_stride = 1;
 }
 
-void plan_thin(Plan& plan, const Problem& p) {
+void plan_thin(Plan& plan, const Problem& p, const Device& device) {
   Tiling& t = plan.tiling;
-  if (!plan.warps) plan.warps = kWarps;
-  t.tile_outputs = plan.warps * kWarp * plan.vector;
+  plan.thread_elements = static_cast<int>(power_of_two_above(std::max<int64_t>(2, p.length)));
+  const int warp_outputs = kLoads / plan.thread_elements * kWarp * plan.vector;
+  if (!plan.warps) {
+    plan.warps = kWarps;
+    while (plan.warps > 1 && p.outputs < int64_t{plan.warps} * warp_outputs * device.multiprocessors) plan.warps /= 2;
+  }
+  t.tile_outputs = plan.warps * warp_outputs;
   t.tile_leaves = static_cast<int>(power_of_two_above(t.leaves));
   t.columns = p.outputs;
   t.column_tiles = static_cast<uint32_t>(ceil_div(p.outputs, t.tile_outputs));
   t.splits = 1;
 }
 
-void plan_columns(Plan& plan, const Problem& p, const Tuning& tuning) {
+void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
+  const Problem& p = r.problem;
   Tiling& t = plan.tiling;
   t.columns = p.kept.back().size;
   plan.warp_columns = static_cast<int>(std::min<int64_t>(kWarp, power_of_two_above(ceil_div(t.columns, plan.vector))));
-  // With a full warp side by side every load reads whole lines, so a thread may own a run of leaves. A narrower one does so
-  // only when neighbouring threads take neighbouring leaves.
   plan.thread_elements = p.length <= kLanes ? 1 : p.length <= 2 * kLanes ? 2 : kLoads;
-  plan.batches = plan.thread_elements == 1 || plan.warp_columns < kWarp / 2 ? 1 : kColumnBatches;
-  if (tuning.batches) plan.batches = std::min<int>(power_of_two_above(tuning.batches), kMaxBatches);
-  const int unit_leaves = kLoads / plan.thread_elements * plan.batches * (kWarp / plan.warp_columns);
+  const int batch_leaves = kLoads / plan.thread_elements * (kWarp / plan.warp_columns);
+  t.tile_outputs = plan.warp_columns * plan.vector;
+  t.column_tiles = static_cast<uint32_t>(ceil_div(t.columns, t.tile_outputs));
+  // Where what is read side by side makes up lines, a thread may own a run of leaves. A narrower warp reads whole lines only
+  // when neighbouring threads take neighbouring leaves.
+  const bool slim = plan.warp_columns < kWarp / 2 && t.tile_outputs * info(r.in).size < kLine / 2;
+  plan.batches = plan.thread_elements == 1 || slim ? 1 : kColumnBatches;
+  if (tuning.batches) {
+    plan.batches = std::min<int>(power_of_two_above(tuning.batches), kMaxBatches);
+  } else if (!tuning.tile_leaves && !slim) {  // no more splits than there must be
+    const auto leaves = [&](int batches) { return int64_t{kWarps} * batches * batch_leaves; };
+    const auto tiles = [&](int batches) {
+      return p.outputs / t.columns * t.column_tiles * ceil_div(t.leaves, leaves(batches));
+    };
+    while (plan.batches < kMaxBatches && leaves(plan.batches) < t.leaves &&
+           tiles(2 * plan.batches) >= int64_t{kTilesPerProcessor} * device.multiprocessors)
+      plan.batches *= 2;
+  }
+  const int unit_leaves = batch_leaves * plan.batches;
   const int64_t wanted = tuning.tile_leaves ? power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves)) : kWarps;
   if (!plan.warps) plan.warps = static_cast<int>(std::min(wanted, power_of_two_above(ceil_div(t.leaves, unit_leaves))));
   plan.warps = std::min(plan.warps, kMaxColumnWarps);
-  t.tile_outputs = plan.warp_columns * plan.vector;
   t.tile_leaves = plan.warps * unit_leaves;
-  t.column_tiles = static_cast<uint32_t>(ceil_div(t.columns, t.tile_outputs));
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   t.partial_output_stride = 1;  // neighbouring columns write neighbouring partial sums
   t.partial_split_stride = p.outputs;
+}
+
+// Bytes of a lane's sum (Lane in primitives.cuh).
+int lane_bytes(const Reduction& r) {
+  return r.accumulator == Accumulator::i64 && info(r.in).size <= 2 ? 4 : size_of(r.accumulator);
+}
+
+// Whether columns are few, and their rows dense and aligned as pieces of memory.
+bool narrow_takes(const Reduction& r) {
+  const Problem& p = r.problem;
+  if (!is_typed(r) || p.kept.empty() || p.reduced.size() != 1) return false;
+  const KeptDim& columns = p.kept.back();
+  if (columns.stride != 1 || p.reduced[0].stride != columns.size) return false;
+  if (columns.size * kNarrowLeaves * lane_bytes(r) > kNarrowBytes) return false;
+  if (reinterpret_cast<uintptr_t>(r.input) % kGranule != 0) return false;
+  return std::all_of(p.kept.begin(), p.kept.end() - 1,
+                     [&](const KeptDim& d) { return d.stride * info(r.in).size % kGranule == 0; });
+}
+
+void plan_narrow(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
+  const Problem& p = r.problem;
+  Tiling& t = plan.tiling;
+  const int size = info(r.in).size, width = static_cast<int>(p.kept.back().size);
+  const auto tiles = [&](int64_t leaves) { return p.outputs / width * ceil_div(t.leaves, leaves); };
+  plan.vector = kVectorBytes / size;
+  plan.shifted = false;
+  plan.thread_elements = kDepth;
+  const int64_t most = std::min<int64_t>(kLanes, tuning.tile_leaves ? tuning.tile_leaves : t.leaves);
+  int run = kNarrowLeaves;
+  while (run < most && 2 * run * width * lane_bytes(r) <= kNarrowBytes &&
+         (tuning.tile_leaves || run * width * size < kNarrowPiece || tiles(2 * run) >= device.multiprocessors))
+    run *= 2;
+  plan.batches = tuning.batches ? std::min<int>(power_of_two_above(tuning.batches), kMaxBatches) : 1;
+  while (!tuning.batches && plan.batches < kMaxBatches && run * plan.batches < t.leaves &&
+         tiles(2 * run * plan.batches) >= int64_t{kNarrowTiles} * device.multiprocessors)
+    plan.batches *= 2;
+  const int64_t vectors = int64_t{run} * width / plan.vector, rounds = ceil_div(vectors, kNarrowWarps * kWarp);
+  if (!plan.warps) plan.warps = static_cast<int>(ceil_div(vectors, rounds * kWarp));
+  t.tile_outputs = width;
+  t.tile_leaves = run * plan.batches;
+  t.columns = width;
+  t.column_tiles = 1;
+  t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
+  t.partial_output_stride = t.splits;  // few a tile, so that the join may read them in whole lines
+  t.partial_split_stride = 1;
 }
 
 }  // namespace
@@ -311,12 +421,13 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   t.leaves = leaf_count(p.length);
   plan.bytes = bytes_moved(p, info(r.in).size, info(r.out).size);
   plan.nested = p.reduced.size() > 1;
+  plan.linear = p.reduced.size() == 1 && p.reduced.back().stride != 1;
 
   const bool by_columns = columnwise(p);
   const int size = info(r.in).size;
   const int vector = is_typed(r) ? vector_width(p, by_columns, size, r.input) : 1;
   plan.vector = vector;
-  if (vector == 1 && can_shift(r, by_columns)) {
+  if (vector == 1 && can_shift(r, by_columns, tuning)) {
     plan.shifted = true;
     plan.vector = kVectorBytes / size;
   }
@@ -325,17 +436,21 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
     plan.vector = 1;
   }
 
+  const bool narrow = by_columns && tuning.vector != 1 && narrow_takes(r);
   if (by_columns) {
-    plan.kernel = p.kept.empty() || p.length <= kLoads ? Kernel::thin : Kernel::columns;
+    plan.kernel = p.kept.empty() || p.length <= kLoads ? Kernel::thin
+                  : narrow && p.length > kLanes        ? Kernel::narrow
+                                                       : Kernel::columns;
   } else {
     plan.kernel = p.length <= int64_t{kWarp} * plan.vector ? Kernel::packed : Kernel::rows;
   }
   const bool ring = !by_columns && ring_takes_rows(r, device, vector);
-  if (ring && tuning.kernel < 0 && ring_suits_rows(p, size, vector)) plan.kernel = Kernel::ring_rows;
+  if (ring && tuning.kernel < 0 && ring_suits_rows(plan, p, size, vector)) plan.kernel = Kernel::ring_rows;
   if (tuning.kernel >= 0) {  // only to another kernel of the same direction, and only where that one can
     const Kernel wanted = static_cast<Kernel>(tuning.kernel);
     if (wanted == Kernel::rows && plan.kernel == Kernel::packed) plan.kernel = wanted;
-    if (wanted == Kernel::columns && plan.kernel == Kernel::thin && !p.kept.empty() && !p.reduced.empty()) plan.kernel = wanted;
+    if (wanted == Kernel::columns && by_columns && !p.kept.empty() && !p.reduced.empty()) plan.kernel = wanted;
+    if (wanted == Kernel::narrow && narrow) plan.kernel = wanted;
     if (wanted == Kernel::ring_rows && ring) plan.kernel = wanted;
     if (plan.kernel != wanted)
       throw std::invalid_argument(std::string("tuning: the ") + kKernelNames[tuning.kernel] +
@@ -349,17 +464,17 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   switch (plan.kernel) {
     case Kernel::packed: plan_packed(plan, p); break;
     case Kernel::rows: plan_rows(plan, p, device, tuning); break;
-    case Kernel::thin: plan_thin(plan, p); break;
-    case Kernel::columns: plan_columns(plan, p, tuning); break;
-    case Kernel::ring_rows: plan_ring_rows(plan, r, device, tuning, tuning.vector == 1 ? 1 : vector); break;
+    case Kernel::thin: plan_thin(plan, p, device); break;
+    case Kernel::columns: plan_columns(plan, r, device, tuning); break;
+    case Kernel::narrow: plan_narrow(plan, r, device, tuning); break;
+    case Kernel::ring_rows: plan_ring_rows(plan, r, device, tuning); break;
   }
   const int64_t tiles = ceil_div(t.outputs, t.columns) * t.column_tiles * t.splits;
   if (tiles > std::numeric_limits<uint32_t>::max()) throw std::invalid_argument("sum: the input is too large");
   t.tiles = static_cast<uint32_t>(tiles);
-  plan.grid = std::min<int64_t>(tiles, tuning.grid ? tuning.grid : kMaxGrid);
-  if (plan.kernel == Kernel::ring_rows)  // a tile a warp; one block fills a multiprocessor
-    plan.grid = std::min<int64_t>(ceil_div(tiles, plan.warps),
-                                  tuning.grid ? tuning.grid : int64_t{kRingBlocks} * device.multiprocessors);
+  if (tuning.grid) plan.grid = tuning.grid;
+  plan.grid =
+      std::min(plan.grid ? plan.grid : kMaxGrid, plan.kernel == Kernel::ring_rows ? ceil_div(tiles, plan.warps) : tiles);
 
   // One pass at least where the result is of a dtype that only the join rounds to.
   for (int64_t count = t.splits; count > 1 || (plan.joins.empty() && !is_direct(r.accumulator, r.out));

@@ -18,8 +18,10 @@ constexpr int kLoads = 8;           // vector loads a thread keeps in flight: a 
 constexpr int kJoinRun = 8;         // partial sums one thread of the join kernel takes
 constexpr int kMaxRowWarps = 16;    // warps a block of the rows kernel
 constexpr int kMaxColumnWarps = 8;  // and of the others
-constexpr int kMaxBatches = 8;      // of leaves a thread of the columns kernel takes one after the other
-constexpr int kMaxRingPairs = 8;    // of warps a block of the ring kernels: one reads what the other fetches
+constexpr int kMaxBatches = 8;      // of leaves a thread of the columns kernel takes one after the other; narrow: runs
+constexpr int kMaxRingPairs = 8;    // of warps a block of the ring kernel: one reads what the other fetches
+constexpr int kRingBlocks = 2;      // of them a multiprocessor
+constexpr int kRingRest = kLanes;   // elements that a stage of the ring has room for beyond a chunk
 constexpr int kGranule = 16;        // bytes: bulk copies begin and end at multiples of it
 constexpr int kLine = 128;          // bytes
 constexpr int kMaxJoin = 8192;      // partial sums one block of the join kernel takes: 1024 threads
@@ -29,8 +31,12 @@ static_assert(kLoads == kDepth);
 // rows     a warp takes a unit of 32 * vector * row_groups() neighbouring leaves of a row
 // thin     a thread takes all of its outputs' few elements, up to kLoads  (the fastest dim in memory is kept)
 // columns  a warp takes neighbouring columns, a thread neighbouring leaves of them
+// narrow   a block takes runs of leaves of few dense columns, as pieces of memory
 // ring_rows  rows through a ring of stages in shared memory, which bulk copies fill far ahead
-enum class Kernel : uint8_t { packed, rows, thin, columns, ring_rows };
+enum class Kernel : uint8_t { packed, rows, thin, columns, ring_rows, narrow };
+
+// Rounded up to whole lines.
+GPUREDUCE_HOST_DEVICE constexpr int whole_lines(int bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 struct Device {
   int multiprocessors = 132;
@@ -40,11 +46,12 @@ struct Device {
 // Groups of 32 * vector leaves that one unit of the rows kernel takes: as many as keep kLoads loads in flight, but no more than
 // a chunk has. Single elements are small loads, so more of them.
 GPUREDUCE_HOST_DEVICE constexpr int row_groups(int vector, int elements) {
-  const int in_flight = kLoads / elements, in_chunk = kLanes / (kWarp * vector);
-  return vector == 1 ? 4 : in_flight < in_chunk ? in_flight : in_chunk;
+  const int in_flight = (vector == 1 ? 4 : 1) * kLoads / elements, in_chunk = kLanes / (kWarp * vector);
+  return in_flight < in_chunk ? in_flight : in_chunk;
 }
 
 // Values forced on the planner, for tests and tuning; 0 means the planner's own choice. Parsed from "key=value,key=value".
+// vector=1 forces single elements; any other, vectors of columns at odd addresses.
 struct Tuning {
   int multiprocessors = 0, vector = 0, warps = 0, tile_leaves = 0, batches = 0, grid = 0;
   int stages = 0, stage_bytes = 0;
@@ -115,14 +122,17 @@ struct Plan {
   Tiling tiling;
   int vector;           // elements a load
   bool nested;          // elements are not one constant stride apart
+  bool linear;          // they are, but apart
   bool shifted;         // vectors are put together from two aligned ones
   int warps;            // a block
   int warp_columns;     // columns: threads of a warp side by side; packed: threads a row
-  int thread_elements;  // elements of a leaf a thread has in flight at once: kDepth, or 2 or 1 where leaves have no more
-  int batches;          // columns: how often it does that, for neighbouring leaves
+  int thread_elements;  // elements of a leaf a thread has in flight at once: kDepth, or 2 or 1 where leaves have no more;
+                        // thin: of an output, 2, 4 or 8
+  int batches;          // columns: how often it does that, for neighbouring leaves; narrow: runs a tile
   RingShape ring;
-  int read_bytes;  // ring_rows: from shared memory at once; row_width, row_groups: words of a short row and groups of 32
-  int row_width, row_groups;
+  int row_width, row_groups;  // ring_rows: reads of a short row, and groups of 32 of them; 0: rows are not short
+  int read_bytes;             // of a short row at once, and whether at multiples of so many
+  bool reads_aligned;
   int64_t grid;
   std::vector<Join> joins;
   int64_t workspace_bytes;

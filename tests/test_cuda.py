@@ -85,7 +85,7 @@ def test_large_matrices(name, shape, dim, cuda):
         assert_same_bits(SUM(x.to(cuda), dim), SUM(x, dim))
 
 
-KERNELS = ["packed", "rows", "thin", "columns", "ring_rows"]
+KERNELS = ["packed", "rows", "thin", "columns", "ring_rows", "narrow"]
 TUNINGS = [
     "",
     "vector=1",
@@ -99,6 +99,10 @@ TUNINGS = [
     *(f"kernel=ring_rows,warps={n},grid=3" for n in (1, 4)),
     *(f"kernel=ring_rows,stage_bytes={n}" for n in (1, 600, 16384)),
     *(f"kernel=columns,batches={n}" for n in (1, 2, 8)),
+    *(f"kernel=columns,vector=16,batches={n}" for n in (1, 8)),
+    *(f"kernel=narrow,batches={n}" for n in (1, 2, 8)),
+    *(f"kernel=narrow,tile_leaves={n}" for n in (16, 64, 512)),
+    *(f"kernel=narrow,warps={n},grid=3" for n in (1, 4)),
     "multiprocessors=1,warps=1,vector=1,tile_leaves=32",
     "multiprocessors=7,vector=1,warps=4,tile_leaves=1024,kernel=rows",
     "multiprocessors=264,warps=2,tile_leaves=64,grid=3",
@@ -128,8 +132,16 @@ FORCED = {
     "a chunk and one": lambda make: (make(70, 4097), [1]),
     "a lane and one": lambda make: (make(700, 513), [1]),
     "few columns": lambda make: (make(9000, 3), [0]),
+    "two columns": lambda make: (make(70_001, 2), [0]),
+    "nine columns": lambda make: (make(4095, 9), [0]),
+    "64 columns": lambda make: (make(16 * 512 + 1, 64), [0]),
+    "255 columns": lambda make: (make(513, 255), [0]),
+    "several narrow": lambda make: (make(5, 1203, 4), [1]),
     "thin columns": lambda make: (make(6, 9000), [0]),
+    "two elements": lambda make: (make(2, 20_000), [0]),
+    "three elements": lambda make: (make(40, 3, 208), [1]),
     "inside": lambda make: (make(5, 700, 48), [1]),
+    "inside, short": lambda make: (make(400, 130, 128), [1]),
     "outside": lambda make: (make(30, 16, 200), [0, 2]),
     "image": lambda make: (make(4, 12, 28, 28).to(memory_format=torch.channels_last), [0, 2, 3]),
     "windows": lambda make: (make(4000).unfold(0, 1000, 3), [1]),
@@ -165,7 +177,8 @@ REACHED = {
     "packed": (lambda make: make(4096, 48)[:, :16], 1),
     "rows": (lambda make: make(64, 8192), 1),
     "thin": (lambda make: make(4, 8192), 0),
-    "columns": (lambda make: make(8192, 64), 0),
+    "columns": (lambda make: make(8192, 1024), 0),
+    "narrow": (lambda make: make(8192, 60), 0),
     "ring_rows": (lambda make: make(4096, 16), 1),
 }
 
@@ -178,9 +191,38 @@ def test_every_kernel_is_reached(kernel, vector, cuda):
     x = view(lambda *shape: data(shape, "float32", seed=15))
     tuning = "vector=1" if vector else ""
     plan = json.loads(torch.ops.gpureduce._plan(x.shape, x.stride(), [dim], x.dtype, x.dtype, tuning))
-    assert plan["kernel"] == kernel and (kernel == "ring_rows" or (plan["vector"] == 1) == bool(vector))
+    wanted = "columns" if kernel == "narrow" and vector else kernel  # which knows vectors alone
+    assert plan["kernel"] == wanted and (kernel == "ring_rows" or (plan["vector"] == 1) == bool(vector))
     y = view(lambda *shape: data(shape, "float32", seed=15, device=cuda))
     assert_same_bits(torch.ops.gpureduce._sum_tuned(y, [dim], tuning=tuning), SUM(x, dim))
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("width", [2, 3, 7, 8, 9, 64, 100, 255, 256])
+def test_narrow_columns(width, name, cuda):
+    """Dense columns of any width and length, as the planner has it, in short and in long runs of leaves."""
+    for length in (17, 513, 4095, 4096, 4097, 16 * 512 - 1, 16 * 512 + 1, 40_000):
+        x = data((length, width), name, seed=15)
+        y, wanted = x.to(cuda), SUM(x, 0)
+        for tuning in ("", "tile_leaves=16,batches=8", "tile_leaves=512,batches=2", "kernel=narrow"):
+            try:
+                got = torch.ops.gpureduce._sum_tuned(y, [0], tuning=tuning)
+            except (RuntimeError, ValueError) as error:
+                assert "kernel=" in tuning and refused(error), f"{tuning}: {error}"
+                continue
+            assert_same_bits(got, wanted, f"{length} x {width} under {tuning!r}")
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "float64", "complex64"])
+@pytest.mark.parametrize("length", [2, 3, 8, 600])
+def test_results_at_any_address(length, name, cuda):
+    """Neighbouring results are stored together only where they lie aligned and side by side."""
+    x = data((length, 4096), name, seed=15)
+    y, wanted = x.to(cuda), SUM(x, 0)
+    room = torch.zeros(2 * 4096 + 8, dtype=wanted.dtype, device=cuda)
+    for offset in (0, 1, 2, 3):
+        for out in (room[offset : offset + 4096], room[offset : offset + 2 * 4096 : 2]):
+            assert_same_bits(SUM(y, 0, out=out), wanted, f"at {offset}, {out.stride()}")
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -14,7 +14,9 @@ PROCESSORS = [1, 7, 66, 132, 264]
 MOST_TILES = 200_000  # plans of more tiles are checked by their description only
 MAX_GRID, MAX_WARPS = 2**31 - 1, 32
 MOST_SHARED_MEMORY = 227 * 1024  # that a block of compute capability 9.0 may have
-KERNELS = {"packed", "rows", "thin", "columns", "ring_rows"}
+MOST_UNASKED_MEMORY = 48 * 1024  # ... without asking for it
+SMALL_INTEGERS = {"bool", "int8", "uint8", "int16", "uint16"}  # added up in 32 bits
+KERNELS = {"packed", "rows", "thin", "columns", "ring_rows", "narrow"}
 
 # Sizes and reduced dims of the measured grid.
 ROWS = [(1 << 25, 2), (1 << 24, 3), (1 << 23, 8), (1 << 21, 32), (1 << 20, 100), (1 << 18, 1000), (65536, 1024)]
@@ -37,6 +39,7 @@ TUNINGS = [
     *(f"warps={n}" for n in (1, 2, 16, 32)),
     *(f"grid={n}" for n in (1, 3)),
     *(f"tile_leaves={n}" for n in (32, 128, 1024, 8192, 65536)),
+    *(f"batches={n}" for n in (1, 2, 8)),
     *(f"stages={n}" for n in (1, 4)),
     *(f"stage_bytes={n}" for n in (1, 1000, 16384)),
     "multiprocessors=7,vector=1,warps=4,tile_leaves=1024",
@@ -68,6 +71,16 @@ def accumulator_bytes(source, target):
     return sum(part.itemsize for part in model.addends(one, source, target))
 
 
+def check_narrow(plan, source, target, what):
+    """A block's runs of leaves are aligned pieces of memory of one chunk, and their sums fit its shared memory."""
+    run, left = divmod(plan["tile_leaves"], plan["batches"])
+    assert left == 0 and 16 <= run <= 512 and run & (run - 1) == 0 and 1 <= plan["batches"] <= 8, what
+    assert plan["vector"] == max(1, 16 // model.itemsize(source)), what
+    sums = plan["tile_leaves"] // plan["batches"] + plan["batches"]
+    lane = 4 if source in SMALL_INTEGERS else accumulator_bytes(source, target)
+    assert sums * plan["tile_outputs"] * lane <= MOST_UNASKED_MEMORY - 128, what
+
+
 def check_plan(sizes, strides, dims, source="float32", target=None, tuning=""):
     """All that must hold of any plan; returns its description, and whether its tiles were walked."""
     target = target or model.natural_result(source)
@@ -85,6 +98,8 @@ def check_plan(sizes, strides, dims, source="float32", target=None, tuning=""):
     assert plan["vector"] == 1 or plan["vector"] * model.itemsize(source) <= 16, what
     assert (plan["stages"] > 0) == plan["kernel"].startswith("ring"), what
     assert plan["warps"] * plan["stages"] * plan["stage_bytes"] < MOST_SHARED_MEMORY, what
+    if plan["kernel"] == "narrow":
+        check_narrow(plan, source, target, what)
 
     # Partial sums: every pass joins `fan` neighbours, until one is left. Where there is nothing to join, one pass may
     # round the sums to a dtype that kernels do not write.
@@ -216,16 +231,46 @@ def test_alignment_bounds_the_vectors():
     apart = [((9, 4096), (8192, 2), (1,)), ((64, 30, 64), (64 * 31 + 1, 64, 1), (0, 1)), ((600, 7), (14, 2), (0,))]
     for sizes, strides, dims in apart:
         assert check_plan(sizes, strides, dims)[0]["vector"] == 1
-    for sizes, dims in [((8, 4097), (1,)), ((4097, 7), (0,)), ((4097, 70), (0,))]:
-        for source, vector in [("bfloat16", 8), ("int8", 16)]:
-            plan = check_plan(sizes, contiguous(sizes), dims, source)[0]
+    for sizes, dims in [((8, 4097), (1,)), ((1 << 17, 1001), (0,)), ((4097, 2049), (0,))]:
+        for source, vector in [("bfloat16", 8), ("int8", 16)][: 1 + (dims == (0,))]:
+            plan = check_plan(sizes, contiguous(sizes), dims, source, tuning="vector=16" if sizes[1] == 2049 else "")[0]
             assert plan["vector"] == vector and plan["shifted"]
             plan = check_plan(sizes, contiguous(sizes), dims, source, tuning="vector=1")[0]
             assert plan["vector"] == 1 and not plan["shifted"]
-    assert check_plan((8, 4097), (4097, 1), (1,))[0]["kernel"] == "ring_rows"
+    for sizes, source in [((2048, 1001), "float32"), ((1 << 17, 1001), "float64")]:
+        assert check_plan(sizes, contiguous(sizes), (0,), source)[0]["vector"] == 1
+    assert check_plan((8, 4097), (4097, 1), (1,), "int8")[0]["kernel"] == "ring_rows"
+    assert check_plan((8, 4097), (4097, 1), (1,))[0]["vector"] == 1  # single words are as fast
     plan = check_plan((8, 4096), (4096, 1), (1,))[0]
     assert plan["kernel"] == "rows" and plan["vector"] == 4 and not plan["shifted"]
     assert check_plan((4096, 64), (64, 1), (0,), "bfloat16")[0]["vector"] == 8
+
+
+def test_narrow_columns():
+    """Dense columns of any small width are read as aligned pieces; others, and single elements, are not."""
+    for width in (2, 3, 7, 8, 9, 64, 100, 255, 256):
+        for length in (513, 4095, 4096, 4097, 16 * 512 - 1, 16 * 512, 16 * 512 + 1, 1 << 20):
+            for source in ("float32", "bfloat16", "int8", "float64", "bool"):
+                wanted = "columns" if source == "float64" and width > 192 else "narrow"
+                assert check_plan((length, width), (width, 1), (0,), source)[0]["kernel"] == wanted
+                for tuning in ("batches=8", "tile_leaves=1", "tile_leaves=64,batches=4", "tile_leaves=512", "warps=1"):
+                    check_plan((length, width), (width, 1), (0,), source, tuning=tuning)
+        for length in (1, 2, 9, 17, 511, 512):
+            check_plan((length, width), (width, 1), (0,), tuning="kernel=narrow" if length > 1 else "")
+    for sizes, strides, dims in [((5, 700, 48), (33600, 48, 1), (1,)), ((5, 701, 4), (2804, 4, 1), (1,))]:
+        assert check_plan(sizes, strides, dims)[0]["kernel"] == "narrow"
+    others = [((600, 7), (8, 1), (0,)), ((600, 7), (14, 2), (0,)), ((5, 701, 3), (2103, 3, 1), (1,))]
+    for sizes, strides, dims in others:
+        assert check_plan(sizes, strides, dims)[0]["kernel"] == "columns"
+    assert check_plan((4097, 64), (64, 1), (0,), tuning="vector=1")[0]["kernel"] == "columns"
+    assert check_plan((4097, 64), (64, 1), (0,), tuning="kernel=columns")[0]["kernel"] == "columns"
+
+
+def test_columns_are_not_split_for_nothing():
+    """Where there are columns enough for all multiprocessors, a block takes all leaves if it can."""
+    for sizes, dims in [((4096, 128, 128), (1,)), ((512, 65536), (0,)), ((300, 500, 256), (1,))]:
+        plan = check_plan(sizes, contiguous(sizes), dims)[0]
+        assert plan["kernel"] == "columns" and plan["splits"] == 1 and not plan["joins"]
 
 
 def test_more_processors_never_change_the_leaves():

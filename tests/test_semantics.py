@@ -247,6 +247,15 @@ def test_out_by_every_dim(device, total):
             assert_same_bits(total(x, dim, keepdim, out=out), wanted)
 
 
+def test_out_is_known_to_have_changed(device, total):
+    """A backward pass that needs what out= overwrote raises, as after torch.sum."""
+    weight, x = torch.tensor(2.0, device=device), torch.tensor(3.0, device=device, requires_grad=True)
+    y = x * weight
+    total(torch.ones(4, device=device), out=weight)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
 def test_out_is_resized(device, total, capfd):
     """An out of another shape is resized as torch does: silently when empty, with a warning otherwise."""
     x = data((3, 400), "float32", device=device)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.overrides import has_torch_function_unary
 
 from . import _library
 
@@ -21,6 +23,7 @@ __version__ = "0.1.0"
 _library.load()
 
 _ops = torch.ops.gpureduce
+_direct = _library.entry()
 
 
 def sum(
@@ -66,7 +69,10 @@ def sum(
     >>> torch_reduce.sum(torch.ones(3, 4), dim=1)
     tensor([4., 4., 4.])
     """
-    if not isinstance(input, Tensor):
+    # It serves plain calls and leaves the others. Dynamo cannot look into it.
+    if not is_dynamo_compiling() and _direct and (r := _direct(input, dim, keepdim, dtype, out)) is not NotImplemented:
+        return r
+    if not isinstance(input, Tensor) and not has_torch_function_unary(input):
         raise TypeError(f"sum(): argument 'input' must be Tensor, not {type(input).__name__}")
     if out is None:
         return _ops.sum.default(input, dim, keepdim, dtype=dtype)

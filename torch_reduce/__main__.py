@@ -8,7 +8,7 @@ import sys
 import torch
 
 import torch_reduce
-from torch_reduce._library import LIBRARY, build_facts
+from torch_reduce._library import LIBRARY, build_facts, entry
 from torch_reduce._selfcheck import PINNED, check
 
 
@@ -48,6 +48,7 @@ def main() -> int:
     row("torch", f"{torch.__version__}, built for {facts['torch']}")
     row("Python", platform.python_version())
     row("library", f"{LIBRARY} ({LIBRARY.stat().st_size / 2**20:.1f} MiB)")
+    row("entry", "there" if entry() else "none: calls from Python take longer")
     row("compiler", facts["compiler"])
     if registered["cuda"]:
         row("CUDA", f"built for {facts['cuda']} with nvcc {facts['nvcc']}")

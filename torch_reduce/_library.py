@@ -1,7 +1,9 @@
 """Finds and loads the library of operators, once it is known to fit the torch that is there."""
 
 import json
+from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,14 @@ def load() -> None:
             "`pip install --no-build-isolation .` in its source tree."
         )
     torch.ops.load_library(LIBRARY)  # a second time, as in importlib.reload, changes nothing
+
+
+def entry() -> Callable[..., Any] | None:
+    """The short way from Python to the op (csrc/python/entry.cpp), if there is one: it saves time and nothing else."""
+    try:
+        return import_module("torch_reduce._entry").sum
+    except ImportError:
+        return None
 
 
 def _major(version: str | None) -> str | None:

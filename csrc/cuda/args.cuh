@@ -6,13 +6,28 @@
 
 namespace gpureduce::cuda {
 
+// Stores V results, `stride` apart; in whole granules where they lie so.
 template <class Out, class Acc, int V>
 __device__ __forceinline__ void store_as(void* out, int64_t index, int64_t stride, const Acc (&v)[V]) {
+  Out* at = static_cast<Out*>(out) + index;
+  constexpr int kBytes = V * sizeof(Out) < kGranule ? V * sizeof(Out) : kGranule, kCount = kBytes / sizeof(Out);
+  if constexpr (V > 1) {
+    if (stride == 1 && reinterpret_cast<uintptr_t>(at) % kBytes == 0) {
 #pragma unroll
-  for (int j = 0; j < V; ++j) static_cast<Out*>(out)[index + j * stride] = result<Out>(v[j]);
+      for (int g = 0; g < V; g += kCount) {
+        Vector<Out, kCount> granule;
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) granule.set(j, result<Out>(v[g + j]));
+        reinterpret_cast<decltype(granule)*>(at + g)->bits = granule.bits;
+      }
+      return;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < V; ++j) at[j * stride] = result<Out>(v[j]);
 }
 
-// Stores V results, `stride` apart, in a dtype for which is_direct() holds.
+// The same in a dtype for which is_direct() holds.
 template <class Acc, int V>
 __device__ __forceinline__ void store_results(void* out, int64_t index, int64_t stride, DType t, const Acc (&v)[V]) {
   if constexpr (std::is_same_v<Acc, float>) {
@@ -33,6 +48,12 @@ struct Output {
   __device__ __forceinline__ void write(const Nest<kRank>& kept, int64_t output, int64_t partial, Acc v) const {
     if (partials) partials[partial] = v;
     else store_results(result, kept.at(output).out, 0, dtype, {v});
+  }
+  // Neighbouring outputs, whose results lie `stride` apart from `place` on; so do their partial sums, but side by side.
+  template <int V>
+  __device__ __forceinline__ void write_neighbours(int64_t place, int64_t stride, int64_t partial, const Acc (&v)[V]) const {
+    if (partials) store_as<Acc>(partials, partial, 1, v);
+    else store_results(result, place, stride, dtype, v);
   }
   // `place`: where the result stands.
   __device__ __forceinline__ void write_at(int64_t place, int64_t partial, Acc v) const {

@@ -7,8 +7,10 @@ namespace gpureduce::cuda {
 
 // Blocks a multiprocessor that the compiler is to make room for. With no such word it aims for many more, and saves registers
 // by waiting for each load before the next: columns (16384, 4096) float32 then took 73 us on an H200.
-template <class Source, class Acc, int V, Walk walk>
-constexpr int kColumnBlocks = sizeof(Lanes<typename Source::Element, Acc, V>) <= 32 && walk != Walk::shifted ? 3 : 2;
+template <class Batch, Walk walk>
+constexpr int kColumnBlocks = sizeof(Batch) > 64                                                    ? 1
+                              : walk == Walk::shifted || (sizeof(Batch) > 32 && !Batch::kOrderFree) ? 2
+                                                                                                    : 3;
 
 // One leaf of V columns at any address, up to kLoads elements: each vector is what two aligned ones hold of it. Its neighbour's
 // lie in the same lines, so that memory is read once. It may read beyond these columns, but nothing outside of the input.
@@ -20,7 +22,6 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> shifted_leaf(
   const int elements = rest > kChunk - kLanes ? kDepth : static_cast<int>((rest + kLanes - 1) / kLanes);
   int64_t at = column + a.template element<Walk::linear>(first);
   Lanes<Element, Acc, V> lanes;
-  lanes.clear();
   if (a.source.template within<V>(a.input, at, at + (elements - 1) * step)) {
     Vector<Element, V> x[kDepth], next[kDepth];
 #pragma unroll
@@ -33,9 +34,10 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> shifted_leaf(
     for (int d = 0; d < kDepth; ++d) {
       const int shift = a.source.template misalignment<V>(at + d * step);
       x[d].bits = shift_bytes(x[d].bits, next[d].bits, shift * sizeof(Element));
-      lanes.add(x[d]);
     }
+    lanes.start(x);
   } else {
+    lanes.clear();
 #pragma unroll 1
     for (int d = 0; d < elements; ++d, at += step) {
 #pragma unroll
@@ -44,6 +46,29 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> shifted_leaf(
     }
   }
   return lanes;
+}
+
+// The sums of kLeaves neighbouring leaves of V columns, joined.
+template <class Acc, int kLeaves, int kElements, class Element, int V>
+__device__ __forceinline__ Lanes<Element, Acc, V> join_leaves(const Vector<Element, V> (&x)[kLeaves][kElements]) {
+  using Batch = Lanes<Element, Acc, V>;
+  if constexpr (Batch::kOrderFree) {
+    Vector<Element, V> all[kLeaves * kElements];
+#pragma unroll
+    for (int i = 0; i < kLeaves * kElements; ++i) all[i] = x[i / kElements][i % kElements];
+    Batch sum;
+    sum.start(all);
+    return sum;
+  }
+  Batch lanes[kLeaves];
+#pragma unroll
+  for (int l = 0; l < kLeaves; ++l) lanes[l].start(x[l]);
+#pragma unroll
+  for (int width = 1; width < kLeaves; width *= 2) {
+#pragma unroll
+    for (int l = 0; l < kLeaves; l += 2 * width) lanes[l].add(lanes[l + width]);
+  }
+  return lanes[0];
 }
 
 // kLeaves neighbouring leaves of V columns, up to kElements elements each, all in flight at once; joined in registers.
@@ -62,33 +87,24 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
       x[l][d] = a.source.template load_if<V>(e < left, column + a.template element<walk>(first + e));
     }
   }
-  Lanes<Element, Acc, V> lanes[kLeaves];
-#pragma unroll
-  for (int l = 0; l < kLeaves; ++l) {
-    lanes[l].start(x[l][0]);
-#pragma unroll
-    for (int d = 1; d < kElements; ++d) lanes[l].add(x[l][d]);
-  }
-#pragma unroll
-  for (int width = 1; width < kLeaves; width *= 2) {
-#pragma unroll
-    for (int l = 0; l < kLeaves; l += 2 * width) lanes[l].add(lanes[l + width]);
-  }
-  return lanes[0];
+  return join_leaves<Acc>(x);
 }
 
 // A warp reads `warp_columns` threads side by side; what is left of it, and the block's other warps, take further leaves of the
 // same columns. Their values are joined across the warp, then through shared memory.
 //
 // A thread takes `batches` batches (1 to kMaxBatches, a power of two) of kLoads / kElements leaves, one batch in flight after
-// the other, and keeps the halves that wait for their neighbour, as a binary counter does.
+// the other, and keeps the halves that wait for their neighbour, as a binary counter does; or one sum of integers, whose order
+// is free.
 template <int V, int kElements, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Source, Acc, V, walk>))
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<typename Source::Element, Acc, V>, walk>))
     columns(const __grid_constant__ Args<Source, Acc> a) {
   using Batch = Lanes<typename Source::Element, Acc, V>;
   constexpr int kLeaves = kLoads / kElements, kLevels = 3;
   static_assert(1 << kLevels == kMaxBatches);
-  __shared__ Acc slots[kMaxColumnWarps][kWarp * V];
+  using LaneSum = typename Batch::LaneSum;
+  __shared__ __align__(kLine) LaneSum memory[kMaxColumnWarps * kWarp * V];
+  const LaneSums<LaneSum> slots{memory};
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const int width = a.warp_columns, column = lane % width * V, thread_leaves = kLeaves * a.batches;
   wait_for_previous_kernel();
@@ -96,12 +112,11 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Source,
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
     const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
     const int64_t leaf = tile.leaf + (warp * (kWarp / width) + lane / width) * thread_leaves;
-    Acc sums[V];
-#pragma unroll
-    for (int j = 0; j < V; ++j) sums[j] = padding<Acc>();
+    Batch batch;
+    batch.clear();
     if (column < tile.outputs && leaf < a.tiling.leaves) {
       const int64_t base = a.kept.at(tile.output + column).in;
-      Batch batch, waiting[kLevels];
+      Batch waiting[kLevels];
 #pragma unroll 1
       for (int b = 0; b < a.batches; ++b) {
         if (leaf + b * kLeaves >= a.tiling.leaves) {
@@ -109,6 +124,11 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Source,
         } else {
           if constexpr (walk == Walk::shifted) batch = shifted_leaf<V>(a, base, tile.outputs - column, leaf + b);
           else batch = column_leaves<V, kElements, kLeaves, walk>(a, base, leaf + b * kLeaves);
+        }
+        if constexpr (Batch::kOrderFree) {
+          if (b > 0) batch.add(waiting[0]);
+          waiting[0] = batch;
+          continue;
         }
         bool carry = true;
 #pragma unroll
@@ -122,51 +142,58 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Source,
           }
         }
       }
-#pragma unroll
-      for (int j = 0; j < V; ++j) sums[j] = static_cast<Acc>(batch.sum[j]);
     }
 #pragma unroll
-    for (int j = 0; j < V; ++j) sums[j] = warp_join(sums[j], width, kWarp);
-    if (lane < width) {
-#pragma unroll
-      for (int j = 0; j < V; ++j) slots[warp][column + j] = sums[j];
-    }
+    for (int j = 0; j < V; ++j) batch.sum[j] = warp_join(batch.sum[j], width, kWarp);
+    if (lane < width) slots.put(warp * kWarp * V + column, batch.sum);
     __syncthreads();
     for (int c = threadIdx.x; c < tile.outputs; c += blockDim.x) {
       Acc v[kMaxColumnWarps];
 #pragma unroll
-      for (int w = 0; w < kMaxColumnWarps; ++w) v[w] = w < warps ? slots[w][c] : padding<Acc>();
-#pragma unroll
-      for (int step = 1; step < kMaxColumnWarps; step *= 2) {
-#pragma unroll
-        for (int w = 0; w < kMaxColumnWarps; w += 2 * step) v[w] = v[w] + v[w + step];
-      }
-      a.output.write(a.kept, tile.output + c, tile.partial + c * a.tiling.partial_output_stride, v[0]);
+      for (int w = 0; w < kMaxColumnWarps; ++w) v[w] = w < warps ? static_cast<Acc>(slots[w * kWarp * V + c]) : padding<Acc>();
+      a.output.write(a.kept, tile.output + c, tile.partial + c * a.tiling.partial_output_stride, join_neighbours(v));
     }
     __syncthreads();  // the slots are free again
   }
 }
 
-// At most kLoads elements an output: a thread takes all of them, for V outputs.
-template <int V, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Source, Acc, V, walk>))
+// At most kElements elements an output: a thread takes all of them, for V outputs, and for as many more of the tile's V outputs
+// as keep kLoads loads in flight.
+template <int V, int kElements, Walk walk, class Source, class Acc>
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<typename Source::Element, Acc, V>, walk>))
     thin(const __grid_constant__ Args<Source, Acc> a) {
+  using Element = typename Source::Element;
+  constexpr int kCount = kLoads / kElements;
+  const int length = static_cast<int>(a.length);
+  const int64_t stride = V > 1 ? a.kept.dims[a.kept.rank - 1].out : 0;
   wait_for_previous_kernel();
   allow_next_kernel();
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
     const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
-    const int column = threadIdx.x * V;
-    if (column >= tile.outputs) continue;
-    const Offsets offsets = a.kept.at(tile.output + column);
-    const auto lanes = column_leaves<V, 1, kLoads, walk>(a, offsets.in, 0);
-    Acc v[V];
+    const int outputs = static_cast<int>(tile.outputs);
+    int column[kCount];
+    Offsets offsets[kCount];
 #pragma unroll
-    for (int j = 0; j < V; ++j) v[j] = static_cast<Acc>(lanes.sum[j]);
-    if (a.output.partials) {
+    for (int i = 0; i < kCount; ++i) {
+      column[i] = (i * blockDim.x + threadIdx.x) * V;
+      offsets[i] = a.kept.at(tile.output + (column[i] < outputs ? column[i] : 0));
+    }
+    Vector<Element, V> x[kCount][kElements][1];
 #pragma unroll
-      for (int j = 0; j < V; ++j) a.output.partials[tile.output + column + j] = v[j];
-    } else {
-      store_results(a.output.result, offsets.out, V > 1 ? a.kept.dims[a.kept.rank - 1].out : 0, a.output.dtype, v);
+    for (int e = 0; e < kElements; ++e) {
+      const int64_t element = a.template element<walk>(e);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        x[i][e][0] = a.source.template load_if<V>(column[i] < outputs && e < length, offsets[i].in + element);
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (column[i] >= outputs) break;
+      const auto lanes = join_leaves<Acc>(x[i]);
+      Acc v[V];
+#pragma unroll
+      for (int j = 0; j < V; ++j) v[j] = static_cast<Acc>(lanes.sum[j]);
+      a.output.write_neighbours(offsets[i].out, stride, tile.output + column[i], v);
     }
   }
 }

@@ -5,6 +5,7 @@
 
 #include "columns.cuh"
 #include "launch.h"
+#include "narrow.cuh"
 #include "ring_rows.cuh"
 #include "rows.cuh"
 
@@ -30,14 +31,19 @@ Args<Source, Acc> make_args(const Launch& launch, const Source& source) {
 template <int V, Walk walk, class Acc, class Source>
 auto row_kernel(const Plan& plan) {
   if (plan.kernel == Kernel::packed) return packed<V, walk, Source, Acc>;
-  if constexpr (walk == Walk::dense)
+  if constexpr (walk == Walk::dense || walk == Walk::linear) {
     if (plan.thread_elements == 2) return rows<V, 2, walk, Source, Acc>;
+    if (plan.thread_elements == 4) return rows<V, 4, walk, Source, Acc>;
+  }
   return rows<V, kDepth, walk, Source, Acc>;
 }
 
 template <int V, Walk walk, class Acc, class Source>
 auto column_kernel(const Plan& plan) {
-  if (plan.kernel == Kernel::thin) return thin<V, walk, Source, Acc>;
+  if (plan.kernel == Kernel::thin)
+    return plan.thread_elements == 2   ? thin<V, 2, walk, Source, Acc>
+           : plan.thread_elements == 4 ? thin<V, 4, walk, Source, Acc>
+                                       : thin<V, kLoads, walk, Source, Acc>;
   return plan.thread_elements == 1   ? columns<V, 1, walk, Source, Acc>
          : plan.thread_elements == 2 ? columns<V, 2, walk, Source, Acc>
                                      : columns<V, kLoads, walk, Source, Acc>;
@@ -54,21 +60,34 @@ cudaError_t start(const Launch& launch, const Source& source, KernelOf<Source, A
   return cudaLaunchKernelEx(&config, kernel, args);
 }
 
+template <int kBytes, bool kAligned, class Acc, class Source>
+KernelOf<Source, Acc> short_rows_kernel(const Plan& plan) {
+  switch (plan.row_width * plan.row_groups) {
+    case 1: return ring_short_rows<kBytes, kAligned, 1, 1, Source, Acc>;
+    case 2: return ring_short_rows<kBytes, kAligned, 2, 1, Source, Acc>;
+    case 4: return ring_short_rows<kBytes, kAligned, 4, 1, Source, Acc>;
+    case 8: return ring_short_rows<kBytes, kAligned, 8, 1, Source, Acc>;
+    case 16: return ring_short_rows<kBytes, kAligned, 16, 1, Source, Acc>;
+    case 32: return ring_short_rows<kBytes, kAligned, 32, 1, Source, Acc>;
+    case 64: return ring_short_rows<kBytes, kAligned, 32, 2, Source, Acc>;
+  }
+  if constexpr (kBytes < kGranule || sizeof(typename Source::Element) == 8) {
+    switch (plan.row_width * plan.row_groups) {
+      case 128: return ring_short_rows<kBytes, kAligned, 32, 4, Source, Acc>;
+      case 256: return ring_short_rows<kBytes, kAligned, 32, 8, Source, Acc>;
+    }
+  }
+  return nullptr;
+}
+
 template <class Acc, class Source>
 KernelOf<Source, Acc> ring_kernel(const Plan& plan) {
-  switch (plan.row_width * plan.row_groups) {
-    case 1: return ring_short_rows<1, 1, Source, Acc>;
-    case 2: return ring_short_rows<2, 1, Source, Acc>;
-    case 4: return ring_short_rows<4, 1, Source, Acc>;
-    case 8: return ring_short_rows<8, 1, Source, Acc>;
-    case 16: return ring_short_rows<16, 1, Source, Acc>;
-    case 32: return ring_short_rows<32, 1, Source, Acc>;
-    case 64: return ring_short_rows<32, 2, Source, Acc>;
-    case 128: return ring_short_rows<32, 4, Source, Acc>;
-    case 256: return ring_short_rows<32, 8, Source, Acc>;
-  }
-  if (plan.nested) return ring_chunks<16, true, Source, Acc>;
-  return plan.read_bytes == 16 ? ring_chunks<16, false, Source, Acc> : ring_chunks<4, false, Source, Acc>;
+  constexpr int kWord = std::max(4, static_cast<int>(sizeof(typename Source::Element)));
+  if (!plan.row_width) return plan.nested ? ring_chunks<true, Source, Acc> : ring_chunks<false, Source, Acc>;
+  if (plan.read_bytes == kGranule) return short_rows_kernel<kGranule, true, Acc, Source>(plan);
+  if constexpr (sizeof(typename Source::Element) < 4)
+    if (!plan.reads_aligned) return short_rows_kernel<kWord, false, Acc, Source>(plan);
+  return short_rows_kernel<kWord, true, Acc, Source>(plan);
 }
 
 template <class Acc, class Source>
@@ -83,19 +102,28 @@ cudaError_t launch_ring(const Launch& launch, const Source& source) {
 }
 
 template <int V, class Acc, class Source>
+cudaError_t launch_narrow(const Launch& launch, const Source& source) {
+  using LaneSum = typename Lanes<typename Source::Element, Acc, V>::LaneSum;
+  const Plan& plan = launch.plan;
+  const int width = plan.tiling.tile_outputs * sizeof(LaneSum);
+  const int bytes = whole_lines(plan.tiling.tile_leaves / plan.batches * width) + plan.batches * width;
+  return start<Source, Acc>(launch, source, narrow_columns<V, Source, Acc>, plan.warps * kWarp, bytes);
+}
+
+template <int V, class Acc, class Source>
 cudaError_t launch_width(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
   KernelOf<Source, Acc> kernel;
   if (plan.kernel == Kernel::packed || plan.kernel == Kernel::rows) {
-    // One element a load gains nothing from knowing more of where it lies.
-    constexpr Walk kBest = V > 1 ? Walk::dense : Walk::nested;
-    kernel = plan.nested ? row_kernel<V, Walk::nested, Acc, Source>(plan) : row_kernel<V, kBest, Acc, Source>(plan);
+    kernel = plan.nested ? row_kernel<V, Walk::nested, Acc, Source>(plan) : row_kernel<V, Walk::dense, Acc, Source>(plan);
+    if constexpr (V == 1)
+      if (plan.linear) kernel = row_kernel<V, Walk::linear, Acc, Source>(plan);
     if constexpr (V > 1)
       if (plan.shifted) kernel = rows<V, kDepth, Walk::shifted, Source, Acc>;
   } else {
     kernel =
         plan.nested ? column_kernel<V, Walk::nested, Acc, Source>(plan) : column_kernel<V, Walk::linear, Acc, Source>(plan);
-    if constexpr (V > 1)
+    if constexpr (V > 2)
       if (plan.shifted) kernel = columns<V, kLoads, Walk::shifted, Source, Acc>;
   }
   return start<Source, Acc>(launch, source, kernel, plan.warps * kWarp);
@@ -107,6 +135,7 @@ cudaError_t launch_typed(const Launch& launch) {
   const Typed<In> source{static_cast<const In*>(launch.reduction.input)};
   if constexpr (sizeof(In) <= 8)
     if (launch.plan.kernel == Kernel::ring_rows) return launch_ring<Acc>(launch, source);
+  if (launch.plan.kernel == Kernel::narrow) return launch_narrow<kVector, Acc>(launch, source);
   if constexpr (kVector > 1)
     if (launch.plan.vector == kVector) return launch_width<kVector, Acc>(launch, source);
   return launch_width<1, Acc>(launch, source);

@@ -26,6 +26,7 @@ struct Vector {
 
   __device__ __forceinline__ Element operator[](int j) const { return reinterpret_cast<const Element*>(&bits)[j]; }
   __device__ __forceinline__ void set(int j, Element x) { reinterpret_cast<Element*>(&bits)[j] = x; }
+  __device__ __forceinline__ uint32_t word(int w) const { return reinterpret_cast<const uint32_t*>(&bits)[w]; }
 };
 
 // The element whose addend is padding<Acc>(): -0.0 in its own format, 0 for integers.
@@ -103,6 +104,19 @@ __device__ __forceinline__ uint4 shift_bytes(uint4 a, uint4 b, int bytes) {
   const uint32_t w0 = one ? v1 : v0, w1 = one ? v2 : v1, w2 = one ? v3 : v2, w3 = one ? v4 : v3, w4 = one ? v5 : v4;
   return {__funnelshift_r(w0, w1, bits), __funnelshift_r(w1, w2, bits), __funnelshift_r(w2, w3, bits),
           __funnelshift_r(w3, w4, bits)};
+}
+
+// By words: a conditional choice between two elements of an array would put the array into memory.
+template <class T>
+__device__ __forceinline__ T choose(bool first, T a, T b) {
+  constexpr int kWords = sizeof(T) / 4;
+  uint32_t x[kWords], y[kWords];
+  memcpy(x, &a, sizeof(T));
+  memcpy(y, &b, sizeof(T));
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) x[w] = first ? x[w] : y[w];
+  memcpy(&a, x, sizeof(T));
+  return a;
 }
 
 // --- sources: where a kernel's elements come from --------------------------------------------------------------------------
@@ -212,10 +226,34 @@ __device__ __forceinline__ void unpack(const Vector<Element, V>& x, T (&to)[V]) 
   }
 }
 
+// Four bytes more in a sum, with the byte dot product.
+template <class Element>
+__device__ __forceinline__ int32_t add_bytes(uint32_t bytes, int32_t sum) {
+  if constexpr (std::is_same_v<Element, int8_t>) {
+    return __dp4a(static_cast<int32_t>(bytes), 0x01010101, sum);
+  } else {
+    if constexpr (std::is_same_v<Element, Boolean>)  // each non-zero byte to 1: a carry into, or already, its top bit
+      bytes = ((((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) & 0x80808080u) >> 7;
+    return static_cast<int32_t>(__dp4a(bytes, 0x01010101u, static_cast<uint32_t>(sum)));
+  }
+}
+
+// The same for four neighbouring sums, each with one byte of each word.
+template <class Element>
+__device__ __forceinline__ void add_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d, int32_t* sums) {
+  const uint32_t ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);    // a0 b0 a1 b1, c0 d0 c1 d1
+  const uint32_t ab2 = __byte_perm(a, b, 0x7362), cd2 = __byte_perm(c, d, 0x7362);  // a2 b2 a3 b3, c2 d2 c3 d3
+  sums[0] = add_bytes<Element>(__byte_perm(ab, cd, 0x5410), sums[0]);
+  sums[1] = add_bytes<Element>(__byte_perm(ab, cd, 0x7632), sums[1]);
+  sums[2] = add_bytes<Element>(__byte_perm(ab2, cd2, 0x5410), sums[2]);
+  sums[3] = add_bytes<Element>(__byte_perm(ab2, cd2, 0x7632), sums[3]);
+}
+
 // The sums of V neighbouring lanes in one thread.
 template <class Element, class Acc, int V>
 struct Lanes {
   using LaneSum = Lane<Element, Acc>;
+  static constexpr bool kOrderFree = std::is_integral_v<LaneSum>;
   LaneSum sum[V];
 
   __device__ __forceinline__ void clear() {
@@ -229,13 +267,30 @@ struct Lanes {
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] = sum[j] + more[j];
   }
+  // N elements a lane, the first of them first. Bytes four vectors at a time.
+  template <int N>
+  __device__ __forceinline__ void start(const Vector<Element, V> (&x)[N]) {
+    if constexpr (sizeof(Element) == 1 && kOrderFree && V % 4 == 0 && N % 4 == 0) {
+      clear();
+#pragma unroll
+      for (int i = 0; i < N; i += 4) {
+#pragma unroll
+        for (int w = 0; w < V / 4; ++w)
+          add_bytes<Element>(x[i].word(w), x[i + 1].word(w), x[i + 2].word(w), x[i + 3].word(w), sum + 4 * w);
+      }
+    } else {
+      start(x[0]);
+#pragma unroll
+      for (int i = 1; i < N; ++i) add(x[i]);
+    }
+  }
   __device__ __forceinline__ void add(int j, Element x) { sum[j] = sum[j] + addend<LaneSum>(x); }
-  // The first `count` only.
-  __device__ __forceinline__ void add_first(const Vector<Element, V>& x, int count) {
+  // Those from `from` on, and before `to`.
+  __device__ __forceinline__ void add_some(const Vector<Element, V>& x, int from, int to) {
     LaneSum more[V];
     unpack(x, more);
 #pragma unroll
-    for (int j = 0; j < V; ++j) sum[j] = sum[j] + (j < count ? more[j] : padding<LaneSum>());
+    for (int j = 0; j < V; ++j) sum[j] = sum[j] + choose(j >= from && j < to, more[j], padding<LaneSum>());
   }
   __device__ __forceinline__ void add(const Lanes& other) {
 #pragma unroll
@@ -255,6 +310,7 @@ struct Lanes {
 // Bytes, four at a time into one sum, with the byte dot product.
 template <class Element, class Acc, int V>
 struct ByteLanes {
+  static constexpr bool kOrderFree = true;
   int32_t sum;
 
   __device__ __forceinline__ void clear() { sum = 0; }
@@ -264,36 +320,74 @@ struct ByteLanes {
   }
   __device__ __forceinline__ void add(const Vector<Element, V>& x) {
 #pragma unroll
-    for (int w = 0; w < V / 4; ++w) sum = four(reinterpret_cast<const uint32_t*>(&x.bits)[w], sum);
+    for (int w = 0; w < V / 4; ++w) sum = add_bytes<Element>(x.word(w), sum);
   }
   __device__ __forceinline__ void add(int, Element x) { sum += addend<int32_t>(x); }
-  __device__ __forceinline__ void add_first(const Vector<Element, V>& x, int count) {
+  __device__ __forceinline__ void add_some(const Vector<Element, V>& x, int from, int to) {
 #pragma unroll
     for (int w = 0; w < V / 4; ++w) {
-      const int left = count - 4 * w;
-      const uint32_t keep = left >= 4 ? ~0u : left <= 0 ? 0 : (1u << 8 * left) - 1;
-      sum = four(reinterpret_cast<const uint32_t*>(&x.bits)[w] & keep, sum);
+      const uint32_t keep = low_bytes(to - 4 * w) & ~low_bytes(from - 4 * w);
+      sum = add_bytes<Element>(x.word(w) & keep, sum);
     }
   }
   __device__ __forceinline__ Acc join() const { return sum; }
 
  private:
-  static __device__ __forceinline__ int32_t four(uint32_t bytes, int32_t sum) {
-    if constexpr (std::is_same_v<Element, int8_t>) {
-      return __dp4a(static_cast<int32_t>(bytes), 0x01010101, sum);
-    } else {
-      if constexpr (std::is_same_v<Element, Boolean>)  // each non-zero byte to 1: a carry into, or already, its top bit
-        bytes = ((((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) & 0x80808080u) >> 7;
-      return static_cast<int32_t>(__dp4a(bytes, 0x01010101u, static_cast<uint32_t>(sum)));
-    }
-  }
+  static __device__ __forceinline__ uint32_t low_bytes(int n) { return n >= 4 ? ~0u : n <= 0 ? 0 : (1u << 8 * n) - 1; }
 };
 
 template <class Element, class Acc, int V>
 using RowLanes = std::conditional_t<V % 4 == 0 && sizeof(Element) == 1 && std::is_same_v<Lane<Element, Acc>, int32_t>,
                                     ByteLanes<Element, Acc, V>, Lanes<Element, Acc, V>>;
 
+// Lane sums in shared memory. The 16-byte granules of a line change places by the line's number, so that threads that write
+// V neighbouring sums each, or read sums that lie far apart, seldom meet in a bank.
+template <class LaneSum>
+struct LaneSums {
+  static constexpr int kInGranule = kGranule / sizeof(LaneSum), kInLine = kLine / sizeof(LaneSum);
+  LaneSum* memory;  // at the begin of a line
+
+  __device__ __forceinline__ LaneSum& operator[](uint32_t index) const {
+    return memory[index ^ (index / kInLine % (kLine / kGranule) * kInGranule)];
+  }
+
+  // V of them from `index` on, a multiple of V.
+  template <int V>
+  __device__ __forceinline__ void put(uint32_t index, const LaneSum (&sums)[V]) const {
+    constexpr int kCount = V < kInGranule ? V : kInGranule;
+#pragma unroll
+    for (int g = 0; g < V; g += kCount) {
+      Vector<LaneSum, kCount> granule;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) granule.set(j, sums[g + j]);
+      reinterpret_cast<decltype(granule)*>(&(*this)[index + g])->bits = granule.bits;
+    }
+  }
+};
+
 // --- joins ----------------------------------------------------------------------------------------------------------------
+
+// The value of another thread of the warp.
+template <class T>
+__device__ __forceinline__ T shuffle(T v, int from) {
+  constexpr int kWords = sizeof(T) / 4;
+  uint32_t words[kWords];
+  memcpy(words, &v, sizeof(T));
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) words[w] = __shfl_sync(0xffffffffu, words[w], from);
+  memcpy(&v, words, sizeof(T));
+  return v;
+}
+// Joins kCount values of one thread, a power of two.
+template <int kCount, class T>
+__device__ __forceinline__ T join_neighbours(T (&v)[kCount]) {
+#pragma unroll
+  for (int step = 1; step < kCount; step *= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2 * step) v[i] = v[i] + v[i + step];
+  }
+  return v[0];
+}
 
 template <class T>
 __device__ __forceinline__ T shuffle_xor(T v, int mask) {
@@ -320,21 +414,11 @@ __device__ __forceinline__ Acc warp_join(Acc v) {
   return v;
 }
 
-// By words: a conditional choice between two elements of an array would put the array into memory.
 template <class T>
 __device__ __forceinline__ void exchange_if(bool wanted, T& a, T& b) {
-  constexpr int kWords = sizeof(T) / 4;
-  uint32_t x[kWords], y[kWords];
-  memcpy(x, &a, sizeof(T));
-  memcpy(y, &b, sizeof(T));
-#pragma unroll
-  for (int w = 0; w < kWords; ++w) {
-    const uint32_t first = wanted ? y[w] : x[w];
-    y[w] = wanted ? x[w] : y[w];
-    x[w] = first;
-  }
-  memcpy(&a, x, sizeof(T));
-  memcpy(&b, y, sizeof(T));
+  const T first = choose(wanted, b, a);
+  b = choose(wanted, a, b);
+  a = first;
 }
 
 // Joins groups of kWidth neighbouring threads that hold kCount values each (up to kWidth): every value across its group. While

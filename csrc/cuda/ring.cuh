@@ -18,20 +18,21 @@ __device__ __forceinline__ const char* align_down(const char* p) {
   return p - past<kUnit>(p);
 }
 
-// Elements in shared memory as a thread reads them: 16 aligned bytes; or words at any address, which never meet in a bank.
-template <int kBytes, class Element>
+// Elements in shared memory as a thread reads them: kBytes at a multiple of kBytes, or a word at any address.
+template <int kBytes, bool kAligned, class Element>
 struct Staged {
   static constexpr int kSize = sizeof(Element);
   static constexpr int V = kBytes > kSize ? kBytes / kSize : 1;
   using Read = Vector<Element, V>;
 
   static __device__ __forceinline__ Read read(const char* p) {
-    if constexpr (V > 1 && kBytes == 4) {
+    if constexpr (kAligned || V == 1) {
+      return {*reinterpret_cast<const typename Read::Bits*>(p)};
+    } else {
+      static_assert(kBytes == 4);
       const auto address = reinterpret_cast<uintptr_t>(p);
       const auto* words = reinterpret_cast<const uint32_t*>(p - address % 4);
       return {__funnelshift_r(words[0], words[1], static_cast<int>(address % 4) * 8)};
-    } else {
-      return {*reinterpret_cast<const typename Read::Bits*>(p)};
     }
   }
 };
@@ -72,9 +73,11 @@ class Ring {
   // Fills the stage with the bytes from `begin` to `end`, as far past a line as in global memory. A copy takes whole granules,
   // so more than these bytes, but none outside of `input`.
   __device__ __forceinline__ void fill_with(const Note& note, const char* begin, const char* end, const InputSpan& input) {
-    const Copy c = whole_granules(begin, end, past<kLine>(begin), input);
-    if (lane() == 0) announce(note, c.size);
-    if (lane() == 0 && c.size) copy(c);
+    if (lane() == 0) {
+      const Copy c = whole_granules(begin, end, past<kLine>(begin), input);
+      announce(note, c.size);
+      if (c.size) copy(c);
+    }
     next();
   }
 
@@ -84,6 +87,7 @@ class Ring {
                                                   const InputSpan& input) {
     const Copy c = whole_granules(begin, end, offset, input);
     const uint32_t all = __reduce_add_sync(0xffffffffu, c.size);
+    __syncwarp();  // what lanes copied themselves comes before the announcement
     if (lane() == 0) announce(note, all);
     __syncwarp();
     if (c.size) copy(c);

@@ -2,54 +2,37 @@
 // short to be loaded by whole warps, and rows in pieces.
 #pragma once
 
+#include "chunk.cuh"
 #include "ring.cuh"
 
 namespace gpureduce::cuda {
 
 // --- reading a stage ------------------------------------------------------------------------------------------------------
 
-// The sum of up to a chunk: `count` elements from `p` on. Thread t owns leaves t * V ... t * V + V - 1 of each group.
-template <int kBytes, class Element, class Acc>
+// The sum of up to a chunk: `count` elements from `p` on. What is read beyond their end is in the stage.
+template <class Element, class Acc>
 __device__ __forceinline__ Acc staged_chunk(const char* p, int count) {
-  using From = Staged<kBytes, Element>;
-  constexpr int V = From::V, kStep = kWarp * V, kGroups = kLanes / kStep, kSize = sizeof(Element);
-  const int first = threadIdx.x % kWarp * V;
-  p += first * kSize;
-  RowLanes<Element, Acc, V> lanes[kGroups];
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) lanes[g].clear();
-  int left = count;
-#pragma unroll kGroups> 8 ? 1 : 2
-  for (; left > 0; left -= kLanes, p += kLanes * kSize) {
-    typename From::Read x[kGroups];
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) x[g] = From::read(p + g * kStep * kSize);  // perhaps beyond the end, to no harm
-    if (left >= kLanes) {
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) lanes[g].add(x[g]);
-    } else {
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) lanes[g].add_first(x[g], left - g * kStep - first);
-    }
-  }
-  Acc values[kGroups];
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) values[g] = lanes[g].join();
-  return warp_join_groups(values);
+  const char* const from = align_down<kGranule>(p);
+  const int shift = past<kGranule>(p) / static_cast<int>(sizeof(Element));
+  return shifted_chunk<kLoads / 2, Element, Acc>(shift, count, [=](int position) __attribute__((always_inline)) {
+    return Staged<kGranule, true, Element>::read(from + position * static_cast<int>(sizeof(Element)));
+  });
 }
 
-// Short rows, every element of which is a leaf: kWidth words a row, 32 / kWidth rows side by side; or kGroups times 32 words.
-// A thread reads kWidth words, each of another row or group; then they change hands, so that each thread has one sum.
-template <int kWidth, int kGroups, class Element>
+// Short rows, every element of which is a leaf: kWidth threads a row, a read each, and 32 / kWidth rows side by side; or
+// kGroups times 32 reads a row. A thread reads kLoads times, from other rows or groups; then the values change hands, so that
+// as many threads as there are values have one each.
+template <int kBytes, bool kAligned, int kWidth, int kGroups, class Element>
 struct ShortRows {
-  using From = Staged<4, Element>;
+  using From = Staged<kBytes, kAligned, Element>;
   using Bits = typename From::Read::Bits;
   static constexpr int V = From::V, kSide = kWarp / kWidth;
-  static constexpr int kRows = kWarp / kGroups;  // at once
-  static_assert(kGroups == 1 || kWidth == kWarp);
+  static constexpr int kRows = kLoads * kSide / kGroups;  // at once
+  static constexpr int kBatch = kWidth < kLoads ? kWidth : kLoads, kResults = kLoads / kBatch;
+  static_assert(kGroups == 1 || (kWidth == kWarp && kGroups <= kLoads));
 
   struct Part {
-    int offset;        // of the thread's word in a row
+    int offset;        // of the thread's read in a row
     Bits keep, other;  // which of its bits are elements of the row, and what stands for the others
   };
   Part part[kGroups];
@@ -78,30 +61,37 @@ struct ShortRows {
     }
   }
 
-  // The row of the kRows that this thread's sum is of; and whether it is the one to write it.
-  static __device__ __forceinline__ int row() {
+  // The row of the kRows that this thread's result is of; and whether it is the one to write it.
+  static __device__ __forceinline__ int row(int result) {
     const int lane = threadIdx.x % kWarp;
-    return kGroups > 1 ? lane / kGroups : lane % kWidth * kSide + lane / kWidth;
+    return (result * kBatch + lane % kBatch) / kGroups * kSide + lane / kWidth;
   }
-  static __device__ __forceinline__ bool writes() { return threadIdx.x % kGroups == 0; }
+  static __device__ __forceinline__ bool writes() { return threadIdx.x % kWidth < kBatch && threadIdx.x % kGroups == 0; }
 
   // The sums of the kRows rows from `p` on, of which `rows` are there.
   template <class Acc>
-  __device__ __forceinline__ Acc sum(const char* p, int rows) const {
+  __device__ __forceinline__ void sum(const char* p, int rows, Acc (&results)[kResults]) const {
     const int last = (rows - 1) * pitch;
     int offset = threadIdx.x % kWarp / kWidth * pitch;
-    Acc v[kWidth];
+    typename From::Read x[kLoads];
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      const Part& mine = part[i % kGroups];
-      auto x = From::read(p + (offset < last ? offset : last) + mine.offset);
-      x.bits = masked(x.bits, mine.keep, mine.other);
-      RowLanes<Element, Acc, V> lanes;
-      lanes.start(x);
-      v[i] = lanes.join();
+    for (int i = 0; i < kLoads; ++i) {
+      x[i] = From::read(p + (offset < last ? offset : last) + part[i % kGroups].offset);
       if (i % kGroups == kGroups - 1) offset += kSide * pitch;
     }
-    return warp_join(warp_transpose_join<kWidth, kWidth>(v), 1, kGroups);
+#pragma unroll
+    for (int r = 0; r < kResults; ++r) {
+      Acc v[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        auto& mine = x[r * kBatch + i];
+        mine.bits = masked(mine.bits, part[i % kGroups].keep, part[i % kGroups].other);
+        RowLanes<Element, Acc, V> lanes;
+        lanes.start(mine);
+        v[i] = lanes.join();
+      }
+      results[r] = warp_join(warp_transpose_join<kBatch, kWidth>(v), 1, kGroups);
+    }
   }
 
  private:
@@ -111,6 +101,9 @@ struct ShortRows {
   }
   static __device__ __forceinline__ uint2 masked(uint2 x, uint2 keep, uint2 other) {
     return {(x.x & keep.x) | other.x, (x.y & keep.y) | other.y};
+  }
+  static __device__ __forceinline__ uint4 masked(uint4 x, uint4 keep, uint4 other) {
+    return {(x.x & keep.x) | other.x, (x.y & keep.y) | other.y, (x.z & keep.z) | other.z, (x.w & keep.w) | other.w};
   }
 };
 
@@ -125,11 +118,12 @@ struct RowsNote {
 
 // A pair of warps takes tiles, strided by all pairs of the grid. A stage is one tile: as many rows as it holds, as they stand
 // in memory.
-template <int kWidth, int kGroups, class Source, class Acc>
-__global__ void __launch_bounds__(2 * kMaxRingPairs * kWarp, 1) ring_short_rows(const __grid_constant__ Args<Source, Acc> a) {
+template <int kBytes, bool kAligned, int kWidth, int kGroups, class Source, class Acc>
+__global__ void __launch_bounds__(2 * kMaxRingPairs * kWarp, kRingBlocks)
+    ring_short_rows(const __grid_constant__ Args<Source, Acc> a) {
 #if __CUDA_ARCH__ >= 900
   using Element = typename Source::Element;
-  using Rows = ShortRows<kWidth, kGroups, Element>;
+  using Rows = ShortRows<kBytes, kAligned, kWidth, kGroups, Element>;
   extern __shared__ __align__(128) char memory[];
   Ring<RowsNote> ring(memory, a.ring);
   wait_for_previous_kernel();
@@ -153,10 +147,14 @@ __global__ void __launch_bounds__(2 * kMaxRingPairs * kWarp, 1) ring_short_rows(
     const RowsNote note = ring.note();
     const char* p = stage + note.offset;
     for (int row = 0; row < note.rows; row += Rows::kRows, p += Rows::kRows * a.ring.pitch) {
-      const Acc v = short_rows.template sum<Acc>(p, note.rows - row);
-      const int mine = row + Rows::row();
-      if (Rows::writes() && mine < note.rows)
-        a.output.write_at(note.place + mine * out_stride, note.partial + mine * a.tiling.partial_output_stride, v);
+      Acc results[Rows::kResults];
+      short_rows.sum(p, note.rows - row, results);
+#pragma unroll
+      for (int r = 0; r < Rows::kResults; ++r) {
+        const int mine = row + Rows::row(r);
+        if (Rows::writes() && mine < note.rows)
+          a.output.write_at(note.place + mine * out_stride, note.partial + mine * a.tiling.partial_output_stride, results[r]);
+      }
     }
     ring.release();
   }
@@ -173,10 +171,15 @@ struct ChunkNote {
   bool last;        // nothing follows
 };
 
-// A stage is a chunk of a row, or the whole of a shorter row. A tile is up to 32 neighbouring chunks of a row, or up to 32
-// neighbouring rows.
-template <int kBytes, bool nested, class Source, class Acc>
-__global__ void __launch_bounds__(2 * kMaxRingPairs * kWarp, 1) ring_chunks(const __grid_constant__ Args<Source, Acc> a) {
+// Blocks a multiprocessor: sums of 8 bytes take the registers of two.
+template <class Element, class Acc>
+constexpr int kChunkBlocks = sizeof(Lane<Element, Acc>) > 4 ? 1 : kRingBlocks;
+
+// A stage is a chunk of a row, with what is left of the row if that is little; or the whole of a shorter row. A tile is up to
+// 32 neighbouring chunks of a row, or up to 32 neighbouring rows.
+template <bool nested, class Source, class Acc>
+__global__ void __launch_bounds__(2 * kMaxRingPairs * kWarp, (kChunkBlocks<typename Source::Element, Acc>))
+    ring_chunks(const __grid_constant__ Args<Source, Acc> a) {
 #if __CUDA_ARCH__ >= 900
   using Element = typename Source::Element;
   constexpr int kSize = sizeof(Element);
@@ -191,14 +194,15 @@ __global__ void __launch_bounds__(2 * kMaxRingPairs * kWarp, 1) ring_chunks(cons
   if (ring.fills()) {
     for (uint32_t number = ring.number(); number < tiles; number += ring.pairs()) {
       const Tile tile = a.tiling.tile(number);
-      const int stages = static_cast<int>(rows ? tile.outputs : (tile.leaves + kLanes - 1) / kLanes);
+      const int parts = static_cast<int>(rows ? tile.outputs : (tile.leaves + kLanes - 1) / kLanes);
       int64_t first = tile.leaf / kLanes * kChunk, row = a.kept.at(tile.output).in;
-      for (int s = 0; s < stages; ++s) {
+      for (int s = 0; s < parts; ++s) {
         const int64_t left = a.length - first;
-        const int count = static_cast<int>(left < kChunk ? left : kChunk);
-        const bool ends = s == stages - 1;
+        const bool rest = !nested && !rows && s == parts - 2 && left <= kChunk + kRingRest;
+        const int count = static_cast<int>(left < kChunk || rest ? left : kChunk);
+        const bool ends = s + rest == parts - 1;
         ChunkNote note{tile.output, tile.partial, count, 0, static_cast<int8_t>(s)};
-        note.rows = static_cast<int8_t>(!ends ? 0 : rows ? stages : 1);
+        note.rows = static_cast<int8_t>(!ends ? 0 : rows ? parts : 1);
         note.last = ends && number + ring.pairs() >= tiles;
         if constexpr (nested) {  // the pieces of several runs, one a lane, become one in shared memory
           const int64_t run = static_cast<uint32_t>(first) / static_cast<uint32_t>(a.ring.run) + lane;
@@ -214,7 +218,8 @@ __global__ void __launch_bounds__(2 * kMaxRingPairs * kWarp, 1) ring_chunks(cons
           ring.wait_until_free();
           ring.fill_with(note, p, p + count * kSize, a.input);
         }
-        if (rows) row = a.kept.at(tile.output + (ends ? s : s + 1)).in;
+        if (ends) break;
+        if (rows) row = a.kept.at(tile.output + s + 1).in;
         else first += kChunk;
       }
     }
@@ -222,12 +227,16 @@ __global__ void __launch_bounds__(2 * kMaxRingPairs * kWarp, 1) ring_chunks(cons
   }
   Acc mine = padding<Acc>();  // lane l has the sum of the tile's chunk or row l
   for (bool last = false; !last;) {
-    const char* stage = ring.wait_until_full();
+    const char* p = ring.wait_until_full();
     const ChunkNote note = ring.note();
     last = note.last;
-    const Acc v = staged_chunk<kBytes, Element, Acc>(stage + note.offset, note.count);
+    p += note.offset;
+    int number = note.number;
+    for (int left = note.count; left > 0; left -= kChunk, p += kChunk * kSize, ++number) {
+      const Acc v = staged_chunk<Element, Acc>(p, left < kChunk ? left : kChunk);
+      if (lane == number) mine = v;
+    }
     ring.release();
-    if (lane == note.number) mine = v;
     if (note.rows) {
       if (!rows) mine = warp_join(mine);
       if (lane < note.rows)

@@ -33,13 +33,24 @@ __device__ __forceinline__ Acc row_unit(const Args<Source, Acc>& a, int64_t row,
     }
 #pragma unroll
     for (int d = 0; d < kElements; ++d) x[0][d].bits = shift_bytes(x[0][d].bits, next[d].bits, shift * sizeof(Element));
-  } else if (kCount == 1 && walk == Walk::dense && left >= kChunk) {  // without conditions, where most of the work is
+  } else if ((walk == Walk::dense || walk == Walk::linear) && left >= kElements * kLanes) {
+    // Without conditions, where most of the work is.
+    const int64_t begin = row + a.template element<walk>(chunk + first);
 #pragma unroll
-    for (int d = 0; d < kElements; ++d) x[0][d] = a.source.template load<V>(row + chunk + first + d * kLanes);
-    lanes[0].start(x[0][0]);
+    for (int g = 0; g < kCount; ++g) {
 #pragma unroll
-    for (int d = 1; d < kElements; ++d) lanes[0].add(x[0][d]);
-    return warp_join(lanes[0].join());
+      for (int d = 0; d < kElements; ++d)
+        x[g][d] = a.source.template load<V>(begin + a.template element<walk>(g * kWarp * V + d * kLanes));
+    }
+    Acc values[kCount];
+#pragma unroll
+    for (int g = 0; g < kCount; ++g) {
+      lanes[g].start(x[g][0]);
+#pragma unroll
+      for (int d = 1; d < kElements; ++d) lanes[g].add(x[g][d]);
+      values[g] = lanes[g].join();
+    }
+    return warp_join_groups(values);
   } else {
 #pragma unroll
     for (int g = 0; g < kCount; ++g) {
@@ -83,23 +94,40 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, sizeof(RowLanes<typename 
   __shared__ Acc slots[kMaxRowWarps * kWarp], warp_slots[kWarp];
   constexpr int kUnitLeaves = row_groups(V, kElements) * kWarp * V;
   const int thread = threadIdx.x, warps = blockDim.x / kWarp;
-  const int row_units = a.tiling.tile_leaves / kUnitLeaves, shift = __ffs(row_units) - 1;  // a power of two
+  const int row_units = a.tiling.tile_leaves / kUnitLeaves, shift = __ffs(row_units) - 1;  // slots of a row: a power of two
+  // A few elements beyond a row's last whole chunk are no work for a warp: a few threads take them.
+  const int64_t whole = a.length / kChunk * kChunk;
+  const int rest = a.tiling.splits == 1 && whole > 0 && a.length - whole <= kWarp ? static_cast<int>(a.length - whole) : 0;
+  const int log_rest = rest > 1 ? 32 - __clz(rest - 1) : 0;
   wait_for_previous_kernel();
   allow_next_kernel();
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
     const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
-    const int units = static_cast<int>(tile.outputs) * row_units;
-    for (int u = thread / kWarp; u < units; u += warps) {
-      const int row = u >> shift;
-      const int64_t leaf = tile.leaf + (u & (row_units - 1)) * kUnitLeaves;
-      Acc v = padding<Acc>();
-      if (leaf < a.tiling.leaves) v = row_unit<V, kElements, walk>(a, a.kept.at(tile.output + row).in, leaf);
-      if (thread % kWarp == 0) slots[u] = v;
+    const int outputs = static_cast<int>(tile.outputs),
+              filled = static_cast<int>((tile.leaves + kUnitLeaves - 1) / kUnitLeaves);
+    const int busy = filled - (rest > 0), log_busy = __ffs(busy) - 1;
+    for (int i = thread / kWarp; i < outputs * busy; i += warps) {
+      const int row = busy == 1 << log_busy ? i >> log_busy : i / busy, unit = i - row * busy;
+      const int64_t place = a.kept.at(tile.output + row).in;
+      const Acc v = row_unit<V, kElements, walk>(a, place, tile.leaf + int64_t{unit} * kUnitLeaves);
+      if (thread % kWarp == 0) slots[row * row_units + unit] = v;
+    }
+    if (rest > 0) {
+      for (int i = thread; i - thread % kWarp < outputs << log_rest; i += blockDim.x) {
+        const int row = i >> log_rest, e = i - (row << log_rest);
+        const bool inside = row < outputs && e < rest;
+        const int64_t place = inside ? a.kept.at(tile.output + row).in : 0;
+        RowLanes<typename Source::Element, Acc, 1> lane;
+        lane.start(a.source.template load_if<1>(inside, place + a.template element<walk>(whole + e)));
+        const Acc v = warp_join(lane.join(), 1, 1 << log_rest);
+        if (inside && e == 0) slots[row * row_units + busy] = v;
+      }
     }
     __syncthreads();
-    Acc v = thread < units ? slots[thread] : padding<Acc>();
-    if (block_join(v, row_units, warp_slots) && thread < units) {
-      const int row = thread >> shift;
+    const int row = thread >> shift;
+    const bool inside = row < tile.outputs;
+    Acc v = inside && (thread & (row_units - 1)) < filled ? slots[thread] : padding<Acc>();
+    if (block_join(v, row_units, warp_slots) && inside) {
       a.output.write(a.kept, tile.output + row, tile.partial + row * a.tiling.partial_output_stride, v);
     }
     __syncthreads();  // the slots are free again

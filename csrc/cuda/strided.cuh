@@ -13,6 +13,8 @@ struct Nest {
   struct Dim {
     int64_t size, in, out;
     uint32_t magic, shift;  // division by `size` of indices below 2^31 (Hacker's Delight, 10-9; as in ATen's IntDivider)
+
+    __device__ __forceinline__ uint32_t divide(uint32_t index) const { return (__umulhi(index, magic) + index) >> shift; }
   };
 
   int rank = 0;
@@ -36,7 +38,7 @@ struct Nest {
       uint32_t i = static_cast<uint32_t>(index);
 #pragma unroll 1
       for (int d = rank - 1; d > 0; --d) {
-        const uint32_t q = (__umulhi(i, dims[d].magic) + i) >> dims[d].shift;
+        const uint32_t q = dims[d].divide(i);
         const int64_t r = i - q * static_cast<uint32_t>(dims[d].size);
         o.in += r * dims[d].in;
         o.out += r * dims[d].out;

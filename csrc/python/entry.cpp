@@ -1,0 +1,143 @@
+// The short way from Python to the op: torch_reduce._entry.sum(input, dim, keepdim, dtype, out), all by position.
+//
+// torch.ops matches every call against the schema and passes it on in boxes, which takes longer than a small sum. Here a call
+// of the plain forms goes straight to the dispatcher, and so to all that hangs there, as torch.sum does: dispatch modes,
+// functorch, tracing. Where __torch_function__ has a say, arguments are odd or the op raises, the answer is NotImplemented:
+// torch_reduce.sum then takes torch.ops, which knows every case and how to raise.
+//
+// It keeps to Python's limited C API (setup.py sets Py_LIMITED_API), so that one file serves every Python from 3.10 on.
+#include <ATen/EmptyTensor.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/Dtype.h>
+
+// From torch/csrc/autograd/python_variable.h, whose pybind11 needs all of Python's C API.
+extern PyObject *THPVariableClass, *ParameterClass;
+PyObject* THPVariable_Wrap(const at::TensorBase& tensor);
+
+namespace {
+
+struct PythonTensor {  // the beginning of THPVariable; importing checks it
+  PyObject head;
+  at::Tensor tensor;
+};
+
+const at::Tensor& unpack(PyObject* object) { return reinterpret_cast<PythonTensor*>(object)->tensor; }
+
+bool is_plain_tensor(PyObject* object) {
+  PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+  return type == THPVariableClass || type == ParameterClass;
+}
+
+using Dtype = std::optional<at::ScalarType>;
+using Sum = at::Tensor(const at::Tensor&, at::OptionalIntArrayRef, bool, Dtype);
+using SumOut = at::Tensor&(const at::Tensor&, at::OptionalIntArrayRef, bool, Dtype, at::Tensor&);
+
+constexpr int kMaxDims = 64;  // named in a call
+
+template <class Signature>
+c10::TypedOperatorHandle<Signature> find(const char* overload) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow("gpureduce::sum", overload).typed<Signature>();
+}
+
+struct Dims {
+  int64_t values[kMaxDims];
+  int64_t count = -1;  // -1: None
+
+  at::OptionalIntArrayRef ref() const {
+    return count < 0 ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(at::IntArrayRef(values, count));
+  }
+
+  bool add(PyObject* item) {
+    if (Py_TYPE(item) != &PyLong_Type) return false;
+    int overflow = 0;
+    values[count++] = PyLong_AsLongLongAndOverflow(item, &overflow);
+    return overflow == 0;
+  }
+
+  // False: not in one of the plain forms.
+  bool read(PyObject* dim) {
+    if (dim == Py_None) return true;
+    count = 0;
+    if (Py_TYPE(dim) == &PyLong_Type) return add(dim);
+    const bool tuple = Py_TYPE(dim) == &PyTuple_Type;
+    if (!tuple && Py_TYPE(dim) != &PyList_Type) return false;
+    const Py_ssize_t size = tuple ? PyTuple_Size(dim) : PyList_Size(dim);
+    if (size > kMaxDims) return false;
+    for (Py_ssize_t i = 0; i < size; ++i)
+      if (!add(tuple ? PyTuple_GetItem(dim, i) : PyList_GetItem(dim, i))) return false;
+    return true;
+  }
+};
+
+// Lets other threads run Python while it lives.
+class NoGil {
+ public:
+  NoGil() : state_(PyEval_SaveThread()) {}
+  ~NoGil() { PyEval_RestoreThread(state_); }
+  NoGil(const NoGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+PyObject* not_implemented() {
+  Py_INCREF(Py_NotImplemented);
+  return Py_NotImplemented;
+}
+
+PyObject* sum(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 5) return not_implemented();
+  PyObject *input = arguments[0], *dim = arguments[1], *keepdim = arguments[2], *dtype = arguments[3], *out = arguments[4];
+  Dims dims;
+  if (!is_plain_tensor(input) || !dims.read(dim) || (keepdim != Py_False && keepdim != Py_True) ||
+      (dtype != Py_None && !THPDtype_Check(dtype)) || (out != Py_None && !is_plain_tensor(out)) ||
+      at::impl::torch_function_mode_enabled())
+    return not_implemented();
+  Dtype type;
+  if (dtype != Py_None) type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
+  const at::Tensor& self = unpack(input);
+  try {
+    if (out != Py_None) {
+      static const auto op = find<SumOut>("out");
+      at::Tensor result = unpack(out);
+      {
+        const NoGil no_gil;
+        op.call(self, dims.ref(), keepdim == Py_True, type, result);
+      }
+      Py_INCREF(out);
+      return out;
+    }
+    static const auto op = find<Sum>("");
+    at::Tensor result;
+    {
+      const NoGil no_gil;
+      result = op.call(self, dims.ref(), keepdim == Py_True, type);
+    }
+    return THPVariable_Wrap(result);
+  } catch (...) {
+    return PyErr_Occurred() ? nullptr : not_implemented();  // what the op raised, it will raise again
+  }
+}
+
+PyMethodDef methods[] = {
+    {"sum", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(sum)), METH_FASTCALL,
+     "sum(input, dim, keepdim, dtype, out, /)\n--\n\nThe sum, or NotImplemented where torch.ops must be called."},
+    {},
+};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_entry", "The short way from Python to the op.", -1, methods};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__entry() {
+  const at::Tensor tensor(at::detail::empty_cpu({0}, at::kFloat));
+  PyObject* object = THPVariable_Wrap(tensor);
+  if (object == nullptr) return nullptr;
+  const bool known = is_plain_tensor(object) && unpack(object).is_same(tensor);
+  Py_DECREF(object);
+  if (known) return PyModule_Create(&module);
+  PyErr_SetString(PyExc_ImportError, "this torch keeps its tensors in another way");
+  return nullptr;
+}
