@@ -22,11 +22,14 @@ constexpr int kRowBlocks = 32;
 constexpr int kTilesPerProcessor = 3;
 constexpr int kShortRowUnits = 8;
 constexpr int kShortRowWarps = 2;
-constexpr int kWarpUnits = 16;
 // Rows at odd addresses are read in shifted vectors where they are longer than this, by blocks of four warps: rows (4096,
 // 50257) bfloat16 98 us instead of 124 with single elements.
 constexpr int kShiftedLength = 4 * kLanes;
-constexpr int kShiftedWarps = 4;
+// Blocks and units a warp of such rows, and of those in nested dims: (256, 64, 56, 56) dims 0, 2, 3 float32 51 us instead
+// of 59.
+constexpr int kSlowWarps = 4;
+constexpr int kShiftedUnits = 8;
+constexpr int kNestedUnits = 2;
 // Columns at odd addresses are read so from this size on, which no cache holds: (8192, 1001) float32 14 us instead of 13 with
 // single elements. Never those of 8 bytes: (16384, 4097) float64 154 instead of 136.
 constexpr int64_t kShiftedColumnBytes = 64 << 20;
@@ -41,18 +44,17 @@ constexpr int kNarrowLeaves = 16;
 constexpr int kNarrowPiece = 2048;
 constexpr int kNarrowTiles = 3;
 constexpr int kNarrowWarps = 4;
+constexpr int64_t kNarrowInput = 32 << 20;  // bytes: (100352, 64) float32 takes 12 us, and 10 as columns
 // Shared memory that a block of the ring kernel takes, and the stages of a warp's ring.
 constexpr int kRingBytes = 108 * 1024;
 constexpr int kRingStages = 2;
 constexpr int kRingStageBytes = 6144;  // of several short rows
 constexpr int kShortRowReads = 256;
-constexpr int kRingTiles = 4;                   // tiles a warp, at least, before tiles grow
-constexpr int64_t kRingNestedBytes = 64 << 20;  // that nested dims must have: (256, 64, 56, 56) dims 0, 2, 3 52 us, not 58
-constexpr int kMinCopyBytes = 256;              // that a copy is worth
+constexpr int kSmallRowBytes = 64;  // for which stages of 4096 bytes are enough: rows (2^24, 3) float32 69 us, not 72
 constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
 // --------------------------------------------------------------------------------------------------------------------------
 
-constexpr const char* kKernelNames[] = {"packed", "rows", "thin", "columns", "ring_rows", "narrow"};
+constexpr const char* kKernelNames[] = {"packed", "rows", "thin", "columns", "ring_rows", "narrow", "expanded"};
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -124,9 +126,10 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
   const int unit_leaves = kWarp * plan.vector * row_groups(plan.vector, plan.thread_elements);
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), row_slots = power_of_two_above(row_units);
   const int64_t units = p.outputs * row_units;
-  const int warps = plan.shifted && plan.vector > 2                             ? kShiftedWarps
-                    : units >= kManyUnits && p.outputs < device.multiprocessors ? kMaxRowWarps
-                                                                                : kWarps;
+  const bool plain = !plan.nested && !plan.shifted && plan.vector > 1;
+  const int warps = (plan.shifted && plan.vector > 2) || plan.nested                     ? kSlowWarps
+                    : plain && units >= kManyUnits && p.outputs < device.multiprocessors ? kMaxRowWarps
+                                                                                         : kWarps;
   int64_t tile_units;
   if (tuning.tile_leaves) {
     tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
@@ -136,19 +139,23 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
   } else {
     tile_units = warps;
     while (tile_units * kMaxJoin < row_units) tile_units *= 2;
-    // Units that are more to find or to put together: several a warp.
-    while ((plan.nested || plan.shifted) && tile_units < kWarpUnits * warps &&
+    // Units that are more to find, or more yet to put together: several a warp.
+    while (tile_units < (plan.shifted  ? kShiftedUnits
+                         : plan.nested ? kNestedUnits
+                                       : 1) *
+                            warps &&
            units / (2 * tile_units) >= int64_t{kTilesPerProcessor} * device.multiprocessors)
       tile_units *= 2;
+    while (plain && p.outputs == 1 && tile_units > 2 && 2 * units < tile_units * device.multiprocessors) tile_units /= 2;
     const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
     // A whole row a block needs no join, and is as good where there are rows enough.
-    if (rows_enough && row_slots <= kWarp * kWarps) tile_units = std::max(tile_units, row_slots);
+    if (rows_enough && !plan.nested && row_slots <= kWarp * kWarps) tile_units = std::max(tile_units, row_slots);
     // Short rows: as many as keep all warps busy. What is left beyond a row's chunks may be no unit of its own. Warps with
     // little to do wait less for one another in small blocks: rows (2^18, 1000) float32 236 us instead of 274.
     const bool takes_rest = p.length > kChunk && p.length % kChunk > 0 && p.length % kChunk <= kWarp;
     if (rows_enough && row_slots <= kShortRowUnits && plan.thread_elements < kDepth && !plan.warps) plan.warps = kShortRowWarps;
     if (rows_enough && row_slots <= kShortRowUnits)
-      tile_units = row_slots * power_of_two_above(ceil_div(warps, row_units - takes_rest));
+      tile_units = std::max(tile_units, row_slots * power_of_two_above(ceil_div(warps, row_units - takes_rest)));
   }
   if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(warps, tile_units));
   tile_units = std::min<int64_t>(tile_units, int64_t{kWarp} * plan.warps);  // one thread a unit joins them
@@ -177,21 +184,12 @@ bool is_short(const Problem& p, int size) {
          rows_as_they_stand(p);
 }
 
-// Whether bulk copies can bring the rows. `vector` is what vector_width() allows.
-bool ring_takes_rows(const Reduction& r, const Device& device, int vector) {
+// Whether bulk copies can bring the rows as they stand, to be joined several at a time.
+bool ring_takes_rows(const Reduction& r, const Device& device) {
   const Problem& p = r.problem;
   const int size = info(r.in).size;
-  if (!device.bulk_copies || !is_typed(r) || size > 8 || p.reduced.back().stride != 1) return false;
-  if (p.outputs >= kMaxGrid) return false;
-  if (p.reduced.size() > 1)  // pieces of runs: one a lane, all of them whole granules
-    return p.length < kMaxGrid && vector * size == kGranule && kChunk / p.reduced.back().size + 2 <= kWarp;
-  return p.length * size >= kMinCopyBytes || rows_as_they_stand(p);
-}
-
-// Whether that is faster than to load them.
-bool ring_suits_rows(const Plan& plan, const Problem& p, int size, int vector) {
-  if (p.reduced.size() > 1) return plan.bytes >= kRingNestedBytes;
-  return (vector == 1 && size == 1) || is_short(p, size);
+  return device.bulk_copies && is_typed(r) && size <= 8 && p.reduced.back().stride == 1 && p.outputs < kMaxGrid &&
+         is_short(p, size);
 }
 
 // The most bytes, up to kGranule, at whose multiples all rows begin.
@@ -201,69 +199,53 @@ int row_alignment(const Reduction& r) {
   return static_cast<int>(all & -all);
 }
 
-// How a stage's short rows are read, and how many they are.
-int64_t plan_short_rows(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
+void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
   const Problem& p = r.problem;
   const int size = info(r.in).size, alignment = row_alignment(r);
+  const int64_t pitch = (p.kept.empty() ? p.length : p.kept.back().stride) * size;
+  plan.shifted = false;
   plan.read_bytes = alignment == kGranule && tuning.vector != 1 ? kGranule : std::max(4, size);
   plan.reads_aligned = alignment >= plan.read_bytes;
   plan.vector = plan.read_bytes / size;
   const int64_t reads = ceil_div(p.length, plan.vector);
   plan.row_width = static_cast<int>(std::min<int64_t>(kWarp, power_of_two_above(reads)));
   plan.row_groups = static_cast<int>(power_of_two_above(ceil_div(reads, kWarp)));
-  plan.ring.pitch = static_cast<int>((p.kept.empty() ? p.length : p.kept.back().stride) * size);
 
+  // Rows of a stage: several times those that are joined at once, but no more than leave work for all warps.
   const int64_t at_once = int64_t{kLoads} * (kWarp / plan.row_width) / plan.row_groups;
-  const int64_t bytes = tuning.stage_bytes ? tuning.stage_bytes : kRingStageBytes;
-  int64_t rows = std::max<int64_t>(1, bytes / std::max(1, plan.ring.pitch));
+  const int64_t bytes = tuning.stage_bytes ? tuning.stage_bytes : size >= 4 && pitch <= kSmallRowBytes ? 4096 : kRingStageBytes;
+  int64_t rows = std::max<int64_t>(1, bytes / std::max<int64_t>(1, pitch));
   if (rows > at_once) rows -= rows % at_once;
   const int64_t warps = int64_t{kRingBlocks} * kMaxRingPairs * device.multiprocessors;
   rows = std::min(rows, std::max<int64_t>(kWarp, ceil_div(p.outputs, warps)));
-  return rows;
-}
 
-void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
-  const Problem& p = r.problem;
-  const int size = info(r.in).size;
-  Tiling& t = plan.tiling;
   RingShape& ring = plan.ring;
+  ring.pitch = static_cast<int>(pitch);
   ring.stages = tuning.stages ? tuning.stages : kRingStages;
-  plan.shifted = false;
-  plan.vector = kGranule / size;
-  const bool chunks = p.length > kChunk;
-  int64_t rows = 1, stage_bytes;
-  if (is_short(p, size)) {
-    rows = plan_short_rows(plan, r, device, tuning);
-    stage_bytes = (rows - 1) * ring.pitch + p.length * size + kGranule;  // whose last read may go beyond the end
-  } else {
-    // Whole lanes are read, at multiples of a granule.
-    const int64_t lanes = ceil_div(std::min<int64_t>(p.length, kChunk), kLanes) * kLanes;
-    stage_bytes = (lanes + (chunks && !plan.nested ? kRingRest : 0)) * size + kWarp * kGranule;
-    if (plan.nested) ring.run = static_cast<int>(p.reduced.back().size);
-    else if (!chunks) rows = std::min<int64_t>(kWarp, ceil_div(p.outputs, int64_t{kRingTiles} * device.multiprocessors));
-  }
-  ring.stage_bytes = static_cast<int>(ceil_div(stage_bytes + kLine, kLine) * kLine);  // rows may begin anywhere in a line
+  // Rows may begin anywhere in a line, and the last read may go beyond their end.
+  ring.stage_bytes = static_cast<int>(ceil_div((rows - 1) * pitch + p.length * size + kGranule + kLine, kLine) * kLine);
   if (!plan.warps) plan.warps = kMaxRingPairs;
   while (plan.warps > 1 && plan.warps * ring.stages * ring.stage_bytes > kRingBytes) plan.warps /= 2;
-
   plan.grid = int64_t{kRingBlocks} * device.multiprocessors;  // where a warp takes tile after tile
 
+  Tiling& t = plan.tiling;
   t.tile_outputs = static_cast<int>(rows);
   t.tile_leaves = kLanes;
-  while (!chunks && t.tile_leaves < t.leaves) t.tile_leaves *= 2;
-  if (tuning.tile_leaves && chunks) {
-    while (t.tile_leaves < std::min(tuning.tile_leaves, kWarp * kLanes)) t.tile_leaves *= 2;
-  } else if (chunks) {
-    const int64_t wanted = int64_t{kRingTiles} * device.multiprocessors * plan.warps;
-    while (t.tile_leaves < kWarp * kLanes && t.tile_leaves < t.leaves &&
-           p.outputs * ceil_div(t.leaves, 2 * t.tile_leaves) >= wanted)
-      t.tile_leaves *= 2;
-  }
-  t.columns = p.kept.empty() || rows == 1 ? rows : p.kept.back().size;
+  t.columns = p.kept.empty() ? rows : p.kept.back().size;
   t.column_tiles = static_cast<uint32_t>(ceil_div(t.columns, rows));
-  t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
-  t.partial_output_stride = t.splits;
-  t.partial_split_stride = 1;
+  t.splits = 1;
+}
+
+void plan_expanded(Plan& plan, const Problem& p) {
+  Tiling& t = plan.tiling;
+  plan.vector = 1;
+  plan.shifted = false;
+  if (!plan.warps) plan.warps = kShortRowWarps;
+  t.tile_outputs = plan.warps * kWarp;
+  t.tile_leaves = static_cast<int>(power_of_two_above(t.leaves));
+  t.columns = p.outputs;
+  t.column_tiles = static_cast<uint32_t>(ceil_div(p.outputs, t.tile_outputs));
+  t.splits = 1;
 }
 
 void plan_thin(Plan& plan, const Problem& p, const Device& device) {
@@ -292,18 +274,23 @@ void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tu
   t.column_tiles = static_cast<uint32_t>(ceil_div(t.columns, t.tile_outputs));
   // Where what is read side by side makes up lines, a thread may own a run of leaves. A narrower warp reads whole lines only
   // when neighbouring threads take neighbouring leaves.
+  const bool small = info(r.in).size <= 2;
   const bool slim = plan.warp_columns < kWarp / 2 && t.tile_outputs * info(r.in).size < kLine / 2;
-  plan.batches = plan.thread_elements == 1 || slim ? 1 : kColumnBatches;
+  plan.batches = plan.thread_elements == 1 ? 1 : slim ? 2 : kColumnBatches;
   if (tuning.batches) {
     plan.batches = std::min<int>(power_of_two_above(tuning.batches), kMaxBatches);
-  } else if (!tuning.tile_leaves && !slim) {  // no more splits than there must be
+  } else if (!tuning.tile_leaves && !slim) {  // no more splits than there must be, but work for all
     const auto leaves = [&](int batches) { return int64_t{kWarps} * batches * batch_leaves; };
     const auto tiles = [&](int batches) {
       return p.outputs / t.columns * t.column_tiles * ceil_div(t.leaves, leaves(batches));
     };
+    const int64_t enough = int64_t{kTilesPerProcessor} * device.multiprocessors;
+    while (plan.batches > 2 && tiles(plan.batches) < device.multiprocessors) plan.batches /= 2;
     while (plan.batches < kMaxBatches && leaves(plan.batches) < t.leaves &&
-           tiles(2 * plan.batches) >= int64_t{kTilesPerProcessor} * device.multiprocessors)
+           tiles(2 * plan.batches) >= (small ? enough / 2 : enough))
       plan.batches *= 2;
+    // So few tiles are better shared evenly than begun all at once.
+    if (small && plan.thread_elements == kLoads && tiles(plan.batches) < 4 * enough) plan.grid = 2 * device.multiprocessors;
   }
   const int unit_leaves = batch_leaves * plan.batches;
   const int64_t wanted = tuning.tile_leaves ? power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves)) : kWarps;
@@ -347,9 +334,10 @@ void plan_narrow(Plan& plan, const Reduction& r, const Device& device, const Tun
     run *= 2;
   plan.batches = tuning.batches ? std::min<int>(power_of_two_above(tuning.batches), kMaxBatches) : 1;
   while (!tuning.batches && plan.batches < kMaxBatches && run * plan.batches < t.leaves &&
-         tiles(2 * run * plan.batches) >= int64_t{kNarrowTiles} * device.multiprocessors)
+         tiles(2 * run * plan.batches) >= int64_t{size == 8 ? 2 * kNarrowTiles : kNarrowTiles} * device.multiprocessors)
     plan.batches *= 2;
-  const int64_t vectors = int64_t{run} * width / plan.vector, rounds = ceil_div(vectors, kNarrowWarps * kWarp);
+  const int64_t vectors = int64_t{run} * width / plan.vector,
+                rounds = ceil_div(vectors, (size == 8 ? kWarps : kNarrowWarps) * kWarp);
   if (!plan.warps) plan.warps = static_cast<int>(ceil_div(vectors, rounds * kWarp));
   t.tile_outputs = width;
   t.tile_leaves = run * plan.batches;
@@ -438,20 +426,23 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
 
   const bool narrow = by_columns && tuning.vector != 1 && narrow_takes(r);
   if (by_columns) {
-    plan.kernel = p.kept.empty() || p.length <= kLoads ? Kernel::thin
-                  : narrow && p.length > kLanes        ? Kernel::narrow
-                                                       : Kernel::columns;
+    plan.kernel = p.kept.empty() || p.length <= kLoads                        ? Kernel::thin
+                  : narrow && p.length > kLanes && plan.bytes >= kNarrowInput ? Kernel::narrow
+                                                                              : Kernel::columns;
   } else {
     plan.kernel = p.length <= int64_t{kWarp} * plan.vector ? Kernel::packed : Kernel::rows;
   }
-  const bool ring = !by_columns && ring_takes_rows(r, device, vector);
-  if (ring && tuning.kernel < 0 && ring_suits_rows(plan, p, size, vector)) plan.kernel = Kernel::ring_rows;
+  const bool ring = !by_columns && ring_takes_rows(r, device);
+  const bool expanded = p.reduced.size() == 1 && p.reduced.back().stride == 0 && t.leaves <= kMaxGrid / 2;
+  if (tuning.kernel < 0 && ring) plan.kernel = Kernel::ring_rows;
+  if (tuning.kernel < 0 && expanded && p.length > kLoads) plan.kernel = Kernel::expanded;
   if (tuning.kernel >= 0) {  // only to another kernel of the same direction, and only where that one can
     const Kernel wanted = static_cast<Kernel>(tuning.kernel);
     if (wanted == Kernel::rows && plan.kernel == Kernel::packed) plan.kernel = wanted;
     if (wanted == Kernel::columns && by_columns && !p.kept.empty() && !p.reduced.empty()) plan.kernel = wanted;
     if (wanted == Kernel::narrow && narrow) plan.kernel = wanted;
     if (wanted == Kernel::ring_rows && ring) plan.kernel = wanted;
+    if (wanted == Kernel::expanded && expanded) plan.kernel = wanted;
     if (plan.kernel != wanted)
       throw std::invalid_argument(std::string("tuning: the ") + kKernelNames[tuning.kernel] +
                                   " kernel does not take this input");
@@ -468,6 +459,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
     case Kernel::columns: plan_columns(plan, r, device, tuning); break;
     case Kernel::narrow: plan_narrow(plan, r, device, tuning); break;
     case Kernel::ring_rows: plan_ring_rows(plan, r, device, tuning); break;
+    case Kernel::expanded: plan_expanded(plan, p); break;
   }
   const int64_t tiles = ceil_div(t.outputs, t.columns) * t.column_tiles * t.splits;
   if (tiles > std::numeric_limits<uint32_t>::max()) throw std::invalid_argument("sum: the input is too large");

@@ -21,7 +21,6 @@ constexpr int kMaxColumnWarps = 8;  // and of the others
 constexpr int kMaxBatches = 8;      // of leaves a thread of the columns kernel takes one after the other; narrow: runs
 constexpr int kMaxRingPairs = 8;    // of warps a block of the ring kernel: one reads what the other fetches
 constexpr int kRingBlocks = 2;      // of them a multiprocessor
-constexpr int kRingRest = kLanes;   // elements that a stage of the ring has room for beyond a chunk
 constexpr int kGranule = 16;        // bytes: bulk copies begin and end at multiples of it
 constexpr int kLine = 128;          // bytes
 constexpr int kMaxJoin = 8192;      // partial sums one block of the join kernel takes: 1024 threads
@@ -32,8 +31,9 @@ static_assert(kLoads == kDepth);
 // thin     a thread takes all of its outputs' few elements, up to kLoads  (the fastest dim in memory is kept)
 // columns  a warp takes neighbouring columns, a thread neighbouring leaves of them
 // narrow   a block takes runs of leaves of few dense columns, as pieces of memory
-// ring_rows  rows through a ring of stages in shared memory, which bulk copies fill far ahead
-enum class Kernel : uint8_t { packed, rows, thin, columns, ring_rows, narrow };
+// ring_rows  short rows through a ring of stages in shared memory, which bulk copies fill far ahead
+// expanded a thread an output, which has one element many times
+enum class Kernel : uint8_t { packed, rows, thin, columns, ring_rows, narrow, expanded };
 
 // Rounded up to whole lines.
 GPUREDUCE_HOST_DEVICE constexpr int whole_lines(int bytes) { return (bytes + kLine - 1) / kLine * kLine; }
@@ -114,7 +114,6 @@ struct Join {
 struct RingShape {
   int32_t stages, stage_bytes;  // a pair of warps has
   int32_t pitch;                // bytes between short rows, which stand in a stage as in memory
-  int32_t run;                  // elements side by side in nested dims
 };
 
 struct Plan {
@@ -130,8 +129,8 @@ struct Plan {
                         // thin: of an output, 2, 4 or 8
   int batches;          // columns: how often it does that, for neighbouring leaves; narrow: runs a tile
   RingShape ring;
-  int row_width, row_groups;  // ring_rows: reads of a short row, and groups of 32 of them; 0: rows are not short
-  int read_bytes;             // of a short row at once, and whether at multiples of so many
+  int row_width, row_groups;  // ring_rows: reads of a row, and groups of 32 of them
+  int read_bytes;             // of a row at once, and whether at multiples of so many
   bool reads_aligned;
   int64_t grid;
   std::vector<Join> joins;

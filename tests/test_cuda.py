@@ -85,7 +85,7 @@ def test_large_matrices(name, shape, dim, cuda):
         assert_same_bits(SUM(x.to(cuda), dim), SUM(x, dim))
 
 
-KERNELS = ["packed", "rows", "thin", "columns", "ring_rows", "narrow"]
+KERNELS = ["packed", "rows", "thin", "columns", "narrow", "ring_rows", "expanded"]
 TUNINGS = [
     "",
     "vector=1",
@@ -178,8 +178,9 @@ REACHED = {
     "rows": (lambda make: make(64, 8192), 1),
     "thin": (lambda make: make(4, 8192), 0),
     "columns": (lambda make: make(8192, 1024), 0),
-    "narrow": (lambda make: make(8192, 60), 0),
+    "narrow": (lambda make: make(1 << 18, 60), 0),
     "ring_rows": (lambda make: make(4096, 16), 1),
+    "expanded": (lambda make: make(1, 300).expand(5000, 300), 0),
 }
 
 
@@ -192,19 +193,35 @@ def test_every_kernel_is_reached(kernel, vector, cuda):
     tuning = "vector=1" if vector else ""
     plan = json.loads(torch.ops.gpureduce._plan(x.shape, x.stride(), [dim], x.dtype, x.dtype, tuning))
     wanted = "columns" if kernel == "narrow" and vector else kernel  # which knows vectors alone
-    assert plan["kernel"] == wanted and (kernel == "ring_rows" or (plan["vector"] == 1) == bool(vector))
+    assert plan["kernel"] == wanted and (kernel in ("ring_rows", "expanded") or (plan["vector"] == 1) == bool(vector))
     y = view(lambda *shape: data(shape, "float32", seed=15, device=cuda))
     assert_same_bits(torch.ops.gpureduce._sum_tuned(y, [dim], tuning=tuning), SUM(x, dim))
+
+
+EXPANDED = [9, 77, 511, 512, 513, 1024, 1500, 4095, 4096, 4097, 4608, 4609, 8191, 12_288, 12_289, 100_000]
+EXPANDED += [1 << 20, (1 << 20) + 700]
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_expanded(name, cuda):
+    """Sums of one element many times, which are not added one by one, have the bits of those that are."""
+    x = data((300,), name, seed=18)
+    for length in EXPANDED:
+        few = x[: max(1, min(300, 3_000_000 // length))]
+        wanted = SUM(few.expand(length, -1).contiguous(), 0)
+        assert_same_bits(SUM(few.to(cuda).expand(length, -1), 0), wanted, f"{length} times")
+        assert_same_bits(SUM(few.to(cuda)[0].expand(length)), wanted[0], f"one element {length} times")
 
 
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("width", [2, 3, 7, 8, 9, 64, 100, 255, 256])
 def test_narrow_columns(width, name, cuda):
-    """Dense columns of any width and length, as the planner has it, in short and in long runs of leaves."""
+    """Dense columns of any width and length, in short and in long runs of leaves."""
     for length in (17, 513, 4095, 4096, 4097, 16 * 512 - 1, 16 * 512 + 1, 40_000):
         x = data((length, width), name, seed=15)
         y, wanted = x.to(cuda), SUM(x, 0)
-        for tuning in ("", "tile_leaves=16,batches=8", "tile_leaves=512,batches=2", "kernel=narrow"):
+        narrow = [f"kernel=narrow,{more}".strip(",") for more in ("", "tile_leaves=16,batches=8", "tile_leaves=512")]
+        for tuning in ("", *narrow):
             try:
                 got = torch.ops.gpureduce._sum_tuned(y, [0], tuning=tuning)
             except (RuntimeError, ValueError) as error:

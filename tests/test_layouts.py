@@ -1,5 +1,10 @@
 """Every dtype in every layout, bit for bit: no layout is special, and none is copied into another first."""
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -72,6 +77,41 @@ def test_layout(name, layout, device):
     check(tensor, dims or None)
     target = torch.float64 if name in model.INTEGER else torch.float16 if name in model.FLOATING else torch.complex128
     check(tensor, dims or None, True, target)
+
+
+# On both sides of a vector's, a block's and a chunk's elements, and some images.
+PIECES = {*range(1, 18), 49, 100, 196, 784} | {2**p + d for p in (5, 6, 7, 8, 9, 10, 12) for d in (-1, 0, 1)}
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float64", "complex64", "int32"])
+def test_pieces_of_every_length(name, device):
+    """Rows, and sums over several pieces, of lengths around every boundary; what lies between them does not count."""
+    for length in sorted(PIECES):
+        little_more_than_a_chunk = (1, 4096 // length + 2)
+        for shape, dims in (((7, 3), [[2], [0, 2], [0, 1, 2]]), (little_more_than_a_chunk, [[1, 2]])):
+            x = data((*shape, length + 3), name, seed=6, device=device)
+            if name != "int32":
+                x[:, :, 0] = x[:, :, length + 1 :] = float("nan")
+            for dim in dims:
+                check(x[:, :, 1 : length + 1], dim)
+
+
+@pytest.mark.parametrize("instructions", ["default", "avx2", "avx512"])
+def test_every_instruction_set(instructions):
+    """The CPU's kernels for each instruction set (where there is none of the name, another one is tested twice)."""
+    here = pathlib.Path(__file__).parent
+    tests = [f"{here}/test_layouts.py::{test}" for test in ("test_layout", "test_pieces_of_every_length")]
+    tests += [
+        f"{here}/test_order.py::{test}" for test in ("test_pinned_results", "test_every_length_as_rows_and_columns")
+    ]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "cpu", *tests],
+        env=os.environ | {"ATEN_CPU_CAPABILITY": instructions},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-3000:]
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "complex64"])

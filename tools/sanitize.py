@@ -14,7 +14,7 @@ import torch
 
 import torch_reduce  # noqa: F401
 
-SHAPES = [  # sizes, reduced dims: every kernel, with joins and without, whole vectors and tails
+SHAPES = [  # sizes, reduced dims, tuning: every kernel, with joins and without, whole vectors and tails
     ((1,), [0]),
     ((40, 7), [1]),
     ((1000, 2), [1]),
@@ -35,6 +35,11 @@ SHAPES = [  # sizes, reduced dims: every kernel, with joins and without, whole v
     ((3, 4100, 12), [1]),
     ((3, 900, 40), [1]),
     ((4, 3, 12, 20), [0, 2, 3]),
+    ((5000, 4), [0], "kernel=narrow"),
+    ((9000, 130), [0], "kernel=narrow"),
+    ((40000, 7), [0], "kernel=narrow"),
+    ((3, 4100, 12), [1], "kernel=narrow"),
+    ((4099, 1031), [0], "vector=16"),
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.int64, torch.complex64]
 
@@ -42,12 +47,17 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, 
 def main():
     runs = 0
     for dtype in DTYPES:
-        for sizes, dims in SHAPES:
+        for sizes, dims, *tuning in SHAPES:
             x = torch.randint(0, 100, sizes).to(dtype)
             for result in (None, torch.float64, torch.int32) if dtype is torch.float32 else (None,):
-                ours = torch.ops.gpureduce.sum(x.cuda(), dims, dtype=result)
+                tuning = tuning if result is None else []  # converted inputs have fewer kernels
+                ours = torch.ops.gpureduce._sum_tuned(x.cuda(), dims, dtype=result, tuning="".join(tuning))
                 torch.testing.assert_close(ours.cpu(), torch.ops.gpureduce.sum(x, dims, dtype=result), rtol=0, atol=0)
                 runs += 1
+        x = torch.randint(0, 100, (300,)).to(dtype)
+        ours = torch.ops.gpureduce.sum(x.cuda().expand(5000, -1), [0])
+        torch.testing.assert_close(ours.cpu(), torch.ops.gpureduce.sum(x.expand(5000, -1), [0]), rtol=0, atol=0)
+        runs += 1
     torch.cuda.synchronize()
     print(f"{runs} sums, all as on the CPU")
 

@@ -33,6 +33,10 @@ class Cursor {
   GPUREDUCE_HOST_DEVICE int64_t offset() const { return offset_; }
   // How many positions, this one included, the fastest dim still has.
   GPUREDUCE_HOST_DEVICE int64_t left() const { return dims_.fastest().size - inner_; }
+  // Of two dims or more: how many whole fastest dims, from here on, one stride leads to.
+  GPUREDUCE_HOST_DEVICE int64_t whole() const {
+    return inner_ > 0 ? 0 : dims_.dims[dims_.rank - 2].size - index_[dims_.rank - 2];
+  }
   // Moves on by at most left() positions.
   GPUREDUCE_HOST_DEVICE void advance(int64_t n) {
     inner_ += n;
@@ -40,9 +44,13 @@ class Cursor {
     if (inner_ < dims_.fastest().size || dims_.rank == 1) return;
     inner_ = 0;
     offset_ -= dims_.fastest().size * dims_.fastest().stride;
-    for (int i = dims_.rank - 2; i >= 0; --i) {
-      offset_ += dims_.dims[i].stride;
-      if (++index_[i] < dims_.dims[i].size || i == 0) return;
+    advance_whole(1);
+  }
+  // Moves on by at most whole() of them.
+  GPUREDUCE_HOST_DEVICE void advance_whole(int64_t n) {
+    for (int i = dims_.rank - 2; i >= 0; --i, n = 1) {
+      offset_ += n * dims_.dims[i].stride;
+      if ((index_[i] += n) < dims_.dims[i].size || i == 0) return;
       offset_ -= dims_.dims[i].size * dims_.dims[i].stride;
       index_[i] = 0;
     }
@@ -64,7 +72,7 @@ struct Plan {
   int64_t column_stride;
   bool negate;     // every element
   bool conjugate;  // the odd columns
-  bool streams;    // many whole chunks, more than a core's cache holds
+  bool streams;    // more than a core's cache holds
   int64_t tile_rows, tile_leaves, tile_width;
   int64_t buffer_bytes;  // for gathered elements
 };

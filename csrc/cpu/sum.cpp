@@ -16,7 +16,9 @@ namespace {
 constexpr int64_t kGrain = 32768;         // elements that are worth a thread, as in torch
 constexpr int64_t kTasksPerThread = 8;    // so that none waits long for the last
 constexpr int64_t kSplit = 65536;         // elements that are worth a partial sum
+constexpr int64_t kLeastWidth = 64;       // columns that are worth a task
 constexpr int64_t kCacheBytes = 1 << 20;  // a core's
+constexpr int64_t kStackBytes = 1 << 17;  // of scratch: the heap gives that much back after every call, 0.2 us
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -54,6 +56,7 @@ class ExactFloats {
 
 struct InstructionSet {
   const char* name;
+  int vector_bytes;
   Kernel (*kernel_for)(DType, Accumulator, Conversion);
 };
 
@@ -64,11 +67,11 @@ const InstructionSet& instruction_set() {
     std::string capability = at::get_cpu_capability();
     if (capability == "AVX512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-      return InstructionSet{"avx512", avx512::kernel_for};
+      return InstructionSet{"avx512", 64, avx512::kernel_for};
     if (capability.rfind("AVX", 0) == 0 && __builtin_cpu_supports("avx2"))  // whose processors all have F16C
-      return InstructionSet{"avx2", avx2::kernel_for};
+      return InstructionSet{"avx2", 32, avx2::kernel_for};
 #endif
-    return InstructionSet{"generic", generic::kernel_for};
+    return InstructionSet{"generic", 16, generic::kernel_for};
   }();
   return chosen;
 }
@@ -157,19 +160,22 @@ Work::Work(const Reduction& r)
   if (results.rank == 0) results.dims[results.rank++] = {1, 0};
 
   const double elements = static_cast<double>(plan.length) * static_cast<double>(outputs);
-  threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  threads = static_cast<int>(std::max(1.0, std::min<double>(threads, elements / kGrain)));
-  plan.streams = elements * size_of(accumulator) > kCacheBytes && (plan.length % kChunk == 0 || plan.length >= 16 * kChunk);
-  const int64_t wanted = kTasksPerThread * threads;
+  threads = elements < 2 * kGrain || at::in_parallel_region() ? 1 : at::get_num_threads();
+  threads = static_cast<int>(std::min<double>(threads, std::max(1.0, elements / kGrain)));
+  plan.streams = elements * size_of(accumulator) > kCacheBytes;
+  const int64_t wanted = threads == 1 ? 1 : kTasksPerThread * threads;
 
   // Tiles: neighbouring columns first, since they share cache lines; then leaves; then rows, if they are that short.
   const bool exact = accumulator == Accumulator::i64;
   const bool gathered = plan.negate || plan.conjugate || plan.reduced.rank > 1 ||
                         (columns > 1 ? plan.column_stride : plan.reduced.fastest().stride) != 1;
   int64_t capacity = kTileBytes / size_of(accumulator);
-  if (gathered && columns > 1) capacity /= 8;  // whose depth is gathered first
+  if (gathered && columns > 2) capacity /= 8;  // whose depth is gathered first
   const int64_t leaves = leaf_count(plan.length);
   column_tiles = ceil_div(columns, capacity / 4);
+  if (threads > 1)  // work for all of them
+    column_tiles =
+        std::max(column_tiles, std::min(ceil_div(2 * threads, rows * ceil_div(plan.length, kChunk)), columns / kLeastWidth));
   plan.tile_width = column_tiles == 1 ? columns : ceil_div(ceil_div(columns, column_tiles), 16) * 16;
   column_tiles = ceil_div(columns, plan.tile_width);
   if (exact) {
@@ -177,10 +183,13 @@ Work::Work(const Reduction& r)
     plan.tile_leaves = columns == 1 ? kExactLanes : block ? std::max<int64_t>(1, 512 / plan.tile_width) : 1;
     plan.tile_rows = std::min(rows, std::max<int64_t>(1, kSplit / 16 / (plan.length * plan.tile_width)));
   } else {
-    const int64_t joined = plan.tile_width <= 2 ? 4 : 1;  // leaves to an accumulator of the tile
+    // Leaves to an accumulator of the tile, at least.
+    const int64_t joined = plan.tile_width <= 2
+                               ? std::min<int64_t>(4, instruction_set().vector_bytes / size_of(accumulator) / plan.tile_width)
+                               : 1;
     plan.tile_leaves = std::min(floor_power(joined * capacity / plan.tile_width), ceil_power(leaves));
     int64_t fit = capacity / (plan.tile_leaves * plan.tile_width);
-    if (!gathered && plan.length > kLanes && plan.length % kLanes == 0 && rows >= joined * fit * wanted) fit *= joined;
+    if (plan.tile_leaves >= 64 && plan.length > kLanes && rows >= joined * fit * wanted) fit *= joined;
     plan.tile_rows = std::min(rows, std::max<int64_t>(1, fit));
     if (plan.tile_leaves < leaves) plan.tile_rows = 1;
   }
@@ -245,10 +254,11 @@ void compute(const Work& work, void* output) {
   const int64_t bytes = sums_bytes + scratch_bytes(work.plan, sizeof(Acc));
   std::unique_ptr<Acc[]> partials(work.splits > 1 ? new Acc[work.splits * work.outputs] : nullptr);
 
-  at::parallel_for(0, work.tasks(), ceil_div(work.tasks(), work.threads), [&](int64_t begin, int64_t end) {
+  const auto run_tasks = [&](int64_t begin, int64_t end) {
     ExactFloats exact;
-    std::unique_ptr<char[]> memory(new char[bytes + 64]);
-    char* scratch = memory.get() + (64 - reinterpret_cast<uintptr_t>(memory.get()) % 64);
+    alignas(64) char stack[kStackBytes];
+    std::unique_ptr<char[]> heap(bytes > kStackBytes ? new char[bytes + 64] : nullptr);
+    char* scratch = heap ? heap.get() + (64 - reinterpret_cast<uintptr_t>(heap.get()) % 64) : stack;
     for (int64_t i = begin; i < end; ++i) {
       Task task = work.task(i);
       int64_t first = task.first_row * work.columns + task.first_column;
@@ -265,7 +275,9 @@ void compute(const Work& work, void* output) {
         }
       }
     }
-  });
+  };
+  if (work.threads == 1) run_tasks(0, work.tasks());
+  else at::parallel_for(0, work.tasks(), ceil_div(work.tasks(), work.threads), run_tasks);
   if (!partials) return;
 
   at::parallel_for(0, work.outputs, kGrain / work.splits, [&](int64_t begin, int64_t end) {

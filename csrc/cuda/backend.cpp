@@ -10,23 +10,29 @@
 
 namespace gpureduce::cuda {
 
+namespace {
+
+int capability(const cudaDeviceProp& properties) { return 10 * properties.major + properties.minor; }
+
+Plan plan_on(const Reduction& r, const cudaDeviceProp& properties, const Tuning& tuning) {
+  return make_plan(r, {properties.multiProcessorCount, runs_hopper_code(capability(properties))}, tuning);
+}
+
+}  // namespace
+
 Plan plan(const Reduction& r, at::Device device, const Tuning& tuning) {
-  Device facts;
-  const cudaDeviceProp* properties = at::cuda::getDeviceProperties(device.index());
-  facts.multiprocessors = properties->multiProcessorCount;
-  facts.bulk_copies = runs_hopper_code(10 * properties->major + properties->minor);
-  return make_plan(r, facts, tuning);
+  return plan_on(r, *at::cuda::getDeviceProperties(device.index()), tuning);
 }
 
 void run(const Reduction& r, at::Device device, const Tuning& tuning) {
   const c10::cuda::CUDAGuard guard(device);
-  const Plan p = plan(r, device, tuning);
+  const cudaDeviceProp& properties = *at::cuda::getDeviceProperties(device.index());
+  const Plan p = plan_on(r, properties, tuning);
   at::Tensor workspace;  // goes back to the stream's pool when the launches are queued
   if (p.workspace_bytes) workspace = at::empty({p.workspace_bytes}, at::TensorOptions().dtype(at::kByte).device(device));
   void* partials = workspace.defined() ? workspace.data_ptr() : nullptr;
-  const cudaDeviceProp* facts = at::cuda::getDeviceProperties(device.index());
-  const int capability = 10 * facts->major + facts->minor;
-  C10_CUDA_CHECK(run(Launch{r, p, partials, c10::cuda::getCurrentCUDAStream(device.index()), capability}));
+  const Launch launch{r, p, partials, c10::cuda::getCurrentCUDAStream(device.index()), capability(properties)};
+  C10_CUDA_CHECK(run(launch));
 }
 
 }  // namespace gpureduce::cuda

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "columns.cuh"
+#include "expanded.cuh"
 #include "launch.h"
 #include "narrow.cuh"
 #include "ring_rows.cuh"
@@ -83,7 +84,6 @@ KernelOf<Source, Acc> short_rows_kernel(const Plan& plan) {
 template <class Acc, class Source>
 KernelOf<Source, Acc> ring_kernel(const Plan& plan) {
   constexpr int kWord = std::max(4, static_cast<int>(sizeof(typename Source::Element)));
-  if (!plan.row_width) return plan.nested ? ring_chunks<true, Source, Acc> : ring_chunks<false, Source, Acc>;
   if (plan.read_bytes == kGranule) return short_rows_kernel<kGranule, true, Acc, Source>(plan);
   if constexpr (sizeof(typename Source::Element) < 4)
     if (!plan.reads_aligned) return short_rows_kernel<kWord, false, Acc, Source>(plan);
@@ -94,8 +94,7 @@ template <class Acc, class Source>
 cudaError_t launch_ring(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
   const KernelOf<Source, Acc> kernel = ring_kernel<Acc, Source>(plan);
-  const int overhead =
-      std::max(Ring<RowsNote>::overhead(plan.warps, plan.ring.stages), Ring<ChunkNote>::overhead(plan.warps, plan.ring.stages));
+  const int overhead = Ring<RowsNote>::overhead(plan.warps, plan.ring.stages);
   const int bytes = plan.warps * plan.ring.stages * plan.ring.stage_bytes + overhead;
   if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
   return start<Source, Acc>(launch, source, kernel, 2 * plan.warps * kWarp, bytes);
@@ -114,7 +113,9 @@ template <int V, class Acc, class Source>
 cudaError_t launch_width(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
   KernelOf<Source, Acc> kernel;
-  if (plan.kernel == Kernel::packed || plan.kernel == Kernel::rows) {
+  if (plan.kernel == Kernel::expanded) {
+    kernel = expanded<Source, Acc>;
+  } else if (plan.kernel == Kernel::packed || plan.kernel == Kernel::rows) {
     kernel = plan.nested ? row_kernel<V, Walk::nested, Acc, Source>(plan) : row_kernel<V, Walk::dense, Acc, Source>(plan);
     if constexpr (V == 1)
       if (plan.linear) kernel = row_kernel<V, Walk::linear, Acc, Source>(plan);

@@ -285,13 +285,6 @@ struct Lanes {
     }
   }
   __device__ __forceinline__ void add(int j, Element x) { sum[j] = sum[j] + addend<LaneSum>(x); }
-  // Those from `from` on, and before `to`.
-  __device__ __forceinline__ void add_some(const Vector<Element, V>& x, int from, int to) {
-    LaneSum more[V];
-    unpack(x, more);
-#pragma unroll
-    for (int j = 0; j < V; ++j) sum[j] = sum[j] + choose(j >= from && j < to, more[j], padding<LaneSum>());
-  }
   __device__ __forceinline__ void add(const Lanes& other) {
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] = sum[j] + other.sum[j];
@@ -323,17 +316,7 @@ struct ByteLanes {
     for (int w = 0; w < V / 4; ++w) sum = add_bytes<Element>(x.word(w), sum);
   }
   __device__ __forceinline__ void add(int, Element x) { sum += addend<int32_t>(x); }
-  __device__ __forceinline__ void add_some(const Vector<Element, V>& x, int from, int to) {
-#pragma unroll
-    for (int w = 0; w < V / 4; ++w) {
-      const uint32_t keep = low_bytes(to - 4 * w) & ~low_bytes(from - 4 * w);
-      sum = add_bytes<Element>(x.word(w) & keep, sum);
-    }
-  }
   __device__ __forceinline__ Acc join() const { return sum; }
-
- private:
-  static __device__ __forceinline__ uint32_t low_bytes(int n) { return n >= 4 ? ~0u : n <= 0 ? 0 : (1u << 8 * n) - 1; }
 };
 
 template <class Element, class Acc, int V>
@@ -367,17 +350,6 @@ struct LaneSums {
 
 // --- joins ----------------------------------------------------------------------------------------------------------------
 
-// The value of another thread of the warp.
-template <class T>
-__device__ __forceinline__ T shuffle(T v, int from) {
-  constexpr int kWords = sizeof(T) / 4;
-  uint32_t words[kWords];
-  memcpy(words, &v, sizeof(T));
-#pragma unroll
-  for (int w = 0; w < kWords; ++w) words[w] = __shfl_sync(0xffffffffu, words[w], from);
-  memcpy(&v, words, sizeof(T));
-  return v;
-}
 // Joins kCount values of one thread, a power of two.
 template <int kCount, class T>
 __device__ __forceinline__ T join_neighbours(T (&v)[kCount]) {

@@ -66,7 +66,7 @@ class Ring {
   }
   static __device__ __forceinline__ uint32_t pairs() { return gridDim.x * (blockDim.x / kWarp / 2); }
 
-  // --- the filling warp: wait_until_free(), then one of the others ---
+  // --- the filling warp: wait_until_free(), then fill_with() ---
 
   __device__ __forceinline__ void wait_until_free() const { wait(full_ + stages_ + at_, parity_ ^ 1); }
 
@@ -78,19 +78,6 @@ class Ring {
       announce(note, c.size);
       if (c.size) copy(c);
     }
-    next();
-  }
-
-  // The same from up to 32 places, one a lane, to `offset` (as far past a granule as `begin`); lanes with begin == end have
-  // none.
-  __device__ __forceinline__ void fill_from_lanes(const Note& note, int offset, const char* begin, const char* end,
-                                                  const InputSpan& input) {
-    const Copy c = whole_granules(begin, end, offset, input);
-    const uint32_t all = __reduce_add_sync(0xffffffffu, c.size);
-    __syncwarp();  // what lanes copied themselves comes before the announcement
-    if (lane() == 0) announce(note, all);
-    __syncwarp();
-    if (c.size) copy(c);
     next();
   }
 

@@ -1,23 +1,9 @@
-// Reductions whose fastest dim in memory is reduced, through a ring of stages in shared memory: rows at any address, rows too
-// short to be loaded by whole warps, and rows in pieces.
+// Rows too short to be loaded by whole warps, through a ring of stages in shared memory.
 #pragma once
 
-#include "chunk.cuh"
 #include "ring.cuh"
 
 namespace gpureduce::cuda {
-
-// --- reading a stage ------------------------------------------------------------------------------------------------------
-
-// The sum of up to a chunk: `count` elements from `p` on. What is read beyond their end is in the stage.
-template <class Element, class Acc>
-__device__ __forceinline__ Acc staged_chunk(const char* p, int count) {
-  const char* const from = align_down<kGranule>(p);
-  const int shift = past<kGranule>(p) / static_cast<int>(sizeof(Element));
-  return shifted_chunk<kLoads / 2, Element, Acc>(shift, count, [=](int position) __attribute__((always_inline)) {
-    return Staged<kGranule, true, Element>::read(from + position * static_cast<int>(sizeof(Element)));
-  });
-}
 
 // Short rows, every element of which is a leaf: kWidth threads a row, a read each, and 32 / kWidth rows side by side; or
 // kGroups times 32 reads a row. A thread reads kLoads times, from other rows or groups; then the values change hands, so that
@@ -107,8 +93,6 @@ struct ShortRows {
   }
 };
 
-// --- the kernels ----------------------------------------------------------------------------------------------------------
-
 struct RowsNote {
   int64_t place;    // of the first row's result
   int64_t partial;  // or partial sum
@@ -157,92 +141,6 @@ __global__ void __launch_bounds__(2 * kMaxRingPairs * kWarp, kRingBlocks)
       }
     }
     ring.release();
-  }
-#endif
-}
-
-struct ChunkNote {
-  int64_t output;   // first row of the tile
-  int64_t partial;  // of that row
-  int32_t count;    // elements
-  int16_t offset;   // in the stage
-  int8_t number;    // of the chunk or row in the tile
-  int8_t rows;      // how many results the tile has, if it ends here
-  bool last;        // nothing follows
-};
-
-// Blocks a multiprocessor: sums of 8 bytes take the registers of two.
-template <class Element, class Acc>
-constexpr int kChunkBlocks = sizeof(Lane<Element, Acc>) > 4 ? 1 : kRingBlocks;
-
-// A stage is a chunk of a row, with what is left of the row if that is little; or the whole of a shorter row. A tile is up to
-// 32 neighbouring chunks of a row, or up to 32 neighbouring rows.
-template <bool nested, class Source, class Acc>
-__global__ void __launch_bounds__(2 * kMaxRingPairs * kWarp, (kChunkBlocks<typename Source::Element, Acc>))
-    ring_chunks(const __grid_constant__ Args<Source, Acc> a) {
-#if __CUDA_ARCH__ >= 900
-  using Element = typename Source::Element;
-  constexpr int kSize = sizeof(Element);
-  extern __shared__ __align__(128) char memory[];
-  Ring<ChunkNote> ring(memory, a.ring);
-  wait_for_previous_kernel();
-  allow_next_kernel();
-  const uint32_t tiles = a.tiling.tiles;
-  const int lane = threadIdx.x % kWarp;
-  const bool rows = a.length <= kChunk;
-  if (ring.number() >= tiles) return;
-  if (ring.fills()) {
-    for (uint32_t number = ring.number(); number < tiles; number += ring.pairs()) {
-      const Tile tile = a.tiling.tile(number);
-      const int parts = static_cast<int>(rows ? tile.outputs : (tile.leaves + kLanes - 1) / kLanes);
-      int64_t first = tile.leaf / kLanes * kChunk, row = a.kept.at(tile.output).in;
-      for (int s = 0; s < parts; ++s) {
-        const int64_t left = a.length - first;
-        const bool rest = !nested && !rows && s == parts - 2 && left <= kChunk + kRingRest;
-        const int count = static_cast<int>(left < kChunk || rest ? left : kChunk);
-        const bool ends = s + rest == parts - 1;
-        ChunkNote note{tile.output, tile.partial, count, 0, static_cast<int8_t>(s)};
-        note.rows = static_cast<int8_t>(!ends ? 0 : rows ? parts : 1);
-        note.last = ends && number + ring.pairs() >= tiles;
-        if constexpr (nested) {  // the pieces of several runs, one a lane, become one in shared memory
-          const int64_t run = static_cast<uint32_t>(first) / static_cast<uint32_t>(a.ring.run) + lane;
-          const int64_t begin = run * a.ring.run, end = begin + a.ring.run, last = first + count;
-          const int64_t from = begin < first ? first : begin, to = end < last ? end : last;
-          const char* p = a.source.address(row + a.reduced.at(from < to ? from : 0).in);
-          ring.wait_until_free();
-          ring.fill_from_lanes(note, static_cast<int>(from - first) * kSize, p, from < to ? p + (to - from) * kSize : p,
-                               a.input);
-        } else {
-          const char* p = a.source.address(row + first);
-          note.offset = static_cast<int16_t>(past<kLine>(p));
-          ring.wait_until_free();
-          ring.fill_with(note, p, p + count * kSize, a.input);
-        }
-        if (ends) break;
-        if (rows) row = a.kept.at(tile.output + s + 1).in;
-        else first += kChunk;
-      }
-    }
-    return;
-  }
-  Acc mine = padding<Acc>();  // lane l has the sum of the tile's chunk or row l
-  for (bool last = false; !last;) {
-    const char* p = ring.wait_until_full();
-    const ChunkNote note = ring.note();
-    last = note.last;
-    p += note.offset;
-    int number = note.number;
-    for (int left = note.count; left > 0; left -= kChunk, p += kChunk * kSize, ++number) {
-      const Acc v = staged_chunk<Element, Acc>(p, left < kChunk ? left : kChunk);
-      if (lane == number) mine = v;
-    }
-    ring.release();
-    if (note.rows) {
-      if (!rows) mine = warp_join(mine);
-      if (lane < note.rows)
-        a.output.write(a.kept, note.output + lane, note.partial + lane * a.tiling.partial_output_stride, mine);
-      mine = padding<Acc>();
-    }
   }
 #endif
 }

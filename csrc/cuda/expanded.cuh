@@ -1,0 +1,76 @@
+// Reductions over expanded dims alone, whose elements of an output are all the same one: the gradient of a broadcast.
+#pragma once
+
+#include "args.cuh"
+
+namespace gpureduce::cuda {
+
+// The contract's sum of `length` times v, without adding them all: leaves of as many elements are equal, and so are the sums of
+// as many equal leaves. What is left of a level of the tree are a few runs of equal values.
+template <class Acc>
+__device__ Acc sum_of_equals(Acc v, int64_t length) {
+  struct Run {
+    Acc value;
+    int64_t count;
+  };
+  constexpr int kMost = 12;  // three runs, between which up to two single values come to stand, and what these become
+  Run runs[kMost];
+  int n = 0;
+  const auto append = [&](Acc value, int64_t count) {
+    if (count > 0) runs[n++] = {value, count};
+  };
+  // Leaves: of whole chunks, then those that have one element more, then the others.
+  const int64_t chunks = length / kChunk;
+  const int rest = static_cast<int>(length - chunks * kChunk), depth = rest / kLanes, more = rest - depth * kLanes;
+  Acc deeper = v, deep = v, whole = v;
+  for (int d = 1; d < kDepth; ++d) {
+    whole = whole + v;
+    if (d < depth) deep = deep + v;
+    if (d <= depth) deeper = deeper + v;
+  }
+  append(whole, chunks * kLanes);
+  append(deeper, more);
+  append(deep, depth ? kLanes - more : 0);
+  while (n > 1 || runs[0].count > 1) {
+    if (n == 1 && runs[0].count % 2 == 0) {  // most levels, most often
+      runs[0] = {runs[0].value + runs[0].value, runs[0].count / 2};
+      continue;
+    }
+    const int old = n;
+    Run next[kMost];
+    n = 0;
+    bool waits = false;  // for its right neighbour
+    Acc waiting = v;
+    for (int i = 0; i < old; ++i) {
+      int64_t count = runs[i].count;
+      const Acc value = runs[i].value;
+      if (waits) {
+        next[n++] = {waiting + value, 1};
+        --count;
+      }
+      if (count > 1) next[n++] = {value + value, count / 2};
+      waits = count % 2;
+      waiting = value;
+    }
+    if (waits) next[n++] = {waiting, 1};
+    for (int i = 0; i < n; ++i) runs[i] = next[i];
+  }
+  return runs[0].value;
+}
+
+// A thread an output.
+template <class Source, class Acc>
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp) expanded(const __grid_constant__ Args<Source, Acc> a) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
+    const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
+    if (threadIdx.x >= tile.outputs) continue;
+    const Offsets place = a.kept.at(tile.output + threadIdx.x);
+    RowLanes<typename Source::Element, Acc, 1> lane;
+    lane.start(a.source.template load<1>(place.in));
+    a.output.write_at(place.out, tile.partial + threadIdx.x, sum_of_equals(lane.join(), a.length));
+  }
+}
+
+}  // namespace gpureduce::cuda
