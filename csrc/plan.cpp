@@ -33,9 +33,10 @@ constexpr int kNestedUnits = 2;
 // Columns at odd addresses are read so from this size on, which no cache holds: (8192, 1001) float32 14 us instead of 13 with
 // single elements. Never those of 8 bytes: (16384, 4097) float64 154 instead of 136.
 constexpr int64_t kShiftedColumnBytes = 64 << 20;
-// Batches of leaves a thread of the columns kernel takes: (16384, 4096) float32 67 us instead of 74 with one. More while there
-// are tiles enough.
-constexpr int kColumnBatches = 4;
+constexpr int kShiftedColumnWarps = 4;
+// A thread of the columns kernel takes several batches of leaves, (16384, 4096) bfloat16 36 us instead of 39, where that leaves
+// a tile for every multiprocessor; of bytes, so many.
+constexpr int kByteColumnTiles = 15;
 // Bytes of lane sums that a block of the narrow kernel takes, of runs of so many leaves at least. Runs get shorter down to
 // pieces of kNarrowPiece bytes while there are too few for the multiprocessors, and a block takes several while there are so
 // many tiles a multiprocessor.
@@ -51,10 +52,11 @@ constexpr int kRingStages = 2;
 constexpr int kRingStageBytes = 6144;  // of several short rows
 constexpr int kShortRowReads = 256;
 constexpr int kSmallRowBytes = 64;  // for which stages of 4096 bytes are enough: rows (2^24, 3) float32 69 us, not 72
+constexpr int kTinyWarps = 4;
 constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
 // --------------------------------------------------------------------------------------------------------------------------
 
-constexpr const char* kKernelNames[] = {"packed", "rows", "thin", "columns", "ring_rows", "narrow", "expanded"};
+constexpr const char* kKernelNames[] = {"packed", "rows", "thin", "columns", "ring_rows", "narrow", "expanded", "tiny"};
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -204,7 +206,8 @@ void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const 
   const int size = info(r.in).size, alignment = row_alignment(r);
   const int64_t pitch = (p.kept.empty() ? p.length : p.kept.back().stride) * size;
   plan.shifted = false;
-  plan.read_bytes = alignment == kGranule && tuning.vector != 1 ? kGranule : std::max(4, size);
+  const int least = std::max(4, size);
+  plan.read_bytes = tuning.vector == 1 ? least : std::max(least, alignment);
   plan.reads_aligned = alignment >= plan.read_bytes;
   plan.vector = plan.read_bytes / size;
   const int64_t reads = ceil_div(p.length, plan.vector);
@@ -248,6 +251,34 @@ void plan_expanded(Plan& plan, const Problem& p) {
   t.splits = 1;
 }
 
+// Whether rows lie side by side, a few elements each, aligned as vectors.
+bool tiny_takes(const Reduction& r) {
+  const Problem& p = r.problem;
+  if (!is_typed(r) || p.reduced.size() != 1 || p.kept.size() != 1 || p.length < 2) return false;
+  const int size = info(r.in).size, vector = kVectorBytes / size;
+  // Neighbours must write whole lines, too: int8 (2^24, 2), whose sums are int64, took 144 us instead of 46.
+  if (size == 1 || vector == 1 || vector * info(r.out).size > kVectorBytes || !is_direct(r.accumulator, r.out)) return false;
+  return p.length <= tiny_length(vector) && p.reduced[0].stride == 1 && p.kept[0].stride == p.length &&
+         reinterpret_cast<uintptr_t>(r.input) % kVectorBytes == 0;
+}
+
+void plan_tiny(Plan& plan, const Reduction& r, const Device& device) {
+  const Problem& p = r.problem;
+  Tiling& t = plan.tiling;
+  plan.vector = kVectorBytes / info(r.in).size;
+  plan.shifted = false;
+  const int warp_outputs = kWarp * tiny_runs(static_cast<int>(p.length)) * plan.vector;
+  if (!plan.warps) {
+    plan.warps = kTinyWarps;
+    while (plan.warps > 1 && p.outputs < int64_t{plan.warps} * warp_outputs * device.multiprocessors) plan.warps /= 2;
+  }
+  t.tile_outputs = plan.warps * warp_outputs;
+  t.tile_leaves = static_cast<int>(power_of_two_above(t.leaves));
+  t.columns = p.outputs;
+  t.column_tiles = static_cast<uint32_t>(ceil_div(p.outputs, t.tile_outputs));
+  t.splits = 1;
+}
+
 void plan_thin(Plan& plan, const Problem& p, const Device& device) {
   Tiling& t = plan.tiling;
   plan.thread_elements = static_cast<int>(power_of_two_above(std::max<int64_t>(2, p.length)));
@@ -266,37 +297,44 @@ void plan_thin(Plan& plan, const Problem& p, const Device& device) {
 void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
   const Problem& p = r.problem;
   Tiling& t = plan.tiling;
+  const int size = info(r.in).size;
   t.columns = p.kept.back().size;
-  plan.warp_columns = static_cast<int>(std::min<int64_t>(kWarp, power_of_two_above(ceil_div(t.columns, plan.vector))));
   plan.thread_elements = p.length <= kLanes ? 1 : p.length <= 2 * kLanes ? 2 : kLoads;
-  const int batch_leaves = kLoads / plan.thread_elements * (kWarp / plan.warp_columns);
-  t.tile_outputs = plan.warp_columns * plan.vector;
-  t.column_tiles = static_cast<uint32_t>(ceil_div(t.columns, t.tile_outputs));
-  // Where what is read side by side makes up lines, a thread may own a run of leaves. A narrower warp reads whole lines only
-  // when neighbouring threads take neighbouring leaves.
-  const bool small = info(r.in).size <= 2;
-  const bool slim = plan.warp_columns < kWarp / 2 && t.tile_outputs * info(r.in).size < kLine / 2;
-  plan.batches = plan.thread_elements == 1 ? 1 : slim ? 2 : kColumnBatches;
-  if (tuning.batches) {
-    plan.batches = std::min<int>(power_of_two_above(tuning.batches), kMaxBatches);
-  } else if (!tuning.tile_leaves && !slim) {  // no more splits than there must be, but work for all
-    const auto leaves = [&](int batches) { return int64_t{kWarps} * batches * batch_leaves; };
-    const auto tiles = [&](int batches) {
-      return p.outputs / t.columns * t.column_tiles * ceil_div(t.leaves, leaves(batches));
-    };
-    const int64_t enough = int64_t{kTilesPerProcessor} * device.multiprocessors;
-    while (plan.batches > 2 && tiles(plan.batches) < device.multiprocessors) plan.batches /= 2;
-    while (plan.batches < kMaxBatches && leaves(plan.batches) < t.leaves &&
-           tiles(2 * plan.batches) >= (small ? enough / 2 : enough))
-      plan.batches *= 2;
-    // So few tiles are better shared evenly than begun all at once.
-    if (small && plan.thread_elements == kLoads && tiles(plan.batches) < 4 * enough) plan.grid = 2 * device.multiprocessors;
+  const int batch_leaves = kLoads / plan.thread_elements, many = column_batches(plan.vector);
+  const auto column_tiles = [&](int width) { return ceil_div(t.columns, width * plan.vector); };
+  const auto block_leaves = [&](int width, int batches) { return int64_t{kWarps} * (kWarp / width) * batch_leaves * batches; };
+  const auto tiles = [&](int width, int batches) {
+    return p.outputs / t.columns * column_tiles(width) * ceil_div(t.leaves, block_leaves(width, batches));
+  };
+
+  // Two lines side by side, or one where that makes for no join or a smaller one.
+  const int line = std::max(1, kLine / (plan.vector * size));
+  const int most = static_cast<int>(power_of_two_above(std::min<int64_t>(column_tiles(1), kWarp)));
+  int width = std::min(size == 1 ? line : 2 * line, most);
+  plan.batches = 1;
+  if (tuning.width || tuning.batches) {
+    if (tuning.width) width = static_cast<int>(std::min<int64_t>(power_of_two_above(tuning.width), most));
+    if (tuning.batches > 1) plan.batches = many;
+  } else if (t.leaves > block_leaves(width, 1)) {
+    const int narrower = plan.shifted ? width : std::min(width, line);
+    const auto whole = [&](int w) { return t.leaves <= block_leaves(w, many) && 2 * tiles(w, many) >= device.multiprocessors; };
+    // So slim a warp reads whole lines only where neighbouring threads take neighbouring leaves.
+    const bool slim = width * plan.vector * size < kLine / 2;
+    if (!whole(width)) width = narrower;
+    if (!slim && (whole(width) || tiles(width, many) >= (size == 1 ? kByteColumnTiles : 1) * device.multiprocessors))
+      plan.batches = many;
   }
-  const int unit_leaves = batch_leaves * plan.batches;
-  const int64_t wanted = tuning.tile_leaves ? power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves)) : kWarps;
+
+  plan.warp_columns = width;
+  t.tile_outputs = width * plan.vector;
+  t.column_tiles = static_cast<uint32_t>(column_tiles(width));
+  const int64_t unit_leaves = block_leaves(width, plan.batches) / kWarps;
+  const int64_t wanted = tuning.tile_leaves ? power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves))
+                         : plan.shifted     ? kShiftedColumnWarps
+                                            : kWarps;
   if (!plan.warps) plan.warps = static_cast<int>(std::min(wanted, power_of_two_above(ceil_div(t.leaves, unit_leaves))));
   plan.warps = std::min(plan.warps, kMaxColumnWarps);
-  t.tile_leaves = plan.warps * unit_leaves;
+  t.tile_leaves = static_cast<int>(plan.warps * unit_leaves);
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   t.partial_output_stride = 1;  // neighbouring columns write neighbouring partial sums
   t.partial_split_stride = p.outputs;
@@ -370,6 +408,7 @@ Tuning Tuning::parse(const std::string& text) {
                  : key == "grid"          ? &tuning.grid
                  : key == "stages"        ? &tuning.stages
                  : key == "stage_bytes"   ? &tuning.stage_bytes
+                 : key == "width"         ? &tuning.width
                                           : nullptr;
     if (!field) throw std::invalid_argument("tuning: there is no key '" + key + "'");
     if (value.empty() || value.size() > 8 || value.find_first_not_of("0123456789") != std::string::npos)
@@ -435,6 +474,8 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   const bool ring = !by_columns && ring_takes_rows(r, device);
   const bool expanded = p.reduced.size() == 1 && p.reduced.back().stride == 0 && t.leaves <= kMaxGrid / 2;
   if (tuning.kernel < 0 && ring) plan.kernel = Kernel::ring_rows;
+  const bool tiny = !by_columns && tiny_takes(r);
+  if (tuning.kernel < 0 && tiny && tuning.vector != 1) plan.kernel = Kernel::tiny;
   if (tuning.kernel < 0 && expanded && p.length > kLoads) plan.kernel = Kernel::expanded;
   if (tuning.kernel >= 0) {  // only to another kernel of the same direction, and only where that one can
     const Kernel wanted = static_cast<Kernel>(tuning.kernel);
@@ -442,6 +483,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
     if (wanted == Kernel::columns && by_columns && !p.kept.empty() && !p.reduced.empty()) plan.kernel = wanted;
     if (wanted == Kernel::narrow && narrow) plan.kernel = wanted;
     if (wanted == Kernel::ring_rows && ring) plan.kernel = wanted;
+    if (wanted == Kernel::tiny && tiny) plan.kernel = wanted;
     if (wanted == Kernel::expanded && expanded) plan.kernel = wanted;
     if (plan.kernel != wanted)
       throw std::invalid_argument(std::string("tuning: the ") + kKernelNames[tuning.kernel] +
@@ -460,6 +502,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
     case Kernel::narrow: plan_narrow(plan, r, device, tuning); break;
     case Kernel::ring_rows: plan_ring_rows(plan, r, device, tuning); break;
     case Kernel::expanded: plan_expanded(plan, p); break;
+    case Kernel::tiny: plan_tiny(plan, r, device); break;
   }
   const int64_t tiles = ceil_div(t.outputs, t.columns) * t.column_tiles * t.splits;
   if (tiles > std::numeric_limits<uint32_t>::max()) throw std::invalid_argument("sum: the input is too large");

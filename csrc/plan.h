@@ -18,7 +18,7 @@ constexpr int kLoads = 8;           // vector loads a thread keeps in flight: a 
 constexpr int kJoinRun = 8;         // partial sums one thread of the join kernel takes
 constexpr int kMaxRowWarps = 16;    // warps a block of the rows kernel
 constexpr int kMaxColumnWarps = 8;  // and of the others
-constexpr int kMaxBatches = 8;      // of leaves a thread of the columns kernel takes one after the other; narrow: runs
+constexpr int kMaxBatches = 8;      // runs of leaves a block of the narrow kernel takes one after the other
 constexpr int kMaxRingPairs = 8;    // of warps a block of the ring kernel: one reads what the other fetches
 constexpr int kRingBlocks = 2;      // of them a multiprocessor
 constexpr int kGranule = 16;        // bytes: bulk copies begin and end at multiples of it
@@ -33,7 +33,8 @@ static_assert(kLoads == kDepth);
 // narrow   a block takes runs of leaves of few dense columns, as pieces of memory
 // ring_rows  short rows through a ring of stages in shared memory, which bulk copies fill far ahead
 // expanded a thread an output, which has one element many times
-enum class Kernel : uint8_t { packed, rows, thin, columns, ring_rows, narrow, expanded };
+// tiny     dense rows of up to tiny_length() elements: a thread takes `vector` rows as so many vectors
+enum class Kernel : uint8_t { packed, rows, thin, columns, ring_rows, narrow, expanded, tiny };
 
 // Rounded up to whole lines.
 GPUREDUCE_HOST_DEVICE constexpr int whole_lines(int bytes) { return (bytes + kLine - 1) / kLine * kLine; }
@@ -50,11 +51,21 @@ GPUREDUCE_HOST_DEVICE constexpr int row_groups(int vector, int elements) {
   return in_flight < in_chunk ? in_flight : in_chunk;
 }
 
+// The longest rows that the tiny kernel takes: beyond, what a warp's load touches are too many lines. (2^24, 3) bfloat16 takes
+// 33 us, and 51 through the ring; (2^22, 8) 26 and 21.
+GPUREDUCE_HOST_DEVICE constexpr int tiny_length(int vector) { return vector == 8 ? 7 : 5; }
+
+// Runs of rows that a thread of the tiny kernel takes: as many as keep up to kLoads loads in flight.
+GPUREDUCE_HOST_DEVICE constexpr int tiny_runs(int length) { return kLoads / length; }
+
+// Batches of leaves that a thread of the columns kernel takes where it takes several. Of bytes a batch is large already.
+GPUREDUCE_HOST_DEVICE constexpr int column_batches(int vector) { return vector > 8 ? 2 : 4; }
+
 // Values forced on the planner, for tests and tuning; 0 means the planner's own choice. Parsed from "key=value,key=value".
 // vector=1 forces single elements; any other, vectors of columns at odd addresses.
 struct Tuning {
   int multiprocessors = 0, vector = 0, warps = 0, tile_leaves = 0, batches = 0, grid = 0;
-  int stages = 0, stage_bytes = 0;
+  int stages = 0, stage_bytes = 0, width = 0;
   int kernel = -1;
 
   static Tuning parse(const std::string& text);  // throws std::invalid_argument
@@ -127,7 +138,8 @@ struct Plan {
   int warp_columns;     // columns: threads of a warp side by side; packed: threads a row
   int thread_elements;  // elements of a leaf a thread has in flight at once: kDepth, or 2 or 1 where leaves have no more;
                         // thin: of an output, 2, 4 or 8
-  int batches;          // columns: how often it does that, for neighbouring leaves; narrow: runs a tile
+  int batches;          // columns: how often it does that, for neighbouring leaves: once or column_batches() times;
+                        // narrow: runs a tile
   RingShape ring;
   int row_width, row_groups;  // ring_rows: reads of a row, and groups of 32 of them
   int read_bytes;             // of a row at once, and whether at multiples of so many

@@ -85,7 +85,7 @@ def test_large_matrices(name, shape, dim, cuda):
         assert_same_bits(SUM(x.to(cuda), dim), SUM(x, dim))
 
 
-KERNELS = ["packed", "rows", "thin", "columns", "narrow", "ring_rows", "expanded"]
+KERNELS = ["packed", "rows", "thin", "columns", "narrow", "ring_rows", "expanded", "tiny"]
 TUNINGS = [
     "",
     "vector=1",
@@ -99,6 +99,7 @@ TUNINGS = [
     *(f"kernel=ring_rows,warps={n},grid=3" for n in (1, 4)),
     *(f"kernel=ring_rows,stage_bytes={n}" for n in (1, 600, 16384)),
     *(f"kernel=columns,batches={n}" for n in (1, 2, 8)),
+    *(f"kernel=columns,batches={n},width=8" for n in (1, 2)),
     *(f"kernel=columns,vector=16,batches={n}" for n in (1, 8)),
     *(f"kernel=narrow,batches={n}" for n in (1, 2, 8)),
     *(f"kernel=narrow,tile_leaves={n}" for n in (16, 64, 512)),
@@ -126,6 +127,9 @@ FORCED = {
     "odd columns, long": lambda make: (make(9001, 67)[:, 1:], [0]),
     "dense odd columns": lambda make: (make(9001, 67), [0]),
     "tiny rows": lambda make: (make(70_001, 2), [1]),
+    "rows of four": lambda make: (make(9001, 4), [1]),
+    "rows of five": lambda make: (make(8003, 5), [1]),
+    "rows of eight, apart": lambda make: (make(9, 1003, 8)[1::2], [2]),
     "rows of three": lambda make: (make(40_001, 3), [1]),
     "rows with gaps": lambda make: (make(3000, 70)[:, 1:64], [1]),
     "rows of a warp": lambda make: (make(3000, 32), [1]),
@@ -181,6 +185,7 @@ REACHED = {
     "narrow": (lambda make: make(1 << 18, 60), 0),
     "ring_rows": (lambda make: make(4096, 16), 1),
     "expanded": (lambda make: make(1, 300).expand(5000, 300), 0),
+    "tiny": (lambda make: make(70_000, 3), 1),
 }
 
 
@@ -192,8 +197,8 @@ def test_every_kernel_is_reached(kernel, vector, cuda):
     x = view(lambda *shape: data(shape, "float32", seed=15))
     tuning = "vector=1" if vector else ""
     plan = json.loads(torch.ops.gpureduce._plan(x.shape, x.stride(), [dim], x.dtype, x.dtype, tuning))
-    wanted = "columns" if kernel == "narrow" and vector else kernel  # which knows vectors alone
-    assert plan["kernel"] == wanted and (kernel in ("ring_rows", "expanded") or (plan["vector"] == 1) == bool(vector))
+    wanted = {"narrow": "columns", "tiny": "ring_rows"}.get(kernel, kernel) if vector else kernel  # two know only vectors
+    assert plan["kernel"] == wanted and (wanted in ("ring_rows", "expanded") or (plan["vector"] == 1) == bool(vector))
     y = view(lambda *shape: data(shape, "float32", seed=15, device=cuda))
     assert_same_bits(torch.ops.gpureduce._sum_tuned(y, [dim], tuning=tuning), SUM(x, dim))
 

@@ -7,10 +7,12 @@ namespace gpureduce::cuda {
 
 // Blocks a multiprocessor that the compiler is to make room for. With no such word it aims for many more, and saves registers
 // by waiting for each load before the next: columns (16384, 4096) float32 then took 73 us on an H200.
-template <class Batch, Walk walk>
-constexpr int kColumnBlocks = sizeof(Batch) > 64                                                    ? 1
-                              : walk == Walk::shifted || (sizeof(Batch) > 32 && !Batch::kOrderFree) ? 2
-                                                                                                    : 3;
+template <class Batch, int kBatches, Walk walk>
+constexpr int kColumnBlocks = sizeof(Batch) > 64                                         ? 1
+                              : walk == Walk::shifted                                    ? 2
+                              : sizeof(Batch) > 32 && kBatches > 1 && !Batch::kOrderFree ? (kBatches > 2 ? 2 : 3)
+                              : Batch::kOrderFree && sizeof(typename Batch::LaneSum) > 4 ? 3
+                                                                                         : 4;
 
 // One leaf of V columns at any address, up to kLoads elements: each vector is what two aligned ones hold of it. Its neighbour's
 // lie in the same lines, so that memory is read once. It may read beyond these columns, but nothing outside of the input.
@@ -79,12 +81,21 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
   const int64_t first = leaf_start(leaf), rest = a.length - first;
   const int left = rest < kChunk ? static_cast<int>(rest) : kChunk;
   Vector<Element, V> x[kLeaves][kElements];
+  if (walk == Walk::linear && left > kLeaves - 1 + (kElements - 1) * kLanes) {  // they are all there, as most often
+    const int64_t at = column + a.template element<walk>(first);
 #pragma unroll
-  for (int l = 0; l < kLeaves; ++l) {
+    for (int l = 0; l < kLeaves; ++l) {
 #pragma unroll
-    for (int d = 0; d < kElements; ++d) {
-      const int e = l + d * kLanes;
-      x[l][d] = a.source.template load_if<V>(e < left, column + a.template element<walk>(first + e));
+      for (int d = 0; d < kElements; ++d) x[l][d] = a.source.template load<V>(at + a.template element<walk>(l + d * kLanes));
+    }
+  } else {
+#pragma unroll
+    for (int l = 0; l < kLeaves; ++l) {
+#pragma unroll
+      for (int d = 0; d < kElements; ++d) {
+        const int e = l + d * kLanes;
+        x[l][d] = a.source.template load_if<V>(e < left, column + a.template element<walk>(first + e));
+      }
     }
   }
   return join_leaves<Acc>(x);
@@ -93,32 +104,31 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
 // A warp reads `warp_columns` threads side by side; what is left of it, and the block's other warps, take further leaves of the
 // same columns. Their values are joined across the warp, then through shared memory.
 //
-// A thread takes `batches` batches (1 to kMaxBatches, a power of two) of kLoads / kElements leaves, one batch in flight after
-// the other, and keeps the halves that wait for their neighbour, as a binary counter does; or one sum of integers, whose order
-// is free.
-template <int V, int kElements, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<typename Source::Element, Acc, V>, walk>))
+// A thread takes kBatches batches (a power of two) of kLoads / kElements leaves, one batch in flight after the other, and keeps
+// the halves that wait for their neighbour, as a binary counter does; or one sum of integers, whose order is free.
+template <int V, int kElements, int kBatches, Walk walk, class Source, class Acc>
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
+                                  (kColumnBlocks<Lanes<typename Source::Element, Acc, V>, kBatches, walk>))
     columns(const __grid_constant__ Args<Source, Acc> a) {
   using Batch = Lanes<typename Source::Element, Acc, V>;
-  constexpr int kLeaves = kLoads / kElements, kLevels = 3;
-  static_assert(1 << kLevels == kMaxBatches);
+  constexpr int kLeaves = walk == Walk::shifted ? 1 : kLoads / kElements, kUnroll = walk == Walk::shifted ? 1 : kBatches;
   using LaneSum = typename Batch::LaneSum;
   __shared__ __align__(kLine) LaneSum memory[kMaxColumnWarps * kWarp * V];
   const LaneSums<LaneSum> slots{memory};
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  const int width = a.warp_columns, column = lane % width * V, thread_leaves = kLeaves * a.batches;
+  const int width = a.warp_columns, column = lane % width * V;
   wait_for_previous_kernel();
   allow_next_kernel();
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
     const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
-    const int64_t leaf = tile.leaf + (warp * (kWarp / width) + lane / width) * thread_leaves;
+    const int64_t leaf = tile.leaf + (warp * (kWarp / width) + lane / width) * (kLeaves * kBatches);
     Batch batch;
     batch.clear();
     if (column < tile.outputs && leaf < a.tiling.leaves) {
       const int64_t base = a.kept.at(tile.output + column).in;
-      Batch waiting[kLevels];
-#pragma unroll 1
-      for (int b = 0; b < a.batches; ++b) {
+      Batch waiting[kBatches];
+#pragma unroll kUnroll
+      for (int b = 0; b < kBatches; ++b) {
         if (leaf + b * kLeaves >= a.tiling.leaves) {
           batch.clear();
         } else {
@@ -132,7 +142,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<t
         }
         bool carry = true;
 #pragma unroll
-        for (int level = 0; level < kLevels; ++level) {
+        for (int level = 0; 1 << level < kBatches; ++level) {
           if (carry && (b >> level & 1)) {
             waiting[level].add(batch);
             batch = waiting[level];
@@ -143,8 +153,10 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<t
         }
       }
     }
+    for (int mask = width; mask < kWarp; mask *= 2) {
 #pragma unroll
-    for (int j = 0; j < V; ++j) batch.sum[j] = warp_join(batch.sum[j], width, kWarp);
+      for (int j = 0; j < V; ++j) batch.sum[j] = batch.sum[j] + shuffle_xor(batch.sum[j], mask);
+    }
     if (lane < width) slots.put(warp * kWarp * V + column, batch.sum);
     __syncthreads();
     for (int c = threadIdx.x; c < tile.outputs; c += blockDim.x) {
@@ -157,10 +169,15 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<t
   }
 }
 
+template <class Batch>
+constexpr int kThinBlocks = sizeof(Batch) > 64                         ? 1
+                            : sizeof(Batch) > 32 && !Batch::kOrderFree ? 2
+                                                                       : 3;
+
 // At most kElements elements an output: a thread takes all of them, for V outputs, and for as many more of the tile's V outputs
 // as keep kLoads loads in flight.
 template <int V, int kElements, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<typename Source::Element, Acc, V>, walk>))
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kThinBlocks<Lanes<typename Source::Element, Acc, V>>))
     thin(const __grid_constant__ Args<Source, Acc> a) {
   using Element = typename Source::Element;
   constexpr int kCount = kLoads / kElements;

@@ -8,6 +8,8 @@ namespace gpureduce::cuda {
 namespace {
 
 constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
+// Threads an output from which on outputs are joined as columns: (16384, 4096) int8 21 us instead of 22.5; not with fewer.
+constexpr int kLeastJoinRows = 8;
 
 template <class Acc, int kRank>
 cudaError_t join_ranked(const Launch& launch) {
@@ -27,12 +29,15 @@ cudaError_t join_ranked(const Launch& launch) {
                               results,
                               join.threads,
                               kept_nest<kRank>(r.problem)};
-    const int threads = std::max(join.threads, 128);
-    const int64_t blocks = (outputs * results + threads / join.threads - 1) / (threads / join.threads);
+    const bool columns =
+        output_stride == 1 && outputs >= kWarp && results == 1 && join.threads >= kLeastJoinRows && join.threads <= kWarp;
+    const int threads = columns ? kWarp * join.threads : std::max(join.threads, 128), side = threads / join.threads;
+    const int64_t blocks = (outputs * results + side - 1) / side;
 
     cudaLaunchAttribute attribute;
     const cudaLaunchConfig_t config = configure(launch, std::min<int64_t>(blocks, kMaxGrid), threads, 0, &attribute);
-    if (cudaError_t error = cudaLaunchKernelEx(&config, join_partials<Acc, kRank>, args)) return error;
+    const auto kernel = columns ? join_columns<Acc, kRank> : join_partials<Acc, kRank>;
+    if (cudaError_t error = cudaLaunchKernelEx(&config, kernel, args)) return error;
     partials = next;
     output_stride = 1;
     split_stride = outputs;

@@ -41,15 +41,37 @@ __global__ void __launch_bounds__(1024) join_partials(const __grid_constant__ Jo
       v[i] = padding<Acc>();
       if (index < all && first + i < a.count) v[i] = a.partials[output * a.output_stride + (first + i) * a.split_stride];
     }
-#pragma unroll
-    for (int step = 1; step < kJoinRun; step *= 2) {
-#pragma unroll
-      for (int i = 0; i < kJoinRun; i += 2 * step) v[i] = v[i] + v[i + step];
+    Acc sum = join_neighbours(v);
+    if (block_join(sum, a.threads, slots) && index < all) {
+      if (a.output.partials) a.output.partials[run * a.outputs + output] = sum;
+      else store_any(a.output.result, a.kept.at(output).out, a.output.dtype, sum);
     }
-    if (block_join(v[0], a.threads, slots) && index < all) {
-      if (a.output.partials) a.output.partials[run * a.outputs + output] = v[0];
-      else store_any(a.output.result, a.kept.at(output).out, a.output.dtype, v[0]);
+    __syncthreads();  // the slots are free again
+  }
+}
+
+// The same for outputs whose partial sums stand side by side: a warp reads whole lines of them, and the block's warps further
+// runs of kJoinRun. One result an output.
+template <class Acc, int kRank>
+__global__ void __launch_bounds__(1024) join_columns(const __grid_constant__ JoinArgs<Acc, kRank> a) {
+  __shared__ Acc slots[kWarp][kWarp + 1];
+  const int column = threadIdx.x % kWarp, member = threadIdx.x / kWarp;
+  const int64_t first = int64_t{member} * kJoinRun;
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  for (int64_t base = int64_t{blockIdx.x} * kWarp; base < a.outputs; base += int64_t{gridDim.x} * kWarp) {
+    Acc v[kJoinRun];
+#pragma unroll
+    for (int i = 0; i < kJoinRun; ++i) {
+      v[i] = padding<Acc>();
+      if (base + column < a.outputs && first + i < a.count) v[i] = a.partials[base + column + (first + i) * a.split_stride];
     }
+    slots[member][column] = join_neighbours(v);
+    __syncthreads();
+    const int64_t output = base + threadIdx.x / a.threads;
+    const Acc sum = warp_join(slots[threadIdx.x % a.threads][threadIdx.x / a.threads], 1, a.threads);
+    if (threadIdx.x % a.threads == 0 && output < a.outputs)
+      store_any(a.output.result, a.kept.at(output).out, a.output.dtype, sum);
     __syncthreads();  // the slots are free again
   }
 }

@@ -9,6 +9,7 @@
 #include "narrow.cuh"
 #include "ring_rows.cuh"
 #include "rows.cuh"
+#include "tiny.cuh"
 
 namespace gpureduce::cuda {
 
@@ -45,9 +46,14 @@ auto column_kernel(const Plan& plan) {
     return plan.thread_elements == 2   ? thin<V, 2, walk, Source, Acc>
            : plan.thread_elements == 4 ? thin<V, 4, walk, Source, Acc>
                                        : thin<V, kLoads, walk, Source, Acc>;
-  return plan.thread_elements == 1   ? columns<V, 1, walk, Source, Acc>
-         : plan.thread_elements == 2 ? columns<V, 2, walk, Source, Acc>
-                                     : columns<V, kLoads, walk, Source, Acc>;
+  constexpr int kMany = column_batches(V);
+  if (plan.batches > 1)
+    return plan.thread_elements == 1   ? columns<V, 1, kMany, walk, Source, Acc>
+           : plan.thread_elements == 2 ? columns<V, 2, kMany, walk, Source, Acc>
+                                       : columns<V, kLoads, kMany, walk, Source, Acc>;
+  return plan.thread_elements == 1   ? columns<V, 1, 1, walk, Source, Acc>
+         : plan.thread_elements == 2 ? columns<V, 2, 1, walk, Source, Acc>
+                                     : columns<V, kLoads, 1, walk, Source, Acc>;
 }
 
 template <class Source, class Acc>
@@ -72,12 +78,10 @@ KernelOf<Source, Acc> short_rows_kernel(const Plan& plan) {
     case 32: return ring_short_rows<kBytes, kAligned, 32, 1, Source, Acc>;
     case 64: return ring_short_rows<kBytes, kAligned, 32, 2, Source, Acc>;
   }
-  if constexpr (kBytes < kGranule || sizeof(typename Source::Element) == 8) {
-    switch (plan.row_width * plan.row_groups) {
-      case 128: return ring_short_rows<kBytes, kAligned, 32, 4, Source, Acc>;
-      case 256: return ring_short_rows<kBytes, kAligned, 32, 8, Source, Acc>;
-    }
-  }
+  if constexpr (kBytes < kGranule || sizeof(typename Source::Element) == 8)
+    if (plan.row_groups == 4) return ring_short_rows<kBytes, kAligned, 32, 4, Source, Acc>;
+  if constexpr (kBytes < 8 || sizeof(typename Source::Element) == 8)
+    if (plan.row_groups == 8) return ring_short_rows<kBytes, kAligned, 32, 8, Source, Acc>;
   return nullptr;
 }
 
@@ -85,6 +89,8 @@ template <class Acc, class Source>
 KernelOf<Source, Acc> ring_kernel(const Plan& plan) {
   constexpr int kWord = std::max(4, static_cast<int>(sizeof(typename Source::Element)));
   if (plan.read_bytes == kGranule) return short_rows_kernel<kGranule, true, Acc, Source>(plan);
+  if constexpr (kWord < 8)
+    if (plan.read_bytes == 8) return short_rows_kernel<8, true, Acc, Source>(plan);
   if constexpr (sizeof(typename Source::Element) < 4)
     if (!plan.reads_aligned) return short_rows_kernel<kWord, false, Acc, Source>(plan);
   return short_rows_kernel<kWord, true, Acc, Source>(plan);
@@ -109,6 +115,13 @@ cudaError_t launch_narrow(const Launch& launch, const Source& source) {
   return start<Source, Acc>(launch, source, narrow_columns<V, Source, Acc>, plan.warps * kWarp, bytes);
 }
 
+template <int V, class Acc, class Source, int kLength = 2>
+KernelOf<Source, Acc> tiny_kernel(int64_t length) {
+  if constexpr (kLength < tiny_length(V))
+    if (length > kLength) return tiny_kernel<V, Acc, Source, kLength + 1>(length);
+  return tiny_rows<V, kLength, Source, Acc>;
+}
+
 template <int V, class Acc, class Source>
 cudaError_t launch_width(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
@@ -125,7 +138,9 @@ cudaError_t launch_width(const Launch& launch, const Source& source) {
     kernel =
         plan.nested ? column_kernel<V, Walk::nested, Acc, Source>(plan) : column_kernel<V, Walk::linear, Acc, Source>(plan);
     if constexpr (V > 2)
-      if (plan.shifted) kernel = columns<V, kLoads, Walk::shifted, Source, Acc>;
+      if (plan.shifted)
+        kernel = plan.batches > 1 ? columns<V, kLoads, column_batches(V), Walk::shifted, Source, Acc>
+                                  : columns<V, kLoads, 1, Walk::shifted, Source, Acc>;
   }
   return start<Source, Acc>(launch, source, kernel, plan.warps * kWarp);
 }
@@ -136,6 +151,10 @@ cudaError_t launch_typed(const Launch& launch) {
   const Typed<In> source{static_cast<const In*>(launch.reduction.input)};
   if constexpr (sizeof(In) <= 8)
     if (launch.plan.kernel == Kernel::ring_rows) return launch_ring<Acc>(launch, source);
+  if constexpr (kVector > 1 && sizeof(In) > 1)
+    if (launch.plan.kernel == Kernel::tiny)
+      return start<Typed<In>, Acc>(launch, source, tiny_kernel<kVector, Acc, Typed<In>>(launch.reduction.problem.length),
+                                   launch.plan.warps * kWarp);
   if (launch.plan.kernel == Kernel::narrow) return launch_narrow<kVector, Acc>(launch, source);
   if constexpr (kVector > 1)
     if (launch.plan.vector == kVector) return launch_width<kVector, Acc>(launch, source);
