@@ -197,7 +197,7 @@ def test_every_kernel_is_reached(kernel, vector, cuda):
     x = view(lambda *shape: data(shape, "float32", seed=15))
     tuning = "vector=1" if vector else ""
     plan = json.loads(torch.ops.gpureduce._plan(x.shape, x.stride(), [dim], x.dtype, x.dtype, tuning))
-    wanted = {"narrow": "columns", "tiny": "ring_rows"}.get(kernel, kernel) if vector else kernel  # two know only vectors
+    wanted = {"narrow": "columns", "tiny": "ring_rows"}.get(kernel, kernel) if vector else kernel  # two need vectors
     assert plan["kernel"] == wanted and (wanted in ("ring_rows", "expanded") or (plan["vector"] == 1) == bool(vector))
     y = view(lambda *shape: data(shape, "float32", seed=15, device=cuda))
     assert_same_bits(torch.ops.gpureduce._sum_tuned(y, [dim], tuning=tuning), SUM(x, dim))
