@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include "dispatch.h"
 #include "plan.h"
 
 namespace gpureduce {
@@ -13,10 +14,10 @@ constexpr unsigned kCommonRank = 8;
 using DimMask = c10::SmallVector<bool, kCommonRank>;
 
 // The reduced dims as a mask; None and () mean all. Errors as torch.sum's.
-DimMask reduced_dims(at::OptionalIntArrayRef dim, int64_t rank);
+DimMask reduced_dims(OptionalDims dim, int64_t rank);
 
-// The dtype of the result: `dtype`, or else torch.sum's choice (float32 for float8).
-at::ScalarType result_type(at::ScalarType input, std::optional<at::ScalarType> dtype);
+// The dtype of the result: `dtype`, or else torch's choice (float32 for float8). Errors as torch's.
+at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dtype);
 
 // Views, dtypes and flags of a call as a backend sees them. `out` may be undefined to plan only; then `result` says its dtype.
 Reduction make_reduction(const at::Tensor& self, const DimMask& reduce, at::ScalarType result, const at::Tensor& out,

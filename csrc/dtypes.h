@@ -310,6 +310,14 @@ GPUREDUCE_HOST_DEVICE Out result(Acc v) {
   }
 }
 
+// A sum divided by a count, in the accumulator's precision; integers in double.
+template <class Acc>
+GPUREDUCE_HOST_DEVICE auto quotient(Acc sum, int64_t count) {
+  if constexpr (IsComplex<Acc>::value) return Acc{quotient(sum.re, count), quotient(sum.im, count)};
+  else if constexpr (std::is_integral_v<Acc>) return static_cast<double>(sum) / static_cast<double>(count);
+  else return sum / static_cast<Acc>(count);
+}
+
 // Rounds an accumulator to dtype `t` and writes it as element `index` of `out`.
 template <class Acc>
 GPUREDUCE_HOST_DEVICE void store(void* out, int64_t index, DType t, Acc v) {

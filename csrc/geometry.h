@@ -73,6 +73,7 @@ struct Reduction {
   Conversion conversion = Conversion::value;
   bool negate = false;     // the input is a lazily negated view
   bool conjugate = false;  // the input is a lazily conjugated view
+  int64_t divisor = 1;     // of the sums, before they are rounded
 };
 
 }  // namespace gpureduce

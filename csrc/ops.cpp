@@ -7,6 +7,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <limits>
+
 #ifdef GPUREDUCE_WITH_CUDA
 #include <ATen/cuda/EmptyTensor.h>
 #endif
@@ -16,20 +18,25 @@
 
 namespace gpureduce {
 
-DimMask reduced_dims(at::OptionalIntArrayRef dim, int64_t rank) {
+DimMask reduced_dims(OptionalDims dim, int64_t rank) {
   const bool all = !dim.has_value() || dim->empty();
   DimMask reduce;
   reduce.resize(std::max<int64_t>(rank, 1), all);
   for (int64_t given : all ? at::IntArrayRef() : *dim) {
     const int64_t d = at::maybe_wrap_dim(given, rank);
-    TORCH_CHECK(!reduce[d], "sum: dim ", d, " appears multiple times in the list of dims");
+    TORCH_CHECK(!reduce[d], "dim ", d, " appears multiple times in the list of dims");
     reduce[d] = true;
   }
   reduce.resize(rank);
   return reduce;
 }
 
-at::ScalarType result_type(at::ScalarType input, std::optional<at::ScalarType> dtype) {
+at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dtype) {
+  if (op == Operation::mean) {
+    const at::ScalarType type = dtype.value_or(input);
+    TORCH_CHECK(at::isFloatingType(type) || at::isComplexType(type), "mean(): could not infer output dtype. ",
+                dtype ? "Optional" : "Input", " dtype must be either a floating point or complex dtype. Got: ", type);
+  }
   if (dtype) return *dtype;
   if (at::isIntegralType(input, /*includeBool=*/true)) return at::kLong;
   if (at::isFloat8Type(input)) return at::kFloat;
@@ -43,7 +50,7 @@ DType dtype_of(at::ScalarType type, const char* what) {
     GPUREDUCE_DTYPES(GPUREDUCE_FROM_TORCH)
 #undef GPUREDUCE_FROM_TORCH
     default:
-      TORCH_CHECK_NOT_IMPLEMENTED(false, "sum: ", what, " ", type,
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "gpureduce: ", what, " ", type,
                                   " is not supported; supported are the floats of 8 (e4m3fn, e5m2) "
                                   "to 64 bits, integers, bool and complex");
   }
@@ -71,13 +78,18 @@ void warn_if_imaginary_is_lost(at::ScalarType input, at::ScalarType result) {
     TORCH_WARN("Casting complex values to real discards the imaginary part");
 }
 
-void compute(const at::Tensor& self, const DimMask& reduce, bool keepdim, const at::Tensor& out, const Tuning& tuning) {
-  const Reduction r = make_reduction(self, reduce, out.scalar_type(), out, keepdim);
+void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool keepdim, const at::Tensor& out,
+             const Tuning& tuning) {
+  Reduction r = make_reduction(self, reduce, out.scalar_type(), out, keepdim);
   if (r.problem.outputs == 0) return;
   if (r.problem.length == 0) {
-    out.zero_();
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    if (op == Operation::sum) out.zero_();
+    else if (out.is_complex()) out.fill_(c10::complex<double>(nan, nan));
+    else out.fill_(nan);
     return;
   }
+  r.divisor = divisor_of(op, r.problem.length);
 #ifdef GPUREDUCE_WITH_CUDA
   if (self.is_cuda()) return cuda::run(r, self.device(), tuning);
 #endif
@@ -92,25 +104,32 @@ at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tenso
   return at::Tensor(at::detail::empty_cpu(sizes, dtype));
 }
 
-at::Tensor sum_tuned(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype,
-                     const Tuning& tuning) {
+template <Operation op>
+at::Tensor reduce_tuned(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const Tuning& tuning) {
   const DimMask reduce = reduced_dims(dim, self.dim());
-  const at::ScalarType result = result_type(self.scalar_type(), dtype);
+  const at::ScalarType result = result_type(op, self.scalar_type(), dtype);
   dtype_of(self.scalar_type(), "an input of dtype");
   dtype_of(result, "a result of dtype");
   warn_if_imaginary_is_lost(self.scalar_type(), result);
   const at::Tensor out = allocate(result_sizes(self.sizes(), reduce, keepdim), result, self);
-  compute(self, reduce, keepdim, out, tuning);
+  compute(op, self, reduce, keepdim, out, tuning);
   return out;
 }
 
-at::Tensor sum(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype) {
-  return sum_tuned(self, dim, keepdim, dtype, {});
+template <Operation op>
+at::Tensor reduce(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  return reduce_tuned<op>(self, dim, keepdim, dtype, {});
+}
+
+template <Operation op>
+at::Tensor reduce_forced(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype,
+                         const std::string& tuning) {
+  return reduce_tuned<op>(self, dim, keepdim, dtype, Tuning::parse(tuning));
 }
 
 // What torch.sum checks of `out`, before anything is written.
-void check_out(const at::Tensor& self, std::optional<at::ScalarType> dtype, const at::Tensor& out) {
-  const at::ScalarType result = dtype.value_or(out.scalar_type());
+void check_out(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
+  const at::ScalarType result = result_type(op, self.scalar_type(), dtype.value_or(out.scalar_type()));
   TORCH_CHECK(out.scalar_type() == result, "Expected out tensor to have dtype ", result, ", but got ", out.scalar_type(),
               " instead");
   TORCH_CHECK(out.device() == self.device(), "Expected out tensor to have device ", self.device(), ", but got ", out.device(),
@@ -121,16 +140,16 @@ void check_out(const at::Tensor& self, std::optional<at::ScalarType> dtype, cons
   warn_if_imaginary_is_lost(self.scalar_type(), result);
 }
 
-at::Tensor& sum_out(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype,
-                    at::Tensor& out) {
-  check_out(self, dtype, out);
+template <Operation op>
+at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out) {
+  check_out(op, self, dtype, out);
   out.unsafeGetTensorImpl()->bump_version();  // a backward pass that needs what is overwritten notices, as after torch.sum
   const DimMask reduce = reduced_dims(dim, self.dim());
   const auto sizes = result_sizes(self.sizes(), reduce, keepdim);
   // Through a tensor of our own where writing `out` could change the input, or is not plain writing.
   if (out.is_alias_of(self) || out.is_conj() || out.is_neg()) {
     const at::Tensor own = at::empty(sizes, out.options());
-    compute(self, reduce, keepdim, own, {});
+    compute(op, self, reduce, keepdim, own, {});
     at::native::resize_output(out, sizes);
     at::assert_no_internal_overlap(out);
     out.copy_(own);
@@ -138,31 +157,31 @@ at::Tensor& sum_out(const at::Tensor& self, at::OptionalIntArrayRef dim, bool ke
   }
   at::native::resize_output(out, sizes);
   at::assert_no_internal_overlap(out);
-  compute(self, reduce, keepdim, out, {});
+  compute(op, self, reduce, keepdim, out, {});
   return out;
 }
 
-at::Tensor sum_meta(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype) {
+template <Operation op>
+at::Tensor reduce_meta(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
   const DimMask reduce = reduced_dims(dim, self.dim());
-  const at::ScalarType result = result_type(self.scalar_type(), dtype);
+  const at::ScalarType result = result_type(op, self.scalar_type(), dtype);
   dtype_of(self.scalar_type(), "an input of dtype");
   dtype_of(result, "a result of dtype");
   return at::empty_symint(result_sizes(self.sym_sizes(), reduce, keepdim),
                           at::TensorOptions().dtype(result).device(self.device()));
 }
 
-at::Tensor& sum_out_meta(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype,
-                         at::Tensor& out) {
-  check_out(self, dtype, out);
+template <Operation op>
+at::Tensor& reduce_out_meta(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out) {
+  check_out(op, self, dtype, out);
   const DimMask reduce = reduced_dims(dim, self.dim());
   at::native::resize_output_symint(out, result_sizes(self.sym_sizes(), reduce, keepdim));
   return out;
 }
 
-std::string explain(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype,
-                    const std::string& tuning) {
+std::string explain(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const std::string& tuning) {
   const DimMask reduce = reduced_dims(dim, self.dim());
-  const Reduction r = make_reduction(self, reduce, result_type(self.scalar_type(), dtype), {}, keepdim);
+  const Reduction r = make_reduction(self, reduce, result_type(Operation::sum, self.scalar_type(), dtype), {}, keepdim);
   std::string text = std::string(info(r.in).name) + " -> " + info(r.out).name + ", added in " + name_of(r.accumulator) +
                      (is_typed(r) ? "" : ", each element converted first") + "\n" + r.problem.str() + "\n";
   if (r.problem.outputs == 0 || r.problem.length == 0) return text + "nothing to read";
@@ -171,11 +190,6 @@ std::string explain(const at::Tensor& self, at::OptionalIntArrayRef dim, bool ke
   if (self.is_cuda()) return text + cuda::plan(r, self.device(), Tuning::parse(tuning)).str();
 #endif
   return text + "no plan for " + self.device().str();
-}
-
-at::Tensor sum_forced(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype,
-                      const std::string& tuning) {
-  return sum_tuned(self, dim, keepdim, dtype, Tuning::parse(tuning));
 }
 
 }  // namespace
@@ -219,34 +233,53 @@ Reduction make_reduction(const at::Tensor& self, const DimMask& reduce, at::Scal
 
 }  // namespace gpureduce
 
-TORCH_LIBRARY(gpureduce, m) {
-  const std::string arguments = "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None";
-  m.def(("sum" + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
-  m.def(("sum.out" + arguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
-  // For torch_reduce.explain, and for tests and tuning; not part of the interface.
-  m.def(("_explain" + arguments + ", str tuning=\"\") -> str").c_str());
-  m.def(("_sum_tuned" + arguments + ", str tuning=\"\") -> Tensor").c_str());
-}
+namespace {
 
-#define GPUREDUCE_REGISTER(m)              \
-  m.impl("sum", &gpureduce::sum);          \
-  m.impl("sum.out", &gpureduce::sum_out);  \
-  m.impl("_explain", &gpureduce::explain); \
-  m.impl("_sum_tuned", &gpureduce::sum_forced)
+using gpureduce::for_each_operation;
 
-TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { GPUREDUCE_REGISTER(m); }
-#ifdef GPUREDUCE_WITH_CUDA
-TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) { GPUREDUCE_REGISTER(m); }
-#endif
-TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
-  m.impl("sum", &gpureduce::sum_meta);
-  m.impl("sum.out", &gpureduce::sum_out_meta);
+void register_backend(torch::Library& m) {
+  for_each_operation([&](auto op) {
+    const std::string name = name_of(op);
+    m.impl(name.c_str(), &gpureduce::reduce<op>);
+    m.impl((name + ".out").c_str(), &gpureduce::reduce_out<op>);
+    m.impl(("_" + name + "_tuned").c_str(), &gpureduce::reduce_forced<op>);
+  });
+  m.impl("_explain", &gpureduce::explain);
 }
 
 // Lazily conjugated and negated views reach the kernels as they are, without a copy.
-TORCH_LIBRARY_IMPL(gpureduce, Conjugate, m) {
-  for (const char* op : {"sum", "sum.out", "_explain", "_sum_tuned"}) m.impl(op, torch::CppFunction::makeFallthrough());
+void register_fallthrough(torch::Library& m) {
+  for_each_operation([&](auto op) {
+    const std::string name = name_of(op);
+    for (const std::string& each : {name, name + ".out", "_" + name + "_tuned"})
+      m.impl(each.c_str(), torch::CppFunction::makeFallthrough());
+  });
+  m.impl("_explain", torch::CppFunction::makeFallthrough());
 }
-TORCH_LIBRARY_IMPL(gpureduce, Negative, m) {
-  for (const char* op : {"sum", "sum.out", "_explain", "_sum_tuned"}) m.impl(op, torch::CppFunction::makeFallthrough());
+
+}  // namespace
+
+TORCH_LIBRARY(gpureduce, m) {
+  const std::string arguments = "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None";
+  for_each_operation([&](auto op) {
+    const std::string name = name_of(op);
+    m.def((name + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
+    m.def((name + ".out" + arguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
+    m.def(("_" + name + "_tuned" + arguments + ", str tuning=\"\") -> Tensor").c_str());  // for tests and tuning
+  });
+  m.def(("_explain" + arguments + ", str tuning=\"\") -> str").c_str());  // for torch_reduce.explain
 }
+
+TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { register_backend(m); }
+#ifdef GPUREDUCE_WITH_CUDA
+TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) { register_backend(m); }
+#endif
+TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
+  for_each_operation([&](auto op) {
+    const std::string name = name_of(op);
+    m.impl(name.c_str(), &gpureduce::reduce_meta<op>);
+    m.impl((name + ".out").c_str(), &gpureduce::reduce_out_meta<op>);
+  });
+}
+TORCH_LIBRARY_IMPL(gpureduce, Conjugate, m) { register_fallthrough(m); }
+TORCH_LIBRARY_IMPL(gpureduce, Negative, m) { register_fallthrough(m); }

@@ -213,6 +213,13 @@ def addends(stored, source, target, negate=False, conjugate=False):
     return [p.astype(np.float64 if wide else np.float32) for p in parts]
 
 
+def quotients(sums, length):
+    """The accumulators of means: divided once, in their own precision, and integers in double."""
+    sums = [s.astype(np.float64) if s.dtype == np.int64 else s for s in sums]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return [s / s.dtype.type(length) for s in sums]
+
+
 def results(sums, target):
     """Accumulators -> the stored elements (..., parts) of the result."""
     parts = STORAGE[target][1]
@@ -232,7 +239,9 @@ def strided(data, name, shape, strides, offset):
     return np.ndarray((*shape, parts), storage, buffer=data, offset=offset * size, strides=byte_strides)
 
 
-def reduce(data, source, shape, strides, offset, dims, target=None, keepdim=False, negate=False, conjugate=False):
+def reduce(
+    data, source, shape, strides, offset, dims, target=None, keepdim=False, negate=False, conjugate=False, mean=False
+):
     """The result of the contract as stored elements, shape (kept dims in logical order, parts)."""
     target = target or natural_result(source)
     live = [d for d, n in enumerate(shape) if n != 1]
@@ -244,7 +253,7 @@ def reduce(data, source, shape, strides, offset, dims, target=None, keepdim=Fals
     axes = [live.index(d) for d in (*kept, *order)]
     view = view.transpose(*axes, len(live)).reshape(outputs, length, view.shape[-1])
     sums = [ordered_sum(a) for a in addends(view, source, target, negate, conjugate)]
-    stored = results(sums, target)
+    stored = results(quotients(sums, length) if mean else sums, target)
     kept_shape = [1 if d in dims else n for d, n in enumerate(shape) if keepdim or d not in dims]
     return stored.reshape(*kept_shape, stored.shape[-1])
 

@@ -86,7 +86,7 @@ def reduced_dims(ndim, dim):
     return sorted(d % ndim for d in dims) if ndim else []
 
 
-def expected(tensor, dim=None, keepdim=False, dtype=None):
+def expected(tensor, dim=None, keepdim=False, dtype=None, operation="sum"):
     """The model's result for a tensor, as stored elements (..., parts)."""
     return model.reduce(
         bytes_of(tensor),
@@ -99,6 +99,7 @@ def expected(tensor, dim=None, keepdim=False, dtype=None):
         keepdim,
         tensor.is_neg(),
         tensor.is_conj(),
+        operation == "mean",
     )
 
 
@@ -127,14 +128,14 @@ def assert_same_bits(actual, wanted, what=""):
         )
 
 
-def check(tensor, dim=None, keepdim=False, dtype=None, what=""):
+def check(tensor, dim=None, keepdim=False, dtype=None, what="", operation="sum"):
     """The op on a tensor gives the model's bits. Returns the op's result."""
-    result = torch.ops.gpureduce.sum(tensor, dim, keepdim, dtype=dtype)
+    result = getattr(torch.ops.gpureduce, operation)(tensor, dim, keepdim, dtype=dtype)
     assert result.device == tensor.device
     assert name_of(result.dtype) == (name_of(dtype) if dtype else model.natural_result(name_of(tensor.dtype)))
     shape, strides = tuple(tensor.shape), tensor.stride()
     what = what or f"for shape {shape}, strides {strides}, {tensor.dtype}, dim={dim}, keepdim={keepdim}, dtype={dtype}"
-    assert_same_bits(result, expected(tensor, dim, keepdim, dtype), what)
+    assert_same_bits(result, expected(tensor, dim, keepdim, dtype, operation), what)
     return result
 
 
@@ -178,12 +179,12 @@ def random_view(choose, name, device="cpu", budget=20000):
 # --- torch's own description of its sum -------------------------------------------------------------------------------
 
 
-def opinfo():
-    """torch's OpInfo of `sum`. Its module imports expecttest, of which nothing is needed here: a stand-in will do."""
+def opinfo(name="sum"):
+    """torch's OpInfo of an op. Its module imports expecttest, of which nothing is needed here: a stand-in will do."""
     if importlib.util.find_spec("expecttest") is None and "expecttest" not in sys.modules:
         stand_in = types.ModuleType("expecttest")
         stand_in.TestCase, stand_in.ACCEPT = unittest.TestCase, False
         sys.modules["expecttest"] = stand_in
     from torch.testing._internal.common_methods_invocations import op_db
 
-    return next(op for op in op_db if op.name == "sum")
+    return next(op for op in op_db if op.name == name)

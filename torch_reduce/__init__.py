@@ -16,14 +16,23 @@ from torch.overrides import has_torch_function_unary
 
 from . import _library
 
-__all__ = ["__version__", "explain", "sum"]
+__all__ = ["__version__", "explain", "mean", "sum"]
 
 __version__ = "0.1.0"
 
 _library.load()
 
 _ops = torch.ops.gpureduce
-_direct = _library.entry()
+_direct_sum, _direct_mean = _library.entry("sum"), _library.entry("mean")
+
+
+def _through_ops(op, input, dim, keepdim, dtype, out):
+    """What the short way of csrc/python/entry.cpp leaves: subclasses, odd arguments, and everything that raises."""
+    if not isinstance(input, Tensor) and not has_torch_function_unary(input):
+        raise TypeError(f"{op.__name__}(): argument 'input' must be Tensor, not {type(input).__name__}")
+    if out is None:
+        return op.default(input, dim, keepdim, dtype=dtype)
+    return op.out(input, dim, keepdim, dtype=dtype, out=out)
 
 
 def sum(
@@ -70,13 +79,53 @@ def sum(
     tensor([4., 4., 4.])
     """
     # It serves plain calls and leaves the others. Dynamo cannot look into it.
-    if not is_dynamo_compiling() and _direct and (r := _direct(input, dim, keepdim, dtype, out)) is not NotImplemented:
-        return r
-    if not isinstance(input, Tensor) and not has_torch_function_unary(input):
-        raise TypeError(f"sum(): argument 'input' must be Tensor, not {type(input).__name__}")
-    if out is None:
-        return _ops.sum.default(input, dim, keepdim, dtype=dtype)
-    return _ops.sum.out(input, dim, keepdim, dtype=dtype, out=out)
+    if (
+        not is_dynamo_compiling()
+        and _direct_sum
+        and (result := _direct_sum(input, dim, keepdim, dtype, out)) is not NotImplemented
+    ):
+        return result
+    return _through_ops(_ops.sum, input, dim, keepdim, dtype, out)
+
+
+def mean(
+    input: Tensor,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The mean of ``input`` over ``dim``, with the semantics of :func:`torch.mean` and fixed bits.
+
+    The sum in the order of :func:`sum`, divided once by the number of elements in the accumulator's precision, and then
+    rounded once. Integers, which need a ``dtype``, are summed exactly and divided in float64.
+
+    Args:
+        input: as for :func:`sum`. Integers and bool need a floating or complex ``dtype``.
+        dim: as for :func:`sum`.
+        keepdim: as for :func:`sum`.
+        dtype: the dtype of the result, floating or complex. By default ``input.dtype``, and float32 for the float8
+            types.
+        out: as for :func:`sum`.
+
+    Returns:
+        A tensor of ``input``'s shape without the reduced dimensions. The mean of no elements is NaN.
+
+    Raises:
+        TypeError, IndexError: as :func:`sum`.
+        RuntimeError: as :func:`sum`; or the result's dtype would be neither floating nor complex.
+
+    >>> torch_reduce.mean(torch.arange(4.0).view(2, 2), dim=1)
+    tensor([0.5000, 2.5000])
+    """
+    if (
+        not is_dynamo_compiling()
+        and _direct_mean
+        and (result := _direct_mean(input, dim, keepdim, dtype, out)) is not NotImplemented
+    ):
+        return result
+    return _through_ops(_ops.mean, input, dim, keepdim, dtype, out)
 
 
 def explain(

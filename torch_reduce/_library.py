@@ -42,10 +42,10 @@ def load() -> None:
     torch.ops.load_library(LIBRARY)  # a second time, as in importlib.reload, changes nothing
 
 
-def entry() -> Callable[..., Any] | None:
-    """The short way from Python to the op (csrc/python/entry.cpp), if there is one: it saves time and nothing else."""
+def entry(operation: str = "sum") -> Callable[..., Any] | None:
+    """The short way from Python to an op (csrc/python/entry.cpp), if there is one: it saves time and nothing else."""
     try:
-        return import_module("torch_reduce._entry").sum
+        return getattr(import_module("torch_reduce._entry"), operation)
     except ImportError:
         return None
 

@@ -100,6 +100,7 @@ struct Work {
   int64_t rows, columns, outputs;
   int64_t row_tiles, column_tiles, splits, split_chunks;
   int threads;
+  int64_t divisor;
 };
 
 Work::Work(const Reduction& r)
@@ -109,7 +110,8 @@ Work::Work(const Reduction& r)
       conversion(r.conversion),
       rows(1),
       columns(1),
-      outputs(r.problem.outputs) {
+      outputs(r.problem.outputs),
+      divisor(r.divisor) {
   const Problem& p = r.problem;
   plan.input = r.input;
   plan.length = p.length;
@@ -224,8 +226,8 @@ Task Work::task(int64_t i) const {
 }
 
 // Rounds and writes outputs first, first + 1, ...
-template <class Acc>
-void store_sums(const Work& work, void* output, int64_t first, const Acc* sums, int64_t n) {
+template <class Value>
+void round_and_store(const Work& work, void* output, int64_t first, const Value* sums, int64_t n) {
   Cursor at(work.results, first);
   while (n > 0) {
     int64_t run = std::min(n, at.left()), stride = work.results.fastest().stride, offset = at.offset();
@@ -241,6 +243,22 @@ void store_sums(const Work& work, void* output, int64_t first, const Acc* sums, 
     sums += run;
     n -= run;
   }
+}
+
+// Divides, rounds and writes outputs first, first + 1, ...
+template <class Acc>
+void store_sums(const Work& work, void* output, int64_t first, const Acc* sums, int64_t n) {
+  if (work.divisor != 1) {
+    constexpr int64_t kBlock = 256;
+    decltype(quotient(*sums, 1)) quotients[kBlock];
+    for (int64_t done = 0; done < n; done += kBlock) {
+      const int64_t count = std::min(kBlock, n - done);
+      for (int64_t i = 0; i < count; ++i) quotients[i] = quotient(sums[done + i], work.divisor);
+      round_and_store(work, output, first + done, quotients, count);
+    }
+    return;
+  }
+  round_and_store(work, output, first, sums, n);
 }
 
 int64_t plus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }

@@ -29,7 +29,7 @@ __device__ __forceinline__ void store_as(void* out, int64_t index, int64_t strid
 
 // The same in a dtype for which is_direct() holds.
 template <class Acc, int V>
-__device__ __forceinline__ void store_results(void* out, int64_t index, int64_t stride, DType t, const Acc (&v)[V]) {
+__device__ __forceinline__ void store_direct(void* out, int64_t index, int64_t stride, DType t, const Acc (&v)[V]) {
   if constexpr (std::is_same_v<Acc, float>) {
     if (t == DType::BFloat16) return store_as<BFloat16>(out, index, stride, v);
     if (t == DType::Half) return store_as<Half>(out, index, stride, v);
@@ -42,23 +42,39 @@ template <class Acc>
 struct Output {
   void* result;
   DType dtype;
-  Acc* partials;  // null: the value is the result
+  Acc* partials;    // null: the value is the result
+  int64_t divisor;  // of results
 
   template <int kRank>
   __device__ __forceinline__ void write(const Nest<kRank>& kept, int64_t output, int64_t partial, Acc v) const {
     if (partials) partials[partial] = v;
-    else store_results(result, kept.at(output).out, 0, dtype, {v});
+    else store<1>(kept.at(output).out, 0, {v});
   }
   // Neighbouring outputs, whose results lie `stride` apart from `place` on; so do their partial sums, but side by side.
   template <int V>
   __device__ __forceinline__ void write_neighbours(int64_t place, int64_t stride, int64_t partial, const Acc (&v)[V]) const {
     if (partials) store_as<Acc>(partials, partial, 1, v);
-    else store_results(result, place, stride, dtype, v);
+    else store<V>(place, stride, v);
   }
   // `place`: where the result stands.
   __device__ __forceinline__ void write_at(int64_t place, int64_t partial, Acc v) const {
     if (partials) partials[partial] = v;
-    else store_results(result, place, 0, dtype, {v});
+    else store<1>(place, 0, {v});
+  }
+
+ private:
+  template <int V>
+  __device__ __forceinline__ void store(int64_t place, int64_t stride, const Acc (&v)[V]) const {
+    Acc q[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) q[j] = v[j];
+    if constexpr (!std::is_integral_v<Acc>) {  // whose quotients are not direct
+      if (divisor != 1) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) q[j] = quotient(q[j], divisor);
+      }
+    }
+    store_direct(result, place, stride, dtype, q);
   }
 };
 

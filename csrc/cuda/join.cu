@@ -21,7 +21,7 @@ cudaError_t join_ranked(const Launch& launch) {
     const int64_t results = join.results(), outputs = plan.tiling.outputs;
     Acc* next = partials + join.count * outputs;
     JoinArgs<Acc, kRank> args{partials,
-                              {r.output, r.out, results > 1 ? next : nullptr},
+                              {r.output, r.out, results > 1 ? next : nullptr, r.divisor},
                               outputs,
                               join.count,
                               output_stride,

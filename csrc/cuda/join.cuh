@@ -18,8 +18,9 @@ struct JoinArgs {
 
 // The one kernel that rounds to every dtype.
 template <class Acc>
-__device__ __noinline__ void store_any(void* out, int64_t index, DType t, Acc v) {
-  store(out, index, t, v);
+__device__ __noinline__ void store_any(const Output<Acc>& output, int64_t index, Acc v) {
+  if (output.divisor == 1) store(output.result, index, output.dtype, v);
+  else store(output.result, index, output.dtype, quotient(v, output.divisor));
 }
 
 // A thread takes kJoinRun neighbouring partial sums, `threads` threads the run of one result, and a block several results.
@@ -44,7 +45,7 @@ __global__ void __launch_bounds__(1024) join_partials(const __grid_constant__ Jo
     Acc sum = join_neighbours(v);
     if (block_join(sum, a.threads, slots) && index < all) {
       if (a.output.partials) a.output.partials[run * a.outputs + output] = sum;
-      else store_any(a.output.result, a.kept.at(output).out, a.output.dtype, sum);
+      else store_any(a.output, a.kept.at(output).out, sum);
     }
     __syncthreads();  // the slots are free again
   }
@@ -70,8 +71,7 @@ __global__ void __launch_bounds__(1024) join_columns(const __grid_constant__ Joi
     __syncthreads();
     const int64_t output = base + threadIdx.x / a.threads;
     const Acc sum = warp_join(slots[threadIdx.x % a.threads][threadIdx.x / a.threads], 1, a.threads);
-    if (threadIdx.x % a.threads == 0 && output < a.outputs)
-      store_any(a.output.result, a.kept.at(output).out, a.output.dtype, sum);
+    if (threadIdx.x % a.threads == 0 && output < a.outputs) store_any(a.output, a.kept.at(output).out, sum);
     __syncthreads();  // the slots are free again
   }
 }

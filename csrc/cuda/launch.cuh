@@ -23,7 +23,7 @@ Args<Source, Acc> make_args(const Launch& launch, const Source& source) {
           plan.warp_columns,
           plan.batches,
           plan.tiling,
-          {r.output, r.out, partials},
+          {r.output, r.out, partials, r.divisor},
           kept_nest<Source::kRank>(r.problem),
           reduced_nest<Source::kRank>(r.problem),
           plan.ring,

@@ -1,4 +1,5 @@
-// The short way from Python to the op: torch_reduce._entry.sum(input, dim, keepdim, dtype, out), all by position.
+// The short way from Python to the op: torch_reduce._entry.sum(input, dim, keepdim, dtype, out), all by position; mean
+// likewise.
 //
 // torch.ops matches every call against the schema and passes it on in boxes, which takes longer than a small sum. Here a call
 // of the plain forms goes straight to the dispatcher, and so to all that hangs there, as torch.sum does: dispatch modes,
@@ -9,8 +10,9 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/Dtype.h>
+
+#include "../dispatch.h"
 
 // From torch/csrc/autograd/python_variable.h, whose pybind11 needs all of Python's C API.
 extern PyObject *THPVariableClass, *ParameterClass;
@@ -30,24 +32,15 @@ bool is_plain_tensor(PyObject* object) {
   return type == THPVariableClass || type == ParameterClass;
 }
 
-using Dtype = std::optional<at::ScalarType>;
-using Sum = at::Tensor(const at::Tensor&, at::OptionalIntArrayRef, bool, Dtype);
-using SumOut = at::Tensor&(const at::Tensor&, at::OptionalIntArrayRef, bool, Dtype, at::Tensor&);
+using namespace gpureduce;
 
 constexpr int kMaxDims = 64;  // named in a call
-
-template <class Signature>
-c10::TypedOperatorHandle<Signature> find(const char* overload) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow("gpureduce::sum", overload).typed<Signature>();
-}
 
 struct Dims {
   int64_t values[kMaxDims];
   int64_t count = -1;  // -1: None
 
-  at::OptionalIntArrayRef ref() const {
-    return count < 0 ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(at::IntArrayRef(values, count));
-  }
+  OptionalDims ref() const { return count < 0 ? OptionalDims() : OptionalDims(at::IntArrayRef(values, count)); }
 
   bool add(PyObject* item) {
     if (Py_TYPE(item) != &PyLong_Type) return false;
@@ -87,7 +80,8 @@ PyObject* not_implemented() {
   return Py_NotImplemented;
 }
 
-PyObject* sum(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+template <Operation op>
+PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 5) return not_implemented();
   PyObject *input = arguments[0], *dim = arguments[1], *keepdim = arguments[2], *dtype = arguments[3], *out = arguments[4];
   Dims dims;
@@ -95,25 +89,23 @@ PyObject* sum(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
       (dtype != Py_None && !THPDtype_Check(dtype)) || (out != Py_None && !is_plain_tensor(out)) ||
       at::impl::torch_function_mode_enabled())
     return not_implemented();
-  Dtype type;
+  OptionalDtype type;
   if (dtype != Py_None) type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
   const at::Tensor& self = unpack(input);
   try {
     if (out != Py_None) {
-      static const auto op = find<SumOut>("out");
       at::Tensor result = unpack(out);
       {
         const NoGil no_gil;
-        op.call(self, dims.ref(), keepdim == Py_True, type, result);
+        out_variant<op>().call(self, dims.ref(), keepdim == Py_True, type, result);
       }
       Py_INCREF(out);
       return out;
     }
-    static const auto op = find<Sum>("");
     at::Tensor result;
     {
       const NoGil no_gil;
-      result = op.call(self, dims.ref(), keepdim == Py_True, type);
+      result = functional<op>().call(self, dims.ref(), keepdim == Py_True, type);
     }
     return THPVariable_Wrap(result);
   } catch (...) {
@@ -121,13 +113,15 @@ PyObject* sum(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   }
 }
 
-PyMethodDef methods[] = {
-    {"sum", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(sum)), METH_FASTCALL,
-     "sum(input, dim, keepdim, dtype, out, /)\n--\n\nThe sum, or NotImplemented where torch.ops must be called."},
-    {},
-};
+using Call = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
 
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "_entry", "The short way from Python to the op.", -1, methods};
+#define GPUREDUCE_METHOD(name)                                                                                       \
+  {#name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Call(reduce<Operation::name>))), METH_FASTCALL, \
+   #name "(input, dim, keepdim, dtype, out, /)\n--\n\nThe " #name ", or NotImplemented where torch.ops must be called."},
+PyMethodDef methods[] = {GPUREDUCE_OPERATIONS(GPUREDUCE_METHOD){}};
+#undef GPUREDUCE_METHOD
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_entry", "The short way from Python to the op.", -1, methods};
 
 }  // namespace
 
@@ -137,7 +131,7 @@ PyMODINIT_FUNC PyInit__entry() {
   if (object == nullptr) return nullptr;
   const bool known = is_plain_tensor(object) && unpack(object).is_same(tensor);
   Py_DECREF(object);
-  if (known) return PyModule_Create(&module);
+  if (known) return PyModule_Create(&definition);
   PyErr_SetString(PyExc_ImportError, "this torch keeps its tensors in another way");
   return nullptr;
 }
