@@ -1,0 +1,41 @@
+// Rung 28, math_kernel2. Chapter 5: divergence itself.
+//
+// threads   A thread an element: 100 in even warps, 200 in odd ones.
+// idea      Whole warps take one branch: the same work, cut along warps.
+// removes   Divergence within a warp, if there were any.
+// wrong     The result is another array than math_kernel1's.
+// requires  Nothing.
+// source    Professional CUDA C Programming (Cheng, Grossman, McKercher; 2014), chapter 3, simpleDivergence,
+//           mathKernel2
+// moves     branch efficiency up
+// command   python -m torch_reduce.ladder run --rungs math_kernel1,math_kernel2 --profile
+#include "rung.cuh"
+
+namespace gpureduce::ladder {
+
+namespace {
+
+template <class T>
+__global__ void math_kernel2(T* c, int64_t n) {
+  const int64_t tid = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (tid >= n) return;
+  T ia = 0, ib = 0;
+  if ((tid / warpSize) % 2 == 0) ia = 100;
+  else ib = 200;
+  c[tid] = ia + ib;
+}
+
+// Differs from the lesson: it writes n elements, not what the grid happens to cover; indices have 64 bits.
+
+int run(const Call& call) {
+  return with_type(call.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    math_kernel2<<<blocks_of(call), call.block, 0, stream_of(call)>>>(static_cast<T*>(call.output), call.n);
+  });
+}
+
+const Register rung("math_kernel2", writing(run));
+
+}  // namespace
+
+}  // namespace gpureduce::ladder

@@ -1,0 +1,518 @@
+"""Climbing the ladder: times, the live table, the counters, and what they say. For ladder.py and bench/ladder.py."""
+
+import csv
+import datetime
+import json
+import math
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import torch
+
+from torch_reduce import ladder
+
+SIZE, SIZE_WRITTEN = 1 << 24, 1 << 25  # elements, as in the lessons; the second one for the rungs that only write
+HOST_REPEATS = 3
+
+# Chapter 1 in the book, in seconds: 16M ints on a Tesla M2070 (Fermi, 144 GB/s).
+LESSON = {
+    "neighbored": 0.011722,
+    "neighbored_less": 0.009321,
+    "interleaved": 0.006967,
+    "unrolling2": 0.003430,
+    "unrolling4": 0.001829,
+    "unrolling8": 0.001422,
+    "unroll_warps8": 0.001355,
+    "complete_unroll_warps8": 0.001280,
+    "complete_unroll_template": 0.001253,
+}
+
+# Our name: (ncu's metrics, which are added; unit; whether more is better; nvprof's name).
+COUNTERS = {
+    "instructions per warp": (["smsp__average_inst_executed_per_warp.ratio"], "", False, "inst_per_warp"),
+    "global load efficiency": (
+        ["smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct"],
+        "%",
+        True,
+        "gld_efficiency",
+    ),
+    "global store efficiency": (
+        ["smsp__sass_average_data_bytes_per_sector_mem_global_op_st.pct"],
+        "%",
+        True,
+        "gst_efficiency",
+    ),
+    "global load throughput": (
+        ["l1tex__t_bytes_pipe_lsu_mem_global_op_ld.sum.per_second"],
+        "GB/s",
+        True,
+        "gld_throughput",
+    ),
+    "DRAM read throughput": (["dram__bytes_read.sum.per_second"], "GB/s", True, "dram_read_throughput"),
+    "barrier stalls": (["smsp__warp_issue_stalled_barrier_per_warp_active.pct"], "%", False, "stall_sync"),
+    "branch efficiency": (
+        ["smsp__sass_average_branch_targets_threads_uniform.pct"],
+        "%",
+        True,
+        "branch_efficiency",
+    ),
+    "bank conflicts": (
+        [
+            "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
+            "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
+        ],
+        "",
+        False,
+        "shared_ld_bank_conflict + shared_st_bank_conflict",
+    ),
+    "occupancy": (["sm__warps_active.avg.pct_of_peak_sustained_active"], "%", True, "achieved_occupancy"),
+}
+DURATION = "gpu__time_duration.sum"
+MARKER = "spin_kernel"  # what stands before each run in ncu's list: see csrc/ladder/ops.cpp
+
+NO_NCU = (
+    "ncu was not found, so there are no counters. It is Nsight Compute, and comes with the CUDA toolkit (its package is "
+    "cuda-nsight-compute-<version>), or alone from https://developer.nvidia.com/nsight-compute; put it on the PATH."
+)
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+def make_input(rung, device, size=None, dtype=torch.float32):
+    """What a rung is timed on: small integers in random order, so that no dtype overflows much. (elements,)"""
+    n = size or (SIZE_WRITTEN if rung.finish == "written" else SIZE)
+    generator = torch.Generator(device).manual_seed(0)
+    return torch.randint(0, 256, (n,), device=device, generator=generator, dtype=torch.int32).to(dtype)
+
+
+def measure(name, x, repeats, block=None, elements_per_thread=None):
+    """Median and quartiles, in microseconds, of a rung on x."""
+    times = torch.ops.gpureduce._ladder_time(
+        x, name, repeats, block=block, elements_per_thread=elements_per_thread
+    ).tolist()
+    low, high = min(times), max(times)
+    if len(times) >= 4:
+        low, _, high = statistics.quantiles(times, n=4)
+    return {"us": statistics.median(times), "low": low, "high": high, "repeats": len(times)}
+
+
+def ceiling(x, repeats):
+    """The rate at which a kernel that computes nothing reads x: the best of several."""
+    nbytes = x.numel() * x.element_size()
+    facts = json.loads(torch.ops.gpureduce._ladder_rungs())["ceiling"]
+    found = [
+        measure("ceiling", x, repeats, block, loads) | {"block": block, "loads": loads}
+        for block in facts["blocks"]
+        for loads in facts["elements_per_thread"]
+    ]
+    best = min(found, key=lambda f: f["us"])
+    return best | {"bytes": nbytes, "gbps": nbytes / best["us"] / 1e3}
+
+
+def roundings(rung, n, block=None, elements_per_thread=None):
+    """How often an element's value can be rounded on its way into the sum of n > 0 elements: the rung's order."""
+    if rung.finish == "recursive":
+        return math.ceil(math.log2(n))
+    if rung.finish == "library":
+        return min(n, 1024)  # not documented by all of them; generous
+    if rung.finish == "all_atomic":
+        return n
+    block, elements = block or rung.blocks[0], elements_per_thread or rung.elements_per_thread[0]
+    in_block = elements - 1 + round(math.log2(block))
+    blocks = math.ceil(n / (block * elements))
+    if rung.finish == "atomic":
+        return in_block + blocks
+    return in_block + (roundings(rung, blocks, block, elements) if blocks > 1 else 0)
+
+
+def error_bound(count, dtype):
+    """The relative error of a sum of positive numbers that are rounded `count` times; infinite where nothing is known."""
+    u = torch.finfo(dtype).eps / 2
+    return count * u / (1 - count * u) if count * u < 1 else math.inf
+
+
+class RungError(RuntimeError):
+    """A rung whose result is wrong is not timed."""
+
+
+def check(rung, x, block=None, elements_per_thread=None):
+    """Compares the rung's result with torch's, before it is timed. The elements of x are not negative."""
+    got = ladder.run(rung.name, x, block, elements_per_thread)
+    if rung.finish == "written":
+        right = bool(((got == 100) | (got == 200)).all())
+    elif x.is_floating_point():
+        exact = float(x.sum(dtype=torch.float64))
+        bound = error_bound(roundings(rung, x.numel(), block, elements_per_thread), x.dtype)
+        right = abs(float(got) - exact) <= bound * exact
+    else:
+        right = bool(got == x.sum(dtype=torch.int64).to(x.dtype))
+    if not right:
+        raise RungError(f"{rung.name}: the result {got} is wrong")
+
+
+def climb(rungs, size, dtype, repeats, block=None, elements=None, on_step=lambda step: None):
+    """Times the rungs one after the other; returns their steps. `on_step` gets each as soon as it is there."""
+    steps, inputs = [], {}
+    for rung in rungs:
+        key = (rung.device, rung.finish == "written")
+        if key not in inputs:
+            inputs[key] = make_input(rung, rung.device, size, dtype)
+        x = inputs[key]
+        chosen_block = block if rung.blocks else None
+        chosen_elements = elements if len(rung.elements_per_thread) > 1 else None
+        check(rung, x, chosen_block, chosen_elements)
+        times = measure(
+            rung.name, x, repeats if rung.device == "cuda" else HOST_REPEATS, chosen_block, chosen_elements
+        )
+        nbytes = x.numel() * x.element_size()
+        step = {
+            "name": rung.name,
+            **times,
+            "elements": x.numel(),
+            "bytes": nbytes,
+            "gbps": nbytes / times["us"] / 1e3,
+            "block": chosen_block or (rung.blocks[0] if rung.blocks else None),
+            "elements_per_thread": chosen_elements or (rung.elements_per_thread or [None])[0],
+        }
+        steps.append(step)
+        on_step(step)
+    return steps
+
+
+def compared(step, steps):
+    """The step that this one is compared with, or None."""
+    before = {rung.name: rung.before for rung in ladder.rungs()}[step["name"]]
+    return next((other for other in steps if other["name"] == before), None)
+
+
+def base(step, steps):
+    """The step that cumulative speed-ups count from: neighbored, or its chapter's first where that only writes."""
+    chapters = {rung.name: rung.chapter for rung in ladder.rungs()}
+    if chapters[step["name"]] == 5:
+        return next(other for other in steps if chapters[other["name"]] == 5)
+    return next((other for other in steps if other["name"] == "neighbored"), None)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+BAR = 24
+
+
+class Table:
+    """Printed row by row, while the rungs run."""
+
+    def __init__(self, rungs, ceiling_gbps, stream=None):
+        self.rungs = {rung.name: rung for rung in rungs}
+        self.ceiling, self.stream, self.steps = ceiling_gbps, stream or sys.stdout, []
+        self.chapter = None
+        head = f"{'rung':<29} {'µs':>10} {'GB/s':>8} {'ceiling':>8} {'step':>7} {'total':>8}"
+        print(head, file=self.stream)
+        self._progress()
+
+    def _progress(self):
+        """What runs now, on a terminal alone."""
+        todo = [name for name in self.rungs if name not in {step["name"] for step in self.steps}]
+        if self.stream.isatty():
+            text = f"{len(self.steps)}/{len(self.rungs)} {todo[0]} …" if todo else ""
+            print(f"\r{text:<60}\r", end="", file=self.stream, flush=True)
+
+    def add(self, step):
+        self.steps.append(step)
+        rung = self.rungs[step["name"]]
+        if rung.chapter != self.chapter:
+            self.chapter = rung.chapter
+            print(f"{'':<60}\r" * self.stream.isatty() + f"Chapter {rung.chapter}: {rung.title}", file=self.stream)
+        print(row_text(rung, step, self.steps, self.ceiling), file=self.stream, flush=True)
+        self._progress()
+
+
+def share(rung, step, ceiling_gbps):
+    """Of the read ceiling; None for what does not read on the GPU."""
+    return None if rung.finish == "written" or rung.device == "cpu" or not ceiling_gbps else step["gbps"] / ceiling_gbps
+
+
+def row_text(rung, step, steps, ceiling_gbps):
+    before, first, part = compared(step, steps), base(step, steps), share(rung, step, ceiling_gbps)
+    percent = "–" if part is None else f"{part:.1%}"
+    faster = f"{before['us'] / step['us']:.2f}×" if before else "–"
+    total = f"{first['us'] / step['us']:.2f}×" if first else "–"
+    bar = "█" * round(BAR * min(1, part)) if part else ""
+    return (
+        f"{rung.number:>3} {rung.name:<25} {step['us']:>10,.2f} {step['gbps']:>8,.1f} {percent:>8} {faster:>7} "
+        f"{total:>8}  {bar}"
+    ).rstrip()
+
+
+# --- counters ---------------------------------------------------------------------------------------------------------
+
+
+class NoCounters(RuntimeError):
+    """Why there are none."""
+
+
+def find_ncu():
+    """ncu's path, or None."""
+    folders = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
+    places = [shutil.which("ncu")] + [shutil.which("ncu", path=f"{folder}/bin") for folder in folders if folder]
+    return next((place for place in places if place), None)
+
+
+def profile(names, size=None, dtype="float32", block=None, elements=None):
+    """{rung: {counter: value}} through ncu: of each rung's longest kernel, with a cold cache. NoCounters says why not."""
+    ncu = find_ncu()
+    if ncu is None:
+        raise NoCounters(NO_NCU)
+    metrics = [metric for wanted, *_ in COUNTERS.values() for metric in wanted]
+    child = ["-m", "torch_reduce.ladder", "profiled", "--rungs", ",".join(names), "--dtype", dtype]
+    for option, value in (("--size", size), ("--block", block), ("--elements", elements)):
+        child += [option, str(value)] if value else []
+    with tempfile.TemporaryDirectory() as folder:
+        log = pathlib.Path(folder, "ncu.csv")
+        command = [ncu, "--profile-from-start", "off", "--clock-control", "none", "--csv", "--page", "raw"]
+        command += ["--print-units", "base", "--metrics", ",".join([DURATION, *metrics]), "--log-file", str(log)]
+        done = subprocess.run([*command, sys.executable, *child], capture_output=True, text=True, check=False)
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    runs = parse(text)
+    if done.returncode or len(runs) != len(names):
+        lines = [line for line in (text + done.stdout + done.stderr).splitlines() if "==ERROR==" in line or "Error" in line]
+        raise NoCounters("ncu gave no counters: " + (" ".join(lines[:3]) or f"exit status {done.returncode}"))
+    return dict(zip(names, runs, strict=True))
+
+
+def parse(text):
+    """ncu's raw page as CSV: the counters of each run's longest kernel. A run begins with a marker."""
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    runs = []
+    for line in csv.DictReader(lines):
+        if MARKER in line["Kernel Name"]:
+            runs.append([])
+        elif line["Kernel Name"] and runs:  # the second row holds units
+            runs[-1].append({name: number(value) for name, value in line.items() if "__" in name})
+    if not all(runs):
+        return []
+    return [counters(max(kernels, key=lambda kernel: kernel.get(DURATION, 0))) for kernels in runs]
+
+
+def number(text):
+    """ncu's numbers have thousands separators; what it cannot measure is "n/a"."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return math.nan
+
+
+def counters(kernel):
+    """{counter: value} from ncu's metrics of a kernel; rates in GB/s. What ncu does not give is left out."""
+    found = {}
+    for name, (metrics, unit, *_) in COUNTERS.items():
+        values = [kernel.get(metric, math.nan) for metric in metrics]
+        if not any(map(math.isnan, values)):
+            found[name] = sum(values) / (1e9 if unit == "GB/s" else 1)
+    return found
+
+
+def profiled(options):
+    """The program that ncu watches: each rung once, between cudaProfilerStart and Stop."""
+    dtype, rungs = getattr(torch, options.dtype or "float32"), {rung.name: rung for rung in ladder.rungs()}
+    for name in options.rungs:
+        rung = rungs[name]
+        torch.ops.gpureduce._ladder_time(
+            make_input(rung, "cuda", options.size, dtype),
+            name,
+            1,
+            block=options.block if rung.blocks else None,
+            elements_per_thread=options.elements if len(rung.elements_per_thread) > 1 else None,
+            profile=True,
+        )
+    return 0
+
+
+# --- what the counters say --------------------------------------------------------------------------------------------
+
+
+def value_text(name, value):
+    unit = COUNTERS[name][1]
+    if unit == "%":
+        return f"{value:.1f}%"
+    if unit == "GB/s":
+        return f"{value:,.0f} GB/s"
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
+
+
+def change_text(name, before, now):
+    return f"{name} {value_text(name, before)} → {value_text(name, now)}"
+
+
+def moved(before, now):
+    """By how much a counter moved: 0 for not at all; the logarithm of the ratio, with a floor of 1 for small numbers."""
+    return math.log(max(now, 1) / max(before, 1))
+
+
+NOTICED = 0.02  # a smaller change, of a counter or a time, is called none
+
+
+def sentence(rung, step, before):
+    """What the rung's idea did to the counter it is about, and which other counter moved most; from the numbers alone."""
+    mine = step.get("counters")
+    if not mine:
+        return ""
+    theirs = before.get("counters") if before else None
+    if not theirs:
+        shown = [f"{name} {value_text(name, value)}" for name, value in mine.items() if name in KEY]
+        return "Where it begins: " + ", ".join(shown) + "."
+    parts = []
+    counter, _, way = rung.moves.rpartition(" ")
+    if counter in mine and counter in theirs:
+        change = moved(theirs[counter], mine[counter])
+        did = change > NOTICED if way == "up" else change < -NOTICED
+        verb = "raise" if way == "up" else "lower"
+        what = change_text(counter, theirs[counter], mine[counter])
+        parts.append(f"Its idea is to {verb} a counter, and {'does' if did else 'does not'}: {what}")
+    others = [name for name in mine if name in theirs and name != counter]
+    most = max(others, key=lambda name: abs(moved(theirs[name], mine[name])), default=None)
+    if most and abs(moved(theirs[most], mine[most])) > NOTICED:
+        parts.append(("else moved most: " if parts else "Moved most: ") + change_text(most, theirs[most], mine[most]))
+    elif not parts:
+        parts.append("No counter moved")
+    ratio = before["us"] / step["us"]
+    speed = f"{ratio:.2f}× as fast" if abs(ratio - 1) > NOTICED else "as fast"
+    return "; ".join(parts) + f"; {speed} as {before['name']}."
+
+
+KEY = ("instructions per warp", "global load efficiency", "barrier stalls", "branch efficiency", "bank conflicts")
+
+
+def bound(step, ceiling_gbps):
+    """What holds a kernel back, as far as its counters tell."""
+    mine = step.get("counters")
+    if not mine:
+        return "--profile would tell"
+    rate = mine["DRAM read throughput"] / ceiling_gbps
+    if rate > 0.8:
+        return f"the DRAM is busy ({rate:.0%} of the ceiling)"
+    reasons = []
+    if mine["barrier stalls"] > 20:
+        reasons.append(f"warps stand at barriers {mine['barrier stalls']:.0f}% of the time")
+    if mine["branch efficiency"] < 90:
+        reasons.append(f"branches are uniform in {mine['branch efficiency']:.0f}% of cases")
+    if mine["global load efficiency"] < 70:
+        reasons.append(f"{mine['global load efficiency']:.0f}% of the bytes that move are used")
+    reasons.append(f"{mine['instructions per warp']:,.0f} instructions a warp, DRAM at {rate:.0%} of the ceiling")
+    return "; ".join(reasons)
+
+
+def against_lesson(steps, ceiling_gbps):
+    """Lines: chapter 1 in the book and here, and where the two disagree."""
+    known = [step for step in steps if step["name"] in LESSON]
+    if len(known) < 2:
+        return ["The book's figures are of chapter 1: at least two of its rungs are needed."]
+    lines = ["", "Chapter 1, 16M ints: the book's Tesla M2070 (Fermi, 2011) and this GPU"]
+    lines.append(f"{'rung':<25} {'book ms':>9} {'step':>7} {'total':>7}   {'here ms':>9} {'step':>7} {'total':>7}")
+    disagree, first, last = [], known[0], None
+    for step in known:
+        name, before = step["name"], last
+        theirs = LESSON[before["name"]] / LESSON[name] if before else None
+        ours = before["us"] / step["us"] if before else None
+        step_texts = [f"{value:.2f}×" if value else "–" for value in (theirs, ours)]
+        totals = (LESSON[first["name"]] / LESSON[name], first["us"] / step["us"])
+        lines.append(
+            f"{name:<25} {LESSON[name] * 1e3:>9.3f} {step_texts[0]:>7} {totals[0]:>6.2f}×   "
+            f"{step['us'] / 1e3:>9.4f} {step_texts[1]:>7} {totals[1]:>6.2f}×"
+        )
+        if theirs and not 0.8 < ours / theirs < 1.25:
+            much = "less" if ours < theirs else "more"
+            why = f"{before['name']}: {bound(before, ceiling_gbps)}. {name}: {bound(step, ceiling_gbps)}."
+            disagree.append(f"- {name} gains {much}: {theirs:.2f}× in the book, {ours:.2f}× here. {why}")
+        last = step
+    return [*lines, "", "Where they disagree:", *(disagree or ["- nowhere by more than a quarter"])]
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+def driver():
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def facts():
+    """What results were measured on."""
+    gpu = torch.cuda.is_available()
+    return {
+        "gpu": torch.cuda.get_device_name(0) if gpu else None,
+        "driver": driver() if gpu else None,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def add_counters(steps, size, dtype, block=None, elements=None):
+    """Puts counters into the GPU's steps; says why where there are none, and leaves it at that."""
+    on_gpu = {rung.name for rung in ladder.rungs() if rung.device == "cuda"}
+    names = [step["name"] for step in steps if step["name"] in on_gpu]
+    try:
+        found = profile(names, size, dtype, block, elements)
+    except NoCounters as error:
+        print(error, file=sys.stderr)
+        return
+    for step in steps:
+        if step["name"] in found:
+            step["counters"] = found[step["name"]]
+
+
+def print_counters(rungs, steps):
+    known = {rung.name: rung for rung in rungs}
+    print("\n" + " " * 26 + "".join(f"{name.replace(' throughput', '')[-13:]:>14}" for name in COUNTERS))
+    for step in steps:
+        if mine := step.get("counters"):
+            cells = [value_text(name, mine[name]) if name in mine else "–" for name in COUNTERS]
+            print(f"{step['name']:<26}" + "".join(f"{cell:>14}" for cell in cells))
+    print()
+    for step in steps:
+        if text := sentence(known[step["name"]], step, compared(step, steps)):
+            print(f"{step['name']}: {text}")
+
+
+def main(options):
+    """`run` and `profiled` of ladder.py."""
+    if options.action == "profiled":
+        return profiled(options)
+    wanted = [rung for rung in ladder.rungs() if options.rungs is None or rung.name in options.rungs]
+    gpu = torch.cuda.is_available()
+    possible = [rung for rung in wanted if rung.built and (gpu or rung.device == "cpu")]
+    if len(possible) < len(wanted):
+        why = "there is no NVIDIA GPU here" if all(rung.built for rung in wanted) else "this library has no CUDA"
+        print(f"{len(wanted) - len(possible)} of {len(wanted)} rungs cannot run: {why}.", file=sys.stderr)
+        if not possible or options.rungs:
+            return 1
+    name = options.dtype or ("int32" if options.against_lesson else "float32")
+    dtype = getattr(torch, name)
+    results = facts() | {"dtype": name}
+    print(f"{results['gpu'] or 'CPU'}, torch {results['torch']}, {name}, cold caches, median of {options.repeats}")
+    if gpu:
+        reader = next((rung for rung in possible if rung.finish != "written"), possible[0])
+        results["ceiling"] = ceiling(make_input(reader, "cuda", options.size, dtype), options.repeats)
+        print(f"only reading: {results['ceiling']['gbps']:,.0f} GB/s, the ceiling")
+    rate = results.get("ceiling", {}).get("gbps")
+    table = Table(possible, rate)
+    steps = climb(possible, options.size, dtype, options.repeats, options.block, options.elements, table.add)
+    if options.profile and gpu:
+        print("\ncounters, through ncu …", flush=True)
+        add_counters(steps, options.size, name, options.block, options.elements)
+        print_counters(possible, steps)
+    if options.against_lesson:
+        print("\n".join(against_lesson(steps, rate)))
+    if options.save:
+        results["rungs"] = steps
+        pathlib.Path(options.save).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 0
