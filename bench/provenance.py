@@ -30,7 +30,7 @@ def csrc_files(root=ROOT, ladder=False):
 
 
 def csrc_hash(root=ROOT, ladder=False):
-    """SHA-256 of the engine's sources under `root`, or the ladder's, in hexadecimal; the module's docstring defines it."""
+    """SHA-256 of the engine's sources under `root`, or the ladder's, in hexadecimal: see the module's docstring."""
     digest = hashlib.sha256()
     for path in csrc_files(root, ladder):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")

@@ -134,7 +134,7 @@ def test_huge_sum(rung, dtype):
         assert abs(float(got) - total) <= _climb.error_bound(_climb.roundings(rung, n), x.dtype) * size
 
 
-# --- other ops ----------------------------------------------------------------------------------------------------------
+# --- other ops --------------------------------------------------------------------------------------------------------
 
 REFERENCE = {"product": torch.prod, "max": torch.max, "min": torch.min}
 
@@ -178,7 +178,7 @@ def test_nan_and_infinity(rung, op):
         assert math.isnan(float(ladder.run(rung.name, y, op=op)))
 
 
-# --- chapter 5 ------------------------------------------------------------------------------------------------------------
+# --- chapter 5 --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("block", [128, 512, 1024])
@@ -196,7 +196,7 @@ def test_divergence(rung, dtype, block):
     assert ladder.run(rung.name, torch.zeros(3, 5, device=device)).shape == (3, 5)
 
 
-# --- what is asked for, and what is refused -----------------------------------------------------------------------------
+# --- what is asked for, and what is refused ---------------------------------------------------------------------------
 
 
 def any_rung(device):
@@ -217,7 +217,7 @@ def test_errors(device):
     with pytest.raises(ValueError, match=r"rung: there is no 'nonsense'"):
         ladder.run("nonsense", x)
     with pytest.raises(ValueError, match=r"rung: there is no"):
-        ladder.run("ceiling\"", x)
+        ladder.run("ceiling_tiles", x)  # which is timed, but has no result
     with pytest.raises(ValueError, match=r"block: 100 is not possible"):
         ladder.run(name, x, block=100)
     with pytest.raises(ValueError, match=r"elements_per_thread: 3 is not possible"):
@@ -299,7 +299,7 @@ def test_times(device):
         torch.ops.gpureduce._ladder_time(torch.ones(3, device=device), any_rung(device), 0)
 
 
-# --- the registry -------------------------------------------------------------------------------------------------------
+# --- the registry -----------------------------------------------------------------------------------------------------
 
 
 def test_numbers():
@@ -366,7 +366,7 @@ def test_a_new_rung_is_one_file(tmp_path):
         lessons.lessons(tmp_path)
 
 
-# --- the program ----------------------------------------------------------------------------------------------------------
+# --- the program ------------------------------------------------------------------------------------------------------
 
 
 def program(*arguments, gpu=True):
@@ -425,23 +425,24 @@ def test_without_ncu(monkeypatch):
         _climb.profile(["neighbored"])
 
 
-NCU = """==PROF== Connected
-"ID","Kernel Name","gpu__time_duration.sum","dram__bytes_read.sum.per_second","smsp__average_inst_executed_per_warp.ratio"
-"","","ns","byte/second","inst/warp"
-"0","spin_kernel(long)","100,000","1","2"
-"1","first(int)","2,000","3,000,000,000","40"
-"2","first(int)","100","1","2"
-"3","spin_kernel(long)","100,000","1","2"
-"4","second(int)","500","n/a","7.5"
-"""
+NCU = [
+    ["ID", "Kernel Name", _climb.DURATION, _climb.WARPS, *(m for names, *_ in _climb.COUNTERS.values() for m in names)],
+    ["", "", "ns", "warp", "inst/warp", "%", "%", "byte/second", "byte/second", "%", "%", "", "", "%"],
+    ["0", "spin_kernel(long)", "100,000", "1", *"0000000000"],
+    ["1", "first(int)", "2,000", "1,000", "40", "100", "12.5", "0", "3,000,000,000", "5", "0", "1,000", "500", "90"],
+    ["2", "first(int)", "100", "1", *"1111111111"],
+    ["3", "spin_kernel(long)", "100,000", "1", *"0000000000"],
+    ["4", "second(int)", "500", "10", "7.5", *["n/a"] * 9],
+]
 
 
 def test_parse():
     """ncu's list is cut at the markers; of each run the longest kernel counts; what is not a number is left out."""
-    assert _climb.parse(NCU) == [
-        {"DRAM read throughput": 3.0, "instructions per warp": 40.0},
-        {"instructions per warp": 7.5},
-    ]
+    first, second = _climb.parse("==PROF== Connected\n" + "\n".join(",".join(f'"{x}"' for x in line) for line in NCU))
+    assert first["instructions per warp"] == 40 and first["DRAM read throughput"] == 3
+    assert first["bank conflicts"] == 1.5 and first["barrier stalls"] == 5
+    assert "branch efficiency" not in first, "there are no branches, of which 0% would be uniform"
+    assert second == {"instructions per warp": 7.5}
     assert _climb.parse("==ERROR== no permission\n") == []
 
 
@@ -452,10 +453,11 @@ def test_sentences():
     good = {"us": 50.0, "counters": {"branch efficiency": 98.0, "barrier stalls": 10.0}}
     bad = {"us": 100.0, "counters": {"branch efficiency": 70.0, "barrier stalls": 40.0}}
     text = _climb.sentence(rung, good, before)
-    assert "does: branch efficiency 70.0% → 98.0%" in text and "2.00× as fast as neighbored" in text
+    assert text == "Meant to raise branch efficiency, and does: 70.0% → 98.0%; 2.00× as fast as neighbored."
     text = _climb.sentence(rung, bad, before)
-    assert "does not: branch efficiency 70.0% → 70.0%" in text and "barrier stalls 10.0% → 40.0%" in text
-    assert "; as fast as neighbored" in text
+    assert "does not: 70.0% → 70.0%; besides, barrier stalls 10.0% → 40.0%; as fast as neighbored." in text
+    assert _climb.sentence(RUNGS["neighbored"], before, None).startswith("Where it begins: barrier stalls")
+    assert _climb.sentence(rung, {"us": 1.0}, before) == ""
 
 
 def test_against_lesson():
@@ -464,11 +466,11 @@ def test_against_lesson():
     us["unrolling8"] = us["unrolling4"] * 2
     lines = "\n".join(_climb.against_lesson([{"name": name, "us": value} for name, value in us.items()], 4000))
     assert "9.36×" in lines or "9.35×" in lines
-    assert "- unrolling8 gains less: 1.29× in the book, 0.50× here" in lines
-    assert "- interleaved" not in lines
+    assert "- unrolling8 gains less: 1.29× in the book, 0.50× here. Why, --profile would tell." in lines
+    assert "- unroll_warps8 gains more" in lines and "- interleaved" not in lines
 
 
-# --- the roundings that the bounds are made of ----------------------------------------------------------------------------
+# --- the roundings that the bounds are made of ------------------------------------------------------------------------
 
 
 def test_roundings():

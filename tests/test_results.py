@@ -28,7 +28,7 @@ def bench(*arguments):
 
 
 def source_hash(ladder):
-    """SHA-256 over the sorted relative paths and contents of the engine's or the ladder's files, each followed by a NUL."""
+    """SHA-256 over the sorted relative paths and contents of the engine's or the ladder's files, each with a NUL."""
     files = {}
     for folder, _, names in os.walk(ROOT / "csrc"):
         for name in names:
@@ -52,7 +52,7 @@ def test_documentation_is_what_the_results_give():
 
 @pytest.mark.parametrize("arguments", [[], ["--ladder"]], ids=["engine", "ladder"])
 def test_provenance(arguments):
-    """bench/provenance.py prints the hash of the engine's sources, or of the ladder's: neither goes stale by the other."""
+    """bench/provenance.py prints the hash of the engine's sources, or of the ladder's: each alone."""
     result = bench("bench/provenance.py", *arguments)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip().splitlines()[-1] == source_hash(bool(arguments))

@@ -1,8 +1,8 @@
 """What the heads of the files in csrc/ladder/ say, as data: a rung is described in one place, where its kernel is.
 
-A head is the comment that a file begins with: a line "Rung 3, interleaved. Chapter 1: in place, in global memory.", then
-a paragraph for each of FIELDS, which begins with that word. `moves` names the counter that the idea is meant to move, and
-where to; `faster` begins with "than NAME" or "no"; these two are not for every rung.
+A head is the comment that a file begins with: a line "Rung 3, interleaved. Chapter 1: in place, in global memory.",
+then a paragraph for each of FIELDS, which begins with that word. `moves` names the counter that the idea is meant to
+move, and where to; `faster` begins with "than NAME" or "no"; these two are not for every rung.
 """
 
 import json
@@ -20,7 +20,7 @@ def files(folder=FOLDER):
 
 
 def lesson(path):
-    """The head of one file: number, name, chapter, title (the chapter's) and FIELDS. ValueError where a part is missing."""
+    """The head of one file: number, name, chapter, title (the chapter's) and FIELDS. ValueError if one is missing."""
     comment = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("//"):
@@ -28,7 +28,7 @@ def lesson(path):
         comment.append(line[2:])
     title = re.fullmatch(r" Rung (\d+), (\w+)\. Chapter (\d+): (.+)\.", comment[0] if comment else "")
     if not title or f"{int(title[1]):02d}_{title[2]}" != path.stem:
-        raise ValueError(f"{path.name} must begin with '// Rung NUMBER, NAME. Chapter NUMBER: TITLE.', as in its file name")
+        raise ValueError(f"{path.name} must begin with '// Rung NUMBER, NAME. Chapter NUMBER: TITLE.', as it is named")
     found = {"number": int(title[1]), "name": title[2], "chapter": int(title[3]), "title": title[4], "file": path.name}
     field = None
     for line in comment[1:]:
@@ -52,4 +52,5 @@ def lessons(folder=FOLDER):
 def source(folder=FOLDER):
     """C++ that puts them into the library."""
     text = json.dumps(lessons(folder), indent=1, ensure_ascii=False)
-    return f'// made by setup.py\nnamespace gpureduce::ladder {{\nextern const char* const kLessons = R"json({text})json";\n}}\n'
+    literal = f'R"json({text})json"'
+    return f"// made by setup.py\nnamespace gpureduce::ladder {{\nextern const char* const kLessons = {literal};\n}}\n"

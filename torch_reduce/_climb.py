@@ -32,52 +32,29 @@ LESSON = {
     "complete_unroll_template": 0.001253,
 }
 
-# Our name: (ncu's metrics, which are added; unit; whether more is better; nvprof's name).
+SECTOR = "smsp__sass_average_data_bytes_per_sector_mem_global"
+# Our name: (ncu's metrics, which are added; unit; what the lessons' nvprof called it).
 COUNTERS = {
-    "instructions per warp": (["smsp__average_inst_executed_per_warp.ratio"], "", False, "inst_per_warp"),
-    "global load efficiency": (
-        ["smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct"],
-        "%",
-        True,
-        "gld_efficiency",
-    ),
-    "global store efficiency": (
-        ["smsp__sass_average_data_bytes_per_sector_mem_global_op_st.pct"],
-        "%",
-        True,
-        "gst_efficiency",
-    ),
-    "global load throughput": (
-        ["l1tex__t_bytes_pipe_lsu_mem_global_op_ld.sum.per_second"],
-        "GB/s",
-        True,
-        "gld_throughput",
-    ),
-    "DRAM read throughput": (["dram__bytes_read.sum.per_second"], "GB/s", True, "dram_read_throughput"),
-    "barrier stalls": (["smsp__warp_issue_stalled_barrier_per_warp_active.pct"], "%", False, "stall_sync"),
-    "branch efficiency": (
-        ["smsp__sass_average_branch_targets_threads_uniform.pct"],
-        "%",
-        True,
-        "branch_efficiency",
-    ),
+    "instructions per warp": (["smsp__average_inst_executed_per_warp.ratio"], "", "inst_per_warp"),
+    "global load efficiency": ([f"{SECTOR}_op_ld.pct"], "%", "gld_efficiency"),
+    "global store efficiency": ([f"{SECTOR}_op_st.pct"], "%", "gst_efficiency"),
+    "global load throughput": (["l1tex__t_bytes_pipe_lsu_mem_global_op_ld.sum.per_second"], "GB/s", "gld_throughput"),
+    "DRAM read throughput": (["dram__bytes_read.sum.per_second"], "GB/s", "dram_read_throughput"),
+    "barrier stalls": (["smsp__warp_issue_stalled_barrier_per_warp_active.pct"], "%", "stall_sync"),
+    "branch efficiency": (["smsp__sass_average_branch_targets_threads_uniform.pct"], "%", "branch_efficiency"),
     "bank conflicts": (
-        [
-            "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
-            "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
-        ],
-        "",
-        False,
-        "shared_ld_bank_conflict + shared_st_bank_conflict",
+        [f"l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{op}.sum" for op in ("ld", "st")],
+        "a warp",
+        "shared_ld_bank_conflict, shared_st_bank_conflict",
     ),
-    "occupancy": (["sm__warps_active.avg.pct_of_peak_sustained_active"], "%", True, "achieved_occupancy"),
+    "occupancy": (["sm__warps_active.avg.pct_of_peak_sustained_active"], "%", "achieved_occupancy"),
 }
-DURATION = "gpu__time_duration.sum"
+DURATION, WARPS = "gpu__time_duration.sum", "smsp__warps_launched.sum"
 MARKER = "spin_kernel"  # what stands before each run in ncu's list: see csrc/ladder/ops.cpp
 
 NO_NCU = (
-    "ncu was not found, so there are no counters. It is Nsight Compute, and comes with the CUDA toolkit (its package is "
-    "cuda-nsight-compute-<version>), or alone from https://developer.nvidia.com/nsight-compute; put it on the PATH."
+    "ncu was not found, so there are no counters. It is Nsight Compute, and comes with the CUDA toolkit (its package "
+    "is cuda-nsight-compute-<version>), or alone from https://developer.nvidia.com/nsight-compute; put it on the PATH."
 )
 
 
@@ -105,11 +82,13 @@ def measure(name, x, repeats, block=None, elements_per_thread=None):
 def ceiling(x, repeats):
     """The rate at which a kernel that computes nothing reads x: the best of several."""
     nbytes = x.numel() * x.element_size()
-    facts = json.loads(torch.ops.gpureduce._ladder_rungs())["ceiling"]
+    built = json.loads(torch.ops.gpureduce._ladder_rungs())
     found = [
-        measure("ceiling", x, repeats, block, loads) | {"block": block, "loads": loads}
-        for block in facts["blocks"]
-        for loads in facts["elements_per_thread"]
+        measure(name, x, repeats, block, loads) | {"kernel": f"{name}, {loads} loads, blocks of {block}"}
+        for name in sorted(built)
+        if name.startswith("ceiling")
+        for block in built[name]["blocks"]
+        for loads in built[name]["elements_per_thread"]
     ]
     best = min(found, key=lambda f: f["us"])
     return best | {"bytes": nbytes, "gbps": nbytes / best["us"] / 1e3}
@@ -132,7 +111,7 @@ def roundings(rung, n, block=None, elements_per_thread=None):
 
 
 def error_bound(count, dtype):
-    """The relative error of a sum of positive numbers that are rounded `count` times; infinite where nothing is known."""
+    """The relative error of a sum of positive numbers that are rounded `count` times; infinite if nothing is known."""
     u = torch.finfo(dtype).eps / 2
     return count * u / (1 - count * u) if count * u < 1 else math.inf
 
@@ -264,7 +243,7 @@ def find_ncu():
 
 
 def profile(names, size=None, dtype="float32", block=None, elements=None):
-    """{rung: {counter: value}} through ncu: of each rung's longest kernel, with a cold cache. NoCounters says why not."""
+    """{rung: {counter: value}} through ncu: of each rung's longest kernel, cache cold. NoCounters says why not."""
     ncu = find_ncu()
     if ncu is None:
         raise NoCounters(NO_NCU)
@@ -275,12 +254,13 @@ def profile(names, size=None, dtype="float32", block=None, elements=None):
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder, "ncu.csv")
         command = [ncu, "--profile-from-start", "off", "--clock-control", "none", "--csv", "--page", "raw"]
-        command += ["--print-units", "base", "--metrics", ",".join([DURATION, *metrics]), "--log-file", str(log)]
+        command += ["--print-units", "base", "--metrics", ",".join([DURATION, WARPS, *metrics]), "--log-file", str(log)]
         done = subprocess.run([*command, sys.executable, *child], capture_output=True, text=True, check=False)
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     runs = parse(text)
     if done.returncode or len(runs) != len(names):
-        lines = [line for line in (text + done.stdout + done.stderr).splitlines() if "==ERROR==" in line or "Error" in line]
+        lines = (text + done.stdout + done.stderr).splitlines()
+        lines = [line for line in lines if "==ERROR==" in line or "Error" in line]
         raise NoCounters("ncu gave no counters: " + (" ".join(lines[:3]) or f"exit status {done.returncode}"))
     return dict(zip(names, runs, strict=True))
 
@@ -308,12 +288,16 @@ def number(text):
 
 
 def counters(kernel):
-    """{counter: value} from ncu's metrics of a kernel; rates in GB/s. What ncu does not give is left out."""
+    """{counter: value} from ncu's metrics of a kernel; rates in GB/s, conflicts a warp.
+
+    Left out is what ncu does not give, and the efficiency of something that does not occur, for which it gives 0.
+    """
+    units = {"GB/s": 1e9, "a warp": kernel.get(WARPS, math.nan)}
     found = {}
     for name, (metrics, unit, *_) in COUNTERS.items():
-        values = [kernel.get(metric, math.nan) for metric in metrics]
-        if not any(map(math.isnan, values)):
-            found[name] = sum(values) / (1e9 if unit == "GB/s" else 1)
+        value = sum(kernel.get(metric, math.nan) for metric in metrics) / units.get(unit, 1)
+        if not math.isnan(value) and (value or not name.endswith("efficiency")):
+            found[name] = value
     return found
 
 
@@ -342,7 +326,12 @@ def value_text(name, value):
         return f"{value:.1f}%"
     if unit == "GB/s":
         return f"{value:,.0f} GB/s"
-    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}" if value >= 0.05 else "0"
+
+
+def cell_text(name, found):
+    """The counter's value, or a dash where there is none."""
+    return value_text(name, found[name]) if name in found else "–"
 
 
 def change_text(name, before, now):
@@ -350,21 +339,27 @@ def change_text(name, before, now):
 
 
 def moved(before, now):
-    """By how much a counter moved: 0 for not at all; the logarithm of the ratio, with a floor of 1 for small numbers."""
+    """By how much a counter moved: the logarithm of the ratio, where numbers below 1 count as 1."""
     return math.log(max(now, 1) / max(before, 1))
+
+
+def changes(before, now, without=()):
+    """Counters that moved, the furthest first. Throughputs are not among them: they follow the time."""
+    names = [name for name in now if name in before and name not in without and "throughput" not in name]
+    distance = {name: abs(moved(before[name], now[name])) for name in names}
+    return sorted((name for name in names if distance[name] > NOTICED), key=lambda name: -distance[name])
 
 
 NOTICED = 0.02  # a smaller change, of a counter or a time, is called none
 
 
 def sentence(rung, step, before):
-    """What the rung's idea did to the counter it is about, and which other counter moved most; from the numbers alone."""
-    mine = step.get("counters")
+    """What the rung's idea did to the counter it is about, and which other one moved most; from the numbers alone."""
+    mine, theirs = step.get("counters"), (before or {}).get("counters")
     if not mine:
         return ""
-    theirs = before.get("counters") if before else None
     if not theirs:
-        shown = [f"{name} {value_text(name, value)}" for name, value in mine.items() if name in KEY]
+        shown = [f"{name} {value_text(name, mine[name])}" for name in KEY if name in mine]
         return "Where it begins: " + ", ".join(shown) + "."
     parts = []
     counter, _, way = rung.moves.rpartition(" ")
@@ -372,12 +367,11 @@ def sentence(rung, step, before):
         change = moved(theirs[counter], mine[counter])
         did = change > NOTICED if way == "up" else change < -NOTICED
         verb = "raise" if way == "up" else "lower"
-        what = change_text(counter, theirs[counter], mine[counter])
-        parts.append(f"Its idea is to {verb} a counter, and {'does' if did else 'does not'}: {what}")
-    others = [name for name in mine if name in theirs and name != counter]
-    most = max(others, key=lambda name: abs(moved(theirs[name], mine[name])), default=None)
-    if most and abs(moved(theirs[most], mine[most])) > NOTICED:
-        parts.append(("else moved most: " if parts else "Moved most: ") + change_text(most, theirs[most], mine[most]))
+        numbers = change_text(counter, theirs[counter], mine[counter]).removeprefix(counter + " ")
+        parts.append(f"Meant to {verb} {counter}, and {'does' if did else 'does not'}: {numbers}")
+    if others := changes(theirs, mine, (counter,)):
+        most = change_text(others[0], theirs[others[0]], mine[others[0]])
+        parts.append(f"besides, {most}" if parts else f"What moved most: {most}")
     elif not parts:
         parts.append("No counter moved")
     ratio = before["us"] / step["us"]
@@ -388,23 +382,31 @@ def sentence(rung, step, before):
 KEY = ("instructions per warp", "global load efficiency", "barrier stalls", "branch efficiency", "bank conflicts")
 
 
+DISAGREE = 1.15  # the book's step and ours are said to disagree where one is this many times the other
+
+
 def bound(step, ceiling_gbps):
     """What holds a kernel back, as far as its counters tell."""
-    mine = step.get("counters")
-    if not mine:
-        return "--profile would tell"
-    rate = mine["DRAM read throughput"] / ceiling_gbps
-    if rate > 0.8:
-        return f"the DRAM is busy ({rate:.0%} of the ceiling)"
-    reasons = []
-    if mine["barrier stalls"] > 20:
-        reasons.append(f"warps stand at barriers {mine['barrier stalls']:.0f}% of the time")
-    if mine["branch efficiency"] < 90:
-        reasons.append(f"branches are uniform in {mine['branch efficiency']:.0f}% of cases")
-    if mine["global load efficiency"] < 70:
-        reasons.append(f"{mine['global load efficiency']:.0f}% of the bytes that move are used")
-    reasons.append(f"{mine['instructions per warp']:,.0f} instructions a warp, DRAM at {rate:.0%} of the ceiling")
-    return "; ".join(reasons)
+    mine = step["counters"]
+    rate = mine.get("DRAM read throughput", 0) / ceiling_gbps
+    reasons = [f"DRAM at {rate:.0%} of the ceiling"]
+    if mine.get("barrier stalls", 0) > 20:
+        reasons.append(f"warps at barriers {mine['barrier stalls']:.0f}% of the time")
+    if mine.get("branch efficiency", 100) < 90:
+        reasons.append(f"only {mine['branch efficiency']:.0f}% of the branches uniform")
+    if mine.get("global load efficiency", 100) < 70:
+        reasons.append(f"only {mine['global load efficiency']:.0f}% of the loaded bytes used")
+    return ", ".join(reasons)
+
+
+def why(step, before, ceiling_gbps):
+    """What moved between two rungs, and what holds the second one back, from their counters."""
+    mine, theirs = step.get("counters"), before.get("counters")
+    if not mine or not theirs:
+        return "Why, --profile would tell."
+    shown = [change_text(name, theirs[name], mine[name]) for name in changes(theirs, mine)[:3]]
+    moved_text = ", ".join(shown) if shown else "no counter"
+    return f"What moved: {moved_text}. Before: {bound(before, ceiling_gbps)}. Now: {bound(step, ceiling_gbps)}."
 
 
 def against_lesson(steps, ceiling_gbps):
@@ -425,12 +427,12 @@ def against_lesson(steps, ceiling_gbps):
             f"{name:<25} {LESSON[name] * 1e3:>9.3f} {step_texts[0]:>7} {totals[0]:>6.2f}×   "
             f"{step['us'] / 1e3:>9.4f} {step_texts[1]:>7} {totals[1]:>6.2f}×"
         )
-        if theirs and not 0.8 < ours / theirs < 1.25:
+        if theirs and not 1 / DISAGREE < ours / theirs < DISAGREE:
             much = "less" if ours < theirs else "more"
-            why = f"{before['name']}: {bound(before, ceiling_gbps)}. {name}: {bound(step, ceiling_gbps)}."
-            disagree.append(f"- {name} gains {much}: {theirs:.2f}× in the book, {ours:.2f}× here. {why}")
+            reason = why(step, before, ceiling_gbps)
+            disagree.append(f"- {name} gains {much}: {theirs:.2f}× in the book, {ours:.2f}× here. {reason}")
         last = step
-    return [*lines, "", "Where they disagree:", *(disagree or ["- nowhere by more than a quarter"])]
+    return [*lines, "", "Where they disagree:", *(disagree or [f"- in no step by more than a factor of {DISAGREE}"])]
 
 
 # --- the program ------------------------------------------------------------------------------------------------------
@@ -475,8 +477,7 @@ def print_counters(rungs, steps):
     print("\n" + " " * 26 + "".join(f"{name.replace(' throughput', '')[-13:]:>14}" for name in COUNTERS))
     for step in steps:
         if mine := step.get("counters"):
-            cells = [value_text(name, mine[name]) if name in mine else "–" for name in COUNTERS]
-            print(f"{step['name']:<26}" + "".join(f"{cell:>14}" for cell in cells))
+            print(f"{step['name']:<26}" + "".join(f"{cell_text(name, mine):>14}" for name in COUNTERS))
     print()
     for step in steps:
         if text := sentence(known[step["name"]], step, compared(step, steps)):

@@ -1,4 +1,4 @@
-"""The ladder: every kernel of the classic lessons on GPU reduction, from the naive one to the engine, to run and to time.
+"""The ladder: every kernel of the classic lessons on GPU reduction, from the naive one on, to run and to time.
 
     python -m torch_reduce.ladder                                  lists the rungs; with names, says all about them
     python -m torch_reduce.ladder run                              climbs: time, GB/s, speed-up of every rung
@@ -21,7 +21,7 @@ from torch import Tensor
 
 import torch_reduce  # noqa: F401  (loads the operators)
 
-__all__ = ["Rung", "rungs", "run"]
+__all__ = ["Rung", "run", "rungs"]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@
 // requires  As neighbored.
 // source    Professional CUDA C Programming (Cheng, Grossman, McKercher; 2014), chapter 3, reduceInterleaved
 // moves     global load efficiency up
+// faster    than neighbored_less
 // command   python -m torch_reduce.ladder run --rungs neighbored_less,interleaved --profile
 #include "rung.cuh"
 

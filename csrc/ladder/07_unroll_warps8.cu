@@ -7,6 +7,7 @@
 // requires  At least 64 threads a block; as neighbored.
 // source    Professional CUDA C Programming (Cheng, Grossman, McKercher; 2014), chapter 3, reduceUnrollWarps8
 // moves     barrier stalls down
+// faster    no: on an H200 the barriers of one block pass while other blocks load; what they cost is no longer seen.
 // command   python -m torch_reduce.ladder run --rungs unrolling8,unroll_warps8 --profile
 #include "rung.cuh"
 

@@ -2,12 +2,14 @@
 //
 // threads   One element a thread.
 // idea      The tree works on a copy of the block's data in shared memory.
-// removes   All traffic through global memory but one load an element and one store a block; the input stays as it
-//           is.
+// removes   All traffic through global memory, and through the cache before it, but one load an element and one store
+//           a block; the input stays as it is.
 // wrong     One load a thread; then the block waits for itself.
 // requires  Shared memory for 1024 elements a block; at least 64 threads.
 // source    Professional CUDA C Programming (Cheng, Grossman, McKercher; 2014), chapter 5, reduceSmem
-// moves     global store efficiency up
+// moves     global load throughput down
+// faster    no: since Volta, global memory is cached in the same memory that shared memory is made of, and with one
+//           element a thread the launch of the blocks and their waiting for one load is what costs.
 // command   python -m torch_reduce.ladder run --rungs gmem,smem --profile
 #include "rung.cuh"
 

@@ -3,7 +3,8 @@
 // threads   One element a thread, loaded into shared memory; of each pair the even thread adds, as in neighbored.
 // idea      Neighbored's tree in shared memory: Harris' first kernel.
 // removes   Nothing: the chapter begins anew.
-// wrong     Divergence in every warp and step; the remainder is slow.
+// wrong     The remainder is slow, and only every (2 * s)-th thread works: warps stay busy with a few threads each,
+//           until the end.
 // requires  A power of two as block.
 // source    Optimizing Parallel Reduction in CUDA (Mark Harris, NVIDIA), kernel 1, interleaved addressing with
 //           divergent branching (reduce0)

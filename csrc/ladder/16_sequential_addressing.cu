@@ -7,6 +7,7 @@
 // requires  A power of two as block.
 // source    Optimizing Parallel Reduction in CUDA (Mark Harris, NVIDIA), kernel 3, sequential addressing (reduce2)
 // moves     bank conflicts down
+// faster    than interleaved_strided
 // command   python -m torch_reduce.ladder run --rungs interleaved_strided,sequential_addressing --profile
 #include "rung.cuh"
 

@@ -8,6 +8,7 @@
 // source    Optimizing Parallel Reduction in CUDA (Mark Harris, NVIDIA), kernel 4, first add during global load
 //           (reduce3)
 // moves     DRAM read throughput up
+// faster    than sequential_addressing
 // command   python -m torch_reduce.ladder run --rungs sequential_addressing,first_add_on_load --profile
 #include "rung.cuh"
 

@@ -8,6 +8,7 @@
 // source    Optimizing Parallel Reduction in CUDA (Mark Harris, NVIDIA), kernel 7, multiple elements per thread
 //           (reduce6)
 // moves     DRAM read throughput up
+// faster    than unroll_template
 // command   python -m torch_reduce.ladder run --rungs unroll_template,grid_stride --profile
 #include "rung.cuh"
 

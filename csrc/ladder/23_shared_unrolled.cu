@@ -8,6 +8,7 @@
 // source    Optimizing Parallel Reduction in CUDA (Mark Harris, NVIDIA), kernel 5, with one atomic a block as in
 //           Faster Parallel Reductions on Kepler (Justin Luitjens, NVIDIA, 2014)
 // moves     barrier stalls down
+// faster    than shared
 // command   python -m torch_reduce.ladder run --rungs shared,shared_unrolled --profile
 #include "rung.cuh"
 

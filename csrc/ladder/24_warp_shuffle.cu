@@ -7,6 +7,7 @@
 // requires  Whole warps; an output that holds the identity.
 // source    Faster Parallel Reductions on Kepler (Justin Luitjens, NVIDIA, 2014), blockReduceSum
 // moves     barrier stalls down
+// faster    than shared_unrolled
 // command   python -m torch_reduce.ladder run --rungs shared_unrolled,warp_shuffle --profile
 #include "rung.cuh"
 

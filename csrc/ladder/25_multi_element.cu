@@ -9,6 +9,7 @@
 // source    Items a thread, as in CUB's BlockLoad and BlockReduce; thread coarsening in Programming Massively
 //           Parallel Processors (Hwu, Kirk, El Hajj), chapter 10
 // moves     DRAM read throughput up
+// faster    than warp_shuffle
 // command   python -m torch_reduce.ladder run --rungs warp_shuffle,multi_element --profile
 #include "rung.cuh"
 

@@ -3,7 +3,7 @@
 // threads   A thread an element: 100 in even warps, 200 in odd ones.
 // idea      A kernel to run first, so that what a first launch costs is not mistaken for the next kernel's.
 // removes   Nothing.
-// wrong     Nothing: it is math_kernel2's code. Here every rung is run before it is timed, so nothing needs it.
+// wrong     Nothing: it is math_kernel2's code. Here every rung runs once before it is timed, so nothing needs it.
 // requires  Nothing; the input's values are not read.
 // source    Professional CUDA C Programming (Cheng, Grossman, McKercher; 2014), chapter 3, simpleDivergence,
 //           warmingup
@@ -19,12 +19,13 @@ __global__ void warming_up(T* c, int64_t n) {
   const int64_t tid = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (tid >= n) return;
   T ia = 0, ib = 0;
-  if ((tid / warpSize) % 2 == 0) ia = 100;
+  if (static_cast<unsigned>(tid) / warpSize % 2 == 0) ia = 100;
   else ib = 200;
   c[tid] = ia + ib;
 }
 
-// Differs from the lesson: it writes n elements, not what the grid happens to cover; indices have 64 bits.
+// Differs from the lesson: it writes n elements, not what the grid happens to cover; indices have 64 bits, of which the
+// division needs but 32.
 
 int run(const Call& call) {
   return with_type(call.dtype, [&](auto type) {

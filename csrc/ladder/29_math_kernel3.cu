@@ -8,6 +8,7 @@
 // requires  Nothing.
 // source    Professional CUDA C Programming (Cheng, Grossman, McKercher; 2014), chapter 3, simpleDivergence,
 //           mathKernel3
+// faster    no: math_kernel2 has no branch either.
 // command   python -m torch_reduce.ladder run --rungs math_kernel2,math_kernel3 --profile
 #include "rung.cuh"
 

@@ -8,6 +8,7 @@
 // source    Professional CUDA C Programming (Cheng, Grossman, McKercher; 2014), chapter 3, simpleDivergence,
 //           mathKernel4
 // moves     instructions per warp down
+// faster    no: some instructions less, while the kernel waits for memory.
 // command   python -m torch_reduce.ladder run --rungs math_kernel3,math_kernel4 --profile
 #include "rung.cuh"
 

@@ -26,11 +26,12 @@ constexpr const char* kFinishes[] = {"again", "atomic", "all_atomic", "recursive
 // --- what is asked for
 // --------------------------------------------------------------------------------------------------------
 
-const Rung& find(const std::string& name) {
+// What has a lesson; for its time also what has none, the ceilings.
+const Rung& find(const std::string& name, bool lesson = true) {
+  const bool known = std::string(kLessons).find("\"name\": \"" + name + "\"") != std::string::npos;
   const auto found = registry().find(name);
-  if (found != registry().end()) return found->second;
-  TORCH_CHECK_VALUE(std::string(kLessons).find("\"name\": \"" + name + "\"") != std::string::npos, "rung: there is no '", name,
-                    "'; torch_reduce.ladder.rungs() lists them");
+  if (found != registry().end() && (known || !lesson)) return found->second;
+  TORCH_CHECK_VALUE(known, "rung: there is no '", name, "'; torch_reduce.ladder.rungs() lists them");
   TORCH_CHECK(false, "rung: '", name, "' runs on a GPU, and this library was built without CUDA (GPUREDUCE_CUDA=0, or a torch ",
               "without it)");
 }
@@ -55,9 +56,8 @@ DType dtype_of(at::ScalarType type) {
 }
 
 // The checks that need no memory; what they leave open in the call is its pointers.
-Call make_call(const at::Tensor& x, const std::string& name, std::optional<int64_t> block, std::optional<int64_t> elements,
-               const std::string& op) {
-  const Rung& rung = find(name);
+Call make_call(const Rung& rung, const at::Tensor& x, const std::string& name, std::optional<int64_t> block,
+               std::optional<int64_t> elements, const std::string& op) {
   Call call{};
   call.dtype = dtype_of(x.scalar_type());
   const auto* which = std::find(std::begin(kOps), std::end(kOps), op);
@@ -83,9 +83,9 @@ at::Scalar identity(Op op, at::ScalarType type) {
 // One call with its memory. prepare() is everything that is not the rung: copies, padding, the output's first value.
 class Run {
  public:
-  Run(const at::Tensor& x, const std::string& name, std::optional<int64_t> block, std::optional<int64_t> elements,
-      const std::string& op)
-      : x_(x), rung_(find(name)), call_(make_call(x, name, block, elements, op)) {
+  Run(const Rung& rung, const at::Tensor& x, const std::string& name, std::optional<int64_t> block,
+      std::optional<int64_t> elements, const std::string& op)
+      : x_(x), rung_(rung), call_(make_call(rung, x, name, block, elements, op)) {
     TORCH_CHECK(x.is_cpu() == rung_.on_cpu, "x: '", name, "' runs on ", rung_.on_cpu ? "the CPU" : "a GPU", ", not on ",
                 x.device());
     TORCH_CHECK(x.is_contiguous(), "x: the rungs take contiguous tensors, as the lessons do");
@@ -142,7 +142,7 @@ at::Tensor run(const at::Tensor& x, const std::string& rung, std::optional<int64
 #ifdef GPUREDUCE_WITH_CUDA
   const c10::cuda::OptionalCUDAGuard guard(x.is_cuda() ? std::make_optional(x.device()) : std::nullopt);
 #endif
-  Run run(x, rung, block, elements, op);
+  Run run(find(rung), x, rung, block, elements, op);
   run.prepare();
   run.climb();
   return run.result();
@@ -150,7 +150,7 @@ at::Tensor run(const at::Tensor& x, const std::string& rung, std::optional<int64
 
 at::Tensor run_meta(const at::Tensor& x, const std::string& rung, std::optional<int64_t> block, std::optional<int64_t> elements,
                     const std::string& op) {
-  make_call(x, rung, block, elements, op);
+  make_call(find(rung), x, rung, block, elements, op);
   if (find(rung).finish == Finish::written) return at::empty_symint(x.sym_sizes(), x.options());
   return at::empty({}, x.options());
 }
@@ -176,7 +176,7 @@ at::Tensor time(const at::Tensor& x, const std::string& rung, int64_t repeats, s
   at::Tensor times = at::empty({repeats}, at::kDouble);
   double* us = times.mutable_data_ptr<double>();
   if (x.is_cpu()) {
-    Run run(x, rung, block, elements, op);
+    Run run(find(rung, false), x, rung, block, elements, op);
     for (int64_t i = -1; i < repeats; ++i) {
       run.prepare();
       const auto begin = std::chrono::steady_clock::now();
@@ -188,7 +188,7 @@ at::Tensor time(const at::Tensor& x, const std::string& rung, int64_t repeats, s
   }
 #ifdef GPUREDUCE_WITH_CUDA
   const c10::cuda::CUDAGuard guard(x.device());
-  Run run(x, rung, block, elements, op);
+  Run run(find(rung, false), x, rung, block, elements, op);
   const int64_t l2 = at::cuda::getDeviceProperties(x.get_device())->l2CacheSize;
   const at::Tensor flush = at::empty({l2}, x.options().dtype(at::kFloat)).zero_();
   at::Tensor flushed = at::empty({}, flush.options());
