@@ -52,7 +52,7 @@ def rows(climb, names):
     for step in steps:
         rung = known[step["name"]]
         if rung.name in names:
-            share = _climb.share(rung, step, climb["ceiling"]["gbps"])
+            share = _climb.share(step, climb["ceiling"]["gbps"])
             yield rung, [
                 report.number(step["us"]),
                 f"{step['gbps']:,.0f}" if step["gbps"] >= 10 else f"{step['gbps']:.1f}",
@@ -73,6 +73,14 @@ def source_line(slug, results):
         f"of 512 where they can be chosen, cold caches, medians of {climb['rungs'][1]['repeats']}. "
         f"The ceiling, a kernel that only reads the 64 MiB: {climb['ceiling']['gbps']:,.0f} GB/s."
     )
+
+
+def counter_names():
+    rows = [
+        [name, f"`{old}`", "<br>".join(f"`{metric}`" for metric in metrics)]
+        for name, (metrics, _, old) in _climb.COUNTERS.items()
+    ]
+    return [*report.table(["here", "nvprof, in the lessons", "ncu, today"], rows), ""]
 
 
 def counter_table(climb, names):
@@ -99,11 +107,13 @@ def chapter(slug, results, number):
     return [*lines, ""]
 
 
-def against_lesson(slug, results):
-    climb = results["lesson"]
-    lines = _climb.against_lesson(climb["rungs"], climb["ceiling"]["gbps"])
-    split = lines.index("Where they disagree:")
-    return ["```", *lines[1 : split - 1], "```", "", *lines[split:], "", *counter_table(climb, _climb.LESSON), ""]
+def lesson(slug, results, title):
+    """A lesson's printed figures beside ours, in int32 as there."""
+    climb, printed = results["lesson"], _climb.LESSONS[title]
+    steps = [step for step in climb["rungs"] if step["name"] in printed]
+    lines = ["```", title, *_climb.lesson_table(steps, printed), "```", "", "Where they disagree:", ""]
+    lines += _climb.disagreements(steps, printed, climb["ceiling"]["gbps"])
+    return [*lines, "", *counter_table(climb, printed)]
 
 
 def blocks(slug, results):
@@ -146,7 +156,7 @@ def picture(slug, results, folder=""):
 PARTS = {
     "measured": lambda slug, results: [source_line(slug, results), "", *picture(slug, results)],
     **{f"chapter {n}": lambda slug, results, n=n: chapter(slug, results, n) for n in range(1, 7)},
-    "lesson": against_lesson,
+    **{f"{t.split(':')[0]} then": lambda slug, results, title=t: lesson(slug, results, title) for t in _climb.LESSONS},
     "blocks": blocks,
     "elements": elements,
 }
@@ -180,9 +190,10 @@ def fill(text, name, lines):
 def documents(root, all_results):
     """{path under root: text} of all that is made."""
     page, start = (pathlib.Path(root, path).read_text(encoding="utf-8") for path in (PAGE, "README.md"))
-    unknown = set(re.findall(r"<!-- ladder:([^>]+) -->", page)) - set(PARTS)
+    unknown = set(re.findall(r"<!-- ladder:([^>]+) -->", page)) - {"counters", *PARTS}
     if unknown:
         raise ValueError(f"{PAGE} has markers for {', '.join(unknown)}, which nothing is made for")
+    page = fill(page, "counters", counter_names())
     for name, make in PARTS.items():
         lines = [line for slug, results in all_results for line in make(slug, results)]
         page = fill(page, name, lines or ["not measured yet", ""])

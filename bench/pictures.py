@@ -252,7 +252,7 @@ def ladder(results, rungs):
     known = {rung.name: rung for rung in rungs if rung.device == "cuda"}
     steps = [step for step in climb["rungs"] if step["name"] in known]
     fastest = climb["ceiling"]["us"]
-    low = math.floor(math.log10(min(fastest, *(step["us"] for step in steps))) * 4) / 4
+    low = math.floor(math.log10(min(fastest, *(step["us"] for step in steps))))
     high = math.ceil(math.log10(max(step["us"] for step in steps)) * 4) / 4
     left, top = MARGIN + NAME_W, 78
 
@@ -266,19 +266,17 @@ def ladder(results, rungs):
         name = f"{number} {next(rung.title for rung in rungs if rung.chapter == number)}"
         parts += [_rect(x, 40, 10, 10, CHAPTERS[number - 1]), _text(x + 14, 49, name, font_size=10)]
         x += 26 + 5.4 * len(name)
-    gaps, y = 0, top
-    chapter, marks = None, []
+    y, chapter, marks = top, None, []
     for step in steps:
         rung = known[step["name"]]
         if chapter not in (None, rung.chapter):
             y += GAP
-            gaps += 1
         chapter = rung.chapter
         marks.append(_text(left - 8, y + 12, f"{rung.number} {rung.name}", "end"))
         marks.append(_rect(left, y + 2, max(1, place(step["us"]) - left), ROW - 5, CHAPTERS[chapter - 1]))
         marks.append(_text(place(step["us"]) + 5, y + 12, f"{step['us']:,.1f} µs", font_size=10))
         y += ROW
-    for e in range(math.ceil(low), math.floor(high) + 1):
+    for e in range(low, math.floor(high) + 1):
         for k in (1, 2, 5):
             at = place(k * 10**e)
             if left <= at <= left + BAR_W:

@@ -20,8 +20,10 @@ from test_large import needs
 from torch_reduce import _climb, ladder
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "bench")]
 import lessons  # noqa: E402
+
+import ladder_report  # noqa: E402
 
 ALL = ladder.rungs()
 RUNGS = {rung.name: rung for rung in ALL}
@@ -303,14 +305,12 @@ def test_times(device):
 
 
 def test_numbers():
-    """All 33 rungs and the CPU's, in order, each in the chapter it belongs to."""
-    assert [rung.number for rung in ALL] == list(range(34))
-    assert len(RUNGS) == 34
-    begins = {1: 1, 10: 2, 14: 3, 21: 4, 26: 5, 31: 6}
-    chapter = 1
-    for rung in ALL:
-        chapter = begins.get(rung.number, chapter)
-        assert rung.chapter == chapter, rung
+    """The CPU's rung and at least the lessons' 33, numbered in order, chapter after chapter, each by its own name."""
+    assert [rung.number for rung in ALL] == list(range(len(ALL)))
+    assert len(RUNGS) == len(ALL) >= 34
+    assert [rung.chapter for rung in ALL] == sorted(rung.chapter for rung in ALL)
+    for chapter in {rung.chapter for rung in ALL}:
+        assert len({rung.title for rung in ALL if rung.chapter == chapter}) == 1
 
 
 @pytest.mark.parametrize("rung", ALL, ids=ids)
@@ -388,7 +388,7 @@ def test_run_without_a_gpu():
     """Without a GPU the CPU's rung is climbed, and the others are not passed over in silence."""
     result = program("run", "--size", "2^12", "--repeats", "1", gpu=False)
     assert result.returncode == 0, result.stderr
-    assert "33 of 34 rungs cannot run" in result.stderr and "host_recursive" in result.stdout
+    assert f"{len(ALL) - 1} of {len(ALL)} rungs cannot run" in result.stderr and "host_recursive" in result.stdout
     result = program("run", "--rungs", "neighbored", gpu=False)
     assert result.returncode == 1 and "cannot run" in result.stderr
 
@@ -461,13 +461,99 @@ def test_sentences():
 
 
 def test_against_lesson():
-    """The book's table beside ours, and a reason where a step gains much less or more."""
-    us = {name: seconds * 1e5 for name, seconds in _climb.LESSON.items()}
+    """The printed table beside ours, and a reason where a step gains much less or more."""
+    us = {name: seconds * 1e5 for name, seconds in _climb.BOOK.items()}
     us["unrolling8"] = us["unrolling4"] * 2
     lines = "\n".join(_climb.against_lesson([{"name": name, "us": value} for name, value in us.items()], 4000))
     assert "9.36×" in lines or "9.35×" in lines
-    assert "- unrolling8 gains less: 1.29× in the book, 0.50× here. Why, --profile would tell." in lines
-    assert "- unroll_warps8 gains more" in lines and "- interleaved" not in lines
+    assert "- unrolling8 gains less: 1.29× then, 0.50× here. Why, --profile would tell." in lines
+    assert "- unroll_warps8 gains more" in lines and "- interleaved" not in lines and "slides" not in lines
+    assert "at least two" in _climb.against_lesson([], 4000)[0]
+
+
+# --- results and documents --------------------------------------------------------------------------------------------
+
+RESULTS = ladder_report.load_results()
+measured = pytest.mark.parametrize("results", [r for _, r in RESULTS], ids=[slug for slug, _ in RESULTS])
+
+
+def test_documents_are_what_the_results_give(capsys):
+    """docs/ladder.md, README's section and the picture."""
+    ladder_report.main(["--check"])
+    assert "docs/ladder.md" in capsys.readouterr().out
+
+
+@measured
+def test_results_are_of_every_rung(results):
+    """Every rung was measured, those of the GPU with counters; each counter is of some use."""
+    steps = {step["name"]: step for step in results["climb"]["rungs"]}
+    assert list(steps) == list(RUNGS)
+    for rung in ALL:
+        assert steps[rung.name]["us"] > 0
+        assert rung.device == "cpu" or {"instructions per warp", "occupancy"} <= set(steps[rung.name]["counters"])
+    assert set(_climb.COUNTERS) == {name for step in steps.values() for name in step.get("counters", ())}
+
+
+@measured
+@pytest.mark.parametrize("rung", [rung for rung in ALL if rung.before], ids=ids)
+def test_claims_of_speed(rung, results):
+    """Each file says whether it is faster than the one it is compared with, and the results agree."""
+    steps = {step["name"]: step for step in results["climb"]["rungs"]}
+    ratio = steps[rung.before]["us"] / steps[rung.name]["us"]
+    assert rung.faster
+    assert ratio > 1.02 if rung.faster.startswith("than") else ratio < 1.05
+
+
+@measured
+def test_bar(results):
+    """multi_element at its best N reads 2^28 floats at 85% of the ceiling at least, and at no more than all of it."""
+    step, share = ladder_report.best_large(results)
+    assert step["elements"] == 1 << 28 and results["large"]["ceiling"]["bytes"] == 1 << 30
+    assert 0.85 <= share <= 1.01
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A copy of what ladder_report.py reads."""
+    for path in ("README.md", ladder_report.PAGE, *(f"bench/results/{slug}/ladder.json" for slug, _ in RESULTS)):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    ladder_report.main(["--root", str(tmp_path)])
+    return tmp_path
+
+
+def complaint(repository):
+    """What `ladder_report.py --check` says is wrong; None if nothing is."""
+    try:
+        ladder_report.main(["--root", str(repository), "--check"])
+    except SystemExit as end:
+        return str(end)
+    return None
+
+
+@pytest.mark.skipif(not RESULTS, reason="there are no results yet")
+@pytest.mark.parametrize("path", ["README.md", ladder_report.PAGE, "docs/images/ladder-{}.svg"])
+def test_check_sees_a_changed_figure(repository, path):
+    """A time that the results do not give is seen, in a page or in the picture."""
+    assert complaint(repository) is None
+    slug, results = RESULTS[0]
+    us, file = results["climb"]["rungs"][1]["us"], repository / path.format(slug)
+    text = file.read_text()
+    changed = text.replace(f"| {us:.0f} |", "| 1 |").replace(f">{us:.1f} µs<", ">1.0 µs<")
+    assert changed != text
+    file.write_text(changed)
+    assert file.name in complaint(repository)
+
+
+def test_nothing_measured_yet(repository):
+    """Without results the pages say so; a marker that is missing is missed."""
+    shutil.rmtree(repository / "bench")
+    ladder_report.main(["--root", str(repository)])
+    assert (repository / ladder_report.PAGE).read_text().count("not measured yet") == len(ladder_report.PARTS)
+    page = (repository / ladder_report.PAGE).read_text()
+    (repository / ladder_report.PAGE).write_text(page.replace("<!-- ladder:blocks -->", ""))
+    with pytest.raises(ValueError, match="ladder:blocks"):
+        ladder_report.main(["--root", str(repository)])
 
 
 # --- the roundings that the bounds are made of ------------------------------------------------------------------------

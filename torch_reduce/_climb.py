@@ -2,6 +2,7 @@
 
 import csv
 import datetime
+import itertools
 import json
 import math
 import os
@@ -19,8 +20,8 @@ from torch_reduce import ladder
 SIZE, SIZE_WRITTEN = 1 << 24, 1 << 25  # elements, as in the lessons; the second one for the rungs that only write
 HOST_REPEATS = 3
 
-# Chapter 1 in the book, in seconds: 16M ints on a Tesla M2070 (Fermi, 144 GB/s).
-LESSON = {
+# The figures that the lessons printed, in seconds.
+BOOK = {
     "neighbored": 0.011722,
     "neighbored_less": 0.009321,
     "interleaved": 0.006967,
@@ -30,6 +31,19 @@ LESSON = {
     "unroll_warps8": 0.001355,
     "complete_unroll_warps8": 0.001280,
     "complete_unroll_template": 0.001253,
+}
+SLIDES = {
+    "interleaved_modulo": 0.008054,
+    "interleaved_strided": 0.003456,
+    "sequential_addressing": 0.001722,
+    "first_add_on_load": 0.000965,
+    "unroll_last_warp": 0.000536,
+    "unroll_template": 0.000381,
+    "grid_stride": 0.000268,
+}
+LESSONS = {  # what they were measured on
+    "Chapter 1: the book's Tesla M2070 (Fermi, 2011), 16M ints": BOOK,
+    "Chapter 3: the slides' G80 (2006), 4M ints": SLIDES,
 }
 
 SECTOR = "smsp__sass_average_data_bytes_per_sector_mem_global"
@@ -156,6 +170,7 @@ def climb(rungs, size, dtype, repeats, block=None, elements=None, on_step=lambda
             "elements": x.numel(),
             "bytes": nbytes,
             "gbps": nbytes / times["us"] / 1e3,
+            "reads": rung.device == "cuda" and rung.finish != "written",
             "block": chosen_block or (rung.blocks[0] if rung.blocks else None),
             "elements_per_thread": chosen_elements or (rung.elements_per_thread or [None])[0],
         }
@@ -211,13 +226,13 @@ class Table:
         self._progress()
 
 
-def share(rung, step, ceiling_gbps):
+def share(step, ceiling_gbps):
     """Of the read ceiling; None for what does not read on the GPU."""
-    return None if rung.finish == "written" or rung.device == "cpu" or not ceiling_gbps else step["gbps"] / ceiling_gbps
+    return step["gbps"] / ceiling_gbps if step["reads"] and ceiling_gbps else None
 
 
 def row_text(rung, step, steps, ceiling_gbps):
-    before, first, part = compared(step, steps), base(step, steps), share(rung, step, ceiling_gbps)
+    before, first, part = compared(step, steps), base(step, steps), share(step, ceiling_gbps)
     percent = "–" if part is None else f"{part:.1%}"
     faster = f"{before['us'] / step['us']:.2f}×" if before else "–"
     total = f"{first['us'] / step['us']:.2f}×" if first else "–"
@@ -410,29 +425,37 @@ def why(step, before, ceiling_gbps):
 
 
 def against_lesson(steps, ceiling_gbps):
-    """Lines: chapter 1 in the book and here, and where the two disagree."""
-    known = [step for step in steps if step["name"] in LESSON]
-    if len(known) < 2:
-        return ["The book's figures are of chapter 1: at least two of its rungs are needed."]
-    lines = ["", "Chapter 1, 16M ints: the book's Tesla M2070 (Fermi, 2011) and this GPU"]
-    lines.append(f"{'rung':<25} {'book ms':>9} {'step':>7} {'total':>7}   {'here ms':>9} {'step':>7} {'total':>7}")
-    disagree, first, last = [], known[0], None
-    for step in known:
-        name, before = step["name"], last
-        theirs = LESSON[before["name"]] / LESSON[name] if before else None
-        ours = before["us"] / step["us"] if before else None
-        step_texts = [f"{value:.2f}×" if value else "–" for value in (theirs, ours)]
-        totals = (LESSON[first["name"]] / LESSON[name], first["us"] / step["us"])
-        lines.append(
-            f"{name:<25} {LESSON[name] * 1e3:>9.3f} {step_texts[0]:>7} {totals[0]:>6.2f}×   "
-            f"{step['us'] / 1e3:>9.4f} {step_texts[1]:>7} {totals[1]:>6.2f}×"
-        )
-        if theirs and not 1 / DISAGREE < ours / theirs < DISAGREE:
+    """Lines: the lessons' figures and ours, and where the two disagree."""
+    lines = []
+    for title, printed in LESSONS.items():
+        known = [step for step in steps if step["name"] in printed]
+        if len(known) > 1:
+            lines += ["", title, *lesson_table(known, printed), "", "Where they disagree:"]
+            lines += disagreements(known, printed, ceiling_gbps) or [f"- in no step by a factor of {DISAGREE}"]
+    return lines or ["The lessons' figures are of chapters 1 and 3: at least two of their rungs are needed."]
+
+
+def lesson_table(known, printed):
+    lines = [f"{'rung':<25} {'then ms':>9} {'step':>7} {'total':>7}   {'here ms':>9} {'step':>7} {'total':>7}"]
+    for i, step in enumerate(known):
+        then, here = f"{printed[step['name']] * 1e3:>9.3f}", f"{step['us'] / 1e3:>9.4f}"
+        for other, width in ((known[i - 1] if i else None, 6), (known[0], 6)):
+            theirs = printed[other["name"]] / printed[step["name"]] if other else None
+            then += f" {theirs:>{width}.2f}×" if theirs else f" {'–':>7}"
+            here += f" {other['us'] / step['us']:>{width}.2f}×" if other else f" {'–':>7}"
+        lines.append(f"{step['name']:<25} {then}   {here}")
+    return lines
+
+
+def disagreements(known, printed, ceiling_gbps):
+    lines = []
+    for before, step in itertools.pairwise(known):
+        theirs, ours = printed[before["name"]] / printed[step["name"]], before["us"] / step["us"]
+        if not 1 / DISAGREE < ours / theirs < DISAGREE:
             much = "less" if ours < theirs else "more"
             reason = why(step, before, ceiling_gbps)
-            disagree.append(f"- {name} gains {much}: {theirs:.2f}× in the book, {ours:.2f}× here. {reason}")
-        last = step
-    return [*lines, "", "Where they disagree:", *(disagree or [f"- in no step by more than a factor of {DISAGREE}"])]
+            lines.append(f"- {step['name']} gains {much}: {theirs:.2f}× then, {ours:.2f}× here. {reason}")
+    return lines
 
 
 # --- the program ------------------------------------------------------------------------------------------------------

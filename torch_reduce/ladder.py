@@ -3,7 +3,7 @@
     python -m torch_reduce.ladder                                  lists the rungs; with names, says all about them
     python -m torch_reduce.ladder run                              climbs: time, GB/s, speed-up of every rung
     python -m torch_reduce.ladder run --profile                    with the hardware counters that explain each step
-    python -m torch_reduce.ladder run --against-lesson             beside the figures that the book printed
+    python -m torch_reduce.ladder run --against-lesson             beside the figures that the lessons printed
     python -m torch_reduce.ladder run --rungs neighbored,interleaved --size 2^26 --dtype int32 --block 128
 
 Each rung is one file of ``csrc/ladder/``; its head says what it maps to threads, what is new in it, what that removes,
@@ -170,7 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
     listing.add_argument("names", nargs="?", type=_names, default=[], help="names, with commas")
     climbing = actions.add_parser("run", help="time the rungs")
     climbing.add_argument("--profile", action="store_true", help="read the hardware counters too, through ncu")
-    climbing.add_argument("--against-lesson", action="store_true", help="compare chapter 1 with the book; int32")
+    climbing.add_argument("--against-lesson", action="store_true", help="beside the printed figures; in int32")
     climbing.add_argument("--save", metavar="FILE", help="write the results to FILE as JSON")
     profiled = actions.add_parser("profiled")  # what --profile starts under ncu
     for action in (climbing, profiled):

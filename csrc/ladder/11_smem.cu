@@ -8,8 +8,8 @@
 // requires  Shared memory for 1024 elements a block; at least 64 threads.
 // source    Professional CUDA C Programming (Cheng, Grossman, McKercher; 2014), chapter 5, reduceSmem
 // moves     global load throughput down
-// faster    no: since Volta, global memory is cached in the same memory that shared memory is made of, and with one
-//           element a thread the launch of the blocks and their waiting for one load is what costs.
+// faster    no: since Volta, global memory is cached in the same SRAM that shared memory is made of, and with one
+//           element a thread a block mostly waits for its one load.
 // command   python -m torch_reduce.ladder run --rungs gmem,smem --profile
 #include "rung.cuh"
 

@@ -1,9 +1,11 @@
 // Rung 26, warming_up. Chapter 5: divergence itself.
 //
 // threads   A thread an element: 100 in even warps, 200 in odd ones.
-// idea      A kernel to run first, so that what a first launch costs is not mistaken for the next kernel's.
+// idea      A kernel to run first, so that what a first launch costs is not mistaken for the next kernel's time. It
+//           is math_kernel2's code.
 // removes   Nothing.
-// wrong     Nothing: it is math_kernel2's code. Here every rung runs once before it is timed, so nothing needs it.
+// wrong     Here every rung runs once before it is timed, so that nothing needs it; and it divides by warpSize, see
+//           math_kernel2.
 // requires  Nothing; the input's values are not read.
 // source    Professional CUDA C Programming (Cheng, Grossman, McKercher; 2014), chapter 3, simpleDivergence,
 //           warmingup

@@ -3,12 +3,12 @@
 // threads   A thread an element: 100 in even threads, 200 in odd ones.
 // idea      Neighbouring threads take different branches.
 // removes   Nothing.
-// wrong     On paper every warp runs both branches. In fact the compiler leaves no branch: each thread selects its
-//           value.
+// wrong     On paper every warp runs both branches. In fact the compiler leaves no branch: each thread selects one of
+//           two values.
 // requires  Nothing.
 // source    Professional CUDA C Programming (Cheng, Grossman, McKercher; 2014), chapter 3, simpleDivergence,
 //           mathKernel1
-// faster    no: all five kernels are as fast as memory takes what they write.
+// faster    than warming_up: it has no division by warpSize.
 // command   python -m torch_reduce.ladder run --rungs warming_up,math_kernel1 --profile
 #include "rung.cuh"
 

@@ -2,12 +2,13 @@
 //
 // threads   A thread an element: 100 in even warps, 200 in odd ones.
 // idea      Whole warps take one side: the same work, cut along warps, so that no warp diverges.
-// removes   Divergence within a warp, if there were any.
-// wrong     The result is another array than math_kernel1's.
+// removes   Divergence within a warp, on paper: math_kernel1 has none.
+// wrong     warpSize is not a constant to the compiler: it divides by it, with a reciprocal and two corrections, in
+//           place of a shift.
 // requires  Nothing.
 // source    Professional CUDA C Programming (Cheng, Grossman, McKercher; 2014), chapter 3, simpleDivergence,
 //           mathKernel2
-// faster    no: math_kernel1 has no divergence that it could remove.
+// faster    no: slower than math_kernel1 on an H200, by what the division costs.
 // command   python -m torch_reduce.ladder run --rungs math_kernel1,math_kernel2 --profile
 #include "rung.cuh"
 

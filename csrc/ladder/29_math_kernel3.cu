@@ -3,13 +3,13 @@
 // threads   As math_kernel1.
 // idea      Two ifs on a predicate instead of if and else, so that the compiler predicates instructions and jumps
 //           nowhere.
-// removes   The branch.
+// removes   The branch; which there is not, even in math_kernel1.
 // wrong     Nothing that a compiler of today does not do by itself.
 // requires  Nothing.
 // source    Professional CUDA C Programming (Cheng, Grossman, McKercher; 2014), chapter 3, simpleDivergence,
 //           mathKernel3
-// faster    no: math_kernel2 has no branch either.
-// command   python -m torch_reduce.ladder run --rungs math_kernel2,math_kernel3 --profile
+// faster    no: the compiler had made math_kernel1 just that.
+// command   python -m torch_reduce.ladder run --rungs math_kernel1,math_kernel3 --profile
 #include "rung.cuh"
 
 namespace gpureduce::ladder {

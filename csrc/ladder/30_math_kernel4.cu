@@ -2,14 +2,14 @@
 //
 // threads   As math_kernel2.
 // idea      A shift and a mask instead of a division and a remainder.
-// removes   What the compiler would have made into shift and mask anyway.
+// removes   The division.
 // wrong     Nothing.
 // requires  Nothing.
 // source    Professional CUDA C Programming (Cheng, Grossman, McKercher; 2014), chapter 3, simpleDivergence,
 //           mathKernel4
 // moves     instructions per warp down
-// faster    no: some instructions less, while the kernel waits for memory.
-// command   python -m torch_reduce.ladder run --rungs math_kernel3,math_kernel4 --profile
+// faster    than math_kernel2
+// command   python -m torch_reduce.ladder run --rungs math_kernel2,math_kernel4 --profile
 #include "rung.cuh"
 
 namespace gpureduce::ladder {
