@@ -136,6 +136,16 @@ def test_huge_sum(rung, dtype):
         assert abs(float(got) - total) <= _climb.error_bound(_climb.roundings(rung, n), x.dtype) * size
 
 
+@pytest.mark.parametrize("rung", [rung for rung in SUMS if rung.finish != "all_atomic"], ids=ids)
+def test_more_elements_than_32_bits_count(rung):
+    """2^32 + 7 elements, of which the last ones matter: no index is cut."""
+    device = device_of(rung)
+    needs(device, 40)
+    x = torch.ones((1 << 32) + 7, dtype=torch.int32, device=device)
+    x[-7:] = 1000
+    assert int(ladder.run(rung.name, x)) == 7000  # the 2^32 ones wrap
+
+
 # --- other ops --------------------------------------------------------------------------------------------------------
 
 REFERENCE = {"product": torch.prod, "max": torch.max, "min": torch.min}
@@ -406,11 +416,22 @@ def test_climb(cuda, tmp_path):
     assert "Where they disagree" in result.stdout
 
 
-@pytest.mark.parametrize("arguments", [("x",), ("run", "--rungs", "nonsense"), ("run", "--dtype", "int8")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("x",),
+        ("run", "--rungs", "nonsense"),
+        ("run", "--dtype", "int8"),
+        ("run", "--size", "x"),
+        ("run", "--size", "0"),
+        ("run", "--rungs", "host_recursive", "--size", "8", "--repeats", "0"),
+    ],
+    ids=" ".join,
+)
 def test_wrong_arguments(arguments):
-    """argparse's exit status, and a message."""
+    """Exit status 2 and a message, not a traceback."""
     result = program(*arguments)
-    assert result.returncode == 2 and "error" in result.stderr
+    assert result.returncode == 2 and "error" in result.stderr and "Traceback" not in result.stderr
 
 
 def test_sizes():
@@ -423,6 +444,14 @@ def test_without_ncu(monkeypatch):
     monkeypatch.setattr(_climb, "find_ncu", lambda: None)
     with pytest.raises(_climb.NoCounters, match="Nsight Compute"):
         _climb.profile(["neighbored"])
+
+
+def test_climbing_goes_on_without_counters(monkeypatch, capsys):
+    """It says why there are none, and nothing else changes."""
+    monkeypatch.setattr(_climb, "find_ncu", lambda: None)
+    steps = [{"name": "neighbored", "us": 1.0}]
+    _climb.add_counters(steps, None, "float32")
+    assert "put it on the PATH" in capsys.readouterr().err and steps == [{"name": "neighbored", "us": 1.0}]
 
 
 NCU = [

@@ -160,9 +160,8 @@ def climb(rungs, size, dtype, repeats, block=None, elements=None, on_step=lambda
         chosen_block = block if rung.blocks else None
         chosen_elements = elements if len(rung.elements_per_thread) > 1 else None
         check(rung, x, chosen_block, chosen_elements)
-        times = measure(
-            rung.name, x, repeats if rung.device == "cuda" else HOST_REPEATS, chosen_block, chosen_elements
-        )
+        count = repeats if rung.device == "cuda" else min(repeats, HOST_REPEATS)
+        times = measure(rung.name, x, count, chosen_block, chosen_elements)
         nbytes = x.numel() * x.element_size()
         step = {
             "name": rung.name,

@@ -132,7 +132,9 @@ def run(
 def _number(text: str) -> int:
     """16777216, 2^24 or 2**24."""
     base, _, exponent = text.replace("**", "^").partition("^")
-    return int(base) ** int(exponent or 1)
+    if (number := int(base) ** int(exponent or 1)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return number
 
 
 def _names(text: str) -> list[str]:
@@ -186,7 +188,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     from torch_reduce import _climb
 
-    return _climb.main(options)
+    try:
+        return _climb.main(options)
+    except ValueError as error:
+        parser.error(str(error).splitlines()[0])
 
 
 if __name__ == "__main__":

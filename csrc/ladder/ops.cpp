@@ -23,8 +23,7 @@ namespace {
 constexpr const char* kOps[] = {"sum", "product", "max", "min"};  // in the order of Op
 constexpr const char* kFinishes[] = {"again", "atomic", "all_atomic", "recursive", "library", "written"};
 
-// --- what is asked for
-// --------------------------------------------------------------------------------------------------------
+// --- what is asked for -----------------------------------------------------------------------------------------------------
 
 // What has a lesson; for its time also what has none, the ceilings.
 const Rung& find(const std::string& name, bool lesson = true) {
@@ -78,7 +77,7 @@ at::Scalar identity(Op op, at::ScalarType type) {
   return max ? std::numeric_limits<int64_t>::lowest() : std::numeric_limits<int64_t>::max();
 }
 
-// --- a run ------------------------------------------------------------------------------------------------------------------
+// --- a run -----------------------------------------------------------------------------------------------------------------
 
 // One call with its memory. prepare() is everything that is not the rung: copies, padding, the output's first value.
 class Run {
@@ -155,8 +154,7 @@ at::Tensor run_meta(const at::Tensor& x, const std::string& rung, std::optional<
   return at::empty({}, x.options());
 }
 
-// --- its time
-// -----------------------------------------------------------------------------------------------------------------
+// --- its time --------------------------------------------------------------------------------------------------------------
 
 #ifdef GPUREDUCE_WITH_CUDA
 struct Event {
@@ -222,8 +220,7 @@ at::Tensor time(const at::Tensor& x, const std::string& rung, int64_t repeats, s
 #endif
 }
 
-// --- the list
-// -----------------------------------------------------------------------------------------------------------------
+// --- the list --------------------------------------------------------------------------------------------------------------
 
 template <class T>
 std::string list(const std::vector<T>& values) {

@@ -11,7 +11,7 @@
 
 namespace gpureduce::ladder {
 
-// --- types and ops ----------------------------------------------------------------------------------------------------------
+// --- types and ops ---------------------------------------------------------------------------------------------------------
 
 template <class T>
 struct Type {
@@ -80,7 +80,7 @@ void with_constant(int value, F f) {
   (void)((value == kAllowed && (f(std::integral_constant<int, kAllowed>{}), true)) || ...);
 }
 
-// --- launching --------------------------------------------------------------------------------------------------------------
+// --- launching -------------------------------------------------------------------------------------------------------------
 
 inline cudaStream_t stream_of(const Call& call) { return static_cast<cudaStream_t>(call.stream); }
 inline unsigned blocks_of(const Call& call) { return static_cast<unsigned>(ceil_div(call.n, call.tile())); }
@@ -104,7 +104,7 @@ int run_passes(const Call& call, Launch launch) {
   });
 }
 
-// --- device code ------------------------------------------------------------------------------------------------------------
+// --- device code -----------------------------------------------------------------------------------------------------------
 
 // Shared memory that is sized at launch, for any T.
 template <class T>
