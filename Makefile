@@ -4,7 +4,7 @@
 TORCH  ?= 2.11.0#   the torch to install in .venv and to build for: 2.11 to 2.15
 CUDA   ?= $(GPUREDUCE_CUDA)#  0 leaves CUDA out
 PYTHON ?= python3#  what .venv is made with
-ARGS   ?=#          more arguments for pytest (make test) or bench/grid.py (make bench, make grid)
+ARGS   ?=#          more arguments for pytest (make test), bench/grid.py (make bench, make grid) or the ladder
 VENV   := .venv
 PY     := $(VENV)/bin/python#  `make test PY=python3` uses an environment of your own: nothing is installed
 
@@ -14,13 +14,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help build test bench grid lint format wheel clean FORCE
+.PHONY: help build test bench grid ladder lint format wheel clean FORCE
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make test    set up, build, and run the tests          (ARGS="-k order -x")'
 	@echo 'make bench   set up, build, and measure about 45 cells (ARGS="--help")'
 	@echo 'make grid    set up, build, measure the whole grid, and write it into README.md and docs/'
+	@echo 'make ladder  set up, build, climb the ladder of classic kernels, with counters'
 	@echo 'make build   set up, and build the library in place'
 	@echo 'make lint    check the style of Python, C++ and CUDA'
 	@echo 'make format  put it in order, as far as the tools can'
@@ -89,6 +90,9 @@ bench: build
 grid: build
 	PYTHONPATH=. $(PY) bench/grid.py --resume $(ARGS)
 	$(PY) bench/report.py
+
+ladder: build
+	PYTHONPATH=. $(PY) -m torch_reduce.ladder run --profile --against-lesson $(ARGS)
 
 NATIVE = $(shell find csrc -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu')
 lint: $(LINTERS)

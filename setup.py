@@ -19,6 +19,7 @@ from setuptools import setup
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
+import lessons  # noqa: E402
 import toolkit  # noqa: E402
 
 CUDA = torch.version.cuda is not None and os.environ.get("GPUREDUCE_CUDA", "1") != "0"
@@ -75,8 +76,17 @@ def cudart_link():
     return [str(link.parent)]
 
 
+def ladder_lessons():
+    """A source with what the heads of csrc/ladder's files say; written only when that has changed."""
+    path, text = Path(BUILD_TEMP, "ladder_lessons.cpp"), lessons.source()
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
 def extension():
-    sources = glob("csrc/*.cpp") + glob("csrc/cpu/*.cpp")
+    sources = glob("csrc/*.cpp") + glob("csrc/cpu/*.cpp") + glob("csrc/ladder/*.cpp") + [ladder_lessons()]
     options = dict(
         depends=sorted(glob("csrc/**/*.*", recursive=True)),
         py_limited_api=True,  # for torch: do not link torch_python
@@ -84,7 +94,7 @@ def extension():
     )
     if not CUDA_HOME:
         return cpp_extension.CppExtension("torch_reduce.libtorch_reduce", sorted(sources), **options)
-    sources += glob("csrc/cuda/*.cpp") + glob("csrc/cuda/*.cu")
+    sources += glob("csrc/cuda/*.cpp") + glob("csrc/cuda/*.cu") + glob("csrc/ladder/*.cu")
     options.update(define_macros=[("GPUREDUCE_WITH_CUDA", None)], library_dirs=cudart_link())
     return cpp_extension.CUDAExtension("torch_reduce.libtorch_reduce", sorted(sources), **options)
 

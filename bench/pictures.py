@@ -238,3 +238,52 @@ def bandwidth(results):
                 where = "hot: one buffer, read again and again" if hot else "cold cache"
                 parts += _plot(column * wide, 64 + row * high, f"{dtype}, {where}", found[dtype, hot], most)
     return _document(2 * wide, 64 + 2 * high, title, parts)
+
+
+# --- the ladder ---------------------------------------------------------------------------------------------
+
+CHAPTERS = ("#c0392b", "#d68910", "#2e86c1", "#27ae60", "#7f8c8d", "#8e44ad")
+ROW, NAME_W, BAR_W = 18, 190, 560
+
+
+def ladder(results, rungs):
+    """Time of each rung on the GPU, a row each, on a logarithmic axis; chapters coloured. The line is the ceiling."""
+    climb = results["climb"]
+    known = {rung.name: rung for rung in rungs if rung.device == "cuda"}
+    steps = [step for step in climb["rungs"] if step["name"] in known]
+    fastest = climb["ceiling"]["us"]
+    low = math.floor(math.log10(min(fastest, *(step["us"] for step in steps))))
+    high = math.ceil(math.log10(max(step["us"] for step in steps)) * 4) / 4
+    left, top = MARGIN + NAME_W, 78
+
+    def place(us):
+        return left + (math.log10(us) - low) / (high - low) * BAR_W
+
+    title = f"{results['gpu']}: time of each rung, 2^24 float32 (chapter 5: 2^25, written)"
+    parts = [_text(MARGIN, 28, title, font_size=16, font_weight="bold")]
+    x = MARGIN
+    for number in sorted({rung.chapter for rung in known.values()}):
+        name = f"{number} {next(rung.title for rung in rungs if rung.chapter == number)}"
+        parts += [_rect(x, 40, 10, 10, CHAPTERS[number - 1]), _text(x + 14, 49, name, font_size=10)]
+        x += 26 + 5.4 * len(name)
+    y, chapter, marks = top, None, []
+    for step in steps:
+        rung = known[step["name"]]
+        if chapter not in (None, rung.chapter):
+            y += GAP
+        chapter = rung.chapter
+        marks.append(_text(left - 8, y + 12, f"{rung.number} {rung.name}", "end"))
+        marks.append(_rect(left, y + 2, max(1, place(step["us"]) - left), ROW - 5, CHAPTERS[chapter - 1]))
+        marks.append(_text(place(step["us"]) + 5, y + 12, f"{step['us']:,.1f} µs", font_size=10))
+        y += ROW
+    for e in range(low, math.floor(high) + 1):
+        for k in (1, 2, 5):
+            at = place(k * 10**e)
+            if left <= at <= left + BAR_W:
+                parts.append(_line([(at, top), (at, y)], "#dddddd"))
+                parts.append(_text(at, y + 14, f"{k * 10**e:,g}", "middle"))
+    at = place(fastest)
+    note = _text(at, top - 6, f"only reading: {fastest:.1f} µs", "middle", font_size=10)
+    parts += [*marks, _line([(at, top), (at, y)], "#222222", stroke_dasharray="5 4"), note]
+    parts.append(_text(left + BAR_W / 2, y + 30, "µs, logarithmic", "middle"))
+    return _document(max(left + BAR_W + 80, x), y + 40, title, parts)

@@ -1,10 +1,13 @@
 """Which sources a result was measured on. Standard library only.
 
-    python bench/provenance.py        prints the hash of csrc/; the last line of stdout is the hash alone
+    python bench/provenance.py            prints the hash of the engine's sources; the last line of stdout is it alone
+    python bench/provenance.py --ladder   of the ladder's
 
-The hash is SHA-256 over the files under csrc/, sorted by their POSIX path relative to the repository root. Each file
-contributes: its path as UTF-8 bytes, one NUL byte, its content, one NUL byte. Nothing is skipped but editor backups
-(names that end in ~ .swp .swo .orig .rej .bak, or look like .#x or #x#) and anything in a __pycache__ folder.
+The engine is csrc/ without csrc/ladder/, and the ladder is csrc/ladder/: neither includes the other, so results of one
+stay true when the other changes. The hash is SHA-256 over the files, sorted by their POSIX path relative to the
+repository root. Each file contributes: its path as UTF-8 bytes, one NUL byte, its content, one NUL byte. Nothing is
+skipped but editor backups (names that end in ~ .swp .swo .orig .rej .bak, or look like .#x or #x#) and anything in a
+__pycache__ folder.
 """
 
 import hashlib
@@ -18,18 +21,18 @@ VENDOR_WORDS = {"nvidia", "geforce", "tesla", "quadro", "graphics", "device", "g
 VARIANT_WORD = re.compile(r"sxm\d*|pcie|nvl\d*|hbm\w*|\d+gb")
 
 
-def csrc_files(root=ROOT):
-    """The files that the hash covers, sorted by their POSIX path relative to `root`."""
+def csrc_files(root=ROOT, ladder=False):
+    """The files that the hash covers, sorted by their POSIX path relative to `root`: the engine's, or the ladder's."""
     root = pathlib.Path(root)
-    files = (p for p in (root / "csrc").rglob("*") if p.is_file())
+    files = (p for p in (root / "csrc").rglob("*") if p.is_file() and (root / "csrc" / "ladder" in p.parents) == ladder)
     kept = (p for p in files if "__pycache__" not in p.parts and not BACKUP.fullmatch(p.name))
     return sorted(kept, key=lambda p: p.relative_to(root).as_posix())
 
 
-def csrc_hash(root=ROOT):
-    """SHA-256 of csrc/ under `root`, in hexadecimal; the module's docstring defines it."""
+def csrc_hash(root=ROOT, ladder=False):
+    """SHA-256 of the engine's sources under `root`, or the ladder's, in hexadecimal: see the module's docstring."""
     digest = hashlib.sha256()
-    for path in csrc_files(root):
+    for path in csrc_files(root, ladder):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -44,7 +47,7 @@ def gpu_slug(name):
 def main():
     if not (ROOT / "csrc").is_dir():
         sys.exit(f"no folder csrc/ under {ROOT}")
-    print(csrc_hash(ROOT))
+    print(csrc_hash(ROOT, ladder="--ladder" in sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -27,14 +27,16 @@ def bench(*arguments):
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
-def source_hash():
-    """SHA-256 over the sorted relative paths and contents of csrc/, each followed by a NUL, without bench/."""
+def source_hash(ladder):
+    """SHA-256 over the sorted relative paths and contents of the engine's or the ladder's files, each with a NUL."""
     files = {}
     for folder, _, names in os.walk(ROOT / "csrc"):
         for name in names:
             path = os.path.join(folder, name)
-            with open(path, "rb") as file:
-                files[os.path.relpath(path, ROOT).replace(os.sep, "/")] = file.read()
+            relative = os.path.relpath(path, ROOT).replace(os.sep, "/")
+            if relative.startswith("csrc/ladder/") == ladder:
+                with open(path, "rb") as file:
+                    files[relative] = file.read()
     text = b"".join(name.encode() + b"\0" + files[name] + b"\0" for name in sorted(files))
     return hashlib.sha256(text).hexdigest()
 
@@ -48,11 +50,12 @@ def test_documentation_is_what_the_results_give():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_provenance():
-    """bench/provenance.py prints the hash of csrc/."""
-    result = bench("bench/provenance.py")
+@pytest.mark.parametrize("arguments", [[], ["--ladder"]], ids=["engine", "ladder"])
+def test_provenance(arguments):
+    """bench/provenance.py prints the hash of the engine's sources, or of the ladder's: each alone."""
+    result = bench("bench/provenance.py", *arguments)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.strip().splitlines()[-1] == source_hash()
+    assert result.stdout.strip().splitlines()[-1] == source_hash(bool(arguments))
 
 
 def test_provenance_needs_the_standard_library_alone():

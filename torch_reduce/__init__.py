@@ -5,9 +5,12 @@ is a contract (docs/order.md) and never changes: a row's sum has the same bits a
 strided, on any GPU and on the CPU.
 
 ``python -m torch_reduce`` shows what was built, what is there, and checks pinned bits on every device.
+``torch_reduce.ladder`` is beside it: every kernel of the classic lessons on reduction, to run and to time.
 """
 
 from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -16,7 +19,7 @@ from torch.overrides import has_torch_function_unary
 
 from . import _library
 
-__all__ = ["__version__", "explain", "mean", "sum"]
+__all__ = ["__version__", "explain", "ladder", "mean", "sum"]
 
 __version__ = "0.1.0"
 
@@ -33,6 +36,13 @@ def _through_ops(op, input, dim, keepdim, dtype, out):
     if out is None:
         return op.default(input, dim, keepdim, dtype=dtype)
     return op.out(input, dim, keepdim, dtype=dtype, out=out)
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Imports torch_reduce.ladder when it is first used: `python -m torch_reduce.ladder` must not find it imported."""
+    if name == "ladder":
+        return import_module(".ladder", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def sum(

@@ -1,0 +1,226 @@
+"""Makes the measured parts of docs/ladder.md and README.md, and the picture, from bench/results/*/ladder.json.
+
+    python bench/ladder_report.py            writes them
+    python bench/ladder_report.py --check    changes nothing; exit status 1 and a diff if the results give others
+
+docs/ladder.md is written by hand but for what stands between "<!-- ladder:NAME -->" and "<!-- /ladder:NAME -->".
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import sys
+
+import pictures
+import provenance
+import report
+
+ROOT = provenance.ROOT
+sys.path.insert(0, str(ROOT))
+from torch_reduce import _climb, ladder  # noqa: E402
+
+PAGE = "docs/ladder.md"
+BEGIN, END = "<!-- ladder:{} -->", "<!-- /ladder:{} -->"
+NOTE = "<!-- made by bench/ladder_report.py; do not edit -->"
+SHOWN = [  # in README
+    *("neighbored", "neighbored_less", "interleaved", "unrolling8", "complete_unroll_template", "smem", "smem_unroll4"),
+    *("sequential_addressing", "unroll_template", "grid_stride", "atomic", "shared", "warp_shuffle", "multi_element"),
+    *("engine", "cub", "torch_sum"),
+]
+BAR = 0.85  # of the ceiling, for multi_element at its best N and 2^28 floats
+
+
+def load_results(root=ROOT):
+    """[(slug, results)], sorted by folder."""
+    paths = sorted((root / "bench" / "results").glob("*/ladder.json"), key=lambda p: p.parent.name)
+    return [(path.parent.name, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+
+
+def best_large(results):
+    """(step, share of the ceiling) of multi_element's best N at 2^28 floats."""
+    step = min(results["large"]["rungs"], key=lambda step: step["us"])
+    return step, step["gbps"] / results["large"]["ceiling"]["gbps"]
+
+
+def times(a, b):
+    return f"{a['us'] / b['us']:.2f}×" if a else "–"
+
+
+def rows(climb, names):
+    known, steps = {rung.name: rung for rung in ladder.rungs()}, climb["rungs"]
+    for step in steps:
+        rung = known[step["name"]]
+        if rung.name in names:
+            share = _climb.share(step, climb["ceiling"]["gbps"])
+            yield rung, [
+                report.number(step["us"]),
+                f"{step['gbps']:,.0f}" if step["gbps"] >= 10 else f"{step['gbps']:.1f}",
+                "–" if share is None else f"{share:.1%}",
+                times(_climb.compared(step, steps), step),
+                times(_climb.base(step, steps), step),
+            ]
+
+
+HEADER = ["µs", "GB/s", "of the ceiling", "step", "total"]
+
+
+def source_line(slug, results):
+    climb = results["climb"]
+    return (
+        f"{results['gpu']}, {results['date']}: driver {results['driver']}, torch {results['torch']}, "
+        f"CUDA {results['cuda']}; `csrc/ladder/` at `{results['csrc'][:12]}`. 2^24 float32 (2^25 in chapter 5), blocks "
+        f"of 512 where they can be chosen, cold caches, medians of {climb['rungs'][1]['repeats']}. "
+        f"The ceiling, a kernel that only reads the 64 MiB: {climb['ceiling']['gbps']:,.0f} GB/s."
+    )
+
+
+def counter_names():
+    rows = [
+        [name, f"`{old}`", "<br>".join(f"`{metric}`" for metric in metrics)]
+        for name, (metrics, _, old) in _climb.COUNTERS.items()
+    ]
+    return [*report.table(["here", "nvprof, in the lessons", "ncu, today"], rows), ""]
+
+
+def counter_table(climb, names):
+    """Nothing where there are no counters."""
+    steps = [step for step in climb["rungs"] if step["name"] in names and "counters" in step]
+    if not steps:
+        return []
+    shown = [name for name in _climb.COUNTERS if any(name in step["counters"] for step in steps)]
+    cells = [[step["name"], *(_climb.cell_text(name, step["counters"]) for name in shown)] for step in steps]
+    return [*report.table(["counters", *shown], cells), ""]
+
+
+def chapter(slug, results, number):
+    """The table of a chapter, its counters, and what they say."""
+    rungs = {rung.name: rung for rung in ladder.rungs() if rung.chapter == number}
+    climb = results["climb"]
+    table = [[f"[{r.number} {r.name}](../csrc/ladder/{r.file})", *cells] for r, cells in rows(climb, rungs)]
+    lines = [*report.table(["rung", *HEADER], table), "", *counter_table(climb, rungs)]
+    for step in climb["rungs"]:
+        if step["name"] in rungs and (
+            text := _climb.sentence(rungs[step["name"]], step, _climb.compared(step, climb["rungs"]))
+        ):
+            lines.append(f"- **{step['name']}**: {text}")
+    return [*lines, ""]
+
+
+def lesson(slug, results, title):
+    """A lesson's printed figures beside ours, in int32 as there."""
+    climb, printed = results["lesson"], _climb.LESSONS[title]
+    steps = [step for step in climb["rungs"] if step["name"] in printed]
+    lines = ["```", title, *_climb.lesson_table(steps, printed), "```", "", "Where they disagree:", ""]
+    lines += _climb.disagreements(steps, printed, climb["ceiling"]["gbps"])
+    return [*lines, "", *counter_table(climb, printed)]
+
+
+def blocks(slug, results):
+    """µs of each rung at each block."""
+    sizes = list(results["blocks"])
+    table = [
+        [step["name"], *(report.number(results["blocks"][size][i]["us"]) for size in sizes)]
+        for i, step in enumerate(results["blocks"][sizes[0]])
+    ]
+    return [*report.table(["rung", *(f"block {size}, µs" for size in sizes)], table), ""]
+
+
+def elements(slug, results):
+    """multi_element at 2^28 floats, for each N, and the bar."""
+    large = results["large"]
+    table = [
+        [
+            str(step["elements_per_thread"]),
+            report.number(step["us"]),
+            f"{step['gbps']:,.0f}",
+            f"{step['gbps'] / large['ceiling']['gbps']:.1%}",
+        ]
+        for step in large["rungs"]
+    ]
+    step, share = best_large(results)
+    met = "met" if share >= BAR else "**NOT MET**"
+    return [
+        *report.table(["N", "µs", "GB/s", "of the ceiling"], table),
+        "",
+        f"2^28 float32; the ceiling there is {large['ceiling']['gbps']:,.0f} GB/s. "
+        f"The bar, {BAR:.0%} of it at the best N: {met}, {share:.1%} with N = {step['elements_per_thread']}.",
+        "",
+    ]
+
+
+def picture(slug, results, folder=""):
+    return [f"![Time of each rung on {results['gpu']}, log scale]({folder}images/ladder-{slug}.svg)", ""]
+
+
+PARTS = {
+    "measured": lambda slug, results: [source_line(slug, results), "", *picture(slug, results)],
+    **{f"chapter {n}": lambda slug, results, n=n: chapter(slug, results, n) for n in range(1, 7)},
+    **{f"{t.split(':')[0]} then": lambda slug, results, title=t: lesson(slug, results, title) for t in _climb.LESSONS},
+    "blocks": blocks,
+    "elements": elements,
+}
+
+
+def readme(slug, results):
+    climb = results["climb"]
+    table = [[f"{rung.number} {rung.name}", *cells] for rung, cells in rows(climb, SHOWN)]
+    step, share = best_large(results)
+    return [
+        source_line(slug, results),
+        "",
+        *report.table(["rung", *HEADER], table),
+        "",
+        f"multi_element with {step['elements_per_thread']} elements a thread reads 2^28 floats at {share:.1%} of the "
+        f"ceiling of that size.",
+        "",
+        *picture(slug, results, "docs/"),
+    ]
+
+
+def fill(text, name, lines):
+    """`text` with `lines` between the markers of `name`, which must be there once."""
+    begin, end = BEGIN.format(name), END.format(name)
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"the markers {begin} and {end} must be there once each, in this order")
+    head, rest = text.split(begin)
+    return head + "\n".join([begin, NOTE, "", *lines]) + end + rest.split(end)[1]
+
+
+def documents(root, all_results):
+    """{path under root: text} of all that is made."""
+    page, start = (pathlib.Path(root, path).read_text(encoding="utf-8") for path in (PAGE, "README.md"))
+    unknown = set(re.findall(r"<!-- ladder:([^>]+) -->", page)) - {"counters", *PARTS}
+    if unknown:
+        raise ValueError(f"{PAGE} has markers for {', '.join(unknown)}, which nothing is made for")
+    page = fill(page, "counters", counter_names())
+    for name, make in PARTS.items():
+        lines = [line for slug, results in all_results for line in make(slug, results)]
+        page = fill(page, name, lines or ["not measured yet", ""])
+    lines = [line for slug, results in all_results for line in readme(slug, results)]
+    made = {PAGE: page, "README.md": fill(start, "summary", lines or ["not measured yet", ""])}
+    for slug, results in all_results:
+        made[f"docs/images/ladder-{slug}.svg"] = pictures.ladder(results, ladder.rungs())
+    return made
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare only")
+    parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the repository")
+    options = parser.parse_args(arguments)
+    made = documents(options.root, load_results(options.root))
+    if options.check:
+        messages = [message for path, text in made.items() if (message := report.difference(options.root, path, text))]
+        if messages:
+            sys.exit("\n".join(messages).replace("bench/report.py", "bench/ladder_report.py"))
+        print(f"{', '.join(made)}: what the results give")
+        return
+    for path, text in made.items():
+        (options.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (options.root / path).write_text(text, encoding="utf-8", newline="\n")
+    print(f"written: {', '.join(made)}")
+
+
+if __name__ == "__main__":
+    main()

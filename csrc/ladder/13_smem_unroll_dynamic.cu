@@ -1,0 +1,60 @@
+// Rung 13, smem_unroll_dynamic. Chapter 2: shared memory.
+//
+// threads   As smem_unroll4.
+// idea      The size of the shared array is an argument of the launch: no more than the block needs.
+// removes   The shared memory that a smaller block does not use.
+// wrong     As smem_unroll4; nothing is computed differently.
+// requires  At least 64 threads a block.
+// source    Professional CUDA C Programming (Cheng, Grossman, McKercher; 2014), chapter 5, reduceSmemUnrollDyn
+// moves     occupancy up
+// faster    no: the same instructions; shared memory does not limit how many blocks of 512 fit on an H200.
+// command   python -m torch_reduce.ladder run --rungs smem_unroll4,smem_unroll_dynamic --profile
+#include "rung.cuh"
+
+namespace gpureduce::ladder {
+
+namespace {
+
+template <class T>
+__global__ void smem_unroll_dynamic(const T* g_idata, T* g_odata, int64_t n) {
+  T* smem = dynamic_shared<T>();
+  const unsigned tid = threadIdx.x;
+  const int64_t idx = int64_t{blockIdx.x} * blockDim.x * 4 + tid;
+  T sum = T(0);
+  if (idx < n) {
+    T a1 = g_idata[idx], a2 = T(0), a3 = T(0), a4 = T(0);
+    if (idx + blockDim.x < n) a2 = g_idata[idx + blockDim.x];
+    if (idx + 2 * blockDim.x < n) a3 = g_idata[idx + 2 * blockDim.x];
+    if (idx + 3 * blockDim.x < n) a4 = g_idata[idx + 3 * blockDim.x];
+    sum = a1 + a2 + a3 + a4;
+  }
+  smem[tid] = sum;
+  __syncthreads();
+  if (blockDim.x >= 1024 && tid < 512) smem[tid] += smem[tid + 512];
+  __syncthreads();
+  if (blockDim.x >= 512 && tid < 256) smem[tid] += smem[tid + 256];
+  __syncthreads();
+  if (blockDim.x >= 256 && tid < 128) smem[tid] += smem[tid + 128];
+  __syncthreads();
+  if (blockDim.x >= 128 && tid < 64) smem[tid] += smem[tid + 64];
+  __syncthreads();
+  if (tid < 32) add_last_warp(smem, tid);
+  if (tid == 0) g_odata[blockIdx.x] = smem[0];
+}
+
+// Differs from the lesson: some printings test `idx + 3 * blockDim.x <= n` (one too far) and drop whatever is not complete:
+// here each element is tested by itself; indices have 64 bits; the kernel runs again on the blocks' sums, which the lesson
+// adds on the host. The last warp's `volatile` is not safe since Volta, where the threads of a warp need not run in step: see
+// add_last_warp in rung.cuh.
+
+int run(const Call& call) {
+  return run_passes(call, [&](auto* data, auto* partials, int64_t n, unsigned blocks) {
+    smem_unroll_dynamic<<<blocks, call.block, call.block * sizeof(*data), stream_of(call)>>>(data, partials, n);
+  });
+}
+
+const Register rung("smem_unroll_dynamic", in_passes({4}, run));
+
+}  // namespace
+
+}  // namespace gpureduce::ladder

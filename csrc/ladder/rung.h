@@ -1,0 +1,84 @@
+// A rung of the ladder, as the rest of the library sees it: a function on raw pointers, and what may be asked of it. What a
+// rung teaches stands in the comment at the head of its file, NN_name.cu or .cpp, which the build reads as well
+// (tools/lessons.py): a new rung is a new file. The ladder and the engine do not include each other.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace gpureduce::ladder {
+
+enum class DType { f32, f64, i32, i64 };
+enum class Op { sum, product, max, min };
+
+// How the results of threads and blocks become one. The tests derive from it how many roundings a float can go through.
+enum class Finish {
+  again,       // a result a block; the kernel runs again on those, pass after pass, until one is left
+  atomic,      // each block combines its result with the output, atomically
+  all_atomic,  // each thread does so
+  recursive,   // halves of the array are added until one element is left
+  library,     // in a library's own way
+  written,     // not at all: this is no reduction, each thread writes one element of the output
+};
+
+// One run of a rung. Everything that is not the rung itself is done before, so that it is not in its time.
+struct Call {
+  DType dtype;
+  Op op;
+  int block;     // threads a block
+  int elements;  // a thread
+  // n > 0 elements. For a rung that works in place it is a copy, filled up with the op's identity to a whole number of tiles.
+  void* input;
+  int64_t n;
+  void* scratch;  // scratch_bytes()
+  void* output;   // one element that holds the op's identity; Finish::written: n elements
+  void* stream;   // a cudaStream_t
+
+  int64_t tile() const { return int64_t{block} * elements; }  // elements a block
+};
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+struct Rung {
+  int (*run)(const Call&);    // queues the kernels; a cudaError_t
+  std::vector<int> blocks;    // threads a block that may be chosen, the default first; empty: no choice
+  std::vector<int> elements;  // elements a thread, the same
+  std::vector<Op> ops;
+  Finish finish;
+  bool in_place = false;
+  bool on_cpu = false;
+  size_t (*scratch_bytes)(const Call&) = nullptr;  // none is needed
+};
+
+// Bytes for the partial sums of Finish::again. Each pass has room for whole tiles, as a pass in place needs.
+size_t bytes_of_passes(const Call& call);
+
+const std::vector<int> kBlocks = {512, 128, 256, 1024};
+
+// The common kinds of rungs.
+inline Rung in_place(int elements, int (*run)(const Call&)) {
+  return {run, kBlocks, {elements}, {Op::sum}, Finish::again, true, false, bytes_of_passes};
+}
+inline Rung in_passes(std::vector<int> elements, int (*run)(const Call&)) {
+  return {run, kBlocks, std::move(elements), {Op::sum}, Finish::again, false, false, bytes_of_passes};
+}
+inline Rung with_atomics(std::vector<int> elements, int (*run)(const Call&)) {
+  return {run, kBlocks, std::move(elements), {Op::sum, Op::product, Op::max, Op::min}, Finish::atomic};
+}
+inline Rung writing(int (*run)(const Call&)) { return {run, kBlocks, {1}, {Op::sum}, Finish::written}; }
+inline Rung from_library(int (*run)(const Call&)) { return {run, {}, {}, {Op::sum}, Finish::library}; }
+
+std::map<std::string, Rung>& registry();
+
+// `const Register rung("name", …);` at the end of a file adds it.
+struct Register {
+  Register(const char* name, Rung rung) { registry().emplace(name, std::move(rung)); }
+};
+
+// What the heads of the files say, as JSON: written by setup.py.
+extern const char* const kLessons;
+
+}  // namespace gpureduce::ladder

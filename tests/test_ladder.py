@@ -1,0 +1,607 @@
+"""The ladder: every rung is right at every size, says what it is, and runs the kernel it names or raises."""
+
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.library import opcheck
+
+import torch_reduce
+from support import data
+from test_large import needs
+from torch_reduce import _climb, ladder
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "bench")]
+import lessons  # noqa: E402
+
+import ladder_report  # noqa: E402
+
+ALL = ladder.rungs()
+RUNGS = {rung.name: rung for rung in ALL}
+ON_GPU = [rung for rung in ALL if rung.device == "cuda"]
+SUMS = [rung for rung in ON_GPU if rung.finish != "written"]
+DTYPES = ("float32", "float64", "int32", "int64")
+RUN = torch.ops.gpureduce.ladder_run
+needs_cuda_build = pytest.mark.skipif(not all(rung.built for rung in ALL), reason="needs a build with CUDA")
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def ids(rung):
+    return rung.name
+
+
+def device_of(rung):
+    """The device that a rung runs on; skips the test where there is none."""
+    if not rung.built or (rung.device == "cuda" and not torch.cuda.is_available()):
+        pytest.skip("needs an NVIDIA GPU")
+    return rung.device
+
+
+# --- the sums ---------------------------------------------------------------------------------------------------------
+
+
+def wrapped(total, dtype):
+    """An integer as the dtype holds it."""
+    bits = torch.iinfo(dtype).bits
+    return (total + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+
+
+def assert_sum(rung, x, block=None, elements=None):
+    """The rung's sum of x: integers exactly, floats within what its number of roundings allows, and x unchanged."""
+    before = x.clone()
+    got = ladder.run(rung.name, x, block, elements)
+    assert got.shape == () and got.dtype == x.dtype and got.device == x.device
+    assert torch.equal(x, before), "the input was changed"
+    stored = x.cpu().numpy()
+    if not x.is_floating_point():
+        total = int(stored.astype(object).sum()) if len(stored) < 1 << 16 else int(stored.sum(dtype=np.int64))
+        assert int(got) == wrapped(total, x.dtype)
+        return
+    if x.numel() == 0:
+        assert float(got) == 0
+        return
+    exact, size = (math.fsum(values) if len(stored) < 1 << 20 else float(values.sum(dtype=np.longdouble))
+                   for values in (stored, np.abs(stored)))  # fmt: skip
+    bound = _climb.error_bound(_climb.roundings(rung, x.numel(), block, elements), x.dtype)
+    assert abs(float(got) - exact) <= bound * size
+
+
+def boundaries(rung, block, elements):
+    """Sizes at which something begins or ends: nothing, a warp, a block, a tile, a second pass."""
+    tile = block * elements
+    sizes = {0, 1, 2, 31, 32, 33, block - 1, block, block + 1, 2 * block - 1, 2 * block, 2 * block + 1}
+    sizes |= {tile - 1, tile, tile + 1, 5003, 3 * tile + 7}
+    return sorted(sizes)
+
+
+@pytest.mark.parametrize("block", [128, 512, 1024])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rung", SUMS, ids=ids)
+def test_sum(rung, dtype, block):
+    """Every rung sums every dtype at the sizes where blocks and tiles begin and end, for every block."""
+    device = device_of(rung)
+    if not rung.blocks and block != 512:
+        pytest.skip("it chooses its blocks itself")
+    chosen = block if rung.blocks else None
+    for elements in rung.elements_per_thread or (None,):
+        for n in boundaries(rung, block, elements or 1):
+            assert_sum(rung, data((n,), dtype, seed=n, device=device), chosen, elements)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 31, 33, 1000, 5003, 65537])
+def test_sum_on_the_host(dtype, n):
+    """The recursive sum on the CPU, at odd sizes as well, where the lesson loses an element."""
+    assert_sum(RUNGS["host_recursive"], data((n,), dtype, seed=n))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rung", SUMS, ids=ids)
+def test_large_sum(rung, dtype):
+    """2^24 + 1 and 3 million elements: several passes, and many blocks in flight."""
+    device = device_of(rung)
+    for n in (3_000_001, (1 << 24) + 1):
+        generator = torch.Generator(device).manual_seed(n)
+        x = torch.randint(-1000, 1000, (n,), device=device, generator=generator).to(getattr(torch, dtype))
+        assert_sum(rung, x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize("rung", SUMS, ids=ids)
+def test_huge_sum(rung, dtype):
+    """2^30 + 1 elements: indices have 64 bits. Compared on the GPU; each million has the same elements."""
+    device = device_of(rung)
+    needs(device, 18)
+    n, period = (1 << 30) + 1, 1 << 20
+    pattern = torch.randint(-1000, 1000, (period,), device=device, generator=torch.Generator(device).manual_seed(1))
+    x = torch.empty(n, dtype=getattr(torch, dtype), device=device)
+    x[:-1].view(-1, period).copy_(pattern)
+    x[-1] = 12345
+    total = (n // period) * int(pattern.sum()) + 12345
+    got = ladder.run(rung.name, x)
+    if dtype == "int32":
+        assert int(got) == wrapped(total, x.dtype)
+    else:
+        size = (n // period) * int(pattern.abs().sum()) + 12345
+        assert abs(float(got) - total) <= _climb.error_bound(_climb.roundings(rung, n), x.dtype) * size
+
+
+@pytest.mark.parametrize("rung", [rung for rung in SUMS if rung.finish != "all_atomic"], ids=ids)
+def test_more_elements_than_32_bits_count(rung):
+    """2^32 + 7 elements, of which the last ones matter: no index is cut."""
+    device = device_of(rung)
+    needs(device, 40)
+    x = torch.ones((1 << 32) + 7, dtype=torch.int32, device=device)
+    x[-7:] = 1000
+    assert int(ladder.run(rung.name, x)) == 7000  # the 2^32 ones wrap
+
+
+# --- other ops --------------------------------------------------------------------------------------------------------
+
+REFERENCE = {"product": torch.prod, "max": torch.max, "min": torch.min}
+
+
+@pytest.mark.parametrize("op", REFERENCE)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rung", [rung for rung in SUMS if len(rung.ops) > 1], ids=ids)
+def test_other_ops(rung, dtype, op):
+    """Product, max and min, where the rung has them: exactly. The products are of powers of two, or wrap."""
+    device = device_of(rung)
+    dtype = getattr(torch, dtype)
+    for block in (128, 512, 1024):
+        for elements in rung.elements_per_thread:
+            for n in (1, 33, block * elements - 1, 3 * block * elements + 5):
+                generator = torch.Generator(device).manual_seed(n)
+                x = torch.randint(-(2**30), 2**30, (n,), device=device, generator=generator)
+                if op == "product" and dtype.is_floating_point:
+                    x = torch.where(x % 37 == 0, 1 - 4 * (x & 1), 1)  # many ones, some 1 - 4 = -3 and 1
+                    x[torch.nonzero(x == -3).flatten()] = -1
+                    x[0] = 8
+                if op == "product" and not dtype.is_floating_point:
+                    x = 2 * x + 1
+                x = x.to(dtype)
+                got = ladder.run(rung.name, x, block, elements, op)
+                wanted = torch.prod(x, dtype=dtype) if op == "product" else REFERENCE[op](x)
+                assert got.dtype == dtype and torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("rung", [rung for rung in SUMS if len(rung.ops) > 1], ids=ids)
+def test_nan_and_infinity(rung, op):
+    """One NaN makes the max and the min NaN, as in torch; infinities are numbers like others."""
+    device = device_of(rung)
+    x = torch.randn(5003, device=device)
+    x[17] = math.inf
+    x[18] = -math.inf
+    assert float(ladder.run(rung.name, x, op=op)) == (math.inf if op == "max" else -math.inf)
+    for at in (0, 2500, 5002):
+        y = x.clone()
+        y[at] = math.nan
+        assert math.isnan(float(ladder.run(rung.name, y, op=op)))
+
+
+# --- chapter 5 --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", [128, 512, 1024])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rung", [rung for rung in ON_GPU if rung.finish == "written"], ids=ids)
+def test_divergence(rung, dtype, block):
+    """Chapter 5 writes 100 and 200 by thread or by warp: the array, checked against NumPy."""
+    device = device_of(rung)
+    for n in (0, 1, 31, 33, block + 1, 5003):
+        x = torch.zeros(n, dtype=getattr(torch, dtype), device=device)
+        tid = np.arange(n)
+        odd = tid % 2 if rung.name in ("math_kernel1", "math_kernel3") else tid // 32 % 2
+        got = ladder.run(rung.name, x, block)
+        assert got.dtype == x.dtype and got.tolist() == np.where(odd, 200, 100).tolist()
+    assert ladder.run(rung.name, torch.zeros(3, 5, device=device)).shape == (3, 5)
+
+
+# --- what is asked for, and what is refused ---------------------------------------------------------------------------
+
+
+def any_rung(device):
+    return "host_recursive" if device == "cpu" else "shared"
+
+
+def test_any_shape(device):
+    """x may have any shape, if it is contiguous."""
+    x = torch.arange(24, device=device).view(2, 3, 4)
+    assert int(ladder.run(any_rung(device), x)) == 276
+    assert int(ladder.run(any_rung(device), x[1])) == 210  # it begins inside of an allocation
+    assert int(ladder.run(any_rung(device), torch.tensor(7, device=device))) == 7
+
+
+def test_errors(device):
+    """Everything that cannot be asked for raises, and names the argument."""
+    x, name = torch.ones(10, device=device), any_rung(device)
+    with pytest.raises(ValueError, match=r"rung: there is no 'nonsense'"):
+        ladder.run("nonsense", x)
+    with pytest.raises(ValueError, match=r"rung: there is no"):
+        ladder.run("ceiling_tiles", x)  # which is timed, but has no result
+    with pytest.raises(ValueError, match=r"block: 100 is not possible"):
+        ladder.run(name, x, block=100)
+    with pytest.raises(ValueError, match=r"elements_per_thread: 3 is not possible"):
+        ladder.run(name, x, elements_per_thread=3)
+    with pytest.raises(ValueError, match=r"op: 'mean' is none of"):
+        ladder.run(name, x, op="mean")
+    with pytest.raises(NotImplementedError, match=r"x: the ladder's dtypes"):
+        ladder.run(name, x.half())
+    with pytest.raises(RuntimeError, match=r"x: the rungs take contiguous tensors"):
+        ladder.run(name, x.expand(3, 10).t())
+
+
+def test_an_op_that_the_lesson_lacks(device):
+    """Chapter 1 has no product."""
+    with pytest.raises(ValueError, match=r"op: 'host_recursive' has no product"):
+        ladder.run("host_recursive", torch.ones(3), op="product")
+    if device == "cuda":
+        with pytest.raises(ValueError, match=r"op: 'neighbored' has no max"):
+            ladder.run("neighbored", torch.ones(3, device=device), op="max")
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_no_elements(cuda, op):
+    """No elements have a sum and a product, but no max and no min."""
+    x = torch.empty(0, device=cuda)
+    assert float(ladder.run("shared", x)) == 0 and float(ladder.run("shared", x, op="product")) == 1
+    with pytest.raises(RuntimeError, match=r"no elements"):
+        ladder.run("shared", x, op=op)
+
+
+@pytest.mark.parametrize("rung", ON_GPU, ids=ids)
+def test_cpu_tensors(rung):
+    """A rung for GPUs refuses tensors of the CPU, and one that is not built says what it needs."""
+    with pytest.raises(RuntimeError, match="runs on a GPU"):
+        ladder.run(rung.name, torch.ones(3))
+
+
+def test_cuda_tensors(cuda):
+    """The rung of the CPU refuses tensors of the GPU."""
+    with pytest.raises(RuntimeError, match="runs on the CPU"):
+        ladder.run("host_recursive", torch.ones(3, device=cuda))
+
+
+@pytest.mark.parametrize("rung", ALL, ids=ids)
+def test_opcheck(rung):
+    """The op's schema, fake tensors and dispatch are right for every rung."""
+    device = device_of(rung)
+    opcheck(RUN.default, (torch.ones(100, device=device), rung.name), {})
+    if rung.blocks:
+        opcheck(RUN.default, (torch.arange(100, device=device), rung.name), {"block": 128})
+
+
+@needs_cuda_build
+def test_meta():
+    """Shapes without a GPU: chapter 5 keeps x's, all others have none; errors are the same."""
+    x = torch.empty(3, 5, device="meta")
+    assert RUN(x, "neighbored").shape == () and RUN(x, "math_kernel1").shape == (3, 5)
+    with pytest.raises(ValueError, match="block: 5"):
+        RUN(x, "neighbored", block=5)
+
+
+def test_streams(cuda):
+    """A rung runs on the current stream."""
+    x = torch.ones(1 << 20, device=cuda)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(1_000_000)
+        x.add_(1)
+        got = ladder.run("smem", x)
+    stream.synchronize()
+    assert float(got) == 2 << 20
+
+
+def test_times(device):
+    """The timing op gives as many positive times as it is asked for."""
+    times = torch.ops.gpureduce._ladder_time(torch.ones(1 << 16, device=device), any_rung(device), 5)
+    assert times.dtype == torch.float64 and times.shape == (5,) and bool((times > 0).all())
+    with pytest.raises(ValueError, match="repeats"):
+        torch.ops.gpureduce._ladder_time(torch.ones(3, device=device), any_rung(device), 0)
+
+
+# --- the registry -----------------------------------------------------------------------------------------------------
+
+
+def test_numbers():
+    """The CPU's rung and at least the lessons' 33, numbered in order, chapter after chapter, each by its own name."""
+    assert [rung.number for rung in ALL] == list(range(len(ALL)))
+    assert len(RUNGS) == len(ALL) >= 34
+    assert [rung.chapter for rung in ALL] == sorted(rung.chapter for rung in ALL)
+    for chapter in {rung.chapter for rung in ALL}:
+        assert len({rung.title for rung in ALL if rung.chapter == chapter}) == 1
+
+
+@pytest.mark.parametrize("rung", ALL, ids=ids)
+def test_heads(rung):
+    """A rung's head names its source, a command for itself, and only counters and rungs that there are."""
+    assert f"--rungs {rung.before + ',' if rung.before else ''}{rung.name}" in rung.command
+    assert rung.before == "" or rung.before in RUNGS
+    assert re.search(r"Cheng|Harris|Luitjens|CUDA|CUB|PyTorch|This library", rung.source)
+    if rung.moves:
+        counter, way = rung.moves.rsplit(" ", 1)
+        assert counter in _climb.COUNTERS and way in ("up", "down") and rung.before
+    if rung.faster:
+        assert re.match(rf"than {rung.before}\b|no: ", rung.faster)
+
+
+@pytest.mark.parametrize("path", lessons.files(), ids=lambda p: p.stem)
+def test_files(path):
+    """A file holds the kernel that it is named after, says what differs from the lesson, and includes no engine."""
+    text = path.read_text()
+    name = path.stem[3:]
+    assert re.search(rf'Register \w+\("{name}"', text)
+    assert "// Differs from the lesson:" in text
+    if path.suffix == ".cu" and name != "cub":
+        assert re.search(rf"__global__ void (__launch_bounds__\(\d+\) )?{name}\(", text)
+    assert not re.search(r'#include "\.\.', text)
+
+
+def test_the_engine_knows_no_ladder():
+    """Neither side includes the other."""
+    for path in (ROOT / "csrc").rglob("*"):
+        if path.is_file() and "ladder" not in path.parts:
+            assert "ladder" not in path.read_text(), path
+
+
+def test_what_the_library_holds_is_what_the_files_say():
+    """The heads in the library are those of the files: it was built from them."""
+    assert json.loads(torch.ops.gpureduce._ladder_lessons()) == lessons.lessons()
+
+
+def test_a_new_rung_is_one_file(tmp_path):
+    """A file beside the others is all that the list needs; a head that lacks a part is refused."""
+    for path in lessons.files():
+        shutil.copy(path, tmp_path)
+    head = lessons.files()[3].read_text().replace("Rung 3, interleaved", "Rung 34, another")
+    (tmp_path / "34_another.cu").write_text(head)
+    assert lessons.lessons(tmp_path)[-1]["name"] == "another"
+    assert '"another"' in lessons.source(tmp_path)
+    (tmp_path / "34_another.cu").write_text(head.replace("// wrong ", "// twrong "))
+    with pytest.raises(ValueError, match="lacks wrong"):
+        lessons.lessons(tmp_path)
+    (tmp_path / "34_another.cu").write_text("#include <x>\n")
+    with pytest.raises(ValueError, match="must begin with"):
+        lessons.lessons(tmp_path)
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+def program(*arguments, gpu=True):
+    """python -m torch_reduce.ladder."""
+    env = dict(os.environ, PYTHONPATH=str(ROOT)) | ({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})
+    command = [sys.executable, "-m", "torch_reduce.ladder", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, timeout=300)
+
+
+def test_list_without_a_gpu():
+    """The list has every rung, chapter and source; no GPU is needed, and nothing is warned of."""
+    result = program(gpu=False)
+    assert result.returncode == 0 and result.stderr == ""
+    for rung in ALL:
+        assert rung.name in result.stdout and rung.title in result.stdout and rung.source in result.stdout
+
+
+def test_run_without_a_gpu():
+    """Without a GPU the CPU's rung is climbed, and the others are not passed over in silence."""
+    result = program("run", "--size", "2^12", "--repeats", "1", gpu=False)
+    assert result.returncode == 0, result.stderr
+    assert f"{len(ALL) - 1} of {len(ALL)} rungs cannot run" in result.stderr and "host_recursive" in result.stdout
+    result = program("run", "--rungs", "neighbored", gpu=False)
+    assert result.returncode == 1 and "cannot run" in result.stderr
+
+
+def test_climb(cuda, tmp_path):
+    """The whole climb, on few elements: a row for every rung, and the results in a file."""
+    path = tmp_path / "climb.json"
+    result = program("run", "--size", "100003", "--repeats", "2", "--against-lesson", "--save", str(path))
+    assert result.returncode == 0, result.stderr
+    saved = json.loads(path.read_text())
+    assert [step["name"] for step in saved["rungs"]] == [rung.name for rung in ALL]
+    assert saved["gpu"] and saved["dtype"] == "int32" and saved["ceiling"]["gbps"] > 0
+    for rung in ALL:
+        assert re.search(rf"^ *{rung.number} {rung.name} ", result.stdout, re.M)
+    assert "Where they disagree" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("x",),
+        ("run", "--rungs", "nonsense"),
+        ("run", "--dtype", "int8"),
+        ("run", "--size", "x"),
+        ("run", "--size", "0"),
+        ("run", "--rungs", "host_recursive", "--size", "8", "--repeats", "0"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_arguments(arguments):
+    """Exit status 2 and a message, not a traceback."""
+    result = program(*arguments)
+    assert result.returncode == 2 and "error" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_sizes():
+    """Sizes may be written as powers."""
+    assert [ladder._number(text) for text in ("7", "2^24", "2**10")] == [7, 1 << 24, 1024]
+
+
+def test_without_ncu(monkeypatch):
+    """Without ncu there is a sentence that says where to get it."""
+    monkeypatch.setattr(_climb, "find_ncu", lambda: None)
+    with pytest.raises(_climb.NoCounters, match="Nsight Compute"):
+        _climb.profile(["neighbored"])
+
+
+def test_climbing_goes_on_without_counters(monkeypatch, capsys):
+    """It says why there are none, and nothing else changes."""
+    monkeypatch.setattr(_climb, "find_ncu", lambda: None)
+    steps = [{"name": "neighbored", "us": 1.0}]
+    _climb.add_counters(steps, None, "float32")
+    assert "put it on the PATH" in capsys.readouterr().err and steps == [{"name": "neighbored", "us": 1.0}]
+
+
+NCU = [
+    ["ID", "Kernel Name", _climb.DURATION, _climb.WARPS, *(m for names, *_ in _climb.COUNTERS.values() for m in names)],
+    ["", "", "ns", "warp", "inst/warp", "%", "%", "byte/second", "byte/second", "%", "%", "", "", "%"],
+    ["0", "spin_kernel(long)", "100,000", "1", *"0000000000"],
+    ["1", "first(int)", "2,000", "1,000", "40", "100", "12.5", "0", "3,000,000,000", "5", "0", "1,000", "500", "90"],
+    ["2", "first(int)", "100", "1", *"1111111111"],
+    ["3", "spin_kernel(long)", "100,000", "1", *"0000000000"],
+    ["4", "second(int)", "500", "10", "7.5", *["n/a"] * 9],
+]
+
+
+def test_parse():
+    """ncu's list is cut at the markers; of each run the longest kernel counts; what is not a number is left out."""
+    first, second = _climb.parse("==PROF== Connected\n" + "\n".join(",".join(f'"{x}"' for x in line) for line in NCU))
+    assert first["instructions per warp"] == 40 and first["DRAM read throughput"] == 3
+    assert first["bank conflicts"] == 1.5 and first["barrier stalls"] == 5
+    assert "branch efficiency" not in first, "there are no branches, of which 0% would be uniform"
+    assert second == {"instructions per warp": 7.5}
+    assert _climb.parse("==ERROR== no permission\n") == []
+
+
+def test_sentences():
+    """What is said of a counter follows the numbers, not the intention."""
+    rung = RUNGS["neighbored_less"]
+    before = {"name": "neighbored", "us": 100.0, "counters": {"branch efficiency": 70.0, "barrier stalls": 10.0}}
+    good = {"us": 50.0, "counters": {"branch efficiency": 98.0, "barrier stalls": 10.0}}
+    bad = {"us": 100.0, "counters": {"branch efficiency": 70.0, "barrier stalls": 40.0}}
+    text = _climb.sentence(rung, good, before)
+    assert text == "Meant to raise branch efficiency, and does: 70.0% → 98.0%; 2.00× as fast as neighbored."
+    text = _climb.sentence(rung, bad, before)
+    assert "does not: 70.0% → 70.0%; besides, barrier stalls 10.0% → 40.0%; as fast as neighbored." in text
+    assert _climb.sentence(RUNGS["neighbored"], before, None).startswith("Where it begins: barrier stalls")
+    assert _climb.sentence(rung, {"us": 1.0}, before) == ""
+
+
+def test_against_lesson():
+    """The printed table beside ours, and a reason where a step gains much less or more."""
+    us = {name: seconds * 1e5 for name, seconds in _climb.BOOK.items()}
+    us["unrolling8"] = us["unrolling4"] * 2
+    lines = "\n".join(_climb.against_lesson([{"name": name, "us": value} for name, value in us.items()], 4000))
+    assert "9.36×" in lines or "9.35×" in lines
+    assert "- unrolling8 gains less: 1.29× then, 0.50× here. Why, --profile would tell." in lines
+    assert "- unroll_warps8 gains more" in lines and "- interleaved" not in lines and "slides" not in lines
+    assert "at least two" in _climb.against_lesson([], 4000)[0]
+
+
+# --- results and documents --------------------------------------------------------------------------------------------
+
+RESULTS = ladder_report.load_results()
+measured = pytest.mark.parametrize("results", [r for _, r in RESULTS], ids=[slug for slug, _ in RESULTS])
+
+
+def test_documents_are_what_the_results_give(capsys):
+    """docs/ladder.md, README's section and the picture."""
+    ladder_report.main(["--check"])
+    assert "docs/ladder.md" in capsys.readouterr().out
+
+
+@measured
+def test_results_are_of_every_rung(results):
+    """Every rung was measured, those of the GPU with counters; each counter is of some use."""
+    steps = {step["name"]: step for step in results["climb"]["rungs"]}
+    assert list(steps) == list(RUNGS)
+    for rung in ALL:
+        assert steps[rung.name]["us"] > 0
+        assert rung.device == "cpu" or {"instructions per warp", "occupancy"} <= set(steps[rung.name]["counters"])
+    assert set(_climb.COUNTERS) == {name for step in steps.values() for name in step.get("counters", ())}
+
+
+@measured
+@pytest.mark.parametrize("rung", [rung for rung in ALL if rung.before], ids=ids)
+def test_claims_of_speed(rung, results):
+    """Each file says whether it is faster than the one it is compared with, and the results agree."""
+    steps = {step["name"]: step for step in results["climb"]["rungs"]}
+    ratio = steps[rung.before]["us"] / steps[rung.name]["us"]
+    assert rung.faster
+    assert ratio > 1.02 if rung.faster.startswith("than") else ratio < 1.05
+
+
+@measured
+def test_bar(results):
+    """multi_element at its best N reads 2^28 floats at 85% of the ceiling at least, and at no more than all of it."""
+    step, share = ladder_report.best_large(results)
+    assert step["elements"] == 1 << 28 and results["large"]["ceiling"]["bytes"] == 1 << 30
+    assert 0.85 <= share <= 1.01
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A copy of what ladder_report.py reads."""
+    for path in ("README.md", ladder_report.PAGE, *(f"bench/results/{slug}/ladder.json" for slug, _ in RESULTS)):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    ladder_report.main(["--root", str(tmp_path)])
+    return tmp_path
+
+
+def complaint(repository):
+    """What `ladder_report.py --check` says is wrong; None if nothing is."""
+    try:
+        ladder_report.main(["--root", str(repository), "--check"])
+    except SystemExit as end:
+        return str(end)
+    return None
+
+
+@pytest.mark.skipif(not RESULTS, reason="there are no results yet")
+@pytest.mark.parametrize("path", ["README.md", ladder_report.PAGE, "docs/images/ladder-{}.svg"])
+def test_check_sees_a_changed_figure(repository, path):
+    """A time that the results do not give is seen, in a page or in the picture."""
+    assert complaint(repository) is None
+    slug, results = RESULTS[0]
+    us, file = results["climb"]["rungs"][1]["us"], repository / path.format(slug)
+    text = file.read_text()
+    changed = text.replace(f"| {us:.0f} |", "| 1 |").replace(f">{us:.1f} µs<", ">1.0 µs<")
+    assert changed != text
+    file.write_text(changed)
+    assert file.name in complaint(repository)
+
+
+def test_nothing_measured_yet(repository):
+    """Without results the pages say so; a marker that is missing is missed."""
+    shutil.rmtree(repository / "bench")
+    ladder_report.main(["--root", str(repository)])
+    assert (repository / ladder_report.PAGE).read_text().count("not measured yet") == len(ladder_report.PARTS)
+    page = (repository / ladder_report.PAGE).read_text()
+    (repository / ladder_report.PAGE).write_text(page.replace("<!-- ladder:blocks -->", ""))
+    with pytest.raises(ValueError, match="ladder:blocks"):
+        ladder_report.main(["--root", str(repository)])
+
+
+# --- the roundings that the bounds are made of ------------------------------------------------------------------------
+
+
+def test_roundings():
+    """Counted by hand: two passes of a tree; a tree and a chain of atomics; a chain alone."""
+    if not all(rung.built for rung in ALL):
+        pytest.skip("needs a build with CUDA")
+    assert _climb.roundings(RUNGS["neighbored"], 512) == 9
+    assert _climb.roundings(RUNGS["neighbored"], 513) == 18
+    assert _climb.roundings(RUNGS["unrolling8"], 512 * 8 * 3) == 2 * (7 + 9)
+    assert _climb.roundings(RUNGS["shared"], 512 * 10) == 9 + 10
+    assert _climb.roundings(RUNGS["atomic"], 1000) == 1000
+    assert _climb.roundings(RUNGS["host_recursive"], 1025) == 11
+
+
+def test_ladder_is_documented_and_typed():
+    """Everything public has a docstring."""
+    assert torch_reduce.ladder is ladder
+    for name in ladder.__all__:
+        assert getattr(ladder, name).__doc__

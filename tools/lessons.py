@@ -1,0 +1,56 @@
+"""What the heads of the files in csrc/ladder/ say, as data: a rung is described in one place, where its kernel is.
+
+A head is the comment that a file begins with: a line "Rung 3, interleaved. Chapter 1: in place, in global memory.",
+then a paragraph for each of FIELDS, which begins with that word. `moves` names the counter that the idea is meant to
+move, and where to; `faster` begins with "than NAME" or "no"; these two are not for every rung.
+"""
+
+import json
+import re
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent.parent / "csrc" / "ladder"
+FIELDS = ("threads", "idea", "removes", "wrong", "requires", "source", "moves", "faster", "command")
+OPTIONAL = ("moves", "faster")
+
+
+def files(folder=FOLDER):
+    """The rungs' files, in their order."""
+    return sorted(p for p in Path(folder).iterdir() if re.fullmatch(r"\d\d_\w+\.(cu|cpp)", p.name))
+
+
+def lesson(path):
+    """The head of one file: number, name, chapter, title (the chapter's) and FIELDS. ValueError if one is missing."""
+    comment = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("//"):
+            break
+        comment.append(line[2:])
+    title = re.fullmatch(r" Rung (\d+), (\w+)\. Chapter (\d+): (.+)\.", comment[0] if comment else "")
+    if not title or f"{int(title[1]):02d}_{title[2]}" != path.stem:
+        raise ValueError(f"{path.name} must begin with '// Rung NUMBER, NAME. Chapter NUMBER: TITLE.', as it is named")
+    found = {"number": int(title[1]), "name": title[2], "chapter": int(title[3]), "title": title[4], "file": path.name}
+    field = None
+    for line in comment[1:]:
+        start = re.fullmatch(r" (\w+) +(.+)", line)
+        if start and start[1] in FIELDS and not line.startswith("  "):
+            field = start[1]
+            found[field] = start[2]
+        elif field and line.strip():
+            found[field] += " " + line.strip()
+    missing = [name for name in FIELDS if name not in found and name not in OPTIONAL]
+    if missing:
+        raise ValueError(f"{path.name}: its head lacks {', '.join(missing)}")
+    return found
+
+
+def lessons(folder=FOLDER):
+    """The heads of all rungs, by number."""
+    return [lesson(path) for path in files(folder)]
+
+
+def source(folder=FOLDER):
+    """C++ that puts them into the library."""
+    text = json.dumps(lessons(folder), indent=1, ensure_ascii=False)
+    literal = f'R"json({text})json"'
+    return f"// made by setup.py\nnamespace gpureduce::ladder {{\nextern const char* const kLessons = {literal};\n}}\n"
