@@ -37,7 +37,7 @@ const c10::TypedOperatorHandle<OutVariant>& out_variant() {
 // Calls `f` with each operation as a constant.
 template <class F>
 void for_each_operation(F f) {
-#define GPUREDUCE_OPERATION(name) f(std::integral_constant<Operation, Operation::name>());
+#define GPUREDUCE_OPERATION(name, ...) f(std::integral_constant<Operation, Operation::name>());
   GPUREDUCE_OPERATIONS(GPUREDUCE_OPERATION)
 #undef GPUREDUCE_OPERATION
 }

@@ -32,9 +32,9 @@ DimMask reduced_dims(OptionalDims dim, int64_t rank) {
 }
 
 at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dtype) {
-  if (op == Operation::mean) {
+  if (info(op).divides) {
     const at::ScalarType type = dtype.value_or(input);
-    TORCH_CHECK(at::isFloatingType(type) || at::isComplexType(type), "mean(): could not infer output dtype. ",
+    TORCH_CHECK(at::isFloatingType(type) || at::isComplexType(type), name_of(op), "(): could not infer output dtype. ",
                 dtype ? "Optional" : "Input", " dtype must be either a floating point or complex dtype. Got: ", type);
   }
   if (dtype) return *dtype;
@@ -84,7 +84,7 @@ void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool k
   if (r.problem.outputs == 0) return;
   if (r.problem.length == 0) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
-    if (op == Operation::sum) out.zero_();
+    if (!info(op).divides) out.zero_();
     else if (out.is_complex()) out.fill_(c10::complex<double>(nan, nan));
     else out.fill_(nan);
     return;

@@ -30,6 +30,7 @@ constexpr int kShiftedLength = 4 * kLanes;
 constexpr int kSlowWarps = 4;
 constexpr int kShiftedUnits = 8;
 constexpr int kNestedUnits = 2;
+constexpr int kFewNestedUnits = 8;  // a multiprocessor
 // Columns at odd addresses are read so from this size on, which no cache holds: (8192, 1001) float32 14 us instead of 13 with
 // single elements. Never those of 8 bytes: (16384, 4097) float64 154 instead of 136.
 constexpr int64_t kShiftedColumnBytes = 64 << 20;
@@ -125,7 +126,11 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
                          : p.length <= 2 * kLanes    ? 2
                          : p.length <= 4 * kLanes    ? 4
                                                      : kDepth;
-  const int unit_leaves = kWarp * plan.vector * row_groups(plan.vector, plan.thread_elements);
+  // Few elements that are far to find are taken by more warps.
+  plan.row_groups = row_groups(plan.vector, plan.thread_elements);
+  if (plan.nested && p.outputs * t.leaves < int64_t{kWarp} * plan.row_groups * kFewNestedUnits * device.multiprocessors)
+    plan.row_groups = 1;
+  const int unit_leaves = kWarp * plan.vector * plan.row_groups;
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), row_slots = power_of_two_above(row_units);
   const int64_t units = p.outputs * row_units;
   const bool plain = !plan.nested && !plan.shifted && plan.vector > 1;

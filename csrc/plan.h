@@ -141,8 +141,9 @@ struct Plan {
   int batches;          // columns: how often it does that, for neighbouring leaves: once or column_batches() times;
                         // narrow: runs a tile
   RingShape ring;
-  int row_width, row_groups;  // ring_rows: reads of a row, and groups of 32 of them
-  int read_bytes;             // of a row at once, and whether at multiples of so many
+  int row_width;   // ring_rows: reads of a row
+  int row_groups;  // and groups of 32 of them; rows: groups of 32 vectors in a unit
+  int read_bytes;  // of a row at once, and whether at multiples of so many
   bool reads_aligned;
   int64_t grid;
   std::vector<Join> joins;

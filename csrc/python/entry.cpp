@@ -115,7 +115,7 @@ PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 
 using Call = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
 
-#define GPUREDUCE_METHOD(name)                                                                                       \
+#define GPUREDUCE_METHOD(name, ...)                                                                                  \
   {#name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Call(reduce<Operation::name>))), METH_FASTCALL, \
    #name "(input, dim, keepdim, dtype, out, /)\n--\n\nThe " #name ", or NotImplemented where torch.ops must be called."},
 PyMethodDef methods[] = {GPUREDUCE_OPERATIONS(GPUREDUCE_METHOD){}};
