@@ -495,6 +495,9 @@ def add_counters(steps, size, dtype, block=None, elements=None):
 
 
 def print_counters(rungs, steps):
+    """A table, and a sentence a rung; nothing where there are none."""
+    if not any("counters" in step for step in steps):
+        return
     known = {rung.name: rung for rung in rungs}
     print()
     for part in (0, 2):  # the last word of a name below the others
