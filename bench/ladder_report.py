@@ -71,7 +71,8 @@ def source_line(slug, results):
         f"{results['gpu']}, {results['date']}: driver {results['driver']}, torch {results['torch']}, "
         f"CUDA {results['cuda']}; `csrc/ladder/` at `{results['csrc'][:12]}`. 2^24 float32 (2^25 in chapter 5), blocks "
         f"of 512 where they can be chosen, cold caches, medians of {climb['rungs'][1]['repeats']}. "
-        f"The ceiling, a kernel that only reads the 64 MiB: {climb['ceiling']['gbps']:,.0f} GB/s."
+        f"The ceiling, a kernel that only reads the 64 MiB: {climb['ceiling']['gbps']:,.0f} GB/s. "
+        "Step: over the rung that the file compares itself with; total: over neighbored."
     )
 
 

@@ -495,11 +495,16 @@ def add_counters(steps, size, dtype, block=None, elements=None):
 
 
 def print_counters(rungs, steps):
+    """A table, and a sentence a rung; nothing where there are none."""
+    if not any("counters" in step for step in steps):
+        return
     known = {rung.name: rung for rung in rungs}
-    print("\n" + " " * 26 + "".join(f"{name.replace(' throughput', '')[-13:]:>14}" for name in COUNTERS))
+    print()
+    for part in (0, 2):  # the last word of a name below the others
+        print(" " * 26 + "".join(f"{name.rpartition(' ')[part]:>17}" for name in COUNTERS))
     for step in steps:
         if mine := step.get("counters"):
-            print(f"{step['name']:<26}" + "".join(f"{cell_text(name, mine):>14}" for name in COUNTERS))
+            print(f"{step['name']:<26}" + "".join(f"{cell_text(name, mine):>17}" for name in COUNTERS))
     print()
     for step in steps:
         if text := sentence(known[step["name"]], step, compared(step, steps)):

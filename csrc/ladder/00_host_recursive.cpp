@@ -41,7 +41,7 @@ int run(const Call& call) {
   return 1;
 }
 
-const Register rung("host_recursive", Rung{run, {}, {}, {Op::sum}, Finish::recursive, true, true});
+const Register rung("host_recursive", on_cpu(run));
 
 }  // namespace
 

@@ -7,8 +7,8 @@
 // wrong     See docs/performance.md for where others are faster.
 // requires  Nothing.
 // source    This library: torch.ops.gpureduce.sum
-// faster    no: not at 2^24 elements, where the fixed order takes a second launch in place of multi_element's
-//           atomics, and larger pieces of work a block; docs/performance.md has other sizes.
+// faster    no: not at 2^24 elements, where it has a second launch in place of multi_element's atomics, and a first
+//           kernel that reads a little more slowly; docs/performance.md has other sizes.
 // command   python -m torch_reduce.ladder run --rungs multi_element,engine --profile
 #include <ATen/core/dispatch/Dispatcher.h>
 

@@ -69,6 +69,7 @@ inline Rung with_atomics(std::vector<int> elements, int (*run)(const Call&)) {
   return {run, kBlocks, std::move(elements), {Op::sum, Op::product, Op::max, Op::min}, Finish::atomic};
 }
 inline Rung writing(int (*run)(const Call&)) { return {run, kBlocks, {1}, {Op::sum}, Finish::written}; }
+inline Rung on_cpu(int (*run)(const Call&)) { return {run, {}, {}, {Op::sum}, Finish::recursive, true, true}; }
 inline Rung from_library(int (*run)(const Call&)) { return {run, {}, {}, {Op::sum}, Finish::library}; }
 
 std::map<std::string, Rung>& registry();
