@@ -2,7 +2,6 @@
 // autograd, autocast and vmap, so all that torch does around its op stays torch's. It is put on the dispatcher's stack of
 // kernels and taken from there again, which brings back the original exactly.
 #include <ATen/MemoryOverlap.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/sum_cpu_dispatch.h>
 #include <torch/library.h>
 
@@ -13,16 +12,17 @@
 #include <memory>
 #include <mutex>
 
+#include "operations.h"
+
 namespace gpureduce {
 
 namespace {
 
 using c10::DispatchKey;
-using Dtype = std::optional<at::ScalarType>;
 
 // What is replaced: names, result dtype, and torch's kernels, which are called without the dispatcher.
-struct Sum {
-  static constexpr const char *kOurs = "gpureduce::sum", *kFunctional = "sum.dim_IntList", *kOut = "sum.IntList_out";
+struct Sum : operation::sum {
+  static constexpr const char *aten = "sum.dim_IntList", *aten_out = "sum.IntList_out";
 
   static at::ScalarType result(at::ScalarType input, Dtype dtype) {
     return dtype.value_or(at::isIntegralType(input, /*includeBool=*/true) ? at::kLong : input);
@@ -46,11 +46,6 @@ struct Sum {
   }
 };
 
-template <class Signature>
-c10::TypedOperatorHandle<Signature> find(const char* name, const char* overload) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).typed<Signature>();
-}
-
 // The dtypes that both sides know. torch has no sum of float8, so ours cannot have its result dtype.
 bool is_common(at::ScalarType type) {
   return at::isIntegralType(type, /*includeBool=*/true) || at::isComplexType(type) || type == at::kDouble ||
@@ -64,28 +59,25 @@ bool is_taken(const at::Tensor& self, Dtype dtype) {
 }
 
 template <class Op, DispatchKey key>
-at::Tensor functional(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype) {
-  static const auto ours = find<at::Tensor(const at::Tensor&, at::OptionalIntArrayRef, bool, Dtype)>(Op::kOurs, "");
+at::Tensor reduce(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype) {
   if (!is_taken<Op>(self, dtype)) return Op::template original<key>(self, dim, keepdim, dtype);
-  return ours.redispatch(c10::DispatchKeySet(key), self, dim, keepdim, dtype);
+  return functional<Op>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim, dtype);
 }
 
 template <class Op, DispatchKey key>
-at::Tensor& into(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype, at::Tensor& out) {
-  static const auto ours =
-      find<at::Tensor&(const at::Tensor&, at::OptionalIntArrayRef, bool, Dtype, at::Tensor&)>(Op::kOurs, "out");
+at::Tensor& reduce_out(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype, at::Tensor& out) {
   const at::ScalarType result = out.scalar_type();
   if (!is_taken<Op>(self, result) || dtype.value_or(result) != result || out.has_names() || out.layout() != at::kStrided ||
       out.device() != self.device() || at::has_internal_overlap(out) == at::MemOverlap::Yes)
     return Op::template original_out<key>(self, dim, keepdim, dtype, out);
-  return ours.redispatch(c10::DispatchKeySet(key), self, dim, keepdim, result, out);
+  return out_variant<Op>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim, result, out);
 }
 
 // Functions known when compiling: a call under way in another thread needs nothing that taking them out would free.
 template <class Op, DispatchKey key>
 void kernels(torch::Library& library) {
-  library.impl(Op::kFunctional, TORCH_FN((functional<Op, key>)));
-  library.impl(Op::kOut, TORCH_FN((into<Op, key>)));
+  library.impl(Op::aten, TORCH_FN((reduce<Op, key>)));
+  library.impl(Op::aten_out, TORCH_FN((reduce_out<Op, key>)));
 }
 
 // The dispatcher says, once a process, that a kernel covers another. Here that is the purpose.
