@@ -89,6 +89,7 @@ def extension():
     sources = glob("csrc/*.cpp") + glob("csrc/cpu/*.cpp") + glob("csrc/ladder/*.cpp") + [ladder_lessons()]
     options = dict(
         depends=sorted(glob("csrc/**/*.*", recursive=True)),
+        include_dirs=[str(ROOT / "csrc" / "missing")],  # what torch's headers need and its wheels lack
         py_limited_api=True,  # for torch: do not link torch_python
         extra_compile_args={"cxx": CXX_FLAGS, "nvcc": NVCC_FLAGS},
     )

@@ -18,8 +18,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function_unary
 
 from . import _library
+from ._replace import replace_torch_sum
 
-__all__ = ["__version__", "explain", "ladder", "mean", "sum"]
+__all__ = ["__version__", "explain", "ladder", "mean", "replace_torch_sum", "sum"]
 
 __version__ = "0.1.0"
 

@@ -1,0 +1,144 @@
+// Gradients, as torch generates them for its own ops: a Node, and the op on tangents in forward mode. Both are made of torch's
+// differentiable ops, so that they serve each other, torch.func, tracing, and derivatives of any order.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+#include <torch/library.h>
+
+#include "backend.h"
+#include "operations.h"
+
+namespace gpureduce {
+
+namespace {
+
+using torch::autograd::variable_list;
+using Sizes = std::vector<c10::SymInt>;
+using Dims = std::vector<int64_t>;
+
+// What a backward pass needs of the input: no data. `dims` are the reduced ones, in ascending order.
+struct Saved {
+  Sizes sizes;
+  Dims dims;
+  bool keepdim = false;
+  at::ScalarType dtype = at::kFloat;
+
+  // f(sizes), ...: all of it, in a fixed order.
+  template <class Self, class F>
+  static void each(Self& self, F f) {
+    f(self.sizes);
+    f(self.dims);
+    f(self.keepdim);
+    f(self.dtype);
+  }
+};
+
+// The input's gradient: a view of the result's, unless its dtype is another one. Whatever computes does so before the expand.
+template <class Op>
+variable_list backward(at::Tensor grad, const Saved& input) {
+  if (!grad.defined()) return {at::Tensor()};
+  if constexpr (Op::is_mean) {
+    c10::SymInt count = 1;
+    for (int64_t d : input.dims) count *= input.sizes[d];
+    grad = grad.div(count);
+  }
+  if (grad.is_complex() && !at::isComplexType(input.dtype)) grad = at::real(grad);
+  if (grad.scalar_type() != input.dtype) grad = grad.to(input.dtype);
+  if (!input.keepdim) {
+    int64_t leading = 0;  // these the expand adds by itself
+    for (int64_t d : input.dims) {
+      if (d == leading) ++leading;
+      else grad = grad.unsqueeze(d - leading);
+    }
+  }
+  return {grad.expand_symint(input.sizes)};
+}
+
+template <class Op>
+struct Backward : torch::autograd::TraceableFunction {
+  Saved input;
+
+  variable_list apply(variable_list&& grads) override { return backward<Op>(std::move(grads[0]), input); }
+
+  std::string name() const override { return std::string("gpureduce_") + Op::name + "_backward"; }
+
+  // For compiled autograd: what to specialize on and what to trace, as torch generates it.
+  void compiled_args(torch::autograd::CompiledNodeArgs& args) const override {
+    Saved::each(input, [&](const auto& field) { args.collect(field); });
+  }
+
+  variable_list apply_with_saved(const variable_list& grads, torch::autograd::SwapSavedVariables& saved) override {
+    namespace compiled = torch::dynamo::autograd;
+    Saved::each(input, [&](auto& field) { saved.before(field); });
+    compiled::PackedArgs packed;
+    std::vector<at::TypePtr> types;
+    Saved::each(input, [&](const auto& field) {
+      packed.pack(field);
+      types.push_back(compiled::IValuePacker<std::decay_t<decltype(field)>>::packed_type());
+    });
+    const auto& compiler = compiled::getPyCompilerInterface();
+    const std::string bound = compiler->bind_function(saved.get_py_compiler(), name(), apply_packed, types);
+    const auto metadata = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
+        compiled::get_input_metadata(next_edges()));
+    variable_list result =
+        compiler->call_function(saved.get_py_compiler(), "apply_functional", bound, grads, packed.vec(), metadata);
+    Saved::each(input, [&](auto& field) { saved.after(field); });
+    return result;
+  }
+
+  static variable_list apply_packed(const variable_list& grads, const std::vector<c10::IValue>& arguments) {
+    torch::dynamo::autograd::PackedArgs packed(arguments);
+    Saved input;
+    Saved::each(input, [&](auto& field) { field = packed.unpack<std::decay_t<decltype(field)>>(); });
+    return backward<Op>(grads[0], input);
+  }
+};
+
+template <class Op>
+at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype) {
+  const bool backward = torch::autograd::compute_requires_grad(self), forward = torch::autograd::isFwGradDefined(self);
+  at::Tensor result;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    result = functional<Op>().redispatch(keys & c10::after_autograd_keyset, self, dim, keepdim, dtype);
+  }
+  if (!(backward || forward) || !torch::autograd::isDifferentiableType(result.scalar_type())) return result;
+  if (backward) {
+    const std::shared_ptr<Backward<Op>> node(new Backward<Op>, torch::autograd::deleteNode);
+    node->set_next_edges(torch::autograd::collect_next_edges(self));
+    const DimMask reduce = reduced_dims(dim, self.dim());
+    for (int64_t d = 0; d < self.dim(); ++d)
+      if (reduce[d]) node->input.dims.push_back(d);
+    node->input.sizes = self.sym_sizes().vec();
+    node->input.keepdim = keepdim;
+    node->input.dtype = self.scalar_type();
+    torch::autograd::set_history(result, node);
+  }
+  if (forward)
+    result._set_fw_grad(functional<Op>().call(self._fw_grad(/*level=*/0), dim, keepdim, dtype), /*level=*/0,
+                        /*is_inplace_op=*/false);
+  return result;
+}
+
+template <class Op>
+at::Tensor& reduce_out(c10::DispatchKeySet keys, const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype,
+                       at::Tensor& out) {
+  if (torch::autograd::compute_requires_grad(self, out)) torch::autograd::throw_error_out_requires_grad(Op::name);
+  TORCH_CHECK_NOT_IMPLEMENTED(!torch::autograd::isFwGradDefined(self) && !torch::autograd::isFwGradDefined(out),
+                              "Trying to use forward AD with ", Op::name,
+                              "_out that does not support it because it is an out= function");
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return out_variant<Op>().redispatch(keys & c10::after_autograd_keyset, self, dim, keepdim, dtype, out);
+}
+
+}  // namespace
+
+}  // namespace gpureduce
+
+TORCH_LIBRARY_IMPL(gpureduce, Autograd, m) {
+#define GPUREDUCE_REGISTER(op, ...)                                   \
+  m.impl(#op, TORCH_FN(gpureduce::reduce<gpureduce::operation::op>)); \
+  m.impl(#op ".out", TORCH_FN(gpureduce::reduce_out<gpureduce::operation::op>));
+  GPUREDUCE_OPERATIONS(GPUREDUCE_REGISTER)
+#undef GPUREDUCE_REGISTER
+}

@@ -1,0 +1,157 @@
+// torch's own reductions on ours: while a replacement is on, aten's kernel for a device is one that calls our op, below
+// autograd, autocast and vmap, so all that torch does around its op stays torch's. It is put on the dispatcher's stack of
+// kernels and taken from there again, which brings back the original exactly.
+#include <ATen/MemoryOverlap.h>
+#include <ATen/ops/sum_cpu_dispatch.h>
+#include <torch/library.h>
+
+#ifdef GPUREDUCE_WITH_CUDA
+#include <ATen/ops/sum_cuda_dispatch.h>
+#endif
+
+#include <memory>
+#include <mutex>
+
+#include "operations.h"
+
+namespace gpureduce {
+
+namespace {
+
+using c10::DispatchKey;
+
+// What is replaced: names, result dtype, and torch's kernels, which are called without the dispatcher.
+struct Sum : operation::sum {
+  static constexpr const char *aten = "sum.dim_IntList", *aten_out = "sum.IntList_out";
+
+  static at::ScalarType result(at::ScalarType input, Dtype dtype) {
+    return dtype.value_or(at::isIntegralType(input, /*includeBool=*/true) ? at::kLong : input);
+  }
+
+  template <DispatchKey key>
+  static at::Tensor original(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype) {
+#ifdef GPUREDUCE_WITH_CUDA
+    if constexpr (key == DispatchKey::CUDA) return at::cuda::sum(self, dim, keepdim, dtype);
+#endif
+    return at::cpu::sum(self, dim, keepdim, dtype);
+  }
+
+  template <DispatchKey key>
+  static at::Tensor& original_out(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype,
+                                  at::Tensor& out) {
+#ifdef GPUREDUCE_WITH_CUDA
+    if constexpr (key == DispatchKey::CUDA) return at::cuda::sum_out(out, self, dim, keepdim, dtype);
+#endif
+    return at::cpu::sum_out(out, self, dim, keepdim, dtype);
+  }
+};
+
+// The dtypes that both sides know. torch has no sum of float8, so ours cannot have its result dtype.
+bool is_common(at::ScalarType type) {
+  return at::isIntegralType(type, /*includeBool=*/true) || at::isComplexType(type) || type == at::kDouble ||
+         type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
+}
+
+// Everything else, and with it every error about it, is the original's.
+template <class Op>
+bool is_taken(const at::Tensor& self, Dtype dtype) {
+  return is_common(self.scalar_type()) && is_common(Op::result(self.scalar_type(), dtype)) && !self.has_names();
+}
+
+template <class Op, DispatchKey key>
+at::Tensor reduce(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype) {
+  if (!is_taken<Op>(self, dtype)) return Op::template original<key>(self, dim, keepdim, dtype);
+  return functional<Op>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim, dtype);
+}
+
+template <class Op, DispatchKey key>
+at::Tensor& reduce_out(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype, at::Tensor& out) {
+  const at::ScalarType result = out.scalar_type();
+  if (!is_taken<Op>(self, result) || dtype.value_or(result) != result || out.has_names() || out.layout() != at::kStrided ||
+      out.device() != self.device() || at::has_internal_overlap(out) == at::MemOverlap::Yes)
+    return Op::template original_out<key>(self, dim, keepdim, dtype, out);
+  return out_variant<Op>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim, result, out);
+}
+
+// Functions known when compiling: a call under way in another thread needs nothing that taking them out would free.
+template <class Op, DispatchKey key>
+void kernels(torch::Library& library) {
+  library.impl(Op::aten, TORCH_FN((reduce<Op, key>)));
+  library.impl(Op::aten_out, TORCH_FN((reduce_out<Op, key>)));
+}
+
+// The dispatcher says, once a process, that a kernel covers another. Here that is the purpose.
+struct Silence : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+// One device's replacement: on while it was switched on more often than off.
+class Replacement {
+ public:
+  Replacement(DispatchKey key, void (*kernels)(torch::Library&)) : key_(key), kernels_(kernels) {}
+
+  void on() {
+    if (count_++ > 0) return;
+    try {
+      install();
+    } catch (...) {
+      count_ = 0;
+      throw;
+    }
+  }
+
+  void off() {
+    if (--count_ == 0) library_.reset();
+  }
+
+  int64_t count() const { return count_; }
+
+ private:
+  void install() {
+    Silence silence;
+    const c10::WarningUtils::WarningHandlerGuard guard(&silence);
+    auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key_, __FILE__, __LINE__);
+    kernels_(*library);
+    library_ = std::move(library);
+  }
+
+  DispatchKey key_;
+  void (*kernels_)(torch::Library&);
+  int64_t count_ = 0;
+  std::unique_ptr<torch::Library> library_;
+};
+
+Replacement& replacement(const std::string& device) {
+  static auto* cpu = new Replacement(DispatchKey::CPU, kernels<Sum, DispatchKey::CPU>);
+  if (device == "cpu") return *cpu;
+  TORCH_CHECK_VALUE(device == "cuda", "replace_torch_sum: devices are 'cuda' and 'cpu', not '", device, "'");
+#ifdef GPUREDUCE_WITH_CUDA
+  static auto* cuda = new Replacement(DispatchKey::CUDA, kernels<Sum, DispatchKey::CUDA>);
+  return *cuda;
+#else
+  TORCH_CHECK(false, "replace_torch_sum: this library was built without CUDA; it can replace the sum of devices=\"cpu\"");
+#endif
+}
+
+// All devices or, where one is refused, none.
+void replace_torch_sum(bool on, const std::vector<std::string>& devices) {
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::vector<Replacement*> chosen;
+  for (const std::string& device : devices) {
+    chosen.push_back(&replacement(device));
+    for (size_t i = 0; i + 1 < chosen.size(); ++i)
+      TORCH_CHECK_VALUE(chosen[i] != chosen.back(), "replace_torch_sum: devices names '", device, "' twice");
+    TORCH_CHECK(on || chosen.back()->count() > 0, "replace_torch_sum: off() without on(), on device '", device, "'");
+  }
+  for (Replacement* one : chosen) on ? one->on() : one->off();
+}
+
+}  // namespace
+
+}  // namespace gpureduce
+
+TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
+  m.def("_replace_torch_sum(bool on, str[] devices) -> ()",
+        [](bool on, std::vector<std::string> devices) { gpureduce::replace_torch_sum(on, devices); });
+}

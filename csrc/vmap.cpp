@@ -1,0 +1,49 @@
+// torch.vmap: a batched input is one reduction, with its dims counted past the batch's. No copy, no loop; and as an output's
+// bits depend on its elements alone, those of the calls one by one. Writing `out` is left to torch's fallback, which refuses it
+// as it does for torch.sum.
+#include <ATen/functorch/BatchedTensorImpl.h>
+#include <ATen/functorch/DynamicLayer.h>
+#include <ATen/functorch/PlumbingHelper.h>
+#include <torch/library.h>
+
+#include "backend.h"
+#include "operations.h"
+
+namespace gpureduce {
+
+namespace {
+
+namespace functorch = at::functorch;
+
+template <class Op>
+at::Tensor reduce_batched(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype) {
+  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
+  const auto layer = functorch::maybeCurrentDynamicLayer();
+  TORCH_CHECK(layer.has_value(), Op::name, ": the input is a batched tensor that has left its torch.vmap");
+  auto [value, batch_dim] = functorch::unwrapTensorAtLevel(self, layer->layerId());
+  if (!batch_dim) return functional<Op>().call(self, dim, keepdim, dtype);
+
+  const int64_t rank = value.dim() - 1, batch = *batch_dim;
+  const DimMask reduce = reduced_dims(dim, rank);
+  c10::SmallVector<int64_t, kCommonRank> dims;
+  for (int64_t d = 0; d < rank; ++d)
+    if (reduce[d]) dims.push_back(d + (d >= batch));
+  if (rank == 0) {  // a batch of scalars: no dims at all would mean all of them
+    value = value.unsqueeze(1);
+    dims.push_back(1);
+    keepdim = false;
+  }
+  const auto before = std::count_if(dims.begin(), dims.end(), [&](int64_t d) { return d < batch; });
+  at::Tensor result = functional<Op>().call(value, at::IntArrayRef(dims), keepdim, dtype);
+  return functorch::makeBatched(std::move(result), keepdim ? batch : batch - before, layer->layerId());
+}
+
+}  // namespace
+
+}  // namespace gpureduce
+
+TORCH_LIBRARY_IMPL(gpureduce, FuncTorchBatched, m) {
+#define GPUREDUCE_REGISTER(op, ...) m.impl(#op, TORCH_FN(gpureduce::reduce_batched<gpureduce::operation::op>));
+  GPUREDUCE_OPERATIONS(GPUREDUCE_REGISTER)
+#undef GPUREDUCE_REGISTER
+}

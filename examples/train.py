@@ -1,0 +1,116 @@
+"""Trains a small transformer classifier twice, and compares all losses bit by bit.
+
+    python examples/train.py [--compile] [--device cuda] [--small]
+
+The task, on data made here: which of four letters is the most frequent in a text of varying length? Pooling over time,
+the loss and the accuracy are sums of torch_reduce; gradients flow through them. All else is told to be deterministic.
+"""
+
+import os
+import sys
+import time
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch: for deterministic matrix products
+
+import torch
+import torch.nn.functional as F
+from _options import name_of, parser
+from torch import nn
+
+import torch_reduce
+
+CLASSES, LETTERS = 4, 12
+
+
+class Block(nn.Module):
+    """Attention and a perceptron, each normalized before and added."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x, mask):
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norms[0](x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(~mask[:, None, None], -torch.inf)
+        x = x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.norms[1](x))
+
+
+class Classifier(nn.Module):
+    """Letters -> logits."""
+
+    def __init__(self, width, heads, layers, length):
+        super().__init__()
+        self.letters, self.places = nn.Linear(LETTERS, width), nn.Parameter(torch.randn(length, width) / 10)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, text, mask):
+        x = self.letters(F.one_hot(text, LETTERS).to(self.places.dtype)) + self.places
+        for block in self.blocks:
+            x = block(x, mask)
+        count = torch_reduce.sum(mask, 1, keepdim=True)
+        return self.head(torch_reduce.sum(x * mask[..., None], 1) / count)  # the mean over the letters that are there
+
+
+def make_batch(generator, batch, length, device):
+    """(text, which letters are there, the most frequent of the first four)."""
+    text = torch.randint(LETTERS, (batch, length), generator=generator)
+    lengths = torch.randint(length // 2, length + 1, (batch, 1), generator=generator)
+    mask = torch.arange(length) < lengths
+    counts = torch_reduce.sum(F.one_hot(text, LETTERS) * mask[..., None], 1)[:, :CLASSES]
+    return text.to(device), mask.to(device), counts.argmax(1).to(device)
+
+
+def step(model, text, mask, target):
+    """The mean loss, and how many were right."""
+    logits = model(text, mask)
+    losses = F.cross_entropy(logits, target, reduction="none")
+    return torch_reduce.sum(losses) / len(target), torch_reduce.sum(logits.argmax(1) == target)
+
+
+def train(options, width, heads, layers, length, batch, steps):
+    """All losses."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    model = Classifier(width, heads, layers, length).to(options.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    run = torch.compile(step, fullgraph=True) if options.compile else step
+    losses, right, begin, every = [], 0, time.perf_counter(), max(1, steps // 5)
+    for i in range(1, steps + 1):
+        optimizer.zero_grad()
+        loss, hits = run(model, *make_batch(generator, batch, length, options.device))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+        right += hits
+        if i % every == 0:
+            ms = (time.perf_counter() - begin) * 1e3 / every
+            share = right.item() / every / batch
+            print(f"  step {i:4}   loss {loss.item():.4f}   right {share:4.0%}   {ms:.1f} ms a step", flush=True)
+            right, begin = 0, time.perf_counter()
+    return torch.stack(losses)
+
+
+def main():
+    made = parser(__doc__)
+    made.add_argument("--compile", action="store_true", help="with torch.compile")
+    options = made.parse_args()
+    torch.use_deterministic_algorithms(True)
+    big = dict(width=128, heads=4, layers=2, length=64, batch=128, steps=400)
+    small = dict(width=16, heads=2, layers=1, length=12, batch=16, steps=10)
+    runs = []
+    for i in (1, 2):
+        print(f"run {i} on {name_of(options.device)}{', compiled' if options.compile else ''}")
+        runs.append(train(options, **(small if options.small else big)))
+    different = int((runs[0].view(torch.int32) != runs[1].view(torch.int32)).sum())
+    print(f"{different} of {len(runs[0])} losses differ between the runs, in any bit")
+    sys.exit(different > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""torch.compile with Inductor, torch.export, AOTInductor: no graph break, no recompilation, eager's bits and strides.
+
+tests/test_meta.py has what needs no code generation: tracing, fake tensors, AOTAutograd.
+"""
+
+import pytest
+import torch
+
+import torch_reduce
+from support import assert_same_bits, data
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script", "ignore:.*TF32|.*tensor cores")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Nothing compiled before."""
+    torch._dynamo.reset()
+
+
+def same(got, wanted):
+    """Bits, dtypes and strides."""
+    for ours, theirs in zip(got, wanted, strict=True):
+        assert ours.stride() == theirs.stride()
+        assert_same_bits(ours, theirs)
+
+
+def calls(x):
+    """The op in the forms in which models have it, between things that Inductor fuses."""
+    y = torch.relu(x) + 1
+    return (
+        torch_reduce.sum(y),
+        torch_reduce.sum(y, 0) * 2,
+        torch_reduce.sum(y, (0, -1), keepdim=True),
+        torch_reduce.sum(y.transpose(0, 1), -1),
+        torch_reduce.sum(x[:, ::2].permute(2, 0, 1), 0),
+        torch.ops.gpureduce.sum(y, [1], dtype=torch.float64),
+    )
+
+
+def test_inductor(device):
+    """fullgraph and dynamic: one compilation serves all sizes, with eager's bits and strides."""
+    compiled = torch.compile(calls, fullgraph=True, dynamic=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for shape in ((5, 70, 9), (8, 4097, 6), (300, 20, 33)):
+            x = data(shape, "float32", device=device)
+            same(compiled(x), calls(x))
+
+
+def test_no_graph_break():
+    """The function and the operator are both one node of one graph."""
+    explanation = torch._dynamo.explain(calls)(torch.ones(5, 7, 9))
+    assert explanation.graph_break_count == 0 and explanation.graph_count == 1
+    (graph,) = explanation.graphs
+    assert str(graph.graph).count("gpureduce.sum") == 6
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int32"])
+def test_no_recompilation(name, device):
+    """Without dynamic=True: the first size is compiled as it is, the second for all, and then no more."""
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda x: torch_reduce.sum(x, -1), fullgraph=True, backend=counter)
+    for shape in ((3, 50), (4, 60)):
+        compiled(data(shape, name, device=device))
+    assert counter.frame_count == 2
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for shape in ((9, 4097), (2, 2), (500, 30), (7, 10_000)):
+            x = data(shape, name, device=device)
+            assert_same_bits(compiled(x), torch_reduce.sum(x, -1))
+    assert counter.frame_count == 2
+
+
+def test_guards_know_zero_and_one(device):
+    """Sizes of 0 and 1 may recompile, and are right."""
+    compiled = torch.compile(lambda x: torch_reduce.sum(x, 1), fullgraph=True, backend="aot_eager")
+    for shape in ((3, 50), (3, 1), (1, 50), (0, 50), (3, 0), (4, 60)):
+        x = data(shape, "float32", device=device)
+        same([compiled(x)], [torch_reduce.sum(x, 1)])
+
+
+def test_out(device):
+    """out= under Inductor writes out, of any strides."""
+
+    def function(x, out):
+        torch_reduce.sum(x, 1, out=out)
+        return out + 1
+
+    x = data((5, 700), "float32", device=device)
+    buffer, twin = torch.zeros(10, device=device), torch.zeros(10, device=device)
+    same([torch.compile(function)(x, buffer[::2])], [function(x, twin[::2])])
+    assert_same_bits(buffer, twin)
+
+
+def test_reduce_overhead(cuda):
+    """mode="reduce-overhead" runs it in CUDA graphs, with eager's bits on changed data."""
+    compiled = torch.compile(calls, fullgraph=True, mode="reduce-overhead")
+    for seed in range(5):
+        x = data((64, 500, 9), "float32", seed=seed, device=cuda)
+        torch.compiler.cudagraph_mark_step_begin()
+        got = [y.clone() for y in compiled(x)]
+        same(got, calls(x))
+    trees = torch._inductor.cudagraph_trees.get_container(torch.cuda.current_device()).tree_manager
+    assert trees is not None and trees.roots, "it did not run in a CUDA graph"
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+def loss(x, weight):
+    """A weighted and a squared sum."""
+    return torch_reduce.sum(torch_reduce.sum(x * weight, 1) ** 2) + torch_reduce.sum(x, (0, 1), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_backward(backend, device):
+    """Compiled forward and backward passes give eager's gradients."""
+    x, weight = (data((6, 300), "float32", seed=s, device=device).requires_grad_() for s in (1, 2))
+    wanted = torch.autograd.grad(loss(x, weight), (x, weight))
+    compiled = torch.compile(loss, fullgraph=True, backend=backend, dynamic=True)
+    for ours, theirs in zip(torch.autograd.grad(compiled(x, weight), (x, weight)), wanted, strict=True):
+        assert ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)  # what Inductor fuses may be contracted
+
+
+# --- export and AOTInductor -------------------------------------------------------------------------------------------
+
+
+class Pooling(torch.nn.Module):
+    """A masked mean over time, as before a classifier. The mask is counted with dtype=, or converted before."""
+
+    def __init__(self, convert=False):
+        super().__init__()
+        self.convert = convert
+
+    def forward(self, x, mask):
+        if self.convert:
+            count = torch_reduce.sum(mask.to(x.dtype), 1, keepdim=True)
+        else:
+            count = torch_reduce.sum(mask, 1, keepdim=True, dtype=x.dtype)
+        return torch_reduce.sum(x * mask[..., None], 1) / count, count
+
+
+def pooling_inputs(batch, length, device, name="float32"):
+    x = data((batch, length, 12), name, seed=batch, device=device)
+    return x, torch.arange(length, device=device).expand(batch, length) < length - 1
+
+
+def export(model, device):
+    """The model, exported for any batch and length."""
+    batch, length = torch.export.Dim("batch", min=2, max=1000), torch.export.Dim("length", min=2, max=100_000)
+    sizes = {0: batch, 1: length}
+    return torch.export.export(model, pooling_inputs(4, 50, device), dynamic_shapes={"x": sizes, "mask": sizes})
+
+
+@pytest.fixture(scope="module")
+def exported(device):
+    return export(Pooling(), device)
+
+
+SIZES = [(4, 50), (9, 4097), (2, 3)]
+
+
+def test_export(exported, device, tmp_path):
+    """An exported program with dynamic sizes holds the op, survives saving, and gives eager's bits."""
+    assert "gpureduce.sum.default" in str(exported.graph)
+    torch.export.save(exported, tmp_path / "pooling.pt2")
+    loaded = torch.export.load(tmp_path / "pooling.pt2")
+    for sizes in SIZES:
+        inputs = pooling_inputs(*sizes, device)
+        same(exported.module()(*inputs), Pooling()(*inputs))
+        same(loaded.module()(*inputs), Pooling()(*inputs))
+
+
+def test_export_decomposed(exported, device):
+    """Decomposition to core ATen leaves the op whole."""
+    program = exported.run_decompositions()
+    assert str(program.graph).count("gpureduce.sum.default") == 2
+    inputs = pooling_inputs(9, 4097, device)
+    same(program.module()(*inputs), Pooling()(*inputs))
+
+
+def test_aot_inductor(device, tmp_path):
+    """An AOTInductor package, loaded and run without the model's Python, gives eager's bits for other sizes."""
+    # torch 2.11 reads a dtype= of any custom op as another one (pytorch/pytorch#169157)
+    model = Pooling(convert=torch.__version__ < "2.12")
+    path = torch._inductor.aoti_compile_and_package(export(model, device), package_path=str(tmp_path / "pooling.pt2"))
+    package = torch._inductor.aoti_load_package(path)
+    for sizes in SIZES:
+        inputs = pooling_inputs(*sizes, device)
+        (mean, count), (wanted_mean, wanted_count) = package(*inputs), model(*inputs)
+        same([count], [wanted_count])
+        assert mean.stride() == wanted_mean.stride()
+        torch.testing.assert_close(mean, wanted_mean, rtol=1e-6, atol=0)  # Inductor may turn a division round

@@ -1,0 +1,520 @@
+"""replace_torch_sum: what reaches our kernel, what stays with torch's, and that all is as before when it is off."""
+
+import subprocess
+import sys
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_reduce
+from support import assert_same_bits, data, dtype_of, opinfo
+from torch_reduce import replace_torch_sum
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Casting complex values",
+    "ignore:ComplexHalf support",
+    "ignore:Sparse CSR",
+    "ignore:The PyTorch API of nested",
+)
+
+OPINFO = opinfo()
+KERNELS = ("aten::sum.dim_IntList", "aten::sum.IntList_out", "aten::sum", "aten::sum.out")
+
+
+def tables():
+    """The dispatcher's tables of all that is replaced and of what calls it."""
+    return [torch._C._dispatch_dump(name) + torch._C._dispatch_dump_table(name) for name in KERNELS]
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    """Whatever a test does, at its end the dispatcher is as it was."""
+    before = tables()
+    yield
+    assert tables() == before
+
+
+@pytest.fixture
+def x(device):
+    """Rows whose sums by torch's own kernel have other bits than ours: so it is to be seen who made a sum."""
+    x = data((64, 5000), "float32", device=device)
+    assert not torch.equal(torch.sum(x, 1), torch_reduce.sum(x, 1))
+    assert not torch.equal(torch.sum(x, 0), torch_reduce.sum(x, 0))
+    return x
+
+
+# --- what takes ours --------------------------------------------------------------------------------------------------
+
+
+def gradient(function, *shape):
+    """The gradient of a ones tensor, of `function`'s result weighted."""
+
+    def call(x):
+        leaf = torch.ones(shape, device=x.device, requires_grad=True)
+        return torch.autograd.grad(function(leaf, x), leaf, x)[0]
+
+    return call
+
+
+def each(function):
+    """`function` on every row: of many scalars, at least one shows another order."""
+    return lambda x: torch.stack([function(row) for row in x])
+
+
+ROWS = each(torch_reduce.sum)
+
+# name -> (a call on x, the sum that it is to be)
+REACHED = {
+    "torch.sum": (each(torch.sum), ROWS),
+    "torch.sum of a dim": (lambda x: torch.sum(x, 1), lambda x: torch_reduce.sum(x, 1)),
+    "Tensor.sum": (each(lambda row: row.sum()), ROWS),
+    "Tensor.sum of dims": (
+        lambda x: x.view(64, 50, 100).sum((0, 2), True),
+        lambda x: torch_reduce.sum(x.view(64, 50, 100), (0, 2), True),
+    ),
+    "dtype": (
+        lambda x: x.bfloat16().sum(1, dtype=torch.float32),
+        lambda x: torch_reduce.sum(x.bfloat16(), 1, dtype=torch.float32),
+    ),
+    "out": (lambda x: torch.sum(x, 1, out=x.new_empty(64)), lambda x: torch_reduce.sum(x, 1)),
+    "out of all": (each(lambda row: torch.ops.aten.sum.out(row, out=row.new_empty(()))), ROWS),
+    "out in steps": (lambda x: torch.sum(x, 1, out=x.new_empty(128)[::2]), lambda x: torch_reduce.sum(x, 1)),
+    "sum_to_size": (lambda x: x.sum_to_size(1, 5000), lambda x: torch_reduce.sum(x, 0, True)),
+    "einops-like": (lambda x: x.t().sum(0), lambda x: torch_reduce.sum(x, 1)),
+    "numpy's names": (lambda x: x.sum(axis=1, keepdims=True), lambda x: torch_reduce.sum(x, 1, True)),
+    "a broadcast row": (gradient(lambda leaf, x: leaf + x, 5000), lambda x: torch_reduce.sum(x, 0)),
+    "a broadcast column": (gradient(lambda leaf, x: x - leaf, 64, 1), lambda x: -torch_reduce.sum(x, 1, True)),
+    "a broadcast product": (gradient(lambda leaf, x: leaf * x, 64, 1), lambda x: torch_reduce.sum(x * x, 1, True)),
+    "expand": (gradient(lambda leaf, x: leaf.expand_as(x), 5000), lambda x: torch_reduce.sum(x, 0)),
+    "l1_loss": (
+        each(lambda row: F.l1_loss(row, -row, reduction="sum")),
+        each(lambda row: torch_reduce.sum(2 * row.abs())),
+    ),
+    "kl_div": (
+        each(lambda row: F.kl_div(row, row.abs(), reduction="sum")),
+        each(lambda row: torch_reduce.sum(F.kl_div(row, row.abs(), reduction="none"))),
+    ),
+    "vmap": (lambda x: torch.vmap(torch.sum)(x), lambda x: torch_reduce.sum(x, 1)),
+    "func.grad": (
+        lambda x: torch.func.vjp(lambda b: b + x, x.new_ones(5000))[1](x)[0],
+        lambda x: torch_reduce.sum(x, 0),
+    ),
+    "inference mode": (torch.inference_mode()(lambda x: x.sum(1)), lambda x: torch_reduce.sum(x, 1)),
+    "TorchScript": (
+        lambda x: torch.jit.trace(lambda t: t.sum(1), x, check_trace=False)(x),
+        lambda x: torch_reduce.sum(x, 1),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
+@pytest.mark.parametrize("call", list(REACHED))
+def test_reached(call, x, device):
+    """All that comes to aten's sum has our bits inside, and torch's own before and after."""
+    function, ours = REACHED[call]
+    before = function(x)
+    assert not torch.equal(before, ours(x))
+    with replace_torch_sum(device):
+        inside = function(x)
+    assert inside.stride() == before.stride()
+    assert_same_bits(inside, ours(x))
+    assert_same_bits(function(x), before)
+
+
+def test_no_python_in_a_call(x, device):
+    """No Python function runs when a sum does."""
+    calls = []
+    with replace_torch_sum(device):
+        x.sum(1)
+        sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+        try:
+            x.sum(1)
+        finally:
+            sys.setprofile(None)
+    assert not calls
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_autocast(name, x, device):
+    """Under autocast the dtype is torch's, and the bits are ours."""
+    half = x.to(dtype_of(name))
+    with torch.autocast(device, dtype_of(name)):
+        before = torch.sum(half, 1)
+        with replace_torch_sum(device):
+            inside = torch.sum(half, 1)
+    assert inside.dtype == before.dtype
+    assert_same_bits(inside, torch_reduce.sum(half, 1, dtype=before.dtype))
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_backward_of_a_broadcast_is_batch_invariant(name, device):
+    """The gradient of a broadcast addend has the same bits alone and in every batch."""
+    upstream = data((512, 3000), name, device=device)
+    addend = torch.zeros(512, 1, dtype=dtype_of(name), device=device, requires_grad=True)
+
+    def gradient(rows):
+        sums = addend[:rows] + torch.zeros_like(upstream[:rows])
+        return torch.autograd.grad(sums, addend, upstream[:rows])[0][:rows]
+
+    with replace_torch_sum(device):
+        whole = gradient(512)
+        for rows in (1, 2, 7, 64, 511):
+            assert_same_bits(gradient(rows), whole[:rows])
+    assert_same_bits(whole, torch_reduce.sum(upstream, 1, True))
+
+
+class Model(torch.nn.Module):
+    """A layer with a broadcast bias and scale, hand-written normalization, and pooling: sums forwards and backwards."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weight = torch.nn.Parameter(torch.randn(60, 60, generator=generator) / 8)
+        self.bias = torch.nn.Parameter(torch.zeros(60))
+        self.scale = torch.nn.Parameter(torch.ones(60))
+
+    def forward(self, x):
+        x = torch.tanh(x @ self.weight + self.bias) * self.scale
+        x = x - x.sum(-1, keepdim=True) / x.shape[-1]
+        return (x * x).sum(1)
+
+
+def train(device, steps=3):
+    """Losses, and the parameters after some steps."""
+    model = Model().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    x = data((40, 70, 60), "float32", seed=3, device=device).clamp(-1, 1)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.l1_loss(model(x), torch.zeros(40, 60, device=device), reduction="sum")
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [*losses, *(p.detach() for p in model.parameters())]
+
+
+def test_training(device):
+    """An unchanged module trains: near what torch's sums give, with other bits, and the same ones in every run."""
+    before = train(device)
+    with replace_torch_sum(device):
+        inside, again = train(device), train(device)
+    assert any(not torch.equal(a, b) for a, b in zip(inside, before, strict=True))
+    for a, b, c in zip(inside, before, again, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        assert_same_bits(a, c)
+
+
+LOSSES = {
+    "mse": lambda a, b, r: F.mse_loss(a, b, reduction=r),
+    "l1": lambda a, b, r: F.l1_loss(a, b, reduction=r),
+    "smooth_l1": lambda a, b, r: F.smooth_l1_loss(a, b, reduction=r),
+    "huber": lambda a, b, r: F.huber_loss(a, b, reduction=r),
+    "binary_cross_entropy": lambda a, b, r: F.binary_cross_entropy(a.sigmoid(), b.sigmoid(), reduction=r),
+    "with logits": lambda a, b, r: F.binary_cross_entropy_with_logits(a, b.sigmoid(), reduction=r),
+    "kl_div": lambda a, b, r: F.kl_div(a.log_softmax(1), b.softmax(1), reduction=r),
+    "poisson_nll": lambda a, b, r: F.poisson_nll_loss(a, b.abs(), reduction=r),
+    "gaussian_nll": lambda a, b, r: F.gaussian_nll_loss(a, b, b.abs() + 1, reduction=r),
+    "soft_margin": lambda a, b, r: F.soft_margin_loss(a, b.sign(), reduction=r),
+    "hinge_embedding": lambda a, b, r: F.hinge_embedding_loss(a, b.sign(), reduction=r),
+    "cosine_embedding": lambda a, b, r: F.cosine_embedding_loss(a, b, b.sign()[:, 0], reduction=r),
+    "margin_ranking": lambda a, b, r: F.margin_ranking_loss(a, b, b.sign(), reduction=r),
+    "triplet": lambda a, b, r: F.triplet_margin_loss(a, b, a - b, reduction=r),
+    "cross_entropy": lambda a, b, r: F.cross_entropy(a, b.softmax(1), reduction=r),
+}
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("loss", list(LOSSES))
+def test_losses(loss, reduction, device):
+    """torch.nn's losses and their gradients stay right."""
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(30, 40, generator=generator, dtype=torch.float64).to(device) for _ in range(2))
+
+    def call(dtype):
+        leaf = a.to(dtype).requires_grad_()
+        value = LOSSES[loss](leaf, b.to(dtype), reduction)
+        return value.detach(), torch.autograd.grad(value, leaf)[0]
+
+    wanted = call(torch.float64)
+    with replace_torch_sum(device):
+        found = call(torch.float32)
+    for ours, exact in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-4)
+
+
+# --- torch's own tests of its sum -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", sorted(OPINFO.dtypes | OPINFO.dtypesIfCUDA, key=str), ids=str)
+def test_opinfo_samples(dtype, device):
+    """On OpInfo's sample and reference inputs: the original's dtype, shape and strides, and NumPy's values."""
+    if dtype not in OPINFO.supported_dtypes(device):
+        pytest.skip(f"torch.sum has no {dtype} on {device}")
+    samples = [
+        *OPINFO.sample_inputs(device, dtype, requires_grad=False),
+        *OPINFO.reference_inputs(device, dtype, requires_grad=False),
+    ]
+    assert len(samples) >= 20
+    for sample in samples:
+        original = OPINFO(sample.input, *sample.args, **sample.kwargs)
+        with replace_torch_sum(device):
+            ours = OPINFO(sample.input, *sample.args, **sample.kwargs)
+        assert (ours.dtype, ours.shape, ours.stride()) == (original.dtype, original.shape, original.stride()), sample
+        wide = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}.get(dtype, dtype)
+        numpy = sample.transform(lambda t, wide=wide: t.to(wide) if isinstance(t, torch.Tensor) else t).numpy()
+        exact = torch.from_numpy(np.asarray(OPINFO.ref(numpy.input, *numpy.args, **numpy.kwargs)))
+        # (NumPy's sum has a fixed order as well, and a float16 one no wide accumulator)
+        tolerance = dict(rtol=0.02, atol=0.02) if dtype.itemsize // (1 + dtype.is_complex) == 2 else {}
+        torch.testing.assert_close(ours.cpu().to(exact.dtype), exact, equal_nan=True, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+def test_opinfo_gradients(dtype, device):
+    """gradcheck and gradgradcheck on OpInfo's samples, forward mode and batched gradients too."""
+    samples = [s for s in OPINFO.sample_inputs(device, dtype, requires_grad=True) if s.input.numel()]
+    with replace_torch_sum(device):
+        for sample in samples[:12]:
+
+            def function(x, sample=sample):
+                return OPINFO(x, *sample.args, **sample.kwargs)
+
+            assert torch.autograd.gradcheck(function, sample.input, check_forward_ad=True, check_batched_grad=True)
+            assert torch.autograd.gradgradcheck(function, sample.input)
+
+
+# --- what stays with torch's ------------------------------------------------------------------------------------------
+
+
+def nested(device):
+    return torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], device=device)
+
+
+KEPT = {
+    "sparse": lambda d: torch.eye(3, device=d).to_sparse().sum(),
+    "sparse rows": lambda d: torch.sparse.sum(torch.eye(3, device=d).to_sparse(), 1).to_dense(),
+    "csr": lambda d: torch.eye(3, device=d).to_sparse_csr().sum(),
+    "nested": lambda d: nested(d).sum(-1).to_padded_tensor(0.0),
+    "jagged": lambda d: torch.nested.nested_tensor([torch.ones(2), torch.ones(4)], layout=torch.jagged, device=d).sum(
+        1
+    ),
+    "quantized": lambda d: torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.quint8).to(d).sum(),
+    "float8": lambda d: torch.ones(3, device=d).to(torch.float8_e5m2).sum(),
+    "to float8": lambda d: torch.ones(3, device=d).sum(dtype=torch.float8_e5m2),
+    "bits": lambda d: torch.empty(3, dtype=torch.bits8, device=d).sum(),
+    "meta": lambda d: torch.ones(3, 4, device="meta").sum(1).shape,
+    "zero tensor": lambda d: torch._efficientzerotensor(3, 4, device=d).sum(1),
+    "out of another dtype": lambda d: torch.sum(
+        torch.ones(3, device=d), 0, dtype=torch.float64, out=torch.ones((), device=d)
+    ),
+    "out elsewhere": lambda d: torch.sum(torch.ones(3, device=d), 0, out=torch.ones((), device="meta")),
+    "sparse out": lambda d: torch.sum(torch.ones(3, 3, device=d), 0, out=torch.zeros(3, device=d).to_sparse()),
+    "out that overlaps": lambda d: torch.sum(torch.ones(3, 4, device=d), 0, out=torch.ones(1, device=d).expand(4)),
+    "wrong dim": lambda d: torch.ones(3, 4, device=d).sum(2),
+    "dim twice": lambda d: torch.ones(3, 4, device=d).sum((0, -2)),
+    "an empty dim": lambda d: torch.ones(3, 0, device=d).sum(1),
+    "no dims": lambda d: torch.ones((), device=d).sum(0),
+    "conjugated": lambda d: torch.full((3, 4), 1 + 2j, device=d).conj().sum(1),
+}
+
+
+def outcome(call, device):
+    """What a call gives, or raises."""
+    try:
+        result = call(device)
+    except Exception as error:
+        return type(error), str(error).split("This could be because")[0]  # what follows lists all kernels, ours too
+    return str(result)
+
+
+@pytest.mark.parametrize("call", list(KEPT))
+def test_kept(call, device):
+    """What ours does not take, and every error, is as without us: class, message and result."""
+    before = outcome(KEPT[call], device)
+    with replace_torch_sum(device):
+        inside = outcome(KEPT[call], device)
+    if isinstance(before, tuple):
+        assert inside[0] is before[0] and before[1] in inside[1]
+    else:
+        assert inside == before
+
+
+@pytest.mark.filterwarnings("ignore:Named tensors")
+def test_names_are_kept(device):
+    """Named tensors keep their names."""
+    x = torch.ones(3, 4, names=("N", "C"), device=device)
+    with replace_torch_sum(device):
+        assert x.sum("C").names == ("N",)
+        assert x.sum(0).tolist() == [3.0] * 4
+
+
+def test_out_is_resized(device):
+    """out= keeps its strides where it fits, and is resized with torch's warning where it does not."""
+    x = data((3, 400), "float32", device=device)
+    with replace_torch_sum(device), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for shape in ((0,), (3,)):
+            out = torch.zeros(shape, device=device)
+            assert torch.sum(x, 1, out=out) is out
+            assert_same_bits(out, torch_reduce.sum(x, 1))
+        with pytest.raises(UserWarning, match="was resized"):
+            torch.sum(x, 1, out=torch.zeros(7, device=device))
+
+
+# --- on and off -------------------------------------------------------------------------------------------------------
+
+
+def is_on(device):
+    """Whether torch.sum has our bits."""
+    x = data((64, 5000), "float32", device=device)
+    return torch.equal(torch.sum(x, 1), torch_reduce.sum(x, 1))
+
+
+def test_nesting(device):
+    """It is off when every on has its off, in whatever order."""
+    first, second = replace_torch_sum(device), replace_torch_sum(device)
+    with first, second, first:
+        assert is_on(device)
+    assert not is_on(device)
+    first.on()
+    second.on()
+    first.off()
+    assert is_on(device)
+    second.off()
+    assert not is_on(device)
+
+
+def test_exceptions(device):
+    """An exception leaves it off, in a block and in a decorated function; it goes through."""
+
+    @replace_torch_sum(device)
+    def function():
+        assert is_on(device)
+        raise KeyError("mine")
+
+    for _ in range(2):
+        with pytest.raises(KeyError, match="mine"):
+            function()
+        assert not is_on(device)
+    with pytest.raises(KeyError), replace_torch_sum(device):
+        raise KeyError
+    assert not is_on(device)
+
+
+def test_misuse(device):
+    """Unknown devices, devices named twice, and an off without an on are refused, and nothing is switched."""
+    with pytest.raises(ValueError, match=r"replace_torch_sum.*'cuda' and 'cpu', not 'tpu'"):
+        replace_torch_sum(["cpu", "tpu"]).on()
+    assert not is_on("cpu")
+    with pytest.raises(ValueError, match=r"'cpu' twice"):
+        replace_torch_sum(["cpu", "cpu"]).on()
+    assert not is_on("cpu")
+    with pytest.raises(RuntimeError, match=r"off\(\) without on\(\), on device '" + device):
+        replace_torch_sum(device).off()
+    assert not is_on(device)
+
+
+def test_without_cuda():
+    """A library without CUDA says so, and does not pretend."""
+    if '"cuda": true' in torch.ops.gpureduce._build_info():
+        pytest.skip("built with CUDA")
+    with pytest.raises(RuntimeError, match="built without CUDA"):
+        replace_torch_sum().on()
+
+
+def test_devices(cuda):
+    """By default the GPU's sum alone; others as named."""
+    with replace_torch_sum():
+        assert is_on("cuda") and not is_on("cpu")
+    with replace_torch_sum(("cpu", "cuda")):
+        assert is_on("cuda") and is_on("cpu")
+    with replace_torch_sum("cpu"), replace_torch_sum("cuda"):
+        assert is_on("cuda") and is_on("cpu")
+    assert not is_on("cuda") and not is_on("cpu")
+
+
+def test_threads(x, device):
+    """While threads switch it on and off, every sum of the others is either torch's or ours, and at the end torch's."""
+    torchs, ours = torch.sum(x, 1), torch_reduce.sum(x, 1)
+    problems, done = [], threading.Event()
+
+    def switch():
+        try:
+            for _ in range(300):
+                with replace_torch_sum(device):
+                    assert torch.equal(torch.sum(x, 1), ours)
+        except Exception as error:
+            problems.append(error)
+
+    def add():
+        while not done.is_set():
+            result = torch.sum(x, 1)
+            if not (torch.equal(result, ours) or torch.equal(result, torchs)):
+                problems.append(result)
+
+    switching, adding = (
+        [threading.Thread(target=switch) for _ in range(3)],
+        [threading.Thread(target=add) for _ in range(2)],
+    )
+    for thread in switching + adding:
+        thread.start()
+    for thread in switching:
+        thread.join()
+    done.set()
+    for thread in adding:
+        thread.join()
+    assert not problems, problems[0]
+    assert torch.equal(torch.sum(x, 1), torchs)
+
+
+def test_says_nothing():
+    """torch warns where a kernel covers another; here it does not, in a process that has not warned before."""
+    code = (
+        'import torch_reduce\nwith torch_reduce.replace_torch_sum("cpu"):\n    print(torch_reduce.torch.ones(3).sum())'
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert result.stdout == "tensor(3.)\n"
+    assert "verrid" not in result.stderr
+
+
+# --- compiled and captured --------------------------------------------------------------------------------------------
+
+
+def test_compile(x, device):
+    """Compiled code that calls aten's sum has our bits, forwards and backwards."""
+    torch._dynamo.reset()
+    bias = torch.zeros(5000, device=device, requires_grad=True)
+    weight = data((64,), "float32", seed=5, device=device)
+    compiled = torch.compile(lambda x: (x + bias).sum(1), backend="aot_eager", fullgraph=True)
+    with replace_torch_sum(device):
+        result = compiled(x)
+        (gradient,) = torch.autograd.grad(result, bias, weight)
+    assert_same_bits(result, torch_reduce.sum(x, 1))
+    assert_same_bits(gradient, torch_reduce.sum(weight[:, None].expand(64, 5000), 0))
+
+
+def test_inductor(x, device):
+    """Inductor compiles sums by itself: under the replacement it gives what it gives without."""
+    torch._dynamo.reset()
+    with replace_torch_sum(device):
+        inside = torch.compile(lambda x: x.sum(1), fullgraph=True)(x)
+    torch._dynamo.reset()
+    assert_same_bits(inside, torch.compile(lambda x: x.sum(1), fullgraph=True)(x))
+
+
+def test_graph(x, cuda):
+    """A CUDA graph that was captured under it keeps our kernels."""
+    with replace_torch_sum():
+        x.sum(1)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = x.sum(1)
+    x.copy_(data((64, 5000), "float32", seed=9))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_same_bits(result, torch_reduce.sum(x, 1))

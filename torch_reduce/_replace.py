@@ -1,0 +1,60 @@
+"""torch.sum itself on ours. The kernels, and the count of those who want them, are in csrc/replace.cpp."""
+
+from collections.abc import Iterable
+from contextlib import ContextDecorator
+from typing import Any
+
+import torch
+
+__all__ = ["replace_torch_sum"]
+
+
+class replace_torch_sum(ContextDecorator):
+    """Runs torch's own sum on :func:`torch_reduce.sum`'s kernels, in code that stays as it is.
+
+    Inside ``with torch_reduce.replace_torch_sum():`` (or in a function that it decorates, or between :meth:`on` and
+    :meth:`off`), all that reaches aten's ``sum.dim_IntList`` and ``sum.IntList_out`` takes our kernel: ``torch.sum``,
+    ``Tensor.sum``, losses with ``reduction="sum"``, and the sums that autograd makes for a broadcast, as in the
+    gradient of an added bias. Autograd, autocast, vmap and the checks around the kernel are torch's. A call costs no
+    Python.
+
+    **Bits differ** from torch's own, which depend on shapes, batch and device; ours do not (docs/order.md). With a
+    narrower ``dtype=``, torch rounds every element first and ours rounds once, at the end.
+
+    **Not taken**, and left to the original kernel: dtypes that torch cannot sum, named tensors, and layouts that are
+    not strided. Never reached: reductions that aten does not make with its sum (``mean`` on CUDA, ``cross_entropy``,
+    norms, matrix products, most gradients of convolutions and normalizations), and what Inductor (``torch.compile``)
+    compiles, as it generates code for a sum by itself.
+
+    **It is a switch of the whole process**: other threads get our kernels too, from the first one's ``on`` to the last
+    one's ``off``. It nests, in any order and from any threads, survives exceptions, and at the end the dispatcher's
+    table is what it was. A CUDA graph keeps the kernels that it was captured with.
+
+    Args:
+        devices: whose sum is replaced: ``"cuda"`` (the default), ``"cpu"``, or several of them.
+
+    Raises:
+        ValueError: another device, or one named twice.
+        RuntimeError: ``"cuda"`` where the library was built without CUDA; more :meth:`off` than :meth:`on`.
+
+    >>> with torch_reduce.replace_torch_sum(devices="cpu"):
+    ...     torch.ones(3, 4).sum(1)
+    tensor([4., 4., 4.])
+    """
+
+    def __init__(self, devices: str | Iterable[str] = "cuda") -> None:
+        self.devices = [devices] if isinstance(devices, str) else list(devices)
+
+    def on(self) -> "replace_torch_sum":
+        """Switches the replacement on; it stays until as many :meth:`off`."""
+        torch.ops.gpureduce._replace_torch_sum(True, self.devices)
+        return self
+
+    def off(self) -> None:
+        """Takes one :meth:`on` back."""
+        torch.ops.gpureduce._replace_torch_sum(False, self.devices)
+
+    __enter__ = on
+
+    def __exit__(self, *exception: Any) -> None:
+        self.off()
