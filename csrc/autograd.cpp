@@ -70,14 +70,16 @@ struct Backward : torch::autograd::TraceableFunction {
   variable_list apply_with_saved(const variable_list& grads, torch::autograd::SwapSavedVariables& saved) override {
     namespace compiled = torch::dynamo::autograd;
     Saved::each(input, [&](auto& field) { saved.before(field); });
-    compiled::PackedArgs packed;
-    std::vector<at::TypePtr> types;
-    Saved::each(input, [&](const auto& field) {
-      packed.pack(field);
-      types.push_back(compiled::IValuePacker<std::decay_t<decltype(field)>>::packed_type());
-    });
     const auto& compiler = compiled::getPyCompilerInterface();
-    const std::string bound = compiler->bind_function(saved.get_py_compiler(), name(), apply_packed, types);
+    static const std::string bound = [&] {  // once in a process
+      std::vector<at::TypePtr> types;
+      Saved::each(input, [&](const auto& field) {
+        types.push_back(compiled::IValuePacker<std::decay_t<decltype(field)>>::packed_type());
+      });
+      return compiler->bind_function(saved.get_py_compiler(), name(), apply_packed, types);
+    }();
+    compiled::PackedArgs packed;
+    Saved::each(input, [&](const auto& field) { packed.pack(field); });
     const auto metadata = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
         compiled::get_input_metadata(next_edges()));
     variable_list result =

@@ -1,42 +1,38 @@
-// sum.out under functionalization (torch.compile, torch.export): the functional sum, and its result takes the place of `out`.
-// torch does this by itself only for ops that do not return what they write, and torch.sum.out returns it.
+// The out variants under functionalization (torch.compile, torch.export): the functional op, and its result takes the place of
+// `out`. torch does this by itself only for ops that do not return what they write, and torch.sum.out returns it.
 #include <ATen/FunctionalTensorWrapper.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
+
+#include "operations.h"
 
 namespace gpureduce {
 
 namespace {
 
-namespace functional = at::functionalization::impl;
-using Dtype = std::optional<at::ScalarType>;
+namespace functionalization = at::functionalization::impl;
 
-at::Tensor& sum_out(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype, at::Tensor& out) {
-  static const auto sum = c10::Dispatcher::singleton()
-                              .findSchemaOrThrow("gpureduce::sum", "")
-                              .typed<at::Tensor(const at::Tensor&, at::OptionalIntArrayRef, bool, Dtype)>();
-  static const auto out_variant =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("gpureduce::sum", "out")
-          .typed<at::Tensor&(const at::Tensor&, at::OptionalIntArrayRef, bool, Dtype, at::Tensor&)>();
+template <class Op>
+at::Tensor& functionalized_out(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype,
+                               at::Tensor& out) {
   at::Tensor input = self;
-  if (functional::isFunctionalTensor(self)) {
-    functional::sync(self);
-    input = functional::from_functional_tensor(self);
+  if (functionalization::isFunctionalTensor(self)) {
+    functionalization::sync(self);
+    input = functionalization::from_functional_tensor(self);
   }
   const at::AutoDispatchSkipFunctionalize below;
-  if (!functional::isFunctionalTensor(out)) {
-    TORCH_CHECK(!functional::isFunctionalTensor(self), "sum: out is written, so it must be functionalized where the input is");
-    return out_variant.call(input, dim, keepdim, dtype, out);
+  if (!functionalization::isFunctionalTensor(out)) {
+    TORCH_CHECK(!functionalization::isFunctionalTensor(self), Op::name,
+                ": out is written, so it must be functionalized where the input is");
+    return out_variant<Op>().call(input, dim, keepdim, dtype, out);
   }
   const at::ScalarType result = dtype.value_or(out.scalar_type());
   TORCH_CHECK(out.scalar_type() == result, "Expected out tensor to have dtype ", result, ", but got ", out.scalar_type(),
               " instead");
-  const at::Tensor value = sum.call(input, dim, keepdim, result);
-  functional::replace_(out, value);
-  functional::commit_update(out);
-  functional::sync(out);
+  const at::Tensor value = functional<Op>().call(input, dim, keepdim, result);
+  functionalization::replace_(out, value);
+  functionalization::commit_update(out);
+  functionalization::sync(out);
   return out;
 }
 
@@ -44,4 +40,8 @@ at::Tensor& sum_out(const at::Tensor& self, at::OptionalIntArrayRef dim, bool ke
 
 }  // namespace gpureduce
 
-TORCH_LIBRARY_IMPL(gpureduce, Functionalize, m) { m.impl("sum.out", &gpureduce::sum_out); }
+TORCH_LIBRARY_IMPL(gpureduce, Functionalize, m) {
+#define GPUREDUCE_REGISTER(op, ...) m.impl(#op ".out", TORCH_FN(gpureduce::functionalized_out<gpureduce::operation::op>));
+  GPUREDUCE_OPERATIONS(GPUREDUCE_REGISTER)
+#undef GPUREDUCE_REGISTER
+}

@@ -19,7 +19,7 @@ template <class Op>
 at::Tensor reduce_batched(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype) {
   const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
   const auto layer = functorch::maybeCurrentDynamicLayer();
-  TORCH_CHECK(layer.has_value(), Op::name, ": the input is a batched tensor that has left its torch.vmap");
+  TORCH_CHECK(layer.has_value(), Op::name, ": the input has escaped from inside a function being vmapped");
   auto [value, batch_dim] = functorch::unwrapTensorAtLevel(self, layer->layerId());
   if (!batch_dim) return functional<Op>().call(self, dim, keepdim, dtype);
 
