@@ -4,23 +4,15 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
-#include "operations.h"
+#include "dispatch.h"
 
 namespace gpureduce {
 
 namespace {
 
-template <class Op>
-at::Tensor call(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype) {
-  return functional<Op>().call(self, dim, keepdim, dtype);
-}
-
-template <class Op>
-void add_policy(torch::Library& m) {
-  using namespace at::autocast;
-  if constexpr (Op::is_autocast)
-    m.impl(Op::name,
-           TORCH_FN((WrapFunction<CastPolicy::fp32_set_opt_dtype, at::kCUDA, Reduce, Reduce, &call<Op>>::type::call)));
+template <Operation op>
+at::Tensor call(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  return functional<op>().call(self, dim, keepdim, dtype);
 }
 
 }  // namespace
@@ -28,7 +20,11 @@ void add_policy(torch::Library& m) {
 }  // namespace gpureduce
 
 TORCH_LIBRARY_IMPL(gpureduce, AutocastCUDA, m) {
-#define GPUREDUCE_REGISTER(op, ...) gpureduce::add_policy<gpureduce::operation::op>(m);
-  GPUREDUCE_OPERATIONS(GPUREDUCE_REGISTER)
-#undef GPUREDUCE_REGISTER
+  using namespace gpureduce;
+  using namespace at::autocast;
+  for_each_operation([&](auto op) {
+    if constexpr (info(op).autocasts)
+      m.impl(name_of(op),
+             TORCH_FN((WrapFunction<CastPolicy::fp32_set_opt_dtype, at::kCUDA, Functional, Functional, &call<op>>::type::call)));
+  });
 }

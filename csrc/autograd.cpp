@@ -6,7 +6,6 @@
 #include <torch/library.h>
 
 #include "backend.h"
-#include "operations.h"
 
 namespace gpureduce {
 
@@ -34,10 +33,10 @@ struct Saved {
 };
 
 // The input's gradient: a view of the result's, unless its dtype is another one. Whatever computes does so before the expand.
-template <class Op>
+template <Operation op>
 variable_list backward(at::Tensor grad, const Saved& input) {
   if (!grad.defined()) return {at::Tensor()};
-  if constexpr (Op::is_mean) {
+  if constexpr (info(op).divides) {
     c10::SymInt count = 1;
     for (int64_t d : input.dims) count *= input.sizes[d];
     grad = grad.div(count);
@@ -54,13 +53,13 @@ variable_list backward(at::Tensor grad, const Saved& input) {
   return {grad.expand_symint(input.sizes)};
 }
 
-template <class Op>
+template <Operation op>
 struct Backward : torch::autograd::TraceableFunction {
   Saved input;
 
-  variable_list apply(variable_list&& grads) override { return backward<Op>(std::move(grads[0]), input); }
+  variable_list apply(variable_list&& grads) override { return backward<op>(std::move(grads[0]), input); }
 
-  std::string name() const override { return std::string("gpureduce_") + Op::name + "_backward"; }
+  std::string name() const override { return std::string("gpureduce_") + name_of(op) + "_backward"; }
 
   // For compiled autograd: what to specialize on and what to trace, as torch generates it.
   void compiled_args(torch::autograd::CompiledNodeArgs& args) const override {
@@ -70,14 +69,16 @@ struct Backward : torch::autograd::TraceableFunction {
   variable_list apply_with_saved(const variable_list& grads, torch::autograd::SwapSavedVariables& saved) override {
     namespace compiled = torch::dynamo::autograd;
     Saved::each(input, [&](auto& field) { saved.before(field); });
-    compiled::PackedArgs packed;
-    std::vector<at::TypePtr> types;
-    Saved::each(input, [&](const auto& field) {
-      packed.pack(field);
-      types.push_back(compiled::IValuePacker<std::decay_t<decltype(field)>>::packed_type());
-    });
     const auto& compiler = compiled::getPyCompilerInterface();
-    const std::string bound = compiler->bind_function(saved.get_py_compiler(), name(), apply_packed, types);
+    static const std::string bound = [&] {  // once in a process
+      std::vector<at::TypePtr> types;
+      Saved::each(input, [&](const auto& field) {
+        types.push_back(compiled::IValuePacker<std::decay_t<decltype(field)>>::packed_type());
+      });
+      return compiler->bind_function(saved.get_py_compiler(), name(), apply_packed, types);
+    }();
+    compiled::PackedArgs packed;
+    Saved::each(input, [&](const auto& field) { packed.pack(field); });
     const auto metadata = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
         compiled::get_input_metadata(next_edges()));
     variable_list result =
@@ -90,21 +91,21 @@ struct Backward : torch::autograd::TraceableFunction {
     torch::dynamo::autograd::PackedArgs packed(arguments);
     Saved input;
     Saved::each(input, [&](auto& field) { field = packed.unpack<std::decay_t<decltype(field)>>(); });
-    return backward<Op>(grads[0], input);
+    return backward<op>(grads[0], input);
   }
 };
 
-template <class Op>
-at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype) {
+template <Operation op>
+at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
   const bool backward = torch::autograd::compute_requires_grad(self), forward = torch::autograd::isFwGradDefined(self);
   at::Tensor result;
   {
     const at::AutoDispatchBelowADInplaceOrView below;
-    result = functional<Op>().redispatch(keys & c10::after_autograd_keyset, self, dim, keepdim, dtype);
+    result = functional<op>().redispatch(keys & c10::after_autograd_keyset, self, dim, keepdim, dtype);
   }
   if (!(backward || forward) || !torch::autograd::isDifferentiableType(result.scalar_type())) return result;
   if (backward) {
-    const std::shared_ptr<Backward<Op>> node(new Backward<Op>, torch::autograd::deleteNode);
+    const std::shared_ptr<Backward<op>> node(new Backward<op>, torch::autograd::deleteNode);
     node->set_next_edges(torch::autograd::collect_next_edges(self));
     const DimMask reduce = reduced_dims(dim, self.dim());
     for (int64_t d = 0; d < self.dim(); ++d)
@@ -115,20 +116,20 @@ at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, at::Optional
     torch::autograd::set_history(result, node);
   }
   if (forward)
-    result._set_fw_grad(functional<Op>().call(self._fw_grad(/*level=*/0), dim, keepdim, dtype), /*level=*/0,
+    result._set_fw_grad(functional<op>().call(self._fw_grad(/*level=*/0), dim, keepdim, dtype), /*level=*/0,
                         /*is_inplace_op=*/false);
   return result;
 }
 
-template <class Op>
-at::Tensor& reduce_out(c10::DispatchKeySet keys, const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype,
+template <Operation op>
+at::Tensor& reduce_out(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype,
                        at::Tensor& out) {
-  if (torch::autograd::compute_requires_grad(self, out)) torch::autograd::throw_error_out_requires_grad(Op::name);
+  if (torch::autograd::compute_requires_grad(self, out)) torch::autograd::throw_error_out_requires_grad(name_of(op));
   TORCH_CHECK_NOT_IMPLEMENTED(!torch::autograd::isFwGradDefined(self) && !torch::autograd::isFwGradDefined(out),
-                              "Trying to use forward AD with ", Op::name,
+                              "Trying to use forward AD with ", name_of(op),
                               "_out that does not support it because it is an out= function");
   const at::AutoDispatchBelowADInplaceOrView below;
-  return out_variant<Op>().redispatch(keys & c10::after_autograd_keyset, self, dim, keepdim, dtype, out);
+  return out_variant<op>().redispatch(keys & c10::after_autograd_keyset, self, dim, keepdim, dtype, out);
 }
 
 }  // namespace
@@ -136,9 +137,9 @@ at::Tensor& reduce_out(c10::DispatchKeySet keys, const at::Tensor& self, at::Opt
 }  // namespace gpureduce
 
 TORCH_LIBRARY_IMPL(gpureduce, Autograd, m) {
-#define GPUREDUCE_REGISTER(op, ...)                                   \
-  m.impl(#op, TORCH_FN(gpureduce::reduce<gpureduce::operation::op>)); \
-  m.impl(#op ".out", TORCH_FN(gpureduce::reduce_out<gpureduce::operation::op>));
-  GPUREDUCE_OPERATIONS(GPUREDUCE_REGISTER)
-#undef GPUREDUCE_REGISTER
+  gpureduce::for_each_operation([&](auto op) {
+    const std::string name = name_of(op);
+    m.impl(name.c_str(), TORCH_FN(gpureduce::reduce<op>));
+    m.impl((name + ".out").c_str(), TORCH_FN(gpureduce::reduce_out<op>));
+  });
 }

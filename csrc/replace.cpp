@@ -12,7 +12,7 @@
 #include <memory>
 #include <mutex>
 
-#include "operations.h"
+#include "backend.h"
 
 namespace gpureduce {
 
@@ -20,16 +20,13 @@ namespace {
 
 using c10::DispatchKey;
 
-// What is replaced: names, result dtype, and torch's kernels, which are called without the dispatcher.
-struct Sum : operation::sum {
+// What is replaced, and by what: names and torch's kernels, which are called without the dispatcher.
+struct Sum {
+  static constexpr Operation operation = Operation::sum;
   static constexpr const char *aten = "sum.dim_IntList", *aten_out = "sum.IntList_out";
 
-  static at::ScalarType result(at::ScalarType input, Dtype dtype) {
-    return dtype.value_or(at::isIntegralType(input, /*includeBool=*/true) ? at::kLong : input);
-  }
-
   template <DispatchKey key>
-  static at::Tensor original(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype) {
+  static at::Tensor original(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
 #ifdef GPUREDUCE_WITH_CUDA
     if constexpr (key == DispatchKey::CUDA) return at::cuda::sum(self, dim, keepdim, dtype);
 #endif
@@ -37,7 +34,7 @@ struct Sum : operation::sum {
   }
 
   template <DispatchKey key>
-  static at::Tensor& original_out(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype,
+  static at::Tensor& original_out(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype,
                                   at::Tensor& out) {
 #ifdef GPUREDUCE_WITH_CUDA
     if constexpr (key == DispatchKey::CUDA) return at::cuda::sum_out(out, self, dim, keepdim, dtype);
@@ -54,23 +51,23 @@ bool is_common(at::ScalarType type) {
 
 // Everything else, and with it every error about it, is the original's.
 template <class Op>
-bool is_taken(const at::Tensor& self, Dtype dtype) {
-  return is_common(self.scalar_type()) && is_common(Op::result(self.scalar_type(), dtype)) && !self.has_names();
+bool is_taken(const at::Tensor& self, OptionalDtype dtype) {
+  return is_common(self.scalar_type()) && is_common(result_type(Op::operation, self.scalar_type(), dtype)) && !self.has_names();
 }
 
 template <class Op, DispatchKey key>
-at::Tensor reduce(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype) {
+at::Tensor reduce(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
   if (!is_taken<Op>(self, dtype)) return Op::template original<key>(self, dim, keepdim, dtype);
-  return functional<Op>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim, dtype);
+  return functional<Op::operation>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim, dtype);
 }
 
 template <class Op, DispatchKey key>
-at::Tensor& reduce_out(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype, at::Tensor& out) {
+at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out) {
   const at::ScalarType result = out.scalar_type();
   if (!is_taken<Op>(self, result) || dtype.value_or(result) != result || out.has_names() || out.layout() != at::kStrided ||
       out.device() != self.device() || at::has_internal_overlap(out) == at::MemOverlap::Yes)
     return Op::template original_out<key>(self, dim, keepdim, dtype, out);
-  return out_variant<Op>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim, result, out);
+  return out_variant<Op::operation>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim, result, out);
 }
 
 // Functions known when compiling: a call under way in another thread needs nothing that taking them out would free.

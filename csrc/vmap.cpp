@@ -7,7 +7,6 @@
 #include <torch/library.h>
 
 #include "backend.h"
-#include "operations.h"
 
 namespace gpureduce {
 
@@ -15,13 +14,13 @@ namespace {
 
 namespace functorch = at::functorch;
 
-template <class Op>
-at::Tensor reduce_batched(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, Dtype dtype) {
+template <Operation op>
+at::Tensor reduce_batched(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
   const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
   const auto layer = functorch::maybeCurrentDynamicLayer();
-  TORCH_CHECK(layer.has_value(), Op::name, ": the input is a batched tensor that has left its torch.vmap");
+  TORCH_CHECK(layer.has_value(), name_of(op), ": the input has escaped from inside a function being vmapped");
   auto [value, batch_dim] = functorch::unwrapTensorAtLevel(self, layer->layerId());
-  if (!batch_dim) return functional<Op>().call(self, dim, keepdim, dtype);
+  if (!batch_dim) return functional<op>().call(self, dim, keepdim, dtype);
 
   const int64_t rank = value.dim() - 1, batch = *batch_dim;
   const DimMask reduce = reduced_dims(dim, rank);
@@ -34,7 +33,7 @@ at::Tensor reduce_batched(const at::Tensor& self, at::OptionalIntArrayRef dim, b
     keepdim = false;
   }
   const auto before = std::count_if(dims.begin(), dims.end(), [&](int64_t d) { return d < batch; });
-  at::Tensor result = functional<Op>().call(value, at::IntArrayRef(dims), keepdim, dtype);
+  at::Tensor result = functional<op>().call(value, at::IntArrayRef(dims), keepdim, dtype);
   return functorch::makeBatched(std::move(result), keepdim ? batch : batch - before, layer->layerId());
 }
 
@@ -43,7 +42,5 @@ at::Tensor reduce_batched(const at::Tensor& self, at::OptionalIntArrayRef dim, b
 }  // namespace gpureduce
 
 TORCH_LIBRARY_IMPL(gpureduce, FuncTorchBatched, m) {
-#define GPUREDUCE_REGISTER(op, ...) m.impl(#op, TORCH_FN(gpureduce::reduce_batched<gpureduce::operation::op>));
-  GPUREDUCE_OPERATIONS(GPUREDUCE_REGISTER)
-#undef GPUREDUCE_REGISTER
+  gpureduce::for_each_operation([&](auto op) { m.impl(name_of(op), TORCH_FN(gpureduce::reduce_batched<op>)); });
 }
