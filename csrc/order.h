@@ -24,6 +24,9 @@ GPUREDUCE_HOST_DEVICE int64_t leaf_count(int64_t length) {
 }
 
 // The first element of a leaf; the others follow at steps of kLanes.
-GPUREDUCE_HOST_DEVICE int64_t leaf_start(int64_t leaf) { return leaf / kLanes * kChunk + leaf % kLanes; }
+template <class Index>
+GPUREDUCE_HOST_DEVICE Index leaf_start(Index leaf) {
+  return leaf / kLanes * kChunk + leaf % kLanes;
+}
 
 }  // namespace gpureduce

@@ -30,14 +30,15 @@ constexpr int kShiftedLength = 4 * kLanes;
 constexpr int kSlowWarps = 4;
 constexpr int kShiftedUnits = 8;
 constexpr int kNestedUnits = 2;
-constexpr int kFewNestedUnits = 8;  // a multiprocessor
 // Columns at odd addresses are read so from this size on, which no cache holds: (8192, 1001) float32 14 us instead of 13 with
 // single elements. Never those of 8 bytes: (16384, 4097) float64 154 instead of 136.
 constexpr int64_t kShiftedColumnBytes = 64 << 20;
-constexpr int kShiftedColumnWarps = 4;
-// A thread of the columns kernel takes several batches of leaves, (16384, 4096) bfloat16 36 us instead of 39, where that leaves
-// a tile for every multiprocessor; of bytes, so many.
-constexpr int kByteColumnTiles = 15;
+// Tiles that the columns kernel needs for two multiprocessors. With more it takes several batches of leaves a thread, then
+// several units a warp: (16384, 4096) bfloat16 34.9 us instead of 36.1 with one, and 39 with one batch. Where that makes for
+// few tiles a multiprocessor, blocks are small.
+constexpr int kColumnTiles = 7;
+constexpr int kManyColumnTiles = 6;
+constexpr int kFewColumnWarps = 4;
 // Bytes of lane sums that a block of the narrow kernel takes, of runs of so many leaves at least. Runs get shorter down to
 // pieces of kNarrowPiece bytes while there are too few for the multiprocessors, and a block takes several while there are so
 // many tiles a multiprocessor.
@@ -50,9 +51,9 @@ constexpr int64_t kNarrowInput = 32 << 20;  // bytes: (100352, 64) float32 takes
 // Shared memory that a block of the ring kernel takes, and the stages of a warp's ring.
 constexpr int kRingBytes = 108 * 1024;
 constexpr int kRingStages = 2;
-constexpr int kRingStageBytes = 6144;  // of several short rows
+constexpr int kStageBytes = 4096;  // of several short rows: (2^20, 100) bfloat16 53.6 us, and 55.4 with as many as for bytes,
+constexpr int kByteStageBytes = 6144;  // of which int8 takes 35.7 us, and 37.2 with 4096
 constexpr int kShortRowReads = 256;
-constexpr int kSmallRowBytes = 64;  // for which stages of 4096 bytes are enough: rows (2^24, 3) float32 69 us, not 72
 constexpr int kTinyWarps = 4;
 constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
 // --------------------------------------------------------------------------------------------------------------------------
@@ -126,11 +127,7 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
                          : p.length <= 2 * kLanes    ? 2
                          : p.length <= 4 * kLanes    ? 4
                                                      : kDepth;
-  // Few elements that are far to find are taken by more warps.
-  plan.row_groups = row_groups(plan.vector, plan.thread_elements);
-  if (plan.nested && p.outputs * t.leaves < int64_t{kWarp} * plan.row_groups * kFewNestedUnits * device.multiprocessors)
-    plan.row_groups = 1;
-  const int unit_leaves = kWarp * plan.vector * plan.row_groups;
+  const int unit_leaves = kWarp * plan.vector * row_groups(plan.vector, plan.thread_elements);
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), row_slots = power_of_two_above(row_units);
   const int64_t units = p.outputs * row_units;
   const bool plain = !plan.nested && !plan.shifted && plan.vector > 1;
@@ -221,7 +218,7 @@ void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const 
 
   // Rows of a stage: several times those that are joined at once, but no more than leave work for all warps.
   const int64_t at_once = int64_t{kLoads} * (kWarp / plan.row_width) / plan.row_groups;
-  const int64_t bytes = tuning.stage_bytes ? tuning.stage_bytes : size >= 4 && pitch <= kSmallRowBytes ? 4096 : kRingStageBytes;
+  const int64_t bytes = tuning.stage_bytes ? tuning.stage_bytes : size == 1 ? kByteStageBytes : kStageBytes;
   int64_t rows = std::max<int64_t>(1, bytes / std::max<int64_t>(1, pitch));
   if (rows > at_once) rows -= rows % at_once;
   const int64_t warps = int64_t{kRingBlocks} * kMaxRingPairs * device.multiprocessors;
@@ -305,41 +302,40 @@ void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tu
   const int size = info(r.in).size;
   t.columns = p.kept.back().size;
   plan.thread_elements = p.length <= kLanes ? 1 : p.length <= 2 * kLanes ? 2 : kLoads;
-  const int batch_leaves = kLoads / plan.thread_elements, many = column_batches(plan.vector);
-  const auto column_tiles = [&](int width) { return ceil_div(t.columns, width * plan.vector); };
-  const auto block_leaves = [&](int width, int batches) { return int64_t{kWarps} * (kWarp / width) * batch_leaves * batches; };
-  const auto tiles = [&](int width, int batches) {
-    return p.outputs / t.columns * column_tiles(width) * ceil_div(t.leaves, block_leaves(width, batches));
-  };
-
-  // Two lines side by side, or one where that makes for no join or a smaller one.
-  const int line = std::max(1, kLine / (plan.vector * size));
-  const int most = static_cast<int>(power_of_two_above(std::min<int64_t>(column_tiles(1), kWarp)));
-  int width = std::min(size == 1 ? line : 2 * line, most);
-  plan.batches = 1;
-  if (tuning.width || tuning.batches) {
-    if (tuning.width) width = static_cast<int>(std::min<int64_t>(power_of_two_above(tuning.width), most));
-    if (tuning.batches > 1) plan.batches = many;
-  } else if (t.leaves > block_leaves(width, 1)) {
-    const int narrower = plan.shifted ? width : std::min(width, line);
-    const auto whole = [&](int w) { return t.leaves <= block_leaves(w, many) && 2 * tiles(w, many) >= device.multiprocessors; };
-    // So slim a warp reads whole lines only where neighbouring threads take neighbouring leaves.
-    const bool slim = width * plan.vector * size < kLine / 2;
-    if (!whole(width)) width = narrower;
-    if (!slim && (whole(width) || tiles(width, many) >= (size == 1 ? kByteColumnTiles : 1) * device.multiprocessors))
-      plan.batches = many;
-  }
-
+  // One line side by side; shifted vectors need their neighbour's, so two.
+  const int line = std::max(1, kLine / (plan.vector * size)),
+            column_vectors = static_cast<int>(ceil_div(t.columns, plan.vector));
+  const int width = static_cast<int>(power_of_two_above(std::min({tuning.width   ? tuning.width
+                                                                  : plan.shifted ? 2 * line
+                                                                                 : line,
+                                                                  column_vectors, kWarp})));
   plan.warp_columns = width;
   t.tile_outputs = width * plan.vector;
-  t.column_tiles = static_cast<uint32_t>(column_tiles(width));
-  const int64_t unit_leaves = block_leaves(width, plan.batches) / kWarps;
-  const int64_t wanted = tuning.tile_leaves ? power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves))
-                         : plan.shifted     ? kShiftedColumnWarps
-                                            : kWarps;
-  if (!plan.warps) plan.warps = static_cast<int>(std::min(wanted, power_of_two_above(ceil_div(t.leaves, unit_leaves))));
-  plan.warps = std::min(plan.warps, kMaxColumnWarps);
-  t.tile_leaves = static_cast<int>(plan.warps * unit_leaves);
+  t.column_tiles = static_cast<uint32_t>(ceil_div(column_vectors, width));
+
+  const int many = column_batches(plan.vector);
+  const auto unit_leaves = [&](int batches) { return int64_t{kWarp / width} * (kLoads / plan.thread_elements) * batches; };
+  const auto tiles = [&](int64_t leaves) { return p.outputs / t.columns * t.column_tiles * ceil_div(t.leaves, leaves); };
+  const int64_t enough = int64_t{kColumnTiles} * device.multiprocessors / 2;
+  const bool takes_many = t.leaves >= kWarps * unit_leaves(many) && 2 * tiles(kWarps * unit_leaves(many)) >= enough;
+  plan.batches = (tuning.batches ? tuning.batches > 1 : takes_many) ? many : 1;
+  const int64_t unit = unit_leaves(plan.batches), whole = power_of_two_above(ceil_div(t.leaves, unit));
+  const int64_t most = std::min<int64_t>(whole, column_slots(plan.vector) / width);
+
+  // Units of a tile: as many as leave tiles enough, and four times that where it saves the join.
+  int64_t units = std::min<int64_t>(kWarps, most);
+  if (tuning.tile_leaves) {
+    units = std::min(power_of_two_above(ceil_div(tuning.tile_leaves, unit)), most);
+  } else {
+    while (units < most && tiles(2 * units * unit) >= enough) units *= 2;
+    if (whole == most && whole <= 4 * units && 2 * tiles(whole * unit) >= device.multiprocessors) units = whole;
+  }
+  if (!plan.warps)
+    plan.warps = plan.shifted || (units > kWarps && tiles(units * unit) < kManyColumnTiles * device.multiprocessors)
+                     ? kFewColumnWarps
+                     : kWarps;
+  plan.warps = static_cast<int>(std::min<int64_t>(plan.warps, units));
+  t.tile_leaves = static_cast<int>(units * unit);
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   t.partial_output_stride = 1;  // neighbouring columns write neighbouring partial sums
   t.partial_split_stride = p.outputs;

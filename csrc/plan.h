@@ -44,6 +44,9 @@ struct Device {
   bool bulk_copies = true;  // compute capability 9.0 and code for it
 };
 
+// Vectors of lane sums that a block of the columns kernel keeps in shared memory.
+GPUREDUCE_HOST_DEVICE constexpr int column_slots(int vector) { return vector > 8 ? 256 : 512; }
+
 // Groups of 32 * vector leaves that one unit of the rows kernel takes: as many as keep kLoads loads in flight, but no more than
 // a chunk has. Single elements are small loads, so more of them.
 GPUREDUCE_HOST_DEVICE constexpr int row_groups(int vector, int elements) {
@@ -141,9 +144,8 @@ struct Plan {
   int batches;          // columns: how often it does that, for neighbouring leaves: once or column_batches() times;
                         // narrow: runs a tile
   RingShape ring;
-  int row_width;   // ring_rows: reads of a row
-  int row_groups;  // and groups of 32 of them; rows: groups of 32 vectors in a unit
-  int read_bytes;  // of a row at once, and whether at multiples of so many
+  int row_width, row_groups;  // ring_rows: reads of a row, and groups of 32 of them
+  int read_bytes;             // of a row at once, and whether at multiples of so many
   bool reads_aligned;
   int64_t grid;
   std::vector<Join> joins;

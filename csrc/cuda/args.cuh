@@ -90,6 +90,7 @@ struct Args {
   Tiling tiling;
   Output<Acc> output;
   Nest<Source::kRank> kept, reduced;
+  Stride next_in_lane;  // where two dims are reduced
   RingShape ring;
   InputSpan input;
 

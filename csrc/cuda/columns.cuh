@@ -8,21 +8,31 @@ namespace gpureduce::cuda {
 // Blocks a multiprocessor that the compiler is to make room for. With no such word it aims for many more, and saves registers
 // by waiting for each load before the next: columns (16384, 4096) float32 then took 73 us on an H200.
 template <class Batch, int kBatches, Walk walk>
-constexpr int kColumnBlocks = sizeof(Batch) > 64                                         ? 1
-                              : walk == Walk::shifted                                    ? 2
-                              : sizeof(Batch) > 32 && kBatches > 1 && !Batch::kOrderFree ? (kBatches > 2 ? 2 : 3)
-                              : Batch::kOrderFree && sizeof(typename Batch::LaneSum) > 4 ? 3
-                                                                                         : 4;
+constexpr int kColumnBlocks = sizeof(Batch) > 64                                                               ? 1
+                              : walk == Walk::shifted                                                          ? 2
+                              : sizeof(Batch) > 32 && kBatches > 2 && !Batch::kOrderFree                       ? 2
+                              : kBatches > 1 && sizeof(Batch) > (sizeof(typename Batch::LaneSum) > 4 ? 8 : 16) ? 3
+                              : Batch::kOrderFree && sizeof(typename Batch::LaneSum) > 4                       ? 3
+                                                                                                               : 4;
+
+// A tile's part of some columns, in which leaves are counted from its own first. As far as their elements go, an int is enough.
+struct ColumnPiece {
+  int64_t place;  // of the columns; where their elements are one stride apart, of their first element here
+  int64_t first;  // this element's index
+  int length;     // elements from there on, or more than any tile has
+};
 
 // One leaf of V columns at any address, up to kLoads elements: each vector is what two aligned ones hold of it. Its neighbour's
 // lie in the same lines, so that memory is read once. It may read beyond these columns, but nothing outside of the input.
 template <int V, class Source, class Acc>
-__device__ __forceinline__ Lanes<typename Source::Element, Acc, V> shifted_leaf(const Args<Source, Acc>& a, int64_t column,
-                                                                                int64_t columns, int64_t leaf) {
+__device__ __forceinline__ Lanes<typename Source::Element, Acc, V> shifted_leaf(const Args<Source, Acc>& a,
+                                                                                const ColumnPiece& piece, int columns,
+                                                                                int leaf) {
   using Element = typename Source::Element;
-  const int64_t first = leaf_start(leaf), rest = a.length - first, step = kLanes * a.reduced.dims[0].in;
-  const int elements = rest > kChunk - kLanes ? kDepth : static_cast<int>((rest + kLanes - 1) / kLanes);
-  int64_t at = column + a.template element<Walk::linear>(first);
+  const int first = leaf_start(leaf), rest = piece.length - first;
+  const int elements = rest > kChunk - kLanes ? kDepth : (rest + kLanes - 1) / kLanes;
+  const int64_t step = kLanes * a.reduced.dims[0].in;
+  int64_t at = piece.place + a.template element<Walk::linear>(first);
   Lanes<Element, Acc, V> lanes;
   if (a.source.template within<V>(a.input, at, at + (elements - 1) * step)) {
     Vector<Element, V> x[kDepth], next[kDepth];
@@ -75,34 +85,35 @@ __device__ __forceinline__ Lanes<Element, Acc, V> join_leaves(const Vector<Eleme
 
 // kLeaves neighbouring leaves of V columns, up to kElements elements each, all in flight at once; joined in registers.
 template <int V, int kElements, int kLeaves, Walk walk, class Source, class Acc>
-__device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves(const Args<Source, Acc>& a, int64_t column,
-                                                                                 int64_t leaf) {
+__device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves(const Args<Source, Acc>& a,
+                                                                                 const ColumnPiece& piece, int leaf) {
   using Element = typename Source::Element;
-  const int64_t first = leaf_start(leaf), rest = a.length - first;
-  const int left = rest < kChunk ? static_cast<int>(rest) : kChunk;
+  const int first = leaf_start(leaf), left = min(piece.length - first, kChunk);
   Vector<Element, V> x[kLeaves][kElements];
   if (walk == Walk::linear && left > kLeaves - 1 + (kElements - 1) * kLanes) {  // they are all there, as most often
-    const int64_t at = column + a.template element<walk>(first);
+    const int64_t at = piece.place + a.template element<walk>(first);
 #pragma unroll
     for (int l = 0; l < kLeaves; ++l) {
 #pragma unroll
       for (int d = 0; d < kElements; ++d) x[l][d] = a.source.template load<V>(at + a.template element<walk>(l + d * kLanes));
     }
   } else {
+    const int64_t origin = walk == Walk::nested ? piece.first : 0;
 #pragma unroll
     for (int l = 0; l < kLeaves; ++l) {
 #pragma unroll
       for (int d = 0; d < kElements; ++d) {
         const int e = l + d * kLanes;
-        x[l][d] = a.source.template load_if<V>(e < left, column + a.template element<walk>(first + e));
+        x[l][d] = a.source.template load_if<V>(e < left, piece.place + a.template element<walk>(origin + first + e));
       }
     }
   }
   return join_leaves<Acc>(x);
 }
 
-// A warp reads `warp_columns` threads side by side; what is left of it, and the block's other warps, take further leaves of the
-// same columns. Their values are joined across the warp, then through shared memory.
+// A warp reads `warp_columns` threads side by side; what is left of it takes further leaves of the same columns, and so do the
+// other warps, and each of them again, unit after unit. A unit's values are joined across the warp, and go to slots in shared
+// memory, where a column's are joined at last.
 //
 // A thread takes kBatches batches (a power of two) of kLoads / kElements leaves, one batch in flight after the other, and keeps
 // the halves that wait for their neighbour, as a binary counter does; or one sum of integers, whose order is free.
@@ -113,57 +124,64 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
   using Batch = Lanes<typename Source::Element, Acc, V>;
   constexpr int kLeaves = walk == Walk::shifted ? 1 : kLoads / kElements, kUnroll = walk == Walk::shifted ? 1 : kBatches;
   using LaneSum = typename Batch::LaneSum;
-  __shared__ __align__(kLine) LaneSum memory[kMaxColumnWarps * kWarp * V];
+  __shared__ __align__(kLine) LaneSum memory[column_slots(V) * V];
   const LaneSums<LaneSum> slots{memory};
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const int width = a.warp_columns, column = lane % width * V;
+  const int unit_leaves = kWarp / width * (kLeaves * kBatches), units = a.tiling.tile_leaves / unit_leaves;
   wait_for_previous_kernel();
   allow_next_kernel();
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
     const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
-    const int64_t leaf = tile.leaf + (warp * (kWarp / width) + lane / width) * (kLeaves * kBatches);
-    Batch batch;
-    batch.clear();
-    if (column < tile.outputs && leaf < a.tiling.leaves) {
-      const int64_t base = a.kept.at(tile.output + column).in;
-      Batch waiting[kBatches];
+    const int outputs = static_cast<int>(tile.outputs), leaves = static_cast<int>(tile.leaves);
+    const bool inside = column < outputs;
+    ColumnPiece piece;
+    piece.first = leaf_start(tile.leaf);
+    piece.length = static_cast<int>(min(a.length - piece.first, int64_t{1} << 30));
+    piece.place = a.kept.at(tile.output + (inside ? column : 0)).in;
+    if (walk != Walk::nested) piece.place += a.template element<Walk::linear>(piece.first);
+#pragma unroll 1
+    for (int unit = warp; unit < units; unit += warps) {
+      const int leaf = unit * unit_leaves + lane / width * (kLeaves * kBatches);
+      Batch batch;
+      batch.clear();
+      if (inside && leaf < leaves) {
+        Batch waiting[kBatches];
 #pragma unroll kUnroll
-      for (int b = 0; b < kBatches; ++b) {
-        if (leaf + b * kLeaves >= a.tiling.leaves) {
-          batch.clear();
-        } else {
-          if constexpr (walk == Walk::shifted) batch = shifted_leaf<V>(a, base, tile.outputs - column, leaf + b);
-          else batch = column_leaves<V, kElements, kLeaves, walk>(a, base, leaf + b * kLeaves);
-        }
-        if constexpr (Batch::kOrderFree) {
-          if (b > 0) batch.add(waiting[0]);
-          waiting[0] = batch;
-          continue;
-        }
-        bool carry = true;
-#pragma unroll
-        for (int level = 0; 1 << level < kBatches; ++level) {
-          if (carry && (b >> level & 1)) {
-            waiting[level].add(batch);
-            batch = waiting[level];
-          } else if (carry) {
-            waiting[level] = batch;
-            carry = false;
+        for (int b = 0; b < kBatches; ++b) {
+          if (leaf + b * kLeaves >= leaves) {
+            batch.clear();
+          } else {
+            if constexpr (walk == Walk::shifted) batch = shifted_leaf<V>(a, piece, outputs - column, leaf + b);
+            else batch = column_leaves<V, kElements, kLeaves, walk>(a, piece, leaf + b * kLeaves);
+          }
+          if constexpr (Batch::kOrderFree) {
+            if (b > 0) batch.add(waiting[0]);
+            waiting[0] = batch;
+          } else {
+            carry(waiting, batch, b, [](Batch& left, const Batch& right) { left.add(right); });
           }
         }
       }
-    }
-    for (int mask = width; mask < kWarp; mask *= 2) {
+      for (int mask = width; mask < kWarp; mask *= 2) {
 #pragma unroll
-      for (int j = 0; j < V; ++j) batch.sum[j] = batch.sum[j] + shuffle_xor(batch.sum[j], mask);
+        for (int j = 0; j < V; ++j) batch.sum[j] = batch.sum[j] + shuffle_xor(batch.sum[j], mask);
+      }
+      if (lane < width) slots.put(unit * width * V + column, batch.sum);
     }
-    if (lane < width) slots.put(warp * kWarp * V + column, batch.sum);
     __syncthreads();
-    for (int c = threadIdx.x; c < tile.outputs; c += blockDim.x) {
-      Acc v[kMaxColumnWarps];
+    for (int c = threadIdx.x; c < outputs; c += blockDim.x) {
+      Acc sum, waiting[column_slots(V) / kMaxColumnWarps];
+#pragma unroll 1
+      for (int first = 0; first < units; first += kMaxColumnWarps) {
+        Acc v[kMaxColumnWarps];
 #pragma unroll
-      for (int w = 0; w < kMaxColumnWarps; ++w) v[w] = w < warps ? static_cast<Acc>(slots[w * kWarp * V + c]) : padding<Acc>();
-      a.output.write(a.kept, tile.output + c, tile.partial + c * a.tiling.partial_output_stride, join_neighbours(v));
+        for (int u = 0; u < kMaxColumnWarps; ++u)
+          v[u] = first + u < units ? static_cast<Acc>(slots[(first + u) * width * V + c]) : padding<Acc>();
+        sum = join_neighbours(v);
+        carry(waiting, sum, first / kMaxColumnWarps, [](Acc& left, const Acc& right) { left = left + right; });
+      }
+      a.output.write(a.kept, tile.output + c, tile.partial + c * a.tiling.partial_output_stride, sum);
     }
     __syncthreads();  // the slots are free again
   }

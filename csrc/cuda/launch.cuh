@@ -26,6 +26,7 @@ Args<Source, Acc> make_args(const Launch& launch, const Source& source) {
           {r.output, r.out, partials, r.divisor},
           kept_nest<Source::kRank>(r.problem),
           reduced_nest<Source::kRank>(r.problem),
+          reduced_nest<Source::kRank>(r.problem).stride(kLanes),
           plan.ring,
           input_span(r)};
 }
@@ -34,12 +35,10 @@ template <int V, Walk walk, class Acc, class Source>
 auto row_kernel(const Plan& plan) {
   if (plan.kernel == Kernel::packed) return packed<V, walk, Source, Acc>;
   if constexpr (walk == Walk::dense || walk == Walk::linear) {
-    if (plan.thread_elements == 2) return rows<V, 2, row_groups(V, 2), walk, Source, Acc>;
-    if (plan.thread_elements == 4) return rows<V, 4, row_groups(V, 4), walk, Source, Acc>;
-  } else if (plan.row_groups == 1) {
-    return rows<V, kDepth, 1, walk, Source, Acc>;
+    if (plan.thread_elements == 2) return rows<V, 2, walk, Source, Acc>;
+    if (plan.thread_elements == 4) return rows<V, 4, walk, Source, Acc>;
   }
-  return rows<V, kDepth, row_groups(V, kDepth), walk, Source, Acc>;
+  return rows<V, kDepth, walk, Source, Acc>;
 }
 
 template <int V, Walk walk, class Acc, class Source>
@@ -135,7 +134,7 @@ cudaError_t launch_width(const Launch& launch, const Source& source) {
     if constexpr (V == 1)
       if (plan.linear) kernel = row_kernel<V, Walk::linear, Acc, Source>(plan);
     if constexpr (V > 1)
-      if (plan.shifted) kernel = rows<V, kDepth, 1, Walk::shifted, Source, Acc>;
+      if (plan.shifted) kernel = rows<V, kDepth, Walk::shifted, Source, Acc>;
   } else {
     kernel =
         plan.nested ? column_kernel<V, Walk::nested, Acc, Source>(plan) : column_kernel<V, Walk::linear, Acc, Source>(plan);

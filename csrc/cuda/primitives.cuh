@@ -361,6 +361,23 @@ __device__ __forceinline__ T join_neighbours(T (&v)[kCount]) {
   return v[0];
 }
 
+// Joins values that come one by one, as a binary counter counts: `v` is the value of this index, and then the sum of all that
+// are complete with it. After a power of two of them that is the sum of all.
+template <int kCount, class T, class Add>
+__device__ __forceinline__ void carry(T (&waiting)[kCount], T& v, int index, Add add) {
+  bool on = true;
+#pragma unroll
+  for (int level = 0; 1 << level < kCount; ++level) {
+    if (on && (index >> level & 1)) {
+      add(waiting[level], v);
+      v = waiting[level];
+    } else if (on) {
+      waiting[level] = v;
+      on = false;
+    }
+  }
+}
+
 template <class T>
 __device__ __forceinline__ T shuffle_xor(T v, int mask) {
   constexpr int kWords = sizeof(T) / 4;

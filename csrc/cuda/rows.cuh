@@ -5,11 +5,12 @@
 
 namespace gpureduce::cuda {
 
-// One unit of an output, for one warp: kCount groups; in each, thread t owns leaves t * V ... t * V + V - 1, and has the
+// One unit of an output, for one warp: row_groups() groups; in each, thread t owns leaves t * V ... t * V + V - 1, and has the
 // up to kElements elements of every leaf in flight at once. Across the warp each load is whole lines.
-template <int V, int kElements, int kCount, Walk walk, class Source, class Acc>
+template <int V, int kElements, Walk walk, class Source, class Acc>
 __device__ __forceinline__ Acc row_unit(const Args<Source, Acc>& a, int64_t row, int64_t leaf) {
   using Element = typename Source::Element;
+  constexpr int kCount = row_groups(V, kElements);
   const int64_t chunk = leaf / kLanes * kChunk;
   const int first = static_cast<int>(leaf % kLanes) + threadIdx.x % kWarp * V;
   const int64_t rest = a.length - chunk;
@@ -50,6 +51,15 @@ __device__ __forceinline__ Acc row_unit(const Args<Source, Acc>& a, int64_t row,
       values[g] = lanes[g].join();
     }
     return warp_join_groups(values);
+  } else if (walk == Walk::nested && a.next_in_lane.size) {
+#pragma unroll
+    for (int g = 0; g < kCount; ++g) {
+      int e = first + g * kWarp * V;
+      Cursor at = a.reduced.cursor(chunk + e);
+#pragma unroll
+      for (int d = 0; d < kElements; ++d, e += kLanes, a.next_in_lane.move(at))
+        x[g][d] = a.source.template load_if<V>(e + V <= left, row + at.offset);
+    }
   } else {
 #pragma unroll
     for (int g = 0; g < kCount; ++g) {
@@ -87,11 +97,11 @@ __device__ __forceinline__ Acc row_unit(const Args<Source, Acc>& a, int64_t row,
 
 // A block takes tiles: the units of one long row or of several shorter ones. Its warps take unit after unit, each value goes to
 // a slot, and one thread a slot joins them.
-template <int V, int kElements, int kCount, Walk walk, class Source, class Acc>
+template <int V, int kElements, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxRowWarps* kWarp, sizeof(RowLanes<typename Source::Element, Acc, V>) <= 64 ? 2 : 1)
     rows(const __grid_constant__ Args<Source, Acc> a) {
   __shared__ Acc slots[kMaxRowWarps * kWarp], warp_slots[kWarp];
-  constexpr int kUnitLeaves = kCount * kWarp * V;
+  constexpr int kUnitLeaves = row_groups(V, kElements) * kWarp * V;
   const int thread = threadIdx.x, warps = blockDim.x / kWarp;
   const int row_units = a.tiling.tile_leaves / kUnitLeaves, shift = __ffs(row_units) - 1;  // slots of a row: a power of two
   // A few elements beyond a row's last whole chunk are no work for a warp: a few threads take them.
@@ -108,7 +118,7 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, sizeof(RowLanes<typename 
     for (int i = thread / kWarp; i < outputs * busy; i += warps) {
       const int row = busy == 1 << log_busy ? i >> log_busy : i / busy, unit = i - row * busy;
       const int64_t place = a.kept.at(tile.output + row).in;
-      const Acc v = row_unit<V, kElements, kCount, walk>(a, place, tile.leaf + int64_t{unit} * kUnitLeaves);
+      const Acc v = row_unit<V, kElements, walk>(a, place, tile.leaf + int64_t{unit} * kUnitLeaves);
       if (thread % kWarp == 0) slots[row * row_units + unit] = v;
     }
     if (rest > 0) {

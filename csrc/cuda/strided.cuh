@@ -7,6 +7,26 @@ namespace gpureduce::cuda {
 
 struct Offsets { int64_t in, out; };
 
+// A place in two nested dims that moves on by so many elements, always the same: without a division.
+struct Cursor {
+  int64_t offset;
+  uint32_t inner;
+};
+
+struct Stride {
+  int64_t offset, wrap;  // what a move adds, and what more where it goes beyond the end of the inner dim
+  uint32_t inner, size;  // what it adds to the inner index, and the inner dim's size; 0: this is none
+
+  __device__ __forceinline__ void move(Cursor& c) const {
+    c.inner += inner;
+    c.offset += offset;
+    if (c.inner >= size) {
+      c.inner -= size;
+      c.offset += wrap;
+    }
+  }
+};
+
 // Nested dims, slowest first. Rank 0 and 1 need no division. A launch carries its nests, so the usual ones are small.
 template <int kCapacity>
 struct Nest {
@@ -27,6 +47,19 @@ struct Nest {
     while (d.shift < 31 && (int64_t{1} << d.shift) < size) ++d.shift;
     if (size < int64_t{1} << 31)
       d.magic = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << d.shift) - size)) / size + 1);
+  }
+
+  // Moves in two dims, where stride() says so.
+  __device__ __forceinline__ Cursor cursor(int64_t index) const {
+    const uint32_t i = static_cast<uint32_t>(index), q = dims[1].divide(i), r = i - q * static_cast<uint32_t>(dims[1].size);
+    return {q * dims[0].in + r * dims[1].in, r};
+  }
+
+  Stride stride(int64_t elements) const {
+    if (rank != 2 || !narrow) return {};
+    const int64_t size = dims[1].size, q = elements / size, r = elements % size;
+    return {q * dims[0].in + r * dims[1].in, dims[0].in - size * dims[1].in, static_cast<uint32_t>(r),
+            static_cast<uint32_t>(size)};
   }
 
   __device__ __forceinline__ Offsets at(int64_t index) const {
