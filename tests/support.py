@@ -16,6 +16,16 @@ DTYPES = model.DTYPES
 FLOATING, INTEGER, COMPLEX = model.FLOATING, model.INTEGER, model.COMPLEX
 
 
+def dtype_of(name):
+    """The torch dtype of a name."""
+    return getattr(torch, name)
+
+
+def name_of(dtype):
+    """The name of a torch dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
 # --- the operations ---------------------------------------------------------------------------------------------------
 
 
@@ -50,28 +60,18 @@ class Operation:
         """torch's own: the reference of everything but the bits."""
         return getattr(torch, self.name)
 
-    @property
-    def dtypes(self):
-        """Of the inputs that it takes without a dtype=: quotients of integers are none."""
-        return [name for name in DTYPES if not (self.divides and name in INTEGER)]
+    def takes(self, name, dtype=None):
+        """Whether an input of that dtype, with dtype=, is no error: quotients of integers need one, and are none."""
+        return not self.divides or (name_of(dtype) if dtype else name) not in INTEGER
 
-    def targets(self, *names):
-        """Those of the names that may be its result's dtype, as dtypes; None stays."""
-        return [name and dtype_of(name) for name in names if name is None or name in self.dtypes]
+    def targets(self, name, *targets):
+        """Those of the targets that it takes as dtype= for an input of a dtype, as dtypes; None is none given."""
+        return [dtype for dtype in (t and dtype_of(t) for t in targets) if self.takes(name, dtype)]
 
 
 SUM, MEAN = Operation("sum"), Operation("mean", divides=True)
 OPERATIONS = [SUM, MEAN]
-
-
-def dtype_of(name):
-    """The torch dtype of a name."""
-    return getattr(torch, name)
-
-
-def name_of(dtype):
-    """The name of a torch dtype."""
-    return str(dtype).removeprefix("torch.")
+TAKEN = [(op, name) for op in OPERATIONS for name in DTYPES if op.takes(name)]
 
 
 # --- tensors <-> stored bytes, without torch's arithmetic -------------------------------------------------------------
