@@ -34,6 +34,7 @@ class Operation:
     """A row of csrc/operation.h, as the tests see it. Called, it is the operator."""
 
     name: str
+    overloads: tuple[str, str]  # aten's of the same arguments, without and with out=
     divides: bool = False
 
     def __call__(self, *args, **kwargs):
@@ -60,6 +61,18 @@ class Operation:
         """torch's own: the reference of everything but the bits."""
         return getattr(torch, self.name)
 
+    def aten(self, input, *args, **kwargs):
+        """torch's own, called as an operator."""
+        if not args:
+            kwargs.setdefault("dim", None)
+        return getattr(getattr(torch.ops.aten, self.name), self.overloads["out" in kwargs])(input, *args, **kwargs)
+
+    def expected(self, *args, **kwargs):
+        return expected(*args, **kwargs, operation=self.name)
+
+    def check(self, *args, **kwargs):
+        return check(*args, **kwargs, operation=self.name)
+
     def takes(self, name, dtype=None):
         """Whether an input of that dtype, with dtype=, is no error: quotients of integers need one, and are none."""
         return not self.divides or (name_of(dtype) if dtype else name) not in INTEGER
@@ -69,9 +82,14 @@ class Operation:
         return [dtype for dtype in (t and dtype_of(t) for t in targets) if self.takes(name, dtype)]
 
 
-SUM, MEAN = Operation("sum"), Operation("mean", divides=True)
+SUM = Operation("sum", ("dim_IntList", "IntList_out"))
+MEAN = Operation("mean", ("dim", "out"), divides=True)
 OPERATIONS = [SUM, MEAN]
-TAKEN = [(op, name) for op in OPERATIONS for name in DTYPES if op.takes(name)]
+
+
+def taken(*names):
+    """Every operation with those of the dtypes that it takes as they are, for pytest.mark.parametrize."""
+    return [(op, name) for op in OPERATIONS for name in names if op.takes(name)]
 
 
 # --- tensors <-> stored bytes, without torch's arithmetic -------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import model
-from support import DTYPES, MEAN, SUM, TAKEN, assert_same_bits, data, dtype_of
+from support import DTYPES, MEAN, SUM, assert_same_bits, data, dtype_of, taken
 from test_autograd import Calls
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
@@ -65,7 +65,7 @@ def test_where_it_does_not_apply():
 
 
 @pytest.mark.parametrize("lower", ["float16", "bfloat16"])
-@pytest.mark.parametrize("op, name", TAKEN, ids=str)
+@pytest.mark.parametrize("op, name", taken(*DTYPES), ids=str)
 def test_bits(op, name, lower, device):
     """Each device's policy on real data: the result's dtype is torch's, and its bits are those of that dtype=."""
     x = data((3, 900), name, device=device)
