@@ -45,6 +45,13 @@ def test_signature(op):
     assert str(op.operator.out._schema) == f"gpureduce::{op}.out{schema}, Tensor(a!) out) -> Tensor(a!)"
 
 
+def test_every_operation_is_tested():
+    """What is registered with an out= overload is what tests/support.py knows, and a function of the package."""
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("gpureduce::")]
+    assert sorted(name[11:-4] for name in names if name.endswith(".out")) == sorted(map(str, OPERATIONS))
+    assert all(callable(op.function) for op in OPERATIONS)
+
+
 def test_documented_and_typed():
     """Everything public has a docstring and type hints, methods of classes too, and the package says it is typed."""
     assert (PACKAGE / "py.typed").exists()
