@@ -39,6 +39,9 @@ variable_list backward(at::Tensor grad, const Saved& input) {
   if constexpr (info(op).divides) {
     c10::SymInt count = 1;
     for (int64_t d : input.dims) count *= input.sizes[d];
+    const at::ScalarType type = grad.scalar_type();  // some of which torch does not divide
+    if (at::isFloat8Type(type)) grad = grad.to(at::kFloat);
+    else if (type == at::kComplexHalf) grad = grad.to(at::kComplexFloat);
     grad = grad.div(count);
   }
   if (grad.is_complex() && !at::isComplexType(input.dtype)) grad = at::real(grad);

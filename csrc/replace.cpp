@@ -49,22 +49,30 @@ bool is_common(at::ScalarType type) {
          type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
 }
 
+// Those of them that torch's kernel of a device has as results.
+template <DispatchKey key>
+bool is_result(at::ScalarType type) {
+  const bool is_wide_unsigned = type == at::kUInt16 || type == at::kUInt32 || type == at::kUInt64;
+  return is_common(type) && !is_wide_unsigned && (type != at::kComplexHalf || key == DispatchKey::CUDA);
+}
+
 // Everything else, and with it every error about it, is the original's.
-template <class Op>
+template <class Op, DispatchKey key>
 bool is_taken(const at::Tensor& self, OptionalDtype dtype) {
-  return is_common(self.scalar_type()) && is_common(result_type(Op::operation, self.scalar_type(), dtype)) && !self.has_names();
+  const at::ScalarType type = self.scalar_type();
+  return is_common(type) && is_result<key>(result_type(Op::operation, type, dtype)) && !self.has_names();
 }
 
 template <class Op, DispatchKey key>
 at::Tensor reduce(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
-  if (!is_taken<Op>(self, dtype)) return Op::template original<key>(self, dim, keepdim, dtype);
+  if (!is_taken<Op, key>(self, dtype)) return Op::template original<key>(self, dim, keepdim, dtype);
   return functional<Op::operation>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim, dtype);
 }
 
 template <class Op, DispatchKey key>
 at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out) {
   const at::ScalarType result = out.scalar_type();
-  if (!is_taken<Op>(self, result) || dtype.value_or(result) != result || out.has_names() || out.layout() != at::kStrided ||
+  if (!is_taken<Op, key>(self, result) || dtype.value_or(result) != result || out.has_names() || out.layout() != at::kStrided ||
       out.device() != self.device() || at::has_internal_overlap(out) == at::MemOverlap::Yes)
     return Op::template original_out<key>(self, dim, keepdim, dtype, out);
   return out_variant<Op::operation>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim, result, out);

@@ -1,5 +1,6 @@
 """What the tests share: dtypes, data that shows a changed order, the model applied to a tensor, and bit comparison."""
 
+import dataclasses
 import importlib.util
 import sys
 import types
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 import model
+import torch_reduce
 
 DTYPES = model.DTYPES
 FLOATING, INTEGER, COMPLEX = model.FLOATING, model.INTEGER, model.COMPLEX
@@ -22,6 +24,72 @@ def dtype_of(name):
 def name_of(dtype):
     """The name of a torch dtype."""
     return str(dtype).removeprefix("torch.")
+
+
+# --- the operations ---------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """A row of csrc/operation.h, as the tests see it. Called, it is the operator."""
+
+    name: str
+    overloads: tuple[str, str]  # aten's of the same arguments, without and with out=
+    divides: bool = False
+
+    def __call__(self, *args, **kwargs):
+        return self.operator(*args, **kwargs)
+
+    def __str__(self):
+        return self.name
+
+    @property
+    def operator(self):
+        return getattr(torch.ops.gpureduce, self.name)
+
+    @property
+    def function(self):
+        return getattr(torch_reduce, self.name)
+
+    @property
+    def forms(self):
+        """The ways to call it: the same in all but documentation."""
+        return self.operator, self.function
+
+    @property
+    def torch(self):
+        """torch's own: the reference of everything but the bits."""
+        return getattr(torch, self.name)
+
+    def aten(self, input, *args, **kwargs):
+        """torch's own, called as an operator."""
+        if not args:
+            kwargs.setdefault("dim", None)
+        return getattr(getattr(torch.ops.aten, self.name), self.overloads["out" in kwargs])(input, *args, **kwargs)
+
+    def expected(self, *args, **kwargs):
+        return expected(*args, **kwargs, operation=self.name)
+
+    def check(self, *args, **kwargs):
+        return check(*args, **kwargs, operation=self.name)
+
+    def takes(self, name, dtype=None):
+        """Whether an input of that dtype, with dtype=, is no error: quotients of integers need one, and are none."""
+        return not self.divides or (name_of(dtype) if dtype else name) not in INTEGER
+
+    def targets(self, name, *targets):
+        """Those of the targets that it takes as dtype= for an input of a dtype, as dtypes; None is none given."""
+        return [dtype for dtype in (t and dtype_of(t) for t in targets) if self.takes(name, dtype)]
+
+
+SUM = Operation("sum", ("dim_IntList", "IntList_out"))
+MEAN = Operation("mean", ("dim", "out"), divides=True)
+OPERATIONS = [SUM, MEAN]
+
+
+def taken(*names):
+    """Every operation with those of the dtypes that it takes as they are, for pytest.mark.parametrize."""
+    return [(op, name) for op in OPERATIONS for name in names if op.takes(name)]
 
 
 # --- tensors <-> stored bytes, without torch's arithmetic -------------------------------------------------------------

@@ -1,18 +1,18 @@
-"""torch.autocast: torch.sum's policy on each device, without a cast of the input."""
+"""torch.autocast: torch's own policy on each device, without a cast of the input."""
 
 import contextlib
+import itertools
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import torch_reduce
-from support import DTYPES, assert_same_bits, data, dtype_of
+import model
+from support import DTYPES, MEAN, SUM, assert_same_bits, data, dtype_of, taken
 from test_autograd import Calls
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
-SUM = torch.ops.gpureduce.sum
 TARGETS = [None, "float16", "bfloat16", "float64", "int64"]
 
 
@@ -28,20 +28,26 @@ def without_a_gpu():
         torch.set_autocast_enabled("cuda", before)
 
 
-@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", DTYPES)
-def test_policy_of_cuda(name, target):
-    """On CUDA floats below float64 give float32 where no dtype is given; all others are left alone, as in torch."""
-    dtype = target and dtype_of(target)
+def test_policy_of_cuda(name, op):
+    """Every result has the dtype that torch's op gives it, and nothing is cast."""
     with without_a_gpu():
         x = torch.empty(3, 4, dtype=dtype_of(name), device="cuda")
-        for total in (SUM, torch_reduce.sum):
+        for target, reduce in itertools.product(op.targets(name, *TARGETS), op.forms):
             with Calls() as calls:
-                ours = total(x, [1], dtype=dtype)
-            assert ours.dtype == torch.sum(x, [1], dtype=dtype).dtype
-            assert [call for call in calls.names if not call.startswith("device")] == ["sum.default"]  # nothing cast
-        if target is None and dtype_of(name).is_floating_point and name != "float64":
-            assert ours.dtype == torch.float32
+                ours = reduce(x, [1], dtype=target)
+            assert [call for call in calls.names if not call.startswith("device")] == [f"{op}.default"]
+            if target or not name.startswith("float8") or op is SUM:
+                assert ours.dtype == op.torch(x, [1], dtype=target).dtype
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "float8_e5m2"])
+def test_policies_of_cuda(name):
+    """They are: a sum of floats below float64 is float32 where no dtype is given; a mean stays what it is."""
+    with without_a_gpu():
+        x = torch.empty(3, 4, dtype=dtype_of(name), device="cuda")
+        assert SUM(x).dtype == (torch.float64 if name == "float64" else torch.float32)
+        assert MEAN(x).dtype == dtype_of(model.natural_result(name))
 
 
 def test_where_it_does_not_apply():
@@ -59,52 +65,54 @@ def test_where_it_does_not_apply():
 
 
 @pytest.mark.parametrize("lower", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", DTYPES)
-def test_bits(name, lower, device):
-    """Each device's policy on real data: the result's dtype is torch.sum's, and its bits are those of that dtype=."""
+@pytest.mark.parametrize("op, name", taken(*DTYPES), ids=str)
+def test_bits(op, name, lower, device):
+    """Each device's policy on real data: the result's dtype is torch's, and its bits are those of that dtype=."""
     x = data((3, 900), name, device=device)
-    plain = SUM(x, [1])
+    plain = op(x, [1])
     with torch.autocast(device, dtype_of(lower)):
-        ours = torch_reduce.sum(x, 1)
-        with contextlib.suppress(NotImplementedError):  # torch.sum has no float8
-            assert ours.dtype == torch.sum(x, 1).dtype
-        assert SUM(x, [1], dtype=torch.bfloat16).dtype == torch.bfloat16
+        ours = op.function(x, 1)
+        with contextlib.suppress(NotImplementedError):  # torch has no float8
+            assert ours.dtype == op.torch(x, 1).dtype
+        assert op(x, [1], dtype=torch.bfloat16).dtype == torch.bfloat16
         with torch.autocast(device, enabled=False):
-            assert_same_bits(torch_reduce.sum(x, 1), plain)
-        assert_same_bits(torch_reduce.sum(x, 1), ours)
-    assert_same_bits(ours, SUM(x, [1], dtype=ours.dtype))
+            assert_same_bits(op.function(x, 1), plain)
+        assert_same_bits(op.function(x, 1), ours)
+    assert_same_bits(ours, op(x, [1], dtype=ours.dtype))
     if device == "cpu":
         assert_same_bits(ours, plain)
-    assert_same_bits(torch_reduce.sum(x, 1), plain)
+    assert_same_bits(op.function(x, 1), plain)
 
 
-def test_vmap():
+def test_vmap(op):
     """vmap under autocast is still one call, without a cast."""
     with without_a_gpu():
         x = torch.empty(3, 4, dtype=torch.float16, device="cuda")
         with Calls() as calls:
-            assert torch.vmap(torch_reduce.sum)(x).dtype == torch.float32
-        assert [call for call in calls.names if not call.startswith("device")] == ["sum.default"]
+            ours = torch.vmap(op.function)(x)
+        assert ours.dtype == torch.vmap(op.torch)(x).dtype
+        assert [call for call in calls.names if not call.startswith("device")] == [f"{op}.default"]
 
 
-def test_gradient(cuda):
-    """The gradient of a float32 result is the input's float16, and is still a view; torch.func too."""
+def test_gradient(op, cuda):
+    """The gradient, of a float32 result too, is the input's float16, and is still a view; torch.func too."""
     x = data((300, 40), "float16", device=cuda).requires_grad_()
     with torch.autocast(cuda):
-        y = torch_reduce.sum(x, 0)
-        assert torch.func.grad(torch_reduce.sum)(x).dtype == torch.float16
-    assert y.dtype == torch.float32
+        y = op.function(x, 0)
+        assert y.dtype == op.torch(x, 0).dtype
+        assert torch.func.grad(op.function)(x).dtype == torch.float16
     (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
     assert grad.dtype == torch.float16 and grad.stride() == (0, 1) and grad.untyped_storage().nbytes() == 40 * 2
 
 
-def test_compile(device):
+def test_compile(op, device):
     """Compiled under autocast, forward and backward, the dtypes and bits of eager."""
     torch._dynamo.reset()
+    reduce = op.function
 
     def function(x):
         with torch.autocast(device, torch.bfloat16):
-            return torch_reduce.sum(x * 2, -1), torch_reduce.sum(x, 0, dtype=torch.bfloat16)
+            return reduce(x * 2, -1), reduce(x, 0, dtype=torch.bfloat16)
 
     x = data((5, 700), "float16", device=device).requires_grad_()
     ours, theirs = torch.compile(function, fullgraph=True, backend="aot_eager")(x), function(x)

@@ -1,17 +1,13 @@
-"""Batch invariance: the bits of a row's sum depend on the row alone, not on its surroundings or its layout."""
+"""Batch invariance: the bits of a row's result depend on the row alone, not on its surroundings or its layout."""
 
 import pytest
 import torch
 
-from support import assert_same_bits, data, expected, name_of
+from support import OPERATIONS, SUM, assert_same_bits, data, name_of
 
 NAMES = ["float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "complex64", "complex32"]
+CASES = [(op, name) for op in OPERATIONS for name in (NAMES if op is SUM else ["bfloat16", "float64"])]
 LENGTHS = [1, 3, 8, 31, 64, 100, 513, 1000, 4096, 4097, 9001, 50257]
-
-
-def total(x, dim):
-    """The op under test."""
-    return torch.ops.gpureduce.sum(x, dim)
 
 
 @pytest.fixture(scope="module", params=LENGTHS)
@@ -20,13 +16,12 @@ def length(request):
     return request.param
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))
 def row(request, length, device):
-    """The row whose bits must never change, and its sum alone (which has the model's bits)."""
-    x = data((length,), request.param, seed=length, device=device)
-    alone = total(x, 0)
-    assert_same_bits(alone, expected(x, 0))
-    return x, alone
+    """An operation, the row whose bits must never change, and its result alone (which has the model's bits)."""
+    op, name = request.param
+    x = data((length,), name, seed=length, device=device)
+    return op, x, op.check(x, 0)
 
 
 def batch_around(x, rows, at):
@@ -40,90 +35,90 @@ def batch_around(x, rows, at):
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 32, 129, 1000])
 def test_in_any_batch(row, rows):
     """Inside a batch of any size, first, middle and last."""
-    x, alone = row
+    op, x, alone = row
     if rows * len(x) > 400_000:
         rows = max(2, 400_000 // len(x))
     for at in {0, rows // 2, rows - 1}:
-        assert_same_bits(total(batch_around(x, rows, at), 1)[at], alone)
+        assert_same_bits(op(batch_around(x, rows, at), 1)[at], alone)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 8, 33, 256])
 def test_as_a_column(row, columns):
     """As a column among others, at either end and in between."""
-    x, alone = row
+    op, x, alone = row
     columns = min(columns, max(1, 400_000 // len(x)))
     batch = batch_around(x, columns, columns // 2)
-    assert_same_bits(total(batch.t().contiguous(), 0)[columns // 2], alone)
+    assert_same_bits(op(batch.t().contiguous(), 0)[columns // 2], alone)
 
 
 @pytest.mark.parametrize("step", [2, 3, 5])
 def test_strided(row, step):
     """With gaps between its elements."""
-    x, alone = row
+    op, x, alone = row
     buffer = data((len(x) * step,), name_of(x.dtype), seed=1, device=x.device)
     buffer[::step] = x
-    assert_same_bits(total(buffer[::step], 0), alone)
+    assert_same_bits(op(buffer[::step], 0), alone)
     table = buffer.view(len(x), step)
-    assert_same_bits(total(table, 0)[0], alone)
+    assert_same_bits(op(table, 0)[0], alone)
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3, 7, 15])
 def test_at_any_offset(row, offset):
     """At any place in memory, and in a matrix whose rows begin at odd places."""
-    x, alone = row
+    op, x, alone = row
     name = name_of(x.dtype)
     buffer = data((len(x) + 16,), name, seed=2, device=x.device)
     buffer[offset : offset + len(x)] = x
-    assert_same_bits(total(buffer[offset : offset + len(x)], 0), alone)
+    assert_same_bits(op(buffer[offset : offset + len(x)], 0), alone)
     pitched = data((3, len(x) + offset), name, seed=3, device=x.device)
     pitched[1, : len(x)] = x
-    assert_same_bits(total(pitched[:, : len(x)], 1)[1], alone)
+    assert_same_bits(op(pitched[:, : len(x)], 1)[1], alone)
 
 
 def test_expanded(row):
     """Repeated by stride 0, as rows and as columns."""
-    x, alone = row
-    for y in (total(x.expand(5, -1), 1), total(x[:, None].expand(-1, 5), 0)):
+    op, x, alone = row
+    for y in (op(x.expand(5, -1), 1), op(x[:, None].expand(-1, 5), 0)):
         for one in y:
             assert_same_bits(one, alone)
 
 
 def test_inside(row):
     """As the middle dim of three, contiguous and permuted."""
-    x, alone = row
+    op, x, alone = row
     batch = data((2, len(x), 3), name_of(x.dtype), seed=4, device=x.device)
     batch[0, :, 1] = x
-    assert_same_bits(total(batch, 1)[0, 1], alone)
-    assert_same_bits(total(batch.permute(2, 1, 0).contiguous(), 1)[1, 0], alone)
-    assert_same_bits(total(batch.permute(2, 1, 0), 1)[1, 0], alone)
+    assert_same_bits(op(batch, 1)[0, 1], alone)
+    assert_same_bits(op(batch.permute(2, 1, 0).contiguous(), 1)[1, 0], alone)
+    assert_same_bits(op(batch.permute(2, 1, 0), 1)[1, 0], alone)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_over_the_inner_dims_of_an_image(name, device):
+def test_over_the_inner_dims_of_an_image(name, op, device):
     """A sample's sum over (C, H, W) is its row's, contiguous or channels_last, alone or in a batch."""
     x = data((5, 6, 37, 41), name, seed=4, device=device)
     last = x.to(memory_format=torch.channels_last)
     for image in (x, last):
-        whole = total(image, (1, 2, 3))
+        whole = op(image, (1, 2, 3))
         for i in range(len(x)):
             flat = image[i : i + 1]
-            assert_same_bits(total(flat, (1, 2, 3)), whole[i : i + 1])
-    assert_same_bits(total(last, (1, 2, 3)), total(last.permute(0, 2, 3, 1).reshape(5, -1), 1))  # memory order
+            assert_same_bits(op(flat, (1, 2, 3)), whole[i : i + 1])
+    assert_same_bits(op(last, (1, 2, 3)), op(last.permute(0, 2, 3, 1).reshape(5, -1), 1))  # memory order
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_several_dims_are_one_row(name, device):
+def test_several_dims_are_one_row(name, op, device):
     """Summing several contiguous dims has the bits of summing them flattened."""
     x = data((3, 17, 29, 31), name, seed=5, device=device)
-    flat = total(x.view(3, -1), 1)
-    assert_same_bits(total(x, (1, 2, 3)), flat)
-    assert_same_bits(total(x, (3, 1, 2)), flat)
-    assert_same_bits(total(x.permute(0, 3, 1, 2), (1, 2, 3)), flat)
-    assert_same_bits(total(x[:, None], (1, 2, 3, 4)), flat)
+    flat = op(x.view(3, -1), 1)
+    assert_same_bits(op(x, (1, 2, 3)), flat)
+    assert_same_bits(op(x, (3, 1, 2)), flat)
+    assert_same_bits(op(x.permute(0, 3, 1, 2), (1, 2, 3)), flat)
+    assert_same_bits(op(x[:, None], (1, 2, 3, 4)), flat)
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "complex64"])
-def test_any_number_of_threads(name):
+def test_any_number_of_threads(name, op):
     """On the CPU: any thread count, for few long rows, many rows, and columns."""
     shapes = [
         ((300_001,), 0),
@@ -135,19 +130,19 @@ def test_any_number_of_threads(name):
     ]
     inputs = [(data(shape, name, seed=6), dim) for shape, dim in shapes]
     before = torch.get_num_threads()
-    wanted = [expected(x, dim) for x, dim in inputs]
+    wanted = [op.expected(x, dim) for x, dim in inputs]
     try:
         for threads in (1, 2, 3, 5, 8, 16):
             torch.set_num_threads(threads)
             for (x, dim), bits in zip(inputs, wanted, strict=True):
-                assert_same_bits(total(x, dim), bits, f"with {threads} threads for {tuple(x.shape)}")
+                assert_same_bits(op(x, dim), bits, f"with {threads} threads for {tuple(x.shape)}")
     finally:
         torch.set_num_threads(before)
 
 
-def test_repeated_calls(device):
+def test_repeated_calls(op, device):
     """The same call gives the same bits, again and again."""
     x = data((1 << 20,), "float32", seed=7, device=device)
-    first = total(x, 0)
+    first = op(x, 0)
     for _ in range(20):
-        assert_same_bits(total(x, 0), first)
+        assert_same_bits(op(x, 0), first)

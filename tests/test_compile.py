@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torch_reduce
-from support import assert_same_bits, data
+from support import OPERATIONS, assert_same_bits, data, taken
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script", "ignore:.*TF32|.*tensor cores")
 
@@ -25,17 +25,23 @@ def same(got, wanted):
         assert_same_bits(ours, theirs)
 
 
+FORMS = [op.forms for op in OPERATIONS]
+
+
 def calls(x):
-    """The op in the forms in which models have it, between things that Inductor fuses."""
+    """The operations in the forms in which models have them, between things that Inductor fuses."""
     y = torch.relu(x) + 1
-    return (
-        torch_reduce.sum(y),
-        torch_reduce.sum(y, 0) * 2,
-        torch_reduce.sum(y, (0, -1), keepdim=True),
-        torch_reduce.sum(y.transpose(0, 1), -1),
-        torch_reduce.sum(x[:, ::2].permute(2, 0, 1), 0),
-        torch.ops.gpureduce.sum(y, [1], dtype=torch.float64),
-    )
+    results = []
+    for operator, function in FORMS:
+        results += [
+            function(y),
+            function(y, 0) * 2,
+            function(y, (0, -1), keepdim=True),
+            function(y.transpose(0, 1), -1),
+            function(x[:, ::2].permute(2, 0, 1), 0),
+            operator(y, [1], dtype=torch.float64),
+        ]
+    return results
 
 
 def test_inductor(device):
@@ -52,37 +58,41 @@ def test_no_graph_break():
     explanation = torch._dynamo.explain(calls)(torch.ones(5, 7, 9))
     assert explanation.graph_break_count == 0 and explanation.graph_count == 1
     (graph,) = explanation.graphs
-    assert str(graph.graph).count("gpureduce.sum") == 6
+    for op in OPERATIONS:
+        assert str(graph.graph).count(f"gpureduce.{op}") == 6
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "int32"])
-def test_no_recompilation(name, device):
+@pytest.mark.parametrize("op, name", taken("float32", "bfloat16", "int32"), ids=str)
+def test_no_recompilation(op, name, device):
     """Without dynamic=True: the first size is compiled as it is, the second for all, and then no more."""
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(lambda x: torch_reduce.sum(x, -1), fullgraph=True, backend=counter)
+    reduce = op.function
+    compiled = torch.compile(lambda x: reduce(x, -1), fullgraph=True, backend=counter)
     for shape in ((3, 50), (4, 60)):
         compiled(data(shape, name, device=device))
     assert counter.frame_count == 2
     with torch.compiler.set_stance("fail_on_recompile"):
         for shape in ((9, 4097), (2, 2), (500, 30), (7, 10_000)):
             x = data(shape, name, device=device)
-            assert_same_bits(compiled(x), torch_reduce.sum(x, -1))
+            assert_same_bits(compiled(x), reduce(x, -1))
     assert counter.frame_count == 2
 
 
-def test_guards_know_zero_and_one(device):
+def test_guards_know_zero_and_one(op, device):
     """Sizes of 0 and 1 may recompile, and are right."""
-    compiled = torch.compile(lambda x: torch_reduce.sum(x, 1), fullgraph=True, backend="aot_eager")
+    reduce = op.function
+    compiled = torch.compile(lambda x: reduce(x, 1), fullgraph=True, backend="aot_eager")
     for shape in ((3, 50), (3, 1), (1, 50), (0, 50), (3, 0), (4, 60)):
         x = data(shape, "float32", device=device)
-        same([compiled(x)], [torch_reduce.sum(x, 1)])
+        same([compiled(x)], [reduce(x, 1)])
 
 
-def test_out(device):
+def test_out(op, device):
     """out= under Inductor writes out, of any strides."""
+    reduce = op.function
 
     def function(x, out):
-        torch_reduce.sum(x, 1, out=out)
+        reduce(x, 1, out=out)
         return out + 1
 
     x = data((5, 700), "float32", device=device)
@@ -107,8 +117,11 @@ def test_reduce_overhead(cuda):
 
 
 def loss(x, weight):
-    """A weighted and a squared sum."""
-    return torch_reduce.sum(torch_reduce.sum(x * weight, 1) ** 2) + torch_reduce.sum(x, (0, 1), dtype=torch.float32)
+    """Of each operation, the square of a weighted one, and one of all with dtype=."""
+    result = 0
+    for _, function in FORMS:
+        result = result + function(function(x * weight, 1) ** 2) + function(x, (0, 1), dtype=torch.float32)
+    return result
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -126,7 +139,7 @@ def test_backward(backend, device):
 
 
 class Pooling(torch.nn.Module):
-    """A masked mean over time, as before a classifier. The mask is counted with dtype=, or converted before."""
+    """Means over time, as before a classifier, masked and not. The mask is counted with dtype=, or converted before."""
 
     def __init__(self, convert=False):
         super().__init__()
@@ -137,7 +150,7 @@ class Pooling(torch.nn.Module):
             count = torch_reduce.sum(mask.to(x.dtype), 1, keepdim=True)
         else:
             count = torch_reduce.sum(mask, 1, keepdim=True, dtype=x.dtype)
-        return torch_reduce.sum(x * mask[..., None], 1) / count, count
+        return torch_reduce.sum(x * mask[..., None], 1) / count, count, torch_reduce.mean(x, 1)
 
 
 def pooling_inputs(batch, length, device, name="float32"):
@@ -162,7 +175,7 @@ SIZES = [(4, 50), (9, 4097), (2, 3)]
 
 def test_export(exported, device, tmp_path):
     """An exported program with dynamic sizes holds the op, survives saving, and gives eager's bits."""
-    assert "gpureduce.sum.default" in str(exported.graph)
+    assert all(f"gpureduce.{op}.default" in str(exported.graph) for op in OPERATIONS)
     torch.export.save(exported, tmp_path / "pooling.pt2")
     loaded = torch.export.load(tmp_path / "pooling.pt2")
     for sizes in SIZES:
@@ -175,6 +188,7 @@ def test_export_decomposed(exported, device):
     """Decomposition to core ATen leaves the op whole."""
     program = exported.run_decompositions()
     assert str(program.graph).count("gpureduce.sum.default") == 2
+    assert str(program.graph).count("gpureduce.mean.default") == 1
     inputs = pooling_inputs(9, 4097, device)
     same(program.module()(*inputs), Pooling()(*inputs))
 
@@ -187,7 +201,7 @@ def test_aot_inductor(device, tmp_path):
     package = torch._inductor.aoti_load_package(path)
     for sizes in SIZES:
         inputs = pooling_inputs(*sizes, device)
-        (mean, count), (wanted_mean, wanted_count) = package(*inputs), model(*inputs)
-        same([count], [wanted_count])
-        assert mean.stride() == wanted_mean.stride()
-        torch.testing.assert_close(mean, wanted_mean, rtol=1e-6, atol=0)  # Inductor may turn a division round
+        (masked, *ours), (wanted, *theirs) = package(*inputs), model(*inputs)
+        same(ours, theirs)
+        assert masked.stride() == wanted.stride()
+        torch.testing.assert_close(masked, wanted, rtol=1e-6, atol=0)  # Inductor may turn a division round

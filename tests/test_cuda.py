@@ -1,6 +1,7 @@
 """CUDA alone: the CPU's bits under every plan, memory, streams, threads, devices and graphs."""
 
 import gc
+import itertools
 import json
 import random
 import threading
@@ -10,12 +11,11 @@ import torch
 
 import model
 import torch_reduce
-from support import DTYPES, assert_same_bits, data, dtype_of, random_view
+from support import DTYPES, OPERATIONS, SUM, assert_same_bits, data, dtype_of, random_view, taken
 from test_layouts import LAYOUTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
-SUM = torch.ops.gpureduce.sum
 SLEEP = 400_000_000  # GPU cycles: about a fifth of a second
 
 
@@ -49,7 +49,10 @@ def test_cpu_and_cuda_agree_on_random_views(block, cuda):
         (on_gpu, dim, keepdim), (on_cpu, _, _) = views
         dtype = target and dtype_of(target)
         what = f"seed {seed}: {on_cpu.shape}, {on_cpu.stride()}, {on_cpu.dtype}, {dim}, {dtype}"
-        assert_same_bits(SUM(on_gpu, dim, keepdim, dtype=dtype), SUM(on_cpu, dim, keepdim, dtype=dtype), what)
+        for op in OPERATIONS:
+            if op.takes(name, dtype):
+                ours, wanted = (op(x, dim, keepdim, dtype=dtype) for x in (on_gpu, on_cpu))
+                assert_same_bits(ours, wanted, f"{op}, {what}")
 
 
 @pytest.mark.parametrize(
@@ -79,10 +82,10 @@ MATRICES += [((16, 32, 56, 56), (0, 2, 3)), ((16, 32, 56, 56), (2, 3)), ((16, 64
 def test_large_matrices(name, shape, dim, cuda):
     """Rows, columns and inside dims of the measured sizes."""
     x = data(shape, name, seed=13)
-    assert_same_bits(SUM(x.to(cuda), dim), SUM(x, dim))
-    if len(shape) == 4:
-        x = x.to(memory_format=torch.channels_last)
-        assert_same_bits(SUM(x.to(cuda), dim), SUM(x, dim))
+    views = [x, x.to(memory_format=torch.channels_last)] if len(shape) == 4 else [x]
+    for view, op in itertools.product(views, OPERATIONS):
+        if op.takes(name):
+            assert_same_bits(op(view.to(cuda), dim), op(view, dim))
 
 
 KERNELS = ["packed", "rows", "thin", "columns", "narrow", "ring_rows", "expanded", "tiny"]
@@ -240,16 +243,16 @@ def test_narrow_columns(width, name, cuda):
             assert_same_bits(got, wanted, f"{length} x {width} under {tuning!r}")
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "float64", "complex64"])
+@pytest.mark.parametrize("op, name", taken("float32", "bfloat16", "int8", "float64", "complex64"), ids=str)
 @pytest.mark.parametrize("length", [2, 3, 8, 600])
-def test_results_at_any_address(length, name, cuda):
+def test_results_at_any_address(length, op, name, cuda):
     """Neighbouring results are stored together only where they lie aligned and side by side."""
     x = data((length, 4096), name, seed=15)
-    y, wanted = x.to(cuda), SUM(x, 0)
+    y, wanted = x.to(cuda), op(x, 0)
     room = torch.zeros(2 * 4096 + 8, dtype=wanted.dtype, device=cuda)
     for offset in (0, 1, 2, 3):
         for out in (room[offset : offset + 4096], room[offset : offset + 2 * 4096 : 2]):
-            assert_same_bits(SUM(y, 0, out=out), wanted, f"at {offset}, {out.stride()}")
+            assert_same_bits(op(y, 0, out=out), wanted, f"at {offset}, {out.stride()}")
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -285,11 +288,13 @@ def peak_memory(call):
     return peak
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "bool", "int8", "float8_e4m3fn", "complex64", "float64"])
+@pytest.mark.parametrize(
+    "op, name", taken("float32", "bfloat16", "bool", "int8", "float8_e4m3fn", "complex64", "float64"), ids=str
+)
 @pytest.mark.parametrize(
     "shape,dim", [((1 << 24,), 0), ((64, 1 << 18), 1), ((1 << 18, 64), 0), ((16384, 1024), 1), ((1024, 16384), 0)]
 )
-def test_memory_is_the_output_and_the_partial_sums(name, shape, dim, cuda):
+def test_memory_is_the_output_and_the_partial_sums(op, name, shape, dim, cuda):
     """A call takes its output and the partial sums of its plan, and not a byte more."""
     x = torch.zeros(shape, dtype=dtype_of(name), device=cuda)
     result = dtype_of(model.natural_result(name))
@@ -298,7 +303,7 @@ def test_memory_is_the_output_and_the_partial_sums(name, shape, dim, cuda):
         torch.ops.gpureduce._plan(list(shape), x.stride(), [dim], x.dtype, result, f"multiprocessors={processors}")
     )
     output, partials = x.numel() // shape[dim] * result.itemsize, plan["workspace_bytes"]
-    assert output <= peak_memory(lambda: SUM(x, dim)) <= output + partials
+    assert output <= peak_memory(lambda: op(x, dim)) <= output + partials
     assert partials <= x.numel() * x.itemsize // 4
 
 
@@ -306,29 +311,29 @@ def test_memory_is_the_output_and_the_partial_sums(name, shape, dim, cuda):
     "view",
     ["offset", "steps", "transposed", "negated", "conjugated", "converted", "channels_last", "expanded", "real part"],
 )
-def test_memory_never_holds_a_copy_of_the_input(view, cuda):
+def test_memory_never_holds_a_copy_of_the_input(view, op, cuda):
     """No layout, lazy view or dtype= makes a copy of the input."""
     n = 1 << 23
     real = torch.zeros(n, device=cuda)
     complex_input = torch.zeros(n // 2, dtype=torch.complex64, device=cuda)
     calls = {
-        "offset": lambda: SUM(real[1:]),
-        "steps": lambda: SUM(real.view(1024, -1)[:, ::2], 1),
-        "transposed": lambda: SUM(real.view(1024, -1).t(), 1),
-        "negated": lambda: SUM(torch._neg_view(real)),
-        "conjugated": lambda: SUM(complex_input.conj()),
-        "converted": lambda: SUM(real, dtype=torch.float64),
-        "channels_last": lambda: SUM(real.view(8, 128, 128, 64).permute(0, 3, 1, 2), (0, 2, 3)),
-        "expanded": lambda: SUM(real.view(1024, -1).expand(16, -1, -1), (0, 1)),
-        "real part": lambda: SUM(complex_input, dtype=torch.float32),
+        "offset": lambda: op(real[1:]),
+        "steps": lambda: op(real.view(1024, -1)[:, ::2], 1),
+        "transposed": lambda: op(real.view(1024, -1).t(), 1),
+        "negated": lambda: op(torch._neg_view(real)),
+        "conjugated": lambda: op(complex_input.conj()),
+        "converted": lambda: op(real, dtype=torch.float64),
+        "channels_last": lambda: op(real.view(8, 128, 128, 64).permute(0, 3, 1, 2), (0, 2, 3)),
+        "expanded": lambda: op(real.view(1024, -1).expand(16, -1, -1), (0, 1)),
+        "real part": lambda: op(complex_input, dtype=torch.float32),
     }
     assert peak_memory(calls[view]) <= n * 4 // 8
 
 
-def test_memory_with_out(cuda):
+def test_memory_with_out(op, cuda):
     """With out=, only the partial sums are allocated."""
     x, out = torch.zeros(16384, 1024, device=cuda), torch.zeros(16384, device=cuda)
-    assert peak_memory(lambda: SUM(x, 1, out=out)) <= 1 << 16
+    assert peak_memory(lambda: op(x, 1, out=out)) <= 1 << 16
 
 
 # --- streams, threads, devices, graphs --------------------------------------------------------------------------------
@@ -345,19 +350,19 @@ WORK = [
 
 
 @pytest.mark.parametrize("shape,dim", WORK)
-def test_current_stream(shape, dim, cuda):
+def test_current_stream(shape, dim, op, cuda):
     """Work goes to the current stream: it sees what was written there before, and the call does not wait for it."""
     x = data(shape, "float32", seed=17)
-    wanted = SUM(x, dim)
+    wanted = op(x, dim)
     source, y = x.to(cuda), torch.zeros(shape, device=cuda)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        SUM(y, dim)  # loads the kernels and fills the allocator's cache
+        op(y, dim)  # loads the kernels and fills the allocator's cache
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         torch.cuda._sleep(SLEEP)
         y.copy_(source)
-        result = SUM(y, dim)
+        result = op(y, dim)
         assert not side.query(), "the call waited for the GPU"
         after = result * 2
     side.synchronize()
@@ -366,42 +371,42 @@ def test_current_stream(shape, dim, cuda):
 
 
 @pytest.mark.parametrize("shape,dim", WORK)
-def test_other_streams_are_not_waited_for(shape, dim, cuda):
+def test_other_streams_are_not_waited_for(shape, dim, op, cuda):
     """A busy stream does not hold up a call on another."""
     x = data(shape, "float32", seed=18)
     y = x.to(cuda)
     busy, side = torch.cuda.Stream(), torch.cuda.Stream()
     with torch.cuda.stream(side):
-        SUM(y, dim)
+        op(y, dim)
     torch.cuda.synchronize()
     with torch.cuda.stream(busy):
         torch.cuda._sleep(4 * SLEEP)
     with torch.cuda.stream(side):
-        result = SUM(y, dim)
+        result = op(y, dim)
     side.synchronize()
     assert not busy.query(), "the call waited for another stream"
-    assert_same_bits(result, SUM(x, dim))
+    assert_same_bits(result, op(x, dim))
     torch.cuda.synchronize()
 
 
-def test_no_synchronization(cuda):
+def test_no_synchronization(op, cuda):
     """Nothing in a call synchronizes, in any kernel and with out=."""
     inputs = [(data(shape, "bfloat16", device=cuda), dim) for shape, dim in WORK]
-    outs = [SUM(x, dim) for x, dim in inputs]
+    outs = [op(x, dim) for x, dim in inputs]
     torch.cuda.set_sync_debug_mode("error")
     try:
         for (x, dim), out in zip(inputs, outs, strict=True):
-            SUM(x, dim)
-            SUM(x, dim, dtype=torch.float64)
-            SUM(x, dim, out=out)
+            op(x, dim)
+            op(x, dim, dtype=torch.float64)
+            op(x, dim, out=out)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_threads(cuda):
+def test_threads(op, cuda):
     """Calls from many threads, each on its own stream, do not disturb one another."""
     inputs = [(data(shape, name, seed=19), dim) for name in ("float32", "bfloat16") for shape, dim in WORK]
-    wanted = [SUM(x, dim) for x, dim in inputs]
+    wanted = [op(x, dim) for x, dim in inputs]
     inputs = [(x.to(cuda), dim) for x, dim in inputs]
     torch.cuda.synchronize()
     problems = []
@@ -412,7 +417,7 @@ def test_threads(cuda):
             with torch.cuda.stream(torch.cuda.Stream()):
                 for _ in range(40):
                     i = rng.randrange(len(inputs))
-                    assert_same_bits(SUM(*inputs[i]), wanted[i])
+                    assert_same_bits(op(*inputs[i]), wanted[i])
         except Exception as error:
             problems.append(error)
 
@@ -424,17 +429,17 @@ def test_threads(cuda):
     assert not problems, problems[0]
 
 
-def test_first_call_in_a_thread(cuda):
+def test_first_call_in_a_thread(op, cuda):
     """A fresh thread needs no set-up."""
     x = data((3, 5000), "float32", seed=20)
     results = []
-    thread = threading.Thread(target=lambda: results.append(SUM(x.to(cuda), 1)))
+    thread = threading.Thread(target=lambda: results.append(op(x.to(cuda), 1)))
     thread.start()
     thread.join()
-    assert_same_bits(results[0], SUM(x, 1))
+    assert_same_bits(results[0], op(x, 1))
 
 
-def test_another_device(cuda):
+def test_another_device(op, cuda):
     """A tensor on another GPU than the current one is summed there; an out elsewhere is refused."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs a second GPU")
@@ -442,67 +447,67 @@ def test_another_device(cuda):
         x = data(shape, "float32", seed=21)
         for current, home in ((0, 1), (1, 0)):
             with torch.cuda.device(current):
-                result = SUM(x.to(f"cuda:{home}"), dim)
+                result = op(x.to(f"cuda:{home}"), dim)
                 assert torch.cuda.current_device() == current
             assert result.device == torch.device("cuda", home)
-            assert_same_bits(result, SUM(x, dim))
+            assert_same_bits(result, op(x, dim))
     with pytest.raises(RuntimeError, match=r"out.*device|device.*out"):
-        SUM(torch.ones(3, 4, device="cuda:0"), 0, out=torch.empty(4, device="cuda:1"))
+        op(torch.ones(3, 4, device="cuda:0"), 0, out=torch.empty(4, device="cuda:1"))
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("op, name", taken("float32", "bfloat16", "int8"), ids=str)
 @pytest.mark.parametrize("shape,dim", WORK)
-def test_graph(shape, dim, name, cuda):
+def test_graph(shape, dim, op, name, cuda):
     """A call is captured in a CUDA graph; each replay sums what its input then holds."""
     x = data(shape, name, seed=22, device=cuda)
-    out = torch.empty_like(SUM(x, dim))
+    out = torch.empty_like(op(x, dim))
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        SUM(x, dim)
+        op(x, dim)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = SUM(x, dim)
-        SUM(x, dim, out=out)
+        y = op(x, dim)
+        op(x, dim, out=out)
     for seed in (23, 24, 25):
         new = data(shape, name, seed=seed)
         x.copy_(new)
         graph.replay()
         torch.cuda.synchronize()
-        assert_same_bits(y, SUM(new, dim))
-        assert_same_bits(out, SUM(new, dim))
+        assert_same_bits(y, op(new, dim))
+        assert_same_bits(out, op(new, dim))
 
 
-def test_graph_of_many_calls(cuda):
+def test_graph_of_many_calls(op, cuda):
     """Many calls in one graph, one after the other on the same memory, stay in order."""
     x = data((1 << 20,), "float32", seed=26, device=cuda)
-    SUM(x)
+    op(x)
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         results = []
         for i in range(20):
             x[i : i + 1].fill_(float(i))
-            results.append(SUM(x))
+            results.append(op(x))
     start = data((1 << 20,), "float32", seed=27)
     x.copy_(start)
     graph.replay()
     torch.cuda.synchronize()
     for i, result in enumerate(results):
         start[i] = float(i)
-        assert_same_bits(result, SUM(start))
+        assert_same_bits(result, op(start))
 
 
-def test_back_to_back_calls(cuda):
+def test_back_to_back_calls(op, cuda):
     """Calls that follow one another without a pause, on inputs that the one before has just written, are ordered."""
     x = data((64, 1 << 16), "float32", seed=28)
     y = x.to(cuda)
     for _ in range(10):
-        first = SUM(y, 1)
-        second = SUM(first.expand(300, -1).contiguous(), 0)
-        third = SUM(second)
-        assert_same_bits(third, SUM(SUM(SUM(x, 1).expand(300, -1).contiguous(), 0)))
+        first = op(y, 1)
+        second = op(first.expand(300, -1).contiguous(), 0)
+        third = op(second)
+        assert_same_bits(third, op(op(op(x, 1).expand(300, -1).contiguous(), 0)))
 
 
 def test_explain_names_the_plan(cuda):

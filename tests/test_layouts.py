@@ -1,5 +1,6 @@
 """Every dtype in every layout, bit for bit: no layout is special, and none is copied into another first."""
 
+import itertools
 import os
 import pathlib
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import model
-from support import DTYPES, check, data
+from support import DTYPES, OPERATIONS, check, data, taken
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
@@ -83,6 +84,15 @@ def test_layout(name, layout, device):
 PIECES = {*range(1, 18), 49, 100, 196, 784} | {2**p + d for p in (5, 6, 7, 8, 9, 10, 12) for d in (-1, 0, 1)}
 
 
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+@pytest.mark.parametrize("op", OPERATIONS[1:], ids=str)
+def test_layout_of_other_operations(op, layout, device):
+    """They share the sum's kernels: a dtype of every accumulator shows that each divides in every layout."""
+    for name, target in (("bfloat16", None), ("complex128", None), ("int32", torch.float32)):
+        tensor, dims = LAYOUTS[layout](lambda *shape, name=name: data(shape, name, seed=1, device=device))
+        op.check(tensor, dims or None, dtype=target)
+
+
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float64", "complex64", "int32"])
 def test_pieces_of_every_length(name, device):
     """Rows, and sums over several pieces, of lengths around every boundary; what lies between them does not count."""
@@ -140,10 +150,11 @@ def test_lazily_negated_and_conjugated_views(name, device):
         views += [x.conj(), torch._neg_view(x.conj()), torch._neg_view(x).t().conj(), x.conj()[:, ::3]]
         if name != "complex32":
             views += [x.imag, x.conj().imag, x.conj().real]
-    for view in views:
-        for dim in ([0], [1], None):
-            check(view, dim)
-            check(view, dim, dtype=torch.complex128 if view.is_complex() else torch.float64)
+    for view, dim in itertools.product(views, ([0], [1], None)):
+        for op in OPERATIONS:
+            if op.takes(name):
+                op.check(view, dim)
+            op.check(view, dim, dtype=torch.complex128 if view.is_complex() else torch.float64)
     assert any(view.is_neg() for view in views)
 
 
@@ -155,14 +166,14 @@ def test_bytes_of_bool(device):
     assert bool(torch.ops.gpureduce.sum(x[2:3], dtype=torch.bool))
 
 
-@pytest.mark.parametrize("name", ["float32", "int8", "bfloat16"])
+@pytest.mark.parametrize("op, name", taken("float32", "int8", "bfloat16"), ids=str)
 @pytest.mark.parametrize("dim", [(0, 2), (1, 3), (2,), (0, 1, 2, 3)])
-def test_output_strides_are_contiguous(name, dim, device):
-    """Whatever the input's layout, a new result is contiguous, as torch.sum's."""
+def test_output_strides_are_contiguous(op, name, dim, device):
+    """Whatever the input's layout, a new result is contiguous, as torch's."""
     for x in (
         data((3, 4, 5, 6), name, device=device).permute(2, 0, 3, 1),
         data((3, 4, 5, 6), name, device=device).to(memory_format=torch.channels_last),
         data((1, 4, 1, 6), name, device=device).expand(3, 4, 5, 6),
     ):
         for keepdim in (False, True):
-            assert check(x, dim, keepdim).stride() == torch.sum(x, dim, keepdim).stride()
+            assert op.check(x, dim, keepdim).stride() == op.torch(x, dim, keepdim).stride()

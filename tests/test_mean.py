@@ -1,17 +1,15 @@
-"""mean: the sum of the contract's order, one division in the accumulator, one rounding; and torch.mean's semantics."""
+"""What is mean's alone: one division in the accumulator, one rounding. The tests of all operations have the rest."""
 
 import random
 
 import pytest
 import torch
 
-import torch_reduce
-from support import COMPLEX, DTYPES, FLOATING, assert_same_bits, check, data, dtype_of, opinfo, random_view
+from support import DTYPES, MEAN, assert_same_bits, data, dtype_of, random_view
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
-MEAN = torch.ops.gpureduce.mean
-INEXACT = [name for name in DTYPES if name in FLOATING or name in COMPLEX]
+INEXACT = [name for name in DTYPES if MEAN.takes(name)]
 SHAPES = [((7,), None), ((3, 1000), 1), ((1000, 3), 0), ((5, 4097), 1), ((9000, 33), 0), ((300, 3), 1)]
 SHAPES += [((2, 70_001), 1), ((4, 3, 11, 5), (0, 2, 3)), ((513, 64), 0), ((1, 5), 0), ((40, 5), (0, 1))]
 
@@ -20,7 +18,7 @@ SHAPES += [((2, 70_001), 1), ((4, 3, 11, 5), (0, 2, 3)), ((513, 64), 0), ((1, 5)
 def test_bits(name, device):
     """The model's bits for every floating and complex dtype, over rows, columns, all and mixed dims."""
     for shape, dim in SHAPES:
-        check(data(shape, name, seed=31, device=device), dim, operation="mean")
+        MEAN.check(data(shape, name, seed=31, device=device), dim)
 
 
 @pytest.mark.parametrize("target", INEXACT)
@@ -28,8 +26,8 @@ def test_bits(name, device):
 def test_dtype_matrix(name, target, device):
     """Every input dtype to every floating or complex result: divided in the accumulator, rounded once."""
     x = data((5, 700), name, seed=32, device=device)
-    check(x, 1, dtype=dtype_of(target), operation="mean")
-    check(x, 0, dtype=dtype_of(target), operation="mean")
+    MEAN.check(x, 1, dtype=dtype_of(target))
+    MEAN.check(x, 0, dtype=dtype_of(target))
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -38,7 +36,7 @@ def test_random_views(seed, device):
     rng = random.Random(seed)
     name = INEXACT[seed % len(INEXACT)]
     x, dim, keepdim = random_view(rng.randint, name, device)
-    check(x, dim, keepdim, operation="mean")
+    MEAN.check(x, dim, keepdim)
 
 
 def test_one_rounding(device):
@@ -52,90 +50,34 @@ def test_one_rounding(device):
     assert float(MEAN(large, dtype=torch.float64)) == ((1 << 24) + 2) / 3
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
-def test_opinfo_samples(name, device):
-    """dtype, shape, strides and values of torch.mean on OpInfo's samples."""
-    samples = list(opinfo("mean").sample_inputs(device, dtype_of(name), requires_grad=False))
-    assert len(samples) >= 10
-    for sample in samples:
-        theirs = torch.mean(sample.input, *sample.args, **sample.kwargs)
-        for ours in (MEAN, torch_reduce.mean):
-            got = ours(sample.input, *sample.args, **sample.kwargs)
-            assert (got.dtype, got.shape, got.stride()) == (theirs.dtype, theirs.shape, theirs.stride()), sample
-            torch.testing.assert_close(got, theirs, equal_nan=True)
-
-
 def test_no_elements(device):
-    """NaN, as torch.mean's; and nothing at all of no outputs."""
-    assert MEAN(torch.empty(0, device=device)).isnan()
-    assert MEAN(torch.empty(3, 0, device=device), 1).isnan().all()
-    assert MEAN(torch.empty(3, 0, dtype=torch.complex64, device=device), 1).isnan().all()
-    assert MEAN(torch.empty(0, 3, device=device), 1).shape == (0,)
+    """NaN in every dtype, as torch.mean's, also where `out` has steps."""
+    for dtype in map(dtype_of, INEXACT):
+        assert MEAN(torch.empty(3, 0, device=device), 1, dtype=dtype).to(torch.complex128).isnan().all()
+        room = torch.zeros(6, dtype=dtype, device=device)
+        MEAN(torch.empty(3, 0, device=device), 1, out=room[::2])
+        assert room.to(torch.complex128).isnan().tolist() == [True, False] * 3
 
 
-def test_out(device):
-    """mean.out writes, resizes and returns `out`; its dtype must be the result's."""
-    x = data((6, 50), "float32", seed=33, device=device)
-    out = torch.empty(0, device=device)
-    assert MEAN(x, 1, out=out) is out and torch_reduce.mean(x, 1, out=out) is out
-    assert_same_bits(out, MEAN(x, 1))
-    strided = torch.empty(12, device=device)[::2]
-    MEAN(x, 1, out=strided)
-    assert_same_bits(strided, MEAN(x, 1))
-    with pytest.raises(RuntimeError, match="dtype"):
-        MEAN(x, 1, dtype=torch.float64, out=out)
-    with pytest.raises(RuntimeError, match="mean"):
-        MEAN(x, 1, out=torch.empty(6, dtype=torch.int64, device=device))
+FORMS = {"torch": torch.mean, "operator": MEAN, "function": MEAN.function, "functional": torch.func.functionalize(MEAN)}
 
 
-@pytest.mark.parametrize("mean", [MEAN, torch_reduce.mean], ids=["operator", "function"])
-def test_errors(mean, device):
-    """torch.mean's error classes; integers need a floating dtype."""
-    x = torch.ones(3, 4, device=device)
-    with pytest.raises(RuntimeError, match=r"Input dtype must be either.*Long"):
-        mean(torch.arange(3, device=device))
-    with pytest.raises(RuntimeError, match=r"Input dtype must be either.*Bool"):
-        mean(torch.ones(3, dtype=torch.bool, device=device))
-    with pytest.raises(RuntimeError, match=r"Optional dtype must be either.*Int"):
-        mean(x, dtype=torch.int32)
-    with pytest.raises(IndexError):
-        mean(x, 2)
-    with pytest.raises(RuntimeError, match="multiple times"):
-        mean(x, (0, -2))
-    with pytest.raises(TypeError, match="input"):
-        torch_reduce.mean([1.0])
-
-
-def test_meta(device):
-    """Meta tensors are described as real ones; the same errors."""
-    x = data((3, 4, 5), "bfloat16", device=device)
-    for dim, dtype in [(None, None), (1, torch.float64), ((0, 2), None)]:
-        real, meta = MEAN(x, dim, dtype=dtype), MEAN(x.to("meta"), dim, dtype=dtype)
-        assert (real.shape, real.stride(), real.dtype) == (meta.shape, meta.stride(), meta.dtype)
-    with pytest.raises(RuntimeError, match="Input dtype"):
-        MEAN(torch.empty(3, dtype=torch.int32, device="meta"))
-
-
-def test_opcheck(device):
-    """torch.library.opcheck of both overloads."""
-    x = data((3, 40), "float32", device=device)
-    tests = ["test_schema", "test_faketensor"]
-    torch.library.opcheck(MEAN.default, (x, [1]), test_utils=tests)
-    torch.library.opcheck(MEAN.out, (x, [1]), {"out": torch.empty(3, device=device)}, test_utils=tests)
-
-
-def test_compile(device):
-    """Compiled, also with out=, it has eager's bits."""
-    x = data((6, 500), "float32", seed=34, device=device)
-
-    def centred(x):
-        out = torch.empty(6, device=x.device)
-        torch.ops.gpureduce.mean(x, [1], out=out)
-        return x - torch_reduce.mean(x, 1, keepdim=True), out
-
-    ours, out = torch.compile(centred, fullgraph=True, backend="aot_eager")(x)
-    assert_same_bits(ours, x - MEAN(x, [1], True))
-    assert_same_bits(out, MEAN(x, [1]))
+@pytest.mark.parametrize("name", ["int64", "bool", "uint8"])
+@pytest.mark.parametrize("form", FORMS)
+def test_quotients_are_no_integers(form, name, device):
+    """Integers need a dtype= that is none, whatever `out` is: torch.mean's messages, on meta tensors too."""
+    mean = FORMS[form]
+    for place in (device, "meta"):
+        x, out = torch.ones(3, 4, dtype=dtype_of(name), device=place), torch.empty(3, device=place)
+        for kwargs in ({}, dict(out=out)):
+            with pytest.raises(RuntimeError, match="Input dtype must be either a floating"):
+                mean(x, 1, **kwargs)
+        for one in (x, x.float()):
+            with pytest.raises(RuntimeError, match="Optional dtype must be either a floating"):
+                mean(one, 1, dtype=torch.int32)
+        with pytest.raises(RuntimeError, match="Long|Int|int64"):
+            mean(x.float(), 1, out=out.long())
+        assert mean(x, 1, dtype=torch.float32).dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "complex64", "int8"])
