@@ -53,13 +53,16 @@ def rows(climb, names):
         rung = known[step["name"]]
         if rung.name in names:
             share = _climb.share(step, climb["ceiling"]["gbps"])
-            yield rung, [
-                report.number(step["us"]),
-                f"{step['gbps']:,.0f}" if step["gbps"] >= 10 else f"{step['gbps']:.1f}",
-                "–" if share is None else f"{share:.1%}",
-                times(_climb.compared(step, steps), step),
-                times(_climb.base(step, steps), step),
-            ]
+            yield (
+                rung,
+                [
+                    report.number(step["us"]),
+                    f"{step['gbps']:,.0f}" if step["gbps"] >= 10 else f"{step['gbps']:.1f}",
+                    "–" if share is None else f"{share:.1%}",
+                    times(_climb.compared(step, steps), step),
+                    times(_climb.base(step, steps), step),
+                ],
+            )
 
 
 HEADER = ["µs", "GB/s", "of the ceiling", "step", "total"]
