@@ -24,7 +24,8 @@ TORCH_LIBRARY_IMPL(gpureduce, AutocastCUDA, m) {
   using namespace at::autocast;
   for_each_operation([&](auto op) {
     if constexpr (info(op).autocasts)
-      m.impl(name_of(op),
-             TORCH_FN((WrapFunction<CastPolicy::fp32_set_opt_dtype, at::kCUDA, Functional, Functional, &call<op>>::type::call)));
+      m.impl(
+          name_of(op),
+          TORCH_FN((WrapFunction<CastPolicy::fp32_set_opt_dtype, at::kCUDA, Functional, Functional, &call<op>>::type::call)));
   });
 }

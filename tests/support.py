@@ -181,7 +181,7 @@ def random_view(choose, name, device="cpu", budget=20000):
 
 def opinfo(name="sum"):
     """torch's OpInfo of an op. Its module imports expecttest, of which nothing is needed here: a stand-in will do."""
-    if importlib.util.find_spec("expecttest") is None and "expecttest" not in sys.modules:
+    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
         stand_in = types.ModuleType("expecttest")
         stand_in.TestCase, stand_in.ACCEPT = unittest.TestCase, False
         sys.modules["expecttest"] = stand_in
