@@ -1,5 +1,6 @@
 // Gradients, as torch generates them for its own ops: a Node, and the op on tangents in forward mode. Both are made of torch's
 // differentiable ops, so that they serve each other, torch.func, tracing, and derivatives of any order.
+#include <ATen/OpMathType.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
@@ -39,6 +40,8 @@ variable_list backward(at::Tensor grad, const Saved& input) {
   if constexpr (info(op).divides) {
     c10::SymInt count = 1;
     for (int64_t d : input.dims) count *= input.sizes[d];
+    const at::ScalarType type = grad.scalar_type();  // some of which torch does not divide
+    if (at::isFloat8Type(type) || type == at::kComplexHalf) grad = grad.to(at::toOpMathType(type));
     grad = grad.div(count);
   }
   if (grad.is_complex() && !at::isComplexType(input.dtype)) grad = at::real(grad);

@@ -19,6 +19,9 @@ DimMask reduced_dims(OptionalDims dim, int64_t rank);
 // The dtype of the result: `dtype`, or else torch's choice (float32 for float8). Errors as torch's.
 at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dtype);
 
+// The dtype of the result that is written to `out`. Errors as torch's.
+at::ScalarType out_type(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out);
+
 // Views, dtypes and flags of a call as a backend sees them. `out` may be undefined to plan only; then `result` says its dtype.
 Reduction make_reduction(const at::Tensor& self, const DimMask& reduce, at::ScalarType result, const at::Tensor& out,
                          bool keepdim);

@@ -5,7 +5,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/library.h>
 
-#include "dispatch.h"
+#include "backend.h"
 
 namespace gpureduce {
 
@@ -26,10 +26,7 @@ at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, O
                 ": out is written, so it must be functionalized where the input is");
     return out_variant<op>().call(input, dim, keepdim, dtype, out);
   }
-  const at::ScalarType result = dtype.value_or(out.scalar_type());
-  TORCH_CHECK(out.scalar_type() == result, "Expected out tensor to have dtype ", result, ", but got ", out.scalar_type(),
-              " instead");
-  const at::Tensor value = functional<op>().call(input, dim, keepdim, result);
+  const at::Tensor value = functional<op>().call(input, dim, keepdim, out_type(op, input, dtype, out));
   functionalization::replace_(out, value);
   functionalization::commit_update(out);
   functionalization::sync(out);

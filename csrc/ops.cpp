@@ -43,6 +43,14 @@ at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dty
   return input;
 }
 
+at::ScalarType out_type(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
+  result_type(op, self.scalar_type(), dtype);  // the mean of integers needs a dtype, whatever `out` has
+  const at::ScalarType result = result_type(op, self.scalar_type(), dtype.value_or(out.scalar_type()));
+  TORCH_CHECK(out.scalar_type() == result, "Expected out tensor to have dtype ", result, ", but got ", out.scalar_type(),
+              " instead");
+  return result;
+}
+
 DType dtype_of(at::ScalarType type, const char* what) {
   switch (type) {
 #define GPUREDUCE_FROM_TORCH(name, type, kind, accumulator, wide, family) \
@@ -129,9 +137,7 @@ at::Tensor reduce_forced(const at::Tensor& self, OptionalDims dim, bool keepdim,
 
 // What torch.sum checks of `out`, before anything is written.
 void check_out(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
-  const at::ScalarType result = result_type(op, self.scalar_type(), dtype.value_or(out.scalar_type()));
-  TORCH_CHECK(out.scalar_type() == result, "Expected out tensor to have dtype ", result, ", but got ", out.scalar_type(),
-              " instead");
+  const at::ScalarType result = out_type(op, self, dtype, out);
   TORCH_CHECK(out.device() == self.device(), "Expected out tensor to have device ", self.device(), ", but got ", out.device(),
               " instead");
   TORCH_CHECK(out.layout() == at::kStrided, "Expected out tensor to have strided layout, but got ", out.layout(), " instead");

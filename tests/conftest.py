@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-import torch_reduce  # noqa: F401  (loads the operators)
+import support
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -25,6 +25,12 @@ def device(request):
     """Every device present."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
+    return request.param
+
+
+@pytest.fixture(scope="session", params=support.OPERATIONS, ids=str)
+def op(request):
+    """Every operation: what is promised of one is promised of all."""
     return request.param
 
 

@@ -22,25 +22,35 @@ from support import assert_same_bits, data
 from test_package import PACKAGE, package_copy, run
 from torch_reduce import _library
 
-ENTRY = _library.entry()
-needs_entry = pytest.mark.skipif(ENTRY is None, reason="needs torch_reduce._entry, which was not built")
+needs_entry = pytest.mark.skipif(_library.entry("sum") is None, reason="needs torch_reduce._entry, which was not built")
 
 
 @pytest.fixture
-def hidden(monkeypatch):
-    """torch_reduce.sum without the entry."""
+def entry(op):
+    """The operation's short way."""
+    return _library.entry(op.name)
 
-    def sum(*args, **kwargs):
+
+@pytest.fixture
+def hidden(op, monkeypatch):
+    """torch_reduce's function without the entry."""
+
+    def reduce(*args, **kwargs):
         with monkeypatch.context() as patch:
-            patch.setattr(torch_reduce, "_direct", None)
-            return torch_reduce.sum(*args, **kwargs)
+            patch.setattr(torch_reduce, f"_direct_{op}", None)
+            return op.function(*args, **kwargs)
 
-    return sum
+    return reduce
 
 
-def taken(input, dim=None, keepdim=False, dtype=None, out=None):
+@pytest.fixture
+def taken(entry):
     """Whether the entry takes a call, rather than leave it to torch.ops."""
-    return ENTRY(input, dim, keepdim, dtype, out) is not NotImplemented
+
+    def taken(input, dim=None, keepdim=False, dtype=None, out=None):
+        return entry(input, dim, keepdim, dtype, out) is not NotImplemented
+
+    return taken
 
 
 def raised(call, *args, **kwargs):
@@ -69,38 +79,39 @@ FORMS = {
 }
 
 
-def test_there():
-    """The build makes it."""
-    assert ENTRY is not None and (PACKAGE / "_entry.so").exists()
+def test_there(op, entry):
+    """The build makes it, for every operation, and torch_reduce takes it."""
+    assert entry is not None and (PACKAGE / "_entry.so").exists()
+    assert getattr(torch_reduce, f"_direct_{op}") is entry
 
 
 @needs_entry
 @pytest.mark.parametrize("form", FORMS)
-def test_forms(form, device, hidden):
+def test_forms(form, op, taken, device, hidden):
     """Every form of every argument is taken, and gives what torch.ops gives; with out=, that very tensor."""
     args, kwargs = FORMS[form]
     x = data((7, 300), "float32", device=device)
     wanted = hidden(x, *args, **kwargs)
-    ours = torch_reduce.sum(x, *args, **kwargs)
+    ours = op.function(x, *args, **kwargs)
     assert (ours.shape, ours.dtype, ours.stride()) == (wanted.shape, wanted.dtype, wanted.stride())
     assert_same_bits(ours, wanted)
     out = torch.empty_like(wanted)
-    assert torch_reduce.sum(x, *args, **{**kwargs, "out": out}) is out
+    assert op.function(x, *args, **{**kwargs, "out": out}) is out
     assert_same_bits(out, wanted)
     plain = dict(zip(("dim", "keepdim"), args, strict=False), **kwargs)
     assert taken(x, **plain) and taken(x, **{**plain, "out": out})
 
 
 @needs_entry
-def test_plain_tensors(device):
+def test_plain_tensors(op, taken, device):
     """Parameters, views, lazily conjugated views and inference tensors are plain; a parameter's sum is a tensor."""
     x = torch.nn.Parameter(data((3, 4), "float32", device=device))
-    assert type(torch_reduce.sum(x)) is torch.Tensor
+    assert type(op.function(x)) is torch.Tensor
     z = data((3, 4), "complex64", device=device)
     with torch.no_grad(), torch.autocast(device):
         assert all(taken(y) for y in (x, x.detach().t()[1:], z.conj(), z.conj().imag, z[:0]))
     with torch.inference_mode():
-        assert taken(x.detach() + 1) and torch_reduce.sum(x).is_inference()
+        assert taken(x.detach() + 1) and op.function(x).is_inference()
 
 
 # --- calls that are left to torch.ops ---------------------------------------------------------------------------------
@@ -153,7 +164,7 @@ ODD = {
 
 @needs_entry
 @pytest.mark.parametrize("odd", ODD)
-def test_odd_calls(odd, device, hidden):
+def test_odd_calls(odd, op, taken, device, hidden):
     """What is not plain is left to torch.ops: the same result, or the same class and message of an error."""
     call = ODD[odd](torch.ones(2, 3, device=device))
     assert not taken(*call)
@@ -162,42 +173,42 @@ def test_odd_calls(odd, device, hidden):
     try:
         wanted = hidden(input, **kwargs)
     except Exception as error:
-        assert raised(torch_reduce.sum, input, **kwargs) == (type(error), str(error))
+        assert raised(op.function, input, **kwargs) == (type(error), str(error))
     else:
-        ours = torch_reduce.sum(input, **kwargs)
+        ours = op.function(input, **kwargs)
         assert type(ours) is type(wanted) and ours.equal(wanted)
 
 
 @needs_entry
-def test_wrong_arguments():
+def test_wrong_arguments(op, entry):
     """Missing and unknown arguments are named; the entry itself leaves every wrong number of them."""
     x = torch.ones(3)
-    assert raised(torch_reduce.sum)[0] is TypeError and "input" in raised(torch_reduce.sum)[1]
-    assert raised(torch_reduce.sum, x, axis=0)[0] is TypeError and "axis" in raised(torch_reduce.sum, x, axis=0)[1]
-    assert raised(torch_reduce.sum, [1.0])[0] is TypeError and "input" in raised(torch_reduce.sum, [1.0])[1]
-    assert ENTRY() is ENTRY(x) is ENTRY(x, None, False, None, None, None) is NotImplemented
+    assert raised(op.function)[0] is TypeError and "input" in raised(op.function)[1]
+    assert raised(op.function, x, axis=0)[0] is TypeError and "axis" in raised(op.function, x, axis=0)[1]
+    assert raised(op.function, [1.0])[0] is TypeError and "input" in raised(op.function, [1.0])[1]
+    assert entry() is entry(x) is entry(x, None, False, None, None, None) is NotImplemented
 
 
-def test_subclasses_and_modes_see_the_call():
+def test_subclasses_and_modes_see_the_call(op, taken, entry):
     """__torch_function__ of the input, of out and of a mode, and __torch_dispatch__ of a mode, see the op once each."""
     x, out = torch.ones(3), torch.empty(())
-    default, into = torch.ops.gpureduce.sum.default, torch.ops.gpureduce.sum.out
+    default, into = op.operator.default, op.operator.out
 
     def seen(call):
         Subclass.seen = ()
         call()
         return [func for func in Subclass.seen if func in (default, into)]
 
-    assert seen(lambda: torch_reduce.sum(x.as_subclass(Subclass))) == [default]
-    assert seen(lambda: torch_reduce.sum(x, out=out.as_subclass(Subclass))) == [into]
+    assert seen(lambda: op.function(x.as_subclass(Subclass))) == [default]
+    assert seen(lambda: op.function(x, out=out.as_subclass(Subclass))) == [into]
     for mode in (FunctionMode, DispatchMode):
         with mode():
-            assert seen(lambda: torch_reduce.sum(x)) == [default]
-            assert seen(lambda: torch_reduce.sum(x, out=out)) == [into]
-    assert ENTRY is None or taken(x)
+            assert seen(lambda: op.function(x)) == [default]
+            assert seen(lambda: op.function(x, out=out)) == [into]
+    assert entry is None or taken(x)
 
 
-def test_modes_that_raise():
+def test_modes_that_raise(op):
     """What a mode raises comes out as it is, and the mode is asked once."""
 
     class Refuses(TorchDispatchMode):
@@ -209,17 +220,18 @@ def test_modes_that_raise():
 
     x = torch.ones(3)
     with Refuses(), pytest.raises(KeyError, match="refused"):
-        torch_reduce.sum(x)
+        op.function(x)
     assert Refuses.asked == 1
 
 
-def test_tracing(hidden):
+def test_tracing(op, hidden):
     """Every tracer records the op, and what it recorded has the same bits."""
     x = data((6, 700), "float32")
+    reduce = op.function
 
     class Module(torch.nn.Module):
         def forward(self, x):
-            return torch_reduce.sum(x, 1)
+            return reduce(x, 1)
 
     m = Module()
     traced = {
@@ -231,36 +243,36 @@ def test_tracing(hidden):
         "jit": torch.jit.trace(m, x),
     }
     for name, module in traced.items():
-        assert "gpureduce.sum" in str(module.code), name
+        assert f"gpureduce.{op}" in str(module.code), name
         assert_same_bits(module(x), hidden(x, 1))
 
 
-def test_compile_is_one_graph():
+def test_compile_is_one_graph(op):
     """torch.compile finds nothing to break the graph at, compiles once, and may be given the function itself."""
     x = data((6, 700), "float32")
-    graphs = []
+    reduce, graphs = op.function, []
 
     def backend(graph, inputs):
         graphs.append(graph)
         return graph
 
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x: torch_reduce.sum(x, dim=1, keepdim=True) * 2, fullgraph=True, backend=backend)
+    compiled = torch.compile(lambda x: reduce(x, dim=1, keepdim=True) * 2, fullgraph=True, backend=backend)
     for _ in range(3):
-        assert_same_bits(compiled(x), torch_reduce.sum(x, 1, True) * 2)
+        assert_same_bits(compiled(x), reduce(x, 1, True) * 2)
     assert len(graphs) == 1
     targets = [node.target for node in graphs[0].graph.nodes]
-    assert torch.ops.gpureduce.sum.default in targets
-    assert_same_bits(torch.compile(torch_reduce.sum, fullgraph=True, backend=backend)(x, 0), torch_reduce.sum(x, 0))
+    assert op.operator.default in targets
+    assert_same_bits(torch.compile(reduce, fullgraph=True, backend=backend)(x, 0), reduce(x, 0))
     torch._dynamo.reset()
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_functorch():
+def test_functorch(op):
     """vmap, and vmap of vmap."""
     x = data((3, 4, 500), "float32")
-    assert_same_bits(torch.vmap(lambda row: torch_reduce.sum(row, 1))(x), torch_reduce.sum(x, 2))
-    assert_same_bits(torch.vmap(torch.vmap(torch_reduce.sum))(x), torch_reduce.sum(x, 2))
+    assert_same_bits(torch.vmap(lambda row: op.function(row, 1))(x), op.function(x, 2))
+    assert_same_bits(torch.vmap(torch.vmap(op.function))(x), op.function(x, 2))
 
 
 # --- without it -------------------------------------------------------------------------------------------------------
@@ -275,7 +287,8 @@ def test_without_it(how, tmp_path):
         (copy / "_entry.so").write_bytes(b"no library")
     code = (
         "import torch, torch_reduce; x = torch.arange(12.0).view(3, 4); out = torch.empty(4)\n"
-        "assert torch_reduce._direct is None and 'torch_reduce._entry' not in __import__('sys').modules\n"
+        "assert torch_reduce._direct_sum is torch_reduce._direct_mean is None\n"
+        "assert 'torch_reduce._entry' not in __import__('sys').modules and torch_reduce.mean(x).item() == 5.5\n"
         "assert torch_reduce.sum(x).item() == 66 and torch_reduce.sum(x, 0, out=out) is out\n"
         "print(torch_reduce.sum(x, dim=(1,), keepdim=True, dtype=torch.int64).tolist(), out.tolist())\n"
         "torch_reduce.sum(x, 2)"
@@ -285,34 +298,34 @@ def test_without_it(how, tmp_path):
     assert result.stderr.strip().splitlines()[-1].startswith("IndexError: ")
 
 
-def test_pickles():
-    """torch_reduce.sum is a function of its module."""
-    assert pickle.loads(pickle.dumps(torch_reduce.sum)) is torch_reduce.sum
+def test_pickles(op):
+    """Each is a function of its module."""
+    assert pickle.loads(pickle.dumps(op.function)) is op.function
 
 
 # --- the module itself ------------------------------------------------------------------------------------------------
 
 
 @needs_entry
-def test_nothing_leaks(device):
+def test_nothing_leaks(op, taken, entry, device):
     """References to arguments, results and constants stay balanced, in calls that are taken, left and refused."""
     x, out, dims = torch.ones(2, 3, device=device), torch.empty(3, device=device), [0, 1]
-    held = [x, out, dims, torch.float64, NotImplemented, None, True, False, ENTRY]
+    held = [x, out, dims, torch.float64, NotImplemented, None, True, False, entry]
 
     def calls():
         for _ in range(1000):
-            ENTRY(x, None, False, None, None)
-            ENTRY(x, dims, True, torch.float64, None)
-            ENTRY(x, 0, False, None, out)
-            ENTRY(x, 9, False, None, out)
-            ENTRY(x, "rows", False, None, None)
-            ENTRY(x)
+            entry(x, None, False, None, None)
+            entry(x, dims, True, torch.float64, None)
+            entry(x, 0, False, None, out)
+            entry(x, 9, False, None, out)
+            entry(x, "rows", False, None, None)
+            entry(x)
 
     calls()
     before = [sys.getrefcount(one) for one in held]
     calls()
     assert all(abs(sys.getrefcount(one) - count) < 100 for one, count in zip(held, before, strict=True))
-    result = torch_reduce.sum(x)
+    result = op.function(x)
     assert sys.getrefcount(result) == 2
     alive = weakref.ref(result)
     del result
@@ -321,8 +334,8 @@ def test_nothing_leaks(device):
 
 
 @needs_entry
-def test_other_threads_run_meanwhile():
-    """The interpreter is free during a sum. Threads change only where they let go, so that nothing else can free it."""
+def test_other_threads_run_meanwhile(op, entry):
+    """The interpreter is free during a call. Threads change only where they let go, so nothing else can free it."""
     x = torch.ones(1 << 26)
     turns, stop = [], threading.Event()
 
@@ -337,25 +350,25 @@ def test_other_threads_run_meanwhile():
     try:
         thread.start()
         before = len(turns)
-        total = ENTRY(x, None, False, None, None)
+        total = entry(x, None, False, None, None)
         during = len(turns) - before
     finally:
         stop.set()
         sys.setswitchinterval(interval)
         thread.join(timeout=60)
-    assert float(total) == 1 << 26
+    assert float(total) == (1 if op.divides else 1 << 26)
     assert during > 0 and not thread.is_alive()
 
 
 @needs_entry
-def test_threads_at_once(device):
+def test_threads_at_once(op, device):
     """Many threads call at once: the same bits, no deadlock."""
     x = data((64, 700), "float32", device=device)
-    wanted, wrong = torch_reduce.sum(x, 1), []
+    wanted, wrong = op.function(x, 1), []
 
     def work():
         for _ in range(300):
-            if not torch_reduce.sum(x, 1).equal(wanted):
+            if not op.function(x, 1).equal(wanted):
                 wrong.append(None)
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(8)]

@@ -86,6 +86,9 @@ def test_out(device):
         MEAN(x, 1, dtype=torch.float64, out=out)
     with pytest.raises(RuntimeError, match="mean"):
         MEAN(x, 1, out=torch.empty(6, dtype=torch.int64, device=device))
+    for mean in (torch.mean, MEAN, torch.func.functionalize(MEAN)):  # out is no dtype=
+        with pytest.raises(RuntimeError, match=r"Input dtype must be either.*Long"):
+            mean(x.long(), 1, out=torch.empty(6, device=device))
 
 
 @pytest.mark.parametrize("mean", [MEAN, torch_reduce.mean], ids=["operator", "function"])

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import torch_reduce
-from support import assert_same_bits, data
+from support import OPERATIONS, assert_same_bits, data
 
 PACKAGE = pathlib.Path(torch_reduce.__file__).resolve().parent
 LIBRARY = PACKAGE / "libtorch_reduce.so"
@@ -29,10 +29,9 @@ def run(*command, path=PACKAGE.parent):
 # --- the interface ----------------------------------------------------------------------------------------------------
 
 
-def test_signature():
-    """torch_reduce.sum and the operator have the documented signatures."""
-    assert str(inspect.signature(torch_reduce.sum).replace(return_annotation=inspect.Signature.empty)).count(",") >= 5
-    names = [(p.name, p.kind.name, p.default) for p in inspect.signature(torch_reduce.sum).parameters.values()]
+def test_signature(op):
+    """The function and the operator have the documented signatures."""
+    names = [(p.name, p.kind.name, p.default) for p in inspect.signature(op.function).parameters.values()]
     empty = inspect.Parameter.empty
     assert names == [
         ("input", "POSITIONAL_OR_KEYWORD", empty),
@@ -42,20 +41,26 @@ def test_signature():
         ("out", "KEYWORD_ONLY", None),
     ]
     schema = "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None"
-    assert str(torch.ops.gpureduce.sum.default._schema) == f"gpureduce::sum{schema}) -> Tensor"
-    assert str(torch.ops.gpureduce.sum.out._schema) == f"gpureduce::sum.out{schema}, Tensor(a!) out) -> Tensor(a!)"
+    assert str(op.operator.default._schema) == f"gpureduce::{op}{schema}) -> Tensor"
+    assert str(op.operator.out._schema) == f"gpureduce::{op}.out{schema}, Tensor(a!) out) -> Tensor(a!)"
 
 
 def test_documented_and_typed():
-    """Everything public has a docstring and type hints, and the package says that it is typed."""
+    """Everything public has a docstring and type hints, methods of classes too, and the package says it is typed."""
     assert (PACKAGE / "py.typed").exists()
-    assert {"sum", "explain"} <= set(torch_reduce.__all__)
-    for name in torch_reduce.__all__:
-        member = getattr(torch_reduce, name)
-        if callable(member):
+    wanted = {"__version__", "explain", "ladder", "replace_torch_sum", *map(str, OPERATIONS)}
+    assert set(torch_reduce.__all__) == wanted
+    public = {name: getattr(torch_reduce, name) for name in wanted}
+    for name, member in public.copy().items():
+        if inspect.isclass(member):
+            public |= {f"{name}.{k}": v for k, v in vars(member).items() if not k.startswith("_") or k == "__init__"}
+    for name, member in public.items():
+        if not isinstance(member, str):
             assert inspect.getdoc(member), name
+        if inspect.isfunction(member):
             hints = inspect.get_annotations(member)
-            assert set(hints) == {*inspect.signature(member).parameters, "return"}, name
+            assert set(hints) == {*inspect.signature(member).parameters, "return"} - {"self"}, name
+    assert {"sum", "replace_torch_sum.__init__", "replace_torch_sum.on", "replace_torch_sum.off"} <= set(public)
 
 
 def test_reload():
