@@ -36,6 +36,8 @@ def main(arguments=None):
     parser.add_argument("--cpu", action="store_true", help="measure on the CPU")
     parser.add_argument("--only", choices=list(PARTS), help="measure this part")
     options = parser.parse_args(arguments)
+    if options.only and options.save == pathlib.Path():
+        parser.error("--only measures a part, which has no place of its own: name a file, as in --save FILE")
     device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
     facts = contenders.environment()
     if device.type == "cpu":

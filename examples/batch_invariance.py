@@ -51,6 +51,8 @@ def main():
     made = parser(__doc__)
     made.add_argument("--save", type=pathlib.Path, nargs="?", const="", metavar="FILE", help="keep the results as JSON")
     options = made.parse_args()
+    if options.small and options.save == pathlib.Path():
+        made.error("small results have no place of their own: name a file, as in --save FILE")
     n, sizes = (4000, batches(48)) if options.small else (16_000, batches(4096))
 
     cases = []

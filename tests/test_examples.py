@@ -141,9 +141,11 @@ def test_batch_invariance(device, tmp_path):
     assert len(counts) == 6 and all(ours == 1 for _, ours in counts)
 
 
-def test_batch_invariance_has_no_place_for_a_cpu():
-    """--save without a file keeps results of a GPU alone."""
-    assert "nothing is saved" in run("batch_invariance", "--device", "cpu", "--save")
+def test_batch_invariance_keeps_large_results(example, monkeypatch, capsys):
+    """Where README's picture comes from, no small results are put."""
+    with pytest.raises(SystemExit, match="2"):
+        main(example("batch_invariance"), monkeypatch, "--small", "--save")
+    assert "name a file" in capsys.readouterr().err
 
 
 def test_batch_sizes(example):
