@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help build test bench grid ladder lint format wheel clean FORCE
+.PHONY: help build test bench grid ladder models lint format wheel clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo 'make bench   set up, build, and measure about 45 cells (ARGS="--help")'
 	@echo 'make grid    set up, build, measure the whole grid, and write it into README.md and docs/'
 	@echo 'make ladder  set up, build, climb the ladder of classic kernels, with counters'
+	@echo 'make models  set up, build, measure sums inside models, and write it into README.md and docs/'
 	@echo 'make build   set up, and build the library in place'
 	@echo 'make lint    check the style of Python, C++ and CUDA'
 	@echo 'make format  put it in order, as far as the tools can'
@@ -93,6 +94,11 @@ grid: build
 
 ladder: build
 	PYTHONPATH=. $(PY) -m torch_reduce.ladder run --profile --against-lesson $(ARGS)
+
+models: build
+	PYTHONPATH=. $(PY) bench/models.py --save $(ARGS)
+	PYTHONPATH=. $(PY) examples/batch_invariance.py --save
+	$(PY) bench/models_report.py
 
 NATIVE = $(shell find csrc -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu')
 lint: $(LINTERS)

@@ -7,7 +7,6 @@ docs/ladder.md is written by hand but for what stands between "<!-- ladder:NAME 
 """
 
 import argparse
-import json
 import pathlib
 import re
 import sys
@@ -21,7 +20,6 @@ sys.path.insert(0, str(ROOT))
 from torch_reduce import _climb, ladder  # noqa: E402
 
 PAGE = "docs/ladder.md"
-BEGIN, END = "<!-- ladder:{} -->", "<!-- /ladder:{} -->"
 NOTE = "<!-- made by bench/ladder_report.py; do not edit -->"
 SHOWN = [  # in README
     *("neighbored", "neighbored_less", "interleaved", "unrolling8", "complete_unroll_template", "smem", "smem_unroll4"),
@@ -29,12 +27,6 @@ SHOWN = [  # in README
     *("engine", "cub", "torch_sum"),
 ]
 BAR = 0.85  # of the ceiling, for multi_element at its best N and 2^28 floats
-
-
-def load_results(root=ROOT):
-    """[(slug, results)], sorted by folder."""
-    paths = sorted((root / "bench" / "results").glob("*/ladder.json"), key=lambda p: p.parent.name)
-    return [(path.parent.name, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 def best_large(results):
@@ -53,13 +45,16 @@ def rows(climb, names):
         rung = known[step["name"]]
         if rung.name in names:
             share = _climb.share(step, climb["ceiling"]["gbps"])
-            yield rung, [
-                report.number(step["us"]),
-                f"{step['gbps']:,.0f}" if step["gbps"] >= 10 else f"{step['gbps']:.1f}",
-                "–" if share is None else f"{share:.1%}",
-                times(_climb.compared(step, steps), step),
-                times(_climb.base(step, steps), step),
-            ]
+            yield (
+                rung,
+                [
+                    report.number(step["us"]),
+                    f"{step['gbps']:,.0f}" if step["gbps"] >= 10 else f"{step['gbps']:.1f}",
+                    "–" if share is None else f"{share:.1%}",
+                    times(_climb.compared(step, steps), step),
+                    times(_climb.base(step, steps), step),
+                ],
+            )
 
 
 HEADER = ["µs", "GB/s", "of the ceiling", "step", "total"]
@@ -179,27 +174,18 @@ def readme(slug, results):
     ]
 
 
-def fill(text, name, lines):
-    """`text` with `lines` between the markers of `name`, which must be there once."""
-    begin, end = BEGIN.format(name), END.format(name)
-    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise ValueError(f"the markers {begin} and {end} must be there once each, in this order")
-    head, rest = text.split(begin)
-    return head + "\n".join([begin, NOTE, "", *lines]) + end + rest.split(end)[1]
-
-
 def documents(root, all_results):
     """{path under root: text} of all that is made."""
     page, start = (pathlib.Path(root, path).read_text(encoding="utf-8") for path in (PAGE, "README.md"))
     unknown = set(re.findall(r"<!-- ladder:([^>]+) -->", page)) - {"counters", *PARTS}
     if unknown:
         raise ValueError(f"{PAGE} has markers for {', '.join(unknown)}, which nothing is made for")
-    page = fill(page, "counters", counter_names())
+    page = report.fill(page, "ladder:counters", counter_names(), NOTE)
     for name, make in PARTS.items():
         lines = [line for slug, results in all_results for line in make(slug, results)]
-        page = fill(page, name, lines or ["not measured yet", ""])
+        page = report.fill(page, f"ladder:{name}", lines or ["not measured yet", ""], NOTE)
     lines = [line for slug, results in all_results for line in readme(slug, results)]
-    made = {PAGE: page, "README.md": fill(start, "summary", lines or ["not measured yet", ""])}
+    made = {PAGE: page, "README.md": report.fill(start, "ladder:summary", lines or ["not measured yet", ""], NOTE)}
     for slug, results in all_results:
         made[f"docs/images/ladder-{slug}.svg"] = pictures.ladder(results, ladder.rungs())
     return made
@@ -210,17 +196,11 @@ def main(arguments=None):
     parser.add_argument("--check", action="store_true", help="compare only")
     parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the repository")
     options = parser.parse_args(arguments)
-    made = documents(options.root, load_results(options.root))
+    made = documents(options.root, report.load_results(options.root, "ladder.json"))
     if options.check:
-        messages = [message for path, text in made.items() if (message := report.difference(options.root, path, text))]
-        if messages:
-            sys.exit("\n".join(messages).replace("bench/report.py", "bench/ladder_report.py"))
-        print(f"{', '.join(made)}: what the results give")
-        return
-    for path, text in made.items():
-        (options.root / path).parent.mkdir(parents=True, exist_ok=True)
-        (options.root / path).write_text(text, encoding="utf-8", newline="\n")
-    print(f"written: {', '.join(made)}")
+        report.compare(options.root, made, [], "python bench/ladder_report.py")
+    else:
+        report.write(options.root, made, [])
 
 
 if __name__ == "__main__":

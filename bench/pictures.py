@@ -287,3 +287,36 @@ def ladder(results, rungs):
     parts += [*marks, _line([(at, top), (at, y)], "#222222", stroke_dasharray="5 4"), note]
     parts.append(_text(left + BAR_W / 2, y + 30, "µs, logarithmic", "middle"))
     return _document(max(left + BAR_W + 80, x), y + 40, title, parts)
+
+
+# --- one row's sum in growing batches -----------------------------------------------------------------------
+
+PATTERN_W, PATTERN_H = 24, 22
+PATTERNS = ("#2e86c1", "#e67e22", "#27ae60", "#8e44ad", "#c0392b", "#16a085", "#7f8c8d", "#d35400", "#2c3e50")
+
+
+def batch_invariance(results):
+    """A line a sum, a cell a batch size; equal bits of the row's result have equal numbers and colours."""
+    sizes = results["sizes"]
+    names = [f"{name}: 00 results" for case in results["cases"] for name in case["patterns"]]
+    left = MARGIN + 12 + CHARACTER * max(map(len, names))
+    title = f"{results['gpu']}: the bits of one row's sum of {results['n']:,} elements while the batch grows"
+    parts, y = [_text(MARGIN, 28, title, font_size=16, font_weight="bold")], 56
+    parts += [_text(left + (i + 0.5) * PATTERN_W, y, str(n), "middle", font_size=9) for i, n in enumerate(sizes)]
+    parts.append(_text(left - GAP, y, "batch", "end", font_size=9))
+    for case in results["cases"]:
+        y += PATTERN_H
+        parts.append(_text(MARGIN, y, f"{case['layout']}, {case['dtype']}", font_weight="bold"))
+        y += GAP
+        for name, numbers in case["patterns"].items():
+            count = len(set(numbers))
+            parts.append(_text(MARGIN + 12, y + 15, f"{name}: {count} result{'s' * (count > 1)}"))
+            for i, number in enumerate(numbers):
+                x = left + i * PATTERN_W
+                parts.append(_rect(x, y, PATTERN_W - 1, PATTERN_H - 2, PATTERNS[number % len(PATTERNS)]))
+                middle = x + (PATTERN_W - 1) / 2
+                parts.append(_text(middle, y + 14, str(number + 1), "middle", font_size=10, fill="#ffffff"))
+            y += PATTERN_H
+    return _document(
+        max(left + len(sizes) * PATTERN_W, MARGIN + 1.5 * CHARACTER * len(title)) + MARGIN, y + GAP, title, parts
+    )

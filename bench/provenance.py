@@ -11,6 +11,7 @@ __pycache__ folder.
 """
 
 import hashlib
+import json
 import pathlib
 import re
 import sys
@@ -42,6 +43,18 @@ def gpu_slug(name):
     words = re.findall(r"[a-z0-9]+", name.lower())
     kept = [w for w in words if w not in VENDOR_WORDS and not VARIANT_WORD.fullmatch(w)]
     return "-".join(kept or words or ["unknown"])
+
+
+def save(results, name, path):
+    """Writes `results` as JSON to `path`, or, if that is Path(), to bench/results/<gpu>/`name`."""
+    if path == pathlib.Path():
+        if results["gpu"] is None:
+            print("nothing is saved: only results of a GPU have a place of their own; name a file to keep these")
+            return
+        path = ROOT / "bench" / "results" / gpu_slug(results["gpu"]) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(f"written: {path}")
 
 
 def main():

@@ -43,9 +43,9 @@ FAMILIES = {
 }
 
 
-def load_results(root=ROOT):
-    """[(slug, results)], sorted by folder."""
-    paths = sorted((root / "bench" / "results").glob("*/grid.json"), key=lambda p: p.parent.name)
+def load_results(root=ROOT, name="grid.json"):
+    """[(slug, results)] of the files of that name, sorted by folder."""
+    paths = sorted((root / "bench" / "results").glob(f"*/{name}"), key=lambda p: p.parent.name)
     return [(path.parent.name, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
 
@@ -274,16 +274,51 @@ def leftovers(root, made):
     return [path for path in found if path not in made and path.split("/")[-1].startswith(("heat-", "bandwidth-"))]
 
 
-def difference(root, path, wanted):
+def difference(root, path, wanted, command):
     """A message if the file is not `wanted`, otherwise None."""
     text = (root / path).read_text(encoding="utf-8") if (root / path).exists() else ""
     if text == wanted:
         return None
-    message = f"{path} is not what bench/results gives; run: python bench/report.py"
+    message = f"{path} is not what bench/results gives; run: {command}"
     if path.endswith(".svg"):
         return message  # a diff of a picture says nothing
     diff = difflib.unified_diff(text.splitlines(), wanted.splitlines(), path, "what the results give", lineterm="")
     return "\n".join([message, *diff])
+
+
+def compare(root, made, stale, command):
+    """Ends the program if a file is not what is made, or should not be there."""
+    messages = [message for path, text in made.items() if (message := difference(root, path, text, command))]
+    messages += [f"{path} is of results that are gone; run: {command}" for path in stale]
+    if messages:
+        sys.exit("\n".join(messages))
+    print(f"{', '.join(made)}: what the results give")
+
+
+def write(root, made, stale):
+    for path in stale:
+        (root / path).unlink()
+    for path, text in made.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text, encoding="utf-8", newline="\n")
+    print(f"written: {', '.join(made)}")
+
+
+def fill(text, name, lines, note):
+    """`text` with `note` and `lines` between "<!-- NAME -->" and "<!-- /NAME -->", which must be there once."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"the markers {begin} and {end} must be there once each, in this order")
+    head, rest = text.split(begin)
+    return head + "\n".join([begin, note, "", *lines]) + end + rest.split(end)[1]
+
+
+def note_other_sources(root, all_results):
+    """Says which results were measured on other sources than those that are here."""
+    current = provenance.csrc_hash(root)
+    for slug, results in all_results:
+        if results["csrc"] != current:
+            print(f"note: {slug} was measured on csrc {results['csrc'][:12]}; now it is {current[:12]}")
 
 
 def main(arguments=None):
@@ -298,22 +333,10 @@ def main(arguments=None):
         sys.exit(f"nothing can be made: {error}")
     stale = leftovers(root, made)
     if options.check:
-        messages = [message for path, text in made.items() if (message := difference(root, path, text))]
-        messages += [f"{path} is of results that are gone; run: python bench/report.py" for path in stale]
-        if messages:
-            sys.exit("\n".join(messages))
-        current = provenance.csrc_hash(root)
-        for slug, results in all_results:
-            if results["csrc"] != current:
-                print(f"note: {slug} was measured on csrc {results['csrc'][:12]}; now it is {current[:12]}")
-        print(f"{len(made)} files are what the {len(all_results)} result file(s) give")
-        return
-    for path in stale:
-        (root / path).unlink()
-    for path, text in made.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text, encoding="utf-8", newline="\n")
-    print(f"written: {', '.join(made)}")
+        compare(root, made, stale, "python bench/report.py")
+        note_other_sources(root, all_results)
+    else:
+        write(root, made, stale)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,19 @@
     python examples/replace.py [--device cuda] [--small]
 
 It is a residual network of images in which much is broadcast: channels are mixed, gated and scaled, so its forward and
-backward passes are full of sums. Compared is an image's gradient when it is alone and when it is in a batch. Convolutions
-are depthwise and classes have prototypes, so that the sum alone decides: the algorithms of other convolutions and of
-matrix products are chosen by the batch as well, and those torch_reduce does not replace.
+backward passes are full of sums. Compared is an image's gradient when it is alone and when it is in a batch.
+Convolutions are depthwise and classes have prototypes, so that the sum alone decides: the algorithms of other
+convolutions and of matrix products are chosen by the batch as well, and those torch_reduce does not replace.
 """
 
 import contextlib
+import statistics
+import sys
 import time
 
 import torch
 import torch.nn.functional as F
-from _options import name_of, parser
+from _options import name_of, parser, table
 from torch import nn
 
 import torch_reduce
@@ -49,6 +51,14 @@ class Network(nn.Module):
         return (features[:, None] * self.prototypes).sum(-1)
 
 
+def make(device, small):
+    """(model, images, labels)."""
+    width, blocks, side, batch = (8, 1, 8, 5) if small else (64, 8, 56, 64)
+    torch.manual_seed(0)
+    model, images, labels = Network(width, blocks), torch.randn(batch, 3, side, side), torch.randint(10, (batch,))
+    return model.to(device), images.to(device), labels.to(device)
+
+
 def gradient(model, images, labels):
     """The images' gradients, by way of a loss that adds over the batch."""
     images = images.detach().requires_grad_()
@@ -56,59 +66,62 @@ def gradient(model, images, labels):
     return images.grad
 
 
-def wait(device):
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
+def differing(a, b):
+    """How many values differ, in any bit."""
+    return int((a.view(torch.int32) != b.view(torch.int32)).sum())
 
 
-def milliseconds(call, device, rounds):
-    """The median of a few rounds."""
+def milliseconds(call, device):
+    """How long a call takes until its result is there."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    begin = time.perf_counter()
     call()
-    times = []
+    wait()
+    return (time.perf_counter() - begin) * 1e3
+
+
+def compare(model, images, labels, rounds):
+    """{name: {"batches": {size: n}, "again": n, "ms": ms}}, with torch's sum and with ours.
+
+    n values of the first image's gradient differ from those it has alone, or, again, between two runs of the whole
+    batch. ms is the median of the rounds, in which both take turns.
+    """
+    device = images.device
+    places = {
+        "torch's sum": contextlib.nullcontext(),
+        "replace_torch_sum()": torch_reduce.replace_torch_sum(device.type),
+    }
+    found, times = {}, {name: [] for name in places}
+    for name, place in places.items():
+        with place:
+            alone = gradient(model, images[:1], labels[:1])[0]
+            sizes = sorted({2, len(images) // 2, len(images)})
+            grads = {size: gradient(model, images[:size], labels[:size])[0] for size in sizes}
+            again = differing(gradient(model, images, labels)[0], grads[len(images)])
+        found[name] = {"batches": {size: differing(grad, alone) for size, grad in grads.items()}, "again": again}
     for _ in range(rounds):
-        wait(device)
-        begin = time.perf_counter()
-        call()
-        wait(device)
-        times.append((time.perf_counter() - begin) * 1e3)
-    return sorted(times)[len(times) // 2]
+        for name, place in places.items():
+            with place:
+                times[name].append(milliseconds(lambda: gradient(model, images, labels), device))
+    return {name: found[name] | {"ms": statistics.median(times[name])} for name in places}
 
 
 def main():
     options = parser(__doc__).parse_args()
-    device = options.device
-    width, blocks, side, batch, rounds = (8, 1, 8, 5, 2) if options.small else (64, 8, 56, 64, 11)
-    torch.manual_seed(0)
-    model = Network(width, blocks).to(device)
-    images, labels = torch.randn(batch, 3, side, side).to(device), torch.randint(10, (batch,)).to(device)
-    sizes = sorted({1, 2, max(2, batch // 8), batch // 2, batch})
-
-    places = {
-        "torch's sum": contextlib.nullcontext(),
-        "replace_torch_sum()": torch_reduce.replace_torch_sum(torch.device(device).type),
-    }
-    results = {}
-    for name, place in places.items():
-        with place:
-            grads = {size: gradient(model, images[:size], labels[:size])[0] for size in sizes}
-            again = gradient(model, images, labels)[0]
-            ms = milliseconds(lambda: gradient(model, images, labels), device, rounds)
-        results[name] = [
-            *(f"{int((grads[size] != grads[1]).sum())}" for size in sizes[1:]),
-            f"{int((again != grads[batch]).sum())}",
-            f"{ms:.2f}",
-        ]
-
-    print(f"An image's gradient on {name_of(device)}: {images[0].numel()} values\n")
-    print(f"| | {' | '.join(results)} |")
-    print("|" + " :-- |" + " --: |" * len(results))
-    lines = [
-        *(f"differ in a batch of {size}" for size in sizes[1:]),
-        "differ in a second run",
-        "ms, forward and backward",
+    model, images, labels = make(options.device, options.small)
+    found = compare(model, images, labels, rounds=5 if options.small else 21)
+    print(f"An image's gradient on {name_of(options.device)}: {images[0].numel()} values\n")
+    ours = found["replace_torch_sum()"]
+    rows = [
+        (f"differ in a batch of {size}", *(column["batches"][size] for column in found.values()))
+        for size in ours["batches"]
     ]
-    for i, line in enumerate(lines):
-        print(f"| {line} | {' | '.join(cells[i] for cells in results.values())} |")
+    rows.append(("differ in a second run", *(column["again"] for column in found.values())))
+    rows.append(("ms, forward and backward", *(f"{column['ms']:.2f}" for column in found.values())))
+    table(["", *found], rows)
+    if any(ours["batches"].values()):
+        sys.exit("under replace_torch_sum() the gradient depends on the batch: that must not be")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import contextlib
 import sys
 
 import torch
-from _options import name_of, parser
+from _options import name_of, parser, table
 
 import torch_reduce
 
@@ -30,44 +30,53 @@ def one_thread():
     """torch's CPU kernels on one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def elsewhere(sum, x, layout, device):
-    """The sum on the other device, or, where that is the CPU, on one thread."""
-    with one_thread() if device == "cpu" else contextlib.nullcontext():
+    """The sum on the GPU, or, where there is none, on one thread."""
+    with one_thread() if device.type == "cpu" else contextlib.nullcontext():
         return sum(*layout(x.to(device))).cpu()
 
 
 def differing(a, b):
     """How many results differ, in any bit."""
-    size = a.element_size()
-    a, b = (t.contiguous().view(torch.uint8).view(-1, size) for t in (a.reshape(-1), b.reshape(-1)))
+    a, b = (t.contiguous().view(-1, 1).view(torch.uint8) for t in (a, b))
     return int((a != b).any(1).sum())
+
+
+def compare(shape, device):
+    """(what, how many results, how many differ with each sum), as it becomes known."""
+    generator = torch.Generator().manual_seed(0)
+    for dtype in DTYPES:
+        x = (torch.randn(shape, generator=generator, dtype=torch.float64) * 100).to(dtype)
+        for name, layout in LAYOUTS.items():
+            here = [sum(*layout(x)) for sum in SUMS.values()]
+            there = [elsewhere(sum, x, layout, device) for sum in SUMS.values()]
+            what = f"{str(dtype).removeprefix('torch.')} {name}"
+            yield what, here[0].numel(), *(differing(a, b) for a, b in zip(here, there, strict=True))
 
 
 def main():
     options = parser(__doc__).parse_args()
     shape = (60, 1000) if options.small else (1000, 20_000)
-    generator = torch.Generator().manual_seed(0)
-    other = "one thread" if options.device == "cpu" else name_of(options.device)
-    print(f"| results that differ between the CPU and {other} | of | {' | '.join(SUMS)} |")
-    print("| :-- | --: | --: | --: |")
-    failed = False
-    for dtype in DTYPES:
-        real = torch.randn(shape, generator=generator, dtype=torch.float64) * 100
-        x = real.to(dtype)
-        for name, layout in LAYOUTS.items():
-            here = {sum_name: sum(*layout(x)) for sum_name, sum in SUMS.items()}
-            counts = {
-                sum_name: differing(here[sum_name], elsewhere(sum, x, layout, options.device))
-                for sum_name, sum in SUMS.items()
-            }
-            of = here["torch.sum"].numel()
-            print(f"| {str(dtype).removeprefix('torch.')} {name} | {of} | {' | '.join(map(str, counts.values()))} |")
-            failed |= counts["torch_reduce.sum"] > 0
-    sys.exit(failed)
+    pair = "CPU: all threads and one" if options.device.type == "cpu" else f"CPU and {name_of(options.device)}"
+    totals = [0] * (1 + len(SUMS))
+
+    def lines():
+        for what, *counts in compare(shape, options.device):
+            totals[:] = [total + count for total, count in zip(totals, counts, strict=True)]
+            yield what, *counts
+
+    print(f"Results that differ, in any bit. {pair}\n")
+    table(["", "results", *SUMS], lines())
+    of, *different = totals
+    print("\n" + ", ".join(f"{name}: {n} of {of} differ" for name, n in zip(SUMS, different, strict=True)))
+    if different[1]:
+        sys.exit("torch_reduce.sum has other bits elsewhere: that must not be")
 
 
 if __name__ == "__main__":

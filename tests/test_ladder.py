@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "bench")]
 import lessons  # noqa: E402
 
 import ladder_report  # noqa: E402
+import report  # noqa: E402
 
 ALL = ladder.rungs()
 RUNGS = {rung.name: rung for rung in ALL}
@@ -503,7 +504,7 @@ def test_against_lesson():
 
 # --- results and documents --------------------------------------------------------------------------------------------
 
-RESULTS = ladder_report.load_results()
+RESULTS = report.load_results(name="ladder.json")
 measured = pytest.mark.parametrize("results", [r for _, r in RESULTS], ids=[slug for slug, _ in RESULTS])
 
 

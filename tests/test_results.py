@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = sorted((ROOT / "bench" / "results").glob("*/*.json"))
@@ -18,7 +19,10 @@ RESULTS = sorted((ROOT / "bench" / "results").glob("*/*.json"))
 sys.path.insert(0, str(ROOT / "bench"))
 import bars  # noqa: E402
 import cases  # noqa: E402
+import models  # noqa: E402
+import models_report  # noqa: E402
 import pictures  # noqa: E402
+import provenance  # noqa: E402
 import report  # noqa: E402
 
 
@@ -44,9 +48,10 @@ def source_hash(ladder):
 # --- what is in the repository ------------------------------------------------------------------------------
 
 
-def test_documentation_is_what_the_results_give():
-    """README's section, docs/performance.md and the pictures are up to date; that needs no package to tell."""
-    result = bench("-S", "bench/report.py", "--check")
+@pytest.mark.parametrize("script", ["bench/report.py", "bench/models_report.py"])
+def test_documentation_is_what_the_results_give(script):
+    """README's sections, docs/performance.md, docs/models.md and the pictures; that needs no package to tell."""
+    result = bench("-S", script, "--check")
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -304,3 +309,233 @@ def test_heat_map_shows_every_ratio():
     assert pictures.colour(1.0)[0] == "#ffffff"
     assert pictures.colour(0.99)[0] != "#ffffff" != pictures.colour(1.1)[0]
     assert pictures.colour(0.1) == pictures.colour(0.8) and pictures.colour(50) == pictures.colour(4)
+
+
+# --- inside models ------------------------------------------------------------------------------------------
+
+
+def found(name):
+    """The committed results of that name, as parameters."""
+    return [pytest.param(results, id=slug) for slug, results in report.load_results(ROOT, name)]
+
+
+@pytest.mark.parametrize("results", found(models_report.TIMES))
+def test_times_are_of_every_part(results):
+    """Each part was measured, with all that bench/models.py has today."""
+    assert set(models.PARTS) <= set(results)
+    cells = [(case["operation"], tuple(case["shape"]), f"torch.{case['dtype']}") for case in results["gradients"]]
+    assert cells == [(op, shape, str(dtype)) for op in models.OPERATIONS for shape, dtype in models.CASES]
+    assert {op: list(calls) for op, calls in results["host"].items()} == {
+        op: list(models.functions(op)) for op in models.OPERATIONS
+    }
+
+
+@pytest.mark.parametrize("results", found(models_report.TIMES))
+def test_replacement_is_batch_invariant(results):
+    """The gradients that were compared on the GPU differ under torch's sum, and never under ours."""
+    torchs, ours = (results["replace"][name] for name in ("torch", "ours"))
+    assert any(torchs["batches"].values())
+    assert not any(ours["batches"].values()) and ours["again"] == 0
+
+
+@pytest.mark.parametrize("results", found(models_report.INVARIANCE))
+def test_figure_shows_what_it_says(results):
+    """README's picture: up to a batch of 4096, ours has one result everywhere, and torch.sum has more somewhere."""
+    assert results["sizes"][0] == 1 and results["sizes"][-1] == 4096 and len(results["cases"]) == 6
+    counts = {
+        name: [len(set(c["patterns"][name])) for c in results["cases"]] for name in results["cases"][0]["patterns"]
+    }
+    assert set(counts["torch_reduce.sum"]) == {1}
+    assert max(counts["torch.sum"]) > 1
+
+
+@pytest.mark.parametrize("slug", [slug for slug, _ in report.load_results(ROOT, models_report.TIMES)])
+def test_models_were_measured_together(slug):
+    """`make models` writes both files, so both are of the same sources."""
+    both = [dict(report.load_results(ROOT, name))[slug] for name in (models_report.TIMES, models_report.INVARIANCE)]
+    assert both[0]["csrc"] == both[1]["csrc"]
+
+
+def made_up_models():
+    """(times, patterns): as bench/models.py and examples/batch_invariance.py write them."""
+    facts = {key: value for key, value in made_up_results().items() if isinstance(value, (str, int))}
+    pair = {"ours": 2.0, "torch": 5.0}
+    case = {"operation": "sum", "shape": [32, 64], "dtype": "float32", "us": {"forward": pair, "both": pair}}
+    times = facts | {
+        "gradients": [case | {"eager_us": {"ours": 40.0, "torch": 30.0}}],
+        "host": {"sum": {"torch.sum": {"plain": 4.0, "grad": 5.0}, "torch_reduce.sum": {"plain": 3.0, "grad": 6.0}}},
+        "train": {"eager": pair},
+        "replace": {
+            "torch": {"batches": {"2": 17, "5": 192}, "again": 3, "ms": 4.0},
+            "ours": {"batches": {"2": 0, "5": 0}, "again": 0, "ms": 3.0},
+        },
+    }
+    numbers = {"torch.sum": [0, 1, 1, 2], "torch_reduce.sum": [0, 0, 0, 0]}
+    cases = [{"layout": "rows", "dtype": "float32", "patterns": numbers}]
+    return times, facts | {"n": 4000, "sizes": [1, 2, 3, 4], "cases": cases}
+
+
+@pytest.fixture
+def models_repository(repository):
+    """A repository with made-up results of models, and what is made from them."""
+    (repository / "docs").mkdir()
+    shutil.copy(ROOT / models_report.PAGE, repository / "docs")
+    for name, results in zip((models_report.TIMES, models_report.INVARIANCE), made_up_models(), strict=True):
+        path = repository / "bench" / "results" / "example" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results))
+    models_report.main(["--root", str(repository)])
+    return repository
+
+
+def check_models(repository):
+    """What `models_report.py --check` complains about; None if nothing."""
+    try:
+        models_report.main(["--root", str(repository), "--check"])
+    except SystemExit as end:
+        return str(end)
+    return None
+
+
+def test_models_page(models_repository):
+    """Each part has its table; what is slower is bold; README has the picture, which numbers the results."""
+    page = (models_repository / models_report.PAGE).read_text()
+    for row in (
+        "| sum float32 (32, 64) | 2.00 | 2.50× | 2.00 | 2.50× | 40.00 | **0.750×** |",
+        "| `torch.sum` | 4.00 | 1.00× | 5.00 | 1.00× |\n| `torch_reduce.sum` | 3.00 | 0.75× | 6.00 | 1.20× |",
+        "| eager | 2.00 | 5.00 | 2.50× |",
+        "| values that differ in a batch of 5 | 192 | 0 |\n| values that differ in a second run | 3 | 0 |",
+        "| rows, float32 | 3 | 1 |",
+    ):
+        assert row in page
+    assert page.count("`csrc/` at `000000000000`") == 2 and "not measured yet" not in page
+    assert "(docs/images/batch-invariance-example.svg)" in (models_repository / "README.md").read_text()
+    picture = (models_repository / "docs/images/batch-invariance-example.svg").read_text()
+    assert "torch.sum: 3 results" in picture and "torch_reduce.sum: 1 result<" in picture
+    assert [picture.count(f">{n}</text>") for n in (1, 2, 3, 4)] == [1 + 5, 1 + 2, 1 + 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        ("README.md", "batch-invariance-example", "batch-invariance-other"),
+        (models_report.PAGE, "| 40.00 |", "| 4.00 |"),
+        (models_report.PAGE, "| rows, float32 | 3 |", "| rows, float32 | 9 |"),
+        ("docs/images/batch-invariance-example.svg", "3 results", "9 results"),
+    ],
+)
+def test_check_sees_a_changed_model(models_repository, path, old, new):
+    """A number that the results do not give fails the check."""
+    assert check_models(models_repository) is None
+    file = models_repository / path
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+    assert path in check_models(models_repository)
+
+
+def test_models_not_measured_yet(models_repository):
+    """Each file may be there alone. Without both the pages say so; pictures of results that are gone go too."""
+    results = models_repository / "bench" / "results" / "example"
+    for name, left in ((models_report.TIMES, 1 + len(models_report.PARTS)), (models_report.INVARIANCE, None)):
+        (results / name).unlink()
+        assert models_report.PAGE in check_models(models_repository)
+        models_report.main(["--root", str(models_repository)])
+        assert check_models(models_repository) is None
+        if left:
+            assert (models_repository / models_report.PAGE).read_text().count("not measured yet") == left
+    assert (models_repository / models_report.PAGE).read_text().count("not measured yet") == 2 + len(
+        models_report.PARTS
+    )
+    assert not list((models_repository / "docs" / "images").glob("batch-invariance-*"))
+
+
+def test_models_need_their_markers(models_repository):
+    """A page without the place for a table is an error, and not silently incomplete."""
+    file = models_repository / models_report.PAGE
+    file.write_text(file.read_text().replace("<!-- models:train -->", ""))
+    with pytest.raises(SystemExit, match="models:train"):
+        models_report.main(["--root", str(models_repository)])
+
+
+@pytest.mark.parametrize("page", ["grid", "models"])
+def test_results_of_other_sources_are_noted(page, models_repository, capsys):
+    """Where csrc/ is not what the results were measured on, the check says so."""
+    program = {"grid": report, "models": models_report}[page]
+    name = {"grid": "grid.json", "models": models_report.TIMES}[page]
+    path = models_repository / "bench" / "results" / "example" / name
+    results = made_up_results() if page == "grid" else made_up_models()[0]
+    note = "note: example was measured on csrc "
+    (models_repository / "bench" / "results" / "example" / models_report.INVARIANCE).unlink()
+    for csrc, noted in (("0" * 64, True), (provenance.csrc_hash(models_repository), False)):
+        path.write_text(json.dumps(results | {"csrc": csrc}))
+        program.main(["--root", str(models_repository)])
+        capsys.readouterr()
+        program.main(["--root", str(models_repository), "--check"])
+        assert (note in capsys.readouterr().out) == noted
+
+
+def test_place_of_results(tmp_path, monkeypatch, capsys):
+    """Results of a GPU have a place of their own, those of a CPU none; a named file is taken for both."""
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    place = tmp_path / "bench" / "results" / "example" / "a.json"
+    provenance.save({"gpu": None}, "a.json", pathlib.Path())
+    assert "nothing is saved" in capsys.readouterr().out and not list(tmp_path.iterdir())
+    provenance.save({"gpu": "NVIDIA Example"}, "a.json", pathlib.Path())
+    assert json.loads(place.read_text()) == {"gpu": "NVIDIA Example"} and str(place) in capsys.readouterr().out
+    provenance.save({"gpu": None}, "a.json", tmp_path / "b" / "c.json")
+    assert json.loads((tmp_path / "b" / "c.json").read_text()) == {"gpu": None}
+
+
+# --- bench/models.py on the CPU -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_models(monkeypatch):
+    """bench/models.py with small cases, and without Inductor."""
+    monkeypatch.setattr(models, "CASES", (((40, 300), torch.bfloat16), ((8, 16), torch.float32)))
+    monkeypatch.setattr(models, "REPEATS", 3)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the work is too little to share
+    yield models
+    torch.set_num_threads(threads)
+
+
+def test_models_on_the_cpu(small_models, tmp_path, capsys):
+    """All parts are measured on the CPU, printed, and kept in a file."""
+    file = tmp_path / "models.json"
+    models.main(["--cpu", "--save", str(file)])
+    text, results = capsys.readouterr().out, json.loads(file.read_text())
+    assert "NO GPU IS USED HERE" in text and results["gpu"] is None
+    for part in models_report.PARTS.values():
+        assert "\n".join(part(results)).rstrip() in text
+    for case in results["gradients"]:
+        assert all(us > 0 for pair in (*case["us"].values(), case["eager_us"]) for us in pair.values())
+    assert len(results["gradients"]) == 4 and set(results["train"]) == {"eager", "compiled"}
+    assert results["replace"]["ours"]["batches"] == {"2": 0, "5": 0}
+    assert all(us > 0 for calls in results["host"].values() for kinds in calls.values() for us in kinds.values())
+
+
+def test_one_part_of_models(small_models, capsys):
+    """--only measures one; it is not kept where all are expected."""
+    models.main(["--cpu", "--only", "host"])
+    text = capsys.readouterr().out
+    assert "`torch_reduce.mean`" in text and "examples/train.py" not in text
+    with pytest.raises(SystemExit):
+        models.main(["--cpu", "--only", "host", "--save"])
+    assert "name a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda x, dim: torch.sum(x, dim) * (1 if x.requires_grad else 2), "bits are not the CPU backend's"),
+        (lambda x, dim: torch.sum(x, dim) + (x - x.detach()).sum(dim), "gradient is not torch's"),
+    ],
+    ids=["bits", "gradient"],
+)
+def test_wrong_sums_are_not_timed(wrong, message, small_models, monkeypatch):
+    """A sum whose bits or whose gradient are wrong ends the run."""
+    monkeypatch.setattr(models.torch_reduce, "sum", wrong)
+    with pytest.raises(SystemExit, match=message):
+        models.gradients(torch.device("cpu"))

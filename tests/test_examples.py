@@ -1,0 +1,251 @@
+"""examples/: each runs at a small size, says what it promises, keeps it, and would notice if it did not."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+import torch_reduce
+from support import data
+
+EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("[!_]*.py"))
+
+
+def run(name, *arguments):
+    """What an example prints; it must end well."""
+    path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, EXAMPLES / f"{name}.py", "--small", *map(str, arguments)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def cells(text):
+    """The rows of the Markdown table in `text`, without its header."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Imports an example."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # so that what train.py sets is undone
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    yield load
+    torch.use_deterministic_algorithms(False)
+
+
+def main(module, monkeypatch, *arguments):
+    """Runs an example that is imported already."""
+    monkeypatch.setattr(sys, "argv", [module.__file__, *arguments])
+    module.main()
+
+
+def test_all_are_here():
+    """Each example has a test below."""
+    assert NAMES == ["batch_invariance", "replace", "same_bits_cpu_gpu", "train"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arguments(name, example, monkeypatch, capsys):
+    """--help is the example's docstring; a wrong argument ends in a sentence, and not in a traceback."""
+    module = example(name)
+    with pytest.raises(SystemExit, match="0"):
+        main(module, monkeypatch, "--help")
+    assert module.__doc__.splitlines()[0] in capsys.readouterr().out
+    gpus = torch.cuda.device_count()
+    for wrong, message in {
+        ("--device", "tpu"): "argument --device: it must be cpu, cuda or cuda:N, not 'tpu'",
+        ("--device", "meta"): "argument --device: it must be cpu, cuda or cuda:N, not 'meta'",
+        ("--device", "cuda:99"): f"argument --device: 'cuda:99' is not there: torch sees {gpus or 'no'} NVIDIA GPU",
+        ("--smal", "7"): "unrecognized arguments: 7",
+    }.items():
+        with pytest.raises(SystemExit, match="2"):
+            main(module, monkeypatch, *wrong)
+        assert message in capsys.readouterr().err
+
+
+def test_without_the_library(example, monkeypatch):
+    """Where torch_reduce is not installed, an example says how to install it."""
+    monkeypatch.setitem(sys.modules, "torch_reduce", None)
+    with pytest.raises(SystemExit, match="make build"):
+        example("_options")
+
+
+# --- train.py ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [(), ("--compile",)], ids=["eager", "compiled"])
+def test_train(arguments, device):
+    """Two trainings have the same losses bit for bit; each shows its progress."""
+    text = run("train", "--device", device, *arguments)
+    assert text.splitlines()[-1] == "0 of 10 losses differ between the runs, in any bit"
+    assert text.count(", compiled\n") == 2 * len(arguments)
+    losses = re.findall(r"step +(\d+) +loss (\d+\.\d{4}) +right +\d+% +[\d.]+ ms a step", text)
+    assert [int(step) for step, _ in losses] == [2, 4, 6, 8, 10] * 2
+    assert losses[:5] == losses[5:] and len({loss for _, loss in losses}) > 1
+
+
+def test_train_learns(example, device):
+    """The gradients that flow through the sums are of use."""
+    train = example("train")
+    losses = train.train(train.predict, torch.device(device), **train.SMALL, steps=120)
+    assert losses[-20:].mean() < 0.8 * losses[:20].mean()
+
+
+def test_train_sees_a_difference(example, monkeypatch, capsys):
+    """A sum that is not the same in the second run is found, and the exit status says so."""
+    train, calls = example("train"), []
+
+    def sum(x, dim=None, keepdim=False):
+        calls.append(x)
+        result = torch_reduce.sum(x, dim, keepdim)
+        return result * (1 + 1e-3 * (len(calls) > 50)) if x.is_floating_point() else result
+
+    monkeypatch.setattr(train, "torch_reduce", types.SimpleNamespace(sum=sum))
+    with pytest.raises(SystemExit, match="another one"):
+        main(train, monkeypatch, "--small", "--device", "cpu")
+    assert re.search(r"^([1-9]|10) of 10 losses differ", capsys.readouterr().out, re.MULTILINE)
+
+
+# --- batch_invariance.py ----------------------------------------------------------------------------------------------
+
+
+def test_batch_invariance(device, tmp_path):
+    """Ours has one pattern of bits in every batch; what is printed is what is kept."""
+    text = run("batch_invariance", "--device", device, "--save", tmp_path / "results.json")
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["sizes"][0] == 1 and results["sizes"][-1] == 48
+    assert results["gpu"] == (torch.cuda.get_device_name() if device == "cuda" else None)
+    counts = [
+        [len(set(case["patterns"][name])) for name in ("torch.sum", "torch_reduce.sum")] for case in results["cases"]
+    ]
+    assert [row[0] for row in cells(text)] == [f"{case['layout']}, {case['dtype']}" for case in results["cases"]]
+    assert [[int(n) for n in row[1:]] for row in cells(text)] == counts
+    assert len(counts) == 6 and all(ours == 1 for _, ours in counts)
+
+
+def test_batch_invariance_keeps_large_results(example, monkeypatch, capsys):
+    """Where README's picture comes from, no small results are put."""
+    with pytest.raises(SystemExit, match="2"):
+        main(example("batch_invariance"), monkeypatch, "--small", "--save")
+    assert "name a file" in capsys.readouterr().err
+
+
+def test_batch_sizes(example):
+    """From 1 to 4096, half of them no powers of two."""
+    batches = example("batch_invariance").batches
+    assert batches(4096)[:7] == [1, 2, 3, 4, 6, 8, 12] and batches(4096)[-1] == 4096 and len(batches(4096)) == 24
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_patterns(name, example):
+    """The first row's bits are counted, in each layout: a sum that changes with the batch has more of them."""
+    module = example("batch_invariance")
+    rows = data((8, 160), name)
+
+    def varies(x, dim):
+        return torch_reduce.sum(x, dim) * {320: -1.0, 480: 2.0}.get(x.numel(), 1.0)
+
+    for layout in module.LAYOUTS:
+        assert module.patterns(torch_reduce.sum, layout, rows, [1, 2, 3, 8]) == [0, 0, 0, 0]
+        assert module.patterns(varies, layout, rows, [1, 2, 3, 8]) == [0, 1, 2, 0]
+
+
+def test_batch_invariance_sees_a_difference(example, monkeypatch):
+    """A sum of ours that depended on the batch would be an error."""
+    module = example("batch_invariance")
+    monkeypatch.setitem(module.SUMS, "torch_reduce.sum", lambda x, dim: x.sum(dim) + (x.numel() > 100_000))
+    with pytest.raises(SystemExit, match="other bits in another batch"):
+        main(module, monkeypatch, "--small", "--device", "cpu")
+
+
+# --- same_bits_cpu_gpu.py ---------------------------------------------------------------------------------------------
+
+
+def test_same_bits_cpu_gpu(device):
+    """No result of ours differs between the devices, or between many threads and one."""
+    text = run("same_bits_cpu_gpu", "--device", device)
+    rows = cells(text)
+    assert len(rows) == 36 and all(row[3] == "0" for row in rows)
+    of, torchs = (sum(int(row[i]) for row in rows) for i in (1, 2))
+    assert text.splitlines()[-1] == f"torch.sum: {torchs} of {of} differ, torch_reduce.sum: 0 of {of} differ"
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "complex64", "int32"])
+def test_differing(name, example):
+    """One bit of one element is a difference, of whatever dtype; so is the sign of a zero."""
+    differing = example("same_bits_cpu_gpu").differing
+    a = data((5, 7), name)
+    b = a.clone()
+    assert differing(a, b) == 0
+    b.view(torch.uint8)[2, 3] ^= 1
+    assert differing(a, b) == 1 == differing(a[2, :1], b[2, :1]) + differing(a[2, 1:], b[2, 1:])
+    assert differing(torch.tensor(0.0), torch.tensor(-0.0)) == 1
+
+
+def test_same_bits_sees_a_difference(example, monkeypatch):
+    """A sum of ours that depended on the threads would be an error."""
+    module = example("same_bits_cpu_gpu")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    threads = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setitem(module.SUMS, "torch_reduce.sum", lambda x, dim: x.sum(dim) + (threads[-1:] == [1]))
+    with pytest.raises(SystemExit, match="other bits elsewhere"):
+        main(module, monkeypatch, "--small", "--device", "cpu")
+    assert threads[:2] == [1, 2]
+
+
+# --- replace.py -------------------------------------------------------------------------------------------------------
+
+
+def test_replace(device):
+    """Under the replacement, an image's gradient has the same bits in each batch and in each run."""
+    rows = cells(run("replace", "--device", device))
+    assert [row[0] for row in rows] == [
+        "differ in a batch of 2",
+        "differ in a batch of 5",
+        "differ in a second run",
+        "ms, forward and backward",
+    ]
+    assert all(row[2] == "0" for row in rows[:-1]) and all(float(ms) > 0 for ms in rows[-1][1:])
+
+
+def test_replace_compares(example, monkeypatch):
+    """What is counted with ours is computed under the replacement, and with torch's sum outside of it."""
+    module, inside = example("replace"), []
+
+    class Replacement:
+        def __init__(self, device):
+            assert device == "cpu"
+
+        def __enter__(self):
+            inside.append(True)
+
+        def __exit__(self, *exception):
+            inside.pop()
+
+    def gradient(model, images, labels):
+        return torch.full_like(images, 1.0 if inside else len(images))
+
+    monkeypatch.setattr(module, "torch_reduce", types.SimpleNamespace(replace_torch_sum=Replacement))
+    monkeypatch.setattr(module, "gradient", gradient)
+    torchs, ours = module.compare(*module.make(torch.device("cpu"), small=True), rounds=1).values()
+    assert torchs["batches"] == {2: 192, 5: 192} and ours["batches"] == {2: 0, 5: 0}
+    assert torchs["again"] == ours["again"] == 0
