@@ -259,6 +259,21 @@ GPUREDUCE_HOST_DEVICE uint32_t narrow(double x) {
   return sign | (result > kInfinity ? kInfinity : static_cast<uint32_t>(result));
 }
 
+// The same from a float, without a branch, for loops over many.
+GPUREDUCE_HOST_DEVICE BFloat16 to_bfloat16(float x) {
+  const uint32_t bits = bit_cast<uint32_t>(x);
+  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, nan = bits >> 16 | 0x40;
+  return {static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded)};
+}
+GPUREDUCE_HOST_DEVICE Half to_half(float x) {
+  const uint32_t bits = bit_cast<uint32_t>(x), magnitude = bits & 0x7fffffff;
+  const uint32_t normal = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
+  const uint32_t subnormal = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;  // the addition rounds
+  const uint32_t infinite = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
+  const uint32_t finite = magnitude < 113u << 23 ? subnormal : normal;
+  return {static_cast<uint16_t>((bits >> 16 & 0x8000) | (magnitude >= 0x477ff000 ? infinite : finite))};
+}
+
 // An int64 as a double whose last bit says whether something was cut off ("round to odd"), so that rounding it again to a
 // small float is as good as rounding the integer.
 GPUREDUCE_HOST_DEVICE double sticky_double(int64_t v) {
@@ -281,6 +296,11 @@ GPUREDUCE_HOST_DEVICE Out round_to(Real v) {
     return {__half_as_ushort(__float2half_rn(v))};
   } else if constexpr (std::is_same_v<Out, BFloat16> && std::is_same_v<Real, float>) {
     return {__bfloat16_as_ushort(__float2bfloat16_rn(v))};
+#else
+  } else if constexpr (std::is_same_v<Out, Half> && std::is_same_v<Real, float>) {
+    return to_half(v);
+  } else if constexpr (std::is_same_v<Out, BFloat16> && std::is_same_v<Real, float>) {
+    return to_bfloat16(v);
 #endif
   } else if constexpr (std::is_same_v<Out, Half>) {
     return {static_cast<uint16_t>(narrow<5, 10>(sticky_double(v)))};

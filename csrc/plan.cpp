@@ -25,11 +25,10 @@ constexpr int kShortRowWarps = 2;
 // Rows at odd addresses are read in shifted vectors where they are longer than this, by blocks of four warps: rows (4096,
 // 50257) bfloat16 98 us instead of 124 with single elements.
 constexpr int kShiftedLength = 4 * kLanes;
-// Blocks and units a warp of such rows, and of those in nested dims: (256, 64, 56, 56) dims 0, 2, 3 float32 51 us instead
-// of 59.
+// Such rows are taken by small blocks, several units a warp, and those in nested dims too, a unit a warp: (128, 512, 1024) dims
+// 0, 2 bfloat16 33.4 us instead of 35.0 with more units.
 constexpr int kSlowWarps = 4;
 constexpr int kShiftedUnits = 8;
-constexpr int kNestedUnits = 2;
 // Columns at odd addresses are read so from this size on, which no cache holds: (8192, 1001) float32 14 us instead of 13 with
 // single elements. Never those of 8 bytes: (16384, 4097) float64 154 instead of 136.
 constexpr int64_t kShiftedColumnBytes = 64 << 20;
@@ -143,11 +142,8 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
   } else {
     tile_units = warps;
     while (tile_units * kMaxJoin < row_units) tile_units *= 2;
-    // Units that are more to find, or more yet to put together: several a warp.
-    while (tile_units < (plan.shifted  ? kShiftedUnits
-                         : plan.nested ? kNestedUnits
-                                       : 1) *
-                            warps &&
+    // Units that are more to put together: several a warp.
+    while (plan.shifted && tile_units < kShiftedUnits * warps &&
            units / (2 * tile_units) >= int64_t{kTilesPerProcessor} * device.multiprocessors)
       tile_units *= 2;
     while (plain && p.outputs == 1 && tile_units > 2 && 2 * units < tile_units * device.multiprocessors) tile_units /= 2;
@@ -302,19 +298,18 @@ void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tu
   const int size = info(r.in).size;
   t.columns = p.kept.back().size;
   plan.thread_elements = p.length <= kLanes ? 1 : p.length <= 2 * kLanes ? 2 : kLoads;
-  // One line side by side; shifted vectors need their neighbour's, so two.
-  const int line = std::max(1, kLine / (plan.vector * size)),
-            column_vectors = static_cast<int>(ceil_div(t.columns, plan.vector));
-  const int width = static_cast<int>(power_of_two_above(std::min({tuning.width   ? tuning.width
-                                                                  : plan.shifted ? 2 * line
-                                                                                 : line,
-                                                                  column_vectors, kWarp})));
+  // One line side by side; two of shifted vectors, which need their neighbours', and where there are leaves for few warps:
+  // (64, 2^20) bfloat16 34.0 us instead of 43.4.
+  const int line = std::max(1, kLine / (plan.vector * size)), depth = kLoads / plan.thread_elements;
+  const bool two_lines = plan.shifted || t.leaves * line < int64_t{kFewColumnWarps} * kWarp * depth;
+  const int64_t vectors = ceil_div(t.columns, plan.vector), side = tuning.width ? tuning.width : two_lines ? 2 * line : line;
+  const int width = static_cast<int>(power_of_two_above(std::min({side, vectors, int64_t{kWarp}})));
   plan.warp_columns = width;
   t.tile_outputs = width * plan.vector;
-  t.column_tiles = static_cast<uint32_t>(ceil_div(column_vectors, width));
+  t.column_tiles = static_cast<uint32_t>(ceil_div(vectors, width));
 
   const int many = column_batches(plan.vector);
-  const auto unit_leaves = [&](int batches) { return int64_t{kWarp / width} * (kLoads / plan.thread_elements) * batches; };
+  const auto unit_leaves = [&](int batches) { return int64_t{kWarp / width} * depth * batches; };
   const auto tiles = [&](int64_t leaves) { return p.outputs / t.columns * t.column_tiles * ceil_div(t.leaves, leaves); };
   const int64_t enough = int64_t{kColumnTiles} * device.multiprocessors / 2;
   const bool takes_many = t.leaves >= kWarps * unit_leaves(many) && 2 * tiles(kWarps * unit_leaves(many)) >= enough;
@@ -331,9 +326,8 @@ void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tu
     if (whole == most && whole <= 4 * units && 2 * tiles(whole * unit) >= device.multiprocessors) units = whole;
   }
   if (!plan.warps)
-    plan.warps = plan.shifted || (units > kWarps && tiles(units * unit) < kManyColumnTiles * device.multiprocessors)
-                     ? kFewColumnWarps
-                     : kWarps;
+    plan.warps =
+        plan.shifted || tiles(units * unit) < int64_t{kManyColumnTiles} * device.multiprocessors ? kFewColumnWarps : kWarps;
   plan.warps = static_cast<int>(std::min<int64_t>(plan.warps, units));
   t.tile_leaves = static_cast<int>(units * unit);
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));

@@ -38,6 +38,10 @@ SHAPES = [  # sizes, reduced dims, tuning: every kernel, with joins and without,
     ((3, 4100, 12), [1]),
     ((3, 900, 40), [1]),
     ((4, 3, 12, 20), [0, 2, 3]),
+    ((90, 3, 7, 7), [0, 2, 3]),
+    ((9, 3, 1000), [0, 2]),
+    ((9000, 130), [0], "kernel=columns,batches=4,tile_leaves=512,warps=2"),
+    ((5000, 131), [0], "kernel=columns,tile_leaves=2048,warps=4"),
     ((5000, 4), [0], "kernel=narrow"),
     ((9000, 130), [0], "kernel=narrow"),
     ((40000, 7), [0], "kernel=narrow"),
@@ -57,6 +61,10 @@ def main():
                 ours = torch.ops.gpureduce._sum_tuned(x.cuda(), dims, dtype=result, tuning="".join(tuning))
                 torch.testing.assert_close(ours.cpu(), torch.ops.gpureduce.sum(x, dims, dtype=result), rtol=0, atol=0)
                 runs += 1
+        if dtype.is_floating_point:
+            ours, theirs = torch.ops.gpureduce.mean(x.cuda(), dims), torch.ops.gpureduce.mean(x, dims)
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0)
+            runs += 1
         x = torch.randint(0, 100, (300,)).to(dtype)
         ours = torch.ops.gpureduce.sum(x.cuda().expand(5000, -1), [0])
         torch.testing.assert_close(ours.cpu(), torch.ops.gpureduce.sum(x.expand(5000, -1), [0]), rtol=0, atol=0)

@@ -225,6 +225,15 @@ Task Work::task(int64_t i) const {
   return t;
 }
 
+template <class Out, class Value>
+void store_run(Out* out, int64_t stride, const Value* sums, int64_t n) {
+  if (stride == 1) {
+    for (int64_t i = 0; i < n; ++i) out[i] = result<Out>(sums[i]);
+  } else {
+    for (int64_t i = 0; i < n; ++i) out[i * stride] = result<Out>(sums[i]);
+  }
+}
+
 // Rounds and writes outputs first, first + 1, ...
 template <class Value>
 void round_and_store(const Work& work, void* output, int64_t first, const Value* sums, int64_t n) {
@@ -232,10 +241,8 @@ void round_and_store(const Work& work, void* output, int64_t first, const Value*
   while (n > 0) {
     int64_t run = std::min(n, at.left()), stride = work.results.fastest().stride, offset = at.offset();
     switch (work.out) {
-#define GPUREDUCE_STORE(name, type, kind, accumulator, wide, family)                                           \
-  case DType::name:                                                                                            \
-    for (int64_t i = 0; i < run; ++i) static_cast<type*>(output)[offset + i * stride] = result<type>(sums[i]); \
-    break;
+#define GPUREDUCE_STORE(name, type, kind, accumulator, wide, family) \
+  case DType::name: store_run(static_cast<type*>(output) + offset, stride, sums, run); break;
       GPUREDUCE_DTYPES(GPUREDUCE_STORE)
 #undef GPUREDUCE_STORE
     }
