@@ -291,7 +291,7 @@ def ladder(results, rungs):
 
 # --- one row's sum in growing batches -----------------------------------------------------------------------
 
-PATTERN_W, PATTERN_H = 24, 22
+PATTERN_W, PATTERN_H = 28, 22
 PATTERNS = ("#2e86c1", "#e67e22", "#27ae60", "#8e44ad", "#c0392b", "#16a085", "#7f8c8d", "#d35400", "#2c3e50")
 
 
@@ -300,7 +300,7 @@ def batch_invariance(results):
     sizes = results["sizes"]
     names = [f"{name}: 00 results" for case in results["cases"] for name in case["patterns"]]
     left = MARGIN + 12 + CHARACTER * max(map(len, names))
-    title = f"{results['gpu']}: the bits of one row's sum of {results['n']:,} elements while the batch grows"
+    title = f"{results['gpu']}: the bits of one row's sum while the batch grows; n = {results['n']:,}"
     parts, y = [_text(MARGIN, 28, title, font_size=16, font_weight="bold")], 56
     parts += [_text(left + (i + 0.5) * PATTERN_W, y, str(n), "middle", font_size=9) for i, n in enumerate(sizes)]
     parts.append(_text(left - GAP, y, "batch", "end", font_size=9))

@@ -75,7 +75,7 @@ def captured(function, *arguments):
     return replay
 
 
-# --- every operation, exported and in graphs --------------------------------------------------------------------------
+# --- exported ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [Scaled, PerExample, Lowered])
@@ -96,29 +96,6 @@ def test_export(kind, op, device):
         wanted = torch.autograd.grad(theirs, (x, model.weight), upstream)
         for a, b in zip(gradients, wanted, strict=True):
             assert_same_bits(a, b)
-
-
-def test_graph(op, cuda):
-    """Captured in a CUDA graph, it gives the CPU's bits of changed data."""
-    replay = captured(lambda x: (op.function(x), op.function(x, 1), op.operator(x, [0, 2])), inputs(300, cuda))
-    for seed in (5, 6):
-        x = inputs(300, cuda, seed)
-        for result, dim in zip(replay(x), (None, 1, [0, 2]), strict=True):
-            assert_same_bits(result, op.function(x.cpu(), dim))
-
-
-def test_gradient_in_a_graph(op, cuda):
-    """The backward pass is captured with the forward pass, and gives what it gives outside of a graph."""
-    upstream = data((300, 12), "float32", seed=3, device=cuda)
-
-    def gradient(x):
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(op.function(x * x, 1), x, upstream)
-
-    replay = captured(gradient, inputs(300, cuda))
-    for seed in (5, 6):
-        x = inputs(300, cuda, seed)
-        assert_same_bits(replay(x)[0], gradient(x)[0])
 
 
 # --- forward mode -----------------------------------------------------------------------------------------------------
