@@ -36,7 +36,7 @@ constexpr int64_t kShiftedColumnBytes = 64 << 20;
 // several units a warp: (16384, 4096) bfloat16 34.9 us instead of 36.1 with one, and 39 with one batch. Where that makes for
 // few tiles a multiprocessor, blocks are small.
 constexpr int kColumnTiles = 7;
-constexpr int kManyColumnTiles = 6;
+constexpr int kManyColumnTiles = 8;
 constexpr int kFewColumnWarps = 4;
 // Bytes of lane sums that a block of the narrow kernel takes, of runs of so many leaves at least. Runs get shorter down to
 // pieces of kNarrowPiece bytes while there are too few for the multiprocessors, and a block takes several while there are so
@@ -312,22 +312,27 @@ void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tu
   const auto unit_leaves = [&](int batches) { return int64_t{kWarp / width} * depth * batches; };
   const auto tiles = [&](int64_t leaves) { return p.outputs / t.columns * t.column_tiles * ceil_div(t.leaves, leaves); };
   const int64_t enough = int64_t{kColumnTiles} * device.multiprocessors / 2;
-  const bool takes_many = t.leaves >= kWarps * unit_leaves(many) && 2 * tiles(kWarps * unit_leaves(many)) >= enough;
+  const int64_t many_leaves = kWarps * unit_leaves(many);
+  const bool takes_many = t.leaves >= many_leaves && tiles(many_leaves) >= device.multiprocessors;
   plan.batches = (tuning.batches ? tuning.batches > 1 : takes_many) ? many : 1;
   const int64_t unit = unit_leaves(plan.batches), whole = power_of_two_above(ceil_div(t.leaves, unit));
   const int64_t most = std::min<int64_t>(whole, column_slots(plan.vector) / width);
 
-  // Units of a tile: as many as leave tiles enough, and four times that where it saves the join.
+  // Units of a tile: as many as leave tiles enough; all of them where that saves the join at little cost; fewer of a small
+  // input.
   int64_t units = std::min<int64_t>(kWarps, most);
   if (tuning.tile_leaves) {
     units = std::min(power_of_two_above(ceil_div(tuning.tile_leaves, unit)), most);
   } else {
+    const auto busy = [&](int64_t count) { return 2 * tiles(count * unit) >= device.multiprocessors; };
     while (units < most && tiles(2 * units * unit) >= enough) units *= 2;
-    if (whole == most && whole <= 4 * units && 2 * tiles(whole * unit) >= device.multiprocessors) units = whole;
+    if (whole == most && (busy(units) ? whole <= 4 * units && busy(whole) : whole <= 2 * kWarps)) units = whole;
+    else
+      while (units > 1 && !busy(units)) units /= 2;
   }
-  if (!plan.warps)
-    plan.warps =
-        plan.shifted || tiles(units * unit) < int64_t{kManyColumnTiles} * device.multiprocessors ? kFewColumnWarps : kWarps;
+  const int64_t count = tiles(units * unit);
+  const bool one_wave = count >= enough && count < int64_t{kManyColumnTiles} * device.multiprocessors;
+  if (!plan.warps) plan.warps = plan.shifted || (one_wave && (units > kWarps || plan.batches > 1)) ? kFewColumnWarps : kWarps;
   plan.warps = static_cast<int>(std::min<int64_t>(plan.warps, units));
   t.tile_leaves = static_cast<int>(units * unit);
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
@@ -506,9 +511,9 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   plan.grid =
       std::min(plan.grid ? plan.grid : kMaxGrid, plan.kernel == Kernel::ring_rows ? ceil_div(tiles, plan.warps) : tiles);
 
-  // One pass at least where the result is of a dtype that only the join rounds to.
-  for (int64_t count = t.splits; count > 1 || (plan.joins.empty() && !is_direct(r.accumulator, r.out));
-       count = plan.joins.back().results()) {
+  // One pass at least where only the join rounds to the result's dtype, or divides.
+  const bool finished_by_join = !is_direct(r.accumulator, r.out) || (r.divisor != 1 && divided_by_join(plan.kernel, size));
+  for (int64_t count = t.splits; count > 1 || (plan.joins.empty() && finished_by_join); count = plan.joins.back().results()) {
     Join join{};
     join.count = count;
     join.threads = static_cast<int>(std::min<int64_t>(power_of_two_above(ceil_div(count, kJoinRun)), kMaxJoin / kJoinRun));

@@ -194,6 +194,8 @@ def test_zero_size(op, name, shape, device, reduce):
         for keepdim in (False, True):
             theirs, ours = op.torch(x, dim, keepdim), reduce(x, dim, keepdim)
             assert (ours.dtype, ours.shape, ours.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+            if name == "complex64" and theirs.isnan().any():  # torch's on CUDA are NaN + 0i
+                theirs = torch.full_like(theirs, complex("nan+nanj"))
             assert_same_bits(ours, theirs)
 
 

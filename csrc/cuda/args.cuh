@@ -56,25 +56,26 @@ struct Output {
     if (partials) store_as<Acc>(partials, partial, 1, v);
     else store<V>(place, stride, v);
   }
-  // `place`: where the result stands.
+  // `place`: where the result stands. kDivides: not left to the join (divided_by_join() in plan.h).
+  template <bool kDivides = true>
   __device__ __forceinline__ void write_at(int64_t place, int64_t partial, Acc v) const {
     if (partials) partials[partial] = v;
-    else store<1>(place, 0, {v});
+    else if constexpr (kDivides) store<1>(place, 0, {v});
+    else store_direct<Acc, 1>(result, place, 0, dtype, {v});
   }
 
  private:
   template <int V>
   __device__ __forceinline__ void store(int64_t place, int64_t stride, const Acc (&v)[V]) const {
-    Acc q[V];
-#pragma unroll
-    for (int j = 0; j < V; ++j) q[j] = v[j];
     if constexpr (!std::is_integral_v<Acc>) {  // whose quotients are not direct
       if (divisor != 1) {
+        Acc q[V];
 #pragma unroll
-        for (int j = 0; j < V; ++j) q[j] = quotient(q[j], divisor);
+        for (int j = 0; j < V; ++j) q[j] = quotient(v[j], divisor);
+        return store_direct(result, place, stride, dtype, q);
       }
     }
-    store_direct(result, place, stride, dtype, q);
+    store_direct(result, place, stride, dtype, v);
   }
 };
 

@@ -137,7 +137,8 @@ __global__ void __launch_bounds__(2 * kMaxRingPairs * kWarp, kRingBlocks)
       for (int r = 0; r < Rows::kResults; ++r) {
         const int mine = row + Rows::row(r);
         if (Rows::writes() && mine < note.rows)
-          a.output.write_at(note.place + mine * out_stride, note.partial + mine * a.tiling.partial_output_stride, results[r]);
+          a.output.template write_at<!divided_by_join(Kernel::ring_rows, sizeof(Element))>(
+              note.place + mine * out_stride, note.partial + mine * a.tiling.partial_output_stride, results[r]);
       }
     }
     ring.release();
