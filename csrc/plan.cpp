@@ -33,10 +33,11 @@ constexpr int kShiftedUnits = 8;
 // single elements. Never those of 8 bytes: (16384, 4097) float64 154 instead of 136.
 constexpr int64_t kShiftedColumnBytes = 64 << 20;
 // Tiles that the columns kernel needs for two multiprocessors. With more it takes several batches of leaves a thread, then
-// several units a warp: (16384, 4096) bfloat16 34.9 us instead of 36.1 with one, and 39 with one batch. Where that makes for
-// few tiles a multiprocessor, blocks are small.
+// several units a warp: (16384, 4096) bfloat16 34.9 us instead of 36.1 with one unit, and 39 with one batch. While a
+// multiprocessor's tiles are fewer than kManyColumnTiles, small blocks of them are one wave: (50257, 1024) bfloat16 28.4 us
+// instead of 31.1.
 constexpr int kColumnTiles = 7;
-constexpr int kManyColumnTiles = 8;
+constexpr int kManyColumnTiles = 7;
 constexpr int kFewColumnWarps = 4;
 // Bytes of lane sums that a block of the narrow kernel takes, of runs of so many leaves at least. Runs get shorter down to
 // pieces of kNarrowPiece bytes while there are too few for the multiprocessors, and a block takes several while there are so
@@ -324,9 +325,9 @@ void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tu
   if (tuning.tile_leaves) {
     units = std::min(power_of_two_above(ceil_div(tuning.tile_leaves, unit)), most);
   } else {
-    const auto busy = [&](int64_t count) { return 2 * tiles(count * unit) >= device.multiprocessors; };
+    const auto busy = [&](int64_t count) { return 3 * tiles(count * unit) >= device.multiprocessors; };
     while (units < most && tiles(2 * units * unit) >= enough) units *= 2;
-    if (whole == most && (busy(units) ? whole <= 4 * units && busy(whole) : whole <= 2 * kWarps)) units = whole;
+    if (whole == most && (whole <= kWarps || (whole <= 4 * units && busy(whole)))) units = whole;
     else
       while (units > 1 && !busy(units)) units /= 2;
   }
