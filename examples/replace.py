@@ -2,8 +2,8 @@
 
     python examples/replace.py [--device cuda] [--small]
 
-It is a residual network of images in which much is broadcast: channels are mixed, gated and scaled, so its forward and
-backward passes are full of sums. Compared is an image's gradient when it is alone and when it is in a batch.
+It is a residual network of images in which much is broadcast: images are centred, channels mixed, gated and scaled, so
+its forward and backward passes are full of sums. Compared is an image's gradient when it is alone and in a batch.
 Convolutions are depthwise and classes have prototypes, so that the sum alone decides: the algorithms of other
 convolutions and of matrix products are chosen by the batch as well, and those torch_reduce does not replace.
 """
@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """Images (batch, 3, height, width) -> logits."""
+    """Images (batch, 3, 4 * height, 4 * width), each centred by its own mean -> logits."""
 
     def __init__(self, width, blocks):
         super().__init__()
@@ -46,7 +46,8 @@ class Network(nn.Module):
         self.prototypes = nn.Parameter(torch.randn(10, width))
 
     def forward(self, images):
-        x = self.blocks((images[:, None] * self.colours).sum(2))
+        centred = images - images.sum((1, 2, 3), keepdim=True) / images[0].numel()
+        x = self.blocks((F.avg_pool2d(centred, 4)[:, None] * self.colours).sum(2))
         features = x.sum((2, 3)) / (x.shape[2] * x.shape[3])
         return (features[:, None] * self.prototypes).sum(-1)
 
@@ -55,7 +56,8 @@ def make(device, small):
     """(model, images, labels)."""
     width, blocks, side, batch = (8, 1, 8, 5) if small else (64, 8, 56, 64)
     torch.manual_seed(0)
-    model, images, labels = Network(width, blocks), torch.randn(batch, 3, side, side), torch.randint(10, (batch,))
+    model, images = Network(width, blocks), torch.randn(batch, 3, 4 * side, 4 * side)
+    labels = torch.randint(10, (batch,))
     return model.to(device), images.to(device), labels.to(device)
 
 
