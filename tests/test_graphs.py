@@ -218,7 +218,7 @@ def test_graphs_on_devices(op, devices):
             op.function(x, 1)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream()):  # its own default is one stream, of one device
                 made.append((device, graph, x, op.function(x, 1)))
     new = data((256, 1000), "float32", seed=9)
     for device, graph, x, _ in made:
