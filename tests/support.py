@@ -16,54 +16,6 @@ DTYPES = model.DTYPES
 FLOATING, INTEGER, COMPLEX = model.FLOATING, model.INTEGER, model.COMPLEX
 
 
-# --- the operations ---------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Operation:
-    """A row of csrc/operation.h, as the tests see it. Called, it is the operator."""
-
-    name: str
-    divides: bool = False
-
-    def __call__(self, *args, **kwargs):
-        return self.operator(*args, **kwargs)
-
-    def __str__(self):
-        return self.name
-
-    @property
-    def operator(self):
-        return getattr(torch.ops.gpureduce, self.name)
-
-    @property
-    def function(self):
-        return getattr(torch_reduce, self.name)
-
-    @property
-    def forms(self):
-        """The ways to call it: the same in all but documentation."""
-        return self.operator, self.function
-
-    @property
-    def torch(self):
-        """torch's own: the reference of everything but the bits."""
-        return getattr(torch, self.name)
-
-    @property
-    def dtypes(self):
-        """Of the inputs that it takes without a dtype=: quotients of integers are none."""
-        return [name for name in DTYPES if not (self.divides and name in INTEGER)]
-
-    def targets(self, *names):
-        """Those of the names that may be its result's dtype, as dtypes; None stays."""
-        return [name and dtype_of(name) for name in names if name is None or name in self.dtypes]
-
-
-SUM, MEAN = Operation("sum"), Operation("mean", divides=True)
-OPERATIONS = [SUM, MEAN]
-
-
 def dtype_of(name):
     """The torch dtype of a name."""
     return getattr(torch, name)
