@@ -98,6 +98,13 @@ struct Backward : torch::autograd::TraceableFunction {
   }
 };
 
+// A node as torch owns them: by intrusive_ptr, and up to 2.11 by shared_ptr.
+template <class T>
+auto make_node() {
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, torch::autograd::Node>) return c10::make_intrusive<T>();
+  else return std::shared_ptr<T>(new T, [](T* node) { deleteNode(node); });
+}
+
 template <Operation op>
 at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
   const bool backward = torch::autograd::compute_requires_grad(self), forward = torch::autograd::isFwGradDefined(self);
@@ -108,7 +115,7 @@ at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims
   }
   if (!(backward || forward) || !torch::autograd::isDifferentiableType(result.scalar_type())) return result;
   if (backward) {
-    const std::shared_ptr<Backward<op>> node(new Backward<op>, torch::autograd::deleteNode);
+    const auto node = make_node<Backward<op>>();
     node->set_next_edges(torch::autograd::collect_next_edges(self));
     const DimMask reduce = reduced_dims(dim, self.dim());
     for (int64_t d = 0; d < self.dim(); ++d)

@@ -56,11 +56,21 @@ bool is_result(at::ScalarType type) {
   return is_common(type) && !is_wide_unsigned && (type != at::kComplexHalf || key == DispatchKey::CUDA);
 }
 
+// Named tensors, which later torches have no more.
+template <class Tensor>
+auto has_names(const Tensor& tensor, int) -> decltype(tensor.has_names()) {
+  return tensor.has_names();
+}
+template <class Tensor>
+bool has_names(const Tensor&, long) {
+  return false;
+}
+
 // Everything else, and with it every error about it, is the original's.
 template <class Op, DispatchKey key>
 bool is_taken(const at::Tensor& self, OptionalDtype dtype) {
   const at::ScalarType type = self.scalar_type();
-  return is_common(type) && is_result<key>(result_type(Op::operation, type, dtype)) && !self.has_names();
+  return is_common(type) && is_result<key>(result_type(Op::operation, type, dtype)) && !has_names(self, 0);
 }
 
 template <class Op, DispatchKey key>
@@ -72,8 +82,8 @@ at::Tensor reduce(const at::Tensor& self, OptionalDims dim, bool keepdim, Option
 template <class Op, DispatchKey key>
 at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out) {
   const at::ScalarType result = out.scalar_type();
-  if (!is_taken<Op, key>(self, result) || dtype.value_or(result) != result || out.has_names() || out.layout() != at::kStrided ||
-      out.device() != self.device() || at::has_internal_overlap(out) == at::MemOverlap::Yes)
+  if (!is_taken<Op, key>(self, result) || dtype.value_or(result) != result || has_names(out, 0) ||
+      out.layout() != at::kStrided || out.device() != self.device() || at::has_internal_overlap(out) == at::MemOverlap::Yes)
     return Op::template original_out<key>(self, dim, keepdim, dtype, out);
   return out_variant<Op::operation>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim, result, out);
 }
