@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import sys
+import threading
 import types
 import unittest
 
@@ -205,6 +206,28 @@ def check(tensor, dim=None, keepdim=False, dtype=None, what="", operation="sum")
     what = what or f"for shape {shape}, strides {strides}, {tensor.dtype}, dim={dim}, keepdim={keepdim}, dtype={dtype}"
     assert_same_bits(result, expected(tensor, dim, keepdim, dtype, operation), what)
     return result
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def in_threads(work, arguments):
+    """Calls work(argument) for every argument at the same time, a thread each, and raises the first of their errors."""
+    errors = []
+
+    def call(argument):
+        try:
+            work(argument)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, args=(argument,)) for argument in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 # --- random views -----------------------------------------------------------------------------------------------------

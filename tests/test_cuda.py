@@ -11,7 +11,7 @@ import torch
 
 import model
 import torch_reduce
-from support import DTYPES, OPERATIONS, SUM, assert_same_bits, data, dtype_of, random_view, taken
+from support import DTYPES, OPERATIONS, SUM, assert_same_bits, data, dtype_of, in_threads, random_view, taken
 from test_layouts import LAYOUTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
@@ -409,24 +409,15 @@ def test_threads(op, cuda):
     wanted = [op(x, dim) for x, dim in inputs]
     inputs = [(x.to(cuda), dim) for x, dim in inputs]
     torch.cuda.synchronize()
-    problems = []
 
     def work(seed):
         rng = random.Random(seed)
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for _ in range(40):
-                    i = rng.randrange(len(inputs))
-                    assert_same_bits(op(*inputs[i]), wanted[i])
-        except Exception as error:
-            problems.append(error)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(40):
+                i = rng.randrange(len(inputs))
+                assert_same_bits(op(*inputs[i]), wanted[i])
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not problems, problems[0]
+    in_threads(work, range(8))
 
 
 def test_first_call_in_a_thread(op, cuda):

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from support import assert_same_bits, data, taken
+from support import assert_same_bits, data, in_threads, taken
 
 SHAPES = [((256, 1000), 1), ((5000, 30), 0), ((64, 200, 9), (0, 2)), ((1 << 21,), None)]
 
@@ -114,29 +114,21 @@ def test_eight_threads_and_eight_streams(op, cuda):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         graphed = op.function(*inputs[1])
-    problems, one_replay = [], threading.Lock()
+    one_replay = threading.Lock()
 
     def work(seed):
-        try:
-            for i in range(64):
-                with torch.cuda.stream(streams[(seed + i) % 8]):
-                    at = (seed * 7 + i) % len(inputs)
-                    assert_same_bits(op.function(*inputs[at]), results[at])
-                    found = torch.autograd.grad(op.function(model(x)), model.weight)[0]
-                    torch.cuda.current_stream().synchronize()
-                    assert torch.equal(found, gradient)
-                    with one_replay:  # a graph has one set of results
-                        graph.replay()
-                        assert_same_bits(graphed, results[1])
-        except Exception as error:
-            problems.append(error)
+        for i in range(64):
+            with torch.cuda.stream(streams[(seed + i) % 8]):
+                at = (seed * 7 + i) % len(inputs)
+                assert_same_bits(op.function(*inputs[at]), results[at])
+                found = torch.autograd.grad(op.function(model(x)), model.weight)[0]
+                torch.cuda.current_stream().synchronize()
+                assert torch.equal(found, gradient)
+                with one_replay:  # a graph has one set of results
+                    graph.replay()
+                    assert_same_bits(graphed, results[1])
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not problems, problems[0]
+    in_threads(work, range(8))
 
 
 def test_threads_on_the_cpu(op):
@@ -145,23 +137,14 @@ def test_threads_on_the_cpu(op):
     weight = data((40, 30), "float32", seed=3)
     total = op.function(leaf, 1).detach()
     gradient = op.torch(leaf, 1).grad_fn(weight)
-    problems = []
 
-    def work():
-        try:
-            for _ in range(30):
-                result = op.function(leaf, 1)
-                assert_same_bits(result.detach(), total)
-                assert torch.equal(torch.autograd.grad(result, leaf, weight)[0], gradient)
-        except Exception as error:
-            problems.append(error)
+    def work(_):
+        for _ in range(30):
+            result = op.function(leaf, 1)
+            assert_same_bits(result.detach(), total)
+            assert torch.equal(torch.autograd.grad(result, leaf, weight)[0], gradient)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not problems, problems[0]
+    in_threads(work, range(8))
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------
@@ -179,27 +162,18 @@ def devices(cuda):
 def test_a_thread_a_device(op, devices):
     """One thread a GPU at the same time, as DataParallel has it: every GPU gives the CPU's bits."""
     inputs = [(data(shape, "float32", seed=4), dim) for shape, dim in SHAPES]
-    problems = []
 
     def work(device):
-        try:
-            for x, dim in inputs * 5:
-                leaf = x.to(device).requires_grad_()
-                result = op.function(leaf, dim)
-                assert result.device == leaf.device
-                assert_same_bits(result.detach(), op(x.cpu(), dim))
-                (gradient,) = torch.autograd.grad(op.function(result), leaf)
-                (theirs,) = torch.autograd.grad(op.torch(op.torch(leaf, dim)), leaf)
-                assert gradient.device == leaf.device and torch.equal(gradient, theirs)
-        except Exception as error:
-            problems.append(error)
+        for x, dim in inputs * 5:
+            leaf = x.to(device).requires_grad_()
+            result = op.function(leaf, dim)
+            assert result.device == leaf.device
+            assert_same_bits(result.detach(), op(x.cpu(), dim))
+            (gradient,) = torch.autograd.grad(op.function(result), leaf)
+            (theirs,) = torch.autograd.grad(op.torch(op.torch(leaf, dim)), leaf)
+            assert gradient.device == leaf.device and torch.equal(gradient, theirs)
 
-    threads = [threading.Thread(target=work, args=(device,)) for device in devices for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not problems, problems[0]
+    in_threads(work, [device for device in devices for _ in range(2)])
 
 
 def test_data_parallel(op, devices):
