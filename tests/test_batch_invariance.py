@@ -127,6 +127,9 @@ def test_any_number_of_threads(name, op):
         ((129, 2000), 0),
         ((40, 70, 31), 1),
         ((100_001, 3), 0),
+        ((8, 65_537), 0),  # one or two columns are left for the last task
+        ((600, 961), 0),
+        ((600, 962), 0),
     ]
     inputs = [(data(shape, name, seed=6), dim) for shape, dim in shapes]
     before = torch.get_num_threads()
