@@ -106,11 +106,25 @@ def test_pieces_of_every_length(name, device):
                 check(x[:, :, 1 : length + 1], dim)
 
 
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "complex64", "float8_e5m2"])
+def test_many_columns(name, device):
+    """So many columns that their leaves fill a tile: lengths around every boundary, in one piece and in several."""
+    for length in (3, 4, 5, 8, 9, 63, 130, 511, 512, 513, 1030, 1535, 1536, 1537):
+        columns = 4096 // length + 41
+        check(data((length, columns), name, seed=7, device=device), 0)
+        check(torch.full((length, columns), -0.0, device=device), 0)
+        check(data((2, length, columns + 3), name, seed=8, device=device)[:, :, 1 : columns + 1], 1)
+    for pieces, length in ((2, 4), (3, 7), (5, 103), (2, 515)):
+        check(data((pieces, length + 1, 1100), name, seed=9, device=device)[:, :length], [0, 1])
+    check(data((9, 65_541), name, seed=10, device=device), 0)  # few columns are left for the last task
+
+
 @pytest.mark.parametrize("instructions", ["default", "avx2", "avx512"])
 def test_every_instruction_set(instructions):
     """The CPU's kernels for each instruction set (where there is none of the name, another one is tested twice)."""
     here = pathlib.Path(__file__).parent
-    tests = [f"{here}/test_layouts.py::{test}" for test in ("test_layout", "test_pieces_of_every_length")]
+    layouts = ("test_layout", "test_pieces_of_every_length", "test_many_columns")
+    tests = [f"{here}/test_layouts.py::{test}" for test in layouts]
     tests += [
         f"{here}/test_order.py::{test}" for test in ("test_pinned_results", "test_every_length_as_rows_and_columns")
     ]

@@ -74,6 +74,7 @@ struct Plan {
   bool conjugate;  // the odd columns
   bool streams;    // more than a core's cache holds
   int64_t tile_rows, tile_leaves, tile_width;
+  bool wide;             // a row of many columns fills the tile with short leaves: four each are joined before they are written
   int64_t buffer_bytes;  // for gathered elements
 };
 

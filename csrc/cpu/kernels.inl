@@ -320,6 +320,67 @@ struct Source {
   const bool in_place;          // neighbours can be summed where they are
 };
 
+// --- leaves of columns ------------------------------------------------------------------------------------------------------
+
+// v = the sums of kLeaves neighbouring leaves, `pitch` from one to the next, of kCount vectors of columns; elements of a leaf
+// are `step` apart.
+template <int kLeaves, int kCount, class Lane, class In>
+inline __attribute__((always_inline)) void sum_leaves(Vector<Lane>* v, const In* x, int64_t pitch, int64_t step,
+                                                      int64_t depth) {
+  if constexpr (kLeaves == 1) {
+    GPUREDUCE_UNROLL
+    for (int i = 0; i < kCount; ++i) v[i] = load<Lane>(x + i * kVector<Lane>);
+    for (int64_t d = 1; d < depth; ++d) {
+      x += step;
+      GPUREDUCE_UNROLL
+      for (int i = 0; i < kCount; ++i) v[i] += load<Lane>(x + i * kVector<Lane>);
+    }
+  } else {
+    Vector<Lane> right[kCount];
+    sum_leaves<kLeaves / 2, kCount, Lane>(v, x, pitch, step, depth);
+    sum_leaves<kLeaves / 2, kCount, Lane>(right, x + kLeaves / 2 * pitch, pitch, step, depth);
+    GPUREDUCE_UNROLL
+    for (int i = 0; i < kCount; ++i) v[i] += right[i];
+  }
+}
+
+// Of `width` columns, those from `first` on that kCount vectors hold, and as many more; returns the first one left.
+template <int kLeaves, int kCount, class Lane, class In>
+inline __attribute__((always_inline)) int64_t join_some(Lane* __restrict out, const In* __restrict x, int64_t first,
+                                                        int64_t width, int64_t pitch, int64_t step, int64_t depth) {
+  constexpr int kSize = kVector<Lane>;
+  for (; first + kCount * kSize <= width; first += kCount * kSize) {
+    Vector<Lane> v[kCount];
+    sum_leaves<kLeaves, kCount, Lane>(v, x + first, pitch, step, depth);
+    GPUREDUCE_UNROLL
+    for (int i = 0; i < kCount; ++i) store(out + first + i * kSize, v[i]);
+  }
+  return first;
+}
+
+// Sums `leaves` leaves of `width` columns and joins four neighbours each while they are in registers: where a leaf has few
+// elements, to write it and read it again takes as long as to sum it.
+template <class Lane, class In>
+void join_columns(Lane* __restrict out, const In* __restrict x, int64_t leaves, int64_t width, int64_t pitch, int64_t step,
+                  int64_t depth) {
+  constexpr int kSize = kVector<Lane>;
+  for (int64_t l = 0; l < leaves; l += 4, x += 4 * pitch, out += width) {
+    int64_t done = join_some<4, 8>(out, x, 0, width, pitch, step, depth);
+    done = join_some<4, 4>(out, x, done, width, pitch, step, depth);
+    done = join_some<4, 1>(out, x, done, width, pitch, step, depth);
+    if (done < width && width >= kSize) done = join_some<4, 1>(out, x, width - kSize, width, pitch, step, depth);  // overlaps
+    for (; done < width; ++done) {
+      const auto leaf = [&](int i) __attribute__((always_inline)) {
+        Lane v = lane<Lane, Conversion::value>(x[i * pitch + done]);
+        for (int64_t d = 1; d < depth; ++d) v += lane<Lane, Conversion::value>(x[i * pitch + done + d * step]);
+        return v;
+      };
+      const Lane left = leaf(0) + leaf(1), right = leaf(2) + leaf(3);
+      out[done] = left + right;
+    }
+  }
+}
+
 // --- joining ----------------------------------------------------------------------------------------------------------------
 
 // out[p][width] = in[2p][width] + in[2p + 1][width]
@@ -345,8 +406,9 @@ void join_fours(Acc* __restrict out, const Acc* __restrict in, int64_t n, int64_
 template <class Acc>
 Acc* join_tile(Acc* tile, Acc* other, int64_t rows, int64_t leaves, int64_t width) {
   while (leaves > 1) {
-    bool fours = leaves >= 4 && width <= 2;
-    if (fours) join_fours(other, tile, rows * leaves * width, width);
+    const bool fours = leaves >= 4 && (width <= 2 || width >= kVector<Acc>);
+    if (fours && width <= 2) join_fours(other, tile, rows * leaves * width, width);
+    else if (fours) join_columns(other, tile, rows * leaves, width, width, 0, 1);
     else join_pairs(other, tile, rows * leaves / 2, width);
     leaves /= fours ? 4 : 2;
     Acc* joined = other;
@@ -617,6 +679,33 @@ void sum_tile(const Source<C, Lane, In>& source, Lane* out, Lane* buffer, int64_
   sum_lanes(out, buffer, lanes * width, lanes * width, depth, 0);
 }
 
+// The leaves of many columns that begin with the elements begin, begin + 1, ..., joined in fours.
+template <class Lane, class In>
+void sum_columns(const Source<Conversion::value, Lane, In>& source, Lane* out, Lane* buffer, int64_t row, int64_t begin,
+                 int64_t leaves, int64_t end) {
+  const int64_t width = source.width, depth = min(kDepth, ceil_div(end - begin, kLanes)), span = (depth - 1) * kLanes + leaves;
+  if (depth <= 0) {
+    for (int64_t i = 0; i < leaves / 4 * width; ++i) out[i] = padding<Lane>();
+    return;
+  }
+  const Cursor at(source.plan.reduced, begin);
+  if (source.in_place && span <= min(end - begin, at.left()))
+    return join_columns(out, source.at(row + at.offset()), leaves, width, source.pitch, kLanes * source.pitch, depth);
+  // Only fours in which a leaf ends before the others, or that reach over the end of a piece, are gathered.
+  if (source.in_place && leaves > 4 && (span > end - begin || span <= source.plan.reduced.fastest().size)) {
+    const int64_t half = leaves / 2;
+    sum_columns(source, out, buffer, row, begin, half, end);
+    return sum_columns(source, out + half / 4 * width, buffer, row, begin + half, half, end);
+  }
+  Lane* to = buffer;
+  for (int64_t d = 0; d < depth; ++d, to += leaves * width) {
+    const int64_t first = begin + d * kLanes, n = min(leaves, end - first);
+    source.gather(to, row, first, n);
+    for (int64_t i = n * width; i < leaves * width; ++i) to[i] = padding<Lane>();
+  }
+  join_columns(out, buffer, leaves, width, width, leaves * width, depth);
+}
+
 // --- the kernels ------------------------------------------------------------------------------------------------------------
 
 // Floating sums. A tile of leaves is joined to one; tiles are joined like the bits of a counter: level k of the stack holds
@@ -635,14 +724,14 @@ void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums)
   const bool one_or_two = plan.tile_width <= 2;  // and not because few columns are left for the last task
   const bool leaves_alone = plan.length == lanes && plan.rows.rank == 1 && plan.rows.fastest().stride == lanes * task.width;
   const bool whole = one_or_two && leaves >= kVector<Acc> / task.width && !leaves_alone;
-  const int64_t together = whole ? kVector<Acc> / task.width : one_or_two && leaves >= 4 ? 4 : 1;
+  const int64_t together = whole ? kVector<Acc> / task.width : plan.wide || (one_or_two && leaves >= 4) ? 4 : 1;
   const int64_t kept = leaves / together;  // of a row
-  const int fours = together == 4 ? static_cast<int>(task.width) : 0;
+  const int fours = one_or_two && together == 4 ? static_cast<int>(task.width) : 0;
   int64_t tiles = 0;
   Acc* joined = tile;
   for (int64_t leaf = leaf_count(task.begin), end = leaf_count(task.end); leaf < end; leaf += leaves) {
     Cursor row(plan.rows, task.first_row);
-    if (plan.length <= lanes) {  // short rows are one tile
+    if (plan.length <= lanes && !plan.wide) {  // short rows are one tile
       const bool in_place = source.in_place && source.block && plan.reduced.rank == 1;
       const int64_t size = lanes * task.width, n = plan.length * task.width;
       for (int64_t r = 0; r < task.rows;) {
@@ -674,7 +763,9 @@ void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums)
         for (; l < leaves; l += lanes) {
           Acc* out = tile + (r * leaves + l) / together * task.width;
           const int64_t begin = leaf_start(leaf + l), depth = min(kDepth, (task.end - begin + kLanes - 1) / kLanes);
-          if (depth <= 0) {
+          if (plan.wide) {
+            sum_columns(source, out, buffer, row.offset(), begin, lanes, task.end);
+          } else if (depth <= 0) {
             for (int64_t i = 0; i < lanes / together * task.width; ++i) out[i] = padding<Acc>();
           } else if (one_or_two) {
             sum_part(source, out, buffer, row.offset(), begin, min(kChunk, task.end - begin));
