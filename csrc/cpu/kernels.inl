@@ -622,12 +622,19 @@ void join_rows(Lane* __restrict out, const In* __restrict x, int64_t rows, int64
   constexpr int kSize = kVector<Lane>, kRows = kHeld / kPer;
   for (int64_t r = 0; r < rows; r += kRows, x += kRows * pitch) {
     for (int64_t begin = 0; begin < size; begin += kHeld * kSize) {
+      const int64_t full = (n - begin) / kSize, rest = (n - begin) % kSize;  // vectors, and what the next one holds
       Vector<Lane> v[kHeld];
       GPUREDUCE_UNROLL
-      for (int i = 0; i < kHeld; ++i) {
-        const int64_t at = begin + i % kPer * kSize;
-        v[i] = load_first<Lane>(x + i / kPer * pitch + at, r + i / kPer < rows ? n - at : 0);
-        __builtin_prefetch(x + i / kPer * pitch + at + kAheadBytes / sizeof(In));
+      for (int j = 0; j < kRows; ++j) {
+        const In* row = x + min(j, rows - 1 - r) * pitch + begin;  // after the last row that one again
+        asm("" : "+r"(row));                                       // else the compiler keeps an address for every load
+        GPUREDUCE_UNROLL
+        for (int i = 0; i < kPer; ++i) {
+          Vector<Lane>& to = v[j * kPer + i];
+          if (i < full) to = load<Lane>(row + i * kSize);
+          else to = i == full ? load_first<Lane>(row + i * kSize, rest) : padding<Lane>() - Vector<Lane>{};
+          __builtin_prefetch(row + i * kSize + kAheadBytes / sizeof(In));
+        }
       }
       out = join_block<kHeld>(out, v, width);
     }
@@ -719,11 +726,9 @@ void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums)
   Acc* stack = other + kTileBytes / sizeof(Acc);
   const Source<C, Acc, In> source(plan, task);
   const int64_t leaves = plan.tile_leaves, lanes = min(leaves, kLanes), size = task.rows * task.width;
-  // Leaves to an accumulator of the tile: a vector's, or four. Rows of nothing but leaves, side by side, are read faster in
-  // fours (rows of 64: 1.08 of the speed).
+  // Leaves to an accumulator of the tile: a vector's, or four.
   const bool one_or_two = plan.tile_width <= 2;  // and not because few columns are left for the last task
-  const bool leaves_alone = plan.length == lanes && plan.rows.rank == 1 && plan.rows.fastest().stride == lanes * task.width;
-  const bool whole = one_or_two && leaves >= kVector<Acc> / task.width && !leaves_alone;
+  const bool whole = one_or_two && leaves >= kVector<Acc> / task.width;
   const int64_t together = whole ? kVector<Acc> / task.width : plan.wide || (one_or_two && leaves >= 4) ? 4 : 1;
   const int64_t kept = leaves / together;  // of a row
   const int fours = one_or_two && together == 4 ? static_cast<int>(task.width) : 0;

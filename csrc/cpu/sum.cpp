@@ -195,7 +195,7 @@ Work::Work(const Reduction& r)
     else if (plan.wide && !gathered) joined = 4;
     plan.tile_leaves = std::min(floor_power(joined * capacity / plan.tile_width), ceil_power(leaves));
     int64_t fit = capacity / (plan.tile_leaves * plan.tile_width);
-    if (plan.tile_leaves >= 64 && plan.length > kLanes && rows >= joined * fit * wanted) fit *= joined;
+    if (plan.tile_leaves >= 64 && rows >= joined * fit * wanted) fit *= joined;
     plan.tile_rows = std::min(rows, std::max<int64_t>(1, fit));
     if (plan.tile_leaves < leaves) plan.tile_rows = 1;
   }
