@@ -386,6 +386,13 @@ void join_columns(Lane* __restrict out, const In* __restrict x, int64_t leaves, 
 // out[p][width] = in[2p][width] + in[2p + 1][width]
 template <class Acc>
 void join_pairs(Acc* __restrict out, const Acc* __restrict in, int64_t pairs, int64_t width) {
+  constexpr int kSize = kVector<Acc>;
+  constexpr std::make_integer_sequence<int, kSize> lanes{};
+  // Vectors hold several pairs of one or two columns, which the compiler does not see.
+  for (; width <= 2 && pairs * width >= kSize; pairs -= kSize / width, in += 2 * kSize, out += kSize) {
+    const Vector<Acc> a = load<Acc>(in), b = load<Acc>(in + kSize);
+    store(out, width == 1 ? join_two<1, Acc>(a, b, lanes) : join_two<2, Acc>(a, b, lanes));
+  }
   for (int64_t p = 0; p < pairs; ++p, in += 2 * width, out += width) {
     for (int64_t w = 0; w < width; ++w) out[w] = in[w] + in[width + w];
   }
