@@ -12,13 +12,12 @@ namespace {
 // --- tuning constants, with what they gain on an H200 (bench/tune.py measures others) --------------------------------------
 constexpr int kVectorBytes = 16;  // the widest load
 constexpr int kWarps = 8;         // warps a block
-// Up to this many units one block does it all, without a join: 2^14 float32 3.1 us instead of 3.8.
+// Up to this many units one block does it all, without a join: 2^14 float32 1.2 us instead of 1.8.
 constexpr int kOneBlockUnits = 16;
-// So many units in few rows are taken by blocks of more warps: 2^28 float32 238.0 us instead of 240.
-constexpr int64_t kManyUnits = 1 << 16;
-// Blocks a multiprocessor that take whole units of vectors, tile after tile: rows (16384, 4096) float32 61.0 us instead of 61.6
-// with a block a tile.
-constexpr int kRowBlocks = 32;
+// Units of long dense rows that a block takes, at most, if that leaves several blocks a multiprocessor; and at least. (8, 2^23)
+// bfloat16 32.5 us, and 33.0 with twice as many.
+constexpr int kDenseUnits = 32;
+constexpr int kFewDenseUnits = 4;
 constexpr int kTilesPerProcessor = 3;
 constexpr int kShortRowUnits = 8;
 constexpr int kShortRowWarps = 2;
@@ -39,6 +38,7 @@ constexpr int64_t kShiftedColumnBytes = 64 << 20;
 constexpr int kColumnTiles = 7;
 constexpr int kManyColumnTiles = 7;
 constexpr int kFewColumnWarps = 4;
+constexpr int kManyLines = 4;
 // Bytes of lane sums that a block of the narrow kernel takes, of runs of so many leaves at least. Runs get shorter down to
 // pieces of kNarrowPiece bytes while there are too few for the multiprocessors, and a block takes several while there are so
 // many tiles a multiprocessor.
@@ -53,12 +53,13 @@ constexpr int kRingBytes = 108 * 1024;
 constexpr int kRingStages = 2;
 constexpr int kStageBytes = 4096;  // of several short rows: (2^20, 100) bfloat16 53.6 us, and 55.4 with as many as for bytes,
 constexpr int kByteStageBytes = 6144;  // of which int8 takes 35.7 us, and 37.2 with 4096
-constexpr int kShortRowReads = 256;
+constexpr int kShortRowLoads = 256;    // of 4 bytes, at most
 constexpr int kTinyWarps = 4;
-constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
+constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1, kMaxGridDepth = 65535;
 // --------------------------------------------------------------------------------------------------------------------------
 
-constexpr const char* kKernelNames[] = {"packed", "rows", "thin", "columns", "ring_rows", "narrow", "expanded", "tiny"};
+constexpr const char* kKernelNames[] = {"packed", "rows",     "thin", "columns", "ring_rows",
+                                        "narrow", "expanded", "tiny", "dense",   "flat"};
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -66,6 +67,12 @@ int64_t power_of_two_above(int64_t x) {
   int64_t p = 1;
   while (p < x) p *= 2;
   return p;
+}
+
+// Warps a block, of up to `most`, each with so many outputs: fewer where blocks of that many would be too few.
+int busy_warps(int most, int64_t outputs, const Device& device, int64_t warp_outputs = 1) {
+  while (most > 1 && outputs < most * warp_outputs * device.multiprocessors) most /= 2;
+  return most;
 }
 
 int64_t bytes_moved(const Problem& p, int64_t in_size, int64_t out_size) {
@@ -117,29 +124,62 @@ void plan_packed(Plan& plan, const Problem& p) {
   const int warp_rows = kLoads * (kWarp / plan.warp_columns);
   if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(kWarps, power_of_two_above(ceil_div(p.outputs, warp_rows))));
   t.tile_outputs = plan.warps * warp_rows;
-  t.columns = t.tile_outputs;
-  t.column_tiles = t.splits = 1;
+  t.columns = p.outputs;
+}
+
+// Elements of a leaf that a thread has in flight at once.
+int thread_elements(const Problem& p) { return p.length <= 2 * kLanes ? 2 : p.length <= 4 * kLanes ? 4 : kDepth; }
+
+// Whether rows are dense and aligned.
+bool dense_takes(const Plan& plan, const Problem& p) {
+  return plan.vector > 1 && !plan.nested && !plan.shifted && p.length > int64_t{kWarp} * plan.vector && p.outputs < kMaxGrid;
+}
+
+void plan_dense(Plan& plan, const Problem& p, const Device& device, const Tuning& tuning) {
+  Tiling& t = plan.tiling;
+  plan.thread_elements = thread_elements(p);
+  const int unit_leaves = kWarp * plan.vector * row_groups(plan.vector, plan.thread_elements);
+  const int64_t row_units = ceil_div(t.leaves, unit_leaves), units = p.outputs * row_units;
+  const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
+  int64_t tile_units = kMaxRowWarps;
+  if (tuning.tile_leaves) {
+    tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
+  } else if (row_units <= kOneBlockUnits || (rows_enough && row_units <= kMaxDenseUnits)) {
+    tile_units = power_of_two_above(row_units);
+  } else {
+    const auto tiles = [&](int64_t size) { return units / size; };
+    while (tile_units < kDenseUnits && 2 * tiles(2 * tile_units) >= 5 * device.multiprocessors) tile_units *= 2;
+    while (tile_units > kFewDenseUnits && 5 * tiles(tile_units) < 2 * device.multiprocessors) tile_units /= 2;
+    while (tile_units * kMaxJoin < row_units) tile_units *= 2;
+  }
+  tile_units = std::min<int64_t>(tile_units, kMaxDenseUnits);
+  const bool alone = row_units == 1;  // a row a warp
+  if (!plan.warps && alone) plan.warps = busy_warps(kWarps, p.outputs, device);
+  if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>({kMaxRowWarps, tile_units, row_units}));
+  t.tile_outputs = alone ? plan.warps : 1;
+  t.tile_leaves = static_cast<int>(tile_units * unit_leaves);
+  t.columns = p.outputs;
+  t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
+  t.partial_output_stride = t.splits;  // a row's partial sums side by side
+  t.partial_split_stride = 1;
 }
 
 void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning& tuning) {
   Tiling& t = plan.tiling;
-  plan.thread_elements = plan.nested || plan.shifted ? kDepth
-                         : p.length <= 2 * kLanes    ? 2
-                         : p.length <= 4 * kLanes    ? 4
-                                                     : kDepth;
+  plan.thread_elements = plan.nested || plan.shifted ? kDepth : thread_elements(p);
   const int unit_leaves = kWarp * plan.vector * row_groups(plan.vector, plan.thread_elements);
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), row_slots = power_of_two_above(row_units);
   const int64_t units = p.outputs * row_units;
-  const bool plain = !plan.nested && !plan.shifted && plan.vector > 1;
-  const int warps = (plan.shifted && plan.vector > 2) || plan.nested                     ? kSlowWarps
-                    : plain && units >= kManyUnits && p.outputs < device.multiprocessors ? kMaxRowWarps
-                                                                                         : kWarps;
+  const int warps = (plan.shifted && plan.vector > 2) || plan.nested ? kSlowWarps : kWarps;
   int64_t tile_units;
   if (tuning.tile_leaves) {
     tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
   } else if (p.outputs * row_slots <= kOneBlockUnits) {
     tile_units = power_of_two_above(p.outputs) * row_slots;
     if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(kMaxRowWarps, tile_units));
+  } else if (plan.nested && row_slots <= kOneBlockUnits && p.outputs <= device.multiprocessors) {
+    tile_units = row_slots;  // (256, 64, 7, 7) dims 0, 2, 3 float32 3.8 us, and 4.4 with splits
+    if (!plan.warps) plan.warps = static_cast<int>(row_units);
   } else {
     tile_units = warps;
     while (tile_units * kMaxJoin < row_units) tile_units *= 2;
@@ -147,7 +187,6 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
     while (plan.shifted && tile_units < kShiftedUnits * warps &&
            units / (2 * tile_units) >= int64_t{kTilesPerProcessor} * device.multiprocessors)
       tile_units *= 2;
-    while (plain && p.outputs == 1 && tile_units > 2 && 2 * units < tile_units * device.multiprocessors) tile_units /= 2;
     const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
     // A whole row a block needs no join, and is as good where there are rows enough.
     if (rows_enough && !plan.nested && row_slots <= kWarp * kWarps) tile_units = std::max(tile_units, row_slots);
@@ -168,50 +207,69 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
     t.tile_leaves = static_cast<int>(tile_units * unit_leaves);
   }
   t.columns = t.tile_outputs;
-  t.column_tiles = 1;
-  if (plan.thread_elements == kDepth && plan.vector >= 4 && !plan.nested && !plan.shifted)
-    plan.grid = int64_t{kRowBlocks} * device.multiprocessors;
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   t.partial_output_stride = t.splits;  // a row's partial sums side by side
   t.partial_split_stride = 1;
 }
 
-// Whether rows are best copied as they stand in memory, with what lies between them.
-bool rows_as_they_stand(const Problem& p) { return p.kept.empty() || 4 * p.kept.back().stride <= 5 * p.length; }
-
-// Whether rows are short enough for the ring to join several at a time.
+// Whether rows are short enough to be joined several at a time.
 bool is_short(const Problem& p, int size) {
-  return p.length <= kLanes && p.length <= kShortRowReads * std::max(1, 4 / size) && p.reduced.size() == 1 &&
-         rows_as_they_stand(p);
+  return p.reduced.size() == 1 && p.reduced[0].stride == 1 && p.length <= kLanes && p.outputs < kMaxGrid &&
+         p.length <= kShortRowLoads * std::max(1, 4 / size);
 }
 
-// Whether bulk copies can bring the rows as they stand, to be joined several at a time.
+// The most bytes, up to a vector's, of which rows are whole pieces at aligned addresses.
+int row_piece(const Reduction& r) {
+  const int size = info(r.in).size;
+  uint64_t all = reinterpret_cast<uintptr_t>(r.input) | kVectorBytes | r.problem.length * size;
+  for (const KeptDim& d : r.problem.kept) all |= static_cast<uint64_t>(d.stride) * size;
+  return static_cast<int>(all & -all);
+}
+
+// The threads of a warp that a row has, and how often.
+void set_row_width(Plan& plan, int64_t length) {
+  const int64_t loads = ceil_div(length, plan.vector);
+  plan.row_width = static_cast<int>(std::min<int64_t>(kWarp, power_of_two_above(loads)));
+  plan.row_groups = static_cast<int>(power_of_two_above(ceil_div(loads, kWarp)));
+}
+
+// Whether short rows can be read as whole pieces.
+bool flat_takes(const Reduction& r) {
+  const int size = info(r.in).size, piece = row_piece(r);
+  return is_typed(r) && is_short(r.problem, size) && piece >= std::max(4, size) &&
+         r.problem.length * size <= int64_t{kWarp} * piece * flat_loads(piece);
+}
+
+void plan_flat(Plan& plan, const Reduction& r, const Device& device) {
+  const Problem& p = r.problem;
+  Tiling& t = plan.tiling;
+  const int size = info(r.in).size, piece = row_piece(r);
+  plan.vector = piece / size;
+  plan.shifted = false;
+  set_row_width(plan, p.length);
+  const int warp_rows = flat_loads(piece) / plan.row_groups * (kWarp / plan.row_width);
+  if (!plan.warps) plan.warps = busy_warps(kWarps, p.outputs, device, warp_rows);
+  t.tile_outputs = plan.warps * warp_rows;
+  t.tile_leaves = static_cast<int>(power_of_two_above(t.leaves));
+  t.columns = p.outputs;
+}
+
+// Whether bulk copies can bring the rows as they stand, with what lies between them, to be joined several at a time. Other rows
+// than these are read in whole pieces.
 bool ring_takes_rows(const Reduction& r, const Device& device) {
   const Problem& p = r.problem;
   const int size = info(r.in).size;
-  return device.bulk_copies && is_typed(r) && size <= 8 && p.reduced.back().stride == 1 && p.outputs < kMaxGrid &&
-         is_short(p, size);
-}
-
-// The most bytes, up to kGranule, at whose multiples all rows begin.
-int row_alignment(const Reduction& r) {
-  uint64_t all = reinterpret_cast<uintptr_t>(r.input) | kGranule;
-  for (const KeptDim& d : r.problem.kept) all |= static_cast<uint64_t>(d.stride) * info(r.in).size;
-  return static_cast<int>(all & -all);
+  return device.bulk_copies && is_typed(r) && size < 4 && is_short(p, size) &&
+         (p.kept.empty() || 4 * p.kept.back().stride <= 5 * p.length);
 }
 
 void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
   const Problem& p = r.problem;
-  const int size = info(r.in).size, alignment = row_alignment(r);
+  const int size = info(r.in).size;
   const int64_t pitch = (p.kept.empty() ? p.length : p.kept.back().stride) * size;
   plan.shifted = false;
-  const int least = std::max(4, size);
-  plan.read_bytes = tuning.vector == 1 ? least : std::max(least, alignment);
-  plan.reads_aligned = alignment >= plan.read_bytes;
-  plan.vector = plan.read_bytes / size;
-  const int64_t reads = ceil_div(p.length, plan.vector);
-  plan.row_width = static_cast<int>(std::min<int64_t>(kWarp, power_of_two_above(reads)));
-  plan.row_groups = static_cast<int>(power_of_two_above(ceil_div(reads, kWarp)));
+  plan.vector = 4 / size;
+  set_row_width(plan, p.length);
 
   // Rows of a stage: several times those that are joined at once, but no more than leave work for all warps.
   const int64_t at_once = int64_t{kLoads} * (kWarp / plan.row_width) / plan.row_groups;
@@ -228,14 +286,11 @@ void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const 
   ring.stage_bytes = static_cast<int>(ceil_div((rows - 1) * pitch + p.length * size + kGranule + kLine, kLine) * kLine);
   if (!plan.warps) plan.warps = kMaxRingPairs;
   while (plan.warps > 1 && plan.warps * ring.stages * ring.stage_bytes > kRingBytes) plan.warps /= 2;
-  plan.grid = int64_t{kRingBlocks} * device.multiprocessors;  // where a warp takes tile after tile
 
   Tiling& t = plan.tiling;
   t.tile_outputs = static_cast<int>(rows);
   t.tile_leaves = kLanes;
-  t.columns = p.kept.empty() ? rows : p.kept.back().size;
-  t.column_tiles = static_cast<uint32_t>(ceil_div(t.columns, rows));
-  t.splits = 1;
+  t.columns = p.kept.empty() ? 1 : p.kept.back().size;
 }
 
 void plan_expanded(Plan& plan, const Problem& p) {
@@ -246,8 +301,6 @@ void plan_expanded(Plan& plan, const Problem& p) {
   t.tile_outputs = plan.warps * kWarp;
   t.tile_leaves = static_cast<int>(power_of_two_above(t.leaves));
   t.columns = p.outputs;
-  t.column_tiles = static_cast<uint32_t>(ceil_div(p.outputs, t.tile_outputs));
-  t.splits = 1;
 }
 
 // Whether rows lie side by side, a few elements each, aligned as vectors.
@@ -267,30 +320,20 @@ void plan_tiny(Plan& plan, const Reduction& r, const Device& device) {
   plan.vector = kVectorBytes / info(r.in).size;
   plan.shifted = false;
   const int warp_outputs = kWarp * tiny_runs(static_cast<int>(p.length)) * plan.vector;
-  if (!plan.warps) {
-    plan.warps = kTinyWarps;
-    while (plan.warps > 1 && p.outputs < int64_t{plan.warps} * warp_outputs * device.multiprocessors) plan.warps /= 2;
-  }
+  if (!plan.warps) plan.warps = busy_warps(kTinyWarps, p.outputs, device, warp_outputs);
   t.tile_outputs = plan.warps * warp_outputs;
   t.tile_leaves = static_cast<int>(power_of_two_above(t.leaves));
   t.columns = p.outputs;
-  t.column_tiles = static_cast<uint32_t>(ceil_div(p.outputs, t.tile_outputs));
-  t.splits = 1;
 }
 
 void plan_thin(Plan& plan, const Problem& p, const Device& device) {
   Tiling& t = plan.tiling;
   plan.thread_elements = static_cast<int>(power_of_two_above(std::max<int64_t>(2, p.length)));
   const int warp_outputs = kLoads / plan.thread_elements * kWarp * plan.vector;
-  if (!plan.warps) {
-    plan.warps = kWarps;
-    while (plan.warps > 1 && p.outputs < int64_t{plan.warps} * warp_outputs * device.multiprocessors) plan.warps /= 2;
-  }
+  if (!plan.warps) plan.warps = busy_warps(kWarps, p.outputs, device, warp_outputs);
   t.tile_outputs = plan.warps * warp_outputs;
   t.tile_leaves = static_cast<int>(power_of_two_above(t.leaves));
   t.columns = p.outputs;
-  t.column_tiles = static_cast<uint32_t>(ceil_div(p.outputs, t.tile_outputs));
-  t.splits = 1;
 }
 
 void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
@@ -299,19 +342,22 @@ void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tu
   const int size = info(r.in).size;
   t.columns = p.kept.back().size;
   plan.thread_elements = p.length <= kLanes ? 1 : p.length <= 2 * kLanes ? 2 : kLoads;
-  // One line side by side; two of shifted vectors, which need their neighbours', and where there are leaves for few warps:
-  // (64, 2^20) bfloat16 34.0 us instead of 43.4.
+  // One line side by side; two of shifted vectors, which need their neighbours', where there are leaves for few warps: (64,
+  // 2^20) bfloat16 34.0 us instead of 43.4; and of four bytes where there are lines enough: (64, 4096, 1024) dim 1 float32 243
+  // us instead of 247.
   const int line = std::max(1, kLine / (plan.vector * size)), depth = kLoads / plan.thread_elements;
-  const bool two_lines = plan.shifted || t.leaves * line < int64_t{kFewColumnWarps} * kWarp * depth;
-  const int64_t vectors = ceil_div(t.columns, plan.vector), side = tuning.width ? tuning.width : two_lines ? 2 * line : line;
+  const int64_t vectors = ceil_div(t.columns, plan.vector), lines = p.outputs / t.columns * ceil_div(vectors, line);
+  const bool two_lines = plan.shifted || t.leaves * line < int64_t{kFewColumnWarps} * kWarp * depth ||
+                         (size == 4 && plan.vector > 1 && lines >= int64_t{kManyLines} * device.multiprocessors);
+  const int64_t side = tuning.width ? tuning.width : two_lines ? 2 * line : line;
   const int width = static_cast<int>(power_of_two_above(std::min({side, vectors, int64_t{kWarp}})));
   plan.warp_columns = width;
   t.tile_outputs = width * plan.vector;
-  t.column_tiles = static_cast<uint32_t>(ceil_div(vectors, width));
+  const int64_t column_tiles = ceil_div(vectors, width);
 
   const int many = column_batches(plan.vector);
   const auto unit_leaves = [&](int batches) { return int64_t{kWarp / width} * depth * batches; };
-  const auto tiles = [&](int64_t leaves) { return p.outputs / t.columns * t.column_tiles * ceil_div(t.leaves, leaves); };
+  const auto tiles = [&](int64_t leaves) { return p.outputs / t.columns * column_tiles * ceil_div(t.leaves, leaves); };
   const int64_t enough = int64_t{kColumnTiles} * device.multiprocessors / 2;
   const int64_t many_leaves = kWarps * unit_leaves(many);
   const bool takes_many = t.leaves >= many_leaves && tiles(many_leaves) >= device.multiprocessors;
@@ -381,10 +427,35 @@ void plan_narrow(Plan& plan, const Reduction& r, const Device& device, const Tun
   t.tile_outputs = width;
   t.tile_leaves = run * plan.batches;
   t.columns = width;
-  t.column_tiles = 1;
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   t.partial_output_stride = t.splits;  // few a tile, so that the join may read them in whole lines
   t.partial_split_stride = 1;
+}
+
+// The blocks of a plan: a tile each, or where they take tile after tile, as tiles are numbered, perhaps fewer.
+Grid grid_of(const Plan& plan, const Device& device, const Tuning& tuning) {
+  const Tiling& t = plan.tiling;
+  int64_t most = tuning.grid ? tuning.grid : kMaxGrid;
+  const auto take = [&](int64_t tiles, int64_t limit) {
+    const int64_t blocks = std::min({tiles, limit, most});
+    most = blocks < tiles ? 1 : most / blocks;
+    return static_cast<uint32_t>(blocks);
+  };
+  Grid grid;
+  switch (plan.kernel) {
+    case Kernel::dense:
+    case Kernel::flat:
+      if (t.splits == 1) return {t.column_tiles, 1, 1};
+      return {t.splits, static_cast<uint32_t>(std::min<int64_t>(t.outputs, kMaxDenseDepth)),
+              static_cast<uint32_t>(ceil_div(t.outputs, kMaxDenseDepth))};
+    case Kernel::rows: grid.x = take(t.tiles, kMaxGrid); break;
+    case Kernel::ring_rows: grid.x = take(ceil_div(t.tiles, plan.warps), int64_t{kRingBlocks} * device.multiprocessors); break;
+    default:
+      grid.x = take(t.column_tiles, kMaxGrid);
+      grid.y = take(t.splits, kMaxGridDepth);
+      grid.z = take(t.batches, kMaxGridDepth);
+  }
+  return grid;
 }
 
 }  // namespace
@@ -470,30 +541,40 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
                   : narrow && p.length > kLanes && plan.bytes >= kNarrowInput ? Kernel::narrow
                                                                               : Kernel::columns;
   } else {
-    plan.kernel = p.length <= int64_t{kWarp} * plan.vector ? Kernel::packed : Kernel::rows;
+    plan.kernel = p.length <= int64_t{kWarp} * plan.vector ? Kernel::packed
+                  : dense_takes(plan, p)                   ? Kernel::dense
+                                                           : Kernel::rows;
   }
   const bool ring = !by_columns && ring_takes_rows(r, device);
   const bool expanded = p.reduced.size() == 1 && p.reduced.back().stride == 0 && t.leaves <= kMaxGrid / 2;
   if (tuning.kernel < 0 && ring) plan.kernel = Kernel::ring_rows;
+  const bool flat = !by_columns && tuning.vector != 1 && flat_takes(r);
+  if (tuning.kernel < 0 && flat) plan.kernel = Kernel::flat;
   const bool tiny = !by_columns && tiny_takes(r);
   if (tuning.kernel < 0 && tiny && tuning.vector != 1) plan.kernel = Kernel::tiny;
   if (tuning.kernel < 0 && expanded && p.length > kLoads) plan.kernel = Kernel::expanded;
   if (tuning.kernel >= 0) {  // only to another kernel of the same direction, and only where that one can
     const Kernel wanted = static_cast<Kernel>(tuning.kernel);
-    if (wanted == Kernel::rows && plan.kernel == Kernel::packed) plan.kernel = wanted;
+    if (wanted == Kernel::rows && (plan.kernel == Kernel::packed || plan.kernel == Kernel::dense)) {
+      plan.kernel = wanted;
+      if (!plan.nested && !plan.shifted) plan.vector = 1;
+    }
     if (wanted == Kernel::columns && by_columns && !p.kept.empty() && !p.reduced.empty()) plan.kernel = wanted;
     if (wanted == Kernel::narrow && narrow) plan.kernel = wanted;
     if (wanted == Kernel::ring_rows && ring) plan.kernel = wanted;
     if (wanted == Kernel::tiny && tiny) plan.kernel = wanted;
+    if (wanted == Kernel::flat && flat) plan.kernel = wanted;
     if (wanted == Kernel::expanded && expanded) plan.kernel = wanted;
     if (plan.kernel != wanted)
       throw std::invalid_argument(std::string("tuning: the ") + kKernelNames[tuning.kernel] +
                                   " kernel does not take this input");
   }
 
-  plan.warps = std::min(tuning.warps, plan.kernel == Kernel::rows        ? kMaxRowWarps
+  plan.warps = std::min(tuning.warps, plan.kernel == Kernel::rows || plan.kernel == Kernel::dense || plan.kernel == Kernel::flat
+                                          ? kMaxRowWarps
                                       : plan.kernel == Kernel::ring_rows ? kMaxRingPairs
                                                                          : kMaxColumnWarps);
+  t.splits = 1;
   t.partial_output_stride = t.partial_split_stride = 1;
   switch (plan.kernel) {
     case Kernel::packed: plan_packed(plan, p); break;
@@ -504,13 +585,15 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
     case Kernel::ring_rows: plan_ring_rows(plan, r, device, tuning); break;
     case Kernel::expanded: plan_expanded(plan, p); break;
     case Kernel::tiny: plan_tiny(plan, r, device); break;
+    case Kernel::dense: plan_dense(plan, p, device, tuning); break;
+    case Kernel::flat: plan_flat(plan, r, device); break;
   }
-  const int64_t tiles = ceil_div(t.outputs, t.columns) * t.column_tiles * t.splits;
+  t.column_tiles = static_cast<uint32_t>(ceil_div(t.columns, t.tile_outputs));
+  t.batches = static_cast<uint32_t>(ceil_div(t.outputs, t.columns));
+  const int64_t tiles = ceil_div(t.columns, t.tile_outputs) * t.splits * ceil_div(t.outputs, t.columns);
   if (tiles > std::numeric_limits<uint32_t>::max()) throw std::invalid_argument("sum: the input is too large");
   t.tiles = static_cast<uint32_t>(tiles);
-  if (tuning.grid) plan.grid = tuning.grid;
-  plan.grid =
-      std::min(plan.grid ? plan.grid : kMaxGrid, plan.kernel == Kernel::ring_rows ? ceil_div(tiles, plan.warps) : tiles);
+  plan.grid = grid_of(plan, device, tuning);
 
   // One pass at least where only the join rounds to the result's dtype, or divides.
   const bool finished_by_join = !is_direct(r.accumulator, r.out) || (r.divisor != 1 && divided_by_join(plan.kernel, size));
@@ -533,7 +616,7 @@ std::string Plan::str() const {
   if (nested) s << ", elements in nested dims";
   if (shifted) s << ", shifted from aligned loads";
   s << "\ntile: " << tiling.tile_outputs << " outputs x " << tiling.tile_leaves << " leaves; " << tiling.tiles
-    << " tiles, grid " << grid << "\nsplits: " << tiling.splits;
+    << " tiles, grid " << grid.x << " x " << grid.y << " x " << grid.z << "\nsplits: " << tiling.splits;
   for (const Join& j : joins) s << (&j == joins.data() ? ", joined " : ", then ") << j.count << " -> " << j.results();
   s << "\nworkspace: " << workspace_bytes << " bytes; must move: " << bytes << " bytes";
   return s.str();
@@ -543,7 +626,7 @@ std::string Plan::json() const {
   std::ostringstream s;
   s << "{\"kernel\": \"" << kKernelNames[static_cast<int>(kernel)] << "\", \"vector\": " << vector
     << ", \"nested\": " << (nested ? "true" : "false") << ", \"shifted\": " << (shifted ? "true" : "false")
-    << ", \"warps\": " << warps << ", \"grid\": " << grid << ", \"tiles\": " << tiling.tiles
+    << ", \"warps\": " << warps << ", \"grid\": " << grid.blocks() << ", \"tiles\": " << tiling.tiles
     << ", \"splits\": " << tiling.splits << ", \"tile_outputs\": " << tiling.tile_outputs
     << ", \"tile_leaves\": " << tiling.tile_leaves << ", \"outputs\": " << tiling.outputs << ", \"leaves\": " << tiling.leaves
     << ", \"stages\": " << ring.stages << ", \"stage_bytes\": " << ring.stage_bytes << ", \"warp_columns\": " << warp_columns

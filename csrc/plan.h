@@ -14,27 +14,31 @@
 namespace gpureduce {
 
 constexpr int kWarp = 32;
-constexpr int kLoads = 8;           // vector loads a thread keeps in flight: a full leaf's depth
-constexpr int kJoinRun = 8;         // partial sums one thread of the join kernel takes
-constexpr int kMaxRowWarps = 16;    // warps a block of the rows kernel
-constexpr int kMaxColumnWarps = 8;  // and of the others
-constexpr int kMaxBatches = 8;      // runs of leaves a block of the narrow kernel takes one after the other
-constexpr int kMaxRingPairs = 8;    // of warps a block of the ring kernel: one reads what the other fetches
-constexpr int kRingBlocks = 2;      // of them a multiprocessor
-constexpr int kGranule = 16;        // bytes: bulk copies begin and end at multiples of it
-constexpr int kLine = 128;          // bytes
-constexpr int kMaxJoin = 8192;      // partial sums one block of the join kernel takes: 1024 threads
+constexpr int kLoads = 8;              // vector loads a thread keeps in flight: a full leaf's depth
+constexpr int kJoinRun = 8;            // partial sums one thread of the join kernel takes
+constexpr int kMaxRowWarps = 16;       // warps a block of the rows kernel
+constexpr int kMaxDenseUnits = 128;    // units a block of the dense kernel takes
+constexpr int kMaxDenseDepth = 32768;  // rows of them below each other in its grid
+constexpr int kMaxColumnWarps = 8;     // and of the others
+constexpr int kMaxBatches = 8;         // runs of leaves a block of the narrow kernel takes one after the other
+constexpr int kMaxRingPairs = 8;       // of warps a block of the ring kernel: one reads what the other fetches
+constexpr int kRingBlocks = 2;         // of them a multiprocessor
+constexpr int kGranule = 16;           // bytes: bulk copies begin and end at multiples of it
+constexpr int kLine = 128;             // bytes
+constexpr int kMaxJoin = 8192;         // partial sums one block of the join kernel takes: 1024 threads
 static_assert(kLoads == kDepth);
 
 // packed   several short rows a warp, one load a row                      (the fastest dim in memory is reduced)
 // rows     a warp takes a unit of 32 * vector * row_groups() neighbouring leaves of a row
+// dense    the same for dense rows at aligned addresses
+// flat     short dense rows: neighbouring threads take one, a load each, and have loads of several rows in flight
 // thin     a thread takes all of its outputs' few elements, up to kLoads  (the fastest dim in memory is kept)
 // columns  a warp takes neighbouring columns, a thread neighbouring leaves of them
 // narrow   a block takes runs of leaves of few dense columns, as pieces of memory
-// ring_rows  short rows through a ring of stages in shared memory, which bulk copies fill far ahead
+// ring_rows  short rows at odd addresses through a ring of stages in shared memory, which bulk copies fill far ahead
 // expanded a thread an output, which has one element many times
 // tiny     dense rows of up to tiny_length() elements: a thread takes `vector` rows as so many vectors
-enum class Kernel : uint8_t { packed, rows, thin, columns, ring_rows, narrow, expanded, tiny };
+enum class Kernel : uint8_t { packed, rows, thin, columns, ring_rows, narrow, expanded, tiny, dense, flat };
 
 // Whether a kernel leaves the quotients of means to the join: of bytes in the ring, where a division in the code costs the sum
 // as well. Rows (2^20, 100) of float8 take 38.2 us, and 45.2 with it.
@@ -53,6 +57,10 @@ struct Device {
 // Vectors of lane sums that a block of the columns kernel keeps in shared memory. Longer tiles of bytes gain nothing: (64,
 // 4096, 1024) dim 1 float8 71.3 us, and 74.0 with whole columns a tile.
 GPUREDUCE_HOST_DEVICE constexpr int column_slots(int vector) { return vector > 8 ? 128 : 512; }
+
+// Loads of so many bytes that a thread of the flat kernel keeps in flight: (2^23, 8) bfloat16 35.9 us with four of 16 bytes,
+// and 36.5 with eight; (2^20, 100) 51.1 with four of 8 bytes, and 50.6 with eight.
+GPUREDUCE_HOST_DEVICE constexpr int flat_loads(int bytes) { return bytes == kGranule ? 4 : 8; }
 
 // Groups of 32 * vector leaves that one unit of the rows kernel takes: as many as keep kLoads loads in flight, but no more than
 // a chunk has. Single elements are small loads, so more of them.
@@ -83,20 +91,23 @@ struct Tuning {
 
 // The part of the work one block does at a time: a run of outputs and a run of their leaves.
 struct Tile {
+  int64_t batch, column;  // of the first output
   int64_t output, outputs;
   int64_t leaf, leaves;
   int64_t partial;  // index of the first output's partial sum; the next output's is `partial_output_stride` on
 };
 
-// How outputs and leaves are cut into tiles. Kernels and tests number tiles with this same code.
+// How outputs and leaves are cut into tiles. Kernels and tests find tiles with this same code.
 struct Tiling {
-  uint32_t tiles;                     // fewer than 2^32: the least a tile holds is far more than a byte
   uint32_t column_tiles;              // tiles side by side in a batch
   uint32_t splits;                    // tiles one after the other along the leaves; more than one: they write partial sums
+  uint32_t batches;                   // of outputs
   int32_t tile_outputs, tile_leaves;  // tile_leaves is a power of two
-  int64_t outputs, leaves;
+  uint32_t tiles;                     // all of them; fewer than 2^32: the least a tile holds is far more than a byte
+  int64_t leaves;
   int64_t columns;  // outputs in one batch; tiles do not reach over its end
   int64_t partial_output_stride, partial_split_stride;
+  int64_t outputs;
 
   // Divides `rest` by `size` and returns what is left over. Most often there is nothing to divide.
   static GPUREDUCE_HOST_DEVICE uint32_t take(uint32_t& rest, uint32_t size) {
@@ -107,15 +118,19 @@ struct Tiling {
   }
 
   GPUREDUCE_HOST_DEVICE Tile tile(uint32_t index) const {
-    uint32_t rest = index;
-    const int64_t column_tile = take(rest, column_tiles), split = take(rest, splits);
+    const uint32_t column_tile = take(index, column_tiles), split = take(index, splits);
+    return tile(column_tile, split, index);
+  }
+
+  GPUREDUCE_HOST_DEVICE Tile tile(uint32_t column_tile, uint32_t split, uint32_t batch) const {
     Tile t;
-    int64_t column = column_tile * tile_outputs;
-    t.output = rest * columns + column;
-    t.outputs = columns - column;
+    t.batch = batch;
+    t.column = int64_t{column_tile} * tile_outputs;
+    t.output = t.batch * columns + t.column;
+    t.outputs = columns - t.column;
     if (t.outputs > tile_outputs) t.outputs = tile_outputs;
     if (t.outputs > outputs - t.output) t.outputs = outputs - t.output;
-    t.leaf = split * tile_leaves;
+    t.leaf = int64_t{split} * tile_leaves;
     t.leaves = leaves - t.leaf;
     if (t.leaves > tile_leaves) t.leaves = tile_leaves;
     t.partial = t.output * partial_output_stride + split * partial_split_stride;
@@ -129,6 +144,12 @@ struct Join {
   int32_t fan;      // a power of two: threads * kJoinRun
   int32_t threads;  // an output
   int64_t results() const { return (count + fan - 1) / fan; }
+};
+
+// Blocks side by side, along the leaves, and of batches. Each takes the tile at its place, and others a whole grid on, if any.
+struct Grid {
+  uint32_t x = 1, y = 1, z = 1;
+  int64_t blocks() const { return int64_t{x} * y * z; }
 };
 
 // The ring_rows kernel.
@@ -151,10 +172,8 @@ struct Plan {
   int batches;          // columns: how often it does that, for neighbouring leaves: once or column_batches() times;
                         // narrow: runs a tile
   RingShape ring;
-  int row_width, row_groups;  // ring_rows: reads of a row, and groups of 32 of them
-  int read_bytes;             // of a row at once, and whether at multiples of so many
-  bool reads_aligned;
-  int64_t grid;
+  int row_width, row_groups;  // ring_rows, flat: loads of a row, and groups of 32 of them
+  Grid grid;
   std::vector<Join> joins;
   int64_t workspace_bytes;
   int64_t bytes;  // that must move: input once, output once

@@ -88,7 +88,7 @@ def test_large_matrices(name, shape, dim, cuda):
             assert_same_bits(op(view.to(cuda), dim), op(view, dim))
 
 
-KERNELS = ["packed", "rows", "thin", "columns", "narrow", "ring_rows", "expanded", "tiny"]
+KERNELS = ["packed", "rows", "thin", "columns", "narrow", "ring_rows", "expanded", "tiny", "dense", "flat"]
 TUNINGS = [
     "",
     "vector=1",
@@ -108,6 +108,7 @@ TUNINGS = [
     *(f"kernel=narrow,batches={n}" for n in (1, 2, 8)),
     *(f"kernel=narrow,tile_leaves={n}" for n in (16, 64, 512)),
     *(f"kernel=narrow,warps={n},grid=3" for n in (1, 4)),
+    *(f"kernel=dense,warps={n},tile_leaves={m}" for n in (1, 2, 16) for m in (1, 512, 8192)),
     "multiprocessors=1,warps=1,vector=1,tile_leaves=32",
     "multiprocessors=7,vector=1,warps=4,tile_leaves=1024,kernel=rows",
     "multiprocessors=264,warps=2,tile_leaves=64,grid=3",
@@ -124,6 +125,17 @@ FORCED = {
     "many rows": lambda make: (make(3000, 130), [1]),
     "short rows": lambda make: (make(9000, 7), [1]),
     "two short rows": lambda make: (make(2, 20), [1]),
+    "aligned rows": lambda make: (make(40, 12_304)[:, 3:12_299], [1]),
+    "aligned rows, unaligned ends": lambda make: (make(300, 1040)[:, :1037], [1]),
+    "rows of a unit": lambda make: (make(900, 1000), [1]),
+    "rows of four lanes": lambda make: (make(200, 2048), [1]),
+    "long rows": lambda make: (make(3, 1 << 18), [1]),
+    "rows of one vector": lambda make: (make(3001, 16), [1]),
+    "rows of few vectors": lambda make: (make(777, 64), [1]),
+    "rows of 32 vectors": lambda make: (make(335, 128), [1]),
+    "rows of 32 vectors of halves": lambda make: (make(133, 256), [1]),
+    "rows of nested dims": lambda make: (make(6, 10, 3001)[:, ::2, :3000], [2]),
+    "rows of nested dims, aligned": lambda make: (make(6, 10, 3008)[:, ::2, :3001], [2]),
     "odd rows": lambda make: (make(33, 4099)[:, 1:], [1]),
     "columns": lambda make: (make(5000, 60), [0]),
     "many columns": lambda make: (make(130, 3000), [0]),
@@ -186,12 +198,14 @@ def test_forced_plans(view, name, cuda):
 
 
 REACHED = {
-    "packed": (lambda make: make(4096, 48)[:, :16], 1),
-    "rows": (lambda make: make(64, 8192), 1),
+    "packed": (lambda make: make(4096, 48)[:, ::3], 1),
+    "rows": (lambda make: make(64, 8192)[:, ::2], 1),
+    "dense": (lambda make: make(64, 8192), 1),
+    "flat": (lambda make: make(3000, 20), 1),
     "thin": (lambda make: make(4, 8192), 0),
     "columns": (lambda make: make(8192, 1024), 0),
     "narrow": (lambda make: make(1 << 18, 60), 0),
-    "ring_rows": (lambda make: make(4096, 16), 1),
+    "ring_rows": (lambda make: make(4096, 21), 1),
     "expanded": (lambda make: make(1, 300).expand(5000, 300), 0),
     "tiny": (lambda make: make(70_000, 3), 1),
 }
@@ -202,12 +216,16 @@ REACHED = {
 def test_every_kernel_is_reached(kernel, vector, cuda):
     """The planner uses each kernel, with and without vector loads, by its own choice."""
     view, dim = REACHED[kernel]
-    x = view(lambda *shape: data(shape, "float32", seed=15))
+    name = "bfloat16" if kernel == "ring_rows" else "float32"  # rows at odd addresses
+    x = view(lambda *shape: data(shape, name, seed=15))
     tuning = "vector=1" if vector else ""
     plan = json.loads(torch.ops.gpureduce._plan(x.shape, x.stride(), [dim], x.dtype, x.dtype, tuning))
-    wanted = {"narrow": "columns", "tiny": "ring_rows"}.get(kernel, kernel) if vector else kernel  # two need vectors
-    assert plan["kernel"] == wanted and (wanted in ("ring_rows", "expanded") or (plan["vector"] == 1) == bool(vector))
-    y = view(lambda *shape: data(shape, "float32", seed=15, device=cuda))
+    # What takes over where vectors are needed.
+    elementwise = {"narrow": "columns", "tiny": "packed", "flat": "packed", "dense": "rows"}
+    wanted = elementwise.get(kernel, kernel) if vector else kernel
+    assert plan["kernel"] == wanted
+    assert wanted in ("ring_rows", "expanded", "rows", "packed") or (plan["vector"] == 1) == bool(vector)
+    y = view(lambda *shape: data(shape, name, seed=15, device=cuda))
     assert_same_bits(torch.ops.gpureduce._sum_tuned(y, [dim], tuning=tuning), SUM(x, dim))
 
 
@@ -504,5 +522,5 @@ def test_back_to_back_calls(op, cuda):
 def test_explain_names_the_plan(cuda):
     """explain says the kernel, tile, grid, splits, workspace and bytes."""
     text = torch_reduce.explain(torch.zeros(64, 1 << 16, device=cuda), 1)
-    for word in ("kernel rows", "tile", "grid", "splits", "workspace", "bytes"):
+    for word in ("kernel dense", "tile", "grid", "splits", "workspace", "bytes"):
         assert word in text, text

@@ -79,6 +79,29 @@ struct Output {
   }
 };
 
+// The tiles that a block takes: the one at its place in the grid, which is mostly all, then those that are whole grids on.
+struct TileLoop {
+  uint32_t passed = 0;
+
+  __device__ __forceinline__ Tile tile(const Tiling& t) const {
+    if (passed == 0) return t.tile(blockIdx.x, blockIdx.y, blockIdx.z);
+    return t.tile(passed + block());
+  }
+
+  // Moves on to the block's next tile, if it has one. Every thread of the block must call it, and may use the block's shared
+  // memory again afterwards.
+  __device__ __forceinline__ bool next(const Tiling& t) {
+    const uint32_t blocks = gridDim.x * gridDim.y * gridDim.z;
+    if (t.tiles - passed - block() <= blocks) return false;
+    passed += blocks;
+    __syncthreads();
+    return true;
+  }
+
+ private:
+  static __device__ __forceinline__ uint32_t block() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
+};
+
 // How the elements of an output lie: side by side, one stride apart, or in nested dims; or as the first or second of these,
 // but with vectors at any address.
 enum class Walk { dense, linear, nested, shifted };

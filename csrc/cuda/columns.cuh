@@ -15,6 +15,9 @@ constexpr int kColumnBlocks = sizeof(Batch) > 64                                
                               : Batch::kOrderFree && sizeof(typename Batch::LaneSum) > 4                       ? 3
                                                                                                                : 4;
 
+// Units of a column that a thread joins at once.
+constexpr int kLogSlotRun = 3, kSlotRun = 1 << kLogSlotRun;
+
 // A tile's part of some columns, in which leaves are counted from its own first. As far as their elements go, an int is enough.
 struct ColumnPiece {
   int64_t place;  // of the columns; where their elements are one stride apart, of their first element here
@@ -71,16 +74,17 @@ __device__ __forceinline__ Lanes<Element, Acc, V> join_leaves(const Vector<Eleme
     Batch sum;
     sum.start(all);
     return sum;
+  } else {
+    Batch lanes[kLeaves];
+#pragma unroll
+    for (int l = 0; l < kLeaves; ++l) lanes[l].start(x[l]);
+#pragma unroll
+    for (int width = 1; width < kLeaves; width *= 2) {
+#pragma unroll
+      for (int l = 0; l < kLeaves; l += 2 * width) lanes[l].add(lanes[l + width]);
+    }
+    return lanes[0];
   }
-  Batch lanes[kLeaves];
-#pragma unroll
-  for (int l = 0; l < kLeaves; ++l) lanes[l].start(x[l]);
-#pragma unroll
-  for (int width = 1; width < kLeaves; width *= 2) {
-#pragma unroll
-    for (int l = 0; l < kLeaves; l += 2 * width) lanes[l].add(lanes[l + width]);
-  }
-  return lanes[0];
 }
 
 // kLeaves neighbouring leaves of V columns, up to kElements elements each, all in flight at once; joined in registers.
@@ -127,22 +131,24 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
   __shared__ __align__(kLine) LaneSum memory[column_slots(V) * V];
   const LaneSums<LaneSum> slots{memory};
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  const int width = a.warp_columns, column = lane % width * V;
-  const int unit_leaves = kWarp / width * (kLeaves * kBatches), units = a.tiling.tile_leaves / unit_leaves;
+  // Powers of two, so that nothing is divided.
+  const int width = a.warp_columns, log_width = __ffs(width) - 1, column = (lane & (width - 1)) * V, row = lane >> log_width;
+  const int unit_leaves = (kWarp * kLeaves * kBatches) >> log_width, units = a.tiling.tile_leaves >> (__ffs(unit_leaves) - 1);
   wait_for_previous_kernel();
   allow_next_kernel();
-  for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
-    const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
+  TileLoop loop;
+  do {
+    const Tile tile = loop.tile(a.tiling);
     const int outputs = static_cast<int>(tile.outputs), leaves = static_cast<int>(tile.leaves);
     const bool inside = column < outputs;
     ColumnPiece piece;
     piece.first = leaf_start(tile.leaf);
     piece.length = static_cast<int>(min(a.length - piece.first, int64_t{1} << 30));
-    piece.place = a.kept.at(tile.output + (inside ? column : 0)).in;
+    piece.place = a.kept.at(tile.batch, tile.column + (inside ? column : 0)).in;
     if (walk != Walk::nested) piece.place += a.template element<Walk::linear>(piece.first);
 #pragma unroll 1
     for (int unit = warp; unit < units; unit += warps) {
-      const int leaf = unit * unit_leaves + lane / width * (kLeaves * kBatches);
+      const int leaf = unit * unit_leaves + row * (kLeaves * kBatches);
       Batch batch;
       batch.clear();
       if (inside && leaf < leaves) {
@@ -170,21 +176,28 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
       if (lane < width) slots.put(unit * width * V + column, batch.sum);
     }
     __syncthreads();
-    for (int c = threadIdx.x; c < outputs; c += blockDim.x) {
-      Acc sum, waiting[column_slots(V) / kMaxColumnWarps];
+    // As many threads a column as have kSlotRun units each, if there are so many.
+    const int log_threads = __ffs(blockDim.x) - 1, log_outputs = __ffs(width * V) - 1, log_units = __ffs(units) - 1;
+    const int log_parts = max(0, min(min(log_units - kLogSlotRun, log_threads - log_outputs), 5)),
+              part_units = units >> log_parts;
+    for (int base = 0; base < width * V << log_parts; base += blockDim.x) {
+      const int i = base + threadIdx.x, c = i >> log_parts, begin = (i & ((1 << log_parts) - 1)) * part_units;
+      Acc sum, waiting[column_slots(V) >> kLogSlotRun];
 #pragma unroll 1
-      for (int first = 0; first < units; first += kMaxColumnWarps) {
-        Acc v[kMaxColumnWarps];
+      for (int first = 0; first < part_units; first += kSlotRun) {
+        Acc v[kSlotRun];
 #pragma unroll
-        for (int u = 0; u < kMaxColumnWarps; ++u)
-          v[u] = first + u < units ? static_cast<Acc>(slots[(first + u) * width * V + c]) : padding<Acc>();
+        for (int u = 0; u < kSlotRun; ++u)
+          v[u] = c < outputs && first + u < part_units ? static_cast<Acc>(slots[(begin + first + u) * width * V + c])
+                                                       : padding<Acc>();
         sum = join_neighbours(v);
-        carry(waiting, sum, first / kMaxColumnWarps, [](Acc& left, const Acc& right) { left = left + right; });
+        carry(waiting, sum, first >> kLogSlotRun, [](Acc& left, const Acc& right) { left = left + right; });
       }
-      a.output.write(a.kept, tile.output + c, tile.partial + c * a.tiling.partial_output_stride, sum);
+      sum = warp_join(sum, 1, 1 << log_parts);
+      if (c < outputs && begin == 0)
+        a.output.write_at(a.kept.at(tile.batch, tile.column + c).out, tile.partial + c * a.tiling.partial_output_stride, sum);
     }
-    __syncthreads();  // the slots are free again
-  }
+  } while (loop.next(a.tiling));
 }
 
 template <class Batch>
@@ -203,8 +216,9 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kThinBlocks<Lanes<typ
   const int64_t stride = V > 1 ? a.kept.dims[a.kept.rank - 1].out : 0;
   wait_for_previous_kernel();
   allow_next_kernel();
-  for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
-    const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
+  TileLoop loop;
+  do {
+    const Tile tile = loop.tile(a.tiling);
     const int outputs = static_cast<int>(tile.outputs);
     int column[kCount];
     Offsets offsets[kCount];
@@ -230,7 +244,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kThinBlocks<Lanes<typ
       for (int j = 0; j < V; ++j) v[j] = static_cast<Acc>(lanes.sum[j]);
       a.output.write_neighbours(offsets[i].out, stride, tile.output + column[i], v);
     }
-  }
+  } while (loop.next(a.tiling));
 }
 
 }  // namespace gpureduce::cuda

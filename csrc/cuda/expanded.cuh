@@ -63,14 +63,15 @@ template <class Source, class Acc>
 __global__ void __launch_bounds__(kMaxColumnWarps* kWarp) expanded(const __grid_constant__ Args<Source, Acc> a) {
   wait_for_previous_kernel();
   allow_next_kernel();
-  for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
-    const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
+  TileLoop loop;
+  do {
+    const Tile tile = loop.tile(a.tiling);
     if (threadIdx.x >= tile.outputs) continue;
     const Offsets place = a.kept.at(tile.output + threadIdx.x);
     RowLanes<typename Source::Element, Acc, 1> lane;
     lane.start(a.source.template load<1>(place.in));
     a.output.write_at(place.out, tile.partial + threadIdx.x, sum_of_equals(lane.join(), a.length));
-  }
+  } while (loop.next(a.tiling));
 }
 
 }  // namespace gpureduce::cuda

@@ -8,12 +8,14 @@ namespace gpureduce::cuda {
 template <class Acc, int kRank>
 struct JoinArgs {
   const Acc* partials;
-  Output<Acc> output;
-  int64_t outputs, count;               // partial sums an output
   int64_t output_stride, split_stride;  // in partials
-  int64_t results;                      // what is left of them an output
+  int64_t outputs, count;               // partial sums an output
   int32_t threads;                      // an output; a power of two
+  bool direct;                          // the kernels' own way of writing does
+  Output<Acc> output;
   Nest<kRank> kept;
+
+  __device__ __forceinline__ void write(int64_t index, uint32_t run, Acc v) const;
 };
 
 // The one kernel that rounds to every dtype.
@@ -23,32 +25,51 @@ __device__ __noinline__ void store_any(const Output<Acc>& output, int64_t index,
   else store(output.result, index, output.dtype, quotient(v, output.divisor));
 }
 
-// A thread takes kJoinRun neighbouring partial sums, `threads` threads the run of one result, and a block several results.
+template <class Acc, int kRank>
+__device__ __forceinline__ void JoinArgs<Acc, kRank>::write(int64_t index, uint32_t run, Acc v) const {
+  if (output.partials) output.partials[run * outputs + index] = v;
+  else if (direct) output.write_at(kept.at(index).out, 0, v);
+  else store_any(output, kept.at(index).out, v);
+}
+
+// A thread takes kJoinRun neighbouring partial sums, `threads` threads the run of one result, and a block several outputs.
+// Further runs of an output are further blocks'.
 template <class Acc, int kRank>
 __global__ void __launch_bounds__(1024) join_partials(const __grid_constant__ JoinArgs<Acc, kRank> a) {
   __shared__ Acc slots[kWarp];
   const int shift = __ffs(a.threads) - 1;
   const int group = threadIdx.x >> shift, groups = blockDim.x >> shift, member = threadIdx.x & (a.threads - 1);
+  const int64_t output = int64_t{blockIdx.x} * groups + group, first = (int64_t{blockIdx.y} * a.threads + member) * kJoinRun;
+  const Acc* partials = a.partials + output * a.output_stride + first * a.split_stride;
+  const int count = output < a.outputs ? static_cast<int>(min(a.count - first, int64_t{kJoinRun})) : 0;
   wait_for_previous_kernel();
   allow_next_kernel();
-  const int64_t all = a.outputs * a.results;
-  for (int64_t base = int64_t{blockIdx.x} * groups; base < all; base += int64_t{gridDim.x} * groups) {
-    const int64_t index = base + group;
-    const int64_t run = a.results > 1 ? index / a.outputs : 0, output = a.results > 1 ? index % a.outputs : index;
-    const int64_t first = (run * a.threads + member) * kJoinRun;
-    Acc v[kJoinRun];
+  Acc v[kJoinRun];
 #pragma unroll
-    for (int i = 0; i < kJoinRun; ++i) {
-      v[i] = padding<Acc>();
-      if (index < all && first + i < a.count) v[i] = a.partials[output * a.output_stride + (first + i) * a.split_stride];
-    }
-    Acc sum = join_neighbours(v);
-    if (block_join(sum, a.threads, slots) && index < all) {
-      if (a.output.partials) a.output.partials[run * a.outputs + output] = sum;
-      else store_any(a.output, a.kept.at(output).out, sum);
-    }
-    __syncthreads();  // the slots are free again
+  for (int i = 0; i < kJoinRun; ++i) v[i] = i < count ? partials[i * a.split_stride] : padding<Acc>();
+  Acc sum = join_neighbours(v);
+  if (block_join(sum, a.threads, slots) && output < a.outputs) a.write(output, blockIdx.y, sum);
+}
+
+// The same for a few outputs, a block each, whose partial sums stand one after the other: with little before the loads.
+template <class Acc>
+__global__ void __launch_bounds__(1024) join_rows(const Acc* partials, int count, int64_t result_pitch, Output<Acc> output) {
+  __shared__ Acc slots[kWarp];
+  const int thread = threadIdx.x, left = count - thread * kJoinRun;
+  const Acc* mine = partials + int64_t{blockIdx.x} * count + thread * kJoinRun;
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  Acc v[kJoinRun];
+#pragma unroll
+  for (int i = 0; i < kJoinRun; ++i) v[i] = i < left ? mine[i] : padding<Acc>();
+  Acc sum = warp_join(join_neighbours(v));
+  if (blockDim.x > kWarp) {
+    if (thread % kWarp == 0) slots[thread / kWarp] = sum;
+    __syncthreads();
+    if (thread >= kWarp) return;
+    sum = warp_join(thread < static_cast<int>(blockDim.x) / kWarp ? slots[thread] : padding<Acc>());
   }
+  if (thread == 0) output.write_at(blockIdx.x * result_pitch, 0, sum);
 }
 
 // The same for outputs whose partial sums stand side by side: a warp reads whole lines of them, and the block's warps further
@@ -56,24 +77,20 @@ __global__ void __launch_bounds__(1024) join_partials(const __grid_constant__ Jo
 template <class Acc, int kRank>
 __global__ void __launch_bounds__(1024) join_columns(const __grid_constant__ JoinArgs<Acc, kRank> a) {
   __shared__ Acc slots[kWarp][kWarp + 1];
-  const int column = threadIdx.x % kWarp, member = threadIdx.x / kWarp;
-  const int64_t first = int64_t{member} * kJoinRun;
+  const int column = threadIdx.x % kWarp, member = threadIdx.x / kWarp, first = member * kJoinRun;
+  const int64_t base = int64_t{blockIdx.x} * kWarp;
+  const Acc* partials = a.partials + base + column + first * a.split_stride;
+  const int count = base + column < a.outputs ? static_cast<int>(a.count) - first : 0;
   wait_for_previous_kernel();
   allow_next_kernel();
-  for (int64_t base = int64_t{blockIdx.x} * kWarp; base < a.outputs; base += int64_t{gridDim.x} * kWarp) {
-    Acc v[kJoinRun];
+  Acc v[kJoinRun];
 #pragma unroll
-    for (int i = 0; i < kJoinRun; ++i) {
-      v[i] = padding<Acc>();
-      if (base + column < a.outputs && first + i < a.count) v[i] = a.partials[base + column + (first + i) * a.split_stride];
-    }
-    slots[member][column] = join_neighbours(v);
-    __syncthreads();
-    const int64_t output = base + threadIdx.x / a.threads;
-    const Acc sum = warp_join(slots[threadIdx.x % a.threads][threadIdx.x / a.threads], 1, a.threads);
-    if (threadIdx.x % a.threads == 0 && output < a.outputs) store_any(a.output, a.kept.at(output).out, sum);
-    __syncthreads();  // the slots are free again
-  }
+  for (int i = 0; i < kJoinRun; ++i) v[i] = i < count ? partials[i * a.split_stride] : padding<Acc>();
+  slots[member][column] = join_neighbours(v);
+  __syncthreads();
+  const int64_t output = base + threadIdx.x / a.threads;
+  const Acc sum = warp_join(slots[threadIdx.x % a.threads][threadIdx.x / a.threads], 1, a.threads);
+  if (threadIdx.x % a.threads == 0 && output < a.outputs) a.write(output, 0, sum);
 }
 
 }  // namespace gpureduce::cuda

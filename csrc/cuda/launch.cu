@@ -8,10 +8,10 @@ bool runs_hopper_code(int capability) {
   return false;
 }
 
-cudaLaunchConfig_t configure(const Launch& launch, int64_t grid, int threads, int shared_bytes,
+cudaLaunchConfig_t configure(const Launch& launch, const Grid& grid, int threads, int shared_bytes,
                              cudaLaunchAttribute* attribute) {
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(grid));
+  config.gridDim = dim3(grid.x, grid.y, grid.z);
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = launch.stream;

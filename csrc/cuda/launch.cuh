@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "columns.cuh"
+#include "dense.cuh"
 #include "expanded.cuh"
 #include "launch.h"
 #include "narrow.cuh"
@@ -13,32 +14,42 @@
 
 namespace gpureduce::cuda {
 
+template <class Acc>
+Output<Acc> output_of(const Launch& launch) {
+  const Reduction& r = launch.reduction;
+  return {r.output, r.out, launch.plan.joins.empty() ? nullptr : static_cast<Acc*>(launch.workspace), r.divisor};
+}
+
 template <class Source, class Acc>
 Args<Source, Acc> make_args(const Launch& launch, const Source& source) {
   const Reduction& r = launch.reduction;
   const Plan& plan = launch.plan;
-  Acc* partials = plan.joins.empty() ? nullptr : static_cast<Acc*>(launch.workspace);
+  const auto reduced = reduced_nest<Source::kRank>(r.problem);
   return {source,
           r.problem.length,
           plan.warp_columns,
           plan.batches,
           plan.tiling,
-          {r.output, r.out, partials, r.divisor},
+          output_of<Acc>(launch),
           kept_nest<Source::kRank>(r.problem),
-          reduced_nest<Source::kRank>(r.problem),
-          reduced_nest<Source::kRank>(r.problem).stride(kLanes),
+          reduced,
+          reduced.stride(kLanes),
           plan.ring,
           input_span(r)};
 }
 
 template <int V, Walk walk, class Acc, class Source>
 auto row_kernel(const Plan& plan) {
-  if (plan.kernel == Kernel::packed) return packed<V, walk, Source, Acc>;
-  if constexpr (walk == Walk::dense || walk == Walk::linear) {
-    if (plan.thread_elements == 2) return rows<V, 2, walk, Source, Acc>;
-    if (plan.thread_elements == 4) return rows<V, 4, walk, Source, Acc>;
+  if constexpr (walk == Walk::dense && V > 1) {
+    return packed<V, walk, Source, Acc>;  // the dense kernel takes the others
+  } else {
+    if (plan.kernel == Kernel::packed) return packed<V, walk, Source, Acc>;
+    if constexpr (walk == Walk::linear || walk == Walk::dense) {
+      if (plan.thread_elements == 2) return rows<V, 2, walk, Source, Acc>;
+      if (plan.thread_elements == 4) return rows<V, 4, walk, Source, Acc>;
+    }
+    return rows<V, kDepth, walk, Source, Acc>;
   }
-  return rows<V, kDepth, walk, Source, Acc>;
 }
 
 template <int V, Walk walk, class Acc, class Source>
@@ -62,39 +73,25 @@ using KernelOf = void (*)(Args<Source, Acc>);
 
 template <class Source, class Acc>
 cudaError_t start(const Launch& launch, const Source& source, KernelOf<Source, Acc> kernel, int threads, int shared_bytes = 0) {
-  Args<Source, Acc> args = make_args<Source, Acc>(launch, source);
+  const Args<Source, Acc> args = make_args<Source, Acc>(launch, source);
   cudaLaunchAttribute attribute;
   const cudaLaunchConfig_t config = configure(launch, launch.plan.grid, threads, shared_bytes, &attribute);
   return cudaLaunchKernelEx(&config, kernel, args);
 }
 
-template <int kBytes, bool kAligned, class Acc, class Source>
-KernelOf<Source, Acc> short_rows_kernel(const Plan& plan) {
-  switch (plan.row_width * plan.row_groups) {
-    case 1: return ring_short_rows<kBytes, kAligned, 1, 1, Source, Acc>;
-    case 2: return ring_short_rows<kBytes, kAligned, 2, 1, Source, Acc>;
-    case 4: return ring_short_rows<kBytes, kAligned, 4, 1, Source, Acc>;
-    case 8: return ring_short_rows<kBytes, kAligned, 8, 1, Source, Acc>;
-    case 16: return ring_short_rows<kBytes, kAligned, 16, 1, Source, Acc>;
-    case 32: return ring_short_rows<kBytes, kAligned, 32, 1, Source, Acc>;
-    case 64: return ring_short_rows<kBytes, kAligned, 32, 2, Source, Acc>;
-  }
-  if constexpr (kBytes < kGranule || sizeof(typename Source::Element) == 8)
-    if (plan.row_groups == 4) return ring_short_rows<kBytes, kAligned, 32, 4, Source, Acc>;
-  if constexpr (kBytes < 8 || sizeof(typename Source::Element) == 8)
-    if (plan.row_groups == 8) return ring_short_rows<kBytes, kAligned, 32, 8, Source, Acc>;
-  return nullptr;
-}
-
 template <class Acc, class Source>
 KernelOf<Source, Acc> ring_kernel(const Plan& plan) {
-  constexpr int kWord = std::max(4, static_cast<int>(sizeof(typename Source::Element)));
-  if (plan.read_bytes == kGranule) return short_rows_kernel<kGranule, true, Acc, Source>(plan);
-  if constexpr (kWord < 8)
-    if (plan.read_bytes == 8) return short_rows_kernel<8, true, Acc, Source>(plan);
-  if constexpr (sizeof(typename Source::Element) < 4)
-    if (!plan.reads_aligned) return short_rows_kernel<kWord, false, Acc, Source>(plan);
-  return short_rows_kernel<kWord, true, Acc, Source>(plan);
+  switch (plan.row_width * plan.row_groups) {
+    case 1: return ring_short_rows<1, 1, Source, Acc>;
+    case 2: return ring_short_rows<2, 1, Source, Acc>;
+    case 4: return ring_short_rows<4, 1, Source, Acc>;
+    case 8: return ring_short_rows<8, 1, Source, Acc>;
+    case 16: return ring_short_rows<16, 1, Source, Acc>;
+    case 32: return ring_short_rows<32, 1, Source, Acc>;
+    case 64: return ring_short_rows<32, 2, Source, Acc>;
+    case 128: return ring_short_rows<32, 4, Source, Acc>;
+    default: return ring_short_rows<32, 8, Source, Acc>;
+  }
 }
 
 template <class Acc, class Source>
@@ -114,6 +111,76 @@ cudaError_t launch_narrow(const Launch& launch, const Source& source) {
   const int width = plan.tiling.tile_outputs * sizeof(LaneSum);
   const int bytes = whole_lines(plan.tiling.tile_leaves / plan.batches * width) + plan.batches * width;
   return start<Source, Acc>(launch, source, narrow_columns<V, Source, Acc>, plan.warps * kWarp, bytes);
+}
+
+template <int V, int kElements, class Acc, class Source>
+auto dense_kernel(const Plan& plan) {
+  constexpr int kUnitLeaves = row_groups(V, kElements) * kWarp * V;
+  if constexpr (kElements == 2 || kUnitLeaves == kLanes)  // else rows have more units than one
+    if (plan.tiling.leaves <= kUnitLeaves) return dense_units<V, kElements, Source, Acc>;
+  return dense_rows<V, kElements, Source, Acc>;
+}
+
+template <int V, class Acc, class Source>
+auto dense_kernel(const Plan& plan) {
+  return plan.thread_elements == 2   ? dense_kernel<V, 2, Acc, Source>(plan)
+         : plan.thread_elements == 4 ? dense_kernel<V, 4, Acc, Source>(plan)
+                                     : dense_kernel<V, kDepth, Acc, Source>(plan);
+}
+
+template <int V, class Acc, class Source>
+auto flat_kernel(const Plan& plan) {
+  constexpr int kMost = flat_loads(V * sizeof(typename Source::Element));
+  switch (plan.row_width * plan.row_groups) {
+    case 1: return flat_rows<V, 1, 1, Source, Acc>;
+    case 2: return flat_rows<V, 2, 1, Source, Acc>;
+    case 4: return flat_rows<V, 4, 1, Source, Acc>;
+    case 8: return flat_rows<V, 8, 1, Source, Acc>;
+    case 16: return flat_rows<V, 16, 1, Source, Acc>;
+    case 32: return flat_rows<V, 32, 1, Source, Acc>;
+    case 64: return flat_rows<V, 32, 2, Source, Acc>;
+    case 128: return flat_rows<V, 32, 4, Source, Acc>;
+    default: return flat_rows<V, 32, kMost, Source, Acc>;
+  }
+}
+
+// A launch of a kernel that takes DenseArgs.
+template <class Acc, class Source>
+cudaError_t start_dense(const Launch& launch, const Source& source, int unit_leaves, void (*kernel)(DenseArgs<Source, Acc>)) {
+  const Reduction& r = launch.reduction;
+  const Tiling& t = launch.plan.tiling;
+  const KeptDim row = r.problem.kept.empty() ? KeptDim{} : r.problem.kept.back();
+  const DenseArgs<Source, Acc> args{source,
+                                    r.problem.length,
+                                    row.stride,
+                                    row.out_stride,
+                                    static_cast<uint32_t>(t.outputs),
+                                    t.splits,
+                                    static_cast<int32_t>((t.leaves + unit_leaves - 1) / unit_leaves),
+                                    t.tile_leaves / unit_leaves,
+                                    output_of<Acc>(launch),
+                                    kept_nest<Source::kRank>(r.problem)};
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(launch, launch.plan.grid, launch.plan.warps * kWarp, 0, &attribute);
+  return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+template <int V, class Acc, class Source>
+cudaError_t launch_dense(const Launch& launch, const Source& source) {
+  const Plan& plan = launch.plan;
+  return start_dense<Acc>(launch, source, row_groups(V, plan.thread_elements) * kWarp * V, dense_kernel<V, Acc, Source>(plan));
+}
+
+template <class Acc, class Source>
+cudaError_t launch_flat(const Launch& launch, const Source& source) {
+  constexpr int kSize = sizeof(typename Source::Element);
+  const Plan& plan = launch.plan;
+  const auto start = [&](auto kernel) { return start_dense<Acc>(launch, source, plan.tiling.tile_leaves, kernel); };
+  if constexpr (kSize <= 4)
+    if (plan.vector * kSize == 4) return start(flat_kernel<4 / kSize, Acc, Source>(plan));
+  if constexpr (kSize <= 8)
+    if (plan.vector * kSize == 8) return start(flat_kernel<8 / kSize, Acc, Source>(plan));
+  return start(flat_kernel<16 / kSize, Acc, Source>(plan));
 }
 
 template <int V, class Acc, class Source, int kLength = 2>
@@ -150,12 +217,16 @@ template <class In, class Acc>
 cudaError_t launch_typed(const Launch& launch) {
   constexpr int kVector = sizeof(In) < 16 ? 16 / sizeof(In) : 1;
   const Typed<In> source{static_cast<const In*>(launch.reduction.input)};
-  if constexpr (sizeof(In) <= 8)
+  if (launch.plan.kernel == Kernel::flat) return launch_flat<Acc>(launch, source);
+  if constexpr (sizeof(In) < 4)
     if (launch.plan.kernel == Kernel::ring_rows) return launch_ring<Acc>(launch, source);
   if constexpr (kVector > 1 && sizeof(In) > 1)
     if (launch.plan.kernel == Kernel::tiny)
       return start<Typed<In>, Acc>(launch, source, tiny_kernel<kVector, Acc, Typed<In>>(launch.reduction.problem.length),
                                    launch.plan.warps * kWarp);
+  if constexpr (kVector > 1)
+    if (launch.plan.kernel == Kernel::dense || launch.plan.kernel == Kernel::flat)
+      return launch_dense<kVector, Acc>(launch, source);
   if (launch.plan.kernel == Kernel::narrow) return launch_narrow<kVector, Acc>(launch, source);
   if constexpr (kVector > 1)
     if (launch.plan.vector == kVector) return launch_width<kVector, Acc>(launch, source);

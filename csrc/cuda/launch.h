@@ -33,7 +33,8 @@ cudaError_t join(const Launch& launch);
 bool runs_hopper_code(int capability);
 
 // A launch on launch.stream that may start early. `attribute` must live until the launch.
-cudaLaunchConfig_t configure(const Launch& launch, int64_t grid, int threads, int shared_bytes, cudaLaunchAttribute* attribute);
+cudaLaunchConfig_t configure(const Launch& launch, const Grid& grid, int threads, int shared_bytes,
+                             cudaLaunchAttribute* attribute);
 
 // All of it: the kernel of the plan, then the joins.
 cudaError_t run(const Launch& launch);

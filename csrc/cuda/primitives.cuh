@@ -447,13 +447,9 @@ __device__ __forceinline__ bool block_join(Acc& v, int width, Acc* slots) {
   if (width <= kWarp) return first;
   if (thread % kWarp == 0) slots[thread / kWarp] = v;
   __syncthreads();
-  if (thread < kWarp) {
-    v = thread < static_cast<int>(blockDim.x) / kWarp ? slots[thread] : padding<Acc>();
-    v = warp_join(v, 1, width / kWarp);
-    slots[thread] = v;
-  }
-  __syncthreads();
-  if (first) v = slots[thread / kWarp];
+  const int warps = width / kWarp, lane = thread % kWarp;  // every warp joins those of its group
+  v = lane < warps ? slots[(thread / kWarp & -warps) + lane] : padding<Acc>();
+  v = warp_join(v, 1, warps);
   return first;
 }
 

@@ -18,22 +18,17 @@ __device__ __forceinline__ const char* align_down(const char* p) {
   return p - past<kUnit>(p);
 }
 
-// Elements in shared memory as a thread reads them: kBytes at a multiple of kBytes, or a word at any address.
-template <int kBytes, bool kAligned, class Element>
+// Elements in shared memory as a thread reads them: a word at any address.
+template <class Element>
 struct Staged {
-  static constexpr int kSize = sizeof(Element);
-  static constexpr int V = kBytes > kSize ? kBytes / kSize : 1;
+  static_assert(sizeof(Element) < 4);
+  static constexpr int V = 4 / sizeof(Element);
   using Read = Vector<Element, V>;
 
   static __device__ __forceinline__ Read read(const char* p) {
-    if constexpr (kAligned || V == 1) {
-      return {*reinterpret_cast<const typename Read::Bits*>(p)};
-    } else {
-      static_assert(kBytes == 4);
-      const auto address = reinterpret_cast<uintptr_t>(p);
-      const auto* words = reinterpret_cast<const uint32_t*>(p - address % 4);
-      return {__funnelshift_r(words[0], words[1], static_cast<int>(address % 4) * 8)};
-    }
+    const auto address = reinterpret_cast<uintptr_t>(p);
+    const auto* words = reinterpret_cast<const uint32_t*>(p - address % 4);
+    return {__funnelshift_r(words[0], words[1], static_cast<int>(address % 4) * 8)};
   }
 };
 

@@ -8,9 +8,9 @@ namespace gpureduce::cuda {
 // Short rows, every element of which is a leaf: kWidth threads a row, a read each, and 32 / kWidth rows side by side; or
 // kGroups times 32 reads a row. A thread reads kLoads times, from other rows or groups; then the values change hands, so that
 // as many threads as there are values have one each.
-template <int kBytes, bool kAligned, int kWidth, int kGroups, class Element>
+template <int kWidth, int kGroups, class Element>
 struct ShortRows {
-  using From = Staged<kBytes, kAligned, Element>;
+  using From = Staged<Element>;
   using Bits = typename From::Read::Bits;
   static constexpr int V = From::V, kSide = kWarp / kWidth;
   static constexpr int kRows = kLoads * kSide / kGroups;  // at once
@@ -71,25 +71,13 @@ struct ShortRows {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         auto& mine = x[r * kBatch + i];
-        mine.bits = masked(mine.bits, part[i % kGroups].keep, part[i % kGroups].other);
+        mine.bits = (mine.bits & part[i % kGroups].keep) | part[i % kGroups].other;
         RowLanes<Element, Acc, V> lanes;
         lanes.start(mine);
         v[i] = lanes.join();
       }
       results[r] = warp_join(warp_transpose_join<kBatch, kWidth>(v), 1, kGroups);
     }
-  }
-
- private:
-  template <class Word>
-  static __device__ __forceinline__ Word masked(Word x, Word keep, Word other) {
-    return static_cast<Word>((x & keep) | other);
-  }
-  static __device__ __forceinline__ uint2 masked(uint2 x, uint2 keep, uint2 other) {
-    return {(x.x & keep.x) | other.x, (x.y & keep.y) | other.y};
-  }
-  static __device__ __forceinline__ uint4 masked(uint4 x, uint4 keep, uint4 other) {
-    return {(x.x & keep.x) | other.x, (x.y & keep.y) | other.y, (x.z & keep.z) | other.z, (x.w & keep.w) | other.w};
   }
 };
 
@@ -102,12 +90,12 @@ struct RowsNote {
 
 // A pair of warps takes tiles, strided by all pairs of the grid. A stage is one tile: as many rows as it holds, as they stand
 // in memory.
-template <int kBytes, bool kAligned, int kWidth, int kGroups, class Source, class Acc>
+template <int kWidth, int kGroups, class Source, class Acc>
 __global__ void __launch_bounds__(2 * kMaxRingPairs * kWarp, kRingBlocks)
     ring_short_rows(const __grid_constant__ Args<Source, Acc> a) {
 #if __CUDA_ARCH__ >= 900
   using Element = typename Source::Element;
-  using Rows = ShortRows<kBytes, kAligned, kWidth, kGroups, Element>;
+  using Rows = ShortRows<kWidth, kGroups, Element>;
   extern __shared__ __align__(128) char memory[];
   Ring<RowsNote> ring(memory, a.ring);
   wait_for_previous_kernel();

@@ -149,13 +149,14 @@ template <int V, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxColumnWarps* kWarp) packed(const __grid_constant__ Args<Source, Acc> a) {
   using Element = typename Source::Element;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int width = a.warp_columns, side = kWarp / width;
-  const int e = lane % width * V, length = static_cast<int>(a.length);
+  const int width = a.warp_columns, log_width = __ffs(width) - 1, side = kWarp >> log_width;
+  const int e = (lane & (width - 1)) * V, length = static_cast<int>(a.length);
   wait_for_previous_kernel();
   allow_next_kernel();
-  for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
-    const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
-    const int first = warp * kLoads * side + lane / width;  // row of the tile
+  TileLoop loop;
+  do {
+    const Tile tile = loop.tile(a.tiling);
+    const int first = warp * kLoads * side + (lane >> log_width);  // row of the tile
     int64_t row[kLoads];
     Vector<Element, V> x[kLoads];
 #pragma unroll
@@ -178,10 +179,9 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp) packed(const __grid_co
         }
       }
       const Acc v = warp_join(lanes.join(), 1, width);
-      if (inside && lane % width == 0)
-        a.output.write(a.kept, tile.output + first + i * side, tile.partial + first + i * side, v);
+      if (inside && e == 0) a.output.write(a.kept, tile.output + first + i * side, tile.partial + first + i * side, v);
     }
-  }
+  } while (loop.next(a.tiling));
 }
 
 }  // namespace gpureduce::cuda

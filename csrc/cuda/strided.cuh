@@ -62,6 +62,13 @@ struct Nest {
             static_cast<uint32_t>(size)};
   }
 
+  // The same place as at(), if the index in the last dim is known: nothing to divide in up to two dims.
+  __device__ __forceinline__ Offsets at(int64_t outer, int64_t last) const {
+    if (rank == 1) return {last * dims[0].in, last * dims[0].out};
+    if (rank == 2) return {outer * dims[0].in + last * dims[1].in, outer * dims[0].out + last * dims[1].out};
+    return at(outer * dims[rank - 1].size + last);
+  }
+
   __device__ __forceinline__ Offsets at(int64_t index) const {
     if constexpr (kCapacity > kFastRank)
       if (rank > 1 && !narrow) return at_wide(index);

@@ -15,8 +15,9 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp) tiny_rows(const __grid
   const int64_t stride = a.kept.dims[0].out;
   wait_for_previous_kernel();
   allow_next_kernel();
-  for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
-    const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
+  TileLoop loop;
+  do {
+    const Tile tile = loop.tile(a.tiling);
     Vector<Element, V> x[kRuns][kLength];
     const auto first_row = [&](int run) { return static_cast<int>(run * blockDim.x + threadIdx.x) * V; };  // of the tile
 #pragma unroll
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp) tiny_rows(const __grid
         }
       }
     }
-  }
+  } while (loop.next(a.tiling));
 }
 
 }  // namespace gpureduce::cuda
