@@ -8,7 +8,8 @@
     ncu --profile-from-start off python bench/grid.py --profile "full float32 2^24"
 
 Every cell is first checked: on the GPU, our bits must be the CPU backend's. If not, it is not timed, and the run fails.
-A file is written after every cell, and belongs to one GPU, one torch and one state of csrc/.
+A file is written after every cell, and belongs to one GPU, one torch and one state of csrc/; the CPU's cells, to one of
+what the CPU backend is made of (provenance.py --cpu).
 """
 
 import argparse
@@ -124,16 +125,21 @@ class Results:
     """What was measured so far, here or in the file that is continued; written after every cell."""
 
     def __init__(self, facts, options):
-        self.table = facts | {"cases": [], "cpu": {"cases": []}}
+        cpu_csrc = provenance.csrc_hash(part="cpu")
+        self.table = facts | {"cells": len(grid.gpu_cases()), "cases": [], "cpu": {"csrc": cpu_csrc, "cases": []}}
         self.path = self._path(options.save or options.resume)
         source = self._path(options.resume) if options.save else self.path if options.resume else None
         if source and source.exists():
             old = json.loads(source.read_text(encoding="utf-8"))
             other = [name for name in ("csrc", "gpu", "torch") if old.get(name) != facts[name]]
-            if other:
-                print(f"{source} is of another {' and another '.join(other)}: measuring everything anew")
-            else:
+            same_cpu = old["cpu"].get("csrc") == cpu_csrc
+            if not other and same_cpu:
                 self.table = old | facts
+            elif other == ["csrc"] and same_cpu:
+                print(f"{source} is of another csrc/: measuring the GPU's cells anew")
+                self.table["cpu"] = old["cpu"]
+            else:
+                print(f"{source} is of another {' and another '.join(other or ['csrc'])}: measuring everything anew")
 
     def _path(self, path):
         if path != STANDARD:

@@ -66,7 +66,7 @@ def measure(repeats, with_counters):
     rungs = ladder.rungs()
     lesson = [rung for rung in rungs if any(rung.name in printed for printed in _climb.LESSONS.values())]
     chosen = [rung for rung in rungs if rung.blocks]
-    results = contenders.environment() | {"csrc": provenance.csrc_hash(ladder=True)}
+    results = contenders.environment() | {"csrc": provenance.csrc_hash(part="ladder")}
     results["climb"] = climb("all rungs, float32", rungs, repeats, with_counters=with_counters)
     results["lesson"] = climb("the lessons' rungs, int32", lesson, repeats, "int32", with_counters=with_counters)
     print("\n".join(_climb.against_lesson(results["lesson"]["rungs"], results["lesson"]["ceiling"]["gbps"])))

@@ -2,9 +2,11 @@
 
     python bench/provenance.py            prints the hash of the engine's sources; the last line of stdout is it alone
     python bench/provenance.py --ladder   of the ladder's
+    python bench/provenance.py --cpu      of what the engine's CPU backend is made of
 
 The engine is csrc/ without csrc/ladder/, and the ladder is csrc/ladder/: neither includes the other, so results of one
-stay true when the other changes. The hash is SHA-256 over the files, sorted by their POSIX path relative to the
+stay true when the other changes. So do results of the CPU where only CUDA's sources change: csrc/cuda/ and the planner
+(csrc/plan.*), which plans nothing else. The hash is SHA-256 over the files, sorted by their POSIX path relative to the
 repository root. Each file contributes: its path as UTF-8 bytes, one NUL byte, its content, one NUL byte. Nothing is
 skipped but editor backups (names that end in ~ .swp .swo .orig .rej .bak, or look like .#x or #x#) and anything in a
 __pycache__ folder.
@@ -22,18 +24,25 @@ VENDOR_WORDS = {"nvidia", "geforce", "tesla", "quadro", "graphics", "device", "g
 VARIANT_WORD = re.compile(r"sxm\d*|pcie|nvl\d*|hbm\w*|\d+gb")
 
 
-def csrc_files(root=ROOT, ladder=False):
-    """The files that the hash covers, sorted by their POSIX path relative to `root`: the engine's, or the ladder's."""
-    root = pathlib.Path(root)
-    files = (p for p in (root / "csrc").rglob("*") if p.is_file() and (root / "csrc" / "ladder" in p.parents) == ladder)
+PARTS = {  # of csrc/, by the paths in it
+    "engine": lambda path: not path.startswith("ladder/"),
+    "ladder": lambda path: path.startswith("ladder/"),
+    "cpu": lambda path: not path.startswith(("ladder/", "cuda/", "plan.")),
+}
+
+
+def csrc_files(root=ROOT, part="engine"):
+    """The files that the hash of a part covers, sorted by their POSIX path relative to `root`."""
+    csrc = pathlib.Path(root) / "csrc"
+    files = (p for p in csrc.rglob("*") if p.is_file() and PARTS[part](p.relative_to(csrc).as_posix()))
     kept = (p for p in files if "__pycache__" not in p.parts and not BACKUP.fullmatch(p.name))
-    return sorted(kept, key=lambda p: p.relative_to(root).as_posix())
+    return sorted(kept, key=lambda p: p.relative_to(csrc).as_posix())
 
 
-def csrc_hash(root=ROOT, ladder=False):
-    """SHA-256 of the engine's sources under `root`, or the ladder's, in hexadecimal: see the module's docstring."""
+def csrc_hash(root=ROOT, part="engine"):
+    """SHA-256 of a part's sources under `root`, in hexadecimal: see the module's docstring."""
     digest = hashlib.sha256()
-    for path in csrc_files(root, ladder):
+    for path in csrc_files(root, part):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -60,7 +69,7 @@ def save(results, name, path):
 def main():
     if not (ROOT / "csrc").is_dir():
         sys.exit(f"no folder csrc/ under {ROOT}")
-    print(csrc_hash(ROOT, ladder="--ladder" in sys.argv[1:]))
+    print(csrc_hash(ROOT, (sys.argv[1:] or ["--engine"])[0].removeprefix("--")))
 
 
 if __name__ == "__main__":

@@ -98,10 +98,13 @@ def places(results):
 def provenance_line(results):
     ceiling = results.get("ceiling")
     read = f" Reading 1 GiB: {ceiling['gbps']:,.0f} GB/s." if ceiling else ""
+    cells, measured = results.get("cells", 0), len(results["cases"])
+    missing = f" Of {cells} cells {measured} were measured." if measured < cells else ""
+    cpu = f", the CPU's part of it at `{results['cpu']['csrc'][:12]}`" if "csrc" in results.get("cpu", {}) else ""
     return (
         f"Measured on {results['date']}: driver {results['driver']}, torch {results['torch']}, CUDA {results['cuda']}, "
         f"CUB {results.get('cub', 'none')}, Python {results['python']}; CPU: {results['cpu_name']}, "
-        f"{results['cpu_threads']} threads; `csrc/` at `{results['csrc'][:12]}`.{read}"
+        f"{results['cpu_threads']} threads; `csrc/` at `{results['csrc'][:12]}`{cpu}.{read}{missing}"
     )
 
 
@@ -182,7 +185,9 @@ Every cell of `bench/cases.py`, measured by `make grid`. GPU time of a call in a
 rounds; cold: over buffers that together are larger than the L2; "hot" cells read one buffer again and again. Ratios are
 another one's time over ours, in the same run: above 1× torch_reduce is faster. A ratio near 1× is measured on until it
 is settled, or called within the noise after seven times the rounds. "Of read" compares with the fastest of several
-kernels that only read the same bytes. Before a cell is timed, its bits are checked against the CPU backend's.
+kernels that only read the same bytes. Before a cell is timed, its bits are checked against the CPU backend's. On the
+CPU, functions are compared as they are called: `torch_reduce.sum(x, out=)` and `torch.sum(x, out=)`. What stands
+between us and the bars that are not met: [limits.md](limits.md).
 """
 
 

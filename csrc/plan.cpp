@@ -448,7 +448,8 @@ Grid grid_of(const Plan& plan, const Device& device, const Tuning& tuning) {
       if (t.splits == 1) return {t.column_tiles, 1, 1};
       return {t.splits, static_cast<uint32_t>(std::min<int64_t>(t.outputs, kMaxDenseDepth)),
               static_cast<uint32_t>(ceil_div(t.outputs, kMaxDenseDepth))};
-    case Kernel::rows: grid.x = take(t.tiles, kMaxGrid); break;
+    case Kernel::rows:
+    case Kernel::narrow: grid.x = take(t.tiles, kMaxGrid); break;
     case Kernel::ring_rows: grid.x = take(ceil_div(t.tiles, plan.warps), int64_t{kRingBlocks} * device.multiprocessors); break;
     default:
       grid.x = take(t.column_tiles, kMaxGrid);

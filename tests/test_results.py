@@ -31,14 +31,14 @@ def bench(*arguments):
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
-def source_hash(ladder):
-    """SHA-256 over the sorted relative paths and contents of the engine's or the ladder's files, each with a NUL."""
+def source_hash(belongs):
+    """SHA-256 over the sorted relative paths and contents of the files that belong, each with a NUL."""
     files = {}
     for folder, _, names in os.walk(ROOT / "csrc"):
         for name in names:
             path = os.path.join(folder, name)
             relative = os.path.relpath(path, ROOT).replace(os.sep, "/")
-            if relative.startswith("csrc/ladder/") == ladder:
+            if belongs(relative):
                 with open(path, "rb") as file:
                     files[relative] = file.read()
     text = b"".join(name.encode() + b"\0" + files[name] + b"\0" for name in sorted(files))
@@ -55,12 +55,17 @@ def test_documentation_is_what_the_results_give(script):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["--ladder"]], ids=["engine", "ladder"])
+@pytest.mark.parametrize("arguments", [[], ["--ladder"], ["--cpu"]], ids=["engine", "ladder", "cpu"])
 def test_provenance(arguments):
-    """bench/provenance.py prints the hash of the engine's sources, or of the ladder's: each alone."""
+    """bench/provenance.py prints the hash of the engine's sources, of the ladder's, or of the CPU backend's."""
     result = bench("bench/provenance.py", *arguments)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.strip().splitlines()[-1] == source_hash(bool(arguments))
+    ladder, cuda = re.compile("csrc/ladder/"), re.compile(r"csrc/(cuda/|plan\.)")
+    belongs = {
+        "--ladder": ladder.match,
+        "--cpu": lambda path: not ladder.match(path) and not cuda.match(path),
+    }.get("".join(arguments), lambda path: not ladder.match(path))
+    assert result.stdout.strip().splitlines()[-1] == source_hash(belongs)
 
 
 def test_provenance_needs_the_standard_library_alone():
@@ -104,6 +109,13 @@ def test_grid_on_the_cpu(tmp_path):
     assert all(case["us"]["ours"] > 0 and case["us"]["torch"] > 0 for case in found)
     assert bench(*command).returncode == 0
     assert json.loads(file.read_text())["cpu"]["cases"] == found
+    results = json.loads(file.read_text())
+    file.write_text(json.dumps(results | {"csrc": "0" * 64}))  # CUDA's sources changed
+    assert "measuring the GPU's cells anew" in bench(*command).stdout
+    assert json.loads(file.read_text())["cpu"]["cases"] == found
+    file.write_text(json.dumps(results | {"cpu": results["cpu"] | {"csrc": "0" * 64}}))  # the CPU's did
+    assert "measuring everything anew" in bench(*command).stdout
+    assert json.loads(file.read_text())["cpu"]["cases"] != found
 
 
 # --- what the numbers say -----------------------------------------------------------------------------------

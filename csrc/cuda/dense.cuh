@@ -126,16 +126,21 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) flat_rows(const __grid
   wait_for_previous_kernel();
   allow_next_kernel();
   if (first >= a.rows) return;
-  const bool nested = a.kept.rank > 1;
-  const int64_t begin = (int64_t{first} + lane / kWidth) * a.pitch + e;
+  const uint32_t mine = first + lane / kWidth;
   Vector<Element, V> x[kCount];
+  const auto load = [&](auto place) {  // the offset of a row, so many below the thread's first
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int below = i / kGroups * kSide, part = i % kGroups * kWarp * V;
-    const uint32_t row = first + below + lane / kWidth;
-    const bool inside = row < a.rows && e + part < length;
-    const int64_t at = nested ? (inside ? a.kept.at(row).in : 0) + e : begin + below * a.pitch;
-    x[i] = a.source.template load_if<V>(inside, at + part);
+    for (int i = 0; i < kCount; ++i) {
+      const int below = i / kGroups * kSide, column = e + i % kGroups * kWarp * V;
+      const bool inside = mine + below < a.rows && column < length;
+      x[i] = a.source.template load_if<V>(inside, place(below) + column);
+    }
+  };
+  if (a.kept.rank > 1) {
+    load([&](int below) { return a.kept.at(mine + below < a.rows ? mine + below : 0).in; });
+  } else {
+    const int64_t begin = mine * a.pitch;
+    load([&](int below) { return begin + below * a.pitch; });
   }
 #pragma unroll
   for (int i = 0; i < kCount; i += kBatch) {

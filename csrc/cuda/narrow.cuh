@@ -35,10 +35,9 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kNarrowBlocks<Lanes<t
   LaneSum* totals = reinterpret_cast<LaneSum*>(memory + whole_lines(run_leaves * width * sizeof(LaneSum)));
   wait_for_previous_kernel();
   allow_next_kernel();
-  TileLoop loop;
-  do {
-    const Tile tile = loop.tile(a.tiling);
-    const int64_t base = a.kept.at(tile.batch, 0).in;
+  for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
+    const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
+    const int64_t base = a.kept.at(tile.output).in;
     const int runs = static_cast<int>((tile.leaves + run_leaves - 1) / run_leaves);
     const auto piece_of = [&](int run) -> Piece {
       if (run >= runs) return {0, 0, 0};
@@ -95,10 +94,9 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kNarrowBlocks<Lanes<t
       Acc v[kMaxBatches];
 #pragma unroll
       for (int r = 0; r < kMaxBatches; ++r) v[r] = r < runs ? static_cast<Acc>(totals[r * width + column]) : padding<Acc>();
-      a.output.write_at(a.kept.at(tile.batch, column).out, tile.partial + column * a.tiling.partial_output_stride,
-                        join_neighbours(v));
+      a.output.write(a.kept, tile.output + column, tile.partial + column * a.tiling.partial_output_stride, join_neighbours(v));
     }
-  } while (loop.next(a.tiling));
+  }
 }
 
 }  // namespace gpureduce::cuda
