@@ -132,14 +132,13 @@ class Results:
         if source and source.exists():
             old = json.loads(source.read_text(encoding="utf-8"))
             other = [name for name in ("csrc", "gpu", "torch") if old.get(name) != facts[name]]
-            same_cpu = old["cpu"].get("csrc") == cpu_csrc
-            if not other and same_cpu:
+            if not other:
                 self.table = old | facts
-            elif other == ["csrc"] and same_cpu:
+            elif other == ["csrc"] and old["cpu"].get("csrc") == cpu_csrc:
                 print(f"{source} is of another csrc/: measuring the GPU's cells anew")
                 self.table["cpu"] = old["cpu"]
             else:
-                print(f"{source} is of another {' and another '.join(other or ['csrc'])}: measuring everything anew")
+                print(f"{source} is of another {' and another '.join(other)}: measuring everything anew")
 
     def _path(self, path):
         if path != STANDARD:

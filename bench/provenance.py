@@ -12,6 +12,7 @@ skipped but editor backups (names that end in ~ .swp .swo .orig .rej .bak, or lo
 __pycache__ folder.
 """
 
+import argparse
 import hashlib
 import json
 import pathlib
@@ -67,9 +68,13 @@ def save(results, name, path):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for part in PARTS:
+        parser.add_argument(f"--{part}", dest="part", action="store_const", const=part, default="engine")
+    options = parser.parse_args()
     if not (ROOT / "csrc").is_dir():
         sys.exit(f"no folder csrc/ under {ROOT}")
-    print(csrc_hash(ROOT, (sys.argv[1:] or ["--engine"])[0].removeprefix("--")))
+    print(csrc_hash(ROOT, options.part))
 
 
 if __name__ == "__main__":
