@@ -42,6 +42,14 @@ def cuda():
     return "cuda"
 
 
+@pytest.fixture
+def set_threads():
+    """torch.set_num_threads; afterwards there are as many as before."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
 def _driver():
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
     try:

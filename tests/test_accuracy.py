@@ -53,27 +53,23 @@ def random_shape(rng):
 
 
 @pytest.mark.parametrize("name", ["float32", "float64", "complex64", "int32"])
-def test_error_bound_of_random_shapes(name, device):
+def test_error_bound_of_random_shapes(name, device, set_threads):
     """The same for sums over any dims of inputs of up to 2^20 elements, with any number of threads."""
     rng, torch_rng = random.Random(4), torch.Generator().manual_seed(4)
-    threads = torch.get_num_threads()
-    try:
-        for _ in range(400):
-            sizes = random_shape(rng)
-            dims = rng.sample(range(len(sizes)), rng.randint(1, len(sizes)))
-            x = torch.randint(-(2**20), 2**20, sizes, generator=torch_rng).to(dtype_of(name))
-            torch.set_num_threads(rng.choice([1, 2, 5, 16]))
-            got = torch.ops.gpureduce.sum(x.to(device), dims).cpu()
-            if name == "int32":
-                assert got.equal(x.sum(dims)), f"{sizes} over {dims}"
-                continue
-            x, got = (torch.view_as_real(t) if name == "complex64" else t for t in (x, got))
-            error = (got.double() - x.double().sum(dims)).abs()
-            unit = UNIT["float64" if name == "float64" else "float32"]
-            bound = additions(math.prod(sizes[d] for d in dims)) * unit * 1.001 * x.double().abs().sum(dims)
-            assert bool((error <= bound).all()), f"{sizes} over {dims}"
-    finally:
-        torch.set_num_threads(threads)
+    for _ in range(400):
+        sizes = random_shape(rng)
+        dims = rng.sample(range(len(sizes)), rng.randint(1, len(sizes)))
+        x = torch.randint(-(2**20), 2**20, sizes, generator=torch_rng).to(dtype_of(name))
+        set_threads(rng.choice([1, 2, 5, 16]))
+        got = torch.ops.gpureduce.sum(x.to(device), dims).cpu()
+        if name == "int32":
+            assert got.equal(x.sum(dims)), f"{sizes} over {dims}"
+            continue
+        x, got = (torch.view_as_real(t) if name == "complex64" else t for t in (x, got))
+        error = (got.double() - x.double().sum(dims)).abs()
+        unit = UNIT["float64" if name == "float64" else "float32"]
+        bound = additions(math.prod(sizes[d] for d in dims)) * unit * 1.001 * x.double().abs().sum(dims)
+        assert bool((error <= bound).all()), f"{sizes} over {dims}"
 
 
 @pytest.mark.parametrize("name,digits", [("float16", 11), ("bfloat16", 8)])

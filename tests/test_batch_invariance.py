@@ -118,7 +118,7 @@ def test_several_dims_are_one_row(name, op, device):
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "complex64"])
-def test_any_number_of_threads(name, op):
+def test_any_number_of_threads(name, op, set_threads):
     """On the CPU: any thread count, for few long rows, many rows, and columns."""
     shapes = [
         ((300_001,), 0),
@@ -132,15 +132,11 @@ def test_any_number_of_threads(name, op):
         ((600, 962), 0),
     ]
     inputs = [(data(shape, name, seed=6), dim) for shape, dim in shapes]
-    before = torch.get_num_threads()
     wanted = [op.expected(x, dim) for x, dim in inputs]
-    try:
-        for threads in (1, 2, 3, 5, 8, 16):
-            torch.set_num_threads(threads)
-            for (x, dim), bits in zip(inputs, wanted, strict=True):
-                assert_same_bits(op(x, dim), bits, f"with {threads} threads for {tuple(x.shape)}")
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 3, 5, 8, 16):
+        set_threads(threads)
+        for (x, dim), bits in zip(inputs, wanted, strict=True):
+            assert_same_bits(op(x, dim), bits, f"with {threads} threads for {tuple(x.shape)}")
 
 
 def test_repeated_calls(op, device):

@@ -213,7 +213,10 @@ def test_forced_plans(tuning):
         if "vector=1" in tuning:
             assert plan["vector"] == 1 or plan["kernel"] == "ring_rows"
         if tuning.startswith("grid"):
-            assert plan["kernel"] in ("dense", "flat") or plan["grid"] <= int(tuning.removeprefix("grid="))
+            if plan["kernel"] in ("dense", "flat"):  # which always have a block a tile
+                assert plan["grid"] == plan["tiles"]
+            else:
+                assert plan["grid"] <= int(tuning.removeprefix("grid="))
 
 
 def test_lengths_around_boundaries():

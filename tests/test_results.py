@@ -31,14 +31,14 @@ def bench(*arguments):
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
-def source_hash(belongs):
-    """SHA-256 over the sorted relative paths and contents of the files that belong, each with a NUL."""
+def source_hash(pattern):
+    """SHA-256 over the sorted relative paths that match, and the contents of these files, each with a NUL."""
     files = {}
     for folder, _, names in os.walk(ROOT / "csrc"):
         for name in names:
             path = os.path.join(folder, name)
             relative = os.path.relpath(path, ROOT).replace(os.sep, "/")
-            if belongs(relative):
+            if re.match(pattern, relative):
                 with open(path, "rb") as file:
                     files[relative] = file.read()
     text = b"".join(name.encode() + b"\0" + files[name] + b"\0" for name in sorted(files))
@@ -55,17 +55,22 @@ def test_documentation_is_what_the_results_give(script):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["--ladder"], ["--cpu"]], ids=["engine", "ladder", "cpu"])
-def test_provenance(arguments):
+@pytest.mark.parametrize(
+    "arguments,pattern",
+    [([], "csrc/(?!ladder/)"), (["--ladder"], "csrc/ladder/"), (["--cpu"], r"csrc/(?!ladder/|cuda/|plan\.)")],
+    ids=["engine", "ladder", "cpu"],
+)
+def test_provenance(arguments, pattern):
     """bench/provenance.py prints the hash of the engine's sources, of the ladder's, or of the CPU backend's."""
     result = bench("bench/provenance.py", *arguments)
     assert result.returncode == 0, result.stderr
-    ladder, cuda = re.compile("csrc/ladder/"), re.compile(r"csrc/(cuda/|plan\.)")
-    belongs = {
-        "--ladder": ladder.match,
-        "--cpu": lambda path: not ladder.match(path) and not cuda.match(path),
-    }.get("".join(arguments), lambda path: not ladder.match(path))
-    assert result.stdout.strip().splitlines()[-1] == source_hash(belongs)
+    assert result.stdout.strip().splitlines()[-1] == source_hash(pattern)
+
+
+def test_provenance_of_an_unknown_part():
+    """A part that there is not is refused by name."""
+    result = bench("bench/provenance.py", "--gpu")
+    assert result.returncode == 2 and "--gpu" in result.stderr
 
 
 def test_provenance_needs_the_standard_library_alone():
@@ -113,7 +118,7 @@ def test_grid_on_the_cpu(tmp_path):
     file.write_text(json.dumps(results | {"csrc": "0" * 64}))  # CUDA's sources changed
     assert "measuring the GPU's cells anew" in bench(*command).stdout
     assert json.loads(file.read_text())["cpu"]["cases"] == found
-    file.write_text(json.dumps(results | {"cpu": results["cpu"] | {"csrc": "0" * 64}}))  # the CPU's did
+    file.write_text(json.dumps(results | {"csrc": "0" * 64, "cpu": results["cpu"] | {"csrc": "0" * 64}}))  # all did
     assert "measuring everything anew" in bench(*command).stdout
     assert json.loads(file.read_text())["cpu"]["cases"] != found
 
@@ -502,15 +507,13 @@ def test_place_of_results(tmp_path, monkeypatch, capsys):
 
 
 @pytest.fixture
-def small_models(monkeypatch):
+def small_models(monkeypatch, set_threads):
     """bench/models.py with small cases, and without Inductor."""
     monkeypatch.setattr(models, "CASES", (((40, 300), torch.bfloat16), ((8, 16), torch.float32)))
     monkeypatch.setattr(models, "REPEATS", 3)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the work is too little to share
-    yield models
-    torch.set_num_threads(threads)
+    set_threads(1)  # the work is too little to share
+    return models
 
 
 def test_models_on_the_cpu(small_models, tmp_path, capsys):
