@@ -302,6 +302,18 @@ struct Source {
     }
   }
 
+  // The same for elements begin + i + d * step, to to[d][i][width] for i < lanes and d < depth; those from `end` on are
+  // padding.
+  void gather_lanes(Lane* to, int64_t row, int64_t begin, int64_t lanes, int64_t step, int64_t depth, int64_t end) const {
+    const int64_t together = lanes == step ? depth : 1;  // neighbouring rows of lanes
+    for (int64_t d = 0; d < depth; d += together, begin += together * step) {
+      const int64_t n = min(together * lanes, end - begin), all = together * lanes * width;
+      gather(to, row, begin, n);
+      for (int64_t i = n * width; i < all; ++i) to[i] = padding<Lane>();
+      to += all;
+    }
+  }
+
   // n elements of the fastest dim.
   void gather_piece(Lane* to, const In* from, int64_t n) const {
     const int64_t calls = block ? 1 : n, size = block ? n * width : width;
@@ -682,14 +694,7 @@ void sum_tile(const Source<C, Lane, In>& source, Lane* out, Lane* buffer, int64_
       return;
     }
   }
-  Lane* to = buffer;
-  const int64_t whole = lanes == step ? depth : 1;  // neighbouring rows of lanes at once
-  for (int64_t d = 0; d < depth; d += whole, begin += whole * step) {
-    const int64_t n = min(whole * lanes, end - begin), all = whole * lanes * width;
-    source.gather(to, row, begin, n);
-    for (int64_t i = n * width; i < all; ++i) to[i] = padding<Lane>();
-    to += all;
-  }
+  source.gather_lanes(buffer, row, begin, lanes, step, depth, end);
   sum_lanes(out, buffer, lanes * width, lanes * width, depth, 0);
 }
 
@@ -711,12 +716,7 @@ void sum_columns(const Source<Conversion::value, Lane, In>& source, Lane* out, L
     sum_columns(source, out, buffer, row, begin, half, end);
     return sum_columns(source, out + half / 4 * width, buffer, row, begin + half, half, end);
   }
-  Lane* to = buffer;
-  for (int64_t d = 0; d < depth; ++d, to += leaves * width) {
-    const int64_t first = begin + d * kLanes, n = min(leaves, end - first);
-    source.gather(to, row, first, n);
-    for (int64_t i = n * width; i < leaves * width; ++i) to[i] = padding<Lane>();
-  }
+  source.gather_lanes(buffer, row, begin, leaves, kLanes, depth, end);
   join_columns(out, buffer, leaves, width, width, leaves * width, depth);
 }
 
