@@ -106,6 +106,27 @@ def test_pieces_of_every_length(name, device):
                 check(x[:, :, 1 : length + 1], dim)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64", "complex64", "complex128", "int8"])
+def test_rows_in_pieces(name, threads, device, set_threads):
+    """Rows with their pieces side by side: more than are summed together, several tiles, splits, nested dims."""
+    set_threads(threads)
+    for shape, dims in (
+        ((23, 19, 196), [0, 2]),
+        ((47, 11, 17), [0, 2]),
+        ((9, 5, 8, 6, 66), [0, 2, 4]),
+        ((700, 3, 49), [0, 2]),
+        ((700, 9, 49), [0, 2]),
+        ((1400, 9, 49), [0, 2]),
+        ((10, 17, 511), [0, 2]),
+    ):
+        x = data((*shape[:-1], shape[-1] + 3), name, seed=11, device=device)
+        if name != "int8":
+            x[..., 0] = x[..., shape[-1] + 1 :] = float("nan")
+        check(x[..., 1 : shape[-1] + 1], dims)
+        check(data(shape, name, seed=12, device=device), dims)
+
+
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "complex64", "float8_e5m2"])
 def test_many_columns(name, device):
     """So many columns that their leaves fill a tile: lengths around every boundary, in one piece and in several."""
@@ -123,7 +144,7 @@ def test_many_columns(name, device):
 def test_every_instruction_set(instructions):
     """The CPU's kernels for each instruction set (where there is none of the name, another one is tested twice)."""
     here = pathlib.Path(__file__).parent
-    layouts = ("test_layout", "test_pieces_of_every_length", "test_many_columns")
+    layouts = ("test_layout", "test_pieces_of_every_length", "test_rows_in_pieces", "test_many_columns")
     tests = [f"{here}/test_layouts.py::{test}" for test in layouts]
     tests += [
         f"{here}/test_order.py::{test}" for test in ("test_pinned_results", "test_every_length_as_rows_and_columns")

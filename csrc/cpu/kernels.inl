@@ -205,13 +205,11 @@ inline void copy(void* to, const void* from, int64_t size) {
 template <class In>
 constexpr Stored<In> kNoElement = static_cast<Stored<In>>(std::is_floating_point_v<In> ? -0.0 : 0x8000);
 
-// The first n elements, or as many as a vector of Lane has, and then padding. No others are read.
-template <class Lane, class In>
-inline __attribute__((always_inline)) Vector<Lane> load_first(const In* x, int64_t n) {
-  if (n >= kVector<Lane>) return load<Lane>(x);
-  Narrow<Lane, In> v = kNoElement<In> - Narrow<Lane, In>{};
 #if GPUREDUCE_VECTOR_BYTES == 64
-  const uint32_t mask = n <= 0 ? 0 : (1u << n) - 1;
+// Of as many elements as a vector of Lane has, those in the mask, and padding. No others are read.
+template <class Lane, class In>
+inline __attribute__((always_inline)) Vector<Lane> load_masked(const In* x, uint32_t mask) {
+  Narrow<Lane, In> v = kNoElement<In> - Narrow<Lane, In>{};
   if constexpr (sizeof(v) == 64 && sizeof(In) == 4) {
     v = reinterpret_cast<Narrow<Lane, In>>(_mm512_mask_loadu_epi32(reinterpret_cast<__m512i>(v), mask, x));
   } else if constexpr (sizeof(v) == 64) {
@@ -222,13 +220,24 @@ inline __attribute__((always_inline)) Vector<Lane> load_first(const In* x, int64
     static_assert(sizeof(In) == 2);
     v = reinterpret_cast<Narrow<Lane, In>>(_mm256_mask_loadu_epi16(reinterpret_cast<__m256i>(v), mask, x));
   }
+  return widened<Lane, In>(v);
+}
+#endif
+
+// The first n elements, or as many as a vector of Lane has, and then padding. No others are read.
+template <class Lane, class In>
+inline __attribute__((always_inline)) Vector<Lane> load_first(const In* x, int64_t n) {
+  if (n >= kVector<Lane>) return load<Lane>(x);
+#if GPUREDUCE_VECTOR_BYTES == 64
+  return load_masked<Lane>(x, n <= 0 ? 0 : (1u << n) - 1);
 #else
+  Narrow<Lane, In> v = kNoElement<In> - Narrow<Lane, In>{};
   Stored<In> elements[kVector<Lane>];
   memcpy(elements, &v, sizeof(v));
   for (int64_t i = 0; i < n; ++i) memcpy(elements + i, x + i, sizeof(In));
   memcpy(&v, elements, sizeof(v));
-#endif
   return widened<Lane, In>(v);
+#endif
 }
 
 // to[i] = x[i * stride] as an addend
@@ -274,7 +283,8 @@ struct Source {
         stride(width == 1 ? p.reduced.fastest().stride : p.column_stride),
         pitch(p.reduced.fastest().stride),
         block(width == 1 || (stride == 1 && pitch == width)),
-        in_place(kDirect && stride == 1 && !p.negate && !p.conjugate) {}
+        in_place(kDirect && stride == 1 && !p.negate && !p.conjugate),
+        abreast(p.abreast && in_place && block && p.reduced.fastest().size * width >= kVector<Lane>) {}
 
   // What the lanes read where it is.
   using Loaded = std::conditional_t<kDirect, Direct, Lane>;
@@ -330,6 +340,7 @@ struct Source {
   const int64_t pitch;          // from one element of a column to the next
   const bool block;             // one stride walks all columns of all elements of the fastest dim
   const bool in_place;          // neighbours can be summed where they are
+  const bool abreast;           // Plan::abreast, if pieces are worth it: at least a vector
 };
 
 // --- leaves of columns ------------------------------------------------------------------------------------------------------
@@ -633,6 +644,58 @@ void sum_part(const Source<C, Lane, In>& source, Lane* out, Lane* buffer, int64_
   width == 1 ? sum_blocks<1>(out, blocks, count) : sum_blocks<2>(out, blocks, count);
 }
 
+#if GPUREDUCE_VECTOR_BYTES == 64  // without masks, to copy pieces is as fast
+// Adds n neighbouring elements to the lanes first, first + 1, ...: in aligned vectors, which can be loaded again as soon as
+// they are stored. Meanwhile the elements that lie `ahead` of them are fetched.
+template <class Lane, class In>
+inline __attribute__((always_inline)) void add_run(Lane* __restrict lanes, int64_t first, const In* __restrict x, int64_t n,
+                                                   int64_t ahead) {
+  constexpr int kSize = kVector<Lane>;
+  const auto add = [&](int64_t i, Vector<Lane> v) __attribute__((always_inline)) {
+    store(lanes + i, load<Lane>(lanes + i) + v);
+    __builtin_prefetch(x + i + ahead);
+  };
+  const int64_t before = first % kSize;  // lanes of the first vector that get nothing
+  lanes += first - before;
+  x -= before;
+  n += before;
+  int64_t i = 0;
+  if (before > 0) {
+    const uint32_t all = n < kSize ? (1u << n) - 1 : (1u << kSize) - 1;
+    add(0, load_masked<Lane>(x, all >> before << before));
+    i = kSize;
+  }
+  for (; i + kSize <= n; i += kSize) add(i, load<Lane>(x + i));
+  if (i < n) add(i, load_first<Lane>(x + i, n - i));
+}
+
+// A chunk in short pieces, or a part of one, of rows whose leaves are `pitch` apart: n elements from `begin` on. Rows mostly
+// have their pieces side by side, so that all is read in memory's order, while the lanes wait in the L1 cache.
+template <Conversion C, class Lane, class In>
+void sum_pieces(const Source<C, Lane, In>& source, Lane* out, int64_t pitch, Lane* lanes, Cursor row, int64_t rows,
+                int64_t begin, int64_t n) {
+  const Dims& dims = source.plan.reduced;
+  const int64_t width = source.width, size = kLanes * width, ahead = dims.dims[dims.rank - 2].stride;
+  int64_t offsets[rows_abreast(1, sizeof(Lane))];
+  for (int64_t some; rows > 0; rows -= some) {
+    some = min(rows, rows_abreast(width, sizeof(Lane)));
+    for (int64_t r = 0; r < some; ++r, row.advance(1)) offsets[r] = row.offset();
+    for (int64_t i = 0; i < some * size; ++i) lanes[i] = padding<Lane>();
+    Cursor at(dims, begin);
+    for (int64_t done = 0, run; done < n; done += run, at.advance(run)) {
+      const int64_t lane = done % kLanes;
+      run = min(min(n - done, at.left()), kLanes - lane);
+      for (int64_t r = 0; r < some; ++r)
+        add_run(lanes + r * size, lane * width, source.at(offsets[r] + at.offset()), run * width, ahead);
+    }
+    for (int64_t r = 0; r < some; ++r, out += pitch) {
+      const Lane* x = lanes + r * size;
+      width == 1 ? sum_run<1>(out, x, size) : sum_run<2>(out, x, size);
+    }
+  }
+}
+#endif
+
 // Short rows of n elements of `width` columns, `pitch` from one to the next, padded to `size`; all three count every column.
 // With `whole`, writes their leaves joined by kVector / width. kPer vectors hold a row, or a part of one.
 template <int kPer, class Lane, class In>
@@ -765,7 +828,8 @@ void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums)
       int64_t chunks = 0;  // whole ones, side by side in every row
       if (source.in_place && source.block && one_or_two && plan.length >= kChunk)
         chunks = min(min(task.end - first, at.left()) / kChunk, leaves / kLanes);
-      for (int64_t r = 0; r < task.rows; ++r, row.advance(1)) {
+      const int64_t rows = source.abreast ? task.rows : 1;  // at once
+      for (int64_t r = 0; r < task.rows; r += rows, row.advance(1)) {
         if (chunks > 0) {
           const auto* x = source.at(row.offset() + at.offset());
           Acc* out = tile + r * kept * task.width;
@@ -775,12 +839,19 @@ void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums)
         for (; l < leaves; l += lanes) {
           Acc* out = tile + (r * leaves + l) / together * task.width;
           const int64_t begin = leaf_start(leaf + l), depth = min(kDepth, (task.end - begin + kLanes - 1) / kLanes);
+          const int64_t n = min(kChunk, task.end - begin), pitch = kept * task.width;
           if (plan.wide) {
             sum_columns(source, out, buffer, row.offset(), begin, lanes, task.end);
           } else if (depth <= 0) {
-            for (int64_t i = 0; i < lanes / together * task.width; ++i) out[i] = padding<Acc>();
+            for (int64_t i = 0; i < rows; ++i, out += pitch) {
+              for (int64_t k = 0; k < lanes / together * task.width; ++k) out[k] = padding<Acc>();
+            }
+#if GPUREDUCE_VECTOR_BYTES == 64
+          } else if (source.abreast) {
+            sum_pieces(source, out, pitch, buffer, row, rows, begin, n);
+#endif
           } else if (one_or_two) {
-            sum_part(source, out, buffer, row.offset(), begin, min(kChunk, task.end - begin));
+            sum_part(source, out, buffer, row.offset(), begin, n);
           } else {
             sum_tile(source, out, buffer, row.offset(), begin, lanes, kLanes, depth, task.end);
           }

@@ -117,7 +117,7 @@ Work::Work(const Reduction& r)
   plan.input = r.input;
   plan.length = p.length;
   plan.negate = r.negate && conversion == Conversion::value;
-  plan.conjugate = plan.wide = false;
+  plan.conjugate = plan.wide = plan.abreast = false;
 
   // A complex number is two columns, or only its real part if the result is real.
   int64_t scale = 1, result_scale = 1;
@@ -181,6 +181,7 @@ Work::Work(const Reduction& r)
         std::max(column_tiles, std::min(ceil_div(2 * threads, rows * ceil_div(plan.length, kChunk)), columns / kLeastWidth));
   plan.tile_width = column_tiles == 1 ? columns : ceil_div(ceil_div(columns, column_tiles), 16) * 16;
   column_tiles = ceil_div(columns, plan.tile_width);
+  int64_t abreast = 1;
   if (exact) {
     bool block = plan.tile_width == plan.reduced.fastest().stride;
     plan.tile_leaves = columns == 1 ? kExactLanes : block ? std::max<int64_t>(1, 512 / plan.tile_width) : 1;
@@ -193,11 +194,17 @@ Work::Work(const Reduction& r)
     int64_t joined = 1;
     if (plan.tile_width <= 2) joined = std::min<int64_t>(4, vector / plan.tile_width);
     else if (plan.wide && !gathered) joined = 4;
-    plan.tile_leaves = std::min(floor_power(joined * capacity / plan.tile_width), ceil_power(leaves));
+    // Rows in short pieces mostly have theirs side by side. Only AVX-512 has masks that make the ends of a piece cheap.
+    plan.abreast = plan.reduced.rank > 1 && plan.reduced.fastest().size < kLanes && plan.tile_width <= 2 &&
+                   instruction_set().vector_bytes == 64;
+    if (plan.abreast) {
+      const int64_t each = ceil_div(rows, threads);
+      abreast = ceil_div(each, ceil_div(each, rows_abreast(plan.tile_width, size_of(accumulator))));
+    }
+    plan.tile_leaves = std::min(floor_power(joined * capacity / (plan.tile_width * abreast)), ceil_power(leaves));
     int64_t fit = capacity / (plan.tile_leaves * plan.tile_width);
     if (plan.tile_leaves >= 64 && rows >= joined * fit * wanted) fit *= joined;
-    plan.tile_rows = std::min(rows, std::max<int64_t>(1, fit));
-    if (plan.tile_leaves < leaves) plan.tile_rows = 1;
+    plan.tile_rows = std::min(rows, std::max(abreast, plan.tile_leaves < leaves ? 1 : fit));
   }
   row_tiles = ceil_div(rows, plan.tile_rows);
 
@@ -208,7 +215,7 @@ Work::Work(const Reduction& r)
   const int64_t chunks = ceil_div(plan.length, kChunk);
   splits = 1;
   split_chunks = chunks;
-  if (threads > 1 && plan.tile_rows == 1 && row_tiles * column_tiles < wanted) {
+  if (threads > 1 && plan.tile_rows == abreast && row_tiles * column_tiles < wanted) {
     split_chunks = ceil_power(std::max(
         {ceil_div(chunks * row_tiles * column_tiles, wanted), plan.tile_leaves / kLanes, kSplit / kChunk / plan.tile_width}));
     splits = ceil_div(chunks, split_chunks);
