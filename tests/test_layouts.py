@@ -128,7 +128,7 @@ def test_rows_in_pieces(name, threads, device, set_threads):
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "complex64", "float8_e5m2"])
-def test_many_columns(name, device):
+def test_many_columns(name, device, set_threads):
     """So many columns that their leaves fill a tile: lengths around every boundary, in one piece and in several."""
     for length in (3, 4, 5, 8, 9, 63, 130, 511, 512, 513, 1030, 1535, 1536, 1537):
         columns = 4096 // length + 41
@@ -137,7 +137,9 @@ def test_many_columns(name, device):
         check(data((2, length, columns + 3), name, seed=8, device=device)[:, :, 1 : columns + 1], 1)
     for pieces, length in ((2, 4), (3, 7), (5, 103), (2, 515)):
         check(data((pieces, length + 1, 1100), name, seed=9, device=device)[:, :length], [0, 1])
-    check(data((9, 65_541), name, seed=10, device=device), 0)  # few columns are left for the last task
+    check(data((9, 65_541), name, seed=10, device=device), 0)  # tasks of several widths
+    set_threads(2)
+    check(data((70, 4097), name, seed=10, device=device), 0)  # as many for each thread
 
 
 @pytest.mark.parametrize("instructions", ["default", "avx2", "avx512"])

@@ -797,7 +797,7 @@ void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums)
   const Source<C, Acc, In> source(plan, task);
   const int64_t leaves = plan.tile_leaves, lanes = min(leaves, kLanes), size = task.rows * task.width;
   // Leaves to an accumulator of the tile: a vector's, or four.
-  const bool one_or_two = plan.tile_width <= 2;  // and not because few columns are left for the last task
+  const bool one_or_two = plan.tile_width <= 2;
   const bool whole = one_or_two && leaves >= kVector<Acc> / task.width;
   const int64_t together = whole ? kVector<Acc> / task.width : plan.wide || (one_or_two && leaves >= 4) ? 4 : 1;
   const int64_t kept = leaves / together;  // of a row

@@ -17,6 +17,7 @@ constexpr int64_t kGrain = 32768;         // elements that are worth a thread, a
 constexpr int64_t kTasksPerThread = 8;    // so that none waits long for the last
 constexpr int64_t kSplit = 65536;         // elements that are worth a partial sum
 constexpr int64_t kLeastWidth = 64;       // columns that are worth a task
+constexpr int64_t kLine = 16;             // columns that tasks do not cut
 constexpr int64_t kWideDepth = 3;         // elements of a leaf that Plan::wide is worth (4: no gain, 8: 0.8 of the speed)
 constexpr int64_t kCacheBytes = 1 << 20;  // a core's
 constexpr int64_t kStackBytes = 1 << 17;  // of scratch: the heap gives that much back after every call, 0.2 us
@@ -176,11 +177,13 @@ Work::Work(const Reduction& r)
   if (gathered && columns > 2) capacity /= 8;  // whose depth is gathered first
   const int64_t leaves = leaf_count(plan.length), depth = std::min<int64_t>(kDepth, ceil_div(plan.length, kLanes));
   column_tiles = ceil_div(columns, capacity / 4);
-  if (threads > 1)  // work for all of them
-    column_tiles =
-        std::max(column_tiles, std::min(ceil_div(2 * threads, rows * ceil_div(plan.length, kChunk)), columns / kLeastWidth));
-  plan.tile_width = column_tiles == 1 ? columns : ceil_div(ceil_div(columns, column_tiles), 16) * 16;
-  column_tiles = ceil_div(columns, plan.tile_width);
+  if (threads > 1) {  // work for all of them, and as much for each
+    const int64_t others = rows * ceil_div(plan.length, kChunk), most = columns / kLeastWidth;
+    column_tiles = std::max(column_tiles, std::min(ceil_div(2 * threads, others), most));
+    const int64_t even = ceil_div(column_tiles, threads) * threads;
+    if (column_tiles > 1 && column_tiles * others < wanted && even <= most) column_tiles = even;
+  }
+  plan.tile_width = column_tiles == 1 ? columns : ceil_div(ceil_div(columns, kLine), column_tiles) * kLine;
   int64_t abreast = 1;
   if (exact) {
     bool block = plan.tile_width == plan.reduced.fastest().stride;
@@ -227,8 +230,9 @@ Task Work::task(int64_t i) const {
   Task t;
   int64_t split = i % splits;
   i /= splits;
-  t.first_column = i % column_tiles * plan.tile_width;
-  t.width = std::min(plan.tile_width, columns - t.first_column);
+  const auto column = [&](int64_t tile) { return std::min(columns, ceil_div(columns, kLine) * tile / column_tiles * kLine); };
+  t.first_column = column(i % column_tiles);
+  t.width = column(i % column_tiles + 1) - t.first_column;
   t.first_row = i / column_tiles * plan.tile_rows;
   t.rows = std::min(plan.tile_rows, rows - t.first_row);
   t.begin = split * split_chunks * kChunk;
