@@ -15,8 +15,10 @@ constexpr int kWarps = 8;         // warps a block
 // Up to this many units one block does it all, without a join: 2^14 float32 1.2 us instead of 1.8.
 constexpr int kOneBlockUnits = 16;
 // Units of long dense rows that a block takes, at most, if that leaves several blocks a multiprocessor; and at least. (8, 2^23)
-// bfloat16 32.5 us, and 33.0 with twice as many.
+// bfloat16 32.5 us, and 33.0 with twice as many. In nested dims (256, 64, 56, 56) dims 0, 2, 3 bfloat16 26.4 us with
+// kNestedUnits, 27.0 with twice as many.
 constexpr int kDenseUnits = 32;
+constexpr int kNestedUnits = 16;
 constexpr int kFewDenseUnits = 4;
 constexpr int kTilesPerProcessor = 3;
 constexpr int kShortRowUnits = 8;
@@ -24,8 +26,7 @@ constexpr int kShortRowWarps = 2;
 // Rows at odd addresses are read in shifted vectors where they are longer than this, by blocks of four warps: rows (4096,
 // 50257) bfloat16 98 us instead of 124 with single elements.
 constexpr int kShiftedLength = 4 * kLanes;
-// Such rows are taken by small blocks, several units a warp, and those in nested dims too, a unit a warp: (128, 512, 1024) dims
-// 0, 2 bfloat16 33.4 us instead of 35.0 with more units.
+// Such rows are taken by small blocks, several units a warp, and those in nested dims too, a unit a warp.
 constexpr int kSlowWarps = 4;
 constexpr int kShiftedUnits = 8;
 // Columns at odd addresses are read so from this size on, which no cache holds: (8192, 1001) float32 14 us instead of 13 with
@@ -38,7 +39,11 @@ constexpr int64_t kShiftedColumnBytes = 64 << 20;
 constexpr int kColumnTiles = 7;
 constexpr int kManyColumnTiles = 7;
 constexpr int kFewColumnWarps = 4;
-constexpr int kManyLines = 4;
+// Tiles that the panels kernel needs for five multiprocessors: tiles as large as leave so many have the fewest ends, and all
+// run at a time. (64, 4096, 1024) dim 1 bfloat16 122.6 us with whole columns a tile, 512 tiles, 127 with 2048 tiles. Small
+// inputs, where a thread takes one batch, need kFewPanelTiles: (100352, 64) bfloat16 6.4 us with 200 tiles, 8.2 with 400.
+constexpr int kPanelTiles = 9;
+constexpr int kFewPanelTiles = 7;
 // Bytes of lane sums that a block of the narrow kernel takes, of runs of so many leaves at least. Runs get shorter down to
 // pieces of kNarrowPiece bytes while there are too few for the multiprocessors, and a block takes several while there are so
 // many tiles a multiprocessor.
@@ -58,8 +63,8 @@ constexpr int kTinyWarps = 4;
 constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1, kMaxGridDepth = 65535;
 // --------------------------------------------------------------------------------------------------------------------------
 
-constexpr const char* kKernelNames[] = {"packed", "rows",     "thin", "columns", "ring_rows",
-                                        "narrow", "expanded", "tiny", "dense",   "flat"};
+constexpr const char* kKernelNames[] = {"packed",   "rows", "thin",  "columns", "ring_rows", "narrow",
+                                        "expanded", "tiny", "dense", "flat",    "panels"};
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -130,14 +135,15 @@ void plan_packed(Plan& plan, const Problem& p) {
 // Elements of a leaf that a thread has in flight at once.
 int thread_elements(const Problem& p) { return p.length <= 2 * kLanes ? 2 : p.length <= 4 * kLanes ? 4 : kDepth; }
 
-// Whether rows are dense and aligned.
+// Whether rows are dense and aligned, or made of such pieces.
 bool dense_takes(const Plan& plan, const Problem& p) {
-  return plan.vector > 1 && !plan.nested && !plan.shifted && p.length > int64_t{kWarp} * plan.vector && p.outputs < kMaxGrid;
+  return plan.vector > 1 && p.reduced.size() <= 2 && !plan.shifted && p.length > int64_t{kWarp} * plan.vector &&
+         p.outputs < kMaxGrid;
 }
 
 void plan_dense(Plan& plan, const Problem& p, const Device& device, const Tuning& tuning) {
   Tiling& t = plan.tiling;
-  plan.thread_elements = thread_elements(p);
+  plan.thread_elements = plan.nested ? kDepth : thread_elements(p);
   const int unit_leaves = kWarp * plan.vector * row_groups(plan.vector, plan.thread_elements);
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), units = p.outputs * row_units;
   const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
@@ -148,12 +154,13 @@ void plan_dense(Plan& plan, const Problem& p, const Device& device, const Tuning
     tile_units = power_of_two_above(row_units);
   } else {
     const auto tiles = [&](int64_t size) { return units / size; };
-    while (tile_units < kDenseUnits && 2 * tiles(2 * tile_units) >= 5 * device.multiprocessors) tile_units *= 2;
+    const int most = plan.nested ? kNestedUnits : kDenseUnits;
+    while (tile_units < most && 2 * tiles(2 * tile_units) >= 5 * device.multiprocessors) tile_units *= 2;
     while (tile_units > kFewDenseUnits && 5 * tiles(tile_units) < 2 * device.multiprocessors) tile_units /= 2;
     while (tile_units * kMaxJoin < row_units) tile_units *= 2;
   }
   tile_units = std::min<int64_t>(tile_units, kMaxDenseUnits);
-  const bool alone = row_units == 1;  // a row a warp
+  const bool alone = row_units == 1 && !plan.nested;  // a row a warp
   if (!plan.warps && alone) plan.warps = busy_warps(kWarps, p.outputs, device);
   if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>({kMaxRowWarps, tile_units, row_units}));
   t.tile_outputs = alone ? plan.warps : 1;
@@ -336,26 +343,29 @@ void plan_thin(Plan& plan, const Problem& p, const Device& device) {
   t.columns = p.outputs;
 }
 
+// Whether columns are vectors at aligned addresses, a stride from row to row.
+bool panels_take(const Plan& plan, const Problem& p) {
+  return plan.vector > 1 && !plan.nested && !plan.shifted && !p.kept.empty() && p.length > kLoads &&
+         p.kept.back().size <= kMaxGrid / 2 && p.outputs / p.kept.back().size <= kMaxGridDepth;
+}
+
 void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
   const Problem& p = r.problem;
   Tiling& t = plan.tiling;
   const int size = info(r.in).size;
   t.columns = p.kept.back().size;
   plan.thread_elements = p.length <= kLanes ? 1 : p.length <= 2 * kLanes ? 2 : kLoads;
-  // One line side by side; two of shifted vectors, which need their neighbours', where there are leaves for few warps: (64,
-  // 2^20) bfloat16 34.0 us instead of 43.4; and of four bytes where there are lines enough: (64, 4096, 1024) dim 1 float32 243
-  // us instead of 247.
+  // One line side by side; two of shifted vectors, which need their neighbours', and where there are leaves for few warps.
   const int line = std::max(1, kLine / (plan.vector * size)), depth = kLoads / plan.thread_elements;
-  const int64_t vectors = ceil_div(t.columns, plan.vector), lines = p.outputs / t.columns * ceil_div(vectors, line);
-  const bool two_lines = plan.shifted || t.leaves * line < int64_t{kFewColumnWarps} * kWarp * depth ||
-                         (size == 4 && plan.vector > 1 && lines >= int64_t{kManyLines} * device.multiprocessors);
+  const int64_t vectors = ceil_div(t.columns, plan.vector);
+  const bool two_lines = plan.shifted || t.leaves * line < int64_t{kFewColumnWarps} * kWarp * depth;
   const int64_t side = tuning.width ? tuning.width : two_lines ? 2 * line : line;
   const int width = static_cast<int>(power_of_two_above(std::min({side, vectors, int64_t{kWarp}})));
   plan.warp_columns = width;
   t.tile_outputs = width * plan.vector;
   const int64_t column_tiles = ceil_div(vectors, width);
 
-  const int many = column_batches(plan.vector);
+  const int many = panels_take(plan, p) ? 1 : column_batches(plan.vector);
   const auto unit_leaves = [&](int batches) { return int64_t{kWarp / width} * depth * batches; };
   const auto tiles = [&](int64_t leaves) { return p.outputs / t.columns * column_tiles * ceil_div(t.leaves, leaves); };
   const int64_t enough = int64_t{kColumnTiles} * device.multiprocessors / 2;
@@ -390,6 +400,81 @@ void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tu
 // Bytes of a lane's sum (Lane in primitives.cuh).
 int lane_bytes(const Reduction& r) {
   return r.accumulator == Accumulator::i64 && info(r.in).size <= 2 ? 4 : size_of(r.accumulator);
+}
+
+// The threads of a warp side by side for rows of so many vectors: as many as asked for, but few beyond the last vector; or 0.
+int panel_width(int64_t vectors, int most) {
+  const int64_t width = std::min<int64_t>(most, power_of_two_above(vectors));
+  return 8 * ceil_div(vectors, width) * width <= 9 * vectors ? static_cast<int>(width) : 0;
+}
+
+// Whether rows are whole lines, or halves of bytes; other narrow rows are better read as pieces of memory: (2^20, 64) float32
+// 63.1 us, and 64.9 so; float8 20.5 and 22.1.
+bool panel_rows(const Reduction& r, int vector) {
+  const int64_t columns = r.problem.kept.back().size;
+  const int size = info(r.in).size;
+  return columns * size % (size == 1 ? kLine / 2 : kLine) == 0 && panel_width(columns / vector, kLine / kVectorBytes);
+}
+
+void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
+  const Problem& p = r.problem;
+  Tiling& t = plan.tiling;
+  t.columns = p.kept.back().size;
+  plan.thread_elements = p.length <= kLanes ? 1 : thread_elements(p);
+  const int size = info(r.in).size, depth = kLoads / plan.thread_elements, vector_sum = plan.vector * lane_bytes(r);
+  const int64_t vectors = t.columns / plan.vector;
+  const auto unit_leaves = [&](int width, int batches) { return int64_t{kWarp / width} * depth * batches; };
+  const auto tiles = [&](int width, int64_t leaves) {
+    return p.outputs / t.columns * ceil_div(vectors, width) * ceil_div(t.leaves, leaves);
+  };
+  const auto enough = [&](int64_t count, int least = kPanelTiles) {
+    return 5 * count >= int64_t{least} * device.multiprocessors;
+  };
+
+  // Two lines side by side where that leaves tiles enough, but of bytes, which have many sums, one. Also one where tiles would
+  // be little more than run at a time: (1024, 65536) bfloat16 33.4 us, and 34.1 with two.
+  constexpr int kLineWidth = kLine / kVectorBytes;
+  const bool order_free = r.accumulator == Accumulator::i64;
+  const int many = panel_batches(plan.vector, vector_sum / 4, plan.thread_elements, order_free);
+  const int64_t wave =
+      int64_t{panel_wave(plan.vector, vector_sum / 4, plan.thread_elements, many)} / kWarps * device.multiprocessors;
+  int width = panel_width(vectors, size > 1 ? 2 * kLineWidth : kLineWidth);
+  const int64_t whole_tiles = width ? tiles(width, t.leaves) : 0;
+  if (width == 0 || !enough(tiles(width, kWarps * unit_leaves(width, 1))) || (whole_tiles > wave && 2 * whole_tiles < 3 * wave))
+    width = static_cast<int>(std::min<int64_t>(kLineWidth, power_of_two_above(vectors)));
+  if (tuning.width)
+    width = static_cast<int>(std::min<int64_t>({kWarp, power_of_two_above(tuning.width), power_of_two_above(vectors)}));
+  const int64_t many_leaves = kWarps * unit_leaves(width, many);
+  const bool takes_many = width >= kLineWidth && t.leaves >= many_leaves && enough(tiles(width, many_leaves));
+  plan.batches = (tuning.batches ? tuning.batches > 1 : takes_many) ? many : 1;
+  plan.warp_columns = width;
+  t.tile_outputs = width * plan.vector;
+
+  // Units of a tile: as many as leave tiles enough; of a small input all, where that saves the join at little cost, or fewer.
+  const int64_t unit = unit_leaves(width, plan.batches), whole = power_of_two_above(ceil_div(t.leaves, unit));
+  if (!plan.warps) plan.warps = kWarps;
+  const int parts = std::min(kWarp, std::max(1, plan.warps * kWarp / t.tile_outputs));  // threads that join a column
+  const int64_t most = std::min<int64_t>({whole, kPanelBytes / (width * vector_sum), parts << kLogPanelRun});
+  int64_t units = most;
+  if (tuning.tile_leaves) {
+    units = std::min(power_of_two_above(ceil_div(tuning.tile_leaves, unit)), most);
+  } else {
+    const int least = plan.batches > 1 ? kPanelTiles : kFewPanelTiles;
+    while (units > kWarps && !enough(tiles(width, units * unit), least)) units /= 2;
+    const auto busy = [&](int64_t count) { return 3 * tiles(width, count * unit) >= device.multiprocessors; };
+    if (units <= kWarps && whole > units && whole <= 4 * units && whole <= most && busy(whole)) units = whole;
+    if (units < whole)
+      while (units > 1 && !busy(units)) units /= 2;
+  }
+  while (ceil_div(t.leaves, units * unit) > kMaxGridDepth) units *= 2;
+
+  plan.warps = static_cast<int>(std::min<int64_t>(plan.warps, units));
+  t.tile_leaves = static_cast<int>(units * unit);
+  t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
+  // Neighbouring columns write neighbouring partial sums, but those of few columns stand as the join reads them.
+  const bool by_column = 2 * p.outputs <= t.splits;
+  t.partial_output_stride = by_column ? t.splits : 1;
+  t.partial_split_stride = by_column ? 1 : p.outputs;
 }
 
 // Whether columns are few, and their rows dense and aligned as pieces of memory.
@@ -448,6 +533,7 @@ Grid grid_of(const Plan& plan, const Device& device, const Tuning& tuning) {
       if (t.splits == 1) return {t.column_tiles, 1, 1};
       return {t.splits, static_cast<uint32_t>(std::min<int64_t>(t.outputs, kMaxDenseDepth)),
               static_cast<uint32_t>(ceil_div(t.outputs, kMaxDenseDepth))};
+    case Kernel::panels: return {t.column_tiles, t.splits, t.batches};
     case Kernel::rows:
     case Kernel::narrow: grid.x = take(t.tiles, kMaxGrid); break;
     case Kernel::ring_rows: grid.x = take(ceil_div(t.tiles, plan.warps), int64_t{kRingBlocks} * device.multiprocessors); break;
@@ -538,9 +624,11 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
 
   const bool narrow = by_columns && tuning.vector != 1 && narrow_takes(r);
   if (by_columns) {
-    plan.kernel = p.kept.empty() || p.length <= kLoads                        ? Kernel::thin
-                  : narrow && p.length > kLanes && plan.bytes >= kNarrowInput ? Kernel::narrow
-                                                                              : Kernel::columns;
+    const bool panels = panels_take(plan, p), whole_lines = panels && panel_rows(r, plan.vector);
+    plan.kernel = p.kept.empty() || p.length <= kLoads                                        ? Kernel::thin
+                  : narrow && !whole_lines && p.length > kLanes && plan.bytes >= kNarrowInput ? Kernel::narrow
+                  : panels                                                                    ? Kernel::panels
+                                                                                              : Kernel::columns;
   } else {
     plan.kernel = p.length <= int64_t{kWarp} * plan.vector ? Kernel::packed
                   : dense_takes(plan, p)                   ? Kernel::dense
@@ -561,6 +649,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
       if (!plan.nested && !plan.shifted) plan.vector = 1;
     }
     if (wanted == Kernel::columns && by_columns && !p.kept.empty() && !p.reduced.empty()) plan.kernel = wanted;
+    if (wanted == Kernel::panels && by_columns && panels_take(plan, p)) plan.kernel = wanted;
     if (wanted == Kernel::narrow && narrow) plan.kernel = wanted;
     if (wanted == Kernel::ring_rows && ring) plan.kernel = wanted;
     if (wanted == Kernel::tiny && tiny) plan.kernel = wanted;
@@ -588,6 +677,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
     case Kernel::tiny: plan_tiny(plan, r, device); break;
     case Kernel::dense: plan_dense(plan, p, device, tuning); break;
     case Kernel::flat: plan_flat(plan, r, device); break;
+    case Kernel::panels: plan_panels(plan, r, device, tuning); break;
   }
   t.column_tiles = static_cast<uint32_t>(ceil_div(t.columns, t.tile_outputs));
   t.batches = static_cast<uint32_t>(ceil_div(t.outputs, t.columns));

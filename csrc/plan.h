@@ -14,18 +14,20 @@
 namespace gpureduce {
 
 constexpr int kWarp = 32;
-constexpr int kLoads = 8;              // vector loads a thread keeps in flight: a full leaf's depth
-constexpr int kJoinRun = 8;            // partial sums one thread of the join kernel takes
-constexpr int kMaxRowWarps = 16;       // warps a block of the rows kernel
-constexpr int kMaxDenseUnits = 128;    // units a block of the dense kernel takes
-constexpr int kMaxDenseDepth = 32768;  // rows of them below each other in its grid
-constexpr int kMaxColumnWarps = 8;     // and of the others
-constexpr int kMaxBatches = 8;         // runs of leaves a block of the narrow kernel takes one after the other
-constexpr int kMaxRingPairs = 8;       // of warps a block of the ring kernel: one reads what the other fetches
-constexpr int kRingBlocks = 2;         // of them a multiprocessor
-constexpr int kGranule = 16;           // bytes: bulk copies begin and end at multiples of it
-constexpr int kLine = 128;             // bytes
-constexpr int kMaxJoin = 8192;         // partial sums one block of the join kernel takes: 1024 threads
+constexpr int kLoads = 8;               // vector loads a thread keeps in flight: a full leaf's depth
+constexpr int kJoinRun = 8;             // partial sums one thread of the join kernel takes
+constexpr int kMaxRowWarps = 16;        // warps a block of the rows kernel
+constexpr int kMaxDenseUnits = 128;     // units a block of the dense kernel takes
+constexpr int kMaxDenseDepth = 32768;   // rows of them below each other in its grid
+constexpr int kMaxColumnWarps = 8;      // and of the others
+constexpr int kLogPanelRun = 5;         // units of a column that a thread of the panels kernel joins, at most 1 << 5
+constexpr int kPanelBytes = 32 * 1024;  // of lane sums in shared memory
+constexpr int kMaxBatches = 8;          // runs of leaves a block of the narrow kernel takes one after the other
+constexpr int kMaxRingPairs = 8;        // of warps a block of the ring kernel: one reads what the other fetches
+constexpr int kRingBlocks = 2;          // of them a multiprocessor
+constexpr int kGranule = 16;            // bytes: bulk copies begin and end at multiples of it
+constexpr int kLine = 128;              // bytes
+constexpr int kMaxJoin = 8192;          // partial sums one block of the join kernel takes: 1024 threads
 static_assert(kLoads == kDepth);
 
 // packed   several short rows a warp, one load a row                      (the fastest dim in memory is reduced)
@@ -34,11 +36,12 @@ static_assert(kLoads == kDepth);
 // flat     short dense rows: neighbouring threads take one, a load each, and have loads of several rows in flight
 // thin     a thread takes all of its outputs' few elements, up to kLoads  (the fastest dim in memory is kept)
 // columns  a warp takes neighbouring columns, a thread neighbouring leaves of them
+// panels   the same at aligned addresses, one stride from row to row
 // narrow   a block takes runs of leaves of few dense columns, as pieces of memory
 // ring_rows  short rows at odd addresses through a ring of stages in shared memory, which bulk copies fill far ahead
 // expanded a thread an output, which has one element many times
 // tiny     dense rows of up to tiny_length() elements: a thread takes `vector` rows as so many vectors
-enum class Kernel : uint8_t { packed, rows, thin, columns, ring_rows, narrow, expanded, tiny, dense, flat };
+enum class Kernel : uint8_t { packed, rows, thin, columns, ring_rows, narrow, expanded, tiny, dense, flat, panels };
 
 // Whether a kernel leaves the quotients of means to the join: of bytes in the ring, where a division in the code costs the sum
 // as well. Rows (2^20, 100) of float8 take 38.2 us, and 45.2 with it.
@@ -57,6 +60,20 @@ struct Device {
 // Vectors of lane sums that a block of the columns kernel keeps in shared memory. Longer tiles of bytes gain nothing: (64,
 // 4096, 1024) dim 1 float8 71.3 us, and 74.0 with whole columns a tile.
 GPUREDUCE_HOST_DEVICE constexpr int column_slots(int vector) { return vector > 8 ? 128 : 512; }
+
+// The panels kernel: batches of leaves that a thread takes where it takes several, and warps of it that a multiprocessor runs
+// at a time, as its registers are cut: as many as do not spill. `words` are those of a vector of lane sums. (64, 4096, 1024)
+// dim 1 bfloat16 122.6 us with 32 warps, 130 with 24.
+GPUREDUCE_HOST_DEVICE constexpr int panel_batches(int vector, int words, int elements, bool order_free) {
+  if (words > 16 || (words > 8 && vector <= 8) || (order_free && vector == 8)) return 1;
+  if (vector > 8) return elements == kDepth ? 2 : 1;
+  return elements == 1 || (order_free && vector == 2) ? 2 : 4;
+}
+GPUREDUCE_HOST_DEVICE constexpr int panel_wave(int vector, int words, int elements, int batches) {
+  if (words > 16) return 16;
+  if (words <= 4 || vector > 8 || batches == 1) return 32;
+  return vector < 8 || (elements < kDepth && batches > 2) ? 24 : 32;
+}
 
 // Loads of so many bytes that a thread of the flat kernel keeps in flight: (2^23, 8) bfloat16 35.9 us with four of 16 bytes,
 // and 36.5 with eight; (2^20, 100) 51.1 with four of 8 bytes, and 50.6 with eight.
@@ -80,7 +97,8 @@ GPUREDUCE_HOST_DEVICE constexpr int tiny_runs(int length) { return kLoads / leng
 GPUREDUCE_HOST_DEVICE constexpr int column_batches(int vector) { return vector > 8 ? 2 : 4; }
 
 // Values forced on the planner, for tests and tuning; 0 means the planner's own choice. Parsed from "key=value,key=value".
-// vector=1 forces single elements; any other, vectors of columns at odd addresses.
+// vector=1 forces single elements; any other, vectors of columns at odd addresses. grid= is for kernels whose blocks take tile
+// after tile: dense, flat and panels have a block a tile.
 struct Tuning {
   int multiprocessors = 0, vector = 0, warps = 0, tile_leaves = 0, batches = 0, grid = 0;
   int stages = 0, stage_bytes = 0, width = 0;
@@ -166,10 +184,10 @@ struct Plan {
   bool linear;          // they are, but apart
   bool shifted;         // vectors are put together from two aligned ones
   int warps;            // a block
-  int warp_columns;     // columns: threads of a warp side by side; packed: threads a row
+  int warp_columns;     // columns, panels: threads of a warp side by side; packed: threads a row
   int thread_elements;  // elements of a leaf a thread has in flight at once: kDepth, or 2 or 1 where leaves have no more;
                         // thin: of an output, 2, 4 or 8
-  int batches;          // columns: how often it does that, for neighbouring leaves: once or column_batches() times;
+  int batches;          // columns, panels: how often it does that, for neighbouring leaves: once or so many times;
                         // narrow: runs a tile
   RingShape ring;
   int row_width, row_groups;  // ring_rows, flat: loads of a row, and groups of 32 of them

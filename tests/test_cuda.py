@@ -88,7 +88,7 @@ def test_large_matrices(name, shape, dim, cuda):
             assert_same_bits(op(view.to(cuda), dim), op(view, dim))
 
 
-KERNELS = ["packed", "rows", "thin", "columns", "narrow", "ring_rows", "expanded", "tiny", "dense", "flat"]
+KERNELS = ["packed", "rows", "thin", "columns", "narrow", "ring_rows", "expanded", "tiny", "dense", "flat", "panels"]
 TUNINGS = [
     "",
     "vector=1",
@@ -105,6 +105,8 @@ TUNINGS = [
     *(f"kernel=columns,batches={n},width=8" for n in (1, 2)),
     *(f"kernel=columns,vector=16,batches={n}" for n in (1, 8)),
     *(f"kernel=columns,batches={n},tile_leaves={m},warps=2" for n in (1, 4) for m in (64, 256, 2048)),
+    *(f"kernel=panels,batches={n},tile_leaves={m}" for n in (1, 2) for m in (1, 64, 512, 4096)),
+    *(f"kernel=panels,width={n},warps={m}" for n in (1, 4, 16, 32) for m in (1, 4, 8)),
     *(f"kernel=narrow,batches={n}" for n in (1, 2, 8)),
     *(f"kernel=narrow,tile_leaves={n}" for n in (16, 64, 512)),
     *(f"kernel=narrow,warps={n},grid=3" for n in (1, 4)),
@@ -157,6 +159,13 @@ FORCED = {
     "64 columns": lambda make: (make(16 * 512 + 1, 64), [0]),
     "255 columns": lambda make: (make(513, 255), [0]),
     "several narrow": lambda make: (make(5, 1203, 4), [1]),
+    "columns of a lane": lambda make: (make(490, 96), [0]),
+    "columns of two lanes": lambda make: (make(1021, 208), [0]),
+    "columns of four lanes": lambda make: (make(2047, 64), [0]),
+    "columns of chunks": lambda make: (make(33_001, 32), [0]),
+    "few columns of chunks": lambda make: (make(70_000, 16), [0]),
+    "columns apart": lambda make: (make(2600, 144)[1:, 16:128], [0]),
+    "columns in nested dims": lambda make: (make(6, 10, 700, 48)[:, ::2], [2]),
     "thin columns": lambda make: (make(6, 9000), [0]),
     "two elements": lambda make: (make(2, 20_000), [0]),
     "three elements": lambda make: (make(40, 3, 208), [1]),
@@ -165,6 +174,9 @@ FORCED = {
     "outside": lambda make: (make(30, 16, 200), [0, 2]),
     "outside, far": lambda make: (make(3, 5, 3000)[:, :, :2999], [0, 2]),
     "outside, a lane": lambda make: (make(9, 3, 512)[:, ::2], [0, 2]),
+    "outside, whole vectors": lambda make: (make(70, 9, 208)[:, :, :192], [0, 2]),
+    "outside, a chunk each": lambda make: (make(9, 3, 5120)[:, 1:, :4096], [0, 2]),
+    "outside, nested rows": lambda make: (make(4, 40, 6, 64)[::2].permute(1, 0, 2, 3)[:, :, ::2], [1, 3]),
     "outside, 49 each": lambda make: (make(200, 3, 7, 7), [0, 2, 3]),
     "outside, backwards and thrice": lambda make: (make(11, 3, 20, 24).permute(2, 1, 0, 3)[:, :, 1:, :16], [0, 2, 3]),
     "image": lambda make: (make(4, 12, 28, 28).to(memory_format=torch.channels_last), [0, 2, 3]),
@@ -197,13 +209,15 @@ def test_forced_plans(view, name, cuda):
     assert taken > 0
 
 
+# The view and the dims that are summed.
 REACHED = {
     "packed": (lambda make: make(4096, 48)[:, ::3], 1),
     "rows": (lambda make: make(64, 8192)[:, ::2], 1),
     "dense": (lambda make: make(64, 8192), 1),
     "flat": (lambda make: make(3000, 20), 1),
     "thin": (lambda make: make(4, 8192), 0),
-    "columns": (lambda make: make(8192, 1024), 0),
+    "columns": (lambda make: make(64, 3, 40, 256), (0, 2)),
+    "panels": (lambda make: make(8192, 1024), 0),
     "narrow": (lambda make: make(1 << 18, 60), 0),
     "ring_rows": (lambda make: make(4096, 21), 1),
     "expanded": (lambda make: make(1, 300).expand(5000, 300), 0),
@@ -215,18 +229,19 @@ REACHED = {
 @pytest.mark.parametrize("vector", [1, 0], ids=["elements", "vectors"])
 def test_every_kernel_is_reached(kernel, vector, cuda):
     """The planner uses each kernel, with and without vector loads, by its own choice."""
-    view, dim = REACHED[kernel]
+    view, dims = REACHED[kernel]
+    dims = [dims] if isinstance(dims, int) else list(dims)
     name = "bfloat16" if kernel == "ring_rows" else "float32"  # rows at odd addresses
     x = view(lambda *shape: data(shape, name, seed=15))
     tuning = "vector=1" if vector else ""
-    plan = json.loads(torch.ops.gpureduce._plan(x.shape, x.stride(), [dim], x.dtype, x.dtype, tuning))
+    plan = json.loads(torch.ops.gpureduce._plan(x.shape, x.stride(), dims, x.dtype, x.dtype, tuning))
     # What takes over where vectors are needed.
-    elementwise = {"narrow": "columns", "tiny": "packed", "flat": "packed", "dense": "rows"}
+    elementwise = {"narrow": "columns", "tiny": "packed", "flat": "packed", "dense": "rows", "panels": "columns"}
     wanted = elementwise.get(kernel, kernel) if vector else kernel
     assert plan["kernel"] == wanted
     assert wanted in ("ring_rows", "expanded", "rows", "packed") or (plan["vector"] == 1) == bool(vector)
     y = view(lambda *shape: data(shape, name, seed=15, device=cuda))
-    assert_same_bits(torch.ops.gpureduce._sum_tuned(y, [dim], tuning=tuning), SUM(x, dim))
+    assert_same_bits(torch.ops.gpureduce._sum_tuned(y, dims, tuning=tuning), SUM(x, dims))
 
 
 EXPANDED = [9, 77, 511, 512, 513, 1024, 1500, 4095, 4096, 4097, 4608, 4609, 8191, 12_288, 12_289, 100_000]

@@ -13,10 +13,11 @@ from support import dtype_of
 PROCESSORS = [1, 7, 66, 132, 264]
 MOST_TILES = 200_000  # plans of more tiles are checked by their description only
 MAX_GRID, MAX_WARPS = 2**31 - 1, 32
+DENSE_DEPTH = 32768  # rows that split rows' grids are deep
 MOST_SHARED_MEMORY = 227 * 1024  # that a block of compute capability 9.0 may have
 MOST_UNASKED_MEMORY = 48 * 1024  # ... without asking for it
 SMALL_INTEGERS = {"bool", "int8", "uint8", "int16", "uint16"}  # added up in 32 bits
-KERNELS = {"packed", "rows", "thin", "columns", "narrow", "ring_rows", "expanded", "tiny", "dense", "flat"}
+KERNELS = {"packed", "rows", "thin", "columns", "narrow", "ring_rows", "expanded", "tiny", "dense", "flat", "panels"}
 
 # Sizes and reduced dims of the measured grid.
 ROWS = [(1 << 25, 2), (1 << 24, 3), (1 << 23, 8), (1 << 21, 32), (1 << 20, 100), (1 << 18, 1000), (65536, 1024)]
@@ -82,6 +83,25 @@ def check_narrow(plan, source, target, what):
     assert sums * plan["tile_outputs"] * lane <= MOST_UNASKED_MEMORY - 128, what
 
 
+def blocks(plan):
+    """The most blocks that a plan may have: one a tile; of more split rows than a grid is deep, some that have none."""
+    deep = plan["kernel"] == "dense" and plan["splits"] > 1 and plan["outputs"] > DENSE_DEPTH
+    return plan["splits"] * -(-plan["outputs"] // DENSE_DEPTH) * DENSE_DEPTH if deep else plan["tiles"]
+
+
+def check_panels(plan, source, target, what):
+    """A block has whole units for its warps, whose sums fit its shared memory, and few of them for each thread that joins."""
+    leaves = 32 // plan["warp_columns"] * (8 // plan["thread_elements"]) * plan["batches"]  # of a unit
+    units, left = divmod(plan["tile_leaves"], leaves)
+    assert left == 0 and units >= plan["warps"] and units & (units - 1) == 0, what
+    assert plan["tile_outputs"] == plan["warp_columns"] * plan["vector"], what
+    lane = 4 if source in SMALL_INTEGERS else accumulator_bytes(source, target)
+    assert units * plan["tile_outputs"] * lane <= 32 * 1024, what
+    parts = min(32, max(1, 32 * plan["warps"] // plan["tile_outputs"]))
+    assert units // min(parts, units) <= 32, what
+    assert plan["grid"] == plan["tiles"] and plan["splits"] <= 65535, what
+
+
 def check_plan(sizes, strides, dims, source="float32", target=None, tuning=""):
     """All that must hold of any plan; returns its description, and whether its tiles were walked."""
     target = target or model.natural_result(source)
@@ -94,13 +114,15 @@ def check_plan(sizes, strides, dims, source="float32", target=None, tuning=""):
 
     assert plan["kernel"] in KERNELS, what
     assert plan["outputs"] == outputs and plan["leaves"] == leaves, what
-    assert 1 <= plan["warps"] <= MAX_WARPS and 1 <= plan["grid"] <= MAX_GRID and plan["grid"] <= plan["tiles"], what
+    assert 1 <= plan["warps"] <= MAX_WARPS and 1 <= plan["grid"] <= MAX_GRID and plan["grid"] <= blocks(plan), what
     assert plan["vector"] >= 1 and plan["vector"] & (plan["vector"] - 1) == 0, what
     assert plan["vector"] == 1 or plan["vector"] * model.itemsize(source) <= 16, what
     assert (plan["stages"] > 0) == plan["kernel"].startswith("ring"), what
     assert plan["warps"] * plan["stages"] * plan["stage_bytes"] < MOST_SHARED_MEMORY, what
     if plan["kernel"] == "narrow":
         check_narrow(plan, source, target, what)
+    if plan["kernel"] == "panels":
+        check_panels(plan, source, target, what)
 
     # Partial sums: every pass joins `fan` neighbours, until one is left. Where there is nothing to join, one pass may
     # round the sums to a dtype that kernels do not write.
@@ -213,8 +235,8 @@ def test_forced_plans(tuning):
         if "vector=1" in tuning:
             assert plan["vector"] == 1 or plan["kernel"] == "ring_rows"
         if tuning.startswith("grid"):
-            if plan["kernel"] in ("dense", "flat"):  # which always have a block a tile
-                assert plan["grid"] == plan["tiles"]
+            if plan["kernel"] in ("dense", "flat", "panels"):  # which always have a block a tile
+                assert plan["grid"] == blocks(plan)
             else:
                 assert plan["grid"] <= int(tuning.removeprefix("grid="))
 
@@ -261,8 +283,9 @@ def test_narrow_columns():
                 for tuning in ("", "batches=8", "tile_leaves=1", "tile_leaves=64,batches=4", "warps=1"):
                     check_plan((length, width), (width, 1), (0,), source, tuning=f"kernel=narrow,{tuning}".strip(","))
         large = (1 << 28) // width
-        assert check_plan((large, width), (width, 1), (0,))[0]["kernel"] == "narrow"
-        assert check_plan((1000, width), (width, 1), (0,))[0]["kernel"] == "columns"
+        lines = width in (64, 256)  # rows are whole lines of float32
+        assert check_plan((large, width), (width, 1), (0,))[0]["kernel"] == ("panels" if lines else "narrow")
+        assert check_plan((1000, width), (width, 1), (0,))[0]["kernel"] == ("columns" if width % 4 else "panels")
         for length in (1, 2, 9, 17, 511, 512):
             check_plan((length, width), (width, 1), (0,), tuning="kernel=narrow" if length > 1 else "")
     for sizes, strides, dims in [((5, 700, 48), (33600, 48, 1), (1,)), ((5, 701, 4), (2804, 4, 1), (1,))]:
@@ -278,7 +301,7 @@ def test_columns_are_not_split_for_nothing():
     """Where there are columns enough for all multiprocessors, a block takes all leaves if it can."""
     for sizes, dims in [((4096, 128, 128), (1,)), ((512, 65536), (0,)), ((300, 500, 256), (1,))]:
         plan = check_plan(sizes, contiguous(sizes), dims)[0]
-        assert plan["kernel"] == "columns" and plan["splits"] == 1 and not plan["joins"]
+        assert plan["kernel"] == "panels" and plan["splits"] == 1 and not plan["joins"]
 
 
 def test_more_processors_never_change_the_leaves():

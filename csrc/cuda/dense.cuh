@@ -15,7 +15,8 @@ struct DenseArgs {
   uint32_t rows, splits;
   int32_t row_units, tile_units;
   Output<Acc> output;
-  Nest<Source::kRank> kept;
+  Nest<Source::kRank> kept, reduced;
+  Stride next_in_lane;  // where two dims are reduced
 
   __device__ __forceinline__ Offsets place(uint32_t row) const {
     if (kept.rank > 1) return kept.at(row);
@@ -24,8 +25,8 @@ struct DenseArgs {
 };
 
 // A unit of a row: row_groups() groups of 32 * V neighbouring leaves from element `first` on. All of their elements are there,
-// or with kWhole false, those before the row's end.
-template <int V, int kElements, bool kWhole, class Source, class Acc>
+// or with kWhole false, those before the row's end. kNested: a row's elements lie in two nested dims, in whole vectors.
+template <int V, int kElements, bool kNested, bool kWhole, class Source, class Acc>
 __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, int64_t row, int64_t first) {
   using Element = typename Source::Element;
   constexpr int kCount = row_groups(V, kElements);
@@ -33,11 +34,14 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, i
   Vector<Element, V> x[kCount][kElements];
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
+    Cursor at{};
+    if constexpr (kNested) at = a.reduced.cursor(begin + g * kWarp * V);
 #pragma unroll
     for (int d = 0; d < kElements; ++d) {
-      const int64_t e = begin + g * kWarp * V + d * kLanes;
-      if constexpr (kWhole) x[g][d] = a.source.template load<V>(row + e);
-      else x[g][d] = a.source.template load_if<V>(e + V <= a.length, row + e);
+      const int64_t e = begin + g * kWarp * V + d * kLanes, place = row + (kNested ? at.offset : e);
+      if constexpr (kWhole) x[g][d] = a.source.template load<V>(place);
+      else x[g][d] = a.source.template load_if<V>(e + V <= a.length, place);
+      if constexpr (kNested) a.next_in_lane.move(at);
     }
   }
   RowLanes<Element, Acc, V> lanes[kCount];
@@ -47,7 +51,7 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, i
 #pragma unroll
     for (int d = 1; d < kElements; ++d) lanes[g].add(x[g][d]);
   }
-  if constexpr (!kWhole) {
+  if constexpr (!kWhole && !kNested) {
     // The row's last vector may be no whole one. Its elements are the last of their lanes.
     if (const int tail = static_cast<int>(a.length % V)) {
 #pragma unroll
@@ -66,16 +70,16 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, i
   return warp_join_groups(values);
 }
 
-template <int V, int kElements, class Source, class Acc>
+template <int V, int kElements, bool kNested = false, class Source, class Acc>
 __device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, int64_t row, uint32_t unit) {
   constexpr int kUnit = row_groups(V, kElements) * kWarp * V, kChunkUnits = kLanes / kUnit;
   const int64_t first = int64_t{unit / kChunkUnits} * kChunk + unit % kChunkUnits * kUnit;
-  if (first + (kElements - 1) * kLanes + kUnit <= a.length) return dense_elements<V, kElements, true>(a, row, first);
-  return dense_elements<V, kElements, false>(a, row, first);
+  if (first + (kElements - 1) * kLanes + kUnit <= a.length) return dense_elements<V, kElements, kNested, true>(a, row, first);
+  return dense_elements<V, kElements, kNested, false>(a, row, first);
 }
 
 // A block takes some units of one row: its warps one after the other, and one warp joins what they come to.
-template <int V, int kElements, class Source, class Acc>
+template <int V, int kElements, bool kNested, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) dense_rows(const __grid_constant__ DenseArgs<Source, Acc> a) {
   __shared__ Acc slots[kMaxDenseUnits];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
@@ -88,7 +92,7 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) dense_rows(const __gri
   wait_for_previous_kernel();
   allow_next_kernel();
   for (int unit = warp; unit < units; unit += warps) {
-    const Acc v = dense_unit<V, kElements>(a, place.in, first + unit);
+    const Acc v = dense_unit<V, kElements, kNested>(a, place.in, first + unit);
     if (lane == 0) slots[unit] = v;
   }
   __syncthreads();

@@ -8,6 +8,7 @@
 #include "expanded.cuh"
 #include "launch.h"
 #include "narrow.cuh"
+#include "panels.cuh"
 #include "ring_rows.cuh"
 #include "rows.cuh"
 #include "tiny.cuh"
@@ -58,7 +59,8 @@ auto column_kernel(const Plan& plan) {
     return plan.thread_elements == 2   ? thin<V, 2, walk, Source, Acc>
            : plan.thread_elements == 4 ? thin<V, 4, walk, Source, Acc>
                                        : thin<V, kLoads, walk, Source, Acc>;
-  constexpr int kMany = column_batches(V);
+  // Of aligned columns the panels kernel takes several batches.
+  constexpr int kMany = walk == Walk::linear && V > 1 ? 1 : column_batches(V);
   if (plan.batches > 1)
     return plan.thread_elements == 1   ? columns<V, 1, kMany, walk, Source, Acc>
            : plan.thread_elements == 2 ? columns<V, 2, kMany, walk, Source, Acc>
@@ -114,15 +116,58 @@ cudaError_t launch_narrow(const Launch& launch, const Source& source) {
 }
 
 template <int V, int kElements, class Acc, class Source>
+auto panel_kernel(const Plan& plan) {
+  using Sums = Lanes<typename Source::Element, Acc, V>;
+  constexpr int kMany = panel_batches(V, panel_words<Source, Acc, V>, kElements, Sums::kOrderFree);
+  return plan.batches > 1 ? panels<V, kElements, kMany, Source, Acc> : panels<V, kElements, 1, Source, Acc>;
+}
+
+template <int V, class Acc, class Source>
+cudaError_t launch_panels(const Launch& launch, const Source& source) {
+  const Reduction& r = launch.reduction;
+  const Plan& plan = launch.plan;
+  const Tiling& t = plan.tiling;
+  const auto& kept = r.problem.kept;
+  const KeptDim column = kept.back(), batch = kept.size() > 1 ? kept[kept.size() - 2] : KeptDim{};
+  const auto log = [](int x) { return static_cast<int8_t>(__builtin_ctz(x)); };  // of powers of two
+  const int units = t.tile_leaves / (kWarp / plan.warp_columns * (kLoads / plan.thread_elements) * plan.batches);
+  const int parts = std::min({std::max(1, plan.warps * kWarp / t.tile_outputs), units, kWarp});
+  const PanelArgs<Source, Acc> args{source,
+                                    r.problem.length,
+                                    r.problem.reduced[0].stride,
+                                    batch.stride,
+                                    column.out_stride,
+                                    batch.out_stride,
+                                    t.partial_output_stride,
+                                    t.partial_split_stride,
+                                    static_cast<int32_t>(t.columns),
+                                    t.tile_leaves,
+                                    log(plan.warp_columns),
+                                    log(units),
+                                    log(parts),
+                                    output_of<Acc>(launch),
+                                    kept_nest<Source::kRank>(r.problem)};
+  const auto kernel = plan.thread_elements == 1   ? panel_kernel<V, 1, Acc, Source>(plan)
+                      : plan.thread_elements == 2 ? panel_kernel<V, 2, Acc, Source>(plan)
+                      : plan.thread_elements == 4 ? panel_kernel<V, 4, Acc, Source>(plan)
+                                                  : panel_kernel<V, kDepth, Acc, Source>(plan);
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(launch, plan.grid, plan.warps * kWarp,
+                                              units * t.tile_outputs * panel_words<Source, Acc, V> * 4 / V, &attribute);
+  return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+template <int V, int kElements, class Acc, class Source>
 auto dense_kernel(const Plan& plan) {
   constexpr int kUnitLeaves = row_groups(V, kElements) * kWarp * V;
   if constexpr (kElements == 2 || kUnitLeaves == kLanes)  // else rows have more units than one
     if (plan.tiling.leaves <= kUnitLeaves) return dense_units<V, kElements, Source, Acc>;
-  return dense_rows<V, kElements, Source, Acc>;
+  return dense_rows<V, kElements, false, Source, Acc>;
 }
 
 template <int V, class Acc, class Source>
 auto dense_kernel(const Plan& plan) {
+  if (plan.nested) return dense_rows<V, kDepth, true, Source, Acc>;
   return plan.thread_elements == 2   ? dense_kernel<V, 2, Acc, Source>(plan)
          : plan.thread_elements == 4 ? dense_kernel<V, 4, Acc, Source>(plan)
                                      : dense_kernel<V, kDepth, Acc, Source>(plan);
@@ -150,6 +195,7 @@ cudaError_t start_dense(const Launch& launch, const Source& source, int unit_lea
   const Reduction& r = launch.reduction;
   const Tiling& t = launch.plan.tiling;
   const KeptDim row = r.problem.kept.empty() ? KeptDim{} : r.problem.kept.back();
+  const auto reduced = reduced_nest<Source::kRank>(r.problem);
   const DenseArgs<Source, Acc> args{source,
                                     r.problem.length,
                                     row.stride,
@@ -159,7 +205,9 @@ cudaError_t start_dense(const Launch& launch, const Source& source, int unit_lea
                                     static_cast<int32_t>((t.leaves + unit_leaves - 1) / unit_leaves),
                                     t.tile_leaves / unit_leaves,
                                     output_of<Acc>(launch),
-                                    kept_nest<Source::kRank>(r.problem)};
+                                    kept_nest<Source::kRank>(r.problem),
+                                    reduced,
+                                    reduced.stride(kLanes)};
   cudaLaunchAttribute attribute;
   const cudaLaunchConfig_t config = configure(launch, launch.plan.grid, launch.plan.warps * kWarp, 0, &attribute);
   return cudaLaunchKernelEx(&config, kernel, args);
@@ -224,9 +272,10 @@ cudaError_t launch_typed(const Launch& launch) {
     if (launch.plan.kernel == Kernel::tiny)
       return start<Typed<In>, Acc>(launch, source, tiny_kernel<kVector, Acc, Typed<In>>(launch.reduction.problem.length),
                                    launch.plan.warps * kWarp);
-  if constexpr (kVector > 1)
-    if (launch.plan.kernel == Kernel::dense || launch.plan.kernel == Kernel::flat)
-      return launch_dense<kVector, Acc>(launch, source);
+  if constexpr (kVector > 1) {
+    if (launch.plan.kernel == Kernel::dense) return launch_dense<kVector, Acc>(launch, source);
+    if (launch.plan.kernel == Kernel::panels) return launch_panels<kVector, Acc>(launch, source);
+  }
   if (launch.plan.kernel == Kernel::narrow) return launch_narrow<kVector, Acc>(launch, source);
   if constexpr (kVector > 1)
     if (launch.plan.vector == kVector) return launch_width<kVector, Acc>(launch, source);

@@ -1,0 +1,144 @@
+// Columns at aligned addresses, one stride from row to row: the common case, with as little as can be between a block's start
+// and its loads, and after them; for while a block starts or ends it loads nothing.
+#pragma once
+
+#include "columns.cuh"
+
+namespace gpureduce::cuda {
+
+template <class Source, class Acc>
+struct PanelArgs {
+  Source source;
+  int64_t length, pitch, batch_pitch;        // rows; from one to the next, and from one batch to the next
+  int64_t result_pitch, result_batch_pitch;  // of columns, and of batches
+  int64_t partial_output_stride, partial_split_stride;
+  int32_t columns, tile_leaves;            // of a batch; of a tile, a power of two
+  int8_t log_width, log_units, log_parts;  // threads of a warp side by side; units of a tile; threads that join a column's
+  Output<Acc> output;
+  Nest<Source::kRank> kept;
+
+  // The first column of a batch: of the last dim that is kept.
+  __device__ __forceinline__ Offsets place(uint32_t batch) const {
+    if (kept.rank > 2) return kept.at(batch, 0);
+    return {batch * batch_pitch, batch * result_batch_pitch};
+  }
+};
+
+// kLeaves neighbouring leaves of V columns, up to kElements elements each, the first of them at `place`; all in flight at once,
+// and joined in registers. kWhole: they are all there; or else those of the first `rows`.
+template <int V, int kElements, int kLeaves, bool kWhole, class Source, class Acc>
+__device__ __forceinline__ Lanes<typename Source::Element, Acc, V> panel_leaves(const PanelArgs<Source, Acc>& a, int64_t place,
+                                                                                int rows) {
+  Vector<typename Source::Element, V> x[kLeaves][kElements];
+#pragma unroll
+  for (int l = 0; l < kLeaves; ++l) {
+#pragma unroll
+    for (int d = 0; d < kElements; ++d) {
+      const int row = l + d * kLanes;
+      if constexpr (kWhole) x[l][d] = a.source.template load<V>(place + row * a.pitch);
+      else x[l][d] = a.source.template load_if<V>(row < rows, place + row * a.pitch);
+    }
+  }
+  return join_leaves<Acc>(x);
+}
+
+// Joins 1 << log_count values, `step` apart, of at most 1 << kLogPanelRun.
+template <class Acc, int kLogCount = 0, class LaneSum>
+__device__ __forceinline__ Acc join_slots(const LaneSum* slots, int step, int log_count) {
+  if constexpr (kLogCount < kLogPanelRun)
+    if (log_count > kLogCount) return join_slots<Acc, kLogCount + 1>(slots, step, log_count);
+  Acc v[1 << kLogCount];
+#pragma unroll
+  for (int i = 0; i < 1 << kLogCount; ++i) v[i] = static_cast<Acc>(slots[i * step]);
+  return join_neighbours(v);
+}
+
+template <class Source, class Acc, int V>
+constexpr int panel_words = sizeof(Lanes<typename Source::Element, Acc, V>) / 4;
+
+// As in the columns kernel, a warp reads 1 << log_width threads side by side, what is left of it takes further leaves of the
+// same columns, and so do the other warps, unit after unit; and a thread takes kBatches batches of leaves. A unit's values are
+// joined across the warp, and a column's through shared memory.
+template <int V, int kElements, int kBatches, class Source, class Acc>
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
+                                  (panel_wave(V, panel_words<Source, Acc, V>, kElements, kBatches) / kMaxColumnWarps))
+    panels(const __grid_constant__ PanelArgs<Source, Acc> a) {
+  using Batch = Lanes<typename Source::Element, Acc, V>;
+  using LaneSum = typename Batch::LaneSum;
+  constexpr int kLeaves = kLoads / kElements;
+  extern __shared__ __align__(kLine) char memory[];
+  LaneSum* slots = reinterpret_cast<LaneSum*>(memory);  // a row of `side` values for each unit
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  const int width = 1 << a.log_width, side = width * V, column = (lane & (width - 1)) * V, row = lane >> a.log_width;
+  const int first_column = blockIdx.x * side, outputs = min(a.columns - first_column, side);
+  const int64_t first_row = leaf_start(int64_t{blockIdx.y} * a.tile_leaves);
+  const int rows = static_cast<int>(min(a.length - first_row, int64_t{1} << 30));  // more than a tile has
+  const Offsets batch_place = a.place(blockIdx.z);
+  // What is beyond the last column reads the first, for nothing.
+  const int64_t place = batch_place.in + first_row * a.pitch + first_column + (column < outputs ? column : 0);
+  const int log_run = a.log_units - a.log_parts, log_turn = max(5 - a.log_parts, 2);
+  wait_for_previous_kernel();
+  allow_next_kernel();
+#pragma unroll 1
+  for (uint32_t unit = warp; unit >> a.log_units == 0; unit += warps) {
+    const uint32_t leaf = (unit * kWarp + row * width) * (kLeaves * kBatches) >> a.log_width;
+    const int begin = static_cast<int>(leaf_start(leaf)), left = rows - begin;
+    const int64_t at = place + begin * a.pitch;
+    Batch batch, waiting[kBatches];
+    const auto take = [&](int b) {
+      if constexpr (Batch::kOrderFree) {
+        if (b > 0) batch.add(waiting[0]);
+        waiting[0] = batch;
+      } else {
+        carry(waiting, batch, b, [](Batch& left, const Batch& right) { left.add(right); });
+      }
+    };
+    if (left > kLeaves * kBatches - 1 + (kElements - 1) * kLanes) {
+      // With no condition between them, the loads of a batch start while the one before is added up.
+#pragma unroll
+      for (int b = 0; b < kBatches; ++b) {
+        batch = panel_leaves<V, kElements, kLeaves, true>(a, at + b * kLeaves * a.pitch, left);
+        take(b);
+      }
+    } else {
+      // Where ptxas 13.0 knows that a row is not there, it takes float8's padding for another number. So it must not know.
+      int some = left;
+      asm volatile("" : "+r"(some));
+#pragma unroll 1
+      for (int b = 0; b < kBatches; ++b) {
+        batch = panel_leaves<V, kElements, kLeaves, false>(a, at + b * kLeaves * a.pitch, some - b * kLeaves);
+        take(b);
+      }
+    }
+    for (int mask = width; mask < kWarp; mask *= 2) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) batch.sum[j] = batch.sum[j] + shuffle_xor(batch.sum[j], mask);
+    }
+    if (lane < width) {
+      // Rows are turned, so that the threads that join one column read different banks.
+      constexpr int kCount = V < kGranule / sizeof(LaneSum) ? V : kGranule / sizeof(LaneSum);
+      const int turn = (unit >> log_run << log_turn) & (side - 1);
+#pragma unroll
+      for (int g = 0; g < V; g += kCount) {
+        Vector<LaneSum, kCount> granule;
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) granule.set(j, batch.sum[g + j]);
+        reinterpret_cast<decltype(granule)*>(slots + unit * side + ((column + g) ^ turn))->bits = granule.bits;
+      }
+    }
+  }
+  __syncthreads();
+  for (int base = 0; base < side << a.log_parts; base += blockDim.x) {
+    const int i = base + threadIdx.x, c = i >> a.log_parts, part = i & ((1 << a.log_parts) - 1);
+    const LaneSum* run = slots + (part << log_run) * side + ((c ^ part << log_turn) & (side - 1));
+    const Acc sum = warp_join(join_slots<Acc>(run, side, log_run), 1, 1 << a.log_parts);
+    if (c < outputs && part == 0) {
+      const int64_t output = first_column + c;
+      a.output.write_at(
+          batch_place.out + output * a.result_pitch,
+          (int64_t{blockIdx.z} * a.columns + output) * a.partial_output_stride + blockIdx.y * a.partial_split_stride, sum);
+    }
+  }
+}
+
+}  // namespace gpureduce::cuda
