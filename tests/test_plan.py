@@ -90,7 +90,7 @@ def blocks(plan):
 
 
 def check_panels(plan, source, target, what):
-    """A block has whole units for its warps, whose sums fit its shared memory, and few of them for each thread that joins."""
+    """A block has whole units for its warps, whose sums fit its shared memory, and a thread joins few of them."""
     leaves = 32 // plan["warp_columns"] * (8 // plan["thread_elements"]) * plan["batches"]  # of a unit
     units, left = divmod(plan["tile_leaves"], leaves)
     assert left == 0 and units >= plan["warps"] and units & (units - 1) == 0, what
