@@ -344,9 +344,11 @@ void plan_thin(Plan& plan, const Problem& p, const Device& device) {
 }
 
 // Whether columns are vectors at aligned addresses, a stride from row to row.
+bool aligned_columns(const Plan& plan) { return plan.vector > 1 && !plan.nested && !plan.shifted; }
+
 bool panels_take(const Plan& plan, const Problem& p) {
-  return plan.vector > 1 && !plan.nested && !plan.shifted && !p.kept.empty() && p.length > kLoads &&
-         p.kept.back().size <= kMaxGrid / 2 && p.outputs / p.kept.back().size <= kMaxGridDepth;
+  return aligned_columns(plan) && !p.kept.empty() && p.length > kLoads && p.kept.back().size <= kMaxGrid / 2 &&
+         p.outputs / p.kept.back().size <= kMaxGridDepth;
 }
 
 void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
@@ -365,7 +367,8 @@ void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tu
   t.tile_outputs = width * plan.vector;
   const int64_t column_tiles = ceil_div(vectors, width);
 
-  const int many = panels_take(plan, p) ? 1 : column_batches(plan.vector);
+  // Of aligned columns there are kernels for one batch alone: panels take the others, up to kMaxGridDepth batches of columns.
+  const int many = aligned_columns(plan) ? 1 : column_batches(plan.vector);
   const auto unit_leaves = [&](int batches) { return int64_t{kWarp / width} * depth * batches; };
   const auto tiles = [&](int64_t leaves) { return p.outputs / t.columns * column_tiles * ceil_div(t.leaves, leaves); };
   const int64_t enough = int64_t{kColumnTiles} * device.multiprocessors / 2;

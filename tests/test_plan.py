@@ -73,14 +73,18 @@ def accumulator_bytes(source, target):
     return sum(part.itemsize for part in model.addends(one, source, target))
 
 
+def lane_bytes(source, target):
+    """Bytes of a lane's sum in shared memory."""
+    return 4 if source in SMALL_INTEGERS else accumulator_bytes(source, target)
+
+
 def check_narrow(plan, source, target, what):
     """A block's runs of leaves are aligned pieces of memory of one chunk, and their sums fit its shared memory."""
     run, left = divmod(plan["tile_leaves"], plan["batches"])
     assert left == 0 and 16 <= run <= 512 and run & (run - 1) == 0 and 1 <= plan["batches"] <= 8, what
     assert plan["vector"] == max(1, 16 // model.itemsize(source)), what
     sums = plan["tile_leaves"] // plan["batches"] + plan["batches"]
-    lane = 4 if source in SMALL_INTEGERS else accumulator_bytes(source, target)
-    assert sums * plan["tile_outputs"] * lane <= MOST_UNASKED_MEMORY - 128, what
+    assert sums * plan["tile_outputs"] * lane_bytes(source, target) <= MOST_UNASKED_MEMORY - 128, what
 
 
 def blocks(plan):
@@ -95,8 +99,7 @@ def check_panels(plan, source, target, what):
     units, left = divmod(plan["tile_leaves"], leaves)
     assert left == 0 and units >= plan["warps"] and units & (units - 1) == 0, what
     assert plan["tile_outputs"] == plan["warp_columns"] * plan["vector"], what
-    lane = 4 if source in SMALL_INTEGERS else accumulator_bytes(source, target)
-    assert units * plan["tile_outputs"] * lane <= 32 * 1024, what
+    assert units * plan["tile_outputs"] * lane_bytes(source, target) <= 32 * 1024, what
     parts = min(32, max(1, 32 * plan["warps"] // plan["tile_outputs"]))
     assert units // min(parts, units) <= 32, what
     assert plan["grid"] == plan["tiles"] and plan["splits"] <= 65535, what
@@ -302,6 +305,16 @@ def test_columns_are_not_split_for_nothing():
     for sizes, dims in [((4096, 128, 128), (1,)), ((512, 65536), (0,)), ((300, 500, 256), (1,))]:
         plan = check_plan(sizes, contiguous(sizes), dims)[0]
         assert plan["kernel"] == "panels" and plan["splits"] == 1 and not plan["joins"]
+
+
+def test_aligned_columns_of_very_many_batches():
+    """More batches than a grid is deep are no panels, and a thread takes one batch of leaves: no kernel takes more."""
+    for length in (300, 1100, 4096, 70_000):
+        for tuning in ("", "batches=4", "kernel=columns,batches=4"):
+            plan = check_plan((70_000, length, 32), (64 * length, 64, 1), (1,), tuning=tuning)[0]
+            assert plan["kernel"] == "columns" and plan["vector"] == 4 and plan["batches"] == 1
+            units = plan["tile_leaves"] // (32 // plan["warp_columns"] * (8 // plan["thread_elements"]))
+            assert units * plan["warp_columns"] <= 512  # vectors of sums that a block keeps
 
 
 def test_more_processors_never_change_the_leaves():
