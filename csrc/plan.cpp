@@ -23,15 +23,24 @@ constexpr int kFewDenseUnits = 4;
 constexpr int kTilesPerProcessor = 3;
 constexpr int kShortRowUnits = 8;
 constexpr int kShortRowWarps = 2;
-// Rows at odd addresses are read in shifted vectors where they are longer than this, by blocks of four warps: rows (4096,
-// 50257) bfloat16 98 us instead of 124 with single elements.
+// Rows at odd addresses are read in shifted vectors where they are longer than this: rows (4096, 50257) bfloat16 93 us instead
+// of 117 with single elements.
 constexpr int kShiftedLength = 4 * kLanes;
-// Such rows are taken by small blocks, several units a warp, and those in nested dims too, a unit a warp.
-constexpr int kSlowWarps = 4;
-constexpr int kShiftedUnits = 8;
-// Columns at odd addresses are read so from this size on, which no cache holds: (8192, 1001) float32 14 us instead of 13 with
-// single elements. Never those of 8 bytes: (16384, 4097) float64 154 instead of 136.
-constexpr int64_t kShiftedColumnBytes = 64 << 20;
+// Their chunks that a block takes, where tiles are more than so many a multiprocessor: full 2^26 bfloat16 33.0 us, and 36.9
+// with four times as many; rows (4096, 50257) 92.8, and 95.3 with whole rows. Half as many where tiles are few: (64,
+// 128257) 6.7 us instead of 7.4. Warps a block of bytes, of two chunks each: (4096, 50257) float8 58.3 us, and 61.4 with twice
+// as many.
+constexpr int kShiftedUnits = 4;
+constexpr int kManyShiftedTiles = 32;
+constexpr int kFewShiftedTiles = 8;
+constexpr int kByteRowWarps = 4;
+// Rows in nested dims are taken by small blocks.
+constexpr int kNestedWarps = 4;
+// Columns at odd addresses are read so where they have more rows than this: (2000, 100001) bfloat16 125 us, and 314 with single
+// elements. Also from so many bytes on, but not those of bytes: (1000, 100001) 66 and 97 us, int8 191 and 89; (300, 201)
+// bfloat16 3.6 and 3.0.
+constexpr int kShiftedRows = 2 * kLanes;
+constexpr int64_t kShiftedColumnBytes = 1 << 20;
 // Tiles that the columns kernel needs for two multiprocessors. With more it takes several batches of leaves a thread, then
 // several units a warp: (16384, 4096) bfloat16 34.9 us instead of 36.1 with one unit, and 39 with one batch. While a
 // multiprocessor's tiles are fewer than kManyColumnTiles, small blocks of them are one wave: (50257, 1024) bfloat16 28.4 us
@@ -41,7 +50,8 @@ constexpr int kManyColumnTiles = 7;
 constexpr int kFewColumnWarps = 4;
 // Tiles that the panels kernel needs for five multiprocessors: tiles as large as leave so many have the fewest ends, and all
 // run at a time. (64, 4096, 1024) dim 1 bfloat16 122.6 us with whole columns a tile, 512 tiles, 127 with 2048 tiles. Small
-// inputs, where a thread takes one batch, need kFewPanelTiles: (100352, 64) bfloat16 6.4 us with 200 tiles, 8.2 with 400.
+// inputs, where a thread takes one batch, need kFewPanelTiles: (100352, 64) bfloat16 6.4 us with 200 tiles, 8.2 with 400; and
+// shifted columns, of which fewer run at a time: (50257, 1001) float32 51.8 us, and 60.2 with twice as many.
 constexpr int kPanelTiles = 9;
 constexpr int kFewPanelTiles = 7;
 // Bytes of lane sums that a block of the narrow kernel takes, of runs of so many leaves at least. Runs get shorter down to
@@ -110,16 +120,16 @@ int vector_width(const Problem& p, bool by_columns, int size, const void* addres
   return whole && last % vector != 0 ? 1 : vector;
 }
 
-// Whether vectors can be put together from aligned ones, where they do not lie at aligned addresses themselves.
-bool can_shift(const Reduction& r, bool by_columns, const Tuning& tuning) {
+// Whether rows or columns that are dense, but not at aligned addresses, are read in vectors nevertheless (cuda/shifted.cuh).
+bool can_shift(const Reduction& r, bool by_columns) {
   const Problem& p = r.problem;
   const int size = info(r.in).size;
-  if (!is_typed(r) || p.reduced.size() != 1 || size >= kVectorBytes) return false;
-  if (by_columns) {
-    const bool large = tuning.vector || bytes_moved(p, size, 0) >= kShiftedColumnBytes;
-    return large && size < 8 && !p.kept.empty() && p.kept.back().stride == 1 && p.kept.back().size > 1 && p.length > 2 * kLanes;
-  }
-  return p.reduced.back().stride == 1 && p.length > kShiftedLength && size != 4;  // single words are as fast
+  if (!is_typed(r) || p.reduced.size() != 1) return false;
+  if (!by_columns) return shifts_rows(size) && p.reduced[0].stride == 1 && p.length > kShiftedLength;
+  if (!shifts_columns(size) || p.kept.empty() || p.kept.back().stride != 1 || p.kept.back().size == 1) return false;
+  if (p.reduced[0].stride * size < kVectorBytes) return false;  // else vectors of several rows may reach out of the input
+  const bool few = p.length <= kShiftedRows, small = bytes_moved(p, size, 0) < kShiftedColumnBytes;
+  return !few || (p.length > kLoads && shifted_column_elements(size) == 1 && !small);
 }
 
 void plan_packed(Plan& plan, const Problem& p) {
@@ -135,36 +145,46 @@ void plan_packed(Plan& plan, const Problem& p) {
 // Elements of a leaf that a thread has in flight at once.
 int thread_elements(const Problem& p) { return p.length <= 2 * kLanes ? 2 : p.length <= 4 * kLanes ? 4 : kDepth; }
 
-// Whether rows are dense and aligned, or made of such pieces.
+// Whether rows are dense, or made of aligned pieces that are.
 bool dense_takes(const Plan& plan, const Problem& p) {
-  return plan.vector > 1 && p.reduced.size() <= 2 && !plan.shifted && p.length > int64_t{kWarp} * plan.vector &&
-         p.outputs < kMaxGrid;
+  return plan.vector > 1 && p.reduced.size() <= 2 && p.length > int64_t{kWarp} * plan.vector && p.outputs < kMaxGrid;
 }
 
-void plan_dense(Plan& plan, const Problem& p, const Device& device, const Tuning& tuning) {
+void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
+  const Problem& p = r.problem;
   Tiling& t = plan.tiling;
-  plan.thread_elements = plan.nested ? kDepth : thread_elements(p);
-  const int unit_leaves = kWarp * plan.vector * row_groups(plan.vector, plan.thread_elements);
+  const int size = info(r.in).size;
+  plan.thread_elements = plan.nested || plan.shifted ? kDepth : thread_elements(p);
+  const int unit_leaves = row_unit(plan.vector, plan.thread_elements, plan.shifted);
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), units = p.outputs * row_units;
   const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
-  int64_t tile_units = kMaxRowWarps;
+  const int most = plan.nested ? kNestedUnits : !plan.shifted ? kDenseUnits : size == 1 ? 2 * kShiftedUnits : kShiftedUnits;
+  const bool many_shifted = plan.shifted && size > 1 && units >= int64_t{kManyShiftedTiles} * most * device.multiprocessors;
+  int64_t tile_units = std::min(most, kMaxRowWarps);
   if (tuning.tile_leaves) {
     tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
-  } else if (row_units <= kOneBlockUnits || (rows_enough && row_units <= kMaxDenseUnits)) {
+  } else if ((row_units <= kOneBlockUnits || (rows_enough && row_units <= kMaxDenseUnits)) &&
+             (row_units <= most || !many_shifted)) {
     tile_units = power_of_two_above(row_units);
   } else {
     const auto tiles = [&](int64_t size) { return units / size; };
-    const int most = plan.nested ? kNestedUnits : kDenseUnits;
     while (tile_units < most && 2 * tiles(2 * tile_units) >= 5 * device.multiprocessors) tile_units *= 2;
     while (tile_units > kFewDenseUnits && 5 * tiles(tile_units) < 2 * device.multiprocessors) tile_units /= 2;
+    if (plan.shifted && tiles(tile_units) < int64_t{kFewShiftedTiles} * device.multiprocessors) tile_units /= 2;
     while (tile_units * kMaxJoin < row_units) tile_units *= 2;
   }
   tile_units = std::min<int64_t>(tile_units, kMaxDenseUnits);
-  const bool alone = row_units == 1 && !plan.nested;  // a row a warp
-  if (!plan.warps && alone) plan.warps = busy_warps(kWarps, p.outputs, device);
-  if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>({kMaxRowWarps, tile_units, row_units}));
-  t.tile_outputs = alone ? plan.warps : 1;
   t.tile_leaves = static_cast<int>(tile_units * unit_leaves);
+  const bool alone = row_alone(t.leaves, unit_leaves, plan.shifted) && t.leaves <= t.tile_leaves && !plan.nested;
+  // Shifted rows in blocks of a warp: (16384, 4097) bfloat16 31.7 us, and 32.4 with eight.
+  if (!plan.warps && alone) plan.warps = plan.shifted ? 1 : busy_warps(kWarps, p.outputs, device);
+  const int most_warps = dense_warps(plan.shifted);
+  const int64_t whole_units = std::max<int64_t>(1, row_units - (plan.shifted && row_rest(p.length) > 0));
+  if (!plan.warps && plan.shifted && size == 1)
+    plan.warps = static_cast<int>(std::clamp<int64_t>(std::min(tile_units, whole_units) / 2, 1, kByteRowWarps));
+  if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>({most_warps, tile_units, whole_units}));
+  plan.warps = std::min(plan.warps, most_warps);
+  t.tile_outputs = alone ? plan.warps : 1;
   t.columns = p.outputs;
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   t.partial_output_stride = t.splits;  // a row's partial sums side by side
@@ -173,11 +193,10 @@ void plan_dense(Plan& plan, const Problem& p, const Device& device, const Tuning
 
 void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning& tuning) {
   Tiling& t = plan.tiling;
-  plan.thread_elements = plan.nested || plan.shifted ? kDepth : thread_elements(p);
-  const int unit_leaves = kWarp * plan.vector * row_groups(plan.vector, plan.thread_elements);
+  plan.thread_elements = plan.nested ? kDepth : thread_elements(p);
+  const int unit_leaves = row_unit(plan.vector, plan.thread_elements);
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), row_slots = power_of_two_above(row_units);
-  const int64_t units = p.outputs * row_units;
-  const int warps = (plan.shifted && plan.vector > 2) || plan.nested ? kSlowWarps : kWarps;
+  const int warps = plan.nested ? kNestedWarps : kWarps;
   int64_t tile_units;
   if (tuning.tile_leaves) {
     tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
@@ -190,16 +209,12 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
   } else {
     tile_units = warps;
     while (tile_units * kMaxJoin < row_units) tile_units *= 2;
-    // Units that are more to put together: several a warp.
-    while (plan.shifted && tile_units < kShiftedUnits * warps &&
-           units / (2 * tile_units) >= int64_t{kTilesPerProcessor} * device.multiprocessors)
-      tile_units *= 2;
     const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
     // A whole row a block needs no join, and is as good where there are rows enough.
     if (rows_enough && !plan.nested && row_slots <= kWarp * kWarps) tile_units = std::max(tile_units, row_slots);
     // Short rows: as many as keep all warps busy. What is left beyond a row's chunks may be no unit of its own. Warps with
     // little to do wait less for one another in small blocks: rows (2^18, 1000) float32 236 us instead of 274.
-    const bool takes_rest = p.length > kChunk && p.length % kChunk > 0 && p.length % kChunk <= kWarp;
+    const bool takes_rest = row_rest(p.length) > 0;
     if (rows_enough && row_slots <= kShortRowUnits && plan.thread_elements < kDepth && !plan.warps) plan.warps = kShortRowWarps;
     if (rows_enough && row_slots <= kShortRowUnits)
       tile_units = std::max(tile_units, row_slots * power_of_two_above(ceil_div(warps, row_units - takes_rest)));
@@ -252,7 +267,6 @@ void plan_flat(Plan& plan, const Reduction& r, const Device& device) {
   Tiling& t = plan.tiling;
   const int size = info(r.in).size, piece = row_piece(r);
   plan.vector = piece / size;
-  plan.shifted = false;
   set_row_width(plan, p.length);
   const int warp_rows = flat_loads(piece) / plan.row_groups * (kWarp / plan.row_width);
   if (!plan.warps) plan.warps = busy_warps(kWarps, p.outputs, device, warp_rows);
@@ -274,7 +288,6 @@ void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const 
   const Problem& p = r.problem;
   const int size = info(r.in).size;
   const int64_t pitch = (p.kept.empty() ? p.length : p.kept.back().stride) * size;
-  plan.shifted = false;
   plan.vector = 4 / size;
   set_row_width(plan, p.length);
 
@@ -303,7 +316,6 @@ void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const 
 void plan_expanded(Plan& plan, const Problem& p) {
   Tiling& t = plan.tiling;
   plan.vector = 1;
-  plan.shifted = false;
   if (!plan.warps) plan.warps = kShortRowWarps;
   t.tile_outputs = plan.warps * kWarp;
   t.tile_leaves = static_cast<int>(power_of_two_above(t.leaves));
@@ -325,7 +337,6 @@ void plan_tiny(Plan& plan, const Reduction& r, const Device& device) {
   const Problem& p = r.problem;
   Tiling& t = plan.tiling;
   plan.vector = kVectorBytes / info(r.in).size;
-  plan.shifted = false;
   const int warp_outputs = kWarp * tiny_runs(static_cast<int>(p.length)) * plan.vector;
   if (!plan.warps) plan.warps = busy_warps(kTinyWarps, p.outputs, device, warp_outputs);
   t.tile_outputs = plan.warps * warp_outputs;
@@ -343,11 +354,9 @@ void plan_thin(Plan& plan, const Problem& p, const Device& device) {
   t.columns = p.outputs;
 }
 
-// Whether columns are vectors at aligned addresses, a stride from row to row.
-bool aligned_columns(const Plan& plan) { return plan.vector > 1 && !plan.nested && !plan.shifted; }
-
+// Whether columns are read in vectors, a stride from row to row.
 bool panels_take(const Plan& plan, const Problem& p) {
-  return aligned_columns(plan) && !p.kept.empty() && p.length > kLoads && p.kept.back().size <= kMaxGrid / 2 &&
+  return plan.vector > 1 && !plan.nested && !p.kept.empty() && p.length > kLoads && p.kept.back().size <= kMaxGrid / 2 &&
          p.outputs / p.kept.back().size <= kMaxGridDepth;
 }
 
@@ -357,18 +366,17 @@ void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tu
   const int size = info(r.in).size;
   t.columns = p.kept.back().size;
   plan.thread_elements = p.length <= kLanes ? 1 : p.length <= 2 * kLanes ? 2 : kLoads;
-  // One line side by side; two of shifted vectors, which need their neighbours', and where there are leaves for few warps.
+  // One line side by side; two where there are leaves for few warps.
   const int line = std::max(1, kLine / (plan.vector * size)), depth = kLoads / plan.thread_elements;
   const int64_t vectors = ceil_div(t.columns, plan.vector);
-  const bool two_lines = plan.shifted || t.leaves * line < int64_t{kFewColumnWarps} * kWarp * depth;
+  const bool two_lines = t.leaves * line < int64_t{kFewColumnWarps} * kWarp * depth;
   const int64_t side = tuning.width ? tuning.width : two_lines ? 2 * line : line;
   const int width = static_cast<int>(power_of_two_above(std::min({side, vectors, int64_t{kWarp}})));
   plan.warp_columns = width;
   t.tile_outputs = width * plan.vector;
   const int64_t column_tiles = ceil_div(vectors, width);
 
-  // Of aligned columns there are kernels for one batch alone: panels take the others, up to kMaxGridDepth batches of columns.
-  const int many = aligned_columns(plan) ? 1 : column_batches(plan.vector);
+  const int many = column_batches(plan.vector, plan.nested);
   const auto unit_leaves = [&](int batches) { return int64_t{kWarp / width} * depth * batches; };
   const auto tiles = [&](int64_t leaves) { return p.outputs / t.columns * column_tiles * ceil_div(t.leaves, leaves); };
   const int64_t enough = int64_t{kColumnTiles} * device.multiprocessors / 2;
@@ -392,7 +400,7 @@ void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tu
   }
   const int64_t count = tiles(units * unit);
   const bool one_wave = count >= enough && count < int64_t{kManyColumnTiles} * device.multiprocessors;
-  if (!plan.warps) plan.warps = plan.shifted || (one_wave && (units > kWarps || plan.batches > 1)) ? kFewColumnWarps : kWarps;
+  if (!plan.warps) plan.warps = one_wave && (units > kWarps || plan.batches > 1) ? kFewColumnWarps : kWarps;
   plan.warps = static_cast<int>(std::min<int64_t>(plan.warps, units));
   t.tile_leaves = static_cast<int>(units * unit);
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
@@ -425,23 +433,25 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   t.columns = p.kept.back().size;
   plan.thread_elements = p.length <= kLanes ? 1 : thread_elements(p);
   const int size = info(r.in).size, depth = kLoads / plan.thread_elements, vector_sum = plan.vector * lane_bytes(r);
-  const int64_t vectors = t.columns / plan.vector;
+  const int before = plan.shifted ? plan.vector - 1 : 0;  // shifted vectors may begin so many elements before the first column
+  const int64_t vectors = ceil_div(t.columns + before, plan.vector);
   const auto unit_leaves = [&](int width, int batches) { return int64_t{kWarp / width} * depth * batches; };
   const auto tiles = [&](int width, int64_t leaves) {
-    return p.outputs / t.columns * ceil_div(vectors, width) * ceil_div(t.leaves, leaves);
+    return p.outputs / t.columns * ceil_div(t.columns, width * plan.vector - before) * ceil_div(t.leaves, leaves);
   };
   const auto enough = [&](int64_t count, int least = kPanelTiles) {
     return 5 * count >= int64_t{least} * device.multiprocessors;
   };
 
   // Two lines side by side where that leaves tiles enough, but of bytes, which have many sums, one. Also one where tiles would
-  // be little more than run at a time: (1024, 65536) bfloat16 33.4 us, and 34.1 with two.
+  // be little more than run at a time: (1024, 65536) bfloat16 33.4 us, and 34.1 with two. Four of shifted columns, which read
+  // one vector more than they have: (16384, 4097) bfloat16 36.1 us, and 42.4 with two.
   constexpr int kLineWidth = kLine / kVectorBytes;
   const bool order_free = r.accumulator == Accumulator::i64;
-  const int many = panel_batches(plan.vector, vector_sum / 4, plan.thread_elements, order_free);
-  const int64_t wave =
-      int64_t{panel_wave(plan.vector, vector_sum / 4, plan.thread_elements, many)} / kWarps * device.multiprocessors;
-  int width = panel_width(vectors, size > 1 ? 2 * kLineWidth : kLineWidth);
+  const int many = panel_batches(plan.vector, vector_sum / 4, plan.thread_elements, order_free, plan.shifted);
+  const int64_t wave = int64_t{panel_wave(plan.vector, vector_sum / 4, plan.thread_elements, many, plan.shifted)} / kWarps *
+                       device.multiprocessors;
+  int width = panel_width(vectors, size == 1 ? kLineWidth : plan.shifted ? kWarp : 2 * kLineWidth);
   const int64_t whole_tiles = width ? tiles(width, t.leaves) : 0;
   if (width == 0 || !enough(tiles(width, kWarps * unit_leaves(width, 1))) || (whole_tiles > wave && 2 * whole_tiles < 3 * wave))
     width = static_cast<int>(std::min<int64_t>(kLineWidth, power_of_two_above(vectors)));
@@ -451,18 +461,18 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   const bool takes_many = width >= kLineWidth && t.leaves >= many_leaves && enough(tiles(width, many_leaves));
   plan.batches = (tuning.batches ? tuning.batches > 1 : takes_many) ? many : 1;
   plan.warp_columns = width;
-  t.tile_outputs = width * plan.vector;
+  t.tile_outputs = width * plan.vector - before;
 
   // Units of a tile: as many as leave tiles enough; of a small input all, where that saves the join at little cost, or fewer.
   const int64_t unit = unit_leaves(width, plan.batches), whole = power_of_two_above(ceil_div(t.leaves, unit));
-  if (!plan.warps) plan.warps = kWarps;
-  const int parts = std::min(kWarp, std::max(1, plan.warps * kWarp / t.tile_outputs));  // threads that join a column
+  if (!plan.warps) plan.warps = plan.shifted && size == 1 ? kFewColumnWarps : kWarps;
+  const int parts = std::min(kWarp, std::max(1, plan.warps * kWarp / (width * plan.vector)));  // threads that join a column
   const int64_t most = std::min<int64_t>({whole, kPanelBytes / (width * vector_sum), parts << kLogPanelRun});
   int64_t units = most;
   if (tuning.tile_leaves) {
     units = std::min(power_of_two_above(ceil_div(tuning.tile_leaves, unit)), most);
   } else {
-    const int least = plan.batches > 1 ? kPanelTiles : kFewPanelTiles;
+    const int least = plan.batches > 1 && !plan.shifted ? kPanelTiles : kFewPanelTiles;
     while (units > kWarps && !enough(tiles(width, units * unit), least)) units /= 2;
     const auto busy = [&](int64_t count) { return 3 * tiles(width, count * unit) >= device.multiprocessors; };
     if (units <= kWarps && whole > units && whole <= 4 * units && whole <= most && busy(whole)) units = whole;
@@ -472,6 +482,8 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   while (ceil_div(t.leaves, units * unit) > kMaxGridDepth) units *= 2;
 
   plan.warps = static_cast<int>(std::min<int64_t>(plan.warps, units));
+  plan.units = static_cast<int>(units);
+  plan.parts = std::min({std::max(1, plan.warps * kWarp / (width * plan.vector)), plan.units, kWarp});
   t.tile_leaves = static_cast<int>(units * unit);
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   // Neighbouring columns write neighbouring partial sums, but those of few columns stand as the join reads them.
@@ -498,7 +510,6 @@ void plan_narrow(Plan& plan, const Reduction& r, const Device& device, const Tun
   const int size = info(r.in).size, width = static_cast<int>(p.kept.back().size);
   const auto tiles = [&](int64_t leaves) { return p.outputs / width * ceil_div(t.leaves, leaves); };
   plan.vector = kVectorBytes / size;
-  plan.shifted = false;
   plan.thread_elements = kDepth;
   const int64_t most = std::min<int64_t>(kLanes, tuning.tile_leaves ? tuning.tile_leaves : t.leaves);
   int run = kNarrowLeaves;
@@ -616,7 +627,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   const int size = info(r.in).size;
   const int vector = is_typed(r) ? vector_width(p, by_columns, size, r.input) : 1;
   plan.vector = vector;
-  if (vector == 1 && can_shift(r, by_columns, tuning)) {
+  if (vector == 1 && can_shift(r, by_columns)) {
     plan.shifted = true;
     plan.vector = kVectorBytes / size;
   }
@@ -649,7 +660,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
     const Kernel wanted = static_cast<Kernel>(tuning.kernel);
     if (wanted == Kernel::rows && (plan.kernel == Kernel::packed || plan.kernel == Kernel::dense)) {
       plan.kernel = wanted;
-      if (!plan.nested && !plan.shifted) plan.vector = 1;
+      if (!plan.nested) plan.vector = 1;
     }
     if (wanted == Kernel::columns && by_columns && !p.kept.empty() && !p.reduced.empty()) plan.kernel = wanted;
     if (wanted == Kernel::panels && by_columns && panels_take(plan, p)) plan.kernel = wanted;
@@ -661,6 +672,11 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
     if (plan.kernel != wanted)
       throw std::invalid_argument(std::string("tuning: the ") + kKernelNames[tuning.kernel] +
                                   " kernel does not take this input");
+  }
+
+  if (plan.shifted && plan.kernel != Kernel::dense && plan.kernel != Kernel::panels) {
+    plan.shifted = false;
+    plan.vector = 1;
   }
 
   plan.warps = std::min(tuning.warps, plan.kernel == Kernel::rows || plan.kernel == Kernel::dense || plan.kernel == Kernel::flat
@@ -678,7 +694,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
     case Kernel::ring_rows: plan_ring_rows(plan, r, device, tuning); break;
     case Kernel::expanded: plan_expanded(plan, p); break;
     case Kernel::tiny: plan_tiny(plan, r, device); break;
-    case Kernel::dense: plan_dense(plan, p, device, tuning); break;
+    case Kernel::dense: plan_dense(plan, r, device, tuning); break;
     case Kernel::flat: plan_flat(plan, r, device); break;
     case Kernel::panels: plan_panels(plan, r, device, tuning); break;
   }
@@ -708,7 +724,7 @@ std::string Plan::str() const {
     << " a load, " << warps << (warps == 1 ? " warp" : " warps") << " a block";
   if (ring.stages) s << ", " << ring.stages << " stages of " << ring.stage_bytes << " bytes a warp";
   if (nested) s << ", elements in nested dims";
-  if (shifted) s << ", shifted from aligned loads";
+  if (shifted) s << ", aligned ones, whose sums are shifted";
   s << "\ntile: " << tiling.tile_outputs << " outputs x " << tiling.tile_leaves << " leaves; " << tiling.tiles
     << " tiles, grid " << grid.x << " x " << grid.y << " x " << grid.z << "\nsplits: " << tiling.splits;
   for (const Join& j : joins) s << (&j == joins.data() ? ", joined " : ", then ") << j.count << " -> " << j.results();
@@ -724,8 +740,8 @@ std::string Plan::json() const {
     << ", \"splits\": " << tiling.splits << ", \"tile_outputs\": " << tiling.tile_outputs
     << ", \"tile_leaves\": " << tiling.tile_leaves << ", \"outputs\": " << tiling.outputs << ", \"leaves\": " << tiling.leaves
     << ", \"stages\": " << ring.stages << ", \"stage_bytes\": " << ring.stage_bytes << ", \"warp_columns\": " << warp_columns
-    << ", \"thread_elements\": " << thread_elements << ", \"batches\": " << batches
-    << ", \"workspace_bytes\": " << workspace_bytes << ", \"bytes\": " << bytes << ", \"joins\": [";
+    << ", \"thread_elements\": " << thread_elements << ", \"batches\": " << batches << ", \"units\": " << units
+    << ", \"parts\": " << parts << ", \"workspace_bytes\": " << workspace_bytes << ", \"bytes\": " << bytes << ", \"joins\": [";
   for (const Join& j : joins) s << (&j == joins.data() ? "" : ", ") << j.fan;
   s << "]}";
   return s.str();

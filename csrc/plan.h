@@ -31,12 +31,12 @@ constexpr int kMaxJoin = 8192;          // partial sums one block of the join ke
 static_assert(kLoads == kDepth);
 
 // packed   several short rows a warp, one load a row                      (the fastest dim in memory is reduced)
-// rows     a warp takes a unit of 32 * vector * row_groups() neighbouring leaves of a row
-// dense    the same for dense rows at aligned addresses
+// rows     a warp takes a unit of row_unit() neighbouring leaves of a row
+// dense    the same for dense rows that are read in vectors
 // flat     short dense rows: neighbouring threads take one, a load each, and have loads of several rows in flight
 // thin     a thread takes all of its outputs' few elements, up to kLoads  (the fastest dim in memory is kept)
 // columns  a warp takes neighbouring columns, a thread neighbouring leaves of them
-// panels   the same at aligned addresses, one stride from row to row
+// panels   the same in vectors, one stride from row to row
 // narrow   a block takes runs of leaves of few dense columns, as pieces of memory
 // ring_rows  short rows at odd addresses through a ring of stages in shared memory, which bulk copies fill far ahead
 // expanded a thread an output, which has one element many times
@@ -64,13 +64,15 @@ GPUREDUCE_HOST_DEVICE constexpr int column_slots(int vector) { return vector > 8
 // The panels kernel: batches of leaves that a thread takes where it takes several, and warps of it that a multiprocessor runs
 // at a time, as its registers are cut: as many as do not spill. `words` are those of a vector of lane sums. (64, 4096, 1024)
 // dim 1 bfloat16 122.6 us with 32 warps, 130 with 24.
-GPUREDUCE_HOST_DEVICE constexpr int panel_batches(int vector, int words, int elements, bool order_free) {
+GPUREDUCE_HOST_DEVICE constexpr int panel_batches(int vector, int words, int elements, bool order_free, bool shifted) {
+  if (shifted && vector > 8) return 1;
   if (words > 16 || (words > 8 && vector <= 8) || (order_free && vector == 8)) return 1;
   if (vector > 8) return elements == kDepth ? 2 : 1;
   return elements == 1 || (order_free && vector == 2) ? 2 : 4;
 }
-GPUREDUCE_HOST_DEVICE constexpr int panel_wave(int vector, int words, int elements, int batches) {
+GPUREDUCE_HOST_DEVICE constexpr int panel_wave(int vector, int words, int elements, int batches, bool shifted) {
   if (words > 16) return 16;
+  if (shifted) return 24;
   if (words <= 4 || vector > 8 || batches == 1) return 32;
   return vector < 8 || (elements < kDepth && batches > 2) ? 24 : 32;
 }
@@ -86,6 +88,34 @@ GPUREDUCE_HOST_DEVICE constexpr int row_groups(int vector, int elements) {
   return in_flight < in_chunk ? in_flight : in_chunk;
 }
 
+// Leaves that a warp takes at a time of a row; of a shifted one, a whole chunk's.
+GPUREDUCE_HOST_DEVICE constexpr int row_unit(int vector, int elements, bool shifted = false) {
+  return shifted ? kLanes : row_groups(vector, elements) * kWarp * vector;
+}
+
+// Whether rows of elements of this size are read in shifted vectors, and columns: not where single elements are as fast.
+GPUREDUCE_HOST_DEVICE constexpr bool shifts_rows(int size) { return size < 4; }
+GPUREDUCE_HOST_DEVICE constexpr bool shifts_columns(int size) { return size < 8; }
+
+// The fewest elements of a leaf for which there are kernels of shifted columns. Of leaves that are one byte in each of sixteen
+// columns a thread has too many at a time.
+GPUREDUCE_HOST_DEVICE constexpr int shifted_column_elements(int size) { return size == 1 ? 4 : 1; }
+
+// Warps that a block of the dense kernel has at most, and blocks that a multiprocessor has room for: shifted rows need a few
+// more registers than the 64 of 32 warps.
+GPUREDUCE_HOST_DEVICE constexpr int dense_warps(bool shifted) { return shifted ? 8 : kMaxRowWarps; }
+GPUREDUCE_HOST_DEVICE constexpr int dense_blocks(bool shifted) { return shifted ? 3 : 2; }
+
+// A few elements beyond a row's last whole chunk, which are no work for a warp.
+GPUREDUCE_HOST_DEVICE constexpr int row_rest(int64_t length) {
+  return length > kChunk && length % kChunk <= kWarp ? static_cast<int>(length % kChunk) : 0;
+}
+
+// Whether a warp of the dense kernel takes such a row alone, of a shifted one with its rest.
+GPUREDUCE_HOST_DEVICE constexpr bool row_alone(int64_t leaves, int unit_leaves, bool shifted) {
+  return leaves <= unit_leaves + (shifted ? kWarp : 0);
+}
+
 // The longest rows that the tiny kernel takes: beyond, what a warp's load touches are too many lines. (2^24, 3) bfloat16 takes
 // 33 us, and 51 through the ring; (2^22, 8) 26 and 21.
 GPUREDUCE_HOST_DEVICE constexpr int tiny_length(int vector) { return vector == 8 ? 7 : 5; }
@@ -93,8 +123,11 @@ GPUREDUCE_HOST_DEVICE constexpr int tiny_length(int vector) { return vector == 8
 // Runs of rows that a thread of the tiny kernel takes: as many as keep up to kLoads loads in flight.
 GPUREDUCE_HOST_DEVICE constexpr int tiny_runs(int length) { return kLoads / length; }
 
-// Batches of leaves that a thread of the columns kernel takes where it takes several. Of bytes a batch is large already.
-GPUREDUCE_HOST_DEVICE constexpr int column_batches(int vector) { return vector > 8 ? 2 : 4; }
+// Batches of leaves that a thread of the columns kernel takes where it takes several. Of bytes a batch is large already. Of
+// vectors a stride apart it takes one: the panels kernel takes these, but for more than kMaxGridDepth batches of columns.
+GPUREDUCE_HOST_DEVICE constexpr int column_batches(int vector, bool nested) {
+  return vector > 1 && !nested ? 1 : vector > 8 ? 2 : 4;
+}
 
 // Values forced on the planner, for tests and tuning; 0 means the planner's own choice. Parsed from "key=value,key=value".
 // vector=1 forces single elements; any other, vectors of columns at odd addresses. grid= is for kernels whose blocks take tile
@@ -182,13 +215,14 @@ struct Plan {
   int vector;           // elements a load
   bool nested;          // elements are not one constant stride apart
   bool linear;          // they are, but apart
-  bool shifted;         // vectors are put together from two aligned ones
+  bool shifted;         // vectors are aligned, but rows or columns not (cuda/shifted.cuh)
   int warps;            // a block
   int warp_columns;     // columns, panels: threads of a warp side by side; packed: threads a row
   int thread_elements;  // elements of a leaf a thread has in flight at once: kDepth, or 2 or 1 where leaves have no more;
                         // thin: of an output, 2, 4 or 8
   int batches;          // columns, panels: how often it does that, for neighbouring leaves: once or so many times;
                         // narrow: runs a tile
+  int units, parts;     // panels: units of a tile, threads that join a column's
   RingShape ring;
   int row_width, row_groups;  // ring_rows, flat: loads of a row, and groups of 32 of them
   Grid grid;

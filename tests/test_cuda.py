@@ -209,19 +209,25 @@ def test_forced_plans(view, name, cuda):
     assert taken > 0
 
 
+def plan_of(x, dims, tuning=""):
+    """The plan of a view whose first element is at an aligned address."""
+    result = SUM(torch.zeros(1, dtype=x.dtype)).dtype
+    return json.loads(torch.ops.gpureduce._plan(x.shape, x.stride(), dims, x.dtype, result, tuning))
+
+
 # The view and the dims that are summed.
 REACHED = {
-    "packed": (lambda make: make(4096, 48)[:, ::3], 1),
-    "rows": (lambda make: make(64, 8192)[:, ::2], 1),
-    "dense": (lambda make: make(64, 8192), 1),
-    "flat": (lambda make: make(3000, 20), 1),
-    "thin": (lambda make: make(4, 8192), 0),
-    "columns": (lambda make: make(64, 3, 40, 256), (0, 2)),
-    "panels": (lambda make: make(8192, 1024), 0),
-    "narrow": (lambda make: make(1 << 18, 60), 0),
-    "ring_rows": (lambda make: make(4096, 21), 1),
-    "expanded": (lambda make: make(1, 300).expand(5000, 300), 0),
-    "tiny": (lambda make: make(70_000, 3), 1),
+    "packed": (lambda make: make(4096, 48)[:, ::3], [1]),
+    "rows": (lambda make: make(64, 8192)[:, ::2], [1]),
+    "dense": (lambda make: make(64, 8192), [1]),
+    "flat": (lambda make: make(3000, 20), [1]),
+    "thin": (lambda make: make(4, 8192), [0]),
+    "columns": (lambda make: make(64, 3, 40, 256), [0, 2]),
+    "panels": (lambda make: make(8192, 1024), [0]),
+    "narrow": (lambda make: make(1 << 18, 60), [0]),
+    "ring_rows": (lambda make: make(4096, 21), [1]),
+    "expanded": (lambda make: make(1, 300).expand(5000, 300), [0]),
+    "tiny": (lambda make: make(70_000, 3), [1]),
 }
 
 
@@ -230,11 +236,10 @@ REACHED = {
 def test_every_kernel_is_reached(kernel, vector, cuda):
     """The planner uses each kernel, with and without vector loads, by its own choice."""
     view, dims = REACHED[kernel]
-    dims = [dims] if isinstance(dims, int) else list(dims)
     name = "bfloat16" if kernel == "ring_rows" else "float32"  # rows at odd addresses
     x = view(lambda *shape: data(shape, name, seed=15))
     tuning = "vector=1" if vector else ""
-    plan = json.loads(torch.ops.gpureduce._plan(x.shape, x.stride(), dims, x.dtype, x.dtype, tuning))
+    plan = plan_of(x, dims, tuning)
     # What takes over where vectors are needed.
     elementwise = {"narrow": "columns", "tiny": "packed", "flat": "packed", "dense": "rows", "panels": "columns"}
     wanted = elementwise.get(kernel, kernel) if vector else kernel
@@ -242,6 +247,46 @@ def test_every_kernel_is_reached(kernel, vector, cuda):
     assert wanted in ("ring_rows", "expanded", "rows", "packed") or (plan["vector"] == 1) == bool(vector)
     y = view(lambda *shape: data(shape, name, seed=15, device=cuda))
     assert_same_bits(torch.ops.gpureduce._sum_tuned(y, dims, tuning=tuning), SUM(x, dims))
+
+
+ODD = ["bfloat16", "float8_e4m3fn", "int8", "bool", "int16"]
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("length", [2049, 4096, 4097, 4100, 4128, 4129, 8191, 8200, 20_481, 50_257])
+def test_rows_at_every_odd_address(length, name, cuda):
+    """Rows that begin anywhere between two aligned addresses and end anywhere, in an input that ends with the last."""
+    vector = 16 // dtype_of(name).itemsize
+    x = data((5 * (length + 16) + 32,), name, seed=19)
+    for offset, gap in itertools.product(range(vector), (0, 1, 8)):
+        pitch = length + gap
+        view = x.as_strided((3, length), (pitch, 1), offset)
+        y = x[: offset + 2 * pitch + length].to(cuda).as_strided((3, length), (pitch, 1), offset)
+        wanted = SUM(view, 1)
+        for tuning in ("", "tile_leaves=512", "tile_leaves=1024,warps=2", "warps=1"):
+            got = torch.ops.gpureduce._sum_tuned(y, [1], tuning=tuning)
+            assert_same_bits(got, wanted, f"offset {offset}, pitch {pitch}, {tuning!r}")
+    odd = torch.empty(3, length + 1 + length % 2, dtype=dtype_of(name))[:, :length]
+    plan = plan_of(odd, [1])
+    assert plan["kernel"] == "dense" and plan["shifted"]
+
+
+@pytest.mark.parametrize("name", [*ODD, "float32", "int32"])
+@pytest.mark.parametrize("width", [2, 9, 57, 113, 120, 122, 249, 250, 700])
+def test_columns_at_every_odd_address(width, name, cuda):
+    """Columns that begin anywhere between two aligned addresses: few, and one more and one less than a tile has."""
+    vector = 16 // dtype_of(name).itemsize
+    for length in (9, 300, 513, 1000, 1025, 3000, 4097, 9000):
+        x = data(((length + 1) * (width + 8) + 16,), name, seed=20)
+        for offset, gap in [(0, 1), (1, 0), (vector - 1, 1), (vector // 2, 3), (1, 8)]:
+            pitch = width + gap
+            size = (length - 1) * pitch + width
+            view = x.as_strided((length, width), (pitch, 1), offset)
+            y = x[: offset + size].to(cuda).as_strided((length, width), (pitch, 1), offset)
+            wanted = SUM(view, 0)
+            for tuning in ("", "vector=16", "vector=16,batches=4,tile_leaves=1024", "vector=16,width=8,tile_leaves=16"):
+                got = torch.ops.gpureduce._sum_tuned(y, [0], tuning=tuning)
+                assert_same_bits(got, wanted, f"{length} rows, offset {offset}, pitch {pitch}, {tuning!r}")
 
 
 EXPANDED = [9, 77, 511, 512, 513, 1024, 1500, 4095, 4096, 4097, 4608, 4609, 8191, 12_288, 12_289, 100_000]

@@ -96,12 +96,13 @@ def blocks(plan):
 def check_panels(plan, source, target, what):
     """A block has whole units for its warps, whose sums fit its shared memory, and a thread joins few of them."""
     leaves = 32 // plan["warp_columns"] * (8 // plan["thread_elements"]) * plan["batches"]  # of a unit
-    units, left = divmod(plan["tile_leaves"], leaves)
-    assert left == 0 and units >= plan["warps"] and units & (units - 1) == 0, what
-    assert plan["tile_outputs"] == plan["warp_columns"] * plan["vector"], what
-    assert units * plan["tile_outputs"] * lane_bytes(source, target) <= 32 * 1024, what
-    parts = min(32, max(1, 32 * plan["warps"] // plan["tile_outputs"]))
-    assert units // min(parts, units) <= 32, what
+    units, parts, side = plan["units"], plan["parts"], plan["warp_columns"] * plan["vector"]
+    assert plan["tile_leaves"] == units * leaves and units >= plan["warps"] and units & (units - 1) == 0, what
+    # Wherever shifted columns begin in a vector, a tile's lie within those that its threads read.
+    assert plan["tile_outputs"] == side - (plan["vector"] - 1 if plan["shifted"] else 0), what
+    assert units * side * lane_bytes(source, target) <= 32 * 1024, what
+    assert parts & (parts - 1) == 0 and parts <= min(32, units) and units // parts <= 32, what
+    assert parts == 1 or parts * side <= 32 * plan["warps"], what
     assert plan["grid"] == plan["tiles"] and plan["splits"] <= 65535, what
 
 
@@ -263,17 +264,36 @@ def test_alignment_bounds_the_vectors():
         assert check_plan(sizes, strides, dims)[0]["vector"] == 1
     for sizes, dims in [((8, 4097), (1,)), ((1 << 17, 1001), (0,)), ((4097, 2049), (0,))]:
         for source, vector in [("bfloat16", 8), ("int8", 16)]:
-            plan = check_plan(sizes, contiguous(sizes), dims, source, tuning="vector=16" if sizes[1] == 2049 else "")[0]
+            plan = check_plan(sizes, contiguous(sizes), dims, source)[0]
             assert plan["vector"] == vector and plan["shifted"]
+            assert plan["kernel"] == ("panels" if dims == (0,) else "dense")
             plan = check_plan(sizes, contiguous(sizes), dims, source, tuning="vector=1")[0]
             assert plan["vector"] == 1 and not plan["shifted"]
-    for sizes, source in [((2048, 1001), "float32"), ((1 << 17, 1001), "float64")]:
+    for sizes, source in [
+        ((1 << 17, 1001), "float64"),
+        ((1024, 5001), "int8"),
+        ((300, 201), "bfloat16"),
+        ((90_000, 3), "bfloat16"),
+    ]:
         assert check_plan(sizes, contiguous(sizes), (0,), source)[0]["vector"] == 1
     assert check_plan((80, 97), (97, 1), (1,), "int8")[0]["kernel"] == "ring_rows"
     assert check_plan((8, 4097), (4097, 1), (1,))[0]["vector"] == 1  # single words are as fast
     plan = check_plan((8, 4096), (4096, 1), (1,))[0]
     assert plan["kernel"] == "dense" and plan["vector"] == 4 and not plan["shifted"]
     assert check_plan((4096, 64), (64, 1), (0,), "bfloat16")[0]["vector"] == 8
+
+
+@pytest.mark.parametrize("source", ["bfloat16", "int8", "float8_e5m2"])
+def test_rows_at_odd_addresses(source):
+    """Rows of any length around chunks, a few and many of them: whole chunks, rests of few elements, and others."""
+    for length in (2049, 4095, 4097, 4128, 4129, 8193, 8224, 8225, 50_257, (1 << 20) + 1, (1 << 24) + 1):
+        for rows in (1, 2, 3, 133, 1000, 16_384):
+            for tuning in ("", "tile_leaves=512", "tile_leaves=1024", "warps=1", "warps=16"):
+                plan = check_plan((rows, length), (length + length % 2 + 1, 1), (1,), source, tuning=tuning)[0]
+                if rows > 1:
+                    assert plan["kernel"] == "dense" and plan["shifted"] and plan["warps"] <= 8
+                    few = length <= 4096 + 32 and tuning != "tile_leaves=512"
+                    assert plan["tile_outputs"] == (plan["warps"] if few else 1)
 
 
 def test_narrow_columns():

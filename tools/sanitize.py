@@ -44,6 +44,7 @@ SHAPES = [  # sizes, reduced dims, tuning: every kernel, with joins and without,
     ((4, 3, 12, 20), [0, 2, 3]),
     ((90, 3, 7, 7), [0, 2, 3]),
     ((9, 3, 1000), [0, 2]),
+    ((9000, 128), [0], "kernel=panels,batches=4"),
     ((9000, 130), [0], "kernel=columns,batches=4,tile_leaves=512,warps=2"),
     ((5000, 131), [0], "kernel=columns,tile_leaves=2048,warps=4"),
     ((5000, 4), [0], "kernel=narrow"),
@@ -51,6 +52,10 @@ SHAPES = [  # sizes, reduced dims, tuning: every kernel, with joins and without,
     ((40000, 7), [0], "kernel=narrow"),
     ((3, 4100, 12), [1], "kernel=narrow"),
     ((4099, 1031), [0], "vector=16"),
+    ((9000, 121), [0], "vector=16,batches=4"),
+    ((3, 8200), [1]),
+    ((2, 100001), [1]),
+    ((5, 12345), [1], "tile_leaves=512"),
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.int64, torch.complex64]
 

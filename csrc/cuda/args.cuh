@@ -102,8 +102,7 @@ struct TileLoop {
   static __device__ __forceinline__ uint32_t block() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
 };
 
-// How the elements of an output lie: side by side, one stride apart, or in nested dims; or as the first or second of these,
-// but with vectors at any address.
+// How the elements of an output lie: side by side, one stride apart, or in nested dims; or side by side at odd addresses.
 enum class Walk { dense, linear, nested, shifted };
 
 template <class Source, class Acc>
@@ -121,7 +120,7 @@ struct Args {
   // Offset of element `index` of an output, from the output's own.
   template <Walk walk>
   __device__ __forceinline__ int64_t element(int64_t index) const {
-    if constexpr (walk == Walk::dense || walk == Walk::shifted) return index;
+    if constexpr (walk == Walk::dense) return index;
     else if constexpr (walk == Walk::linear) return index * reduced.dims[0].in;
     else return reduced.at(index).in;
   }

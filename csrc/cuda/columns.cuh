@@ -7,9 +7,8 @@ namespace gpureduce::cuda {
 
 // Blocks a multiprocessor that the compiler is to make room for. With no such word it aims for many more, and saves registers
 // by waiting for each load before the next: columns (16384, 4096) float32 then took 73 us on an H200.
-template <class Batch, int kBatches, Walk walk>
+template <class Batch, int kBatches>
 constexpr int kColumnBlocks = sizeof(Batch) > 64                                                               ? 1
-                              : walk == Walk::shifted                                                          ? 2
                               : sizeof(Batch) > 32 && kBatches > 2 && !Batch::kOrderFree                       ? 2
                               : kBatches > 1 && sizeof(Batch) > (sizeof(typename Batch::LaneSum) > 4 ? 8 : 16) ? 3
                               : Batch::kOrderFree && sizeof(typename Batch::LaneSum) > 4                       ? 3
@@ -24,44 +23,6 @@ struct ColumnPiece {
   int64_t first;  // this element's index
   int length;     // elements from there on, or more than any tile has
 };
-
-// One leaf of V columns at any address, up to kLoads elements: each vector is what two aligned ones hold of it. Its neighbour's
-// lie in the same lines, so that memory is read once. It may read beyond these columns, but nothing outside of the input.
-template <int V, class Source, class Acc>
-__device__ __forceinline__ Lanes<typename Source::Element, Acc, V> shifted_leaf(const Args<Source, Acc>& a,
-                                                                                const ColumnPiece& piece, int columns,
-                                                                                int leaf) {
-  using Element = typename Source::Element;
-  const int first = leaf_start(leaf), rest = piece.length - first;
-  const int elements = rest > kChunk - kLanes ? kDepth : (rest + kLanes - 1) / kLanes;
-  const int64_t step = kLanes * a.reduced.dims[0].in;
-  int64_t at = piece.place + a.template element<Walk::linear>(first);
-  Lanes<Element, Acc, V> lanes;
-  if (a.source.template within<V>(a.input, at, at + (elements - 1) * step)) {
-    Vector<Element, V> x[kDepth], next[kDepth];
-#pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      const int shift = a.source.template misalignment<V>(at + d * step);
-      x[d] = a.source.template load_if<V>(d < elements, at + d * step - shift);
-      next[d] = a.source.template load_if<V>(d < elements && shift, at + d * step - shift + V);
-    }
-#pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      const int shift = a.source.template misalignment<V>(at + d * step);
-      x[d].bits = shift_bytes(x[d].bits, next[d].bits, shift * sizeof(Element));
-    }
-    lanes.start(x);
-  } else {
-    lanes.clear();
-#pragma unroll 1
-    for (int d = 0; d < elements; ++d, at += step) {
-#pragma unroll
-      for (int j = 0; j < V; ++j)
-        if (j < columns) lanes.add(j, a.source.template load<1>(at + j)[0]);
-    }
-  }
-  return lanes;
-}
 
 // The sums of kLeaves neighbouring leaves of V columns, joined.
 template <class Acc, int kLeaves, int kElements, class Element, int V>
@@ -78,12 +39,7 @@ __device__ __forceinline__ Lanes<Element, Acc, V> join_leaves(const Vector<Eleme
     Batch lanes[kLeaves];
 #pragma unroll
     for (int l = 0; l < kLeaves; ++l) lanes[l].start(x[l]);
-#pragma unroll
-    for (int width = 1; width < kLeaves; width *= 2) {
-#pragma unroll
-      for (int l = 0; l < kLeaves; l += 2 * width) lanes[l].add(lanes[l + width]);
-    }
-    return lanes[0];
+    return join_lanes(lanes);
   }
 }
 
@@ -115,6 +71,27 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
   return join_leaves<Acc>(x);
 }
 
+// Takes batch `index` of a thread's kBatches, whose sum the last one becomes: waiting for its neighbour, as in carry(); or
+// added at once where the order is free.
+template <int kBatches, class Batch>
+__device__ __forceinline__ void take_batch(Batch (&waiting)[kBatches], Batch& batch, int index) {
+  if constexpr (Batch::kOrderFree) {
+    if (index > 0) batch.add(waiting[0]);
+    waiting[0] = batch;
+  } else {
+    carry(waiting, batch, index, [](Batch& left, const Batch& right) { left.add(right); });
+  }
+}
+
+// Joins the leaves of a warp's columns, of which `width` threads lie side by side.
+template <class Batch>
+__device__ __forceinline__ void join_leaves_of_warp(Batch& batch, int width) {
+  for (int mask = width; mask < kWarp; mask *= 2) {
+#pragma unroll
+    for (auto& sum : batch.sum) sum = sum + shuffle_xor(sum, mask);
+  }
+}
+
 // A warp reads `warp_columns` threads side by side; what is left of it takes further leaves of the same columns, and so do the
 // other warps, and each of them again, unit after unit. A unit's values are joined across the warp, and go to slots in shared
 // memory, where a column's are joined at last.
@@ -122,11 +99,10 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
 // A thread takes kBatches batches (a power of two) of kLoads / kElements leaves, one batch in flight after the other, and keeps
 // the halves that wait for their neighbour, as a binary counter does; or one sum of integers, whose order is free.
 template <int V, int kElements, int kBatches, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
-                                  (kColumnBlocks<Lanes<typename Source::Element, Acc, V>, kBatches, walk>))
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<typename Source::Element, Acc, V>, kBatches>))
     columns(const __grid_constant__ Args<Source, Acc> a) {
   using Batch = Lanes<typename Source::Element, Acc, V>;
-  constexpr int kLeaves = walk == Walk::shifted ? 1 : kLoads / kElements, kUnroll = walk == Walk::shifted ? 1 : kBatches;
+  constexpr int kLeaves = kLoads / kElements;
   using LaneSum = typename Batch::LaneSum;
   __shared__ __align__(kLine) LaneSum memory[column_slots(V) * V];
   const LaneSums<LaneSum> slots{memory};
@@ -153,26 +129,14 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
       batch.clear();
       if (inside && leaf < leaves) {
         Batch waiting[kBatches];
-#pragma unroll kUnroll
+#pragma unroll
         for (int b = 0; b < kBatches; ++b) {
-          if (leaf + b * kLeaves >= leaves) {
-            batch.clear();
-          } else {
-            if constexpr (walk == Walk::shifted) batch = shifted_leaf<V>(a, piece, outputs - column, leaf + b);
-            else batch = column_leaves<V, kElements, kLeaves, walk>(a, piece, leaf + b * kLeaves);
-          }
-          if constexpr (Batch::kOrderFree) {
-            if (b > 0) batch.add(waiting[0]);
-            waiting[0] = batch;
-          } else {
-            carry(waiting, batch, b, [](Batch& left, const Batch& right) { left.add(right); });
-          }
+          if (leaf + b * kLeaves < leaves) batch = column_leaves<V, kElements, kLeaves, walk>(a, piece, leaf + b * kLeaves);
+          else batch.clear();
+          take_batch(waiting, batch, b);
         }
       }
-      for (int mask = width; mask < kWarp; mask *= 2) {
-#pragma unroll
-        for (int j = 0; j < V; ++j) batch.sum[j] = batch.sum[j] + shuffle_xor(batch.sum[j], mask);
-      }
+      join_leaves_of_warp(batch, width);
       if (lane < width) slots.put(unit * width * V + column, batch.sum);
     }
     __syncthreads();

@@ -1,8 +1,8 @@
-// Dense rows at aligned addresses: the common case, with as little as can be between a launch and its loads, and after them.
+// Dense rows: the common case, with as little as can be between a launch and its loads, and after them.
 // Where a cache holds the input, that is most of the time: 2^22 float32 take 4.1 us, and took 5.0 through the rows kernel.
 #pragma once
 
-#include "args.cuh"
+#include "shifted.cuh"
 
 namespace gpureduce::cuda {
 
@@ -70,17 +70,38 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, i
   return warp_join_groups(values);
 }
 
-template <int V, int kElements, bool kNested = false, class Source, class Acc>
+template <int V, int kElements, Walk walk, class Source, class Acc>
 __device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, int64_t row, uint32_t unit) {
-  constexpr int kUnit = row_groups(V, kElements) * kWarp * V, kChunkUnits = kLanes / kUnit;
-  const int64_t first = int64_t{unit / kChunkUnits} * kChunk + unit % kChunkUnits * kUnit;
-  if (first + (kElements - 1) * kLanes + kUnit <= a.length) return dense_elements<V, kElements, kNested, true>(a, row, first);
-  return dense_elements<V, kElements, kNested, false>(a, row, first);
+  if constexpr (walk == Walk::shifted) {
+    return shifted_chunk<V, Acc>(a.source, a.length, row, int64_t{unit} * kChunk);
+  } else {
+    constexpr int kUnit = row_unit(V, kElements), kChunkUnits = kLanes / kUnit;
+    constexpr bool kNested = walk == Walk::nested;
+    const int64_t first = int64_t{unit / kChunkUnits} * kChunk + unit % kChunkUnits * kUnit;
+    if (first + (kElements - 1) * kLanes + kUnit <= a.length) return dense_elements<V, kElements, kNested, true>(a, row, first);
+    return dense_elements<V, kElements, kNested, false>(a, row, first);
+  }
+}
+
+// A shifted row's rest: a thread an element.
+template <class Source, class Acc>
+__device__ __forceinline__ Vector<typename Source::Element, 1> load_rest(const DenseArgs<Source, Acc>& a, int64_t row) {
+  const int lane = threadIdx.x % kWarp, rest = row_rest(a.length);
+  return a.source.template load_if<1>(lane < rest, row + a.length - rest + lane);
+}
+
+template <class Acc, class Element>
+__device__ __forceinline__ Acc join_rest(const Vector<Element, 1>& x) {
+  Lanes<Element, Acc, 1> lanes;
+  lanes.start(x);
+  return warp_join(lanes.join());
 }
 
 // A block takes some units of one row: its warps one after the other, and one warp joins what they come to.
-template <int V, int kElements, bool kNested, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) dense_rows(const __grid_constant__ DenseArgs<Source, Acc> a) {
+template <int V, int kElements, Walk walk, class Source, class Acc>
+__global__ void __launch_bounds__(dense_warps(walk == Walk::shifted) * kWarp, dense_blocks(walk == Walk::shifted))
+    dense_rows(const __grid_constant__ DenseArgs<Source, Acc> a) {
+  using Element = typename Source::Element;
   __shared__ Acc slots[kMaxDenseUnits];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const bool split = a.splits > 1;
@@ -89,11 +110,19 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) dense_rows(const __gri
   const uint32_t first = tile * a.tile_units;
   const int units = min(a.tile_units, a.row_units - static_cast<int>(first));
   const Offsets place = a.place(row);
+  // The last unit may be a shifted row's rest: the last warp loads it first.
+  const bool has_rest = walk == Walk::shifted && first + units == a.row_units && row_rest(a.length) > 0;
+  Vector<Element, 1> rest{};
   wait_for_previous_kernel();
   allow_next_kernel();
-  for (int unit = warp; unit < units; unit += warps) {
-    const Acc v = dense_unit<V, kElements, kNested>(a, place.in, first + unit);
+  if (has_rest && warp == warps - 1) rest = load_rest(a, place.in);
+  for (int unit = warp; unit < units - has_rest; unit += warps) {
+    const Acc v = dense_unit<V, kElements, walk>(a, place.in, first + unit);
     if (lane == 0) slots[unit] = v;
+  }
+  if (has_rest && warp == warps - 1) {
+    const Acc v = join_rest<Acc>(rest);
+    if (lane == 0) slots[units - 1] = v;
   }
   __syncthreads();
   if (warp > 0) return;
@@ -104,15 +133,20 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) dense_rows(const __gri
   if (lane == 0) a.output.write_at(place.out, int64_t{row} * a.splits + tile, v);
 }
 
-// Rows of a single unit: a warp each.
-template <int V, int kElements, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) dense_units(const __grid_constant__ DenseArgs<Source, Acc> a) {
+// Rows of a single unit: a warp each; of shifted ones, with the rest.
+template <int V, int kElements, Walk walk, class Source, class Acc>
+__global__ void __launch_bounds__(dense_warps(walk == Walk::shifted) * kWarp, dense_blocks(walk == Walk::shifted))
+    dense_units(const __grid_constant__ DenseArgs<Source, Acc> a) {
   const uint32_t row = blockIdx.x * (blockDim.x / kWarp) + threadIdx.x / kWarp;
   if (row >= a.rows) return;
   const Offsets place = a.place(row);
   wait_for_previous_kernel();
   allow_next_kernel();
-  const Acc v = dense_unit<V, kElements>(a, place.in, 0);
+  const bool has_rest = walk == Walk::shifted && a.length > kChunk;
+  Vector<typename Source::Element, 1> rest{};
+  if (has_rest) rest = load_rest(a, place.in);
+  Acc v = dense_unit<V, kElements, walk>(a, place.in, 0);
+  if (has_rest) v = v + join_rest<Acc>(rest);
   if (threadIdx.x % kWarp == 0) a.output.write_at(place.out, row, v);
 }
 

@@ -62,8 +62,13 @@ __global__ void __launch_bounds__(1024) join_rows(const Acc* partials, int count
   Acc v[kJoinRun];
 #pragma unroll
   for (int i = 0; i < kJoinRun; ++i) v[i] = i < left ? mine[i] : padding<Acc>();
-  Acc sum = join_neighbours(v);
-  block_join(sum, blockDim.x, slots);
+  Acc sum = warp_join(join_neighbours(v));
+  if (blockDim.x > kWarp) {
+    if (thread % kWarp == 0) slots[thread / kWarp] = sum;
+    __syncthreads();
+    if (thread >= kWarp) return;
+    sum = warp_join(thread < static_cast<int>(blockDim.x) / kWarp ? slots[thread] : padding<Acc>());
+  }
   if (thread == 0) output.write_at(blockIdx.x * result_pitch, 0, sum);
 }
 

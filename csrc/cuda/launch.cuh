@@ -59,8 +59,7 @@ auto column_kernel(const Plan& plan) {
     return plan.thread_elements == 2   ? thin<V, 2, walk, Source, Acc>
            : plan.thread_elements == 4 ? thin<V, 4, walk, Source, Acc>
                                        : thin<V, kLoads, walk, Source, Acc>;
-  // Of aligned columns the panels kernel takes several batches.
-  constexpr int kMany = walk == Walk::linear && V > 1 ? 1 : column_batches(V);
+  constexpr int kMany = column_batches(V, walk == Walk::nested);
   if (plan.batches > 1)
     return plan.thread_elements == 1   ? columns<V, 1, kMany, walk, Source, Acc>
            : plan.thread_elements == 2 ? columns<V, 2, kMany, walk, Source, Acc>
@@ -70,15 +69,19 @@ auto column_kernel(const Plan& plan) {
                                      : columns<V, kLoads, 1, walk, Source, Acc>;
 }
 
+template <class Arguments>
+cudaError_t start_with(const Launch& launch, void (*kernel)(Arguments), int threads, int shared_bytes, const Arguments& args) {
+  cudaLaunchAttribute attribute;
+  const cudaLaunchConfig_t config = configure(launch, launch.plan.grid, threads, shared_bytes, &attribute);
+  return cudaLaunchKernelEx(&config, kernel, args);
+}
+
 template <class Source, class Acc>
 using KernelOf = void (*)(Args<Source, Acc>);
 
 template <class Source, class Acc>
 cudaError_t start(const Launch& launch, const Source& source, KernelOf<Source, Acc> kernel, int threads, int shared_bytes = 0) {
-  const Args<Source, Acc> args = make_args<Source, Acc>(launch, source);
-  cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(launch, launch.plan.grid, threads, shared_bytes, &attribute);
-  return cudaLaunchKernelEx(&config, kernel, args);
+  return start_with(launch, kernel, threads, shared_bytes, make_args<Source, Acc>(launch, source));
 }
 
 template <class Acc, class Source>
@@ -115,23 +118,39 @@ cudaError_t launch_narrow(const Launch& launch, const Source& source) {
   return start<Source, Acc>(launch, source, narrow_columns<V, Source, Acc>, plan.warps * kWarp, bytes);
 }
 
-template <int V, int kElements, class Acc, class Source>
+template <int V, int kElements, Walk walk, class Acc, class Source>
 auto panel_kernel(const Plan& plan) {
   using Sums = Lanes<typename Source::Element, Acc, V>;
-  constexpr int kMany = panel_batches(V, panel_words<Source, Acc, V>, kElements, Sums::kOrderFree);
-  return plan.batches > 1 ? panels<V, kElements, kMany, Source, Acc> : panels<V, kElements, 1, Source, Acc>;
+  constexpr bool kShifted = walk == Walk::shifted;
+  constexpr int kMany = panel_batches(V, panel_words<Source, Acc, V>, kElements, Sums::kOrderFree, kShifted);
+  return plan.batches > 1 ? panels<V, kElements, kMany, walk, Source, Acc> : panels<V, kElements, 1, walk, Source, Acc>;
+}
+
+template <int V, Walk walk, class Acc, class Source>
+auto panel_kernel(const Plan& plan) {
+  constexpr int kFewest = walk == Walk::shifted ? shifted_column_elements(sizeof(typename Source::Element)) : 1;
+  return plan.thread_elements == 1   ? panel_kernel<V, std::max(kFewest, 1), walk, Acc, Source>(plan)
+         : plan.thread_elements == 2 ? panel_kernel<V, std::max(kFewest, 2), walk, Acc, Source>(plan)
+         : plan.thread_elements == 4 ? panel_kernel<V, 4, walk, Acc, Source>(plan)
+                                     : panel_kernel<V, kDepth, walk, Acc, Source>(plan);
+}
+
+template <int V, class Acc, class Source>
+auto panel_kernel(const Plan& plan) {
+  if constexpr (shifts_columns(sizeof(typename Source::Element)))
+    if (plan.shifted) return panel_kernel<V, Walk::shifted, Acc, Source>(plan);
+  return panel_kernel<V, Walk::linear, Acc, Source>(plan);
 }
 
 template <int V, class Acc, class Source>
 cudaError_t launch_panels(const Launch& launch, const Source& source) {
+  using LaneSum = typename Lanes<typename Source::Element, Acc, V>::LaneSum;
   const Reduction& r = launch.reduction;
   const Plan& plan = launch.plan;
   const Tiling& t = plan.tiling;
   const auto& kept = r.problem.kept;
   const KeptDim column = kept.back(), batch = kept.size() > 1 ? kept[kept.size() - 2] : KeptDim{};
   const auto log = [](int x) { return static_cast<int8_t>(__builtin_ctz(x)); };  // of powers of two
-  const int units = t.tile_leaves / (kWarp / plan.warp_columns * (kLoads / plan.thread_elements) * plan.batches);
-  const int parts = std::min({std::max(1, plan.warps * kWarp / t.tile_outputs), units, kWarp});
   const PanelArgs<Source, Acc> args{source,
                                     r.problem.length,
                                     r.problem.reduced[0].stride,
@@ -143,34 +162,33 @@ cudaError_t launch_panels(const Launch& launch, const Source& source) {
                                     static_cast<int32_t>(t.columns),
                                     t.tile_leaves,
                                     log(plan.warp_columns),
-                                    log(units),
-                                    log(parts),
+                                    log(plan.units),
+                                    log(plan.parts),
+                                    input_span(r),
                                     output_of<Acc>(launch),
                                     kept_nest<Source::kRank>(r.problem)};
-  const auto kernel = plan.thread_elements == 1   ? panel_kernel<V, 1, Acc, Source>(plan)
-                      : plan.thread_elements == 2 ? panel_kernel<V, 2, Acc, Source>(plan)
-                      : plan.thread_elements == 4 ? panel_kernel<V, 4, Acc, Source>(plan)
-                                                  : panel_kernel<V, kDepth, Acc, Source>(plan);
-  cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(launch, plan.grid, plan.warps * kWarp,
-                                              units * t.tile_outputs * panel_words<Source, Acc, V> * 4 / V, &attribute);
-  return cudaLaunchKernelEx(&config, kernel, args);
+  const int bytes = plan.units * plan.warp_columns * V * sizeof(LaneSum);
+  return start_with(launch, panel_kernel<V, Acc, Source>(plan), plan.warps * kWarp, bytes, args);
 }
 
-template <int V, int kElements, class Acc, class Source>
+template <int V, int kElements, Walk walk, class Acc, class Source>
 auto dense_kernel(const Plan& plan) {
-  constexpr int kUnitLeaves = row_groups(V, kElements) * kWarp * V;
+  constexpr bool kShifted = walk == Walk::shifted;
+  constexpr int kUnitLeaves = row_unit(V, kElements, kShifted);
   if constexpr (kElements == 2 || kUnitLeaves == kLanes)  // else rows have more units than one
-    if (plan.tiling.leaves <= kUnitLeaves) return dense_units<V, kElements, Source, Acc>;
-  return dense_rows<V, kElements, false, Source, Acc>;
+    if (plan.tiling.splits == 1 && row_alone(plan.tiling.leaves, kUnitLeaves, kShifted))
+      return dense_units<V, kElements, walk, Source, Acc>;
+  return dense_rows<V, kElements, walk, Source, Acc>;
 }
 
 template <int V, class Acc, class Source>
 auto dense_kernel(const Plan& plan) {
-  if (plan.nested) return dense_rows<V, kDepth, true, Source, Acc>;
-  return plan.thread_elements == 2   ? dense_kernel<V, 2, Acc, Source>(plan)
-         : plan.thread_elements == 4 ? dense_kernel<V, 4, Acc, Source>(plan)
-                                     : dense_kernel<V, kDepth, Acc, Source>(plan);
+  if (plan.nested) return dense_rows<V, kDepth, Walk::nested, Source, Acc>;
+  if constexpr (shifts_rows(sizeof(typename Source::Element)))
+    if (plan.shifted) return dense_kernel<V, kDepth, Walk::shifted, Acc, Source>(plan);
+  return plan.thread_elements == 2   ? dense_kernel<V, 2, Walk::dense, Acc, Source>(plan)
+         : plan.thread_elements == 4 ? dense_kernel<V, 4, Walk::dense, Acc, Source>(plan)
+                                     : dense_kernel<V, kDepth, Walk::dense, Acc, Source>(plan);
 }
 
 template <int V, class Acc, class Source>
@@ -208,15 +226,13 @@ cudaError_t start_dense(const Launch& launch, const Source& source, int unit_lea
                                     kept_nest<Source::kRank>(r.problem),
                                     reduced,
                                     reduced.stride(kLanes)};
-  cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(launch, launch.plan.grid, launch.plan.warps * kWarp, 0, &attribute);
-  return cudaLaunchKernelEx(&config, kernel, args);
+  return start_with(launch, kernel, launch.plan.warps * kWarp, 0, args);
 }
 
 template <int V, class Acc, class Source>
 cudaError_t launch_dense(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
-  return start_dense<Acc>(launch, source, row_groups(V, plan.thread_elements) * kWarp * V, dense_kernel<V, Acc, Source>(plan));
+  return start_dense<Acc>(launch, source, row_unit(V, plan.thread_elements, plan.shifted), dense_kernel<V, Acc, Source>(plan));
 }
 
 template <class Acc, class Source>
@@ -248,15 +264,9 @@ cudaError_t launch_width(const Launch& launch, const Source& source) {
     kernel = plan.nested ? row_kernel<V, Walk::nested, Acc, Source>(plan) : row_kernel<V, Walk::dense, Acc, Source>(plan);
     if constexpr (V == 1)
       if (plan.linear) kernel = row_kernel<V, Walk::linear, Acc, Source>(plan);
-    if constexpr (V > 1)
-      if (plan.shifted) kernel = rows<V, kDepth, Walk::shifted, Source, Acc>;
   } else {
     kernel =
         plan.nested ? column_kernel<V, Walk::nested, Acc, Source>(plan) : column_kernel<V, Walk::linear, Acc, Source>(plan);
-    if constexpr (V > 2)
-      if (plan.shifted)
-        kernel = plan.batches > 1 ? columns<V, kLoads, column_batches(V), Walk::shifted, Source, Acc>
-                                  : columns<V, kLoads, 1, Walk::shifted, Source, Acc>;
   }
   return start<Source, Acc>(launch, source, kernel, plan.warps * kWarp);
 }

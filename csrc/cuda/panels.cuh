@@ -1,8 +1,9 @@
-// Columns at aligned addresses, one stride from row to row: the common case, with as little as can be between a block's start
+// Columns one stride from row to row: the common case, with as little as can be between a block's start
 // and its loads, and after them; for while a block starts or ends it loads nothing.
 #pragma once
 
 #include "columns.cuh"
+#include "shifted.cuh"
 
 namespace gpureduce::cuda {
 
@@ -14,6 +15,7 @@ struct PanelArgs {
   int64_t partial_output_stride, partial_split_stride;
   int32_t columns, tile_leaves;            // of a batch; of a tile, a power of two
   int8_t log_width, log_units, log_parts;  // threads of a warp side by side; units of a tile; threads that join a column's
+  InputSpan input;
   Output<Acc> output;
   Nest<Source::kRank> kept;
 
@@ -58,11 +60,12 @@ constexpr int panel_words = sizeof(Lanes<typename Source::Element, Acc, V>) / 4;
 
 // As in the columns kernel, a warp reads 1 << log_width threads side by side, what is left of it takes further leaves of the
 // same columns, and so do the other warps, unit after unit; and a thread takes kBatches batches of leaves. A unit's values are
-// joined across the warp, and a column's through shared memory.
-template <int V, int kElements, int kBatches, class Source, class Acc>
+// joined across the warp, and a column's through shared memory. Walk::shifted: columns at odd addresses, of which a tile has so
+// many fewer that its threads' vectors hold them wherever they begin.
+template <int V, int kElements, int kBatches, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
-                                  (panel_wave(V, panel_words<Source, Acc, V>, kElements, kBatches) / kMaxColumnWarps))
-    panels(const __grid_constant__ PanelArgs<Source, Acc> a) {
+                                  (panel_wave(V, panel_words<Source, Acc, V>, kElements, kBatches, walk == Walk::shifted) /
+                                   kMaxColumnWarps)) panels(const __grid_constant__ PanelArgs<Source, Acc> a) {
   using Batch = Lanes<typename Source::Element, Acc, V>;
   using LaneSum = typename Batch::LaneSum;
   constexpr int kLeaves = kLoads / kElements;
@@ -70,13 +73,20 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
   LaneSum* slots = reinterpret_cast<LaneSum*>(memory);  // a row of `side` values for each unit
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const int width = 1 << a.log_width, side = width * V, column = (lane & (width - 1)) * V, row = lane >> a.log_width;
-  const int first_column = blockIdx.x * side, outputs = min(a.columns - first_column, side);
+  const int reach = walk == Walk::shifted ? side - (V - 1) : side;
+  const int first_column = blockIdx.x * reach, outputs = min(a.columns - first_column, reach);
   const int64_t first_row = leaf_start(int64_t{blockIdx.y} * a.tile_leaves);
   const int rows = static_cast<int>(min(a.length - first_row, int64_t{1} << 30));  // more than a tile has
   const Offsets batch_place = a.place(blockIdx.z);
   // What is beyond the last column reads the first, for nothing.
-  const int64_t place = batch_place.in + first_row * a.pitch + first_column + (column < outputs ? column : 0);
+  const int own = walk != Walk::shifted && column < outputs ? column : 0;
+  const int64_t place = batch_place.in + first_row * a.pitch + first_column + own;
   const int log_run = a.log_units - a.log_parts, log_turn = max(5 - a.log_parts, 2);
+  const auto leaves_of = [&](auto whole, int64_t at, int left) {
+    if constexpr (walk == Walk::shifted)
+      return shifted_leaves<V, kElements, kLeaves, whole, Acc>(a.source, a.input, at, a.pitch, left, column, outputs);
+    else return panel_leaves<V, kElements, kLeaves, whole>(a, at, left);
+  };
   wait_for_previous_kernel();
   allow_next_kernel();
 #pragma unroll 1
@@ -85,20 +95,17 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
     const int begin = static_cast<int>(leaf_start(leaf)), left = rows - begin;
     const int64_t at = place + begin * a.pitch;
     Batch batch, waiting[kBatches];
-    const auto take = [&](int b) {
-      if constexpr (Batch::kOrderFree) {
-        if (b > 0) batch.add(waiting[0]);
-        waiting[0] = batch;
-      } else {
-        carry(waiting, batch, b, [](Batch& left, const Batch& right) { left.add(right); });
-      }
-    };
-    if (left > kLeaves * kBatches - 1 + (kElements - 1) * kLanes) {
+    const int last = kLeaves * kBatches - 1 + (kElements - 1) * kLanes;  // of the thread's rows
+    bool whole = left > last;
+    // What lies around shifted columns must be the input's, too; and their sums change hands, so that all threads go one way.
+    if constexpr (walk == Walk::shifted)
+      whole = __all_sync(0xffffffffu, whole && a.source.inside(a.input, at - V, at + last * a.pitch + side + V));
+    if (whole) {
       // With no condition between them, the loads of a batch start while the one before is added up.
 #pragma unroll
       for (int b = 0; b < kBatches; ++b) {
-        batch = panel_leaves<V, kElements, kLeaves, true>(a, at + b * kLeaves * a.pitch, left);
-        take(b);
+        batch = leaves_of(std::true_type{}, at + b * kLeaves * a.pitch, left);
+        take_batch(waiting, batch, b);
       }
     } else {
       // Where ptxas 13.0 knows that a row is not there, it takes float8's padding for another number. So it must not know.
@@ -106,14 +113,11 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
       asm volatile("" : "+r"(some));
 #pragma unroll 1
       for (int b = 0; b < kBatches; ++b) {
-        batch = panel_leaves<V, kElements, kLeaves, false>(a, at + b * kLeaves * a.pitch, some - b * kLeaves);
-        take(b);
+        batch = leaves_of(std::false_type{}, at + b * kLeaves * a.pitch, some - b * kLeaves);
+        take_batch(waiting, batch, b);
       }
     }
-    for (int mask = width; mask < kWarp; mask *= 2) {
-#pragma unroll
-      for (int j = 0; j < V; ++j) batch.sum[j] = batch.sum[j] + shuffle_xor(batch.sum[j], mask);
-    }
+    join_leaves_of_warp(batch, width);
     if (lane < width) {
       // Rows are turned, so that the threads that join one column read different banks.
       constexpr int kCount = V < kGranule / sizeof(LaneSum) ? V : kGranule / sizeof(LaneSum);

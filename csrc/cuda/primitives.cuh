@@ -95,17 +95,6 @@ __device__ __forceinline__ Vector<Element, V> load_vector_if(bool wanted, const 
   return {load_if(wanted, reinterpret_cast<const typename Vector<Element, V>::Bits*>(p), padding_vector<Element, V>().bits)};
 }
 
-// The 16 bytes that begin `bytes` bytes into `a` followed by `b`.
-__device__ __forceinline__ uint4 shift_bytes(uint4 a, uint4 b, int bytes) {
-  const bool two = bytes & 8, one = bytes & 4;
-  const int bits = bytes % 4 * 8;
-  const uint32_t v0 = two ? a.z : a.x, v1 = two ? a.w : a.y, v2 = two ? b.x : a.z, v3 = two ? b.y : a.w, v4 = two ? b.z : b.x,
-                 v5 = two ? b.w : b.y;
-  const uint32_t w0 = one ? v1 : v0, w1 = one ? v2 : v1, w2 = one ? v3 : v2, w3 = one ? v4 : v3, w4 = one ? v5 : v4;
-  return {__funnelshift_r(w0, w1, bits), __funnelshift_r(w1, w2, bits), __funnelshift_r(w2, w3, bits),
-          __funnelshift_r(w3, w4, bits)};
-}
-
 // By words: a conditional choice between two elements of an array would put the array into memory.
 template <class T>
 __device__ __forceinline__ T choose(bool first, T a, T b) {
@@ -146,11 +135,18 @@ struct Typed {
     return static_cast<int>(reinterpret_cast<uintptr_t>(base + offset) / sizeof(In) % V);
   }
 
-  // Whether the aligned vectors that hold the V elements at `first`, and those at `last`, lie within the input.
+  // The vector at `offset` where it is the input's, and padding elsewhere.
   template <int V>
-  __device__ __forceinline__ bool within(const InputSpan& input, int64_t first, int64_t last) const {
-    const int shift = misalignment<V>(last);
-    return address(first - misalignment<V>(first)) >= input.begin && address(last - shift + (shift ? 2 : 1) * V) <= input.end;
+  __device__ __forceinline__ Vector<In, V> load_inside(const InputSpan& input, int64_t offset) const {
+    Vector<In, V> x;
+#pragma unroll
+    for (int j = 0; j < V; ++j) x.set(j, load_if<1>(inside(input, offset + j, offset + j + 1), offset + j)[0]);
+    return x;
+  }
+
+  // Whether the elements from `begin` to before `end` are the input's, or at least between two that are.
+  __device__ __forceinline__ bool inside(const InputSpan& input, int64_t begin, int64_t end) const {
+    return address(begin) >= input.begin && address(end) <= input.end;
   }
 };
 
@@ -300,6 +296,17 @@ struct Lanes {
   }
 };
 
+// Joins neighbouring leaves of V columns.
+template <class Sums, int kLeaves>
+__device__ __forceinline__ Sums join_lanes(Sums (&leaves)[kLeaves]) {
+#pragma unroll
+  for (int width = 1; width < kLeaves; width *= 2) {
+#pragma unroll
+    for (int l = 0; l < kLeaves; l += 2 * width) leaves[l].add(leaves[l + width]);
+  }
+  return leaves[0];
+}
+
 // Bytes, four at a time into one sum, with the byte dot product.
 template <class Element, class Acc, int V>
 struct ByteLanes {
@@ -376,6 +383,18 @@ __device__ __forceinline__ void carry(T (&waiting)[kCount], T& v, int index, Add
       on = false;
     }
   }
+}
+
+// `v` of another thread of the warp.
+template <class T>
+__device__ __forceinline__ T shuffle(T v, int lane) {
+  constexpr int kWords = sizeof(T) / 4;
+  uint32_t words[kWords];
+  memcpy(words, &v, sizeof(T));
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) words[w] = __shfl_sync(0xffffffffu, words[w], lane);
+  memcpy(&v, words, sizeof(T));
+  return v;
 }
 
 template <class T>

@@ -8,32 +8,15 @@ namespace gpureduce::cuda {
 // One unit of an output, for one warp: row_groups() groups; in each, thread t owns leaves t * V ... t * V + V - 1, and has the
 // up to kElements elements of every leaf in flight at once. Across the warp each load is whole lines.
 template <int V, int kElements, Walk walk, class Source, class Acc>
-__device__ __forceinline__ Acc row_unit(const Args<Source, Acc>& a, int64_t row, int64_t leaf) {
+__device__ __forceinline__ Acc unit_sum(const Args<Source, Acc>& a, int64_t row, int64_t leaf) {
   using Element = typename Source::Element;
   constexpr int kCount = row_groups(V, kElements);
   const int64_t chunk = leaf / kLanes * kChunk;
   const int first = static_cast<int>(leaf % kLanes) + threadIdx.x % kWarp * V;
-  const int64_t rest = a.length - chunk;
-  const int left = rest < kChunk + 2 * V ? static_cast<int>(rest) : kChunk + 2 * V;  // a little of the next chunk is enough
+  const int left = static_cast<int>(min(a.length - chunk, int64_t{kChunk}));
   RowLanes<Element, Acc, V> lanes[kCount];
   Vector<Element, V> x[kCount][kElements];
-  int reach = V;  // elements that a vector's load needs from its first on
-  if constexpr (walk == Walk::shifted) {
-    // A vector is what two aligned ones hold of it. Its neighbour's lie in the same lines, so that memory is read once.
-    static_assert(kCount == 1);
-    const int shift = a.source.template misalignment<V>(row);
-    if (shift) reach = 2 * V - shift;
-    Vector<Element, V> next[kElements];
-#pragma unroll
-    for (int d = 0; d < kElements; ++d) {
-      const int e = first + d * kLanes;
-      const bool whole = e + reach <= left;
-      x[0][d] = a.source.template load_if<V>(whole, row + chunk + e - shift);
-      next[d] = a.source.template load_if<V>(whole && shift, row + chunk + e - shift + V);
-    }
-#pragma unroll
-    for (int d = 0; d < kElements; ++d) x[0][d].bits = shift_bytes(x[0][d].bits, next[d].bits, shift * sizeof(Element));
-  } else if ((walk == Walk::dense || walk == Walk::linear) && left >= kElements * kLanes) {
+  if ((walk == Walk::dense || walk == Walk::linear) && left >= kElements * kLanes) {
     // Without conditions, where most of the work is.
     const int64_t begin = row + a.template element<walk>(chunk + first);
 #pragma unroll
@@ -80,7 +63,7 @@ __device__ __forceinline__ Acc row_unit(const Args<Source, Acc>& a, int64_t row,
     // What no whole load reached: at most one vector a thread and group, whose elements are the last of their lanes.
 #pragma unroll
     for (int g = 0; g < kCount; ++g) {
-      const int begin = first + g * kWarp * V, whole = begin + reach <= left ? (left - reach - begin) / kLanes + 1 : 0;
+      const int begin = first + g * kWarp * V, whole = begin + V <= left ? (left - V - begin) / kLanes + 1 : 0;
       const int e = begin + whole * kLanes;
       if (whole < kElements && e < left) {
 #pragma unroll
@@ -101,12 +84,12 @@ template <int V, int kElements, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxRowWarps* kWarp, sizeof(RowLanes<typename Source::Element, Acc, V>) <= 64 ? 2 : 1)
     rows(const __grid_constant__ Args<Source, Acc> a) {
   __shared__ Acc slots[kMaxRowWarps * kWarp], warp_slots[kWarp];
-  constexpr int kUnitLeaves = row_groups(V, kElements) * kWarp * V;
+  constexpr int kUnitLeaves = row_unit(V, kElements);
   const int thread = threadIdx.x, warps = blockDim.x / kWarp;
   const int row_units = a.tiling.tile_leaves / kUnitLeaves, shift = __ffs(row_units) - 1;  // slots of a row: a power of two
   // A few elements beyond a row's last whole chunk are no work for a warp: a few threads take them.
   const int64_t whole = a.length / kChunk * kChunk;
-  const int rest = a.tiling.splits == 1 && whole > 0 && a.length - whole <= kWarp ? static_cast<int>(a.length - whole) : 0;
+  const int rest = a.tiling.splits == 1 ? row_rest(a.length) : 0;
   const int log_rest = rest > 1 ? 32 - __clz(rest - 1) : 0;
   wait_for_previous_kernel();
   allow_next_kernel();
@@ -118,7 +101,7 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, sizeof(RowLanes<typename 
     for (int i = thread / kWarp; i < outputs * busy; i += warps) {
       const int row = busy == 1 << log_busy ? i >> log_busy : i / busy, unit = i - row * busy;
       const int64_t place = a.kept.at(tile.output + row).in;
-      const Acc v = row_unit<V, kElements, walk>(a, place, tile.leaf + int64_t{unit} * kUnitLeaves);
+      const Acc v = unit_sum<V, kElements, walk>(a, place, tile.leaf + int64_t{unit} * kUnitLeaves);
       if (thread % kWarp == 0) slots[row * row_units + unit] = v;
     }
     if (rest > 0) {
