@@ -71,6 +71,9 @@ constexpr int kByteStageBytes = 6144;  // of which int8 takes 35.7 us, and 37.2 
 constexpr int kShortRowLoads = 256;    // of 4 bytes, at most
 constexpr int kTinyWarps = 4;
 constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1, kMaxGridDepth = 65535;
+// Rows of columns that the panels kernel takes: as many as fit its grid in tiles of one vector side by side, of 256 units of 32
+// leaves at least.
+constexpr int64_t kMaxPanelRows = kMaxGridDepth * 256 * kWarp * kDepth;
 // --------------------------------------------------------------------------------------------------------------------------
 
 constexpr const char* kKernelNames[] = {"packed",   "rows", "thin",  "columns", "ring_rows", "narrow",
@@ -356,8 +359,8 @@ void plan_thin(Plan& plan, const Problem& p, const Device& device) {
 
 // Whether columns are read in vectors, a stride from row to row.
 bool panels_take(const Plan& plan, const Problem& p) {
-  return plan.vector > 1 && !plan.nested && !p.kept.empty() && p.length > kLoads && p.kept.back().size <= kMaxGrid / 2 &&
-         p.outputs / p.kept.back().size <= kMaxGridDepth;
+  return plan.vector > 1 && !plan.nested && !p.kept.empty() && p.length > kLoads && p.length <= kMaxPanelRows &&
+         p.kept.back().size <= kMaxGrid / 2 && p.outputs / p.kept.back().size <= kMaxGridDepth;
 }
 
 void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
@@ -457,17 +460,29 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
     width = static_cast<int>(std::min<int64_t>(kLineWidth, power_of_two_above(vectors)));
   if (tuning.width)
     width = static_cast<int>(std::min<int64_t>({kWarp, power_of_two_above(tuning.width), power_of_two_above(vectors)}));
-  const int64_t many_leaves = kWarps * unit_leaves(width, many);
-  const bool takes_many = width >= kLineWidth && t.leaves >= many_leaves && enough(tiles(width, many_leaves));
-  plan.batches = (tuning.batches ? tuning.batches > 1 : takes_many) ? many : 1;
+  const auto batches = [&](int width) {
+    const int64_t leaves = kWarps * unit_leaves(width, many);
+    const bool takes_many = width >= kLineWidth && t.leaves >= leaves && enough(tiles(width, leaves));
+    return (tuning.batches ? tuning.batches > 1 : takes_many) ? many : 1;
+  };
+  if (!plan.warps) plan.warps = plan.shifted && size == 1 ? kFewColumnWarps : kWarps;
+  // Threads that join a column; units of a tile, at most: their sums fit the shared memory, and a thread joins few of them.
+  const auto parts = [&](int width) { return std::min(kWarp, std::max(1, plan.warps * kWarp / (width * plan.vector))); };
+  const auto most_units = [&](int width) {
+    return std::min<int64_t>(kPanelBytes / (width * vector_sum), parts(width) << kLogPanelRun);
+  };
+  // Where splits would be more than a grid is deep: narrower tiles, which are longer, and more threads to join them.
+  const auto too_deep = [&] {
+    return ceil_div(t.leaves, most_units(width) * unit_leaves(width, batches(width))) > kMaxGridDepth;
+  };
+  while (too_deep()) width > 1 ? width /= 2 : plan.warps *= 2;
+  plan.batches = batches(width);
   plan.warp_columns = width;
   t.tile_outputs = width * plan.vector - before;
 
   // Units of a tile: as many as leave tiles enough; of a small input all, where that saves the join at little cost, or fewer.
   const int64_t unit = unit_leaves(width, plan.batches), whole = power_of_two_above(ceil_div(t.leaves, unit));
-  if (!plan.warps) plan.warps = plan.shifted && size == 1 ? kFewColumnWarps : kWarps;
-  const int parts = std::min(kWarp, std::max(1, plan.warps * kWarp / (width * plan.vector)));  // threads that join a column
-  const int64_t most = std::min<int64_t>({whole, kPanelBytes / (width * vector_sum), parts << kLogPanelRun});
+  const int64_t most = std::min(whole, most_units(width));
   int64_t units = most;
   if (tuning.tile_leaves) {
     units = std::min(power_of_two_above(ceil_div(tuning.tile_leaves, unit)), most);
@@ -479,11 +494,11 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
     if (units < whole)
       while (units > 1 && !busy(units)) units /= 2;
   }
-  while (ceil_div(t.leaves, units * unit) > kMaxGridDepth) units *= 2;
+  while (units < most && ceil_div(t.leaves, units * unit) > kMaxGridDepth) units *= 2;
 
   plan.warps = static_cast<int>(std::min<int64_t>(plan.warps, units));
   plan.units = static_cast<int>(units);
-  plan.parts = std::min({std::max(1, plan.warps * kWarp / (width * plan.vector)), plan.units, kWarp});
+  plan.parts = std::min(parts(width), plan.units);
   t.tile_leaves = static_cast<int>(units * unit);
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   // Neighbouring columns write neighbouring partial sums, but those of few columns stand as the join reads them.

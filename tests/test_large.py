@@ -85,6 +85,17 @@ def test_bytes_in_memory(device):
     assert [even, odd] == [sum(rest[0::2]), sum(rest[1::2])] and rest[-1] == last
 
 
+def test_very_many_rows_of_columns(device):
+    """2^29 + 1 rows of 64 columns, which overlap: what their parts come to."""
+    if device == "cpu":
+        pytest.skip("takes a minute on a CPU")
+    needs(device, 9)
+    rows, part = (1 << 29) + 1, 1 << 26
+    x = tiled(torch.arange(-125, 126, dtype=torch.int8, device=device), 16 * rows + 48)
+    columns = x.as_strided((rows, 64), (16, 1))
+    assert torch.equal(SUM(columns, 0), sum(SUM(columns[i : i + part], 0) for i in range(0, rows, part)))
+
+
 def test_floats_in_memory(device):
     """2^31 + 4097 elements of float32: the model's bits."""
     if device == "cpu":

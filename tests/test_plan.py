@@ -327,6 +327,23 @@ def test_columns_are_not_split_for_nothing():
         assert plan["kernel"] == "panels" and plan["splits"] == 1 and not plan["joins"]
 
 
+@pytest.mark.parametrize(
+    "source,target", [*PAIRS, ("float8_e5m2", "float64"), ("float32", "float64"), ("int32", "int64")]
+)
+def test_columns_of_very_many_rows(source, target):
+    """However many rows there are: no more splits than a grid is deep, and no more sums than a block has memory for."""
+    kernels = set()
+    for columns in (16, 64, 65, 257, 4097):
+        for power in range(22, 34):
+            for more in (0, 1):
+                rows = (1 << power) + more
+                if rows * columns * model.itemsize(source) > 1 << 40:
+                    continue
+                for tuning in ("", "warps=1", "tile_leaves=1", "batches=1", "width=32"):
+                    kernels.add(check_plan((rows, columns), (columns, 1), (0,), source, target, tuning)[0]["kernel"])
+    assert ("panels" in kernels) == (model.itemsize(source) < 16 and target != "bool")
+
+
 def test_aligned_columns_of_very_many_batches():
     """More batches than a grid is deep are no panels, and a thread takes one batch of leaves: no kernel takes more."""
     for length in (300, 1100, 4096, 70_000):
