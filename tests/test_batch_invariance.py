@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import torch_reduce
 from support import OPERATIONS, SUM, assert_same_bits, data, name_of
 
 NAMES = ["float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "complex64", "complex32"]
@@ -130,6 +131,8 @@ def test_any_number_of_threads(name, op, set_threads):
         ((8, 65_537), 0),  # one or two columns are left for the last task
         ((600, 961), 0),
         ((600, 962), 0),
+        ((4300, 130), 0),  # threads share the leaves of a chunk
+        ((3, 1027, 70), 1),
     ]
     inputs = [(data(shape, name, seed=6), dim) for shape, dim in shapes]
     wanted = [op.expected(x, dim) for x, dim in inputs]
@@ -137,6 +140,13 @@ def test_any_number_of_threads(name, op, set_threads):
         set_threads(threads)
         for (x, dim), bits in zip(inputs, wanted, strict=True):
             assert_same_bits(op(x, dim), bits, f"with {threads} threads for {tuple(x.shape)}")
+
+
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_few_columns_of_a_chunk_are_work_for_several_threads(threads, set_threads):
+    set_threads(threads)
+    assert f"on {threads} threads" in torch_reduce.explain(torch.ones(4096, 256), 0)
+    assert f"on {threads} threads" in torch_reduce.explain(torch.ones(4096, 1024, dtype=torch.bfloat16), 0)
 
 
 def test_repeated_calls(op, device):

@@ -79,7 +79,7 @@ struct Plan {
   int64_t buffer_bytes;  // for gathered elements
 };
 
-// One task: some rows and columns, and a run of their elements that starts with a chunk.
+// One task: some rows and columns, and a run of their leaves, or where the order is free, of their elements.
 struct Task {
   int64_t first_row, rows;
   int64_t first_column, width;

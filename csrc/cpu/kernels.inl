@@ -804,7 +804,7 @@ void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums)
   const int fours = one_or_two && together == 4 ? static_cast<int>(task.width) : 0;
   int64_t tiles = 0;
   Acc* joined = tile;
-  for (int64_t leaf = leaf_count(task.begin), end = leaf_count(task.end); leaf < end; leaf += leaves) {
+  for (int64_t leaf = task.begin; leaf < task.end; leaf += leaves) {
     Cursor row(plan.rows, task.first_row);
     if (plan.length <= lanes && !plan.wide) {  // short rows are one tile
       const bool in_place = source.in_place && source.block && plan.reduced.rank == 1;
@@ -827,7 +827,7 @@ void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums)
       Cursor at(plan.reduced, first);
       int64_t chunks = 0;  // whole ones, side by side in every row
       if (source.in_place && source.block && one_or_two && plan.length >= kChunk)
-        chunks = min(min(task.end - first, at.left()) / kChunk, leaves / kLanes);
+        chunks = min(min(plan.length - first, at.left()) / kChunk, leaves / kLanes);
       const int64_t rows = source.abreast ? task.rows : 1;  // at once
       for (int64_t r = 0; r < task.rows; r += rows, row.advance(1)) {
         if (chunks > 0) {
@@ -838,10 +838,10 @@ void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums)
         int64_t l = chunks * kLanes;
         for (; l < leaves; l += lanes) {
           Acc* out = tile + (r * leaves + l) / together * task.width;
-          const int64_t begin = leaf_start(leaf + l), depth = min(kDepth, (task.end - begin + kLanes - 1) / kLanes);
-          const int64_t n = min(kChunk, task.end - begin), pitch = kept * task.width;
+          const int64_t begin = leaf_start(leaf + l), depth = min(kDepth, ceil_div(plan.length - begin, kLanes));
+          const int64_t n = min(kChunk, plan.length - begin), pitch = kept * task.width;
           if (plan.wide) {
-            sum_columns(source, out, buffer, row.offset(), begin, lanes, task.end);
+            sum_columns(source, out, buffer, row.offset(), begin, lanes, plan.length);
           } else if (depth <= 0) {
             for (int64_t i = 0; i < rows; ++i, out += pitch) {
               for (int64_t k = 0; k < lanes / together * task.width; ++k) out[k] = padding<Acc>();
@@ -853,13 +853,13 @@ void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums)
           } else if (one_or_two) {
             sum_part(source, out, buffer, row.offset(), begin, n);
           } else {
-            sum_tile(source, out, buffer, row.offset(), begin, lanes, kLanes, depth, task.end);
+            sum_tile(source, out, buffer, row.offset(), begin, lanes, kLanes, depth, plan.length);
           }
         }
       }
     }
     joined = join_tile(tile, other, task.rows, kept, task.width);
-    if (leaf + leaves >= end) break;
+    if (leaf + leaves >= task.end) break;
     int level = 0;
     for (; tiles >> level & 1; ++level) join_left(joined, stack + level * size, size);
     memcpy(stack + level * size, joined, size * sizeof(Acc));

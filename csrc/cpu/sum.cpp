@@ -16,6 +16,7 @@ namespace {
 constexpr int64_t kGrain = 32768;         // elements that are worth a thread, as in torch
 constexpr int64_t kTasksPerThread = 8;    // so that none waits long for the last
 constexpr int64_t kSplit = 65536;         // elements that are worth a partial sum
+constexpr int64_t kSplitLeaves = 16;      // and leaves of columns (with whole columns a task: 1.3 times the time)
 constexpr int64_t kLeastWidth = 64;       // columns that are worth a task
 constexpr int64_t kLine = 16;             // columns that tasks do not cut
 constexpr int64_t kWideDepth = 3;         // elements of a leaf that Plan::wide is worth (4: no gain, 8: 0.8 of the speed)
@@ -87,7 +88,8 @@ DType component_of(DType t) {
   }
 }
 
-// A reduction, cut into tasks: tile of rows by tile of columns by split. A split is a power of two of chunks.
+// A reduction, cut into tasks: tile of rows by tile of columns by split. A split is a power of two of leaves, or of elements
+// where the order is free.
 struct Work {
   explicit Work(const Reduction& r);
 
@@ -100,7 +102,8 @@ struct Work {
   Conversion conversion;
   Dims results;  // where the outputs lie, row by row
   int64_t rows, columns, outputs;
-  int64_t row_tiles, column_tiles, splits, split_chunks;
+  int64_t row_tiles, column_tiles, splits;
+  int64_t positions, split_size;  // leaves, or elements where the order is free
   int threads;
   int64_t divisor;
 };
@@ -176,9 +179,11 @@ Work::Work(const Reduction& r)
   int64_t capacity = kTileBytes / size_of(accumulator);
   if (gathered && columns > 2) capacity /= 8;  // whose depth is gathered first
   const int64_t leaves = leaf_count(plan.length), depth = std::min<int64_t>(kDepth, ceil_div(plan.length, kLanes));
+  positions = exact ? plan.length : leaves;
+  const int64_t least = exact ? kChunk : columns > 2 ? kSplitLeaves : kLanes;  // positions of a split
   column_tiles = ceil_div(columns, capacity / 4);
   if (threads > 1) {  // work for all of them, and as much for each
-    const int64_t others = rows * ceil_div(plan.length, kChunk), most = columns / kLeastWidth;
+    const int64_t others = rows * ceil_div(positions, least), most = columns / kLeastWidth;
     column_tiles = std::max(column_tiles, std::min(ceil_div(2 * threads, others), most));
     const int64_t even = ceil_div(column_tiles, threads) * threads;
     if (column_tiles > 1 && column_tiles * others < wanted && even <= most) column_tiles = even;
@@ -215,13 +220,12 @@ Work::Work(const Reduction& r)
       std::max(kBufferBytes, std::min<int64_t>(plan.tile_leaves, kLanes) * plan.tile_width * depth * size_of(accumulator));
 
   // Splits.
-  const int64_t chunks = ceil_div(plan.length, kChunk);
   splits = 1;
-  split_chunks = chunks;
+  split_size = positions;
   if (threads > 1 && plan.tile_rows == abreast && row_tiles * column_tiles < wanted) {
-    split_chunks = ceil_power(std::max(
-        {ceil_div(chunks * row_tiles * column_tiles, wanted), plan.tile_leaves / kLanes, kSplit / kChunk / plan.tile_width}));
-    splits = ceil_div(chunks, split_chunks);
+    const int64_t worth = kSplit / plan.tile_width / (exact ? 1 : kDepth);
+    split_size = ceil_power(std::max({ceil_div(positions * row_tiles * column_tiles, wanted), plan.tile_leaves, least, worth}));
+    splits = ceil_div(positions, split_size);
   }
   threads = static_cast<int>(std::min<int64_t>(threads, tasks()));
 }
@@ -235,8 +239,8 @@ Task Work::task(int64_t i) const {
   t.width = column(i % column_tiles + 1) - t.first_column;
   t.first_row = i / column_tiles * plan.tile_rows;
   t.rows = std::min(plan.tile_rows, rows - t.first_row);
-  t.begin = split * split_chunks * kChunk;
-  t.end = split + 1 == splits ? plan.length : t.begin + split_chunks * kChunk;
+  t.begin = split * split_size;
+  t.end = std::min(t.begin + split_size, positions);
   return t;
 }
 
