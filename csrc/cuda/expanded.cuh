@@ -9,16 +9,6 @@ namespace gpureduce::cuda {
 // as many equal leaves. What is left of a level of the tree are a few runs of equal values.
 template <class Acc>
 __device__ Acc sum_of_equals(Acc v, int64_t length) {
-  struct Run {
-    Acc value;
-    int64_t count;
-  };
-  constexpr int kMost = 12;  // three runs, between which up to two single values come to stand, and what these become
-  Run runs[kMost];
-  int n = 0;
-  const auto append = [&](Acc value, int64_t count) {
-    if (count > 0) runs[n++] = {value, count};
-  };
   // Leaves: of whole chunks, then those that have one element more, then the others.
   const int64_t chunks = length / kChunk;
   const int rest = static_cast<int>(length - chunks * kChunk), depth = rest / kLanes, more = rest - depth * kLanes;
@@ -28,11 +18,34 @@ __device__ Acc sum_of_equals(Acc v, int64_t length) {
     if (d < depth) deep = deep + v;
     if (d <= depth) deeper = deeper + v;
   }
-  append(whole, chunks * kLanes);
-  append(deeper, more);
-  append(deep, depth ? kLanes - more : 0);
+  struct Run {
+    Acc value;
+    int64_t count;
+  };
+  // Most often all leaves are equal, and as many as a power of two: then nothing needs memory.
+  const bool equal = rest == 0 || (chunks == 0 && (depth == 0 || more == 0));
+  Run all = rest == 0 ? Run{whole, chunks * kLanes} : more == 0 ? Run{deep, kLanes} : Run{deeper, more};
+  if (equal) {
+    const int levels = __ffsll(all.count) - 1;
+    for (int level = 0; level < levels; ++level) all.value = all.value + all.value;
+    all.count >>= levels;
+    if (all.count == 1) return all.value;
+  }
+  constexpr int kMost = 12;  // three runs, between which up to two single values come to stand, and what these become
+  Run runs[kMost];
+  int n = 0;
+  const auto append = [&](Acc value, int64_t count) {
+    if (count > 0) runs[n++] = {value, count};
+  };
+  if (equal) {
+    append(all.value, all.count);
+  } else {
+    append(whole, chunks * kLanes);
+    append(deeper, more);
+    append(deep, depth ? kLanes - more : 0);
+  }
   while (n > 1 || runs[0].count > 1) {
-    if (n == 1 && runs[0].count % 2 == 0) {  // most levels, most often
+    if (n == 1 && runs[0].count % 2 == 0) {
       runs[0] = {runs[0].value + runs[0].value, runs[0].count / 2};
       continue;
     }
@@ -63,15 +76,16 @@ template <class Source, class Acc>
 __global__ void __launch_bounds__(kMaxColumnWarps* kWarp) expanded(const __grid_constant__ Args<Source, Acc> a) {
   wait_for_previous_kernel();
   allow_next_kernel();
-  TileLoop loop;
-  do {
-    const Tile tile = loop.tile(a.tiling);
-    if (threadIdx.x >= tile.outputs) continue;
-    const Offsets place = a.kept.at(tile.output + threadIdx.x);
+  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t output = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; output < a.tiling.outputs; output += threads) {
+    const Offsets place = a.kept.at(output);
     RowLanes<typename Source::Element, Acc, 1> lane;
     lane.start(a.source.template load<1>(place.in));
-    a.output.write_at(place.out, tile.partial + threadIdx.x, sum_of_equals(lane.join(), a.length));
-  } while (loop.next(a.tiling));
+    const Acc v = lane.join();
+    if constexpr (std::is_integral_v<Acc>)  // modulo 2^64
+      a.output.write_at(place.out, output, static_cast<Acc>(static_cast<uint64_t>(v) * static_cast<uint64_t>(a.length)));
+    else a.output.write_at(place.out, output, sum_of_equals(v, a.length));
+  }
 }
 
 }  // namespace gpureduce::cuda
