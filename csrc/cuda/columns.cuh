@@ -129,7 +129,8 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<t
       batch.clear();
       if (inside && leaf < leaves) {
         Batch waiting[kBatches];
-#pragma unroll
+        // A place in nested dims is a lot of code: it stands once.
+#pragma unroll(walk == Walk::nested ? 1 : kBatches)
         for (int b = 0; b < kBatches; ++b) {
           if (leaf + b * kLeaves < leaves) batch = column_leaves<V, kElements, kLeaves, walk>(a, piece, leaf + b * kLeaves);
           else batch.clear();

@@ -95,17 +95,26 @@ __device__ __forceinline__ Vector<Element, V> load_vector_if(bool wanted, const 
   return {load_if(wanted, reinterpret_cast<const typename Vector<Element, V>::Bits*>(p), padding_vector<Element, V>().bits)};
 }
 
+// f of each word of some values.
+template <class F, class T, class... More>
+__device__ __forceinline__ T by_words(F f, T a, More... more) {
+  struct Words { uint32_t word[sizeof(T) / 4]; };
+  const auto words_of = [](const T& v) {
+    Words x;
+    memcpy(&x, &v, sizeof(T));
+    return x;
+  };
+  Words x = words_of(a);
+#pragma unroll
+  for (size_t w = 0; w < sizeof(T) / 4; ++w) x.word[w] = f(x.word[w], words_of(more).word[w]...);
+  memcpy(&a, &x, sizeof(T));
+  return a;
+}
+
 // By words: a conditional choice between two elements of an array would put the array into memory.
 template <class T>
 __device__ __forceinline__ T choose(bool first, T a, T b) {
-  constexpr int kWords = sizeof(T) / 4;
-  uint32_t x[kWords], y[kWords];
-  memcpy(x, &a, sizeof(T));
-  memcpy(y, &b, sizeof(T));
-#pragma unroll
-  for (int w = 0; w < kWords; ++w) x[w] = first ? x[w] : y[w];
-  memcpy(&a, x, sizeof(T));
-  return a;
+  return by_words([first](uint32_t x, uint32_t y) { return first ? x : y; }, a, b);
 }
 
 // --- sources: where a kernel's elements come from --------------------------------------------------------------------------
@@ -388,24 +397,12 @@ __device__ __forceinline__ void carry(T (&waiting)[kCount], T& v, int index, Add
 // `v` of another thread of the warp.
 template <class T>
 __device__ __forceinline__ T shuffle(T v, int lane) {
-  constexpr int kWords = sizeof(T) / 4;
-  uint32_t words[kWords];
-  memcpy(words, &v, sizeof(T));
-#pragma unroll
-  for (int w = 0; w < kWords; ++w) words[w] = __shfl_sync(0xffffffffu, words[w], lane);
-  memcpy(&v, words, sizeof(T));
-  return v;
+  return by_words([lane](uint32_t word) { return __shfl_sync(0xffffffffu, word, lane); }, v);
 }
 
 template <class T>
 __device__ __forceinline__ T shuffle_xor(T v, int mask) {
-  constexpr int kWords = sizeof(T) / 4;
-  uint32_t words[kWords];
-  memcpy(words, &v, sizeof(T));
-#pragma unroll
-  for (int w = 0; w < kWords; ++w) words[w] = __shfl_xor_sync(0xffffffffu, words[w], mask);
-  memcpy(&v, words, sizeof(T));
-  return v;
+  return by_words([mask](uint32_t word) { return __shfl_xor_sync(0xffffffffu, word, mask); }, v);
 }
 
 // Joins groups of threads of a warp: `from` neighbours already share a value, afterwards `to` do. Powers of two.

@@ -6,9 +6,11 @@
 namespace gpureduce::cuda {
 
 // One unit of an output, for one warp: row_groups() groups; in each, thread t owns leaves t * V ... t * V + V - 1, and has the
-// up to kElements elements of every leaf in flight at once. Across the warp each load is whole lines.
+// up to kElements elements of every leaf in flight at once. Across the warp each load is whole lines. Vectors are of nested
+// dims, and whole.
 template <int V, int kElements, Walk walk, class Source, class Acc>
 __device__ __forceinline__ Acc unit_sum(const Args<Source, Acc>& a, int64_t row, int64_t leaf) {
+  static_assert(V == 1 || walk == Walk::nested);
   using Element = typename Source::Element;
   constexpr int kCount = row_groups(V, kElements);
   const int64_t chunk = leaf / kLanes * kChunk;
@@ -58,19 +60,6 @@ __device__ __forceinline__ Acc unit_sum(const Args<Source, Acc>& a, int64_t row,
     lanes[g].start(x[g][0]);
 #pragma unroll
     for (int d = 1; d < kElements; ++d) lanes[g].add(x[g][d]);
-  }
-  if constexpr (V > 1) {
-    // What no whole load reached: at most one vector a thread and group, whose elements are the last of their lanes.
-#pragma unroll
-    for (int g = 0; g < kCount; ++g) {
-      const int begin = first + g * kWarp * V, whole = begin + V <= left ? (left - V - begin) / kLanes + 1 : 0;
-      const int e = begin + whole * kLanes;
-      if (whole < kElements && e < left) {
-#pragma unroll
-        for (int j = 0; j < V; ++j)
-          if (e + j < left) lanes[g].add(j, a.source.template load<1>(row + a.template element<walk>(chunk + e + j))[0]);
-      }
-    }
   }
   Acc values[kCount];
 #pragma unroll
@@ -153,7 +142,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp) packed(const __grid_co
       const bool inside = first + i * side < tile.outputs;
       RowLanes<Element, Acc, V> lanes;
       lanes.start(x[i]);
-      if constexpr (V > 1) {
+      if constexpr (V > 1 && walk == Walk::dense) {
         const int tail = length % V;
         if (inside && tail && e == length - tail) {
 #pragma unroll

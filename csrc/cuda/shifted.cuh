@@ -19,7 +19,7 @@ __device__ __forceinline__ Vector<Element, V> keep(Vector<Element, V> x, int beg
 // Moves lane sums down by `shift`, less than V: those of the warp's threads, group after group. The first go to where the last
 // were. All threads of the warp must call it, and neighbours with the same shift.
 template <int kGroups, class Element, class Acc, int V>
-__device__ __forceinline__ void move_down(Lanes<Element, Acc, V> (&lanes)[kGroups], int shift) {
+__device__ __forceinline__ void move_down(Lanes<Element, Acc, V>* lanes, int shift) {
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int step = V / 2; step > 0; step /= 2) {
@@ -80,11 +80,11 @@ __device__ __forceinline__ Acc shifted_chunk(const Source& source, int64_t lengt
       if (whole < depth && e < left) {
 #pragma unroll
         for (int j = 0; j < V; ++j)
-          if (e + j >= 0 && e + j < left) lanes[g].add(j, source.template load<1>(row + chunk + e + j)[0]);
+          if (e + j < left) lanes[g].add(j, source.template load<1>(row + chunk + e + j)[0]);
       }
     }
   }
-  if constexpr (!Sums::kOrderFree) move_down(lanes, shift);
+  if constexpr (!Sums::kOrderFree) move_down<kGroups>(lanes, shift);
   Acc values[kGroups];
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) values[g] = lanes[g].join();
@@ -132,9 +132,7 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> shifted_leave
 #pragma unroll
   for (int l = 0; l < kLeaves; ++l) {
     lanes[l].start(x[l]);
-    Lanes<Element, Acc, V> moved[1] = {lanes[l]};
-    move_down(moved, shift_of(l));
-    lanes[l] = moved[0];
+    move_down<1>(lanes + l, shift_of(l));
   }
   return join_lanes(lanes);
 }
