@@ -69,6 +69,16 @@ constexpr int kRingStages = 2;
 constexpr int kStageBytes = 4096;  // of several short rows: (2^20, 100) bfloat16 53.6 us, and 55.4 with as many as for bytes,
 constexpr int kByteStageBytes = 6144;  // of which int8 takes 35.7 us, and 37.2 with 4096
 constexpr int kShortRowLoads = 256;    // of 4 bytes, at most
+// Words of rows that several threads of the ring kernel share; longer ones, up to kWholeRowWords, a thread takes alone: (2^20,
+// 89) bfloat16 48 us, and 95 shared; (2^18, 197) 28.6 and 56.5.
+constexpr int kSharedRowWords = 4;
+// Rows that could also be read in pieces of a word it takes too if they are longer than this, if no more than so many of 32
+// threads would then have a word, and if the input has so many bytes: (2^20, 66) bfloat16 37 us, and 59 in pieces; (2^20, 33)
+// int32 37 and 64; (2^20, 100) bool 30 and 38; but (2^21, 29) float32 62 and 60, (2^17, 100) int8 6.1 and 5.5.
+constexpr int kPieceRowWords = 8;
+constexpr int kByteRowThreads = 25;
+constexpr int kWordRowThreads = 24;
+constexpr int64_t kPieceRowInput = 16 << 20;
 constexpr int kTinyWarps = 4;
 constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1, kMaxGridDepth = 65535;
 // Rows of columns that the panels kernel takes: as many as fit its grid in tiles of one vector side by side, of 256 units of 32
@@ -278,26 +288,51 @@ void plan_flat(Plan& plan, const Reduction& r, const Device& device) {
   t.columns = p.outputs;
 }
 
+// Bytes from row to row, and words of a row.
+int64_t ring_pitch(const Reduction& r) {
+  const Problem& p = r.problem;
+  return (p.kept.empty() ? p.length : p.kept.back().stride) * info(r.in).size;
+}
+int64_t ring_words(const Reduction& r) { return ceil_div(r.problem.length * info(r.in).size, 4); }
+
+// Whether a thread of the ring kernel can take whole rows.
+bool can_take_whole_rows(const Reduction& r) { return ring_pitch(r) % 8 != 0 && ring_words(r) <= kWholeRowWords; }
+
+// Whether it does; and where rows could also be read in pieces of a word.
+bool takes_whole_rows(const Reduction& r) {
+  const Problem& p = r.problem;
+  return can_take_whole_rows(r) && ring_words(r) > kSharedRowWords && !p.kept.empty() && p.kept.back().size >= kWarp;
+}
+bool takes_pieces_whole(const Reduction& r, int64_t bytes) {
+  const int64_t words = ring_words(r), threads = shares_rows(info(r.in).size) ? kByteRowThreads : kWordRowThreads;
+  return takes_whole_rows(r) && words > kPieceRowWords && kWarp * words <= threads * power_of_two_above(words) &&
+         bytes >= kPieceRowInput;
+}
+
 // Whether bulk copies can bring the rows as they stand, with what lies between them, to be joined several at a time. Other rows
 // than these are read in whole pieces.
 bool ring_takes_rows(const Reduction& r, const Device& device) {
   const Problem& p = r.problem;
   const int size = info(r.in).size;
-  return device.bulk_copies && is_typed(r) && size < 4 && is_short(p, size) &&
+  return device.bulk_copies && is_typed(r) && is_short(p, size) &&
+         (shares_rows(size) || (size == 4 && can_take_whole_rows(r))) &&
          (p.kept.empty() || 4 * p.kept.back().stride <= 5 * p.length);
 }
 
 void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
   const Problem& p = r.problem;
   const int size = info(r.in).size;
-  const int64_t pitch = (p.kept.empty() ? p.length : p.kept.back().stride) * size;
+  const int64_t pitch = ring_pitch(r);
   plan.vector = 4 / size;
   set_row_width(plan, p.length);
+  const bool whole = tuning.width ? tuning.width == 1 && can_take_whole_rows(r) : takes_whole_rows(r);
+  if (whole || !shares_rows(size)) plan.row_width = 0;
 
   // Rows of a stage: several times those that are joined at once, but no more than leave work for all warps.
-  const int64_t at_once = int64_t{kLoads} * (kWarp / plan.row_width) / plan.row_groups;
-  const int64_t bytes = tuning.stage_bytes ? tuning.stage_bytes : size == 1 ? kByteStageBytes : kStageBytes;
+  const int64_t at_once = plan.row_width ? int64_t{kLoads} * (kWarp / plan.row_width) / plan.row_groups : kWarp;
+  const int64_t bytes = tuning.stage_bytes ? tuning.stage_bytes : size == 1 && plan.row_width ? kByteStageBytes : kStageBytes;
   int64_t rows = std::max<int64_t>(1, bytes / std::max<int64_t>(1, pitch));
+  if (!plan.row_width && !tuning.stage_bytes) rows = std::max(rows, at_once);
   if (rows > at_once) rows -= rows % at_once;
   const int64_t warps = int64_t{kRingBlocks} * kMaxRingPairs * device.multiprocessors;
   rows = std::min(rows, std::max<int64_t>(kWarp, ceil_div(p.outputs, warps)));
@@ -308,7 +343,10 @@ void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const 
   // Rows may begin anywhere in a line, and the last read may go beyond their end.
   ring.stage_bytes = static_cast<int>(ceil_div((rows - 1) * pitch + p.length * size + kGranule + kLine, kLine) * kLine);
   if (!plan.warps) plan.warps = kMaxRingPairs;
-  while (plan.warps > 1 && plan.warps * ring.stages * ring.stage_bytes > kRingBytes) plan.warps /= 2;
+  // Many rings of one stage are as good as few of several: (2^19, 65) float32 35.6 us with eight, 42.4 with four of two stages.
+  const auto bytes_of = [&](int stages) { return plan.warps * stages * ring.stage_bytes; };
+  if (!tuning.stages && !plan.row_width && bytes_of(ring.stages) > kRingBytes) ring.stages = 1;
+  while (plan.warps > 1 && bytes_of(ring.stages) > kRingBytes) plan.warps /= 2;
 
   Tiling& t = plan.tiling;
   t.tile_outputs = static_cast<int>(rows);
@@ -665,9 +703,12 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   }
   const bool ring = !by_columns && ring_takes_rows(r, device);
   const bool expanded = p.reduced.size() == 1 && p.reduced.back().stride == 0 && t.leaves <= kMaxGrid / 2;
-  if (tuning.kernel < 0 && ring) plan.kernel = Kernel::ring_rows;
+  if (tuning.kernel < 0 && ring && shares_rows(info(r.in).size)) plan.kernel = Kernel::ring_rows;
   const bool flat = !by_columns && tuning.vector != 1 && flat_takes(r);
+  const bool whole_rows =
+      ring && (tuning.width ? tuning.width == 1 && can_take_whole_rows(r) : takes_pieces_whole(r, plan.bytes));
   if (tuning.kernel < 0 && flat) plan.kernel = Kernel::flat;
+  if (tuning.kernel < 0 && whole_rows) plan.kernel = Kernel::ring_rows;
   const bool tiny = !by_columns && tiny_takes(r);
   if (tuning.kernel < 0 && tiny && tuning.vector != 1) plan.kernel = Kernel::tiny;
   if (tuning.kernel < 0 && expanded && p.length > kLoads) plan.kernel = Kernel::expanded;
@@ -736,10 +777,10 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
 std::string Plan::str() const {
   std::ostringstream s;
   s << "kernel " << kKernelNames[static_cast<int>(kernel)] << ": " << vector << (vector == 1 ? " element" : " elements")
-    << " a load, " << warps << (warps == 1 ? " warp" : " warps") << " a block";
+    << " a load" << (shifted ? ", at odd addresses" : "") << ", " << warps << (warps == 1 ? " warp" : " warps") << " a block";
   if (ring.stages) s << ", " << ring.stages << " stages of " << ring.stage_bytes << " bytes a warp";
+  if (ring.stages && row_width == 0) s << ", whole rows a thread";
   if (nested) s << ", elements in nested dims";
-  if (shifted) s << ", aligned ones, whose sums are shifted";
   s << "\ntile: " << tiling.tile_outputs << " outputs x " << tiling.tile_leaves << " leaves; " << tiling.tiles
     << " tiles, grid " << grid.x << " x " << grid.y << " x " << grid.z << "\nsplits: " << tiling.splits;
   for (const Join& j : joins) s << (&j == joins.data() ? ", joined " : ", then ") << j.count << " -> " << j.results();
@@ -754,9 +795,10 @@ std::string Plan::json() const {
     << ", \"warps\": " << warps << ", \"grid\": " << grid.blocks() << ", \"tiles\": " << tiling.tiles
     << ", \"splits\": " << tiling.splits << ", \"tile_outputs\": " << tiling.tile_outputs
     << ", \"tile_leaves\": " << tiling.tile_leaves << ", \"outputs\": " << tiling.outputs << ", \"leaves\": " << tiling.leaves
-    << ", \"stages\": " << ring.stages << ", \"stage_bytes\": " << ring.stage_bytes << ", \"warp_columns\": " << warp_columns
-    << ", \"thread_elements\": " << thread_elements << ", \"batches\": " << batches << ", \"units\": " << units
-    << ", \"parts\": " << parts << ", \"workspace_bytes\": " << workspace_bytes << ", \"bytes\": " << bytes << ", \"joins\": [";
+    << ", \"row_width\": " << row_width << ", \"stages\": " << ring.stages << ", \"stage_bytes\": " << ring.stage_bytes
+    << ", \"warp_columns\": " << warp_columns << ", \"thread_elements\": " << thread_elements << ", \"batches\": " << batches
+    << ", \"units\": " << units << ", \"parts\": " << parts << ", \"workspace_bytes\": " << workspace_bytes
+    << ", \"bytes\": " << bytes << ", \"joins\": [";
   for (const Join& j : joins) s << (&j == joins.data() ? "" : ", ") << j.fan;
   s << "]}";
   return s.str();

@@ -25,6 +25,7 @@ constexpr int kPanelBytes = 32 * 1024;  // of lane sums in shared memory
 constexpr int kMaxBatches = 8;          // runs of leaves a block of the narrow kernel takes one after the other
 constexpr int kMaxRingPairs = 8;        // of warps a block of the ring kernel: one reads what the other fetches
 constexpr int kRingBlocks = 2;          // of them a multiprocessor
+constexpr int kWholeRowWords = 128;     // of 4 bytes, of a row that a thread of the ring kernel takes alone
 constexpr int kGranule = 16;            // bytes: bulk copies begin and end at multiples of it
 constexpr int kLine = 128;              // bytes
 constexpr int kMaxJoin = 8192;          // partial sums one block of the join kernel takes: 1024 threads
@@ -48,6 +49,9 @@ enum class Kernel : uint8_t { packed, rows, thin, columns, ring_rows, narrow, ex
 GPUREDUCE_HOST_DEVICE constexpr bool divided_by_join(Kernel kernel, int size) {
   return kernel == Kernel::ring_rows && size == 1;
 }
+
+// Whether threads of the ring kernel share rows of elements of this size: rows of words are read as well in pieces.
+GPUREDUCE_HOST_DEVICE constexpr bool shares_rows(int size) { return size < 4; }
 
 // Rounded up to whole lines.
 GPUREDUCE_HOST_DEVICE constexpr int whole_lines(int bytes) { return (bytes + kLine - 1) / kLine * kLine; }
@@ -130,7 +134,8 @@ GPUREDUCE_HOST_DEVICE constexpr int column_batches(int vector, bool nested) {
 }
 
 // Values forced on the planner, for tests and tuning; 0 means the planner's own choice. Parsed from "key=value,key=value".
-// vector=1 forces single elements; any other, vectors of columns at odd addresses. grid= is for kernels whose blocks take tile
+// vector=1 forces single elements; any other, vectors of columns at odd addresses. width=1 has threads take whole rows where
+// they can; any other, not. grid= is for kernels whose blocks take tile
 // after tile: dense, flat and panels have a block a tile.
 struct Tuning {
   int multiprocessors = 0, vector = 0, warps = 0, tile_leaves = 0, batches = 0, grid = 0;
@@ -224,7 +229,7 @@ struct Plan {
                         // narrow: runs a tile
   int units, parts;     // panels: units of a tile, threads that join a column's
   RingShape ring;
-  int row_width, row_groups;  // ring_rows, flat: loads of a row, and groups of 32 of them
+  int row_width, row_groups;  // ring_rows, flat: loads of a row, and groups of 32 of them; 0: a thread takes whole rows
   Grid grid;
   std::vector<Join> joins;
   int64_t workspace_bytes;

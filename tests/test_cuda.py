@@ -107,6 +107,8 @@ TUNINGS = [
     *(f"kernel=ring_rows,stages={n}" for n in (1, 2, 5)),
     *(f"kernel=ring_rows,warps={n},grid=3" for n in (1, 4)),
     *(f"kernel=ring_rows,stage_bytes={n}" for n in (1, 600, 16384)),
+    *(f"kernel=ring_rows,width={n}" for n in (1, 32)),
+    "kernel=ring_rows,width=1,stage_bytes=600,grid=2",
     *(f"kernel=columns,batches={n}" for n in (1, 2, 8)),
     *(f"kernel=columns,batches={n},width=8" for n in (1, 2)),
     *(f"kernel=columns,vector=16,batches={n}" for n in (1, 8)),
@@ -277,6 +279,24 @@ def test_rows_at_every_odd_address(length, name, cuda):
     odd = torch.empty(3, length + 1 + length % 2, dtype=dtype_of(name))[:, :length]
     plan = plan_of(odd, [1])
     assert plan["kernel"] == "dense" and plan["shifted"]
+
+
+@pytest.mark.parametrize("name", [*ODD, "float16", "float32", "int32", "complex32"])
+def test_short_rows_of_every_length(name, cuda):
+    """Whole rows a thread, and shared: any length and address, a few more and less than a warp has threads, gaps."""
+    size = dtype_of(name).itemsize
+    whole = 0
+    for length in (*range(1, 100), *range(101, 516 // size, 2 * size + 1)):
+        for rows, offset, gap in ((31, 1, 0), (33, 0, 0), (70, 3, length // 8), (100, 2, 1)):
+            pitch = length + gap
+            x = data((offset + (rows - 1) * pitch + length,), name, seed=22)
+            view, y = (t.as_strided((rows, length), (pitch, 1), offset) for t in (x, x.to(cuda)))
+            wanted = SUM(view, 1, dtype=unrounded(name))
+            tunings = ("", "kernel=ring_rows,width=1", "kernel=ring_rows,width=32")
+            for tuning, got in tuned_sums(y, [1], tunings, unrounded(name)):
+                assert_same_bits(got, wanted, f"{rows} rows of {length}, offset {offset}, pitch {pitch}, {tuning!r}")
+            whole += plan_of(view, [1], "width=1")["kernel"] == "ring_rows"
+    assert whole > 0
 
 
 @pytest.mark.parametrize("name", [*ODD, "float32", "int32"])

@@ -283,6 +283,19 @@ def test_alignment_bounds_the_vectors():
     assert check_plan((4096, 64), (64, 1), (0,), "bfloat16")[0]["vector"] == 8
 
 
+def test_short_rows():
+    """A thread takes whole rows that are no even number of words apart, where pieces would leave many threads idle."""
+    whole = [(1 << 20, 100, "int8"), (1 << 20, 66, "bfloat16"), (1 << 20, 33, "float32"), (1 << 20, 45, "int32")]
+    whole += [(1 << 20, 89, "bfloat16"), (4096, 99, "int8"), (3000, 21, "bfloat16"), (1 << 21, 17, "float8_e5m2")]
+    pieces = [(1 << 17, 100, "int8"), (1 << 20, 60, "int8"), (1 << 21, 29, "float32"), (1 << 20, 34, "float32")]
+    shared = [(3000, 13, "int8"), (3000, 257, "bfloat16"), (31, 99, "int8"), (3000, 11, "float16", 12)]
+    for kernel, width, cases in (("ring_rows", 0, whole), ("flat", None, pieces), ("ring_rows", 1, shared)):
+        for rows, length, source, *pitch in cases:
+            plan = check_plan((rows, length), (pitch[0] if pitch else length, 1), (1,), source)[0]
+            assert plan["kernel"] == kernel, (rows, length, source)
+            assert width is None or min(plan["row_width"], 1) == width
+
+
 @pytest.mark.parametrize("source", ["bfloat16", "int8", "float8_e5m2"])
 def test_rows_at_odd_addresses(source):
     """Rows of any length around chunks, a few and many of them: whole chunks, rests of few elements, and others."""

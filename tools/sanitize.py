@@ -1,6 +1,7 @@
 """Runs every kind of CUDA kernel once on small views, for compute-sanitizer to watch:
 
-    compute-sanitizer --tool memcheck python tools/sanitize.py      (also racecheck, synccheck, initcheck)
+    compute-sanitizer --tool memcheck python tools/sanitize.py      (also racecheck, initcheck)
+    compute-sanitizer --tool synccheck --num-cuda-barriers 65536 python tools/sanitize.py
 
 Every input is an allocation of its own, exactly as large as its view, so that reading one element too far is seen.
 Results are compared with the CPU's.
@@ -56,6 +57,9 @@ SHAPES = [  # sizes, reduced dims, tuning: every kernel, with joins and without,
     ((3, 8200), [1]),
     ((2, 100001), [1]),
     ((5, 12345), [1], "tile_leaves=512"),
+    ((777, 45), [1], "width=1"),
+    ((100, 33), [1], "width=1"),
+    ((31, 13), [1], "width=1"),
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.int64, torch.complex64]
 

@@ -86,17 +86,22 @@ cudaError_t start(const Launch& launch, const Source& source, KernelOf<Source, A
 
 template <class Acc, class Source>
 KernelOf<Source, Acc> ring_kernel(const Plan& plan) {
-  switch (plan.row_width * plan.row_groups) {
-    case 1: return ring_short_rows<1, 1, Source, Acc>;
-    case 2: return ring_short_rows<2, 1, Source, Acc>;
-    case 4: return ring_short_rows<4, 1, Source, Acc>;
-    case 8: return ring_short_rows<8, 1, Source, Acc>;
-    case 16: return ring_short_rows<16, 1, Source, Acc>;
-    case 32: return ring_short_rows<32, 1, Source, Acc>;
-    case 64: return ring_short_rows<32, 2, Source, Acc>;
-    case 128: return ring_short_rows<32, 4, Source, Acc>;
-    default: return ring_short_rows<32, 8, Source, Acc>;
+  using Element = typename Source::Element;
+  if constexpr (shares_rows(sizeof(Element))) {
+    switch (plan.row_width * plan.row_groups) {
+      case 0: break;
+      case 1: return ring_short_rows<ShortRows<1, 1, Element>, Source, Acc>;
+      case 2: return ring_short_rows<ShortRows<2, 1, Element>, Source, Acc>;
+      case 4: return ring_short_rows<ShortRows<4, 1, Element>, Source, Acc>;
+      case 8: return ring_short_rows<ShortRows<8, 1, Element>, Source, Acc>;
+      case 16: return ring_short_rows<ShortRows<16, 1, Element>, Source, Acc>;
+      case 32: return ring_short_rows<ShortRows<32, 1, Element>, Source, Acc>;
+      case 64: return ring_short_rows<ShortRows<32, 2, Element>, Source, Acc>;
+      case 128: return ring_short_rows<ShortRows<32, 4, Element>, Source, Acc>;
+      default: return ring_short_rows<ShortRows<32, 8, Element>, Source, Acc>;
+    }
   }
+  return ring_short_rows<WholeRows<Element>, Source, Acc>;
 }
 
 template <class Acc, class Source>
@@ -276,7 +281,7 @@ cudaError_t launch_typed(const Launch& launch) {
   constexpr int kVector = sizeof(In) < 16 ? 16 / sizeof(In) : 1;
   const Typed<In> source{static_cast<const In*>(launch.reduction.input)};
   if (launch.plan.kernel == Kernel::flat) return launch_flat<Acc>(launch, source);
-  if constexpr (sizeof(In) < 4)
+  if constexpr (sizeof(In) <= 4)
     if (launch.plan.kernel == Kernel::ring_rows) return launch_ring<Acc>(launch, source);
   if constexpr (kVector > 1 && sizeof(In) > 1)
     if (launch.plan.kernel == Kernel::tiny)

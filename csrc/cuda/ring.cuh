@@ -21,7 +21,7 @@ __device__ __forceinline__ const char* align_down(const char* p) {
 // Elements in shared memory as a thread reads them: a word at any address.
 template <class Element>
 struct Staged {
-  static_assert(sizeof(Element) < 4);
+  static_assert(sizeof(Element) <= 4);
   static constexpr int V = 4 / sizeof(Element);
   using Read = Vector<Element, V>;
 
