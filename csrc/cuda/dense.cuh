@@ -17,6 +17,7 @@ struct DenseArgs {
   Output<Acc> output;
   Nest<Source::kRank> kept, reduced;
   Stride next_in_lane;  // where two dims are reduced
+  InputSpan input;
 
   __device__ __forceinline__ Offsets place(uint32_t row) const {
     if (kept.rank > 1) return kept.at(row);
@@ -73,7 +74,7 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, i
 template <int V, int kElements, Walk walk, class Source, class Acc>
 __device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, int64_t row, uint32_t unit) {
   if constexpr (walk == Walk::shifted) {
-    return shifted_chunk<V, Acc>(a.source, a.length, row, int64_t{unit} * kChunk);
+    return shifted_chunk<V, kElements, Acc>(a.source, a.input, a.length, row, int64_t{unit} * kChunk);
   } else {
     constexpr int kUnit = row_unit(V, kElements), kChunkUnits = kLanes / kUnit;
     constexpr bool kNested = walk == Walk::nested;
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(dense_warps(walk == Walk::shifted) * kWarp, de
 template <int V, int kWidth, int kGroups, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) flat_rows(const __grid_constant__ DenseArgs<Source, Acc> a) {
   using Element = typename Source::Element;
-  constexpr int kCount = flat_loads(V * sizeof(Element)), kBatch = kWidth < kCount ? kWidth : kCount;
+  constexpr int kCount = flat_loads(V * sizeof(Element), kGroups), kBatch = kWidth < kCount ? kWidth : kCount;
   constexpr int kSide = kWarp / kWidth, kRows = kCount / kGroups * kSide;
   static_assert(kGroups == 1 || (kWidth == kWarp && kGroups <= kCount));
   const int lane = threadIdx.x % kWarp, e = lane % kWidth * V, length = static_cast<int>(a.length);
@@ -168,10 +169,13 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) flat_rows(const __grid
   Vector<Element, V> x[kCount];
   const auto load = [&](auto place) {  // the offset of a row, so many below the thread's first
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int below = i / kGroups * kSide, column = e + i % kGroups * kWarp * V;
-      const bool inside = mine + below < a.rows && column < length;
-      x[i] = a.source.template load_if<V>(inside, place(below) + column);
+    for (int i = 0; i < kCount; i += kGroups) {
+      const int below = i / kGroups * kSide;
+      const int64_t begin = place(below) + e;
+      for_constants(std::make_integer_sequence<int, kGroups>{}, [&](auto g) {
+        constexpr int kBeyond = decltype(g)::value * kWarp * V;
+        x[i + decltype(g)::value] = a.source.template load_if<V, kBeyond>(mine + below < a.rows && e + kBeyond < length, begin);
+      });
     }
   };
   if (a.kept.rank > 1) {

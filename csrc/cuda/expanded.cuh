@@ -21,14 +21,19 @@ __device__ Acc sum_of_equals(Acc v, int64_t length) {
   struct Run {
     Acc value;
     int64_t count;
+
+    // Adds equal neighbours up, level by level, as long as that leaves none over.
+    __device__ __forceinline__ void join() {
+      const int levels = __ffsll(count) - 1;
+      for (int level = 0; level < levels; ++level) value = value + value;
+      count >>= levels;
+    }
   };
   // Most often all leaves are equal, and as many as a power of two: then nothing needs memory.
   const bool equal = rest == 0 || (chunks == 0 && (depth == 0 || more == 0));
   Run all = rest == 0 ? Run{whole, chunks * kLanes} : more == 0 ? Run{deep, kLanes} : Run{deeper, more};
   if (equal) {
-    const int levels = __ffsll(all.count) - 1;
-    for (int level = 0; level < levels; ++level) all.value = all.value + all.value;
-    all.count >>= levels;
+    all.join();
     if (all.count == 1) return all.value;
   }
   constexpr int kMost = 12;  // three runs, between which up to two single values come to stand, and what these become
@@ -46,7 +51,7 @@ __device__ Acc sum_of_equals(Acc v, int64_t length) {
   }
   while (n > 1 || runs[0].count > 1) {
     if (n == 1 && runs[0].count % 2 == 0) {
-      runs[0] = {runs[0].value + runs[0].value, runs[0].count / 2};
+      runs[0].join();
       continue;
     }
     const int old = n;

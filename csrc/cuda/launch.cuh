@@ -111,7 +111,7 @@ cudaError_t launch_ring(const Launch& launch, const Source& source) {
   const int overhead = Ring<RowsNote>::overhead(plan.warps, plan.ring.stages);
   const int bytes = plan.warps * plan.ring.stages * plan.ring.stage_bytes + overhead;
   if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
-  return start<Source, Acc>(launch, source, kernel, 2 * plan.warps * kWarp, bytes);
+  return start<Source, Acc>(launch, source, kernel, plan.warps * kWarp, bytes);
 }
 
 template <int V, class Acc, class Source>
@@ -180,25 +180,34 @@ template <int V, int kElements, Walk walk, class Acc, class Source>
 auto dense_kernel(const Plan& plan) {
   constexpr bool kShifted = walk == Walk::shifted;
   constexpr int kUnitLeaves = row_unit(V, kElements, kShifted);
-  if constexpr (kElements == 2 || kUnitLeaves == kLanes)  // else rows have more units than one
-    if (plan.tiling.splits == 1 && row_alone(plan.tiling.leaves, kUnitLeaves, kShifted))
-      return dense_units<V, kElements, walk, Source, Acc>;
-  return dense_rows<V, kElements, walk, Source, Acc>;
+  if constexpr (kShifted && kElements < kDepth) {  // rows of less than a chunk, and their units are chunks
+    return dense_units<V, kElements, walk, Source, Acc>;
+  } else {
+    if constexpr (kElements == 2 || kUnitLeaves == kLanes)  // else rows have more units than one
+      if (plan.tiling.splits == 1 && row_alone(plan.tiling.leaves, kUnitLeaves, kShifted))
+        return dense_units<V, kElements, walk, Source, Acc>;
+    return dense_rows<V, kElements, walk, Source, Acc>;
+  }
+}
+
+template <int V, Walk walk, class Acc, class Source>
+auto dense_kernel(const Plan& plan) {
+  return plan.thread_elements == 2   ? dense_kernel<V, 2, walk, Acc, Source>(plan)
+         : plan.thread_elements == 4 ? dense_kernel<V, 4, walk, Acc, Source>(plan)
+                                     : dense_kernel<V, kDepth, walk, Acc, Source>(plan);
 }
 
 template <int V, class Acc, class Source>
 auto dense_kernel(const Plan& plan) {
   if (plan.nested) return dense_rows<V, kDepth, Walk::nested, Source, Acc>;
   if constexpr (shifts_rows(sizeof(typename Source::Element)))
-    if (plan.shifted) return dense_kernel<V, kDepth, Walk::shifted, Acc, Source>(plan);
-  return plan.thread_elements == 2   ? dense_kernel<V, 2, Walk::dense, Acc, Source>(plan)
-         : plan.thread_elements == 4 ? dense_kernel<V, 4, Walk::dense, Acc, Source>(plan)
-                                     : dense_kernel<V, kDepth, Walk::dense, Acc, Source>(plan);
+    if (plan.shifted) return dense_kernel<V, Walk::shifted, Acc, Source>(plan);
+  return dense_kernel<V, Walk::dense, Acc, Source>(plan);
 }
 
 template <int V, class Acc, class Source>
 auto flat_kernel(const Plan& plan) {
-  constexpr int kMost = flat_loads(V * sizeof(typename Source::Element));
+  constexpr auto groups = [](int most) { return std::min(most, flat_groups(V * sizeof(typename Source::Element), V)); };
   switch (plan.row_width * plan.row_groups) {
     case 1: return flat_rows<V, 1, 1, Source, Acc>;
     case 2: return flat_rows<V, 2, 1, Source, Acc>;
@@ -206,9 +215,10 @@ auto flat_kernel(const Plan& plan) {
     case 8: return flat_rows<V, 8, 1, Source, Acc>;
     case 16: return flat_rows<V, 16, 1, Source, Acc>;
     case 32: return flat_rows<V, 32, 1, Source, Acc>;
-    case 64: return flat_rows<V, 32, 2, Source, Acc>;
-    case 128: return flat_rows<V, 32, 4, Source, Acc>;
-    default: return flat_rows<V, 32, kMost, Source, Acc>;
+    case 64: return flat_rows<V, 32, groups(2), Source, Acc>;
+    case 128: return flat_rows<V, 32, groups(4), Source, Acc>;
+    case 256: return flat_rows<V, 32, groups(8), Source, Acc>;
+    default: return flat_rows<V, 32, groups(16), Source, Acc>;
   }
 }
 
@@ -230,7 +240,8 @@ cudaError_t start_dense(const Launch& launch, const Source& source, int unit_lea
                                     output_of<Acc>(launch),
                                     kept_nest<Source::kRank>(r.problem),
                                     reduced,
-                                    reduced.stride(kLanes)};
+                                    reduced.stride(kLanes),
+                                    input_span(r)};
   return start_with(launch, kernel, launch.plan.warps * kWarp, 0, args);
 }
 
@@ -281,7 +292,7 @@ cudaError_t launch_typed(const Launch& launch) {
   constexpr int kVector = sizeof(In) < 16 ? 16 / sizeof(In) : 1;
   const Typed<In> source{static_cast<const In*>(launch.reduction.input)};
   if (launch.plan.kernel == Kernel::flat) return launch_flat<Acc>(launch, source);
-  if constexpr (sizeof(In) <= 4)
+  if constexpr (rings_rows(sizeof(In)))
     if (launch.plan.kernel == Kernel::ring_rows) return launch_ring<Acc>(launch, source);
   if constexpr (kVector > 1 && sizeof(In) > 1)
     if (launch.plan.kernel == Kernel::tiny)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
 #include "../plan.h"
 
@@ -52,37 +53,67 @@ __device__ __forceinline__ Vector<Element, V> padding_vector() {
   return v;
 }
 
-// Loads from `p` if `wanted`, else gives `otherwise`. Volatile assembly, because the compiler would put a conditional load next
-// to its use, and the loads of a thread would no longer be in flight together.
+// `x` where its elements are from `begin` to before `end`, and padding elsewhere. By masks of whole words.
+template <class Element, int V>
+__device__ __forceinline__ Vector<Element, V> keep(Vector<Element, V> x, int begin, int end) {
+  struct Words { uint32_t word[sizeof(x) / 4]; };
+  Words from, other;
+  const auto rest = padding_vector<Element, V>();
+  memcpy(&from, &x, sizeof(x));
+  memcpy(&other, &rest, sizeof(x));
+  // A word's bits from the given byte of the vector on.
+  const auto above = [](int byte, int w) { return __funnelshift_lc(0u, ~0u, 8 * min(max(byte - 4 * w, 0), 4)); };
+#pragma unroll
+  for (int w = 0; w < static_cast<int>(sizeof(x) / 4); ++w) {
+    const uint32_t mask = above(begin * sizeof(Element), w) & ~above(end * sizeof(Element), w);
+    from.word[w] = (from.word[w] & mask) | (other.word[w] & ~mask);
+  }
+  memcpy(&x, &from, sizeof(x));
+  return x;
+}
+
+// Loads from `p`, or kBeyond bytes beyond it, if `wanted`, else gives `otherwise`. Volatile assembly, because the compiler
+// would put a conditional load next to its use, and the loads of a thread would no longer be in flight together.
+template <int kBeyond>
 __device__ __forceinline__ uint4 load_if(bool wanted, const uint4* p, uint4 otherwise) {
   uint4 v;
   asm volatile(
       "{ .reg .pred q; setp.ne.u32 q, %5, 0;"
       " mov.u32 %0, %6; mov.u32 %1, %7; mov.u32 %2, %8; mov.u32 %3, %9;"
-      " @q ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+      " @q ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4 + %10]; }"
       : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
-      : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(otherwise.x), "r"(otherwise.y), "r"(otherwise.z), "r"(otherwise.w));
+      : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(otherwise.x), "r"(otherwise.y), "r"(otherwise.z), "r"(otherwise.w),
+        "n"(kBeyond));
   return v;
 }
+template <int kBeyond>
 __device__ __forceinline__ uint2 load_if(bool wanted, const uint2* p, uint2 otherwise) {
   uint2 v;
-  asm volatile("{ .reg .pred q; setp.ne.u32 q, %3, 0; mov.u32 %0, %4; mov.u32 %1, %5; @q ld.global.nc.v2.u32 {%0, %1}, [%2]; }"
-               : "=&r"(v.x), "=&r"(v.y)
-               : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(otherwise.x), "r"(otherwise.y));
+  asm volatile(
+      "{ .reg .pred q; setp.ne.u32 q, %3, 0; mov.u32 %0, %4; mov.u32 %1, %5; @q ld.global.nc.v2.u32 {%0, %1}, [%2 + %6]; }"
+      : "=&r"(v.x), "=&r"(v.y)
+      : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(otherwise.x), "r"(otherwise.y), "n"(kBeyond));
   return v;
 }
-#define GPUREDUCE_LOAD_IF(type, suffix)                                                                         \
-  __device__ __forceinline__ type load_if(bool wanted, const type* p, type otherwise) {                         \
-    uint32_t v;                                                                                                 \
-    asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; mov.u32 %0, %3; @q ld.global.nc." suffix " %0, [%1]; }" \
-                 : "=&r"(v)                                                                                     \
-                 : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(static_cast<uint32_t>(otherwise)));          \
-    return static_cast<type>(v);                                                                                \
+#define GPUREDUCE_LOAD_IF(type, suffix)                                                                              \
+  template <int kBeyond>                                                                                             \
+  __device__ __forceinline__ type load_if(bool wanted, const type* p, type otherwise) {                              \
+    uint32_t v;                                                                                                      \
+    asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; mov.u32 %0, %3; @q ld.global.nc." suffix " %0, [%1 + %4]; }" \
+                 : "=&r"(v)                                                                                          \
+                 : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(static_cast<uint32_t>(otherwise)), "n"(kBeyond)); \
+    return static_cast<type>(v);                                                                                     \
   }
 GPUREDUCE_LOAD_IF(uint32_t, "u32")
 GPUREDUCE_LOAD_IF(uint16_t, "u16")
 GPUREDUCE_LOAD_IF(uint8_t, "u8")
 #undef GPUREDUCE_LOAD_IF
+
+// f of the constants 0, 1, ...: what a load is beyond a place has to be one.
+template <class F, int... i>
+__device__ __forceinline__ void for_constants(std::integer_sequence<int, i...>, F f) {
+  (f(std::integral_constant<int, i>{}), ...);
+}
 
 template <class Element, int V>
 __device__ __forceinline__ Vector<Element, V> load_vector(const Element* p) {
@@ -90,9 +121,10 @@ __device__ __forceinline__ Vector<Element, V> load_vector(const Element* p) {
 }
 
 // Where it is not wanted, its addends are padding.
-template <class Element, int V>
+template <class Element, int V, int kBeyond = 0>
 __device__ __forceinline__ Vector<Element, V> load_vector_if(bool wanted, const Element* p) {
-  return {load_if(wanted, reinterpret_cast<const typename Vector<Element, V>::Bits*>(p), padding_vector<Element, V>().bits)};
+  const auto* bits = reinterpret_cast<const typename Vector<Element, V>::Bits*>(p);
+  return {load_if<kBeyond* static_cast<int>(sizeof(Element))>(wanted, bits, padding_vector<Element, V>().bits)};
 }
 
 // f of each word of some values.
@@ -131,9 +163,10 @@ struct Typed {
     return load_vector<In, V>(base + offset);
   }
 
-  template <int V>
+  // kBeyond: elements beyond `offset`, which cost no arithmetic.
+  template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<In, V> load_if(bool wanted, int64_t offset) const {
-    return load_vector_if<In, V>(wanted, base + offset);
+    return load_vector_if<In, V, kBeyond>(wanted, base + offset);
   }
 
   __device__ __forceinline__ const char* address(int64_t offset) const { return reinterpret_cast<const char*>(base + offset); }

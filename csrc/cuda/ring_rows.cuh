@@ -5,7 +5,27 @@
 
 namespace gpureduce::cuda {
 
-// Of V elements the first n, and padding for the others.
+// Elements in shared memory as a thread reads them: the words from any address on, one after the other.
+template <class Element>
+struct Words {
+  static_assert(rings_rows(sizeof(Element)));
+  static constexpr int V = 4 / sizeof(Element);
+  const uint32_t* at;
+  int shift;
+  uint32_t word;
+
+  __device__ __forceinline__ explicit Words(const char* p)
+      : at(reinterpret_cast<const uint32_t*>(align_down<4>(p))), shift(8 * past<4>(p)), word(*at) {}
+
+  __device__ __forceinline__ Vector<Element, V> next() {
+    const uint32_t first = word;
+    word = *++at;
+    if constexpr (V == 1) return {first};
+    else return {__funnelshift_r(first, word, shift)};
+  }
+};
+
+// keep(x, 0, n), prepared.
 template <class Element, int V>
 struct First {
   typename Vector<Element, V>::Bits keep, other;
@@ -34,8 +54,7 @@ struct First {
 // as many threads as there are values have one each.
 template <int kWidth, int kGroups, class Element>
 struct ShortRows {
-  using From = Staged<Element>;
-  static constexpr int V = From::V, kSide = kWarp / kWidth;
+  static constexpr int V = Words<Element>::V, kSide = kWarp / kWidth;
   static constexpr int kRows = kLoads * kSide / kGroups;  // at once
   static constexpr int kBatch = kWidth < kLoads ? kWidth : kLoads, kResults = kLoads / kBatch;
   static_assert(kGroups == 1 || (kWidth == kWarp && kGroups <= kLoads));
@@ -68,10 +87,10 @@ struct ShortRows {
   __device__ __forceinline__ void sum(const char* p, int rows, Acc (&results)[kResults]) const {
     const int last = (rows - 1) * pitch;
     int offset = threadIdx.x % kWarp / kWidth * pitch;
-    typename From::Read x[kLoads];
+    Vector<Element, V> x[kLoads];
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      x[i] = From::read(p + (offset < last ? offset : last) + part[i % kGroups].offset);
+      x[i] = Words<Element>(p + (offset < last ? offset : last) + part[i % kGroups].offset).next();
       if (i % kGroups == kGroups - 1) offset += kSide * pitch;
     }
 #pragma unroll
@@ -92,15 +111,14 @@ struct ShortRows {
 // are no even number of words apart, at most four threads meet in a bank.
 template <class Element>
 struct WholeRows {
-  static constexpr int V = Staged<Element>::V, kRows = kWarp, kResults = 1;
-  static constexpr int kLogRun = 3, kLogRuns = 4;  // words read at once; runs of them
+  static constexpr int V = Words<Element>::V, kRows = kWarp, kResults = 1;
+  static constexpr int kLogRun = 3, kLogRuns = 5;  // words read at once; runs of them
   static_assert(kWholeRowWords <= 1 << (kLogRun + kLogRuns));
 
-  int whole, pitch;       // words before the last
-  First<Element, V> end;  // of the last one
+  int whole, rest, pitch;  // words before the last one, and its elements
 
   // Rows of `count` elements, `pitch` bytes apart.
-  __device__ __forceinline__ WholeRows(int count, int pitch) : whole((count - 1) / V), pitch(pitch), end(count - whole * V) {}
+  __device__ __forceinline__ WholeRows(int count, int pitch) : whole((count - 1) / V), rest(count - whole * V), pitch(pitch) {}
 
   static __device__ __forceinline__ int row(int) { return threadIdx.x % kWarp; }
   static __device__ __forceinline__ bool writes() { return true; }
@@ -109,19 +127,16 @@ struct WholeRows {
   template <class Acc>
   __device__ __forceinline__ void sum(const char* p, int rows, Acc (&results)[kResults]) const {
     using LaneSum = Lane<Element, Acc>;
-    Words words(p + min(static_cast<int>(threadIdx.x % kWarp), rows - 1) * pitch);
-    // Runs, then what is left of them: four words, two, and one, as the bits of their number say.
+    Words<Element> words(p + min(static_cast<int>(threadIdx.x % kWarp), rows - 1) * pitch);
     LaneSum waiting[1 << kLogRuns], left[kLogRun];
     for (int run = 0; run < whole >> kLogRun; ++run) {
-      LaneSum v = words.template next<kLogRun, LaneSum>();
+      LaneSum v = take<kLogRun, LaneSum>(words);
       carry(waiting, v, run, [](LaneSum& left, LaneSum right) { left = left + right; });
     }
-    if (whole & 4) left[2] = words.template next<2, LaneSum>();
-    if (whole & 2) left[1] = words.template next<1, LaneSum>();
-    if (whole & 1) left[0] = words.template next<0, LaneSum>();
+    take_rest<kLogRun - 1>(words, left);
     // The last word is the right neighbour of all that wait.
     Sums<LaneSum> last;
-    last.start(end.of(words.next()));
+    last.start(keep(words.next(), 0, rest));
     LaneSum v = last.join();
 #pragma unroll
     for (int level = 0; level < kLogRun; ++level)
@@ -136,44 +151,35 @@ struct WholeRows {
   template <class LaneSum>
   using Sums = RowLanes<Element, LaneSum, V>;
 
-  // The words of a row, one after the other.
-  struct Words {
-    const uint32_t* at;
-    int shift;
-    uint32_t word;
-
-    __device__ __forceinline__ explicit Words(const char* p)
-        : at(reinterpret_cast<const uint32_t*>(align_down<4>(p))), shift(8 * past<4>(p)), word(*at) {}
-
-    __device__ __forceinline__ Vector<Element, V> next() {
-      const uint32_t first = word;
-      word = *++at;
-      if constexpr (V == 1) return {first};
-      else return {__funnelshift_r(first, word, shift)};
+  // The sum of the next 1 << kLogCount words.
+  template <int kLogCount, class LaneSum>
+  static __device__ __forceinline__ LaneSum take(Words<Element>& words) {
+    constexpr int kCount = 1 << kLogCount;
+    Vector<Element, V> x[kCount];
+#pragma unroll
+    for (auto& mine : x) mine = words.next();
+    Sums<LaneSum> lanes[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (Sums<LaneSum>::kOrderFree && i > 0) lanes[0].add(x[i]);
+      else lanes[i].start(x[i]);
     }
-    // The sum of the next 1 << kLogCount words.
-    template <int kLogCount, class LaneSum>
-    __device__ __forceinline__ LaneSum next() {
-      constexpr int kCount = 1 << kLogCount;
-      Vector<Element, V> x[kCount];
+    if constexpr (Sums<LaneSum>::kOrderFree) {
+      return lanes[0].join();
+    } else {
+      LaneSum sums[kCount];
 #pragma unroll
-      for (auto& mine : x) mine = next();
-      Sums<LaneSum> lanes[kCount];
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        if (Sums<LaneSum>::kOrderFree && i > 0) lanes[0].add(x[i]);
-        else lanes[i].start(x[i]);
-      }
-      if constexpr (Sums<LaneSum>::kOrderFree) {
-        return lanes[0].join();
-      } else {
-        LaneSum sums[kCount];
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) sums[i] = lanes[i].join();
-        return join_neighbours(sums);
-      }
+      for (int i = 0; i < kCount; ++i) sums[i] = lanes[i].join();
+      return join_neighbours(sums);
     }
-  };
+  }
+
+  // Words that are no whole run: four, two, and one, as the bits of their number say.
+  template <int kLevel, class LaneSum>
+  __device__ __forceinline__ void take_rest(Words<Element>& words, LaneSum (&left)[kLogRun]) const {
+    if (whole >> kLevel & 1) left[kLevel] = take<kLevel, LaneSum>(words);
+    if constexpr (kLevel > 0) take_rest<kLevel - 1>(words, left);
+  }
 };
 
 struct RowsNote {
@@ -183,47 +189,46 @@ struct RowsNote {
   int32_t offset;  // in the stage
 };
 
-// A pair of warps takes tiles, strided by all pairs of the grid. A stage is one tile: as many rows as it holds, as they stand
-// in memory.
+// A warp takes tiles, strided by all warps of the grid; neighbouring blocks take neighbouring tiles. A stage is one tile: as
+// many rows as it holds, as they stand in memory.
 template <class Rows, class Source, class Acc>
-__global__ void __launch_bounds__(2 * kMaxRingPairs * kWarp, kRingBlocks)
+__global__ void __launch_bounds__(kMaxRingWarps* kWarp, kRingBlocks)
     ring_short_rows(const __grid_constant__ Args<Source, Acc> a) {
 #if __CUDA_ARCH__ >= 900
   using Element = typename Source::Element;
   extern __shared__ __align__(128) char memory[];
   Ring<RowsNote> ring(memory, a.ring);
+  const uint32_t warps = blockDim.x / kWarp, first = blockIdx.x + threadIdx.x / kWarp * gridDim.x, step = warps * gridDim.x;
+  const int64_t ahead = int64_t{step} * a.ring.stages, tiles = a.tiling.tiles;
+  const int64_t out_stride = a.kept.rank ? a.kept.dims[a.kept.rank - 1].out : 0;  // a tile lies in one run of outputs
+  const Rows short_rows(static_cast<int>(a.length), a.ring.pitch);
   wait_for_previous_kernel();
   allow_next_kernel();
-  const uint32_t tiles = a.tiling.tiles;
-  if (ring.fills()) {
-    for (uint32_t number = ring.number(); number < tiles; number += ring.pairs()) {
-      const Tile tile = a.tiling.tile(number);
+  // Rounds before the first tile only fill the ring.
+  for (int64_t number = first - ahead; number < tiles; number += step, ring.next()) {
+    if (number >= 0) {
+      const char* stage = ring.wait_until_full();
+      const RowsNote note = ring.note();
+      const char* p = stage + note.offset;
+      for (int row = 0; row < note.rows; row += Rows::kRows, p += Rows::kRows * a.ring.pitch) {
+        Acc results[Rows::kResults];
+        short_rows.sum(p, note.rows - row, results);
+#pragma unroll
+        for (int r = 0; r < Rows::kResults; ++r) {
+          const int mine = row + Rows::row(r);
+          if (Rows::writes() && mine < note.rows)
+            a.output.template write_at<!divided_by_join(Kernel::ring_rows, sizeof(Element))>(
+                note.place + mine * out_stride, note.partial + mine * a.tiling.partial_output_stride, results[r]);
+        }
+      }
+    }
+    if (number + ahead < tiles) {
+      const Tile tile = a.tiling.tile(static_cast<uint32_t>(number + ahead));
       const Offsets offsets = a.kept.at(tile.output);
       const char* begin = a.source.address(offsets.in);
       const char* end = begin + (tile.outputs - 1) * a.ring.pitch + a.length * sizeof(Element);
-      ring.wait_until_free();
       ring.fill_with({offsets.out, tile.partial, static_cast<int>(tile.outputs), past<kLine>(begin)}, begin, end, a.input);
     }
-    return;
-  }
-  const int64_t out_stride = a.kept.rank ? a.kept.dims[a.kept.rank - 1].out : 0;  // a tile lies in one run of outputs
-  const Rows short_rows(static_cast<int>(a.length), a.ring.pitch);
-  for (uint32_t number = ring.number(); number < tiles; number += ring.pairs()) {
-    const char* stage = ring.wait_until_full();
-    const RowsNote note = ring.note();
-    const char* p = stage + note.offset;
-    for (int row = 0; row < note.rows; row += Rows::kRows, p += Rows::kRows * a.ring.pitch) {
-      Acc results[Rows::kResults];
-      short_rows.sum(p, note.rows - row, results);
-#pragma unroll
-      for (int r = 0; r < Rows::kResults; ++r) {
-        const int mine = row + Rows::row(r);
-        if (Rows::writes() && mine < note.rows)
-          a.output.template write_at<!divided_by_join(Kernel::ring_rows, sizeof(Element))>(
-              note.place + mine * out_stride, note.partial + mine * a.tiling.partial_output_stride, results[r]);
-      }
-    }
-    ring.release();
   }
 #endif
 }

@@ -27,15 +27,6 @@ __device__ __forceinline__ Acc unit_sum(const Args<Source, Acc>& a, int64_t row,
       for (int d = 0; d < kElements; ++d)
         x[g][d] = a.source.template load<V>(begin + a.template element<walk>(g * kWarp * V + d * kLanes));
     }
-    Acc values[kCount];
-#pragma unroll
-    for (int g = 0; g < kCount; ++g) {
-      lanes[g].start(x[g][0]);
-#pragma unroll
-      for (int d = 1; d < kElements; ++d) lanes[g].add(x[g][d]);
-      values[g] = lanes[g].join();
-    }
-    return warp_join_groups(values);
   } else if (walk == Walk::nested && a.next_in_lane.size) {
 #pragma unroll
     for (int g = 0; g < kCount; ++g) {

@@ -7,84 +7,84 @@
 
 namespace gpureduce::cuda {
 
-// `x` where its elements are from `begin` to before `end`, and padding elsewhere.
-template <class Element, int V>
-__device__ __forceinline__ Vector<Element, V> keep(Vector<Element, V> x, int begin, int end) {
-#pragma unroll
-  for (int j = 0; j < V; ++j)
-    if (j < begin || j >= end) x.set(j, padding_element<Element>());
-  return x;
-}
-
-// Moves lane sums down by `shift`, less than V: those of the warp's threads, group after group. The first go to where the last
-// were. All threads of the warp must call it, and neighbours with the same shift.
-template <int kGroups, class Element, class Acc, int V>
+// Moves lane sums down by `shift`, less than V: those of the warp's threads, group after group, by each bit of it from kStep
+// down. The first go to where the last were. All threads of the warp must call it, and neighbours with the same shift.
+template <int kGroups, int kStep, class Element, class Acc, int V>
 __device__ __forceinline__ void move_down(Lanes<Element, Acc, V>* lanes, int shift) {
   const int lane = threadIdx.x % kWarp;
-#pragma unroll
-  for (int step = V / 2; step > 0; step /= 2) {
-    typename Lanes<Element, Acc, V>::LaneSum next[kGroups][V / 2];
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-      for (int j = 0; j < step; ++j)
-        next[g][j] = shuffle(lane == 0 ? lanes[(g + 1) % kGroups].sum[j] : lanes[g].sum[j], (lane + 1) % kWarp);
-    }
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-      for (int j = 0; j < V; ++j)
-        lanes[g].sum[j] =
-            choose(shift & step, j + step < V ? lanes[g].sum[(j + step) % V] : next[g][(j + step) % V], lanes[g].sum[j]);
-    }
-  }
-}
-
-// The chunk from element `chunk` on of a row of `length` elements, for one warp. Reads no granule without an element of the
-// row.
-template <int V, class Acc, class Source>
-__device__ __forceinline__ Acc shifted_chunk(const Source& source, int64_t length, int64_t row, int64_t chunk) {
-  using Element = typename Source::Element;
-  using Sums = RowLanes<Element, Acc, V>;
-  constexpr int kGroups = kLanes / (kWarp * V);
-  const int lane = threadIdx.x % kWarp, shift = source.template misalignment<V>(row);
-  const int64_t rest = length - chunk;
-  const int left = static_cast<int>(min(rest, int64_t{kChunk})), reach = static_cast<int>(min(rest, int64_t{kChunk + V}));
-  // The first thread's vectors begin with elements of the lanes before: the first with the last chunk's, and this chunk's last
-  // are in one more.
-  const bool wraps = lane == 0 && shift > 0;
-  const Vector<Element, V> more =
-      source.template load_if<V>(wraps && kChunk - shift + V <= reach, row + chunk + kChunk - shift);
-  Sums lanes[kGroups];
+  typename Lanes<Element, Acc, V>::LaneSum next[kGroups][kStep];
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
-    const int first = (g * kWarp + lane) * V - shift;
-    Vector<Element, V> x[kDepth];
-    if (left == kChunk) {
 #pragma unroll
-      for (int d = 0; d < kDepth; ++d) x[d] = source.template load<V>(row + chunk + first + d * kLanes);
-    } else {
+    for (int j = 0; j < kStep; ++j)
+      next[g][j] = shuffle(choose(lane == 0, lanes[(g + 1) % kGroups].sum[j], lanes[g].sum[j]), (lane + 1) % kWarp);
+  }
 #pragma unroll
-      for (int d = 0; d < kDepth; ++d)
-        x[d] = source.template load_if<V>(first + d * kLanes + V <= left, row + chunk + first + d * kLanes);
-    }
-    if (g == 0 && wraps) x[0] = keep(x[0], shift, V);
-    lanes[g].start(x[0]);
+  for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
-    for (int d = 1; d < kDepth; ++d) lanes[g].add(x[d]);
-    if (g == 0 && wraps) lanes[0].add(keep(more, 0, shift));
-    if (reach < kChunk + V) {
-      // What no whole vector reached: at most one vector, whose elements are the last of their lanes.
-      const int depth = kDepth + (g == 0 && wraps);
-      const int whole = first + V <= reach ? min(depth, (reach - V - first) / kLanes + 1) : 0, e = first + whole * kLanes;
-      if (whole < depth && e < left) {
+    for (int j = 0; j < V; ++j)
+      lanes[g].sum[j] =
+          choose(shift & kStep, j + kStep < V ? lanes[g].sum[(j + kStep) % V] : next[g][(j + kStep) % V], lanes[g].sum[j]);
+  }
+  if constexpr (kStep > 1) move_down<kGroups, kStep / 2>(lanes, shift);  // a loop over steps of 16 lanes is not unrolled
+}
+
+// The chunk from element `chunk` on of a row of `length` elements, for one warp; with kElements < kDepth, a whole row of at
+// most kElements times kLanes, and of more than half as many. Reads no granule without an element of the row.
+template <int V, int kElements, class Acc, class Source>
+__device__ __forceinline__ Acc shifted_chunk(const Source& source, const InputSpan& input, int64_t length, int64_t row,
+                                             int64_t chunk) {
+  using Element = typename Source::Element;
+  using Sums = RowLanes<Element, Acc, V>;
+  constexpr int kGroups = kLanes / (kWarp * V), kSpan = kElements * kLanes;
+  constexpr int kAtOnce = kGroups * kElements <= kLoads ? kGroups : 1;  // groups whose loads are in flight together
+  constexpr bool kShort = kElements < kDepth;
+  const int lane = threadIdx.x % kWarp, shift = source.template misalignment<V>(row);
+  const int64_t begin = row + chunk, rest = length - chunk;
+  const int left = static_cast<int>(min(rest, int64_t{kSpan})), reach = static_cast<int>(min(rest, int64_t{kSpan + V}));
+  // One vector more than kElements have two threads: the first, whose vectors begin with elements of the lanes before, so that
+  // this chunk's last are in one more; and the one that has the row's last elements, if they are no whole vector. What is in it
+  // of this chunk are the last elements of their lanes.
+  const bool wraps = lane == 0 && shift > 0, one_more = wraps && kSpan - shift + V <= reach;
+  const int tail_begin = reach - (reach + shift) % V, tail_vector = (tail_begin + shift) / V;
+  const bool has_tail = reach < kSpan + V && tail_begin < left && tail_vector % kWarp == lane;
+  const int more_begin = one_more ? kSpan - shift : tail_begin, more_group = one_more ? 0 : tail_vector / kWarp % kGroups;
+  const int64_t more_place = begin + more_begin;
+  const bool reads_more = one_more || has_tail, inside = source.inside(input, more_place, more_place + V);
+  Vector<Element, V> more = source.template load_if<V>(reads_more && inside, more_place);
+  if (reads_more && !inside) more = source.template load_inside<V>(input, more_place);  // the input's end
+  Sums lanes[kGroups];
 #pragma unroll
-        for (int j = 0; j < V; ++j)
-          if (e + j < left) lanes[g].add(j, source.template load<1>(row + chunk + e + j)[0]);
+  for (int base = 0; base < kGroups; base += kAtOnce) {
+    Vector<Element, V> x[kAtOnce][kElements];
+#pragma unroll
+    for (int g = 0; g < kAtOnce; ++g) {
+      const int first = ((base + g) * kWarp + lane) * V - shift;
+      if (!kShort && left == kSpan) {
+#pragma unroll
+        for (int d = 0; d < kElements; ++d) x[g][d] = source.template load<V>(begin + first + d * kLanes);
+      } else {
+#pragma unroll
+        for (int d = 0; d < kElements; ++d) {
+          const bool sure = kShort && d < kElements / 2;
+          const int64_t place = begin + first + d * kLanes;
+          x[g][d] = sure ? source.template load<V>(place) : source.template load_if<V>(first + d * kLanes + V <= left, place);
+        }
       }
     }
+    if (base == 0 && wraps) x[0][0] = keep(x[0][0], shift, V);
+#pragma unroll
+    for (int g = 0; g < kAtOnce; ++g) {
+      lanes[base + g].start(x[g][0]);
+#pragma unroll
+      for (int d = 1; d < kElements; ++d) lanes[base + g].add(x[g][d]);
+    }
   }
-  if constexpr (!Sums::kOrderFree) move_down<kGroups>(lanes, shift);
+  more = keep(more, 0, left - more_begin);
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g)
+    lanes[g].add(kGroups == 1 ? more : choose(more_group == g, more, padding_vector<Element, V>()));
+  if constexpr (!Sums::kOrderFree) move_down<kGroups, V / 2>(lanes, shift);
   Acc values[kGroups];
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) values[g] = lanes[g].join();
@@ -132,7 +132,7 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> shifted_leave
 #pragma unroll
   for (int l = 0; l < kLeaves; ++l) {
     lanes[l].start(x[l]);
-    move_down<1>(lanes + l, shift_of(l));
+    move_down<1, V / 2>(lanes + l, shift_of(l));
   }
   return join_lanes(lanes);
 }
