@@ -30,7 +30,7 @@ class Case:
     """A sum over `dim` (None: all) of `view(flat)`, where `flat` holds `elements` elements of `dtype`."""
 
     name: str
-    family: str  # full, rows, columns, inside, awkward
+    family: str  # full, rows, odd, columns, inside, awkward
     label: str  # the name without family and dtype
     dtype: torch.dtype
     elements: int
@@ -142,6 +142,10 @@ def rows(a, b, dtype=torch.float32, **more):
     return _matrix("rows", (a, b), 1, dtype, cub="rows", **more)
 
 
+def odd(a, b, dtype=torch.float32, **more):
+    return _matrix("odd", (a, b), 1, dtype, cub="rows", **more)
+
+
 def columns(a, b, dtype=torch.float32, **more):
     return _matrix("columns", (a, b), 0, dtype, **more)
 
@@ -199,6 +203,8 @@ def slice_rows(a, b, width, dtype=torch.float32):
 FULL = tuple(2**e for e in range(10, 31, 2))
 ROWS = ((2**25, 2), (2**24, 3), (2**23, 8), (2**21, 32), (2**20, 100), (2**18, 1000), (65536, 1024), (16384, 4096))
 ROWS += ((16384, 4097), (4096, 50257), (64, 128256), (8, 2**23), (3, 2**24 + 1))
+ODD_ROWS = ((2**20, 33), (2**18, 301), (65536, 1023), (16384, 5001))
+ODD_DTYPES = (*EVERYWHERE, torch.float8_e4m3fn, torch.int8)
 COLUMNS = ((2, 2**25), (8, 2**23), (64, 2**20), (1024, 65536), (16384, 4096), (16384, 4097), (2**18, 256), (2**20, 100))
 COLUMNS += ((2**20, 64), (2**24, 4), (2**23, 7), (50257, 1024))
 IMAGES = ((32, 64, 56, 56), (256, 64, 7, 7), (256, 64, 56, 56))
@@ -221,6 +227,7 @@ def gpu_cases():
     cases.append(awkward("2^31 + 4096", 2**31 + 4096, lambda flat: flat, None, torch.int8, cub="full"))
     for dtype, to in ELSEWHERE:
         cases += [make(dtype=dtype, sum_dtype=to) for make in A_FEW_SHAPES]
+    cases += [odd(a, b, dtype) for dtype in ODD_DTYPES for a, b in ODD_ROWS]
     return cases
 
 

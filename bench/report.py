@@ -40,6 +40,7 @@ FAMILIES = {
     "columns": "Columns: the first dim",
     "inside": "Dims inside, and several",
     "awkward": "Awkward layouts",
+    "odd": "Rows of odd lengths",
 }
 
 
