@@ -33,6 +33,9 @@ columns float32 (16384, 4096)
 columns float32 (2^20, 64)
 inside float32 (256, 64, 56, 56) dims 0, 2, 3
 awkward float32 2^26 at offset 1
+odd bfloat16 (65536, 1023)
+odd float32 (262144, 301)
+odd int8 (2^20, 33)
 """.strip().splitlines()  # the cells in README
 FAMILIES = {
     "full": "Sums of all elements",

@@ -289,6 +289,8 @@ def test_short_rows():
     whole += [(1 << 20, 89, "bfloat16"), (4096, 99, "int8"), (3000, 21, "bfloat16"), (1 << 21, 17, "float8_e5m2")]
     whole += [(3000, 257, "bfloat16"), (1 << 17, 511, "bfloat16"), (1 << 18, 129, "float32")]
     pieces = [(1 << 17, 100, "int8"), (1 << 20, 60, "int8"), (1 << 21, 29, "float32"), (1 << 20, 34, "float32")]
+    pieces += [(1 << 18, length, "float32") for length in (257, 301, 302, 511, 512)]
+    pieces += [(1 << 17, length, "float64") for length in (129, 300, 301, 511, 512)]
     shared = [(3000, 13, "int8"), (31, 99, "int8"), (3000, 11, "float16", 12)]
     for kernel, width, cases in (("ring_rows", 0, whole), ("flat", None, pieces), ("ring_rows", 1, shared)):
         for rows, length, source, *pitch in cases:
@@ -325,6 +327,25 @@ def test_rows_at_odd_addresses(source):
                     assert plan["kernel"] == "dense" and plan["shifted"] and plan["warps"] <= 8
                     few = length <= 4096 + 32 * (tuning != "tile_leaves=512")
                     assert plan["tile_outputs"] == (plan["warps"] if few else 1)
+                    assert plan["thread_elements"] == (2 if length <= 1024 else 4 if length <= 2048 else 8)
+
+
+def test_blocks_of_rows_at_odd_addresses():
+    """Many short rows are no more blocks than start in the time that reading them takes."""
+    for rows, length, warps in ((1 << 17, 513, 8), (1 << 16, 1500, 4), (1 << 15, 1500, 2), (1 << 14, 4097, 2)):
+        plan = check_plan((rows, length), (length + length % 2 + 1, 1), (1,), "bfloat16")[0]
+        assert plan["warps"] == warps and plan["grid"] == rows // warps
+
+
+def test_columns_of_whole_lines():
+    """A warp reads neighbouring rows that are a line each; of wider rows a thread takes several batches."""
+    for source, columns in (("bfloat16", 64), ("float32", 32), ("int64", 16)):
+        for rows in (1 << 18, 1 << 20, 1 << 22):
+            plan = check_plan((rows, columns), (columns, 1), (0,), source)[0]
+            assert plan["kernel"] == "panels" and plan["batches"] == 1 and plan["tile_leaves"] <= 256
+        for pitch, width in ((2 * columns, columns), (4 * columns, 4 * columns)):  # with gaps; wider
+            plan = check_plan((1 << 20, width), (pitch, 1), (0,), source)[0]
+            assert plan["kernel"] == "panels" and (plan["batches"] > 1 or source == "int64")
 
 
 def test_narrow_columns():
