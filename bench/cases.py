@@ -30,7 +30,7 @@ class Case:
     """A sum over `dim` (None: all) of `view(flat)`, where `flat` holds `elements` elements of `dtype`."""
 
     name: str
-    family: str  # full, rows, odd, columns, inside, awkward
+    family: str  # full, rows, columns, inside, awkward, odd
     label: str  # the name without family and dtype
     dtype: torch.dtype
     elements: int
@@ -138,12 +138,8 @@ def _matrix(family, shape, dim, dtype, **more):
     return cell(family, _shape_name(shape), dtype, math.prod(shape), lambda flat: flat.view(shape), dim, **more)
 
 
-def rows(a, b, dtype=torch.float32, **more):
-    return _matrix("rows", (a, b), 1, dtype, cub="rows", **more)
-
-
-def odd(a, b, dtype=torch.float32, **more):
-    return _matrix("odd", (a, b), 1, dtype, cub="rows", **more)
+def rows(a, b, dtype=torch.float32, family="rows", **more):
+    return _matrix(family, (a, b), 1, dtype, cub="rows", **more)
 
 
 def columns(a, b, dtype=torch.float32, **more):
@@ -227,7 +223,7 @@ def gpu_cases():
     cases.append(awkward("2^31 + 4096", 2**31 + 4096, lambda flat: flat, None, torch.int8, cub="full"))
     for dtype, to in ELSEWHERE:
         cases += [make(dtype=dtype, sum_dtype=to) for make in A_FEW_SHAPES]
-    cases += [odd(a, b, dtype) for dtype in ODD_DTYPES for a, b in ODD_ROWS]
+    cases += [rows(a, b, dtype, family="odd") for dtype in ODD_DTYPES for a, b in ODD_ROWS]
     return cases
 
 
