@@ -2,8 +2,10 @@
 
 - `gpu_times`: what the GPU needs for a call. A CUDA graph of many calls over rotating input buffers; the median of
   repeated replays, divided by the calls. **Cold**: between two reads of the same bytes, COLD_FACTOR times the L2 are
-  read at least: by the other buffers, or, where inputs are so small that a graph cannot hold enough calls, by a flush
-  before each replay (not timed). **Hot**: one buffer, read again and again.
+  read at least, by the other buffers, or where inputs are so small that a graph cannot hold enough calls, by the flush.
+  A flush (not timed) goes before each replay: lines that a candidate has the L2 evict first, as torch.compile's and
+  ours, do not replace others, so that it would find there what another candidate has left of the same buffers.
+  **Hot**: one buffer, read again and again.
 - `host_times`: what the CPU needs to get a call under way: many calls without waiting for the GPU.
 - `end_to_end_times`: one call, then a wait for its result.
 
@@ -76,7 +78,7 @@ def l2_bytes(device="cuda"):
 class Buffers:
     """Copies of one input, in one allocation. `view` turns a flat buffer into the tensor that is reduced.
 
-    `bases[i]` is a flat copy, `views[i]` what a candidate gets; `needs_flush` says that all of them are still too few.
+    `bases[i]` is a flat copy, `views[i]` what a candidate gets. Cold ones need a flush before each graph.
     """
 
     def __init__(self, base, view, hot=False):
@@ -84,7 +86,7 @@ class Buffers:
         pitch = max(1, math.ceil(size / ALIGNMENT)) * ALIGNMENT
         wanted = COLD_FACTOR * l2_bytes(base.device) if not hot else 1
         self.count = max(1, min(MAX_CALLS, math.ceil(wanted / pitch)))
-        self.needs_flush = not hot and self.count * pitch < wanted
+        self.needs_flush = not hot
         slab = torch.empty(self.count, pitch, dtype=torch.uint8, device=base.device)
         slab[:, :size] = base.view(torch.uint8)
         self.bases = [slab[i, :size].view(base.dtype) for i in range(self.count)]

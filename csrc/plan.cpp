@@ -21,24 +21,35 @@ constexpr int kDenseUnits = 32;
 constexpr int kNestedUnits = 16;
 constexpr int kFewDenseUnits = 4;
 constexpr int kTilesPerProcessor = 3;
+// Rows of single elements: a whole row a block, without a join, while tiles would be fewer than so many a multiprocessor:
+// (1000, 20001) float32 22.1 us, in tiles 22.3; but (500, 50257) 26.8 and 26.3, (4096, 50257) 188.9 and 182.8, float64 413 and
+// 398.
+constexpr int kManyRowTiles = 20;
+// Of up to so many units, several rows a block, as many as keep its warps busy, if that leaves kTilesPerProcessor: (2000, 701)
+// float32 3.4 us, and 3.9 with half of these tiles. Rows of up to kShortRow elements in small blocks: (65536, 1023) 61.2 us,
+// with four units a warp 62.7; (65536, 2049) 122.3, with eight warps 127.4.
 constexpr int kShortRowUnits = 8;
-constexpr int kShortRowWarps = 2;
+constexpr int kShortRow = 6 * kLanes;
+constexpr int kShortRowWarps = 4;
 // Rows at odd addresses are read in shifted vectors where they are longer than this: rows (4096, 50257) bfloat16 93 us instead
-// of 117 with single elements, (65536, 1023) 39 and 45, int8 27 and 50.
+// of 117 with single elements, (65536, 1023) 33 and 45, int8 19 and 50.
 constexpr int kShiftedLength = kLanes;
 // Their chunks that a block takes, where tiles are more than so many a multiprocessor: full 2^26 bfloat16 33.0 us, and 36.9
 // with four times as many; rows (4096, 50257) 92.8, and 95.3 with whole rows. Half as many where tiles are few: (64,
-// 128257) 6.7 us instead of 7.4. Warps a block of bytes, of two chunks each: (4096, 50257) float8 58.3 us, and 61.4 with twice
-// as many.
+// 128257) 6.7 us instead of 7.4.
 constexpr int kShiftedUnits = 4;
 constexpr int kManyShiftedTiles = 32;
 constexpr int kFewShiftedTiles = 8;
-constexpr int kByteRowWarps = 4;
-// Shifted rows of one unit, a warp each: warps a block where they are no more than so many, for blocks do not start faster than
-// one in 1.2 ns; and beyond. (16384, 4097) bfloat16 32.7 us, and 33.5 with eight; (65536, 1501) 49.4, with one 80.6, with eight
-// 52.6. Those of up to two elements a leaf as other rows: (131072, 513) int8 32.1, and 40.9 with four.
-constexpr int64_t kFewShiftedRows = 32768;
-constexpr int kFewShiftedWarps = 2, kManyShiftedWarps = 4;
+// Of float8 a warp takes two chunks, and of many long rows a block is one warp: (4096, 50257) 51.3 us, and 53.4 with whole rows
+// of up to so many warps; (1000, 100001) 28.3 and 32.5.
+constexpr int kFloat8Units = 2;
+constexpr int kFloat8Warps = 4;
+// Shifted rows of one unit, a warp each: as few warps a block as bring so many bytes, for blocks do not start faster than one
+// in 1.2 ns, in which the memory reads that much. (65536, 1501) bfloat16 48.3 us with two, 80.2 with one, 49.9 with four.
+constexpr int kBlockBytes = 5400;
+// Fewer rows a multiprocessor than these are begun at once anyway, and are taken by blocks of kWarps. Nor has a short second
+// chunk of many rows a warp of its own: (16384, 5001) bfloat16 41.9 us, and 46.6; but (2000, 5001) 9.0 and 8.3.
+constexpr int kManyShiftedRows = 24;
 // Rows in nested dims are taken by small blocks.
 constexpr int kNestedWarps = 4;
 // Columns at odd addresses are read so where they have more rows than this: (2000, 100001) bfloat16 125 us, and 314 with single
@@ -59,6 +70,9 @@ constexpr int kFewColumnWarps = 4;
 // shifted columns, of which fewer run at a time: (50257, 1001) float32 51.8 us, and 60.2 with twice as many.
 constexpr int kPanelTiles = 9;
 constexpr int kFewPanelTiles = 7;
+// Float8, the end of whose tiles is the dearest, has more where rows are a line or longer: (16384, 8192) 37.2 us with
+// kPanelTiles, and 35.0; (16384, 8193) 45.5 and 44.0; but (2^20, 64) 20.0 and 20.5.
+constexpr int kFloat8PanelTiles = 2 * kPanelTiles;
 // Rows of one line each, one after the other, are read a batch a thread, so that a warp reads neighbouring ones, in tiles of at
 // most so many leaves: (2^20, 64) bfloat16 34.0 us, 34.6 with twice as many, and 34.9 in four batches; (2^22, 64) 123.5, 126.5
 // and 130.
@@ -87,6 +101,10 @@ constexpr int kByteRowThreads = 25;
 constexpr int kWordRowThreads = 24;
 constexpr int64_t kPieceRowInput = 16 << 20;
 constexpr int kTinyWarps = 4;
+// The share of the L2 beyond which an input is streamed: read so that it is the first to go, and neither results, partial sums
+// nor the code of kernels, nor what other kernels left there. Not if results are as large themselves. (2^20, 100) float32 93.7
+// us, and 100.5; full 2^24 17.2 and 18.0; but columns (2, 2^25) 105.8 and 96.0.
+constexpr int kStreamedShare = 4;
 constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1, kMaxGridDepth = 65535;
 // Rows of columns that the panels kernel takes: as many as fit its grid in tiles of one vector side by side, of 256 units of 32
 // leaves at least.
@@ -115,6 +133,12 @@ int64_t bytes_moved(const Problem& p, int64_t in_size, int64_t out_size) {
   for (const KeptDim& d : p.kept) elements *= d.stride ? d.size : 1;
   for (const ReducedDim& d : p.reduced) elements *= d.stride ? d.size : 1;
   return elements * in_size + p.outputs * out_size;
+}
+
+// Whether the input is too large to be of use in the L2 later on, but what is written is not.
+bool is_streamed(const Reduction& r, const Device& device) {
+  const int64_t share = device.l2_bytes / kStreamedShare;
+  return bytes_moved(r.problem, info(r.in).size, 0) > share && r.problem.outputs * info(r.out).size <= share;
 }
 
 // Whether the fastest dim in memory is a kept one, so that neighbouring threads should own neighbouring outputs.
@@ -178,8 +202,16 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   const int unit_leaves = row_unit(plan.vector, plan.thread_elements, plan.shifted);
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), units = p.outputs * row_units;
   const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
-  const int most = plan.nested ? kNestedUnits : !plan.shifted ? kDenseUnits : size == 1 ? 2 * kShiftedUnits : kShiftedUnits;
-  const bool many_shifted = plan.shifted && size > 1 && units >= int64_t{kManyShiftedTiles} * most * device.multiprocessors;
+  const int64_t whole_units = std::max<int64_t>(1, row_units - (plan.shifted && row_rest(p.length) > 0));
+  const bool float8 = plan.shifted && size == 1 && r.accumulator != Accumulator::i64;
+  const bool long_float8 = float8 && rows_enough && whole_units > kFewDenseUnits;
+  const int most = plan.nested     ? kNestedUnits
+                   : !plan.shifted ? kDenseUnits
+                   : long_float8   ? kFloat8Units
+                   : size == 1     ? 2 * kShiftedUnits
+                                   : kShiftedUnits;
+  const bool many_shifted =
+      long_float8 || (plan.shifted && size > 1 && units >= int64_t{kManyShiftedTiles} * most * device.multiprocessors);
   int64_t tile_units = std::min(most, kMaxRowWarps);
   if (tuning.tile_leaves) {
     tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
@@ -196,15 +228,22 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   tile_units = std::min<int64_t>(tile_units, kMaxDenseUnits);
   t.tile_leaves = static_cast<int>(tile_units * unit_leaves);
   const bool alone = row_alone(t.leaves, unit_leaves, plan.shifted) && t.leaves <= t.tile_leaves && !plan.nested;
-  const int shifted_warps = p.outputs > kFewShiftedRows ? kManyShiftedWarps : kFewShiftedWarps;
-  if (!plan.warps && alone)
-    plan.warps = busy_warps(plan.shifted && plan.thread_elements > 2 ? shifted_warps : kWarps, p.outputs, device);
-  const int most_warps = dense_warps(plan.shifted);
-  const int64_t whole_units = std::max<int64_t>(1, row_units - (plan.shifted && row_rest(p.length) > 0));
-  if (!plan.warps && plan.shifted && size == 1)
-    plan.warps = static_cast<int>(std::clamp<int64_t>(std::min(tile_units, whole_units) / 2, 1, kByteRowWarps));
-  if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>({most_warps, tile_units, whole_units}));
-  plan.warps = std::min(plan.warps, most_warps);
+  const bool many_rows = p.outputs >= int64_t{kManyShiftedRows} * device.multiprocessors;
+  const bool short_second = whole_units == 2 && p.length - kChunk <= 2 * kLanes;
+  if (!plan.warps) {
+    if (alone && plan.shifted && many_rows) {
+      plan.warps = static_cast<int>(std::min<int64_t>(kWarps, power_of_two_above(ceil_div(kBlockBytes, p.length * size))));
+    } else if (alone) {
+      plan.warps = busy_warps(kWarps, p.outputs, device);
+    } else if (float8) {
+      plan.warps = static_cast<int>(std::clamp<int64_t>(std::min(tile_units, whole_units) / kFloat8Units, 1, kFloat8Warps));
+    } else if (plan.shifted && size > 1 && short_second && many_rows) {
+      plan.warps = 1;
+    } else {
+      plan.warps = static_cast<int>(std::min<int64_t>({dense_warps(plan.shifted), tile_units, whole_units}));
+    }
+  }
+  plan.warps = std::min(plan.warps, dense_warps(plan.shifted));
   t.tile_outputs = alone ? plan.warps : 1;
   t.columns = p.outputs;
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
@@ -231,14 +270,18 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
     tile_units = warps;
     while (tile_units * kMaxJoin < row_units) tile_units *= 2;
     const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
-    // A whole row a block needs no join, and is as good where there are rows enough.
-    if (rows_enough && !plan.nested && row_slots <= kWarp * kWarps) tile_units = std::max(tile_units, row_slots);
-    // Short rows: as many as keep all warps busy. What is left beyond a row's chunks may be no unit of its own. Warps with
-    // little to do wait less for one another in small blocks: rows (2^18, 1000) float32 236 us instead of 274.
-    const bool takes_rest = row_rest(p.length) > 0;
-    if (rows_enough && row_slots <= kShortRowUnits && plan.thread_elements < kDepth && !plan.warps) plan.warps = kShortRowWarps;
-    if (rows_enough && row_slots <= kShortRowUnits)
-      tile_units = std::max(tile_units, row_slots * power_of_two_above(ceil_div(warps, row_units - takes_rest)));
+    const bool many_tiles = p.outputs * row_units >= int64_t{kManyRowTiles} * tile_units * device.multiprocessors;
+    const bool lone_rest = row_rest(p.length) > 0 && row_units % tile_units == 1;  // it would be a tile
+    if (rows_enough && !plan.nested && row_slots <= (many_tiles && !lone_rest ? kShortRowUnits : kWarp * kWarps))
+      tile_units = std::max(tile_units, row_slots);
+    if (rows_enough && row_slots <= kShortRowUnits) {
+      const int busy = p.length <= kShortRow ? kShortRowWarps : warps;
+      const int64_t elements = int64_t{busy} * unit_leaves * plan.thread_elements;
+      int64_t rows = power_of_two_above(ceil_div(5 * elements, 7 * p.length));  // the nearest power of two
+      while (rows > 1 && p.outputs < rows * kTilesPerProcessor * device.multiprocessors) rows /= 2;
+      tile_units = rows * row_slots;
+      if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(busy, tile_units));
+    }
   }
   if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(warps, tile_units));
   tile_units = std::min<int64_t>(tile_units, int64_t{kWarp} * plan.warps);  // one thread a unit joins them
@@ -499,7 +542,11 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   // one vector more than they have: (16384, 4097) bfloat16 36.1 us, and 42.4 with two.
   constexpr int kLineWidth = kLine / kVectorBytes;
   const bool order_free = r.accumulator == Accumulator::i64;
-  const int many = panel_batches(plan.vector, vector_sum / 4, plan.thread_elements, order_free, plan.shifted);
+  // Where many leaves have an element less than others, loads have conditions, and several batches are slower than one: (1000,
+  // 65536) bfloat16 38.9 us, and 33.0; (4000, 16384) 34.9 and 33.4, float8 22.6 and 20.1.
+  const bool ragged = size <= 2 && p.length <= kChunk && p.length % kLanes != 0;
+  const int most_batches = panel_batches(plan.vector, vector_sum / 4, plan.thread_elements, order_free, plan.shifted);
+  const int many = ragged ? 1 : most_batches;
   const int64_t wave = int64_t{panel_wave(plan.vector, vector_sum / 4, plan.thread_elements, many, plan.shifted)} / kWarps *
                        device.multiprocessors;
   int width = panel_width(vectors, size == 1 ? kLineWidth : plan.shifted ? kWarp : 2 * kLineWidth);
@@ -536,7 +583,8 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   if (tuning.tile_leaves) {
     units = std::min(power_of_two_above(ceil_div(tuning.tile_leaves, unit)), most);
   } else {
-    const int least = plan.batches > 1 && !plan.shifted ? kPanelTiles : kFewPanelTiles;
+    const bool float8 = size == 1 && !order_free && width >= kLineWidth;
+    const int least = float8 ? kFloat8PanelTiles : plan.batches > 1 && !plan.shifted ? kPanelTiles : kFewPanelTiles;
     while (units > kWarps && !enough(tiles(width, units * unit), least)) units /= 2;
     const auto busy = [&](int64_t count) { return 3 * tiles(width, count * unit) >= device.multiprocessors; };
     if (units <= kWarps && whole > units && whole <= 4 * units && whole <= most && busy(whole)) units = whole;
@@ -646,6 +694,7 @@ Tuning Tuning::parse(const std::string& text) {
                  : key == "stages"        ? &tuning.stages
                  : key == "stage_bytes"   ? &tuning.stage_bytes
                  : key == "width"         ? &tuning.width
+                 : key == "keep"          ? &tuning.keep
                                           : nullptr;
     if (!field) throw std::invalid_argument("tuning: there is no key '" + key + "'");
     if (value.empty() || value.size() > 8 || value.find_first_not_of("0123456789") != std::string::npos)
@@ -684,6 +733,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   t.outputs = p.outputs;
   t.leaves = leaf_count(p.length);
   plan.bytes = bytes_moved(p, info(r.in).size, info(r.out).size);
+  plan.streams = tuning.keep ? tuning.keep != 1 : is_streamed(r, device);
   plan.nested = p.reduced.size() > 1;
   plan.linear = p.reduced.size() == 1 && p.reduced.back().stride != 1;
 
@@ -791,6 +841,7 @@ std::string Plan::str() const {
   if (ring.stages) s << ", " << ring.stages << " stages of " << ring.stage_bytes << " bytes a warp";
   if (ring.stages && row_width == 0) s << ", whole rows a thread";
   if (nested) s << ", elements in nested dims";
+  if (streams) s << ", streamed through the L2";
   s << "\ntile: " << tiling.tile_outputs << " outputs x " << tiling.tile_leaves << " leaves; " << tiling.tiles
     << " tiles, grid " << grid.x << " x " << grid.y << " x " << grid.z << "\nsplits: " << tiling.splits;
   for (const Join& j : joins) s << (&j == joins.data() ? ", joined " : ", then ") << j.count << " -> " << j.results();
@@ -802,8 +853,8 @@ std::string Plan::json() const {
   std::ostringstream s;
   s << "{\"kernel\": \"" << kKernelNames[static_cast<int>(kernel)] << "\", \"vector\": " << vector
     << ", \"nested\": " << (nested ? "true" : "false") << ", \"shifted\": " << (shifted ? "true" : "false")
-    << ", \"warps\": " << warps << ", \"grid\": " << grid.blocks() << ", \"tiles\": " << tiling.tiles
-    << ", \"splits\": " << tiling.splits << ", \"tile_outputs\": " << tiling.tile_outputs
+    << ", \"streams\": " << (streams ? "true" : "false") << ", \"warps\": " << warps << ", \"grid\": " << grid.blocks()
+    << ", \"tiles\": " << tiling.tiles << ", \"splits\": " << tiling.splits << ", \"tile_outputs\": " << tiling.tile_outputs
     << ", \"tile_leaves\": " << tiling.tile_leaves << ", \"outputs\": " << tiling.outputs << ", \"leaves\": " << tiling.leaves
     << ", \"row_width\": " << row_width << ", \"stages\": " << ring.stages << ", \"stage_bytes\": " << ring.stage_bytes
     << ", \"warp_columns\": " << warp_columns << ", \"thread_elements\": " << thread_elements << ", \"batches\": " << batches

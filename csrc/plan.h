@@ -60,6 +60,7 @@ GPUREDUCE_HOST_DEVICE constexpr int whole_lines(int bytes) { return (bytes + kLi
 
 struct Device {
   int multiprocessors = 132;
+  int64_t l2_bytes = 50 << 20;
   bool bulk_copies = true;  // compute capability 9.0 and code for it
 };
 
@@ -146,10 +147,11 @@ GPUREDUCE_HOST_DEVICE constexpr int column_batches(int vector, bool nested) {
 
 // Values forced on the planner, for tests and tuning; 0 means the planner's own choice. Parsed from "key=value,key=value".
 // vector=1 forces single elements; any other, vectors of columns at odd addresses. width=1 has threads take whole rows where
-// they can; any other, not. grid= is for kernels whose blocks take tile after tile: dense, flat and panels have a block a tile.
+// they can; any other, not. keep=1 lets the L2 keep the input as it can; any other, let it go first. grid= is for kernels whose
+// blocks take tile after tile: dense, flat and panels have a block a tile.
 struct Tuning {
   int multiprocessors = 0, vector = 0, warps = 0, tile_leaves = 0, batches = 0, grid = 0;
-  int stages = 0, stage_bytes = 0, width = 0;
+  int stages = 0, stage_bytes = 0, width = 0, keep = 0;
   int kernel = -1;
 
   static Tuning parse(const std::string& text);  // throws std::invalid_argument
@@ -240,6 +242,7 @@ struct Plan {
   int units, parts;     // panels: units of a tile, threads that join a column's
   RingShape ring;
   int row_width, row_groups;  // ring_rows, flat: loads of a row, and groups of 32 of them; 0: a thread takes whole rows
+  bool streams;               // the L2 is to let the input go before all else
   Grid grid;
   std::vector<Join> joins;
   int64_t workspace_bytes;

@@ -314,11 +314,96 @@ def test_rows_at_odd_addresses(source):
                     assert plan["thread_elements"] == (2 if length <= 1024 else 4 if length <= 2048 else 8)
 
 
-def test_blocks_of_rows_at_odd_addresses():
-    """Many short rows are no more blocks than start in the time that reading them takes."""
-    for rows, length, warps in ((1 << 17, 513, 8), (1 << 16, 1500, 4), (1 << 15, 1500, 2), (1 << 14, 4097, 2)):
-        plan = check_plan((rows, length), (length + length % 2 + 1, 1), (1,), "bfloat16")[0]
-        assert plan["warps"] == warps and plan["grid"] == rows // warps
+def odd_rows_plan(rows, length, source):
+    return check_plan((rows, length), (length + length % 2 + 1, 1), (1,), source)[0]
+
+
+def test_blocks_of_short_rows_at_odd_addresses():
+    """Many short rows are no more blocks than start in the time that reading them takes; a few, no fewer than there are."""
+    for rows, length, source, warps in [
+        (1 << 17, 513, "bfloat16", 8),
+        (1 << 16, 1023, "bfloat16", 4),
+        (1 << 16, 1023, "int8", 8),
+        (1 << 16, 1500, "bfloat16", 2),
+        (1 << 16, 1500, "float8_e5m2", 4),
+        (1 << 14, 4097, "bfloat16", 1),
+        (2000, 1001, "bfloat16", 8),
+        (600, 1001, "bfloat16", 4),
+    ]:
+        plan = odd_rows_plan(rows, length, source)
+        assert plan["warps"] == warps and plan["grid"] == -(-rows // warps), (rows, length, source)
+
+
+def test_blocks_of_long_rows_at_odd_addresses():
+    """A short second chunk has no warp of its own; float8 two chunks a warp, and long rows tiles of that; bytes one a warp."""
+    for rows, length, source, warps, chunks in [
+        (1 << 14, 5001, "bfloat16", 1, 2),
+        (1 << 14, 7001, "bfloat16", 2, 2),
+        (2000, 5001, "bfloat16", 2, 2),
+        (1 << 14, 5001, "int8", 2, 2),
+        (1 << 14, 14_001, "int8", 4, 4),
+        (4096, 50_257, "int8", 8, 16),
+        (1 << 14, 5001, "float8_e5m2", 1, 2),
+        (1 << 14, 14_001, "float8_e5m2", 2, 4),
+        (4096, 50_257, "float8_e5m2", 1, 2),
+        (300, 50_257, "float8_e5m2", 4, 16),
+    ]:
+        plan = odd_rows_plan(rows, length, source)
+        assert (plan["warps"], plan["tile_leaves"]) == (warps, 512 * chunks), (rows, length, source, plan)
+
+
+def test_rows_of_single_elements():
+    """Several short rows a block; a row a block while they are few tiles, or if its last few elements would be a tile."""
+    for rows, length, warps, tile_rows, tile_leaves in [
+        (1 << 16, 1023, 4, 4, 512),
+        (2000, 701, 4, 4, 512),
+        (1000, 1025, 4, 2, 512),
+        (1 << 16, 2049, 4, 2, 512),
+        (1 << 15, 3501, 8, 2, 512),
+        (1 << 14, 4097, 8, 2, 1024),
+        (1 << 14, 5001, 8, 2, 1024),
+        (1 << 14, 6001, 8, 1, 1024),
+        (1 << 13, 8193, 8, 1, 2048),
+        (1 << 13, 12_301, 8, 1, 1024),
+        (4096, 50_257, 8, 1, 1024),
+        (1000, 20_001, 8, 1, 4096),
+    ]:
+        plan = odd_rows_plan(rows, length, "float32")
+        assert plan["kernel"] == "rows" and not plan["nested"]
+        found = (plan["warps"], plan["tile_outputs"], plan["tile_leaves"])
+        assert found == (warps, tile_rows, tile_leaves), (rows, length, found)
+
+
+def test_ragged_columns():
+    """Where a leaf has an element less than its neighbour, one batch a thread; float8 has twice the tiles."""
+    for source in ("bfloat16", "float16", "float8_e5m2"):
+        for rows, batches in ((700, 1), (1000, 1), (4000, 1), (4096, 2), (8192, 2)):
+            plan = check_plan((rows, 1 << 16), (1 << 16, 1), (0,), source)[0]
+            assert plan["kernel"] == "panels"
+            assert min(plan["batches"], 2) == batches or plan["thread_elements"] < 8, (rows, source, plan)
+    tiles = [check_plan((1 << 14, 1 << 13), (1 << 13, 1), (0,), s)[0]["tiles"] for s in ("int8", "float8_e5m2")]
+    assert tiles == [256, 512]
+    assert check_plan((1 << 20, 64), (64, 1), (0,), "float8_e5m2")[0]["tiles"] == 256
+
+
+def test_streamed_inputs():
+    """The L2 lets an input of over a quarter of its size go first, but for results that are as large."""
+    quarter = (50 << 20) // 4
+    for sizes, dims, source, streams in [
+        ((quarter // 4,), (0,), "float32", False),
+        ((quarter // 4 + 1,), (0,), "float32", True),
+        ((1 << 20, 100), (1,), "float32", True),
+        ((1 << 21, 32), (1,), "bfloat16", True),
+        ((1 << 22, 8), (1,), "float32", False),
+        ((8, 1 << 23), (0,), "float32", False),
+        ((64, 1 << 20), (0,), "bfloat16", True),
+    ]:
+        assert check_plan(sizes, contiguous(sizes), dims, source)[0]["streams"] == streams, (sizes, source)
+    expanded = check_plan((1 << 14, 4096), (0, 1), (0,))[0]  # 16 KiB are read
+    assert not expanded["streams"]
+    for keep, streams in ((1, False), (2, True)):
+        for n in (1000, 1 << 24):
+            assert check_plan((n,), (1,), (0,), tuning=f"keep={keep}")[0]["streams"] == streams
 
 
 def test_columns_of_whole_lines():

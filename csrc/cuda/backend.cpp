@@ -15,7 +15,8 @@ namespace {
 int capability(const cudaDeviceProp& properties) { return 10 * properties.major + properties.minor; }
 
 Plan plan_on(const Reduction& r, const cudaDeviceProp& properties, const Tuning& tuning) {
-  return make_plan(r, {properties.multiProcessorCount, runs_hopper_code(capability(properties))}, tuning);
+  return make_plan(r, {properties.multiProcessorCount, properties.l2CacheSize, runs_hopper_code(capability(properties))},
+                   tuning);
 }
 
 }  // namespace

@@ -33,17 +33,24 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, i
   constexpr int kCount = row_groups(V, kElements);
   const int64_t begin = first + threadIdx.x % kWarp * V;
   Vector<Element, V> x[kCount][kElements];
+  if constexpr (kNested) {
 #pragma unroll
-  for (int g = 0; g < kCount; ++g) {
-    Cursor at{};
-    if constexpr (kNested) at = a.reduced.cursor(begin + g * kWarp * V);
+    for (int g = 0; g < kCount; ++g) {
+      Cursor at = a.reduced.cursor(begin + g * kWarp * V);
 #pragma unroll
-    for (int d = 0; d < kElements; ++d) {
-      const int64_t e = begin + g * kWarp * V + d * kLanes, place = row + (kNested ? at.offset : e);
-      if constexpr (kWhole) x[g][d] = a.source.template load<V>(place);
-      else x[g][d] = a.source.template load_if<V>(e + V <= a.length, place);
-      if constexpr (kNested) a.next_in_lane.move(at);
+      for (int d = 0; d < kElements; ++d, a.next_in_lane.move(at)) {
+        if constexpr (kWhole) x[g][d] = a.source.template load<V>(row + at.offset);
+        else x[g][d] = a.source.template load_if<V>(begin + g * kWarp * V + d * kLanes + V <= a.length, row + at.offset);
+      }
     }
+  } else {
+    const int left = static_cast<int>(min(a.length - begin, int64_t{kChunk}));
+    for_constants(std::make_integer_sequence<int, kCount * kElements>{}, [&](auto i) {
+      constexpr int g = decltype(i)::value / kElements, d = decltype(i)::value % kElements,
+                    kBeyond = g * kWarp * V + d * kLanes;
+      if constexpr (kWhole) x[g][d] = a.source.template load<V>(row + begin + kBeyond);
+      else x[g][d] = a.source.template load_if<V, kBeyond>(kBeyond + V <= left, row + begin);
+    });
   }
   RowLanes<Element, Acc, V> lanes[kCount];
 #pragma unroll
@@ -74,7 +81,11 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, i
 template <int V, int kElements, Walk walk, class Source, class Acc>
 __device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, int64_t row, uint32_t unit) {
   if constexpr (walk == Walk::shifted) {
-    return shifted_chunk<V, kElements, Acc>(a.source, a.input, a.length, row, int64_t{unit} * kChunk);
+    const int64_t chunk = int64_t{unit} * kChunk;
+    if constexpr (kElements < kDepth)
+      return short_chunk<V, kElements, kElements / 2, Acc>(a.source, a.input, a.length, row, chunk);
+    else if (a.length - chunk <= 2 * kLanes) return short_chunk<V, 2, 0, Acc>(a.source, a.input, a.length, row, chunk);
+    else return shifted_chunk<V, kElements, 0, Acc>(a.source, a.input, a.length, row, chunk);
   } else {
     constexpr int kUnit = row_unit(V, kElements), kChunkUnits = kLanes / kUnit;
     constexpr bool kNested = walk == Walk::nested;

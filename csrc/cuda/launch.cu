@@ -1,5 +1,7 @@
 #include "launch.h"
 
+#include <cuda/annotated_ptr>
+
 namespace gpureduce::cuda {
 
 bool runs_hopper_code(int capability) {
@@ -21,6 +23,11 @@ cudaLaunchConfig_t configure(const Launch& launch, const Grid& grid, int threads
   config.attrs = attribute;
   config.numAttrs = runs_hopper_code(launch.capability);
   return config;
+}
+
+uint64_t l2_policy(const Plan& plan) {
+  using ::cuda::access_property;
+  return static_cast<uint64_t>(plan.streams ? access_property(access_property::streaming{}) : access_property());
 }
 
 namespace {

@@ -290,7 +290,7 @@ cudaError_t launch_width(const Launch& launch, const Source& source) {
 template <class In, class Acc>
 cudaError_t launch_typed(const Launch& launch) {
   constexpr int kVector = sizeof(In) < 16 ? 16 / sizeof(In) : 1;
-  const Typed<In> source{static_cast<const In*>(launch.reduction.input)};
+  const Typed<In> source{static_cast<const In*>(launch.reduction.input), l2_policy(launch.plan)};
   if (launch.plan.kernel == Kernel::flat) return launch_flat<Acc>(launch, source);
   if constexpr (rings_rows(sizeof(In)))
     if (launch.plan.kernel == Kernel::ring_rows) return launch_ring<Acc>(launch, source);

@@ -36,6 +36,9 @@ bool runs_hopper_code(int capability);
 cudaLaunchConfig_t configure(const Launch& launch, const Grid& grid, int threads, int shared_bytes,
                              cudaLaunchAttribute* attribute);
 
+// What loads tell the L2 of the input, as one operand of theirs: that it lets a streamed one go first, or nothing.
+uint64_t l2_policy(const Plan& plan);
+
 // All of it: the kernel of the plan, then the joins.
 cudaError_t run(const Launch& launch);
 

@@ -72,42 +72,73 @@ __device__ __forceinline__ Vector<Element, V> keep(Vector<Element, V> x, int beg
   return x;
 }
 
+// How loads are spelt, with what the L2 is to do with the line (l2_policy() in launch.h).
+#if __CUDA_ARCH__ >= 800
+#define GPUREDUCE_LOAD(type) "ld.global.nc.L2::cache_hint." type
+#define GPUREDUCE_POLICY(operand) ", %" #operand
+#else
+#define GPUREDUCE_LOAD(type) "ld.global.nc." type
+#define GPUREDUCE_POLICY(operand) ""
+#endif
+
 // Loads from `p`, or kBeyond bytes beyond it, if `wanted`, else gives `otherwise`. Volatile assembly, because the compiler
 // would put a conditional load next to its use, and the loads of a thread would no longer be in flight together.
 template <int kBeyond>
-__device__ __forceinline__ uint4 load_if(bool wanted, const uint4* p, uint4 otherwise) {
+__device__ __forceinline__ uint4 load_if(bool wanted, const uint4* p, uint4 otherwise, uint64_t policy) {
   uint4 v;
   asm volatile(
       "{ .reg .pred q; setp.ne.u32 q, %5, 0;"
       " mov.u32 %0, %6; mov.u32 %1, %7; mov.u32 %2, %8; mov.u32 %3, %9;"
-      " @q ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4 + %10]; }"
+      " @q " GPUREDUCE_LOAD("v4.u32") " {%0, %1, %2, %3}, [%4 + %10]" GPUREDUCE_POLICY(11) "; }"
       : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
       : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(otherwise.x), "r"(otherwise.y), "r"(otherwise.z), "r"(otherwise.w),
-        "n"(kBeyond));
+        "n"(kBeyond), "l"(policy));
   return v;
 }
 template <int kBeyond>
-__device__ __forceinline__ uint2 load_if(bool wanted, const uint2* p, uint2 otherwise) {
+__device__ __forceinline__ uint2 load_if(bool wanted, const uint2* p, uint2 otherwise, uint64_t policy) {
   uint2 v;
   asm volatile(
-      "{ .reg .pred q; setp.ne.u32 q, %3, 0; mov.u32 %0, %4; mov.u32 %1, %5; @q ld.global.nc.v2.u32 {%0, %1}, [%2 + %6]; }"
+      "{ .reg .pred q; setp.ne.u32 q, %3, 0; mov.u32 %0, %4; mov.u32 %1, %5;"
+      " @q " GPUREDUCE_LOAD("v2.u32") " {%0, %1}, [%2 + %6]" GPUREDUCE_POLICY(7) "; }"
       : "=&r"(v.x), "=&r"(v.y)
-      : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(otherwise.x), "r"(otherwise.y), "n"(kBeyond));
+      : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(otherwise.x), "r"(otherwise.y), "n"(kBeyond), "l"(policy));
   return v;
 }
-#define GPUREDUCE_LOAD_IF(type, suffix)                                                                              \
-  template <int kBeyond>                                                                                             \
-  __device__ __forceinline__ type load_if(bool wanted, const type* p, type otherwise) {                              \
-    uint32_t v;                                                                                                      \
-    asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; mov.u32 %0, %3; @q ld.global.nc." suffix " %0, [%1 + %4]; }" \
-                 : "=&r"(v)                                                                                          \
-                 : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(static_cast<uint32_t>(otherwise)), "n"(kBeyond)); \
-    return static_cast<type>(v);                                                                                     \
+#define GPUREDUCE_LOADS(type, suffix)                                                                                    \
+  template <int kBeyond>                                                                                                 \
+  __device__ __forceinline__ type load_if(bool wanted, const type* p, type otherwise, uint64_t policy) {                 \
+    uint32_t v;                                                                                                          \
+    asm volatile(                                                                                                        \
+        "{ .reg .pred q; setp.ne.u32 q, %2, 0; mov.u32 %0, %3;"                                                          \
+        " @q " GPUREDUCE_LOAD(suffix) " %0, [%1 + %4]" GPUREDUCE_POLICY(5) "; }"                                         \
+        : "=&r"(v)                                                                                                       \
+        : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(static_cast<uint32_t>(otherwise)), "n"(kBeyond), "l"(policy)); \
+    return static_cast<type>(v);                                                                                         \
+  }                                                                                                                      \
+  __device__ __forceinline__ type load_always(const type* p, uint64_t policy) {                                          \
+    uint32_t v;                                                                                                          \
+    asm(GPUREDUCE_LOAD(suffix) " %0, [%1]" GPUREDUCE_POLICY(2) ";" : "=r"(v) : "l"(p), "l"(policy));                     \
+    return static_cast<type>(v);                                                                                         \
   }
-GPUREDUCE_LOAD_IF(uint32_t, "u32")
-GPUREDUCE_LOAD_IF(uint16_t, "u16")
-GPUREDUCE_LOAD_IF(uint8_t, "u8")
-#undef GPUREDUCE_LOAD_IF
+GPUREDUCE_LOADS(uint32_t, "u32")
+GPUREDUCE_LOADS(uint16_t, "u16")
+GPUREDUCE_LOADS(uint8_t, "u8")
+#undef GPUREDUCE_LOADS
+__device__ __forceinline__ uint2 load_always(const uint2* p, uint64_t policy) {
+  uint2 v;
+  asm(GPUREDUCE_LOAD("v2.u32") " {%0, %1}, [%2]" GPUREDUCE_POLICY(3) ";" : "=r"(v.x), "=r"(v.y) : "l"(p), "l"(policy));
+  return v;
+}
+__device__ __forceinline__ uint4 load_always(const uint4* p, uint64_t policy) {
+  uint4 v;
+  asm(GPUREDUCE_LOAD("v4.u32") " {%0, %1, %2, %3}, [%4]" GPUREDUCE_POLICY(5) ";"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(p), "l"(policy));
+  return v;
+}
+#undef GPUREDUCE_LOAD
+#undef GPUREDUCE_POLICY
 
 // f of the constants 0, 1, ...: what a load is beyond a place has to be one.
 template <class F, int... i>
@@ -116,15 +147,15 @@ __device__ __forceinline__ void for_constants(std::integer_sequence<int, i...>, 
 }
 
 template <class Element, int V>
-__device__ __forceinline__ Vector<Element, V> load_vector(const Element* p) {
-  return {__ldg(reinterpret_cast<const typename Vector<Element, V>::Bits*>(p))};
+__device__ __forceinline__ Vector<Element, V> load_vector(const Element* p, uint64_t policy) {
+  return {load_always(reinterpret_cast<const typename Vector<Element, V>::Bits*>(p), policy)};
 }
 
 // Where it is not wanted, its addends are padding.
 template <class Element, int V, int kBeyond = 0>
-__device__ __forceinline__ Vector<Element, V> load_vector_if(bool wanted, const Element* p) {
+__device__ __forceinline__ Vector<Element, V> load_vector_if(bool wanted, const Element* p, uint64_t policy) {
   const auto* bits = reinterpret_cast<const typename Vector<Element, V>::Bits*>(p);
-  return {load_if<kBeyond* static_cast<int>(sizeof(Element))>(wanted, bits, padding_vector<Element, V>().bits)};
+  return {load_if<kBeyond* static_cast<int>(sizeof(Element))>(wanted, bits, padding_vector<Element, V>().bits, policy)};
 }
 
 // f of each word of some values.
@@ -157,16 +188,17 @@ struct Typed {
   using Element = In;
   static constexpr int kRank = kFastRank;
   const In* base;
+  uint64_t policy;
 
   template <int V>
   __device__ __forceinline__ Vector<In, V> load(int64_t offset) const {
-    return load_vector<In, V>(base + offset);
+    return load_vector<In, V>(base + offset, policy);
   }
 
   // kBeyond: elements beyond `offset`, which cost no arithmetic.
   template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<In, V> load_if(bool wanted, int64_t offset) const {
-    return load_vector_if<In, V, kBeyond>(wanted, base + offset);
+    return load_vector_if<In, V, kBeyond>(wanted, base + offset, policy);
   }
 
   __device__ __forceinline__ const char* address(int64_t offset) const { return reinterpret_cast<const char*>(base + offset); }
@@ -199,6 +231,7 @@ struct Any {
   using Element = Acc;
   static constexpr int kRank = kMaxRank;
   const void* base;
+  uint64_t policy;
   DType dtype;
   Conversion conversion;
   bool negate, conjugate;
@@ -209,16 +242,16 @@ struct Any {
     Vector<Acc, 1> x;
     switch (dtype) {
 #define GPUREDUCE_CASE(name, type, kind, accumulator, wide, family) \
-  case DType::name: x.set(0, convert(load_vector<type, 1>(static_cast<const type*>(base) + offset)[0])); break;
+  case DType::name: x.set(0, convert(load_vector<type, 1>(static_cast<const type*>(base) + offset, policy)[0])); break;
       GPUREDUCE_DTYPES(GPUREDUCE_CASE)
 #undef GPUREDUCE_CASE
     }
     return x;
   }
 
-  template <int V>
+  template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<Acc, 1> load_if(bool wanted, int64_t offset) const {
-    return wanted ? load<V>(offset) : padding_vector<Acc, 1>();
+    return wanted ? load<V>(offset + kBeyond) : padding_vector<Acc, 1>();
   }
 
   template <class In>

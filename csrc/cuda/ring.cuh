@@ -39,13 +39,14 @@ class Ring {
   }
 
   // Has the stage filled with the bytes from `begin` to `end`, as far past a line as in global memory. A copy takes whole
-  // granules, so more than these bytes, but none outside of `input`.
-  __device__ __forceinline__ void fill_with(const Note& note, const char* begin, const char* end, const InputSpan& input) {
+  // granules, so more than these bytes, but none outside of `input`. `policy`: l2_policy() in launch.h.
+  __device__ __forceinline__ void fill_with(const Note& note, const char* begin, const char* end, const InputSpan& input,
+                                            uint64_t policy) {
     __syncwarp();  // it has been read
     if (lane() != 0) return;
     const Copy c = whole_granules(begin, end, past<kLine>(begin), input);
     announce(note, c.size);
-    if (c.size) copy(c);
+    if (c.size) copy(c, policy);
   }
 
   // Waits for the stage. Its address; note() is what was said of it.
@@ -72,9 +73,14 @@ class Ring {
   };
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % kWarp; }
-  __device__ __forceinline__ void copy(const Copy& c) const {
-    namespace ptx = ::cuda::ptx;
-    ptx::cp_async_bulk(ptx::space_cluster, ptx::space_global, c.to, c.from, c.size, full_ + at_);
+  // Not cuda::ptx::cp_async_bulk, which takes no policy.
+  __device__ __forceinline__ void copy(const Copy& c, uint64_t policy) const {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+            static_cast<uint32_t>(__cvta_generic_to_shared(c.to))),
+        "l"(__cvta_generic_to_global(c.from)), "r"(c.size), "r"(static_cast<uint32_t>(__cvta_generic_to_shared(full_ + at_))),
+        "l"(policy)
+        : "memory");
   }
   // `bytes` are to arrive before the stage is full.
   __device__ __forceinline__ void announce(const Note& note, uint32_t bytes) const {

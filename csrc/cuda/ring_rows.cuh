@@ -227,7 +227,8 @@ __global__ void __launch_bounds__(kMaxRingWarps* kWarp, kRingBlocks)
       const Offsets offsets = a.kept.at(tile.output);
       const char* begin = a.source.address(offsets.in);
       const char* end = begin + (tile.outputs - 1) * a.ring.pitch + a.length * sizeof(Element);
-      ring.fill_with({offsets.out, tile.partial, static_cast<int>(tile.outputs), past<kLine>(begin)}, begin, end, a.input);
+      ring.fill_with({offsets.out, tile.partial, static_cast<int>(tile.outputs), past<kLine>(begin)}, begin, end, a.input,
+                     a.source.policy);
     }
   }
 #endif

@@ -5,21 +5,15 @@
 
 namespace gpureduce::cuda {
 
-// One unit of an output, for one warp: row_groups() groups; in each, thread t owns leaves t * V ... t * V + V - 1, and has the
-// up to kElements elements of every leaf in flight at once. Across the warp each load is whole lines. Vectors are of nested
-// dims, and whole.
-template <int V, int kElements, Walk walk, class Source, class Acc>
-__device__ __forceinline__ Acc unit_sum(const Args<Source, Acc>& a, int64_t row, int64_t leaf) {
-  static_assert(V == 1 || walk == Walk::nested);
+// A unit's elements, of the chunk from element `chunk` on, `left` of which are there: row_groups() groups; in each, the thread
+// owns leaves `first` to before first + V of the chunk, and has the up to kElements elements of every leaf in flight at once.
+// kWhole: they are all there.
+template <int V, int kElements, Walk walk, bool kWhole, class Source, class Acc>
+__device__ __forceinline__ Acc unit_elements(const Args<Source, Acc>& a, int64_t row, int64_t chunk, int first, int left) {
   using Element = typename Source::Element;
   constexpr int kCount = row_groups(V, kElements);
-  const int64_t chunk = leaf / kLanes * kChunk;
-  const int first = static_cast<int>(leaf % kLanes) + threadIdx.x % kWarp * V;
-  const int left = static_cast<int>(min(a.length - chunk, int64_t{kChunk}));
-  RowLanes<Element, Acc, V> lanes[kCount];
   Vector<Element, V> x[kCount][kElements];
-  if ((walk == Walk::dense || walk == Walk::linear) && left >= kElements * kLanes) {
-    // Without conditions, where most of the work is.
+  if constexpr (kWhole) {
     const int64_t begin = row + a.template element<walk>(chunk + first);
 #pragma unroll
     for (int g = 0; g < kCount; ++g) {
@@ -27,6 +21,13 @@ __device__ __forceinline__ Acc unit_sum(const Args<Source, Acc>& a, int64_t row,
       for (int d = 0; d < kElements; ++d)
         x[g][d] = a.source.template load<V>(begin + a.template element<walk>(g * kWarp * V + d * kLanes));
     }
+  } else if constexpr (walk == Walk::dense) {
+    const int64_t begin = row + chunk + first;
+    for_constants(std::make_integer_sequence<int, kCount * kElements>{}, [&](auto i) {
+      constexpr int g = decltype(i)::value / kElements, d = decltype(i)::value % kElements,
+                    kBeyond = g * kWarp * V + d * kLanes;
+      x[g][d] = a.source.template load_if<V, kBeyond>(first + kBeyond + V <= left, begin);
+    });
   } else if (walk == Walk::nested && a.next_in_lane.size) {
 #pragma unroll
     for (int g = 0; g < kCount; ++g) {
@@ -46,16 +47,29 @@ __device__ __forceinline__ Acc unit_sum(const Args<Source, Acc>& a, int64_t row,
       }
     }
   }
-#pragma unroll
-  for (int g = 0; g < kCount; ++g) {
-    lanes[g].start(x[g][0]);
-#pragma unroll
-    for (int d = 1; d < kElements; ++d) lanes[g].add(x[g][d]);
-  }
   Acc values[kCount];
 #pragma unroll
-  for (int g = 0; g < kCount; ++g) values[g] = lanes[g].join();
+  for (int g = 0; g < kCount; ++g) {
+    RowLanes<Element, Acc, V> lanes;
+    lanes.start(x[g][0]);
+#pragma unroll
+    for (int d = 1; d < kElements; ++d) lanes.add(x[g][d]);
+    values[g] = lanes.join();
+  }
   return warp_join_groups(values);
+}
+
+// The unit of an output from `leaf` on, for one warp. Across it each load is whole lines. Vectors are of nested dims, and
+// whole.
+template <int V, int kElements, Walk walk, class Source, class Acc>
+__device__ __forceinline__ Acc unit_sum(const Args<Source, Acc>& a, int64_t row, int64_t leaf) {
+  static_assert(V == 1 || walk == Walk::nested);
+  const int64_t chunk = leaf / kLanes * kChunk;
+  const int first = static_cast<int>(leaf % kLanes) + threadIdx.x % kWarp * V;
+  const int left = static_cast<int>(min(a.length - chunk, int64_t{kChunk}));
+  if constexpr (walk == Walk::dense || walk == Walk::linear)
+    if (left >= kElements * kLanes) return unit_elements<V, kElements, walk, true>(a, row, chunk, first, left);
+  return unit_elements<V, kElements, walk, false>(a, row, chunk, first, left);
 }
 
 // A block takes tiles: the units of one long row or of several shorter ones. Its warps take unit after unit, each value goes to

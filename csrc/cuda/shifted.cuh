@@ -1,6 +1,7 @@
 // Rows and columns at odd addresses, in vectors. The elements of a leaf are kLanes apart, so they are all equally far beyond an
 // aligned address, their `shift`. A thread therefore reads aligned vectors and adds up what stands at the same place in them;
-// only the sums move, down by `shift`, from thread to thread. Memory is read once, and no vector is put together.
+// only the sums move, down by `shift`, from thread to thread. Where leaves have few elements, vectors are put together instead,
+// each of two aligned ones. Memory is read once either way.
 #pragma once
 
 #include "args.cuh"
@@ -29,16 +30,15 @@ __device__ __forceinline__ void move_down(Lanes<Element, Acc, V>* lanes, int shi
   if constexpr (kStep > 1) move_down<kGroups, kStep / 2>(lanes, shift);  // a loop over steps of 16 lanes is not unrolled
 }
 
-// The chunk from element `chunk` on of a row of `length` elements, for one warp; with kElements < kDepth, a whole row of at
-// most kElements times kLanes, and of more than half as many. Reads no granule without an element of the row.
-template <int V, int kElements, class Acc, class Source>
+// The chunk from element `chunk` on of a row of `length` elements, for one warp; with kElements < kDepth, one of at most so
+// many a leaf. Every leaf has the first kSure of them. Reads no granule without an element of the row.
+template <int V, int kElements, int kSure, class Acc, class Source>
 __device__ __forceinline__ Acc shifted_chunk(const Source& source, const InputSpan& input, int64_t length, int64_t row,
                                              int64_t chunk) {
   using Element = typename Source::Element;
   using Sums = RowLanes<Element, Acc, V>;
   constexpr int kGroups = kLanes / (kWarp * V), kSpan = kElements * kLanes;
   constexpr int kAtOnce = kGroups * kElements <= kLoads ? kGroups : 1;  // groups whose loads are in flight together
-  constexpr bool kShort = kElements < kDepth;
   const int lane = threadIdx.x % kWarp, shift = source.template misalignment<V>(row);
   const int64_t begin = row + chunk, rest = length - chunk;
   const int left = static_cast<int>(min(rest, int64_t{kSpan})), reach = static_cast<int>(min(rest, int64_t{kSpan + V}));
@@ -60,16 +60,15 @@ __device__ __forceinline__ Acc shifted_chunk(const Source& source, const InputSp
 #pragma unroll
     for (int g = 0; g < kAtOnce; ++g) {
       const int first = ((base + g) * kWarp + lane) * V - shift;
-      if (!kShort && left == kSpan) {
+      if (kElements == kDepth && left == kSpan) {
 #pragma unroll
         for (int d = 0; d < kElements; ++d) x[g][d] = source.template load<V>(begin + first + d * kLanes);
       } else {
-#pragma unroll
-        for (int d = 0; d < kElements; ++d) {
-          const bool sure = kShort && d < kElements / 2;
-          const int64_t place = begin + first + d * kLanes;
-          x[g][d] = sure ? source.template load<V>(place) : source.template load_if<V>(first + d * kLanes + V <= left, place);
-        }
+        for_constants(std::make_integer_sequence<int, kElements>{}, [&](auto i) {
+          constexpr int d = decltype(i)::value, kBeyond = d * kLanes;
+          if constexpr (d < kSure) x[g][d] = source.template load<V>(begin + first + kBeyond);
+          else x[g][d] = source.template load_if<V, kBeyond>(first + kBeyond + V <= left, begin + first);
+        });
       }
     }
     if (base == 0 && wraps) x[0][0] = keep(x[0][0], shift, V);
@@ -89,6 +88,74 @@ __device__ __forceinline__ Acc shifted_chunk(const Source& source, const InputSp
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) values[g] = lanes[g].join();
   return warp_join_groups(values);
+}
+
+// The vector that begins `shift` elements beyond `low`, out of it and of the next aligned one.
+template <class Element, int V>
+__device__ __forceinline__ Vector<Element, V> funnel(const Vector<Element, V>& low, const Vector<Element, V>& high, int shift) {
+  constexpr int kWords = V * sizeof(Element) / 4;
+  const int bytes = shift * static_cast<int>(sizeof(Element));
+  uint32_t x[2 * kWords];
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) {
+    x[w] = low.word(w);
+    x[w + kWords] = high.word(w);
+  }
+#pragma unroll
+  for (int step = kWords / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (int w = 0; w < kWords + step; ++w) x[w] = bytes & 4 * step ? x[w + step] : x[w];
+  }
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) x[w] = __funnelshift_r(x[w], x[w + 1], bytes % 4 * 8);
+  Vector<Element, V> v;
+  memcpy(&v, x, sizeof(v));
+  return v;
+}
+
+// The same, moving the elements and not the sums: cheaper where leaves have few elements, of which all are in flight at once.
+// Every granule with an element of the row must be the input's.
+template <int V, int kElements, int kSure, class Acc, class Source>
+__device__ __forceinline__ Acc funneled_chunk(const Source& source, int64_t length, int64_t row, int64_t chunk) {
+  using Element = typename Source::Element;
+  constexpr int kGroups = kLanes / (kWarp * V);
+  const int lane = threadIdx.x % kWarp, shift = source.template misalignment<V>(row);
+  const int64_t begin = row + chunk + lane * V - shift;
+  const int left = static_cast<int>(length - chunk) - lane * V;  // elements from the thread's first on
+  Vector<Element, V> low[kGroups][kElements], high[kGroups][kElements];
+  for_constants(std::make_integer_sequence<int, kGroups * kElements>{}, [&](auto i) {
+    constexpr int g = decltype(i)::value / kElements, d = decltype(i)::value % kElements, kBeyond = g * kWarp * V + d * kLanes;
+    low[g][d] = source.template load_if<V, kBeyond>(d < kSure || kBeyond < left, begin);
+    high[g][d] = source.template load_if<V, kBeyond + V>(d < kSure || kBeyond + V - shift < left, begin);
+  });
+  Acc values[kGroups];
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    RowLanes<Element, Acc, V> lanes;
+#pragma unroll
+    for (int d = 0; d < kElements; ++d) {
+      auto x = funnel(low[g][d], high[g][d], shift);
+      if (d >= kSure) x = keep(x, 0, left - g * kWarp * V - d * kLanes);
+      if (d == 0) lanes.start(x);
+      else lanes.add(x);
+    }
+    values[g] = lanes.join();
+  }
+  return warp_join_groups(values);
+}
+
+// A chunk of fewer than kDepth elements a leaf, as is cheaper.
+template <int V, int kElements, int kSure, class Acc, class Source>
+__device__ __forceinline__ Acc short_chunk(const Source& source, const InputSpan& input, int64_t length, int64_t row,
+                                           int64_t chunk) {
+  constexpr bool kOrderFree = RowLanes<typename Source::Element, Acc, V>::kOrderFree;  // then nothing moves
+  if constexpr (!kOrderFree && 2 * kElements * kLanes / (kWarp * V) <= kLoads) {
+    const int over = source.template misalignment<V>(row + length);
+    const int64_t end = row + length + (over > 0 ? V - over : 0);
+    if (__all_sync(~0u, source.inside(input, end - V, end)))  // a warp's condition, which the compiler cannot tell
+      return funneled_chunk<V, kElements, kSure, Acc>(source, length, row, chunk);
+  }
+  return shifted_chunk<V, kElements, kSure, Acc>(source, input, length, row, chunk);
 }
 
 // kLeaves neighbouring leaves of the thread's V columns from `column` on, up to kElements elements each; all in flight at once,
