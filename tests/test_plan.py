@@ -319,7 +319,7 @@ def odd_rows_plan(rows, length, source):
 
 
 def test_blocks_of_short_rows_at_odd_addresses():
-    """Many short rows are no more blocks than start in the time that reading them takes; a few, no fewer than there are."""
+    """Many short rows are no more blocks than start in the time that reading them takes."""
     for rows, length, source, warps in [
         (1 << 17, 513, "bfloat16", 8),
         (1 << 16, 1023, "bfloat16", 4),
@@ -335,7 +335,7 @@ def test_blocks_of_short_rows_at_odd_addresses():
 
 
 def test_blocks_of_long_rows_at_odd_addresses():
-    """A short second chunk has no warp of its own; float8 two chunks a warp, and long rows tiles of that; bytes one a warp."""
+    """A short second chunk has no warp of its own; float8 two chunks a warp, long rows in tiles of that; bytes one."""
     for rows, length, source, warps, chunks in [
         (1 << 14, 5001, "bfloat16", 1, 2),
         (1 << 14, 7001, "bfloat16", 2, 2),
@@ -353,7 +353,7 @@ def test_blocks_of_long_rows_at_odd_addresses():
 
 
 def test_rows_of_single_elements():
-    """Several short rows a block; a row a block while they are few tiles, or if its last few elements would be a tile."""
+    """Several short rows a block; a row a block while they are few, or if its last few elements would be a tile."""
     for rows, length, warps, tile_rows, tile_leaves in [
         (1 << 16, 1023, 4, 4, 512),
         (2000, 701, 4, 4, 512),
