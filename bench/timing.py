@@ -78,7 +78,7 @@ def l2_bytes(device="cuda"):
 class Buffers:
     """Copies of one input, in one allocation. `view` turns a flat buffer into the tensor that is reduced.
 
-    `bases[i]` is a flat copy, `views[i]` what a candidate gets. Cold ones need a flush before each graph.
+    `bases[i]` is a flat copy, `views[i]` what a candidate gets; `cold` ones want a flush before each graph.
     """
 
     def __init__(self, base, view, hot=False):
@@ -86,7 +86,7 @@ class Buffers:
         pitch = max(1, math.ceil(size / ALIGNMENT)) * ALIGNMENT
         wanted = COLD_FACTOR * l2_bytes(base.device) if not hot else 1
         self.count = max(1, min(MAX_CALLS, math.ceil(wanted / pitch)))
-        self.needs_flush = not hot
+        self.cold = not hot
         slab = torch.empty(self.count, pitch, dtype=torch.uint8, device=base.device)
         slab[:, :size] = base.view(torch.uint8)
         self.bases = [slab[i, :size].view(base.dtype) for i in range(self.count)]
@@ -167,7 +167,7 @@ class Race:
     A graph holds about `target_us` of the first candidate's work, as many calls of each other one, but at most SLOW_US.
     `make_out()` returns an output for one call. The device is kept busy for `warm_ms` before the first sample, so that
     clocks are up. A candidate that raises is out of the race, with the first line of its error in `failed`; only the
-    first one's error is raised. A round flushes the cache before each graph where the buffers need it.
+    first one's error is raised. A round flushes the cache before each graph of cold buffers.
     """
 
     def __init__(self, candidates, buffers, make_out, *, target_us=1500.0, warm_ms=40.0, flush=None):
@@ -186,7 +186,7 @@ class Race:
                     if not self.graphs or device_is_lost():
                         raise
                     self.failed[c.name] = first_line(error)
-        self.flush = flush or Flush() if buffers.needs_flush else None
+        self.flush = flush or Flush() if buffers.cold else None
         torch.cuda.synchronize()
         deadline = time.perf_counter() + warm_ms / 1e3
         while True:
