@@ -67,16 +67,22 @@ constexpr int kFewColumnWarps = 4;
 // Tiles that the panels kernel needs for five multiprocessors: tiles as large as leave so many have the fewest ends, and all
 // run at a time. (64, 4096, 1024) dim 1 bfloat16 122.6 us with whole columns a tile, 512 tiles, 127 with 2048 tiles. Small
 // inputs, where a thread takes one batch, need kFewPanelTiles: (100352, 64) bfloat16 6.4 us with 200 tiles, 8.2 with 400; and
-// shifted columns, of which fewer run at a time: (50257, 1001) float32 51.8 us, and 60.2 with twice as many.
+// columns at odd addresses, of which fewer run at a time.
 constexpr int kPanelTiles = 9;
 constexpr int kFewPanelTiles = 7;
 // Float8, the end of whose tiles is the dearest, has more where rows are a line or longer: (16384, 8192) 37.2 us with
-// kPanelTiles, and 35.0; (16384, 8193) 45.5 and 44.0; but (2^20, 64) 20.0 and 20.5.
+// kPanelTiles, and 35.0; (16384, 8193) 45.5 and 44.0; but (2^20, 64) 20.0 and 20.5. Where these are more than run at a time,
+// blocks are small: (10000, 4096) 14.6 us with four warps, and 17.5 with eight.
 constexpr int kFloat8PanelTiles = 2 * kPanelTiles;
 // Rows of one line each, one after the other, are read a batch a thread, so that a warp reads neighbouring ones, in tiles of at
 // most so many leaves: (2^20, 64) bfloat16 34.0 us, 34.6 with twice as many, and 34.9 in four batches; (2^22, 64) 123.5, 126.5
 // and 130.
 constexpr int kLineLeaves = 256;
+// Units of a tile, at most, where tiles take unequal times; as of spread columns, (50257, 1001) float64 95.2 us, and 96.5 with
+// more.
+constexpr int kUnequalUnits = 32;
+// Bytes from which on columns are spread: (300, 201) float64 3.16 us, and 3.24 if not; float32 3.25 and 3.17.
+constexpr int64_t kSpreadInput = 1 << 18;
 // Bytes of lane sums that a block of the narrow kernel takes, of runs of so many leaves at least. Runs get shorter down to
 // pieces of kNarrowPiece bytes while there are too few for the multiprocessors, and a block takes several while there are so
 // many tiles a multiprocessor.
@@ -84,7 +90,10 @@ constexpr int kNarrowBytes = 24 * 1024;
 constexpr int kNarrowLeaves = 16;
 constexpr int kNarrowPiece = 2048;
 constexpr int kNarrowTiles = 3;
+// Warps of a block, at least and at most: (2^20, 100) float32 98.2 us with five, in five rounds, and 100.1 with four, in seven;
+// but (671088, 100) bfloat16, in 655 tiles, 36.5 with four and 42.6 with five, of which only 528 run at a time.
 constexpr int kNarrowWarps = 4;
+constexpr int kMaxNarrowWarps = 6;
 constexpr int64_t kNarrowInput = 32 << 20;  // bytes: (100352, 64) float32 takes 12 us, and 10 as columns
 // Shared memory that a block of the ring kernel takes, and the stages of a warp's ring.
 constexpr int kRingBytes = 108 * 1024;
@@ -101,9 +110,9 @@ constexpr int kByteRowThreads = 25;
 constexpr int kWordRowThreads = 24;
 constexpr int64_t kPieceRowInput = 16 << 20;
 constexpr int kTinyWarps = 4;
-// The share of the L2 beyond which an input is streamed: read so that it is the first to go, and neither results, partial sums
-// nor the code of kernels, nor what other kernels left there. Not if results are as large themselves. (2^20, 100) float32 93.7
-// us, and 100.5; full 2^24 17.2 and 18.0; but columns (2, 2^25) 105.8 and 96.0.
+// The share of the L2 beyond which an input is streamed: its lines are the first to go, before results, partial sums, the code
+// of kernels and what other kernels left there. Not if results are as large themselves. (2^20, 100) float32 93.1 us, and 99.6;
+// full 2^24 17.9 and 18.0; but columns (2, 2^25) 104.2 and 93.8.
 constexpr int kStreamedShare = 4;
 constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1, kMaxGridDepth = 65535;
 // Rows of columns that the panels kernel takes: as many as fit its grid in tiles of one vector side by side, of 256 units of 32
@@ -135,6 +144,8 @@ int64_t bytes_moved(const Problem& p, int64_t in_size, int64_t out_size) {
   return elements * in_size + p.outputs * out_size;
 }
 
+bool is_float8(const Reduction& r) { return info(r.in).size == 1 && info(r.in).kind == Kind::floating; }
+
 // Whether the input is too large to be of use in the L2 later on, but what is written is not.
 bool is_streamed(const Reduction& r, const Device& device) {
   const int64_t share = device.l2_bytes / kStreamedShare;
@@ -162,6 +173,14 @@ int vector_width(const Problem& p, bool by_columns, int size, const void* addres
   const bool whole = by_columns || p.reduced.size() > 1;  // vectors must not reach over the end of the dim
   const int64_t last = by_columns ? p.kept.back().size : p.reduced.back().size;
   return whole && last % vector != 0 ? 1 : vector;
+}
+
+// Whether columns that are dense, but not at aligned addresses, are read a vector's a thread nevertheless, element by element.
+bool can_spread(const Reduction& r) {
+  const Problem& p = r.problem;
+  const int size = info(r.in).size;
+  return is_typed(r) && spreads_columns(size) && p.reduced.size() == 1 && !p.kept.empty() && p.kept.back().stride == 1 &&
+         p.kept.back().size > 1 && bytes_moved(p, size, 0) >= kSpreadInput;
 }
 
 // Whether rows or columns that are dense, but not at aligned addresses, are read in vectors nevertheless (cuda/shifted.cuh).
@@ -194,6 +213,19 @@ bool dense_takes(const Plan& plan, const Problem& p) {
   return plan.vector > 1 && p.reduced.size() <= 2 && p.length > int64_t{kWarp} * plan.vector && p.outputs < kMaxGrid;
 }
 
+// How long dense rows are cut: units of a tile, at most; and whether into these even if rows are enough.
+struct Cut {
+  int most;
+  bool always;
+};
+Cut cut_of(const Plan& plan, const Reduction& r, int64_t units, bool enough_long_rows, const Device& device) {
+  if (plan.nested) return {kNestedUnits, false};
+  if (!plan.shifted) return {kDenseUnits, false};
+  if (is_float8(r) && enough_long_rows) return {kFloat8Units, true};
+  if (info(r.in).size == 1) return {2 * kShiftedUnits, false};
+  return {kShiftedUnits, units >= int64_t{kManyShiftedTiles} * kShiftedUnits * device.multiprocessors};
+}
+
 void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
   const Problem& p = r.problem;
   Tiling& t = plan.tiling;
@@ -203,20 +235,12 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), units = p.outputs * row_units;
   const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
   const int64_t whole_units = std::max<int64_t>(1, row_units - (plan.shifted && row_rest(p.length) > 0));
-  const bool float8 = plan.shifted && size == 1 && r.accumulator != Accumulator::i64;
-  const bool long_float8 = float8 && rows_enough && whole_units > kFewDenseUnits;
-  const int most = plan.nested     ? kNestedUnits
-                   : !plan.shifted ? kDenseUnits
-                   : long_float8   ? kFloat8Units
-                   : size == 1     ? 2 * kShiftedUnits
-                                   : kShiftedUnits;
-  const bool many_shifted =
-      long_float8 || (plan.shifted && size > 1 && units >= int64_t{kManyShiftedTiles} * most * device.multiprocessors);
+  const bool float8 = plan.shifted && is_float8(r);
+  const auto [most, always] = cut_of(plan, r, units, rows_enough && whole_units > kFewDenseUnits, device);
   int64_t tile_units = std::min(most, kMaxRowWarps);
   if (tuning.tile_leaves) {
     tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
-  } else if ((row_units <= kOneBlockUnits || (rows_enough && row_units <= kMaxDenseUnits)) &&
-             (row_units <= most || !many_shifted)) {
+  } else if ((row_units <= kOneBlockUnits || (rows_enough && row_units <= kMaxDenseUnits)) && (row_units <= most || !always)) {
     tile_units = power_of_two_above(row_units);
   } else {
     const auto tiles = [&](int64_t size) { return units / size; };
@@ -229,7 +253,7 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   t.tile_leaves = static_cast<int>(tile_units * unit_leaves);
   const bool alone = row_alone(t.leaves, unit_leaves, plan.shifted) && t.leaves <= t.tile_leaves && !plan.nested;
   const bool many_rows = p.outputs >= int64_t{kManyShiftedRows} * device.multiprocessors;
-  const bool short_second = whole_units == 2 && p.length - kChunk <= 2 * kLanes;
+  const bool short_second = whole_units == 2 && is_short_chunk(p.length - kChunk);
   if (!plan.warps) {
     if (alone && plan.shifted && many_rows) {
       plan.warps = static_cast<int>(std::min<int64_t>(kWarps, power_of_two_above(ceil_div(kBlockBytes, p.length * size))));
@@ -543,19 +567,27 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   constexpr int kLineWidth = kLine / kVectorBytes;
   const bool order_free = r.accumulator == Accumulator::i64;
   // Where many leaves have an element less than others, loads have conditions, and several batches are slower than one: (1000,
-  // 65536) bfloat16 38.9 us, and 33.0; (4000, 16384) 34.9 and 33.4, float8 22.6 and 20.1.
-  const bool ragged = size <= 2 && p.length <= kChunk && p.length % kLanes != 0;
-  const int most_batches = panel_batches(plan.vector, vector_sum / 4, plan.thread_elements, order_free, plan.shifted);
-  const int many = ragged ? 1 : most_batches;
-  const int64_t wave = int64_t{panel_wave(plan.vector, vector_sum / 4, plan.thread_elements, many, plan.shifted)} / kWarps *
-                       device.multiprocessors;
-  int width = panel_width(vectors, size == 1 ? kLineWidth : plan.shifted ? kWarp : 2 * kLineWidth);
+  // 65536) bfloat16 38.9 us, and 33.0; (4000, 16384) 34.9 and 33.4, float8 22.6 and 20.1. If these are of the last of several
+  // chunks, tiles are small, for only some of them are slow: (20000, 4096) bfloat16 46.5 us, and 41.2; float8 29.9 and 23.8.
+  const int64_t rest = p.length % kChunk;
+  const bool last_ragged = !plan.shifted && p.length > kChunk && p.length < 8 * kChunk && 2 * rest > kChunk,
+             ragged = size <= 2 && rest % kLanes != 0 && (p.length < kChunk || last_ragged);
+  const int many =
+      ragged ? 1 : panel_batches(plan.vector, vector_sum / 4, plan.thread_elements, order_free, plan.shifted, plan.spread);
+  const bool odd = plan.shifted || plan.spread;
+  const auto wave_of = [&](int batches) {  // tiles that run at a time
+    const int warps = panel_wave(plan.vector, vector_sum / 4, plan.thread_elements, batches, plan.shifted);
+    return int64_t{warps / kWarps} * device.multiprocessors;
+  };
+  const int64_t wave = wave_of(many);
+  int width = panel_width(vectors, size == 1 ? kLineWidth : odd ? kWarp : 2 * kLineWidth);
   const int64_t whole_tiles = width ? tiles(width, t.leaves) : 0;
-  if (width == 0 || !enough(tiles(width, kWarps * unit_leaves(width, 1))) || (whole_tiles > wave && 2 * whole_tiles < 3 * wave))
+  const bool little_more = !plan.spread && whole_tiles > wave && 2 * whole_tiles < 3 * wave;
+  if (width == 0 || !enough(tiles(width, kWarps * unit_leaves(width, 1))) || little_more)
     width = static_cast<int>(std::min<int64_t>(kLineWidth, power_of_two_above(vectors)));
   if (tuning.width)
     width = static_cast<int>(std::min<int64_t>({kWarp, power_of_two_above(tuning.width), power_of_two_above(vectors)}));
-  const bool lines = size > 1 && !plan.shifted && vectors == kLineWidth && p.reduced[0].stride == t.columns;
+  const bool lines = size > 1 && !odd && vectors == kLineWidth && p.reduced[0].stride == t.columns;
   const auto batches = [&](int width) {
     const int64_t leaves = kWarps * unit_leaves(width, many);
     const bool takes_many = width >= kLineWidth && !lines && t.leaves >= leaves && enough(tiles(width, leaves));
@@ -575,16 +607,20 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   plan.batches = batches(width);
   plan.warp_columns = width;
   t.tile_outputs = width * plan.vector - before;
+  if (plan.spread) t.tile_outputs = static_cast<int>(ceil_div(t.columns, ceil_div(t.columns, t.tile_outputs)));  // even tiles
 
   // Units of a tile: as many as leave tiles enough; of a small input all, where that saves the join at little cost, or fewer.
   const int64_t unit = unit_leaves(width, plan.batches), whole = power_of_two_above(ceil_div(t.leaves, unit));
   const int64_t most = std::min(whole, most_units(width));
-  int64_t units = lines ? std::clamp<int64_t>(kLineLeaves / unit, 1, most) : most;
+  int64_t units = lines                                    ? std::clamp<int64_t>(kLineLeaves / unit, 1, most)
+                  : plan.spread || (ragged && last_ragged) ? std::min<int64_t>(kUnequalUnits, most)
+                                                           : most;
   if (tuning.tile_leaves) {
     units = std::min(power_of_two_above(ceil_div(tuning.tile_leaves, unit)), most);
   } else {
-    const bool float8 = size == 1 && !order_free && width >= kLineWidth;
-    const int least = float8 ? kFloat8PanelTiles : plan.batches > 1 && !plan.shifted ? kPanelTiles : kFewPanelTiles;
+    const int least = is_float8(r) && width >= kLineWidth ? kFloat8PanelTiles
+                      : plan.batches > 1 && !odd          ? kPanelTiles
+                                                          : kFewPanelTiles;
     while (units > kWarps && !enough(tiles(width, units * unit), least)) units /= 2;
     const auto busy = [&](int64_t count) { return 3 * tiles(width, count * unit) >= device.multiprocessors; };
     if (units <= kWarps && whole > units && whole <= 4 * units && whole <= most && busy(whole)) units = whole;
@@ -593,6 +629,12 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   }
   while (units < most && ceil_div(t.leaves, units * unit) > kMaxGridDepth) units *= 2;
 
+  // Of float8, small blocks where tiles are more than run at a time, but would leave the last of large ones alone.
+  const int64_t count = tiles(width, units * unit), at_once = wave_of(plan.batches);
+  if (is_float8(r) && !tuning.warps && plan.warps == kWarps && count > at_once && 4 * count < 7 * at_once) {
+    plan.warps = kFewColumnWarps;
+    if (units > most_units(width)) plan.warps = kWarps;
+  }
   plan.warps = static_cast<int>(std::min<int64_t>(plan.warps, units));
   plan.units = static_cast<int>(units);
   plan.parts = std::min(parts(width), plan.units);
@@ -632,9 +674,15 @@ void plan_narrow(Plan& plan, const Reduction& r, const Device& device, const Tun
   while (!tuning.batches && plan.batches < kMaxBatches && run * plan.batches < t.leaves &&
          tiles(2 * run * plan.batches) >= int64_t{size == 8 ? 2 * kNarrowTiles : kNarrowTiles} * device.multiprocessors)
     plan.batches *= 2;
-  const int64_t vectors = int64_t{run} * width / plan.vector,
-                rounds = ceil_div(vectors, (size == 8 ? kWarps : kNarrowWarps) * kWarp);
-  if (!plan.warps) plan.warps = static_cast<int>(ceil_div(vectors, rounds * kWarp));
+  if (!plan.warps) {
+    // A run's vectors in as few rounds as they can, but all tiles at a time if small blocks are.
+    const int64_t vectors = int64_t{run} * width / plan.vector, count = tiles(run * plan.batches);
+    const auto rounds = [&](int warps) { return ceil_div(vectors, warps * kWarp); };
+    const int wave = narrow_wave(plan.vector * lane_bytes(r) / 4);
+    plan.warps = static_cast<int>(ceil_div(vectors, rounds(kNarrowWarps) * kWarp));
+    for (int warps = kNarrowWarps + 1; warps <= kMaxNarrowWarps; ++warps)
+      if (rounds(warps) < rounds(plan.warps) && count <= int64_t{wave / warps} * device.multiprocessors) plan.warps = warps;
+  }
   t.tile_outputs = width;
   t.tile_leaves = run * plan.batches;
   t.columns = width;
@@ -741,12 +789,13 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   const int size = info(r.in).size;
   const int vector = is_typed(r) ? vector_width(p, by_columns, size, r.input) : 1;
   plan.vector = vector;
-  if (vector == 1 && can_shift(r, by_columns)) {
-    plan.shifted = true;
-    plan.vector = kVectorBytes / size;
+  if (vector == 1) {
+    plan.spread = by_columns && can_spread(r);
+    plan.shifted = can_shift(r, by_columns);
+    if (plan.shifted || plan.spread) plan.vector = kVectorBytes / size;
   }
   if (tuning.vector == 1) {
-    plan.shifted = false;
+    plan.shifted = plan.spread = false;
     plan.vector = 1;
   }
 
@@ -790,8 +839,8 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
                                   " kernel does not take this input");
   }
 
-  if (plan.shifted && plan.kernel != Kernel::dense && plan.kernel != Kernel::panels) {
-    plan.shifted = false;
+  if ((plan.shifted || plan.spread) && plan.kernel != Kernel::dense && plan.kernel != Kernel::panels) {
+    plan.shifted = plan.spread = false;
     plan.vector = 1;
   }
 
@@ -837,7 +886,11 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
 std::string Plan::str() const {
   std::ostringstream s;
   s << "kernel " << kKernelNames[static_cast<int>(kernel)] << ": " << vector << (vector == 1 ? " element" : " elements")
-    << " a load" << (shifted ? ", at odd addresses" : "") << ", " << warps << (warps == 1 ? " warp" : " warps") << " a block";
+    << " a load"
+    << (shifted  ? ", at odd addresses"
+        : spread ? ", spread"
+                 : "")
+    << ", " << warps << (warps == 1 ? " warp" : " warps") << " a block";
   if (ring.stages) s << ", " << ring.stages << " stages of " << ring.stage_bytes << " bytes a warp";
   if (ring.stages && row_width == 0) s << ", whole rows a thread";
   if (nested) s << ", elements in nested dims";
@@ -853,8 +906,9 @@ std::string Plan::json() const {
   std::ostringstream s;
   s << "{\"kernel\": \"" << kKernelNames[static_cast<int>(kernel)] << "\", \"vector\": " << vector
     << ", \"nested\": " << (nested ? "true" : "false") << ", \"shifted\": " << (shifted ? "true" : "false")
-    << ", \"streams\": " << (streams ? "true" : "false") << ", \"warps\": " << warps << ", \"grid\": " << grid.blocks()
-    << ", \"tiles\": " << tiling.tiles << ", \"splits\": " << tiling.splits << ", \"tile_outputs\": " << tiling.tile_outputs
+    << ", \"spread\": " << (spread ? "true" : "false") << ", \"streams\": " << (streams ? "true" : "false")
+    << ", \"warps\": " << warps << ", \"grid\": " << grid.blocks() << ", \"tiles\": " << tiling.tiles
+    << ", \"splits\": " << tiling.splits << ", \"tile_outputs\": " << tiling.tile_outputs
     << ", \"tile_leaves\": " << tiling.tile_leaves << ", \"outputs\": " << tiling.outputs << ", \"leaves\": " << tiling.leaves
     << ", \"row_width\": " << row_width << ", \"stages\": " << ring.stages << ", \"stage_bytes\": " << ring.stage_bytes
     << ", \"warp_columns\": " << warp_columns << ", \"thread_elements\": " << thread_elements << ", \"batches\": " << batches

@@ -60,7 +60,7 @@ GPUREDUCE_HOST_DEVICE constexpr int whole_lines(int bytes) { return (bytes + kLi
 
 struct Device {
   int multiprocessors = 132;
-  int64_t l2_bytes = 50 << 20;
+  int64_t l2_bytes = 60 << 20;
   bool bulk_copies = true;  // compute capability 9.0 and code for it
 };
 
@@ -71,8 +71,10 @@ GPUREDUCE_HOST_DEVICE constexpr int column_slots(int vector) { return vector > 8
 // The panels kernel: batches of leaves that a thread takes where it takes several, and warps of it that a multiprocessor runs
 // at a time, as its registers are cut: as many as do not spill. `words` are those of a vector of lane sums. (64, 4096, 1024)
 // dim 1 bfloat16 122.6 us with 32 warps, 130 with 24.
-GPUREDUCE_HOST_DEVICE constexpr int panel_batches(int vector, int words, int elements, bool order_free, bool shifted) {
+GPUREDUCE_HOST_DEVICE constexpr int panel_batches(int vector, int words, int elements, bool order_free, bool shifted,
+                                                  bool spread) {
   if (shifted && vector > 8) return 1;
+  if (spread) return 1;
   if (words > 16 || (words > 8 && vector <= 8) || (order_free && vector == 8)) return 1;
   if (vector > 8) return elements == kDepth ? 2 : 1;
   return elements == 1 || (order_free && vector == 2) ? 2 : 4;
@@ -83,6 +85,9 @@ GPUREDUCE_HOST_DEVICE constexpr int panel_wave(int vector, int words, int elemen
   if (words <= 4 || vector > 8 || batches == 1) return 32;
   return vector < 8 || (elements < kDepth && batches > 2) ? 24 : 32;
 }
+
+// The same of the narrow kernel.
+GPUREDUCE_HOST_DEVICE constexpr int narrow_wave(int words) { return words > 16 ? 16 : 24; }
 
 // Groups of 32 loads of so many bytes, a vector each, that a row of the flat kernel has at most: a chunk's, but no more of
 // single elements of 16 bytes than registers hold.
@@ -109,9 +114,14 @@ GPUREDUCE_HOST_DEVICE constexpr int row_unit(int vector, int elements, bool shif
   return shifted ? kLanes : row_groups(vector, elements) * kWarp * vector;
 }
 
-// Whether rows of elements of this size are read in shifted vectors, and columns: not where single elements are as fast.
+// Whether a shifted row's chunk of so many elements is read as one of two a leaf.
+GPUREDUCE_HOST_DEVICE constexpr bool is_short_chunk(int64_t elements) { return elements <= 2 * kLanes; }
+
+// Whether rows and columns of elements of this size are read in shifted vectors: not where single elements are as fast. Of
+// columns a thread then takes as many, spread over the warp's.
 GPUREDUCE_HOST_DEVICE constexpr bool shifts_rows(int size) { return size < 4; }
-GPUREDUCE_HOST_DEVICE constexpr bool shifts_columns(int size) { return size < 8; }
+GPUREDUCE_HOST_DEVICE constexpr bool shifts_columns(int size) { return size < 4; }
+GPUREDUCE_HOST_DEVICE constexpr bool spreads_columns(int size) { return size == 4 || size == 8; }
 
 // The fewest elements of a leaf for which there are kernels of shifted columns. Of leaves that are one byte in each of sixteen
 // columns a thread has too many at a time.
@@ -146,9 +156,9 @@ GPUREDUCE_HOST_DEVICE constexpr int column_batches(int vector, bool nested) {
 }
 
 // Values forced on the planner, for tests and tuning; 0 means the planner's own choice. Parsed from "key=value,key=value".
-// vector=1 forces single elements; any other, vectors of columns at odd addresses. width=1 has threads take whole rows where
-// they can; any other, not. keep=1 lets the L2 keep the input as it can; any other, let it go first. grid= is for kernels whose
-// blocks take tile after tile: dense, flat and panels have a block a tile.
+// vector=1 forces single elements. width=1 has threads take whole rows where they can; any other, not. keep=1 lets the L2 keep
+// the input as it can; any other, let it go first. grid= is for kernels whose blocks take tile after tile: dense, flat and
+// panels have a block a tile.
 struct Tuning {
   int multiprocessors = 0, vector = 0, warps = 0, tile_leaves = 0, batches = 0, grid = 0;
   int stages = 0, stage_bytes = 0, width = 0, keep = 0;
@@ -233,6 +243,7 @@ struct Plan {
   bool nested;          // elements are not one constant stride apart
   bool linear;          // they are, but apart
   bool shifted;         // vectors are aligned, but rows or columns not (cuda/shifted.cuh)
+  bool spread;          // panels: columns are not aligned, and a vector's are apart from each other
   int warps;            // a block
   int warp_columns;     // columns, panels: threads of a warp side by side; packed: threads a row
   int thread_elements;  // elements of a leaf a thread has in flight at once: kDepth, or 2 or 1 where leaves have no more;

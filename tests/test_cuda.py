@@ -260,6 +260,7 @@ def test_every_kernel_is_reached(kernel, vector, cuda):
 
 
 ODD = ["bfloat16", "float8_e5m2", "int8", "bool", "int16"]
+SPREAD = ["float32", "int32", "complex32", "float64", "complex64"]
 ODD_COLUMNS = ["", "batches=4,tile_leaves=1024", "width=8,tile_leaves=16"]
 
 
@@ -303,7 +304,7 @@ def test_short_rows_of_every_length(name, cuda):
     assert whole > 100 if size <= 4 else whole == 0
 
 
-@pytest.mark.parametrize("name", [*ODD, "float32", "int32"])
+@pytest.mark.parametrize("name", [*ODD, *SPREAD])
 @pytest.mark.parametrize("width", [2, 9, 57, 113, 120, 122, 249, 250, 700])
 def test_columns_at_every_odd_address(width, name, cuda):
     """Columns that begin anywhere between two aligned addresses: few, and one more and one less than a tile has."""
@@ -320,14 +321,16 @@ def test_columns_at_every_odd_address(width, name, cuda):
                 assert_same_bits(got, wanted, f"{length} rows, offset {offset}, pitch {pitch}, {tuning!r}")
 
 
-@pytest.mark.parametrize("name", [*ODD, "float32", "int32"])
+@pytest.mark.parametrize("name", [*ODD, *SPREAD])
 @pytest.mark.parametrize("length", [20, 509, 700, 1021, 1500, 4093])
 def test_batches_of_columns_at_odd_addresses(length, name, cuda):
     """No row of the next batch of columns gets into a sum, and each batch begins elsewhere in a vector."""
     large = -(-(1 << 20) // (3 * length * 77))  # smaller inputs are read in single elements
     whole = data((3 * large, length, 77), name, seed=21)
     x, y = whole[:, :, :75], whole.to(cuda)[:, :, :75]
-    assert plan_of(x, [1])["shifted"] == (x.element_size() > 1 or length > 1024)
+    plan = plan_of(x, [1])
+    assert plan["spread"] == (name in SPREAD)
+    assert plan["shifted"] == (name in ODD and (x.element_size() > 1 or length > 1024))
     wanted = SUM(x, 1, dtype=unrounded(name))
     for tuning, got in tuned_sums(y, [1], ODD_COLUMNS, unrounded(name)):
         assert_same_bits(got, wanted, f"under {tuning!r}")

@@ -98,8 +98,11 @@ def check_panels(plan, source, target, what):
     leaves = 32 // plan["warp_columns"] * (8 // plan["thread_elements"]) * plan["batches"]  # of a unit
     units, parts, side = plan["units"], plan["parts"], plan["warp_columns"] * plan["vector"]
     assert plan["tile_leaves"] == units * leaves and units >= plan["warps"] and units & (units - 1) == 0, what
-    # Wherever shifted columns begin in a vector, a tile's lie within those that its threads read.
-    assert plan["tile_outputs"] == side - (plan["vector"] - 1 if plan["shifted"] else 0), what
+    if plan["spread"]:
+        assert not plan["shifted"] and plan["batches"] == 1 and plan["tile_outputs"] <= side, what
+    else:
+        # Wherever shifted columns begin in a vector, a tile's lie within those that its threads read.
+        assert plan["tile_outputs"] == side - (plan["vector"] - 1 if plan["shifted"] else 0), what
     assert units * side * lane_bytes(source, target) <= 32 * 1024, what
     assert parts & (parts - 1) == 0 and parts <= min(32, units) and units // parts <= 32, what
     assert parts == 1 or parts * side <= 32 * plan["warps"], what
@@ -269,8 +272,18 @@ def test_alignment_bounds_the_vectors():
             assert plan["kernel"] == ("panels" if dims == (0,) else "dense")
             plan = check_plan(sizes, contiguous(sizes), dims, source, tuning="vector=1")[0]
             assert plan["vector"] == 1 and not plan["shifted"]
+    spread = [((1 << 17, 1001), "float64", 2), ((4097, 2049), "complex64", 2), ((300, 201), "int64", 2)]
+    spread += [((4097, 2049), "float32", 4), ((9, 100_001), "int32", 4), ((2000, 77), "complex32", 4)]
+    for sizes, source, vector in spread:
+        plan = check_plan(sizes, contiguous(sizes), (0,), source)[0]
+        assert plan["kernel"] == "panels" and plan["vector"] == vector and plan["spread"], (sizes, source)
+        for tuning in ("vector=1", "kernel=columns"):
+            plan = check_plan(sizes, contiguous(sizes), (0,), source, tuning=tuning)[0]
+            assert plan["kernel"] == "columns" and plan["vector"] == 1 and not plan["spread"]
+    assert check_plan((16384, 4097), (4097, 1), (0,))[0]["tile_outputs"] == 125  # 33 even tiles, of up to 128
     for sizes, source in [
-        ((1 << 17, 1001), "float64"),
+        ((300, 201), "float32"),
+        ((1 << 17, 1001), "complex128"),
         ((1024, 5001), "int8"),
         ((300, 201), "bfloat16"),
         ((90_000, 3), "bfloat16"),
@@ -376,7 +389,7 @@ def test_rows_of_single_elements():
 
 
 def test_ragged_columns():
-    """Where a leaf has an element less than its neighbour, one batch a thread; float8 has twice the tiles."""
+    """Where leaves have an element less than others, one batch a thread; float8 has more tiles, or small blocks."""
     for source in ("bfloat16", "float16", "float8_e5m2"):
         for rows, ragged in ((700, True), (1000, True), (4000, True), (4096, False), (8192, False)):
             plan = check_plan((rows, 1 << 16), (1 << 16, 1), (0,), source)[0]
@@ -384,11 +397,18 @@ def test_ragged_columns():
     tiles = [check_plan((1 << 14, 1 << 13), (1 << 13, 1), (0,), s)[0]["tiles"] for s in ("int8", "float8_e5m2")]
     assert tiles == [256, 512]
     assert check_plan((1 << 20, 64), (64, 1), (0,), "float8_e5m2")[0]["tiles"] == 256
+    for rows, ragged in ((20_000, True), (20_480, False), (17_000, False), (33_000, False)):  # the last of some chunks
+        for source in ("bfloat16", "float8_e5m2"):
+            plan = check_plan((rows, 4096), (4096, 1), (0,), source)[0]
+            assert (plan["batches"] == 1 and plan["units"] == 32) == ragged, (rows, source)
+    for sizes, warps in (((10_000, 4096), 4), ((16_384, 8192), 8), ((64, 4096, 1024), 8)):
+        plan = check_plan(sizes, contiguous(sizes), (len(sizes) - 2,), "float8_e5m2")[0]
+        assert plan["warps"] == warps and (plan["tiles"] > 4 * 132) == (warps == 4), sizes
 
 
 def test_streamed_inputs():
     """The L2 lets an input of over a quarter of its size go first, but for results that are as large."""
-    quarter = (50 << 20) // 4
+    quarter = (60 << 20) // 4
     for sizes, dims, source, streams in [
         ((quarter // 4,), (0,), "float32", False),
         ((quarter // 4 + 1,), (0,), "float32", True),
@@ -429,7 +449,8 @@ def test_narrow_columns():
         large = (1 << 28) // width
         lines = width in (64, 256)  # rows are whole lines of float32
         assert check_plan((large, width), (width, 1), (0,))[0]["kernel"] == ("panels" if lines else "narrow")
-        assert check_plan((1000, width), (width, 1), (0,))[0]["kernel"] == ("columns" if width % 4 else "panels")
+        columns = width in (2, 3, 7, 9)  # neither aligned nor large
+        assert check_plan((1000, width), (width, 1), (0,))[0]["kernel"] == ("columns" if columns else "panels")
         for length in (1, 2, 9, 17, 511, 512):
             check_plan((length, width), (width, 1), (0,), tuning="kernel=narrow" if length > 1 else "")
     for sizes, strides, dims in [((5, 700, 48), (33600, 48, 1), (1,)), ((5, 701, 4), (2804, 4, 1), (1,))]:
@@ -437,6 +458,15 @@ def test_narrow_columns():
     others = [((600, 7), (8, 1), (0,)), ((600, 7), (14, 2), (0,)), ((5, 701, 3), (2103, 3, 1), (1,))]
     for sizes, strides, dims in others:
         assert check_plan(sizes, strides, dims)[0]["kernel"] == "columns"
+    # Warps that take a run in fewer rounds than four, but not so many that the tiles are no longer run at a time.
+    for length, width, source, warps in [
+        (1 << 20, 100, "float32", 5),
+        (1 << 23, 7, "float32", 6),
+        (671_088, 100, "bfloat16", 4),
+        (932_067, 72, "bfloat16", 6),
+    ]:
+        plan = check_plan((length, width), (width, 1), (0,), source)[0]
+        assert plan["warps"] == warps and plan["tiles"] <= 132 * (24 // warps), (length, width, source)
     assert check_plan((4097, 64), (64, 1), (0,), tuning="vector=1")[0]["kernel"] == "columns"
     assert check_plan((4097, 64), (64, 1), (0,), tuning="kernel=columns")[0]["kernel"] == "columns"
 

@@ -381,6 +381,44 @@ inline __attribute__((always_inline)) int64_t join_some(Lane* __restrict out, co
   return first;
 }
 
+// v = the sum of kLength rows, `pitch` from one to the next, of kCount vectors of columns: nearest neighbours first.
+template <int kLength, int kCount, class Lane, class In>
+inline __attribute__((always_inline)) void join_thin(Vector<Lane>* v, const In* x, int64_t pitch) {
+  if constexpr (kLength == 1) {
+    GPUREDUCE_UNROLL
+    for (int i = 0; i < kCount; ++i) v[i] = load<Lane>(x + i * kVector<Lane>);
+  } else {
+    constexpr int kLeft = kLength > 4 ? 4 : kLength > 2 ? 2 : 1;  // the power of two below
+    Vector<Lane> right[kCount];
+    join_thin<kLeft, kCount, Lane>(v, x, pitch);
+    join_thin<kLength - kLeft, kCount, Lane>(right, x + kLeft * pitch, pitch);
+    GPUREDUCE_UNROLL
+    for (int i = 0; i < kCount; ++i) v[i] += right[i];
+  }
+}
+
+constexpr int kThin = 8;  // rows, of an element a leaf each, that are joined in registers
+
+// Sums `length` rows, of 2 to kThin, of `width` columns, a vector or more.
+template <int kLength = kThin, class Lane, class In>
+void sum_thin(Lane* __restrict out, const In* __restrict x, int64_t length, int64_t width, int64_t pitch) {
+  if constexpr (kLength > 2)
+    if (length < kLength) return sum_thin<kLength - 1>(out, x, length, width, pitch);
+  constexpr int kSize = kVector<Lane>, kCount = 2;
+  Vector<Lane> v[kCount];
+  int64_t i = 0;
+  for (; i + kCount * kSize <= width; i += kCount * kSize) {
+    join_thin<kLength, kCount, Lane>(v, x + i, pitch);
+    GPUREDUCE_UNROLL
+    for (int k = 0; k < kCount; ++k) store(out + i + k * kSize, v[k]);
+  }
+  for (; i < width; i += kSize) {
+    const int64_t at = min(i, width - kSize);  // the last vector overlaps
+    join_thin<kLength, 1, Lane>(v, x + at, pitch);
+    store(out + at, v[0]);
+  }
+}
+
 // Sums `leaves` leaves of `width` columns and joins four neighbours each while they are in registers: where a leaf has few
 // elements, to write it and read it again takes as long as to sum it.
 template <class Lane, class In>
@@ -522,9 +560,18 @@ Lane* sum_run(Lane* __restrict out, const In* __restrict x, int64_t n) {
     next += kPart;
   };
   for (int64_t lane = 0; lane < kRow; lane += kPart, x += kPart, n -= kPart) {
+    if (n <= 0) {  // no element is left: as many joined leaves of padding
+      for (Lane* const end = out + (kRow - lane) * kWidth / kSize; out < end; ++out) *out = padding<Lane>();
+      return out;
+    }
     Vector<Lane> v[kHeld];
-    GPUREDUCE_UNROLL
-    for (int i = 0; i < kHeld; ++i) v[i] = load_first<Lane>(x + i * kSize, n - i * kSize);
+    if (n >= kPart) {
+      GPUREDUCE_UNROLL
+      for (int i = 0; i < kHeld; ++i) v[i] = load<Lane>(x + i * kSize);
+    } else {
+      GPUREDUCE_UNROLL
+      for (int i = 0; i < kHeld; ++i) v[i] = load_first<Lane>(x + i * kSize, n - i * kSize);
+    }
     fetch();
     const In* row = x + kRow;
     int64_t left = n - kRow;
@@ -533,11 +580,13 @@ Lane* sum_run(Lane* __restrict out, const In* __restrict x, int64_t n) {
       for (int i = 0; i < kHeld; ++i) v[i] += load<Lane>(row + i * kSize);
       fetch();
     }
-    if (left > 0) fetch();
-    GPUREDUCE_UNROLL
-    for (int i = 0; i < kHeld; ++i) {
-      if (left <= i * kSize) break;
-      v[i] += load_first<Lane>(row + i * kSize, left - i * kSize);
+    if (left > 0) {
+      fetch();
+      GPUREDUCE_UNROLL
+      for (int i = 0; i < kHeld; ++i) {
+        if (left <= i * kSize) break;
+        v[i] += load_first<Lane>(row + i * kSize, left - i * kSize);
+      }
     }
     out = join_block<kHeld>(out, v, kWidth);
   }
@@ -802,6 +851,14 @@ void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums)
   const int64_t together = whole ? kVector<Acc> / task.width : plan.wide || (one_or_two && leaves >= 4) ? 4 : 1;
   const int64_t kept = leaves / together;  // of a row
   const int fours = one_or_two && together == 4 ? static_cast<int>(task.width) : 0;
+  if constexpr (Source<C, Acc, In>::kDirect) {
+    if (plan.length >= 2 && plan.length <= kThin && plan.reduced.rank == 1 && source.in_place && task.width >= kVector<Acc>) {
+      Cursor row(plan.rows, task.first_row);
+      for (int64_t r = 0; r < task.rows; ++r, row.advance(1))
+        sum_thin(static_cast<Acc*>(sums) + r * task.width, source.at(row.offset()), plan.length, task.width, source.pitch);
+      return;
+    }
+  }
   int64_t tiles = 0;
   Acc* joined = tile;
   for (int64_t leaf = task.begin; leaf < task.end; leaf += leaves) {

@@ -298,6 +298,9 @@ void compute(const Work& work, void* output) {
   const int64_t bytes = sums_bytes + scratch_bytes(work.plan, sizeof(Acc));
   std::unique_ptr<Acc[]> partials(work.splits > 1 ? new Acc[work.splits * work.outputs] : nullptr);
 
+  const bool as_summed = is_direct(work.accumulator, work.out) && info(work.out).size == sizeof(Acc) && work.divisor == 1 &&
+                         work.results.rank == 1 && work.results.fastest().stride == 1;
+
   const auto run_tasks = [&](int64_t begin, int64_t end) {
     ExactFloats exact;
     alignas(64) char stack[kStackBytes];
@@ -309,9 +312,13 @@ void compute(const Work& work, void* output) {
       if (partials) {
         kernel(work.plan, task, scratch + sums_bytes, partials.get() + i % work.splits * work.outputs + first);
       } else {
-        Acc* sums = reinterpret_cast<Acc*>(scratch);
+        const bool whole_rows = task.width == work.columns;
+        // Straight to where they belong, if accumulators are the results and lie as the sums do.
+        const bool direct = as_summed && (whole_rows || task.rows == 1);
+        Acc* sums = direct ? static_cast<Acc*>(output) + first : reinterpret_cast<Acc*>(scratch);
         kernel(work.plan, task, scratch + sums_bytes, sums);
-        if (task.width == work.columns) {
+        if (direct) continue;
+        if (whole_rows) {
           store_sums(work, output, first, sums, task.rows * task.width);
         } else {
           for (int64_t r = 0; r < task.rows; ++r)

@@ -44,13 +44,7 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, i
       }
     }
   } else {
-    const int left = static_cast<int>(min(a.length - begin, int64_t{kChunk}));
-    for_constants(std::make_integer_sequence<int, kCount * kElements>{}, [&](auto i) {
-      constexpr int g = decltype(i)::value / kElements, d = decltype(i)::value % kElements,
-                    kBeyond = g * kWarp * V + d * kLanes;
-      if constexpr (kWhole) x[g][d] = a.source.template load<V>(row + begin + kBeyond);
-      else x[g][d] = a.source.template load_if<V, kBeyond>(kBeyond + V <= left, row + begin);
-    });
+    load_unit<kWhole>(x, a.source, row + begin, static_cast<int>(min(a.length - begin, int64_t{kChunk})));
   }
   RowLanes<Element, Acc, V> lanes[kCount];
 #pragma unroll
@@ -84,7 +78,7 @@ __device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, int64
     const int64_t chunk = int64_t{unit} * kChunk;
     if constexpr (kElements < kDepth)
       return short_chunk<V, kElements, kElements / 2, Acc>(a.source, a.input, a.length, row, chunk);
-    else if (a.length - chunk <= 2 * kLanes) return short_chunk<V, 2, 0, Acc>(a.source, a.input, a.length, row, chunk);
+    else if (is_short_chunk(a.length - chunk)) return short_chunk<V, 2, 0, Acc>(a.source, a.input, a.length, row, chunk);
     else return shifted_chunk<V, kElements, 0, Acc>(a.source, a.input, a.length, row, chunk);
   } else {
     constexpr int kUnit = row_unit(V, kElements), kChunkUnits = kLanes / kUnit;

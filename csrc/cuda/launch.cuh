@@ -126,8 +126,8 @@ cudaError_t launch_narrow(const Launch& launch, const Source& source) {
 template <int V, int kElements, Walk walk, class Acc, class Source>
 auto panel_kernel(const Plan& plan) {
   using Sums = Lanes<typename Source::Element, Acc, V>;
-  constexpr bool kShifted = walk == Walk::shifted;
-  constexpr int kMany = panel_batches(V, panel_words<Source, Acc, V>, kElements, Sums::kOrderFree, kShifted);
+  constexpr int kMany =
+      panel_batches(V, panel_words<Source, Acc, V>, kElements, Sums::kOrderFree, walk == Walk::shifted, walk == Walk::spread);
   return plan.batches > 1 ? panels<V, kElements, kMany, walk, Source, Acc> : panels<V, kElements, 1, walk, Source, Acc>;
 }
 
@@ -142,8 +142,11 @@ auto panel_kernel(const Plan& plan) {
 
 template <int V, class Acc, class Source>
 auto panel_kernel(const Plan& plan) {
-  if constexpr (shifts_columns(sizeof(typename Source::Element)))
+  constexpr int kSize = sizeof(typename Source::Element);
+  if constexpr (shifts_columns(kSize))
     if (plan.shifted) return panel_kernel<V, Walk::shifted, Acc, Source>(plan);
+  if constexpr (spreads_columns(kSize))
+    if (plan.spread) return panel_kernel<V, Walk::spread, Acc, Source>(plan);
   return panel_kernel<V, Walk::linear, Acc, Source>(plan);
 }
 
@@ -165,6 +168,7 @@ cudaError_t launch_panels(const Launch& launch, const Source& source) {
                                     t.partial_output_stride,
                                     t.partial_split_stride,
                                     static_cast<int32_t>(t.columns),
+                                    t.tile_outputs,
                                     t.tile_leaves,
                                     log(plan.warp_columns),
                                     log(plan.units),

@@ -7,10 +7,6 @@
 
 namespace gpureduce::cuda {
 
-// Blocks a multiprocessor that the compiler is to make room for, as kColumnBlocks.
-template <class Batch>
-constexpr int kNarrowBlocks = sizeof(Batch) > 64 ? 2 : 3;
-
 // The elements of a run of leaves, all in one chunk: where the chunk begins, and in it the run's first and the end of all
 // columns' elements.
 struct Piece {
@@ -22,7 +18,8 @@ struct Piece {
 // vectors, which for many widths belong to several leaves, and hands them over in shared memory. While the block joins a run
 // there, column by column, its loads for the next run are in flight.
 template <int V, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kNarrowBlocks<Lanes<typename Source::Element, Acc, V>>))
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
+                                  (narrow_wave(sizeof(Lanes<typename Source::Element, Acc, V>) / 4) / kMaxColumnWarps))
     narrow_columns(const __grid_constant__ Args<Source, Acc> a) {
   using Element = typename Source::Element;
   using Batch = Lanes<Element, Acc, V>;

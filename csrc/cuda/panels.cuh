@@ -13,7 +13,8 @@ struct PanelArgs {
   int64_t length, pitch, batch_pitch;        // rows; from one to the next, and from one batch to the next
   int64_t result_pitch, result_batch_pitch;  // of columns, and of batches
   int64_t partial_output_stride, partial_split_stride;
-  int32_t columns, tile_leaves;            // of a batch; of a tile, a power of two
+  int32_t columns, reach;                  // of a batch; of a tile
+  int32_t tile_leaves;                     // a power of two
   int8_t log_width, log_units, log_parts;  // threads of a warp side by side; units of a tile; threads that join a column's
   InputSpan input;
   Output<Acc> output;
@@ -44,6 +45,26 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> panel_leaves(
   return join_leaves<Acc>(x);
 }
 
+// The same of V columns that are `columns` on from `place`, a load each.
+template <int V, int kElements, int kLeaves, bool kWhole, class Source, class Acc>
+__device__ __forceinline__ Lanes<typename Source::Element, Acc, V> spread_leaves(const PanelArgs<Source, Acc>& a, int64_t place,
+                                                                                 const int (&columns)[V], int rows) {
+  Vector<typename Source::Element, V> x[kLeaves][kElements];
+#pragma unroll
+  for (int l = 0; l < kLeaves; ++l) {
+#pragma unroll
+    for (int d = 0; d < kElements; ++d) {
+      const int row = l + d * kLanes;
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const int64_t at = place + row * a.pitch + columns[j];
+        x[l][d].set(j, (kWhole ? a.source.template load<1>(at) : a.source.template load_if<1>(row < rows, at))[0]);
+      }
+    }
+  }
+  return join_leaves<Acc>(x);
+}
+
 // Joins 1 << log_count values, `step` apart, of at most 1 << kLogPanelRun.
 template <class Acc, int kLogCount = 0, class LaneSum>
 __device__ __forceinline__ Acc join_slots(const LaneSum* slots, int step, int log_count) {
@@ -60,8 +81,9 @@ constexpr int panel_words = sizeof(Lanes<typename Source::Element, Acc, V>) / 4;
 
 // As in the columns kernel, a warp reads 1 << log_width threads side by side, what is left of it takes further leaves of the
 // same columns, and so do the other warps, unit after unit; and a thread takes kBatches batches of leaves. A unit's values are
-// joined across the warp, and a column's through shared memory. Walk::shifted: columns at odd addresses, of which a tile has so
-// many fewer that its threads' vectors hold them wherever they begin.
+// joined across the warp, and a column's through shared memory. Columns at odd addresses: Walk::shifted, of which a tile has so
+// many fewer that its threads' vectors hold them wherever they begin; or Walk::spread, of which a thread has every 1 <<
+// log_width th, so that the warp's loads are whole lines nevertheless.
 template <int V, int kElements, int kBatches, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
                                   (panel_wave(V, panel_words<Source, Acc, V>, kElements, kBatches, walk == Walk::shifted) /
@@ -72,19 +94,23 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
   extern __shared__ __align__(kLine) char memory[];
   LaneSum* slots = reinterpret_cast<LaneSum*>(memory);  // a row of `side` values for each unit
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  const int width = 1 << a.log_width, side = width * V, column = (lane & (width - 1)) * V, row = lane >> a.log_width;
-  const int reach = walk == Walk::shifted ? side - (V - 1) : side;
-  const int first_column = blockIdx.x * reach, outputs = min(a.columns - first_column, reach);
+  const int width = 1 << a.log_width, side = width * V, row = lane >> a.log_width;
+  const int column = (lane & (width - 1)) * (walk == Walk::spread ? 1 : V);
+  const int first_column = blockIdx.x * a.reach, outputs = min(a.columns - first_column, a.reach);
   const int64_t first_row = leaf_start(int64_t{blockIdx.y} * a.tile_leaves);
   const int rows = static_cast<int>(min(a.length - first_row, int64_t{1} << 30));  // more than a tile has
   const Offsets batch_place = a.place(blockIdx.z);
   // What is beyond the last column reads the first, for nothing.
-  const int own = walk != Walk::shifted && column < outputs ? column : 0;
+  const int own = walk == Walk::linear && column < outputs ? column : 0;
+  int columns[V];  // spread ones
+#pragma unroll
+  for (int j = 0; j < V; ++j) columns[j] = column + j * width < outputs ? column + j * width : 0;
   const int64_t place = batch_place.in + first_row * a.pitch + first_column + own;
   const int log_run = a.log_units - a.log_parts, log_turn = max(5 - a.log_parts, 2);
   const auto leaves_of = [&](auto whole, int64_t at, int left) {
     if constexpr (walk == Walk::shifted)
       return shifted_leaves<V, kElements, kLeaves, whole, Acc>(a.source, a.input, at, a.pitch, left, column, outputs);
+    else if constexpr (walk == Walk::spread) return spread_leaves<V, kElements, kLeaves, whole>(a, at, columns, left);
     else return panel_leaves<V, kElements, kLeaves, whole>(a, at, left);
   };
   wait_for_previous_kernel();
@@ -120,14 +146,20 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
     join_leaves_of_warp(batch, width);
     if (lane < width) {
       // Rows are turned, so that the threads that join one column read different banks.
-      constexpr int kCount = V < kGranule / sizeof(LaneSum) ? V : kGranule / sizeof(LaneSum);
       const int turn = (unit >> log_run << log_turn) & (side - 1);
+      LaneSum* const slot = slots + unit * side;
+      if constexpr (walk == Walk::spread) {
 #pragma unroll
-      for (int g = 0; g < V; g += kCount) {
-        Vector<LaneSum, kCount> granule;
+        for (int j = 0; j < V; ++j) slot[(column + j * width) ^ turn] = batch.sum[j];
+      } else {
+        constexpr int kCount = V < kGranule / sizeof(LaneSum) ? V : kGranule / sizeof(LaneSum);
 #pragma unroll
-        for (int j = 0; j < kCount; ++j) granule.set(j, batch.sum[g + j]);
-        reinterpret_cast<decltype(granule)*>(slots + unit * side + ((column + g) ^ turn))->bits = granule.bits;
+        for (int g = 0; g < V; g += kCount) {
+          Vector<LaneSum, kCount> granule;
+#pragma unroll
+          for (int j = 0; j < kCount; ++j) granule.set(j, batch.sum[g + j]);
+          reinterpret_cast<decltype(granule)*>(slot + ((column + g) ^ turn))->bits = granule.bits;
+        }
       }
     }
   }

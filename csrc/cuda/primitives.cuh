@@ -271,6 +271,18 @@ struct Any {
   }
 };
 
+// A unit's elements, of a row whose elements lie side by side: kCount groups of 32 * V neighbouring leaves, kElements of each
+// leaf; the thread's first at `begin`. All in flight at once. kWhole: they are all there; or else those of the next `left`.
+template <bool kWhole, int V, int kCount, int kElements, class Source>
+__device__ __forceinline__ void load_unit(Vector<typename Source::Element, V> (&x)[kCount][kElements], const Source& source,
+                                          int64_t begin, int left) {
+  for_constants(std::make_integer_sequence<int, kCount * kElements>{}, [&](auto i) {
+    constexpr int g = decltype(i)::value / kElements, d = decltype(i)::value % kElements, kBeyond = g * kWarp * V + d * kLanes;
+    if constexpr (kWhole) x[g][d] = source.template load<V>(begin + kBeyond);
+    else x[g][d] = source.template load_if<V, kBeyond>(kBeyond + V <= left, begin);
+  });
+}
+
 // --- lanes ----------------------------------------------------------------------------------------------------------------
 
 // Integers of 8 and 16 bits are added in 32 bits as long as one thread's unit lasts: exact, and order-free.

@@ -13,7 +13,9 @@ __device__ __forceinline__ Acc unit_elements(const Args<Source, Acc>& a, int64_t
   using Element = typename Source::Element;
   constexpr int kCount = row_groups(V, kElements);
   Vector<Element, V> x[kCount][kElements];
-  if constexpr (kWhole) {
+  if constexpr (walk == Walk::dense) {
+    load_unit<kWhole>(x, a.source, row + chunk + first, left - first);
+  } else if constexpr (kWhole) {
     const int64_t begin = row + a.template element<walk>(chunk + first);
 #pragma unroll
     for (int g = 0; g < kCount; ++g) {
@@ -21,13 +23,6 @@ __device__ __forceinline__ Acc unit_elements(const Args<Source, Acc>& a, int64_t
       for (int d = 0; d < kElements; ++d)
         x[g][d] = a.source.template load<V>(begin + a.template element<walk>(g * kWarp * V + d * kLanes));
     }
-  } else if constexpr (walk == Walk::dense) {
-    const int64_t begin = row + chunk + first;
-    for_constants(std::make_integer_sequence<int, kCount * kElements>{}, [&](auto i) {
-      constexpr int g = decltype(i)::value / kElements, d = decltype(i)::value % kElements,
-                    kBeyond = g * kWarp * V + d * kLanes;
-      x[g][d] = a.source.template load_if<V, kBeyond>(first + kBeyond + V <= left, begin);
-    });
   } else if (walk == Walk::nested && a.next_in_lane.size) {
 #pragma unroll
     for (int g = 0; g < kCount; ++g) {
