@@ -406,6 +406,18 @@ def test_ragged_columns():
         assert plan["warps"] == warps and (plan["tiles"] > 4 * 132) == (warps == 4), sizes
 
 
+def test_few_rows():
+    """Single elements where results are as large as what is read and a vector's are no whole granule; else vectors."""
+    single = [(2, "int8"), (8, "int8"), (4, "int16"), (2, "int32"), (3, "bool", "int64"), (4, "float8_e5m2", "float32")]
+    single += [(2, "int8", "int8")]  # rounded by the join
+    vectors = [(9, "int8"), (8, "int16"), (4, "int32"), (2, "float32"), (4, "bfloat16")]
+    for cases, is_single in ((single, True), (vectors, False)):
+        for rows, *dtypes in cases:
+            plan = check_plan((rows, 1 << 20), (1 << 20, 1), (0,), *dtypes)[0]
+            assert plan["kernel"] == ("thin" if rows <= 8 else "panels"), (rows, dtypes)
+            assert (plan["vector"] == 1) == is_single, (rows, dtypes)
+
+
 def test_streamed_inputs():
     """The L2 lets an input of over a quarter of its size go first, but for results that are as large."""
     quarter = (60 << 20) // 4

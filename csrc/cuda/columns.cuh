@@ -176,7 +176,7 @@ template <int V, int kElements, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kThinBlocks<Lanes<typename Source::Element, Acc, V>>))
     thin(const __grid_constant__ Args<Source, Acc> a) {
   using Element = typename Source::Element;
-  constexpr int kCount = kLoads / kElements;
+  constexpr int kCount = thin_runs(V, kElements);
   const int length = static_cast<int>(a.length);
   const int64_t stride = V > 1 ? a.kept.dims[a.kept.rank - 1].out : 0;
   wait_for_previous_kernel();
