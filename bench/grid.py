@@ -13,6 +13,7 @@ what the CPU backend is made of (provenance.py --cpu).
 """
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -32,6 +33,7 @@ RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 STANDARD = pathlib.Path("grid.json")  # stands for bench/results/<gpu>/grid.json
 AGAINST = ("torch", "compile", "cub", "read")
 ROUNDS, MOST_ROUNDS = 11, 77
+CPU_PASSES = 3  # over all cells: other work on the machine comes and goes, and shall not fall on one of them
 NEAR = 0.03  # a ratio this near to 1 is measured on until it is settled
 AHEAD = 4  # cells a process compiles ahead at a time
 
@@ -389,16 +391,21 @@ def run_cpu(cells, results, options, clock, beside_gpu):
     if not beside_gpu:
         print("\nNO GPU IS USED HERE: this measures the CPU backend against torch.sum on the CPU.")
     print(f"CPU, {threads} threads; one buffer, so small inputs come from the caches.\n{HEADER}", flush=True)
-    for i, case in enumerate(todo):
-        if not clock.enough(10):
-            return todo[i:]
-        result = guarded(measure_cpu, case, against)
-        results.add(result, cpu=True)
-        print(f"{row_text(result)}   [{i + 1}/{len(todo)}  {minutes(clock.elapsed())}]", flush=True)
+    passes = {case.name: [] for case in todo}
+    for number in range(1, CPU_PASSES + 1):
+        print(f"pass {number} of {CPU_PASSES}: the numbers are of all passes so far")
+        for i, case in enumerate(todo):
+            if not clock.enough(10):
+                return todo[i:] if number == CPU_PASSES else todo
+            result = guarded(functools.partial(measure_cpu, passes=passes[case.name]), case, against)
+            if number == CPU_PASSES:
+                results.add(result, cpu=True)
+            print(f"{row_text(result)}   [{i + 1}/{len(todo)}  {minutes(clock.elapsed())}]", flush=True)
     return []
 
 
-def measure_cpu(case, against):
+def measure_cpu(case, against, passes):
+    """The cell's result after one more pass; `passes` are the times of those before, and of this one afterwards."""
     view = case.view(case.flat("cpu"))
     result = who.our_sum(case, view)
     wide = view.float() if case.dtype.itemsize == 1 and case.dtype.is_floating_point else view
@@ -412,9 +419,15 @@ def measure_cpu(case, against):
             candidates.append(rival)
         except (RuntimeError, NotImplementedError) as error:
             failed["torch"] = timing.first_line(error)
-    first = times = timing.cpu_times(candidates, view, lambda: case.make_out("cpu"), repeats=ROUNDS)
-    if near := unsettled(times):
-        times = timing.cpu_times(candidates, view, lambda: case.make_out("cpu"), repeats=MOST_ROUNDS)
+
+    def measure(repeats):
+        passes.append(timing.cpu_times(candidates, view, lambda: case.make_out("cpu"), repeats=repeats))
+        return timing.merged(passes)
+
+    first = times = measure(ROUNDS)
+    near = unsettled(times)
+    if near and len(passes) == CPU_PASSES:
+        times = measure(MOST_ROUNDS)
         near = unsettled(times)
     if not who.same_bits(times["ours"].outputs[0], result):
         return describe(case, against) | {"error": "the bits changed while it was timed"}

@@ -324,6 +324,14 @@ def end_to_end_times(functions, calls=20, repeats=21):
     return {name: Timing.of(s, calls) for name, s in samples.items()}
 
 
+def merged(races):
+    """One race of several, of the same candidates: {name: Timing} of all their samples."""
+    return {
+        name: Timing.of([s for race in races for s in race[name].samples], last.calls, last.outputs)
+        for name, last in races[-1].items()
+    }
+
+
 def cpu_times(candidates, view, make_out, *, repeats=11, sample_us=2000.0, budget_s=4.0):
     """Times functions of the CPU in turns; one buffer, so what fits the caches is hot. State torch.get_num_threads().
 
