@@ -112,6 +112,7 @@ def test_grid_on_the_cpu(tmp_path):
     found = json.loads(file.read_text())["cpu"]["cases"]
     assert [case["name"] for case in found] == ["full bfloat16 2^10", "rows bfloat16 (65536, 100)"]
     assert all(case["us"]["ours"] > 0 and case["us"]["torch"] > 0 for case in found)
+    assert all(case["repeats"] >= 33 for case in found)  # eleven in each of three passes
     assert bench(*command).returncode == 0
     assert json.loads(file.read_text())["cpu"]["cases"] == found
     results = json.loads(file.read_text())
