@@ -190,8 +190,9 @@ rounds; cold: over buffers that together are larger than the L2, which is flushe
 one buffer again and again. Ratios are another one's time over ours, in the same run: above 1× torch_reduce is faster. A
 ratio near 1× is measured on until it is settled, or called within the noise after seven times the rounds. "Of read"
 compares with the fastest of several kernels that only read the same bytes. Before a cell is timed, its bits are checked
-against the CPU backend's. On the CPU, functions are compared as they are called: `torch_reduce.sum(x, out=)` and
-`torch.sum(x, out=)`. What stands between us and the bars that are not met: [limits.md](limits.md).
+against the CPU backend's. On the CPU, functions are compared as they are called, `torch_reduce.sum(x, out=)` and
+`torch.sum(x, out=)`, in three passes over the cells. What stands between us and the bars that are not met:
+[limits.md](limits.md).
 """
 
 
