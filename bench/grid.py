@@ -393,7 +393,7 @@ def run_cpu(cells, results, options, clock, beside_gpu):
     print(f"CPU, {threads} threads; one buffer, so small inputs come from the caches.\n{HEADER}", flush=True)
     passes = {case.name: [] for case in todo}
     for number in range(1, CPU_PASSES + 1):
-        print(f"pass {number} of {CPU_PASSES}: the numbers are of all passes so far")
+        print(f"pass {number} of {CPU_PASSES}: the numbers are of all passes so far", flush=True)
         for i, case in enumerate(todo):
             if not clock.enough(10):
                 return todo[i:] if number == CPU_PASSES else todo
