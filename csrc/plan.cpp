@@ -14,6 +14,20 @@ constexpr int kVectorBytes = 16;  // the widest load
 constexpr int kWarps = 8;         // warps a block
 // Up to this many units one block does it all, without a join: 2^14 float32 1.2 us instead of 1.8.
 constexpr int kOneBlockUnits = 16;
+// Clusters instead of a join. Of up to so many blocks, where all tiles run at a time, two a multiprocessor at most, for
+// clusters are not spread as evenly as blocks; of more blocks only if tiles are few. Columns (16384, 4096) float32, four
+// blocks, 62.2 us, and 62.8 with a join; bfloat16, eight, 34.6 and 33.5; (16384, 6144) float32, 384 tiles of which clusters of
+// four were made, 110.5 and 91.1. Rows (64, 128256) bfloat16 6.0 and 7.1.
+constexpr int kFewSplits = 4;
+// Of rows that are no more bytes, clusters of eight blocks of up to kWarps as well, where all run at a time: (200, 20000)
+// float32 5.8 us in five blocks of four warps, 6.5 in two of sixteen with a join.
+constexpr int64_t kClusterInput = 16 << 20;
+// Bytes of a block, at most, for which a row is made one cluster: full 2^17 float32 2.2 us, and 2.5 with a join.
+constexpr int kClusterBytes = 64 * 1024;
+// Shifted rows of more chunks than a block has warps, in tiles of so many, while these are no more a multiprocessor: (64,
+// 50257) bfloat16 4.3 us, and 5.4 a row a block; but (150, 50257) 8.2 and 7.0.
+constexpr int kShiftedClusterUnits = 2;
+constexpr int kFewShiftedClusters = 6;
 // Units of long dense rows that a block takes, at most, if that leaves several blocks a multiprocessor; and at least. (8, 2^23)
 // bfloat16 32.5 us, and 33.0 with twice as many. In nested dims (256, 64, 56, 56) dims 0, 2, 3 bfloat16 26.4 us with
 // kNestedUnits, 27.0 with twice as many.
@@ -81,6 +95,15 @@ constexpr int kLineLeaves = 256;
 // Units of a tile, at most, where tiles take unequal times; as of spread columns, (50257, 1001) float64 95.2 us, and 96.5 with
 // more.
 constexpr int kUnequalUnits = 32;
+// Leaves of a tile where columns are so many bytes, and apart by so many from row to row; fewer bytes gain less than the join
+// takes. (8192, 32768) float32 237.6 us, and 243.7 with 1024 leaves; (64, 4096, 1024) float64 470.1 and 477.9, float32 238.7
+// and 240.1, but bfloat16, of half the bytes, 124.8 and 123.4.
+constexpr int kLargeLeaves = 64;
+constexpr int64_t kLargeColumns = 512 << 20;
+constexpr int64_t kLargePitch = 4096;
+// Where tiles all run at a time, but leave some multiprocessors with one less, as many that it shows, tiles are as short from
+// so many bytes on: (4096, 20000) float32 74.7 us, and 92.1 in 313 tiles.
+constexpr int64_t kUnevenColumns = 128 << 20;
 // Bytes from which on columns are spread: (300, 201) float64 3.16 us, and 3.24 if not; float32 3.25 and 3.17.
 constexpr int64_t kSpreadInput = 1 << 18;
 // Bytes of lane sums that a block of the narrow kernel takes, of runs of so many leaves at least. Runs get shorter down to
@@ -123,6 +146,8 @@ constexpr int64_t kMaxPanelRows = kMaxGridDepth * 256 * kWarp * kDepth;
 constexpr const char* kKernelNames[] = {"packed",   "rows", "thin",  "columns", "ring_rows", "narrow",
                                         "expanded", "tiny", "dense", "flat",    "panels"};
 
+constexpr const char* kWalkNames[] = {"dense", "linear", "nested", "shifted", "spread"};
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t power_of_two_above(int64_t x) {
@@ -144,12 +169,15 @@ int64_t bytes_moved(const Problem& p, int64_t in_size, int64_t out_size) {
   return elements * in_size + p.outputs * out_size;
 }
 
+// Bytes of an output as kernels write it: the result, or an accumulator that the join rounds.
+int written_bytes(const Reduction& r) { return is_direct(r.accumulator, r.out) ? info(r.out).size : size_of(r.accumulator); }
+
 bool is_float8(const Reduction& r) { return info(r.in).size == 1 && info(r.in).kind == Kind::floating; }
 
 // Whether the input is too large to be of use in the L2 later on, but what is written is not.
 bool is_streamed(const Reduction& r, const Device& device) {
   const int64_t share = device.l2_bytes / kStreamedShare;
-  return bytes_moved(r.problem, info(r.in).size, 0) > share && r.problem.outputs * info(r.out).size <= share;
+  return bytes_moved(r.problem, info(r.in).size, 0) > share && r.problem.outputs * written_bytes(r) <= share;
 }
 
 // Whether the fastest dim in memory is a kept one, so that neighbouring threads should own neighbouring outputs.
@@ -175,24 +203,20 @@ int vector_width(const Problem& p, bool by_columns, int size, const void* addres
   return whole && last % vector != 0 ? 1 : vector;
 }
 
-// Whether columns that are dense, but not at aligned addresses, are read a vector's a thread nevertheless, element by element.
-bool can_spread(const Reduction& r) {
+// How rows or columns that are dense, but not at aligned addresses, are read a vector's a thread nevertheless; or else `single`
+// elements.
+Walk unaligned_walk(const Reduction& r, bool by_columns, Walk single) {
   const Problem& p = r.problem;
   const int size = info(r.in).size;
-  return is_typed(r) && spreads_columns(size) && p.reduced.size() == 1 && !p.kept.empty() && p.kept.back().stride == 1 &&
-         p.kept.back().size > 1 && bytes_moved(p, size, 0) >= kSpreadInput;
-}
-
-// Whether rows or columns that are dense, but not at aligned addresses, are read in vectors nevertheless (cuda/shifted.cuh).
-bool can_shift(const Reduction& r, bool by_columns) {
-  const Problem& p = r.problem;
-  const int size = info(r.in).size;
-  if (!is_typed(r) || p.reduced.size() != 1) return false;
-  if (!by_columns) return shifts_rows(size) && p.reduced[0].stride == 1 && p.length > kShiftedLength;
-  if (!shifts_columns(size) || p.kept.empty() || p.kept.back().stride != 1 || p.kept.back().size == 1) return false;
-  if (p.reduced[0].stride * size < kVectorBytes) return false;  // else vectors of several rows may reach out of the input
-  const bool few = p.length <= kShiftedRows, small = bytes_moved(p, size, 0) < kShiftedColumnBytes;
-  return !few || (p.length > kLoads && shifted_column_elements(size) == 1 && !small);
+  if (!is_typed(r) || p.reduced.size() != 1) return single;
+  if (!by_columns) return shifts_rows(size) && p.reduced[0].stride == 1 && p.length > kShiftedLength ? Walk::shifted : single;
+  if (p.kept.empty() || p.kept.back().stride != 1 || p.kept.back().size == 1) return single;
+  const int64_t bytes = bytes_moved(p, size, 0);
+  if (spreads_columns(size)) return bytes >= kSpreadInput ? Walk::spread : single;
+  // Else vectors of several rows may reach out of the input.
+  if (!shifts_columns(size) || p.reduced[0].stride * size < kVectorBytes) return single;
+  const bool few = p.length <= kShiftedRows, small = bytes < kShiftedColumnBytes;
+  return !few || (p.length > kLoads && shifted_column_elements(size) == 1 && !small) ? Walk::shifted : single;
 }
 
 void plan_packed(Plan& plan, const Problem& p) {
@@ -219,55 +243,108 @@ struct Cut {
   bool always;
 };
 Cut cut_of(const Plan& plan, const Reduction& r, int64_t units, bool enough_long_rows, const Device& device) {
-  if (plan.nested) return {kNestedUnits, false};
-  if (!plan.shifted) return {kDenseUnits, false};
+  if (plan.walk == Walk::nested) return {kNestedUnits, false};
+  if (plan.walk != Walk::shifted) return {kDenseUnits, false};
   if (is_float8(r) && enough_long_rows) return {kFloat8Units, true};
   if (info(r.in).size == 1) return {2 * kShiftedUnits, false};
   return {kShiftedUnits, units >= int64_t{kManyShiftedTiles} * kShiftedUnits * device.multiprocessors};
 }
 
+// Dense rows in tiles of so many units.
+struct RowTiles {
+  int64_t rows, row_units;
+  Walk walk;
+  const Device& device;
+
+  int64_t splits(int64_t units) const { return ceil_div(row_units, units); }
+  int64_t tiles(int64_t units) const { return rows * splits(units); }
+  int64_t at_once(int64_t units) const {
+    return dense_wave(walk) / std::min<int64_t>(dense_warps(walk), units) * device.multiprocessors;
+  }
+  // Units of the multiprocessor that has the most of them.
+  int64_t load(int64_t units) const { return std::min(units, row_units) * ceil_div(tiles(units), device.multiprocessors); }
+
+  // Twice as many units, up to kDenseUnits, if rows are then whole, or their splits clusters of few blocks, and all
+  // multiprocessors are busy.
+  int64_t without_join(int64_t units) const {
+    const int64_t twice = 2 * units, processors = device.multiprocessors, most = kFewSplits * rows;
+    if (twice > kDenseUnits) return units;
+    const bool one_wave = tiles(units) <= at_once(units), busy = 10 * tiles(twice) >= 9 * at_once(twice);
+    const bool one_each = 10 * rows >= 9 * processors && rows <= processors;
+    const bool whole = splits(twice) == 1 && (busy || one_each);
+    const bool clusters = tiles(twice) <= std::min(most, at_once(twice)) &&
+                          (one_wave ? tiles(units) > most && 10 * tiles(twice) >= 9 * processors : busy);
+    return whole || clusters ? twice : units;
+  }
+
+  // Fewer units, if clusters of such tiles give the multiprocessors much more even shares.
+  int64_t in_even_clusters(int64_t units) const {
+    int64_t best = units;
+    for (const int64_t fewer : {kWarps, kFewDenseUnits})
+      if (fewer < units && splits(fewer) <= kMaxCluster && tiles(fewer) <= at_once(fewer) && load(fewer) < load(best))
+        best = fewer;
+    return 29 * load(best) <= 20 * load(units) ? best : units;
+  }
+
+  // So many more units, up to `most`, that a row's splits are a cluster, if rows are few.
+  int64_t in_one_cluster(int64_t units, int64_t most) const {
+    int64_t more = units;
+    while (splits(more) > kMaxCluster && 2 * more <= most) more *= 2;
+    return splits(more) <= kMaxCluster && 4 * tiles(more) <= 3 * device.multiprocessors ? more : units;
+  }
+};
+
 void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
   const Problem& p = r.problem;
   Tiling& t = plan.tiling;
   const int size = info(r.in).size;
-  plan.thread_elements = plan.nested ? kDepth : thread_elements(p);
-  const int unit_leaves = row_unit(plan.vector, plan.thread_elements, plan.shifted);
+  const bool nested = plan.walk == Walk::nested, shifted = plan.walk == Walk::shifted;
+  plan.thread_elements = nested ? kDepth : thread_elements(p);
+  const int unit_leaves = row_unit(plan.vector, plan.thread_elements, plan.walk);
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), units = p.outputs * row_units;
   const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
-  const int64_t whole_units = std::max<int64_t>(1, row_units - (plan.shifted && row_rest(p.length) > 0));
-  const bool float8 = plan.shifted && is_float8(r);
+  const int64_t whole_units = std::max<int64_t>(1, row_units - (shifted && row_rest(p.length) > 0));
+  const bool float8 = shifted && is_float8(r);
   const auto [most, always] = cut_of(plan, r, units, rows_enough && whole_units > kFewDenseUnits, device);
+  const RowTiles of{p.outputs, row_units, plan.walk, device};
+  const bool one_block = row_units <= kOneBlockUnits, in_clusters = device.hopper && plan.bytes <= kClusterInput;
   int64_t tile_units = std::min(most, kMaxRowWarps);
   if (tuning.tile_leaves) {
     tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
-  } else if ((row_units <= kOneBlockUnits || (rows_enough && row_units <= kMaxDenseUnits)) && (row_units <= most || !always)) {
+  } else if (shifted && one_block && row_units > dense_warps(plan.walk) && in_clusters &&
+             of.tiles(kShiftedClusterUnits) <= int64_t{kFewShiftedClusters} * device.multiprocessors) {
+    tile_units = kShiftedClusterUnits;
+  } else if ((one_block || (rows_enough && row_units <= kMaxDenseUnits)) && (row_units <= most || !always)) {
     tile_units = power_of_two_above(row_units);
   } else {
     const auto tiles = [&](int64_t size) { return units / size; };
     while (tile_units < most && 2 * tiles(2 * tile_units) >= 5 * device.multiprocessors) tile_units *= 2;
     while (tile_units > kFewDenseUnits && 5 * tiles(tile_units) < 2 * device.multiprocessors) tile_units /= 2;
-    if (plan.shifted && tiles(tile_units) < int64_t{kFewShiftedTiles} * device.multiprocessors) tile_units /= 2;
+    if (shifted && tiles(tile_units) < int64_t{kFewShiftedTiles} * device.multiprocessors) tile_units /= 2;
+    if (!shifted && device.hopper) tile_units = of.without_join(tile_units);
+    if (!shifted && in_clusters) tile_units = of.in_even_clusters(tile_units);
+    if (device.hopper) tile_units = of.in_one_cluster(tile_units, kClusterBytes / (unit_leaves * kDepth * size));
     while (tile_units * kMaxJoin < row_units) tile_units *= 2;
   }
   tile_units = std::min<int64_t>(tile_units, kMaxDenseUnits);
   t.tile_leaves = static_cast<int>(tile_units * unit_leaves);
-  const bool alone = row_alone(t.leaves, unit_leaves, plan.shifted) && t.leaves <= t.tile_leaves && !plan.nested;
+  const bool alone = row_alone(t.leaves, unit_leaves, plan.walk) && t.leaves <= t.tile_leaves && !nested;
   const bool many_rows = p.outputs >= int64_t{kManyShiftedRows} * device.multiprocessors;
   const bool short_second = whole_units == 2 && is_short_chunk(p.length - kChunk);
   if (!plan.warps) {
-    if (alone && plan.shifted && many_rows) {
+    if (alone && shifted && many_rows) {
       plan.warps = static_cast<int>(std::min<int64_t>(kWarps, power_of_two_above(ceil_div(kBlockBytes, p.length * size))));
     } else if (alone) {
       plan.warps = busy_warps(kWarps, p.outputs, device);
     } else if (float8) {
       plan.warps = static_cast<int>(std::clamp<int64_t>(std::min(tile_units, whole_units) / kFloat8Units, 1, kFloat8Warps));
-    } else if (plan.shifted && size > 1 && short_second && many_rows) {
+    } else if (shifted && size > 1 && short_second && many_rows) {
       plan.warps = 1;
     } else {
-      plan.warps = static_cast<int>(std::min<int64_t>({dense_warps(plan.shifted), tile_units, whole_units}));
+      plan.warps = static_cast<int>(std::min<int64_t>({dense_warps(plan.walk), tile_units, whole_units}));
     }
   }
-  plan.warps = std::min(plan.warps, dense_warps(plan.shifted));
+  plan.warps = std::min(plan.warps, dense_warps(plan.walk));
   t.tile_outputs = alone ? plan.warps : 1;
   t.columns = p.outputs;
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
@@ -277,17 +354,18 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
 
 void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning& tuning) {
   Tiling& t = plan.tiling;
-  plan.thread_elements = plan.nested ? kDepth : thread_elements(p);
+  const bool nested = plan.walk == Walk::nested;
+  plan.thread_elements = nested ? kDepth : thread_elements(p);
   const int unit_leaves = row_unit(plan.vector, plan.thread_elements);
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), row_slots = power_of_two_above(row_units);
-  const int warps = plan.nested ? kNestedWarps : kWarps;
+  const int warps = nested ? kNestedWarps : kWarps;
   int64_t tile_units;
   if (tuning.tile_leaves) {
     tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
   } else if (p.outputs * row_slots <= kOneBlockUnits) {
     tile_units = power_of_two_above(p.outputs) * row_slots;
     if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(kMaxRowWarps, tile_units));
-  } else if (plan.nested && row_slots <= kOneBlockUnits && p.outputs <= device.multiprocessors) {
+  } else if (nested && row_slots <= kOneBlockUnits && p.outputs <= device.multiprocessors) {
     tile_units = row_slots;  // (256, 64, 7, 7) dims 0, 2, 3 float32 3.8 us, and 4.4 with splits
     if (!plan.warps) plan.warps = static_cast<int>(row_units);
   } else {
@@ -296,7 +374,7 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
     const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
     const bool many_tiles = p.outputs * row_units >= int64_t{kManyRowTiles} * tile_units * device.multiprocessors;
     const bool lone_rest = row_rest(p.length) > 0 && row_units % tile_units == 1;  // it would be a tile
-    if (rows_enough && !plan.nested && row_slots <= (many_tiles && !lone_rest ? kShortRowUnits : kWarp * kWarps))
+    if (rows_enough && !nested && row_slots <= (many_tiles && !lone_rest ? kShortRowUnits : kWarp * kWarps))
       tile_units = std::max(tile_units, row_slots);
     if (rows_enough && row_slots <= kShortRowUnits) {
       const int busy = p.length <= kShortRow ? kShortRowWarps : warps;
@@ -393,8 +471,7 @@ bool whole_rows(const Reduction& r, const Tuning& tuning, bool otherwise) {
 bool ring_takes_rows(const Reduction& r, const Device& device) {
   const Problem& p = r.problem;
   const int size = info(r.in).size;
-  return device.bulk_copies && is_typed(r) && is_short(p) &&
-         (shares_rows(size) || (rings_rows(size) && can_take_whole_rows(r))) &&
+  return device.hopper && is_typed(r) && is_short(p) && (shares_rows(size) || (rings_rows(size) && can_take_whole_rows(r))) &&
          (p.kept.empty() || 4 * p.kept.back().stride <= 5 * p.length);
 }
 
@@ -467,7 +544,7 @@ void plan_thin(Plan& plan, const Reduction& r, const Device& device) {
   Tiling& t = plan.tiling;
   // Results wider than what is read are the most of it, and neighbours write whole lines only of single ones: int8 (2, 2^26),
   // whose sums are int64, 179 us, and 540 in vectors; (8, 2^24) 98.8 and 145.
-  const int64_t written = is_direct(r.accumulator, r.out) ? info(r.out).size : size_of(r.accumulator);
+  const int written = written_bytes(r);
   if (plan.vector * written > kVectorBytes && p.length * info(r.in).size <= written) plan.vector = 1;
   plan.thread_elements = static_cast<int>(power_of_two_above(std::max<int64_t>(2, p.length)));
   const int warp_outputs = thin_runs(plan.vector, plan.thread_elements) * kWarp * plan.vector;
@@ -479,7 +556,7 @@ void plan_thin(Plan& plan, const Reduction& r, const Device& device) {
 
 // Whether columns are read in vectors, a stride from row to row.
 bool panels_take(const Plan& plan, const Problem& p) {
-  return plan.vector > 1 && !plan.nested && !p.kept.empty() && p.length > kLoads && p.length <= kMaxPanelRows &&
+  return plan.vector > 1 && plan.walk != Walk::nested && !p.kept.empty() && p.length > kLoads && p.length <= kMaxPanelRows &&
          p.kept.back().size <= kMaxGrid / 2 && p.outputs / p.kept.back().size <= kMaxGridDepth;
 }
 
@@ -499,7 +576,7 @@ void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tu
   t.tile_outputs = width * plan.vector;
   const int64_t column_tiles = ceil_div(vectors, width);
 
-  const int many = column_batches(plan.vector, plan.nested);
+  const int many = column_batches(plan.vector, plan.walk == Walk::nested);
   const auto unit_leaves = [&](int batches) { return int64_t{kWarp / width} * depth * batches; };
   const auto tiles = [&](int64_t leaves) { return p.outputs / t.columns * column_tiles * ceil_div(t.leaves, leaves); };
   const int64_t enough = int64_t{kColumnTiles} * device.multiprocessors / 2;
@@ -542,6 +619,13 @@ int panel_width(int64_t vectors, int most) {
   return 8 * ceil_div(vectors, width) * width <= 9 * vectors ? static_cast<int>(width) : 0;
 }
 
+// Whether so many tiles leave a good part of the multiprocessors with one less than others, where all run at a time; or of the
+// places where they do not, but are few.
+bool is_uneven(int64_t tiles, int64_t at_once, const Device& device) {
+  const int64_t step = tiles <= at_once ? device.multiprocessors : at_once, places = ceil_div(tiles, step) * step;
+  return places <= 4 * at_once && 100 * tiles < 96 * places;
+}
+
 // Whether rows are whole lines, or halves of bytes; other narrow rows are better read as pieces of memory: (2^20, 64) float32
 // 63.1 us, and 64.9 so; float8 20.5 and 22.1.
 bool panel_rows(const Reduction& r, int vector) {
@@ -556,7 +640,8 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   t.columns = p.kept.back().size;
   plan.thread_elements = p.length <= kLanes ? 1 : thread_elements(p);
   const int size = info(r.in).size, depth = kLoads / plan.thread_elements, vector_sum = plan.vector * lane_bytes(r);
-  const int before = plan.shifted ? plan.vector - 1 : 0;  // shifted vectors may begin so many elements before the first column
+  const bool shifted = plan.walk == Walk::shifted, spread = plan.walk == Walk::spread, aligned = !shifted && !spread;
+  const int before = shifted ? plan.vector - 1 : 0;  // shifted vectors may begin so many elements before the first column
   const int64_t vectors = ceil_div(t.columns + before, plan.vector);
   const auto unit_leaves = [&](int width, int batches) { return int64_t{kWarp / width} * depth * batches; };
   const auto tiles = [&](int width, int64_t leaves) {
@@ -575,60 +660,66 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   // 65536) bfloat16 38.9 us, and 33.0; (4000, 16384) 34.9 and 33.4, float8 22.6 and 20.1. If these are of the last of several
   // chunks, tiles are small, for only some of them are slow: (20000, 4096) bfloat16 46.5 us, and 41.2; float8 29.9 and 23.8.
   const int64_t rest = p.length % kChunk;
-  const bool last_ragged = !plan.shifted && p.length > kChunk && p.length < 8 * kChunk && 2 * rest > kChunk,
-             ragged = size <= 2 && rest % kLanes != 0 && (p.length < kChunk || last_ragged);
-  const int many =
-      ragged ? 1 : panel_batches(plan.vector, vector_sum / 4, plan.thread_elements, order_free, plan.shifted, plan.spread);
-  const bool odd = plan.shifted || plan.spread;
+  const bool uneven = size <= 2 && rest % kLanes != 0;
+  const bool ragged_end = uneven && !shifted && p.length > kChunk && p.length < 8 * kChunk && 2 * rest > kChunk;
+  const int many = ragged_end || (uneven && p.length < kChunk)
+                       ? 1
+                       : panel_batches(plan.vector, vector_sum / 4, plan.thread_elements, order_free, plan.walk);
   const auto wave_of = [&](int batches) {  // tiles that run at a time
-    const int warps = panel_wave(plan.vector, vector_sum / 4, plan.thread_elements, batches, plan.shifted);
+    const int warps = panel_wave(plan.vector, vector_sum / 4, plan.thread_elements, batches, plan.walk);
     return int64_t{warps / kWarps} * device.multiprocessors;
   };
   const int64_t wave = wave_of(many);
-  int width = panel_width(vectors, size == 1 ? kLineWidth : odd ? kWarp : 2 * kLineWidth);
+  int width = panel_width(vectors, size == 1 ? kLineWidth : aligned ? 2 * kLineWidth : kWarp);
   const int64_t whole_tiles = width ? tiles(width, t.leaves) : 0;
-  const bool little_more = !plan.spread && whole_tiles > wave && 2 * whole_tiles < 3 * wave;
+  const bool little_more = !spread && whole_tiles > wave && 2 * whole_tiles < 3 * wave;
   if (width == 0 || !enough(tiles(width, kWarps * unit_leaves(width, 1))) || little_more)
     width = static_cast<int>(std::min<int64_t>(kLineWidth, power_of_two_above(vectors)));
   if (tuning.width)
     width = static_cast<int>(std::min<int64_t>({kWarp, power_of_two_above(tuning.width), power_of_two_above(vectors)}));
-  const bool lines = size > 1 && !odd && vectors == kLineWidth && p.reduced[0].stride == t.columns;
+  const bool lines = size > 1 && aligned && vectors == kLineWidth && p.reduced[0].stride == t.columns;
   const auto batches = [&](int width) {
     const int64_t leaves = kWarps * unit_leaves(width, many);
     const bool takes_many = width >= kLineWidth && !lines && t.leaves >= leaves && enough(tiles(width, leaves));
     return (tuning.batches ? tuning.batches > 1 : takes_many) ? many : 1;
   };
-  if (!plan.warps) plan.warps = plan.shifted && size == 1 ? kFewColumnWarps : kWarps;
+  int warps = plan.warps ? plan.warps : shifted && size == 1 ? kFewColumnWarps : kWarps;
   // Threads that join a column; units of a tile, at most: their sums fit the shared memory, and a thread joins few of them.
-  const auto parts = [&](int width) { return std::min(kWarp, std::max(1, plan.warps * kWarp / (width * plan.vector))); };
-  const auto most_units = [&](int width) {
-    return std::min<int64_t>(kPanelBytes / (width * vector_sum), parts(width) << kLogPanelRun);
+  const auto parts = [&](int warps, int width) { return std::clamp(warps * kWarp / (width * plan.vector), 1, kWarp); };
+  const auto most_units = [&](int warps, int width) {
+    return std::min<int64_t>(kPanelBytes / (width * vector_sum), parts(warps, width) << kLogPanelRun);
   };
   // Where splits would be more than a grid is deep: narrower tiles, which are longer, and more threads to join them.
   const auto too_deep = [&] {
-    return ceil_div(t.leaves, most_units(width) * unit_leaves(width, batches(width))) > kMaxGridDepth;
+    return ceil_div(t.leaves, most_units(warps, width) * unit_leaves(width, batches(width))) > kMaxGridDepth;
   };
-  while (too_deep()) width > 1 ? width /= 2 : plan.warps *= 2;
+  while (too_deep()) width > 1 ? width /= 2 : warps *= 2;
   plan.batches = batches(width);
   plan.warp_columns = width;
   t.tile_outputs = width * plan.vector - before;
-  if (plan.spread) t.tile_outputs = static_cast<int>(ceil_div(t.columns, ceil_div(t.columns, t.tile_outputs)));  // even tiles
+  if (spread) t.tile_outputs = static_cast<int>(ceil_div(t.columns, ceil_div(t.columns, t.tile_outputs)));  // even tiles
 
   // Units of a tile: as many as leave tiles enough; of a small input all, where that saves the join at little cost, or fewer.
   const int64_t unit = unit_leaves(width, plan.batches), whole = power_of_two_above(ceil_div(t.leaves, unit));
-  const int64_t most = std::min(whole, most_units(width));
-  int64_t units = lines                                    ? std::clamp<int64_t>(kLineLeaves / unit, 1, most)
-                  : plan.spread || (ragged && last_ragged) ? std::min<int64_t>(kUnequalUnits, most)
-                                                           : most;
+  const int64_t most = std::min(whole, most_units(warps, width));
+  int64_t units = lines                  ? std::clamp<int64_t>(kLineLeaves / unit, 1, most)
+                  : spread || ragged_end ? std::min<int64_t>(kUnequalUnits, most)
+                                         : most;
   if (tuning.tile_leaves) {
     units = std::min(power_of_two_above(ceil_div(tuning.tile_leaves, unit)), most);
   } else {
     const int least = is_float8(r) && width >= kLineWidth ? kFloat8PanelTiles
-                      : plan.batches > 1 && !odd          ? kPanelTiles
+                      : plan.batches > 1 && aligned       ? kPanelTiles
                                                           : kFewPanelTiles;
     while (units > kWarps && !enough(tiles(width, units * unit), least)) units /= 2;
+    const int64_t count = tiles(width, units * unit), wide = p.reduced[0].stride * size >= kLargePitch;
+    const bool large = size > 1 && plan.bytes >= kLargeColumns && wide && count > 2 * device.multiprocessors;
+    const bool uneven = plan.bytes >= kUnevenColumns && is_uneven(count, wave_of(plan.batches), device);
+    const bool in_short_tiles = aligned && plan.thread_elements >= 4 && (large || uneven);
+    if (in_short_tiles) units = std::min(units, std::max<int64_t>(kWarps, (size == 1 ? 2 : 1) * kLargeLeaves / unit));
     const auto busy = [&](int64_t count) { return 3 * tiles(width, count * unit) >= device.multiprocessors; };
-    if (units <= kWarps && whole > units && whole <= 4 * units && whole <= most && busy(whole)) units = whole;
+    if (!in_short_tiles && units <= kWarps && whole > units && whole <= 4 * units && whole <= most && busy(whole))
+      units = whole;
     if (units < whole)
       while (units > 1 && !busy(units)) units /= 2;
   }
@@ -636,13 +727,11 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
 
   // Of float8, small blocks where tiles are more than run at a time, but would leave the last of large ones alone.
   const int64_t count = tiles(width, units * unit), at_once = wave_of(plan.batches);
-  if (is_float8(r) && !tuning.warps && plan.warps == kWarps && count > at_once && 4 * count < 7 * at_once) {
-    plan.warps = kFewColumnWarps;
-    if (units > most_units(width)) plan.warps = kWarps;
-  }
-  plan.warps = static_cast<int>(std::min<int64_t>(plan.warps, units));
+  const bool lone_rest = is_float8(r) && !tuning.warps && count > at_once && 4 * count < 7 * at_once;
+  if (lone_rest && units <= most_units(kFewColumnWarps, width)) warps = std::min(warps, kFewColumnWarps);
+  plan.warps = static_cast<int>(std::min<int64_t>(warps, units));
   plan.units = static_cast<int>(units);
-  plan.parts = std::min(parts(width), plan.units);
+  plan.parts = std::min(parts(plan.warps, width), plan.units);
   t.tile_leaves = static_cast<int>(units * unit);
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   // Neighbouring columns write neighbouring partial sums, but those of few columns stand as the join reads them.
@@ -696,9 +785,25 @@ void plan_narrow(Plan& plan, const Reduction& r, const Device& device, const Tun
   t.partial_split_stride = 1;
 }
 
+// Whether an output's splits are a cluster, which needs no join.
+bool is_cluster(const Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
+  const Tiling& t = plan.tiling;
+  const bool panels = plan.kernel == Kernel::panels;
+  if (!device.hopper || (!panels && plan.kernel != Kernel::dense) || t.splits == 1 || t.splits > kMaxCluster) return false;
+  if (tuning.cluster) return t.splits <= static_cast<uint32_t>(tuning.cluster);
+  const int warps =
+      panels ? panel_wave(plan.vector, plan.vector * lane_bytes(r) / 4, plan.thread_elements, plan.batches, plan.walk)
+             : dense_wave(plan.walk);
+  const int64_t at_once = int64_t{warps / plan.warps} * device.multiprocessors, tiles = t.tiles;
+  if (!panels && plan.warps <= kWarps && plan.bytes <= kClusterInput) return tiles <= at_once;
+  if (t.splits <= kFewSplits) return tiles <= std::min<int64_t>(at_once, 2 * device.multiprocessors);
+  return 4 * tiles <= 3 * device.multiprocessors;
+}
+
 // The blocks of a plan: a tile each, or where they take tile after tile, as tiles are numbered, perhaps fewer.
 Grid grid_of(const Plan& plan, const Device& device, const Tuning& tuning) {
   const Tiling& t = plan.tiling;
+  const uint32_t cluster = plan.cluster;
   int64_t most = tuning.grid ? tuning.grid : kMaxGrid;
   const auto take = [&](int64_t tiles, int64_t limit) {
     const int64_t blocks = std::min({tiles, limit, most});
@@ -711,8 +816,8 @@ Grid grid_of(const Plan& plan, const Device& device, const Tuning& tuning) {
     case Kernel::flat:
       if (t.splits == 1) return {t.column_tiles, 1, 1};
       return {t.splits, static_cast<uint32_t>(std::min<int64_t>(t.outputs, kMaxDenseDepth)),
-              static_cast<uint32_t>(ceil_div(t.outputs, kMaxDenseDepth))};
-    case Kernel::panels: return {t.column_tiles, t.splits, t.batches};
+              static_cast<uint32_t>(ceil_div(t.outputs, kMaxDenseDepth)), cluster, 1};
+    case Kernel::panels: return {t.column_tiles, t.splits, t.batches, 1, cluster};
     case Kernel::rows:
     case Kernel::narrow: grid.x = take(t.tiles, kMaxGrid); break;
     case Kernel::ring_rows: grid.x = take(ceil_div(t.tiles, plan.warps), int64_t{kRingBlocks} * device.multiprocessors); break;
@@ -748,6 +853,7 @@ Tuning Tuning::parse(const std::string& text) {
                  : key == "stage_bytes"   ? &tuning.stage_bytes
                  : key == "width"         ? &tuning.width
                  : key == "keep"          ? &tuning.keep
+                 : key == "cluster"       ? &tuning.cluster
                                           : nullptr;
     if (!field) throw std::invalid_argument("tuning: there is no key '" + key + "'");
     if (value.empty() || value.size() > 8 || value.find_first_not_of("0123456789") != std::string::npos)
@@ -787,22 +893,17 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   t.leaves = leaf_count(p.length);
   plan.bytes = bytes_moved(p, info(r.in).size, info(r.out).size);
   plan.streams = tuning.keep ? tuning.keep != 1 : is_streamed(r, device);
-  plan.nested = p.reduced.size() > 1;
-  plan.linear = p.reduced.size() == 1 && p.reduced.back().stride != 1;
 
   const bool by_columns = columnwise(p);
   const int size = info(r.in).size;
-  const int vector = is_typed(r) ? vector_width(p, by_columns, size, r.input) : 1;
-  plan.vector = vector;
-  if (vector == 1) {
-    plan.spread = by_columns && can_spread(r);
-    plan.shifted = can_shift(r, by_columns);
-    if (plan.shifted || plan.spread) plan.vector = kVectorBytes / size;
-  }
-  if (tuning.vector == 1) {
-    plan.shifted = plan.spread = false;
-    plan.vector = 1;
-  }
+  const Walk walk = p.reduced.size() > 1                            ? Walk::nested
+                    : p.reduced.empty() || p.reduced[0].stride == 1 ? Walk::dense
+                                                                    : Walk::linear;
+  plan.walk = walk;
+  plan.vector = is_typed(r) && tuning.vector != 1 ? vector_width(p, by_columns, size, r.input) : 1;
+  if (plan.vector == 1 && tuning.vector != 1) plan.walk = unaligned_walk(r, by_columns, walk);
+  const bool unaligned = plan.walk != walk;
+  if (unaligned) plan.vector = kVectorBytes / size;
 
   const bool narrow = by_columns && tuning.vector != 1 && narrow_takes(r);
   if (by_columns) {
@@ -830,7 +931,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
     const Kernel wanted = static_cast<Kernel>(tuning.kernel);
     if (wanted == Kernel::rows && (plan.kernel == Kernel::packed || plan.kernel == Kernel::dense)) {
       plan.kernel = wanted;
-      if (!plan.nested) plan.vector = 1;
+      if (walk != Walk::nested) plan.vector = 1;
     }
     if (wanted == Kernel::columns && by_columns && !p.kept.empty() && !p.reduced.empty()) plan.kernel = wanted;
     if (wanted == Kernel::panels && by_columns && panels_take(plan, p)) plan.kernel = wanted;
@@ -844,8 +945,8 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
                                   " kernel does not take this input");
   }
 
-  if ((plan.shifted || plan.spread) && plan.kernel != Kernel::dense && plan.kernel != Kernel::panels) {
-    plan.shifted = plan.spread = false;
+  if (unaligned && plan.kernel != Kernel::dense && plan.kernel != Kernel::panels) {
+    plan.walk = walk;
     plan.vector = 1;
   }
 
@@ -873,11 +974,13 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   const int64_t tiles = ceil_div(t.columns, t.tile_outputs) * t.splits * ceil_div(t.outputs, t.columns);
   if (tiles > std::numeric_limits<uint32_t>::max()) throw std::invalid_argument("sum: the input is too large");
   t.tiles = static_cast<uint32_t>(tiles);
-  plan.grid = grid_of(plan, device, tuning);
 
   // One pass at least where only the join rounds to the result's dtype, or divides.
   const bool finished_by_join = !is_direct(r.accumulator, r.out) || (r.divisor != 1 && divided_by_join(plan.kernel, size));
-  for (int64_t count = t.splits; count > 1 || (plan.joins.empty() && finished_by_join); count = plan.joins.back().results()) {
+  plan.cluster = is_cluster(plan, r, device, tuning) && !finished_by_join ? static_cast<int>(t.splits) : 1;
+  plan.grid = grid_of(plan, device, tuning);
+  for (int64_t count = t.splits / plan.cluster; count > 1 || (plan.joins.empty() && finished_by_join);
+       count = plan.joins.back().results()) {
     Join join{};
     join.count = count;
     join.threads = static_cast<int>(std::min<int64_t>(power_of_two_above(ceil_div(count, kJoinRun)), kMaxJoin / kJoinRun));
@@ -892,16 +995,17 @@ std::string Plan::str() const {
   std::ostringstream s;
   s << "kernel " << kKernelNames[static_cast<int>(kernel)] << ": " << vector << (vector == 1 ? " element" : " elements")
     << " a load"
-    << (shifted  ? ", at odd addresses"
-        : spread ? ", spread"
-                 : "")
+    << (walk == Walk::shifted  ? ", at odd addresses"
+        : walk == Walk::spread ? ", spread"
+                               : "")
     << ", " << warps << (warps == 1 ? " warp" : " warps") << " a block";
   if (ring.stages) s << ", " << ring.stages << " stages of " << ring.stage_bytes << " bytes a warp";
   if (ring.stages && row_width == 0) s << ", whole rows a thread";
-  if (nested) s << ", elements in nested dims";
+  if (walk == Walk::nested) s << ", elements in nested dims";
   if (streams) s << ", streamed through the L2";
   s << "\ntile: " << tiling.tile_outputs << " outputs x " << tiling.tile_leaves << " leaves; " << tiling.tiles
     << " tiles, grid " << grid.x << " x " << grid.y << " x " << grid.z << "\nsplits: " << tiling.splits;
+  if (cluster > 1) s << ", a cluster";
   for (const Join& j : joins) s << (&j == joins.data() ? ", joined " : ", then ") << j.count << " -> " << j.results();
   s << "\nworkspace: " << workspace_bytes << " bytes; must move: " << bytes << " bytes";
   return s.str();
@@ -909,15 +1013,14 @@ std::string Plan::str() const {
 
 std::string Plan::json() const {
   std::ostringstream s;
-  s << "{\"kernel\": \"" << kKernelNames[static_cast<int>(kernel)] << "\", \"vector\": " << vector
-    << ", \"nested\": " << (nested ? "true" : "false") << ", \"shifted\": " << (shifted ? "true" : "false")
-    << ", \"spread\": " << (spread ? "true" : "false") << ", \"streams\": " << (streams ? "true" : "false")
-    << ", \"warps\": " << warps << ", \"grid\": " << grid.blocks() << ", \"tiles\": " << tiling.tiles
-    << ", \"splits\": " << tiling.splits << ", \"tile_outputs\": " << tiling.tile_outputs
-    << ", \"tile_leaves\": " << tiling.tile_leaves << ", \"outputs\": " << tiling.outputs << ", \"leaves\": " << tiling.leaves
-    << ", \"row_width\": " << row_width << ", \"stages\": " << ring.stages << ", \"stage_bytes\": " << ring.stage_bytes
-    << ", \"warp_columns\": " << warp_columns << ", \"thread_elements\": " << thread_elements << ", \"batches\": " << batches
-    << ", \"units\": " << units << ", \"parts\": " << parts << ", \"workspace_bytes\": " << workspace_bytes
+  s << "{\"kernel\": \"" << kKernelNames[static_cast<int>(kernel)] << "\", \"vector\": " << vector << ", \"walk\": \""
+    << kWalkNames[static_cast<int>(walk)] << "\", \"streams\": " << (streams ? "true" : "false") << ", \"warps\": " << warps
+    << ", \"grid\": " << grid.blocks() << ", \"tiles\": " << tiling.tiles << ", \"splits\": " << tiling.splits
+    << ", \"tile_outputs\": " << tiling.tile_outputs << ", \"tile_leaves\": " << tiling.tile_leaves
+    << ", \"outputs\": " << tiling.outputs << ", \"leaves\": " << tiling.leaves << ", \"row_width\": " << row_width
+    << ", \"stages\": " << ring.stages << ", \"stage_bytes\": " << ring.stage_bytes << ", \"warp_columns\": " << warp_columns
+    << ", \"thread_elements\": " << thread_elements << ", \"batches\": " << batches << ", \"units\": " << units
+    << ", \"parts\": " << parts << ", \"workspace_bytes\": " << workspace_bytes << ", \"cluster\": " << cluster
     << ", \"bytes\": " << bytes << ", \"joins\": [";
   for (const Join& j : joins) s << (&j == joins.data() ? "" : ", ") << j.fan;
   s << "]}";

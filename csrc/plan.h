@@ -28,6 +28,7 @@ constexpr int kRingBlocks = 2;          // of them a multiprocessor
 constexpr int kWholeRowWords = 256;     // of 4 bytes, of a row that a thread of the ring kernel takes alone
 constexpr int kGranule = 16;            // bytes: bulk copies begin and end at multiples of it
 constexpr int kLine = 128;              // bytes
+constexpr int kMaxCluster = 8;          // blocks of a cluster: as many as every device of capability 9.0 and later takes
 constexpr int kMaxJoin = 8192;          // partial sums one block of the join kernel takes: 1024 threads
 static_assert(kLoads == kDepth);
 
@@ -43,6 +44,14 @@ static_assert(kLoads == kDepth);
 // expanded a thread an output, which has one element many times
 // tiny     dense rows of up to tiny_length() elements: a thread takes `vector` rows as so many vectors
 enum class Kernel : uint8_t { packed, rows, thin, columns, ring_rows, narrow, expanded, tiny, dense, flat, panels };
+
+// How a kernel finds the elements of an output.
+// dense    side by side
+// linear   one stride apart
+// nested   in nested dims
+// shifted  rows or columns at odd addresses: in aligned vectors that hold them (cuda/shifted.cuh)
+// spread   columns at odd addresses: a thread reads a vector's, one by one, apart from each other
+enum class Walk : uint8_t { dense, linear, nested, shifted, spread };
 
 // Whether a kernel leaves the quotients of means to the join: of bytes in the ring, where a division in the code costs the sum
 // as well. Rows (2^20, 100) of float8 take 38.2 us, and 45.2 with it.
@@ -61,7 +70,7 @@ GPUREDUCE_HOST_DEVICE constexpr int whole_lines(int bytes) { return (bytes + kLi
 struct Device {
   int multiprocessors = 132;
   int64_t l2_bytes = 60 << 20;
-  bool bulk_copies = true;  // compute capability 9.0 and code for it
+  bool hopper = true;  // compute capability 9.0 and code for it: bulk copies, clusters
 };
 
 // Vectors of lane sums that a block of the columns kernel keeps in shared memory. Longer tiles of bytes gain nothing: (64,
@@ -71,16 +80,15 @@ GPUREDUCE_HOST_DEVICE constexpr int column_slots(int vector) { return vector > 8
 // The panels kernel: batches of leaves that a thread takes where it takes several, and warps of it that a multiprocessor runs
 // at a time, as its registers are cut: as many as do not spill. `words` are those of a vector of lane sums. (64, 4096, 1024)
 // dim 1 bfloat16 122.6 us with 32 warps, 130 with 24.
-GPUREDUCE_HOST_DEVICE constexpr int panel_batches(int vector, int words, int elements, bool order_free, bool shifted,
-                                                  bool spread) {
-  if (spread || (shifted && vector > 8)) return 1;
+GPUREDUCE_HOST_DEVICE constexpr int panel_batches(int vector, int words, int elements, bool order_free, Walk walk) {
+  if (walk == Walk::spread || (walk == Walk::shifted && vector > 8)) return 1;
   if (words > (vector < 8 ? 4 : vector) || (order_free && vector == 8)) return 1;
   if (vector > 8) return elements == kDepth ? 2 : 1;
   return elements == 1 || (order_free && vector == 2) ? 2 : 4;
 }
-GPUREDUCE_HOST_DEVICE constexpr int panel_wave(int vector, int words, int elements, int batches, bool shifted) {
+GPUREDUCE_HOST_DEVICE constexpr int panel_wave(int vector, int words, int elements, int batches, Walk walk) {
   if (words > 16) return 16;
-  if (shifted) return 24;
+  if (walk == Walk::shifted) return 24;
   return vector == 8 && elements < kDepth && batches > 2 ? 24 : 32;
 }
 
@@ -108,8 +116,8 @@ GPUREDUCE_HOST_DEVICE constexpr int row_groups(int vector, int elements) {
 }
 
 // Leaves that a warp takes at a time of a row; of a shifted one, a whole chunk's.
-GPUREDUCE_HOST_DEVICE constexpr int row_unit(int vector, int elements, bool shifted = false) {
-  return shifted ? kLanes : row_groups(vector, elements) * kWarp * vector;
+GPUREDUCE_HOST_DEVICE constexpr int row_unit(int vector, int elements, Walk walk = Walk::dense) {
+  return walk == Walk::shifted ? kLanes : row_groups(vector, elements) * kWarp * vector;
 }
 
 // Whether a shifted row's chunk of so many elements is read as one of two a leaf.
@@ -125,10 +133,11 @@ GPUREDUCE_HOST_DEVICE constexpr bool spreads_columns(int size) { return size == 
 // columns a thread has too many at a time.
 GPUREDUCE_HOST_DEVICE constexpr int shifted_column_elements(int size) { return size == 1 ? 4 : 1; }
 
-// Warps that a block of the dense kernel has at most, and blocks that a multiprocessor has room for: shifted rows need a few
-// more registers than the 64 of 32 warps.
-GPUREDUCE_HOST_DEVICE constexpr int dense_warps(bool shifted) { return shifted ? 8 : kMaxRowWarps; }
-GPUREDUCE_HOST_DEVICE constexpr int dense_blocks(bool shifted) { return shifted ? 3 : 2; }
+// Warps that a block of the dense kernel has at most, and blocks of so many that a multiprocessor has room for: shifted rows
+// need a few more registers than the 64 of 32 warps.
+GPUREDUCE_HOST_DEVICE constexpr int dense_warps(Walk walk) { return walk == Walk::shifted ? 8 : kMaxRowWarps; }
+GPUREDUCE_HOST_DEVICE constexpr int dense_blocks(Walk walk) { return walk == Walk::shifted ? 3 : 2; }
+GPUREDUCE_HOST_DEVICE constexpr int dense_wave(Walk walk) { return dense_warps(walk) * dense_blocks(walk); }  // warps
 
 // A few elements beyond a row's last whole chunk, which are no work for a warp.
 GPUREDUCE_HOST_DEVICE constexpr int row_rest(int64_t length) {
@@ -136,8 +145,8 @@ GPUREDUCE_HOST_DEVICE constexpr int row_rest(int64_t length) {
 }
 
 // Whether a warp of the dense kernel takes such a row alone, of a shifted one with its rest.
-GPUREDUCE_HOST_DEVICE constexpr bool row_alone(int64_t leaves, int unit_leaves, bool shifted) {
-  return leaves <= unit_leaves + (shifted ? kWarp : 0);
+GPUREDUCE_HOST_DEVICE constexpr bool row_alone(int64_t leaves, int unit_leaves, Walk walk) {
+  return leaves <= unit_leaves + (walk == Walk::shifted ? kWarp : 0);
 }
 
 // The longest rows that the tiny kernel takes: beyond, what a warp's load touches are too many lines. (2^24, 3) bfloat16 takes
@@ -158,12 +167,12 @@ GPUREDUCE_HOST_DEVICE constexpr int column_batches(int vector, bool nested) {
 }
 
 // Values forced on the planner, for tests and tuning; 0 means the planner's own choice. Parsed from "key=value,key=value".
-// vector=1 forces single elements. width=1 has threads take whole rows where they can; any other, not. keep=1 lets the L2 keep
-// the input as it can; any other, let it go first. grid= is for kernels whose blocks take tile after tile: dense, flat and
-// panels have a block a tile.
+// vector=1 forces single elements. cluster=1 forbids clusters, and any other makes them of up to so many blocks. width=1 has
+// threads take whole rows where they can; any other, not. keep=1 lets the L2 keep the input as it can; any other, let it go
+// first. grid= is for kernels whose blocks take tile after tile: dense, flat and panels have a block a tile.
 struct Tuning {
   int multiprocessors = 0, vector = 0, warps = 0, tile_leaves = 0, batches = 0, grid = 0;
-  int stages = 0, stage_bytes = 0, width = 0, keep = 0;
+  int stages = 0, stage_bytes = 0, width = 0, keep = 0, cluster = 0;
   int kernel = -1;
 
   static Tuning parse(const std::string& text);  // throws std::invalid_argument
@@ -229,6 +238,7 @@ struct Join {
 // Blocks side by side, along the leaves, and of batches. Each takes the tile at its place, and others a whole grid on, if any.
 struct Grid {
   uint32_t x = 1, y = 1, z = 1;
+  uint32_t cluster_x = 1, cluster_y = 1;  // blocks of a cluster
   int64_t blocks() const { return int64_t{x} * y * z; }
 };
 
@@ -241,11 +251,8 @@ struct RingShape {
 struct Plan {
   Kernel kernel;
   Tiling tiling;
-  int vector;           // elements a load
-  bool nested;          // elements are not one constant stride apart
-  bool linear;          // they are, but apart
-  bool shifted;         // vectors are aligned, but rows or columns not (cuda/shifted.cuh)
-  bool spread;          // panels: columns are not aligned, and a vector's are apart from each other
+  int vector;  // elements a load
+  Walk walk;
   int warps;            // a block
   int warp_columns;     // columns, panels: threads of a warp side by side; packed: threads a row
   int thread_elements;  // elements of a leaf a thread has in flight at once: kDepth, or 2 or 1 where leaves have no more;
@@ -256,6 +263,7 @@ struct Plan {
   RingShape ring;
   int row_width, row_groups;  // ring_rows, flat: loads of a row, and groups of 32 of them; 0: a thread takes whole rows
   bool streams;               // the L2 is to let the input go before all else
+  int cluster;                // dense, panels: an output's splits, where they are a cluster and need no join; or 1
   Grid grid;
   std::vector<Join> joins;
   int64_t workspace_bytes;

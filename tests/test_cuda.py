@@ -120,6 +120,9 @@ TUNINGS = [
     *(f"kernel=narrow,tile_leaves={n}" for n in (16, 64, 512)),
     *(f"kernel=narrow,warps={n},grid=3" for n in (1, 4)),
     *(f"kernel=dense,warps={n},tile_leaves={m}" for n in (1, 2, 16) for m in (1, 512, 8192)),
+    "cluster=1",
+    *(f"cluster=8,tile_leaves={n}" for n in (64, 512, 1024, 4096, 32768)),
+    *(f"kernel=panels,cluster={n},tile_leaves={m}" for n in (2, 8) for m in (64, 512, 2048)),
     "multiprocessors=1,warps=1,vector=1,tile_leaves=32",
     "multiprocessors=7,vector=1,warps=4,tile_leaves=1024,kernel=rows",
     "multiprocessors=264,warps=2,tile_leaves=64,grid=3",
@@ -282,7 +285,7 @@ def test_rows_at_every_odd_address(length, name, cuda):
             assert_same_bits(got, wanted, f"offset {offset}, pitch {pitch}, {tuning!r}")
     odd = torch.empty(3, length + 1 + length % 2, dtype=dtype_of(name))[:, :length]
     plan = plan_of(odd, [1])
-    assert plan["kernel"] == "dense" and plan["shifted"]
+    assert plan["kernel"] == "dense" and plan["walk"] == "shifted"
 
 
 @pytest.mark.parametrize("name", [*ODD, "float16", "float32", "int32", "complex32", "float64"])
@@ -329,11 +332,35 @@ def test_batches_of_columns_at_odd_addresses(length, name, cuda):
     whole = data((3 * large, length, 77), name, seed=21)
     x, y = whole[:, :, :75], whole.to(cuda)[:, :, :75]
     plan = plan_of(x, [1])
-    assert plan["spread"] == (name in SPREAD)
-    assert plan["shifted"] == (name in ODD and (x.element_size() > 1 or length > 1024))
+    shifted = name in ODD and (x.element_size() > 1 or length > 1024)
+    assert plan["walk"] == ("spread" if name in SPREAD else "shifted" if shifted else "linear")
     wanted = SUM(x, 1, dtype=unrounded(name))
     for tuning, got in tuned_sums(y, [1], ODD_COLUMNS, unrounded(name)):
         assert_same_bits(got, wanted, f"under {tuning!r}")
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "float64", "complex64", "float8_e5m2", "bool"])
+@pytest.mark.parametrize("blocks", range(2, 9))
+def test_clusters(blocks, name, cuda):
+    """Blocks that join through each other's memory: any number of them, the last one's part whole or a little."""
+    clusters = 0
+    for (chunks, outputs), last in itertools.product([(1, 1), (1, 3), (1, 77), (4, 2), (1, 300)], (1, 700, 4096)):
+        tuning = f"tile_leaves={512 * chunks},cluster=8"
+        length = 4096 * (blocks * chunks - 1) + last
+        x = data((length, outputs + 1), name, seed=23)
+        few = x[:, :outputs].contiguous()
+        for view, dim, y in [
+            (few, 0, few.to(cuda)),
+            (x[:, 1:], 0, x.to(cuda)[:, 1:]),
+            (few.t().contiguous(), 1, few.t().contiguous().to(cuda)),
+        ]:
+            plan = plan_of(view, [dim], tuning)
+            assert (plan["cluster"] > 1) == (plan["kernel"] in ("dense", "panels") and 1 < plan["splits"] <= 8), plan
+            clusters += plan["cluster"] == blocks
+            wanted = SUM(view, dim, dtype=unrounded(name))
+            for _, got in tuned_sums(y, [dim], (tuning,), unrounded(name)):
+                assert_same_bits(got, wanted, f"{length} of {outputs}, dim {dim}, {plan}")
+    assert clusters > 10
 
 
 EXPANDED = [9, 77, 511, 512, 513, 1024, 1500, 4095, 4096, 4097, 4608, 4609, 8191, 12_288, 12_289, 100_000]

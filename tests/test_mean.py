@@ -90,7 +90,7 @@ def test_forced_plans(name, cuda):
     for shape, dims in views:
         x = data(shape, name, seed=35)
         wanted = MEAN(x, dims, dtype=dtype)
-        for tuning in ("", "vector=1", "warps=1", "tile_leaves=32", "grid=2"):
+        for tuning in ("", "vector=1", "warps=1", "tile_leaves=32", "grid=2", "tile_leaves=512,cluster=8"):
             got = torch.ops.gpureduce._mean_tuned(x.to(cuda), dims, dtype=dtype, tuning=tuning)
             assert_same_bits(got, wanted, f"{shape} under {tuning!r}")
     expanded = data((300,), name, seed=36)

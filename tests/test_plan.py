@@ -44,6 +44,7 @@ TUNINGS = [
     *(f"width={n}" for n in (1, 8, 32)),
     *(f"stages={n}" for n in (1, 4)),
     *(f"stage_bytes={n}" for n in (1, 1000, 16384)),
+    *(f"cluster={n}" for n in (1, 8)),
     "multiprocessors=7,vector=1,warps=4,tile_leaves=1024",
 ]
 
@@ -98,11 +99,11 @@ def check_panels(plan, source, target, what):
     leaves = 32 // plan["warp_columns"] * (8 // plan["thread_elements"]) * plan["batches"]  # of a unit
     units, parts, side = plan["units"], plan["parts"], plan["warp_columns"] * plan["vector"]
     assert plan["tile_leaves"] == units * leaves and units >= plan["warps"] and units & (units - 1) == 0, what
-    if plan["spread"]:
-        assert not plan["shifted"] and plan["batches"] == 1 and plan["tile_outputs"] <= side, what
+    if plan["walk"] == "spread":
+        assert plan["batches"] == 1 and plan["tile_outputs"] <= side, what
     else:
         # Wherever shifted columns begin in a vector, a tile's lie within those that its threads read.
-        assert plan["tile_outputs"] == side - (plan["vector"] - 1 if plan["shifted"] else 0), what
+        assert plan["tile_outputs"] == side - (plan["vector"] - 1 if plan["walk"] == "shifted" else 0), what
     assert units * side * lane_bytes(source, target) <= 32 * 1024, what
     assert parts & (parts - 1) == 0 and parts <= min(32, units) and units // parts <= 32, what
     assert parts == 1 or parts * side <= 32 * plan["warps"], what
@@ -133,7 +134,10 @@ def check_plan(sizes, strides, dims, source="float32", target=None, tuning=""):
 
     # Partial sums: every pass joins `fan` neighbours, until one is left. Where there is nothing to join, one pass may
     # round the sums to a dtype that kernels do not write.
-    counts = [plan["splits"]]
+    # An output's splits that are a cluster leave nothing to join.
+    assert plan["cluster"] == 1 or (plan["cluster"] == plan["splits"] <= 8 and not plan["joins"]), what
+    assert plan["cluster"] == 1 or plan["kernel"] in ("dense", "panels"), what
+    counts = [plan["splits"] // plan["cluster"]]
     for fan in plan["joins"]:
         assert fan >= 2 and fan & (fan - 1) == 0, what
         counts.append(-(-counts[-1] // fan))
@@ -268,18 +272,18 @@ def test_alignment_bounds_the_vectors():
     for sizes, dims in [((8, 4097), (1,)), ((1 << 17, 1001), (0,)), ((4097, 2049), (0,))]:
         for source, vector in [("bfloat16", 8), ("int8", 16)]:
             plan = check_plan(sizes, contiguous(sizes), dims, source)[0]
-            assert plan["vector"] == vector and plan["shifted"]
+            assert plan["vector"] == vector and plan["walk"] == "shifted"
             assert plan["kernel"] == ("panels" if dims == (0,) else "dense")
             plan = check_plan(sizes, contiguous(sizes), dims, source, tuning="vector=1")[0]
-            assert plan["vector"] == 1 and not plan["shifted"]
+            assert plan["vector"] == 1 and plan["walk"] in ("dense", "linear")
     spread = [((1 << 17, 1001), "float64", 2), ((4097, 2049), "complex64", 2), ((300, 201), "int64", 2)]
     spread += [((4097, 2049), "float32", 4), ((9, 100_001), "int32", 4), ((2000, 77), "complex32", 4)]
     for sizes, source, vector in spread:
         plan = check_plan(sizes, contiguous(sizes), (0,), source)[0]
-        assert plan["kernel"] == "panels" and plan["vector"] == vector and plan["spread"], (sizes, source)
+        assert plan["kernel"] == "panels" and plan["vector"] == vector and plan["walk"] == "spread", (sizes, source)
         for tuning in ("vector=1", "kernel=columns"):
             plan = check_plan(sizes, contiguous(sizes), (0,), source, tuning=tuning)[0]
-            assert plan["kernel"] == "columns" and plan["vector"] == 1 and not plan["spread"]
+            assert plan["kernel"] == "columns" and plan["vector"] == 1 and plan["walk"] == "linear"
     assert check_plan((16384, 4097), (4097, 1), (0,))[0]["tile_outputs"] == 125  # 33 even tiles, of up to 128
     for sizes, source in [
         ((300, 201), "float32"),
@@ -292,7 +296,7 @@ def test_alignment_bounds_the_vectors():
     assert check_plan((80, 97), (97, 1), (1,), "int8")[0]["kernel"] == "ring_rows"
     assert check_plan((8, 4097), (4097, 1), (1,))[0]["vector"] == 1  # single words are as fast
     plan = check_plan((8, 4096), (4096, 1), (1,))[0]
-    assert plan["kernel"] == "dense" and plan["vector"] == 4 and not plan["shifted"]
+    assert plan["kernel"] == "dense" and plan["vector"] == 4 and plan["walk"] == "dense"
     assert check_plan((4096, 64), (64, 1), (0,), "bfloat16")[0]["vector"] == 8
 
 
@@ -326,7 +330,7 @@ def test_rows_at_odd_addresses(source):
             for tuning in ("", "tile_leaves=512", "tile_leaves=1024", "warps=1", "warps=16"):
                 plan = odd_rows_plan(rows, length, source, tuning)
                 if rows > 1:
-                    assert plan["kernel"] == "dense" and plan["shifted"] and plan["warps"] <= 8
+                    assert plan["kernel"] == "dense" and plan["walk"] == "shifted" and plan["warps"] <= 8
                     few = length <= 4096 + 32 * (tuning != "tile_leaves=512")
                     assert plan["tile_outputs"] == (plan["warps"] if few else 1)
                     assert plan["thread_elements"] == (2 if length <= 1024 else 4 if length <= 2048 else 8)
@@ -383,9 +387,71 @@ def test_rows_of_single_elements():
         (1000, 20_001, 8, 1, 4096),
     ]:
         plan = odd_rows_plan(rows, length, "float32")
-        assert plan["kernel"] == "rows" and not plan["nested"]
+        assert plan["kernel"] == "rows" and plan["walk"] == "dense"
         found = (plan["warps"], plan["tile_outputs"], plan["tile_leaves"])
         assert found == (warps, tile_rows, tile_leaves), (rows, length, found)
+
+
+def test_clusters():
+    """Blocks are clusters where they all run at a time and are few an output, and rows are cut so that they are."""
+    rows = [
+        ((1, 1 << 17), "float32", 2048, 8),
+        ((1, 1 << 18), "float32", 512, 1),
+        ((1, 1 << 19), "int8", 8192, 8),
+        ((12, 100_000), "float32", 2048, 7),
+        ((64, 128_256), "float32", 4096, 4),
+        ((64, 128_256), "bfloat16", 4096, 4),
+        ((4096, 50_256), "bfloat16", 8192, 1),  # whole rows
+        ((256, 32_768), "float32", 4096, 1),
+        ((128, 32_000), "float32", 4096, 1),
+        ((300, 30_000), "float32", 4096, 1),
+        ((200, 20_000), "float32", 512, 5),  # even shares
+        ((100, 40_000), "bfloat16", 1024, 5),
+        ((60, 45_000), "float32", 2048, 3),
+        ((100, 100_000), "float32", 2048, 1),  # more than run at a time
+    ]
+    columns = [
+        ((1 << 14, 4096), "float32", 512, 4),
+        ((1 << 14, 4096), "float64", 1024, 2),
+        ((1 << 14, 4096), "bfloat16", 256, 1),  # eight splits, too many
+        ((1 << 14, 6144), "float32", 512, 1),  # 384 tiles, too many
+        ((1000, 512), "float32", 128, 4),
+    ]
+    for dim, cases in ((1, rows), (0, columns)):
+        for sizes, source, leaves, blocks in cases:
+            plan = check_plan(sizes, contiguous(sizes), (dim,), source)[0]
+            assert (plan["tile_leaves"], plan["cluster"]) == (leaves, blocks), (sizes, source, plan)
+    for shape, source, leaves, blocks in [
+        ((64, 50_257), "bfloat16", 1024, 7),
+        ((64, 50_257), "int8", 1024, 7),
+        ((150, 50_257), "bfloat16", 8192, 1),
+        ((64, 20_001), "bfloat16", 4096, 1),
+    ]:
+        plan = check_plan(shape, contiguous(shape), (1,), source)[0]
+        assert plan["walk"] == "shifted" and (plan["tile_leaves"], plan["cluster"]) == (leaves, blocks), (shape, plan)
+    assert check_plan((1, 1 << 17), (1 << 17, 1), (1,), tuning="cluster=1")[0]["joins"]
+
+
+def test_columns_in_short_tiles():
+    """Of large columns, and where whole ones would leave some multiprocessors with less than others."""
+    for sizes, source, leaves in [
+        ((8192, 1 << 15), "float32", 64),
+        ((4096, 1 << 15), "float32", 64),
+        ((4096, 1 << 17), "int8", 512),
+        ((1024, 1 << 18), "float32", 512),  # leaves of two elements
+        ((1 << 19, 512), "float32", 1024),  # rows close to each other
+        ((4096, 20_000), "float32", 64),
+        ((4096, 24_000), "float32", 64),
+        ((4096, 40_000), "bfloat16", 64),
+        ((2048, 20_000), "float32", 128),
+        ((4096, 20_000), "int32", 64),
+        ((1 << 14, 20_480), "float8_e5m2", 128),
+        ((4096, 10_000), "bfloat16", 128),  # few bytes
+        ((4096, 16_384), "float32", 512),  # even
+        ((1 << 14, 6144), "float32", 512),
+    ]:
+        plan = check_plan(sizes, contiguous(sizes), (0,), source)[0]
+        assert plan["kernel"] == "panels" and plan["tile_leaves"] == leaves, (sizes, source, plan)
 
 
 def test_ragged_columns():

@@ -345,8 +345,8 @@ struct Source {
 
 // --- leaves of columns ------------------------------------------------------------------------------------------------------
 
-// v = the sums of kLeaves neighbouring leaves, `pitch` from one to the next, of kCount vectors of columns; elements of a leaf
-// are `step` apart.
+// v = the sums of kLeaves neighbouring leaves, up to eight, `pitch` from one to the next, of kCount vectors of columns;
+// elements of a leaf are `step` apart.
 template <int kLeaves, int kCount, class Lane, class In>
 inline __attribute__((always_inline)) void sum_leaves(Vector<Lane>* v, const In* x, int64_t pitch, int64_t step,
                                                       int64_t depth) {
@@ -359,9 +359,10 @@ inline __attribute__((always_inline)) void sum_leaves(Vector<Lane>* v, const In*
       for (int i = 0; i < kCount; ++i) v[i] += load<Lane>(x + i * kVector<Lane>);
     }
   } else {
+    constexpr int kLeft = kLeaves > 4 ? 4 : kLeaves > 2 ? 2 : 1;  // the power of two below
     Vector<Lane> right[kCount];
-    sum_leaves<kLeaves / 2, kCount, Lane>(v, x, pitch, step, depth);
-    sum_leaves<kLeaves / 2, kCount, Lane>(right, x + kLeaves / 2 * pitch, pitch, step, depth);
+    sum_leaves<kLeft, kCount, Lane>(v, x, pitch, step, depth);
+    sum_leaves<kLeaves - kLeft, kCount, Lane>(right, x + kLeft * pitch, pitch, step, depth);
     GPUREDUCE_UNROLL
     for (int i = 0; i < kCount; ++i) v[i] += right[i];
   }
@@ -381,22 +382,6 @@ inline __attribute__((always_inline)) int64_t join_some(Lane* __restrict out, co
   return first;
 }
 
-// v = the sum of kLength rows, `pitch` from one to the next, of kCount vectors of columns: nearest neighbours first.
-template <int kLength, int kCount, class Lane, class In>
-inline __attribute__((always_inline)) void join_thin(Vector<Lane>* v, const In* x, int64_t pitch) {
-  if constexpr (kLength == 1) {
-    GPUREDUCE_UNROLL
-    for (int i = 0; i < kCount; ++i) v[i] = load<Lane>(x + i * kVector<Lane>);
-  } else {
-    constexpr int kLeft = kLength > 4 ? 4 : kLength > 2 ? 2 : 1;  // the power of two below
-    Vector<Lane> right[kCount];
-    join_thin<kLeft, kCount, Lane>(v, x, pitch);
-    join_thin<kLength - kLeft, kCount, Lane>(right, x + kLeft * pitch, pitch);
-    GPUREDUCE_UNROLL
-    for (int i = 0; i < kCount; ++i) v[i] += right[i];
-  }
-}
-
 constexpr int kThin = 8;  // rows, of an element a leaf each, that are joined in registers
 
 // Sums `length` rows, of 2 to kThin, of `width` columns, a vector or more.
@@ -404,19 +389,9 @@ template <int kLength = kThin, class Lane, class In>
 void sum_thin(Lane* __restrict out, const In* __restrict x, int64_t length, int64_t width, int64_t pitch) {
   if constexpr (kLength > 2)
     if (length < kLength) return sum_thin<kLength - 1>(out, x, length, width, pitch);
-  constexpr int kSize = kVector<Lane>, kCount = 2;
-  Vector<Lane> v[kCount];
-  int64_t i = 0;
-  for (; i + kCount * kSize <= width; i += kCount * kSize) {
-    join_thin<kLength, kCount, Lane>(v, x + i, pitch);
-    GPUREDUCE_UNROLL
-    for (int k = 0; k < kCount; ++k) store(out + i + k * kSize, v[k]);
-  }
-  for (; i < width; i += kSize) {
-    const int64_t at = min(i, width - kSize);  // the last vector overlaps
-    join_thin<kLength, 1, Lane>(v, x + at, pitch);
-    store(out + at, v[0]);
-  }
+  int64_t done = join_some<kLength, 2>(out, x, 0, width, pitch, 0, 1);
+  done = join_some<kLength, 1>(out, x, done, width, pitch, 0, 1);
+  if (done < width) join_some<kLength, 1>(out, x, width - kVector<Lane>, width, pitch, 0, 1);  // overlaps
 }
 
 // Sums `leaves` leaves of `width` columns and joins four neighbours each while they are in registers: where a leaf has few

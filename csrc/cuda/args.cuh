@@ -102,10 +102,6 @@ struct TileLoop {
   static __device__ __forceinline__ uint32_t block() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
 };
 
-// How the elements of an output lie: side by side, one stride apart, or in nested dims; or side by side at odd addresses, and
-// are read in aligned vectors that hold them; or so are columns, of which a thread reads single ones, apart from each other.
-enum class Walk { dense, linear, nested, shifted, spread };
-
 template <class Source, class Acc>
 struct Args {
   Source source;

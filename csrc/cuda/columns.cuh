@@ -170,8 +170,8 @@ constexpr int kThinBlocks = sizeof(Batch) > 64                         ? 1
                             : sizeof(Batch) > 32 && !Batch::kOrderFree ? 2
                                                                        : 3;
 
-// At most kElements elements an output: a thread takes all of them, for V outputs, and for as many more of the tile's V outputs
-// as keep kLoads loads in flight.
+// At most kElements elements an output: a thread takes all of them, for thin_runs() runs of V outputs, whose loads are in
+// flight together.
 template <int V, int kElements, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kThinBlocks<Lanes<typename Source::Element, Acc, V>>))
     thin(const __grid_constant__ Args<Source, Acc> a) {

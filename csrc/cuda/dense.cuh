@@ -2,6 +2,7 @@
 // Where a cache holds the input, that is most of the time: 2^22 float32 take 4.1 us, and took 5.0 through the rows kernel.
 #pragma once
 
+#include "cluster.cuh"
 #include "shifted.cuh"
 
 namespace gpureduce::cuda {
@@ -103,12 +104,14 @@ __device__ __forceinline__ Acc join_rest(const Vector<Element, 1>& x) {
   return warp_join(lanes.join());
 }
 
-// A block takes some units of one row: its warps one after the other, and one warp joins what they come to.
+// A block takes some units of one row: its warps one after the other, and one warp joins what they come to. Splits of a row
+// that are a cluster are joined by its first block.
 template <int V, int kElements, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(dense_warps(walk == Walk::shifted) * kWarp, dense_blocks(walk == Walk::shifted))
+__global__ void __launch_bounds__(dense_warps(walk) * kWarp, dense_blocks(walk))
     dense_rows(const __grid_constant__ DenseArgs<Source, Acc> a) {
   using Element = typename Source::Element;
   __shared__ Acc slots[kMaxDenseUnits];
+  __shared__ Acc gathered[kMaxCluster];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const bool split = a.splits > 1;
   const uint32_t row = split ? blockIdx.z * kMaxDenseDepth + blockIdx.y : blockIdx.x, tile = split ? blockIdx.x : 0;
@@ -116,11 +119,13 @@ __global__ void __launch_bounds__(dense_warps(walk == Walk::shifted) * kWarp, de
   const uint32_t first = tile * a.tile_units;
   const int units = min(a.tile_units, a.row_units - static_cast<int>(first));
   const Offsets place = a.place(row);
+  const bool clustered = split && !a.output.partials;
   // The last unit may be a shifted row's rest: the last warp loads it first.
   const bool has_rest = walk == Walk::shifted && first + units == a.row_units && row_rest(a.length) > 0;
   Vector<Element, 1> rest{};
   wait_for_previous_kernel();
   allow_next_kernel();
+  if (clustered) cluster_arrive();
   if (has_rest && warp == warps - 1) rest = load_rest(a, place.in);
   for (int unit = warp; unit < units - has_rest; unit += warps) {
     const Acc v = dense_unit<V, kElements, walk>(a, place.in, first + unit);
@@ -136,12 +141,21 @@ __global__ void __launch_bounds__(dense_warps(walk == Walk::shifted) * kWarp, de
 #pragma unroll
   for (int i = 0; i < kDenseRun; ++i) run[i] = lane * kDenseRun + i < units ? slots[lane * kDenseRun + i] : padding<Acc>();
   const Acc v = warp_join(join_neighbours(run), 1, a.tile_units / kDenseRun);
-  if (lane == 0) a.output.write_at(place.out, int64_t{row} * a.splits + tile, v);
+  if (!clustered) {
+    if (lane == 0) a.output.write_at(place.out, int64_t{row} * a.splits + tile, v);
+    return;
+  }
+  cluster_wait();
+  if (lane == 0) *in_block(gathered + tile, 0) = v;
+  cluster_arrive();
+  if (tile > 0) return;
+  cluster_wait();
+  if (lane == 0) a.output.write_at(place.out, 0, join_blocks(gathered, a.splits, 1));
 }
 
 // Rows of a single unit: a warp each; of shifted ones, with the rest.
 template <int V, int kElements, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(dense_warps(walk == Walk::shifted) * kWarp, dense_blocks(walk == Walk::shifted))
+__global__ void __launch_bounds__(dense_warps(walk) * kWarp, dense_blocks(walk))
     dense_units(const __grid_constant__ DenseArgs<Source, Acc> a) {
   const uint32_t row = blockIdx.x * (blockDim.x / kWarp) + threadIdx.x / kWarp;
   if (row >= a.rows) return;

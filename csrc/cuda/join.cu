@@ -19,9 +19,9 @@ cudaError_t join_few(const Launch& launch) {
   const Reduction& r = launch.reduction;
   const Plan& plan = launch.plan;
   const Join& join = plan.joins[0];
-  cudaLaunchAttribute attribute;
+  LaunchAttributes attributes;
   const Grid grid{static_cast<uint32_t>(plan.tiling.outputs)};
-  const cudaLaunchConfig_t config = configure(launch, grid, std::max(join.threads, kWarp), 0, &attribute);
+  const cudaLaunchConfig_t config = configure(launch, grid, std::max(join.threads, kWarp), 0, attributes);
   return cudaLaunchKernelEx(&config, join_rows<Acc>, static_cast<const Acc*>(launch.workspace), static_cast<int>(join.count),
                             r.problem.kept.empty() ? 0 : r.problem.kept[0].out_stride,
                             Output<Acc>{r.output, r.out, nullptr, r.divisor});
@@ -57,8 +57,8 @@ cudaError_t join_ranked(const Launch& launch) {
     const int threads = columns ? kWarp * join.threads : std::max(join.threads, kJoinThreads), side = threads / join.threads;
     const Grid grid{static_cast<uint32_t>((outputs + side - 1) / side), static_cast<uint32_t>(results)};
 
-    cudaLaunchAttribute attribute;
-    const cudaLaunchConfig_t config = configure(launch, grid, threads, 0, &attribute);
+    LaunchAttributes attributes;
+    const cudaLaunchConfig_t config = configure(launch, grid, threads, 0, attributes);
     const auto kernel = columns ? join_columns<Acc, kRank> : join_partials<Acc, kRank>;
     if (cudaError_t error = cudaLaunchKernelEx(&config, kernel, args)) return error;
     partials = next;

@@ -11,17 +11,31 @@ bool runs_hopper_code(int capability) {
 }
 
 cudaLaunchConfig_t configure(const Launch& launch, const Grid& grid, int threads, int shared_bytes,
-                             cudaLaunchAttribute* attribute) {
+                             LaunchAttributes& attributes) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(grid.x, grid.y, grid.z);
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = launch.stream;
-  *attribute = {};
-  attribute->id = cudaLaunchAttributeProgrammaticStreamSerialization;  // start while the kernel before drains
-  attribute->val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = attribute;
-  config.numAttrs = runs_hopper_code(launch.capability);
+  config.attrs = attributes;
+  const auto add = [&](cudaLaunchAttributeID id) -> cudaLaunchAttributeValue& {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute = {};
+    attribute.id = id;
+    return attribute.val;
+  };
+  if (!runs_hopper_code(launch.capability)) return config;
+  // Starts while the kernel before drains.
+  add(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed = 1;
+  if (grid.cluster_x * grid.cluster_y > 1) {
+    auto& cluster = add(cudaLaunchAttributeClusterDimension).clusterDim;
+    cluster.x = grid.cluster_x;
+    cluster.y = grid.cluster_y;
+    cluster.z = 1;
+    // Else a few multiprocessors get them all: (64, 128256) bfloat16 6.1 us, and 7.2.
+    add(cudaLaunchAttributeClusterSchedulingPolicyPreference).clusterSchedulingPolicyPreference =
+        cudaClusterSchedulingPolicyLoadBalancing;
+  }
   return config;
 }
 

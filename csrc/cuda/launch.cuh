@@ -71,8 +71,8 @@ auto column_kernel(const Plan& plan) {
 
 template <class Arguments>
 cudaError_t start_with(const Launch& launch, void (*kernel)(Arguments), int threads, int shared_bytes, const Arguments& args) {
-  cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = configure(launch, launch.plan.grid, threads, shared_bytes, &attribute);
+  LaunchAttributes attributes;
+  const cudaLaunchConfig_t config = configure(launch, launch.plan.grid, threads, shared_bytes, attributes);
   return cudaLaunchKernelEx(&config, kernel, args);
 }
 
@@ -126,8 +126,7 @@ cudaError_t launch_narrow(const Launch& launch, const Source& source) {
 template <int V, int kElements, Walk walk, class Acc, class Source>
 auto panel_kernel(const Plan& plan) {
   using Sums = Lanes<typename Source::Element, Acc, V>;
-  constexpr int kMany =
-      panel_batches(V, panel_words<Source, Acc, V>, kElements, Sums::kOrderFree, walk == Walk::shifted, walk == Walk::spread);
+  constexpr int kMany = panel_batches(V, panel_words<Source, Acc, V>, kElements, Sums::kOrderFree, walk);
   return plan.batches > 1 ? panels<V, kElements, kMany, walk, Source, Acc> : panels<V, kElements, 1, walk, Source, Acc>;
 }
 
@@ -144,9 +143,9 @@ template <int V, class Acc, class Source>
 auto panel_kernel(const Plan& plan) {
   constexpr int kSize = sizeof(typename Source::Element);
   if constexpr (shifts_columns(kSize))
-    if (plan.shifted) return panel_kernel<V, Walk::shifted, Acc, Source>(plan);
+    if (plan.walk == Walk::shifted) return panel_kernel<V, Walk::shifted, Acc, Source>(plan);
   if constexpr (spreads_columns(kSize))
-    if (plan.spread) return panel_kernel<V, Walk::spread, Acc, Source>(plan);
+    if (plan.walk == Walk::spread) return panel_kernel<V, Walk::spread, Acc, Source>(plan);
   return panel_kernel<V, Walk::linear, Acc, Source>(plan);
 }
 
@@ -176,19 +175,19 @@ cudaError_t launch_panels(const Launch& launch, const Source& source) {
                                     input_span(r),
                                     output_of<Acc>(launch),
                                     kept_nest<Source::kRank>(r.problem)};
-  const int bytes = plan.units * plan.warp_columns * V * sizeof(LaneSum);
+  const int side = plan.warp_columns * V, gathered = plan.cluster > 1 ? side + plan.cluster : 0;
+  const int bytes = plan.units * side * sizeof(LaneSum) + gathered * sizeof(Acc);
   return start_with(launch, panel_kernel<V, Acc, Source>(plan), plan.warps * kWarp, bytes, args);
 }
 
 template <int V, int kElements, Walk walk, class Acc, class Source>
 auto dense_kernel(const Plan& plan) {
-  constexpr bool kShifted = walk == Walk::shifted;
-  constexpr int kUnitLeaves = row_unit(V, kElements, kShifted);
-  if constexpr (kShifted && kElements < kDepth) {  // rows of less than a chunk, and their units are chunks
+  constexpr int kUnitLeaves = row_unit(V, kElements, walk);
+  if constexpr (walk == Walk::shifted && kElements < kDepth) {  // rows of less than a chunk, and their units are chunks
     return dense_units<V, kElements, walk, Source, Acc>;
   } else {
     if constexpr (kElements == 2 || kUnitLeaves == kLanes)  // else rows have more units than one
-      if (plan.tiling.splits == 1 && row_alone(plan.tiling.leaves, kUnitLeaves, kShifted))
+      if (plan.tiling.splits == 1 && row_alone(plan.tiling.leaves, kUnitLeaves, walk))
         return dense_units<V, kElements, walk, Source, Acc>;
     return dense_rows<V, kElements, walk, Source, Acc>;
   }
@@ -203,9 +202,9 @@ auto dense_kernel(const Plan& plan) {
 
 template <int V, class Acc, class Source>
 auto dense_kernel(const Plan& plan) {
-  if (plan.nested) return dense_rows<V, kDepth, Walk::nested, Source, Acc>;
+  if (plan.walk == Walk::nested) return dense_rows<V, kDepth, Walk::nested, Source, Acc>;
   if constexpr (shifts_rows(sizeof(typename Source::Element)))
-    if (plan.shifted) return dense_kernel<V, Walk::shifted, Acc, Source>(plan);
+    if (plan.walk == Walk::shifted) return dense_kernel<V, Walk::shifted, Acc, Source>(plan);
   return dense_kernel<V, Walk::dense, Acc, Source>(plan);
 }
 
@@ -252,7 +251,7 @@ cudaError_t start_dense(const Launch& launch, const Source& source, int unit_lea
 template <int V, class Acc, class Source>
 cudaError_t launch_dense(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
-  return start_dense<Acc>(launch, source, row_unit(V, plan.thread_elements, plan.shifted), dense_kernel<V, Acc, Source>(plan));
+  return start_dense<Acc>(launch, source, row_unit(V, plan.thread_elements, plan.walk), dense_kernel<V, Acc, Source>(plan));
 }
 
 template <class Acc, class Source>
@@ -277,16 +276,16 @@ KernelOf<Source, Acc> tiny_kernel(int64_t length) {
 template <int V, class Acc, class Source>
 cudaError_t launch_width(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
+  const bool nested = plan.walk == Walk::nested;
   KernelOf<Source, Acc> kernel;
   if (plan.kernel == Kernel::expanded) {
     kernel = expanded<Source, Acc>;
   } else if (plan.kernel == Kernel::packed || plan.kernel == Kernel::rows) {
-    kernel = plan.nested ? row_kernel<V, Walk::nested, Acc, Source>(plan) : row_kernel<V, Walk::dense, Acc, Source>(plan);
+    kernel = nested ? row_kernel<V, Walk::nested, Acc, Source>(plan) : row_kernel<V, Walk::dense, Acc, Source>(plan);
     if constexpr (V == 1)
-      if (plan.linear) kernel = row_kernel<V, Walk::linear, Acc, Source>(plan);
+      if (plan.walk == Walk::linear) kernel = row_kernel<V, Walk::linear, Acc, Source>(plan);
   } else {
-    kernel =
-        plan.nested ? column_kernel<V, Walk::nested, Acc, Source>(plan) : column_kernel<V, Walk::linear, Acc, Source>(plan);
+    kernel = nested ? column_kernel<V, Walk::nested, Acc, Source>(plan) : column_kernel<V, Walk::linear, Acc, Source>(plan);
   }
   return start<Source, Acc>(launch, source, kernel, plan.warps * kWarp);
 }

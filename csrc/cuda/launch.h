@@ -32,9 +32,10 @@ cudaError_t join(const Launch& launch);
 // them, so that they may start while it drains, and bulk copies.
 bool runs_hopper_code(int capability);
 
-// A launch on launch.stream that may start early. `attribute` must live until the launch.
+// A launch on launch.stream that may start early. `attributes` must live until the launch.
+using LaunchAttributes = cudaLaunchAttribute[3];
 cudaLaunchConfig_t configure(const Launch& launch, const Grid& grid, int threads, int shared_bytes,
-                             cudaLaunchAttribute* attribute);
+                             LaunchAttributes& attributes);
 
 // What loads tell the L2 of the input, as one operand of theirs: that it lets a streamed one go first, or nothing.
 uint64_t l2_policy(const Plan& plan);

@@ -2,6 +2,7 @@
 // and its loads, and after them; for while a block starts or ends it loads nothing.
 #pragma once
 
+#include "cluster.cuh"
 #include "columns.cuh"
 #include "shifted.cuh"
 
@@ -27,40 +28,22 @@ struct PanelArgs {
   }
 };
 
-// kLeaves neighbouring leaves of V columns, up to kElements elements each, the first of them at `place`; all in flight at once,
-// and joined in registers. kWhole: they are all there; or else those of the first `rows`.
-template <int V, int kElements, int kLeaves, bool kWhole, class Source, class Acc>
-__device__ __forceinline__ Lanes<typename Source::Element, Acc, V> panel_leaves(const PanelArgs<Source, Acc>& a, int64_t place,
-                                                                                int rows) {
-  Vector<typename Source::Element, V> x[kLeaves][kElements];
-#pragma unroll
-  for (int l = 0; l < kLeaves; ++l) {
-#pragma unroll
-    for (int d = 0; d < kElements; ++d) {
-      const int row = l + d * kLanes;
-      if constexpr (kWhole) x[l][d] = a.source.template load<V>(place + row * a.pitch);
-      else x[l][d] = a.source.template load_if<V>(row < rows, place + row * a.pitch);
-    }
-  }
-  return join_leaves<Acc>(x);
+// A row's vector, which is there if kWhole says so, or else `present`.
+template <int V, bool kWhole, class Source>
+__device__ __forceinline__ Vector<typename Source::Element, V> load_row(const Source& source, bool present, int64_t place) {
+  if constexpr (kWhole) return source.template load<V>(place);
+  else return source.template load_if<V>(present, place);
 }
 
-// The same of V columns that are `columns` on from `place`, a load each.
-template <int V, int kElements, int kLeaves, bool kWhole, class Source, class Acc>
-__device__ __forceinline__ Lanes<typename Source::Element, Acc, V> spread_leaves(const PanelArgs<Source, Acc>& a, int64_t place,
-                                                                                 const int (&columns)[V], int rows) {
-  Vector<typename Source::Element, V> x[kLeaves][kElements];
+// kLeaves neighbouring leaves of V columns, up to kElements elements each, of which load(row) brings one; all in flight at
+// once, and joined in registers.
+template <class Element, class Acc, int V, int kElements, int kLeaves, class Load>
+__device__ __forceinline__ Lanes<Element, Acc, V> panel_leaves(Load load) {
+  Vector<Element, V> x[kLeaves][kElements];
 #pragma unroll
   for (int l = 0; l < kLeaves; ++l) {
 #pragma unroll
-    for (int d = 0; d < kElements; ++d) {
-      const int row = l + d * kLanes;
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        const int64_t at = place + row * a.pitch + columns[j];
-        x[l][d].set(j, (kWhole ? a.source.template load<1>(at) : a.source.template load_if<1>(row < rows, at))[0]);
-      }
-    }
+    for (int d = 0; d < kElements; ++d) x[l][d] = load(l + d * kLanes);
   }
   return join_leaves<Acc>(x);
 }
@@ -86,9 +69,10 @@ constexpr int panel_words = sizeof(Lanes<typename Source::Element, Acc, V>) / 4;
 // log_width th, so that the warp's loads are whole lines nevertheless.
 template <int V, int kElements, int kBatches, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
-                                  (panel_wave(V, panel_words<Source, Acc, V>, kElements, kBatches, walk == Walk::shifted) /
-                                   kMaxColumnWarps)) panels(const __grid_constant__ PanelArgs<Source, Acc> a) {
-  using Batch = Lanes<typename Source::Element, Acc, V>;
+                                  (panel_wave(V, panel_words<Source, Acc, V>, kElements, kBatches, walk) / kMaxColumnWarps))
+    panels(const __grid_constant__ PanelArgs<Source, Acc> a) {
+  using Element = typename Source::Element;
+  using Batch = Lanes<Element, Acc, V>;
   using LaneSum = typename Batch::LaneSum;
   constexpr int kLeaves = kLoads / kElements;
   extern __shared__ __align__(kLine) char memory[];
@@ -102,19 +86,33 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
   const Offsets batch_place = a.place(blockIdx.z);
   // What is beyond the last column reads the first, for nothing.
   const int own = walk == Walk::linear && column < outputs ? column : 0;
-  int columns[V];  // spread ones
+  int columns[walk == Walk::spread ? V : 1];
 #pragma unroll
-  for (int j = 0; j < V; ++j) columns[j] = column + j * width < outputs ? column + j * width : 0;
+  for (int j = 0; j < static_cast<int>(sizeof(columns) / sizeof(int)); ++j)
+    columns[j] = column + j * width < outputs ? column + j * width : 0;
   const int64_t place = batch_place.in + first_row * a.pitch + first_column + own;
   const int log_run = a.log_units - a.log_parts, log_turn = max(5 - a.log_parts, 2);
+  const bool clustered = gridDim.y > 1 && !a.output.partials;
   const auto leaves_of = [&](auto whole, int64_t at, int left) {
-    if constexpr (walk == Walk::shifted)
+    if constexpr (walk == Walk::shifted) {
       return shifted_leaves<V, kElements, kLeaves, whole, Acc>(a.source, a.input, at, a.pitch, left, column, outputs);
-    else if constexpr (walk == Walk::spread) return spread_leaves<V, kElements, kLeaves, whole>(a, at, columns, left);
-    else return panel_leaves<V, kElements, kLeaves, whole>(a, at, left);
+    } else {
+      return panel_leaves<Element, Acc, V, kElements, kLeaves>([&](int row) {
+        const int64_t first = at + row * a.pitch;
+        if constexpr (walk == Walk::spread) {
+          Vector<Element, V> x;
+#pragma unroll
+          for (int j = 0; j < V; ++j) x.set(j, load_row<1, whole>(a.source, row < left, first + columns[j])[0]);
+          return x;
+        } else {
+          return load_row<V, whole>(a.source, row < left, first);
+        }
+      });
+    }
   };
   wait_for_previous_kernel();
   allow_next_kernel();
+  if (clustered) cluster_arrive();
 #pragma unroll 1
   for (uint32_t unit = warp; unit >> a.log_units == 0; unit += warps) {
     const uint32_t leaf = (unit * kWarp + row * width) * (kLeaves * kBatches) >> a.log_width;
@@ -164,16 +162,30 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
     }
   }
   __syncthreads();
+  // Of a cluster, whose blocks are the splits of some columns, each joins its share of them.
+  const int blocks = gridDim.y, share = (side + blocks - 1) / blocks;
+  Acc* const gathered = reinterpret_cast<Acc*>(memory + (sizeof(LaneSum) * side << a.log_units));
+  if (clustered) cluster_wait();
   for (int base = 0; base < side << a.log_parts; base += blockDim.x) {
     const int i = base + threadIdx.x, c = i >> a.log_parts, part = i & ((1 << a.log_parts) - 1);
     const LaneSum* run = slots + (part << log_run) * side + ((c ^ part << log_turn) & (side - 1));
     const Acc sum = warp_join(join_slots<Acc>(run, side, log_run), 1, 1 << a.log_parts);
-    if (c < outputs && part == 0) {
+    if (c < outputs && part == 0 && clustered) {
+      *in_block(gathered + blockIdx.y * share + c % share, c / share) = sum;
+    } else if (c < outputs && part == 0) {
       const int64_t output = first_column + c;
       a.output.write_at(
           batch_place.out + output * a.result_pitch,
           (int64_t{blockIdx.z} * a.columns + output) * a.partial_output_stride + blockIdx.y * a.partial_split_stride, sum);
     }
+  }
+  if (!clustered) return;
+  cluster_arrive();
+  cluster_wait();
+  for (int i = threadIdx.x; i < share; i += blockDim.x) {
+    const int c = blockIdx.y * share + i;
+    if (c < outputs)
+      a.output.write_at(batch_place.out + (first_column + c) * a.result_pitch, 0, join_blocks(gathered + i, blocks, share));
   }
 }
 
