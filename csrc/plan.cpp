@@ -16,18 +16,20 @@ constexpr int kWarps = 8;         // warps a block
 constexpr int kOneBlockUnits = 16;
 // Clusters instead of a join. Of up to so many blocks, where all tiles run at a time, two a multiprocessor at most, for
 // clusters are not spread as evenly as blocks; of more blocks only if tiles are few. Columns (16384, 4096) float32, four
-// blocks, 62.2 us, and 62.8 with a join; bfloat16, eight, 34.6 and 33.5; (16384, 6144) float32, 384 tiles of which clusters of
-// four were made, 110.5 and 91.1. Rows (64, 128256) bfloat16 6.0 and 7.1.
+// blocks, 62.0 us, and 62.6 with a join; bfloat16, eight, 33.3 and 32.8; (16384, 6144) float32, 384 tiles in clusters of four,
+// 110.5 and 91.1. Rows (64, 128256) bfloat16 5.8 and 7.2.
 constexpr int kFewSplits = 4;
 // Of rows that are no more bytes, clusters of eight blocks of up to kWarps as well, where all run at a time: (200, 20000)
-// float32 5.8 us in five blocks of four warps, 6.5 in two of sixteen with a join.
+// float32 5.5 us in five blocks of four warps, 6.5 in two of sixteen with a join.
 constexpr int64_t kClusterInput = 16 << 20;
-// Bytes of a block, at most, for which a row is made one cluster: full 2^17 float32 2.2 us, and 2.5 with a join.
+// Bytes of a block, at most, for which a row is made one cluster: full 2^17 float32 1.9 us, and 2.5 with a join.
 constexpr int kClusterBytes = 64 * 1024;
-// Shifted rows of more chunks than a block has warps, in tiles of so many, while these are no more a multiprocessor: (64,
-// 50257) bfloat16 4.3 us, and 5.4 a row a block; but (150, 50257) 8.2 and 7.0.
-constexpr int kShiftedClusterUnits = 2;
-constexpr int kFewShiftedClusters = 6;
+// Blocks of shifted rows of more chunks than a block has warps, a multiprocessor, up to which they are clusters of two or four
+// warps: (64, 50257) bfloat16 4.0 us, and 5.4 a row a block; but (150, 50257) 8.2 and 7.0.
+constexpr int kShiftedClusters = 4;
+// Units of so few rows that one block takes nevertheless: (4, 32768) bfloat16, 16 units, 1.74 us in clusters, and 1.97.
+constexpr int kFewClusters = 8;
+constexpr int kFewBlockUnits = 12;
 // Units of long dense rows that a block takes, at most, if that leaves several blocks a multiprocessor; and at least. (8, 2^23)
 // bfloat16 32.5 us, and 33.0 with twice as many. In nested dims (256, 64, 56, 56) dims 0, 2, 3 bfloat16 26.4 us with
 // kNestedUnits, 27.0 with twice as many.
@@ -104,6 +106,9 @@ constexpr int64_t kLargePitch = 4096;
 // Where tiles all run at a time, but leave some multiprocessors with one less, as many that it shows, tiles are as short from
 // so many bytes on: (4096, 20000) float32 74.7 us, and 92.1 in 313 tiles.
 constexpr int64_t kUnevenColumns = 128 << 20;
+// Bytes up to which columns are whole in fewer tiles than there are multiprocessors, to save the join; (2048, 4096) float32 9.9
+// us in clusters, and 14.0 so.
+constexpr int64_t kSmallColumns = 4 << 20;
 // Bytes from which on columns are spread: (300, 201) float64 3.16 us, and 3.24 if not; float32 3.25 and 3.17.
 constexpr int64_t kSpreadInput = 1 << 18;
 // Bytes of lane sums that a block of the narrow kernel takes, of runs of so many leaves at least. Runs get shorter down to
@@ -286,6 +291,13 @@ struct RowTiles {
     return 29 * load(best) <= 20 * load(units) ? best : units;
   }
 
+  // Units of shifted rows in clusters, or 0 if rows are too many.
+  int64_t shifted_clusters() const {
+    for (int64_t units = 2; units <= kFewDenseUnits; units *= 2)
+      if (tiles(units) <= int64_t{kShiftedClusters} * device.multiprocessors) return units;
+    return 0;
+  }
+
   // So many more units, up to `most`, that a row's splits are a cluster, if rows are few.
   int64_t in_one_cluster(int64_t units, int64_t most) const {
     int64_t more = units;
@@ -307,13 +319,14 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   const bool float8 = shifted && is_float8(r);
   const auto [most, always] = cut_of(plan, r, units, rows_enough && whole_units > kFewDenseUnits, device);
   const RowTiles of{p.outputs, row_units, plan.walk, device};
-  const bool one_block = row_units <= kOneBlockUnits, in_clusters = device.hopper && plan.bytes <= kClusterInput;
+  const bool few_rows = device.hopper && !shifted && p.outputs <= kFewClusters;
+  const bool one_block = row_units <= (few_rows ? kFewBlockUnits : kOneBlockUnits),
+             in_clusters = device.hopper && plan.bytes <= kClusterInput;
   int64_t tile_units = std::min(most, kMaxRowWarps);
   if (tuning.tile_leaves) {
     tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
-  } else if (shifted && one_block && row_units > dense_warps(plan.walk) && in_clusters &&
-             of.tiles(kShiftedClusterUnits) <= int64_t{kFewShiftedClusters} * device.multiprocessors) {
-    tile_units = kShiftedClusterUnits;
+  } else if (shifted && one_block && row_units > dense_warps(plan.walk) && in_clusters && of.shifted_clusters()) {
+    tile_units = of.shifted_clusters();
   } else if ((one_block || (rows_enough && row_units <= kMaxDenseUnits)) && (row_units <= most || !always)) {
     tile_units = power_of_two_above(row_units);
   } else {
@@ -623,7 +636,7 @@ int panel_width(int64_t vectors, int most) {
 // places where they do not, but are few.
 bool is_uneven(int64_t tiles, int64_t at_once, const Device& device) {
   const int64_t step = tiles <= at_once ? device.multiprocessors : at_once, places = ceil_div(tiles, step) * step;
-  return places <= 4 * at_once && 100 * tiles < 96 * places;
+  return places <= 8 * at_once && 100 * tiles < 96 * places;
 }
 
 // Whether rows are whole lines, or halves of bytes; other narrow rows are better read as pieces of memory: (2^20, 64) float32
@@ -660,9 +673,9 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   // 65536) bfloat16 38.9 us, and 33.0; (4000, 16384) 34.9 and 33.4, float8 22.6 and 20.1. If these are of the last of several
   // chunks, tiles are small, for only some of them are slow: (20000, 4096) bfloat16 46.5 us, and 41.2; float8 29.9 and 23.8.
   const int64_t rest = p.length % kChunk;
-  const bool uneven = size <= 2 && rest % kLanes != 0;
-  const bool ragged_end = uneven && !shifted && p.length > kChunk && p.length < 8 * kChunk && 2 * rest > kChunk;
-  const int many = ragged_end || (uneven && p.length < kChunk)
+  const bool ragged = size <= 2 && rest % kLanes != 0;
+  const bool ragged_end = ragged && !shifted && p.length > kChunk && p.length < 8 * kChunk && 2 * rest > kChunk;
+  const int many = ragged_end || (ragged && p.length < kChunk)
                        ? 1
                        : panel_batches(plan.vector, vector_sum / 4, plan.thread_elements, order_free, plan.walk);
   const auto wave_of = [&](int batches) {  // tiles that run at a time
@@ -670,7 +683,10 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
     return int64_t{warps / kWarps} * device.multiprocessors;
   };
   const int64_t wave = wave_of(many);
-  int width = panel_width(vectors, size == 1 ? kLineWidth : aligned ? 2 * kLineWidth : kWarp);
+  // Sums that are twice as wide as elements: one line, and short tiles. (4096, 16384) int32 62.8 us, and 64.3; (40000,
+  // 640) 26.2 and 28.6; but (64, 4096, 1024) 238.7 and 238.0.
+  const bool wide_sums = aligned && plan.vector < 8 && vector_sum > kVectorBytes && plan.bytes < kLargeColumns;
+  int width = panel_width(vectors, size == 1 || wide_sums ? kLineWidth : aligned ? 2 * kLineWidth : kWarp);
   const int64_t whole_tiles = width ? tiles(width, t.leaves) : 0;
   const bool little_more = !spread && whole_tiles > wave && 2 * whole_tiles < 3 * wave;
   if (width == 0 || !enough(tiles(width, kWarps * unit_leaves(width, 1))) || little_more)
@@ -702,9 +718,9 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   // Units of a tile: as many as leave tiles enough; of a small input all, where that saves the join at little cost, or fewer.
   const int64_t unit = unit_leaves(width, plan.batches), whole = power_of_two_above(ceil_div(t.leaves, unit));
   const int64_t most = std::min(whole, most_units(warps, width));
-  int64_t units = lines                  ? std::clamp<int64_t>(kLineLeaves / unit, 1, most)
-                  : spread || ragged_end ? std::min<int64_t>(kUnequalUnits, most)
-                                         : most;
+  int64_t units = lines                               ? std::clamp<int64_t>(kLineLeaves / unit, 1, most)
+                  : spread || ragged_end || wide_sums ? std::min<int64_t>(kUnequalUnits, most)
+                                                      : most;
   if (tuning.tile_leaves) {
     units = std::min(power_of_two_above(ceil_div(tuning.tile_leaves, unit)), most);
   } else {
@@ -718,8 +734,10 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
     const bool in_short_tiles = aligned && plan.thread_elements >= 4 && (large || uneven);
     if (in_short_tiles) units = std::min(units, std::max<int64_t>(kWarps, (size == 1 ? 2 : 1) * kLargeLeaves / unit));
     const auto busy = [&](int64_t count) { return 3 * tiles(width, count * unit) >= device.multiprocessors; };
-    if (!in_short_tiles && units <= kWarps && whole > units && whole <= 4 * units && whole <= most && busy(whole))
-      units = whole;
+    // All of them where that saves the join of a small input; or else a cluster does.
+    const bool small =
+        plan.bytes <= kSmallColumns && whole <= 4 * units && !(device.hopper && count <= 2 * device.multiprocessors);
+    if (small && units <= kWarps && whole <= most && busy(whole)) units = whole;
     if (units < whole)
       while (units > 1 && !busy(units)) units /= 2;
   }

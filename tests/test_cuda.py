@@ -363,6 +363,27 @@ def test_clusters(blocks, name, cuda):
     assert clusters > 10
 
 
+@pytest.mark.parametrize("dim", [1, 0], ids=["rows", "columns"])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
+def test_clusters_wait_for_their_blocks(name, dim, cuda):
+    """The first block of each cluster, whose part the L2 holds, waits for the others', which come from memory."""
+    size = dtype_of(name).itemsize
+    length, outputs = (8 * 32_768 * 4 // size, 30) if dim else (8 * 4096, 1024 // size)
+    tuning = f"tile_leaves={length // 64 if dim else 512},cluster=8"
+    inputs = [data((outputs, length) if dim else (length, outputs), name, seed=24 + i) for i in range(2)]
+    plan = plan_of(inputs[0], [dim], tuning)
+    assert plan["cluster"] == 8
+    wanted = [SUM(x, dim, dtype=unrounded(name)) for x in inputs]
+    inputs = [x.to(cuda) for x in inputs]
+    others = torch.empty(1 << 27, dtype=torch.int8, device=cuda)
+    for turn in range(20):  # what another input's sums left in shared memory are wrong ones
+        x = inputs[turn % 2]
+        others.fill_(turn)
+        x.narrow(dim, 0, length // 8).clone()
+        got = torch.ops.gpureduce._sum_tuned(x, [dim], dtype=unrounded(name), tuning=tuning)
+        assert_same_bits(got, wanted[turn % 2], f"turn {turn}, {plan}")
+
+
 EXPANDED = [9, 77, 511, 512, 513, 1024, 1500, 4095, 4096, 4097, 4608, 4609, 8191, 12_288, 12_289, 100_000]
 EXPANDED += [1 << 20, (1 << 20) + 700]
 

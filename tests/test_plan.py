@@ -396,7 +396,10 @@ def test_clusters():
     """Blocks are clusters where they all run at a time and are few an output, and rows are cut so that they are."""
     rows = [
         ((1, 1 << 17), "float32", 2048, 8),
+        ((1, 1 << 14), "float32", 512, 4),
         ((1, 1 << 18), "float32", 512, 1),
+        ((4, 1 << 15), "bfloat16", 1024, 4),
+        ((16, 1 << 15), "bfloat16", 4096, 1),
         ((1, 1 << 19), "int8", 8192, 8),
         ((12, 100_000), "float32", 2048, 7),
         ((64, 128_256), "float32", 4096, 4),
@@ -416,6 +419,7 @@ def test_clusters():
         ((1 << 14, 4096), "bfloat16", 256, 1),  # eight splits, too many
         ((1 << 14, 6144), "float32", 512, 1),  # 384 tiles, too many
         ((1000, 512), "float32", 128, 4),
+        ((2048, 4096), "float32", 128, 4),
     ]
     for dim, cases in ((1, rows), (0, columns)):
         for sizes, source, leaves, blocks in cases:
@@ -424,6 +428,7 @@ def test_clusters():
     for shape, source, leaves, blocks in [
         ((64, 50_257), "bfloat16", 1024, 7),
         ((64, 50_257), "int8", 1024, 7),
+        ((100, 50_257), "bfloat16", 2048, 4),
         ((150, 50_257), "bfloat16", 8192, 1),
         ((64, 20_001), "bfloat16", 4096, 1),
     ]:
@@ -445,6 +450,7 @@ def test_columns_in_short_tiles():
         ((4096, 40_000), "bfloat16", 64),
         ((2048, 20_000), "float32", 128),
         ((4096, 20_000), "int32", 64),
+        ((4096, 16_384), "int32", 128),  # sums wider than elements
         ((1 << 14, 20_480), "float8_e5m2", 128),
         ((4096, 10_000), "bfloat16", 128),  # few bytes
         ((4096, 16_384), "float32", 512),  # even

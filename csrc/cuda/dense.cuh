@@ -111,7 +111,8 @@ __global__ void __launch_bounds__(dense_warps(walk) * kWarp, dense_blocks(walk))
     dense_rows(const __grid_constant__ DenseArgs<Source, Acc> a) {
   using Element = typename Source::Element;
   __shared__ Acc slots[kMaxDenseUnits];
-  __shared__ Acc gathered[kMaxCluster];
+  __shared__ Acc received[kMaxCluster];
+  __shared__ uint64_t arrived;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const bool split = a.splits > 1;
   const uint32_t row = split ? blockIdx.z * kMaxDenseDepth + blockIdx.y : blockIdx.x, tile = split ? blockIdx.x : 0;
@@ -120,12 +121,13 @@ __global__ void __launch_bounds__(dense_warps(walk) * kWarp, dense_blocks(walk))
   const int units = min(a.tile_units, a.row_units - static_cast<int>(first));
   const Offsets place = a.place(row);
   const bool clustered = split && !a.output.partials;
+  const Inbox<Acc> inbox{&arrived, received};
   // The last unit may be a shifted row's rest: the last warp loads it first.
   const bool has_rest = walk == Walk::shifted && first + units == a.row_units && row_rest(a.length) > 0;
   Vector<Element, 1> rest{};
   wait_for_previous_kernel();
   allow_next_kernel();
-  if (clustered) cluster_arrive();
+  if (clustered) inbox.open(tile == 0 ? a.splits : 0);
   if (has_rest && warp == warps - 1) rest = load_rest(a, place.in);
   for (int unit = warp; unit < units - has_rest; unit += warps) {
     const Acc v = dense_unit<V, kElements, walk>(a, place.in, first + unit);
@@ -145,12 +147,12 @@ __global__ void __launch_bounds__(dense_warps(walk) * kWarp, dense_blocks(walk))
     if (lane == 0) a.output.write_at(place.out, int64_t{row} * a.splits + tile, v);
     return;
   }
-  cluster_wait();
-  if (lane == 0) *in_block(gathered + tile, 0) = v;
-  cluster_arrive();
+  inbox.wait_for_others();
+  if (lane > 0) return;
+  inbox.send(0, tile, v);
   if (tile > 0) return;
-  cluster_wait();
-  if (lane == 0) a.output.write_at(place.out, 0, join_blocks(gathered, a.splits, 1));
+  inbox.wait();
+  a.output.write_at(place.out, 0, inbox.join(0, a.splits, 1));
 }
 
 // Rows of a single unit: a warp each; of shifted ones, with the rest.

@@ -158,6 +158,7 @@ cudaError_t launch_panels(const Launch& launch, const Source& source) {
   const auto& kept = r.problem.kept;
   const KeptDim column = kept.back(), batch = kept.size() > 1 ? kept[kept.size() - 2] : KeptDim{};
   const auto log = [](int x) { return static_cast<int8_t>(__builtin_ctz(x)); };  // of powers of two
+  const int side = plan.warp_columns * V;
   const PanelArgs<Source, Acc> args{source,
                                     r.problem.length,
                                     r.problem.reduced[0].stride,
@@ -169,14 +170,14 @@ cudaError_t launch_panels(const Launch& launch, const Source& source) {
                                     static_cast<int32_t>(t.columns),
                                     t.tile_outputs,
                                     t.tile_leaves,
+                                    plan.cluster > 1 ? (side + plan.cluster - 1) / plan.cluster : 0,
                                     log(plan.warp_columns),
                                     log(plan.units),
                                     log(plan.parts),
                                     input_span(r),
                                     output_of<Acc>(launch),
                                     kept_nest<Source::kRank>(r.problem)};
-  const int side = plan.warp_columns * V, gathered = plan.cluster > 1 ? side + plan.cluster : 0;
-  const int bytes = plan.units * side * sizeof(LaneSum) + gathered * sizeof(Acc);
+  const int bytes = plan.units * side * sizeof(LaneSum) + args.share * plan.cluster * sizeof(Acc);
   return start_with(launch, panel_kernel<V, Acc, Source>(plan), plan.warps * kWarp, bytes, args);
 }
 

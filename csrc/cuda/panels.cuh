@@ -16,6 +16,7 @@ struct PanelArgs {
   int64_t partial_output_stride, partial_split_stride;
   int32_t columns, reach;                  // of a batch; of a tile
   int32_t tile_leaves;                     // a power of two
+  int32_t share;                           // columns of a tile that a block of a cluster joins; 0: splits are none
   int8_t log_width, log_units, log_parts;  // threads of a warp side by side; units of a tile; threads that join a column's
   InputSpan input;
   Output<Acc> output;
@@ -92,7 +93,11 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
     columns[j] = column + j * width < outputs ? column + j * width : 0;
   const int64_t place = batch_place.in + first_row * a.pitch + first_column + own;
   const int log_run = a.log_units - a.log_parts, log_turn = max(5 - a.log_parts, 2);
-  const bool clustered = gridDim.y > 1 && !a.output.partials;
+  // Of a cluster, whose blocks are the splits of some columns, each joins its share of them.
+  const bool clustered = a.share > 0;
+  const int blocks = gridDim.y, own_share = max(0, min(a.share, outputs - static_cast<int>(blockIdx.y) * a.share));
+  __shared__ uint64_t arrived;
+  const Inbox<Acc> inbox{&arrived, reinterpret_cast<Acc*>(memory + (sizeof(LaneSum) * side << a.log_units))};
   const auto leaves_of = [&](auto whole, int64_t at, int left) {
     if constexpr (walk == Walk::shifted) {
       return shifted_leaves<V, kElements, kLeaves, whole, Acc>(a.source, a.input, at, a.pitch, left, column, outputs);
@@ -112,7 +117,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
   };
   wait_for_previous_kernel();
   allow_next_kernel();
-  if (clustered) cluster_arrive();
+  if (clustered) inbox.open(blocks * own_share);
 #pragma unroll 1
   for (uint32_t unit = warp; unit >> a.log_units == 0; unit += warps) {
     const uint32_t leaf = (unit * kWarp + row * width) * (kLeaves * kBatches) >> a.log_width;
@@ -162,16 +167,13 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
     }
   }
   __syncthreads();
-  // Of a cluster, whose blocks are the splits of some columns, each joins its share of them.
-  const int blocks = gridDim.y, share = (side + blocks - 1) / blocks;
-  Acc* const gathered = reinterpret_cast<Acc*>(memory + (sizeof(LaneSum) * side << a.log_units));
-  if (clustered) cluster_wait();
+  if (clustered) inbox.wait_for_others();
   for (int base = 0; base < side << a.log_parts; base += blockDim.x) {
     const int i = base + threadIdx.x, c = i >> a.log_parts, part = i & ((1 << a.log_parts) - 1);
     const LaneSum* run = slots + (part << log_run) * side + ((c ^ part << log_turn) & (side - 1));
     const Acc sum = warp_join(join_slots<Acc>(run, side, log_run), 1, 1 << a.log_parts);
     if (c < outputs && part == 0 && clustered) {
-      *in_block(gathered + blockIdx.y * share + c % share, c / share) = sum;
+      inbox.send(c / a.share, blockIdx.y * a.share + c % a.share, sum);
     } else if (c < outputs && part == 0) {
       const int64_t output = first_column + c;
       a.output.write_at(
@@ -180,12 +182,10 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
     }
   }
   if (!clustered) return;
-  cluster_arrive();
-  cluster_wait();
-  for (int i = threadIdx.x; i < share; i += blockDim.x) {
-    const int c = blockIdx.y * share + i;
-    if (c < outputs)
-      a.output.write_at(batch_place.out + (first_column + c) * a.result_pitch, 0, join_blocks(gathered + i, blocks, share));
+  inbox.wait();
+  for (int i = threadIdx.x; i < own_share; i += blockDim.x) {
+    const int64_t output = first_column + blockIdx.y * a.share + i;
+    a.output.write_at(batch_place.out + output * a.result_pitch, 0, inbox.join(i, blocks, a.share));
   }
 }
 
