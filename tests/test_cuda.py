@@ -348,11 +348,12 @@ def test_clusters(blocks, name, cuda):
         tuning = f"tile_leaves={512 * chunks},cluster=8"
         length = 4096 * (blocks * chunks - 1) + last
         x = data((length, outputs + 1), name, seed=23)
-        few = x[:, :outputs].contiguous()
+        columns = x[:, :outputs].contiguous()
+        rows = columns.t().contiguous()
         for view, dim, y in [
-            (few, 0, few.to(cuda)),
+            (columns, 0, columns.to(cuda)),
             (x[:, 1:], 0, x.to(cuda)[:, 1:]),
-            (few.t().contiguous(), 1, few.t().contiguous().to(cuda)),
+            (rows, 1, rows.to(cuda)),
         ]:
             plan = plan_of(view, [dim], tuning)
             assert (plan["cluster"] > 1) == (plan["kernel"] in ("dense", "panels") and 1 < plan["splits"] <= 8), plan

@@ -132,11 +132,12 @@ def check_plan(sizes, strides, dims, source="float32", target=None, tuning=""):
     if plan["kernel"] == "panels":
         check_panels(plan, source, target, what)
 
-    # Partial sums: every pass joins `fan` neighbours, until one is left. Where there is nothing to join, one pass may
-    # round the sums to a dtype that kernels do not write.
     # An output's splits that are a cluster leave nothing to join.
     assert plan["cluster"] == 1 or (plan["cluster"] == plan["splits"] <= 8 and not plan["joins"]), what
     assert plan["cluster"] == 1 or plan["kernel"] in ("dense", "panels"), what
+
+    # Partial sums: every pass joins `fan` neighbours, until one is left. Where there is nothing to join, one pass may
+    # round the sums to a dtype that kernels do not write.
     counts = [plan["splits"] // plan["cluster"]]
     for fan in plan["joins"]:
         assert fan >= 2 and fan & (fan - 1) == 0, what
