@@ -94,6 +94,7 @@ constexpr int kFloat8PanelTiles = 2 * kPanelTiles;
 // most so many leaves: (2^20, 64) bfloat16 34.0 us, 34.6 with twice as many, and 34.9 in four batches; (2^22, 64) 123.5, 126.5
 // and 130.
 constexpr int kLineLeaves = 256;
+constexpr int kLineWidth = kLine / kVectorBytes;  // threads that read a line
 // Units of a tile, at most, where tiles take unequal times; as of spread columns, (50257, 1001) float64 95.2 us, and 96.5 with
 // more.
 constexpr int kUnequalUnits = 32;
@@ -644,112 +645,147 @@ bool is_uneven(int64_t tiles, int64_t at_once, const Device& device) {
 bool panel_rows(const Reduction& r, int vector) {
   const int64_t columns = r.problem.kept.back().size;
   const int size = info(r.in).size;
-  return columns * size % (size == 1 ? kLine / 2 : kLine) == 0 && panel_width(columns / vector, kLine / kVectorBytes);
+  return columns * size % (size == 1 ? kLine / 2 : kLine) == 0 && panel_width(columns / vector, kLineWidth);
 }
+
+// Columns in tiles of the panels kernel: `width` threads of a warp side by side, and units of leaves below each other.
+struct PanelTiles {
+  const Plan& plan;  // what it says so far: walk, vector, elements and columns
+  const Problem& problem;
+  const Device& device;
+  int size, sum_bytes;  // bytes of an element, and of a vector of lane sums
+
+  PanelTiles(const Plan& plan, const Reduction& r, const Device& device)
+      : plan(plan), problem(r.problem), device(device), size(info(r.in).size), sum_bytes(plan.vector * lane_bytes(r)) {}
+
+  bool aligned() const { return plan.walk != Walk::shifted && plan.walk != Walk::spread; }
+  // Elements before the first column that shifted vectors may begin with.
+  int before() const { return plan.walk == Walk::shifted ? plan.vector - 1 : 0; }
+  int64_t vectors() const { return ceil_div(plan.tiling.columns + before(), plan.vector); }
+
+  int64_t unit_leaves(int width, int batches) const {
+    return int64_t{kWarp / width} * (kLoads / plan.thread_elements) * batches;
+  }
+  int64_t tiles(int width, int64_t leaves) const {
+    const Tiling& t = plan.tiling;
+    return problem.outputs / t.columns * ceil_div(t.columns, width * plan.vector - before()) * ceil_div(t.leaves, leaves);
+  }
+  bool are_enough(int64_t tiles, int least = kPanelTiles) const { return 5 * tiles >= int64_t{least} * device.multiprocessors; }
+  // Tiles that run at a time.
+  int64_t at_once(int batches) const {
+    const int warps = panel_wave(plan.vector, sum_bytes / 4, plan.thread_elements, batches, plan.walk);
+    return int64_t{warps / kWarps} * device.multiprocessors;
+  }
+  // Threads that join a column; units of a tile, at most: their sums fit the shared memory, and a thread joins few of them.
+  int parts(int warps, int width) const { return std::clamp(warps * kWarp / (width * plan.vector), 1, kWarp); }
+  int64_t most_units(int warps, int width) const {
+    return std::min<int64_t>(kPanelBytes / (width * sum_bytes), parts(warps, width) << kLogPanelRun);
+  }
+
+  // Rows are a line each, one after the other.
+  bool are_lines() const {
+    return size > 1 && aligned() && vectors() == kLineWidth && problem.reduced[0].stride == plan.tiling.columns;
+  }
+  // Sums are wider than elements, and the input is not that large.
+  bool have_wide_sums() const { return aligned() && plan.vector < 8 && sum_bytes > kVectorBytes && plan.bytes < kLargeColumns; }
+  // Some leaves have an element less than others: all chunks' are of so many, or those of the last of a few.
+  bool are_ragged() const { return size <= 2 && problem.length % kChunk % kLanes != 0; }
+  bool end_ragged() const {
+    const int64_t rest = problem.length % kChunk;
+    return are_ragged() && plan.walk != Walk::shifted && problem.length > kChunk && problem.length < 8 * kChunk &&
+           2 * rest > kChunk;
+  }
+
+  // Batches that a thread takes where it takes several. Where many leaves have an element less than others, loads have
+  // conditions, and several batches are slower than one: (1000, 65536) bfloat16 38.9 us, and 33.0; (4000, 16384) 34.9 and 33.4,
+  // float8 22.6 and 20.1. If these are of the last of several chunks, tiles are small as well, for only some of them are slow:
+  // (20000, 4096) bfloat16 46.5 us, and 41.2; float8 29.9 and 23.8.
+  int many_batches(bool order_free) const {
+    if (end_ragged() || (are_ragged() && problem.length < kChunk)) return 1;
+    return panel_batches(plan.vector, sum_bytes / 4, plan.thread_elements, order_free, plan.walk);
+  }
+
+  // Two lines side by side where that leaves tiles enough, but of bytes, which have many sums, and of wide sums one: (4096,
+  // 16384) int32 62.8 us, and 64.3; (40000, 640) 26.2 and 28.6. Also one where tiles would be little more than run at a time:
+  // (1024, 65536) bfloat16 33.4 us, and 34.1 with two. Four of shifted columns, which read one vector more than they have:
+  // (16384, 4097) bfloat16 36.1 us, and 42.4 with two.
+  int best_width(int many) const {
+    const int most = size == 1 || have_wide_sums() ? kLineWidth : aligned() ? 2 * kLineWidth : kWarp;
+    const int width = panel_width(vectors(), most),
+              one = static_cast<int>(std::min<int64_t>(kLineWidth, power_of_two_above(vectors())));
+    if (width == 0 || !are_enough(tiles(width, kWarps * unit_leaves(width, 1)))) return one;
+    const int64_t whole = tiles(width, plan.tiling.leaves), wave = at_once(many);
+    return plan.walk != Walk::spread && whole > wave && 2 * whole < 3 * wave ? one : width;
+  }
+
+  // Units of a tile, up to `most`: as many as leave tiles enough; fewer of large columns, and where shares would be unequal; of
+  // a small input all, where that saves the join at little cost, or as few as keep multiprocessors busy.
+  int64_t best_units(int width, int batches, int64_t most, bool float8) const {
+    const int64_t unit = unit_leaves(width, batches), whole = power_of_two_above(ceil_div(plan.tiling.leaves, unit));
+    const auto count = [&](int64_t units) { return tiles(width, units * unit); };
+    const auto busy = [&](int64_t units) { return 3 * count(units) >= device.multiprocessors; };
+    const bool unequal = plan.walk == Walk::spread || end_ragged() || have_wide_sums();
+    const int least = float8 && width >= kLineWidth ? kFloat8PanelTiles
+                      : batches > 1 && aligned()    ? kPanelTiles
+                                                    : kFewPanelTiles;
+    int64_t units = are_lines() ? std::clamp<int64_t>(kLineLeaves / unit, 1, most)
+                    : unequal   ? std::min<int64_t>(kUnequalUnits, most)
+                                : most;
+    while (units > kWarps && !are_enough(count(units), least)) units /= 2;
+    const bool two_each = count(units) <= 2 * device.multiprocessors;
+    const bool large = size > 1 && plan.bytes >= kLargeColumns && problem.reduced[0].stride * size >= kLargePitch && !two_each;
+    const bool uneven = plan.bytes >= kUnevenColumns && is_uneven(count(units), at_once(batches), device);
+    if (aligned() && plan.thread_elements >= 4 && (large || uneven))
+      units = std::min(units, std::max<int64_t>(kWarps, (size == 1 ? 2 : 1) * kLargeLeaves / unit));
+    const bool clusters = device.hopper && two_each;  // which need no join either
+    if (plan.bytes <= kSmallColumns && !clusters && units <= kWarps && whole <= std::min(4 * units, most) && busy(whole))
+      return whole;
+    while (units > 1 && units < whole && !busy(units)) units /= 2;
+    return units;
+  }
+};
 
 void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
   const Problem& p = r.problem;
   Tiling& t = plan.tiling;
   t.columns = p.kept.back().size;
   plan.thread_elements = p.length <= kLanes ? 1 : thread_elements(p);
-  const int size = info(r.in).size, depth = kLoads / plan.thread_elements, vector_sum = plan.vector * lane_bytes(r);
-  const bool shifted = plan.walk == Walk::shifted, spread = plan.walk == Walk::spread, aligned = !shifted && !spread;
-  const int before = shifted ? plan.vector - 1 : 0;  // shifted vectors may begin so many elements before the first column
-  const int64_t vectors = ceil_div(t.columns + before, plan.vector);
-  const auto unit_leaves = [&](int width, int batches) { return int64_t{kWarp / width} * depth * batches; };
-  const auto tiles = [&](int width, int64_t leaves) {
-    return p.outputs / t.columns * ceil_div(t.columns, width * plan.vector - before) * ceil_div(t.leaves, leaves);
-  };
-  const auto enough = [&](int64_t count, int least = kPanelTiles) {
-    return 5 * count >= int64_t{least} * device.multiprocessors;
-  };
-
-  // Two lines side by side where that leaves tiles enough, but of bytes, which have many sums, one. Also one where tiles would
-  // be little more than run at a time: (1024, 65536) bfloat16 33.4 us, and 34.1 with two. Four of shifted columns, which read
-  // one vector more than they have: (16384, 4097) bfloat16 36.1 us, and 42.4 with two.
-  constexpr int kLineWidth = kLine / kVectorBytes;
-  const bool order_free = r.accumulator == Accumulator::i64;
-  // Where many leaves have an element less than others, loads have conditions, and several batches are slower than one: (1000,
-  // 65536) bfloat16 38.9 us, and 33.0; (4000, 16384) 34.9 and 33.4, float8 22.6 and 20.1. If these are of the last of several
-  // chunks, tiles are small, for only some of them are slow: (20000, 4096) bfloat16 46.5 us, and 41.2; float8 29.9 and 23.8.
-  const int64_t rest = p.length % kChunk;
-  const bool ragged = size <= 2 && rest % kLanes != 0;
-  const bool ragged_end = ragged && !shifted && p.length > kChunk && p.length < 8 * kChunk && 2 * rest > kChunk;
-  const int many = ragged_end || (ragged && p.length < kChunk)
-                       ? 1
-                       : panel_batches(plan.vector, vector_sum / 4, plan.thread_elements, order_free, plan.walk);
-  const auto wave_of = [&](int batches) {  // tiles that run at a time
-    const int warps = panel_wave(plan.vector, vector_sum / 4, plan.thread_elements, batches, plan.walk);
-    return int64_t{warps / kWarps} * device.multiprocessors;
-  };
-  const int64_t wave = wave_of(many);
-  // Sums that are twice as wide as elements: one line, and short tiles. (4096, 16384) int32 62.8 us, and 64.3; (40000,
-  // 640) 26.2 and 28.6; but (64, 4096, 1024) 238.7 and 238.0.
-  const bool wide_sums = aligned && plan.vector < 8 && vector_sum > kVectorBytes && plan.bytes < kLargeColumns;
-  int width = panel_width(vectors, size == 1 || wide_sums ? kLineWidth : aligned ? 2 * kLineWidth : kWarp);
-  const int64_t whole_tiles = width ? tiles(width, t.leaves) : 0;
-  const bool little_more = !spread && whole_tiles > wave && 2 * whole_tiles < 3 * wave;
-  if (width == 0 || !enough(tiles(width, kWarps * unit_leaves(width, 1))) || little_more)
-    width = static_cast<int>(std::min<int64_t>(kLineWidth, power_of_two_above(vectors)));
-  if (tuning.width)
-    width = static_cast<int>(std::min<int64_t>({kWarp, power_of_two_above(tuning.width), power_of_two_above(vectors)}));
-  const bool lines = size > 1 && aligned && vectors == kLineWidth && p.reduced[0].stride == t.columns;
-  const auto batches = [&](int width) {
-    const int64_t leaves = kWarps * unit_leaves(width, many);
-    const bool takes_many = width >= kLineWidth && !lines && t.leaves >= leaves && enough(tiles(width, leaves));
+  const PanelTiles of(plan, r, device);
+  const int many = of.many_batches(r.accumulator == Accumulator::i64);
+  const int64_t widest = power_of_two_above(of.vectors());
+  int width = tuning.width ? static_cast<int>(std::min<int64_t>({kWarp, power_of_two_above(tuning.width), widest}))
+                           : of.best_width(many);
+  const auto batches = [&] {
+    const int64_t leaves = kWarps * of.unit_leaves(width, many);
+    const bool takes_many =
+        width >= kLineWidth && !of.are_lines() && t.leaves >= leaves && of.are_enough(of.tiles(width, leaves));
     return (tuning.batches ? tuning.batches > 1 : takes_many) ? many : 1;
   };
-  int warps = plan.warps ? plan.warps : shifted && size == 1 ? kFewColumnWarps : kWarps;
-  // Threads that join a column; units of a tile, at most: their sums fit the shared memory, and a thread joins few of them.
-  const auto parts = [&](int warps, int width) { return std::clamp(warps * kWarp / (width * plan.vector), 1, kWarp); };
-  const auto most_units = [&](int warps, int width) {
-    return std::min<int64_t>(kPanelBytes / (width * vector_sum), parts(warps, width) << kLogPanelRun);
-  };
+  int warps = plan.warps ? plan.warps : plan.walk == Walk::shifted && of.size == 1 ? kFewColumnWarps : kWarps;
   // Where splits would be more than a grid is deep: narrower tiles, which are longer, and more threads to join them.
   const auto too_deep = [&] {
-    return ceil_div(t.leaves, most_units(warps, width) * unit_leaves(width, batches(width))) > kMaxGridDepth;
+    return ceil_div(t.leaves, of.most_units(warps, width) * of.unit_leaves(width, batches())) > kMaxGridDepth;
   };
   while (too_deep()) width > 1 ? width /= 2 : warps *= 2;
-  plan.batches = batches(width);
+  plan.batches = batches();
   plan.warp_columns = width;
-  t.tile_outputs = width * plan.vector - before;
-  if (spread) t.tile_outputs = static_cast<int>(ceil_div(t.columns, ceil_div(t.columns, t.tile_outputs)));  // even tiles
+  t.tile_outputs = width * plan.vector - of.before();
+  if (plan.walk == Walk::spread)
+    t.tile_outputs = static_cast<int>(ceil_div(t.columns, ceil_div(t.columns, t.tile_outputs)));  // even tiles
 
-  // Units of a tile: as many as leave tiles enough; of a small input all, where that saves the join at little cost, or fewer.
-  const int64_t unit = unit_leaves(width, plan.batches), whole = power_of_two_above(ceil_div(t.leaves, unit));
-  const int64_t most = std::min(whole, most_units(warps, width));
-  int64_t units = lines                               ? std::clamp<int64_t>(kLineLeaves / unit, 1, most)
-                  : spread || ragged_end || wide_sums ? std::min<int64_t>(kUnequalUnits, most)
-                                                      : most;
-  if (tuning.tile_leaves) {
-    units = std::min(power_of_two_above(ceil_div(tuning.tile_leaves, unit)), most);
-  } else {
-    const int least = is_float8(r) && width >= kLineWidth ? kFloat8PanelTiles
-                      : plan.batches > 1 && aligned       ? kPanelTiles
-                                                          : kFewPanelTiles;
-    while (units > kWarps && !enough(tiles(width, units * unit), least)) units /= 2;
-    const int64_t count = tiles(width, units * unit), wide = p.reduced[0].stride * size >= kLargePitch;
-    const bool large = size > 1 && plan.bytes >= kLargeColumns && wide && count > 2 * device.multiprocessors;
-    const bool uneven = plan.bytes >= kUnevenColumns && is_uneven(count, wave_of(plan.batches), device);
-    const bool in_short_tiles = aligned && plan.thread_elements >= 4 && (large || uneven);
-    if (in_short_tiles) units = std::min(units, std::max<int64_t>(kWarps, (size == 1 ? 2 : 1) * kLargeLeaves / unit));
-    const auto busy = [&](int64_t count) { return 3 * tiles(width, count * unit) >= device.multiprocessors; };
-    // All of them where that saves the join of a small input; or else a cluster does.
-    const bool small =
-        plan.bytes <= kSmallColumns && whole <= 4 * units && !(device.hopper && count <= 2 * device.multiprocessors);
-    if (small && units <= kWarps && whole <= most && busy(whole)) units = whole;
-    if (units < whole)
-      while (units > 1 && !busy(units)) units /= 2;
-  }
+  const int64_t unit = of.unit_leaves(width, plan.batches);
+  const int64_t most = std::min(power_of_two_above(ceil_div(t.leaves, unit)), of.most_units(warps, width));
+  int64_t units = tuning.tile_leaves ? std::min(power_of_two_above(ceil_div(tuning.tile_leaves, unit)), most)
+                                     : of.best_units(width, plan.batches, most, is_float8(r));
   while (units < most && ceil_div(t.leaves, units * unit) > kMaxGridDepth) units *= 2;
 
   // Of float8, small blocks where tiles are more than run at a time, but would leave the last of large ones alone.
-  const int64_t count = tiles(width, units * unit), at_once = wave_of(plan.batches);
+  const int64_t count = of.tiles(width, units * unit), at_once = of.at_once(plan.batches);
   const bool lone_rest = is_float8(r) && !tuning.warps && count > at_once && 4 * count < 7 * at_once;
-  if (lone_rest && units <= most_units(kFewColumnWarps, width)) warps = std::min(warps, kFewColumnWarps);
+  if (lone_rest && units <= of.most_units(kFewColumnWarps, width)) warps = std::min(warps, kFewColumnWarps);
   plan.warps = static_cast<int>(std::min<int64_t>(warps, units));
   plan.units = static_cast<int>(units);
-  plan.parts = std::min(parts(plan.warps, width), plan.units);
+  plan.parts = std::min(of.parts(plan.warps, width), plan.units);
   t.tile_leaves = static_cast<int>(units * unit);
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   // Neighbouring columns write neighbouring partial sums, but those of few columns stand as the join reads them.
@@ -807,8 +843,9 @@ void plan_narrow(Plan& plan, const Reduction& r, const Device& device, const Tun
 bool is_cluster(const Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
   const Tiling& t = plan.tiling;
   const bool panels = plan.kernel == Kernel::panels;
-  if (!device.hopper || (!panels && plan.kernel != Kernel::dense) || t.splits == 1 || t.splits > kMaxCluster) return false;
+  if (!device.hopper || (!panels && plan.kernel != Kernel::dense) || t.splits == 1) return false;
   if (tuning.cluster) return t.splits <= static_cast<uint32_t>(tuning.cluster);
+  if (t.splits > kMaxCluster) return false;
   const int warps =
       panels ? panel_wave(plan.vector, plan.vector * lane_bytes(r) / 4, plan.thread_elements, plan.batches, plan.walk)
              : dense_wave(plan.walk);

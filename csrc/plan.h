@@ -167,9 +167,10 @@ GPUREDUCE_HOST_DEVICE constexpr int column_batches(int vector, bool nested) {
 }
 
 // Values forced on the planner, for tests and tuning; 0 means the planner's own choice. Parsed from "key=value,key=value".
-// vector=1 forces single elements. cluster=1 forbids clusters, and any other makes them of up to so many blocks. width=1 has
-// threads take whole rows where they can; any other, not. keep=1 lets the L2 keep the input as it can; any other, let it go
-// first. grid= is for kernels whose blocks take tile after tile: dense, flat and panels have a block a tile.
+// vector=1 forces single elements. cluster=1 forbids clusters, and any other makes them of up to so many blocks, even more than
+// can be launched. width=1 has threads take whole rows where they can; any other, not. keep=1 lets the L2 keep the input as it
+// can; any other, let it go first. grid= is for kernels whose blocks take tile after tile: dense, flat and panels have a block
+// a tile.
 struct Tuning {
   int multiprocessors = 0, vector = 0, warps = 0, tile_leaves = 0, batches = 0, grid = 0;
   int stages = 0, stage_bytes = 0, width = 0, keep = 0, cluster = 0;

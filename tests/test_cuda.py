@@ -385,6 +385,16 @@ def test_clusters_wait_for_their_blocks(name, dim, cuda):
         assert_same_bits(got, wanted[turn % 2], f"turn {turn}, {plan}")
 
 
+def test_clusters_that_cannot_be_launched(cuda):
+    """Larger clusters than a GPU has room for, as on a part of one: the same bits, by another plan."""
+    for op, (shape, dim) in itertools.product(OPERATIONS, [((3, 4096 * 12), 1), ((4096 * 12, 200), 0)]):
+        x = data(shape, "float32", seed=26)
+        tuning = "tile_leaves=512,cluster=16"
+        assert plan_of(x, [dim], tuning)["cluster"] == 12
+        ours = getattr(torch.ops.gpureduce, f"_{op}_tuned")(x.to(cuda), [dim], tuning=tuning)
+        assert_same_bits(ours, op(x, dim))
+
+
 EXPANDED = [9, 77, 511, 512, 513, 1024, 1500, 4095, 4096, 4097, 4608, 4609, 8191, 12_288, 12_289, 100_000]
 EXPANDED += [1 << 20, (1 << 20) + 700]
 

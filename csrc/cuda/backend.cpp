@@ -33,7 +33,15 @@ void run(const Reduction& r, at::Device device, const Tuning& tuning) {
   if (p.workspace_bytes) workspace = at::empty({p.workspace_bytes}, at::TensorOptions().dtype(at::kByte).device(device));
   void* partials = workspace.defined() ? workspace.data_ptr() : nullptr;
   const Launch launch{r, p, partials, c10::cuda::getCurrentCUDAStream(device.index()), capability(properties)};
-  C10_CUDA_CHECK(run(launch));
+  const cudaError_t error = run(launch);
+  if (p.cluster > 1 && (error == cudaErrorInvalidClusterSize || error == cudaErrorLaunchOutOfResources)) {
+    // Too few multiprocessors side by side for so many blocks: a small GPU or a part of one, or what MPS leaves of it.
+    (void)cudaGetLastError();
+    Tuning alone = tuning;
+    alone.cluster = 1;
+    return run(r, device, alone);
+  }
+  C10_CUDA_CHECK(error);
 }
 
 }  // namespace gpureduce::cuda
