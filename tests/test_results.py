@@ -13,6 +13,8 @@ import sys
 import pytest
 import torch
 
+import torch_reduce
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = sorted((ROOT / "bench" / "results").glob("*/*.json"))
 
@@ -24,6 +26,7 @@ import models_report  # noqa: E402
 import pictures  # noqa: E402
 import provenance  # noqa: E402
 import report  # noqa: E402
+import timing  # noqa: E402
 
 
 def bench(*arguments):
@@ -555,3 +558,23 @@ def test_wrong_sums_are_not_timed(wrong, message, small_models, monkeypatch):
     monkeypatch.setattr(models.torch_reduce, "sum", wrong)
     with pytest.raises(SystemExit, match=message):
         models.gradients(torch.device("cpu"))
+
+
+def test_cold_races_flush(cuda):
+    """What is timed cold comes from memory: the L2 is flushed before each graph, and buffers take turns."""
+    flushes = []
+
+    class Flush(timing.Flush):
+        def __call__(self):
+            flushes.append(None)
+            super().__call__()
+
+    def time(hot):
+        buffers = timing.Buffers(torch.ones(1 << 22, device=cuda), lambda flat: flat, hot)
+        ours = timing.Candidate("ours", lambda view, _: torch_reduce.sum(view))
+        options = {"repeats": 3, "target_us": 200, "warm_ms": 5, "flush": Flush()}
+        return timing.gpu_times([ours], buffers, lambda: None, **options)["ours"].us
+
+    hot = time(True)
+    assert not flushes
+    assert time(False) > 1.2 * hot and len(flushes) >= 3
