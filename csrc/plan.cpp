@@ -19,9 +19,16 @@ constexpr int kOneBlockUnits = 16;
 // blocks, 62.0 us, and 62.6 with a join; bfloat16, eight, 33.3 and 32.8; (16384, 6144) float32, 384 tiles in clusters of four,
 // 110.5 and 91.1. Rows (64, 128256) bfloat16 5.8 and 7.2.
 constexpr int kFewSplits = 4;
+constexpr int kFewClusterBlocks = 2;  // a multiprocessor
 // Of rows that are no more bytes, clusters of eight blocks of up to kWarps as well, where all run at a time: (200, 20000)
 // float32 5.5 us in five blocks of four warps, 6.5 in two of sixteen with a join.
 constexpr int64_t kClusterInput = 16 << 20;
+// Percent of the multiprocessors that tiles of more splits may take, and of the places for tiles that they are to take where
+// they are made longer to save the join; and what the largest share of a multiprocessor, in percent of the smaller clusters',
+// has to be before tiles are made shorter.
+constexpr int kClusterShare = 75;
+constexpr int kFull = 90;
+constexpr int kMuchMore = 145;
 // Bytes of a block, at most, for which a row is made one cluster: full 2^17 float32 1.9 us, and 2.5 with a join.
 constexpr int kClusterBytes = 64 * 1024;
 // Blocks of shifted rows of more chunks than a block has warps, a multiprocessor, up to which they are clusters of two or four
@@ -107,6 +114,7 @@ constexpr int64_t kLargePitch = 4096;
 // Where tiles all run at a time, but leave some multiprocessors with one less, as many that it shows, tiles are as short from
 // so many bytes on: (4096, 20000) float32 74.7 us, and 92.1 in 313 tiles.
 constexpr int64_t kUnevenColumns = 128 << 20;
+constexpr int kEven = 96;  // percent of the places: from there on it does not show
 // Bytes up to which columns are whole in fewer tiles than there are multiprocessors, to save the join; (2048, 4096) float32 9.9
 // us in clusters, and 14.0 so.
 constexpr int64_t kSmallColumns = 4 << 20;
@@ -179,6 +187,29 @@ int64_t bytes_moved(const Problem& p, int64_t in_size, int64_t out_size) {
 int written_bytes(const Reduction& r) { return is_direct(r.accumulator, r.out) ? info(r.out).size : size_of(r.accumulator); }
 
 bool is_float8(const Reduction& r) { return info(r.in).size == 1 && info(r.in).kind == Kind::floating; }
+
+// Tiles that run at a time, of so many warps each: `wave` of them on a multiprocessor.
+int64_t tiles_at_once(int wave, int64_t warps, const Device& device) { return wave / warps * device.multiprocessors; }
+
+// Whether an output's splits are a cluster of blocks, which needs no join: of all tiles, of so many warps. `small`: rows of no
+// more than kClusterInput bytes.
+bool is_cluster(int64_t splits, int64_t tiles, int wave, int64_t warps, bool small, const Device& device) {
+  if (!device.hopper || splits > kMaxCluster) return false;
+  const int64_t at_once = tiles_at_once(wave, warps, device), processors = device.multiprocessors;
+  if (small && warps <= kWarps) return tiles <= at_once;
+  if (splits <= kFewSplits) return tiles <= std::min(at_once, kFewClusterBlocks * processors);
+  return 100 * tiles <= kClusterShare * processors;
+}
+
+// The blocks of a cluster, as it is planned or as it is told to; or 1: none, or only the join rounds to the result's dtype.
+int cluster_of(const Plan& plan, int64_t tiles, int wave, bool small, const Reduction& r, const Device& device,
+               const Tuning& tuning) {
+  const int64_t splits = plan.tiling.splits;
+  if (!device.hopper || !is_direct(r.accumulator, r.out)) return 1;
+  const bool told = tuning.cluster > 0;
+  if (told ? splits > tuning.cluster : !is_cluster(splits, tiles, wave, plan.warps, small, device)) return 1;
+  return static_cast<int>(splits);
+}
 
 // Whether the input is too large to be of use in the L2 later on, but what is written is not.
 bool is_streamed(const Reduction& r, const Device& device) {
@@ -260,42 +291,44 @@ Cut cut_of(const Plan& plan, const Reduction& r, int64_t units, bool enough_long
 struct RowTiles {
   int64_t rows, row_units;
   Walk walk;
+  bool small;  // the input is no more than kClusterInput bytes
   const Device& device;
 
   int64_t splits(int64_t units) const { return ceil_div(row_units, units); }
   int64_t tiles(int64_t units) const { return rows * splits(units); }
-  int64_t at_once(int64_t units) const {
-    return dense_wave(walk) / std::min<int64_t>(dense_warps(walk), units) * device.multiprocessors;
+  int64_t warps(int64_t units) const { return std::min<int64_t>(dense_warps(walk), units); }
+  int64_t at_once(int64_t units) const { return tiles_at_once(dense_wave(walk), warps(units), device); }
+  bool clusters(int64_t units) const {
+    return is_cluster(splits(units), tiles(units), dense_wave(walk), warps(units), small, device);
   }
   // Units of the multiprocessor that has the most of them.
   int64_t load(int64_t units) const { return std::min(units, row_units) * ceil_div(tiles(units), device.multiprocessors); }
 
-  // Twice as many units, up to kDenseUnits, if rows are then whole, or their splits clusters of few blocks, and all
-  // multiprocessors are busy.
+  // Twice as many units, up to kDenseUnits, if rows are then whole, or clusters of few blocks, and all multiprocessors are
+  // busy.
   int64_t without_join(int64_t units) const {
-    const int64_t twice = 2 * units, processors = device.multiprocessors, most = kFewSplits * rows;
+    const int64_t twice = 2 * units, processors = device.multiprocessors;
     if (twice > kDenseUnits) return units;
-    const bool one_wave = tiles(units) <= at_once(units), busy = 10 * tiles(twice) >= 9 * at_once(twice);
-    const bool one_each = 10 * rows >= 9 * processors && rows <= processors;
-    const bool whole = splits(twice) == 1 && (busy || one_each);
-    const bool clusters = tiles(twice) <= std::min(most, at_once(twice)) &&
-                          (one_wave ? tiles(units) > most && 10 * tiles(twice) >= 9 * processors : busy);
-    return whole || clusters ? twice : units;
+    const auto fill = [](int64_t tiles, int64_t places) { return 100 * tiles >= kFull * places; };
+    const bool one_wave = tiles(units) <= at_once(units), busy = fill(tiles(twice), at_once(twice));
+    const bool one_each = rows <= processors && fill(rows, processors);
+    if (splits(twice) == 1) return busy || one_each ? twice : units;
+    if (splits(twice) > kFewSplits || !clusters(twice)) return units;
+    return (one_wave ? splits(units) > kFewSplits && fill(tiles(twice), processors) : busy) ? twice : units;
   }
 
   // Fewer units, if clusters of such tiles give the multiprocessors much more even shares.
   int64_t in_even_clusters(int64_t units) const {
     int64_t best = units;
     for (const int64_t fewer : {kWarps, kFewDenseUnits})
-      if (fewer < units && splits(fewer) <= kMaxCluster && tiles(fewer) <= at_once(fewer) && load(fewer) < load(best))
-        best = fewer;
-    return 29 * load(best) <= 20 * load(units) ? best : units;
+      if (fewer < units && clusters(fewer) && load(fewer) < load(best)) best = fewer;
+    return kMuchMore * load(best) <= 100 * load(units) ? best : units;
   }
 
   // Units of shifted rows in clusters, or 0 if rows are too many.
-  int64_t shifted_clusters() const {
+  int64_t in_shifted_clusters() const {
     for (int64_t units = 2; units <= kFewDenseUnits; units *= 2)
-      if (tiles(units) <= int64_t{kShiftedClusters} * device.multiprocessors) return units;
+      if (clusters(units) && tiles(units) <= int64_t{kShiftedClusters} * device.multiprocessors) return units;
     return 0;
   }
 
@@ -303,7 +336,7 @@ struct RowTiles {
   int64_t in_one_cluster(int64_t units, int64_t most) const {
     int64_t more = units;
     while (splits(more) > kMaxCluster && 2 * more <= most) more *= 2;
-    return splits(more) <= kMaxCluster && 4 * tiles(more) <= 3 * device.multiprocessors ? more : units;
+    return clusters(more) ? more : units;
   }
 };
 
@@ -319,15 +352,15 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   const int64_t whole_units = std::max<int64_t>(1, row_units - (shifted && row_rest(p.length) > 0));
   const bool float8 = shifted && is_float8(r);
   const auto [most, always] = cut_of(plan, r, units, rows_enough && whole_units > kFewDenseUnits, device);
-  const RowTiles of{p.outputs, row_units, plan.walk, device};
+  const RowTiles of{p.outputs, row_units, plan.walk, plan.bytes <= kClusterInput, device};
   const bool few_rows = device.hopper && !shifted && p.outputs <= kFewClusters;
-  const bool one_block = row_units <= (few_rows ? kFewBlockUnits : kOneBlockUnits),
-             in_clusters = device.hopper && plan.bytes <= kClusterInput;
+  const bool one_block = row_units <= (few_rows ? kFewBlockUnits : kOneBlockUnits);
+  const int64_t clusters = shifted && one_block && row_units > dense_warps(plan.walk) ? of.in_shifted_clusters() : 0;
   int64_t tile_units = std::min(most, kMaxRowWarps);
   if (tuning.tile_leaves) {
     tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
-  } else if (shifted && one_block && row_units > dense_warps(plan.walk) && in_clusters && of.shifted_clusters()) {
-    tile_units = of.shifted_clusters();
+  } else if (clusters) {
+    tile_units = clusters;
   } else if ((one_block || (rows_enough && row_units <= kMaxDenseUnits)) && (row_units <= most || !always)) {
     tile_units = power_of_two_above(row_units);
   } else {
@@ -336,8 +369,8 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
     while (tile_units > kFewDenseUnits && 5 * tiles(tile_units) < 2 * device.multiprocessors) tile_units /= 2;
     if (shifted && tiles(tile_units) < int64_t{kFewShiftedTiles} * device.multiprocessors) tile_units /= 2;
     if (!shifted && device.hopper) tile_units = of.without_join(tile_units);
-    if (!shifted && in_clusters) tile_units = of.in_even_clusters(tile_units);
-    if (device.hopper) tile_units = of.in_one_cluster(tile_units, kClusterBytes / (unit_leaves * kDepth * size));
+    if (!shifted && of.small) tile_units = of.in_even_clusters(tile_units);
+    tile_units = of.in_one_cluster(tile_units, kClusterBytes / (unit_leaves * kDepth * size));
     while (tile_units * kMaxJoin < row_units) tile_units *= 2;
   }
   tile_units = std::min<int64_t>(tile_units, kMaxDenseUnits);
@@ -364,6 +397,7 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   t.partial_output_stride = t.splits;  // a row's partial sums side by side
   t.partial_split_stride = 1;
+  plan.cluster = cluster_of(plan, p.outputs * t.splits, dense_wave(plan.walk), of.small, r, device, tuning);
 }
 
 void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning& tuning) {
@@ -637,7 +671,7 @@ int panel_width(int64_t vectors, int most) {
 // places where they do not, but are few.
 bool is_uneven(int64_t tiles, int64_t at_once, const Device& device) {
   const int64_t step = tiles <= at_once ? device.multiprocessors : at_once, places = ceil_div(tiles, step) * step;
-  return places <= 8 * at_once && 100 * tiles < 96 * places;
+  return places <= 8 * at_once && 100 * tiles < kEven * places;
 }
 
 // Whether rows are whole lines, or halves of bytes; other narrow rows are better read as pieces of memory: (2^20, 64) float32
@@ -671,11 +705,8 @@ struct PanelTiles {
     return problem.outputs / t.columns * ceil_div(t.columns, width * plan.vector - before()) * ceil_div(t.leaves, leaves);
   }
   bool are_enough(int64_t tiles, int least = kPanelTiles) const { return 5 * tiles >= int64_t{least} * device.multiprocessors; }
-  // Tiles that run at a time.
-  int64_t at_once(int batches) const {
-    const int warps = panel_wave(plan.vector, sum_bytes / 4, plan.thread_elements, batches, plan.walk);
-    return int64_t{warps / kWarps} * device.multiprocessors;
-  }
+  int wave(int batches) const { return panel_wave(plan.vector, sum_bytes / 4, plan.thread_elements, batches, plan.walk); }
+  int64_t at_once(int batches) const { return tiles_at_once(wave(batches), kWarps, device); }
   // Threads that join a column; units of a tile, at most: their sums fit the shared memory, and a thread joins few of them.
   int parts(int warps, int width) const { return std::clamp(warps * kWarp / (width * plan.vector), 1, kWarp); }
   int64_t most_units(int warps, int width) const {
@@ -792,6 +823,7 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   const bool by_column = 2 * p.outputs <= t.splits;
   t.partial_output_stride = by_column ? t.splits : 1;
   t.partial_split_stride = by_column ? 1 : p.outputs;
+  plan.cluster = cluster_of(plan, count, of.wave(plan.batches), false, r, device, tuning);
 }
 
 // Whether columns are few, and their rows dense and aligned as pieces of memory.
@@ -837,22 +869,6 @@ void plan_narrow(Plan& plan, const Reduction& r, const Device& device, const Tun
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   t.partial_output_stride = t.splits;  // few a tile, so that the join may read them in whole lines
   t.partial_split_stride = 1;
-}
-
-// Whether an output's splits are a cluster, which needs no join.
-bool is_cluster(const Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
-  const Tiling& t = plan.tiling;
-  const bool panels = plan.kernel == Kernel::panels;
-  if (!device.hopper || (!panels && plan.kernel != Kernel::dense) || t.splits == 1) return false;
-  if (tuning.cluster) return t.splits <= static_cast<uint32_t>(tuning.cluster);
-  if (t.splits > kMaxCluster) return false;
-  const int warps =
-      panels ? panel_wave(plan.vector, plan.vector * lane_bytes(r) / 4, plan.thread_elements, plan.batches, plan.walk)
-             : dense_wave(plan.walk);
-  const int64_t at_once = int64_t{warps / plan.warps} * device.multiprocessors, tiles = t.tiles;
-  if (!panels && plan.warps <= kWarps && plan.bytes <= kClusterInput) return tiles <= at_once;
-  if (t.splits <= kFewSplits) return tiles <= std::min<int64_t>(at_once, 2 * device.multiprocessors);
-  return 4 * tiles <= 3 * device.multiprocessors;
 }
 
 // The blocks of a plan: a tile each, or where they take tile after tile, as tiles are numbered, perhaps fewer.
@@ -1011,6 +1027,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
                                                                          : kMaxColumnWarps);
   t.splits = 1;
   t.partial_output_stride = t.partial_split_stride = 1;
+  plan.cluster = 1;
   switch (plan.kernel) {
     case Kernel::packed: plan_packed(plan, p); break;
     case Kernel::rows: plan_rows(plan, p, device, tuning); break;
@@ -1032,7 +1049,6 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
 
   // One pass at least where only the join rounds to the result's dtype, or divides.
   const bool finished_by_join = !is_direct(r.accumulator, r.out) || (r.divisor != 1 && divided_by_join(plan.kernel, size));
-  plan.cluster = is_cluster(plan, r, device, tuning) && !finished_by_join ? static_cast<int>(t.splits) : 1;
   plan.grid = grid_of(plan, device, tuning);
   for (int64_t count = t.splits / plan.cluster; count > 1 || (plan.joins.empty() && finished_by_join);
        count = plan.joins.back().results()) {
