@@ -387,7 +387,7 @@ def test_clusters_wait_for_their_blocks(name, dim, cuda):
 
 def test_clusters_that_cannot_be_launched(cuda):
     """Larger clusters than a GPU has room for, as on a part of one: the same bits, by another plan."""
-    for op, (shape, dim) in itertools.product(OPERATIONS, [((3, 4096 * 12), 1), ((4096 * 12, 200), 0)]):
+    for op, (shape, dim) in itertools.product(OPERATIONS, [((3, 4096 * 12), 1), ((4096 * 12, 256), 0)]):
         x = data(shape, "float32", seed=26)
         tuning = "tile_leaves=512,cluster=16"
         assert plan_of(x, [dim], tuning)["cluster"] == 12

@@ -382,6 +382,17 @@ inline __attribute__((always_inline)) int64_t join_some(Lane* __restrict out, co
   return first;
 }
 
+// All of them in runs of so many vectors, the last vector over the one before; returns the first one left of less than a
+// vector.
+template <int kLeaves, int... kCounts, class Lane, class In>
+inline __attribute__((always_inline)) int64_t join_vectors(Lane* __restrict out, const In* __restrict x, int64_t width,
+                                                           int64_t pitch, int64_t step, int64_t depth) {
+  int64_t done = 0;
+  ((done = join_some<kLeaves, kCounts>(out, x, done, width, pitch, step, depth)), ...);
+  const int64_t last = width - kVector<Lane>;
+  return done < width && last >= 0 ? join_some<kLeaves, 1>(out, x, last, width, pitch, step, depth) : done;
+}
+
 constexpr int kThin = 8;  // rows, of an element a leaf each, that are joined in registers
 
 // Sums `length` rows, of 2 to kThin, of `width` columns, a vector or more.
@@ -389,9 +400,7 @@ template <int kLength = kThin, class Lane, class In>
 void sum_thin(Lane* __restrict out, const In* __restrict x, int64_t length, int64_t width, int64_t pitch) {
   if constexpr (kLength > 2)
     if (length < kLength) return sum_thin<kLength - 1>(out, x, length, width, pitch);
-  int64_t done = join_some<kLength, 2>(out, x, 0, width, pitch, 0, 1);
-  done = join_some<kLength, 1>(out, x, done, width, pitch, 0, 1);
-  if (done < width) join_some<kLength, 1>(out, x, width - kVector<Lane>, width, pitch, 0, 1);  // overlaps
+  join_vectors<kLength, 2, 1>(out, x, width, pitch, 0, 1);
 }
 
 // Sums `leaves` leaves of `width` columns and joins four neighbours each while they are in registers: where a leaf has few
@@ -399,13 +408,8 @@ void sum_thin(Lane* __restrict out, const In* __restrict x, int64_t length, int6
 template <class Lane, class In>
 void join_columns(Lane* __restrict out, const In* __restrict x, int64_t leaves, int64_t width, int64_t pitch, int64_t step,
                   int64_t depth) {
-  constexpr int kSize = kVector<Lane>;
   for (int64_t l = 0; l < leaves; l += 4, x += 4 * pitch, out += width) {
-    int64_t done = join_some<4, 8>(out, x, 0, width, pitch, step, depth);
-    done = join_some<4, 4>(out, x, done, width, pitch, step, depth);
-    done = join_some<4, 1>(out, x, done, width, pitch, step, depth);
-    if (done < width && width >= kSize) done = join_some<4, 1>(out, x, width - kSize, width, pitch, step, depth);  // overlaps
-    for (; done < width; ++done) {
+    for (int64_t done = join_vectors<4, 8, 4, 1>(out, x, width, pitch, step, depth); done < width; ++done) {
       const auto leaf = [&](int i) __attribute__((always_inline)) {
         Lane v = lane<Lane, Conversion::value>(x[i * pitch + done]);
         for (int64_t d = 1; d < depth; ++d) v += lane<Lane, Conversion::value>(x[i * pitch + done + d * step]);

@@ -10,17 +10,13 @@ namespace gpureduce::cuda {
 template <class Out, class Acc, int V>
 __device__ __forceinline__ void store_as(void* out, int64_t index, int64_t stride, const Acc (&v)[V]) {
   Out* at = static_cast<Out*>(out) + index;
-  constexpr int kBytes = V * sizeof(Out) < kGranule ? V * sizeof(Out) : kGranule, kCount = kBytes / sizeof(Out);
   if constexpr (V > 1) {
+    constexpr int kBytes = V * sizeof(Out) < kGranule ? V * sizeof(Out) : kGranule;
     if (stride == 1 && reinterpret_cast<uintptr_t>(at) % kBytes == 0) {
+      Out results[V];
 #pragma unroll
-      for (int g = 0; g < V; g += kCount) {
-        Vector<Out, kCount> granule;
-#pragma unroll
-        for (int j = 0; j < kCount; ++j) granule.set(j, result<Out>(v[g + j]));
-        reinterpret_cast<decltype(granule)*>(at + g)->bits = granule.bits;
-      }
-      return;
+      for (int j = 0; j < V; ++j) results[j] = result<Out>(v[j]);
+      return store_granules([&](int g) { return at + g; }, results);
     }
   }
 #pragma unroll

@@ -40,8 +40,7 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, i
       Cursor at = a.reduced.cursor(begin + g * kWarp * V);
 #pragma unroll
       for (int d = 0; d < kElements; ++d, a.next_in_lane.move(at)) {
-        if constexpr (kWhole) x[g][d] = a.source.template load<V>(row + at.offset);
-        else x[g][d] = a.source.template load_if<V>(begin + g * kWarp * V + d * kLanes + V <= a.length, row + at.offset);
+        x[g][d] = load_part<V, kWhole>(a.source, begin + g * kWarp * V + d * kLanes + V <= a.length, row + at.offset);
       }
     }
   } else {

@@ -29,13 +29,6 @@ struct PanelArgs {
   }
 };
 
-// A row's vector, which is there if kWhole says so, or else `present`.
-template <int V, bool kWhole, class Source>
-__device__ __forceinline__ Vector<typename Source::Element, V> load_row(const Source& source, bool present, int64_t place) {
-  if constexpr (kWhole) return source.template load<V>(place);
-  else return source.template load_if<V>(present, place);
-}
-
 // kLeaves neighbouring leaves of V columns, up to kElements elements each, of which load(row) brings one; all in flight at
 // once, and joined in registers.
 template <class Element, class Acc, int V, int kElements, int kLeaves, class Load>
@@ -85,13 +78,12 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
   const int64_t first_row = leaf_start(int64_t{blockIdx.y} * a.tile_leaves);
   const int rows = static_cast<int>(min(a.length - first_row, int64_t{1} << 30));  // more than a tile has
   const Offsets batch_place = a.place(blockIdx.z);
-  // What is beyond the last column reads the first, for nothing.
-  const int own = walk == Walk::linear && column < outputs ? column : 0;
-  int columns[walk == Walk::spread ? V : 1];
+  // Where the thread's loads of a row begin. What is beyond the last column reads the first, for nothing.
+  constexpr int kOwn = walk == Walk::spread ? V : 1;
+  int own[kOwn];
 #pragma unroll
-  for (int j = 0; j < static_cast<int>(sizeof(columns) / sizeof(int)); ++j)
-    columns[j] = column + j * width < outputs ? column + j * width : 0;
-  const int64_t place = batch_place.in + first_row * a.pitch + first_column + own;
+  for (int j = 0; j < kOwn; ++j) own[j] = column + j * width < outputs ? column + j * width : 0;
+  const int64_t place = batch_place.in + first_row * a.pitch + first_column + (walk == Walk::linear ? own[0] : 0);
   const int log_run = a.log_units - a.log_parts, log_turn = max(5 - a.log_parts, 2);
   // Of a cluster, whose blocks are the splits of some columns, each joins its share of them.
   const bool clustered = a.share > 0;
@@ -107,10 +99,10 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
         if constexpr (walk == Walk::spread) {
           Vector<Element, V> x;
 #pragma unroll
-          for (int j = 0; j < V; ++j) x.set(j, load_row<1, whole>(a.source, row < left, first + columns[j])[0]);
+          for (int j = 0; j < V; ++j) x.set(j, load_part<1, whole>(a.source, row < left, first + own[j])[0]);
           return x;
         } else {
-          return load_row<V, whole>(a.source, row < left, first);
+          return load_part<V, whole>(a.source, row < left, first);
         }
       });
     }
@@ -155,14 +147,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
 #pragma unroll
         for (int j = 0; j < V; ++j) slot[(column + j * width) ^ turn] = batch.sum[j];
       } else {
-        constexpr int kCount = V < kGranule / sizeof(LaneSum) ? V : kGranule / sizeof(LaneSum);
-#pragma unroll
-        for (int g = 0; g < V; g += kCount) {
-          Vector<LaneSum, kCount> granule;
-#pragma unroll
-          for (int j = 0; j < kCount; ++j) granule.set(j, batch.sum[g + j]);
-          reinterpret_cast<decltype(granule)*>(slot + ((column + g) ^ turn))->bits = granule.bits;
-        }
+        store_granules([&](int g) { return slot + ((column + g) ^ turn); }, batch.sum);
       }
     }
   }

@@ -55,21 +55,32 @@ __device__ __forceinline__ Vector<Element, V> padding_vector() {
 
 // `x` where its elements are from `begin` to before `end`, and padding elsewhere. By masks of whole words.
 template <class Element, int V>
-__device__ __forceinline__ Vector<Element, V> keep(Vector<Element, V> x, int begin, int end) {
-  struct Words { uint32_t word[sizeof(x) / 4]; };
-  Words from, other;
-  const auto rest = padding_vector<Element, V>();
-  memcpy(&from, &x, sizeof(x));
-  memcpy(&other, &rest, sizeof(x));
+__device__ __forceinline__ Vector<Element, V> keep(const Vector<Element, V>& x, int begin, int end) {
   // A word's bits from the given byte of the vector on.
   const auto above = [](int byte, int w) { return __funnelshift_lc(0u, ~0u, 8 * min(max(byte - 4 * w, 0), 4)); };
+  const auto rest = padding_vector<Element, V>();
+  uint32_t words[V * sizeof(Element) / 4];
 #pragma unroll
-  for (int w = 0; w < static_cast<int>(sizeof(x) / 4); ++w) {
+  for (int w = 0; w < static_cast<int>(V * sizeof(Element) / 4); ++w) {
     const uint32_t mask = above(begin * sizeof(Element), w) & ~above(end * sizeof(Element), w);
-    from.word[w] = (from.word[w] & mask) | (other.word[w] & ~mask);
+    words[w] = (x.word(w) & mask) | (rest.word(w) & ~mask);
   }
-  memcpy(&x, &from, sizeof(x));
-  return x;
+  Vector<Element, V> v;
+  memcpy(&v, words, sizeof(v));
+  return v;
+}
+
+// Stores values in whole granules: the one from value g on to at(g).
+template <class T, int V, class At>
+__device__ __forceinline__ void store_granules(At at, const T (&values)[V]) {
+  constexpr int kInGranule = kGranule / sizeof(T), kCount = V < kInGranule ? V : kInGranule;
+#pragma unroll
+  for (int g = 0; g < V; g += kCount) {
+    Vector<T, kCount> granule;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) granule.set(j, values[g + j]);
+    reinterpret_cast<Vector<T, kCount>*>(at(g))->bits = granule.bits;
+  }
 }
 
 // How loads are spelt, with what the L2 is to do with the line (l2_policy() in launch.h).
@@ -271,6 +282,13 @@ struct Any {
   }
 };
 
+// The vector at `offset`, or kBeyond elements beyond it: there as kWhole says, or else if `wanted`.
+template <int V, bool kWhole, int kBeyond = 0, class Source>
+__device__ __forceinline__ Vector<typename Source::Element, V> load_part(const Source& source, bool wanted, int64_t offset) {
+  if constexpr (kWhole) return source.template load<V>(offset + kBeyond);
+  else return source.template load_if<V, kBeyond>(wanted, offset);
+}
+
 // A unit's elements, of a row whose elements lie side by side: kCount groups of 32 * V neighbouring leaves, kElements of each
 // leaf; the thread's first at `begin`. All in flight at once. kWhole: they are all there; or else those of the next `left`.
 template <bool kWhole, int V, int kCount, int kElements, class Source>
@@ -278,8 +296,7 @@ __device__ __forceinline__ void load_unit(Vector<typename Source::Element, V> (&
                                           int64_t begin, int left) {
   for_constants(std::make_integer_sequence<int, kCount * kElements>{}, [&](auto i) {
     constexpr int g = decltype(i)::value / kElements, d = decltype(i)::value % kElements, kBeyond = g * kWarp * V + d * kLanes;
-    if constexpr (kWhole) x[g][d] = source.template load<V>(begin + kBeyond);
-    else x[g][d] = source.template load_if<V, kBeyond>(kBeyond + V <= left, begin);
+    x[g][d] = load_part<V, kWhole, kBeyond>(source, kBeyond + V <= left, begin);
   });
 }
 
@@ -431,14 +448,7 @@ struct LaneSums {
   // V of them from `index` on, a multiple of V.
   template <int V>
   __device__ __forceinline__ void put(uint32_t index, const LaneSum (&sums)[V]) const {
-    constexpr int kCount = V < kInGranule ? V : kInGranule;
-#pragma unroll
-    for (int g = 0; g < V; g += kCount) {
-      Vector<LaneSum, kCount> granule;
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) granule.set(j, sums[g + j]);
-      reinterpret_cast<decltype(granule)*>(&(*this)[index + g])->bits = granule.bits;
-    }
+    store_granules([&](int g) { return &(*this)[index + g]; }, sums);
   }
 };
 

@@ -179,8 +179,7 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> shifted_leave
 #pragma unroll
     for (int d = 0; d < kElements; ++d) {
       const int64_t at = first + d * kLanes * pitch;
-      if constexpr (kWhole) x[l][d] = source.template load<V>(at);
-      else x[l][d] = source.template load_if<V>(l + d * kLanes < rows && source.inside(input, at, at + V), at);
+      x[l][d] = load_part<V, kWhole>(source, l + d * kLanes < rows && source.inside(input, at, at + V), at);
     }
   }
   if constexpr (!kWhole) {
