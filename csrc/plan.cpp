@@ -14,28 +14,34 @@ constexpr int kVectorBytes = 16;  // the widest load
 constexpr int kWarps = 8;         // warps a block
 // Up to this many units one block does it all, without a join: 2^14 float32 1.2 us instead of 1.8.
 constexpr int kOneBlockUnits = 16;
-// Clusters instead of a join. Of up to so many blocks, where all tiles run at a time, two a multiprocessor at most, for
-// clusters are not spread as evenly as blocks; of more blocks only if tiles are few. Columns (16384, 4096) float32, four
-// blocks, 62.0 us, and 62.6 with a join; bfloat16, eight, 33.3 and 32.8; (16384, 6144) float32, 384 tiles in clusters of four,
-// 110.5 and 91.1. Rows (64, 128256) bfloat16 5.8 and 7.2.
-constexpr int kFewSplits = 4;
-constexpr int kFewClusterBlocks = 2;  // a multiprocessor
-// Of rows that are no more bytes, clusters of eight blocks of up to kWarps as well, where all run at a time: (200, 20000)
-// float32 5.5 us in five blocks of four warps, 6.5 in two of sixteen with a join.
-constexpr int64_t kClusterInput = 16 << 20;
-// Percent of the multiprocessors that tiles of more splits may take, and of the places for tiles that they are to take where
-// they are made longer to save the join; and what the largest share of a multiprocessor, in percent of the smaller clusters',
-// has to be before tiles are made shorter.
-constexpr int kClusterShare = 75;
+// Clusters instead of a join. Rows of more than a block takes are cut into tiles of so many units, or as many more, up to
+// kDenseUnits, as leave no more splits than a cluster's blocks; small blocks keep the memory busier than large ones. (400,
+// 20000) float32 8.8 us in five blocks of four warps, 10.4 with a row a block, and 10.5 with a join; (264, 50000) 13.7 in seven
+// of eight warps, and 15.8 in two of sixteen; (24, 81920) 3.7 in five of sixteen, and 4.5 with a join. But of few rows
+// kDenseUnits are too many, (4, 299648) float16 3.25 us, and 3.08 with a join, and where some multiprocessors have two of
+// these, and others one: (18, 234368) int32 7.3 and 6.6.
+constexpr int kClusterUnits = 4;
+// Into kDenseUnits instead of half as many where these are one or two tiles for at least so many percent of the
+// multiprocessors: (64, 128256) float32 9.3 us, and 9.6 in twice as many tiles.
 constexpr int kFull = 90;
-constexpr int kMuchMore = 145;
-// Bytes of a block, at most, for which a row is made one cluster: full 2^17 float32 1.9 us, and 2.5 with a join.
-constexpr int kClusterBytes = 64 * 1024;
-// Blocks of shifted rows of more chunks than a block has warps, a multiprocessor, up to which they are clusters of two or four
-// warps: (64, 50257) bfloat16 4.0 us, and 5.4 a row a block; but (150, 50257) 8.2 and 7.0.
+// Rows of up to kDenseUnits are whole nevertheless where no multiprocessor has two, but clusters would be more than half of the
+// warps that run at a time, and so would not all be there when the kernel before ends: (80, 32768) float32 4.2 us, and 5.1 in
+// clusters; (64, 32768) 3.8 and 3.7.
+constexpr int kEarlyWarps = dense_wave(Walk::dense) / 2;
+// Clusters of rows in nested dims, and of columns, have so many blocks at most, and all run at a time, two a multiprocessor at
+// most, for these blocks are large, and clusters not spread as evenly as blocks; columns' also more, if tiles are no more than
+// so many percent of the multiprocessors. Columns (16384, 4096) float32, four blocks, 62.0 us, and 62.6 with a join; bfloat16,
+// eight, 33.7 and 32.8; (16384, 6144) float32, 384 tiles in clusters of four, 110.5 and 91.1.
+constexpr int kFewSplits = 4;
+constexpr int kFewClusterBlocks = 2;
+constexpr int kClusterShare = 75;
+// Shifted rows of more chunks than a block has warps: in clusters of blocks of two warps, up to so many a multiprocessor, else
+// of four or eight: (64, 50257) bfloat16 4.0 us, and 5.4 a row a block; (400, 100001) 21.5 and 27.4, with a join 22.6. Of
+// float8 only as many as are early: (250, 50257) 6.4 and 7.7, but (1500, 50257) 26 and 22.
 constexpr int kShiftedClusters = 4;
+constexpr int kShiftedClusterUnits = 8;
 // Units of so few rows that one block takes nevertheless: (4, 32768) bfloat16, 16 units, 1.74 us in clusters, and 1.97.
-constexpr int kFewClusters = 8;
+constexpr int kFewRows = 8;
 constexpr int kFewBlockUnits = 12;
 // Units of long dense rows that a block takes, at most, if that leaves several blocks a multiprocessor; and at least. (8, 2^23)
 // bfloat16 32.5 us, and 33.0 with twice as many. In nested dims (256, 64, 56, 56) dims 0, 2, 3 bfloat16 26.4 us with
@@ -97,6 +103,7 @@ constexpr int kFewPanelTiles = 7;
 // kPanelTiles, and 35.0; (16384, 8193) 45.5 and 44.0; but (2^20, 64) 20.0 and 20.5. Where these are more than run at a time,
 // blocks are small: (10000, 4096) 14.6 us with four warps, and 17.5 with eight.
 constexpr int kFloat8PanelTiles = 2 * kPanelTiles;
+constexpr int64_t kFloat8Columns = 64 << 20;  // bytes: (4096, 8192) 11.5 us with kPanelTiles, and 12.5
 // Rows of one line each, one after the other, are read a batch a thread, so that a warp reads neighbouring ones, in tiles of at
 // most so many leaves: (2^20, 64) bfloat16 34.0 us, 34.6 with twice as many, and 34.9 in four batches; (2^22, 64) 123.5, 126.5
 // and 130.
@@ -111,8 +118,9 @@ constexpr int kUnequalUnits = 32;
 constexpr int kLargeLeaves = 64;
 constexpr int64_t kLargeColumns = 512 << 20;
 constexpr int64_t kLargePitch = 4096;
-// Where tiles all run at a time, but leave some multiprocessors with one less, as many that it shows, tiles are as short from
-// so many bytes on: (4096, 20000) float32 74.7 us, and 92.1 in 313 tiles.
+// Where tiles would leave many multiprocessors, or places, with one less than others, tiles are as short from so many bytes on,
+// or from half as many on where a column would have two at most: (4096, 20000) float32 74.7 us, and 92.1 in 313 tiles; (1536,
+// 38400) bfloat16 31.6 and 40.2 in 600; but (4096, 9600) 23.4 and 22.1 in 300, four a column.
 constexpr int64_t kUnevenColumns = 128 << 20;
 constexpr int kEven = 96;  // percent of the places: from there on it does not show
 // Bytes up to which columns are whole in fewer tiles than there are multiprocessors, to save the join; (2048, 4096) float32 9.9
@@ -188,27 +196,11 @@ int written_bytes(const Reduction& r) { return is_direct(r.accumulator, r.out) ?
 
 bool is_float8(const Reduction& r) { return info(r.in).size == 1 && info(r.in).kind == Kind::floating; }
 
-// Tiles that run at a time, of so many warps each: `wave` of them on a multiprocessor.
-int64_t tiles_at_once(int wave, int64_t warps, const Device& device) { return wave / warps * device.multiprocessors; }
-
-// Whether an output's splits are a cluster of blocks, which needs no join: of all tiles, of so many warps. `small`: rows of no
-// more than kClusterInput bytes.
-bool is_cluster(int64_t splits, int64_t tiles, int wave, int64_t warps, bool small, const Device& device) {
-  if (!device.hopper || splits > kMaxCluster) return false;
-  const int64_t at_once = tiles_at_once(wave, warps, device), processors = device.multiprocessors;
-  if (small && warps <= kWarps) return tiles <= at_once;
-  if (splits <= kFewSplits) return tiles <= std::min(at_once, kFewClusterBlocks * processors);
-  return 100 * tiles <= kClusterShare * processors;
-}
-
-// The blocks of a cluster, as it is planned or as it is told to; or 1: none, or only the join rounds to the result's dtype.
-int cluster_of(const Plan& plan, int64_t tiles, int wave, bool small, const Reduction& r, const Device& device,
-               const Tuning& tuning) {
-  const int64_t splits = plan.tiling.splits;
-  if (!device.hopper || !is_direct(r.accumulator, r.out)) return 1;
-  const bool told = tuning.cluster > 0;
-  if (told ? splits > tuning.cluster : !is_cluster(splits, tiles, wave, plan.warps, small, device)) return 1;
-  return static_cast<int>(splits);
+// The blocks of a cluster: an output's splits, if they are to be one, or it is told to make them one; or else 1, as where only
+// the join rounds to the result's dtype.
+int cluster_of(const Plan& plan, bool wanted, const Reduction& r, const Device& device, const Tuning& tuning) {
+  const int64_t splits = plan.tiling.splits, most = tuning.cluster ? tuning.cluster : wanted ? kMaxCluster : 1;
+  return device.hopper && is_direct(r.accumulator, r.out) && splits <= most ? static_cast<int>(splits) : 1;
 }
 
 // Whether the input is too large to be of use in the L2 later on, but what is written is not.
@@ -291,52 +283,50 @@ Cut cut_of(const Plan& plan, const Reduction& r, int64_t units, bool enough_long
 struct RowTiles {
   int64_t rows, row_units;
   Walk walk;
-  bool small;  // the input is no more than kClusterInput bytes
+  bool float8;
   const Device& device;
 
   int64_t splits(int64_t units) const { return ceil_div(row_units, units); }
   int64_t tiles(int64_t units) const { return rows * splits(units); }
-  int64_t warps(int64_t units) const { return std::min<int64_t>(dense_warps(walk), units); }
-  int64_t at_once(int64_t units) const { return tiles_at_once(dense_wave(walk), warps(units), device); }
-  bool clusters(int64_t units) const {
-    return is_cluster(splits(units), tiles(units), dense_wave(walk), warps(units), small, device);
-  }
-  // Units of the multiprocessor that has the most of them.
-  int64_t load(int64_t units) const { return std::min(units, row_units) * ceil_div(tiles(units), device.multiprocessors); }
+  static bool fill(int64_t tiles, int64_t places) { return tiles <= places && 100 * tiles >= kFull * places; }
 
-  // Twice as many units, up to kDenseUnits, if rows are then whole, or clusters of few blocks, and all multiprocessors are
-  // busy.
-  int64_t without_join(int64_t units) const {
-    const int64_t twice = 2 * units, processors = device.multiprocessors;
-    if (twice > kDenseUnits) return units;
-    const auto fill = [](int64_t tiles, int64_t places) { return 100 * tiles >= kFull * places; };
-    const bool one_wave = tiles(units) <= at_once(units), busy = fill(tiles(twice), at_once(twice));
-    const bool one_each = rows <= processors && fill(rows, processors);
-    if (splits(twice) == 1) return busy || one_each ? twice : units;
-    if (splits(twice) > kFewSplits || !clusters(twice)) return units;
-    return (one_wave ? splits(units) > kFewSplits && fill(tiles(twice), processors) : busy) ? twice : units;
+  // Whether one block takes a row.
+  bool fit_blocks() const {
+    if (walk == Walk::shifted) return row_units <= dense_warps(walk);
+    return row_units <= (device.hopper && rows <= kFewRows ? kFewBlockUnits : kOneBlockUnits);
   }
 
-  // Fewer units, if clusters of such tiles give the multiprocessors much more even shares.
-  int64_t in_even_clusters(int64_t units) const {
-    int64_t best = units;
-    for (const int64_t fewer : {kWarps, kFewDenseUnits})
-      if (fewer < units && clusters(fewer) && load(fewer) < load(best)) best = fewer;
-    return kMuchMore * load(best) <= 100 * load(units) ? best : units;
+  // Units of longer rows that need no join: as few as make a row's splits a cluster, or all; or 0.
+  int64_t without_join() const {
+    const int64_t processors = device.multiprocessors;
+    if (!device.hopper) return 0;
+    if (walk == Walk::nested) return nested_clusters();
+    if (walk == Walk::shifted) return shifted_clusters();
+    const bool late = rows * row_units > kEarlyWarps * processors;
+    if (late && rows <= processors && row_units <= kDenseUnits) return kDenseUnits;
+    int64_t units = kClusterUnits;
+    while (splits(units) > kMaxCluster) units *= 2;
+    if (units < kDenseUnits) {
+      const int64_t large = tiles(kDenseUnits);
+      return 2 * units == kDenseUnits && (fill(large, processors) || fill(large, 2 * processors)) ? kDenseUnits : units;
+    }
+    const bool some_have_two = tiles(units) > processors && 3 * tiles(units) <= 4 * processors;
+    return units == kDenseUnits && rows >= kFewRows && !some_have_two ? units : 0;
   }
 
-  // Units of shifted rows in clusters, or 0 if rows are too many.
-  int64_t in_shifted_clusters() const {
-    for (int64_t units = 2; units <= kFewDenseUnits; units *= 2)
-      if (clusters(units) && tiles(units) <= int64_t{kShiftedClusters} * device.multiprocessors) return units;
+ private:
+  int64_t nested_clusters() const {
+    for (int64_t units = kNestedUnits; units <= kDenseUnits; units *= 2)
+      if (splits(units) <= kFewSplits && tiles(units) <= int64_t{kFewClusterBlocks} * device.multiprocessors) return units;
     return 0;
   }
 
-  // So many more units, up to `most`, that a row's splits are a cluster, if rows are few.
-  int64_t in_one_cluster(int64_t units, int64_t most) const {
-    int64_t more = units;
-    while (splits(more) > kMaxCluster && 2 * more <= most) more *= 2;
-    return clusters(more) ? more : units;
+  int64_t shifted_clusters() const {
+    for (int64_t units = 2; units <= kShiftedClusterUnits; units *= 2) {
+      const int64_t most = units == 2 ? kShiftedClusters : float8 ? kEarlyWarps * kFloat8Units / units : kMaxGrid;
+      if (splits(units) <= kMaxCluster && tiles(units) <= most * device.multiprocessors) return units;
+    }
+    return 0;
   }
 };
 
@@ -352,25 +342,21 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   const int64_t whole_units = std::max<int64_t>(1, row_units - (shifted && row_rest(p.length) > 0));
   const bool float8 = shifted && is_float8(r);
   const auto [most, always] = cut_of(plan, r, units, rows_enough && whole_units > kFewDenseUnits, device);
-  const RowTiles of{p.outputs, row_units, plan.walk, plan.bytes <= kClusterInput, device};
-  const bool few_rows = device.hopper && !shifted && p.outputs <= kFewClusters;
-  const bool one_block = row_units <= (few_rows ? kFewBlockUnits : kOneBlockUnits);
-  const int64_t clusters = shifted && one_block && row_units > dense_warps(plan.walk) ? of.in_shifted_clusters() : 0;
+  const RowTiles of{p.outputs, row_units, plan.walk, is_float8(r), device};
+  const bool may_be_whole = row_units <= most || !always;
+  const int64_t without_join = tuning.cluster == 1 || (of.fit_blocks() && may_be_whole) ? 0 : of.without_join();
   int64_t tile_units = std::min(most, kMaxRowWarps);
   if (tuning.tile_leaves) {
     tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
-  } else if (clusters) {
-    tile_units = clusters;
-  } else if ((one_block || (rows_enough && row_units <= kMaxDenseUnits)) && (row_units <= most || !always)) {
+  } else if (without_join) {
+    tile_units = without_join;
+  } else if ((row_units <= kOneBlockUnits || (rows_enough && row_units <= kMaxDenseUnits)) && may_be_whole) {
     tile_units = power_of_two_above(row_units);
   } else {
     const auto tiles = [&](int64_t size) { return units / size; };
     while (tile_units < most && 2 * tiles(2 * tile_units) >= 5 * device.multiprocessors) tile_units *= 2;
     while (tile_units > kFewDenseUnits && 5 * tiles(tile_units) < 2 * device.multiprocessors) tile_units /= 2;
     if (shifted && tiles(tile_units) < int64_t{kFewShiftedTiles} * device.multiprocessors) tile_units /= 2;
-    if (!shifted && device.hopper) tile_units = of.without_join(tile_units);
-    if (!shifted && of.small) tile_units = of.in_even_clusters(tile_units);
-    tile_units = of.in_one_cluster(tile_units, kClusterBytes / (unit_leaves * kDepth * size));
     while (tile_units * kMaxJoin < row_units) tile_units *= 2;
   }
   tile_units = std::min<int64_t>(tile_units, kMaxDenseUnits);
@@ -397,7 +383,7 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   t.partial_output_stride = t.splits;  // a row's partial sums side by side
   t.partial_split_stride = 1;
-  plan.cluster = cluster_of(plan, p.outputs * t.splits, dense_wave(plan.walk), of.small, r, device, tuning);
+  plan.cluster = cluster_of(plan, without_join || tuning.tile_leaves, r, device, tuning);
 }
 
 void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning& tuning) {
@@ -667,10 +653,12 @@ int panel_width(int64_t vectors, int most) {
   return 8 * ceil_div(vectors, width) * width <= 9 * vectors ? static_cast<int>(width) : 0;
 }
 
-// Whether so many tiles leave a good part of the multiprocessors with one less than others, where all run at a time; or of the
-// places where they do not, but are few.
+// Whether so many tiles leave a good part of the multiprocessors with one less than others, if they are few; or of the places
+// for all that run at a time, unless they are many.
 bool is_uneven(int64_t tiles, int64_t at_once, const Device& device) {
-  const int64_t step = tiles <= at_once ? device.multiprocessors : at_once, places = ceil_div(tiles, step) * step;
+  const int64_t few = int64_t{kFewClusterBlocks} * device.multiprocessors,
+                step = tiles <= few ? device.multiprocessors : at_once;
+  const int64_t places = ceil_div(tiles, step) * step;
   return places <= 8 * at_once && 100 * tiles < kEven * places;
 }
 
@@ -705,8 +693,17 @@ struct PanelTiles {
     return problem.outputs / t.columns * ceil_div(t.columns, width * plan.vector - before()) * ceil_div(t.leaves, leaves);
   }
   bool are_enough(int64_t tiles, int least = kPanelTiles) const { return 5 * tiles >= int64_t{least} * device.multiprocessors; }
-  int wave(int batches) const { return panel_wave(plan.vector, sum_bytes / 4, plan.thread_elements, batches, plan.walk); }
-  int64_t at_once(int batches) const { return tiles_at_once(wave(batches), kWarps, device); }
+  // Tiles that run at a time.
+  int64_t at_once(int warps = kWarps) const {
+    return int64_t{panel_wave(sum_bytes / 4, plan.walk) / warps} * device.multiprocessors;
+  }
+  bool are_few(int64_t tiles) const { return tiles <= int64_t{kFewClusterBlocks} * device.multiprocessors; }
+  // Whether a column's splits are better a cluster than joined.
+  bool clusters(int width, int64_t leaves, int warps) const {
+    const int64_t splits = ceil_div(plan.tiling.leaves, leaves), count = tiles(width, leaves);
+    if (splits > kFewSplits) return 100 * count <= int64_t{kClusterShare} * device.multiprocessors;
+    return are_few(count) && count <= at_once(warps);
+  }
   // Threads that join a column; units of a tile, at most: their sums fit the shared memory, and a thread joins few of them.
   int parts(int warps, int width) const { return std::clamp(warps * kWarp / (width * plan.vector), 1, kWarp); }
   int64_t most_units(int warps, int width) const {
@@ -745,7 +742,7 @@ struct PanelTiles {
     const int width = panel_width(vectors(), most),
               one = static_cast<int>(std::min<int64_t>(kLineWidth, power_of_two_above(vectors())));
     if (width == 0 || !are_enough(tiles(width, kWarps * unit_leaves(width, 1)))) return one;
-    const int64_t whole = tiles(width, plan.tiling.leaves), wave = at_once(many);
+    const int64_t whole = tiles(width, plan.tiling.leaves), wave = at_once();
     return plan.walk != Walk::spread && whole > wave && 2 * whole < 3 * wave ? one : width;
   }
 
@@ -756,16 +753,20 @@ struct PanelTiles {
     const auto count = [&](int64_t units) { return tiles(width, units * unit); };
     const auto busy = [&](int64_t units) { return 3 * count(units) >= device.multiprocessors; };
     const bool unequal = plan.walk == Walk::spread || end_ragged() || have_wide_sums();
-    const int least = float8 && width >= kLineWidth ? kFloat8PanelTiles
-                      : batches > 1 && aligned()    ? kPanelTiles
-                                                    : kFewPanelTiles;
+    const bool fast = aligned() && !are_ragged() && (plan.thread_elements < kDepth || plan.bytes < kFloat8Columns);
+    const bool more = float8 && width >= kLineWidth && !fast;
+    const int least = more ? kFloat8PanelTiles : batches > 1 && aligned() ? kPanelTiles : kFewPanelTiles;
     int64_t units = are_lines() ? std::clamp<int64_t>(kLineLeaves / unit, 1, most)
                     : unequal   ? std::min<int64_t>(kUnequalUnits, most)
                                 : most;
     while (units > kWarps && !are_enough(count(units), least)) units /= 2;
-    const bool two_each = count(units) <= 2 * device.multiprocessors;
+    if (have_wide_sums())
+      for (int64_t all = most; all > units; all /= 2)
+        if (are_few(count(all)) && are_enough(count(all))) units = all;
+    const bool two_each = are_few(count(units));
     const bool large = size > 1 && plan.bytes >= kLargeColumns && problem.reduced[0].stride * size >= kLargePitch && !two_each;
-    const bool uneven = plan.bytes >= kUnevenColumns && is_uneven(count(units), at_once(batches), device);
+    const bool uneven =
+        (whole > 2 * units ? 1 : 2) * plan.bytes >= kUnevenColumns && is_uneven(count(units), at_once(), device);
     if (aligned() && plan.thread_elements >= 4 && (large || uneven))
       units = std::min(units, std::max<int64_t>(kWarps, (size == 1 ? 2 : 1) * kLargeLeaves / unit));
     const bool clusters = device.hopper && two_each;  // which need no join either
@@ -811,7 +812,7 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   while (units < most && ceil_div(t.leaves, units * unit) > kMaxGridDepth) units *= 2;
 
   // Of float8, small blocks where tiles are more than run at a time, but would leave the last of large ones alone.
-  const int64_t count = of.tiles(width, units * unit), at_once = of.at_once(plan.batches);
+  const int64_t count = of.tiles(width, units * unit), at_once = of.at_once();
   const bool lone_rest = is_float8(r) && !tuning.warps && count > at_once && 4 * count < 7 * at_once;
   if (lone_rest && units <= of.most_units(kFewColumnWarps, width)) warps = std::min(warps, kFewColumnWarps);
   plan.warps = static_cast<int>(std::min<int64_t>(warps, units));
@@ -823,7 +824,7 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   const bool by_column = 2 * p.outputs <= t.splits;
   t.partial_output_stride = by_column ? t.splits : 1;
   t.partial_split_stride = by_column ? 1 : p.outputs;
-  plan.cluster = cluster_of(plan, count, of.wave(plan.batches), false, r, device, tuning);
+  plan.cluster = cluster_of(plan, of.clusters(width, t.tile_leaves, plan.warps), r, device, tuning);
 }
 
 // Whether columns are few, and their rows dense and aligned as pieces of memory.

@@ -79,17 +79,18 @@ GPUREDUCE_HOST_DEVICE constexpr int column_slots(int vector) { return vector > 8
 
 // The panels kernel: batches of leaves that a thread takes where it takes several, and warps of it that a multiprocessor runs
 // at a time, as its registers are cut: as many as do not spill. `words` are those of a vector of lane sums. (64, 4096, 1024)
-// dim 1 bfloat16 122.6 us with 32 warps, 130 with 24.
+// dim 1 bfloat16 122.6 us with 32 warps, 130 with 24. Several batches of two or four elements each in eight columns need so
+// many registers: (1024, 32768) bfloat16 22.5 us with four, and 17.8 with one.
 GPUREDUCE_HOST_DEVICE constexpr int panel_batches(int vector, int words, int elements, bool order_free, Walk walk) {
   if (walk == Walk::spread || (walk == Walk::shifted && vector > 8)) return 1;
   if (words > (vector < 8 ? 4 : vector) || (order_free && vector == 8)) return 1;
   if (vector > 8) return elements == kDepth ? 2 : 1;
+  if (vector == 8 && elements > 1 && elements < kDepth) return 1;
   return elements == 1 || (order_free && vector == 2) ? 2 : 4;
 }
-GPUREDUCE_HOST_DEVICE constexpr int panel_wave(int vector, int words, int elements, int batches, Walk walk) {
+GPUREDUCE_HOST_DEVICE constexpr int panel_wave(int words, Walk walk) {
   if (words > 16) return 16;
-  if (walk == Walk::shifted) return 24;
-  return vector == 8 && elements < kDepth && batches > 2 ? 24 : 32;
+  return walk == Walk::shifted ? 24 : 32;
 }
 
 // The same of the narrow kernel.

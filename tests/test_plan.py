@@ -361,7 +361,8 @@ def test_blocks_of_long_rows_at_odd_addresses():
         (2000, 5001, "bfloat16", 2, 2),
         (1 << 14, 5001, "int8", 2, 2),
         (1 << 14, 14_001, "int8", 4, 4),
-        (4096, 50_257, "int8", 8, 16),
+        (4096, 50_257, "int8", 4, 4),  # clusters
+        (4096, 30_001, "int8", 8, 8),
         (1 << 14, 5001, "float8_e5m2", 1, 2),
         (1 << 14, 14_001, "float8_e5m2", 2, 4),
         (4096, 50_257, "float8_e5m2", 1, 2),
@@ -394,7 +395,7 @@ def test_rows_of_single_elements():
 
 
 def test_clusters():
-    """Blocks are clusters where they all run at a time and are few an output, and rows are cut so that they are."""
+    """Rows of more than a block takes are cut into clusters of small blocks; columns' splits are some if few."""
     rows = [
         ((1, 1 << 17), "float32", 2048, 8),
         ((1, 1 << 14), "float32", 512, 4),
@@ -403,22 +404,28 @@ def test_clusters():
         ((16, 1 << 15), "bfloat16", 4096, 1),
         ((1, 1 << 19), "int8", 8192, 8),
         ((12, 100_000), "float32", 2048, 7),
-        ((64, 128_256), "float32", 4096, 4),
-        ((64, 128_256), "bfloat16", 4096, 4),
-        ((4096, 50_256), "bfloat16", 8192, 1),  # whole rows
-        ((256, 32_768), "float32", 4096, 1),
+        ((64, 128_256), "bfloat16", 2048, 8),
+        ((64, 128_256), "float32", 4096, 4),  # two blocks a multiprocessor
+        ((4096, 50_256), "bfloat16", 1024, 7),
+        ((256, 32_768), "float32", 512, 8),
+        ((700, 20_000), "float32", 512, 5),
+        ((60, 45_000), "float32", 1024, 6),
+        ((100, 100_000), "float32", 2048, 7),
+        ((64, 32_768), "float32", 512, 8),
+        ((80, 32_768), "float32", 4096, 1),  # clusters would not all begin before the kernel before ends
         ((128, 32_000), "float32", 4096, 1),
-        ((300, 30_000), "float32", 4096, 1),
-        ((200, 20_000), "float32", 512, 5),  # even shares
-        ((100, 40_000), "bfloat16", 1024, 5),
-        ((60, 45_000), "float32", 2048, 3),
-        ((100, 100_000), "float32", 2048, 1),  # more than run at a time
+        ((100, 20_000), "float32", 512, 5),
+        ((16, 200_000), "float32", 4096, 7),
+        ((4, 200_000), "float32", 1024, 1),  # few large blocks
+        ((20, 250_000), "float32", 2048, 1),  # some multiprocessors would have two
+        ((16, 300_000), "float32", 2048, 1),  # more than eight blocks
     ]
     columns = [
         ((1 << 14, 4096), "float32", 512, 4),
         ((1 << 14, 4096), "float64", 1024, 2),
         ((1 << 14, 4096), "bfloat16", 256, 1),  # eight splits, too many
-        ((1 << 14, 6144), "float32", 512, 1),  # 384 tiles, too many
+        ((1 << 14, 6144), "float32", 64, 1),
+        ((16_000, 4096), "int32", 128, 1),  # 1024 tiles, too many
         ((1000, 512), "float32", 128, 4),
         ((2048, 4096), "float32", 128, 4),
     ]
@@ -430,12 +437,37 @@ def test_clusters():
         ((64, 50_257), "bfloat16", 1024, 7),
         ((64, 50_257), "int8", 1024, 7),
         ((100, 50_257), "bfloat16", 2048, 4),
-        ((150, 50_257), "bfloat16", 8192, 1),
+        ((4096, 50_257), "bfloat16", 2048, 4),
+        ((400, 100_001), "int8", 2048, 7),
+        ((64, 150_001), "bfloat16", 4096, 5),
         ((64, 20_001), "bfloat16", 4096, 1),
+        ((250, 50_257), "float8_e5m2", 2048, 4),
+        ((300, 50_257), "float8_e5m2", 8192, 1),  # more than are early
     ]:
         plan = check_plan(shape, contiguous(shape), (1,), source)[0]
         assert plan["walk"] == "shifted" and (plan["tile_leaves"], plan["cluster"]) == (leaves, blocks), (shape, plan)
     assert check_plan((1, 1 << 17), (1 << 17, 1), (1,), tuning="cluster=1")[0]["joins"]
+    assert not check_plan((700, 20_000), (20_000, 1), (1,), tuning="cluster=1")[0]["joins"]  # whole rows
+
+
+def test_tiles_of_columns():
+    """Wide sums, and float8, in as large tiles as leave two a multiprocessor; leaves of few elements in one batch."""
+    for sizes, source, tiles, leaves, batches in [
+        ((4096, 4096), "int32", 256, 256, 1),
+        ((2048, 8192), "int32", 256, 512, 1),
+        ((4096, 8192), "float8_e5m2", 256, 128, 2),
+        ((512, 1 << 15), "float8_e5m2", 256, 512, 1),
+        ((3000, 8192), "float8_e5m2", 512, 64, 1),  # lanes of unequal lengths
+        ((1 << 14, 8192), "float8_e5m2", 512, 256, 2),  # large
+        ((512, 1 << 15), "bfloat16", 256, 512, 2),
+        ((1024, 1 << 15), "bfloat16", 256, 512, 1),
+        ((2048, 1 << 15), "bfloat16", 512, 256, 1),
+        ((4096, 1 << 15), "bfloat16", 256, 512, 4),
+        ((2048, 1 << 14), "float32", 256, 512, 4),
+    ]:
+        plan = check_plan(sizes, contiguous(sizes), (0,), source)[0]
+        found = (plan["tiles"], plan["tile_leaves"], plan["batches"])
+        assert plan["kernel"] == "panels" and found == (tiles, leaves, batches), (sizes, source, plan)
 
 
 def test_columns_in_short_tiles():
@@ -454,8 +486,11 @@ def test_columns_in_short_tiles():
         ((4096, 16_384), "int32", 128),  # sums wider than elements
         ((1 << 14, 20_480), "float8_e5m2", 128),
         ((4096, 10_000), "bfloat16", 128),  # few bytes
+        ((4096, 24_576), "float32", 64),
+        ((1536, 38_400), "bfloat16", 64),  # half as many bytes, but only two tiles a column
+        ((4096, 9600), "bfloat16", 128),
         ((4096, 16_384), "float32", 512),  # even
-        ((1 << 14, 6144), "float32", 512),
+        ((1 << 14, 6144), "float32", 64),
     ]:
         plan = check_plan(sizes, contiguous(sizes), (0,), source)[0]
         assert plan["kernel"] == "panels" and plan["tile_leaves"] == leaves, (sizes, source, plan)

@@ -62,8 +62,7 @@ constexpr int panel_words = sizeof(Lanes<typename Source::Element, Acc, V>) / 4;
 // many fewer that its threads' vectors hold them wherever they begin; or Walk::spread, of which a thread has every 1 <<
 // log_width th, so that the warp's loads are whole lines nevertheless.
 template <int V, int kElements, int kBatches, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
-                                  (panel_wave(V, panel_words<Source, Acc, V>, kElements, kBatches, walk) / kMaxColumnWarps))
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_words<Source, Acc, V>, walk) / kMaxColumnWarps))
     panels(const __grid_constant__ PanelArgs<Source, Acc> a) {
   using Element = typename Source::Element;
   using Batch = Lanes<Element, Acc, V>;
