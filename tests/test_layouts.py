@@ -161,6 +161,20 @@ def test_every_instruction_set(instructions):
     assert run.returncode == 0, run.stdout[-3000:]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="protects pages as Linux does")
+@pytest.mark.parametrize("instructions", ["default", "avx2", "avx512"])
+def test_nothing_outside_is_read(instructions):
+    """Inputs between two pages that cannot be read."""
+    run = subprocess.run(
+        [sys.executable, str(pathlib.Path(__file__).parent / "outside.py")],
+        env=os.environ | {"ATEN_CPU_CAPABILITY": instructions, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, f"{run.returncode}: {run.stdout[-1000:]} {run.stderr[-3000:]}"
+
+
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "complex64"])
 def test_many_dims(name, device):
     """Twenty dims of two, permuted so that no neighbours merge; and dims beyond what stays apart."""
