@@ -13,6 +13,7 @@ from support import DTYPES, assert_same_bits, data
 
 PAGE = mmap.PAGESIZE
 PROT_NONE = 0
+mprotect = ctypes.CDLL(None, use_errno=True).mprotect
 # Sizes of a contiguous tensor, and the dims that are summed: whole chunks, rests, and pieces of all lengths.
 VIEWS = [((n,), [0]) for n in (1, 7, 511, 513, 4095, 4097, 9001)]
 VIEWS += [((5, n), [1]) for n in (3, 17, 100, 513, 1301, 4099)] + [((n, 5), [0]) for n in (3, 9, 513, 4099)]
@@ -23,15 +24,14 @@ VIEWS += [
 
 
 def enclosed(size):
-    """Memory between two pages that cannot be read, and where so many bytes at its begin, and at its end, are in it."""
+    """Memory between two pages that cannot be read; and the offsets of so many bytes at its begin, and at its end."""
     pages = -(-size // PAGE)
     memory = mmap.mmap(-1, (pages + 2) * PAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    mprotect = ctypes.CDLL(None, use_errno=True).mprotect
     for page in (0, pages + 1):
         if mprotect(ctypes.c_void_p(address + page * PAGE), ctypes.c_size_t(PAGE), PROT_NONE):
             raise OSError(ctypes.get_errno(), "mprotect")
-    return [(memory, PAGE), (memory, (pages + 1) * PAGE - size)]
+    return memory, (PAGE, (pages + 1) * PAGE - size)
 
 
 def main():
@@ -39,7 +39,8 @@ def main():
         for sizes, dims in VIEWS:
             x = data(sizes, name, seed=7)
             wanted = torch_reduce.sum(x, dims)
-            for memory, offset in enclosed(x.nbytes):
+            memory, offsets = enclosed(x.nbytes)
+            for offset in offsets:
                 view = torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=offset).view(sizes)
                 view.copy_(x)
                 assert_same_bits(torch_reduce.sum(view, dims), wanted, (name, sizes, dims, offset))

@@ -142,37 +142,39 @@ def test_many_columns(name, device, set_threads):
     check(data((70, 4097), name, seed=10, device=device), 0)  # as many for each thread
 
 
-@pytest.mark.parametrize("instructions", ["default", "avx2", "avx512"])
-def test_every_instruction_set(instructions):
-    """The CPU's kernels for each instruction set (where there is none of the name, another one is tested twice)."""
-    here = pathlib.Path(__file__).parent
-    layouts = ("test_layout", "test_pieces_of_every_length", "test_rows_in_pieces", "test_many_columns")
-    tests = [f"{here}/test_layouts.py::{test}" for test in layouts]
-    tests += [
-        f"{here}/test_order.py::{test}" for test in ("test_pinned_results", "test_every_length_as_rows_and_columns")
-    ]
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "cpu", *tests],
-        env=os.environ | {"ATEN_CPU_CAPABILITY": instructions},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-3000:]
+HERE = pathlib.Path(__file__).parent
+# Where there is none of the name, another one is tested twice.
+instruction_sets = pytest.mark.parametrize("instructions", ["default", "avx2", "avx512"])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="protects pages as Linux does")
-@pytest.mark.parametrize("instructions", ["default", "avx2", "avx512"])
-def test_nothing_outside_is_read(instructions):
-    """Inputs between two pages that cannot be read."""
+def succeed_with(instructions, *command):
+    """Runs Python where the CPU has these instructions, and shows what it says if it fails."""
     run = subprocess.run(
-        [sys.executable, str(pathlib.Path(__file__).parent / "outside.py")],
+        [sys.executable, *command],
         env=os.environ | {"ATEN_CPU_CAPABILITY": instructions, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert run.returncode == 0, f"{run.returncode}: {run.stdout[-1000:]} {run.stderr[-3000:]}"
+    assert run.returncode == 0, f"{run.returncode}: {run.stdout[-3000:]} {run.stderr[-3000:]}"
+
+
+@instruction_sets
+def test_every_instruction_set(instructions):
+    """The CPU's kernels for each instruction set."""
+    layouts = ("test_layout", "test_pieces_of_every_length", "test_rows_in_pieces", "test_many_columns")
+    tests = [f"{HERE}/test_layouts.py::{test}" for test in layouts]
+    tests += [
+        f"{HERE}/test_order.py::{test}" for test in ("test_pinned_results", "test_every_length_as_rows_and_columns")
+    ]
+    succeed_with(instructions, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "cpu", *tests)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="protects pages as Linux does")
+@instruction_sets
+def test_nothing_outside_is_read(instructions):
+    """Inputs between two pages that cannot be read."""
+    succeed_with(instructions, HERE / "outside.py")
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "complex64"])

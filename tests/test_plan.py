@@ -429,11 +429,7 @@ def test_clusters():
         ((1000, 512), "float32", 128, 4),
         ((2048, 4096), "float32", 128, 4),
     ]
-    for dim, cases in ((1, rows), (0, columns)):
-        for sizes, source, leaves, blocks in cases:
-            plan = check_plan(sizes, contiguous(sizes), (dim,), source)[0]
-            assert (plan["tile_leaves"], plan["cluster"]) == (leaves, blocks), (sizes, source, plan)
-    for shape, source, leaves, blocks in [
+    odd_rows = [
         ((64, 50_257), "bfloat16", 1024, 7),
         ((64, 50_257), "int8", 1024, 7),
         ((100, 50_257), "bfloat16", 2048, 4),
@@ -443,9 +439,12 @@ def test_clusters():
         ((64, 20_001), "bfloat16", 4096, 1),
         ((250, 50_257), "float8_e5m2", 2048, 4),
         ((300, 50_257), "float8_e5m2", 8192, 1),  # more than are early
-    ]:
-        plan = check_plan(shape, contiguous(shape), (1,), source)[0]
-        assert plan["walk"] == "shifted" and (plan["tile_leaves"], plan["cluster"]) == (leaves, blocks), (shape, plan)
+    ]
+    for walk, dim, cases in (("dense", 1, rows), ("shifted", 1, odd_rows), ("linear", 0, columns)):
+        for sizes, source, leaves, blocks in cases:
+            plan = check_plan(sizes, contiguous(sizes), (dim,), source)[0]
+            found = (plan["walk"], plan["tile_leaves"], plan["cluster"])
+            assert found == (walk, leaves, blocks), (sizes, source, plan)
     assert check_plan((1, 1 << 17), (1 << 17, 1), (1,), tuning="cluster=1")[0]["joins"]
     assert not check_plan((700, 20_000), (20_000, 1), (1,), tuning="cluster=1")[0]["joins"]  # whole rows
 
