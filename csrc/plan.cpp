@@ -734,9 +734,8 @@ struct PanelTiles {
   }
 
   // Two lines side by side where that leaves tiles enough, but of bytes, which have many sums, and of wide sums one: (4096,
-  // 16384) int32 62.8 us, and 64.3; (40000, 640) 26.2 and 28.6. Also one where tiles would be little more than run at a time:
-  // (1024, 65536) bfloat16 33.4 us, and 34.1 with two. Four of shifted columns, which read one vector more than they have:
-  // (16384, 4097) bfloat16 36.1 us, and 42.4 with two.
+  // 16384) int32 62.8 us, and 64.3; (40000, 640) 26.2 and 28.6. Also one where tiles would be little more than run at a time.
+  // Four of shifted columns, which read one vector more than they have: (16384, 4097) bfloat16 36.1 us, and 42.4 with two.
   int best_width(int many) const {
     const int most = size == 1 || have_wide_sums() ? kLineWidth : aligned() ? 2 * kLineWidth : kWarp;
     const int width = panel_width(vectors(), most),

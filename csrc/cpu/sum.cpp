@@ -202,9 +202,8 @@ Work::Work(const Reduction& r)
     int64_t joined = 1;
     if (plan.tile_width <= 2) joined = std::min<int64_t>(4, vector / plan.tile_width);
     else if (plan.wide && !gathered) joined = 4;
-    // Rows in short pieces mostly have theirs side by side. Only AVX-512 has masks that make the ends of a piece cheap.
-    plan.abreast = plan.reduced.rank > 1 && plan.reduced.fastest().size < kLanes && plan.tile_width <= 2 &&
-                   instruction_set().vector_bytes == 64;
+    // Rows in short pieces mostly have theirs side by side.
+    plan.abreast = plan.reduced.rank > 1 && plan.reduced.fastest().size < kLanes && plan.tile_width <= 2;
     if (plan.abreast) {
       const int64_t each = ceil_div(rows, threads);
       abreast = ceil_div(each, ceil_div(each, rows_abreast(plan.tile_width, size_of(accumulator))));
