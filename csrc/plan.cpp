@@ -203,6 +203,9 @@ int cluster_of(const Plan& plan, bool wanted, const Reduction& r, const Device& 
   return device.hopper && is_direct(r.accumulator, r.out) && splits <= most ? static_cast<int>(splits) : 1;
 }
 
+// Whether tiles are few: two a multiprocessor at most.
+bool are_few(int64_t tiles, const Device& device) { return tiles <= int64_t{kFewClusterBlocks} * device.multiprocessors; }
+
 // Whether the input is too large to be of use in the L2 later on, but what is written is not.
 bool is_streamed(const Reduction& r, const Device& device) {
   const int64_t share = device.l2_bytes / kStreamedShare;
@@ -317,7 +320,7 @@ struct RowTiles {
  private:
   int64_t nested_clusters() const {
     for (int64_t units = kNestedUnits; units <= kDenseUnits; units *= 2)
-      if (splits(units) <= kFewSplits && tiles(units) <= int64_t{kFewClusterBlocks} * device.multiprocessors) return units;
+      if (splits(units) <= kFewSplits && are_few(tiles(units), device)) return units;
     return 0;
   }
 
@@ -340,13 +343,14 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), units = p.outputs * row_units;
   const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
   const int64_t whole_units = std::max<int64_t>(1, row_units - (shifted && row_rest(p.length) > 0));
-  const bool float8 = shifted && is_float8(r);
+  const bool float8 = is_float8(r);
   const auto [most, always] = cut_of(plan, r, units, rows_enough && whole_units > kFewDenseUnits, device);
-  const RowTiles of{p.outputs, row_units, plan.walk, is_float8(r), device};
+  const RowTiles of{p.outputs, row_units, plan.walk, float8, device};
   const bool may_be_whole = row_units <= most || !always;
-  const int64_t without_join = tuning.cluster == 1 || (of.fit_blocks() && may_be_whole) ? 0 : of.without_join();
+  const bool asked = tuning.tile_leaves > 0, block_takes = of.fit_blocks() && may_be_whole;
+  const int64_t without_join = asked || tuning.cluster == 1 || block_takes ? 0 : of.without_join();
   int64_t tile_units = std::min(most, kMaxRowWarps);
-  if (tuning.tile_leaves) {
+  if (asked) {
     tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
   } else if (without_join) {
     tile_units = without_join;
@@ -369,7 +373,7 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
       plan.warps = static_cast<int>(std::min<int64_t>(kWarps, power_of_two_above(ceil_div(kBlockBytes, p.length * size))));
     } else if (alone) {
       plan.warps = busy_warps(kWarps, p.outputs, device);
-    } else if (float8) {
+    } else if (shifted && float8) {
       plan.warps = static_cast<int>(std::clamp<int64_t>(std::min(tile_units, whole_units) / kFloat8Units, 1, kFloat8Warps));
     } else if (shifted && size > 1 && short_second && many_rows) {
       plan.warps = 1;
@@ -383,7 +387,7 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   t.partial_output_stride = t.splits;  // a row's partial sums side by side
   t.partial_split_stride = 1;
-  plan.cluster = cluster_of(plan, without_join || tuning.tile_leaves, r, device, tuning);
+  plan.cluster = cluster_of(plan, asked || without_join, r, device, tuning);
 }
 
 void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning& tuning) {
@@ -653,15 +657,6 @@ int panel_width(int64_t vectors, int most) {
   return 8 * ceil_div(vectors, width) * width <= 9 * vectors ? static_cast<int>(width) : 0;
 }
 
-// Whether so many tiles leave a good part of the multiprocessors with one less than others, if they are few; or of the places
-// for all that run at a time, unless they are many.
-bool is_uneven(int64_t tiles, int64_t at_once, const Device& device) {
-  const int64_t few = int64_t{kFewClusterBlocks} * device.multiprocessors,
-                step = tiles <= few ? device.multiprocessors : at_once;
-  const int64_t places = ceil_div(tiles, step) * step;
-  return places <= 8 * at_once && 100 * tiles < kEven * places;
-}
-
 // Whether rows are whole lines, or halves of bytes; other narrow rows are better read as pieces of memory: (2^20, 64) float32
 // 63.1 us, and 64.9 so; float8 20.5 and 22.1.
 bool panel_rows(const Reduction& r, int vector) {
@@ -697,7 +692,14 @@ struct PanelTiles {
   int64_t at_once(int warps = kWarps) const {
     return int64_t{panel_wave(sum_bytes / 4, plan.walk) / warps} * device.multiprocessors;
   }
-  bool are_few(int64_t tiles) const { return tiles <= int64_t{kFewClusterBlocks} * device.multiprocessors; }
+  bool are_few(int64_t tiles) const { return gpureduce::are_few(tiles, device); }
+  // Whether a good part of the multiprocessors would have one tile less than others, if tiles are few; or of the places for all
+  // that run at a time, unless they are many.
+  bool are_uneven(int64_t tiles) const {
+    const int64_t step = are_few(tiles) ? device.multiprocessors : at_once();
+    const int64_t places = ceil_div(tiles, step) * step;
+    return places <= 8 * at_once() && 100 * tiles < kEven * places;
+  }
   // Whether a column's splits are better a cluster than joined.
   bool clusters(int width, int64_t leaves, int warps) const {
     const int64_t splits = ceil_div(plan.tiling.leaves, leaves), count = tiles(width, leaves);
@@ -734,9 +736,10 @@ struct PanelTiles {
   }
 
   // Two lines side by side where that leaves tiles enough, but of bytes, which have many sums, and of wide sums one: (4096,
-  // 16384) int32 62.8 us, and 64.3; (40000, 640) 26.2 and 28.6. Also one where tiles would be little more than run at a time.
-  // Four of shifted columns, which read one vector more than they have: (16384, 4097) bfloat16 36.1 us, and 42.4 with two.
-  int best_width(int many) const {
+  // 16384) int32 62.8 us, and 64.3; (40000, 640) 26.2 and 28.6. Also one where tiles would be little more than run at a time:
+  // (1024, 81920) bfloat16 40.4 us, and 45.0 with two. Four of shifted columns, which read one vector more than they have:
+  // (16384, 4097) bfloat16 36.1 us, and 42.4 with two.
+  int best_width() const {
     const int most = size == 1 || have_wide_sums() ? kLineWidth : aligned() ? 2 * kLineWidth : kWarp;
     const int width = panel_width(vectors(), most),
               one = static_cast<int>(std::min<int64_t>(kLineWidth, power_of_two_above(vectors())));
@@ -755,20 +758,18 @@ struct PanelTiles {
     const bool fast = aligned() && !are_ragged() && (plan.thread_elements < kDepth || plan.bytes < kFloat8Columns);
     const bool more = float8 && width >= kLineWidth && !fast;
     const int least = more ? kFloat8PanelTiles : batches > 1 && aligned() ? kPanelTiles : kFewPanelTiles;
-    int64_t units = are_lines() ? std::clamp<int64_t>(kLineLeaves / unit, 1, most)
-                    : unequal   ? std::min<int64_t>(kUnequalUnits, most)
-                                : most;
+    const int64_t usual = are_lines() ? kLineLeaves / unit : unequal ? kUnequalUnits : most;
+    // Of wide sums also more, where that leaves two tiles a multiprocessor.
+    const auto two_each = [&](int64_t units) { return are_few(count(units)) && are_enough(count(units)); };
+    int64_t units = most;
+    while (units > 1 && units > usual && !(have_wide_sums() && two_each(units))) units /= 2;
     while (units > kWarps && !are_enough(count(units), least)) units /= 2;
-    if (have_wide_sums())
-      for (int64_t all = most; all > units; all /= 2)
-        if (are_few(count(all)) && are_enough(count(all))) units = all;
-    const bool two_each = are_few(count(units));
-    const bool large = size > 1 && plan.bytes >= kLargeColumns && problem.reduced[0].stride * size >= kLargePitch && !two_each;
-    const bool uneven =
-        (whole > 2 * units ? 1 : 2) * plan.bytes >= kUnevenColumns && is_uneven(count(units), at_once(), device);
+    const bool few = are_few(count(units));
+    const bool large = size > 1 && plan.bytes >= kLargeColumns && problem.reduced[0].stride * size >= kLargePitch && !few;
+    const bool uneven = (whole > 2 * units ? 1 : 2) * plan.bytes >= kUnevenColumns && are_uneven(count(units));
     if (aligned() && plan.thread_elements >= 4 && (large || uneven))
       units = std::min(units, std::max<int64_t>(kWarps, (size == 1 ? 2 : 1) * kLargeLeaves / unit));
-    const bool clusters = device.hopper && two_each;  // which need no join either
+    const bool clusters = device.hopper && few;  // which need no join either
     if (plan.bytes <= kSmallColumns && !clusters && units <= kWarps && whole <= std::min(4 * units, most) && busy(whole))
       return whole;
     while (units > 1 && units < whole && !busy(units)) units /= 2;
@@ -784,8 +785,8 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   const PanelTiles of(plan, r, device);
   const int many = of.many_batches(r.accumulator == Accumulator::i64);
   const int64_t widest = power_of_two_above(of.vectors());
-  int width = tuning.width ? static_cast<int>(std::min<int64_t>({kWarp, power_of_two_above(tuning.width), widest}))
-                           : of.best_width(many);
+  int width =
+      tuning.width ? static_cast<int>(std::min<int64_t>({kWarp, power_of_two_above(tuning.width), widest})) : of.best_width();
   const auto batches = [&] {
     const int64_t leaves = kWarps * of.unit_leaves(width, many);
     const bool takes_many =

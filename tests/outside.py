@@ -14,13 +14,15 @@ from support import DTYPES, assert_same_bits, data
 PAGE = mmap.PAGESIZE
 PROT_NONE = 0
 mprotect = ctypes.CDLL(None, use_errno=True).mprotect
-# Sizes of a contiguous tensor, and the dims that are summed: whole chunks, rests, and pieces of all lengths.
+# Sizes of a contiguous tensor, and the dims that are summed: whole chunks, rests, and pieces of all lengths; of those
+# also more than a core's cache holds.
 VIEWS = [((n,), [0]) for n in (1, 7, 511, 513, 4095, 4097, 9001)]
 VIEWS += [((5, n), [1]) for n in (3, 17, 100, 513, 1301, 4099)] + [((n, 5), [0]) for n in (3, 9, 513, 4099)]
 VIEWS += [((n, 70), [0]) for n in (3, 9, 513)] + [((9, 515), [0]), ((3, 700, 5), [1])]
 VIEWS += [
     ((b, c, n), [0, 2]) for b, c, n in ((30, 7, 49), (5, 6, 196), (21, 3, 400), (3, 9, 784), (9, 1, 17), (4, 5, 8))
 ]
+VIEWS += [((620, 9, 49), [0, 2]), ((150, 9, 196), [0, 2])]
 
 
 def enclosed(size):
@@ -35,6 +37,7 @@ def enclosed(size):
 
 
 def main():
+    torch.set_num_threads(1)
     for name in DTYPES:
         for sizes, dims in VIEWS:
             x = data(sizes, name, seed=7)

@@ -109,7 +109,8 @@ def test_pieces_of_every_length(name, device):
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64", "complex64", "complex128", "int8"])
 def test_rows_in_pieces(name, threads, device, set_threads):
-    """Rows with their pieces side by side: more than are summed together, several tiles, splits, nested dims."""
+    """Rows with their pieces side by side: more than are summed together, several tiles, splits, nested dims; from a
+    core's cache, and from memory."""
     set_threads(threads)
     for shape, dims in (
         ((23, 19, 196), [0, 2]),
@@ -118,7 +119,10 @@ def test_rows_in_pieces(name, threads, device, set_threads):
         ((700, 3, 49), [0, 2]),
         ((700, 9, 49), [0, 2]),
         ((1400, 9, 49), [0, 2]),
+        ((160, 9, 196), [0, 2]),
+        ((2100, 9, 17), [0, 2]),
         ((10, 17, 511), [0, 2]),
+        ((90, 6, 511), [0, 2]),
     ):
         x = data((*shape[:-1], shape[-1] + 3), name, seed=11, device=device)
         if name != "int8":

@@ -562,19 +562,24 @@ def test_wrong_sums_are_not_timed(wrong, message, small_models, monkeypatch):
 
 def test_cold_races_flush(cuda):
     """What is timed cold comes from memory: the L2 is flushed before each graph, and buffers take turns."""
-    flushes = []
+    flushes, read = [], set()
 
     class Flush(timing.Flush):
         def __call__(self):
             flushes.append(None)
             super().__call__()
 
-    def time(hot):
-        buffers = timing.Buffers(torch.ones(1 << 22, device=cuda), lambda flat: flat, hot)
-        ours = timing.Candidate("ours", lambda view, _: torch_reduce.sum(view))
-        options = {"repeats": 3, "target_us": 200, "warm_ms": 5, "flush": Flush()}
-        return timing.gpu_times([ours], buffers, lambda: None, **options)["ours"].us
+    def ours(view, _):
+        read.add(view.data_ptr())
+        return torch_reduce.sum(view)
 
-    hot = time(True)
-    assert not flushes
-    assert time(False) > 1.2 * hot and len(flushes) >= 3
+    def race(hot):
+        read.clear()
+        buffers = timing.Buffers(torch.ones(1 << 22, device=cuda), lambda flat: flat, hot)
+        options = {"repeats": 3, "target_us": 200, "warm_ms": 5, "flush": Flush()}
+        timing.gpu_times([timing.Candidate("ours", ours)], buffers, lambda: None, **options)
+
+    race(hot=True)
+    assert not flushes and len(read) == 1
+    race(hot=False)
+    assert len(flushes) >= 3 and len(read) > 1

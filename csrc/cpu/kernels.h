@@ -70,9 +70,10 @@ struct Plan {
   int64_t length;      // elements of an output
   Dims reduced, rows;  // at least one dim each
   int64_t column_stride;
-  bool negate;     // every element
-  bool conjugate;  // the odd columns
-  bool streams;    // more than a core's cache holds
+  bool negate;         // every element
+  bool conjugate;      // the odd columns
+  bool streams;        // more than a core's cache holds
+  bool shares_stream;  // so is a thread's share
   int64_t tile_rows, tile_leaves, tile_width;
   bool wide;     // a row of many columns fills the tile with short leaves: four each are joined before they are written
   bool abreast;  // rows of one or two columns in pieces shorter than kLanes: all rows of the tile take a chunk at a time

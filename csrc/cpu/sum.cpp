@@ -169,7 +169,9 @@ Work::Work(const Reduction& r)
   const double elements = static_cast<double>(plan.length) * static_cast<double>(outputs);
   threads = elements < 2 * kGrain || at::in_parallel_region() ? 1 : at::get_num_threads();
   threads = static_cast<int>(std::min<double>(threads, std::max(1.0, elements / kGrain)));
-  plan.streams = elements * size_of(accumulator) > kCacheBytes;
+  const double bytes = elements * size_of(accumulator);
+  plan.streams = bytes > kCacheBytes;
+  plan.shares_stream = bytes > threads * kCacheBytes;
   const int64_t wanted = threads == 1 ? 1 : kTasksPerThread * threads;
 
   // Tiles: neighbouring columns first, since they share cache lines; then leaves; then rows, if they are that short.

@@ -11,8 +11,8 @@ template <class Out, class Acc, int V>
 __device__ __forceinline__ void store_as(void* out, int64_t index, int64_t stride, const Acc (&v)[V]) {
   Out* at = static_cast<Out*>(out) + index;
   if constexpr (V > 1) {
-    constexpr int kBytes = V * sizeof(Out) < kGranule ? V * sizeof(Out) : kGranule;
-    if (stride == 1 && reinterpret_cast<uintptr_t>(at) % kBytes == 0) {
+    constexpr int kAligned = granule_values<Out>(V) * sizeof(Out);
+    if (stride == 1 && reinterpret_cast<uintptr_t>(at) % kAligned == 0) {
       Out results[V];
 #pragma unroll
       for (int j = 0; j < V; ++j) results[j] = result<Out>(v[j]);

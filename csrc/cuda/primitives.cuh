@@ -70,10 +70,16 @@ __device__ __forceinline__ Vector<Element, V> keep(const Vector<Element, V>& x, 
   return v;
 }
 
+// Of so many neighbouring values, those that are stored at once.
+template <class T>
+constexpr int granule_values(int count) {
+  return count < static_cast<int>(kGranule / sizeof(T)) ? count : kGranule / sizeof(T);
+}
+
 // Stores values in whole granules: the one from value g on to at(g).
 template <class T, int V, class At>
 __device__ __forceinline__ void store_granules(At at, const T (&values)[V]) {
-  constexpr int kInGranule = kGranule / sizeof(T), kCount = V < kInGranule ? V : kInGranule;
+  constexpr int kCount = granule_values<T>(V);
 #pragma unroll
   for (int g = 0; g < V; g += kCount) {
     Vector<T, kCount> granule;
