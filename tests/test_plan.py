@@ -394,6 +394,14 @@ def test_rows_of_single_elements():
         assert found == (warps, tile_rows, tile_leaves), (rows, length, found)
 
 
+def check_plans(cases, dim, *keys, **same):
+    """Plans of contiguous inputs: a case (sizes, dtype, *values) has its own values of the keys, and all the same."""
+    for sizes, source, *values in cases:
+        plan = check_plan(sizes, contiguous(sizes), (dim,), source)[0]
+        wanted = same | dict(zip(keys, values, strict=True))
+        assert {key: plan[key] for key in wanted} == wanted, (sizes, source, plan)
+
+
 def test_clusters():
     """Rows of more than a block takes are cut into clusters of small blocks; columns' splits are some if few."""
     rows = [
@@ -441,17 +449,14 @@ def test_clusters():
         ((300, 50_257), "float8_e5m2", 8192, 1),  # more than are early
     ]
     for walk, dim, cases in (("dense", 1, rows), ("shifted", 1, odd_rows), ("linear", 0, columns)):
-        for sizes, source, leaves, blocks in cases:
-            plan = check_plan(sizes, contiguous(sizes), (dim,), source)[0]
-            found = (plan["walk"], plan["tile_leaves"], plan["cluster"])
-            assert found == (walk, leaves, blocks), (sizes, source, plan)
+        check_plans(cases, dim, "tile_leaves", "cluster", walk=walk)
     assert check_plan((1, 1 << 17), (1 << 17, 1), (1,), tuning="cluster=1")[0]["joins"]
     assert not check_plan((700, 20_000), (20_000, 1), (1,), tuning="cluster=1")[0]["joins"]  # whole rows
 
 
 def test_tiles_of_columns():
     """Wide sums, and float8, in as large tiles as leave two a multiprocessor; leaves of few elements in one batch."""
-    for sizes, source, tiles, leaves, batches in [
+    cases = [
         ((4096, 4096), "int32", 256, 256, 1),
         ((2048, 8192), "int32", 256, 512, 1),
         ((4096, 8192), "float8_e5m2", 256, 128, 2),
@@ -463,15 +468,13 @@ def test_tiles_of_columns():
         ((2048, 1 << 15), "bfloat16", 512, 256, 1),
         ((4096, 1 << 15), "bfloat16", 256, 512, 4),
         ((2048, 1 << 14), "float32", 256, 512, 4),
-    ]:
-        plan = check_plan(sizes, contiguous(sizes), (0,), source)[0]
-        found = (plan["tiles"], plan["tile_leaves"], plan["batches"])
-        assert plan["kernel"] == "panels" and found == (tiles, leaves, batches), (sizes, source, plan)
+    ]
+    check_plans(cases, 0, "tiles", "tile_leaves", "batches", kernel="panels")
 
 
 def test_columns_in_short_tiles():
     """Of large columns, and where whole ones would leave some multiprocessors with less than others."""
-    for sizes, source, leaves in [
+    cases = [
         ((8192, 1 << 15), "float32", 64),
         ((4096, 1 << 15), "float32", 64),
         ((4096, 1 << 17), "int8", 512),
@@ -490,9 +493,8 @@ def test_columns_in_short_tiles():
         ((4096, 9600), "bfloat16", 128),
         ((4096, 16_384), "float32", 512),  # even
         ((1 << 14, 6144), "float32", 64),
-    ]:
-        plan = check_plan(sizes, contiguous(sizes), (0,), source)[0]
-        assert plan["kernel"] == "panels" and plan["tile_leaves"] == leaves, (sizes, source, plan)
+    ]
+    check_plans(cases, 0, "tile_leaves", kernel="panels")
 
 
 def test_ragged_columns():
