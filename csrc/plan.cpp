@@ -162,7 +162,7 @@ constexpr int kStreamedShare = 4;
 constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1, kMaxGridDepth = 65535;
 // Rows of columns that the panels kernel takes: as many as fit its grid in tiles of one vector side by side, of 256 units of 32
 // leaves at least.
-constexpr int64_t kMaxPanelRows = kMaxGridDepth * 256 * kWarp * kDepth;
+constexpr int64_t kMaxPanelRows = kMaxGridDepth * kMaxPanelLeaves * kDepth;
 // --------------------------------------------------------------------------------------------------------------------------
 
 constexpr const char* kKernelNames[] = {"packed",   "rows", "thin",  "columns", "ring_rows", "narrow",
@@ -659,7 +659,7 @@ int panel_width(int64_t vectors, int most) {
 
 // Whether rows are whole lines, or halves of bytes; other narrow rows are better read as pieces of memory: (2^20, 64) float32
 // 63.1 us, and 64.9 so; float8 20.5 and 22.1.
-bool panel_rows(const Reduction& r, int vector) {
+bool are_whole_lines(const Reduction& r, int vector) {
   const int64_t columns = r.problem.kept.back().size;
   const int size = info(r.in).size;
   return columns * size % (size == 1 ? kLine / 2 : kLine) == 0 && panel_width(columns / vector, kLineWidth);
@@ -671,9 +671,16 @@ struct PanelTiles {
   const Problem& problem;
   const Device& device;
   int size, sum_bytes;  // bytes of an element, and of a vector of lane sums
+  bool order_free, float8;
 
   PanelTiles(const Plan& plan, const Reduction& r, const Device& device)
-      : plan(plan), problem(r.problem), device(device), size(info(r.in).size), sum_bytes(plan.vector * lane_bytes(r)) {}
+      : plan(plan),
+        problem(r.problem),
+        device(device),
+        size(info(r.in).size),
+        sum_bytes(plan.vector * lane_bytes(r)),
+        order_free(r.accumulator == Accumulator::i64),
+        float8(is_float8(r)) {}
 
   bool aligned() const { return plan.walk != Walk::shifted && plan.walk != Walk::spread; }
   // Elements before the first column that shifted vectors may begin with.
@@ -692,11 +699,10 @@ struct PanelTiles {
   int64_t at_once(int warps = kWarps) const {
     return int64_t{panel_wave(sum_bytes / 4, plan.walk) / warps} * device.multiprocessors;
   }
-  bool are_few(int64_t tiles) const { return gpureduce::are_few(tiles, device); }
   // Whether a good part of the multiprocessors would have one tile less than others, if tiles are few; or of the places for all
   // that run at a time, unless they are many.
   bool are_uneven(int64_t tiles) const {
-    const int64_t step = are_few(tiles) ? device.multiprocessors : at_once();
+    const int64_t step = are_few(tiles, device) ? device.multiprocessors : at_once();
     const int64_t places = ceil_div(tiles, step) * step;
     return places <= 8 * at_once() && 100 * tiles < kEven * places;
   }
@@ -704,12 +710,35 @@ struct PanelTiles {
   bool clusters(int width, int64_t leaves, int warps) const {
     const int64_t splits = ceil_div(plan.tiling.leaves, leaves), count = tiles(width, leaves);
     if (splits > kFewSplits) return 100 * count <= int64_t{kClusterShare} * device.multiprocessors;
-    return are_few(count) && count <= at_once(warps);
+    return are_few(count, device) && count <= at_once(warps);
   }
-  // Threads that join a column; units of a tile, at most: their sums fit the shared memory, and a thread joins few of them.
-  int parts(int warps, int width) const { return std::clamp(warps * kWarp / (width * plan.vector), 1, kWarp); }
-  int64_t most_units(int warps, int width) const {
-    return std::min<int64_t>(kPanelBytes / (width * sum_bytes), parts(warps, width) << kLogPanelRun);
+  bool may_run() const { return panel_runs(plan.vector, plan.thread_elements, order_free, plan.walk); }
+  // Units of a tile, by itself: as many as have room in shared memory, and as the block's threads join at the end.
+  int64_t usual_units(int warps, int width) const {
+    return std::min<int64_t>(kPanelBytes / (width * sum_bytes), (warps * kWarp << kLogPanelRows) / (width * plan.vector));
+  }
+  // Whether whole columns are about as many tiles as run at a time: in runs, and small blocks, they need no join. (64, 4096,
+  // 1024) dim 1 bfloat16 119.1 us, and 121.5; (1024, 65536) 32.0 and 32.7, (2048, 65536) 62.6 and 65.1 in halves. But not where
+  // most leaves have an element less than others: (600, 65536) 24.5 and 21.6.
+  bool are_full_wave(int width) const {
+    const int64_t whole = tiles(width, plan.tiling.leaves), wave = at_once();
+    return may_run() && plan.tiling.leaves <= kLanes && whole <= wave && 4 * whole > 3 * wave &&
+           4 * problem.length >= int64_t{3} * plan.thread_elements * kLanes;
+  }
+  PanelShape shape(int64_t units, int warps, int width) const {
+    PanelShape s{};
+    s.units = static_cast<int>(units);
+    s.runs = may_run() && units > usual_units(warps, width);
+    s.rows = order_free || s.runs ? warps : s.units;
+    s.kept_rows = s.runs ? warps * std::max(1, __builtin_ctz(s.units / warps)) : s.rows;
+    s.parts = std::min(std::clamp(warps * kWarp / (width * plan.vector), std::max(1, s.rows >> kLogPanelRows), kWarp), s.rows);
+    return s;
+  }
+  // And at most: where the order is free, or in runs, they need less room.
+  int64_t most_units(int warps, int width, int batches) const {
+    int64_t units = power_of_two_above(kMaxPanelLeaves / unit_leaves(width, batches));
+    while (units > warps && shape(units, warps, width).kept_rows * width * sum_bytes > kPanelBytes) units /= 2;
+    return units;
   }
 
   // Rows are a line each, one after the other.
@@ -730,7 +759,7 @@ struct PanelTiles {
   // conditions, and several batches are slower than one: (1000, 65536) bfloat16 38.9 us, and 33.0; (4000, 16384) 34.9 and 33.4,
   // float8 22.6 and 20.1. If these are of the last of several chunks, tiles are small as well, for only some of them are slow:
   // (20000, 4096) bfloat16 46.5 us, and 41.2; float8 29.9 and 23.8.
-  int many_batches(bool order_free) const {
+  int many_batches() const {
     if (end_ragged() || (are_ragged() && problem.length < kChunk)) return 1;
     return panel_batches(plan.vector, sum_bytes / 4, plan.thread_elements, order_free, plan.walk);
   }
@@ -744,13 +773,18 @@ struct PanelTiles {
     const int width = panel_width(vectors(), most),
               one = static_cast<int>(std::min<int64_t>(kLineWidth, power_of_two_above(vectors())));
     if (width == 0 || !are_enough(tiles(width, kWarps * unit_leaves(width, 1)))) return one;
+    // And one where that makes clusters, of twice as long tiles: (16384, 4096) bfloat16 33.0 us, and 33.6 with a join.
+    const int64_t clustered = tiles(one, power_of_two_above(ceil_div(plan.tiling.leaves, kFewSplits)));
+    const bool lines = problem.reduced[0].stride * size % kLine == 0;
+    if (device.hopper && lines && plan.vector == 8 && !order_free && are_few(clustered, device) && are_enough(clustered))
+      return one;
     const int64_t whole = tiles(width, plan.tiling.leaves), wave = at_once();
     return plan.walk != Walk::spread && whole > wave && 2 * whole < 3 * wave ? one : width;
   }
 
   // Units of a tile, up to `most`: as many as leave tiles enough; fewer of large columns, and where shares would be unequal; of
   // a small input all, where that saves the join at little cost, or as few as keep multiprocessors busy.
-  int64_t best_units(int width, int batches, int64_t most, bool float8) const {
+  int64_t best_units(int width, int batches, int64_t most) const {
     const int64_t unit = unit_leaves(width, batches), whole = power_of_two_above(ceil_div(plan.tiling.leaves, unit));
     const auto count = [&](int64_t units) { return tiles(width, units * unit); };
     const auto busy = [&](int64_t units) { return 3 * count(units) >= device.multiprocessors; };
@@ -760,11 +794,11 @@ struct PanelTiles {
     const int least = more ? kFloat8PanelTiles : batches > 1 && aligned() ? kPanelTiles : kFewPanelTiles;
     const int64_t usual = are_lines() ? kLineLeaves / unit : unequal ? kUnequalUnits : most;
     // Of wide sums also more, where that leaves two tiles a multiprocessor.
-    const auto two_each = [&](int64_t units) { return are_few(count(units)) && are_enough(count(units)); };
+    const auto two_each = [&](int64_t units) { return are_few(count(units), device) && are_enough(count(units)); };
     int64_t units = most;
     while (units > 1 && units > usual && !(have_wide_sums() && two_each(units))) units /= 2;
     while (units > kWarps && !are_enough(count(units), least)) units /= 2;
-    const bool few = are_few(count(units));
+    const bool few = are_few(count(units), device);
     const bool large = size > 1 && plan.bytes >= kLargeColumns && problem.reduced[0].stride * size >= kLargePitch && !few;
     const bool uneven = (whole > 2 * units ? 1 : 2) * plan.bytes >= kUnevenColumns && are_uneven(count(units));
     if (aligned() && plan.thread_elements >= 4 && (large || uneven))
@@ -783,7 +817,7 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   t.columns = p.kept.back().size;
   plan.thread_elements = p.length <= kLanes ? 1 : thread_elements(p);
   const PanelTiles of(plan, r, device);
-  const int many = of.many_batches(r.accumulator == Accumulator::i64);
+  const int many = of.many_batches();
   const int64_t widest = power_of_two_above(of.vectors());
   int width =
       tuning.width ? static_cast<int>(std::min<int64_t>({kWarp, power_of_two_above(tuning.width), widest})) : of.best_width();
@@ -794,11 +828,11 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
     return (tuning.batches ? tuning.batches > 1 : takes_many) ? many : 1;
   };
   int warps = plan.warps ? plan.warps : plan.walk == Walk::shifted && of.size == 1 ? kFewColumnWarps : kWarps;
-  // Where splits would be more than a grid is deep: narrower tiles, which are longer, and more threads to join them.
+  // Where splits would be more than a grid is deep: narrower tiles, which are longer.
   const auto too_deep = [&] {
-    return ceil_div(t.leaves, of.most_units(warps, width) * of.unit_leaves(width, batches())) > kMaxGridDepth;
+    return ceil_div(t.leaves, of.most_units(warps, width, batches()) * of.unit_leaves(width, batches())) > kMaxGridDepth;
   };
-  while (too_deep()) width > 1 ? width /= 2 : warps *= 2;
+  while (too_deep()) width /= 2;
   plan.batches = batches();
   plan.warp_columns = width;
   t.tile_outputs = width * plan.vector - of.before();
@@ -806,18 +840,21 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
     t.tile_outputs = static_cast<int>(ceil_div(t.columns, ceil_div(t.columns, t.tile_outputs)));  // even tiles
 
   const int64_t unit = of.unit_leaves(width, plan.batches);
-  const int64_t most = std::min(power_of_two_above(ceil_div(t.leaves, unit)), of.most_units(warps, width));
+  const int64_t most = std::min(power_of_two_above(ceil_div(t.leaves, unit)), of.most_units(warps, width, plan.batches));
+  const bool full_wave = of.are_full_wave(width);
   int64_t units = tuning.tile_leaves ? std::min(power_of_two_above(ceil_div(tuning.tile_leaves, unit)), most)
-                                     : of.best_units(width, plan.batches, most, is_float8(r));
+                  : full_wave        ? most
+                                     : of.best_units(width, plan.batches, std::min(most, of.usual_units(warps, width)));
   while (units < most && ceil_div(t.leaves, units * unit) > kMaxGridDepth) units *= 2;
 
-  // Of float8, small blocks where tiles are more than run at a time, but would leave the last of large ones alone.
+  // Small blocks for a full wave, and of float8 where tiles are more than run at a time, but would leave the last of large ones
+  // alone.
   const int64_t count = of.tiles(width, units * unit), at_once = of.at_once();
-  const bool lone_rest = is_float8(r) && !tuning.warps && count > at_once && 4 * count < 7 * at_once;
-  if (lone_rest && units <= of.most_units(kFewColumnWarps, width)) warps = std::min(warps, kFewColumnWarps);
+  const bool lone_rest =
+      of.float8 && count > at_once && 4 * count < 7 * at_once && units <= of.usual_units(kFewColumnWarps, width);
+  if (!tuning.warps && (lone_rest || (full_wave && units * unit >= t.leaves))) warps = std::min(warps, kFewColumnWarps);
   plan.warps = static_cast<int>(std::min<int64_t>(warps, units));
-  plan.units = static_cast<int>(units);
-  plan.parts = std::min(of.parts(plan.warps, width), plan.units);
+  plan.panel = of.shape(units, plan.warps, width);
   t.tile_leaves = static_cast<int>(units * unit);
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   // Neighbouring columns write neighbouring partial sums, but those of few columns stand as the join reads them.
@@ -825,6 +862,8 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   t.partial_output_stride = by_column ? t.splits : 1;
   t.partial_split_stride = by_column ? 1 : p.outputs;
   plan.cluster = cluster_of(plan, of.clusters(width, t.tile_leaves, plan.warps), r, device, tuning);
+  plan.panel.late =
+      t.splits > 1 && plan.cluster == 1 && plan.streams && panel_late(plan.vector, of.sum_bytes / 4, of.order_free);
 }
 
 // Whether columns are few, and their rows dense and aligned as pieces of memory.
@@ -979,7 +1018,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
 
   const bool narrow = by_columns && tuning.vector != 1 && narrow_takes(r);
   if (by_columns) {
-    const bool panels = panels_take(plan, p), whole_lines = panels && panel_rows(r, plan.vector);
+    const bool panels = panels_take(plan, p), whole_lines = panels && are_whole_lines(r, plan.vector);
     plan.kernel = p.kept.empty() || p.length <= kLoads                                        ? Kernel::thin
                   : narrow && !whole_lines && p.length > kLanes && plan.bytes >= kNarrowInput ? Kernel::narrow
                   : panels                                                                    ? Kernel::panels
@@ -1091,9 +1130,11 @@ std::string Plan::json() const {
     << ", \"tile_outputs\": " << tiling.tile_outputs << ", \"tile_leaves\": " << tiling.tile_leaves
     << ", \"outputs\": " << tiling.outputs << ", \"leaves\": " << tiling.leaves << ", \"row_width\": " << row_width
     << ", \"stages\": " << ring.stages << ", \"stage_bytes\": " << ring.stage_bytes << ", \"warp_columns\": " << warp_columns
-    << ", \"thread_elements\": " << thread_elements << ", \"batches\": " << batches << ", \"units\": " << units
-    << ", \"parts\": " << parts << ", \"workspace_bytes\": " << workspace_bytes << ", \"cluster\": " << cluster
-    << ", \"bytes\": " << bytes << ", \"joins\": [";
+    << ", \"thread_elements\": " << thread_elements << ", \"batches\": " << batches << ", \"units\": " << panel.units
+    << ", \"rows\": " << panel.rows << ", \"kept_rows\": " << panel.kept_rows << ", \"parts\": " << panel.parts
+    << ", \"runs\": " << (panel.runs ? "true" : "false") << ", \"late\": " << (panel.late ? "true" : "false")
+    << ", \"workspace_bytes\": " << workspace_bytes << ", \"cluster\": " << cluster << ", \"bytes\": " << bytes
+    << ", \"joins\": [";
   for (const Join& j : joins) s << (&j == joins.data() ? "" : ", ") << j.fan;
   s << "]}";
   return s.str();

@@ -20,7 +20,8 @@ constexpr int kMaxRowWarps = 16;        // warps a block of the rows kernel
 constexpr int kMaxDenseUnits = 128;     // units a block of the dense kernel takes
 constexpr int kMaxDenseDepth = 32768;   // rows of them below each other in its grid
 constexpr int kMaxColumnWarps = 8;      // and of the others
-constexpr int kLogPanelRun = 5;         // units of a column that a thread of the panels kernel joins, at most 1 << 5
+constexpr int kMaxPanelLeaves = 4096;   // of a tile of the panels kernel: those of 16 bits, added in 32, stay exact
+constexpr int kLogPanelRows = 5;        // rows of a column that a thread of it joins at the end, at most 1 << 5
 constexpr int kPanelBytes = 32 * 1024;  // of lane sums in shared memory
 constexpr int kMaxBatches = 8;          // runs of leaves a block of the narrow kernel takes one after the other
 constexpr int kMaxRingWarps = 16;       // warps a block of the ring kernel
@@ -93,7 +94,19 @@ GPUREDUCE_HOST_DEVICE constexpr int panel_wave(int words, Walk walk) {
   return walk == Walk::shifted ? 24 : 32;
 }
 
-// The same of the narrow kernel.
+// Whether there are kernels of it that join a run of units at once: of two bytes an element, of which whole columns may be as
+// many tiles as run at a time.
+GPUREDUCE_HOST_DEVICE constexpr bool panel_runs(int vector, int elements, bool order_free, Walk walk) {
+  return vector == 8 && elements > 1 && !order_free && (walk == Walk::linear || walk == Walk::dense);
+}
+
+// Whether the join of its sums, which are wider than elements, may be told to begin late: (2^20, 64) int8 18.5 us, and 20.5;
+// int32 62.3 and 63.8, float32 to float64 62.6 and 64.6.
+GPUREDUCE_HOST_DEVICE constexpr bool panel_late(int vector, int words, bool order_free) {
+  return order_free || (vector < 8 && words > 4);
+}
+
+// Warps of the narrow kernel that a multiprocessor runs at a time.
 GPUREDUCE_HOST_DEVICE constexpr int narrow_wave(int words) { return words > 16 ? 16 : 24; }
 
 // Groups of 32 loads of so many bytes, a vector each, that a row of the flat kernel has at most: a chunk's, but no more of
@@ -250,6 +263,15 @@ struct RingShape {
   int32_t pitch;                // bytes between short rows, which stand in a stage as in memory
 };
 
+// The panels kernel.
+struct PanelShape {
+  int32_t units;            // of a tile
+  int32_t rows, kept_rows;  // of lane sums: those that are joined at the end, and all that stand in shared memory
+  int32_t parts;            // threads that join a column's
+  bool runs;                // a warp takes neighbouring units, and joins them one by one
+  bool late;                // the next kernel is to start when all blocks have read their columns, not before
+};
+
 struct Plan {
   Kernel kernel;
   Tiling tiling;
@@ -261,7 +283,7 @@ struct Plan {
                         // thin: of an output, 2, 4 or 8
   int batches;          // columns, panels: how often it does that, for neighbouring leaves: once or so many times;
                         // narrow: runs a tile
-  int units, parts;     // panels: units of a tile, threads that join a column's
+  PanelShape panel;
   RingShape ring;
   int row_width, row_groups;  // ring_rows, flat: loads of a row, and groups of 32 of them; 0: a thread takes whole rows
   bool streams;               // the L2 is to let the input go before all else

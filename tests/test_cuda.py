@@ -339,6 +339,34 @@ def test_batches_of_columns_at_odd_addresses(length, name, cuda):
         assert_same_bits(got, wanted, f"under {tuning!r}")
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+@pytest.mark.parametrize("length", [800, 1000, 1024, 1600, 2048, 3200, 4093, 4096])
+def test_columns_in_runs(length, name, cuda):
+    """A warp joins neighbouring units one by one, whatever their number; those that have few rows or none as well."""
+    x = data((length, 3080), name, seed=27)[:, :3072]
+    wanted = SUM(x, 0)
+    own = "multiprocessors=7"
+    plan = plan_of(x, [0], own)
+    assert plan["kernel"] == "panels" and plan["runs"] and plan["warps"] == 4 and plan["splits"] == 1
+    forced = [f"kernel=panels,tile_leaves={n},warps={m}" for n in (512, 4096) for m in (1, 2, 4, 8)]
+    assert sum(plan_of(x, [0], tuning)["runs"] for tuning in forced) >= 2
+    y = x.to(cuda)
+    for tuning, got in tuned_sums(y, [0], [own, *forced]):
+        assert_same_bits(got, wanted, f"under {tuning!r}")
+
+
+@pytest.mark.parametrize("rows", [4096, 32_768, 70_001])
+def test_columns_of_extreme_integers(rows, cuda):
+    """Sums of 8 and 16 bits, added in 32 as long as a warp's tile lasts, never overflow."""
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.uint16):
+        bounds = torch.iinfo(dtype)
+        for value in (bounds.min, bounds.max):
+            x = torch.full((rows, 64), value, dtype=dtype, device=cuda)
+            tunings = ["", *(f"kernel=panels,tile_leaves={n},warps={m}" for n in (512, 4096, 65_536) for m in (1, 8))]
+            for tuning, got in tuned_sums(x, [0], tunings, torch.int64):
+                assert (got == rows * value).all(), f"{dtype}, {tuning!r}"
+
+
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "float64", "complex64", "float8_e5m2", "bool"])
 @pytest.mark.parametrize("blocks", range(2, 9))
 def test_clusters(blocks, name, cuda):

@@ -97,16 +97,24 @@ def blocks(plan):
 def check_panels(plan, source, target, what):
     """A block has whole units for its warps, whose sums fit its shared memory, and a thread joins few of them."""
     leaves = 32 // plan["warp_columns"] * (8 // plan["thread_elements"]) * plan["batches"]  # of a unit
-    units, parts, side = plan["units"], plan["parts"], plan["warp_columns"] * plan["vector"]
-    assert plan["tile_leaves"] == units * leaves and units >= plan["warps"] and units & (units - 1) == 0, what
+    units, warps, parts, side = plan["units"], plan["warps"], plan["parts"], plan["warp_columns"] * plan["vector"]
+    assert plan["tile_leaves"] == units * leaves and units >= warps and units & (units - 1) == 0, what
+    assert warps & (warps - 1) == 0 and plan["tile_leaves"] <= 4096, what
     if plan["walk"] == "spread":
         assert plan["batches"] == 1 and plan["tile_outputs"] <= side, what
     else:
         # Wherever shifted columns begin in a vector, a tile's lie within those that its threads read.
         assert plan["tile_outputs"] == side - (plan["vector"] - 1 if plan["walk"] == "shifted" else 0), what
-    assert units * side * lane_bytes(source, target) <= 32 * 1024, what
-    assert parts & (parts - 1) == 0 and parts <= min(32, units) and units // parts <= 32, what
-    assert parts == 1 or parts * side <= 32 * plan["warps"], what
+    # A row of sums for each unit; for each warp where it adds or joins its own, and for each level of their tree.
+    order_free = source in SMALL_INTEGERS or source.startswith(("int", "uint"))
+    levels = max(1, (units // warps).bit_length() - 1) if plan["runs"] else 1
+    assert not plan["runs"] or (not order_free and plan["walk"] == "linear" and units > warps), what
+    assert plan["rows"] == (warps if order_free or plan["runs"] else units), what
+    assert plan["kept_rows"] == plan["rows"] * levels, what
+    assert plan["kept_rows"] * side * lane_bytes(source, target) <= 32 * 1024, what
+    # What is added up in 32 bits stays exact.
+    assert plan["tile_leaves"] * 8 * 65535 < 2**31, what
+    assert parts & (parts - 1) == 0 and parts <= min(32, plan["rows"]) and plan["rows"] // parts <= 32, what
     assert plan["grid"] == plan["tiles"] and plan["splits"] <= 65535, what
 
 
@@ -431,7 +439,9 @@ def test_clusters():
     columns = [
         ((1 << 14, 4096), "float32", 512, 4),
         ((1 << 14, 4096), "float64", 1024, 2),
-        ((1 << 14, 4096), "bfloat16", 256, 1),  # eight splits, too many
+        ((1 << 14, 4096), "bfloat16", 512, 4),  # of one line each; of two they would be eight, too many
+        ((1 << 14, 4000), "bfloat16", 256, 1),  # where lines are not whole
+        ((1 << 16, 1024), "bfloat16", 256, 1),
         ((1 << 14, 6144), "float32", 64, 1),
         ((16_000, 4096), "int32", 128, 1),  # 1024 tiles, too many
         ((1000, 512), "float32", 128, 4),
@@ -470,6 +480,45 @@ def test_tiles_of_columns():
         ((2048, 1 << 14), "float32", 256, 512, 4),
     ]
     check_plans(cases, 0, "tiles", "tile_leaves", "batches", kernel="panels")
+
+
+def test_columns_in_runs():
+    """Whole columns of two bytes an element, about as many tiles as run at a time: in runs, and small blocks."""
+    cases = [
+        ((64, 4096, 1024), 1, "bfloat16", 4, 512, True),
+        ((1024, 1 << 16), 0, "float16", 4, 512, True),
+        ((2048, 1 << 16), 0, "bfloat16", 4, 512, True),
+        ((4096, 57_344), 0, "bfloat16", 4, 512, True),
+        ((1000, 1 << 16), 0, "bfloat16", 4, 512, True),
+        ((600, 1 << 16), 0, "bfloat16", 8, 512, False),  # most leaves have an element less than others
+        ((512, 1 << 16), 0, "bfloat16", 8, 512, False),
+        ((1024, 1 << 15), 0, "bfloat16", 8, 512, False),  # half as many
+        ((8192, 1 << 16), 0, "bfloat16", 8, 64, False),
+        ((1024, 1 << 16), 0, "float32", 8, 512, False),
+        ((1024, 1 << 16), 0, "int16", 8, 512, False),
+    ]
+    for sizes, dim, source, warps, leaves, runs in cases:
+        plan = check_plan(sizes, contiguous(sizes), (dim,), source)[0]
+        assert plan["kernel"] == "panels", (sizes, source)
+        assert (plan["warps"], plan["tile_leaves"], plan["runs"]) == (warps, leaves, runs), (sizes, source, plan)
+
+
+def test_late_joins():
+    """A join of sums wider than elements begins when all blocks have read theirs."""
+    for sizes, source, target, late in (
+        ((1 << 20, 64), "int8", "int64", True),
+        ((1 << 20, 64), "bool", "int64", True),
+        ((1 << 20, 64), "int32", "int64", True),
+        ((1 << 20, 64), "float32", "float64", True),
+        ((1 << 20, 64), "float32", "float32", False),
+        ((1 << 20, 64), "float8_e5m2", "float32", False),
+        ((1 << 17, 64), "int8", "int64", False),  # small
+        ((1 << 14, 4096), "float32", "float64", True),
+        ((3320, 7122), "int8", "int64", False),  # a cluster
+        ((4096, 16_384), "int8", "int64", False),  # whole
+    ):
+        plan = check_plan(sizes, contiguous(sizes), (0,), source, target)[0]
+        assert plan["kernel"] == "panels" and plan["late"] == late, (sizes, source, plan)
 
 
 def test_columns_in_short_tiles():

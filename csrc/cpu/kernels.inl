@@ -105,14 +105,17 @@ inline __attribute__((always_inline)) void store(Lane* out, Vector<Lane> v) {
   memcpy(out, &v, sizeof(v));
 }
 
+// Integers as wide as lanes.
+template <class Lane>
+using LaneBits = Vector<std::conditional_t<sizeof(Lane) == 4, int32_t, int64_t>>;
+
 // Lane i of the result is lane kIndex[i] of a followed by b.
 template <class Acc, int... kIndex>
 inline __attribute__((always_inline)) Vector<Acc> select(Vector<Acc> a, Vector<Acc> b) {
 #ifdef __clang__
   return __builtin_shufflevector(a, b, kIndex...);
 #else
-  using Index = Vector<std::conditional_t<sizeof(Acc) == 4, int32_t, int64_t>>;
-  return __builtin_shuffle(a, b, Index{kIndex...});
+  return __builtin_shuffle(a, b, LaneBits<Acc>{kIndex...});
 #endif
 }
 
@@ -226,16 +229,22 @@ inline __attribute__((always_inline)) Narrow<Lane, In> load_over(Narrow<Lane, In
     return reinterpret_cast<Loaded>(_mm256_mask_loadu_epi16(reinterpret_cast<__m256i>(others), mask, x));
   }
 }
+
+// The same with padding for the rest, as addends.
+template <class Lane, class In>
+inline __attribute__((always_inline)) Vector<Lane> load_masked(const In* x, uint32_t mask) {
+  return widened<Lane, In>(load_over<Lane>(none<Lane, In>(), x, mask));
+}
 #endif
 
 // The first n elements, or as many as a vector of Lane has, and then padding. No others are read.
 template <class Lane, class In>
 inline __attribute__((always_inline)) Vector<Lane> load_first(const In* x, int64_t n) {
   if (n >= kVector<Lane>) return load<Lane>(x);
-  Narrow<Lane, In> v = none<Lane, In>();
 #if GPUREDUCE_VECTOR_BYTES == 64
-  return widened<Lane, In>(load_over<Lane>(v, x, n <= 0 ? 0 : (1u << n) - 1));
+  return load_masked<Lane>(x, n <= 0 ? 0 : (1u << n) - 1);
 #else
+  Narrow<Lane, In> v = none<Lane, In>();
   Stored<In> elements[kVector<Lane>];
   memcpy(elements, &v, sizeof(v));
   for (int64_t i = 0; i < n; ++i) memcpy(elements + i, x + i, sizeof(In));
@@ -389,8 +398,8 @@ inline __attribute__((always_inline)) int64_t join_some(Lane* __restrict out, co
 // All of them in runs of so many vectors, the last vector over the one before; returns the first one left of less than a
 // vector.
 template <int kLeaves, int... kCounts, class Lane, class In>
-inline __attribute__((always_inline)) int64_t join_vectors(Lane* __restrict out, const In* __restrict x, int64_t width,
-                                                           int64_t pitch, int64_t step, int64_t depth) {
+inline __attribute__((always_inline)) int64_t join_all(Lane* __restrict out, const In* __restrict x, int64_t width,
+                                                       int64_t pitch, int64_t step, int64_t depth) {
   int64_t done = 0;
   ((done = join_some<kLeaves, kCounts>(out, x, done, width, pitch, step, depth)), ...);
   const int64_t last = width - kVector<Lane>;
@@ -404,7 +413,7 @@ template <int kLength = kThin, class Lane, class In>
 void sum_thin(Lane* __restrict out, const In* __restrict x, int64_t length, int64_t width, int64_t pitch) {
   if constexpr (kLength > 2)
     if (length < kLength) return sum_thin<kLength - 1>(out, x, length, width, pitch);
-  join_vectors<kLength, 2, 1>(out, x, width, pitch, 0, 1);
+  join_all<kLength, 2, 1>(out, x, width, pitch, 0, 1);
 }
 
 // Sums `leaves` leaves of `width` columns and joins four neighbours each while they are in registers: where a leaf has few
@@ -413,7 +422,7 @@ template <class Lane, class In>
 void join_columns(Lane* __restrict out, const In* __restrict x, int64_t leaves, int64_t width, int64_t pitch, int64_t step,
                   int64_t depth) {
   for (int64_t l = 0; l < leaves; l += 4, x += 4 * pitch, out += width) {
-    for (int64_t done = join_vectors<4, 8, 4, 1>(out, x, width, pitch, step, depth); done < width; ++done) {
+    for (int64_t done = join_all<4, 8, 4, 1>(out, x, width, pitch, step, depth); done < width; ++done) {
       const auto leaf = [&](int i) __attribute__((always_inline)) {
         Lane v = lane<Lane, Conversion::value>(x[i * pitch + done]);
         for (int64_t d = 1; d < depth; ++d) v += lane<Lane, Conversion::value>(x[i * pitch + done + d * step]);
@@ -719,8 +728,6 @@ struct PieceVectors {
   }
 };
 
-template <class Lane>
-using LaneBits = Vector<std::conditional_t<sizeof(Lane) == 4, int32_t, int64_t>>;
 template <class Lane, int... I>
 inline __attribute__((always_inline)) LaneBits<Lane> lane_numbers(std::integer_sequence<int, I...>) {
   return LaneBits<Lane>{I...};
@@ -736,7 +743,7 @@ __attribute__((noinline)) Vector<Lane> load_each(const In* row, const PieceVecto
   return load<Lane>(lanes);
 }
 
-// The same.
+// The same for a vector that begins in one piece and ends in the next: of two loads, where both may reach beyond their pieces.
 template <class Lane, class In>
 inline __attribute__((always_inline)) Vector<Lane> load_two(const In* row, const PieceVectors<Lane>& vectors, int64_t v) {
   const In *x = row + vectors.place[v], *y = row + vectors.next[v];
@@ -798,7 +805,7 @@ inline __attribute__((always_inline)) void add_run(Lane* __restrict lanes, int64
   int64_t i = 0;
   if (before > 0) {
     const uint32_t all = n < kSize ? (1u << n) - 1 : (1u << kSize) - 1;
-    add(0, widened<Lane, In>(load_over<Lane>(none<Lane, In>(), x, all >> before << before)));
+    add(0, load_masked<Lane>(x, all >> before << before));
     i = kSize;
   }
   for (; i + kSize <= n; i += kSize) add(i, load<Lane>(x + i));
@@ -806,55 +813,58 @@ inline __attribute__((always_inline)) void add_run(Lane* __restrict lanes, int64
 }
 #endif
 
-// Writes the lanes of some rows' chunks in short pieces, or of parts of them; at(r) is where row r begins. Rows mostly have
-// their pieces side by side, so that several are read together.
-template <class Lane, class In, class At>
-void sum_pieces_abreast(Lane* lanes, const Dims& dims, int64_t begin, int64_t n, int64_t width, int64_t rows, bool streams,
-                        At at) {
-  const int64_t size = kLanes * width;
-#if GPUREDUCE_VECTOR_BYTES == 64
-  // From memory in its order, while the lanes wait in the L1 cache: (128, 256, 14, 14) float32, 12 MiB a thread, 296 us, and
-  // 576 vector by vector; but (64, 256, 14, 14), 0.8 MiB a thread, 46.9 and 41.8.
-  if (std::is_same_v<Lane, In> && streams) {
-    const int64_t ahead = dims.dims[dims.rank - 2].stride;
-    for (int64_t i = 0; i < rows * size; ++i) lanes[i] = padding<Lane>();
-    Cursor piece(dims, begin);
-    for (int64_t done = 0, run; done < n; done += run, piece.advance(run)) {
-      const int64_t lane = done % kLanes;
-      run = min(min(n - done, piece.left()), kLanes - lane);
-      for (int64_t r = 0; r < rows; ++r) add_run(lanes + r * size, lane * width, at(r) + piece.offset(), run * width, ahead);
-    }
-    return;
-  }
-#endif
-  // Elements that are converted, or no masks, cost more than the order: bfloat16 (64, 256, 14, 14) 82 us, and 99 in
-  // memory's order; with AVX2 109 and 198, float32 121 and 199, both before copied to a buffer.
-  const PieceVectors<Lane> vectors(dims, begin, n, width);
-  const In* x[4];
-  for (int64_t r = 0, some; r < rows; r += some) {
-    some = rows - r >= 4 ? 4 : rows - r >= 2 ? 2 : 1;
-    for (int64_t i = 0; i < some; ++i) x[i] = at(r + i);
-    if (some == 4) sum_vectors<4>(lanes + r * size, size, x, vectors);
-    else if (some == 2) sum_vectors<2>(lanes + r * size, size, x, vectors);
-    else sum_vectors<1>(lanes + r * size, size, x, vectors);
+// Writes the lanes of some rows' chunks in short pieces, or of parts of them, from the elements at rows[r] on. Rows mostly have
+// their pieces side by side, so that several are read together: vector by vector.
+template <class Lane, class In>
+void sum_vectors_abreast(Lane* lanes, int64_t size, const In* const* rows, int64_t count, const PieceVectors<Lane>& vectors) {
+  for (int64_t some; count > 0; count -= some, rows += some, lanes += some * size) {
+    some = count >= 4 ? 4 : count >= 2 ? 2 : 1;
+    if (some == 4) sum_vectors<4>(lanes, size, rows, vectors);
+    else if (some == 2) sum_vectors<2>(lanes, size, rows, vectors);
+    else sum_vectors<1>(lanes, size, rows, vectors);
   }
 }
 
-// The same for any number of rows, whose leaves are `pitch` apart.
+#if GPUREDUCE_VECTOR_BYTES == 64
+// The same in the order of memory, while the lanes wait in the L1 cache.
+template <class Lane, class In>
+void add_runs_abreast(Lane* lanes, int64_t size, const In* const* rows, int64_t count, const Dims& dims, int64_t begin,
+                      int64_t n, int64_t width) {
+  const int64_t ahead = dims.dims[dims.rank - 2].stride;
+  for (int64_t i = 0; i < count * size; ++i) lanes[i] = padding<Lane>();
+  Cursor piece(dims, begin);
+  for (int64_t done = 0, run; done < n; done += run, piece.advance(run)) {
+    const int64_t lane = done % kLanes;
+    run = min(min(n - done, piece.left()), kLanes - lane);
+    for (int64_t r = 0; r < count; ++r) add_run(lanes + r * size, lane * width, rows[r] + piece.offset(), run * width, ahead);
+  }
+}
+#endif
+
+// The sums of any number of rows in short pieces, whose leaves are `pitch` apart.
 template <Conversion C, class Lane, class In>
 void sum_pieces(const Source<C, Lane, In>& source, Lane* out, int64_t pitch, Lane* lanes, Cursor row, int64_t rows,
                 int64_t begin, int64_t n) {
   using Loaded = typename Source<C, Lane, In>::Loaded;
   const int64_t width = source.width, size = kLanes * width;
-  int64_t offsets[rows_abreast(1, sizeof(Lane))];
+  const Dims& dims = source.plan.reduced;
+  // From memory in its order: (128, 256, 14, 14) float32, 12 MiB a thread, 296 us, and 576 vector by vector; but (64, 256, 14,
+  // 14), 0.8 MiB a thread, 46.9 and 41.8. Elements that are converted, or no masks, cost more than the order: bfloat16 (64,
+  // 256, 14, 14) 82 us, and 99 in memory's order; with AVX2 109 and 198, float32 121 and 199, both before copied to a buffer.
+  constexpr bool kMasks = GPUREDUCE_VECTOR_BYTES == 64 && std::is_same_v<Lane, Loaded>;
+  const bool in_order = kMasks && source.plan.shares_stream;
+  const PieceVectors<Lane> vectors(dims, begin, in_order ? 0 : n, width);
+  const Loaded* x[rows_abreast(1, sizeof(Lane))];
   for (int64_t some; rows > 0; rows -= some) {
     some = min(rows, rows_abreast(width, sizeof(Lane)));
-    for (int64_t r = 0; r < some; ++r, row.advance(1)) offsets[r] = row.offset();
-    sum_pieces_abreast<Lane, Loaded>(lanes, source.plan.reduced, begin, n, width, some, source.plan.shares_stream,
-                                     [&](int64_t r) { return source.at(offsets[r]); });
+    for (int64_t r = 0; r < some; ++r, row.advance(1)) x[r] = source.at(row.offset());
+#if GPUREDUCE_VECTOR_BYTES == 64
+    if (in_order) add_runs_abreast(lanes, size, x, some, dims, begin, n, width);
+#endif
+    if (!in_order) sum_vectors_abreast(lanes, size, x, some, vectors);
     for (int64_t r = 0; r < some; ++r, out += pitch) {
-      const Lane* x = lanes + r * size;
-      width == 1 ? sum_run<1>(out, x, size) : sum_run<2>(out, x, size);
+      const Lane* leaves = lanes + r * size;
+      width == 1 ? sum_run<1>(out, leaves, size) : sum_run<2>(out, leaves, size);
     }
   }
 }

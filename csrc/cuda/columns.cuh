@@ -24,16 +24,23 @@ struct ColumnPiece {
   int length;     // elements from there on, or more than any tile has
 };
 
+// Adds kLeaves neighbouring leaves of V columns, whose order is free.
+template <class Batch, int kLeaves, int kElements, class Element, int V>
+__device__ __forceinline__ void add_leaves(Batch& sum, const Vector<Element, V> (&x)[kLeaves][kElements]) {
+  Vector<Element, V> all[kLeaves * kElements];
+#pragma unroll
+  for (int i = 0; i < kLeaves * kElements; ++i) all[i] = x[i / kElements][i % kElements];
+  sum.add(all);
+}
+
 // The sums of kLeaves neighbouring leaves of V columns, joined.
 template <class Acc, int kLeaves, int kElements, class Element, int V>
 __device__ __forceinline__ Lanes<Element, Acc, V> join_leaves(const Vector<Element, V> (&x)[kLeaves][kElements]) {
   using Batch = Lanes<Element, Acc, V>;
   if constexpr (Batch::kOrderFree) {
-    Vector<Element, V> all[kLeaves * kElements];
-#pragma unroll
-    for (int i = 0; i < kLeaves * kElements; ++i) all[i] = x[i / kElements][i % kElements];
     Batch sum;
-    sum.start(all);
+    sum.clear();
+    add_leaves(sum, x);
     return sum;
   } else {
     Batch lanes[kLeaves];

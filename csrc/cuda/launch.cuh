@@ -127,7 +127,12 @@ template <int V, int kElements, Walk walk, class Acc, class Source>
 auto panel_kernel(const Plan& plan) {
   using Sums = Lanes<typename Source::Element, Acc, V>;
   constexpr int kMany = panel_batches(V, panel_words<Source, Acc, V>, kElements, Sums::kOrderFree, walk);
-  return plan.batches > 1 ? panels<V, kElements, kMany, walk, Source, Acc> : panels<V, kElements, 1, walk, Source, Acc>;
+  if constexpr (panel_runs(V, kElements, Sums::kOrderFree, walk))
+    if (plan.panel.runs)
+      return plan.batches > 1 ? panels<V, kElements, kMany, true, walk, Source, Acc>
+                              : panels<V, kElements, 1, true, walk, Source, Acc>;
+  return plan.batches > 1 ? panels<V, kElements, kMany, false, walk, Source, Acc>
+                          : panels<V, kElements, 1, false, walk, Source, Acc>;
 }
 
 template <int V, Walk walk, class Acc, class Source>
@@ -154,6 +159,7 @@ cudaError_t launch_panels(const Launch& launch, const Source& source) {
   using LaneSum = typename Lanes<typename Source::Element, Acc, V>::LaneSum;
   const Reduction& r = launch.reduction;
   const Plan& plan = launch.plan;
+  const PanelShape& panel = plan.panel;
   const Tiling& t = plan.tiling;
   const auto& kept = r.problem.kept;
   const KeptDim column = kept.back(), batch = kept.size() > 1 ? kept[kept.size() - 2] : KeptDim{};
@@ -171,13 +177,17 @@ cudaError_t launch_panels(const Launch& launch, const Source& source) {
                                     t.tile_outputs,
                                     t.tile_leaves,
                                     plan.cluster > 1 ? (side + plan.cluster - 1) / plan.cluster : 0,
+                                    panel.units,
+                                    panel.units / plan.warps,
+                                    panel.kept_rows,
                                     log(plan.warp_columns),
-                                    log(plan.units),
-                                    log(plan.parts),
+                                    log(panel.rows),
+                                    log(panel.parts),
+                                    panel.late,
                                     input_span(r),
                                     output_of<Acc>(launch),
                                     kept_nest<Source::kRank>(r.problem)};
-  const int bytes = plan.units * side * sizeof(LaneSum) + args.share * plan.cluster * sizeof(Acc);
+  const int bytes = panel.kept_rows * side * sizeof(LaneSum) + args.share * plan.cluster * sizeof(Acc);
   return start_with(launch, panel_kernel<V, Acc, Source>(plan), plan.warps * kWarp, bytes, args);
 }
 

@@ -14,10 +14,14 @@ struct PanelArgs {
   int64_t length, pitch, batch_pitch;        // rows; from one to the next, and from one batch to the next
   int64_t result_pitch, result_batch_pitch;  // of columns, and of batches
   int64_t partial_output_stride, partial_split_stride;
-  int32_t columns, reach;                  // of a batch; of a tile
-  int32_t tile_leaves;                     // a power of two
-  int32_t share;                           // columns of a tile that a block of a cluster joins; 0: splits are none
-  int8_t log_width, log_units, log_parts;  // threads of a warp side by side; units of a tile; threads that join a column's
+  int32_t columns, reach;      // of a batch; of a tile
+  int32_t tile_leaves;         // a power of two
+  int32_t share;               // columns of a tile that a block of a cluster joins; 0: splits are none
+  int32_t units, run;          // of a tile; of them those that a warp joins one by one
+  int32_t kept_rows;           // of sums in shared memory
+  int8_t log_width;            // threads of a warp side by side
+  int8_t log_rows, log_parts;  // rows that are joined at the end; threads that join a column's
+  bool late;                   // the next kernel is to start when all blocks have read their columns
   InputSpan input;
   Output<Acc> output;
   Nest<Source::kRank> kept;
@@ -29,23 +33,21 @@ struct PanelArgs {
   }
 };
 
-// kLeaves neighbouring leaves of V columns, up to kElements elements each, of which load(row) brings one; all in flight at
-// once, and joined in registers.
-template <class Element, class Acc, int V, int kElements, int kLeaves, class Load>
-__device__ __forceinline__ Lanes<Element, Acc, V> panel_leaves(Load load) {
-  Vector<Element, V> x[kLeaves][kElements];
+// Loads kLeaves neighbouring leaves of V columns, up to kElements elements each, of which load(row) brings one; all in flight
+// at once.
+template <int kLeaves, int kElements, class Element, int V, class Load>
+__device__ __forceinline__ void load_leaves(Vector<Element, V> (&x)[kLeaves][kElements], Load load) {
 #pragma unroll
   for (int l = 0; l < kLeaves; ++l) {
 #pragma unroll
     for (int d = 0; d < kElements; ++d) x[l][d] = load(l + d * kLanes);
   }
-  return join_leaves<Acc>(x);
 }
 
-// Joins 1 << log_count values, `step` apart, of at most 1 << kLogPanelRun.
+// Joins 1 << log_count values, `step` apart, of at most 1 << kLogPanelRows.
 template <class Acc, int kLogCount = 0, class LaneSum>
 __device__ __forceinline__ Acc join_slots(const LaneSum* slots, int step, int log_count) {
-  if constexpr (kLogCount < kLogPanelRun)
+  if constexpr (kLogCount < kLogPanelRows)
     if (log_count > kLogCount) return join_slots<Acc, kLogCount + 1>(slots, step, log_count);
   Acc v[1 << kLogCount];
 #pragma unroll
@@ -58,18 +60,27 @@ constexpr int panel_words = sizeof(Lanes<typename Source::Element, Acc, V>) / 4;
 
 // As in the columns kernel, a warp reads 1 << log_width threads side by side, what is left of it takes further leaves of the
 // same columns, and so do the other warps, unit after unit; and a thread takes kBatches batches of leaves. A unit's values are
-// joined across the warp, and a column's through shared memory. Columns at odd addresses: Walk::shifted, of which a tile has so
-// many fewer that its threads' vectors hold them wherever they begin; or Walk::spread, of which a thread has every 1 <<
-// log_width th, so that the warp's loads are whole lines nevertheless.
-template <int V, int kElements, int kBatches, Walk walk, class Source, class Acc>
+// joined across the warp, and a column's through shared memory, where each unit has a row. Integers, whose order is free, are
+// added up to the warp's last unit instead, and joined once: int8 (64, 4096, 1024) dim 1 63.0 us, and 65.3 unit by unit.
+//
+// kRuns: a warp takes neighbouring units, and has a row for each level of their tree, on which a sum waits for its neighbour.
+// That is a fraction of the shared memory, of which what is left holds the loads in flight: (64, 4096, 1024) dim 1 bfloat16 in
+// blocks of four warps 121.3 us, and 146.7 with a row each. But warps far apart read more memory pages at a time: (16384, 4096)
+// bfloat16 35.2 us, and 33.5 unit by unit.
+//
+// Columns at odd addresses: Walk::shifted, of which a tile has so many fewer that its threads' vectors hold them wherever they
+// begin; or Walk::spread, of which a thread has every 1 << log_width th, so that the warp's loads are whole lines nevertheless.
+template <int V, int kElements, int kBatches, bool kRuns, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_words<Source, Acc, V>, walk) / kMaxColumnWarps))
     panels(const __grid_constant__ PanelArgs<Source, Acc> a) {
   using Element = typename Source::Element;
   using Batch = Lanes<Element, Acc, V>;
   using LaneSum = typename Batch::LaneSum;
   constexpr int kLeaves = kLoads / kElements;
+  constexpr bool kMayBeLate = panel_late(V, panel_words<Source, Acc, V>, Batch::kOrderFree);
+  constexpr bool kSkips = walk != Walk::shifted || sizeof(LaneSum) == 4;  // units without rows; else registers are too few
   extern __shared__ __align__(kLine) char memory[];
-  LaneSum* slots = reinterpret_cast<LaneSum*>(memory);  // a row of `side` values for each unit
+  LaneSum* const slots = reinterpret_cast<LaneSum*>(memory);  // rows of `side` values
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const int width = 1 << a.log_width, side = width * V, row = lane >> a.log_width;
   const int column = (lane & (width - 1)) * (walk == Walk::spread ? 1 : V);
@@ -83,38 +94,61 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
 #pragma unroll
   for (int j = 0; j < kOwn; ++j) own[j] = column + j * width < outputs ? column + j * width : 0;
   const int64_t place = batch_place.in + first_row * a.pitch + first_column + (walk == Walk::linear ? own[0] : 0);
-  const int log_run = a.log_units - a.log_parts, log_turn = max(5 - a.log_parts, 2);
+  const int log_part = a.log_rows - a.log_parts, log_turn = max(5 - a.log_parts, 2);
   // Of a cluster, whose blocks are the splits of some columns, each joins its share of them.
   const bool clustered = a.share > 0;
   const int blocks = gridDim.y, own_share = max(0, min(a.share, outputs - static_cast<int>(blockIdx.y) * a.share));
   __shared__ uint64_t arrived;
-  const Inbox<Acc> inbox{&arrived, reinterpret_cast<Acc*>(memory + (sizeof(LaneSum) * side << a.log_units))};
-  const auto leaves_of = [&](auto whole, int64_t at, int left) {
+  const Inbox<Acc> inbox{&arrived, reinterpret_cast<Acc*>(slots + side * a.kept_rows)};
+  // Takes a batch of leaves: where the order is free it is added to `batch`, or else becomes it.
+  const auto take_leaves = [&](Batch& batch, auto whole, int64_t at, int left) {
     if constexpr (walk == Walk::shifted) {
-      return shifted_leaves<V, kElements, kLeaves, whole, Acc>(a.source, a.input, at, a.pitch, left, column, outputs);
+      const Batch sum =
+          shifted_leaves<V, kElements, kLeaves, whole, Acc>(a.source, a.input, at, a.pitch, left, column, outputs);
+      if constexpr (Batch::kOrderFree) batch.add(sum);
+      else batch = sum;
     } else {
-      return panel_leaves<Element, Acc, V, kElements, kLeaves>([&](int row) {
+      Vector<Element, V> x[kLeaves][kElements];
+      load_leaves(x, [&](int row) {
         const int64_t first = at + row * a.pitch;
         if constexpr (walk == Walk::spread) {
-          Vector<Element, V> x;
+          Vector<Element, V> v;
 #pragma unroll
-          for (int j = 0; j < V; ++j) x.set(j, load_part<1, whole>(a.source, row < left, first + own[j])[0]);
-          return x;
+          for (int j = 0; j < V; ++j) v.set(j, load_part<1, whole>(a.source, row < left, first + own[j])[0]);
+          return v;
         } else {
           return load_part<V, whole>(a.source, row < left, first);
         }
       });
+      if constexpr (Batch::kOrderFree) add_leaves(batch, x);
+      else batch = join_leaves<Acc>(x);
     }
   };
   wait_for_previous_kernel();
-  allow_next_kernel();
+  if (!kMayBeLate || !a.late) allow_next_kernel();
   if (clustered) inbox.open(blocks * own_share);
+  // Rows are turned, so that the threads that join one column read different banks.
+  const auto place_in = [&](int row, int c) { return slots + row * side + (c ^ ((row >> log_part << log_turn) & (side - 1))); };
+  const auto keep = [&](int row, const Batch& batch) {
+    if constexpr (walk == Walk::spread) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) *place_in(row, column + j * width) = batch.sum[j];
+    } else {
+      store_granules([&](int g) { return place_in(row, column + g); }, batch.sum);
+    }
+  };
+  Batch batch;  // where the order is free, of all units
+  batch.clear();
+  const int first_unit = kRuns ? warp * a.run : warp, end = kRuns ? first_unit + a.run : a.units, step = kRuns ? 1 : warps;
 #pragma unroll 1
-  for (uint32_t unit = warp; unit >> a.log_units == 0; unit += warps) {
-    const uint32_t leaf = (unit * kWarp + row * width) * (kLeaves * kBatches) >> a.log_width;
+  for (int unit = first_unit; unit < end; unit += step) {
+    const auto leaf_of = [&](int row) {
+      return static_cast<uint32_t>(unit * kWarp + row * width) * (kLeaves * kBatches) >> a.log_width;
+    };
+    const uint32_t leaf = leaf_of(row);
     const int begin = static_cast<int>(leaf_start(leaf)), left = rows - begin;
     const int64_t at = place + begin * a.pitch;
-    Batch batch, waiting[kBatches];
+    Batch waiting[kBatches];
     const int last = kLeaves * kBatches - 1 + (kElements - 1) * kLanes;  // of the thread's rows
     bool whole = left > last;
     // What lies around shifted columns must be the input's, too; and their sums change hands, so that all threads go one way.
@@ -124,41 +158,53 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
       // With no condition between them, the loads of a batch start while the one before is added up.
 #pragma unroll
       for (int b = 0; b < kBatches; ++b) {
-        batch = leaves_of(std::true_type{}, at + b * kLeaves * a.pitch, left);
-        take_batch(waiting, batch, b);
+        take_leaves(batch, std::true_type{}, at + b * kLeaves * a.pitch, left);
+        if constexpr (!Batch::kOrderFree) take_batch(waiting, batch, b);
       }
+    } else if (kSkips && rows <= static_cast<int>(leaf_start(leaf_of(0)))) {
+      if constexpr (!Batch::kOrderFree) batch.clear();
     } else {
       // Where ptxas 13.0 knows that a row is not there, it takes float8's padding for another number. So it must not know.
       int some = left;
       asm volatile("" : "+r"(some));
 #pragma unroll 1
       for (int b = 0; b < kBatches; ++b) {
-        batch = leaves_of(std::false_type{}, at + b * kLeaves * a.pitch, some - b * kLeaves);
-        take_batch(waiting, batch, b);
+        take_leaves(batch, std::false_type{}, at + b * kLeaves * a.pitch, some - b * kLeaves);
+        if constexpr (!Batch::kOrderFree) take_batch(waiting, batch, b);
       }
     }
+    if constexpr (Batch::kOrderFree) continue;
     join_leaves_of_warp(batch, width);
-    if (lane < width) {
-      // Rows are turned, so that the threads that join one column read different banks.
-      const int turn = (unit >> log_run << log_turn) & (side - 1);
-      LaneSum* const slot = slots + unit * side;
-      if constexpr (walk == Walk::spread) {
-#pragma unroll
-        for (int j = 0; j < V; ++j) slot[(column + j * width) ^ turn] = batch.sum[j];
-      } else {
-        store_granules([&](int g) { return slot + ((column + g) ^ turn); }, batch.sum);
+    if (lane >= width) continue;
+    if constexpr (kRuns) {
+      const int index = unit - first_unit;
+      int level = 0;
+      for (; index >> level & 1; ++level) {
+        Batch left;
+        load_granules([&](int g) { return place_in(level * warps + warp, column + g); }, left.sum);
+        left.add(batch);
+        batch = left;
       }
+      keep(unit + 1 < end ? level * warps + warp : warp, batch);
+    } else {
+      keep(unit, batch);
     }
   }
+  if constexpr (Batch::kOrderFree) {
+    join_leaves_of_warp(batch, width);
+    if (lane < width) keep(warp, batch);
+  }
+  if (kMayBeLate && a.late) allow_next_kernel();
   __syncthreads();
   if (clustered) inbox.wait_for_others();
   for (int base = 0; base < side << a.log_parts; base += blockDim.x) {
     const int i = base + threadIdx.x, c = i >> a.log_parts, part = i & ((1 << a.log_parts) - 1);
-    const LaneSum* run = slots + (part << log_run) * side + ((c ^ part << log_turn) & (side - 1));
-    const Acc sum = warp_join(join_slots<Acc>(run, side, log_run), 1, 1 << a.log_parts);
-    if (c < outputs && part == 0 && clustered) {
+    const LaneSum* own_part = place_in(part << log_part, c & (side - 1));
+    const Acc sum = warp_join(join_slots<Acc>(own_part, side, log_part), 1, 1 << a.log_parts);
+    if (c >= outputs || part > 0) continue;
+    if (clustered) {
       inbox.send(c / a.share, blockIdx.y * a.share + c % a.share, sum);
-    } else if (c < outputs && part == 0) {
+    } else {
       const int64_t output = first_column + c;
       a.output.write_at(
           batch_place.out + output * a.result_pitch,

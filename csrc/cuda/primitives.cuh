@@ -89,6 +89,18 @@ __device__ __forceinline__ void store_granules(At at, const T (&values)[V]) {
   }
 }
 
+// Loads them again.
+template <class T, int V, class At>
+__device__ __forceinline__ void load_granules(At at, T (&values)[V]) {
+  constexpr int kCount = granule_values<T>(V);
+#pragma unroll
+  for (int g = 0; g < V; g += kCount) {
+    const auto granule = *reinterpret_cast<const Vector<T, kCount>*>(at(g));
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) values[g + j] = granule[j];
+  }
+}
+
 // How loads are spelt, with what the L2 is to do with the line (l2_policy() in launch.h).
 #if __CUDA_ARCH__ >= 800
 #define GPUREDUCE_LOAD(type) "ld.global.nc.L2::cache_hint." type
@@ -373,11 +385,23 @@ struct Lanes {
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] = sum[j] + more[j];
   }
-  // N elements a lane, the first of them first. Bytes four vectors at a time.
+  // N elements a lane, the first of them first.
   template <int N>
   __device__ __forceinline__ void start(const Vector<Element, V> (&x)[N]) {
-    if constexpr (sizeof(Element) == 1 && kOrderFree && V % 4 == 0 && N % 4 == 0) {
+    if constexpr (kOrderFree) {
       clear();
+      add(x);
+    } else {
+      start(x[0]);
+#pragma unroll
+      for (int i = 1; i < N; ++i) add(x[i]);
+    }
+  }
+  // N more elements a lane, whose order is free. Bytes four vectors at a time.
+  template <int N>
+  __device__ __forceinline__ void add(const Vector<Element, V> (&x)[N]) {
+    static_assert(kOrderFree);
+    if constexpr (sizeof(Element) == 1 && V % 4 == 0 && N % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < N; i += 4) {
 #pragma unroll
@@ -385,9 +409,8 @@ struct Lanes {
           add_bytes<Element>(x[i].word(w), x[i + 1].word(w), x[i + 2].word(w), x[i + 3].word(w), sum + 4 * w);
       }
     } else {
-      start(x[0]);
 #pragma unroll
-      for (int i = 1; i < N; ++i) add(x[i]);
+      for (int i = 0; i < N; ++i) add(x[i]);
     }
   }
   __device__ __forceinline__ void add(int j, Element x) { sum[j] = sum[j] + addend<LaneSum>(x); }
