@@ -160,8 +160,7 @@ constexpr int kTinyWarps = 4;
 // full 2^24 17.9 and 18.0; but columns (2, 2^25) 104.2 and 93.8.
 constexpr int kStreamedShare = 4;
 constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1, kMaxGridDepth = 65535;
-// Rows of columns that the panels kernel takes: as many as fit its grid in tiles of one vector side by side, of 256 units of 32
-// leaves at least.
+// Rows of columns that the panels kernel takes: as many as fit its grid in the longest tiles.
 constexpr int64_t kMaxPanelRows = kMaxGridDepth * kMaxPanelLeaves * kDepth;
 // --------------------------------------------------------------------------------------------------------------------------
 
@@ -361,7 +360,9 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
     while (tile_units < most && 2 * tiles(2 * tile_units) >= 5 * device.multiprocessors) tile_units *= 2;
     while (tile_units > kFewDenseUnits && 5 * tiles(tile_units) < 2 * device.multiprocessors) tile_units /= 2;
     if (shifted && tiles(tile_units) < int64_t{kFewShiftedTiles} * device.multiprocessors) tile_units /= 2;
-    while (tile_units * kMaxJoin < row_units) tile_units *= 2;
+    // Half as many of eight bytes, of narrower elements: 2^28 float32 to float64 237.3 us, and 238.0; int32 237.1 and 237.7.
+    const int64_t most_splits = size_of(r.accumulator) > std::max(size, 4) ? kMaxJoin / 2 : kMaxJoin;
+    while (tile_units * most_splits < row_units) tile_units *= 2;
   }
   tile_units = std::min<int64_t>(tile_units, kMaxDenseUnits);
   t.tile_leaves = static_cast<int>(tile_units * unit_leaves);
@@ -712,7 +713,7 @@ struct PanelTiles {
     if (splits > kFewSplits) return 100 * count <= int64_t{kClusterShare} * device.multiprocessors;
     return are_few(count, device) && count <= at_once(warps);
   }
-  bool may_run() const { return panel_runs(plan.vector, plan.thread_elements, order_free, plan.walk); }
+  bool may_run() const { return panel_runs(plan.vector, sum_bytes / 4, plan.thread_elements, order_free, plan.walk); }
   // Units of a tile, by itself: as many as have room in shared memory, and as the block's threads join at the end.
   int64_t usual_units(int warps, int width) const {
     return std::min<int64_t>(kPanelBytes / (width * sum_bytes), (warps * kWarp << kLogPanelRows) / (width * plan.vector));
@@ -730,7 +731,7 @@ struct PanelTiles {
     s.units = static_cast<int>(units);
     s.runs = may_run() && units > usual_units(warps, width);
     s.rows = order_free || s.runs ? warps : s.units;
-    s.kept_rows = s.runs ? warps * std::max(1, __builtin_ctz(s.units / warps)) : s.rows;
+    s.kept_rows = s.runs ? warps * __builtin_ctz(s.units / warps) : s.rows;
     s.parts = std::min(std::clamp(warps * kWarp / (width * plan.vector), std::max(1, s.rows >> kLogPanelRows), kWarp), s.rows);
     return s;
   }
@@ -764,6 +765,15 @@ struct PanelTiles {
     return panel_batches(plan.vector, sum_bytes / 4, plan.thread_elements, order_free, plan.walk);
   }
 
+  // Leaves of a tile where a column's are as few as a cluster has. Whether such tiles may be one line wide: of two bytes an
+  // element, where rows are whole lines.
+  int64_t cluster_leaves() const { return power_of_two_above(ceil_div(plan.tiling.leaves, kFewSplits)); }
+  bool may_cluster_lines() const {
+    return aligned() && plan.vector == 8 && !order_free && !end_ragged() && plan.bytes < kLargeColumns &&
+           problem.reduced[0].stride * size % kLine == 0 &&
+           cluster_leaves() <= usual_units(kWarps, kLineWidth) * unit_leaves(kLineWidth, many_batches());
+  }
+
   // Two lines side by side where that leaves tiles enough, but of bytes, which have many sums, and of wide sums one: (4096,
   // 16384) int32 62.8 us, and 64.3; (40000, 640) 26.2 and 28.6. Also one where tiles would be little more than run at a time:
   // (1024, 81920) bfloat16 40.4 us, and 45.0 with two. Four of shifted columns, which read one vector more than they have:
@@ -774,9 +784,9 @@ struct PanelTiles {
               one = static_cast<int>(std::min<int64_t>(kLineWidth, power_of_two_above(vectors())));
     if (width == 0 || !are_enough(tiles(width, kWarps * unit_leaves(width, 1)))) return one;
     // And one where that makes clusters, of twice as long tiles: (16384, 4096) bfloat16 33.0 us, and 33.6 with a join.
-    const int64_t clustered = tiles(one, power_of_two_above(ceil_div(plan.tiling.leaves, kFewSplits)));
-    const bool lines = problem.reduced[0].stride * size % kLine == 0;
-    if (device.hopper && lines && plan.vector == 8 && !order_free && are_few(clustered, device) && are_enough(clustered))
+    const int64_t quarter = cluster_leaves(), clustered = tiles(one, quarter);
+    if (device.hopper && may_cluster_lines() && clusters(one, quarter, kWarps) && are_enough(clustered) &&
+        !are_uneven(clustered))
       return one;
     const int64_t whole = tiles(width, plan.tiling.leaves), wave = at_once();
     return plan.walk != Walk::spread && whole > wave && 2 * whole < 3 * wave ? one : width;
@@ -792,11 +802,11 @@ struct PanelTiles {
     const bool fast = aligned() && !are_ragged() && (plan.thread_elements < kDepth || plan.bytes < kFloat8Columns);
     const bool more = float8 && width >= kLineWidth && !fast;
     const int least = more ? kFloat8PanelTiles : batches > 1 && aligned() ? kPanelTiles : kFewPanelTiles;
-    const int64_t usual = are_lines() ? kLineLeaves / unit : unequal ? kUnequalUnits : most;
+    const int64_t wanted = are_lines() ? kLineLeaves / unit : unequal ? kUnequalUnits : most;
     // Of wide sums also more, where that leaves two tiles a multiprocessor.
     const auto two_each = [&](int64_t units) { return are_few(count(units), device) && are_enough(count(units)); };
     int64_t units = most;
-    while (units > 1 && units > usual && !(have_wide_sums() && two_each(units))) units /= 2;
+    while (units > 1 && units > wanted && !(have_wide_sums() && two_each(units))) units /= 2;
     while (units > kWarps && !are_enough(count(units), least)) units /= 2;
     const bool few = are_few(count(units), device);
     const bool large = size > 1 && plan.bytes >= kLargeColumns && problem.reduced[0].stride * size >= kLargePitch && !few;
@@ -841,7 +851,7 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
 
   const int64_t unit = of.unit_leaves(width, plan.batches);
   const int64_t most = std::min(power_of_two_above(ceil_div(t.leaves, unit)), of.most_units(warps, width, plan.batches));
-  const bool full_wave = of.are_full_wave(width);
+  const bool full_wave = of.are_full_wave(width) && most * unit >= t.leaves;
   int64_t units = tuning.tile_leaves ? std::min(power_of_two_above(ceil_div(tuning.tile_leaves, unit)), most)
                   : full_wave        ? most
                                      : of.best_units(width, plan.batches, std::min(most, of.usual_units(warps, width)));

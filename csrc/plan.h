@@ -20,7 +20,7 @@ constexpr int kMaxRowWarps = 16;        // warps a block of the rows kernel
 constexpr int kMaxDenseUnits = 128;     // units a block of the dense kernel takes
 constexpr int kMaxDenseDepth = 32768;   // rows of them below each other in its grid
 constexpr int kMaxColumnWarps = 8;      // and of the others
-constexpr int kMaxPanelLeaves = 4096;   // of a tile of the panels kernel: those of 16 bits, added in 32, stay exact
+constexpr int kMaxPanelLeaves = 4096;   // of a tile of the panels kernel
 constexpr int kLogPanelRows = 5;        // rows of a column that a thread of it joins at the end, at most 1 << 5
 constexpr int kPanelBytes = 32 * 1024;  // of lane sums in shared memory
 constexpr int kMaxBatches = 8;          // runs of leaves a block of the narrow kernel takes one after the other
@@ -32,6 +32,8 @@ constexpr int kLine = 128;              // bytes
 constexpr int kMaxCluster = 8;          // blocks of a cluster: as many as every device of capability 9.0 and later takes
 constexpr int kMaxJoin = 8192;          // partial sums one block of the join kernel takes: 1024 threads
 static_assert(kLoads == kDepth);
+// Elements of 16 bits are added in 32 to the end of a tile.
+static_assert(int64_t{kMaxPanelLeaves} * kDepth * 65535 <= INT32_MAX);
 
 // packed   several short rows a warp, one load a row                      (the fastest dim in memory is reduced)
 // rows     a warp takes a unit of row_unit() neighbouring leaves of a row
@@ -96,12 +98,12 @@ GPUREDUCE_HOST_DEVICE constexpr int panel_wave(int words, Walk walk) {
 
 // Whether there are kernels of it that join a run of units at once: of two bytes an element, of which whole columns may be as
 // many tiles as run at a time.
-GPUREDUCE_HOST_DEVICE constexpr bool panel_runs(int vector, int elements, bool order_free, Walk walk) {
-  return vector == 8 && elements > 1 && !order_free && (walk == Walk::linear || walk == Walk::dense);
+GPUREDUCE_HOST_DEVICE constexpr bool panel_runs(int vector, int words, int elements, bool order_free, Walk walk) {
+  return vector == 8 && words == 8 && elements > 1 && !order_free && (walk == Walk::linear || walk == Walk::dense);
 }
 
-// Whether the join of its sums, which are wider than elements, may be told to begin late: (2^20, 64) int8 18.5 us, and 20.5;
-// int32 62.3 and 63.8, float32 to float64 62.6 and 64.6.
+// Whether the join of its sums may be told to begin late: of integers, and of elements of four and eight bytes in twice the
+// width. (2^20, 64) int8 18.5 us, and 20.5; int32 62.3 and 63.8, float32 to float64 62.6 and 64.6.
 GPUREDUCE_HOST_DEVICE constexpr bool panel_late(int vector, int words, bool order_free) {
   return order_free || (vector < 8 && words > 4);
 }
@@ -175,7 +177,8 @@ GPUREDUCE_HOST_DEVICE constexpr int tiny_runs(int length) { return kLoads / leng
 GPUREDUCE_HOST_DEVICE constexpr int thin_runs(int vector, int elements) { return vector > 1 ? 1 : kLoads / elements; }
 
 // Batches of leaves that a thread of the columns kernel takes where it takes several. Of bytes a batch is large already. Of
-// vectors a stride apart it takes one: the panels kernel takes these, but for more than kMaxGridDepth batches of columns.
+// vectors a stride apart it takes one: the panels kernel takes these, but for more batches of columns, or rows, than its grid
+// has.
 GPUREDUCE_HOST_DEVICE constexpr int column_batches(int vector, bool nested) {
   return vector > 1 && !nested ? 1 : vector > 8 ? 2 : 4;
 }
@@ -269,7 +272,7 @@ struct PanelShape {
   int32_t rows, kept_rows;  // of lane sums: those that are joined at the end, and all that stand in shared memory
   int32_t parts;            // threads that join a column's
   bool runs;                // a warp takes neighbouring units, and joins them one by one
-  bool late;                // the next kernel is to start when all blocks have read their columns, not before
+  bool late;                // the next kernel is to start when a warp of every block has read its part, not before
 };
 
 struct Plan {

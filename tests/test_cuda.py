@@ -340,18 +340,23 @@ def test_batches_of_columns_at_odd_addresses(length, name, cuda):
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
-@pytest.mark.parametrize("length", [800, 1000, 1024, 1600, 2048, 3200, 4093, 4096])
+@pytest.mark.parametrize("length", [800, 1000, 1024, 1600, 2048, 3200, 4093, 4096, 4196, 8193, 20_000])
 def test_columns_in_runs(length, name, cuda):
     """A warp joins neighbouring units one by one, whatever their number; those that have few rows or none as well."""
     x = data((length, 3080), name, seed=27)[:, :3072]
     wanted = SUM(x, 0)
-    own = "multiprocessors=7"
-    plan = plan_of(x, [0], own)
-    assert plan["kernel"] == "panels" and plan["runs"] and plan["warps"] == 4 and plan["splits"] == 1
-    forced = [f"kernel=panels,tile_leaves={n},warps={m}" for n in (512, 4096) for m in (1, 2, 4, 8)]
-    assert sum(plan_of(x, [0], tuning)["runs"] for tuning in forced) >= 2
+    forced = [f"kernel=panels,width={w},tile_leaves=4096,warps={m}" for w in (8, 16) for m in (1, 2, 4, 8)]
+    plans = [plan_of(x, [0], tuning) for tuning in forced]
+    assert sum(plan["runs"] for plan in plans) >= 3
+    if length > 4096:
+        plan = plans[0]  # its last tile has a unit of leaves that are not there
+        missing = plan["splits"] * plan["tile_leaves"] - plan["leaves"]
+        assert plan["runs"] and missing >= plan["tile_leaves"] // plan["units"]
+    else:
+        plan = plan_of(x, [0], "multiprocessors=7")
+        assert plan["kernel"] == "panels" and plan["runs"] and plan["warps"] == 4 and plan["splits"] == 1
     y = x.to(cuda)
-    for tuning, got in tuned_sums(y, [0], [own, *forced]):
+    for tuning, got in tuned_sums(y, [0], ["multiprocessors=7", *forced]):
         assert_same_bits(got, wanted, f"under {tuning!r}")
 
 

@@ -401,10 +401,10 @@ def test_rows_of_single_elements():
         assert found == (warps, tile_rows, tile_leaves), (rows, length, found)
 
 
-def check_plans(cases, dim, *keys, **same):
+def check_plans(cases, dim, *keys, target=None, **same):
     """Plans of contiguous inputs: a case (sizes, dtype, *values) has its own values of the keys, and all the same."""
     for sizes, source, *values in cases:
-        plan = check_plan(sizes, contiguous(sizes), (dim,), source)[0]
+        plan = check_plan(sizes, contiguous(sizes), (dim,), source, target)[0]
         wanted = same | dict(zip(keys, values, strict=True))
         assert {key: plan[key] for key in wanted} == wanted, (sizes, source, plan)
 
@@ -463,6 +463,21 @@ def test_clusters():
     assert not check_plan((700, 20_000), (20_000, 1), (1,), tuning="cluster=1")[0]["joins"]  # whole rows
 
 
+def test_splits_of_large_sums():
+    """As many as one block joins at most; half as many of eight bytes where elements have fewer."""
+    for target, cases in {
+        None: [
+            ((1, 1 << 28), "float32", 8192),
+            ((1, 1 << 28), "int64", 8192),
+            ((1, 1 << 28), "int32", 4096),
+            ((1, 1 << 30), "bfloat16", 8192),
+        ],
+        "float64": [((1, 1 << 28), "float32", 4096), ((1, 1 << 28), "float64", 8192)],
+        "complex128": [((1, 1 << 28), "complex64", 4096)],
+    }.items():
+        check_plans(cases, 1, "splits", target=target, kernel="dense")
+
+
 def test_tiles_of_columns():
     """Wide sums, and float8, in as large tiles as leave two a multiprocessor; leaves of few elements in one batch."""
     cases = [
@@ -498,6 +513,8 @@ def test_columns_in_runs():
     inside = [((64, 4096, 1024), "bfloat16", 4, 512, True)]
     for dim, some in ((0, cases), (1, inside)):
         check_plans(some, dim, "warps", "tile_leaves", "runs", kernel="panels")
+    # Sums of eight bytes have no such kernels.
+    check_plans([((64, 4096, 1024), "bfloat16", False)], 1, "runs", target="float64", kernel="panels")
 
 
 def test_late_joins():
@@ -514,13 +531,12 @@ def test_late_joins():
         ((4096, 16_384), "int8", False),  # whole
     ]
     check_plans(cases, 0, "late", kernel="panels")
-    for sizes, source, late in (
+    wide = [
         ((1 << 20, 64), "float32", True),
         ((1 << 14, 4096), "float32", True),
         ((1 << 20, 64), "bfloat16", False),
-    ):
-        plan = check_plan(sizes, contiguous(sizes), (0,), source, "float64")[0]
-        assert plan["kernel"] == "panels" and plan["late"] == late, (sizes, source, plan)
+    ]
+    check_plans(wide, 0, "late", target="float64", kernel="panels")
 
 
 def test_columns_in_short_tiles():

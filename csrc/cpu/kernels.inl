@@ -743,7 +743,7 @@ __attribute__((noinline)) Vector<Lane> load_each(const In* row, const PieceVecto
   return load<Lane>(lanes);
 }
 
-// The same for a vector that begins in one piece and ends in the next: of two loads, where both may reach beyond their pieces.
+// The same of two loads: with masks, or where there are none, if whole vectors may be loaded at either place.
 template <class Lane, class In>
 inline __attribute__((always_inline)) Vector<Lane> load_two(const In* row, const PieceVectors<Lane>& vectors, int64_t v) {
   const In *x = row + vectors.place[v], *y = row + vectors.next[v];

@@ -127,12 +127,13 @@ template <int V, int kElements, Walk walk, class Acc, class Source>
 auto panel_kernel(const Plan& plan) {
   using Sums = Lanes<typename Source::Element, Acc, V>;
   constexpr int kMany = panel_batches(V, panel_words<Source, Acc, V>, kElements, Sums::kOrderFree, walk);
-  if constexpr (panel_runs(V, kElements, Sums::kOrderFree, walk))
-    if (plan.panel.runs)
-      return plan.batches > 1 ? panels<V, kElements, kMany, true, walk, Source, Acc>
-                              : panels<V, kElements, 1, true, walk, Source, Acc>;
-  return plan.batches > 1 ? panels<V, kElements, kMany, false, walk, Source, Acc>
-                          : panels<V, kElements, 1, false, walk, Source, Acc>;
+  const auto kernel = [&](auto runs) {
+    return plan.batches > 1 ? panels<V, kElements, kMany, runs, walk, Source, Acc>
+                            : panels<V, kElements, 1, runs, walk, Source, Acc>;
+  };
+  if constexpr (panel_runs(V, panel_words<Source, Acc, V>, kElements, Sums::kOrderFree, walk))
+    if (plan.panel.runs) return kernel(std::true_type{});
+  return kernel(std::false_type{});
 }
 
 template <int V, Walk walk, class Acc, class Source>

@@ -21,7 +21,7 @@ struct PanelArgs {
   int32_t kept_rows;           // of sums in shared memory
   int8_t log_width;            // threads of a warp side by side
   int8_t log_rows, log_parts;  // rows that are joined at the end; threads that join a column's
-  bool late;                   // the next kernel is to start when all blocks have read their columns
+  bool late;                   // the next kernel is to start when a warp of every block has read its part
   InputSpan input;
   Output<Acc> output;
   Nest<Source::kRank> kept;
@@ -64,9 +64,8 @@ constexpr int panel_words = sizeof(Lanes<typename Source::Element, Acc, V>) / 4;
 // added up to the warp's last unit instead, and joined once: int8 (64, 4096, 1024) dim 1 63.0 us, and 65.3 unit by unit.
 //
 // kRuns: a warp takes neighbouring units, and has a row for each level of their tree, on which a sum waits for its neighbour.
-// That is a fraction of the shared memory, of which what is left holds the loads in flight: (64, 4096, 1024) dim 1 bfloat16 in
-// blocks of four warps 121.3 us, and 146.7 with a row each. But warps far apart read more memory pages at a time: (16384, 4096)
-// bfloat16 35.2 us, and 33.5 unit by unit.
+// That is a fraction of the shared memory, of which what is left holds the loads in flight (are_full_wave() in plan.cpp says
+// what it gains). But warps far apart read more memory pages at a time: (16384, 4096) bfloat16 35.2 us, and 33.5 unit by unit.
 //
 // Columns at odd addresses: Walk::shifted, of which a tile has so many fewer that its threads' vectors hold them wherever they
 // begin; or Walk::spread, of which a thread has every 1 << log_width th, so that the warp's loads are whole lines nevertheless.
@@ -100,13 +99,14 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
   const int blocks = gridDim.y, own_share = max(0, min(a.share, outputs - static_cast<int>(blockIdx.y) * a.share));
   __shared__ uint64_t arrived;
   const Inbox<Acc> inbox{&arrived, reinterpret_cast<Acc*>(slots + side * a.kept_rows)};
-  // Takes a batch of leaves: where the order is free it is added to `batch`, or else becomes it.
-  const auto take_leaves = [&](Batch& batch, auto whole, int64_t at, int left) {
+  // Takes a batch of leaves, the thread's next: where the order is free, its sum is added to `sum`; or else `sum` becomes it,
+  // and what is complete with it.
+  const auto take_leaves = [&](Batch& sum, Batch(&waiting)[kBatches], int index, auto whole, int64_t at, int left) {
     if constexpr (walk == Walk::shifted) {
-      const Batch sum =
+      const Batch more =
           shifted_leaves<V, kElements, kLeaves, whole, Acc>(a.source, a.input, at, a.pitch, left, column, outputs);
-      if constexpr (Batch::kOrderFree) batch.add(sum);
-      else batch = sum;
+      if constexpr (Batch::kOrderFree) sum.add(more);
+      else sum = more;
     } else {
       Vector<Element, V> x[kLeaves][kElements];
       load_leaves(x, [&](int row) {
@@ -120,16 +120,17 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
           return load_part<V, whole>(a.source, row < left, first);
         }
       });
-      if constexpr (Batch::kOrderFree) add_leaves(batch, x);
-      else batch = join_leaves<Acc>(x);
+      if constexpr (Batch::kOrderFree) add_leaves(sum, x);
+      else sum = join_leaves<Acc>(x);
     }
+    if constexpr (!Batch::kOrderFree) take_batch(waiting, sum, index);
   };
   wait_for_previous_kernel();
   if (!kMayBeLate || !a.late) allow_next_kernel();
   if (clustered) inbox.open(blocks * own_share);
   // Rows are turned, so that the threads that join one column read different banks.
   const auto place_in = [&](int row, int c) { return slots + row * side + (c ^ ((row >> log_part << log_turn) & (side - 1))); };
-  const auto keep = [&](int row, const Batch& batch) {
+  const auto keep_in = [&](int row, const Batch& batch) {
     if constexpr (walk == Walk::spread) {
 #pragma unroll
       for (int j = 0; j < V; ++j) *place_in(row, column + j * width) = batch.sum[j];
@@ -157,10 +158,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
     if (whole) {
       // With no condition between them, the loads of a batch start while the one before is added up.
 #pragma unroll
-      for (int b = 0; b < kBatches; ++b) {
-        take_leaves(batch, std::true_type{}, at + b * kLeaves * a.pitch, left);
-        if constexpr (!Batch::kOrderFree) take_batch(waiting, batch, b);
-      }
+      for (int b = 0; b < kBatches; ++b) take_leaves(batch, waiting, b, std::true_type{}, at + b * kLeaves * a.pitch, left);
     } else if (kSkips && rows <= static_cast<int>(leaf_start(leaf_of(0)))) {
       if constexpr (!Batch::kOrderFree) batch.clear();
     } else {
@@ -168,31 +166,28 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
       int some = left;
       asm volatile("" : "+r"(some));
 #pragma unroll 1
-      for (int b = 0; b < kBatches; ++b) {
-        take_leaves(batch, std::false_type{}, at + b * kLeaves * a.pitch, some - b * kLeaves);
-        if constexpr (!Batch::kOrderFree) take_batch(waiting, batch, b);
-      }
+      for (int b = 0; b < kBatches; ++b)
+        take_leaves(batch, waiting, b, std::false_type{}, at + b * kLeaves * a.pitch, some - b * kLeaves);
     }
-    if constexpr (Batch::kOrderFree) continue;
-    join_leaves_of_warp(batch, width);
-    if (lane >= width) continue;
-    if constexpr (kRuns) {
-      const int index = unit - first_unit;
-      int level = 0;
-      for (; index >> level & 1; ++level) {
-        Batch left;
-        load_granules([&](int g) { return place_in(level * warps + warp, column + g); }, left.sum);
-        left.add(batch);
-        batch = left;
+    if constexpr (!Batch::kOrderFree) {
+      join_leaves_of_warp(batch, width);
+      if (lane < width) {
+        int level = 0;
+        if constexpr (kRuns) {
+          for (; (unit - first_unit) >> level & 1; ++level) {
+            Batch before;
+            load_granules([&](int g) { return place_in(level * warps + warp, column + g); }, before.sum);
+            before.add(batch);
+            batch = before;
+          }
+        }
+        keep_in(!kRuns ? unit : unit + 1 < end ? level * warps + warp : warp, batch);
       }
-      keep(unit + 1 < end ? level * warps + warp : warp, batch);
-    } else {
-      keep(unit, batch);
     }
   }
   if constexpr (Batch::kOrderFree) {
     join_leaves_of_warp(batch, width);
-    if (lane < width) keep(warp, batch);
+    if (lane < width) keep_in(warp, batch);
   }
   if (kMayBeLate && a.late) allow_next_kernel();
   __syncthreads();

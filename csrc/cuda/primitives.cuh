@@ -320,7 +320,7 @@ __device__ __forceinline__ void load_unit(Vector<typename Source::Element, V> (&
 
 // --- lanes ----------------------------------------------------------------------------------------------------------------
 
-// Integers of 8 and 16 bits are added in 32 bits as long as one thread's unit lasts: exact, and order-free.
+// Integers of 8 and 16 bits are added in 32 bits as long as a warp's part of a tile lasts: exact, and order-free.
 template <class Element, class Acc>
 using Lane =
     std::conditional_t<std::is_same_v<Element, Boolean> || (std::is_integral_v<Element> && sizeof(Element) <= 2), int32_t, Acc>;
