@@ -54,6 +54,10 @@ constexpr int kTilesPerProcessor = 3;
 // (1000, 20001) float32 22.1 us, in tiles 22.3; but (500, 50257) 26.8 and 26.3, (4096, 50257) 188.9 and 182.8, float64 413 and
 // 398.
 constexpr int kManyRowTiles = 20;
+// Longer rows, of up to so many units: a chunk a block, whose warps have a unit each. (8192, 9001) float32 68.0 us, and 72.4 in
+// tiles of two chunks, (300, 20999) 9.3 and 9.9, (200, 9001) 4.8 and 5.8, (600, 100001) 56.5 and 56.8; float64 (4096,
+// 9001) 69.9 and 70.5; int32 (4096, 12803) 50.0 and 49.7.
+constexpr int kChunkedRowUnits = 128;
 // Of up to so many units, several rows a block, as many as keep its warps busy, if that leaves kTilesPerProcessor: (2000, 701)
 // float32 3.4 us, and 3.9 with half of these tiles. Rows of up to kShortRow elements in small blocks: (65536, 1023) 61.2 us,
 // with four units a warp 62.7; (65536, 2049) 122.3, with eight warps 127.4.
@@ -422,6 +426,10 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
       while (rows > 1 && p.outputs < rows * kTilesPerProcessor * device.multiprocessors) rows /= 2;
       tile_units = rows * row_slots;
       if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(busy, tile_units));
+    }
+    if (!plan.warps && plan.walk == Walk::dense && row_units > tile_units && row_units <= kChunkedRowUnits) {
+      plan.warps = kLanes / unit_leaves;
+      tile_units = plan.warps;
     }
   }
   if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(warps, tile_units));

@@ -288,6 +288,23 @@ def test_rows_at_every_odd_address(length, name, cuda):
     assert plan["kernel"] == "dense" and plan["walk"] == "shifted"
 
 
+@pytest.mark.parametrize("name", [*SPREAD, "complex128"])
+@pytest.mark.parametrize("step", [1, 2])
+def test_rows_of_single_elements(step, name, cuda):
+    """The last chunk has any number of elements a leaf, few leaves or all; tiles of a chunk, less and more."""
+    chunks = (0, 1, 512, 513, 905, 1023, 1024, 1025, 1537, 4095)
+    for length in (*(4096 + n for n in chunks), *(8192 + n for n in chunks), 20_999):
+        pitch = step * length | 1
+        size = 4 * pitch + step * (length - 1) + 1  # the input ends with the last row
+        x = data((size,), name, seed=28)
+        view, y = (t.as_strided((5, length), (pitch, step)) for t in (x, x.to(cuda)))
+        assert plan_of(view, [1])["kernel"] == "rows"
+        wanted = SUM(view, 1, dtype=unrounded(name))
+        tunings = ("", "tile_leaves=128", "tile_leaves=512,warps=2", "tile_leaves=2048,warps=8")
+        for tuning, got in tuned_sums(y, [1], tunings, unrounded(name)):
+            assert_same_bits(got, wanted, f"rows of {length}, {step} apart, {tuning!r}")
+
+
 @pytest.mark.parametrize("name", [*ODD, "float16", "float32", "int32", "complex32", "float64"])
 def test_short_rows_of_every_length(name, cuda):
     """Whole rows a thread, and shared: any length and address, a few more and less than a warp has threads, gaps."""

@@ -380,7 +380,7 @@ def test_blocks_of_long_rows_at_odd_addresses():
 
 
 def test_rows_of_single_elements():
-    """Several short rows a block; a row a block while they are few, or if its last few elements would be a tile."""
+    """Several short rows a block; one while tiles are few, or its last elements would be one; else a chunk, or two."""
     for rows, length, warps, tile_rows, tile_leaves in [
         (1 << 16, 1023, 4, 4, 512),
         (2000, 701, 4, 4, 512),
@@ -391,8 +391,12 @@ def test_rows_of_single_elements():
         (1 << 14, 5001, 8, 2, 1024),
         (1 << 14, 6001, 8, 1, 1024),
         (1 << 13, 8193, 8, 1, 2048),
-        (1 << 13, 12_301, 8, 1, 1024),
-        (4096, 50_257, 8, 1, 1024),
+        (1 << 13, 9001, 4, 1, 512),
+        (1 << 13, 12_301, 4, 1, 512),
+        (4096, 50_257, 4, 1, 512),
+        (200, 9001, 4, 1, 512),
+        (200, 131_001, 4, 1, 512),
+        (200, 132_001, 8, 1, 1024),
         (1000, 20_001, 8, 1, 4096),
     ]:
         plan = odd_rows_plan(rows, length, "float32")
