@@ -50,20 +50,21 @@ constexpr int kDenseUnits = 32;
 constexpr int kNestedUnits = 16;
 constexpr int kFewDenseUnits = 4;
 constexpr int kTilesPerProcessor = 3;
-// Rows of single elements: a whole row a block, without a join, while tiles would be fewer than so many a multiprocessor:
-// (1000, 20001) float32 22.1 us, in tiles 22.3; but (500, 50257) 26.8 and 26.3, (4096, 50257) 188.9 and 182.8, float64 413 and
-// 398.
-constexpr int kManyRowTiles = 20;
 // Longer rows, of up to so many units: a chunk a block, whose warps have a unit each. (8192, 9001) float32 68.0 us, and 72.4 in
 // tiles of two chunks, (300, 20999) 9.3 and 9.9, (200, 9001) 4.8 and 5.8, (600, 100001) 56.5 and 56.8; float64 (4096,
-// 9001) 69.9 and 70.5; int32 (4096, 12803) 50.0 and 49.7.
+// 9001) 69.9 and 70.5; int32 (4096, 12803) 50.0 and 49.7. (1500, 9001) float32 15.5, and 18.0 with a row a block; (600, 13001)
+// 10.8 and 10.5.
 constexpr int kChunkedRowUnits = 128;
 // Of up to so many units, several rows a block, as many as keep its warps busy, if that leaves kTilesPerProcessor: (2000, 701)
 // float32 3.4 us, and 3.9 with half of these tiles. Rows of up to kShortRow elements in small blocks: (65536, 1023) 61.2 us,
-// with four units a warp 62.7; (65536, 2049) 122.3, with eight warps 127.4.
+// with four units a warp 62.7; (65536, 2049) 122.3, with eight warps 127.4. So are those of bytes, a stride apart: (8192, 6001)
+// int8 38.2 us, and 44.4.
 constexpr int kShortRowUnits = 8;
 constexpr int kShortRow = 6 * kLanes;
 constexpr int kShortRowWarps = 4;
+// Rows of a chunk and a short one (row_short() in plan.h), a multiprocessor, that two a block are read at a time: (1000, 4999)
+// float32 7.0 us, and 7.2 one a block of five warps; (2000, 5001) 12.2 and 11.6.
+constexpr int kPairedRows = 8;
 // Rows at odd addresses are read in shifted vectors where they are longer than this: rows (4096, 50257) bfloat16 93 us instead
 // of 117 with single elements, (65536, 1023) 33 and 45, int8 19 and 50.
 constexpr int kShiftedLength = kLanes;
@@ -395,9 +396,11 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   plan.cluster = cluster_of(plan, asked || without_join, r, device, tuning);
 }
 
-void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning& tuning) {
+void plan_rows(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
+  const Problem& p = r.problem;
   Tiling& t = plan.tiling;
   const bool nested = plan.walk == Walk::nested;
+  const int size = info(r.in).size;
   plan.thread_elements = nested ? kDepth : thread_elements(p);
   const int unit_leaves = row_unit(plan.vector, plan.thread_elements);
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), row_slots = power_of_two_above(row_units);
@@ -412,25 +415,27 @@ void plan_rows(Plan& plan, const Problem& p, const Device& device, const Tuning&
     tile_units = row_slots;  // (256, 64, 7, 7) dims 0, 2, 3 float32 3.8 us, and 4.4 with splits
     if (!plan.warps) plan.warps = static_cast<int>(row_units);
   } else {
-    tile_units = warps;
-    while (tile_units * kMaxJoin < row_units) tile_units *= 2;
     const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
-    const bool many_tiles = p.outputs * row_units >= int64_t{kManyRowTiles} * tile_units * device.multiprocessors;
-    const bool lone_rest = row_rest(p.length) > 0 && row_units % tile_units == 1;  // it would be a tile
-    if (rows_enough && !nested && row_slots <= (many_tiles && !lone_rest ? kShortRowUnits : kWarp * kWarps))
-      tile_units = std::max(tile_units, row_slots);
+    const int64_t whole_units = row_units - (row_rest(p.length) > 0);
+    tile_units = warps;
     if (rows_enough && row_slots <= kShortRowUnits) {
-      const int busy = p.length <= kShortRow ? kShortRowWarps : warps;
+      const int busy = p.length <= kShortRow || size == 1 ? kShortRowWarps : warps;
       const int64_t elements = int64_t{busy} * unit_leaves * plan.thread_elements;
       int64_t rows = power_of_two_above(ceil_div(5 * elements, 7 * p.length));  // the nearest power of two
       while (rows > 1 && p.outputs < rows * kTilesPerProcessor * device.multiprocessors) rows /= 2;
+      if (!plan.warps && row_short(p.length) && p.outputs > int64_t{kPairedRows} * device.multiprocessors &&
+          may_take_short(plan.vector, plan.thread_elements, size, plan.walk)) {
+        rows = 1;
+        plan.warps = kLanes / unit_leaves + 1;  // for a whole chunk, and for the short one
+      }
       tile_units = rows * row_slots;
       if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(busy, tile_units));
+    } else if (!nested && whole_units <= warps) {
+      tile_units = std::max<int64_t>(tile_units, row_slots);  // (10000, 8193) float32 74.6 us, and 75.2 in chunks
+    } else if (!nested && row_units <= kChunkedRowUnits && !plan.warps) {
+      tile_units = plan.warps = kLanes / unit_leaves;
     }
-    if (!plan.warps && plan.walk == Walk::dense && row_units > tile_units && row_units <= kChunkedRowUnits) {
-      plan.warps = kLanes / unit_leaves;
-      tile_units = plan.warps;
-    }
+    while (tile_units * kMaxJoin < row_units) tile_units *= 2;
   }
   if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(warps, tile_units));
   tile_units = std::min<int64_t>(tile_units, int64_t{kWarp} * plan.warps);  // one thread a unit joins them
@@ -1088,7 +1093,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   plan.cluster = 1;
   switch (plan.kernel) {
     case Kernel::packed: plan_packed(plan, p); break;
-    case Kernel::rows: plan_rows(plan, p, device, tuning); break;
+    case Kernel::rows: plan_rows(plan, r, device, tuning); break;
     case Kernel::thin: plan_thin(plan, r, device); break;
     case Kernel::columns: plan_columns(plan, r, device, tuning); break;
     case Kernel::narrow: plan_narrow(plan, r, device, tuning); break;

@@ -288,20 +288,25 @@ def test_rows_at_every_odd_address(length, name, cuda):
     assert plan["kernel"] == "dense" and plan["walk"] == "shifted"
 
 
-@pytest.mark.parametrize("name", [*SPREAD, "complex128"])
-@pytest.mark.parametrize("step", [1, 2])
+SINGLE = [*SPREAD, "complex128"]
+
+
+@pytest.mark.parametrize(
+    "step, name", [*((1, name) for name in SINGLE), *((2, name) for name in (*SINGLE, *ODD, "float16"))]
+)
 def test_rows_of_single_elements(step, name, cuda):
     """The last chunk has any number of elements a leaf, few leaves or all; tiles of a chunk, less and more."""
-    chunks = (0, 1, 512, 513, 905, 1023, 1024, 1025, 1537, 4095)
-    for length in (*(4096 + n for n in chunks), *(8192 + n for n in chunks), 20_999):
+    chunks = (0, 1, 32, 512, 513, 905, 1023, 1024, 1025, 1537, 4095)
+    short = (*range(514, 4096, 511), 1024, 2048)
+    for length in (*short, *(4096 + n for n in chunks), *(8192 + n for n in chunks), 20_999):
         pitch = step * length | 1
         size = 4 * pitch + step * (length - 1) + 1  # the input ends with the last row
         x = data((size,), name, seed=28)
         view, y = (t.as_strided((5, length), (pitch, step)) for t in (x, x.to(cuda)))
         assert plan_of(view, [1])["kernel"] == "rows"
         wanted = SUM(view, 1, dtype=unrounded(name))
-        tunings = ("", "tile_leaves=128", "tile_leaves=512,warps=2", "tile_leaves=2048,warps=8")
-        for tuning, got in tuned_sums(y, [1], tunings, unrounded(name)):
+        tunings = ("", "multiprocessors=1", "tile_leaves=128", "tile_leaves=512,warps=2", "tile_leaves=2048,warps=8")
+        for tuning, got in tuned_sums(y, [1], (*tunings, "tile_leaves=4096,warps=1"), unrounded(name)):
             assert_same_bits(got, wanted, f"rows of {length}, {step} apart, {tuning!r}")
 
 

@@ -380,29 +380,43 @@ def test_blocks_of_long_rows_at_odd_addresses():
 
 
 def test_rows_of_single_elements():
-    """Several short rows a block; one while tiles are few, or its last elements would be one; else a chunk, or two."""
-    for rows, length, warps, tile_rows, tile_leaves in [
+    """Several short rows a block; one of two chunks, with a few elements more; else a chunk, or of the longest two."""
+
+    def tiles(plan):
+        return plan["kernel"], plan["warps"], plan["tile_outputs"], plan["tile_leaves"]
+
+    for rows, length, *wanted in [
         (1 << 16, 1023, 4, 4, 512),
         (2000, 701, 4, 4, 512),
         (1000, 1025, 4, 2, 512),
         (1 << 16, 2049, 4, 2, 512),
         (1 << 15, 3501, 8, 2, 512),
         (1 << 14, 4097, 8, 2, 1024),
-        (1 << 14, 5001, 8, 2, 1024),
         (1 << 14, 6001, 8, 1, 1024),
         (1 << 13, 8193, 8, 1, 2048),
+        (100, 8193, 8, 1, 2048),
         (1 << 13, 9001, 4, 1, 512),
         (1 << 13, 12_301, 4, 1, 512),
         (4096, 50_257, 4, 1, 512),
         (200, 9001, 4, 1, 512),
         (200, 131_001, 4, 1, 512),
         (200, 132_001, 8, 1, 1024),
-        (1000, 20_001, 8, 1, 4096),
+        (1000, 20_001, 4, 1, 512),
     ]:
         plan = odd_rows_plan(rows, length, "float32")
-        assert plan["kernel"] == "rows" and plan["walk"] == "dense"
-        found = (plan["warps"], plan["tile_outputs"], plan["tile_leaves"])
-        assert found == (warps, tile_rows, tile_leaves), (rows, length, found)
+        assert plan["walk"] == "dense" and tiles(plan) == ("rows", *wanted), (rows, length, plan)
+        for source in ("bfloat16", "float32", "float64"):
+            plan = check_plan((rows, length), (2 * length, 2), (1,), source)[0]
+            assert plan["walk"] == "linear" and tiles(plan) == ("rows", *wanted), (rows, length, source, plan)
+
+    # Of four bytes an element, a short second chunk has one warp; and bytes are in small blocks.
+    for source, warps, tile_rows in (("float32", 5, 1), ("int32", 5, 1), ("float64", 8, 2)):
+        for length in (4129, 5001, 5120):
+            assert tiles(odd_rows_plan(1 << 14, length, source)) == ("rows", warps, tile_rows, 1024), (source, length)
+            assert tiles(odd_rows_plan(1000, length, source)) == ("rows", 8, 2, 1024), (source, length)
+    for step, source, warps, tile_rows in ((2, "float32", 8, 2), (2, "int8", 4, 1)):
+        plan = check_plan((1 << 14, 5001), (step * 5001, step), (1,), source)[0]
+        assert tiles(plan) == ("rows", warps, tile_rows, 1024), (source, plan)
 
 
 def check_plans(cases, dim, *keys, target=None, **same):

@@ -71,7 +71,9 @@ SHAPES = [  # sizes, reduced dims, tuning: every kernel, with joins and without,
     ((777, 45), [1], "width=1"),
     ((100, 33), [1], "width=1"),
     ((31, 13), [1], "width=1"),
+    ((5, 5001), [1], "multiprocessors=1"),
 ]
+STEP_LENGTHS = (100, 700, 1500, 5001, 9001)  # of rows, whose elements are two apart
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.int64, torch.complex64]
 
 
@@ -88,6 +90,11 @@ def main():
         if dtype.is_floating_point:
             ours, theirs = torch.ops.gpureduce.mean(x.cuda(), dims), torch.ops.gpureduce.mean(x, dims)
             torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0)
+            runs += 1
+        for length in STEP_LENGTHS:
+            flat, rows = torch.randint(0, 100, (10 * length - 1,)).to(dtype), ((5, length), (2 * length, 2))
+            ours = torch.ops.gpureduce.sum(flat.cuda().as_strided(*rows), [1])
+            torch.testing.assert_close(ours.cpu(), torch.ops.gpureduce.sum(flat.as_strided(*rows), [1]), rtol=0, atol=0)
             runs += 1
         x = torch.randint(0, 100, (300,)).to(dtype)
         ours = torch.ops.gpureduce.sum(x.cuda().expand(5000, -1), [0])

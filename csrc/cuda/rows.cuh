@@ -14,13 +14,19 @@ __device__ __forceinline__ Acc unit_elements(const Args<Source, Acc>& a, int64_t
   Vector<Element, V> x[kCount][kElements];
   if constexpr (walk == Walk::dense) {
     load_unit<kWhole>(x, a.source, row + chunk + first, left - first);
-  } else if constexpr (kWhole) {
-    const int64_t begin = row + a.template element<walk>(chunk + first);
+  } else if constexpr (walk == Walk::linear) {
+    const int64_t next = a.template element<walk>(kLanes);
+    int64_t at[kCount];
 #pragma unroll
-    for (int g = 0; g < kCount; ++g) {
+    for (int g = 0; g < kCount; ++g) at[g] = row + a.template element<walk>(chunk + first + g * kWarp * V);
 #pragma unroll
-      for (int d = 0; d < kElements; ++d)
-        x[g][d] = a.source.template load<V>(begin + a.template element<walk>(g * kWarp * V + d * kLanes));
+    for (int d = 0; d < kElements; ++d) {
+#pragma unroll
+      for (int g = 0; g < kCount; ++g) {
+        if constexpr (kWhole) x[g][d] = a.source.template load<V>(at[g]);
+        else x[g][d] = a.source.template load_if<V>(first + g * kWarp * V + d * kLanes + V <= left, at[g]);
+        at[g] += next;
+      }
     }
   } else if (walk == Walk::nested && a.next_in_lane.size) {
 #pragma unroll
@@ -84,18 +90,31 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, sizeof(RowLanes<typename 
   const int64_t whole = a.length / kChunk * kChunk;
   const int rest = a.tiling.splits == 1 ? row_rest(a.length) : 0;
   const int log_rest = rest > 1 ? 32 - __clz(rest - 1) : 0;
+  // Nor is a short last chunk work for several, where the block has just one warp more than there are whole units.
+  constexpr bool kMayTakeShort = may_take_short(V, kElements, sizeof(typename Source::Element), walk);
+  const int whole_units = static_cast<int>(whole / (kElements * kUnitLeaves));
+  const bool takes_short = kMayTakeShort && a.tiling.splits == 1 && warps == whole_units + 1 && row_short(a.length) > 0;
   wait_for_previous_kernel();
   allow_next_kernel();
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
     const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
     const int outputs = static_cast<int>(tile.outputs),
               filled = static_cast<int>((tile.leaves + kUnitLeaves - 1) / kUnitLeaves);
-    const int busy = filled - (rest > 0), log_busy = __ffs(busy) - 1;
+    const int busy = takes_short ? warps : filled - (rest > 0), log_busy = __ffs(busy) - 1;
     for (int i = thread / kWarp; i < outputs * busy; i += warps) {
       const int row = busy == 1 << log_busy ? i >> log_busy : i / busy, unit = i - row * busy;
       const int64_t place = a.kept.at(tile.output + row).in;
+      const int lane = thread % kWarp;
+      if constexpr (kMayTakeShort) {
+        if (takes_short && unit == whole_units) {
+          static_assert(row_unit(V, 2) == kLanes);
+          const Acc v = unit_elements<V, 2, row_groups(V, 2), walk, false>(a, place, whole, lane, row_short(a.length));
+          if (lane < filled - unit) slots[row * row_units + unit + lane] = lane == 0 ? v : padding<Acc>();
+          continue;
+        }
+      }
       const Acc v = unit_sum<V, kElements, walk>(a, place, tile.leaf + int64_t{unit} * kUnitLeaves);
-      if (thread % kWarp == 0) slots[row * row_units + unit] = v;
+      if (lane == 0) slots[row * row_units + unit] = v;
     }
     if (rest > 0) {
       for (int i = thread; i - thread % kWarp < outputs << log_rest; i += blockDim.x) {
