@@ -300,14 +300,27 @@ def test_rows_of_single_elements(step, name, cuda):
     short = (*range(514, 4096, 511), 1024, 2048)
     for length in (*short, *(4096 + n for n in chunks), *(8192 + n for n in chunks), 20_999):
         pitch = step * length | 1
-        size = 4 * pitch + step * (length - 1) + 1  # the input ends with the last row
+        size = 8 * pitch + step * (length - 1) + 1  # the input ends with the last row
         x = data((size,), name, seed=28)
-        view, y = (t.as_strided((5, length), (pitch, step)) for t in (x, x.to(cuda)))
+        view, y = (t.as_strided((9, length), (pitch, step)) for t in (x, x.to(cuda)))
         assert plan_of(view, [1])["kernel"] == "rows"
+        if step == 1 and name in ("float32", "int32"):  # a block has one warp for a short last chunk
+            assert (plan_of(view, [1], "multiprocessors=1")["warps"] == 5) == (4128 < length <= 5120), length
         wanted = SUM(view, 1, dtype=unrounded(name))
         tunings = ("", "multiprocessors=1", "tile_leaves=128", "tile_leaves=512,warps=2", "tile_leaves=2048,warps=8")
         for tuning, got in tuned_sums(y, [1], (*tunings, "tile_leaves=4096,warps=1"), unrounded(name)):
             assert_same_bits(got, wanted, f"rows of {length}, {step} apart, {tuning!r}")
+
+
+@pytest.mark.parametrize("name", ["float32", "int32"])
+def test_short_last_chunk(name, cuda):
+    """A warp that takes a short last chunk alone leaves no sum of the block before in shared memory."""
+    blocks = [data((2200, length), name, seed=32) for length in (6001, 5001)]
+    assert [plan_of(x, [1])["warps"] for x in blocks] == [8, 5]
+    on_gpu, wanted = [x.to(cuda) for x in blocks], [SUM(x, 1) for x in blocks]
+    for _ in range(3):
+        for y, w in zip(on_gpu, wanted, strict=True):
+            assert_same_bits(SUM(y, 1), w)
 
 
 @pytest.mark.parametrize("name", [*ODD, "float16", "float32", "int32", "complex32", "float64"])

@@ -71,7 +71,7 @@ SHAPES = [  # sizes, reduced dims, tuning: every kernel, with joins and without,
     ((777, 45), [1], "width=1"),
     ((100, 33), [1], "width=1"),
     ((31, 13), [1], "width=1"),
-    ((5, 5001), [1], "multiprocessors=1"),
+    ((9, 5001), [1], "multiprocessors=1"),
 ]
 STEP_LENGTHS = (100, 700, 1500, 5001, 9001)  # of rows, whose elements are two apart
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.int64, torch.complex64]
