@@ -145,11 +145,11 @@ def summary_lines(results):
     """The end of a run, for people: losses first."""
     cases, cpu = results["cases"], results.get("cpu", {}).get("cases", [])
     lines = []
-    for where, some in (("", cases), ("on the CPU ", cpu)):
+    for where, some in (("", cases), (" on the CPU", cpu)):
         if not measured(some):
             continue
         lost = losses(some)
-        lines.append(f"Where another one is faster {where}({len(lost)}):" if lost else f"Nobody is faster {where}.")
+        lines.append(f"Where another one is faster{where} ({len(lost)}):" if lost else f"Nobody is faster{where}.")
         for case, rival, r in lost:
             note = "" if settled(case, rival) else "   (within the noise)"
             lines.append(f"  {case['name']:<60} {RIVALS[rival]:<14} {r:.3f}×{note}")
