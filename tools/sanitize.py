@@ -73,7 +73,10 @@ SHAPES = [  # sizes, reduced dims, tuning: every kernel, with joins and without,
     ((31, 13), [1], "width=1"),
     ((9, 5001), [1], "multiprocessors=1"),
 ]
-STEP_LENGTHS = (100, 700, 1500, 5001, 9001)  # of rows, whose elements are two apart
+VIEWS = [  # elements, how they are seen, reduced dims: rows whose elements are two apart; a row many times
+    *((10 * n - 1, lambda x, n=n: x.as_strided((5, n), (2 * n, 2)), [1]) for n in (100, 700, 1500, 5001, 9001)),
+    (300, lambda x: x.expand(5000, -1), [0]),
+]
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.int64, torch.complex64]
 
 
@@ -91,15 +94,11 @@ def main():
             ours, theirs = torch.ops.gpureduce.mean(x.cuda(), dims), torch.ops.gpureduce.mean(x, dims)
             torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0)
             runs += 1
-        for length in STEP_LENGTHS:
-            flat, rows = torch.randint(0, 100, (10 * length - 1,)).to(dtype), ((5, length), (2 * length, 2))
-            ours = torch.ops.gpureduce.sum(flat.cuda().as_strided(*rows), [1])
-            torch.testing.assert_close(ours.cpu(), torch.ops.gpureduce.sum(flat.as_strided(*rows), [1]), rtol=0, atol=0)
+        for elements, view, dims in VIEWS:
+            x = torch.randint(0, 100, (elements,)).to(dtype)
+            ours = torch.ops.gpureduce.sum(view(x.cuda()), dims)
+            torch.testing.assert_close(ours.cpu(), torch.ops.gpureduce.sum(view(x), dims), rtol=0, atol=0)
             runs += 1
-        x = torch.randint(0, 100, (300,)).to(dtype)
-        ours = torch.ops.gpureduce.sum(x.cuda().expand(5000, -1), [0])
-        torch.testing.assert_close(ours.cpu(), torch.ops.gpureduce.sum(x.expand(5000, -1), [0]), rtol=0, atol=0)
-        runs += 1
     torch.cuda.synchronize()
     print(f"{runs} sums, all as on the CPU")
 
