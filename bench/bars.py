@@ -6,6 +6,10 @@ import statistics
 RIVALS = {"torch": "torch.sum", "compile": "torch.compile", "cub": "CUB"}
 MIB = 2**20
 
+# Where the host time of a sum goes (grid.py), and of what only launches.
+STAGES = ("checks, the result's memory", "description of the problem", "plan", "launch")
+NOTHING, LAUNCHES = "a kernel that does nothing", ("launch", "launch that may start early")
+
 
 def measured(cases):
     return [case for case in cases if "us" in case]
@@ -44,6 +48,11 @@ def settled(case, rival):
     return rival not in case.get("unsettled", ())
 
 
+def planning(stages):
+    """Microseconds from a result that has its memory until the launches are queued."""
+    return sum(stages[name] for name in STAGES[1:])
+
+
 def best_rival(case):
     """(rival, ratio) of the fastest one, or None."""
     found = [(rival, ratio(case, rival)) for rival in RIVALS if rival in case["us"]]
@@ -80,6 +89,11 @@ def _of_all(what, values, least, form):
         return Bar(what, None, "not measured", [])
     below = [f"{name} {form(value)}" for value, name, *rest in values if value < (rest[0] if rest else least)]
     return Bar(what, not below, f"{len(values) - len(below)} of {len(values)} are; worst {form(values[0][0])}", below)
+
+
+def _at_most(what, values, most, form):
+    """The same of values, all above 0, that are at most `most`."""
+    return _of_all(what, [(1 / value, name) for value, name in values], 1 / most, lambda inverse: form(1 / inverse))
 
 
 def _times(value):
@@ -131,12 +145,14 @@ def bars(results):
     found.append(_against("2^10 to 2^20 elements in a graph no slower than CUB", small, ("cub",)))
     for name, most in (("torch.ops.gpureduce.sum", 1.3), ("torch_reduce.sum", 1.0)):
         values = [
-            (rows["torch.sum"]["host_us"] / rows[name]["host_us"], what)
+            (rows[name]["host_us"] / rows["torch.sum"]["host_us"], what)
             for what, rows in results.get("small_calls", {}).items()
         ]
-        what = f"host time of {name} at most {most:.1f}× of torch.sum's"
-        bar = _of_all(what, values, 1 / most, lambda value: f"{1 / value:.2f}×")
-        found.append(bar)
+        found.append(
+            _at_most(f"host time of {name} at most {most:.1f}× of torch.sum's", values, most, "{:.2f}×".format)
+        )
+    planned = [(planning(rows), what) for what, rows in results.get("stages", {}).items() if what != NOTHING]
+    found.append(_at_most("planning and launching of a sum at most 2 µs", planned, 2, "{:.2f} µs".format))
     found.append(_against("CPU: no cell slower than torch.sum", cpu, ("torch",)))
     return found
 

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import pathlib
+import statistics
 import sys
 import time
 
@@ -235,7 +236,7 @@ def run_gpu(cells, results, options, clock, torch_reduce):
         print(f"CUB {library.version} ({segments} segments, its workspace allocated beforehand)")
         print(f"reading 1 GiB: {facts['ceiling']['gbps']:.0f} GB/s ({facts['ceiling']['kernel']})")
     if "small_calls" not in facts and not options.only and clock.enough(15):
-        results.keep(small_calls=small_calls(torch_reduce, "cuda"))
+        results.keep(small_calls=small_calls(torch_reduce, "cuda"), stages=stages(library))
     print(f"GPU time: CUDA graphs, medians of interleaved rounds; ratios are their time / ours.\n{HEADER}", flush=True)
     bench = Bench(library, todo)
     ahead = Ahead([c for c in todo if "compile" in against(c)], options.jobs, clock)
@@ -440,13 +441,14 @@ def measure_cpu(case, against, passes):
 # --- small calls: host time and end to end ------------------------------------------------------------------
 
 
+SMALL = {"1024 elements": ((1024,), None), "rows (64, 128)": ((64, 128), 1)}  # shape, dim; float32
+
+
 def small_calls(torch_reduce, device):
-    """Host microseconds a call, and microseconds until the result is there, on small float32 tensors."""
+    """Host microseconds a call, and microseconds until the result is there."""
     table = {}
-    for what, x, dim in (
-        ("1024 elements", torch.randn(1024, device=device), None),
-        ("rows (64, 128)", torch.randn(64, 128, device=device), 1),
-    ):
+    for what, (shape, dim) in SMALL.items():
+        x = torch.randn(shape, device=device)
         functions = {
             "torch.sum": lambda x=x, dim=dim: torch.sum(x, dim=dim),
             "torch.ops.gpureduce.sum": lambda x=x, dim=dim: torch.ops.gpureduce.sum(x, dim),
@@ -458,6 +460,29 @@ def small_calls(torch_reduce, device):
             name: {"host_us": round(host[name].us, 3), "end_to_end_us": round(end[name].us, 3)} for name in functions
         }
     return table
+
+
+def stages(library, calls=100, repeats=21):
+    """Host microseconds of each stage of a sum, and of a launch of a kernel that does nothing: {what: {stage: us}}."""
+    measures = {
+        what: (
+            bars.STAGES,
+            functools.partial(torch.ops.gpureduce._stages, torch.randn(shape, device="cuda"), dim, calls),
+        )
+        for what, (shape, dim) in SMALL.items()
+    }
+    if library:
+        measures[bars.NOTHING] = bars.LAUNCHES, lambda: [library.launch_empty(early, calls) for early in (False, True)]
+    samples = {what: [] for what in measures}
+    for _ in range(repeats + 1):
+        for what, (_, measure) in measures.items():
+            torch.cuda.synchronize()
+            samples[what].append(measure())
+    torch.cuda.synchronize()
+    return {
+        what: {name: round(statistics.median(s[i] for s in samples[what][1:]), 3) for i, name in enumerate(names)}
+        for what, (names, _) in measures.items()
+    }
 
 
 def print_small_calls(table):

@@ -255,7 +255,30 @@ def small_calls(slug, results):
     if not rows:
         return []
     header = ["float32", "host µs a call", "of torch.sum's", "µs until the result is there"]
-    return [f"### Small calls: {slug}", "", *table(header, rows), ""]
+    return [f"### Small calls: {slug}", "", *table(header, rows), "", *host_stages(results)]
+
+
+def host_stages(results):
+    """Where the time of torch_reduce.sum goes, beside what launching takes by itself."""
+    stages = dict(results.get("stages", {}))
+    nothing = stages.pop(bars.NOTHING, None)
+    if not stages:
+        return []
+    calls = [results["small_calls"][what]["torch_reduce.sum"]["host_us"] for what in stages]
+    rows = [
+        [
+            "Python and PyTorch's dispatcher: the rest",
+            *(f"{us - sum(s.values()):.2f}" for us, s in zip(calls, stages.values(), strict=True)),
+        ],
+        *([name, *(f"{s[name]:.2f}" for s in stages.values())] for name in bars.STAGES),
+        ["all", *(f"{us:.2f}" for us in calls)],
+        ["description, plan and launch", *(f"{bars.planning(s):.2f}" for s in stages.values())],
+    ]
+    lines = table(["host µs of `torch_reduce.sum`", *stages], rows)
+    if nothing:
+        each = ", ".join(f"{name} {us:.2f} µs" for name, us in nothing.items())
+        lines += ["", f"For comparison, {bars.NOTHING}, with 512 bytes of arguments: {each}."]
+    return [*lines, ""]
 
 
 def page(all_results):

@@ -31,10 +31,10 @@ DType dtype_of(at::ScalarType type, const char* what);
 
 namespace cuda {
 
-// Plans and launches on the current stream of `device`, which need not be the current device.
-void run(const Reduction& reduction, at::Device device, const Tuning& tuning);
-
 Plan plan(const Reduction& reduction, at::Device device, const Tuning& tuning);
+
+// Launches what was planned with `tuning` on the current stream of `device`, which need not be the current device.
+void run(const Reduction& reduction, const Plan& plan, at::Device device, const Tuning& tuning);
 
 }  // namespace cuda
 

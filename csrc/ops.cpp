@@ -7,7 +7,10 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <array>
+#include <chrono>
 #include <limits>
+#include <vector>
 
 #ifdef GPUREDUCE_WITH_CUDA
 #include <ATen/cuda/EmptyTensor.h>
@@ -99,7 +102,7 @@ void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool k
   }
   r.divisor = divisor_of(op, r.problem.length);
 #ifdef GPUREDUCE_WITH_CUDA
-  if (self.is_cuda()) return cuda::run(r, self.device(), tuning);
+  if (self.is_cuda()) return cuda::run(r, cuda::plan(r, self.device(), tuning), self.device(), tuning);
 #endif
   cpu::run(r);
 }
@@ -198,6 +201,35 @@ std::string explain(const at::Tensor& self, OptionalDims dim, bool keepdim, Opti
   return text + "no plan for " + self.device().str();
 }
 
+#ifdef GPUREDUCE_WITH_CUDA
+// Microseconds of the stages of a sum, each on average of so many in a row: checks and the result's memory; the description of
+// the problem; its plan; its launches.
+std::vector<double> stages(const at::Tensor& self, OptionalDims dim, int64_t calls) {
+  using Clock = std::chrono::steady_clock;
+  std::array<std::chrono::duration<double, std::micro>, 4> spent{};
+  for (int64_t i = 0; i < calls; ++i) {
+    std::array<Clock::time_point, 5> at;
+    at[0] = Clock::now();
+    const DimMask reduce = reduced_dims(dim, self.dim());
+    const at::ScalarType result = result_type(Operation::sum, self.scalar_type(), {});
+    const at::Tensor out = allocate(result_sizes(self.sizes(), reduce, false), result, self);
+    at[1] = Clock::now();
+    Reduction r = make_reduction(self, reduce, result, out, false);
+    TORCH_CHECK(r.problem.outputs > 0 && r.problem.length > 0, "self: there is nothing to launch for no elements");
+    r.divisor = divisor_of(Operation::sum, r.problem.length);
+    at[2] = Clock::now();
+    const Plan plan = cuda::plan(r, self.device(), {});
+    at[3] = Clock::now();
+    cuda::run(r, plan, self.device(), {});
+    at[4] = Clock::now();
+    for (size_t s = 0; s < spent.size(); ++s) spent[s] += at[s + 1] - at[s];
+  }
+  std::vector<double> each;
+  for (const auto& time : spent) each.push_back(time.count() / calls);
+  return each;
+}
+#endif
+
 }  // namespace
 
 Reduction make_reduction(const at::Tensor& self, const DimMask& reduce, at::ScalarType result, const at::Tensor& out,
@@ -274,11 +306,15 @@ TORCH_LIBRARY(gpureduce, m) {
     m.def(("_" + name + "_tuned" + arguments + ", str tuning=\"\") -> Tensor").c_str());  // for tests and tuning
   });
   m.def(("_explain" + arguments + ", str tuning=\"\") -> str").c_str());  // for torch_reduce.explain
+  m.def("_stages(Tensor self, int[1]? dim, int calls) -> float[]");       // for bench/grid.py
 }
 
 TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { register_backend(m); }
 #ifdef GPUREDUCE_WITH_CUDA
-TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) { register_backend(m); }
+TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) {
+  register_backend(m);
+  m.impl("_stages", &gpureduce::stages);
+}
 #endif
 TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
   for_each_operation([&](auto op) {

@@ -50,10 +50,10 @@ constexpr int kDenseUnits = 32;
 constexpr int kNestedUnits = 16;
 constexpr int kFewDenseUnits = 4;
 constexpr int kTilesPerProcessor = 3;
-// Longer rows, of up to so many units: a chunk a block, whose warps have a unit each. (8192, 9001) float32 68.0 us, and 72.4 in
-// tiles of two chunks, (300, 20999) 9.3 and 9.9, (200, 9001) 4.8 and 5.8, (600, 100001) 56.5 and 56.8; float64 (4096,
-// 9001) 69.9 and 70.5; int32 (4096, 12803) 50.0 and 49.7. (1500, 9001) float32 15.5, and 18.0 with a row a block; (600, 13001)
-// 10.8 and 10.5.
+// Rows of more whole units than a block has warps, up to so many: a chunk a block, whose warps have a unit each. (8192, 9001)
+// float32 68.0 us, and 72.4 in tiles of two chunks, (300, 20999) 9.3 and 9.9, (200, 9001) 4.8 and 5.8, (600, 100001) 56.5
+// and 56.8; float64 (4096, 9001) 69.9 and 70.5; int32 (4096, 12803) 50.0 and 49.7. (1500, 9001) float32 15.5, and 18.0 with a
+// row a block; (600, 13001) 10.8 and 10.5.
 constexpr int kChunkedRowUnits = 128;
 // Of up to so many units, several rows a block, as many as keep its warps busy, if that leaves kTilesPerProcessor: (2000, 701)
 // float32 3.4 us, and 3.9 with half of these tiles. Rows of up to kShortRow elements in small blocks: (65536, 1023) 61.2 us,
@@ -423,8 +423,8 @@ void plan_rows(Plan& plan, const Reduction& r, const Device& device, const Tunin
       const int64_t elements = int64_t{busy} * unit_leaves * plan.thread_elements;
       int64_t rows = power_of_two_above(ceil_div(5 * elements, 7 * p.length));  // the nearest power of two
       while (rows > 1 && p.outputs < rows * kTilesPerProcessor * device.multiprocessors) rows /= 2;
-      if (!plan.warps && row_short(p.length) && p.outputs > int64_t{kPairedRows} * device.multiprocessors &&
-          may_take_short(plan.vector, plan.thread_elements, size, plan.walk)) {
+      if (!plan.warps && row_short(p.length) && p.outputs > int64_t{kPairedRows} * device.multiprocessors && is_typed(r) &&
+          may_take_short(plan.vector, plan.thread_elements, size, size_of(r.accumulator), plan.walk)) {
         rows = 1;
         plan.warps = kLanes / unit_leaves + 1;  // for a whole chunk, and for the short one
       }

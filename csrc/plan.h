@@ -136,7 +136,7 @@ GPUREDUCE_HOST_DEVICE constexpr int row_unit(int vector, int elements, Walk walk
   return walk == Walk::shifted ? kLanes : row_groups(vector, elements) * kWarp * vector;
 }
 
-// Whether a shifted row's chunk of so many elements is read as one of two a leaf.
+// Whether a chunk of so many elements is read as one of two a leaf.
 GPUREDUCE_HOST_DEVICE constexpr bool is_short_chunk(int64_t elements) { return elements <= 2 * kLanes; }
 
 // Whether rows and columns of elements of this size are read in shifted vectors: not where single elements are as fast. Of
@@ -160,11 +160,15 @@ GPUREDUCE_HOST_DEVICE constexpr int row_rest(int64_t length) {
   return length > kChunk && length % kChunk <= kWarp ? static_cast<int>(length % kChunk) : 0;
 }
 
-// Whether there are rows kernels of which one warp can take a last chunk of up to two elements a leaf alone, with as many loads
-// in flight as for a whole unit: (16384, 5001) float32 74.2 us, and 74.9; int32 (16384, 4701) 70.2 and 72.7; but float64
-// (16384, 5001) 150.5 and 149. And the elements of such a chunk.
-GPUREDUCE_HOST_DEVICE constexpr bool may_take_short(int vector, int elements, int size, Walk walk) {
-  return vector == 1 && elements == kDepth && size == 4 && walk == Walk::dense;
+// Whether rows kernels whose leaves have so many elements, added in sums of so many bytes, read a short last chunk with loads
+// for two: wider sums have no registers left for it.
+GPUREDUCE_HOST_DEVICE constexpr bool reads_short(int elements, int sum) { return elements == kDepth && sum <= 8; }
+
+// Whether there are those of which one warp can take such a chunk alone, with as many loads in flight as for a whole unit:
+// (16384, 5001) float32 74.2 us, and 74.9; int32 (16384, 4701) 70.2 and 72.7; but float64 (16384, 5001) 150.5 and 149. And
+// the elements of such a chunk.
+GPUREDUCE_HOST_DEVICE constexpr bool may_take_short(int vector, int elements, int size, int sum, Walk walk) {
+  return vector == 1 && reads_short(elements, sum) && size == 4 && walk == Walk::dense;
 }
 GPUREDUCE_HOST_DEVICE constexpr int row_short(int64_t length) {
   const int64_t last = length % kChunk;

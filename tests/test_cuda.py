@@ -312,6 +312,28 @@ def test_rows_of_single_elements(step, name, cuda):
             assert_same_bits(got, wanted, f"rows of {length}, {step} apart, {tuning!r}")
 
 
+@pytest.mark.parametrize(
+    ("name", "target", "view"),
+    [
+        ("float32", "float64", None),
+        ("float32", "int64", None),
+        ("int32", "bool", None),
+        ("complex32", "complex64", None),
+        ("complex32", "complex128", None),
+        ("float32", "float32", torch._neg_view),
+        ("complex64", "complex64", torch.conj),
+    ],
+)
+def test_rows_of_a_chunk_and_more(name, target, view, cuda):
+    """One warp for a short last chunk, or none, under every accumulator and conversion."""
+    for length in (4097, 4128, 4129, 4609, 5001, 5120, 5121):
+        x = data((9, length), name, seed=33)
+        x, y = (view(t) if view else t for t in (x, x.to(cuda)))
+        wanted = SUM(x, 1, dtype=dtype_of(target))
+        for tuning, got in tuned_sums(y, [1], ("", "multiprocessors=1"), dtype_of(target)):
+            assert_same_bits(got, wanted, f"rows of {length}, {tuning!r}")
+
+
 @pytest.mark.parametrize("name", ["float32", "int32"])
 def test_short_last_chunk(name, cuda):
     """A warp that takes a short last chunk alone leaves no sum of the block before in shared memory."""
@@ -753,3 +775,14 @@ def test_explain_names_the_plan(cuda):
     text = torch_reduce.explain(torch.zeros(64, 1 << 16, device=cuda), 1)
     for word in ("kernel dense", "tile", "grid", "splits", "workspace", "bytes"):
         assert word in text, text
+
+
+def test_stages(cuda):
+    """What bench/grid.py shows of the host's time: four times above 0; and nothing to show for no elements."""
+    stages = torch.ops.gpureduce._stages
+    times = stages(torch.ones(64, 128, device=cuda), [1], 5)
+    assert len(times) == 4 and min(times) > 0
+    with pytest.raises(RuntimeError, match="nothing to launch"):
+        stages(torch.ones(0, 128, device=cuda), [1], 5)
+    with pytest.raises(NotImplementedError):
+        stages(torch.ones(64, 128), [1], 5)

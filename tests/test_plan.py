@@ -324,9 +324,9 @@ def test_short_rows():
             assert width is None or min(plan["row_width"], 1) == width
 
 
-def odd_rows_plan(rows, length, source, tuning=""):
+def odd_rows_plan(rows, length, source, target=None, tuning=""):
     """The plan of rows an odd number of elements apart."""
-    return check_plan((rows, length), (length + length % 2 + 1, 1), (1,), source, tuning=tuning)[0]
+    return check_plan((rows, length), (length + length % 2 + 1, 1), (1,), source, target, tuning)[0]
 
 
 @pytest.mark.parametrize("source", ["bfloat16", "int8", "float8_e5m2"])
@@ -336,7 +336,7 @@ def test_rows_at_odd_addresses(source):
     for length in (*short, 2049, 4095, 4097, 4128, 4129, 8193, 8224, 8225, 50_257, (1 << 20) + 1, (1 << 24) + 1):
         for rows in (1, 2, 3, 133, 1000, 16_384):
             for tuning in ("", "tile_leaves=512", "tile_leaves=1024", "warps=1", "warps=16"):
-                plan = odd_rows_plan(rows, length, source, tuning)
+                plan = odd_rows_plan(rows, length, source, tuning=tuning)
                 if rows > 1:
                     assert plan["kernel"] == "dense" and plan["walk"] == "shifted" and plan["warps"] <= 8
                     few = length <= 4096 + 32 * (tuning != "tile_leaves=512")
@@ -414,6 +414,16 @@ def test_rows_of_single_elements():
         for length in (4129, 5001, 5120):
             assert tiles(odd_rows_plan(1 << 14, length, source)) == ("rows", warps, tile_rows, 1024), (source, length)
             assert tiles(odd_rows_plan(1000, length, source)) == ("rows", 8, 2, 1024), (source, length)
+    # Not through a conversion at run time, whose kernels have no such warp, nor in sums of 16 bytes.
+    for source, target, warps, tile_rows in (
+        ("float32", "float64", 5, 1),
+        ("complex32", "complex64", 5, 1),
+        ("complex32", "complex128", 8, 2),
+        ("float32", "int64", 8, 2),
+        ("int32", "bool", 8, 2),
+    ):
+        plan = odd_rows_plan(1 << 14, 5001, source, target)
+        assert tiles(plan) == ("rows", warps, tile_rows, 1024), (source, target, plan)
     for source, warps, tile_rows in (("float32", 8, 2), ("int8", 4, 1)):
         plan = check_plan((1 << 14, 5001), (2 * 5001, 2), (1,), source)[0]
         assert tiles(plan) == ("rows", warps, tile_rows, 1024), (source, plan)

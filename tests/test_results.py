@@ -161,6 +161,10 @@ def made_up_results():
         ],
         "cpu": {"cases": [made_up("full float32 2^10", torch=0.5) | {"failed": {"compile": "Error: a | b"}}]},
         "small_calls": {"1024 elements": {name: {"host_us": us, "end_to_end_us": us} for name, us in calls.items()}},
+        "stages": {
+            "1024 elements": dict(zip(bars.STAGES, (5.0, 0.25, 0.5, 1.375), strict=True)),
+            bars.NOTHING: dict(zip(bars.LAUNCHES, (1.25, 1.0), strict=True)),
+        },
     }
 
 
@@ -216,6 +220,15 @@ def test_bars_of_small_calls():
     found = [bar for bar in bars.bars(made_up_results()) if bar.what.startswith("host time")]
     assert [bar.met for bar in found] == [True, False]
     assert "1.05×" in found[1].found
+
+
+@pytest.mark.parametrize(("launch", "met"), [(1.25, True), (1.375, False)])
+def test_bar_of_stages(launch, met):
+    """Description, plan and launch together: the memory of the result, and what only launches, are no part of it."""
+    results = made_up_results()
+    results["stages"]["1024 elements"]["launch"] = launch
+    (bar,) = [bar for bar in bars.bars(results) if bar.what.startswith("planning")]
+    assert bar.met is met and f"{0.75 + launch:.2f} µs" in bar.found
 
 
 # --- what the documentation makes of them -------------------------------------------------------------------
@@ -315,7 +328,20 @@ def test_check_sees_other_results(repository):
     assert check(repository)
 
 
-@pytest.mark.parametrize("lacking", [{"cpu": {"cases": []}}, {"cases": []}, {"small_calls": {}}])
+def test_stages_of_a_call(repository):
+    """The page says where a call's time goes: the stages, and what is left of it for Python."""
+    write(repository, made_up_results())
+    page = (repository / report.PAGE).read_text()
+    for row in (
+        "Python and PyTorch's dispatcher: the rest | 3.38",
+        "launch | 1.38",
+        "description, plan and launch | 2.12",
+    ):
+        assert f"| {row} |\n" in page
+    assert "a kernel that does nothing, with 512 bytes of arguments: launch 1.25 µs" in page
+
+
+@pytest.mark.parametrize("lacking", [{"cpu": {"cases": []}}, {"cases": []}, {"small_calls": {}}, {"stages": {}}])
 def test_incomplete_results(repository, lacking):
     """A run that was cut off early gives pages all the same."""
     write(repository, made_up_results() | lacking)

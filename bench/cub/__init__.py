@@ -1,4 +1,4 @@
-"""CUB's sums and the kernels that only read, built with nvcc at first use and called through ctypes.
+"""CUB's sums, kernels that only read and one that does nothing, built with nvcc at first use, called through ctypes.
 
 `load()` compiles the `.cu` files of this folder for the current GPU into build/bench/, with the CUB of the toolkit that
 torch_reduce is built with. CUB's workspace is allocated once a shape and stays outside every timed region, which is
@@ -22,7 +22,7 @@ BUILD = ROOT / "build" / "bench"
 sys.path.append(str(ROOT / "tools"))
 import toolkit  # noqa: E402  (which nvcc serves this torch is decided in one place)
 
-SOURCES = ("cub_full.cu", "cub_rows.cu", "read.cu")
+SOURCES = ("cub_full.cu", "cub_rows.cu", "empty.cu", "read.cu")
 HEADERS = ("cub_sum.cuh",)
 FLAGS = ("-O3", "-std=c++17", "-Xcompiler", "-fPIC")
 UNKNOWN_TYPE, TOO_LARGE = -1, -2
@@ -75,6 +75,7 @@ class Library:
         self.c.bench_cub_rows.argtypes = [*data, number, number, *temp]
         self.c.bench_read_loads.argtypes = [pointer, number, ctypes.c_int, ctypes.c_int, pointer, pointer]
         self.c.bench_read_bulk.argtypes = [pointer, number, ctypes.c_int, ctypes.c_int, pointer]
+        self.c.bench_launch_empty.argtypes = [ctypes.c_int, ctypes.c_int, pointer, ctypes.POINTER(ctypes.c_double)]
         properties = torch.cuda.get_device_properties(device)
         self.multiprocessors = properties.multi_processor_count
         self.sink = torch.zeros(1024, dtype=torch.int32, device=device)
@@ -137,6 +138,15 @@ class Library:
         else:
             code = self.c.bench_read_loads(address, nbytes, in_flight, blocks, self.sink.data_ptr(), stream)
         _check(code, f"the reading kernel '{variant}'")
+
+    # --- only launching -------------------------------------------------------------------------------------
+
+    def launch_empty(self, early, calls):
+        """Host microseconds a launch of a kernel that does nothing; early: it may start as a sum's may."""
+        us = ctypes.c_double(0)
+        stream = torch.cuda.current_stream().cuda_stream
+        _check(self.c.bench_launch_empty(early, calls, stream, ctypes.byref(us)), "launching the empty kernel")
+        return us.value
 
 
 def _check(code, what):

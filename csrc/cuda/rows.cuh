@@ -71,7 +71,7 @@ __device__ __forceinline__ Acc unit_sum(const Args<Source, Acc>& a, int64_t row,
   if constexpr (walk == Walk::dense || walk == Walk::linear) {
     if (left >= kElements * kLanes) return unit_elements<V, kElements, kCount, walk, true>(a, row, chunk, first, left);
     // A row's last chunk, of up to two elements a leaf: float64 (16384, 5001) 149 us, and 163 with loads for eight.
-    if constexpr (kElements == kDepth && sizeof(Acc) <= 8)
+    if constexpr (reads_short(kElements, sizeof(Acc)))
       if (is_short_chunk(left)) return unit_elements<V, 2, kCount, walk, false>(a, row, chunk, first, left);
   }
   return unit_elements<V, kElements, kCount, walk, false>(a, row, chunk, first, left);
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, sizeof(RowLanes<typename 
   const int rest = a.tiling.splits == 1 ? row_rest(a.length) : 0;
   const int log_rest = rest > 1 ? 32 - __clz(rest - 1) : 0;
   // Nor is a short last chunk work for several, where the block has just one warp more than there are whole units.
-  constexpr bool kMayTakeShort = may_take_short(V, kElements, sizeof(typename Source::Element), walk);
+  constexpr bool kMayTakeShort = may_take_short(V, kElements, sizeof(typename Source::Element), sizeof(Acc), walk);
   const int whole_units = static_cast<int>(whole / (kElements * kUnitLeaves));
   const bool takes_short = kMayTakeShort && a.tiling.splits == 1 && warps == whole_units + 1 && row_short(a.length) > 0;
   wait_for_previous_kernel();
@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, sizeof(RowLanes<typename 
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
     const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
     const int outputs = static_cast<int>(tile.outputs),
-              filled = static_cast<int>((tile.leaves + kUnitLeaves - 1) / kUnitLeaves);
-    const int busy = takes_short ? warps : filled - (rest > 0), log_busy = __ffs(busy) - 1;
+              filled = takes_short ? warps : static_cast<int>((tile.leaves + kUnitLeaves - 1) / kUnitLeaves);
+    const int busy = filled - (rest > 0), log_busy = __ffs(busy) - 1;
     for (int i = thread / kWarp; i < outputs * busy; i += warps) {
       const int row = busy == 1 << log_busy ? i >> log_busy : i / busy, unit = i - row * busy;
       const int64_t place = a.kept.at(tile.output + row).in;
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, sizeof(RowLanes<typename 
         if (takes_short && unit == whole_units) {
           static_assert(row_unit(V, 2) == kLanes);
           const Acc v = unit_elements<V, 2, row_groups(V, 2), walk, false>(a, place, whole, lane, row_short(a.length));
-          if (lane < filled - unit) slots[row * row_units + unit + lane] = lane == 0 ? v : padding<Acc>();
+          if (lane == 0) slots[row * row_units + unit] = v;
           continue;
         }
       }
