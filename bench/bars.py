@@ -48,7 +48,7 @@ def settled(case, rival):
     return rival not in case.get("unsettled", ())
 
 
-def planning(stages):
+def planned_and_launched(stages):
     """Microseconds from a result that has its memory until the launches are queued."""
     return sum(stages[name] for name in STAGES[1:])
 
@@ -92,8 +92,8 @@ def _of_all(what, values, least, form):
 
 
 def _at_most(what, values, most, form):
-    """The same of values, all above 0, that are at most `most`."""
-    return _of_all(what, [(1 / value, name) for value, name in values], 1 / most, lambda inverse: form(1 / inverse))
+    """The bar that every one of `values`, as (value, name), is at most `most`."""
+    return _of_all(what, [(-value, name) for value, name in values], -most, lambda negative: form(-negative))
 
 
 def _times(value):
@@ -151,7 +151,9 @@ def bars(results):
         found.append(
             _at_most(f"host time of {name} at most {most:.1f}× of torch.sum's", values, most, "{:.2f}×".format)
         )
-    planned = [(planning(rows), what) for what, rows in results.get("stages", {}).items() if what != NOTHING]
+    planned = [
+        (planned_and_launched(rows), what) for what, rows in results.get("stages", {}).items() if what != NOTHING
+    ]
     found.append(_at_most("planning and launching of a sum at most 2 µs", planned, 2, "{:.2f} µs".format))
     found.append(_against("CPU: no cell slower than torch.sum", cpu, ("torch",)))
     return found

@@ -462,26 +462,23 @@ def small_calls(torch_reduce, device):
     return table
 
 
-def stages(library, calls=100, repeats=21):
+def stages(library, calls=100):
     """Host microseconds of each stage of a sum, and of a launch of a kernel that does nothing: {what: {stage: us}}."""
+
+    def of_sum(x, dim):
+        return dict(zip(bars.STAGES, torch.ops.gpureduce._stages(x, dim, calls), strict=True))
+
+    def of_nothing():
+        return {name: library.launch_empty(early, calls) for early, name in enumerate(bars.LAUNCHES)}
+
     measures = {
-        what: (
-            bars.STAGES,
-            functools.partial(torch.ops.gpureduce._stages, torch.randn(shape, device="cuda"), dim, calls),
-        )
-        for what, (shape, dim) in SMALL.items()
+        what: functools.partial(of_sum, torch.randn(shape, device="cuda"), dim) for what, (shape, dim) in SMALL.items()
     }
     if library:
-        measures[bars.NOTHING] = bars.LAUNCHES, lambda: [library.launch_empty(early, calls) for early in (False, True)]
-    samples = {what: [] for what in measures}
-    for _ in range(repeats + 1):
-        for what, (_, measure) in measures.items():
-            torch.cuda.synchronize()
-            samples[what].append(measure())
-    torch.cuda.synchronize()
+        measures[bars.NOTHING] = of_nothing
     return {
-        what: {name: round(statistics.median(s[i] for s in samples[what][1:]), 3) for i, name in enumerate(names)}
-        for what, (names, _) in measures.items()
+        what: {name: round(statistics.median(s[name] for s in samples), 3) for name in samples[0]}
+        for what, samples in timing.in_turns(measures).items()
     }
 
 

@@ -272,7 +272,7 @@ def host_stages(results):
         ],
         *([name, *(f"{s[name]:.2f}" for s in stages.values())] for name in bars.STAGES),
         ["all", *(f"{us:.2f}" for us in calls)],
-        ["description, plan and launch", *(f"{bars.planning(s):.2f}" for s in stages.values())],
+        ["description, plan and launch", *(f"{bars.planned_and_launched(s):.2f}" for s in stages.values())],
     ]
     lines = table(["host µs of `torch_reduce.sum`", *stages], rows)
     if nothing:

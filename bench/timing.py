@@ -16,6 +16,7 @@ that clocks, heat and neighbours treat them alike, and their outputs are kept.
 import collections
 import contextlib
 import dataclasses
+import functools
 import gc
 import math
 import statistics
@@ -293,35 +294,36 @@ def _nothing():
     pass
 
 
+def in_turns(measures, repeats=21):
+    """{name: samples} of {name: measure()}, each taken when the GPU is idle; those of a first round are left out."""
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
+    samples = {name: [] for name in measures}
+    for round_ in range(repeats + 1):
+        for name, measure in measures.items():
+            wait()
+            sample = measure()
+            if round_:
+                samples[name].append(sample)
+    wait()
+    return samples
+
+
 def host_times(functions, calls=300, repeats=21):
     """Host microseconds a call of each of {name: fn()}; the GPU must be faster than the host, so use small tensors."""
-    samples = {name: [] for name in functions}
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
-    for fn in functions.values():
-        _wall_us(fn, calls, wait)
-    for _ in range(repeats):
-        for name, fn in functions.items():
-            wait()
-            samples[name].append(_wall_us(fn, calls, _nothing))
-    wait()
-    return {name: Timing.of(s, calls) for name, s in samples.items()}
+    measures = {name: functools.partial(_wall_us, fn, calls, _nothing) for name, fn in functions.items()}
+    return {name: Timing.of(s, calls) for name, s in in_turns(measures, repeats).items()}
 
 
 def end_to_end_times(functions, calls=20, repeats=21):
     """Microseconds from a call until its result is there, for each of {name: fn()}."""
     wait = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
-    samples = {name: [] for name in functions}
 
     def call_and_wait(fn):
         fn()
         wait()
 
-    for round_ in range(repeats + 1):
-        for name, fn in functions.items():
-            sample = _wall_us(lambda fn=fn: call_and_wait(fn), calls, _nothing)
-            if round_:
-                samples[name].append(sample)
-    return {name: Timing.of(s, calls) for name, s in samples.items()}
+    waiting = {name: functools.partial(call_and_wait, fn) for name, fn in functions.items()}
+    return host_times(waiting, calls, repeats)
 
 
 def merged(races):

@@ -609,3 +609,16 @@ def test_cold_races_flush(cuda):
     assert not flushes and len(read) == 1
     race(hot=False)
     assert len(flushes) >= 3 and len(read) > 1
+
+
+def test_measures_take_turns():
+    """Every measure once a round, in order; what the first round took does not count."""
+    taken = []
+
+    def measure(name):
+        taken.append(name)
+        return len(taken)
+
+    found = timing.in_turns({name: lambda name=name: measure(name) for name in "ab"}, repeats=2)
+    assert taken == ["a", "b"] * 3
+    assert found == {"a": [3, 5], "b": [4, 6]}

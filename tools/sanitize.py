@@ -80,24 +80,26 @@ VIEWS = [  # elements, how they are seen, reduced dims: rows whose elements are 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.int64, torch.complex64]
 
 
+def sums(dtype):
+    """Every sum on the GPU, and the same on the CPU."""
+    for sizes, dims, *tuning in SHAPES:
+        x = torch.randint(0, 100, sizes).to(dtype)
+        for result in (None, torch.float64, torch.int32) if dtype is torch.float32 else (None,):
+            tuning = tuning if result is None else []  # converted inputs have fewer kernels
+            ours = torch.ops.gpureduce._sum_tuned(x.cuda(), dims, dtype=result, tuning="".join(tuning))
+            yield ours, torch.ops.gpureduce.sum(x, dims, dtype=result)
+    if dtype.is_floating_point:
+        yield torch.ops.gpureduce.mean(x.cuda(), dims), torch.ops.gpureduce.mean(x, dims)
+    for elements, view, dims in VIEWS:
+        x = torch.randint(0, 100, (elements,)).to(dtype)
+        yield torch.ops.gpureduce.sum(view(x.cuda()), dims), torch.ops.gpureduce.sum(view(x), dims)
+
+
 def main():
     runs = 0
     for dtype in DTYPES:
-        for sizes, dims, *tuning in SHAPES:
-            x = torch.randint(0, 100, sizes).to(dtype)
-            for result in (None, torch.float64, torch.int32) if dtype is torch.float32 else (None,):
-                tuning = tuning if result is None else []  # converted inputs have fewer kernels
-                ours = torch.ops.gpureduce._sum_tuned(x.cuda(), dims, dtype=result, tuning="".join(tuning))
-                torch.testing.assert_close(ours.cpu(), torch.ops.gpureduce.sum(x, dims, dtype=result), rtol=0, atol=0)
-                runs += 1
-        if dtype.is_floating_point:
-            ours, theirs = torch.ops.gpureduce.mean(x.cuda(), dims), torch.ops.gpureduce.mean(x, dims)
+        for ours, theirs in sums(dtype):
             torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0)
-            runs += 1
-        for elements, view, dims in VIEWS:
-            x = torch.randint(0, 100, (elements,)).to(dtype)
-            ours = torch.ops.gpureduce.sum(view(x.cuda()), dims)
-            torch.testing.assert_close(ours.cpu(), torch.ops.gpureduce.sum(view(x), dims), rtol=0, atol=0)
             runs += 1
     torch.cuda.synchronize()
     print(f"{runs} sums, all as on the CPU")
