@@ -264,17 +264,16 @@ def host_stages(results):
     nothing = stages.pop(bars.NOTHING, None)
     if not stages:
         return []
-    calls = [results["small_calls"][what]["torch_reduce.sum"]["host_us"] for what in stages]
+    calls = {what: results["small_calls"][what]["torch_reduce.sum"]["host_us"] for what in stages}
+    rest = [calls[what] - sum(times.values()) for what, times in stages.items()]
     rows = [
-        [
-            "Python and PyTorch's dispatcher: the rest",
-            *(f"{us - sum(s.values()):.2f}" for us, s in zip(calls, stages.values(), strict=True)),
-        ],
-        *([name, *(f"{s[name]:.2f}" for s in stages.values())] for name in bars.STAGES),
-        ["all", *(f"{us:.2f}" for us in calls)],
-        ["description, plan and launch", *(f"{bars.planned_and_launched(s):.2f}" for s in stages.values())],
+        ["Python and PyTorch's dispatcher: the rest", *rest],
+        *([name, *(times[name] for times in stages.values())] for name in bars.STAGES),
+        ["all", *calls.values()],
+        ["description, plan and launch", *map(bars.planned_and_launched, stages.values())],
     ]
-    lines = table(["host µs of `torch_reduce.sum`", *stages], rows)
+    header = ["host µs of `torch_reduce.sum`", *stages]
+    lines = table(header, [[name, *(f"{us:.2f}" for us in times)] for name, *times in rows])
     if nothing:
         each = ", ".join(f"{name} {us:.2f} µs" for name, us in nothing.items())
         lines += ["", f"For comparison, {bars.NOTHING}, with 512 bytes of arguments: {each}."]
