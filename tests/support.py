@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib.util
+import os
+import subprocess
 import sys
 import threading
 import types
@@ -279,3 +281,21 @@ def opinfo(name="sum"):
     from torch.testing._internal.common_methods_invocations import op_db
 
     return next(op for op in op_db if op.name == name)
+
+
+# --- other processes --------------------------------------------------------------------------------------------------
+
+
+def python(*command, **environment):
+    """What Python prints, in a process of its own that finds the same modules. It must end well."""
+    path = os.pathsep.join(filter(None, sys.path))
+    result = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env=os.environ | {"PYTHONPATH": path} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert result.returncode == 0, f"{result.returncode}: {result.stdout[-3000:]} {result.stderr[-3000:]}"
+    return result.stdout

@@ -2,10 +2,8 @@
 
 import importlib.util
 import json
-import os
 import pathlib
 import re
-import subprocess
 import sys
 import types
 
@@ -13,7 +11,7 @@ import pytest
 import torch
 
 import torch_reduce
-from support import data
+from support import data, python
 
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("[!_]*.py"))
@@ -21,12 +19,7 @@ NAMES = sorted(path.stem for path in EXAMPLES.glob("[!_]*.py"))
 
 def run(name, *arguments):
     """What an example prints; it must end well."""
-    path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "2"}
-    command = [sys.executable, EXAMPLES / f"{name}.py", "--small", *map(str, arguments)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    return python(EXAMPLES / f"{name}.py", "--small", *arguments, OMP_NUM_THREADS="2")
 
 
 def cells(text):

@@ -1,16 +1,14 @@
 """Every dtype in every layout, bit for bit: no layout is special, and none is copied into another first."""
 
 import itertools
-import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
 import torch
 
 import model
-from support import DTYPES, OPERATIONS, check, data, taken
+from support import DTYPES, OPERATIONS, check, data, python, taken
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
@@ -151,18 +149,6 @@ HERE = pathlib.Path(__file__).parent
 instruction_sets = pytest.mark.parametrize("instructions", ["default", "avx2", "avx512"])
 
 
-def succeed_with(instructions, *command):
-    """Runs Python where the CPU has these instructions, and shows what it says if it fails."""
-    run = subprocess.run(
-        [sys.executable, *command],
-        env=os.environ | {"ATEN_CPU_CAPABILITY": instructions, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, f"{run.returncode}: {run.stdout[-3000:]} {run.stderr[-3000:]}"
-
-
 @instruction_sets
 def test_every_instruction_set(instructions):
     """The CPU's kernels for each instruction set."""
@@ -171,14 +157,15 @@ def test_every_instruction_set(instructions):
     tests += [
         f"{HERE}/test_order.py::{test}" for test in ("test_pinned_results", "test_every_length_as_rows_and_columns")
     ]
-    succeed_with(instructions, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "cpu", *tests)
+    command = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "cpu", *tests)
+    python(*command, ATEN_CPU_CAPABILITY=instructions)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="protects pages as Linux does")
 @instruction_sets
 def test_nothing_outside_is_read(instructions):
     """Inputs between two pages that cannot be read."""
-    succeed_with(instructions, HERE / "outside.py")
+    python(HERE / "outside.py", ATEN_CPU_CAPABILITY=instructions)
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "complex64"])
