@@ -295,7 +295,7 @@ def python(*command, **environment):
         capture_output=True,
         text=True,
         check=False,
-        timeout=900,
+        timeout=300,
     )
     assert result.returncode == 0, f"{result.returncode}: {result.stdout[-3000:]} {result.stderr[-3000:]}"
     return result.stdout
