@@ -236,7 +236,7 @@ def run_gpu(cells, results, options, clock, torch_reduce):
         print(f"CUB {library.version} ({segments} segments, its workspace allocated beforehand)")
         print(f"reading 1 GiB: {facts['ceiling']['gbps']:.0f} GB/s ({facts['ceiling']['kernel']})")
     if "small_calls" not in facts and not options.only and clock.enough(15):
-        results.keep(small_calls=small_calls(torch_reduce, "cuda"), stages=stages(library))
+        results.keep(small_calls=small_calls(torch_reduce, "cuda"), **host_stages(library))
     print(f"GPU time: CUDA graphs, medians of interleaved rounds; ratios are their time / ours.\n{HEADER}", flush=True)
     bench = Bench(library, todo)
     ahead = Ahead([c for c in todo if "compile" in against(c)], options.jobs, clock)
@@ -462,24 +462,26 @@ def small_calls(torch_reduce, device):
     return table
 
 
-def stages(library, calls=100):
-    """Host microseconds of each stage of a sum, and of a launch of a kernel that does nothing: {what: {stage: us}}."""
+def host_stages(library, calls=100):
+    """Host microseconds, all measured in turns: of each stage of a sum, {what: {stage: us}}; and of the launches of a
+    kernel that does nothing, {how: us}."""
 
     def of_sum(x, dim):
         return dict(zip(bars.STAGES, torch.ops.gpureduce._stages(x, dim, calls), strict=True))
 
-    def of_nothing():
-        return {name: library.launch_empty(early, calls) for early, name in enumerate(bars.LAUNCHES)}
+    def of_launch(early, arguments):
+        return library.launch_empty(early, arguments, calls)
 
-    measures = {
-        what: functools.partial(of_sum, torch.randn(shape, device="cuda"), dim) for what, (shape, dim) in SMALL.items()
-    }
-    if library:
-        measures[bars.NOTHING] = of_nothing
-    return {
-        what: {name: round(statistics.median(s[name] for s in samples), 3) for name in samples[0]}
-        for what, samples in timing.in_turns(measures).items()
-    }
+    small = {what: (torch.randn(shape, device="cuda"), dim) for what, (shape, dim) in SMALL.items()}
+    sums = {what: functools.partial(of_sum, *call) for what, call in small.items()}
+    launches = {name: functools.partial(of_launch, *how) for name, how in bars.LAUNCHES.items() if library}
+    samples = timing.in_turns({**sums, **launches})
+
+    def median(values):
+        return round(statistics.median(values), 3)
+
+    stages = {what: {name: median(s[name] for s in samples[what]) for name in bars.STAGES} for what in sums}
+    return dict(stages=stages, empty_launches={name: median(samples[name]) for name in launches})
 
 
 def print_small_calls(table):

@@ -260,8 +260,7 @@ def small_calls(slug, results):
 
 def host_stages(results):
     """Where the time of torch_reduce.sum goes, beside what launching takes by itself."""
-    stages = dict(results.get("stages", {}))
-    nothing = stages.pop(bars.NOTHING, None)
+    stages = results.get("stages", {})
     if not stages:
         return []
     calls = {what: results["small_calls"][what]["torch_reduce.sum"]["host_us"] for what in stages}
@@ -274,9 +273,9 @@ def host_stages(results):
     ]
     header = ["host µs of `torch_reduce.sum`", *stages]
     lines = table(header, [[name, *(f"{us:.2f}" for us in times)] for name, *times in rows])
-    if nothing:
-        each = ", ".join(f"{name} {us:.2f} µs" for name, us in nothing.items())
-        lines += ["", f"For comparison, {bars.NOTHING}, with 512 bytes of arguments: {each}."]
+    if empty := results.get("empty_launches"):
+        each = ", ".join(f"{name} {us:.2f} µs" for name, us in empty.items())
+        lines += ["", f"For comparison, the launch of a kernel that does nothing: {each}."]
     return [*lines, ""]
 
 

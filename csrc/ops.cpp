@@ -7,8 +7,6 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include <array>
-#include <chrono>
 #include <limits>
 #include <vector>
 
@@ -18,6 +16,7 @@
 
 #include "backend.h"
 #include "cpu/sum.h"
+#include "stages.h"
 
 namespace gpureduce {
 
@@ -89,8 +88,9 @@ void warn_if_imaginary_is_lost(at::ScalarType input, at::ScalarType result) {
     TORCH_WARN("Casting complex values to real discards the imaginary part");
 }
 
+template <class Watch>
 void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool keepdim, const at::Tensor& out,
-             const Tuning& tuning) {
+             const Tuning& tuning, Watch&& watch) {
   Reduction r = make_reduction(self, reduce, out.scalar_type(), out, keepdim);
   if (r.problem.outputs == 0) return;
   if (r.problem.length == 0) {
@@ -101,8 +101,14 @@ void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool k
     return;
   }
   r.divisor = divisor_of(op, r.problem.length);
+  watch.end(Stage::problem);
 #ifdef GPUREDUCE_WITH_CUDA
-  if (self.is_cuda()) return cuda::run(r, cuda::plan(r, self.device(), tuning), self.device(), tuning);
+  if (self.is_cuda()) {
+    const Plan plan = cuda::plan(r, self.device(), tuning);
+    watch.end(Stage::plan);
+    cuda::run(r, plan, self.device(), tuning);
+    return watch.end(Stage::launch);
+  }
 #endif
   cpu::run(r);
 }
@@ -115,15 +121,17 @@ at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tenso
   return at::Tensor(at::detail::empty_cpu(sizes, dtype));
 }
 
-template <Operation op>
-at::Tensor reduce_tuned(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const Tuning& tuning) {
+template <Operation op, class Watch = Unwatched>
+at::Tensor reduce_tuned(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const Tuning& tuning,
+                        Watch&& watch = {}) {
   const DimMask reduce = reduced_dims(dim, self.dim());
   const at::ScalarType result = result_type(op, self.scalar_type(), dtype);
   dtype_of(self.scalar_type(), "an input of dtype");
   dtype_of(result, "a result of dtype");
   warn_if_imaginary_is_lost(self.scalar_type(), result);
   const at::Tensor out = allocate(result_sizes(self.sizes(), reduce, keepdim), result, self);
-  compute(op, self, reduce, keepdim, out, tuning);
+  watch.end(Stage::result);
+  compute(op, self, reduce, keepdim, out, tuning, watch);
   return out;
 }
 
@@ -158,7 +166,7 @@ at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, O
   // Through a tensor of our own where writing `out` could change the input, or is not plain writing.
   if (out.is_alias_of(self) || out.is_conj() || out.is_neg()) {
     const at::Tensor own = at::empty(sizes, out.options());
-    compute(op, self, reduce, keepdim, own, {});
+    compute(op, self, reduce, keepdim, own, {}, Unwatched{});
     at::native::resize_output(out, sizes);
     at::assert_no_internal_overlap(out);
     out.copy_(own);
@@ -166,7 +174,7 @@ at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, O
   }
   at::native::resize_output(out, sizes);
   at::assert_no_internal_overlap(out);
-  compute(op, self, reduce, keepdim, out, {});
+  compute(op, self, reduce, keepdim, out, {}, Unwatched{});
   return out;
 }
 
@@ -202,30 +210,17 @@ std::string explain(const at::Tensor& self, OptionalDims dim, bool keepdim, Opti
 }
 
 #ifdef GPUREDUCE_WITH_CUDA
-// Microseconds of the stages of a sum, each on average of so many in a row: checks and the result's memory; the description of
-// the problem; its plan; its launches.
+// Microseconds of each stage of a sum, on average of so many in a row.
 std::vector<double> stages(const at::Tensor& self, OptionalDims dim, int64_t calls) {
-  using Clock = std::chrono::steady_clock;
-  std::array<std::chrono::duration<double, std::micro>, 4> spent{};
+  TORCH_CHECK(self.numel() > 0, "self: there is nothing to launch for no elements");
+  TORCH_CHECK(calls > 0, "calls: expected a positive number, but got ", calls);
+  Stopwatch watch;
   for (int64_t i = 0; i < calls; ++i) {
-    std::array<Clock::time_point, 5> at;
-    at[0] = Clock::now();
-    const DimMask reduce = reduced_dims(dim, self.dim());
-    const at::ScalarType result = result_type(Operation::sum, self.scalar_type(), {});
-    const at::Tensor out = allocate(result_sizes(self.sizes(), reduce, false), result, self);
-    at[1] = Clock::now();
-    Reduction r = make_reduction(self, reduce, result, out, false);
-    TORCH_CHECK(r.problem.outputs > 0 && r.problem.length > 0, "self: there is nothing to launch for no elements");
-    r.divisor = divisor_of(Operation::sum, r.problem.length);
-    at[2] = Clock::now();
-    const Plan plan = cuda::plan(r, self.device(), {});
-    at[3] = Clock::now();
-    cuda::run(r, plan, self.device(), {});
-    at[4] = Clock::now();
-    for (size_t s = 0; s < spent.size(); ++s) spent[s] += at[s + 1] - at[s];
+    watch.begin();
+    reduce_tuned<Operation::sum>(self, dim, false, {}, {}, watch);
   }
   std::vector<double> each;
-  for (const auto& time : spent) each.push_back(time.count() / calls);
+  for (int s = 0; s < kStages; ++s) each.push_back(watch.spent(static_cast<Stage>(s)) / calls);
   return each;
 }
 #endif

@@ -22,8 +22,10 @@ constexpr int kOneBlockUnits = 16;
 // these, and others one: (18, 234368) int32 7.3 and 6.6.
 constexpr int kClusterUnits = 4;
 // Into kDenseUnits instead of half as many where these are one or two tiles for at least so many percent of the
-// multiprocessors: (64, 128256) float32 9.3 us, and 9.6 in twice as many tiles.
+// multiprocessors: (64, 128256) float32 9.3 us, and 9.6 in twice as many tiles. Of single elements, whose warps would have a
+// unit each, also where these are more than so many tiles a multiprocessor: (671, 100001) float32 61.2 us, and 63.9.
 constexpr int kFull = 90;
+constexpr int kManyLarge = 4;
 // Rows of up to kDenseUnits are whole nevertheless where no multiprocessor has two, but clusters would be more than half of the
 // warps that run at a time, and so would not all be there when the kernel before ends: (80, 32768) float32 4.2 us, and 5.1 in
 // clusters; (64, 32768) 3.8 and 3.7.
@@ -50,21 +52,10 @@ constexpr int kDenseUnits = 32;
 constexpr int kNestedUnits = 16;
 constexpr int kFewDenseUnits = 4;
 constexpr int kTilesPerProcessor = 3;
-// Rows of more whole units than a block has warps, up to so many: a chunk a block, whose warps have a unit each. (8192, 9001)
-// float32 68.0 us, and 72.4 in tiles of two chunks, (300, 20999) 9.3 and 9.9, (200, 9001) 4.8 and 5.8, (600, 100001) 56.5
-// and 56.8; float64 (4096, 9001) 69.9 and 70.5; int32 (4096, 12803) 50.0 and 49.7. (1500, 9001) float32 15.5, and 18.0 with a
-// row a block; (600, 13001) 10.8 and 10.5.
-constexpr int kChunkedRowUnits = 128;
-// Of up to so many units, several rows a block, as many as keep its warps busy, if that leaves kTilesPerProcessor: (2000, 701)
-// float32 3.4 us, and 3.9 with half of these tiles. Rows of up to kShortRow elements in small blocks: (65536, 1023) 61.2 us,
-// with four units a warp 62.7; (65536, 2049) 122.3, with eight warps 127.4. So are those of bytes, a stride apart: (8192, 6001)
-// int8 38.2 us, and 44.4.
+// Rows in nested dims of up to so many units: several a block, as many as keep its warps busy, if that leaves
+// kTilesPerProcessor. Blocks are small.
 constexpr int kShortRowUnits = 8;
-constexpr int kShortRow = 6 * kLanes;
-constexpr int kShortRowWarps = 4;
-// Rows of a chunk and a short one (row_short() in plan.h), a multiprocessor, that two a block are read at a time: (1000, 4999)
-// float32 7.0 us, and 7.2 one a block of five warps; (2000, 5001) 12.2 and 11.6.
-constexpr int kPairedRows = 8;
+constexpr int kNestedWarps = 4;
 // Rows at odd addresses are read in shifted vectors where they are longer than this: rows (4096, 50257) bfloat16 93 us instead
 // of 117 with single elements, (65536, 1023) 33 and 45, int8 19 and 50.
 constexpr int kShiftedLength = kLanes;
@@ -81,11 +72,17 @@ constexpr int kFloat8Warps = 4;
 // Shifted rows of one unit, a warp each: as few warps a block as bring so many bytes, for blocks do not start faster than one
 // in 1.2 ns, in which the memory reads that much. (65536, 1501) bfloat16 48.3 us with two, 80.2 with one, 49.9 with four.
 constexpr int kBlockBytes = 5400;
-// Fewer rows a multiprocessor than these are begun at once anyway, and are taken by blocks of kWarps. Nor has a short second
-// chunk of many rows a warp of its own: (16384, 5001) bfloat16 41.9 us, and 46.6; but (2000, 5001) 9.0 and 8.3.
-constexpr int kManyShiftedRows = 24;
-// Rows in nested dims are taken by small blocks.
-constexpr int kNestedWarps = 4;
+// So have blocks of short rows of several units: (65536, 1040) float32 61.2 us, and 80.5 with a row a block. In nested dims
+// such rows, and those with two elements a leaf at most, are the rows kernel's, which takes many a block: (32768, 7, 101)
+// float64 141 us, and 155. Fewer rows a multiprocessor than these are begun at once anyway, and are taken by blocks of kWarps.
+// Nor has a short second chunk of many rows a warp of its own: (16384, 5001) bfloat16 41.9 us, and 46.6; but (2000, 5001) 9.0
+// and 8.3.
+constexpr int kManyRows = 24;
+constexpr int kSector = 32;  // bytes
+// But of single elements not fewer than so many: (130816, 513) float32 61.6 us, and 80.5 with two, 63.5 with eight.
+constexpr int kSingleWarps = 4;
+// Warps of a longer row of single bytes, if they are many: (8192, 6001) int8, two apart, 32.9 us, and 37.0 with eight.
+constexpr int kByteWarps = 4;
 // Columns at odd addresses are read so where they have more rows than this: (2000, 100001) bfloat16 125 us, and 314 with single
 // elements. Also from so many bytes on, but not those of bytes: (1000, 100001) 66 and 97 us, int8 191 and 89; (300, 201)
 // bfloat16 3.6 and 3.0.
@@ -160,6 +157,7 @@ constexpr int kByteRowThreads = 25;
 constexpr int kWordRowThreads = 24;
 constexpr int64_t kPieceRowInput = 16 << 20;
 constexpr int kTinyWarps = 4;
+constexpr int kExpandedWarps = 4;
 // The share of the L2 beyond which an input is streamed: its lines are the first to go, before results, partial sums, the code
 // of kernels and what other kernels left there. Not if results are as large themselves. (2^20, 100) float32 93.1 us, and 99.6;
 // full 2^24 17.9 and 18.0; but columns (2, 2^25) 104.2 and 93.8.
@@ -268,10 +266,26 @@ void plan_packed(Plan& plan, const Problem& p) {
 // Elements of a leaf that a thread has in flight at once.
 int thread_elements(const Problem& p) { return p.length <= 2 * kLanes ? 2 : p.length <= 4 * kLanes ? 4 : kDepth; }
 
-// Whether rows are dense, or made of aligned pieces that are.
+// Bytes of an element as kernels have it, after a conversion at run time if there is one.
+int element_bytes(const Reduction& r) { return is_typed(r) ? info(r.in).size : size_of(r.accumulator); }
+
+// Whether elements of rows lie one stride apart or in two nested dims, single or in whole vectors: (300, 4097) float32
+// 2.9 us, and 4.0 through a kernel that finds tiles and elements of any rows; (16384, 4097) 60.1 and 61.0.
 bool dense_takes(const Plan& plan, const Problem& p) {
-  return plan.vector > 1 && p.reduced.size() <= 2 && p.length > int64_t{kWarp} * plan.vector && p.outputs < kMaxGrid;
+  // What it counts in 32 bits: units, and elements where it divides.
+  const int64_t most = kMaxGrid * kWarp * kDepth - kChunk;
+  const bool near = p.length <= (p.reduced.size() == 1 ? most : p.reduced.size() == 2 ? kMaxGrid : 0);
+  return near && p.length > int64_t{kWarp} * plan.vector && p.outputs < kMaxGrid;
 }
+
+// Bytes of memory that a row takes: between elements a stride apart, up to whole sectors.
+int64_t touched_bytes(const Problem& p, int size) {
+  const int64_t stride = p.reduced.size() == 1 ? std::max<int64_t>(1, p.reduced[0].stride) : 1;
+  return p.length * std::min<int64_t>(stride * size, kSector);
+}
+
+// Whether rows are so many that blocks of little each start too slowly.
+bool are_many(const Problem& p, const Device& device) { return p.outputs >= int64_t{kManyRows} * device.multiprocessors; }
 
 // How long dense rows are cut: units of a tile, at most; and whether into these even if rows are enough.
 struct Cut {
@@ -288,9 +302,9 @@ Cut cut_of(const Plan& plan, const Reduction& r, int64_t units, bool enough_long
 
 // Dense rows in tiles of so many units.
 struct RowTiles {
-  int64_t rows, row_units;
+  int64_t rows, row_units, block_units;  // those of a row; and in a block that takes all of it
   Walk walk;
-  bool float8;
+  bool single, float8;  // elements are read one by one; are of float8
   const Device& device;
 
   int64_t splits(int64_t units) const { return ceil_div(row_units, units); }
@@ -299,8 +313,8 @@ struct RowTiles {
 
   // Whether one block takes a row.
   bool fit_blocks() const {
-    if (walk == Walk::shifted) return row_units <= dense_warps(walk);
-    return row_units <= (device.hopper && rows <= kFewRows ? kFewBlockUnits : kOneBlockUnits);
+    if (walk == Walk::shifted) return block_units <= dense_warps(walk);
+    return block_units <= (device.hopper && rows <= kFewRows ? kFewBlockUnits : kOneBlockUnits);
   }
 
   // Units of longer rows that need no join: as few as make a row's splits a cluster, or all; or 0.
@@ -315,7 +329,8 @@ struct RowTiles {
     while (splits(units) > kMaxCluster) units *= 2;
     if (units < kDenseUnits) {
       const int64_t large = tiles(kDenseUnits);
-      return 2 * units == kDenseUnits && (fill(large, processors) || fill(large, 2 * processors)) ? kDenseUnits : units;
+      const bool better = fill(large, processors) || fill(large, 2 * processors) || (single && large > kManyLarge * processors);
+      return 2 * units == kDenseUnits && better ? kDenseUnits : units;
     }
     const bool some_have_two = tiles(units) > processors && 3 * tiles(units) <= 4 * processors;
     return units == kDenseUnits && rows >= kFewRows && !some_have_two ? units : 0;
@@ -343,13 +358,14 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   const int size = info(r.in).size;
   const bool nested = plan.walk == Walk::nested, shifted = plan.walk == Walk::shifted;
   plan.thread_elements = nested ? kDepth : thread_elements(p);
-  const int unit_leaves = row_unit(plan.vector, plan.thread_elements, plan.walk);
+  const int unit_leaves = row_unit(plan.vector, plan.thread_elements, element_bytes(r), plan.walk);
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), units = p.outputs * row_units;
   const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
-  const int64_t whole_units = std::max<int64_t>(1, row_units - (shifted && row_rest(p.length) > 0));
+  const bool single = plan.vector == 1, has_rest = (shifted || single) && row_rest(p.length) > 0;
+  const int64_t whole_units = std::max<int64_t>(1, row_units - has_rest), block_units = shifted ? row_units : whole_units;
   const bool float8 = is_float8(r);
   const auto [most, always] = cut_of(plan, r, units, rows_enough && whole_units > kFewDenseUnits, device);
-  const RowTiles of{p.outputs, row_units, plan.walk, float8, device};
+  const RowTiles of{p.outputs, row_units, block_units, plan.walk, single, float8, device};
   const bool may_be_whole = row_units <= most || !always;
   const bool asked = tuning.tile_leaves > 0, block_takes = of.fit_blocks() && may_be_whole;
   const int64_t without_join = asked || tuning.cluster == 1 || block_takes ? 0 : of.without_join();
@@ -358,10 +374,10 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
     tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
   } else if (without_join) {
     tile_units = without_join;
-  } else if ((row_units <= kOneBlockUnits || (rows_enough && row_units <= kMaxDenseUnits)) && may_be_whole) {
+  } else if ((block_units <= kOneBlockUnits || (rows_enough && row_units <= kMaxDenseUnits)) && may_be_whole) {
     tile_units = power_of_two_above(row_units);
   } else {
-    const auto tiles = [&](int64_t size) { return units / size; };
+    const auto tiles = [&](int64_t count) { return units / count; };
     while (tile_units < most && 2 * tiles(2 * tile_units) >= 5 * device.multiprocessors) tile_units *= 2;
     while (tile_units > kFewDenseUnits && 5 * tiles(tile_units) < 2 * device.multiprocessors) tile_units /= 2;
     if (shifted && tiles(tile_units) < int64_t{kFewShiftedTiles} * device.multiprocessors) tile_units /= 2;
@@ -372,23 +388,36 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   tile_units = std::min<int64_t>(tile_units, kMaxDenseUnits);
   t.tile_leaves = static_cast<int>(tile_units * unit_leaves);
   const bool alone = row_alone(t.leaves, unit_leaves, plan.walk) && t.leaves <= t.tile_leaves && !nested;
-  const bool many_rows = p.outputs >= int64_t{kManyShiftedRows} * device.multiprocessors;
+  if (reads_short(plan.vector, plan.thread_elements, size_of(r.accumulator)))
+    plan.short_units = short_units(p.length, element_bytes(r), t.tile_leaves);
+  const bool many_rows = are_many(p, device);
+  const int64_t row_bytes = touched_bytes(p, size);
   const bool short_second = whole_units == 2 && is_short_chunk(p.length - kChunk);
+  const auto row_warps = [&] {
+    if (shifted && float8)
+      return static_cast<int>(std::clamp<int64_t>(std::min(tile_units, whole_units) / kFloat8Units, 1, kFloat8Warps));
+    if (shifted && size > 1 && short_second && many_rows) return 1;
+    const int64_t whole_chunks = p.length / kChunk * kLanes / unit_leaves;
+    const int64_t loaded = plan.short_units ? whole_chunks + plan.short_units : whole_units;
+    const int wanted = size == 1 && single && many_rows ? kByteWarps : dense_warps(plan.walk);
+    return static_cast<int>(std::min<int64_t>({wanted, tile_units, loaded}));
+  };
   if (!plan.warps) {
-    if (alone && shifted && many_rows) {
-      plan.warps = static_cast<int>(std::min<int64_t>(kWarps, power_of_two_above(ceil_div(kBlockBytes, p.length * size))));
+    if (alone && (shifted || single) && many_rows) {
+      const int64_t rows = power_of_two_above(ceil_div(kBlockBytes, row_bytes));
+      plan.warps = static_cast<int>(std::clamp<int64_t>(rows, single ? kSingleWarps : 1, kWarps));
     } else if (alone) {
       plan.warps = busy_warps(kWarps, p.outputs, device);
-    } else if (shifted && float8) {
-      plan.warps = static_cast<int>(std::clamp<int64_t>(std::min(tile_units, whole_units) / kFloat8Units, 1, kFloat8Warps));
-    } else if (shifted && size > 1 && short_second && many_rows) {
-      plan.warps = 1;
     } else {
-      plan.warps = static_cast<int>(std::min<int64_t>({dense_warps(plan.walk), tile_units, whole_units}));
+      plan.warps = row_warps();
+      const int64_t most_rows = std::min<int64_t>(dense_warps(plan.walk) / plan.warps, kMaxDenseUnits / tile_units);
+      if (many_rows && t.leaves <= t.tile_leaves && shares_blocks(plan.vector, plan.thread_elements))
+        while (plan.block_rows * row_bytes < kBlockBytes && 2 * plan.block_rows <= most_rows) plan.block_rows *= 2;
+      plan.warps *= plan.block_rows;
     }
   }
   plan.warps = std::min(plan.warps, dense_warps(plan.walk));
-  t.tile_outputs = alone ? plan.warps : 1;
+  t.tile_outputs = alone ? plan.warps : plan.block_rows;
   t.columns = p.outputs;
   t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   t.partial_output_stride = t.splits;  // a row's partial sums side by side
@@ -399,45 +428,27 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
 void plan_rows(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
   const Problem& p = r.problem;
   Tiling& t = plan.tiling;
-  const bool nested = plan.walk == Walk::nested;
-  const int size = info(r.in).size;
-  plan.thread_elements = nested ? kDepth : thread_elements(p);
-  const int unit_leaves = row_unit(plan.vector, plan.thread_elements);
+  plan.thread_elements = kDepth;
+  const int unit_leaves = row_unit(plan.vector, plan.thread_elements, element_bytes(r));
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), row_slots = power_of_two_above(row_units);
-  const int warps = nested ? kNestedWarps : kWarps;
-  int64_t tile_units;
+  const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
+  int64_t tile_units = kNestedWarps;
   if (tuning.tile_leaves) {
     tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
   } else if (p.outputs * row_slots <= kOneBlockUnits) {
     tile_units = power_of_two_above(p.outputs) * row_slots;
     if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(kMaxRowWarps, tile_units));
-  } else if (nested && row_slots <= kOneBlockUnits && p.outputs <= device.multiprocessors) {
-    tile_units = row_slots;  // (256, 64, 7, 7) dims 0, 2, 3 float32 3.8 us, and 4.4 with splits
+  } else if (row_slots <= kOneBlockUnits && p.outputs <= device.multiprocessors) {
+    tile_units = row_slots;
     if (!plan.warps) plan.warps = static_cast<int>(row_units);
-  } else {
-    const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
-    const int64_t whole_units = row_units - (row_rest(p.length) > 0);
-    tile_units = warps;
-    if (rows_enough && row_slots <= kShortRowUnits) {
-      const int busy = p.length <= kShortRow || size == 1 ? kShortRowWarps : warps;
-      const int64_t elements = int64_t{busy} * unit_leaves * plan.thread_elements;
-      int64_t rows = power_of_two_above(ceil_div(5 * elements, 7 * p.length));  // the nearest power of two
-      while (rows > 1 && p.outputs < rows * kTilesPerProcessor * device.multiprocessors) rows /= 2;
-      if (!plan.warps && row_short(p.length) && p.outputs > int64_t{kPairedRows} * device.multiprocessors && is_typed(r) &&
-          may_take_short(plan.vector, plan.thread_elements, size, size_of(r.accumulator), plan.walk)) {
-        rows = 1;
-        plan.warps = kLanes / unit_leaves + 1;  // for a whole chunk, and for the short one
-      }
-      tile_units = rows * row_slots;
-      if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(busy, tile_units));
-    } else if (!nested && whole_units <= warps) {
-      tile_units = std::max<int64_t>(tile_units, row_slots);  // (10000, 8193) float32 74.6 us, and 75.2 in chunks
-    } else if (!nested && row_units <= kChunkedRowUnits && !plan.warps) {
-      tile_units = plan.warps = kLanes / unit_leaves;
-    }
-    while (tile_units * kMaxJoin < row_units) tile_units *= 2;
+  } else if (rows_enough && row_slots <= kShortRowUnits) {
+    const int64_t elements = int64_t{kNestedWarps} * unit_leaves * plan.thread_elements;
+    int64_t rows = power_of_two_above(ceil_div(5 * elements, 7 * p.length));  // the nearest power of two
+    while (rows > 1 && p.outputs < rows * kTilesPerProcessor * device.multiprocessors) rows /= 2;
+    tile_units = rows * row_slots;
   }
-  if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(warps, tile_units));
+  while (!tuning.tile_leaves && tile_units * kMaxJoin < row_units) tile_units *= 2;
+  if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(kNestedWarps, tile_units));
   tile_units = std::min<int64_t>(tile_units, int64_t{kWarp} * plan.warps);  // one thread a unit joins them
   if (row_slots <= tile_units) {
     t.tile_outputs = static_cast<int>(tile_units / row_slots);
@@ -563,7 +574,7 @@ void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const 
 void plan_expanded(Plan& plan, const Problem& p) {
   Tiling& t = plan.tiling;
   plan.vector = 1;
-  if (!plan.warps) plan.warps = kShortRowWarps;
+  if (!plan.warps) plan.warps = kExpandedWarps;
   t.tile_outputs = plan.warps * kWarp;
   t.tile_leaves = static_cast<int>(power_of_two_above(t.leaves));
   t.columns = p.outputs;
@@ -1027,6 +1038,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   t.leaves = leaf_count(p.length);
   plan.bytes = bytes_moved(p, info(r.in).size, info(r.out).size);
   plan.streams = tuning.keep ? tuning.keep != 1 : is_streamed(r, device);
+  plan.early = device.hopper;
 
   const bool by_columns = columnwise(p);
   const int size = info(r.in).size;
@@ -1039,6 +1051,8 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   const bool unaligned = plan.walk != walk;
   if (unaligned) plan.vector = kVectorBytes / size;
 
+  const bool short_row = thread_elements(p) == 2 || touched_bytes(p, size) < kBlockBytes;
+  const bool short_nested = walk == Walk::nested && are_many(p, device) && short_row;
   const bool narrow = by_columns && tuning.vector != 1 && narrow_takes(r);
   if (by_columns) {
     const bool panels = panels_take(plan, p), whole_lines = panels && are_whole_lines(r, plan.vector);
@@ -1048,7 +1062,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
                                                                                               : Kernel::columns;
   } else {
     plan.kernel = p.length <= int64_t{kWarp} * plan.vector ? Kernel::packed
-                  : dense_takes(plan, p)                   ? Kernel::dense
+                  : dense_takes(plan, p) && !short_nested  ? Kernel::dense
                                                            : Kernel::rows;
   }
   const bool ring = !by_columns && ring_takes_rows(r, device);
@@ -1063,10 +1077,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   if (tuning.kernel < 0 && expanded && p.length > kLoads) plan.kernel = Kernel::expanded;
   if (tuning.kernel >= 0) {  // only to another kernel of the same direction, and only where that one can
     const Kernel wanted = static_cast<Kernel>(tuning.kernel);
-    if (wanted == Kernel::rows && (plan.kernel == Kernel::packed || plan.kernel == Kernel::dense)) {
-      plan.kernel = wanted;
-      if (walk != Walk::nested) plan.vector = 1;
-    }
+    if (wanted == Kernel::rows && (plan.kernel == Kernel::packed || plan.kernel == Kernel::dense)) plan.kernel = wanted;
     if (wanted == Kernel::columns && by_columns && !p.kept.empty() && !p.reduced.empty()) plan.kernel = wanted;
     if (wanted == Kernel::panels && by_columns && panels_take(plan, p)) plan.kernel = wanted;
     if (wanted == Kernel::narrow && narrow) plan.kernel = wanted;
@@ -1083,6 +1094,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
     plan.walk = walk;
     plan.vector = 1;
   }
+  if (plan.kernel == Kernel::rows && walk != Walk::nested) plan.vector = 1;  // it takes no vector that is not whole
 
   plan.warps = std::min(tuning.warps, plan.kernel == Kernel::rows || plan.kernel == Kernel::dense || plan.kernel == Kernel::flat
                                           ? kMaxRowWarps
@@ -1090,7 +1102,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
                                                                          : kMaxColumnWarps);
   t.splits = 1;
   t.partial_output_stride = t.partial_split_stride = 1;
-  plan.cluster = 1;
+  plan.cluster = plan.block_rows = 1;
   switch (plan.kernel) {
     case Kernel::packed: plan_packed(plan, p); break;
     case Kernel::rows: plan_rows(plan, r, device, tuning); break;
@@ -1153,11 +1165,11 @@ std::string Plan::json() const {
     << ", \"tile_outputs\": " << tiling.tile_outputs << ", \"tile_leaves\": " << tiling.tile_leaves
     << ", \"outputs\": " << tiling.outputs << ", \"leaves\": " << tiling.leaves << ", \"row_width\": " << row_width
     << ", \"stages\": " << ring.stages << ", \"stage_bytes\": " << ring.stage_bytes << ", \"warp_columns\": " << warp_columns
-    << ", \"thread_elements\": " << thread_elements << ", \"batches\": " << batches << ", \"units\": " << panel.units
-    << ", \"rows\": " << panel.rows << ", \"kept_rows\": " << panel.kept_rows << ", \"parts\": " << panel.parts
-    << ", \"runs\": " << (panel.runs ? "true" : "false") << ", \"late\": " << (panel.late ? "true" : "false")
-    << ", \"workspace_bytes\": " << workspace_bytes << ", \"cluster\": " << cluster << ", \"bytes\": " << bytes
-    << ", \"joins\": [";
+    << ", \"thread_elements\": " << thread_elements << ", \"block_rows\": " << block_rows << ", \"batches\": " << batches
+    << ", \"units\": " << panel.units << ", \"rows\": " << panel.rows << ", \"kept_rows\": " << panel.kept_rows
+    << ", \"parts\": " << panel.parts << ", \"runs\": " << (panel.runs ? "true" : "false")
+    << ", \"late\": " << (panel.late ? "true" : "false") << ", \"workspace_bytes\": " << workspace_bytes
+    << ", \"cluster\": " << cluster << ", \"bytes\": " << bytes << ", \"joins\": [";
   for (const Join& j : joins) s << (&j == joins.data() ? "" : ", ") << j.fan;
   s << "]}";
   return s.str();

@@ -16,7 +16,7 @@ namespace gpureduce {
 constexpr int kWarp = 32;
 constexpr int kLoads = 8;               // vector loads a thread keeps in flight: a full leaf's depth
 constexpr int kJoinRun = 8;             // partial sums one thread of the join kernel takes
-constexpr int kMaxRowWarps = 16;        // warps a block of the rows kernel
+constexpr int kMaxRowWarps = 16;        // warps a block of the dense, flat and rows kernels
 constexpr int kMaxDenseUnits = 128;     // units a block of the dense kernel takes
 constexpr int kMaxDenseDepth = 32768;   // rows of them below each other in its grid
 constexpr int kMaxColumnWarps = 8;      // and of the others
@@ -36,8 +36,8 @@ static_assert(kLoads == kDepth);
 static_assert(int64_t{kMaxPanelLeaves} * kDepth * 65535 <= INT32_MAX);
 
 // packed   several short rows a warp, one load a row                      (the fastest dim in memory is reduced)
-// rows     a warp takes a unit of row_unit() neighbouring leaves of a row
-// dense    the same for dense rows that are read in vectors
+// dense    a warp takes a unit of row_unit() neighbouring leaves of a row, whose elements lie one stride apart, or in pieces
+// rows     the same for rows in any dims: three and more, or two of many short rows; or rows too many or too long for dense
 // flat     short dense rows: neighbouring threads take one, a load each, and have loads of several rows in flight
 // thin     a thread takes all of its outputs' few elements, up to kLoads  (the fastest dim in memory is kept)
 // columns  a warp takes neighbouring columns, a thread neighbouring leaves of them
@@ -73,7 +73,7 @@ GPUREDUCE_HOST_DEVICE constexpr int whole_lines(int bytes) { return (bytes + kLi
 struct Device {
   int multiprocessors = 132;
   int64_t l2_bytes = 60 << 20;
-  bool hopper = true;  // compute capability 9.0 and code for it: bulk copies, clusters
+  bool hopper = true;  // compute capability 9.0 and code for it: kernels that start early, bulk copies, clusters
 };
 
 // Vectors of lane sums that a block of the columns kernel keeps in shared memory. Longer tiles of bytes gain nothing: (64,
@@ -124,16 +124,17 @@ GPUREDUCE_HOST_DEVICE constexpr int flat_loads(int bytes, int groups) {
   return groups > loads ? groups : loads;
 }
 
-// Groups of 32 * vector leaves that one unit of the rows kernel takes: as many as keep kLoads loads in flight, but no more than
-// a chunk has. Single elements are small loads, so more of them.
-GPUREDUCE_HOST_DEVICE constexpr int row_groups(int vector, int elements) {
-  const int in_flight = (vector == 1 ? 4 : 1) * kLoads / elements, in_chunk = kLanes / (kWarp * vector);
+// Groups of 32 * vector leaves that a unit of a row has, of elements of so many bytes: as many as keep kLoads whole vectors in
+// flight, or as many registers' single elements, but no more than a chunk has.
+GPUREDUCE_HOST_DEVICE constexpr int row_groups(int vector, int elements, int size) {
+  const int words = vector * size > 4 ? vector * size / 4 : 1, loads = kLoads * kGranule / 4 / words;
+  const int in_flight = loads / elements, in_chunk = kLanes / (kWarp * vector);
   return in_flight < in_chunk ? in_flight : in_chunk;
 }
 
 // Leaves that a warp takes at a time of a row; of a shifted one, a whole chunk's.
-GPUREDUCE_HOST_DEVICE constexpr int row_unit(int vector, int elements, Walk walk = Walk::dense) {
-  return walk == Walk::shifted ? kLanes : row_groups(vector, elements) * kWarp * vector;
+GPUREDUCE_HOST_DEVICE constexpr int row_unit(int vector, int elements, int size, Walk walk = Walk::dense) {
+  return walk == Walk::shifted ? kLanes : row_groups(vector, elements, size) * kWarp * vector;
 }
 
 // Whether a chunk of so many elements is read as one of two a leaf.
@@ -160,19 +161,24 @@ GPUREDUCE_HOST_DEVICE constexpr int row_rest(int64_t length) {
   return length > kChunk && length % kChunk <= kWarp ? static_cast<int>(length % kChunk) : 0;
 }
 
-// Whether rows kernels whose leaves have so many elements, added in sums of so many bytes, read a short last chunk with loads
-// for two: wider sums have no registers left for it.
-GPUREDUCE_HOST_DEVICE constexpr bool reads_short(int elements, int sum) { return elements == kDepth && sum <= 8; }
+// Whether short rows of several units share blocks; others are long, and their kernels begin 0.03 to 0.07 us sooner without.
+GPUREDUCE_HOST_DEVICE constexpr bool shares_blocks(int vector, int elements) { return vector == 1 || elements < kDepth; }
 
-// Whether there are those of which one warp can take such a chunk alone, with as many loads in flight as for a whole unit:
-// (16384, 5001) float32 74.2 us, and 74.9; int32 (16384, 4701) 70.2 and 72.7; but float64 (16384, 5001) 150.5 and 149. And
-// the elements of such a chunk.
-GPUREDUCE_HOST_DEVICE constexpr bool may_take_short(int vector, int elements, int size, int sum, Walk walk) {
-  return vector == 1 && reads_short(elements, sum) && size == 4 && walk == Walk::dense;
+// Whether kernels of single elements, eight a leaf, added in sums of so many bytes, read a short last chunk with loads for two:
+// wider sums have no registers left for it.
+GPUREDUCE_HOST_DEVICE constexpr bool reads_short(int vector, int elements, int sum) {
+  return vector == 1 && elements == kDepth && sum <= 8;
 }
-GPUREDUCE_HOST_DEVICE constexpr int row_short(int64_t length) {
-  const int64_t last = length % kChunk;
-  return length > kChunk && last > kWarp && is_short_chunk(last) ? static_cast<int>(last) : 0;
+
+// Leaves of a unit that is read with those: as many loads as a whole one's. (16384, 5001) float32, whose short chunk is one
+// unit, 73.4 us; with four, in another kernel, 74.9, and 74.2 with one. And how many a row has in tiles of so many leaves: none
+// where its last chunk is not short, or several tiles'.
+GPUREDUCE_HOST_DEVICE constexpr int short_unit_leaves(int size) { return row_unit(1, 2, size); }
+GPUREDUCE_HOST_DEVICE constexpr int short_units(int64_t length, int size, int64_t tile_leaves) {
+  const int64_t last = length > kChunk && tile_leaves >= kLanes ? length % kChunk : 0;
+  if (last <= kWarp || !is_short_chunk(last)) return 0;
+  const int unit = short_unit_leaves(size);
+  return static_cast<int>(((last < kLanes ? last : kLanes) + unit - 1) / unit);
 }
 
 // Whether a warp of the dense kernel takes such a row alone, of a shifted one with its rest.
@@ -303,8 +309,11 @@ struct Plan {
                         // narrow: runs a tile
   PanelShape panel;
   RingShape ring;
+  int block_rows;             // dense: rows whose warps share a block, if that is not a warp a row
+  int short_units;            // dense: those that a row's short last chunk is taken in, if any
   int row_width, row_groups;  // ring_rows, flat: loads of a row, and groups of 32 of them; 0: a thread takes whole rows
   bool streams;               // the L2 is to let the input go before all else
+  bool early;                 // kernels may start while the one before drains
   int cluster;                // dense, panels: an output's splits, where they are a cluster and need no join; or 1
   Grid grid;
   std::vector<Join> joins;

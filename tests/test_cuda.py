@@ -190,6 +190,8 @@ FORCED = {
     "outside, a chunk each": lambda make: (make(9, 3, 5120)[:, 1:, :4096], [0, 2]),
     "outside, nested rows": lambda make: (make(4, 40, 6, 64)[::2].permute(1, 0, 2, 3)[:, :, ::2], [1, 3]),
     "outside, 49 each": lambda make: (make(200, 3, 7, 7), [0, 2, 3]),
+    "outside, a chunk and four": lambda make: (make(41, 3, 100), [0, 2]),
+    "outside, in three dims": lambda make: (make(5, 3, 10, 3, 83), [0, 2, 4]),
     "outside, backwards and thrice": lambda make: (make(11, 3, 20, 24).permute(2, 1, 0, 3)[:, :, 1:, :16], [0, 2, 3]),
     "image": lambda make: (make(4, 12, 28, 28).to(memory_format=torch.channels_last), [0, 2, 3]),
     "windows": lambda make: (make(4000).unfold(0, 1000, 3), [1]),
@@ -231,7 +233,7 @@ def plan_of(x, dims, tuning=""):
 # The view and the dims that are summed.
 REACHED = {
     "packed": (lambda make: make(4096, 48)[:, ::3], [1]),
-    "rows": (lambda make: make(64, 8192)[:, ::2], [1]),
+    "rows": (lambda make: make(4, 3, 10, 3, 64), [0, 2, 4]),
     "dense": (lambda make: make(64, 8192), [1]),
     "flat": (lambda make: make(3000, 20), [1]),
     "thin": (lambda make: make(4, 8192), [0]),
@@ -254,10 +256,10 @@ def test_every_kernel_is_reached(kernel, vector, cuda):
     tuning = "vector=1" if vector else ""
     plan = plan_of(x, dims, tuning)
     # What takes over where vectors are needed.
-    elementwise = {"narrow": "columns", "tiny": "packed", "flat": "packed", "dense": "rows", "panels": "columns"}
+    elementwise = {"narrow": "columns", "tiny": "packed", "flat": "packed", "panels": "columns"}
     wanted = elementwise.get(kernel, kernel) if vector else kernel
     assert plan["kernel"] == wanted
-    assert wanted in ("ring_rows", "expanded", "rows", "packed") or (plan["vector"] == 1) == bool(vector)
+    assert wanted in ("ring_rows", "expanded", "packed") or (plan["vector"] == 1) == bool(vector)
     y = view(lambda *shape: data(shape, name, seed=15, device=cuda))
     assert_same_bits(torch.ops.gpureduce._sum_tuned(y, dims, tuning=tuning), SUM(x, dims))
 
@@ -303,8 +305,8 @@ def test_rows_of_single_elements(step, name, cuda):
         size = 8 * pitch + step * (length - 1) + 1  # the input ends with the last row
         x = data((size,), name, seed=28)
         view, y = (t.as_strided((9, length), (pitch, step)) for t in (x, x.to(cuda)))
-        assert plan_of(view, [1])["kernel"] == "rows"
-        if step == 1 and name in ("float32", "int32"):  # a block has one warp for a short last chunk
+        assert plan_of(view, [1])["kernel"] == "dense"
+        if name in ("float32", "int32"):  # a block has one warp for a short last chunk
             assert (plan_of(view, [1], "multiprocessors=1")["warps"] == 5) == (4128 < length <= 5120), length
         wanted = SUM(view, 1, dtype=unrounded(name))
         tunings = ("", "multiprocessors=1", "tile_leaves=128", "tile_leaves=512,warps=2", "tile_leaves=2048,warps=8")
@@ -313,25 +315,58 @@ def test_rows_of_single_elements(step, name, cuda):
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "view"),
+    ("name", "target", "view", "unit", "short_unit"),
     [
-        ("float32", "float64", None),
-        ("float32", "int64", None),
-        ("int32", "bool", None),
-        ("complex32", "complex64", None),
-        ("complex32", "complex128", None),
-        ("float32", "float32", torch._neg_view),
-        ("complex64", "complex64", torch.conj),
+        ("float32", "float64", None, 128, 512),
+        ("float32", "int64", None, 64, 256),
+        ("int32", "bool", None, 64, 256),
+        ("complex32", "complex64", None, 128, 512),
+        ("complex32", "complex128", None, 128, 128),
+        ("float32", "float32", torch._neg_view, 128, 512),
+        ("float16", "float32", torch._neg_view, 128, 512),
+        ("complex64", "complex64", torch.conj, 64, 256),
     ],
 )
-def test_rows_of_a_chunk_and_more(name, target, view, cuda):
-    """One warp for a short last chunk, or none, under every accumulator and conversion."""
+def test_rows_of_a_chunk_and_more(name, target, view, unit, short_unit, cuda):
+    """Units of so many leaves, and a short last chunk's, a warp each, under every accumulator and conversion."""
     for length in (4097, 4128, 4129, 4609, 5001, 5120, 5121):
-        x = data((9, length), name, seed=33)
-        x, y = (view(t) if view else t for t in (x, x.to(cuda)))
-        wanted = SUM(x, 1, dtype=dtype_of(target))
-        for tuning, got in tuned_sums(y, [1], ("", "multiprocessors=1"), dtype_of(target)):
-            assert_same_bits(got, wanted, f"rows of {length}, {tuning!r}")
+        last = length - 4096
+        warps = 512 // unit + -(-min(last, 512) // (short_unit if last <= 1024 else unit)) * (last > 32)
+        for step in (1, 2):
+            elements = data(
+                (9, step * length + 1 | 1), name, seed=33
+            )  # an odd pitch: else the longest would be in vectors
+            x, y = (t[:, : step * length : step] for t in (elements, elements.to(cuda)))
+            x, y = (view(t) if view else t for t in (x, y))
+            plan = torch.ops.gpureduce._explain(y, [1], dtype=dtype_of(target), tuning="multiprocessors=1")
+            assert "kernel dense: 1 element a load" in plan and f", {warps} warps a block" in plan, plan
+            wanted = SUM(x, 1, dtype=dtype_of(target))
+            for tuning, got in tuned_sums(y, [1], ("", "multiprocessors=1"), dtype_of(target)):
+                assert_same_bits(got, wanted, f"rows of {length}, {step} apart, {tuning!r}")
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "step", "odd"),
+    [
+        *(("float32", n, 1, True) for n in (1025, 1300)),
+        *(("float32", n, 1, False) for n in (1028, 1300)),
+        *(("float64", n, 1, True) for n in (513, 600)),
+        *(("float64", n, 1, False) for n in (514, 600)),
+        ("float64", 300, 2, True),
+        *(("complex128", n, 1, True) for n in (129, 200, 300)),
+        *(("int8", n, 2, True) for n in (1025, 2048, 2500)),
+        *(("bfloat16", n, 2, True) for n in (1025, 1300)),
+    ],
+)
+def test_several_rows_a_block(name, length, step, odd, cuda):
+    """Many short rows of several units, whose warps share a block: the last block has fewer rows."""
+    pitch = length * step | odd
+    x = data((27 * pitch,), name, seed=36)
+    view, y = (t.as_strided((27, length), (pitch, step)) for t in (x, x.to(cuda)))
+    plan = plan_of(view, [1], "multiprocessors=1")
+    assert plan["kernel"] == "dense" and plan["tile_outputs"] > 1 and plan["splits"] == 1, plan
+    got = torch.ops.gpureduce._sum_tuned(y, [1], dtype=unrounded(name), tuning="multiprocessors=1")
+    assert_same_bits(got, SUM(view, 1, dtype=unrounded(name)))
 
 
 @pytest.mark.parametrize("name", ["float32", "int32"])
@@ -784,5 +819,7 @@ def test_stages(cuda):
     assert len(times) == 4 and min(times) > 0
     with pytest.raises(RuntimeError, match="nothing to launch"):
         stages(torch.ones(0, 128, device=cuda), [1], 5)
+    with pytest.raises(RuntimeError, match="calls: expected a positive number"):
+        stages(torch.ones(64, 128, device=cuda), [1], 0)
     with pytest.raises(NotImplementedError):
         stages(torch.ones(64, 128), [1], 5)

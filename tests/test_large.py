@@ -146,3 +146,13 @@ def test_outputs_into_out(device):
     row = torch.tensor([[3, 4]], dtype=torch.int8, device=device)
     SUM(row.expand(HUGE + 4096, 2), 1, out=out)
     assert int(out.min()) == int(out.max()) == 7
+
+
+def test_outputs_of_rows_in_vectors(device):
+    """2^31 + 4096 outputs of one expanded row that is read in vectors, the last of which is no whole one."""
+    if device == "cpu":
+        pytest.skip("takes minutes on a CPU")
+    needs(device, 5)
+    row = data((1, 301), "bfloat16", seed=5)
+    sums = SUM(row.to(device).expand(HUGE + 4096, 301), 1)
+    assert float(sums.min()) == float(sums.max()) == float(SUM(row, 1))

@@ -138,6 +138,9 @@ def check_plan(sizes, strides, dims, source="float32", target=None, tuning=""):
         check_narrow(plan, source, target, what)
     if plan["kernel"] == "panels":
         check_panels(plan, source, target, what)
+    if plan["block_rows"] > 1:
+        assert plan["kernel"] == "dense" and plan["splits"] == 1 and plan["warps"] % plan["block_rows"] == 0, what
+        assert plan["tile_outputs"] == plan["block_rows"], what
 
     # An output's splits that are a cluster leave nothing to join.
     assert plan["cluster"] == 1 or (plan["cluster"] == plan["splits"] <= 8 and not plan["joins"]), what
@@ -379,54 +382,140 @@ def test_blocks_of_long_rows_at_odd_addresses():
         assert (plan["warps"], plan["tile_leaves"]) == (warps, 512 * chunks), (rows, length, source, plan)
 
 
+def tiles_of(plan):
+    """What a block takes, by how many warps; and the splits of a row, which are a cluster."""
+    return *(plan[key] for key in ("kernel", "warps", "tile_outputs", "tile_leaves")), plan["cluster"]
+
+
 def test_rows_of_single_elements():
-    """Several short rows a block; one of two chunks, with a few elements more; else a chunk, or of the longest two."""
-
-    def tiles(plan):
-        return plan["kernel"], plan["warps"], plan["tile_outputs"], plan["tile_leaves"]
-
+    """Rows of one unit, several a block; a row a block; then clusters of small blocks, or of many long rows larger."""
     for rows, length, *wanted in [
-        (1 << 16, 1023, 4, 4, 512),
-        (2000, 701, 4, 4, 512),
-        (1000, 1025, 4, 2, 512),
-        (1 << 16, 2049, 4, 2, 512),
-        (1 << 15, 3501, 8, 2, 512),
-        (1 << 14, 4097, 8, 2, 1024),
-        (1 << 14, 6001, 8, 1, 1024),
-        (1 << 13, 8193, 8, 1, 2048),
-        (100, 8193, 8, 1, 2048),
-        (1 << 13, 9001, 4, 1, 512),
-        (1 << 13, 12_301, 4, 1, 512),
-        (4096, 50_257, 4, 1, 512),
-        (200, 9001, 4, 1, 512),
-        (200, 131_001, 4, 1, 512),
-        (200, 132_001, 8, 1, 1024),
-        (1000, 20_001, 4, 1, 512),
+        (1 << 16, 1023, 4, 4, 512, 1),
+        (2000, 701, 8, 8, 512, 1),
+        (1000, 1025, 2, 1, 512, 1),
+        (1 << 16, 2049, 4, 1, 512, 1),
+        (1 << 14, 4097, 4, 1, 1024, 1),
+        (1 << 14, 6001, 8, 1, 1024, 1),
+        (1 << 13, 8193, 8, 1, 2048, 1),
+        (1 << 13, 9001, 9, 1, 2048, 1),
+        (200, 12_301, 12, 1, 2048, 1),
+        (1000, 20_001, 4, 1, 512, 5),
+        (4096, 50_257, 8, 1, 1024, 7),
+        (90, 100_001, 16, 1, 2048, 7),
+        (700, 100_001, 16, 1, 4096, 4),
     ]:
         plan = odd_rows_plan(rows, length, "float32")
-        assert plan["walk"] == "dense" and tiles(plan) == ("rows", *wanted), (rows, length, plan)
-        for source in ("bfloat16", "float32", "float64"):
+        assert plan["walk"] == "dense" and tiles_of(plan) == ("dense", *wanted), (rows, length, plan)
+        for source in ("float32", "int32"):
             plan = check_plan((rows, length), (2 * length, 2), (1,), source)[0]
-            assert plan["walk"] == "linear" and tiles(plan) == ("rows", *wanted), (rows, length, source, plan)
+            assert plan["walk"] == "linear" and tiles_of(plan) == ("dense", *wanted), (rows, length, source, plan)
+    for rows, length, *wanted in [
+        (1 << 15, 1023, 2, 1, 512, 1),
+        (1 << 14, 4097, 8, 1, 1024, 1),
+        (1 << 13, 8190, 16, 1, 1024, 1),
+        (1 << 13, 9001, 4, 1, 256, 6),
+    ]:
+        for source, target, step in (("float64", None, 1), ("complex64", None, 2), ("int64", "float64", 1)):
+            plan = check_plan((rows, length), (step * length | 1, step), (1,), source, target)[0]
+            assert tiles_of(plan) == ("dense", *wanted), (rows, length, source, plan)
 
-    # Of four bytes an element, a short second chunk has one warp; and bytes are in small blocks.
-    for source, warps, tile_rows in (("float32", 5, 1), ("int32", 5, 1), ("float64", 8, 2)):
-        for length in (4129, 5001, 5120):
-            assert tiles(odd_rows_plan(1 << 14, length, source)) == ("rows", warps, tile_rows, 1024), (source, length)
-            assert tiles(odd_rows_plan(1000, length, source)) == ("rows", 8, 2, 1024), (source, length)
-    # Not through a conversion at run time, whose kernels have no such warp, nor in sums of 16 bytes.
-    for source, target, warps, tile_rows in (
-        ("float32", "float64", 5, 1),
-        ("complex32", "complex64", 5, 1),
-        ("complex32", "complex128", 8, 2),
-        ("float32", "int64", 8, 2),
-        ("int32", "bool", 8, 2),
-    ):
-        plan = odd_rows_plan(1 << 14, 5001, source, target)
-        assert tiles(plan) == ("rows", warps, tile_rows, 1024), (source, target, plan)
-    for source, warps, tile_rows in (("float32", 8, 2), ("int8", 4, 1)):
-        plan = check_plan((1 << 14, 5001), (2 * 5001, 2), (1,), source)[0]
-        assert tiles(plan) == ("rows", warps, tile_rows, 1024), (source, plan)
+
+def test_several_rows_a_block():
+    """Many short rows of several units share blocks, until these bring enough bytes; few of them do not."""
+    for rows, length, source, step, warps, block_rows in [
+        (1 << 16, 1025, "float32", 1, 4, 2),
+        (1 << 16, 1025, "bfloat16", 2, 4, 2),
+        (1 << 16, 1025, "int8", 2, 8, 4),
+        (1 << 16, 1025, "int8", 1 << 10, 2, 1),  # whole sectors
+        (1 << 17, 513, "float64", 1, 4, 2),
+        (1 << 18, 129, "complex128", 1, 8, 4),
+        (1 << 16, 1351, "float32", 1, 2, 1),
+        (3000, 1025, "float32", 1, 2, 1),
+    ]:
+        plan = check_plan((rows, length), (step * length | 1, step), (1,), source)[0]
+        assert tiles_of(plan)[:3] == ("dense", warps, block_rows), (rows, length, source, plan)
+    for rows, length, source, warps, block_rows in [  # in vectors
+        (1 << 16, 1040, "float32", 4, 2),
+        (1 << 16, 1352, "float32", 2, 1),
+        (3000, 1040, "float32", 2, 1),
+        (1 << 16, 600, "float64", 4, 2),
+        (1 << 15, 2600, "bfloat16", 2, 1),  # has a kernel of long rows
+    ]:
+        plan = check_plan((rows, length), (length, 1), (1,), source)[0]
+        assert tiles_of(plan)[:3] == ("dense", warps, block_rows), (rows, length, source, plan)
+
+
+@pytest.mark.parametrize("tile_leaves", [0, 2048, 16384, 32768, 65536])
+def test_shared_memory_of_several_rows(tile_leaves):
+    """All units of a block's rows have a place for their sums, also of longer tiles than rows are."""
+    for length, source, step, unit in [
+        (1025, "float32", 1, 256),
+        (1025, "int8", 2, 256),
+        (300, "float64", 2, 256),
+        (200, "complex128", 1, 128),
+    ]:
+        strides = (step * length | 1, step)
+        plan = check_plan((1 << 16, length), strides, (1,), source, tuning=f"tile_leaves={tile_leaves}")[0]
+        assert plan["kernel"] == "dense" and plan["splits"] == 1, plan
+        assert plan["block_rows"] > 1 or tile_leaves, plan
+        assert plan["block_rows"] * plan["tile_leaves"] <= 128 * unit, plan
+
+
+def test_short_last_chunks():
+    """Units of a short last chunk are as large as others, but not of sums of 16 bytes."""
+    for source, target, unit, short_unit in [
+        ("float32", "float32", 128, 512),
+        ("int32", "int64", 128, 512),
+        ("float32", "float64", 128, 512),
+        ("complex32", "complex64", 128, 512),
+        ("complex32", "complex128", 128, 128),
+        ("float64", "float64", 64, 256),
+        ("float32", "int64", 64, 256),
+        ("int32", "bool", 64, 256),
+    ]:
+        for length in (4128, 4129, 4500, 5001, 5120, 5121):
+            last = length - 4096
+            warps = 512 // unit + -(-min(last, 512) // (short_unit if last <= 1024 else unit)) * (last > 32)
+            plan = odd_rows_plan(1 << 14, length, source, target)
+            assert tiles_of(plan) == ("dense", warps, 1, 1024, 1), (source, target, length, plan)
+
+
+def test_rows_in_nested_dims():
+    """Two nested dims are rows as others, single elements too; more have a kernel of their own."""
+    images, strides = (64, 32, 14, 14), contiguous((64, 32, 14, 14))
+    for source, vector in (("float32", 4), ("bfloat16", 1), ("float64", 2)):
+        plan = check_plan(images, strides, (0, 2, 3), source)[0]
+        assert (plan["kernel"], plan["walk"], plan["vector"]) == ("dense", "nested", vector)
+    plan = check_plan(images, (*strides[:2], 30, 1), (0, 2, 3))[0]
+    assert (plan["kernel"], plan["walk"]) == ("rows", "nested")
+    for (
+        rows,
+        size,
+        source,
+        kernel,
+    ) in [  # many short ones, or of two elements a leaf, the general kernel takes several a block
+        (3000, 12, "float32", "dense"),
+        (4000, 12, "float32", "rows"),
+        (4000, 31, "float64", "rows"),
+        (4000, 33, "float64", "dense"),
+        (4000, 36, "float32", "rows"),
+        (4000, 37, "float32", "dense"),
+    ]:
+        strides = (size * (size + 1), size + 1, 1)
+        assert check_plan((rows, size, size), strides, (1, 2), source)[0]["kernel"] == kernel
+
+
+def test_very_many_rows():
+    """More rows than a grid has blocks: the general kernel, which takes no vector that is not whole."""
+    for source in ("bfloat16", "float32"):
+        plan = check_plan((1 << 31, 301), (0, 1), (1,), source)[0]
+        assert (plan["kernel"], plan["vector"]) == ("rows", 1)
+
+
+def test_rows_of_very_many_elements():
+    """So many that their units are no 32-bit numbers, one element again and again: the general kernel."""
+    for length, kernel in ((1 << 32, "expanded"), (1 << 38, "dense"), ((1 << 39) - 1000, "rows"), (1 << 42, "rows")):
+        assert check_plan((length,), (0,), (0,))[0]["kernel"] == kernel
 
 
 def check_plans(cases, dim, *keys, target=None, **same):

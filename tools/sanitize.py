@@ -49,6 +49,9 @@ SHAPES = [  # sizes, reduced dims, tuning: every kernel, with joins and without,
     ((4, 3, 12, 20), [0, 2, 3]),
     ((90, 3, 7, 7), [0, 2, 3]),
     ((9, 3, 1000), [0, 2]),
+    ((41, 3, 100), [0, 2]),
+    ((4, 3, 10, 3, 64), [0, 2, 4]),
+    ((4, 3, 7, 3, 331), [0, 2, 4]),
     ((9000, 128), [0], "kernel=panels,batches=4"),
     ((2048, 384), [0], "kernel=panels,tile_leaves=512,warps=2"),
     ((8193, 64), [0], "kernel=panels,tile_leaves=4096,warps=2"),
@@ -63,6 +66,7 @@ SHAPES = [  # sizes, reduced dims, tuning: every kernel, with joins and without,
     ((3, 8200), [1]),
     ((2, 100001), [1]),
     ((5, 12345), [1], "tile_leaves=512"),
+    ((5, 12345), [1], "kernel=rows,tile_leaves=512"),
     ((3, 40000), [1], "tile_leaves=1024"),
     ((4, 12345), [1], "cluster=8,tile_leaves=512"),
     ((20480, 1), [0]),
@@ -72,9 +76,12 @@ SHAPES = [  # sizes, reduced dims, tuning: every kernel, with joins and without,
     ((100, 33), [1], "width=1"),
     ((31, 13), [1], "width=1"),
     ((9, 5001), [1], "multiprocessors=1"),
+    *(((27, n), [1], "multiprocessors=1") for n in (1025, 1040)),
 ]
-VIEWS = [  # elements, how they are seen, reduced dims: rows whose elements are two apart; a row many times
+VIEWS = [  # elements, how they are seen, reduced dims, tuning: two apart, also in two dims; a row many times
     *((10 * n - 1, lambda x, n=n: x.as_strided((5, n), (2 * n, 2)), [1]) for n in (100, 700, 1500, 5001, 9001)),
+    (5999, lambda x: x.as_strided((4, 3, 250), (1500, 500, 2)), [0, 2]),
+    (21600, lambda x: x.as_strided((27, 9, 13), (800, 26, 1)), [1, 2], "multiprocessors=1"),
     (300, lambda x: x.expand(5000, -1), [0]),
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.int64, torch.complex64]
@@ -90,9 +97,10 @@ def sums(dtype):
             yield ours, torch.ops.gpureduce.sum(x, dims, dtype=result)
     if dtype.is_floating_point:
         yield torch.ops.gpureduce.mean(x.cuda(), dims), torch.ops.gpureduce.mean(x, dims)
-    for elements, view, dims in VIEWS:
+    for elements, view, dims, *tuning in VIEWS:
         x = torch.randint(0, 100, (elements,)).to(dtype)
-        yield torch.ops.gpureduce.sum(view(x.cuda()), dims), torch.ops.gpureduce.sum(view(x), dims)
+        ours = torch.ops.gpureduce._sum_tuned(view(x.cuda()), dims, tuning="".join(tuning))
+        yield ours, torch.ops.gpureduce.sum(view(x), dims)
 
 
 def main():

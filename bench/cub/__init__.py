@@ -75,7 +75,7 @@ class Library:
         self.c.bench_cub_rows.argtypes = [*data, number, number, *temp]
         self.c.bench_read_loads.argtypes = [pointer, number, ctypes.c_int, ctypes.c_int, pointer, pointer]
         self.c.bench_read_bulk.argtypes = [pointer, number, ctypes.c_int, ctypes.c_int, pointer]
-        self.c.bench_launch_empty.argtypes = [ctypes.c_int, ctypes.c_int, pointer, ctypes.POINTER(ctypes.c_double)]
+        self.c.bench_launch_empty.argtypes = [*[ctypes.c_int] * 3, pointer, ctypes.POINTER(ctypes.c_double)]
         properties = torch.cuda.get_device_properties(device)
         self.multiprocessors = properties.multi_processor_count
         self.sink = torch.zeros(1024, dtype=torch.int32, device=device)
@@ -141,11 +141,13 @@ class Library:
 
     # --- only launching -------------------------------------------------------------------------------------
 
-    def launch_empty(self, early, calls):
-        """Host microseconds a launch of a kernel that does nothing; early: it may start as a sum's may."""
+    def launch_empty(self, early, arguments, calls):
+        """Host microseconds a launch of a kernel that does nothing; early: it may start as a sum's may; arguments:
+        it has as many as a sum may have."""
         us = ctypes.c_double(0)
         stream = torch.cuda.current_stream().cuda_stream
-        _check(self.c.bench_launch_empty(early, calls, stream, ctypes.byref(us)), "launching the empty kernel")
+        code = self.c.bench_launch_empty(early, arguments, calls, stream, ctypes.byref(us))
+        _check(code, "launching the empty kernel")
         return us.value
 
 

@@ -98,6 +98,27 @@ struct TileLoop {
   static __device__ __forceinline__ uint32_t block() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
 };
 
+// Offset of element `index` of an output, from the output's own.
+template <Walk walk, int kRank>
+__device__ __forceinline__ int64_t element_offset(const Nest<kRank>& reduced, int64_t index) {
+  if constexpr (walk == Walk::nested) return reduced.at(index).in;
+  else return walk == Walk::linear ? index * reduced.dims[0].in : index;
+}
+
+// load_unit() of a row in two nested dims, whose address is `row`, from element `begin` on.
+template <bool kWhole, int V, int kCount, int kElements, class Source>
+__device__ __forceinline__ void load_nested(Vector<typename Source::Element, V> (&x)[kCount][kElements], const Source& source,
+                                            const Nest<Source::kRank>& reduced, const Stride& next_in_lane, int64_t row,
+                                            int64_t begin, int left) {
+#pragma unroll
+  for (int g = 0; g < kCount; ++g) {
+    Cursor at = reduced.cursor(begin + g * kWarp * V);
+#pragma unroll
+    for (int d = 0; d < kElements; ++d, next_in_lane.move(at))
+      x[g][d] = load_part<V, kWhole>(source, g * kWarp * V + d * kLanes + V <= left, row + at.offset);
+  }
+}
+
 template <class Source, class Acc>
 struct Args {
   Source source;
@@ -113,9 +134,7 @@ struct Args {
   // Offset of element `index` of an output, from the output's own.
   template <Walk walk>
   __device__ __forceinline__ int64_t element(int64_t index) const {
-    if constexpr (walk == Walk::dense) return index;
-    else if constexpr (walk == Walk::linear) return index * reduced.dims[0].in;
-    else return reduced.at(index).in;
+    return element_offset<walk>(reduced, index);
   }
 };
 

@@ -10,16 +10,10 @@
 
 namespace gpureduce::cuda {
 
-namespace {
-
-int capability(const cudaDeviceProp& properties) { return 10 * properties.major + properties.minor; }
-
-}  // namespace
-
 Plan plan(const Reduction& r, at::Device device, const Tuning& tuning) {
   const cudaDeviceProp& properties = *at::cuda::getDeviceProperties(device.index());
-  return make_plan(r, {properties.multiProcessorCount, properties.l2CacheSize, runs_hopper_code(capability(properties))},
-                   tuning);
+  const bool hopper = runs_hopper_code(10 * properties.major + properties.minor);
+  return make_plan(r, {properties.multiProcessorCount, properties.l2CacheSize, hopper}, tuning);
 }
 
 void run(const Reduction& r, const Plan& p, at::Device device, const Tuning& tuning) {
@@ -27,9 +21,7 @@ void run(const Reduction& r, const Plan& p, at::Device device, const Tuning& tun
   at::Tensor workspace;  // goes back to the stream's pool when the launches are queued
   if (p.workspace_bytes) workspace = at::empty({p.workspace_bytes}, at::TensorOptions().dtype(at::kByte).device(device));
   void* partials = workspace.defined() ? workspace.data_ptr() : nullptr;
-  const Launch launch{r, p, partials, c10::cuda::getCurrentCUDAStream(device.index()),
-                      capability(*at::cuda::getDeviceProperties(device.index()))};
-  const cudaError_t error = run(launch);
+  const cudaError_t error = run({r, p, partials, c10::cuda::getCurrentCUDAStream(device.index())});
   if (p.cluster > 1 && (error == cudaErrorInvalidClusterSize || error == cudaErrorLaunchOutOfResources)) {
     // Too few multiprocessors side by side for so many blocks: a small GPU or a part of one, or what MPS leaves of it.
     (void)cudaGetLastError();

@@ -1,5 +1,6 @@
-// Dense rows: the common case, with as little as can be between a launch and its loads, and after them.
-// Where a cache holds the input, that is most of the time: 2^22 float32 take 4.1 us, and took 5.0 through the rows kernel.
+// Rows whose elements lie one stride apart, or in two nested dims: the common case, with as little as can be between a launch
+// and its loads, and after them. Where a cache holds the input, that is most of the time: 2^22 float32 take 4.1 us, and took
+// 5.0 through a kernel for rows of any dims. And short dense rows, of which a warp takes several.
 #pragma once
 
 #include "cluster.cuh"
@@ -15,6 +16,7 @@ struct DenseArgs {
   int64_t length, pitch, result_pitch;  // of rows, unless their dims are nested
   uint32_t rows, splits;
   int32_t row_units, tile_units;
+  int32_t short_units;  // those that a row's short last chunk is taken in, if any
   Output<Acc> output;
   Nest<Source::kRank> kept, reduced;
   Stride next_in_lane;  // where two dims are reduced
@@ -24,27 +26,42 @@ struct DenseArgs {
     if (kept.rank > 1) return kept.at(row);
     return {row * pitch, row * result_pitch};
   }
+
+  // Offset of element `index` of a row, from the row's own.
+  template <Walk walk>
+  __device__ __forceinline__ int64_t element(int64_t index) const {
+    return element_offset<walk>(reduced, index);
+  }
 };
 
 // A unit of a row: row_groups() groups of 32 * V neighbouring leaves from element `first` on. All of their elements are there,
-// or with kWhole false, those before the row's end. kNested: a row's elements lie in two nested dims, in whole vectors.
-template <int V, int kElements, bool kNested, bool kWhole, class Source, class Acc>
+// or with kWhole false, those before the row's end. Nested dims are two, and vectors whole there.
+template <int V, int kElements, Walk walk, bool kWhole, class Source, class Acc>
 __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, int64_t row, int64_t first) {
   using Element = typename Source::Element;
-  constexpr int kCount = row_groups(V, kElements);
+  constexpr int kCount = row_groups(V, kElements, sizeof(Element));
   const int64_t begin = first + threadIdx.x % kWarp * V;
+  const int left = static_cast<int>(min(a.length - begin, int64_t{kChunk}));
   Vector<Element, V> x[kCount][kElements];
-  if constexpr (kNested) {
+  if constexpr (walk == Walk::nested) {
+    load_nested<kWhole>(x, a.source, a.reduced, a.next_in_lane, row, begin, left);
+  } else if constexpr (walk == Walk::linear) {
+    static_assert(V == 1);
+    // A group's address moves on from element to element: all of a unit's together do not fit the registers.
+    const int64_t next = a.template element<walk>(kLanes);
+    int64_t at[kCount];
 #pragma unroll
-    for (int g = 0; g < kCount; ++g) {
-      Cursor at = a.reduced.cursor(begin + g * kWarp * V);
+    for (int g = 0; g < kCount; ++g) at[g] = row + a.template element<walk>(begin + g * kWarp);
 #pragma unroll
-      for (int d = 0; d < kElements; ++d, a.next_in_lane.move(at)) {
-        x[g][d] = load_part<V, kWhole>(a.source, begin + g * kWarp * V + d * kLanes + V <= a.length, row + at.offset);
+    for (int d = 0; d < kElements; ++d) {
+#pragma unroll
+      for (int g = 0; g < kCount; ++g) {
+        x[g][d] = load_part<V, kWhole>(a.source, g * kWarp + d * kLanes < left, at[g]);
+        at[g] += next;
       }
     }
   } else {
-    load_unit<kWhole>(x, a.source, row + begin, static_cast<int>(min(a.length - begin, int64_t{kChunk})));
+    load_unit<kWhole>(x, a.source, row + begin, left);
   }
   RowLanes<Element, Acc, V> lanes[kCount];
 #pragma unroll
@@ -53,7 +70,7 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, i
 #pragma unroll
     for (int d = 1; d < kElements; ++d) lanes[g].add(x[g][d]);
   }
-  if constexpr (!kWhole && !kNested) {
+  if constexpr (!kWhole && V > 1 && walk == Walk::dense) {
     // The row's last vector may be no whole one. Its elements are the last of their lanes.
     if (const int tail = static_cast<int>(a.length % V)) {
 #pragma unroll
@@ -81,19 +98,18 @@ __device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, int64
     else if (is_short_chunk(a.length - chunk)) return short_chunk<V, 2, 0, Acc>(a.source, a.input, a.length, row, chunk);
     else return shifted_chunk<V, kElements, 0, Acc>(a.source, a.input, a.length, row, chunk);
   } else {
-    constexpr int kUnit = row_unit(V, kElements), kChunkUnits = kLanes / kUnit;
-    constexpr bool kNested = walk == Walk::nested;
+    constexpr int kUnit = row_unit(V, kElements, sizeof(typename Source::Element)), kChunkUnits = kLanes / kUnit;
     const int64_t first = int64_t{unit / kChunkUnits} * kChunk + unit % kChunkUnits * kUnit;
-    if (first + (kElements - 1) * kLanes + kUnit <= a.length) return dense_elements<V, kElements, kNested, true>(a, row, first);
-    return dense_elements<V, kElements, kNested, false>(a, row, first);
+    if (first + (kElements - 1) * kLanes + kUnit <= a.length) return dense_elements<V, kElements, walk, true>(a, row, first);
+    return dense_elements<V, kElements, walk, false>(a, row, first);
   }
 }
 
-// A shifted row's rest: a thread an element.
-template <class Source, class Acc>
+// A row's rest: a thread an element.
+template <Walk walk, class Source, class Acc>
 __device__ __forceinline__ Vector<typename Source::Element, 1> load_rest(const DenseArgs<Source, Acc>& a, int64_t row) {
   const int lane = threadIdx.x % kWarp, rest = row_rest(a.length);
-  return a.source.template load_if<1>(lane < rest, row + a.length - rest + lane);
+  return a.source.template load_if<1>(lane < rest, row + a.template element<walk>(a.length - rest + lane));
 }
 
 template <class Acc, class Element>
@@ -104,7 +120,7 @@ __device__ __forceinline__ Acc join_rest(const Vector<Element, 1>& x) {
 }
 
 // A block takes some units of one row: its warps one after the other, and one warp joins what they come to. Splits of a row
-// that are a cluster are joined by its first block.
+// that are a cluster are joined by its first block. Or a block takes several short rows, whose warps stand along y.
 template <int V, int kElements, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(dense_warps(walk) * kWarp, dense_blocks(walk))
     dense_rows(const __grid_constant__ DenseArgs<Source, Acc> a) {
@@ -113,34 +129,57 @@ __global__ void __launch_bounds__(dense_warps(walk) * kWarp, dense_blocks(walk))
   __shared__ Acc received[kMaxCluster];
   __shared__ uint64_t arrived;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  constexpr bool kShares = shares_blocks(V, kElements);
+  const uint32_t own = kShares ? threadIdx.y : 0, rows = kShares ? blockDim.y : 1;
   const bool split = a.splits > 1;
-  const uint32_t row = split ? blockIdx.z * kMaxDenseDepth + blockIdx.y : blockIdx.x, tile = split ? blockIdx.x : 0;
-  if (row >= a.rows) return;
+  const uint32_t row = split ? blockIdx.z * kMaxDenseDepth + blockIdx.y : blockIdx.x * rows + own,
+                 tile = split ? blockIdx.x : 0;
+  if (row >= a.rows) return;                     // barriers do not wait for warps that have ended
+  Acc* const sums = slots + own * a.tile_units;  // of the row's units
   const uint32_t first = tile * a.tile_units;
   const int units = min(a.tile_units, a.row_units - static_cast<int>(first));
+  const bool last = first + units == a.row_units;
   const Offsets place = a.place(row);
   const bool clustered = split && !a.output.partials;
   const Inbox<Acc> inbox{&arrived, received};
-  // The last unit may be a shifted row's rest: the last warp loads it first.
-  const bool has_rest = walk == Walk::shifted && first + units == a.row_units && row_rest(a.length) > 0;
+  // The last unit may be a few elements beyond a row's last whole chunk: the last warp loads them first.
+  constexpr bool kHasRest = walk == Walk::shifted || (V == 1 && kElements == kDepth);
+  const bool has_rest = kHasRest && last && row_rest(a.length) > 0;
   Vector<Element, 1> rest{};
   wait_for_previous_kernel();
   allow_next_kernel();
   if (clustered) inbox.open(tile == 0 ? a.splits : 0);
-  if (has_rest && warp == warps - 1) rest = load_rest(a, place.in);
-  for (int unit = warp; unit < units - has_rest; unit += warps) {
+  if constexpr (kHasRest)
+    if (has_rest && warp == warps - 1) rest = load_rest<walk>(a, place.in);
+  // Or the last chunk is a short one, and taken in fewer units, which have several places each among the sums.
+  constexpr int kSize = sizeof(Element), kUnit = row_unit(V, kElements, kSize, walk),
+                kPlaces = short_unit_leaves(kSize) / kUnit;
+  constexpr bool kReadsShort = reads_short(V, kElements, sizeof(Acc));
+  const int short_units = kReadsShort && last ? a.short_units : 0;
+  const int64_t whole = a.length / kChunk * kChunk;
+  const int usual = short_units ? static_cast<int>(whole / kDepth / kUnit - first) : units - has_rest;
+  for (int unit = warp; unit < usual + short_units; unit += warps) {
+    if constexpr (kReadsShort) {
+      if (unit >= usual) {
+        const Acc v = dense_elements<V, 2, walk, false>(a, place.in, whole + (unit - usual) * short_unit_leaves(kSize));
+        if (lane < kPlaces) sums[usual + (unit - usual) * kPlaces + lane] = lane == 0 ? v : padding<Acc>();
+        continue;
+      }
+    }
     const Acc v = dense_unit<V, kElements, walk>(a, place.in, first + unit);
-    if (lane == 0) slots[unit] = v;
+    if (lane == 0) sums[unit] = v;
   }
-  if (has_rest && warp == warps - 1) {
-    const Acc v = join_rest<Acc>(rest);
-    if (lane == 0) slots[units - 1] = v;
+  if constexpr (kHasRest) {
+    if (has_rest && warp == warps - 1) {
+      const Acc v = join_rest<Acc>(rest);
+      if (lane == 0) sums[units - 1] = v;
+    }
   }
   __syncthreads();
   if (warp > 0) return;
   Acc run[kDenseRun];
 #pragma unroll
-  for (int i = 0; i < kDenseRun; ++i) run[i] = lane * kDenseRun + i < units ? slots[lane * kDenseRun + i] : padding<Acc>();
+  for (int i = 0; i < kDenseRun; ++i) run[i] = lane * kDenseRun + i < units ? sums[lane * kDenseRun + i] : padding<Acc>();
   const Acc v = warp_join(join_neighbours(run), 1, a.tile_units / kDenseRun);
   if (!clustered) {
     if (lane == 0) a.output.write_at(place.out, int64_t{row} * a.splits + tile, v);
@@ -165,7 +204,7 @@ __global__ void __launch_bounds__(dense_warps(walk) * kWarp, dense_blocks(walk))
   allow_next_kernel();
   const bool has_rest = walk == Walk::shifted && a.length > kChunk;
   Vector<typename Source::Element, 1> rest{};
-  if (has_rest) rest = load_rest(a, place.in);
+  if (has_rest) rest = load_rest<walk>(a, place.in);
   Acc v = dense_unit<V, kElements, walk>(a, place.in, 0);
   if (has_rest) v = v + join_rest<Acc>(rest);
   if (threadIdx.x % kWarp == 0) a.output.write_at(place.out, row, v);

@@ -10,11 +10,11 @@ bool runs_hopper_code(int capability) {
   return false;
 }
 
-cudaLaunchConfig_t configure(const Launch& launch, const Grid& grid, int threads, int shared_bytes,
+cudaLaunchConfig_t configure(const Launch& launch, const Grid& grid, dim3 threads, int shared_bytes,
                              LaunchAttributes& attributes) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(grid.x, grid.y, grid.z);
-  config.blockDim = dim3(threads);
+  config.blockDim = threads;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = launch.stream;
   config.attrs = attributes;
@@ -24,7 +24,7 @@ cudaLaunchConfig_t configure(const Launch& launch, const Grid& grid, int threads
     attribute.id = id;
     return attribute.val;
   };
-  if (!runs_hopper_code(launch.capability)) return config;
+  if (!launch.plan.early) return config;
   // Starts while the kernel before drains.
   add(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed = 1;
   if (grid.cluster_x * grid.cluster_y > 1) {

@@ -40,20 +40,6 @@ Args<Source, Acc> make_args(const Launch& launch, const Source& source) {
 }
 
 template <int V, Walk walk, class Acc, class Source>
-auto row_kernel(const Plan& plan) {
-  if constexpr (walk == Walk::dense && V > 1) {
-    return packed<V, walk, Source, Acc>;  // the dense kernel takes the others
-  } else {
-    if (plan.kernel == Kernel::packed) return packed<V, walk, Source, Acc>;
-    if constexpr (walk == Walk::linear || walk == Walk::dense) {
-      if (plan.thread_elements == 2) return rows<V, 2, walk, Source, Acc>;
-      if (plan.thread_elements == 4) return rows<V, 4, walk, Source, Acc>;
-    }
-    return rows<V, kDepth, walk, Source, Acc>;
-  }
-}
-
-template <int V, Walk walk, class Acc, class Source>
 auto column_kernel(const Plan& plan) {
   if (plan.kernel == Kernel::thin)
     return plan.thread_elements == 2   ? thin<V, 2, walk, Source, Acc>
@@ -70,7 +56,7 @@ auto column_kernel(const Plan& plan) {
 }
 
 template <class Arguments>
-cudaError_t start_with(const Launch& launch, void (*kernel)(Arguments), int threads, int shared_bytes, const Arguments& args) {
+cudaError_t start_with(const Launch& launch, void (*kernel)(Arguments), dim3 threads, int shared_bytes, const Arguments& args) {
   LaunchAttributes attributes;
   const cudaLaunchConfig_t config = configure(launch, launch.plan.grid, threads, shared_bytes, attributes);
   return cudaLaunchKernelEx(&config, kernel, args);
@@ -194,7 +180,7 @@ cudaError_t launch_panels(const Launch& launch, const Source& source) {
 
 template <int V, int kElements, Walk walk, class Acc, class Source>
 auto dense_kernel(const Plan& plan) {
-  constexpr int kUnitLeaves = row_unit(V, kElements, walk);
+  constexpr int kUnitLeaves = row_unit(V, kElements, sizeof(typename Source::Element), walk);
   if constexpr (walk == Walk::shifted && kElements < kDepth) {  // rows of less than a chunk, and their units are chunks
     return dense_units<V, kElements, walk, Source, Acc>;
   } else {
@@ -215,8 +201,11 @@ auto dense_kernel(const Plan& plan) {
 template <int V, class Acc, class Source>
 auto dense_kernel(const Plan& plan) {
   if (plan.walk == Walk::nested) return dense_rows<V, kDepth, Walk::nested, Source, Acc>;
-  if constexpr (shifts_rows(sizeof(typename Source::Element)))
+  if constexpr (V == 1) {
+    if (plan.walk == Walk::linear) return dense_kernel<V, Walk::linear, Acc, Source>(plan);
+  } else if constexpr (shifts_rows(sizeof(typename Source::Element))) {
     if (plan.walk == Walk::shifted) return dense_kernel<V, Walk::shifted, Acc, Source>(plan);
+  }
   return dense_kernel<V, Walk::dense, Acc, Source>(plan);
 }
 
@@ -252,18 +241,21 @@ cudaError_t start_dense(const Launch& launch, const Source& source, int unit_lea
                                     t.splits,
                                     static_cast<int32_t>((t.leaves + unit_leaves - 1) / unit_leaves),
                                     t.tile_leaves / unit_leaves,
+                                    launch.plan.short_units,
                                     output_of<Acc>(launch),
                                     kept_nest<Source::kRank>(r.problem),
                                     reduced,
                                     reduced.stride(kLanes),
                                     input_span(r)};
-  return start_with(launch, kernel, launch.plan.warps * kWarp, 0, args);
+  const int rows = launch.plan.block_rows;
+  return start_with(launch, kernel, dim3(launch.plan.warps / rows * kWarp, rows), 0, args);
 }
 
 template <int V, class Acc, class Source>
 cudaError_t launch_dense(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
-  return start_dense<Acc>(launch, source, row_unit(V, plan.thread_elements, plan.walk), dense_kernel<V, Acc, Source>(plan));
+  const int unit_leaves = row_unit(V, plan.thread_elements, sizeof(typename Source::Element), plan.walk);
+  return start_dense<Acc>(launch, source, unit_leaves, dense_kernel<V, Acc, Source>(plan));
 }
 
 template <class Acc, class Source>
@@ -288,14 +280,17 @@ KernelOf<Source, Acc> tiny_kernel(int64_t length) {
 template <int V, class Acc, class Source>
 cudaError_t launch_width(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
+  if (plan.kernel == Kernel::dense) return launch_dense<V, Acc>(launch, source);
   const bool nested = plan.walk == Walk::nested;
   KernelOf<Source, Acc> kernel;
   if (plan.kernel == Kernel::expanded) {
     kernel = expanded<Source, Acc>;
-  } else if (plan.kernel == Kernel::packed || plan.kernel == Kernel::rows) {
-    kernel = nested ? row_kernel<V, Walk::nested, Acc, Source>(plan) : row_kernel<V, Walk::dense, Acc, Source>(plan);
+  } else if (plan.kernel == Kernel::rows) {
+    kernel = rows<V, Source, Acc>;
+  } else if (plan.kernel == Kernel::packed) {
+    kernel = nested ? packed<V, Walk::nested, Source, Acc> : packed<V, Walk::dense, Source, Acc>;
     if constexpr (V == 1)
-      if (plan.walk == Walk::linear) kernel = row_kernel<V, Walk::linear, Acc, Source>(plan);
+      if (plan.walk == Walk::linear) kernel = packed<V, Walk::linear, Source, Acc>;
   } else {
     kernel = nested ? column_kernel<V, Walk::nested, Acc, Source>(plan) : column_kernel<V, Walk::linear, Acc, Source>(plan);
   }
@@ -313,10 +308,8 @@ cudaError_t launch_typed(const Launch& launch) {
     if (launch.plan.kernel == Kernel::tiny)
       return start<Typed<In>, Acc>(launch, source, tiny_kernel<kVector, Acc, Typed<In>>(launch.reduction.problem.length),
                                    launch.plan.warps * kWarp);
-  if constexpr (kVector > 1) {
-    if (launch.plan.kernel == Kernel::dense) return launch_dense<kVector, Acc>(launch, source);
+  if constexpr (kVector > 1)
     if (launch.plan.kernel == Kernel::panels) return launch_panels<kVector, Acc>(launch, source);
-  }
   if (launch.plan.kernel == Kernel::narrow) return launch_narrow<kVector, Acc>(launch, source);
   if constexpr (kVector > 1)
     if (launch.plan.vector == kVector) return launch_width<kVector, Acc>(launch, source);

@@ -15,7 +15,6 @@ struct Launch {
   const Plan& plan;
   void* workspace;  // plan.workspace_bytes
   cudaStream_t stream;
-  int capability;  // of the device: 90 for 9.0
 };
 
 // Reduces elements of the family's dtypes, read as they are.
@@ -28,13 +27,13 @@ cudaError_t reduce_any(const Launch& launch);
 // Joins the partial sums in the workspace, pass by pass, and writes the result.
 cudaError_t join(const Launch& launch);
 
-// Whether a device runs code of ours for compute capability 9.0 or later: kernels that wait by themselves for the kernel before
-// them, so that they may start while it drains, and bulk copies.
+// Whether a device of this capability, 90 for 9.0, runs code of ours for 9.0 or later: kernels that wait by themselves for the
+// kernel before them, so that they may start while it drains, and bulk copies.
 bool runs_hopper_code(int capability);
 
-// A launch on launch.stream that may start early. `attributes` must live until the launch.
+// A launch on launch.stream, which may start early if the plan says so. `attributes` must live until the launch.
 using LaunchAttributes = cudaLaunchAttribute[3];
-cudaLaunchConfig_t configure(const Launch& launch, const Grid& grid, int threads, int shared_bytes,
+cudaLaunchConfig_t configure(const Launch& launch, const Grid& grid, dim3 threads, int shared_bytes,
                              LaunchAttributes& attributes);
 
 // What loads tell the L2 of the input, as one operand of theirs: that it lets a streamed one go first, or nothing.

@@ -1,0 +1,34 @@
+// Where the host's time of a call goes: the op says where each of its stages ends, to a watch that may note when.
+#pragma once
+
+#include <array>
+#include <chrono>
+
+namespace gpureduce {
+
+enum class Stage { result, problem, plan, launch };  // checks and the result's memory; the description of the problem; ...
+constexpr int kStages = 4;
+
+// What the op carries: it notes nothing, and costs nothing.
+struct Unwatched {
+  void end(Stage) {}
+};
+
+// Adds up the microseconds of each stage, which is all since the one before.
+class Stopwatch {
+ public:
+  void begin() { last_ = Clock::now(); }
+  void end(Stage stage) {
+    const Clock::time_point now = Clock::now();
+    spent_[static_cast<int>(stage)] += now - last_;
+    last_ = now;
+  }
+  double spent(Stage stage) const { return spent_[static_cast<int>(stage)].count(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point last_;
+  std::array<std::chrono::duration<double, std::micro>, kStages> spent_{};
+};
+
+}  // namespace gpureduce
