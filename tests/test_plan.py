@@ -488,12 +488,8 @@ def test_rows_in_nested_dims():
         assert (plan["kernel"], plan["walk"], plan["vector"]) == ("dense", "nested", vector)
     plan = check_plan(images, (*strides[:2], 30, 1), (0, 2, 3))[0]
     assert (plan["kernel"], plan["walk"]) == ("rows", "nested")
-    for (
-        rows,
-        size,
-        source,
-        kernel,
-    ) in [  # many short ones, or of two elements a leaf, the general kernel takes several a block
+    # Of many short ones, or of two elements a leaf, the general kernel takes several a block.
+    for rows, size, source, kernel in [
         (3000, 12, "float32", "dense"),
         (4000, 12, "float32", "rows"),
         (4000, 31, "float64", "rows"),
