@@ -11,7 +11,18 @@ import torch
 
 import model
 import torch_reduce
-from support import DTYPES, OPERATIONS, SUM, assert_same_bits, data, dtype_of, in_threads, random_view, taken
+from support import (
+    DTYPES,
+    OPERATIONS,
+    SUM,
+    assert_same_bits,
+    data,
+    dtype_of,
+    in_threads,
+    random_view,
+    taken,
+    warps_beyond_a_chunk,
+)
 from test_layouts import LAYOUTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
@@ -315,28 +326,29 @@ def test_rows_of_single_elements(step, name, cuda):
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "view"),
+    ("name", "target", "view", "unit", "short_unit"),
     [
-        ("float32", "float64", None),
-        ("float32", "int64", None),
-        ("int32", "bool", None),
-        ("complex32", "complex64", None),
-        ("complex32", "complex128", None),
-        ("float32", "float32", torch._neg_view),
-        ("float16", "float32", torch._neg_view),
-        ("complex64", "complex64", torch.conj),
+        ("float32", "float64", None, 128, 512),
+        ("float32", "int64", None, 64, 256),
+        ("int32", "bool", None, 64, 256),
+        ("complex32", "complex64", None, 128, 512),
+        ("complex32", "complex128", None, 128, 128),
+        ("float32", "float32", torch._neg_view, 128, 512),
+        ("float16", "float32", torch._neg_view, 128, 512),
+        ("complex64", "complex64", torch.conj, 64, 256),
     ],
 )
 @pytest.mark.parametrize("step", [1, 2])
-def test_rows_of_a_chunk_and_more(name, target, view, step, cuda):
-    """A short last chunk, or a few elements, beyond a whole one, under every accumulator and conversion."""
+def test_rows_of_a_chunk_and_more(name, target, view, unit, short_unit, step, cuda):
+    """Units of so many leaves, and a short last chunk's, a warp each, under every accumulator and conversion."""
     for length in (4097, 4128, 4129, 4609, 5001, 5120, 5121):
         pitch = step * length + 1 | 1  # odd, or the longest would be in vectors
         elements = data((9, pitch), name, seed=33)
         x, y = (t[:, : step * length : step] for t in (elements, elements.to(cuda)))
         x, y = (view(t) if view else t for t in (x, y))
         plan = torch.ops.gpureduce._explain(y, [1], dtype=dtype_of(target), tuning="multiprocessors=1")
-        assert "kernel dense: 1 element a load" in plan, plan
+        warps = warps_beyond_a_chunk(length, unit, short_unit)
+        assert "kernel dense: 1 element a load" in plan and f", {warps} warps a block" in plan, plan
         wanted = SUM(x, 1, dtype=dtype_of(target))
         for tuning, got in tuned_sums(y, [1], ("", "multiprocessors=1"), dtype_of(target)):
             assert_same_bits(got, wanted, f"rows of {length}, {tuning!r}")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import model
-from support import dtype_of
+from support import dtype_of, warps_beyond_a_chunk
 
 PROCESSORS = [1, 7, 66, 132, 264]
 MOST_TILES = 200_000  # plans of more tiles are checked by their description only
@@ -474,8 +474,7 @@ def test_short_last_chunks():
         ("int32", "bool", 64, 256),
     ]:
         for length in (4128, 4129, 4500, 5001, 5120, 5121):
-            last = length - 4096
-            warps = 512 // unit + -(-min(last, 512) // (short_unit if last <= 1024 else unit)) * (last > 32)
+            warps = warps_beyond_a_chunk(length, unit, short_unit)
             plan = odd_rows_plan(1 << 14, length, source, target)
             assert tiles_of(plan) == ("dense", warps, 1, 1024, 1), (source, target, length, plan)
 
