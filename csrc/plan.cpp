@@ -52,10 +52,7 @@ constexpr int kDenseUnits = 32;
 constexpr int kNestedUnits = 16;
 constexpr int kFewDenseUnits = 4;
 constexpr int kTilesPerProcessor = 3;
-// Rows in nested dims of up to so many units: several a block, as many as keep its warps busy, if that leaves
-// kTilesPerProcessor. Blocks are small.
-constexpr int kShortRowUnits = 8;
-constexpr int kNestedWarps = 4;
+constexpr int kGeneralWarps = 4;  // a block of the rows kernel
 // Rows at odd addresses are read in shifted vectors where they are longer than this: rows (4096, 50257) bfloat16 93 us instead
 // of 117 with single elements, (65536, 1023) 33 and 45, int8 19 and 50.
 constexpr int kShiftedLength = kLanes;
@@ -72,16 +69,16 @@ constexpr int kFloat8Warps = 4;
 // Shifted rows of one unit, a warp each: as few warps a block as bring so many bytes, for blocks do not start faster than one
 // in 1.2 ns, in which the memory reads that much. (65536, 1501) bfloat16 48.3 us with two, 80.2 with one, 49.9 with four.
 constexpr int kBlockBytes = 5400;
-// So have blocks of short rows of several units: (65536, 1040) float32 61.2 us, and 80.5 with a row a block. In nested dims
-// such rows, and those with two elements a leaf at most, are the rows kernel's, which takes many a block: (32768, 7, 101)
-// float64 141 us, and 155. Fewer rows a multiprocessor than these are begun at once anyway, and are taken by blocks of kWarps.
-// Nor has a short second chunk of many rows a warp of its own: (16384, 5001) bfloat16 41.9 us, and 46.6; but (2000, 5001) 9.0
-// and 8.3.
+// So have blocks of short rows of several units: (65536, 1040) float32 61.2 us, and 80.5 with a row a block. Fewer rows a
+// multiprocessor than these are begun at once anyway, and are taken by blocks of kWarps. Nor has a short second chunk of many
+// rows a warp of its own: (16384, 5001) bfloat16 41.9 us, and 46.6; but (2000, 5001) 9.0 and 8.3.
 constexpr int kManyRows = 24;
 constexpr int kSector = 32;  // bytes
 // But of single elements not fewer than so many: (130816, 513) float32 61.6 us, and 80.5 with two, 63.5 with eight.
 constexpr int kSingleWarps = 4;
-// Warps of a longer row of single bytes, if they are many: (8192, 6001) int8, two apart, 32.9 us, and 37.0 with eight.
+// Units of a longer row of single bytes that a warp takes, if rows are many, and its warps at most: (16384, 4097) int8, two
+// apart, 40.5 us with two warps, 42.9 with one, 44.0 with four; (8192, 6001) 32.7 with four, 33.3 and 36.7 with two and eight.
+constexpr int kByteWarpUnits = 2;
 constexpr int kByteWarps = 4;
 // Columns at odd addresses are read so where they have more rows than this: (2000, 100001) bfloat16 125 us, and 314 with single
 // elements. Also from so many bytes on, but not those of bytes: (1000, 100001) 66 and 97 us, int8 191 and 89; (300, 201)
@@ -102,8 +99,7 @@ constexpr int kFewColumnWarps = 4;
 constexpr int kPanelTiles = 9;
 constexpr int kFewPanelTiles = 7;
 // Float8, the end of whose tiles is the dearest, has more where rows are a line or longer: (16384, 8192) 37.2 us with
-// kPanelTiles, and 35.0; (16384, 8193) 45.5 and 44.0; but (2^20, 64) 20.0 and 20.5. Where these are more than run at a time,
-// blocks are small: (10000, 4096) 14.6 us with four warps, and 17.5 with eight.
+// kPanelTiles, and 35.0; (16384, 8193) 45.5 and 44.0; but (2^20, 64) 20.0 and 20.5.
 constexpr int kFloat8PanelTiles = 2 * kPanelTiles;
 constexpr int64_t kFloat8Columns = 64 << 20;  // bytes: (4096, 8192) 11.5 us with kPanelTiles, and 12.5
 // Rows of one line each, one after the other, are read a batch a thread, so that a warp reads neighbouring ones, in tiles of at
@@ -125,6 +121,15 @@ constexpr int64_t kLargePitch = 4096;
 // 38400) bfloat16 31.6 and 40.2 in 600; but (4096, 9600) 23.4 and 22.1 in 300, four a column.
 constexpr int64_t kUnevenColumns = 128 << 20;
 constexpr int kEven = 96;  // percent of the places: from there on it does not show
+// Blocks are small, of kFewColumnWarps, where tiles are more than run at a time in large ones, the last of which would be
+// alone, but at most so many percent of those that run in small ones: (19019, 2048) bfloat16 21.5 us, and 25.6; (10000, 4096)
+// float8 14.6 and 17.5; but in 79% of the places (50257, 1024) float32 49.6 and 49.2, and with two elements a leaf or one (460,
+// 86080) int8 15.1 and 13.5. Instead of short tiles, so that places are even, also tiles of the length that makes them so many:
+// (8579, 6144) float32 51.1 us, and 53.7; (9103, 3072) complex64 53.8 and 56.3; (8917, 7936) bfloat16 35.4 and 40.9. Not where
+// columns are few: (385098, 128) float32 47.9 us, and 46.9.
+constexpr int kMostWave = 75;
+constexpr int kMostFloat8Wave = 88;
+constexpr int64_t kSmallBlockPitch = 1024;  // bytes
 // Bytes up to which columns are whole in fewer tiles than there are multiprocessors, to save the join; (2048, 4096) float32 9.9
 // us in clusters, and 14.0 so.
 constexpr int64_t kSmallColumns = 4 << 20;
@@ -156,6 +161,29 @@ constexpr int kPieceRowWords = 8;
 constexpr int kByteRowThreads = 25;
 constexpr int kWordRowThreads = 24;
 constexpr int64_t kPieceRowInput = 16 << 20;
+// Rows of up to so many bytes, elements of one and two counted as four, are read element by element, several rows a warp, if
+// a multiprocessor has so many, of eight bytes kManyRows: (65536, 100) float32, two apart, 13.8 us, and 27.2 with a warp each;
+// (2000, 100) 1.95 and 2.45, but (500, 100) 1.70 and 1.54, (4500, 200) 3.8 and 3.3, float64 (2000, 100) 2.40 and 2.19.
+constexpr int kScatteredBytes = 512;
+constexpr int kScatteredRows = 8;
+// Elements from which on the ring is worth its start, and of bytes. Fewer are read one by one, several rows of up to kShortRow
+// a warp: (16000, 99) bfloat16 3.2 us, and 4.2 in the ring; (65536, 99) 7.2 and 6.3; int8 (4000, 99) 1.9 and 2.7, (32000,
+// 99) 5.1 and 3.4; but (4000, 300) bfloat16 3.2 and 2.4 with a warp each.
+constexpr int64_t kRingElements = 4 << 20;
+constexpr int64_t kRingByteElements = 1 << 20;
+constexpr int kShortRow = 256;
+// A thread takes whole columns where others would be blocks of less than so many bytes, of large ones kBlockBytes, which do not
+// start fast enough, and so many times more than a column has elements: (50000, 30, 16) dim 1 float32 24.8 us, and 61.9 in
+// panels; (2880, 11, 5) 2.2 and 4.1; but (3000, 100, 3) 9.4 and 5.7, (5000, 40, 64) bfloat16 12.4 and 10.8. (9, 12078976)
+// float64 222.8 and 230.7, but (9, 10^6) 23.1 and 21.4.
+constexpr int kWholeBytes = 4000;
+constexpr int kWholeBlocks = 60;
+// Single elements, of columns up to so long, if a multiprocessor has so many: (200, 80000) float32, two apart, 32.6 us,
+// and 40.4 in the columns kernel; (300, 50000) 38.6 and 36.3.
+constexpr int kWholeLength = 256;
+constexpr int kWholeColumns = 256;
+// And longer ones at odd addresses of so few neighbours: (30000, 500, 3) float32 68 us, and 96 in panels.
+constexpr int kFewNeighbours = 4;
 constexpr int kTinyWarps = 4;
 constexpr int kExpandedWarps = 4;
 // The share of the L2 beyond which an input is streamed: its lines are the first to go, before results, partial sums, the code
@@ -167,10 +195,10 @@ constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1, kMaxGridDepth = 65535;
 constexpr int64_t kMaxPanelRows = kMaxGridDepth * kMaxPanelLeaves * kDepth;
 // --------------------------------------------------------------------------------------------------------------------------
 
-constexpr const char* kKernelNames[] = {"packed",   "rows", "thin",  "columns", "ring_rows", "narrow",
-                                        "expanded", "tiny", "dense", "flat",    "panels"};
+constexpr const char* kKernelNames[] = {"rows",     "thin", "columns", "ring_rows", "narrow",
+                                        "expanded", "tiny", "dense",   "flat",      "panels"};
 
-constexpr const char* kWalkNames[] = {"dense", "linear", "nested", "shifted", "spread"};
+constexpr const char* kWalkNames[] = {"dense", "linear", "nested", "shifted", "spread", "deep"};
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -250,17 +278,7 @@ Walk unaligned_walk(const Reduction& r, bool by_columns, Walk single) {
   // Else vectors of several rows may reach out of the input.
   if (!shifts_columns(size) || p.reduced[0].stride * size < kVectorBytes) return single;
   const bool few = p.length <= kShiftedRows, small = bytes < kShiftedColumnBytes;
-  return !few || (p.length > kLoads && shifted_column_elements(size) == 1 && !small) ? Walk::shifted : single;
-}
-
-void plan_packed(Plan& plan, const Problem& p) {
-  Tiling& t = plan.tiling;
-  plan.warp_columns = static_cast<int>(power_of_two_above(ceil_div(p.length, plan.vector)));
-  t.tile_leaves = plan.warp_columns * plan.vector;
-  const int warp_rows = kLoads * (kWarp / plan.warp_columns);
-  if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(kWarps, power_of_two_above(ceil_div(p.outputs, warp_rows))));
-  t.tile_outputs = plan.warps * warp_rows;
-  t.columns = p.outputs;
+  return !few || (p.length > 2 * kLoads && shifted_column_elements(size) == 1 && !small) ? Walk::shifted : single;
 }
 
 // Elements of a leaf that a thread has in flight at once.
@@ -269,18 +287,18 @@ int thread_elements(const Problem& p) { return p.length <= 2 * kLanes ? 2 : p.le
 // Bytes of an element as kernels have it, after a conversion at run time if there is one.
 int element_bytes(const Reduction& r) { return is_typed(r) ? info(r.in).size : size_of(r.accumulator); }
 
-// Whether elements of rows lie one stride apart or in two nested dims, single or in whole vectors: (300, 4097) float32
-// 2.9 us, and 4.0 through a kernel that finds tiles and elements of any rows; (16384, 4097) 60.1 and 61.0.
-bool dense_takes(const Plan& plan, const Problem& p) {
+// Whether rows are not that long or many that the general kernel has to take them: (300, 4097) float32 2.9 us, and 4.0 through
+// it; (16384, 4097) 60.1 and 61.0.
+bool dense_takes(const Problem& p) {
   // What it counts in 32 bits: units, and elements where it divides.
   const int64_t most = kMaxGrid * kWarp * kDepth - kChunk;
-  const bool near = p.length <= (p.reduced.size() == 1 ? most : p.reduced.size() == 2 ? kMaxGrid : 0);
-  return near && p.length > int64_t{kWarp} * plan.vector && p.outputs < kMaxGrid;
+  const bool near = p.length <= (p.reduced.size() == 1 ? most : kMaxGrid);
+  return near && p.outputs < kMaxGrid;
 }
 
-// Bytes of memory that a row takes: between elements a stride apart, up to whole sectors.
+// Bytes of memory that a row takes: of elements a stride apart, up to whole sectors.
 int64_t touched_bytes(const Problem& p, int size) {
-  const int64_t stride = p.reduced.size() == 1 ? std::max<int64_t>(1, p.reduced[0].stride) : 1;
+  const int64_t stride = std::max<int64_t>(1, p.reduced.back().stride);
   return p.length * std::min<int64_t>(stride * size, kSector);
 }
 
@@ -356,8 +374,10 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   const Problem& p = r.problem;
   Tiling& t = plan.tiling;
   const int size = info(r.in).size;
-  const bool nested = plan.walk == Walk::nested, shifted = plan.walk == Walk::shifted;
-  plan.thread_elements = nested ? kDepth : thread_elements(p);
+  const bool shifted = plan.walk == Walk::shifted;
+  const Walk walk = dense_walk(plan.walk, p, is_typed(r));
+  plan.thread_elements = thread_elements(p);
+  if (plan.thread_elements == 4 && walk == Walk::deep) plan.thread_elements = kDepth;
   const int unit_leaves = row_unit(plan.vector, plan.thread_elements, element_bytes(r), plan.walk);
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), units = p.outputs * row_units;
   const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
@@ -387,8 +407,8 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   }
   tile_units = std::min<int64_t>(tile_units, kMaxDenseUnits);
   t.tile_leaves = static_cast<int>(tile_units * unit_leaves);
-  const bool alone = row_alone(t.leaves, unit_leaves, plan.walk) && t.leaves <= t.tile_leaves && !nested;
-  if (reads_short(plan.vector, plan.thread_elements, size_of(r.accumulator)))
+  const bool alone = row_alone(t.leaves, unit_leaves, plan.walk) && t.leaves <= t.tile_leaves;
+  if (reads_short(plan.vector, plan.thread_elements, size_of(r.accumulator), walk))
     plan.short_units = short_units(p.length, element_bytes(r), t.tile_leaves);
   const bool many_rows = are_many(p, device);
   const int64_t row_bytes = touched_bytes(p, size);
@@ -399,8 +419,9 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
     if (shifted && size > 1 && short_second && many_rows) return 1;
     const int64_t whole_chunks = p.length / kChunk * kLanes / unit_leaves;
     const int64_t loaded = plan.short_units ? whole_chunks + plan.short_units : whole_units;
-    const int wanted = size == 1 && single && many_rows ? kByteWarps : dense_warps(plan.walk);
-    return static_cast<int>(std::min<int64_t>({wanted, tile_units, loaded}));
+    const int64_t taken = std::min(tile_units, loaded);
+    if (size == 1 && single && many_rows) return static_cast<int>(std::clamp<int64_t>(taken / kByteWarpUnits, 1, kByteWarps));
+    return static_cast<int>(std::min<int64_t>(dense_warps(plan.walk), taken));
   };
   if (!plan.warps) {
     if (alone && (shifted || single) && many_rows) {
@@ -425,30 +446,17 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   plan.cluster = cluster_of(plan, asked || without_join, r, device, tuning);
 }
 
-void plan_rows(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
-  const Problem& p = r.problem;
+void plan_rows(Plan& plan, const Reduction& r, const Tuning& tuning) {
   Tiling& t = plan.tiling;
+  plan.vector = 1;
   plan.thread_elements = kDepth;
-  const int unit_leaves = row_unit(plan.vector, plan.thread_elements, element_bytes(r));
+  const int unit_leaves = row_unit(1, plan.thread_elements, size_of(r.accumulator));  // it converts at run time
   const int64_t row_units = ceil_div(t.leaves, unit_leaves), row_slots = power_of_two_above(row_units);
-  const bool rows_enough = p.outputs >= int64_t{kTilesPerProcessor} * device.multiprocessors;
-  int64_t tile_units = kNestedWarps;
-  if (tuning.tile_leaves) {
-    tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
-  } else if (p.outputs * row_slots <= kOneBlockUnits) {
-    tile_units = power_of_two_above(p.outputs) * row_slots;
-    if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(kMaxRowWarps, tile_units));
-  } else if (row_slots <= kOneBlockUnits && p.outputs <= device.multiprocessors) {
-    tile_units = row_slots;
-    if (!plan.warps) plan.warps = static_cast<int>(row_units);
-  } else if (rows_enough && row_slots <= kShortRowUnits) {
-    const int64_t elements = int64_t{kNestedWarps} * unit_leaves * plan.thread_elements;
-    int64_t rows = power_of_two_above(ceil_div(5 * elements, 7 * p.length));  // the nearest power of two
-    while (rows > 1 && p.outputs < rows * kTilesPerProcessor * device.multiprocessors) rows /= 2;
-    tile_units = rows * row_slots;
-  }
-  while (!tuning.tile_leaves && tile_units * kMaxJoin < row_units) tile_units *= 2;
-  if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(kNestedWarps, tile_units));
+  int64_t tile_units = kGeneralWarps;
+  if (tuning.tile_leaves) tile_units = power_of_two_above(ceil_div(tuning.tile_leaves, unit_leaves));
+  else
+    while (tile_units * kMaxJoin < row_units) tile_units *= 2;
+  if (!plan.warps) plan.warps = static_cast<int>(std::min<int64_t>(kGeneralWarps, tile_units));
   tile_units = std::min<int64_t>(tile_units, int64_t{kWarp} * plan.warps);  // one thread a unit joins them
   if (row_slots <= tile_units) {
     t.tile_outputs = static_cast<int>(tile_units / row_slots);
@@ -490,13 +498,35 @@ bool flat_takes(const Reduction& r) {
          r.problem.length * size <= int64_t{kWarp} * piece * flat_groups(piece, piece / size);
 }
 
-void plan_flat(Plan& plan, const Reduction& r, const Device& device) {
+// Elements a load that short rows, every element of which is a leaf, are read in otherwise, in any dims; or 0.
+int scattered_vector(const Plan& plan, const Reduction& r) {
+  const Problem& p = r.problem;
+  if (p.length > kLanes || p.outputs >= kMaxGrid) return 0;
+  const bool in_vectors =
+      plan.walk == Walk::nested && 2 * p.length > int64_t{flat_width(false, false, plan.vector)} * plan.vector;
+  const int vector = in_vectors ? plan.vector : 1;
+  return p.length <= int64_t{kWarp} * vector * flat_groups(vector * element_bytes(r), vector) ? vector : 0;
+}
+
+// Whether they are: rows longer than a load of each thread only in nested dims, or if they are many, of few words.
+bool are_scattered(const Plan& plan, const Reduction& r, const Device& device) {
+  const Problem& p = r.problem;
+  const int vector = scattered_vector(plan, r), bytes = vector * element_bytes(r);
+  const bool many = p.outputs >= int64_t{bytes > 4 ? kManyRows : kScatteredRows} * device.multiprocessors;
+  const bool few_words = many && p.length * std::max(4, bytes) <= kScatteredBytes;
+  return vector && (p.length <= int64_t{kWarp} * vector || plan.walk == Walk::nested || few_words);
+}
+
+void plan_flat(Plan& plan, const Reduction& r, const Device& device, bool in_pieces) {
   const Problem& p = r.problem;
   Tiling& t = plan.tiling;
-  const int size = info(r.in).size, piece = row_piece(r);
-  plan.vector = piece / size;
+  plan.vector = in_pieces ? row_piece(r) / info(r.in).size : scattered_vector(plan, r);
+  const int bytes = plan.vector * element_bytes(r);
   set_row_width(plan, p.length);
-  const int warp_rows = flat_loads(piece, plan.row_groups) / plan.row_groups * (kWarp / plan.row_width);
+  const bool typed = is_typed(r), pieces = typed && reads_pieces(plan.walk, bytes);
+  plan.row_width = std::max(plan.row_width, flat_width(pieces, !typed, plan.vector));
+  const int loads = flat_loads(bytes, plan.row_groups, pieces);
+  const int warp_rows = loads / plan.row_groups * (kWarp / plan.row_width);
   if (!plan.warps) plan.warps = busy_warps(kWarps, p.outputs, device, warp_rows);
   t.tile_outputs = plan.warps * warp_rows;
   t.tile_leaves = static_cast<int>(power_of_two_above(t.leaves));
@@ -536,6 +566,11 @@ bool ring_takes_rows(const Reduction& r, const Device& device) {
   const int size = info(r.in).size;
   return device.hopper && is_typed(r) && is_short(p) && (shares_rows(size) || (rings_rows(size) && can_take_whole_rows(r))) &&
          (p.kept.empty() || 4 * p.kept.back().stride <= 5 * p.length);
+}
+
+// Whether these are so many.
+bool is_worth_ring(const Problem& p, int size) {
+  return p.outputs * p.length >= (size == 1 ? kRingByteElements : kRingElements);
 }
 
 void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
@@ -610,7 +645,9 @@ void plan_thin(Plan& plan, const Reduction& r, const Device& device) {
   const int written = written_bytes(r);
   if (plan.vector * written > kVectorBytes && p.length * info(r.in).size <= written) plan.vector = 1;
   plan.thread_elements = static_cast<int>(power_of_two_above(std::max<int64_t>(2, p.length)));
-  const int warp_outputs = thin_runs(plan.vector, plan.thread_elements) * kWarp * plan.vector;
+  if (p.length > kLoads && !wholes_columns(plan.vector)) plan.vector = 1;
+  const int runs = p.length > kLoads ? 1 : thin_runs(plan.vector, plan.thread_elements);
+  const int warp_outputs = runs * kWarp * plan.vector;
   if (!plan.warps) plan.warps = busy_warps(kWarps, p.outputs, device, warp_outputs);
   t.tile_outputs = plan.warps * warp_outputs;
   t.tile_leaves = static_cast<int>(power_of_two_above(t.leaves));
@@ -628,7 +665,7 @@ void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tu
   Tiling& t = plan.tiling;
   const int size = info(r.in).size;
   t.columns = p.kept.back().size;
-  plan.thread_elements = p.length <= kLanes ? 1 : p.length <= 2 * kLanes ? 2 : kLoads;
+  plan.thread_elements = p.length <= kLanes ? 1 : plan.vector == 1 || plan.walk == Walk::nested ? thread_elements(p) : kLoads;
   // One line side by side; two where there are leaves for few warps.
   const int line = std::max(1, kLine / (plan.vector * size)), depth = kLoads / plan.thread_elements;
   const int64_t vectors = ceil_div(t.columns, plan.vector);
@@ -772,12 +809,12 @@ struct PanelTiles {
   }
   // Sums are wider than elements, and the input is not that large.
   bool have_wide_sums() const { return aligned() && plan.vector < 8 && sum_bytes > kVectorBytes && plan.bytes < kLargeColumns; }
-  // Some leaves have an element less than others: all chunks' are of so many, or those of the last of a few.
+  // Some leaves have an element less than others: all chunks' are of so many, or the last's, half of a chunk and more, or the
+  // last's of a few.
   bool are_ragged() const { return size <= 2 && problem.length % kChunk % kLanes != 0; }
+  bool half_ragged() const { return are_ragged() && 2 * (problem.length % kChunk) > kChunk; }
   bool end_ragged() const {
-    const int64_t rest = problem.length % kChunk;
-    return are_ragged() && plan.walk != Walk::shifted && problem.length > kChunk && problem.length < 8 * kChunk &&
-           2 * rest > kChunk;
+    return half_ragged() && plan.walk != Walk::shifted && problem.length > kChunk && problem.length < 8 * kChunk;
   }
 
   // Batches that a thread takes where it takes several. Where many leaves have an element less than others, loads have
@@ -802,7 +839,10 @@ struct PanelTiles {
   // 16384) int32 62.8 us, and 64.3; (40000, 640) 26.2 and 28.6. Also one where tiles would be little more than run at a time:
   // (1024, 81920) bfloat16 40.4 us, and 45.0 with two. Four of shifted columns, which read one vector more than they have:
   // (16384, 4097) bfloat16 36.1 us, and 42.4 with two.
+  // Of short columns, whose tiles are of little else, as many as there are: (9, 10^6) float64 21.5 us, and 39.5 with two lines;
+  // (24, 10^6) bfloat16 14.5 and 18.0.
   int best_width() const {
+    if (problem.length <= kWarp) return static_cast<int>(std::min<int64_t>(kWarp, power_of_two_above(vectors())));
     const int most = size == 1 || have_wide_sums() ? kLineWidth : aligned() ? 2 * kLineWidth : kWarp;
     const int width = panel_width(vectors(), most),
               one = static_cast<int>(std::min<int64_t>(kLineWidth, power_of_two_above(vectors())));
@@ -814,6 +854,23 @@ struct PanelTiles {
       return one;
     const int64_t whole = tiles(width, plan.tiling.leaves), wave = at_once();
     return plan.walk != Walk::spread && whole > wave && 2 * whole < 3 * wave ? one : width;
+  }
+
+  // Whether tiles of so many leaves are more than run at a time, but few enough to do so in small blocks.
+  bool fit_small_blocks(int width, int batches, int64_t units) const {
+    const int64_t count = tiles(width, units * unit_leaves(width, batches)), places = at_once(kFewColumnWarps);
+    const bool few = 100 * count <= (float8 ? kMostFloat8Wave : kMostWave) * places;
+    const bool has_work = float8 || plan.thread_elements >= 4;
+    return aligned() && has_work && count > at_once() && few && units <= usual_units(kFewColumnWarps, width);
+  }
+  // Units of a tile, kLargeLeaves at least, that do; or 0. In one wave the slower tiles of a ragged end would be the last:
+  // (113961, 1024) float16 63.8 us, and 58.3 in short tiles.
+  int64_t small_block_units(int width, int batches, int64_t most) const {
+    const bool narrow = problem.reduced[0].stride * size < kSmallBlockPitch;
+    if (size == 1 || have_wide_sums() || narrow || (batches > 1 && half_ragged())) return 0;
+    int64_t units = ceil_div(kLargeLeaves, unit_leaves(width, batches));
+    while (units < most && !fit_small_blocks(width, batches, units)) units *= 2;
+    return fit_small_blocks(width, batches, units) ? units : 0;
   }
 
   // Units of a tile, up to `most`: as many as leave tiles enough; fewer of large columns, and where shares would be unequal; of
@@ -835,7 +892,10 @@ struct PanelTiles {
     const bool few = are_few(count(units), device);
     const bool large = size > 1 && plan.bytes >= kLargeColumns && problem.reduced[0].stride * size >= kLargePitch && !few;
     const bool uneven = (whole > 2 * units ? 1 : 2) * plan.bytes >= kUnevenColumns && are_uneven(count(units));
-    if (aligned() && plan.thread_elements >= 4 && (large || uneven))
+    const bool may_be_short = aligned() && plan.thread_elements >= 4;
+    const int64_t in_small_blocks = may_be_short && uneven ? small_block_units(width, batches, most) : 0;
+    if (in_small_blocks) return in_small_blocks;
+    if (may_be_short && (large || uneven))
       units = std::min(units, std::max<int64_t>(kWarps, (size == 1 ? 2 : 1) * kLargeLeaves / unit));
     const bool clusters = device.hopper && few;  // which need no join either
     if (plan.bytes <= kSmallColumns && !clusters && units <= kWarps && whole <= std::min(4 * units, most) && busy(whole))
@@ -844,6 +904,28 @@ struct PanelTiles {
     return units;
   }
 };
+
+// Whether a thread takes whole columns: where these are many, and blocks of other kernels would be of little each.
+bool takes_whole_columns(Plan plan, const Reduction& r, const Device& device) {
+  const Problem& p = r.problem;
+  if (p.length > kLanes || p.outputs >= kMaxGrid) return false;
+  const int size = info(r.in).size;
+  const int64_t neighbours = p.kept.back().size;
+  const bool many = p.outputs >= int64_t{kWholeColumns} * device.multiprocessors, panels = panels_take(plan, p);
+  const bool single = plan.vector == 1, odd = plan.walk == Walk::shifted || plan.walk == Walk::spread;
+  if (many && (single ? p.length <= kWholeLength : odd && neighbours <= kFewNeighbours)) return true;
+  int64_t columns = kLine / size;  // of a block
+  if (panels) {
+    plan.tiling.columns = neighbours;
+    plan.thread_elements = 1;
+    const PanelTiles of(plan, r, device);
+    columns = of.best_width() * plan.vector - of.before();
+  }
+  const int64_t blocks = p.outputs / neighbours * ceil_div(neighbours, columns);
+  const int64_t element = wholes_columns(plan.vector) ? size : 2 * size;  // bytes are read one by one
+  const int64_t bytes = std::min(columns, neighbours) * (p.length * element + written_bytes(r));
+  return bytes < (plan.bytes < kLargeColumns ? kWholeBytes : kBlockBytes) && blocks >= kWholeBlocks * p.length;
+}
 
 void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tuning& tuning) {
   const Problem& p = r.problem;
@@ -881,12 +963,8 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
                                      : of.best_units(width, plan.batches, std::min(most, of.usual_units(warps, width)));
   while (units < most && ceil_div(t.leaves, units * unit) > kMaxGridDepth) units *= 2;
 
-  // Small blocks for a full wave, and of float8 where tiles are more than run at a time, but would leave the last of large ones
-  // alone.
-  const int64_t count = of.tiles(width, units * unit), at_once = of.at_once();
-  const bool lone_rest =
-      of.float8 && count > at_once && 4 * count < 7 * at_once && units <= of.usual_units(kFewColumnWarps, width);
-  if (!tuning.warps && (lone_rest || (full_wave && units * unit >= t.leaves))) warps = std::min(warps, kFewColumnWarps);
+  const bool small = (full_wave && units * unit >= t.leaves) || of.fit_small_blocks(width, plan.batches, units);
+  if (!tuning.warps && small) warps = std::min(warps, kFewColumnWarps);
   plan.warps = static_cast<int>(std::min<int64_t>(warps, units));
   plan.panel = of.shape(units, plan.warps, width);
   t.tile_leaves = static_cast<int>(units * unit);
@@ -1051,39 +1129,45 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   const bool unaligned = plan.walk != walk;
   if (unaligned) plan.vector = kVectorBytes / size;
 
-  const bool short_row = thread_elements(p) == 2 || touched_bytes(p, size) < kBlockBytes;
-  const bool short_nested = walk == Walk::nested && are_many(p, device) && short_row;
   const bool narrow = by_columns && tuning.vector != 1 && narrow_takes(r);
   if (by_columns) {
     const bool panels = panels_take(plan, p), whole_lines = panels && are_whole_lines(r, plan.vector);
-    plan.kernel = p.kept.empty() || p.length <= kLoads                                        ? Kernel::thin
-                  : narrow && !whole_lines && p.length > kLanes && plan.bytes >= kNarrowInput ? Kernel::narrow
-                  : panels                                                                    ? Kernel::panels
-                                                                                              : Kernel::columns;
+    plan.kernel = p.kept.empty() || p.length <= kLoads || takes_whole_columns(plan, r, device) ? Kernel::thin
+                  : narrow && !whole_lines && p.length > kLanes && plan.bytes >= kNarrowInput  ? Kernel::narrow
+                  : panels                                                                     ? Kernel::panels
+                                                                                               : Kernel::columns;
   } else {
-    plan.kernel = p.length <= int64_t{kWarp} * plan.vector ? Kernel::packed
-                  : dense_takes(plan, p) && !short_nested  ? Kernel::dense
-                                                           : Kernel::rows;
+    // Of short rows too many for flat, a thread takes each.
+    plan.kernel = p.outputs >= kMaxGrid && p.length <= kLanes ? Kernel::thin
+                  : are_scattered(plan, r, device)            ? Kernel::flat
+                  : dense_takes(p)                            ? Kernel::dense
+                                                              : Kernel::rows;
+    if (plan.kernel == Kernel::thin) plan.vector = 1;
   }
   const bool ring = !by_columns && ring_takes_rows(r, device);
   const bool expanded = p.reduced.size() == 1 && p.reduced.back().stride == 0 && t.leaves <= kMaxGrid / 2;
-  if (tuning.kernel < 0 && ring && shares_rows(info(r.in).size)) plan.kernel = Kernel::ring_rows;
-  const bool flat = !by_columns && tuning.vector != 1 && flat_takes(r);
+  if (tuning.kernel < 0 && ring && shares_rows(size)) {
+    if (is_worth_ring(p, size)) plan.kernel = Kernel::ring_rows;
+    else if (p.length <= kShortRow) plan.kernel = Kernel::flat;
+  }
+  const bool in_pieces = !by_columns && tuning.vector != 1 && flat_takes(r);
   const bool pieces_whole = ring && whole_rows(r, tuning, takes_pieces_whole(r, plan.bytes));
-  if (tuning.kernel < 0 && flat) plan.kernel = Kernel::flat;
+  if (tuning.kernel < 0 && in_pieces) plan.kernel = Kernel::flat;
   if (tuning.kernel < 0 && pieces_whole) plan.kernel = Kernel::ring_rows;
   const bool tiny = !by_columns && tiny_takes(r);
   if (tuning.kernel < 0 && tiny && tuning.vector != 1) plan.kernel = Kernel::tiny;
   if (tuning.kernel < 0 && expanded && p.length > kLoads) plan.kernel = Kernel::expanded;
   if (tuning.kernel >= 0) {  // only to another kernel of the same direction, and only where that one can
     const Kernel wanted = static_cast<Kernel>(tuning.kernel);
-    if (wanted == Kernel::rows && (plan.kernel == Kernel::packed || plan.kernel == Kernel::dense)) plan.kernel = wanted;
+    if (wanted == Kernel::rows && !by_columns) plan.kernel = wanted;
+    if (wanted == Kernel::dense && !by_columns && dense_takes(p)) plan.kernel = wanted;
     if (wanted == Kernel::columns && by_columns && !p.kept.empty() && !p.reduced.empty()) plan.kernel = wanted;
+    if (wanted == Kernel::thin && by_columns && p.length <= kLanes && p.outputs < kMaxGrid) plan.kernel = wanted;
     if (wanted == Kernel::panels && by_columns && panels_take(plan, p)) plan.kernel = wanted;
     if (wanted == Kernel::narrow && narrow) plan.kernel = wanted;
     if (wanted == Kernel::ring_rows && ring) plan.kernel = wanted;
     if (wanted == Kernel::tiny && tiny) plan.kernel = wanted;
-    if (wanted == Kernel::flat && flat) plan.kernel = wanted;
+    if (wanted == Kernel::flat && !by_columns && (in_pieces || scattered_vector(plan, r))) plan.kernel = wanted;
     if (wanted == Kernel::expanded && expanded) plan.kernel = wanted;
     if (plan.kernel != wanted)
       throw std::invalid_argument(std::string("tuning: the ") + kKernelNames[tuning.kernel] +
@@ -1094,7 +1178,6 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
     plan.walk = walk;
     plan.vector = 1;
   }
-  if (plan.kernel == Kernel::rows && walk != Walk::nested) plan.vector = 1;  // it takes no vector that is not whole
 
   plan.warps = std::min(tuning.warps, plan.kernel == Kernel::rows || plan.kernel == Kernel::dense || plan.kernel == Kernel::flat
                                           ? kMaxRowWarps
@@ -1104,8 +1187,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   t.partial_output_stride = t.partial_split_stride = 1;
   plan.cluster = plan.block_rows = 1;
   switch (plan.kernel) {
-    case Kernel::packed: plan_packed(plan, p); break;
-    case Kernel::rows: plan_rows(plan, r, device, tuning); break;
+    case Kernel::rows: plan_rows(plan, r, tuning); break;
     case Kernel::thin: plan_thin(plan, r, device); break;
     case Kernel::columns: plan_columns(plan, r, device, tuning); break;
     case Kernel::narrow: plan_narrow(plan, r, device, tuning); break;
@@ -1113,7 +1195,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
     case Kernel::expanded: plan_expanded(plan, p); break;
     case Kernel::tiny: plan_tiny(plan, r, device); break;
     case Kernel::dense: plan_dense(plan, r, device, tuning); break;
-    case Kernel::flat: plan_flat(plan, r, device); break;
+    case Kernel::flat: plan_flat(plan, r, device, in_pieces); break;
     case Kernel::panels: plan_panels(plan, r, device, tuning); break;
   }
   t.column_tiles = static_cast<uint32_t>(ceil_div(t.columns, t.tile_outputs));

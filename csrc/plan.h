@@ -35,18 +35,17 @@ static_assert(kLoads == kDepth);
 // Elements of 16 bits are added in 32 to the end of a tile.
 static_assert(int64_t{kMaxPanelLeaves} * kDepth * 65535 <= INT32_MAX);
 
-// packed   several short rows a warp, one load a row                      (the fastest dim in memory is reduced)
-// dense    a warp takes a unit of row_unit() neighbouring leaves of a row, whose elements lie one stride apart, or in pieces
-// rows     the same for rows in any dims: three and more, or two of many short rows; or rows too many or too long for dense
-// flat     short dense rows: neighbouring threads take one, a load each, and have loads of several rows in flight
-// thin     a thread takes all of its outputs' few elements, up to kLoads  (the fastest dim in memory is kept)
+// dense    a warp takes a unit of row_unit() neighbouring leaves of a row (the fastest dim in memory is reduced)
+// rows     the same, element by element, for rows that are too many, or too long in nested dims, for dense
+// flat     short rows: neighbouring threads take one, a load each or a few, and have loads of several rows in flight
+// thin     a thread takes all elements of its outputs, if these are few   (the fastest dim in memory is kept)
 // columns  a warp takes neighbouring columns, a thread neighbouring leaves of them
 // panels   the same in vectors, one stride from row to row
 // narrow   a block takes runs of leaves of few dense columns, as pieces of memory
 // ring_rows  short rows at odd addresses through a ring of stages in shared memory, which bulk copies fill far ahead
 // expanded a thread an output, which has one element many times
 // tiny     dense rows of up to tiny_length() elements: a thread takes `vector` rows as so many vectors
-enum class Kernel : uint8_t { packed, rows, thin, columns, ring_rows, narrow, expanded, tiny, dense, flat, panels };
+enum class Kernel : uint8_t { rows, thin, columns, ring_rows, narrow, expanded, tiny, dense, flat, panels };
 
 // How a kernel finds the elements of an output.
 // dense    side by side
@@ -54,7 +53,8 @@ enum class Kernel : uint8_t { packed, rows, thin, columns, ring_rows, narrow, ex
 // nested   in nested dims
 // shifted  rows or columns at odd addresses: in aligned vectors that hold them (cuda/shifted.cuh)
 // spread   columns at odd addresses: a thread reads a vector's, one by one, apart from each other
-enum class Walk : uint8_t { dense, linear, nested, shifted, spread };
+// deep     in more than two nested dims: a kernel's walk of rows, where that of the plan is nested
+enum class Walk : uint8_t { dense, linear, nested, shifted, spread, deep };
 
 // Whether a kernel leaves the quotients of means to the join: of bytes in the ring, where a division in the code costs the sum
 // as well. Rows (2^20, 100) of float8 take 38.2 us, and 45.2 with it.
@@ -118,11 +118,27 @@ GPUREDUCE_HOST_DEVICE constexpr int flat_groups(int bytes, int vector) {
 }
 
 // Loads that a thread of it keeps in flight: (2^23, 8) bfloat16 35.9 us with four of 16 bytes, and 36.5 with eight; (2^20, 100)
-// 51.1 with four of 8 bytes, and 50.6 with eight.
-GPUREDUCE_HOST_DEVICE constexpr int flat_loads(int bytes, int groups) {
-  const int loads = bytes == kGranule ? 4 : 8;
+// 51.1 with four of 8 bytes, and 50.6 with eight. Of rows that are not dense more, whose places are worked out first.
+GPUREDUCE_HOST_DEVICE constexpr int flat_loads(int bytes, int groups, bool in_pieces) {
+  const int loads = bytes == kGranule ? 4 : in_pieces ? 8 : 16;
   return groups > loads ? groups : loads;
 }
+
+// What dense is compiled for: more than two dims are deep; of elements that are converted at run time, all nested ones are, and
+// others linear. Deep rows are read in two elements a leaf or in kDepth.
+inline Walk dense_walk(Walk walk, const Problem& p, bool typed) {
+  if (!typed) return p.reduced.size() > 1 ? Walk::deep : Walk::linear;
+  return p.reduced.size() > 2 ? Walk::deep : walk;
+}
+
+// Threads that a row of the flat kernel has at least: those that are compiled. Rows of half as many vectors are read one by
+// one.
+GPUREDUCE_HOST_DEVICE constexpr int flat_width(bool in_pieces, bool any, int vector) {
+  return in_pieces ? 1 : any ? 8 : vector > 1 ? 16 : 4;
+}
+
+// Whether it reads rows as pieces of memory; or else in any dims.
+GPUREDUCE_HOST_DEVICE constexpr bool reads_pieces(Walk walk, int bytes) { return walk == Walk::dense && bytes >= 4; }
 
 // Groups of 32 * vector leaves that a unit of a row has, of elements of so many bytes: as many as keep kLoads whole vectors in
 // flight, or as many registers' single elements, but no more than a chunk has.
@@ -166,8 +182,8 @@ GPUREDUCE_HOST_DEVICE constexpr bool shares_blocks(int vector, int elements) { r
 
 // Whether kernels of single elements, eight a leaf, added in sums of so many bytes, read a short last chunk with loads for two:
 // wider sums have no registers left for it.
-GPUREDUCE_HOST_DEVICE constexpr bool reads_short(int vector, int elements, int sum) {
-  return vector == 1 && elements == kDepth && sum <= 8;
+GPUREDUCE_HOST_DEVICE constexpr bool reads_short(int vector, int elements, int sum, Walk walk) {
+  return vector == 1 && elements == kDepth && sum <= 8 && walk != Walk::deep;
 }
 
 // Leaves of a unit that is read with those: as many loads as a whole one's. (16384, 5001) float32, whose short chunk is one
@@ -196,6 +212,9 @@ GPUREDUCE_HOST_DEVICE constexpr int tiny_runs(int length) { return kLoads / leng
 // Runs of outputs that a thread of the thin kernel takes: as many as keep kLoads loads in flight; of vectors one, for results
 // are written meanwhile. (2, 2^25) float32 93.4 us, and 94.2 with four.
 GPUREDUCE_HOST_DEVICE constexpr int thin_runs(int vector, int elements) { return vector > 1 ? 1 : kLoads / elements; }
+
+// Columns that a thread of it takes whole, of more elements, side by side: vectors of bytes have too many sums.
+GPUREDUCE_HOST_DEVICE constexpr bool wholes_columns(int vector) { return vector <= 8; }
 
 // Batches of leaves that a thread of the columns kernel takes where it takes several. Of bytes a batch is large already. Of
 // vectors a stride apart it takes one: the panels kernel takes these, but for more batches of columns, or rows, than its grid
@@ -302,9 +321,9 @@ struct Plan {
   int vector;  // elements a load
   Walk walk;
   int warps;            // a block
-  int warp_columns;     // columns, panels: threads of a warp side by side; packed: threads a row
-  int thread_elements;  // elements of a leaf a thread has in flight at once: kDepth, or 2 or 1 where leaves have no more;
-                        // thin: of an output, 2, 4 or 8
+  int warp_columns;     // columns, panels: threads of a warp side by side
+  int thread_elements;  // elements of a leaf a thread has in flight at once: kDepth, or 4, 2 or 1 where leaves have no more;
+                        // thin: of an output, 2, 4 or 8; or more than it has at once, of a whole column
   int batches;          // columns, panels: how often it does that, for neighbouring leaves: once or so many times;
                         // narrow: runs a tile
   PanelShape panel;

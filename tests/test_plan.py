@@ -17,7 +17,7 @@ DENSE_DEPTH = 32768  # rows that split rows' grids are deep
 MOST_SHARED_MEMORY = 227 * 1024  # that a block of compute capability 9.0 may have
 MOST_UNASKED_MEMORY = 48 * 1024  # ... without asking for it
 SMALL_INTEGERS = {"bool", "int8", "uint8", "int16", "uint16"}  # added up in 32 bits
-KERNELS = {"packed", "rows", "thin", "columns", "narrow", "ring_rows", "expanded", "tiny", "dense", "flat", "panels"}
+KERNELS = {"rows", "thin", "columns", "narrow", "ring_rows", "expanded", "tiny", "dense", "flat", "panels"}
 
 # Sizes and reduced dims of the measured grid.
 ROWS = [(1 << 25, 2), (1 << 24, 3), (1 << 23, 8), (1 << 21, 32), (1 << 20, 100), (1 << 18, 1000), (65536, 1024)]
@@ -294,7 +294,9 @@ def test_alignment_bounds_the_vectors():
         assert plan["kernel"] == "panels" and plan["vector"] == vector and plan["walk"] == "spread", (sizes, source)
         for tuning in ("vector=1", "kernel=columns"):
             plan = check_plan(sizes, contiguous(sizes), (0,), source, tuning=tuning)[0]
-            assert plan["kernel"] == "columns" and plan["vector"] == 1 and plan["walk"] == "linear"
+            whole = tuning == "vector=1" and sizes == (9, 100_001)
+            assert plan["kernel"] == ("thin" if whole else "columns")
+            assert plan["vector"] == 1 and plan["walk"] == "linear"
     assert check_plan((16384, 4097), (4097, 1), (0,))[0]["tile_outputs"] == 125  # 33 even tiles, of up to 128
     for sizes, source in [
         ((300, 201), "float32"),
@@ -304,7 +306,7 @@ def test_alignment_bounds_the_vectors():
         ((90_000, 3), "bfloat16"),
     ]:
         assert check_plan(sizes, contiguous(sizes), (0,), source)[0]["vector"] == 1
-    assert check_plan((80, 97), (97, 1), (1,), "int8")[0]["kernel"] == "ring_rows"
+    assert check_plan((20_000, 97), (97, 1), (1,), "int8")[0]["kernel"] == "ring_rows"
     assert check_plan((8, 4097), (4097, 1), (1,))[0]["vector"] == 1  # single words are as fast
     plan = check_plan((8, 4096), (4096, 1), (1,))[0]
     assert plan["kernel"] == "dense" and plan["vector"] == 4 and plan["walk"] == "dense"
@@ -312,14 +314,16 @@ def test_alignment_bounds_the_vectors():
 
 
 def test_short_rows():
-    """A thread takes whole rows that are no even number of words apart, where pieces would leave many threads idle."""
+    """A thread takes whole rows that are no even number of words apart, where pieces would leave many threads idle and
+    rows are many; few are read one by one."""
     whole = [(1 << 20, 100, "int8"), (1 << 20, 66, "bfloat16"), (1 << 20, 33, "float32"), (1 << 20, 45, "int32")]
-    whole += [(1 << 20, 89, "bfloat16"), (4096, 99, "int8"), (3000, 21, "bfloat16"), (1 << 21, 17, "float8_e5m2")]
-    whole += [(3000, 257, "bfloat16"), (1 << 17, 511, "bfloat16"), (1 << 18, 129, "float32")]
+    whole += [(1 << 20, 89, "bfloat16"), (10_600, 99, "int8"), (200_000, 21, "bfloat16"), (1 << 21, 17, "float8_e5m2")]
+    whole += [(17_000, 257, "bfloat16"), (1 << 17, 511, "bfloat16"), (1 << 18, 129, "float32")]
     pieces = [(1 << 17, 100, "int8"), (1 << 20, 60, "int8"), (1 << 21, 29, "float32"), (1 << 20, 34, "float32")]
     pieces += [(1 << 18, length, "float32") for length in (257, 301, 302, 511, 512)]
     pieces += [(1 << 17, length, "float64") for length in (129, 300, 301, 511, 512)]
-    shared = [(3000, 13, "int8"), (31, 99, "int8"), (3000, 11, "float16", 12)]
+    pieces += [(10_500, 99, "int8"), (31, 99, "int8"), (199_000, 21, "bfloat16"), (16_000, 256, "float16", 257)]
+    shared = [(90_000, 13, "int8"), (20_000, 99, "int8", 104), (400_000, 11, "float16", 12)]
     for kernel, width, cases in (("ring_rows", 0, whole), ("flat", None, pieces), ("ring_rows", 1, shared)):
         for rows, length, source, *pitch in cases:
             plan = check_plan((rows, length), (pitch[0] if pitch else length, 1), (1,), source)[0]
@@ -425,8 +429,8 @@ def test_several_rows_a_block():
     for rows, length, source, step, warps, block_rows in [
         (1 << 16, 1025, "float32", 1, 4, 2),
         (1 << 16, 1025, "bfloat16", 2, 4, 2),
-        (1 << 16, 1025, "int8", 2, 8, 4),
-        (1 << 16, 1025, "int8", 1 << 10, 2, 1),  # whole sectors
+        (1 << 16, 1025, "int8", 2, 4, 4),
+        (1 << 16, 1025, "int8", 1 << 10, 1, 1),  # whole sectors
         (1 << 17, 513, "float64", 1, 4, 2),
         (1 << 18, 129, "complex128", 1, 8, 4),
         (1 << 16, 1351, "float32", 1, 2, 1),
@@ -452,6 +456,7 @@ def test_shared_memory_of_several_rows(tile_leaves):
         (1025, "float32", 1, 256),
         (1025, "int8", 2, 256),
         (300, "float64", 2, 256),
+        (513, "float64", 1, 256),
         (200, "complex128", 1, 128),
     ]:
         strides = (step * length | 1, step)
@@ -479,32 +484,108 @@ def test_short_last_chunks():
             assert tiles_of(plan) == ("dense", warps, 1, 1024, 1), (source, target, length, plan)
 
 
+def test_whole_columns():
+    """A thread takes whole columns, in vectors if it can, where these are short and blocks of others would be small."""
+    for sizes, strides, dims, source, kernel, vector in [
+        ((10, 40_000), (80_000, 2), (0,), "bfloat16", "thin", 1),
+        ((15, 30_000), (60_000, 2), (0,), "float32", "thin", 1),
+        ((16, 30_000), (60_000, 2), (0,), "float32", "columns", 1),
+        ((256, 40_000), (80_000, 2), (0,), "float32", "thin", 1),
+        ((257, 40_000), (80_000, 2), (0,), "float32", "columns", 1),
+        ((10, 1 << 20), (1 << 20, 1), (0,), "float32", "panels", 4),
+        ((17, 1 << 20), ((1 << 20) + 1, 1), (0,), "bfloat16", "panels", 8),
+        ((16, 1 << 20), ((1 << 20) + 1, 1), (0,), "bfloat16", "thin", 1),
+        ((50_000, 30, 16), (480, 16, 1), (1,), "float32", "thin", 4),
+        ((50_000, 30, 16), (480, 16, 1), (1,), "bfloat16", "thin", 8),
+        ((50_000, 30, 16), (480, 16, 1), (1,), "int8", "thin", 1),
+        ((50_000, 100, 16), (1600, 16, 1), (1,), "float32", "panels", 4),
+        ((5000, 16, 64), (1024, 64, 1), (1,), "int8", "thin", 1),
+        ((5000, 40, 64), (2560, 64, 1), (1,), "int8", "panels", 16),
+        ((9, 1 << 20), (1 << 20, 1), (0,), "float64", "panels", 2),
+        ((9, 12 << 20), (12 << 20, 1), (0,), "float64", "thin", 2),
+        ((2880, 11, 5), (55, 5, 1), (1,), "float32", "thin", 1),
+        ((659, 11, 5), (55, 5, 1), (1,), "float32", "columns", 1),
+        ((660, 11, 5), (55, 5, 1), (1,), "float32", "thin", 1),
+        ((30_000, 500, 3), (1500, 3, 1), (1,), "float32", "thin", 1),
+        ((3000, 100, 3), (300, 3, 1), (1,), "float32", "panels", 4),
+        ((30_000, 500, 4), (2000, 4, 1), (1,), "float32", "panels", 4),
+        ((3, 400, 4, 1000), contiguous((3, 400, 4, 1000)), (0, 2), "bfloat16", "thin", 8),
+        ((3, 100, 20, 1000), contiguous((3, 100, 20, 1000)), (0, 2), "bfloat16", "columns", 8),
+        ((100_000, 12, 16), (192, 16, 1), (1,), "float32", "thin", 4),
+        ((700, 17, 38, 2, 46), contiguous((700, 19, 40, 2, 46)), (1, 3), "float32", "thin", 1),
+    ]:
+        plan = check_plan(sizes, strides, dims, source)[0]
+        assert (plan["kernel"], plan["vector"]) == (kernel, vector), (sizes, source, plan)
+        assert kernel != "thin" or plan["thread_elements"] > 8, (sizes, source, plan)
+
+
 def test_rows_in_nested_dims():
-    """Two nested dims are rows as others, single elements too; more have a kernel of their own."""
+    """Rows in nested dims are as others, single elements too."""
     images, strides = (64, 32, 14, 14), contiguous((64, 32, 14, 14))
     for source, vector in (("float32", 4), ("bfloat16", 1), ("float64", 2)):
         plan = check_plan(images, strides, (0, 2, 3), source)[0]
         assert (plan["kernel"], plan["walk"], plan["vector"]) == ("dense", "nested", vector)
     plan = check_plan(images, (*strides[:2], 30, 1), (0, 2, 3))[0]
-    assert (plan["kernel"], plan["walk"]) == ("rows", "nested")
-    # Of many short ones, or of two elements a leaf, the general kernel takes several a block.
-    for rows, size, source, kernel in [
-        (3000, 12, "float32", "dense"),
-        (4000, 12, "float32", "rows"),
-        (4000, 31, "float64", "rows"),
-        (4000, 33, "float64", "dense"),
-        (4000, 36, "float32", "rows"),
-        (4000, 37, "float32", "dense"),
+    assert (plan["kernel"], plan["walk"], plan["vector"]) == ("dense", "nested", 1)
+    plan = check_plan((70_000, 40_000), (40_001, 1), (0, 1), "int8")[0]  # indices do not fit 32 bits
+    assert (plan["kernel"], plan["walk"], plan["vector"]) == ("rows", "nested", 1)
+    # Fewer elements a leaf, as in dense rows.
+    for rows, size, source, kernel, elements in [
+        (3000, 22, "float32", "flat", 0),
+        (3000, 23, "float32", "dense", 2),
+        (3000, 32, "bfloat16", "dense", 2),
+        (3000, 33, "float64", "dense", 4),
+        (3000, 46, "float32", "dense", 8),
+        (3000, 12, "complex128", "dense", 2),
     ]:
         strides = (size * (size + 1), size + 1, 1)
-        assert check_plan((rows, size, size), strides, (1, 2), source)[0]["kernel"] == kernel
+        plan = check_plan((rows, size, size), strides, (1, 2), source)[0]
+        assert (plan["kernel"], plan["thread_elements"]) == (kernel, elements), (rows, size, source, plan)
+
+
+def test_short_rows_in_pieces():
+    """Each element is a leaf: in any nested dims, and one step apart if they are many, a warp takes several."""
+    for sizes, strides, source, vector, groups in [
+        ((100, 5, 9), (90, 18, 1), "float32", 1, 2),
+        ((100, 5, 9), (90, 18, 1), "bfloat16", 1, 2),
+        ((100, 16, 32), (1024, 64, 1), "float64", 2, 8),
+        ((100, 16, 32), (1024, 64, 1), "float32", 4, 4),
+        ((100, 16, 32), (1024, 64, 1), "bfloat16", 8, 2),
+        ((100, 15, 33), (1024, 64, 1), "int8", 1, 16),
+        ((100, 4, 5, 6), (1024, 128, 16, 1), "complex64", 2, 2),
+        ((100, 4, 4, 8), (1024, 128, 16, 1), "complex128", 1, 4),
+    ]:
+        plan = check_plan(sizes, strides, tuple(range(1, len(sizes))), source)[0]
+        assert (plan["kernel"], plan["walk"]) == ("flat", "nested"), (sizes, source, plan)
+        assert (plan["vector"], plan["row_width"]) == (vector, 32), (sizes, source, plan)
+        loads = max(groups, 4 if plan["vector"] * model.itemsize(source) == 16 else 16)
+        assert plan["tile_outputs"] == plan["warps"] * (loads // groups), (sizes, source, plan)
+    for rows, length, source, kernel in [
+        (4000, 128, "float32", "flat"),
+        (4000, 129, "float32", "dense"),
+        (4000, 128, "int8", "flat"),
+        (4000, 64, "float64", "flat"),
+        (4000, 65, "float64", "dense"),
+        (40, 32, "float32", "flat"),
+        (1056, 128, "float32", "flat"),
+        (1055, 128, "float32", "dense"),
+        (3167, 64, "float64", "dense"),
+    ]:
+        plan = check_plan((rows, length), (2 * length, 2), (1,), source)[0]
+        assert (plan["kernel"], plan["walk"]) == (kernel, "linear"), (rows, length, source, plan)
 
 
 def test_very_many_rows():
-    """More rows than a grid has blocks: the general kernel, which takes no vector that is not whole."""
-    for source in ("bfloat16", "float32"):
-        plan = check_plan((1 << 31, 301), (0, 1), (1,), source)[0]
-        assert (plan["kernel"], plan["vector"]) == ("rows", 1)
+    """More rows than 32 bits count: short ones are a thread's each, and others the general kernel's."""
+    for rows, length, source, kernel in [
+        ((1 << 31) - 2, 3, "int8", "ring_rows"),
+        (1 << 31, 8, "bfloat16", "thin"),
+        (1 << 34, 3, "int8", "thin"),
+        (1 << 34, 512, "bool", "thin"),
+        (1 << 31, 513, "float32", "rows"),
+    ]:
+        plan = check_plan((rows, length), (0 if length > 500 else length, 1), (1,), source)[0]
+        assert plan["kernel"] == kernel and (kernel == "ring_rows" or plan["vector"] == 1), (rows, length, plan)
 
 
 def test_rows_of_very_many_elements():
@@ -553,7 +634,7 @@ def test_clusters():
         ((1 << 14, 4096), "bfloat16", 512, 4),  # of one line each; of two they would be eight, too many
         ((1 << 14, 4000), "bfloat16", 256, 1),  # where lines are not whole
         ((1 << 16, 1024), "bfloat16", 256, 1),
-        ((1 << 14, 6144), "float32", 64, 1),
+        ((1 << 14, 6144), "float32", 256, 1),
         ((16_000, 4096), "int32", 128, 1),  # 1024 tiles, too many
         ((1000, 512), "float32", 128, 4),
         ((2048, 4096), "float32", 128, 4),
@@ -659,21 +740,36 @@ def test_columns_in_short_tiles():
         ((4096, 1 << 17), "int8", 512),
         ((1024, 1 << 18), "float32", 512),  # leaves of two elements
         ((1 << 19, 512), "float32", 1024),  # rows close to each other
-        ((4096, 20_000), "float32", 64),
-        ((4096, 24_000), "float32", 64),
-        ((4096, 40_000), "bfloat16", 64),
-        ((2048, 20_000), "float32", 128),
+        ((50_257, 1024), "float32", 64),
+        ((4096, 27_000), "float32", 64),
+        ((113_961, 1024), "float16", 64),  # the last chunk ragged
+        ((1_206_396, 64), "float32", 64),  # few columns
         ((4096, 20_000), "int32", 64),
         ((4096, 16_384), "int32", 128),  # sums wider than elements
         ((1 << 14, 20_480), "float8_e5m2", 128),
         ((4096, 10_000), "bfloat16", 128),  # few bytes
-        ((4096, 24_576), "float32", 64),
         ((1536, 38_400), "bfloat16", 64),  # half as many bytes, but only two tiles a column
         ((4096, 9600), "bfloat16", 128),
         ((4096, 16_384), "float32", 512),  # even
-        ((1 << 14, 6144), "float32", 64),
     ]
-    check_plans(cases, 0, "tile_leaves", kernel="panels")
+    check_plans(cases, 0, "tile_leaves", kernel="panels", warps=8)
+
+
+def test_columns_in_small_blocks():
+    """Where tiles are more than run at a time in large blocks, but not in small ones; also longer tiles for that."""
+    cases = [
+        ((20_000, 2048), "float32", 128, 4),
+        ((8579, 6144), "float32", 256, 4),
+        ((200_000, 1024), "float32", 512, 4),
+        ((4096, 24_576), "float32", 256, 4),
+        ((9103, 3072), "complex64", 256, 4),
+        ((10_046, 8192), "bfloat16", 128, 4),
+        ((19_019, 2048), "bfloat16", 64, 4),
+        ((50_257, 1024), "float32", 64, 8),  # three quarters of the places, and a few more
+        ((10_000, 4096), "float8_e5m2", 64, 4),  # float8 some more
+        ((460, 86_080), "int8", 512, 8),  # leaves of an element
+    ]
+    check_plans(cases, 0, "tile_leaves", "warps", kernel="panels")
 
 
 def test_ragged_columns():

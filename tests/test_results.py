@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pathlib
+import random
 import re
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ import pictures  # noqa: E402
 import provenance  # noqa: E402
 import report  # noqa: E402
 import timing  # noqa: E402
+import views  # noqa: E402
 
 
 def bench(*arguments):
@@ -582,6 +584,27 @@ def test_wrong_sums_are_not_timed(wrong, message, small_models, monkeypatch):
     monkeypatch.setattr(models.torch_reduce, "sum", wrong)
     with pytest.raises(SystemExit, match=message):
         models.gradients(torch.device("cpu"))
+
+
+def test_random_views():
+    """bench/views.py makes the same views of a seed, and its summary begins with those that torch.sum sums faster."""
+    made = [[views.random_view(random.Random(seed), 8, 14) for seed in range(200)] for _ in range(2)]
+    assert made[0] == made[1] and len({str(view) for view in made[0]}) > 190
+    for view in made[0]:
+        x = view.of(torch.zeros(view.elements(), dtype=view.dtype))
+        assert x.dim() == len(view.stored) and set(view.dims) <= set(range(x.dim())), view
+    lines = list(views.summary([(made[0][0], 1.0, 4.0), (made[0][1], 4.0, 2.0), (made[0][2], 1.0, 2.0)]))
+    assert lines[0].startswith("3 views: 1.59 times") and "in 1 torch.sum" in lines[0]
+    assert str(made[0][1]) in lines[2] and str(made[0][0]) in lines[4]
+
+
+def test_views_are_measured(cuda, capsys, tmp_path):
+    """bench/views.py checks and measures views, and keeps what it has measured."""
+    views.main(["--count", "5", "--seed", "7", "--log2", "8", "12", "--save", str(tmp_path / "views.json")])
+    assert "5 views" in capsys.readouterr().out
+    kept = json.loads((tmp_path / "views.json").read_text())
+    assert len(kept["views"]) == 5 and kept["csrc"] == provenance.csrc_hash()
+    assert all(row["us"] > 0 and row["torch_us"] > 0 for row in kept["views"])
 
 
 def test_cold_races_flush(cuda):

@@ -52,6 +52,11 @@ SHAPES = [  # sizes, reduced dims, tuning: every kernel, with joins and without,
     ((41, 3, 100), [0, 2]),
     ((4, 3, 10, 3, 64), [0, 2, 4]),
     ((4, 3, 7, 3, 331), [0, 2, 4]),
+    ((30, 3, 30, 88), [0, 2]),
+    ((30, 3, 60, 45), [0, 2]),
+    ((30, 3, 160, 12), [0, 2]),
+    ((20, 4000), [0], "kernel=thin"),
+    ((3, 40, 9, 96), [0, 2], "kernel=thin"),
     ((9000, 128), [0], "kernel=panels,batches=4"),
     ((2048, 384), [0], "kernel=panels,tile_leaves=512,warps=2"),
     ((8193, 64), [0], "kernel=panels,tile_leaves=4096,warps=2"),
@@ -67,6 +72,7 @@ SHAPES = [  # sizes, reduced dims, tuning: every kernel, with joins and without,
     ((2, 100001), [1]),
     ((5, 12345), [1], "tile_leaves=512"),
     ((5, 12345), [1], "kernel=rows,tile_leaves=512"),
+    ((4, 3, 7, 3, 331), [0, 2, 4], "kernel=rows"),
     ((3, 40000), [1], "tile_leaves=1024"),
     ((4, 12345), [1], "cluster=8,tile_leaves=512"),
     ((20480, 1), [0]),
@@ -78,18 +84,27 @@ SHAPES = [  # sizes, reduced dims, tuning: every kernel, with joins and without,
     ((9, 5001), [1], "multiprocessors=1"),
     *(((27, n), [1], "multiprocessors=1") for n in (1025, 1040)),
 ]
-VIEWS = [  # elements, how they are seen, reduced dims, tuning: two apart, also in two dims; a row many times
+VIEWS = [  # elements, how they are seen, reduced dims, tuning: two apart, nested dims, short columns; a row many times
     *((10 * n - 1, lambda x, n=n: x.as_strided((5, n), (2 * n, 2)), [1]) for n in (100, 700, 1500, 5001, 9001)),
     (5999, lambda x: x.as_strided((4, 3, 250), (1500, 500, 2)), [0, 2]),
-    (21600, lambda x: x.as_strided((27, 9, 13), (800, 26, 1)), [1, 2], "multiprocessors=1"),
+    *(
+        (26 * n + 20787, lambda x, n=n: x.as_strided((27, n, 13), (800, 26, 1)), [1, 2], "multiprocessors=1")
+        for n in (9, 30)
+    ),
+    *((312 * n + 11401, lambda x, n=n: x.as_strided((5, n, 11, 13), (2860, 312, 26, 1)), [1, 2, 3]) for n in (3, 5, 9)),
+    *((60 * n, lambda x, n=n: x.as_strided((n, 29), (60, 2)), [0]) for n in (900, 1900)),
+    (39997, lambda x: x.as_strided((20, 999), (2000, 2)), [0], "multiprocessors=1"),
+    (14994, lambda x: x.as_strided((100, 7, 4, 3), (150, 21, 5, 1)), [1, 2], "multiprocessors=1"),
     (300, lambda x: x.expand(5000, -1), [0]),
 ]
+RINGS = [(40, 7), (1003, 3), (777, 100), (777, 101), (37, 301), (37, 511)]  # short rows of narrow elements
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.int64, torch.complex64]
 
 
 def sums(dtype):
     """Every sum on the GPU, and the same on the CPU."""
-    for sizes, dims, *tuning in SHAPES:
+    rings = [(sizes, [1], "kernel=ring_rows") for sizes in RINGS] if dtype.itemsize < 4 else []
+    for sizes, dims, *tuning in [*SHAPES, *rings]:
         x = torch.randint(0, 100, sizes).to(dtype)
         for result in (None, torch.float64, torch.int32) if dtype is torch.float32 else (None,):
             tuning = tuning if result is None else []  # converted inputs have fewer kernels

@@ -101,21 +101,37 @@ struct TileLoop {
 // Offset of element `index` of an output, from the output's own.
 template <Walk walk, int kRank>
 __device__ __forceinline__ int64_t element_offset(const Nest<kRank>& reduced, int64_t index) {
-  if constexpr (walk == Walk::nested) return reduced.at(index).in;
+  if constexpr (walk == Walk::nested || walk == Walk::deep) return reduced.at(index).in;
   else return walk == Walk::linear ? index * reduced.dims[0].in : index;
 }
 
-// load_unit() of a row in two nested dims, whose address is `row`, from element `begin` on.
-template <bool kWhole, int V, int kCount, int kElements, class Source>
+// load_unit() of a row in nested dims, at offset `row`, from element `begin` on.
+template <bool kWhole, int V, int kCount, int kElements, int kInner, class Source>
 __device__ __forceinline__ void load_nested(Vector<typename Source::Element, V> (&x)[kCount][kElements], const Source& source,
-                                            const Nest<Source::kRank>& reduced, const Stride& next_in_lane, int64_t row,
+                                            const Nest<Source::kRank>& reduced, const Stride<kInner>& next_in_lane, int64_t row,
                                             int64_t begin, int left) {
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
-    Cursor at = reduced.cursor(begin + g * kWarp * V);
+    Cursor at = reduced.template cursor<kInner>(begin + g * kWarp * V);
 #pragma unroll
     for (int d = 0; d < kElements; ++d, next_in_lane.move(at))
       x[g][d] = load_part<V, kWhole>(source, g * kWarp * V + d * kLanes + V <= left, row + at.offset);
+  }
+}
+
+// The same in any number of dims.
+template <bool kWhole, int V, int kCount, int kElements, int kInner, class Source>
+__device__ __forceinline__ void load_deep(Vector<typename Source::Element, V> (&x)[kCount][kElements], const Source& source,
+                                          const Nest<Source::kRank>& reduced, const Stride<kInner>& next_in_lane, int64_t row,
+                                          int64_t begin, int left) {
+  if (reduced.moves()) return load_nested<kWhole>(x, source, reduced, next_in_lane, row, begin, left);
+#pragma unroll
+  for (int g = 0; g < kCount; ++g) {
+#pragma unroll
+    for (int d = 0; d < kElements; ++d) {
+      const int e = g * kWarp * V + d * kLanes;
+      x[g][d] = load_part<V, kWhole>(source, e + V <= left, row + reduced.at(begin + e).in);
+    }
   }
 }
 
@@ -127,7 +143,7 @@ struct Args {
   Tiling tiling;
   Output<Acc> output;
   Nest<Source::kRank> kept, reduced;
-  Stride next_in_lane;  // where two dims are reduced
+  Stride<kInnerDims> next_in_lane, next_leaf;  // to the next element of a leaf, and to the next leaf's
   RingShape ring;
   InputSpan input;
 

@@ -50,6 +50,29 @@ __device__ __forceinline__ Lanes<Element, Acc, V> join_leaves(const Vector<Eleme
   }
 }
 
+// Loads of column_leaves() in nested dims.
+template <int V, int kElements, int kLeaves, int kInner, class Source, class Acc>
+__device__ __forceinline__ void load_leaves(Vector<typename Source::Element, V> (&x)[kLeaves][kElements],
+                                            const Args<Source, Acc>& a, const ColumnPiece& piece, int first, int left,
+                                            const Stride<kInner>& next_in_lane, const Stride<kInner>& next_leaf) {
+  const auto load = [&](int l, int d, int64_t offset) {
+    x[l][d] = a.source.template load_if<V>(l + d * kLanes < left, piece.place + offset);
+  };
+  const auto cursor = [&](int e) { return a.reduced.template cursor<kInner>(piece.first + first + e); };
+  if constexpr (kLeaves == 1) {
+    Cursor at = cursor(0);
+#pragma unroll
+    for (int d = 0; d < kElements; ++d, next_in_lane.move(at)) load(0, d, at.offset);
+  } else {
+#pragma unroll
+    for (int d = 0; d < kElements; ++d) {
+      Cursor at = cursor(d * kLanes);
+#pragma unroll
+      for (int l = 0; l < kLeaves; ++l, next_leaf.move(at)) load(l, d, at.offset);
+    }
+  }
+}
+
 // kLeaves neighbouring leaves of V columns, up to kElements elements each, all in flight at once; joined in registers.
 template <int V, int kElements, int kLeaves, Walk walk, class Source, class Acc>
 __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves(const Args<Source, Acc>& a,
@@ -64,6 +87,10 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
 #pragma unroll
       for (int d = 0; d < kElements; ++d) x[l][d] = a.source.template load<V>(at + a.template element<walk>(l + d * kLanes));
     }
+  } else if (walk == Walk::nested && a.reduced.are_two()) {
+    load_leaves(x, a, piece, first, left, a.next_in_lane.in_two(), a.next_leaf.in_two());
+  } else if (walk == Walk::nested && a.reduced.moves()) {
+    load_leaves(x, a, piece, first, left, a.next_in_lane, a.next_leaf);
   } else {
     const int64_t origin = walk == Walk::nested ? piece.first : 0;
 #pragma unroll
@@ -104,7 +131,8 @@ __device__ __forceinline__ void join_leaves_of_warp(Batch& batch, int width) {
 // memory, where a column's are joined at last.
 //
 // A thread takes kBatches batches (a power of two) of kLoads / kElements leaves, one batch in flight after the other, and keeps
-// the halves that wait for their neighbour, as a binary counter does; or one sum of integers, whose order is free.
+// the halves that wait for their neighbour, as a binary counter does; or one sum of integers, whose order is free. In nested
+// dims, where a batch is a lot of code, and stands once, it takes the plan's batches, kBatches at most.
 template <int V, int kElements, int kBatches, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<typename Source::Element, Acc, V>, kBatches>))
     columns(const __grid_constant__ Args<Source, Acc> a) {
@@ -116,7 +144,8 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<t
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   // Powers of two, so that nothing is divided.
   const int width = a.warp_columns, log_width = __ffs(width) - 1, column = (lane & (width - 1)) * V, row = lane >> log_width;
-  const int unit_leaves = (kWarp * kLeaves * kBatches) >> log_width, units = a.tiling.tile_leaves >> (__ffs(unit_leaves) - 1);
+  const int batches = walk == Walk::nested ? a.batches : kBatches, thread_leaves = batches * kLeaves;
+  const int unit_leaves = (kWarp * thread_leaves) >> log_width, units = a.tiling.tile_leaves >> (__ffs(unit_leaves) - 1);
   wait_for_previous_kernel();
   allow_next_kernel();
   TileLoop loop;
@@ -131,14 +160,13 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<t
     if (walk != Walk::nested) piece.place += a.template element<Walk::linear>(piece.first);
 #pragma unroll 1
     for (int unit = warp; unit < units; unit += warps) {
-      const int leaf = unit * unit_leaves + row * (kLeaves * kBatches);
+      const int leaf = unit * unit_leaves + row * thread_leaves;
       Batch batch;
       batch.clear();
       if (inside && leaf < leaves) {
         Batch waiting[kBatches];
-        // A place in nested dims is a lot of code: it stands once.
 #pragma unroll(walk == Walk::nested ? 1 : kBatches)
-        for (int b = 0; b < kBatches; ++b) {
+        for (int b = 0; b < batches; ++b) {
           if (leaf + b * kLeaves < leaves) batch = column_leaves<V, kElements, kLeaves, walk>(a, piece, leaf + b * kLeaves);
           else batch.clear();
           take_batch(waiting, batch, b);
@@ -216,6 +244,36 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kThinBlocks<Lanes<typ
       for (int j = 0; j < V; ++j) v[j] = static_cast<Acc>(lanes.sum[j]);
       a.output.write_neighbours(offsets[i].out, stride, tile.output + column[i], v);
     }
+  } while (loop.next(a.tiling));
+}
+
+// Columns of up to kLanes elements, each a leaf: a thread takes V whole ones, kLoads leaves in flight after the other, as the
+// threads of columns() take their part.
+template <int V, Walk walk, class Source, class Acc>
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kThinBlocks<Lanes<typename Source::Element, Acc, V>>))
+    whole_columns(const __grid_constant__ Args<Source, Acc> a) {
+  using Batch = Lanes<typename Source::Element, Acc, V>;
+  const int length = static_cast<int>(a.length), column = threadIdx.x * V;
+  const int64_t stride = V > 1 ? a.kept.dims[a.kept.rank - 1].out : 0;
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  TileLoop loop;
+  do {
+    const Tile tile = loop.tile(a.tiling);
+    if (column >= tile.outputs) continue;
+    const Offsets place = a.kept.at(tile.output + column);
+    const ColumnPiece piece{place.in, 0, length};
+    Batch batch, waiting[kLanes / kLoads];
+#pragma unroll 1
+    for (int leaf = 0; leaf < a.tiling.tile_leaves; leaf += kLoads) {
+      if (leaf < length) batch = column_leaves<V, 1, kLoads, walk>(a, piece, leaf);
+      else batch.clear();
+      take_batch(waiting, batch, leaf / kLoads);
+    }
+    Acc v[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) v[j] = static_cast<Acc>(batch.sum[j]);
+    a.output.write_neighbours(place.out, stride, tile.output + column, v);
   } while (loop.next(a.tiling));
 }
 

@@ -1,6 +1,6 @@
-// Rows whose elements lie one stride apart, or in two nested dims: the common case, with as little as can be between a launch
-// and its loads, and after them. Where a cache holds the input, that is most of the time: 2^22 float32 take 4.1 us, and took
-// 5.0 through a kernel for rows of any dims. And short dense rows, of which a warp takes several.
+// Rows in any dims: with as little as can be between a launch and its loads, and after them, where elements lie one stride
+// apart or in two nested dims. Where a cache holds the input, that is most of the time: 2^22 float32 take 4.1 us, and took 5.0
+// through a kernel for rows of any dims. And short rows, in any dims, of which a warp takes several.
 #pragma once
 
 #include "cluster.cuh"
@@ -19,8 +19,9 @@ struct DenseArgs {
   int32_t short_units;  // those that a row's short last chunk is taken in, if any
   Output<Acc> output;
   Nest<Source::kRank> kept, reduced;
-  Stride next_in_lane;  // where two dims are reduced
+  Stride<kInnerDims> next;  // in nested dims: to a thread's next element of a leaf; in flat rows, of a row
   InputSpan input;
+  Stride<kInnerDims> next_row;  // of flat rows: from a thread's row to its next
 
   __device__ __forceinline__ Offsets place(uint32_t row) const {
     if (kept.rank > 1) return kept.at(row);
@@ -35,7 +36,7 @@ struct DenseArgs {
 };
 
 // A unit of a row: row_groups() groups of 32 * V neighbouring leaves from element `first` on. All of their elements are there,
-// or with kWhole false, those before the row's end. Nested dims are two, and vectors whole there.
+// or with kWhole false, those before the row's end. In nested dims vectors are whole.
 template <int V, int kElements, Walk walk, bool kWhole, class Source, class Acc>
 __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, int64_t row, int64_t first) {
   using Element = typename Source::Element;
@@ -44,7 +45,9 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, i
   const int left = static_cast<int>(min(a.length - begin, int64_t{kChunk}));
   Vector<Element, V> x[kCount][kElements];
   if constexpr (walk == Walk::nested) {
-    load_nested<kWhole>(x, a.source, a.reduced, a.next_in_lane, row, begin, left);
+    load_nested<kWhole>(x, a.source, a.reduced, a.next.in_two(), row, begin, left);
+  } else if constexpr (walk == Walk::deep) {
+    load_deep<kWhole>(x, a.source, a.reduced, a.next, row, begin, left);
   } else if constexpr (walk == Walk::linear) {
     static_assert(V == 1);
     // A group's address moves on from element to element: all of a unit's together do not fit the registers.
@@ -100,7 +103,8 @@ __device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, int64
   } else {
     constexpr int kUnit = row_unit(V, kElements, sizeof(typename Source::Element)), kChunkUnits = kLanes / kUnit;
     const int64_t first = int64_t{unit / kChunkUnits} * kChunk + unit % kChunkUnits * kUnit;
-    if (first + (kElements - 1) * kLanes + kUnit <= a.length) return dense_elements<V, kElements, walk, true>(a, row, first);
+    if constexpr (walk != Walk::deep)  // in which all is that much code that it stands once
+      if (first + (kElements - 1) * kLanes + kUnit <= a.length) return dense_elements<V, kElements, walk, true>(a, row, first);
     return dense_elements<V, kElements, walk, false>(a, row, first);
   }
 }
@@ -154,7 +158,7 @@ __global__ void __launch_bounds__(dense_warps(walk) * kWarp, dense_blocks(walk))
   // Or the last chunk is a short one, and taken in fewer units, which have several places each among the sums.
   constexpr int kSize = sizeof(Element), kUnit = row_unit(V, kElements, kSize, walk),
                 kPlaces = short_unit_leaves(kSize) / kUnit;
-  constexpr bool kReadsShort = reads_short(V, kElements, sizeof(Acc));
+  constexpr bool kReadsShort = reads_short(V, kElements, sizeof(Acc), walk);
   const int short_units = kReadsShort && last ? a.short_units : 0;
   const int64_t whole = a.length / kChunk * kChunk;
   const int usual = short_units ? static_cast<int>(whole / kDepth / kUnit - first) : units - has_rest;
@@ -212,11 +216,13 @@ __global__ void __launch_bounds__(dense_warps(walk) * kWarp, dense_blocks(walk))
 
 // Short rows, every element of which is a leaf: kWidth neighbouring threads a row, a vector each, and 32 / kWidth rows side by
 // side; or kGroups times 32 vectors a row. A thread has its vectors of several rows in flight, and then the values change
-// hands, so that each shuffle joins two rows at once.
-template <int V, int kWidth, int kGroups, class Source, class Acc>
+// hands, so that each shuffle joins two rows at once. Where rows are not dense, a thread finds its places in a row once for
+// all.
+template <int V, int kWidth, int kGroups, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) flat_rows(const __grid_constant__ DenseArgs<Source, Acc> a) {
   using Element = typename Source::Element;
-  constexpr int kCount = flat_loads(V * sizeof(Element), kGroups), kBatch = kWidth < kCount ? kWidth : kCount;
+  constexpr int kCount = flat_loads(V * sizeof(Element), kGroups, walk == Walk::dense),
+                kBatch = kWidth < kCount ? kWidth : kCount;
   constexpr int kSide = kWarp / kWidth, kRows = kCount / kGroups * kSide;
   static_assert(kGroups == 1 || (kWidth == kWarp && kGroups <= kCount));
   const int lane = threadIdx.x % kWarp, e = lane % kWidth * V, length = static_cast<int>(a.length);
@@ -225,19 +231,45 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) flat_rows(const __grid
   allow_next_kernel();
   if (first >= a.rows) return;
   const uint32_t mine = first + lane / kWidth;
+  constexpr bool kDense = walk == Walk::dense;
+  int64_t at[kGroups];  // the thread's places in a row
+  if constexpr (!kDense) {
+    const auto find = [&](auto c, const auto& next) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g, next.move(c)) at[g] = c.offset;
+    };
+    if (a.reduced.are_two()) {
+      find(a.reduced.template cursor<1>(e), a.next.in_two());
+    } else if (a.reduced.rank > 2 && a.reduced.moves()) {
+      find(a.reduced.template cursor<kInnerDims>(e), a.next);
+    } else {
+      constexpr Walk kWalk = is_any<Source> ? Walk::nested : Walk::linear;
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) at[g] = a.template element<kWalk>(e + g * kWarp * V);
+    }
+  }
   Vector<Element, V> x[kCount];
   const auto load = [&](auto place) {  // the offset of a row, so many below the thread's first
 #pragma unroll
     for (int i = 0; i < kCount; i += kGroups) {
       const int below = i / kGroups * kSide;
-      const int64_t begin = place(below) + e;
+      const int64_t begin = kDense ? place(below) + e : place(below);
       for_constants(std::make_integer_sequence<int, kGroups>{}, [&](auto g) {
-        constexpr int kBeyond = decltype(g)::value * kWarp * V;
-        x[i + decltype(g)::value] = a.source.template load_if<V, kBeyond>(mine + below < a.rows && e + kBeyond < length, begin);
+        constexpr int kGroup = decltype(g)::value, kBeyond = kGroup * kWarp * V;
+        const bool wanted = mine + below < a.rows && e + kBeyond < length;
+        if constexpr (kDense) x[i + kGroup] = a.source.template load_if<V, kBeyond>(wanted, begin);
+        else x[i + kGroup] = a.source.template load_if<V>(wanted, begin + at[kGroup]);
       });
     }
   };
-  if (a.kept.rank > 1) {
+  if (!kDense && a.kept.rank > 1 && a.kept.moves()) {
+    Cursor row = a.kept.template cursor<kInnerDims>(mine < a.rows ? mine : 0);
+    load([&](int) {
+      const int64_t offset = row.offset;
+      a.next_row.move(row);
+      return offset;
+    });
+  } else if (a.kept.rank > 1) {
     load([&](int below) { return a.kept.at(mine + below < a.rows ? mine + below : 0).in; });
   } else {
     const int64_t begin = mine * a.pitch;

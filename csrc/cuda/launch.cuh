@@ -34,25 +34,36 @@ Args<Source, Acc> make_args(const Launch& launch, const Source& source) {
           output_of<Acc>(launch),
           kept_nest<Source::kRank>(r.problem),
           reduced,
-          reduced.stride(kLanes),
+          reduced.template stride<kInnerDims>(kLanes),
+          reduced.template stride<kInnerDims>(1),
           plan.ring,
           input_span(r)};
 }
 
+// The columns kernel for so many elements of a leaf at once.
+template <int V, int kElements, Walk walk, class Acc, class Source>
+auto columns_kernel(const Plan& plan) {
+  constexpr int kMany = column_batches(V, walk == Walk::nested);
+  if constexpr (walk != Walk::nested)
+    if (plan.batches == 1) return columns<V, kElements, 1, walk, Source, Acc>;
+  return columns<V, kElements, kMany, walk, Source, Acc>;
+}
+
 template <int V, Walk walk, class Acc, class Source>
 auto column_kernel(const Plan& plan) {
-  if (plan.kernel == Kernel::thin)
-    return plan.thread_elements == 2   ? thin<V, 2, walk, Source, Acc>
-           : plan.thread_elements == 4 ? thin<V, 4, walk, Source, Acc>
-                                       : thin<V, kLoads, walk, Source, Acc>;
-  constexpr int kMany = column_batches(V, walk == Walk::nested);
-  if (plan.batches > 1)
-    return plan.thread_elements == 1   ? columns<V, 1, kMany, walk, Source, Acc>
-           : plan.thread_elements == 2 ? columns<V, 2, kMany, walk, Source, Acc>
-                                       : columns<V, kLoads, kMany, walk, Source, Acc>;
-  return plan.thread_elements == 1   ? columns<V, 1, 1, walk, Source, Acc>
-         : plan.thread_elements == 2 ? columns<V, 2, 1, walk, Source, Acc>
-                                     : columns<V, kLoads, 1, walk, Source, Acc>;
+  const int elements = plan.thread_elements;
+  if (plan.kernel == Kernel::thin) {
+    if constexpr (wholes_columns(V))
+      if (elements > kLoads) return whole_columns<V, walk, Source, Acc>;
+    if constexpr (walk != Walk::nested)  // else there are four at least
+      if (elements == 2) return thin<V, 2, walk, Source, Acc>;
+    return elements == 4 ? thin<V, 4, walk, Source, Acc> : thin<V, kLoads, walk, Source, Acc>;
+  }
+  if constexpr (V == 1 || walk == Walk::nested) {  // else panels takes most
+    if (elements == 2) return columns_kernel<V, 2, walk, Acc, Source>(plan);
+    if (elements == 4) return columns_kernel<V, 4, walk, Acc, Source>(plan);
+  }
+  return elements == 1 ? columns_kernel<V, 1, walk, Acc, Source>(plan) : columns_kernel<V, kLoads, walk, Acc, Source>(plan);
 }
 
 template <class Arguments>
@@ -181,7 +192,7 @@ cudaError_t launch_panels(const Launch& launch, const Source& source) {
 template <int V, int kElements, Walk walk, class Acc, class Source>
 auto dense_kernel(const Plan& plan) {
   constexpr int kUnitLeaves = row_unit(V, kElements, sizeof(typename Source::Element), walk);
-  if constexpr (walk == Walk::shifted && kElements < kDepth) {  // rows of less than a chunk, and their units are chunks
+  if constexpr (kElements < kDepth && kUnitLeaves == kLanes) {  // rows of less than a chunk, and a unit
     return dense_units<V, kElements, walk, Source, Acc>;
   } else {
     if constexpr (kElements == 2 || kUnitLeaves == kLanes)  // else rows have more units than one
@@ -193,45 +204,55 @@ auto dense_kernel(const Plan& plan) {
 
 template <int V, Walk walk, class Acc, class Source>
 auto dense_kernel(const Plan& plan) {
-  return plan.thread_elements == 2   ? dense_kernel<V, 2, walk, Acc, Source>(plan)
-         : plan.thread_elements == 4 ? dense_kernel<V, 4, walk, Acc, Source>(plan)
-                                     : dense_kernel<V, kDepth, walk, Acc, Source>(plan);
+  if (plan.thread_elements == 2) return dense_kernel<V, 2, walk, Acc, Source>(plan);
+  if constexpr (walk != Walk::deep)
+    if (plan.thread_elements == 4) return dense_kernel<V, 4, walk, Acc, Source>(plan);
+  return dense_kernel<V, kDepth, walk, Acc, Source>(plan);
 }
 
 template <int V, class Acc, class Source>
-auto dense_kernel(const Plan& plan) {
-  if (plan.walk == Walk::nested) return dense_rows<V, kDepth, Walk::nested, Source, Acc>;
-  if constexpr (V == 1) {
-    if (plan.walk == Walk::linear) return dense_kernel<V, Walk::linear, Acc, Source>(plan);
-  } else if constexpr (shifts_rows(sizeof(typename Source::Element))) {
-    if (plan.walk == Walk::shifted) return dense_kernel<V, Walk::shifted, Acc, Source>(plan);
+auto dense_kernel(const Plan& plan, const Problem& p) {
+  const Walk walk = dense_walk(plan.walk, p, !is_any<Source>);
+  if (walk == Walk::deep) return dense_kernel<V, Walk::deep, Acc, Source>(plan);
+  if constexpr (is_any<Source>) {
+    return dense_kernel<V, Walk::linear, Acc, Source>(plan);
+  } else {
+    if (walk == Walk::nested) return dense_kernel<V, Walk::nested, Acc, Source>(plan);
+    if constexpr (V == 1) {
+      if (walk == Walk::linear) return dense_kernel<V, Walk::linear, Acc, Source>(plan);
+    } else if constexpr (shifts_rows(sizeof(typename Source::Element))) {
+      if (walk == Walk::shifted) return dense_kernel<V, Walk::shifted, Acc, Source>(plan);
+    }
+    return dense_kernel<V, Walk::dense, Acc, Source>(plan);
   }
-  return dense_kernel<V, Walk::dense, Acc, Source>(plan);
 }
 
-template <int V, class Acc, class Source>
+template <int V, Walk walk, class Acc, class Source>
 auto flat_kernel(const Plan& plan) {
   constexpr auto groups = [](int most) { return std::min(most, flat_groups(V * sizeof(typename Source::Element), V)); };
+  constexpr int kLeast = flat_width(walk == Walk::dense, is_any<Source>, V);
   switch (plan.row_width * plan.row_groups) {
-    case 1: return flat_rows<V, 1, 1, Source, Acc>;
-    case 2: return flat_rows<V, 2, 1, Source, Acc>;
-    case 4: return flat_rows<V, 4, 1, Source, Acc>;
-    case 8: return flat_rows<V, 8, 1, Source, Acc>;
-    case 16: return flat_rows<V, 16, 1, Source, Acc>;
-    case 32: return flat_rows<V, 32, 1, Source, Acc>;
-    case 64: return flat_rows<V, 32, groups(2), Source, Acc>;
-    case 128: return flat_rows<V, 32, groups(4), Source, Acc>;
-    case 256: return flat_rows<V, 32, groups(8), Source, Acc>;
-    default: return flat_rows<V, 32, groups(16), Source, Acc>;
+    case 1: return flat_rows<V, std::max(1, kLeast), 1, walk, Source, Acc>;
+    case 2: return flat_rows<V, std::max(2, kLeast), 1, walk, Source, Acc>;
+    case 4: return flat_rows<V, std::max(4, kLeast), 1, walk, Source, Acc>;
+    case 8: return flat_rows<V, std::max(8, kLeast), 1, walk, Source, Acc>;
+    case 16: return flat_rows<V, std::max(16, kLeast), 1, walk, Source, Acc>;
+    case 32: return flat_rows<V, 32, 1, walk, Source, Acc>;
+    case 64: return flat_rows<V, 32, groups(2), walk, Source, Acc>;
+    case 128: return flat_rows<V, 32, groups(4), walk, Source, Acc>;
+    case 256: return flat_rows<V, 32, groups(8), walk, Source, Acc>;
+    default: return flat_rows<V, 32, groups(16), walk, Source, Acc>;
   }
 }
 
 // A launch of a kernel that takes DenseArgs.
 template <class Acc, class Source>
-cudaError_t start_dense(const Launch& launch, const Source& source, int unit_leaves, void (*kernel)(DenseArgs<Source, Acc>)) {
+cudaError_t start_dense(const Launch& launch, const Source& source, int unit_leaves, int next, int next_row,
+                        void (*kernel)(DenseArgs<Source, Acc>)) {
   const Reduction& r = launch.reduction;
   const Tiling& t = launch.plan.tiling;
   const KeptDim row = r.problem.kept.empty() ? KeptDim{} : r.problem.kept.back();
+  const auto kept = kept_nest<Source::kRank>(r.problem);
   const auto reduced = reduced_nest<Source::kRank>(r.problem);
   const DenseArgs<Source, Acc> args{source,
                                     r.problem.length,
@@ -243,10 +264,11 @@ cudaError_t start_dense(const Launch& launch, const Source& source, int unit_lea
                                     t.tile_leaves / unit_leaves,
                                     launch.plan.short_units,
                                     output_of<Acc>(launch),
-                                    kept_nest<Source::kRank>(r.problem),
+                                    kept,
                                     reduced,
-                                    reduced.stride(kLanes),
-                                    input_span(r)};
+                                    reduced.template stride<kInnerDims>(next),
+                                    input_span(r),
+                                    kept.template stride<kInnerDims>(next_row)};
   const int rows = launch.plan.block_rows;
   return start_with(launch, kernel, dim3(launch.plan.warps / rows * kWarp, rows), 0, args);
 }
@@ -255,19 +277,19 @@ template <int V, class Acc, class Source>
 cudaError_t launch_dense(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
   const int unit_leaves = row_unit(V, plan.thread_elements, sizeof(typename Source::Element), plan.walk);
-  return start_dense<Acc>(launch, source, unit_leaves, dense_kernel<V, Acc, Source>(plan));
+  return start_dense<Acc>(launch, source, unit_leaves, kLanes, 0, dense_kernel<V, Acc, Source>(plan, launch.reduction.problem));
 }
 
 template <class Acc, class Source>
 cudaError_t launch_flat(const Launch& launch, const Source& source) {
   constexpr int kSize = sizeof(typename Source::Element);
   const Plan& plan = launch.plan;
-  const auto start = [&](auto kernel) { return start_dense<Acc>(launch, source, plan.tiling.tile_leaves, kernel); };
+  const auto start = [&](auto kernel) { return start_dense<Acc>(launch, source, plan.tiling.tile_leaves, 0, 0, kernel); };
   if constexpr (kSize <= 4)
-    if (plan.vector * kSize == 4) return start(flat_kernel<4 / kSize, Acc, Source>(plan));
+    if (plan.vector * kSize == 4) return start(flat_kernel<4 / kSize, Walk::dense, Acc, Source>(plan));
   if constexpr (kSize <= 8)
-    if (plan.vector * kSize == 8) return start(flat_kernel<8 / kSize, Acc, Source>(plan));
-  return start(flat_kernel<16 / kSize, Acc, Source>(plan));
+    if (plan.vector * kSize == 8) return start(flat_kernel<8 / kSize, Walk::dense, Acc, Source>(plan));
+  return start(flat_kernel<16 / kSize, Walk::dense, Acc, Source>(plan));
 }
 
 template <int V, class Acc, class Source, int kLength = 2>
@@ -281,16 +303,13 @@ template <int V, class Acc, class Source>
 cudaError_t launch_width(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
   if (plan.kernel == Kernel::dense) return launch_dense<V, Acc>(launch, source);
+  if (plan.kernel == Kernel::flat)
+    return start_dense<Acc>(launch, source, plan.tiling.tile_leaves, kWarp * V, kWarp / plan.row_width,
+                            flat_kernel<V, Walk::nested, Acc, Source>(plan));
   const bool nested = plan.walk == Walk::nested;
   KernelOf<Source, Acc> kernel;
   if (plan.kernel == Kernel::expanded) {
     kernel = expanded<Source, Acc>;
-  } else if (plan.kernel == Kernel::rows) {
-    kernel = rows<V, Source, Acc>;
-  } else if (plan.kernel == Kernel::packed) {
-    kernel = nested ? packed<V, Walk::nested, Source, Acc> : packed<V, Walk::dense, Source, Acc>;
-    if constexpr (V == 1)
-      if (plan.walk == Walk::linear) kernel = packed<V, Walk::linear, Source, Acc>;
   } else {
     kernel = nested ? column_kernel<V, Walk::nested, Acc, Source>(plan) : column_kernel<V, Walk::linear, Acc, Source>(plan);
   }
@@ -301,7 +320,8 @@ template <class In, class Acc>
 cudaError_t launch_typed(const Launch& launch) {
   constexpr int kVector = sizeof(In) < 16 ? 16 / sizeof(In) : 1;
   const Typed<In> source{static_cast<const In*>(launch.reduction.input), l2_policy(launch.plan)};
-  if (launch.plan.kernel == Kernel::flat) return launch_flat<Acc>(launch, source);
+  if (launch.plan.kernel == Kernel::flat && reads_pieces(launch.plan.walk, launch.plan.vector * static_cast<int>(sizeof(In))))
+    return launch_flat<Acc>(launch, source);
   if constexpr (rings_rows(sizeof(In)))
     if (launch.plan.kernel == Kernel::ring_rows) return launch_ring<Acc>(launch, source);
   if constexpr (kVector > 1 && sizeof(In) > 1)

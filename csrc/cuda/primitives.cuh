@@ -300,6 +300,11 @@ struct Any {
   }
 };
 
+template <class Source>
+constexpr bool is_any = false;
+template <class Acc>
+constexpr bool is_any<Any<Acc>> = true;
+
 // The vector at `offset`, or kBeyond elements beyond it: there as kWhole says, or else if `wanted`.
 template <int V, bool kWhole, int kBeyond = 0, class Source>
 __device__ __forceinline__ Vector<typename Source::Element, V> load_part(const Source& source, bool wanted, int64_t offset) {

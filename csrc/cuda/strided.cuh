@@ -7,22 +7,35 @@ namespace gpureduce::cuda {
 
 struct Offsets { int64_t in, out; };
 
-// A place in two nested dims that moves on by so many elements, always the same: without a division.
+constexpr int kInnerDims = kFastRank - 1;
+
+// A place in nested dims that moves on by so many elements, always the same: without a division. It knows its index in the
+// kInner fastest of them; the slowest needs none.
+template <int kInner>
 struct Cursor {
   int64_t offset;
-  uint32_t inner;
+  uint32_t index[kInner];  // the fastest first
 };
 
+template <int kInner>
 struct Stride {
-  int64_t offset, wrap;  // what a move adds, and what more where it goes beyond the end of the inner dim
-  uint32_t inner, size;  // what it adds to the inner index, and the inner dim's size; 0: this is none
+  int64_t offset, wrap[kInner];          // what a move adds, and what more where it goes beyond the end of a dim
+  uint32_t index[kInner], size[kInner];  // what it adds to the indices, and the dims' sizes
 
-  __device__ __forceinline__ void move(Cursor& c) const {
-    c.inner += inner;
+  // The same in two dims.
+  __device__ __forceinline__ Stride<1> in_two() const { return {offset, {wrap[0]}, {index[0]}, {size[0]}}; }
+
+  __device__ __forceinline__ void move(Cursor<kInner>& c) const {
     c.offset += offset;
-    if (c.inner >= size) {
-      c.inner -= size;
-      c.offset += wrap;
+    bool carry = false;
+#pragma unroll
+    for (int d = 0; d < kInner; ++d) {
+      c.index[d] += index[d] + carry;
+      carry = c.index[d] >= size[d];
+      if (carry) {
+        c.index[d] -= size[d];
+        c.offset += wrap[d];
+      }
     }
   }
 };
@@ -49,17 +62,43 @@ struct Nest {
       d.magic = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << d.shift) - size)) / size + 1);
   }
 
-  // Moves in two dims, where stride() says so.
-  __device__ __forceinline__ Cursor cursor(int64_t index) const {
-    const uint32_t i = static_cast<uint32_t>(index), q = dims[1].divide(i), r = i - q * static_cast<uint32_t>(dims[1].size);
-    return {q * dims[0].in + r * dims[1].in, r};
+  // Whether a cursor moves in these dims, always in as few as kFastRank; and whether they are two.
+  __device__ __forceinline__ bool moves() const { return kCapacity <= kFastRank || (narrow && rank <= kFastRank); }
+  __device__ __forceinline__ bool are_two() const { return rank == 2 && moves(); }
+
+  // kInner: 1 in two dims, or kInnerDims.
+  template <int kInner>
+  __device__ __forceinline__ Cursor<kInner> cursor(int64_t index) const {
+    Cursor<kInner> c{};
+    uint32_t i = static_cast<uint32_t>(index);
+#pragma unroll
+    for (int d = 0; d < kInner; ++d) {
+      const int dim = kInner == 1 ? 1 : rank - 1 - d;
+      if (dim < 1) continue;
+      const uint32_t q = dims[dim].divide(i);
+      c.index[d] = i - q * static_cast<uint32_t>(dims[dim].size);
+      c.offset += c.index[d] * dims[dim].in;
+      i = q;
+    }
+    c.offset += i * dims[0].in;
+    return c;
   }
 
-  Stride stride(int64_t elements) const {
-    if (rank != 2 || !narrow) return {};
-    const int64_t size = dims[1].size, q = elements / size, r = elements % size;
-    return {q * dims[0].in + r * dims[1].in, dims[0].in - size * dims[1].in, static_cast<uint32_t>(r),
-            static_cast<uint32_t>(size)};
+  template <int kInner>
+  Stride<kInner> stride(int64_t elements) const {
+    Stride<kInner> s{};
+    if (elements == 0) return s;  // none is wanted
+    for (int d = 0; d < kInner; ++d) {
+      const int dim = rank - 1 - d;
+      s.size[d] = dim < 1 ? UINT32_MAX : static_cast<uint32_t>(dims[dim].size);
+      if (dim < 1) continue;
+      s.index[d] = static_cast<uint32_t>(elements % dims[dim].size);
+      s.offset += s.index[d] * dims[dim].in;
+      s.wrap[d] = dims[dim - 1].in - dims[dim].size * dims[dim].in;
+      elements /= dims[dim].size;
+    }
+    if (rank > 0) s.offset += elements * dims[0].in;
+    return s;
   }
 
   // The same place as at(), if the index in the last dim is known: nothing to divide in up to two dims.

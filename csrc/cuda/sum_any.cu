@@ -3,20 +3,22 @@
 
 namespace gpureduce::cuda {
 
-cudaError_t reduce_any(const Launch& launch) {
+template <class Acc>
+cudaError_t reduce_converted(const Launch& launch) {
   const Reduction& r = launch.reduction;
-  switch (r.accumulator) {
-#define GPUREDUCE_ANY(name)                                                                                                    \
-  case Accumulator::name: {                                                                                                    \
-    using Acc = Sum<Accumulator::name>;                                                                                        \
-    return launch_width<1, Acc>(launch, Any<Acc>{r.input, l2_policy(launch.plan), r.in, r.conversion, r.negate, r.conjugate}); \
-  }
-    GPUREDUCE_ANY(f32)
-    GPUREDUCE_ANY(f64)
-    GPUREDUCE_ANY(i64)
-    GPUREDUCE_ANY(c64)
-    GPUREDUCE_ANY(c128)
-#undef GPUREDUCE_ANY
+  const Any<Acc> source{r.input, l2_policy(launch.plan), r.in, r.conversion, r.negate, r.conjugate};
+  if (launch.plan.kernel == Kernel::rows)
+    return start<Any<Acc>, Acc>(launch, source, rows<Any<Acc>, Acc>, launch.plan.warps * kWarp);
+  return launch_width<1, Acc>(launch, source);
+}
+
+cudaError_t reduce_any(const Launch& launch) {
+  switch (launch.reduction.accumulator) {
+    case Accumulator::f32: return reduce_converted<Sum<Accumulator::f32>>(launch);
+    case Accumulator::f64: return reduce_converted<Sum<Accumulator::f64>>(launch);
+    case Accumulator::i64: return reduce_converted<Sum<Accumulator::i64>>(launch);
+    case Accumulator::c64: return reduce_converted<Sum<Accumulator::c64>>(launch);
+    case Accumulator::c128: return reduce_converted<Sum<Accumulator::c128>>(launch);
   }
   return cudaErrorInvalidValue;
 }

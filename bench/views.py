@@ -1,0 +1,160 @@
+"""Random views of random tensors, summed by torch_reduce and by torch.sum: where is ours the slower one?
+
+    python bench/views.py                            a minute: 600 views of 2^12 to 2^25 elements
+    python bench/views.py --count 400 --log2 22 27 --seed 2
+    python bench/views.py --save FILE                keeps them, as JSON
+
+The grid (bench/grid.py) has the shapes of models; this has any: one to five dims, cropped, every second or third
+element, permuted, at an offset, and some of the dims summed. The same seed makes the same views. Our sums are compared
+with the CPU's, bit by bit, where they have at most 2^22 elements, and otherwise with torch's. Times are of the GPU, in
+a CUDA graph, with a cold cache (bench/timing.py). Prints the geometric mean, how many are slower, and these first.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import math
+import pathlib
+import random
+import sys
+import time
+
+import torch
+
+import cases
+import contenders as who
+import timing
+
+DTYPES = 4 * [torch.float32] + 3 * [torch.bfloat16] + [torch.float16, torch.float64, torch.complex64]
+DTYPES += [torch.int8, torch.int32, torch.int64]
+MOST_BYTES = 1 << 30
+CHECKED = 1 << 22  # elements of views whose bits are compared with the CPU's
+SHOWN = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """`torch.empty(stored).view(...)`, from `offset` elements on, cut in each dim by a slice, and permuted."""
+
+    dtype: torch.dtype
+    stored: tuple
+    slices: tuple  # (start, stop, step) of each stored dim
+    order: tuple  # the stored dim that each dim is
+    offset: int
+    dims: tuple  # that are summed
+
+    def elements(self):
+        return math.prod(self.stored) + self.offset
+
+    def of(self, flat):
+        cut = tuple(slice(*s) for s in self.slices)
+        return flat[self.offset : self.elements()].view(self.stored)[cut].permute(self.order)
+
+    def __str__(self):
+        names = (
+            ":" if s == (0, n, 1) else ":".join(str(v) for v in (s if s[2] > 1 else s[:2]))
+            for s, n in zip(self.slices, self.stored, strict=True)
+        )
+        text = f"{cases.dtype_name(self.dtype)} {self.stored}"
+        if any(s != (0, n, 1) for s, n in zip(self.slices, self.stored, strict=True)):
+            text += f"[{', '.join(names)}]"
+        if self.order != tuple(range(len(self.order))):
+            text += f".permute{self.order}"
+        return f"{text} dims {self.dims}" + (f", offset {self.offset}" if self.offset else "")
+
+
+def random_view(rng, low, high):
+    """One with about 2^low to 2^high elements."""
+    while True:
+        dtype, rank, log2 = rng.choice(DTYPES), rng.choice((1, 2, 2, 3, 3, 4, 4, 5)), rng.uniform(low, high)
+        cuts = [0, *sorted(rng.random() for _ in range(rank - 1)), 1]
+        sizes = [max(1, round(2 ** (log2 * (b - a)))) for a, b in itertools.pairwise(cuts)]
+        if rng.random() < 0.5:
+            sizes = [n // 8 * 8 if n > 16 else n for n in sizes]
+        stored, slices = [], []
+        for n in sizes:
+            kind = rng.choice(("all", "all", "crop", "all", "step"))
+            before, after = (rng.choice((0, 1, 4)), rng.choice((1, 2, 4, 8))) if kind == "crop" else (0, 0)
+            step = rng.choice((2, 3)) if kind == "step" else 1
+            stored.append((before + n + after) * step)
+            slices.append((before, (before + n) * step, step))
+        order = list(range(rank))
+        if rng.random() < 0.4:
+            rng.shuffle(order)
+        dims = tuple(sorted(rng.sample(range(rank), rng.randint(1, rank))))
+        view = View(dtype, tuple(stored), tuple(slices), tuple(order), rng.choice((0, 0, 0, 0, 0, 1, 4)), dims)
+        if view.elements() * dtype.itemsize <= MOST_BYTES:
+            return view
+
+
+def is_right(view, x, ours):
+    if x.numel() <= CHECKED:
+        return who.same_bits(ours, torch.ops.gpureduce.sum(x.cpu(), list(view.dims)).to(ours.device))
+    theirs = torch.sum(x, view.dims)
+    exact = not (x.is_floating_point() or x.is_complex())
+    return torch.equal(ours, theirs) if exact else torch.allclose(ours, theirs, rtol=0.02, atol=0.02 * x.numel() ** 0.5)
+
+
+def measure(view, flush):
+    """The medians of ours and torch's, in us."""
+    case = cases.cell("views", str(view), view.dtype, view.elements(), view.of, view.dims)
+    flat = case.flat("cuda")
+    buffers = timing.Buffers(flat, case.view, False)
+    del flat
+    dims = list(view.dims)
+    if not is_right(view, buffers.views[0], torch.ops.gpureduce.sum(buffers.views[0], dims)):
+        raise RuntimeError(f"the sum is wrong: {view}")
+    candidates = [
+        timing.Candidate("ours", lambda x, _: torch.ops.gpureduce.sum(x, dims)),
+        timing.Candidate("torch.sum", lambda x, _: torch.sum(x, dims)),
+    ]
+    times = timing.gpu_times(
+        candidates, buffers, lambda: case.make_out("cuda"), repeats=5, target_us=80, warm_ms=5, flush=flush
+    )
+    return times["ours"].us, times["torch.sum"].us
+
+
+def summary(rows):
+    """Lines about [(view, ours, theirs), ...]."""
+    rows = sorted(rows, key=lambda row: row[2] / row[1])
+    ratios = [theirs / ours for _, ours, theirs in rows]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    slower = sum(r < 1 for r in ratios)
+    yield f"{len(rows)} views: {mean:.2f} times as fast as torch.sum, geometric mean; in {slower} torch.sum is faster"
+    yield f"{'ratio':>6} {'ours us':>9} {'torch.sum':>9}"
+    for (view, ours, theirs), ratio in list(zip(rows, ratios, strict=True))[:SHOWN]:
+        yield f"{ratio:6.2f} {ours:9.2f} {theirs:9.2f}  {view}"
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=600, help="views")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--log2", type=float, nargs=2, default=(12, 25), help="of the least and the most elements")
+    parser.add_argument("--seconds", type=float, default=600, help="stop after so many")
+    parser.add_argument("--save", metavar="FILE", type=pathlib.Path, help="keep the results")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        sys.exit("bench/views.py needs a GPU")
+    who.load_torch_reduce()
+    facts = who.environment()
+    rng, flush, rows, begin = random.Random(options.seed), timing.Flush(), [], time.monotonic()
+    for i in range(options.count):
+        passed = time.monotonic() - begin
+        if passed > options.seconds:
+            break
+        if i % 20 == 0:
+            torch.cuda.empty_cache()
+            print(f"\r{i} of {options.count} views, {passed:.0f} s", end="", file=sys.stderr, flush=True)
+        view = random_view(rng, *options.log2)
+        rows.append((view, *measure(view, flush)))
+    print(file=sys.stderr)
+    print("\n".join(summary(rows)))
+    if options.save:
+        rows = [{"view": str(view), "us": ours, "torch_us": theirs} for view, ours, theirs in rows]
+        options.save.write_text(json.dumps({**facts, "views": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
