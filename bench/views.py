@@ -13,10 +13,10 @@ a CUDA graph, with a cold cache (bench/timing.py). Prints the geometric mean, ho
 import argparse
 import dataclasses
 import itertools
-import json
 import math
 import pathlib
 import random
+import statistics
 import sys
 import time
 
@@ -24,6 +24,7 @@ import torch
 
 import cases
 import contenders as who
+import provenance
 import timing
 
 DTYPES = 4 * [torch.float32] + 3 * [torch.bfloat16] + [torch.float16, torch.float64, torch.complex64]
@@ -88,12 +89,10 @@ def random_view(rng, low, high):
             return view
 
 
-def is_right(view, x, ours):
+def is_right(case, x, ours):
     if x.numel() <= CHECKED:
-        return who.same_bits(ours, torch.ops.gpureduce.sum(x.cpu(), list(view.dims)).to(ours.device))
-    theirs = torch.sum(x, view.dims)
-    exact = not (x.is_floating_point() or x.is_complex())
-    return torch.equal(ours, theirs) if exact else torch.allclose(ours, theirs, rtol=0.02, atol=0.02 * x.numel() ** 0.5)
+        return who.same_bits(ours, who.our_sum(case, x.cpu()))
+    return who.close(torch.sum(x, who.dims(case)), ours, who.length(case))
 
 
 def measure(view, flush):
@@ -102,10 +101,10 @@ def measure(view, flush):
     flat = case.flat("cuda")
     buffers = timing.Buffers(flat, case.view, False)
     del flat
-    dims = list(view.dims)
-    if not is_right(view, buffers.views[0], torch.ops.gpureduce.sum(buffers.views[0], dims)):
+    if not is_right(case, buffers.views[0], who.our_sum(case, buffers.views[0])):
         raise RuntimeError(f"the sum is wrong: {view}")
-    candidates = [
+    dims = who.dims(case)
+    candidates = [  # without `out`, so that each lays its result out as it does by itself
         timing.Candidate("ours", lambda x, _: torch.ops.gpureduce.sum(x, dims)),
         timing.Candidate("torch.sum", lambda x, _: torch.sum(x, dims)),
     ]
@@ -119,8 +118,7 @@ def summary(rows):
     """Lines about [(view, ours, theirs), ...]."""
     rows = sorted(rows, key=lambda row: row[2] / row[1])
     ratios = [theirs / ours for _, ours, theirs in rows]
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    slower = sum(r < 1 for r in ratios)
+    mean, slower = statistics.geometric_mean(ratios), sum(r < 1 for r in ratios)
     yield f"{len(rows)} views: {mean:.2f} times as fast as torch.sum, geometric mean; in {slower} torch.sum is faster"
     yield f"{'ratio':>6} {'ours us':>9} {'torch.sum':>9}"
     for (view, ours, theirs), ratio in list(zip(rows, ratios, strict=True))[:SHOWN]:
@@ -153,7 +151,7 @@ def main(arguments=None):
     print("\n".join(summary(rows)))
     if options.save:
         rows = [{"view": str(view), "us": ours, "torch_us": theirs} for view, ours, theirs in rows]
-        options.save.write_text(json.dumps({**facts, "views": rows}, indent=1) + "\n")
+        provenance.save({**facts, "views": rows}, "views.json", options.save)
 
 
 if __name__ == "__main__":
