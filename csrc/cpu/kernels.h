@@ -72,11 +72,11 @@ struct Plan {
   int64_t column_stride;
   bool negate;         // every element
   bool conjugate;      // the odd columns
-  bool streams;        // more than a core's cache holds
-  bool shares_stream;  // so is a thread's share
+  bool streams;        // more than most of a core's cache
+  bool shares_stream;  // a thread's share is more than its core's cache
   int64_t tile_rows, tile_leaves, tile_width;
-  bool wide;     // a row of many columns fills the tile with short leaves: four each are joined before they are written
-  bool abreast;  // rows of one or two columns in pieces shorter than kLanes: all rows of the tile take a chunk at a time
+  bool wide;             // a row of many columns fills the tile with short leaves: four each are joined before they are written
+  bool abreast;          // rows of one or two columns in short pieces: all rows of the tile take a chunk at a time
   int64_t buffer_bytes;  // for gathered elements
 };
 
@@ -91,11 +91,6 @@ constexpr int64_t kTileBytes = 16384;    // of accumulators in a tile
 constexpr int64_t kBufferBytes = 32768;  // of gathered elements, at least
 constexpr int64_t kExactDepth = 128;     // additions that no narrow integer of the kernels overflows in
 constexpr int64_t kExactLanes = 64;      // of one column, which stay in registers
-
-// Rows whose lanes, those of a chunk, are in a tile's bytes together.
-constexpr int64_t rows_abreast(int64_t width, int64_t accumulator_size) {
-  return kTileBytes / (kLanes * width * accumulator_size);
-}
 
 // Writes the sums of a task's rows and columns, row by row, as accumulators. `scratch` is aligned to 64 bytes.
 using Kernel = void (*)(const Plan& plan, const Task& task, void* scratch, void* sums);
