@@ -474,6 +474,19 @@ def test_batches_of_columns_at_odd_addresses(length, name, cuda):
         assert_same_bits(got, wanted, f"under {tuning!r}")
 
 
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "int8", "complex64", "float8_e5m2", "complex128"])
+def test_short_columns_of_every_length(name, cuda):
+    """Whole columns a thread, in vectors, at odd addresses and two apart, also nested: lengths around its batches."""
+    for length in (*range(1, 35), *(n + i for n in (64, 128, 256, 512) for i in (-1, 0, 1))):
+        x = data((length, 3, 2, 48), name, seed=25)
+        y = x.to(cuda)
+        for cut, dims in itertools.product((slice(None), slice(1, None), slice(0, None, 2)), ([0], [0, 2])):
+            wanted = SUM(x[..., cut], dims, dtype=unrounded(name))
+            tunings = ("", "kernel=thin", "kernel=thin,vector=1", "kernel=columns", "kernel=panels")
+            for tuning, got in tuned_sums(y[..., cut], dims, tunings, unrounded(name)):
+                assert_same_bits(got, wanted, f"{length} rows, {cut}, dims {dims}, {tuning!r}")
+
+
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 @pytest.mark.parametrize("length", [800, 1000, 1024, 1600, 2048, 3200, 4093, 4096, 4196, 8193, 20_000])
 def test_columns_in_runs(length, name, cuda):
