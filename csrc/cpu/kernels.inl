@@ -146,15 +146,26 @@ inline __attribute__((always_inline)) V join_four(V a, V b, V c, V d, int64_t wi
   return width == 1 ? join_four_of<1, Acc>(a, b, c, d) : join_four_of<2, Acc>(a, b, c, d);
 }
 
-// Joins neighbours, kUnit lanes each, that stand in one run of kRun lanes, run by run: first those of a, then those of b. Runs
-// of 16 bytes need only shuffles that no processor takes long for.
-template <int kUnit, int kRun, class Acc, int... I>
-inline __attribute__((always_inline)) Vector<Acc> join_runs(Vector<Acc> a, Vector<Acc> b, std::integer_sequence<int, I...>) {
-  constexpr auto from = [](int i, int odd) {
-    const int unit = i % kRun / kUnit, half = kRun / kUnit / 2;
-    return unit / half * kVector<Acc> + i / kRun * kRun + (unit % half * 2 + odd) * kUnit + i % kUnit;
-  };
-  return select<Acc, from(I, 0)...>(a, b) + select<Acc, from(I, 1)...>(a, b);
+// Joins neighbours, kUnit lanes each and a multiple of eight bytes: those of a to the even units of the result, those of b to
+// the odd ones. That is one shuffle, of which most processors do one a cycle, and a blend.
+template <int kUnit, class Acc, int... I>
+inline __attribute__((always_inline)) Vector<Acc> join_units(Vector<Acc> a, Vector<Acc> b, std::integer_sequence<int, I...>) {
+  constexpr int kPairs = kUnit * sizeof(Acc) / 8, kAll = kVector<double>;
+  const auto x = reinterpret_cast<Vector<double>>(a), y = reinterpret_cast<Vector<double>>(b);
+#if GPUREDUCE_VECTOR_BYTES == 64
+  const auto straight = reinterpret_cast<Vector<double>>(_mm512_mask_mov_pd(x, ((I / kPairs % 2 << I) | ...), y));
+#else
+  const auto straight = select<double, (I / kPairs % 2 * kAll + I)...>(x, y);
+#endif
+  const auto crossed = select<double, (I / kPairs % 2 ? kAll + I - kPairs : I + kPairs)...>(x, y);
+  return reinterpret_cast<Vector<Acc>>(straight) + reinterpret_cast<Vector<Acc>>(crossed);
+}
+
+// The same for lanes of four bytes, in runs of four: first those of a, then those of b.
+template <class Acc, int... I>
+inline __attribute__((always_inline)) Vector<Acc> join_lanes(Vector<Acc> a, Vector<Acc> b, std::integer_sequence<int, I...>) {
+  constexpr auto from = [](int i) { return i % 4 / 2 * kVector<Acc> + i / 4 * 4 + i % 2 * 2; };
+  return select<Acc, from(I)...>(a, b) + select<Acc, (from(I) + 1)...>(a, b);
 }
 
 // Joins the leaves of kVector / kWidth vectors to as many, in order: each is the sum of so many neighbours.
@@ -163,13 +174,12 @@ inline __attribute__((always_inline)) Vector<Acc> join_vectors(const Vector<Acc>
   if constexpr (kCount == 1) {
     return v[0];
   } else {
-    // In runs of 16 bytes as long as they hold two units, then the runs themselves.
-    constexpr int kRun = 16 / sizeof(Acc), kAll = kVector<Acc>;
-    constexpr bool kInside = kRun >= 2 * kWidth && kCount <= kRun / kWidth;
-    constexpr std::make_integer_sequence<int, kAll> lanes{};
+    constexpr int kUnit = kCount / 2 * kWidth;
     const Vector<Acc> a = join_vectors<kWidth, Acc, kCount / 2>(v), b = join_vectors<kWidth, Acc, kCount / 2>(v + kCount / 2);
-    if constexpr (kInside) return join_runs<kWidth, kRun, Acc>(a, b, lanes);
-    else return join_runs<kRun, kAll, Acc>(a, b, lanes);
+    // Twice within a run, lanes of four bytes come to where two joins of units would bring them.
+    if constexpr (kWidth * sizeof(Acc) < 8 && kCount <= 4)
+      return join_lanes<Acc>(a, b, std::make_integer_sequence<int, kVector<Acc>>{});
+    else return join_units<kUnit, Acc>(a, b, std::make_integer_sequence<int, kVector<double>>{});
   }
 }
 
@@ -496,15 +506,37 @@ void join_fours(Acc* __restrict out, const Acc* __restrict in, int64_t n, int64_
   }
 }
 
+// All of a vector's leaves at once, of n lanes in all. Behind what is joined some more lanes of `out` are written.
+template <int kWidth, class Acc>
+void join_whole(Acc* __restrict out, const Acc* __restrict in, int64_t n) {
+  constexpr int kSize = kVector<Acc>, kCount = kSize / kWidth;
+  for (; n > 0; n -= kCount * kSize, in += kCount * kSize, out += kSize) {
+    Vector<Acc> v[kCount];
+    GPUREDUCE_UNROLL
+    for (int i = 0; i < kCount; ++i) v[i] = i == 0 || i * kSize < n ? load<Acc>(in + i * kSize) : v[0];
+    store(out, join_vectors<kWidth, Acc>(v));
+  }
+}
+
 // Joins tile[rows][leaves][width] to one leaf a row, back and forth between two buffers; returns the one it ended in.
 template <class Acc>
 Acc* join_tile(Acc* tile, Acc* other, int64_t rows, int64_t leaves, int64_t width) {
-  while (leaves > 1) {
-    const bool fours = leaves >= 4 && (width <= 2 || width >= kVector<Acc>);
-    if (fours && width <= 2) join_fours(other, tile, rows * leaves * width, width);
-    else if (fours) join_columns(other, tile, rows * leaves, width, width, 0, 1);
-    else join_pairs(other, tile, rows * leaves / 2, width);
-    leaves /= fours ? 4 : 2;
+  const int64_t whole = kVector<Acc> / width;
+  for (int64_t left; leaves > 1; leaves = left) {
+    const int64_t n = rows * leaves * width;
+    if (width <= 2 && leaves >= whole && whole >= 4) {
+      width == 1 ? join_whole<1>(other, tile, n) : join_whole<2>(other, tile, n);
+      left = leaves / whole;
+    } else if (width <= 2 && leaves >= 4) {
+      join_fours(other, tile, n, width);
+      left = leaves / 4;
+    } else if (leaves >= 4 && width >= kVector<Acc>) {
+      join_columns(other, tile, rows * leaves, width, width, 0, 1);
+      left = leaves / 4;
+    } else {
+      join_pairs(other, tile, rows * leaves / 2, width);
+      left = leaves / 2;
+    }
     Acc* joined = other;
     other = tile;
     tile = joined;
