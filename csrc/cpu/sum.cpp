@@ -150,13 +150,15 @@ Work::Work(const Reduction& r)
   for (const ReducedDim& d : p.reduced) plan.reduced.dims[plan.reduced.rank++] = {d.size, d.stride * scale};
   if (p.reduced.empty()) plan.reduced.dims[plan.reduced.rank++] = {1, 0};
 
-  // Kept dims that one stride can walk in the input are one here, wherever their results go.
-  auto keep = [&](int64_t size, int64_t stride, int64_t result_stride) {
-    Dims& kept = plan.rows;
-    results.dims[results.rank++] = {size, result_stride};
-    if (kept.rank > 0 && kept.fastest().stride == size * stride)
-      kept.dims[kept.rank - 1] = {kept.fastest().size * size, stride};
-    else kept.dims[kept.rank++] = {size, stride};
+  // Dims that one stride can walk are one here: of the input, wherever results go, and of the results.
+  const auto add = [](Dims& dims, int64_t size, int64_t stride) {
+    if (dims.rank > 0 && dims.fastest().stride == size * stride)
+      dims.dims[dims.rank - 1] = {dims.fastest().size * size, stride};
+    else dims.dims[dims.rank++] = {size, stride};
+  };
+  const auto keep = [&](int64_t size, int64_t stride, int64_t result_stride) {
+    add(plan.rows, size, stride);
+    add(results, size, result_stride);
   };
   for (const KeptDim& d : p.kept) keep(d.size, d.stride * scale, d.out_stride * result_scale);
   if (result_scale == 2) {
