@@ -143,6 +143,11 @@ def test_many_columns(name, device, set_threads):
     for pieces, length in ((2, 4), (3, 7), (5, 103), (2, 515)):
         check(data((pieces, length + 1, 1100), name, seed=9, device=device)[:, :length], [0, 1])
     check(data((9, 65_541), name, seed=10, device=device), 0)  # tasks of several widths
+    for threads in (1, 5):  # strips, the last of less than a vector beyond another; splits
+        set_threads(threads)
+        for length, columns in ((33, 3 * 819 + 1), (57, 1025), (63, 1500), (64, 4099)):
+            check(data((length, columns), name, seed=13, device=device), 0)
+            check(data((7, length, 70), name, seed=14, device=device), 1)
     set_threads(2)
     check(data((70, 4097), name, seed=10, device=device), 0)  # as many for each thread
 
