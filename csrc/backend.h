@@ -31,6 +31,9 @@ DType dtype_of(at::ScalarType type, const char* what);
 
 namespace cuda {
 
+// What the driver says of a device, asked once.
+const Device& facts(at::Device device);
+
 Plan plan(const Reduction& reduction, at::Device device, const Tuning& tuning);
 
 // Launches what was planned with `tuning` on the current stream of `device`, which need not be the current device.

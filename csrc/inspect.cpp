@@ -2,14 +2,19 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#ifdef GPUREDUCE_WITH_CUDA
+#include <c10/cuda/CUDAFunctions.h>
+#endif
+
 #include "backend.h"
+#include "nest.h"
 
 namespace gpureduce {
 
 namespace {
 
-Plan plan_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input, at::ScalarType result,
-             const std::string& tuning) {
+Reduction reduction_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input,
+                       at::ScalarType result) {
   TORCH_CHECK(sizes.size() == strides.size(), "strides: there must be as many as sizes");
   const DimMask reduce = reduced_dims(dims, static_cast<int64_t>(sizes.size()));
   std::vector<InputDim> view(sizes.size());
@@ -24,22 +29,24 @@ Plan plan_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dim
   r.accumulator = accumulator_of(r.in, r.out, r.conversion);
   r.problem = make_problem(view.data(), view.size());
   TORCH_CHECK(r.problem.outputs > 0 && r.problem.length > 0, "sizes: there is nothing to plan for no elements");
-  return make_plan(r, {}, Tuning::parse(tuning));
+  return r;
 }
 
 std::string plan_json(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input,
-                      at::ScalarType result, const std::string& tuning) {
-  return plan_of(sizes, strides, dims, input, result, tuning).json();
+                      at::ScalarType result, const std::string& tuning, const std::string& device) {
+  return make_plan(reduction_of(sizes, strides, dims, input, result), Device::parse(device), Tuning::parse(tuning)).json();
 }
 
-// A row a tile, by the code that numbers them in the kernels: first output, outputs, first leaf, leaves, first partial sum.
+// A row for each of some tiles or of all, by the code that numbers them in the kernels: first output, outputs, first leaf,
+// leaves, first partial sum.
 at::Tensor walk(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input,
-                at::ScalarType result, const std::string& tuning) {
-  const Plan plan = plan_of(sizes, strides, dims, input, result, tuning);
-  at::Tensor rows = at::empty({plan.tiling.tiles, 5}, at::kLong);
+                at::ScalarType result, const std::string& tuning, const std::string& device, at::OptionalIntArrayRef tiles) {
+  const Plan plan = make_plan(reduction_of(sizes, strides, dims, input, result), Device::parse(device), Tuning::parse(tuning));
+  const int64_t count = tiles ? static_cast<int64_t>(tiles->size()) : plan.tiling.tiles;
+  at::Tensor rows = at::empty({count, 5}, at::kLong);
   int64_t* row = rows.data_ptr<int64_t>();
-  for (int64_t i = 0; i < plan.tiling.tiles; ++i, row += 5) {
-    const Tile t = plan.tiling.tile(i);
+  for (int64_t i = 0; i < count; ++i, row += 5) {
+    const Tile t = plan.tiling.tile(static_cast<uint64_t>(tiles ? (*tiles)[i] : i));
     row[0] = t.output;
     row[1] = t.outputs;
     row[2] = t.leaf;
@@ -48,6 +55,40 @@ at::Tensor walk(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef 
   }
   return rows;
 }
+
+template <class Nest>
+void find(const Nest& nest, at::IntArrayRef indices, int64_t* row) {
+  for (int64_t index : indices) {
+    const Offsets o = nest.at(index);
+    *row++ = o.in;
+    *row++ = o.out;
+  }
+}
+
+// A row for each index, by the code that finds places in the kernels: the offsets, in the input and in the result, of outputs;
+// of outputs as the join finds them; or of an output's elements, from the output's own, where `what` is "kept", "joined" or
+// "reduced".
+at::Tensor places(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input,
+                  at::ScalarType result, const std::string& what, at::IntArrayRef indices) {
+  const Reduction r = reduction_of(sizes, strides, dims, input, result);
+  const Problem& p = r.problem;
+  at::Tensor rows = at::empty({static_cast<int64_t>(indices.size()), 2}, at::kLong);
+  int64_t* row = rows.data_ptr<int64_t>();
+  const bool fast = what == "joined" ? fits_fast_nest(p.kept, p.outputs) : is_typed(r);
+  if (what == "reduced") {
+    fast ? find(reduced_nest<kFastRank>(p), indices, row) : find(reduced_nest<kMaxRank>(p), indices, row);
+  } else {
+    fast ? find(kept_nest<kFastRank>(p), indices, row) : find(kept_nest<kMaxRank>(p), indices, row);
+  }
+  return rows;
+}
+
+#ifdef GPUREDUCE_WITH_CUDA
+std::string device_json(int64_t index) {
+  TORCH_CHECK(index >= 0 && index < c10::cuda::device_count(), "_device: there is no GPU of index ", index);
+  return cuda::facts(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index))).json();
+}
+#endif
 
 std::string build_info() {
   std::string info = "{\"order\": " + std::to_string(kOrderVersion) + ", \"cuda\": ";
@@ -63,8 +104,13 @@ std::string build_info() {
 }  // namespace gpureduce
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
-  const std::string view = "(int[] sizes, int[] strides, int[] dims, ScalarType input, ScalarType result, str tuning=\"\")";
-  m.def(("_plan" + view + " -> str").c_str(), &gpureduce::plan_json);
-  m.def(("_walk" + view + " -> Tensor").c_str(), &gpureduce::walk);
+  const std::string view = "(int[] sizes, int[] strides, int[] dims, ScalarType input, ScalarType result, ";
+  const std::string plan = view + "str tuning=\"\", str device=\"\"";
+  m.def(("_plan" + plan + ") -> str").c_str(), &gpureduce::plan_json);
+  m.def(("_walk" + plan + ", int[]? tiles=None) -> Tensor").c_str(), &gpureduce::walk);
+  m.def(("_places" + view + "str what, int[] indices) -> Tensor").c_str(), &gpureduce::places);
+#ifdef GPUREDUCE_WITH_CUDA
+  m.def("_device(int index) -> str", &gpureduce::device_json);
+#endif
   m.def("_build_info() -> str", &gpureduce::build_info);
 }

@@ -1,7 +1,8 @@
 #include "plan.h"
 
+#include "nest.h"
+
 #include <algorithm>
-#include <limits>
 #include <sstream>
 #include <stdexcept>
 
@@ -190,7 +191,6 @@ constexpr int kExpandedWarps = 4;
 // of kernels and what other kernels left there. Not if results are as large themselves. (2^20, 100) float32 93.1 us, and 99.6;
 // full 2^24 17.9 and 18.0; but columns (2, 2^25) 104.2 and 93.8.
 constexpr int kStreamedShare = 4;
-constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1, kMaxGridDepth = 65535;
 // Rows of columns that the panels kernel takes: as many as fit its grid in the longest tiles.
 constexpr int64_t kMaxPanelRows = kMaxGridDepth * kMaxPanelLeaves * kDepth;
 // --------------------------------------------------------------------------------------------------------------------------
@@ -206,6 +206,16 @@ int64_t power_of_two_above(int64_t x) {
   int64_t p = 1;
   while (p < x) p *= 2;
   return p;
+}
+
+// Cuts every output's leaves into tiles of so many, a power of two.
+void cut_leaves(Tiling& t, int64_t tile_leaves) {
+  const int64_t splits = ceil_div(t.leaves, tile_leaves);
+  if (splits > kMaxGrid)
+    throw std::invalid_argument("sum: the input has too many elements an output: these would be joined from " +
+                                std::to_string(splits) + " partial sums, and at most " + std::to_string(kMaxGrid) + " can be");
+  t.tile_leaves = static_cast<int32_t>(tile_leaves);
+  t.splits = static_cast<uint32_t>(splits);
 }
 
 // Warps a block, of up to `most`, each with so many outputs: fewer where blocks of that many would be too few.
@@ -230,7 +240,7 @@ bool is_float8(const Reduction& r) { return info(r.in).size == 1 && info(r.in).k
 // the join rounds to the result's dtype.
 int cluster_of(const Plan& plan, bool wanted, const Reduction& r, const Device& device, const Tuning& tuning) {
   const int64_t splits = plan.tiling.splits, most = tuning.cluster ? tuning.cluster : wanted ? kMaxCluster : 1;
-  return device.hopper && is_direct(r.accumulator, r.out) && splits <= most ? static_cast<int>(splits) : 1;
+  return device.clusters && is_direct(r.accumulator, r.out) && splits <= most ? static_cast<int>(splits) : 1;
 }
 
 // Whether tiles are few: two a multiprocessor at most.
@@ -332,13 +342,13 @@ struct RowTiles {
   // Whether one block takes a row.
   bool fit_blocks() const {
     if (walk == Walk::shifted) return block_units <= dense_warps(walk);
-    return block_units <= (device.hopper && rows <= kFewRows ? kFewBlockUnits : kOneBlockUnits);
+    return block_units <= (device.clusters && rows <= kFewRows ? kFewBlockUnits : kOneBlockUnits);
   }
 
   // Units of longer rows that need no join: as few as make a row's splits a cluster, or all; or 0.
   int64_t without_join() const {
     const int64_t processors = device.multiprocessors;
-    if (!device.hopper) return 0;
+    if (!device.clusters) return 0;
     if (walk == Walk::nested) return nested_clusters();
     if (walk == Walk::shifted) return shifted_clusters();
     const bool late = rows * row_units > kEarlyWarps * processors;
@@ -406,7 +416,7 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
     while (tile_units * most_splits < row_units) tile_units *= 2;
   }
   tile_units = std::min<int64_t>(tile_units, kMaxDenseUnits);
-  t.tile_leaves = static_cast<int>(tile_units * unit_leaves);
+  cut_leaves(t, tile_units * unit_leaves);
   const bool alone = row_alone(t.leaves, unit_leaves, plan.walk) && t.leaves <= t.tile_leaves;
   if (reads_short(plan.vector, plan.thread_elements, size_of(r.accumulator), walk))
     plan.short_units = short_units(p.length, element_bytes(r), t.tile_leaves);
@@ -440,7 +450,6 @@ void plan_dense(Plan& plan, const Reduction& r, const Device& device, const Tuni
   plan.warps = std::min(plan.warps, dense_warps(plan.walk));
   t.tile_outputs = alone ? plan.warps : plan.block_rows;
   t.columns = p.outputs;
-  t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   t.partial_output_stride = t.splits;  // a row's partial sums side by side
   t.partial_split_stride = 1;
   plan.cluster = cluster_of(plan, asked || without_join, r, device, tuning);
@@ -460,13 +469,12 @@ void plan_rows(Plan& plan, const Reduction& r, const Tuning& tuning) {
   tile_units = std::min<int64_t>(tile_units, int64_t{kWarp} * plan.warps);  // one thread a unit joins them
   if (row_slots <= tile_units) {
     t.tile_outputs = static_cast<int>(tile_units / row_slots);
-    t.tile_leaves = static_cast<int>(row_slots * unit_leaves);
+    cut_leaves(t, row_slots * unit_leaves);
   } else {
     t.tile_outputs = 1;
-    t.tile_leaves = static_cast<int>(tile_units * unit_leaves);
+    cut_leaves(t, tile_units * unit_leaves);
   }
   t.columns = t.tile_outputs;
-  t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   t.partial_output_stride = t.splits;  // a row's partial sums side by side
   t.partial_split_stride = 1;
 }
@@ -559,12 +567,18 @@ bool whole_rows(const Reduction& r, const Tuning& tuning, bool otherwise) {
   return tuning.width ? tuning.width == 1 && can_take_whole_rows(r) : otherwise;
 }
 
+// Bytes that a block of the ring kernel may have for its stages and what goes with them: those that leave room for kRingBlocks
+// of them on a multiprocessor.
+int64_t ring_room(const Device& device) {
+  return std::min<int64_t>(device.shared_bytes, device.processor_shared_bytes / kRingBlocks - device.reserved_shared_bytes);
+}
+
 // Whether bulk copies can bring the rows as they stand, with what lies between them, to be joined several at a time. Other rows
 // than these are read in whole pieces.
 bool ring_takes_rows(const Reduction& r, const Device& device) {
   const Problem& p = r.problem;
   const int size = info(r.in).size;
-  return device.hopper && is_typed(r) && is_short(p) && (shares_rows(size) || (rings_rows(size) && can_take_whole_rows(r))) &&
+  return device.early && is_typed(r) && is_short(p) && (shares_rows(size) || (rings_rows(size) && can_take_whole_rows(r))) &&
          (p.kept.empty() || 4 * p.kept.back().stride <= 5 * p.length);
 }
 
@@ -596,9 +610,17 @@ void plan_ring_rows(Plan& plan, const Reduction& r, const Device& device, const 
   // Rows may begin anywhere in a line, and the last read may go beyond their end.
   ring.stage_bytes = static_cast<int>(ceil_div((rows - 1) * pitch + p.length * size + kGranule + kLine, kLine) * kLine);
   const int most = plan.warps ? plan.warps : kMaxRingWarps;
+  const int64_t room = ring_room(device);
+  const auto warps_with_room = [&] {
+    return std::min(kRingBytes / (int64_t{ring.stages} * ring.stage_bytes), room / ring.shared_bytes(1));
+  };
   // Many rings of one stage are as good as few of several: (2^19, 65) float32 35.6 us with eight, 42.4 with four of two stages.
-  if (!tuning.stages && !plan.row_width && most * ring.stages * ring.stage_bytes > kRingBytes) ring.stages = 1;
-  plan.warps = std::clamp(kRingBytes / (ring.stages * ring.stage_bytes), 1, most);
+  if (!tuning.stages && !plan.row_width && warps_with_room() < most) ring.stages = 1;
+  plan.warps = static_cast<int>(std::clamp<int64_t>(warps_with_room(), 1, most));
+  if (ring.shared_bytes(plan.warps) > device.shared_bytes)
+    throw std::invalid_argument("tuning: " + std::to_string(ring.stages) + " stages of " + std::to_string(ring.stage_bytes) +
+                                " bytes are more than the " + std::to_string(device.shared_bytes) +
+                                " bytes of shared memory that a block may have");
 
   Tiling& t = plan.tiling;
   t.tile_outputs = static_cast<int>(rows);
@@ -702,8 +724,7 @@ void plan_columns(Plan& plan, const Reduction& r, const Device& device, const Tu
   const bool one_wave = count >= enough && count < int64_t{kManyColumnTiles} * device.multiprocessors;
   if (!plan.warps) plan.warps = one_wave && (units > kWarps || plan.batches > 1) ? kFewColumnWarps : kWarps;
   plan.warps = static_cast<int>(std::min<int64_t>(plan.warps, units));
-  t.tile_leaves = static_cast<int>(units * unit);
-  t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
+  cut_leaves(t, units * unit);
   t.partial_output_stride = 1;  // neighbouring columns write neighbouring partial sums
   t.partial_split_stride = p.outputs;
 }
@@ -849,7 +870,7 @@ struct PanelTiles {
     if (width == 0 || !are_enough(tiles(width, kWarps * unit_leaves(width, 1)))) return one;
     // And one where that makes clusters, of twice as long tiles: (16384, 4096) bfloat16 33.0 us, and 33.6 with a join.
     const int64_t quarter = cluster_leaves(), clustered = tiles(one, quarter);
-    if (device.hopper && may_cluster_lines() && clusters(one, quarter, kWarps) && are_enough(clustered) &&
+    if (device.clusters && may_cluster_lines() && clusters(one, quarter, kWarps) && are_enough(clustered) &&
         !are_uneven(clustered))
       return one;
     const int64_t whole = tiles(width, plan.tiling.leaves), wave = at_once();
@@ -897,7 +918,7 @@ struct PanelTiles {
     if (in_small_blocks) return in_small_blocks;
     if (may_be_short && (large || uneven))
       units = std::min(units, std::max<int64_t>(kWarps, (size == 1 ? 2 : 1) * kLargeLeaves / unit));
-    const bool clusters = device.hopper && few;  // which need no join either
+    const bool clusters = device.clusters && few;  // which need no join either
     if (plan.bytes <= kSmallColumns && !clusters && units <= kWarps && whole <= std::min(4 * units, most) && busy(whole))
       return whole;
     while (units > 1 && units < whole && !busy(units)) units /= 2;
@@ -967,8 +988,7 @@ void plan_panels(Plan& plan, const Reduction& r, const Device& device, const Tun
   if (!tuning.warps && small) warps = std::min(warps, kFewColumnWarps);
   plan.warps = static_cast<int>(std::min<int64_t>(warps, units));
   plan.panel = of.shape(units, plan.warps, width);
-  t.tile_leaves = static_cast<int>(units * unit);
-  t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
+  cut_leaves(t, units * unit);
   // Neighbouring columns write neighbouring partial sums, but those of few columns stand as the join reads them.
   const bool by_column = 2 * p.outputs <= t.splits;
   t.partial_output_stride = by_column ? t.splits : 1;
@@ -985,6 +1005,8 @@ bool narrow_takes(const Reduction& r) {
   const KeptDim& columns = p.kept.back();
   if (columns.stride != 1 || p.reduced[0].stride != columns.size) return false;
   if (columns.size * kNarrowLeaves * lane_bytes(r) > kNarrowBytes) return false;
+  // The kernel counts tiles in 32 bits.
+  if (p.outputs / columns.size * ceil_div(leaf_count(p.length), kNarrowLeaves) > kMaxGrid) return false;
   if (reinterpret_cast<uintptr_t>(r.input) % kGranule != 0) return false;
   return std::all_of(p.kept.begin(), p.kept.end() - 1,
                      [&](const KeptDim& d) { return d.stride * info(r.in).size % kGranule == 0; });
@@ -1016,11 +1038,26 @@ void plan_narrow(Plan& plan, const Reduction& r, const Device& device, const Tun
       if (rounds(warps) < rounds(plan.warps) && count <= int64_t{wave / warps} * device.multiprocessors) plan.warps = warps;
   }
   t.tile_outputs = width;
-  t.tile_leaves = run * plan.batches;
+  cut_leaves(t, run * plan.batches);
   t.columns = width;
-  t.splits = static_cast<uint32_t>(ceil_div(t.leaves, t.tile_leaves));
   t.partial_output_stride = t.splits;  // few a tile, so that the join may read them in whole lines
   t.partial_split_stride = 1;
+}
+
+// Calls with the key and the value of each item of "key=value,key=value".
+template <class Take>
+void for_each_setting(const std::string& text, const Take& take) {
+  std::istringstream stream(text);
+  for (std::string item; std::getline(stream, item, ',');) {
+    const size_t equals = item.find('=');
+    take(item.substr(0, equals), equals == std::string::npos ? "" : item.substr(equals + 1));
+  }
+}
+
+int64_t number_of(const char* what, const std::string& key, const std::string& value) {
+  if (value.empty() || value.size() > 9 || value.find_first_not_of("0123456789") != std::string::npos)
+    throw std::invalid_argument(std::string(what) + ": '" + key + "' needs a number, not '" + value + "'");
+  return std::stoll(value);
 }
 
 // The blocks of a plan: a tile each, or where they take tile after tile, as tiles are numbered, perhaps fewer.
@@ -1054,17 +1091,38 @@ Grid grid_of(const Plan& plan, const Device& device, const Tuning& tuning) {
 
 }  // namespace
 
+Device Device::parse(const std::string& text) {
+  Device device;
+  for_each_setting(text, [&](const std::string& key, const std::string& value) {
+    const int64_t number = number_of("device", key, value);
+    if (key == "multiprocessors") device.multiprocessors = static_cast<int>(number);
+    else if (key == "l2_bytes") device.l2_bytes = number;
+    else if (key == "shared_bytes") device.shared_bytes = static_cast<int>(number);
+    else if (key == "processor_shared_bytes") device.processor_shared_bytes = static_cast<int>(number);
+    else if (key == "reserved_shared_bytes") device.reserved_shared_bytes = static_cast<int>(number);
+    else if (key == "early") device.early = number != 0;
+    else if (key == "clusters") device.clusters = number != 0;
+    else throw std::invalid_argument("device: there is no key '" + key + "'");
+  });
+  return device;
+}
+
+std::string Device::json() const {
+  std::ostringstream s;
+  s << "{\"multiprocessors\": " << multiprocessors << ", \"l2_bytes\": " << l2_bytes << ", \"shared_bytes\": " << shared_bytes
+    << ", \"processor_shared_bytes\": " << processor_shared_bytes << ", \"reserved_shared_bytes\": " << reserved_shared_bytes
+    << ", \"early\": " << (early ? "true" : "false") << ", \"clusters\": " << (clusters ? "true" : "false") << "}";
+  return s.str();
+}
+
 Tuning Tuning::parse(const std::string& text) {
   Tuning tuning;
-  std::istringstream stream(text);
-  for (std::string item; std::getline(stream, item, ',');) {
-    const size_t equals = item.find('=');
-    const std::string key = item.substr(0, equals), value = equals == std::string::npos ? "" : item.substr(equals + 1);
+  for_each_setting(text, [&](const std::string& key, const std::string& value) {
     if (key == "kernel") {
       const auto* found = std::find(std::begin(kKernelNames), std::end(kKernelNames), value);
       if (found == std::end(kKernelNames)) throw std::invalid_argument("tuning: there is no kernel '" + value + "'");
       tuning.kernel = static_cast<int>(found - std::begin(kKernelNames));
-      continue;
+      return;
     }
     int* field = key == "multiprocessors" ? &tuning.multiprocessors
                  : key == "vector"        ? &tuning.vector
@@ -1079,10 +1137,8 @@ Tuning Tuning::parse(const std::string& text) {
                  : key == "cluster"       ? &tuning.cluster
                                           : nullptr;
     if (!field) throw std::invalid_argument("tuning: there is no key '" + key + "'");
-    if (value.empty() || value.size() > 8 || value.find_first_not_of("0123456789") != std::string::npos)
-      throw std::invalid_argument("tuning: '" + key + "' needs a number, not '" + value + "'");
-    *field = std::stoi(value);
-  }
+    *field = static_cast<int>(number_of("tuning", key, value));
+  });
   if (tuning.warps > kWarp || (tuning.warps & (tuning.warps - 1)))
     throw std::invalid_argument("tuning: warps must be a power of two up to 32");
   return tuning;
@@ -1101,9 +1157,8 @@ bool is_typed(const Reduction& r) {
   const Problem& p = r.problem;
   const bool plain = r.conversion == Conversion::value && !r.negate && !r.conjugate;
   // The kernels compiled for a dtype find their way with 32-bit divisions.
-  const bool near = (p.kept.size() <= 1 || p.outputs <= kMaxGrid) && (p.reduced.size() <= 1 || p.length <= kMaxGrid);
-  return plain && near && p.kept.size() <= kFastRank && p.reduced.size() <= kFastRank &&
-         (r.accumulator == i.accumulator || r.accumulator == i.wide);
+  const bool near = fits_fast_nest(p.kept, p.outputs) && fits_fast_nest(p.reduced, p.length);
+  return plain && near && (r.accumulator == i.accumulator || r.accumulator == i.wide);
 }
 
 Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
@@ -1116,7 +1171,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
   t.leaves = leaf_count(p.length);
   plan.bytes = bytes_moved(p, info(r.in).size, info(r.out).size);
   plan.streams = tuning.keep ? tuning.keep != 1 : is_streamed(r, device);
-  plan.early = device.hopper;
+  plan.early = device.early;
 
   const bool by_columns = columnwise(p);
   const int size = info(r.in).size;
@@ -1198,11 +1253,12 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
     case Kernel::flat: plan_flat(plan, r, device, in_pieces); break;
     case Kernel::panels: plan_panels(plan, r, device, tuning); break;
   }
-  t.column_tiles = static_cast<uint32_t>(ceil_div(t.columns, t.tile_outputs));
-  t.batches = static_cast<uint32_t>(ceil_div(t.outputs, t.columns));
-  const int64_t tiles = ceil_div(t.columns, t.tile_outputs) * t.splits * ceil_div(t.outputs, t.columns);
-  if (tiles > std::numeric_limits<uint32_t>::max()) throw std::invalid_argument("sum: the input is too large");
-  t.tiles = static_cast<uint32_t>(tiles);
+  const int64_t column_tiles = ceil_div(t.columns, t.tile_outputs);
+  if (column_tiles > kMaxGrid)
+    throw std::invalid_argument("sum: the result has too many elements: " + std::to_string(t.outputs));
+  t.column_tiles = static_cast<uint32_t>(column_tiles);
+  t.batches = ceil_div(t.outputs, t.columns);
+  t.tiles = column_tiles * t.splits * t.batches;
 
   // One pass at least where only the join rounds to the result's dtype, or divides.
   const bool finished_by_join = !is_direct(r.accumulator, r.out) || (r.divisor != 1 && divided_by_join(plan.kernel, size));
@@ -1243,16 +1299,23 @@ std::string Plan::json() const {
   std::ostringstream s;
   s << "{\"kernel\": \"" << kKernelNames[static_cast<int>(kernel)] << "\", \"vector\": " << vector << ", \"walk\": \""
     << kWalkNames[static_cast<int>(walk)] << "\", \"streams\": " << (streams ? "true" : "false") << ", \"warps\": " << warps
-    << ", \"grid\": " << grid.blocks() << ", \"tiles\": " << tiling.tiles << ", \"splits\": " << tiling.splits
-    << ", \"tile_outputs\": " << tiling.tile_outputs << ", \"tile_leaves\": " << tiling.tile_leaves
-    << ", \"outputs\": " << tiling.outputs << ", \"leaves\": " << tiling.leaves << ", \"row_width\": " << row_width
-    << ", \"stages\": " << ring.stages << ", \"stage_bytes\": " << ring.stage_bytes << ", \"warp_columns\": " << warp_columns
-    << ", \"thread_elements\": " << thread_elements << ", \"block_rows\": " << block_rows << ", \"batches\": " << batches
-    << ", \"units\": " << panel.units << ", \"rows\": " << panel.rows << ", \"kept_rows\": " << panel.kept_rows
-    << ", \"parts\": " << panel.parts << ", \"runs\": " << (panel.runs ? "true" : "false")
-    << ", \"late\": " << (panel.late ? "true" : "false") << ", \"workspace_bytes\": " << workspace_bytes
+    << ", \"grid\": " << grid.blocks() << ", \"grid_sides\": [" << grid.x << ", " << grid.y << ", " << grid.z << "]"
+    << ", \"tiles\": " << tiling.tiles << ", \"splits\": " << tiling.splits << ", \"tile_outputs\": " << tiling.tile_outputs
+    << ", \"tile_leaves\": " << tiling.tile_leaves << ", \"outputs\": " << tiling.outputs << ", \"columns\": " << tiling.columns
+    << ", \"leaves\": " << tiling.leaves << ", \"row_width\": " << row_width << ", \"stages\": " << ring.stages
+    << ", \"stage_bytes\": " << ring.stage_bytes << ", \"ring_bytes\": " << ring.shared_bytes(warps)
+    << ", \"warp_columns\": " << warp_columns << ", \"thread_elements\": " << thread_elements
+    << ", \"block_rows\": " << block_rows << ", \"batches\": " << batches << ", \"units\": " << panel.units
+    << ", \"rows\": " << panel.rows << ", \"kept_rows\": " << panel.kept_rows << ", \"parts\": " << panel.parts
+    << ", \"runs\": " << (panel.runs ? "true" : "false") << ", \"late\": " << (panel.late ? "true" : "false")
+    << ", \"workspace_bytes\": " << workspace_bytes << ", \"early\": " << (early ? "true" : "false")
     << ", \"cluster\": " << cluster << ", \"bytes\": " << bytes << ", \"joins\": [";
   for (const Join& j : joins) s << (&j == joins.data() ? "" : ", ") << j.fan;
+  s << "], \"join_grids\": [";
+  for (const Join& j : joins) {
+    const Grid g = j.grid(tiling.outputs, 1);
+    s << (&j == joins.data() ? "[" : ", [") << g.x << ", " << g.y << ", " << g.z << "]";
+  }
   s << "]}";
   return s.str();
 }

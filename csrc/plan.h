@@ -13,24 +13,28 @@
 
 namespace gpureduce {
 
+// Blocks of a grid along x, and along y and z.
+constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1, kMaxGridDepth = 65535;
+
 constexpr int kWarp = 32;
-constexpr int kLoads = 8;               // vector loads a thread keeps in flight: a full leaf's depth
-constexpr int kJoinRun = 8;             // partial sums one thread of the join kernel takes
-constexpr int kMaxRowWarps = 16;        // warps a block of the dense, flat and rows kernels
-constexpr int kMaxDenseUnits = 128;     // units a block of the dense kernel takes
-constexpr int kMaxDenseDepth = 32768;   // rows of them below each other in its grid
-constexpr int kMaxColumnWarps = 8;      // and of the others
-constexpr int kMaxPanelLeaves = 4096;   // of a tile of the panels kernel
-constexpr int kLogPanelRows = 5;        // rows of a column that a thread of it joins at the end, at most 1 << 5
-constexpr int kPanelBytes = 32 * 1024;  // of lane sums in shared memory
-constexpr int kMaxBatches = 8;          // runs of leaves a block of the narrow kernel takes one after the other
-constexpr int kMaxRingWarps = 16;       // warps a block of the ring kernel
-constexpr int kRingBlocks = 2;          // of them a multiprocessor
-constexpr int kWholeRowWords = 256;     // of 4 bytes, of a row that a thread of the ring kernel takes alone
-constexpr int kGranule = 16;            // bytes: bulk copies begin and end at multiples of it
-constexpr int kLine = 128;              // bytes
-constexpr int kMaxCluster = 8;          // blocks of a cluster: as many as every device of capability 9.0 and later takes
-constexpr int kMaxJoin = 8192;          // partial sums one block of the join kernel takes: 1024 threads
+constexpr int kLoads = 8;                      // vector loads a thread keeps in flight: a full leaf's depth
+constexpr int kJoinRun = 8;                    // partial sums one thread of the join kernel takes
+constexpr int kMaxRowWarps = 16;               // warps a block of the dense, flat and rows kernels
+constexpr int kMaxDenseUnits = 128;            // units a block of the dense kernel takes
+constexpr int kMaxDenseDepth = kMaxGridDepth;  // rows below each other in its grid, if blocks have a part of one
+constexpr int kMaxColumnWarps = 8;             // and of the others
+constexpr int kMaxPanelLeaves = 4096;          // of a tile of the panels kernel
+constexpr int kLogPanelRows = 5;               // rows of a column that a thread of it joins at the end, at most 1 << 5
+constexpr int kPanelBytes = 32 * 1024;         // of lane sums in shared memory
+constexpr int kMaxBatches = 8;                 // runs of leaves a block of the narrow kernel takes one after the other
+constexpr int kMaxRingWarps = 16;              // warps a block of the ring kernel
+constexpr int kRingStageBytes = 32;            // that a stage of it takes besides its own: a note and a barrier
+constexpr int kRingBlocks = 2;                 // of them a multiprocessor
+constexpr int kWholeRowWords = 256;            // of 4 bytes, of a row that a thread of the ring kernel takes alone
+constexpr int kGranule = 16;                   // bytes: bulk copies begin and end at multiples of it
+constexpr int kLine = 128;                     // bytes
+constexpr int kMaxCluster = 8;                 // blocks of a cluster: as many as every device of capability 9.0 and later takes
+constexpr int kMaxJoin = 8192;                 // partial sums one block of the join kernel takes: 1024 threads
 static_assert(kLoads == kDepth);
 // Elements of 16 bits are added in 32 to the end of a tile.
 static_assert(int64_t{kMaxPanelLeaves} * kDepth * 65535 <= INT32_MAX);
@@ -70,10 +74,19 @@ GPUREDUCE_HOST_DEVICE constexpr bool shares_rows(int size) { return size < 4; }
 // Rounded up to whole lines.
 GPUREDUCE_HOST_DEVICE constexpr int whole_lines(int bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
+// What the driver says of a GPU. By default an H200's.
 struct Device {
   int multiprocessors = 132;
   int64_t l2_bytes = 60 << 20;
-  bool hopper = true;  // compute capability 9.0 and code for it: kernels that start early, bulk copies, clusters
+  int shared_bytes = 227 << 10;            // of shared memory, that a block may have
+  int processor_shared_bytes = 228 << 10;  // and the blocks of a multiprocessor together,
+  int reserved_shared_bytes = 1 << 10;     // with these of each block, which are the driver's
+  bool early = true;                       // the code that runs is for 9.0 or later: kernels that start early, bulk copies
+  bool clusters = true;                    // and kMaxCluster blocks of any kernel have room to run as a cluster
+
+  // From "key=value,key=value", for tests; a flag is 0 or 1. Throws std::invalid_argument.
+  static Device parse(const std::string& text);
+  std::string json() const;  // for tests
 };
 
 // Vectors of lane sums that a block of the columns kernel keeps in shared memory. Longer tiles of bytes gain nothing: (64,
@@ -246,30 +259,39 @@ struct Tile {
 
 // How outputs and leaves are cut into tiles. Kernels and tests find tiles with this same code.
 struct Tiling {
-  uint32_t column_tiles;              // tiles side by side in a batch
-  uint32_t splits;                    // tiles one after the other along the leaves; more than one: they write partial sums
-  uint32_t batches;                   // of outputs
+  uint32_t column_tiles;              // tiles side by side in a batch: at most kMaxGrid
+  uint32_t splits;                    // tiles one after the other along the leaves, as many; two or more write partial sums
   int32_t tile_outputs, tile_leaves;  // tile_leaves is a power of two
-  uint32_t tiles;                     // all of them; fewer than 2^32: the least a tile holds is far more than a byte
+  int64_t batches;                    // of outputs
+  int64_t tiles;                      // all of them
   int64_t leaves;
   int64_t columns;  // outputs in one batch; tiles do not reach over its end
   int64_t partial_output_stride, partial_split_stride;
   int64_t outputs;
 
-  // Divides `rest` by `size` and returns what is left over. Most often there is nothing to divide.
-  static GPUREDUCE_HOST_DEVICE uint32_t take(uint32_t& rest, uint32_t size) {
-    const uint32_t quotient = rest < size ? 0 : size == 1 ? rest : rest / size;
-    const uint32_t left = rest - quotient * size;
+  // Divides `rest` by `size` and returns what is left over. Most often there is nothing to divide, or little: to divide in 64
+  // bits is a lot of code, which stands once.
+  template <class Index>
+  static GPUREDUCE_HOST_DEVICE uint32_t take(Index& rest, uint32_t size) {
+    if (size == 1) return 0;
+    Index quotient = 0;
+    if (sizeof(Index) > 4 && rest >> (8 * sizeof(Index) - 32) != 0) quotient = quotient_of(rest, size);
+    else if (rest >= size) quotient = static_cast<uint32_t>(rest) / size;
+    const uint32_t left = static_cast<uint32_t>(rest - quotient * size);
     rest = quotient;
     return left;
   }
+  static GPUREDUCE_OUT_OF_LINE uint64_t quotient_of(uint64_t rest, uint32_t size) { return rest / size; }
 
-  GPUREDUCE_HOST_DEVICE Tile tile(uint32_t index) const {
+  // The tile of a number, counted along columns, then splits, then batches. Index: uint32_t where all are fewer than 2^32, or
+  // uint64_t.
+  template <class Index>
+  GPUREDUCE_HOST_DEVICE Tile tile(Index index) const {
     const uint32_t column_tile = take(index, column_tiles), split = take(index, splits);
-    return tile(column_tile, split, index);
+    return tile(column_tile, split, static_cast<int64_t>(index));
   }
 
-  GPUREDUCE_HOST_DEVICE Tile tile(uint32_t column_tile, uint32_t split, uint32_t batch) const {
+  GPUREDUCE_HOST_DEVICE Tile tile(uint32_t column_tile, uint32_t split, int64_t batch) const {
     Tile t;
     t.batch = batch;
     t.column = int64_t{column_tile} * tile_outputs;
@@ -285,14 +307,6 @@ struct Tiling {
   }
 };
 
-// One pass of the join kernel: every output's `count` partial sums become ceil(count / fan), nearest neighbours first.
-struct Join {
-  int64_t count;
-  int32_t fan;      // a power of two: threads * kJoinRun
-  int32_t threads;  // an output
-  int64_t results() const { return (count + fan - 1) / fan; }
-};
-
 // Blocks side by side, along the leaves, and of batches. Each takes the tile at its place, and others a whole grid on, if any.
 struct Grid {
   uint32_t x = 1, y = 1, z = 1;
@@ -300,10 +314,26 @@ struct Grid {
   int64_t blocks() const { return int64_t{x} * y * z; }
 };
 
+// One pass of the join kernel: every output's `count` partial sums become ceil(count / fan), nearest neighbours first.
+struct Join {
+  int64_t count;
+  int32_t fan;      // a power of two: threads * kJoinRun
+  int32_t threads;  // an output
+  int64_t results() const { return (count + fan - 1) / fan; }
+
+  // Of blocks that take `side` outputs each. Results stand along y and then z, whose last blocks may have none.
+  Grid grid(int64_t outputs, int64_t side) const {
+    const int64_t depth = (results() + kMaxGridDepth - 1) / kMaxGridDepth, height = (results() + depth - 1) / depth;
+    return {static_cast<uint32_t>((outputs + side - 1) / side), static_cast<uint32_t>(height), static_cast<uint32_t>(depth)};
+  }
+};
+
 // The ring_rows kernel.
 struct RingShape {
   int32_t stages, stage_bytes;  // a warp has
   int32_t pitch;                // bytes between short rows, which stand in a stage as in memory
+
+  int64_t shared_bytes(int warps) const { return int64_t{warps} * stages * (stage_bytes + kRingStageBytes); }
 };
 
 // The panels kernel.

@@ -1,9 +1,12 @@
 """CUDA alone: the CPU's bits under every plan, memory, streams, threads, devices and graphs."""
 
+import contextlib
+import functools
 import gc
 import itertools
 import json
 import random
+import re
 import threading
 
 import pytest
@@ -19,11 +22,13 @@ from support import (
     data,
     dtype_of,
     in_threads,
+    python,
     random_view,
     taken,
     warps_beyond_a_chunk,
 )
 from test_layouts import LAYOUTS
+from torch_reduce._library import build_facts
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
@@ -272,10 +277,31 @@ def test_forced_plans(view, name, cuda):
     assert taken > 0
 
 
+@functools.cache
+def gpu():
+    """What the driver says of the first GPU, and of the code that runs on it."""
+    return json.loads(torch.ops.gpureduce._device(0))
+
+
+@pytest.fixture
+def early(cuda):
+    """Kernels start early, and have bulk copies."""
+    if not gpu()["early"]:
+        pytest.skip("needs a GPU of capability 9.0 that runs code for it")
+
+
+@pytest.fixture
+def clusters(cuda):
+    """Blocks may join as a cluster."""
+    if not gpu()["clusters"]:
+        pytest.skip("needs a GPU of capability 9.0 that runs code for it, with room for clusters")
+
+
 def plan_of(x, dims, tuning=""):
     """The plan of a view whose first element is at an aligned address."""
     result = SUM(torch.zeros(1, dtype=x.dtype)).dtype
-    return json.loads(torch.ops.gpureduce._plan(x.shape, x.stride(), dims, x.dtype, result, tuning))
+    device = ",".join(f"{name}={int(value)}" for name, value in gpu().items())
+    return json.loads(torch.ops.gpureduce._plan(x.shape, x.stride(), dims, x.dtype, result, tuning, device))
 
 
 # The view and the dims that are summed. Rows that only the general kernel takes are too many for here.
@@ -296,6 +322,8 @@ REACHED = {
 @pytest.mark.parametrize("vector", [1, 0], ids=["elements", "vectors"])
 def test_every_kernel_is_reached(kernel, vector, cuda):
     """The planner uses each kernel, with and without vector loads, by its own choice."""
+    if kernel == "ring_rows" and not gpu()["early"]:
+        pytest.skip("needs a GPU of capability 9.0 that runs code for it")
     view, dims = REACHED[kernel]
     name = "bfloat16" if kernel == "ring_rows" else "float32"  # rows at odd addresses
     x = view(lambda *shape: data(shape, name, seed=15))
@@ -522,9 +550,9 @@ def test_columns_of_extreme_integers(rows, cuda):
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "float64", "complex64", "float8_e5m2", "bool"])
 @pytest.mark.parametrize("blocks", range(2, 9))
-def test_clusters(blocks, name, cuda):
+def test_clusters(blocks, name, cuda, clusters):
     """Blocks that join through each other's memory: any number of them, the last one's part whole or a little."""
-    clusters = 0
+    many = 0
     for (chunks, outputs), last in itertools.product([(1, 1), (1, 3), (1, 77), (4, 2), (1, 300)], (1, 700, 4096)):
         tuning = f"tile_leaves={512 * chunks},cluster=8"
         length = 4096 * (blocks * chunks - 1) + last
@@ -538,16 +566,16 @@ def test_clusters(blocks, name, cuda):
         ]:
             plan = plan_of(view, [dim], tuning)
             assert (plan["cluster"] > 1) == (plan["kernel"] in ("dense", "panels") and 1 < plan["splits"] <= 8), plan
-            clusters += plan["cluster"] == blocks
+            many += plan["cluster"] == blocks
             wanted = SUM(view, dim, dtype=unrounded(name))
             for _, got in tuned_sums(y, [dim], (tuning,), unrounded(name)):
                 assert_same_bits(got, wanted, f"{length} of {outputs}, dim {dim}, {plan}")
-    assert clusters > 10
+    assert many > 10
 
 
 @pytest.mark.parametrize("dim", [1, 0], ids=["rows", "columns"])
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
-def test_clusters_wait_for_their_blocks(name, dim, cuda):
+def test_clusters_wait_for_their_blocks(name, dim, cuda, clusters):
     """The first block of each cluster, whose part the L2 holds, waits for the others', which come from memory."""
     size = dtype_of(name).itemsize
     length, outputs = (8 * 32_768 * 4 // size, 30) if dim else (8 * 4096, 1024 // size)
@@ -566,7 +594,7 @@ def test_clusters_wait_for_their_blocks(name, dim, cuda):
         assert_same_bits(got, wanted[turn % 2], f"turn {turn}, {plan}")
 
 
-def test_clusters_that_cannot_be_launched(cuda):
+def test_clusters_that_cannot_be_launched(cuda, clusters):
     """Larger clusters than a GPU has room for, as on a part of one: the same bits, by another plan."""
     for op, (shape, dim) in itertools.product(OPERATIONS, [((3, 4096 * 12), 1), ((4096 * 12, 256), 0)]):
         x = data(shape, "float32", seed=26)
@@ -780,6 +808,43 @@ def test_threads(op, cuda):
     in_threads(work, range(8))
 
 
+def unequal(make):
+    """(view, dims) of unequal shapes for every kernel; several for those that share one between shapes."""
+    rings = [(n, torch.int8) for n in (33, 65, 99, 127)] + [(n, torch.bfloat16) for n in (21, 45, 89, 257)]
+    for length, dtype in rings:
+        yield make(1 << 16, length, dtype=dtype), [1]
+    for view, dims in REACHED.values():
+        for dtype in (torch.float32, torch.bfloat16, torch.int8):
+            yield view(lambda *shape, dtype=dtype: make(*shape, dtype=dtype)), dims
+    for shape, dim in [((3, 70_000), 1), ((9, 200_000), 1), ((70_000, 128), 0), ((16_384, 511), 0), ((40, 50_257), 1)]:
+        yield make(*shape, dtype=torch.bfloat16), [dim]
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["ours", "replaced"])
+def test_threads_of_unequal_shapes(replaced, cuda):
+    """Threads that call the same kernels with other shapes do not change one another's launches."""
+
+    def make(*shape, dtype):
+        return data(shape, str(dtype).removeprefix("torch."), seed=29)
+
+    views = list(unequal(make))
+    wanted = [SUM(x, dims, dtype=unrounded(str(x.dtype).removeprefix("torch."))) for x, dims in views]
+    views = [(y, dims) for y, dims in unequal(lambda *shape, dtype: make(*shape, dtype=dtype).to(cuda))]
+    torch.cuda.synchronize()
+    add = torch.sum if replaced else torch.ops.gpureduce.sum
+
+    def work(seed):
+        order = list(range(len(views))) * 6
+        random.Random(seed).shuffle(order)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for i in order:
+                x, dims = views[i]
+                assert_same_bits(add(x, dims, dtype=wanted[i].dtype), wanted[i], f"{tuple(x.shape)} {x.dtype}")
+
+    with torch_reduce.replace_torch_sum() if replaced else contextlib.nullcontext():
+        in_threads(work, range(8))
+
+
 def test_first_call_in_a_thread(op, cuda):
     """A fresh thread needs no set-up."""
     x = data((3, 5000), "float32", seed=20)
@@ -859,6 +924,32 @@ def test_back_to_back_calls(op, cuda):
         second = op(first.expand(300, -1).contiguous(), 0)
         third = op(second)
         assert_same_bits(third, op(op(op(x, 1).expand(300, -1).contiguous(), 0)))
+
+
+def test_what_the_driver_says(cuda):
+    """The planner knows the GPU as torch does; and what it may do, by the code that was loaded."""
+    properties, found = torch.cuda.get_device_properties(0), gpu()
+    assert found["multiprocessors"] == properties.multi_processor_count
+    assert found["l2_bytes"] == properties.L2_cache_size
+    assert found["shared_bytes"] == properties.shared_memory_per_block_optin
+    assert found["processor_shared_bytes"] == properties.shared_memory_per_multiprocessor
+    assert found["clusters"] <= found["early"] <= (properties.major >= 9)
+    for index in (-1, torch.cuda.device_count()):
+        with pytest.raises(RuntimeError, match="_device: there is no GPU"):
+            torch.ops.gpureduce._device(index)
+
+
+def test_older_code(cuda):
+    """Where the driver runs the library's PTX for GPUs before 9.0, plans are for what that does."""
+    built = build_facts()["architectures"]
+    if not any("PTX" in name for name in built):
+        pytest.skip("needs a library with PTX: TORCH_CUDA_ARCH_LIST='8.0+PTX 9.0'")
+    facts = json.loads(python("-c", ASK, CUDA_FORCE_PTX_JIT="1"))
+    newest = max(tuple(map(int, re.match(r"(\d+)\.(\d+)", name).groups())) for name in built if "PTX" in name)
+    assert facts["early"] == (newest >= (9, 0)), (built, facts)
+
+
+ASK = "import torch, torch_reduce; print(torch.ops.gpureduce._device(0))"
 
 
 def test_explain_names_the_plan(cuda):

@@ -137,6 +137,36 @@ def test_outputs(shape, strides, dim, device):
     assert torch.equal(sums, x[:-1] + x[1:])
 
 
+def test_nested_outputs_of_a_join(device):
+    """2^31 outputs and more in nested dims, which only the join rounds to int8."""
+    if device == "cpu":
+        pytest.skip("takes minutes on a CPU")
+    needs(device, 32)
+    x = tiled(torch.arange(-125, 126, dtype=torch.int8, device=device), 65_600 * 2 * 32_771).view(65_600, 2, 32_771)
+    sums = SUM(x.permute(2, 0, 1), -1, dtype=torch.int8)
+    assert torch.equal(sums, (x[:, 0] + x[:, 1]).t())
+
+
+def test_more_than_2_32_tiles(device):
+    """2^31 - 2 rows, whose blocks take a part each."""
+    if device == "cpu":
+        pytest.skip("its rows are not cut for a CPU")
+    needs(device, 46)
+    row, tuning = data((1, 2100), "float32", seed=6), "tile_leaves=128,cluster=1"
+    sums = torch.ops.gpureduce._sum_tuned(row.to(device).expand(HUGE - 2, 2100), 1, tuning=tuning)
+    assert float(sums.min()) == float(sums.max()) == float(SUM(row, 1))
+
+
+def test_very_many_partial_sums(device):
+    """2^30 partial sums of one output: more than the blocks that a grid has along y join."""
+    if device == "cpu":
+        pytest.skip("takes minutes on a CPU")
+    needs(device, 10)
+    x = data((1 << 20,), "int8", seed=7, device=device)
+    total = torch.ops.gpureduce._sum_tuned(x.expand(1 << 18, -1), tuning="tile_leaves=32")
+    assert int(total) == int(x.cpu().long().sum()) << 18
+
+
 def test_outputs_into_out(device):
     """2^31 + 4096 outputs of one expanded row into an out of uint8."""
     if device == "cpu":

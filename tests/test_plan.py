@@ -1,6 +1,9 @@
 """Plans for CUDA, walked without a GPU: every leaf of every output exactly once, within limits, for any SM count."""
 
+import functools
+import itertools
 import json
+import math
 import random
 
 import numpy as np
@@ -13,8 +16,26 @@ from support import dtype_of, warps_beyond_a_chunk
 PROCESSORS = [1, 7, 66, 132, 264]
 MOST_TILES = 200_000  # plans of more tiles are checked by their description only
 MAX_GRID, MAX_WARPS = 2**31 - 1, 32
-DENSE_DEPTH = 32768  # rows that split rows' grids are deep
-MOST_SHARED_MEMORY = 227 * 1024  # that a block of compute capability 9.0 may have
+SOURCES = ["float32", "bfloat16", "int8", "complex64", "float64"]
+MAX_GRID_DEPTH = 65535  # blocks along y and z
+DENSE_DEPTH = 65535  # rows that split rows' grids are deep
+
+# What drivers say of GPUs: multiprocessors, L2 in MiB, KiB of shared memory that a block may have and a multiprocessor
+# has, and whether kernels start early and clusters have room.
+DEVICES = {
+    "A100, 8.0": (108, 40, 163, 164, 0, 0),
+    "RTX 3090, 8.6": (82, 6, 99, 100, 0, 0),
+    "RTX 4090, 8.9": (128, 72, 99, 100, 0, 0),
+    "H200, 9.0": (132, 60, 227, 228, 1, 1),
+    "H200 that runs PTX of 8.0": (132, 60, 227, 228, 0, 0),
+    "a seventh of an H200": (16, 7, 227, 228, 1, 1),
+    "an H200's multiprocessors apart": (6, 60, 227, 228, 1, 0),
+    "B200, 10.0": (148, 126, 227, 228, 1, 1),
+    "RTX 5090, 12.0": (170, 96, 99, 100, 1, 1),
+}
+RESERVED = 1024  # bytes of shared memory that a block has besides
+RING_BLOCKS = 2  # blocks of the ring kernel that a multiprocessor has room for
+MOST_RESULT = 1 << 36  # bytes of a result that a GPU may hold
 MOST_UNASKED_MEMORY = 48 * 1024  # ... without asking for it
 SMALL_INTEGERS = {"bool", "int8", "uint8", "int16", "uint16"}  # added up in 32 bits
 KERNELS = {"rows", "thin", "columns", "narrow", "ring_rows", "expanded", "tiny", "dense", "flat", "panels"}
@@ -58,9 +79,18 @@ def contiguous(sizes):
     return strides
 
 
-def view_arguments(sizes, strides, dims, source, target, tuning=""):
-    """The arguments of _plan and _walk."""
-    return list(sizes), list(strides), list(dims), dtype_of(source), dtype_of(target), tuning
+def device_text(name):
+    """A row of DEVICES as the private ops take it."""
+    processors, l2, block, shared, early, clusters = DEVICES[name]
+    return (
+        f"multiprocessors={processors},l2_bytes={l2 << 20},shared_bytes={block << 10},"
+        f"processor_shared_bytes={shared << 10},reserved_shared_bytes={RESERVED},early={early},clusters={clusters}"
+    )
+
+
+def view_arguments(sizes, strides, dims, source, target, *more):
+    """The arguments of _plan, _walk and _places."""
+    return list(sizes), list(strides), list(dims), dtype_of(source), dtype_of(target), *more
 
 
 def leaf_count(length):
@@ -117,10 +147,30 @@ def check_panels(plan, source, target, what):
     assert plan["grid"] == plan["tiles"] and plan["splits"] <= 65535, what
 
 
-def check_plan(sizes, strides, dims, source="float32", target=None, tuning=""):
+def check_grid(plan, what):
+    """A grid is no larger than CUDA's may be, and has no blocks for nothing."""
+    x, y, z = plan["grid_sides"]
+    assert 1 <= x <= MAX_GRID and 1 <= y <= MAX_GRID_DEPTH and 1 <= z <= MAX_GRID_DEPTH, what
+    assert plan["grid"] == x * y * z <= blocks(plan), what
+    # Kernels whose blocks take tile after tile count blocks in 32 bits.
+    assert plan["grid"] <= MAX_GRID or plan["kernel"] in ("dense", "flat", "panels"), what
+    for _, y, z in plan["join_grids"]:
+        assert 1 <= y <= MAX_GRID_DEPTH and 1 <= z <= MAX_GRID_DEPTH, what
+
+
+def check_device(plan, device, what):
+    """A plan asks for nothing that the device does not have."""
+    _, _, block, shared, early, clusters = DEVICES[device]
+    ring = plan["ring_bytes"]
+    assert ring <= block << 10 and RING_BLOCKS * (ring + RESERVED) <= shared << 10, what
+    assert plan["early"] == bool(early) and (early or plan["kernel"] != "ring_rows"), what
+    assert clusters or plan["cluster"] == 1, what
+
+
+def check_plan(sizes, strides, dims, source="float32", target=None, tuning="", device="H200, 9.0"):
     """All that must hold of any plan; returns its description, and whether its tiles were walked."""
     target = target or model.natural_result(source)
-    arguments = view_arguments(sizes, strides, dims, source, target, tuning)
+    arguments = view_arguments(sizes, strides, dims, source, target, tuning, device_text(device))
     plan = json.loads(torch.ops.gpureduce._plan(*arguments))
     outputs = int(np.prod([n for d, n in enumerate(sizes) if d not in dims], dtype=object))
     length = int(np.prod([sizes[d] for d in dims], dtype=object))
@@ -129,11 +179,13 @@ def check_plan(sizes, strides, dims, source="float32", target=None, tuning=""):
 
     assert plan["kernel"] in KERNELS, what
     assert plan["outputs"] == outputs and plan["leaves"] == leaves, what
-    assert 1 <= plan["warps"] <= MAX_WARPS and 1 <= plan["grid"] <= MAX_GRID and plan["grid"] <= blocks(plan), what
+    assert 1 <= plan["warps"] <= MAX_WARPS, what
+    check_grid(plan, what)
     assert plan["vector"] >= 1 and plan["vector"] & (plan["vector"] - 1) == 0, what
     assert plan["vector"] == 1 or plan["vector"] * model.itemsize(source) <= 16, what
     assert (plan["stages"] > 0) == plan["kernel"].startswith("ring"), what
-    assert plan["warps"] * plan["stages"] * plan["stage_bytes"] < MOST_SHARED_MEMORY, what
+    if "stage" not in tuning:
+        check_device(plan, device, what)
     if plan["kernel"] == "narrow":
         check_narrow(plan, source, target, what)
     if plan["kernel"] == "panels":
@@ -245,6 +297,149 @@ def test_random_shapes(processors):
     assert kernels == KERNELS and walked > 1500 and split > 100
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_devices(device):
+    """Plans for real GPUs are as complete, and ask for nothing that these do not have."""
+    rng = random.Random(3)
+    kernels, clusters = set(), 0
+    for _ in range(800):
+        sizes, strides, dims = random_case(rng)
+        kernels.add(check_plan(sizes, strides, dims, rng.choice(SOURCES), device=device)[0]["kernel"])
+    for rows in (1, 9, 2000, 1 << 20):
+        for length in range(1, 513, 3):
+            for source, gap in itertools.product(("int8", "bfloat16", "float32"), (0, 1, length // 5)):
+                view = view_arguments((rows, length), (length + gap, 1), (1,), source, model.natural_result(source))
+                plan = json.loads(torch.ops.gpureduce._plan(*view, "", device_text(device)))
+                check_device(plan, device, f"{view}: {plan}")
+                kernels.add(plan["kernel"])
+    for sizes, dims in [((n, 1 << k), (d,)) for n in (1, 20, 300, 5000) for k in range(9, 21) for d in (0, 1)]:
+        for source in SOURCES:
+            clusters += check_plan(sizes, contiguous(sizes), dims, source, device=device)[0]["cluster"] > 1
+    _, _, _, _, early, has_clusters = DEVICES[device]
+    assert kernels == (KERNELS if early else KERNELS - {"ring_rows"}) and (clusters > 0) == bool(has_clusters)
+
+
+def test_rings_that_do_not_fit():
+    """Stages that are forced to be larger than a block's shared memory are refused."""
+    view = view_arguments((1 << 24, 99), (99, 1), (1,), "int8", "int64")
+    assert json.loads(torch.ops.gpureduce._plan(*view, "stage_bytes=200000"))["kernel"] == "ring_rows"
+    with pytest.raises(ValueError, match=r"3 stages of \d+ bytes are more than the 232448 bytes of shared memory"):
+        torch.ops.gpureduce._plan(*view, "stages=3,stage_bytes=99999")
+
+
+def huge_case(rng):
+    """A view of up to 2^44 places, whose elements overlap, and a set of reduced dims."""
+    rank, room = rng.randint(1, 6), rng.choice([1 << 33, 1 << 40, 1 << 44])
+    sizes = []
+    for _ in range(rank):
+        top = max(1, min(room, rng.choice([3, 1000, 1 << 16, (1 << 31) + 9, 1 << 36])))
+        sizes.append(rng.choice([rng.randint(1, top), top]))
+        room //= sizes[-1]
+    rng.shuffle(sizes)
+    strides = [rng.choice([0, 1, 1, 2, 7, 4096, 65537, (1 << 31) + 1]) for _ in sizes]
+    if sum((n - 1) * stride for n, stride in zip(sizes, strides, strict=True)) >= 1 << 62:
+        return huge_case(rng)  # no address is that far
+    return sizes, strides, [d for d in range(rank) if rng.random() < 0.5] or [rng.randrange(rank)]
+
+
+def in_order(sizes, strides, dims):
+    """Those of the dims that have more than one element, in the contract's order."""
+    long = [d for d in dims if sizes[d] > 1]
+    return sorted(long, key=lambda d: -strides[d] if strides[d] else -math.inf)
+
+
+def unravel(index, dims, sizes):
+    """{dim: index in it} of an index of these dims, slowest first."""
+    found = {}
+    for d in reversed(dims):
+        index, found[d] = divmod(index, sizes[d])
+    return found
+
+
+def check_places(view, rng, outputs, length):
+    """Outputs and elements lie where Python's integers say."""
+    sizes, strides, dims, *_ = view
+    kept = in_order(sizes, strides, [d for d in range(len(sizes)) if d not in dims])
+    pitch = contiguous([1 if d in dims else n for d, n in enumerate(sizes)])
+    elements = in_order(sizes, strides, dims)
+    for what, count, order in [("kept", outputs, kept), ("joined", outputs, kept), ("reduced", length, elements)]:
+        find = functools.partial(torch.ops.gpureduce._places, *view, what)
+        for index, (begin, result) in sampled(rng, count, find):
+            at = unravel(index, order, sizes)
+            assert begin == sum(i * strides[d] for d, i in at.items()), (what, index, view)
+            assert what == "reduced" or result == sum(i * pitch[d] for d, i in at.items()), (what, index, view)
+
+
+def sampled(rng, count, ask):
+    """(index, its row of ask(indices)) of some below `count`: the last, those around 2^31 and 2^32, and others."""
+    edges = [min(count - 1, n + d) for n in (1 << 31, 1 << 32) for d in (-1, 0, 1)]
+    some = sorted({0, count - 1, *edges, *(rng.randrange(count) for _ in range(20))})
+    return zip(some, ask(some).tolist(), strict=True)
+
+
+def check_tiles(plan, arguments, rng):
+    """Tiles are where Python's integers say."""
+    splits, side, run, columns = plan["splits"], plan["tile_outputs"], plan["tile_leaves"], plan["columns"]
+    outputs, leaves, across = plan["outputs"], plan["leaves"], -(-columns // side)
+    assert plan["tiles"] == across * splits * -(-outputs // columns), plan
+    for index, row in sampled(rng, plan["tiles"], functools.partial(torch.ops.gpureduce._walk, *arguments)):
+        rest, column = divmod(index, across)
+        batch, split = divmod(rest, splits)
+        output, leaf = batch * columns + column * side, split * run
+        count = min(side, columns - column * side, outputs - output)
+        assert row[:4] == [output, count, leaf, min(run, leaves - leaf)], (index, arguments, plan)
+        assert row[4] in (output * splits + split, output + split * outputs), (index, arguments, plan)
+
+
+@pytest.mark.parametrize("device", ["A100, 8.0", "H200, 9.0"])
+def test_huge_problems(device):
+    """Tiles, offsets and grids of problems beyond 2^31 outputs, elements and tiles, with no memory at all."""
+    rng = random.Random(4)
+    beyond = {"outputs": 0, "nested outputs": 0, "length": 0, "tiles": 0}
+    for _ in range(4000):
+        sizes, strides, dims = huge_case(rng)
+        source = rng.choice(SOURCES)
+        target = rng.choice(["int8", "int64"]) if source == "int8" else model.natural_result(source)
+        if math.prod(n for d, n in enumerate(sizes) if d not in dims) * model.itemsize(target) > MOST_RESULT:
+            continue
+        view = view_arguments(sizes, strides, dims, source, target)
+        plan, _ = check_plan(sizes, strides, dims, source, target, device=device)
+        outputs, length = plan["outputs"], math.prod(sizes[d] for d in dims)
+        check_places(view, rng, outputs, length)
+        check_tiles(plan, (*view, "", device_text(device)), rng)
+        nested = sum(n > 1 for d, n in enumerate(sizes) if d not in dims) > 1
+        beyond["outputs"] += outputs > 1 << 31
+        beyond["nested outputs"] += nested and outputs > 1 << 31
+        beyond["length"] += length > 1 << 31
+        beyond["tiles"] += plan["tiles"] > 1 << 32
+    assert min(beyond.values()) > 30, beyond
+
+
+def test_more_than_2_32_tiles():
+    """Tiles are numbered in 64 bits."""
+    rows = 2_147_483_646
+    plan, _ = check_plan((rows, 200_000), (0, 1), (1,))
+    assert plan["tiles"] > 1 << 32 and plan["kernel"] == "dense" and plan["outputs"] == rows
+
+
+def test_too_many_partial_sums():
+    """An output's partial sums are numbered in 32 bits; no memory holds as many."""
+    view = view_arguments((1 << 12, 1 << 30), (0, 2), (0, 1), "float32", "float32")
+    with pytest.raises(ValueError, match="too many elements an output: these would be joined from 4294967296 partial"):
+        torch.ops.gpureduce._plan(*view, "tile_leaves=32,warps=1")
+
+
+def test_grids_of_joins():
+    """Every result of a pass is a block's, however many there are."""
+    view = view_arguments((1 << 18, 1 << 20), (0, 1), (0, 1), "int8", "int64")
+    plan = json.loads(torch.ops.gpureduce._plan(*view, "tile_leaves=32"))
+    counts = [plan["splits"]]
+    for fan, (x, y, z) in zip(plan["joins"], plan["join_grids"], strict=True):
+        counts.append(-(-counts[-1] // fan))
+        assert x == 1 and y <= 65535 and z <= 65535 and counts[-1] <= y * z < counts[-1] + z, plan
+    assert plan["join_grids"][0][2] > 1, "the first pass has few results"
+
+
 @pytest.mark.parametrize("tuning", TUNINGS)
 def test_forced_plans(tuning):
     """Plans with forced values are as complete, and take the values."""
@@ -252,7 +447,7 @@ def test_forced_plans(tuning):
     for _ in range(400):
         sizes, strides, dims = random_case(rng)
         plan, _ = check_plan(
-            sizes, strides, dims, rng.choice(["float32", "bfloat16", "int8", "complex64", "float64"]), None, tuning
+            sizes, strides, dims, rng.choice(SOURCES), None, tuning
         )
         if "vector=1" in tuning:
             assert plan["vector"] == 1 or plan["kernel"] == "ring_rows"

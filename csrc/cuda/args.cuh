@@ -1,8 +1,8 @@
 // What a reducing kernel is given.
 #pragma once
 
+#include "../nest.h"
 #include "primitives.cuh"
-#include "strided.cuh"
 
 namespace gpureduce::cuda {
 
@@ -75,27 +75,30 @@ struct Output {
   }
 };
 
-// The tiles that a block takes: the one at its place in the grid, which is mostly all, then those that are whole grids on.
+// The tiles that a block takes: the one at its place in the grid, which is mostly all, then those that are whole grids on,
+// along x, then y, then z.
 struct TileLoop {
-  uint32_t passed = 0;
+  uint32_t column_tile = blockIdx.x, split = blockIdx.y;
+  int64_t batch = blockIdx.z;
 
-  __device__ __forceinline__ Tile tile(const Tiling& t) const {
-    if (passed == 0) return t.tile(blockIdx.x, blockIdx.y, blockIdx.z);
-    return t.tile(passed + block());
-  }
+  __device__ __forceinline__ Tile tile(const Tiling& t) const { return t.tile(column_tile, split, batch); }
 
   // Moves on to the block's next tile, if it has one. Every thread of the block must call it, and may use the block's shared
   // memory again afterwards.
   __device__ __forceinline__ bool next(const Tiling& t) {
-    const uint32_t blocks = gridDim.x * gridDim.y * gridDim.z;
-    if (t.tiles - passed - block() <= blocks) return false;
-    passed += blocks;
+    column_tile += gridDim.x;
+    if (column_tile >= t.column_tiles) {
+      column_tile = blockIdx.x;
+      split += gridDim.y;
+      if (split >= t.splits) {
+        split = blockIdx.y;
+        batch += gridDim.z;
+        if (batch >= t.batches) return false;
+      }
+    }
     __syncthreads();
     return true;
   }
-
- private:
-  static __device__ __forceinline__ uint32_t block() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
 };
 
 // Offset of element `index` of an output, from the output's own.

@@ -6,22 +6,35 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <deque>
+#include <mutex>
+
 #include "launch.h"
 
 namespace gpureduce::cuda {
 
-Plan plan(const Reduction& r, at::Device device, const Tuning& tuning) {
-  const cudaDeviceProp& properties = *at::cuda::getDeviceProperties(device.index());
-  const bool hopper = runs_hopper_code(10 * properties.major + properties.minor);
-  return make_plan(r, {properties.multiProcessorCount, properties.l2CacheSize, hopper}, tuning);
+const Device& facts(at::Device device) {
+  struct Entry {
+    std::once_flag asked;
+    Device device;
+  };
+  static auto* const entries = new std::deque<Entry>(at::cuda::device_count());
+  Entry& entry = entries->at(device.index());
+  std::call_once(entry.asked, [&] {
+    const c10::cuda::CUDAGuard guard(device);
+    C10_CUDA_CHECK(ask(entry.device));
+  });
+  return entry.device;
 }
+
+Plan plan(const Reduction& r, at::Device device, const Tuning& tuning) { return make_plan(r, facts(device), tuning); }
 
 void run(const Reduction& r, const Plan& p, at::Device device, const Tuning& tuning) {
   const c10::cuda::CUDAGuard guard(device);
   at::Tensor workspace;  // goes back to the stream's pool when the launches are queued
   if (p.workspace_bytes) workspace = at::empty({p.workspace_bytes}, at::TensorOptions().dtype(at::kByte).device(device));
   void* partials = workspace.defined() ? workspace.data_ptr() : nullptr;
-  const cudaError_t error = run({r, p, partials, c10::cuda::getCurrentCUDAStream(device.index())});
+  const cudaError_t error = run({r, p, partials, facts(device).shared_bytes, c10::cuda::getCurrentCUDAStream(device.index())});
   if (p.cluster > 1 && (error == cudaErrorInvalidClusterSize || error == cudaErrorLaunchOutOfResources)) {
     // Too few multiprocessors side by side for so many blocks: a small GPU or a part of one, or what MPS leaves of it.
     (void)cudaGetLastError();

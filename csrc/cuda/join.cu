@@ -55,10 +55,8 @@ cudaError_t join_ranked(const Launch& launch) {
     const bool columns =
         output_stride == 1 && outputs >= kWarp && results == 1 && join.threads >= kLeastJoinRows && join.threads <= kWarp;
     const int threads = columns ? kWarp * join.threads : std::max(join.threads, kJoinThreads), side = threads / join.threads;
-    const Grid grid{static_cast<uint32_t>((outputs + side - 1) / side), static_cast<uint32_t>(results)};
-
     LaunchAttributes attributes;
-    const cudaLaunchConfig_t config = configure(launch, grid, threads, 0, attributes);
+    const cudaLaunchConfig_t config = configure(launch, join.grid(outputs, side), threads, 0, attributes);
     const auto kernel = columns ? join_columns<Acc, kRank> : join_partials<Acc, kRank>;
     if (cudaError_t error = cudaLaunchKernelEx(&config, kernel, args)) return error;
     partials = next;
@@ -72,7 +70,8 @@ template <class Acc>
 cudaError_t join_typed(const Launch& launch) {
   if (launch.plan.joins.empty()) return cudaSuccess;
   if (are_few(launch)) return join_few<Acc>(launch);
-  if (launch.reduction.problem.kept.size() <= kFastRank) return join_ranked<Acc, kFastRank>(launch);
+  const Problem& p = launch.reduction.problem;
+  if (fits_fast_nest(p.kept, p.outputs)) return join_ranked<Acc, kFastRank>(launch);
   return join_ranked<Acc, kMaxRank>(launch);
 }
 

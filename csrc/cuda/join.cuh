@@ -33,13 +33,14 @@ __device__ __forceinline__ void JoinArgs<Acc, kRank>::write(int64_t index, uint3
 }
 
 // A thread takes kJoinRun neighbouring partial sums, `threads` threads the run of one result, and a block several outputs.
-// Further runs of an output are further blocks'.
+// Further runs of an output are further blocks', along y and z.
 template <class Acc, int kRank>
 __global__ void __launch_bounds__(1024) join_partials(const __grid_constant__ JoinArgs<Acc, kRank> a) {
   __shared__ Acc slots[kWarp];
   const int shift = __ffs(a.threads) - 1;
   const int group = threadIdx.x >> shift, groups = blockDim.x >> shift, member = threadIdx.x & (a.threads - 1);
-  const int64_t output = int64_t{blockIdx.x} * groups + group, first = (int64_t{blockIdx.y} * a.threads + member) * kJoinRun;
+  const uint32_t run = blockIdx.z * gridDim.y + blockIdx.y;
+  const int64_t output = int64_t{blockIdx.x} * groups + group, first = (int64_t{run} * a.threads + member) * kJoinRun;
   const Acc* partials = a.partials + output * a.output_stride + first * a.split_stride;
   const int count = output < a.outputs ? static_cast<int>(min(a.count - first, int64_t{kJoinRun})) : 0;
   wait_for_previous_kernel();
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(1024) join_partials(const __grid_constant__ Jo
 #pragma unroll
   for (int i = 0; i < kJoinRun; ++i) v[i] = i < count ? partials[i * a.split_stride] : padding<Acc>();
   Acc sum = join_neighbours(v);
-  if (block_join(sum, a.threads, slots) && output < a.outputs) a.write(output, blockIdx.y, sum);
+  if (block_join(sum, a.threads, slots) && output < a.outputs && first < a.count) a.write(output, run, sum);
 }
 
 // The same for a few outputs, a block each, whose partial sums stand one after the other: with little before the loads.

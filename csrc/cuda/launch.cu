@@ -2,12 +2,55 @@
 
 #include <cuda/annotated_ptr>
 
+#include <utility>
+
 namespace gpureduce::cuda {
 
-bool runs_hopper_code(int capability) {
-  for (int compiled : {__CUDA_ARCH_LIST__})
-    if (compiled >= 900 && compiled <= 10 * capability) return true;
-  return false;
+namespace {
+
+// A kernel to ask about: all of the library are compiled for the same architectures, and none takes more of a multiprocessor
+// than this one may.
+__global__ void __launch_bounds__(1024) probe() {}
+
+// Whether as many blocks as a cluster has at most run at a time, side by side, where each has a multiprocessor of its own:
+// not on a small part of a GPU.
+bool clusters_fit(const Device& device) {
+  const auto most = cudaFuncAttributeMaxDynamicSharedMemorySize;
+  if (cudaFuncSetAttribute(probe, most, device.shared_bytes) != cudaSuccess) return false;
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = kMaxCluster;
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(kMaxCluster);
+  config.blockDim = dim3(1024);
+  config.dynamicSmemBytes = device.shared_bytes;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int clusters = 0;
+  return cudaOccupancyMaxActiveClusters(&clusters, probe, &config) == cudaSuccess && clusters > 0;
+}
+
+}  // namespace
+
+cudaError_t ask(Device& device) {
+  int index = 0;
+  if (cudaError_t error = cudaGetDevice(&index)) return error;
+  int l2_bytes = 0;
+  for (auto [fact, attribute] : {std::pair{&device.multiprocessors, cudaDevAttrMultiProcessorCount},
+                                 {&l2_bytes, cudaDevAttrL2CacheSize},
+                                 {&device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin},
+                                 {&device.processor_shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor},
+                                 {&device.reserved_shared_bytes, cudaDevAttrReservedSharedMemoryPerBlock}})
+    if (cudaError_t error = cudaDeviceGetAttribute(fact, attribute, index)) return error;
+  device.l2_bytes = l2_bytes;
+  // What the driver has loaded may be made of older PTX than some of what was compiled, on any GPU.
+  cudaFuncAttributes code;
+  if (cudaError_t error = cudaFuncGetAttributes(&code, probe)) return error;
+  device.early = code.ptxVersion >= 90 && code.binaryVersion >= 90;
+  device.clusters = device.early && clusters_fit(device);
+  (void)cudaGetLastError();  // of a question whose answer is no
+  return cudaSuccess;
 }
 
 cudaLaunchConfig_t configure(const Launch& launch, const Grid& grid, dim3 threads, int shared_bytes,

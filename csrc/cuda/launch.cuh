@@ -105,9 +105,10 @@ template <class Acc, class Source>
 cudaError_t launch_ring(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
   const KernelOf<Source, Acc> kernel = ring_kernel<Acc, Source>(plan);
-  const int overhead = Ring<RowsNote>::overhead(plan.warps, plan.ring.stages);
-  const int bytes = plan.warps * plan.ring.stages * plan.ring.stage_bytes + overhead;
-  if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
+  // Calls of other shapes share the kernel, in other threads too: all of them set the same bound.
+  if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes))
+    return error;
+  const int bytes = static_cast<int>(plan.ring.shared_bytes(plan.warps));
   return start<Source, Acc>(launch, source, kernel, plan.warps * kWarp, bytes);
 }
 

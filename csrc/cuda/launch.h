@@ -13,7 +13,8 @@ enum class Family { single, half, float8, byte, integer, complex };
 struct Launch {
   const Reduction& reduction;
   const Plan& plan;
-  void* workspace;  // plan.workspace_bytes
+  void* workspace;   // plan.workspace_bytes
+  int shared_bytes;  // of shared memory, that a block may have on this device
   cudaStream_t stream;
 };
 
@@ -27,9 +28,8 @@ cudaError_t reduce_any(const Launch& launch);
 // Joins the partial sums in the workspace, pass by pass, and writes the result.
 cudaError_t join(const Launch& launch);
 
-// Whether a device of this capability, 90 for 9.0, runs code of ours for 9.0 or later: kernels that wait by themselves for the
-// kernel before them, so that they may start while it drains, and bulk copies.
-bool runs_hopper_code(int capability);
+// Asks the driver about the current device.
+cudaError_t ask(Device& device);
 
 // A launch on launch.stream, which may start early if the plan says so. `attributes` must live until the launch.
 using LaunchAttributes = cudaLaunchAttribute[3];

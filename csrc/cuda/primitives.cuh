@@ -101,17 +101,19 @@ __device__ __forceinline__ void load_granules(At at, T (&values)[V]) {
   }
 }
 
-// How loads are spelt, with what the L2 is to do with the line (l2_policy() in launch.h).
+// How loads are spelt, with what the L2 is to do with the line (l2_policy() in launch.h). They are volatile, so that none comes
+// before wait_for_previous_kernel(); and they are not .nc, which is for memory that nobody writes while the kernel runs: until
+// that wait is over, the kernel before may still write it.
 #if __CUDA_ARCH__ >= 800
-#define GPUREDUCE_LOAD(type) "ld.global.nc.L2::cache_hint." type
+#define GPUREDUCE_LOAD(type) "ld.global.L2::cache_hint." type
 #define GPUREDUCE_POLICY(operand) ", %" #operand
 #else
-#define GPUREDUCE_LOAD(type) "ld.global.nc." type
+#define GPUREDUCE_LOAD(type) "ld.global." type
 #define GPUREDUCE_POLICY(operand) ""
 #endif
 
-// Loads from `p`, or kBeyond bytes beyond it, if `wanted`, else gives `otherwise`. Volatile assembly, because the compiler
-// would put a conditional load next to its use, and the loads of a thread would no longer be in flight together.
+// Loads from `p`, or kBeyond bytes beyond it, if `wanted`, else gives `otherwise`. In assembly, because the compiler would put
+// a conditional load next to its use, and the loads of a thread would no longer be in flight together.
 template <int kBeyond>
 __device__ __forceinline__ uint4 load_if(bool wanted, const uint4* p, uint4 otherwise, uint64_t policy) {
   uint4 v;
@@ -147,7 +149,7 @@ __device__ __forceinline__ uint2 load_if(bool wanted, const uint2* p, uint2 othe
   }                                                                                                                      \
   __device__ __forceinline__ type load_always(const type* p, uint64_t policy) {                                          \
     uint32_t v;                                                                                                          \
-    asm(GPUREDUCE_LOAD(suffix) " %0, [%1]" GPUREDUCE_POLICY(2) ";" : "=r"(v) : "l"(p), "l"(policy));                     \
+    asm volatile(GPUREDUCE_LOAD(suffix) " %0, [%1]" GPUREDUCE_POLICY(2) ";" : "=r"(v) : "l"(p), "l"(policy));            \
     return static_cast<type>(v);                                                                                         \
   }
 GPUREDUCE_LOADS(uint32_t, "u32")
@@ -156,14 +158,14 @@ GPUREDUCE_LOADS(uint8_t, "u8")
 #undef GPUREDUCE_LOADS
 __device__ __forceinline__ uint2 load_always(const uint2* p, uint64_t policy) {
   uint2 v;
-  asm(GPUREDUCE_LOAD("v2.u32") " {%0, %1}, [%2]" GPUREDUCE_POLICY(3) ";" : "=r"(v.x), "=r"(v.y) : "l"(p), "l"(policy));
+  asm volatile(GPUREDUCE_LOAD("v2.u32") " {%0, %1}, [%2]" GPUREDUCE_POLICY(3) ";" : "=r"(v.x), "=r"(v.y) : "l"(p), "l"(policy));
   return v;
 }
 __device__ __forceinline__ uint4 load_always(const uint4* p, uint64_t policy) {
   uint4 v;
-  asm(GPUREDUCE_LOAD("v4.u32") " {%0, %1, %2, %3}, [%4]" GPUREDUCE_POLICY(5) ";"
-      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-      : "l"(p), "l"(policy));
+  asm volatile(GPUREDUCE_LOAD("v4.u32") " {%0, %1, %2, %3}, [%4]" GPUREDUCE_POLICY(5) ";"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p), "l"(policy));
   return v;
 }
 #undef GPUREDUCE_LOAD

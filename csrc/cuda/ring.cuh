@@ -34,9 +34,7 @@ class Ring {
     ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
     __syncwarp();
   }
-  static constexpr int overhead(int warps, int stages) {
-    return warps * stages * static_cast<int>(sizeof(Note) + sizeof(uint64_t));
-  }
+  static constexpr int kOverhead = sizeof(Note) + sizeof(uint64_t);  // bytes of a stage besides its own
 
   // Has the stage filled with the bytes from `begin` to `end`, as far past a line as in global memory. A copy takes whole
   // granules, so more than these bytes, but none outside of `input`. `policy`: l2_policy() in launch.h.

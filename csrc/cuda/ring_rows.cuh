@@ -188,6 +188,7 @@ struct RowsNote {
   int32_t rows;
   int32_t offset;  // in the stage
 };
+static_assert(Ring<RowsNote>::kOverhead == kRingStageBytes);
 
 // A warp takes tiles, strided by all warps of the grid; neighbouring blocks take neighbouring tiles. A stage is one tile: as
 // many rows as it holds, as they stand in memory.

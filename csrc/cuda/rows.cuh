@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) rows(const __grid_cons
   wait_for_previous_kernel();
   allow_next_kernel();
   for (int64_t index = blockIdx.x; index < a.tiling.tiles; index += gridDim.x) {
-    const Tile tile = a.tiling.tile(static_cast<uint32_t>(index));
+    const Tile tile = a.tiling.tile(static_cast<uint64_t>(index));
     const int outputs = static_cast<int>(tile.outputs);
     const int units = static_cast<int>((tile.leaves + kUnitLeaves - 1) / kUnitLeaves), log_units = __ffs(units) - 1;
     for (int i = thread / kWarp; i < outputs * units; i += warps) {

@@ -1,9 +1,21 @@
-// Where elements and outputs lie: from an index to offsets, through any number of nested strided dims.
+// Where elements and outputs lie: from an index to offsets, through any number of nested strided dims. Kernels and tests find
+// places with this same code.
 #pragma once
 
-#include "../geometry.h"
+#include <stdexcept>
 
-namespace gpureduce::cuda {
+#include "geometry.h"
+#include "order.h"
+
+#ifdef __CUDACC__
+#define GPUREDUCE_UNROLLED _Pragma("unroll")
+#define GPUREDUCE_LOOPED _Pragma("unroll 1")
+#else
+#define GPUREDUCE_UNROLLED
+#define GPUREDUCE_LOOPED
+#endif
+
+namespace gpureduce {
 
 struct Offsets { int64_t in, out; };
 
@@ -23,12 +35,12 @@ struct Stride {
   uint32_t index[kInner], size[kInner];  // what it adds to the indices, and the dims' sizes
 
   // The same in two dims.
-  __device__ __forceinline__ Stride<1> in_two() const { return {offset, {wrap[0]}, {index[0]}, {size[0]}}; }
+  GPUREDUCE_HOST_DEVICE Stride<1> in_two() const { return {offset, {wrap[0]}, {index[0]}, {size[0]}}; }
 
-  __device__ __forceinline__ void move(Cursor<kInner>& c) const {
+  GPUREDUCE_HOST_DEVICE void move(Cursor<kInner>& c) const {
     c.offset += offset;
     bool carry = false;
-#pragma unroll
+    GPUREDUCE_UNROLLED
     for (int d = 0; d < kInner; ++d) {
       c.index[d] += index[d] + carry;
       carry = c.index[d] >= size[d];
@@ -47,11 +59,13 @@ struct Nest {
     int64_t size, in, out;
     uint32_t magic, shift;  // division by `size` of indices below 2^31 (Hacker's Delight, 10-9; as in ATen's IntDivider)
 
-    __device__ __forceinline__ uint32_t divide(uint32_t index) const { return (__umulhi(index, magic) + index) >> shift; }
+    GPUREDUCE_HOST_DEVICE uint32_t divide(uint32_t index) const {
+      return (static_cast<uint32_t>(uint64_t{index} * magic >> 32) + index) >> shift;
+    }
   };
 
   int rank = 0;
-  bool narrow = true;  // every index is below 2^31; always so up to kFastRank dims (is_typed)
+  bool narrow = true;  // every index is below 2^31; always so up to kFastRank dims (fits_fast_nest)
   Dim dims[kCapacity];
 
   void add(int64_t size, int64_t in, int64_t out) {
@@ -63,15 +77,15 @@ struct Nest {
   }
 
   // Whether a cursor moves in these dims, always in as few as kFastRank; and whether they are two.
-  __device__ __forceinline__ bool moves() const { return kCapacity <= kFastRank || (narrow && rank <= kFastRank); }
-  __device__ __forceinline__ bool are_two() const { return rank == 2 && moves(); }
+  GPUREDUCE_HOST_DEVICE bool moves() const { return kCapacity <= kFastRank || (narrow && rank <= kFastRank); }
+  GPUREDUCE_HOST_DEVICE bool are_two() const { return rank == 2 && moves(); }
 
   // kInner: 1 in two dims, or kInnerDims.
   template <int kInner>
-  __device__ __forceinline__ Cursor<kInner> cursor(int64_t index) const {
+  GPUREDUCE_HOST_DEVICE Cursor<kInner> cursor(int64_t index) const {
     Cursor<kInner> c{};
     uint32_t i = static_cast<uint32_t>(index);
-#pragma unroll
+    GPUREDUCE_UNROLLED
     for (int d = 0; d < kInner; ++d) {
       const int dim = kInner == 1 ? 1 : rank - 1 - d;
       if (dim < 1) continue;
@@ -102,20 +116,20 @@ struct Nest {
   }
 
   // The same place as at(), if the index in the last dim is known: nothing to divide in up to two dims.
-  __device__ __forceinline__ Offsets at(int64_t outer, int64_t last) const {
+  GPUREDUCE_HOST_DEVICE Offsets at(int64_t outer, int64_t last) const {
     if (rank == 1) return {last * dims[0].in, last * dims[0].out};
     if (rank == 2) return {outer * dims[0].in + last * dims[1].in, outer * dims[0].out + last * dims[1].out};
     return at(outer * dims[rank - 1].size + last);
   }
 
-  __device__ __forceinline__ Offsets at(int64_t index) const {
+  GPUREDUCE_HOST_DEVICE Offsets at(int64_t index) const {
     if constexpr (kCapacity > kFastRank)
       if (rank > 1 && !narrow) return at_wide(index);
     Offsets o{0, 0};
     if (rank == 0) return o;
     if (rank > 1) {
       uint32_t i = static_cast<uint32_t>(index);
-#pragma unroll 1
+      GPUREDUCE_LOOPED
       for (int d = rank - 1; d > 0; --d) {
         const uint32_t q = dims[d].divide(i);
         const int64_t r = i - q * static_cast<uint32_t>(dims[d].size);
@@ -130,7 +144,7 @@ struct Nest {
 
  private:
   // 64-bit division is a lot of code: it stands once.
-  __device__ __noinline__ Offsets at_wide(int64_t index) const {
+  GPUREDUCE_OUT_OF_LINE Offsets at_wide(int64_t index) const {
     Offsets o{0, 0};
     for (int d = rank - 1; d > 0; --d) {
       const int64_t q = index / dims[d].size, r = index - q * dims[d].size;
@@ -142,20 +156,31 @@ struct Nest {
   }
 };
 
+// Whether a nest of kFastRank dims finds the place of each of `count` indices of such dims: it divides in 32 bits, and has one
+// dim or none to divide by.
+template <class Dim>
+bool fits_fast_nest(const DimList<Dim>& dims, int64_t count) {
+  return dims.size() <= kFastRank && (dims.size() <= 1 || count < int64_t{1} << 31);
+}
+
+template <int kCapacity, class Dim, class Add>
+Nest<kCapacity> nest_of(const DimList<Dim>& dims, int64_t count, Add add) {
+  if (kCapacity <= kFastRank && !fits_fast_nest(dims, count))
+    throw std::logic_error("gpureduce: a kernel was chosen that cannot count so far; please report this");
+  Nest<kCapacity> n;
+  n.narrow = count < int64_t{1} << 31;
+  for (const Dim& d : dims) add(n, d);
+  return n;
+}
+
 template <int kCapacity>
 Nest<kCapacity> kept_nest(const Problem& p) {
-  Nest<kCapacity> n;
-  n.narrow = p.outputs < int64_t{1} << 31;
-  for (const KeptDim& d : p.kept) n.add(d.size, d.stride, d.out_stride);
-  return n;
+  return nest_of<kCapacity>(p.kept, p.outputs, [](auto& n, const KeptDim& d) { n.add(d.size, d.stride, d.out_stride); });
 }
 
 template <int kCapacity>
 Nest<kCapacity> reduced_nest(const Problem& p) {
-  Nest<kCapacity> n;
-  n.narrow = p.length < int64_t{1} << 31;
-  for (const ReducedDim& d : p.reduced) n.add(d.size, d.stride, 0);
-  return n;
+  return nest_of<kCapacity>(p.reduced, p.length, [](auto& n, const ReducedDim& d) { n.add(d.size, d.stride, 0); });
 }
 
-}  // namespace gpureduce::cuda
+}  // namespace gpureduce

@@ -1,0 +1,60 @@
+"""What nvcc makes of the pieces of kernels; needs nvcc, and no GPU."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tools"))
+import toolkit  # noqa: E402
+
+# A kernel that may start while the one before drains, and loads in every width, always and if wanted.
+EARLY = """
+#include "cuda/primitives.cuh"
+using namespace gpureduce;
+using namespace gpureduce::cuda;
+template <int V> __device__ int loads(const int8_t* in, uint64_t policy, bool wanted) {
+  const Typed<int8_t> source{in, policy};
+  return source.load<V>(32 * threadIdx.x)[0] + source.load_if<V>(wanted, 32 * threadIdx.x + 16)[0];
+}
+__global__ void early(const int8_t* in, int* out, uint64_t policy, bool wanted) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  *out = loads<1>(in, policy, wanted) + loads<2>(in, policy, wanted) + loads<4>(in, policy, wanted) +
+         loads<8>(in, policy, wanted) + loads<16>(in, policy, wanted);
+}
+"""
+
+
+@pytest.fixture
+def nvcc():
+    root = toolkit.find() if torch.version.cuda else None
+    if root is None:
+        pytest.skip("needs nvcc")
+    return pathlib.Path(root, "bin", "nvcc")
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_80"])
+def test_loads_wait_for_the_kernel_before(architecture, nvcc, tmp_path):
+    """What a kernel loads, the one before may have been writing until the wait was over."""
+    source, made = tmp_path / "early.cu", tmp_path / "early.ptx"
+    source.write_text(EARLY)
+    command = [nvcc, "-std=c++17", "-ptx", f"-arch={architecture}", "-I", ROOT / "csrc", source, "-o", made]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    ptx = made.read_text()
+    loads = [match.start() for match in re.finditer(r"ld\.global", ptx)]
+    assert len(loads) == 10
+    assert "ld.global.nc" not in ptx, "for memory that nobody writes while the kernel runs"
+    if architecture == "sm_90":
+        assert ptx.index("griddepcontrol.wait") < loads[0]
+
+
+def test_assembly_of_loads_is_volatile():
+    """Or else the compiler might move it before the wait."""
+    text = (ROOT / "csrc" / "cuda" / "primitives.cuh").read_text()
+    spelt = re.findall(r"asm( volatile)?\((?:[\s\\]*\"[^\"]*\")*[\s\\]*GPUREDUCE_LOAD", text)
+    assert len(spelt) >= 6 and all(spelt), spelt
