@@ -6,8 +6,9 @@
     python bench/ladder_report.py          the documentation anew; --check compares
 
 A rung's time is that of its kernels alone, from events around them, with cold caches; copies for rungs that work in
-place, and the output's first value, are made before. Its result is checked first. The ceiling is the rate of the
-fastest of several kernels that read the same bytes, timed in the same way in the same run.
+place, and the output's first value, are made before. Its result is checked first. Rungs that run in passes are timed
+twice: all passes, and the first one, which is the lesson's kernel. The ceiling is the rate of the fastest of several
+kernels that read the same bytes, timed in the same way in the same run.
 """
 
 import argparse
@@ -26,7 +27,6 @@ sys.path.insert(0, str(ROOT))
 from torch_reduce import _climb, ladder  # noqa: E402
 
 LARGE = 1 << 28  # elements of the bar for multi_element
-BLOCKS = (128, 512, 1024)
 
 
 def main():
@@ -62,6 +62,11 @@ def climb(title, rungs, repeats, dtype="float32", size=None, with_counters=False
     return {"dtype": dtype, "ceiling": ceiling, "rungs": steps}
 
 
+def common_blocks(rungs):
+    """The blocks that every one of the rungs can be run with, in order."""
+    return sorted(set.intersection(*(set(rung.blocks) for rung in rungs)))
+
+
 def measure(repeats, with_counters):
     rungs = ladder.rungs()
     lesson = [rung for rung in rungs if any(rung.name in printed for printed in _climb.LESSONS.values())]
@@ -71,7 +76,8 @@ def measure(repeats, with_counters):
     results["lesson"] = climb("the lessons' rungs, int32", lesson, repeats, "int32", with_counters=with_counters)
     print("\n".join(_climb.against_lesson(results["lesson"]["rungs"], results["lesson"]["ceiling"]["gbps"])))
     results["blocks"] = {
-        str(block): climb(f"blocks of {block}", chosen, repeats, block=block)["rungs"] for block in BLOCKS
+        str(block): climb(f"blocks of {block}", chosen, repeats, block=block)["rungs"]
+        for block in common_blocks(chosen)
     }
     last = [rung for rung in rungs if rung.name == "multi_element"]
     large = [

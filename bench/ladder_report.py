@@ -10,6 +10,7 @@ import argparse
 import pathlib
 import re
 import sys
+import textwrap
 
 import pictures
 import provenance
@@ -35,40 +36,59 @@ def best_large(results):
     return step, step["gbps"] / results["large"]["ceiling"]["gbps"]
 
 
-def times(a, b):
-    return f"{a['us'] / b['us']:.2f}×" if a else "–"
+def times(before, now):
+    return f"{before / now:.2f}×"
 
 
 def rows(climb, names):
-    known, steps = {rung.name: rung for rung in ladder.rungs()}, climb["rungs"]
-    for step in steps:
-        rung = known[step["name"]]
-        if rung.name in names:
-            share = _climb.share(step, climb["ceiling"]["gbps"])
-            yield (
-                rung,
-                [
-                    report.number(step["us"]),
-                    f"{step['gbps']:,.0f}" if step["gbps"] >= 10 else f"{step['gbps']:.1f}",
-                    "–" if share is None else f"{share:.1%}",
-                    times(_climb.compared(step, steps), step),
-                    times(_climb.base(step, steps), step),
-                ],
-            )
+    """(rung, cells) of each of the named rungs; of one that these results do not have, that it was not measured."""
+    steps = climb["rungs"]
+    found = {step["name"]: step for step in steps}
+    for rung in ladder.rungs():
+        if rung.name not in names:
+            continue
+        if rung.name not in found:
+            yield rung, ["not measured", *["–"] * (len(HEADER) - 1)]
+            continue
+        step = found[rung.name]
+        share = _climb.share(step, climb["ceiling"]["gbps"])
+        before, first = _climb.compared(step, steps), _climb.base(step, steps)
+        yield (
+            rung,
+            [
+                report.number(step["kernel"]["us"]) if "kernel" in step else "–",
+                report.number(step["us"]),
+                f"{step['gbps']:,.0f}" if step["gbps"] >= 10 else f"{step['gbps']:.1f}",
+                "–" if share is None else f"{share:.1%}",
+                times(_climb.kernel_us(before), _climb.kernel_us(step)) if before else "–",
+                times(first["us"], step["us"]) if first else "–",
+            ],
+        )
 
 
-HEADER = ["µs", "GB/s", "of the ceiling", "step", "total"]
+HEADER = ["kernel, µs", "sum, µs", "GB/s", "of the ceiling", "step", "total"]
 
 
-def source_line(slug, results):
+def wrapped(text, indent=""):
+    """Lines of a paragraph, or of an item, whose other lines are indented."""
+    return textwrap.wrap(text, 180, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def source_lines(slug, results):
+    """What was measured, where and how; the last line is empty."""
     climb = results["climb"]
-    return (
+    if any("kernel" in step for step in climb["rungs"]):
+        compared = "GB/s, the share of the ceiling and the step are of the kernel, the total is of the sum."
+    else:
+        compared = "The kernels were not measured by themselves: every figure is of the sum."
+    text = (
         f"{results['gpu']}, {results['date']}: driver {results['driver']}, torch {results['torch']}, "
         f"CUDA {results['cuda']}; `csrc/ladder/` at `{results['csrc'][:12]}`. 2^24 float32 (2^25 in chapter 5), blocks "
         f"of 512 where they can be chosen, cold caches, medians of {climb['rungs'][1]['repeats']}. "
         f"The ceiling, a kernel that only reads the 64 MiB: {climb['ceiling']['gbps']:,.0f} GB/s. "
-        "Step: over the rung that the file compares itself with; total: over neighbored."
+        f"Step: over the rung that the file compares itself with; total: over neighbored. {compared}"
     )
+    return [*wrapped(text), ""]
 
 
 def counter_names():
@@ -100,23 +120,34 @@ def chapter(slug, results, number):
             text := _climb.sentence(rungs[step["name"]], step, _climb.compared(step, climb["rungs"]))
         ):
             lines.append(f"- **{step['name']}**: {text}")
-    return [*lines, ""]
+    beside_times = {name for printed in _climb.LESSONS.values() for name in printed}
+    return [*lines, "", *profiled([s for s in climb["rungs"] if s["name"] in set(rungs) - beside_times])]
+
+
+def profiled(steps):
+    """What the lessons' profiler said beside ours; nothing for steps of which they print none."""
+    rows = _climb.profiled_then(steps)
+    head = ["rung", "counter", "then", "here", "printed in the book's chapter 3"]
+    return [*report.table(head, rows), ""] if rows else []
 
 
 def lesson(slug, results, title):
     """A lesson's printed figures beside ours, in int32 as there."""
     climb, printed = results["lesson"], _climb.LESSONS[title]
     steps = [step for step in climb["rungs"] if step["name"] in printed]
+    if len(steps) < len(printed):
+        return ["not measured yet", ""]
     lines = ["```", title, *_climb.lesson_table(steps, printed), "```", "", "Where they disagree:", ""]
-    lines += _climb.disagreements(steps, printed, climb["ceiling"]["gbps"])
-    return [*lines, "", *counter_table(climb, printed)]
+    for item in _climb.disagreements(steps, printed, climb["ceiling"]["gbps"]):
+        lines += wrapped(item, "  ")
+    return [*lines, "", *profiled(steps), *counter_table(climb, printed)]
 
 
 def blocks(slug, results):
-    """µs of each rung at each block."""
+    """µs of each rung's kernel at each block."""
     sizes = list(results["blocks"])
     table = [
-        [step["name"], *(report.number(results["blocks"][size][i]["us"]) for size in sizes)]
+        [step["name"], *(report.number(_climb.kernel_us(results["blocks"][size][i])) for size in sizes)]
         for i, step in enumerate(results["blocks"][sizes[0]])
     ]
     return [*report.table(["rung", *(f"block {size}, µs" for size in sizes)], table), ""]
@@ -146,11 +177,11 @@ def elements(slug, results):
 
 
 def picture(slug, results, folder=""):
-    return [f"![Time of each rung on {results['gpu']}, log scale]({folder}images/ladder-{slug}.svg)", ""]
+    return [f"![Time of each rung's whole sum on {results['gpu']}, log scale]({folder}images/ladder-{slug}.svg)", ""]
 
 
 PARTS = {
-    "measured": lambda slug, results: [source_line(slug, results), "", *picture(slug, results)],
+    "measured": lambda slug, results: [*source_lines(slug, results), *picture(slug, results)],
     **{f"chapter {n}": lambda slug, results, n=n: chapter(slug, results, n) for n in range(1, 7)},
     **{f"{t.split(':')[0]} then": lambda slug, results, title=t: lesson(slug, results, title) for t in _climb.LESSONS},
     "blocks": blocks,
@@ -163,8 +194,7 @@ def readme(slug, results):
     table = [[f"{rung.number} {rung.name}", *cells] for rung, cells in rows(climb, SHOWN)]
     step, share = best_large(results)
     return [
-        source_line(slug, results),
-        "",
+        *source_lines(slug, results),
         *report.table(["rung", *HEADER], table),
         "",
         f"multi_element with {step['elements_per_thread']} elements a thread reads 2^28 floats at {share:.1%} of the "

@@ -1,5 +1,7 @@
 """The ladder: every rung is right at every size, says what it is, and runs the kernel it names or raises."""
 
+import dataclasses
+import importlib
 import json
 import math
 import os
@@ -24,7 +26,10 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "bench")]
 import lessons  # noqa: E402
 
 import ladder_report  # noqa: E402
+import provenance  # noqa: E402
 import report  # noqa: E402
+
+bench = importlib.import_module("ladder")  # bench/ladder.py
 
 ALL = ladder.rungs()
 RUNGS = {rung.name: rung for rung in ALL}
@@ -85,15 +90,18 @@ def boundaries(rung, block, elements):
     return sorted(sizes)
 
 
-@pytest.mark.parametrize("block", [128, 512, 1024])
+def with_blocks(rungs):
+    """(rung, block) for every block that a rung can be asked for; None where it chooses its blocks itself."""
+    pairs = [(rung, block) for rung in rungs for block in sorted(rung.blocks) or (None,)]
+    return pytest.mark.parametrize(("rung", "block"), pairs, ids=[f"{rung.name}-{block}" for rung, block in pairs])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rung", SUMS, ids=ids)
+@with_blocks(SUMS)
 def test_sum(rung, dtype, block):
     """Every rung sums every dtype at the sizes where blocks and tiles begin and end, for every block."""
     device = device_of(rung)
-    if not rung.blocks and block != 512:
-        pytest.skip("it chooses its blocks itself")
-    chosen = block if rung.blocks else None
+    chosen, block = block, block or 512
     for elements in rung.elements_per_thread or (None,):
         for n in boundaries(rung, block, elements or 1):
             assert_sum(rung, data((n,), dtype, seed=n, device=device), chosen, elements)
@@ -194,19 +202,39 @@ def test_nan_and_infinity(rung, op):
 # --- chapter 5 --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block", [128, 512, 1024])
+BY_THREAD = ("math_kernel1", "math_kernel3", "long_by_thread")
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rung", [rung for rung in ON_GPU if rung.finish == "written"], ids=ids)
+@with_blocks([rung for rung in ON_GPU if rung.finish == "written"])
 def test_divergence(rung, dtype, block):
     """Chapter 5 writes 100 and 200 by thread or by warp: the array, checked against NumPy."""
     device = device_of(rung)
     for n in (0, 1, 31, 33, block + 1, 5003):
         x = torch.zeros(n, dtype=getattr(torch, dtype), device=device)
         tid = np.arange(n)
-        odd = tid % 2 if rung.name in ("math_kernel1", "math_kernel3") else tid // 32 % 2
+        odd = tid % 2 if rung.name in BY_THREAD else tid // 32 % 2
         got = ladder.run(rung.name, x, block)
         assert got.dtype == x.dtype and got.tolist() == np.where(odd, 200, 100).tolist()
     assert ladder.run(rung.name, torch.zeros(3, 5, device=device)).shape == (3, 5)
+
+
+def test_divergence_costs(cuda):
+    """The two long bodies are the same arithmetic; where every warp walks both, it takes nearly twice the time."""
+    x = torch.empty(1 << 22, device=cuda)
+    us = {name: _climb.measure(name, x, 5)["us"] for name in ("long_by_thread", "long_by_warp")}
+    assert 1.5 < us["long_by_thread"] / us["long_by_warp"] < 2.5
+
+
+def test_the_long_bodies_differ_in_their_condition_alone():
+    """What is compared is the divergence: nothing else in the kernels is different."""
+    bodies = []
+    for name, condition in (("long_by_thread", "tid % 2 == 0"), ("long_by_warp", "tid / 32 % 2 == 0")):
+        text = (lessons.FOLDER / RUNGS[name].file).read_text()
+        assert text.count(condition) == 1
+        body = text[text.index("constexpr int kRounds") : text.index("// Differs from")].replace(condition, "side")
+        bodies.append(re.sub(r" *//.*", "", body).replace(name, "kernel"))
+    assert bodies[0] == bodies[1]
 
 
 # --- what is asked for, and what is refused ---------------------------------------------------------------------------
@@ -312,13 +340,30 @@ def test_times(device):
         torch.ops.gpureduce._ladder_time(torch.ones(3, device=device), any_rung(device), 0)
 
 
+def test_times_of_the_first_pass(device):
+    """The lesson's kernel is timed by itself; a library's kernels are not, which is said."""
+    x = torch.ones(1 << 20, device=device)
+    times = torch.ops.gpureduce._ladder_time(x, any_rung(device), 3, first_pass=True)
+    assert times.shape == (3,) and bool((times > 0).all())
+    with pytest.raises(ValueError, match="first_pass: 'torch_sum' is a library's sum"):
+        torch.ops.gpureduce._ladder_time(x, "torch_sum", 1, first_pass=True)
+
+
+@pytest.mark.parametrize("rung", [rung for rung in SUMS if rung.finish == "again"], ids=ids)
+def test_the_first_pass_is_less_than_the_sum(rung, cuda):
+    """The passes that join the blocks' results are in the time of the sum alone."""
+    x = torch.ones(1 << 20, device=cuda)
+    kernel, whole = (_climb.measure(rung.name, x, 11, first_pass=first) for first in (True, False))
+    assert kernel["us"] < whole["us"]
+
+
 # --- the registry -----------------------------------------------------------------------------------------------------
 
 
 def test_numbers():
-    """The CPU's rung and at least the lessons' 33, numbered in order, chapter after chapter, each by its own name."""
+    """The CPU's rung and at least 35 others, numbered in order, chapter after chapter, each by its own name."""
     assert [rung.number for rung in ALL] == list(range(len(ALL)))
-    assert len(RUNGS) == len(ALL) >= 34
+    assert len(RUNGS) == len(ALL) >= 36
     assert [rung.chapter for rung in ALL] == sorted(rung.chapter for rung in ALL)
     for chapter in {rung.chapter for rung in ALL}:
         assert len({rung.title for rung in ALL if rung.chapter == chapter}) == 1
@@ -349,6 +394,38 @@ def test_files(path):
     assert not re.search(r'#include "\.\.', text)
 
 
+KEPT = {  # of the lessons' code, what makes the rung that rung
+    "math_kernel2": "if (tid / 32 % 2 == 0)",
+    "warming_up": "/ warpSize % 2 == 0)",
+    "grid_stride": "sdata[tid] += g_idata[i] + ",
+    "unroll_template": "add_last_warp<kBlock>(",
+    "complete_unroll_template": "add_last_warp<kBlock>(",
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_the_lessons_own_code(name):
+    """What was once lost of a lesson is there."""
+    assert KEPT[name] in (lessons.FOLDER / RUNGS[name].file).read_text()
+
+
+@needs_cuda_build
+def test_blocks():
+    """Every block can be 64 to 1024, and those of the templates 1 to 32 as well, as in the lessons' switches."""
+    powers = {1 << k for k in range(11)}
+    for rung in ALL:
+        template = rung.name in ("complete_unroll_template", "unroll_template", "grid_stride")
+        assert set(rung.blocks) in (set(), powers if template else {b for b in powers if b >= 64})
+
+
+def test_blocks_of_the_sweep():
+    """bench/ladder.py measures all blocks that the rungs have in common."""
+    rungs = [
+        dataclasses.replace(ALL[1], blocks=blocks) for blocks in ((512, 64, 128), (512, 1, 128, 64), (64, 128, 512))
+    ]
+    assert bench.common_blocks(rungs) == [64, 128, 512]
+
+
 def test_the_engine_knows_no_ladder():
     """Neither side includes the other."""
     for path in (ROOT / "csrc").rglob("*"):
@@ -365,14 +442,14 @@ def test_a_new_rung_is_one_file(tmp_path):
     """A file beside the others is all that the list needs; a head that lacks a part is refused."""
     for path in lessons.files():
         shutil.copy(path, tmp_path)
-    head = lessons.files()[3].read_text().replace("Rung 3, interleaved", "Rung 34, another")
-    (tmp_path / "34_another.cu").write_text(head)
+    head = lessons.files()[3].read_text().replace("Rung 3, interleaved", "Rung 99, another")
+    (tmp_path / "99_another.cu").write_text(head)
     assert lessons.lessons(tmp_path)[-1]["name"] == "another"
     assert '"another"' in lessons.source(tmp_path)
-    (tmp_path / "34_another.cu").write_text(head.replace("// wrong ", "// twrong "))
+    (tmp_path / "99_another.cu").write_text(head.replace("// wrong ", "// twrong "))
     with pytest.raises(ValueError, match="lacks wrong"):
         lessons.lessons(tmp_path)
-    (tmp_path / "34_another.cu").write_text("#include <x>\n")
+    (tmp_path / "99_another.cu").write_text("#include <x>\n")
     with pytest.raises(ValueError, match="must begin with"):
         lessons.lessons(tmp_path)
 
@@ -502,6 +579,80 @@ def test_against_lesson():
     assert "at least two" in _climb.against_lesson([], 4000)[0]
 
 
+def test_against_lesson_compares_kernels():
+    """The lesson timed one kernel: ours is beside it, and the sum in the last column."""
+    steps = [
+        {"name": "gmem", "us": 90.0, "kernel": {"us": 80.0}},
+        {"name": "smem", "us": 70.0, "kernel": {"us": 40.0}},
+    ]
+    lines = _climb.against_lesson(steps, 4000)
+    row = next(line for line in lines if line.startswith("smem"))
+    assert row.split() == ["smem", "1.154", "1.84×", "1.84×", "0.0400", "2.00×", "2.00×", "0.0700"]
+
+
+def test_profiler_against_lesson():
+    """What the lessons printed of nvprof's stands beside our counters, with the section that prints it."""
+    steps = [{"name": "unrolling8", "us": 1.0}, {"name": "unroll_warps8", "us": 1.0}]
+    text = "\n".join(_climb.against_lesson(steps, 4000))
+    assert re.search(r"unrolling8 +barrier stalls +58\.37% +– +Reducing with Unrolled Warps", text)
+    assert "What it is here, --profile would tell." in text
+    steps[1]["counters"] = {"barrier stalls": 16.0, "global load efficiency": 99.4}
+    text = "\n".join(_climb.against_lesson(steps, 4000))
+    assert re.search(r"unroll_warps8 +barrier stalls +30\.6% +16\.0% ", text)
+    assert re.search(r"unroll_warps8 +global load efficiency +98\.99% +99\.4% ", text)
+    assert "What it is here" not in text
+
+
+def test_printed_figures_are_of_rungs():
+    """Every printed figure is of a rung and of a counter that there are."""
+    names = {name for printed in _climb.LESSONS.values() for name in printed}
+    assert names | {name for _, _, values in _climb.PROFILED for name in values} <= set(RUNGS)
+    assert {counter for counter, _, _ in _climb.PROFILED} <= set(_climb.COUNTERS)
+
+
+# --- kernel and sum ---------------------------------------------------------------------------------------------------
+
+
+def test_both_times_are_kept(monkeypatch):
+    """A rung in passes is timed twice, one kernel once; a library's kernels have no time of their own."""
+    monkeypatch.setattr(_climb, "check", lambda *_: None)
+    monkeypatch.setattr(_climb, "make_input", lambda *_: torch.ones(1000))
+    monkeypatch.setattr(_climb, "measure", lambda *_, first_pass=False: {"us": 4.0 if first_pass else 5.0})
+    rungs = [
+        dataclasses.replace(RUNGS[name], device="cuda", finish=finish, blocks=(512,), elements_per_thread=(1,))
+        for name, finish in (("neighbored", "again"), ("shared", "atomic"), ("engine", "library"))
+    ]
+    passes, atomic, library = _climb.climb(rungs, None, torch.float32, 1)
+    assert (passes["us"], passes["kernel"]["us"], passes["gbps"]) == (5, 4, 1)
+    assert (atomic["us"], atomic["kernel"]["us"], atomic["gbps"]) == (5, 5, 0.8)
+    assert library["us"] == 5 and "kernel" not in library and library["gbps"] == 0.8
+
+
+def test_both_times_are_shown():
+    """Step, GB/s and the share of the ceiling are of the kernel, the total is of the sum; a library has a sum alone."""
+    steps = [
+        {"name": "neighbored", "us": 100.0, "kernel": {"us": 90.0}, "gbps": 10.0, "reads": True},
+        {"name": "neighbored_less", "us": 50.0, "kernel": {"us": 30.0}, "gbps": 30.0, "reads": True},
+        {"name": "torch_sum", "us": 20.0, "gbps": 40.0, "reads": True},
+    ]
+    cells = [_climb.row_text(RUNGS[step["name"]], step, steps, 40).split()[2:8] for step in steps]
+    assert cells[1] == ["30.00", "50.00", "30.0", "75.0%", "3.00×", "2.00×"]
+    assert cells[2] == ["–", "20.00", "40.0", "100.0%", "–", "5.00×"]
+    climb = {"rungs": steps, "ceiling": {"gbps": 40}}
+    shown = dict(ladder_report.rows(climb, ["neighbored_less", "smem", "torch_sum"]))
+    assert shown[RUNGS["neighbored_less"]] == ["30.00", "50.00", "30", "75.0%", "3.00×", "2.00×"]
+    assert shown[RUNGS["torch_sum"]] == ["–", "20.00", "40", "100.0%", "–", "5.00×"]
+    assert shown[RUNGS["smem"]] == ["not measured", "–", "–", "–", "–", "–"]
+
+
+def test_totals_of_chapter_5():
+    """They count from the first of those that are compared with each other: the long bodies are other work."""
+    steps = [{"name": rung.name, "us": 1.0} for rung in ALL if rung.chapter == 5]
+    first = {step["name"]: _climb.base(step, steps)["name"] for step in steps}
+    assert first.pop("long_by_thread") == first.pop("long_by_warp") == "long_by_thread"
+    assert set(first.values()) == {"warming_up"}
+
+
 # --- results and documents --------------------------------------------------------------------------------------------
 
 RESULTS = report.load_results(name="ladder.json")
@@ -514,9 +665,16 @@ def test_documents_are_what_the_results_give(capsys):
     assert "docs/ladder.md" in capsys.readouterr().out
 
 
+def of_these_sources(results):
+    """Skips the test of results of older sources, whose kernels and claims may have been others."""
+    if results["csrc"] != provenance.csrc_hash(part="ladder"):
+        pytest.skip("measured on older sources of the ladder")
+
+
 @measured
 def test_results_are_of_every_rung(results):
     """Every rung was measured, those of the GPU with counters; each counter is of some use."""
+    of_these_sources(results)
     steps = {step["name"]: step for step in results["climb"]["rungs"]}
     assert list(steps) == list(RUNGS)
     for rung in ALL:
@@ -529,8 +687,9 @@ def test_results_are_of_every_rung(results):
 @pytest.mark.parametrize("rung", [rung for rung in ALL if rung.before], ids=ids)
 def test_claims_of_speed(rung, results):
     """Each file says whether it is faster than the one it is compared with, and the results agree."""
+    of_these_sources(results)
     steps = {step["name"]: step for step in results["climb"]["rungs"]}
-    ratio = steps[rung.before]["us"] / steps[rung.name]["us"]
+    ratio = _climb.kernel_us(steps[rung.before]) / _climb.kernel_us(steps[rung.name])
     assert rung.faster
     assert ratio > 1.02 if rung.faster.startswith("than") else ratio < 1.05
 

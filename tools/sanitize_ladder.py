@@ -23,7 +23,7 @@ def main():
         if rung.device == "cpu":
             continue
         for dtype in (torch.float32, torch.int64):
-            for block in (128, 1024) if rung.blocks else (None,):
+            for block in sorted({1, 2, 16, 32, 64, 128, 1024} & set(rung.blocks)) or (None,):
                 for elements in {rung.elements_per_thread[0], rung.elements_per_thread[-1]} if rung.blocks else {None}:
                     tile = (block or 512) * (elements or 1)
                     for n in (1, 33, tile + 1, 3 * tile - 5):

@@ -20,7 +20,7 @@ from torch_reduce import ladder
 SIZE, SIZE_WRITTEN = 1 << 24, 1 << 25  # elements, as in the lessons; the second one for the rungs that only write
 HOST_REPEATS = 3
 
-# The figures that the lessons printed, in seconds.
+# The times that the lessons printed, in seconds; the book's are of one kernel, without what adds the blocks' sums.
 BOOK = {
     "neighbored": 0.011722,
     "neighbored_less": 0.009321,
@@ -32,6 +32,7 @@ BOOK = {
     "complete_unroll_warps8": 0.001280,
     "complete_unroll_template": 0.001253,
 }
+BOOK_SHARED = {"gmem": 0.0021206, "smem": 0.0011536}
 SLIDES = {
     "interleaved_modulo": 0.008054,
     "interleaved_strided": 0.003456,
@@ -43,8 +44,28 @@ SLIDES = {
 }
 LESSONS = {  # what they were measured on
     "Chapter 1: the book's Tesla M2070 (Fermi, 2011), 16M ints": BOOK,
+    "Chapter 2: the book's Tesla K40c (Kepler, 2013), 16M ints, blocks of 128": BOOK_SHARED,
     "Chapter 3: the slides' G80 (2006), 4M ints": SLIDES,
 }
+# What nvprof said in the book's chapter 3: (our counter's name, the section that prints it, {rung: value}).
+PROFILED = [
+    ("branch efficiency", "Warp Divergence, compiled with -g -G",
+     {"math_kernel1": 83.33, "math_kernel2": 100.0, "math_kernel3": 71.43}),
+    ("instructions per warp", "Improving Divergence in Parallel Reduction",
+     {"neighbored": 295.5625, "neighbored_less": 115.3125}),
+    ("global load throughput", "Improving Divergence in Parallel Reduction",
+     {"neighbored": 67.663, "neighbored_less": 80.144}),
+    ("DRAM read throughput", "Reducing with Unrolling",
+     {"unrolling2": 26.295, "unrolling4": 49.546, "unrolling8": 62.764}),
+    ("barrier stalls", "Reducing with Unrolled Warps",
+     {"unrolling8": 58.37, "unroll_warps8": 30.6}),
+    ("global load efficiency", "Reducing with Template Functions",
+     {"neighbored": 16.73, "neighbored_less": 16.75, "interleaved": 77.94, "unrolling8": 94.68, "unroll_warps8": 98.99,
+      "complete_unroll_warps8": 98.99, "complete_unroll_template": 98.99}),
+    ("global store efficiency", "Reducing with Template Functions",
+     {"neighbored": 25.0, "neighbored_less": 25.0, "interleaved": 95.52, "unrolling8": 97.71, "unroll_warps8": 99.4,
+      "complete_unroll_warps8": 99.4, "complete_unroll_template": 99.4}),
+]  # fmt: skip
 
 SECTOR = "smsp__sass_average_data_bytes_per_sector_mem_global"
 # Our name: (ncu's metrics, which are added; unit; what the lessons' nvprof called it).
@@ -82,10 +103,10 @@ def make_input(rung, device, size=None, dtype=torch.float32):
     return torch.randint(0, 256, (n,), device=device, generator=generator, dtype=torch.int32).to(dtype)
 
 
-def measure(name, x, repeats, block=None, elements_per_thread=None):
-    """Median and quartiles, in microseconds, of a rung on x."""
+def measure(name, x, repeats, block=None, elements_per_thread=None, first_pass=False):
+    """Median and quartiles, in microseconds, of a rung on x; with `first_pass`, of the lesson's kernel alone."""
     times = torch.ops.gpureduce._ladder_time(
-        x, name, repeats, block=block, elements_per_thread=elements_per_thread
+        x, name, repeats, block=block, elements_per_thread=elements_per_thread, first_pass=first_pass
     ).tolist()
     low, high = min(times), max(times)
     if len(times) >= 4:
@@ -162,13 +183,17 @@ def climb(rungs, size, dtype, repeats, block=None, elements=None, on_step=lambda
         check(rung, x, chosen_block, chosen_elements)
         count = repeats if rung.device == "cuda" else min(repeats, HOST_REPEATS)
         times = measure(rung.name, x, count, chosen_block, chosen_elements)
+        kernel = times
+        if rung.finish == "again":
+            kernel = measure(rung.name, x, count, chosen_block, chosen_elements, first_pass=True)
         nbytes = x.numel() * x.element_size()
         step = {
             "name": rung.name,
             **times,
+            **({} if rung.finish == "library" else {"kernel": kernel}),
             "elements": x.numel(),
             "bytes": nbytes,
-            "gbps": nbytes / times["us"] / 1e3,
+            "gbps": nbytes / kernel["us"] / 1e3,
             "reads": rung.device == "cuda" and rung.finish != "written",
             "block": chosen_block or (rung.blocks[0] if rung.blocks else None),
             "elements_per_thread": chosen_elements or (rung.elements_per_thread or [None])[0],
@@ -178,6 +203,12 @@ def climb(rungs, size, dtype, repeats, block=None, elements=None, on_step=lambda
     return steps
 
 
+def kernel_us(step):
+    """Microseconds of the lesson's kernel, by which rungs are compared: the first pass, without those that join the
+    blocks' results; the whole where that is one kernel, a library's, or was not timed in parts."""
+    return step.get("kernel", step)["us"]
+
+
 def compared(step, steps):
     """The step that this one is compared with, or None."""
     before = {rung.name: rung.before for rung in ladder.rungs()}[step["name"]]
@@ -185,10 +216,11 @@ def compared(step, steps):
 
 
 def base(step, steps):
-    """The step that cumulative speed-ups count from: neighbored, or its chapter's first where that only writes."""
-    chapters = {rung.name: rung.chapter for rung in ladder.rungs()}
-    if chapters[step["name"]] == 5:
-        return next(other for other in steps if chapters[other["name"]] == 5)
+    """The step that cumulative speed-ups count from: neighbored. Chapter 5 sums nothing: there it is the first of those
+    that are compared with each other, one after the other."""
+    if {rung.name: rung.chapter for rung in ladder.rungs()}[step["name"]] == 5:
+        before = compared(step, steps)
+        return base(before, steps) if before else step
     return next((other for other in steps if other["name"] == "neighbored"), None)
 
 
@@ -204,7 +236,7 @@ class Table:
         self.rungs = {rung.name: rung for rung in rungs}
         self.ceiling, self.stream, self.steps = ceiling_gbps, stream or sys.stdout, []
         self.chapter = None
-        head = f"{'rung':<29} {'µs':>10} {'GB/s':>8} {'ceiling':>8} {'step':>7} {'total':>8}"
+        head = f"{'rung':<29} {'kernel µs':>10} {'sum µs':>10} {'GB/s':>8} {'ceiling':>8} {'step':>7} {'total':>8}"
         print(head, file=self.stream)
         self._progress()
 
@@ -233,12 +265,13 @@ def share(step, ceiling_gbps):
 def row_text(rung, step, steps, ceiling_gbps):
     before, first, part = compared(step, steps), base(step, steps), share(step, ceiling_gbps)
     percent = "–" if part is None else f"{part:.1%}"
-    faster = f"{before['us'] / step['us']:.2f}×" if before else "–"
+    kernel = f"{step['kernel']['us']:,.2f}" if "kernel" in step else "–"
+    faster = f"{kernel_us(before) / kernel_us(step):.2f}×" if before else "–"
     total = f"{first['us'] / step['us']:.2f}×" if first else "–"
     bar = "█" * round(BAR * min(1, part)) if part else ""
     return (
-        f"{rung.number:>3} {rung.name:<25} {step['us']:>10,.2f} {step['gbps']:>8,.1f} {percent:>8} {faster:>7} "
-        f"{total:>8}  {bar}"
+        f"{rung.number:>3} {rung.name:<25} {kernel:>10} {step['us']:>10,.2f} {step['gbps']:>8,.1f} {percent:>8} "
+        f"{faster:>7} {total:>8}  {bar}"
     ).rstrip()
 
 
@@ -388,7 +421,7 @@ def sentence(rung, step, before):
         parts.append(f"besides, {most}" if parts else f"What moved most: {most}")
     elif not parts:
         parts.append("No counter moved")
-    ratio = before["us"] / step["us"]
+    ratio = kernel_us(before) / kernel_us(step)
     speed = f"{ratio:.2f}× as fast" if abs(ratio - 1) > NOTICED else "as fast"
     return "; ".join(parts) + f"; {speed} as {before['name']}."
 
@@ -424,32 +457,58 @@ def why(step, before, ceiling_gbps):
 
 
 def against_lesson(steps, ceiling_gbps):
-    """Lines: the lessons' figures and ours, and where the two disagree."""
+    """Lines: the lessons' figures and ours, where the two disagree, and what a profiler said then and says now."""
     lines = []
     for title, printed in LESSONS.items():
         known = [step for step in steps if step["name"] in printed]
         if len(known) > 1:
             lines += ["", title, *lesson_table(known, printed), "", "Where they disagree:"]
             lines += disagreements(known, printed, ceiling_gbps) or [f"- in no step by a factor of {DISAGREE}"]
-    return lines or ["The lessons' figures are of chapters 1 and 3: at least two of their rungs are needed."]
+    lines = lines or ["The lessons' times are of chapters 1 to 3: at least two rungs of a chapter are needed."]
+    if rows := profiled_then(steps):
+        lines += ["", "What nvprof said in the book's chapter 3, and ncu here:", *profiled_table(rows)]
+        if not any("counters" in step for step in steps):
+            lines.append("What it is here, --profile would tell.")
+    return lines
 
 
 def lesson_table(known, printed):
-    lines = [f"{'rung':<25} {'then ms':>9} {'step':>7} {'total':>7}   {'here ms':>9} {'step':>7} {'total':>7}"]
+    """The lesson's milliseconds and ours, both of its kernel; the last column is our whole sum."""
+    head = f"{'rung':<25} {'then ms':>9} {'step':>7} {'total':>7}   {'here ms':>9} {'step':>7} {'total':>7}"
+    lines = [f"{head}   {'sum ms':>9}"]
     for i, step in enumerate(known):
-        then, here = f"{printed[step['name']] * 1e3:>9.3f}", f"{step['us'] / 1e3:>9.4f}"
+        then, here = f"{printed[step['name']] * 1e3:>9.3f}", f"{kernel_us(step) / 1e3:>9.4f}"
         for other, width in ((known[i - 1] if i else None, 6), (known[0], 6)):
             theirs = printed[other["name"]] / printed[step["name"]] if other else None
             then += f" {theirs:>{width}.2f}×" if theirs else f" {'–':>7}"
-            here += f" {other['us'] / step['us']:>{width}.2f}×" if other else f" {'–':>7}"
-        lines.append(f"{step['name']:<25} {then}   {here}")
+            here += f" {kernel_us(other) / kernel_us(step):>{width}.2f}×" if other else f" {'–':>7}"
+        lines.append(f"{step['name']:<25} {then}   {here}   {step['us'] / 1e3:>9.4f}")
     return lines
+
+
+def profiled_then(steps):
+    """Rows: rung, counter, the printed value, ours, and the section of the book that prints it."""
+    rows = []
+    for step in steps:
+        for counter, section, values in PROFILED:
+            if step["name"] in values:
+                unit = COUNTERS[counter][1]
+                then = f"{values[step['name']]}{' ' * (unit == 'GB/s')}{unit}"
+                rows.append((step["name"], counter, then, cell_text(counter, step.get("counters", {})), section))
+    return rows
+
+
+def profiled_table(rows):
+    rows = [("rung", "counter", "then", "here", "printed in"), *rows]
+    return [
+        f"{rung:<25} {counter:<23} {then:>12} {here:>12}   {section}" for rung, counter, then, here, section in rows
+    ]
 
 
 def disagreements(known, printed, ceiling_gbps):
     lines = []
     for before, step in itertools.pairwise(known):
-        theirs, ours = printed[before["name"]] / printed[step["name"]], before["us"] / step["us"]
+        theirs, ours = printed[before["name"]] / printed[step["name"]], kernel_us(before) / kernel_us(step)
         if not 1 / DISAGREE < ours / theirs < DISAGREE:
             much = "less" if ours < theirs else "more"
             reason = why(step, before, ceiling_gbps)

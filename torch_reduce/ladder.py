@@ -38,7 +38,8 @@ class Rung:
         faster: what is claimed of its time: "than NAME …" or "no: …"; empty where nothing is.
         built: whether this library has it: without CUDA only the CPU's rung is there.
         device: "cuda" or "cpu".
-        blocks: the block sizes that may be chosen, the default first; empty where there is no choice.
+        blocks: the block sizes that may be chosen, the default first: 64 to 1024, of the templates over the block also
+            1 to 32; empty where there is no choice.
         elements_per_thread: the same for elements a thread.
         ops: of "sum", "product", "max", "min", those it knows.
         finish: how the results of the blocks become one: "again", "atomic", "all_atomic", "recursive", "library", or
@@ -105,7 +106,7 @@ def run(
         name: a name of :func:`rungs`.
         x: a contiguous tensor of float32, float64, int32 or int64, of any shape with n elements; on a GPU, or on the
             CPU for ``host_recursive``. It is not changed: rungs that work in place get a copy.
-        block: threads a block; the rung's default where ``None``.
+        block: threads a block, of the rung's ``blocks``; the rung's default where ``None``.
         elements_per_thread: elements a thread, for ``multi_element`` and ``grid_stride``.
         op: "sum", or another one that the rung knows.
 

@@ -31,10 +31,10 @@ __global__ void unrolling2(T* g_idata, T* g_odata) {
   if (tid == 0) g_odata[blockIdx.x] = idata[0];
 }
 
-// Differs from the lesson: the lesson unrolls only where all blocks of data are complete (`if (idx + 1 * blockDim.x < n)`)
-// and drops the others: here the scratch copy is filled up with zeros to whole blocks, so that no size loses its tail and no
+// Differs from the lesson: the lesson unrolls only where all blocks of data are complete (`if (idx + 1 * blockDim.x < n)`) and
+// drops the others: here the scratch copy is filled up with zeros to whole blocks, so that no size loses its tail and no
 // thread leaves before a barrier; indices have 64 bits; the kernel runs again on the blocks' sums, which the lesson adds on
-// the host. The sum stays in a register until it is stored once.
+// the host. The first sum is written in two steps, the lesson's `g_idata[idx] += …` in one: both are stored once.
 
 int run(const Call& call) {
   return run_passes(call, [&](auto* data, auto* partials, int64_t, unsigned blocks) {

@@ -32,10 +32,10 @@ __global__ void unrolling4(T* g_idata, T* g_odata) {
   if (tid == 0) g_odata[blockIdx.x] = idata[0];
 }
 
-// Differs from the lesson: the lesson unrolls only where all blocks of data are complete (`if (idx + 3 * blockDim.x < n)`)
-// and drops the others: here the scratch copy is filled up with zeros to whole blocks, so that no size loses its tail and no
+// Differs from the lesson: the lesson unrolls only where all blocks of data are complete (`if (idx + 3 * blockDim.x < n)`) and
+// drops the others: here the scratch copy is filled up with zeros to whole blocks, so that no size loses its tail and no
 // thread leaves before a barrier; indices have 64 bits; the kernel runs again on the blocks' sums, which the lesson adds on
-// the host.
+// the host. The four elements are added to one register in the lesson's order, where it names four variables.
 
 int run(const Call& call) {
   return run_passes(call, [&](auto* data, auto* partials, int64_t, unsigned blocks) {

@@ -32,11 +32,11 @@ __global__ void unroll_warps8(T* g_idata, T* g_odata) {
   if (tid == 0) g_odata[blockIdx.x] = idata[0];
 }
 
-// Differs from the lesson: the lesson unrolls only where all blocks of data are complete (`if (idx + 7 * blockDim.x < n)`)
-// and drops the others: here the scratch copy is filled up with zeros to whole blocks, so that no size loses its tail and no
+// Differs from the lesson: the lesson unrolls only where all blocks of data are complete (`if (idx + 7 * blockDim.x < n)`) and
+// drops the others: here the scratch copy is filled up with zeros to whole blocks, so that no size loses its tail and no
 // thread leaves before a barrier; indices have 64 bits; the kernel runs again on the blocks' sums, which the lesson adds on
-// the host. The last warp's `volatile` is not safe since Volta, where the threads of a warp need not run in step: see
-// add_last_warp in rung.cuh.
+// the host. The eight loads are an unrolled loop, where the lesson names eight variables. The last warp's `volatile` is not
+// safe since Volta, where the threads of a warp need not run in step: see add_last_warp in rung.cuh.
 
 int run(const Call& call) {
   return run_passes(call, [&](auto* data, auto* partials, int64_t, unsigned blocks) {

@@ -33,25 +33,26 @@ __global__ void complete_unroll_template(T* g_idata, T* g_odata) {
   __syncthreads();
   if (kBlock >= 128 && tid < 64) idata[tid] += idata[tid + 64];
   __syncthreads();
-  if (tid < 32) add_last_warp(idata, tid);
+  if (tid < 32) add_last_warp<kBlock>(idata, tid);
   if (tid == 0) g_odata[blockIdx.x] = idata[0];
 }
 
-// Differs from the lesson: the lesson unrolls only where all blocks of data are complete (`if (idx + 7 * blockDim.x < n)`)
-// and drops the others: here the scratch copy is filled up with zeros to whole blocks, so that no size loses its tail and no
+// Differs from the lesson: the lesson unrolls only where all blocks of data are complete (`if (idx + 7 * blockDim.x < n)`) and
+// drops the others: here the scratch copy is filled up with zeros to whole blocks, so that no size loses its tail and no
 // thread leaves before a barrier; indices have 64 bits; the kernel runs again on the blocks' sums, which the lesson adds on
-// the host. The last warp's `volatile` is not safe since Volta, where the threads of a warp need not run in step: see
-// add_last_warp in rung.cuh.
+// the host. The eight loads are an unrolled loop, where the lesson names eight variables. The last warp's `volatile` is not
+// safe since Volta, where the threads of a warp need not run in step: see add_last_warp in rung.cuh. The book's template is
+// compiled for blocks of 64 to 1024; here for 1 to 32 as well, whose last warp has fewer steps, as in the slides' template.
 
 int run(const Call& call) {
   return run_passes(call, [&](auto* data, auto* partials, int64_t, unsigned blocks) {
-    with_constant<128, 256, 512, 1024>(call.block, [&](auto block) {
+    with_block(call.block, [&](auto block) {
       complete_unroll_template<block.value><<<blocks, block.value, 0, stream_of(call)>>>(data, partials);
     });
   });
 }
 
-const Register rung("complete_unroll_template", in_place(8, run));
+const Register rung("complete_unroll_template", in_place(8, run, kTemplateBlocks));
 
 }  // namespace
 

@@ -30,10 +30,11 @@ __global__ void gmem(T* g_idata, T* g_odata) {
   if (tid == 0) g_odata[blockIdx.x] = idata[0];
 }
 
-// Differs from the lesson: the scratch copy is filled up with zeros to whole blocks, so that no size loses its tail and no
-// thread leaves before a barrier; indices have 64 bits; the kernel runs again on the blocks' sums, which the lesson adds on
-// the host. The last warp's `volatile` is not safe since Volta, where the threads of a warp need not run in step: see
-// add_last_warp in rung.cuh.
+// Differs from the lesson: instead of `if (idx >= n) return;` the scratch copy is filled up with zeros to whole blocks, so
+// that no size loses its tail and no thread leaves before a barrier; indices have 64 bits; the kernel runs again on the
+// blocks' sums, which the lesson adds on the host. The lesson's block is 128 (DIM), here it may be chosen. Its last warp keeps
+// every sum in memory, behind a `volatile` pointer, which is not safe since Volta, where the threads of a warp need not run in
+// step: add_last_warp in rung.cuh makes each sum in a register and stores it between two __syncwarp.
 
 int run(const Call& call) {
   return run_passes(call, [&](auto* data, auto* partials, int64_t, unsigned blocks) {

@@ -36,10 +36,12 @@ __global__ void smem(const T* g_idata, T* g_odata, int64_t n) {
   if (tid == 0) g_odata[blockIdx.x] = smem[0];
 }
 
-// Differs from the lesson: a block that has fewer elements takes zeros for the others, and no thread returns before a
-// barrier; the array has room for the largest block (the lesson's DIM is the block it is compiled for); indices have 64 bits;
-// the kernel runs again on the blocks' sums, which the lesson adds on the host. The last warp's `volatile` is not safe since
-// Volta, where the threads of a warp need not run in step: see add_last_warp in rung.cuh.
+// Differs from the lesson: instead of `if (idx >= n) return;` a block that has fewer elements takes zeros for the others, so
+// that no thread returns before a barrier; the array has room for the largest block (the lesson's DIM, 128, is the block it is
+// compiled for); indices have 64 bits; the kernel runs again on the blocks' sums, which the lesson adds on the host. The
+// lesson's last warp keeps every sum in shared memory, behind a `volatile` pointer, which is not safe since Volta, where the
+// threads of a warp need not run in step: add_last_warp in rung.cuh makes each sum in a register and stores it between two
+// __syncwarp.
 
 int run(const Call& call) {
   return run_passes(call, [&](auto* data, auto* partials, int64_t n, unsigned blocks) {

@@ -43,9 +43,10 @@ __global__ void smem_unroll4(const T* g_idata, T* g_odata, int64_t n) {
 }
 
 // Differs from the lesson: some printings test `idx + 3 * blockDim.x <= n` (one too far) and drop whatever is not complete:
-// here each element is tested by itself; indices have 64 bits; the kernel runs again on the blocks' sums, which the lesson
-// adds on the host. The last warp's `volatile` is not safe since Volta, where the threads of a warp need not run in step: see
-// add_last_warp in rung.cuh.
+// here each element is tested by itself; the array has room for the largest block, not for the lesson's 128; indices have 64
+// bits; the kernel runs again on the blocks' sums, which the lesson adds on the host. The lesson's last warp keeps every sum
+// in shared memory, behind a `volatile` pointer, which is not safe since Volta, where the threads of a warp need not run in
+// step: add_last_warp in rung.cuh makes each sum in a register and stores it between two __syncwarp.
 
 int run(const Call& call) {
   return run_passes(call, [&](auto* data, auto* partials, int64_t n, unsigned blocks) {

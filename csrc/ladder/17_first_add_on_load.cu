@@ -32,8 +32,9 @@ __global__ void first_add_on_load(const T* g_idata, T* g_odata, int64_t n) {
   if (tid == 0) g_odata[blockIdx.x] = sdata[0];
 }
 
-// Differs from the lesson: the slides leave the ends of other sizes open: elements after the last are zeros here; indices
-// have 64 bits; the kernel runs again on the blocks' sums, as the lesson's slides say it should and leave to the reader.
+// Differs from the lesson: the slides leave the ends of other sizes open: here the second element is tested, and elements
+// after the last are zeros; indices have 64 bits; the kernel runs again on the blocks' sums, as the lesson's slides say it
+// should and leave to the reader.
 
 int run(const Call& call) {
   return run_passes(call, [&](auto* data, auto* partials, int64_t n, unsigned blocks) {

@@ -30,8 +30,10 @@ __global__ void shared(Functor op, const T* x, T* out, int64_t n) {
   if (tid == 0) combine_atomically(op, out, values[0]);
 }
 
-// Differs from the lesson: indices have 64 bits; product, max and min join the blocks by compare-and-swap, since not every
-// type has such an atomic.
+// Differs from the lesson: Luitjens' kernel adds many elements a thread and joins a block by shuffles, which come two rungs
+// later: here it is one element a thread and Harris' tree, in an array for the largest block; elements after the last are the
+// op's identity; indices have 64 bits; product, max and min join the blocks by compare-and-swap, since not every type has such
+// an atomic.
 
 int run(const Call& call) {
   return with_op(call, [&](auto op, const auto* x, auto* out) {

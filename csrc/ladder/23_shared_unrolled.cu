@@ -40,8 +40,8 @@ __global__ void shared_unrolled(Functor op, const T* x, T* out, int64_t n) {
 }
 
 // Differs from the lesson: `volatile` is not enough since Volta: __syncwarp between reading and writing, as in add_last_warp
-// of rung.cuh; indices have 64 bits; product, max and min join the blocks by compare-and-swap, since not every type has such
-// an atomic.
+// of rung.cuh; one element a thread, where kernel 5 has two; elements after the last are the op's identity; indices have 64
+// bits; product, max and min join the blocks by compare-and-swap, since not every type has such an atomic.
 
 int run(const Call& call) {
   return with_op(call, [&](auto op, const auto* x, auto* out) {

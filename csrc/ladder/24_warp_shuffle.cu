@@ -23,8 +23,9 @@ __global__ void warp_shuffle(Functor op, const T* x, T* out, int64_t n) {
 }
 
 // Differs from the lesson: the lesson's __shfl_down is gone since Volta: __shfl_down_sync names the threads that take part;
-// the two steps are combine_by_shuffles in rung.cuh, which multi_element uses as well; indices have 64 bits; product, max and
-// min join the blocks by compare-and-swap, since not every type has such an atomic.
+// one element a thread and one atomic a block, where the lesson adds many and launches a second time; the two steps are
+// combine_by_shuffles in rung.cuh, which multi_element uses as well; indices have 64 bits; product, max and min join the
+// blocks by compare-and-swap, since not every type has such an atomic.
 
 int run(const Call& call) {
   return with_op(call, [&](auto op, const auto* x, auto* out) {

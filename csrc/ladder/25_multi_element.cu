@@ -32,8 +32,9 @@ __global__ void __launch_bounds__(1024) multi_element(Functor op, const T* x, T*
   if (threadIdx.x == 0) combine_atomically(op, out, value);
 }
 
-// Differs from the lesson: all loads are written before the first addition, so that they are in flight together; indices have
-// 64 bits; product, max and min join the blocks by compare-and-swap, since not every type has such an atomic.
+// Differs from the lesson: all loads are written before the first addition, so that they are in flight together, where the
+// book adds in a loop; the block joins by shuffles, where the book has a tree in shared memory; indices have 64 bits; product,
+// max and min join the blocks by compare-and-swap, since not every type has such an atomic.
 
 int run(const Call& call) {
   return with_op(call, [&](auto op, const auto* x, auto* out) {

@@ -1,11 +1,10 @@
 // Rung 26, warming_up. Chapter 5: divergence itself.
 //
 // threads   A thread an element: 100 in even warps, 200 in odd ones.
-// idea      A kernel to run first, so that what a first launch costs is not mistaken for the next kernel's time. It
-//           is math_kernel2's code.
+// idea      A kernel to run first, so that what a first launch costs is not mistaken for the next kernel's time.
 // removes   Nothing.
-// wrong     Here every rung runs once before it is timed, so that nothing needs it; and it divides by warpSize, see
-//           math_kernel2.
+// wrong     Here every rung runs once before it is timed, so that nothing needs it. It divides by warpSize, which is a
+//           variable to most of the compiler: a reciprocal and two corrections in place of a shift.
 // requires  Nothing; the input's values are not read.
 // source    Professional CUDA C Programming (Cheng, Grossman, McKercher; 2014), chapter 3, simpleDivergence,
 //           warmingup
@@ -27,7 +26,7 @@ __global__ void warming_up(T* c, int64_t n) {
 }
 
 // Differs from the lesson: it writes n elements, not what the grid happens to cover; indices have 64 bits, of which the
-// division needs but 32.
+// division needs but 32, without a sign.
 
 int run(const Call& call) {
   return with_type(call.dtype, [&](auto type) {

@@ -2,13 +2,12 @@
 //
 // threads   As math_kernel2.
 // idea      A shift and a mask instead of a division and a remainder.
-// removes   The division.
-// wrong     Nothing.
+// removes   The division; which there is not, even in math_kernel2: a compiler makes a shift of a division by 32.
+// wrong     Nothing that a compiler of today does not do by itself.
 // requires  Nothing.
 // source    Professional CUDA C Programming (Cheng, Grossman, McKercher; 2014), chapter 3, simpleDivergence,
 //           mathKernel4
-// moves     instructions per warp down
-// faster    than math_kernel2
+// faster    no: the compiler had made math_kernel2 just that.
 // command   python -m torch_reduce.ladder run --rungs math_kernel2,math_kernel4 --profile
 #include "rung.cuh"
 

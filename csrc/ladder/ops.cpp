@@ -115,8 +115,9 @@ class Run {
     if (scratch_.defined()) scratch_.zero_();  // partial sums are filled up to whole tiles as well
   }
 
-  void climb() {
+  void climb(bool first_pass = false) {
     if (call_.n == 0) return;
+    call_.first_pass = first_pass;
 #ifdef GPUREDUCE_WITH_CUDA
     if (x_.is_cuda()) {
       call_.stream = at::cuda::getCurrentCUDAStream(x_.get_device());
@@ -167,10 +168,14 @@ struct Event {
 
 // Microseconds of each of `repeats` runs, after one that is not counted. Between two runs everything is prepared again, and on
 // a GPU four times its L2 is read, so that each begins with a cold cache. With `profile`, only the runs lie between
-// cudaProfilerStart and Stop, each after a kernel that sleeps, by which a profiler's list can be cut into runs.
+// cudaProfilerStart and Stop, each after a kernel that sleeps, by which a profiler's list can be cut into runs. With
+// `first_pass` it is the time of the lesson's own kernel on x, without the passes that join the blocks' results; a rung that
+// has no such passes is one kernel, and is timed as ever.
 at::Tensor time(const at::Tensor& x, const std::string& rung, int64_t repeats, std::optional<int64_t> block,
-                std::optional<int64_t> elements, const std::string& op, bool profile) {
+                std::optional<int64_t> elements, const std::string& op, bool profile, bool first_pass) {
   TORCH_CHECK_VALUE(repeats > 0, "repeats: must be positive, not ", repeats);
+  TORCH_CHECK_VALUE(!first_pass || find(rung, false).finish != Finish::library, "first_pass: '", rung,
+                    "' is a library's sum, whose kernels are timed together; True is for the rungs with a kernel of their own");
   at::Tensor times = at::empty({repeats}, at::kDouble);
   double* us = times.mutable_data_ptr<double>();
   if (x.is_cpu()) {
@@ -178,7 +183,7 @@ at::Tensor time(const at::Tensor& x, const std::string& rung, int64_t repeats, s
     for (int64_t i = -1; i < repeats; ++i) {
       run.prepare();
       const auto begin = std::chrono::steady_clock::now();
-      run.climb();
+      run.climb(first_pass);
       const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
       if (i >= 0) us[i] = took.count();
     }
@@ -201,7 +206,7 @@ at::Tensor time(const at::Tensor& x, const std::string& rung, int64_t repeats, s
     }
     at::cuda::sleep(200'000);  // about 0.1 ms, in which the host queues what follows: no gap is timed
     if (i >= 0) begin[i].record(stream);
-    run.climb();
+    run.climb(first_pass);
     if (i >= 0) end[i].record(stream);
     if (profile && i >= 0) {
       C10_CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -251,7 +256,8 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   const std::string choice = "int? block=None, int? elements_per_thread=None, str op=\"sum\"";
   m.def(("ladder_run(Tensor x, str rung, *, " + choice + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
   // For torch_reduce.ladder and bench/ladder.py; not part of the interface.
-  m.def(("_ladder_time(Tensor x, str rung, int repeats, *, " + choice + ", bool profile=False) -> Tensor").c_str());
+  const std::string options = choice + ", bool profile=False, bool first_pass=False";
+  m.def(("_ladder_time(Tensor x, str rung, int repeats, *, " + options + ") -> Tensor").c_str());
   m.def("_ladder_lessons() -> str", &gpureduce::ladder::lessons);
   m.def("_ladder_rungs() -> str", &gpureduce::ladder::rungs);
 }

@@ -80,13 +80,19 @@ void with_constant(int value, F f) {
   (void)((value == kAllowed && (f(std::integral_constant<int, kAllowed>{}), true)) || ...);
 }
 
+// The same for the blocks that a template can be compiled for: kTemplateBlocks.
+template <class F>
+void with_block(int block, F f) {
+  with_constant<1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024>(block, f);
+}
+
 // --- launching -------------------------------------------------------------------------------------------------------------
 
 inline cudaStream_t stream_of(const Call& call) { return static_cast<cudaStream_t>(call.stream); }
 inline unsigned blocks_of(const Call& call) { return static_cast<unsigned>(ceil_div(call.n, call.tile())); }
 
 // launch(T* data, T* partials, n, blocks) leaves a result a block in `partials`. It runs on the input, then on its own results,
-// until one is left: where the lesson adds the blocks' sums on the host.
+// until one is left: where the lesson adds the blocks' sums on the host. With `first_pass` it runs on the input alone.
 template <class Launch>
 int run_passes(const Call& call, Launch launch) {
   return with_type(call.dtype, [&](auto type) {
@@ -96,7 +102,7 @@ int run_passes(const Call& call, Launch launch) {
     for (int64_t n = call.n;;) {
       const int64_t blocks = ceil_div(n, call.tile());
       launch(data, blocks == 1 ? static_cast<T*>(call.output) : partials, n, static_cast<unsigned>(blocks));
-      if (blocks == 1) return;
+      if (blocks == 1 || call.first_pass) return;
       data = partials;
       partials += ceil_div(blocks, call.tile()) * call.tile();
       n = blocks;
@@ -116,15 +122,18 @@ __device__ T* dynamic_shared() {
 // The last six steps of a tree, by the 32 threads of one warp, without barriers for the block. In the lessons it is
 //   volatile int* v = data;  v[tid] += v[tid + 32];  v[tid] += v[tid + 16];  …
 // which needs a warp's threads to read together and then to write together. Since Volta they need not: __syncwarp makes them,
-// and orders their accesses to memory, so that `volatile` is not needed.
-template <class T>
+// and orders their accesses to memory, so that `volatile` is not needed. Blocks of 32 and fewer threads have fewer steps, as in
+// the slides' `if (blockSize >= 32) …`. Every thread takes every step: a block of 32 or fewer reads up to half a block behind
+// itself. It has to be memory that may be read; no sum that counts has what lies there.
+template <unsigned kBlock = 64, class T>
 __device__ void add_last_warp(T* data, unsigned tid) {
+  constexpr unsigned kThreads = kBlock < 32 ? (1u << kBlock % 32) - 1 : 0xffffffff;
 #pragma unroll
-  for (unsigned stride = 32; stride > 0; stride /= 2) {
+  for (unsigned stride = kBlock >= 64 ? 32 : kBlock / 2; stride > 0; stride /= 2) {
     const T sum = data[tid] + data[tid + stride];
-    __syncwarp();
+    __syncwarp(kThreads);
     data[tid] = sum;
-    __syncwarp();
+    __syncwarp(kThreads);
   }
 }
 

@@ -1,6 +1,7 @@
 // A rung of the ladder, as the rest of the library sees it: a function on raw pointers, and what may be asked of it. What a
 // rung teaches stands in the comment at the head of its file, NN_name.cu or .cpp, which the build reads as well
-// (tools/lessons.py): a new rung is a new file. The ladder and the engine do not include each other.
+// (tools/lessons.py): a new rung is a new file. The ladder and the engine do not include each other. Every kernel is a template
+// over the element's type, where the lessons have int (in chapter 5: float); their indices are 32-bit ints.
 #pragma once
 
 #include <cstddef>
@@ -33,9 +34,10 @@ struct Call {
   // n > 0 elements. For a rung that works in place it is a copy, filled up with the op's identity to a whole number of tiles.
   void* input;
   int64_t n;
-  void* scratch;  // scratch_bytes()
-  void* output;   // one element that holds the op's identity; Finish::written: n elements
-  void* stream;   // a cudaStream_t
+  void* scratch;    // scratch_bytes()
+  void* output;     // one element that holds the op's identity; Finish::written: n elements
+  void* stream;     // a cudaStream_t
+  bool first_pass;  // of Finish::again: the lesson's own kernel alone, once; the output stays as it was
 
   int64_t tile() const { return int64_t{block} * elements; }  // elements a block
 };
@@ -56,14 +58,16 @@ struct Rung {
 // Bytes for the partial sums of Finish::again. Each pass has room for whole tiles, as a pass in place needs.
 size_t bytes_of_passes(const Call& call);
 
-const std::vector<int> kBlocks = {512, 128, 256, 1024};
+const std::vector<int> kBlocks = {512, 64, 128, 256, 1024};
+// For a template over the block, whose last warp then takes only the steps that the block has.
+const std::vector<int> kTemplateBlocks = {512, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024};
 
 // The common kinds of rungs.
-inline Rung in_place(int elements, int (*run)(const Call&)) {
-  return {run, kBlocks, {elements}, {Op::sum}, Finish::again, true, false, bytes_of_passes};
+inline Rung in_place(int elements, int (*run)(const Call&), std::vector<int> blocks = kBlocks) {
+  return {run, std::move(blocks), {elements}, {Op::sum}, Finish::again, true, false, bytes_of_passes};
 }
-inline Rung in_passes(std::vector<int> elements, int (*run)(const Call&)) {
-  return {run, kBlocks, std::move(elements), {Op::sum}, Finish::again, false, false, bytes_of_passes};
+inline Rung in_passes(std::vector<int> elements, int (*run)(const Call&), std::vector<int> blocks = kBlocks) {
+  return {run, std::move(blocks), std::move(elements), {Op::sum}, Finish::again, false, false, bytes_of_passes};
 }
 inline Rung with_atomics(std::vector<int> elements, int (*run)(const Call&)) {
   return {run, kBlocks, std::move(elements), {Op::sum, Op::product, Op::max, Op::min}, Finish::atomic};

@@ -1,8 +1,7 @@
-// Rung 32, cub. Chapter 6: where it leads.
+// Rung 34, cub. Chapter 6: where it leads.
 //
 // threads   CUB's DeviceReduce: vectors of some elements a thread as tuned for the GPU, warps by shuffles, blocks by shared
-// memory, a
-//           second kernel of one block for the blocks' results.
+//           memory, a second kernel of one block for the blocks' results.
 // idea      A library whose policies are tuned for each architecture and type.
 // removes   The need to write any of this.
 // wrong     The order of additions is not documented, and may change with the GPU and with the release.
