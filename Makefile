@@ -48,7 +48,7 @@ $(VENV)/.python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo 'This Python cannot make virtual environments: on Debian and Ubuntu, run `apt install python3-venv`.'; exit 1; }
 	@$(PY) -m pip install --quiet --upgrade 'pip>=25.1'
-	@$(PY) -c 'import sysconfig; open(sysconfig.get_path("purelib") + "/torch_reduce.pth", "w").write("$(CURDIR)\n")'
+	@$(PY) -c 'import os, sysconfig; open(sysconfig.get_path("purelib") + "/torch_reduce.pth", "w").write(os.getcwd() + "\n")'
 	@touch $@
 
 $(VENV)/.torch-$(TORCH): $(VENV)/.python pyproject.toml
@@ -68,12 +68,12 @@ $(VENV)/.lint: $(VENV)/.python pyproject.toml
 # --- build ----------------------------------------------------------------------------------------------------------------
 # _build.json is written last, so its age is the library's. The settings count as a source; folders do, for removed files.
 
-SETTINGS := $(TORCH) $(GPUREDUCE_CUDA) $(PY) $(TORCH_CUDA_ARCH_LIST) $(CUDA_HOME) $(GPUREDUCE_TOOLKIT)
+SETTINGS := $(TORCH) $(GPUREDUCE_CUDA) $(PY) $(TORCH_CUDA_ARCH_LIST) $(CUDA_HOME) $(GPUREDUCE_TOOLKIT) $(CXX) $(CC)
 build/settings: FORCE
 	@mkdir -p build
 	@echo '$(SETTINGS)' | cmp -s - $@ || echo '$(SETTINGS)' > $@
 
-torch_reduce/_build.json: $(READY) build/settings setup.py tools/toolkit.py $(shell find csrc)
+torch_reduce/_build.json: $(READY) build/settings setup.py $(shell find csrc tools/clang) tools/lessons.py tools/toolkit.py
 	@command -v $${CXX:-c++} > /dev/null || { echo 'No C++ compiler: on Debian and Ubuntu, run `apt install g++`.'; exit 1; }
 	@echo '==> building torch_reduce/libtorch_reduce.so and _entry.so'
 	@$(PY) setup.py --quiet build_ext --inplace
@@ -100,7 +100,7 @@ models: build
 	PYTHONPATH=. $(PY) examples/batch_invariance.py --save
 	$(PY) bench/models_report.py
 
-NATIVE = $(shell find csrc -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu')
+NATIVE = $(shell find csrc tools -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu')
 lint: $(LINTERS)
 	$(BIN)ruff check .
 	$(BIN)clang-format --dry-run --Werror $(NATIVE)

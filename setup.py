@@ -1,42 +1,88 @@
 """Builds torch_reduce/libtorch_reduce.so: the operators, registered with torch in C++, and no Python. And
 torch_reduce/_entry.so, a short way from Python to them, which is only there to save time.
 
-Environment: GPUREDUCE_CUDA=0 leaves CUDA out; TORCH_CUDA_ARCH_LIST ("9.0 10.0+PTX"), CUDA_HOME and MAX_JOBS are as in
-torch; GPUREDUCE_TOOLKIT=pypi is explained in tools/toolkit.py.
+Environment: GPUREDUCE_CUDA=0 leaves CUDA out; TORCH_CUDA_ARCH_LIST ("9.0 10.0+PTX", "Hopper"), CUDA_HOME, CXX, CC and
+MAX_JOBS are as in torch; GPUREDUCE_TOOLKIT=pypi is explained in tools/toolkit.py.
 """
 
+import fcntl
+import hashlib
 import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from glob import glob
 from pathlib import Path
 
-import torch
-from setuptools import setup
+import setuptools
+from setuptools.command.build import build
+
+RANGE = "2.11 to 2.15"
+if int(setuptools.__version__.split(".")[0]) < 77:
+    sys.exit(f"torch_reduce: building needs setuptools 77 or newer, and this is {setuptools.__version__}.")
+try:
+    import torch
+except ModuleNotFoundError:
+    sys.exit(
+        "torch_reduce: it is built for the torch that is there, and this Python sees none. If there is one, pip hides "
+        "it from the build: run `pip install --no-build-isolation .`, with setuptools 77 or newer and ninja installed. "
+        f"Otherwise install torch first: {RANGE}."
+    )
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 import lessons  # noqa: E402
 import toolkit  # noqa: E402
 
+
+def plain(folder):
+    """`folder`, or a link to it if its path has characters that ninja's files, shells or nvcc's lists take apart.
+
+    The link's place depends on `folder` alone, and it stays: the next build finds the same paths, and so its objects.
+    """
+    safe = "[A-Za-z0-9_./+-]+"
+    if re.fullmatch(safe, str(folder)):
+        return str(folder)
+    temporary = tempfile.gettempdir()
+    links = Path(temporary if re.fullmatch(safe, temporary) else "/tmp", f"torch_reduce-{os.getuid()}")
+    links.mkdir(mode=0o700, exist_ok=True)
+    if links.is_symlink() or links.stat().st_uid != os.getuid():
+        sys.exit(f"torch_reduce: {links} belongs to another user: set TMPDIR to a folder of your own.")
+    link = links / hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    if not link.is_symlink() or os.readlink(link) != str(folder):
+        new = link.with_suffix(f".{os.getpid()}")
+        new.symlink_to(folder)
+        new.replace(link)
+    return str(link)
+
+
 CUDA = torch.version.cuda is not None and os.environ.get("GPUREDUCE_CUDA", "1") != "0"
 CUDA_HOME = toolkit.find() if CUDA else None
 if CUDA_HOME:
-    os.environ["CUDA_HOME"] = CUDA_HOME  # torch.utils.cpp_extension reads it once, at import
+    os.environ["CUDA_HOME"] = plain(CUDA_HOME)  # torch.utils.cpp_extension reads it once, at import
 
 from torch.utils import cpp_extension  # noqa: E402
 
 RELEASE = torch.__version__.split("+")[0]
+if tuple(map(int, RELEASE.split(".")[:2])) < (2, 11):
+    sys.exit(f"torch_reduce: it needs torch {RANGE}, and this is torch {torch.__version__}.")
 # Objects of one torch never meet those of another, and switching back finds them again.
 BUILD_TEMP = f"build/torch-{RELEASE}-" + (f"cuda-{torch.version.cuda}" if CUDA else "cpu")
+SOURCE = plain(ROOT)
+TORCH = Path(torch.__file__).parent
+# A Python without the GIL has no limited API, and would bring the GIL back for a module that does not say it can do
+# without. So it gets no _entry, and a wheel of its own.
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 # The contract fixes bits: no contraction to fused multiply-add, no flushing to zero, no fast math, on either side.
 # No path of this machine gets into the library: an error of csrc/ops.cpp says just that.
 HOST_FLAGS = ["-ffp-contract=off", "-fvisibility=hidden"]
-HOST_FLAGS += [f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={Path(torch.__file__).parent}/=torch/"]
+HOST_FLAGS += [f"-ffile-prefix-map={SOURCE}/=", f"-ffile-prefix-map={plain(TORCH)}/=torch/"]
 CXX_FLAGS = ["-O3", "-g0", "-Wall", "-fvisibility-inlines-hidden", *HOST_FLAGS]
 NVCC_FLAGS = ["-O3", "--fmad=false", "--ftz=false", "-Xfatbin=-compress-all", "-Xcompiler=" + ",".join(HOST_FLAGS)]
 if CUDA and int(torch.version.cuda.split(".")[0]) >= 13:
@@ -55,17 +101,31 @@ def output(*command):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def architectures():
-    """What nvcc compiles for, and why. (torch raises an IndexError when it is not told and no GPU is visible.)"""
-    chosen = os.environ.get("TORCH_CUDA_ARCH_LIST", "native")
-    if chosen not in ("", "native"):
-        return chosen, "TORCH_CUDA_ARCH_LIST"
-    known = output(f"{CUDA_HOME}/bin/nvcc", "--list-gpu-code").split()
-    visible = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
-    visible = sorted(c for c in visible if "sm_{}{}".format(*c) in known)
-    if visible:
-        return " ".join("{}.{}".format(*c) for c in visible) + "+PTX", "the visible GPUs"
-    return "9.0+PTX", "the default, as no GPU that this nvcc knows is visible; set TORCH_CUDA_ARCH_LIST for others"
+def compiler():
+    """The words of the C++ compiler's command: more than one if it has a launcher (ccache g++) or options."""
+    words = shlex.split(cpp_extension.get_cxx_compiler())
+    try:
+        output(*words, "--version")
+    except (IndexError, OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"torch_reduce: CXX={os.environ.get('CXX', 'c++')!r} does not run: {error}. Name a C++ compiler.")
+    if len(words) > 1:
+        # torch would judge the launcher's name and version; nvcc checks its own host compiler.
+        os.environ.setdefault("TORCH_DONT_CHECK_COMPILER_ABI", "1")
+    return words
+
+
+def nvcc_host():
+    """Flags that name nvcc's host compiler where CC has several words, which torch would take for one file name.
+
+    A launcher is taken out of CC: torch would pass the compiler after it to every g++, and only C++ is compiled here.
+    """
+    words = shlex.split(os.environ.get("CC", ""))
+    kept = [word for word in words if Path(word).name not in ("ccache", "sccache", "distcc", "icecc")]
+    if not kept:
+        os.environ.pop("CC", None)
+        return []
+    os.environ["CC"] = shlex.join(kept)
+    return ["-ccbin", kept[0]]
 
 
 def cudart_link():
@@ -79,27 +139,29 @@ def cudart_link():
     return [str(link.parent)]
 
 
-def ladder_lessons():
+LADDER_LESSONS = f"{BUILD_TEMP}/ladder_lessons.cpp"
+
+
+def write_ladder_lessons():
     """A source with what the heads of csrc/ladder's files say; written only when that has changed."""
-    path, text = Path(BUILD_TEMP, "ladder_lessons.cpp"), lessons.source()
+    path, text = Path(LADDER_LESSONS), lessons.source()
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    return str(path)
 
 
 def extension():
-    sources = glob("csrc/*.cpp") + glob("csrc/cpu/*.cpp") + glob("csrc/ladder/*.cpp") + [ladder_lessons()]
+    sources = glob("csrc/*.cpp") + glob("csrc/cpu/*.cpp") + glob("csrc/ladder/*.cpp") + [LADDER_LESSONS]
     options = dict(
         depends=sorted(glob("csrc/**/*.*", recursive=True)),
-        include_dirs=[str(ROOT / "csrc" / "missing")],  # what torch's headers need and its wheels lack
+        include_dirs=[f"{SOURCE}/csrc/missing"],  # what torch's headers need and its wheels lack
         py_limited_api=True,  # for torch: do not link torch_python
-        extra_compile_args={"cxx": CXX_FLAGS, "nvcc": NVCC_FLAGS},
+        extra_compile_args={"cxx": CXX_FLAGS, "nvcc": NVCC_FLAGS + nvcc_host()},
     )
     if not CUDA_HOME:
         return cpp_extension.CppExtension("torch_reduce.libtorch_reduce", sorted(sources), **options)
     sources += glob("csrc/cuda/*.cpp") + glob("csrc/cuda/*.cu") + glob("csrc/ladder/*.cu")
-    options.update(define_macros=[("GPUREDUCE_WITH_CUDA", None)], library_dirs=cudart_link())
+    options.update(define_macros=[("GPUREDUCE_WITH_CUDA", None)])
     return cpp_extension.CUDAExtension("torch_reduce.libtorch_reduce", sorted(sources), **options)
 
 
@@ -108,6 +170,30 @@ def entry():
     return cpp_extension.CppExtension(
         "torch_reduce._entry", ["csrc/python/entry.cpp"], libraries=["torch_python"], **options
     )
+
+
+LOCK = []
+
+
+def wait_for_others():
+    """Lets one process at a time build in this folder: this one, until it ends."""
+    if LOCK:
+        return
+    Path("build").mkdir(exist_ok=True)
+    LOCK.append(open("build/lock", "w"))  # noqa: SIM115 (closing it would unlock it)
+    try:
+        fcntl.lockf(LOCK[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        say(f"another build in {ROOT} is running: waiting until it is done")
+        fcntl.lockf(LOCK[0], fcntl.LOCK_EX)
+
+
+class Whole(build):
+    """What pip and bdist_wheel run: all of it waits for others, as it copies Python's files first."""
+
+    def run(self):
+        wait_for_others()
+        super().run()
 
 
 class Build(cpp_extension.BuildExtension):
@@ -125,29 +211,62 @@ class Build(cpp_extension.BuildExtension):
                 "major version: run `python tools/toolkit.py` to install one, or set CUDA_HOME, or GPUREDUCE_CUDA=0 to "
                 "build for the CPU alone."
             )
+        cxx = compiler()
         facts = dict(torch=RELEASE, cuda=None, nvcc=None, architectures=[])
-        facts["compiler"] = output(cpp_extension.get_cxx_compiler(), "--version").splitlines()[0]
+        facts["compiler"] = output(*cxx, "--version").splitlines()[0]
         if CUDA:
-            chosen, why = architectures()
+            try:
+                chosen, why, numbers = toolkit.architectures(CUDA_HOME)
+            except ValueError as error:
+                sys.exit(f"torch_reduce: {error}")
             os.environ["TORCH_CUDA_ARCH_LIST"] = chosen
-            facts.update(cuda=torch.version.cuda, nvcc=toolkit.version(CUDA_HOME))
-            facts["architectures"] = re.split("[ ;]+", chosen.strip(" ;"))
+            facts.update(cuda=torch.version.cuda, nvcc=toolkit.version(CUDA_HOME), architectures=numbers)
             say(f"building for torch {torch.__version__} with nvcc {facts['nvcc']} of {CUDA_HOME}")
-            say(f"architectures {chosen} ({why})")
+            say(f"architectures {' '.join(numbers)} ({why})")
         else:
             why = "GPUREDUCE_CUDA=0" if torch.version.cuda else f"torch {torch.__version__} has none"
             say("*" * 90)
             say(f"*** A build for the CPU alone, without CUDA ({why}): it will refuse CUDA tensors.")
             say("*" * 90)
-        super().run()
+        if FREE_THREADED:
+            say("this Python has no GIL: built without _entry, so that calls from Python take longer")
+        wait_for_others()
+        write_ladder_lessons()
+        # clang calls an OpenMP that is not torch's, and `#pragma omp` with it: tools/clang has a parallel_for without.
+        clang = platform.system() == "Linux" and "__clang__" in output(*cxx, "-dM", "-E", "-x", "c++", os.devnull)
+        self.build_with_plain_paths([f"{SOURCE}/tools/clang"] if clang else [], cudart_link() if CUDA else [])
         library = Path(self.get_ext_fullpath("torch_reduce.libtorch_reduce"))
         library.with_name("_build.json").write_text(json.dumps(facts, indent=2) + "\n")
         say(f"built {library} ({library.stat().st_size / 2**20:.1f} MiB)")
 
+    def build_with_plain_paths(self, include_dirs, library_dirs):
+        """Sources, objects and headers by paths that every tool can read; a source distribution keeps the real ones."""
+        Path(self.build_temp).mkdir(parents=True, exist_ok=True)
+        self.build_temp = plain(Path(self.build_temp).absolute())
+        self.include_dirs = [plain(folder) for folder in self.include_dirs]
+        real = [each.sources for each in self.extensions]
+        for each in self.extensions:
+            headers = [folder.replace(str(TORCH), plain(TORCH)) for folder in each.include_dirs]
+            each.include_dirs = include_dirs + [plain(folder) for folder in headers]
+            each.library_dirs = each.library_dirs + library_dirs
+            if str(ROOT) != SOURCE:
+                each.sources = [f"{SOURCE}/{source}" for source in each.sources]
+        super().run()
+        for each, sources in zip(self.extensions, real, strict=True):
+            each.sources = sources
 
-setup(
-    ext_modules=[extension(), entry()],
-    cmdclass={"build_ext": Build},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},  # one wheel for every Python from 3.10 on
-    install_requires=[f"torch=={RELEASE}"],  # torch's C++ interface changes with every release
-)
+
+def main():
+    # Where the ninja of this Python's environment is, though nobody activated that.
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+    wheel = {} if FREE_THREADED else {"py_limited_api": "cp310"}  # one wheel for every Python from 3.10 on
+    setuptools.setup(
+        ext_modules=[extension()] if FREE_THREADED else [extension(), entry()],
+        cmdclass={"build": Whole, "build_ext": Build},
+        options={"bdist_wheel": wheel},
+        install_requires=[f"torch=={RELEASE}"],  # torch's C++ interface changes with every release
+    )
+
+
+if __name__ == "__main__":
+    main()

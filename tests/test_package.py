@@ -1,5 +1,7 @@
 """The package: import, errors of import, explain, `python -m torch_reduce`, and what the library holds."""
 
+import ctypes
+import fcntl
 import importlib
 import inspect
 import json
@@ -9,6 +11,8 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import zipfile
 
 import pytest
 import torch
@@ -18,6 +22,9 @@ from support import OPERATIONS, assert_same_bits, data
 
 PACKAGE = pathlib.Path(torch_reduce.__file__).resolve().parent
 LIBRARY = PACKAGE / "libtorch_reduce.so"
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tools"))
+import toolkit  # noqa: E402
 
 
 def run(*command, path=PACKAGE.parent):
@@ -208,3 +215,262 @@ def test_library_does_not_name_its_build_folder():
     """No path of the machine that built it is in the library."""
     root = os.fsencode(PACKAGE.parent / "csrc")
     assert root not in LIBRARY.read_bytes()
+
+
+# --- building ---------------------------------------------------------------------------------------------------------
+
+ODD = "a b,c$d:e'f"  # what ninja's files, shells, nvcc's lists and linkers' options take apart
+TINY = {  # a library that takes seconds, for setup.py and tools/ as they are
+    "csrc/number.h": "#define NUMBER 1\n",
+    "csrc/tiny.cpp": """
+        #include <ATen/Parallel.h>
+        #include <atomic>
+        #include "number.h"
+        #define TINY extern "C" __attribute__((visibility("default")))
+        TINY int number() { return NUMBER; }
+        TINY const char* file() { return __FILE__; }
+        TINY bool parallel() {  // whether two threads are in a loop at once
+          std::atomic<int> inside{0};
+          std::atomic<bool> met{false};
+          at::parallel_for(0, 2, 1, [&](int64_t, int64_t) {
+            ++inside;
+            for (int64_t i = 0; i < 2000000000 && !met; ++i) met = inside == 2 || met;
+          });
+          return met;
+        }
+        TINY int thrown() {  // what an exception in a loop brings out of it
+          try {
+            at::parallel_for(0, 2, 1, [&](int64_t begin, int64_t) { if (begin == 1) throw 7; });
+          } catch (int thrown) { return thrown; }
+          return 0;
+        }
+    """,
+    "csrc/python/entry.cpp": "int unused;\n",
+    "csrc/ladder/readme.md": "No rungs.\n",
+}
+TINY_CUDA = {
+    "csrc/cuda/tiny.cu": """
+        #include "../number.h"
+        __global__ void kernel(int* x) { *x = NUMBER; }
+        extern "C" __attribute__((visibility("default"))) int cuda_number() { return NUMBER; }
+        extern "C" __attribute__((visibility("default"))) const char* cuda_file() { return __FILE__; }
+    """
+}
+
+
+def tiny_tree(folder, sources=TINY):
+    """The repository with other C++."""
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder)
+    ignored = shutil.ignore_patterns("__pycache__", "*.so", "_build.json")
+    for name in ("tools", "torch_reduce", "csrc/missing"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    for name, text in sources.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def setup_py(folder, *arguments, before="", **env):
+    """Starts setup.py as pip does, with output and errors together. `before` is run first, in the same process."""
+    code = f"import runpy, sys\nsys.argv = ['setup.py', *{arguments!r}]\n{before}\n"
+    code += "runpy.run_path('setup.py', None, '__main__')"
+    env = dict(os.environ, PYTHONPATH="", **{"GPUREDUCE_CUDA": "0", "MAX_JOBS": "2", **env})
+    env = {name: value for name, value in env.items() if value is not None}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=env, **pipes)
+
+
+def in_place(folder, **options):
+    """What a build in place says, and the library; it must succeed."""
+    process = setup_py(folder, "build_ext", "--inplace", **options)
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
+    path = folder.parent / f"loaded-{len(list(folder.parent.iterdir()))}.so"  # dlopen loads no path twice
+    shutil.copy(folder / "torch_reduce" / "libtorch_reduce.so", path)
+    return said, ctypes.CDLL(str(path))
+
+
+def refusal(folder, **options):
+    """The last line of a build that fails before it compiles anything."""
+    process = setup_py(folder, "build_ext", "--inplace", **options)
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 1, said
+    assert "Traceback" not in said and not list(folder.rglob("*.o"))
+    return said.strip().splitlines()[-1]
+
+
+def launcher(folder, name="ccache"):
+    """A program on a PATH that runs the command in its arguments, and writes that down."""
+    folder.mkdir()
+    program = folder / name
+    program.write_text(f'#!/bin/sh\necho "$@" >> "{folder}/log"\nexec "$@"\n')
+    program.chmod(0o755)
+    return dict(PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(("name", "cxx"), [(ODD, "ccache c++"), ("tree", "clang++")])
+def test_build_in_any_folder_with_any_compiler(tmp_path, set_threads, name, cxx):
+    """The library loads, runs loops in parallel, names no folder, and is built again when a header changes."""
+    if not shutil.which(cxx.split()[-1]):
+        pytest.skip(f"needs {cxx}")
+    folder = tiny_tree(tmp_path / name)
+    env = dict(launcher(tmp_path / "bin"), CXX=cxx)
+    said, library = in_place(folder, **env)
+    library.file.restype = ctypes.c_char_p
+    library.parallel.restype = ctypes.c_bool
+    assert (library.number(), library.file()) == (1, b"csrc/tiny.cpp")
+    set_threads(2)
+    assert library.parallel()
+    assert library.thrown() == 7
+    assert "WARNING" not in said
+    facts = json.loads((folder / "torch_reduce" / "_build.json").read_text())
+    assert facts["compiler"] and ("clang" in facts["compiler"]) == (cxx == "clang++")
+    if cxx == "ccache c++":
+        log = (tmp_path / "bin" / "log").read_text()
+        assert "tiny.cpp" in log and "-shared" in log
+    (folder / "csrc" / "number.h").write_text("#define NUMBER 2\n")
+    said, library = in_place(folder, **env)
+    assert library.number() == 2
+    assert "no work to do" in said  # for _entry: a link has the same name every time
+
+
+needs_nvcc = pytest.mark.skipif(not (torch.version.cuda and toolkit.find()), reason="needs torch's CUDA toolkit")
+
+
+@needs_nvcc
+def test_build_cuda_in_any_folder(tmp_path):
+    """nvcc too takes sources, headers and its own folder from any path, and CC with a launcher."""
+    folder = tiny_tree(tmp_path / ODD, TINY | TINY_CUDA)
+    home = tmp_path / f"cuda {ODD}"
+    home.symlink_to(toolkit.find())
+    env = dict(GPUREDUCE_CUDA="1", CUDA_HOME=str(home), CC="ccache cc", TORCH_CUDA_ARCH_LIST="Hopper;")
+    env = dict(launcher(tmp_path / "bin"), **env)
+    said, library = in_place(folder, **env)
+    library.cuda_file.restype = ctypes.c_char_p
+    assert (library.cuda_number(), library.cuda_file()) == (1, b"csrc/cuda/tiny.cu")
+    facts = json.loads((folder / "torch_reduce" / "_build.json").read_text())
+    assert facts["architectures"] == ["9.0+PTX"] and "architectures 9.0+PTX" in said
+    (folder / "csrc" / "number.h").write_text("#define NUMBER 2\n")
+    assert in_place(folder, **env)[1].cuda_number() == 2
+
+
+@needs_nvcc
+def test_architectures(monkeypatch):
+    """Every form that torch takes is recorded as the numbers nvcc compiles for, and what neither knows is refused."""
+    known = {
+        "9.0": ["9.0"],
+        "Hopper": ["9.0+PTX"],
+        "Ampere": ["8.0", "8.6+PTX"],
+        "8.0+PTX 9.0a;": ["8.0+PTX", "9.0a"],
+        " 9.0 ; 8.0 ": ["8.0", "9.0"],
+        "12.1a;10.0": ["10.0", "12.1a"],
+        "Blackwell": ["10.0", "10.3", "12.0", "12.1+PTX"],
+    }
+    for asked, numbers in known.items():
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", asked)
+        assert toolkit.architectures(toolkit.find())[2] == numbers
+        assert os.environ["TORCH_CUDA_ARCH_LIST"] == asked
+    for asked in ("Hoper", "9", "9.0,8.0", "native 9.0", "1.0"):
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", asked)
+        with pytest.raises(ValueError, match=f"TORCH_CUDA_ARCH_LIST='{asked}': Unknown.*such as"):
+            toolkit.architectures(toolkit.find())
+    if toolkit.version(toolkit.find()).startswith("13."):
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "Pascal 9.0")
+        with pytest.raises(ValueError, match=r"does not compile for 6\.0, 6\.1\+PTX, but for .*9\.0"):
+            toolkit.architectures(toolkit.find())
+    for asked in ("", "native", None):  # the visible GPUs', or 9.0
+        if asked is None:
+            monkeypatch.delenv("TORCH_CUDA_ARCH_LIST")
+        else:
+            monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", asked)
+        numbers = toolkit.architectures(toolkit.find())[2]
+        gpus = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())} or {(9, 0)}
+        assert numbers[-1] == "{}.{}+PTX".format(*max(gpus)) and len(numbers) == len(gpus)
+
+
+def test_has_code_for():
+    """Which GPUs a library serves, by what it was built for."""
+    has_code_for = importlib.import_module("torch_reduce.__main__").has_code_for
+    served = {
+        "9.0": [(9, 0)],
+        "8.0": [(8, 0), (8, 6), (8, 9)],
+        "8.6": [(8, 6), (8, 9)],
+        "8.6+PTX": [(8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)],
+        "8.0 9.0+PTX": [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)],
+        "9.0a": [(9, 0)],
+        "10.0a+PTX": [(10, 0)],
+        "10.0f": [(10, 0), (10, 3)],
+        "10.0f+PTX": [(10, 0), (10, 3)],
+        "12.1a": [(12, 1)],
+        "": [],
+    }
+    every = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
+    for architectures, gpus in served.items():
+        assert [gpu for gpu in every if has_code_for(gpu, architectures.split())] == gpus, architectures
+
+
+@needs_nvcc
+def test_build_refuses_architectures_nobody_knows(tmp_path):
+    last = refusal(tiny_tree(tmp_path / "tree"), GPUREDUCE_CUDA="1", TORCH_CUDA_ARCH_LIST="9.0 Hoper")
+    assert last.startswith("torch_reduce: TORCH_CUDA_ARCH_LIST='9.0 Hoper': Unknown CUDA arch (Hoper)")
+
+
+def test_build_refuses_what_it_cannot_use(tmp_path):
+    """A torch that cannot be seen, as in the environment that pip builds in by itself; an old one; no compiler."""
+    folder = tiny_tree(tmp_path / "tree")
+    last = refusal(folder, before="sys.modules['torch'] = None")
+    assert "`pip install --no-build-isolation .`" in last and "install torch first" in last
+    last = refusal(folder, before="import torch; torch.__version__ = '2.9.1+cpu'")
+    assert last == "torch_reduce: it needs torch 2.11 to 2.15, and this is torch 2.9.1+cpu."
+    last = refusal(folder, before="import setuptools; setuptools.__version__ = '65.5.0'")
+    assert last == "torch_reduce: building needs setuptools 77 or newer, and this is 65.5.0."
+    assert refusal(folder, CXX="ccache no-such-compiler").startswith("torch_reduce: CXX='ccache no-such-compiler'")
+
+
+def test_isolated_builds_fetch_no_torch():
+    """pip installs the requirements of a build before it runs any of our code."""
+    requires = re.search(r"^requires = (.+)$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    assert "setuptools" in requires and "torch" not in requires
+
+
+def test_builds_of_one_tree_wait_for_each_other(tmp_path):
+    """A second build says that it waits, compiles nothing until the first one is done, and succeeds."""
+    folder = tiny_tree(tmp_path / "tree")
+    (folder / "build").mkdir()
+    with open(folder / "build" / "lock", "w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        process = setup_py(folder, "build_ext", "--inplace")
+        line = ""
+        while "waiting" not in line:
+            line = process.stdout.readline()
+            assert line, "it ended and did not wait"
+        assert line == f"torch_reduce: another build in {folder} is running: waiting until it is done\n"
+        assert process.poll() is None and not list(folder.rglob("*.o"))
+    both = [process, setup_py(folder, "build_ext", "--inplace"), setup_py(folder, "bdist_wheel")]
+    for each in both:
+        said = each.communicate(timeout=300)[0]
+        assert each.returncode == 0, said
+    assert (folder / "torch_reduce" / "libtorch_reduce.so").exists() and len(list(folder.glob("dist/*.whl"))) == 1
+
+
+@pytest.mark.parametrize("free_threaded", [False, True], ids=["gil", "free-threaded"])
+def test_wheel(tmp_path, free_threaded):
+    """One wheel serves every Python with a GIL; a Python without one gets its own, which has no _entry."""
+    folder = tiny_tree(tmp_path / "tree")
+    before = f"""import sysconfig
+real = sysconfig.get_config_var
+sysconfig.get_config_var = lambda name: {int(free_threaded)} if name == "Py_GIL_DISABLED" else real(name)
+"""
+    process = setup_py(folder, "bdist_wheel", before=before)
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
+    (wheel,) = folder.glob("dist/*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"torch_reduce/libtorch_reduce.so", "torch_reduce/_build.json", "torch_reduce/__init__.py"} <= set(names)
+    version = sysconfig.get_config_var("py_version_nodot")
+    assert ("-cp310-abi3-" in wheel.name) != free_threaded
+    assert (f"-cp{version}-cp{version}" in wheel.name) == free_threaded
+    assert bool([name for name in names if "_entry" in name]) != free_threaded
+    assert ("without _entry" in said) == free_threaded

@@ -42,6 +42,57 @@ def find():
     return next((str(root) for root in roots if root and (version(root) or "").split(".")[0] == major), None)
 
 
+def architectures(root):
+    """What the nvcc under `root` shall compile for: a list for torch, why, and what torch makes of it, in numbers.
+
+    The numbers are such as ["8.0", "9.0+PTX", "10.0a"]. ValueError if torch or nvcc does not know one.
+    """
+    asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
+    chosen, why = ";".join(asked.replace(";", " ").split()), "TORCH_CUDA_ARCH_LIST"
+    nvcc = Path(root, "bin", "nvcc")
+    listed = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=True).stdout
+    known = [f"{code[:-1]}.{code[-1]}" for code in re.findall(r"sm_(\d+)\b", listed)]
+    if chosen in ("", "native"):  # torch raises an IndexError when it is told nothing and no GPU is visible
+        visible = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+        visible = [number for number in (f"{major}.{minor}" for major, minor in sorted(visible)) if number in known]
+        chosen, why = ";".join(visible) + "+PTX", "the visible GPUs"
+        if not visible:
+            why = "the default, as no GPU that this nvcc knows is visible; set TORCH_CUDA_ARCH_LIST for others"
+            chosen = "9.0+PTX"
+    try:
+        numbers = torch_architectures(chosen)
+    except ValueError as error:
+        raise ValueError(
+            f"TORCH_CUDA_ARCH_LIST={asked!r}: {error}. It takes numbers and names of generations, with spaces or "
+            "semicolons between them, such as `8.0 9.0+PTX` or `Hopper`."
+        ) from None
+    missing = [number for number in numbers if re.match(r"[\d.]+", number)[0] not in known]
+    if missing:
+        raise ValueError(
+            f"TORCH_CUDA_ARCH_LIST={asked!r}: nvcc {version(root)} does not compile for {', '.join(missing)}, but for "
+            f"{', '.join(known)}."
+        )
+    return chosen, why, numbers
+
+
+def torch_architectures(chosen):
+    """The numbers of a list for torch (with semicolons), from the flags that torch would give nvcc."""
+    from torch.utils import cpp_extension  # here, as it reads CUDA_HOME at import, and setup.py sets that
+
+    before = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    os.environ["TORCH_CUDA_ARCH_LIST"] = chosen
+    try:
+        flags = " ".join(cpp_extension._get_cuda_arch_flags())
+    finally:
+        if before is None:
+            del os.environ["TORCH_CUDA_ARCH_LIST"]
+        else:
+            os.environ["TORCH_CUDA_ARCH_LIST"] = before
+    ptx = set(re.findall(r"code=compute_(\w+)", flags))
+    codes = sorted(set(re.findall(r"arch=compute_((\d+)\w?)", flags)), key=lambda code: (int(code[1]), code[0]))
+    return [f"{number[:-1]}.{code[len(number) - 1 :]}" + "+PTX" * (code in ptx) for code, number in codes]
+
+
 def requirements():
     """The packages that complete the toolkit torch depends on, from that toolkit's own metadata.
 

@@ -15,13 +15,15 @@ from torch_reduce._selfcheck import PINNED, check
 def has_code_for(capability: tuple[int, int], architectures: list[str]) -> bool:
     """Whether code for any of ``architectures`` ("9.0", "9.0+PTX", "10.0a") runs on a GPU of this capability.
 
-    Machine code runs within its major version, from its own minor version on; PTX on everything later; code of an "a"
-    variant on that very capability alone.
+    Machine code runs within its major version, from its own minor version on; PTX on everything later too. An "f"
+    variant, PTX or not, stays within its major version; an "a" variant runs on that very capability alone.
     """
-    for major, minor, suffix, ptx in re.findall(r"(\d+)\.(\d+)(a?)(\+PTX)?", " ".join(architectures)):
+    for major, minor, suffix, ptx in re.findall(r"(\d+)\.(\d+)([a-z]?)(\+PTX)?", " ".join(architectures)):
         built = (int(major), int(minor))
-        later = capability >= built and (bool(ptx) or capability[0] == built[0])
-        if capability == built or (later and not suffix):
+        anything_later = bool(ptx) and not suffix
+        if capability == built:
+            return True
+        if suffix in ("", "f") and capability > built and (capability[0] == built[0] or anything_later):
             return True
     return False
 
