@@ -1,7 +1,12 @@
-"""What the numbers of a results file say: ratios, losses, means, and which bars are met. Standard library only."""
+"""What the numbers of a results file say: ratios, losses, means, and which bars are met. Standard library only.
+
+`us` of a GPU's cell is the time between kernels that do not start early, and `us_back_to_back` stands beside it. Cells
+of older files have no such key: all of their times are back to back, and are called so.
+"""
 
 import dataclasses
 import statistics
+from collections.abc import Callable
 
 RIVALS = {"torch": "torch.sum", "compile": "torch.compile", "cub": "CUB"}
 MIB = 2**20
@@ -23,6 +28,22 @@ def measured(cases):
 def gbps(case, name="ours"):
     """Bytes that must move over the time of `name`; what only reads moves the input's alone."""
     return case["input_bytes" if name == "read" else "bytes"] / case["us"][name] / 1e3
+
+
+def between(case):
+    """Whether the cell's headline was measured between kernels that do not start early."""
+    return "us_back_to_back" in case
+
+
+def back_to_back(case):
+    """The cell with its times back to back in place of the headline; None where that is not kept beside it."""
+    if not between(case):
+        return None
+    return {**case, "us": case["us_back_to_back"], "spread": case["spread_back_to_back"], "unsettled": ()}
+
+
+def all_back_to_back(cases):
+    return [beside for case in measured(cases) if (beside := back_to_back(case))]
 
 
 def percent(case):
@@ -64,14 +85,133 @@ def best_rival(case):
     return min(found, key=lambda item: item[1], default=None)
 
 
-def means(cases):
-    """{rival: (cases, geometric mean, worst)} of the ratios."""
+@dataclasses.dataclass
+class Means:
+    """Of the ratios to one rival: in how many cells, their geometric mean, median, the worst, and where that is."""
+
+    cells: int
+    mean: float
+    median: float
+    slower: int
+    worst: float
+    where: str
+
+
+def means(cases, rivals=RIVALS):
+    """{rival: Means} of the rivals that ran."""
     result = {}
-    for rival in RIVALS:
-        values = [value for _, _, value in ratios(cases, (rival,))]
+    for rival in rivals:
+        found = ratios(cases, (rival,))
+        values = [value for _, _, value in found]
         if values:
-            result[rival] = (len(values), statistics.geometric_mean(values), values[0])
+            slower = sum(value < 1 for value in values)
+            mean, median = statistics.geometric_mean(values), statistics.median(values)
+            result[rival] = Means(len(values), mean, median, slower, values[0], found[0][0]["name"])
     return result
+
+
+# --- classes: one mean over all cells hides what it is made of ----------------------------------------------
+
+A_BLOCK_EACH, FIXED_SIZE = "a block each", "of one fixed size"  # how CUB sums rows: what `cub_segments` says
+SHORT_ROW = 512  # elements
+FLOATS = ("float32", "bfloat16")
+WHOLE_NUMBERS = ("int8", "uint8", "bool", "int32", "int64")
+
+
+def has_short_rows(case):
+    return case["family"] in ("rows", "odd") and case["shape"][-1] < SHORT_ROW
+
+
+def is_narrow(case):
+    """8-bit and integer dtypes, which torch.sum converts one by one."""
+    return case["dtype"] in WHOLE_NUMBERS or case["dtype"].startswith("float8")
+
+
+def is_plain_float(case):
+    return case["dtype"] in FLOATS and not case["sum_dtype"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Class:
+    """Cells that have something in common, and the rivals that it matters to."""
+
+    name: str
+    rivals: tuple
+    holds: Callable
+
+
+_BOTH = ("torch", "compile")
+CLASSES = (  # each cell is in one of the classes of a rival: the first that holds
+    Class(f"rows of fewer than {SHORT_ROW} elements", _BOTH, has_short_rows),
+    Class("8-bit and integer dtypes", _BOTH, is_narrow),
+    Class("float32 and bfloat16, 64 MiB and more", _BOTH, lambda c: is_plain_float(c) and c["input_bytes"] >= 64 * MIB),
+    Class("float32 and bfloat16, less than 64 MiB", _BOTH, is_plain_float),
+    Class("other dtypes, and sums in another one", _BOTH, lambda c: True),
+    Class("sums of all elements", ("cub",), lambda c: c["dim"] is None),
+    Class("segments: sums of rows", ("cub",), lambda c: True),
+)
+
+
+def class_of(case, rival):
+    return next(c for c in CLASSES if rival in c.rivals and c.holds(case))
+
+
+def means_of_classes(cases):
+    """[(rival, class, Means)] of those that have cells, in the order of RIVALS and CLASSES."""
+    found = []
+    for rival in RIVALS:
+        for some in CLASSES:
+            own = [c for c in cases if rival in some.rivals and class_of(c, rival) is some]
+            found += [(rival, some, mean) for mean in means(own, (rival,)).values()]
+    return found
+
+
+def segments(results):
+    """How CUB summed rows; files that do not say are of CUB 3.0, which knows one way."""
+    return results.get("cub_segments", A_BLOCK_EACH)
+
+
+# --- above the read ceiling ---------------------------------------------------------------------------------
+
+
+def _noise(case):
+    """The width of our quartiles and of reading's, as a share."""
+    return 2 * (case["spread"]["ours"] + case["spread"]["read"])
+
+
+def _result_counts(case, results):
+    return percent(case) * case["input_bytes"] / case["bytes"] <= 100 * (1 + _noise(case))
+
+
+def _short(case, results):
+    rate = results.get("ceiling", {}).get("gbps")
+    return bool(rate) and gbps(case, "read") < rate / 2 and not case["hot"]
+
+
+REASONS = {  # of a cell above 100% of read: word -> (what it means, whether it holds of (case, results))
+    "noise": ("the quartiles of the two times are wider than the difference", lambda c, _: _above(c) <= _noise(c)),
+    "result": ("the result's bytes count as moved, and the reading kernel writes none", _result_counts),
+    "short": ("the reading kernel comes to less than half of the rate of 1 GiB: it mostly starts and ends", _short),
+    "cache": (
+        "hot, and smaller than the L2: nothing is read from memory, which the reading kernels are made for",
+        lambda c, results: c["hot"] and c["input_bytes"] <= results.get("l2_bytes", 0),
+    ),
+    "back to back": (
+        "an older measurement: our kernel starts while the one before drains, and the reading kernel did not",
+        lambda c, _: not between(c),
+    ),
+}
+
+
+def _above(case):
+    return percent(case) / 100 - 1
+
+
+def above_read(case, results):
+    """The word in REASONS for a cell above 100% of read, "" where none holds, None where it is not above."""
+    if "us" not in case or percent(case) is None or _above(case) <= 0:
+        return None
+    return next((word for word, (_, holds) in REASONS.items() if holds(case, results)), "")
 
 
 # --- bars ---------------------------------------------------------------------------------------------------
@@ -123,6 +263,16 @@ def _of_read(what, cases, least, float8=None):
     return _of_all(what, values, least, _percent)
 
 
+def _explained(what, cases, results):
+    above = [(c, above_read(c, results)) for c in cases]
+    above = [(c, word) for c, word in above if word is not None]
+    if not any("read" in c["us"] for c in measured(cases)):
+        return Bar(what, None, "not measured", [])
+    below = sorted(((percent(c), c["name"]) for c, word in above if not word), reverse=True)
+    text = f"{len(above) - len(below)} of {len(above)} above it have one"
+    return Bar(what, not below, text, [f"{name} {_percent(value)}" for value, name in below])
+
+
 def contiguous(case):
     """Full sums, rows of 32 elements and more, columns; cold."""
     wide = case["family"] in ("full", "columns") or (case["family"] == "rows" and case["shape"][1] >= 32)
@@ -135,10 +285,11 @@ def bars(results):
     plain = [c for c in cases if contiguous(c)]
     small = [c for c in cases if c["family"] == "full" and 2**10 <= c["shape"][0] <= 2**20]
     found = [_against("no cell slower than torch.sum, torch.compile or CUB", cases, RIVALS)]
-    mean = means(cases).get("torch")
+    all_of_them = means(cases).get("torch")
     what = "geometric mean of 2.5× over torch.sum"
-    if mean:
-        found.append(Bar(what, mean[1] >= 2.5, f"{mean[1]:.2f}× of {mean[0]} cells", []))
+    if all_of_them:
+        text = f"{all_of_them.mean:.2f}× of {all_of_them.cells} cells, median {all_of_them.median:.2f}×"
+        found.append(Bar(what, all_of_them.mean >= 2.5, text, []))
     else:
         found.append(Bar(what, None, "not measured", []))
     big = [c for c in plain if c["input_bytes"] >= 256 * MIB]
@@ -147,6 +298,7 @@ def bars(results):
     found.append(_of_read("90% of read for contiguous inputs of 16 to 64 MiB", middle, 90))
     strange = [c for c in cases if c["family"] == "awkward"]
     found.append(_of_read("85% of read for awkward layouts, counted in sectors", strange, 85))
+    found.append(_explained("no cell above 100% of read without a reason", cases, results))
     found.append(_against("2^10 to 2^20 elements in a graph no slower than CUB", small, ("cub",)))
     for name, most in (("torch.ops.gpureduce.sum", 1.3), ("torch_reduce.sum", 1.0)):
         values = [
@@ -174,8 +326,11 @@ def summary_lines(results):
         for case, rival, r in lost:
             note = "" if settled(case, rival) else "   (within the noise)"
             lines.append(f"  {case['name']:<60} {RIVALS[rival]:<14} {r:.3f}×{note}")
-        for rival, (count, mean, worst) in means(some).items():
-            lines.append(f"against {RIVALS[rival]:<14}{count:4} cells, geometric mean {mean:.2f}×, worst {worst:.2f}×")
+        for rival, m in means(some).items():
+            text = f"geometric mean {m.mean:.2f}×, median {m.median:.2f}×, worst {m.worst:.2f}×"
+            beside = means(all_back_to_back(some), (rival,)).get(rival)
+            more = f"; back to back {beside.mean:.2f}×, {beside.median:.2f}×" if beside else ""
+            lines.append(f"against {RIVALS[rival]:<14}{m.cells:4} cells, {text}{more}")
         lines.append("")
     failed = [(c["name"], rival, error) for c in cases + cpu for rival, error in c.get("failed", {}).items()]
     if failed:

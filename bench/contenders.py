@@ -1,8 +1,10 @@
-"""Who is measured, on what, and whether the answers agree: shared by grid.py and tune.py."""
+"""Who is measured, on what, and whether the answers agree: shared by the scripts of this folder."""
 
 import concurrent.futures
 import contextlib
 import datetime
+import functools
+import hashlib
 import math
 import multiprocessing
 import pathlib
@@ -63,11 +65,66 @@ def torch_sum(case):
     return Candidate("torch", run)
 
 
-def compiled_sum(case):
+COMPILED = {"compile": {}, "compile PDL": {"triton.enable_pdl": True}}  # the second is TORCHINDUCTOR_ENABLE_PDL=1
+
+
+def compiled_sums(case, early):
+    """torch.compile's sum; where kernels can start `early`, also as one that does. The faster one counts."""
     dim, dtype = dims(case), torch_dtype(case)
     torch._dynamo.reset()
-    run = torch.compile(lambda x: torch.sum(x, dim=dim, dtype=dtype), mode="max-autotune-no-cudagraphs", dynamic=False)
-    return Candidate("compile", lambda buffer, _: run(buffer))
+    _tune_once()
+    tuned = torch._inductor.list_mode_options("max-autotune-no-cudagraphs")
+
+    def candidate(name, more):
+        run = torch.compile(lambda x: torch.sum(x, dim=dim, dtype=dtype), options=tuned | more, dynamic=False)
+        return Candidate(name, lambda buffer, _: run(buffer))
+
+    return [candidate(name, more) for name, more in COMPILED.items() if early or not more]
+
+
+def starts_early():
+    """Whether kernels can start while the one before drains, on the current GPU."""
+    return torch.cuda.get_device_capability()[0] >= 9
+
+
+@functools.cache
+def _tune_once():
+    """Has inductor find what it tuned for a kernel also for the same kernel that may start early.
+
+    It tunes a kernel by itself, after a pause, so starting early has no part in its choice; and tuning is most of what
+    compiling takes. Inductor keeps each choice in a file that is named after the kernel's source: here, it is named
+    after the source without what PDL adds. Where inductor has none of these functions any more, both are tuned.
+    """
+    import torch._inductor.config
+    from torch._inductor.runtime import autotune_cache, runtime_utils
+
+    torch._inductor.config.compile_threads = 1  # helpers would look for the files under their old names
+    cache = autotune_cache.AutotuneCache
+    if not all(hasattr(cache, name) for name in ("create", "_prepare_key", "_setup_local_cache")):
+        print("torch.compile's kernels are tuned twice, with and without PDL: that takes longer", flush=True)
+        return
+    prepare, set_up = cache._prepare_key, cache._setup_local_cache
+    folder = pathlib.Path(runtime_utils.cache_dir()) / "tuned_once"
+
+    def key_of(filename):
+        try:
+            source = pathlib.Path(filename).read_text(encoding="utf-8")
+        except OSError:
+            return prepare(filename)
+        return hashlib.sha256(without_pdl(source).encode()).hexdigest()
+
+    def in_one_folder(self, inductor_meta, dirname, key):
+        folder.mkdir(parents=True, exist_ok=True)
+        set_up(self, inductor_meta, str(folder), key)
+
+    cache._prepare_key = staticmethod(key_of)
+    cache._setup_local_cache = in_one_folder
+
+
+def without_pdl(source):
+    """The source of a Triton kernel without what TORCHINDUCTOR_ENABLE_PDL=1 adds to it."""
+    lines = [line for line in source.splitlines() if not line.strip().startswith("tl.extra.cuda.gdc_")]
+    return "\n".join(lines).replace("'launch_pdl': True", "'launch_pdl': False")
 
 
 def cub_sum(case, view, library):
@@ -117,11 +174,9 @@ class CompileAhead:
 
 
 def _prepare(lock):
-    """In each process: no helpers of its own, and what measures waits for its turn."""
-    import torch._inductor.config
+    """In each process: what measures waits for its turn."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
-    torch._inductor.config.compile_threads = 1
     measure = benchmarker.benchmark
 
     def in_turn(*arguments, **more):
@@ -133,9 +188,10 @@ def _prepare(lock):
 
 def _compile(name):
     case = grid.parse(name)
-    with contextlib.suppress(Exception):  # the race will meet the same error, and record it
-        compiled_sum(case).fn(case.view(torch.zeros(case.elements, dtype=case.dtype, device="cuda")), None)
-        torch.cuda.synchronize()
+    for candidate in compiled_sums(case, starts_early()):
+        with contextlib.suppress(Exception):  # the race will meet the same error, and record it
+            candidate.fn(case.view(torch.zeros(case.elements, dtype=case.dtype, device="cuda")), None)
+            torch.cuda.synchronize()
     torch.cuda.empty_cache()
 
 
@@ -198,6 +254,7 @@ def environment():
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "csrc": provenance.csrc_hash(),
+        "sources": {part: provenance.csrc_hash(part=part) for part in ("cuda", "cpu")},
         "cpu_name": processor(),
         "cpu_threads": torch.get_num_threads(),
     }

@@ -8,8 +8,9 @@
     ncu --profile-from-start off python bench/grid.py --profile "full float32 2^24"
 
 Every cell is first checked: on the GPU, our bits must be the CPU backend's. If not, it is not timed, and the run fails.
-A file is written after every cell, and belongs to one GPU, one torch and one state of csrc/; the CPU's cells, to one of
-what the CPU backend is made of (provenance.py --cpu).
+The time of a call is taken between kernels that do not start early (timing.py); the same calls back to back are kept
+beside it. A file is written after every cell, and belongs to one torch. The GPU's cells belong to one GPU and one state
+of what the engine is made of there (provenance.py --cuda), and the CPU's to one of what it is made of on the CPU.
 """
 
 import argparse
@@ -33,7 +34,9 @@ import timing
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 STANDARD = pathlib.Path("grid.json")  # stands for bench/results/<gpu>/grid.json
 AGAINST = ("torch", "compile", "cub", "read")
+VARIED = ("compile", "read")  # that come in several, "compile PDL" or "read bulk 8 x2", of which the fastest counts
 ROUNDS, MOST_ROUNDS = 11, 77
+BACK_TO_BACK_ROUNDS = 5
 CPU_PASSES = 3  # over all cells: other work on the machine comes and goes, and shall not fall on one of them
 NEAR = 0.03  # a ratio this near to 1 is measured on until it is settled
 AHEAD = 4  # cells a process compiles ahead at a time
@@ -74,7 +77,7 @@ def main(arguments=None):
     facts = who.environment()
     results = Results(facts, options)
     print(", ".join(f"{name} {facts[name]}" for name in ("torch", "python", "cpu_name", "cpu_threads")))
-    print(f"csrc {facts['csrc'][:12]}")
+    print(provenance.at(facts["sources"]))
     left = run_gpu(gpu_cells, results, options, clock, torch_reduce) if on_gpu else []
     left += run_cpu(cpu_cells, results, options, clock, on_gpu)
     if not on_gpu and not options.only and clock.enough(5):
@@ -128,20 +131,28 @@ class Results:
     """What was measured so far, here or in the file that is continued; written after every cell."""
 
     def __init__(self, facts, options):
-        cpu_csrc = provenance.csrc_hash(part="cpu")
-        self.table = facts | {"cells": len(grid.gpu_cases()), "cases": [], "cpu": {"csrc": cpu_csrc, "cases": []}}
+        cpu = {"csrc": facts["sources"]["cpu"], "cases": []}
+        self.table = new = facts | {"cells": len(grid.gpu_cases()), "cases": [], "cpu": cpu}
         self.path = self._path(options.save or options.resume)
         source = self._path(options.resume) if options.save else self.path if options.resume else None
         if source and source.exists():
             old = json.loads(source.read_text(encoding="utf-8"))
-            other = [name for name in ("csrc", "gpu", "torch") if old.get(name) != facts[name]]
-            if not other:
-                self.table = old | facts
-            elif other == ["csrc"] and old["cpu"].get("csrc") == cpu_csrc:
-                print(f"{source} is of another csrc/: measuring the GPU's cells anew")
-                self.table["cpu"] = old["cpu"]
-            else:
-                print(f"{source} is of another {' and another '.join(other)}: measuring everything anew")
+            self.table = self._continued(old, new, source)
+
+    def _continued(self, old, new, source):
+        """The table `old` of the file `source`, without what was measured on something else than `new` says."""
+        other = [name for name in ("gpu", "torch") if old.get(name) != new[name]]
+        if other:
+            print(f"{source} is of another {' and another '.join(other)}: measuring everything anew")
+            return new
+        kept = old | {name: value for name, value in new.items() if name not in ("cases", "cpu")}
+        if provenance.stale_note(provenance.sources(old, "cuda")):
+            print(f"{source} is of another engine on CUDA: measuring the GPU's cells anew")
+            kept = new | {"cpu": old["cpu"]}
+        if old["cpu"].get("csrc") != new["cpu"]["csrc"]:
+            print(f"{source} is of another engine on the CPU: measuring the CPU's cells anew")
+            kept["cpu"] = new["cpu"]
+        return kept
 
     def _path(self, path):
         if path != STANDARD:
@@ -154,7 +165,7 @@ class Results:
 
     def has(self, case, against, cpu=False):
         found = [c for c in self._list(cpu) if c["name"] == case.name and "us" in c]
-        return bool(found) and set(against) <= set(found[0]["against"])
+        return bool(found) and set(against) <= set(found[0]["against"]) and (cpu or bars.between(found[0]))
 
     def _list(self, cpu):
         return self.table["cpu"]["cases"] if cpu else self.table["cases"]
@@ -203,6 +214,20 @@ def numbers(times):
     }
 
 
+def numbers_back_to_back(times):
+    return {
+        "us_back_to_back": {name: round(t.us, 4) for name, t in times.items()},
+        "spread_back_to_back": {name: round(t.spread(), 4) for name, t in times.items()},
+    }
+
+
+def fastest(times):
+    """{name: Timing} with one for each rival, its fastest, and one for reading: of those that come in several."""
+    found = {name: t for name, t in times.items() if name.split()[0] not in VARIED}
+    best = ((kind, timing.fastest(times, kind)) for kind in VARIED)
+    return found | {kind: entry[1] for kind, entry in best if entry}
+
+
 def unsettled(times):
     """The rivals that are so near that more rounds are needed to tell who is faster."""
     found = []
@@ -231,13 +256,14 @@ def run_gpu(cells, results, options, clock, torch_reduce):
     needs_library = {"cub", "read"} & set(options.against)
     library = who.load_cub() if needs_library and todo else None
     if library:
-        results.keep(cub=library.version, ceiling=timing.read_ceiling(library, 2**30))
-        segments = "fixed-size" if library.fixed_size else "iterator"
-        print(f"CUB {library.version} ({segments} segments, its workspace allocated beforehand)")
+        segments = bars.FIXED_SIZE if library.fixed_size else bars.A_BLOCK_EACH
+        results.keep(cub=library.version, cub_segments=segments, ceiling=timing.read_ceiling(library, 2**30))
+        print(f"CUB {library.version} (segments: {segments}; its workspace is allocated beforehand)")
         print(f"reading 1 GiB: {facts['ceiling']['gbps']:.0f} GB/s ({facts['ceiling']['kernel']})")
     if "small_calls" not in facts and not options.only and clock.enough(15):
         results.keep(small_calls=small_calls(torch_reduce, "cuda"), **host_stages(library))
-    print(f"GPU time: CUDA graphs, medians of interleaved rounds; ratios are their time / ours.\n{HEADER}", flush=True)
+    print("GPU time between kernels that do not start early: CUDA graphs, medians of interleaved rounds.")
+    print(f"Ratios are their time / ours; the last two columns are of calls back to back.\n{HEADER}", flush=True)
     bench = Bench(library, todo)
     ahead = Ahead([c for c in todo if "compile" in against(c)], options.jobs, clock)
     begin, longest = clock.elapsed(), 3.0
@@ -326,27 +352,30 @@ class Bench:
             return describe(case, against) | {"error": "the GPU's bits are not the CPU backend's"}
         buffers = timing.Buffers(flat, case.view, case.hot)
         candidates = [who.ours(case), *self.rivals(case, against, buffers)]
-        race = timing.Race(candidates, buffers, lambda: case.make_out("cuda"), flush=self.flush)
-        times = race.run(ROUNDS).timings()
-        first = numbers(times)
-        while (near := unsettled(times)) and times["ours"].repeats < MOST_ROUNDS:
-            times = race.run(ROUNDS).timings()
-        if not all(who.same_bits(out, right) for out in times["ours"].outputs):
-            return describe(case, against) | {"error": "the bits changed while it was timed"}
-        failed = race.failed
+        make_out = functools.partial(case.make_out, "cuda")
+        race = timing.Race(candidates, buffers, make_out, flush=self.flush, back_to_back=True)
+        beside = race.run_back_to_back(BACK_TO_BACK_ROUNDS).timings_back_to_back()
+        failed = race.failed | wrong(case, right, beside)  # at once: the other way writes the same outputs
+
+        def rounds():
+            return fastest(right_ones(race.run(ROUNDS).timings(), failed))
+
+        if "ours" not in failed:
+            times = rounds()
+            first = numbers(times)
+            while (near := unsettled(times)) and times["ours"].repeats < MOST_ROUNDS:
+                times = rounds()
+            failed |= wrong(case, right, race.timings())
+        if "ours" in failed:
+            return describe(case, against) | {"error": failed["ours"]}
         if "cub" in against and case.cub and not self.library:
             failed["cub"] = "bench/cub could not be built"
-        for name in set(times) & set(bars.RIVALS):
-            if not who.close(times[name].outputs[-1], right, who.length(case)):
-                failed[name] = "another result than ours, by more than rounding"
-                del times[name]
-        best = timing.best_read(times)
-        times = {name: t for name, t in times.items() if not name.startswith("read ")}
-        if best:
-            times["read"] = best[1]
-        result = describe(case, against) | numbers(times)
-        if best:
-            result["read_kernel"] = best[0]
+        ways = [right_ones(found, failed) for found in (race.timings(), beside)]
+        times, beside = map(fastest, ways)
+        result = describe(case, against) | numbers(times) | numbers_back_to_back(beside)
+        varied = [name for name in ways[0] if name.split()[0] in VARIED]
+        if varied:  # microseconds of each: between kernels, and back to back
+            result["variants"] = {name: [round(found[name].us, 4) for found in ways] for name in varied}
         if times["ours"].repeats > ROUNDS:
             result |= {"first": {"us": first["us"], "repeats": ROUNDS}, "unsettled": [n for n in near if n in times]}
         if failed:
@@ -358,7 +387,7 @@ class Bench:
         if "torch" in against:
             found.append(who.torch_sum(case))
         if "compile" in against:
-            found.append(who.compiled_sum(case))
+            found += who.compiled_sums(case, who.starts_early())
         if "cub" in against:
             found.append(who.cub_sum(case, buffers.views[0], self.library))
         if "read" in against and self.library:
@@ -367,6 +396,21 @@ class Bench:
                 self.reads[key] = timing.fastest_reads(self.library, buffers, nbytes, flush=self.flush)
             found += timing.read_candidates(self.library, buffers, nbytes, self.reads[key])
         return [c for c in found if c]
+
+
+def wrong(case, right, times):
+    """{name: what is wrong} of those in {name: Timing} whose last results are not what they must be."""
+    found = {}
+    for name, t in times.items():
+        if name == "ours" and not all(who.same_bits(out, right) for out in t.outputs):
+            found[name] = "the bits changed while it was timed"
+        elif name.split()[0] in bars.RIVALS and not who.close(t.outputs[-1], right, who.length(case)):
+            found[name] = "another result than ours, by more than rounding"
+    return found
+
+
+def right_ones(times, failed):
+    return {name: t for name, t in times.items() if name not in failed}
 
 
 def guarded(measure, case, against):
@@ -496,6 +540,7 @@ def print_small_calls(table):
 # --- the table ----------------------------------------------------------------------------------------------
 
 HEADER = f"{'cell':<62}{'MB':>9}{'ours µs':>11}{'GB/s':>8}{'% read':>8}{'×torch':>9}{'×compile':>10}{'×CUB':>8}"
+HEADER += f"{'b2b µs':>10}{'×torch':>8}"
 
 
 def _cell(value, pattern, width):
@@ -516,6 +561,8 @@ def row_text(case):
         _cell(bars.ratio(case, "compile"), "{:.2f}", 10),
         _cell(bars.ratio(case, "cub"), "{:.2f}", 8),
     ]
+    if beside := bars.back_to_back(case):
+        cells += [_cell(beside["us"]["ours"], "{:.2f}", 10), _cell(bars.ratio(beside, "torch"), "{:.2f}", 8)]
     return f"{case['name']:<62}" + "".join(cells)
 
 

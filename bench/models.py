@@ -7,7 +7,7 @@
     python bench/models.py --cpu          on the CPU, as always where there is no GPU: the examples at small sizes
 
 Results, and gradients, are first compared with the CPU backend's and with torch's: wrong ones are not timed.
-Everywhere ours and torch's take turns.
+Everywhere ours and torch's take turns. Times in a CUDA graph are between kernels that do not start early (timing.py).
 """
 
 import argparse

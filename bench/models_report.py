@@ -29,8 +29,14 @@ def source_line(results):
     where = f"{gpu}, driver {results['driver']}, CUDA {results['cuda']}" if gpu else "the CPU alone"
     return (
         f"{where}; {results['date']}, torch {results['torch']}, Python {results['python']}, {results['cpu_name']}, "
-        f"{results['cpu_threads']} threads; `csrc/` at `{results['csrc'][:12]}`."
+        f"{results['cpu_threads']} threads; {provenance.at(provenance.sources(results, 'cuda' if gpu else 'cpu'))}."
     )
+
+
+def source_lines(results, root):
+    """The same as a paragraph, and another one if csrc/ has changed since."""
+    note = provenance.stale_note(provenance.sources(results, "cuda"), root)
+    return [source_line(results), "", *([note, ""] if note else [])]
 
 
 def ratio(pair):
@@ -109,6 +115,27 @@ def invariance(results):
     return [*report.table(["different results of a row's sum", *cases[0]["patterns"]], rows), ""]
 
 
+def slower(results, root):
+    """README's list: what takes longer with ours inside models."""
+    found = [
+        (f"a step of `examples/train.py`, {kind}", pair["torch"] / pair["ours"])
+        for kind, pair in results.get("train", {}).items()
+    ]
+    for case in results.get("gradients", ()):
+        name = f"{case['operation']} of {case['dtype']} ({', '.join(map(str, case['shape']))})"
+        pairs = {"in a graph": case["us"]["forward"], "with its gradient, in a graph": case["us"]["both"]}
+        pairs["with its gradient, eager"] = case["eager_us"]
+        found += [(f"{name} {how}", pair["torch"] / pair["ours"]) for how, pair in pairs.items()]
+    worse = [f"  - {what}: {report.times(ratio)}" for ratio, what in sorted((r, w) for w, r in found) if ratio < 1]
+    text = (
+        "torch's time over ours where ours is slower:"
+        if worse
+        else "nothing that was measured is slower with our sums."
+    )
+    note = provenance.stale_note(provenance.sources(results, "cuda"), root)
+    return [f"- Inside models, on {results['gpu']}, {text}", *worse, *([f"  - {note}"] if note else [])]
+
+
 PARTS = {"gradients": gradients, "host": host, "train": train, "replace": replace}  # of TIMES
 
 
@@ -124,18 +151,20 @@ def picture(slug, results, folder):
 def documents(root, times, patterns):
     """{path under root: text} of all that is made."""
     page, readme = ((root / path).read_text(encoding="utf-8") for path in (PAGE, "README.md"))
-    sources = [line for _, results in times for line in (source_line(results), "")]
+    sources = [line for _, results in times for line in source_lines(results, root)]
     page = report.fill(page, "models:measured", sources or NOTHING, NOTE)
     for name, part in PARTS.items():
         lines = [line for _, results in times if name in results for line in part(results)]
         page = report.fill(page, f"models:{name}", lines or NOTHING, NOTE)
     lines, shown, made = [], [], {}
     for slug, results in patterns:
-        lines += [source_line(results), "", *invariance(results), *picture(slug, results, "")]
+        lines += [*source_lines(results, root), *invariance(results), *picture(slug, results, "")]
         shown += picture(slug, results, "docs/")
         made[f"docs/images/batch-invariance-{slug}.svg"] = pictures.batch_invariance(results)
     made[PAGE] = report.fill(page, "models:invariance", lines or NOTHING, NOTE)
-    made["README.md"] = report.fill(readme, "models:summary", shown or NOTHING, NOTE)
+    readme = report.fill(readme, "models:summary", shown or NOTHING, NOTE)
+    lines = [line for _, results in times for line in slower(results, root)]
+    made["README.md"] = report.fill(readme, "models:slower", [*lines, ""] if lines else NOTHING, NOTE)
     return made
 
 
@@ -159,7 +188,6 @@ def main(arguments=None):
     stale = leftovers(root, made)
     if options.check:
         report.compare(root, made, stale, "python bench/models_report.py")
-        report.note_other_sources(root, times + patterns)
     else:
         report.write(root, made, stale)
 

@@ -20,6 +20,12 @@ def times_text(value):
     return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
+def how_timed(results):
+    """What the cells' times are of: see bars.py."""
+    cells = bars.measured(results["cases"])
+    return "between kernels" if cells and all(map(bars.between, cells)) else "back to back"
+
+
 # --- SVG ----------------------------------------------------------------------------------------------------
 
 
@@ -133,7 +139,7 @@ def heat_map(results):
         shorter = heights.index(min(heights))
         columns[shorter].append(panel)
         heights[shorter] += panel.height
-    title = f"{results['gpu']}: the time of another one over ours"
+    title = f"{results['gpu']}: the time of another one over ours, {how_timed(results)}"
     parts = [_text(MARGIN, 28, title, font_size=16, font_weight="bold"), *_scale(MARGIN, 40)]
     left, below, right = MARGIN, 84, MARGIN
     for column in columns:
@@ -220,7 +226,7 @@ def _plot(left, top, title, lines, most):
 def bandwidth(results):
     """GB/s of full sums against bytes: cold above hot, a dtype a column."""
     found = curves(results["cases"])
-    title = f"{results['gpu']}: sum of all elements, GB/s against bytes"
+    title = f"{results['gpu']}: sum of all elements, GB/s against bytes, {how_timed(results)}"
     parts = [_text(MARGIN, 28, title, font_size=16, font_weight="bold")]
     x = MARGIN
     for name in ("ours", "torch", "compile", "cub", "read"):

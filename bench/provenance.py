@@ -1,11 +1,13 @@
 """Which sources a result was measured on. Standard library only.
 
     python bench/provenance.py            prints the hash of the engine's sources; the last line of stdout is it alone
+    python bench/provenance.py --cuda     of what the engine is made of on a GPU
+    python bench/provenance.py --cpu      of what it is made of on the CPU
     python bench/provenance.py --ladder   of the ladder's
-    python bench/provenance.py --cpu      of what the engine's CPU backend is made of
 
 The engine is csrc/ without csrc/ladder/, and the ladder is csrc/ladder/: neither includes the other, so results of one
-stay true when the other changes. So do results of the CPU where only CUDA's sources change: csrc/cuda/ and the planner
+stay true when the other changes. The ladder's rung "engine" runs the engine on a GPU. Results of a GPU stay true where
+only the CPU backend changes, csrc/cpu/; those of the CPU where only CUDA's sources do: csrc/cuda/ and the planner
 (csrc/plan.*), which plans nothing else. The hash is SHA-256 over the files, sorted by their POSIX path relative to the
 repository root. Each file contributes: its path as UTF-8 bytes, one NUL byte, its content, one NUL byte. Nothing is
 skipped but editor backups (names that end in ~ .swp .swo .orig .rej .bak, or look like .#x or #x#) and anything in a
@@ -28,8 +30,10 @@ VARIANT_WORD = re.compile(r"sxm\d*|pcie|nvl\d*|hbm\w*|\d+gb")
 PARTS = {  # of csrc/, by the paths in it
     "engine": lambda path: not path.startswith("ladder/"),
     "ladder": lambda path: path.startswith("ladder/"),
+    "cuda": lambda path: not path.startswith(("ladder/", "cpu/")),
     "cpu": lambda path: not path.startswith(("ladder/", "cuda/", "plan.")),
 }
+NAMES = {"engine": "engine", "ladder": "ladder", "cuda": "engine on CUDA", "cpu": "engine on the CPU"}
 
 
 def csrc_files(root=ROOT, part="engine"):
@@ -46,6 +50,28 @@ def csrc_hash(root=ROOT, part="engine"):
     for path in csrc_files(root, part):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def sources(results, *parts):
+    """{part: hash} of what `results` were measured on, for `stale_note`; older files know the whole engine's alone."""
+    known = results.get("sources", {})
+    return {part: known[part] for part in parts} if set(parts) <= set(known) else {"engine": results["csrc"]}
+
+
+def stale_note(hashes, root=ROOT):
+    """A sentence in Markdown if one of {part: hash or None} is not today's hash of that part of csrc/, otherwise "".
+
+    It names no hash of today: a page that has it stays as it is until it is measured anew.
+    """
+    older = [NAMES[part] for part, known in hashes.items() if known != csrc_hash(root, part)]
+    if not older:
+        return ""
+    return f"**Measured on older sources**: what has changed since is the {' and the '.join(older)}."
+
+
+def at(hashes):
+    """What {part: hash} says of where a result comes from, for a line about it."""
+    return ", ".join(f"{NAMES[part]} at `{known[:12]}`" for part, known in hashes.items())
 
 
 def gpu_slug(name):

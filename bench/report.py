@@ -1,15 +1,18 @@
-"""Makes the measured part of the documentation from bench/results/*/grid.json, which bench/grid.py writes.
+"""Makes the measured part of the documentation from bench/results/*/grid.json and views.json, which bench/grid.py and
+bench/views.py write, and says where csrc/ has changed since.
 
     python bench/report.py            writes README.md between the markers, docs/performance.md and docs/images/*.svg
     python bench/report.py --check    changes nothing; exit status 1 and a diff where they are not what the results give
 
-What is lost stands before what is won. Standard library only: the pictures are text as well, made by pictures.py.
+What is lost stands before what is won, and a mean beside its median and its classes. Standard library only: the
+pictures are text as well, made by pictures.py.
 """
 
 import argparse
 import difflib
 import json
 import pathlib
+import statistics
 import sys
 
 import bars
@@ -19,6 +22,8 @@ import provenance
 ROOT = provenance.ROOT
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 MADE = "<!-- made by bench/report.py from bench/results/; do not edit -->"
+SLOWER = "bench:slower"  # the marker of README's list of what is slower
+VIEWS = "views.json"
 PAGE = "docs/performance.md"
 LOSSES = {"README.md": 10, PAGE: 25}  # that are shown at once
 SHOWN = """
@@ -77,17 +82,35 @@ def number(value):
     return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
 
 
-def case_table(cases, rivals=bars.RIVALS, reads=True):
+def of_read(case, results):
+    """Our share of the reading kernel's rate, and above 100% the reason."""
+    share = bars.percent(case)
+    if share is None:
+        return "–"
+    reason = bars.above_read(case, results)
+    return f"{share:.1f}%" + ("" if reason is None else f" ({reason or '**no reason known**'})")
+
+
+def case_table(cases, results, rivals=bars.RIVALS, reads=True, beside=tuple(bars.RIVALS)):
+    """A line a cell. `beside`: whose ratios back to back stand there too, if that was measured."""
+    beside = beside if any(map(bars.between, cases)) else None
+    header = ["cell", "bytes", "µs", "GB/s"] + ["of read"] * reads + [f"× {bars.RIVALS[rival]}" for rival in rivals]
+    if beside is not None:
+        header += ["back to back: µs", *(f"back to back: × {bars.RIVALS[rival]}" for rival in beside)]
+
     def row(case):
         begin = [case["name"], pictures.bytes_text(case["bytes"])]
         if "us" not in case:
-            return begin + ["skipped" if "skipped" in case else "FAILED"] + [""] * (1 + reads + len(rivals))
-        share = bars.percent(case)
-        begin += [number(case["us"]["ours"]), number(bars.gbps(case))]
-        begin += ["–" if share is None else f"{share:.1f}%"] * reads
-        return begin + [times(bars.ratio(case, rival)) for rival in rivals]
+            begin.append("skipped" if "skipped" in case else "FAILED")
+            return begin + [""] * (len(header) - len(begin))
+        begin += [number(case["us"]["ours"]), number(bars.gbps(case))] + [of_read(case, results)] * reads
+        begin += [times(bars.ratio(case, rival)) for rival in rivals]
+        if beside is not None:
+            tight = bars.back_to_back(case)
+            begin += [number(tight["us"]["ours"])] if tight else ["–"]
+            begin += [times(bars.ratio(tight, rival)) if tight else "–" for rival in beside]
+        return begin
 
-    header = ["cell", "bytes", "µs", "GB/s"] + ["of read"] * reads + [f"× {bars.RIVALS[rival]}" for rival in rivals]
     return table(header, map(row, cases))
 
 
@@ -104,12 +127,30 @@ def provenance_line(results):
     read = f" Reading 1 GiB: {ceiling['gbps']:,.0f} GB/s." if ceiling else ""
     cells, measured = results.get("cells", 0), len(results["cases"])
     missing = f" Of {cells} cells {measured} were measured." if measured < cells else ""
-    cpu = f", the CPU's part of it at `{results['cpu']['csrc'][:12]}`" if "csrc" in results.get("cpu", {}) else ""
     return (
         f"Measured on {results['date']}: driver {results['driver']}, torch {results['torch']}, CUDA {results['cuda']}, "
         f"CUB {results.get('cub', 'none')}, Python {results['python']}; CPU: {results['cpu_name']}, "
-        f"{results['cpu_threads']} threads; `csrc/` at `{results['csrc'][:12]}`{cpu}.{read}{missing}"
+        f"{results['cpu_threads']} threads; {provenance.at(sources(results))}.{read}{missing}"
     )
+
+
+def sources(results):
+    """{part: hash}: the engine on CUDA, and that on the CPU, which grid.py measures apart."""
+    known = provenance.sources(results, "cuda")
+    return known | ({"cpu": results["cpu"]["csrc"]} if "csrc" in results.get("cpu", {}) else {})
+
+
+def warnings(results, root):
+    """Paragraphs about what the figures are not."""
+    lines = []
+    if note := provenance.stale_note(sources(results), root):
+        lines += [note, ""]
+    cells = bars.measured(results["cases"])
+    older = sum(not bars.between(case) for case in cells)
+    if older:
+        text = f"**Back to back** are the times of {older} of {len(cells)} cells"
+        lines += [f"{text}: between other kernels these are not measured yet.", ""]
+    return lines
 
 
 def lost(results):
@@ -136,28 +177,54 @@ def losses(results, most, rest):
     return lines + (rest(len(rows) - most, table(header, rows[most:])) if len(rows) > most else [])
 
 
+def mean_row(name, what, found, beside):
+    """`beside`: what was found back to back, None if that was not measured, and the column is not there."""
+    row = [name, what, str(found.cells), f"{found.mean:.2f}×", f"{found.median:.2f}×", str(found.slower)]
+    row += [times(found.worst), found.where]
+    return row if beside is None else [*row, f"{beside.mean:.2f}× / {beside.median:.2f}×" if beside else "–"]
+
+
 def summary(results):
-    """Nothing if no rival was measured."""
-    rows = []
-    for where, cases in places(results):
-        for rival, (count, mean, worst) in bars.means(cases).items():
-            case = bars.ratios(cases, (rival,))[0][0]
-            lost = len(bars.losses(cases, (rival,)))
-            rows.append([bars.RIVALS[rival] + where, str(count), f"{mean:.2f}×", str(lost), times(worst), case["name"]])
-    header = ["against", "cells", "geometric mean", "slower in", "worst", "worst cell"]
-    return [*table(header, rows), ""] if rows else []
+    """Nothing if no rival was measured. CUB's two kinds of sums are never one mean."""
+    gpu, cpu = (cases for _, cases in places(results))
+    tight = bars.all_back_to_back(gpu)
+    tight_means = bars.means(tight)
+    tight_classes = {(rival, some): mean for rival, some, mean in bars.means_of_classes(tight)}
+    missing = {} if tight else None
+
+    def row(rival, what, found, beside, where=""):
+        return mean_row(bars.RIVALS[rival] + where, what, found, beside or missing)
+
+    whole = bars.means(gpu, ("torch", "compile"))
+    rows = [row(rival, "all", found, tight_means.get(rival)) for rival, found in whole.items()]
+    rows += [
+        row(rival, some.name, found, tight_classes.get((rival, some)))
+        for rival, some, found in bars.means_of_classes(gpu)
+    ]
+    rows += [row(rival, "all", found, None, " on the CPU") for rival, found in bars.means(cpu).items()]
+    header = ["against", "cells", "how many", "geometric mean", "median", "slower in", "worst", "worst cell"]
+    header += ["back to back: mean / median"] if tight else []
+    lines = [*table(header, rows), ""] if rows else []
+    if any("cub" in case["us"] for case in bars.measured(gpu)):
+        way = bars.segments(results)
+        text = {
+            bars.A_BLOCK_EACH: "gives each segment a block, which a short row leaves mostly idle",
+            bars.FIXED_SIZE: "has segments of one fixed size, and those were measured",
+        }[way]
+        lines += [f"CUB's sums of rows are apart from its full sums: CUB {results.get('cub', '')} {text}.", ""]
+    return lines
 
 
 # --- README.md ----------------------------------------------------------------------------------------------
 
 
-def readme_section(slug, results):
+def readme_section(slug, results, root):
     found = [bar for bar in bars.bars(results) if bar.met is not None]
     known = {case["name"]: case for case in bars.measured(results["cases"])}
-    lines = [f"### {results['gpu']}", "", provenance_line(results), "", *summary(results)]
+    lines = [f"### {results['gpu']}", "", provenance_line(results), "", *warnings(results, root), *summary(results)]
     lines += losses(results, LOSSES["README.md"], lambda n, _: [f"and {n} more: [{PAGE}]({PAGE})", ""])
     shown = [known[name] for name in SHOWN if name in known]
-    lines += [*case_table(shown), ""] if shown else []
+    lines += [*case_table(shown, results, beside=("torch",)), ""] if shown else []
     lines += [
         f"[Bars]({PAGE}#bars-{slug}) set for the whole grid: {sum(b.met for b in found)} of {len(found)} met. "
         f"All {len(known)} cells, small calls and the CPU: [{PAGE}]({PAGE}).",
@@ -168,37 +235,90 @@ def readme_section(slug, results):
     return lines
 
 
-def readme_text(text, all_results):
+def slower(all_results, all_views, root):
+    """README's list of what is slower, as far as the grid and the random views tell."""
+    lines = []
+    for _, results in all_results:
+        for rival, found in bars.means(results["cases"]).items():
+            if found.slower:
+                worst = pictures.times_text(found.worst)
+                text = f"in {found.slower} of {found.cells} cells, at worst {worst}× ({found.where})"
+                lines.append(f"- {results['gpu']}: {bars.RIVALS[rival]} is faster {text}.")
+        for rival, found in bars.means(results.get("cpu", {}).get("cases", [])).items():
+            if found.slower:
+                text = f"in {found.slower} of {found.cells} cells, at worst {pictures.times_text(found.worst)}×"
+                lines.append(f"- On its CPU, {bars.RIVALS[rival]} is faster {text} ({found.where}).")
+    lines += [f"- {views_text(views, root)}" for _, views in all_views]
+    if not all_views:
+        lines.append("- Random views, which torch.sum may sum faster, are not measured yet.")
+    gpus = [results["gpu"] for _, results in all_results]
+    if len(gpus) == 1:
+        lines.append(f"- One GPU model has been measured: {gpus[0]}. The tile sizes and splits are chosen for it.")
+    elif gpus:
+        lines.append(f"- These GPU models have been measured: {', '.join(gpus)}.")
+    return [*lines, ""]
+
+
+def views_text(results, root):
+    ratios = sorted(view["torch_us"] / view["us"] for view in results["views"])
+    slower = sum(ratio < 1 for ratio in ratios)
+    low, high = results["log2"]
+    note = provenance.stale_note(provenance.sources(results, "cuda"), root)
+    text = (
+        f"{results['gpu']}: of {len(ratios)} [random views]({PAGE}#random-views) of 2^{low:g} to 2^{high:g} elements, "
+        f"torch.sum is faster in {slower} ({slower / len(ratios):.1%}), at worst {times(ratios[0])}.\n  "
+        f"The median is {statistics.median(ratios):.2f}×, the geometric mean {statistics.geometric_mean(ratios):.2f}×."
+    )
+    return f"{text} {note}".rstrip()
+
+
+def readme_text(text, all_results, all_views, root):
     """README's `text` with what the results give between its markers."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise ValueError(f"README.md must hold the markers {BEGIN} and {END}, once each and in this order")
     lines = [BEGIN, MADE, ""]
     for slug, results in all_results:
-        lines += readme_section(slug, results)
+        lines += readme_section(slug, results, root)
     lines += [] if all_results else ["not measured yet", ""]
     head, rest = text.split(BEGIN)
-    return head + "\n".join(lines) + END + rest.split(END)[1]
+    text = head + "\n".join(lines) + END + rest.split(END)[1]
+    return fill(text, SLOWER, slower(all_results, all_views, root), MADE)
 
 
 # --- docs/performance.md ------------------------------------------------------------------------------------
 
+REASONS = "\n".join(f"- {word}: {what}." for word, (what, _) in bars.REASONS.items())
 INTRODUCTION = f"""{MADE}
 # Performance
 
-Every cell of `bench/cases.py`, measured by `make grid`. GPU time of a call in a CUDA graph, medians of interleaved
-rounds; cold: over buffers that together are larger than the L2, which is flushed before each graph; "hot" cells read
-one buffer again and again. Ratios are another one's time over ours, in the same run: above 1× torch_reduce is faster. A
-ratio near 1× is measured on until it is settled, or called within the noise after seven times the rounds. "Of read"
-compares with the fastest of several kernels that only read the same bytes. Before a cell is timed, its bits are checked
-against the CPU backend's. On the CPU, functions are compared as they are called, `torch_reduce.sum(x, out=)` and
-`torch.sum(x, out=)`, in three passes over the cells. What stands between us and the bars that are not met:
-[limits.md](limits.md).
+Every cell of `bench/cases.py`, measured by `make grid`. Ratios are another one's time over ours, in the same run: above
+1× torch_reduce is faster.
+
+**Between kernels.** A time is that of a call among other kernels, as in a model. A CUDA graph holds many calls, and
+after each an addition to one element, which does not start before the call has ended; the next call cannot begin
+before that addition ends. The time of as many additions alone, replayed in the same round, is taken off. Medians of
+interleaved rounds count. **Back to back** is the same graph without the additions: our kernels start while the one
+before drains, which torch's and CUB's cannot do, so small sums look faster in it than they are among other kernels.
+
+**Cold**: over buffers that together are larger than the L2, which is flushed before each graph; "hot" cells read one
+buffer again and again. A ratio near 1× is measured on until it is settled, or called within the noise after seven times
+the rounds. torch.compile is measured with `mode="max-autotune-no-cudagraphs"`, and, where kernels can start early, also
+with TORCHINDUCTOR_ENABLE_PDL=1: the faster one counts. Both have the same tuned tiles. Before a cell is timed, its bits
+are checked against the CPU backend's.
+
+**"Of read"** compares with the fastest of several kernels that only read the same bytes, and that start early where
+ours do. A cell above 100% names its reason:
+
+{REASONS}
+
+On the CPU, functions are compared as they are called, `torch_reduce.sum(x, out=)` and `torch.sum(x, out=)`, in three
+passes over the cells. What stands between us and the bars that are not met: [limits.md](limits.md).
 """
 
 
-def page_section(slug, results):
+def page_section(slug, results, root):
     gpu, cpu = (cases for _, cases in places(results))
-    lines = [f"## {results['gpu']}", "", provenance_line(results), "", *wrong(results)]
+    lines = [f"## {results['gpu']}", "", provenance_line(results), "", *warnings(results, root), *wrong(results)]
     lines += losses(results, LOSSES[PAGE], lambda n, rows: folded(f"The other {n}", rows))
     lines += [f"### Bars: {slug}", "", *bar_lines(results), f"### Summary: {slug}", "", *summary(results)]
     for kind, what in (("heat", "Ratios of all cells"), ("bandwidth", "GB/s against bytes")):
@@ -206,10 +326,10 @@ def page_section(slug, results):
     lines += [f"### Cells: {slug}", ""]
     for family in dict.fromkeys(case["family"] for case in gpu):
         cases = [case for case in gpu if case["family"] == family]
-        lines += folded(f"{FAMILIES.get(family, family)} ({len(cases)})", case_table(cases))
+        lines += folded(f"{FAMILIES.get(family, family)} ({len(cases)})", case_table(cases, results))
     if cpu:
         title = f"The CPU backend ({len(cpu)}): one buffer, so small inputs come from the caches"
-        lines += folded(title, case_table(cpu, ("torch",), reads=False))
+        lines += folded(title, case_table(cpu, results, ("torch",), reads=False))
     failed = [
         [case["name"] + where, bars.RIVALS.get(rival, rival), f"`{error}`".replace("|", "\\|")]
         for where, cases in places(results)
@@ -279,20 +399,50 @@ def host_stages(results):
     return [*lines, ""]
 
 
-def page(all_results):
+def views_section(all_views, root):
+    """Random views: those that torch.sum sums faster."""
+    lines = [
+        "## Random views",
+        "",
+        "Shapes, crops, steps, permutations and summed dims at random: what no cell of the grid stands for.",
+        "Measured by `python bench/views.py --save`, between kernels, cold.",
+        "",
+    ]
+    for _, results in all_views:
+        rows = sorted((view["torch_us"] / view["us"], view) for view in results["views"])
+        slower = [[v["view"], number(v["us"]), number(v["torch_us"]), times(r)] for r, v in rows if r < 1]
+        lines += [views_text(results, root), ""]
+        lines += [
+            f"Measured on {results['date']}: driver {results['driver']}, torch {results['torch']}, "
+            f"CUDA {results['cuda']}, seed {results['seed']}; {provenance.at(provenance.sources(results, 'cuda'))}.",
+            "",
+        ]
+        if slower:
+            lines += folded(
+                f"Where torch.sum is faster ({len(slower)})",
+                table(["view", "µs", "torch.sum, µs", "× torch.sum"], slower),
+            )
+    return lines if all_views else [*lines, "not measured yet", ""]
+
+
+def page(all_results, all_views, root):
     lines = [INTRODUCTION]
     for slug, results in all_results:
-        lines += page_section(slug, results)
-    return "\n".join(lines if all_results else [INTRODUCTION, "not measured yet", ""])
+        lines += page_section(slug, results, root)
+    lines += [] if all_results else ["not measured yet", ""]
+    return "\n".join([*lines, *views_section(all_views, root)])
 
 
 # --- the program --------------------------------------------------------------------------------------------
 
 
-def documents(root, all_results):
+def documents(root, all_results, all_views=()):
     """{path under root: text} of all that is made."""
     readme = (root / "README.md").read_text(encoding="utf-8")
-    made = {"README.md": readme_text(readme, all_results), PAGE: page(all_results)}
+    made = {
+        "README.md": readme_text(readme, all_results, all_views, root),
+        PAGE: page(all_results, all_views, root),
+    }
     for slug, results in all_results:
         made[f"docs/images/heat-{slug}.svg"] = pictures.heat_map(results)
         made[f"docs/images/bandwidth-{slug}.svg"] = pictures.bandwidth(results)
@@ -310,7 +460,7 @@ def difference(root, path, wanted, command):
     text = (root / path).read_text(encoding="utf-8") if (root / path).exists() else ""
     if text == wanted:
         return None
-    message = f"{path} is not what bench/results gives; run: {command}"
+    message = f"{path} is not what bench/results and csrc/ give; run: {command}"
     if path.endswith(".svg"):
         return message  # a diff of a picture says nothing
     diff = difflib.unified_diff(text.splitlines(), wanted.splitlines(), path, "what the results give", lineterm="")
@@ -344,14 +494,6 @@ def fill(text, name, lines, note):
     return head + "\n".join([begin, note, "", *lines]) + end + rest.split(end)[1]
 
 
-def note_other_sources(root, all_results):
-    """Says which results were measured on other sources than those that are here."""
-    current = provenance.csrc_hash(root)
-    for slug, results in all_results:
-        if results["csrc"] != current:
-            print(f"note: {slug} was measured on csrc {results['csrc'][:12]}; now it is {current[:12]}")
-
-
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare only")
@@ -359,13 +501,12 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     root, all_results = options.root, load_results(options.root)
     try:
-        made = documents(root, all_results)
+        made = documents(root, all_results, load_results(root, VIEWS))
     except (OSError, ValueError) as error:
         sys.exit(f"nothing can be made: {error}")
     stale = leftovers(root, made)
     if options.check:
         compare(root, made, stale, "python bench/report.py")
-        note_other_sources(root, all_results)
     else:
         write(root, made, stale)
 

@@ -1,7 +1,11 @@
 """The one way to time. Three numbers that are never mixed:
 
-- `gpu_times`: what the GPU needs for a call. A CUDA graph of many calls over rotating input buffers; the median of
-  repeated replays, divided by the calls. **Cold**: between two reads of the same bytes, COLD_FACTOR times the L2 are
+- `gpu_times`: what the GPU needs for a call **between kernels** that do not start early. A CUDA graph holds many calls
+  over rotating input buffers, each followed by a separator, which adds to one element: no call can begin before the
+  separator in front of it ends, and no call can hide its own end behind the next. A graph of as many separators alone
+  is replayed in the same round. A sample is the difference of the two, divided by the calls; the median counts.
+  **Back to back** is the other way: the same graph without separators, where kernels that may start early overlap.
+  **Cold**: between two reads of the same bytes, COLD_FACTOR times the L2 are
   read at least, by the other buffers, or where inputs are so small that a graph cannot hold enough calls, by the flush.
   A flush (not timed) goes before each replay: lines that a candidate has the L2 evict first, as torch.compile's and
   ours, do not replace others, so that it would find there what another candidate has left of the same buffers.
@@ -120,14 +124,24 @@ def _no_collector():
         gc.enable()
 
 
-class _Graph:
-    """`calls` calls of one candidate over rotating buffers, captured once. Keeps its last outputs.
+class Separator:
+    """What stands between calls: a kernel that adds to one element of its own, and that does not start early."""
 
-    `choose(us, buffers)` says how many calls, from about how long one takes.
+    def __init__(self, device="cuda"):
+        self.cell = torch.zeros(1, device=device)
+
+    def __call__(self):
+        self.cell.add_(1)
+
+
+class _Graph:
+    """`calls` calls of one candidate over rotating buffers, captured once, each with `separator()` after it, if given.
+
+    `choose(us, buffers)` says how many calls, from about how long one takes. Keeps the last outputs.
     """
 
-    def __init__(self, candidate, views, make_out, choose):
-        self.outs = [make_out() for _ in views]
+    def __init__(self, candidate, views, outs, choose, separator=None):
+        self.outs, self.samples = outs, []
         self.graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -146,6 +160,8 @@ class _Graph:
                 for i in range(self.calls):
                     result = candidate.fn(views[i % len(views)], self.outs[i % len(views)])
                     returned.append(result)
+                    if separator:
+                        separator()
             except Exception:
                 with contextlib.suppress(RuntimeError):  # what went wrong in the call says more than the broken capture
                     self.graph.capture_end()
@@ -153,13 +169,9 @@ class _Graph:
             self.graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
         self.returned = [r for r in returned if isinstance(r, torch.Tensor)]
-        self.samples = []
 
     def outputs(self):
         return self.returned or self.outs
-
-    def timing(self):
-        return Timing.of(self.samples, self.calls, self.outputs())
 
 
 class Race:
@@ -168,11 +180,16 @@ class Race:
     A graph holds about `target_us` of the first candidate's work, as many calls of each other one, but at most SLOW_US.
     `make_out()` returns an output for one call. The device is kept busy for `warm_ms` before the first sample, so that
     clocks are up. A candidate that raises is out of the race, with the first line of its error in `failed`; only the
-    first one's error is raised. A round flushes the cache before each graph of cold buffers.
+    first one's error is raised. A round flushes the cache before each graph of cold buffers. `back_to_back`: whether
+    the candidates are to be timed in that way too, by `run_back_to_back`.
     """
 
-    def __init__(self, candidates, buffers, make_out, *, target_us=1500.0, warm_ms=40.0, flush=None):
-        self.failed, self.graphs, calls = {}, {}, 0
+    def __init__(
+        self, candidates, buffers, make_out, *, target_us=1500.0, warm_ms=40.0, flush=None, back_to_back=False
+    ):
+        self.failed, self.graphs, self.beside, self.separators, calls = {}, {}, {}, {}, 0
+        self.flush = (flush or Flush()) if buffers.cold else None
+        separator = self._separator()
 
         def choose(us, count):
             wanted = max(1, min(calls, SLOW_US / us)) if calls else max(4, target_us / us)
@@ -181,23 +198,44 @@ class Race:
         with _no_collector():
             for c in candidates:
                 try:
-                    self.graphs[c.name] = _Graph(c, buffers.views, make_out, choose)
-                    calls = calls or self.graphs[c.name].calls
+                    outs = [make_out() for _ in buffers.views]
+                    graph = self._graph(c, buffers.views, outs, choose, separator)
+                    if back_to_back:
+                        self.beside[c.name] = self._graph(c, buffers.views, outs, lambda *_, n=graph.calls: n)
+                    self.graphs[c.name] = graph
+                    calls = calls or graph.calls
                 except Exception as error:
-                    if not self.graphs or device_is_lost():
+                    if not self.graphs or self._is_lost():
                         raise
                     self.failed[c.name] = first_line(error)
-        self.flush = flush or Flush() if buffers.cold else None
-        torch.cuda.synchronize()
+            alone = Candidate("separators", lambda *_: separator())
+            for n in sorted({graph.calls for graph in self.graphs.values()}):
+                self.separators[n] = self._graph(alone, [None], [None], lambda *_, n=n: n)
+        self._wait()
         deadline = time.perf_counter() + warm_ms / 1e3
         while True:
-            for graph in self.graphs.values():
+            for graph in (*self.separators.values(), *self.graphs.values(), *self.beside.values()):
                 self._replay(graph)
-            torch.cuda.synchronize()
+            self._wait()
             if time.perf_counter() >= deadline:
                 break
 
+    # What a race asks of the GPU; the tests have a made-up one.
+
+    def _separator(self):
+        return Separator()
+
+    def _graph(self, *arguments):
+        return _Graph(*arguments)
+
+    def _is_lost(self):
+        return device_is_lost()
+
+    def _wait(self):
+        torch.cuda.synchronize()
+
     def _replay(self, graph):
+        """Queues one replay; returns a function that says how many microseconds it took, once it is done."""
         if self.flush:
             self.flush()
         torch.cuda._sleep(200_000)  # about 0.1 ms, in which the host queues what follows: no launch gap is timed
@@ -205,18 +243,44 @@ class Race:
         start.record()
         graph.graph.replay()
         end.record()
-        return start, end
+        return lambda: start.elapsed_time(end) * 1e3
+
+    # How it goes.
+
+    def _turns(self, rounds, *groups):
+        """A list of rounds, in each of which every graph of each group had its turn: {key: microseconds} a group."""
+        queued = [[{key: self._replay(g) for key, g in group.items()} for group in groups] for _ in range(rounds)]
+        self._wait()
+        return [[{key: took() for key, took in group.items()} for group in turn] for turn in queued]
 
     def run(self, rounds):
-        events = [(graph, self._replay(graph)) for _ in range(rounds) for graph in self.graphs.values()]
-        torch.cuda.synchronize()
-        for graph, (start, end) in events:
-            graph.samples.append(start.elapsed_time(end) * 1e3 / graph.calls)
+        """Times each candidate between kernels, `rounds` times more."""
+        for alone, together in self._turns(rounds, self.separators, self.graphs):
+            for name, graph in self.graphs.items():
+                graph.samples.append((together[name] - alone[graph.calls]) / graph.calls)
+        return self
+
+    def run_back_to_back(self, rounds):
+        """Times each candidate back to back, `rounds` times more."""
+        for (together,) in self._turns(rounds, self.beside):
+            for name, graph in self.beside.items():
+                graph.samples.append(together[name] / graph.calls)
         return self
 
     def timings(self):
-        """{name: Timing} of all rounds so far."""
-        return {name: graph.timing() for name, graph in self.graphs.items()}
+        """{name: Timing} between kernels, of all rounds so far."""
+        return self._timings(self.graphs)
+
+    def timings_back_to_back(self):
+        """{name: Timing} back to back, of all rounds so far."""
+        return self._timings(self.beside)
+
+    def _timings(self, graphs):
+        found = {name: Timing.of(graph.samples, graph.calls, graph.outputs()) for name, graph in graphs.items()}
+        for name, timing in found.items():
+            if timing.us <= 0:
+                raise RuntimeError(f"the calls of {name} took no longer than the separators between them alone")
+        return found
 
 
 def device_is_lost():
@@ -233,7 +297,7 @@ def first_line(error):
 
 
 def gpu_times(candidates, buffers, make_out, *, repeats=11, **more):
-    """Times `candidates` in turns and returns {name: Timing}; for `more` see `Race`. All of them must run."""
+    """Times `candidates` in turns, between kernels, and returns {name: Timing}; for `more` see `Race`. All must run."""
     race = Race(candidates, buffers, make_out, **more)
     if race.failed:
         raise RuntimeError("; ".join(f"{name}: {error}" for name, error in race.failed.items()))
@@ -257,10 +321,10 @@ def read_candidates(library, buffers, nbytes=None, variants=None):
     return [candidate(variant) for variant in variants or library.read_variants()]
 
 
-def best_read(timings):
-    """(name, Timing) of the fastest reading kernel among {name: Timing}, or None."""
-    reads = [(name, t) for name, t in timings.items() if name.startswith("read ")]
-    return min(reads, key=lambda item: item[1].us, default=None)
+def fastest(timings, kind):
+    """(name, Timing) of the fastest that is called `kind`, or `kind` and more words, among {name: Timing}, or None."""
+    found = [(name, t) for name, t in timings.items() if name.split()[0] == kind]
+    return min(found, key=lambda item: item[1].us, default=None)
 
 
 def fastest_reads(library, buffers, nbytes, count=2, flush=None):
@@ -275,7 +339,7 @@ def read_ceiling(library, nbytes, repeats=11, hot=False):
     base = torch.randint(-(2**31), 2**31 - 1, (max(4, nbytes // 4),), dtype=torch.int32, device="cuda")
     buffers = Buffers(base, lambda b: b, hot)
     timings = gpu_times(read_candidates(library, buffers), buffers, lambda: None, repeats=repeats)
-    name, timing = best_read(timings)
+    name, timing = fastest(timings, "read")
     return {"bytes": buffers.bytes, "gbps": buffers.bytes / timing.us / 1e3, "us": timing.us, "kernel": name}
 
 

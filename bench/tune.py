@@ -3,7 +3,8 @@
     python bench/tune.py "full float32 2^28" "rows float32 (16384, 4096)" warps=4,8,16 tile_leaves=256,512
 
 Arguments with "=" are knobs with the values to try; the others are cells: those of grid.py --cells, or any
-"rows bf16 (8, 2^23)". Prints one table a cell, fastest first. "plan" is what the planner chooses by itself.
+"rows bf16 (8, 2^23)". Prints one table a cell, fastest first. "plan" is what the planner chooses by itself. Times are
+of calls between kernels that do not start early (bench/timing.py), as the grid's are.
 Combinations that it refuses are counted; those whose bits differ are shown as WRONG.
 """
 
@@ -69,7 +70,7 @@ def tune(case, tunings, options, library, flush):
         warm_ms=20,
         flush=flush,
     )
-    best = timing.best_read(times)
+    best = timing.fastest(times, "read")
     for name in [name for name in times if name.startswith("read ")]:
         if name != best[0]:
             del times[name]

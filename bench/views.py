@@ -2,12 +2,14 @@
 
     python bench/views.py                            a minute: 600 views of 2^12 to 2^25 elements
     python bench/views.py --count 400 --log2 22 27 --seed 2
-    python bench/views.py --save FILE                keeps them, as JSON
+    python bench/views.py --save                     into bench/results/<gpu>/views.json, which report.py reads
+    python bench/views.py --save FILE                into FILE
 
 The grid (bench/grid.py) has the shapes of models; this has any: one to five dims, cropped, every second or third
 element, permuted, at an offset, and some of the dims summed. The same seed makes the same views. Our sums are compared
-with the CPU's, bit by bit, where they have at most 2^22 elements, and otherwise with torch's. Times are of the GPU, in
-a CUDA graph, with a cold cache (bench/timing.py). Prints the geometric mean, how many are slower, and these first.
+with the CPU's, bit by bit, where they have at most 2^22 elements, and otherwise with torch's. Times are of the GPU,
+between kernels that do not start early, in a CUDA graph, with a cold cache (bench/timing.py). Prints the geometric mean
+and the median, how many are slower, and these first. A run that is cut off by --seconds is not kept.
 """
 
 import argparse
@@ -25,6 +27,7 @@ import torch
 import cases
 import contenders as who
 import provenance
+import report
 import timing
 
 DTYPES = 4 * [torch.float32] + 3 * [torch.bfloat16] + [torch.float16, torch.float64, torch.complex64]
@@ -119,7 +122,11 @@ def summary(rows):
     rows = sorted(rows, key=lambda row: row[2] / row[1])
     ratios = [theirs / ours for _, ours, theirs in rows]
     mean, slower = statistics.geometric_mean(ratios), sum(r < 1 for r in ratios)
-    yield f"{len(rows)} views: {mean:.2f} times as fast as torch.sum, geometric mean; in {slower} torch.sum is faster"
+    middle = statistics.median(ratios)
+    yield (
+        f"{len(rows)} views: {mean:.2f} times as fast as torch.sum, geometric mean, median {middle:.2f}; "
+        f"in {slower} torch.sum is faster"
+    )
     yield f"{'ratio':>6} {'ours us':>9} {'torch.sum':>9}"
     for (view, ours, theirs), ratio in list(zip(rows, ratios, strict=True))[:SHOWN]:
         yield f"{ratio:6.2f} {ours:9.2f} {theirs:9.2f}  {view}"
@@ -131,7 +138,7 @@ def main(arguments=None):
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log2", type=float, nargs=2, default=(12, 25), help="of the least and the most elements")
     parser.add_argument("--seconds", type=float, default=600, help="stop after so many")
-    parser.add_argument("--save", metavar="FILE", type=pathlib.Path, help="keep the results")
+    parser.add_argument("--save", metavar="FILE", type=pathlib.Path, nargs="?", const="", help="keep the results")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.exit("bench/views.py needs a GPU")
@@ -148,10 +155,15 @@ def main(arguments=None):
         view = random_view(rng, *options.log2)
         rows.append((view, *measure(view, flush)))
     print(file=sys.stderr)
+    if not rows:
+        sys.exit("no view was measured: give more --seconds")
     print("\n".join(summary(rows)))
-    if options.save:
-        rows = [{"view": str(view), "us": ours, "torch_us": theirs} for view, ours, theirs in rows]
-        provenance.save({**facts, "views": rows}, "views.json", options.save)
+    if options.save is not None and len(rows) < options.count:
+        sys.exit(f"only {len(rows)} of {options.count} views were measured, and nothing is kept: give more --seconds")
+    if options.save is not None:
+        kept = [{"view": str(view), "us": round(us, 4), "torch_us": round(theirs, 4)} for view, us, theirs in rows]
+        how = {"count": options.count, "seed": options.seed, "log2": list(options.log2)}
+        provenance.save({**facts, **how, "views": kept}, report.VIEWS, options.save)
 
 
 if __name__ == "__main__":

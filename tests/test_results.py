@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ RESULTS = sorted((ROOT / "bench" / "results").glob("*/*.json"))
 sys.path.insert(0, str(ROOT / "bench"))
 import bars  # noqa: E402
 import cases  # noqa: E402
+import contenders  # noqa: E402
+import grid  # noqa: E402
 import models  # noqa: E402
 import models_report  # noqa: E402
 import pictures  # noqa: E402
@@ -62,11 +65,16 @@ def test_documentation_is_what_the_results_give(script):
 
 @pytest.mark.parametrize(
     "arguments,pattern",
-    [([], "csrc/(?!ladder/)"), (["--ladder"], "csrc/ladder/"), (["--cpu"], r"csrc/(?!ladder/|cuda/|plan\.)")],
-    ids=["engine", "ladder", "cpu"],
+    [
+        ([], "csrc/(?!ladder/)"),
+        (["--ladder"], "csrc/ladder/"),
+        (["--cuda"], "csrc/(?!ladder/|cpu/)"),
+        (["--cpu"], r"csrc/(?!ladder/|cuda/|plan\.)"),
+    ],
+    ids=["engine", "ladder", "cuda", "cpu"],
 )
 def test_provenance(arguments, pattern):
-    """bench/provenance.py prints the hash of the engine's sources, of the ladder's, or of the CPU backend's."""
+    """bench/provenance.py prints the hash of the engine's sources, of the ladder's, or of the engine's on a device."""
     result = bench("bench/provenance.py", *arguments)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip().splitlines()[-1] == source_hash(pattern)
@@ -92,6 +100,12 @@ def test_results_say_where_they_come_from(path):
     assert re.fullmatch("[0-9a-f]{64}", facts["csrc"])
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", facts["date"])
     assert facts["torch"] and facts["gpu"] and facts["driver"]
+
+
+@pytest.mark.parametrize("results", [pytest.param(r, id=slug) for slug, r in report.load_results(ROOT, "grid.json")])
+def test_grid_was_timed_in_both_ways(results):
+    """No cell of a file is timed between kernels where another one is timed back to back alone."""
+    assert len({bars.between(case) for case in bars.measured(results["cases"])}) <= 1
 
 
 # --- the grid -----------------------------------------------------------------------------------------------
@@ -121,12 +135,21 @@ def test_grid_on_the_cpu(tmp_path):
     assert bench(*command).returncode == 0
     assert json.loads(file.read_text())["cpu"]["cases"] == found
     results = json.loads(file.read_text())
-    file.write_text(json.dumps(results | {"csrc": "0" * 64}))  # CUDA's sources changed
-    assert "measuring the GPU's cells anew" in bench(*command).stdout
+    cell = made_up("full float32 2^10") | {"us_back_to_back": {}}
+    other = {"sources": results["sources"] | {"cuda": "0" * 64}, "cases": [cell]}
+    file.write_text(json.dumps(results | other))  # CUDA's sources changed
+    text = bench(*command).stdout
+    assert "measuring the GPU's cells anew" in text and "measuring the CPU's" not in text
     assert json.loads(file.read_text())["cpu"]["cases"] == found
-    file.write_text(json.dumps(results | {"csrc": "0" * 64, "cpu": results["cpu"] | {"csrc": "0" * 64}}))  # all did
-    assert "measuring everything anew" in bench(*command).stdout
-    assert json.loads(file.read_text())["cpu"]["cases"] != found
+    other = {"sources": results["sources"] | {"cpu": "0" * 64}, "cpu": results["cpu"] | {"csrc": "0" * 64}}
+    file.write_text(json.dumps(results | other | {"cases": [cell]}))  # the CPU's did
+    text = bench(*command).stdout
+    assert "measuring the CPU's cells anew" in text and "measuring the GPU's" not in text
+    kept = json.loads(file.read_text())
+    assert kept["cpu"]["cases"] != found and kept["cases"] == [cell] and kept["sources"] == results["sources"]
+    file.write_text(json.dumps(results | {"torch": "1.0", "cases": [cell]}))
+    assert "of another torch: measuring everything anew" in bench(*command).stdout
+    assert not json.loads(file.read_text())["cases"]
 
 
 # --- what the numbers say -----------------------------------------------------------------------------------
@@ -178,9 +201,84 @@ def test_losses():
 
 
 def test_means():
-    """(cells, geometric mean, worst) for each rival that ran."""
-    found = bars.means([made_up("a b c", torch=4.0), made_up("a b d", torch=1.0), made_up("a b e", cub=2.0)])
-    assert found == {"torch": (2, pytest.approx(2.0), 1.0), "cub": (1, pytest.approx(2.0), 2.0)}
+    """Geometric mean, median and worst for each rival that ran."""
+    cells = [made_up("a b c", torch=8.0), made_up("a b d", torch=0.5), made_up("a b f", torch=2.0)]
+    found = bars.means([*cells, made_up("a b e", cub=2.0)])
+    assert found == {
+        "torch": bars.Means(3, pytest.approx(2.0), 2.0, 1, 0.5, "a b d"),
+        "cub": bars.Means(1, pytest.approx(2.0), 2.0, 0, 2.0, "a b e"),
+    }
+
+
+def test_classes():
+    """Each cell of the grid is in one class of each rival, every class has cells, and classes are not mixed."""
+    described = [grid.describe(case, ("torch",)) for case in cases.gpu_cases()]
+    held = {}
+    for rival in bars.RIVALS:
+        for case in described:
+            held.setdefault((rival, bars.class_of(case, rival).name), []).append(case)
+    assert set(held) == {(rival, some.name) for some in bars.CLASSES for rival in some.rivals}
+    for case in held["torch", "float32 and bfloat16, 64 MiB and more"]:
+        assert case["dtype"] in ("float32", "bfloat16") and case["input_bytes"] >= 2**26 and not case["sum_dtype"]
+        assert case["family"] not in ("rows", "odd") or case["shape"][1] >= 512
+    assert {case["dtype"] for case in held["torch", "8-bit and integer dtypes"]} == {
+        *("int8", "uint8", "bool", "int32", "int64", "float8_e4m3fn")
+    }
+    of_classes = bars.means_of_classes(
+        [
+            made_up("rows float32 a", shape=(9, 8), torch=9.0) | {"dim": [1]},
+            made_up("full float32 b", torch=2.0, cub=1.5),
+            made_up("full int8 b", torch=7.0),
+            made_up("rows float32 c", cub=30.0) | {"dim": [1]},
+        ]
+    )
+    assert [(rival, some.name, m.cells, round(m.mean, 1)) for rival, some, m in of_classes] == [
+        ("torch", "rows of fewer than 512 elements", 1, 9.0),
+        ("torch", "8-bit and integer dtypes", 1, 7.0),
+        ("torch", "float32 and bfloat16, 64 MiB and more", 1, 2.0),
+        ("cub", "sums of all elements", 1, 1.5),
+        ("cub", "segments: sums of rows", 1, 30.0),
+    ]
+
+
+def timed_between(cell, back_to_back=0.5):
+    """The cell as it is since the headline is the time between kernels."""
+    tight = {name: us * back_to_back for name, us in cell["us"].items()}
+    return cell | {"us_back_to_back": tight, "spread_back_to_back": cell["spread"]}
+
+
+RATE = {"ceiling": {"gbps": 2**30 / 98.0 / 1e3}, "l2_bytes": 2**20}  # of made_up's reading kernel
+
+
+@pytest.mark.parametrize(
+    ("cell", "word"),
+    [
+        (dict(read=99.9), None),
+        (dict(read=103.0), "noise"),
+        (dict(read=105.0), ""),
+        (dict(read=105.0, nbytes=2**20), "short"),
+        (dict(read=105.0, nbytes=2**20, hot=True), "cache"),
+        (dict(read=105.0, nbytes=2**21, hot=True), ""),
+    ],
+)
+def test_above_read(cell, word):
+    """A cell above 100% of read has the reason that its data give, or none, and then the bar is not met."""
+    case = timed_between(made_up("full float32 2^28", **cell))
+    assert bars.above_read(case, RATE) == word
+    (bar,) = [bar for bar in bars.bars(RATE | {"cases": [case]}) if bar.what.startswith("no cell above 100%")]
+    assert bar.met == (word != "") and bool(bar.below) == (word == "")
+
+
+def test_above_read_by_its_result():
+    """A result that is large counts as moved bytes, of which the reading kernel has none."""
+    case = timed_between(made_up("rows float32 (2^28, 2)", read=90.0)) | {"bytes": 3 * 2**29}
+    assert bars.percent(case) == pytest.approx(135) and bars.above_read(case, RATE) == "result"
+    assert bars.above_read(case | {"us": {"ours": 80.0, "read": 90.0}}, RATE) == ""
+
+
+def test_above_read_of_older_files():
+    """Where only times back to back are known, that is the reason."""
+    assert bars.above_read(made_up("full float32 2^28", read=110.0), RATE) == "back to back"
 
 
 def test_percent_of_read():
@@ -199,6 +297,7 @@ def test_percent_of_read():
         ("no cell slower", dict(), None),
         ("geometric mean", dict(torch=2.5), True),
         ("geometric mean", dict(torch=2.4), False),
+        ("no cell above 100%", dict(), True),
         ("97% of read", dict(read=97.1), True),
         ("97% of read", dict(read=96.9), False),
         ("97% of read", dict(read=50.0, hot=True), None),
@@ -268,6 +367,28 @@ def test_nothing_measured_yet(repository):
     assert not list((repository / "docs" / "images").iterdir())
     for path in ("README.md", report.PAGE):
         assert "not measured yet" in (repository / path).read_text()
+
+
+def test_back_to_back_stands_beside(repository):
+    """The headline is the time between kernels; back to back stands beside it under that name. Older files say so."""
+    results = made_up_results()
+    write(repository, results)
+    older = "**Back to back** are the times of 4 of 4 cells"
+    for path in ("README.md", report.PAGE):
+        text = (repository / path).read_text()
+        assert older in text and "back to back: µs" not in text and "back to back: mean" not in text
+    small = timed_between(made_up("full float32 2^28", torch=1.5, cub=2.0))
+    small["us_back_to_back"]["torch"] = 120.0
+    write(repository, results | {"cases": [small]})
+    page, readme = ((repository / path).read_text() for path in (report.PAGE, "README.md"))
+    cells = "| full float32 2^28 | 1.0 GiB | 100 | 10,737 | 98.0% | 1.50× | – | 2.00× | 50.00 | 2.40× |"
+    assert cells + " – | 2.00× |\n" in page and cells + "\n" in readme
+    row = "| torch.sum | all | 1 | 1.50× | 1.50× | 0 | 1.50× | full float32 2^28 | 2.40× / 2.40× |\n"
+    assert row in page and row in readme and older not in page + readme
+    assert "| back to back: mean / median |" in page and "gives each segment a block" in page
+    write(repository, results | {"cases": [small], "cub_segments": bars.FIXED_SIZE})
+    assert "segments of one fixed size" in (repository / report.PAGE).read_text()
+    assert "between kernels" in (repository / "docs/images/heat-example.svg").read_text()
 
 
 def test_losses_come_first(repository):
@@ -455,7 +576,7 @@ def test_models_page(models_repository):
         "| rows, float32 | 3 | 1 |",
     ):
         assert row in page
-    assert page.count("`csrc/` at `000000000000`") == 2 and "not measured yet" not in page
+    assert page.count("; engine at `000000000000`.") == 2 and "not measured yet" not in page
     assert "(docs/images/batch-invariance-example.svg)" in (models_repository / "README.md").read_text()
     picture = (models_repository / "docs/images/batch-invariance-example.svg").read_text()
     assert "torch.sum: 3 results" in picture and "torch_reduce.sum: 1 result<" in picture
@@ -504,21 +625,99 @@ def test_models_need_their_markers(models_repository):
         models_report.main(["--root", str(models_repository)])
 
 
-@pytest.mark.parametrize("page", ["grid", "models"])
-def test_results_of_other_sources_are_noted(page, models_repository, capsys):
-    """Where csrc/ is not what the results were measured on, the check says so."""
-    program = {"grid": report, "models": models_report}[page]
-    name = {"grid": "grid.json", "models": models_report.TIMES}[page]
+NOTE = "**Measured on older sources**"
+
+
+@pytest.mark.parametrize("page", ["grid", "models", "views"])
+def test_results_of_other_sources_are_noted(page, models_repository):
+    """Where csrc/ is not what the results were measured on, the pages say so; and the check fails until they do."""
+    program = models_report if page == "models" else report
+    name = {"grid": "grid.json", "models": models_report.TIMES, "views": report.VIEWS}[page]
+    results = {"grid": made_up_results(), "models": made_up_models()[0], "views": made_up_views()}[page]
     path = models_repository / "bench" / "results" / "example" / name
-    results = made_up_results() if page == "grid" else made_up_models()[0]
-    note = "note: example was measured on csrc "
-    (models_repository / "bench" / "results" / "example" / models_report.INVARIANCE).unlink()
-    for csrc, noted in (("0" * 64, True), (provenance.csrc_hash(models_repository), False)):
-        path.write_text(json.dumps(results | {"csrc": csrc}))
+    (path.parent / models_report.INVARIANCE).unlink()
+    made = [models_report.PAGE, "README.md"] if page == "models" else [report.PAGE, "README.md"]
+
+    def note_in(hashes):
+        path.write_text(json.dumps(results | hashes))
         program.main(["--root", str(models_repository)])
-        capsys.readouterr()
-        program.main(["--root", str(models_repository), "--check"])
-        assert (note in capsys.readouterr().out) == noted
+        texts = [(models_repository / file).read_text() for file in made]
+        before, own, after = re.split("<!-- /?models:slower -->", texts[1])  # README has parts of both programs
+        texts[1] = own if page == "models" else before + after
+        return [NOTE in text for text in texts]
+
+    hashes = {part: provenance.csrc_hash(models_repository, part) for part in ("cuda", "cpu")}
+    cpu = {"cpu": results["cpu"] | {"csrc": hashes["cpu"]}} if page == "grid" else {}
+    assert note_in({"csrc": "0" * 64} | cpu) == [True, True]
+    assert note_in({"csrc": provenance.csrc_hash(models_repository)} | cpu) == [False, False]
+    assert note_in({"sources": hashes | {"cuda": "0" * 64}} | cpu) == [True, True]
+    assert note_in({"sources": hashes} | cpu) == [False, False]
+    (models_repository / "csrc" / "cpu").mkdir()
+    (models_repository / "csrc" / "cpu" / "sum.cpp").write_text("// another CPU backend")
+    checked = check if program is report else check_models
+    if page == "grid":
+        assert "run: python bench/report.py" in checked(models_repository)
+        report.main(["--root", str(models_repository)])
+        assert f"{NOTE}: what has changed since is the engine on the CPU." in (models_repository / made[0]).read_text()
+    (models_repository / "csrc" / "ladder").mkdir()
+    (models_repository / "csrc" / "ladder" / "one.cu").write_text("// another ladder")
+    assert checked(models_repository) is None  # of no concern to these
+    (models_repository / "csrc" / "plan.cpp").write_text("// another plan")
+    assert "run: python bench/" in checked(models_repository)
+    program.main(["--root", str(models_repository)])
+    assert checked(models_repository) is None and NOTE in (models_repository / made[0]).read_text()
+    (models_repository / "csrc" / "plan.cpp").write_text("// and another one")
+    assert checked(models_repository) is None  # the note is there already
+
+
+def test_stale_note(tmp_path):
+    """It names each part that is not today's, as the ladder's page needs for the ladder and for the engine's rung."""
+    for name in ("ladder/one.cu", "cuda/sum.cu", "cpu/sum.cpp"):
+        (tmp_path / "csrc" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "csrc" / name).write_text(name)
+    now = {part: provenance.csrc_hash(tmp_path, part) for part in ("ladder", "cuda")}
+    assert provenance.stale_note(now, tmp_path) == ""
+    older = f"{NOTE}: what has changed since is the"
+    assert provenance.stale_note(now | {"ladder": "0" * 64}, tmp_path) == f"{older} ladder."
+    assert provenance.stale_note(now | {"cuda": None}, tmp_path) == f"{older} engine on CUDA."
+    both = dict.fromkeys(now, "0" * 64)
+    assert provenance.stale_note(both, tmp_path) == f"{older} ladder and the engine on CUDA."
+    (tmp_path / "csrc/cpu/sum.cpp").write_text("other")
+    assert provenance.stale_note(now, tmp_path) == ""
+
+
+def made_up_views():
+    facts = {key: value for key, value in made_up_results().items() if isinstance(value, (str, int))}
+    rows = [{"view": f"float32 ({i},) dims (0,)", "us": 2.0, "torch_us": t} for i, t in enumerate((4.0, 0.72, 2.0))]
+    return facts | {"count": 3, "seed": 1, "log2": [12, 25], "views": rows}
+
+
+def test_what_is_slower(models_repository):
+    """README says what is slower: cells, random views, parts of models; and how many GPU models were measured."""
+    write(models_repository, made_up_results())
+    readme = (models_repository / "README.md").read_text()
+    for line in (
+        "- NVIDIA Example: torch.sum is faster in 1 of 4 cells, at worst 0.950× (inside float16 (64, 4096, 1024)",
+        "- On its CPU, torch.sum is faster in 1 of 1 cells, at worst 0.500× (full float32 2^10).",
+        "- Random views, which torch.sum may sum faster, are not measured yet.",
+        "- One GPU model has been measured: NVIDIA Example.",
+        "  - sum of float32 (32, 64) with its gradient, eager: **0.750×**\n  - **Measured on older sources**",
+    ):
+        assert line in readme, line
+    folder = models_repository / "bench" / "results" / "example"
+    (folder / report.VIEWS).write_text(json.dumps(made_up_views()))
+    write(models_repository, made_up_results(), "other")
+    readme = (models_repository / "README.md").read_text()
+    assert (
+        "2^12 to 2^25 elements, torch.sum is faster in 1 (33.3%), at worst **0.360×**.\n  The median is 1.00×" in readme
+    )
+    assert "- These GPU models have been measured: NVIDIA Example, NVIDIA Example." in readme
+    page = (models_repository / report.PAGE).read_text()
+    assert "| float32 (1,) dims (0,) | 2.00 | 0.72 | **0.360×** |" in page and "(0,) dims" not in page
+    times = made_up_models()[0] | {"gradients": []}
+    (folder / models_report.TIMES).write_text(json.dumps(times))
+    models_report.main(["--root", str(models_repository)])
+    assert "nothing that was measured is slower with our sums" in (models_repository / "README.md").read_text()
 
 
 def test_place_of_results(tmp_path, monkeypatch, capsys):
@@ -594,7 +793,7 @@ def test_random_views():
         x = view.of(torch.zeros(view.elements(), dtype=view.dtype))
         assert x.dim() == len(view.stored) and set(view.dims) <= set(range(x.dim())), view
     lines = list(views.summary([(made[0][0], 1.0, 4.0), (made[0][1], 4.0, 2.0), (made[0][2], 1.0, 2.0)]))
-    assert lines[0].startswith("3 views: 1.59 times") and "in 1 torch.sum" in lines[0]
+    assert lines[0].startswith("3 views: 1.59 times") and "median 2.00; in 1 torch.sum" in lines[0]
     assert str(made[0][1]) in lines[2] and str(made[0][0]) in lines[4]
 
 
@@ -605,6 +804,239 @@ def test_views_are_measured(cuda, capsys, tmp_path):
     kept = json.loads((tmp_path / "views.json").read_text())
     assert len(kept["views"]) == 5 and kept["csrc"] == provenance.csrc_hash()
     assert all(row["us"] > 0 and row["torch_us"] > 0 for row in kept["views"])
+
+
+SEPARATOR_US = 1.5
+COSTS = {"ours": (3.0, 1.0), "torch": (4.0, 0.0), "slow": (30_000.0, 0.0), "separators": (SEPARATOR_US, 0.0)}
+
+
+class MadeUpRace(timing.Race):
+    """A race on a made-up GPU. `COSTS` has, for each name, the microseconds of a call, and how many of them go on while
+    the next call runs, if nothing stands between. From replay to replay everything gets slower."""
+
+    def __init__(self, *arguments, **more):
+        self.captured, self.replayed = [], []
+        super().__init__(*arguments, warm_ms=0, **more)
+        self.replayed.clear()
+
+    def _separator(self):
+        return lambda: self.captured.append("separator")
+
+    def _is_lost(self):
+        return False
+
+    def _wait(self):
+        self.waited = len(self.replayed)
+
+    def _graph(self, candidate, views, outs, choose, separator=None):
+        cost, hidden = COSTS[candidate.name.split()[0]]
+        graph = types.SimpleNamespace(
+            samples=[], calls=choose(cost, len(views)), name=candidate.name, outputs=lambda: outs
+        )
+        self.captured.clear()
+        for view, out in zip(views, outs, strict=True):
+            candidate.fn(view, out)
+        graph.us = graph.calls * (cost + SEPARATOR_US if separator else cost - hidden)
+        return graph
+
+    def _replay(self, graph):
+        self.replayed.append(graph.name)
+        at, slowing = len(self.replayed), 1 + 0.01 * (len(self.replayed) // (len(self.graphs) + len(self.separators)))
+
+        def took():
+            assert at <= self.waited  # as an event must have happened
+            return graph.us * slowing
+
+        return took
+
+
+def made_up_race(names, **more):
+    views = [torch.zeros(1)] * 4
+    buffers = types.SimpleNamespace(views=views, cold=False)
+    candidates = [timing.Candidate(name, lambda view, out: None) for name in names]
+    return MadeUpRace(candidates, buffers, lambda: torch.zeros(1), **more)
+
+
+def test_times_between_kernels():
+    """Of a graph of calls and separators, that of as many separators alone is taken off; all takes its turn a round."""
+    race = made_up_race(["ours", "torch", "slow"], target_us=30, back_to_back=True)
+    assert {name: graph.calls for name, graph in race.graphs.items()} == {"ours": 12, "torch": 12, "slow": 4}
+    assert {n: graph.calls for n, graph in race.separators.items()} == {4: 4, 12: 12}
+    race.run(2)
+    assert race.replayed == 2 * ["separators", "separators", "ours", "torch", "slow"]
+    found = race.timings()
+    assert found["ours"].samples == pytest.approx([3.0, 3.0 * 1.01], rel=0.01) and found["ours"].repeats == 2
+    assert [found[name].us for name in race.graphs] == pytest.approx([3.0, 4.0, 30_000.0], rel=0.02)
+    assert found["torch"].ratio(found["ours"])[0] == pytest.approx(4 / 3, rel=0.02)
+    race.replayed.clear()
+    tight = race.run_back_to_back(4).timings_back_to_back()
+    assert race.replayed == 4 * ["ours", "torch", "slow"]
+    assert [tight[name].us for name in race.graphs] == pytest.approx([2.0, 4.0, 30_000.0], rel=0.02)
+    assert tight["ours"].repeats == 4 and race.timings()["ours"].repeats == 2
+
+
+def test_race_without_back_to_back():
+    """What is not asked for is not captured."""
+    race = made_up_race(["ours", "torch"])
+    assert not race.beside and race.run(1).timings_back_to_back() == {}
+
+
+def test_race_of_nothing(monkeypatch):
+    """Calls that take no longer than the separators between them are an error, and no time."""
+    monkeypatch.setitem(COSTS, "torch", (-0.1, 0.0))
+    race = made_up_race(["ours", "torch"]).run(5)
+    with pytest.raises(RuntimeError, match="the calls of torch took no longer than the separators"):
+        race.timings()
+
+
+def test_race_goes_on_without_what_fails():
+    """A rival that raises is out of both ways, with its error; ours must run."""
+
+    def broken(view, out):
+        raise ValueError("not here")
+
+    buffers = types.SimpleNamespace(views=[torch.zeros(1)], cold=False)
+    ours, rival = timing.Candidate("ours", lambda view, out: None), timing.Candidate("torch", broken)
+    race = MadeUpRace([ours, rival], buffers, lambda: None, back_to_back=True)
+    assert race.failed == {"torch": "ValueError: not here"} and set(race.graphs) == set(race.beside) == {"ours"}
+    with pytest.raises(ValueError, match="not here"):
+        MadeUpRace([rival, ours], buffers, lambda: None)
+
+
+def test_fastest_of_several():
+    """Reading and torch.compile come in several, of which the fastest counts; others are as they are."""
+    us = {"ours": 5.0, "compile": 4.0, "compile PDL": 3.0, "read loads 2 x8": 2.0, "read bulk 8 x2": 2.5}
+    times = {name: timing.Timing.of([value], 1) for name, value in us.items()}
+    assert {name: t.us for name, t in grid.fastest(times).items()} == {"ours": 5.0, "compile": 3.0, "read": 2.0}
+    assert grid.fastest({"ours": times["ours"]}) == {"ours": times["ours"]}
+
+
+@pytest.fixture
+def bench_without_gpu(monkeypatch):
+    """grid.Bench on a made-up GPU; torch.compile is torch.sum, in two variants."""
+    case = cases.parse("rows float32 (8, 2^10)")
+    compiled = [
+        timing.Candidate(name, lambda view, out: torch.sum(view, dim=1, out=out)) for name in contenders.COMPILED
+    ]
+    make_out = cases.Case.make_out
+    monkeypatch.setattr(timing, "Race", MadeUpRace)
+    monkeypatch.setattr(timing, "Flush", lambda: None)
+    monkeypatch.setattr(timing, "l2_bytes", lambda device: 1 << 12)
+    monkeypatch.setattr(timing.Buffers, "__init__", cold_on_the_cpu(timing.Buffers.__init__))
+    monkeypatch.setattr(grid.Data, "of", lambda self, case: [case.flat("cpu"), case.flat("cpu")])
+    monkeypatch.setattr(cases.Case, "make_out", lambda self, device: make_out(self, "cpu"))
+    monkeypatch.setattr(contenders, "compiled_sums", lambda case, early: compiled)
+    monkeypatch.setattr(contenders, "starts_early", lambda: True)
+    monkeypatch.setitem(COSTS, "compile", (3.5, 1.0))
+    return grid.Bench(None, [case]), case, compiled
+
+
+def cold_on_the_cpu(init):
+    def warm(self, *arguments):
+        init(self, *arguments)
+        self.cold = False
+
+    return warm
+
+
+def test_a_cell_in_both_ways(bench_without_gpu):
+    """The headline is the time between kernels, in more rounds; back to back and all variants are kept beside it."""
+    bench_, case, _ = bench_without_gpu
+    found = bench_.measure(case, ("torch", "compile"))
+    assert found["us"] == pytest.approx({"ours": 3.0, "torch": 4.0, "compile": 3.5}, rel=0.2)
+    assert found["us_back_to_back"] == pytest.approx({"ours": 2.0, "torch": 4.0, "compile": 2.5}, rel=0.2)
+    assert set(found["variants"]) == {"compile", "compile PDL"} and len(found["variants"]["compile"]) == 2
+    assert found["repeats"] == grid.ROUNDS and bars.between(found) and "failed" not in found
+    assert set(found["spread"]) == set(found["spread_back_to_back"]) == set(found["us"])
+
+
+def test_a_wrong_rival_is_not_timed(bench_without_gpu):
+    """A variant whose result is wrong is left out, and named; if ours is wrong, the cell is an error."""
+    bench_, case, compiled = bench_without_gpu
+    compiled[1].fn = lambda view, out: out.fill_(7)
+    found = bench_.measure(case, ("torch", "compile"))
+    assert found["failed"] == {"compile PDL": "another result than ours, by more than rounding"}
+    assert set(found["us"]) == {"ours", "torch", "compile"} and set(found["variants"]) == {"compile"}
+
+
+def test_a_cell_that_changes_its_bits(bench_without_gpu, monkeypatch):
+    """Bits that change while it is timed make the cell an error."""
+    bench_, case, _ = bench_without_gpu
+    monkeypatch.setattr(contenders, "ours", lambda case: timing.Candidate("ours", lambda view, out: out.fill_(7)))
+    assert bench_.measure(case, ())["error"] == "the bits changed while it was timed"
+
+
+def test_results_are_resumed_in_both_ways(tmp_path):
+    """A cell of a GPU that was measured back to back alone is measured again."""
+    options = types.SimpleNamespace(save=None, resume=None)
+    results = grid.Results(contenders.environment(), options)
+    case = cases.parse("full float32 2^28")
+    results.table["cases"] = [made_up(case.name, torch=2.0)]
+    assert not results.has(case, ["torch"])
+    results.table["cases"] = [timed_between(made_up(case.name, torch=2.0))]
+    assert results.has(case, ["torch"]) and not results.has(case, ["torch", "cub"])
+
+
+def test_what_pdl_adds():
+    """A Triton kernel that may start early has the tuned choice of the same kernel that may not."""
+    plain = "meta={'launch_pdl': False}\ndef k(a):\n    x = tl.load(a)\n    tl.store(a, x)"
+    early = (
+        "meta={'launch_pdl': True}\ndef k(a):\n    tl.extra.cuda.gdc_wait()\n    x = tl.load(a)\n"
+        "    tl.extra.cuda.gdc_launch_dependents()\n    tl.store(a, x)"
+    )
+    assert plain != early and contenders.without_pdl(early) == contenders.without_pdl(plain) == plain
+
+
+def test_kernels_are_tuned_once(tmp_path, monkeypatch):
+    """What inductor has tuned for a kernel it finds for the same kernel with PDL, elsewhere, and for no other one."""
+    autotune_cache = pytest.importorskip("torch._inductor.runtime.autotune_cache")
+    for name in ("_prepare_key", "_setup_local_cache"):  # as they are now, again afterwards
+        monkeypatch.setattr(autotune_cache.AutotuneCache, name, autotune_cache.AutotuneCache.__dict__[name])
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with torch._inductor.config.patch(compile_threads=1):
+        contenders._tune_once.__wrapped__()
+
+    def cache_of(folder, source):
+        path = tmp_path / folder / "kernel.py"
+        path.parent.mkdir()
+        path.write_text(source)
+        return autotune_cache.AutotuneCache.create({"autotune_remote_cache": False}, str(path), "configs")
+
+    config = types.SimpleNamespace(kwargs={"XBLOCK": 8}, num_warps=4, num_stages=1)
+    cache_of("aa", "{'launch_pdl': False}\n    load").save(config, 1000, found_by_coordesc=True)
+    early = cache_of("bb", "{'launch_pdl': True}\n    tl.extra.cuda.gdc_wait()\n    load")
+    assert early._read()["XBLOCK"] == 8 and early._read()["found_by_coordesc"]
+    assert cache_of("cc", "{'launch_pdl': False}\n    store")._read() is None
+
+
+def test_compiled_sums_start_early_where_they_can(monkeypatch):
+    """torch.compile takes part once, and a second time where kernels can start early."""
+    monkeypatch.setattr(contenders, "_tune_once", lambda: None)
+    case = cases.parse("rows float32 (64, 2^10)")
+    found = [[c.name for c in contenders.compiled_sums(case, early)] for early in (False, True)]
+    assert found == [["compile"], ["compile", "compile PDL"]]
+
+
+def test_separators_stand_between(cuda):
+    """What cannot start early takes as long between kernels as back to back; a separator's time is not in it."""
+    sleep = timing.Candidate("sleep", lambda view, out: torch.cuda._sleep(40_000))
+    buffers = timing.Buffers(torch.zeros(1, device=cuda), lambda flat: flat, hot=True)
+    race = timing.Race([sleep], buffers, lambda: None, target_us=500, warm_ms=5, back_to_back=True)
+    between = race.run(7).timings()["sleep"].us
+    back_to_back = race.run_back_to_back(7).timings_back_to_back()["sleep"].us
+    assert between == pytest.approx(back_to_back, rel=0.1, abs=1.0)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_compiled_sums(early, cuda):
+    """torch.compile's sum, and that which starts early where it can, are right."""
+    if early and not contenders.starts_early():
+        pytest.skip("needs compute capability 9.0")
+    case = cases.parse("rows float32 (64, 2^10)")
+    x = case.view(case.flat(cuda))
+    with torch._inductor.config.patch(compile_threads=1):
+        for candidate in contenders.compiled_sums(case, early):
+            assert contenders.close(candidate.fn(x, None), x.sum(1), 1024)
 
 
 def test_cold_races_flush(cuda):

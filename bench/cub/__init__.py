@@ -73,14 +73,15 @@ class Library:
         data = [ctypes.c_char_p, ctypes.c_char_p, pointer, pointer]
         self.c.bench_cub_full.argtypes = [*data, number, *temp]
         self.c.bench_cub_rows.argtypes = [*data, number, number, *temp]
-        self.c.bench_read_loads.argtypes = [pointer, number, ctypes.c_int, ctypes.c_int, pointer, pointer]
-        self.c.bench_read_bulk.argtypes = [pointer, number, ctypes.c_int, ctypes.c_int, pointer]
+        self.c.bench_read_loads.argtypes = [pointer, number, *[ctypes.c_int] * 3, pointer, pointer]
+        self.c.bench_read_bulk.argtypes = [pointer, number, *[ctypes.c_int] * 3, pointer]
         self.c.bench_launch_empty.argtypes = [*[ctypes.c_int] * 3, pointer, ctypes.POINTER(ctypes.c_double)]
         properties = torch.cuda.get_device_properties(device)
         self.multiprocessors = properties.multi_processor_count
         self.sink = torch.zeros(1024, dtype=torch.int32, device=device)
         names = ["loads 2 x8", "loads 8 x4", "loads 8 x5"]
-        if properties.major >= 9:
+        self.early = properties.major >= 9
+        if self.early:
             names += ["bulk 16 x1", "bulk 8 x2", "bulk 8 x3"]
         self.variants = [name for name in names if self._runs(name)]
         version = self.c.bench_cub_version()
@@ -134,9 +135,9 @@ class Library:
         in_flight, blocks = int(in_flight), int(blocks[1:]) * self.multiprocessors
         stream = torch.cuda.current_stream().cuda_stream
         if kind == "bulk":
-            code = self.c.bench_read_bulk(address, nbytes, in_flight, blocks, stream)
+            code = self.c.bench_read_bulk(address, nbytes, in_flight, blocks, self.early, stream)
         else:
-            code = self.c.bench_read_loads(address, nbytes, in_flight, blocks, self.sink.data_ptr(), stream)
+            code = self.c.bench_read_loads(address, nbytes, in_flight, blocks, self.early, self.sink.data_ptr(), stream)
         _check(code, f"the reading kernel '{variant}'")
 
     # --- only launching -------------------------------------------------------------------------------------

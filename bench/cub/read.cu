@@ -1,4 +1,5 @@
-// Kernels that only read: the ceiling for everything that must see each byte once.
+// Kernels that only read: the ceiling for everything that must see each byte once. Where a sum may start while the kernel
+// before it drains (compute capability 9.0), so may they.
 #include <cstdint>
 
 #include <cuda_runtime.h>
@@ -10,12 +11,21 @@ constexpr int kThreads = 256;
 constexpr int kPiece = 8192;  // bytes of one bulk copy
 constexpr int kMaxStages = 16;
 
+// Before the first load: the kernel before is done, and the next one of the stream may start while this one runs.
+__device__ __forceinline__ void begin() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
 // Grid-stride loop over tiles; kLoads loads of 16 bytes a thread in flight. The sink is written only when an improbable value
 // comes out, which the compiler cannot know.
 template <int kLoads>
 __global__ void __launch_bounds__(kThreads) read_loads(const uint4* __restrict__ in, int64_t n, uint32_t* sink) {
   constexpr int kTile = kThreads * kLoads;
   uint32_t seen = 0;
+  begin();
   for (int64_t tile = blockIdx.x * int64_t{kTile}; tile < n; tile += gridDim.x * int64_t{kTile}) {
     const uint4* p = in + tile + threadIdx.x;
     uint4 v[kLoads];
@@ -45,6 +55,7 @@ __global__ void __launch_bounds__(32) read_bulk(const char* __restrict__ in, int
   for (int s = 0; s < stages; ++s) ptx::mbarrier_init(&full[s], 1);
   ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
   ptx::fence_proxy_async();
+  begin();
 
   int64_t pieces = (bytes + kPiece - 1) / kPiece;
   auto issue = [&](int64_t piece, int stage) {
@@ -74,32 +85,47 @@ __global__ void __launch_bounds__(32) read_bulk(const char* __restrict__ in, int
 
 int grid(int64_t tiles, int most) { return static_cast<int>(tiles < most ? (tiles > 0 ? tiles : 1) : most); }
 
+template <class... Parameters, class... Arguments>
+int launch(void (*kernel)(Parameters...), int blocks, int threads, int shared_bytes, int early, void* stream,
+           Arguments... arguments) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+
 }  // namespace
 
 extern "C" {
 
-// loads: 2 or 8 a thread in flight; blocks: the most that run at a time. The last bytes % 16 are left out.
-int bench_read_loads(const void* in, int64_t bytes, int loads, int blocks, void* sink, void* stream) {
-  auto s = static_cast<cudaStream_t>(stream);
-  auto p = static_cast<const uint4*>(in);
+// loads: 2 or 8 a thread in flight; blocks: the most that run at a time; early: it may start while the kernel before drains.
+// The last bytes % 16 are left out.
+int bench_read_loads(const void* in, int64_t bytes, int loads, int blocks, int early, void* sink, void* stream) {
+  const auto p = static_cast<const uint4*>(in);
+  const auto to = static_cast<uint32_t*>(sink);
   int64_t n = bytes / 16, tile = int64_t{kThreads} * loads;
-  if (loads == 2) read_loads<2><<<grid((n + tile - 1) / tile, blocks), kThreads, 0, s>>>(p, n, static_cast<uint32_t*>(sink));
-  else if (loads == 8)
-    read_loads<8><<<grid((n + tile - 1) / tile, blocks), kThreads, 0, s>>>(p, n, static_cast<uint32_t*>(sink));
-  else return cudaErrorInvalidValue;
-  return cudaGetLastError();
+  const int used = grid((n + tile - 1) / tile, blocks);
+  if (loads == 2) return launch(read_loads<2>, used, kThreads, 0, early, stream, p, n, to);
+  if (loads == 8) return launch(read_loads<8>, used, kThreads, 0, early, stream, p, n, to);
+  return cudaErrorInvalidValue;
 }
 
 // Needs compute capability 9.0. stages: pieces of 8 KiB in flight a block.
-int bench_read_bulk(const void* in, int64_t bytes, int stages, int blocks, void* stream) {
+int bench_read_bulk(const void* in, int64_t bytes, int stages, int blocks, int early, void* stream) {
   if (stages < 1 || stages > kMaxStages) return cudaErrorInvalidValue;
   static const cudaError_t allowed =
       cudaFuncSetAttribute(read_bulk, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxStages * kPiece);
   if (allowed != cudaSuccess) return allowed;
   bytes = bytes / 16 * 16;
-  read_bulk<<<grid((bytes + kPiece - 1) / kPiece, blocks), 32, stages * kPiece, static_cast<cudaStream_t>(stream)>>>(
-      static_cast<const char*>(in), bytes, stages);
-  return cudaGetLastError();
+  const int used = grid((bytes + kPiece - 1) / kPiece, blocks);
+  return launch(read_bulk, used, 32, stages * kPiece, early, stream, static_cast<const char*>(in), bytes, stages);
 }
 
 }  // extern "C"
