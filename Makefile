@@ -68,10 +68,10 @@ $(VENV)/.lint: $(VENV)/.python pyproject.toml
 # --- build ----------------------------------------------------------------------------------------------------------------
 # _build.json is written last, so its age is the library's. The settings count as a source; folders do, for removed files.
 
-SETTINGS := $(TORCH) $(GPUREDUCE_CUDA) $(PY) $(TORCH_CUDA_ARCH_LIST) $(CUDA_HOME) $(GPUREDUCE_TOOLKIT) $(CXX) $(CC)
+export SETTINGS := $(TORCH) $(GPUREDUCE_CUDA) $(PY) $(TORCH_CUDA_ARCH_LIST) $(CUDA_HOME) $(GPUREDUCE_TOOLKIT) $(CXX) $(CC)
 build/settings: FORCE
 	@mkdir -p build
-	@echo '$(SETTINGS)' | cmp -s - $@ || echo '$(SETTINGS)' > $@
+	@echo "$$SETTINGS" | cmp -s - $@ || echo "$$SETTINGS" > $@
 
 torch_reduce/_build.json: $(READY) build/settings setup.py $(shell find csrc tools/clang) tools/lessons.py tools/toolkit.py
 	@command -v $${CXX:-c++} > /dev/null || { echo 'No C++ compiler: on Debian and Ubuntu, run `apt install g++`.'; exit 1; }

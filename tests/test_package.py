@@ -276,7 +276,10 @@ def setup_py(folder, *arguments, before="", **env):
     """Starts setup.py as pip does, with output and errors together. `before` is run first, in the same process."""
     code = f"import runpy, sys\nsys.argv = ['setup.py', *{arguments!r}]\n{before}\n"
     code += "runpy.run_path('setup.py', None, '__main__')"
-    env = dict(os.environ, PYTHONPATH="", **{"GPUREDUCE_CUDA": "0", "MAX_JOBS": "2", **env})
+    temporary = folder.parent / "tmp"
+    temporary.mkdir(exist_ok=True)
+    ours = dict(PYTHONPATH="", GPUREDUCE_CUDA="0", MAX_JOBS="2", TMPDIR=str(temporary))
+    env = dict(os.environ, **{**ours, **env})
     env = {name: value for name, value in env.items() if value is not None}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=env, **pipes)
@@ -345,7 +348,7 @@ def test_build_cuda_in_any_folder(tmp_path):
     folder = tiny_tree(tmp_path / ODD, TINY | TINY_CUDA)
     home = tmp_path / f"cuda {ODD}"
     home.symlink_to(toolkit.find())
-    env = dict(GPUREDUCE_CUDA="1", CUDA_HOME=str(home), CC="ccache cc", TORCH_CUDA_ARCH_LIST="Hopper;")
+    env = dict(GPUREDUCE_CUDA="1", CUDA_HOME=str(home), CC="ccache cc -DTINY", TORCH_CUDA_ARCH_LIST="Hopper;")
     env = dict(launcher(tmp_path / "bin"), **env)
     said, library = in_place(folder, **env)
     library.cuda_file.restype = ctypes.c_char_p
@@ -426,6 +429,9 @@ def test_build_refuses_what_it_cannot_use(tmp_path):
     assert last == "torch_reduce: it needs torch 2.11 to 2.15, and this is torch 2.9.1+cpu."
     last = refusal(folder, before="import setuptools; setuptools.__version__ = '65.5.0'")
     assert last == "torch_reduce: building needs setuptools 77 or newer, and this is 65.5.0."
+    (tmp_path / "tmp" / f"torch_reduce-{os.getuid()}").symlink_to(tmp_path)
+    last = refusal(tiny_tree(tmp_path / ODD))
+    assert f"/torch_reduce-{os.getuid()} belongs to another user: set TMPDIR" in last
     assert refusal(folder, CXX="ccache no-such-compiler").startswith("torch_reduce: CXX='ccache no-such-compiler'")
 
 
