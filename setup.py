@@ -85,6 +85,8 @@ HOST_FLAGS = ["-ffp-contract=off", "-fvisibility=hidden"]
 HOST_FLAGS += [f"-ffile-prefix-map={SOURCE}/=", f"-ffile-prefix-map={plain(TORCH)}/=torch/"]
 CXX_FLAGS = ["-O3", "-g0", "-Wall", "-fvisibility-inlines-hidden", *HOST_FLAGS]
 NVCC_FLAGS = ["-O3", "--fmad=false", "--ftz=false", "-Xfatbin=-compress-all", "-Xcompiler=" + ",".join(HOST_FLAGS)]
+# Threads with stacks of 64 KiB sum too: what is larger than this belongs on the heap. (Clang takes it for a warning.)
+CXX_FLAGS += ["-Wframe-larger-than=8192", "-Werror=frame-larger-than=8192"]
 if CUDA and int(torch.version.cuda.split(".")[0]) >= 13:
     # The format of CUDA 13's own choice, packed more tightly: for 9.0 with PTX 18.9 MB, and 28.5.
     NVCC_FLAGS.append("--compress-mode=size")

@@ -77,7 +77,7 @@ struct Plan {
   int64_t tile_rows, tile_leaves, tile_width;
   bool wide;             // a row of many columns fills the tile with short leaves: four each are joined before they are written
   bool abreast;          // rows of one or two columns in short pieces: all rows of the tile take a chunk at a time
-  int64_t buffer_bytes;  // for gathered elements
+  int64_t buffer_bytes;  // for gathered elements, and behind kBufferBytes of them for PieceVectors
 };
 
 // One task: some rows and columns, and a run of their leaves, or where the order is free, of their elements.
@@ -91,8 +91,10 @@ constexpr int64_t kTileBytes = 16384;    // of accumulators in a tile
 constexpr int64_t kBufferBytes = 32768;  // of gathered elements, at least
 constexpr int64_t kExactDepth = 128;     // additions that no narrow integer of the kernels overflows in
 constexpr int64_t kExactLanes = 64;      // of one column, which stay in registers
+constexpr int64_t kPlaceBytes = 40;      // of PieceVectors, for each vector of a chunk, at most
 
-// Writes the sums of a task's rows and columns, row by row, as accumulators. `scratch` is aligned to 64 bytes.
+// Writes the sums of a task's rows and columns, row by row, as accumulators. `scratch` is aligned to 64 bytes: all that is
+// larger than registers lies there, as the caller's thread may have a small stack.
 using Kernel = void (*)(const Plan& plan, const Task& task, void* scratch, void* sums);
 
 // The bytes of scratch that a task of a plan takes at most.

@@ -81,12 +81,16 @@ inline __attribute__((always_inline)) Vector<Lane> widened(Narrow<Lane, In> x) {
     return reinterpret_cast<Vector<Lane>>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(x)), 16));
   } else if constexpr (std::is_same_v<In, Half>) {
     return reinterpret_cast<Vector<Lane>>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(x)));
+  } else if constexpr (std::is_same_v<In, float>) {  // for which some compilers take three instructions
+    return reinterpret_cast<Vector<Lane>>(_mm256_cvtps_pd(reinterpret_cast<__m128>(x)));
 #elif GPUREDUCE_VECTOR_BYTES == 64
   } else if constexpr (std::is_same_v<In, BFloat16>) {
     const __m512i bits = _mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(x));
     return reinterpret_cast<Vector<Lane>>(_mm512_maskz_slli_epi32(0xffff, bits, 16));
   } else if constexpr (std::is_same_v<In, Half>) {
     return reinterpret_cast<Vector<Lane>>(_mm512_maskz_cvtph_ps(0xffff, reinterpret_cast<__m256i>(x)));
+  } else if constexpr (std::is_same_v<In, float>) {
+    return reinterpret_cast<Vector<Lane>>(_mm512_maskz_cvtps_pd(0xff, reinterpret_cast<__m256>(x)));
 #endif
   } else {
     return __builtin_convertvector(x, Vector<Lane>);
@@ -792,6 +796,9 @@ class PieceVectors {
   static constexpr int kSize = kVector<Lane>;
   static constexpr int64_t kRow = kLanes * kWidth / kSize, kBlocks = kRow / kHeld;
 
+  // In memory of the caller's: it is up to 128 KiB, more than the stack may have.
+  static void* operator new(size_t, void* memory) { return memory; }
+
   // n elements from `begin` on.
   PieceVectors(const Dims& dims, int64_t begin, int64_t n) {
     Cursor at(dims, begin);
@@ -956,8 +963,11 @@ void sum_pieces(const Source<C, Lane, In>& source, Lane* out, int64_t pitch, Lan
   }
 #endif
   // Block by block, as rows are mostly side by side: they share pages.
-  PieceVectors<kWidth, Lane, Loaded> vectors(dims, begin, n);
-  for (int64_t b = 0; b < vectors.kBlocks; ++b) {
+  using Vectors = PieceVectors<kWidth, Lane, Loaded>;
+  static_assert(sizeof(Vectors) <= kDepth * Vectors::kRow * kPlaceBytes &&
+                kDepth * kHeld * GPUREDUCE_VECTOR_BYTES <= kBufferBytes);
+  Vectors& vectors = *new (buffer + kBufferBytes / sizeof(Lane)) Vectors(dims, begin, n);
+  for (int64_t b = 0; b < Vectors::kBlocks; ++b) {
     Cursor row = first;
     for (int64_t r = 0; r < rows; ++r, row.advance(1))
       vectors.sum_block(out + r * pitch + b * kHeld * kWidth, source.at(row.offset()), b, reinterpret_cast<char*>(buffer));
@@ -1045,22 +1055,27 @@ void sum_tile(const Source<C, Lane, In>& source, Lane* out, Lane* buffer, int64_
 template <class Lane, class In>
 void sum_columns(const Source<Conversion::value, Lane, In>& source, Lane* out, Lane* buffer, int64_t row, int64_t begin,
                  int64_t leaves, int64_t end) {
-  const int64_t width = source.width, depth = min(kDepth, ceil_div(end - begin, kLanes)), span = (depth - 1) * kLanes + leaves;
-  if (depth <= 0) {
-    for (int64_t i = 0; i < leaves / 4 * width; ++i) out[i] = padding<Lane>();
-    return;
+  const int64_t width = source.width, piece = source.plan.reduced.fastest().size;
+  int64_t some = leaves;  // that lie in one piece, all as long; or four
+  for (int64_t done = 0; done < leaves; done += some, out += some / 4 * width) {
+    if (done > 0) some = done & -done;
+    const int64_t first = begin + done, depth = min(kDepth, ceil_div(end - first, kLanes));
+    if (depth <= 0) {
+      for (int64_t i = 0; i < some / 4 * width; ++i) out[i] = padding<Lane>();
+      continue;
+    }
+    const Cursor at(source.plan.reduced, first);
+    const int64_t left = min(end - first, at.left());
+    const auto span = [&] { return (depth - 1) * kLanes + some; };
+    // Only fours in which a leaf ends before the others, or that reach over the end of a piece, are gathered.
+    while (source.in_place && span() > left && some > 4 && (span() > end - first || span() <= piece)) some /= 2;
+    if (source.in_place && span() <= left) {
+      join_columns(out, source.at(row + at.offset()), some, width, source.pitch, kLanes * source.pitch, depth);
+    } else {
+      source.gather_lanes(buffer, row, first, some, kLanes, depth, end);
+      join_columns(out, buffer, some, width, width, some * width, depth);
+    }
   }
-  const Cursor at(source.plan.reduced, begin);
-  if (source.in_place && span <= min(end - begin, at.left()))
-    return join_columns(out, source.at(row + at.offset()), leaves, width, source.pitch, kLanes * source.pitch, depth);
-  // Only fours in which a leaf ends before the others, or that reach over the end of a piece, are gathered.
-  if (source.in_place && leaves > 4 && (span > end - begin || span <= source.plan.reduced.fastest().size)) {
-    const int64_t half = leaves / 2;
-    sum_columns(source, out, buffer, row, begin, half, end);
-    return sum_columns(source, out + half / 4 * width, buffer, row, begin + half, half, end);
-  }
-  source.gather_lanes(buffer, row, begin, leaves, kLanes, depth, end);
-  join_columns(out, buffer, leaves, width, width, leaves * width, depth);
 }
 
 // --- the kernels ------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ constexpr int64_t kLeastWidth = 64;       // columns that are worth a task
 constexpr int64_t kLine = 16;             // columns that tasks do not cut
 constexpr int64_t kWideDepth = 3;         // elements of a leaf that Plan::wide is worth (4: no gain, 8: 0.8 of the speed)
 constexpr int64_t kOrderBytes = 1 << 20;  // from which on chunks are read strictly in order
-constexpr int64_t kStackBytes = 1 << 17;  // of scratch: the heap gives that much back after every call, 0.2 us
+constexpr int64_t kKeptBytes = 1 << 18;   // of scratch that a thread keeps
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -65,6 +65,23 @@ class ExactFloats {
   ExactFloats() = default;
 #endif
   ExactFloats(const ExactFloats&) = delete;
+};
+
+// Memory for a thread's tasks, aligned to 64 bytes. It is not on the stack, which may be small; and a thread keeps it for its
+// next call, as the heap gives that much back to the system each time, 0.2 us.
+class Scratch {
+ public:
+  explicit Scratch(int64_t bytes) {
+    thread_local std::unique_ptr<char[]> kept;
+    std::unique_ptr<char[]>& memory = bytes > kKeptBytes ? own_ : kept;
+    if (!memory) memory.reset(new char[std::max(bytes, kKeptBytes) + 64]);
+    aligned_ = memory.get() + (64 - reinterpret_cast<uintptr_t>(memory.get()) % 64);
+  }
+  char* get() const { return aligned_; }
+
+ private:
+  std::unique_ptr<char[]> own_;
+  char* aligned_;
 };
 
 struct InstructionSet {
@@ -233,6 +250,11 @@ Work::Work(const Reduction& r)
   plan.buffer_bytes =
       std::max(kBufferBytes, std::min<int64_t>(plan.tile_leaves, kLanes) * plan.tile_width * depth * size_of(accumulator));
 
+  if (plan.abreast) {
+    const int64_t vectors = kChunk * plan.tile_width * size_of(accumulator) / instruction_set().vector_bytes;
+    plan.buffer_bytes = std::max(plan.buffer_bytes, kBufferBytes + vectors * kPlaceBytes);
+  }
+
   // Splits.
   splits = 1;
   split_size = positions;
@@ -317,9 +339,8 @@ void compute(const Work& work, void* output) {
 
   const auto run_tasks = [&](int64_t begin, int64_t end) {
     ExactFloats exact;
-    alignas(64) char stack[kStackBytes];
-    std::unique_ptr<char[]> heap(bytes > kStackBytes ? new char[bytes + 64] : nullptr);
-    char* scratch = heap ? heap.get() + (64 - reinterpret_cast<uintptr_t>(heap.get()) % 64) : stack;
+    const Scratch memory(bytes);
+    char* const scratch = memory.get();
     for (int64_t i = begin; i < end; ++i) {
       Task task = work.task(i);
       int64_t first = task.first_row * work.columns + task.first_column;
