@@ -812,11 +812,11 @@ def unequal(make):
     """(view, dims) of unequal shapes for every kernel; several for those that share one between shapes."""
     rings = [(n, torch.int8) for n in (33, 65, 99, 127)] + [(n, torch.bfloat16) for n in (21, 45, 89, 257)]
     for length, dtype in rings:
-        yield make(1 << 16, length, dtype=dtype), [1]
+        yield make(1 << 14, length, dtype=dtype), [1]
     for view, dims in REACHED.values():
-        for dtype in (torch.float32, torch.bfloat16, torch.int8):
+        for dtype in (torch.float32, torch.int8):
             yield view(lambda *shape, dtype=dtype: make(*shape, dtype=dtype)), dims
-    for shape, dim in [((3, 70_000), 1), ((9, 200_000), 1), ((70_000, 128), 0), ((16_384, 511), 0), ((40, 50_257), 1)]:
+    for shape, dim in [((3, 70_000), 1), ((9, 30_000), 1), ((7000, 128), 0), ((4000, 511), 0), ((40, 5027), 1)]:
         yield make(*shape, dtype=torch.bfloat16), [dim]
 
 
