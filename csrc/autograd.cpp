@@ -138,8 +138,20 @@ at::Tensor& reduce_out(c10::DispatchKeySet keys, const at::Tensor& self, Optiona
   TORCH_CHECK_NOT_IMPLEMENTED(!torch::autograd::isFwGradDefined(self) && !torch::autograd::isFwGradDefined(out),
                               "Trying to use forward AD with ", name_of(op),
                               "_out that does not support it because it is an out= function");
-  const at::AutoDispatchBelowADInplaceOrView below;
+  const at::AutoDispatchBelowAutograd below;
   return out_variant<op>().redispatch(keys & c10::after_autograd_keyset, self, dim, keepdim, dtype, out);
+}
+
+// A backward pass that needs what was overwritten notices, as after torch's. What was refused has overwritten nothing.
+template <Operation op>
+at::Tensor& reduce_out_counted(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims dim, bool keepdim,
+                               OptionalDtype dtype, at::Tensor& out) {
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    out_variant<op>().redispatch(keys & c10::after_ADInplaceOrView_keyset, self, dim, keepdim, dtype, out);
+  }
+  torch::autograd::increment_version(out);
+  return out;
 }
 
 }  // namespace
@@ -152,4 +164,9 @@ TORCH_LIBRARY_IMPL(gpureduce, Autograd, m) {
     m.impl(name.c_str(), TORCH_FN(gpureduce::reduce<op>));
     m.impl((name + ".out").c_str(), TORCH_FN(gpureduce::reduce_out<op>));
   });
+}
+
+TORCH_LIBRARY_IMPL(gpureduce, ADInplaceOrView, m) {
+  gpureduce::for_each_operation(
+      [&](auto op) { m.impl((std::string(name_of(op)) + ".out").c_str(), TORCH_FN(gpureduce::reduce_out_counted<op>)); });
 }

@@ -83,15 +83,18 @@ c10::SmallVector<Int, kCommonRank> result_sizes(at::ArrayRef<Int> sizes, const D
   return result;
 }
 
+// Once in a process, as torch does.
 void warn_if_imaginary_is_lost(at::ScalarType input, at::ScalarType result) {
-  if (at::isComplexType(input) && !at::isComplexType(result) && result != at::kBool)
-    TORCH_WARN("Casting complex values to real discards the imaginary part");
+  if (at::isComplexType(input) && !at::isComplexType(result) && result != at::kBool) {
+    TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
+  }
 }
 
 template <class Watch>
 void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool keepdim, const at::Tensor& out,
              const Tuning& tuning, Watch&& watch) {
   Reduction r = make_reduction(self, reduce, out.scalar_type(), out, keepdim);
+  warn_if_imaginary_is_lost(self.scalar_type(), out.scalar_type());
   if (r.problem.outputs == 0) return;
   if (r.problem.length == 0) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -128,7 +131,6 @@ at::Tensor reduce_tuned(const at::Tensor& self, OptionalDims dim, bool keepdim, 
   const at::ScalarType result = result_type(op, self.scalar_type(), dtype);
   dtype_of(self.scalar_type(), "an input of dtype");
   dtype_of(result, "a result of dtype");
-  warn_if_imaginary_is_lost(self.scalar_type(), result);
   const at::Tensor out = allocate(result_sizes(self.sizes(), reduce, keepdim), result, self);
   watch.end(Stage::result);
   compute(op, self, reduce, keepdim, out, tuning, watch);
@@ -154,26 +156,34 @@ void check_out(Operation op, const at::Tensor& self, OptionalDtype dtype, const 
   TORCH_CHECK(out.layout() == at::kStrided, "Expected out tensor to have strided layout, but got ", out.layout(), " instead");
   dtype_of(self.scalar_type(), "an input of dtype");
   dtype_of(result, "an out tensor of dtype");
-  warn_if_imaginary_is_lost(self.scalar_type(), result);
+}
+
+// That `out` holds a result of these sizes, or can be resized to. torch finds out after it has changed the sizes.
+void check_writable(const at::Tensor& out, at::IntArrayRef sizes) {
+  if (out.sizes() == sizes) return at::assert_no_internal_overlap(out);  // a resized one is contiguous
+  const c10::Storage& storage = out.storage();
+  const size_t bytes = at::detail::computeStorageNbytesContiguous(sizes, out.itemsize(), out.storage_offset());
+  TORCH_CHECK(storage.resizable() || bytes <= storage.nbytes(), "Trying to resize storage that is not resizable: out has ",
+              storage.nbytes(), " bytes, and a result of sizes ", sizes, " needs ", bytes);
 }
 
 template <Operation op>
 at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out) {
   check_out(op, self, dtype, out);
-  out.unsafeGetTensorImpl()->bump_version();  // a backward pass that needs what is overwritten notices, as after torch.sum
   const DimMask reduce = reduced_dims(dim, self.dim());
   const auto sizes = result_sizes(self.sizes(), reduce, keepdim);
+  check_writable(out, sizes);
+  if (out.sizes() != at::IntArrayRef(sizes))  // an input that cannot be reduced is refused while `out` is as it was
+    make_reduction(self, reduce, out.scalar_type(), {}, keepdim);
   // Through a tensor of our own where writing `out` could change the input, or is not plain writing.
   if (out.is_alias_of(self) || out.is_conj() || out.is_neg()) {
     const at::Tensor own = at::empty(sizes, out.options());
     compute(op, self, reduce, keepdim, own, {}, Unwatched{});
     at::native::resize_output(out, sizes);
-    at::assert_no_internal_overlap(out);
     out.copy_(own);
     return out;
   }
   at::native::resize_output(out, sizes);
-  at::assert_no_internal_overlap(out);
   compute(op, self, reduce, keepdim, out, {}, Unwatched{});
   return out;
 }

@@ -2,6 +2,7 @@
 // autograd, autocast and vmap, so all that torch does around its op stays torch's. It is put on the dispatcher's stack of
 // kernels and taken from there again, which brings back the original exactly.
 #include <ATen/MemoryOverlap.h>
+#include <ATen/WrapDimUtilsMulti.h>
 #include <ATen/ops/sum_cpu_dispatch.h>
 #include <torch/library.h>
 
@@ -70,7 +71,8 @@ bool has_names(const Tensor&, long) {
 template <class Op, DispatchKey key>
 bool is_taken(const at::Tensor& self, OptionalDtype dtype) {
   const at::ScalarType type = self.scalar_type();
-  return is_common(type) && is_result<key>(result_type(Op::operation, type, dtype)) && !has_names(self, 0);
+  return is_common(type) && is_result<key>(result_type(Op::operation, type, dtype)) && !has_names(self, 0) &&
+         self.dim() <= static_cast<int64_t>(at::dim_bitset_size);
 }
 
 template <class Op, DispatchKey key>

@@ -441,3 +441,22 @@ def test_no_warning(op, device):
         warnings.simplefilter("error")
         op.function(x).backward()
     assert_same_bits(x.grad, torch.ones_like(x) / (math.prod(x.shape) if op.divides else 1))
+
+
+def test_warnings_of_a_backward_pass(op, device):
+    """What is warned of in a backward pass, on whichever thread, reaches Python's filters, and may stop it."""
+    x = leaf((3, 4), device=device)
+    kept = torch.ones(3, 4, device=device)
+
+    def hook(grad):
+        op.function(kept, 1, out=torch.zeros(7, device=device))
+
+    y = op.function(x, 1).sum()
+    x.register_hook(hook)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        y.backward(retain_graph=True)
+    assert [("was resized" in str(w.message), w.filename) for w in caught] == [(True, __file__)]
+    with warnings.catch_warnings(), pytest.raises(UserWarning, match="was resized"):
+        warnings.simplefilter("error")
+        y.backward()

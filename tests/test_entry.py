@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import weakref
 
 import numpy as np
@@ -150,16 +151,27 @@ ODD = {
     "dim beyond an int64": lambda x: (x, 1 << 70),
     "dims as a Size": lambda x: (x, torch.Size([0])),
     "dims without number": lambda x: (x.view([1] * 70 + [2, 3]), list(range(70))),
-    "dim out of range": lambda x: (x, 2),
-    "dims named twice": lambda x: (x, (0, 0)),
     "keepdim of int": lambda x: (x, 0, 1),
     "dtype of Python": lambda x: (x, 0, False, float),
-    "a dtype that cannot be": lambda x: (x, 0, False, torch.float8_e5m2fnuz),
     "an out that is none": lambda x: (x, 0, False, None, [1.0]),
     "an out of a subclass": lambda x: (x, 0, False, None, x[0].as_subclass(Subclass)),
+}
+
+# What the op refuses.
+WRONG = {
+    "dim out of range": lambda x: (x, 2),
+    "dims named twice": lambda x: (x, (0, 0)),
+    "a dtype that cannot be": lambda x: (x, 0, False, torch.float8_e5m2fnuz),
     "an out of another dtype": lambda x: (x, 0, False, torch.float64, x[0]),
+    "an out that overlaps": lambda x: (x, 0, False, None, x[0, :1].expand(3)),
+    "an out that requires gradients": lambda x: (x, 0, False, None, torch.zeros(3, requires_grad=True)),
     "a sparse input": lambda x: (x.to_sparse(),),
 }
+
+
+def by_name(input, dim=None, keepdim=False, dtype=None, out=None):
+    """A call of the entry as one of torch_reduce's functions."""
+    return (input,), dict(dim=dim, keepdim=keepdim, dtype=dtype, out=out)
 
 
 @needs_entry
@@ -168,15 +180,24 @@ def test_odd_calls(odd, op, taken, device, hidden):
     """What is not plain is left to torch.ops: the same result, or the same class and message of an error."""
     call = ODD[odd](torch.ones(2, 3, device=device))
     assert not taken(*call)
-    input, dim, keepdim, dtype, out = (*call, *(None, False, None, None)[len(call) - 1 :])
-    kwargs = dict(dim=dim, keepdim=keepdim, dtype=dtype, out=out)
+    args, kwargs = by_name(*call)
     try:
-        wanted = hidden(input, **kwargs)
+        wanted = hidden(*args, **kwargs)
     except Exception as error:
-        assert raised(op.function, input, **kwargs) == (type(error), str(error))
+        assert raised(op.function, *args, **kwargs) == (type(error), str(error))
     else:
-        ours = op.function(input, **kwargs)
+        ours = op.function(*args, **kwargs)
         assert type(ours) is type(wanted) and ours.equal(wanted)
+
+
+@needs_entry
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_calls(wrong, op, entry, device, hidden):
+    """What the op raises comes from the entry itself, so that the op runs once: class and message of torch.ops."""
+    call = WRONG[wrong](torch.ones(2, 3, device=device))
+    args, kwargs = by_name(*call)
+    wanted = raised(hidden, *args, **kwargs)
+    assert raised(entry, *by_name(*call)[0], *kwargs.values()) == wanted == raised(op.function, *args, **kwargs)
 
 
 @needs_entry
@@ -184,7 +205,7 @@ def test_wrong_arguments(op, entry):
     """Missing and unknown arguments are named; the entry itself leaves every wrong number of them."""
     x = torch.ones(3)
     assert raised(op.function)[0] is TypeError and "input" in raised(op.function)[1]
-    assert raised(op.function, x, axis=0)[0] is TypeError and "axis" in raised(op.function, x, axis=0)[1]
+    assert raised(op.function, x, axes=0)[0] is TypeError and "axes" in raised(op.function, x, axes=0)[1]
     assert raised(op.function, [1.0])[0] is TypeError and "input" in raised(op.function, [1.0])[1]
     assert entry() is entry(x) is entry(x, None, False, None, None, None) is NotImplemented
 
@@ -275,6 +296,121 @@ def test_functorch(op):
     assert_same_bits(torch.vmap(torch.vmap(op.function))(x), op.function(x, 2))
 
 
+# --- warnings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def always():
+    """torch repeats what it otherwise warns of once."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(before)
+
+
+def under(mode, function, *args, **kwargs):
+    with mode:
+        return function(*args, **kwargs)
+
+
+# Ways to call f(x, 1, ...): the entry's, and those that it leaves.
+WAYS = {
+    "plain": lambda f, x, **kwargs: f(x, 1, **kwargs),
+    "NumPy's name": lambda f, x, **kwargs: f(x, axis=1, **kwargs),
+    "NumPy's int": lambda f, x, **kwargs: f(x, np.int64(1), **kwargs),
+    "a subclass": lambda f, x, **kwargs: f(x.as_subclass(Subclass), 1, **kwargs),
+    "a mode": lambda f, x, **kwargs: under(FunctionMode(), f, x, 1, **kwargs),
+    "a dispatch mode": lambda f, x, **kwargs: under(DispatchMode(), f, x, 1, **kwargs),
+}
+WARNING = {
+    "a resized out": ("was resized", lambda x: (x, dict(out=x.new_zeros(7)))),
+    "a lost imaginary part": ("discards the imaginary part", lambda x: (x.to(torch.complex64), dict(dtype=x.dtype))),
+}
+
+
+def warned(function, *args, **kwargs):
+    """The warnings that Python's filters see during a call."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function(*args, **kwargs)
+    return caught
+
+
+@needs_entry
+@pytest.mark.parametrize("warning", WARNING)
+@pytest.mark.parametrize("way", WAYS)
+def test_warnings(way, warning, op, device, always, capfd):
+    """A warning reaches Python's filters once, with torch's class, at the caller's line, and not stderr."""
+    text, make = WARNING[warning]
+    x, kwargs = make(torch.ones(3, 4, device=device))
+    theirs = warned(WAYS[way], op.torch, x, **kwargs)
+    x, kwargs = make(torch.ones(3, 4, device=device))
+    (ours,) = warned(WAYS[way], op.function, x, **kwargs)
+    assert [(w.category, text in str(w.message)) for w in (*theirs, ours)] == [(UserWarning, True)] * 2
+    caller = under if way.endswith("mode") else WAYS[way]
+    assert ours.filename == __file__ and ours.lineno in {line for *_, line in caller.__code__.co_lines()}
+    assert "Warning" not in capfd.readouterr().err
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=text):
+            WAYS[way](op.function, x, **kwargs | make(torch.ones(3, 4, device=device))[1])
+
+
+@needs_entry
+def test_warning_of_a_call_that_raises(capfd):
+    """Both come out; and where the warning is to be an error too, that is printed, as torch does."""
+
+    def warns():
+        torch.ops.aten.sum.IntList_out(torch.ones(3, 4), [1], out=torch.zeros(7))
+        raise KeyError("mine")
+
+    def call():
+        with pytest.raises(KeyError, match="mine"):
+            _library.entry("call")(warns)
+
+    assert ["was resized" in str(w.message) for w in warned(call)] == [True]
+    assert capfd.readouterr().err == ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call()
+    assert "UserWarning: An output" in capfd.readouterr().err
+
+
+@needs_entry
+def test_refused_calls_do_not_warn(op, device, always):
+    """What is refused neither resizes its out nor says that it does."""
+    x, out = torch.ones(3, 4, dtype=torch.complex64, device=device), torch.zeros(7, device=device)
+
+    def call():
+        for args, kwargs in (((x, 2), {}), ((x, (0, 0)), {}), ((x, 0), dict(dtype=torch.float64)), ((x, True), {})):
+            with pytest.raises((IndexError, RuntimeError, TypeError)):
+                op.function(*args, **kwargs, out=out)
+
+    assert not warned(call) and out.shape == (7,)
+
+
+def test_operators_warn_in_cpp(op, device, capfd):
+    """torch.ops has no way to Python's filters: its warnings go to stderr, for our operators and for aten's."""
+    x = torch.ones(3, 4, device=device)
+    for operator in (op.operator, op.aten):
+        assert not warned(operator, x, [1], out=torch.zeros(7, device=device))
+        assert "was resized" in capfd.readouterr().err
+
+
+def test_warns_once():
+    """Of imaginary parts torch warns once in a process, and so do we."""
+    code = (
+        "import torch, torch_reduce, warnings; warnings.simplefilter('always')\n"
+        "x = torch.ones(3, dtype=torch.complex64)\n"
+        "for f in (torch_reduce.sum, torch_reduce.mean, torch.sum):\n"
+        "    with warnings.catch_warnings(record=True) as caught:\n"
+        "        f(x, dtype=torch.float32), f(x, dtype=torch.float32)\n"
+        "    print(len(caught), end=' ')"
+    )
+    result = run("-c", code, path=PACKAGE.parent)
+    assert result.stdout.split() == ["1", "0", "1"] and "Casting" not in result.stderr, result.stderr
+
+
 # --- without it -------------------------------------------------------------------------------------------------------
 
 
@@ -317,7 +453,8 @@ def test_nothing_leaks(op, taken, entry, device):
             entry(x, None, False, None, None)
             entry(x, dims, True, torch.float64, None)
             entry(x, 0, False, None, out)
-            entry(x, 9, False, None, out)
+            raised(entry, x, 9, False, None, out)
+            raised(entry, x, 9, False, None, None)
             entry(x, "rows", False, None, None)
             entry(x)
 
@@ -331,6 +468,51 @@ def test_nothing_leaks(op, taken, entry, device):
     del result
     gc.collect()
     assert alive() is None
+
+
+@needs_entry
+def test_tensors_swapped_meanwhile(op, taken, device):
+    """Another thread may swap what a tensor object holds, during a call: that goes on with what it was given."""
+
+    def swap(self, dim=None, keepdim=False, dtype=None):
+        torch._C._swap_tensor_impl(x, other)  # what torch.utils.swap_tensors comes to
+        return torch.ones(2, device=device)
+
+    x = torch.ones(2, 3, device=device, requires_grad=True)
+    other = torch.ones(5, 7, device=device, requires_grad=True)
+    given = torch.autograd.graph.get_gradient_edge(x).node
+    with torch.library._scoped_library("gpureduce", "IMPL") as library:
+        library.impl(op.name, swap, "ADInplaceOrView")  # below autograd, which then looks at the input again
+        y = op.function(x, 1)
+    assert x.shape == (5, 7) and taken(x)
+    assert y.grad_fn.next_functions[0][0] is given
+    assert torch.autograd.grad(y.sum(), other)[0].shape == (2, 3)
+
+
+@needs_entry
+def test_tensors_swapped_by_a_thread(op, device):
+    """torch.utils.swap_tensors while another thread sums: it swaps between calls, or says that a tensor is in use."""
+    x, other = (torch.full((size,), 2.0, device=device) for size in (1 << 14, 1 << 15))
+    swaps, stop = [], threading.Event()
+
+    def swap():
+        while not stop.is_set():
+            try:
+                torch.utils.swap_tensors(x, other)
+                swaps.append(None)
+            except RuntimeError:
+                pass
+            time.sleep(0)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        seen = {float(op.function(x)) for _ in range(3000)}
+    finally:
+        stop.set()
+        thread.join(timeout=60)
+    assert seen <= ({2.0} if op.divides else {2.0 * x.numel(), 2.0 * other.numel()})
+    assert swaps and not thread.is_alive()
 
 
 @needs_entry
@@ -389,9 +571,10 @@ def test_any_python_can_load_it():
         ["readelf", "--dyn-syms", "--wide", PACKAGE / "_entry.so"], capture_output=True, text=True, check=True
     ).stdout
     stable = """
-        _Py_Dealloc _Py_FalseStruct _Py_NoneStruct _Py_NotImplementedStruct _Py_TrueStruct PyErr_Occurred
-        PyErr_SetString PyEval_RestoreThread PyEval_SaveThread PyExc_ImportError PyList_GetItem PyList_Size PyList_Type
-        PyLong_AsLongLongAndOverflow PyLong_Type PyModule_Create2 PyTuple_GetItem PyTuple_Size PyTuple_Type
+        _Py_Dealloc _Py_FalseStruct _Py_NoneStruct _Py_NotImplementedStruct _Py_TrueStruct PyErr_Fetch PyErr_Print
+        PyErr_Restore PyErr_SetString PyErr_WarnEx PyEval_RestoreThread PyEval_SaveThread PyExc_DeprecationWarning
+        PyExc_ImportError PyExc_UserWarning PyList_GetItem PyList_Size PyList_Type PyLong_AsLongLongAndOverflow
+        PyLong_Type PyModule_Create2 PyObject_Call PyTuple_GetItem PyTuple_GetSlice PyTuple_Size PyTuple_Type
     """
     needed = set(re.findall(r"UND +(_?Py\w+)", symbols))
     assert "PyModule_Create2" in needed and needed <= set(stable.split())

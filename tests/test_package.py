@@ -39,13 +39,13 @@ def run(*command, path=PACKAGE.parent):
 def test_signature(op):
     """The function and the operator have the documented signatures."""
     names = [(p.name, p.kind.name, p.default) for p in inspect.signature(op.function).parameters.values()]
-    empty = inspect.Parameter.empty
     assert names == [
-        ("input", "POSITIONAL_OR_KEYWORD", empty),
+        ("input", "POSITIONAL_OR_KEYWORD", None),
         ("dim", "POSITIONAL_OR_KEYWORD", None),
         ("keepdim", "POSITIONAL_OR_KEYWORD", False),
         ("dtype", "KEYWORD_ONLY", None),
         ("out", "KEYWORD_ONLY", None),
+        ("others", "VAR_KEYWORD", inspect.Parameter.empty),
     ]
     schema = "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None"
     assert str(op.operator.default._schema) == f"gpureduce::{op}{schema}) -> Tensor"

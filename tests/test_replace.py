@@ -322,6 +322,10 @@ KEPT = {
     "dim twice": lambda d: torch.ones(3, 4, device=d).sum((0, -2)),
     "an empty dim": lambda d: torch.ones(3, 0, device=d).sum(1),
     "no dims": lambda d: torch.ones((), device=d).sum(0),
+    "65 dims": lambda d: torch.ones([1] * 65, device=d).sum(),
+    "a dim of 65": lambda d: torch.ones([1] * 65, device=d).sum(3),
+    "65 dims into out": lambda d: torch.sum(torch.ones([1] * 65, device=d), 0, out=torch.ones((), device=d)),
+    "64 dims": lambda d: torch.ones([1] * 64, device=d).sum((0, 63), keepdim=True),
     "conjugated": lambda d: torch.full((3, 4), 1 + 2j, device=d).conj().sum(1),
 }
 
@@ -368,6 +372,35 @@ def test_out_is_resized(device):
             assert_same_bits(out, torch_reduce.sum(x, 1))
         with pytest.raises(UserWarning, match="was resized"):
             torch.sum(x, 1, out=torch.zeros(7, device=device))
+
+
+def test_warnings(device):
+    """What our kernel warns of reaches Python's filters as from torch's: once, and as an error where one is wanted."""
+    x = torch.full((3, 4), 1 + 2j, device=device)
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with replace_torch_sum(device):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                assert torch.sum(x, 1, dtype=torch.float32).tolist() == [4.0] * 3
+            assert [w.filename for w in caught] == [__file__] and "imaginary" in str(caught[0].message)
+            with warnings.catch_warnings(), pytest.raises(UserWarning, match="imaginary"):
+                warnings.filterwarnings("error", "Casting complex values")
+                torch.sum(x, 1, dtype=torch.float32)
+    finally:
+        torch.set_warn_always(before)
+
+
+def test_writes_of_out_are_counted(device):
+    """As one change, as without us; a refused call as none."""
+    x, out = torch.ones(3, 4, device=device), torch.zeros(4, device=device)
+    with replace_torch_sum(device):
+        assert torch.sum(x, 0, out=out)._version == 1
+        for dim, error in ((9, IndexError), ((0, 0), RuntimeError)):
+            with pytest.raises(error):
+                torch.sum(x, dim, out=out)
+    assert out._version == 1
 
 
 # --- on and off -------------------------------------------------------------------------------------------------------

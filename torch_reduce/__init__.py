@@ -1,23 +1,22 @@
 """Reductions for PyTorch at memory speed, in one documented order of additions: the same bits on every device.
 
-``torch_reduce.sum`` is ``torch.ops.gpureduce.sum`` with documentation and types; either may be used anywhere. The order
-is a contract (docs/order.md) and never changes: a row's sum has the same bits alone and in any batch, contiguous or
-strided, on any GPU and on the CPU.
+``torch_reduce.sum`` is ``torch.ops.gpureduce.sum`` with documentation, types, and all of ``torch.sum``'s ways to be
+called; either may be used anywhere. The order is a contract (docs/order.md) and never changes: a row's sum has the same
+bits alone and in any batch, contiguous or strided, on any GPU and on the CPU.
 
 ``python -m torch_reduce`` shows what was built, what is there, and checks pinned bits on every device.
 ``torch_reduce.ladder`` is beside it: every kernel of the classic lessons on reduction, to run and to time.
 """
 
-from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
-from torch.overrides import has_torch_function_unary
 
-from . import _library
+from . import _arguments, _library
 from ._replace import replace_torch_sum
 
 __all__ = ["__version__", "explain", "ladder", "mean", "replace_torch_sum", "sum"]
@@ -26,17 +25,24 @@ __version__ = "0.1.0"
 
 _library.load()
 
+_Int: TypeAlias = int | Tensor
+_Dims: TypeAlias = _Int | tuple[_Int, ...] | list[_Int] | None
+_Dtype: TypeAlias = torch.dtype | type[bool] | type[int] | type[float] | type[complex] | None
+
 _ops = torch.ops.gpureduce
 _direct_sum, _direct_mean = _library.entry("sum"), _library.entry("mean")
+_call = _library.entry("call")
 
 
-def _through_ops(op, input, dim, keepdim, dtype, out):
-    """What the short way of csrc/python/entry.cpp leaves: subclasses, odd arguments, and everything that raises."""
-    if not isinstance(input, Tensor) and not has_torch_function_unary(input):
-        raise TypeError(f"{op.__name__}(): argument 'input' must be Tensor, not {type(input).__name__}")
-    if out is None:
-        return op.default(input, dim, keepdim, dtype=dtype)
-    return op.out(input, dim, keepdim, dtype=dtype, out=out)
+def _through_ops(name, input, dim, keepdim, dtype, out, others):
+    """What the short way of csrc/python/entry.cpp leaves: subclasses, modes, and all but plain arguments."""
+    given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
+    input, dim, keepdim, dtype, out = _arguments.read(name, given, others).values()
+    op = getattr(_ops, name)
+    overload, last = (op.default, dict(dtype=dtype)) if out is None else (op.out, dict(dtype=dtype, out=out))
+    if is_dynamo_compiling() or not _call:
+        return overload(input, dim, keepdim, **last)
+    return _call(overload, input, dim, keepdim, **last)
 
 
 def __getattr__(name: str) -> ModuleType:
@@ -47,12 +53,13 @@ def __getattr__(name: str) -> ModuleType:
 
 
 def sum(
-    input: Tensor,
-    dim: int | Sequence[int] | None = None,
+    input: Tensor = None,
+    dim: _Dims = None,
     keepdim: bool = False,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: _Dtype = None,
     out: Tensor | None = None,
+    **others: Any,
 ) -> Tensor:
     """The sum of ``input`` over ``dim``, with the semantics of :func:`torch.sum` and fixed bits.
 
@@ -60,12 +67,18 @@ def sum(
         input: a tensor of any shape, strides and storage offset, on the CPU, a CUDA device or meta. Its dtype is
             float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, int8 to int64, uint8 to uint64, bool,
             complex32, complex64 or complex128. It is never copied or cast as a whole.
-        dim: the dimensions to reduce, each in ``[-input.dim(), input.dim())`` and named once. ``None`` and ``()``
-            reduce all.
-        keepdim: whether the reduced dimensions stay, with size 1.
+        dim: the dimensions to reduce, each in ``[-input.dim(), input.dim())`` and named once: an int, or a tuple or
+            list of them, which may be empty. ``None`` and ``()`` reduce all. NumPy's integers are ints, and so are
+            integer tensors of one element; bools are not.
+        keepdim: whether the reduced dimensions stay, with size 1: a bool.
         dtype: the dtype of the result. By default it is int64 for integers and bool, float32 for the float8 types, and
-            ``input.dtype`` for all others.
-        out: a tensor to write the result to; it is resized if its shape differs.
+            ``input.dtype`` for all others. ``bool``, ``int``, ``float`` and ``complex`` are bool, int64, float64 and
+            complex128.
+        out: a tensor to write the result to; it is resized if its shape differs, with a warning if it had elements.
+        others: NumPy's names, as :func:`torch.sum` takes them: ``axis`` for ``dim``, ``keepdims`` for ``keepdim``, and
+            ``a``, ``x`` and ``x1`` for ``input``.
+
+    An argument's default means that it was not given: ``keepdim`` and ``out`` need no ``dim`` beside them.
 
     Returns:
         A tensor of ``input``'s shape without the reduced dimensions. The sum of no elements is 0.
@@ -81,31 +94,38 @@ def sum(
     exactly and converted once. A floating ``input`` with an integer ``dtype`` converts every element first.
 
     Raises:
-        TypeError: ``input`` is not a tensor.
+        TypeError: an argument of another type, given twice, or unknown.
         IndexError: a dimension out of range.
-        RuntimeError: a dimension named twice; an ``out`` of another dtype or device; a dtype that cannot be reduced; a
-            CUDA tensor where the library was built without CUDA.
+        ValueError: a dimension beyond 64 bits.
+        RuntimeError: a dimension named twice; an ``out`` of another dtype or device, or with several elements in one
+            place; a dtype that cannot be reduced; a CUDA tensor where the library was built without CUDA. A refused
+            call writes nothing.
+
+    Warns:
+        UserWarning: ``out`` was resized; or, once in a process, imaginary parts were discarded.
 
     >>> torch_reduce.sum(torch.ones(3, 4), dim=1)
     tensor([4., 4., 4.])
     """
     # It serves plain calls and leaves the others. Dynamo cannot look into it.
     if (
-        not is_dynamo_compiling()
+        not others
+        and not is_dynamo_compiling()
         and _direct_sum
         and (result := _direct_sum(input, dim, keepdim, dtype, out)) is not NotImplemented
     ):
         return result
-    return _through_ops(_ops.sum, input, dim, keepdim, dtype, out)
+    return _through_ops("sum", input, dim, keepdim, dtype, out, others)
 
 
 def mean(
-    input: Tensor,
-    dim: int | Sequence[int] | None = None,
+    input: Tensor = None,
+    dim: _Dims = None,
     keepdim: bool = False,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: _Dtype = None,
     out: Tensor | None = None,
+    **others: Any,
 ) -> Tensor:
     """The mean of ``input`` over ``dim``, with the semantics of :func:`torch.mean` and fixed bits.
 
@@ -119,32 +139,37 @@ def mean(
         dtype: the dtype of the result, floating or complex. By default ``input.dtype``, and float32 for the float8
             types.
         out: as for :func:`sum`.
+        others: as for :func:`sum`.
 
     Returns:
         A tensor of ``input``'s shape without the reduced dimensions. The mean of no elements is NaN.
 
     Raises:
-        TypeError, IndexError: as :func:`sum`.
+        TypeError, IndexError, ValueError: as :func:`sum`.
         RuntimeError: as :func:`sum`; or the result's dtype would be neither floating nor complex.
+
+    Warns:
+        UserWarning: as :func:`sum`.
 
     >>> torch_reduce.mean(torch.arange(4.0).view(2, 2), dim=1)
     tensor([0.5000, 2.5000])
     """
     if (
-        not is_dynamo_compiling()
+        not others
+        and not is_dynamo_compiling()
         and _direct_mean
         and (result := _direct_mean(input, dim, keepdim, dtype, out)) is not NotImplemented
     ):
         return result
-    return _through_ops(_ops.mean, input, dim, keepdim, dtype, out)
+    return _through_ops("mean", input, dim, keepdim, dtype, out, others)
 
 
 def explain(
     input: Tensor,
-    dim: int | Sequence[int] | None = None,
+    dim: _Dims = None,
     keepdim: bool = False,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: _Dtype = None,
 ) -> str:
     """How :func:`sum` would run with these arguments: kernel, tile, grid, splits, bytes of workspace, bytes moved.
 
@@ -158,6 +183,8 @@ def explain(
         dtype: as for :func:`sum`.
 
     Raises:
-        IndexError, RuntimeError: as :func:`sum`.
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
     """
+    given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
+    input, dim, keepdim, dtype, _ = _arguments.read("sum", given, {}).values()
     return _ops._explain.default(input, dim, keepdim, dtype=dtype)

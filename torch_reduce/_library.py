@@ -42,10 +42,13 @@ def load() -> None:
     torch.ops.load_library(LIBRARY)  # a second time, as in importlib.reload, changes nothing
 
 
-def entry(operation: str = "sum") -> Callable[..., Any] | None:
-    """The short way from Python to an op (csrc/python/entry.cpp), if there is one: it saves time and nothing else."""
+def entry(function: str = "sum") -> Callable[..., Any] | None:
+    """A function of csrc/python/entry.cpp, if that was built: an operation's is the short way from Python to its op.
+
+    It saves time, and takes warnings to Python's filters. Without it they go to stderr, as those of torch.ops do.
+    """
     try:
-        return getattr(import_module("torch_reduce._entry"), operation)
+        return getattr(import_module("torch_reduce._entry"), function)
     except ImportError:
         return None
 

@@ -21,10 +21,10 @@ class replace_torch_sum(ContextDecorator):
     **Bits differ** from torch's own, which depend on shapes, batch and device; ours do not (docs/order.md). With a
     narrower ``dtype=``, torch rounds every element first and ours rounds once, at the end.
 
-    **Not taken**, and left to the original kernel: dtypes that torch cannot sum, named tensors, and layouts that are
-    not strided. Never reached: reductions that aten does not make with its sum (``mean`` on CUDA, ``cross_entropy``,
-    norms, matrix products, most gradients of convolutions and normalizations), and what Inductor (``torch.compile``)
-    compiles, as it generates code for a sum by itself.
+    **Not taken**, and left to the original kernel: dtypes that torch cannot sum, more than 64 dims, named tensors, and
+    layouts that are not strided. Never reached: reductions that aten does not make with its sum (``mean`` on CUDA,
+    ``cross_entropy``, norms, matrix products, most gradients of convolutions and normalizations), and what Inductor
+    (``torch.compile``) compiles, as it generates code for a sum by itself.
 
     **It is a switch of the whole process**: other threads get our kernels too, from the first one's ``on`` to the last
     one's ``off``. It nests, in any order and from any threads, survives exceptions, and at the end the dispatcher's

@@ -1,22 +1,33 @@
 // The short way from Python to the op: torch_reduce._entry.sum(input, dim, keepdim, dtype, out), all by position; mean
-// likewise.
+// likewise. And torch_reduce._entry.call(function, *args, **kwargs), for what takes the long way.
 //
 // torch.ops matches every call against the schema and passes it on in boxes, which takes longer than a small sum. Here a call
 // of the plain forms goes straight to the dispatcher, and so to all that hangs there, as torch.sum does: dispatch modes,
-// functorch, tracing. Where __torch_function__ has a say, arguments are odd or the op raises, the answer is NotImplemented:
-// torch_reduce.sum then takes torch.ops, which knows every case and how to raise.
+// functorch, tracing. Where __torch_function__ has a say or arguments are odd, the answer is NotImplemented: torch_reduce.sum
+// then takes torch.ops, which knows every case.
+//
+// Warnings from below reach Python's filters, as torch.sum's do. torch.ops by itself leaves them to stderr.
 //
 // It keeps to Python's limited C API (setup.py sets Py_LIMITED_API), so that one file serves every Python from 3.10 on.
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/Dtype.h>
+
+#include <exception>
+#include <sstream>
+#include <variant>
+#include <vector>
 
 #include "../dispatch.h"
 
-// From torch/csrc/autograd/python_variable.h, whose pybind11 needs all of Python's C API.
+// From torch/csrc/autograd/python_variable.h and torch/csrc/Exceptions.h, whose pybind11 needs all of Python's C API.
 extern PyObject *THPVariableClass, *ParameterClass;
 PyObject* THPVariable_Wrap(const at::TensorBase& tensor);
+namespace torch {
+void translate_exception_to_python(const std::exception_ptr& exception);
+}
 
 namespace {
 
@@ -80,6 +91,48 @@ PyObject* not_implemented() {
   return Py_NotImplemented;
 }
 
+// Keeps warnings: to give them to Python needs the GIL, and may raise.
+struct Kept : c10::WarningHandler {
+  std::vector<c10::Warning> warnings;
+
+  void process(const c10::Warning& warning) override { warnings.push_back(warning); }
+};
+
+// Gives warnings to Python, as torch words them, at the line of the Python frame so many levels up. False: a filter made an
+// error of one. Where the call itself has raised, that error is printed, as torch does.
+bool give(const std::vector<c10::Warning>& warnings, int level) {
+  if (warnings.empty()) return true;
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  for (const c10::Warning& warning : warnings) {
+    std::ostringstream text;
+    text << warning.msg() << " (Triggered internally at " << warning.source_location().file << ':'
+         << warning.source_location().line << ".)";
+    const bool deprecation = std::holds_alternative<c10::DeprecationWarning>(warning.type());
+    if (PyErr_WarnEx(deprecation ? PyExc_DeprecationWarning : PyExc_UserWarning, text.str().c_str(), level) == 0) continue;
+    if (type == nullptr) return false;
+    PyErr_Print();
+  }
+  PyErr_Restore(type, value, traceback);
+  return true;
+}
+
+// The object that `f` makes, or nullptr where it raises or a warning of its becomes an error.
+template <class F>
+PyObject* guarded(int level, F f) {
+  Kept kept;
+  PyObject* result = nullptr;
+  try {
+    const c10::WarningUtils::WarningHandlerGuard guard(&kept);
+    result = f();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+  }
+  if (give(kept.warnings, level)) return result;
+  Py_XDECREF(result);
+  return nullptr;
+}
+
 template <Operation op>
 PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 5) return not_implemented();
@@ -91,8 +144,9 @@ PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     return not_implemented();
   OptionalDtype type;
   if (dtype != Py_None) type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
-  const at::Tensor& self = unpack(input);
-  try {
+  const at::Tensor self = unpack(input);  // our own reference: swap_tensors may change the object meanwhile
+  constexpr int kCaller = 2;              // above torch_reduce.sum
+  return guarded(kCaller, [&] {
     if (out != Py_None) {
       at::Tensor result = unpack(out);
       {
@@ -108,9 +162,16 @@ PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
       result = functional<op>().call(self, dims.ref(), keepdim == Py_True, type);
     }
     return THPVariable_Wrap(result);
-  } catch (...) {
-    return PyErr_Occurred() ? nullptr : not_implemented();  // what the op raised, it will raise again
-  }
+  });
+}
+
+PyObject* call(PyObject*, PyObject* arguments, PyObject* named) {
+  PyObject* rest = PyTuple_GetSlice(arguments, 1, PyTuple_Size(arguments));
+  if (rest == nullptr) return nullptr;
+  constexpr int kCaller = 3;  // above torch_reduce.sum and what it takes the long way by
+  PyObject* result = guarded(kCaller, [&] { return PyObject_Call(PyTuple_GetItem(arguments, 0), rest, named); });
+  Py_DECREF(rest);
+  return result;
 }
 
 using Call = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
@@ -118,7 +179,11 @@ using Call = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
 #define GPUREDUCE_METHOD(name, ...)                                                                                  \
   {#name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Call(reduce<Operation::name>))), METH_FASTCALL, \
    #name "(input, dim, keepdim, dtype, out, /)\n--\n\nThe " #name ", or NotImplemented where torch.ops must be called."},
-PyMethodDef methods[] = {GPUREDUCE_OPERATIONS(GPUREDUCE_METHOD){}};
+PyMethodDef methods[] = {
+    GPUREDUCE_OPERATIONS(GPUREDUCE_METHOD)  //
+    {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call)), METH_VARARGS | METH_KEYWORDS,
+     "call(function, *args, **kwargs)\n--\n\nCalls the function; what it warns of in C++ reaches Python's filters."},
+    {}};
 #undef GPUREDUCE_METHOD
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_entry", "The short way from Python to the op.", -1, methods};

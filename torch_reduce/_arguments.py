@@ -1,0 +1,100 @@
+"""The forms in which torch.sum and torch.mean take their arguments, read into those of the operators' schema.
+
+Plain calls do not come here. What torch refuses is refused in torch's own words.
+"""
+
+from numbers import Integral
+from operator import index
+from typing import Any, NoReturn
+
+import torch
+from torch import SymInt, Tensor
+
+# NumPy's names, as torch takes them.
+_NAMES = {"a": "input", "x": "input", "x1": "input", "axis": "dim", "keepdims": "keepdim"}
+_DEFAULTS = {"input": None, "dim": None, "keepdim": False}
+_DTYPES = ((float, torch.float64), (int, torch.int64), (bool, torch.bool), (complex, torch.complex128))
+
+
+def read(name: str, given: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """Plain forms of what a function of torch_reduce was given: its input, dim, keepdim, dtype and out.
+
+    Args:
+        name: of the function, and of torch's.
+        given: the arguments by their own names, all five.
+        others: those by any other name.
+
+    Raises:
+        TypeError, and whatever else torch's function raises for these arguments.
+    """
+    try:
+        return _plain(given, others)
+    except (TypeError, OverflowError) as error:
+        reason = str(error)
+    _refuse(name, given, others, reason)
+
+
+def _plain(given: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    plain = dict(given)
+    for other, value in others.items():
+        argument = _NAMES.get(other)
+        if argument is None:
+            raise TypeError(f"there is no argument '{other}'")
+        if plain[argument] is not _DEFAULTS[argument]:
+            raise TypeError(f"'{other}' is another name of '{argument}', which is given too")
+        plain[argument] = value
+    for python, dtype in _DTYPES:
+        if plain["dtype"] is python:
+            plain["dtype"] = dtype
+    input, out = plain["input"], plain["out"]
+    if _stands_for_a_tensor(input):
+        return plain  # beside it may be what stands for a dim, as in torch.fx
+    _expect("input", input, Tensor)
+    _expect("keepdim", plain["keepdim"], bool)
+    _expect("dtype", plain["dtype"], torch.dtype, type(None))
+    if not _stands_for_a_tensor(out):
+        _expect("out", out, Tensor, type(None))
+    plain["dim"] = _dims(plain["dim"])
+    return plain
+
+
+def _stands_for_a_tensor(value: Any) -> bool:
+    return not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__")
+
+
+def _expect(argument: str, value: Any, *types: type) -> None:
+    if not isinstance(value, types):
+        raise TypeError(f"'{argument}' must be of {types[0].__name__}, not of {type(value).__name__}")
+
+
+def _dims(dim: Any) -> Any:
+    if dim is None:
+        return None
+    if isinstance(dim, (tuple, list)):
+        if dim and isinstance(dim[0], bool):  # torch looks at the first one alone
+            raise TypeError("'dim' must be ints, not bool")
+        return [_dim(one) for one in dim]
+    if isinstance(dim, bool) or not isinstance(dim, (Integral, Tensor, SymInt)):
+        raise TypeError(f"'dim' must be an int, or a tuple or list of them, not {type(dim).__name__}")
+    return _dim(dim)
+
+
+def _dim(dim: Any) -> Any:
+    if isinstance(dim, SymInt):
+        return dim
+    whole = index(dim)
+    if not -(1 << 63) <= whole < 1 << 63:
+        raise OverflowError(f"'dim' must be of 64 bits, not {whole}")
+    return whole
+
+
+def _refuse(name: str, given: dict[str, Any], others: dict[str, Any], reason: str) -> NoReturn:
+    """Raises what torch's function raises; or a TypeError with `reason`, should another torch take these arguments."""
+    named = {argument: value for argument, value in given.items() if value is not _DEFAULTS.get(argument)}
+    if isinstance(given["out"], Tensor):
+        del named["out"]  # nothing may be written
+    input = [named.pop("input")] if "input" in named else []
+    if input and isinstance(input[0], Tensor):
+        input = [torch.empty([0] * input[0].dim(), device="meta")]  # and nothing computed
+    getattr(torch, name)(*input, **named, **others)
+    raise TypeError(f"{name}(): {reason}")
