@@ -83,12 +83,15 @@ def source_lines(slug, results):
         compared = "The kernels were not measured by themselves: every figure is of the sum."
     text = (
         f"{results['gpu']}, {results['date']}: driver {results['driver']}, torch {results['torch']}, "
-        f"CUDA {results['cuda']}; `csrc/ladder/` at `{results['csrc'][:12]}`. 2^24 float32 (2^25 in chapter 5), blocks "
+        f"CUDA {results['cuda']}; ladder at `{results['csrc'][:12]}`. 2^24 float32 (2^25 in chapter 5), blocks "
         f"of 512 where they can be chosen, cold caches, medians of {climb['rungs'][1]['repeats']}. "
         f"The ceiling, a kernel that only reads the 64 MiB: {climb['ceiling']['gbps']:,.0f} GB/s. "
         f"Step: over the rung that the file compares itself with; total: over neighbored. {compared}"
     )
-    return [*wrapped(text), ""]
+    # The rung "engine" is of the latter.
+    sources = {"ladder": results["csrc"], "cuda": results.get("sources", {}).get("cuda")}
+    note = provenance.stale_note(sources)
+    return [*wrapped(text), "", *([note, ""] if note else [])]
 
 
 def counter_names():

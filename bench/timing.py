@@ -359,13 +359,17 @@ def _nothing():
 
 
 def in_turns(measures, repeats=21):
-    """{name: samples} of {name: measure()}, each taken when the GPU is idle; those of a first round are left out."""
+    """{name: samples} of {name: measure()}, each taken when the GPU is idle; those of a first round are left out.
+
+    Each round begins one further on, for what ran before leaves its mark on the next one.
+    """
     wait = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
-    samples = {name: [] for name in measures}
+    samples, names = {name: [] for name in measures}, list(measures)
     for round_ in range(repeats + 1):
-        for name, measure in measures.items():
+        first = round_ % len(names)
+        for name in names[first:] + names[:first]:
             wait()
-            sample = measure()
+            sample = measures[name]()
             if round_:
                 samples[name].append(sample)
     wait()

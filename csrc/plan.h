@@ -273,10 +273,9 @@ struct Tiling {
   // bits is a lot of code, which stands once.
   template <class Index>
   static GPUREDUCE_HOST_DEVICE uint32_t take(Index& rest, uint32_t size) {
-    if (size == 1) return 0;
     Index quotient = 0;
     if (sizeof(Index) > 4 && rest >> (8 * sizeof(Index) - 32) != 0) quotient = quotient_of(rest, size);
-    else if (rest >= size) quotient = static_cast<uint32_t>(rest) / size;
+    else quotient = rest < size ? 0 : size == 1 ? rest : static_cast<uint32_t>(rest) / size;
     const uint32_t left = static_cast<uint32_t>(rest - quotient * size);
     rest = quotient;
     return left;
