@@ -1254,7 +1254,7 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
     case Kernel::panels: plan_panels(plan, r, device, tuning); break;
   }
   const int64_t column_tiles = ceil_div(t.columns, t.tile_outputs);
-  if (column_tiles > kMaxGrid)
+  if (column_tiles > UINT32_MAX)
     throw std::invalid_argument("sum: the result has too many elements: " + std::to_string(t.outputs));
   t.column_tiles = static_cast<uint32_t>(column_tiles);
   t.batches = ceil_div(t.outputs, t.columns);

@@ -259,8 +259,8 @@ struct Tile {
 
 // How outputs and leaves are cut into tiles. Kernels and tests find tiles with this same code.
 struct Tiling {
-  uint32_t column_tiles;              // tiles side by side in a batch: at most kMaxGrid
-  uint32_t splits;                    // tiles one after the other along the leaves, as many; two or more write partial sums
+  uint32_t column_tiles;  // tiles side by side in a batch
+  uint32_t splits;        // tiles one after the other along the leaves, at most kMaxGrid; two or more write partial sums
   int32_t tile_outputs, tile_leaves;  // tile_leaves is a power of two
   int64_t batches;                    // of outputs
   int64_t tiles;                      // all of them

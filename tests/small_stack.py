@@ -1,6 +1,7 @@
 """Sums in a thread with a stack of 64 KiB, and pages below it that nothing may touch: what needs more ends the process.
 
-Run by test_threads.py, for each instruction set of the CPU; "cuda" as an argument does the same with tensors of a GPU.
+Run by test_threads.py, for each instruction set of the CPU; "cuda" as an argument does the same with tensors of a GPU,
+and "cuda torch" tries whether torch.sum can be called from such a thread there.
 The threads that share a sum have such stacks too, if OMP_STACKSIZE says so.
 """
 
@@ -103,9 +104,19 @@ def calls(device):
     yield "batched", batched
 
 
-def main(device="cpu"):
+def control(device):
+    """torch.sum in such a thread: a GPU's driver may need more than that."""
+    x = torch.ones(9, 1301, device=device)
+    wanted, got = torch.sum(x, 1), []
+    in_small_thread(lambda: got.append(torch.sum(x, 1)))
+    assert torch.equal(got[0], wanted)
+
+
+def main(device="cpu", what=""):
     warnings.simplefilter("ignore")
     torch.zeros(1, device=device).requires_grad_().sum().backward()  # torch's own threads begin
+    if what == "torch":
+        return control(device)
     for what, call in calls(device):
         for threads in (1, 5) if device == "cpu" else (1,):
             torch.set_num_threads(threads)

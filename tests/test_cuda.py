@@ -467,7 +467,7 @@ def test_short_rows_of_every_length(name, cuda):
             for tuning, got in tuned_sums(y, [1], tunings, unrounded(name)):
                 assert_same_bits(got, wanted, f"{rows} rows of {length}, offset {offset}, pitch {pitch}, {tuning!r}")
                 whole += tuning == tunings[1] and plan_of(view, [1], tuning)["row_width"] == 0
-    assert whole > 100 if size <= 4 else whole == 0
+    assert whole > 100 if size <= 4 and gpu()["early"] else whole == 0
 
 
 @pytest.mark.parametrize("name", [*ODD, *SPREAD])
@@ -686,10 +686,7 @@ def test_memory_is_the_output_and_the_partial_sums(op, name, shape, dim, cuda):
     """A call takes its output and the partial sums of its plan, and not a byte more."""
     x = torch.zeros(shape, dtype=dtype_of(name), device=cuda)
     result = dtype_of(model.natural_result(name))
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
-    plan = json.loads(
-        torch.ops.gpureduce._plan(list(shape), x.stride(), [dim], x.dtype, result, f"multiprocessors={processors}")
-    )
+    plan = plan_of(x, [dim])
     output, partials = x.numel() // shape[dim] * result.itemsize, plan["workspace_bytes"]
     assert output <= peak_memory(lambda: op(x, dim)) <= output + partials
     assert partials <= x.numel() * x.itemsize // 4

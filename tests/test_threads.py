@@ -21,5 +21,9 @@ def test_small_stacks(instructions):
 
 @linux
 def test_small_stacks_that_launch(cuda):
-    """The same on a GPU."""
+    """The same on a GPU, if its driver can do with so little."""
+    try:
+        python(HERE / "small_stack.py", cuda, "torch")
+    except AssertionError:
+        pytest.skip("torch.sum itself needs a larger stack on this GPU")
     python(HERE / "small_stack.py", cuda)

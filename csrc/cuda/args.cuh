@@ -86,8 +86,9 @@ struct TileLoop {
   // Moves on to the block's next tile, if it has one. Every thread of the block must call it, and may use the block's shared
   // memory again afterwards.
   __device__ __forceinline__ bool next(const Tiling& t) {
-    column_tile += gridDim.x;
-    if (column_tile >= t.column_tiles) {
+    if (t.column_tiles - column_tile > gridDim.x) {
+      column_tile += gridDim.x;
+    } else {
       column_tile = blockIdx.x;
       split += gridDim.y;
       if (split >= t.splits) {
