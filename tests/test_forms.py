@@ -200,6 +200,8 @@ MORE_OF_SUM = [
 ]
 # What torch takes, on the CPU, and we refuse: several results in one place.
 FEWER = ["f(x, 0, out=y[:1, :1].expand(3, 4))"]
+# On CUDA torch.mean does not look at the dtype of `out`, as on the CPU it does: it writes integers, or has no kernel.
+MEANS_ON_CUDA = ["f(x, 0, out=y.int())", "f(x, 0, out=y.bool())"]
 
 
 def told(call, f, device):
@@ -242,7 +244,8 @@ def test_forms_of_torch(around, op, device):
     assert len(FORMS) > 500
     with warnings.catch_warnings(), AROUND[around]():
         warnings.simplefilter("ignore")
-        differences = [one for call in FORMS if (one := difference(call, op, device))]
+        known = MEANS_ON_CUDA if op.divides and device == "cuda" else []
+        differences = [one for call in FORMS if call not in known and (one := difference(call, op, device))]
     assert not differences, "\n".join(differences)
 
 
@@ -251,7 +254,7 @@ def test_forms_beyond_torch(op, device):
     for call in MORE if op.divides else MORE + MORE_OF_SUM:
         assert isinstance(told(call, op.torch, device)[0], type), call
         assert isinstance(told(call, op.function, device)[1], torch.Tensor), call
-    for call in FEWER:
+    for call in FEWER + (MEANS_ON_CUDA if op.divides else []):
         assert told(call, op.function, device)[0] is RuntimeError, call
 
 
