@@ -36,7 +36,7 @@ DEVICES = {
 RESERVED = 1024  # bytes of shared memory that a block has besides
 RING_BLOCKS = 2  # blocks of the ring kernel that a multiprocessor has room for
 MOST_RESULT = 1 << 36  # bytes of a result that a GPU may hold
-MOST_UNASKED_MEMORY = 48 * 1024  # ... without asking for it
+MOST_UNASKED_MEMORY = 48 * 1024  # bytes of shared memory that a block has without asking for more
 SMALL_INTEGERS = {"bool", "int8", "uint8", "int16", "uint16"}  # added up in 32 bits
 KERNELS = {"rows", "thin", "columns", "narrow", "ring_rows", "expanded", "tiny", "dense", "flat", "panels"}
 
