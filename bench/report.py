@@ -25,22 +25,18 @@ MADE = "<!-- made by bench/report.py from bench/results/; do not edit -->"
 SLOWER = "bench:slower"  # the marker of README's list of what is slower
 VIEWS = "views.json"
 PAGE = "docs/performance.md"
-LOSSES = {"README.md": 10, PAGE: 25}  # that are shown at once
+LOSSES = 25  # that docs/performance.md shows at once
 SHOWN = """
+full float32 2^10
 full float32 2^20
 full float32 2^28
-full bfloat16 2^28
 full int8 2^28
-rows float32 (16384, 4096)
 rows bfloat16 (16384, 4096)
 rows float32 (2^20, 100)
+odd float32 (262144, 301)
 columns float32 (16384, 4096)
 columns float32 (2^20, 64)
 inside float32 (256, 64, 56, 56) dims 0, 2, 3
-awkward float32 2^26 at offset 1
-odd bfloat16 (65536, 1023)
-odd float32 (262144, 301)
-odd int8 (2^20, 33)
 """.strip().splitlines()  # the cells in README
 FAMILIES = {
     "full": "Sums of all elements",
@@ -218,18 +214,30 @@ def summary(results):
 # --- README.md ----------------------------------------------------------------------------------------------
 
 
-def readme_section(slug, results, root):
-    found = [bar for bar in bars.bars(results) if bar.met is not None]
+def readme_section(results, root):
+    """A few cells as a user would call them, and what the whole grid says."""
     known = {case["name"]: case for case in bars.measured(results["cases"])}
-    lines = [f"### {results['gpu']}", "", provenance_line(results), "", *warnings(results, root), *summary(results)]
-    lines += losses(results, LOSSES["README.md"], lambda n, _: [f"and {n} more: [{PAGE}]({PAGE})", ""])
-    shown = [known[name] for name in SHOWN if name in known]
-    lines += [*case_table(shown, results, beside=("torch",)), ""] if shown else []
+    rows = [
+        [
+            f"({', '.join(map(str, case['shape']))}{',' * (len(case['shape']) == 1)})",
+            "all" if case["dim"] is None else ", ".join(map(str, case["dim"])),
+            case["dtype"],
+            number(case["us"]["ours"]),
+            *(times(bars.ratio(case, rival)) for rival in ("torch", "compile")),
+        ]
+        for case in (known[name] for name in SHOWN if name in known)
+    ]
+    header = ["input", "dims summed", "dtype", "µs", "× torch.sum", "× torch.compile"]
+    lines = [f"**{results['gpu']}**", "", *warnings(results, root)]
+    lines += [*table(header, rows), ""] if rows else []
+    said = [
+        f"{found.median:.2f}× {bars.RIVALS[rival]} in the median ({found.mean:.2f}× in the geometric mean)"
+        for rival, found in bars.means(results["cases"], ("torch", "compile")).items()
+    ]
+    lines += [f"All {len(known)} measured shapes: {', '.join(said)}."] if said else []
     lines += [
-        f"[Bars]({PAGE}#bars-{slug}) set for the whole grid: {sum(b.met for b in found)} of {len(found)} met. "
-        f"All {len(known)} cells, small calls and the CPU: [{PAGE}]({PAGE}).",
-        "",
-        f"![GB/s against bytes on {results['gpu']}](docs/images/bandwidth-{slug}.svg)",
+        f"[{PAGE}]({PAGE}) has each of them, by class, and how they are measured. Measured on {results['date']} with "
+        f"torch {results['torch']}, CUDA {results['cuda']} and driver {results['driver']}.",
         "",
     ]
     return lines
@@ -248,7 +256,7 @@ def slower(all_results, all_views, root):
             if found.slower:
                 text = f"in {found.slower} of {found.cells} cells, at worst {pictures.times_text(found.worst)}×"
                 lines.append(f"- On its CPU, {bars.RIVALS[rival]} is faster {text} ({found.where}).")
-    lines += [f"- {views_text(views, root)}" for _, views in all_views]
+    lines += [f"- {views_text(views, root, PAGE)}" for _, views in all_views]
     if not all_views:
         lines.append("- Random views, which torch.sum may sum faster, are not measured yet.")
     gpus = [results["gpu"] for _, results in all_results]
@@ -259,13 +267,14 @@ def slower(all_results, all_views, root):
     return [*lines, ""]
 
 
-def views_text(results, root):
+def views_text(results, root, page=""):
+    """`page`: where the views are listed, from where this text stands."""
     ratios = sorted(view["torch_us"] / view["us"] for view in results["views"])
     slower = sum(ratio < 1 for ratio in ratios)
     low, high = results["log2"]
     note = provenance.stale_note(provenance.sources(results, "cuda"), root)
     text = (
-        f"{results['gpu']}: of {len(ratios)} [random views]({PAGE}#random-views) of 2^{low:g} to 2^{high:g} elements, "
+        f"{results['gpu']}: of {len(ratios)} [random views]({page}#random-views) of 2^{low:g} to 2^{high:g} elements, "
         f"torch.sum is faster in {slower} ({slower / len(ratios):.1%}), at worst {times(ratios[0])}.\n  "
         f"The median is {statistics.median(ratios):.2f}×, the geometric mean {statistics.geometric_mean(ratios):.2f}×."
     )
@@ -277,8 +286,8 @@ def readme_text(text, all_results, all_views, root):
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise ValueError(f"README.md must hold the markers {BEGIN} and {END}, once each and in this order")
     lines = [BEGIN, MADE, ""]
-    for slug, results in all_results:
-        lines += readme_section(slug, results, root)
+    for _, results in all_results:
+        lines += readme_section(results, root)
     lines += [] if all_results else ["not measured yet", ""]
     head, rest = text.split(BEGIN)
     text = head + "\n".join(lines) + END + rest.split(END)[1]
@@ -319,7 +328,7 @@ passes over the cells. What stands between us and the bars that are not met: [li
 def page_section(slug, results, root):
     gpu, cpu = (cases for _, cases in places(results))
     lines = [f"## {results['gpu']}", "", provenance_line(results), "", *warnings(results, root), *wrong(results)]
-    lines += losses(results, LOSSES[PAGE], lambda n, rows: folded(f"The other {n}", rows))
+    lines += losses(results, LOSSES, lambda n, rows: folded(f"The other {n}", rows))
     lines += [f"### Bars: {slug}", "", *bar_lines(results), f"### Summary: {slug}", "", *summary(results)]
     for kind, what in (("heat", "Ratios of all cells"), ("bandwidth", "GB/s against bytes")):
         lines += [f"![{what} on {results['gpu']}](images/{kind}-{slug}.svg)", ""]

@@ -1,4 +1,4 @@
-"""examples/: each runs at a small size, says what it promises, keeps it, and would notice if it did not."""
+"""examples/ and the pages: each example runs at a small size, and keeps what it says; so does the code of README."""
 
 import importlib.util
 import json
@@ -13,7 +13,8 @@ import torch
 import torch_reduce
 from support import data, python
 
-EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("[!_]*.py"))
 
 
@@ -242,3 +243,25 @@ def test_replace_compares(example, monkeypatch):
     torchs, ours = module.compare(*module.make(torch.device("cpu"), small=True), rounds=1).values()
     assert torchs["batches"] == {2: 3072, 5: 3072} and ours["batches"] == {2: 0, 5: 0}
     assert torchs["again"] == ours["again"] == 0
+
+
+def test_readme(device):
+    """README's code runs, one block after the other, and what it asserts holds."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) >= 3
+    code = "\n".join(blocks).replace('"cuda"', repr(device))
+    if device == "cpu":
+        code = code.replace("16384", "64")
+    exec(compile(code, "README.md", "exec"), {"model": lambda x: x.float().requires_grad_()})
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+)
+def test_links(page):
+    """Every link of a page to a file of the project leads somewhere."""
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8"))
+    missing = [link for link in links if ":" not in link and link[0] != "#"]
+    missing = [link for link in missing if not (path.parent / link.split("#")[0]).exists()]
+    assert not missing
