@@ -87,9 +87,9 @@ def of_read(case, results):
     return f"{share:.1f}%" + ("" if reason is None else f" ({reason or '**no reason known**'})")
 
 
-def case_table(cases, results, rivals=bars.RIVALS, reads=True, beside=tuple(bars.RIVALS)):
-    """A line a cell. `beside`: whose ratios back to back stand there too, if that was measured."""
-    beside = beside if any(map(bars.between, cases)) else None
+def case_table(cases, results, rivals=bars.RIVALS, reads=True):
+    """A line a cell. What was measured back to back stands there too."""
+    beside = tuple(bars.RIVALS) if any(map(bars.between, cases)) else None
     header = ["cell", "bytes", "µs", "GB/s"] + ["of read"] * reads + [f"× {bars.RIVALS[rival]}" for rival in rivals]
     if beside is not None:
         header += ["back to back: µs", *(f"back to back: × {bars.RIVALS[rival]}" for rival in beside)]
@@ -163,14 +163,15 @@ def lost(results):
     ]
 
 
-def losses(results, most, rest):
-    """The first `most` of what is lost, and what `rest` makes of the others."""
+def losses(results):
+    """What is lost: the first LOSSES at once, the others folded."""
     rows, header = lost(results), ["cell", "who", "their time / ours", ""]
     if not rows:
         return ["Nobody is faster in any cell.", ""]
     lines = [f"**Where another one is faster** ({len(rows)}), worst first, the CPU's last:", ""]
-    lines += [*table(header, rows[:most]), ""]
-    return lines + (rest(len(rows) - most, table(header, rows[most:])) if len(rows) > most else [])
+    lines += [*table(header, rows[:LOSSES]), ""]
+    others = rows[LOSSES:]
+    return lines + (folded(f"The other {len(others)}", table(header, others)) if others else [])
 
 
 def mean_row(name, what, found, beside):
@@ -328,7 +329,7 @@ passes over the cells. What stands between us and the bars that are not met: [li
 def page_section(slug, results, root):
     gpu, cpu = (cases for _, cases in places(results))
     lines = [f"## {results['gpu']}", "", provenance_line(results), "", *warnings(results, root), *wrong(results)]
-    lines += losses(results, LOSSES, lambda n, rows: folded(f"The other {n}", rows))
+    lines += losses(results)
     lines += [f"### Bars: {slug}", "", *bar_lines(results), f"### Summary: {slug}", "", *summary(results)]
     for kind, what in (("heat", "Ratios of all cells"), ("bandwidth", "GB/s against bytes")):
         lines += [f"![{what} on {results['gpu']}](images/{kind}-{slug}.svg)", ""]
