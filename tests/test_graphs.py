@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from support import assert_same_bits, data, in_threads, taken
+from support import assert_same_bits, data, in_threads, python, taken
 
 SHAPES = [((256, 1000), 1), ((5000, 30), 0), ((64, 200, 9), (0, 2)), ((1 << 21,), None)]
 
@@ -47,6 +47,27 @@ def test_many_graphs(op, cuda):
         for (x, dim), graph, result in reversed(list(zip(inputs, graphs, results, strict=True))):
             graph.replay()
             assert_same_bits(result, op(x.cpu(), dim))
+
+
+FIRST = """
+import torch
+import torch_reduce
+from support import assert_same_bits, data
+x = data({shape}, "{name}", device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    result = torch_reduce.sum(x, {dim})
+graph.replay()
+assert_same_bits(result, torch_reduce.sum(x.cpu(), {dim}))
+"""
+
+
+@pytest.mark.parametrize("name", ["float32", "int8"])
+@pytest.mark.parametrize("shape, dim", SHAPES)
+def test_first_call_is_captured(shape, dim, name, cuda, tmp_path):
+    """The first call of a process may stand in a capture: nothing that is asked or loaded then is forbidden there."""
+    (tmp_path / "first.py").write_text(FIRST.format(shape=shape, dim=dim, name=name))
+    python(tmp_path / "first.py")
 
 
 def test_graph_of_a_backward_pass(op, cuda):
