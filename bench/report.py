@@ -125,7 +125,7 @@ def provenance_line(results):
     missing = f" Of {cells} cells {measured} were measured." if measured < cells else ""
     return (
         f"Measured on {results['date']}: driver {results['driver']}, torch {results['torch']}, CUDA {results['cuda']}, "
-        f"CUB {results.get('cub', 'none')}, Python {results['python']}; CPU: {results['cpu_name']}, "
+        f"CUB {results.get('cub', 'none')}, Python {results['python']}; CPU: {results['cpu_name']},\n"
         f"{results['cpu_threads']} threads; {provenance.at(sources(results))}.{read}{missing}"
     )
 

@@ -532,7 +532,7 @@ def made_up_models():
     times = facts | {
         "gradients": [case | {"eager_us": {"ours": 40.0, "torch": 30.0}}],
         "host": {"sum": {"torch.sum": {"plain": 4.0, "grad": 5.0}, "torch_reduce.sum": {"plain": 3.0, "grad": 6.0}}},
-        "train": {"eager": pair},
+        "train": {"eager": {"ours": [2.0, 2.5, 2.1], "torch": [5.0, 4.0, 6.0]}},
         "replace": {
             "torch": {"batches": {"2": 17, "5": 192}, "again": 3, "ms": 4.0},
             "ours": {"batches": {"2": 0, "5": 0}, "again": 0, "ms": 3.0},
@@ -571,7 +571,7 @@ def test_models_page(models_repository):
     for row in (
         "| sum float32 (32, 64) | 2.00 | 2.50× | 2.00 | 2.50× | 40.00 | **0.750×** |",
         "| `torch.sum` | 4.00 | 1.00× | 5.00 | 1.00× |\n| `torch_reduce.sum` | 3.00 | 0.75× | 6.00 | 1.20× |",
-        "| eager | 2.00 | 5.00 | 2.50× |",
+        "| eager | 2.10 | 5.00 | 2.38× | 2.00 to 2.50 | 4.00 to 6.00 |",
         "| values that differ in a batch of 5 | 192 | 0 |\n| values that differ in a second run | 3 | 0 |",
         "| rows, float32 | 3 | 1 |",
     ):
@@ -691,6 +691,13 @@ def made_up_views():
     facts = {key: value for key, value in made_up_results().items() if isinstance(value, (str, int))}
     rows = [{"view": f"float32 ({i},) dims (0,)", "us": 2.0, "torch_us": t} for i, t in enumerate((4.0, 0.72, 2.0))]
     return facts | {"count": 3, "seed": 1, "log2": [12, 25], "views": rows}
+
+
+def test_a_step_that_is_noise():
+    """A step is called slower where every model with ours is slower than every one with torch's."""
+    assert models_report.is_noise({"ours": [2.0, 3.0], "torch": [1.0, 2.0]})
+    assert not models_report.is_noise({"ours": [2.1, 3.0], "torch": [1.0, 2.0]})
+    assert "| eager | 2.10 | 5.00 | 2.38× | 2.00 to 2.50 | 4.00 to 6.00 |" in models_report.train(made_up_models()[0])
 
 
 def test_what_is_slower(models_repository):
