@@ -1,4 +1,4 @@
-"""examples/ and the pages: each example runs at a small size, and keeps what it says; so does the code of README."""
+"""examples/: each one runs at a small size, and keeps what it says."""
 
 import importlib.util
 import json
@@ -53,7 +53,7 @@ def main(module, monkeypatch, *arguments):
 
 def test_all_are_here():
     """Each example has a test below."""
-    assert NAMES == ["batch_invariance", "replace", "same_bits_cpu_gpu", "train"]
+    assert NAMES == ["batch_invariance", "first_steps", "replace", "same_bits_cpu_gpu", "train"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,6 +96,27 @@ def test_train(arguments, device):
     assert losses[:5] == losses[5:] and len({loss for _, loss in losses}) > 1
 
 
+def test_train_control(device):
+    """The control pools with torch's index_add_, runs to its end, and says how many losses differ."""
+    text = run("train", "--device", device, "--control")
+    assert re.search(r"^\d+ of 10 losses differ between the runs, in any bit(, from step \d+ on)?$", text, re.MULTILINE)
+
+
+def test_train_control_differs(example, cuda):
+    """Atomics make the same training end otherwise, so that the control is one; three tries, since it takes luck."""
+    train = example("train")
+    sizes = train.BIG["sizes"] | {"pool": train.pool_by_atomics}
+    runs = [train.train(train.predict, torch.device(cuda), sizes, train.BIG["batch"], steps=30) for _ in range(4)]
+    assert any(not torch.equal(runs[0], other) for other in runs[1:])
+
+
+def test_pools_agree(example, device):
+    """The control pools the same elements: only the order of its additions is another one."""
+    train = example("train")
+    x, mask = data((5, 40, 16), "float64", device=device), torch.rand(5, 40, device=device) < 0.7
+    torch.testing.assert_close(train.pool_by_atomics(x, mask), train.pool(x, mask))
+
+
 def test_train_learns(example, device):
     """The gradients that flow through the sums are of use."""
     train = example("train")
@@ -116,6 +137,19 @@ def test_train_sees_a_difference(example, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="another one"):
         main(train, monkeypatch, "--small", "--device", "cpu")
     assert re.search(r"^([1-9]|10) of 10 losses differ", capsys.readouterr().out, re.MULTILINE)
+
+
+# --- first_steps.py ---------------------------------------------------------------------------------------------------
+
+
+def test_first_steps(device, example):
+    """Every step is shown with its words and its code, and what it asserts holds."""
+    text = run("first_steps", "--device", device)
+    for i, step in enumerate(example("first_steps").STEPS, 1):
+        assert f"\n{i}. {step.__doc__}\n\n    " in text
+    assert "tensor([ 6., 22., 38.]" in text and "IndexError: Dimension out of range" in text
+    shown = re.findall(r"by hand: (\S+)  torch_reduce: (\S+)", text)
+    assert len(shown) == 1 and shown[0][0] == shown[0][1]
 
 
 # --- batch_invariance.py ----------------------------------------------------------------------------------------------
@@ -243,25 +277,3 @@ def test_replace_compares(example, monkeypatch):
     torchs, ours = module.compare(*module.make(torch.device("cpu"), small=True), rounds=1).values()
     assert torchs["batches"] == {2: 3072, 5: 3072} and ours["batches"] == {2: 0, 5: 0}
     assert torchs["again"] == ours["again"] == 0
-
-
-def test_readme(device):
-    """README's code runs, one block after the other, and what it asserts holds."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) >= 3
-    code = "\n".join(blocks).replace('"cuda"', repr(device))
-    if device == "cpu":
-        code = code.replace("16384", "64")
-    exec(compile(code, "README.md", "exec"), {"model": lambda x: x.float().requires_grad_()})
-
-
-@pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
-)
-def test_links(page):
-    """Every link of a page to a file of the project leads somewhere."""
-    path = ROOT / page
-    links = re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8"))
-    missing = [link for link in links if ":" not in link and link[0] != "#"]
-    missing = [link for link in missing if not (path.parent / link.split("#")[0]).exists()]
-    assert not missing

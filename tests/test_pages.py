@@ -1,0 +1,135 @@
+"""The pages that people read: their code runs, their links lead somewhere, their lines are short, their figures made.
+
+docs/limits.md is a laboratory report with figures by hand, and docs/design.md describes the code line by line: of these
+two the lines and figures are not checked.
+"""
+
+import pathlib
+import re
+import shlex
+
+import pytest
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+DENSE = ("docs/limits.md", "docs/design.md")
+MEASURED = re.compile(r"\d[\d,.]* ?(?:µs|ms\b|GB/s|TB/s)|\d[\d,.]*%(?! \d)|\d\.\d+ ?×")
+LONGEST = 200
+
+
+def text_of(page):
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(text, language):
+    """The code blocks of a language ("" for those that name none)."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [code for name, code in found if name == language]
+
+
+def by_hand(text):
+    """What people wrote: neither what a script put between its markers, nor code."""
+    if "<!-- made by bench/report.py from bench/results/; do not edit -->" in text.splitlines()[:1]:
+        return ""
+    text = re.sub(r"<!-- (\w+:[\w ]+?)(?::begin)? -->.*?<!-- (?:/\1|\w+:end) -->", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!-- bench:begin -->.*?<!-- bench:end -->", "", text, flags=re.DOTALL)
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def long_lines(text):
+    """Lines of prose that are too long: a table's row and a picture stay on one line, whatever it takes."""
+    return [line for line in text.splitlines() if len(line) > LONGEST and not line.startswith(("|", "!["))]
+
+
+def dead_links(page, text):
+    """Links to files of the project that are not there, and to headings of a page that it does not have."""
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if ":" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target.read_text())):
+            dead.append(link)
+    return dead
+
+
+def anchors(text):
+    """The names that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def unknown_commands(code):
+    """Commands of a block that name a script, a module or a target of make which is not there."""
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    unknown = []
+    for line in code.splitlines():
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:  # a drawing, or prose
+            continue
+        for word, after in zip(words, [*words[1:], ""], strict=False):
+            module = word == "-m" and after.startswith("torch_reduce") and after.replace(".", "/")
+            missing = module and not any((ROOT / end).exists() for end in (f"{module}.py", f"{module}/__main__.py"))
+            script = word.endswith(".py") and "/" in word and not (ROOT / word).exists()
+            target = word == "make" and re.fullmatch(r"[a-z]+", after) and after not in targets
+            if missing or script or target:
+                unknown.append(line)
+    return unknown
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links(page):
+    """Every link to a file of the project, or to a heading, leads somewhere."""
+    assert not dead_links(page, text_of(page))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_lines(page):
+    """No line of prose is longer than a screen is wide."""
+    if page not in DENSE:
+        assert not long_lines(text_of(page))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_figures_are_made(page):
+    """A measured figure stands where a script puts it: one by hand would be wrong after the next measurement."""
+    if page not in DENSE:
+        found = [line for line in by_hand(text_of(page)).splitlines() if MEASURED.search(line)]
+        assert not found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_exist(page):
+    """What a page tells people to type names scripts, modules and targets that exist."""
+    assert not [line for code in blocks(text_of(page), "") for line in unknown_commands(code)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(text_of(page), "python")])
+def test_code(page, device):
+    """The Python of a page runs, one block after the other, and what it asserts holds."""
+    code = "\n".join(blocks(text_of(page), "python")).replace('"cuda"', repr(device))
+    if "ladder.run(" in code and device == "cpu":
+        pytest.skip("the ladder needs an NVIDIA GPU")
+    if device == "cpu":
+        code = code.replace("16384", "64")
+    x = torch.randn(1 << 16, device=device)
+    exec(compile(code, page, "exec"), {"model": lambda x: x.float().requires_grad_(), "x": x})
+
+
+def test_checks_see_faults():
+    """Each of the checks above finds what it is for."""
+    assert by_hand("a\n<!-- models:x -->\n3 µs\n<!-- /models:x -->\nb").split() == ["a", "b"]
+    assert by_hand("a\n<!-- bench:begin -->\n3 µs\n<!-- bench:end -->\nb").split() == ["a", "b"]
+    assert MEASURED.search("it takes 33.5 µs") and MEASURED.search("1.23× as fast") and not MEASURED.search("above 1×")
+    assert long_lines("x" * 201) and not long_lines("|" + "x" * 300) and not long_lines("x" * 200)
+    assert dead_links("README.md", "[a](docs/none.md) [b](docs/order.md#none)") == [
+        "docs/none.md",
+        "docs/order.md#none",
+    ]
+    assert not dead_links("docs/order.md", "[a](../README.md#install) [b](https://example.com/x)")
+    wrong = "python bench/none.py\nmake nothing\npython -m torch_reduce.none"
+    assert unknown_commands(wrong) == wrong.splitlines()
+    assert not unknown_commands("make test ARGS='-k x'  # tests\npython -m torch_reduce\npython bench/grid.py --only x")
