@@ -113,18 +113,13 @@ def counter_table(climb, names):
 
 
 def chapter(slug, results, number):
-    """The table of a chapter, its counters, and what they say."""
+    """The table of a chapter, and its counters."""
     rungs = {rung.name: rung for rung in ladder.rungs() if rung.chapter == number}
     climb = results["climb"]
     table = [[f"[{r.number} {r.name}](../csrc/ladder/{r.file})", *cells] for r, cells in rows(climb, rungs)]
     lines = [*report.table(["rung", *HEADER], table), "", *counter_table(climb, rungs)]
-    for step in climb["rungs"]:
-        if step["name"] in rungs and (
-            text := _climb.sentence(rungs[step["name"]], step, _climb.compared(step, climb["rungs"]))
-        ):
-            lines.append(f"- **{step['name']}**: {text}")
     beside_times = {name for printed in _climb.LESSONS.values() for name in printed}
-    return [*lines, "", *profiled([s for s in climb["rungs"] if s["name"] in set(rungs) - beside_times])]
+    return [*lines, *profiled([s for s in climb["rungs"] if s["name"] in set(rungs) - beside_times])]
 
 
 def profiled(steps):
@@ -180,7 +175,7 @@ def elements(slug, results):
 
 
 def picture(slug, results, folder=""):
-    return [f"![Time of each rung's whole sum on {results['gpu']}, log scale]({folder}images/ladder-{slug}.svg)", ""]
+    return [f"![Time of each rung on {results['gpu']}, a dot a rung, log scale]({folder}images/ladder-{slug}.svg)", ""]
 
 
 PARTS = {

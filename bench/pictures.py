@@ -46,12 +46,22 @@ def _line(points, colour, **style):
     return f'<polyline points="{where}" fill="none" stroke="{colour}"{_style(style)}/>'
 
 
+# Where the reader's screen is dark: the ground, what is written on it, and the lines of grids. Text on a coloured cell
+# names its own colour, and stays as it is.
+DARK = """<style>@media (prefers-color-scheme: dark) {
+svg { fill: #e6edf3 } #ground { fill: #0d1117 }
+text[fill="#666666"] { fill: #9198a1 } rect[fill="#f0f0f0"] { fill: #21262d }
+[stroke="#dddddd"], [stroke="#eeeeee"] { stroke: #3d444d } [stroke="#222222"] { stroke: #e6edf3 }
+}</style>"""
+
+
 def _document(width, height, title, parts):
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
         f'height="{height:.0f}" role="img" font-family="Helvetica, Arial, sans-serif" font-size="11" fill="#222222">'
     )
-    start = [head, f"<title>{html.escape(title)}</title>", _rect(0, 0, width, height, "#ffffff")]
+    ground = _rect(0, 0, width, height, "#ffffff", id="ground")
+    start = [head, f"<title>{html.escape(title)}</title>", DARK, ground]
     return "\n".join([*start, *parts, "</svg>"]) + "\n"
 
 
@@ -139,7 +149,7 @@ def heat_map(results):
         shorter = heights.index(min(heights))
         columns[shorter].append(panel)
         heights[shorter] += panel.height
-    title = f"{results['gpu']}: the time of another one over ours, {how_timed(results)}"
+    title = f"{results['gpu']}: how many times as fast as another one torch_reduce is, {how_timed(results)}"
     parts = [_text(MARGIN, 28, title, font_size=16, font_weight="bold"), *_scale(MARGIN, 40)]
     left, below, right = MARGIN, 84, MARGIN
     for column in columns:
@@ -161,8 +171,9 @@ def _scale(x, y):
     for value in (0.8, 0.9, 0.95, 1, 1.5, 2, 4):
         parts += _heat_cell(x, y, value, False)
         x += CELL_W
-    note = "red, bold: torch_reduce is slower;  ~ within the noise;  grey: not measured, or it cannot"
-    return [*parts, _text(x + GAP, y + 12, note)]
+    note = "blue: torch_reduce is faster, 2.00 in half the time;  white: as fast;  red, bold: slower;"
+    more = "~ within the noise;  grey: not measured, or the other one cannot"
+    return [*parts, _text(x + GAP, y + 8, note), _text(x + GAP, y + 23, more)]
 
 
 # --- bandwidth ----------------------------------------------------------------------------------------------
@@ -210,7 +221,7 @@ def _plot(left, top, title, lines, most):
         parts.append(_line([(left + LEFT, y), (left + LEFT + PLOT_W, y)], "#dddddd"))
         parts.append(_text(left + LEFT - 6, y + 4, f"{i * _step(most):,.10g}", "end"))
     for e in range(math.ceil(low), math.floor(high) + 1):
-        if e % 4 == 0:
+        if e % 4 == 0:  # the axis is logarithmic
             x, _ = place(2**e, 0)
             parts.append(_line([(x, top + TOP), (x, bottom)], "#eeeeee"))
             parts.append(_text(x, bottom + 15, bytes_text(2**e), "middle"))
@@ -224,9 +235,9 @@ def _plot(left, top, title, lines, most):
 
 
 def bandwidth(results):
-    """GB/s of full sums against bytes: cold above hot, a dtype a column."""
+    """GB/s of full sums against bytes: from memory above from the cache, a dtype a column."""
     found = curves(results["cases"])
-    title = f"{results['gpu']}: sum of all elements, GB/s against bytes, {how_timed(results)}"
+    title = f"{results['gpu']}: sum of all elements, GB/s (up) for inputs of so many bytes, {how_timed(results)}"
     parts = [_text(MARGIN, 28, title, font_size=16, font_weight="bold")]
     x = MARGIN
     for name in ("ours", "torch", "compile", "cub", "read"):
@@ -241,7 +252,7 @@ def bandwidth(results):
         most = 1.05 * max((y for lines in shown for line in lines.values() for _, y in line), default=1)
         for column, dtype in enumerate(dtypes):
             if (dtype, hot) in found:
-                where = "hot: one buffer, read again and again" if hot else "cold cache"
+                where = "from the cache: one buffer, again and again" if hot else "from memory"
                 parts += _plot(column * wide, 64 + row * high, f"{dtype}, {where}", found[dtype, hot], most)
     return _document(2 * wide, 64 + 2 * high, title, parts)
 
@@ -249,68 +260,95 @@ def bandwidth(results):
 # --- the ladder ---------------------------------------------------------------------------------------------
 
 CHAPTERS = ("#c0392b", "#d68910", "#2e86c1", "#27ae60", "#7f8c8d", "#8e44ad")
-ROW, NAME_W, BAR_W = 18, 190, 560
+DIVERGENCE = 5  # the chapter whose kernels sum nothing
+ROW, NAME_W, DOTS_W = 18, 190, 540
 
 
 def ladder(results, rungs):
-    """Time of each rung on the GPU, a row each, on a logarithmic axis; chapters coloured. The line is the ceiling."""
+    """A dot a rung, at its time on a logarithmic axis, coloured by chapter; what sums nothing has its own panel."""
     climb = results["climb"]
     known = {rung.name: rung for rung in rungs if rung.device == "cuda"}
     steps = [step for step in climb["rungs"] if step["name"] in known]
-    fastest = climb["ceiling"]["us"]
-    low = math.floor(math.log10(min(fastest, *(step["us"] for step in steps))))
-    high = math.ceil(math.log10(max(step["us"] for step in steps)) * 4) / 4
-    left, top = MARGIN + NAME_W, 78
-
-    def place(us):
-        return left + (math.log10(us) - low) / (high - low) * BAR_W
-
-    title = f"{results['gpu']}: time of each rung, 2^24 float32 (chapter 5: 2^25, written)"
+    title = f"{results['gpu']}: time of each rung, in µs; further left is faster"
     parts = [_text(MARGIN, 28, title, font_size=16, font_weight="bold")]
     x = MARGIN
-    for number in sorted({rung.chapter for rung in known.values()}):
+    for number in sorted({rung.chapter for rung in known.values()} - {DIVERGENCE}):
         name = f"{number} {next(rung.title for rung in rungs if rung.chapter == number)}"
-        parts += [_rect(x, 40, 10, 10, CHAPTERS[number - 1]), _text(x + 14, 49, name, font_size=10)]
+        parts += [_dot(x + 5, 45, CHAPTERS[number - 1]), _text(x + 14, 49, name, font_size=10)]
         x += 26 + 5.4 * len(name)
-    y, chapter, marks = top, None, []
+    sums, others = ([s for s in steps if (known[s["name"]].chapter == DIVERGENCE) == apart] for apart in (False, True))
+    drawn, bottom = _dots("the whole sum of 2^24 float32", sums, known, 74, climb["ceiling"]["us"])
+    parts += drawn
+    if others:
+        name = f"chapter {DIVERGENCE}, divergence: these kernels write 2^25 float32, and sum nothing"
+        drawn, bottom = _dots(name, others, known, bottom + 2 * GAP)
+        parts += drawn
+    return _document(max(MARGIN + NAME_W + DOTS_W + 80, x), bottom, title, parts)
+
+
+def _dot(x, y, colour):
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}"/>'
+
+
+def _dots(name, steps, known, y, ceiling=None):
+    """(what is drawn, where it ends): a row a step under a heading, and an axis in whole decades below."""
+    times = [step["us"] for step in steps] + ([ceiling] if ceiling else [])
+    low, high = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
+    left, top = MARGIN + NAME_W, y + 26
+
+    def place(us):
+        return left + (math.log10(us) - low) / (high - low) * DOTS_W
+
+    parts, marks, y, chapter = [_text(MARGIN, y + 8, name, font_size=13, font_weight="bold")], [], top, None
     for step in steps:
         rung = known[step["name"]]
         if chapter not in (None, rung.chapter):
             y += GAP
         chapter = rung.chapter
         marks.append(_text(left - 8, y + 12, f"{rung.number} {rung.name}", "end"))
-        marks.append(_rect(left, y + 2, max(1, place(step["us"]) - left), ROW - 5, CHAPTERS[chapter - 1]))
-        marks.append(_text(place(step["us"]) + 5, y + 12, f"{step['us']:,.1f} µs", font_size=10))
+        marks.append(_dot(place(step["us"]), y + 8, CHAPTERS[chapter - 1]))
+        marks.append(_text(place(step["us"]) + 9, y + 12, f"{step['us']:,.1f}", font_size=10))
         y += ROW
-    for e in range(low, math.floor(high) + 1):
+    for e in range(low, high + 1):
         for k in (1, 2, 5):
             at = place(k * 10**e)
-            if left <= at <= left + BAR_W:
+            if at <= left + DOTS_W + 1:
                 parts.append(_line([(at, top), (at, y)], "#dddddd"))
                 parts.append(_text(at, y + 14, f"{k * 10**e:,g}", "middle"))
-    at = place(fastest)
-    note = _text(at, top - 6, f"only reading: {fastest:.1f} µs", "middle", font_size=10)
-    parts += [*marks, _line([(at, top), (at, y)], "#222222", stroke_dasharray="5 4"), note]
-    parts.append(_text(left + BAR_W / 2, y + 30, "µs, logarithmic", "middle"))
-    return _document(max(left + BAR_W + 80, x), y + 40, title, parts)
+    if ceiling:
+        at = place(ceiling)
+        parts.append(_line([(at, top), (at, y)], "#222222", stroke_dasharray="5 4"))
+        parts.append(_text(at, top - 6, f"a kernel that only reads: {ceiling:.1f}", "middle", font_size=10))
+    note = _text(left + DOTS_W / 2, y + 30, "µs; the axis is logarithmic: each 10 is as far from the last", "middle")
+    return [*parts, *marks, note], y + 40
 
 
 # --- one row's sum in growing batches -----------------------------------------------------------------------
 
-PATTERN_W, PATTERN_H = 28, 22
+PATTERN_W, PATTERN_H = 23, 22
 PATTERNS = ("#2e86c1", "#e67e22", "#27ae60", "#8e44ad", "#c0392b", "#16a085", "#7f8c8d", "#d35400", "#2c3e50")
+WHY = (
+    "torch.sum shares out a row's elements by how many rows there are, so the batch changes the order of additions.",
+    "torch_reduce's order depends on the number of elements alone. Equal numbers and colours are equal bits.",
+)
 
 
 def batch_invariance(results):
-    """A line a sum, a cell a batch size; equal bits of the row's result have equal numbers and colours."""
+    """A line a sum, a cell a batch size, for what differs anywhere: equal bits have equal numbers and colours."""
     sizes = results["sizes"]
-    names = [f"{name}: 00 results" for case in results["cases"] for name in case["patterns"]]
+    differing = [case for case in results["cases"] if any(max(numbers) for numbers in case["patterns"].values())]
+    cases = differing or results["cases"]
+    names = [f"{name}: 00 results" for case in cases for name in case["patterns"]]
     left = MARGIN + 12 + CHARACTER * max(map(len, names))
-    title = f"{results['gpu']}: the bits of one row's sum while the batch grows; n = {results['n']:,}"
-    parts, y = [_text(MARGIN, 28, title, font_size=16, font_weight="bold")], 56
+    title = f"{results['gpu']}: one row of {results['n']:,} elements, summed in growing batches"
+    parts, y = [_text(MARGIN, 28, title, font_size=16, font_weight="bold")], 30
+    for line in WHY:
+        y += 17
+        parts.append(_text(MARGIN, y, line))
+    y += 26
     parts += [_text(left + (i + 0.5) * PATTERN_W, y, str(n), "middle", font_size=9) for i, n in enumerate(sizes)]
-    parts.append(_text(left - GAP, y, "batch", "end", font_size=9))
-    for case in results["cases"]:
+    parts.append(_text(left - GAP, y, "rows in the batch", "end", font_size=9))
+    for case in cases:
         y += PATTERN_H
         parts.append(_text(MARGIN, y, f"{case['layout']}, {case['dtype']}", font_weight="bold"))
         y += GAP
@@ -323,6 +361,5 @@ def batch_invariance(results):
                 middle = x + (PATTERN_W - 1) / 2
                 parts.append(_text(middle, y + 14, str(number + 1), "middle", font_size=10, fill="#ffffff"))
             y += PATTERN_H
-    return _document(
-        max(left + len(sizes) * PATTERN_W, MARGIN + 1.5 * CHARACTER * len(title)) + MARGIN, y + GAP, title, parts
-    )
+    width = max(left + len(sizes) * PATTERN_W, MARGIN + CHARACTER * max(1.5 * len(title), *map(len, WHY))) + MARGIN
+    return _document(width, y + GAP, title, parts)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import torch_reduce
+from torch_reduce import ladder
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = sorted((ROOT / "bench" / "results").glob("*/*.json"))
@@ -467,6 +468,40 @@ def test_incomplete_results(repository, lacking):
     """A run that was cut off early gives pages all the same."""
     write(repository, made_up_results() | lacking)
     assert check(repository) is None
+
+
+def test_pictures_of_the_ladder():
+    """A dot a rung; what sums nothing stands in a panel of its own, under the sums and their axis."""
+    results = dict(report.load_results(ROOT, "ladder.json"))["h200"]
+    steps = [step for step in results["climb"]["rungs"] if step["name"] != "host_recursive"]
+    picture = pictures.ladder(results, ladder.rungs())
+    chapters = len({rung.chapter for rung in ladder.rungs() if rung.device == "cuda"}) - 1
+    assert picture.count("<circle") == len(steps) + chapters and picture.count("<rect") == 1
+    assert picture.index("engine") < picture.index("sum nothing") < picture.index("math_kernel1")
+    assert picture.count("the axis is logarithmic") == 2 and "µs" in picture
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "images").glob("*.svg")), ids=lambda path: path.name)
+def test_pictures_follow_the_screen(path):
+    """Each picture has colours for a dark screen: its ground, its text, and each grey that it draws with."""
+    picture = path.read_text()
+    assert "prefers-color-scheme: dark" in picture and 'id="ground"' in picture
+    for grey in set(re.findall(r'stroke="(#(?:ddd|eee|222)\w+)"', picture)) | set(
+        re.findall(r'fill="(#666666)"', picture)
+    ):
+        assert f'"{grey}"]' in pictures.DARK
+
+
+def test_batch_picture_shows_what_differs():
+    """Layouts in which no sum's bits ever change are left out, unless that is so of all."""
+    cases = [
+        {"layout": name, "dtype": "float32", "patterns": {"torch.sum": numbers, "torch_reduce.sum": [0, 0]}}
+        for name, numbers in (("rows", [0, 1]), ("columns", [0, 0]))
+    ]
+    results = {"gpu": "G", "n": 16000, "sizes": [1, 2], "cases": cases}
+    picture = pictures.batch_invariance(results)
+    assert ">rows, float32<" in picture and "columns" not in picture and pictures.WHY[0].split("'")[0] in picture
+    assert "columns" in pictures.batch_invariance(results | {"cases": cases[1:]})
 
 
 def test_heat_map_shows_every_ratio():
