@@ -1,5 +1,6 @@
 """The package: import, errors of import, explain, `python -m torch_reduce`, and what the library holds."""
 
+import concurrent.futures
 import ctypes
 import fcntl
 import importlib
@@ -19,6 +20,7 @@ import torch
 
 import torch_reduce
 from support import OPERATIONS, assert_same_bits, data
+from torch_reduce._library import entry
 
 PACKAGE = pathlib.Path(torch_reduce.__file__).resolve().parent
 LIBRARY = PACKAGE / "libtorch_reduce.so"
@@ -134,10 +136,87 @@ def test_main():
         assert re.search(r"self-check +cuda:0: passed", result.stdout)
 
 
+def test_main_says_what_else_there_is():
+    """The report ends with the commands that a newcomer may try next, and each of them exists."""
+    lines = run("-m", "torch_reduce").stdout.split("Next:\n")[1].splitlines()
+    assert len(lines) == 5
+    for line in lines:
+        command = line.split("  ")[1].split()
+        if command[0] == "make":
+            assert f"\n{command[1]}:" in (ROOT / "Makefile").read_text()
+        else:
+            path = f"{command[2].replace('.', '/')}.py" if command[1] == "-m" else command[1]
+            assert (ROOT / path).exists(), line
+
+
+@pytest.mark.parametrize(
+    ("version", "environment", "error", "pattern"),
+    [
+        (None, {}, None, r"torch \S+ was built without CUDA: install"),
+        ("13.0", {"CUDA_VISIBLE_DEVICES": ""}, None, r"CUDA_VISIBLE_DEVICES is '' and may hide them: unset it"),
+        (
+            "13.0",
+            {},
+            RuntimeError("The NVIDIA driver is too old (found version 12020).\nUpdate it."),
+            r"12020\). Update",
+        ),
+        ("13.0", {}, None, "the driver knows of none"),
+    ],
+)
+def test_why_no_gpu(monkeypatch, version, environment, error, pattern):
+    """Without a GPU there is one sentence that says why: no CUDA in torch, hidden GPUs, no driver or an old one."""
+
+    def init():
+        if error:
+            raise error
+
+    monkeypatch.setattr(torch.version, "cuda", version)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    said = importlib.import_module("torch_reduce.__main__").why_no_gpu()
+    assert re.search(pattern, said) and "\n" not in said
+
+
+def commands():
+    """What a person may start: every script and module with a main."""
+    paths = [
+        p for folder in ("torch_reduce", "bench", "tools", "examples") for p in sorted((ROOT / folder).glob("*.py"))
+    ]
+    return [path.relative_to(ROOT) for path in paths if 'if __name__ == "__main__"' in path.read_text()]
+
+
+def helped(path):
+    """What a command says to --help, and how it ends."""
+    if path.parts[0] == "torch_reduce":
+        return run("-m", ".".join(path.with_suffix("").parts).removesuffix(".__main__"), "--help")
+    return run(ROOT / path, "--help")
+
+
+def test_help_of_every_command():
+    """--help says how a command is called, with an example to copy, and does nothing else."""
+    found = commands()
+    assert len(found) >= 19
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for path, result in zip(found, pool.map(helped, found), strict=True):
+            assert result.returncode == 0, f"{path}: {result.stdout} {result.stderr}"
+            assert result.stdout.startswith("usage: "), path
+            module = "-m " + str(path.with_suffix("")).replace("/", ".").removesuffix(".__main__")
+            example = module if path.parts[0] == "torch_reduce" else str(path)
+            assert re.search(rf"^ +.*python {re.escape(example)}", result.stdout, re.MULTILINE), f"{path}: no example"
+
+
+@pytest.mark.parametrize("action", ["list", "run"])
+def test_help_of_the_ladder(action):
+    result = run("-m", "torch_reduce.ladder", action, "--help")
+    assert result.returncode == 0 and f"  python -m torch_reduce.ladder {action} " in result.stdout
+
+
 def test_main_fails_when_bits_are_wrong(monkeypatch, capsys):
     """The self-check notices one wrong bit, and the exit status says so."""
     main = importlib.import_module("torch_reduce.__main__").main
-    assert main() == 0
+    assert main([]) == 0
     real = torch_reduce.sum
 
     def wrong(*args, **kwargs):
@@ -145,7 +224,7 @@ def test_main_fails_when_bits_are_wrong(monkeypatch, capsys):
         return torch.nextafter(result, torch.full_like(result, torch.inf))
 
     monkeypatch.setattr(torch_reduce, "sum", wrong)
-    assert main() == 1
+    assert main([]) == 1
     assert "FAILED" in capsys.readouterr().out
 
 
@@ -459,6 +538,52 @@ def test_builds_of_one_tree_wait_for_each_other(tmp_path):
         said = each.communicate(timeout=300)[0]
         assert each.returncode == 0, said
     assert (folder / "torch_reduce" / "libtorch_reduce.so").exists() and len(list(folder.glob("dist/*.whl"))) == 1
+
+
+BUILT = """
+import pathlib, shutil, setuptools
+built, setup = pathlib.Path({built!r}), setuptools.setup
+def setup_without_compiling(cmdclass, **options):
+    class Copy(cmdclass["build_ext"]):
+        def run(self):
+            for extension in self.extensions:
+                path = pathlib.Path(self.get_ext_fullpath(extension.name))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(built / path.name, path)
+            shutil.copy(built / "_build.json", path.parent)
+    setup(cmdclass=cmdclass | {{"build_ext": Copy}}, **options)
+setuptools.setup = setup_without_compiling
+"""
+
+
+@pytest.mark.skipif(not entry(), reason="this Python's library has no _entry to put into a wheel")
+def test_wheel_without_a_compiler(tmp_path):
+    """The wheel of this library works in a new environment that has torch, where no compiler is to be found."""
+    process = setup_py(tiny_tree(tmp_path / "tree"), "bdist_wheel", before=BUILT.format(built=str(LIBRARY.parent)))
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
+    (wheel,) = tmp_path.glob("tree/dist/*.whl")
+    shutil.rmtree(tmp_path / "tree" / "torch_reduce")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "new"], check=True, timeout=120)
+    (folder,) = tmp_path.glob("new/lib/python*/site-packages")
+    (folder / "torch.pth").write_text(str(pathlib.Path(torch.__file__).parent.parent))  # instead of 5 GB
+    new = tmp_path / "new" / "bin" / "python"
+    install = [sys.executable, "-m", "pip", "--python", new, "install", "--no-index", wheel]  # torch must suffice
+    result = subprocess.run(install, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    bare = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CXX", "CC", "CUDA_HOME")}
+    bare["PATH"] = str(tmp_path / "empty")
+
+    def in_new(*command):
+        result = subprocess.run([new, *command], cwd=tmp_path, env=bare, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    said = in_new("-m", "torch_reduce")
+    assert re.search(r"self-check +cpu: passed", said) and str(folder / "torch_reduce") in said
+    assert "entry          there" in said and "make bench" not in said
+    code = "import torch, torch_reduce; print(torch.ops.gpureduce.sum(torch.arange(5)))"
+    assert in_new("-c", code) == "tensor(10)\n"
 
 
 @pytest.mark.parametrize("free_threaded", [False, True], ids=["gil", "free-threaded"])

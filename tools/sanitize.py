@@ -7,6 +7,7 @@ Every input is an allocation of its own, exactly as large as its view, so that r
 Results are compared with the CPU's.
 """
 
+import argparse
 import os
 
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
@@ -119,6 +120,8 @@ def sums(dtype):
 
 
 def main():
+    raw = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=raw).parse_args()
     runs = 0
     for dtype in DTYPES:
         for ours, theirs in sums(dtype):

@@ -8,6 +8,7 @@ Every input is an allocation of its own, exactly as large as its elements, so th
 are compared with the CPU's.
 """
 
+import argparse
 import os
 
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
@@ -18,6 +19,8 @@ from torch_reduce import ladder
 
 
 def main():
+    raw = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=raw).parse_args()
     runs = 0
     for rung in ladder.rungs():
         if rung.device == "cpu":

@@ -1,9 +1,12 @@
-"""Where nvcc comes from: setup.py builds with what `find` finds, `python tools/toolkit.py` installs what is missing.
+"""Where nvcc comes from: setup.py builds with what `find` finds; the command installs an nvcc where there is none.
+
+    python tools/toolkit.py
 
 A toolkit serves when its major version is that of the CUDA torch was built with. In this order: $CUDA_HOME, $CUDA_PATH,
 the nvcc on PATH, /usr/local/cuda, NVIDIA's packages from PyPI beside torch (GPUREDUCE_TOOLKIT=pypi skips the others).
 """
 
+import argparse
 import importlib.metadata
 import os
 import re
@@ -106,6 +109,8 @@ def requirements():
 
 
 def main():
+    raw = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=raw).parse_args()
     if torch.version.cuda is None:
         print(f"torch {torch.__version__} has no CUDA: no toolkit is needed.")
         return

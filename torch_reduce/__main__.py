@@ -1,6 +1,11 @@
-"""``python -m torch_reduce``: what is built, what is there, and whether the pinned bits hold (if not, exit code 1)."""
+"""Says what is built and what GPUs are there, and whether the pinned bits hold on each device (if not, exit code 1).
 
+python -m torch_reduce
+"""
+
+import argparse
 import json
+import os
 import platform
 import re
 import sys
@@ -28,8 +33,38 @@ def has_code_for(capability: tuple[int, int], architectures: list[str]) -> bool:
     return False
 
 
+COMMANDS = """
+Next:
+  python -m torch_reduce.ladder                  the kernels that lead to this one, and where each comes from
+  python -m torch_reduce.ladder run --profile    their times on this GPU, and the counters that explain them
+"""
+IN_THE_SOURCE_TREE = """\
+  python examples/first_steps.py                 a walk from the first sum to what a call will launch
+  python examples/train.py                       a training run whose losses have the same bits twice
+  make bench                                     times beside torch.sum, torch.compile and CUB
+"""
+
+
+def why_no_gpu() -> str:
+    """One sentence on why torch sees no GPU, and what to do."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} was built without CUDA: install one that was built with it to use a GPU"
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        hidden = os.environ["CUDA_VISIBLE_DEVICES"]
+        return f"CUDA_VISIBLE_DEVICES is {hidden!r} and may hide them: unset it"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # torch names the driver's version, and where a newer one is
+        return " ".join(str(error).split())
+    return "the driver knows of none"
+
+
 def row(name: str, value: object) -> None:
     print(f"{name:<14} {value}")
+
+
+def in_the_source_tree() -> bool:
+    return (LIBRARY.parent.parent / "examples" / "first_steps.py").exists()
 
 
 def self_check(name: str, device: torch.device) -> bool:
@@ -43,7 +78,13 @@ def self_check(name: str, device: torch.device) -> bool:
     return not wrong
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
+    """``python -m torch_reduce``; returns the exit status."""
+    form = argparse.RawDescriptionHelpFormatter
+    epilog = COMMANDS + IN_THE_SOURCE_TREE * in_the_source_tree()
+    argparse.ArgumentParser(
+        prog="python -m torch_reduce", description=__doc__, epilog=epilog, formatter_class=form
+    ).parse_args(arguments)
     facts = build_facts()
     registered = json.loads(torch.ops.gpureduce._build_info())
     row("torch_reduce", f"{torch_reduce.__version__}, order version {registered['order']}")
@@ -61,7 +102,7 @@ def main() -> int:
     good = self_check("cpu", torch.device("cpu"))
     gpus = torch.cuda.device_count()
     if not gpus:
-        row("GPU", "none found")
+        row("GPU", f"none found: {why_no_gpu()}")
     for i in range(gpus):
         gpu = torch.cuda.get_device_properties(i)
         capability = (gpu.major, gpu.minor)
@@ -73,6 +114,7 @@ def main() -> int:
             good = False
         else:
             good &= self_check(f"cuda:{i}", torch.device("cuda", i))
+    print(epilog, end="")
     return 0 if good else 1
 
 

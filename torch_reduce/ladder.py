@@ -169,9 +169,12 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m torch_reduce.ladder", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     actions = parser.add_subparsers(dest="action", metavar="{list,run}")
-    listing = actions.add_parser("list", help="list the rungs, or say all about some")
+    shown = dict(formatter_class=argparse.RawDescriptionHelpFormatter)
+    example = "example:\n  python -m torch_reduce.ladder list smem,warp_shuffle"
+    listing = actions.add_parser("list", help="list the rungs, or say all about some", epilog=example, **shown)
     listing.add_argument("names", nargs="?", type=_names, default=[], help="names, with commas")
-    climbing = actions.add_parser("run", help="time the rungs")
+    example = "example:\n  python -m torch_reduce.ladder run --rungs smem,smem_unroll4 --size 2^26 --profile"
+    climbing = actions.add_parser("run", help="time the rungs", epilog=example, **shown)
     climbing.add_argument("--profile", action="store_true", help="read the hardware counters too, through ncu")
     climbing.add_argument("--against-lesson", action="store_true", help="beside the printed figures; in int32")
     climbing.add_argument("--save", metavar="FILE", help="write the results to FILE as JSON")
