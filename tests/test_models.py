@@ -165,7 +165,7 @@ def test_replacement_of_an_exported_sum(device):
 
 # --- docs/models.md ---------------------------------------------------------------------------------------------------
 
-NAMED = re.compile(r"`(test_\w+\.py)::(\w+)`")
+NAMED = re.compile(r"\[`(\w+)`\]\(\.\./tests/(test_\w+\.py)\)")
 
 
 def page():
@@ -194,7 +194,7 @@ def test_every_cell_is_proven(row):
         assert NAMED.findall(cell) and not NAMED.sub("", cell).strip(", ")
 
 
-@pytest.mark.parametrize(("file", "name"), sorted(set(NAMED.findall(page()))))
-def test_named_tests_exist(file, name):
+@pytest.mark.parametrize(("name", "file"), sorted(set(NAMED.findall(page()))))
+def test_named_tests_exist(name, file):
     """A test that the page names is there."""
     assert name in functions_of(file)
