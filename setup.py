@@ -24,7 +24,10 @@ from setuptools.command.build import build
 
 RANGE = "2.11 to 2.15"
 if int(setuptools.__version__.split(".")[0]) < 77:
-    sys.exit(f"torch_reduce: building needs setuptools 77 or newer, and this is {setuptools.__version__}.")
+    sys.exit(
+        f"torch_reduce: building needs setuptools 77 or newer, and this is {setuptools.__version__}: "
+        'run `pip install "setuptools>=77"`.'
+    )
 try:
     import torch
 except ModuleNotFoundError:
@@ -80,15 +83,15 @@ TORCH = Path(torch.__file__).parent
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 # The contract fixes bits: no contraction to fused multiply-add, no flushing to zero, no fast math, on either side.
-# No path of this machine gets into the library: an error of csrc/ops.cpp says just that.
+# No path of this machine gets into the library: an error names csrc/ops.cpp, and no folder above it.
 HOST_FLAGS = ["-ffp-contract=off", "-fvisibility=hidden"]
 HOST_FLAGS += [f"-ffile-prefix-map={SOURCE}/=", f"-ffile-prefix-map={plain(TORCH)}/=torch/"]
 CXX_FLAGS = ["-O3", "-g0", "-Wall", "-fvisibility-inlines-hidden", *HOST_FLAGS]
 NVCC_FLAGS = ["-O3", "--fmad=false", "--ftz=false", "-Xfatbin=-compress-all", "-Xcompiler=" + ",".join(HOST_FLAGS)]
-# Threads with stacks of 64 KiB sum too: what is larger than this belongs on the heap. (Clang takes it for a warning.)
+# A thread with a stack of 64 KiB must be able to sum, so a larger frame is an error. (Clang only warns of it.)
 CXX_FLAGS += ["-Wframe-larger-than=8192", "-Werror=frame-larger-than=8192"]
 if CUDA and int(torch.version.cuda.split(".")[0]) >= 13:
-    # The format of CUDA 13's own choice, packed more tightly: for 9.0 with PTX 18.9 MB, and 28.5.
+    # CUDA 13's own format, packed more tightly, so that a wheel stays small.
     NVCC_FLAGS.append("--compress-mode=size")
 if platform.system() == "Linux":
     # Without it at::parallel_for is a plain loop. Nothing is linked: torch brings its OpenMP, and two would fight.
@@ -234,7 +237,7 @@ class Build(cpp_extension.BuildExtension):
             say("this Python has no GIL: built without _entry, so that calls from Python take longer")
         wait_for_others()
         write_ladder_lessons()
-        # clang calls an OpenMP that is not torch's, and `#pragma omp` with it: tools/clang has a parallel_for without.
+        # Clang's `#pragma omp` calls another OpenMP than torch's, so tools/clang has a parallel_for without it.
         clang = platform.system() == "Linux" and "__clang__" in output(*cxx, "-dM", "-E", "-x", "c++", os.devnull)
         self.build_with_plain_paths([f"{SOURCE}/tools/clang"] if clang else [], cudart_link() if CUDA else [])
         library = Path(self.get_ext_fullpath("torch_reduce.libtorch_reduce"))
@@ -259,7 +262,7 @@ class Build(cpp_extension.BuildExtension):
 
 
 def main():
-    # Where the ninja of this Python's environment is, though nobody activated that.
+    # So that ninja is found in this Python's environment, even where that is not activated.
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
     wheel = {} if FREE_THREADED else {"py_limited_api": "cp310"}  # one wheel for every Python from 3.10 on
     setuptools.setup(

@@ -98,7 +98,7 @@ def _tune_once():
     import torch._inductor.config
     from torch._inductor.runtime import autotune_cache, runtime_utils
 
-    torch._inductor.config.compile_threads = 1  # helpers would look for the files under their old names
+    torch._inductor.config.compile_threads = 1  # helper processes would look for the files under their old names
     cache = autotune_cache.AutotuneCache
     if not all(hasattr(cache, name) for name in ("create", "_prepare_key", "_setup_local_cache")):
         print("torch.compile's kernels are tuned twice, with and without PDL: that takes longer", flush=True)

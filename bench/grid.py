@@ -34,10 +34,10 @@ import timing
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 STANDARD = pathlib.Path("grid.json")  # stands for bench/results/<gpu>/grid.json
 AGAINST = ("torch", "compile", "cub", "read")
-VARIED = ("compile", "read")  # that come in several, "compile PDL" or "read bulk 8 x2", of which the fastest counts
+VARIED = ("compile", "read")  # candidates with variants, as "compile PDL" or "read bulk 8 x2": the fastest one counts
 ROUNDS, MOST_ROUNDS = 11, 77
 BACK_TO_BACK_ROUNDS = 5
-CPU_PASSES = 3  # over all cells: other work on the machine comes and goes, and shall not fall on one of them
+CPU_PASSES = 3  # over all cells, so that other work on the machine does not fall on one cell alone
 NEAR = 0.03  # a ratio this near to 1 is measured on until it is settled
 AHEAD = 4  # cells a process compiles ahead at a time
 
@@ -183,7 +183,7 @@ class Results:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             partial = self.path.with_suffix(".tmp")
             partial.write_text(json.dumps(self.table, indent=1) + "\n", encoding="utf-8")
-            partial.replace(self.path)  # at once, so that a run cut off leaves a whole file
+            partial.replace(self.path)  # in one step, so that a run which is cut off leaves a whole file
 
     def errors(self):
         return [c["name"] for cpu in (False, True) for c in self._list(cpu) if "error" in c]
@@ -355,7 +355,7 @@ class Bench:
         make_out = functools.partial(case.make_out, "cuda")
         race = timing.Race(candidates, buffers, make_out, flush=self.flush, back_to_back=True)
         beside = race.run_back_to_back(BACK_TO_BACK_ROUNDS).timings_back_to_back()
-        failed = race.failed | wrong(case, right, beside)  # at once: the other way writes the same outputs
+        failed = race.failed | wrong(case, right, beside)  # now: the other way of timing writes the same outputs
 
         def rounds():
             return fastest(right_ones(race.run(ROUNDS).timings(), failed))

@@ -61,7 +61,7 @@ def _driver():
 
 def pytest_terminal_summary(terminalreporter, config):
     path = config.getoption("--report")
-    if not path or hasattr(config, "workerinput"):  # a process that runs a part of the tests knows no more than that
+    if not path or hasattr(config, "workerinput"):  # a worker of pytest-xdist only knows its own part
         return
 
     def count(*names):

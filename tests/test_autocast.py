@@ -43,7 +43,7 @@ def test_policy_of_cuda(name, op):
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "float8_e5m2"])
 def test_policies_of_cuda(name):
-    """They are: a sum of floats below float64 is float32 where no dtype is given; a mean stays what it is."""
+    """A sum of floats below float64 is float32 where no dtype is given; a mean stays what it is."""
     with without_a_gpu():
         x = torch.empty(3, 4, dtype=dtype_of(name), device="cuda")
         assert SUM(x).dtype == (torch.float64 if name == "float64" else torch.float32)

@@ -85,7 +85,7 @@ PIECES = {*range(1, 18), 49, 100, 196, 784} | {2**p + d for p in (5, 6, 7, 8, 9,
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 @pytest.mark.parametrize("op", OPERATIONS[1:], ids=str)
 def test_layout_of_other_operations(op, layout, device):
-    """They share the sum's kernels: a dtype of every accumulator shows that each divides in every layout."""
+    """The others share the sum's kernels: a dtype of every accumulator shows that each divides in every layout."""
     for name, target in (("bfloat16", None), ("complex128", None), ("int32", torch.float32)):
         tensor, dims = LAYOUTS[layout](lambda *shape, name=name: data(shape, name, seed=1, device=device))
         op.check(tensor, dims or None, dtype=target)

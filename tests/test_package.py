@@ -507,7 +507,8 @@ def test_build_refuses_what_it_cannot_use(tmp_path):
     last = refusal(folder, before="import torch; torch.__version__ = '2.9.1+cpu'")
     assert last == "torch_reduce: it needs torch 2.11 to 2.15, and this is torch 2.9.1+cpu."
     last = refusal(folder, before="import setuptools; setuptools.__version__ = '65.5.0'")
-    assert last == "torch_reduce: building needs setuptools 77 or newer, and this is 65.5.0."
+    wanted = 'run `pip install "setuptools>=77"`.'
+    assert last == f"torch_reduce: building needs setuptools 77 or newer, and this is 65.5.0: {wanted}"
     (tmp_path / "tmp" / f"torch_reduce-{os.getuid()}").symlink_to(tmp_path)
     last = refusal(tiny_tree(tmp_path / ODD))
     assert f"/torch_reduce-{os.getuid()} belongs to another user: set TMPDIR" in last

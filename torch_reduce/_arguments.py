@@ -48,7 +48,7 @@ def _plain(given: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
             plain["dtype"] = dtype
     input, out = plain["input"], plain["out"]
     if _stands_for_a_tensor(input):
-        return plain  # beside it may be what stands for a dim, as in torch.fx
+        return plain  # a neighbour may be a stand-in for a dim, as in torch.fx
     _expect("input", input, Tensor)
     _expect("keepdim", plain["keepdim"], bool)
     _expect("dtype", plain["dtype"], torch.dtype, type(None))

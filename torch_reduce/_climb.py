@@ -134,7 +134,7 @@ def roundings(rung, n, block=None, elements_per_thread=None):
     if rung.finish == "recursive":
         return math.ceil(math.log2(n))
     if rung.finish == "library":
-        return min(n, 1024)  # not documented by all of them; generous
+        return min(n, 1024)  # a generous bound: not every library documents its own
     if rung.finish == "all_atomic":
         return n
     block, elements = block or rung.blocks[0], elements_per_thread or rung.elements_per_thread[0]
