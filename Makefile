@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help build test bench grid ladder models lint format wheel clean FORCE
+.PHONY: help build test bench grid ladder models tune lint format wheel clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo 'make grid    set up, build, measure the whole grid, and write it into README.md and docs/'
 	@echo 'make ladder  set up, build, climb the ladder of classic kernels, with counters'
 	@echo 'make models  set up, build, measure sums inside models, and write it into README.md and docs/'
+	@echo 'make tune    set up, build, measure plans on this GPU for ten minutes, and fit the choice among them'
 	@echo 'make build   set up, and build the library in place'
 	@echo 'make lint    check the style of Python, C++ and CUDA'
 	@echo 'make format  put it in order, as far as the tools can'
@@ -61,6 +62,10 @@ $(VENV)/.toolkit-%: $(VENV)/.torch-$(TORCH) tools/toolkit.py
 	@if [ $(GPUREDUCE_CUDA) = 0 ]; then echo '==> CUDA=0: no toolkit is needed'; else $(PY) tools/toolkit.py; fi
 	@touch $@
 
+$(VENV)/.tune: $(VENV)/.python pyproject.toml
+	@$(PY) -m pip install --quiet --group tune
+	@touch $@
+
 $(VENV)/.lint: $(VENV)/.python pyproject.toml
 	@$(PY) -m pip install --quiet --group lint
 	@touch $@
@@ -94,6 +99,12 @@ grid: build
 
 ladder: build
 	PYTHONPATH=. $(PY) -m torch_reduce.ladder run --profile --against-lesson $(ARGS)
+
+# DATA is what csrc/plan/choose.cpp includes.
+DATA ?= csrc/plan/data/h200.inc
+tune: build $(VENV)/.tune
+	PYTHONPATH=. $(PY) bench/regret.py --kind mixed --count 99999 --seed 100 --seconds 540 --save build/times.json $(ARGS)
+	$(PY) bench/fit.py build/times.json --write $(DATA)
 
 models: build
 	PYTHONPATH=. $(PY) bench/models.py --save $(ARGS)

@@ -156,7 +156,9 @@ def write_ladder_lessons():
 
 
 def extension():
-    sources = glob("csrc/*.cpp") + glob("csrc/cpu/*.cpp") + glob("csrc/ladder/*.cpp") + [LADDER_LESSONS]
+    folders = ("csrc", "csrc/cpu", "csrc/plan", "csrc/ladder")
+    sources = [source for folder in folders for source in glob(f"{folder}/*.cpp")]
+    sources += [*glob("csrc/cuda/*/plan.cpp"), LADDER_LESSONS]
     options = dict(
         depends=sorted(glob("csrc/**/*.*", recursive=True)),
         include_dirs=[f"{SOURCE}/csrc/missing"],  # what torch's headers need and its wheels lack

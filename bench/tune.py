@@ -1,11 +1,10 @@
-"""Times every combination of plan knobs on one or more cases, all in turns in one process.
+"""Times every plan that is proposed for one or more cells, all in turns in one process.
 
-    python bench/tune.py "full float32 2^28" "rows float32 (16384, 4096)" warps=4,8,16 tile_leaves=256,512
+    python bench/tune.py "full float32 2^28" "rows float32 (16384, 4096)"
 
-Arguments with "=" are knobs with the values to try; the others are cells: those of grid.py --cells, or any
-"rows bf16 (8, 2^23)". Prints one table a cell, fastest first. "plan" is what the planner chooses by itself. Times are
-of calls between kernels that do not start early (bench/timing.py), as the grid's are.
-Combinations that it refuses are counted; those whose bits differ are shown as WRONG.
+Cells are those of grid.py --cells, or any "rows bf16 (8, 2^23)". Prints one table a cell, fastest first, with each plan
+in words. "plan" is the one that torch_reduce takes by itself. Times are of calls between kernels that do not start
+early (bench/timing.py), as the grid's are. Plans whose bits differ are shown as WRONG.
 """
 
 import argparse
@@ -19,14 +18,6 @@ import timing
 from timing import Candidate
 
 
-def combinations(knobs):
-    """[("warps", ["4", "8"]), ...] -> every tuning string."""
-    names = [name for name, _ in knobs]
-    return [
-        ",".join(map("=".join, zip(names, values, strict=True))) for values in itertools.product(*(v for _, v in knobs))
-    ]
-
-
 def tuned(case, tuning):
     dim = who.dims(case)
     return Candidate(
@@ -34,30 +25,31 @@ def tuned(case, tuning):
     )
 
 
-def accepted(case, tunings, view, right):
-    """The combinations as candidates: those that run, those with other bits, and the messages of refusals."""
-    candidates, wrong, refused = [], [], []
-    for tuning in tunings:
-        candidate = tuned(case, tuning)
+def proposed(case, view, right):
+    """All plans as candidates: those that are right, and those with other bits."""
+    candidates, wrong = [], []
+    for k in itertools.count():
+        candidate = tuned(case, f"candidate={k}")
         try:
             result = candidate.fn(view, None)
-            torch.cuda.synchronize()
-        except torch.AcceleratorError:  # the device is lost: nothing after this would be true
-            print(f"    the GPU failed at {tuning}", flush=True)
-            raise
-        except (RuntimeError, ValueError) as error:
-            refused.append(f"{tuning}: {str(error).splitlines()[0][:120]}")
-            continue
+        except ValueError:  # there are no more
+            return candidates, wrong
+        torch.cuda.synchronize()
         (candidates if who.same_bits(result, right) else wrong).append(candidate)
-    return candidates, wrong, refused
 
 
-def tune(case, tunings, options, library, flush):
+def words(case, view, tuning):
+    """A plan as one line."""
+    text = torch.ops.gpureduce._explain(view, who.dims(case), tuning=tuning)
+    return " | ".join(text.splitlines()[2:5])
+
+
+def tune(case, options, library, flush):
     flat = case.flat("cuda")
     buffers = timing.Buffers(flat, case.view, options.hot)
     del flat
     right = who.our_sum(case, buffers.views[0])
-    candidates, wrong, refused = accepted(case, tunings, buffers.views[0], right)
+    candidates, wrong = proposed(case, buffers.views[0], right)
     plan = Candidate("plan", lambda view, _: who.our_sum(case, view))
     others = [c for c in (who.cub_sum(case, buffers.views[0], library),) if c]
     reads = timing.read_candidates(library, buffers) if library else []
@@ -76,7 +68,7 @@ def tune(case, tunings, options, library, flush):
             del times[name]
     base = times["plan"].us
     print(f"\n{case.name}   {case.bytes() / 1e6:.1f} MB")
-    print(f"{'µs':>10} {'±%':>6} {'GB/s':>7} {'plan/this':>10}   tuning")
+    print(f"{'µs':>10} {'±%':>6} {'GB/s':>7} {'plan/this':>10}   plan")
     order = sorted(times.items(), key=lambda item: item[1].us)
     shown = hidden = 0
     for name, t in order:
@@ -85,41 +77,36 @@ def tune(case, tunings, options, library, flush):
             continue
         shown += "=" in name
         rate = case.bytes() / t.us / 1e3
-        print(f"{t.us:>10.3f} {100 * t.spread():>6.2f} {rate:>7.0f} {base / t.us:>10.3f}   {name}")
+        what = f"{name}: {words(case, buffers.views[0], name)}" if "=" in name else name
+        print(f"{t.us:>10.3f} {100 * t.spread():>6.2f} {rate:>7.0f} {base / t.us:>10.3f}   {what}")
     if hidden:
         print(f"    and {hidden} slower ones; --top {shown + hidden} shows them")
     print(f"    plan: {' | '.join(torch.ops.gpureduce._explain(buffers.views[0], who.dims(case)).splitlines())}")
     for candidate in wrong:
         print(f"    WRONG bits: {candidate.name}")
-    if refused:
-        print(f"    {len(refused)} refused, as {refused[0]}")
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", help="cases, and knobs as name=value,value,...")
+    parser.add_argument("cells", nargs="+")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--target-us", type=float, default=400.0, help="work in one graph")
-    parser.add_argument("--top", type=int, default=20, help="combinations shown a case")
+    parser.add_argument("--top", type=int, default=20, help="plans shown a cell")
     parser.add_argument("--hot", action="store_true", help="one buffer instead of rotating ones")
     parser.add_argument("--no-cub", action="store_true", help="neither CUB nor the reading kernels")
     options = parser.parse_args(arguments)
-    knobs = [(name, values.split(",")) for name, _, values in (w.partition("=") for w in options.what if "=" in w)]
     try:
-        chosen = [grid.parse(w) for w in options.what if "=" not in w]
+        chosen = [grid.parse(cell) for cell in options.cells]
     except ValueError as error:
         parser.error(str(error))
-    if not chosen or not knobs:
-        parser.error('give at least one case and one knob, as "full float32 2^28" warps=4,8')
     if not torch.cuda.is_available():
         parser.error("tuning needs a GPU")
     who.load_torch_reduce()
     library = None if options.no_cub else who.load_cub()
-    tunings = combinations(knobs)
-    print(f"{torch.cuda.get_device_name()}: {len(tunings)} combinations on {len(chosen)} cases")
+    print(f"{torch.cuda.get_device_name()}: {len(chosen)} cells")
     flush = timing.Flush()
     for case in chosen:
-        tune(case, tunings, options, library, flush)
+        tune(case, options, library, flush)
         torch.cuda.empty_cache()
 
 

@@ -1,6 +1,6 @@
-// torch.autocast, by torch's own policy: on CUDA, where no dtype is given, float32 results of the smaller floats. The op takes
-// those as they are and is only told the dtype, so nothing is cast or copied. On the CPU torch.sum has no policy, and neither
-// has ours.
+// torch.autocast, with torch's own policy: on CUDA, sums of smaller floats have float32 results, unless the call names a dtype.
+// The op reads the smaller floats itself, so the input is neither cast nor copied. On the CPU torch.sum has no policy, and
+// neither have our ops.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 

@@ -1,5 +1,5 @@
-// Gradients, as torch generates them for its own ops: a Node, and the op on tangents in forward mode. Both are made of torch's
-// differentiable ops, so that they serve each other, torch.func, tracing, and derivatives of any order.
+// Gradients, built as torch builds those of its own ops: a Node for the backward pass, and the op itself on tangents in forward
+// mode. Both call differentiable torch ops, so torch.func, tracing and derivatives of any order work as well.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
@@ -15,14 +15,14 @@ using torch::autograd::variable_list;
 using Sizes = std::vector<c10::SymInt>;
 using Dims = std::vector<int64_t>;
 
-// What a backward pass needs of the input: no data. `dims` are the reduced ones, in ascending order.
+// What a backward pass needs to know about the input; it needs no data. `dims` are the reduced dims, in ascending order.
 struct Saved {
   Sizes sizes;
   Dims dims;
   bool keepdim = false;
   at::ScalarType dtype = at::kFloat;
 
-  // f(sizes), ...: all of it, in a fixed order.
+  // Calls f with each member, in a fixed order.
   template <class Self, class F>
   static void each(Self& self, F f) {
     f(self.sizes);
@@ -32,14 +32,15 @@ struct Saved {
   }
 };
 
-// The input's gradient: a view of the result's, unless its dtype is another one. Whatever computes does so before the expand.
+// The gradient of the input: an expanded view of the gradient of the result. A division or a conversion happens before the
+// expand, while the gradient is small.
 template <Operation op>
 variable_list backward(at::Tensor grad, const Saved& input) {
   if (!grad.defined()) return {at::Tensor()};
   if constexpr (info(op).divides) {
     c10::SymInt count = 1;
     for (int64_t d : input.dims) count *= input.sizes[d];
-    const at::ScalarType type = grad.scalar_type();  // some of which torch does not divide
+    const at::ScalarType type = grad.scalar_type();  // torch does not divide all of them
     if (at::isFloat8Type(type)) grad = grad.to(at::kFloat);
     else if (type == at::kComplexHalf) grad = grad.to(at::kComplexFloat);
     grad = grad.div(count);
@@ -47,7 +48,7 @@ variable_list backward(at::Tensor grad, const Saved& input) {
   if (grad.is_complex() && !at::isComplexType(input.dtype)) grad = at::real(grad);
   if (grad.scalar_type() != input.dtype) grad = grad.to(input.dtype);
   if (!input.keepdim) {
-    int64_t leading = 0;  // these the expand adds by itself
+    int64_t leading = 0;  // expand() adds leading dims by itself
     for (int64_t d : input.dims) {
       if (d == leading) ++leading;
       else grad = grad.unsqueeze(d - leading);
@@ -64,7 +65,7 @@ struct Backward : torch::autograd::TraceableFunction {
 
   std::string name() const override { return std::string("gpureduce_") + name_of(op) + "_backward"; }
 
-  // For compiled autograd: what to specialize on and what to trace, as torch generates it.
+  // For compiled autograd: what it specializes on and what it traces, in the form that torch generates for its own nodes.
   void compiled_args(torch::autograd::CompiledNodeArgs& args) const override {
     Saved::each(input, [&](const auto& field) { args.collect(field); });
   }
@@ -98,7 +99,7 @@ struct Backward : torch::autograd::TraceableFunction {
   }
 };
 
-// A node as torch owns them: by intrusive_ptr, and up to 2.11 by shared_ptr.
+// The pointer by which torch owns a node: an intrusive_ptr, or up to 2.11 a shared_ptr.
 template <class T>
 auto make_node() {
   if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, torch::autograd::Node>) return c10::make_intrusive<T>();
@@ -142,7 +143,8 @@ at::Tensor& reduce_out(c10::DispatchKeySet keys, const at::Tensor& self, Optiona
   return out_variant<op>().redispatch(keys & c10::after_autograd_keyset, self, dim, keepdim, dtype, out);
 }
 
-// A backward pass that needs what was overwritten notices, as after torch's. What was refused has overwritten nothing.
+// Counts the write to `out`, so that a backward pass that needs the old values raises an error, as after torch's op. A refused
+// call has written nothing, and counts nothing.
 template <Operation op>
 at::Tensor& reduce_out_counted(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims dim, bool keepdim,
                                OptionalDtype dtype, at::Tensor& out) {

@@ -5,38 +5,39 @@
 #include <c10/util/SmallVector.h>
 
 #include "dispatch.h"
-#include "plan.h"
+#include "plan/plan.h"
 
 namespace gpureduce {
 
-// What has an entry a dim allocates nothing up to this rank.
+// Lists with an entry for each dim allocate no memory up to this rank.
 constexpr unsigned kCommonRank = 8;
 using DimMask = c10::SmallVector<bool, kCommonRank>;
 
-// The reduced dims as a mask; None and () mean all. Errors as torch.sum's.
+// The reduced dims as a mask; None and () mean all dims. It raises the errors that torch.sum raises.
 DimMask reduced_dims(OptionalDims dim, int64_t rank);
 
-// The dtype of the result: `dtype`, or else torch's choice (float32 for float8). Errors as torch's.
+// The dtype of the result: `dtype`, or else torch's choice (float32 for float8). It raises the errors that torch raises.
 at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dtype);
 
-// The dtype of the result that is written to `out`. Errors as torch's.
+// The dtype of the result that is written to `out`. It raises the errors that torch raises.
 at::ScalarType out_type(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out);
 
-// Views, dtypes and flags of a call as a backend sees them. `out` may be undefined to plan only; then `result` says its dtype.
+// The views, dtypes and flags of a call, as a backend sees them. `out` may be undefined where a call is only planned; `result`
+// is then its dtype.
 Reduction make_reduction(const at::Tensor& self, const DimMask& reduce, at::ScalarType result, const at::Tensor& out,
                          bool keepdim);
 
-// The dtype's row in dtypes.h; NotImplementedError naming `what` where there is none.
+// The row of a dtype in dtypes.h. Raises NotImplementedError, which names `what`, if there is none.
 DType dtype_of(at::ScalarType type, const char* what);
 
 namespace cuda {
 
-// What the driver says of a device, asked once.
+// What the driver says about a device. It is asked once.
 const Device& facts(at::Device device);
 
 Plan plan(const Reduction& reduction, at::Device device, const Tuning& tuning);
 
-// Launches what was planned with `tuning` on the current stream of `device`, which need not be the current device.
+// Launches a plan that was made with `tuning`, on the current stream of `device`, which need not be the current device.
 void run(const Reduction& reduction, const Plan& plan, at::Device device, const Tuning& tuning);
 
 }  // namespace cuda

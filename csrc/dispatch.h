@@ -34,7 +34,7 @@ const c10::TypedOperatorHandle<OutVariant>& out_variant() {
   return handle;
 }
 
-// Calls `f` with each operation as a constant.
+// Calls `f` with each operation, as a compile-time constant.
 template <class F>
 void for_each_operation(F f) {
 #define GPUREDUCE_OPERATION(name, ...) f(std::integral_constant<Operation, Operation::name>());

@@ -1,6 +1,5 @@
-// An operation's out variant under functionalization (torch.compile, torch.export): the functional one, and its result takes
-// the place of `out`.
-// torch does this by itself only for ops that do not return what they write, and torch.sum.out returns it.
+// The out variant of an operation under functionalization (torch.compile, torch.export): it becomes a call of the plain
+// variant, whose result replaces `out`. torch does this by itself only for ops that do not return what they write.
 #include <ATen/FunctionalTensorWrapper.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/library.h>

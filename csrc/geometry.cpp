@@ -6,10 +6,10 @@ namespace gpureduce {
 
 namespace {
 
-// Dims of more than one element, of a tensor whose elements an int64 counts: there are no more.
+// A tensor whose elements an int64 counts has no more dims of two and more elements than this.
 constexpr int kMaxLong = 63;
 
-// Stride 0 first, then by decreasing stride; what is equal stays in logical order.
+// Dims of stride 0 come first, then the others by decreasing stride; equal ones stay in logical order.
 template <class Dim>
 void insert(Dim* dims, int& rank, const Dim& dim) {
   int at = rank++;
@@ -38,8 +38,8 @@ Problem make_problem(const InputDim* dims, size_t rank) {
   if (p.outputs == 0 || p.length == 0) return p;  // nothing is read
   if (longs > kMaxLong) throw std::invalid_argument("sum: the input has more elements than an int64 counts");
 
-  // The contract orders reduced dims. Kept dims may stand in any order: fastest in memory last; expanded ones first, since they
-  // re-read what is cached.
+  // The contract orders the reduced dims. Kept dims may stand in any order: here the fastest in memory is the last, and
+  // expanded dims are the first, since they read again what the caches hold.
   ReducedDim reduced[kMaxLong];
   KeptDim kept[kMaxLong];
   int reduced_rank = 0, kept_rank = 0;

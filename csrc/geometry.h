@@ -15,11 +15,11 @@ constexpr int kFastRank = 4;  // and up to this many in the kernels compiled for
 struct ReducedDim { int64_t size, stride; };  // strides in elements
 struct KeptDim { int64_t size, stride, out_stride; };
 
-// A list of dims that allocates nothing: the host time of a small call is mostly allocations.
+// A list of dims that allocates no memory: a small call spends most of its host time on allocations.
 template <class Dim>
 class DimList {
  public:
-  DimList() {}  // does not touch the dims, and a copy only those there are: all of them are a kilobyte
+  DimList() {}  // neither this nor a copy touches dims that are not there: all together are a kilobyte
   DimList(const DimList& other) { *this = other; }
   DimList& operator=(const DimList& other) {
     size_ = other.size_;
@@ -63,7 +63,7 @@ struct InputDim {
 // Throws std::invalid_argument when more than kMaxRank dims stay apart.
 Problem make_problem(const InputDim* dims, size_t rank);
 
-// All that a backend is told. Pointers already include the storage offset.
+// Everything that a backend needs to know. The pointers include the storage offset.
 struct Reduction {
   Problem problem;
   const void* input;
@@ -73,7 +73,7 @@ struct Reduction {
   Conversion conversion = Conversion::value;
   bool negate = false;     // the input is a lazily negated view
   bool conjugate = false;  // the input is a lazily conjugated view
-  int64_t divisor = 1;     // of the sums, before they are rounded
+  int64_t divisor = 1;     // divides the sums, before they are rounded
 };
 
 }  // namespace gpureduce

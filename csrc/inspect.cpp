@@ -8,13 +8,14 @@
 
 #include "backend.h"
 #include "nest.h"
+#include "plan/choose.h"
 
 namespace gpureduce {
 
 namespace {
 
 Reduction reduction_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input,
-                       at::ScalarType result) {
+                       at::ScalarType result, int64_t address = 0) {
   TORCH_CHECK(sizes.size() == strides.size(), "strides: there must be as many as sizes");
   const DimMask reduce = reduced_dims(dims, static_cast<int64_t>(sizes.size()));
   std::vector<InputDim> view(sizes.size());
@@ -22,7 +23,8 @@ Reduction reduction_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntAr
     view[d] = {sizes[d], strides[d], step, reduce[d]};
     if (!reduce[d]) step *= sizes[d];
   }
-  Reduction r{};  // at address 0, which is aligned
+  Reduction r{};
+  r.input = reinterpret_cast<const void*>(address);
   r.in = dtype_of(input, "an input of dtype");
   r.out = dtype_of(result, "a result of dtype");
   r.conversion = r.out == DType::Bool ? Conversion::nonzero : Conversion::value;
@@ -32,9 +34,28 @@ Reduction reduction_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntAr
   return r;
 }
 
+// A row for each plan that is proposed for a view at such an address: what is known of it (choose.h). For bench/regret.py.
+at::Tensor candidates(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input,
+                      at::ScalarType result, const std::string& tuning, const std::string& device, int64_t address) {
+  const Reduction r = reduction_of(sizes, strides, dims, input, result, address);
+  const Tuning forced = Tuning::parse(tuning);
+  const Device on = forced.on(Device::parse(device));
+  const Request request(r, on);
+  Proposals proposals(request, forced);
+  propose_all(proposals);
+  std::vector<float> known;
+  for (const Plan& plan : proposals.plans)
+    for (float feature : features_of(plan, request)) known.push_back(feature);
+  const auto plans = static_cast<int64_t>(proposals.plans.size());
+  at::Tensor rows = at::empty({plans, plans ? static_cast<int64_t>(known.size()) / plans : 0}, at::kFloat);
+  std::copy(known.begin(), known.end(), rows.data_ptr<float>());
+  return rows;
+}
+
 std::string plan_json(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input,
-                      at::ScalarType result, const std::string& tuning, const std::string& device) {
-  return make_plan(reduction_of(sizes, strides, dims, input, result), Device::parse(device), Tuning::parse(tuning)).json();
+                      at::ScalarType result, const std::string& tuning, const std::string& device, int64_t address) {
+  const Reduction r = reduction_of(sizes, strides, dims, input, result, address);
+  return make_plan(r, Device::parse(device), Tuning::parse(tuning)).json();
 }
 
 // A row for each of some tiles or of all, by the code that numbers them in the kernels: first output, outputs, first leaf,
@@ -106,7 +127,9 @@ std::string build_info() {
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   const std::string view = "(int[] sizes, int[] strides, int[] dims, ScalarType input, ScalarType result, ";
   const std::string plan = view + "str tuning=\"\", str device=\"\"";
-  m.def(("_plan" + plan + ") -> str").c_str(), &gpureduce::plan_json);
+  m.def(("_plan" + plan + ", int address=0) -> str").c_str(), &gpureduce::plan_json);
+  m.def(("_candidates" + plan + ", int address=0) -> Tensor").c_str(), &gpureduce::candidates);
+  m.def("_features() -> str", &gpureduce::feature_names);
   m.def(("_walk" + plan + ", int[]? tiles=None) -> Tensor").c_str(), &gpureduce::walk);
   m.def(("_places" + view + "str what, int[] indices) -> Tensor").c_str(), &gpureduce::places);
 #ifdef GPUREDUCE_WITH_CUDA

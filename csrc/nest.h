@@ -21,8 +21,8 @@ struct Offsets { int64_t in, out; };
 
 constexpr int kInnerDims = kFastRank - 1;
 
-// A place in nested dims that moves on by so many elements, always the same: without a division. It knows its index in the
-// kInner fastest of them; the slowest needs none.
+// A place in nested dims that moves on by a fixed number of elements, without a division. It keeps its index in the kInner
+// fastest dims; the slowest dim needs none.
 template <int kInner>
 struct Cursor {
   int64_t offset;
@@ -31,10 +31,10 @@ struct Cursor {
 
 template <int kInner>
 struct Stride {
-  int64_t offset, wrap[kInner];          // what a move adds, and what more where it goes beyond the end of a dim
+  int64_t offset, wrap[kInner];          // what a move adds, and what it adds beyond the end of a dim
   uint32_t index[kInner], size[kInner];  // what it adds to the indices, and the dims' sizes
 
-  // The same in two dims.
+  // The same stride, in two dims.
   GPUREDUCE_HOST_DEVICE Stride<1> in_two() const { return {offset, {wrap[0]}, {index[0]}, {size[0]}}; }
 
   GPUREDUCE_HOST_DEVICE void move(Cursor<kInner>& c) const {
@@ -52,7 +52,7 @@ struct Stride {
   }
 };
 
-// Nested dims, slowest first. Rank 0 and 1 need no division. A launch carries its nests, so the usual ones are small.
+// Nested dims, slowest first. Rank 0 and 1 need no division. Nests are kernel arguments, so the usual ones are small.
 template <int kCapacity>
 struct Nest {
   struct Dim {
@@ -76,7 +76,7 @@ struct Nest {
       d.magic = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << d.shift) - size)) / size + 1);
   }
 
-  // Whether a cursor moves in these dims, always in as few as kFastRank; and whether they are two.
+  // Whether a cursor can move in these dims, as it always can in up to kFastRank dims; and whether there are two dims.
   GPUREDUCE_HOST_DEVICE bool moves() const { return kCapacity <= kFastRank || (narrow && rank <= kFastRank); }
   GPUREDUCE_HOST_DEVICE bool are_two() const { return rank == 2 && moves(); }
 
@@ -101,7 +101,7 @@ struct Nest {
   template <int kInner>
   Stride<kInner> stride(int64_t elements) const {
     Stride<kInner> s{};
-    if (elements == 0) return s;  // none is wanted
+    if (elements == 0) return s;  // the caller needs none
     for (int d = 0; d < kInner; ++d) {
       const int dim = rank - 1 - d;
       s.size[d] = dim < 1 ? UINT32_MAX : static_cast<uint32_t>(dims[dim].size);
@@ -115,7 +115,7 @@ struct Nest {
     return s;
   }
 
-  // The same place as at(), if the index in the last dim is known: nothing to divide in up to two dims.
+  // The same as at(), for a caller that knows the index in the last dim: up to two dims need no division.
   GPUREDUCE_HOST_DEVICE Offsets at(int64_t outer, int64_t last) const {
     if (rank == 1) return {last * dims[0].in, last * dims[0].out};
     if (rank == 2) return {outer * dims[0].in + last * dims[1].in, outer * dims[0].out + last * dims[1].out};
@@ -143,7 +143,7 @@ struct Nest {
   }
 
  private:
-  // 64-bit division is a lot of code: it stands once.
+  // 64-bit division is a lot of code, so it is compiled once.
   GPUREDUCE_OUT_OF_LINE Offsets at_wide(int64_t index) const {
     Offsets o{0, 0};
     for (int d = rank - 1; d > 0; --d) {
@@ -156,8 +156,8 @@ struct Nest {
   }
 };
 
-// Whether a nest of kFastRank dims finds the place of each of `count` indices of such dims: it divides in 32 bits, and has one
-// dim or none to divide by.
+// Whether a nest of kFastRank dims can find the place of each of `count` indices. It divides in 32 bits, so the indices must
+// fit, unless there is no dim to divide by.
 template <class Dim>
 bool fits_fast_nest(const DimList<Dim>& dims, int64_t count) {
   return dims.size() <= kFastRank && (dims.size() <= 1 || count < int64_t{1} << 31);

@@ -6,8 +6,8 @@
 
 namespace gpureduce {
 
-// name; whether the sum is divided by the number of elements; whether torch.autocast makes the result float32 on CUDA (torch's
-// list of those is AT_FORALL_FP32_SET_OPT_DTYPE).
+// Each row has a name, whether the sum is divided by the number of elements, and whether torch.autocast makes the result
+// float32 on CUDA (torch lists those in AT_FORALL_FP32_SET_OPT_DTYPE).
 #define GPUREDUCE_OPERATIONS(X) \
   X(sum, false, true)           \
   X(mean, true, false)
@@ -34,7 +34,7 @@ constexpr OperationInfo info(Operation op) {
 
 constexpr const char* name_of(Operation op) { return info(op).name; }
 
-// What the sum of `length` elements is divided by.
+// The number that a sum of `length` elements is divided by.
 constexpr int64_t divisor_of(Operation op, int64_t length) { return info(op).divides ? length : 1; }
 
 }  // namespace gpureduce

@@ -46,7 +46,7 @@ at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dty
 }
 
 at::ScalarType out_type(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
-  result_type(op, self.scalar_type(), dtype);  // the mean of integers needs a dtype, whatever `out` has
+  result_type(op, self.scalar_type(), dtype);  // the mean of integers needs a dtype, whatever the dtype of `out`
   const at::ScalarType result = result_type(op, self.scalar_type(), dtype.value_or(out.scalar_type()));
   TORCH_CHECK(out.scalar_type() == result, "Expected out tensor to have dtype ", result, ", but got ", out.scalar_type(),
               " instead");
@@ -72,7 +72,7 @@ DType component(DType complex) {
   return complex == DType::ComplexDouble ? DType::Double : complex == DType::ComplexFloat ? DType::Float : DType::Half;
 }
 
-// Sizes of the result.
+// The sizes of the result.
 template <class Int>
 c10::SmallVector<Int, kCommonRank> result_sizes(at::ArrayRef<Int> sizes, const DimMask& reduce, bool keepdim) {
   c10::SmallVector<Int, kCommonRank> result;
@@ -83,7 +83,7 @@ c10::SmallVector<Int, kCommonRank> result_sizes(at::ArrayRef<Int> sizes, const D
   return result;
 }
 
-// Once in a process, as torch does.
+// Warns once in a process, as torch does.
 void warn_if_imaginary_is_lost(at::ScalarType input, at::ScalarType result) {
   if (at::isComplexType(input) && !at::isComplexType(result) && result != at::kBool) {
     TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
@@ -116,7 +116,7 @@ void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool k
   cpu::run(r);
 }
 
-// at::empty beside `self`, without a second way through the dispatcher.
+// at::empty on the device of `self`, without another pass through the dispatcher.
 at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& self) {
 #ifdef GPUREDUCE_WITH_CUDA
   if (self.is_cuda()) return at::Tensor(at::detail::empty_cuda(sizes, dtype, self.device(), std::nullopt));
@@ -148,7 +148,7 @@ at::Tensor reduce_forced(const at::Tensor& self, OptionalDims dim, bool keepdim,
   return reduce_tuned<op>(self, dim, keepdim, dtype, Tuning::parse(tuning));
 }
 
-// What torch.sum checks of `out`, before anything is written.
+// The checks that torch.sum makes of `out` before it writes anything.
 void check_out(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
   const at::ScalarType result = out_type(op, self, dtype, out);
   TORCH_CHECK(out.device() == self.device(), "Expected out tensor to have device ", self.device(), ", but got ", out.device(),
@@ -158,9 +158,9 @@ void check_out(Operation op, const at::Tensor& self, OptionalDtype dtype, const 
   dtype_of(result, "an out tensor of dtype");
 }
 
-// That `out` holds a result of these sizes, or can be resized to. torch finds out after it has changed the sizes.
+// Checks that `out` has these sizes or can be resized to them. torch checks this after it has changed the sizes.
 void check_writable(const at::Tensor& out, at::IntArrayRef sizes) {
-  if (out.sizes() == sizes) return at::assert_no_internal_overlap(out);  // a resized one is contiguous
+  if (out.sizes() == sizes) return at::assert_no_internal_overlap(out);  // a resized tensor is contiguous
   const c10::Storage& storage = out.storage();
   const size_t bytes = at::detail::computeStorageNbytesContiguous(sizes, out.itemsize(), out.storage_offset());
   TORCH_CHECK(storage.resizable() || bytes <= storage.nbytes(), "Trying to resize storage that is not resizable: out has ",
@@ -173,9 +173,9 @@ at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, O
   const DimMask reduce = reduced_dims(dim, self.dim());
   const auto sizes = result_sizes(self.sizes(), reduce, keepdim);
   check_writable(out, sizes);
-  if (out.sizes() != at::IntArrayRef(sizes))  // an input that cannot be reduced is refused while `out` is as it was
+  if (out.sizes() != at::IntArrayRef(sizes))  // refuses an input that cannot be reduced before `out` changes
     make_reduction(self, reduce, out.scalar_type(), {}, keepdim);
-  // Through a tensor of our own where writing `out` could change the input, or is not plain writing.
+  // Where writing `out` could change the input, or `out` is a lazy view, the result is computed in a tensor of its own.
   if (out.is_alias_of(self) || out.is_conj() || out.is_neg()) {
     const at::Tensor own = at::empty(sizes, out.options());
     compute(op, self, reduce, keepdim, own, {}, Unwatched{});
@@ -220,7 +220,7 @@ std::string explain(const at::Tensor& self, OptionalDims dim, bool keepdim, Opti
 }
 
 #ifdef GPUREDUCE_WITH_CUDA
-// Microseconds of each stage of a sum, on average of so many in a row.
+// The microseconds that each stage of a sum takes, on average over so many calls.
 std::vector<double> stages(const at::Tensor& self, OptionalDims dim, int64_t calls) {
   TORCH_CHECK(self.numel() > 0, "self: there is nothing to launch for no elements");
   TORCH_CHECK(calls > 0, "calls: expected a positive number, but got ", calls);
@@ -254,7 +254,7 @@ Reduction make_reduction(const at::Tensor& self, const DimMask& reduce, at::Scal
   if (r.conversion == Conversion::nonzero) r.negate = r.conjugate = false;
   r.accumulator = accumulator_of(r.in, r.out, r.conversion);
 
-  // Where there is no `out`, only planning: as a fresh contiguous result would have its strides.
+  // Without `out` the call is only planned, with the strides of a new contiguous result.
   const at::IntArrayRef sizes = self.sizes(), strides = self.strides();
   const at::IntArrayRef out_strides = out.defined() ? out.strides() : at::IntArrayRef();
   c10::SmallVector<InputDim, kCommonRank> dims(sizes.size());

@@ -1,6 +1,6 @@
-// torch's own reductions on ours: while a replacement is on, aten's kernel for a device is one that calls our op, below
-// autograd, autocast and vmap, so all that torch does around its op stays torch's. It is put on the dispatcher's stack of
-// kernels and taken from there again, which brings back the original exactly.
+// torch's own reductions, computed by ours. While a replacement is on, the kernel that aten has for a device is one that calls
+// our op. It stands below autograd, autocast and vmap, so these remain torch's. The dispatcher keeps a stack of kernels: taking
+// ours off it again brings back exactly the original one.
 #include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtilsMulti.h>
 #include <ATen/ops/sum_cpu_dispatch.h>
@@ -21,7 +21,7 @@ namespace {
 
 using c10::DispatchKey;
 
-// What is replaced, and by what: names and torch's kernels, which are called without the dispatcher.
+// What is replaced, and by what: the names, and torch's own kernels, which are called without the dispatcher.
 struct Sum {
   static constexpr Operation operation = Operation::sum;
   static constexpr const char *aten = "sum.dim_IntList", *aten_out = "sum.IntList_out";
@@ -44,20 +44,20 @@ struct Sum {
   }
 };
 
-// The dtypes that both sides know. torch has no sum of float8, so ours cannot have its result dtype.
+// The dtypes that both libraries sum. torch does not sum float8, so there is no result dtype that ours could take over.
 bool is_common(at::ScalarType type) {
   return at::isIntegralType(type, /*includeBool=*/true) || at::isComplexType(type) || type == at::kDouble ||
          type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
 }
 
-// Those of them that torch's kernel of a device has as results.
+// Those of them that are results of torch's kernel on a device.
 template <DispatchKey key>
 bool is_result(at::ScalarType type) {
   const bool is_wide_unsigned = type == at::kUInt16 || type == at::kUInt32 || type == at::kUInt64;
   return is_common(type) && !is_wide_unsigned && (type != at::kComplexHalf || key == DispatchKey::CUDA);
 }
 
-// Named tensors, which later torches have no more.
+// Whether a tensor has named dims; later versions of torch have none.
 template <class Tensor>
 auto has_names(const Tensor& tensor, int) -> decltype(tensor.has_names()) {
   return tensor.has_names();
@@ -67,7 +67,7 @@ bool has_names(const Tensor&, long) {
   return false;
 }
 
-// Everything else, and with it every error about it, is the original's.
+// Everything else goes to the original kernel, which also raises the errors about it.
 template <class Op, DispatchKey key>
 bool is_taken(const at::Tensor& self, OptionalDtype dtype) {
   const at::ScalarType type = self.scalar_type();
@@ -90,19 +90,19 @@ at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, O
   return out_variant<Op::operation>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim, result, out);
 }
 
-// Functions known when compiling: a call under way in another thread needs nothing that taking them out would free.
+// The kernels are plain functions. Taking them off the stack frees nothing that a call in another thread may still need.
 template <class Op, DispatchKey key>
 void kernels(torch::Library& library) {
   library.impl(Op::aten, TORCH_FN((reduce<Op, key>)));
   library.impl(Op::aten_out, TORCH_FN((reduce_out<Op, key>)));
 }
 
-// The dispatcher says, once a process, that a kernel covers another. Here that is the purpose.
+// The dispatcher warns once in a process that one kernel covers another. Here that is the purpose.
 struct Silence : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// One device's replacement: on while it was switched on more often than off.
+// The replacement on one device. It is on while it was switched on more often than off.
 class Replacement {
  public:
   Replacement(DispatchKey key, void (*kernels)(torch::Library&)) : key_(key), kernels_(kernels) {}
@@ -150,7 +150,7 @@ Replacement& replacement(const std::string& device) {
 #endif
 }
 
-// All devices or, where one is refused, none.
+// Switches all devices, or none if one is refused.
 void replace_torch_sum(bool on, const std::vector<std::string>& devices) {
   static std::mutex mutex;
   const std::lock_guard<std::mutex> lock(mutex);

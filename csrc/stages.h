@@ -1,4 +1,4 @@
-// Where the host's time of a call goes: the op says where each of its stages ends, to a watch that may note when.
+// Where the host spends the time of a call. The op reports the end of each stage to a watch, which may note the time.
 #pragma once
 
 #include <array>
@@ -9,12 +9,12 @@ namespace gpureduce {
 enum class Stage { result, problem, plan, launch };  // checks and the result's memory; the description of the problem; ...
 constexpr int kStages = 4;
 
-// What the op carries: it notes nothing, and costs nothing.
+// The watch of a normal call: it notes nothing and costs nothing.
 struct Unwatched {
   void end(Stage) {}
 };
 
-// Adds up the microseconds of each stage, which is all since the one before.
+// Adds up the microseconds of each stage: the time since the end of the stage before.
 class Stopwatch {
  public:
   void begin() { last_ = Clock::now(); }

@@ -1,6 +1,6 @@
-// torch.vmap: a batched input is one reduction, with its dims counted past the batch's. No copy, no loop; and as an output's
-// bits depend on its elements alone, those of the calls one by one. Writing `out` is left to torch's fallback, which refuses it
-// as it does for torch.sum.
+// torch.vmap: a batched call is one call of the op, whose dims are counted past the batch dim. There is no copy and no loop.
+// The bits are those of single calls, since the bits of an output depend on its own elements alone. torch's fallback refuses
+// `out`, as it does for torch.sum.
 #include <ATen/functorch/BatchedTensorImpl.h>
 #include <ATen/functorch/DynamicLayer.h>
 #include <ATen/functorch/PlumbingHelper.h>
@@ -27,7 +27,7 @@ at::Tensor reduce_batched(const at::Tensor& self, OptionalDims dim, bool keepdim
   c10::SmallVector<int64_t, kCommonRank> dims;
   for (int64_t d = 0; d < rank; ++d)
     if (reduce[d]) dims.push_back(d + (d >= batch));
-  if (rank == 0) {  // a batch of scalars: no dims at all would mean all of them
+  if (rank == 0) {  // a batch of scalars: an empty list of dims would mean all dims
     value = value.unsqueeze(1);
     dims.push_back(1);
     keepdim = false;

@@ -283,13 +283,6 @@ def opinfo(name="sum"):
     return next(op for op in op_db if op.name == name)
 
 
-def warps_beyond_a_chunk(length, unit, short_unit):
-    """Warps of a block that takes a row of single elements, longer than one chunk and no longer than two: one for each
-    unit of so many leaves, in a short last chunk of `short_unit`; but none for a rest of up to 32 elements."""
-    last = length - 4096
-    return 512 // unit + -(-min(last, 512) // (short_unit if last <= 1024 else unit)) * (last > 32)
-
-
 # --- other processes --------------------------------------------------------------------------------------------------
 
 

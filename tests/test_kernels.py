@@ -14,7 +14,7 @@ import toolkit  # noqa: E402
 
 # A kernel that may start while the one before drains, and loads in every width, always and if wanted.
 EARLY = """
-#include "cuda/primitives.cuh"
+#include "cuda/args.cuh"
 using namespace gpureduce;
 using namespace gpureduce::cuda;
 template <int V> __device__ int loads(const int8_t* in, uint64_t policy, bool wanted) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../nest.h"
+#include "../plan/plan.h"
 #include "primitives.cuh"
 
 namespace gpureduce::cuda {
@@ -52,7 +53,7 @@ struct Output {
     if (partials) store_as<Acc>(partials, partial, 1, v);
     else store<V>(place, stride, v);
   }
-  // `place`: where the result stands. kDivides: not left to the join (divided_by_join() in plan.h).
+  // `place`: where the result stands. kDivides: not left to the join (ring_leaves_quotients() in ring/plan.h).
   template <bool kDivides = true>
   __device__ __forceinline__ void write_at(int64_t place, int64_t partial, Acc v) const {
     if (partials) partials[partial] = v;
@@ -148,7 +149,7 @@ struct Args {
   Output<Acc> output;
   Nest<Source::kRank> kept, reduced;
   Stride<kInnerDims> next_in_lane, next_leaf;  // to the next element of a leaf, and to the next leaf's
-  RingShape ring;
+  RingPlan ring;
   InputSpan input;
 
   // Offset of element `index` of an output, from the output's own.

@@ -38,9 +38,9 @@ void run(const Reduction& r, const Plan& p, at::Device device, const Tuning& tun
   if (p.cluster > 1 && (error == cudaErrorInvalidClusterSize || error == cudaErrorLaunchOutOfResources)) {
     // Too few multiprocessors side by side for so many blocks: a small GPU or a part of one, or what MPS leaves of it.
     (void)cudaGetLastError();
-    Tuning alone = tuning;
-    alone.cluster = 1;
-    return run(r, plan(r, device, alone), device, alone);
+    Device without = facts(device);
+    without.clusters = false;
+    return run(r, make_plan(r, without, tuning), device, tuning);
   }
   C10_CUDA_CHECK(error);
 }

@@ -91,7 +91,7 @@ namespace {
 
 cudaError_t reduce(const Launch& launch) {
   const Reduction& r = launch.reduction;
-  if (!is_typed(r) || launch.plan.kernel == Kernel::rows) return reduce_any(launch);
+  if (!is_typed(r) || launch.plan.is<RowsPlan>()) return reduce_any(launch);
   switch (r.in) {
 #define GPUREDUCE_FAMILY(name, type, kind, accumulator, wide, family) \
   case DType::name: return reduce_family<Family::family>(launch);

@@ -3,15 +3,14 @@
 
 #include <algorithm>
 
-#include "columns.cuh"
-#include "dense.cuh"
-#include "expanded.cuh"
+#include "columns/columns.cuh"
+#include "dense/dense.cuh"
+#include "expanded/expanded.cuh"
 #include "launch.h"
-#include "narrow.cuh"
-#include "panels.cuh"
-#include "ring_rows.cuh"
-#include "rows.cuh"
-#include "tiny.cuh"
+#include "narrow/narrow.cuh"
+#include "panels/panels.cuh"
+#include "ring/ring_rows.cuh"
+#include "rows/rows.cuh"
 
 namespace gpureduce::cuda {
 
@@ -25,24 +24,29 @@ template <class Source, class Acc>
 Args<Source, Acc> make_args(const Launch& launch, const Source& source) {
   const Reduction& r = launch.reduction;
   const Plan& plan = launch.plan;
+  const auto* columns = std::get_if<ColumnsPlan>(&plan.shape);
+  const auto* narrow = std::get_if<NarrowPlan>(&plan.shape);
+  const auto* ring = std::get_if<RingPlan>(&plan.shape);
   const auto reduced = reduced_nest<Source::kRank>(r.problem);
   return {source,
           r.problem.length,
-          plan.warp_columns,
-          plan.batches,
+          columns ? columns->width : 0,
+          columns  ? columns->batches
+          : narrow ? narrow->batches
+                   : 0,
           plan.tiling,
           output_of<Acc>(launch),
           kept_nest<Source::kRank>(r.problem),
           reduced,
           reduced.template stride<kInnerDims>(kLanes),
           reduced.template stride<kInnerDims>(1),
-          plan.ring,
+          ring ? *ring : RingPlan{},
           input_span(r)};
 }
 
 // The columns kernel for so many elements of a leaf at once.
 template <int V, int kElements, Walk walk, class Acc, class Source>
-auto columns_kernel(const Plan& plan) {
+auto columns_kernel(const ColumnsPlan& plan) {
   constexpr int kMany = column_batches(V, walk == Walk::nested);
   if constexpr (walk != Walk::nested)
     if (plan.batches == 1) return columns<V, kElements, 1, walk, Source, Acc>;
@@ -51,19 +55,21 @@ auto columns_kernel(const Plan& plan) {
 
 template <int V, Walk walk, class Acc, class Source>
 auto column_kernel(const Plan& plan) {
-  const int elements = plan.thread_elements;
-  if (plan.kernel == Kernel::thin) {
+  if (plan.is<ThinPlan>()) {
+    const int elements = plan.as<ThinPlan>().elements;
     if constexpr (wholes_columns(V))
       if (elements > kLoads) return whole_columns<V, walk, Source, Acc>;
     if constexpr (walk != Walk::nested)  // else there are four at least
       if (elements == 2) return thin<V, 2, walk, Source, Acc>;
     return elements == 4 ? thin<V, 4, walk, Source, Acc> : thin<V, kLoads, walk, Source, Acc>;
   }
+  const ColumnsPlan& columns = plan.as<ColumnsPlan>();
   if constexpr (V == 1 || walk == Walk::nested) {  // else panels takes most
-    if (elements == 2) return columns_kernel<V, 2, walk, Acc, Source>(plan);
-    if (elements == 4) return columns_kernel<V, 4, walk, Acc, Source>(plan);
+    if (columns.elements == 2) return columns_kernel<V, 2, walk, Acc, Source>(columns);
+    if (columns.elements == 4) return columns_kernel<V, 4, walk, Acc, Source>(columns);
   }
-  return elements == 1 ? columns_kernel<V, 1, walk, Acc, Source>(plan) : columns_kernel<V, kLoads, walk, Acc, Source>(plan);
+  return columns.elements == 1 ? columns_kernel<V, 1, walk, Acc, Source>(columns)
+                               : columns_kernel<V, kLoads, walk, Acc, Source>(columns);
 }
 
 template <class Arguments>
@@ -82,10 +88,10 @@ cudaError_t start(const Launch& launch, const Source& source, KernelOf<Source, A
 }
 
 template <class Acc, class Source>
-KernelOf<Source, Acc> ring_kernel(const Plan& plan) {
+KernelOf<Source, Acc> ring_kernel(const RingPlan& plan) {
   using Element = typename Source::Element;
   if constexpr (shares_rows(sizeof(Element))) {
-    switch (plan.row_width * plan.row_groups) {
+    switch (plan.width * plan.groups) {
       case 0: break;
       case 1: return ring_short_rows<ShortRows<1, 1, Element>, Source, Acc>;
       case 2: return ring_short_rows<ShortRows<2, 1, Element>, Source, Acc>;
@@ -104,11 +110,11 @@ KernelOf<Source, Acc> ring_kernel(const Plan& plan) {
 template <class Acc, class Source>
 cudaError_t launch_ring(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
-  const KernelOf<Source, Acc> kernel = ring_kernel<Acc, Source>(plan);
+  const KernelOf<Source, Acc> kernel = ring_kernel<Acc, Source>(plan.as<RingPlan>());
   // Calls of other shapes share the kernel, in other threads too: all of them set the same bound.
   if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes))
     return error;
-  const int bytes = static_cast<int>(plan.ring.shared_bytes(plan.warps));
+  const int bytes = static_cast<int>(plan.as<RingPlan>().shared_bytes(plan.warps));
   return start<Source, Acc>(launch, source, kernel, plan.warps * kWarp, bytes);
 }
 
@@ -116,40 +122,35 @@ template <int V, class Acc, class Source>
 cudaError_t launch_narrow(const Launch& launch, const Source& source) {
   using LaneSum = typename Lanes<typename Source::Element, Acc, V>::LaneSum;
   const Plan& plan = launch.plan;
-  const int width = plan.tiling.tile_outputs * sizeof(LaneSum);
-  const int bytes = whole_lines(plan.tiling.tile_leaves / plan.batches * width) + plan.batches * width;
+  const int width = plan.tiling.tile_outputs * sizeof(LaneSum), batches = plan.as<NarrowPlan>().batches;
+  const int bytes = whole_lines(plan.tiling.tile_leaves / batches * width) + batches * width;
   return start<Source, Acc>(launch, source, narrow_columns<V, Source, Acc>, plan.warps * kWarp, bytes);
 }
 
 template <int V, int kElements, Walk walk, class Acc, class Source>
-auto panel_kernel(const Plan& plan) {
+auto panel_kernel(const PanelsPlan& plan) {
   using Sums = Lanes<typename Source::Element, Acc, V>;
   constexpr int kMany = panel_batches(V, panel_words<Source, Acc, V>, kElements, Sums::kOrderFree, walk);
-  const auto kernel = [&](auto runs) {
-    return plan.batches > 1 ? panels<V, kElements, kMany, runs, walk, Source, Acc>
-                            : panels<V, kElements, 1, runs, walk, Source, Acc>;
-  };
-  if constexpr (panel_runs(V, panel_words<Source, Acc, V>, kElements, Sums::kOrderFree, walk))
-    if (plan.panel.runs) return kernel(std::true_type{});
-  return kernel(std::false_type{});
+  return plan.batches > 1 ? panels<V, kElements, kMany, walk, Source, Acc> : panels<V, kElements, 1, walk, Source, Acc>;
 }
 
 template <int V, Walk walk, class Acc, class Source>
-auto panel_kernel(const Plan& plan) {
+auto panel_kernel(const PanelsPlan& plan) {
   constexpr int kFewest = walk == Walk::shifted ? shifted_column_elements(sizeof(typename Source::Element)) : 1;
-  return plan.thread_elements == 1   ? panel_kernel<V, std::max(kFewest, 1), walk, Acc, Source>(plan)
-         : plan.thread_elements == 2 ? panel_kernel<V, std::max(kFewest, 2), walk, Acc, Source>(plan)
-         : plan.thread_elements == 4 ? panel_kernel<V, 4, walk, Acc, Source>(plan)
-                                     : panel_kernel<V, kDepth, walk, Acc, Source>(plan);
+  return plan.elements == 1   ? panel_kernel<V, std::max(kFewest, 1), walk, Acc, Source>(plan)
+         : plan.elements == 2 ? panel_kernel<V, std::max(kFewest, 2), walk, Acc, Source>(plan)
+         : plan.elements == 4 ? panel_kernel<V, 4, walk, Acc, Source>(plan)
+                              : panel_kernel<V, kDepth, walk, Acc, Source>(plan);
 }
 
 template <int V, class Acc, class Source>
-auto panel_kernel(const Plan& plan) {
+auto panel_kernel(const Plan& p) {
+  const PanelsPlan& plan = p.as<PanelsPlan>();
   constexpr int kSize = sizeof(typename Source::Element);
-  if constexpr (shifts_columns(kSize))
-    if (plan.walk == Walk::shifted) return panel_kernel<V, Walk::shifted, Acc, Source>(plan);
-  if constexpr (spreads_columns(kSize))
-    if (plan.walk == Walk::spread) return panel_kernel<V, Walk::spread, Acc, Source>(plan);
+  if constexpr (shifts(kSize))
+    if (p.walk == Walk::shifted) return panel_kernel<V, Walk::shifted, Acc, Source>(plan);
+  if constexpr (spreads(kSize))
+    if (p.walk == Walk::spread) return panel_kernel<V, Walk::spread, Acc, Source>(plan);
   return panel_kernel<V, Walk::linear, Acc, Source>(plan);
 }
 
@@ -158,12 +159,12 @@ cudaError_t launch_panels(const Launch& launch, const Source& source) {
   using LaneSum = typename Lanes<typename Source::Element, Acc, V>::LaneSum;
   const Reduction& r = launch.reduction;
   const Plan& plan = launch.plan;
-  const PanelShape& panel = plan.panel;
+  const PanelsPlan& panel = plan.as<PanelsPlan>();
   const Tiling& t = plan.tiling;
   const auto& kept = r.problem.kept;
   const KeptDim column = kept.back(), batch = kept.size() > 1 ? kept[kept.size() - 2] : KeptDim{};
   const auto log = [](int x) { return static_cast<int8_t>(__builtin_ctz(x)); };  // of powers of two
-  const int side = plan.warp_columns * V;
+  const int side = panel.width * V;
   const PanelArgs<Source, Acc> args{source,
                                     r.problem.length,
                                     r.problem.reduced[0].stride,
@@ -177,16 +178,14 @@ cudaError_t launch_panels(const Launch& launch, const Source& source) {
                                     t.tile_leaves,
                                     plan.cluster > 1 ? (side + plan.cluster - 1) / plan.cluster : 0,
                                     panel.units,
-                                    panel.units / plan.warps,
-                                    panel.kept_rows,
-                                    log(plan.warp_columns),
+                                    log(panel.width),
                                     log(panel.rows),
                                     log(panel.parts),
                                     panel.late,
                                     input_span(r),
                                     output_of<Acc>(launch),
                                     kept_nest<Source::kRank>(r.problem)};
-  const int bytes = panel.kept_rows * side * sizeof(LaneSum) + args.share * plan.cluster * sizeof(Acc);
+  const int bytes = panel.rows * side * sizeof(LaneSum) + args.share * plan.cluster * sizeof(Acc);
   return start_with(launch, panel_kernel<V, Acc, Source>(plan), plan.warps * kWarp, bytes, args);
 }
 
@@ -205,9 +204,10 @@ auto dense_kernel(const Plan& plan) {
 
 template <int V, Walk walk, class Acc, class Source>
 auto dense_kernel(const Plan& plan) {
-  if (plan.thread_elements == 2) return dense_kernel<V, 2, walk, Acc, Source>(plan);
+  const int elements = plan.as<DensePlan>().elements;
+  if (elements == 2) return dense_kernel<V, 2, walk, Acc, Source>(plan);
   if constexpr (walk != Walk::deep)
-    if (plan.thread_elements == 4) return dense_kernel<V, 4, walk, Acc, Source>(plan);
+    if (elements == 4) return dense_kernel<V, 4, walk, Acc, Source>(plan);
   return dense_kernel<V, kDepth, walk, Acc, Source>(plan);
 }
 
@@ -221,7 +221,7 @@ auto dense_kernel(const Plan& plan, const Problem& p) {
     if (walk == Walk::nested) return dense_kernel<V, Walk::nested, Acc, Source>(plan);
     if constexpr (V == 1) {
       if (walk == Walk::linear) return dense_kernel<V, Walk::linear, Acc, Source>(plan);
-    } else if constexpr (shifts_rows(sizeof(typename Source::Element))) {
+    } else if constexpr (shifts(sizeof(typename Source::Element))) {
       if (walk == Walk::shifted) return dense_kernel<V, Walk::shifted, Acc, Source>(plan);
     }
     return dense_kernel<V, Walk::dense, Acc, Source>(plan);
@@ -229,10 +229,10 @@ auto dense_kernel(const Plan& plan, const Problem& p) {
 }
 
 template <int V, Walk walk, class Acc, class Source>
-auto flat_kernel(const Plan& plan) {
+auto flat_kernel(const FlatPlan& plan) {
   constexpr auto groups = [](int most) { return std::min(most, flat_groups(V * sizeof(typename Source::Element), V)); };
   constexpr int kLeast = flat_width(walk == Walk::dense, is_any<Source>, V);
-  switch (plan.row_width * plan.row_groups) {
+  switch (plan.width * plan.groups) {
     case 1: return flat_rows<V, std::max(1, kLeast), 1, walk, Source, Acc>;
     case 2: return flat_rows<V, std::max(2, kLeast), 1, walk, Source, Acc>;
     case 4: return flat_rows<V, std::max(4, kLeast), 1, walk, Source, Acc>;
@@ -252,6 +252,7 @@ cudaError_t start_dense(const Launch& launch, const Source& source, int unit_lea
                         void (*kernel)(DenseArgs<Source, Acc>)) {
   const Reduction& r = launch.reduction;
   const Tiling& t = launch.plan.tiling;
+  const auto* dense = std::get_if<DensePlan>(&launch.plan.shape);
   const KeptDim row = r.problem.kept.empty() ? KeptDim{} : r.problem.kept.back();
   const auto kept = kept_nest<Source::kRank>(r.problem);
   const auto reduced = reduced_nest<Source::kRank>(r.problem);
@@ -263,53 +264,51 @@ cudaError_t start_dense(const Launch& launch, const Source& source, int unit_lea
                                     t.splits,
                                     static_cast<int32_t>((t.leaves + unit_leaves - 1) / unit_leaves),
                                     t.tile_leaves / unit_leaves,
-                                    launch.plan.short_units,
+                                    dense ? dense->short_units : 0,
                                     output_of<Acc>(launch),
                                     kept,
                                     reduced,
                                     reduced.template stride<kInnerDims>(next),
                                     input_span(r),
                                     kept.template stride<kInnerDims>(next_row)};
-  const int rows = launch.plan.block_rows;
+  const int rows = dense ? dense->rows : 1;
   return start_with(launch, kernel, dim3(launch.plan.warps / rows * kWarp, rows), 0, args);
 }
 
 template <int V, class Acc, class Source>
 cudaError_t launch_dense(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
-  const int unit_leaves = row_unit(V, plan.thread_elements, sizeof(typename Source::Element), plan.walk);
+  const int unit_leaves = row_unit(V, plan.as<DensePlan>().elements, sizeof(typename Source::Element), plan.walk);
   return start_dense<Acc>(launch, source, unit_leaves, kLanes, 0, dense_kernel<V, Acc, Source>(plan, launch.reduction.problem));
 }
 
 template <class Acc, class Source>
 cudaError_t launch_flat(const Launch& launch, const Source& source) {
   constexpr int kSize = sizeof(typename Source::Element);
-  const Plan& plan = launch.plan;
-  const auto start = [&](auto kernel) { return start_dense<Acc>(launch, source, plan.tiling.tile_leaves, 0, 0, kernel); };
+  const int vector = launch.plan.vector;
+  const FlatPlan& plan = launch.plan.as<FlatPlan>();
+  const auto start = [&](auto kernel) {
+    return start_dense<Acc>(launch, source, launch.plan.tiling.tile_leaves, 0, 0, kernel);
+  };
   if constexpr (kSize <= 4)
-    if (plan.vector * kSize == 4) return start(flat_kernel<4 / kSize, Walk::dense, Acc, Source>(plan));
+    if (vector * kSize == 4) return start(flat_kernel<4 / kSize, Walk::dense, Acc, Source>(plan));
   if constexpr (kSize <= 8)
-    if (plan.vector * kSize == 8) return start(flat_kernel<8 / kSize, Walk::dense, Acc, Source>(plan));
+    if (vector * kSize == 8) return start(flat_kernel<8 / kSize, Walk::dense, Acc, Source>(plan));
   return start(flat_kernel<16 / kSize, Walk::dense, Acc, Source>(plan));
-}
-
-template <int V, class Acc, class Source, int kLength = 2>
-KernelOf<Source, Acc> tiny_kernel(int64_t length) {
-  if constexpr (kLength < tiny_length(V))
-    if (length > kLength) return tiny_kernel<V, Acc, Source, kLength + 1>(length);
-  return tiny_rows<V, kLength, Source, Acc>;
 }
 
 template <int V, class Acc, class Source>
 cudaError_t launch_width(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
-  if (plan.kernel == Kernel::dense) return launch_dense<V, Acc>(launch, source);
-  if (plan.kernel == Kernel::flat)
-    return start_dense<Acc>(launch, source, plan.tiling.tile_leaves, kWarp * V, kWarp / plan.row_width,
-                            flat_kernel<V, Walk::nested, Acc, Source>(plan));
+  if (plan.is<DensePlan>()) return launch_dense<V, Acc>(launch, source);
+  if (plan.is<FlatPlan>()) {
+    const FlatPlan& flat = plan.as<FlatPlan>();
+    return start_dense<Acc>(launch, source, plan.tiling.tile_leaves, kWarp * V, kWarp / flat.width,
+                            flat_kernel<V, Walk::nested, Acc, Source>(flat));
+  }
   const bool nested = plan.walk == Walk::nested;
   KernelOf<Source, Acc> kernel;
-  if (plan.kernel == Kernel::expanded) {
+  if (plan.is<ExpandedPlan>()) {
     kernel = expanded<Source, Acc>;
   } else {
     kernel = nested ? column_kernel<V, Walk::nested, Acc, Source>(plan) : column_kernel<V, Walk::linear, Acc, Source>(plan);
@@ -321,17 +320,13 @@ template <class In, class Acc>
 cudaError_t launch_typed(const Launch& launch) {
   constexpr int kVector = sizeof(In) < 16 ? 16 / sizeof(In) : 1;
   const Typed<In> source{static_cast<const In*>(launch.reduction.input), l2_policy(launch.plan)};
-  if (launch.plan.kernel == Kernel::flat && reads_pieces(launch.plan.walk, launch.plan.vector * static_cast<int>(sizeof(In))))
+  if (launch.plan.is<FlatPlan>() && reads_pieces(launch.plan.walk, launch.plan.vector * static_cast<int>(sizeof(In))))
     return launch_flat<Acc>(launch, source);
   if constexpr (rings_rows(sizeof(In)))
-    if (launch.plan.kernel == Kernel::ring_rows) return launch_ring<Acc>(launch, source);
-  if constexpr (kVector > 1 && sizeof(In) > 1)
-    if (launch.plan.kernel == Kernel::tiny)
-      return start<Typed<In>, Acc>(launch, source, tiny_kernel<kVector, Acc, Typed<In>>(launch.reduction.problem.length),
-                                   launch.plan.warps * kWarp);
+    if (launch.plan.is<RingPlan>()) return launch_ring<Acc>(launch, source);
   if constexpr (kVector > 1)
-    if (launch.plan.kernel == Kernel::panels) return launch_panels<kVector, Acc>(launch, source);
-  if (launch.plan.kernel == Kernel::narrow) return launch_narrow<kVector, Acc>(launch, source);
+    if (launch.plan.is<PanelsPlan>()) return launch_panels<kVector, Acc>(launch, source);
+  if (launch.plan.is<NarrowPlan>()) return launch_narrow<kVector, Acc>(launch, source);
   if constexpr (kVector > 1)
     if (launch.plan.vector == kVector) return launch_width<kVector, Acc>(launch, source);
   return launch_width<1, Acc>(launch, source);

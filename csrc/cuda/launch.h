@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../plan.h"
+#include "../plan/plan.h"
 
 namespace gpureduce::cuda {
 

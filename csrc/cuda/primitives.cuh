@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "../plan.h"
+#include "../plan/limits.h"
 
 namespace gpureduce::cuda {
 
@@ -86,18 +86,6 @@ __device__ __forceinline__ void store_granules(At at, const T (&values)[V]) {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) granule.set(j, values[g + j]);
     reinterpret_cast<Vector<T, kCount>*>(at(g))->bits = granule.bits;
-  }
-}
-
-// Loads them again.
-template <class T, int V, class At>
-__device__ __forceinline__ void load_granules(At at, T (&values)[V]) {
-  constexpr int kCount = granule_values<T>(V);
-#pragma unroll
-  for (int g = 0; g < V; g += kCount) {
-    const auto granule = *reinterpret_cast<const Vector<T, kCount>*>(at(g));
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) values[g + j] = granule[j];
   }
 }
 

@@ -1,12 +1,12 @@
-// The short way from Python to the op: torch_reduce._entry.sum(input, dim, keepdim, dtype, out), all by position; mean
-// likewise. And torch_reduce._entry.call(function, *args, **kwargs), for what takes the long way.
+// The short way from Python to the ops: torch_reduce._entry.sum(input, dim, keepdim, dtype, out) and so on, with all arguments
+// by position; and torch_reduce._entry.call(function, *args, **kwargs), for calls that take the long way.
 //
-// torch.ops matches every call against the schema and passes it on in boxes, which takes longer than a small sum. Here a call
-// of the plain forms goes straight to the dispatcher, and so to all that hangs there, as torch.sum does: dispatch modes,
-// functorch, tracing. Where __torch_function__ has a say or arguments are odd, the answer is NotImplemented: torch_reduce.sum
-// then takes torch.ops, which knows every case.
+// torch.ops matches every call against the schema and boxes its arguments, which takes longer than a small sum. Here a call in
+// one of the usual forms goes straight to the dispatcher, as torch.sum does, and so to dispatch modes, functorch and tracing.
+// For other forms, and where __torch_function__ is overridden, the answer is NotImplemented: torch_reduce.sum then calls
+// torch.ops, which knows every case.
 //
-// Warnings from below reach Python's filters, as torch.sum's do. torch.ops by itself leaves them to stderr.
+// Warnings of the C++ code reach Python's filters, as those of torch.sum do. torch.ops would print them to stderr.
 //
 // It keeps to Python's limited C API (setup.py sets Py_LIMITED_API), so that one file serves every Python from 3.10 on.
 #include <ATen/EmptyTensor.h>
@@ -60,7 +60,7 @@ struct Dims {
     return overflow == 0;
   }
 
-  // False: not in one of the plain forms.
+  // False: the argument is not in one of the usual forms.
   bool read(PyObject* dim) {
     if (dim == Py_None) return true;
     count = 0;
@@ -75,7 +75,7 @@ struct Dims {
   }
 };
 
-// Lets other threads run Python while it lives.
+// Releases the GIL while it lives.
 class NoGil {
  public:
   NoGil() : state_(PyEval_SaveThread()) {}
@@ -91,7 +91,7 @@ PyObject* not_implemented() {
   return Py_NotImplemented;
 }
 
-// Keeps warnings: to give them to Python needs the GIL, and may raise.
+// Collects warnings, since giving them to Python needs the GIL and may raise.
 struct Kept : c10::WarningHandler {
   std::vector<c10::Warning> warnings;
 
@@ -117,7 +117,7 @@ bool give(const std::vector<c10::Warning>& warnings, int level) {
   return true;
 }
 
-// The object that `f` makes, or nullptr where it raises or a warning of its becomes an error.
+// The object that `f` makes, or nullptr if it raises, or if one of its warnings becomes an error.
 template <class F>
 PyObject* guarded(int level, F f) {
   Kept kept;
@@ -168,7 +168,7 @@ PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 PyObject* call(PyObject*, PyObject* arguments, PyObject* named) {
   PyObject* rest = PyTuple_GetSlice(arguments, 1, PyTuple_Size(arguments));
   if (rest == nullptr) return nullptr;
-  constexpr int kCaller = 3;  // above torch_reduce.sum and what it takes the long way by
+  constexpr int kCaller = 3;  // above torch_reduce.sum and the function that it calls
   PyObject* result = guarded(kCaller, [&] { return PyObject_Call(PyTuple_GetItem(arguments, 0), rest, named); });
   Py_DECREF(rest);
   return result;

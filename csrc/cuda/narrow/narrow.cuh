@@ -3,7 +3,7 @@
 // it as a flat array, whatever the width.
 #pragma once
 
-#include "args.cuh"
+#include "../args.cuh"
 
 namespace gpureduce::cuda {
 

@@ -1,7 +1,7 @@
 // Reductions whose fastest dim in memory is kept: a thread owns V neighbouring outputs, its columns.
 #pragma once
 
-#include "args.cuh"
+#include "../args.cuh"
 
 namespace gpureduce::cuda {
 

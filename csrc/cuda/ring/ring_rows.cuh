@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kMaxRingWarps* kWarp, kRingBlocks)
         for (int r = 0; r < Rows::kResults; ++r) {
           const int mine = row + Rows::row(r);
           if (Rows::writes() && mine < note.rows)
-            a.output.template write_at<!divided_by_join(Kernel::ring_rows, sizeof(Element))>(
+            a.output.template write_at<!ring_leaves_quotients(sizeof(Element))>(
                 note.place + mine * out_stride, note.partial + mine * a.tiling.partial_output_stride, results[r]);
         }
       }

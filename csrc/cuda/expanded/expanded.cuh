@@ -1,7 +1,7 @@
 // Reductions over expanded dims alone, whose elements of an output are all the same one: the gradient of a broadcast.
 #pragma once
 
-#include "args.cuh"
+#include "../args.cuh"
 
 namespace gpureduce::cuda {
 

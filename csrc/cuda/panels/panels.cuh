@@ -2,9 +2,9 @@
 // and its loads, and after them; for while a block starts or ends it loads nothing.
 #pragma once
 
-#include "cluster.cuh"
-#include "columns.cuh"
-#include "shifted.cuh"
+#include "../cluster.cuh"
+#include "../columns/columns.cuh"
+#include "../shifted.cuh"
 
 namespace gpureduce::cuda {
 
@@ -17,8 +17,7 @@ struct PanelArgs {
   int32_t columns, reach;      // of a batch; of a tile
   int32_t tile_leaves;         // a power of two
   int32_t share;               // columns of a tile that a block of a cluster joins; 0: splits are none
-  int32_t units, run;          // of a tile; of them those that a warp joins one by one
-  int32_t kept_rows;           // of sums in shared memory
+  int32_t units;               // of a tile
   int8_t log_width;            // threads of a warp side by side
   int8_t log_rows, log_parts;  // rows that are joined at the end; threads that join a column's
   bool late;                   // the next kernel is to start when a warp of every block has read its part
@@ -61,15 +60,11 @@ constexpr int panel_words = sizeof(Lanes<typename Source::Element, Acc, V>) / 4;
 // As in the columns kernel, a warp reads 1 << log_width threads side by side, what is left of it takes further leaves of the
 // same columns, and so do the other warps, unit after unit; and a thread takes kBatches batches of leaves. A unit's values are
 // joined across the warp, and a column's through shared memory, where each unit has a row. Integers, whose order is free, are
-// added up to the warp's last unit instead, and joined once: int8 (64, 4096, 1024) dim 1 63.0 us, and 65.3 unit by unit.
-//
-// kRuns: a warp takes neighbouring units, and has a row for each level of their tree, on which a sum waits for its neighbour.
-// That is a fraction of the shared memory, of which what is left holds the loads in flight (are_full_wave() in plan.cpp says
-// what it gains). But warps far apart read more memory pages at a time: (16384, 4096) bfloat16 35.2 us, and 33.5 unit by unit.
+// added up to the warp's last unit instead, and joined once.
 //
 // Columns at odd addresses: Walk::shifted, of which a tile has so many fewer that its threads' vectors hold them wherever they
 // begin; or Walk::spread, of which a thread has every 1 << log_width th, so that the warp's loads are whole lines nevertheless.
-template <int V, int kElements, int kBatches, bool kRuns, Walk walk, class Source, class Acc>
+template <int V, int kElements, int kBatches, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_words<Source, Acc, V>, walk) / kMaxColumnWarps))
     panels(const __grid_constant__ PanelArgs<Source, Acc> a) {
   using Element = typename Source::Element;
@@ -98,7 +93,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
   const bool clustered = a.share > 0;
   const int blocks = gridDim.y, own_share = max(0, min(a.share, outputs - static_cast<int>(blockIdx.y) * a.share));
   __shared__ uint64_t arrived;
-  const Inbox<Acc> inbox{&arrived, reinterpret_cast<Acc*>(slots + side * a.kept_rows)};
+  const Inbox<Acc> inbox{&arrived, reinterpret_cast<Acc*>(slots + (side << a.log_rows))};
   // Takes a batch of leaves, the thread's next: where the order is free, its sum is added to `sum`; or else `sum` becomes it,
   // and what is complete with it.
   const auto take_leaves = [&](Batch& sum, Batch(&waiting)[kBatches], int index, auto whole, int64_t at, int left) {
@@ -140,9 +135,8 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
   };
   Batch batch;  // where the order is free, of all units
   batch.clear();
-  const int first_unit = kRuns ? warp * a.run : warp, end = kRuns ? first_unit + a.run : a.units, step = kRuns ? 1 : warps;
 #pragma unroll 1
-  for (int unit = first_unit; unit < end; unit += step) {
+  for (int unit = warp; unit < a.units; unit += warps) {
     const auto leaf_of = [&](int row) {
       return static_cast<uint32_t>(unit * kWarp + row * width) * (kLeaves * kBatches) >> a.log_width;
     };
@@ -171,18 +165,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
     }
     if constexpr (!Batch::kOrderFree) {
       join_leaves_of_warp(batch, width);
-      if (lane < width) {
-        int level = 0;
-        if constexpr (kRuns) {
-          for (; (unit - first_unit) >> level & 1; ++level) {
-            Batch before;
-            load_granules([&](int g) { return place_in(level * warps + warp, column + g); }, before.sum);
-            before.add(batch);
-            batch = before;
-          }
-        }
-        keep_in(!kRuns ? unit : unit + 1 < end ? level * warps + warp : warp, batch);
-      }
+      if (lane < width) keep_in(unit, batch);
     }
   }
   if constexpr (Batch::kOrderFree) {

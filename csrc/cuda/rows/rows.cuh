@@ -1,7 +1,7 @@
 // Rows in any dims that are too many, or too long in nested dims, for what other kernels count in 32 bits.
 #pragma once
 
-#include "args.cuh"
+#include "../args.cuh"
 
 namespace gpureduce::cuda {
 

@@ -3,8 +3,8 @@
 // through a kernel for rows of any dims. And short rows, in any dims, of which a warp takes several.
 #pragma once
 
-#include "cluster.cuh"
-#include "shifted.cuh"
+#include "../cluster.cuh"
+#include "../shifted.cuh"
 
 namespace gpureduce::cuda {
 

@@ -4,7 +4,7 @@
 
 #include <cuda/ptx>
 
-#include "args.cuh"
+#include "../args.cuh"
 
 namespace gpureduce::cuda {
 
@@ -22,7 +22,7 @@ template <class Note>
 class Ring {
  public:
   // `memory`: the block's dynamic shared memory.
-  __device__ __forceinline__ Ring(char* memory, const RingShape& shape) : stages_(shape.stages), bytes_(shape.stage_bytes) {
+  __device__ __forceinline__ Ring(char* memory, const RingPlan& shape) : stages_(shape.stages), bytes_(shape.stage_bytes) {
     namespace ptx = ::cuda::ptx;
     const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp;
     base_ = memory + warp * stages_ * bytes_;

@@ -1,0 +1,24 @@
+// columns: a warp takes neighbouring columns, in any dims, and a thread neighbouring leaves of them.
+#pragma once
+
+#include "../../plan/limits.h"
+
+namespace gpureduce {
+
+struct ColumnsPlan {
+  static constexpr const char* kName = "columns";
+  int width;     // threads of a warp side by side
+  int elements;  // of a leaf, that a thread has in flight: 1, 2, 4 or kDepth
+  int batches;   // how often it does that, for neighbouring leaves: once or column_batches()
+};
+
+// Vectors of lane sums that a block keeps in shared memory.
+GPUREDUCE_HOST_DEVICE constexpr int column_slots(int vector) { return vector > 8 ? 128 : 512; }
+
+// Batches of leaves that a thread takes where it takes several. Of bytes a batch is large already. Of vectors a stride apart it
+// takes one: the panels kernel takes these, but for more batches of columns, or rows, than its grid has.
+GPUREDUCE_HOST_DEVICE constexpr int column_batches(int vector, bool nested) {
+  return vector > 1 && !nested ? 1 : vector > 8 ? 2 : 4;
+}
+
+}  // namespace gpureduce

@@ -1,0 +1,76 @@
+// dense: rows in any dims. A warp takes a unit of neighbouring leaves of a row at a time.
+#pragma once
+
+#include "../../geometry.h"
+#include "../../plan/limits.h"
+
+namespace gpureduce {
+
+struct DensePlan {
+  static constexpr const char* kName = "dense";
+  int elements;     // of a leaf, that a thread has in flight: 2, 4 or kDepth
+  int rows;         // whose warps share a block, if that is not a warp a row
+  int short_units;  // units that a row's short last chunk is taken in, if any
+};
+
+constexpr int kMaxDenseUnits = 128;            // units that a block takes
+constexpr int kMaxDenseDepth = kMaxGridDepth;  // rows below each other in the grid, if blocks have a part of one
+
+// What it is compiled for: more than two dims are deep; of elements that are converted at run time, all nested ones are, and
+// others linear. Deep rows are read in two elements a leaf or in kDepth.
+inline Walk dense_walk(Walk walk, const Problem& p, bool typed) {
+  if (!typed) return p.reduced.size() > 1 ? Walk::deep : Walk::linear;
+  return p.reduced.size() > 2 ? Walk::deep : walk;
+}
+
+// Groups of 32 * vector leaves that a unit of a row has, of elements of so many bytes: as many as keep kLoads whole vectors in
+// flight, or as many registers' single elements, but no more than a chunk has.
+GPUREDUCE_HOST_DEVICE constexpr int row_groups(int vector, int elements, int size) {
+  const int words = vector * size > 4 ? vector * size / 4 : 1, loads = kLoads * kGranule / 4 / words;
+  const int in_flight = loads / elements, in_chunk = kLanes / (kWarp * vector);
+  return in_flight < in_chunk ? in_flight : in_chunk;
+}
+
+// Leaves that a warp takes at a time of a row; of a shifted one, a whole chunk's.
+GPUREDUCE_HOST_DEVICE constexpr int row_unit(int vector, int elements, int size, Walk walk = Walk::dense) {
+  return walk == Walk::shifted ? kLanes : row_groups(vector, elements, size) * kWarp * vector;
+}
+
+// Whether a chunk of so many elements is read as one of two a leaf.
+GPUREDUCE_HOST_DEVICE constexpr bool is_short_chunk(int64_t elements) { return elements <= 2 * kLanes; }
+
+// Warps that a block has at most, and blocks of so many that a multiprocessor has room for: shifted rows need a few more
+// registers than the 64 of 32 warps.
+GPUREDUCE_HOST_DEVICE constexpr int dense_warps(Walk walk) { return walk == Walk::shifted ? 8 : kMaxRowWarps; }
+GPUREDUCE_HOST_DEVICE constexpr int dense_blocks(Walk walk) { return walk == Walk::shifted ? 3 : 2; }
+
+// A few elements beyond a row's last whole chunk, which are no work for a warp.
+GPUREDUCE_HOST_DEVICE constexpr int row_rest(int64_t length) {
+  return length > kChunk && length % kChunk <= kWarp ? static_cast<int>(length % kChunk) : 0;
+}
+
+// Whether short rows of several units may share blocks. Kernels of long rows start sooner without.
+GPUREDUCE_HOST_DEVICE constexpr bool shares_blocks(int vector, int elements) { return vector == 1 || elements < kDepth; }
+
+// Whether kernels of single elements, eight a leaf, added in sums of so many bytes, read a short last chunk with loads for two:
+// wider sums have no registers left for it.
+GPUREDUCE_HOST_DEVICE constexpr bool reads_short(int vector, int elements, int sum, Walk walk) {
+  return vector == 1 && elements == kDepth && sum <= 8 && walk != Walk::deep;
+}
+
+// Leaves of a unit that is read with those: as many loads as a whole one's. And how many such units a row has in tiles of so
+// many leaves: none where its last chunk is not short, or several tiles'.
+GPUREDUCE_HOST_DEVICE constexpr int short_unit_leaves(int size) { return row_unit(1, 2, size); }
+GPUREDUCE_HOST_DEVICE constexpr int short_units(int64_t length, int size, int64_t tile_leaves) {
+  const int64_t last = length > kChunk && tile_leaves >= kLanes ? length % kChunk : 0;
+  if (last <= kWarp || !is_short_chunk(last)) return 0;
+  const int unit = short_unit_leaves(size);
+  return static_cast<int>(((last < kLanes ? last : kLanes) + unit - 1) / unit);
+}
+
+// Whether a warp takes such a row alone, of a shifted one with its rest.
+GPUREDUCE_HOST_DEVICE constexpr bool row_alone(int64_t leaves, int unit_leaves, Walk walk) {
+  return leaves <= unit_leaves + (walk == Walk::shifted ? kWarp : 0);
+}
+
+}  // namespace gpureduce

@@ -1,0 +1,163 @@
+#include "choose.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace gpureduce {
+
+namespace {
+
+// --- what is known of a plan ----------------------------------------------------------------------------------------------
+
+// Warps of a plan's kernel that a multiprocessor runs at a time, as registers are cut.
+struct Resident {
+  const Plan& plan;
+  int words;  // of a vector of lane sums
+  int operator()(const DensePlan&) const { return dense_warps(plan.walk) * dense_blocks(plan.walk); }
+  int operator()(const NarrowPlan&) const { return narrow_wave(words); }
+  int operator()(const PanelsPlan&) const { return panel_wave(words, plan.walk); }
+  template <class Other>
+  int operator()(const Other&) const {
+    return 32;
+  }
+};
+
+// What kernels differ in: elements of a leaf, or stages, that a thread has in flight; how often it goes on; threads side by
+// side; rows, or bytes of them, that a block has.
+struct Own { int elements, batches, width, rows; };
+struct OwnOf {
+  Own operator()(const DensePlan& p) const { return {p.elements, 1, kWarp, p.rows}; }
+  Own operator()(const FlatPlan& p) const { return {1, p.groups, p.width, 1}; }
+  Own operator()(const RingPlan& p) const { return {p.stages, p.groups, p.width, p.stage_bytes}; }
+  Own operator()(const ThinPlan& p) const { return {p.elements, 1, 1, 1}; }
+  Own operator()(const ColumnsPlan& p) const { return {p.elements, p.batches, p.width, 1}; }
+  Own operator()(const NarrowPlan& p) const { return {kDepth, p.batches, kWarp, 1}; }
+  Own operator()(const PanelsPlan& p) const { return {p.elements, p.batches, p.width, 1}; }
+  Own operator()(const RowsPlan&) const { return {kDepth, 1, kWarp, 1}; }
+  Own operator()(const ExpandedPlan&) const { return {1, 1, 1, 1}; }
+};
+
+struct Facts {
+  const Plan& plan;
+  const Request& q;
+  const Tiling& t = plan.tiling;
+  Own own = std::visit(OwnOf{}, plan.shape);
+  float processors = float(q.device.multiprocessors), length = float(q.p.length), outputs = float(q.p.outputs);
+  float written = outputs * float(q.written_bytes);
+  float read = float(q.bytes) - outputs * float(info(q.r.out).size);
+  float tile_leaves = float(std::min<int64_t>(t.tile_leaves, t.leaves)),
+        tile_outputs = float(std::min<int64_t>(t.tile_outputs, t.columns));
+  float tile_elements = length / float(t.leaves) * tile_leaves * tile_outputs, tile_bytes = tile_elements * float(q.size);
+  float blocks = float(t.tiles) / (plan.is<RingPlan>() ? float(plan.warps) : 1);
+  float at_once =
+      processors * float(std::max(1, std::visit(Resident{plan, plan.vector * q.lane_bytes / 4}, plan.shape) / plan.warps));
+  float waves = blocks / at_once;
+  // The fastest dim in memory: its size, its stride, and the stride from one row of it to the next.
+  float neighbours = float(q.by_columns ? (q.p.kept.empty() ? 1 : q.p.kept.back().size) : q.p.reduced.back().size);
+  float step = float(q.by_columns ? (q.p.kept.empty() ? 1 : q.p.kept.back().stride) : q.p.reduced.back().stride);
+  float pitch = q.by_columns       ? float(q.p.reduced.empty() ? 1 : q.p.reduced.back().stride)
+                : q.p.kept.empty() ? length
+                                   : float(q.p.kept.back().stride);
+};
+
+// Name and value. Amounts of all the work are a multiprocessor's.
+#define GPUREDUCE_FEATURES(X)                                                                          \
+  X(kernel, plan.shape.index())                                                                        \
+  X(walk, plan.walk)                                                                                   \
+  X(vector_bytes, plan.vector* q.element_bytes)                                                        \
+  X(order_free, q.order_free)                                                                          \
+  X(length, f.length)                                                                                  \
+  X(outputs, f.outputs / f.processors)                                                                 \
+  X(neighbours, f.neighbours* q.size)                                                                  \
+  X(gaps, f.step)                                                                                      \
+  X(stride, f.pitch* q.size)                                                                           \
+  X(bytes, f.read / f.processors)                                                                      \
+  X(written, f.written / f.processors)                                                                 \
+  X(tile_bytes, f.tile_bytes)                                                                          \
+  X(tiles, f.blocks / f.processors)                                                                    \
+  X(waves, f.waves)                                                                                    \
+  X(last_wave, f.waves / std::ceil(f.waves))                                                           \
+  X(warps, plan.warps)                                                                                 \
+  X(warp_bytes, f.tile_bytes / float(plan.warps))                                                      \
+  X(splits, f.t.splits)                                                                                \
+  X(cluster, plan.cluster)                                                                             \
+  X(join, plan.joins.empty() ? 0 : float(plan.joins[0].count) * f.outputs / f.processors)              \
+  X(filled, float(f.t.splits) * float(f.t.tile_leaves) / float(f.t.leaves) * float(f.t.column_tiles) * \
+                float(f.t.tile_outputs) / float(f.t.columns))                                          \
+  X(ragged, float(q.p.length % kChunk) / kChunk)                                                       \
+  X(elements, f.own.elements)                                                                          \
+  X(batches, f.own.batches)                                                                            \
+  X(width, f.own.width)                                                                                \
+  X(rows, f.own.rows)                                                                                  \
+  X(block_written, f.t.tile_outputs* q.written_bytes)                                                  \
+  X(thread_work, f.tile_elements / float(plan.warps * kWarp))                                          \
+  X(in_flight, std::min(f.blocks, f.at_once) * f.tile_bytes / f.processors)
+
+#define GPUREDUCE_COUNT(name, value) +1
+constexpr int kFeatures = GPUREDUCE_FEATURES(GPUREDUCE_COUNT);
+#undef GPUREDUCE_COUNT
+using Features = std::array<float, kFeatures>;
+
+Features known_of(const Plan& plan, const Request& q) {
+  const Facts f{plan, q};
+  return {
+#define GPUREDUCE_VALUE(name, value) static_cast<float>(value),
+      GPUREDUCE_FEATURES(GPUREDUCE_VALUE)
+#undef GPUREDUCE_VALUE
+  };
+}
+
+// --- what was measured ----------------------------------------------------------------------------------------------------
+
+// Decision trees, one after the other; a node stands before its left branch, and that before the right one, `right` nodes on.
+// A plan goes left where the feature is not above the value. A leaf's value is what it adds to the guess: the logarithm of the
+// plan's time over that of the best plan.
+struct Node {
+  float value;
+  uint8_t feature, right;
+};
+constexpr uint8_t kLeaf = 255;
+
+#include "data/h200.inc"
+
+float predict(const Features& known) {
+  float sum = 0;
+  int begin = 0;
+  for (int end : kTreeEnds) {
+    const Node* node = kNodes + begin;
+    while (node->feature != kLeaf) node += known[node->feature] <= node->value ? 1 : node->right;
+    sum += node->value;
+    begin = end;
+  }
+  return sum;
+}
+
+}  // namespace
+
+std::vector<float> features_of(const Plan& plan, const Request& request) {
+  const Features known = known_of(plan, request);
+  return {known.begin(), known.end()};
+}
+
+std::string feature_names() {
+  std::string names;
+#define GPUREDUCE_NAME(name, value) names += names.empty() ? #name : " " #name;
+  GPUREDUCE_FEATURES(GPUREDUCE_NAME)
+#undef GPUREDUCE_NAME
+  return names;
+}
+
+size_t choose(const Proposals& proposals) {
+  const auto& plans = proposals.plans;
+  if (plans.size() == 1) return 0;
+  size_t best = 0;
+  float least = INFINITY;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    const float guess = predict(known_of(plans[i], proposals.request));
+    if (guess < least) least = guess, best = i;
+  }
+  return best;
+}
+
+}  // namespace gpureduce

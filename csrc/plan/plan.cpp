@@ -1,0 +1,128 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "choose.h"
+#include "propose.h"
+
+namespace gpureduce {
+
+namespace {
+
+struct Planner {
+  bool (*takes)(const Request&);
+  void (*propose)(Proposals&);
+};
+
+constexpr Planner kPlanners[] = {
+#define GPUREDUCE_ROW(kernel) {kernel##_kernel::takes, kernel##_kernel::propose},
+    GPUREDUCE_PLANNERS(GPUREDUCE_ROW)
+#undef GPUREDUCE_ROW
+};
+static_assert(std::size(kPlanners) == std::variant_size_v<Shape>);
+
+}  // namespace
+
+void propose_all(Proposals& proposals) {
+  const int wanted = proposals.tuning.kernel;
+  for (int k = 0; k < static_cast<int>(std::size(kPlanners)); ++k)
+    if ((wanted < 0 || wanted == k) && kPlanners[k].takes(proposals.request)) kPlanners[k].propose(proposals);
+  // A join of one pass, where any plan has it: a third kernel costs more than smaller tiles gain.
+  auto& plans = proposals.plans;
+  const auto passes = [](const Plan& plan) { return plan.joins.size() > 1; };
+  if (!std::all_of(plans.begin(), plans.end(), passes))
+    plans.erase(std::remove_if(plans.begin(), plans.end(), passes), plans.end());
+}
+
+namespace {
+
+Plan chosen_plan(const Reduction& r, const Device& device, const Tuning& tuning) {
+  const Request request(r, device);
+  Proposals proposals(request, tuning);
+  propose_all(proposals);
+  const auto& plans = proposals.plans;
+  if (plans.empty() && tuning.kernel >= 0)
+    throw std::invalid_argument(std::string("tuning: the ") + kernel_name(tuning.kernel) + " kernel does not take this input");
+  if (plans.empty()) throw std::invalid_argument("sum: the input has too many elements, or the result has: " + r.problem.str());
+  if (tuning.candidate < 0) return plans[choose(proposals)];
+  if (tuning.candidate >= static_cast<int>(plans.size()))
+    throw std::invalid_argument("tuning: there are only " + std::to_string(plans.size()) + " candidates");
+  return plans[tuning.candidate];
+}
+
+// All that a plan depends on.
+struct Key {
+  Device device;
+  uint64_t address = 0;  // in a granule
+  DType in{}, out{};
+  Accumulator accumulator{};
+  Conversion conversion{};
+  bool negate = false, conjugate = false, divides = false;
+  int64_t outputs = 0, length = 0;
+  DimList<KeptDim> kept;
+  DimList<ReducedDim> reduced;
+
+  Key() = default;
+  Key(const Reduction& r, const Device& device)
+      : device(device),
+        address(reinterpret_cast<uintptr_t>(r.input) % kGranule),
+        in(r.in),
+        out(r.out),
+        accumulator(r.accumulator),
+        conversion(r.conversion),
+        negate(r.negate),
+        conjugate(r.conjugate),
+        divides(r.divisor != 1),
+        outputs(r.problem.outputs),
+        length(r.problem.length),
+        kept(r.problem.kept),
+        reduced(r.problem.reduced) {}
+
+  bool operator==(const Key& k) const {
+    const auto same = [](const auto& a, const auto& b) {
+      return a.size() == b.size() && std::memcmp(a.begin(), b.begin(), a.size() * sizeof(*a.begin())) == 0;
+    };
+    return device == k.device && address == k.address && in == k.in && out == k.out && accumulator == k.accumulator &&
+           conversion == k.conversion && negate == k.negate && conjugate == k.conjugate && divides == k.divides &&
+           outputs == k.outputs && length == k.length && same(kept, k.kept) && same(reduced, k.reduced);
+  }
+
+  // Calls of other shapes, dtypes or addresses rarely share a place.
+  size_t place(size_t places) const {
+    uint64_t hash = static_cast<uint64_t>(outputs) * 0x9e3779b97f4a7c15 + static_cast<uint64_t>(length);
+    hash = hash * 0x9e3779b97f4a7c15 + static_cast<uint64_t>(in) * 64 + static_cast<uint64_t>(out);
+    hash = hash * 0x9e3779b97f4a7c15 + address + (reduced.empty() ? 0 : static_cast<uint64_t>(reduced.back().stride) << 8);
+    return (hash * 0x9e3779b97f4a7c15 >> 40) % places;
+  }
+};
+
+struct Remembered {
+  Key key;
+  Plan plan;
+};
+constexpr size_t kRemembered = 256;  // calls, of a thread
+
+}  // namespace
+
+Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
+  if (!tuning.forces()) {
+    thread_local std::vector<std::unique_ptr<Remembered>> remembered(kRemembered);
+    const Key key(r, given);
+    std::unique_ptr<Remembered>& entry = remembered[key.place(kRemembered)];
+    if (!entry) entry = std::make_unique<Remembered>();
+    if (!(entry->key == key)) {
+      entry->plan = chosen_plan(r, given, tuning);
+      entry->key = key;
+    }
+    return entry->plan;
+  }
+  return chosen_plan(r, tuning.on(given), tuning);
+}
+
+}  // namespace gpureduce

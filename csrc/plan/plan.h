@@ -1,0 +1,181 @@
+// From a problem to a launch: which kernel, how wide, how split. Pure C++: no CUDA types.
+//
+// The order of additions is fixed per *leaf* (order.h), so a plan may cut the work anywhere between aligned power-of-two runs
+// of leaves: it decides speed and never a bit.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+
+#include "../cuda/columns/plan.h"
+#include "../cuda/dense/plan.h"
+#include "../cuda/expanded/plan.h"
+#include "../cuda/flat/plan.h"
+#include "../cuda/narrow/plan.h"
+#include "../cuda/panels/plan.h"
+#include "../cuda/ring/plan.h"
+#include "../cuda/rows/plan.h"
+#include "../cuda/thin/plan.h"
+#include "../geometry.h"
+#include "gpu.h"
+#include "limits.h"
+
+namespace gpureduce {
+
+// The part of the work one block does at a time: a run of outputs and a run of their leaves.
+struct Tile {
+  int64_t batch, column;  // of the first output
+  int64_t output, outputs;
+  int64_t leaf, leaves;
+  int64_t partial;  // index of the first output's partial sum; the next output's is `partial_output_stride` on
+};
+
+// How outputs and leaves are cut into tiles. Kernels and tests find tiles with this same code.
+struct Tiling {
+  uint32_t column_tiles;  // tiles side by side in a batch
+  uint32_t splits;        // tiles one after the other along the leaves, at most kMaxGrid; two or more write partial sums
+  int32_t tile_outputs, tile_leaves;  // tile_leaves is a power of two
+  int64_t batches;                    // of outputs
+  int64_t tiles;                      // all of them
+  int64_t leaves;
+  int64_t columns;  // outputs in one batch; tiles do not reach over its end
+  int64_t partial_output_stride, partial_split_stride;
+  int64_t outputs;
+
+  // Divides `rest` by `size` and returns what is left over. Most often there is nothing to divide, or little: to divide in 64
+  // bits is a lot of code, which stands once.
+  template <class Index>
+  static GPUREDUCE_HOST_DEVICE uint32_t take(Index& rest, uint32_t size) {
+    Index quotient = 0;
+    if (sizeof(Index) > 4 && rest >> (8 * sizeof(Index) - 32) != 0) quotient = quotient_of(rest, size);
+    else quotient = rest < size ? 0 : size == 1 ? rest : static_cast<uint32_t>(rest) / size;
+    const uint32_t left = static_cast<uint32_t>(rest - quotient * size);
+    rest = quotient;
+    return left;
+  }
+  static GPUREDUCE_OUT_OF_LINE uint64_t quotient_of(uint64_t rest, uint32_t size) { return rest / size; }
+
+  // The tile of a number, counted along columns, then splits, then batches. Index: uint32_t where all are fewer than 2^32, or
+  // uint64_t.
+  template <class Index>
+  GPUREDUCE_HOST_DEVICE Tile tile(Index index) const {
+    const uint32_t column_tile = take(index, column_tiles), split = take(index, splits);
+    return tile(column_tile, split, static_cast<int64_t>(index));
+  }
+
+  GPUREDUCE_HOST_DEVICE Tile tile(uint32_t column_tile, uint32_t split, int64_t batch) const {
+    Tile t;
+    t.batch = batch;
+    t.column = int64_t{column_tile} * tile_outputs;
+    t.output = t.batch * columns + t.column;
+    t.outputs = columns - t.column;
+    if (t.outputs > tile_outputs) t.outputs = tile_outputs;
+    if (t.outputs > outputs - t.output) t.outputs = outputs - t.output;
+    t.leaf = int64_t{split} * tile_leaves;
+    t.leaves = leaves - t.leaf;
+    if (t.leaves > tile_leaves) t.leaves = tile_leaves;
+    t.partial = t.output * partial_output_stride + split * partial_split_stride;
+    return t;
+  }
+};
+
+// Blocks side by side, along the leaves, and of batches. Each takes the tile at its place, and others a whole grid on, if any.
+struct Grid {
+  uint32_t x = 1, y = 1, z = 1;
+  uint32_t cluster_x = 1, cluster_y = 1;  // blocks of a cluster
+  int64_t blocks() const { return int64_t{x} * y * z; }
+};
+
+// One pass of the join kernel: every output's `count` partial sums become ceil(count / fan), nearest neighbours first.
+struct Join {
+  int64_t count;
+  int32_t fan;      // a power of two: threads * kJoinRun
+  int32_t threads;  // an output
+  int64_t results() const { return (count + fan - 1) / fan; }
+
+  // Of blocks that take `side` outputs each. Results stand along y and then z, whose last blocks may have none.
+  Grid grid(int64_t outputs, int64_t side) const {
+    const int64_t depth = (results() + kMaxGridDepth - 1) / kMaxGridDepth, height = (results() + depth - 1) / depth;
+    return {static_cast<uint32_t>((outputs + side - 1) / side), static_cast<uint32_t>(height), static_cast<uint32_t>(depth)};
+  }
+};
+
+// The passes of the join kernel: three at most, for the splits of an output are at most kMaxGrid.
+class Joins {
+ public:
+  void push_back(const Join& join) { joins_[size_++] = join; }
+  bool empty() const { return size_ == 0; }
+  int size() const { return size_; }
+  const Join& back() const { return joins_[size_ - 1]; }
+  const Join& operator[](int i) const { return joins_[i]; }
+  const Join* begin() const { return joins_; }
+  const Join* end() const { return joins_ + size_; }
+
+ private:
+  int size_ = 0;
+  Join joins_[4];
+};
+
+// What a plan says for its kernel alone. The kernel is the alternative that it holds.
+using Shape =
+    std::variant<DensePlan, FlatPlan, RingPlan, ThinPlan, ColumnsPlan, NarrowPlan, PanelsPlan, RowsPlan, ExpandedPlan>;
+
+const char* kernel_name(size_t alternative);
+
+struct Plan {
+  Shape shape;
+  Walk walk;
+  int vector;   // elements a load
+  int warps;    // a block
+  int cluster;  // an output's splits, where they are a cluster and need no join; or 1
+  Tiling tiling;
+  Grid grid;
+  Joins joins;
+  bool streams;  // the L2 is to let the input go before all else
+  bool early;    // kernels may start while the one before drains
+  int64_t workspace_bytes;
+  int64_t bytes;  // that must move: input once, output once
+
+  template <class Kernel>
+  bool is() const {
+    return std::holds_alternative<Kernel>(shape);
+  }
+  template <class Kernel>
+  const Kernel& as() const {
+    return std::get<Kernel>(shape);
+  }
+  const char* kernel() const { return kernel_name(shape.index()); }
+
+  std::string str() const;   // for people
+  std::string json() const;  // for tests
+};
+
+// What is forced on the planner, for tests and measurements. Parsed from "key=value,key=value".
+struct Tuning {
+  int kernel = -1;          // which alternative of Shape
+  int candidate = -1;       // which of the plans that are proposed, of that kernel if one is named
+  int multiprocessors = 0;  // instead of the device's
+  int grid = 0;             // at most so many blocks, of kernels whose blocks take tile after tile
+  int cluster = 0;          // clusters of up to so many blocks, even more than can be launched
+
+  bool forces() const { return kernel >= 0 || candidate >= 0 || multiprocessors > 0 || grid > 0 || cluster > 0; }
+  static Tuning parse(const std::string& text);  // throws std::invalid_argument
+
+  Device on(Device device) const {
+    if (multiprocessors) device.multiprocessors = multiprocessors;
+    return device;
+  }
+};
+
+// What the input takes up in memory.
+struct InputSpan { const char *begin, *end; };
+InputSpan input_span(const Reduction& reduction);
+
+// Whether elements are read as their own type, by kernels compiled for it; or else through a run-time conversion of each.
+bool is_typed(const Reduction& reduction);
+
+// The plan of a reduction. Each thread remembers those of its last calls.
+Plan make_plan(const Reduction& reduction, const Device& device, const Tuning& tuning = {});
+
+}  // namespace gpureduce
