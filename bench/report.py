@@ -351,7 +351,7 @@ python bench/views.py --save && python bench/report.py
 ```
 """
 WHY = """\
-Two reasons explain most of it, and [limits.md](limits.md) has the measurements behind them:
+Two reasons explain most of it:
 
 - **Small sums.** A sum of a few thousand elements is little more than the start and the end of a kernel. One that
   torch.compile makes knows its shape when it is compiled; ours takes any shape

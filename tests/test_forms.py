@@ -35,6 +35,7 @@ class List(list):
 Point = collections.namedtuple("Point", "a b")
 Axis = enum.IntEnum("Axis", {"COLUMN": 1})
 
+
 def words(text):
     return text.split()
 

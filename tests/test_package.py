@@ -494,6 +494,18 @@ def test_has_code_for():
 
 
 @needs_nvcc
+def test_a_library_that_the_system_cannot_load(tmp_path):
+    """As one that was built on a newer system: the error says what to do."""
+    package = tmp_path / "torch_reduce"
+    shutil.copytree(ROOT / "torch_reduce", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    (package / "libtorch_reduce.so").write_bytes(b"not a library")
+    command = [sys.executable, "-c", "import torch_reduce"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: torch_reduce's library cannot be loaded on this system (")
+    assert last.endswith("build torch_reduce here with `pip install --no-build-isolation .` in its source tree.")
+
+
 def test_build_refuses_architectures_nobody_knows(tmp_path):
     last = refusal(tiny_tree(tmp_path / "tree"), GPUREDUCE_CUDA="1", TORCH_CUDA_ARCH_LIST="9.0 Hoper")
     assert last.startswith("torch_reduce: TORCH_CUDA_ARCH_LIST='9.0 Hoper': Unknown CUDA arch (Hoper)")

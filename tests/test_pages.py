@@ -1,8 +1,4 @@
-"""The pages that people read: their code runs, their links lead somewhere, their lines are short, their figures made.
-
-docs/limits.md is a laboratory report with figures by hand, and docs/design.md describes the code line by line: of these
-two the lines and figures are not checked.
-"""
+"""The pages that people read: their code runs, links lead somewhere, lines are short, figures are made."""
 
 import pathlib
 import re
@@ -13,7 +9,6 @@ import torch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-DENSE = ("docs/limits.md", "docs/design.md")
 MEASURED = re.compile(r"\d[\d,.]* ?(?:µs|ms\b|GB/s|TB/s)|\d[\d,.]*%(?! \d)|\d\.\d+ ?×")
 LONGEST = 200
 
@@ -89,16 +84,13 @@ def test_links(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_lines(page):
     """No line of prose is longer than a screen is wide."""
-    if page not in DENSE:
-        assert not long_lines(text_of(page))
+    assert not long_lines(text_of(page))
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_figures_are_made(page):
     """A measured figure stands where a script puts it: one by hand would be wrong after the next measurement."""
-    if page not in DENSE:
-        found = [line for line in by_hand(text_of(page)).splitlines() if MEASURED.search(line)]
-        assert not found
+    assert not [line for line in by_hand(text_of(page)).splitlines() if MEASURED.search(line)]
 
 
 @pytest.mark.parametrize("page", PAGES)

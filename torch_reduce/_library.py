@@ -39,7 +39,13 @@ def load() -> None:
             f"({_cuda(torch.version.cuda)}): install torch {built['torch']}, or build torch_reduce for this one with "
             "`pip install --no-build-isolation .` in its source tree."
         )
-    torch.ops.load_library(LIBRARY)  # a second time, as in importlib.reload, changes nothing
+    try:
+        torch.ops.load_library(LIBRARY)  # a second time, as in importlib.reload, changes nothing
+    except OSError as error:  # it was built on a system with newer libraries, or for another processor
+        raise ImportError(
+            f"torch_reduce's library cannot be loaded on this system ({error}): build torch_reduce here with "
+            "`pip install --no-build-isolation .` in its source tree."
+        ) from error
 
 
 def entry(function: str = "sum") -> Callable[..., Any] | None:
