@@ -307,7 +307,7 @@ awkward float32 (4096,) expanded to (16384, 4096) dim 0
 
 
 def short_cases(cases):
-    """Those of the short grid, and the names of those among them that torch.compile takes part in."""
+    """The cases of the short grid, and the names of those that torch.compile is measured on."""
     names = {line.removeprefix("+ ") for line in SHORT}
     return [c for c in cases if c.name in names], {line[2:] for line in SHORT if line.startswith("+ ")}
 
@@ -326,7 +326,7 @@ ALIASES |= {"f64": "float64", "double": "float64", "float": "float32", "fp8": "f
 
 
 def select(cases, only):
-    """Those whose name is, or matches the regular expression, `only`."""
+    """The cases whose name is `only`, or matches it as a regular expression."""
     exact = [c for c in cases if c.name == only]
     return exact or [c for c in cases if re.search(only, c.name) or only in c.name]
 

@@ -248,7 +248,7 @@ def processor():
 
 
 def environment():
-    """What a result depends on besides the code under test, and that code's hash."""
+    """Facts that a result depends on besides the code under test, and the hash of that code."""
     facts = {
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -128,7 +128,7 @@ def minutes(seconds):
 
 
 class Results:
-    """What was measured so far, here or in the file that is continued; written after every cell."""
+    """The results so far, of this run and of the file that it continues; the file is written after every cell."""
 
     def __init__(self, facts, options):
         cpu = {"csrc": facts["sources"]["cpu"], "cases": []}
@@ -399,7 +399,7 @@ class Bench:
 
 
 def wrong(case, right, times):
-    """{name: what is wrong} of those in {name: Timing} whose last results are not what they must be."""
+    """{name: what is wrong} for each contender in {name: Timing} whose last results are wrong."""
     found = {}
     for name, t in times.items():
         if name == "ours" and not all(who.same_bits(out, right) for out in t.outputs):

@@ -70,7 +70,7 @@ HEADER = ["kernel, µs", "sum, µs", "GB/s", "of the ceiling", "step", "total"]
 
 
 def wrapped(text, indent=""):
-    """Lines of a paragraph, or of an item, whose other lines are indented."""
+    """The lines of a paragraph or a list item; all but the first are indented."""
     return textwrap.wrap(text, 180, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
@@ -123,7 +123,7 @@ def chapter(slug, results, number):
 
 
 def profiled(steps):
-    """What the lessons' profiler said beside ours; nothing for steps of which they print none."""
+    """The numbers that the lessons' profiler printed beside ours; nothing for steps without any."""
     rows = _climb.profiled_then(steps)
     head = ["rung", "counter", "then", "here", "printed in the book's chapter 3"]
     return [*report.table(head, rows), ""] if rows else []

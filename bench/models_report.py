@@ -35,7 +35,7 @@ def source_line(results):
 
 
 def source_lines(results, root):
-    """The same as a paragraph, and another one if csrc/ has changed since."""
+    """The same as a paragraph, and a second paragraph if csrc/ has changed since."""
     note = provenance.stale_note(provenance.sources(results, "cuda"), root)
     return [source_line(results), "", *([note, ""] if note else [])]
 

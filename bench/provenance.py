@@ -70,7 +70,7 @@ def stale_note(hashes, root=ROOT):
 
 
 def at(hashes):
-    """What {part: hash} says of where a result comes from, for a line about it."""
+    """Words that say which sources a result was measured on, from {part: hash}."""
     return ", ".join(f"{NAMES[part]} at `{known[:12]}`" for part, known in hashes.items())
 
 

@@ -88,7 +88,7 @@ def of_read(case, results):
 
 
 def case_table(cases, results, rivals=bars.RIVALS, reads=True):
-    """A line a cell. What was measured back to back stands there too."""
+    """A table row for each cell, with its time back to back as well."""
     beside = tuple(bars.RIVALS) if any(map(bars.between, cases)) else None
     header = ["cell", "bytes", "µs", "GB/s"] + ["of read"] * reads + [f"× {bars.RIVALS[rival]}" for rival in rivals]
     if beside is not None:

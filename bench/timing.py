@@ -125,7 +125,7 @@ def _no_collector():
 
 
 class Separator:
-    """What stands between calls: a kernel that adds to one element of its own, and that does not start early."""
+    """A kernel that stands between two calls: it adds to one element of its own, and does not start early."""
 
     def __init__(self, device="cuda"):
         self.cell = torch.zeros(1, device=device)
@@ -248,7 +248,7 @@ class Race:
     # How it goes.
 
     def _turns(self, rounds, *groups):
-        """A list of rounds, in each of which every graph of each group had its turn: {key: microseconds} a group."""
+        """A list of rounds. In each round every graph of each group has its turn: {key: microseconds} a group."""
         queued = [[{key: self._replay(g) for key, g in group.items()} for group in groups] for _ in range(rounds)]
         self._wait()
         return [[{key: took() for key, took in group.items()} for group in turn] for turn in queued]

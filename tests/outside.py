@@ -26,7 +26,7 @@ VIEWS += [((2800, 9, 49), [0, 2]), ((700, 9, 196), [0, 2])]
 
 
 def enclosed(size):
-    """Memory between two pages that cannot be read; and the offsets of so many bytes at its begin, and at its end."""
+    """Memory between two pages that cannot be read, and the offsets of so many bytes at its start and at its end."""
     pages = -(-size // PAGE)
     memory = mmap.mmap(-1, (pages + 2) * PAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -81,7 +81,7 @@ class Operation:
         return not self.divides or (name_of(dtype) if dtype else name) not in INTEGER
 
     def targets(self, name, *targets):
-        """Those of the targets that it takes as dtype= for an input of a dtype, as dtypes; None is none given."""
+        """The targets that it takes as dtype= for an input of this dtype, as dtypes; None stands for no dtype=."""
         return [dtype for dtype in (t and dtype_of(t) for t in targets) if self.takes(name, dtype)]
 
 
@@ -273,7 +273,7 @@ def random_view(choose, name, device="cpu", budget=20000):
 
 
 def opinfo(name="sum"):
-    """torch's OpInfo of an op. Its module imports expecttest, of which nothing is needed here: a stand-in will do."""
+    """torch's OpInfo of an op. Its module imports expecttest but uses none of it here, so an empty module will do."""
     if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
         stand_in = types.ModuleType("expecttest")
         stand_in.TestCase, stand_in.ACCEPT = unittest.TestCase, False
@@ -287,7 +287,7 @@ def opinfo(name="sum"):
 
 
 def python(*command, **environment):
-    """What Python prints, in a process of its own that finds the same modules. It must end well."""
+    """The output of Python in a process of its own, which finds the same modules and must end without an error."""
     path = os.pathsep.join(filter(None, sys.path))
     result = subprocess.run(
         [sys.executable, *map(str, command)],

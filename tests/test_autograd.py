@@ -444,7 +444,7 @@ def test_no_warning(op, device):
 
 
 def test_warnings_of_a_backward_pass(op, device):
-    """What is warned of in a backward pass, on whichever thread, reaches Python's filters, and may stop it."""
+    """A warning in a backward pass, on any thread, reaches Python's filters, and may stop the pass."""
     x = leaf((3, 4), device=device)
     kept = torch.ones(3, 4, device=device)
 

@@ -65,7 +65,7 @@ def test_strided(row, step):
 
 @pytest.mark.parametrize("offset", [1, 2, 3, 7, 15])
 def test_at_any_offset(row, offset):
-    """At any place in memory, and in a matrix whose rows begin at odd places."""
+    """A row has the same bits at any address, and in a matrix whose rows begin at odd addresses."""
     op, x, alone = row
     name = name_of(x.dtype)
     buffer = data((len(x) + 16,), name, seed=2, device=x.device)

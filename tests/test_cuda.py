@@ -274,7 +274,7 @@ def test_forced_plans(view, name, cuda):
 
 @functools.cache
 def gpu():
-    """What the driver says of the first GPU, and of the code that runs on it."""
+    """What the driver says about the first GPU and about the code that runs on it."""
     return json.loads(torch.ops.gpureduce._device(0))
 
 
@@ -427,7 +427,7 @@ def test_rows_of_a_chunk_and_more(name, target, view, step, cuda):
     ],
 )
 def test_several_rows_a_block(name, length, step, odd, cuda):
-    """Many short rows of several units, whose warps share a block: the last block has fewer rows."""
+    """Many short rows share a block. The last block has fewer rows, and the bits are the same."""
     pitch = length * step | odd
     x = data((27 * pitch,), name, seed=36)
     view, y = (t.as_strided((27, length), (pitch, step)) for t in (x, x.to(cuda)))
@@ -903,7 +903,7 @@ def test_back_to_back_calls(op, cuda):
 
 
 def test_what_the_driver_says(cuda):
-    """The planner knows the GPU as torch does; and what it may do, by the code that was loaded."""
+    """The planner knows the GPU as torch does, and learns from the loaded code what it may do."""
     properties, found = torch.cuda.get_device_properties(0), gpu()
     assert found["multiprocessors"] == properties.multi_processor_count
     assert found["l2_bytes"] == properties.L2_cache_size
@@ -936,7 +936,7 @@ def test_explain_names_the_plan(cuda):
 
 
 def test_stages(cuda):
-    """What bench/grid.py shows of the host's time: four times above 0; and nothing to show for no elements."""
+    """The host's time has four stages, each above 0; an input without elements is refused."""
     stages = torch.ops.gpureduce._stages
     times = stages(torch.ones(64, 128, device=cuda), [1], 5)
     assert len(times) == 4 and min(times) > 0

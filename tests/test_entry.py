@@ -177,7 +177,7 @@ def by_name(input, dim=None, keepdim=False, dtype=None, out=None):
 @needs_entry
 @pytest.mark.parametrize("odd", ODD)
 def test_odd_calls(odd, op, taken, device, hidden):
-    """What is not plain is left to torch.ops: the same result, or the same class and message of an error."""
+    """Unusual calls go to torch.ops: they have the same result, or the same class and message of an error."""
     call = ODD[odd](torch.ones(2, 3, device=device))
     assert not taken(*call)
     args, kwargs = by_name(*call)
@@ -193,7 +193,7 @@ def test_odd_calls(odd, op, taken, device, hidden):
 @needs_entry
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_calls(wrong, op, entry, device, hidden):
-    """What the op raises comes from the entry itself, so that the op runs once: class and message of torch.ops."""
+    """The entry raises the op's error itself, with torch.ops's class and message, so the op runs only once."""
     call = WRONG[wrong](torch.ones(2, 3, device=device))
     args, kwargs = by_name(*call)
     wanted = raised(hidden, *args, **kwargs)
@@ -230,7 +230,7 @@ def test_subclasses_and_modes_see_the_call(op, taken, entry):
 
 
 def test_modes_that_raise(op):
-    """What a mode raises comes out as it is, and the mode is asked once."""
+    """An error that a dispatch mode raises comes out unchanged, and the mode is asked once."""
 
     class Refuses(TorchDispatchMode):
         asked = 0
@@ -358,7 +358,7 @@ def test_warnings(way, warning, op, device, always, capfd):
 
 @needs_entry
 def test_warning_of_a_call_that_raises(capfd):
-    """Both come out; and where the warning is to be an error too, that is printed, as torch does."""
+    """A call that warns and raises gives both. If the warning is an error as well, it is printed, as torch does."""
 
     def warns():
         torch.ops.aten.sum.IntList_out(torch.ones(3, 4), [1], out=torch.zeros(7))
@@ -378,7 +378,7 @@ def test_warning_of_a_call_that_raises(capfd):
 
 @needs_entry
 def test_refused_calls_do_not_warn(op, device, always):
-    """What is refused neither resizes its out nor says that it does."""
+    """A refused call does not resize its out, and does not warn that it does."""
     x, out = torch.ones(3, 4, dtype=torch.complex64, device=device), torch.zeros(7, device=device)
 
     def call():

@@ -111,7 +111,7 @@ def test_train_control_differs(example, cuda):
 
 
 def test_pools_agree(example, device):
-    """The control pools the same elements: only the order of its additions is another one."""
+    """The control pools the same elements, and only adds them in another order."""
     train = example("train")
     x, mask = data((5, 40, 16), "float64", device=device), torch.rand(5, 40, device=device) < 0.7
     torch.testing.assert_close(train.pool_by_atomics(x, mask), train.pool(x, mask))
@@ -256,7 +256,7 @@ def test_replace(device):
 
 
 def test_replace_compares(example, monkeypatch):
-    """What is counted with ours is computed under the replacement, and with torch's sum outside of it."""
+    """The example counts our results under the replacement, and torch's outside of it."""
     module, inside = example("replace"), []
 
     class Replacement:

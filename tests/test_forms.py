@@ -206,7 +206,7 @@ MEANS_ON_CUDA = ["f(x, 0, out=y.int())", "f(x, 0, out=y.bool())"]
 
 
 def told(call, f, device):
-    """dtype, shape and strides of a call's result, or the class of its error; and the result, or the error's words."""
+    """A call's result with its dtype, shape and strides, or the class and words of its error."""
     x = data((2, 3, 4), "float32", device=device)
     try:
         result = eval(call, globals(), dict(f=f, x=x, y=torch.zeros(3, 4, device=device)))
@@ -260,7 +260,7 @@ def test_forms_beyond_torch(op, device):
 
 
 def test_forms_of_a_subclass(op, device):
-    """What a subclass is called with, by any name, is what the operator's schema has."""
+    """A subclass is called with the names of the operator's schema, whatever names the call used."""
     seen = []
 
     class Subclass(torch.Tensor):

@@ -40,7 +40,7 @@ def nvcc():
 
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_80"])
 def test_loads_wait_for_the_kernel_before(architecture, nvcc, tmp_path):
-    """What a kernel loads, the one before may have been writing until the wait was over."""
+    """A kernel loads nothing before the kernel in front of it, which may write the same memory, has ended."""
     source, made = tmp_path / "early.cu", tmp_path / "early.ptx"
     source.write_text(EARLY)
     command = [nvcc, "-std=c++17", "-ptx", f"-arch={architecture}", "-I", ROOT / "csrc", source, "-o", made]

@@ -147,7 +147,7 @@ def test_huge_sum(rung, dtype):
 
 @pytest.mark.parametrize("rung", [rung for rung in SUMS if rung.finish != "all_atomic"], ids=ids)
 def test_more_elements_than_32_bits_count(rung):
-    """2^32 + 7 elements, of which the last ones matter: no index is cut."""
+    """The last of 2^32 + 7 elements count: no index is cut to 32 bits."""
     device = device_of(rung)
     needs(device, 40)
     x = torch.ones((1 << 32) + 7, dtype=torch.int32, device=device)
@@ -227,7 +227,7 @@ def test_divergence_costs(cuda):
 
 
 def test_the_long_bodies_differ_in_their_condition_alone():
-    """What is compared is the divergence: nothing else in the kernels is different."""
+    """The kernels differ in divergence and in nothing else."""
     bodies = []
     for name, condition in (("long_by_thread", "tid % 2 == 0"), ("long_by_warp", "tid / 32 % 2 == 0")):
         text = (lessons.FOLDER / RUNGS[name].file).read_text()
@@ -341,7 +341,7 @@ def test_times(device):
 
 
 def test_times_of_the_first_pass(device):
-    """The lesson's kernel is timed by itself; a library's kernels are not, which is said."""
+    """The lesson's kernel is timed by itself. A library's kernels are not, and the table says so."""
     x = torch.ones(1 << 20, device=device)
     times = torch.ops.gpureduce._ladder_time(x, any_rung(device), 3, first_pass=True)
     assert times.shape == (3,) and bool((times > 0).all())
@@ -555,7 +555,7 @@ def test_parse():
 
 
 def test_sentences():
-    """What is said of a counter follows the numbers, not the intention."""
+    """The sentence about a counter follows its numbers, not the intention of the rung."""
     rung = RUNGS["neighbored_less"]
     before = {"name": "neighbored", "us": 100.0, "counters": {"branch efficiency": 70.0, "barrier stalls": 10.0}}
     good = {"us": 50.0, "counters": {"branch efficiency": 98.0, "barrier stalls": 10.0}}
@@ -591,7 +591,7 @@ def test_against_lesson_compares_kernels():
 
 
 def test_profiler_against_lesson():
-    """What the lessons printed of nvprof's stands beside our counters, with the section that prints it."""
+    """The nvprof counters that the lessons print stand beside ours, with the section that prints them."""
     steps = [{"name": "unrolling8", "us": 1.0}, {"name": "unroll_warps8", "us": 1.0}]
     text = "\n".join(_climb.against_lesson(steps, 4000))
     assert re.search(r"unrolling8 +barrier stalls +58\.37% +– +Reducing with Unrolled Warps", text)
@@ -646,7 +646,7 @@ def test_both_times_are_shown():
 
 
 def test_totals_of_chapter_5():
-    """They count from the first of those that are compared with each other: the long bodies are other work."""
+    """Speedups count from the first rung of those that are compared: the long bodies do other work."""
     steps = [{"name": rung.name, "us": 1.0} for rung in ALL if rung.chapter == 5]
     first = {step["name"]: _climb.base(step, steps)["name"] for step in steps}
     assert first.pop("long_by_thread") == first.pop("long_by_warp") == "long_by_thread"
@@ -666,7 +666,7 @@ def test_documents_are_what_the_results_give(capsys):
 
 
 def of_these_sources(results):
-    """Skips the test of results of older sources, whose kernels and claims may have been others."""
+    """Skips a test of results from older sources, since their kernels and claims may differ."""
     if results["csrc"] != provenance.csrc_hash(part="ladder"):
         pytest.skip("measured on older sources of the ladder")
 
@@ -713,7 +713,7 @@ def repository(tmp_path):
 
 
 def complaint(repository):
-    """What `ladder_report.py --check` says is wrong; None if nothing is."""
+    """The complaint of `ladder_report.py --check`, or None."""
     try:
         ladder_report.main(["--root", str(repository), "--check"])
     except SystemExit as end:

@@ -186,7 +186,7 @@ def test_outputs_into_out(device):
 
 
 def test_outputs_of_rows_in_vectors(device):
-    """2^31 + 4096 outputs of one expanded row that is read in vectors, the last of which is no whole one."""
+    """2^31 + 4096 outputs of one expanded row, which is read in vectors; the last vector is not full."""
     if device == "cpu":
         pytest.skip("takes minutes on a CPU")
     needs(device, 5)

@@ -23,7 +23,7 @@ CALLS = [
 
 
 def calls_of(op, name="float32"):
-    """Those of them that an operation takes for an input of a dtype."""
+    """The result dtypes that an operation takes for an input of this dtype."""
     return [call for call in CALLS if op.takes(name, call.get("dtype"))]
 
 

@@ -55,7 +55,7 @@ def test_signature(op):
 
 
 def test_every_operation_is_tested():
-    """What is registered with an out= overload is what tests/support.py knows, and a function of the package."""
+    """Each op with an out= overload is in tests/support.py and is a function of the package."""
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("gpureduce::")]
     assert sorted(name[11:-4] for name in names if name.endswith(".out")) == sorted(map(str, OPERATIONS))
     assert all(callable(op.function) for op in OPERATIONS)
@@ -180,7 +180,7 @@ def test_why_no_gpu(monkeypatch, version, environment, error, pattern):
 
 
 def commands():
-    """What a person may start: every script and module with a main."""
+    """Every script and module that a person can start, because it has a main."""
     paths = [
         p for folder in ("torch_reduce", "bench", "tools", "examples") for p in sorted((ROOT / folder).glob("*.py"))
     ]
@@ -365,7 +365,7 @@ def setup_py(folder, *arguments, before="", **env):
 
 
 def in_place(folder, **options):
-    """What a build in place says, and the library; it must succeed."""
+    """The output of a build in place, which must succeed, and the library."""
     process = setup_py(folder, "build_ext", "--inplace", **options)
     said = process.communicate(timeout=300)[0]
     assert process.returncode == 0, said

@@ -24,7 +24,7 @@ def blocks(text, language):
 
 
 def by_hand(text):
-    """What people wrote: neither what a script put between its markers, nor code."""
+    """The text that people wrote: without code, and without what a script put between its markers."""
     if "<!-- made by bench/report.py from bench/results/; do not edit -->" in text.splitlines()[:1]:
         return ""
     text = re.sub(r"<!-- (\w+:[\w ]+?)(?::begin)? -->.*?<!-- (?:/\1|\w+:end) -->", "", text, flags=re.DOTALL)
@@ -57,7 +57,7 @@ def anchors(text):
 
 
 def unknown_commands(code):
-    """Commands of a block that name a script, a module or a target of make which is not there."""
+    """The commands of a block that name a script, a module or a make target that does not exist."""
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     unknown = []
     for line in code.splitlines():
@@ -95,7 +95,7 @@ def test_figures_are_made(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_exist(page):
-    """What a page tells people to type names scripts, modules and targets that exist."""
+    """The commands of a page name scripts, modules and make targets that exist."""
     assert not [line for code in blocks(text_of(page), "") for line in unknown_commands(code)]
 
 

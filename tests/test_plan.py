@@ -421,7 +421,7 @@ def huge_case(rng):
 
 
 def in_order(sizes, strides, dims):
-    """Those of the dims that have more than one element, in the contract's order."""
+    """The dims with more than one element, in the contract's order."""
     long = [d for d in dims if sizes[d] > 1]
     return sorted(long, key=lambda d: -strides[d] if strides[d] else -math.inf)
 
@@ -549,7 +549,7 @@ def readings(sizes, strides, dims, source="float32"):
 
 
 def test_alignment_bounds_the_vectors():
-    """What is apart is loaded one by one; what is dense but not aligned also in shifted vectors, or spread."""
+    """Elements with gaps are loaded one by one. Dense, unaligned ones may also be read in shifted or spread vectors."""
     apart = [((9, 4096), (8192, 2), (1,)), ((64, 30, 64), (64 * 31 + 1, 64, 1), (0, 1)), ((600, 7), (14, 2), (0,))]
     for sizes, strides, dims in apart:
         assert {vectors for _, vectors in readings(sizes, strides, dims)} == {False}

@@ -40,7 +40,7 @@ def restored():
 
 @pytest.fixture
 def x(device):
-    """Rows whose sums by torch's own kernel have other bits than ours: so it is to be seen who made a sum."""
+    """Rows whose sums have other bits with torch's own kernel, so that a sum shows which kernel made it."""
     x = data((64, 5000), "float32", device=device)
     assert not torch.equal(torch.sum(x, 1), torch_reduce.sum(x, 1))
     assert not torch.equal(torch.sum(x, 0), torch_reduce.sum(x, 0))
@@ -341,7 +341,7 @@ def outcome(call, device):
 
 @pytest.mark.parametrize("call", list(KEPT))
 def test_kept(call, device):
-    """What ours does not take, and every error, is as without us: class, message and result."""
+    """Calls that ours does not take, and all errors, are as without us: class, message and result."""
     before = outcome(KEPT[call], device)
     with replace_torch_sum(device):
         inside = outcome(KEPT[call], device)
@@ -375,7 +375,7 @@ def test_out_is_resized(device):
 
 
 def test_warnings(device):
-    """What our kernel warns of reaches Python's filters as from torch's: once, and as an error where one is wanted."""
+    """Warnings of our kernel reach Python's filters as torch's do: once, and as an error if the filter says so."""
     x = torch.full((3, 4), 1 + 2j, device=device)
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)

@@ -105,7 +105,7 @@ def test_results_say_where_they_come_from(path):
 
 @pytest.mark.parametrize("results", [pytest.param(r, id=slug) for slug, r in report.load_results(ROOT, "grid.json")])
 def test_grid_was_timed_in_both_ways(results):
-    """No cell of a file is timed between kernels where another one is timed back to back alone."""
+    """All cells of a file are timed between kernels, or all are timed back to back alone."""
     assert len({bars.between(case) for case in bars.measured(results["cases"])}) <= 1
 
 
@@ -157,7 +157,7 @@ def test_grid_on_the_cpu(tmp_path):
 
 
 def made_up(name, ours=100.0, read=98.0, nbytes=2**30, hot=False, shape=(2**21, 128), **rivals):
-    """A cell as grid.py writes it, of which the ratios to the rivals are given."""
+    """A cell as grid.py writes it, made from its ratios to the rivals."""
     family, dtype, label = name.split(" ", 2)
     us = {"ours": ours, "read": read} | {rival: ours * value for rival, value in rivals.items()}
     facts = {"name": name, "family": family, "label": label, "dtype": dtype, "sum_dtype": None, "hot": hot}
@@ -271,7 +271,7 @@ def test_above_read(cell, word):
 
 
 def test_above_read_by_its_result():
-    """A result that is large counts as moved bytes, of which the reading kernel has none."""
+    """A large result counts as moved bytes; the reading kernel moves none of these."""
     case = timed_between(made_up("rows float32 (2^28, 2)", read=90.0)) | {"bytes": 3 * 2**29}
     assert bars.percent(case) == pytest.approx(135) and bars.above_read(case, RATE) == "result"
     assert bars.above_read(case | {"us": {"ours": 80.0, "read": 90.0}}, RATE) == ""
@@ -592,7 +592,7 @@ def models_repository(repository):
 
 
 def check_models(repository):
-    """What `models_report.py --check` complains about; None if nothing."""
+    """The complaint of `models_report.py --check`, or None."""
     try:
         models_report.main(["--root", str(repository), "--check"])
     except SystemExit as end:
@@ -665,7 +665,7 @@ NOTE = "**Measured on older sources**"
 
 @pytest.mark.parametrize("page", ["grid", "models", "views"])
 def test_results_of_other_sources_are_noted(page, models_repository):
-    """Where csrc/ is not what the results were measured on, the pages say so; and the check fails until they do."""
+    """If csrc/ has changed since the results were measured, the pages say so, and the check fails until they do."""
     program = models_report if page == "models" else report
     name = {"grid": "grid.json", "models": models_report.TIMES, "views": report.VIEWS}[page]
     results = {"grid": made_up_results(), "models": made_up_models()[0], "views": made_up_views()}[page]
@@ -736,7 +736,7 @@ def test_a_step_that_is_noise():
 
 
 def test_what_is_slower(models_repository):
-    """README says what is slower: cells, random views, parts of models; and how many GPU models were measured."""
+    """README says which cells, random views and parts of models are slower, and how many GPU models were measured."""
     write(models_repository, made_up_results())
     readme = (models_repository / "README.md").read_text()
     for line in (
@@ -947,7 +947,7 @@ def test_race_goes_on_without_what_fails():
 
 
 def test_fastest_of_several():
-    """Reading and torch.compile come in several, of which the fastest counts; others are as they are."""
+    """Of the reading kernels, and of torch.compile's variants, the fastest counts."""
     us = {"ours": 5.0, "compile": 4.0, "compile PDL": 3.0, "read loads 2 x8": 2.0, "read bulk 8 x2": 2.5}
     times = {name: timing.Timing.of([value], 1) for name, value in us.items()}
     assert {name: t.us for name, t in grid.fastest(times).items()} == {"ours": 5.0, "compile": 3.0, "read": 2.0}
@@ -994,7 +994,7 @@ def test_a_cell_in_both_ways(bench_without_gpu):
 
 
 def test_a_wrong_rival_is_not_timed(bench_without_gpu):
-    """A variant whose result is wrong is left out, and named; if ours is wrong, the cell is an error."""
+    """A variant with a wrong result is left out and named. If our result is wrong, the cell is an error."""
     bench_, case, compiled = bench_without_gpu
     compiled[1].fn = lambda view, out: out.fill_(7)
     found = bench_.measure(case, ("torch", "compile"))
@@ -1031,7 +1031,7 @@ def test_what_pdl_adds():
 
 
 def test_kernels_are_tuned_once(tmp_path, monkeypatch):
-    """What inductor has tuned for a kernel it finds for the same kernel with PDL, elsewhere, and for no other one."""
+    """Inductor reuses the tuning of a kernel for the same kernel with PDL, elsewhere too, and for no other kernel."""
     autotune_cache = pytest.importorskip("torch._inductor.runtime.autotune_cache")
     for name in ("_prepare_key", "_setup_local_cache"):  # as they are now, again afterwards
         monkeypatch.setattr(autotune_cache.AutotuneCache, name, autotune_cache.AutotuneCache.__dict__[name])
@@ -1061,7 +1061,7 @@ def test_compiled_sums_start_early_where_they_can(monkeypatch):
 
 
 def test_separators_stand_between(cuda):
-    """What cannot start early takes as long between kernels as back to back; a separator's time is not in it."""
+    """A kernel that cannot start early takes the same time between kernels as back to back, without the separator's."""
     sleep = timing.Candidate("sleep", lambda view, out: torch.cuda._sleep(40_000))
     buffers = timing.Buffers(torch.zeros(1, device=cuda), lambda flat: flat, hot=True)
     race = timing.Race([sleep], buffers, lambda: None, target_us=500, warm_ms=5, back_to_back=True)
@@ -1083,7 +1083,7 @@ def test_compiled_sums(early, cuda):
 
 
 def test_cold_races_flush(cuda):
-    """What is timed cold comes from memory: the L2 is flushed before each graph, and buffers take turns."""
+    """Cold inputs come from memory: the L2 is flushed before each graph, and buffers take turns."""
     flushes, read = [], set()
 
     class Flush(timing.Flush):

@@ -46,7 +46,7 @@ def find():
 
 
 def architectures(root):
-    """What the nvcc under `root` shall compile for: a list for torch, why, and what torch makes of it, in numbers.
+    """The architectures that the nvcc under `root` compiles for: a list for torch, the reason, and torch's numbers.
 
     The numbers are such as ["8.0", "9.0+PTX", "10.0a"]. ValueError if torch or nvcc does not know one.
     """

@@ -35,7 +35,7 @@ _call = _library.entry("call")
 
 
 def _through_ops(name, input, dim, keepdim, dtype, out, others):
-    """What the short way of csrc/python/entry.cpp leaves: subclasses, modes, and all but plain arguments."""
+    """Calls that csrc/python/entry.cpp does not take: with subclasses, modes or unusual arguments."""
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
     input, dim, keepdim, dtype, out = _arguments.read(name, given, others).values()
     op = getattr(_ops, name)

@@ -97,7 +97,7 @@ NO_NCU = (
 
 
 def make_input(rung, device, size=None, dtype=torch.float32):
-    """What a rung is timed on: small integers in random order, so that no dtype overflows much. (elements,)"""
+    """The input that a rung is timed on, (elements,): small integers in random order, so that no sum overflows much."""
     n = size or (SIZE_WRITTEN if rung.finish == "written" else SIZE)
     generator = torch.Generator(device).manual_seed(0)
     return torch.randint(0, 256, (n,), device=device, generator=generator, dtype=torch.int32).to(dtype)
@@ -401,7 +401,7 @@ NOTICED = 0.02  # a smaller change, of a counter or a time, is called none
 
 
 def sentence(rung, step, before):
-    """What the rung's idea did to the counter it is about, and which other one moved most; from the numbers alone."""
+    """How the counter that the rung is about changed, and which other one changed most, from the numbers alone."""
     mine, theirs = step.get("counters"), (before or {}).get("counters")
     if not mine:
         return ""
@@ -447,7 +447,7 @@ def bound(step, ceiling_gbps):
 
 
 def why(step, before, ceiling_gbps):
-    """What moved between two rungs, and what holds the second one back, from their counters."""
+    """How the counters of two rungs differ, and what limits the second one."""
     mine, theirs = step.get("counters"), before.get("counters")
     if not mine or not theirs:
         return "Why, --profile would tell."

@@ -16,7 +16,7 @@ FACTS = HERE / "_build.json"
 
 @cache
 def build_facts() -> dict[str, Any]:
-    """What the library was built for and with: torch, cuda, architectures, nvcc, compiler (written by setup.py)."""
+    """The torch, CUDA, architectures, nvcc and compiler that the library was built with, as setup.py wrote them."""
     return json.loads(FACTS.read_text())
 
 

@@ -26,7 +26,7 @@ __all__ = ["Rung", "run", "rungs"]
 
 @dataclass(frozen=True)
 class Rung:
-    """What is known of a rung: its head, and what may be asked of it.
+    """A rung: its head, and the variants that can be run.
 
     Attributes:
         number: its place, from 1 on; 0 is the CPU's.
