@@ -236,18 +236,16 @@ def forced_sums(x, dims, tunings, dtype=None):
         yield tuning, got
 
 
-def all_sums(x, dims, dtype=None, tuning="", op="sum"):
+def all_sums(x, dims, dtype=None, tuning=""):
     """(tuning, sum) of the plan that is taken and of each that is proposed, or none where a forced kernel refuses."""
-    forced = getattr(torch.ops.gpureduce, f"_{op}_tuned")
-    try:
-        yield tuning, forced(x, dims, dtype=dtype, tuning=tuning)
-    except (RuntimeError, ValueError) as error:
-        assert "kernel=" in tuning and "does not take this input" in str(error), f"{tuning}: {error}"
+    taken = next(forced_sums(x, dims, [tuning], dtype), None)
+    if taken is None:
         return
+    yield taken
     for k in itertools.count():
         candidate = f"{tuning},candidate={k}".strip(",")
         try:
-            got = forced(x, dims, dtype=dtype, tuning=candidate)
+            got = torch.ops.gpureduce._sum_tuned(x, dims, dtype=dtype, tuning=candidate)
         except (RuntimeError, ValueError) as error:
             assert k and f"there are only {k} candidates" in str(error), f"{candidate}: {error}"
             return
