@@ -34,7 +34,7 @@ import views
 DTYPES = ("float32", "float32", "float32", "bfloat16", "bfloat16", "bfloat16", "float16", "float64", "int8", "int32")
 DTYPES += ("int64", "float8_e5m2", "complex64", "bool")
 SHOWN = 20
-KINDS = ("contiguous", "views", "mixed")
+KINDS = ("contiguous", "views", "odd", "mixed")
 SLAB_BYTES = 1 << 30
 MOST_CALLS = 24
 GRAPH_US = 120.0  # of calls in one graph
@@ -97,6 +97,14 @@ def random_contiguous(rng, low=11, high=29.6):
     return Problem(kind, dtype, tuple(sizes), strides, 0, dims)
 
 
+def random_odd_rows(rng, low=12, high=29):
+    """Rows of 2 to 16384 elements, of any size: contiguous, so mostly at odd addresses."""
+    dtype = rng.choice(DTYPES)
+    length = max(2, rounded(rng, round(2 ** rng.uniform(1, 14))))
+    rows = max(1, round(2 ** rng.uniform(low, high) / getattr(torch, dtype).itemsize / length))
+    return Problem("odd", dtype, (rows, length), (length, 1), 0, (1,))
+
+
 def random_view(rng, low=12, high=27):
     view = views.random_view(rng, low, high)
     flat = torch.empty(view.elements(), dtype=torch.int8, device="meta")
@@ -106,8 +114,9 @@ def random_view(rng, low=12, high=27):
 
 def random_problem(rng, kind):
     if kind == "mixed":
-        kind = rng.choice(("contiguous", "contiguous", "views"))
-    return random_view(rng) if kind == "views" else random_contiguous(rng)
+        kind = rng.choice(("contiguous", "contiguous", "contiguous", "views", "views", "odd"))
+    draw = {"contiguous": random_contiguous, "views": random_view, "odd": random_odd_rows}
+    return draw[kind](rng)
 
 
 class Bench:
@@ -191,16 +200,15 @@ class Bench:
         }
         alone = self.separators(calls)
         samples = {name: [] for name in graphs}
-        cold = len(inputs) * problem.bytes() < 2 * self.l2
-        for _ in range(self.repeats):
+        for round_ in range(self.repeats):
             marks = {}
             self.flush()
             self.replay(next(iter(graphs.values())))  # the first one after a wait is late: it does not count
-            for name, graph in graphs.items():
-                if cold:
-                    self.flush()
-                else:
-                    torch.cuda._sleep(60_000)  # so that the host queues what follows: no launch gap is timed
+            first = round_ * len(graphs) // self.repeats  # and the next ones a little: each round begins with another
+            names = list(graphs)
+            for name in names[first:] + names[:first]:
+                graph = graphs[name]
+                self.flush()  # of what other candidates have left, too; and the host queues what follows meanwhile
                 functions[name](spare)  # brings its code into the caches
                 marks[name] = self.replay(graph)
             torch.cuda.synchronize()
