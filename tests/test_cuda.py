@@ -109,7 +109,7 @@ def test_large_matrices(name, shape, dim, cuda):
             assert_same_bits(op(view.to(cuda), dim), op(view, dim))
 
 
-KERNELS = ["dense", "flat", "ring_rows", "thin", "columns", "narrow", "panels", "rows", "expanded"]
+KERNELS = ["dense", "flat", "ring_rows", "thin", "columns", "narrow", "panels", "expanded"]
 # Besides each plan that is proposed: other numbers of multiprocessors, and grids whose blocks take many tiles.
 TUNINGS = [
     *(f"multiprocessors={n}" for n in (1, 7, 66, 264)),
@@ -310,7 +310,7 @@ def plans_of(x, dims, tuning="", dtype=None):
             return found
 
 
-# The view and the dims that are summed. Rows that only the general kernel takes are too many for here.
+# The view and the dims that are summed.
 REACHED = {
     "dense": (lambda make: make(64, 8192), [1]),
     "flat": (lambda make: make(3000, 20), [1]),
@@ -320,7 +320,6 @@ REACHED = {
     "narrow": (lambda make: make(1 << 18, 60), [0]),
     "ring_rows": (lambda make: make(200_000, 21), [1]),
     "expanded": (lambda make: make(1, 300).expand(5000, 300), [0]),
-    "rows": (lambda make: make(300, 4097), [1]),
 }
 
 

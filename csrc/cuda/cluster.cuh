@@ -9,7 +9,7 @@
 namespace gpureduce::cuda {
 
 // What a block gets from the blocks of its cluster, in its shared memory, and a barrier that counts the bytes of it. No fence
-// is needed on either side: a barrier of the whole cluster after the values costs 0.2 us more.
+// is needed on either side, nor a barrier of the whole cluster after the values, which takes longer.
 template <class Acc>
 struct Inbox {
   uint64_t* arrived;

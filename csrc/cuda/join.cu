@@ -7,10 +7,10 @@ namespace gpureduce::cuda {
 
 namespace {
 
-// Threads an output from which on outputs are joined as columns: (16384, 4096) int8 21 us instead of 22.5; not with fewer.
+// Threads an output from which on outputs are joined as columns: with fewer, too few threads read.
 constexpr int kLeastJoinRows = 8;
 constexpr int kJoinThreads = 128;  // a block that joins several outputs
-// Outputs that are joined by a block each: full 2^22 bfloat16 in the cache 3.1 us instead of 3.3.
+// Outputs that are joined by a block each, which starts sooner.
 constexpr int kFewOutputs = 1024;
 
 // One block an output, if they are few and their only results are left.
@@ -76,6 +76,8 @@ cudaError_t join_typed(const Launch& launch) {
 }
 
 }  // namespace
+
+const void* any_kernel() { return reinterpret_cast<const void*>(join_partials<float, kFastRank>); }
 
 cudaError_t join(const Launch& launch) {
   switch (launch.reduction.accumulator) {

@@ -8,15 +8,11 @@ namespace gpureduce::cuda {
 
 namespace {
 
-// A kernel to ask about: all of the library are compiled for the same architectures, and none takes more of a multiprocessor
-// than this one may.
-__global__ void __launch_bounds__(1024) probe() {}
-
 // Whether as many blocks as a cluster has at most run at a time, side by side, where each has a multiprocessor of its own:
 // not on a small part of a GPU.
-bool clusters_fit(const Device& device) {
-  const auto most = cudaFuncAttributeMaxDynamicSharedMemorySize;
-  if (cudaFuncSetAttribute(probe, most, device.shared_bytes) != cudaSuccess) return false;
+bool clusters_fit(const Device& device, const cudaFuncAttributes& code) {
+  const int bytes = device.shared_bytes - static_cast<int>(code.sharedSizeBytes);
+  if (cudaFuncSetAttribute(any_kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) return false;
   cudaLaunchAttribute cluster = {};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim.x = kMaxCluster;
@@ -24,11 +20,11 @@ bool clusters_fit(const Device& device) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(kMaxCluster);
   config.blockDim = dim3(1024);
-  config.dynamicSmemBytes = device.shared_bytes;
+  config.dynamicSmemBytes = bytes;
   config.attrs = &cluster;
   config.numAttrs = 1;
   int clusters = 0;
-  return cudaOccupancyMaxActiveClusters(&clusters, probe, &config) == cudaSuccess && clusters > 0;
+  return cudaOccupancyMaxActiveClusters(&clusters, any_kernel(), &config) == cudaSuccess && clusters > 0;
 }
 
 }  // namespace
@@ -46,9 +42,9 @@ cudaError_t ask(Device& device) {
   device.l2_bytes = l2_bytes;
   // What the driver has loaded may be made of older PTX than some of what was compiled, on any GPU.
   cudaFuncAttributes code;
-  if (cudaError_t error = cudaFuncGetAttributes(&code, probe)) return error;
+  if (cudaError_t error = cudaFuncGetAttributes(&code, any_kernel())) return error;
   device.early = code.ptxVersion >= 90 && code.binaryVersion >= 90;
-  device.clusters = device.early && clusters_fit(device);
+  device.clusters = device.early && clusters_fit(device, code);
   (void)cudaGetLastError();  // of a question whose answer is no
   return cudaSuccess;
 }
@@ -75,7 +71,7 @@ cudaLaunchConfig_t configure(const Launch& launch, const Grid& grid, dim3 thread
     cluster.x = grid.cluster_x;
     cluster.y = grid.cluster_y;
     cluster.z = 1;
-    // Else a few multiprocessors get them all: (64, 128256) bfloat16 5.8 us, and 7.2.
+    // Else a few multiprocessors get them all.
     add(cudaLaunchAttributeClusterSchedulingPolicyPreference).clusterSchedulingPolicyPreference =
         cudaClusterSchedulingPolicyLoadBalancing;
   }
@@ -91,7 +87,7 @@ namespace {
 
 cudaError_t reduce(const Launch& launch) {
   const Reduction& r = launch.reduction;
-  if (!is_typed(r) || launch.plan.is<RowsPlan>()) return reduce_any(launch);
+  if (!is_typed(r)) return reduce_any(launch);
   switch (r.in) {
 #define GPUREDUCE_FAMILY(name, type, kind, accumulator, wide, family) \
   case DType::name: return reduce_family<Family::family>(launch);

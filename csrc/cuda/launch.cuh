@@ -10,7 +10,6 @@
 #include "narrow/narrow.cuh"
 #include "panels/panels.cuh"
 #include "ring/ring_rows.cuh"
-#include "rows/rows.cuh"
 
 namespace gpureduce::cuda {
 
@@ -58,7 +57,7 @@ auto column_kernel(const Plan& plan) {
   if (plan.is<ThinPlan>()) {
     const int elements = plan.as<ThinPlan>().elements;
     if constexpr (wholes_columns(V))
-      if (elements > kLoads) return whole_columns<V, walk, Source, Acc>;
+      if (elements > kLoads) return thin<V, kLanes, walk, Source, Acc>;
     if constexpr (walk != Walk::nested)  // else there are four at least
       if (elements == 2) return thin<V, 2, walk, Source, Acc>;
     return elements == 4 ? thin<V, 4, walk, Source, Acc> : thin<V, kLoads, walk, Source, Acc>;
@@ -189,26 +188,13 @@ cudaError_t launch_panels(const Launch& launch, const Source& source) {
   return start_with(launch, panel_kernel<V, Acc, Source>(plan), plan.warps * kWarp, bytes, args);
 }
 
-template <int V, int kElements, Walk walk, class Acc, class Source>
-auto dense_kernel(const Plan& plan) {
-  constexpr int kUnitLeaves = row_unit(V, kElements, sizeof(typename Source::Element), walk);
-  if constexpr (kElements < kDepth && kUnitLeaves == kLanes) {  // rows of less than a chunk, and a unit
-    return dense_units<V, kElements, walk, Source, Acc>;
-  } else {
-    if constexpr (kElements == 2 || kUnitLeaves == kLanes)  // else rows have more units than one
-      if (plan.tiling.splits == 1 && row_alone(plan.tiling.leaves, kUnitLeaves, walk))
-        return dense_units<V, kElements, walk, Source, Acc>;
-    return dense_rows<V, kElements, walk, Source, Acc>;
-  }
-}
-
 template <int V, Walk walk, class Acc, class Source>
 auto dense_kernel(const Plan& plan) {
   const int elements = plan.as<DensePlan>().elements;
-  if (elements == 2) return dense_kernel<V, 2, walk, Acc, Source>(plan);
+  if (elements == 2) return dense_rows<V, 2, walk, Source, Acc>;
   if constexpr (walk != Walk::deep)
-    if (elements == 4) return dense_kernel<V, 4, walk, Acc, Source>(plan);
-  return dense_kernel<V, kDepth, walk, Acc, Source>(plan);
+    if (elements == 4) return dense_rows<V, 4, walk, Source, Acc>;
+  return dense_rows<V, kDepth, walk, Source, Acc>;
 }
 
 template <int V, class Acc, class Source>
@@ -256,15 +242,18 @@ cudaError_t start_dense(const Launch& launch, const Source& source, int unit_lea
   const KeptDim row = r.problem.kept.empty() ? KeptDim{} : r.problem.kept.back();
   const auto kept = kept_nest<Source::kRank>(r.problem);
   const auto reduced = reduced_nest<Source::kRank>(r.problem);
+  const bool alone = dense && t.splits == 1 && row_alone(t.leaves, unit_leaves, launch.plan.walk);
+  using Count = typename DenseArgs<Source, Acc>::Count;
   const DenseArgs<Source, Acc> args{source,
                                     r.problem.length,
                                     row.stride,
                                     row.out_stride,
-                                    static_cast<uint32_t>(t.outputs),
+                                    static_cast<Count>(t.outputs),
+                                    static_cast<Count>((t.leaves + unit_leaves - 1) / unit_leaves),
                                     t.splits,
-                                    static_cast<int32_t>((t.leaves + unit_leaves - 1) / unit_leaves),
                                     t.tile_leaves / unit_leaves,
                                     dense ? dense->short_units : 0,
+                                    alone,
                                     output_of<Acc>(launch),
                                     kept,
                                     reduced,

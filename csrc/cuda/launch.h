@@ -25,6 +25,10 @@ cudaError_t reduce_family(const Launch& launch);
 // Reduces elements of any dtype through a run-time conversion of each (is_typed() is false).
 cudaError_t reduce_any(const Launch& launch);
 
+// A kernel to ask the driver about: all of the library are compiled for the same architectures, and no block of another takes
+// more of a multiprocessor than 1024 threads of this one with all of the shared memory.
+const void* any_kernel();
+
 // Joins the partial sums in the workspace, pass by pass, and writes the result.
 cudaError_t join(const Launch& launch);
 

@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../dtypes.h"
 #include "../plan/limits.h"
 
 namespace gpureduce::cuda {

@@ -7,7 +7,6 @@ template <class Acc>
 cudaError_t reduce_converted(const Launch& launch) {
   const Reduction& r = launch.reduction;
   const Any<Acc> source{r.input, l2_policy(launch.plan), r.in, r.conversion, r.negate, r.conjugate};
-  if (launch.plan.is<RowsPlan>()) return start<Any<Acc>, Acc>(launch, source, rows<Any<Acc>, Acc>, launch.plan.warps * kWarp);
   return launch_width<1, Acc>(launch, source);
 }
 

@@ -34,7 +34,6 @@ struct OwnOf {
   Own operator()(const ColumnsPlan& p) const { return {p.elements, p.batches, p.width, 1}; }
   Own operator()(const NarrowPlan& p) const { return {kDepth, p.batches, kWarp, 1}; }
   Own operator()(const PanelsPlan& p) const { return {p.elements, p.batches, p.width, 1}; }
-  Own operator()(const RowsPlan&) const { return {kDepth, 1, kWarp, 1}; }
   Own operator()(const ExpandedPlan&) const { return {1, 1, 1, 1}; }
 };
 

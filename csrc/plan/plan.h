@@ -15,7 +15,6 @@
 #include "../cuda/narrow/plan.h"
 #include "../cuda/panels/plan.h"
 #include "../cuda/ring/plan.h"
-#include "../cuda/rows/plan.h"
 #include "../cuda/thin/plan.h"
 #include "../geometry.h"
 #include "gpu.h"
@@ -118,8 +117,7 @@ class Joins {
 };
 
 // What a plan says for its kernel alone. The kernel is the alternative that it holds.
-using Shape =
-    std::variant<DensePlan, FlatPlan, RingPlan, ThinPlan, ColumnsPlan, NarrowPlan, PanelsPlan, RowsPlan, ExpandedPlan>;
+using Shape = std::variant<DensePlan, FlatPlan, RingPlan, ThinPlan, ColumnsPlan, NarrowPlan, PanelsPlan, ExpandedPlan>;
 
 const char* kernel_name(size_t alternative);
 

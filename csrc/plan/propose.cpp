@@ -61,12 +61,12 @@ Grid grid_of(const Plan& plan, const Device& device, int most_blocks) {
     return static_cast<uint32_t>(blocks);
   };
   if (plan.is<DensePlan>() || plan.is<FlatPlan>()) {
-    if (t.splits == 1) return {t.column_tiles, 1, 1};
+    if (t.splits == 1) return {t.column_tiles, static_cast<uint32_t>(t.batches), 1};
     return {t.splits, static_cast<uint32_t>(std::min<int64_t>(t.outputs, kMaxDenseDepth)),
             static_cast<uint32_t>(ceil_div(t.outputs, kMaxDenseDepth)), cluster, 1};
   }
   if (plan.is<PanelsPlan>()) return {t.column_tiles, t.splits, static_cast<uint32_t>(t.batches), 1, cluster};
-  if (plan.is<RowsPlan>() || plan.is<NarrowPlan>()) return {take(t.tiles, kMaxGrid)};
+  if (plan.is<NarrowPlan>()) return {take(t.tiles, kMaxGrid)};
   if (plan.is<RingPlan>()) return {take(ceil_div(t.tiles, plan.warps), int64_t{kRingBlocks} * device.multiprocessors)};
   Grid grid;
   grid.x = take(t.column_tiles, kMaxGrid);
@@ -165,7 +165,9 @@ bool is_typed(const Reduction& r) {
   const bool plain = r.conversion == Conversion::value && !r.negate && !r.conjugate;
   // The kernels compiled for a dtype find their way with 32-bit divisions.
   const bool near = fits_fast_nest(p.kept, p.outputs) && fits_fast_nest(p.reduced, p.length);
-  return plain && near && (r.accumulator == i.accumulator || r.accumulator == i.wide);
+  // Those of rows count them, and units of them, in 32 bits.
+  const bool few = columnwise(p) || p.length <= kLanes || (p.outputs < kMaxGrid && p.length < kMaxGrid * kWarp * kDepth);
+  return plain && near && few && (r.accumulator == i.accumulator || r.accumulator == i.wide);
 }
 
 }  // namespace gpureduce

@@ -83,7 +83,7 @@ void for_each_tile_size(int64_t most, const Device& device, const Tiles& tiles, 
 }
 
 // The planners, each beside its kernel, as Shape names them: whether it takes the problem, and what it proposes.
-#define GPUREDUCE_PLANNERS(X) X(dense) X(flat) X(ring) X(thin) X(columns) X(narrow) X(panels) X(rows) X(expanded)
+#define GPUREDUCE_PLANNERS(X) X(dense) X(flat) X(ring) X(thin) X(columns) X(narrow) X(panels) X(expanded)
 #define GPUREDUCE_PLANNER(kernel)        \
   namespace kernel##_kernel {            \
     bool takes(const Request& request);  \

@@ -58,7 +58,6 @@ struct Members {
       << ", \"units\": " << p.units << ", \"rows\": " << p.rows << ", \"parts\": " << p.parts
       << ", \"late\": " << text_of(p.late);
   }
-  void operator()(const RowsPlan&) {}
   void operator()(const ExpandedPlan&) {}
 };
 

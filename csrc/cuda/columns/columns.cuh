@@ -6,7 +6,7 @@
 namespace gpureduce::cuda {
 
 // Blocks a multiprocessor that the compiler is to make room for. With no such word it aims for many more, and saves registers
-// by waiting for each load before the next: columns (16384, 4096) float32 then took 73 us on an H200.
+// by waiting for each load before the next.
 template <class Batch, int kBatches>
 constexpr int kColumnBlocks = sizeof(Batch) > 64                                                               ? 1
                               : sizeof(Batch) > 32 && kBatches > 2 && !Batch::kOrderFree                       ? 2
@@ -205,75 +205,73 @@ constexpr int kThinBlocks = sizeof(Batch) > 64                         ? 1
                             : sizeof(Batch) > 32 && !Batch::kOrderFree ? 2
                                                                        : 3;
 
+// Writes the sums of V neighbouring outputs, the first of which is output `index`, at `place`.
+template <class Source, class Acc, class Element, int V>
+__device__ __forceinline__ void write_lanes(const Args<Source, Acc>& a, int64_t place, int64_t index,
+                                            const Lanes<Element, Acc, V>& lanes) {
+  Acc v[V];
+#pragma unroll
+  for (int j = 0; j < V; ++j) v[j] = static_cast<Acc>(lanes.sum[j]);
+  a.output.write_neighbours(place, V > 1 ? a.kept.dims[a.kept.rank - 1].out : 0, index, v);
+}
+
 // At most kElements elements an output: a thread takes all of them, for thin_runs() runs of V outputs, whose loads are in
 // flight together.
 template <int V, int kElements, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kThinBlocks<Lanes<typename Source::Element, Acc, V>>))
-    thin(const __grid_constant__ Args<Source, Acc> a) {
-  using Element = typename Source::Element;
+__device__ __forceinline__ void take_few(const Args<Source, Acc>& a, const Tile& tile) {
   constexpr int kCount = thin_runs(V, kElements);
-  const int length = static_cast<int>(a.length);
-  const int64_t stride = V > 1 ? a.kept.dims[a.kept.rank - 1].out : 0;
-  wait_for_previous_kernel();
-  allow_next_kernel();
-  TileLoop loop;
-  do {
-    const Tile tile = loop.tile(a.tiling);
-    const int outputs = static_cast<int>(tile.outputs);
-    int column[kCount];
-    Offsets offsets[kCount];
+  const int outputs = static_cast<int>(tile.outputs), length = static_cast<int>(a.length);
+  int column[kCount];
+  Offsets offsets[kCount];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      column[i] = (i * blockDim.x + threadIdx.x) * V;
-      offsets[i] = a.kept.at(tile.output + (column[i] < outputs ? column[i] : 0));
-    }
-    Vector<Element, V> x[kCount][kElements][1];
+  for (int i = 0; i < kCount; ++i) {
+    column[i] = (i * blockDim.x + threadIdx.x) * V;
+    offsets[i] = a.kept.at(tile.output + (column[i] < outputs ? column[i] : 0));
+  }
+  Vector<typename Source::Element, V> x[kCount][kElements][1];
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) {
-      const int64_t element = a.template element<walk>(e);
+  for (int e = 0; e < kElements; ++e) {
+    const int64_t element = a.template element<walk>(e);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        x[i][e][0] = a.source.template load_if<V>(column[i] < outputs && e < length, offsets[i].in + element);
-    }
+    for (int i = 0; i < kCount; ++i)
+      x[i][e][0] = a.source.template load_if<V>(column[i] < outputs && e < length, offsets[i].in + element);
+  }
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (column[i] >= outputs) break;
-      const auto lanes = join_leaves<Acc>(x[i]);
-      Acc v[V];
-#pragma unroll
-      for (int j = 0; j < V; ++j) v[j] = static_cast<Acc>(lanes.sum[j]);
-      a.output.write_neighbours(offsets[i].out, stride, tile.output + column[i], v);
-    }
-  } while (loop.next(a.tiling));
+  for (int i = 0; i < kCount; ++i) {
+    if (column[i] >= outputs) break;
+    write_lanes(a, offsets[i].out, tile.output + column[i], join_leaves<Acc>(x[i]));
+  }
 }
 
-// Columns of up to kLanes elements, each a leaf: a thread takes V whole ones, kLoads leaves in flight after the other, as the
-// threads of columns() take their part.
+// Up to kLanes elements an output, each a leaf: a thread takes those of V outputs, kLoads leaves in flight after the other, as
+// the threads of columns() take their part.
 template <int V, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kThinBlocks<Lanes<typename Source::Element, Acc, V>>))
-    whole_columns(const __grid_constant__ Args<Source, Acc> a) {
-  using Batch = Lanes<typename Source::Element, Acc, V>;
+__device__ __forceinline__ void take_whole(const Args<Source, Acc>& a, const Tile& tile) {
   const int length = static_cast<int>(a.length), column = threadIdx.x * V;
-  const int64_t stride = V > 1 ? a.kept.dims[a.kept.rank - 1].out : 0;
+  if (column >= tile.outputs) return;
+  const Offsets place = a.kept.at(tile.output + column);
+  const ColumnPiece piece{place.in, 0, length};
+  Lanes<typename Source::Element, Acc, V> batch, waiting[kLanes / kLoads];
+#pragma unroll 1
+  for (int leaf = 0; leaf < a.tiling.tile_leaves; leaf += kLoads) {
+    if (leaf < length) batch = column_leaves<V, 1, kLoads, walk>(a, piece, leaf);
+    else batch.clear();
+    take_batch(waiting, batch, leaf / kLoads);
+  }
+  write_lanes(a, place.out, tile.output + column, batch);
+}
+
+// A thread takes all elements of its outputs: at most kElements each, which is kLoads or fewer, or kLanes.
+template <int V, int kElements, Walk walk, class Source, class Acc>
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kThinBlocks<Lanes<typename Source::Element, Acc, V>>))
+    thin(const __grid_constant__ Args<Source, Acc> a) {
   wait_for_previous_kernel();
   allow_next_kernel();
   TileLoop loop;
   do {
     const Tile tile = loop.tile(a.tiling);
-    if (column >= tile.outputs) continue;
-    const Offsets place = a.kept.at(tile.output + column);
-    const ColumnPiece piece{place.in, 0, length};
-    Batch batch, waiting[kLanes / kLoads];
-#pragma unroll 1
-    for (int leaf = 0; leaf < a.tiling.tile_leaves; leaf += kLoads) {
-      if (leaf < length) batch = column_leaves<V, 1, kLoads, walk>(a, piece, leaf);
-      else batch.clear();
-      take_batch(waiting, batch, leaf / kLoads);
-    }
-    Acc v[V];
-#pragma unroll
-    for (int j = 0; j < V; ++j) v[j] = static_cast<Acc>(batch.sum[j]);
-    a.output.write_neighbours(place.out, stride, tile.output + column, v);
+    if constexpr (kElements > kLoads) take_whole<V, walk>(a, tile);
+    else take_few<V, kElements, walk>(a, tile);
   } while (loop.next(a.tiling));
 }
 

@@ -1,6 +1,5 @@
-// Rows in any dims: with as little as can be between a launch and its loads, and after them, where elements lie one stride
-// apart or in two nested dims. Where a cache holds the input, that is most of the time: 2^22 float32 take 4.1 us, and took 5.0
-// through a kernel for rows of any dims. And short rows, in any dims, of which a warp takes several.
+// Rows in any dims: with as little as can be between a launch and its loads, and after them, for that is most of the time
+// where a cache holds the input. And short rows, in any dims, of which a warp takes several.
 #pragma once
 
 #include "../cluster.cuh"
@@ -12,18 +11,23 @@ constexpr int kDenseRun = kMaxDenseUnits / kWarp;  // sums of units that a threa
 
 template <class Source, class Acc>
 struct DenseArgs {
+  // Elements that are converted at run time may stand in more than 2^32 rows, and in rows of more units than that.
+  using Count = std::conditional_t<is_any<Source>, int64_t, uint32_t>;
+
   Source source;
   int64_t length, pitch, result_pitch;  // of rows, unless their dims are nested
-  uint32_t rows, splits;
-  int32_t row_units, tile_units;
+  Count rows, row_units;
+  uint32_t splits;
+  int32_t tile_units;
   int32_t short_units;  // those that a row's short last chunk is taken in, if any
+  bool alone;           // a warp takes a row alone
   Output<Acc> output;
   Nest<Source::kRank> kept, reduced;
   Stride<kInnerDims> next;  // in nested dims: to a thread's next element of a leaf; in flat rows, of a row
   InputSpan input;
   Stride<kInnerDims> next_row;  // of flat rows: from a thread's row to its next
 
-  __device__ __forceinline__ Offsets place(uint32_t row) const {
+  __device__ __forceinline__ Offsets place(Count row) const {
     if (kept.rank > 1) return kept.at(row);
     return {row * pitch, row * result_pitch};
   }
@@ -93,7 +97,8 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, i
 }
 
 template <int V, int kElements, Walk walk, class Source, class Acc>
-__device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, int64_t row, uint32_t unit) {
+__device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, int64_t row,
+                                          typename DenseArgs<Source, Acc>::Count unit) {
   if constexpr (walk == Walk::shifted) {
     const int64_t chunk = int64_t{unit} * kChunk;
     if constexpr (kElements < kDepth)
@@ -123,12 +128,36 @@ __device__ __forceinline__ Acc join_rest(const Vector<Element, 1>& x) {
   return warp_join(lanes.join());
 }
 
+// The block's number in a grid of whole rows: there may be more than a grid has along x.
+template <class Count>
+__device__ __forceinline__ Count whole_rows_block() {
+  if constexpr (sizeof(Count) > 4) return Count{blockIdx.y} * gridDim.x + blockIdx.x;
+  else return blockIdx.x;
+}
+
+// A warp takes a row of a single unit; of a shifted one also the rest.
+template <int V, int kElements, Walk walk, class Source, class Acc>
+__device__ __forceinline__ void take_row(const DenseArgs<Source, Acc>& a) {
+  using Count = typename DenseArgs<Source, Acc>::Count;
+  const Count row = whole_rows_block<Count>() * (blockDim.x / kWarp) + threadIdx.x / kWarp;
+  if (row >= a.rows) return;
+  const Offsets place = a.place(row);
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const bool has_rest = walk == Walk::shifted && a.length > kChunk;
+  Vector<typename Source::Element, 1> rest{};
+  if (has_rest) rest = load_rest<walk>(a, place.in);
+  Acc v = dense_unit<V, kElements, walk>(a, place.in, 0);
+  if (has_rest) v = v + join_rest<Acc>(rest);
+  if (threadIdx.x % kWarp == 0) a.output.write_at(place.out, row, v);
+}
+
 // A block takes some units of one row: its warps one after the other, and one warp joins what they come to. Splits of a row
 // that are a cluster are joined by its first block. Or a block takes several short rows, whose warps stand along y.
 template <int V, int kElements, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(dense_warps(walk) * kWarp, dense_blocks(walk))
-    dense_rows(const __grid_constant__ DenseArgs<Source, Acc> a) {
+__device__ __forceinline__ void take_units(const DenseArgs<Source, Acc>& a) {
   using Element = typename Source::Element;
+  using Count = typename DenseArgs<Source, Acc>::Count;
   __shared__ Acc slots[kMaxDenseUnits];
   __shared__ Acc received[kMaxCluster];
   __shared__ uint64_t arrived;
@@ -136,12 +165,12 @@ __global__ void __launch_bounds__(dense_warps(walk) * kWarp, dense_blocks(walk))
   constexpr bool kShares = shares_blocks(V, kElements);
   const uint32_t own = kShares ? threadIdx.y : 0, rows = kShares ? blockDim.y : 1;
   const bool split = a.splits > 1;
-  const uint32_t row = split ? blockIdx.z * kMaxDenseDepth + blockIdx.y : blockIdx.x * rows + own,
-                 tile = split ? blockIdx.x : 0;
+  const Count row = split ? Count{blockIdx.z} * kMaxDenseDepth + blockIdx.y : whole_rows_block<Count>() * rows + own;
+  const uint32_t tile = split ? blockIdx.x : 0;
   if (row >= a.rows) return;                     // barriers do not wait for warps that have ended
   Acc* const sums = slots + own * a.tile_units;  // of the row's units
-  const uint32_t first = tile * a.tile_units;
-  const int units = min(a.tile_units, a.row_units - static_cast<int>(first));
+  const Count first = Count{tile} * a.tile_units;
+  const int units = static_cast<int>(min(static_cast<Count>(a.tile_units), a.row_units - first));
   const bool last = first + units == a.row_units;
   const Offsets place = a.place(row);
   const bool clustered = split && !a.output.partials;
@@ -197,21 +226,17 @@ __global__ void __launch_bounds__(dense_warps(walk) * kWarp, dense_blocks(walk))
   a.output.write_at(place.out, 0, inbox.join(0, a.splits, 1));
 }
 
-// Rows of a single unit: a warp each; of shifted ones, with the rest.
 template <int V, int kElements, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(dense_warps(walk) * kWarp, dense_blocks(walk))
-    dense_units(const __grid_constant__ DenseArgs<Source, Acc> a) {
-  const uint32_t row = blockIdx.x * (blockDim.x / kWarp) + threadIdx.x / kWarp;
-  if (row >= a.rows) return;
-  const Offsets place = a.place(row);
-  wait_for_previous_kernel();
-  allow_next_kernel();
-  const bool has_rest = walk == Walk::shifted && a.length > kChunk;
-  Vector<typename Source::Element, 1> rest{};
-  if (has_rest) rest = load_rest<walk>(a, place.in);
-  Acc v = dense_unit<V, kElements, walk>(a, place.in, 0);
-  if (has_rest) v = v + join_rest<Acc>(rest);
-  if (threadIdx.x % kWarp == 0) a.output.write_at(place.out, row, v);
+    dense_rows(const __grid_constant__ DenseArgs<Source, Acc> a) {
+  constexpr bool kChunkUnits = row_unit(V, kElements, sizeof(typename Source::Element), walk) == kLanes;
+  if constexpr (kElements < kDepth && kChunkUnits) {  // rows of less than a chunk, and so of one unit
+    take_row<V, kElements, walk>(a);
+  } else {
+    if constexpr (kElements == 2 || kChunkUnits)  // else rows have more units than one
+      if (a.alone) return take_row<V, kElements, walk>(a);
+    take_units<V, kElements, walk>(a);
+  }
 }
 
 // Short rows, every element of which is a leaf: kWidth neighbouring threads a row, a vector each, and 32 / kWidth rows side by

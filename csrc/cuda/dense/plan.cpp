@@ -6,11 +6,7 @@
 
 namespace gpureduce::dense_kernel {
 
-// What it counts in 32 bits: rows, units, and elements where it divides.
-bool takes(const Request& q) {
-  const int64_t most = kMaxGrid * kWarp * kDepth - kChunk;
-  return !q.by_columns && q.p.outputs < kMaxGrid && q.p.length <= (q.p.reduced.size() == 1 ? most : kMaxGrid);
-}
+bool takes(const Request& q) { return !q.by_columns && (!q.typed || q.p.outputs < kMaxGrid); }
 
 namespace {
 
@@ -23,6 +19,9 @@ struct Rows {
   int elements = elements_of(q, walk);
   int unit_leaves = row_unit(vector, elements, q.element_bytes, walk);
   int64_t row_units = ceil_div(q.leaves, unit_leaves);
+
+  // Rows that blocks of so many take side by side: all, unless that is more than a grid has.
+  int64_t side(int64_t rows) const { return q.p.outputs <= rows * kMaxGrid ? q.p.outputs : rows << 30; }
 
   static int elements_of(const Request& q, Walk walk) {
     const int few = q.p.length <= 2 * kLanes ? 2 : q.p.length <= 4 * kLanes ? 4 : kDepth;
@@ -41,19 +40,20 @@ struct Rows {
   void tiles(int64_t units, int rows, int fraction) {
     DensePlan plan{elements, rows, 0};
     const int64_t leaves = units * unit_leaves;
+    if (leaves < q.leaves && q.p.outputs > kMaxDenseDepth * kMaxGridDepth) return;  // which no grid has
     const Walk compiled = dense_walk(walk, q.p, q.typed);
     if (reads_short(vector, elements, size_of(q.r.accumulator), compiled))
       plan.short_units = short_units(q.p.length, q.element_bytes, leaves);
     const int64_t most = std::min<int64_t>(dense_warps(walk), std::min(units, loaded(plan.short_units)));
     const int64_t warps = ceil_div(most, fraction) * rows;
     if ((fraction > 1 && most < fraction) || warps > dense_warps(walk) || units * rows > kMaxDenseUnits) return;
-    proposals.add({plan, walk, vector, static_cast<int>(warps), rows, leaves, q.p.outputs, false, true});
+    proposals.add({plan, walk, vector, static_cast<int>(warps), rows, leaves, side(rows), false, true});
   }
 
   void propose() {
     if (row_alone(q.leaves, unit_leaves, walk)) {  // a warp each
       for (int warps : {1, 2, 4, 8})
-        proposals.add({DensePlan{elements, 1, 0}, walk, vector, warps, warps, power_of_two_above(q.leaves), q.p.outputs});
+        proposals.add({DensePlan{elements, 1, 0}, walk, vector, warps, warps, power_of_two_above(q.leaves), side(warps)});
       return;
     }
     const int64_t whole = power_of_two_above(row_units);
