@@ -337,15 +337,15 @@ struct Source {
   static constexpr bool kSame = C == Conversion::value && std::is_same_v<Direct, Lane>;
   static constexpr bool kDirect = C == Conversion::value && kLoads<Lane, Direct>;
 
-  Source(const Plan& p, const Task& task)
-      : plan(p),
-        input(static_cast<const In*>(p.input) + task.first_column * p.column_stride),
+  Source(const Plan& plan, const Task& task)
+      : problem(plan.problem),
+        input(static_cast<const In*>(problem.input) + task.first_column * problem.column_stride),
         width(task.width),
-        stride(width == 1 ? p.reduced.fastest().stride : p.column_stride),
-        pitch(p.reduced.fastest().stride),
+        stride(width == 1 ? problem.reduced.fastest().stride : problem.column_stride),
+        pitch(problem.reduced.fastest().stride),
         block(width == 1 || (stride == 1 && pitch == width)),
-        in_place(kDirect && stride == 1 && !p.negate && !p.conjugate),
-        abreast(p.abreast && in_place && block && p.reduced.fastest().size * width >= kVector<Lane>) {}
+        in_place(kDirect && stride == 1 && !problem.negate && !problem.conjugate),
+        abreast(plan.tile.abreast && in_place && block && problem.reduced.fastest().size * width >= kVector<Lane>) {}
 
   // What the lanes read where it is.
   using Loaded = std::conditional_t<kDirect, Direct, Lane>;
@@ -353,7 +353,7 @@ struct Source {
 
   // Writes n elements of each column to to[n][width].
   void gather(Lane* to, int64_t row, int64_t first, int64_t n) const {
-    const Dims& dims = plan.reduced;
+    const Dims& dims = problem.reduced;
     const int64_t piece = dims.fastest().size;
     for (Cursor at(dims, first); n > 0;) {
       const In* from = input + row + at.offset();
@@ -389,19 +389,19 @@ struct Source {
   void gather_piece(Lane* to, const In* from, int64_t n) const {
     const int64_t calls = block ? 1 : n, size = block ? n * width : width;
     for (int64_t i = 0; i < calls; ++i, to += size, from += pitch) {
-      if (plan.negate || plan.conjugate) convert_signed<C>(to, from, size, stride, plan.negate, plan.conjugate);
+      if (problem.negate || problem.conjugate) convert_signed<C>(to, from, size, stride, problem.negate, problem.conjugate);
       else if (kSame && stride == 1) copy(to, from, size * sizeof(In));
       else convert<C>(to, from, size, stride);
     }
   }
 
-  const Plan& plan;
+  const CpuProblem& problem;
   const In* const input;
   const int64_t width, stride;  // of neighbours in the tile
   const int64_t pitch;          // from one element of a column to the next
   const bool block;             // one stride walks all columns of all elements of the fastest dim
   const bool in_place;          // neighbours can be summed where they are
-  const bool abreast;           // Plan::abreast, if pieces are worth it: at least a vector
+  const bool abreast;           // Tile::abreast, if pieces are worth it: at least a vector
 };
 
 // --- leaves of columns ------------------------------------------------------------------------------------------------------
@@ -749,13 +749,13 @@ void sum_part(const Source<C, Lane, In>& source, Lane* out, Lane* buffer, int64_
   constexpr int64_t kBlock = kHeld * kVector<Lane>;
   const int64_t width = source.width, block = kBlock / width;
   const bool in_place = source.in_place && source.block;
-  Cursor at(source.plan.reduced, begin);
+  Cursor at(source.problem.reduced, begin);
   if (in_place && n <= at.left()) {
     const Loaded* x = source.at(row + at.offset());
     width == 1 ? sum_run<1>(out, x, n) : sum_run<2>(out, x, 2 * n);
     return;
   }
-  if (!in_place || source.plan.reduced.fastest().size < block) {
+  if (!in_place || source.problem.reduced.fastest().size < block) {
     source.gather(buffer, row, begin, n);
     width == 1 ? sum_run<1, Lane, Lane>(out, buffer, n) : sum_run<2, Lane, Lane>(out, buffer, 2 * n);
     return;
@@ -941,14 +941,14 @@ void add_runs_abreast(Lane* lanes, const In* const* rows, int64_t count, const D
 // The sums of rows' chunks in short pieces, or of parts of them, whose leaves are `pitch` apart.
 template <int kWidth, Conversion C, class Lane, class In>
 void sum_pieces(const Source<C, Lane, In>& source, Lane* out, int64_t pitch, Lane* buffer, const Cursor& first, int64_t rows,
-                int64_t begin, int64_t n) {
+                int64_t begin, int64_t n, bool shares_stream) {
   using Loaded = typename Source<C, Lane, In>::Loaded;
-  const Dims& dims = source.plan.reduced;
+  const Dims& dims = source.problem.reduced;
 #if GPUREDUCE_VECTOR_BYTES == 64
   // From memory in its order: (128, 256, 14, 14) float32, 12 MiB a thread, on an EPYC 296 us, and 576 vector by vector; on a
   // Xeon blocks are 2 to 5% faster. In the cache blocks are: (64, 16 of 256, 14, 14) float32 13.4 us, and 15.4.
   if constexpr (std::is_same_v<Lane, Loaded>) {
-    if (source.plan.shares_stream) {
+    if (shares_stream) {
       constexpr int64_t kRow = kLanes * kWidth, kRows = kTileBytes / (kRow * sizeof(Lane));
       const Loaded* x[kRows];
       Cursor row = first;
@@ -1039,7 +1039,7 @@ void sum_tile(const Source<C, Lane, In>& source, Lane* out, Lane* buffer, int64_
               int64_t step, int64_t depth, int64_t end) {
   const int64_t width = source.width, span = (depth - 1) * step + lanes;
   if (source.in_place && span <= end - begin) {
-    Cursor at(source.plan.reduced, begin);
+    Cursor at(source.problem.reduced, begin);
     if (span <= at.left()) {
       const int64_t calls = source.block ? 1 : lanes, size = source.block ? lanes * width : width;
       for (int64_t i = 0; i < calls; ++i)
@@ -1055,7 +1055,7 @@ void sum_tile(const Source<C, Lane, In>& source, Lane* out, Lane* buffer, int64_
 template <class Lane, class In>
 void sum_columns(const Source<Conversion::value, Lane, In>& source, Lane* out, Lane* buffer, int64_t row, int64_t begin,
                  int64_t leaves, int64_t end) {
-  const int64_t width = source.width, piece = source.plan.reduced.fastest().size;
+  const int64_t width = source.width, piece = source.problem.reduced.fastest().size;
   int64_t some = leaves;  // that lie in one piece, all as long; or four
   for (int64_t done = 0; done < leaves; done += some, out += some / 4 * width) {
     if (done > 0) some = done & -done;
@@ -1064,7 +1064,7 @@ void sum_columns(const Source<Conversion::value, Lane, In>& source, Lane* out, L
       for (int64_t i = 0; i < some / 4 * width; ++i) out[i] = padding<Lane>();
       continue;
     }
-    const Cursor at(source.plan.reduced, first);
+    const Cursor at(source.problem.reduced, first);
     const int64_t left = min(end - first, at.left());
     const auto span = [&] { return (depth - 1) * kLanes + some; };
     // Only fours in which a leaf ends before the others, or that reach over the end of a piece, are gathered.
@@ -1090,17 +1090,17 @@ void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums)
   Acc* other = tile + kTileBytes / sizeof(Acc);
   Acc* stack = other + kTileBytes / sizeof(Acc);
   const Source<C, Acc, In> source(plan, task);
-  const int64_t leaves = plan.tile_leaves, lanes = min(leaves, kLanes), size = task.rows * task.width;
+  const int64_t leaves = plan.tile.leaves, lanes = min(leaves, kLanes), size = task.rows * task.width;
   // Leaves to an accumulator of the tile: a vector's, or four.
-  const bool one_or_two = plan.tile_width <= 2;
+  const bool one_or_two = plan.tile.width <= 2;
   const bool whole = one_or_two && leaves >= kVector<Acc> / task.width;
-  const int64_t together = whole ? kVector<Acc> / task.width : plan.wide || (one_or_two && leaves >= 4) ? 4 : 1;
+  const int64_t together = whole ? kVector<Acc> / task.width : plan.tile.wide || (one_or_two && leaves >= 4) ? 4 : 1;
   const int64_t kept = leaves / together;  // of a row
   const int fours = one_or_two && together == 4 ? static_cast<int>(task.width) : 0;
   if constexpr (Source<C, Acc, In>::kDirect) {
-    const int64_t length = min(task.end, plan.length) - task.begin;
-    if (plan.length <= kShort && plan.reduced.rank == 1 && source.in_place && task.width >= kVector<Acc>) {
-      Cursor row(plan.rows, task.first_row);
+    const int64_t length = min(task.end, plan.problem.length) - task.begin;
+    if (plan.problem.length <= kShort && plan.problem.reduced.rank == 1 && source.in_place && task.width >= kVector<Acc>) {
+      Cursor row(plan.problem.rows, task.first_row);
       for (int64_t r = 0; r < task.rows; ++r, row.advance(1))
         sum_short(static_cast<Acc*>(sums) + r * task.width, tile, source.at(row.offset() + task.begin * source.pitch), length,
                   task.width, source.pitch);
@@ -1110,38 +1110,40 @@ void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums)
   int64_t tiles = 0;
   Acc* joined = tile;
   for (int64_t leaf = task.begin; leaf < task.end; leaf += leaves) {
-    Cursor row(plan.rows, task.first_row);
-    if (plan.length <= lanes && !plan.wide) {  // short rows are one tile
-      const bool in_place = source.in_place && source.block && plan.reduced.rank == 1;
-      const int64_t size = lanes * task.width, n = plan.length * task.width;
+    Cursor row(plan.problem.rows, task.first_row);
+    if (plan.problem.length <= lanes && !plan.tile.wide) {  // short rows are one tile
+      const bool in_place = source.in_place && source.block && plan.problem.reduced.rank == 1;
+      const int64_t size = lanes * task.width, n = plan.problem.length * task.width;
       for (int64_t r = 0; r < task.rows;) {
         Acc* out = tile + r * kept * task.width;
         const int64_t wanted = min(task.rows - r, in_place ? row.left() : ceil_div(16 * kVector<Acc>, size));
         if (in_place) {
-          sum_short_rows(out, buffer, source.at(row.offset()), wanted, plan.rows.fastest().stride, n, size, task.width, whole,
-                         fours);
+          sum_short_rows(out, buffer, source.at(row.offset()), wanted, plan.problem.rows.fastest().stride, n, size, task.width,
+                         whole, fours);
           row.advance(wanted);
         } else {
-          for (int64_t i = 0; i < wanted; ++i, row.advance(1)) source.gather(buffer + i * n, row.offset(), 0, plan.length);
+          for (int64_t i = 0; i < wanted; ++i, row.advance(1))
+            source.gather(buffer + i * n, row.offset(), 0, plan.problem.length);
           sum_short_rows(out, buffer + wanted * n, buffer, wanted, n, n, size, task.width, whole, fours);
         }
         r += wanted;
       }
-    } else if (source.in_place && source.block && one_or_two && plan.reduced.rank == 1 && plan.length <= kChunk) {
-      const int64_t pitch = plan.rows.fastest().stride;
+    } else if (source.in_place && source.block && one_or_two && plan.problem.reduced.rank == 1 &&
+               plan.problem.length <= kChunk) {
+      const int64_t pitch = plan.problem.rows.fastest().stride;
       for (int64_t r = 0, some; r < task.rows; r += some, row.advance(some)) {
         some = min(task.rows - r, row.left());
         const auto* x = source.at(row.offset());
         Acc* out = tile + r * kept * task.width;
-        task.width == 1 ? sum_rows<1>(out, x, some, pitch, plan.length, plan.streams)
-                        : sum_rows<2>(out, x, some, pitch, 2 * plan.length, plan.streams);
+        task.width == 1 ? sum_rows<1>(out, x, some, pitch, plan.problem.length, plan.streams)
+                        : sum_rows<2>(out, x, some, pitch, 2 * plan.problem.length, plan.streams);
       }
     } else {
       const int64_t first = leaf_start(leaf);
-      Cursor at(plan.reduced, first);
+      Cursor at(plan.problem.reduced, first);
       int64_t chunks = 0;  // whole ones, side by side in every row
-      if (source.in_place && source.block && one_or_two && plan.length >= kChunk)
-        chunks = min(min(plan.length - first, at.left()) / kChunk, leaves / kLanes);
+      if (source.in_place && source.block && one_or_two && plan.problem.length >= kChunk)
+        chunks = min(min(plan.problem.length - first, at.left()) / kChunk, leaves / kLanes);
       const int64_t rows = source.abreast ? task.rows : 1;  // at once
       for (int64_t r = 0; r < task.rows; r += rows, row.advance(1)) {
         if (chunks > 0) {
@@ -1152,21 +1154,21 @@ void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums)
         int64_t l = chunks * kLanes;
         for (; l < leaves; l += lanes) {
           Acc* out = tile + (r * leaves + l) / together * task.width;
-          const int64_t begin = leaf_start(leaf + l), depth = min(kDepth, ceil_div(plan.length - begin, kLanes));
-          const int64_t n = min(kChunk, plan.length - begin), pitch = kept * task.width;
-          if (plan.wide) {
-            sum_columns(source, out, buffer, row.offset(), begin, lanes, plan.length);
+          const int64_t begin = leaf_start(leaf + l), depth = min(kDepth, ceil_div(plan.problem.length - begin, kLanes));
+          const int64_t n = min(kChunk, plan.problem.length - begin), pitch = kept * task.width;
+          if (plan.tile.wide) {
+            sum_columns(source, out, buffer, row.offset(), begin, lanes, plan.problem.length);
           } else if (depth <= 0) {
             for (int64_t i = 0; i < rows; ++i, out += pitch) {
               for (int64_t k = 0; k < lanes / together * task.width; ++k) out[k] = padding<Acc>();
             }
           } else if (source.abreast) {
-            task.width == 1 ? sum_pieces<1>(source, out, pitch, buffer, row, rows, begin, n)
-                            : sum_pieces<2>(source, out, pitch, buffer, row, rows, begin, n);
+            task.width == 1 ? sum_pieces<1>(source, out, pitch, buffer, row, rows, begin, n, plan.shares_stream)
+                            : sum_pieces<2>(source, out, pitch, buffer, row, rows, begin, n, plan.shares_stream);
           } else if (one_or_two) {
             sum_part(source, out, buffer, row.offset(), begin, n);
           } else {
-            sum_tile(source, out, buffer, row.offset(), begin, lanes, kLanes, depth, plan.length);
+            sum_tile(source, out, buffer, row.offset(), begin, lanes, kLanes, depth, plan.problem.length);
           }
         }
       }
@@ -1192,13 +1194,13 @@ void sum_exactly(const Plan& plan, const Task& task, void* scratch, void* sums) 
   Lane* buffer = static_cast<Lane*>(scratch);
   Lane* tile = reinterpret_cast<Lane*>(static_cast<char*>(scratch) + plan.buffer_bytes);
   const Source<C, Lane, In> source(plan, task);
-  const int64_t width = task.width, lanes = min(plan.tile_leaves, task.end - task.begin);
-  Cursor row(plan.rows, task.first_row);
+  const int64_t width = task.width, lanes = min(plan.tile.leaves, task.end - task.begin);
+  Cursor row(plan.problem.rows, task.first_row);
   for (int64_t r = 0; r < task.rows; ++r, row.advance(1)) {
     uint64_t* __restrict sum = static_cast<uint64_t*>(sums) + r * width;
     for (int64_t w = 0; w < width; ++w) sum[w] = 0;
     for (int64_t begin = task.begin; begin < task.end;) {
-      int64_t left = min(Cursor(plan.reduced, begin).left(), task.end - begin);
+      int64_t left = min(Cursor(plan.problem.reduced, begin).left(), task.end - begin);
       int64_t depth = source.in_place && left >= lanes  // in place, or what the buffer holds
                           ? min(width == 1 ? kExactDepth : kDepth, left / lanes)
                           : min(min(kExactDepth, (task.end - begin + lanes - 1) / lanes),

@@ -1,0 +1,84 @@
+// A reduction as the CPU sees it: rows and columns of real numbers. No torch, no std: the kernels include this (kernels.inl).
+#pragma once
+
+#include "../geometry.h"
+
+namespace gpureduce::cpu {
+
+struct Dims {
+  int rank = 0;
+  ReducedDim dims[kMaxRank + 1];
+
+  GPUREDUCE_HOST_DEVICE const ReducedDim& fastest() const { return dims[rank - 1]; }
+};
+
+// A place in dims, and its offset in elements.
+class Cursor {
+ public:
+  GPUREDUCE_HOST_DEVICE Cursor(const Dims& dims, int64_t position) : dims_(dims), offset_(0), inner_(position) {
+    for (int i = dims.rank - 1; i > 0; --i) {
+      int64_t slower = position == 0 ? 0 : position / dims.dims[i].size;
+      (i == dims.rank - 1 ? inner_ : index_[i]) = position - slower * dims.dims[i].size;
+      offset_ += (position - slower * dims.dims[i].size) * dims.dims[i].stride;
+      position = slower;
+    }
+    if (dims.rank > 1) index_[0] = position;
+    offset_ += position * dims.dims[0].stride;
+  }
+  GPUREDUCE_HOST_DEVICE int64_t offset() const { return offset_; }
+  // How many positions, this one included, the fastest dim still has.
+  GPUREDUCE_HOST_DEVICE int64_t left() const { return dims_.fastest().size - inner_; }
+  // Of two dims or more: how many whole fastest dims, from here on, one stride leads to.
+  GPUREDUCE_HOST_DEVICE int64_t whole() const {
+    return inner_ > 0 ? 0 : dims_.dims[dims_.rank - 2].size - index_[dims_.rank - 2];
+  }
+  // Moves on by at most left() positions.
+  GPUREDUCE_HOST_DEVICE void advance(int64_t n) {
+    inner_ += n;
+    offset_ += n * dims_.fastest().stride;
+    if (inner_ < dims_.fastest().size || dims_.rank == 1) return;
+    inner_ = 0;
+    offset_ -= dims_.fastest().size * dims_.fastest().stride;
+    advance_whole(1);
+  }
+  // Moves on by at most whole() of them.
+  GPUREDUCE_HOST_DEVICE void advance_whole(int64_t n) {
+    for (int i = dims_.rank - 2; i >= 0; --i, n = 1) {
+      offset_ += n * dims_.dims[i].stride;
+      if ((index_[i] += n) < dims_.dims[i].size || i == 0) return;
+      offset_ -= dims_.dims[i].size * dims_.dims[i].stride;
+      index_[i] = 0;
+    }
+  }
+
+ private:
+  const Dims& dims_;
+  int64_t offset_;
+  int64_t inner_;                // the place in the fastest dim
+  int64_t index_[kMaxRank + 1];  // and in the others
+};
+
+// The outputs of the kept dim that is the fastest in memory are **columns**, which a tile holds beside each other; all other
+// kept dims are **rows**. A reduction along the fastest dim in memory has one column. A complex number is two columns, or its
+// real part alone where the result is real; only those that are compared with zero stay complex.
+struct CpuProblem {
+  const void* input;
+  DType in, out;
+  Accumulator accumulator;
+  Conversion conversion;
+  bool negate;     // every element
+  bool conjugate;  // the odd columns
+  int64_t length;  // elements of an output
+  int64_t row_count, columns;
+  int64_t column_stride;
+  Dims reduced, rows;  // of the input, at least one dim each
+  Dims results;        // where the outputs lie, row by row
+
+  int64_t outputs() const { return row_count * columns; }
+  // Integers are added modulo 2^64, in any order.
+  bool is_exact() const { return accumulator == Accumulator::i64; }
+};
+
+CpuProblem make_cpu_problem(const Reduction& r);
+
+}  // namespace gpureduce::cpu
