@@ -6,14 +6,13 @@ namespace gpureduce::cpu {
 
 namespace {
 
-constexpr int64_t kTasksPerThread = 8;    // so that none waits long for the last
-constexpr int64_t kSplit = 65536;         // elements that are worth a partial sum
-constexpr int64_t kSplitLeaves = 16;      // leaves of columns that are worth one
-constexpr int64_t kLeastWidth = 64;       // columns that are worth a task
-constexpr int64_t kLine = 16;             // columns that tasks do not cut
-constexpr int64_t kWideDepth = 3;         // elements of a leaf up to which Tile::wide saves time
-constexpr int64_t kExactTile = 4096;      // integers that are worth a task's overhead
-constexpr int64_t kOrderBytes = 1 << 20;  // from which on chunks are read strictly in order
+constexpr int64_t kTasksPerThread = 8;  // so that none waits long for the last
+constexpr int64_t kSplit = 65536;       // elements that are worth a partial sum
+constexpr int64_t kSplitLeaves = 16;    // leaves of columns that are worth one
+constexpr int64_t kLeastWidth = 64;     // columns that are worth a task
+constexpr int64_t kLine = 16;           // columns that tasks do not cut
+constexpr int64_t kWideDepth = 3;       // elements of a leaf up to which Tile::wide saves time
+constexpr int64_t kExactTile = 4096;    // integers that are worth a task's overhead
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -132,7 +131,6 @@ Plan make_plan(const Reduction& r, const Facts& facts) {
   const CpuProblem& p = plan.problem;
   plan.threads = threads_for(p, facts.threads);
   const double bytes = elements_of(p) * info(p.in).size;
-  plan.streams = bytes > kOrderBytes;
   plan.shares_stream = bytes > plan.threads * facts.cache_bytes;
 
   plan.positions = p.is_exact() ? p.length : leaf_count(p.length);

@@ -40,8 +40,7 @@ struct Task {
 struct Plan {
   CpuProblem problem;
   int threads;
-  bool streams;        // the input is more than most of a core's cache
-  bool shares_stream;  // and a thread's share of it is more than its core's cache
+  bool shares_stream;  // a thread's share of the input is more than its core's cache
   Tile tile;
   int64_t positions;           // that splits cut: leaves of an output, or its elements where the order is free
   int64_t splits, split_size;  // a split is a power of two of positions

@@ -1,0 +1,124 @@
+// Where a task's elements lie, and copies of those that no vector can load: strided, in pieces, lazily negated or conjugated,
+// or of types that take long to widen.
+
+template <int kSize>
+inline __attribute__((always_inline)) bool copy_by(char* to, const char* from, int64_t size) {
+  if (size < kSize || kSize > GPUREDUCE_VECTOR_BYTES) return false;
+  typedef char Bytes __attribute__((vector_size(kSize)));
+  const auto move = [=](int64_t at) __attribute__((always_inline)) {
+    Bytes bytes;
+    memcpy(&bytes, from + at, kSize);
+    memcpy(to + at, &bytes, kSize);
+  };
+  move(0);  // the ends overlap what is in between, which is whole lines of the cache
+  for (int64_t i = kSize - reinterpret_cast<uintptr_t>(to) % kSize; i + kSize <= size; i += kSize) move(i);
+  move(size - kSize);
+  return true;
+}
+
+// memcpy for the short runs that it is slow for.
+inline void copy(void* to, const void* from, int64_t size) {
+  char* t = static_cast<char*>(to);
+  const char* f = static_cast<const char*>(from);
+  copy_by<64>(t, f, size) || copy_by<32>(t, f, size) || copy_by<16>(t, f, size) || copy_by<8>(t, f, size) ||
+      copy_by<4>(t, f, size) || copy_by<2>(t, f, size) || copy_by<1>(t, f, size);
+}
+
+// to[i] = x[i * stride] as an addend
+template <Conversion C, class Lane, class In>
+__attribute__((noinline)) void convert(Lane* __restrict to, const In* __restrict x, int64_t n, int64_t stride) {
+  int64_t i = 0;
+  if (stride == 1) {
+    if constexpr (C == Conversion::value && kLoads<Lane, In>)
+      for (; i + kVector<Lane> <= n; i += kVector<Lane>) store(to + i, load<Lane>(x + i));
+    for (; i < n; ++i) to[i] = lane<Lane, C>(x[i]);
+  } else if (stride == 2) {
+    for (; i < n; ++i) to[i] = lane<Lane, C>(x[2 * i]);
+  } else {
+    for (; i < n; ++i) to[i] = lane<Lane, C>(x[i * stride]);
+  }
+}
+
+// The same for a lazily negated or conjugated view.
+template <Conversion C, class Lane, class In>
+void convert_signed(Lane* to, const In* x, int64_t n, int64_t stride, bool negate, bool conjugate) {
+  for (int64_t i = 0; i < n; ++i) {
+    In element = x[i * stride];
+    to[i] = lane<Lane, C>(negate != (conjugate && i % 2) ? negated(element) : element);
+  }
+}
+
+// The elements of `width` neighbouring columns, as they lie in memory, and as lanes.
+template <Conversion C, class Lane, class In>
+struct Source {
+  // 64-bit integers are all the same to a sum modulo 2^64.
+  using Direct = std::conditional_t<std::is_integral_v<In> && std::is_integral_v<Lane> && sizeof(In) == sizeof(Lane), Lane, In>;
+  static constexpr bool kSame = C == Conversion::value && std::is_same_v<Direct, Lane>;
+  static constexpr bool kDirect = C == Conversion::value && kLoads<Lane, Direct>;
+
+  Source(const Plan& plan, const Task& task)
+      : problem(plan.problem),
+        input(static_cast<const In*>(problem.input) + task.first_column * problem.column_stride),
+        width(task.width),
+        stride(width == 1 ? problem.reduced.fastest().stride : problem.column_stride),
+        pitch(problem.reduced.fastest().stride),
+        block(width == 1 || (stride == 1 && pitch == width)),
+        in_place(kDirect && stride == 1 && !problem.negate && !problem.conjugate),
+        abreast(plan.tile.abreast && in_place && block && problem.reduced.fastest().size * width >= kVector<Lane>) {}
+
+  // What the lanes read where it is.
+  using Loaded = std::conditional_t<kDirect, Direct, Lane>;
+  const Loaded* at(int64_t offset) const { return reinterpret_cast<const Loaded*>(input + offset); }
+
+  // Writes n elements of each column to to[n][width].
+  void gather(Lane* to, int64_t row, int64_t first, int64_t n) const {
+    const Dims& dims = problem.reduced;
+    const int64_t piece = dims.fastest().size;
+    for (Cursor at(dims, first); n > 0;) {
+      const In* from = input + row + at.offset();
+      const int64_t pieces = dims.rank > 1 && n >= piece ? min(n / piece, at.whole()) : 0;
+      if (pieces > 0) {
+        for (int64_t i = 0; i < pieces; ++i, to += piece * width, from += dims.dims[dims.rank - 2].stride)
+          gather_piece(to, from, piece);
+        at.advance_whole(pieces);
+        n -= pieces * piece;
+      } else {
+        const int64_t run = min(n, at.left());
+        gather_piece(to, from, run);
+        at.advance(run);
+        to += run * width;
+        n -= run;
+      }
+    }
+  }
+
+  // The same for elements begin + i + d * step, to to[d][i][width] for i < lanes and d < depth; those from `end` on are
+  // padding.
+  void gather_lanes(Lane* to, int64_t row, int64_t begin, int64_t lanes, int64_t step, int64_t depth, int64_t end) const {
+    const int64_t together = lanes == step ? depth : 1;  // neighbouring rows of lanes
+    for (int64_t d = 0; d < depth; d += together, begin += together * step) {
+      const int64_t n = min(together * lanes, end - begin), all = together * lanes * width;
+      gather(to, row, begin, n);
+      pad(to + n * width, all - n * width);
+      to += all;
+    }
+  }
+
+  // n elements of the fastest dim.
+  void gather_piece(Lane* to, const In* from, int64_t n) const {
+    const int64_t calls = block ? 1 : n, size = block ? n * width : width;
+    for (int64_t i = 0; i < calls; ++i, to += size, from += pitch) {
+      if (problem.negate || problem.conjugate) convert_signed<C>(to, from, size, stride, problem.negate, problem.conjugate);
+      else if (kSame && stride == 1) copy(to, from, size * sizeof(In));
+      else convert<C>(to, from, size, stride);
+    }
+  }
+
+  const CpuProblem& problem;
+  const In* const input;
+  const int64_t width, stride;  // of neighbours in the tile
+  const int64_t pitch;          // from one element of a column to the next
+  const bool block;             // one stride walks all columns of all elements of the fastest dim
+  const bool in_place;          // neighbours can be summed where they are
+  const bool abreast;           // Tile::abreast, if pieces are worth it: at least a vector
+};

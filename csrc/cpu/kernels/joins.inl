@@ -1,0 +1,142 @@
+// Joins of leaves in the contract's order, nearest neighbours first: of one or two columns by shuffles within vectors, of more
+// by additions of whole vectors; and of the accumulators of a tile to one leaf a row.
+
+// Lane p * kWidth + w of the result is lane 2p * kWidth + w of a followed by b plus the one kWidth on.
+template <int kWidth, class Acc, int... I>
+inline __attribute__((always_inline)) Vector<Acc> join_two(Vector<Acc> a, Vector<Acc> b, std::integer_sequence<int, I...>) {
+  return select<Acc, (I / kWidth * 2 * kWidth + I % kWidth)...>(a, b) +
+         select<Acc, (I / kWidth * 2 * kWidth + kWidth + I % kWidth)...>(a, b);
+}
+
+// Two levels of that.
+template <int kWidth, class Acc>
+inline __attribute__((always_inline)) Vector<Acc> join_four(Vector<Acc> a, Vector<Acc> b, Vector<Acc> c, Vector<Acc> d) {
+  constexpr std::make_integer_sequence<int, kVector<Acc>> lanes{};
+  return join_two<kWidth, Acc>(join_two<kWidth, Acc>(a, b, lanes), join_two<kWidth, Acc>(c, d, lanes), lanes);
+}
+
+// Joins neighbours, kUnit lanes each and a multiple of eight bytes: those of a to the even units of the result, those of b to
+// the odd ones. That is one shuffle, of which most processors do one a cycle, and a blend.
+template <int kUnit, class Acc, int... I>
+inline __attribute__((always_inline)) Vector<Acc> join_units(Vector<Acc> a, Vector<Acc> b, std::integer_sequence<int, I...>) {
+  constexpr int kPairs = kUnit * sizeof(Acc) / 8, kAll = kVector<double>;
+  const auto x = reinterpret_cast<Vector<double>>(a), y = reinterpret_cast<Vector<double>>(b);
+#if GPUREDUCE_VECTOR_BYTES == 64
+  const auto straight = reinterpret_cast<Vector<double>>(_mm512_mask_mov_pd(x, ((I / kPairs % 2 << I) | ...), y));
+#else
+  const auto straight = select<double, (I / kPairs % 2 * kAll + I)...>(x, y);
+#endif
+  const auto crossed = select<double, (I / kPairs % 2 ? kAll + I - kPairs : I + kPairs)...>(x, y);
+  return reinterpret_cast<Vector<Acc>>(straight) + reinterpret_cast<Vector<Acc>>(crossed);
+}
+
+// The same for lanes of four bytes, in runs of four: first those of a, then those of b.
+template <class Acc, int... I>
+inline __attribute__((always_inline)) Vector<Acc> join_lanes(Vector<Acc> a, Vector<Acc> b, std::integer_sequence<int, I...>) {
+  constexpr auto from = [](int i) { return i % 4 / 2 * kVector<Acc> + i / 4 * 4 + i % 2 * 2; };
+  return select<Acc, from(I)...>(a, b) + select<Acc, (from(I) + 1)...>(a, b);
+}
+
+// Joins the leaves of kVector / kWidth vectors to as many, in order: each is the sum of so many neighbours.
+template <int kWidth, class Acc, int kCount = kVector<Acc> / kWidth>
+inline __attribute__((always_inline)) Vector<Acc> join_vectors(const Vector<Acc>* v) {
+  if constexpr (kCount == 1) {
+    return v[0];
+  } else {
+    constexpr int kUnit = kCount / 2 * kWidth;
+    const Vector<Acc> a = join_vectors<kWidth, Acc, kCount / 2>(v), b = join_vectors<kWidth, Acc, kCount / 2>(v + kCount / 2);
+    // Twice within a run, lanes of four bytes come to where two joins of units would bring them.
+    if constexpr (kWidth * sizeof(Acc) < 8 && kCount <= 4)
+      return join_lanes<Acc>(a, b, std::make_integer_sequence<int, kVector<Acc>>{});
+    else return join_units<kUnit, Acc>(a, b, std::make_integer_sequence<int, kVector<double>>{});
+  }
+}
+
+// The same for kCount vectors; returns the end of what it wrote.
+template <int kCount, class Acc>
+inline __attribute__((always_inline)) Acc* join_block(Acc* out, const Vector<Acc>* v, int64_t width) {
+  constexpr int kOne = kVector<Acc>, kTwo = kOne / 2;
+  if (width == 1) {
+    GPUREDUCE_UNROLL
+    for (int i = 0; i < kCount; i += kOne, out += kOne) store(out, join_vectors<1, Acc>(v + i));
+  } else {
+    GPUREDUCE_UNROLL
+    for (int i = 0; i < kCount; i += kTwo, out += kOne) store(out, join_vectors<2, Acc>(v + i));
+  }
+  return out;
+}
+
+// --- of a tile --------------------------------------------------------------------------------------------------------------
+
+// out[p][width] = in[2p][width] + in[2p + 1][width]
+template <class Acc>
+void join_pairs(Acc* __restrict out, const Acc* __restrict in, int64_t pairs, int64_t width) {
+  constexpr int kSize = kVector<Acc>;
+  constexpr std::make_integer_sequence<int, kSize> lanes{};
+  // Vectors hold several pairs of one or two columns, which the compiler does not see.
+  for (; width <= 2 && pairs * width >= kSize; pairs -= kSize / width, in += 2 * kSize, out += kSize) {
+    const Vector<Acc> a = load<Acc>(in), b = load<Acc>(in + kSize);
+    store(out, width == 1 ? join_two<1, Acc>(a, b, lanes) : join_two<2, Acc>(a, b, lanes));
+  }
+  for (int64_t p = 0; p < pairs; ++p, in += 2 * width, out += width) {
+    for (int64_t w = 0; w < width; ++w) out[w] = in[w] + in[width + w];
+  }
+}
+
+// Two levels at once for one or two columns, which vectors hold several pairs of; n counts every column.
+template <class Acc, class In>
+void join_fours(Acc* __restrict out, const In* __restrict in, int64_t n, int64_t width) {
+  constexpr int kSize = kVector<Acc>;
+  for (; n >= 4 * kSize; n -= 4 * kSize, in += 4 * kSize, out += kSize) {
+    const Vector<Acc> a = load<Acc>(in), b = load<Acc>(in + kSize), c = load<Acc>(in + 2 * kSize),
+                      d = load<Acc>(in + 3 * kSize);
+    store(out, width == 1 ? join_four<1, Acc>(a, b, c, d) : join_four<2, Acc>(a, b, c, d));
+  }
+  for (; n > 0; n -= 4 * width, in += 3 * width) {
+    for (int64_t w = 0; w < width; ++w, ++in, ++out) *out = sum_leaves_of_one<4, Acc>(in, width, 0, 1);
+  }
+}
+
+// All of a vector's leaves at once, of n lanes in all. Behind what is joined some more lanes of `out` are written.
+template <int kWidth, class Acc>
+void join_whole(Acc* __restrict out, const Acc* __restrict in, int64_t n) {
+  constexpr int kSize = kVector<Acc>, kCount = kSize / kWidth;
+  for (; n > 0; n -= kCount * kSize, in += kCount * kSize, out += kSize) {
+    Vector<Acc> v[kCount];
+    GPUREDUCE_UNROLL
+    for (int i = 0; i < kCount; ++i) v[i] = i == 0 || i * kSize < n ? load<Acc>(in + i * kSize) : v[0];
+    store(out, join_vectors<kWidth, Acc>(v));
+  }
+}
+
+// Joins tile[rows][leaves][width] to one leaf a row, back and forth between two buffers; returns the one it ended in.
+template <class Acc>
+Acc* join_tile(Acc* tile, Acc* other, int64_t rows, int64_t leaves, int64_t width) {
+  const int64_t whole = kVector<Acc> / width;
+  for (int64_t left; leaves > 1; leaves = left) {
+    const int64_t n = rows * leaves * width;
+    if (width <= 2 && leaves >= whole && whole >= 4) {
+      width == 1 ? join_whole<1>(other, tile, n) : join_whole<2>(other, tile, n);
+      left = leaves / whole;
+    } else if (width <= 2 && leaves >= 4) {
+      join_fours(other, tile, n, width);
+      left = leaves / 4;
+    } else if (leaves >= 4 && width >= kVector<Acc>) {
+      join_columns(other, tile, rows * leaves, width, width, 0, 1);
+      left = leaves / 4;
+    } else {
+      join_pairs(other, tile, rows * leaves / 2, width);
+      left = leaves / 2;
+    }
+    Acc* joined = other;
+    other = tile;
+    tile = joined;
+  }
+  return tile;
+}
+
+// right[i] = left[i] + right[i]
+template <class Acc>
+void join_left(Acc* __restrict right, const Acc* __restrict left, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) right[i] = left[i] + right[i];
+}

@@ -1,0 +1,187 @@
+// The two kernels, which carry a task out: floating sums in the contract's order, tile by tile, and integer sums in any.
+
+// A task of floating sums. A tile of leaves is joined to one; tiles are joined like the bits of a counter: level k of the stack
+// holds the sum of 2^k tiles, and a tile that comes carries.
+template <class In, class Acc>
+class OrderedTask {
+ public:
+  OrderedTask(const Plan& plan, const Task& task, void* scratch)
+      : plan_(plan),
+        p_(plan.problem),
+        task_(task),
+        source_(plan, task),
+        leaves_(plan.tile.leaves),
+        lanes_(min(leaves_, kLanes)),
+        few_(plan.tile.width <= 2),
+        together_(joined_at_once()),
+        row_size_(leaves_ / together_ * task.width),
+        buffer_(static_cast<Acc*>(scratch)),
+        tile_(reinterpret_cast<Acc*>(static_cast<char*>(scratch) + plan.buffer_bytes)),
+        other_(tile_ + kTileBytes / sizeof(Acc)),
+        stack_(other_ + kTileBytes / sizeof(Acc)) {}
+
+  void run(Acc* sums) {
+    if constexpr (Source<Conversion::value, Acc, In>::kDirect) {
+      if (p_.length <= kShort && p_.reduced.rank == 1 && source_.in_place && task_.width >= kVector<Acc>)
+        return sum_short_columns(sums);
+    }
+    const int64_t size = task_.rows * task_.width;
+    int64_t tiles = 0;
+    Acc* joined = tile_;
+    for (int64_t leaf = task_.begin; leaf < task_.end; leaf += leaves_) {
+      fill_tile(leaf);
+      joined = join_tile(tile_, other_, task_.rows, leaves_ / together_, task_.width);
+      if (leaf + leaves_ >= task_.end) break;
+      int level = 0;
+      for (; tiles >> level & 1; ++level) join_left(joined, stack_ + level * size, size);
+      memcpy(stack_ + level * size, joined, size * sizeof(Acc));
+      ++tiles;
+    }
+    for (int level = 0; tiles >> level; ++level) {
+      if (tiles >> level & 1) join_left(joined, stack_ + level * size, size);
+    }
+    memcpy(sums, joined, size * sizeof(Acc));
+  }
+
+ private:
+  // Leaves that are joined to an accumulator before it is written: of one or two columns, those of a vector, or four.
+  int64_t joined_at_once() const {
+    const int64_t whole = kVector<Acc> / task_.width;
+    if (few_ && leaves_ >= whole) return whole;
+    return plan_.tile.wide || (few_ && leaves_ >= 4) ? 4 : 1;
+  }
+
+  void sum_short_columns(Acc* sums) {
+    Cursor row(p_.rows, task_.first_row);
+    for (int64_t r = 0; r < task_.rows; ++r, row.advance(1), sums += task_.width)
+      sum_short(sums, tile_, source_.at(row.offset() + task_.begin * source_.pitch), min(task_.end, p_.length) - task_.begin,
+                task_.width, source_.pitch);
+  }
+
+  // Writes the accumulators of all rows for the leaves from `leaf` on.
+  void fill_tile(int64_t leaf) {
+    const bool in_place = source_.in_place && source_.block && p_.reduced.rank == 1;
+    if (p_.length <= lanes_ && !plan_.tile.wide) fill_with_short_rows(in_place);
+    else if (in_place && few_ && p_.length <= kChunk) fill_with_chunks();
+    else fill_with_leaves(leaf);
+  }
+
+  // Rows that are one tile, of a leaf an element.
+  void fill_with_short_rows(bool in_place) {
+    const int64_t size = lanes_ * task_.width, n = p_.length * task_.width;
+    Cursor row(p_.rows, task_.first_row);
+    for (int64_t r = 0, some; r < task_.rows; r += some) {
+      Acc* out = tile_ + r * row_size_;
+      if (in_place) {
+        some = min(task_.rows - r, row.left());
+        sum_short_rows(out, buffer_, source_.at(row.offset()), some, p_.rows.fastest().stride, n, size, task_.width, together_);
+        row.advance(some);
+      } else {
+        some = min(task_.rows - r, ceil_div(16 * kVector<Acc>, size));
+        for (int64_t i = 0; i < some; ++i, row.advance(1)) source_.gather(buffer_ + i * n, row.offset(), 0, p_.length);
+        sum_short_rows(out, buffer_ + some * n, buffer_, some, n, n, size, task_.width, together_);
+      }
+    }
+  }
+
+  // Rows that are a chunk, or a part of one.
+  void fill_with_chunks() {
+    Cursor row(p_.rows, task_.first_row);
+    Acc* out = tile_;
+    for (int64_t r = 0; r < task_.rows; ++r, row.advance(1), out += row_size_) {
+      if (p_.length == kChunk) sum_chunks(out, source_.at(row.offset()), 1, task_.width);
+      else sum_run(out, source_.at(row.offset()), p_.length, task_.width);
+    }
+  }
+
+  void fill_with_leaves(int64_t leaf) {
+    const int64_t first = leaf_start(leaf);
+    const Cursor at(p_.reduced, first);
+    int64_t chunks = 0;  // whole ones, side by side in every row
+    if (source_.in_place && source_.block && few_ && p_.length >= kChunk)
+      chunks = min(min(p_.length - first, at.left()) / kChunk, leaves_ / kLanes);
+    const int64_t rows = source_.abreast ? task_.rows : 1;  // at once
+    Cursor row(p_.rows, task_.first_row);
+    for (int64_t r = 0; r < task_.rows; r += rows, row.advance(1)) {
+      Acc* out = tile_ + r * row_size_;
+      if (chunks > 0) sum_chunks(out, source_.at(row.offset() + at.offset()), chunks, task_.width);
+      for (int64_t l = chunks * kLanes; l < leaves_; l += lanes_)
+        fill_chunk(out + l / together_ * task_.width, row, rows, leaf_start(leaf + l));
+    }
+  }
+
+  // The leaves of a chunk that begins with element `begin`, or as many as the tile has, of so many rows.
+  void fill_chunk(Acc* out, const Cursor& row, int64_t rows, int64_t begin) {
+    const int64_t left = p_.length - begin, n = min(kChunk, left), depth = min(kDepth, ceil_div(left, kLanes));
+    if (plan_.tile.wide) {
+      sum_columns(source_, out, buffer_, row.offset(), begin, lanes_, p_.length);
+    } else if (left <= 0) {
+      for (int64_t r = 0; r < rows; ++r) pad(out + r * row_size_, lanes_ / together_ * task_.width);
+    } else if (source_.abreast) {
+      task_.width == 1 ? sum_pieces<1>(source_, out, row_size_, buffer_, row, rows, begin, n, plan_.shares_stream)
+                       : sum_pieces<2>(source_, out, row_size_, buffer_, row, rows, begin, n, plan_.shares_stream);
+    } else if (few_) {
+      sum_part(source_, out, buffer_, row.offset(), begin, n);
+    } else {
+      sum_tile(source_, out, buffer_, row.offset(), begin, lanes_, kLanes, depth, p_.length);
+    }
+  }
+
+  const Plan& plan_;
+  const CpuProblem& p_;
+  const Task& task_;
+  const Source<Conversion::value, Acc, In> source_;
+  const int64_t leaves_, lanes_;  // of the tile, and those of a chunk of it
+  const bool few_;                // one or two columns
+  const int64_t together_;        // leaves of an accumulator of the tile
+  const int64_t row_size_;        // accumulators
+  Acc *const buffer_, *const tile_, *const other_, *const stack_;
+};
+
+template <class In, class Acc>
+void sum_in_order(const Plan& plan, const Task& task, void* scratch, void* sums) {
+  OrderedTask<In, Acc>(plan, task, scratch).run(static_cast<Acc*>(sums));
+}
+
+template <class As, class T>
+inline uint64_t total(const T* x, int64_t n) {
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += static_cast<uint64_t>(static_cast<As>(x[i]));
+  return sum;
+}
+
+// Integer sums, modulo 2^64 and so free of any order: the lanes of a tile take neighbouring elements, and many of them.
+template <class In, Conversion C>
+void sum_exactly(const Plan& plan, const Task& task, void* scratch, void* sums) {
+  using Lane = typename ExactLane<In, C>::type;
+  using Signed = std::make_signed_t<Lane>;
+  using Loaded = typename Source<C, Lane, In>::Loaded;
+  Lane* buffer = static_cast<Lane*>(scratch);
+  Lane* tile = reinterpret_cast<Lane*>(static_cast<char*>(scratch) + plan.buffer_bytes);
+  const Source<C, Lane, In> source(plan, task);
+  const int64_t width = task.width, lanes = min(plan.tile.leaves, task.end - task.begin);
+  const int64_t most = plan.buffer_bytes / (lanes * width * int64_t{sizeof(Lane)});  // elements of a lane in the buffer
+  Cursor row(plan.problem.rows, task.first_row);
+  for (int64_t r = 0; r < task.rows; ++r, row.advance(1)) {
+    uint64_t* __restrict sum = static_cast<uint64_t*>(sums) + r * width;
+    for (int64_t w = 0; w < width; ++w) sum[w] = 0;
+    for (int64_t begin = task.begin, depth; begin < task.end; begin += lanes * depth) {
+      const Cursor at(plan.problem.reduced, begin);
+      const int64_t n = task.end - begin, left = min(at.left(), n);
+      if (width == 1 && source.in_place && left == n && n <= kExactLanes) {  // too few for lanes
+        sum[0] += total<Loaded>(source.at(row.offset() + at.offset()), n);
+        break;
+      }
+      if (source.in_place && left >= lanes) depth = min(width == 1 ? kExactDepth : kDepth, left / lanes);
+      else depth = min(min(kExactDepth, ceil_div(n, lanes)), most);
+      sum_tile(source, tile, buffer, row.offset(), begin, lanes, lanes, depth, task.end);
+      if (width == 1) {
+        sum[0] += total<Signed>(tile, lanes);
+      } else {
+        for (int64_t l = 0; l < lanes; ++l) {
+          for (int64_t w = 0; w < width; ++w) sum[w] += static_cast<uint64_t>(static_cast<Signed>(tile[l * width + w]));
+        }
+      }
+    }
+  }
+}
