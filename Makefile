@@ -62,10 +62,6 @@ $(VENV)/.toolkit-%: $(VENV)/.torch-$(TORCH) tools/toolkit.py
 	@if [ $(GPUREDUCE_CUDA) = 0 ]; then echo '==> CUDA=0: no toolkit is needed'; else $(PY) tools/toolkit.py; fi
 	@touch $@
 
-$(VENV)/.tune: $(VENV)/.python pyproject.toml
-	@$(PY) -m pip install --quiet --group tune
-	@touch $@
-
 $(VENV)/.lint: $(VENV)/.python pyproject.toml
 	@$(PY) -m pip install --quiet --group lint
 	@touch $@
@@ -100,11 +96,10 @@ grid: build
 ladder: build
 	PYTHONPATH=. $(PY) -m torch_reduce.ladder run --profile --against-lesson $(ARGS)
 
-# DATA is what csrc/plan/choose.cpp includes.
+# DATA is one of the files that the library comes with, a GPU each.
 DATA ?= csrc/plan/data/h200.inc
-tune: build $(VENV)/.tune
-	PYTHONPATH=. $(PY) bench/regret.py --kind mixed --count 99999 --seed 100 --seconds 540 --save build/times.json $(ARGS)
-	$(PY) bench/fit.py build/times.json --write $(DATA)
+tune: build
+	PYTHONPATH=. $(PY) -m torch_reduce tune --seconds 540 --alone --write $(DATA) $(ARGS)
 
 models: build
 	PYTHONPATH=. $(PY) bench/models.py --save $(ARGS)

@@ -144,21 +144,36 @@ def cudart_link():
     return [str(link.parent)]
 
 
-LADDER_LESSONS = f"{BUILD_TEMP}/ladder_lessons.cpp"
-
-
-def write_ladder_lessons():
-    """A source with what the heads of csrc/ladder's files say; written only when that has changed."""
-    path, text = Path(LADDER_LESSONS), lessons.source()
+def write(file, text):
+    """Writes a source, only when it has changed."""
+    path = Path(file)
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
+LADDER_LESSONS = f"{BUILD_TEMP}/ladder_lessons.cpp"
+
+
+def write_ladder_lessons():
+    """A source with what the heads of csrc/ladder's files say."""
+    write(LADDER_LESSONS, lessons.source())
+
+
+PLAN_DATA = f"{BUILD_TEMP}/plan_data.cpp"
+
+
+def write_plan_data():
+    """A source with what was measured on each GPU: the files of csrc/plan/data."""
+    files = "".join(f'#include "{SOURCE}/{file}"\n    ,\n' for file in sorted(glob("csrc/plan/data/*.inc")))
+    text = "// made by setup.py\nnamespace gpureduce {\nextern const char* const kKnownChoices[];\n"
+    write(PLAN_DATA, text + f"const char* const kKnownChoices[] = {{\n{files}nullptr}};\n}}\n")
+
+
 def extension():
     folders = ("csrc", "csrc/cpu", "csrc/plan", "csrc/ladder")
     sources = [source for folder in folders for source in glob(f"{folder}/*.cpp")]
-    sources += [*glob("csrc/cuda/*/plan.cpp"), LADDER_LESSONS]
+    sources += [*glob("csrc/cuda/*/plan.cpp"), LADDER_LESSONS, PLAN_DATA]
     options = dict(
         depends=sorted(glob("csrc/**/*.*", recursive=True)),
         include_dirs=[f"{SOURCE}/csrc/missing"],  # what torch's headers need and its wheels lack
@@ -239,6 +254,7 @@ class Build(cpp_extension.BuildExtension):
             say("this Python has no GIL: built without _entry, so that calls from Python take longer")
         wait_for_others()
         write_ladder_lessons()
+        write_plan_data()
         # Clang's `#pragma omp` calls another OpenMP than torch's, so tools/clang has a parallel_for without it.
         clang = platform.system() == "Linux" and "__clang__" in output(*cxx, "-dM", "-E", "-x", "c++", os.devnull)
         self.build_with_plain_paths([f"{SOURCE}/tools/clang"] if clang else [], cudart_link() if CUDA else [])

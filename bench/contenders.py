@@ -11,7 +11,6 @@ import pathlib
 import platform
 import re
 import subprocess
-import sys
 
 import torch
 
@@ -19,19 +18,16 @@ import cases as grid
 import cub
 import provenance
 from timing import Candidate
+from torch_reduce._race import same_bits as same_bits
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def load_torch_reduce():
-    """Imports the library, from the repository or as installed; ends the program in one sentence if there is none."""
-    sys.path.insert(0, str(ROOT))
-    try:
-        import torch_reduce
+    """The library, which timing.py has found, and its sum."""
+    import torch_reduce
 
-        return torch_reduce, torch.ops.gpureduce.sum
-    except (ImportError, OSError, AttributeError) as error:
-        sys.exit(f"torch_reduce cannot be loaded; build it with 'make build' first. ({error})")
+    return torch_reduce, torch.ops.gpureduce.sum
 
 
 def dims(case):
@@ -196,20 +192,6 @@ def _compile(name):
 
 
 # --- do the answers agree -----------------------------------------------------------------------------------
-
-
-def same_bits(a, b):
-    """Whether two results have equal dtypes, shapes and bits; all NaNs count as equal."""
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    a, b = a.resolve_conj().contiguous(), b.resolve_conj().contiguous().to(a.device)
-    if a.dtype.is_complex:
-        a, b = torch.view_as_real(a), torch.view_as_real(b)
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.dtype.itemsize]
-    equal = a.view(integers) == b.view(integers)
-    if a.dtype.is_floating_point:
-        equal |= a.isnan() & b.isnan()
-    return bool(equal.all())
 
 
 def close(a, b, length):

@@ -5,8 +5,8 @@
   separator in front of it ends, and no call can hide its own end behind the next. A graph of as many separators alone
   is replayed in the same round. A sample is the difference of the two, divided by the calls; the median counts.
   **Back to back** is the other way: the same graph without separators, where kernels that may start early overlap.
-  **Cold**: between two reads of the same bytes, COLD_FACTOR times the L2 are
-  read at least, by the other buffers, or where inputs are so small that a graph cannot hold enough calls, by the flush.
+  **Cold**: between two reads of the same bytes, COLD_FACTOR times the L2 are read at least, by the other buffers, or
+  where inputs are so small that a graph cannot hold enough calls, a few times the L2 by the flush.
   A flush (not timed) goes before each replay: lines that a candidate has the L2 evict first, as torch.compile's and
   ours, do not replace others, so that it would find there what another candidate has left of the same buffers.
   **Hot**: one buffer, read again and again.
@@ -23,13 +23,18 @@ import dataclasses
 import functools
 import gc
 import math
+import pathlib
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
 import torch
 
-COLD_FACTOR = 4  # more than twice: the L2 does not replace its oldest line first, so twice would leave some hits
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))  # the library, where it is not installed
+from torch_reduce._race import Flush, Separator, l2_bytes
+
+COLD_FACTOR = 16  # with a few times the L2, it still has lines that kernels did not mark as streamed
 MAX_CALLS = 512  # calls in one graph
 SLOW_US = 20_000.0  # a graph of a slow candidate is not longer, if one pass over the buffers is not
 ALIGNMENT = 512  # bytes; where each rotating buffer begins
@@ -76,10 +81,6 @@ class Timing:
 # --- inputs -------------------------------------------------------------------------------------------------
 
 
-def l2_bytes(device="cuda"):
-    return torch.cuda.get_device_properties(device).L2_cache_size
-
-
 class Buffers:
     """Copies of one input, in one allocation. `view` turns a flat buffer into the tensor that is reduced.
 
@@ -99,17 +100,6 @@ class Buffers:
         self.bytes = size
 
 
-class Flush:
-    """Reads COLD_FACTOR times the L2, so that nothing else is left in it; leaves no dirty lines behind."""
-
-    def __init__(self, device="cuda"):
-        self.slab = torch.zeros(COLD_FACTOR * l2_bytes(device) // 4, dtype=torch.float32, device=device)
-        self.out = torch.empty((), device=device)
-
-    def __call__(self):
-        torch.sum(self.slab, dim=None, out=self.out)
-
-
 # --- GPU time -----------------------------------------------------------------------------------------------
 
 
@@ -122,16 +112,6 @@ def _no_collector():
         yield
     finally:
         gc.enable()
-
-
-class Separator:
-    """A kernel that stands between two calls: it adds to one element of its own, and does not start early."""
-
-    def __init__(self, device="cuda"):
-        self.cell = torch.zeros(1, device=device)
-
-    def __call__(self):
-        self.cell.add_(1)
 
 
 class _Graph:

@@ -13,9 +13,6 @@ and the median, how many are slower, and these first. A run that is cut off by -
 """
 
 import argparse
-import dataclasses
-import itertools
-import math
 import pathlib
 import random
 import statistics
@@ -29,67 +26,10 @@ import contenders as who
 import provenance
 import report
 import timing
+from torch_reduce._problems import random_view
 
-DTYPES = 4 * [torch.float32] + 3 * [torch.bfloat16] + [torch.float16, torch.float64, torch.complex64]
-DTYPES += [torch.int8, torch.int32, torch.int64]
-MOST_BYTES = 1 << 30
 CHECKED = 1 << 22  # elements of views whose bits are compared with the CPU's
 SHOWN = 40
-
-
-@dataclasses.dataclass(frozen=True)
-class View:
-    """`torch.empty(stored).view(...)`, from `offset` elements on, cut in each dim by a slice, and permuted."""
-
-    dtype: torch.dtype
-    stored: tuple
-    slices: tuple  # (start, stop, step) of each stored dim
-    order: tuple  # the stored dim that each dim is
-    offset: int
-    dims: tuple  # that are summed
-
-    def elements(self):
-        return math.prod(self.stored) + self.offset
-
-    def of(self, flat):
-        cut = tuple(slice(*s) for s in self.slices)
-        return flat[self.offset : self.elements()].view(self.stored)[cut].permute(self.order)
-
-    def __str__(self):
-        names = (
-            ":" if s == (0, n, 1) else ":".join(str(v) for v in (s if s[2] > 1 else s[:2]))
-            for s, n in zip(self.slices, self.stored, strict=True)
-        )
-        text = f"{cases.dtype_name(self.dtype)} {self.stored}"
-        if any(s != (0, n, 1) for s, n in zip(self.slices, self.stored, strict=True)):
-            text += f"[{', '.join(names)}]"
-        if self.order != tuple(range(len(self.order))):
-            text += f".permute{self.order}"
-        return f"{text} dims {self.dims}" + (f", offset {self.offset}" if self.offset else "")
-
-
-def random_view(rng, low, high):
-    """One with about 2^low to 2^high elements."""
-    while True:
-        dtype, rank, log2 = rng.choice(DTYPES), rng.choice((1, 2, 2, 3, 3, 4, 4, 5)), rng.uniform(low, high)
-        cuts = [0, *sorted(rng.random() for _ in range(rank - 1)), 1]
-        sizes = [max(1, round(2 ** (log2 * (b - a)))) for a, b in itertools.pairwise(cuts)]
-        if rng.random() < 0.5:
-            sizes = [n // 8 * 8 if n > 16 else n for n in sizes]
-        stored, slices = [], []
-        for n in sizes:
-            kind = rng.choice(("all", "all", "crop", "all", "step"))
-            before, after = (rng.choice((0, 1, 4)), rng.choice((1, 2, 4, 8))) if kind == "crop" else (0, 0)
-            step = rng.choice((2, 3)) if kind == "step" else 1
-            stored.append((before + n + after) * step)
-            slices.append((before, (before + n) * step, step))
-        order = list(range(rank))
-        if rng.random() < 0.4:
-            rng.shuffle(order)
-        dims = tuple(sorted(rng.sample(range(rank), rng.randint(1, rank))))
-        view = View(dtype, tuple(stored), tuple(slices), tuple(order), rng.choice((0, 0, 0, 0, 0, 1, 4)), dims)
-        if view.elements() * dtype.itemsize <= MOST_BYTES:
-            return view
 
 
 def is_right(case, x, ours):

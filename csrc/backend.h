@@ -5,7 +5,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "dispatch.h"
-#include "plan/plan.h"
+#include "plan/planner.h"
 
 namespace gpureduce {
 
@@ -34,6 +34,9 @@ namespace cuda {
 
 // What the driver says about a device. It is asked once.
 const Device& facts(at::Device device);
+
+// The name of a device, as the driver has it.
+std::string name_of(at::Device device);
 
 Plan plan(const Reduction& reduction, at::Device device, const Tuning& tuning);
 

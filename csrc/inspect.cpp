@@ -8,6 +8,7 @@
 
 #include "backend.h"
 #include "nest.h"
+#include "plan/choice.h"
 #include "plan/choose.h"
 
 namespace gpureduce {
@@ -40,14 +41,12 @@ at::Tensor candidates(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArr
   const Reduction r = reduction_of(sizes, strides, dims, input, result, address);
   const Tuning forced = Tuning::parse(tuning);
   const Device on = forced.on(Device::parse(device));
-  const Request request(r, on);
-  Proposals proposals(request, forced);
-  propose_all(proposals);
+  const std::vector<Plan> plans = propose_all(r, on, forced);
   std::vector<float> known;
-  for (const Plan& plan : proposals.plans)
-    for (float feature : features_of(plan, request)) known.push_back(feature);
-  const auto plans = static_cast<int64_t>(proposals.plans.size());
-  at::Tensor rows = at::empty({plans, plans ? static_cast<int64_t>(known.size()) / plans : 0}, at::kFloat);
+  for (const Plan& plan : plans)
+    for (float feature : features_of(plan, r, on)) known.push_back(feature);
+  const auto count = static_cast<int64_t>(plans.size());
+  at::Tensor rows = at::empty({count, count ? static_cast<int64_t>(known.size()) / count : 0}, at::kFloat);
   std::copy(known.begin(), known.end(), rows.data_ptr<float>());
   return rows;
 }
@@ -104,10 +103,32 @@ at::Tensor places(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRe
   return rows;
 }
 
+// The GPU whose data are those of a GPU of this name, or of one like it.
+std::string known(const std::string& gpu, const std::string& device) { return known_choice(gpu, Device::parse(device)).gpu(); }
+
+// What they guess of plans, a row of features each.
+at::Tensor guesses(const at::Tensor& features, const std::string& gpu) {
+  TORCH_CHECK(features.dim() == 2 && features.size(1) == feature_count() && features.scalar_type() == at::kFloat,
+              "features: expected a float32 matrix of ", feature_count(), " columns");
+  const Choice& choice = known_choice(gpu, {});
+  const at::Tensor rows = features.contiguous(), result = at::empty({features.size(0)}, at::kFloat);
+  for (int64_t i = 0; i < rows.size(0); ++i)
+    result.data_ptr<float>()[i] = choice.guess(rows.const_data_ptr<float>() + i * rows.size(1));
+  return result;
+}
+
 #ifdef GPUREDUCE_WITH_CUDA
 std::string device_json(int64_t index) {
   TORCH_CHECK(index >= 0 && index < c10::cuda::device_count(), "_device: there is no GPU of index ", index);
-  return cuda::facts(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index))).json();
+  const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(index));
+  const Device& facts = cuda::facts(device);
+  std::string json = facts.json();
+  json.pop_back();
+  return json + ", \"name\": \"" + cuda::name_of(device) + "\", \"choice\": \"" + facts.choice->gpu() + "\"}";
+}
+
+std::string choice_file(int64_t index) {
+  return choice_path(cuda::name_of(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index))));
 }
 #endif
 
@@ -130,10 +151,13 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   m.def(("_plan" + plan + ", int address=0) -> str").c_str(), &gpureduce::plan_json);
   m.def(("_candidates" + plan + ", int address=0) -> Tensor").c_str(), &gpureduce::candidates);
   m.def("_features() -> str", &gpureduce::feature_names);
+  m.def("_known_choice(str gpu, str device) -> str", &gpureduce::known);
+  m.def("_guesses(Tensor features, str gpu) -> Tensor", &gpureduce::guesses);
   m.def(("_walk" + plan + ", int[]? tiles=None) -> Tensor").c_str(), &gpureduce::walk);
   m.def(("_places" + view + "str what, int[] indices) -> Tensor").c_str(), &gpureduce::places);
 #ifdef GPUREDUCE_WITH_CUDA
   m.def("_device(int index) -> str", &gpureduce::device_json);
+  m.def("_choice_path(int index) -> str", &gpureduce::choice_file);
 #endif
   m.def("_build_info() -> str", &gpureduce::build_info);
 }

@@ -206,9 +206,14 @@ at::Tensor& reduce_out_meta(const at::Tensor& self, OptionalDims dim, bool keepd
   return out;
 }
 
-std::string explain(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const std::string& tuning) {
+// A sum that is only planned.
+Reduction planned(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
   const DimMask reduce = reduced_dims(dim, self.dim());
-  const Reduction r = make_reduction(self, reduce, result_type(Operation::sum, self.scalar_type(), dtype), {}, keepdim);
+  return make_reduction(self, reduce, result_type(Operation::sum, self.scalar_type(), dtype), {}, keepdim);
+}
+
+std::string explain(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const std::string& tuning) {
+  const Reduction r = planned(self, dim, keepdim, dtype);
   std::string text = std::string(info(r.in).name) + " -> " + info(r.out).name + ", added in " + name_of(r.accumulator) +
                      (is_typed(r) ? "" : ", each element converted first") + "\n" + r.problem.str() + "\n";
   if (r.problem.outputs == 0 || r.problem.length == 0) return text + "nothing to read";
@@ -220,6 +225,21 @@ std::string explain(const at::Tensor& self, OptionalDims dim, bool keepdim, Opti
 }
 
 #ifdef GPUREDUCE_WITH_CUDA
+// How many plans a sum has; none where there is nothing to read.
+int64_t plans(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  if (self.numel() == 0) return 0;
+  return count_plans(planned(self, dim, keepdim, dtype), cuda::facts(self.device()));
+}
+
+// Takes the plan of this index for such calls from now on, of any operation; or for -1 the one that is chosen.
+void remember(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, int64_t candidate) {
+  Reduction r = planned(self, dim, keepdim, dtype);
+  for (int64_t divisor : {1, 2}) {  // sums and means
+    r.divisor = divisor;
+    remember_plan(r, cuda::facts(self.device()), static_cast<int>(candidate));
+  }
+}
+
 // The microseconds that each stage of a sum takes, on average over so many calls.
 std::vector<double> stages(const at::Tensor& self, OptionalDims dim, int64_t calls) {
   TORCH_CHECK(self.numel() > 0, "self: there is nothing to launch for no elements");
@@ -297,7 +317,7 @@ void register_fallthrough(torch::Library& m) {
     for (const std::string& each : {name, name + ".out", "_" + name + "_tuned"})
       m.impl(each.c_str(), torch::CppFunction::makeFallthrough());
   });
-  m.impl("_explain", torch::CppFunction::makeFallthrough());
+  for (const char* each : {"_explain", "_plans", "_remember"}) m.impl(each, torch::CppFunction::makeFallthrough());
 }
 
 }  // namespace
@@ -311,6 +331,8 @@ TORCH_LIBRARY(gpureduce, m) {
     m.def(("_" + name + "_tuned" + arguments + ", str tuning=\"\") -> Tensor").c_str());  // for tests and tuning
   });
   m.def(("_explain" + arguments + ", str tuning=\"\") -> str").c_str());  // for torch_reduce.explain
+  m.def(("_plans" + arguments + ") -> int").c_str());                     // for torch_reduce.tune
+  m.def(("_remember" + arguments + ", int candidate) -> ()").c_str());    // for torch_reduce.tune
   m.def("_stages(Tensor self, int[1]? dim, int calls) -> float[]");       // for bench/grid.py
 }
 
@@ -318,6 +340,8 @@ TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { register_backend(m); }
 #ifdef GPUREDUCE_WITH_CUDA
 TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) {
   register_backend(m);
+  m.impl("_plans", &gpureduce::plans);
+  m.impl("_remember", &gpureduce::remember);
   m.impl("_stages", &gpureduce::stages);
 }
 #endif

@@ -64,7 +64,7 @@ def test_every_operation_is_tested():
 def test_documented_and_typed():
     """Everything public has a docstring and type hints, methods of classes too, and the package says it is typed."""
     assert (PACKAGE / "py.typed").exists()
-    wanted = {"__version__", "explain", "ladder", "replace_torch_sum", *map(str, OPERATIONS)}
+    wanted = {"__version__", "explain", "ladder", "replace_torch_sum", "tune", *map(str, OPERATIONS)}
     assert set(torch_reduce.__all__) == wanted
     public = {name: getattr(torch_reduce, name) for name in wanted}
     for name, member in public.copy().items():
@@ -139,14 +139,14 @@ def test_main():
 def test_main_says_what_else_there_is():
     """The report ends with the commands that a newcomer may try next, and each of them exists."""
     lines = run("-m", "torch_reduce").stdout.split("Next:\n")[1].splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
     for line in lines:
         command = line.split("  ")[1].split()
         if command[0] == "make":
             assert f"\n{command[1]}:" in (ROOT / "Makefile").read_text()
         else:
-            path = f"{command[2].replace('.', '/')}.py" if command[1] == "-m" else command[1]
-            assert (ROOT / path).exists(), line
+            path = command[2].replace(".", "/") if command[1] == "-m" else command[1]
+            assert any((ROOT / f"{path}{rest}").exists() for rest in ("", ".py", "/__main__.py")), line
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ RING_BLOCKS = 2  # blocks of the ring kernel that a multiprocessor has room for
 MOST_RESULT = 1 << 36  # bytes of a result that a GPU may hold
 MOST_UNASKED_MEMORY = 48 * 1024  # bytes of shared memory that a block has without asking for more
 SMALL_INTEGERS = {"bool", "int8", "uint8", "int16", "uint16"}  # added up in 32 bits
-KERNELS = {"thin", "columns", "narrow", "ring_rows", "expanded", "dense", "flat", "panels"}
+KERNELS = {"thin", "columns", "ring_rows", "expanded", "dense", "flat", "panels"}
 MOST_CANDIDATES = 96  # of a problem; most have about ten
 
 # Sizes and reduced dims of the measured grid.
@@ -100,15 +100,6 @@ def lane_bytes(source, target):
     return 4 if source in SMALL_INTEGERS else accumulator_bytes(source, target)
 
 
-def check_narrow(plan, source, target, what):
-    """A block's runs of leaves are aligned pieces of memory of one chunk, and their sums fit its shared memory."""
-    run, left = divmod(plan["tile_leaves"], plan["batches"])
-    assert left == 0 and 16 <= run <= 512 and run & (run - 1) == 0 and 1 <= plan["batches"] <= 4, what
-    assert plan["vector"] == max(1, 16 // model.itemsize(source)), what
-    sums = plan["tile_leaves"] // plan["batches"] + plan["batches"]
-    assert sums * plan["tile_outputs"] * lane_bytes(source, target) <= MOST_UNASKED_MEMORY - 128, what
-
-
 def blocks(plan):
     """The most blocks that a plan may have: one a tile; of more split rows than a grid is deep, some that have none."""
     deep = plan["kernel"] == "dense" and plan["splits"] > 1 and plan["outputs"] > DENSE_DEPTH
@@ -139,8 +130,6 @@ def check_dense(plan, what):
     """A block takes a part of one row, or whole rows, whose units all have a place among its sums."""
     assert plan["warps"] <= (8 if plan["walk"] == "shifted" else 16), what
     assert plan["tile_outputs"] == 1 or plan["splits"] == 1, what
-    if plan["block_rows"] > 1:
-        assert plan["warps"] % plan["block_rows"] == 0 and plan["tile_outputs"] == plan["block_rows"], what
 
 
 def check_grid(plan, what):
@@ -213,16 +202,17 @@ def check_plan(sizes, strides, dims, source="float32", target=None, tuning="", d
     assert plan["vector"] >= 1 and plan["vector"] & (plan["vector"] - 1) == 0, what
     assert plan["vector"] == 1 or plan["vector"] * model.itemsize(source) <= 16, what
     check_device(plan, device, what)
-    if plan["kernel"] == "narrow":
-        check_narrow(plan, source, target, what)
     if plan["kernel"] == "panels":
         check_panels(plan, source, target, what)
     if plan["kernel"] == "dense":
         check_dense(plan, what)
+    if plan["kernel"] == "thin":
+        assert plan["tile_outputs"] == 32 * plan["warps"] * plan["runs"] * plan["vector"], what
+        assert plan["thread_elements"] * plan["runs"] * plan["vector"] <= 512 or plan["runs"] == 1, what
 
     # An output's splits that are a cluster leave nothing to join.
     assert plan["cluster"] == 1 or (plan["cluster"] == plan["splits"] <= 8 and not plan["joins"]), what
-    assert plan["cluster"] == 1 or plan["kernel"] in ("dense", "panels"), what
+    assert plan["cluster"] == 1 or plan["kernel"] == "dense", what
 
     # Partial sums: every pass joins `fan` neighbours, until one is left. Where there is nothing to join, one pass may
     # round the sums to a dtype that kernels do not write.
@@ -363,8 +353,8 @@ def test_few_candidates():
 def measured_choice():
     """A function that says which of some plans is taken, from csrc/plan/data by code of its own."""
     text = (ROOT / "csrc" / "plan" / "data" / "h200.inc").read_text()
-    nodes = [(float(v), int(f), int(r)) for v, f, r in re.findall(r"\{([-+.\de]+)f, (\d+), (\d+)\}", text)]
-    ends = [int(end) for end in re.search(r"kTreeEnds\[\] = \{(.*)\}", text, re.DOTALL)[1].split(",") if end.strip()]
+    nodes = [(float(v), int(f), int(r)) for v, f, r in re.findall(r"([-+.\de]+) (\d+) (\d+)(?=[,\n])", text)]
+    ends = list(itertools.accumulate(int(count) for count in re.findall(r"^tree (\d+)$", text, re.MULTILINE)))
     assert ends[-1] == len(nodes) and len(ends) > 10
 
     def guess(known):
@@ -544,7 +534,7 @@ def test_lengths_around_boundaries():
 
 def readings(sizes, strides, dims, source="float32"):
     """How the plans that are proposed read: {(walk, whether in vectors)}."""
-    plans = (plan for plan in candidates(sizes, strides, dims, source) if plan["kernel"] != "narrow")
+    plans = candidates(sizes, strides, dims, source)
     return {(plan["walk"], plan["vector"] > 1) for plan in plans}
 
 
@@ -616,24 +606,6 @@ def test_streamed_inputs():
     assert not expanded["streams"]
 
 
-def test_narrow_columns():
-    """Dense columns of any small width may be read as aligned pieces; others are not."""
-    for width in (2, 3, 7, 8, 9, 64, 100, 255):
-        for length in (513, 4095, 4096, 4097, 16 * 512 - 1, 16 * 512, 16 * 512 + 1, 1 << 20):
-            for source in ("float32", "bfloat16", "int8", "float64", "bool"):
-                if source == "float64" and width > 191:
-                    continue
-                view = ((length, width), (width, 1), (0,), source)
-                for k in range(count_candidates(*view, tuning="kernel=narrow")):
-                    check_plan(*view, tuning=f"kernel=narrow,candidate={k}")
-    for sizes, strides, dims in [((5, 700, 48), (33600, 48, 1), (1,)), ((5, 701, 4), (2804, 4, 1), (1,))]:
-        assert check_plan(sizes, strides, dims, tuning="kernel=narrow")[0]["kernel"] == "narrow"
-    others = [((600, 7), (8, 1), (0,)), ((600, 7), (14, 2), (0,)), ((5, 701, 3), (2103, 3, 1), (1,))]
-    for sizes, strides, dims in others:
-        with pytest.raises(ValueError, match="does not take this input"):
-            plan_of(sizes, strides, dims, tuning="kernel=narrow")
-
-
 @pytest.mark.parametrize(
     "source,target", [*PAIRS, ("float8_e5m2", "float64"), ("float32", "float64"), ("int32", "int64")]
 )
@@ -654,7 +626,7 @@ def test_aligned_columns_of_very_many_batches():
     """More batches than a grid is deep are no panels."""
     for length in (600, 1100, 4096, 70_000):
         kernels, plan, _ = check_all((70_000, length, 32), (64 * length, 64, 1), (1,))
-        assert kernels == {"columns"} and plan["vector"] == 4
+        assert kernels == {"columns"} and plan["vector"] == 1
         units = plan["tile_leaves"] // (32 // plan["warp_columns"] * (8 // plan["thread_elements"]) * plan["batches"])
         assert units * plan["warp_columns"] <= 512  # vectors of sums that a block keeps
 

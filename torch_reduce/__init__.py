@@ -18,8 +18,9 @@ from torch.compiler import is_dynamo_compiling
 
 from . import _arguments, _library
 from ._replace import replace_torch_sum
+from ._tuned import Tuned
 
-__all__ = ["__version__", "explain", "ladder", "mean", "replace_torch_sum", "sum"]
+__all__ = ["__version__", "explain", "ladder", "mean", "replace_torch_sum", "sum", "tune"]
 
 __version__ = "0.1.0"
 
@@ -188,3 +189,44 @@ def explain(
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
     input, dim, keepdim, dtype, _ = _arguments.read("sum", given, {}).values()
     return _ops._explain.default(input, dim, keepdim, dtype=dtype)
+
+
+def tune(
+    input: Tensor,
+    dim: _Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: _Dtype = None,
+) -> Tuned:
+    """Times every plan for this call on its GPU, and takes the fastest from now on.
+
+    A plan says how a sum is cut among blocks (:func:`explain` prints it). It decides speed and never a bit, so it is
+    safe to tune anywhere. The plan is remembered for :func:`sum` and :func:`mean` of all inputs with these sizes,
+    strides, dtypes and address modulo 16, in every thread, until the process ends. It takes some tens of milliseconds,
+    and up to 1 GiB or half of the free memory meanwhile: copies of ``input``, so that it is not found in a cache.
+    ``python -m torch_reduce tune`` is for all calls: it measures the GPU with random problems.
+
+    Args:
+        input: as for :func:`sum`, on a CUDA device. It is read, and never written.
+        dim: as for :func:`sum`.
+        keepdim: as for :func:`sum`.
+        dtype: as for :func:`sum`.
+
+    Returns:
+        A named tuple: ``before_us`` and ``us``, the microseconds of a call between other kernels by the plan that was
+        taken before and by the one that is taken now; ``plan``, the latter as :func:`explain` prints it; and ``plans``,
+        how many there are.
+
+    Raises:
+        ValueError: ``input`` is not on a CUDA device, or has no elements.
+        TypeError, IndexError, RuntimeError: as :func:`sum`; or a CUDA graph is being captured.
+    """
+    given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
+    input, dim, keepdim, dtype, _ = _arguments.read("sum", given, {}).values()
+    if not input.is_cuda:
+        raise ValueError(f"tune: input must be on a CUDA device, but is on {input.device}")
+    if input.numel() == 0:
+        raise ValueError("tune: input has no elements, so there is nothing to time")
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("tune: a CUDA graph is being captured, and nothing can be timed meanwhile")
+    return import_module("._tune", __name__).tune_call(input, dim, keepdim, dtype)

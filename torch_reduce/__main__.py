@@ -1,6 +1,7 @@
 """Says what is built and what GPUs are there, and whether the pinned bits hold on each device (if not, exit code 1).
 
 python -m torch_reduce
+python -m torch_reduce tune        measures this GPU, and chooses plans by that from then on; --help says more
 """
 
 import argparse
@@ -37,6 +38,7 @@ COMMANDS = """
 Next:
   python -m torch_reduce.ladder                  the kernels that lead to this one, and where each comes from
   python -m torch_reduce.ladder run --profile    their times on this GPU, and the counters that explain them
+  python -m torch_reduce tune                    the fastest plans for this GPU: five minutes, and the same bits
 """
 IN_THE_SOURCE_TREE = """\
   python examples/first_steps.py                 a walk from the first sum to what a call will launch
@@ -80,6 +82,11 @@ def self_check(name: str, device: torch.device) -> bool:
 
 def main(arguments: list[str] | None = None) -> int:
     """``python -m torch_reduce``; returns the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["tune"]:
+        from torch_reduce import _tune
+
+        return _tune.main(arguments[1:])
     form = argparse.RawDescriptionHelpFormatter
     epilog = COMMANDS + IN_THE_SOURCE_TREE * in_the_source_tree()
     argparse.ArgumentParser(
@@ -114,6 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
             good = False
         else:
             good &= self_check(f"cuda:{i}", torch.device("cuda", i))
+            row("plans", f"cuda:{i}: chosen by data of an {json.loads(torch.ops.gpureduce._device(i))['choice']}")
     print(epilog, end="")
     return 0 if good else 1
 

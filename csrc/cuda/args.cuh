@@ -53,12 +53,10 @@ struct Output {
     if (partials) store_as<Acc>(partials, partial, 1, v);
     else store<V>(place, stride, v);
   }
-  // `place`: where the result stands. kDivides: not left to the join (ring_leaves_quotients() in ring/plan.h).
-  template <bool kDivides = true>
+  // `place`: where the result stands.
   __device__ __forceinline__ void write_at(int64_t place, int64_t partial, Acc v) const {
     if (partials) partials[partial] = v;
-    else if constexpr (kDivides) store<1>(place, 0, {v});
-    else store_direct<Acc, 1>(result, place, 0, dtype, {v});
+    else store<1>(place, 0, {v});
   }
 
  private:

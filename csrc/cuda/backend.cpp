@@ -9,9 +9,27 @@
 #include <deque>
 #include <mutex>
 
+#include "../plan/choice.h"
 #include "launch.h"
 
 namespace gpureduce::cuda {
+
+std::string name_of(at::Device device) { return at::cuda::getDeviceProperties(device.index())->name; }
+
+namespace {
+
+// The user's own choice for this GPU if there is one, or else what is known of it or of one like it.
+const Choice* choice_of(const std::string& name, const Device& device) {
+  const std::string path = choice_path(name);
+  try {
+    if (const Choice* own = read_choice(path)) return own;
+  } catch (const std::invalid_argument& e) {
+    TORCH_WARN("torch_reduce: ", path, " is not used: ", e.what(), ". Run `python -m torch_reduce tune` again, or remove it.");
+  }
+  return &known_choice(name, device);
+}
+
+}  // namespace
 
 const Device& facts(at::Device device) {
   struct Entry {
@@ -23,6 +41,7 @@ const Device& facts(at::Device device) {
   std::call_once(entry.asked, [&] {
     const c10::cuda::CUDAGuard guard(device);
     C10_CUDA_CHECK(ask(entry.device));
+    entry.device.choice = choice_of(name_of(device), entry.device);
   });
   return entry.device;
 }

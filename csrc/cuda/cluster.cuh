@@ -57,11 +57,11 @@ struct Inbox {
 #endif
   }
 
-  // The sum of `blocks` values, `pitch` apart.
-  __device__ __forceinline__ Acc join(int first, int blocks, int pitch) const {
+  // The sum of the values of so many blocks.
+  __device__ __forceinline__ Acc join(int blocks) const {
     Acc v[kMaxCluster];
 #pragma unroll
-    for (int b = 0; b < kMaxCluster; ++b) v[b] = b < blocks ? values[first + b * pitch] : padding<Acc>();
+    for (int b = 0; b < kMaxCluster; ++b) v[b] = b < blocks ? values[b] : padding<Acc>();
     return join_neighbours(v);
   }
 };

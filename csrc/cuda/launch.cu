@@ -2,7 +2,10 @@
 
 #include <cuda/annotated_ptr>
 
+#include <algorithm>
 #include <utility>
+
+#include "../plan/gpu.h"
 
 namespace gpureduce::cuda {
 
@@ -32,14 +35,17 @@ bool clusters_fit(const Device& device, const cudaFuncAttributes& code) {
 cudaError_t ask(Device& device) {
   int index = 0;
   if (cudaError_t error = cudaGetDevice(&index)) return error;
-  int l2_bytes = 0;
+  int l2_bytes = 0, memory_khz = 0, memory_bits = 0;
   for (auto [fact, attribute] : {std::pair{&device.multiprocessors, cudaDevAttrMultiProcessorCount},
                                  {&l2_bytes, cudaDevAttrL2CacheSize},
+                                 {&memory_khz, cudaDevAttrMemoryClockRate},
+                                 {&memory_bits, cudaDevAttrGlobalMemoryBusWidth},
                                  {&device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin},
                                  {&device.processor_shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor},
                                  {&device.reserved_shared_bytes, cudaDevAttrReservedSharedMemoryPerBlock}})
     if (cudaError_t error = cudaDeviceGetAttribute(fact, attribute, index)) return error;
   device.l2_bytes = l2_bytes;
+  device.bandwidth = std::max<int64_t>(1, int64_t{1000} * memory_khz * 2 * memory_bits / 8);  // at twice the clock
   // What the driver has loaded may be made of older PTX than some of what was compiled, on any GPU.
   cudaFuncAttributes code;
   if (cudaError_t error = cudaFuncGetAttributes(&code, any_kernel())) return error;
@@ -66,11 +72,10 @@ cudaLaunchConfig_t configure(const Launch& launch, const Grid& grid, dim3 thread
   if (!launch.plan.early) return config;
   // Starts while the kernel before drains.
   add(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed = 1;
-  if (grid.cluster_x * grid.cluster_y > 1) {
+  if (grid.cluster > 1) {
     auto& cluster = add(cudaLaunchAttributeClusterDimension).clusterDim;
-    cluster.x = grid.cluster_x;
-    cluster.y = grid.cluster_y;
-    cluster.z = 1;
+    cluster.x = grid.cluster;
+    cluster.y = cluster.z = 1;
     // Else a few multiprocessors get them all.
     add(cudaLaunchAttributeClusterSchedulingPolicyPreference).clusterSchedulingPolicyPreference =
         cudaClusterSchedulingPolicyLoadBalancing;

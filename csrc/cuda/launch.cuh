@@ -7,7 +7,6 @@
 #include "dense/dense.cuh"
 #include "expanded/expanded.cuh"
 #include "launch.h"
-#include "narrow/narrow.cuh"
 #include "panels/panels.cuh"
 #include "ring/ring_rows.cuh"
 
@@ -24,15 +23,12 @@ Args<Source, Acc> make_args(const Launch& launch, const Source& source) {
   const Reduction& r = launch.reduction;
   const Plan& plan = launch.plan;
   const auto* columns = std::get_if<ColumnsPlan>(&plan.shape);
-  const auto* narrow = std::get_if<NarrowPlan>(&plan.shape);
   const auto* ring = std::get_if<RingPlan>(&plan.shape);
   const auto reduced = reduced_nest<Source::kRank>(r.problem);
   return {source,
           r.problem.length,
           columns ? columns->width : 0,
-          columns  ? columns->batches
-          : narrow ? narrow->batches
-                   : 0,
+          columns ? columns->batches : 0,
           plan.tiling,
           output_of<Acc>(launch),
           kept_nest<Source::kRank>(r.problem),
@@ -46,29 +42,34 @@ Args<Source, Acc> make_args(const Launch& launch, const Source& source) {
 // The columns kernel for so many elements of a leaf at once.
 template <int V, int kElements, Walk walk, class Acc, class Source>
 auto columns_kernel(const ColumnsPlan& plan) {
-  constexpr int kMany = column_batches(V, walk == Walk::nested);
+  constexpr int kMany = column_batches(V);
   if constexpr (walk != Walk::nested)
     if (plan.batches == 1) return columns<V, kElements, 1, walk, Source, Acc>;
   return columns<V, kElements, kMany, walk, Source, Acc>;
 }
 
 template <int V, Walk walk, class Acc, class Source>
-auto column_kernel(const Plan& plan) {
-  if (plan.is<ThinPlan>()) {
-    const int elements = plan.as<ThinPlan>().elements;
-    if constexpr (wholes_columns(V))
-      if (elements > kLoads) return thin<V, kLanes, walk, Source, Acc>;
-    if constexpr (walk != Walk::nested)  // else there are four at least
-      if (elements == 2) return thin<V, 2, walk, Source, Acc>;
-    return elements == 4 ? thin<V, 4, walk, Source, Acc> : thin<V, kLoads, walk, Source, Acc>;
-  }
-  const ColumnsPlan& columns = plan.as<ColumnsPlan>();
-  if constexpr (V == 1 || walk == Walk::nested) {  // else panels takes most
-    if (columns.elements == 2) return columns_kernel<V, 2, walk, Acc, Source>(columns);
-    if (columns.elements == 4) return columns_kernel<V, 4, walk, Acc, Source>(columns);
-  }
-  return columns.elements == 1 ? columns_kernel<V, 1, walk, Acc, Source>(columns)
-                               : columns_kernel<V, kLoads, walk, Acc, Source>(columns);
+auto columns_kernel(const ColumnsPlan& plan) {
+  return plan.elements == 1   ? columns_kernel<V, 1, walk, Acc, Source>(plan)
+         : plan.elements == 2 ? columns_kernel<V, 2, walk, Acc, Source>(plan)
+         : plan.elements == 4 ? columns_kernel<V, 4, walk, Acc, Source>(plan)
+                              : columns_kernel<V, kLoads, walk, Acc, Source>(plan);
+}
+
+// The thin kernel for so many elements of an output.
+template <int V, int kElements, Walk walk, class Acc, class Source>
+auto thin_kernel(const ThinPlan& plan) {
+  constexpr int kMany = thin_runs(V, kElements, sizeof(typename Source::Element));
+  return plan.runs > 1 ? thin<V, kElements, kMany, walk, Source, Acc> : thin<V, kElements, 1, walk, Source, Acc>;
+}
+
+template <int V, Walk walk, class Acc, class Source>
+auto thin_kernel(const ThinPlan& plan) {
+  if constexpr (wholes_columns(V))
+    if (plan.elements > kLoads) return thin<V, kLanes, 1, walk, Source, Acc>;
+  if constexpr (walk != Walk::nested)  // else there are four at least
+    if (plan.elements == 2) return thin_kernel<V, 2, walk, Acc, Source>(plan);
+  return plan.elements == 4 ? thin_kernel<V, 4, walk, Acc, Source>(plan) : thin_kernel<V, kLoads, walk, Acc, Source>(plan);
 }
 
 template <class Arguments>
@@ -87,43 +88,14 @@ cudaError_t start(const Launch& launch, const Source& source, KernelOf<Source, A
 }
 
 template <class Acc, class Source>
-KernelOf<Source, Acc> ring_kernel(const RingPlan& plan) {
-  using Element = typename Source::Element;
-  if constexpr (shares_rows(sizeof(Element))) {
-    switch (plan.width * plan.groups) {
-      case 0: break;
-      case 1: return ring_short_rows<ShortRows<1, 1, Element>, Source, Acc>;
-      case 2: return ring_short_rows<ShortRows<2, 1, Element>, Source, Acc>;
-      case 4: return ring_short_rows<ShortRows<4, 1, Element>, Source, Acc>;
-      case 8: return ring_short_rows<ShortRows<8, 1, Element>, Source, Acc>;
-      case 16: return ring_short_rows<ShortRows<16, 1, Element>, Source, Acc>;
-      case 32: return ring_short_rows<ShortRows<32, 1, Element>, Source, Acc>;
-      case 64: return ring_short_rows<ShortRows<32, 2, Element>, Source, Acc>;
-      case 128: return ring_short_rows<ShortRows<32, 4, Element>, Source, Acc>;
-      default: return ring_short_rows<ShortRows<32, 8, Element>, Source, Acc>;
-    }
-  }
-  return ring_short_rows<WholeRows<Element>, Source, Acc>;
-}
-
-template <class Acc, class Source>
 cudaError_t launch_ring(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
-  const KernelOf<Source, Acc> kernel = ring_kernel<Acc, Source>(plan.as<RingPlan>());
+  const KernelOf<Source, Acc> kernel = ring_rows<Source, Acc>;
   // Calls of other shapes share the kernel, in other threads too: all of them set the same bound.
   if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes))
     return error;
   const int bytes = static_cast<int>(plan.as<RingPlan>().shared_bytes(plan.warps));
   return start<Source, Acc>(launch, source, kernel, plan.warps * kWarp, bytes);
-}
-
-template <int V, class Acc, class Source>
-cudaError_t launch_narrow(const Launch& launch, const Source& source) {
-  using LaneSum = typename Lanes<typename Source::Element, Acc, V>::LaneSum;
-  const Plan& plan = launch.plan;
-  const int width = plan.tiling.tile_outputs * sizeof(LaneSum), batches = plan.as<NarrowPlan>().batches;
-  const int bytes = whole_lines(plan.tiling.tile_leaves / batches * width) + batches * width;
-  return start<Source, Acc>(launch, source, narrow_columns<V, Source, Acc>, plan.warps * kWarp, bytes);
 }
 
 template <int V, int kElements, Walk walk, class Acc, class Source>
@@ -175,16 +147,14 @@ cudaError_t launch_panels(const Launch& launch, const Source& source) {
                                     static_cast<int32_t>(t.columns),
                                     t.tile_outputs,
                                     t.tile_leaves,
-                                    plan.cluster > 1 ? (side + plan.cluster - 1) / plan.cluster : 0,
                                     panel.units,
                                     log(panel.width),
                                     log(panel.rows),
                                     log(panel.parts),
-                                    panel.late,
                                     input_span(r),
                                     output_of<Acc>(launch),
                                     kept_nest<Source::kRank>(r.problem)};
-  const int bytes = panel.rows * side * sizeof(LaneSum) + args.share * plan.cluster * sizeof(Acc);
+  const int bytes = panel.rows * side * sizeof(LaneSum);
   return start_with(launch, panel_kernel<V, Acc, Source>(plan), plan.warps * kWarp, bytes, args);
 }
 
@@ -238,11 +208,10 @@ cudaError_t start_dense(const Launch& launch, const Source& source, int unit_lea
                         void (*kernel)(DenseArgs<Source, Acc>)) {
   const Reduction& r = launch.reduction;
   const Tiling& t = launch.plan.tiling;
-  const auto* dense = std::get_if<DensePlan>(&launch.plan.shape);
   const KeptDim row = r.problem.kept.empty() ? KeptDim{} : r.problem.kept.back();
   const auto kept = kept_nest<Source::kRank>(r.problem);
   const auto reduced = reduced_nest<Source::kRank>(r.problem);
-  const bool alone = dense && t.splits == 1 && row_alone(t.leaves, unit_leaves, launch.plan.walk);
+  const bool alone = launch.plan.is<DensePlan>() && t.splits == 1 && row_alone(t.leaves, unit_leaves, launch.plan.walk);
   using Count = typename DenseArgs<Source, Acc>::Count;
   const DenseArgs<Source, Acc> args{source,
                                     r.problem.length,
@@ -252,7 +221,6 @@ cudaError_t start_dense(const Launch& launch, const Source& source, int unit_lea
                                     static_cast<Count>((t.leaves + unit_leaves - 1) / unit_leaves),
                                     t.splits,
                                     t.tile_leaves / unit_leaves,
-                                    dense ? dense->short_units : 0,
                                     alone,
                                     output_of<Acc>(launch),
                                     kept,
@@ -260,8 +228,7 @@ cudaError_t start_dense(const Launch& launch, const Source& source, int unit_lea
                                     reduced.template stride<kInnerDims>(next),
                                     input_span(r),
                                     kept.template stride<kInnerDims>(next_row)};
-  const int rows = dense ? dense->rows : 1;
-  return start_with(launch, kernel, dim3(launch.plan.warps / rows * kWarp, rows), 0, args);
+  return start_with(launch, kernel, launch.plan.warps * kWarp, 0, args);
 }
 
 template <int V, class Acc, class Source>
@@ -286,6 +253,21 @@ cudaError_t launch_flat(const Launch& launch, const Source& source) {
   return start(flat_kernel<16 / kSize, Walk::dense, Acc, Source>(plan));
 }
 
+// Of the kernels whose threads own outputs.
+template <int V, class Acc, class Source>
+KernelOf<Source, Acc> output_kernel(const Plan& plan) {
+  const bool nested = plan.walk == Walk::nested;
+  if (plan.is<ThinPlan>()) {
+    const ThinPlan& thin = plan.as<ThinPlan>();
+    return nested ? thin_kernel<V, Walk::nested, Acc, Source>(thin) : thin_kernel<V, Walk::linear, Acc, Source>(thin);
+  }
+  if (plan.is<ExpandedPlan>()) return expanded<Source, Acc>;
+  const ColumnsPlan& columns = plan.as<ColumnsPlan>();
+  if constexpr (V == column_vector(V, Walk::linear))
+    if (!nested) return columns_kernel<V, Walk::linear, Acc, Source>(columns);
+  return columns_kernel<V, Walk::nested, Acc, Source>(columns);
+}
+
 template <int V, class Acc, class Source>
 cudaError_t launch_width(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
@@ -295,14 +277,7 @@ cudaError_t launch_width(const Launch& launch, const Source& source) {
     return start_dense<Acc>(launch, source, plan.tiling.tile_leaves, kWarp * V, kWarp / flat.width,
                             flat_kernel<V, Walk::nested, Acc, Source>(flat));
   }
-  const bool nested = plan.walk == Walk::nested;
-  KernelOf<Source, Acc> kernel;
-  if (plan.is<ExpandedPlan>()) {
-    kernel = expanded<Source, Acc>;
-  } else {
-    kernel = nested ? column_kernel<V, Walk::nested, Acc, Source>(plan) : column_kernel<V, Walk::linear, Acc, Source>(plan);
-  }
-  return start<Source, Acc>(launch, source, kernel, plan.warps * kWarp);
+  return start<Source, Acc>(launch, source, output_kernel<V, Acc, Source>(plan), plan.warps * kWarp);
 }
 
 template <class In, class Acc>
@@ -315,7 +290,6 @@ cudaError_t launch_typed(const Launch& launch) {
     if (launch.plan.is<RingPlan>()) return launch_ring<Acc>(launch, source);
   if constexpr (kVector > 1)
     if (launch.plan.is<PanelsPlan>()) return launch_panels<kVector, Acc>(launch, source);
-  if (launch.plan.is<NarrowPlan>()) return launch_narrow<kVector, Acc>(launch, source);
   if constexpr (kVector > 1)
     if (launch.plan.vector == kVector) return launch_width<kVector, Acc>(launch, source);
   return launch_width<1, Acc>(launch, source);

@@ -5,6 +5,10 @@
 
 #include "../plan/plan.h"
 
+namespace gpureduce {
+struct Device;
+}
+
 namespace gpureduce::cuda {
 
 // The kernels are compiled in families, one .cu file each; the family of a dtype stands in its row of dtypes.h.

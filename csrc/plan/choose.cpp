@@ -4,18 +4,17 @@
 #include <array>
 #include <cmath>
 
+#include "choice.h"
+
 namespace gpureduce {
 
 namespace {
-
-// --- what is known of a plan ----------------------------------------------------------------------------------------------
 
 // Warps of a plan's kernel that a multiprocessor runs at a time, as registers are cut.
 struct Resident {
   const Plan& plan;
   int words;  // of a vector of lane sums
   int operator()(const DensePlan&) const { return dense_warps(plan.walk) * dense_blocks(plan.walk); }
-  int operator()(const NarrowPlan&) const { return narrow_wave(words); }
   int operator()(const PanelsPlan&) const { return panel_wave(words, plan.walk); }
   template <class Other>
   int operator()(const Other&) const {
@@ -24,15 +23,14 @@ struct Resident {
 };
 
 // What kernels differ in: elements of a leaf, or stages, that a thread has in flight; how often it goes on; threads side by
-// side; rows, or bytes of them, that a block has.
-struct Own { int elements, batches, width, rows; };
+// side; bytes of a stage.
+struct Own { int elements, batches, width, stage; };
 struct OwnOf {
-  Own operator()(const DensePlan& p) const { return {p.elements, 1, kWarp, p.rows}; }
+  Own operator()(const DensePlan& p) const { return {p.elements, 1, kWarp, 1}; }
   Own operator()(const FlatPlan& p) const { return {1, p.groups, p.width, 1}; }
-  Own operator()(const RingPlan& p) const { return {p.stages, p.groups, p.width, p.stage_bytes}; }
-  Own operator()(const ThinPlan& p) const { return {p.elements, 1, 1, 1}; }
+  Own operator()(const RingPlan& p) const { return {p.stages, 1, 1, p.stage_bytes}; }
+  Own operator()(const ThinPlan& p) const { return {p.elements, p.runs, 1, 1}; }
   Own operator()(const ColumnsPlan& p) const { return {p.elements, p.batches, p.width, 1}; }
-  Own operator()(const NarrowPlan& p) const { return {kDepth, p.batches, kWarp, 1}; }
   Own operator()(const PanelsPlan& p) const { return {p.elements, p.batches, p.width, 1}; }
   Own operator()(const ExpandedPlan&) const { return {1, 1, 1, 1}; }
 };
@@ -53,9 +51,9 @@ struct Facts {
       processors * float(std::max(1, std::visit(Resident{plan, plan.vector * q.lane_bytes / 4}, plan.shape) / plan.warps));
   float waves = blocks / at_once;
   // The fastest dim in memory: its size, its stride, and the stride from one row of it to the next.
-  float neighbours = float(q.by_columns ? (q.p.kept.empty() ? 1 : q.p.kept.back().size) : q.p.reduced.back().size);
-  float step = float(q.by_columns ? (q.p.kept.empty() ? 1 : q.p.kept.back().stride) : q.p.reduced.back().stride);
-  float pitch = q.by_columns       ? float(q.p.reduced.empty() ? 1 : q.p.reduced.back().stride)
+  float neighbours = float(plan.by_columns ? (q.p.kept.empty() ? 1 : q.p.kept.back().size) : q.p.reduced.back().size);
+  float step = float(plan.by_columns ? (q.p.kept.empty() ? 1 : q.p.kept.back().stride) : q.p.reduced.back().stride);
+  float pitch = plan.by_columns    ? float(q.p.reduced.empty() ? 1 : q.p.reduced.back().stride)
                 : q.p.kept.empty() ? length
                                    : float(q.p.kept.back().stride);
 };
@@ -88,10 +86,11 @@ struct Facts {
   X(elements, f.own.elements)                                                                          \
   X(batches, f.own.batches)                                                                            \
   X(width, f.own.width)                                                                                \
-  X(rows, f.own.rows)                                                                                  \
+  X(stage, f.own.stage)                                                                                \
   X(block_written, f.t.tile_outputs* q.written_bytes)                                                  \
   X(thread_work, f.tile_elements / float(plan.warps * kWarp))                                          \
-  X(in_flight, std::min(f.blocks, f.at_once) * f.tile_bytes / f.processors)
+  X(in_flight, std::min(f.blocks, f.at_once) * f.tile_bytes / f.processors)                            \
+  X(by_columns, plan.by_columns)
 
 #define GPUREDUCE_COUNT(name, value) +1
 constexpr int kFeatures = GPUREDUCE_FEATURES(GPUREDUCE_COUNT);
@@ -107,53 +106,32 @@ Features known_of(const Plan& plan, const Request& q) {
   };
 }
 
-// --- what was measured ----------------------------------------------------------------------------------------------------
-
-// Decision trees, one after the other; a node stands before its left branch, and that before the right one, `right` nodes on.
-// A plan goes left where the feature is not above the value. A leaf's value is what it adds to the guess: the logarithm of the
-// plan's time over that of the best plan.
-struct Node {
-  float value;
-  uint8_t feature, right;
-};
-constexpr uint8_t kLeaf = 255;
-
-#include "data/h200.inc"
-
-float predict(const Features& known) {
-  float sum = 0;
-  int begin = 0;
-  for (int end : kTreeEnds) {
-    const Node* node = kNodes + begin;
-    while (node->feature != kLeaf) node += known[node->feature] <= node->value ? 1 : node->right;
-    sum += node->value;
-    begin = end;
-  }
-  return sum;
-}
-
 }  // namespace
 
-std::vector<float> features_of(const Plan& plan, const Request& request) {
-  const Features known = known_of(plan, request);
+std::vector<float> features_of(const Plan& plan, const Reduction& r, const Device& device) {
+  const Features known = known_of(plan, Request(r, device, plan.by_columns));
   return {known.begin(), known.end()};
 }
 
+int feature_count() { return kFeatures; }
+
 std::string feature_names() {
-  std::string names;
-#define GPUREDUCE_NAME(name, value) names += names.empty() ? #name : " " #name;
+  std::string names, kernels;
+  for (size_t k = 0; k < std::variant_size_v<Shape>; ++k) kernels += (k ? "," : "") + std::string(kernel_name(k));
+#define GPUREDUCE_NAME(name, value) names += names.empty() ? #name "(" + kernels + ")" : " " #name;
   GPUREDUCE_FEATURES(GPUREDUCE_NAME)
 #undef GPUREDUCE_NAME
   return names;
 }
 
-size_t choose(const Proposals& proposals) {
-  const auto& plans = proposals.plans;
+size_t choose(const std::vector<Plan>& plans, const Reduction& r, const Device& device) {
   if (plans.size() == 1) return 0;
+  const Choice& choice = device.choice ? *device.choice : known_choice("", device);
+  const Request request(r, device, columnwise(r.problem));
   size_t best = 0;
   float least = INFINITY;
   for (size_t i = 0; i < plans.size(); ++i) {
-    const float guess = predict(known_of(plans[i], proposals.request));
+    const float guess = choice.guess(known_of(plans[i], request).data());
     if (guess < least) least = guess, best = i;
   }
   return best;

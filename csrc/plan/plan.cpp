@@ -1,9 +1,10 @@
-#include "plan.h"
-
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <iterator>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -27,30 +28,41 @@ constexpr Planner kPlanners[] = {
 };
 static_assert(std::size(kPlanners) == std::variant_size_v<Shape>);
 
+// Whether neighbours in the fastest kept dim and in the fastest reduced dim are both in a line.
+bool reads_both_ways(const Reduction& r) {
+  const auto near = [&](const auto& dims) {
+    return !dims.empty() && dims.back().stride > 0 && dims.back().stride * info(r.in).size <= kLine;
+  };
+  return near(r.problem.kept) && near(r.problem.reduced);
+}
+
 }  // namespace
 
-void propose_all(Proposals& proposals) {
-  const int wanted = proposals.tuning.kernel;
-  for (int k = 0; k < static_cast<int>(std::size(kPlanners)); ++k)
-    if ((wanted < 0 || wanted == k) && kPlanners[k].takes(proposals.request)) kPlanners[k].propose(proposals);
+std::vector<Plan> propose_all(const Reduction& r, const Device& device, const Tuning& tuning) {
+  std::vector<Plan> plans;
+  const bool natural = columnwise(r.problem);
+  for (bool by_columns : {natural, !natural}) {
+    if (by_columns != natural && !reads_both_ways(r)) break;
+    const Request request(r, device, by_columns);
+    Proposals proposals(request, tuning, plans);
+    for (int k = 0; k < static_cast<int>(std::size(kPlanners)); ++k)
+      if ((tuning.kernel < 0 || tuning.kernel == k) && kPlanners[k].takes(request)) kPlanners[k].propose(proposals);
+  }
   // A join of one pass, where any plan has it: a third kernel costs more than smaller tiles gain.
-  auto& plans = proposals.plans;
   const auto passes = [](const Plan& plan) { return plan.joins.size() > 1; };
   if (!std::all_of(plans.begin(), plans.end(), passes))
     plans.erase(std::remove_if(plans.begin(), plans.end(), passes), plans.end());
+  return plans;
 }
 
 namespace {
 
 Plan chosen_plan(const Reduction& r, const Device& device, const Tuning& tuning) {
-  const Request request(r, device);
-  Proposals proposals(request, tuning);
-  propose_all(proposals);
-  const auto& plans = proposals.plans;
+  const std::vector<Plan> plans = propose_all(r, device, tuning);
   if (plans.empty() && tuning.kernel >= 0)
     throw std::invalid_argument(std::string("tuning: the ") + kernel_name(tuning.kernel) + " kernel does not take this input");
   if (plans.empty()) throw std::invalid_argument("sum: the input has too many elements, or the result has: " + r.problem.str());
-  if (tuning.candidate < 0) return plans[choose(proposals)];
+  if (tuning.candidate < 0) return plans[choose(plans, r, device)];
   if (tuning.candidate >= static_cast<int>(plans.size()))
     throw std::invalid_argument("tuning: there are only " + std::to_string(plans.size()) + " candidates");
   return plans[tuning.candidate];
@@ -102,8 +114,38 @@ struct Key {
   }
 };
 
+// Plans that were timed for a call, and are taken by every thread. They are few.
+class TimedPlans {
+ public:
+  void set(const Key& key, const Plan* plan) {  // null: the call has none any more
+    const std::lock_guard lock(mutex_);
+    plans_.erase(std::remove_if(plans_.begin(), plans_.end(), [&](const auto& known) { return known.first == key; }),
+                 plans_.end());
+    if (plan) plans_.emplace_back(key, *plan);
+    ++changes_;
+  }
+  std::optional<Plan> find(const Key& key) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [known, plan] : plans_)
+      if (known == key) return plan;
+    return std::nullopt;
+  }
+  uint64_t changes() const { return changes_; }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::pair<Key, Plan>> plans_;
+  std::atomic<uint64_t> changes_{0};
+};
+
+TimedPlans& timed_plans() {
+  static auto* const plans = new TimedPlans;
+  return *plans;
+}
+
 struct Remembered {
   Key key;
+  uint64_t changes;  // of the timed plans, when it was made
   Plan plan;
 };
 constexpr size_t kRemembered = 256;  // calls, of a thread
@@ -116,13 +158,25 @@ Plan make_plan(const Reduction& r, const Device& given, const Tuning& tuning) {
     const Key key(r, given);
     std::unique_ptr<Remembered>& entry = remembered[key.place(kRemembered)];
     if (!entry) entry = std::make_unique<Remembered>();
-    if (!(entry->key == key)) {
-      entry->plan = chosen_plan(r, given, tuning);
+    const uint64_t changes = timed_plans().changes();
+    if (!(entry->key == key) || entry->changes != changes) {
+      const std::optional<Plan> timed = timed_plans().find(key);
+      entry->plan = timed ? *timed : chosen_plan(r, given, tuning);
       entry->key = key;
+      entry->changes = changes;
     }
     return entry->plan;
   }
   return chosen_plan(r, tuning.on(given), tuning);
+}
+
+int count_plans(const Reduction& r, const Device& device) { return static_cast<int>(propose_all(r, device, {}).size()); }
+
+void remember_plan(const Reduction& r, const Device& device, int candidate) {
+  Tuning forced;
+  forced.candidate = candidate;
+  const Plan plan = chosen_plan(r, device, forced);
+  timed_plans().set(Key(r, device), candidate < 0 ? nullptr : &plan);
 }
 
 }  // namespace gpureduce

@@ -12,12 +12,10 @@
 #include "../cuda/dense/plan.h"
 #include "../cuda/expanded/plan.h"
 #include "../cuda/flat/plan.h"
-#include "../cuda/narrow/plan.h"
 #include "../cuda/panels/plan.h"
 #include "../cuda/ring/plan.h"
 #include "../cuda/thin/plan.h"
 #include "../geometry.h"
-#include "gpu.h"
 #include "limits.h"
 
 namespace gpureduce {
@@ -82,7 +80,7 @@ struct Tiling {
 // Blocks side by side, along the leaves, and of batches. Each takes the tile at its place, and others a whole grid on, if any.
 struct Grid {
   uint32_t x = 1, y = 1, z = 1;
-  uint32_t cluster_x = 1, cluster_y = 1;  // blocks of a cluster
+  uint32_t cluster = 1;  // blocks of a cluster, along x
   int64_t blocks() const { return int64_t{x} * y * z; }
 };
 
@@ -117,16 +115,17 @@ class Joins {
 };
 
 // What a plan says for its kernel alone. The kernel is the alternative that it holds.
-using Shape = std::variant<DensePlan, FlatPlan, RingPlan, ThinPlan, ColumnsPlan, NarrowPlan, PanelsPlan, ExpandedPlan>;
+using Shape = std::variant<DensePlan, FlatPlan, RingPlan, ThinPlan, ColumnsPlan, PanelsPlan, ExpandedPlan>;
 
 const char* kernel_name(size_t alternative);
 
 struct Plan {
   Shape shape;
   Walk walk;
-  int vector;   // elements a load
-  int warps;    // a block
-  int cluster;  // an output's splits, where they are a cluster and need no join; or 1
+  bool by_columns;  // neighbouring threads own neighbouring outputs
+  int vector;       // elements a load
+  int warps;        // a block
+  int cluster;      // an output's splits, where they are a cluster and need no join; or 1
   Tiling tiling;
   Grid grid;
   Joins joins;
@@ -149,31 +148,11 @@ struct Plan {
   std::string json() const;  // for tests
 };
 
-// What is forced on the planner, for tests and measurements. Parsed from "key=value,key=value".
-struct Tuning {
-  int kernel = -1;          // which alternative of Shape
-  int candidate = -1;       // which of the plans that are proposed, of that kernel if one is named
-  int multiprocessors = 0;  // instead of the device's
-  int grid = 0;             // at most so many blocks, of kernels whose blocks take tile after tile
-  int cluster = 0;          // clusters of up to so many blocks, even more than can be launched
-
-  bool forces() const { return kernel >= 0 || candidate >= 0 || multiprocessors > 0 || grid > 0 || cluster > 0; }
-  static Tuning parse(const std::string& text);  // throws std::invalid_argument
-
-  Device on(Device device) const {
-    if (multiprocessors) device.multiprocessors = multiprocessors;
-    return device;
-  }
-};
-
 // What the input takes up in memory.
 struct InputSpan { const char *begin, *end; };
 InputSpan input_span(const Reduction& reduction);
 
 // Whether elements are read as their own type, by kernels compiled for it; or else through a run-time conversion of each.
 bool is_typed(const Reduction& reduction);
-
-// The plan of a reduction. Each thread remembers those of its last calls.
-Plan make_plan(const Reduction& reduction, const Device& device, const Tuning& tuning = {});
 
 }  // namespace gpureduce

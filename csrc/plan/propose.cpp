@@ -16,12 +16,6 @@ int64_t bytes_moved(const Problem& p, int64_t in_size, int64_t out_size) {
   return elements * in_size + p.outputs * out_size;
 }
 
-bool columnwise(const Problem& p) {
-  if (p.reduced.empty()) return true;
-  if (p.kept.empty() || p.kept.back().stride == 0) return false;
-  return p.reduced.back().stride == 0 || p.kept.back().stride < p.reduced.back().stride;
-}
-
 // Elements a load may take: 1, or a full vector where the fastest dim is dense and every place a vector may start is aligned.
 int vector_width(const Problem& p, bool by_columns, int size, const void* address) {
   const int vector = std::max(1, kGranule / size);
@@ -53,7 +47,6 @@ Walk odd_walk(const Request& q) {
 // The blocks of a plan: a tile each, or where they take tile after tile, as tiles are numbered, perhaps fewer.
 Grid grid_of(const Plan& plan, const Device& device, int most_blocks) {
   const Tiling& t = plan.tiling;
-  const uint32_t cluster = plan.cluster;
   int64_t most = most_blocks ? most_blocks : kMaxGrid;
   const auto take = [&](int64_t tiles, int64_t limit) {
     const int64_t blocks = std::min({tiles, limit, most});
@@ -63,10 +56,9 @@ Grid grid_of(const Plan& plan, const Device& device, int most_blocks) {
   if (plan.is<DensePlan>() || plan.is<FlatPlan>()) {
     if (t.splits == 1) return {t.column_tiles, static_cast<uint32_t>(t.batches), 1};
     return {t.splits, static_cast<uint32_t>(std::min<int64_t>(t.outputs, kMaxDenseDepth)),
-            static_cast<uint32_t>(ceil_div(t.outputs, kMaxDenseDepth)), cluster, 1};
+            static_cast<uint32_t>(ceil_div(t.outputs, kMaxDenseDepth)), static_cast<uint32_t>(plan.cluster)};
   }
-  if (plan.is<PanelsPlan>()) return {t.column_tiles, t.splits, static_cast<uint32_t>(t.batches), 1, cluster};
-  if (plan.is<NarrowPlan>()) return {take(t.tiles, kMaxGrid)};
+  if (plan.is<PanelsPlan>()) return {t.column_tiles, t.splits, static_cast<uint32_t>(t.batches)};
   if (plan.is<RingPlan>()) return {take(ceil_div(t.tiles, plan.warps), int64_t{kRingBlocks} * device.multiprocessors)};
   Grid grid;
   grid.x = take(t.column_tiles, kMaxGrid);
@@ -84,6 +76,12 @@ bool is_streamed(const Request& q) {
 
 }  // namespace
 
+bool columnwise(const Problem& p) {
+  if (p.reduced.empty()) return true;
+  if (p.kept.empty() || p.kept.back().stride == 0) return false;
+  return p.reduced.back().stride == 0 || p.kept.back().stride < p.reduced.back().stride;
+}
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t power_of_two_above(int64_t x) {
@@ -92,7 +90,12 @@ int64_t power_of_two_above(int64_t x) {
   return p;
 }
 
-Request::Request(const Reduction& r, const Device& device) : r(r), device(device), p(r.problem) {
+int leaf_elements(int64_t length) {
+  return length <= kLanes ? 1 : length <= 2 * kLanes ? 2 : length <= 4 * kLanes ? 4 : kDepth;
+}
+
+Request::Request(const Reduction& r, const Device& device, bool by_columns)
+    : r(r), device(device), p(r.problem), by_columns(by_columns) {
   size = info(r.in).size;
   direct = is_direct(r.accumulator, r.out);
   typed = is_typed(r);
@@ -100,7 +103,6 @@ Request::Request(const Reduction& r, const Device& device) : r(r), device(device
   order_free = r.accumulator == Accumulator::i64;
   lane_bytes = order_free && size <= 2 ? 4 : size_of(r.accumulator);
   written_bytes = direct ? info(r.out).size : size_of(r.accumulator);
-  by_columns = columnwise(p);
   walk = p.reduced.size() > 1 ? Walk::nested : p.reduced.empty() || p.reduced[0].stride == 1 ? Walk::dense : Walk::linear;
   vector = typed ? vector_width(p, by_columns, size, r.input) : 1;
   odd = odd_walk(*this);
@@ -117,6 +119,7 @@ void Proposals::add(const Proposal& proposal) {
   Plan plan{};
   plan.shape = proposal.shape;
   plan.walk = proposal.walk;
+  plan.by_columns = q.by_columns;
   plan.vector = proposal.vector;
   plan.warps = proposal.warps;
   const int most = tuning.cluster ? tuning.cluster : kMaxCluster;
@@ -137,9 +140,8 @@ void Proposals::add(const Proposal& proposal) {
   t.partial_output_stride = proposal.by_column || splits == 1 ? 1 : splits;
   t.partial_split_stride = proposal.by_column ? outputs : 1;
   plan.grid = grid_of(plan, q.device, tuning.grid);
-  // One pass of the join at least where only it rounds to the result's dtype, or divides.
-  const bool quotients = q.r.divisor != 1 && plan.is<RingPlan>() && ring_leaves_quotients(q.size);
-  for (int64_t count = splits / plan.cluster; count > 1 || (plan.joins.empty() && (!q.direct || quotients));
+  // One pass of the join at least where only it rounds to the result's dtype.
+  for (int64_t count = splits / plan.cluster; count > 1 || (plan.joins.empty() && !q.direct);
        count = plan.joins.back().results()) {
     Join join{};
     join.count = count;
@@ -165,8 +167,7 @@ bool is_typed(const Reduction& r) {
   const bool plain = r.conversion == Conversion::value && !r.negate && !r.conjugate;
   // The kernels compiled for a dtype find their way with 32-bit divisions.
   const bool near = fits_fast_nest(p.kept, p.outputs) && fits_fast_nest(p.reduced, p.length);
-  // Those of rows count them, and units of them, in 32 bits.
-  const bool few = columnwise(p) || p.length <= kLanes || (p.outputs < kMaxGrid && p.length < kMaxGrid * kWarp * kDepth);
+  const bool few = columnwise(p) || p.length <= kLanes || counts_rows(p);
   return plain && near && few && (r.accumulator == i.accumulator || r.accumulator == i.wide);
 }
 

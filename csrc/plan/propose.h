@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <vector>
 
-#include "plan.h"
+#include "planner.h"
 
 namespace gpureduce {
 
-// A reduction on a device, and what planners ask of it.
+// A reduction on a device as it is read one way, by rows or by columns, and what planners ask of it.
 struct Request {
   const Reduction& r;
   const Device& device;
@@ -20,7 +20,7 @@ struct Request {
   int written_bytes;  // of an output as kernels write it: the result, or an accumulator that the join rounds
   bool typed;         // is_typed()
   bool order_free;    // sums are of integers
-  bool by_columns;    // the fastest dim in memory is kept, so that neighbouring threads should own neighbouring outputs
+  bool by_columns;    // neighbouring threads own neighbouring outputs; or else they read neighbouring elements of one
   Walk walk;
   int vector;             // elements of a load, if all places where one may begin are aligned; or 1
   Walk odd;               // how kernels read vectors at odd addresses, if they do; or else `walk`
@@ -28,7 +28,7 @@ struct Request {
   bool direct;            // kernels write the results; or else only the join rounds them
   bool streams;           // the L2 is to let the input go before all else
 
-  Request(const Reduction& r, const Device& device);
+  Request(const Reduction& r, const Device& device, bool by_columns);
 
   int odd_vector() const { return kGranule / size; }
 
@@ -51,24 +51,32 @@ struct Proposal {
   bool clusters = false;   // an output's splits may be a cluster, and are one where the device has such
 };
 
-// The plans that a problem may have.
+// Where planners put what they propose for a request.
 class Proposals {
  public:
-  Proposals(const Request& request, const Tuning& tuning) : request(request), tuning(tuning) {}
+  Proposals(const Request& request, const Tuning& tuning, std::vector<Plan>& plans)
+      : request(request), tuning(tuning), plans(plans) {}
 
   // Adds the plan of a proposal, if a grid and the join can have its splits.
   void add(const Proposal& proposal);
 
   const Request& request;
   const Tuning& tuning;
-  std::vector<Plan> plans;
+  std::vector<Plan>& plans;
 };
 
 int64_t ceil_div(int64_t a, int64_t b);
 int64_t power_of_two_above(int64_t x);
 
-// Has all kernels propose, or the one that the tuning names.
-void propose_all(Proposals& proposals);
+// Elements of a leaf that a thread has in flight: 1, 2, 4 or kDepth, as many as the leaves of such outputs have.
+int leaf_elements(int64_t length);
+
+// Whether the fastest dim in memory is kept, so that a problem should be read by columns.
+bool columnwise(const Problem& p);
+
+// What all kernels propose, or the one that the tuning names. Where a line of memory holds neighbours both of an output and of
+// other outputs, as in short rows and few columns, the problem is read both ways.
+std::vector<Plan> propose_all(const Reduction& r, const Device& device, const Tuning& tuning);
 
 // Sizes of a tile, powers of two up to `most`, of which `tiles(size)` are as few as a GPU can have at a time, or up to
 // kTileSizes times halved: calls with each.
@@ -83,7 +91,7 @@ void for_each_tile_size(int64_t most, const Device& device, const Tiles& tiles, 
 }
 
 // The planners, each beside its kernel, as Shape names them: whether it takes the problem, and what it proposes.
-#define GPUREDUCE_PLANNERS(X) X(dense) X(flat) X(ring) X(thin) X(columns) X(narrow) X(panels) X(expanded)
+#define GPUREDUCE_PLANNERS(X) X(dense) X(flat) X(ring) X(thin) X(columns) X(panels) X(expanded)
 #define GPUREDUCE_PLANNER(kernel)        \
   namespace kernel##_kernel {            \
     bool takes(const Request& request);  \

@@ -4,7 +4,8 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "plan.h"
+#include "choice.h"
+#include "planner.h"
 
 namespace gpureduce {
 
@@ -28,7 +29,7 @@ void for_each_setting(const std::string& text, const Take& take) {
 }
 
 int64_t number_of(const char* what, const std::string& key, const std::string& value) {
-  if (value.empty() || value.size() > 9 || value.find_first_not_of("0123456789") != std::string::npos)
+  if (value.empty() || value.size() > 18 || value.find_first_not_of("0123456789") != std::string::npos)
     throw std::invalid_argument(std::string(what) + ": '" + key + "' needs a number, not '" + value + "'");
   return std::stoll(value);
 }
@@ -40,23 +41,19 @@ struct Members {
   std::ostringstream& s;
   int warps;
 
-  void operator()(const DensePlan& p) {
-    s << ", \"thread_elements\": " << p.elements << ", \"block_rows\": " << p.rows << ", \"short_units\": " << p.short_units;
-  }
+  void operator()(const DensePlan& p) { s << ", \"thread_elements\": " << p.elements; }
   void operator()(const FlatPlan& p) { s << ", \"row_width\": " << p.width << ", \"row_groups\": " << p.groups; }
   void operator()(const RingPlan& p) {
-    s << ", \"row_width\": " << p.width << ", \"row_groups\": " << p.groups << ", \"stages\": " << p.stages
-      << ", \"stage_bytes\": " << p.stage_bytes << ", \"ring_bytes\": " << p.shared_bytes(warps);
+    s << ", \"stages\": " << p.stages << ", \"stage_bytes\": " << p.stage_bytes
+      << ", \"ring_bytes\": " << p.shared_bytes(warps);
   }
-  void operator()(const ThinPlan& p) { s << ", \"thread_elements\": " << p.elements; }
+  void operator()(const ThinPlan& p) { s << ", \"thread_elements\": " << p.elements << ", \"runs\": " << p.runs; }
   void operator()(const ColumnsPlan& p) {
     s << ", \"warp_columns\": " << p.width << ", \"thread_elements\": " << p.elements << ", \"batches\": " << p.batches;
   }
-  void operator()(const NarrowPlan& p) { s << ", \"batches\": " << p.batches; }
   void operator()(const PanelsPlan& p) {
     s << ", \"warp_columns\": " << p.width << ", \"thread_elements\": " << p.elements << ", \"batches\": " << p.batches
-      << ", \"units\": " << p.units << ", \"rows\": " << p.rows << ", \"parts\": " << p.parts
-      << ", \"late\": " << text_of(p.late);
+      << ", \"units\": " << p.units << ", \"rows\": " << p.rows << ", \"parts\": " << p.parts;
   }
   void operator()(const ExpandedPlan&) {}
 };
@@ -66,9 +63,15 @@ struct Members {
 Device Device::parse(const std::string& text) {
   Device device;
   for_each_setting(text, [&](const std::string& key, const std::string& value) {
+    if (key == "choice") {
+      device.choice = read_choice(value);
+      if (!device.choice) throw std::invalid_argument("device: there is no file '" + value + "'");
+      return;
+    }
     const int64_t number = number_of("device", key, value);
     if (key == "multiprocessors") device.multiprocessors = static_cast<int>(number);
     else if (key == "l2_bytes") device.l2_bytes = number;
+    else if (key == "bandwidth") device.bandwidth = number;
     else if (key == "shared_bytes") device.shared_bytes = static_cast<int>(number);
     else if (key == "processor_shared_bytes") device.processor_shared_bytes = static_cast<int>(number);
     else if (key == "reserved_shared_bytes") device.reserved_shared_bytes = static_cast<int>(number);
@@ -81,9 +84,10 @@ Device Device::parse(const std::string& text) {
 
 std::string Device::json() const {
   std::ostringstream s;
-  s << "{\"multiprocessors\": " << multiprocessors << ", \"l2_bytes\": " << l2_bytes << ", \"shared_bytes\": " << shared_bytes
-    << ", \"processor_shared_bytes\": " << processor_shared_bytes << ", \"reserved_shared_bytes\": " << reserved_shared_bytes
-    << ", \"early\": " << (early ? "true" : "false") << ", \"clusters\": " << (clusters ? "true" : "false") << "}";
+  s << "{\"multiprocessors\": " << multiprocessors << ", \"l2_bytes\": " << l2_bytes << ", \"bandwidth\": " << bandwidth
+    << ", \"shared_bytes\": " << shared_bytes << ", \"processor_shared_bytes\": " << processor_shared_bytes
+    << ", \"reserved_shared_bytes\": " << reserved_shared_bytes << ", \"early\": " << (early ? "true" : "false")
+    << ", \"clusters\": " << (clusters ? "true" : "false") << "}";
   return s.str();
 }
 
@@ -118,8 +122,7 @@ std::string Plan::str() const {
     << ", " << warps << (warps == 1 ? " warp" : " warps") << " a block";
   if (is<RingPlan>()) {
     const RingPlan& ring = as<RingPlan>();
-    s << ", " << ring.stages << (ring.stages == 1 ? " stage of " : " stages of ") << ring.stage_bytes << " bytes a warp"
-      << (ring.width == 0 ? ", whole rows a thread" : "");
+    s << ", " << ring.stages << (ring.stages == 1 ? " stage of " : " stages of ") << ring.stage_bytes << " bytes a warp";
   }
   if (walk == Walk::nested) s << ", elements in nested dims";
   if (streams) s << ", streamed through the L2";
@@ -134,9 +137,9 @@ std::string Plan::str() const {
 std::string Plan::json() const {
   std::ostringstream s;
   s << "{\"kernel\": \"" << kernel() << "\", \"vector\": " << vector << ", \"walk\": \"" << kWalkNames[static_cast<int>(walk)]
-    << "\", \"streams\": " << text_of(streams) << ", \"warps\": " << warps << ", \"grid\": " << grid.blocks()
-    << ", \"grid_sides\": [" << grid.x << ", " << grid.y << ", " << grid.z << "], \"tiles\": " << tiling.tiles
-    << ", \"splits\": " << tiling.splits << ", \"tile_outputs\": " << tiling.tile_outputs
+    << "\", \"by_columns\": " << text_of(by_columns) << ", \"streams\": " << text_of(streams) << ", \"warps\": " << warps
+    << ", \"grid\": " << grid.blocks() << ", \"grid_sides\": [" << grid.x << ", " << grid.y << ", " << grid.z
+    << "], \"tiles\": " << tiling.tiles << ", \"splits\": " << tiling.splits << ", \"tile_outputs\": " << tiling.tile_outputs
     << ", \"tile_leaves\": " << tiling.tile_leaves << ", \"outputs\": " << tiling.outputs << ", \"columns\": " << tiling.columns
     << ", \"leaves\": " << tiling.leaves << ", \"workspace_bytes\": " << workspace_bytes << ", \"early\": " << text_of(early)
     << ", \"cluster\": " << cluster << ", \"bytes\": " << bytes;

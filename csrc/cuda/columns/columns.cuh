@@ -215,11 +215,10 @@ __device__ __forceinline__ void write_lanes(const Args<Source, Acc>& a, int64_t 
   a.output.write_neighbours(place, V > 1 ? a.kept.dims[a.kept.rank - 1].out : 0, index, v);
 }
 
-// At most kElements elements an output: a thread takes all of them, for thin_runs() runs of V outputs, whose loads are in
-// flight together.
-template <int V, int kElements, Walk walk, class Source, class Acc>
+// At most kElements elements an output: a thread takes all of them, for kCount runs of V outputs, whose loads are in flight
+// together.
+template <int V, int kElements, int kCount, Walk walk, class Source, class Acc>
 __device__ __forceinline__ void take_few(const Args<Source, Acc>& a, const Tile& tile) {
-  constexpr int kCount = thin_runs(V, kElements);
   const int outputs = static_cast<int>(tile.outputs), length = static_cast<int>(a.length);
   int column[kCount];
   Offsets offsets[kCount];
@@ -261,8 +260,9 @@ __device__ __forceinline__ void take_whole(const Args<Source, Acc>& a, const Til
   write_lanes(a, place.out, tile.output + column, batch);
 }
 
-// A thread takes all elements of its outputs: at most kElements each, which is kLoads or fewer, or kLanes.
-template <int V, int kElements, Walk walk, class Source, class Acc>
+// A thread takes all elements of its outputs, of kRuns runs of them: at most kElements each, which is kLoads or fewer, or
+// kLanes.
+template <int V, int kElements, int kRuns, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kThinBlocks<Lanes<typename Source::Element, Acc, V>>))
     thin(const __grid_constant__ Args<Source, Acc> a) {
   wait_for_previous_kernel();
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kThinBlocks<Lanes<typ
   do {
     const Tile tile = loop.tile(a.tiling);
     if constexpr (kElements > kLoads) take_whole<V, walk>(a, tile);
-    else take_few<V, kElements, walk>(a, tile);
+    else take_few<V, kElements, kRuns, walk>(a, tile);
   } while (loop.next(a.tiling));
 }
 

@@ -12,25 +12,24 @@ void propose(Proposals& proposals) {
   const Request& q = proposals.request;
   if (q.vector > 1 && panels_kernel::takes(q)) return;
   ColumnsPlan plan{};
-  const bool nested = q.walk == Walk::nested;
-  const int few = q.p.length <= 2 * kLanes ? 2 : q.p.length <= 4 * kLanes ? 4 : kDepth;
-  plan.elements = q.p.length <= kLanes ? 1 : q.vector == 1 || nested ? few : kLoads;
-  const int64_t columns = q.p.kept.back().size, vectors = ceil_div(columns, q.vector);
-  const int64_t line = std::max(1, kLine / (q.vector * q.size));
-  const int many = column_batches(q.vector, nested);
+  plan.elements = leaf_elements(q.p.length);
+  const int vector = column_vector(q.vector, q.walk);
+  const int64_t columns = q.p.kept.back().size, vectors = ceil_div(columns, vector);
+  const int64_t line = std::max(1, kLine / (vector * q.size));
+  const int many = column_batches(vector);
   const auto propose_width = [&](int width) {
     plan.width = width;
     for (int batches = 1; batches <= many; batches += std::max(1, many - 1)) {
       plan.batches = batches;
       const int64_t unit = int64_t{kWarp / width} * (kLoads / plan.elements) * batches;
-      const int64_t most = std::min<int64_t>(power_of_two_above(ceil_div(q.leaves, unit)), column_slots(q.vector) / width);
+      const int64_t most = std::min<int64_t>(power_of_two_above(ceil_div(q.leaves, unit)), column_slots(vector) / width);
       const auto tiles = [&](int64_t units) {
         return q.p.outputs / columns * ceil_div(vectors, width) * ceil_div(q.leaves, units * unit);
       };
       for_each_tile_size(most, q.device, tiles, [&](int64_t units) {
         for (int64_t warps : {4, 8})
           if (warps == 4 || units >= 8)
-            proposals.add({plan, q.walk, q.vector, static_cast<int>(std::min(warps, units)), int64_t{width} * q.vector,
+            proposals.add({plan, q.walk, vector, static_cast<int>(std::min(warps, units)), int64_t{width} * vector,
                            units * unit, columns, true});
       });
     }

@@ -15,10 +15,10 @@ struct ColumnsPlan {
 // Vectors of lane sums that a block keeps in shared memory.
 GPUREDUCE_HOST_DEVICE constexpr int column_slots(int vector) { return vector > 8 ? 128 : 512; }
 
-// Batches of leaves that a thread takes where it takes several. Of bytes a batch is large already. Of vectors a stride apart it
-// takes one: the panels kernel takes these, but for more batches of columns, or rows, than its grid has.
-GPUREDUCE_HOST_DEVICE constexpr int column_batches(int vector, bool nested) {
-  return vector > 1 && !nested ? 1 : vector > 8 ? 2 : 4;
-}
+// Elements of a load: vectors a stride apart are for the panels kernel.
+GPUREDUCE_HOST_DEVICE constexpr int column_vector(int vector, Walk walk) { return walk == Walk::nested ? vector : 1; }
+
+// Batches of leaves that a thread takes where it takes several. Of bytes a batch is large already.
+GPUREDUCE_HOST_DEVICE constexpr int column_batches(int vector) { return vector > 8 ? 2 : 4; }
 
 }  // namespace gpureduce

@@ -19,8 +19,7 @@ struct DenseArgs {
   Count rows, row_units;
   uint32_t splits;
   int32_t tile_units;
-  int32_t short_units;  // those that a row's short last chunk is taken in, if any
-  bool alone;           // a warp takes a row alone
+  bool alone;  // a warp takes a row alone
   Output<Acc> output;
   Nest<Source::kRank> kept, reduced;
   Stride<kInnerDims> next;  // in nested dims: to a thread's next element of a leaf; in flat rows, of a row
@@ -153,22 +152,19 @@ __device__ __forceinline__ void take_row(const DenseArgs<Source, Acc>& a) {
 }
 
 // A block takes some units of one row: its warps one after the other, and one warp joins what they come to. Splits of a row
-// that are a cluster are joined by its first block. Or a block takes several short rows, whose warps stand along y.
+// that are a cluster are joined by its first block.
 template <int V, int kElements, Walk walk, class Source, class Acc>
 __device__ __forceinline__ void take_units(const DenseArgs<Source, Acc>& a) {
   using Element = typename Source::Element;
   using Count = typename DenseArgs<Source, Acc>::Count;
-  __shared__ Acc slots[kMaxDenseUnits];
+  __shared__ Acc sums[kMaxDenseUnits];  // of the tile's units
   __shared__ Acc received[kMaxCluster];
   __shared__ uint64_t arrived;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  constexpr bool kShares = shares_blocks(V, kElements);
-  const uint32_t own = kShares ? threadIdx.y : 0, rows = kShares ? blockDim.y : 1;
   const bool split = a.splits > 1;
-  const Count row = split ? Count{blockIdx.z} * kMaxDenseDepth + blockIdx.y : whole_rows_block<Count>() * rows + own;
+  const Count row = split ? Count{blockIdx.z} * kMaxDenseDepth + blockIdx.y : whole_rows_block<Count>();
   const uint32_t tile = split ? blockIdx.x : 0;
-  if (row >= a.rows) return;                     // barriers do not wait for warps that have ended
-  Acc* const sums = slots + own * a.tile_units;  // of the row's units
+  if (row >= a.rows) return;
   const Count first = Count{tile} * a.tile_units;
   const int units = static_cast<int>(min(static_cast<Count>(a.tile_units), a.row_units - first));
   const bool last = first + units == a.row_units;
@@ -184,21 +180,7 @@ __device__ __forceinline__ void take_units(const DenseArgs<Source, Acc>& a) {
   if (clustered) inbox.open(tile == 0 ? a.splits : 0);
   if constexpr (kHasRest)
     if (has_rest && warp == warps - 1) rest = load_rest<walk>(a, place.in);
-  // Or the last chunk is a short one, and taken in fewer units, which have several places each among the sums.
-  constexpr int kSize = sizeof(Element), kUnit = row_unit(V, kElements, kSize, walk),
-                kPlaces = short_unit_leaves(kSize) / kUnit;
-  constexpr bool kReadsShort = reads_short(V, kElements, sizeof(Acc), walk);
-  const int short_units = kReadsShort && last ? a.short_units : 0;
-  const int64_t whole = a.length / kChunk * kChunk;
-  const int usual = short_units ? static_cast<int>(whole / kDepth / kUnit - first) : units - has_rest;
-  for (int unit = warp; unit < usual + short_units; unit += warps) {
-    if constexpr (kReadsShort) {
-      if (unit >= usual) {
-        const Acc v = dense_elements<V, 2, walk, false>(a, place.in, whole + (unit - usual) * short_unit_leaves(kSize));
-        if (lane < kPlaces) sums[usual + (unit - usual) * kPlaces + lane] = lane == 0 ? v : padding<Acc>();
-        continue;
-      }
-    }
+  for (int unit = warp; unit < units - has_rest; unit += warps) {
     const Acc v = dense_unit<V, kElements, walk>(a, place.in, first + unit);
     if (lane == 0) sums[unit] = v;
   }
@@ -223,7 +205,7 @@ __device__ __forceinline__ void take_units(const DenseArgs<Source, Acc>& a) {
   inbox.send(0, tile, v);
   if (tile > 0) return;
   inbox.wait();
-  a.output.write_at(place.out, 0, inbox.join(0, a.splits, 1));
+  a.output.write_at(place.out, 0, inbox.join(a.splits));
 }
 
 template <int V, int kElements, Walk walk, class Source, class Acc>

@@ -8,13 +8,14 @@ namespace gpureduce {
 
 struct DensePlan {
   static constexpr const char* kName = "dense";
-  int elements;     // of a leaf, that a thread has in flight: 2, 4 or kDepth
-  int rows;         // whose warps share a block, if that is not a warp a row
-  int short_units;  // units that a row's short last chunk is taken in, if any
+  int elements;  // of a leaf, that a thread has in flight: 2, 4 or kDepth
 };
 
 constexpr int kMaxDenseUnits = 128;            // units that a block takes
 constexpr int kMaxDenseDepth = kMaxGridDepth;  // rows below each other in the grid, if blocks have a part of one
+
+// Whether kernels compiled for a dtype can count such rows, and units of them, in 32 bits.
+inline bool counts_rows(const Problem& p) { return p.outputs < kMaxGrid && p.length < kMaxGrid * kWarp * kDepth; }
 
 // What it is compiled for: more than two dims are deep; of elements that are converted at run time, all nested ones are, and
 // others linear. Deep rows are read in two elements a leaf or in kDepth.
@@ -47,25 +48,6 @@ GPUREDUCE_HOST_DEVICE constexpr int dense_blocks(Walk walk) { return walk == Wal
 // A few elements beyond a row's last whole chunk, which are no work for a warp.
 GPUREDUCE_HOST_DEVICE constexpr int row_rest(int64_t length) {
   return length > kChunk && length % kChunk <= kWarp ? static_cast<int>(length % kChunk) : 0;
-}
-
-// Whether short rows of several units may share blocks. Kernels of long rows start sooner without.
-GPUREDUCE_HOST_DEVICE constexpr bool shares_blocks(int vector, int elements) { return vector == 1 || elements < kDepth; }
-
-// Whether kernels of single elements, eight a leaf, added in sums of so many bytes, read a short last chunk with loads for two:
-// wider sums have no registers left for it.
-GPUREDUCE_HOST_DEVICE constexpr bool reads_short(int vector, int elements, int sum, Walk walk) {
-  return vector == 1 && elements == kDepth && sum <= 8 && walk != Walk::deep;
-}
-
-// Leaves of a unit that is read with those: as many loads as a whole one's. And how many such units a row has in tiles of so
-// many leaves: none where its last chunk is not short, or several tiles'.
-GPUREDUCE_HOST_DEVICE constexpr int short_unit_leaves(int size) { return row_unit(1, 2, size); }
-GPUREDUCE_HOST_DEVICE constexpr int short_units(int64_t length, int size, int64_t tile_leaves) {
-  const int64_t last = length > kChunk && tile_leaves >= kLanes ? length % kChunk : 0;
-  if (last <= kWarp || !is_short_chunk(last)) return 0;
-  const int unit = short_unit_leaves(size);
-  return static_cast<int>(((last < kLanes ? last : kLanes) + unit - 1) / unit);
 }
 
 // Whether a warp takes such a row alone, of a shifted one with its rest.

@@ -2,7 +2,6 @@
 // and its loads, and after them; for while a block starts or ends it loads nothing.
 #pragma once
 
-#include "../cluster.cuh"
 #include "../columns/columns.cuh"
 #include "../shifted.cuh"
 
@@ -16,11 +15,9 @@ struct PanelArgs {
   int64_t partial_output_stride, partial_split_stride;
   int32_t columns, reach;      // of a batch; of a tile
   int32_t tile_leaves;         // a power of two
-  int32_t share;               // columns of a tile that a block of a cluster joins; 0: splits are none
   int32_t units;               // of a tile
   int8_t log_width;            // threads of a warp side by side
   int8_t log_rows, log_parts;  // rows that are joined at the end; threads that join a column's
-  bool late;                   // the next kernel is to start when a warp of every block has read its part
   InputSpan input;
   Output<Acc> output;
   Nest<Source::kRank> kept;
@@ -71,7 +68,6 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
   using Batch = Lanes<Element, Acc, V>;
   using LaneSum = typename Batch::LaneSum;
   constexpr int kLeaves = kLoads / kElements;
-  constexpr bool kMayBeLate = panel_late(V, panel_words<Source, Acc, V>, Batch::kOrderFree);
   constexpr bool kSkips = walk != Walk::shifted || sizeof(LaneSum) == 4;  // units without rows; else registers are too few
   extern __shared__ __align__(kLine) char memory[];
   LaneSum* const slots = reinterpret_cast<LaneSum*>(memory);  // rows of `side` values
@@ -89,11 +85,6 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
   for (int j = 0; j < kOwn; ++j) own[j] = column + j * width < outputs ? column + j * width : 0;
   const int64_t place = batch_place.in + first_row * a.pitch + first_column + (walk == Walk::linear ? own[0] : 0);
   const int log_part = a.log_rows - a.log_parts, log_turn = max(5 - a.log_parts, 2);
-  // Of a cluster, whose blocks are the splits of some columns, each joins its share of them.
-  const bool clustered = a.share > 0;
-  const int blocks = gridDim.y, own_share = max(0, min(a.share, outputs - static_cast<int>(blockIdx.y) * a.share));
-  __shared__ uint64_t arrived;
-  const Inbox<Acc> inbox{&arrived, reinterpret_cast<Acc*>(slots + (side << a.log_rows))};
   // Takes a batch of leaves, the thread's next: where the order is free, its sum is added to `sum`; or else `sum` becomes it,
   // and what is complete with it.
   const auto take_leaves = [&](Batch& sum, Batch(&waiting)[kBatches], int index, auto whole, int64_t at, int left) {
@@ -121,8 +112,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
     if constexpr (!Batch::kOrderFree) take_batch(waiting, sum, index);
   };
   wait_for_previous_kernel();
-  if (!kMayBeLate || !a.late) allow_next_kernel();
-  if (clustered) inbox.open(blocks * own_share);
+  allow_next_kernel();
   // Rows are turned, so that the threads that join one column read different banks.
   const auto place_in = [&](int row, int c) { return slots + row * side + (c ^ ((row >> log_part << log_turn) & (side - 1))); };
   const auto keep_in = [&](int row, const Batch& batch) {
@@ -172,28 +162,16 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
     join_leaves_of_warp(batch, width);
     if (lane < width) keep_in(warp, batch);
   }
-  if (kMayBeLate && a.late) allow_next_kernel();
   __syncthreads();
-  if (clustered) inbox.wait_for_others();
   for (int base = 0; base < side << a.log_parts; base += blockDim.x) {
     const int i = base + threadIdx.x, c = i >> a.log_parts, part = i & ((1 << a.log_parts) - 1);
     const LaneSum* own_part = place_in(part << log_part, c & (side - 1));
     const Acc sum = warp_join(join_slots<Acc>(own_part, side, log_part), 1, 1 << a.log_parts);
     if (c >= outputs || part > 0) continue;
-    if (clustered) {
-      inbox.send(c / a.share, blockIdx.y * a.share + c % a.share, sum);
-    } else {
-      const int64_t output = first_column + c;
-      a.output.write_at(
-          batch_place.out + output * a.result_pitch,
-          (int64_t{blockIdx.z} * a.columns + output) * a.partial_output_stride + blockIdx.y * a.partial_split_stride, sum);
-    }
-  }
-  if (!clustered) return;
-  inbox.wait();
-  for (int i = threadIdx.x; i < own_share; i += blockDim.x) {
-    const int64_t output = first_column + blockIdx.y * a.share + i;
-    a.output.write_at(batch_place.out + output * a.result_pitch, 0, inbox.join(i, blocks, a.share));
+    const int64_t output = first_column + c;
+    a.output.write_at(
+        batch_place.out + output * a.result_pitch,
+        (int64_t{blockIdx.z} * a.columns + output) * a.partial_output_stride + blockIdx.y * a.partial_split_stride, sum);
   }
 }
 

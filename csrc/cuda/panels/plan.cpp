@@ -34,7 +34,7 @@ struct Panels {
   PanelsPlan shape(int64_t units, int warps) const {
     const int rows = q.order_free ? warps : static_cast<int>(units);
     const int parts = std::clamp(warps * kWarp / (width * vector), std::max(1, rows >> kLogPanelRows), kWarp);
-    return {width, elements, batches, static_cast<int>(units), rows, std::min(parts, rows), false};
+    return {width, elements, batches, static_cast<int>(units), rows, std::min(parts, rows)};
   }
   int64_t most_units(int warps) const {
     int64_t units = power_of_two_above(std::min(kMaxPanelLeaves / unit_leaves, ceil_div(q.leaves, unit_leaves)));
@@ -50,11 +50,9 @@ struct Panels {
             const int warps = static_cast<int>(std::min<int64_t>(most, units));
             const int64_t splits = ceil_div(q.leaves, units * unit_leaves);
             if (splits > kMaxGridDepth || (most == 8 && units < 8)) return;
-            PanelsPlan plan = shape(units, warps);
-            plan.late = splits > kMaxCluster && q.streams && panel_late(vector, sum_bytes / 4, q.order_free);
             // Neighbouring columns write neighbouring partial sums, but those of few columns stand as the join reads them.
             const bool by_column = 2 * q.p.outputs > splits;
-            proposals.add({plan, walk, vector, warps, reach(), units * unit_leaves, columns, by_column, true});
+            proposals.add({shape(units, warps), walk, vector, warps, reach(), units * unit_leaves, columns, by_column});
           });
     }
   }
@@ -62,10 +60,10 @@ struct Panels {
 
 // Columns read in one way, as few side by side as most tiles are long.
 Panels narrowest(const Request& q, Walk walk, int vector) {
-  const int elements = q.p.length <= kLanes ? 1 : q.p.length <= 2 * kLanes ? 2 : q.p.length <= 4 * kLanes ? 4 : kDepth;
   const int before = walk == Walk::shifted ? vector - 1 : 0;
   const int64_t vectors = ceil_div(q.p.kept.back().size + before, vector);
-  return {q, walk, vector, elements, static_cast<int>(std::min<int64_t>(kNarrowest, power_of_two_above(vectors)))};
+  return {q, walk, vector, leaf_elements(q.p.length),
+          static_cast<int>(std::min<int64_t>(kNarrowest, power_of_two_above(vectors)))};
 }
 
 }  // namespace

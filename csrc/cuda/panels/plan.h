@@ -16,7 +16,6 @@ struct PanelsPlan {
   int width, elements, batches;  // as in ColumnsPlan
   int32_t units;                 // of leaves, of a tile
   int32_t rows, parts;           // of lane sums in shared memory; threads that join a column's
-  bool late;                     // the next kernel is to start when a warp of every block has read its part, not before
 };
 
 // Batches of leaves that a thread takes where it takes several, and warps that a multiprocessor runs at a time, as registers
@@ -31,12 +30,6 @@ GPUREDUCE_HOST_DEVICE constexpr int panel_batches(int vector, int words, int ele
 GPUREDUCE_HOST_DEVICE constexpr int panel_wave(int words, Walk walk) {
   if (words > 16) return 16;
   return walk == Walk::shifted ? 24 : 32;
-}
-
-// Whether the join of the sums may be told to begin late: of integers, and of elements of four and eight bytes in twice the
-// width.
-GPUREDUCE_HOST_DEVICE constexpr bool panel_late(int vector, int words, bool order_free) {
-  return order_free || (vector < 8 && words > 4);
 }
 
 // The fewest elements of a leaf for which there are kernels of shifted columns. Of leaves that are one byte in each of sixteen

@@ -12,13 +12,12 @@ namespace {
 int64_t pitch_of(const Request& q) { return (q.p.kept.empty() ? q.p.length : q.p.kept.back().stride) * q.size; }
 
 // A thread reads its row word by word; where rows are an even number of words apart, too many threads meet in a bank.
-bool takes_whole_rows(const Request& q) { return pitch_of(q) % 8 != 0 && ceil_div(q.p.length * q.size, 4) <= kWholeRowWords; }
+bool takes_pitch(const Request& q) { return pitch_of(q) % 8 != 0 && ceil_div(q.p.length * q.size, 4) <= kWholeRowWords; }
 
-void propose_stages(Proposals& proposals, RingPlan plan, int64_t at_once, int64_t bytes) {
+void propose_stages(Proposals& proposals, RingPlan plan, int64_t bytes) {
   const Request& q = proposals.request;
-  // Rows of a stage: several times those that are joined at once, but no more than leave work for all warps.
-  int64_t rows = std::max(std::max<int64_t>(1, bytes / std::max<int64_t>(1, plan.pitch)), plan.width ? 1 : at_once);
-  if (rows > at_once) rows -= rows % at_once;
+  // Rows of a stage: several times those that a warp takes at once, but no more than leave work for all warps.
+  int64_t rows = std::max<int64_t>(kWarp, bytes / std::max<int64_t>(1, plan.pitch) / kWarp * kWarp);
   const int64_t warps = int64_t{kRingBlocks} * kMaxRingWarps * q.device.multiprocessors;
   rows = std::min(rows, std::max<int64_t>(kWarp, ceil_div(q.p.outputs, warps)));
   // They may begin anywhere in a line, and the last read may go beyond their end.
@@ -38,27 +37,17 @@ void propose_stages(Proposals& proposals, RingPlan plan, int64_t at_once, int64_
 bool takes(const Request& q) {
   const bool is_short = q.p.reduced.size() == 1 && q.p.reduced[0].stride == 1 && q.p.length <= kLanes && q.p.outputs < kMaxGrid;
   const bool close = q.p.kept.empty() || 4 * q.p.kept.back().stride <= 5 * q.p.length;
-  return q.device.early && !q.by_columns && q.typed && is_short && close && rings_rows(q.size) &&
-         (shares_rows(q.size) || takes_whole_rows(q));
+  return q.device.early && !q.by_columns && q.typed && is_short && close && rings_rows(q.size) && takes_pitch(q);
 }
 
 void propose(Proposals& proposals) {
   const Request& q = proposals.request;
   RingPlan plan{};
   plan.pitch = static_cast<int>(pitch_of(q));
-  const int64_t reads = ceil_div(q.p.length, 4 / q.size);
-  plan.groups = static_cast<int>(power_of_two_above(ceil_div(reads, kWarp)));
-  const auto propose_rows = [&](int width, int64_t at_once) {
-    plan.width = width;
-    for (const auto& [stages, bytes] : {std::pair{1, 4096}, {2, 2048}, {2, 8192}}) {
-      plan.stages = stages;
-      propose_stages(proposals, plan, at_once, bytes);
-    }
-  };
-  if (takes_whole_rows(q)) propose_rows(0, kWarp);
-  if (!shares_rows(q.size)) return;
-  const int width = static_cast<int>(std::min<int64_t>(kWarp, power_of_two_above(reads)));
-  propose_rows(width, int64_t{kLoads} * (kWarp / width) / plan.groups);
+  for (const auto& [stages, bytes] : {std::pair{1, 4096}, {2, 2048}, {2, 8192}}) {
+    plan.stages = stages;
+    propose_stages(proposals, plan, bytes);
+  }
 }
 
 }  // namespace gpureduce::ring_kernel

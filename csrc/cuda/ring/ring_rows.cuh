@@ -25,93 +25,11 @@ struct Words {
   }
 };
 
-// keep(x, 0, n), prepared.
-template <class Element, int V>
-struct First {
-  typename Vector<Element, V>::Bits keep, other;
-
-  First() = default;
-  __device__ __forceinline__ explicit First(int n) {
-    Vector<Element, V> ones, rest;
-    memset(&ones, 0xff, sizeof(ones));
-    memset(&rest, 0, sizeof(rest));
-    Element none;
-    memset(&none, 0, sizeof(none));
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-      if (j < n) continue;
-      ones.set(j, none);
-      rest.set(j, padding_element<Element>());
-    }
-    keep = ones.bits;
-    other = rest.bits;
-  }
-  __device__ __forceinline__ Vector<Element, V> of(Vector<Element, V> x) const { return {(x.bits & keep) | other}; }
-};
-
-// Short rows, every element of which is a leaf: kWidth threads a row, a read each, and 32 / kWidth rows side by side; or
-// kGroups times 32 reads a row. A thread reads kLoads times, from other rows or groups; then the values change hands, so that
-// as many threads as there are values have one each.
-template <int kWidth, int kGroups, class Element>
-struct ShortRows {
-  static constexpr int V = Words<Element>::V, kSide = kWarp / kWidth;
-  static constexpr int kRows = kLoads * kSide / kGroups;  // at once
-  static constexpr int kBatch = kWidth < kLoads ? kWidth : kLoads, kResults = kLoads / kBatch;
-  static_assert(kGroups == 1 || (kWidth == kWarp && kGroups <= kLoads));
-
-  struct Part {
-    int offset;  // of the thread's read in a row
-    First<Element, V> inside;
-  };
-  Part part[kGroups];
-  int pitch;
-
-  // Rows of `count` elements, `pitch` bytes apart.
-  __device__ __forceinline__ ShortRows(int count, int pitch) : pitch(pitch) {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const int e = (threadIdx.x % kWidth + g * kWarp) * V;
-      part[g] = {e < count ? e * static_cast<int>(sizeof(Element)) : 0, First<Element, V>(count - e)};
-    }
-  }
-
-  // The row of the kRows that this thread's result is of; and whether it is the one to write it.
-  static __device__ __forceinline__ int row(int result) {
-    const int lane = threadIdx.x % kWarp;
-    return (result * kBatch + lane % kBatch) / kGroups * kSide + lane / kWidth;
-  }
-  static __device__ __forceinline__ bool writes() { return threadIdx.x % kWidth < kBatch && threadIdx.x % kGroups == 0; }
-
-  // The sums of the kRows rows from `p` on, of which `rows` are there.
-  template <class Acc>
-  __device__ __forceinline__ void sum(const char* p, int rows, Acc (&results)[kResults]) const {
-    const int last = (rows - 1) * pitch;
-    int offset = threadIdx.x % kWarp / kWidth * pitch;
-    Vector<Element, V> x[kLoads];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      x[i] = Words<Element>(p + (offset < last ? offset : last) + part[i % kGroups].offset).next();
-      if (i % kGroups == kGroups - 1) offset += kSide * pitch;
-    }
-#pragma unroll
-    for (int r = 0; r < kResults; ++r) {
-      Acc v[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        RowLanes<Element, Acc, V> lanes;
-        lanes.start(part[i % kGroups].inside.of(x[r * kBatch + i]));
-        v[i] = lanes.join();
-      }
-      results[r] = warp_join(warp_transpose_join<kBatch, kWidth>(v), 1, kGroups);
-    }
-  }
-};
-
-// Short rows again, but a thread takes a whole one, word by word, so that nothing changes hands; 32 rows at once. Where rows
-// are no even number of words apart, at most four threads meet in a bank.
+// Short rows, every element of which is a leaf: a thread takes a whole one, word by word, so that nothing changes hands. Where
+// rows are no even number of words apart, at most four threads meet in a bank.
 template <class Element>
 struct WholeRows {
-  static constexpr int V = Words<Element>::V, kRows = kWarp, kResults = 1;
+  static constexpr int V = Words<Element>::V;
   static constexpr int kLogRun = 3, kLogRuns = 5;  // words read at once; runs of them
   static_assert(kWholeRowWords <= 1 << (kLogRun + kLogRuns));
 
@@ -120,12 +38,9 @@ struct WholeRows {
   // Rows of `count` elements, `pitch` bytes apart.
   __device__ __forceinline__ WholeRows(int count, int pitch) : whole((count - 1) / V), rest(count - whole * V), pitch(pitch) {}
 
-  static __device__ __forceinline__ int row(int) { return threadIdx.x % kWarp; }
-  static __device__ __forceinline__ bool writes() { return true; }
-
-  // The sums of the kRows rows from `p` on, of which `rows` are there.
+  // The sum of the thread's row of the warp's 32 from `p` on, of which `rows` are there; beyond them, of the last one.
   template <class Acc>
-  __device__ __forceinline__ void sum(const char* p, int rows, Acc (&results)[kResults]) const {
+  __device__ __forceinline__ Acc sum(const char* p, int rows) const {
     using LaneSum = Lane<Element, Acc>;
     Words<Element> words(p + min(static_cast<int>(threadIdx.x % kWarp), rows - 1) * pitch);
     LaneSum waiting[1 << kLogRuns], left[kLogRun];
@@ -144,7 +59,7 @@ struct WholeRows {
 #pragma unroll
     for (int level = 0; level < kLogRuns; ++level)
       if (whole >> kLogRun >> level & 1) v = waiting[level] + v;
-    results[0] = v;
+    return v;
   }
 
  private:
@@ -192,9 +107,8 @@ static_assert(Ring<RowsNote>::kOverhead == kRingStageBytes);
 
 // A warp takes tiles, strided by all warps of the grid; neighbouring blocks take neighbouring tiles. A stage is one tile: as
 // many rows as it holds, as they stand in memory.
-template <class Rows, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxRingWarps* kWarp, kRingBlocks)
-    ring_short_rows(const __grid_constant__ Args<Source, Acc> a) {
+template <class Source, class Acc>
+__global__ void __launch_bounds__(kMaxRingWarps* kWarp, kRingBlocks) ring_rows(const __grid_constant__ Args<Source, Acc> a) {
 #if __CUDA_ARCH__ >= 900
   using Element = typename Source::Element;
   extern __shared__ __align__(128) char memory[];
@@ -202,7 +116,7 @@ __global__ void __launch_bounds__(kMaxRingWarps* kWarp, kRingBlocks)
   const uint32_t warps = blockDim.x / kWarp, first = blockIdx.x + threadIdx.x / kWarp * gridDim.x, step = warps * gridDim.x;
   const int64_t ahead = int64_t{step} * a.ring.stages, tiles = a.tiling.tiles;
   const int64_t out_stride = a.kept.rank ? a.kept.dims[a.kept.rank - 1].out : 0;  // a tile lies in one run of outputs
-  const Rows short_rows(static_cast<int>(a.length), a.ring.pitch);
+  const WholeRows<Element> whole_rows(static_cast<int>(a.length), a.ring.pitch);
   wait_for_previous_kernel();
   allow_next_kernel();
   // Rounds before the first tile only fill the ring.
@@ -211,16 +125,11 @@ __global__ void __launch_bounds__(kMaxRingWarps* kWarp, kRingBlocks)
       const char* stage = ring.wait_until_full();
       const RowsNote note = ring.note();
       const char* p = stage + note.offset;
-      for (int row = 0; row < note.rows; row += Rows::kRows, p += Rows::kRows * a.ring.pitch) {
-        Acc results[Rows::kResults];
-        short_rows.sum(p, note.rows - row, results);
-#pragma unroll
-        for (int r = 0; r < Rows::kResults; ++r) {
-          const int mine = row + Rows::row(r);
-          if (Rows::writes() && mine < note.rows)
-            a.output.template write_at<!ring_leaves_quotients(sizeof(Element))>(
-                note.place + mine * out_stride, note.partial + mine * a.tiling.partial_output_stride, results[r]);
-        }
+      for (int row = 0; row < note.rows; row += kWarp, p += kWarp * a.ring.pitch) {
+        const Acc sum = whole_rows.template sum<Acc>(p, note.rows - row);
+        const int mine = row + static_cast<int>(threadIdx.x % kWarp);
+        if (mine < note.rows)
+          a.output.write_at(note.place + mine * out_stride, note.partial + mine * a.tiling.partial_output_stride, sum);
       }
     }
     if (number + ahead < tiles) {

@@ -6,23 +6,22 @@
 
 namespace gpureduce::thin_kernel {
 
-// Of rows, those of which a warp's load touches few lines, and those that are too many for the kernels of short rows.
-bool takes(const Request& q) {
-  if (q.p.length > kLanes) return false;
-  return q.by_columns || q.p.outputs >= kMaxGrid ||
-         (q.p.reduced.size() == 1 && q.p.length * q.size * q.p.reduced[0].stride <= kLine);
-}
+// Of rows, those that are too many for the kernels of short rows.
+bool takes(const Request& q) { return q.p.length <= kLanes && (q.by_columns || q.p.outputs >= kMaxGrid); }
 
 void propose(Proposals& proposals) {
   const Request& q = proposals.request;
-  ThinPlan plan{static_cast<int>(power_of_two_above(std::max<int64_t>(2, q.p.length)))};
+  const int elements = static_cast<int>(power_of_two_above(std::max<int64_t>(2, q.p.length)));
   const int widest = q.by_columns && (q.p.length <= kLoads || wholes_columns(q.vector)) ? q.vector : 1;
-  for (int vector : {1, widest}) {
-    const int64_t runs = q.p.length > kLoads ? 1 : thin_runs(vector, plan.elements);
+  const auto propose_runs = [&](int vector, int runs) {
     for (int warps : {4, 8})
-      proposals.add({plan, q.walk, vector, warps, warps * runs * kWarp * vector, power_of_two_above(q.leaves), q.p.outputs});
-    if (widest == 1) break;
-  }
+      proposals.add({ThinPlan{elements, runs}, q.walk, vector, warps, int64_t{warps} * runs * kWarp * vector,
+                     power_of_two_above(q.leaves), q.p.outputs});
+  };
+  propose_runs(1, 1);
+  if (elements <= kLoads && thin_runs(1, elements, q.element_bytes) > 1)
+    propose_runs(1, thin_runs(1, elements, q.element_bytes));
+  if (widest > 1) propose_runs(widest, 1);
 }
 
 }  // namespace gpureduce::thin_kernel

@@ -1,0 +1,237 @@
+"""What plans are chosen by: a file a GPU, that of the most similar one, a user's own, and calls that were timed."""
+
+import json
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import torch_reduce
+from support import assert_same_bits
+from torch_reduce import __main__ as command
+from torch_reduce import _problems, _tune
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DATA = sorted((ROOT / "csrc" / "plan" / "data").glob("*.inc"))
+OPS = torch.ops.gpureduce
+NAMES = [name.split("(")[0] for name in OPS._features().split()]
+ROWS = ([700, 20000], [20000, 1], [1], torch.float32, torch.float32)
+
+
+def text_of(path):
+    """A file of csrc/plan/data without what makes it a string of C++."""
+    return re.fullmatch(r'R"choice\((.*)\)choice"\n', path.read_text(), re.DOTALL)[1]
+
+
+def plan(view=ROWS, **device):
+    return json.loads(OPS._plan(*view, "", ",".join(f"{key}={value}" for key, value in device.items())))
+
+
+def stump(feature, threshold, left, right):
+    """A choice of one tree: plans whose feature is not above the threshold get `left`, and others `right`."""
+    node = f"{threshold} {NAMES.index(feature)} 2, {left} 255 0, {right} 255 0"
+    head = f"torch_reduce choice 1\ngpu NVIDIA Test\nabout a test\nfeatures {OPS._features()}\n"
+    return head + f"multiprocessors 10\nl2_bytes 1000000\nbandwidth 1000000000\ntree 3\n{node}\n"
+
+
+@pytest.fixture
+def choice(tmp_path):
+    """Writes a choice to a new file, and returns its path."""
+
+    def write(text):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.txt"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_file_decides(choice):
+    """Plans follow the data that they are given: few splits or many, by the same planner."""
+    few, many = (choice(stump("splits", 1.5, left, 1 - left)) for left in (0, 1))
+    wide = ([1, 1 << 22], [1 << 22, 1], [1], torch.float32, torch.float32)
+    assert plan(choice=few)["splits"] == 1 < plan(choice=many)["splits"]
+    assert plan(wide, choice=many)["splits"] > 1
+    cells = [OPS._candidates(*ROWS, "", f"choice={path}") for path in (few, many)]
+    assert torch.equal(*cells)  # what is proposed does not depend on it
+
+
+@pytest.mark.parametrize("path", DATA, ids=lambda path: path.stem)
+def test_files_that_come_with_it(path, choice):
+    """Each file of csrc/plan/data is the choice of a GPU of its name, and of GPUs like it."""
+    text = text_of(path)
+    facts = dict(re.findall(r"^(gpu|multiprocessors|l2_bytes|bandwidth) (.+)$", text, re.MULTILINE))
+    name = facts.pop("gpu")
+    device = ",".join(f"{key}={value}" for key, value in facts.items())
+    assert OPS._known_choice("", device) == name
+    assert OPS._known_choice(name, "multiprocessors=1,l2_bytes=1,bandwidth=1") == name
+    smaller = ",".join(f"{key}={int(value) * 15 // 16}" for key, value in facts.items())
+    assert OPS._known_choice("another", smaller) == name
+    rng, own = random.Random(1), choice(text)
+    for _ in range(100):
+        problem = _problems.random_problem(rng, "mixed")
+        dtype = getattr(torch, problem.dtype)
+        result = torch_reduce.sum(torch.empty(1, dtype=dtype)).dtype
+        view = (problem.sizes, problem.strides, problem.dims, dtype, result)
+        assert plan(view, **facts) == plan(view, **facts, choice=own)
+
+
+BROKEN = {
+    "another format": (lambda text: text.replace("choice 1", "choice 2"), "does not begin"),
+    "other plans": (lambda text: text.replace("splits", "slits"), "other plans"),
+    "cut off": (lambda text: text[: text.rindex(",")], "cut off"),
+    "words": (lambda text: text + "some words\n", "a line is none"),
+    "a branch out of its tree": (lambda text: re.sub(r"(\d+ )2,", r"\g<1>3,", text), "broken"),
+    "a branch back": (lambda text: re.sub(r"(\d+ )2,", r"\g<1>0,", text), "broken"),
+    "an unknown feature": (lambda text: re.sub(r" \d+ 2,", " 200 2,", text), "broken"),
+    "no GPU": (lambda text: text.replace("bandwidth 1000000000\n", "bandwidth 0\n"), "what its GPU is"),
+    "nothing": (lambda text: "", "does not begin"),
+    "an unknown base": (lambda text: text.replace("tree 3", "on NVIDIA None\ntree 3"), "stands on data"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_file_is_refused(how, choice):
+    """No file leads a choice out of its memory."""
+    change, message = BROKEN[how]
+    text = stump("splits", 1.5, 0, 1)
+    assert change(text) != text
+    with pytest.raises(ValueError, match=message):
+        plan(choice=choice(change(text)))
+    with pytest.raises(ValueError, match="there is no file"):
+        plan(choice="/nowhere/at.all")
+
+
+def test_a_choice_on_another(choice):
+    """A choice that stands on a known one decides as that one where its trees add nothing, and otherwise by the sum."""
+    known = OPS._known_choice("", "")
+    rows = OPS._candidates(*ROWS)
+    guesses, few = OPS._guesses(rows, known), rows[:, NAMES.index("splits")] <= 1.5
+    for left, right in ((0, 0), (0, 9), (9, 0)):
+        text = stump("splits", 1.5, left, right).replace("tree 3", f"on {known}\ntree 3")
+        best = int((guesses + torch.where(few, left, right)).argmin())
+        assert plan(choice=choice(text)) == json.loads(OPS._plan(*ROWS, f"candidate={best}", ""))
+    with pytest.raises(RuntimeError, match="features: expected"):
+        OPS._guesses(rows[:, 1:], known)
+
+
+def made_up_times(best, count=150):
+    """Rows as _tune.measure returns them, where the plan of a problem with the largest `best` is the fastest."""
+    rng, rows = random.Random(2), []
+    index = NAMES.index(best)
+    facts = {"multiprocessors": 132}
+    for _ in range(count):
+        problem = _problems.random_problem(rng, "contiguous")
+        features = _tune.candidates(problem, facts)
+        us = {str(k): 10.0 + 5.0 * (max(row[index] for row in features) - row[index]) for k, row in enumerate(features)}
+        rows.append({"problem": {}, "features": features, "us": us | {"ours": 10.0}})
+    return rows
+
+
+def test_the_fit(tmp_path, capsys):
+    """`python -m torch_reduce tune` learns from times what is fastest, says how sure it is, and writes what is read."""
+    pytest.importorskip("lightgbm")
+    gpu = {"name": "NVIDIA Test", "multiprocessors": 99, "l2_bytes": 1 << 20, "bandwidth": 1 << 40}
+    kept = {"gpu": gpu, "features": OPS._features(), "problems": made_up_times("warps")}
+    (tmp_path / "times.json").write_text(json.dumps(kept))
+    for written in ("choice.txt", "choice.inc"):
+        assert command.main(["tune", "--times", str(tmp_path / "times.json"), "--write", str(tmp_path / written)]) == 0
+    said = capsys.readouterr().out
+    assert "150 problems" in said and "NVIDIA Test" in said and "left out of the fit: 1.0" in said
+    assert "\non NVIDIA" in (tmp_path / "choice.txt").read_text()
+    assert text_of(tmp_path / "choice.inc") == (tmp_path / "choice.txt").read_text()
+    right = 0
+    for seed in range(60):
+        problem = _problems.random_problem(random.Random(1000 + seed), "contiguous")
+        dtype = getattr(torch, problem.dtype)
+        result = torch_reduce.sum(torch.empty(1, dtype=dtype)).dtype
+        view = (problem.sizes, problem.strides, problem.dims, dtype, result)
+        most = max(
+            json.loads(OPS._plan(*view, f"candidate={k}", ""))["warps"] for k in range(len(OPS._candidates(*view)))
+        )
+        right += plan(view, choice=tmp_path / "choice.txt")["warps"] == most
+    assert right > 50
+    kept["problems"][0]["wrong"] = ["3"]
+    (tmp_path / "times.json").write_text(json.dumps(kept))
+    assert command.main(["tune", "--times", str(tmp_path / "times.json"), "--write", str(tmp_path / "none")]) == 1
+    assert "other bits" in capsys.readouterr().err and not (tmp_path / "none").exists()
+
+
+def test_tune_needs_a_gpu(capsys):
+    """Without a GPU both ways to tune say so."""
+    with pytest.raises(ValueError, match="tune: input must be on a CUDA device, but is on cpu"):
+        torch_reduce.tune(torch.ones(4))
+    with pytest.raises(TypeError, match="must be Tensor"):
+        torch_reduce.tune(4)
+    if not torch.cuda.is_available():
+        pytest.importorskip("lightgbm")
+        assert command.main(["tune"]) == 1
+        assert "needs an NVIDIA GPU" in capsys.readouterr().err
+
+
+OWN = "import json, torch, torch_reduce; print(json.loads(torch.ops.gpureduce._device(0))['choice'])"
+
+
+def test_a_users_own_choice(cuda, tmp_path):
+    """A file in the cache folder is taken, one of another version is reported and not taken."""
+    path = pathlib.Path(OPS._choice_path(0))
+    own = tmp_path / path.name
+
+    def found():
+        environment = os.environ | {"TORCH_REDUCE_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT)}
+        return subprocess.run([sys.executable, "-c", OWN], env=environment, capture_output=True, text=True, check=True)
+
+    assert found().stdout.strip() == OPS._known_choice(torch.cuda.get_device_name(0), "")
+    own.write_text(stump("splits", 1.5, 0, 1))
+    assert found().stdout.strip() == "NVIDIA Test"
+    own.write_text("nonsense")
+    ran = found()
+    assert ran.stdout.strip() != "NVIDIA Test" and "is not used" in ran.stderr and "tune" in ran.stderr
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+@pytest.mark.parametrize("shape, dim", [((300, 5000), 1), ((5000, 300), 0), ((64, 33), None)])
+def test_tune_remembers(shape, dim, dtype, cuda):
+    """The fastest plan of a call is taken from then on, in every thread and for means too; the bits stay."""
+    x = torch.randn(shape, device=cuda, dtype=torch.bfloat16)
+    wanted = torch_reduce.sum(x, dim, dtype=dtype)
+    before = torch_reduce.explain(x, dim, dtype=dtype)
+    dims = None if dim is None else [dim]
+    plans = OPS._plans(x, dims, dtype=dtype)
+    other = next(k for k in range(plans) if OPS._explain(x, dims, dtype=dtype, tuning=f"candidate={k}") != before)
+    OPS._remember(x, dims, dtype=dtype, candidate=other)
+    forced = OPS._explain(x, dims, dtype=dtype, tuning=f"candidate={other}")
+    seen = [torch_reduce.explain(x, dim, dtype=dtype)]
+    thread = threading.Thread(target=lambda: seen.append(torch_reduce.explain(x, dim, dtype=dtype)))
+    thread.start()
+    thread.join()
+    assert seen == [forced, forced] and forced != before
+    found = torch_reduce.tune(x, dim, dtype=dtype)
+    assert found.plans == plans and 0 < found.us <= found.before_us * 1.5
+    assert found.plan == torch_reduce.explain(x, dim, dtype=dtype)
+    assert_same_bits(torch_reduce.sum(x, dim, dtype=dtype), wanted)
+    OPS._remember(x, dims, dtype=dtype, candidate=-1)
+    assert torch_reduce.explain(x, dim, dtype=dtype) == before
+    with pytest.raises(ValueError, match="there are only"):
+        OPS._remember(x, dims, dtype=dtype, candidate=plans)
+
+
+def test_tune_takes_any_input(cuda):
+    """Views with gaps, at odd addresses, lazy ones, leaves that need gradients; but nothing while capturing."""
+    x = torch.randn(300, 700, device=cuda)
+    for view in (x[:, 1:], x.t(), x[::2, ::3], torch._neg_view(x), x[:1].expand(50, -1), x.clone().requires_grad_()):
+        wanted = torch_reduce.sum(view, 1)
+        assert torch_reduce.tune(view, 1).plans >= 1
+        assert_same_bits(torch_reduce.sum(view, 1).detach(), wanted.detach())
+        assert_same_bits(wanted.detach().cpu(), torch_reduce.sum(view.detach().cpu(), 1))
+    with pytest.raises(ValueError, match="nothing to time"):
+        torch_reduce.tune(x[:0], 0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), pytest.raises(RuntimeError, match="capture"):
+        torch_reduce.tune(x, 1)
