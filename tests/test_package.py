@@ -64,7 +64,7 @@ def test_every_operation_is_tested():
 def test_documented_and_typed():
     """Everything public has a docstring and type hints, methods of classes too, and the package says it is typed."""
     assert (PACKAGE / "py.typed").exists()
-    wanted = {"__version__", "explain", "ladder", "replace_torch_sum", "tune", *map(str, OPERATIONS)}
+    wanted = {"__version__", "distributed", "explain", "ladder", "replace_torch_sum", "tune", *map(str, OPERATIONS)}
     assert set(torch_reduce.__all__) == wanted
     public = {name: getattr(torch_reduce, name) for name in wanted}
     for name, member in public.copy().items():

@@ -5,6 +5,7 @@ called; either may be used anywhere. The order is a contract (docs/order.md) and
 bits alone and in any batch, contiguous or strided, on any GPU and on the CPU.
 
 ``python -m torch_reduce`` shows what was built, what is there, and checks pinned bits on every device.
+``torch_reduce.distributed`` has sums over the ranks of torch.distributed, with the same bits at any number of ranks.
 ``torch_reduce.ladder`` is beside it: every kernel of the classic lessons on reduction, to run and to time.
 """
 
@@ -20,7 +21,7 @@ from . import _arguments, _library
 from ._replace import replace_torch_sum
 from ._tuned import Tuned
 
-__all__ = ["__version__", "explain", "ladder", "mean", "replace_torch_sum", "sum", "tune"]
+__all__ = ["__version__", "distributed", "explain", "ladder", "mean", "replace_torch_sum", "sum", "tune"]
 
 __version__ = "0.1.0"
 
@@ -47,9 +48,9 @@ def _through_ops(name, input, dim, keepdim, dtype, out, others):
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Imports torch_reduce.ladder when it is first used: `python -m torch_reduce.ladder` must not find it imported."""
-    if name == "ladder":
-        return import_module(".ladder", __name__)
+    """Imports a module of ours when it is first used: `python -m torch_reduce.ladder` must not find it imported."""
+    if name in ("distributed", "ladder"):
+        return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

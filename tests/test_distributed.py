@@ -1,0 +1,643 @@
+"""torch_reduce.distributed: the same bits on any number of ranks, wherever the cuts are, on gloo and the CPU."""
+
+import inspect
+import itertools
+import os
+import pathlib
+import random
+import re
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import model
+import torch_reduce
+import torch_reduce.distributed as distributed
+from support import MEAN, OPERATIONS, SUM, assert_same_bits, data, dtype_of, numpy_of
+from worlds import World
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+WORLDS = range(1, 9)
+NAMES = ["float32", "bfloat16", "float16", "float64", "int8", "int32", "int64", "bool", "complex64", "float8_e4m3fn"]
+pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Eight ranks; tests run on the first few of them, or on any."""
+    ranks = World(8)
+    yield ranks
+    ranks.close()
+
+
+def shard(x, dim, cuts, rank):
+    """The part of a tensor that a rank holds."""
+    return x.narrow(dim, cuts[rank], cuts[rank + 1] - cuts[rank])
+
+
+def random_cuts(rng, size, world):
+    """Where a dim is cut: anywhere, evenly, at chunks, or so that all but a few ranks have nothing."""
+    style = rng.randrange(4)
+    if style == 0:
+        cuts = [size * rank // world for rank in range(1, world)]
+    elif style == 1:
+        cuts = [rng.randint(0, size) // 4096 * 4096 for _ in range(world - 1)]
+    elif style == 2:
+        few = [rng.randint(0, size) for _ in range(2)]
+        cuts = [rng.choice(few) for _ in range(world - 1)]
+    else:
+        cuts = [rng.randint(0, size) for _ in range(world - 1)]
+    return [0, *sorted(cuts), size]
+
+
+# --- what the ranks run: functions of the group, that raise where something is wrong ---------------------------------
+
+
+def reduce_shards(group, cases):
+    """Each case: an operation, the whole tensor as data() makes it and its dims' order, a call, and the wanted bits."""
+    rank = dist.get_rank(group)
+    for operation, shape, name, seed, permutation, dims, keepdim, dtype, shard_dim, cuts, tells, wanted in cases:
+        x = whole(shape, name, seed, permutation)
+        sizes = [b - a for a, b in itertools.pairwise(cuts)] if tells else None
+        function = getattr(distributed, operation)
+        local = shard(x, shard_dim, cuts, rank)
+        got = function(local, dims, keepdim, dtype=dtype, group=group, shard_dim=shard_dim, sizes=sizes)
+        what = f"{operation} {shape} {name} order {permutation} dims {dims} dtype {dtype} shard {shard_dim} {cuts}"
+        assert_same_bits(got, wanted, what)
+
+
+def whole(shape, name, seed, permutation):
+    """A tensor of that shape, whose dims lie in memory in the order of `permutation`, slowest first."""
+    x = data([shape[d] for d in permutation], name, seed)
+    return x.permute([permutation.index(d) for d in range(len(shape))])
+
+
+def case(op, shape, name, cuts, dims=0, shard_dim=0, *, permutation=None, keepdim=False, dtype=None, tells=False):
+    permutation = permutation or list(range(len(shape)))
+    seed = len(cuts)
+    wanted = op.expected(whole(shape, name, seed, permutation), dims, keepdim, dtype)
+    return op.name, shape, name, seed, permutation, dims, keepdim, dtype, shard_dim, cuts, tells, wanted
+
+
+# --- sum and mean ----------------------------------------------------------------------------------------------------
+
+
+def test_constants():
+    """The chunks and lanes are those of the contract."""
+    text = (ROOT / "csrc" / "order.h").read_text()
+    lanes, depth = (int(re.search(rf"{name} = (\d+);", text)[1]) for name in ("kLanes", "kDepth"))
+    assert (distributed._LANES, distributed._CHUNK) == (lanes, lanes * depth) == (model.LANES, model.CHUNK)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", WORLDS)
+def test_one_dim(name, size, world):
+    """Any cuts of one long row: even, random, at chunks, with empty shards and with shards of less than a chunk."""
+    rng = random.Random(f"{name} {size}")
+    lengths = [0, 1, 3, 4095, 4096, 4097, 12_000, 40_000, 70_001]
+    cases = []
+    for n in lengths:
+        cuts = random_cuts(rng, n, size)
+        for op in OPERATIONS:
+            if op.takes(name):
+                cases.append(case(op, [n], name, cuts, tells=rng.random() < 0.5))
+    cases.append(case(SUM, [500 * size], name, [500 * rank for rank in range(size + 1)]))
+    cases.append(case(SUM, [4096 * size], name, [4096 * rank for rank in range(size + 1)]))
+    world.run(size, reduce_shards, cases)
+
+
+@pytest.mark.parametrize("size", WORLDS)
+def test_random(size, world):
+    """Random shapes, dims, orders in memory, dtypes and cuts: of one to four dims, any of which is cut."""
+    rng = random.Random(size)
+    cases, plans = [], set()
+    for _ in range(60):
+        rank = rng.randint(1, 4)
+        shape = [rng.choice([1, 2, 3, 5, 17, 64, 300]) for _ in range(rank)]
+        shard_dim = rng.randrange(rank)
+        shape[shard_dim] = rng.choice([1, 7, 100, 4096, 5000, 20_000])
+        while np.prod(shape) > 100_000:
+            at = rng.randrange(rank)
+            shape[at] = -(-shape[at] // 2)
+        dims = sorted({shard_dim} | {d for d in range(rank) if rng.random() < 0.5})
+        permutation = rng.sample(range(rank), rank)
+        name, op = rng.choice(NAMES), rng.choice(OPERATIONS)
+        dtype = rng.choice([None, None, torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.bool])
+        if not op.takes(name, dtype):
+            op = SUM
+        cuts = random_cuts(rng, shape[shard_dim], size)
+        sizes = [b - a for a, b in itertools.pairwise(cuts)]
+        tells = min(sizes) > 1 and rng.random() < 0.5
+        cases.append(
+            case(
+                op,
+                shape,
+                name,
+                cuts,
+                dims,
+                shard_dim,
+                permutation=permutation,
+                keepdim=rng.random() < 0.5,
+                dtype=dtype,
+                tells=tells,
+            )
+        )
+    plans = world.run(size, plans_of, cases)[0]
+    assert size == 1 or {(True, False), (False, True), (False, False)} <= set(plans)
+
+
+def plans_of(group, cases):
+    """Runs the cases, and returns which ways were taken: whether shards are realigned, and outputs dealt out."""
+    ways, make = [], distributed._plan.__wrapped__
+
+    def plan(*args):
+        made = make(*args)
+        ways.append((made.realigns, made.by_outputs))
+        return made
+
+    distributed._plan, kept = plan, distributed._plan
+    try:
+        reduce_shards(group, cases)
+    finally:
+        distributed._plan = kept
+    return ways
+
+
+LAYOUTS = {
+    "batch of images": ([12, 5, 33, 41], [0, 1, 2, 3], [0, 2, 3]),
+    "channels last": ([12, 5, 33, 41], [0, 2, 3, 1], [0, 2, 3]),
+    "all of it": ([12, 5, 33, 41], [0, 1, 2, 3], [0, 1, 2, 3]),
+    "all of it, channels last": ([12, 5, 33, 41], [0, 2, 3, 1], [0, 1, 2, 3]),
+    "transposed": ([700, 90], [1, 0], [0, 1]),
+    "long rows, and a few outputs": ([3, 50_000], [0, 1], [1]),
+    "many short columns": ([300, 100], [0, 1], [0]),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", [2, 3, 5, 7, 8])
+def test_layouts(layout, size, world):
+    """Each dim of a layout is cut in turn, also those that no stride makes neighbours of the others."""
+    shape, permutation, dims = LAYOUTS[layout]
+    rng = random.Random(f"{layout} {size}")
+    cases = []
+    for shard_dim in dims:
+        for name in ("float32", "bfloat16"):
+            cuts = random_cuts(rng, shape[shard_dim], size)
+            for op in OPERATIONS:
+                cases.append(case(op, shape, name, cuts, dims, shard_dim, permutation=permutation, keepdim=op is MEAN))
+    world.run(size, reduce_shards, cases)
+
+
+def cut_without_a_stride(group, wanted):
+    """Shards of one channel, or none, of a channels-last image: their strides do not say where channels lie."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    x = data([3, 40, 9, 10], "float32", 1).permute(0, 3, 1, 2)  # (3, 10, 40, 9)
+    cuts = [0, *[min(rank, 2) for rank in range(1, size)], 10]  # 1, 1, 0, 0, ... channels, and the last has the others
+    local = shard(x, 1, cuts, rank)
+    if rank < size - 1:
+        local = local.contiguous()
+        assert local.stride()[1] != 1 or local.numel() == 0
+    assert_same_bits(distributed.sum(local, group=group, shard_dim=1), wanted)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_small_shards_follow_the_others(size, world):
+    x = data([3, 40, 9, 10], "float32", 1).permute(0, 3, 1, 2)
+    world.run(size, cut_without_a_stride, SUM.expected(x))
+
+
+def lazy_and_expanded(group, wanted):
+    """Conjugated and negated views, shards with gaps, and dims of stride 0."""
+    rank = dist.get_rank(group)
+    x, cuts = data([9001, 4], "complex64", 3), [0, 1, 5000, 9001]
+    parts = [shard(x, 0, cuts, rank).conj(), shard(x.conj().imag, 0, cuts, rank), shard(x[:, ::2], 0, cuts, rank)]
+    parts.append(shard(x[:, :1].expand(-1, 6), 0, cuts, rank))
+    for part, bits in zip(parts, wanted, strict=True):
+        assert_same_bits(distributed.sum(part, 0, group=group, shard_dim=0), bits)
+        if part.shape[1] == 6:
+            assert_same_bits(distributed.sum(part, group=group, shard_dim=0), torch_reduce.sum(x[:, :1].expand(-1, 6)))
+
+
+def test_views(world):
+    x = data([9001, 4], "complex64", 3)
+    views = [x.conj(), x.conj().imag, x[:, ::2], x[:, :1].expand(-1, 6)]
+    world.run(3, lazy_and_expanded, [SUM.expected(view, 0) for view in views])
+
+
+TARGETS = ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "complex32", "complex64"]
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "int8", "int32", "int64", "uint64", "complex128"])
+def test_dtypes_of_results(name, world):
+    """Every result's dtype: means are divided and rounded as the operator does it, once each."""
+    cases = []
+    for target in [*TARGETS, "complex128", "int8", "int64", "bool"]:
+        for op in OPERATIONS:
+            if op.takes(name, dtype_of(target)):
+                cases.append(case(op, [300, 50], name, [0, 100, 101, 300], dtype=dtype_of(target)))
+                cases.append(case(op, [9001, 2], name, [0, 100, 5000, 9001], dtype=dtype_of(target)))
+    world.run(3, reduce_shards, cases)
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "complex128"])
+def test_integers_are_rounded_once(target):
+    """Sums of integers near the middle of two results, which a detour through float64 would round twice."""
+    rng = random.Random(target)
+    whole = [rng.randrange(-(1 << 63), 1 << 63) >> rng.randrange(64) for _ in range(2000)]
+    for exponent, bits, near in itertools.product(range(30, 63), (3, 4, 9, 12, 25), (-1, 0, 1)):
+        middle = (1 << exponent) + (1 << exponent - bits) + near
+        whole += [middle, -middle]
+    exact = np.array(whole, np.int64)
+    got = distributed._finish(torch.from_numpy(exact), None, dtype_of(target))
+    assert_same_bits(got, model.results([exact], target))
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "complex64"])
+@pytest.mark.parametrize("target", ["bfloat16", "float16", "float32", "float64"])
+def test_quotients(name, target):
+    """Divided in the accumulator's precision, by a count that is rounded to it, also among the smallest numbers."""
+    total = data([20_000], name, 9)
+    if target == "float32":
+        total = total * 2.0**-130
+    parts = list(np.moveaxis(numpy_of(total), -1, 0))
+    target = name if name == "complex64" else target
+    for count in (1, 3, 7, 1000, (1 << 24) + 1, 70_000_000_001):
+        got = distributed._finish(total, count, dtype_of(target))
+        assert_same_bits(got, model.results(model.quotients(parts, count), target), f"count {count}")
+
+
+def any_ranks(group, ranks, wanted):
+    """Ranks of a group are counted in the group's order."""
+    assert dist.get_world_size(group) == len(ranks)
+    x, cuts = data([30_000], "float32", 4), [0, 100, 17_001, 30_000]
+    assert_same_bits(distributed.sum(shard(x, 0, cuts, dist.get_rank(group)), group=group, shard_dim=0), wanted)
+
+
+def test_groups(world):
+    wanted = SUM.expected(data([30_000], "float32", 4))
+    for ranks in ([2, 5, 7], [0, 3, 4]):
+        world.run(ranks, any_ranks, ranks, wanted)
+
+
+def no_messages(group):
+    """A dim that is not cut is summed without the other ranks; so is everything where sizes are told, and one rank."""
+    names = ["all_gather_into_tensor", "all_to_all_single"]
+    kept = {name: getattr(dist, name) for name in names}
+    rank = dist.get_rank(group)
+    x = data([rank, 500, 3], "float32", rank)
+    try:
+        for name in names:
+            setattr(dist, name, None)
+        for op in OPERATIONS:
+            got = getattr(distributed, op.name)(x, [1, 2], True, group=group, shard_dim=0)
+            assert_same_bits(got, op(x, [1, 2], True))
+        wants_gradient = x.clone().requires_grad_()
+        distributed.sum(wants_gradient, -1, group=group, shard_dim=0).sum().backward()
+        assert wants_gradient.grad.eq(1).all()
+    finally:
+        for name in names:
+            setattr(dist, name, kept[name])
+
+
+def test_kept_shards(world):
+    world.run(3, no_messages)
+
+
+# --- what is sent ----------------------------------------------------------------------------------------------------
+
+
+def traffic(group, work, *args):
+    """The bytes that this rank sends to other ranks, and how many messages that are, by collective."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    sent = {"all_to_all": [0, 0], "all_gather": [0, 0]}
+    exchange, gather = dist.all_to_all_single, dist.all_gather_into_tensor
+
+    def count_exchange(output, input, received, parts, **kwargs):
+        others = [part for to, part in enumerate(parts) if to != rank and part]
+        sent["all_to_all"][0] += sum(others) * input.itemsize
+        sent["all_to_all"][1] += len(others)
+        return exchange(output, input, received, parts, **kwargs)
+
+    def count_gather(output, input, **kwargs):
+        sent["all_gather"][0] += input.nbytes * (size - 1)
+        sent["all_gather"][1] += 1
+        return gather(output, input, **kwargs)
+
+    dist.all_to_all_single, dist.all_gather_into_tensor = count_exchange, count_gather
+    try:
+        work(group, *args)
+    finally:
+        dist.all_to_all_single, dist.all_gather_into_tensor = exchange, gather
+    return sent
+
+
+def sum_a_row(group, n, outputs, cuts, sizes):
+    rank = dist.get_rank(group)
+    x = torch.ones(n, outputs)
+    result = distributed.sum(shard(x, 0, cuts, rank), 0, group=group, shard_dim=0, sizes=sizes)
+    assert result.eq(n).all()
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_traffic_of_a_sum(size, world):
+    """At most 4095 elements a boundary and output are sent, and then 2 log2(chunks) accumulators an output."""
+    rng = random.Random(size)
+    for outputs in (1, 3):
+        n = 100_000
+        cuts = [0, *sorted(rng.randint(0, n) for _ in range(size - 1)), n]
+        sizes = [b - a for a, b in itertools.pairwise(cuts)]
+        told = world.run(size, traffic, sum_a_row, n, outputs, cuts, sizes)
+        plan = distributed._plan(tuple(sizes), 1, 1, outputs, 4, 4)
+        assert plan.realigns
+        nodes = max(map(len, plan.nodes))
+        assert nodes <= 2 * (-(-n // 4096)).bit_length()
+        for rank, sent in enumerate(told):
+            head = min(-cuts[rank] % 4096, sizes[rank]) if rank else 0
+            assert sent["all_to_all"] == [4 * outputs * head, int(head > 0)] and head < 4096
+            assert sent["all_gather"] == [4 * outputs * nodes * (size - 1), 1]
+        checked = world.run(size, traffic, sum_a_row, n, outputs, cuts, None)
+        for before, after in zip(told, checked, strict=True):
+            assert after["all_gather"] == [before["all_gather"][0] + 48 * (size - 1), 2]
+    aligned = [4096 * rank for rank in range(size + 1)]
+    told = world.run(size, traffic, sum_a_row, 4096 * size, 1, aligned, [4096] * size)
+    assert all(sent == {"all_to_all": [0, 0], "all_gather": [4 * (size - 1), 1]} for sent in told)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_traffic_of_short_columns(size, world):
+    """Shards of less than a chunk are not realigned: each rank gets whole outputs, and each element moves once."""
+    n, outputs = 100 * size, 80 * size
+    told = world.run(size, traffic, sum_a_row, n, outputs, [100 * r for r in range(size + 1)], [100] * size)
+    for sent in told:
+        assert sent["all_to_all"] == [4 * 100 * outputs * (size - 1) // size, size - 1]
+        assert sent["all_gather"] == [4 * 80 * (size - 1), 1]
+
+
+def all_reduce_ones(group, n):
+    tensor = torch.ones(n)
+    distributed.all_reduce(tensor, group, check=False)
+    assert tensor.eq(dist.get_world_size(group)).all()
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_traffic_of_all_reduce(size, world):
+    """A ring's volume: each rank sends twice what the others hold."""
+    n = 1000 * size
+    for sent in world.run(size, traffic, all_reduce_ones, n):
+        assert sum(bytes for bytes, _ in sent.values()) == 2 * 4 * n * (size - 1) // size
+
+
+def test_nodes_are_few():
+    """For 70e9 elements, no rank of 8, 512 or 16,384 gives more than 48 accumulators, wherever the cuts are."""
+    n, rng = 70_000_000_000, random.Random(0)
+    for size in (8, 512, 16_384):
+        even = [n * rank // size for rank in range(size + 1)]
+        anywhere = [0, *sorted(rng.randrange(n) for _ in range(size - 1)), n]
+        for cuts in (even, anywhere):
+            sizes = tuple(b - a for a, b in itertools.pairwise(cuts))
+            plan = distributed._plan(sizes, 1, 1, 1, 2, 4)
+            assert max(map(len, plan.nodes)) <= 48
+            assert sum(len(left) for left, _ in plan.joins) == sum(map(len, plan.nodes)) - 1
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def expect(group, kind, message, call):
+    """The call raises on every rank, soon; and the ranks can go on."""
+    began = time.monotonic()
+    with pytest.raises(kind, match=message):
+        call()
+    assert time.monotonic() - began < 20
+    result = distributed.sum(torch.ones(5), group=group, shard_dim=0)
+    assert float(result) == 5 * dist.get_world_size(group)
+
+
+def disagree(group):
+    rank = dist.get_rank(group)
+    odd = rank == 1
+    f, x = distributed.sum, torch.ones(4, 6)
+
+    def call(x=x, dim=None, keepdim=False, shard_dim=0, function=f, **kwargs):
+        return lambda: function(x, dim, keepdim, group=group, shard_dim=shard_dim, **kwargs)
+
+    def says(what, odd, others):
+        return re.escape(f"(): the ranks disagree about the {what}: {others} on ranks 0, 2; {odd} on rank 1")
+
+    expect(group, RuntimeError, says("shape", "[*, 7]", "[*, 6]"), call(torch.ones(4, 7) if odd else x))
+    expect(group, RuntimeError, says("shape", "[*, 6, 1]", "[*, 6]"), call(x[..., None] if odd else x))
+    expect(group, RuntimeError, says("dtype", "torch.float64", "torch.float32"), call(x.double() if odd else x))
+    expect(group, RuntimeError, says("dim", "[0, 1]", "[0]"), call(dim=[0, 1] if odd else 0))
+    expect(group, RuntimeError, says("keepdim", "True", "False"), call(keepdim=odd))
+    expect(group, RuntimeError, says("shape", "[6, *]", "[*, 6]"), call(x.t() if odd else x, shard_dim=1 if odd else 0))
+    expect(group, RuntimeError, says("function", "mean", "sum"), call(function=distributed.mean if odd else f))
+    expect(
+        group,
+        RuntimeError,
+        says("dtype of the result", "torch.float64", "torch.float32"),
+        call(dtype=torch.float64 if odd else None),
+    )
+    order = says("order of the reduced dims in memory", "[1, 0]", "[0, 1]")
+    expect(group, RuntimeError, order, call(x.t().contiguous().t() if odd else x))
+    with torch.no_grad():
+        call(x.clone().requires_grad_())()
+
+    reduced = distributed.all_reduce
+    expect(group, RuntimeError, says("shape", "[5]", "[4]"), lambda: reduced(torch.ones(4 + odd), group))
+    bools = torch.ones(4, dtype=torch.int8 if odd else torch.bool)
+    expect(group, RuntimeError, says("dtype", "torch.int8", "torch.bool"), lambda: reduced(bools, group))
+
+
+def fail(group):
+    """One rank's arguments are wrong: it raises its own error, and the others one that names it."""
+    odd = dist.get_rank(group) == 1
+    x = torch.ones(4, 6)
+    wants_gradient = torch.ones(4, 6, requires_grad=True)
+    for kind, message, wrong in [
+        (IndexError, "Dimension out of range", lambda: distributed.sum(x, 5, group=group, shard_dim=0)),
+        (IndexError, "'shard_dim' must be in", lambda: distributed.sum(x, group=group, shard_dim=2)),
+        (TypeError, "'shard_dim' must be an int", lambda: distributed.sum(x, group=group, shard_dim=None)),
+        (TypeError, "sum", lambda: distributed.sum([1.0], group=group, shard_dim=0)),
+        (RuntimeError, "give x.detach", lambda: distributed.sum(wants_gradient, group=group, shard_dim=0)),
+        (RuntimeError, "Input dtype", lambda: distributed.mean(x.long(), group=group, shard_dim=0)),
+    ]:
+        if odd:
+            expect(group, kind, message, wrong)
+        else:
+            named = rf"rank 1 failed: {kind.__name__}: .*{message}"
+            expect(group, RuntimeError, named, lambda: distributed.sum(x, group=group, shard_dim=0))
+        expect(group, kind, message, wrong)  # and where all are wrong, each raises its own
+    wrong = ValueError if odd else RuntimeError
+    scatter = distributed.reduce_scatter
+    expect(group, wrong, "3 times as many", lambda: scatter(torch.ones(2), torch.ones(6 + odd), group))
+
+
+def test_disagreement(world):
+    """All ranks name who has what, and nobody waits for long."""
+    world.run(3, disagree)
+
+
+def test_failure(world):
+    world.run(3, fail)
+
+
+def wrong_sizes(group):
+    x, rank = torch.ones(4, 6), dist.get_rank(group)
+    wrong = {(4,): "3 sizes, one a rank", (4, -1, 4): "none negative", (5, 5, 5): f"rank {rank} has 5"}
+    for sizes, message in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            distributed.sum(x, group=group, shard_dim=0, sizes=sizes)
+    with pytest.raises(IndexError):
+        distributed.sum(x, 7, group=group, shard_dim=0, sizes=[4, 4, 4])
+
+
+def test_sizes(world):
+    """Sizes that cannot be are refused before anything is sent."""
+    world.run(3, wrong_sizes)
+
+
+def die(group):
+    """One rank ends; what do the others get, and when?"""
+    if dist.get_rank(group) == 1:
+        os._exit(1)
+    began, errors = time.monotonic(), []
+    for call in (
+        lambda: distributed.sum(torch.ones(5), group=group, shard_dim=0),
+        lambda: distributed.all_reduce(torch.ones(5), group),
+    ):
+        try:
+            call()
+        except RuntimeError as error:
+            errors.append(str(error))
+    return errors, time.monotonic() - began
+
+
+def test_a_rank_that_ends():
+    """The others get the backend's error, and do not hang."""
+    ranks = World(3)
+    try:
+        first, ended, last = ranks.run(3, die)
+        assert ended is None
+        assert all(len(errors) == 2 and seconds < 100 for errors, seconds in (first, last))
+    finally:
+        ranks.close()
+
+
+def test_not_in_the_group(world):
+    world.run([0], outside)
+
+
+def outside(group):
+    other = dist.GroupMember.NON_GROUP_MEMBER
+    for call in (
+        lambda: distributed.sum(torch.ones(5), group=other, shard_dim=0),
+        lambda: distributed.all_reduce(torch.ones(5), other),
+    ):
+        with pytest.raises(ValueError, match="not in the group|Invalid process group"):
+            call()
+
+
+# --- sums over ranks -------------------------------------------------------------------------------------------------
+
+
+def reduce_ranks(group, name, seed, wanted):
+    """all_reduce and reduce_scatter of every rank's tensor, of many forms; `wanted` has the sums of all shapes."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    for shape, bits in wanted.items():
+        mine = data(shape, name, seed + rank)
+        transposed = mine.t().clone(memory_format=torch.contiguous_format).t()
+        tensors = [mine.clone(), transposed, mine[..., None].repeat_interleave(3, -1)[..., 1]]
+        for tensor in tensors:
+            strides = tensor.stride()
+            assert distributed.all_reduce(tensor, group) is None
+            assert tensor.stride() == strides
+            assert_same_bits(tensor, bits, f"all_reduce {shape} {strides}")
+        works = [(tensor := mine.clone(), distributed.all_reduce(tensor, group, async_op=True)) for _ in range(3)]
+        for tensor, work in works:
+            assert not work.is_completed() and work.wait() and work.wait() and work.is_completed()
+            assert_same_bits(tensor, bits, "async")
+        if shape[0] % size == 0:
+            rows = shape[0] // size
+            piece = bits[rank * rows : (rank + 1) * rows]
+            output = torch.zeros(rows, shape[1], dtype=mine.dtype)
+            distributed.reduce_scatter(output, mine, group)
+            assert_same_bits(output, piece, f"reduce_scatter {shape}")
+            output = torch.zeros(shape[1], rows, dtype=mine.dtype).t()
+            work = distributed.reduce_scatter(output, mine.view(size, rows, shape[1]), group, True)
+            work.wait()
+            assert_same_bits(output, piece, f"reduce_scatter {shape}, async")
+
+
+@pytest.mark.parametrize("name", [*NAMES, "int16", "uint16", "complex32"])
+@pytest.mark.parametrize("size", WORLDS)
+def test_over_ranks(name, size, world):
+    """The model's sum over the ranks, for sizes that divide evenly, do not, are less than the ranks, and are none."""
+    wanted = {}
+    for shape in ((0, 3), (1, 2), (7, 5), (size * 3, 11)):
+        parts = torch.stack([data(shape, name, 70 + rank) for rank in range(size)])
+        wanted[shape] = SUM.expected(parts, 0, dtype=dtype_of(name))
+    world.run(size, reduce_ranks, name, 70, wanted)
+
+
+def test_ranks_are_not_added_left_to_right():
+    """The data can tell: at 3 and more ranks from 4 on, another order gives other bits."""
+    for size in (4, 5, 7, 8):
+        parts = torch.stack([data((1000,), "float32", 70 + rank) for rank in range(size)])
+        running = parts[0].clone()
+        for part in parts[1:]:
+            running += part
+        assert not running.equal(torch_reduce.sum(parts, 0))
+
+
+def accumulate_and_reduce(group, count, wanted):
+    """Every rank adds an aligned run of microbatches by the contract; all_reduce adds the rest of the tree."""
+    rank = dist.get_rank(group)
+    own = range(count)[rank * (run := run_of(count, dist.get_world_size(group))) : (rank + 1) * run]
+    total = torch_reduce.sum(torch.stack([data((100,), "float32", 90 + i) for i in own]), 0)
+    distributed.all_reduce(total, group)
+    assert_same_bits(total, wanted)
+
+
+def run_of(count, size):
+    """The power of two that gives all ranks microbatches."""
+    return 1 << (-(-count // size) - 1).bit_length()
+
+
+@pytest.mark.parametrize("count", [8, 7, 5])
+def test_microbatches_on_any_number_of_ranks(count, world):
+    """The same gradient, bit for bit, from as many ranks as aligned power-of-two runs cut the microbatches into."""
+    wanted = SUM.expected(torch.stack([data((100,), "float32", 90 + i) for i in range(count)]), 0)
+    for size in {-(-count // run) for run in (1, 2, 4, 8)}:
+        world.run(size, accumulate_and_reduce, count, wanted)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 511, 512, 513, 1025, 1300])
+def test_more_ranks_than_lanes(name, ranks):
+    """Pairwise in rank order, whatever the number of ranks: 513 of them are no two elements of one lane."""
+    rows = data((ranks, 9), name, 5)
+    (wide,) = model.addends(numpy_of(rows), name, name)
+    with np.errstate(over="ignore"):
+        total = model.join(np.ascontiguousarray(wide.T))
+    assert_same_bits(distributed._over_ranks(rows, False), model.results([total], name))
+    if name != "int8":
+        assert_same_bits(distributed._over_ranks(rows, True), model.results(model.quotients([total], ranks), name))
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+
+def test_documented_and_typed():
+    """Everything public has a docstring and type hints."""
+    for name in distributed.__all__:
+        member = getattr(distributed, name)
+        assert inspect.getdoc(member), name
+        for function in [member] if inspect.isfunction(member) else [member.allocate, member.__call__]:
+            hints = inspect.get_annotations(function)
+            assert inspect.getdoc(function)
+            assert set(hints) == {*inspect.signature(function).parameters, "return"} - {"self"}, name
+    assert torch_reduce.distributed is distributed

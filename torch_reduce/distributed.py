@@ -1,0 +1,813 @@
+"""Sums over a sharded dimension and over the ranks of torch.distributed, with bits that do not depend on the cut.
+
+``sum`` and ``mean`` reduce a tensor that is cut along one dimension, a shard a rank: every rank gets the bits that
+``torch_reduce.sum`` gives for the whole tensor, at any number of ranks and wherever the cuts are. ``all_reduce`` and
+``reduce_scatter`` add the ranks' tensors pairwise in rank order, whatever the backend and the network; ``ddp_hook``
+and ``FSDPReduceScatter`` bring that to DistributedDataParallel and to ``fully_shard``.
+
+All functions are collective: every rank of the group calls them, with the same arguments but for the data.
+docs/distributed.md says what is exchanged, and what it costs.
+"""
+
+import builtins
+import hashlib
+import json
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import torch_reduce
+
+from . import _arguments
+
+__all__ = ["FSDPReduceScatter", "all_reduce", "ddp_hook", "mean", "reduce_scatter", "sum"]
+
+_LANES = 512  # kLanes and kChunk of csrc/order.h
+_CHUNK = 4096
+_COMPLEX_PART = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+# --- sums over a sharded dim -----------------------------------------------------------------------------------------
+
+
+def sum(
+    x: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+    group: dist.ProcessGroup | None = None,
+    shard_dim: int,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """The sum over ``dim`` of a tensor of which every rank of ``group`` holds a shard.
+
+    The *global tensor* is ``torch.cat(shards, shard_dim)``, the shards in the order of their ranks in ``group``. If
+    ``dim`` includes ``shard_dim``, every rank gets the same result: the one that ``torch_reduce.sum(global tensor, dim,
+    keepdim, dtype=dtype)`` has, bit for bit. If it does not, the result is that of the shard alone, and so still cut
+    along ``shard_dim``; then nothing is exchanged.
+
+    Args:
+        x: this rank's shard, of any dtype, strides and device that :func:`torch_reduce.sum` takes and whose device
+            ``group`` has a backend for. Shards differ in size along ``shard_dim`` alone, and may be empty. It must not
+            require a gradient where gradients are recorded: none would flow.
+        dim: as for :func:`torch_reduce.sum`; it counts the dims of ``x``.
+        keepdim: as for :func:`torch_reduce.sum`.
+        dtype: as for :func:`torch_reduce.sum`.
+        group: the ranks; by default all.
+        shard_dim: the dim along which the global tensor is cut, in ``[-x.dim(), x.dim())``.
+        sizes: the sizes of all shards along ``shard_dim``, in elements, one a rank. By default the ranks tell each
+            other, and check that they agree on everything else; that takes one all_gather of 48 bytes a rank, for which
+            the host waits. With ``sizes`` nothing is checked.
+
+    Returns:
+        A tensor as :func:`torch_reduce.sum` of the global tensor returns it.
+
+    **Order of several reduced dims.** By the contract (docs/order.md) the elements come in the order of the global
+    tensor's strides, and that is the order of the shards' strides: dims of stride 0 first, then by decreasing stride,
+    equal ones in logical order. So contiguous shards stand for a contiguous global tensor, channels-last shards for a
+    channels-last one, and permuted ones for one that is permuted alike. Shards of one index or none along
+    ``shard_dim`` do not show where in memory that dim stands: where ``sizes`` is None they follow the other ranks,
+    and otherwise their own strides.
+
+    Raises:
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`torch_reduce.sum`. Without ``sizes``, the other ranks
+            raise a RuntimeError that names this rank and its error.
+        ValueError: ``sizes`` are not one a rank, or not ``x``'s on this one; this rank is not in ``group``.
+        RuntimeError: the ranks disagree about an argument, a dtype or a shape (all ranks name who has what); or ``x``
+            requires a gradient. A rank that ends, or never calls, is the backend's error, at the latest after the
+            group's timeout.
+    """
+    return _reduce("sum", x, dim, keepdim, dtype, group, shard_dim, sizes)
+
+
+def mean(
+    x: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+    group: dist.ProcessGroup | None = None,
+    shard_dim: int,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """The mean over ``dim`` of a tensor of which every rank holds a shard: as :func:`sum`, with the bits of
+    ``torch_reduce.mean(global tensor, dim, keepdim, dtype=dtype)``.
+
+    Args:
+        x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`.
+        dtype: as for :func:`torch_reduce.mean`: integers and bool need one, floating or complex.
+
+    Raises:
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum` and :func:`torch_reduce.mean`.
+    """
+    return _reduce("mean", x, dim, keepdim, dtype, group, shard_dim, sizes)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call's arguments, read: dims are counted from 0 and sorted."""
+
+    name: str
+    dims: list[int]
+    keepdim: bool
+    given: torch.dtype | None
+    dtype: torch.dtype  # of the result
+    shard_dim: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The reduction of one tensor."""
+        return getattr(torch_reduce, self.name)(x, self.dims, self.keepdim, dtype=self.given)
+
+
+def _reduce(name, x, dim, keepdim, dtype, group, shard_dim, sizes) -> Tensor:
+    world, rank = _place(name, group)
+    call = error = None
+    try:
+        call = _read(name, x, dim, keepdim, dtype, shard_dim)
+        if sizes is not None:
+            _check_sizes(name, sizes, world, rank, x.shape[call.shard_dim])
+    except Exception as raised:
+        if sizes is not None or world == 1:
+            raise
+        error = raised
+    if error is None and (world == 1 or call.shard_dim not in call.dims):
+        return call(x)
+    order = None if error else _order(x, call)
+    if sizes is None:
+        facts = None if error else _facts(x, call, order)
+        size = 0 if error else x.shape[call.shard_dim]
+        device = x.device if isinstance(x, Tensor) else torch.get_default_device()
+        sizes, order = _agree(name, facts, error, size, group, device)
+    shape = list(x.shape)
+    shape[call.shard_dim] = builtins.sum(sizes)
+    if 0 in shape:
+        return call(x.new_empty(shape))
+    return _join_shards(x.detach().resolve_conj().resolve_neg(), call, tuple(map(int, sizes)), order, group)
+
+
+def _read(name, x, dim, keepdim, dtype, shard_dim) -> _Call:
+    """The arguments of a call, checked as far as one rank can."""
+    given = dict(input=x, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
+    x, dim, keepdim, dtype, _ = _arguments.read(name, given, {}).values()
+    probe = getattr(torch_reduce, name)(x.new_empty([0] * x.dim()), dim, keepdim, dtype=dtype)  # torch's errors
+    if isinstance(shard_dim, bool) or not isinstance(shard_dim, int):
+        raise TypeError(f"{name}(): 'shard_dim' must be an int, not {type(shard_dim).__name__}")
+    if not -x.dim() <= shard_dim < x.dim():
+        raise IndexError(f"{name}(): 'shard_dim' must be in [{-x.dim()}, {x.dim()}), but it is {shard_dim}")
+    dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
+    call = _Call(name, sorted(d % x.dim() for d in dims), keepdim, dtype, probe.dtype, shard_dim % x.dim())
+    if call.shard_dim in call.dims and x.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(f"{name}(): 'x' requires a gradient, but none flows through ranks: give x.detach()")
+    return call
+
+
+def _check_sizes(name: str, sizes: Sequence[int], world: int, rank: int, size: int) -> None:
+    if len(sizes) != world or min(sizes) < 0:
+        raise ValueError(f"{name}(): 'sizes' must be {world} sizes, one a rank, none negative, not {list(sizes)}")
+    if sizes[rank] != size:
+        raise ValueError(f"{name}(): 'sizes' says that rank {rank} has {sizes[rank]} along 'shard_dim', not {size}")
+
+
+def _order(x: Tensor, call: _Call) -> list[int]:
+    """The reduced dims in the contract's order, slowest first; of size 1 only the one that is cut is among them."""
+    dims = [d for d in call.dims if x.shape[d] != 1 or d == call.shard_dim]
+    return sorted(dims, key=lambda d: (x.stride(d) != 0, -x.stride(d), d))
+
+
+def _facts(x: Tensor, call: _Call, order: list[int]) -> dict[str, Any]:
+    """What all ranks must agree on, as JSON can hold it; and the order, on which small shards have no say."""
+    return {
+        "function": call.name,
+        "shape": ["*" if d == call.shard_dim else n for d, n in enumerate(x.shape)],
+        "dtype": str(x.dtype),
+        "device": x.device.type,
+        "dim": call.dims,
+        "keepdim": call.keepdim,
+        "dtype of the result": str(call.dtype),
+        "shard_dim": call.shard_dim,
+        "order": order,
+    }
+
+
+def _join_shards(x: Tensor, call: _Call, sizes: tuple[int, ...], order: list[int], group: Any) -> Tensor:
+    """The result of a call whose global tensor is not empty."""
+    _, rank = _place(call.name, group)
+    kept = [d for d in range(x.dim()) if d not in call.dims]
+    at = order.index(call.shard_dim)
+    outer, inner, outputs = (_product(x.shape[d] for d in dims) for dims in (order[:at], order[at + 1 :], kept))
+    accumulator = _accumulator(x.dtype, call.dtype)
+    plan = _plan(sizes, outer, inner, outputs, x.itemsize, accumulator.itemsize)
+
+    # (kept dims, the elements of an output in the contract's order)
+    ones = [d for d in call.dims if d not in order]
+    local = x.permute(kept + order + ones)
+    rest = range(len(kept), x.dim())
+    if plan.realigns:
+        values = _values_in_place(local, len(kept), rest, plan, rank, accumulator, group)
+    else:
+        values = _values_elsewhere(local.flatten(len(kept)).reshape(outputs, -1), plan, rank, accumulator, group)
+    mine = torch.cat(values) if values else x.new_empty(0, dtype=accumulator)
+    gathered = _gather(mine, plan.counts, group)
+    total = gathered if plan.by_outputs else _join(gathered.view(-1, outputs), plan.joins)
+    length = builtins.sum(sizes) * outer * inner
+    result = _finish(total, length if call.name == "mean" else None, call.dtype)
+    return result.view([1 if d in call.dims else n for d, n in enumerate(x.shape) if d in kept or call.keepdim])
+
+
+def _values_in_place(local, kept, rest, plan, rank, accumulator, group) -> list[Tensor]:
+    """The nodes of this rank, where each rank keeps the chunks that begin in it: one tensor of `outputs` a node.
+
+    Only the elements of a chunk that another rank begins are sent, to that rank.
+    """
+    start, end = plan.starts[rank], plan.starts[rank + 1]
+    matrix = None
+
+    def elements(first: int, last: int) -> Tensor:
+        nonlocal matrix  # a copy, where the reduced dims are not neighbours in memory
+        matrix = local.flatten(kept) if matrix is None else matrix
+        return matrix[..., first - start : last - start]
+
+    joined = None
+    if plan.starts != plan.bounds:
+        held = [(s, e) for s, e in zip(plan.starts, plan.starts[1:], strict=False)]
+        wanted = [(s, e) for s, e in zip(plan.bounds, plan.bounds[1:], strict=False)]
+        common = [_common(held[rank], w) if r != rank else (end, end) for r, w in enumerate(wanted)]
+        counts = [_common(h, wanted[rank]) if r != rank else (0, 0) for r, h in enumerate(held)]
+        parts = [elements(first, last).reshape(plan.outputs, -1) for first, last in common]
+        received = _exchange_parts(parts, [(last - first) * plan.outputs for first, last in counts], group)
+        if plan.bounds[rank + 1] > max(end, plan.bounds[rank]):
+            own = elements(plan.runs[rank][-1][0] * _CHUNK, end).reshape(plan.outputs, -1)
+            joined = torch.cat([own] + [block.view(plan.outputs, -1) for block in received], 1)
+
+    values = []
+    for first, last in plan.runs[rank]:
+        for level, index in _cover(first, last, plan.chunks):
+            a = (index << level) * _CHUNK
+            b = min(a + (_CHUNK << level), plan.length)
+            if b > end:
+                part, dims = joined, [1]
+            elif (a, b) == (start, end):
+                part, dims = local, list(rest)
+            else:
+                part, dims = elements(a, b), [kept]
+            values.append(torch_reduce.sum(part, dims, dtype=accumulator).reshape(-1))
+    return values
+
+
+def _values_elsewhere(matrix, plan, rank, accumulator, group) -> list[Tensor]:
+    """The nodes of this rank, where every element is sent to the rank that adds it. `matrix` is (outputs, elements)."""
+    parts = []
+    for (top, bottom), (first, last) in plan.shares:
+        a, b = plan.before(rank, first), plan.before(rank, last)
+        parts.append(matrix[top:bottom, a:b])
+    (top, bottom), (first, last) = plan.shares[rank]
+    rows = bottom - top
+    begins = [plan.before(r, first) for r in range(plan.world)]
+    widths = [plan.before(r, last) - begin for r, begin in enumerate(begins)]
+    received = _exchange_parts(parts, [rows * width for width in widths], group)
+    if rows == 0 or first == last:
+        return []
+    mine = torch.cat([block.view(rows, width) for block, width in zip(received, widths, strict=True)], 1)
+    if plan.outer > 1:  # the ranks' elements alternate: where is each in `mine`?
+        places = torch.arange(first, last, device=mine.device)
+        block, place = places // plan.row, places % plan.row
+        starts = torch.tensor(plan.starts[:-1], device=mine.device)
+        owner = torch.searchsorted(starts, place, right=True) - 1
+        held = torch.tensor([size * plan.inner for size in plan.sizes], device=mine.device)
+        shift = [at - begin for at, begin in zip(accumulate([0] + widths[:-1]), begins, strict=True)]
+        shift = torch.tensor(shift, device=mine.device)
+        mine = mine.index_select(1, block * held[owner] + place - starts[owner] + shift[owner])
+    values = []
+    for level, index in plan.nodes[rank]:
+        a = (index << level) * _CHUNK - first
+        values.append(torch_reduce.sum(mine[:, a : a + (_CHUNK << level)], 1, dtype=accumulator))
+    return values
+
+
+def _common(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    """What two intervals have in common; an empty interval inside the first where that is nothing."""
+    first, last = max(a[0], b[0]), min(a[1], b[1])
+    return (first, last) if first < last else (a[1], a[1])
+
+
+# --- who adds what ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Who sends and adds what: a pure function of what all ranks know, so that all have the same.
+
+    An output's elements are counted from 0 in the contract's order. They come in `outer` rows; in each, rank r holds
+    those from starts[r] to starts[r + 1], of which there are sizes[r] * inner.
+    """
+
+    sizes: tuple[int, ...]
+    outer: int
+    inner: int
+    outputs: int
+    starts: list[int]
+    bounds: list[int]  # rank r adds elements bounds[r] to bounds[r + 1], unless the outputs are dealt out
+    runs: list[list[tuple[int, int]]]  # of chunks that rank r adds, each without a gap and in one tensor
+    nodes: list[list[tuple[int, int]]]  # (level, index) of the sums that rank r computes, in order
+    by_outputs: bool  # each rank adds whole outputs
+    realigns: bool  # each rank keeps the chunks that begin in it
+    joins: list[tuple[list[int], list[int]]]
+
+    @property
+    def world(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def row(self) -> int:
+        return self.starts[-1]
+
+    @property
+    def length(self) -> int:
+        return self.outer * self.row
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.length // _CHUNK)
+
+    @property
+    def shares(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """The outputs and the elements that each rank adds."""
+        if self.by_outputs:
+            cuts = _even(self.outputs, self.world)
+            return [((a, b), (0, self.length)) for a, b in pairwise(cuts)]
+        return [((0, self.outputs), (a, b)) for a, b in zip(self.bounds, self.bounds[1:], strict=False)]
+
+    @property
+    def counts(self) -> list[int]:
+        """How many accumulators each rank gives to the others."""
+        return [len(nodes) * (b - a) for nodes, ((a, b), _) in zip(self.nodes, self.shares, strict=True)]
+
+    def before(self, rank: int, position: int) -> int:
+        """How many elements of an output rank `rank` holds that come before `position`."""
+        row, place = divmod(position, self.row)
+        held = self.starts[rank + 1] - self.starts[rank]
+        return row * held + min(max(place - self.starts[rank], 0), held)
+
+
+@lru_cache(maxsize=256)
+def _plan(sizes: tuple[int, ...], outer: int, inner: int, outputs: int, item: int, accumulator: int) -> _Plan:
+    """The plan that sends the fewest bytes; `item` and `accumulator` are bytes of an element and of its accumulator."""
+    world = len(sizes)
+    starts = list(accumulate((size * inner for size in sizes), initial=0))
+    length = outer * starts[-1]
+    chunks = -(-length // _CHUNK)
+    held = [outer * (b - a) for a, b in pairwise(starts)]
+    if outer == 1:
+        bounds = [min(-(-start // _CHUNK) * _CHUNK, length) for start in starts]
+        kept = [max(0, end - bound) for end, bound in zip(starts[1:], bounds, strict=False)]
+    else:
+        bounds = [min(cut * _CHUNK, length) for cut in _even(chunks, world)]
+        kept = [0] * world
+    added = [b - a for a, b in pairwise(bounds)]
+    runs = []
+    for rank, (a, b) in enumerate(pairwise(bounds)):
+        cuts = [-(-a // _CHUNK), -(-b // _CHUNK)]
+        if outer == 1 and b > max(a, starts[rank + 1]):  # the last chunk ends in another rank, and so in another tensor
+            cuts.insert(1, cuts[1] - 1)
+        runs.append([(c, d) for c, d in pairwise(cuts) if c < d])
+    nodes = [[node for run in of_rank for node in _cover(*run, chunks)] for of_rank in runs]
+
+    moved = max(max(h, a) - k for h, a, k in zip(held, added, kept, strict=True))
+    here = moved * item + world * max(map(len, nodes)) * accumulator
+    there = max(*held, -(-length // world)) * item + accumulator
+    by_outputs = outputs >= world and there < here
+    if by_outputs:
+        runs, nodes = [[(0, chunks)]] * world, [_cover(0, chunks, chunks)] * world
+    joins = [] if by_outputs else _joins([node for of_rank in nodes for node in of_rank], chunks)
+    realigns = outer == 1 and not by_outputs
+    return _Plan(sizes, outer, inner, outputs, starts, bounds, runs, nodes, by_outputs, realigns, joins)
+
+
+def _even(count: int, world: int) -> list[int]:
+    """Where `count` things are cut so that all ranks have as many, or one less."""
+    return [count * rank // world for rank in range(world + 1)]
+
+
+def _cover(first: int, last: int, chunks: int) -> list[tuple[int, int]]:
+    """The fewest nodes that make up the chunks from `first` to `last` of `chunks`, from left to right.
+
+    Node (level, index) is the sum of the chunks from index * 2**level on, 2**level of them or as many as there are.
+    """
+    nodes = []
+    while first < last:
+        room = last - first
+        level = (room - 1).bit_length() if last == chunks else room.bit_length() - 1
+        if first:
+            level = min(level, (first & -first).bit_length() - 1)
+        nodes.append((level, first >> level))
+        first += 1 << level
+    return nodes
+
+
+def _joins(nodes: list[tuple[int, int]], chunks: int) -> list[tuple[list[int], list[int]]]:
+    """The joins of all nodes, level by level: the rows of left and of right neighbours in a growing table.
+
+    The nodes are the table's first rows; each join appends one. The last row is then the sum.
+    """
+    top, rows, steps = (chunks - 1).bit_length(), len(nodes), []
+    levels: list[list[tuple[int, int]]] = [[] for _ in range(top + 1)]
+    for row, (level, index) in enumerate(nodes):
+        levels[level].append((index, row))
+    for level in range(top):
+        here, left, right = dict(sorted(levels[level])), [], []
+        for index, row in here.items():
+            if index % 2:
+                continue
+            if index + 1 in here:
+                left.append(row)
+                right.append(here[index + 1])
+                row = rows
+                rows += 1
+            levels[level + 1].append((index // 2, row))  # without a right neighbour it goes up as it is
+        if left:
+            steps.append((left, right))
+    return steps
+
+
+def _join(table: Tensor, joins: list[tuple[list[int], list[int]]]) -> Tensor:
+    """(nodes, outputs) -> (outputs,): the sums of all nodes in the order of `joins`."""
+    rows = [row for step in joins for pair in step for row in pair]
+    if not rows:
+        return table[0]
+    places = torch.tensor(rows, device=table.device)
+    whole = torch.cat([table, table.new_empty(len(rows) // 2, table.shape[1])])
+    used, made = 0, len(table)
+    for left, _ in joins:
+        count = len(left)
+        pairs = whole.index_select(0, places[used : used + 2 * count]).view(2, count, -1)
+        torch_reduce.sum(pairs, 0, dtype=table.dtype, out=whole[made : made + count])
+        used, made = used + 2 * count, made + count
+    return whole[-1]
+
+
+def _product(numbers) -> int:
+    result = 1
+    for number in numbers:
+        result *= number
+    return result
+
+
+# --- accumulators and results ----------------------------------------------------------------------------------------
+
+
+def _accumulator(source: torch.dtype, result: torch.dtype) -> torch.dtype:
+    """The dtype in which elements are added: the table of docs/order.md."""
+    if result == torch.bool:
+        return torch.bool
+    if not (result.is_floating_point or result.is_complex):
+        return torch.int64
+    if not (source.is_floating_point or source.is_complex):
+        return torch.float64 if source.itemsize == 8 else torch.int64
+    wide = torch.float64 in (_COMPLEX_PART.get(source, source), _COMPLEX_PART.get(result, result))
+    if source.is_complex and result.is_complex:
+        return torch.complex128 if wide else torch.complex64
+    return torch.float64 if wide else torch.float32
+
+
+def _finish(total: Tensor, count: int | None, dtype: torch.dtype) -> Tensor:
+    """Sums in the accumulator's dtype -> results: divided once by `count`, unless that is None, and rounded once."""
+    if count is not None:
+        total = _quotient(total, count)
+    if total.dtype == torch.int64 and (dtype.is_floating_point or dtype.is_complex):
+        total = _double(total, dtype)
+    return torch_reduce.sum(total[None], 0, dtype=dtype)  # of one element: the operator's own rounding
+
+
+def _quotient(total: Tensor, count: int) -> Tensor:
+    """`total` over `count`, in its own precision: integers in float64, complex numbers by component.
+
+    A float32 is divided in float64: rounded from there to float32, a quotient is what a division in float32 gives. And
+    the count is a tensor, since torch multiplies by the reciprocal of a number.
+    """
+    if total.is_complex():
+        return torch.view_as_complex(_quotient(torch.view_as_real(total), count))
+    if total.dtype == torch.float32:
+        count = float(torch.tensor(count, dtype=torch.float32))
+        wide = torch_reduce.sum(total[None], 0, dtype=torch.float64)
+        return torch_reduce.sum((wide / torch.full_like(wide, count))[None], 0, dtype=torch.float32)
+    total = total.to(torch.float64)
+    return total / torch.full_like(total, count)
+
+
+def _double(whole: Tensor, dtype: torch.dtype) -> Tensor:
+    """int64 -> float64, of which the nearest in `dtype` is the integer's: what is cut off leaves an odd bit."""
+    nearest = whole.to(torch.float64)
+    if dtype in (torch.float64, torch.complex128):
+        return nearest
+    odd = (whole >> 11 | (whole & 2047 != 0)).to(torch.float64) * 2048
+    return torch.where(nearest.abs() < 2.0**53, nearest, odd)
+
+
+# --- sums over ranks -------------------------------------------------------------------------------------------------
+
+
+def all_reduce(
+    tensor: Tensor, group: dist.ProcessGroup | None = None, async_op: bool = False, *, check: bool = True
+) -> "Work | None":
+    """Puts the sum of the ranks' tensors into ``tensor``, as ``torch.distributed.all_reduce`` does, with fixed bits.
+
+    Element by element, the ranks' values are joined pairwise in rank order, nearest neighbours first, level by level,
+    as docs/order.md joins lane sums; in the accumulator's precision (float32 for 8 and 16-bit floats), and rounded
+    once. The result depends on the values and their ranks alone: not on the backend, the network, or where an element
+    lies.
+
+    Args:
+        tensor: of the same shape and dtype on every rank, any dtype that :func:`torch_reduce.sum` takes; written in
+            place. Its strides may differ from rank to rank. Integers wrap, and bools are "any".
+        group: the ranks; by default all.
+        async_op: whether to return at once. The exchange is then begun, and ``wait()`` of what is returned does the
+            rest, so all ranks must wait for their works in the same order.
+        check: whether the ranks check first that they agree about shape, dtype and device; that takes one all_gather of
+            48 bytes a rank, for which the host waits. Without it, what happens if they disagree is the backend's
+            affair, which may be a crash or a hang.
+
+    Returns:
+        None, or a :class:`Work` with ``async_op``.
+
+    Raises:
+        ValueError: this rank is not in ``group``.
+        RuntimeError: the ranks disagree; all name who has what. Or a rank has ended: the backend's error.
+    """
+    facts = {"function": "all_reduce", "shape": list(tensor.shape), "dtype": str(tensor.dtype)}
+    if check:
+        _agree("all_reduce", facts | {"device": tensor.device.type}, None, 0, group, tensor.device)
+    return _all_reduce(tensor, group, False, async_op)
+
+
+def reduce_scatter(
+    output: Tensor,
+    input: Tensor,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    check: bool = True,
+) -> "Work | None":
+    """Puts a piece of the sum of the ranks' ``input`` into each ``output``, as ``reduce_scatter_tensor`` does.
+
+    The bits are those of :func:`all_reduce`.
+
+    Args:
+        output: this rank's piece of the sum, written in place: of ``input``'s dtype, of any strides.
+        input: as many elements as all outputs together, whose pieces follow each other in logical order.
+        group: as for :func:`all_reduce`.
+        async_op: as for :func:`all_reduce`.
+        check: as for :func:`all_reduce`.
+
+    Returns:
+        None, or a :class:`Work` with ``async_op``.
+
+    Raises:
+        ValueError: the sizes or dtypes of ``output`` and ``input`` do not fit; this rank is not in ``group``. With
+            ``check`` the other ranks then raise a RuntimeError that names this rank.
+        RuntimeError: as :func:`all_reduce`.
+    """
+    world, _ = _place("reduce_scatter", group)
+    error = None
+    if input.numel() != world * output.numel() or input.dtype != output.dtype:
+        error = ValueError(
+            f"reduce_scatter(): 'input' must have {world} times as many elements as 'output', of one dtype, but they "
+            f"are {_shown(input)} and {_shown(output)}"
+        )
+    facts = {"function": "reduce_scatter", "elements of 'output'": output.numel(), "dtype": str(input.dtype)}
+    if check:
+        _agree("reduce_scatter", facts | {"device": input.device.type}, error, 0, group, input.device)
+    elif error:
+        raise error
+    return _reduce_scatter(output, input, group, False, async_op)
+
+
+class Work:
+    """What an asynchronous call returns: the exchange is under way, and :meth:`wait` adds and finishes."""
+
+    def __init__(self, begun: dist.Work, rest: Callable[[], None]):
+        self._begun, self._rest = begun, rest
+
+    def wait(self) -> bool:
+        """Finishes the call; all ranks must do so in the same order. A second time it does nothing.
+
+        Returns:
+            True.
+
+        Raises:
+            RuntimeError: a rank has ended, or the group's timeout is over: the backend's error.
+        """
+        if self._rest is not None:
+            self._begun.wait()
+            rest, self._rest = self._rest, None
+            rest()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether :meth:`wait` has finished the call."""
+        return self._rest is None
+
+
+def _all_reduce(tensor: Tensor, group: Any, averages: bool, async_op: bool) -> Work | None:
+    """Every rank adds one piece of all tensors, and gives it to the others."""
+    world, rank = _place("all_reduce", group)
+    cuts = _even(tensor.numel(), world)
+    counts = [b - a for a, b in pairwise(cuts)]
+
+    def rest(received: Tensor) -> None:
+        sums = _gather(_over_ranks(received.view(world, -1), averages), counts, group)
+        tensor.detach().copy_(sums.view(tensor.shape))
+
+    return _begin(tensor, counts, [counts[rank]] * world, group, rest, async_op)
+
+
+def _reduce_scatter(output: Tensor, input: Tensor, group: Any, averages: bool, async_op: bool) -> Work | None:
+    """Every rank adds its piece of all inputs."""
+    world, _ = _place("reduce_scatter", group)
+    counts = [output.numel()] * world
+
+    def rest(received: Tensor) -> None:
+        output.detach().copy_(_over_ranks(received.view(world, -1), averages).view(output.shape))
+
+    return _begin(input, counts, counts, group, rest, async_op)
+
+
+def _begin(
+    tensor: Tensor, sent: list[int], counts: list[int], group: Any, rest: Callable[[Tensor], None], async_op: bool
+) -> Work | None:
+    """Exchanges the elements of a tensor, and does the `rest` with what comes: now, or when the work is waited for."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    begun, received = _exchange(flat, sent, counts, group)
+    work = Work(begun, lambda: rest(received))
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+def _over_ranks(rows: Tensor, averages: bool) -> Tensor:
+    """(ranks, n) -> (n,): the sum or the mean, joined pairwise in rank order."""
+    world, dtype = len(rows), rows.dtype
+    if world <= _LANES:  # each is a lane, and lanes are joined pairwise
+        return (torch_reduce.mean if averages else torch_reduce.sum)(rows, 0, dtype=dtype)
+    accumulator = _accumulator(dtype, dtype)
+    while len(rows) > 1:
+        rows = torch.stack([torch_reduce.sum(run, 0, dtype=accumulator) for run in rows.split(_LANES)])
+    return _finish(rows[0], world if averages else None, dtype)
+
+
+# --- in training -----------------------------------------------------------------------------------------------------
+
+
+def ddp_hook(state: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """A communication hook that averages the gradients of ``DistributedDataParallel`` in the order of the ranks.
+
+    It is registered by ``model.register_comm_hook(group, torch_reduce.distributed.ddp_hook)``. A gradient becomes the
+    ranks' gradients joined pairwise in rank order, divided once by their number, and rounded once; DDP itself divides
+    first, and adds as the backend likes.
+
+    Args:
+        state: the ranks; None for all.
+        bucket: the gradients that DDP gives it, flat: of float16, bfloat16, float32 or float64.
+
+    Returns:
+        A future that is completed, with the bucket's tensor, which now holds the averages.
+
+    Raises:
+        RuntimeError: a rank has ended: the backend's error.
+    """
+    buffer = bucket.buffer()
+    _all_reduce(buffer, state, True, False)
+    future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
+    future.set_result(buffer)
+    return future
+
+
+class FSDPReduceScatter:
+    """What ``module.set_custom_reduce_scatter`` takes, for modules under ``torch.distributed.fsdp.fully_shard``.
+
+    Gradients are then added pairwise in rank order, as :func:`reduce_scatter` adds them, and averaged by one division
+    before the one rounding. It has torch's protocol ``ReduceScatter``: ``allocate``, and a call.
+    """
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for a message of ``size`` elements."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Adds or averages: ``op`` is SUM or AVG.
+
+        Raises:
+            ValueError: another ``op``, such as the one that ``set_gradient_divide_factor`` asks for.
+        """
+        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            raise ValueError(f"FSDPReduceScatter: 'op' must be SUM or AVG, not {op}")
+        return _reduce_scatter(output_tensor, input_tensor, group, op == dist.ReduceOp.AVG, async_op)
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def _place(name: str, group: Any) -> tuple[int, int]:
+    """The number of ranks of a group, and this one's number in it."""
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+    if rank < 0:
+        raise ValueError(f"{name}(): this process is not in the group")
+    return world, rank
+
+
+def _bytes(flat: Tensor) -> Tensor:
+    """A contiguous tensor's bytes: backends do not know all dtypes."""
+    return flat.view(torch.uint8)
+
+
+def _exchange(flat: Tensor, sent: list[int], counts: list[int], group: Any) -> tuple[dist.Work, Tensor]:
+    """Begins to send the elements of `flat`, sent[r] of them to rank r, and to receive counts[r] from rank r."""
+    received, item = flat.new_empty(builtins.sum(counts)), flat.itemsize
+    sizes = [count * item for count in counts], [count * item for count in sent]
+    return dist.all_to_all_single(_bytes(received), _bytes(flat), *sizes, group=group, async_op=True), received
+
+
+def _exchange_parts(parts: list[Tensor], counts: list[int], group: Any) -> tuple[Tensor, ...]:
+    """Sends parts[r], of any shape, to rank r; returns what each rank has sent here, counts[r] elements from rank r."""
+    flat = torch.cat([part.reshape(-1) for part in parts])
+    work, received = _exchange(flat, [part.numel() for part in parts], counts, group)
+    work.wait()
+    return received.split(counts)
+
+
+def _gather(mine: Tensor, counts: list[int], group: Any) -> Tensor:
+    """The ranks' elements one after the other, counts[r] from rank r; on the way all are as long as the longest."""
+    longest = max(counts)
+    padded = torch.cat([mine, mine.new_empty(longest - len(mine))]) if len(mine) < longest else mine.contiguous()
+    rows = mine.new_empty(len(counts), longest)
+    dist.all_gather_into_tensor(_bytes(rows.view(-1)), _bytes(padded), group=group)
+    if min(counts) == longest:
+        return rows.view(-1)
+    return torch.cat([row[:count] for row, count in zip(rows, counts, strict=True)])
+
+
+def _agree(
+    name: str, facts: dict[str, Any] | None, error: Exception | None, size: int, group: Any, device: torch.device
+) -> tuple[list[int], list[int] | None]:
+    """The sizes of all ranks, and the order of the reduced dims, once all ranks are known to have the same `facts`.
+
+    One all_gather of a size and a digest says whether all is well. Only where it is not, a second one shows the facts,
+    or what a rank has raised: all ranks see the same, so that all raise.
+    """
+    world, _ = _place(name, group)
+    text = json.dumps({"error": f"{type(error).__name__}: {error}"} if error else facts).encode()
+    if "cpu:" in dist.get_backend_config(group):
+        device = torch.device("cpu")
+    digest = struct.unpack("<4q", hashlib.sha256(text).digest())
+    mine = torch.tensor([size, len(text), *digest], dtype=torch.int64, device=device)
+    table = _gather(mine, [len(mine)] * world, group).view(world, -1).tolist()
+    sizes = [row[0] for row in table]
+    if error is None and all(row[2:] == table[0][2:] for row in table):
+        return sizes, facts.get("order")
+    counts = [row[1] for row in table]
+    texts = _gather(torch.tensor(list(text), dtype=torch.uint8, device=device), counts, group).cpu().split(counts)
+    told = [json.loads(bytes(text.tolist())) for text in texts]
+    if error is not None:
+        raise error
+    if failed := [rank for rank, facts in enumerate(told) if "error" in facts]:
+        raise RuntimeError(f"{name}(): {_ranks(failed)} failed: {told[failed[0]]['error']}")
+    for what in facts:
+        if what != "order":
+            _compare(name, what, {rank: facts.get(what) for rank, facts in enumerate(told)})
+    orders = {rank: facts["order"] for rank, facts in enumerate(told) if sizes[rank] >= min(2, max(sizes))}
+    _compare(name, "order of the reduced dims in memory", orders)
+    return sizes, next(iter(orders.values()))
+
+
+def _compare(name: str, what: str, values: dict[int, Any]) -> None:
+    """Raises an error that names the ranks if the values of the ranks are not all the same."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in values.items():
+        ranks.setdefault(str(value).replace("'", ""), []).append(rank)
+    if len(ranks) > 1:
+        who = "; ".join(f"{value} on {_ranks(of)}" for value, of in ranks.items())
+        raise RuntimeError(f"{name}(): the ranks disagree about the {what}: {who}")
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f", and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {shown}"
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} of {tensor.dtype}"
