@@ -628,6 +628,85 @@ def test_more_ranks_than_lanes(name, ranks):
         assert_same_bits(distributed._over_ranks(rows, True), model.results(model.quotients([total], ranks), name))
 
 
+# --- in training -----------------------------------------------------------------------------------------------------
+
+
+def network(dtype):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).to(dtype)
+
+
+def step(model, name, rank):
+    """A rank's backward pass."""
+    model(data((4, 7), name, rank)).square().sum().backward()
+
+
+def averages(name, size):
+    """The gradients that a training on that many ranks has: each rank's, computed alone, and their means."""
+    gradients = []
+    for rank in range(size):
+        step(alone := network(dtype_of(name)), name, rank)
+        gradients.append([parameter.grad for parameter in alone.parameters()])
+    return [MEAN.expected(torch.stack(ranks), 0) for ranks in zip(*gradients, strict=True)]
+
+
+def train_with_ddp(group, name, wanted):
+    model = torch.nn.parallel.DistributedDataParallel(network(dtype_of(name)), process_group=group)
+    model.register_comm_hook(group, distributed.ddp_hook)
+    step(model, name, dist.get_rank(group))
+    for parameter, bits in zip(model.parameters(), wanted, strict=True):
+        assert_same_bits(parameter.grad, bits)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+def test_ddp_hook(name, size, world):
+    """DDP's gradients are the means of the ranks' gradients, in rank order."""
+    world.run(size, train_with_ddp, name, averages(name, size))
+
+
+def train_with_fsdp(group, name, wanted):
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, calls = network(dtype_of(name)), []
+
+    class Counted(distributed.FSDPReduceScatter):
+        def __call__(self, *args, **kwargs):
+            calls.append(args)
+            return super().__call__(*args, **kwargs)
+
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for module in (model[2], model):
+        fully_shard(module, mesh=mesh).set_custom_reduce_scatter(Counted())
+    step(model, name, dist.get_rank(group))
+    for parameter, bits in zip(model.parameters(), wanted, strict=True):
+        assert_same_bits(parameter.grad.full_tensor(), bits)
+    assert len(calls) == (0 if dist.get_world_size(group) == 1 else 2)  # FSDP does not ask where a rank is alone
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_fsdp(name, size, world):
+    """fully_shard's gradients are the same means."""
+    world.run(size, train_with_fsdp, name, averages(name, size))
+
+
+def test_fsdp_refuses(world):
+    world.run(2, other_operations)
+
+
+def other_operations(group):
+    for op in (dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT):
+        with pytest.raises(ValueError, match="'op' must be SUM or AVG"):
+            distributed.FSDPReduceScatter()(torch.ones(1), torch.ones(2), group, op)
+    output = distributed.FSDPReduceScatter().allocate((3,), dtype=torch.float16, device=torch.device("cpu"))
+    assert output.shape == (3,) and output.dtype == torch.float16
+    output = torch.empty(1)
+    distributed.FSDPReduceScatter()(output, torch.ones(2), group, dist.ReduceOp.SUM, async_op=True).wait()
+    assert output.tolist() == [2.0]
+
+
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 

@@ -694,7 +694,10 @@ class FSDPReduceScatter:
     """What ``module.set_custom_reduce_scatter`` takes, for modules under ``torch.distributed.fsdp.fully_shard``.
 
     Gradients are then added pairwise in rank order, as :func:`reduce_scatter` adds them, and averaged by one division
-    before the one rounding. It has torch's protocol ``ReduceScatter``: ``allocate``, and a call.
+    before the one rounding. It holds for the module that it is given to, so every module under ``fully_shard`` needs
+    one. With float16 gradients torch divides itself, in part before and in part after. A second sum, over the
+    replicas of a two-dimensional mesh, is torch's own. It has torch's protocol ``ReduceScatter``: ``allocate``, and a
+    call.
     """
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
