@@ -53,7 +53,7 @@ def main(module, monkeypatch, *arguments):
 
 def test_all_are_here():
     """Each example has a test below."""
-    assert NAMES == ["batch_invariance", "first_steps", "replace", "same_bits_cpu_gpu", "train"]
+    assert NAMES == ["batch_invariance", "distributed", "first_steps", "replace", "same_bits_cpu_gpu", "train"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -137,6 +137,39 @@ def test_train_sees_a_difference(example, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="another one"):
         main(train, monkeypatch, "--small", "--device", "cpu")
     assert re.search(r"^([1-9]|10) of 10 losses differ", capsys.readouterr().out, re.MULTILINE)
+
+
+# --- distributed.py ---------------------------------------------------------------------------------------------------
+
+
+def ranks(count, device):
+    """The table of a training on that many ranks, by row."""
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", count]
+    text = python(*start, EXAMPLES / "distributed.py", "--small", "--device", device, OMP_NUM_THREADS="1")
+    assert f"on {count} rank" in text
+    return {name: bits for name, *bits in cells(text)}
+
+
+def test_distributed():
+    """By microbatches a training has the same bits on any number of ranks; DDP and FSDP2 agree, with our sums."""
+    alone, some, more = (ranks(count, "cpu") for count in (1, 2, 3))
+    row = "ours: microbatches, all_reduce"
+    assert alone[row] == some[row] == more[row] and len(set(alone[row])) == 2
+    for table in (alone, some, more):
+        assert len(table) == 4 and table["ours: DDP, ddp_hook"] == table["ours: FSDP2, FSDPReduceScatter"]
+
+
+def test_distributed_alone(device):
+    """Without torchrun there is one rank."""
+    assert len(cells(run("distributed", "--device", device))) == 4
+
+
+def test_distributed_sees_a_difference(example, monkeypatch):
+    """DDP and FSDP2 with other bits would be an error."""
+    module, results = example("distributed"), iter(range(4))
+    monkeypatch.setattr(module, "train", lambda *arguments: [str(next(results))] * 2)
+    with pytest.raises(SystemExit, match="must not be"):
+        main(module, monkeypatch, "--small", "--device", "cpu")
 
 
 # --- first_steps.py ---------------------------------------------------------------------------------------------------

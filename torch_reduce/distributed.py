@@ -150,7 +150,7 @@ def _reduce(name, x, dim, keepdim, dtype, group, shard_dim, sizes) -> Tensor:
     shape[call.shard_dim] = builtins.sum(sizes)
     if 0 in shape:
         return call(x.new_empty(shape))
-    return _join_shards(x.detach().resolve_conj().resolve_neg(), call, tuple(map(int, sizes)), order, group)
+    return _join_shards(x.detach(), call, tuple(map(int, sizes)), order, group)
 
 
 def _read(name, x, dim, keepdim, dtype, shard_dim) -> _Call:
