@@ -222,8 +222,9 @@ def lazy_and_expanded(group, wanted):
 
 def views():
     """Views, and the dims of which they are summed."""
-    x = data([9001, 4], "complex64", 3)
+    x = data([9001, 4], "complex64", 4)
     expanded = x[:, :1].expand(-1, 6)
+    assert not torch_reduce.sum(expanded).equal(torch_reduce.sum(expanded.contiguous()))  # the data tell orders apart
     return [(x.conj(), 0), (x.conj().imag, 0), (x.conj(), None), (x[:, ::2], 0), (expanded, 0), (expanded, None)]
 
 
@@ -244,6 +245,17 @@ def test_dtypes_of_results(name, world):
                 cases.append(case(op, [300, 50], name, [0, 100, 101, 300], dtype=dtype_of(target)))
                 cases.append(case(op, [9001, 2], name, [0, 100, 5000, 9001], dtype=dtype_of(target)))
     world.run(3, reduce_shards, cases)
+
+
+def test_accumulators():
+    """Every pair of dtypes is added in what the model adds it in."""
+    for source, target in itertools.product(model.DTYPES, repeat=2):
+        parts = model.addends(np.zeros((1, model.STORAGE[source][1]), model.STORAGE[source][0]), source, target)
+        found = distributed._accumulator(dtype_of(source), dtype_of(target))
+        wanted = "bool" if target == "bool" else str(parts[0].dtype)
+        if len(parts) == 2:
+            wanted = {"float32": "complex64", "float64": "complex128"}[wanted]
+        assert found == dtype_of(wanted), (source, target)
 
 
 @pytest.mark.parametrize("target", [*TARGETS, "complex128"])
