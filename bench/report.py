@@ -262,7 +262,7 @@ def slower(all_results, all_views, root):
         lines.append("- Random views, which torch.sum may sum faster, are not measured yet.")
     gpus = [results["gpu"] for _, results in all_results]
     if len(gpus) == 1:
-        lines.append(f"- One GPU model has been measured: {gpus[0]}. The tile sizes and splits are chosen for it.")
+        lines.append(f"- One GPU model has been measured: {gpus[0]}. Other GPUs' plans are chosen by its data, too.")
     elif gpus:
         lines.append(f"- These GPU models have been measured: {', '.join(gpus)}.")
     return [*lines, ""]
