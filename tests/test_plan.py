@@ -538,6 +538,21 @@ def readings(sizes, strides, dims, source="float32"):
     return {(plan["walk"], plan["vector"] > 1) for plan in plans}
 
 
+def test_both_ways():
+    """Where 128 bytes hold neighbours of an output and of other outputs, kernels of rows and of columns propose."""
+
+    def ways(sizes, dims, source="float32", strides=None):
+        plans = candidates(sizes, strides or contiguous(sizes), dims, source)
+        return {plan["by_columns"] for plan in plans}
+
+    for sizes, dims in [((5000, 2), (1,)), ((300, 9, 2), (0, 2)), ((1000, 32), (1,)), ((1000, 32), (0,))]:
+        assert ways(sizes, dims) == {True, False}, (sizes, dims)
+    assert ways((5000, 128), (0,), "int8") == ways((5000, 64), (1,), "bfloat16") == {True, False}
+    assert ways((5000, 33), (1,)) == ways((5000, 65), (1,), "bfloat16") == ways((64, 128256), (1,)) == {False}
+    assert ways((5000, 33), (0,)) == ways((5000, 129), (0,), "int8") == ways((64, 128256), (0,)) == {True}
+    assert ways((5000, 9), (1,), strides=(9, 0)) == {True}  # one element many times has no neighbours
+
+
 def test_alignment_bounds_the_vectors():
     """Elements with gaps are loaded one by one. Dense, unaligned ones may also be read in shifted or spread vectors."""
     apart = [((9, 4096), (8192, 2), (1,)), ((64, 30, 64), (64 * 31 + 1, 64, 1), (0, 1)), ((600, 7), (14, 2), (0,))]
