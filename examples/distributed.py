@@ -1,8 +1,9 @@
 """Trains a small model on any number of ranks, and shows the bits of its loss and of its gradient's norm.
 
-    torchrun --nproc-per-node=N examples/distributed.py [--device cpu] [--small]
+    python examples/distributed.py [--device cpu] [--small]                            one rank
+    torchrun --nproc-per-node=N examples/distributed.py [--device cpu] [--small]       N ranks
 
-Without torchrun it is one rank. The data are 16 microbatches, of which a rank holds a run. Four trainings differ in who
+The data are 16 microbatches, of which a rank holds a run. Four trainings differ in who
 adds the gradients: DDP as it is; DDP and FSDP2 with what torch_reduce gives them, which have the same bits; and, by
 microbatches, torch_reduce alone: its row is the same at any number of ranks.
 """

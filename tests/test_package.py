@@ -205,6 +205,8 @@ def test_help_of_every_command():
             module = "-m " + str(path.with_suffix("")).replace("/", ".").removesuffix(".__main__")
             example = module if path.parts[0] == "torch_reduce" else str(path)
             assert re.search(rf"^ +.*python {re.escape(example)}", result.stdout, re.MULTILINE), f"{path}: no example"
+    tune = run("-m", "torch_reduce", "tune", "--help")
+    assert tune.returncode == 0 and "\npython -m torch_reduce tune" in tune.stdout
 
 
 @pytest.mark.parametrize("action", ["list", "run"])
