@@ -23,13 +23,6 @@ from torch_reduce._race import same_bits as same_bits
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-def load_torch_reduce():
-    """The library, which timing.py has found, and its sum."""
-    import torch_reduce
-
-    return torch_reduce, torch.ops.gpureduce.sum
-
-
 def dims(case):
     return None if case.dim is None else list(case.dim) if isinstance(case.dim, tuple) else [case.dim]
 
@@ -40,7 +33,7 @@ def our_sum(case, view):
 
 def ours(case):
     """torch_reduce.sum, a function of Python as torch.sum is; what torch.ops adds, grid.py's small_calls tells."""
-    import torch_reduce  # where load_torch_reduce found it
+    import torch_reduce  # where timing.py finds it
 
     dim, dtype = dims(case), case.sum_dtype
     return Candidate("ours", lambda view, out: torch_reduce.sum(view, dim, dtype=dtype, out=out))

@@ -30,6 +30,7 @@ import cases as grid
 import contenders as who
 import provenance
 import timing
+import torch_reduce
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 STANDARD = pathlib.Path("grid.json")  # stands for bench/results/<gpu>/grid.json
@@ -66,7 +67,6 @@ def main(arguments=None):
     if options.cells:
         print("\n".join([c.name for c in gpu_cells] + [f"cpu {c.name}" for c in cpu_cells]))
         return
-    torch_reduce, _ = who.load_torch_reduce()
     if options.profile:
         profile(grid.parse(options.profile), options.calls, "cuda" if on_gpu else "cpu", torch_reduce)
         return

@@ -22,8 +22,8 @@ import contenders
 import models_report
 import provenance
 import timing
+import torch_reduce
 
-torch_reduce, _ = contenders.load_torch_reduce()
 EXAMPLES = contenders.ROOT / "examples"
 OPERATIONS = ("sum", "mean")
 CASES = (((16384, 4096), torch.bfloat16), ((32, 64), torch.float32))  # rows are summed

@@ -72,7 +72,6 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.exit("bench/regret.py needs a GPU")
-    who.load_torch_reduce()
     rng = random.Random(options.seed)
     problems = [_problems.random_problem(rng, options.kind) for _ in range(options.count)]
     if options.multiprocessors:

@@ -101,7 +101,6 @@ def main(arguments=None):
         parser.error(str(error))
     if not torch.cuda.is_available():
         parser.error("tuning needs a GPU")
-    who.load_torch_reduce()
     library = None if options.no_cub else who.load_cub()
     print(f"{torch.cuda.get_device_name()}: {len(chosen)} cells")
     flush = timing.Flush()

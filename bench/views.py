@@ -82,7 +82,6 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.exit("bench/views.py needs a GPU")
-    who.load_torch_reduce()
     facts = who.environment()
     rng, flush, rows, begin = random.Random(options.seed), timing.Flush(), [], time.monotonic()
     for i in range(options.count):

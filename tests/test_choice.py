@@ -157,6 +157,11 @@ def test_the_fit(tmp_path, capsys):
         )
         right += plan(view, choice=tmp_path / "choice.txt")["warps"] == most
     assert right > 50
+    assert command.main(["tune", "--times", str(tmp_path / "times.json")]) == 1  # into this user's cache
+    assert "not of this GPU" in capsys.readouterr().err
+    (tmp_path / "times.json").write_text(json.dumps(kept | {"features": "others"}))
+    assert command.main(["tune", "--times", str(tmp_path / "times.json"), "--write", str(tmp_path / "none")]) == 1
+    assert "another version" in capsys.readouterr().err
     kept["problems"][0]["wrong"] = ["3"]
     (tmp_path / "times.json").write_text(json.dumps(kept))
     assert command.main(["tune", "--times", str(tmp_path / "times.json"), "--write", str(tmp_path / "none")]) == 1

@@ -184,6 +184,12 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         print("tune needs an NVIDIA GPU, or the --times of one", file=sys.stderr)
         return 1
+    if kept["features"] != _ops._features():
+        print(f"{options.times} was measured by another version of torch_reduce: measure again", file=sys.stderr)
+        return 1
+    if not options.write and (not torch.cuda.is_available() or kept["gpu"]["name"] != device_facts()["name"]):
+        print(f"{options.times}: of an {kept['gpu']['name']}, not of this GPU: it needs --write", file=sys.stderr)
+        return 1
     if any("wrong" in row for row in kept["problems"]):
         print("plans have other bits: nothing is kept; please report this", file=sys.stderr)
         return 1
