@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from . import _arguments, _library
+from . import _arguments, _imports, _library
 from ._replace import replace_torch_sum
 from ._tuned import Tuned
 
@@ -231,3 +231,7 @@ def tune(
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("tune: a CUDA graph is being captured, and nothing can be timed meanwhile")
     return import_module("._tune", __name__).tune_call(input, dim, keepdim, dtype)
+
+
+# What the operators do with a DTensor. It comes last, as it uses all of the above.
+_imports.when_imported("torch.distributed.tensor", lambda: import_module("._dtensor", __name__))

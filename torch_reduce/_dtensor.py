@@ -1,0 +1,348 @@
+"""Sums and means of DTensors, with the bits that the global tensor has on one device.
+
+This is what torch.ops.gpureduce.sum and mean do with a DTensor; importing it tells torch so. It runs below autograd, whose
+nodes see the DTensor alone. docs/distributed.md says which placements come out, and what is sent.
+
+Sharding rules of torch's own kind do not serve here: their result would have to be Partial, which holds one number an
+output, where the tree of additions needs several.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise, product
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
+from torch.utils._python_dispatch import _disable_current_modes
+
+from . import distributed
+
+_Cut = tuple[int, int, int]  # the dim that a mesh dim cuts, into how many parts, and into how many runs before
+_Runs = tuple[tuple[int, int], ...]  # of indices along a dim, ascending: from the first to before the second
+
+
+def _rule(cls: type, op: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> DTensor:
+    """What torch.library.register_torch_dispatch takes."""
+    return _reduce(op, *args, **(kwargs or {}))
+
+
+def _reduce(
+    op: Any,
+    self: Tensor,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> DTensor:
+    name = op._schema.name.rpartition(":")[2]
+    if not isinstance(self, DTensor):
+        raise TypeError(f"{name}(): 'out' is a DTensor, so 'input' must be one too, not a {type(self).__name__}")
+    meta = _result_of(op, self, dim, keepdim, dtype, out)
+    reduced = sorted(d % self.dim() for d in dim) if dim and self.dim() else list(range(self.dim()))
+    placements = [_after(name, placement, reduced, keepdim) for placement in self.placements]
+    whole = _without_partials(self)
+    if self.device_mesh.get_coordinate() is None:
+        local = torch.empty(0, dtype=meta.dtype, device=self.device)  # as DTensors are outside of their mesh
+    else:
+        call = distributed._Call(name, reduced, keepdim, meta.dtype, meta.dtype, -1)
+        local = _local_result(whole, call)
+    shape, stride = meta.shape, meta.stride()
+    result = DTensor.from_local(local, self.device_mesh, placements, run_check=False, shape=shape, stride=stride)
+    return result if out is None else out.copy_(result)
+
+
+def _result_of(op: Any, self: DTensor, dim: Any, keepdim: bool, dtype: torch.dtype | None, out: Any) -> Tensor:
+    """The result's shape and dtype, on the meta device. Bad arguments are refused here, by every rank, in the op's words."""
+    input = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
+    if out is None:
+        return op(input, dim, keepdim, dtype=dtype)
+    name = op._schema.name.rpartition(":")[2]
+    if not isinstance(out, DTensor):
+        raise TypeError(f"{name}(): 'input' is a DTensor, so 'out' must be one too, not a {type(out).__name__}")
+    if out.device_mesh != self.device_mesh:
+        raise ValueError(f"{name}(): 'out' is on another mesh than 'input': {out.device_mesh}, {self.device_mesh}")
+    if any(placement.is_partial() for placement in out.placements):
+        raise ValueError(f"{name}(): 'out' must not be Partial, but its placements are {out.placements}")
+    meta = op(input, dim, keepdim, dtype=dtype, out=torch.empty(0, dtype=out.dtype, device="meta"))
+    if out.shape != meta.shape:
+        shapes = f"{tuple(meta.shape)}, not {tuple(out.shape)}"
+        raise ValueError(f"{name}(): 'out' is a DTensor, which cannot be resized, so its shape must be {shapes}")
+    return meta
+
+
+# --- placements ------------------------------------------------------------------------------------------------------
+
+
+def _is_shard(placement: Placement) -> bool:
+    """Whether it is a Shard or a _StridedShard."""
+    return hasattr(placement, "dim")
+
+
+def _after(name: str, placement: Placement, reduced: list[int], keepdim: bool) -> Placement:
+    """The placement of the result: kept dims stay cut as they are."""
+    if placement.is_replicate() or placement.is_partial():
+        return Replicate()
+    if not _is_shard(placement):
+        raise NotImplementedError(f"{name}(): there is no rule for the placement {placement}: use redistribute() first")
+    if placement.dim in reduced:
+        return Replicate()
+    dim = placement.dim if keepdim else placement.dim - sum(d < placement.dim for d in reduced)
+    strided = hasattr(placement, "split_factor")
+    return type(placement)(dim, split_factor=placement.split_factor) if strided else type(placement)(dim)
+
+
+def _without_partials(x: DTensor) -> DTensor:
+    """`x` with its Partial placements replicated: sums are joined pairwise in rank order, all others as torch does it."""
+    mesh, axes = x.device_mesh, [axis for axis, placement in enumerate(x.placements) if placement.is_partial()]
+    if not axes:
+        return x
+    placements = [Replicate() if axis in axes else placement for axis, placement in enumerate(x.placements)]
+    if mesh.get_coordinate() is None or any(
+        type(x.placements[axis]) is not Partial or x.placements[axis].reduce_op != "sum" for axis in axes
+    ):
+        return x.redistribute(placements=placements)
+    groups = [mesh.get_group(axis) for axis in reversed(axes) if mesh.size(axis) > 1]
+    joined = _joined(_local(x), groups)
+    return DTensor.from_local(joined, mesh, placements, run_check=False, shape=x.shape, stride=x.stride())
+
+
+def _joined(local: Tensor, groups: list[Any]) -> Tensor:
+    """The sum of the ranks' tensors over each group in turn, rounded once at the end."""
+    dtype = local.dtype
+    wide = distributed._accumulator(dtype, dtype) if len(groups) > 1 else dtype
+    total = local.clone() if wide == dtype else distributed._finish(local, None, wide)
+    for group in groups:
+        distributed._all_reduce(total, group, False, False)
+    return total if wide == dtype else distributed._finish(total, None, dtype)
+
+
+def _local(x: DTensor) -> Tensor:
+    """This rank's part of `x`, once it is there."""
+    local = x._local_tensor.detach()
+    return local.wait() if hasattr(local, "wait") else local
+
+
+# --- this rank's part of the result ----------------------------------------------------------------------------------
+
+
+def _local_result(x: DTensor, call: Any) -> Tensor:
+    """What this rank holds of the result; no placement of `x` is Partial."""
+    mesh, local, reduced, shape = x.device_mesh, _local(x), call.dims, tuple(map(int, x.shape))
+    cuts = tuple(_cut(placement, mesh.size(axis)) for axis, placement in enumerate(x.placements))
+    _check_local(call.name, x, local, _held(shape, cuts, mesh.get_coordinate()))
+    order = _order(shape, x.stride(), reduced)
+    axes = [axis for axis, cut in enumerate(cuts) if cut and cut[0] in reduced]
+    filled = [shape[d] if d in reduced else n for d, n in enumerate(local.shape)]
+    if not axes or 0 in filled:
+        return call(_laid_out(local if not axes else local.new_empty(filled), reduced, order))
+    group, coordinates = _ranks(mesh, axes)
+    held = _held_by_all(shape, cuts, coordinates)
+    dim, sizes = _slabs(held, shape, tuple(order), tuple(reduced))
+    if sizes is None:
+        local, sizes = _to_slabs(local, held, shape, dim, call, order, group)
+    if dim not in order:  # of size 1
+        order.insert(0, dim)
+    call = distributed._Call(call.name, reduced, call.keepdim, call.given, call.dtype, dim)
+    return distributed._join_shards(_laid_out(local, reduced, order), call, tuple(sizes), order, group)
+
+
+def _order(shape: Sequence[int], strides: Sequence[int], dims: Sequence[int]) -> list[int]:
+    """The dims in the contract's order, slowest first, without those of size 1."""
+    dims = [d for d in dims if shape[d] != 1]
+    return sorted(dims, key=lambda d: (strides[d] != 0, -strides[d], d))
+
+
+def _laid_out(local: Tensor, reduced: list[int], order: list[int]) -> Tensor:
+    """`local` with the reduced dims in this order in memory: the global tensor's, which shards need not have."""
+    if _order(local.shape, local.stride(), order) == [d for d in order if local.shape[d] != 1]:
+        return local
+    return _permuted(local.permute(_axes(local, reduced, order)).contiguous(), reduced, order)
+
+
+def _axes(x: Tensor, reduced: list[int], order: list[int]) -> list[int]:
+    """All dims: the kept ones, then the reduced ones in order."""
+    return [d for d in range(x.dim()) if d not in reduced] + order + [d for d in reduced if d not in order]
+
+
+def _permuted(x: Tensor, reduced: list[int], order: list[int]) -> Tensor:
+    """A tensor whose dims stand as _axes says, as a view in which they stand as they were."""
+    axes = _axes(x, reduced, order)
+    return x.permute([axes.index(d) for d in range(x.dim())])
+
+
+def _check_local(name: str, x: DTensor, local: Tensor, held: tuple[_Runs, ...]) -> None:
+    wanted = tuple(_length(runs) for runs in held)
+    if tuple(local.shape) != wanted:
+        raise ValueError(
+            f"{name}(): this rank's local tensor has the shape {tuple(local.shape)}, but by its placements "
+            f"{x.placements} a DTensor of the shape {tuple(x.shape)} has {wanted} here: DTensor.from_local needs "
+            "shape= and stride= where shards are uneven, and shards as torch.chunk makes them"
+        )
+
+
+# --- who holds what --------------------------------------------------------------------------------------------------
+
+
+def _cut(placement: Placement, parts: int) -> _Cut | None:
+    if not _is_shard(placement) or parts == 1:
+        return None
+    return placement.dim, parts, getattr(placement, "split_factor", 1)
+
+
+@lru_cache(maxsize=4096)
+def _held(shape: tuple[int, ...], cuts: tuple[_Cut | None, ...], coordinate: tuple[int, ...]) -> tuple[_Runs, ...]:
+    """The indices along each dim that the rank at this coordinate of the mesh holds."""
+    held = [((0, size),) for size in shape]
+    for cut, at in zip(cuts, coordinate, strict=True):
+        if cut:
+            dim, parts, factor = cut
+            runs = [_chunk(_chunk((0, _length(held[dim])), factor, run), parts, at) for run in range(factor)]
+            held[dim] = _united(piece for run in runs for piece in _within(held[dim], run))
+    return tuple(held)
+
+
+def _chunk(run: tuple[int, int], parts: int, index: int) -> tuple[int, int]:
+    """A part of a run as torch.chunk makes it."""
+    first, last = run
+    size = -(-(last - first) // parts)
+    return min(first + index * size, last), min(first + (index + 1) * size, last)
+
+
+def _within(runs: _Runs, of: tuple[int, int]) -> _Runs:
+    """The part of runs that lies from one place to another, where places are counted through all of them."""
+    found, place = [], 0
+    for first, last in runs:
+        a, b = max(of[0] - place, 0), min(of[1] - place, last - first)
+        if a < b:
+            found.append((first + a, first + b))
+        place += last - first
+    return tuple(found)
+
+
+def _united(runs: Any) -> _Runs:
+    """The runs, with neighbours in one."""
+    united: list[tuple[int, int]] = []
+    for first, last in runs:
+        if united and united[-1][1] == first:
+            first = united.pop()[0]
+        united.append((first, last))
+    return tuple(united)
+
+
+def _common(runs: _Runs, first: int, last: int) -> _Runs:
+    """The runs between two indices."""
+    return tuple((max(a, first), min(b, last)) for a, b in runs if max(a, first) < min(b, last))
+
+
+def _length(runs: _Runs) -> int:
+    return sum(last - first for first, last in runs)
+
+
+@lru_cache(maxsize=256)
+def _held_by_all(
+    shape: tuple[int, ...], cuts: tuple[_Cut | None, ...], coordinates: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[_Runs, ...], ...]:
+    return tuple(_held(shape, cuts, coordinate) for coordinate in coordinates)
+
+
+@lru_cache(maxsize=256)
+def _slabs(
+    held: tuple[tuple[_Runs, ...], ...], shape: tuple[int, ...], order: tuple[int, ...], reduced: tuple[int, ...]
+) -> tuple[int, list[int] | None]:
+    """The dim to cut into slabs, one a rank; and their sizes, if the ranks hold such slabs, in the order of the ranks."""
+    cut = [d for d in reduced if any(_length(of_rank[d]) != shape[d] for of_rank in held)]
+    # The slowest dim that gives each rank something keeps a rank's elements together; otherwise the largest.
+    dim = max(cut, key=lambda d: (min(shape[d], len(held)), -order.index(d) if d in order else 1))
+    runs = [run for of_rank in held for run in of_rank[dim]]
+    straight = all(len(of_rank[dim]) <= 1 for of_rank in held) and all(a[1] == b[0] for a, b in pairwise(runs))
+    return dim, [_length(of_rank[dim]) for of_rank in held] if len(cut) == 1 and straight else None
+
+
+@lru_cache(maxsize=256)
+def _coordinates(mesh: DeviceMesh) -> dict[int, tuple[int, ...]]:
+    """Where in the mesh each rank is."""
+    with _disable_current_modes():  # the mesh is no fake tensor, even where a graph is traced
+        ranks = mesh.mesh.flatten().tolist()
+    return dict(zip(ranks, product(*map(range, mesh.shape)), strict=True))
+
+
+def _ranks(mesh: DeviceMesh, axes: list[int]) -> tuple[Any, tuple[tuple[int, ...], ...]]:
+    """The group of the ranks that differ from this one along these dims of the mesh, and where in the mesh each is."""
+    own, places = mesh.get_coordinate(), _coordinates(mesh)
+    others = [axis for axis in range(mesh.ndim) if axis not in axes]
+    ranks = sorted(rank for rank, at in places.items() if all(at[axis] == own[axis] for axis in others))
+    group = mesh.get_group(axes[0]) if len(axes) == 1 else _group(tuple(ranks), mesh.get_group(axes[0]))
+    return group, tuple(places[rank] for rank in ranks)
+
+
+_groups: dict[tuple[int, ...], Any] = {}
+
+
+def _group(ranks: tuple[int, ...], like: Any) -> Any:
+    """A group of these ranks, which all ask for it now: made once, with another group's timeout."""
+    if ranks == tuple(range(dist.get_world_size())):
+        return dist.group.WORLD
+    known = dist.distributed_c10d._world.pg_map  # none of an earlier init_process_group
+    if _groups.get(ranks) not in known:
+        backend = like._get_backend(dist.distributed_c10d._get_pg_default_device(like))
+        timeout = getattr(getattr(backend, "options", None), "_timeout", None)
+        _groups[ranks] = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+    return _groups[ranks]
+
+
+# --- into slabs ------------------------------------------------------------------------------------------------------
+
+
+def _to_slabs(
+    local: Tensor,
+    held: tuple[tuple[_Runs, ...], ...],
+    shape: Sequence[int],
+    dim: int,
+    call: Any,
+    order: list[int],
+    group: Any,
+) -> tuple[Tensor, list[int]]:
+    """What this rank holds for its slab: all of the reduced dims but a run of `dim`; and the sizes of all slabs."""
+    world, rank = distributed._place(call.name, group)
+    bounds = distributed._even(shape[dim], world)
+    parts = []
+    for first, last in pairwise(bounds):
+        before, count = _length(_common(held[rank][dim], 0, first)), _length(_common(held[rank][dim], first, last))
+        parts.append(local.narrow(dim, before, count))
+
+    first, last = bounds[rank : rank + 2]
+    blocks = []  # by rank: where in the slab its elements go
+    for of_rank in held:
+        runs = dict(zip(call.dims, (of_rank[d] for d in call.dims), strict=True))
+        runs[dim] = tuple((a - first, b - first) for a, b in _common(of_rank[dim], first, last))
+        blocks.append(runs)
+    shapes = [[_length(runs[d]) if d in runs else n for d, n in enumerate(local.shape)] for runs in blocks]
+    received = distributed._exchange_parts(parts, [distributed._product(of) for of in shapes], group)
+
+    filled = [shape[d] if d in call.dims else n for d, n in enumerate(local.shape)]
+    filled[dim] = last - first
+    slab = _permuted(local.new_empty([filled[d] for d in _axes(local, call.dims, order)]), call.dims, order)
+    for block, of, runs in zip(received, shapes, blocks, strict=True):
+        _put(slab, block.view(of), list(runs.items()))
+    return slab, [b - a for a, b in pairwise(bounds)]
+
+
+def _put(slab: Tensor, block: Tensor, places: list[tuple[int, _Runs]]) -> None:
+    """Writes the elements of a block to their places along each dim."""
+    if not places:
+        slab.copy_(block)
+        return
+    (dim, runs), *others = places
+    done = 0
+    for first, last in runs:
+        _put(slab.narrow(dim, first, last - first), block.narrow(dim, done, last - first), others)
+        done += last - first
+
+
+for _name in ("sum", "sum.out", "mean", "mean.out"):
+    torch.library.register_torch_dispatch(f"gpureduce::{_name}", DTensor, _rule)
