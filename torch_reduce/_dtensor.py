@@ -1,7 +1,7 @@
 """Sums and means of DTensors, with the bits that the global tensor has on one device.
 
-This is what torch.ops.gpureduce.sum and mean do with a DTensor; importing it tells torch so. It runs below autograd, whose
-nodes see the DTensor alone. docs/distributed.md says which placements come out, and what is sent.
+This is what torch.ops.gpureduce.sum and mean do with a DTensor; importing it tells torch so. It runs below autograd,
+whose nodes see the DTensor alone. docs/distributed.md says which placements come out, and what is sent.
 
 Sharding rules of torch's own kind do not serve here: their result would have to be Partial, which holds one number an
 output, where the tree of additions needs several.
@@ -57,7 +57,7 @@ def _reduce(
 
 
 def _result_of(op: Any, self: DTensor, dim: Any, keepdim: bool, dtype: torch.dtype | None, out: Any) -> Tensor:
-    """The result's shape and dtype, on the meta device. Bad arguments are refused here, by every rank, in the op's words."""
+    """The result's shape and dtype, on the meta device. Every rank refuses bad arguments here, in the op's words."""
     input = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
     if out is None:
         return op(input, dim, keepdim, dtype=dtype)
@@ -97,7 +97,7 @@ def _after(name: str, placement: Placement, reduced: list[int], keepdim: bool) -
 
 
 def _without_partials(x: DTensor) -> DTensor:
-    """`x` with its Partial placements replicated: sums are joined pairwise in rank order, all others as torch does it."""
+    """`x` with its Partial placements replicated: sums are joined pairwise in rank order, others as torch does it."""
     mesh, axes = x.device_mesh, [axis for axis, placement in enumerate(x.placements) if placement.is_partial()]
     if not axes:
         return x
@@ -254,7 +254,7 @@ def _held_by_all(
 def _slabs(
     held: tuple[tuple[_Runs, ...], ...], shape: tuple[int, ...], order: tuple[int, ...], reduced: tuple[int, ...]
 ) -> tuple[int, list[int] | None]:
-    """The dim to cut into slabs, one a rank; and their sizes, if the ranks hold such slabs, in the order of the ranks."""
+    """The dim to cut into slabs, one a rank; and their sizes, if the ranks hold such slabs, in their order."""
     cut = [d for d in reduced if any(_length(of_rank[d]) != shape[d] for of_rank in held)]
     # The slowest dim that gives each rank something keeps a rank's elements together; otherwise the largest.
     dim = max(cut, key=lambda d: (min(shape[d], len(held)), -order.index(d) if d in order else 1))
@@ -276,21 +276,22 @@ def _ranks(mesh: DeviceMesh, axes: list[int]) -> tuple[Any, tuple[tuple[int, ...
     own, places = mesh.get_coordinate(), _coordinates(mesh)
     others = [axis for axis in range(mesh.ndim) if axis not in axes]
     ranks = sorted(rank for rank, at in places.items() if all(at[axis] == own[axis] for axis in others))
-    group = mesh.get_group(axes[0]) if len(axes) == 1 else _group(tuple(ranks), mesh.get_group(axes[0]))
+    group = mesh.get_group(axes[0])
+    if len(axes) > 1:
+        group = _group(tuple(ranks), group, mesh.device_type)
     return group, tuple(places[rank] for rank in ranks)
 
 
 _groups: dict[tuple[int, ...], Any] = {}
 
 
-def _group(ranks: tuple[int, ...], like: Any) -> Any:
+def _group(ranks: tuple[int, ...], like: Any, device: str) -> Any:
     """A group of these ranks, which all ask for it now: made once, with another group's timeout."""
     if ranks == tuple(range(dist.get_world_size())):
         return dist.group.WORLD
-    known = dist.distributed_c10d._world.pg_map  # none of an earlier init_process_group
-    if _groups.get(ranks) not in known:
-        backend = like._get_backend(dist.distributed_c10d._get_pg_default_device(like))
-        timeout = getattr(getattr(backend, "options", None), "_timeout", None)
+    if _groups.get(ranks) not in dist.distributed_c10d._world.pg_map:  # or it is of an earlier init_process_group
+        options = getattr(like._get_backend(torch.device(device)), "options", None)
+        timeout = getattr(options, "_timeout", None)
         _groups[ranks] = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
     return _groups[ranks]
 

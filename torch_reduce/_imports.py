@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 __all__ = ["when_imported"]
 
@@ -20,20 +21,24 @@ class _Watch:
     """A finder that finds one module, where the others do, and runs something behind it."""
 
     def __init__(self, name: str, then: Callable[[], None]):
-        self._name, self._then = name, then
+        self._name, self._then, self._asks = name, then, False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != self._name:
+        if name != self._name or self._asks:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        self._asks = True  # another of our kind asks this one in turn
+        try:
+            specs = (finder.find_spec(name, path, target) for finder in list(sys.meta_path))
+            spec = next(filter(None, specs), None)
+        finally:
+            self._asks = False
         if spec is not None and spec.loader is not None:
             self._follow(spec.loader)
         return spec
 
-    def _follow(self, loader) -> None:
+    def _follow(self, loader: Any) -> None:
         run = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:

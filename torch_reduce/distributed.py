@@ -29,6 +29,7 @@ from . import _arguments
 
 __all__ = ["FSDPReduceScatter", "all_reduce", "ddp_hook", "mean", "reduce_scatter", "sum"]
 
+_functional = torch.ops._c10d_functional
 _LANES = 512  # kLanes and kChunk of csrc/order.h
 _CHUNK = 4096
 _COMPLEX_PART = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
@@ -495,7 +496,7 @@ def _quotient(total: Tensor, count: int) -> Tensor:
     if total.is_complex():
         return torch.view_as_complex(_quotient(torch.view_as_real(total), count))
     if total.dtype == torch.float32:
-        count = float(torch.tensor(count, dtype=torch.float32))
+        (count,) = struct.unpack("f", struct.pack("f", count))
         wide = torch_reduce.sum(total[None], 0, dtype=torch.float64)
         return torch_reduce.sum((wide / torch.full_like(wide, count))[None], 0, dtype=torch.float32)
     total = total.to(torch.float64)
@@ -738,10 +739,26 @@ def _bytes(flat: Tensor) -> Tensor:
     return flat.view(torch.uint8)
 
 
-def _exchange(flat: Tensor, sent: list[int], counts: list[int], group: Any) -> tuple[dist.Work, Tensor]:
+def _traced(tensor: Tensor) -> bool:
+    """Whether a graph is being made, in which only functional collectives can stand: of DTensors, by torch.compile."""
+    return type(tensor) is not Tensor
+
+
+class _Done:
+    """The work of a functional collective: the graph itself says what waits for it."""
+
+    def wait(self) -> bool:
+        return True
+
+
+def _exchange(flat: Tensor, sent: list[int], counts: list[int], group: Any) -> "tuple[dist.Work | _Done, Tensor]":
     """Begins to send the elements of `flat`, sent[r] of them to rank r, and to receive counts[r] from rank r."""
-    received, item = flat.new_empty(builtins.sum(counts)), flat.itemsize
+    item = flat.itemsize
     sizes = [count * item for count in counts], [count * item for count in sent]
+    if _traced(flat):
+        received = _functional.all_to_all_single(_bytes(flat), *sizes, group.group_name)
+        return _Done(), _functional.wait_tensor(received).view(flat.dtype)
+    received = flat.new_empty(builtins.sum(counts))
     return dist.all_to_all_single(_bytes(received), _bytes(flat), *sizes, group=group, async_op=True), received
 
 
@@ -757,8 +774,12 @@ def _gather(mine: Tensor, counts: list[int], group: Any) -> Tensor:
     """The ranks' elements one after the other, counts[r] from rank r; on the way all are as long as the longest."""
     longest = max(counts)
     padded = torch.cat([mine, mine.new_empty(longest - len(mine))]) if len(mine) < longest else mine.contiguous()
-    rows = mine.new_empty(len(counts), longest)
-    dist.all_gather_into_tensor(_bytes(rows.view(-1)), _bytes(padded), group=group)
+    if _traced(mine):
+        rows = _functional.all_gather_into_tensor(_bytes(padded), len(counts), group.group_name)
+        rows = _functional.wait_tensor(rows).view(mine.dtype).view(len(counts), longest)
+    else:
+        rows = mine.new_empty(len(counts), longest)
+        dist.all_gather_into_tensor(_bytes(rows.view(-1)), _bytes(padded), group=group)
     if min(counts) == longest:
         return rows.view(-1)
     return torch.cat([row[:count] for row, count in zip(rows, counts, strict=True)])
