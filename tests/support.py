@@ -146,6 +146,12 @@ def data(shape, name, seed=0, device="cpu"):
     return tensor_of(stored.reshape(*shape, stored.shape[-1]), name, device)
 
 
+def whole(shape, name, seed, permutation):
+    """A tensor of that shape, whose dims lie in memory in the order of `permutation`, slowest first."""
+    x = data([shape[d] for d in permutation], name, seed)
+    return x.permute([permutation.index(d) for d in range(len(shape))])
+
+
 # --- the model on tensors ---------------------------------------------------------------------------------------------
 
 

@@ -16,8 +16,8 @@ import torch.distributed as dist
 import model
 import torch_reduce
 import torch_reduce.distributed as distributed
-from support import MEAN, OPERATIONS, SUM, assert_same_bits, data, dtype_of, numpy_of
-from worlds import World
+from support import MEAN, OPERATIONS, SUM, assert_same_bits, data, dtype_of, numpy_of, whole
+from worlds import World, traffic
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORLDS = range(1, 9)
@@ -67,12 +67,6 @@ def reduce_shards(group, cases):
         got = function(local, dims, keepdim, dtype=dtype, group=group, shard_dim=shard_dim, sizes=sizes)
         what = f"{operation} {shape} {name} order {permutation} dims {dims} dtype {dtype} shard {shard_dim} {cuts}"
         assert_same_bits(got, wanted, what)
-
-
-def whole(shape, name, seed, permutation):
-    """A tensor of that shape, whose dims lie in memory in the order of `permutation`, slowest first."""
-    x = data([shape[d] for d in permutation], name, seed)
-    return x.permute([permutation.index(d) for d in range(len(shape))])
 
 
 def case(op, shape, name, cuts, dims=0, shard_dim=0, *, permutation=None, keepdim=False, dtype=None, tells=False):
@@ -323,31 +317,6 @@ def test_kept_shards(world):
 
 
 # --- what is sent ----------------------------------------------------------------------------------------------------
-
-
-def traffic(group, work, *args):
-    """The bytes that this rank sends to other ranks, and how many messages that are, by collective."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    sent = {"all_to_all": [0, 0], "all_gather": [0, 0]}
-    exchange, gather = dist.all_to_all_single, dist.all_gather_into_tensor
-
-    def count_exchange(output, input, received, parts, **kwargs):
-        others = [part for to, part in enumerate(parts) if to != rank and part]
-        sent["all_to_all"][0] += sum(others) * input.itemsize
-        sent["all_to_all"][1] += len(others)
-        return exchange(output, input, received, parts, **kwargs)
-
-    def count_gather(output, input, **kwargs):
-        sent["all_gather"][0] += input.nbytes * (size - 1)
-        sent["all_gather"][1] += 1
-        return gather(output, input, **kwargs)
-
-    dist.all_to_all_single, dist.all_gather_into_tensor = count_exchange, count_gather
-    try:
-        work(group, *args)
-    finally:
-        dist.all_to_all_single, dist.all_gather_into_tensor = exchange, gather
-    return sent
 
 
 def sum_a_row(group, n, outputs, cuts, sizes):

@@ -16,7 +16,7 @@ class World:
     def __init__(self, size):
         # A server imports torch once and then forks, so that a rank starts in no time.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
+        context.set_forkserver_preload(["torch", "torch.distributed.tensor", "numpy"])
         self._folder = tempfile.TemporaryDirectory()
         self._ends, self._processes, self._groups = [], [], []
         for rank in range(size):
@@ -70,6 +70,7 @@ def _serve(rank, size, end, store):
 
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=TIMEOUT)
+    dist.distributed_c10d.default_pg_timeout = timeout  # of the groups that a DeviceMesh makes
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
 
     @functools.cache
@@ -90,3 +91,30 @@ def _serve(rank, size, end, store):
             answer = None, traceback.format_exc()
         end.send(answer)
     os._exit(0)  # gloo's threads have no work any more, and what they would wait for is gone
+
+
+def traffic(group, work, *args):
+    """The bytes that this rank sends to other ranks, and how many messages that are, by collective."""
+    import torch.distributed as dist
+
+    sent = {"all_to_all": [0, 0], "all_gather": [0, 0]}
+    exchange, gather = dist.all_to_all_single, dist.all_gather_into_tensor
+
+    def count_exchange(output, input, received, parts, **kwargs):
+        rank = dist.get_rank(kwargs["group"])
+        others = [part for to, part in enumerate(parts) if to != rank and part]
+        sent["all_to_all"][0] += sum(others) * input.itemsize
+        sent["all_to_all"][1] += len(others)
+        return exchange(output, input, received, parts, **kwargs)
+
+    def count_gather(output, input, **kwargs):
+        sent["all_gather"][0] += input.nbytes * (dist.get_world_size(kwargs["group"]) - 1)
+        sent["all_gather"][1] += 1
+        return gather(output, input, **kwargs)
+
+    dist.all_to_all_single, dist.all_gather_into_tensor = count_exchange, count_gather
+    try:
+        work(group, *args)
+    finally:
+        dist.all_to_all_single, dist.all_gather_into_tensor = exchange, gather
+    return sent

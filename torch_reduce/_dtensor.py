@@ -23,6 +23,7 @@ from . import distributed
 
 _Cut = tuple[int, int, int]  # the dim that a mesh dim cuts, into how many parts, and into how many runs before
 _Runs = tuple[tuple[int, int], ...]  # of indices along a dim, ascending: from the first to before the second
+_Held = tuple[_Runs, ...]  # the indices along each dim
 
 
 def _rule(cls: type, op: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> DTensor:
@@ -47,7 +48,8 @@ def _reduce(
     placements = [_after(name, placement, reduced, keepdim) for placement in self.placements]
     whole = _without_partials(self)
     if self.device_mesh.get_coordinate() is None:
-        local = torch.empty(0, dtype=meta.dtype, device=self.device)  # as DTensors are outside of their mesh
+        # from_local makes it empty, as all DTensors are outside of their mesh, but reads the shape of a scalar from it.
+        local = torch.empty([0] * min(meta.dim(), 1), dtype=meta.dtype, device=self.device)
     else:
         call = distributed._Call(name, reduced, keepdim, meta.dtype, meta.dtype, -1)
         local = _local_result(whole, call)
@@ -132,19 +134,26 @@ def _local(x: DTensor) -> Tensor:
 
 def _local_result(x: DTensor, call: Any) -> Tensor:
     """What this rank holds of the result; no placement of `x` is Partial."""
-    mesh, local, reduced, shape = x.device_mesh, _local(x), call.dims, tuple(map(int, x.shape))
-    cuts = tuple(_cut(placement, mesh.size(axis)) for axis, placement in enumerate(x.placements))
-    _check_local(call.name, x, local, _held(shape, cuts, mesh.get_coordinate()))
-    order = _order(shape, x.stride(), reduced)
-    axes = [axis for axis, cut in enumerate(cuts) if cut and cut[0] in reduced]
+    mesh, reduced, shape, cuts = x.device_mesh, call.dims, tuple(map(int, x.shape)), _cuts(x)
+    _check_local(call.name, x, shape)
+    local, order = _local(x), _order(shape, x.stride(), reduced)
+    axes = tuple(axis for axis, cut in enumerate(cuts) if cut and cut[0] in reduced)
     filled = [shape[d] if d in reduced else n for d, n in enumerate(local.shape)]
     if not axes or 0 in filled:
         return call(_laid_out(local if not axes else local.new_empty(filled), reduced, order))
-    group, coordinates = _ranks(mesh, axes)
-    held = _held_by_all(shape, cuts, coordinates)
-    dim, sizes = _slabs(held, shape, tuple(order), tuple(reduced))
+
+    held = {rank: _held(shape, cuts, _coordinates(mesh)[rank]) for rank in _ranks(mesh, axes)}
+    group = _group(mesh, axes)
+    if group is None:  # all dims of the mesh but one gather
+        keep = max(axes, key=mesh.size)
+        for axis in axes:
+            if axis != keep:
+                local, held = _gathered(local, held, mesh, axis, reduced, order)
+        axes, group = (keep,), mesh.get_group(keep)
+    of_all = tuple(held[rank] for rank in _ranks(mesh, axes))
+    dim, sizes = _slabs(of_all, shape, tuple(order), tuple(reduced))
     if sizes is None:
-        local, sizes = _to_slabs(local, held, shape, dim, call, order, group)
+        local, sizes = _to_slabs(local, of_all, shape, dim, call, order, group)
     if dim not in order:  # of size 1
         order.insert(0, dim)
     call = distributed._Call(call.name, reduced, call.keepdim, call.given, call.dtype, dim)
@@ -175,27 +184,32 @@ def _permuted(x: Tensor, reduced: list[int], order: list[int]) -> Tensor:
     return x.permute([axes.index(d) for d in range(x.dim())])
 
 
-def _check_local(name: str, x: DTensor, local: Tensor, held: tuple[_Runs, ...]) -> None:
-    wanted = tuple(_length(runs) for runs in held)
-    if tuple(local.shape) != wanted:
+def _check_local(name: str, x: DTensor, shape: tuple[int, ...]) -> None:
+    held = _held(shape, _cuts(x), x.device_mesh.get_coordinate())
+    local, wanted = tuple(x._local_tensor.shape), tuple(_length(runs) for runs in held)
+    if local != wanted:
         raise ValueError(
-            f"{name}(): this rank's local tensor has the shape {tuple(local.shape)}, but by its placements "
-            f"{x.placements} a DTensor of the shape {tuple(x.shape)} has {wanted} here: DTensor.from_local needs "
-            "shape= and stride= where shards are uneven, and shards as torch.chunk makes them"
+            f"{name}(): this rank's local tensor has the shape {local}, but by its placements {x.placements} a DTensor "
+            f"of the shape {shape} has {wanted} here: DTensor.from_local needs shape= and stride= where shards are "
+            "uneven, and shards as torch.chunk makes them"
         )
 
 
 # --- who holds what --------------------------------------------------------------------------------------------------
 
 
-def _cut(placement: Placement, parts: int) -> _Cut | None:
-    if not _is_shard(placement) or parts == 1:
-        return None
+def _cuts(x: DTensor) -> tuple[_Cut | None, ...]:
+    """What each dim of the mesh cuts."""
+    pairs = zip(x.placements, x.device_mesh.shape, strict=True)
+    return tuple(_cut(placement, parts) if parts > 1 and _is_shard(placement) else None for placement, parts in pairs)
+
+
+def _cut(placement: Placement, parts: int) -> _Cut:
     return placement.dim, parts, getattr(placement, "split_factor", 1)
 
 
 @lru_cache(maxsize=4096)
-def _held(shape: tuple[int, ...], cuts: tuple[_Cut | None, ...], coordinate: tuple[int, ...]) -> tuple[_Runs, ...]:
+def _held(shape: tuple[int, ...], cuts: tuple[_Cut | None, ...], coordinate: tuple[int, ...]) -> _Held:
     """The indices along each dim that the rank at this coordinate of the mesh holds."""
     held = [((0, size),) for size in shape]
     for cut, at in zip(cuts, coordinate, strict=True):
@@ -234,6 +248,11 @@ def _united(runs: Any) -> _Runs:
     return tuple(united)
 
 
+def _union(several: Sequence[_Runs]) -> _Runs:
+    """What some ranks hold together, of whom each two hold the same or nothing in common."""
+    return _united(sorted(set().union(*several)))
+
+
 def _common(runs: _Runs, first: int, last: int) -> _Runs:
     """The runs between two indices."""
     return tuple((max(a, first), min(b, last)) for a, b in runs if max(a, first) < min(b, last))
@@ -244,15 +263,8 @@ def _length(runs: _Runs) -> int:
 
 
 @lru_cache(maxsize=256)
-def _held_by_all(
-    shape: tuple[int, ...], cuts: tuple[_Cut | None, ...], coordinates: tuple[tuple[int, ...], ...]
-) -> tuple[tuple[_Runs, ...], ...]:
-    return tuple(_held(shape, cuts, coordinate) for coordinate in coordinates)
-
-
-@lru_cache(maxsize=256)
 def _slabs(
-    held: tuple[tuple[_Runs, ...], ...], shape: tuple[int, ...], order: tuple[int, ...], reduced: tuple[int, ...]
+    held: tuple[_Held, ...], shape: tuple[int, ...], order: tuple[int, ...], reduced: tuple[int, ...]
 ) -> tuple[int, list[int] | None]:
     """The dim to cut into slabs, one a rank; and their sizes, if the ranks hold such slabs, in their order."""
     cut = [d for d in reduced if any(_length(of_rank[d]) != shape[d] for of_rank in held)]
@@ -271,38 +283,50 @@ def _coordinates(mesh: DeviceMesh) -> dict[int, tuple[int, ...]]:
     return dict(zip(ranks, product(*map(range, mesh.shape)), strict=True))
 
 
-def _ranks(mesh: DeviceMesh, axes: list[int]) -> tuple[Any, tuple[tuple[int, ...], ...]]:
-    """The group of the ranks that differ from this one along these dims of the mesh, and where in the mesh each is."""
+def _ranks(mesh: DeviceMesh, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """The ranks that differ from this one along these dims of the mesh alone, as groups count them."""
     own, places = mesh.get_coordinate(), _coordinates(mesh)
     others = [axis for axis in range(mesh.ndim) if axis not in axes]
-    ranks = sorted(rank for rank, at in places.items() if all(at[axis] == own[axis] for axis in others))
-    group = mesh.get_group(axes[0])
-    if len(axes) > 1:
-        group = _group(tuple(ranks), group, mesh.device_type)
-    return group, tuple(places[rank] for rank in ranks)
+    return tuple(sorted(rank for rank, at in places.items() if all(at[axis] == own[axis] for axis in others)))
 
 
-_groups: dict[tuple[int, ...], Any] = {}
-
-
-def _group(ranks: tuple[int, ...], like: Any, device: str) -> Any:
-    """A group of these ranks, which all ask for it now: made once, with another group's timeout."""
+def _group(mesh: DeviceMesh, axes: tuple[int, ...]) -> Any:
+    """The group of these ranks, or None: to make one, torch needs ranks that are not here, or names that may differ."""
+    if len(axes) == 1:
+        return mesh.get_group(axes[0])
+    ranks = _ranks(mesh, axes)
     if ranks == tuple(range(dist.get_world_size())):
         return dist.group.WORLD
-    if _groups.get(ranks) not in dist.distributed_c10d._world.pg_map:  # or it is of an earlier init_process_group
-        options = getattr(like._get_backend(torch.device(device)), "options", None)
-        timeout = getattr(options, "_timeout", None)
-        _groups[ranks] = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
-    return _groups[ranks]
+    root = getattr(mesh, "_get_root_mesh", lambda: mesh)()
+    flattened = getattr(root, "_flatten_mapping", {}).values()
+    return next((flat.get_group() for flat in flattened if tuple(sorted(_coordinates(flat))) == ranks), None)
 
 
-# --- into slabs ------------------------------------------------------------------------------------------------------
+# --- moving shards ---------------------------------------------------------------------------------------------------
+
+
+def _gathered(
+    local: Tensor, held: dict[int, _Held], mesh: DeviceMesh, axis: int, reduced: list[int], order: list[int]
+) -> tuple[Tensor, dict[int, _Held]]:
+    """What the ranks along a dim of the mesh hold together; and what every rank then holds."""
+    rows: dict[tuple[int, ...], list[_Held]] = {}
+    others = {rank: at[:axis] + at[axis + 1 :] for rank, at in _coordinates(mesh).items()}
+    for rank, runs in held.items():
+        rows.setdefault(others[rank], []).append(runs)
+    unions = {at: tuple(map(_union, zip(*row, strict=True))) for at, row in rows.items()}
+    after = {rank: unions[others[rank]] for rank in held}
+
+    ranks = _ranks(mesh, (axis,))
+    counts = [distributed._product(_shape(held[rank])) for rank in ranks]
+    blocks = distributed._gather(local.reshape(-1), counts, mesh.get_group(axis)).split(counts)
+    own = after[dist.get_rank()]
+    return _assembled(local, own, blocks, [held[rank] for rank in ranks], reduced, order), after
 
 
 def _to_slabs(
     local: Tensor,
-    held: tuple[tuple[_Runs, ...], ...],
-    shape: Sequence[int],
+    held: tuple[_Held, ...],
+    shape: tuple[int, ...],
     dim: int,
     call: Any,
     order: list[int],
@@ -310,27 +334,39 @@ def _to_slabs(
 ) -> tuple[Tensor, list[int]]:
     """What this rank holds for its slab: all of the reduced dims but a run of `dim`; and the sizes of all slabs."""
     world, rank = distributed._place(call.name, group)
-    bounds = distributed._even(shape[dim], world)
+    slabs = list(pairwise(distributed._even(shape[dim], world)))
     parts = []
-    for first, last in pairwise(bounds):
+    for first, last in slabs:
         before, count = _length(_common(held[rank][dim], 0, first)), _length(_common(held[rank][dim], first, last))
         parts.append(local.narrow(dim, before, count))
+    sent = [of_rank[:dim] + (_common(of_rank[dim], *slabs[rank]),) + of_rank[dim + 1 :] for of_rank in held]
+    counts = [distributed._product(_shape(runs)) for runs in sent]
+    blocks = distributed._exchange_parts(parts, counts, group)
+    whole = [((0, shape[d]),) if d in call.dims else runs for d, runs in enumerate(held[rank])]
+    whole[dim] = (slabs[rank],)
+    return _assembled(local, tuple(whole), blocks, sent, call.dims, order), [last - first for first, last in slabs]
 
-    first, last = bounds[rank : rank + 2]
-    blocks = []  # by rank: where in the slab its elements go
-    for of_rank in held:
-        runs = dict(zip(call.dims, (of_rank[d] for d in call.dims), strict=True))
-        runs[dim] = tuple((a - first, b - first) for a, b in _common(of_rank[dim], first, last))
-        blocks.append(runs)
-    shapes = [[_length(runs[d]) if d in runs else n for d, n in enumerate(local.shape)] for runs in blocks]
-    received = distributed._exchange_parts(parts, [distributed._product(of) for of in shapes], group)
 
-    filled = [shape[d] if d in call.dims else n for d, n in enumerate(local.shape)]
-    filled[dim] = last - first
-    slab = _permuted(local.new_empty([filled[d] for d in _axes(local, call.dims, order)]), call.dims, order)
-    for block, of, runs in zip(received, shapes, blocks, strict=True):
-        _put(slab, block.view(of), list(runs.items()))
-    return slab, [b - a for a, b in pairwise(bounds)]
+def _shape(held: _Held) -> list[int]:
+    return [_length(runs) for runs in held]
+
+
+def _assembled(
+    like: Tensor, whole: _Held, blocks: Sequence[Tensor], held: list[_Held], reduced: list[int], order: list[int]
+) -> Tensor:
+    """The tensor of the indices in `whole`, of blocks that hold some of them each; with its dims in order in memory."""
+    shape = _shape(whole)
+    tensor = _permuted(like.new_empty([shape[d] for d in _axes(like, reduced, order)]), reduced, order)
+    for block, runs in zip(blocks, held, strict=True):
+        places = [_places(of_whole, of_block) for of_whole, of_block in zip(whole, runs, strict=True)]
+        _put(tensor, block.view(_shape(runs)), list(enumerate(places)))
+    return tensor
+
+
+def _places(whole: _Runs, runs: _Runs) -> _Runs:
+    """Where runs lie among those of which they are a part."""
+    begins = [_length(_common(whole, 0, first)) for first, _ in runs]
+    return tuple((begin, begin + last - first) for begin, (first, last) in zip(begins, runs, strict=True))
 
 
 def _put(slab: Tensor, block: Tensor, places: list[tuple[int, _Runs]]) -> None:

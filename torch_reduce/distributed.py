@@ -203,7 +203,7 @@ def _join_shards(x: Tensor, call: _Call, sizes: tuple[int, ...], order: list[int
     _, rank = _place(call.name, group)
     kept = [d for d in range(x.dim()) if d not in call.dims]
     at = order.index(call.shard_dim)
-    outer, inner, outputs = (_product(x.shape[d] for d in dims) for dims in (order[:at], order[at + 1 :], kept))
+    outer, inner, outputs = (_product(int(x.shape[d]) for d in dims) for dims in (order[:at], order[at + 1 :], kept))
     accumulator = _accumulator(x.dtype, call.dtype)
     plan = _plan(sizes, outer, inner, outputs, x.itemsize, accumulator.itemsize)
 
@@ -765,7 +765,7 @@ def _exchange(flat: Tensor, sent: list[int], counts: list[int], group: Any) -> "
 def _exchange_parts(parts: list[Tensor], counts: list[int], group: Any) -> tuple[Tensor, ...]:
     """Sends parts[r], of any shape, to rank r; returns what each rank has sent here, counts[r] elements from rank r."""
     flat = torch.cat([part.reshape(-1) for part in parts])
-    work, received = _exchange(flat, [part.numel() for part in parts], counts, group)
+    work, received = _exchange(flat, [int(part.numel()) for part in parts], counts, group)
     work.wait()
     return received.split(counts)
 

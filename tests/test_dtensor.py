@@ -1,0 +1,566 @@
+"""DTensors: sum and mean have the bits of the global tensor, on any mesh, with any placements, on gloo and the CPU."""
+
+import functools
+import inspect
+import math
+import random
+import re
+import time
+
+import pytest
+import torch
+
+if not torch.distributed.is_available():
+    pytest.skip("needs torch.distributed", allow_module_level=True)
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
+
+import torch_reduce
+import torch_reduce.distributed as distributed
+from support import OPERATIONS, SUM, assert_same_bits, data, dtype_of, python, tensor_of, whole
+from torch_reduce import _dtensor
+from worlds import World, traffic
+
+NAMES = ["float32", "bfloat16", "float16", "float64", "int8", "int32", "int64", "bool", "complex64", "float8_e4m3fn"]
+R, S0, S1, S2 = Replicate(), Shard(0), Shard(1), Shard(2)
+pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Eight ranks. All of them run every test, as torch asks of a mesh; those outside of a mesh have nothing."""
+    ranks = World(8)
+    yield ranks
+    ranks.close()
+
+
+@functools.cache
+def mesh_of(shape):
+    """The mesh of that shape, of the first ranks."""
+    return DeviceMesh("cpu", torch.arange(math.prod(shape)).view(shape))
+
+
+def cut(x, mesh, placements):
+    """The DTensor of a tensor that every rank has: nothing is sent."""
+    return distribute_tensor(x, mesh, placements, src_data_rank=None)
+
+
+def inside(mesh):
+    return mesh.get_coordinate() is not None
+
+
+def placed(placements, reduced, keepdim):
+    """What the page promises: kept dims stay cut as they are, and the others are on every rank."""
+    kept = []
+    for placement in placements:
+        if not hasattr(placement, "dim") or placement.dim in reduced:
+            kept.append(R)
+            continue
+        dim = placement.dim if keepdim else len([d for d in range(placement.dim) if d not in reduced])
+        strided = isinstance(placement, _StridedShard)
+        kept.append(_StridedShard(dim, split_factor=placement.split_factor) if strided else Shard(dim))
+    return tuple(kept)
+
+
+def assert_result(got, wanted, mesh, placements, what):
+    """`got` has these placements, and on each rank its part of the bits of `wanted`."""
+    assert isinstance(got, DTensor), what
+    assert got.placements == tuple(placements), what
+    assert got.shape == wanted.shape and got.dtype == wanted.dtype, what
+    assert got.stride() == wanted.contiguous().stride(), what
+    if inside(mesh):
+        assert_same_bits(got.to_local(), cut(wanted, mesh, placements).to_local(), what)
+    else:
+        assert got.to_local().numel() == 0, what
+
+
+# --- random layouts --------------------------------------------------------------------------------------------------
+
+
+def reduce_all(group, shape, cases):
+    """Each case: an operation, the global tensor as whole() makes it, its placements, a call, and the wanted bits."""
+    mesh = mesh_of(shape)
+    for operation, arguments, placements, dim, keepdim, dtype, stored, name in cases:
+        x, wanted = whole(*arguments), tensor_of(stored, name)
+        reduced = {d % x.dim() for d in ([dim] if isinstance(dim, int) else dim or range(x.dim()))}
+        what = f"{operation} {arguments} {placements} on {shape}, dim {dim}, keepdim {keepdim}, dtype {dtype}"
+        local = cut(x, mesh, placements)
+        assert local.stride() == x.stride()
+        for function in (getattr(torch.ops.gpureduce, operation), getattr(torch_reduce, operation)):
+            got = function(local, dim, keepdim, dtype=dtype)
+            assert_result(got, wanted, mesh, placed(placements, reduced, keepdim), what)
+
+
+def case(op, shape, name, placements, dim, *, permutation=None, keepdim=False, dtype=None, seed=0):
+    """A case of reduce_all. The operator on the whole tensor and the model agree about it."""
+    arguments = shape, name, seed, permutation or list(range(len(shape)))
+    x = whole(*arguments)
+    wanted, result = op.expected(x, dim, keepdim, dtype), op(x, dim, keepdim, dtype=dtype)
+    assert_same_bits(result, wanted)
+    return op.name, arguments, placements, dim, keepdim, dtype, wanted, str(result.dtype).removeprefix("torch.")
+
+
+def random_placement(rng, ndim):
+    style = rng.randrange(8)
+    if style == 0:
+        return R
+    if style == 1:
+        return _StridedShard(rng.randrange(ndim), split_factor=rng.choice([2, 3]))
+    return Shard(rng.randrange(ndim))
+
+
+def random_dim(rng, ndim):
+    """Any form of the argument."""
+    dims = [d - rng.choice([0, ndim]) for d in range(ndim) if rng.random() < 0.6]
+    return rng.choice([None, (), dims, tuple(dims), rng.randrange(-ndim, ndim)])
+
+
+def random_case(rng, axes):
+    ndim = rng.randint(1, 4)
+    shape = [rng.choice([1, 2, 3, 5, 17, 64, 300]) for _ in range(ndim)]
+    shape[rng.randrange(ndim)] = rng.choice([0, 1, 7, 100, 4096, 20_000])
+    while math.prod(shape) > 50_000:
+        at = rng.randrange(ndim)
+        shape[at] = -(-shape[at] // 2)
+    name, op = rng.choice(NAMES), rng.choice(OPERATIONS)
+    dtype = rng.choice([None, None, torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.bool])
+    return case(
+        op if op.takes(name, dtype) else SUM,
+        shape,
+        name,
+        [random_placement(rng, ndim) for _ in range(axes)],
+        random_dim(rng, ndim),
+        permutation=rng.sample(range(ndim), ndim),
+        keepdim=rng.random() < 0.5,
+        dtype=dtype,
+    )
+
+
+@pytest.mark.parametrize(
+    "shape", [(1,), (2,), (3,), (4,), (5,), (7,), (2, 2), (2, 3), (4, 2), (1, 3), (2, 2, 2)], ids=str
+)
+def test_random(shape, world):
+    """Random shapes, orders in memory, dims, dtypes and placements; cuts are uneven, and some ranks have nothing."""
+    rng = random.Random(str(shape))
+    world.run(8, reduce_all, shape, [random_case(rng, len(shape)) for _ in range(25)])
+
+
+LAYOUTS = {
+    "one dim cut twice": ((2, 2), [S0, S0]),
+    "two dims cut": ((2, 2), [S0, S1]),
+    "two dims cut, the other way round": ((2, 3), [S1, S0]),
+    "FSDP over tensor parallelism": ((2, 2), [_StridedShard(0, split_factor=2), S0]),
+    "FSDP over columns": ((2, 4), [S0, S1]),
+    "half of the mesh": ((2, 2), [R, S1]),
+    "the fast dim": ((4,), [S2]),
+    "a strided shard alone": ((3,), [_StridedShard(0, split_factor=4)]),
+    "three ways": ((2, 2, 2), [S0, S1, S0]),
+    "more ranks than elements": ((8,), [S1]),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout, world):
+    """The usual ways to cut a weight, for every set of dims, contiguous and permuted."""
+    mesh, placements = LAYOUTS[layout]
+    cases = []
+    for permutation in ([0, 1, 2], [2, 0, 1]):
+        for dim in (0, 1, 2, [0, 1], [0, 2], [1, 2], None):
+            for op in OPERATIONS:
+                cases.append(case(op, [37, 5, 90], "float32", placements, dim, permutation=permutation))
+    world.run(8, reduce_all, mesh, cases)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dtypes(name, world):
+    cases = []
+    for op in OPERATIONS:
+        for dtype in op.targets(name, None, "float32", "bfloat16", "int64", "complex64"):
+            cases += [case(op, [9001, 2], name, [S0, S0], dim, dtype=dtype) for dim in (0, None)]
+    world.run(8, reduce_all, (2, 2), cases)
+
+
+def test_order_tells(world):
+    """The data can tell: shards added on their own, and then the ranks, have other bits."""
+    x = data([9001, 3], "float32", 0)
+    parts = torch.stack([torch_reduce.sum(part, 0) for part in x.chunk(4)])
+    assert not torch_reduce.sum(parts, 0).equal(torch_reduce.sum(x, 0))
+    permuted = whole([37, 5, 90], "float32", 0, [2, 0, 1])
+    assert not torch_reduce.sum(permuted, [0, 2]).equal(torch_reduce.sum(permuted.contiguous(), [0, 2]))
+
+
+# --- other inputs ----------------------------------------------------------------------------------------------------
+
+
+def one_dim_after_the_other(group):
+    """torch's cache of sharding rules does not know dims in a list apart."""
+    mesh, x = mesh_of((2,)), data([4, 6], "float32")
+    for function in (torch.ops.gpureduce.sum, torch_reduce.sum, torch_reduce.mean):
+        for dim in ([0], [1], [0, 1], [1], [0]):
+            got = function(cut(x, mesh, [S0]), dim)
+            assert_result(got, function(x, dim), mesh, placed([S0], dim, False), f"dim {dim}")
+
+
+def test_one_dim_after_the_other(world):
+    world.run(8, one_dim_after_the_other)
+
+
+def views(group):
+    """Conjugated, expanded and scalar DTensors, and one that is still on its way."""
+    mesh = mesh_of((4,))
+    x = data([37, 4], "complex64", 1)
+    assert_result(torch_reduce.sum(cut(x, mesh, [S0]).conj(), 0), torch_reduce.sum(x.conj(), 0), mesh, [R], "conj")
+    column = data([7, 1], "float32").expand(7, 600)
+    got = torch_reduce.sum(cut(column[:, :1].contiguous(), mesh, [S0]).expand(7, 600))
+    assert_result(got, torch_reduce.sum(column), mesh, [R], "expanded")
+    assert not torch_reduce.sum(column).equal(torch_reduce.sum(column.contiguous()))
+    for dim in (None, 0, -1, []):
+        got = torch_reduce.mean(cut(torch.tensor(3.0), mesh, [R]), dim)
+        assert_result(got, torch.tensor(3.0), mesh, [R], "scalar")
+    y = data([37, 50], "float32", 2)
+    moved = cut(y, mesh, [S0]).redistribute(placements=[R], async_op=True)
+    assert_result(torch_reduce.sum(moved, 0), torch_reduce.sum(y, 0), mesh, [R], "asynchronous")
+    with torch.inference_mode():
+        assert_result(torch_reduce.sum(cut(y, mesh, [S0])), torch_reduce.sum(y), mesh, [R], "inference mode")
+    got = torch_reduce.sum(cut(y, mesh, [S0]), axis=-2, keepdims=True)
+    assert_result(got, torch_reduce.sum(y, 0, True), mesh, [R], "NumPy's names")
+    odd = DeviceMesh("cpu", torch.tensor([2, 0, 3, 1]))  # its groups count ranks in another order
+    assert_result(torch_reduce.sum(cut(y, odd, [S0]), 0), torch_reduce.sum(y, 0), odd, [R], "ranks in another order")
+
+
+def test_views(world):
+    world.run(8, views)
+
+
+def partials(group, name, wanted):
+    """Every rank's own values, whose sum over some of the mesh's dims is the global tensor."""
+    line, square, rank = mesh_of((3,)), mesh_of((2, 2)), dist.get_rank()
+    mine = data([37, 10], name, 50 + rank)
+    for placements, dim, stored in wanted:
+        mesh = line if len(placements) == 1 else square
+        local = mine if S0 not in placements else mine[: 19 - rank % 2]  # the second dim of the mesh cuts dim 0
+        x = DTensor.from_local(local, mesh, placements, shape=torch.Size([37, 10]), stride=(10, 1))
+        before = local.clone()
+        got = torch_reduce.sum(x, dim)
+        assert_result(got, tensor_of(stored, name), mesh, [R] * len(placements), f"{placements} {dim}")
+        assert_same_bits(local, before, "the input")
+
+
+def join(parts, dtype):
+    stacked = torch.stack(parts)
+    name = str(dtype).removeprefix("torch.")
+    return tensor_of(SUM.expected(stacked, 0, dtype=dtype), name)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int64"])
+def test_partials(name, world):
+    """Sums are joined pairwise by rank, and over two dims of a mesh the last one first, rounded once."""
+    dtype = dtype_of(name)
+    wide = distributed._accumulator(dtype, dtype)
+    own = [data([37, 10], name, 50 + rank) for rank in range(4)]
+    line = join(own[:3], dtype)
+    square = join([join(own[:2], wide), join(own[2:], wide)], dtype)
+    halves = [join([own[column][: 19 - column], own[column + 2][: 19 - column]], dtype) for column in range(2)]
+    wanted = []
+    for dim in (0, None):
+        for placements, x in (
+            ([Partial()], line),
+            ([Partial(), Partial()], square),
+            ([Partial(), S0], torch.cat(halves)),
+        ):
+            wanted.append((None, placements, dim, SUM.expected(x, dim, dtype=dtype)))
+    world.run(8, partials, name, wanted)
+
+
+def other_partials(group):
+    mesh, rank = mesh_of((4,)), dist.get_rank()
+    mine = data([37, 10], "float32", rank)
+    for kind in ("avg", "max", "min"):
+        x = DTensor.from_local(mine, mesh, [Partial(kind)])
+        wanted = torch_reduce.sum(x.redistribute(placements=[R]).to_local(), 0) if inside(mesh) else torch.empty(10)
+        assert_result(torch_reduce.sum(x, 0), wanted, mesh, [R], kind)
+
+
+def test_other_partials(world):
+    """torch joins them."""
+    world.run(8, other_partials)
+
+
+# --- autograd, out= and torch.compile --------------------------------------------------------------------------------
+
+
+def gradients(group):
+    for shape, placements in (((4,), [S0]), ((2, 2), [S0, S1]), ((2, 2), [S1, R])):
+        mesh = mesh_of(shape)
+        for op in OPERATIONS:
+            for dim in (0, 1, None):
+                x = data([37, 50], "float32", 3).requires_grad_()
+                op.function(x, dim).square().sum().backward()
+                leaf = cut(x.detach(), mesh, placements).requires_grad_()
+                result = op.function(leaf, dim)
+                result.backward(2 * result.detach())
+                wanted = cut(x.grad, mesh, placements).to_local()
+                if inside(mesh):
+                    assert leaf.grad.redistribute(placements=placements).to_local().equal(wanted)
+                    # what comes from a local tensor gives it a gradient of its own shape
+                    local = cut(x.detach(), mesh, placements).to_local().clone().requires_grad_()
+                    y = DTensor.from_local(local, mesh, placements, shape=x.shape, stride=x.stride())
+                    result = op.function(y, dim)
+                    result.backward(2 * result.detach())
+                    assert local.grad.equal(wanted)
+
+
+def test_gradients(world):
+    """Those of the global tensor: they convert to the input's placements without a message."""
+    world.run(8, gradients)
+
+
+def gradient_of_a_partial(group):
+    mesh = mesh_of((4,))
+    if inside(mesh):
+        local = torch.ones(6, 5, requires_grad=True)
+        torch_reduce.mean(DTensor.from_local(local, mesh, [Partial()])).backward()
+        assert local.grad.eq(torch.tensor(1 / 30)).all()
+
+
+def test_gradient_of_a_partial(world):
+    world.run(8, gradient_of_a_partial)
+
+
+def forward_mode(group):
+    import torch.autograd.forward_ad as forward
+
+    x = cut(torch.ones(4, 6), mesh_of((2,)), [S0])
+    with forward.dual_level(), pytest.raises(NotImplementedError, match="_has_same_storage_numel"):
+        forward.make_dual(x, x)
+
+
+def test_forward_mode(world):
+    """torch itself makes no dual numbers of DTensors; when it does, this test will say so."""
+    world.run(8, forward_mode)
+
+
+def write(group):
+    mesh, x = mesh_of((4,)), data([37, 50], "float32", 3)
+    for op in OPERATIONS:
+        for placements in ([R], [S0]):
+            for dtype in (torch.float32, torch.float64):
+                out = cut(torch.zeros(50, dtype=dtype), mesh, placements)
+                version = out._version
+                assert op.function(cut(x, mesh, [S0]), 0, out=out) is out and out._version == version + 1
+                assert_result(out, op.function(x, 0, dtype=dtype), mesh, placements, f"out {placements} {dtype}")
+
+
+def test_out(world):
+    """out= is written in its own placements."""
+    world.run(8, write)
+
+
+def compiled(group, placements, name, shape, dim, ndim):
+    mesh, x = mesh_of((2,) * ndim), data(shape, name, 3)
+
+    def function(x):
+        return torch_reduce.mean(x * 2, dim)
+
+    leaf = cut(x, mesh, placements).requires_grad_()
+    if inside(mesh):
+        result = torch.compile(function, backend="aot_eager", fullgraph=True)(leaf)
+        assert_result(result.detach(), function(x), mesh, [R] * ndim, f"compiled {placements} {dim}")
+        result.sum().backward()
+        again = cut(x, mesh, placements).requires_grad_()
+        function(again).sum().backward()
+        assert_same_bits(leaf.grad.full_tensor(), again.grad.full_tensor())
+
+
+@pytest.mark.parametrize(
+    "placements, name, shape, dim",
+    [([S0], "bfloat16", [20_000, 2], 0), ([S1], "float32", [37, 50], None), ([S0, S1], "float32", [37, 50], None)],
+    ids=["realigned", "alternating", "two dims"],
+)
+def test_compiled(placements, name, shape, dim, world):
+    """One graph, with functional collectives, forward and backward."""
+    world.run(8, compiled, placements, name, shape, dim, len(placements))
+
+
+def compiled_partial(group):
+    mesh, rank = mesh_of((2,)), dist.get_rank()
+    if inside(mesh):
+        x = DTensor.from_local(data([7, 5], "bfloat16", rank), mesh, [Partial()])
+        result = torch.compile(lambda x: torch_reduce.sum(x, 0), backend="aot_eager", fullgraph=True)(x)
+        assert_same_bits(result.to_local(), torch_reduce.sum(x, 0).to_local())
+
+
+def test_compiled_partial(world):
+    world.run(8, compiled_partial)
+
+
+def compiled_for_any_size(group):
+    mesh = mesh_of((2,))
+    if inside(mesh):
+        function = torch.compile(lambda x: torch_reduce.sum(x, 0), backend="aot_eager", dynamic=True)
+        for n in (37, 41):
+            x = data([n, 50], "float32", 3)
+            assert_same_bits(function(cut(x, mesh, [S0])).to_local(), torch_reduce.sum(x, 0))
+
+
+def test_compiled_for_any_size(world):
+    """Who sends what depends on the sizes, so that each has a graph of its own."""
+    world.run(8, compiled_for_any_size)
+
+
+# --- what is sent ----------------------------------------------------------------------------------------------------
+
+
+def sum_a_dtensor(group, mesh, placements, shape, dim):
+    x = DTensor.from_local if any(placement.is_partial() for placement in placements) else cut
+    x = x(torch.ones(shape), mesh_of(mesh), placements)
+    torch_reduce.sum(x, dim)
+
+
+@pytest.mark.parametrize(
+    "mesh, placements, shape, dim, exchanged, gathered",
+    [
+        ((4,), [S0], [100, 6], 1, 0, 0),  # a kept dim
+        ((4,), [R], [100, 6], 0, 0, 0),
+        ((4,), [S0], [4 * 4096, 2], 0, 0, 2 * 4 * 3),  # one node a rank and output
+        ((2, 4), [R, S0], [4 * 4096, 2], 0, 0, 2 * 4 * 3),  # by the ranks of one dim of the mesh
+        ((2, 2), [S0, S0], [4 * 4096, 2], 0, 0, 2 * 4 * 3),  # as on a mesh of one dim
+        ((2, 2), [S1, S0], [4 * 4096, 2], 0, 0, 1 * 4 * 1),
+        ((2, 2), [S0, S1], [16, 1024], None, 16 * 1024 // 4 * 4 // 2, 4 * 3),  # a rank gives half of what it has
+        ((4,), [Partial()], [8, 5], 1, 40 // 4 * 3 * 4, 40 // 4 * 3 * 4),  # a ring's volume
+    ],
+)
+def test_traffic(mesh, placements, shape, dim, exchanged, gathered, world):
+    """The bytes that each rank sends to others, as docs/distributed.md says."""
+    ranks = math.prod(mesh)
+    for sent in world.run(8, traffic, sum_a_dtensor, mesh, placements, shape, dim)[:ranks]:
+        assert [sent["all_to_all"][0], sent["all_gather"][0]] == [exchanged, gathered]
+
+
+def without_a_group(group):
+    """Two dims of a mesh cut what is reduced, and torch has no group of their ranks, or has one."""
+    mesh = DeviceMesh("cpu", torch.arange(8).view(2, 2, 2), mesh_dim_names=("a", "b", "c"))
+    x = data([37, 90], "float32", 5)
+    for op in OPERATIONS:
+        for placements in ([R, S0, S1], [R, S0, S0], [S1, R, S0], [R, _StridedShard(0, split_factor=2), S0]):
+            for dim in (0, None):
+                wanted = placed(placements, [0, 1] if dim is None else [dim], False)
+                got = op.function(cut(x, mesh, placements), dim)
+                assert_result(got, op.function(x, dim), mesh, wanted, f"{placements} {dim}")
+    assert _dtensor._group(mesh, (1, 2)) is None
+    flat = mesh["b", "c"]._flatten()
+    assert _dtensor._group(mesh, (1, 2)) is flat.get_group()
+    assert_result(torch_reduce.sum(cut(x, mesh, [R, S0, S1])), torch_reduce.sum(x), mesh, [R] * 3, "flattened")
+    assert _dtensor._group(mesh, (0, 1, 2)) is dist.group.WORLD
+
+
+def test_groups(world):
+    world.run(8, without_a_group)
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def refused(group):
+    """Every rank raises at once, and sends nothing."""
+    mesh, other = mesh_of((4,)), mesh_of((2,))
+    x = cut(torch.ones(8, 6), mesh, [S0])
+    began = time.monotonic()
+    for kind, message, call in [
+        (IndexError, "Dimension out of range", lambda: torch_reduce.sum(x, 5)),
+        (RuntimeError, "dim 0 appears multiple times", lambda: torch_reduce.sum(x, [0, -2])),
+        (RuntimeError, "Input dtype must be", lambda: torch_reduce.mean(cut(torch.ones(8).long(), mesh, [S0]))),
+        (TypeError, "'out' must be one too, not a Tensor", lambda: torch_reduce.sum(x, 0, out=torch.ones(6))),
+        (
+            TypeError,
+            "'input' must be one too, not a Tensor",
+            lambda: torch_reduce.sum(torch.ones(8, 6), 0, out=cut(torch.ones(6), mesh, [R])),
+        ),
+        (ValueError, "cannot be resized", lambda: torch_reduce.sum(x, 0, out=cut(torch.ones(5), mesh, [R]))),
+        (ValueError, "another mesh", lambda: torch_reduce.sum(x, 0, out=cut(torch.ones(6), other, [R]))),
+        (
+            ValueError,
+            "must not be Partial",
+            lambda: torch_reduce.sum(x, 0, out=DTensor.from_local(torch.ones(6), mesh, [Partial()])),
+        ),
+        (
+            RuntimeError,
+            "float64",
+            lambda: torch_reduce.sum(x, 0, dtype=torch.float64, out=cut(torch.ones(6), mesh, [R])),
+        ),
+    ]:
+        with pytest.raises(kind, match=re.compile(message, re.I)):
+            call()
+    assert time.monotonic() - began < 20
+
+
+def test_errors(world):
+    world.run(8, refused)
+
+
+def not_what_placements_say(group):
+    """Shards that torch.chunk would not make: each rank can tell, where it has another number than it should."""
+    mesh, rank = mesh_of((2,)), dist.get_rank()
+    if inside(mesh):
+        sizes = [3, 7]
+        x = DTensor.from_local(torch.ones(sizes[rank], 2), mesh, [S0], shape=torch.Size([10, 2]), stride=(2, 1))
+        for dim in (0, 1):
+            with pytest.raises(ValueError, match=rf"has the shape \({sizes[rank]}, 2\), but by its placements"):
+                torch_reduce.sum(x, dim)
+
+
+def test_shards_that_chunk_would_not_make(world):
+    world.run(8, not_what_placements_say)
+
+
+def test_unknown_placement():
+    """A placement of another kind is named."""
+
+    class Strange:
+        def is_replicate(self):
+            return False
+
+        is_partial = is_replicate
+
+    with pytest.raises(NotImplementedError, match="no rule for the placement .*Strange"):
+        _dtensor._after("sum", Strange(), [0], False)
+
+
+# --- the import ------------------------------------------------------------------------------------------------------
+
+BEFORE = "import sys, torch_reduce; assert 'torch.distributed.tensor' not in sys.modules; watches = len(sys.meta_path)"
+AFTER = (
+    "import sys, torch, torch.distributed as dist; from torch.distributed.tensor import DTensor, Shard\n"
+    "import torch.distributed.tensor as tensor\n"
+    "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+    "mesh = dist.init_device_mesh('cpu', (1,))\n"
+    "x = tensor.distribute_tensor(torch.ones(3, 4), mesh, [Shard(0)])\n"
+    "assert torch.ops.gpureduce.sum(x, [0]).to_local().tolist() == [3.0] * 4\n"
+    "dist.destroy_process_group()\n"
+)
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        (BEFORE, "assert len(sys.meta_path) == watches - 1"),
+        (BEFORE + "\nimport importlib.util; assert importlib.util.find_spec('torch.distributed.tensor')", ""),
+        (BEFORE + "\nimport importlib; importlib.reload(torch_reduce)", ""),
+        ("import torch.distributed.tensor, torch_reduce", ""),
+        ("import torch.distributed.tensor._api\nimport torch_reduce.distributed", ""),
+    ],
+    ids=["tensor later", "looked for", "reloaded", "tensor before", "distributed"],
+)
+def test_import(before, after):
+    """DTensors work in whichever order modules are imported, and torch_reduce alone does not import them."""
+    python("-c", f"{before}\n{AFTER}\n{after}")
+
+
+def test_rules_have_the_operators_arguments():
+    """The rule takes what the schema names."""
+    for op in OPERATIONS:
+        arguments = [argument.name for argument in op.operator.out._schema.arguments]
+        assert list(inspect.signature(_dtensor._reduce).parameters) == ["op", *arguments]
