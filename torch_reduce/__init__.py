@@ -5,7 +5,8 @@ called; either may be used anywhere. The order is a contract (docs/order.md) and
 bits alone and in any batch, contiguous or strided, on any GPU and on the CPU.
 
 ``python -m torch_reduce`` shows what was built, what is there, and checks pinned bits on every device.
-``torch_reduce.distributed`` has sums over the ranks of torch.distributed, with the same bits at any number of ranks.
+``torch_reduce.distributed`` has sums over the ranks of torch.distributed, with the same bits at any number of ranks;
+``sum`` and ``mean`` of a DTensor have them too.
 ``torch_reduce.ladder`` is beside it: every kernel of the classic lessons on reduction, to run and to time.
 """
 
@@ -66,7 +67,8 @@ def sum(
     """The sum of ``input`` over ``dim``, with the semantics of :func:`torch.sum` and fixed bits.
 
     Args:
-        input: a tensor of any shape, strides and storage offset, on the CPU, a CUDA device or meta. Its dtype is
+        input: a tensor of any shape, strides and storage offset, on the CPU, a CUDA device or meta, or a DTensor
+            (docs/distributed.md says what then comes out, and what is sent). Its dtype is
             float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, int8 to int64, uint8 to uint64, bool,
             complex32, complex64 or complex128. It is never copied or cast as a whole.
         dim: the dimensions to reduce, each in ``[-input.dim(), input.dim())`` and named once: an int, or a tuple or
