@@ -1,5 +1,7 @@
-// Gradients, built as torch builds those of its own ops: a Node for the backward pass, and the op itself on tangents in forward
-// mode. Both call differentiable torch ops, so torch.func, tracing and derivatives of any order work as well.
+// Gradients, built as torch builds those of its own ops: a Node for the backward pass, and in forward mode the op itself on
+// tangents, or a sum of what they do to a norm. Both call differentiable torch ops, so torch.func, tracing and derivatives of
+// any order work as well.
+#include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
@@ -15,7 +17,8 @@ using torch::autograd::variable_list;
 using Sizes = std::vector<c10::SymInt>;
 using Dims = std::vector<int64_t>;
 
-// What a backward pass needs to know about the input; it needs no data. `dims` are the reduced dims, in ascending order.
+// What a backward pass needs to know about the input; that of a sum needs no data. `dims` are the reduced dims, in ascending
+// order.
 struct Saved {
   Sizes sizes;
   Dims dims;
@@ -32,12 +35,75 @@ struct Saved {
   }
 };
 
+// A result with its reduced dims, of size 1.
+at::Tensor with_reduced_dims(at::Tensor result, const Dims& dims, bool keepdim) {
+  if (!keepdim)
+    for (int64_t d : dims) result = result.unsqueeze(d);
+  return result;
+}
+
+// Of a norm whose results and their gradients have the reduced dims: the gradient of its input. Where the norm is 0, so is
+// that, as in torch. Elements are divided by the norm before all else: that is at most 1, and cannot overflow.
+template <Operation op>
+at::Tensor norm_gradient(const at::Tensor& grad, const at::Tensor& given, const at::Tensor& norm, const Dims& dims) {
+  const at::Tensor self = at::isFloat8Type(given.scalar_type()) ? given.to(grad.scalar_type()) : given;
+  const auto over_norm = [&](const at::Tensor& x) { return x.div(norm).masked_fill(norm == 0, 0); };
+  if constexpr (op == Operation::_norm_1) {
+    return self.sgn() * grad;
+  } else if constexpr (op == Operation::_powsum_2) {
+    return self * (2 * grad);
+  } else if constexpr (op == Operation::_powsum_3) {
+    return self * self.abs() * (3 * grad);
+  } else if constexpr (op == Operation::_norm_2) {
+    return over_norm(self) * grad;
+  } else if constexpr (op == Operation::_norm_3) {
+    const at::Tensor part = over_norm(self);
+    return part * part.abs() * grad;
+  } else if constexpr (op == Operation::_root_2) {
+    return over_norm(grad / 2).expand_as(self);
+  } else if constexpr (op == Operation::_root_3) {
+    return over_norm(over_norm(grad / 3)).expand_as(self);
+  } else {  // shared by those that are the largest or smallest
+    at::Tensor magnitude = self.detach().abs();
+    if (self.is_complex())  // whose magnitudes torch rounds otherwise
+      magnitude = functional<Operation::_norm_1>().call(self.detach().unsqueeze(-1), at::IntArrayRef(-1), false,
+                                                        c10::toComplexType(norm.scalar_type()));
+    const at::Tensor mask = magnitude.eq(norm).logical_or(magnitude.isnan());
+    return dims.empty() ? self.sgn() * grad : self.sgn() * ((grad / mask.sum(dims, /*keepdim=*/true)) * mask);
+  }
+}
+
+// Whether a norm's gradient depends on the norm itself.
+constexpr bool needs_result(Operation op) { return info(op).finish != Finish::none; }
+
+template <Operation op>
+variable_list norm_backward(const at::Tensor& grad, const Saved& input, const at::Tensor& self, const at::Tensor& norm) {
+  if (!grad.defined() || op == Operation::_norm_0) return {at::Tensor()};
+  const at::Tensor all = needs_result(op) ? with_reduced_dims(norm, input.dims, input.keepdim) : norm;
+  const at::Tensor result = norm_gradient<op>(with_reduced_dims(grad, input.dims, input.keepdim), self, all, input.dims);
+  return {result.scalar_type() == input.dtype ? result : result.to(input.dtype)};
+}
+
+// What a tangent of the input does to a norm.
+template <Operation op>
+at::Tensor norm_tangent(const at::Tensor& tangent, const at::Tensor& self, const at::Tensor& norm, const Dims& dims,
+                        bool keepdim) {
+  if (op == Operation::_norm_0) return at::zeros_like(norm);
+  const at::Tensor all = with_reduced_dims(norm, dims, keepdim);
+  at::Tensor change = norm_gradient<op>(at::ones_like(all), self, all, dims);
+  if (change.is_complex()) change = change.conj();
+  change = change * tangent;
+  if (change.is_complex()) change = at::real(change);
+  if (dims.empty()) return change.to(norm.scalar_type());
+  return functional<Operation::sum>().call(change, at::IntArrayRef(dims), keepdim, norm.scalar_type());
+}
+
 // The gradient of the input: an expanded view of the gradient of the result. A division or a conversion happens before the
 // expand, while the gradient is small.
 template <Operation op>
 variable_list backward(at::Tensor grad, const Saved& input) {
   if (!grad.defined()) return {at::Tensor()};
-  if constexpr (info(op).divides) {
+  if constexpr (info(op).finish == Finish::quotient) {
     c10::SymInt count = 1;
     for (int64_t d : input.dims) count *= input.sizes[d];
     const at::ScalarType type = grad.scalar_type();  // torch does not divide all of them
@@ -59,43 +125,76 @@ variable_list backward(at::Tensor grad, const Saved& input) {
 
 template <Operation op>
 struct Backward : torch::autograd::TraceableFunction {
-  Saved input;
+  static constexpr bool kNorm = info(op).is_norm();
 
-  variable_list apply(variable_list&& grads) override { return backward<op>(std::move(grads[0]), input); }
+  Saved input;
+  torch::autograd::SavedVariable self, result;  // of a norm
+
+  variable_list apply(variable_list&& grads) override {
+    if constexpr (kNorm) return norm_backward<op>(grads[0], input, self.unpack(), result.unpack(getptr()));
+    else return backward<op>(std::move(grads[0]), input);
+  }
+
+  void release_variables() override {
+    self.reset_data();
+    result.reset_data();
+  }
 
   std::string name() const override { return std::string("gpureduce_") + name_of(op) + "_backward"; }
 
   // For compiled autograd: what it specializes on and what it traces, in the form that torch generates for its own nodes.
   void compiled_args(torch::autograd::CompiledNodeArgs& args) const override {
     Saved::each(input, [&](const auto& field) { args.collect(field); });
+    if constexpr (kNorm) {
+      args.collect(self, /*is_output=*/false);
+      args.collect(result, /*is_output=*/true);
+    }
   }
 
   variable_list apply_with_saved(const variable_list& grads, torch::autograd::SwapSavedVariables& saved) override {
     namespace compiled = torch::dynamo::autograd;
     Saved::each(input, [&](auto& field) { saved.before(field); });
+    if constexpr (kNorm) {
+      saved.before(self);
+      saved.before(result);
+    }
     const auto& compiler = compiled::getPyCompilerInterface();
     static const std::string bound = [&] {  // once in a process
       std::vector<at::TypePtr> types;
       Saved::each(input, [&](const auto& field) {
         types.push_back(compiled::IValuePacker<std::decay_t<decltype(field)>>::packed_type());
       });
+      if constexpr (kNorm) types.insert(types.end(), 2, compiled::IValuePacker<at::Tensor>::packed_type());
       return compiler->bind_function(saved.get_py_compiler(), name(), apply_packed, types);
     }();
     compiled::PackedArgs packed;
     Saved::each(input, [&](const auto& field) { packed.pack(field); });
+    if constexpr (kNorm) {
+      packed.pack(self.unpack());
+      packed.pack(result.unpack(getptr()));
+    }
     const auto metadata = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
         compiled::get_input_metadata(next_edges()));
-    variable_list result =
+    const variable_list gradients =
         compiler->call_function(saved.get_py_compiler(), "apply_functional", bound, grads, packed.vec(), metadata);
     Saved::each(input, [&](auto& field) { saved.after(field); });
-    return result;
+    if constexpr (kNorm) {
+      saved.after(self);
+      saved.after(this->result);
+    }
+    return gradients;
   }
 
   static variable_list apply_packed(const variable_list& grads, const std::vector<c10::IValue>& arguments) {
     torch::dynamo::autograd::PackedArgs packed(arguments);
     Saved input;
     Saved::each(input, [&](auto& field) { field = packed.unpack<std::decay_t<decltype(field)>>(); });
-    return backward<op>(grads[0], input);
+    if constexpr (kNorm) {
+      const auto self = packed.unpack<at::Tensor>(), result = packed.unpack<at::Tensor>();
+      return norm_backward<op>(grads[0], input, self, result);
+    } else {
+      return backward<op>(grads[0], input);
+    }
   }
 };
 
@@ -115,20 +214,30 @@ at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims
     result = functional<op>().redispatch(keys & c10::after_autograd_keyset, self, dim, keepdim, dtype);
   }
   if (!(backward || forward) || !torch::autograd::isDifferentiableType(result.scalar_type())) return result;
+  Dims dims;
+  const DimMask reduce = reduced_dims(dim, self.dim());
+  for (int64_t d = 0; d < self.dim(); ++d)
+    if (reduce[d]) dims.push_back(d);
+  const auto node = backward ? make_node<Backward<op>>() : nullptr;
   if (backward) {
-    const auto node = make_node<Backward<op>>();
     node->set_next_edges(torch::autograd::collect_next_edges(self));
-    const DimMask reduce = reduced_dims(dim, self.dim());
-    for (int64_t d = 0; d < self.dim(); ++d)
-      if (reduce[d]) node->input.dims.push_back(d);
+    node->input.dims = dims;
     node->input.sizes = self.sym_sizes().vec();
     node->input.keepdim = keepdim;
     node->input.dtype = self.scalar_type();
     torch::autograd::set_history(result, node);
   }
-  if (forward)
-    result._set_fw_grad(functional<op>().call(self._fw_grad(/*level=*/0), dim, keepdim, dtype), /*level=*/0,
-                        /*is_inplace_op=*/false);
+  if (forward) {
+    const at::Tensor& tangent = self._fw_grad(/*level=*/0);
+    at::Tensor change;
+    if constexpr (info(op).is_norm()) change = norm_tangent<op>(tangent, self._fw_primal(/*level=*/0), result, dims, keepdim);
+    else change = functional<op>().call(tangent, dim, keepdim, dtype);
+    result._set_fw_grad(change, /*level=*/0, /*is_inplace_op=*/false);
+  }
+  if (backward && info(op).is_norm()) {  // with their tangents, for derivatives of derivatives
+    node->self = torch::autograd::SavedVariable(self, /*is_output=*/false);
+    if (needs_result(op)) node->result = torch::autograd::SavedVariable(result, /*is_output=*/true);
+  }
   return result;
 }
 

@@ -24,8 +24,8 @@ at::ScalarType out_type(Operation op, const at::Tensor& self, OptionalDtype dtyp
 
 // The views, dtypes and flags of a call, as a backend sees them. `out` may be undefined where a call is only planned; `result`
 // is then its dtype.
-Reduction make_reduction(const at::Tensor& self, const DimMask& reduce, at::ScalarType result, const at::Tensor& out,
-                         bool keepdim);
+Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& reduce, at::ScalarType result,
+                         const at::Tensor& out, bool keepdim);
 
 // The row of a dtype in dtypes.h. Raises NotImplementedError, which names `what`, if there is none.
 DType dtype_of(at::ScalarType type, const char* what);

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
 
 #include <string>
 
@@ -34,12 +35,32 @@ const c10::TypedOperatorHandle<OutVariant>& out_variant() {
   return handle;
 }
 
+// Registers a function that calls other operators, which then have all that is asked: derivatives, batches, tracing. It stands
+// for the operator under vmap as well, where torch would call it for each element of a batch.
+template <class Function>
+void composite(torch::Library& m, const std::string& name, Function function) {
+  for (const auto key : {c10::DispatchKey::CompositeImplicitAutograd, c10::DispatchKey::FuncTorchBatchedDecomposition})
+    m.impl(name.c_str(), torch::dispatch(key, function));
+}
+
 // Calls `f` with each operation, as a compile-time constant.
 template <class F>
 void for_each_operation(F f) {
 #define GPUREDUCE_OPERATION(name, ...) f(std::integral_constant<Operation, Operation::name>());
   GPUREDUCE_OPERATIONS(GPUREDUCE_OPERATION)
 #undef GPUREDUCE_OPERATION
+}
+
+// Calls `f` with this operation, as a compile-time constant.
+template <class F>
+auto with_operation(Operation op, F f) {
+  switch (op) {
+#define GPUREDUCE_OPERATION(name, ...) \
+  case Operation::name: return f(std::integral_constant<Operation, Operation::name>());
+    GPUREDUCE_OPERATIONS(GPUREDUCE_OPERATION)
+#undef GPUREDUCE_OPERATION
+  }
+  TORCH_INTERNAL_ASSERT(false);
 }
 
 }  // namespace gpureduce

@@ -2,6 +2,8 @@
 // CUDA.
 #pragma once
 
+#include <math.h>
+
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -33,10 +35,21 @@ GPUREDUCE_HOST_DEVICE Complex<T> operator+(Complex<T> a, Complex<T> b) {
   return {a.re + b.re, a.im + b.im};
 }
 
+// The larger of two numbers, or NaN if one is: an accumulator that is not a sum, and whose order is free.
+template <class Real>
+struct Largest {
+  Real value;
+};
+
+template <class Real>
+GPUREDUCE_HOST_DEVICE Largest<Real> operator+(Largest<Real> a, Largest<Real> b) {
+  return a.value > b.value || a.value != a.value ? a : b;
+}
+
 enum class Kind : uint8_t { integer, floating, complex };
 
-// The accumulators of the contract.
-enum class Accumulator : uint8_t { f32, f64, i64, c64, c128 };
+// The accumulators of the contract: sums, and the largest of floating numbers.
+enum class Accumulator : uint8_t { f32, f64, i64, c64, c128, largest_f32, largest_f64 };
 
 // One row a dtype: name (as in at::ScalarType), storage type, kind, the accumulator it is summed in by itself, the one it is
 // summed in when the result is double precision, and the family of kernels (one .cu file) it is compiled with.
@@ -66,8 +79,9 @@ enum class DType : uint8_t {
 #undef GPUREDUCE_ENUMERATOR
 };
 
-// How an element becomes an addend: as its value, or (for a result of dtype bool) as value != 0.
-enum class Conversion : uint8_t { value, nonzero };
+// What an element becomes before it is added: itself; 1 if it is not zero, or else 0; or a power of its magnitude, or the
+// negative of that.
+enum class Map : uint8_t { value, nonzero, magnitude, negative_magnitude, square, cube };
 
 struct DTypeInfo {
   const char* name;
@@ -86,18 +100,21 @@ inline const DTypeInfo& info(DType t) {
   return table[static_cast<int>(t)];
 }
 
-inline int size_of(Accumulator a) { return a == Accumulator::f32 ? 4 : a == Accumulator::c128 ? 16 : 8; }
+inline int size_of(Accumulator a) {
+  constexpr int sizes[] = {4, 8, 8, 8, 16, 4, 8};
+  return sizes[static_cast<int>(a)];
+}
 
 inline const char* name_of(Accumulator a) {
-  constexpr const char* names[] = {"float32", "float64", "int64", "complex64", "complex128"};
+  constexpr const char* names[] = {"float32", "float64", "int64", "complex64", "complex128", "float32", "float64"};
   return names[static_cast<int>(a)];
 }
 
 // The accumulator of the contract for elements of `in` and a result of `out`. A complex input with a real result is the
 // caller's to turn into its real part first.
-inline Accumulator accumulator_of(DType in, DType out, Conversion conversion) {
+inline Accumulator accumulator_of(DType in, DType out, Map map) {
   const DTypeInfo &i = info(in), &o = info(out);
-  if (conversion == Conversion::nonzero || o.kind == Kind::integer) return Accumulator::i64;
+  if (map == Map::nonzero || o.kind == Kind::integer) return Accumulator::i64;
   if (i.kind == Kind::integer) return i.size == 8 ? Accumulator::f64 : Accumulator::i64;
   bool wide = out == DType::Double || out == DType::ComplexDouble;
   return wide ? i.wide : i.accumulator;
@@ -107,8 +124,10 @@ inline Accumulator accumulator_of(DType in, DType out, Conversion conversion) {
 // holds.
 inline bool is_direct(Accumulator a, DType out) {
   switch (a) {
-    case Accumulator::f32: return out == DType::Float || out == DType::BFloat16 || out == DType::Half;
-    case Accumulator::f64: return out == DType::Double;
+    case Accumulator::f32:
+    case Accumulator::largest_f32: return out == DType::Float || out == DType::BFloat16 || out == DType::Half;
+    case Accumulator::f64:
+    case Accumulator::largest_f64: return out == DType::Double;
     case Accumulator::i64: return out == DType::Long;
     case Accumulator::c64: return out == DType::ComplexFloat;
     case Accumulator::c128: return out == DType::ComplexDouble;
@@ -122,16 +141,32 @@ template <> struct AccumulatorType<Accumulator::f64> { using type = double; };
 template <> struct AccumulatorType<Accumulator::i64> { using type = int64_t; };
 template <> struct AccumulatorType<Accumulator::c64> { using type = Complex<float>; };
 template <> struct AccumulatorType<Accumulator::c128> { using type = Complex<double>; };
+template <> struct AccumulatorType<Accumulator::largest_f32> { using type = Largest<float>; };
+template <> struct AccumulatorType<Accumulator::largest_f64> { using type = Largest<double>; };
 template <Accumulator A> using Sum = typename AccumulatorType<A>::type;
 
 template <class T> struct IsComplex : std::false_type {};
 template <class T> struct IsComplex<Complex<T>> : std::true_type {};
+template <class T> struct IsLargest : std::false_type {};
+template <class T> struct IsLargest<Largest<T>> : std::true_type {};
+
+// The number in an accumulator: itself, or that of a Largest.
+template <class Acc>
+GPUREDUCE_HOST_DEVICE Acc number(Acc x) {
+  return x;
+}
+template <class Real>
+GPUREDUCE_HOST_DEVICE Real number(Largest<Real> x) {
+  return x.value;
+}
 
 // What a missing lane counts as: x + padding has the bits of x for every x (0.0 would turn -0.0 into 0.0).
 template <class Acc>
 GPUREDUCE_HOST_DEVICE Acc padding() {
   if constexpr (IsComplex<Acc>::value) {
     return {padding<decltype(Acc::re)>(), padding<decltype(Acc::re)>()};
+  } else if constexpr (IsLargest<Acc>::value) {
+    return {static_cast<decltype(Acc::value)>(-INFINITY)};
   } else {
     return static_cast<Acc>(std::is_floating_point_v<Acc> ? -0.0 : 0.0);
   }
@@ -223,6 +258,11 @@ GPUREDUCE_HOST_DEVICE Acc addend(In x) {
   } else {
     return static_cast<Acc>(v);
   }
+}
+
+template <class Acc, class Real>
+GPUREDUCE_HOST_DEVICE Acc addend(Largest<Real> x) {  // is one already
+  return x;
 }
 
 template <class In>
@@ -319,7 +359,9 @@ GPUREDUCE_HOST_DEVICE Out round_to(Real v) {
 
 template <class Out, class Acc>
 GPUREDUCE_HOST_DEVICE Out result(Acc v) {
-  if constexpr (IsComplex<Out>::value) {
+  if constexpr (std::is_same_v<Out, Acc>) {
+    return v;
+  } else if constexpr (IsComplex<Out>::value) {
     using Real = decltype(Out::re);
     if constexpr (IsComplex<Acc>::value) return {round_to<Real>(v.re), round_to<Real>(v.im)};
     else return {round_to<Real>(v), Real{}};
@@ -328,14 +370,6 @@ GPUREDUCE_HOST_DEVICE Out result(Acc v) {
   } else {
     return round_to<Out>(v);
   }
-}
-
-// A sum divided by a count, in the accumulator's precision; integers in double.
-template <class Acc>
-GPUREDUCE_HOST_DEVICE auto quotient(Acc sum, int64_t count) {
-  if constexpr (IsComplex<Acc>::value) return Acc{quotient(sum.re, count), quotient(sum.im, count)};
-  else if constexpr (std::is_integral_v<Acc>) return static_cast<double>(sum) / static_cast<double>(count);
-  else return sum / static_cast<Acc>(count);
 }
 
 // Rounds an accumulator to dtype `t` and writes it as element `index` of `out`.

@@ -25,7 +25,9 @@ at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, O
                 ": out is written, so it must be functionalized where the input is");
     return out_variant<op>().call(input, dim, keepdim, dtype, out);
   }
-  const at::Tensor value = functional<op>().call(input, dim, keepdim, out_type(op, input, dtype, out));
+  const at::ScalarType result = out_type(op, input, dtype, out);
+  // The dtype= of a norm of complex numbers is complex, and its result is real.
+  const at::Tensor value = functional<op>().call(input, dim, keepdim, info(op).is_norm() ? dtype : OptionalDtype(result));
   functionalization::replace_(out, value);
   functionalization::commit_update(out);
   functionalization::sync(out);

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "dtypes.h"
+#include "finish.h"
 
 namespace gpureduce {
 
@@ -70,10 +70,10 @@ struct Reduction {
   void* output;
   DType in, out;
   Accumulator accumulator;
-  Conversion conversion = Conversion::value;
+  Map map = Map::value;    // of each element
   bool negate = false;     // the input is a lazily negated view
   bool conjugate = false;  // the input is a lazily conjugated view
-  int64_t divisor = 1;     // divides the sums, before they are rounded
+  Finish finish = Finish::none;
 };
 
 }  // namespace gpureduce

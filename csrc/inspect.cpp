@@ -28,8 +28,8 @@ Reduction reduction_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntAr
   r.input = reinterpret_cast<const void*>(address);
   r.in = dtype_of(input, "an input of dtype");
   r.out = dtype_of(result, "a result of dtype");
-  r.conversion = r.out == DType::Bool ? Conversion::nonzero : Conversion::value;
-  r.accumulator = accumulator_of(r.in, r.out, r.conversion);
+  r.map = r.out == DType::Bool ? Map::nonzero : Map::value;
+  r.accumulator = accumulator_of(Operation::sum, r.in, r.out);
   r.problem = make_problem(view.data(), view.size());
   TORCH_CHECK(r.problem.outputs > 0 && r.problem.length > 0, "sizes: there is nothing to plan for no elements");
   return r;

@@ -33,8 +33,30 @@ DimMask reduced_dims(OptionalDims dim, int64_t rank) {
   return reduce;
 }
 
+namespace {
+
+// Of a norm: the real type of the numbers that are reduced. The errors are those of torch.linalg.vector_norm.
+at::ScalarType norm_type(at::ScalarType input, OptionalDtype dtype) {
+  const auto is_complex = [](at::ScalarType type) { return at::isComplexType(type); };
+  TORCH_CHECK(at::isFloatingType(input) || is_complex(input),
+              "linalg.vector_norm: Expected a floating point or complex tensor as input. Got ", input);
+  if (!dtype) return at::isFloat8Type(input) ? at::kFloat : c10::toRealValueType(input);
+  TORCH_CHECK(at::isFloatingType(*dtype) || is_complex(*dtype),
+              "linalg.vector_norm: dtype should be floating point or complex, but got ", *dtype);
+  TORCH_CHECK(is_complex(*dtype) == is_complex(input), "linalg.vector_norm: dtype should be ",
+              is_complex(input) ? "complex for complex" : "real for real", " inputs, but got ", *dtype);
+  const bool widens = at::isFloat8Type(input) || at::isFloat8Type(*dtype) ? input == *dtype || !at::isFloat8Type(*dtype)
+                                                                          : at::promoteTypes(input, *dtype) == *dtype;
+  TORCH_CHECK(widens, "linalg.vector_norm: the dtype of the input (", input,
+              ") should be convertible without narrowing to the specified dtype (", *dtype, ")");
+  return c10::toRealValueType(*dtype);
+}
+
+}  // namespace
+
 at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dtype) {
-  if (info(op).divides) {
+  if (info(op).is_norm()) return norm_type(input, dtype);
+  if (info(op).finish == Finish::quotient) {
     const at::ScalarType type = dtype.value_or(input);
     TORCH_CHECK(at::isFloatingType(type) || at::isComplexType(type), name_of(op), "(): could not infer output dtype. ",
                 dtype ? "Optional" : "Input", " dtype must be either a floating point or complex dtype. Got: ", type);
@@ -46,8 +68,9 @@ at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dty
 }
 
 at::ScalarType out_type(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
-  result_type(op, self.scalar_type(), dtype);  // the mean of integers needs a dtype, whatever the dtype of `out`
-  const at::ScalarType result = result_type(op, self.scalar_type(), dtype.value_or(out.scalar_type()));
+  // The mean of integers needs a dtype, whatever the dtype of `out`.
+  at::ScalarType result = result_type(op, self.scalar_type(), dtype);
+  if (!info(op).is_norm()) result = result_type(op, self.scalar_type(), dtype.value_or(out.scalar_type()));
   TORCH_CHECK(out.scalar_type() == result, "Expected out tensor to have dtype ", result, ", but got ", out.scalar_type(),
               " instead");
   return result;
@@ -72,6 +95,20 @@ DType component(DType complex) {
   return complex == DType::ComplexDouble ? DType::Double : complex == DType::ComplexFloat ? DType::Float : DType::Half;
 }
 
+// The largest of no elements does not exist: raises torch's error, in the words of torch.linalg.vector_norm.
+void check_identity(Operation op, const at::Tensor& self, OptionalDims dim) {
+  if (info(op).combine != Combine::largest) return;
+  const char* const name = info(op).map == Map::magnitude ? "inf" : "-inf";
+  if (!dim.has_value() || dim->empty()) {
+    TORCH_CHECK(self.sym_numel() != 0, "linalg.vector_norm cannot compute the ", name,
+                " norm on an empty tensor because the operation does not have an identity");
+    return;
+  }
+  for (int64_t d : *dim)  // in range: reduced_dims() has checked them
+    TORCH_CHECK(self.dim() == 0 || self.sym_size(d) != 0, "linalg.vector_norm cannot compute the ", name,
+                " norm on the dimension ", d, " because this dimension is empty and the operation does not have an identity");
+}
+
 // The sizes of the result.
 template <class Int>
 c10::SmallVector<Int, kCommonRank> result_sizes(at::ArrayRef<Int> sizes, const DimMask& reduce, bool keepdim) {
@@ -93,17 +130,16 @@ void warn_if_imaginary_is_lost(at::ScalarType input, at::ScalarType result) {
 template <class Watch>
 void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool keepdim, const at::Tensor& out,
              const Tuning& tuning, Watch&& watch) {
-  Reduction r = make_reduction(self, reduce, out.scalar_type(), out, keepdim);
-  warn_if_imaginary_is_lost(self.scalar_type(), out.scalar_type());
+  const Reduction r = make_reduction(op, self, reduce, out.scalar_type(), out, keepdim);
+  if (!info(op).is_norm()) warn_if_imaginary_is_lost(self.scalar_type(), out.scalar_type());
   if (r.problem.outputs == 0) return;
   if (r.problem.length == 0) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
-    if (!info(op).divides) out.zero_();
+    if (info(op).finish != Finish::quotient) out.zero_();
     else if (out.is_complex()) out.fill_(c10::complex<double>(nan, nan));
     else out.fill_(nan);
     return;
   }
-  r.divisor = divisor_of(op, r.problem.length);
   watch.end(Stage::problem);
 #ifdef GPUREDUCE_WITH_CUDA
   if (self.is_cuda()) {
@@ -128,6 +164,7 @@ template <Operation op, class Watch = Unwatched>
 at::Tensor reduce_tuned(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const Tuning& tuning,
                         Watch&& watch = {}) {
   const DimMask reduce = reduced_dims(dim, self.dim());
+  check_identity(op, self, dim);
   const at::ScalarType result = result_type(op, self.scalar_type(), dtype);
   dtype_of(self.scalar_type(), "an input of dtype");
   dtype_of(result, "a result of dtype");
@@ -171,10 +208,11 @@ template <Operation op>
 at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out) {
   check_out(op, self, dtype, out);
   const DimMask reduce = reduced_dims(dim, self.dim());
+  check_identity(op, self, dim);
   const auto sizes = result_sizes(self.sizes(), reduce, keepdim);
   check_writable(out, sizes);
   if (out.sizes() != at::IntArrayRef(sizes))  // refuses an input that cannot be reduced before `out` changes
-    make_reduction(self, reduce, out.scalar_type(), {}, keepdim);
+    make_reduction(op, self, reduce, out.scalar_type(), {}, keepdim);
   // Where writing `out` could change the input, or `out` is a lazy view, the result is computed in a tensor of its own.
   if (out.is_alias_of(self) || out.is_conj() || out.is_neg()) {
     const at::Tensor own = at::empty(sizes, out.options());
@@ -191,6 +229,7 @@ at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, O
 template <Operation op>
 at::Tensor reduce_meta(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
   const DimMask reduce = reduced_dims(dim, self.dim());
+  check_identity(op, self, dim);
   const at::ScalarType result = result_type(op, self.scalar_type(), dtype);
   dtype_of(self.scalar_type(), "an input of dtype");
   dtype_of(result, "a result of dtype");
@@ -202,6 +241,7 @@ template <Operation op>
 at::Tensor& reduce_out_meta(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out) {
   check_out(op, self, dtype, out);
   const DimMask reduce = reduced_dims(dim, self.dim());
+  check_identity(op, self, dim);
   at::native::resize_output_symint(out, result_sizes(self.sym_sizes(), reduce, keepdim));
   return out;
 }
@@ -209,7 +249,7 @@ at::Tensor& reduce_out_meta(const at::Tensor& self, OptionalDims dim, bool keepd
 // A sum that is only planned.
 Reduction planned(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
   const DimMask reduce = reduced_dims(dim, self.dim());
-  return make_reduction(self, reduce, result_type(Operation::sum, self.scalar_type(), dtype), {}, keepdim);
+  return make_reduction(Operation::sum, self, reduce, result_type(Operation::sum, self.scalar_type(), dtype), {}, keepdim);
 }
 
 std::string explain(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const std::string& tuning) {
@@ -234,8 +274,8 @@ int64_t plans(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDt
 // Takes the plan of this index for such calls from now on, of any operation; or for -1 the one that is chosen.
 void remember(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, int64_t candidate) {
   Reduction r = planned(self, dim, keepdim, dtype);
-  for (int64_t divisor : {1, 2}) {  // sums and means
-    r.divisor = divisor;
+  for (Finish finish : {Finish::none, Finish::quotient}) {  // sums and means
+    r.finish = finish;
     remember_plan(r, cuda::facts(self.device()), static_cast<int>(candidate));
   }
 }
@@ -257,22 +297,24 @@ std::vector<double> stages(const at::Tensor& self, OptionalDims dim, int64_t cal
 
 }  // namespace
 
-Reduction make_reduction(const at::Tensor& self, const DimMask& reduce, at::ScalarType result, const at::Tensor& out,
-                         bool keepdim) {
+Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& reduce, at::ScalarType result,
+                         const at::Tensor& out, bool keepdim) {
   Reduction r{};
   r.in = dtype_of(self.scalar_type(), "an input of dtype");
   r.out = dtype_of(result, "a result of dtype");
-  r.conversion = r.out == DType::Bool ? Conversion::nonzero : Conversion::value;
-  r.negate = self.is_neg();
-  r.conjugate = self.is_conj();
+  r.map = r.out == DType::Bool ? Map::nonzero : info(op).map;
+  r.finish = info(op).finish;
+  if (r.map == Map::value) {  // no other map depends on signs
+    r.negate = self.is_neg();
+    r.conjugate = self.is_conj();
+  }
   int64_t scale = 1;
-  if (info(r.in).kind == Kind::complex && info(r.out).kind != Kind::complex && r.conversion == Conversion::value) {
+  if (info(r.in).kind == Kind::complex && info(r.out).kind != Kind::complex && r.map == Map::value) {
     r.in = component(r.in);  // the real parts
     r.conjugate = false;
     scale = 2;
   }
-  if (r.conversion == Conversion::nonzero) r.negate = r.conjugate = false;
-  r.accumulator = accumulator_of(r.in, r.out, r.conversion);
+  r.accumulator = accumulator_of(op, r.in, r.out);
 
   // Without `out` the call is only planned, with the strides of a new contiguous result.
   const at::IntArrayRef sizes = self.sizes(), strides = self.strides();

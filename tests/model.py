@@ -2,6 +2,7 @@
 
 It shares no code and no arithmetic with the library or with torch: elements are decoded from their stored bytes, added
 in the contract's order, and rounded once to the stored bytes of the result. Complex numbers have a last axis of two.
+The roots of norms are found in exact integers.
 """
 
 import math
@@ -58,6 +59,11 @@ def natural_result(name):
     if name in INTEGER:
         return "int64"
     return "float32" if name.startswith("float8") else name
+
+
+def natural_norm(name):
+    """The dtype of a norm of such elements: its real type, and float32 for the 8-bit floats."""
+    return natural_result(PART.get(name, name))
 
 
 # --- the small floats -------------------------------------------------------------------------------------------------
@@ -191,6 +197,92 @@ def element_order(shape, strides, dims):
     return still + sorted((d for d in dims if strides[d] != 0), key=lambda d: (-strides[d], d))
 
 
+# --- norms ------------------------------------------------------------------------------------------------------------
+
+DIGITS = {np.dtype(np.float32): 24, np.dtype(np.float64): 53}
+
+
+def magnitudes(parts):
+    """The magnitudes of real or complex numbers, in the precision of their parts, one array of them each."""
+    if len(parts) == 1:
+        return np.abs(parts[0])
+    real, imaginary = parts
+    infinite = np.isinf(real) | np.isinf(imaginary)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        if real.dtype == np.float32:  # its squares are exact in float64
+            real, imaginary = real.astype(np.float64), imaginary.astype(np.float64)
+            found = np.sqrt(real * real + imaginary * imaginary).astype(np.float32)
+        else:
+            larger = np.maximum(np.abs(real), np.abs(imaginary))
+            scale = np.where(larger > 2.0**500, 2.0**-600, np.where(larger < 2.0**-400, 2.0**600, 1.0))
+            real, imaginary = real * scale, imaginary * scale
+            found = np.sqrt(real * real + imaginary * imaginary) / scale
+    return np.where(infinite, found.dtype.type(np.inf), found)
+
+
+def powers(stored, source, target, power, negate=False, conjugate=False):
+    """Stored elements (..., parts) -> what a norm of that power adds: int64 for 0, and else in its accumulator."""
+    parts = [decode(stored[..., p], source) for p in range(stored.shape[-1])]
+    if power == 0:
+        return np.any([p != 0 for p in parts], axis=0).astype(np.int64)
+    parts = [-p if negate else p for p in parts]
+    if conjugate and len(parts) == 2:
+        parts[1] = -parts[1]
+    wide = "float64" in (PART.get(source, source), target)
+    parts = [p.astype(np.float64 if wide else np.float32) for p in parts]
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        if power == 2:
+            squares = [p * p for p in parts]
+            return squares[0] if len(parts) == 1 else squares[0] + squares[1]
+        x = magnitudes(parts)
+        return (x * x) * x if power == 3 else x
+
+
+def integer_root(n, degree):
+    """The largest integer whose power does not exceed n."""
+    if degree == 2:
+        return math.isqrt(n)
+    root = 1 << -(-n.bit_length() // degree)  # above it; Newton's steps from above end at it
+    while True:
+        better = ((degree - 1) * root + n // root ** (degree - 1)) // degree
+        if better >= root:
+            return root
+        root = better
+
+
+def rounded_root(x, degree, digits):
+    """The root of a float that is no less than 0, to so many binary digits: exact, then rounded, ties to even."""
+    if x == 0 or not math.isfinite(x):
+        return x
+    mantissa, exponent = math.frexp(x)
+    n, exponent = int(math.ldexp(mantissa, 53)), exponent - 53
+    shift = degree * (digits + 2)
+    shift += (exponent - shift) % degree
+    root = integer_root(n << shift, degree)
+    doubled = 2 * root + (root**degree != n << shift)  # its last bit stands for all that is cut off
+    drop = doubled.bit_length() - digits
+    kept, rest, half = doubled >> drop, doubled & ((1 << drop) - 1), 1 << (drop - 1)
+    kept += rest > half or (rest == half and kept & 1)
+    return math.ldexp(kept, drop - 1 + (exponent - shift) // degree)
+
+
+def roots(sums, degree):
+    """The correctly rounded roots of accumulators, in their own precision."""
+    digits = DIGITS[sums.dtype]
+    found = [rounded_root(float(x), degree, digits) for x in sums.reshape(-1)]
+    return np.array(found, sums.dtype).reshape(sums.shape)
+
+
+def norms(added, power, rooted=True):
+    """(outputs, length) of what `powers` gives -> the accumulators (outputs,) after the root, or the magnitude."""
+    if power == 0:
+        return added.sum(1)
+    if math.isinf(power):
+        return added.max(1) if power > 0 else added.min(1)  # NaN if one is
+    sums = ordered_sum(added)
+    return roots(sums, power) if rooted and power > 1 else sums
+
+
 # --- a whole reduction ------------------------------------------------------------------------------------------------
 
 
@@ -240,10 +332,25 @@ def strided(data, name, shape, strides, offset):
 
 
 def reduce(
-    data, source, shape, strides, offset, dims, target=None, keepdim=False, negate=False, conjugate=False, mean=False
+    data,
+    source,
+    shape,
+    strides,
+    offset,
+    dims,
+    target=None,
+    keepdim=False,
+    negate=False,
+    conjugate=False,
+    mean=False,
+    power=None,
+    rooted=True,
 ):
-    """The result of the contract as stored elements, shape (kept dims in logical order, parts)."""
-    target = target or natural_result(source)
+    """The result of the contract as stored elements, shape (kept dims in logical order, parts).
+
+    With a power it is the norm of that power, or without the root the sum of powers, and `target` is its real dtype.
+    """
+    target = target or (natural_result(source) if power is None else natural_norm(source))
     live = [d for d, n in enumerate(shape) if n != 1]
     view = strided(data, source, [shape[d] for d in live], [strides[d] for d in live], offset)
     kept = [d for d in live if d not in dims]
@@ -252,7 +359,10 @@ def reduce(
     length = math.prod(shape[d] for d in order)
     axes = [live.index(d) for d in (*kept, *order)]
     view = view.transpose(*axes, len(live)).reshape(outputs, length, view.shape[-1])
-    sums = [ordered_sum(a) for a in addends(view, source, target, negate, conjugate)]
+    if power is None:
+        sums = [ordered_sum(a) for a in addends(view, source, target, negate, conjugate)]
+    else:
+        sums = [norms(powers(view, source, target, power, negate, conjugate), power, rooted)]
     stored = results(quotients(sums, length) if mean else sums, target)
     kept_shape = [1 if d in dims else n for d, n in enumerate(shape) if keepdim or d not in dims]
     return stored.reshape(*kept_shape, stored.shape[-1])

@@ -12,7 +12,7 @@ import warnings
 import torch
 
 from outside import VIEWS
-from support import DTYPES, MEAN, OPERATIONS, SUM, assert_same_bits, data
+from support import DTYPES, EVERY, MEAN, SUM, assert_same_bits, data
 from test_layouts import LAYOUTS
 
 STACK, GUARD = 64 << 10, 4 << 20  # bytes
@@ -75,7 +75,7 @@ def calls(device):
     for name in DTYPES:
         for what, view, dims in views(name, device):
             dims = dims or None
-            for op in OPERATIONS:
+            for op in EVERY:
                 if op.takes(name):
                     yield (op.name, name, what), lambda op=op, x=view, d=dims: op(x, d)
             for target in (torch.float64, torch.int64, torch.bool, torch.complex64, torch.float16):

@@ -10,6 +10,7 @@ import types
 import unittest
 
 import numpy as np
+import pytest
 import torch
 
 import model
@@ -71,10 +72,19 @@ class Operation:
         return getattr(getattr(torch.ops.aten, self.name), self.overloads["out" in kwargs])(input, *args, **kwargs)
 
     def expected(self, *args, **kwargs):
-        return expected(*args, **kwargs, operation=self.name)
+        return expected(*args, **kwargs, operation=self)
 
     def check(self, *args, **kwargs):
-        return check(*args, **kwargs, operation=self.name)
+        return check(*args, **kwargs, operation=self)
+
+    @property
+    def model(self):
+        """What model.reduce needs to know of it."""
+        return dict(mean=self.divides)
+
+    def result(self, name, dtype=None):
+        """The name of the dtype of a result."""
+        return name_of(dtype) if dtype else model.natural_result(name)
 
     def takes(self, name, dtype=None):
         """Whether an input of that dtype, with dtype=, is no error: quotients of integers need one, and are none."""
@@ -85,14 +95,73 @@ class Operation:
         return [dtype for dtype in (t and dtype_of(t) for t in targets) if self.takes(name, dtype)]
 
 
+@dataclasses.dataclass(frozen=True)
+class Norm(Operation):
+    """A norm of one power, which the functions of torch and ours take as an argument; or its sum of powers."""
+
+    power: float = 2
+    rooted: bool = True
+
+    @property
+    def function(self):
+        return self.of_power(torch_reduce.vector_norm if self.rooted else torch_reduce.powsum)
+
+    @property
+    def torch(self):
+        return self.of_power(torch.linalg.vector_norm)
+
+    def aten(self, input, *args, **kwargs):
+        if not args:
+            kwargs.setdefault("dim", None)
+        return getattr(torch.ops.aten.linalg_vector_norm, self.overloads["out" in kwargs])(
+            input, self.power, *args, **kwargs
+        )
+
+    def of_power(self, function):
+        """That function of any power, for this one."""
+        power = self.power
+
+        def reduce(*args, **kwargs):
+            return function(args[0], power, *args[1:], **kwargs) if args else function(ord=power, **kwargs)
+
+        return reduce
+
+    @property
+    def model(self):
+        return dict(power=self.power, rooted=self.rooted)
+
+    def result(self, name, dtype=None):
+        asked = name_of(dtype) if dtype else name
+        return model.PART.get(asked, asked) if dtype else model.natural_norm(name)
+
+    def takes(self, name, dtype=None):
+        """Floating and complex inputs, with a dtype of the same kind that holds all of their numbers."""
+        if name in INTEGER or dtype is None:
+            return name not in INTEGER
+        own = dtype_of(name)
+        if own.is_complex != dtype.is_complex or name_of(dtype) in INTEGER:
+            return False
+        if "float8" in name + name_of(dtype):
+            return own == dtype or "float8" not in name_of(dtype)
+        return torch.promote_types(own, dtype) == dtype
+
+
 SUM = Operation("sum", ("dim_IntList", "IntList_out"))
 MEAN = Operation("mean", ("dim", "out"), divides=True)
 OPERATIONS = [SUM, MEAN]
 
+POWERS = {"0": 0, "1": 1, "2": 2, "3": 3, "inf": float("inf"), "neg_inf": -float("inf")}
+NORMS = [Norm(f"_norm_{name}", ("default", "out"), power=power) for name, power in POWERS.items()]
+POWSUMS = [Norm(f"_powsum_{name}", ("default", "out"), power=POWERS[name], rooted=False) for name in ("2", "3")]
+NORM = NORMS[2]
+# The norms share the sum's way through everything, so that in tests of all operations one of them stands for them.
+EVERY = [*OPERATIONS, NORM]
+every_operation = pytest.mark.parametrize("op", EVERY, ids=str)
 
-def taken(*names):
-    """Every operation with those of the dtypes that it takes as they are, for pytest.mark.parametrize."""
-    return [(op, name) for op in OPERATIONS for name in names if op.takes(name)]
+
+def taken(*names, operations=OPERATIONS):
+    """The operations with those of the dtypes that each takes as they are, for pytest.mark.parametrize."""
+    return [(op, name) for op in operations for name in names if op.takes(name)]
 
 
 # --- tensors <-> stored bytes, without torch's arithmetic -------------------------------------------------------------
@@ -163,8 +232,9 @@ def reduced_dims(ndim, dim):
     return sorted(d % ndim for d in dims) if ndim else []
 
 
-def expected(tensor, dim=None, keepdim=False, dtype=None, operation="sum"):
+def expected(tensor, dim=None, keepdim=False, dtype=None, operation=SUM):
     """The model's result for a tensor, as stored elements (..., parts)."""
+    dtype = dtype and operation.result(name_of(tensor.dtype), dtype)
     return model.reduce(
         bytes_of(tensor),
         name_of(tensor.dtype),
@@ -172,11 +242,11 @@ def expected(tensor, dim=None, keepdim=False, dtype=None, operation="sum"):
         tensor.stride(),
         tensor.storage_offset(),
         reduced_dims(tensor.ndim, dim),
-        name_of(dtype) if dtype else None,
+        dtype,
         keepdim,
         tensor.is_neg(),
         tensor.is_conj(),
-        operation == "mean",
+        **operation.model,
     )
 
 
@@ -205,11 +275,11 @@ def assert_same_bits(actual, wanted, what=""):
         )
 
 
-def check(tensor, dim=None, keepdim=False, dtype=None, what="", operation="sum"):
+def check(tensor, dim=None, keepdim=False, dtype=None, what="", operation=SUM):
     """The op on a tensor gives the model's bits. Returns the op's result."""
-    result = getattr(torch.ops.gpureduce, operation)(tensor, dim, keepdim, dtype=dtype)
+    result = operation(tensor, dim, keepdim, dtype=dtype)
     assert result.device == tensor.device
-    assert name_of(result.dtype) == (name_of(dtype) if dtype else model.natural_result(name_of(tensor.dtype)))
+    assert name_of(result.dtype) == operation.result(name_of(tensor.dtype), dtype)
     shape, strides = tuple(tensor.shape), tensor.stride()
     what = what or f"for shape {shape}, strides {strides}, {tensor.dtype}, dim={dim}, keepdim={keepdim}, dtype={dtype}"
     assert_same_bits(result, expected(tensor, dim, keepdim, dtype, operation), what)

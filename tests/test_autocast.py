@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import model
-from support import DTYPES, MEAN, SUM, assert_same_bits, data, dtype_of, taken
+from support import DTYPES, MEAN, SUM, assert_same_bits, data, dtype_of, every_operation, taken
 from test_autograd import Calls
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
@@ -84,6 +84,7 @@ def test_bits(op, name, lower, device):
     assert_same_bits(op.function(x, 1), plain)
 
 
+@every_operation
 def test_vmap(op):
     """vmap under autocast is still one call, without a cast."""
     with without_a_gpu():

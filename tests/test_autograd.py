@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import model
-from support import DTYPES, INTEGER, assert_same_bits, data, dtype_of, opinfo
+from support import DTYPES, INTEGER, assert_same_bits, data, dtype_of, every_operation, opinfo
 from test_meta import opcheck
 
 pytestmark = pytest.mark.filterwarnings(
@@ -221,6 +221,7 @@ def test_no_graph_where_none_is_needed(name, op, device):
 # --- the graph --------------------------------------------------------------------------------------------------------
 
 
+@every_operation
 def test_undefined_gradient(op, device):
     """A result whose gradient is undefined gives its input none."""
 
@@ -332,6 +333,7 @@ def transforms():
 
 
 @pytest.mark.parametrize("transform", list(transforms()))
+@every_operation
 def test_func(transform, op, device):
     """Each transform gives what it gives of torch's own op; sums of these integers are exact."""
     x = torch.arange(-6.0, 6.0, dtype=torch.float64, device=device).view(3, 4)
@@ -360,6 +362,7 @@ def test_func_complex(op, device):
     torch.testing.assert_close(derivatives(op.function), derivatives(op.torch))
 
 
+@every_operation
 def test_gradients_per_example(op, device):
     """vmap of grad through a linear model, a common use."""
     weight, inputs = leaf((4, 5), device=device).detach(), leaf((7, 5), device=device, seed=1).detach()
@@ -383,6 +386,7 @@ def test_opcheck(name, op, device):
         opcheck(op.operator.default, (data((3, 4, 5), name, device=device).requires_grad_(),), call)
 
 
+@every_operation
 def test_compile(op, device):
     """Forward and backward compile without a graph break, once for all sizes, with the bits and strides of eager."""
     torch._dynamo.reset()

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import torch_reduce
-from support import OPERATIONS, SUM, assert_same_bits, data, name_of
+from support import EVERY, SUM, assert_same_bits, data, every_operation, name_of
 
 NAMES = ["float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "complex64", "complex32"]
-CASES = [(op, name) for op in OPERATIONS for name in (NAMES if op is SUM else ["bfloat16", "float64"])]
+CASES = [(op, name) for op in EVERY for name in (NAMES if op is SUM else ["bfloat16", "float64"])]
 LENGTHS = [1, 3, 8, 31, 64, 100, 513, 1000, 4096, 4097, 9001, 50257]
 
 
@@ -95,6 +95,7 @@ def test_inside(row):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@every_operation
 def test_over_the_inner_dims_of_an_image(name, op, device):
     """A sample's sum over (C, H, W) is its row's, contiguous or channels_last, alone or in a batch."""
     x = data((5, 6, 37, 41), name, seed=4, device=device)
@@ -108,6 +109,7 @@ def test_over_the_inner_dims_of_an_image(name, op, device):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@every_operation
 def test_several_dims_are_one_row(name, op, device):
     """Summing several contiguous dims has the bits of summing them flattened."""
     x = data((3, 17, 29, 31), name, seed=5, device=device)
@@ -119,6 +121,7 @@ def test_several_dims_are_one_row(name, op, device):
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "complex64"])
+@every_operation
 def test_any_number_of_threads(name, op, set_threads):
     """On the CPU: any thread count, for few long rows, many rows, and columns."""
     shapes = [
@@ -149,6 +152,7 @@ def test_few_columns_of_a_chunk_are_work_for_several_threads(threads, set_thread
     assert f"on {threads} threads" in torch_reduce.explain(torch.ones(4096, 1024, dtype=torch.bfloat16), 0)
 
 
+@every_operation
 def test_repeated_calls(op, device):
     """The same call gives the same bits, again and again."""
     x = data((1 << 20,), "float32", seed=7, device=device)

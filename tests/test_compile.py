@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torch_reduce
-from support import OPERATIONS, assert_same_bits, data, python, taken
+from support import OPERATIONS, assert_same_bits, data, every_operation, python, taken
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script", "ignore:.*TF32|.*tensor cores")
 
@@ -78,6 +78,7 @@ def test_no_recompilation(op, name, device):
     assert counter.frame_count == 2
 
 
+@every_operation
 def test_guards_know_zero_and_one(op, device):
     """Sizes of 0 and 1 may recompile, and are right."""
     reduce = op.function

@@ -16,11 +16,13 @@ import model
 import torch_reduce
 from support import (
     DTYPES,
+    EVERY,
     OPERATIONS,
     SUM,
     assert_same_bits,
     data,
     dtype_of,
+    every_operation,
     in_threads,
     python,
     random_view,
@@ -69,7 +71,7 @@ def test_cpu_and_cuda_agree_on_random_views(block, cuda):
         (on_gpu, dim, keepdim), (on_cpu, _, _) = views
         dtype = target and dtype_of(target)
         what = f"seed {seed}: {on_cpu.shape}, {on_cpu.stride()}, {on_cpu.dtype}, {dim}, {dtype}"
-        for op in OPERATIONS:
+        for op in EVERY:
             if op.takes(name, dtype):
                 ours, wanted = (op(x, dim, keepdim, dtype=dtype) for x in (on_gpu, on_cpu))
                 assert_same_bits(ours, wanted, f"{op}, {what}")
@@ -104,7 +106,7 @@ def test_large_matrices(name, shape, dim, cuda):
     """Rows, columns and inside dims of the measured sizes."""
     x = data(shape, name, seed=13)
     views = [x, x.to(memory_format=torch.channels_last)] if len(shape) == 4 else [x]
-    for view, op in itertools.product(views, OPERATIONS):
+    for view, op in itertools.product(views, EVERY):
         if op.takes(name):
             assert_same_bits(op(view.to(cuda), dim), op(view, dim))
 
@@ -609,7 +611,9 @@ def test_few_columns(width, name, cuda):
             assert_same_bits(got, wanted, f"{length} x {width} under {tuning!r}")
 
 
-@pytest.mark.parametrize("op, name", taken("float32", "bfloat16", "int8", "float64", "complex64"), ids=str)
+@pytest.mark.parametrize(
+    "op, name", taken("float32", "bfloat16", "int8", "float64", "complex64", operations=EVERY), ids=str
+)
 @pytest.mark.parametrize("length", [2, 3, 8, 600])
 def test_results_at_any_address(length, op, name, cuda):
     """Neighbouring results are stored together only where they lie aligned and side by side."""
@@ -674,8 +678,11 @@ def test_memory_is_the_output_and_the_partial_sums(op, name, shape, dim, cuda):
     "view",
     ["offset", "steps", "transposed", "negated", "conjugated", "converted", "channels_last", "expanded", "real part"],
 )
+@every_operation
 def test_memory_never_holds_a_copy_of_the_input(view, op, cuda):
     """No layout, lazy view or dtype= makes a copy of the input."""
+    if view == "real part" and op.name not in ("sum", "mean"):
+        pytest.skip("a norm of complex numbers takes no real dtype=")
     n = 1 << 23
     real = torch.zeros(n, device=cuda)
     complex_input = torch.zeros(n // 2, dtype=torch.complex64, device=cuda)
@@ -693,6 +700,7 @@ def test_memory_never_holds_a_copy_of_the_input(view, op, cuda):
     assert peak_memory(calls[view]) <= n * 4 // 8
 
 
+@every_operation
 def test_memory_with_out(op, cuda):
     """With out=, only the partial sums are allocated."""
     x, out = torch.zeros(16384, 1024, device=cuda), torch.zeros(16384, device=cuda)
@@ -713,6 +721,7 @@ WORK = [
 
 
 @pytest.mark.parametrize("shape,dim", WORK)
+@every_operation
 def test_current_stream(shape, dim, op, cuda):
     """Work goes to the current stream: it sees what was written there before, and the call does not wait for it."""
     x = data(shape, "float32", seed=17)
@@ -734,6 +743,7 @@ def test_current_stream(shape, dim, op, cuda):
 
 
 @pytest.mark.parametrize("shape,dim", WORK)
+@every_operation
 def test_other_streams_are_not_waited_for(shape, dim, op, cuda):
     """A busy stream does not hold up a call on another."""
     x = data(shape, "float32", seed=18)
@@ -752,6 +762,7 @@ def test_other_streams_are_not_waited_for(shape, dim, op, cuda):
     torch.cuda.synchronize()
 
 
+@every_operation
 def test_no_synchronization(op, cuda):
     """Nothing in a call synchronizes, in any kernel and with out=."""
     inputs = [(data(shape, "bfloat16", device=cuda), dim) for shape, dim in WORK]
@@ -766,6 +777,7 @@ def test_no_synchronization(op, cuda):
         torch.cuda.set_sync_debug_mode("default")
 
 
+@every_operation
 def test_threads(op, cuda):
     """Calls from many threads, each on its own stream, do not disturb one another."""
     inputs = [(data(shape, name, seed=19), dim) for name in ("float32", "bfloat16") for shape, dim in WORK]
@@ -821,6 +833,7 @@ def test_threads_of_unequal_shapes(replaced, cuda):
         in_threads(work, range(8))
 
 
+@every_operation
 def test_first_call_in_a_thread(op, cuda):
     """A fresh thread needs no set-up."""
     x = data((3, 5000), "float32", seed=20)
@@ -831,6 +844,7 @@ def test_first_call_in_a_thread(op, cuda):
     assert_same_bits(results[0], op(x, 1))
 
 
+@every_operation
 def test_another_device(op, cuda):
     """A tensor on another GPU than the current one is summed there; an out elsewhere is refused."""
     if torch.cuda.device_count() < 2:
@@ -871,6 +885,7 @@ def test_graph(shape, dim, op, name, cuda):
         assert_same_bits(out, op(new, dim))
 
 
+@every_operation
 def test_graph_of_many_calls(op, cuda):
     """Many calls in one graph, one after the other on the same memory, stay in order."""
     x = data((1 << 20,), "float32", seed=26, device=cuda)
@@ -891,6 +906,7 @@ def test_graph_of_many_calls(op, cuda):
         assert_same_bits(result, op(start))
 
 
+@every_operation
 def test_back_to_back_calls(op, cuda):
     """Calls that follow one another without a pause, on inputs that the one before has just written, are ordered."""
     x = data((64, 1 << 16), "float32", seed=28)

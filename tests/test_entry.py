@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_reduce
-from support import assert_same_bits, data
+from support import assert_same_bits, data, every_operation
 from test_package import PACKAGE, package_copy, run
 from torch_reduce import _library
 
@@ -289,6 +289,7 @@ def test_compile_is_one_graph(op):
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
+@every_operation
 def test_functorch(op):
     """vmap, and vmap of vmap."""
     x = data((3, 4, 500), "float32")
@@ -545,6 +546,7 @@ def test_other_threads_run_meanwhile(op, entry):
 
 
 @needs_entry
+@every_operation
 def test_threads_at_once(op, device):
     """Many threads call at once: the same bits, no deadlock."""
     x = data((64, 700), "float32", device=device)

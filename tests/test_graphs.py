@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from support import assert_same_bits, data, in_threads, python, taken
+from support import assert_same_bits, data, every_operation, in_threads, python, taken
 
 SHAPES = [((256, 1000), 1), ((5000, 30), 0), ((64, 200, 9), (0, 2)), ((1 << 21,), None)]
 
@@ -28,6 +28,7 @@ class Head(torch.nn.Module):
 # --- CUDA graphs ------------------------------------------------------------------------------------------------------
 
 
+@every_operation
 def test_many_graphs(op, cuda):
     """Graphs that share a memory pool, replayed in any order and again and again, keep their own inputs and results."""
     pool = torch.cuda.graph_pool_handle()
@@ -70,6 +71,7 @@ def test_first_call_is_captured(shape, dim, name, cuda, tmp_path):
     python(tmp_path / "first.py")
 
 
+@every_operation
 def test_graph_of_a_backward_pass(op, cuda):
     """Forward, backward and step captured together give, on changed data, what they give outside of a graph."""
     captured, plain = Head(op, cuda), Head(op, cuda)
@@ -102,6 +104,7 @@ def test_graph_of_a_backward_pass(op, cuda):
         assert_same_bits(captured.weight.detach(), plain.weight.detach())
 
 
+@every_operation
 def test_make_graphed_callables(op, cuda):
     """torch.cuda.make_graphed_callables captures a module that uses the op, forwards and backwards."""
     model, plain = Head(op, cuda), Head(op, cuda)
@@ -123,6 +126,7 @@ def test_make_graphed_callables(op, cuda):
 # --- threads and streams ----------------------------------------------------------------------------------------------
 
 
+@every_operation
 def test_eight_threads_and_eight_streams(op, cuda):
     """Eight threads share eight streams, forwards and backwards, with graphs among the calls, and all is right."""
     streams = [torch.cuda.Stream() for _ in range(8)]
@@ -180,6 +184,7 @@ def devices(cuda):
     return [f"cuda:{i}" for i in range(count)]
 
 
+@every_operation
 def test_a_thread_a_device(op, devices):
     """One thread a GPU at the same time, as DataParallel has it: every GPU gives the CPU's bits."""
     inputs = [(data(shape, "float32", seed=4), dim) for shape, dim in SHAPES]

@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import model
-from support import DTYPES, OPERATIONS, assert_same_bits, data, dtype_of, taken
+from support import DTYPES, OPERATIONS, assert_same_bits, data, dtype_of, every_operation, taken
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
@@ -36,6 +36,7 @@ def same_description(a, b):
 
 
 @pytest.mark.parametrize("name", DTYPES)
+@every_operation
 def test_meta_tensors(name, op):
     """A meta tensor's result is described as the CPU's is, whatever the layout."""
     x = data((3, 4, 5), name)
@@ -47,6 +48,7 @@ def test_meta_tensors(name, op):
             assert (ours.dtype, ours.shape, ours.stride()) == (real.dtype, real.shape, real.stride())
 
 
+@every_operation
 def test_meta_of_any_size(op):
     """A meta tensor may be larger than any memory."""
     x = torch.empty(1 << 20, 1 << 20, 1 << 10, dtype=torch.float8_e5m2, device="meta")
@@ -96,6 +98,7 @@ def test_fake_tensors(op, call, device):
 
 
 @pytest.mark.parametrize("dim", [None, [0], [1], [0, 2], [2, 1, 0]], ids=str)
+@every_operation
 def test_symbolic_sizes(dim, op, device):
     """A trace with symbolic sizes holds for other sizes, without guards on the first ones."""
 
@@ -112,6 +115,7 @@ def test_symbolic_sizes(dim, op, device):
         assert_same_bits(traced(x), function(x))
 
 
+@every_operation
 def test_sizes_known_only_from_the_data(op, device):
     """Sizes that only the data decide (unbacked symbols) need no guard."""
 
@@ -125,6 +129,7 @@ def test_sizes_known_only_from_the_data(op, device):
         assert_same_bits(function(x, mask), op(x[mask], [0]))
 
 
+@every_operation
 def test_export_with_dynamic_shapes(op, device):
     """torch.export with dynamic sizes, run on others, gives the op's bits."""
 
@@ -179,7 +184,7 @@ def test_opcheck_of_out(op, name, device):
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "complex64", "float8_e5m2"])
 def test_compile(name, op, device):
     """torch.compile(fullgraph=True) keeps the op whole, and with it the bits."""
-
+    torch._dynamo.reset()
     reduce, dtype = op.function, op.targets(name, None, "float32")[0]
 
     def function(x):
@@ -196,6 +201,7 @@ def test_compile(name, op, device):
         assert_same_bits(got, wanted)
 
 
+@every_operation
 def test_compile_with_dynamic_shapes(op, device):
     """One compilation serves all sizes."""
     torch._dynamo.reset()
@@ -207,6 +213,7 @@ def test_compile_with_dynamic_shapes(op, device):
             assert_same_bits(compiled(x), op.expected(x, -1))
 
 
+@every_operation
 def test_compile_with_out(op, device):
     """A call with out= compiles, and writes out."""
     torch._dynamo.reset()

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import math
 import pathlib
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -109,3 +111,90 @@ def test_integers_from_floats():
     x = np.array([1.9, -1.9, 2.0**63, -(2.0**63), 2.0**64, np.nan, -np.inf, 300.7])
     assert list(model.to_integer(x)) == [1, -1, -(2**63), -(2**63), -(2**63), -(2**63), -(2**63), 300]
     assert list(model.encode(model.to_integer(x), "uint8"))[-1] == 300 - 256
+
+
+@pytest.mark.parametrize("degree", [2, 3])
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_roots_are_the_nearest(name, degree):
+    """A root lies between the middles to its neighbours, exactly: random ones, powers, subnormals."""
+    rng = np.random.default_rng(3)
+    bits = {"float32": np.uint32, "float64": np.uint64}[name]
+    tiny, large = np.finfo(name).smallest_subnormal, np.finfo(name).max
+    x = rng.integers(1, np.array(large).view(bits), 1500, dtype=bits).view(name)
+    powers = np.arange(1, 100, dtype=name) ** degree
+    x = np.concatenate([x, powers, np.nextafter(powers, np.inf, dtype=name), tiny * np.arange(1, 50, dtype=name)])
+    for value, root in zip(x, model.roots(x, degree), strict=True):
+        above, below = (Fraction(float(np.nextafter(root, root.dtype.type(to)))) for to in (np.inf, 0))
+        exact, middle = Fraction(float(value)), Fraction(float(root))
+        assert ((middle + below) / 2) ** degree <= exact <= ((middle + above) / 2) ** degree
+    assert np.array_equal(model.roots(powers, degree), np.arange(1, 100, dtype=name))
+    special = np.array([0, np.inf, np.nan], name)
+    assert np.array_equal(model.roots(special, degree), special, equal_nan=True)
+
+
+def test_integer_roots():
+    """The largest integer whose power does not exceed n."""
+    for degree in (2, 3):
+        for n in [*range(1, 1000), 10**40, 7**60, 7**60 - 1, (1 << 200) + 1]:
+            root = model.integer_root(n, degree)
+            assert root**degree <= n < (root + 1) ** degree
+
+
+def test_a_float32_cube_root_by_way_of_float64():
+    """Rounded to float64 first, no float32's cube root becomes another float32: docs/order.md allows that way.
+
+    Cube roots near the middle of two float32 are those that could; all numbers from 1 to 8 are looked at.
+    """
+    near = []
+    for start in range(0x3F800000, 0x41000000, 1 << 20):
+        x = np.arange(start, start + (1 << 20), dtype=np.uint32).view(np.float32).astype(np.float64)
+        below = np.cbrt(x).view(np.int64) & ((1 << 29) - 1)  # what float32 has no digits for
+        near += x[np.abs(below - (1 << 28)) <= 64].tolist()
+    assert near
+    for x in near:
+        assert np.float32(model.rounded_root(x, 3, 53)) == np.float32(model.rounded_root(x, 3, 24))
+
+
+@pytest.mark.parametrize("source", ["float32", "float64", "bfloat16", "complex64", "complex128"])
+def test_norms_against_their_plain_reading(source):
+    """The vectorised norms equal a scalar reading of docs/order.md, in Python's float64 and exact fractions."""
+    rng = np.random.default_rng(4)
+    parts = model.STORAGE[source][1]
+    part = model.PART.get(source, source)
+    real = np.float64 if part == "float64" else np.float32
+    stored = model.encode(np.exp2(rng.uniform(-6, 6, (40, parts))) * rng.choice([-1, 1, 1], (40, parts)), source)
+    elements = model.decode(stored, source).astype(real)
+
+    def rounded(exact):
+        return real(exact.numerator / exact.denominator) if real is np.float64 else np.float32(np.float64(exact))
+
+    def square(x):
+        return rounded(Fraction(float(x)) ** 2)
+
+    def magnitude(z):
+        if parts == 1:
+            return abs(z[0])
+        if real is np.float32:
+            return np.float32(math.sqrt(float(z[0]) ** 2 + float(z[1]) ** 2))
+        return math.sqrt(square(z[0]) + square(z[1]))
+
+    def of_power(z, power):
+        if power == 2:
+            return square(z[0]) if parts == 1 else real(square(z[0]) + square(z[1]))
+        x = magnitude(z)
+        return rounded(Fraction(float(square(x))) * Fraction(float(x))) if power == 3 else x
+
+    target = "float64" if real is np.float64 else "float32"
+    for power in (0, 1, 2, 3, math.inf, -math.inf):
+        added = model.powers(stored, source, target, power)
+        if power == 0:
+            assert added.tolist() == [1] * 40
+            continue
+        wanted = [of_power(z, power) for z in elements]
+        assert added.dtype == real and added.tolist() == [float(x) for x in wanted]
+        (got,) = model.norms(added[None], power)
+        if math.isinf(power):
+            assert got == (max(wanted) if power > 0 else min(wanted))
+        else:
+            (total,) = model.ordered_sum(np.array(wanted, real)[None])
+            assert got == (total if power == 1 else model.roots(np.array([total]), int(power))[0])

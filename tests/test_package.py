@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import torch_reduce
-from support import OPERATIONS, assert_same_bits, data
+from support import NORMS, OPERATIONS, POWSUMS, assert_same_bits, data
 from torch_reduce._library import entry
 
 PACKAGE = pathlib.Path(torch_reduce.__file__).resolve().parent
@@ -55,16 +55,20 @@ def test_signature(op):
 
 
 def test_every_operation_is_tested():
-    """Each op with an out= overload is in tests/support.py and is a function of the package."""
+    """Each op with an out= overload is in tests/support.py, or takes the power of such ones; all have functions."""
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("gpureduce::")]
-    assert sorted(name[11:-4] for name in names if name.endswith(".out")) == sorted(map(str, OPERATIONS))
-    assert all(callable(op.function) for op in OPERATIONS)
+    names = {name.removeprefix("gpureduce::").removesuffix(".out") for name in names if name.endswith(".out")}
+    public = {name for name in names if not name.startswith("_")}
+    assert public == {*map(str, OPERATIONS), "linalg_powsum", "linalg_vector_norm"}
+    assert names >= {*map(str, NORMS), *map(str, POWSUMS)}
+    assert all(callable(op.function) for op in [*OPERATIONS, *NORMS, *POWSUMS])
 
 
 def test_documented_and_typed():
     """Everything public has a docstring and type hints, methods of classes too, and the package says it is typed."""
     assert (PACKAGE / "py.typed").exists()
     wanted = {"__version__", "distributed", "explain", "ladder", "replace_torch_sum", "tune", *map(str, OPERATIONS)}
+    wanted |= {"powsum", "vector_norm", "get_total_norm", "clip_grad_norm_"}
     assert set(torch_reduce.__all__) == wanted
     public = {name: getattr(torch_reduce, name) for name in wanted}
     for name, member in public.copy().items():

@@ -20,6 +20,7 @@ from support import (
     check,
     data,
     dtype_of,
+    every_operation,
     expected,
     opinfo,
     taken,
@@ -162,6 +163,7 @@ DIMS = [
 
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("dim", DIMS, ids=repr)
+@every_operation
 def test_dim_forms(dim, keepdim, op, device, reduce):
     """Every way to name dims gives torch's shape and values, and the model's bits."""
     x = data((3, 4, 5), "float32", device=device)
@@ -199,12 +201,14 @@ def test_zero_size(op, name, shape, device, reduce):
             assert_same_bits(ours, theirs)
 
 
+@every_operation
 def test_more_dims_than_torch_names(op, device):
     """A full reduction takes any number of dims."""
     x = data((30,), "float32", device=device).view([1] * 40 + [5] + [1] * 30 + [6])
     assert_same_bits(op.function(x), op.expected(x.view(30)))
 
 
+@every_operation
 def test_inference_mode(op, device):
     """Works on inference tensors, and makes one."""
     with torch.inference_mode():
@@ -216,6 +220,7 @@ def test_inference_mode(op, device):
     assert_same_bits(out, op.expected(x, 1))
 
 
+@every_operation
 def test_the_input_is_unchanged(op, device):
     """The input is only read."""
     for name in filter(op.takes, DTYPES):
@@ -238,6 +243,7 @@ def test_out_gives_the_dtype(op, name, device, reduce):
         assert_same_bits(out, op.expected(x, 1, dtype=dtype_of(name)))
 
 
+@every_operation
 def test_out_by_every_dim(op, device, reduce):
     """out= with all the forms of dim."""
     x = data((3, 4, 5), "float32", device=device)
@@ -248,6 +254,7 @@ def test_out_by_every_dim(op, device, reduce):
             assert_same_bits(reduce(x, dim, keepdim, out=out), wanted)
 
 
+@every_operation
 def test_out_is_known_to_have_changed(op, device, reduce):
     """A backward pass that needs what out= overwrote raises, as after torch's."""
     weight, x = torch.tensor(2.0, device=device), torch.tensor(3.0, device=device, requires_grad=True)
@@ -299,6 +306,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("shape", [(4,), (7,)], ids=["that fits", "of another shape"])
 @pytest.mark.parametrize("call", REFUSED)
+@every_operation
 def test_refused_calls_leave_out_alone(call, shape, op, device, reduce, capfd):
     """A refused call does not write, resize or warn, and a backward pass that needs `out` runs."""
     if "overlaps" in call and shape != (4,):
@@ -313,6 +321,7 @@ def test_refused_calls_leave_out_alone(call, shape, op, device, reduce, capfd):
     y.backward()
 
 
+@every_operation
 def test_out_is_resized(capfd, op, device):
     """An out of another shape is resized as torch does: silently when empty, with a warning otherwise."""
     x = data((3, 400), "float32", device=device)
@@ -364,6 +373,7 @@ def test_out_of_any_layout(layout, dim, shape, op, device):
         assert_same_bits(whole[0], around)
 
 
+@every_operation
 def test_out_that_overlaps_itself(op, device, reduce):
     """One place of memory for several results is refused."""
     x = data((3, 4), "float32", device=device)
@@ -371,6 +381,7 @@ def test_out_that_overlaps_itself(op, device, reduce):
         reduce(x, 0, out=torch.zeros(1, device=device).expand(4))
 
 
+@every_operation
 def test_out_that_cannot_grow(op, reduce):
     """An out in another library's memory is refused before its shape is changed: the next call would overrun it."""
     array = np.zeros(2, np.float32)
@@ -421,6 +432,7 @@ def test_out_lazily_conjugated_or_negated(op, device, reduce):
         assert_same_bits(out, op.expected(x.conj(), 0))
 
 
+@every_operation
 def test_out_on_another_device(op, device, reduce):
     """out must be on the input's device."""
     x = data((3, 4), "float32", device=device)
@@ -496,6 +508,7 @@ def test_misuse(op, call, device, reduce):
 
 
 @pytest.mark.parametrize("layout", ["sparse", "csr", "mkldnn", "nested"])
+@every_operation
 def test_other_layouts_raise(layout, op, device, reduce):
     """Tensors that are not strided are refused, not misread."""
     if layout == "mkldnn" and device != "cpu":

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import model
-from support import COMPLEX, DTYPES, assert_same_bits, data, dtype_of
+from support import COMPLEX, DTYPES, assert_same_bits, data, dtype_of, every_operation
 from test_autograd import Calls
 
 pytestmark = pytest.mark.filterwarnings(
@@ -24,6 +24,7 @@ def one_by_one(function, x, in_dim, out_dim=0):
 
 @pytest.mark.parametrize("dim", LOGICAL_DIMS, ids=str)
 @pytest.mark.parametrize("in_dim", [0, 1, 2, 3, -1, -3])
+@every_operation
 def test_dims(in_dim, dim, op, device):
     """The batch at any place, any dims, keepdim: shape and bits of the calls one by one."""
     x = data((3, 5, 4, 70), "float32", device=device)
@@ -61,6 +62,7 @@ def test_scalars(dim, keepdim, op, device):
 
 
 @pytest.mark.parametrize("in_dims", list(itertools.product((0, 2, -1), (0, 1), (0, -1))), ids=str)
+@every_operation
 def test_nested(in_dims, op, device):
     """vmap of vmap of vmap, each batch at its own place."""
     x = data((2, 3, 4, 5, 6), "float32", device=device)
@@ -75,6 +77,7 @@ def test_nested(in_dims, op, device):
         assert_same_bits(ours, torch.stack([torch.stack(row) for row in inner]))
 
 
+@every_operation
 def test_nested_with_one_level_batched(op, device):
     """An input batched at an outer level alone passes the inner one by; one batched at none passes both."""
     x, plain = data((3, 4, 5), "float32", device=device), data((6, 700), "float32", device=device)
@@ -87,6 +90,7 @@ def test_nested_with_one_level_batched(op, device):
     assert_same_bits(others, op(plain, [1]).expand(3, 2, 6))
 
 
+@every_operation
 def test_is_one_reduction(op, device):
     """The whole batch reaches the backend in one call and without a copy, nested too."""
     x = data((3, 4, 5, 6), "float32", device=device)
@@ -97,6 +101,7 @@ def test_is_one_reduction(op, device):
     assert set(calls.names) == {f"{op}.default", "permute.default"}  # where vmap moves the result's batch to the front
 
 
+@every_operation
 def test_out_dims_and_chunks(op, device):
     """vmap's own options."""
     x = data((4, 6, 50), "float32", device=device)
@@ -105,6 +110,7 @@ def test_out_dims_and_chunks(op, device):
     assert_same_bits(torch.vmap(lambda x: op(x, [1]), chunk_size=3)(x), wanted)
 
 
+@every_operation
 def test_layouts(op, device):
     """Views as they come: expanded batches, nothing to add, lazily conjugated and negated input."""
     x = data((3, 4, 50), "complex64", device=device)
@@ -115,6 +121,7 @@ def test_layouts(op, device):
         )
 
 
+@every_operation
 def test_traces(op, device):
     """Fake tensors, and torch.compile with dynamic sizes and one graph."""
     torch._dynamo.reset()
@@ -129,6 +136,7 @@ def test_traces(op, device):
             assert_same_bits(compiled(x), function(x))
 
 
+@every_operation
 def test_errors(op, device):
     """Dims count from the logical rank; out= and tensors that left their vmap are refused as torch refuses them."""
     x = torch.ones(3, 4, 5, device=device)

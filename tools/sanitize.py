@@ -54,7 +54,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, 
 
 
 def sums(views):
-    """Each plan of each view's sum on the GPU, and the same on the CPU; converted sums and means too."""
+    """Each plan of each view's sum on the GPU, and the same on the CPU; converted sums, means and norms too."""
     for dtype in DTYPES:
         for elements, sizes, strides, offset, dims in views:
             x = torch.randint(0, 100, (elements,)).to(dtype)
@@ -67,6 +67,10 @@ def sums(views):
                     yield torch.ops.gpureduce.sum(there, dims, **how), torch.ops.gpureduce.sum(here, dims, **how)
             if dtype.is_floating_point:
                 yield torch.ops.gpureduce.mean(there, dims), torch.ops.gpureduce.mean(here, dims)
+            if dtype.is_floating_point or dtype.is_complex:
+                for ord in (0, 1, 2, 3, float("inf")):
+                    norms = [torch.ops.gpureduce.linalg_vector_norm(x, ord, dims) for x in (there, here)]
+                    yield norms[0], norms[1]
 
 
 def main():

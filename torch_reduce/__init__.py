@@ -2,15 +2,17 @@
 
 ``torch_reduce.sum`` is ``torch.ops.gpureduce.sum`` with documentation, types, and all of ``torch.sum``'s ways to be
 called; either may be used anywhere. The order is a contract (docs/order.md) and never changes: a row's sum has the same
-bits alone and in any batch, contiguous or strided, on any GPU and on the CPU.
+bits alone and in any batch, contiguous or strided, on any GPU and on the CPU. ``mean``, ``vector_norm`` and ``powsum``
+follow the same order.
 
 ``python -m torch_reduce`` shows what was built, what is there, and checks pinned bits on every device.
 ``torch_reduce.distributed`` has sums over the ranks of torch.distributed, with the same bits at any number of ranks;
-``sum`` and ``mean`` of a DTensor have them too.
+and the functions here have them for a DTensor.
 ``torch_reduce.ladder`` is beside it: every kernel of the classic lessons on reduction, to run and to time.
 """
 
 from importlib import import_module
+from math import inf
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -19,10 +21,24 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from . import _arguments, _imports, _library
+from ._clip import clip_grad_norm_, get_total_norm
 from ._replace import replace_torch_sum
 from ._tuned import Tuned
 
-__all__ = ["__version__", "distributed", "explain", "ladder", "mean", "replace_torch_sum", "sum", "tune"]
+__all__ = [
+    "__version__",
+    "clip_grad_norm_",
+    "distributed",
+    "explain",
+    "get_total_norm",
+    "ladder",
+    "mean",
+    "powsum",
+    "replace_torch_sum",
+    "sum",
+    "tune",
+    "vector_norm",
+]
 
 __version__ = "0.1.0"
 
@@ -30,22 +46,41 @@ _library.load()
 
 _Int: TypeAlias = int | Tensor
 _Dims: TypeAlias = _Int | tuple[_Int, ...] | list[_Int] | None
+_Ord: TypeAlias = float | Tensor
 _Dtype: TypeAlias = torch.dtype | type[bool] | type[int] | type[float] | type[complex] | None
 
 _ops = torch.ops.gpureduce
 _direct_sum, _direct_mean = _library.entry("sum"), _library.entry("mean")
+_direct_norm_0, _direct_norm_1 = _library.entry("_norm_0"), _library.entry("_norm_1")
+# Each power is an operator of its own, which needs no look at `ord`. The sums of powers 0 and 1 are norms.
+_direct_norms = {
+    0: _direct_norm_0,
+    1: _direct_norm_1,
+    2: _library.entry("_norm_2"),
+    3: _library.entry("_norm_3"),
+    inf: _library.entry("_norm_inf"),
+    -inf: _library.entry("_norm_neg_inf"),
+}
+_direct_powsums = {
+    0: _direct_norm_0,
+    1: _direct_norm_1,
+    2: _library.entry("_powsum_2"),
+    3: _library.entry("_powsum_3"),
+}
 _call = _library.entry("call")
 
 
-def _through_ops(name, input, dim, keepdim, dtype, out, others):
+def _through_ops(operator, name, others, **given):
     """Calls that csrc/python/entry.cpp does not take: with subclasses, modes or unusual arguments."""
-    given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
-    input, dim, keepdim, dtype, out = _arguments.read(name, given, others).values()
-    op = getattr(_ops, name)
-    overload, last = (op.default, dict(dtype=dtype)) if out is None else (op.out, dict(dtype=dtype, out=out))
+    first = _arguments.read(name, given, others)
+    last = dict(dtype=first.pop("dtype"))
+    out = first.pop("out")
+    overload = operator.default
+    if out is not None:
+        overload, last = operator.out, dict(last, out=out)
     if is_dynamo_compiling() or not _call:
-        return overload(input, dim, keepdim, **last)
-    return _call(overload, input, dim, keepdim, **last)
+        return overload(*first.values(), **last)
+    return _call(overload, *first.values(), **last)
 
 
 def __getattr__(name: str) -> ModuleType:
@@ -119,7 +154,7 @@ def sum(
         and (result := _direct_sum(input, dim, keepdim, dtype, out)) is not NotImplemented
     ):
         return result
-    return _through_ops("sum", input, dim, keepdim, dtype, out, others)
+    return _through_ops(_ops.sum, "sum", others, input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
 
 
 def mean(
@@ -165,7 +200,146 @@ def mean(
         and (result := _direct_mean(input, dim, keepdim, dtype, out)) is not NotImplemented
     ):
         return result
-    return _through_ops("mean", input, dim, keepdim, dtype, out, others)
+    return _through_ops(_ops.mean, "mean", others, input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
+
+
+def vector_norm(
+    input: Tensor = None,
+    ord: _Ord = 2,
+    dim: _Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: _Dtype = None,
+    out: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """The norm of the vectors along ``dim``, with the semantics of :func:`torch.linalg.vector_norm` and fixed bits.
+
+    ====================  ==============================================
+    ``ord``               what it is
+    ====================  ==============================================
+    ``2``                 the square root of the sum of ``abs(x) ** 2``
+    ``1``                 the sum of ``abs(x)``
+    ``3``                 the cube root of the sum of ``abs(x) ** 3``
+    ``0``                 how many elements are not zero, as NaN is not
+    ``inf``, ``-inf``     the largest, the smallest ``abs(x)``
+    ====================  ==============================================
+
+    Args:
+        input: a tensor of any shape, strides and storage offset, on the CPU, a CUDA device or meta, and of any floating
+            or complex dtype that :func:`sum` takes, the float8 types too. It is never copied or cast as a whole.
+        ord: the order of the norm, one of the six above: a number, or a tensor of one that needs no gradient.
+        dim: as for :func:`sum`. The elements along all of these dimensions are one vector.
+        keepdim: as for :func:`sum`.
+        dtype: the dtype that the elements are converted to before anything is computed: floating for a floating
+            ``input``, complex for a complex one, and not narrower than it. ``float`` is float64 and ``complex``
+            complex128.
+        out: a tensor to write the result to, of the result's dtype; it is resized if its shape differs, with a warning
+            if it had elements.
+        others: NumPy's names, as for :func:`sum`.
+
+    An argument's default means that it was not given: ``keepdim`` and ``out`` need no ``dim`` beside them.
+
+    Returns:
+        A tensor of ``input``'s shape without the reduced dimensions. It is real: its dtype is ``dtype`` or
+        ``input.dtype``, of which it has the real type (float32 for complex64), and float32 for the float8 types. The
+        norm of no elements is 0, and an error for ``inf`` and ``-inf``.
+
+    **Rounding.** The powers are added in the order of :func:`sum`, in float32, and in float64 where ``input`` or
+    ``dtype`` is float64 or complex128. Every multiplication that makes a power is rounded to that precision, and so is
+    the root, which is correctly rounded. The result is rounded once more where its dtype is narrower: a float16 norm is
+    finite where its sum of squares is beyond float16. docs/order.md says all of it. A square that float32 cannot hold
+    overflows or vanishes: ``dtype=torch.float64`` has more room.
+
+    Raises:
+        TypeError, IndexError, ValueError: as :func:`sum`; an ``ord`` that is not a number.
+        NotImplementedError: another ``ord``, or a dtype that :func:`sum` does not take.
+        RuntimeError: as :func:`sum`; ``input`` is of integers or bool; ``dtype`` is narrower than ``input``, or real
+            for a complex one, or complex for a real one; ``ord`` is complex; ``inf`` or ``-inf`` of no elements.
+
+    Warns:
+        UserWarning: ``out`` was resized.
+
+    >>> torch_reduce.vector_norm(torch.tensor([[3.0, 4.0], [5.0, 12.0]]), dim=1)
+    tensor([ 5., 13.])
+    """
+    if (
+        not others
+        and not is_dynamo_compiling()
+        and (type(ord) is int or type(ord) is float)
+        and (direct := _direct_norms.get(ord))
+        and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented
+    ):
+        return result
+    return _through_ops(
+        _ops.linalg_vector_norm,
+        "vector_norm",
+        others,
+        input=input,
+        ord=ord,
+        dim=dim,
+        keepdim=keepdim,
+        dtype=dtype,
+        out=out,
+    )
+
+
+def powsum(
+    input: Tensor = None,
+    ord: _Ord = 2,
+    dim: _Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: _Dtype = None,
+    out: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """The sum of ``abs(input) ** ord`` over ``dim``: :func:`vector_norm` without its root, with fixed bits.
+
+    ``powsum(x)`` is the sum of squares. Where a norm is taken over several parts, their sums of powers can be added
+    before the root.
+
+    Args:
+        input: as for :func:`vector_norm`.
+        ord: 0, 1, 2 or 3, as for :func:`vector_norm`. Those of 0 and 1 are the norms of 0 and 1.
+        dim: as for :func:`sum`.
+        keepdim: as for :func:`sum`.
+        dtype: as for :func:`vector_norm`.
+        out: as for :func:`vector_norm`.
+        others: as for :func:`sum`.
+
+    Returns:
+        A tensor as of :func:`vector_norm`: its bits before the root, rounded once to the result's dtype. A float16
+        result is infinity beyond 65504: ``dtype=torch.float32`` has room. The sum of no powers is 0.
+
+    Raises:
+        TypeError, IndexError, ValueError, NotImplementedError, RuntimeError: as :func:`vector_norm`.
+
+    Warns:
+        UserWarning: as :func:`vector_norm`.
+
+    >>> torch_reduce.powsum(torch.tensor([[3.0, 4.0], [5.0, 12.0]]), dim=1)
+    tensor([ 25., 169.])
+    """
+    if (
+        not others
+        and not is_dynamo_compiling()
+        and (type(ord) is int or type(ord) is float)
+        and (direct := _direct_powsums.get(ord))
+        and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented
+    ):
+        return result
+    return _through_ops(
+        _ops.linalg_powsum,
+        "powsum",
+        others,
+        input=input,
+        ord=ord,
+        dim=dim,
+        keepdim=keepdim,
+        dtype=dtype,
+        out=out,
+    )
 
 
 def explain(

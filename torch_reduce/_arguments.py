@@ -1,27 +1,27 @@
-"""The forms in which torch.sum and torch.mean take their arguments, read into those of the operators' schema.
+"""The forms in which torch's reductions take their arguments, read into those of the operators' schema.
 
 Plain calls do not come here. What torch refuses is refused in torch's own words.
 """
 
-from numbers import Integral
+from numbers import Integral, Number
 from operator import index
 from typing import Any, NoReturn
 
 import torch
-from torch import SymInt, Tensor
+from torch import SymBool, SymFloat, SymInt, Tensor
 
 # NumPy's names, as torch takes them.
 _NAMES = {"a": "input", "x": "input", "x1": "input", "axis": "dim", "keepdims": "keepdim"}
-_DEFAULTS = {"input": None, "dim": None, "keepdim": False}
+_DEFAULTS = {"input": None, "ord": 2, "dim": None, "keepdim": False}
 _DTYPES = ((float, torch.float64), (int, torch.int64), (bool, torch.bool), (complex, torch.complex128))
 
 
 def read(name: str, given: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    """Plain forms of what a function of torch_reduce was given: its input, dim, keepdim, dtype and out.
+    """Plain forms of what a function of torch_reduce was given: its input, ord if it has one, dim, keepdim, dtype, out.
 
     Args:
-        name: of the function, and of torch's.
-        given: the arguments by their own names, all five.
+        name: of the function.
+        given: all of its arguments by their own names, in the operator's order.
         others: those by any other name.
 
     Raises:
@@ -55,6 +55,8 @@ def _plain(given: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
     if not _stands_for_a_tensor(out):
         _expect("out", out, Tensor, type(None))
     plain["dim"] = _dims(plain["dim"])
+    if "ord" in plain:
+        plain["ord"] = _number(plain["ord"])
     return plain
 
 
@@ -65,6 +67,15 @@ def _stands_for_a_tensor(value: Any) -> bool:
 def _expect(argument: str, value: Any, *types: type) -> None:
     if not isinstance(value, types):
         raise TypeError(f"'{argument}' must be of {types[0].__name__}, not of {type(value).__name__}")
+
+
+def _number(ord: Any) -> Any:
+    if isinstance(ord, (int, float, complex, SymInt, SymFloat, SymBool)):
+        return ord
+    of_numpy = isinstance(ord, Number) and hasattr(ord, "item")
+    if of_numpy or (isinstance(ord, Tensor) and ord.dim() == 0 and not ord.requires_grad):
+        return ord.item()
+    raise TypeError(f"'ord' must be a number, not {type(ord).__name__}")
 
 
 def _dims(dim: Any) -> Any:
@@ -96,5 +107,6 @@ def _refuse(name: str, given: dict[str, Any], others: dict[str, Any], reason: st
     input = [named.pop("input")] if "input" in named else []
     if input and isinstance(input[0], Tensor):
         input = [torch.empty([0] * input[0].dim(), device="meta")]  # and nothing computed
-    getattr(torch, name)(*input, **named, **others)
+    function = getattr(torch, name, torch.linalg.vector_norm)  # what torch does not have has a norm's arguments
+    function(*input, **named, **others)
     raise TypeError(f"{name}(): {reason}")

@@ -15,14 +15,14 @@ using Kernel = void (*)(const Plan& plan, const Task& task, void* scratch, void*
 
 // The kernel for elements of `in`, or null if there is none: an instruction set each.
 namespace generic {
-Kernel kernel_for(DType in, Accumulator accumulator, Conversion conversion);
+Kernel kernel_for(DType in, Accumulator accumulator, Map map);
 }
 #if defined(__x86_64__)
 namespace avx2 {
-Kernel kernel_for(DType in, Accumulator accumulator, Conversion conversion);
+Kernel kernel_for(DType in, Accumulator accumulator, Map map);
 }
 namespace avx512 {
-Kernel kernel_for(DType in, Accumulator accumulator, Conversion conversion);
+Kernel kernel_for(DType in, Accumulator accumulator, Map map);
 }
 #endif
 

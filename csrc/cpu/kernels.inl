@@ -26,12 +26,23 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 #include "kernels/tasks.inl"
 // clang-format on
 
+// Of elements that a map makes others of.
+Kernel mapped_kernel_of(Accumulator accumulator) {
+  switch (accumulator) {
+    case Accumulator::f32: return sum_in_order<Unknown, float>;
+    case Accumulator::f64: return sum_in_order<Unknown, double>;
+    case Accumulator::largest_f32: return find_largest<float>;
+    case Accumulator::largest_f64: return find_largest<double>;
+    default: return nullptr;
+  }
+}
+
 template <class In>
-Kernel kernel_of(Accumulator accumulator, Conversion conversion) {
-  if (conversion == Conversion::nonzero) return sum_exactly<In, Conversion::nonzero>;
+Kernel kernel_of(Accumulator accumulator, Map map) {
+  if (map == Map::nonzero) return sum_exactly<In, Map::nonzero>;
   if constexpr (!IsComplex<In>::value) {  // these are summed as pairs of real numbers
     constexpr bool kInteger = std::is_integral_v<In> || std::is_same_v<In, Boolean>;
-    if (accumulator == Accumulator::i64) return sum_exactly<In, Conversion::value>;
+    if (accumulator == Accumulator::i64) return sum_exactly<In, Map::value>;
     if constexpr (!kInteger && !std::is_same_v<In, double>) {
       if (accumulator == Accumulator::f32) return sum_in_order<In, float>;
     }
@@ -44,10 +55,11 @@ Kernel kernel_of(Accumulator accumulator, Conversion conversion) {
 
 }  // namespace
 
-Kernel kernel_for(DType in, Accumulator accumulator, Conversion conversion) {
+Kernel kernel_for(DType in, Accumulator accumulator, Map map) {
+  if (map != Map::value && map != Map::nonzero) return mapped_kernel_of(accumulator);
   switch (in) {
 #define GPUREDUCE_KERNEL(name, type, kind, own, wide, family) \
-  case DType::name: return kernel_of<type>(accumulator, conversion);
+  case DType::name: return kernel_of<type>(accumulator, map);
     GPUREDUCE_DTYPES(GPUREDUCE_KERNEL)
 #undef GPUREDUCE_KERNEL
   }

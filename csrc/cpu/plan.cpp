@@ -32,7 +32,7 @@ int64_t depth_of(const CpuProblem& p) { return std::min<int64_t>(kDepth, ceil_di
 // Whether elements are copied side by side before they are summed.
 bool is_gathered(const CpuProblem& p) {
   const int64_t stride = p.columns > 1 ? p.column_stride : p.reduced.fastest().stride;
-  return p.negate || p.conjugate || p.reduced.rank > 1 || stride != 1;
+  return p.is_mapped() || p.negate || p.conjugate || p.reduced.rank > 1 || stride != 1;
 }
 
 // The accumulators that a tile has room for. Where columns are gathered, all elements of their leaves have to lie in the L1
@@ -42,7 +42,7 @@ int64_t capacity_of(const CpuProblem& p) {
 }
 
 // The positions that a split has at least.
-int64_t least_split(const CpuProblem& p) { return p.is_exact() ? kChunk : p.columns > 2 ? kSplitLeaves : kLanes; }
+int64_t least_split(const CpuProblem& p) { return p.is_order_free() ? kChunk : p.columns > 2 ? kSplitLeaves : kLanes; }
 
 int threads_for(const CpuProblem& p, int most) {
   return static_cast<int>(std::min<double>(most, std::max(1.0, elements_of(p) / kGrain)));
@@ -105,7 +105,7 @@ Tile float_tile(const CpuProblem& p, int64_t width, int threads, const Facts& fa
 // Rows that fill tiles of their own are split if there are too few tiles for all threads, into parts that are worth it.
 int64_t size_of_splits(const CpuProblem& p, const Tile& tile, int64_t positions, int64_t tiles, int threads) {
   if (threads == 1 || tiles >= wanted_tasks(threads)) return positions;
-  const int64_t worth = kSplit / tile.width / (p.is_exact() ? 1 : kDepth);
+  const int64_t worth = kSplit / tile.width / (p.is_order_free() ? 1 : kDepth);
   return ceil_power(std::max({ceil_div(positions * tiles, wanted_tasks(threads)), tile.leaves, least_split(p), worth}));
 }
 
@@ -133,11 +133,11 @@ Plan make_plan(const Reduction& r, const Facts& facts) {
   const double bytes = elements_of(p) * info(p.in).size;
   plan.shares_stream = bytes > plan.threads * facts.cache_bytes;
 
-  plan.positions = p.is_exact() ? p.length : leaf_count(p.length);
+  plan.positions = p.is_order_free() ? p.length : leaf_count(p.length);
   plan.column_tiles = count_column_tiles(p, plan.positions, plan.threads);
   const int64_t lines = ceil_div(p.columns, kLine);
   const int64_t width = plan.column_tiles == 1 ? p.columns : ceil_div(lines, plan.column_tiles) * kLine;
-  plan.tile = p.is_exact() ? exact_tile(p, width) : float_tile(p, width, plan.threads, facts, plan.shares_stream);
+  plan.tile = p.is_order_free() ? exact_tile(p, width) : float_tile(p, width, plan.threads, facts, plan.shares_stream);
   plan.row_tiles = ceil_div(p.row_count, plan.tile.rows);
   plan.split_size = size_of_splits(p, plan.tile, plan.positions, plan.row_tiles * plan.column_tiles, plan.threads);
   plan.splits = ceil_div(plan.positions, plan.split_size);

@@ -60,13 +60,13 @@ CpuProblem make_cpu_problem(const Reduction& r) {
   p.in = r.in;
   p.out = r.out;
   p.accumulator = r.accumulator;
-  p.conversion = r.conversion;
+  p.map = r.map;
   p.length = r.problem.length;
-  p.negate = r.negate && r.conversion == Conversion::value;
+  p.negate = r.negate && r.map == Map::value;
   p.conjugate = false;
 
   int64_t scale = 1, result_scale = 1;
-  if (info(r.in).kind == Kind::complex && r.conversion == Conversion::value) {
+  if (info(r.in).kind == Kind::complex && r.map == Map::value) {
     scale = 2;
     p.in = component_of(r.in);
     if (r.accumulator == Accumulator::c64) p.accumulator = Accumulator::f32;

@@ -65,7 +65,7 @@ struct CpuProblem {
   const void* input;
   DType in, out;
   Accumulator accumulator;
-  Conversion conversion;
+  Map map;
   bool negate;     // every element
   bool conjugate;  // the odd columns
   int64_t length;  // elements of an output
@@ -75,8 +75,13 @@ struct CpuProblem {
   Dims results;        // where the outputs lie, row by row
 
   int64_t outputs() const { return row_count * columns; }
-  // Integers are added modulo 2^64, in any order.
-  bool is_exact() const { return accumulator == Accumulator::i64; }
+  // Integers are added modulo 2^64, in any order; and in any order the largest is found.
+  bool is_order_free() const {
+    return accumulator == Accumulator::i64 || accumulator == Accumulator::largest_f32 ||
+           accumulator == Accumulator::largest_f64;
+  }
+  // Whether elements become others than their values, or 1 and 0, which only the copies of them are.
+  bool is_mapped() const { return map != Map::value && map != Map::nonzero; }
 };
 
 CpuProblem make_cpu_problem(const Reduction& r);

@@ -59,7 +59,7 @@ class Scratch {
 struct InstructionSet {
   const char* name;
   int vector_bytes;
-  Kernel (*kernel_for)(DType, Accumulator, Conversion);
+  Kernel (*kernel_for)(DType, Accumulator, Map);
 };
 
 // The best that the processor has and torch uses: ATEN_CPU_CAPABILITY=default|avx2|avx512 chooses for both.
@@ -121,19 +121,22 @@ void round_and_store(const CpuProblem& p, void* output, int64_t first, const Val
 // Divides, rounds and writes outputs first, first + 1, ...
 template <class Acc>
 void store_sums(const CpuProblem& p, const Reduction& r, int64_t first, const Acc* sums, int64_t n) {
-  if (r.divisor == 1) return round_and_store(p, r.output, first, sums, n);
+  if constexpr (!IsLargest<Acc>::value)  // of which the magnitude is wanted
+    if (r.finish == Finish::none) return round_and_store(p, r.output, first, sums, n);
   constexpr int64_t kBlock = 256;
-  decltype(quotient(*sums, 1)) quotients[kBlock];
+  decltype(finished(*sums, r.finish, 1)) results[kBlock];
   for (int64_t done = 0; done < n; done += kBlock) {
     const int64_t count = std::min(kBlock, n - done);
-    for (int64_t i = 0; i < count; ++i) quotients[i] = quotient(sums[done + i], r.divisor);
-    round_and_store(p, r.output, first + done, quotients, count);
+    for (int64_t i = 0; i < count; ++i) results[i] = finished(sums[done + i], r.finish, p.length);
+    round_and_store(p, r.output, first + done, results, count);
   }
 }
 
 int64_t plus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
-float plus(float a, float b) { return a + b; }
-double plus(double a, double b) { return a + b; }
+template <class Acc>
+Acc plus(Acc a, Acc b) {
+  return a + b;
+}
 
 // Joins the partial sums of the splits of outputs begin, begin + 1, ..., nearest neighbours first, into those of split 0.
 template <class Acc>
@@ -151,8 +154,8 @@ void join_splits(Acc* partials, int64_t splits, int64_t outputs, int64_t begin, 
 // Whether sums are results, and lie as they do.
 template <class Acc>
 bool is_as_summed(const CpuProblem& p, const Reduction& r) {
-  return is_direct(p.accumulator, p.out) && info(p.out).size == sizeof(Acc) && r.divisor == 1 && p.results.rank == 1 &&
-         p.results.fastest().stride == 1;
+  return is_direct(p.accumulator, p.out) && info(p.out).size == sizeof(Acc) && r.finish == Finish::none &&
+         p.results.rank == 1 && p.results.fastest().stride == 1;
 }
 
 // Calls f(begin, end) for parts of `tasks`, on so many threads.
@@ -165,7 +168,7 @@ void share(int64_t tasks, int threads, const F& f) {
 template <class Acc>
 void compute(const Plan& plan, const Reduction& r) {
   const CpuProblem& p = plan.problem;
-  const Kernel kernel = instruction_set().kernel_for(p.in, p.accumulator, p.conversion);
+  const Kernel kernel = instruction_set().kernel_for(p.in, p.accumulator, p.map);
   std::unique_ptr<Acc[]> partials(plan.splits > 1 ? new Acc[plan.splits * p.outputs()] : nullptr);
   const bool as_summed = is_as_summed<Acc>(p, r);
 
@@ -205,6 +208,8 @@ void run(const Reduction& r) {
   switch (plan.problem.accumulator) {
     case Accumulator::f32: return compute<float>(plan, r);
     case Accumulator::f64: return compute<double>(plan, r);
+    case Accumulator::largest_f32: return compute<Largest<float>>(plan, r);
+    case Accumulator::largest_f64: return compute<Largest<double>>(plan, r);
     default: return compute<int64_t>(plan, r);
   }
 }

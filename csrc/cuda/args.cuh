@@ -1,6 +1,7 @@
 // What a reducing kernel is given.
 #pragma once
 
+#include "../finish.h"
 #include "../nest.h"
 #include "../plan/plan.h"
 #include "primitives.cuh"
@@ -35,12 +36,14 @@ __device__ __forceinline__ void store_direct(void* out, int64_t index, int64_t s
 }
 
 // Where values go: rounded to the result, or as they are to the partial sums, which the join kernel takes up.
-template <class Acc>
+// kRoots: the results may be roots; else there is no code for them.
+template <class Acc, bool kRoots>
 struct Output {
   void* result;
   DType dtype;
-  Acc* partials;    // null: the value is the result
-  int64_t divisor;  // of results
+  Acc* partials;  // null: the value is the result
+  Finish finish;
+  int64_t count;  // elements of an output
 
   template <int kRank>
   __device__ __forceinline__ void write(const Nest<kRank>& kept, int64_t output, int64_t partial, Acc v) const {
@@ -62,17 +65,32 @@ struct Output {
  private:
   template <int V>
   __device__ __forceinline__ void store(int64_t place, int64_t stride, const Acc (&v)[V]) const {
-    if constexpr (!std::is_integral_v<Acc>) {  // whose quotients are not direct
-      if (divisor != 1) {
-        Acc q[V];
+    if constexpr (std::is_integral_v<Acc>) {  // whose quotients are not direct
+      store_direct(result, place, stride, dtype, v);
+    } else {
+      decltype(number(v[0])) numbers[V];
 #pragma unroll
-        for (int j = 0; j < V; ++j) q[j] = quotient(v[j], divisor);
-        return store_direct(result, place, stride, dtype, q);
+      for (int j = 0; j < V; ++j) numbers[j] = number(v[j]);
+      if (finish != Finish::none) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) numbers[j] = finished_directly(numbers[j]);
       }
+      store_direct(result, place, stride, dtype, numbers);
     }
-    store_direct(result, place, stride, dtype, v);
+  }
+  // Of those that is_direct() is for.
+  template <class Number>
+  __device__ __forceinline__ Number finished_directly(Number x) const {
+    if constexpr (IsLargest<Acc>::value) return magnitude(x);
+    else if constexpr (kRoots && std::is_floating_point_v<Number>)
+      if (finish == Finish::square_root) return square_root(x);
+    return quotient(x, count);
   }
 };
+
+// Where the results of a kernel that reads from a source go.
+template <class Source, class Acc>
+using OutputOf = Output<Acc, is_mapped<Source>>;
 
 // The tiles that a block takes: the one at its place in the grid, which is mostly all, then those that are whole grids on,
 // along x, then y, then z.
@@ -144,7 +162,7 @@ struct Args {
   int64_t length;
   int32_t warp_columns, batches;
   Tiling tiling;
-  Output<Acc> output;
+  OutputOf<Source, Acc> output;
   Nest<Source::kRank> kept, reduced;
   Stride<kInnerDims> next_in_lane, next_leaf;  // to the next element of a leaf, and to the next leaf's
   RingPlan ring;

@@ -24,14 +24,14 @@ cudaError_t join_few(const Launch& launch) {
   const cudaLaunchConfig_t config = configure(launch, grid, std::max(join.threads, kWarp), 0, attributes);
   return cudaLaunchKernelEx(&config, join_rows<Acc>, static_cast<const Acc*>(launch.workspace), static_cast<int>(join.count),
                             r.problem.kept.empty() ? 0 : r.problem.kept[0].out_stride,
-                            Output<Acc>{r.output, r.out, nullptr, r.divisor});
+                            Output<Acc, true>{r.output, r.out, nullptr, r.finish, r.problem.length});
 }
 
 bool are_few(const Launch& launch) {
   const Reduction& r = launch.reduction;
   const Plan& plan = launch.plan;
   return plan.joins.size() == 1 && plan.tiling.outputs <= kFewOutputs && plan.tiling.partial_split_stride == 1 &&
-         r.problem.kept.size() <= 1 && is_direct(r.accumulator, r.out);
+         r.problem.kept.size() <= 1 && is_direct(r);
 }
 
 template <class Acc, int kRank>
@@ -49,8 +49,8 @@ cudaError_t join_ranked(const Launch& launch) {
                                     outputs,
                                     join.count,
                                     join.threads,
-                                    is_direct(r.accumulator, r.out),
-                                    {r.output, r.out, results > 1 ? next : nullptr, r.divisor},
+                                    is_direct(r),
+                                    {r.output, r.out, results > 1 ? next : nullptr, r.finish, r.problem.length},
                                     kept_nest<kRank>(r.problem)};
     const bool columns =
         output_stride == 1 && outputs >= kWarp && results == 1 && join.threads >= kLeastJoinRows && join.threads <= kWarp;
@@ -86,6 +86,8 @@ cudaError_t join(const Launch& launch) {
     case Accumulator::i64: return join_typed<int64_t>(launch);
     case Accumulator::c64: return join_typed<Complex<float>>(launch);
     case Accumulator::c128: return join_typed<Complex<double>>(launch);
+    case Accumulator::largest_f32: return join_typed<Largest<float>>(launch);
+    case Accumulator::largest_f64: return join_typed<Largest<double>>(launch);
   }
   return cudaErrorInvalidValue;
 }

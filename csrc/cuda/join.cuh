@@ -12,7 +12,7 @@ struct JoinArgs {
   int64_t outputs, count;               // partial sums an output
   int32_t threads;                      // an output; a power of two
   bool direct;                          // the kernels' own way of writing does
-  Output<Acc> output;
+  Output<Acc, true> output;
   Nest<kRank> kept;
 
   __device__ __forceinline__ void write(int64_t index, uint32_t run, Acc v) const;
@@ -20,9 +20,9 @@ struct JoinArgs {
 
 // The one kernel that rounds to every dtype.
 template <class Acc>
-__device__ __noinline__ void store_any(const Output<Acc>& output, int64_t index, Acc v) {
-  if (output.divisor == 1) store(output.result, index, output.dtype, v);
-  else store(output.result, index, output.dtype, quotient(v, output.divisor));
+__device__ __noinline__ void store_any(const Output<Acc, true>& output, int64_t index, Acc v) {
+  if (output.finish == Finish::none) store(output.result, index, output.dtype, number(v));
+  else store(output.result, index, output.dtype, finished(v, output.finish, output.count));
 }
 
 template <class Acc, int kRank>
@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(1024) join_partials(const __grid_constant__ Jo
 
 // The same for a few outputs, a block each, whose partial sums stand one after the other: with little before the loads.
 template <class Acc>
-__global__ void __launch_bounds__(1024) join_rows(const Acc* partials, int count, int64_t result_pitch, Output<Acc> output) {
+__global__ void __launch_bounds__(1024)
+    join_rows(const Acc* partials, int count, int64_t result_pitch, Output<Acc, true> output) {
   __shared__ Acc slots[kWarp];
   const int thread = threadIdx.x, left = count - thread * kJoinRun;
   const Acc* mine = partials + int64_t{blockIdx.x} * count + thread * kJoinRun;

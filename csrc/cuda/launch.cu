@@ -94,8 +94,13 @@ cudaError_t reduce(const Launch& launch) {
   const Reduction& r = launch.reduction;
   if (!is_typed(r)) return reduce_any(launch);
   switch (r.in) {
-#define GPUREDUCE_FAMILY(name, type, kind, accumulator, wide, family) \
-  case DType::name: return reduce_family<Family::family>(launch);
+#define GPUREDUCE_FAMILY(name, type, kind, own, wide, family)                                                      \
+  case DType::name:                                                                                                \
+    if constexpr (Kind::kind == Kind::floating && sizeof(type) > 1) {                                              \
+      if (r.map == Map::square) return reduce_family<Family::family, Map::square>(launch);                         \
+      if (r.accumulator == Accumulator::largest_f32) return reduce_family<Family::family, Map::magnitude>(launch); \
+    }                                                                                                              \
+    return reduce_family<Family::family, Map::value>(launch);
     GPUREDUCE_DTYPES(GPUREDUCE_FAMILY)
 #undef GPUREDUCE_FAMILY
   }

@@ -12,10 +12,11 @@
 
 namespace gpureduce::cuda {
 
-template <class Acc>
-Output<Acc> output_of(const Launch& launch) {
+template <class Source, class Acc>
+OutputOf<Source, Acc> output_of(const Launch& launch) {
   const Reduction& r = launch.reduction;
-  return {r.output, r.out, launch.plan.joins.empty() ? nullptr : static_cast<Acc*>(launch.workspace), r.divisor};
+  return {r.output, r.out, launch.plan.joins.empty() ? nullptr : static_cast<Acc*>(launch.workspace), r.finish,
+          r.problem.length};
 }
 
 template <class Source, class Acc>
@@ -30,7 +31,7 @@ Args<Source, Acc> make_args(const Launch& launch, const Source& source) {
           columns ? columns->width : 0,
           columns ? columns->batches : 0,
           plan.tiling,
-          output_of<Acc>(launch),
+          output_of<Source, Acc>(launch),
           kept_nest<Source::kRank>(r.problem),
           reduced,
           reduced.template stride<kInnerDims>(kLanes),
@@ -152,7 +153,7 @@ cudaError_t launch_panels(const Launch& launch, const Source& source) {
                                     log(panel.rows),
                                     log(panel.parts),
                                     input_span(r),
-                                    output_of<Acc>(launch),
+                                    output_of<Source, Acc>(launch),
                                     kept_nest<Source::kRank>(r.problem)};
   const int bytes = panel.rows * side * sizeof(LaneSum);
   return start_with(launch, panel_kernel<V, Acc, Source>(plan), plan.warps * kWarp, bytes, args);
@@ -222,7 +223,7 @@ cudaError_t start_dense(const Launch& launch, const Source& source, int unit_lea
                                     t.splits,
                                     t.tile_leaves / unit_leaves,
                                     alone,
-                                    output_of<Acc>(launch),
+                                    output_of<Source, Acc>(launch),
                                     kept,
                                     reduced,
                                     reduced.template stride<kInnerDims>(next),
@@ -283,7 +284,9 @@ cudaError_t launch_width(const Launch& launch, const Source& source) {
 template <class In, class Acc>
 cudaError_t launch_typed(const Launch& launch) {
   constexpr int kVector = sizeof(In) < 16 ? 16 / sizeof(In) : 1;
-  const Typed<In> source{static_cast<const In*>(launch.reduction.input), l2_policy(launch.plan)};
+  const Reduction& r = launch.reduction;
+  const uint32_t bits = !drops_signs(r.map, r.accumulator) ? ~0u : sizeof(In) == 2 ? 0x7fff7fffu : 0x7fffffffu;
+  const Typed<In> source{static_cast<const In*>(r.input), l2_policy(launch.plan), bits};
   if (launch.plan.is<FlatPlan>() && reads_pieces(launch.plan.walk, launch.plan.vector * static_cast<int>(sizeof(In))))
     return launch_flat<Acc>(launch, source);
   if constexpr (rings_rows(sizeof(In)))
@@ -299,17 +302,30 @@ cudaError_t launch_typed(const Launch& launch) {
 template <class T>
 using Compiled = std::conditional_t<std::is_same_v<T, uint64_t>, int64_t, T>;
 
-template <Family family>
+// Elements of one dtype, by the kernels that is_compiled() names.
+template <Map map, class In, Kind kind, Accumulator own, Accumulator wide>
+cudaError_t reduce_mapped(const Launch& launch) {
+  constexpr DTypeInfo kIn{"", sizeof(In), kind, own, wide};
+  const Accumulator to = launch.reduction.accumulator;
+  if constexpr (map == Map::value) {
+    if (to == own) return launch_typed<In, Sum<own>>(launch);
+    if constexpr (wide != own && is_compiled(map, wide, kIn)) return launch_typed<In, Sum<wide>>(launch);
+  } else {
+    constexpr Accumulator kTo = map == Map::magnitude ? Accumulator::largest_f32 : own;
+    if constexpr (is_compiled(map, kTo, kIn)) return launch_typed<Mapped<In, map>, Sum<kTo>>(launch);
+  }
+  return cudaErrorInvalidValue;
+}
+
+template <Family family, Map map>
 cudaError_t reduce_family(const Launch& launch) {
   const Reduction& r = launch.reduction;
   switch (r.in) {
-#define GPUREDUCE_LAUNCH(name, type, kind, natural, wide, kernels)                                                       \
-  case DType::name:                                                                                                      \
-    if constexpr (Family::kernels == family) {                                                                           \
-      if (r.accumulator == Accumulator::natural) return launch_typed<Compiled<type>, Sum<Accumulator::natural>>(launch); \
-      if constexpr (Accumulator::wide != Accumulator::natural)                                                           \
-        return launch_typed<Compiled<type>, Sum<Accumulator::wide>>(launch);                                             \
-    }                                                                                                                    \
+#define GPUREDUCE_LAUNCH(name, type, kind, own, wide, kernels)                                            \
+  case DType::name:                                                                                       \
+    if constexpr (Family::kernels == family) {                                                            \
+      return reduce_mapped<map, Compiled<type>, Kind::kind, Accumulator::own, Accumulator::wide>(launch); \
+    }                                                                                                     \
     break;
     GPUREDUCE_DTYPES(GPUREDUCE_LAUNCH)
 #undef GPUREDUCE_LAUNCH

@@ -22,8 +22,8 @@ struct Launch {
   cudaStream_t stream;
 };
 
-// Reduces elements of the family's dtypes, read as they are.
-template <Family family>
+// Reduces elements of the family's dtypes, read as they are, and what the map makes of them.
+template <Family family, Map map>
 cudaError_t reduce_family(const Launch& launch);
 
 // Reduces elements of any dtype through a run-time conversion of each (is_typed() is false).

@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "../dtypes.h"
+#include "../map.h"
 #include "../plan/limits.h"
 
 namespace gpureduce::cuda {
@@ -37,7 +37,9 @@ __device__ __forceinline__ Element padding_element() {
   if constexpr (IsComplex<Element>::value) {
     const auto half = padding_element<decltype(Element::re)>();
     return {half, half};
-  } else if constexpr (std::is_arithmetic_v<Element>) {
+  } else if constexpr (IsMapped<Element>::value) {
+    return {padding_element<decltype(Element::element)>()};
+  } else if constexpr (std::is_arithmetic_v<Element> || IsLargest<Element>::value) {
     return padding<Element>();
   } else if constexpr (std::is_same_v<Element, Boolean>) {
     return {0};
@@ -160,6 +162,24 @@ __device__ __forceinline__ uint4 load_always(const uint4* p, uint64_t policy) {
 #undef GPUREDUCE_LOAD
 #undef GPUREDUCE_POLICY
 
+// The bits of words that a mask keeps; of words by twos, with kPairs, in the second ones.
+template <bool kPairs>
+__device__ __forceinline__ uint16_t keep_bits(uint16_t x, uint32_t mask) {
+  return x & static_cast<uint16_t>(mask);
+}
+template <bool kPairs>
+__device__ __forceinline__ uint32_t keep_bits(uint32_t x, uint32_t mask) {
+  return x & mask;
+}
+template <bool kPairs>
+__device__ __forceinline__ uint2 keep_bits(uint2 x, uint32_t mask) {
+  return {kPairs ? x.x : x.x & mask, x.y & mask};
+}
+template <bool kPairs>
+__device__ __forceinline__ uint4 keep_bits(uint4 x, uint32_t mask) {
+  return {kPairs ? x.x : x.x & mask, x.y & mask, kPairs ? x.z : x.z & mask, x.w & mask};
+}
+
 // f of the constants 0, 1, ...: what a load is beyond a place has to be one.
 template <class F, int... i>
 __device__ __forceinline__ void for_constants(std::integer_sequence<int, i...>, F f) {
@@ -207,18 +227,27 @@ template <class In>
 struct Typed {
   using Element = In;
   static constexpr int kRank = kFastRank;
+  static constexpr bool kDropsSigns =
+      std::is_same_v<In, float> || std::is_same_v<In, double> || std::is_same_v<In, Half> || std::is_same_v<In, BFloat16>;
   const In* base;
   uint64_t policy;
+  uint32_t bits;  // of each word with a sign, that count: all, or all but signs
 
   template <int V>
   __device__ __forceinline__ Vector<In, V> load(int64_t offset) const {
-    return load_vector<In, V>(base + offset, policy);
+    return counted(load_vector<In, V>(base + offset, policy));
   }
 
   // kBeyond: elements beyond `offset`, which cost no arithmetic.
   template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<In, V> load_if(bool wanted, int64_t offset) const {
-    return load_vector_if<In, V, kBeyond>(wanted, base + offset, policy);
+    return counted(load_vector_if<In, V, kBeyond>(wanted, base + offset, policy));
+  }
+
+  template <int V>
+  __device__ __forceinline__ Vector<In, V> counted(Vector<In, V> x) const {
+    if constexpr (kDropsSigns) x.bits = keep_bits<sizeof(In) == 8>(x.bits, bits);
+    return x;
   }
 
   __device__ __forceinline__ const char* address(int64_t offset) const { return reinterpret_cast<const char*>(base + offset); }
@@ -245,7 +274,8 @@ struct Typed {
 };
 
 // Elements of any dtype, converted to the accumulator one by one: for results of an integer dtype from floats, of bool, from
-// 64-bit integers to floats, for lazily negated or conjugated views, and for views of many nested dims.
+// 64-bit integers to floats, for maps that no kernel is compiled for, for lazily negated or conjugated views, and for views of
+// many nested dims.
 template <class Acc>
 struct Any {
   using Element = Acc;
@@ -253,7 +283,7 @@ struct Any {
   const void* base;
   uint64_t policy;
   DType dtype;
-  Conversion conversion;
+  Map map;
   bool negate, conjugate;
 
   template <int V>
@@ -276,7 +306,21 @@ struct Any {
 
   template <class In>
   __device__ __forceinline__ Acc convert(In x) const {
-    if (conversion == Conversion::nonzero) return addend<Acc>(nonzero(x));
+    if constexpr (IsLargest<Acc>::value) {
+      return map == Map::magnitude ? mapped<Map::magnitude, Acc>(x) : mapped<Map::negative_magnitude, Acc>(x);
+    } else {
+      if (map == Map::nonzero) return mapped<Map::nonzero, Acc>(x);
+      if constexpr (std::is_floating_point_v<Acc>) {
+        if (map == Map::magnitude) return mapped<Map::magnitude, Acc>(x);
+        if (map == Map::square) return mapped<Map::square, Acc>(x);
+        if (map == Map::cube) return mapped<Map::cube, Acc>(x);
+      }
+      return signed_addend(x);
+    }
+  }
+
+  template <class In>
+  __device__ __forceinline__ Acc signed_addend(In x) const {
     if constexpr (std::is_integral_v<In>) {
       if (negate) x = static_cast<In>(0 - static_cast<uint64_t>(x));
     }
@@ -295,6 +339,9 @@ template <class Source>
 constexpr bool is_any = false;
 template <class Acc>
 constexpr bool is_any<Any<Acc>> = true;
+// Whether its elements may be mapped to others than their values.
+template <class Source>
+constexpr bool is_mapped = is_any<Source> || IsMapped<typename Source::Element>::value;
 
 // The vector at `offset`, or kBeyond elements beyond it: there as kWhole says, or else if `wanted`.
 template <int V, bool kWhole, int kBeyond = 0, class Source>

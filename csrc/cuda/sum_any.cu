@@ -6,7 +6,7 @@ namespace gpureduce::cuda {
 template <class Acc>
 cudaError_t reduce_converted(const Launch& launch) {
   const Reduction& r = launch.reduction;
-  const Any<Acc> source{r.input, l2_policy(launch.plan), r.in, r.conversion, r.negate, r.conjugate};
+  const Any<Acc> source{r.input, l2_policy(launch.plan), r.in, r.map, r.negate, r.conjugate};
   return launch_width<1, Acc>(launch, source);
 }
 
@@ -17,6 +17,8 @@ cudaError_t reduce_any(const Launch& launch) {
     case Accumulator::i64: return reduce_converted<Sum<Accumulator::i64>>(launch);
     case Accumulator::c64: return reduce_converted<Sum<Accumulator::c64>>(launch);
     case Accumulator::c128: return reduce_converted<Sum<Accumulator::c128>>(launch);
+    case Accumulator::largest_f32: return reduce_converted<Sum<Accumulator::largest_f32>>(launch);
+    case Accumulator::largest_f64: return reduce_converted<Sum<Accumulator::largest_f64>>(launch);
   }
   return cudaErrorInvalidValue;
 }

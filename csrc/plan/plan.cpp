@@ -74,8 +74,9 @@ struct Key {
   uint64_t address = 0;  // in a granule
   DType in{}, out{};
   Accumulator accumulator{};
-  Conversion conversion{};
-  bool negate = false, conjugate = false, divides = false;
+  Map map{};
+  Finish finish{};
+  bool negate = false, conjugate = false;
   int64_t outputs = 0, length = 0;
   DimList<KeptDim> kept;
   DimList<ReducedDim> reduced;
@@ -87,10 +88,10 @@ struct Key {
         in(r.in),
         out(r.out),
         accumulator(r.accumulator),
-        conversion(r.conversion),
+        map(r.map),
+        finish(r.finish),
         negate(r.negate),
         conjugate(r.conjugate),
-        divides(r.divisor != 1),
         outputs(r.problem.outputs),
         length(r.problem.length),
         kept(r.problem.kept),
@@ -101,8 +102,8 @@ struct Key {
       return a.size() == b.size() && std::memcmp(a.begin(), b.begin(), a.size() * sizeof(*a.begin())) == 0;
     };
     return device == k.device && address == k.address && in == k.in && out == k.out && accumulator == k.accumulator &&
-           conversion == k.conversion && negate == k.negate && conjugate == k.conjugate && divides == k.divides &&
-           outputs == k.outputs && length == k.length && same(kept, k.kept) && same(reduced, k.reduced);
+           map == k.map && finish == k.finish && negate == k.negate && conjugate == k.conjugate && outputs == k.outputs &&
+           length == k.length && same(kept, k.kept) && same(reduced, k.reduced);
   }
 
   // Calls of other shapes, dtypes or addresses rarely share a place.

@@ -152,6 +152,9 @@ struct Plan {
 struct InputSpan { const char *begin, *end; };
 InputSpan input_span(const Reduction& reduction);
 
+// Whether the reducing kernels write the results; or else only the join does.
+bool is_direct(const Reduction& reduction);
+
 // Whether elements are read as their own type, by kernels compiled for it; or else through a run-time conversion of each.
 bool is_typed(const Reduction& reduction);
 

@@ -97,7 +97,7 @@ int leaf_elements(int64_t length) {
 Request::Request(const Reduction& r, const Device& device, bool by_columns)
     : r(r), device(device), p(r.problem), by_columns(by_columns) {
   size = info(r.in).size;
-  direct = is_direct(r.accumulator, r.out);
+  direct = is_direct(r);
   typed = is_typed(r);
   element_bytes = typed ? size : size_of(r.accumulator);
   order_free = r.accumulator == Accumulator::i64;
@@ -161,14 +161,18 @@ InputSpan input_span(const Reduction& r) {
   return {begin, begin + (last + 1) * info(r.in).size};
 }
 
+bool is_direct(const Reduction& r) {
+  const bool rooted = r.finish == Finish::cube_root || (r.finish == Finish::square_root && r.map == Map::value);
+  return is_direct(r.accumulator, r.out) && !rooted;
+}
+
 bool is_typed(const Reduction& r) {
-  const DTypeInfo& i = info(r.in);
   const Problem& p = r.problem;
-  const bool plain = r.conversion == Conversion::value && !r.negate && !r.conjugate;
+  const bool plain = !r.negate && !r.conjugate;
   // The kernels compiled for a dtype find their way with 32-bit divisions.
   const bool near = fits_fast_nest(p.kept, p.outputs) && fits_fast_nest(p.reduced, p.length);
   const bool few = columnwise(p) || p.length <= kLanes || counts_rows(p);
-  return plain && near && few && (r.accumulator == i.accumulator || r.accumulator == i.wide);
+  return plain && near && few && is_compiled(r.map, r.accumulator, info(r.in));
 }
 
 }  // namespace gpureduce

@@ -27,8 +27,8 @@ inline __attribute__((always_inline)) void sum_leaves(Vector<Lane>* v, const In*
 template <int kLeaves, class Lane, class In>
 inline __attribute__((always_inline)) Lane sum_leaves_of_one(const In* x, int64_t pitch, int64_t step, int64_t depth) {
   if constexpr (kLeaves == 1) {
-    Lane v = lane<Lane, Conversion::value>(*x);
-    for (int64_t d = 1; d < depth; ++d) v += lane<Lane, Conversion::value>(x[d * step]);
+    Lane v = lane<Lane, Map::value>(*x);
+    for (int64_t d = 1; d < depth; ++d) v += lane<Lane, Map::value>(x[d * step]);
     return v;
   } else {
     constexpr int kLeft = kLeaves > 4 ? 4 : kLeaves > 2 ? 2 : 1;
@@ -108,7 +108,7 @@ __attribute__((noinline)) void sum_lanes(Lane* __restrict out, const In* __restr
 }
 
 // Sums `lanes` lanes of each column: elements begin + i + d * step for i < lanes and d < depth, but for those from `end` on.
-template <Conversion C, class Lane, class In>
+template <Map C, class Lane, class In>
 void sum_tile(const Source<C, Lane, In>& source, Lane* out, Lane* buffer, int64_t row, int64_t begin, int64_t lanes,
               int64_t step, int64_t depth, int64_t end) {
   const int64_t width = source.width, span = (depth - 1) * step + lanes;
@@ -127,7 +127,7 @@ void sum_tile(const Source<C, Lane, In>& source, Lane* out, Lane* buffer, int64_
 
 // The leaves of many columns that begin with the elements begin, begin + 1, ..., joined in fours.
 template <class Lane, class In>
-void sum_columns(const Source<Conversion::value, Lane, In>& source, Lane* out, Lane* buffer, int64_t row, int64_t begin,
+void sum_columns(const Source<Map::value, Lane, In>& source, Lane* out, Lane* buffer, int64_t row, int64_t begin,
                  int64_t leaves, int64_t end) {
   const int64_t width = source.width, piece = source.problem.reduced.fastest().size;
   int64_t some = leaves;  // that lie in one piece, all as long; or four

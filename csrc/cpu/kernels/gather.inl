@@ -25,11 +25,11 @@ inline void copy(void* to, const void* from, int64_t size) {
 }
 
 // to[i] = x[i * stride] as an addend
-template <Conversion C, class Lane, class In>
+template <Map C, class Lane, class In>
 __attribute__((noinline)) void convert(Lane* __restrict to, const In* __restrict x, int64_t n, int64_t stride) {
   int64_t i = 0;
   if (stride == 1) {
-    if constexpr (C == Conversion::value && kLoads<Lane, In>)
+    if constexpr (C == Map::value && kLoads<Lane, In>)
       for (; i + kVector<Lane> <= n; i += kVector<Lane>) store(to + i, load<Lane>(x + i));
     for (; i < n; ++i) to[i] = lane<Lane, C>(x[i]);
   } else if (stride == 2) {
@@ -40,7 +40,7 @@ __attribute__((noinline)) void convert(Lane* __restrict to, const In* __restrict
 }
 
 // The same for a lazily negated or conjugated view.
-template <Conversion C, class Lane, class In>
+template <Map C, class Lane, class In>
 void convert_signed(Lane* to, const In* x, int64_t n, int64_t stride, bool negate, bool conjugate) {
   for (int64_t i = 0; i < n; ++i) {
     In element = x[i * stride];
@@ -48,17 +48,43 @@ void convert_signed(Lane* to, const In* x, int64_t n, int64_t stride, bool negat
   }
 }
 
+// Elements whose dtype and map are known at run time alone.
+struct Unknown {};
+
+// to[i] = x[i * stride], of this dtype, as the map has it
+template <Map C, class Lane>
+void convert_unknown(Lane* to, const char* x, int64_t n, int64_t stride, DType dtype) {
+  switch (dtype) {
+#define GPUREDUCE_CONVERT(name, type, kind, accumulator, wide, family)                                      \
+  case DType::name:                                                                                         \
+    if constexpr (Kind::kind != Kind::integer) convert<C>(to, reinterpret_cast<const type*>(x), n, stride); \
+    break;
+    GPUREDUCE_DTYPES(GPUREDUCE_CONVERT)
+#undef GPUREDUCE_CONVERT
+  }
+}
+
+template <class Lane>
+void convert_unknown(Lane* to, const char* x, int64_t n, int64_t stride, const CpuProblem& p) {
+  if (p.map == Map::square) convert_unknown<Map::square>(to, x, n, stride, p.in);
+  else if (p.map == Map::cube) convert_unknown<Map::cube>(to, x, n, stride, p.in);
+  else if (p.map == Map::magnitude) convert_unknown<Map::magnitude>(to, x, n, stride, p.in);
+  else convert_unknown<Map::negative_magnitude>(to, x, n, stride, p.in);
+}
+
 // The elements of `width` neighbouring columns, as they lie in memory, and as lanes.
-template <Conversion C, class Lane, class In>
+template <Map C, class Lane, class In>
 struct Source {
+  static constexpr bool kKnown = !std::is_same_v<In, Unknown>;
   // 64-bit integers are all the same to a sum modulo 2^64.
   using Direct = std::conditional_t<std::is_integral_v<In> && std::is_integral_v<Lane> && sizeof(In) == sizeof(Lane), Lane, In>;
-  static constexpr bool kSame = C == Conversion::value && std::is_same_v<Direct, Lane>;
-  static constexpr bool kDirect = C == Conversion::value && kLoads<Lane, Direct>;
+  static constexpr bool kSame = C == Map::value && std::is_same_v<Direct, Lane>;
+  static constexpr bool kDirect = C == Map::value && kLoads<Lane, Direct>;
 
   Source(const Plan& plan, const Task& task)
       : problem(plan.problem),
-        input(static_cast<const In*>(problem.input) + task.first_column * problem.column_stride),
+        size(kKnown ? sizeof(In) : info(problem.in).size),
+        input(static_cast<const char*>(problem.input) + task.first_column * problem.column_stride * size),
         width(task.width),
         stride(width == 1 ? problem.reduced.fastest().stride : problem.column_stride),
         pitch(problem.reduced.fastest().stride),
@@ -68,17 +94,17 @@ struct Source {
 
   // What the lanes read where it is.
   using Loaded = std::conditional_t<kDirect, Direct, Lane>;
-  const Loaded* at(int64_t offset) const { return reinterpret_cast<const Loaded*>(input + offset); }
+  const Loaded* at(int64_t offset) const { return reinterpret_cast<const Loaded*>(input + bytes(offset)); }
 
   // Writes n elements of each column to to[n][width].
   void gather(Lane* to, int64_t row, int64_t first, int64_t n) const {
     const Dims& dims = problem.reduced;
     const int64_t piece = dims.fastest().size;
     for (Cursor at(dims, first); n > 0;) {
-      const In* from = input + row + at.offset();
+      const char* from = input + bytes(row + at.offset());
       const int64_t pieces = dims.rank > 1 && n >= piece ? min(n / piece, at.whole()) : 0;
       if (pieces > 0) {
-        for (int64_t i = 0; i < pieces; ++i, to += piece * width, from += dims.dims[dims.rank - 2].stride)
+        for (int64_t i = 0; i < pieces; ++i, to += piece * width, from += bytes(dims.dims[dims.rank - 2].stride))
           gather_piece(to, from, piece);
         at.advance_whole(pieces);
         n -= pieces * piece;
@@ -105,17 +131,25 @@ struct Source {
   }
 
   // n elements of the fastest dim.
-  void gather_piece(Lane* to, const In* from, int64_t n) const {
-    const int64_t calls = block ? 1 : n, size = block ? n * width : width;
-    for (int64_t i = 0; i < calls; ++i, to += size, from += pitch) {
-      if (problem.negate || problem.conjugate) convert_signed<C>(to, from, size, stride, problem.negate, problem.conjugate);
-      else if (kSame && stride == 1) copy(to, from, size * sizeof(In));
-      else convert<C>(to, from, size, stride);
+  void gather_piece(Lane* to, const char* from, int64_t n) const {
+    const int64_t calls = block ? 1 : n, count = block ? n * width : width;
+    for (int64_t i = 0; i < calls; ++i, to += count, from += bytes(pitch)) {
+      if constexpr (kKnown) {
+        const In* x = reinterpret_cast<const In*>(from);
+        if (problem.negate || problem.conjugate) convert_signed<C>(to, x, count, stride, problem.negate, problem.conjugate);
+        else if (kSame && stride == 1) copy(to, x, count * sizeof(In));
+        else convert<C>(to, x, count, stride);
+      } else {
+        convert_unknown(to, from, count, stride, problem);
+      }
     }
   }
 
+  int64_t bytes(int64_t elements) const { return elements * (kKnown ? int64_t{sizeof(In)} : size); }
+
   const CpuProblem& problem;
-  const In* const input;
+  const int64_t size;  // of an element
+  const char* const input;
   const int64_t width, stride;  // of neighbours in the tile
   const int64_t pitch;          // from one element of a column to the next
   const bool block;             // one stride walks all columns of all elements of the fastest dim

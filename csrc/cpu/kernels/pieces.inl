@@ -25,7 +25,7 @@ void sum_blocks(Lane* __restrict out, const In* const* blocks, int64_t count) {
 }
 
 // n elements from `begin` on, in pieces of a block or more. Only blocks that reach over the end of a piece are gathered.
-template <Conversion C, class Lane, class In>
+template <Map C, class Lane, class In>
 void sum_long_pieces(const Source<C, Lane, In>& source, Lane* out, Lane* buffer, int64_t row, int64_t begin, int64_t n) {
   using Loaded = typename Source<C, Lane, In>::Loaded;
   constexpr int64_t kBlock = kHeld * kVector<Lane>;
@@ -56,7 +56,7 @@ void sum_long_pieces(const Source<C, Lane, In>& source, Lane* out, Lane* buffer,
 }
 
 // A chunk of one or two columns that is not whole, or in pieces: n elements from `begin` on.
-template <Conversion C, class Lane, class In>
+template <Map C, class Lane, class In>
 void sum_part(const Source<C, Lane, In>& source, Lane* out, Lane* buffer, int64_t row, int64_t begin, int64_t n) {
   const bool in_place = source.in_place && source.block;
   const Cursor at(source.problem.reduced, begin);
@@ -218,7 +218,7 @@ void add_runs_abreast(Lane* lanes, const In* const* rows, int64_t count, const D
 }
 
 // The same joined to leaves, `pitch` from one row's to the next. The buffer holds a tile of lanes.
-template <int kWidth, Conversion C, class Lane, class In>
+template <int kWidth, Map C, class Lane, class In>
 void sum_runs_abreast(const Source<C, Lane, In>& source, Lane* out, int64_t pitch, Lane* buffer, Cursor row, int64_t rows,
                       int64_t begin, int64_t n) {
   constexpr int64_t kRow = kLanes * kWidth, kRows = kTileBytes / (kRow * sizeof(Lane));
@@ -233,7 +233,7 @@ void sum_runs_abreast(const Source<C, Lane, In>& source, Lane* out, int64_t pitc
 #endif
 
 // The sums of rows' chunks in short pieces, or of parts of them, whose leaves are `pitch` apart.
-template <int kWidth, Conversion C, class Lane, class In>
+template <int kWidth, Map C, class Lane, class In>
 void sum_pieces(const Source<C, Lane, In>& source, Lane* out, int64_t pitch, Lane* buffer, const Cursor& first, int64_t rows,
                 int64_t begin, int64_t n, bool shares_stream) {
   using Loaded = typename Source<C, Lane, In>::Loaded;

@@ -21,7 +21,7 @@ class OrderedTask {
         stack_(other_ + kTileBytes / sizeof(Acc)) {}
 
   void run(Acc* sums) {
-    if constexpr (Source<Conversion::value, Acc, In>::kDirect) {
+    if constexpr (Source<Map::value, Acc, In>::kDirect) {
       if (p_.length <= kShort && p_.reduced.rank == 1 && source_.in_place && task_.width >= kVector<Acc>)
         return sum_short_columns(sums);
     }
@@ -130,7 +130,7 @@ class OrderedTask {
   const Plan& plan_;
   const CpuProblem& p_;
   const Task& task_;
-  const Source<Conversion::value, Acc, In> source_;
+  const Source<Map::value, Acc, In> source_;
   const int64_t leaves_, lanes_;  // of the tile, and those of a chunk of it
   const bool few_;                // one or two columns
   const int64_t together_;        // leaves of an accumulator of the tile
@@ -151,7 +151,7 @@ inline uint64_t total(const T* x, int64_t n) {
 }
 
 // Integer sums, modulo 2^64 and so free of any order: the lanes of a tile take neighbouring elements, and many of them.
-template <class In, Conversion C>
+template <class In, Map C>
 void sum_exactly(const Plan& plan, const Task& task, void* scratch, void* sums) {
   using Lane = typename ExactLane<In, C>::type;
   using Signed = std::make_signed_t<Lane>;
@@ -180,6 +180,29 @@ void sum_exactly(const Plan& plan, const Task& task, void* scratch, void* sums) 
       } else {
         for (int64_t l = 0; l < lanes; ++l) {
           for (int64_t w = 0; w < width; ++w) sum[w] += static_cast<uint64_t>(static_cast<Signed>(tile[l * width + w]));
+        }
+      }
+    }
+  }
+}
+
+// The largest, in any order.
+template <class Real>
+void find_largest(const Plan& plan, const Task& task, void* scratch, void* sums) {
+  Real* const buffer = static_cast<Real*>(scratch);
+  const Source<Map::value, Real, Unknown> source(plan, task);
+  const int64_t width = task.width, most = plan.buffer_bytes / (width * int64_t{sizeof(Real)});
+  Cursor row(plan.problem.rows, task.first_row);
+  Real* __restrict largest = static_cast<Real*>(sums);
+  for (int64_t r = 0; r < task.rows; ++r, row.advance(1), largest += width) {
+    for (int64_t w = 0; w < width; ++w) largest[w] = number(padding<Largest<Real>>());
+    for (int64_t begin = task.begin, n; begin < task.end; begin += n) {
+      n = min(most, task.end - begin);
+      source.gather(buffer, row.offset(), begin, n);
+      for (int64_t i = 0; i < n; ++i) {
+        for (int64_t w = 0; w < width; ++w) {
+          const Largest<Real> next = {buffer[i * width + w]}, before = {largest[w]};
+          largest[w] = number(before + next);
         }
       }
     }

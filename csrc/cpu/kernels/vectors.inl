@@ -18,17 +18,17 @@ inline Complex<T> negated(Complex<T> x) {  // comes here only to be compared wit
   return x;
 }
 
-template <class Lane, Conversion kConversion, class In>
+template <class Lane, Map kMap, class In>
 inline Lane lane(In x) {
-  if constexpr (kConversion == Conversion::nonzero) return static_cast<Lane>(nonzero(x));
-  else return addend<Lane>(x);
+  if constexpr (kMap == Map::nonzero) return static_cast<Lane>(nonzero(x));
+  else return mapped<kMap, Lane>(x);
 }
 
 // What integers are added in, up to kExactDepth of them: twice as wide as they are, so that a vector holds many.
-template <class In, Conversion kConversion>
+template <class In, Map kMap>
 struct ExactLane {
-  static constexpr bool kSmall = std::is_integral_v<In> || std::is_same_v<In, Boolean> || kConversion == Conversion::nonzero;
-  static constexpr int kSize = !kSmall ? 8 : kConversion == Conversion::nonzero && sizeof(In) > 1 ? sizeof(In) : 2 * sizeof(In);
+  static constexpr bool kSmall = std::is_integral_v<In> || std::is_same_v<In, Boolean> || kMap == Map::nonzero;
+  static constexpr int kSize = !kSmall ? 8 : kMap == Map::nonzero && sizeof(In) > 1 ? sizeof(In) : 2 * sizeof(In);
   using type = std::conditional_t<kSize == 2, uint16_t, std::conditional_t<kSize == 4, uint32_t, uint64_t>>;
 };
 

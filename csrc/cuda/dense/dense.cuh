@@ -20,7 +20,7 @@ struct DenseArgs {
   uint32_t splits;
   int32_t tile_units;
   bool alone;  // a warp takes a row alone
-  Output<Acc> output;
+  OutputOf<Source, Acc> output;
   Nest<Source::kRank> kept, reduced;
   Stride<kInnerDims> next;  // in nested dims: to a thread's next element of a leaf; in flat rows, of a row
   InputSpan input;

@@ -19,7 +19,7 @@ struct PanelArgs {
   int8_t log_width;            // threads of a warp side by side
   int8_t log_rows, log_parts;  // rows that are joined at the end; threads that join a column's
   InputSpan input;
-  Output<Acc> output;
+  OutputOf<Source, Acc> output;
   Nest<Source::kRank> kept;
 
   // The first column of a batch: of the last dim that is kept.

@@ -1,0 +1,106 @@
+#include <cuda/annotated_ptr>
+
+#include <algorithm>
+
+#include "many/many.cuh"
+
+namespace gpureduce::cuda {
+
+namespace {
+
+constexpr int kTilesOfEach = 32;  // multiprocessor, that there are at most while tiles can be larger
+
+uint32_t tiles_of(int64_t length, int tile_chunks) {
+  const int64_t elements = int64_t{tile_chunks} * kChunk;
+  return static_cast<uint32_t>(std::max<int64_t>(1, (length + elements - 1) / elements));
+}
+
+int64_t tiles_of(const Many& many, int tile_chunks) {
+  int64_t tiles = 0;
+  for (int i = 0; i < many.count; ++i) tiles += tiles_of(many.arrays[i].length, tile_chunks);
+  return tiles;
+}
+
+// As few tiles as a GPU can have at a time, or as large as they can be.
+int tile_chunks_of(const Many& many) {
+  int chunks = 1;
+  while (chunks < kMostTileChunks && tiles_of(many, chunks) > int64_t{kTilesOfEach} * many.multiprocessors) chunks *= 2;
+  return chunks;
+}
+
+// One kernel after the other, each of which may start while the one before drains.
+template <class Args>
+cudaError_t start(const Many& many, void (*kernel)(Args), uint32_t blocks, int threads, const Args& args) {
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.stream = many.stream;
+  config.attrs = &early;
+  config.numAttrs = many.early ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+template <class Element, class Acc, int kCapacity>
+cudaError_t run_with_room(const Many& many, void* workspace) {
+  using ::cuda::access_property;
+  ManyArgs<Acc, kCapacity> args;
+  ManyTiles<Acc, kCapacity>& tiles = args.tiles;
+  args.tile_chunks = tile_chunks_of(many);
+  int64_t bytes = 0;
+  uint32_t next = 0, most = 0;
+  for (int i = 0; i < many.count; ++i) {
+    args.data[i] = many.arrays[i].data;
+    args.length[i] = many.arrays[i].length;
+    tiles.first[i] = next;
+    const uint32_t own = tiles_of(many.arrays[i].length, args.tile_chunks);
+    next += own;
+    most = std::max(most, own);
+    bytes += many.arrays[i].length * static_cast<int64_t>(sizeof(Element));
+  }
+  tiles.first[many.count] = next;
+  tiles.count = many.count;
+  tiles.partials = most > 1 ? static_cast<Acc*>(workspace) : nullptr;
+  tiles.results = many.results;
+  tiles.out = many.out;
+  const bool streams = bytes > many.l2_bytes / 4;
+  args.policy = static_cast<uint64_t>(streams ? access_property(access_property::streaming{}) : access_property());
+  if (cudaError_t error = start(many, many_arrays<Element, Acc, kCapacity>, next, kManyWarps * kWarp, args)) return error;
+  if (most == 1) return cudaSuccess;
+  int threads = kWarp;
+  while (threads < 1024 && static_cast<uint32_t>(threads * kJoinRun) < most) threads *= 2;
+  return start(many, join_arrays<Acc, kCapacity>, static_cast<uint32_t>(many.count), threads, tiles);
+}
+
+template <class Element, class Acc>
+cudaError_t run_typed(const Many& many, void* workspace) {
+  if (many.count <= kMostArrays / 16) return run_with_room<Element, Acc, kMostArrays / 16>(many, workspace);
+  if (many.count <= kMostArrays / 4) return run_with_room<Element, Acc, kMostArrays / 4>(many, workspace);
+  return run_with_room<Element, Acc, kMostArrays>(many, workspace);
+}
+
+}  // namespace
+
+bool takes_many(DType in, DType out, Map map) {
+  const Accumulator own = info(in).accumulator;
+  return map == Map::square && is_compiled(map, own, info(in)) && is_direct(own, out);
+}
+
+int64_t workspace_of(const Many& many) { return tiles_of(many, tile_chunks_of(many)) * size_of(info(many.in).accumulator); }
+
+cudaError_t run_many(const Many& many, void* workspace) {
+  switch (many.in) {
+#define GPUREDUCE_MANY(name, type, kind, own, wide, family)                                \
+  case DType::name:                                                                        \
+    if constexpr (Kind::kind == Kind::floating && sizeof(type) > 1)                        \
+      return run_typed<Mapped<type, Map::square>, Sum<Accumulator::own>>(many, workspace); \
+    break;
+    GPUREDUCE_DTYPES(GPUREDUCE_MANY)
+#undef GPUREDUCE_MANY
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace gpureduce::cuda

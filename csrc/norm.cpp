@@ -1,0 +1,66 @@
+// The norms of any order: each call becomes one of the operation of its power, which has all that the other operations have.
+#include <torch/library.h>
+
+#include <limits>
+#include <optional>
+
+#include "dispatch.h"
+
+namespace gpureduce {
+
+namespace {
+
+struct Power {
+  double ord;
+  std::optional<Operation> norm, powsum;
+};
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr Power kPowers[] = {
+    {0, Operation::_norm_0, Operation::_norm_0},     {1, Operation::_norm_1, Operation::_norm_1},
+    {2, Operation::_norm_2, Operation::_powsum_2},   {3, Operation::_norm_3, Operation::_powsum_3},
+    {kInfinity, Operation::_norm_inf, std::nullopt}, {-kInfinity, Operation::_norm_neg_inf, std::nullopt},
+};
+
+// The operation for a power: of its norm, or of the sum of powers alone.
+template <bool kNorm>
+Operation operation_of(const at::Scalar& ord) {
+  TORCH_CHECK(!ord.isComplex(), "linalg.vector_norm: Expected a non-complex scalar as the order of norm.");
+  const double given = ord.toDouble();
+  for (const Power& power : kPowers)
+    if (const auto op = kNorm ? power.norm : power.powsum; op && power.ord == given) return *op;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, kNorm ? "linalg_vector_norm: ord must be 0, 1, 2, 3, inf or -inf" : "linalg_powsum: ord must be 0, 1, 2 or 3",
+      ", but is ", given);
+}
+
+template <bool kNorm>
+at::Tensor reduce(const at::Tensor& self, const at::Scalar& ord, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  return with_operation(operation_of<kNorm>(ord), [&](auto op) { return functional<op>().call(self, dim, keepdim, dtype); });
+}
+
+template <bool kNorm>
+at::Tensor& reduce_out(const at::Tensor& self, const at::Scalar& ord, OptionalDims dim, bool keepdim, OptionalDtype dtype,
+                       at::Tensor& out) {
+  with_operation(operation_of<kNorm>(ord),
+                 [&](auto op) -> at::Tensor& { return out_variant<op>().call(self, dim, keepdim, dtype, out); });
+  return out;
+}
+
+template <bool kNorm>
+void define(torch::Library& m, const std::string& name) {
+  const std::string arguments = "(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None";
+  m.def((name + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
+  m.def((name + ".out" + arguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
+  composite(m, name, TORCH_FN(reduce<kNorm>));
+  composite(m, name + ".out", TORCH_FN(reduce_out<kNorm>));
+}
+
+}  // namespace
+
+}  // namespace gpureduce
+
+TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
+  gpureduce::define<true>(m, "linalg_vector_norm");
+  gpureduce::define<false>(m, "linalg_powsum");
+}

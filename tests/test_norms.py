@@ -1,0 +1,1219 @@
+"""What is the norms' alone: powers, roots, the largest magnitude, and the arguments and errors of torch's norm."""
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+import math
+import pathlib
+import random
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import model
+import torch_reduce
+from support import (
+    COMPLEX,
+    DTYPES,
+    FLOATING,
+    INTEGER,
+    NORMS,
+    POWSUMS,
+    assert_same_bits,
+    data,
+    dtype_of,
+    name_of,
+    numpy_of,
+    python,
+    random_view,
+    tensor_of,
+)
+from test_autocast import without_a_gpu
+from test_autograd import Calls, leaf
+from test_layouts import LAYOUTS
+from test_meta import opcheck, same_description
+
+pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
+
+ALL = [*NORMS, *POWSUMS]
+NORM_0, NORM_1, NORM_2, NORM_3, NORM_INF, NORM_NEG_INF = NORMS
+POWSUM_2, POWSUM_3 = POWSUMS
+INEXACT = [name for name in DTYPES if name not in INTEGER]
+INF, NAN = float("inf"), float("nan")
+
+every_norm = pytest.mark.parametrize("op", ALL, ids=str)
+
+
+def wide(name):
+    """The dtype= by which the accumulator of such elements is seen as it is; None where it is seen anyway."""
+    part = model.PART.get(name, name)
+    if part in ("float32", "float64"):
+        return None
+    return torch.complex64 if name in COMPLEX else torch.float32
+
+
+HERE = pathlib.Path(__file__).parent
+PINNED = HERE / "data" / "norms.json"
+CASES = json.loads(PINNED.read_text())
+
+
+def pinned_elements(name, size):
+    """Stored elements of the pinned results; a complex one has two neighbours of the real ones."""
+    parts = model.STORAGE[name][1]
+    return model.value(np.arange(size * parts), model.PART.get(name, name)).reshape(size, parts)
+
+
+def pinned_bits(stored):
+    return [format(int(v), "x") for v in stored.reshape(-1).view(f"u{stored.dtype.itemsize}")]
+
+
+def vectors(name, device):
+    """Rows, columns, all, and mixed dims, with few results: the model takes roots one by one."""
+    shapes = [((7,), None), ((3, 1000), 1), ((1000, 3), 0), ((5, 4097), 1), ((9000, 33), 0), ((300, 3), 1)]
+    shapes += [((2, 20_001), 1), ((4, 3, 11, 5), (0, 2, 3)), ((513, 64), 0), ((1, 5), 0), ((40, 5), (0, 1))]
+    for shape, dim in shapes:
+        yield data(shape, name, seed=51, device=device), dim
+    even = tensor_of(pinned_elements(name, 4 * 9001), name, device)  # of one magnitude: every rounding shows
+    yield from ((even.view(4, 9001), 1), (even.view(9001, 4), 0))
+
+
+# --- bits -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", INEXACT)
+@every_norm
+def test_bits(op, name, device):
+    """The model's bits for every dtype, in the result's dtype and in the accumulator's."""
+    for x, dim in vectors(name, device):
+        for dtype in {None, wide(name)}:
+            op.check(x, dim, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", INEXACT)
+@every_norm
+def test_dtype_matrix(op, name, device):
+    """Every input dtype with every dtype= that it may have: converted exactly, added in float32 or float64."""
+    x = data((4, 700), name, seed=52, device=device)
+    targets = op.targets(name, *INEXACT)
+    assert targets
+    for target in targets:
+        op.check(x, 1, dtype=target)
+        op.check(x.t(), None, dtype=target)
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_layouts(layout, device):
+    """In every layout, each norm with a dtype of every accumulator and of every size."""
+    names = itertools.cycle(["float32", "bfloat16", "complex64", "float64", "float8_e4m3fn", "complex128", "float16"])
+    for op, name in zip(ALL, names, strict=False):
+        view, dims = LAYOUTS[layout](lambda *shape, name=name: data(shape, name, seed=1, device=device))
+        if view.numel() == 0 and math.isinf(op.power):
+            continue
+        if view.dim() and view.numel() // max(1, op(view, dims or None).numel()) < 100:
+            view = view[:4]  # the model takes roots one by one
+        op.check(view, dims or None)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_random_views(block, device):
+    """Any strides, offsets and dims, any dtype=."""
+    for seed in range(20 * block, 20 * block + 20):
+        rng = random.Random(seed)
+        name, op = rng.choice(INEXACT), rng.choice(ALL)
+        x, dim, keepdim = random_view(rng.randint, name, device, budget=3000)
+        if math.isinf(op.power) and 0 in x.shape:
+            continue
+        op.check(x, dim, keepdim, dtype=rng.choice(op.targets(name, None, *INEXACT)))
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "complex64", "complex128", "float8_e5m2"])
+@every_norm
+def test_every_length(op, name, device):
+    """Rows and columns of every length around a vector's, a lane's and a chunk's end."""
+    for length in (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129, 511, 512, 513, 1025, 4095, 4096, 4097):
+        x = data((2, length + 1), name, seed=53, device=device)[:, 1:]
+        op.check(x, 1, dtype=wide(name))
+        op.check(x.t().contiguous(), 0, dtype=wide(name))
+
+
+@pytest.mark.parametrize("instructions", ["default", "avx2"])
+def test_other_instruction_sets(instructions):
+    """The CPU's kernels for those instruction sets that the other tests may not have run."""
+    chosen = "test_layouts or test_largest_keeps_nan or test_special_numbers"
+    command = (
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        f"cpu and ({chosen})",
+        HERE / "test_norms.py",
+    )
+    python(*command, ATEN_CPU_CAPABILITY=instructions)
+
+
+@every_norm
+def test_lazy_views(op, device):
+    """Negated and conjugated views have the bits of what they are views of, in every layout."""
+    for name in ("float32", "complex64", "complex128", "complex32"):
+        x = data((6, 1301), name, seed=54, device=device)
+        views = [torch._neg_view(x)]
+        if x.is_complex():
+            views += [x.conj(), torch._neg_view(x.conj()), x.conj()[:, ::3]]
+        for view, dim in itertools.product(views, ([0], [1], None)):
+            same = x[:, ::3] if view.shape != x.shape else x
+            if dim != [0]:
+                op.check(view, dim)
+            assert_same_bits(op(view, dim), op(same, dim))
+        if x.is_complex() and name != "complex32":
+            for view, same in ((x.conj().imag, x.imag), (x.conj().real, x.real)):
+                assert_same_bits(op(view, [1]), op(same, [1]))
+
+
+def root(x):
+    """The square root by NumPy, which is correctly rounded; torch's on the CPU is not."""
+    return torch.from_numpy(np.sqrt(x.cpu().numpy())).to(x.device)
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_bits_of_sums(name, device):
+    """A norm is a sum of what each element becomes: these compositions of rounded operations have its bits."""
+    x = data((5, 9001), name, seed=55, device=device)
+    total = torch_reduce.sum
+    assert_same_bits(NORM_0(x, 1), total(x != 0, 1).to(x.dtype))
+    assert_same_bits(NORM_1(x, 1), total(x.abs(), 1))
+    assert_same_bits(POWSUM_2(x, 1), total(x * x, 1))
+    assert_same_bits(POWSUM_3(x, 1), total((x * x) * x.abs(), 1))
+    assert_same_bits(NORM_2(x, 1), root(total(x * x, 1)))
+    assert_same_bits(NORM_INF(x, 1), x.abs().amax(1))
+    assert_same_bits(NORM_NEG_INF(x, 1), x.abs().amin(1))
+    z = torch.complex(x, x.flip(1))
+    squares = z.real * z.real + z.imag * z.imag
+    assert_same_bits(POWSUM_2(z, 1), total(squares, 1))
+    assert_same_bits(NORM_2(z, 1), root(total(squares, 1)))
+    if name == "float32":
+        magnitudes = root(z.real.double() ** 2 + z.imag.double() ** 2).float()
+        assert_same_bits(NORM_1(z, 1), total(magnitudes, 1))
+        assert_same_bits(POWSUM_3(z, 1), total((magnitudes * magnitudes) * magnitudes, 1))
+        assert_same_bits(NORM_INF(z, 1), magnitudes.amax(1))
+        for small in ("bfloat16", "float16", "float8_e5m2"):
+            y = x.to(dtype_of(small))
+            assert_same_bits(POWSUM_2(y, 1, dtype=torch.float32), total(y.float() * y.float(), 1))
+            assert_same_bits(NORM_2(y, 1, dtype=torch.float32), NORM_2(y.float(), 1))
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float32", "float64", "complex64"])
+@every_norm
+def test_batch_invariance(op, name, device):
+    """A row has the same bits alone, in any batch, as a column, strided, at an odd offset and expanded."""
+    for length in (1, 9, 513, 4097, 9001):
+        x = data((5, length), name, seed=56, device=device)
+        alone = op(x[3], 0, dtype=wide(name))
+        room = x.new_zeros(2 * length + 1)
+        room[1::2] = x[3]
+        shifted = x.new_zeros(length + 3)
+        shifted[3:] = x[3]
+        for got in (
+            op(x, 1, dtype=wide(name))[3],
+            op(x.t().contiguous(), 0, dtype=wide(name))[3],
+            op(room[1::2], dtype=wide(name)),
+            op(shifted[3:], dtype=wide(name)),
+            op(x[3].expand(4, -1), 1, dtype=wide(name))[2],
+            op(x[3][:, None].expand(-1, 6), 0, dtype=wide(name))[5],
+        ):
+            assert_same_bits(got, alone)
+
+
+@every_norm
+def test_any_number_of_threads(op, set_threads):
+    """On the CPU any number of threads gives the same bits: few long rows, many rows, and columns."""
+    inputs = [((200_001,), 0), ((3, 60_001), 1), ((2000, 129), 1), ((60_001, 3), 0), ((4300, 130), 0)]
+    inputs = [(data(shape, "float32", seed=57), dim) for shape, dim in inputs]
+    set_threads(1)
+    wanted = [op(x, dim) for x, dim in inputs]
+    for threads in (2, 3, 8):
+        set_threads(threads)
+        for (x, dim), bits in zip(inputs, wanted, strict=True):
+            assert_same_bits(op(x, dim), bits, f"with {threads} threads for {tuple(x.shape)}")
+
+
+def test_pinned_file_is_unchanged():
+    """The pinned norms never change."""
+    assert (
+        hashlib.sha256(PINNED.read_bytes()).hexdigest()
+        == "f96b6b10038328331ea7a0181f6a87ddad68c423dc59f8bb42aa6e8b67210ecc"
+    )
+    assert {(case["op"], case["dtype"]) for case in CASES} == {(str(op), name) for op in ALL for name in INEXACT}
+
+
+@every_norm
+def test_pinned_results(op, device):
+    """The library and the model give the pinned bits."""
+    for case in CASES:
+        if case["op"] != str(op):
+            continue
+        name, shape, strides = case["dtype"], case["shape"], case["strides"]
+        size = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
+        elements = pinned_elements(name, size)
+        dtype = wide(name)
+        target = op.result(name, dtype)
+        modelled = model.reduce(elements, name, shape, strides, 0, case["dims"], target, **op.model)
+        assert pinned_bits(modelled) == case["bits"], case
+        x = tensor_of(elements, name, device).as_strided(shape, strides)
+        assert pinned_bits(numpy_of(op(x, case["dims"], dtype=dtype))) == case["bits"], case
+
+
+# --- what the tests see -----------------------------------------------------------------------------------------------
+
+
+def left_to_right(x):
+    """The sums of rows, in another order."""
+    return np.add.accumulate(x, axis=1)[:, -1]
+
+
+def fused(x):
+    """Sums of squares in the contract's order, none of them rounded before it is added."""
+    lanes = model.lane_sums(np.zeros_like(x))
+    wide = x.astype(np.float64)
+    for start in range(0, x.shape[1], model.CHUNK):
+        first = start // model.CHUNK * model.LANES
+        for i in range(start, min(start + model.CHUNK, x.shape[1]), model.LANES):
+            part = wide[:, i : min(i + model.LANES, x.shape[1])]
+            to = slice(first, first + part.shape[1])
+            lanes[:, to] = (lanes[:, to] + part * part).astype(x.dtype)
+    return model.join(lanes)
+
+
+# name -> (operation, dtype of the elements, what a fault makes of rows of decoded parts)
+FAULTS = {
+    "another order": (POWSUM_2, "float32", lambda x: left_to_right(x * x)),
+    "another order of magnitudes": (NORM_1, "float32", lambda x: left_to_right(abs(x))),
+    "a fused multiply and add": (POWSUM_2, "float32", fused),
+    "a cube of one rounding": (
+        POWSUM_3,
+        "float32",
+        lambda x: model.ordered_sum((abs(x).astype(np.float64) ** 3).astype(np.float32)),
+    ),
+    "squares added in float64": (
+        NORM_2,
+        "float32",
+        lambda x: np.sqrt(model.ordered_sum(x.astype(np.float64) ** 2)).astype(np.float32),
+    ),
+    "squares rounded to the elements' dtype": (
+        NORM_2,
+        "bfloat16",
+        lambda x: model.roots(model.ordered_sum(model.decode(model.encode(x * x, "bfloat16"), "bfloat16")), 2),
+    ),
+    "a root of the rounded sum": (
+        NORM_2,
+        "bfloat16",
+        lambda x: np.sqrt(model.decode(model.encode(model.ordered_sum(x * x), "bfloat16"), "bfloat16")),
+    ),
+    "no root": (NORM_2, "float32", lambda x: model.ordered_sum(x * x)),
+    "a root by logarithms": (
+        NORM_3,
+        "float32",
+        lambda x: np.exp(np.log(model.ordered_sum((x * x) * abs(x))) / np.float32(3)),
+    ),
+    "a cube root by pow": (NORM_3, "float64", lambda x: model.ordered_sum((x * x) * abs(x)) ** (1 / 3)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_bits_see_faults(fault, device):
+    """The data of the tests above tell each of these faults from what is right, in the result's own dtype."""
+    op, name, faulty = FAULTS[fault]
+    seen = 0
+    for x, dim in vectors(name, device):
+        if dim != 1:
+            continue
+        stored = numpy_of(x)[..., 0]
+        wrong = model.encode(faulty(model.decode(stored, name)), name)[:, None]
+        right = op.expected(x, dim)
+        assert_same_bits(op(x, dim), right)
+        seen += int((wrong != right).sum())
+    assert seen
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 9, 16, 17, 31, 32, 33, 64, 100, 511, 513, 1025, 4097, 8200])
+@pytest.mark.parametrize("op", [NORM_INF, NORM_NEG_INF], ids=str)
+def test_largest_keeps_nan(op, length, device):
+    """One NaN anywhere makes its row NaN, in rows and in columns, beside infinity too; the other rows are numbers."""
+    for name in ("float32", "bfloat16", "float64", "complex64", "complex128", "float8_e4m3fn"):
+        places = sorted({0, length // 3, length // 2, length - 1})
+        rows = data((len(places) + 1, length), name, seed=58).to(torch.complex128 if name in COMPLEX else torch.float64)
+        for row, place in enumerate(places):
+            rows[row, (place + 1) % length] = 448.0 if name == "float8_e4m3fn" else INF
+            rows[row, place] = (-NAN, NAN)[row % 2] if name not in COMPLEX else complex(1, NAN)
+        rows = rows.to(dtype_of(name)).to(device)
+        for got in (op(rows, 1), op(rows.t().contiguous(), 0), op(rows.t(), 0), op(rows.t().contiguous().t(), 1)):
+            assert got.isnan().tolist() == [True] * len(places) + [False]
+        for row, whole in zip(rows, got, strict=True):
+            assert_same_bits(op(row), whole)
+            assert_same_bits(op(row.expand(3, -1)), whole)
+
+
+# --- numbers at the edges ---------------------------------------------------------------------------------------------
+
+
+def test_a_half_norm_beyond_its_sum(device):
+    """A float16 norm is finite where its sum of squares is not: the root comes before the one rounding."""
+    x = torch.full((3, 1000), 300.0, dtype=torch.float16, device=device)
+    assert POWSUM_2(x, 1).isinf().all()
+    assert_same_bits(NORM_2(x, 1), torch.full((3,), 300 * 1000**0.5).half())
+    assert_same_bits(NORM_3(x, 1), torch.full((3,), 3000.0).half())
+    assert POWSUM_2(x, 1, dtype=torch.float32).tolist() == [9e7] * 3
+    assert NORM_1(x, 1).isinf().all() and NORM_0(x, 1).tolist() == [1000] * 3
+    small = torch.full((3, 1000), 2.0**-24, dtype=torch.float16, device=device)
+    assert_same_bits(NORM_2(small, 1), torch.full((3,), 2.0**-24 * 1000**0.5).half())
+
+
+def test_a_count_beyond_its_dtype(device):
+    """Elements are counted exactly, and the count is rounded once: 2049 in float16, 257 and 2^24 + 1."""
+    for name, count in (("float16", 2049), ("float16", 70_000), ("bfloat16", 257), ("float8_e5m2", 2**24 + 1)):
+        x = torch.ones(count, dtype=dtype_of(name), device=device)
+        wanted = torch.tensor(float(count), dtype=torch.float64).to(dtype_of(NORM_0.result(name)))
+        assert_same_bits(NORM_0(x), wanted)
+    ones = torch.ones(1, device=device).expand(2**24 + 3)
+    assert float(NORM_0(ones)) == 2**24 + 4 and float(NORM_0(ones, dtype=torch.float64)) == 2**24 + 3
+
+
+def test_squares_beyond_float32(device):
+    """A square that its accumulator cannot hold is infinity or 0, as said; float64 has room."""
+    for value, square in ((1e30, INF), (1e-30, 0.0), (1e-21, None), (2.0**64, INF), (2.0**63, None)):
+        x = torch.full((2, 700), value, device=device)
+        for op in (POWSUM_2, NORM_2):
+            got = op.check(x, 1)
+            if square is not None:
+                assert got.tolist() == [square] * 2
+        assert bool((NORM_2(x, 1, dtype=torch.float64).isfinite() & (NORM_2(x, 1, dtype=torch.float64) > 0)).all())
+    for value in (1e200, 1e-200, 1e-160):
+        x = torch.full((2, 700), value, dtype=torch.float64, device=device)
+        POWSUM_2.check(x, 1), NORM_2.check(x, 1), NORM_3.check(x, 1)
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "float16"])
+@every_norm
+def test_subnormals(op, name, device):
+    """Subnormal elements, powers and results are kept."""
+    storage = model.STORAGE[name][0]
+    if name in ("float32", "float64"):
+        tiny = np.finfo(name).smallest_subnormal
+        stored = (np.random.default_rng(3).integers(-1000, 1000, 9000) * tiny).astype(storage)
+        exponent = {"float32": -70, "float64": -535}[name]  # their squares and cubes are subnormal
+        powers = np.exp2(np.random.default_rng(4).uniform(exponent - 4, exponent + 2, 9000)).astype(storage)
+        cubes = np.cbrt(powers * np.exp2(exponent / 1.0, dtype=storage)).astype(storage)
+    else:
+        stored = np.random.default_rng(3).integers(0, 100, 9000).astype(storage)
+        powers = cubes = stored
+    for values in (stored, powers, cubes):
+        x = tensor_of(values[:, None], name, device)
+        op.check(x), op.check(x.view(9, 1000), 1), op.check(x.view(1000, 9), 0)
+    if op.power in (0, 1) or math.isinf(op.power):
+        assert float(op(tensor_of(stored[stored != 0][:, None], name, device))) > 0
+
+
+EXTREMES = [
+    0.0,
+    5e-324,
+    1e-310,
+    2.3e-308,
+    1e-200,
+    1e-121,
+    3.8e-121,
+    1e-3,
+    1.0,
+    3.0,
+    1e150,
+    3.3e150,
+    1e154,
+    1e200,
+    1.7e308,
+]
+
+
+def test_magnitudes_of_complex128(device):
+    """Neither overflow nor underflow on the way: within two units in the last place of the exact magnitude."""
+    pairs = list(itertools.product(EXTREMES, EXTREMES))
+    z = torch.tensor([complex(a, -b) for a, b in pairs], dtype=torch.complex128, device=device)
+    for op in (NORM_1, NORM_INF, NORM_NEG_INF):
+        got = op.check(z[:, None], 1)
+    assert_same_bits(NORM_1(z[:, None], 1), got)
+    for (a, b), magnitude in zip(pairs, got.tolist(), strict=True):
+        exact = Fraction(a) ** 2 + Fraction(b) ** 2
+        if exact > Fraction(1.7976931348623157e308) ** 2:
+            assert magnitude in (INF, 1.7976931348623157e308)
+            continue
+        low, high = magnitude, magnitude
+        for _ in range(2):
+            low, high = math.nextafter(low, 0), math.nextafter(high, INF)
+        assert low == 0 or Fraction(low) ** 2 <= exact
+        assert high == INF or exact <= Fraction(high) ** 2
+    NORM_3.check(z[:, None], 1)
+    POWSUM_3.check(z[:, None], 1)
+
+
+def test_magnitudes_of_complex64(device):
+    """Correctly rounded from float64 over all of float32's range: no square overflows or vanishes."""
+    rng = np.random.default_rng(5)
+    parts = np.exp2(rng.uniform(-149, 127.9, (3000, 2))).astype(np.float32)
+    z = torch.view_as_complex(torch.from_numpy(parts)).to(device)
+    got = NORM_1.check(z[:, None], 1)
+    assert bool(got.isfinite().all() & (got > 0).all())
+    assert_same_bits(NORM_INF(z[:, None], 1), got)
+    large = torch.tensor([complex(3e38, 3e38)], device=device)
+    assert NORM_1(large).item() == INF and math.isfinite(NORM_1(large, dtype=torch.complex128).item())
+
+
+SPECIAL = [0.0, -0.0, 1.0, -2.0, INF, -INF, NAN]
+
+
+@pytest.mark.parametrize(
+    "name", ["float32", "float16", "bfloat16", "float64", "float8_e5m2", "complex64", "complex128"]
+)
+@every_norm
+def test_special_numbers(op, name, device):
+    """NaN, infinities and zeros of both signs: the model's results, and torch's; no result is -0."""
+    pairs = list(itertools.product(SPECIAL, SPECIAL))
+    values = [complex(*pair) for pair in pairs] if name in COMPLEX else SPECIAL
+    x = torch.tensor(list(itertools.product(values, values))).to(dtype_of(name)).to(device)
+    got = op.check(x, 1)
+    assert_same_bits(op(x.t().contiguous(), 0), got)
+    assert not bool(got.signbit()[~got.isnan()].any())
+    if name in FLOATING and "float8" not in name and op.rooted:
+        torch.testing.assert_close(got, op.torch(x, 1), equal_nan=True)
+        zeros = torch.zeros(4, 3, dtype=x.dtype, device=device)
+        assert_same_bits(op(-zeros, 1), zeros[:, 0])
+
+
+def test_nan_counts(device):
+    """NaN is not zero; zeros of both signs are; a complex number is not zero if one part is not."""
+    assert float(NORM_0(torch.tensor([0.0, -0.0, NAN, INF, 1e-45], device=device))) == 3
+    z = torch.tensor([0j, complex(0, -0.0), complex(0, 1), complex(NAN, 0), 2 + 0j], device=device)
+    assert float(NORM_0(z)) == 3
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
+@pytest.mark.parametrize("op", [NORM_2, NORM_3], ids=str)
+def test_roots_are_correctly_rounded(op, name, device):
+    """Of sums of every size, subnormal ones too, of exact powers and of their neighbours, and of every small count."""
+    rng = np.random.default_rng(6)
+    low, high = {"float32": (-149, 128), "float64": (-1074, 1024)}[name]
+    exponents = rng.uniform(low, high - 2, (3000, 1)) / op.power
+    pairs = np.exp2(exponents + rng.uniform(-3, 0, (3000, 2))).astype(name)
+    whole = np.arange(1, 200, dtype=name)
+    near = np.stack([np.nextafter(whole, np.inf, dtype=name), np.zeros_like(whole)], 1)
+    pairs = np.concatenate([pairs, near, np.stack([whole, np.full_like(whole, 2.0**-8)], 1)])
+    got = op.check(torch.from_numpy(pairs).to(device), 1)
+    assert bool(got.isfinite().all()) and int((got > 0).sum()) > 3000
+    assert_same_bits(op(torch.from_numpy(whole)[:, None].to(device), 1), torch.from_numpy(whole))
+    ones = torch.ones(1, dtype=dtype_of(name), device=device)
+    for count in (2, 3, 5, 7, 8, 9, 26, 27, 28, 1000, 4097, 123_456):
+        (root,) = model.roots(np.array([count], name), op.power)
+        assert float(op(ones.expand(count))) == root
+
+
+# --- shapes, dtypes, out= ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 4, 5), (2, 1, 3), (0,), (3, 0), (0, 3), (2, 0, 4)], ids=str)
+@pytest.mark.parametrize("op", NORMS, ids=str)
+def test_like_torch(op, shape, device):
+    """dtype, shape, strides and values of torch.linalg.vector_norm, or its error, for every dim and keepdim."""
+    dims = [None, (), *range(-len(shape), len(shape)), tuple(range(len(shape))), (0, -1), (0, 0), 3, (5,)]
+    for name, dim, keepdim in itertools.product(("float32", "float16", "complex64"), dims, (False, True)):
+        x = data(shape, name, seed=59, device=device)
+        outcomes = []
+        for f in (op.torch, op.function, op):
+            try:
+                outcomes.append(f(x, dim, keepdim))
+            except (RuntimeError, IndexError) as error:
+                outcomes.append(type(error))
+        theirs = outcomes[0]
+        for ours in outcomes[1:]:
+            if isinstance(theirs, type):
+                assert ours is theirs, (dim, keepdim)
+            else:
+                assert same_description(ours, theirs), (dim, keepdim)
+                torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", INEXACT)
+@every_norm
+def test_result_dtype(op, name, device):
+    """The real type of the input or of dtype=, and float32 for float8: torch's, where it has them; on meta too."""
+    x = data((3, 4), name, device=device)
+    assert name_of(op(x).dtype) == model.natural_norm(name) == name_of(op(x.to("meta")).dtype)
+    for target in op.targets(name, *INEXACT):
+        ours, meta = op(x, 1, dtype=target), op(x.to("meta"), 1, dtype=target)
+        assert name_of(ours.dtype) == op.result(name, target) and ours.dtype == meta.dtype
+        with contextlib.suppress(RuntimeError):
+            assert ours.dtype == op.torch(x, 1, dtype=target).dtype
+
+
+@every_norm
+def test_out(op, device):
+    """out= of the result's dtype is written, resized, and may have steps, be a lazy view or the input itself."""
+    for name in ("float32", "bfloat16", "complex64", "float8_e5m2"):
+        x = data((4, 600), name, seed=60, device=device)
+        wanted = op(x, 1)
+        room = torch.full((8,), 7.0, dtype=wanted.dtype, device=device)
+        assert op.function(x, 1, out=room[::2]).data_ptr() == room.data_ptr()
+        assert_same_bits(room[::2], wanted)
+        assert room[1::2].tolist() == [7.0] * 4
+        out = torch.empty(0, dtype=wanted.dtype, device=device)
+        assert op.function(x, dim=1, keepdim=True, out=out) is out and out.shape == (4, 1)
+        negated = torch._neg_view(torch.zeros(4, dtype=wanted.dtype, device=device))
+        assert_same_bits(op(x, 1, out=negated), wanted)
+        assert_same_bits(negated, wanted)
+    x = data((4, 600), "float32", seed=61, device=device)
+    wanted = op(x, 1)
+    assert_same_bits(op(x, 1, out=x[:, 3]), wanted)
+    z = data((4, 600), "complex64", seed=61, device=device)
+    wanted = op(z, 1)
+    assert_same_bits(op(z, 1, out=z.real[:, 3]), wanted)
+
+
+def test_no_elements(device):
+    """0 in every dtype, also into an out with steps; inf and -inf have no answer, unless there are no vectors."""
+    for name in INEXACT:
+        x = torch.empty((3, 0), dtype=dtype_of(name), device=device)
+        for op in ALL:
+            if math.isinf(op.power):
+                with pytest.raises(RuntimeError, match="does not have an identity"):
+                    op(x, 1)
+                assert op(x, 0).shape == (0,)
+                continue
+            room = torch.ones(6, dtype=op(x, 1).dtype, device=device)
+            op(x, 1, out=room[::2])
+            assert op(x, 1).float().tolist() == [0.0] * 3 and room.float().tolist() == [0.0, 1.0] * 3
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+# What torch.linalg.vector_norm refuses, from f(x, power): class and words must be its own.
+REFUSED = {
+    "integers": lambda f, x, p: f(x.int(), p),
+    "bool": lambda f, x, p: f(x.bool(), p),
+    "bits": lambda f, x, p: f(torch.empty(3, dtype=torch.bits8), p),
+    "a dtype of integers": lambda f, x, p: f(x, p, dtype=torch.int32),
+    "a dtype of bits": lambda f, x, p: f(x, p, dtype=torch.bits8),
+    "a narrower dtype": lambda f, x, p: f(x.double(), p, dtype=torch.float32),
+    "another small dtype": lambda f, x, p: f(x.bfloat16(), p, dtype=torch.float16),
+    "a narrower complex dtype": lambda f, x, p: f(x.cdouble(), p, dtype=torch.complex64),
+    "complex for real": lambda f, x, p: f(x, p, dtype=torch.complex64),
+    "real for complex": lambda f, x, p: f(x.cfloat(), p, dtype=torch.float32),
+    "a dim twice": lambda f, x, p: f(x, p, (0, 0)),
+    "a dim out of range": lambda f, x, p: f(x, p, 2),
+    "one of the dims out of range": lambda f, x, p: f(x, p, (0, -3)),
+    "dim of text": lambda f, x, p: f(x, p, "a"),
+    "dim of a float": lambda f, x, p: f(x, p, 1.0),
+    "dim of bool": lambda f, x, p: f(x, p, True),
+    "keepdim of an int": lambda f, x, p: f(x, p, 0, 1),
+    "an input of a list": lambda f, x, p: f([1.0], p),
+    "an input of text": lambda f, x, p: f("x", p),
+    "dtype of text": lambda f, x, p: f(x, p, dtype="float"),
+    "ord of text": lambda f, x, p: f(x, "2"),
+    "ord of None": lambda f, x, p: f(x, None),
+    "ord of a list": lambda f, x, p: f(x, [2]),
+    "ord of a tensor that needs a gradient": lambda f, x, p: f(x, torch.tensor(2.0, requires_grad=True)),
+    "ord of several": lambda f, x, p: f(x, torch.tensor([2.0, 3.0])),
+    "a complex ord": lambda f, x, p: f(x, 2j),
+    "an unknown argument": lambda f, x, p: f(x, p, axes=1),
+    "p": lambda f, x, p: f(x, p=p),
+    "no input": lambda f, x, p: f(ord=p),
+    "an input that requires gradients, with out": lambda f, x, p: f(
+        x.clone().requires_grad_(), p, out=torch.empty((), device=x.device)
+    ),
+    "an out that is a list": lambda f, x, p: f(x, p, out=[1.0]),
+}
+
+
+def words(error):
+    """The first line of a message, without the name of the function and the place of an argument."""
+    line = str(error.value).split("\n")[0].split(" - got")[0]
+    return re.sub(r"^\w+\(\)| \(position \d\)", "", line)
+
+
+@pytest.mark.parametrize("power", [2, 0, INF], ids=str)
+@pytest.mark.parametrize("call", REFUSED)
+def test_refused_as_by_torch(call, power, device):
+    """A call that torch refuses is refused by the same class with the same words, and so on meta tensors."""
+    x = torch.ones(2, 3, device=device)
+    with pytest.raises(Exception) as theirs:
+        REFUSED[call](torch.linalg.vector_norm, x, power)
+    functions = [torch_reduce.vector_norm] + [torch_reduce.powsum] * math.isfinite(power)
+    for ours, place in itertools.product(functions, (device, "meta")):
+        with pytest.raises(type(theirs.value)) as caught:
+            REFUSED[call](ours, x.to(place), power)
+        assert words(caught) == words(theirs)
+
+
+@pytest.mark.parametrize("op", [NORM_INF, NORM_NEG_INF], ids=str)
+def test_largest_of_nothing(op, device):
+    """The words of torch's error, but for a space that it lacks; it names the dim, or says that the tensor is empty."""
+    calls = [((3, 0), 1), ((3, 0), (0, 1)), ((0, 3), 0), ((0,), 0), ((2, 0, 0), (2,)), ((3, 0), None), ((0,), ())]
+    for (shape, dim), place in itertools.product(calls, (device, "meta")):
+        said = []
+        for f, where in ((op.torch, device), (op.function, place), (op.operator, place)):
+            with pytest.raises(RuntimeError, match="does not have an identity") as caught:
+                f(torch.empty(shape, device=where), dim)
+            said.append(words(caught).replace("because", " because").replace("  ", " "))
+        assert said[1] == said[2] == said[0]
+
+
+def test_out_of_another_dtype(device):
+    """out has the result's dtype, or the call is refused in torch's words for it; nothing is written."""
+    x = torch.ones(2, 3, device=device)
+    calls = [(x, {}, torch.float64), (x, dict(dtype=torch.float64), torch.float32), (x.cfloat(), {}, torch.complex64)]
+    calls += [(x.bfloat16(), {}, torch.float32), (x, {}, torch.int64)]
+    for one, kwargs, dtype in calls:
+        for f, place in itertools.product((torch_reduce.vector_norm, torch_reduce.powsum), (device, "meta")):
+            out = torch.full((2,), 7, dtype=dtype, device=place)
+            with pytest.raises(RuntimeError, match="Expected out tensor to have dtype .*, but got .* instead"):
+                f(one.to(place), 2, 1, out=out, **kwargs)
+            assert out._version == 0
+        with pytest.raises(RuntimeError, match="(?i)expected out tensor.* dtype"):
+            torch.linalg.vector_norm(one, 2, 1, out=torch.zeros(2, dtype=dtype, device=device), **kwargs)
+
+
+@pytest.mark.parametrize("ord", [4, -1, 0.5, 2.5, -2, 1e300, NAN, 1 << 40], ids=str)
+def test_other_ords(ord, device):
+    """An ord that is none of ours is refused by name: NotImplementedError says what there is."""
+    x, out = torch.ones(3, device=device), torch.zeros((), device=device)
+    for kwargs in ({}, dict(out=out), dict(dtype=torch.float64)):
+        for f in (torch_reduce.vector_norm, torch.ops.gpureduce.linalg_vector_norm):
+            with pytest.raises(NotImplementedError, match="ord must be 0, 1, 2, 3, inf or -inf, but is"):
+                f(x, ord, **kwargs)
+        for f in (torch_reduce.powsum, torch.ops.gpureduce.linalg_powsum):
+            with pytest.raises(NotImplementedError, match="ord must be 0, 1, 2 or 3, but is"):
+                f(x, ord, **kwargs)
+    assert out._version == 0
+
+
+def test_powsum_of_infinity(device):
+    """inf and -inf are norms alone."""
+    for ord in (INF, -INF):
+        with pytest.raises(NotImplementedError, match="linalg_powsum: ord must be 0, 1, 2 or 3, but is -?inf"):
+            torch_reduce.powsum(torch.ones(3, device=device), ord)
+
+
+# --- ways to call it --------------------------------------------------------------------------------------------------
+
+
+@every_norm
+def test_forms(op, device):
+    """The function, the operator of all powers and that of this one are the same; ord is a number of any kind."""
+    x = data((7, 300), "float32", seed=62, device=device)
+    function = torch_reduce.vector_norm if op.rooted else torch_reduce.powsum
+    operator = torch.ops.gpureduce.linalg_vector_norm if op.rooted else torch.ops.gpureduce.linalg_powsum
+    power = op.power
+    wanted = op(x, [1])
+    ords = [power, float(power), np.float64(power), np.float32(power), torch.tensor(float(power))]
+    if not math.isinf(power):
+        ords += [np.int64(power), torch.tensor(power)]
+    for ord in ords:
+        assert_same_bits(function(x, ord, 1), wanted)
+    assert_same_bits(function(x, power, dim=1), wanted)
+    assert_same_bits(function(a=x, ord=power, axis=1), wanted)
+    assert_same_bits(function(x=x, ord=power, axis=np.int64(1), keepdims=True), wanted[:, None])
+    assert_same_bits(function(input=x, ord=power, dim=torch.tensor(1)), wanted)
+    assert_same_bits(operator(x, power, 1), wanted)
+    assert_same_bits(operator(x, power, [1], True, dtype=torch.float64), op(x, [1], True, dtype=torch.float64))
+    assert_same_bits(function(x, power, 1, dtype=float), op(x, [1], dtype=torch.float64))
+    assert_same_bits(function(x.cfloat(), power, 1, dtype=complex), op(x.cfloat(), [1], dtype=torch.complex128))
+    out = torch.zeros(7, device=device)
+    assert operator(x, power, 1, out=out) is out
+    assert_same_bits(out, wanted)
+    if power == 2:
+        assert_same_bits(function(x), op(x))
+        assert_same_bits(operator(x), op(x))
+    if power == 1:
+        assert_same_bits(function(x, True, 1), wanted)
+
+
+def test_powsums_of_zero_and_one(device):
+    """The sums of powers 0 and 1 are the norms of 0 and 1."""
+    x = data((3, 700), "bfloat16", seed=63, device=device)
+    for ord in (0, 1):
+        assert_same_bits(torch_reduce.powsum(x, ord, 1), torch_reduce.vector_norm(x, ord, 1))
+
+
+@pytest.mark.parametrize("function", [torch_reduce.vector_norm, torch_reduce.powsum])
+def test_without_the_short_way(function, device, monkeypatch):
+    """Calls that the short way does not take have the same results and errors."""
+    x = data((3, 700), "float32", seed=64, device=device)
+    calls = [(x,), (x, 3, 1), (x, 2, (0, 1), True), (x, 1.0, -1)]
+    direct = [function(*call) for call in calls]
+    for name in ("_direct_norms", "_direct_powsums"):
+        assert callable(getattr(torch_reduce, name)[2])
+        monkeypatch.setattr(torch_reduce, name, {})
+    for call, wanted in zip(calls, direct, strict=True):
+        assert_same_bits(function(*call), wanted)
+        monkeypatch.setattr(torch_reduce, "_call", None)
+        assert_same_bits(function(*call), wanted)
+
+
+def test_subclasses(device):
+    """A subclass sees the operator of all powers, with the arguments of its schema."""
+    seen = []
+
+    class Subclass(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            seen.append((func, args[1:], kwargs))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    x = torch.ones(3, 4, device=device).as_subclass(Subclass)
+    ours = torch_reduce.vector_norm(x, 3, axis=np.int64(1), keepdims=True, dtype=float)
+    assert type(ours) is Subclass and ours.shape == (3, 1) and ours.dtype == torch.float64
+    assert seen[0] == (torch.ops.gpureduce.linalg_vector_norm.default, (3, 1, True), dict(dtype=torch.float64))
+
+
+def test_no_integer_results(device):
+    """A norm is never an integer, and its input never changes."""
+    x = data((3, 40), "float32", seed=65, device=device)
+    before = x.clone()
+    for op in ALL:
+        for target in ("int64", "uint8", "bool"):
+            with pytest.raises(RuntimeError, match="dtype should be floating point or complex"):
+                op(x, dtype=dtype_of(target))
+        op(x), op(x, 0), op(x, 1)
+    assert_same_bits(x, before)
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+CALLS = [dict(dim=None), dict(dim=[0]), dict(dim=[-1], keepdim=True), dict(dim=[2, 0])]
+SMOOTH = [op for op in ALL if op.power != 0]
+
+
+@pytest.mark.parametrize("name", ["float64", "complex128"])
+@pytest.mark.parametrize("op", SMOOTH, ids=str)
+def test_gradcheck(op, name, device):
+    """First derivatives by both modes, alone and batched, are those of finite differences, in any layout."""
+    x = leaf((2, 3, 2), name, device)
+    for call, view in itertools.product(CALLS, (lambda x: x, lambda x: x.permute(2, 0, 1)[:, ::2])):
+        assert gradcheck(
+            lambda x, call=call, view=view: op(view(x), **call),
+            x,
+            check_forward_ad=True,
+            check_batched_grad=True,
+            check_batched_forward_grad=True,
+        )
+
+
+@pytest.mark.parametrize("name", ["float64", "complex128"])
+@pytest.mark.parametrize("op", SMOOTH, ids=str)
+def test_gradgradcheck(op, name, device):
+    """Second derivatives too: reverse over reverse, forward over reverse, batched."""
+    x = leaf((2, 2, 2), name, device)
+    for call in CALLS[1:3]:
+        assert gradgradcheck(
+            lambda x, call=call: op(x, **call) ** 3,
+            x,
+            check_fwd_over_rev=True,
+            check_rev_over_rev=True,
+            check_batched_grad=True,
+        )
+
+
+@pytest.mark.parametrize("name", ["float64", "complex128"])
+@pytest.mark.parametrize("op", SMOOTH, ids=str)
+def test_gradcheck_of_a_scalar(op, name, device):
+    """0-d tensors, and a wider dtype=."""
+    assert gradcheck(lambda x: op(x, None, True), leaf((), name, device), check_forward_ad=True)
+    small = leaf((2, 3), {"float64": "float32", "complex128": "complex64"}[name], device)
+    (grad,) = torch.autograd.grad(op(small, [1], dtype=dtype_of(name)).sum(), small)
+    wide = small.detach().to(dtype_of(name)).requires_grad_()
+    (wanted,) = torch.autograd.grad(op(wide, [1]).sum(), wide)
+    assert grad.dtype == small.dtype
+    torch.testing.assert_close(grad, wanted.to(small.dtype))
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "float16", "complex64"])
+@pytest.mark.parametrize("op", NORMS, ids=str)
+def test_gradients_like_torch(op, name, device):
+    """torch's gradients, ties and zeros among the elements; 0 where the norm is 0; none of a count."""
+    x = data((3, 50), name, seed=66, device=device)
+    if name == "float16":  # which has no room for the squares of all norms
+        x = x.clamp(-4, 4) + x.sign() / 4
+    x[0] = 0
+    x[1, ::2] = x[1, 0]
+    x[2, 5] = 0
+    x.requires_grad_()
+    for call in (dict(dim=[1]), dict(dim=[1], keepdim=True), dict(dim=[0]), dict(dim=None)):
+        results = [f(x, **call) for f in (op, op.function, op.torch)]
+        assert all(result.requires_grad for result in results)
+        given = torch.randn(results[0].shape, generator=torch.Generator().manual_seed(1)).to(results[0])
+        ours, public, theirs = (torch.autograd.grad(r, x, given, allow_unused=True)[0] for r in results)
+        if op.power == 0:
+            assert ours is None and theirs is None
+            continue
+        assert_same_bits(ours, public)
+        few = dict(rtol=4e-3, atol=1e-5) if name == "float16" else {}  # each step of either formula is rounded
+        torch.testing.assert_close(ours, theirs, **few)
+        if call["dim"] == [1]:
+            assert not bool(ours[0].any())
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float64"])
+def test_gradient_of_a_small_norm(name, device):
+    """The gradient of a norm of 2 is a direction: it is no longer than the incoming one, however small the norm."""
+    tiny = torch.finfo(dtype_of(name)).tiny
+    for value in (tiny, tiny * 64):
+        x = torch.full((1, 1), value, dtype=dtype_of(name), device=device)
+        if not float(NORM_2(x)) > 0:
+            x = torch.full_like(x, 2.0**-60)
+        x.requires_grad_()
+        for op in (NORM_2, NORM_2.torch):
+            for factor in (1.0, 2.0**15):  # as a scaled loss has it
+                (grad,) = torch.autograd.grad(op(x), x, torch.tensor(factor, dtype=x.dtype, device=device))
+                torch.testing.assert_close(grad, torch.full_like(x, factor))
+
+
+@pytest.mark.parametrize("name", ["complex64", "complex128"])
+@pytest.mark.parametrize("op", [NORM_INF, NORM_NEG_INF], ids=str)
+def test_gradient_of_the_largest(op, name, device):
+    """Some element of every row has the magnitude that the norm found, and so the gradient, whatever its last bit."""
+    for factor in (1.0, 1e-15, 1e15):
+        z = data((2000, 3), name, seed=81, device=device).mul_(factor).requires_grad_()
+        for dtype in (None, torch.complex128):
+            (grad,) = torch.autograd.grad(op(z, [1], dtype=dtype).sum(), z)
+            torch.testing.assert_close(grad.abs().sum(1), torch.ones(2000, dtype=z.real.dtype, device=device))
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("op", SMOOTH, ids=str)
+def test_gradient_of_float8(op, name, device):
+    """float8 has a gradient, of its own dtype, as it has of a sum."""
+    x = data((2, 6), name, seed=67, device=device).requires_grad_()
+    (grad,) = torch.autograd.grad(op(x, [1]).sum(), x)
+    wide = x.detach().float().requires_grad_()
+    (wanted,) = torch.autograd.grad(op(wide, [1]).sum(), wide)
+    assert grad.dtype == x.dtype
+    torch.testing.assert_close(grad.float(), wanted.to(x.dtype).float(), equal_nan=True)  # what is too large
+
+
+@pytest.mark.parametrize("op", SMOOTH, ids=str)
+def test_forward_mode_like_torch(op, device):
+    """The tangent of a norm is torch's, and of a sum of powers that of the formula; with dtype= too."""
+    x, tangent = data((3, 40), "float64", 68, device), data((3, 40), "float64", 69, device)
+    for call in (dict(dim=[1]), dict(dim=None), dict(dim=[0], keepdim=True)):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, tangent)
+            primal, ours = forward_ad.unpack_dual(op(dual, **call))
+            if op.rooted:
+                theirs = forward_ad.unpack_dual(op.torch(dual, **call)).tangent
+            else:
+                theirs = forward_ad.unpack_dual((dual.abs() ** op.power).sum(**call)).tangent
+        assert_same_bits(primal, op(x, **call))
+        torch.testing.assert_close(ours, theirs)
+    with forward_ad.dual_level():
+        single = forward_ad.make_dual(x.float(), tangent.float())
+        assert forward_ad.unpack_dual(op(single, [1], dtype=torch.float64)).tangent.dtype == torch.float64
+
+
+def test_graph_of_a_norm(device):
+    """Nodes are named; an input that changed before the backward pass is noticed; a freed graph says so."""
+    x = leaf((3, 4), "float32", device)
+    for op in SMOOTH:
+        assert op(x).grad_fn.name() == f"gpureduce_{op}_backward"
+    inner = x + 1
+    y = NORM_2(inner, [1])
+    inner.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y.sum(), x)
+    y = NORM_2(x + 1)
+    y.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.backward()
+    with torch.no_grad():
+        assert not NORM_2(x).requires_grad
+    y = NORM_2(x, [1])
+    y.mul_(2)  # the result is saved, and was changed
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("op", SMOOTH, ids=str)
+def test_func(op, device):
+    """torch.func's transforms give what they give of torch's own norm, under vmap too."""
+    x = torch.arange(1.0, 13.0, dtype=torch.float64, device=device).view(3, 4).sin()
+    theirs = op.torch if op.rooted else lambda x, dim: (x.abs() ** op.power).sum(dim)
+    transforms = [
+        lambda f: torch.func.grad(lambda x: f(x).square().sum()),
+        torch.func.jacrev,
+        torch.func.jacfwd,
+        lambda f: torch.func.hessian(lambda x: f(x) ** 2),
+        lambda f: lambda x: torch.func.jvp(torch.func.grad(lambda x: (f(x) ** 3).sum()), (x,), (x.cos(),)),
+    ]
+    for transform, dim in itertools.product(transforms, (0, 1)):
+        ours, wanted = (transform(lambda x, f=f, dim=dim: f(x, dim)) for f in (op.function, theirs))
+        torch.testing.assert_close(ours(x), wanted(x))
+        batch = torch.stack([x, 2 * x])
+        torch.testing.assert_close(torch.vmap(ours)(batch), torch.vmap(wanted)(batch))
+
+
+# --- vmap, autocast, tracing ------------------------------------------------------------------------------------------
+
+
+@every_norm
+def test_vmap(op, device):
+    """The bits of the calls one by one, with the batch at any place; a batch of scalars too."""
+    x = data((3, 5, 4, 70), "bfloat16", seed=70, device=device)
+    for in_dim, dim, keepdim in itertools.product((0, 1, -1), (None, 0, (1, 2)), (False, True)):
+
+        def function(x, dim=dim, keepdim=keepdim):
+            return op.function(x, dim, keepdim, dtype=torch.float32)
+
+        wanted = torch.stack([function(part) for part in x.unbind(in_dim)])
+        assert_same_bits(torch.vmap(function, in_dim)(x), wanted)
+    scalars = data((5,), "complex64", seed=71, device=device)
+    assert_same_bits(torch.vmap(op.function)(scalars), torch.stack([op(one) for one in scalars]))
+
+
+@every_norm
+def test_vmap_is_one_call(op, device):
+    """The whole batch reaches the backend at once, by the operator of all powers too, and nested."""
+    x = data((3, 4, 50), "float32", seed=83, device=device)
+    operator = torch.ops.gpureduce.linalg_vector_norm if op.rooted else torch.ops.gpureduce.linalg_powsum
+    for function in (lambda x: op.function(x, 0), lambda x: operator(x, op.power, [0])):
+        with Calls() as calls:
+            torch.vmap(function)(x)
+            torch.vmap(torch.vmap(function))(x)
+        assert calls.names == [f"{op}.default"] * 2
+
+
+@pytest.mark.parametrize("op", NORMS, ids=str)
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "complex64"])
+def test_autocast_of_cuda(name, op):
+    """On CUDA the result has the dtype of torch's norm under autocast, with dtype= too, and the input is not cast."""
+    with without_a_gpu():
+        x = torch.empty(3, 4, dtype=dtype_of(name), device="cuda")
+        for reduce in (op, op.function):
+            assert reduce(x, [1]).dtype == op.torch(x, [1]).dtype
+        target = torch.complex128 if name in COMPLEX else torch.float64
+        assert op.function(x, 1, dtype=target).dtype == op.torch(x, 1, dtype=target).dtype == torch.float64
+
+
+@pytest.mark.parametrize("op", POWSUMS, ids=str)
+def test_autocast_leaves_powsums(op):
+    """A sum of powers stays what it is, as torch's own does."""
+    with without_a_gpu():
+        x = torch.empty(3, 4, dtype=torch.float16, device="cuda")
+        assert op.function(x, 1).dtype == torch.float16
+        assert torch.ops.aten.linalg__powsum(x, op.power, [1]).dtype == torch.float16
+
+
+@every_norm
+def test_autocast_on_the_cpu(op):
+    """The CPU's autocast changes neither dtypes nor bits, as torch's norm says."""
+    x = data((3, 900), "bfloat16", seed=72)
+    plain = op(x, [1])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same_bits(op.function(x, 1), plain)
+        assert op.torch(x, 1).dtype == plain.dtype
+
+
+def test_compile_under_autocast(device):
+    """Compiled under autocast, forward and backward: the dtypes and bits of eager."""
+    torch._dynamo.reset()
+
+    def function(x):
+        with torch.autocast(device, torch.bfloat16):
+            return torch_reduce.vector_norm(x * 2, dim=-1), torch_reduce.powsum(x, 2, 0)
+
+    x = data((5, 700), "float16", seed=82, device=device).clamp(-9, 9).requires_grad_()
+    ours, theirs = torch.compile(function, fullgraph=True, backend="aot_eager")(x), function(x)
+    for a, b in zip(ours, theirs, strict=True):
+        assert_same_bits(a, b)
+    assert_same_bits(*(torch.autograd.grad([y.float().sum() for y in results], x)[0] for results in (ours, theirs)))
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "complex64", "float8_e5m2"])
+@pytest.mark.parametrize("op", [NORM_0, NORM_2, NORM_INF, POWSUM_3], ids=str)
+def test_opcheck(op, name, device):
+    """torch.library.opcheck: schema, fake kernel and tracing, of both overloads, with gradients."""
+    x = data((3, 4, 5), name, seed=73, device=device)
+    opcheck(op.operator.default, (x, [1], True))
+    opcheck(op.operator.out, (x,), dict(dim=[0, 2], out=torch.empty_like(op(x, [0, 2]))))
+    if "float8" not in name:
+        opcheck(op.operator.default, (x.clone().requires_grad_(), [-1]))
+
+
+@pytest.mark.parametrize("rooted", [True, False])
+def test_opcheck_of_all_powers(rooted, device):
+    """The operators that take ord pass torch.library.opcheck too."""
+    operator = torch.ops.gpureduce.linalg_vector_norm if rooted else torch.ops.gpureduce.linalg_powsum
+    x = data((3, 4, 5), "float32", seed=74, device=device)
+    for ord in (0, 1, 2, 3, INF, -INF) if rooted else (0, 1, 2, 3):
+        opcheck(operator.default, (x, ord, [1], True))
+    opcheck(operator.out, (x, 2, [1]), dict(out=torch.empty(3, 5, device=device)))
+
+
+def test_compile(device):
+    """Forward and backward compile in one graph, once for all sizes, with eager's bits."""
+    torch._dynamo.reset()
+
+    def function(x):
+        unit = x / torch_reduce.vector_norm(x, dim=-1, keepdim=True)
+        parts = [torch_reduce.vector_norm(x, ord, (0, 2)) for ord in (0, 1, 2.0, 3, INF, -INF)]
+        sums = [torch_reduce.powsum(x, ord, dtype=torch.float64) for ord in (0, 1, 2, 3)]
+        return [unit, *parts, *sums, torch_reduce.vector_norm(unit, axis=0)]
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+    for count, (rows, length) in enumerate(((3, 50), (9, 4097), (20, 1000))):
+        x = data((rows, 4, length), "float32", seed=75, device=device).requires_grad_()
+        with torch._dynamo.config.patch(error_on_recompile=count > 0):
+            ours = compiled(x)
+        theirs = function(x)
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.stride() == b.stride()
+            assert_same_bits(a, b)
+        chosen = [i for i, y in enumerate(theirs) if y.requires_grad and i not in (1, 7)]  # counts have no gradient
+        got, wanted = (
+            torch.autograd.grad([y[i] for i in chosen], x, [torch.ones_like(y[i]) for i in chosen])[0]
+            for y in (ours, theirs)
+        )
+        assert_same_bits(got, wanted)
+
+
+@pytest.mark.parametrize("op", [NORM_2, NORM_INF, POWSUM_3], ids=str)
+def test_compiled_autograd(op, device):
+    """A backward pass through the node may be compiled itself."""
+    from torch._dynamo import compiled_autograd
+
+    torch._dynamo.reset()
+    for rows in (3, 5):
+        x = leaf((rows, 4), "float32", device)
+        y = (op(x * 3, [-1]) ** 2).sum() + (op(x, [0], dtype=torch.float64, keepdim=True) ** 2).sum()
+        (wanted,) = torch.autograd.grad(y, x, retain_graph=True)
+        with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="aot_eager", dynamic=True)):
+            y.backward()
+        assert_same_bits(x.grad, wanted)
+
+
+@every_norm
+def test_functionalized_out(op, device):
+    """out= under torch.func.functionalize, as AOTAutograd has it, for real and complex input."""
+    for name in ("float32", "bfloat16", "complex64", "float8_e5m2"):
+        x = data((3, 40), name, seed=84, device=device)
+        wanted = op(x, [1])
+        out = torch.zeros_like(wanted)
+        functional = torch.func.functionalize(lambda x, out: op(x, [1], out=out) + 0)
+        assert_same_bits(functional(x, out), wanted)
+        assert_same_bits(out, wanted)
+
+
+def test_symbolic_sizes(device):
+    """A trace with symbolic sizes holds for other sizes, without guards on the first ones."""
+    for op in (NORM_2, NORM_3, NORM_INF, POWSUM_2):
+        reduce = functools.partial(op.function, dim=-1)
+        traced = make_fx(reduce, tracing_mode="symbolic")(torch.ones(3, 5, device=device))
+        assert f"gpureduce.{op}" in str(traced.graph)
+        if not math.isinf(op.power):
+            assert not traced.shape_env.guards
+        x = data((7, 90), "float32", seed=76, device=device)
+        assert_same_bits(traced(x), op(x, -1))
+
+
+# --- accuracy ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@pytest.mark.parametrize("op", [NORM_1, NORM_2, NORM_3], ids=str)
+@pytest.mark.parametrize("by", ["rows", "columns"])
+def test_no_worse_than_torch(by, op, name, device):
+    """Over many random vectors the root mean square error is no worse than torch's, to within an eighth."""
+    for length in (100, 1000, 4096, 50_257):
+        rng = np.random.default_rng(7)
+        x = torch.from_numpy(rng.standard_normal((240, length)).astype(np.float32)).to(dtype_of(name))
+        exact = (x.double().abs() ** op.power).sum(1) ** (1 / op.power)
+        x = x.to(device) if by == "rows" else x.t().contiguous().to(device)
+        dim = 1 if by == "rows" else 0
+        ours, theirs = (float((f(x, dim).double().cpu() - exact).square().mean().sqrt()) for f in (op, op.torch))
+        assert ours <= 1.125 * theirs + 1e-9 * float(exact.mean()), f"{length}: {ours} is more than {theirs}"
+
+
+@pytest.mark.parametrize("op", [NORM_1, NORM_2, NORM_3, POWSUM_2, POWSUM_3], ids=str)
+def test_error_bound(op, device):
+    """The relative error stays below the roundings that an element goes through: powers, additions, a root."""
+    for length in (10, 1000, 5000, 65_536, 1 << 18):
+        x = torch.from_numpy(np.random.default_rng(8).standard_normal(length).astype(np.float32))
+        exact = float((x.double().abs() ** op.power).sum()) ** (1 / op.power if op.rooted else 1)
+        lanes = length // 4096 * 512 + min(512, length % 4096)
+        additions = min(7, math.ceil(length / 512) - 1) + math.ceil(math.log2(lanes))
+        bound = (additions + op.power) * 2.0**-24 * 1.001
+        assert abs(float(op(x.to(device))) - exact) <= bound * exact
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "float8_e4m3fn", "complex64", "complex128"])
+@every_norm
+def test_forced_plans(op, name, cuda):
+    """Every kernel maps, adds and finishes: the bits of the CPU under forced plans, with and without joins."""
+    views = [((300_007,), [0]), ((60, 5000), [1]), ((9000, 7), [1]), ((5000, 60), [0]), ((9000, 3), [0])]
+    views += [((6, 9000), [0]), ((5, 700, 48), [1])]
+    forced = getattr(torch.ops.gpureduce, f"_{op}_tuned")
+    for shape, dims in views:
+        x = data(shape, name, seed=77)
+        wanted = op(x, dims, dtype=wide(name))
+        for tuning in ("", "grid=2", *(f"candidate={k}" for k in range(99))):
+            try:
+                got = forced(x.to(cuda), dims, dtype=wide(name), tuning=tuning)
+            except ValueError as error:
+                assert "there are only" in str(error)
+                break
+            assert_same_bits(got, wanted, f"{shape} under {tuning!r}")
+    expanded = data((300,), name, seed=78)
+    wanted = op(expanded.expand(5000, 300).contiguous(), [0])
+    assert_same_bits(op(expanded.to(cuda).expand(5000, 300), [0]), wanted)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_cpu_and_cuda_agree_on_random_views(block, cuda):
+    """CPU and GPU give the same bits for random views, larger than those that the model takes."""
+    for seed in range(20 * block, 20 * block + 20):
+        rng = random.Random(seed)
+        name = rng.choice(INEXACT)
+        budget = rng.choice([2000, 100_000, 3_000_000])
+        views = [random_view(random.Random(seed).randint, name, device, budget) for device in ("cuda", "cpu")]
+        (on_gpu, dim, keepdim), (on_cpu, _, _) = views
+        for op in ALL:
+            if 0 in on_cpu.shape and math.isinf(op.power):
+                continue
+            ours, wanted = (op(x, dim, keepdim) for x in (on_gpu, on_cpu))
+            assert_same_bits(ours, wanted, f"{op}, seed {seed}: {on_cpu.shape}, {on_cpu.stride()}, {name}, {dim}")
+
+
+def test_graph(cuda):
+    """Norms and their gradients are captured and replayed."""
+    x = data((40, 3000), "float32", seed=79, device=cuda).requires_grad_()
+    ops = [op for op in ALL if op.power != 0]
+    for op in ops:
+        torch.autograd.grad(op(x, [1]).sum(), x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = [op(x, [1]) for op in ops]
+        gradients = [torch.autograd.grad(result.sum(), x)[0] for result in results]
+    with torch.no_grad():
+        x.copy_(data((40, 3000), "float32", seed=80))
+    graph.replay()
+    for op, result, gradient in zip(ops, results, gradients, strict=True):
+        assert_same_bits(result, op(x.detach(), [1]))
+        y = x.detach().requires_grad_()
+        assert_same_bits(gradient, torch.autograd.grad(op(y, [1]).sum(), y)[0])
