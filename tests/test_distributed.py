@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import math
 import os
 import pathlib
 import random
@@ -719,3 +720,56 @@ def test_documented_and_typed():
             assert inspect.getdoc(function)
             assert set(hints) == {*inspect.signature(function).parameters, "return"} - {"self"}, name
     assert torch_reduce.distributed is distributed
+
+
+# --- norms ------------------------------------------------------------------------------------------------------------
+
+NORMS = [("vector_norm", ord) for ord in (0, 1, 2, 3, math.inf, -math.inf)] + [("powsum", ord) for ord in (0, 1, 2, 3)]
+
+
+def norms_of_shards(group, cases):
+    """Each case: a function and its order, the whole tensor as data() makes it, a call, and the wanted bits."""
+    rank = dist.get_rank(group)
+    for function, ord, shape, name, seed, permutation, dims, dtype, shard_dim, cuts, wanted in cases:
+        local = shard(whole(shape, name, seed, permutation), shard_dim, cuts, rank)
+        arguments = dict(dtype=dtype, group=group, shard_dim=shard_dim)
+        got = getattr(distributed, function)(local, ord, dims, **arguments)
+        what = f"{function} {ord} {shape} {name} {permutation} {dims} {dtype} {shard_dim} {cuts}"
+        assert_same_bits(got, wanted, what)
+
+
+@pytest.mark.parametrize("size", WORLDS)
+def test_norms(size, world):
+    """Every norm and sum of powers has the whole tensor's bits, of random shapes, orders in memory, dtypes and cuts."""
+    rng, cases = random.Random(f"norms {size}"), []
+    for function, ord in NORMS * 4:
+        name = rng.choice(["float32", "bfloat16", "float16", "float64", "complex64", "complex128", "float8_e5m2"])
+        shape = rng.choice([[9000], [20_000], [5, 4099], [4096, 7], [300, 5, 20], [3, 5000, 2]])
+        shard_dim, permutation = rng.randrange(len(shape)), rng.sample(range(len(shape)), len(shape))
+        dims = sorted({shard_dim} | {d for d in range(len(shape)) if rng.random() < 0.5})
+        wide = torch.complex128 if name.startswith("complex") else torch.float64
+        dtype = rng.choice([None, None, wide])
+        x = whole(shape, name, size, permutation)
+        op = torch.ops.gpureduce.linalg_vector_norm if function == "vector_norm" else torch.ops.gpureduce.linalg_powsum
+        cuts, wanted = random_cuts(rng, shape[shard_dim], size), op(x, ord, dims, dtype=dtype)
+        arguments = function, ord, shape, name, size, permutation, dims, dtype, shard_dim, cuts
+        cases.append((*arguments, numpy_of(wanted)))
+    world.run(size, norms_of_shards, cases)
+
+
+def refuse_norms(group):
+    x = torch.ones(3)
+    for call, kind, text in (
+        (lambda: distributed.vector_norm(x, 4, group=group, shard_dim=0), NotImplementedError, "0, 1, 2, 3, inf, -inf"),
+        (lambda: distributed.powsum(x, math.inf, group=group, shard_dim=0), NotImplementedError, "one of 0, 1, 2, 3,"),
+        (lambda: distributed.vector_norm(x, "2", group=group, shard_dim=0), TypeError, "must be a number, not str"),
+        (lambda: distributed.vector_norm(x.int(), group=group, shard_dim=0), RuntimeError, "floating point or complex"),
+        (lambda: distributed.vector_norm(x[:0], math.inf, group=group, shard_dim=0), RuntimeError, "an identity"),
+    ):
+        with pytest.raises(kind, match=text):
+            call()
+
+
+def test_norms_that_are_refused(world):
+    """In the words of one process; and the largest of no elements on every rank."""
+    world.run(3, refuse_norms)

@@ -144,7 +144,7 @@ def random_case(rng, axes):
 def test_random(shape, world):
     """Random shapes, orders in memory, dims, dtypes and placements; cuts are uneven, and some ranks have nothing."""
     rng = random.Random(str(shape))
-    world.run(8, reduce_all, shape, [random_case(rng, len(shape)) for _ in range(25)])
+    world.run(8, reduce_all, shape, [random_case(rng, len(shape)) for _ in range(20)])
 
 
 LAYOUTS = {
@@ -239,14 +239,15 @@ def test_views(world):
 def partials(group, name, wanted):
     """Every rank's own values, whose sum over some of the mesh's dims is the global tensor."""
     line, square, rank = mesh_of((3,)), mesh_of((2, 2)), dist.get_rank()
-    mine = data([37, 10], name, 50 + rank)
+    mine = data([37, 10, 1], name, 50 + rank)
     for placements, dim, stored in wanted:
         mesh = line if len(placements) == 1 else square
         local = mine if S0 not in placements else mine[: 19 - rank % 2]  # the second dim of the mesh cuts dim 0
-        x = DTensor.from_local(local, mesh, placements, shape=torch.Size([37, 10]), stride=(10, 1))
+        x = DTensor.from_local(local, mesh, placements, shape=torch.Size([37, 10, 1]), stride=(10, 1, 1))
         before = local.clone()
+        reduced = [0, 1, 2] if dim is None else [dim]
         got = torch_reduce.sum(x, dim)
-        assert_result(got, tensor_of(stored, name), mesh, [R] * len(placements), f"{placements} {dim}")
+        assert_result(got, tensor_of(stored, name), mesh, placed(placements, reduced, False), f"{placements} {dim}")
         assert_same_bits(local, before, "the input")
 
 
@@ -261,12 +262,12 @@ def test_partials(name, world):
     """Sums are joined pairwise by rank, and over two dims of a mesh the last one first, rounded once."""
     dtype = dtype_of(name)
     wide = distributed._accumulator(dtype, dtype)
-    own = [data([37, 10], name, 50 + rank) for rank in range(4)]
+    own = [data([37, 10, 1], name, 50 + rank) for rank in range(4)]
     line = join(own[:3], dtype)
     square = join([join(own[:2], wide), join(own[2:], wide)], dtype)
     halves = [join([own[column][: 19 - column], own[column + 2][: 19 - column]], dtype) for column in range(2)]
     wanted = []
-    for dim in (0, None):
+    for dim in (0, 2, None):  # 2: the joined values themselves
         for placements, x in (
             ([Partial()], line),
             ([Partial(), Partial()], square),
@@ -566,3 +567,101 @@ def test_rules_have_the_operators_arguments():
     for op in OPERATIONS:
         arguments = [argument.name for argument in op.operator.out._schema.arguments]
         assert list(inspect.signature(_dtensor._reduce).parameters) == ["op", *arguments]
+
+
+# --- norms and clipping -----------------------------------------------------------------------------------------------
+
+ORDS = [0.0, 1.0, 2.0, 3.0, math.inf, -math.inf]
+
+
+def norms(group, shape, placements):
+    mesh = mesh_of(shape)
+    for name in ("float32", "bfloat16", "complex64", "float64"):
+        x = data((37, 300), name, seed=3)
+        local = cut(x, mesh, placements)
+        for ord in ORDS:
+            for dim in (None, [0], [1]):
+                got = torch.ops.gpureduce.linalg_vector_norm(local, ord, dim)
+                wanted = torch.ops.gpureduce.linalg_vector_norm(x, ord, dim)
+                reduced = {0, 1} if dim is None else set(dim)
+                assert_result(got, wanted, mesh, placed(placements, reduced, False), f"{name} {ord} {dim} {placements}")
+            if ord in ORDS[:4]:
+                got, wanted = (torch.ops.gpureduce.linalg_powsum(t, ord) for t in (local, x))
+                assert_result(got, wanted, mesh, [R] * len(placements), f"powsum {ord}")
+
+
+@pytest.mark.parametrize("placements", [[S0, R], [S1, S0], [S0, S0], [R, S1]])
+def test_norms(placements, world):
+    """The global tensor's bits, of every order."""
+    world.run(8, norms, (2, 2), placements)
+
+
+def clip(group, sizes, wanted):
+    """Clips plain tensors and DTensors of several placements in one list."""
+    mesh = mesh_of(sizes)
+    if not inside(mesh):
+        return
+    values = [data(shape, name, seed=k) for k, (shape, name) in enumerate(PARAMETERS)]
+    placements = [[S0], [S1], [R], None, [S0], [S0]]
+    parameters = []
+    for x, placement in zip(values, placements, strict=True):
+        parameter = torch.nn.Parameter(x.clone() if placement is None else cut(x, mesh, placement))
+        parameter.grad = x.clone() if placement is None else cut(x.clone(), mesh, placement)
+        parameters.append(parameter)
+    for ord, (total, after) in wanted.items():
+        assert_same_bits(torch_reduce.get_total_norm([p.grad for p in parameters], ord), total, f"{ord}")
+        if ord == 2.0:
+            assert_same_bits(torch_reduce.clip_grad_norm_(parameters, 3.0), total)
+            for p, x in zip(parameters, after, strict=True):
+                grad = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
+                assert_same_bits(grad, x)
+
+
+PARAMETERS = [((40, 300), "float32"), ((33, 7), "bfloat16"), ((5,), "float32"), ((9, 9), "float32")]
+PARAMETERS += [((20_001,), "bfloat16"), ((3, 4100), "float32")]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_clipping(ranks, world):
+    """The total norm has the same bits at any number of ranks, as on one device; and so have the scaled gradients."""
+    parameters = [torch.nn.Parameter(data(shape, name, seed=k)) for k, (shape, name) in enumerate(PARAMETERS)]
+    for p in parameters:
+        p.grad = p.detach().clone()
+    wanted = {}
+    for ord in (1.0, 3.0, math.inf, 2.0):
+        wanted[ord] = (torch_reduce.get_total_norm([p.grad for p in parameters], ord), None)
+    torch_reduce.clip_grad_norm_(parameters, 3.0)
+    wanted[2.0] = (wanted[2.0][0], [p.grad for p in parameters])
+    world.run(8, clip, (ranks,), wanted)
+
+
+def gradients_of_norms(group):
+    mesh = mesh_of((4,))
+    if not inside(mesh):
+        return
+    for ord in (1.0, 2.0, 3.0, math.inf):
+        x = data((12, 50), "float64", seed=1)
+        plain, placed_one = x.clone().requires_grad_(), cut(x, mesh, [S0]).requires_grad_()
+        torch.ops.gpureduce.linalg_vector_norm(plain, ord).backward()
+        torch.ops.gpureduce.linalg_vector_norm(placed_one, ord).backward()
+        torch.testing.assert_close(placed_one.grad.full_tensor(), plain.grad)
+
+
+def test_gradients_of_norms(world):
+    """As those of the global tensor."""
+    world.run(8, gradients_of_norms)
+
+
+def total_norm_of_many(group, count):
+    mesh = mesh_of((4,))
+    if inside(mesh):
+        tensors = [data((16_384 + 100 * k, 3), "float32", seed=k) for k in range(count)]
+        torch_reduce.get_total_norm([cut(x, mesh, [S0]) for x in tensors])
+
+
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_messages_of_clipping(count, world):
+    """Two collectives for all tensors that are cut alike, of which the first has one message a neighbour."""
+    for sent in world.run(8, traffic, total_norm_of_many, count)[:4]:
+        assert sent["all_to_all"][1] <= 3
+        assert sent["all_gather"][1] == 1

@@ -41,17 +41,20 @@ def _reduce(
     out: Tensor | None = None,
 ) -> DTensor:
     name = op._schema.name.rpartition(":")[2]
+    title = distributed._OPERATIONS[name].title
     if not isinstance(self, DTensor):
-        raise TypeError(f"{name}(): 'out' is a DTensor, so 'input' must be one too, not a {type(self).__name__}")
+        raise TypeError(f"{title}(): 'out' is a DTensor, so 'input' must be one too, not a {type(self).__name__}")
     meta = _result_of(op, self, dim, keepdim, dtype, out)
     reduced = sorted(d % self.dim() for d in dim) if dim and self.dim() else list(range(self.dim()))
-    placements = [_after(name, placement, reduced, keepdim) for placement in self.placements]
+    placements = [_after(title, placement, reduced, keepdim) for placement in self.placements]
     whole = _without_partials(self)
     if self.device_mesh.get_coordinate() is None:
         # from_local makes it empty, as all DTensors are outside of their mesh, but reads the shape of a scalar from it.
         local = torch.empty([0] * min(meta.dim(), 1), dtype=meta.dtype, device=self.device)
     else:
-        call = distributed._Call(name, reduced, keepdim, meta.dtype, meta.dtype, -1)
+        complex_norm = self.is_complex() and distributed._OPERATIONS[name].is_norm
+        given = meta.dtype.to_complex() if complex_norm else meta.dtype
+        call = distributed._Call(name, reduced, keepdim, given, meta.dtype, -1)
         local = _local_result(whole, call)
     shape, stride = meta.shape, meta.stride()
     result = DTensor.from_local(local, self.device_mesh, placements, run_check=False, shape=shape, stride=stride)
@@ -63,7 +66,7 @@ def _result_of(op: Any, self: DTensor, dim: Any, keepdim: bool, dtype: torch.dty
     input = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
     if out is None:
         return op(input, dim, keepdim, dtype=dtype)
-    name = op._schema.name.rpartition(":")[2]
+    name = distributed._OPERATIONS[op._schema.name.rpartition(":")[2]].title
     if not isinstance(out, DTensor):
         raise TypeError(f"{name}(): 'input' is a DTensor, so 'out' must be one too, not a {type(out).__name__}")
     if out.device_mesh != self.device_mesh:
@@ -109,7 +112,7 @@ def _without_partials(x: DTensor) -> DTensor:
     ):
         return x.redistribute(placements=placements)
     groups = [mesh.get_group(axis) for axis in reversed(axes) if mesh.size(axis) > 1]
-    joined = _joined(_local(x), groups)
+    joined = _joined(x._local_tensor, groups)
     return DTensor.from_local(joined, mesh, placements, run_check=False, shape=x.shape, stride=x.stride())
 
 
@@ -123,20 +126,20 @@ def _joined(local: Tensor, groups: list[Any]) -> Tensor:
     return total if wide == dtype else distributed._finish(total, None, dtype)
 
 
-def _local(x: DTensor) -> Tensor:
-    """This rank's part of `x`, once it is there."""
-    local = x._local_tensor.detach()
-    return local.wait() if hasattr(local, "wait") else local
-
-
 # --- this rank's part of the result ----------------------------------------------------------------------------------
 
 
 def _local_result(x: DTensor, call: Any) -> Tensor:
     """What this rank holds of the result; no placement of `x` is Partial."""
+    shards = _shards(x, call)
+    return shards if isinstance(shards, Tensor) else distributed._join_shards(*shards)
+
+
+def _shards(x: DTensor, call: Any) -> Any:
+    """What distributed._join_shards takes, or the result where nothing is to be exchanged."""
     mesh, reduced, shape, cuts = x.device_mesh, call.dims, tuple(map(int, x.shape)), _cuts(x)
-    _check_local(call.name, x, shape)
-    local, order = _local(x), _order(shape, x.stride(), reduced)
+    _check_local(call.title, x, shape)
+    local, order = x._local_tensor, _order(shape, x.stride(), reduced)
     axes = tuple(axis for axis, cut in enumerate(cuts) if cut and cut[0] in reduced)
     filled = [shape[d] if d in reduced else n for d, n in enumerate(local.shape)]
     if not axes or 0 in filled:
@@ -157,7 +160,35 @@ def _local_result(x: DTensor, call: Any) -> Tensor:
     if dim not in order:  # of size 1
         order.insert(0, dim)
     call = distributed._Call(call.name, reduced, call.keepdim, call.given, call.dtype, dim)
-    return distributed._join_shards(_laid_out(local, reduced, order), call, tuple(sizes), order, group)
+    return _laid_out(local, reduced, order), call, tuple(sizes), order, group
+
+
+def reduce_all(name: str, tensors: Sequence[DTensor], dtypes: Sequence[torch.dtype | None]) -> list[Tensor]:
+    """The results of an operator over all dims of each tensor, on every rank of its mesh.
+
+    Those that are cut alike, and of one dtype, are joined in two messages together.
+    """
+    results: list[Any] = [None] * len(tensors)
+    alike: dict[Any, list[tuple[int, Any]]] = {}
+    op = getattr(torch.ops.gpureduce, name).default
+    for i, (x, dtype) in enumerate(zip(tensors, dtypes, strict=True)):
+        meta = _result_of(op, x, None, False, dtype, None)
+        call = distributed._Call(name, list(range(x.dim())), False, dtype, meta.dtype, -1)
+        arguments = _shards(_without_partials(x), call)
+        if isinstance(arguments, Tensor):
+            results[i] = arguments
+            continue
+        shards = distributed._Shards(*arguments)
+        if shards.plan.realigns:
+            key = shards.group, x.dtype, shards.accumulator, meta.dtype, x.device
+            alike.setdefault(key, []).append((i, shards))
+        else:
+            results[i] = distributed._join_shards(*arguments)
+    for some in alike.values():
+        joined = distributed._join_many([shards for _, shards in some])
+        for (i, _), result in zip(some, joined, strict=True):
+            results[i] = result
+    return results
 
 
 def _order(shape: Sequence[int], strides: Sequence[int], dims: Sequence[int]) -> list[int]:
@@ -333,7 +364,7 @@ def _to_slabs(
     group: Any,
 ) -> tuple[Tensor, list[int]]:
     """What this rank holds for its slab: all of the reduced dims but a run of `dim`; and the sizes of all slabs."""
-    world, rank = distributed._place(call.name, group)
+    world, rank = distributed._place(call.title, group)
     slabs = list(pairwise(distributed._even(shape[dim], world)))
     parts = []
     for first, last in slabs:
@@ -381,5 +412,6 @@ def _put(slab: Tensor, block: Tensor, places: list[tuple[int, _Runs]]) -> None:
         done += last - first
 
 
-for _name in ("sum", "sum.out", "mean", "mean.out"):
-    torch.library.register_torch_dispatch(f"gpureduce::{_name}", DTensor, _rule)
+for _name in distributed._OPERATIONS:
+    for _overload in (_name, f"{_name}.out"):
+        torch.library.register_torch_dispatch(f"gpureduce::{_overload}", DTensor, _rule)

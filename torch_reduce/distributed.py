@@ -12,6 +12,7 @@ docs/distributed.md says what is exchanged, and what it costs.
 import builtins
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,8 +28,9 @@ import torch_reduce
 
 from . import _arguments
 
-__all__ = ["FSDPReduceScatter", "all_reduce", "ddp_hook", "mean", "reduce_scatter", "sum"]
+__all__ = ["FSDPReduceScatter", "all_reduce", "ddp_hook", "mean", "powsum", "reduce_scatter", "sum", "vector_norm"]
 
+_ops = torch.ops.gpureduce
 _functional = torch.ops._c10d_functional
 _LANES = 512  # kLanes and kChunk of csrc/order.h
 _CHUNK = 4096
@@ -112,11 +114,103 @@ def mean(
     return _reduce("mean", x, dim, keepdim, dtype, group, shard_dim, sizes)
 
 
+def vector_norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+    group: dist.ProcessGroup | None = None,
+    shard_dim: int,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """The norm of a tensor of which every rank holds a shard: as :func:`sum`, with the bits of
+    ``torch.ops.gpureduce.linalg_vector_norm(global tensor, ord, dim, keepdim, dtype=dtype)``.
+
+    Args:
+        x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`; ``x`` is floating or complex.
+        ord: 0, 1, 2, 3, ``inf`` or ``-inf``.
+        dtype: as for :func:`torch.linalg.vector_norm`.
+
+    Raises:
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`; or ``x`` or ``dtype`` is neither floating nor
+            complex, or the largest or smallest of no elements is asked for.
+        NotImplementedError: another ``ord``.
+    """
+    return _reduce(_operator("vector_norm", _NORMS, ord), x, dim, keepdim, dtype, group, shard_dim, sizes)
+
+
+def powsum(
+    x: Tensor,
+    ord: float = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+    group: dist.ProcessGroup | None = None,
+    shard_dim: int,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """The sum of powers of a tensor of which every rank holds a shard: :func:`vector_norm` without the root, with the
+    bits of ``torch.ops.gpureduce.linalg_powsum(global tensor, ord, dim, keepdim, dtype=dtype)``.
+
+    Args:
+        x, dim, keepdim, dtype, group, shard_dim, sizes: as for :func:`vector_norm`.
+        ord: 0, 1, 2 or 3.
+
+    Raises:
+        TypeError, IndexError, ValueError, RuntimeError, NotImplementedError: as :func:`vector_norm`.
+    """
+    return _reduce(_operator("powsum", _POWSUMS, ord), x, dim, keepdim, dtype, group, shard_dim, sizes)
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """How an operator's nodes are computed, joined and finished, by operators of torch.ops.gpureduce."""
+
+    title: str
+    node: str = "sum"  # of some chunks
+    join: str = "sum"  # of two nodes
+    root: str = ""  # of the last node
+    divides: bool = False
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether the nodes are real numbers that a map has made of the elements."""
+        return self.node != "sum"
+
+
+_OPERATIONS = {
+    "sum": _Operation("sum"),
+    "mean": _Operation("mean", divides=True),
+    "_norm_0": _Operation("vector_norm of order 0", "_norm_0"),
+    "_norm_1": _Operation("vector_norm of order 1", "_norm_1"),
+    "_norm_2": _Operation("vector_norm of order 2", "_powsum_2", root="_root_2"),
+    "_norm_3": _Operation("vector_norm of order 3", "_powsum_3", root="_root_3"),
+    "_norm_inf": _Operation("vector_norm of order inf", "_norm_inf", "_norm_inf"),
+    "_norm_neg_inf": _Operation("vector_norm of order -inf", "_norm_neg_inf", "_norm_neg_inf"),
+    "_powsum_2": _Operation("powsum of order 2", "_powsum_2"),
+    "_powsum_3": _Operation("powsum of order 3", "_powsum_3"),
+}
+_POWSUMS = {0.0: "_norm_0", 1.0: "_norm_1", 2.0: "_powsum_2", 3.0: "_powsum_3"}
+_NORMS = _POWSUMS | {2.0: "_norm_2", 3.0: "_norm_3", math.inf: "_norm_inf", -math.inf: "_norm_neg_inf"}
+
+
+def _operator(name: str, known: dict[float, str], ord: Any) -> str:
+    if isinstance(ord, bool) or not isinstance(ord, (int, float)):
+        raise TypeError(f"{name}(): 'ord' must be a number, not {type(ord).__name__}")
+    if float(ord) not in known:
+        orders = ", ".join(f"{order:g}" for order in known)
+        raise NotImplementedError(f"{name}(): 'ord' must be one of {orders}, but it is {ord}")
+    return known[float(ord)]
+
+
 @dataclass(frozen=True)
 class _Call:
     """A call's arguments, read: dims are counted from 0 and sorted."""
 
-    name: str
+    name: str  # of the operator
     dims: list[int]
     keepdim: bool
     given: torch.dtype | None
@@ -125,16 +219,52 @@ class _Call:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The reduction of one tensor."""
-        return getattr(torch_reduce, self.name)(x, self.dims, self.keepdim, dtype=self.given)
+        return getattr(_ops, self.name)(x, self.dims if x.dim() else None, self.keepdim, dtype=self.given)
+
+    @property
+    def operation(self) -> _Operation:
+        return _OPERATIONS[self.name]
+
+    @property
+    def title(self) -> str:
+        """For errors."""
+        return self.operation.title
+
+    def accumulator(self, source: torch.dtype) -> torch.dtype:
+        """The dtype of the nodes of elements of dtype `source`: real numbers of norms; and counts are exact."""
+        if not self.operation.is_norm:
+            return _accumulator(source, self.dtype)
+        if self.operation.node == "_norm_0":
+            return torch.float64
+        return _accumulator(_COMPLEX_PART.get(source, source), self.dtype)
+
+    def node(self, part: Tensor, dims: list[int], accumulator: torch.dtype) -> Tensor:
+        """The node of a part of the elements, which is `accumulator`."""
+        if self.operation.is_norm and part.is_complex():
+            accumulator = accumulator.to_complex()
+        return getattr(_ops, self.operation.node)(part, dims, dtype=accumulator)
+
+    def nodes_of_all(self, parts: list[Tensor], accumulator: torch.dtype) -> Tensor:
+        """The nodes of several parts of one output each, side by side: of squares in one launch."""
+        if self.operation.node != "_powsum_2":
+            return torch.stack([self.node(part, list(range(part.dim())), accumulator) for part in parts])
+        return _ops._powsums(parts, 2, dtype=accumulator.to_complex() if parts[0].is_complex() else accumulator)
+
+    def finish(self, total: Tensor, count: int) -> Tensor:
+        """The results, of last nodes of so many elements each."""
+        if self.operation.root:
+            total = getattr(_ops, self.operation.root)(total[None], [0])
+        return _finish(total, count if self.operation.divides else None, self.dtype)
 
 
 def _reduce(name, x, dim, keepdim, dtype, group, shard_dim, sizes) -> Tensor:
-    world, rank = _place(name, group)
+    title = _OPERATIONS[name].title
+    world, rank = _place(title, group)
     call = error = None
     try:
         call = _read(name, x, dim, keepdim, dtype, shard_dim)
         if sizes is not None:
-            _check_sizes(name, sizes, world, rank, x.shape[call.shard_dim])
+            _check_sizes(title, sizes, world, rank, x.shape[call.shard_dim])
     except Exception as raised:
         if sizes is not None or world == 1:
             raise
@@ -146,7 +276,7 @@ def _reduce(name, x, dim, keepdim, dtype, group, shard_dim, sizes) -> Tensor:
         facts = None if error else _facts(x, call, order)
         size = 0 if error else x.shape[call.shard_dim]
         device = x.device if isinstance(x, Tensor) else torch.get_default_device()
-        sizes, order = _agree(name, facts, error, size, group, device)
+        sizes, order = _agree(title, facts, error, size, group, device)
     shape = list(x.shape)
     shape[call.shard_dim] = builtins.sum(sizes)
     if 0 in shape:
@@ -157,16 +287,18 @@ def _reduce(name, x, dim, keepdim, dtype, group, shard_dim, sizes) -> Tensor:
 def _read(name, x, dim, keepdim, dtype, shard_dim) -> _Call:
     """The arguments of a call, checked as far as one rank can."""
     given = dict(input=x, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
-    x, dim, keepdim, dtype, _ = _arguments.read(name, given, {}).values()
-    probe = getattr(torch_reduce, name)(x.new_empty([0] * x.dim()), dim, keepdim, dtype=dtype)  # torch's errors
+    title = _OPERATIONS[name].title
+    x, dim, keepdim, dtype, _ = _arguments.read(title, given, {}).values()
+    one = torch.empty([1] * x.dim(), dtype=x.dtype, device="meta")
+    probe = getattr(_ops, name)(one, dim, keepdim, dtype=dtype)  # torch's errors
     if isinstance(shard_dim, bool) or not isinstance(shard_dim, int):
-        raise TypeError(f"{name}(): 'shard_dim' must be an int, not {type(shard_dim).__name__}")
+        raise TypeError(f"{title}(): 'shard_dim' must be an int, not {type(shard_dim).__name__}")
     if not -x.dim() <= shard_dim < x.dim():
-        raise IndexError(f"{name}(): 'shard_dim' must be in [{-x.dim()}, {x.dim()}), but it is {shard_dim}")
+        raise IndexError(f"{title}(): 'shard_dim' must be in [{-x.dim()}, {x.dim()}), but it is {shard_dim}")
     dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
     call = _Call(name, sorted(d % x.dim() for d in dims), keepdim, dtype, probe.dtype, shard_dim % x.dim())
     if call.shard_dim in call.dims and x.requires_grad and torch.is_grad_enabled():
-        raise RuntimeError(f"{name}(): 'x' requires a gradient, but none flows through ranks: give x.detach()")
+        raise RuntimeError(f"{title}(): 'x' requires a gradient, but none flows through ranks: give x.detach()")
     return call
 
 
@@ -186,7 +318,7 @@ def _order(x: Tensor, call: _Call) -> list[int]:
 def _facts(x: Tensor, call: _Call, order: list[int]) -> dict[str, Any]:
     """What all ranks must agree on, as JSON can hold it; and the order, on which small shards have no say."""
     return {
-        "function": call.name,
+        "function": call.title,
         "shape": ["*" if d == call.shard_dim else n for d, n in enumerate(x.shape)],
         "dtype": str(x.dtype),
         "device": x.device.type,
@@ -198,72 +330,152 @@ def _facts(x: Tensor, call: _Call, order: list[int]) -> dict[str, Any]:
     }
 
 
+class _Shards:
+    """A call whose global tensor is not empty, as one rank sees it."""
+
+    def __init__(self, x: Tensor, call: _Call, sizes: tuple[int, ...], order: list[int], group: Any):
+        _, self.rank = _place(call.title, group)
+        self.call, self.group, self.shape = call, group, x.shape
+        self.kept = [d for d in range(x.dim()) if d not in call.dims]
+        at = order.index(call.shard_dim)
+        outer, inner, self.outputs = (
+            _product(int(x.shape[d]) for d in dims) for dims in (order[:at], order[at + 1 :], self.kept)
+        )
+        self.accumulator = call.accumulator(x.dtype)
+        self.plan = _plan(sizes, outer, inner, self.outputs, x.itemsize, self.accumulator.itemsize)
+        self.length = builtins.sum(sizes) * outer * inner
+        # (kept dims, the elements of an output in the contract's order)
+        self.local = x.permute(self.kept + order + [d for d in call.dims if d not in order])
+        self._matrix = None
+
+    def result(self, total: Tensor) -> Tensor:
+        """The result of the call, of last nodes."""
+        kept = self.shape if self.call.keepdim else [self.shape[d] for d in self.kept]
+        shape = [1 if self.call.keepdim and d in self.call.dims else n for d, n in enumerate(kept)]
+        return self.call.finish(total, self.length).view(shape)
+
+    # Where each rank keeps the chunks that begin in it: only the elements of a chunk that another rank begins are sent,
+    # to that rank.
+
+    @property
+    def exchanges(self) -> bool:
+        return self.plan.starts != self.plan.bounds
+
+    def sent(self) -> list[Tensor]:
+        """What each rank is to get."""
+        held, wanted, end = self._spans()
+        common = [_common(held[self.rank], w) if r != self.rank else (end, end) for r, w in enumerate(wanted)]
+        return [self._elements(first, last).reshape(self.outputs, -1) for first, last in common]
+
+    def received(self) -> list[int]:
+        """How many elements each rank sends here."""
+        held, wanted, _ = self._spans()
+        common = [_common(h, wanted[self.rank]) if r != self.rank else (0, 0) for r, h in enumerate(held)]
+        return [(last - first) * self.outputs for first, last in common]
+
+    def nodes(self, blocks: Sequence[Tensor]) -> list[Tensor]:
+        """This rank's nodes, with what it has received: one tensor of `outputs` a node."""
+        return [self.call.node(part, dims, self.accumulator).reshape(-1) for part, dims in self.parts(blocks)]
+
+    def parts(self, blocks: Sequence[Tensor]) -> list[tuple[Tensor, list[int]]]:
+        """The elements of each of these nodes, and the dims over which they are reduced."""
+        plan = self.plan
+        start, end = plan.starts[self.rank], plan.starts[self.rank + 1]
+        joined = None
+        if blocks and plan.bounds[self.rank + 1] > max(end, plan.bounds[self.rank]):
+            own = self._elements(plan.runs[self.rank][-1][0] * _CHUNK, end).reshape(self.outputs, -1)
+            joined = torch.cat([own] + [block.reshape(self.outputs, -1) for block in blocks], 1)
+        parts = []
+        for first, last in plan.runs[self.rank]:
+            for level, index in _cover(first, last, plan.chunks):
+                a = (index << level) * _CHUNK
+                b = min(a + (_CHUNK << level), plan.length)
+                if b > end:
+                    parts.append((joined, [1]))
+                elif (a, b) == (start, end):
+                    parts.append((self.local, list(range(len(self.kept), self.local.dim()))))
+                else:
+                    parts.append((self._elements(a, b), [len(self.kept)]))
+        return parts
+
+    def _spans(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int]:
+        """The elements that each rank holds, those that it adds, and where this rank's end."""
+        held, wanted = list(pairwise(self.plan.starts)), list(pairwise(self.plan.bounds))
+        return held, wanted, self.plan.starts[self.rank + 1]
+
+    def _elements(self, first: int, last: int) -> Tensor:
+        if self._matrix is None:  # a copy, where the reduced dims are not neighbours in memory
+            self._matrix = self.local.flatten(len(self.kept))
+        start = self.plan.starts[self.rank]
+        return self._matrix[..., first - start : last - start]
+
+
 def _join_shards(x: Tensor, call: _Call, sizes: tuple[int, ...], order: list[int], group: Any) -> Tensor:
     """The result of a call whose global tensor is not empty."""
-    _, rank = _place(call.name, group)
-    kept = [d for d in range(x.dim()) if d not in call.dims]
-    at = order.index(call.shard_dim)
-    outer, inner, outputs = (_product(int(x.shape[d]) for d in dims) for dims in (order[:at], order[at + 1 :], kept))
-    accumulator = _accumulator(x.dtype, call.dtype)
-    plan = _plan(sizes, outer, inner, outputs, x.itemsize, accumulator.itemsize)
-
-    # (kept dims, the elements of an output in the contract's order)
-    ones = [d for d in call.dims if d not in order]
-    local = x.permute(kept + order + ones)
-    rest = range(len(kept), x.dim())
+    shards = _Shards(x, call, sizes, order, group)
+    plan, outputs = shards.plan, shards.outputs
     if plan.realigns:
-        values = _values_in_place(local, len(kept), rest, plan, rank, accumulator, group)
+        blocks = _exchange_parts(shards.sent(), shards.received(), group) if shards.exchanges else ()
+        values = shards.nodes(blocks)
     else:
-        values = _values_elsewhere(local.flatten(len(kept)).reshape(outputs, -1), plan, rank, accumulator, group)
-    mine = torch.cat(values) if values else x.new_empty(0, dtype=accumulator)
+        matrix = shards.local.flatten(len(shards.kept)).reshape(outputs, -1)
+        values = _values_elsewhere(matrix, plan, shards.rank, call, shards.accumulator, group)
+    mine = torch.cat(values) if values else x.new_empty(0, dtype=shards.accumulator)
     gathered = _gather(mine, plan.counts, group)
-    total = gathered if plan.by_outputs else _join(gathered.view(-1, outputs), plan.joins)
-    length = builtins.sum(sizes) * outer * inner
-    result = _finish(total, length if call.name == "mean" else None, call.dtype)
-    return result.view([1 if d in call.dims else n for d, n in enumerate(x.shape) if d in kept or call.keepdim])
+    return shards.result(
+        gathered if plan.by_outputs else _join(gathered.view(-1, outputs), plan.joins, call.operation.join)
+    )
 
 
-def _values_in_place(local, kept, rest, plan, rank, accumulator, group) -> list[Tensor]:
-    """The nodes of this rank, where each rank keeps the chunks that begin in it: one tensor of `outputs` a node.
-
-    Only the elements of a chunk that another rank begins are sent, to that rank.
-    """
-    start, end = plan.starts[rank], plan.starts[rank + 1]
-    matrix = None
-
-    def elements(first: int, last: int) -> Tensor:
-        nonlocal matrix  # a copy, where the reduced dims are not neighbours in memory
-        matrix = local.flatten(kept) if matrix is None else matrix
-        return matrix[..., first - start : last - start]
-
-    joined = None
-    if plan.starts != plan.bounds:
-        held = [(s, e) for s, e in zip(plan.starts, plan.starts[1:], strict=False)]
-        wanted = [(s, e) for s, e in zip(plan.bounds, plan.bounds[1:], strict=False)]
-        common = [_common(held[rank], w) if r != rank else (end, end) for r, w in enumerate(wanted)]
-        counts = [_common(h, wanted[rank]) if r != rank else (0, 0) for r, h in enumerate(held)]
-        parts = [elements(first, last).reshape(plan.outputs, -1) for first, last in common]
-        received = _exchange_parts(parts, [(last - first) * plan.outputs for first, last in counts], group)
-        if plan.bounds[rank + 1] > max(end, plan.bounds[rank]):
-            own = elements(plan.runs[rank][-1][0] * _CHUNK, end).reshape(plan.outputs, -1)
-            joined = torch.cat([own] + [block.view(plan.outputs, -1) for block in received], 1)
-
-    values = []
-    for first, last in plan.runs[rank]:
-        for level, index in _cover(first, last, plan.chunks):
-            a = (index << level) * _CHUNK
-            b = min(a + (_CHUNK << level), plan.length)
-            if b > end:
-                part, dims = joined, [1]
-            elif (a, b) == (start, end):
-                part, dims = local, list(rest)
-            else:
-                part, dims = elements(a, b), [kept]
-            values.append(torch_reduce.sum(part, dims, dtype=accumulator).reshape(-1))
-    return values
+def _join_many(all_shards: list[_Shards]) -> list[Tensor]:
+    """The results of several calls of one operator, dtype and group, of one output each: in two messages together."""
+    one = all_shards[0]
+    group, world = one.group, one.plan.world
+    blocks: list[Sequence[Tensor]] = [()] * len(all_shards)
+    exchanging = [i for i, shards in enumerate(all_shards) if shards.exchanges]
+    if exchanging:
+        sent = [all_shards[i].sent() for i in exchanging]
+        counts = [all_shards[i].received() for i in exchanging]
+        parts = [torch.cat([of_one[r].reshape(-1) for of_one in sent]) for r in range(world)]
+        received = _exchange_parts(parts, [builtins.sum(of_one[r] for of_one in counts) for r in range(world)], group)
+        split = [block.split([of_one[r] for of_one in counts]) for r, block in enumerate(received)]
+        for k, i in enumerate(exchanging):
+            blocks[i] = [of_rank[k] for of_rank in split]
+    parts = [part for shards, some in zip(all_shards, blocks, strict=True) for part in shards.parts(some)]
+    mine = one.call.nodes_of_all([part for part, _ in parts], one.accumulator) if parts else None
+    if mine is None:
+        mine = one.local.new_empty(0, dtype=one.accumulator)
+    counts = [[shards.plan.counts[r] for shards in all_shards] for r in range(world)]
+    table = _gather(mine, [builtins.sum(of_rank) for of_rank in counts], group).view(-1, 1)
+    joins, last = _merged([shards.plan for shards in all_shards])
+    whole = _joined(table, joins, one.call.operation.join)
+    totals = whole.index_select(0, torch.tensor(last, device=whole.device))
+    return [shards.result(total) for shards, total in zip(all_shards, totals, strict=True)]
 
 
-def _values_elsewhere(matrix, plan, rank, accumulator, group) -> list[Tensor]:
+def _merged(plans: "list[_Plan]") -> tuple[list[tuple[list[int], list[int]]], list[int]]:
+    """The joins of several tables whose nodes stand rank by rank, and in each rank plan by plan; and the last rows."""
+    world, rows, count = plans[0].world, [[] for _ in plans], 0
+    for r in range(world):
+        for plan, own in zip(plans, rows, strict=True):
+            own += range(count, count + plan.counts[r])
+            count += plan.counts[r]
+    joins = []
+    for step in range(max(len(plan.joins) for plan in plans)):
+        left, right = [], []
+        for plan, own in zip(plans, rows, strict=True):
+            if step < len(plan.joins):
+                left += [own[row] for row in plan.joins[step][0]]
+                right += [own[row] for row in plan.joins[step][1]]
+        for plan, own in zip(plans, rows, strict=True):  # the rows that this step appends
+            if step < len(plan.joins):
+                own += range(count, count + len(plan.joins[step][0]))
+                count += len(plan.joins[step][0])
+        joins.append((left, right))
+    return joins, [own[-1] for own in rows]
+
+
+def _values_elsewhere(matrix, plan, rank, call, accumulator, group) -> list[Tensor]:
     """The nodes of this rank, where every element is sent to the rank that adds it. `matrix` is (outputs, elements)."""
     parts = []
     for (top, bottom), (first, last) in plan.shares:
@@ -289,7 +501,7 @@ def _values_elsewhere(matrix, plan, rank, accumulator, group) -> list[Tensor]:
     values = []
     for level, index in plan.nodes[rank]:
         a = (index << level) * _CHUNK - first
-        values.append(torch_reduce.sum(mine[:, a : a + (_CHUNK << level)], 1, dtype=accumulator))
+        values.append(call.node(mine[:, a : a + (_CHUNK << level)], [1], accumulator))
     return values
 
 
@@ -438,20 +650,25 @@ def _joins(nodes: list[tuple[int, int]], chunks: int) -> list[tuple[list[int], l
     return steps
 
 
-def _join(table: Tensor, joins: list[tuple[list[int], list[int]]]) -> Tensor:
-    """(nodes, outputs) -> (outputs,): the sums of all nodes in the order of `joins`."""
-    rows = [row for step in joins for pair in step for row in pair]
+def _join(table: Tensor, joins: list[tuple[list[int], list[int]]], operator: str = "sum") -> Tensor:
+    """(nodes, outputs) -> (outputs,): all nodes joined by an operator in the order of `joins`."""
+    return _joined(table, joins, operator)[-1] if joins else table[0]
+
+
+def _joined(table: Tensor, joins: list[tuple[list[int], list[int]]], operator: str) -> Tensor:
+    """The table and what the joins append to it, a row each."""
+    rows = [row for step in joins for side in step for row in side]
     if not rows:
-        return table[0]
+        return table
     places = torch.tensor(rows, device=table.device)
     whole = torch.cat([table, table.new_empty(len(rows) // 2, table.shape[1])])
     used, made = 0, len(table)
     for left, _ in joins:
         count = len(left)
         pairs = whole.index_select(0, places[used : used + 2 * count]).view(2, count, -1)
-        torch_reduce.sum(pairs, 0, dtype=table.dtype, out=whole[made : made + count])
+        getattr(_ops, operator)(pairs, [0], dtype=table.dtype, out=whole[made : made + count])
         used, made = used + 2 * count, made + count
-    return whole[-1]
+    return whole
 
 
 def _product(numbers) -> int:
