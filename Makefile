@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help build test bench grid ladder models tune lint format wheel clean FORCE
+.PHONY: help build test bench grid ladder models family tune lint format wheel clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo 'make grid    set up, build, measure the whole grid, and write it into README.md and docs/'
 	@echo 'make ladder  set up, build, climb the ladder of classic kernels, with counters'
 	@echo 'make models  set up, build, measure sums inside models, and write it into README.md and docs/'
+	@echo 'make family  set up, build, measure norms and clipping, and write it into docs/norms.md'
 	@echo 'make tune    set up, build, measure plans on this GPU for ten minutes, and fit the choice among them'
 	@echo 'make build   set up, and build the library in place'
 	@echo 'make lint    check the style of Python, C++ and CUDA'
@@ -100,6 +101,10 @@ ladder: build
 DATA ?= csrc/plan/data/h200.inc
 tune: build
 	PYTHONPATH=. $(PY) -m torch_reduce tune --seconds 540 --alone --write $(DATA) $(ARGS)
+
+family: build
+	PYTHONPATH=. $(PY) bench/family.py --save $(ARGS)
+	$(PY) bench/family_report.py
 
 models: build
 	PYTHONPATH=. $(PY) bench/models.py --save $(ARGS)

@@ -58,7 +58,7 @@ def source_hash(pattern):
 # --- what is in the repository ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("script", ["bench/report.py", "bench/models_report.py"])
+@pytest.mark.parametrize("script", ["bench/report.py", "bench/models_report.py", "bench/family_report.py"])
 def test_documentation_is_what_the_results_give(script):
     """README's sections, docs/performance.md, docs/models.md and the pictures; that needs no package to tell."""
     result = bench("-S", script, "--check")

@@ -1,0 +1,215 @@
+"""Measures the operations beside sum on a GPU, against torch's own and against our sum of the same input.
+
+    python bench/family.py                two minutes: every operation on 8 shapes in float32 and bfloat16, and lists
+    python bench/family.py --save         into bench/results/<gpu>/family.json
+    python bench/family.py --save FILE    into FILE
+    python bench/family.py --only lists   one part: norms or lists
+
+Times are of the GPU, between kernels that do not start early, in a CUDA graph, with a cold cache
+(torch_reduce/_race.py). A list is what clipping gradients sums: hundreds of tensors in one call, timed in a graph of
+its own, with the host's time of the call beside it. Results are first compared with the CPU's bits, where the input is
+small, or else with torch's.
+"""
+
+import argparse
+import pathlib
+import random
+import statistics
+import sys
+import time
+
+import torch
+
+import contenders
+import provenance
+import torch_reduce
+from torch_reduce._race import Flush, Race, same_bits
+
+OPS = torch.ops.gpureduce
+DTYPES = (torch.float32, torch.bfloat16)
+CHECKED = 1 << 22  # elements of inputs whose bits are compared with the CPU's
+SLAB_BYTES = 2 << 30
+INFINITY = float("inf")
+
+# name: (ours, torch's)
+OPERATIONS = {
+    f"norm {ord}": (
+        lambda x, dim, ord=ord: OPS.linalg_vector_norm(x, ord, dim),
+        lambda x, dim, ord=ord: torch.linalg.vector_norm(x, ord, dim),
+    )
+    for ord in (2, 1, INFINITY, 0, 3)
+}
+SHAPES = {
+    "all of 2^26": ((1 << 26,), (0,)),
+    "rows of 100": ((1 << 20, 100), (1,)),
+    "rows of 4096": ((16384, 4096), (1,)),
+    "rows of 50257": ((512, 50257), (1,)),
+    "columns": ((8192, 8192), (0,)),
+    "batch norm": ((64, 256, 56, 56), (0, 2, 3)),
+    "1024 rows of 1024": ((1024, 1024), (1,)),
+    "all of 4096": ((4096,), (0,)),
+}
+
+
+def copies(shape, dtype):
+    """As many inputs as make a cold graph, and one more."""
+    count = 1
+    for n in shape:
+        count *= n
+    number = max(2, min(25, SLAB_BYTES // (count * dtype.itemsize)))
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    x = torch.randn(shape, device="cuda", generator=generator).to(dtype)
+    return [x.clone() for _ in range(number)]
+
+
+def norms():
+    """A row a cell: microseconds of ours, of torch's and of our sum."""
+    race, rows = Race(5), []
+    for shape_name, (shape, dims) in SHAPES.items():
+        for dtype in DTYPES:
+            inputs = copies(shape, dtype)
+            functions = {"sum": lambda x, d=dims: OPS.sum(x, d)}
+            for name, (ours, torchs) in OPERATIONS.items():
+                result = ours(inputs[0], dims)
+                if inputs[0].numel() <= CHECKED:
+                    right = same_bits(result, ours(inputs[0].cpu(), dims))
+                else:
+                    right = torch.allclose(result.float(), torchs(inputs[0].float(), dims), rtol=1e-2)
+                if not right:
+                    sys.exit(f"WRONG: {name} of {shape_name} {dtype}")
+                functions[name] = lambda x, f=ours, d=dims: f(x, d)
+                functions["torch " + name] = lambda x, f=torchs, d=dims: f(x, d)
+            us, _ = race.times(inputs, functions, unlike=tuple(functions))
+            for name in OPERATIONS:
+                row = {"operation": name, "shape": shape_name, "dtype": str(dtype).removeprefix("torch.")}
+                rows.append(row | {"us": us[name], "torch_us": us["torch " + name], "sum_us": us["sum"]})
+            del inputs
+            torch.cuda.empty_cache()
+    return rows
+
+
+# --- lists ------------------------------------------------------------------------------------------------------------
+
+
+def lengths(kind):
+    """Elements of each tensor of a list."""
+    rng = random.Random(1)
+    if kind == "300 of 1":
+        return [1] * 300
+    if kind == "300 of 10,000":
+        return [10_000] * 300
+    if kind == "300 of 1 to 10^6":
+        return [round(10 ** rng.uniform(0, 6)) for _ in range(300)]
+    layer = [4096 * 4096] * 2 + [1024 * 4096] * 2 + [14336 * 4096] * 3 + [4096] * 2  # of a model of 8e9 parameters
+    return layer * 7 + [4096]
+
+
+LISTS = ("300 of 1", "300 of 10,000", "300 of 1 to 10^6", "7 layers of 8B")
+
+
+def host_us(call, calls=40):
+    """The median of the host's time of a call while the GPU has other work."""
+    call()
+    torch.cuda.synchronize()
+    took = []
+    for _ in range(calls):
+        torch.cuda._sleep(3_000_000)
+        begin = time.perf_counter()
+        call()
+        took.append(1e6 * (time.perf_counter() - begin))
+        torch.cuda.synchronize()
+    return statistics.median(took)
+
+
+def graph_us(call, flush, repeats=15):
+    """The median of a graph of one call, with a cold cache."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    marks = []
+    for _ in range(repeats):
+        flush()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        marks.append((start, end))
+    torch.cuda.synchronize()
+    return 1e3 * statistics.median(start.elapsed_time(end) for start, end in marks[2:])
+
+
+def list_calls(tensors):
+    return {
+        "powsum": lambda: OPS._foreach_powsum(tensors, 2, dtype=torch.float32),
+        "torch powsum": lambda: torch._foreach_powsum(tensors, 2, dtype=torch.float32),
+        "torch norm": lambda: torch._foreach_norm(tensors, 2),
+        "total norm": lambda: torch_reduce.get_total_norm(tensors),
+        "torch total norm": lambda: torch.nn.utils.get_total_norm(tensors),
+    }
+
+
+def lists():
+    """A row a list and dtype: microseconds of the GPU and the host, ours and torch's."""
+    flush, rows = Flush(), []
+    for kind in LISTS:
+        for dtype in DTYPES:
+            slab = torch.randn(1 << 24, device="cuda").to(dtype)
+            tensors = []
+            for n in lengths(kind):
+                tensors.append(torch.empty(n, dtype=dtype, device="cuda"))
+                for begin in range(0, n, slab.numel()):
+                    part = tensors[-1][begin : begin + slab.numel()]
+                    part.copy_(slab[: part.numel()])
+            alone = torch.stack([OPS.linalg_powsum(t, 2, dtype=torch.float32) for t in tensors])
+            if not same_bits(OPS._powsums(tensors, 2, dtype=torch.float32), alone):
+                sys.exit(f"WRONG: {kind} {dtype}")
+            row = {"list": kind, "dtype": str(dtype).removeprefix("torch.")}
+            row["bytes"] = sum(t.numel() for t in tensors) * dtype.itemsize
+            for name, call in list_calls(tensors).items():
+                row[name] = {"us": graph_us(call, flush), "host_us": host_us(call)}
+            rows.append(row)
+            del tensors, slab
+            torch.cuda.empty_cache()
+    return rows
+
+
+PARTS = {"norms": norms, "lists": lists}
+
+
+def told(results):
+    """What was measured, as text."""
+    lines = []
+    for row in results.get("norms", []):
+        name = f"{row['operation']}, {row['shape']}, {row['dtype']}"
+        lines.append(
+            f"{name:44} {row['us']:8.2f} µs, torch {row['torch_us']:8.2f} ({row['torch_us'] / row['us']:.2f}x), "
+            f"sum {row['sum_us']:8.2f} ({row['sum_us'] / row['us']:.2f}x)"
+        )
+    for row in results.get("lists", []):
+        lines.append(f"{row['list']}, {row['dtype']}, {row['bytes'] / 2**20:.1f} MiB")
+        for name, took in row.items():
+            if isinstance(took, dict):
+                rate = row["bytes"] / took["us"] / 1e6
+                lines.append(f"    {name:18} {took['us']:8.1f} µs ({rate:.2f} TB/s), host {took['host_us']:7.1f} µs")
+    return lines
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", metavar="FILE", type=pathlib.Path, nargs="?", const="", help="keep the results")
+    parser.add_argument("--only", choices=list(PARTS), help="measure this part")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        sys.exit("bench/family.py needs an NVIDIA GPU")
+    results = dict(contenders.environment())
+    for name in [options.only] if options.only else PARTS:
+        results[name] = PARTS[name]()
+        print("\n".join(told({name: results[name]})), flush=True)
+    if options.save is not None:
+        provenance.save(results, "family.json", options.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Makes the measured parts of docs/norms.md from bench/results/*/family.json, which bench/family.py writes.
+
+    python bench/family_report.py            writes them
+    python bench/family_report.py --check    changes nothing; exit status 1 and a diff if the results give others
+
+The page is written by hand but for what stands between "<!-- family:NAME -->" and "<!-- /family:NAME -->". Standard
+library only.
+"""
+
+import argparse
+import pathlib
+import sys
+
+import provenance
+import report
+
+ROOT = provenance.ROOT
+PAGE, TIMES = "docs/norms.md", "family.json"
+NOTE = "<!-- made by bench/family_report.py; do not edit -->"
+
+
+def source_lines(results, root):
+    """What it was measured on, and a second paragraph if csrc/ has changed since."""
+    hashes = provenance.sources(results, "cuda")
+    where = f"{results['gpu']}, driver {results['driver']}, CUDA {results['cuda']}"
+    note = provenance.stale_note(hashes, root)
+    lines = [f"{where}; {results['date']}, torch {results['torch']}; {provenance.at(hashes)}.", ""]
+    return [*lines, *([note, ""] if note else [])]
+
+
+def norms(results):
+    """A row a shape and dtype: of each norm our time, and torch's over ours; and the share of our sum's speed."""
+    cells = {(r["shape"], r["dtype"], r["operation"]): r for r in results["norms"]}
+    names = list(dict.fromkeys(r["operation"] for r in results["norms"]))
+    rows = []
+    for shape, dtype in dict.fromkeys((r["shape"], r["dtype"]) for r in results["norms"]):
+        each = [cells[shape, dtype, name] for name in names]
+        texts = [f"{report.number(r['us'])} ({report.times(r['torch_us'] / r['us'])})" for r in each]
+        rows.append([f"{shape}, {dtype}", report.number(each[0]["sum_us"]), *texts])
+    return [*report.table(["input", "our sum", *names], rows), ""]
+
+
+def lists(results):
+    """A row a list and dtype: of each call the GPU's time, its bandwidth and the host's time."""
+    rows = []
+    for row in results["lists"]:
+        for name, took in row.items():
+            if isinstance(took, dict):
+                rate = row["bytes"] / took["us"] / 1e3
+                what = [f"{row['list']}, {row['dtype']}", name, report.number(took["us"])]
+                rows.append([*what, f"{rate:,.0f}", report.number(took["host_us"])])
+    return [*report.table(["list", "call", "GPU, µs", "GB/s", "host, µs"], rows), ""]
+
+
+PARTS = {"norms": norms, "lists": lists}
+
+
+def documents(root, times):
+    """{path under root: text} of all that is made."""
+    page = (root / PAGE).read_text(encoding="utf-8")
+    for name, part in PARTS.items():
+        lines = [line for _, results in times for line in [*source_lines(results, root), *part(results)]]
+        page = report.fill(page, f"family:{name}", lines or ["not measured yet", ""], NOTE)
+    return {PAGE: page}
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare only")
+    parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the repository")
+    options = parser.parse_args(arguments)
+    try:
+        made = documents(options.root, report.load_results(options.root, TIMES))
+    except (OSError, ValueError) as error:
+        sys.exit(f"nothing can be made: {error}")
+    if options.check:
+        report.compare(options.root, made, [], "python bench/family_report.py")
+    else:
+        report.write(options.root, made, [])
+
+
+if __name__ == "__main__":
+    main()
