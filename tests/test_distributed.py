@@ -738,11 +738,11 @@ def norms_of_shards(group, cases):
         assert_same_bits(got, wanted, what)
 
 
-@pytest.mark.parametrize("size", WORLDS)
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 def test_norms(size, world):
     """Every norm and sum of powers has the whole tensor's bits, of random shapes, orders in memory, dtypes and cuts."""
     rng, cases = random.Random(f"norms {size}"), []
-    for function, ord in NORMS * 4:
+    for function, ord in NORMS * 3:
         name = rng.choice(["float32", "bfloat16", "float16", "float64", "complex64", "complex128", "float8_e5m2"])
         shape = rng.choice([[9000], [20_000], [5, 4099], [4096, 7], [300, 5, 20], [3, 5000, 2]])
         shard_dim, permutation = rng.randrange(len(shape)), rng.sample(range(len(shape)), len(shape))

@@ -576,11 +576,11 @@ ORDS = [0.0, 1.0, 2.0, 3.0, math.inf, -math.inf]
 
 def norms(group, shape, placements):
     mesh = mesh_of(shape)
-    for name in ("float32", "bfloat16", "complex64", "float64"):
+    for name in ("bfloat16", "complex64"):
         x = data((37, 300), name, seed=3)
         local = cut(x, mesh, placements)
         for ord in ORDS:
-            for dim in (None, [0], [1]):
+            for dim in (None, [0]):
                 got = torch.ops.gpureduce.linalg_vector_norm(local, ord, dim)
                 wanted = torch.ops.gpureduce.linalg_vector_norm(x, ord, dim)
                 reduced = {0, 1} if dim is None else set(dim)
@@ -659,7 +659,7 @@ def total_norm_of_many(group, count):
         torch_reduce.get_total_norm([cut(x, mesh, [S0]) for x in tensors])
 
 
-@pytest.mark.parametrize("count", [1, 5, 40])
+@pytest.mark.parametrize("count", [1, 40])
 def test_messages_of_clipping(count, world):
     """Two collectives for all tensors that are cut alike, of which the first has one message a neighbour."""
     for sent in world.run(8, traffic, total_norm_of_many, count)[:4]:
