@@ -122,7 +122,7 @@ def test_errors(device):
 @pytest.mark.parametrize("name", FLOATS)
 def test_total_norm(name, ord, device):
     """The powers' sums added in the order of the list, then the root: the same as written out, and near torch's."""
-    tensors = [t for t in arrays(name, device) if t.numel()]
+    tensors = [t for t in arrays(name, device) if t.numel()][:61]  # a tree that is another one from the other end
     total = torch_reduce.get_total_norm(tensors, ord)
     accumulator = torch.float64 if name == "float64" else torch.float32
     assert total.dtype == accumulator
