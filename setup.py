@@ -96,6 +96,8 @@ if CUDA and int(torch.version.cuda.split(".")[0]) >= 13:
 if platform.system() == "Linux":
     # Without it at::parallel_for is a plain loop. Nothing is linked: torch brings its OpenMP, and two would fight.
     CXX_FLAGS.append("-fopenmp")
+# The names of thousands of templates are a seventh of the library, and nobody needs those that it does not export.
+LINK_FLAGS = ["-Wl,-s"] if platform.system() == "Linux" else []
 
 
 def say(text):
@@ -179,6 +181,7 @@ def extension():
         include_dirs=[f"{SOURCE}/csrc/missing"],  # what torch's headers need and its wheels lack
         py_limited_api=True,  # for torch: do not link torch_python
         extra_compile_args={"cxx": CXX_FLAGS, "nvcc": NVCC_FLAGS + nvcc_host()},
+        extra_link_args=LINK_FLAGS,
     )
     if not CUDA_HOME:
         return cpp_extension.CppExtension("torch_reduce.libtorch_reduce", sorted(sources), **options)
