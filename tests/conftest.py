@@ -11,6 +11,7 @@ import torch
 
 import support
 from torch_reduce._library import build_facts
+from worlds import World
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -41,6 +42,14 @@ def cuda():
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
     return "cuda"
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Eight ranks on gloo; tests run on all of them, on the first few, or on any."""
+    ranks = World(8)
+    yield ranks
+    ranks.close()
 
 
 @pytest.fixture

@@ -26,14 +26,6 @@ NAMES = ["float32", "bfloat16", "float16", "float64", "int8", "int32", "int64", 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
 
-@pytest.fixture(scope="module")
-def world():
-    """Eight ranks; tests run on the first few of them, or on any."""
-    ranks = World(8)
-    yield ranks
-    ranks.close()
-
-
 def shard(x, dim, cuts, rank):
     """The part of a tensor that a rank holds."""
     return x.narrow(dim, cuts[rank], cuts[rank + 1] - cuts[rank])

@@ -1,4 +1,7 @@
-"""DTensors: sum and mean have the bits of the global tensor, on any mesh, with any placements, on gloo and the CPU."""
+"""DTensors have the bits of the global tensor, on any mesh, with any placements, on gloo and the CPU.
+
+All eight ranks run every test, as torch asks of a mesh; those outside of a mesh have nothing.
+"""
 
 import functools
 import inspect
@@ -21,19 +24,11 @@ import torch_reduce
 import torch_reduce.distributed as distributed
 from support import OPERATIONS, SUM, assert_same_bits, data, dtype_of, python, tensor_of, whole
 from torch_reduce import _dtensor
-from worlds import World, traffic
+from worlds import traffic
 
 NAMES = ["float32", "bfloat16", "float16", "float64", "int8", "int32", "int64", "bool", "complex64", "float8_e4m3fn"]
 R, S0, S1, S2 = Replicate(), Shard(0), Shard(1), Shard(2)
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
-
-
-@pytest.fixture(scope="module")
-def world():
-    """Eight ranks. All of them run every test, as torch asks of a mesh; those outside of a mesh have nothing."""
-    ranks = World(8)
-    yield ranks
-    ranks.close()
 
 
 @functools.cache

@@ -240,15 +240,19 @@ class _Call:
 
     def node(self, part: Tensor, dims: list[int], accumulator: torch.dtype) -> Tensor:
         """The node of a part of the elements, which is `accumulator`."""
-        if self.operation.is_norm and part.is_complex():
-            accumulator = accumulator.to_complex()
-        return getattr(_ops, self.operation.node)(part, dims, dtype=accumulator)
+        return getattr(_ops, self.operation.node)(part, dims, dtype=self._asked(part, accumulator))
 
-    def nodes_of_all(self, parts: list[Tensor], accumulator: torch.dtype) -> Tensor:
+    def nodes_of_all(self, parts: list[Tensor], accumulator: torch.dtype, device: torch.device) -> Tensor:
         """The nodes of several parts of one output each, side by side: of squares in one launch."""
+        if not parts:
+            return torch.empty(0, dtype=accumulator, device=device)
         if self.operation.node != "_powsum_2":
             return torch.stack([self.node(part, list(range(part.dim())), accumulator) for part in parts])
-        return _ops._powsums(parts, 2, dtype=accumulator.to_complex() if parts[0].is_complex() else accumulator)
+        return _ops._powsums(parts, 2, dtype=self._asked(parts[0], accumulator))
+
+    def _asked(self, part: Tensor, accumulator: torch.dtype) -> torch.dtype:
+        """The dtype= by which a node is `accumulator`: complex, of a norm of complex numbers, as torch has it."""
+        return accumulator.to_complex() if self.operation.is_norm and part.is_complex() else accumulator
 
     def finish(self, total: Tensor, count: int) -> Tensor:
         """The results, of last nodes of so many elements each."""
@@ -441,10 +445,8 @@ def _join_many(all_shards: list[_Shards]) -> list[Tensor]:
         split = [block.split([of_one[r] for of_one in counts]) for r, block in enumerate(received)]
         for k, i in enumerate(exchanging):
             blocks[i] = [of_rank[k] for of_rank in split]
-    parts = [part for shards, some in zip(all_shards, blocks, strict=True) for part in shards.parts(some)]
-    mine = one.call.nodes_of_all([part for part, _ in parts], one.accumulator) if parts else None
-    if mine is None:
-        mine = one.local.new_empty(0, dtype=one.accumulator)
+    parts = [part for shards, some in zip(all_shards, blocks, strict=True) for part, _ in shards.parts(some)]
+    mine = one.call.nodes_of_all(parts, one.accumulator, one.local.device)
     counts = [[shards.plan.counts[r] for shards in all_shards] for r in range(world)]
     table = _gather(mine, [builtins.sum(of_rank) for of_rank in counts], group).view(-1, 1)
     joins, last = _merged([shards.plan for shards in all_shards])
