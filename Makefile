@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help build test bench grid ladder models family tune lint format wheel clean FORCE
+.PHONY: help build test bench grid ladder models family ranks tune lint format wheel clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo 'make ladder  set up, build, climb the ladder of classic kernels, with counters'
 	@echo 'make models  set up, build, measure sums inside models, and write it into README.md and docs/'
 	@echo 'make family  set up, build, measure norms and clipping, and write it into docs/norms.md'
+	@echo 'make ranks   set up, build, measure ranks on several GPUs, and write it into docs/distributed.md'
 	@echo 'make tune    set up, build, measure plans on this GPU for ten minutes, and fit the choice among them'
 	@echo 'make build   set up, and build the library in place'
 	@echo 'make lint    check the style of Python, C++ and CUDA'
@@ -105,6 +106,10 @@ tune: build
 family: build
 	PYTHONPATH=. $(PY) bench/family.py --save $(ARGS)
 	$(PY) bench/family_report.py
+
+ranks: build
+	PYTHONPATH=. $(PY) bench/ranks.py --save $(ARGS)
+	$(PY) bench/ranks_report.py
 
 models: build
 	PYTHONPATH=. $(PY) bench/models.py --save $(ARGS)

@@ -44,10 +44,18 @@ def cuda():
     return "cuda"
 
 
+def pytest_generate_tests(metafunc):
+    """A test of ranks runs on each kind of world that its module names."""
+    if "world" in metafunc.fixturenames:
+        metafunc.parametrize("world", metafunc.module.WORLDS, indirect=True, scope="module")
+
+
 @pytest.fixture(scope="module")
-def world():
-    """Eight ranks on gloo; tests run on all of them, on the first few, or on any."""
-    ranks = World(8)
+def world(request):
+    """Eight ranks, or as many as NCCL can have; tests run on all of them, on the first few, or on any."""
+    if request.param != "cpu" and not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    ranks = World(request.param)
     yield ranks
     ranks.close()
 

@@ -1,5 +1,6 @@
-"""torch_reduce.distributed: the same bits on any number of ranks, wherever the cuts are, on gloo and the CPU."""
+"""torch_reduce.distributed: the same bits on any number of ranks, wherever the cuts are, on CPUs, GPUs and both."""
 
+import functools
 import inspect
 import itertools
 import math
@@ -17,11 +18,12 @@ import torch.distributed as dist
 import model
 import torch_reduce
 import torch_reduce.distributed as distributed
-from support import MEAN, OPERATIONS, SUM, assert_same_bits, data, dtype_of, numpy_of, whole
-from worlds import World, traffic
+from support import MEAN, OPERATIONS, SUM, assert_same_bits, data, dtype_of, numpy_of, tensor_of, whole
+from worlds import World, here, traffic
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-WORLDS = range(1, 9)
+WORLDS = ["cpu", "mixed", "nccl"]
+SIZES = range(1, 9)
 NAMES = ["float32", "bfloat16", "float16", "float64", "int8", "int32", "int64", "bool", "complex64", "float8_e4m3fn"]
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
@@ -53,7 +55,7 @@ def reduce_shards(group, cases):
     """Each case: an operation, the whole tensor as data() makes it and its dims' order, a call, and the wanted bits."""
     rank = dist.get_rank(group)
     for operation, shape, name, seed, permutation, dims, keepdim, dtype, shard_dim, cuts, tells, wanted in cases:
-        x = whole(shape, name, seed, permutation)
+        x = whole(shape, name, seed, permutation).to(here())
         sizes = [b - a for a, b in itertools.pairwise(cuts)] if tells else None
         function = getattr(distributed, operation)
         local = shard(x, shard_dim, cuts, rank)
@@ -77,10 +79,12 @@ def test_constants():
     text = (ROOT / "csrc" / "order.h").read_text()
     lanes, depth = (int(re.search(rf"{name} = (\d+);", text)[1]) for name in ("kLanes", "kDepth"))
     assert (distributed._LANES, distributed._CHUNK) == (lanes, lanes * depth) == (model.LANES, model.CHUNK)
+    version = int(re.search(r"kOrderVersion = (\d+);", text)[1])
+    assert torch.ops.gpureduce._order() == (version, lanes, lanes * depth)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("size", WORLDS)
+@pytest.mark.parametrize("size", SIZES)
 def test_one_dim(name, size, world):
     """Any cuts of one long row: even, random, at chunks, with empty shards and with shards of less than a chunk."""
     rng = random.Random(f"{name} {size}")
@@ -96,7 +100,7 @@ def test_one_dim(name, size, world):
     world.run(size, reduce_shards, cases)
 
 
-@pytest.mark.parametrize("size", WORLDS)
+@pytest.mark.parametrize("size", SIZES)
 def test_random(size, world):
     """Random shapes, dims, orders in memory, dtypes and cuts: of one to four dims, any of which is cut."""
     rng = random.Random(size)
@@ -182,7 +186,7 @@ def test_layouts(layout, size, world):
 def cut_without_a_stride(group, wanted):
     """Shards of one channel, or none, of a channels-last image: their strides do not say where channels lie."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    x = data([3, 40, 9, 10], "float32", 1).permute(0, 3, 1, 2)  # (3, 10, 40, 9)
+    x = data([3, 40, 9, 10], "float32", 1, here()).permute(0, 3, 1, 2)  # (3, 10, 40, 9)
     cuts = [0, *[min(rank, 2) for rank in range(1, size)], 10]  # 1, 1, 0, 0, ... channels, and the last has the others
     local = shard(x, 1, cuts, rank)
     if rank < size - 1:
@@ -201,15 +205,15 @@ def lazy_and_expanded(group, wanted):
     """Conjugated and negated views, shards with gaps, and dims of stride 0."""
     rank = dist.get_rank(group)
     cuts = [0, 1, 5000, 9001]
-    for (view, dims), bits in zip(views(), wanted, strict=True):
+    for (view, dims), bits in zip(views(here()), wanted, strict=True):
         part = shard(view, 0, cuts, rank)
         assert (part.is_conj(), part.is_neg(), part.stride()) == (view.is_conj(), view.is_neg(), view.stride())
         assert_same_bits(distributed.sum(part, dims, group=group, shard_dim=0), bits)
 
 
-def views():
+def views(device="cpu"):
     """Views, and the dims of which they are summed."""
-    x = data([9001, 4], "complex64", 4)
+    x = data([9001, 4], "complex64", 4, device)
     expanded = x[:, :1].expand(-1, 6)
     assert not torch_reduce.sum(expanded).equal(torch_reduce.sum(expanded.contiguous()))  # the data tell orders apart
     return [(x.conj(), 0), (x.conj().imag, 0), (x.conj(), None), (x[:, ::2], 0), (expanded, 0), (expanded, None)]
@@ -275,7 +279,7 @@ def test_quotients(name, target):
 def any_ranks(group, ranks, wanted):
     """Ranks of a group are counted in the group's order."""
     assert dist.get_world_size(group) == len(ranks)
-    x, cuts = data([30_000], "float32", 4), [0, 100, 17_001, 30_000]
+    x, cuts = data([30_000], "float32", 4, here()), [0, 100, 17_001, 30_000]
     assert_same_bits(distributed.sum(shard(x, 0, cuts, dist.get_rank(group)), group=group, shard_dim=0), wanted)
 
 
@@ -290,7 +294,7 @@ def no_messages(group):
     names = ["all_gather_into_tensor", "all_to_all_single"]
     kept = {name: getattr(dist, name) for name in names}
     rank = dist.get_rank(group)
-    x = data([rank, 500, 3], "float32", rank)
+    x = data([rank, 500, 3], "float32", rank, here())
     try:
         for name in names:
             setattr(dist, name, None)
@@ -314,7 +318,7 @@ def test_kept_shards(world):
 
 def sum_a_row(group, n, outputs, cuts, sizes):
     rank = dist.get_rank(group)
-    x = torch.ones(n, outputs)
+    x = torch.ones(n, outputs, device=here())
     result = distributed.sum(shard(x, 0, cuts, rank), 0, group=group, shard_dim=0, sizes=sizes)
     assert result.eq(n).all()
 
@@ -355,7 +359,7 @@ def test_traffic_of_short_columns(size, world):
 
 
 def all_reduce_ones(group, n):
-    tensor = torch.ones(n)
+    tensor = torch.ones(n, device=here())
     distributed.all_reduce(tensor, group, check=False)
     assert tensor.eq(dist.get_world_size(group)).all()
 
@@ -405,22 +409,22 @@ def expect(group, kind, message, call):
     with pytest.raises(kind, match=message):
         call()
     assert time.monotonic() - began < 20
-    result = distributed.sum(torch.ones(5), group=group, shard_dim=0)
+    result = distributed.sum(torch.ones(5, device=here()), group=group, shard_dim=0)
     assert float(result) == 5 * dist.get_world_size(group)
 
 
 def disagree(group):
     rank = dist.get_rank(group)
-    odd = rank == 1
-    f, x = distributed.sum, torch.ones(4, 6)
+    odd, others = rank == 1, "ranks 0, 2" if dist.get_world_size(group) == 3 else "rank 0"
+    f, x = distributed.sum, torch.ones(4, 6, device=here())
 
     def call(x=x, dim=None, keepdim=False, shard_dim=0, function=f, **kwargs):
         return lambda: function(x, dim, keepdim, group=group, shard_dim=shard_dim, **kwargs)
 
-    def says(what, odd, others):
-        return re.escape(f"(): the ranks disagree about the {what}: {others} on ranks 0, 2; {odd} on rank 1")
+    def says(what, odd, even):
+        return re.escape(f"(): the ranks disagree about the {what}: {even} on {others}; {odd} on rank 1")
 
-    expect(group, RuntimeError, says("shape", "[*, 7]", "[*, 6]"), call(torch.ones(4, 7) if odd else x))
+    expect(group, RuntimeError, says("shape", "[*, 7]", "[*, 6]"), call(x.new_ones(4, 7) if odd else x))
     expect(group, RuntimeError, says("shape", "[*, 6, 1]", "[*, 6]"), call(x[..., None] if odd else x))
     expect(group, RuntimeError, says("dtype", "torch.float64", "torch.float32"), call(x.double() if odd else x))
     expect(group, RuntimeError, says("dim", "[0, 1]", "[0]"), call(dim=[0, 1] if odd else 0))
@@ -439,16 +443,16 @@ def disagree(group):
         call(x.clone().requires_grad_())()
 
     reduced = distributed.all_reduce
-    expect(group, RuntimeError, says("shape", "[5]", "[4]"), lambda: reduced(torch.ones(4 + odd), group))
-    bools = torch.ones(4, dtype=torch.int8 if odd else torch.bool)
+    expect(group, RuntimeError, says("shape", "[5]", "[4]"), lambda: reduced(x.new_ones(4 + odd), group))
+    bools = x.new_ones(4, dtype=torch.int8 if odd else torch.bool)
     expect(group, RuntimeError, says("dtype", "torch.int8", "torch.bool"), lambda: reduced(bools, group))
 
 
 def fail(group):
     """One rank's arguments are wrong: it raises its own error, and the others one that names it."""
     odd = dist.get_rank(group) == 1
-    x = torch.ones(4, 6)
-    wants_gradient = torch.ones(4, 6, requires_grad=True)
+    size, x = dist.get_world_size(group), torch.ones(4, 6, device=here())
+    wants_gradient = x.clone().requires_grad_()
     for kind, message, wrong in [
         (IndexError, "Dimension out of range", lambda: distributed.sum(x, 5, group=group, shard_dim=0)),
         (IndexError, "'shard_dim' must be in", lambda: distributed.sum(x, group=group, shard_dim=2)),
@@ -465,20 +469,22 @@ def fail(group):
         expect(group, kind, message, wrong)  # and where all are wrong, each raises its own
     wrong = ValueError if odd else RuntimeError
     scatter = distributed.reduce_scatter
-    expect(group, wrong, "3 times as many", lambda: scatter(torch.ones(2), torch.ones(6 + odd), group))
+    expect(group, wrong, f"{size} times as many", lambda: scatter(x.new_ones(2), x.new_ones(2 * size + odd), group))
 
 
-def test_disagreement(world):
+@pytest.mark.parametrize("size", [2, 3])
+def test_disagreement(size, world):
     """All ranks name who has what, and nobody waits for long."""
-    world.run(3, disagree)
+    world.run(size, disagree)
 
 
-def test_failure(world):
-    world.run(3, fail)
+@pytest.mark.parametrize("size", [2, 3])
+def test_failure(size, world):
+    world.run(size, fail)
 
 
 def wrong_sizes(group):
-    x, rank = torch.ones(4, 6), dist.get_rank(group)
+    x, rank = torch.ones(4, 6, device=here()), dist.get_rank(group)
     wrong = {(4,): "3 sizes, one a rank", (4, -1, 4): "none negative", (5, 5, 5): f"rank {rank} has 5"}
     for sizes, message in wrong.items():
         with pytest.raises(ValueError, match=message):
@@ -510,9 +516,9 @@ def die(group):
 
 def test_a_rank_that_ends():
     """The others get the backend's error, and do not hang."""
-    ranks = World(3)
+    ranks = World(size=3)
     try:
-        first, ended, last = ranks.run(3, die)
+        first, ended, last = ranks.run(3, die, ends=[1])
         assert ended is None
         assert all(len(errors) == 2 and seconds < 100 for errors, seconds in (first, last))
     finally:
@@ -540,7 +546,7 @@ def reduce_ranks(group, name, seed, wanted):
     """all_reduce and reduce_scatter of every rank's tensor, of many forms; `wanted` has the sums of all shapes."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     for shape, bits in wanted.items():
-        mine = data(shape, name, seed + rank)
+        mine = data(shape, name, seed + rank, here())
         transposed = mine.t().clone(memory_format=torch.contiguous_format).t()
         tensors = [mine.clone(), transposed, mine[..., None].repeat_interleave(3, -1)[..., 1]]
         for tensor in tensors:
@@ -555,17 +561,17 @@ def reduce_ranks(group, name, seed, wanted):
         if shape[0] % size == 0:
             rows = shape[0] // size
             piece = bits[rank * rows : (rank + 1) * rows]
-            output = torch.zeros(rows, shape[1], dtype=mine.dtype)
+            output = mine.new_zeros(rows, shape[1])
             distributed.reduce_scatter(output, mine, group)
             assert_same_bits(output, piece, f"reduce_scatter {shape}")
-            output = torch.zeros(shape[1], rows, dtype=mine.dtype).t()
+            output = mine.new_zeros(shape[1], rows).t()
             work = distributed.reduce_scatter(output, mine.view(size, rows, shape[1]), group, True)
             work.wait()
             assert_same_bits(output, piece, f"reduce_scatter {shape}, async")
 
 
 @pytest.mark.parametrize("name", [*NAMES, "int16", "uint16", "complex32"])
-@pytest.mark.parametrize("size", WORLDS)
+@pytest.mark.parametrize("size", SIZES)
 def test_over_ranks(name, size, world):
     """The model's sum over the ranks, for sizes that divide evenly, do not, are less than the ranks, and are none."""
     wanted = {}
@@ -589,7 +595,7 @@ def accumulate_and_reduce(group, count, wanted):
     """Every rank adds an aligned run of microbatches by the contract; all_reduce adds the rest of the tree."""
     rank = dist.get_rank(group)
     own = range(count)[rank * (run := run_of(count, dist.get_world_size(group))) : (rank + 1) * run]
-    total = torch_reduce.sum(torch.stack([data((100,), "float32", 90 + i) for i in own]), 0)
+    total = torch_reduce.sum(torch.stack([data((100,), "float32", 90 + i, here()) for i in own]), 0)
     distributed.all_reduce(total, group)
     assert_same_bits(total, wanted)
 
@@ -623,65 +629,74 @@ def test_more_ranks_than_lanes(name, ranks):
 # --- in training -----------------------------------------------------------------------------------------------------
 
 
-def network(dtype):
+def network(dtype, device):
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).to(dtype)
+    return torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).to(device, dtype)
 
 
 def step(model, name, rank):
     """A rank's backward pass."""
-    model(data((4, 7), name, rank)).square().sum().backward()
+    device = next(model.parameters()).device
+    model(data((4, 7), name, rank, device)).square().sum().backward()
 
 
-def averages(name, size):
+def averages(name, size, world):
     """The gradients that a training on that many ranks has: each rank's, computed alone, and their means."""
+    if world.kind == "mixed":
+        pytest.skip("DDP and FSDP want one type of device")
     gradients = []
-    for rank in range(size):
-        step(alone := network(dtype_of(name)), name, rank)
-        gradients.append([parameter.grad for parameter in alone.parameters()])
+    for rank, device in zip(range(size), world.devices, strict=False):
+        step(alone := network(dtype_of(name), device), name, rank)
+        gradients.append([parameter.grad.cpu() for parameter in alone.parameters()])
     return [MEAN.expected(torch.stack(ranks), 0) for ranks in zip(*gradients, strict=True)]
 
 
 def train_with_ddp(group, name, wanted):
-    model = torch.nn.parallel.DistributedDataParallel(network(dtype_of(name)), process_group=group)
+    """A bucket a parameter, and a second step, for which DDP makes the buckets anew."""
+    model = network(dtype_of(name), here())
+    model = torch.nn.parallel.DistributedDataParallel(model, process_group=group, bucket_cap_mb=1e-5)
     model.register_comm_hook(group, distributed.ddp_hook)
-    step(model, name, dist.get_rank(group))
-    for parameter, bits in zip(model.parameters(), wanted, strict=True):
-        assert_same_bits(parameter.grad, bits)
+    for _ in range(2):
+        model.zero_grad()
+        step(model, name, dist.get_rank(group))
+        for parameter, bits in zip(model.parameters(), wanted, strict=True):
+            assert_same_bits(parameter.grad, bits)
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 def test_ddp_hook(name, size, world):
     """DDP's gradients are the means of the ranks' gradients, in rank order."""
-    world.run(size, train_with_ddp, name, averages(name, size))
+    world.run(size, train_with_ddp, name, averages(name, min(size, world.size), world))
 
 
 def train_with_fsdp(group, name, wanted):
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
-    model, calls = network(dtype_of(name)), []
+    model, calls = network(dtype_of(name), here()), []
 
     class Counted(distributed.FSDPReduceScatter):
         def __call__(self, *args, **kwargs):
             calls.append(args)
             return super().__call__(*args, **kwargs)
 
-    mesh = DeviceMesh.from_group(group, "cpu")
+    mesh = DeviceMesh.from_group(group, here().type)
     for module in (model[2], model):
         fully_shard(module, mesh=mesh).set_custom_reduce_scatter(Counted())
     step(model, name, dist.get_rank(group))
     for parameter, bits in zip(model.parameters(), wanted, strict=True):
         assert_same_bits(parameter.grad.full_tensor(), bits)
     assert len(calls) == (0 if dist.get_world_size(group) == 1 else 2)  # FSDP does not ask where a rank is alone
+    total = torch_reduce.clip_grad_norm_(model.parameters(), 1e9)
+    assert_same_bits(total, torch_reduce.get_total_norm([tensor_of(bits, name) for bits in wanted]))
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_fsdp(name, size, world):
-    """fully_shard's gradients are the same means."""
-    world.run(size, train_with_fsdp, name, averages(name, size))
+    """fully_shard's gradients are the same means, and their norm is that of the whole gradients."""
+    world.run(size, train_with_fsdp, name, averages(name, min(size, world.size), world))
 
 
 def test_fsdp_refuses(world):
@@ -692,11 +707,219 @@ def other_operations(group):
     for op in (dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT):
         with pytest.raises(ValueError, match="'op' must be SUM or AVG"):
             distributed.FSDPReduceScatter()(torch.ones(1), torch.ones(2), group, op)
-    output = distributed.FSDPReduceScatter().allocate((3,), dtype=torch.float16, device=torch.device("cpu"))
-    assert output.shape == (3,) and output.dtype == torch.float16
-    output = torch.empty(1)
-    distributed.FSDPReduceScatter()(output, torch.ones(2), group, dist.ReduceOp.SUM, async_op=True).wait()
+    device = here()
+    output = distributed.FSDPReduceScatter().allocate((3,), dtype=torch.float16, device=device)
+    assert output.shape == (3,) and output.dtype == torch.float16 and output.device == device
+    output = torch.empty(1, device=device)
+    input, op = torch.ones(2, device=device), dist.ReduceOp.SUM
+    distributed.FSDPReduceScatter()(output, input, group, op, async_op=True).wait()
     assert output.tolist() == [2.0]
+
+
+# --- on GPUs ---------------------------------------------------------------------------------------------------------
+
+
+def only_on_gpus(world):
+    if world.kind == "cpu":
+        pytest.skip("there is nothing to wait for on the CPU")
+
+
+def numbers(count):
+    return [(-1) ** k * (k << 40) + k for k in range(count)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 31, 32, 499, 500, 501, 1000, 1203])
+def test_numbers(count, device):
+    """Integers of any size and number arrive, as many as one launch takes and more."""
+    got = torch.ops.gpureduce._numbers(numbers(count), torch.empty(0, device=device))
+    assert got.device.type == device and got.dtype == torch.int64
+    assert got.tolist() == numbers(count)
+
+
+def test_numbers_elsewhere():
+    with pytest.raises(RuntimeError, match="must be on the CPU or on an NVIDIA GPU, but is on meta"):
+        torch.ops.gpureduce._numbers([1], torch.empty(0, device="meta"))
+
+
+def test_numbers_do_not_wait(cuda):
+    """Nor do they in a CUDA graph, which keeps them."""
+    like = torch.empty(0, device=cuda)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.ops.gpureduce._numbers(numbers(1203), like)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = torch.ops.gpureduce._numbers(numbers(1203), like)
+    got.zero_()
+    graph.replay()
+    assert got.tolist() == numbers(1203)
+
+
+def calls_that_do_not_wait(group):
+    """Functions of this rank alone, each with what it wants: all ways of a sum, and the sums over ranks."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    calls = []
+    for shape, dims, shard_dim in (([40_000], 0, 0), ([30, 4096], [0, 1], 1), ([200, 300], 0, 0)):
+        x = data(shape, "float32", 3)
+        cuts = [shape[shard_dim] * r // size for r in range(size + 1)]
+        local, sizes = shard(x.to(here()), shard_dim, cuts, rank), [b - a for a, b in itertools.pairwise(cuts)]
+        arguments = dict(group=group, shard_dim=shard_dim, sizes=sizes)
+        calls.append((functools.partial(distributed.mean, local, dims, **arguments), MEAN.expected(x, dims)))
+    own = data([1000 * size], "bfloat16", rank, here())
+    wanted = SUM.expected(torch.stack([data([1000 * size], "bfloat16", r) for r in range(size)]), 0)
+
+    def reduced():
+        tensor = own.clone()
+        distributed.all_reduce(tensor, group, check=False)
+        return tensor
+
+    def scattered():
+        output = own.new_empty(1000)
+        distributed.reduce_scatter(output, own, group, check=False)
+        return output
+
+    return [*calls, (reduced, wanted), (scattered, wanted[1000 * rank : 1000 * (rank + 1)])]
+
+
+def no_wait(group):
+    for call, wanted in calls_that_do_not_wait(group):
+        assert_same_bits(call(), wanted)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            result = call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert_same_bits(result, wanted)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            result = call()
+        for _ in range(2):
+            result.zero_()
+            graph.replay()
+            assert_same_bits(result, wanted)
+
+
+def test_no_wait(world):
+    """Where nothing is checked, the host waits for no GPU, and a CUDA graph holds the whole call."""
+    if world.kind != "nccl":
+        pytest.skip("only NCCL's messages need no host")
+    world.run(world.size, no_wait)
+
+
+def streams(group):
+    """Begun on one stream, behind a kernel that takes long, and finished on another, as late."""
+    rank, size, n = dist.get_rank(group), dist.get_world_size(group), 100_000 * dist.get_world_size(group)
+    parts = [data([n], "float32", r) for r in range(size)]
+    wanted = SUM.expected(torch.stack(parts), 0)
+    mine, gpu = parts[rank].to(here()), here().type == "cuda"
+    first, second = (torch.cuda.Stream(), torch.cuda.Stream()) if gpu else (None, None)
+    late = (lambda: torch.cuda._sleep(50_000_000)) if gpu else (lambda: None)
+    for _ in range(2):
+        if gpu:
+            first.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(first):
+            tensor, output = torch.zeros_like(mine), torch.empty_like(mine[: n // size])
+            late()
+            tensor.copy_(mine)
+            works = [distributed.reduce_scatter(output, tensor, group, True, check=False)]
+            works += [distributed.all_reduce(tensor, group, True, check=False)]
+        with torch.cuda.stream(second):
+            late()
+            for work in works:
+                work.wait()
+        del works, work
+        with torch.cuda.stream(first):  # what was received must not be this memory yet
+            for _ in range(4):
+                mine.new_full((n,), math.nan)
+        if gpu:
+            torch.cuda.current_stream().wait_stream(second)
+        assert_same_bits(tensor, wanted, "all_reduce")
+        assert_same_bits(output, wanted[rank * n // size : (rank + 1) * n // size], "reduce_scatter")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_streams(size, world):
+    """The exchange waits for the stream on which it begins, and what follows is on the stream that waits."""
+    only_on_gpus(world)
+    world.run(size, streams)
+
+
+def elsewhere(group, cases, name, wanted):
+    """The current device is another than that of the tensors."""
+    with torch.cuda.device((here().index or 0) ^ 1):
+        reduce_shards(group, cases)
+        reduce_ranks(group, name, 70, wanted)
+        norm = torch_reduce.get_total_norm([data([5000], name, 3, here())], group=group, places=[0])
+        assert norm.device == here()
+
+
+def test_another_current_device(world):
+    only_on_gpus(world)
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    parts = torch.stack([data((7, 5), "float32", 70 + rank) for rank in range(2)])
+    cases = [case(SUM, [n], "float32", [0, 5000, n]) for n in (5000, 40_000)]
+    cases.append(case(MEAN, [30, 4096], "float32", [0, 100, 4096], [0, 1], 1))
+    world.run(2, elsewhere, cases, "float32", {(7, 5): SUM.expected(parts, 0)})
+
+
+def no_backend(group):
+    """A rank's tensor is where the group has no backend: an error, and the others know whose."""
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    good, odd = torch.ones(4, device=here()), rank == size - 1
+    bad = torch.ones(4)
+    for all_are in (True, False):
+        x = bad if all_are or odd else good
+        message = "is on cpu, for which the group has no backend; it has cuda:nccl"
+        message = message if x is bad else f"rank {size - 1} failed: RuntimeError: .*{message}"
+        if size > 1:
+            expect(group, RuntimeError, message, lambda x=x: distributed.sum(x, group=group, shard_dim=0))
+        expect(group, RuntimeError, message, lambda x=x: distributed.all_reduce(x, group))
+        inputs = torch.ones(4 * size, device=x.device)
+        expect(group, RuntimeError, message, lambda x=x, i=inputs: distributed.reduce_scatter(x, i, group))
+    with pytest.raises(RuntimeError, match="is on cpu, for which"):
+        distributed.all_reduce(bad, group, check=False)
+    with pytest.raises(RuntimeError, match="'output' is on cpu, for which"):
+        distributed.reduce_scatter(bad, torch.ones(4 * size, device=here()), group, check=False)
+
+
+def devices_disagree(group):
+    """Where each device has a backend of its own, messages of two would not meet."""
+    group, rank, size = dist.new_group(backend="cpu:gloo,cuda:nccl"), dist.get_rank(), dist.get_world_size()
+    x = torch.ones(4, device=here() if rank else "cpu")
+    others = distributed._ranks(list(range(1, size)))
+    message = re.escape(f"the ranks disagree about the device: cpu on rank 0; cuda on {others}")
+    if size > 1:
+        expect(group, RuntimeError, message, lambda: distributed.sum(x, group=group, shard_dim=0))
+        expect(group, RuntimeError, message, lambda: distributed.all_reduce(x, group))
+    for device in ("cpu", here()):
+        assert float(distributed.sum(torch.ones(5, device=device), group=group, shard_dim=0)) == 5 * size
+
+
+def test_devices(world):
+    if world.kind != "nccl":
+        pytest.skip("gloo has messages of every device")
+    world.run(world.size, no_backend)
+    world.run(world.size, devices_disagree)
+
+
+def pieces_elsewhere(group):
+    """The piece and the input on two devices."""
+    output, input = torch.ones(3), torch.ones(3 * dist.get_world_size(group), device=here())
+    if here().type == "cuda":
+        with pytest.raises(ValueError, match="'output' is on cpu, but 'input' on cuda:0"):
+            distributed.reduce_scatter(output, input, group)
+    else:
+        with pytest.raises(RuntimeError, match="rank 0 failed: ValueError: .*'output' is on cpu"):
+            distributed.reduce_scatter(output, input, group)
+
+
+def test_pieces_elsewhere(world):
+    if world.kind != "mixed":
+        pytest.skip("needs devices that a group has messages for")
+    world.run(2, pieces_elsewhere)
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------
@@ -723,7 +946,7 @@ def norms_of_shards(group, cases):
     """Each case: a function and its order, the whole tensor as data() makes it, a call, and the wanted bits."""
     rank = dist.get_rank(group)
     for function, ord, shape, name, seed, permutation, dims, dtype, shard_dim, cuts, wanted in cases:
-        local = shard(whole(shape, name, seed, permutation), shard_dim, cuts, rank)
+        local = shard(whole(shape, name, seed, permutation).to(here()), shard_dim, cuts, rank)
         arguments = dict(dtype=dtype, group=group, shard_dim=shard_dim)
         got = getattr(distributed, function)(local, ord, dims, **arguments)
         what = f"{function} {ord} {shape} {name} {permutation} {dims} {dtype} {shard_dim} {cuts}"
@@ -750,7 +973,7 @@ def test_norms(size, world):
 
 
 def refuse_norms(group):
-    x = torch.ones(3)
+    x = torch.ones(3, device=here())
     for call, kind, text in (
         (lambda: distributed.vector_norm(x, 4, group=group, shard_dim=0), NotImplementedError, "0, 1, 2, 3, inf, -inf"),
         (lambda: distributed.powsum(x, math.inf, group=group, shard_dim=0), NotImplementedError, "one of 0, 1, 2, 3,"),

@@ -7,50 +7,84 @@ import os
 import tempfile
 import traceback
 
+import pytest
+import torch
+
 TIMEOUT = 60  # seconds that a rank waits for another
+SIZE = 8
+
+# What a world is made of, by kind: its backend, and the device of a rank where there are so many GPUs.
+KINDS = {
+    "cpu": ("gloo", lambda rank, gpus: "cpu"),
+    "gpus": ("gloo", lambda rank, gpus: f"cuda:{rank % gpus}"),
+    "mixed": ("gloo", lambda rank, gpus: "cpu" if rank % 2 else f"cuda:{rank // 2 % gpus}"),
+    "nccl": ("nccl", lambda rank, gpus: f"cuda:{rank}"),  # which takes a GPU a rank
+}
+
+_device = torch.device("cpu")
+
+
+def here():
+    """The device of this rank."""
+    return _device
+
+
+class TooFewRanks(Exception):
+    """What a function of ranks raises on all of them, where they are too few for it: then the test is skipped."""
 
 
 class World:
-    """Ranks on gloo, each a process of its own. Functions run on some of them, as a group."""
+    """Ranks of a kind, each a process of its own. Functions run on some of them, as a group."""
 
-    def __init__(self, size):
+    def __init__(self, kind="cpu", size=SIZE):
+        gpus = torch.cuda.device_count()
+        self.kind, self.size = kind, min(size, gpus) if kind == "nccl" else size
+        backend, place = KINDS[kind]
+        self.devices = [place(rank, gpus) for rank in range(self.size)]
         # A server imports torch once and then forks, so that a rank starts in no time.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "torch.distributed.tensor", "numpy"])
         self._folder = tempfile.TemporaryDirectory()
         self._ends, self._processes, self._groups = [], [], []
-        for rank in range(size):
-            here, there = context.Pipe()
-            arguments = rank, size, there, os.path.join(self._folder.name, "store")
+        for rank, device in enumerate(self.devices):
+            end, other_end = context.Pipe()
+            store = os.path.join(self._folder.name, "store")
+            arguments = rank, self.size, other_end, store, backend, device
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
-            there.close()
-            self._ends.append(here)
+            other_end.close()
+            self._ends.append(end)
             self._processes.append(process)
 
-    def run(self, ranks, function, *args):
+    def run(self, ranks, function, *args, ends=()):
         """What function(group, *args) returns on each of `ranks`, a number or a list; an error of any rank is raised.
 
-        A rank that has ended gives None.
+        A rank that ends gives None if it is one of `ends`; otherwise that is an error.
         """
         ranks = list(range(ranks)) if isinstance(ranks, int) else ranks
+        if max(ranks) >= self.size:
+            pytest.skip(f"needs {max(ranks) + 1} ranks, and there are {self.size} on {self.kind}")
         for rank, end in enumerate(self._ends):  # all take part in making a group
             if rank in ranks or ranks not in self._groups:
                 end.send((function, ranks, args))
         if ranks not in self._groups:
             self._groups.append(ranks)
-        answers, errors = [], []
+        answers, errors, few = [], [], None
         for rank in ranks:
             try:
                 if not self._ends[rank].poll(2 * TIMEOUT):
                     raise TimeoutError(f"rank {rank} of {ranks} does not answer")
                 result, error = self._ends[rank].recv()
             except EOFError:
-                result = error = None
+                result, error = None, None if rank in ends else "it has ended"
             answers.append(result)
+            if isinstance(error, TooFewRanks):
+                error, few = None, error
             errors += [f"rank {rank} of {ranks}: {error}"] if error else []
         if errors:
             raise AssertionError("\n".join(errors[:1] + [error.splitlines()[-1] for error in errors[1:]]))
+        if few:
+            pytest.skip(f"needs more ranks than there are on {self.kind}: {few}")
         return answers
 
     def close(self):
@@ -64,14 +98,19 @@ class World:
         self._folder.cleanup()
 
 
-def _serve(rank, size, end, store):
-    import torch
+def _serve(rank, size, end, store, backend, device):
     import torch.distributed as dist
 
+    global _device
+    _device = torch.device(device)
     torch.set_num_threads(1)
+    if _device.type == "cuda":
+        torch.cuda.set_device(_device)
+        torch.zeros(1, device=_device)  # otherwise a DeviceMesh sets another device
     timeout = datetime.timedelta(seconds=TIMEOUT)
-    dist.distributed_c10d.default_pg_timeout = timeout  # of the groups that a DeviceMesh makes
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):  # of the groups that a DeviceMesh makes
+        setattr(dist.distributed_c10d, name, timeout)
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
 
     @functools.cache
     def group(ranks):
@@ -87,6 +126,8 @@ def _serve(rank, size, end, store):
             if rank not in ranks:
                 continue
             answer = function(members, *args), None
+        except TooFewRanks as error:
+            answer = None, error
         except BaseException:
             answer = None, traceback.format_exc()
         end.send(answer)

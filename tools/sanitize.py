@@ -1,10 +1,10 @@
-"""Runs every plan of small sums, so that every kind of CUDA kernel runs, for compute-sanitizer to watch:
+"""Runs every plan of small sums, norms and lists, so that every CUDA kernel runs, for compute-sanitizer to watch:
 
     compute-sanitizer --tool memcheck python tools/sanitize.py      (also racecheck, initcheck)
     compute-sanitizer --tool synccheck --num-cuda-barriers 65536 python tools/sanitize.py
 
 Every input is an allocation of its own, exactly as large as its view, so that reading one element too far is seen.
-Results are compared with the CPU's. It takes a few minutes a tool; --part 1/4 runs a quarter.
+Results are compared with the CPU's. It takes a few minutes a tool; --part 1/4 runs a quarter, --only norms one kind.
 """
 
 import argparse
@@ -14,7 +14,7 @@ os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
 import torch
 
-import torch_reduce  # noqa: F401
+import torch_reduce
 
 # Elements, sizes, strides, offset, and the dims that are summed.
 VIEWS = []
@@ -54,7 +54,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, 
 
 
 def sums(views):
-    """Each plan of each view's sum on the GPU, and the same on the CPU; converted sums, means and norms too."""
+    """Each plan of each view's sum on the GPU, and the same on the CPU; converted sums and means too."""
     for dtype in DTYPES:
         for elements, sizes, strides, offset, dims in views:
             x = torch.randint(0, 100, (elements,)).to(dtype)
@@ -67,22 +67,54 @@ def sums(views):
                     yield torch.ops.gpureduce.sum(there, dims, **how), torch.ops.gpureduce.sum(here, dims, **how)
             if dtype.is_floating_point:
                 yield torch.ops.gpureduce.mean(there, dims), torch.ops.gpureduce.mean(here, dims)
-            if dtype.is_floating_point or dtype.is_complex:
-                for ord in (0, 1, 2, 3, float("inf")):
-                    norms = [torch.ops.gpureduce.linalg_vector_norm(x, ord, dims) for x in (there, here)]
-                    yield norms[0], norms[1]
+
+
+def norms(views):
+    """Every norm of each view."""
+    for dtype in (*DTYPES, torch.float16, torch.float8_e5m2):
+        if not (dtype.is_floating_point or dtype.is_complex):
+            continue
+        for elements, sizes, strides, offset, dims in views:
+            x = torch.randint(0, 100, (elements,)).to(dtype)
+            here, there = (t.as_strided(sizes, strides, offset) for t in (x, x.cuda()))
+            for ord in (0, 1, 2, 3, float("inf"), -float("inf")):
+                yield [torch.ops.gpureduce.linalg_vector_norm(x, ord, dims) for x in (there, here)]
+
+
+LENGTHS = (0, 1, 7, 31, 128, 511, 513, 1000, 4095, 4097, 12_289, 40_000, 600_001)
+
+
+def lists(views):
+    """The sums of squares of tensors of many lengths and addresses in one launch, and numbers as parameters."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        for offset in (0, 1, 3):
+            here = [torch.randint(0, 100, (n + offset,)).to(dtype) for n in LENGTHS]
+            there = [x.cuda()[offset:] for x in here]
+            for some in (slice(None), slice(0, 4), slice(-1, None)):
+                lists = [torch.ops.gpureduce._foreach_powsum(t[some]) for t in (there, [x[offset:] for x in here])]
+                yield from zip(*lists, strict=True)
+            yield torch_reduce.get_total_norm(there), torch_reduce.get_total_norm([x[offset:] for x in here])
+    for count in (1, 499, 500, 501, 1203):
+        numbers = torch.arange(count)
+        yield torch.ops.gpureduce._numbers(numbers.tolist(), torch.empty(0, device="cuda")), numbers
+
+
+KINDS = {"sums": sums, "norms": norms, "lists": lists}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth view, from the Ith on")
-    part, parts = (int(n) for n in parser.parse_args().part.split("/"))
-    runs = 0
-    for ours, theirs in sums(VIEWS[part - 1 :: parts]):
-        torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0)
-        runs += 1
-    torch.cuda.synchronize()
-    print(f"{runs} sums, all as on the CPU")
+    parser.add_argument("--only", choices=list(KINDS), help="run this kind")
+    options = parser.parse_args()
+    part, parts = (int(n) for n in options.part.split("/"))
+    for kind in [options.only] if options.only else KINDS:
+        runs = 0
+        for ours, theirs in KINDS[kind](VIEWS[part - 1 :: parts]):
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0, equal_nan=True)
+            runs += 1
+        torch.cuda.synchronize()
+        print(f"{runs} {kind}, all as on the CPU")
 
 
 if __name__ == "__main__":

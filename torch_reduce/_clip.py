@@ -1,6 +1,6 @@
 """The norm of many tensors as if they were one vector, and clipping by it: as in torch.nn.utils, with fixed bits."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,11 @@ def _accumulators(tensors: list[Tensor], operator: str, ord: float) -> Tensor:
         None if mesh else getattr(_ops, operator)(t, dtype=dtype)
         for t, dtype, mesh in zip(tensors, dtypes, meshes, strict=True)
     ]
+    if outside := [i for i, t in enumerate(tensors) if _outside(t)]:
+        raise ValueError(
+            f"get_total_norm: this rank is outside of the mesh of tensor {outside[0]}, and has nothing of it: give "
+            "'group' and 'places', so that the ranks of the mesh tell this one"
+        )
     if any(meshes):
         from ._dtensor import reduce_all  # which takes long to import
 
@@ -51,12 +56,59 @@ def _accumulators(tensors: list[Tensor], operator: str, ord: float) -> Tensor:
     return _side_by_side(results)
 
 
+def _outside(tensor: Tensor) -> bool:
+    """Whether it is a DTensor of which this rank has nothing."""
+    return bool(mesh := _mesh(tensor)) and mesh.get_coordinate() is None
+
+
+def _read_places(tensors: list[Tensor | None], places: Sequence[int]) -> list[int]:
+    """The places, checked."""
+    places = list(places)
+    if any(isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < 1 << 62 for place in places):
+        raise ValueError(f"get_total_norm: 'places' must be integers from 0 on, not {places}")
+    if len(places) != len(tensors) or len(set(places)) != len(places):
+        raise ValueError(f"get_total_norm: 'places' must be {len(tensors)}, one a tensor, all different, not {places}")
+    return places
+
+
+def _accumulators_of_all(tensors: list[Tensor | None], places: Any, ord: float, group: Any) -> Tensor:
+    """The accumulators of all ranks' tensors, in the order of their places."""
+    from . import distributed
+
+    known = [t for t in tensors if t is not None]
+    device = known[0].device if known else distributed._carrier(torch.get_default_device(), group)
+    held: dict[int, Tensor] = {}
+    error = None
+    try:
+        operator = _operator(ord)
+        pairs = zip(_read_places(tensors, places), tensors, strict=True)
+        held = dict(sorted((k, t) for k, t in pairs if t is not None and not _outside(t)))  # as other ranks of a mesh
+        for t in held.values():  # torch's errors, before a rank of a mesh waits for this one
+            getattr(_ops, operator)(torch.ones(1, dtype=t.dtype, device="meta"), dtype=_accumulator(t))
+    except Exception as raised:
+        error = raised
+    wide = any(t.dtype in (torch.float64, torch.complex128) for t in held.values())
+    facts = {"function": "get_total_norm", "norm_type": ord}
+    agreed = distributed._Places.agreed("get_total_norm", facts, list(held), wide, error, group, device)
+    own = _accumulators(list(held.values()), operator, ord) if held else torch.empty(0, device=device)
+    return agreed.in_order(own.to(device))
+
+
+def _operator(ord: float) -> str:
+    if ord not in _OPERATORS:
+        raise NotImplementedError(f"get_total_norm: norm_type must be 0, 1, 2, 3, inf or -inf, but is {ord:g}")
+    return _OPERATORS[ord]
+
+
 @torch.no_grad()
 def get_total_norm(
     tensors: Tensor | Iterable[Tensor],
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
+    *,
+    group: Any = None,
+    places: Sequence[int] | None = None,
 ) -> Tensor:
     """The norm of all elements of some tensors, as :func:`torch.nn.utils.get_total_norm`, with fixed bits.
 
@@ -73,22 +125,43 @@ def get_total_norm(
         norm_type: 0, 1, 2, 3, ``inf`` or ``-inf``.
         error_if_nonfinite: whether to raise an error where the norm is infinite or NaN, for which it waits for the GPU.
         foreach: as in torch, where it chooses between implementations. Here there is one.
+        group: ranks of ``torch.distributed`` that hold the tensors together, such as those of all pipeline stages
+            (``torch.distributed.group.WORLD`` for all ranks): each calls with its own tensors, or none, and all get the
+            norm of all. By default the tensors are those of the list.
+        places: with ``group``, the place of each tensor in the list of the whole model, which gives the order. The
+            places of a rank are all different, in any order, and may leave numbers out. A tensor that several ranks
+            have, as a replica or a DTensor, has one place, and counts once. Ranks outside of a DTensor's mesh may leave
+            it out or not.
 
     Returns:
         A tensor without dims, on the first tensor's device: float64 if a tensor is of double precision, and float32
-        otherwise, where torch's has the dtype of the tensors. The norm of no tensors is 0.
+        otherwise, where torch's has the dtype of the tensors. The norm of no tensors is 0. With ``group``, a rank that
+        has no tensors gets it on the CPU, if the group has a backend for that, and otherwise on the current GPU.
 
     Raises:
-        RuntimeError: the norm is not finite, and ``error_if_nonfinite``; or a tensor is neither floating nor complex.
+        RuntimeError: the norm is not finite, and ``error_if_nonfinite``; a tensor is neither floating nor complex; or,
+            with ``group``, another rank has raised an error, which names it.
         NotImplementedError: another ``norm_type``.
+        ValueError: ``places`` are not one a tensor, or given without ``group``, or the other way round; this rank is
+            not in ``group``; or it is outside of the mesh of a DTensor, and there is no ``group``.
     """
-    tensors, ord = [tensors] if isinstance(tensors, Tensor) else list(tensors), float(norm_type)
-    if not tensors:
-        return torch.tensor(0.0)
-    if ord not in _OPERATORS:
-        raise NotImplementedError(f"get_total_norm: norm_type must be 0, 1, 2, 3, inf or -inf, but is {norm_type}")
-    operator = _OPERATORS[ord]
-    total = getattr(_ops, _JOINS.get(ord, operator))(_accumulators(tensors, operator, ord))
+    tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    return _total_norm(tensors, float(norm_type), error_if_nonfinite, group, places)
+
+
+def _total_norm(tensors: list[Tensor | None], ord: float, error_if_nonfinite: bool, group: Any, places: Any) -> Tensor:
+    """The norm of those that are not None."""
+    if (group is None) != (places is None):
+        raise ValueError("get_total_norm: 'group' and 'places' go together: ranks tell each other what is where")
+    if group is not None:
+        accumulators = _accumulators_of_all(tensors, places, ord, group)
+    elif known := [t for t in tensors if t is not None]:
+        accumulators = _accumulators(known, _operator(ord), ord)
+    else:
+        accumulators = torch.empty(0)
+    if not len(accumulators):
+        return accumulators.new_zeros(())
+    total = getattr(_ops, _JOINS.get(ord, _operator(ord)))(accumulators)
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(
             f"The total norm of order {ord} for gradients from `parameters` is non-finite, so it cannot be clipped. To "
@@ -104,6 +177,9 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
+    *,
+    group: Any = None,
+    places: Sequence[int] | None = None,
 ) -> Tensor:
     """Scales gradients so that their norm is at most ``max_norm``, as :func:`torch.nn.utils.clip_grad_norm_` does.
 
@@ -116,16 +192,17 @@ def clip_grad_norm_(
         norm_type: as for :func:`get_total_norm`.
         error_if_nonfinite: as for :func:`get_total_norm`. Then no gradient is scaled.
         foreach: as in torch: whether to scale many gradients in one launch.
+        group: as for :func:`get_total_norm`.
+        places: as for :func:`get_total_norm`, of the parameters. Those without a gradient leave theirs empty.
 
     Returns:
         The norm of the gradients before they were scaled, as :func:`get_total_norm` returns it.
 
     Raises:
-        RuntimeError, NotImplementedError: as :func:`get_total_norm`.
+        RuntimeError, NotImplementedError, ValueError: as :func:`get_total_norm`.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    grads = [p.grad for p in parameters if p.grad is not None]
-    total = get_total_norm(grads, norm_type, error_if_nonfinite)
+    total = _total_norm([p.grad for p in parameters], float(norm_type), error_if_nonfinite, group, places)
     alike: dict[Any, list[Tensor]] = {}  # DTensors of a mesh are scaled together, and other tensors
     for parameter in parameters:
         alike.setdefault(_mesh(parameter), []).append(parameter)

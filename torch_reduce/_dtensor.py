@@ -8,6 +8,7 @@ output, where the tree of additions needs several.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product
 from typing import Any
@@ -137,15 +138,17 @@ def _local_result(x: DTensor, call: Any) -> Tensor:
 
 def _shards(x: DTensor, call: Any) -> Any:
     """What distributed._join_shards takes, or the result where nothing is to be exchanged."""
-    mesh, reduced, shape, cuts = x.device_mesh, call.dims, tuple(map(int, x.shape)), _cuts(x)
-    _check_local(call.title, x, shape)
-    local, order = x._local_tensor, _order(shape, x.stride(), reduced)
-    axes = tuple(axis for axis, cut in enumerate(cuts) if cut and cut[0] in reduced)
+    mesh, reduced, shape, local = x.device_mesh, call.dims, tuple(map(int, x.shape)), x._local_tensor
+    found = _find(mesh, x.placements, shape, tuple(map(int, x.stride())), tuple(reduced))
+    axes, held, of_all, dim, sizes = found.axes, found.held, found.of_all, found.dim, found.sizes
+    order = list(found.order)
+    _check_local(call.title, x, shape, found.local)
     filled = [shape[d] if d in reduced else n for d, n in enumerate(local.shape)]
     if not axes or 0 in filled:
         return call(_laid_out(local if not axes else local.new_empty(filled), reduced, order))
 
-    held = {rank: _held(shape, cuts, _coordinates(mesh)[rank]) for rank in _ranks(mesh, axes)}
+    # Down here torch's own operators are told nothing of lazy conjugation and negation, and not all of them look.
+    local = local.resolve_conj().resolve_neg()
     group = _group(mesh, axes)
     if group is None:  # all dims of the mesh but one gather
         keep = max(axes, key=mesh.size)
@@ -153,8 +156,8 @@ def _shards(x: DTensor, call: Any) -> Any:
             if axis != keep:
                 local, held = _gathered(local, held, mesh, axis, reduced, order)
         axes, group = (keep,), mesh.get_group(keep)
-    of_all = tuple(held[rank] for rank in _ranks(mesh, axes))
-    dim, sizes = _slabs(of_all, shape, tuple(order), tuple(reduced))
+        of_all = tuple(held[rank] for rank in _ranks(mesh, axes))
+        dim, sizes = _slabs(of_all, shape, found.order, tuple(reduced))
     if sizes is None:
         local, sizes = _to_slabs(local, of_all, shape, dim, call, order, group)
     if dim not in order:  # of size 1
@@ -164,23 +167,22 @@ def _shards(x: DTensor, call: Any) -> Any:
 
 
 def reduce_all(name: str, tensors: Sequence[DTensor], dtypes: Sequence[torch.dtype | None]) -> list[Tensor]:
-    """The results of an operator over all dims of each tensor, on every rank of its mesh.
+    """The results of an operator that divides by nothing, over all dims of each tensor, on every rank of its mesh.
 
     Those that are cut alike, and of one dtype, are joined in two messages together.
     """
     results: list[Any] = [None] * len(tensors)
     alike: dict[Any, list[tuple[int, Any]]] = {}
-    op = getattr(torch.ops.gpureduce, name).default
     for i, (x, dtype) in enumerate(zip(tensors, dtypes, strict=True)):
-        meta = _result_of(op, x, None, False, dtype, None)
-        call = distributed._Call(name, list(range(x.dim())), False, dtype, meta.dtype, -1)
+        result = _dtype_of_result(name, x.dtype, dtype, min(x.numel(), 1))
+        call = distributed._Call(name, list(range(x.dim())), False, dtype, result, -1)
         arguments = _shards(_without_partials(x), call)
         if isinstance(arguments, Tensor):
             results[i] = arguments
             continue
         shards = distributed._Shards(*arguments)
         if shards.plan.realigns:
-            key = shards.group, x.dtype, shards.accumulator, meta.dtype, x.device
+            key = shards.group, x.dtype, shards.accumulator, result, x.device
             alike.setdefault(key, []).append((i, shards))
         else:
             results[i] = distributed._join_shards(*arguments)
@@ -189,6 +191,12 @@ def reduce_all(name: str, tensors: Sequence[DTensor], dtypes: Sequence[torch.dty
         for (i, _), result in zip(some, joined, strict=True):
             results[i] = result
     return results
+
+
+@lru_cache(maxsize=256)
+def _dtype_of_result(name: str, source: torch.dtype, dtype: torch.dtype | None, elements: int) -> torch.dtype:
+    """What an operator makes of so many elements; torch's errors."""
+    return getattr(torch.ops.gpureduce, name)(torch.empty(elements, dtype=source, device="meta"), dtype=dtype).dtype
 
 
 def _order(shape: Sequence[int], strides: Sequence[int], dims: Sequence[int]) -> list[int]:
@@ -215,9 +223,8 @@ def _permuted(x: Tensor, reduced: list[int], order: list[int]) -> Tensor:
     return x.permute([axes.index(d) for d in range(x.dim())])
 
 
-def _check_local(name: str, x: DTensor, shape: tuple[int, ...]) -> None:
-    held = _held(shape, _cuts(x), x.device_mesh.get_coordinate())
-    local, wanted = tuple(x._local_tensor.shape), tuple(_length(runs) for runs in held)
+def _check_local(name: str, x: DTensor, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    local = tuple(x._local_tensor.shape)
     if local != wanted:
         raise ValueError(
             f"{name}(): this rank's local tensor has the shape {local}, but by its placements {x.placements} a DTensor "
@@ -229,10 +236,38 @@ def _check_local(name: str, x: DTensor, shape: tuple[int, ...]) -> None:
 # --- who holds what --------------------------------------------------------------------------------------------------
 
 
-def _cuts(x: DTensor) -> tuple[_Cut | None, ...]:
-    """What each dim of the mesh cuts."""
-    pairs = zip(x.placements, x.device_mesh.shape, strict=True)
-    return tuple(_cut(placement, parts) if parts > 1 and _is_shard(placement) else None for placement, parts in pairs)
+@dataclass(frozen=True)
+class _Found:
+    """What the layout of a DTensor says to a rank about a reduction of some of its dims."""
+
+    local: tuple[int, ...]  # the shape of this rank's tensor
+    order: tuple[int, ...]  # of the reduced dims
+    axes: tuple[int, ...]  # the dims of the mesh that cut reduced dims; the rest is about these, of what is not empty
+    held: dict[int, _Held]  # by rank
+    of_all: tuple[_Held, ...]  # the same in the order of the ranks
+    dim: int
+    sizes: list[int] | None
+
+
+@lru_cache(maxsize=64)
+def _find(
+    mesh: DeviceMesh,
+    placements: tuple[Placement, ...],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    reduced: tuple[int, ...],
+) -> _Found:
+    """It is kept: a model's tensors have few layouts, and a norm of hundreds of them should not take long."""
+    pairs = zip(placements, mesh.shape, strict=True)
+    cuts = tuple(_cut(placement, parts) if parts > 1 and _is_shard(placement) else None for placement, parts in pairs)
+    order = tuple(_order(shape, strides, reduced))
+    local = tuple(map(_length, _held(shape, cuts, tuple(mesh.get_coordinate()))))
+    axes = tuple(axis for axis, cut in enumerate(cuts) if cut and cut[0] in reduced)
+    if not axes or any(shape[d] == 0 for d in reduced):
+        return _Found(local, order, axes, {}, (), -1, None)
+    held = {rank: _held(shape, cuts, _coordinates(mesh)[rank]) for rank in _ranks(mesh, axes)}
+    of_all = tuple(held.values())
+    return _Found(local, order, axes, held, of_all, *_slabs(of_all, shape, order, reduced))
 
 
 def _cut(placement: Placement, parts: int) -> _Cut:

@@ -16,7 +16,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -32,8 +32,7 @@ __all__ = ["FSDPReduceScatter", "all_reduce", "ddp_hook", "mean", "powsum", "red
 
 _ops = torch.ops.gpureduce
 _functional = torch.ops._c10d_functional
-_LANES = 512  # kLanes and kChunk of csrc/order.h
-_CHUNK = 4096
+_, _LANES, _CHUNK = _ops._order()
 _COMPLEX_PART = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
@@ -59,8 +58,9 @@ def sum(
 
     Args:
         x: this rank's shard, of any dtype, strides and device that :func:`torch_reduce.sum` takes and whose device
-            ``group`` has a backend for. Shards differ in size along ``shard_dim`` alone, and may be empty. It must not
-            require a gradient where gradients are recorded: none would flow.
+            ``group`` has a backend for. Shards differ in size along ``shard_dim`` alone, and may be empty. If one
+            backend serves all devices, as gloo does, some may be on GPUs and others on CPUs. It must not require a
+            gradient where gradients are recorded: none would flow.
         dim: as for :func:`torch_reduce.sum`; it counts the dims of ``x``.
         keepdim: as for :func:`torch_reduce.sum`.
         dtype: as for :func:`torch_reduce.sum`.
@@ -84,9 +84,9 @@ def sum(
         TypeError, IndexError, ValueError, RuntimeError: as :func:`torch_reduce.sum`. Without ``sizes``, the other ranks
             raise a RuntimeError that names this rank and its error.
         ValueError: ``sizes`` are not one a rank, or not ``x``'s on this one; this rank is not in ``group``.
-        RuntimeError: the ranks disagree about an argument, a dtype or a shape (all ranks name who has what); or ``x``
-            requires a gradient. A rank that ends, or never calls, is the backend's error, at the latest after the
-            group's timeout.
+        RuntimeError: the ranks disagree about an argument, a dtype or a shape (all ranks name who has what); ``group``
+            has no backend for ``x``'s device; or ``x`` requires a gradient. A rank that ends, or never calls, is the
+            backend's error, at the latest after the group's timeout.
     """
     return _reduce("sum", x, dim, keepdim, dtype, group, shard_dim, sizes)
 
@@ -269,6 +269,8 @@ def _reduce(name, x, dim, keepdim, dtype, group, shard_dim, sizes) -> Tensor:
         call = _read(name, x, dim, keepdim, dtype, shard_dim)
         if sizes is not None:
             _check_sizes(title, sizes, world, rank, x.shape[call.shard_dim])
+        if world > 1 and call.shard_dim in call.dims:
+            _check_device(title, "x", x.device, group)
     except Exception as raised:
         if sizes is not None or world == 1:
             raise
@@ -277,7 +279,7 @@ def _reduce(name, x, dim, keepdim, dtype, group, shard_dim, sizes) -> Tensor:
         return call(x)
     order = None if error else _order(x, call)
     if sizes is None:
-        facts = None if error else _facts(x, call, order)
+        facts = None if error else _facts(x, call, order, group)
         size = 0 if error else x.shape[call.shard_dim]
         device = x.device if isinstance(x, Tensor) else torch.get_default_device()
         sizes, order = _agree(title, facts, error, size, group, device)
@@ -319,13 +321,13 @@ def _order(x: Tensor, call: _Call) -> list[int]:
     return sorted(dims, key=lambda d: (x.stride(d) != 0, -x.stride(d), d))
 
 
-def _facts(x: Tensor, call: _Call, order: list[int]) -> dict[str, Any]:
+def _facts(x: Tensor, call: _Call, order: list[int], group: Any) -> dict[str, Any]:
     """What all ranks must agree on, as JSON can hold it; and the order, on which small shards have no say."""
     return {
         "function": call.title,
         "shape": ["*" if d == call.shard_dim else n for d, n in enumerate(x.shape)],
         "dtype": str(x.dtype),
-        "device": x.device.type,
+        "device": _kind_of(x.device, group),
         "dim": call.dims,
         "keepdim": call.keepdim,
         "dtype of the result": str(call.dtype),
@@ -361,7 +363,7 @@ class _Shards:
     # Where each rank keeps the chunks that begin in it: only the elements of a chunk that another rank begins are sent,
     # to that rank.
 
-    @property
+    @cached_property
     def exchanges(self) -> bool:
         return self.plan.starts != self.plan.bounds
 
@@ -431,8 +433,11 @@ def _join_shards(x: Tensor, call: _Call, sizes: tuple[int, ...], order: list[int
     )
 
 
-def _join_many(all_shards: list[_Shards]) -> list[Tensor]:
-    """The results of several calls of one operator, dtype and group, of one output each: in two messages together."""
+def _join_many(all_shards: list[_Shards]) -> Sequence[Tensor]:
+    """The results of several calls of one operator, dtype and group, over all dims each: in two messages together.
+
+    The operator divides by nothing.
+    """
     one = all_shards[0]
     group, world = one.group, one.plan.world
     blocks: list[Sequence[Tensor]] = [()] * len(all_shards)
@@ -449,13 +454,14 @@ def _join_many(all_shards: list[_Shards]) -> list[Tensor]:
     mine = one.call.nodes_of_all(parts, one.accumulator, one.local.device)
     counts = [[shards.plan.counts[r] for shards in all_shards] for r in range(world)]
     table = _gather(mine, [builtins.sum(of_rank) for of_rank in counts], group).view(-1, 1)
-    joins, last = _merged([shards.plan for shards in all_shards])
+    joins, last = _merged(tuple(shards.plan for shards in all_shards))
     whole = _joined(table, joins, one.call.operation.join)
-    totals = whole.index_select(0, torch.tensor(last, device=whole.device))
-    return [shards.result(total) for shards, total in zip(all_shards, totals, strict=True)]
+    totals = whole.index_select(0, _numbers(last, whole))
+    return one.call.finish(totals[:, 0], one.length).unbind()
 
 
-def _merged(plans: "list[_Plan]") -> tuple[list[tuple[list[int], list[int]]], list[int]]:
+@lru_cache(maxsize=16)
+def _merged(plans: "tuple[_Plan, ...]") -> tuple[list[tuple[list[int], list[int]]], list[int]]:
     """The joins of several tables whose nodes stand rank by rank, and in each rank plan by plan; and the last rows."""
     world, rows, count = plans[0].world, [[] for _ in plans], 0
     for r in range(world):
@@ -494,11 +500,11 @@ def _values_elsewhere(matrix, plan, rank, call, accumulator, group) -> list[Tens
     if plan.outer > 1:  # the ranks' elements alternate: where is each in `mine`?
         places = torch.arange(first, last, device=mine.device)
         block, place = places // plan.row, places % plan.row
-        starts = torch.tensor(plan.starts[:-1], device=mine.device)
+        starts = _numbers(plan.starts[:-1], mine)
         owner = torch.searchsorted(starts, place, right=True) - 1
-        held = torch.tensor([size * plan.inner for size in plan.sizes], device=mine.device)
+        held = _numbers([size * plan.inner for size in plan.sizes], mine)
         shift = [at - begin for at, begin in zip(accumulate([0] + widths[:-1]), begins, strict=True)]
-        shift = torch.tensor(shift, device=mine.device)
+        shift = _numbers(shift, mine)
         mine = mine.index_select(1, block * held[owner] + place - starts[owner] + shift[owner])
     values = []
     for level, index in plan.nodes[rank]:
@@ -516,7 +522,7 @@ def _common(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
 # --- who adds what ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Plan:
     """Who sends and adds what: a pure function of what all ranks know, so that all have the same.
 
@@ -540,19 +546,19 @@ class _Plan:
     def world(self) -> int:
         return len(self.sizes)
 
-    @property
+    @cached_property
     def row(self) -> int:
         return self.starts[-1]
 
-    @property
+    @cached_property
     def length(self) -> int:
         return self.outer * self.row
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         return -(-self.length // _CHUNK)
 
-    @property
+    @cached_property
     def shares(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
         """The outputs and the elements that each rank adds."""
         if self.by_outputs:
@@ -560,7 +566,7 @@ class _Plan:
             return [((a, b), (0, self.length)) for a, b in pairwise(cuts)]
         return [((0, self.outputs), (a, b)) for a, b in zip(self.bounds, self.bounds[1:], strict=False)]
 
-    @property
+    @cached_property
     def counts(self) -> list[int]:
         """How many accumulators each rank gives to the others."""
         return [len(nodes) * (b - a) for nodes, ((a, b), _) in zip(self.nodes, self.shares, strict=True)]
@@ -662,7 +668,7 @@ def _joined(table: Tensor, joins: list[tuple[list[int], list[int]]], operator: s
     rows = [row for step in joins for side in step for row in side]
     if not rows:
         return table
-    places = torch.tensor(rows, device=table.device)
+    places = _numbers(rows, table)
     whole = torch.cat([table, table.new_empty(len(rows) // 2, table.shape[1])])
     used, made = 0, len(table)
     for left, _ in joins:
@@ -671,6 +677,11 @@ def _joined(table: Tensor, joins: list[tuple[list[int], list[int]]], operator: s
         getattr(_ops, operator)(pairs, [0], dtype=table.dtype, out=whole[made : made + count])
         used, made = used + 2 * count, made + count
     return whole
+
+
+def _numbers(values: Sequence[int], like: Tensor) -> Tensor:
+    """Integers on the device of a tensor. The host waits for nothing."""
+    return torch.tensor(values, device=like.device) if _traced(like) else _ops._numbers(values, like)
 
 
 def _product(numbers) -> int:
@@ -759,11 +770,12 @@ def all_reduce(
 
     Raises:
         ValueError: this rank is not in ``group``.
-        RuntimeError: the ranks disagree; all name who has what. Or a rank has ended: the backend's error.
+        RuntimeError: the ranks disagree; all name who has what. Or ``group`` has no backend for ``tensor``'s device.
+            Or a rank has ended: the backend's error.
     """
+    _place("all_reduce", group)
     facts = {"function": "all_reduce", "shape": list(tensor.shape), "dtype": str(tensor.dtype)}
-    if check:
-        _agree("all_reduce", facts | {"device": tensor.device.type}, None, 0, group, tensor.device)
+    _check("all_reduce", facts, {"tensor": tensor}, None, group, check)
     return _all_reduce(tensor, group, False, async_op)
 
 
@@ -790,8 +802,8 @@ def reduce_scatter(
         None, or a :class:`Work` with ``async_op``.
 
     Raises:
-        ValueError: the sizes or dtypes of ``output`` and ``input`` do not fit; this rank is not in ``group``. With
-            ``check`` the other ranks then raise a RuntimeError that names this rank.
+        ValueError: the sizes, dtypes or devices of ``output`` and ``input`` do not fit; this rank is not in ``group``.
+            With ``check`` the other ranks then raise a RuntimeError that names this rank.
         RuntimeError: as :func:`all_reduce`.
     """
     world, _ = _place("reduce_scatter", group)
@@ -802,18 +814,36 @@ def reduce_scatter(
             f"are {_shown(input)} and {_shown(output)}"
         )
     facts = {"function": "reduce_scatter", "elements of 'output'": output.numel(), "dtype": str(input.dtype)}
-    if check:
-        _agree("reduce_scatter", facts | {"device": input.device.type}, error, 0, group, input.device)
-    elif error:
-        raise error
+    _check("reduce_scatter", facts, {"input": input, "output": output}, error, group, check)
     return _reduce_scatter(output, input, group, False, async_op)
 
 
-class Work:
-    """What an asynchronous call returns: the exchange is under way, and :meth:`wait` adds and finishes."""
+def _check(
+    name: str, facts: dict[str, Any], tensors: dict[str, Tensor], error: Exception | None, group: Any, tells: bool
+) -> None:
+    """Raises an error that is known, or one of the tensors' devices; if it tells the other ranks, theirs too."""
+    first, device = next((argument, tensor.device) for argument, tensor in tensors.items())
+    try:
+        for argument, tensor in tensors.items():
+            _check_device(name, argument, tensor.device, group)
+            if tensor.device != device:
+                raise ValueError(f"{name}(): '{argument}' is on {tensor.device}, but '{first}' on {device}")
+    except Exception as raised:
+        error = error or raised
+    if tells:
+        _agree(name, facts | {"device": _kind_of(device, group)}, error, 0, group, device)
+    elif error:
+        raise error
 
-    def __init__(self, begun: dist.Work, rest: Callable[[], None]):
-        self._begun, self._rest = begun, rest
+
+class Work:
+    """What an asynchronous call returns: the exchange is under way, and :meth:`wait` adds and finishes.
+
+    On a GPU the host does not wait: :meth:`wait` puts what is left on the current stream, after the exchange.
+    """
+
+    def __init__(self, begun: dist.Work, received: Tensor, rest: Callable[[Tensor], None]):
+        self._begun, self._received, self._rest = begun, received, rest
 
     def wait(self) -> bool:
         """Finishes the call; all ranks must do so in the same order. A second time it does nothing.
@@ -826,8 +856,10 @@ class Work:
         """
         if self._rest is not None:
             self._begun.wait()
-            rest, self._rest = self._rest, None
-            rest()
+            rest, received, self._rest, self._received = self._rest, self._received, None, None
+            if received.is_cuda and not _traced(received):  # its memory may belong to another stream than this one
+                received.record_stream(torch.cuda.current_stream(received.device))
+            rest(received)
         return True
 
     def is_completed(self) -> bool:
@@ -842,8 +874,11 @@ def _all_reduce(tensor: Tensor, group: Any, averages: bool, async_op: bool) -> W
     counts = [b - a for a, b in pairwise(cuts)]
 
     def rest(received: Tensor) -> None:
-        sums = _gather(_over_ranks(received.view(world, -1), averages), counts, group)
-        tensor.detach().copy_(sums.view(tensor.shape))
+        sums, whole = _over_ranks(received.view(world, -1), averages), tensor.detach()
+        if min(counts) == max(counts) and _is_plain(whole):
+            _gather(sums, counts, group, whole.view(-1))
+        else:
+            whole.copy_(_gather(sums, counts, group).view(whole.shape))
 
     return _begin(tensor, counts, [counts[rank]] * world, group, rest, async_op)
 
@@ -865,11 +900,16 @@ def _begin(
     """Exchanges the elements of a tensor, and does the `rest` with what comes: now, or when the work is waited for."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     begun, received = _exchange(flat, sent, counts, group)
-    work = Work(begun, lambda: rest(received))
+    work = Work(begun, received, rest)
     if async_op:
         return work
     work.wait()
     return None
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a message can be received as the tensor's elements, in their order."""
+    return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg() or _traced(tensor))
 
 
 def _over_ranks(rows: Tensor, averages: bool) -> Tensor:
@@ -898,15 +938,25 @@ def ddp_hook(state: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.
         bucket: the gradients that DDP gives it, flat: of float16, bfloat16, float32 or float64.
 
     Returns:
-        A future that is completed, with the bucket's tensor, which now holds the averages.
+        A future that is completed, with the bucket's tensor, which holds the averages: on a GPU for whoever asks the
+        future for it. There the work is on a stream of its own, beside the backward pass.
 
     Raises:
         RuntimeError: a rank has ended: the backend's error.
     """
     buffer = bucket.buffer()
-    _all_reduce(buffer, state, True, False)
-    future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
-    future.set_result(buffer)
+    if not buffer.is_cuda:
+        _all_reduce(buffer, state, True, False)
+        future = torch.futures.Future()
+        future.set_result(buffer)
+        return future
+    stream = torch.cuda.Stream(buffer.device)  # so that the backward pass goes on meanwhile
+    stream.wait_stream(torch.cuda.current_stream(buffer.device))
+    with torch.cuda.stream(stream):
+        _all_reduce(buffer, state, True, False)
+        buffer.record_stream(stream)
+        future = torch.futures.Future(devices=[buffer.device])
+        future.set_result(buffer)  # whoever asks for it waits for this stream
     return future
 
 
@@ -953,6 +1003,31 @@ def _place(name: str, group: Any) -> tuple[int, int]:
     return world, rank
 
 
+def _backends(group: Any) -> dict[str, str]:
+    """The backend of each type of device."""
+    return dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+
+
+def _check_device(name: str, argument: str, device: torch.device, group: Any) -> None:
+    backends = _backends(group)
+    if device.type not in backends:
+        known = ", ".join(f"{type}:{backend}" for type, backend in backends.items())
+        raise RuntimeError(f"{name}(): '{argument}' is on {device}, for which the group has no backend; it has {known}")
+
+
+def _kind_of(device: torch.device, group: Any) -> str:
+    """What ranks must have in common of their devices, so that their messages meet."""
+    return "any" if len(set(_backends(group).values())) == 1 else device.type
+
+
+def _carrier(device: torch.device, group: Any) -> torch.device:
+    """Where numbers of the host are sent from: the CPU if it has a backend; it need not be where a rank's data are."""
+    backends = _backends(group)
+    if "cpu" in backends:
+        return torch.device("cpu")
+    return device if device.type in backends else torch.device(next(iter(backends)))
+
+
 def _bytes(flat: Tensor) -> Tensor:
     """A contiguous tensor's bytes: backends do not know all dtypes."""
     return flat.view(torch.uint8)
@@ -989,15 +1064,18 @@ def _exchange_parts(parts: list[Tensor], counts: list[int], group: Any) -> tuple
     return received.split(counts)
 
 
-def _gather(mine: Tensor, counts: list[int], group: Any) -> Tensor:
-    """The ranks' elements one after the other, counts[r] from rank r; on the way all are as long as the longest."""
+def _gather(mine: Tensor, counts: list[int], group: Any, into: Tensor | None = None) -> Tensor:
+    """The ranks' elements one after the other, counts[r] from rank r; on the way all are as long as the longest.
+
+    They are written `into` a tensor, if there is one: then all counts are the same.
+    """
     longest = max(counts)
     padded = torch.cat([mine, mine.new_empty(longest - len(mine))]) if len(mine) < longest else mine.contiguous()
     if _traced(mine):
         rows = _functional.all_gather_into_tensor(_bytes(padded), len(counts), group.group_name)
         rows = _functional.wait_tensor(rows).view(mine.dtype).view(len(counts), longest)
     else:
-        rows = mine.new_empty(len(counts), longest)
+        rows = mine.new_empty(len(counts), longest) if into is None else into.view(len(counts), longest)
         dist.all_gather_into_tensor(_bytes(rows.view(-1)), _bytes(padded), group=group)
     if min(counts) == longest:
         return rows.view(-1)
@@ -1014,8 +1092,7 @@ def _agree(
     """
     world, _ = _place(name, group)
     text = json.dumps({"error": f"{type(error).__name__}: {error}"} if error else facts).encode()
-    if "cpu:" in dist.get_backend_config(group):
-        device = torch.device("cpu")
+    device = _carrier(device, group)
     digest = struct.unpack("<4q", hashlib.sha256(text).digest())
     mine = torch.tensor([size, len(text), *digest], dtype=torch.int64, device=device)
     table = _gather(mine, [len(mine)] * world, group).view(world, -1).tolist()
@@ -1035,6 +1112,39 @@ def _agree(
     orders = {rank: facts["order"] for rank, facts in enumerate(told) if sizes[rank] >= min(2, max(sizes))}
     _compare(name, "order of the reduced dims in memory", orders)
     return sizes, next(iter(orders.values()))
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Which of some numbers each rank of a group has, of which all have the same."""
+
+    group: Any
+    counts: list[int]  # of each rank
+    places: list[int]  # rank by rank
+    wide: bool  # the numbers are float64, and float32 otherwise
+
+    @classmethod
+    def agreed(
+        cls, name: str, facts: dict[str, Any], places: list[int], wide: bool, error: Any, group: Any, device: Any
+    ) -> "_Places":
+        """The ranks tell each other, or the error that one of them has."""
+        counts, _ = _agree(name, facts, error, len(places), group, device)
+        mine = [2 * place + wide for place in places]
+        told = _gather(torch.tensor(mine, dtype=torch.int64, device=_carrier(device, group)), counts, group).tolist()
+        return cls(group, counts, [one // 2 for one in told], any(one % 2 for one in told))
+
+    def in_order(self, mine: Tensor) -> Tensor:
+        """All ranks' numbers in the order of their places, on the device of this rank's; a place counts once."""
+        known = mine.device.type in _backends(self.group)
+        carried = mine.to(
+            mine.device if known else _carrier(mine.device, self.group), torch.float64 if self.wide else torch.float32
+        )
+        gathered = _gather(carried, self.counts, self.group)
+        rows: dict[int, int] = {}
+        for row, place in enumerate(self.places):
+            rows.setdefault(place, row)
+        chosen = [row for _, row in sorted(rows.items())]
+        return gathered.index_select(0, _numbers(chosen, gathered)).to(mine.device)
 
 
 def _compare(name: str, what: str, values: dict[int, Any]) -> None:

@@ -1,0 +1,71 @@
+"""Makes the measured part of docs/distributed.md from bench/results/*/ranks.json, which bench/ranks.py writes.
+
+    python bench/ranks_report.py            writes it
+    python bench/ranks_report.py --check    changes nothing; exit status 1 and a diff if the results give another
+
+The page is written by hand but for what stands between "<!-- ranks:times -->" and "<!-- /ranks:times -->". Standard
+library only.
+"""
+
+import argparse
+import pathlib
+import sys
+
+import family_report
+import provenance
+import report
+
+PAGE, TIMES = "docs/distributed.md", "ranks.json"
+NOTE = "<!-- made by bench/ranks_report.py; do not edit -->"
+
+
+def rows_of(results):
+    """A row of text a measurement."""
+    rows = []
+
+    def row(what, dtype, us, torchs, rate=""):
+        rows.append([what, dtype, report.number(us), report.number(torchs), report.times(torchs / us), rate])
+
+    for one in results.get("all_reduce", []):
+        rate = f"{one['bytes'] / one['us'] / 1e3:,.0f}"
+        row(f"`all_reduce` of {one['bytes'] >> 20:,} MiB", one["dtype"], one["us"], one["torch_us"], rate)
+    for one in results.get("sum", []):
+        what = f"`sum` of 2^{one['elements'].bit_length() - 1}; a shard alone {report.number(one['shard_us'])}"
+        row(what, one["dtype"], one["us"], one["torch_us"])
+    for one in results.get("clip", []):
+        for name, function in (("norm", "get_total_norm"), ("clip", "clip_grad_norm_")):
+            row(f"`{function}`, {one['list']}", one["dtype"], one[name], one[f"torch {name}"])
+    return rows
+
+
+def times(results, root):
+    """Where it was measured, and a table."""
+    header = ["call", "dtype", "ours, µs", "torch's, µs", "torch's over ours", "ours, GB/s"]
+    source = family_report.source_lines(results, root)
+    return [f"{results['gpus']} GPUs, NCCL. {source[0]}", *source[1:], *report.table(header, rows_of(results)), ""]
+
+
+def documents(root, found):
+    """{path under root: text} of all that is made."""
+    page = (root / PAGE).read_text(encoding="utf-8")
+    lines = [line for _, results in found for line in times(results, root)]
+    return {PAGE: report.fill(page, "ranks:times", lines or ["not measured yet", ""], NOTE)}
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare only")
+    parser.add_argument("--root", type=pathlib.Path, default=provenance.ROOT, help="the repository")
+    options = parser.parse_args(arguments)
+    try:
+        made = documents(options.root, report.load_results(options.root, TIMES))
+    except (OSError, ValueError) as error:
+        sys.exit(f"nothing can be made: {error}")
+    if options.check:
+        report.compare(options.root, made, [], "python bench/ranks_report.py")
+    else:
+        report.write(options.root, made, [])
+
+
+if __name__ == "__main__":
+    main()

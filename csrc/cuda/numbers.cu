@@ -1,0 +1,32 @@
+// Numbers as parameters of kernels: a copy from memory that is not pinned would make the host wait, and no CUDA graph takes it.
+#include <algorithm>
+
+#include "numbers.h"
+
+namespace gpureduce::cuda {
+
+namespace {
+
+constexpr int kMostNumbers = 500;  // of a launch: parameters have 4 KiB on every GPU
+
+struct Numbers { int64_t at[kMostNumbers]; };
+
+__global__ void write(const __grid_constant__ Numbers numbers, int count, int64_t* to) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i < count) to[i] = numbers.at[i];
+}
+
+}  // namespace
+
+cudaError_t write_numbers(const int64_t* numbers, int64_t count, int64_t* to, cudaStream_t stream) {
+  for (int64_t first = 0; first < count; first += kMostNumbers) {
+    const int some = static_cast<int>(std::min<int64_t>(kMostNumbers, count - first));
+    Numbers part;
+    std::copy_n(numbers + first, some, part.at);
+    write<<<1, (some + 31) / 32 * 32, 0, stream>>>(part, some, to + first);
+    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace gpureduce::cuda
