@@ -1,9 +1,9 @@
 """Measures the operations beside sum on a GPU, against torch's own and against our sum of the same input.
 
-    python bench/family.py                two minutes: every operation on 8 shapes in float32 and bfloat16, and lists
+    python bench/family.py                two minutes: every operation on 8 shapes in 2 to 4 dtypes, and lists
     python bench/family.py --save         into bench/results/<gpu>/family.json
     python bench/family.py --save FILE    into FILE
-    python bench/family.py --only lists   one part: norms or lists
+    python bench/family.py --only lists   one part: norms, kin (all other operations) or lists
 
 Times are of the GPU, between kernels that do not start early, in a CUDA graph, with a cold cache
 (torch_reduce/_race.py). A list is what clipping gradients sums: hundreds of tensors in one call, timed in a graph of
@@ -31,13 +31,35 @@ CHECKED = 1 << 22  # elements of inputs whose bits are compared with the CPU's
 SLAB_BYTES = 2 << 30
 INFINITY = float("inf")
 
-# name: (ours, torch's)
-OPERATIONS = {
+# name: (ours, torch's, dtypes)
+NORMS = {
     f"norm {ord}": (
         lambda x, dim, ord=ord: OPS.linalg_vector_norm(x, ord, dim),
         lambda x, dim, ord=ord: torch.linalg.vector_norm(x, ord, dim),
+        DTYPES,
     )
     for ord in (2, 1, INFINITY, 0, 3)
+}
+
+
+def torch_prod(x, dims):
+    """torch's product takes one dim: of several, as one."""
+    if len(dims) == 1:
+        return torch.prod(x, dims[0])
+    kept = [d for d in range(x.dim()) if d not in dims]
+    return torch.prod(x.permute(*kept, *dims).flatten(len(kept)), -1)
+
+
+KIN = {
+    "prod": (OPS.prod, torch_prod, (*DTYPES, torch.int32)),
+    "amax": (OPS.amax, torch.amax, (*DTYPES, torch.int32, torch.uint8)),
+    "amin": (OPS.amin, torch.amin, DTYPES),
+    "any": (OPS.any, torch.any, (*DTYPES, torch.int32, torch.bool)),
+    "all": (OPS.all, torch.all, (*DTYPES, torch.bool)),
+    "var": (lambda x, d: OPS.var(x, d), lambda x, d: torch.var(x, d), DTYPES),
+    "var_mean": (lambda x, d: OPS.var_mean(x, d)[1], lambda x, d: torch.var_mean(x, d)[1], DTYPES),
+    "logsumexp": (OPS.logsumexp, torch.logsumexp, DTYPES),
+    "count_nonzero": (OPS.count_nonzero, torch.count_nonzero, (*DTYPES, torch.int32, torch.bool)),
 }
 SHAPES = {
     "all of 2^26": ((1 << 26,), (0,)),
@@ -58,34 +80,50 @@ def copies(shape, dtype):
         count *= n
     number = max(2, min(25, SLAB_BYTES // (count * dtype.itemsize)))
     generator = torch.Generator(device="cuda").manual_seed(1)
-    x = torch.randn(shape, device="cuda", generator=generator).to(dtype)
+    if dtype.is_floating_point:
+        x = (1 + torch.randn(shape, device="cuda", generator=generator) / 256).to(dtype)  # whose products stay numbers
+    else:
+        x = torch.randint(0, 2, shape, device="cuda", generator=generator, dtype=dtype)
     return [x.clone() for _ in range(number)]
 
 
-def norms():
+def is_right(ours, torchs, x, dims):
+    """Whether a result has the CPU's bits where the input is small, or else is near torch's in double precision."""
+    result = ours(x, dims)
+    if x.numel() <= CHECKED:
+        return same_bits(result, ours(x.cpu(), dims))
+    wide = x.double() if x.is_floating_point() else x
+    return torch.allclose(result.double(), torchs(wide, dims).double(), rtol=1e-2)
+
+
+def cells(operations):
     """A row a cell: microseconds of ours, of torch's and of our sum."""
     race, rows = Race(5), []
     for shape_name, (shape, dims) in SHAPES.items():
-        for dtype in DTYPES:
+        for dtype in dict.fromkeys(dtype for *_, dtypes in operations.values() for dtype in dtypes):
             inputs = copies(shape, dtype)
             functions = {"sum": lambda x, d=dims: OPS.sum(x, d)}
-            for name, (ours, torchs) in OPERATIONS.items():
-                result = ours(inputs[0], dims)
-                if inputs[0].numel() <= CHECKED:
-                    right = same_bits(result, ours(inputs[0].cpu(), dims))
-                else:
-                    right = torch.allclose(result.float(), torchs(inputs[0].float(), dims), rtol=1e-2)
-                if not right:
+            taken = {name: calls for name, (*calls, dtypes) in operations.items() if dtype in dtypes}
+            for name, (ours, torchs) in taken.items():
+                if not is_right(ours, torchs, inputs[0], dims):
                     sys.exit(f"WRONG: {name} of {shape_name} {dtype}")
                 functions[name] = lambda x, f=ours, d=dims: f(x, d)
                 functions["torch " + name] = lambda x, f=torchs, d=dims: f(x, d)
             us, _ = race.times(inputs, functions, unlike=tuple(functions))
-            for name in OPERATIONS:
+            for name in taken:
                 row = {"operation": name, "shape": shape_name, "dtype": str(dtype).removeprefix("torch.")}
                 rows.append(row | {"us": us[name], "torch_us": us["torch " + name], "sum_us": us["sum"]})
             del inputs
             torch.cuda.empty_cache()
     return rows
+
+
+def norms():
+    return cells(NORMS)
+
+
+def kin():
+    return cells(KIN)
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------
@@ -175,13 +213,13 @@ def lists():
     return rows
 
 
-PARTS = {"norms": norms, "lists": lists}
+PARTS = {"norms": norms, "kin": kin, "lists": lists}
 
 
 def told(results):
     """What was measured, as text."""
     lines = []
-    for row in results.get("norms", []):
+    for row in [*results.get("norms", []), *results.get("kin", [])]:
         name = f"{row['operation']}, {row['shape']}, {row['dtype']}"
         lines.append(
             f"{name:44} {row['us']:8.2f} µs, torch {row['torch_us']:8.2f} ({row['torch_us'] / row['us']:.2f}x), "

@@ -1,9 +1,9 @@
-"""Makes the measured parts of docs/norms.md from bench/results/*/family.json, which bench/family.py writes.
+"""Makes the measured parts of docs/norms.md and docs/family.md from bench/results/*/family.json (bench/family.py).
 
     python bench/family_report.py            writes them
     python bench/family_report.py --check    changes nothing; exit status 1 and a diff if the results give others
 
-The page is written by hand but for what stands between "<!-- family:NAME -->" and "<!-- /family:NAME -->". Standard
+The pages are written by hand but for what stands between "<!-- family:NAME -->" and "<!-- /family:NAME -->". Standard
 library only.
 """
 
@@ -15,7 +15,7 @@ import provenance
 import report
 
 ROOT = provenance.ROOT
-PAGE, TIMES = "docs/norms.md", "family.json"
+TIMES = "family.json"
 NOTE = "<!-- made by bench/family_report.py; do not edit -->"
 
 
@@ -40,6 +40,19 @@ def norms(results):
     return [*report.table(["input", "our sum", *names], rows), ""]
 
 
+def kin(results):
+    """A row a shape and dtype: of each operation our time, and torch's over ours."""
+    cells = {(r["shape"], r["dtype"], r["operation"]): r for r in results["kin"]}
+    names = list(dict.fromkeys(r["operation"] for r in results["kin"]))
+    rows = []
+    for shape, dtype in dict.fromkeys((r["shape"], r["dtype"]) for r in results["kin"]):
+        each = [cells.get((shape, dtype, name)) for name in names]
+        texts = [f"{report.number(r['us'])} ({report.times(r['torch_us'] / r['us'])})" if r else "" for r in each]
+        total = next(r["sum_us"] for r in each if r)
+        rows.append([f"{shape}, {dtype}", report.number(total), *texts])
+    return [*report.table(["input", "our sum", *names], rows), ""]
+
+
 def lists(results):
     """A row a list and dtype: of each call the GPU's time, its bandwidth and the host's time."""
     rows = []
@@ -52,16 +65,17 @@ def lists(results):
     return [*report.table(["list", "call", "GPU, µs", "GB/s", "host, µs"], rows), ""]
 
 
-PARTS = {"norms": norms, "lists": lists}
+PARTS = {"norms": ("docs/norms.md", norms), "lists": ("docs/norms.md", lists), "kin": ("docs/family.md", kin)}
 
 
 def documents(root, times):
     """{path under root: text} of all that is made."""
-    page = (root / PAGE).read_text(encoding="utf-8")
-    for name, part in PARTS.items():
-        lines = [line for _, results in times for line in [*source_lines(results, root), *part(results)]]
-        page = report.fill(page, f"family:{name}", lines or ["not measured yet", ""], NOTE)
-    return {PAGE: page}
+    pages = {page: (root / page).read_text(encoding="utf-8") for page, _ in PARTS.values()}
+    for name, (page, part) in PARTS.items():
+        known = [results for _, results in times if name in results]
+        lines = [line for results in known for line in [*source_lines(results, root), *part(results)]]
+        pages[page] = report.fill(pages[page], f"family:{name}", lines or ["not measured yet", ""], NOTE)
+    return pages
 
 
 def main(arguments=None):

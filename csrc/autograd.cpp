@@ -1,6 +1,6 @@
 // Gradients, built as torch builds those of its own ops: a Node for the backward pass, and in forward mode the op itself on
-// tangents, or a sum of what they do to a norm. Both call differentiable torch ops, so torch.func, tracing and derivatives of
-// any order work as well.
+// tangents, or a sum of what they do to the result. Both call differentiable torch ops, so torch.func, tracing and derivatives
+// of any order work as well.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -42,13 +42,41 @@ at::Tensor with_reduced_dims(at::Tensor result, const Dims& dims, bool keepdim) 
   return result;
 }
 
-// Of a norm whose results and their gradients have the reduced dims: the gradient of its input. Where the norm is 0, so is
-// that, as in torch. Elements are divided by the norm before all else: that is at most 1, and cannot overflow.
+// For each element the product of all others of its output, without a division, which a zero would spoil: of those before it
+// and of those after it.
+at::Tensor product_of_others(const at::Tensor& self, const Dims& dims) {
+  if (dims.empty() || self.sym_numel() == 0) return at::ones_like(self);
+  Dims order;  // kept dims first
+  for (int64_t d = 0; d < self.dim(); ++d)
+    if (std::find(dims.begin(), dims.end(), d) == dims.end()) order.push_back(d);
+  const int64_t kept = static_cast<int64_t>(order.size());
+  order.insert(order.end(), dims.begin(), dims.end());
+  Dims back(order.size());
+  for (size_t d = 0; d < order.size(); ++d) back[order[d]] = static_cast<int64_t>(d);
+  const at::Tensor permuted = self.permute(order), x = permuted.flatten(kept);
+  const auto before = [](const at::Tensor& x) {
+    const at::Tensor first = at::ones_like(x.narrow_symint(-1, 0, 1));
+    return at::cat({first, x.narrow_symint(-1, 0, x.sym_size(-1) - 1)}, -1).cumprod(-1);
+  };
+  const at::Tensor others = before(x) * before(x.flip(-1)).flip(-1);
+  return others.reshape_symint(permuted.sym_sizes()).permute(back);
+}
+
+// The gradient of the input, where results and their gradients have the reduced dims. Where a norm is 0, so is that, as in
+// torch. Elements are divided by the norm before all else: that is at most 1, and cannot overflow.
 template <Operation op>
-at::Tensor norm_gradient(const at::Tensor& grad, const at::Tensor& given, const at::Tensor& norm, const Dims& dims) {
+at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& given, const at::Tensor& norm, const Dims& dims) {
   const at::Tensor self = at::isFloat8Type(given.scalar_type()) ? given.to(grad.scalar_type()) : given;
   const auto over_norm = [&](const at::Tensor& x) { return x.div(norm).masked_fill(norm == 0, 0); };
-  if constexpr (op == Operation::_norm_1) {
+  if constexpr (op == Operation::prod) {
+    const bool small = c10::elementSize(self.scalar_type()) == 2;  // their products of many would soon overflow
+    return product_of_others(small ? self.to(at::kFloat) : self, dims) * grad;
+  } else if constexpr (op == Operation::_logsumexp) {
+    return grad * (self - norm.masked_fill(norm.abs() == INFINITY, 0)).exp();
+  } else if constexpr (op == Operation::_amax || op == Operation::_amin) {
+    const at::Tensor mask = self.eq(norm);
+    return dims.empty() ? grad * mask : grad * mask / mask.sum(dims, /*keepdim=*/true);
+  } else if constexpr (op == Operation::_norm_1) {
     return self.sgn() * grad;
   } else if constexpr (op == Operation::_powsum_2) {
     return self * (2 * grad);
@@ -73,24 +101,21 @@ at::Tensor norm_gradient(const at::Tensor& grad, const at::Tensor& given, const 
   }
 }
 
-// Whether a norm's gradient depends on the norm itself.
-constexpr bool needs_result(Operation op) { return info(op).finish != Finish::none; }
-
 template <Operation op>
-variable_list norm_backward(const at::Tensor& grad, const Saved& input, const at::Tensor& self, const at::Tensor& norm) {
+variable_list backward_of(const at::Tensor& grad, const Saved& input, const at::Tensor& self, const at::Tensor& norm) {
   if (!grad.defined() || op == Operation::_norm_0) return {at::Tensor()};
-  const at::Tensor all = needs_result(op) ? with_reduced_dims(norm, input.dims, input.keepdim) : norm;
-  const at::Tensor result = norm_gradient<op>(with_reduced_dims(grad, input.dims, input.keepdim), self, all, input.dims);
+  const at::Tensor all = info(op).keeps_result() ? with_reduced_dims(norm, input.dims, input.keepdim) : norm;
+  const at::Tensor result = gradient_of<op>(with_reduced_dims(grad, input.dims, input.keepdim), self, all, input.dims);
   return {result.scalar_type() == input.dtype ? result : result.to(input.dtype)};
 }
 
-// What a tangent of the input does to a norm.
+// What a tangent of the input does to the result.
 template <Operation op>
-at::Tensor norm_tangent(const at::Tensor& tangent, const at::Tensor& self, const at::Tensor& norm, const Dims& dims,
-                        bool keepdim) {
+at::Tensor tangent_of(const at::Tensor& tangent, const at::Tensor& self, const at::Tensor& norm, const Dims& dims,
+                      bool keepdim) {
   if (op == Operation::_norm_0) return at::zeros_like(norm);
   const at::Tensor all = with_reduced_dims(norm, dims, keepdim);
-  at::Tensor change = norm_gradient<op>(at::ones_like(all), self, all, dims);
+  at::Tensor change = gradient_of<op>(at::ones_like(all), self, all, dims);
   if (change.is_complex()) change = change.conj();
   change = change * tangent;
   if (change.is_complex()) change = at::real(change);
@@ -125,13 +150,13 @@ variable_list backward(at::Tensor grad, const Saved& input) {
 
 template <Operation op>
 struct Backward : torch::autograd::TraceableFunction {
-  static constexpr bool kNorm = info(op).is_norm();
+  static constexpr bool kKeeps = info(op).keeps_input();
 
   Saved input;
-  torch::autograd::SavedVariable self, result;  // of a norm
+  torch::autograd::SavedVariable self, result;  // if they are kept
 
   variable_list apply(variable_list&& grads) override {
-    if constexpr (kNorm) return norm_backward<op>(grads[0], input, self.unpack(), result.unpack(getptr()));
+    if constexpr (kKeeps) return backward_of<op>(grads[0], input, self.unpack(), result.unpack(getptr()));
     else return backward<op>(std::move(grads[0]), input);
   }
 
@@ -145,7 +170,7 @@ struct Backward : torch::autograd::TraceableFunction {
   // For compiled autograd: what it specializes on and what it traces, in the form that torch generates for its own nodes.
   void compiled_args(torch::autograd::CompiledNodeArgs& args) const override {
     Saved::each(input, [&](const auto& field) { args.collect(field); });
-    if constexpr (kNorm) {
+    if constexpr (kKeeps) {
       args.collect(self, /*is_output=*/false);
       args.collect(result, /*is_output=*/true);
     }
@@ -154,7 +179,7 @@ struct Backward : torch::autograd::TraceableFunction {
   variable_list apply_with_saved(const variable_list& grads, torch::autograd::SwapSavedVariables& saved) override {
     namespace compiled = torch::dynamo::autograd;
     Saved::each(input, [&](auto& field) { saved.before(field); });
-    if constexpr (kNorm) {
+    if constexpr (kKeeps) {
       saved.before(self);
       saved.before(result);
     }
@@ -164,12 +189,12 @@ struct Backward : torch::autograd::TraceableFunction {
       Saved::each(input, [&](const auto& field) {
         types.push_back(compiled::IValuePacker<std::decay_t<decltype(field)>>::packed_type());
       });
-      if constexpr (kNorm) types.insert(types.end(), 2, compiled::IValuePacker<at::Tensor>::packed_type());
+      if constexpr (kKeeps) types.insert(types.end(), 2, compiled::IValuePacker<at::Tensor>::packed_type());
       return compiler->bind_function(saved.get_py_compiler(), name(), apply_packed, types);
     }();
     compiled::PackedArgs packed;
     Saved::each(input, [&](const auto& field) { packed.pack(field); });
-    if constexpr (kNorm) {
+    if constexpr (kKeeps) {
       packed.pack(self.unpack());
       packed.pack(result.unpack(getptr()));
     }
@@ -178,7 +203,7 @@ struct Backward : torch::autograd::TraceableFunction {
     const variable_list gradients =
         compiler->call_function(saved.get_py_compiler(), "apply_functional", bound, grads, packed.vec(), metadata);
     Saved::each(input, [&](auto& field) { saved.after(field); });
-    if constexpr (kNorm) {
+    if constexpr (kKeeps) {
       saved.after(self);
       saved.after(this->result);
     }
@@ -189,9 +214,9 @@ struct Backward : torch::autograd::TraceableFunction {
     torch::dynamo::autograd::PackedArgs packed(arguments);
     Saved input;
     Saved::each(input, [&](auto& field) { field = packed.unpack<std::decay_t<decltype(field)>>(); });
-    if constexpr (kNorm) {
+    if constexpr (kKeeps) {
       const auto self = packed.unpack<at::Tensor>(), result = packed.unpack<at::Tensor>();
-      return norm_backward<op>(grads[0], input, self, result);
+      return backward_of<op>(grads[0], input, self, result);
     } else {
       return backward<op>(grads[0], input);
     }
@@ -230,13 +255,13 @@ at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims
   if (forward) {
     const at::Tensor& tangent = self._fw_grad(/*level=*/0);
     at::Tensor change;
-    if constexpr (info(op).is_norm()) change = norm_tangent<op>(tangent, self._fw_primal(/*level=*/0), result, dims, keepdim);
+    if constexpr (info(op).keeps_input()) change = tangent_of<op>(tangent, self._fw_primal(/*level=*/0), result, dims, keepdim);
     else change = functional<op>().call(tangent, dim, keepdim, dtype);
     result._set_fw_grad(change, /*level=*/0, /*is_inplace_op=*/false);
   }
-  if (backward && info(op).is_norm()) {  // with their tangents, for derivatives of derivatives
+  if (backward && info(op).keeps_input()) {  // with their tangents, for derivatives of derivatives
     node->self = torch::autograd::SavedVariable(self, /*is_output=*/false);
-    if (needs_result(op)) node->result = torch::autograd::SavedVariable(result, /*is_output=*/true);
+    if (info(op).keeps_result()) node->result = torch::autograd::SavedVariable(result, /*is_output=*/true);
   }
   return result;
 }

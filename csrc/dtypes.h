@@ -35,24 +35,61 @@ GPUREDUCE_HOST_DEVICE Complex<T> operator+(Complex<T> a, Complex<T> b) {
   return {a.re + b.re, a.im + b.im};
 }
 
-// The larger of two numbers, or NaN if one is: an accumulator that is not a sum, and whose order is free.
-template <class Real>
+// Accumulators that are no sums: + joins two of them, whatever that is.
+
+// The larger of two numbers, or NaN if one is; of two zeros, the one without a sign. Its order is free. Unsigned integers are
+// kept as signed ones of the same order, with their first bit turned (ordered()).
+template <class T>
 struct Largest {
-  Real value;
+  T value;
 };
 
-template <class Real>
-GPUREDUCE_HOST_DEVICE Largest<Real> operator+(Largest<Real> a, Largest<Real> b) {
-  return a.value > b.value || a.value != a.value ? a : b;
-}
+// The product.
+template <class T>
+struct Product {
+  T value;
+};
+
+// The sum of exponentials, e^largest * sum, of which neither part overflows (exponential.h).
+template <class T>
+struct LogSum {
+  T largest, sum;
+};
+
+template <class T> struct IsLargest : std::false_type {};
+template <class T> struct IsLargest<Largest<T>> : std::true_type {};
+template <class T> struct IsProduct : std::false_type {};
+template <class T> struct IsProduct<Product<T>> : std::true_type {};
+template <class T> struct IsLogSum : std::false_type {};
+template <class T> struct IsLogSum<LogSum<T>> : std::true_type {};
 
 enum class Kind : uint8_t { integer, floating, complex };
 
-// The accumulators of the contract: sums, and the largest of floating numbers.
-enum class Accumulator : uint8_t { f32, f64, i64, c64, c128, largest_f32, largest_f64 };
+// The accumulators of the contract, one row each: name, type, and how people know it.
+#define GPUREDUCE_ACCUMULATORS(X)            \
+  X(f32, float, "float32")                   \
+  X(f64, double, "float64")                  \
+  X(i64, int64_t, "int64")                   \
+  X(c64, Complex<float>, "complex64")        \
+  X(c128, Complex<double>, "complex128")     \
+  X(largest_f32, Largest<float>, "float32")  \
+  X(largest_f64, Largest<double>, "float64") \
+  X(largest_i64, Largest<int64_t>, "int64")  \
+  X(product_f32, Product<float>, "float32")  \
+  X(product_f64, Product<double>, "float64") \
+  X(product_i64, Product<int64_t>, "int64")  \
+  X(logsum_f32, LogSum<float>, "float32")    \
+  X(logsum_f64, LogSum<double>, "float64")
+
+enum class Accumulator : uint8_t {
+#define GPUREDUCE_ENUMERATOR(name, ...) name,
+  GPUREDUCE_ACCUMULATORS(GPUREDUCE_ENUMERATOR)
+#undef GPUREDUCE_ENUMERATOR
+};
 
 // One row a dtype: name (as in at::ScalarType), storage type, kind, the accumulator it is summed in by itself, the one it is
-// summed in when the result is double precision, and the family of kernels (one .cu file) it is compiled with.
+// summed in when the result is double precision, and the family of kernels (one .cu file) its sums are compiled with. Rare ones
+// have lean kernels (is_plain_sum() in map.h).
 #define GPUREDUCE_DTYPES(X)                                              \
   X(Float, float, floating, f32, f64, single)                            \
   X(Half, gpureduce::Half, floating, f32, f64, half)                     \
@@ -64,14 +101,14 @@ enum class Accumulator : uint8_t { f32, f64, i64, c64, c128, largest_f32, larges
   X(Char, int8_t, integer, i64, i64, byte)                               \
   X(Byte, uint8_t, integer, i64, i64, byte)                              \
   X(Short, int16_t, integer, i64, i64, integer)                          \
-  X(UInt16, uint16_t, integer, i64, i64, integer)                        \
+  X(UInt16, uint16_t, integer, i64, i64, rare)                           \
   X(Int, int32_t, integer, i64, i64, integer)                            \
-  X(UInt32, uint32_t, integer, i64, i64, integer)                        \
+  X(UInt32, uint32_t, integer, i64, i64, rare)                           \
   X(Long, int64_t, integer, i64, i64, integer)                           \
   X(UInt64, uint64_t, integer, i64, i64, integer)                        \
-  X(ComplexHalf, Complex<gpureduce::Half>, complex, c64, c128, complex)  \
-  X(ComplexFloat, Complex<float>, complex, c64, c128, complex)           \
-  X(ComplexDouble, Complex<double>, complex, c128, c128, complex)
+  X(ComplexHalf, Complex<gpureduce::Half>, complex, c64, c128, rare)     \
+  X(ComplexFloat, Complex<float>, complex, c64, c128, rare)              \
+  X(ComplexDouble, Complex<double>, complex, c128, c128, rare)
 
 enum class DType : uint8_t {
 #define GPUREDUCE_ENUMERATOR(name, type, kind, accumulator, wide, family) name,
@@ -79,21 +116,24 @@ enum class DType : uint8_t {
 #undef GPUREDUCE_ENUMERATOR
 };
 
-// What an element becomes before it is added: itself; 1 if it is not zero, or else 0; or a power of its magnitude, or the
-// negative of that.
-enum class Map : uint8_t { value, nonzero, magnitude, negative_magnitude, square, cube };
+// What an element becomes before it is joined to others: an addend or a factor, which are its value; 1 if it is not zero, or
+// else 0; its negative, which turns their order; a power of its magnitude, or the negative of that; or what e is raised to.
+enum class Map : uint8_t { value, factor, nonzero, negative, magnitude, negative_magnitude, square, cube, exponent };
 
 struct DTypeInfo {
   const char* name;
   int size;
   Kind kind;
   Accumulator accumulator, wide;
+  bool rare;
 };
+
+enum class Family : uint8_t { single, half, float8, byte, integer, rare };
 
 inline const DTypeInfo& info(DType t) {
   static constexpr DTypeInfo table[] = {
 #define GPUREDUCE_INFO(name, type, kind, accumulator, wide, family) \
-  {#name, sizeof(type), Kind::kind, Accumulator::accumulator, Accumulator::wide},
+  {#name, sizeof(type), Kind::kind, Accumulator::accumulator, Accumulator::wide, Family::family == Family::rare},
       GPUREDUCE_DTYPES(GPUREDUCE_INFO)
 #undef GPUREDUCE_INFO
   };
@@ -101,12 +141,20 @@ inline const DTypeInfo& info(DType t) {
 }
 
 inline int size_of(Accumulator a) {
-  constexpr int sizes[] = {4, 8, 8, 8, 16, 4, 8};
+  constexpr int sizes[] = {
+#define GPUREDUCE_SIZE(name, type, text) sizeof(type),
+      GPUREDUCE_ACCUMULATORS(GPUREDUCE_SIZE)
+#undef GPUREDUCE_SIZE
+  };
   return sizes[static_cast<int>(a)];
 }
 
 inline const char* name_of(Accumulator a) {
-  constexpr const char* names[] = {"float32", "float64", "int64", "complex64", "complex128", "float32", "float64"};
+  constexpr const char* names[] = {
+#define GPUREDUCE_NAME(name, type, text) text,
+      GPUREDUCE_ACCUMULATORS(GPUREDUCE_NAME)
+#undef GPUREDUCE_NAME
+  };
   return names[static_cast<int>(a)];
 }
 
@@ -125,39 +173,58 @@ inline Accumulator accumulator_of(DType in, DType out, Map map) {
 inline bool is_direct(Accumulator a, DType out) {
   switch (a) {
     case Accumulator::f32:
-    case Accumulator::largest_f32: return out == DType::Float || out == DType::BFloat16 || out == DType::Half;
+    case Accumulator::largest_f32:
+    case Accumulator::product_f32: return out == DType::Float || out == DType::BFloat16 || out == DType::Half;
     case Accumulator::f64:
-    case Accumulator::largest_f64: return out == DType::Double;
-    case Accumulator::i64: return out == DType::Long;
+    case Accumulator::largest_f64:
+    case Accumulator::product_f64: return out == DType::Double;
+    case Accumulator::i64:
+    case Accumulator::largest_i64:
+    case Accumulator::product_i64: return out == DType::Long;
     case Accumulator::c64: return out == DType::ComplexFloat;
     case Accumulator::c128: return out == DType::ComplexDouble;
+    default: return false;  // of logarithms
   }
-  return false;
 }
 
 template <Accumulator A> struct AccumulatorType;
-template <> struct AccumulatorType<Accumulator::f32> { using type = float; };
-template <> struct AccumulatorType<Accumulator::f64> { using type = double; };
-template <> struct AccumulatorType<Accumulator::i64> { using type = int64_t; };
-template <> struct AccumulatorType<Accumulator::c64> { using type = Complex<float>; };
-template <> struct AccumulatorType<Accumulator::c128> { using type = Complex<double>; };
-template <> struct AccumulatorType<Accumulator::largest_f32> { using type = Largest<float>; };
-template <> struct AccumulatorType<Accumulator::largest_f64> { using type = Largest<double>; };
+#define GPUREDUCE_TYPE(name, cpp, text) \
+  template <> struct AccumulatorType<Accumulator::name> { using type = cpp; };
+GPUREDUCE_ACCUMULATORS(GPUREDUCE_TYPE)
+#undef GPUREDUCE_TYPE
 template <Accumulator A> using Sum = typename AccumulatorType<A>::type;
+
+// Calls `f` with a value of an accumulator's type.
+template <class F>
+auto with_accumulator(Accumulator a, F f) {
+  switch (a) {
+#define GPUREDUCE_CALL(name, type, text) \
+  case Accumulator::name: return f(type{});
+    GPUREDUCE_ACCUMULATORS(GPUREDUCE_CALL)
+#undef GPUREDUCE_CALL
+  }
+  return f(float{});
+}
 
 template <class T> struct IsComplex : std::false_type {};
 template <class T> struct IsComplex<Complex<T>> : std::true_type {};
-template <class T> struct IsLargest : std::false_type {};
-template <class T> struct IsLargest<Largest<T>> : std::true_type {};
 
-// The number in an accumulator: itself, or that of a Largest.
+// Accumulators that are no sums hold one number.
 template <class Acc>
-GPUREDUCE_HOST_DEVICE Acc number(Acc x) {
-  return x;
+constexpr bool kHolds = IsLargest<Acc>::value || IsProduct<Acc>::value;
+
+// The number in an accumulator: itself, or what it holds.
+template <class Acc>
+GPUREDUCE_HOST_DEVICE auto number(Acc x) {
+  if constexpr (kHolds<Acc>) return x.value;
+  else return x;
 }
-template <class Real>
-GPUREDUCE_HOST_DEVICE Real number(Largest<Real> x) {
-  return x.value;
+template <class Acc> using Number = decltype(number(Acc{}));
+
+template <class T>
+GPUREDUCE_HOST_DEVICE constexpr T lowest() {
+  if constexpr (std::is_floating_point_v<T>) return static_cast<T>(-INFINITY);
+  else return static_cast<T>(uint64_t{1} << (8 * sizeof(T) - 1));
 }
 
 // What a missing lane counts as: x + padding has the bits of x for every x (0.0 would turn -0.0 into 0.0).
@@ -166,7 +233,11 @@ GPUREDUCE_HOST_DEVICE Acc padding() {
   if constexpr (IsComplex<Acc>::value) {
     return {padding<decltype(Acc::re)>(), padding<decltype(Acc::re)>()};
   } else if constexpr (IsLargest<Acc>::value) {
-    return {static_cast<decltype(Acc::value)>(-INFINITY)};
+    return {lowest<Number<Acc>>()};
+  } else if constexpr (IsProduct<Acc>::value) {
+    return {Number<Acc>(1)};
+  } else if constexpr (IsLogSum<Acc>::value) {
+    return {lowest<decltype(Acc::sum)>(), 0};
   } else {
     return static_cast<Acc>(std::is_floating_point_v<Acc> ? -0.0 : 0.0);
   }
@@ -178,6 +249,36 @@ GPUREDUCE_HOST_DEVICE To bit_cast(From from) {
   To to;
   memcpy(&to, &from, sizeof(to));
   return to;
+}
+
+// An unsigned integer of some size as bits of the signed one that has its place in their order; and back.
+template <class T>
+GPUREDUCE_HOST_DEVICE T ordered(T x) {
+  return x ^ static_cast<T>(T{1} << (8 * sizeof(T) - 1));
+}
+
+template <class T>
+GPUREDUCE_HOST_DEVICE Largest<T> operator+(Largest<T> a, Largest<T> b) {
+  if constexpr (std::is_integral_v<T>) {
+    return a.value > b.value ? a : b;
+  } else {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if constexpr (std::is_same_v<T, float>) {  // by the one instruction that does all this
+      float larger;
+      asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a.value), "f"(b.value));
+      return {larger};
+    }
+#endif
+    using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+    if (a.value == b.value) return {bit_cast<T>(bit_cast<Bits>(a.value) & bit_cast<Bits>(b.value))};
+    return a.value > b.value || a.value != a.value ? a : b;
+  }
+}
+
+template <class T>
+GPUREDUCE_HOST_DEVICE Product<T> operator+(Product<T> a, Product<T> b) {
+  if constexpr (std::is_integral_v<T>) return {static_cast<T>(static_cast<uint64_t>(a.value) * static_cast<uint64_t>(b.value))};
+  else return {a.value * b.value};
 }
 
 // --- an element's exact value ---------------------------------------------------------------------------------------------
@@ -247,7 +348,11 @@ template <class Acc, class In>
 GPUREDUCE_HOST_DEVICE Acc addend(In x) {
   auto v = value(x);
   using V = decltype(v);
-  if constexpr (IsComplex<Acc>::value) {
+  if constexpr (kHolds<Acc>) {
+    return {addend<Number<Acc>>(x)};
+  } else if constexpr (IsLogSum<Acc>::value) {
+    return {addend<decltype(Acc::sum)>(x), 1};
+  } else if constexpr (IsComplex<Acc>::value) {
     using Real = decltype(Acc::re);
     if constexpr (IsComplex<V>::value) return {static_cast<Real>(v.re), static_cast<Real>(v.im)};
     else return {static_cast<Real>(v), Real(0)};
@@ -260,8 +365,16 @@ GPUREDUCE_HOST_DEVICE Acc addend(In x) {
   }
 }
 
-template <class Acc, class Real>
-GPUREDUCE_HOST_DEVICE Acc addend(Largest<Real> x) {  // is one already
+template <class Acc, class T>
+GPUREDUCE_HOST_DEVICE Acc addend(Largest<T> x) {  // is one already
+  return x;
+}
+template <class Acc, class T>
+GPUREDUCE_HOST_DEVICE Acc addend(Product<T> x) {
+  return x;
+}
+template <class Acc, class T>
+GPUREDUCE_HOST_DEVICE Acc addend(LogSum<T> x) {
   return x;
 }
 
@@ -361,6 +474,12 @@ template <class Out, class Acc>
 GPUREDUCE_HOST_DEVICE Out result(Acc v) {
   if constexpr (std::is_same_v<Out, Acc>) {
     return v;
+  } else if constexpr (std::is_same_v<Acc, Largest<int64_t>> && std::is_unsigned_v<Out>) {
+    return ordered(static_cast<Out>(v.value));
+  } else if constexpr (kHolds<Acc>) {
+    return result<Out>(v.value);
+  } else if constexpr (IsLogSum<Acc>::value) {  // of one element
+    return result<Out>(v.largest);
   } else if constexpr (IsComplex<Out>::value) {
     using Real = decltype(Out::re);
     if constexpr (IsComplex<Acc>::value) return {round_to<Real>(v.re), round_to<Real>(v.im)};

@@ -5,8 +5,9 @@
 
 namespace gpureduce {
 
-// Nothing; the quotient by the number of elements; a root; the magnitude.
-enum class Finish : uint8_t { none, quotient, square_root, cube_root, magnitude };
+// Nothing; the quotient by the number of elements; a root; the negative; whether it is as many as there are elements; the
+// logarithm.
+enum class Finish : uint8_t { none, quotient, square_root, cube_root, negative, all, logarithm };
 
 // A sum divided by a count, in the accumulator's precision; integers in double.
 template <class Acc>
@@ -44,7 +45,13 @@ inline GPUREDUCE_OUT_OF_LINE float cube_root(float x) { return static_cast<float
 template <class Acc>
 GPUREDUCE_HOST_DEVICE auto finished(Acc x, Finish finish, int64_t count) {
   if constexpr (IsLargest<Acc>::value) {
-    return magnitude(x.value);
+    return finish == Finish::negative ? opposite(x) : x;
+  } else if constexpr (IsProduct<Acc>::value) {
+    return x;
+  } else if constexpr (IsLogSum<Acc>::value) {
+    return static_cast<double>(x.largest) + logarithm(x.sum);
+  } else if constexpr (std::is_integral_v<Acc>) {
+    return finish == Finish::all ? static_cast<double>(x == count) : quotient(x, count);
   } else if constexpr (std::is_floating_point_v<Acc>) {
     return finish == Finish::square_root ? square_root(x) : finish == Finish::cube_root ? cube_root(x) : quotient(x, count);
   } else {

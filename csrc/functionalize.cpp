@@ -26,8 +26,10 @@ at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, O
     return out_variant<op>().call(input, dim, keepdim, dtype, out);
   }
   const at::ScalarType result = out_type(op, input, dtype, out);
-  // The dtype= of a norm of complex numbers is complex, and its result is real.
-  const at::Tensor value = functional<op>().call(input, dim, keepdim, info(op).is_norm() ? dtype : OptionalDtype(result));
+  // The dtype of `out` decides for sums. Of other operations the result's is not what dtype= says: of norms of complex numbers
+  // that is complex.
+  constexpr bool kSum = info(op).typing == Typing::sum || info(op).typing == Typing::mean;
+  const at::Tensor value = functional<op>().call(input, dim, keepdim, kSum ? OptionalDtype(result) : dtype);
   functionalization::replace_(out, value);
   functionalization::commit_update(out);
   functionalization::sync(out);

@@ -2,7 +2,7 @@
 // type.
 #pragma once
 
-#include "dtypes.h"
+#include "exponential.h"
 
 namespace gpureduce {
 
@@ -34,14 +34,31 @@ GPUREDUCE_HOST_DEVICE Real square(Complex<Real> x) {
   return x.re * x.re + x.im * x.im;
 }
 
+// An element of the larger of two: integers as signed ones of the same order.
+template <class Acc, class In>
+GPUREDUCE_HOST_DEVICE Acc in_order(In x) {
+  if constexpr (std::is_unsigned_v<In>) return {static_cast<Number<Acc>>(static_cast<std::make_signed_t<In>>(ordered(x)))};
+  else return addend<Acc>(x);
+}
+
+template <class T>
+GPUREDUCE_HOST_DEVICE Largest<T> opposite(Largest<T> x) {
+  if constexpr (std::is_integral_v<T>) return {~x.value};
+  else return {-x.value};
+}
+
 template <Map map, class Acc, class In>
 GPUREDUCE_HOST_DEVICE Acc mapped(In x) {
-  if constexpr (map == Map::value) {
-    return addend<Acc>(x);
-  } else if constexpr (map == Map::nonzero) {
+  if constexpr (map == Map::nonzero) {
     return addend<Acc>(nonzero(x));
+  } else if constexpr (map == Map::value && IsLargest<Acc>::value) {
+    return in_order<Acc>(x);
+  } else if constexpr (map == Map::negative) {
+    return opposite(in_order<Acc>(x));
+  } else if constexpr (map == Map::value || map == Map::factor || map == Map::exponent) {
+    return addend<Acc>(x);
   } else {
-    using Real = decltype(number(Acc{}));
+    using Real = Number<Acc>;
     const auto v = addend<std::conditional_t<IsComplex<In>::value, Complex<Real>, Real>>(x);
     if constexpr (map == Map::square) return {square(v)};
     else if constexpr (map == Map::cube) return {square(magnitude(v)) * magnitude(v)};
@@ -50,29 +67,78 @@ GPUREDUCE_HOST_DEVICE Acc mapped(In x) {
   }
 }
 
-// Whether kernels are compiled for elements of a dtype, a map and an accumulator. All else is converted at run time.
+// Whether an element's sign counts.
+constexpr bool is_signed(Map map) {
+  return map == Map::value || map == Map::factor || map == Map::negative || map == Map::exponent;
+}
+
+// What is the largest of: floats, or integers of any kind.
+constexpr Accumulator largest_of(const DTypeInfo& in) {
+  return in.kind == Kind::integer ? Accumulator::largest_i64
+         : in.size == 8           ? Accumulator::largest_f64
+                                  : Accumulator::largest_f32;
+}
+
+// Whether kernels are compiled for elements of a dtype, a map and an accumulator. All else is converted at run time: rare
+// dtypes of rare operations.
 constexpr bool is_compiled(Map map, Accumulator to, const DTypeInfo& in) {
   const bool plain = in.kind == Kind::floating && in.size > 1, own = to == in.accumulator;
+  switch (to) {
+    case Accumulator::largest_f32:
+    case Accumulator::largest_f64:
+    case Accumulator::largest_i64: return (plain || in.kind == Kind::integer) && to == largest_of(in);
+    case Accumulator::product_f32:
+    case Accumulator::logsum_f32: return plain && in.size < 8;
+    case Accumulator::product_i64: return in.kind == Kind::integer && in.size >= 4 && !in.rare && map == Map::factor;
+    case Accumulator::product_f64:
+    case Accumulator::logsum_f64: return false;
+    default: break;
+  }
   switch (map) {
     case Map::value: return own || (to == in.wide && plain);
+    case Map::nonzero: return in.size <= 8;
     case Map::square: return own && plain;
-    case Map::magnitude: return plain && (own || to == in.wide || (to == Accumulator::largest_f32 && in.size <= 4));
+    case Map::cube: return own && plain && in.size < 8;
+    case Map::magnitude: return plain && (own || to == in.wide);
     default: return false;
   }
 }
 
-// Whether kernels take magnitudes by leaving signs out of what they load; the largest ones are compiled for that.
-constexpr bool drops_signs(Map map, Accumulator to) { return map == Map::magnitude && to != Accumulator::largest_f32; }
+// Whether these are the sums that kernels are made for in all their variants; or else there are the few that all operations
+// have.
+constexpr bool is_plain_sum(Map map, Accumulator to, const DTypeInfo& in) {
+  return (map == Map::value || map == Map::magnitude) && to == in.accumulator && !in.rare;
+}
 
-// An element that kernels know by what a map makes of it.
+// Whether sums are of magnitudes, which kernels take by leaving signs out of what they load.
+constexpr bool drops_signs(Map map, Accumulator to) {
+  return map == Map::magnitude && (to == Accumulator::f32 || to == Accumulator::f64);
+}
+
+// Elements that kernels know by what becomes of them: by a map; or as the larger of two. Signs are left out or turned by masks
+// of what is loaded, and so are bits of integers, so that those of a size share a type, which is a signed one.
 template <class In, Map kMap>
 struct Mapped {
+  In element;
+};
+template <class In>
+struct Ordered {
   In element;
 };
 
 template <class T> struct IsMapped : std::false_type {};
 template <class In, Map map> struct IsMapped<Mapped<In, map>> : std::true_type {};
+template <class In> struct IsMapped<Ordered<In>> : std::true_type {};
+// Whether elements are masked, all of a word.
+template <class T> struct IsMasked : std::false_type {};
+template <class In> struct IsMasked<Mapped<In, Map::value>> : std::true_type {};
+template <class In> struct IsMasked<Mapped<In, Map::nonzero>> : std::true_type {};
+template <class In> struct IsMasked<Ordered<In>> : std::true_type {};
 
+template <class Acc, class In>
+GPUREDUCE_HOST_DEVICE Acc addend(Ordered<In> x) {
+  return addend<Acc>(x.element);
+}
 template <class Acc, class In, Map map>
 GPUREDUCE_HOST_DEVICE Acc addend(Mapped<In, map> x) {
   return mapped<map, Acc>(x.element);

@@ -9,24 +9,41 @@
 
 namespace gpureduce {
 
-enum class Combine : uint8_t { sum, largest };
+enum class Combine : uint8_t { sum, largest, product, logsum };
 
-// Each row has a name, map, combine and finish, and whether torch.autocast makes the result float32 on CUDA (torch lists those
-// in AT_FORALL_FP32_SET_OPT_DTYPE and AT_FORALL_FP32). Those that begin with _ are the norms, a power each, of which norm.cpp
-// chooses; and the norms of numbers that are sums of powers already.
-#define GPUREDUCE_OPERATIONS(X)                                  \
-  X(sum, value, sum, none, true)                                 \
-  X(mean, value, sum, quotient, false)                           \
-  X(_norm_0, nonzero, sum, none, true)                           \
-  X(_norm_1, magnitude, sum, none, true)                         \
-  X(_norm_2, square, sum, square_root, true)                     \
-  X(_norm_3, cube, sum, cube_root, true)                         \
-  X(_norm_inf, magnitude, largest, magnitude, true)              \
-  X(_norm_neg_inf, negative_magnitude, largest, magnitude, true) \
-  X(_powsum_2, square, sum, none, false)                         \
-  X(_powsum_3, cube, sum, none, false)                           \
-  X(_root_2, value, sum, square_root, false)                     \
-  X(_root_3, value, sum, cube_root, false)
+// Which inputs an operation takes, and of which dtype its results are:
+// sum    any; of its dtype, integers int64; or as dtype= says
+// mean   the same, but floating and complex results alone
+// norm   floating and complex ones; of their real type, or that of dtype=
+// same   real ones; of the same dtype
+// count  any; int64
+// truth  any; bool, of uint8 uint8
+// log    real ones; of the same dtype, integers float32
+enum class Typing : uint8_t { sum, mean, norm, same, count, truth, log };
+
+// Each row has a name, its typing, map, combine and finish, and whether torch.autocast makes the result float32 on CUDA (torch
+// lists those in AT_FORALL_FP32_SET_OPT_DTYPE and AT_FORALL_FP32). Those that begin with _ have no dtype= for their users, or
+// are the norms, a power each, of which norm.cpp chooses; and the norms of numbers that are sums of powers already.
+#define GPUREDUCE_OPERATIONS(X)                                       \
+  X(sum, sum, value, sum, none, true)                                 \
+  X(mean, mean, value, sum, quotient, false)                          \
+  X(prod, sum, factor, product, none, true)                           \
+  X(_amax, same, value, largest, none, false)                         \
+  X(_amin, same, negative, largest, negative, false)                  \
+  X(_any, truth, nonzero, sum, none, false)                           \
+  X(_all, truth, nonzero, sum, all, false)                            \
+  X(_count_nonzero, count, nonzero, sum, none, false)                 \
+  X(_logsumexp, log, exponent, logsum, logarithm, false)              \
+  X(_norm_0, norm, nonzero, sum, none, true)                          \
+  X(_norm_1, norm, magnitude, sum, none, true)                        \
+  X(_norm_2, norm, square, sum, square_root, true)                    \
+  X(_norm_3, norm, cube, sum, cube_root, true)                        \
+  X(_norm_inf, norm, magnitude, largest, none, true)                  \
+  X(_norm_neg_inf, norm, negative_magnitude, largest, negative, true) \
+  X(_powsum_2, norm, square, sum, none, false)                        \
+  X(_powsum_3, norm, cube, sum, none, false)                          \
+  X(_root_2, norm, value, sum, square_root, false)                    \
+  X(_root_3, norm, value, sum, cube_root, false)
 
 enum class Operation : uint8_t {
 #define GPUREDUCE_OPERATION(name, ...) name,
@@ -36,19 +53,26 @@ enum class Operation : uint8_t {
 
 struct OperationInfo {
   const char* name;
+  Typing typing;
   Map map;
   Combine combine;
   Finish finish;
   bool autocasts;
 
-  // Of real results, for floating and complex inputs alone.
-  constexpr bool is_norm() const { return map != Map::value || finish == Finish::square_root || finish == Finish::cube_root; }
+  constexpr bool is_norm() const { return typing == Typing::norm; }
+  // Whether the gradient depends on the input's elements, and whether on the result; what it depends on is kept for it.
+  constexpr bool keeps_input() const {
+    return typing == Typing::norm || typing == Typing::same || combine == Combine::product || combine == Combine::logsum;
+  }
+  constexpr bool keeps_result() const {
+    return combine == Combine::largest || combine == Combine::logsum || (is_norm() && finish != Finish::none);
+  }
 };
 
 constexpr OperationInfo info(Operation op) {
   constexpr OperationInfo table[] = {
-#define GPUREDUCE_OPERATION(name, map, combine, finish, autocasts) \
-  {#name, Map::map, Combine::combine, Finish::finish, autocasts},
+#define GPUREDUCE_OPERATION(name, typing, map, combine, finish, autocasts) \
+  {#name, Typing::typing, Map::map, Combine::combine, Finish::finish, autocasts},
       GPUREDUCE_OPERATIONS(GPUREDUCE_OPERATION)
 #undef GPUREDUCE_OPERATION
   };
@@ -61,9 +85,16 @@ constexpr const char* name_of(Operation op) { return info(op).name; }
 // the caller's to turn into its real part first.
 inline Accumulator accumulator_of(Operation op, DType in, DType out) {
   const OperationInfo row = info(op);
-  if (!row.is_norm()) return accumulator_of(in, out, out == DType::Bool ? Map::nonzero : Map::value);
   if (row.map == Map::nonzero) return Accumulator::i64;
   const Accumulator own = info(in).accumulator;
+  if (row.combine == Combine::product) {
+    if (info(out).kind == Kind::integer) return Accumulator::product_i64;
+    const bool wide = out == DType::Double || own != Accumulator::f32;  // of integers, too
+    return wide ? Accumulator::product_f64 : Accumulator::product_f32;
+  }
+  if (row.typing == Typing::same) return largest_of(info(in));
+  if (row.combine == Combine::logsum) return own == Accumulator::f32 ? Accumulator::logsum_f32 : Accumulator::logsum_f64;
+  if (!row.is_norm()) return accumulator_of(in, out, out == DType::Bool ? Map::nonzero : Map::value);
   const bool wide = out == DType::Double || own == Accumulator::f64 || own == Accumulator::c128;
   if (row.combine == Combine::largest) return wide ? Accumulator::largest_f64 : Accumulator::largest_f32;
   return wide ? Accumulator::f64 : Accumulator::f32;

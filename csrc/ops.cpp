@@ -55,8 +55,26 @@ at::ScalarType norm_type(at::ScalarType input, OptionalDtype dtype) {
 }  // namespace
 
 at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dtype) {
-  if (info(op).is_norm()) return norm_type(input, dtype);
-  if (info(op).finish == Finish::quotient) {
+  const OperationInfo row = info(op);
+  switch (row.typing) {
+    case Typing::norm: return norm_type(input, dtype);
+    case Typing::count: return at::kLong;
+    case Typing::truth: return input == at::kByte ? at::kByte : at::kBool;
+    case Typing::same:
+      TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(input), name_of(op) + 1,
+                                  "(): complex numbers have no order: input has dtype ", input);
+      return input;
+    case Typing::log:
+      TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(input), "logsumexp(): complex numbers are not supported: input has dtype ",
+                                  input);
+      if (at::isIntegralType(input, /*includeBool=*/true)) return c10::get_default_dtype_as_scalartype();
+      return at::isFloat8Type(input) ? at::kFloat : input;
+    default: break;
+  }
+  if (row.combine == Combine::product)
+    TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(input) && !(dtype && at::isComplexType(*dtype)), name_of(op),
+                                "(): products of complex numbers are not supported: input has dtype ", input);
+  if (row.typing == Typing::mean) {
     const at::ScalarType type = dtype.value_or(input);
     TORCH_CHECK(at::isFloatingType(type) || at::isComplexType(type), name_of(op), "(): could not infer output dtype. ",
                 dtype ? "Optional" : "Input", " dtype must be either a floating point or complex dtype. Got: ", type);
@@ -70,7 +88,9 @@ at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dty
 at::ScalarType out_type(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
   // The mean of integers needs a dtype, whatever the dtype of `out`.
   at::ScalarType result = result_type(op, self.scalar_type(), dtype);
-  if (!info(op).is_norm()) result = result_type(op, self.scalar_type(), dtype.value_or(out.scalar_type()));
+  const Typing typing = info(op).typing;
+  if (typing == Typing::sum || typing == Typing::mean)
+    result = result_type(op, self.scalar_type(), dtype.value_or(out.scalar_type()));
   TORCH_CHECK(out.scalar_type() == result, "Expected out tensor to have dtype ", result, ", but got ", out.scalar_type(),
               " instead");
   return result;
@@ -95,11 +115,22 @@ DType component(DType complex) {
   return complex == DType::ComplexDouble ? DType::Double : complex == DType::ComplexFloat ? DType::Float : DType::Half;
 }
 
-// The largest of no elements does not exist: raises torch's error, in the words of torch.linalg.vector_norm.
+// The largest of no elements does not exist: raises torch's error, in the words of torch.linalg.vector_norm or torch.amax.
 void check_identity(Operation op, const at::Tensor& self, OptionalDims dim) {
-  if (info(op).combine != Combine::largest) return;
-  const char* const name = info(op).map == Map::magnitude ? "inf" : "-inf";
-  if (!dim.has_value() || dim->empty()) {
+  const OperationInfo row = info(op);
+  if (row.combine != Combine::largest) return;
+  const bool all = !dim.has_value() || dim->empty();
+  if (row.typing == Typing::same) {
+    if (self.sym_numel() != 0) return;
+    const char* const name = name_of(op) + 1;
+    TORCH_CHECK_INDEX(!all, name, "(): Expected reduction dim to be specified for input.numel() == 0. ",
+                      "Specify the reduction dim with the 'dim' argument.");
+    for (int64_t d : *dim)
+      TORCH_CHECK_INDEX(self.sym_size(d) != 0, name, "(): Expected reduction dim ", d, " to have non-zero size.");
+    return;
+  }
+  const char* const name = row.map == Map::magnitude ? "inf" : "-inf";
+  if (all) {
     TORCH_CHECK(self.sym_numel() != 0, "linalg.vector_norm cannot compute the ", name,
                 " norm on an empty tensor because the operation does not have an identity");
     return;
@@ -107,6 +138,17 @@ void check_identity(Operation op, const at::Tensor& self, OptionalDims dim) {
   for (int64_t d : *dim)  // in range: reduced_dims() has checked them
     TORCH_CHECK(self.dim() == 0 || self.sym_size(d) != 0, "linalg.vector_norm cannot compute the ", name,
                 " norm on the dimension ", d, " because this dimension is empty and the operation does not have an identity");
+}
+
+// Writes the results of no elements.
+void fill_with_identity(Operation op, const at::Tensor& out) {
+  const OperationInfo row = info(op);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  if (row.combine == Combine::product || row.finish == Finish::all) out.fill_(1);
+  else if (row.combine == Combine::logsum) out.fill_(-std::numeric_limits<double>::infinity());
+  else if (row.finish != Finish::quotient) out.zero_();
+  else if (out.is_complex()) out.fill_(c10::complex<double>(nan, nan));
+  else out.fill_(nan);
 }
 
 // The sizes of the result.
@@ -131,15 +173,9 @@ template <class Watch>
 void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool keepdim, const at::Tensor& out,
              const Tuning& tuning, Watch&& watch) {
   const Reduction r = make_reduction(op, self, reduce, out.scalar_type(), out, keepdim);
-  if (!info(op).is_norm()) warn_if_imaginary_is_lost(self.scalar_type(), out.scalar_type());
+  if (info(op).map == Map::value) warn_if_imaginary_is_lost(self.scalar_type(), out.scalar_type());
   if (r.problem.outputs == 0) return;
-  if (r.problem.length == 0) {
-    const double nan = std::numeric_limits<double>::quiet_NaN();
-    if (info(op).finish != Finish::quotient) out.zero_();
-    else if (out.is_complex()) out.fill_(c10::complex<double>(nan, nan));
-    else out.fill_(nan);
-    return;
-  }
+  if (r.problem.length == 0) return fill_with_identity(op, out);
   watch.end(Stage::problem);
 #ifdef GPUREDUCE_WITH_CUDA
   if (self.is_cuda()) {
@@ -301,10 +337,11 @@ Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& re
                          const at::Tensor& out, bool keepdim) {
   Reduction r{};
   r.in = dtype_of(self.scalar_type(), "an input of dtype");
-  r.out = dtype_of(result, "a result of dtype");
-  r.map = r.out == DType::Bool ? Map::nonzero : info(op).map;
+  const Typing typing = info(op).typing;
+  r.out = typing == Typing::truth ? DType::Bool : dtype_of(result, "a result of dtype");  // uint8 has its bytes, too
+  r.map = r.out == DType::Bool && (typing == Typing::sum || typing == Typing::mean) ? Map::nonzero : info(op).map;
   r.finish = info(op).finish;
-  if (r.map == Map::value) {  // no other map depends on signs
+  if (is_signed(r.map)) {
     r.negate = self.is_neg();
     r.conjugate = self.is_conj();
   }
@@ -315,6 +352,14 @@ Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& re
     scale = 2;
   }
   r.accumulator = accumulator_of(op, r.in, r.out);
+  // Extrema and products of bools are whether any are true, or all, where any byte but 0 is; and so is a product that is a
+  // bool.
+  const bool product = r.accumulator == Accumulator::product_i64;
+  if (r.in == DType::Bool ? typing == Typing::same || product : product && r.out == DType::Bool) {
+    r.map = Map::nonzero;
+    r.finish = product || r.finish == Finish::negative ? Finish::all : Finish::none;
+    r.accumulator = Accumulator::i64;
+  }
 
   // Without `out` the call is only planned, with the strides of a new contiguous result.
   const at::IntArrayRef sizes = self.sizes(), strides = self.strides();

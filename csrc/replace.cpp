@@ -3,13 +3,31 @@
 // ours off it again brings back exactly the original one.
 #include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtilsMulti.h>
-#include <ATen/ops/sum_cpu_dispatch.h>
 #include <torch/library.h>
 
+#include <ATen/ops/all_cpu_dispatch.h>
+#include <ATen/ops/amax_cpu_dispatch.h>
+#include <ATen/ops/amin_cpu_dispatch.h>
+#include <ATen/ops/any_cpu_dispatch.h>
+#include <ATen/ops/count_nonzero_cpu_dispatch.h>
+#include <ATen/ops/linalg_vector_norm_cpu_dispatch.h>
+#include <ATen/ops/mean_cpu_dispatch.h>
+#include <ATen/ops/prod_cpu_dispatch.h>
+#include <ATen/ops/sum_cpu_dispatch.h>
+
 #ifdef GPUREDUCE_WITH_CUDA
+#include <ATen/ops/all_cuda_dispatch.h>
+#include <ATen/ops/amax_cuda_dispatch.h>
+#include <ATen/ops/amin_cuda_dispatch.h>
+#include <ATen/ops/any_cuda_dispatch.h>
+#include <ATen/ops/count_nonzero_cuda_dispatch.h>
+#include <ATen/ops/linalg_vector_norm_cuda_dispatch.h>
+#include <ATen/ops/mean_cuda_dispatch.h>
+#include <ATen/ops/prod_cuda_dispatch.h>
 #include <ATen/ops/sum_cuda_dispatch.h>
 #endif
 
+#include <map>
 #include <memory>
 #include <mutex>
 
@@ -21,30 +39,45 @@ namespace {
 
 using c10::DispatchKey;
 
-// What is replaced, and by what: the names, and torch's own kernels, which are called without the dispatcher.
-struct Sum {
-  static constexpr Operation operation = Operation::sum;
-  static constexpr const char *aten = "sum.dim_IntList", *aten_out = "sum.IntList_out";
-
-  template <DispatchKey key>
-  static at::Tensor original(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+// torch's own kernels of a name, which are called without the dispatcher.
 #ifdef GPUREDUCE_WITH_CUDA
-    if constexpr (key == DispatchKey::CUDA) return at::cuda::sum(self, dim, keepdim, dtype);
+#define GPUREDUCE_BY_DEVICE(call) \
+  if constexpr (key == DispatchKey::CUDA) return at::cuda::call
+#else
+#define GPUREDUCE_BY_DEVICE(call)
 #endif
-    return at::cpu::sum(self, dim, keepdim, dtype);
-  }
-
+#define GPUREDUCE_ORIGINAL(name)                                                    \
+  struct torch_##name {                                                             \
+    template <DispatchKey key, class... Args>                                       \
+    static at::Tensor call(const at::Tensor& self, Args... args) {                  \
+      GPUREDUCE_BY_DEVICE(name(self, args...));                                     \
+      return at::cpu::name(self, args...);                                          \
+    }                                                                               \
+    template <DispatchKey key, class... Args>                                       \
+    static at::Tensor& out(at::Tensor& out, const at::Tensor& self, Args... args) { \
+      GPUREDUCE_BY_DEVICE(name##_out(out, self, args...));                          \
+      return at::cpu::name##_out(out, self, args...);                               \
+    }                                                                               \
+  };
+GPUREDUCE_ORIGINAL(sum)
+GPUREDUCE_ORIGINAL(mean)
+GPUREDUCE_ORIGINAL(prod)
+GPUREDUCE_ORIGINAL(amax)
+GPUREDUCE_ORIGINAL(amin)
+GPUREDUCE_ORIGINAL(any)
+GPUREDUCE_ORIGINAL(all)
+GPUREDUCE_ORIGINAL(linalg_vector_norm)
+struct torch_count_nonzero {  // which has no out
   template <DispatchKey key>
-  static at::Tensor& original_out(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype,
-                                  at::Tensor& out) {
-#ifdef GPUREDUCE_WITH_CUDA
-    if constexpr (key == DispatchKey::CUDA) return at::cuda::sum_out(out, self, dim, keepdim, dtype);
-#endif
-    return at::cpu::sum_out(out, self, dim, keepdim, dtype);
+  static at::Tensor call(const at::Tensor& self, at::IntArrayRef dim) {
+    GPUREDUCE_BY_DEVICE(count_nonzero(self, dim));
+    return at::cpu::count_nonzero(self, dim);
   }
 };
+#undef GPUREDUCE_ORIGINAL
+#undef GPUREDUCE_BY_DEVICE
 
-// The dtypes that both libraries sum. torch does not sum float8, so there is no result dtype that ours could take over.
+// The dtypes that both libraries reduce. torch does not sum float8, so there is no result dtype that ours could take over.
 bool is_common(at::ScalarType type) {
   return at::isIntegralType(type, /*includeBool=*/true) || at::isComplexType(type) || type == at::kDouble ||
          type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
@@ -68,33 +101,217 @@ bool has_names(const Tensor&, long) {
 }
 
 // Everything else goes to the original kernel, which also raises the errors about it.
-template <class Op, DispatchKey key>
+template <Operation op, DispatchKey key>
 bool is_taken(const at::Tensor& self, OptionalDtype dtype) {
+  constexpr OperationInfo row = info(op);
   const at::ScalarType type = self.scalar_type();
-  return is_common(type) && is_result<key>(result_type(Op::operation, type, dtype)) && !has_names(self, 0) &&
-         self.dim() <= static_cast<int64_t>(at::dim_bitset_size);
+  if (!is_common(type) || has_names(self, 0) || self.dim() > static_cast<int64_t>(at::dim_bitset_size)) return false;
+  constexpr bool kReal = row.typing == Typing::same || row.combine == Combine::product;
+  if (kReal && (at::isComplexType(type) || (dtype && at::isComplexType(*dtype)))) return false;
+  if (row.typing == Typing::same && self.numel() == 0) return false;
+  if (row.typing == Typing::mean || row.typing == Typing::norm) {
+    if (!at::isFloatingType(type) && !at::isComplexType(type)) return false;
+    if (dtype && *dtype != type && (row.typing == Typing::norm || !at::isFloatingType(*dtype))) return false;
+  }
+  return is_result<key>(result_type(op, type, dtype));
 }
 
-template <class Op, DispatchKey key>
-at::Tensor reduce(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
-  if (!is_taken<Op, key>(self, dtype)) return Op::template original<key>(self, dim, keepdim, dtype);
-  return functional<Op::operation>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim, dtype);
-}
-
-template <class Op, DispatchKey key>
-at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out) {
+template <Operation op, DispatchKey key>
+bool is_taken_into(const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
+  constexpr bool kSum = info(op).typing == Typing::sum || info(op).typing == Typing::mean;
   const at::ScalarType result = out.scalar_type();
-  if (!is_taken<Op, key>(self, result) || dtype.value_or(result) != result || has_names(out, 0) ||
-      out.layout() != at::kStrided || out.device() != self.device() || at::has_internal_overlap(out) == at::MemOverlap::Yes)
-    return Op::template original_out<key>(self, dim, keepdim, dtype, out);
-  return out_variant<Op::operation>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim, result, out);
+  const OptionalDtype asked = kSum ? OptionalDtype(result) : dtype;
+  return is_taken<op, key>(self, asked) && result_type(op, self.scalar_type(), asked) == result &&
+         (!kSum || dtype.value_or(result) == result) && !has_names(out, 0) && out.layout() == at::kStrided &&
+         out.device() == self.device() && at::has_internal_overlap(out) != at::MemOverlap::Yes;
 }
 
-// The kernels are plain functions. Taking them off the stack frees nothing that a call in another thread may still need.
-template <class Op, DispatchKey key>
-void kernels(torch::Library& library) {
-  library.impl(Op::aten, TORCH_FN((reduce<Op, key>)));
-  library.impl(Op::aten_out, TORCH_FN((reduce_out<Op, key>)));
+// Ours where it takes the call, or else the original by `otherwise`.
+template <Operation op, DispatchKey key, class Otherwise>
+at::Tensor reduce(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, Otherwise otherwise) {
+  if (!is_taken<op, key>(self, dtype)) return otherwise();
+  return functional<op>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim, dtype);
+}
+template <Operation op, DispatchKey key, class Otherwise>
+at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out,
+                       Otherwise otherwise) {
+  if (!is_taken_into<op, key>(self, dtype, out)) return otherwise();
+  constexpr bool kSum = info(op).typing == Typing::sum || info(op).typing == Typing::mean;
+  return out_variant<op>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim,
+                                      kSum ? OptionalDtype(out.scalar_type()) : dtype, out);
+}
+
+// aten's kernels, by the arguments that they have. All of them are plain functions: taking them off the dispatcher's stack
+// frees nothing that a call in another thread may still need.
+template <Operation op, class Torch, DispatchKey key>
+struct Kernels {
+  // dim, keepdim, dtype
+  static at::Tensor full(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+    return reduce<op, key>(self, dim, keepdim, dtype, [&] { return Torch::template call<key>(self, dim, keepdim, dtype); });
+  }
+  static at::Tensor& full_out(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out) {
+    return reduce_out<op, key>(self, dim, keepdim, dtype, out,
+                               [&]() -> at::Tensor& { return Torch::template out<key>(out, self, dim, keepdim, dtype); });
+  }
+  // dims, keepdim
+  template <class Dims>
+  static at::Tensor plain(const at::Tensor& self, Dims dim, bool keepdim) {
+    return reduce<op, key>(self, dim, keepdim, {}, [&] { return Torch::template call<key>(self, dim, keepdim); });
+  }
+  template <class Dims>
+  static at::Tensor& plain_out(const at::Tensor& self, Dims dim, bool keepdim, at::Tensor& out) {
+    return reduce_out<op, key>(self, dim, keepdim, {}, out,
+                               [&]() -> at::Tensor& { return Torch::template out<key>(out, self, dim, keepdim); });
+  }
+  // one dim, keepdim
+  static at::Tensor one(const at::Tensor& self, int64_t dim, bool keepdim) {
+    return reduce<op, key>(self, dim, keepdim, {}, [&] { return Torch::template call<key>(self, dim, keepdim); });
+  }
+  static at::Tensor& one_out(const at::Tensor& self, int64_t dim, bool keepdim, at::Tensor& out) {
+    return reduce_out<op, key>(self, dim, keepdim, {}, out,
+                               [&]() -> at::Tensor& { return Torch::template out<key>(out, self, dim, keepdim); });
+  }
+  // all
+  static at::Tensor all(const at::Tensor& self) {
+    return reduce<op, key>(self, std::nullopt, false, {}, [&] { return Torch::template call<key>(self); });
+  }
+  static at::Tensor& all_out(const at::Tensor& self, at::Tensor& out) {
+    return reduce_out<op, key>(self, std::nullopt, false, {}, out,
+                               [&]() -> at::Tensor& { return Torch::template out<key>(out, self); });
+  }
+};
+
+template <class Torch, DispatchKey key>
+struct Product {
+  static constexpr Operation op = Operation::prod;
+  static at::Tensor all(const at::Tensor& self, OptionalDtype dtype) {
+    return reduce<op, key>(self, std::nullopt, false, dtype, [&] { return Torch::template call<key>(self, dtype); });
+  }
+  static at::Tensor one(const at::Tensor& self, int64_t dim, bool keepdim, OptionalDtype dtype) {
+    return reduce<op, key>(self, dim, keepdim, dtype, [&] { return Torch::template call<key>(self, dim, keepdim, dtype); });
+  }
+  static at::Tensor& one_out(const at::Tensor& self, int64_t dim, bool keepdim, OptionalDtype dtype, at::Tensor& out) {
+    return reduce_out<op, key>(self, dim, keepdim, dtype, out,
+                               [&]() -> at::Tensor& { return Torch::template out<key>(out, self, dim, keepdim, dtype); });
+  }
+};
+
+// The norms that we have; those of other orders are left to torch.
+template <DispatchKey key>
+struct Norm {
+  template <class Known, class Otherwise>
+  static auto with_order(const at::Scalar& ord, Known known, Otherwise otherwise) {
+    const double order = ord.isComplex() ? std::numeric_limits<double>::quiet_NaN() : ord.toDouble();
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    if (order == 0) return known(std::integral_constant<Operation, Operation::_norm_0>());
+    if (order == 1) return known(std::integral_constant<Operation, Operation::_norm_1>());
+    if (order == 2) return known(std::integral_constant<Operation, Operation::_norm_2>());
+    if (order == 3) return known(std::integral_constant<Operation, Operation::_norm_3>());
+    if (order == kInfinity) return known(std::integral_constant<Operation, Operation::_norm_inf>());
+    if (order == -kInfinity) return known(std::integral_constant<Operation, Operation::_norm_neg_inf>());
+    return otherwise();
+  }
+  static at::Tensor full(const at::Tensor& self, const at::Scalar& ord, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+    const auto otherwise = [&] { return torch_linalg_vector_norm::call<key>(self, ord, dim, keepdim, dtype); };
+    if (self.numel() == 0) return otherwise();
+    return with_order(ord, [&](auto op) { return reduce<op.value, key>(self, dim, keepdim, dtype, otherwise); }, otherwise);
+  }
+  static at::Tensor& full_out(const at::Tensor& self, const at::Scalar& ord, OptionalDims dim, bool keepdim,
+                              OptionalDtype dtype, at::Tensor& out) {
+    const auto otherwise = [&]() -> std::reference_wrapper<at::Tensor> {
+      return torch_linalg_vector_norm::out<key>(out, self, ord, dim, keepdim, dtype);
+    };
+    if (self.numel() == 0) return otherwise();
+    const auto known = [&](auto op) -> std::reference_wrapper<at::Tensor> {
+      return reduce_out<op.value, key>(self, dim, keepdim, dtype, out, [&]() -> at::Tensor& { return otherwise(); });
+    };
+    return with_order(ord, known, otherwise);
+  }
+};
+
+template <DispatchKey key>
+struct Count {
+  static constexpr Operation op = Operation::_count_nonzero;
+  static at::Tensor dims(const at::Tensor& self, at::IntArrayRef dim) {
+    return reduce<op, key>(self, dim, false, {}, [&] { return torch_count_nonzero::call<key>(self, dim); });
+  }
+};
+
+template <DispatchKey key>
+void put_sum(torch::Library& m) {
+  using K = Kernels<Operation::sum, torch_sum, key>;
+  m.impl("sum.dim_IntList", TORCH_FN(K::full));
+  m.impl("sum.IntList_out", TORCH_FN(K::full_out));
+}
+template <DispatchKey key>
+void put_mean(torch::Library& m) {
+  using K = Kernels<Operation::mean, torch_mean, key>;
+  m.impl("mean.dim", TORCH_FN(K::full));
+  m.impl("mean.out", TORCH_FN(K::full_out));
+}
+template <DispatchKey key>
+void put_prod(torch::Library& m) {
+  using K = Product<torch_prod, key>;
+  m.impl("prod", TORCH_FN(K::all));
+  m.impl("prod.dim_int", TORCH_FN(K::one));
+  m.impl("prod.int_out", TORCH_FN(K::one_out));
+}
+template <DispatchKey key>
+void put_amax(torch::Library& m) {
+  using K = Kernels<Operation::_amax, torch_amax, key>;
+  m.impl("amax", TORCH_FN(K::template plain<at::IntArrayRef>));
+  m.impl("amax.out", TORCH_FN(K::template plain_out<at::IntArrayRef>));
+}
+template <DispatchKey key>
+void put_amin(torch::Library& m) {
+  using K = Kernels<Operation::_amin, torch_amin, key>;
+  m.impl("amin", TORCH_FN(K::template plain<at::IntArrayRef>));
+  m.impl("amin.out", TORCH_FN(K::template plain_out<at::IntArrayRef>));
+}
+template <Operation op, class Torch, DispatchKey key>
+void put_truth(torch::Library& m, const std::string& name) {
+  using K = Kernels<op, Torch, key>;
+  m.impl(name.c_str(), TORCH_FN(K::all));
+  m.impl((name + ".all_out").c_str(), TORCH_FN(K::all_out));
+  m.impl((name + ".dim").c_str(), TORCH_FN(K::one));
+  m.impl((name + ".out").c_str(), TORCH_FN(K::one_out));
+  m.impl((name + ".dims").c_str(), TORCH_FN(K::template plain<OptionalDims>));
+  m.impl((name + ".dims_out").c_str(), TORCH_FN(K::template plain_out<OptionalDims>));
+}
+template <DispatchKey key>
+void put_any(torch::Library& m) {
+  put_truth<Operation::_any, torch_any, key>(m, "any");
+}
+template <DispatchKey key>
+void put_all(torch::Library& m) {
+  put_truth<Operation::_all, torch_all, key>(m, "all");
+}
+template <DispatchKey key>
+void put_count_nonzero(torch::Library& m) {
+  m.impl("count_nonzero.dim_IntList", TORCH_FN(Count<key>::dims));
+}
+template <DispatchKey key>
+void put_vector_norm(torch::Library& m) {
+  m.impl("linalg_vector_norm", TORCH_FN(Norm<key>::full));
+  m.impl("linalg_vector_norm.out", TORCH_FN(Norm<key>::full_out));
+}
+
+// What can be replaced, by torch's names for it.
+#define GPUREDUCE_REPLACED(X) X(sum) X(mean) X(prod) X(amax) X(amin) X(any) X(all) X(count_nonzero) X(vector_norm)
+
+struct Replaced { void (*on_cpu)(torch::Library&), (*on_cuda)(torch::Library&); };
+
+const std::map<std::string, Replaced>& replaced() {
+  static const auto* table = new std::map<std::string, Replaced>{
+#ifdef GPUREDUCE_WITH_CUDA
+#define GPUREDUCE_ROW(name) {#name, {put_##name<DispatchKey::CPU>, put_##name<DispatchKey::CUDA>}},
+#else
+#define GPUREDUCE_ROW(name) {#name, {put_##name<DispatchKey::CPU>, nullptr}},
+#endif
+      GPUREDUCE_REPLACED(GPUREDUCE_ROW)
+#undef GPUREDUCE_ROW
+  };
+  return *table;
 }
 
 // The dispatcher warns once in a process that one kernel covers another. Here that is the purpose.
@@ -102,7 +319,7 @@ struct Silence : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// The replacement on one device. It is on while it was switched on more often than off.
+// The replacement of one function on one device. It is on while it was switched on more often than off.
 class Replacement {
  public:
   Replacement(DispatchKey key, void (*kernels)(torch::Library&)) : key_(key), kernels_(kernels) {}
@@ -138,28 +355,40 @@ class Replacement {
   std::unique_ptr<torch::Library> library_;
 };
 
-Replacement& replacement(const std::string& device) {
-  static auto* cpu = new Replacement(DispatchKey::CPU, kernels<Sum, DispatchKey::CPU>);
-  if (device == "cpu") return *cpu;
-  TORCH_CHECK_VALUE(device == "cuda", "replace_torch_sum: devices are 'cuda' and 'cpu', not '", device, "'");
-#ifdef GPUREDUCE_WITH_CUDA
-  static auto* cuda = new Replacement(DispatchKey::CUDA, kernels<Sum, DispatchKey::CUDA>);
-  return *cuda;
-#else
-  TORCH_CHECK(false, "replace_torch_sum: this library was built without CUDA; it can replace the sum of devices=\"cpu\"");
-#endif
+Replacement& replacement(const std::string& title, const std::string& name, const std::string& device) {
+  static auto* const all = new std::map<std::pair<std::string, std::string>, std::unique_ptr<Replacement>>();
+  const auto row = replaced().find(name);
+  if (row == replaced().end()) {
+    std::string names;
+    for (const auto& [known, _] : replaced()) names += (names.empty() ? "'" : ", '") + known + "'";
+    TORCH_CHECK_VALUE(false, title, ": functions are ", names, ", not '", name, "'");
+  }
+  TORCH_CHECK_VALUE(device == "cuda" || device == "cpu", title, ": devices are 'cuda' and 'cpu', not '", device, "'");
+  const bool cuda = device == "cuda";
+  TORCH_CHECK(!cuda || row->second.on_cuda, title, ": this library was built without CUDA; it can replace functions on ",
+              "devices=\"cpu\"");
+  std::unique_ptr<Replacement>& one = (*all)[{name, device}];
+  if (!one)
+    one = std::make_unique<Replacement>(cuda ? DispatchKey::CUDA : DispatchKey::CPU,
+                                        cuda ? row->second.on_cuda : row->second.on_cpu);
+  return *one;
 }
 
-// Switches all devices, or none if one is refused.
-void replace_torch_sum(bool on, const std::vector<std::string>& devices) {
+// Switches all functions on all devices, or none if one is refused.
+void replace(const std::string& title, bool on, const std::vector<std::string>& names,
+             const std::vector<std::string>& devices) {
   static std::mutex mutex;
   const std::lock_guard<std::mutex> lock(mutex);
   std::vector<Replacement*> chosen;
-  for (const std::string& device : devices) {
-    chosen.push_back(&replacement(device));
-    for (size_t i = 0; i + 1 < chosen.size(); ++i)
-      TORCH_CHECK_VALUE(chosen[i] != chosen.back(), "replace_torch_sum: devices names '", device, "' twice");
-    TORCH_CHECK(on || chosen.back()->count() > 0, "replace_torch_sum: off() without on(), on device '", device, "'");
+  for (const std::string& name : names) {
+    for (const std::string& device : devices) {
+      chosen.push_back(&replacement(title, name, device));
+      for (size_t i = 0; i + 1 < chosen.size(); ++i)
+        TORCH_CHECK_VALUE(chosen[i] != chosen.back(), title, ": ",
+                          names.size() > 1 ? "functions or devices name" : "devices names", " '",
+                          names.size() > 1 ? name + "' on '" + device : device, "' twice");
+      TORCH_CHECK(on || chosen.back()->count() > 0, title, ": off() without on(), on device '", device, "'");
+    }
   }
   for (Replacement* one : chosen) on ? one->on() : one->off();
 }
@@ -169,6 +398,8 @@ void replace_torch_sum(bool on, const std::vector<std::string>& devices) {
 }  // namespace gpureduce
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
-  m.def("_replace_torch_sum(bool on, str[] devices) -> ()",
-        [](bool on, std::vector<std::string> devices) { gpureduce::replace_torch_sum(on, devices); });
+  m.def("_replace(str title, bool on, str[] names, str[] devices) -> ()",
+        [](const std::string& title, bool on, std::vector<std::string> names, std::vector<std::string> devices) {
+          gpureduce::replace(title, on, names, devices);
+        });
 }

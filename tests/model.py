@@ -153,32 +153,32 @@ def to_integer(x):
 # --- the order --------------------------------------------------------------------------------------------------------
 
 
-def lane_sums(x):
+def lane_sums(x, add=np.add):
     """(outputs, length) -> (outputs, lane sums in a row): a lane adds its elements left to right, from its first."""
-    outputs, length = x.shape
+    outputs, length, *pair = x.shape
     whole = length // CHUNK
     rows = []
     if whole:
-        body = x[:, : whole * CHUNK].reshape(outputs, whole, DEPTH, LANES)
+        body = x[:, : whole * CHUNK].reshape(outputs, whole, DEPTH, LANES, *pair)
         lanes = body[:, :, 0].copy()
         for step in range(1, DEPTH):
-            lanes += body[:, :, step]
-        rows.append(lanes.reshape(outputs, whole * LANES))
+            lanes = add(lanes, body[:, :, step])
+        rows.append(lanes.reshape(outputs, whole * LANES, *pair))
     tail = x[:, whole * CHUNK :]
     if tail.shape[1]:
         lanes = tail[:, :LANES].copy()
         for start in range(LANES, tail.shape[1], LANES):
             more = tail[:, start : start + LANES]
-            lanes[:, : more.shape[1]] += more
+            lanes[:, : more.shape[1]] = add(lanes[:, : more.shape[1]], more)
         rows.append(lanes)
     return np.concatenate(rows, axis=1)
 
 
-def join(row):
+def join(row, add=np.add):
     """(outputs, n) -> (outputs,): nearest neighbours first; a missing right neighbour leaves its partner as it is."""
     while row.shape[1] > 1:
         pairs = row.shape[1] // 2 * 2
-        row = np.concatenate([row[:, 0:pairs:2] + row[:, 1:pairs:2], row[:, pairs:]], axis=1)
+        row = np.concatenate([add(row[:, 0:pairs:2], row[:, 1:pairs:2]), row[:, pairs:]], axis=1)
     return row[:, 0]
 
 
@@ -283,6 +283,169 @@ def norms(added, power, rooted=True):
     return roots(sums, power) if rooted and power > 1 else sums
 
 
+# --- products, extrema and counts -------------------------------------------------------------------------------------
+
+
+def natural_family(name, kind):
+    """The dtype of what `kind` makes of such elements."""
+    if isinstance(kind, tuple):
+        return natural_result(name)
+    if kind == "prod":
+        return natural_result(name)
+    if kind in ("any", "all"):
+        return "uint8" if name == "uint8" else "bool"
+    if kind == "logsumexp":
+        return "float32" if name in INTEGER else natural_result(name)
+    return "int64" if kind == "count_nonzero" else name
+
+
+def products(stored, source, target, negate):
+    """(outputs, length, parts) of stored real elements -> the accumulators (outputs,) of their products."""
+    x = decode(stored[..., 0], source)
+    x = -x if negate else x
+    if target == "bool":
+        x = (x != 0).astype(np.int64)
+    elif target in INTEGER:
+        x = x.astype(np.int64) if source in INTEGER else to_integer(x)
+    else:
+        wide = source in INTEGER or "float64" in (source, target)
+        x = x.astype(np.float64 if wide else np.float32)
+    if x.shape[1] == 0:
+        return np.ones(x.shape[0], x.dtype)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return join(lane_sums(x, np.multiply), np.multiply)
+
+
+def extrema(stored, source, largest, negate):
+    """(outputs, length, parts) of stored real elements -> the largest or smallest; NaN if one is; 0.0 is above -0.0."""
+    x = decode(stored[..., 0], source)
+    x = -x if negate else x
+    with np.errstate(invalid="ignore"):
+        found = x.max(1) if largest else x.min(1)
+    if source in INTEGER:
+        return found.astype(np.int64)
+    # Of zeros alone the sign is open yet.
+    zeros = (x == 0) & (np.signbit(x) != largest)  # those that win
+    return np.where(found == 0, np.where(zeros.any(1) == largest, 0.0, -0.0).astype(x.dtype), found)
+
+
+def counts(stored, source, kind):
+    """(outputs, length, parts) of stored elements -> how many are not zero, or whether any or all are."""
+    parts = [decode(stored[..., p], source) for p in range(stored.shape[-1])]
+    count = np.any([p != 0 for p in parts], axis=0).sum(1)
+    if kind == "count_nonzero":
+        return count.astype(np.int64)
+    return (count > 0 if kind == "any" else count == stored.shape[1]).astype(np.int64)
+
+
+def fused(a, b, c):
+    """a * b + c of float32, rounded once: exact in float64 but for a last digit that says so, and then rounded."""
+    product, c = a.astype(np.float64) * b.astype(np.float64), np.asarray(c).astype(np.float64)
+    total = product + c
+    back = total - product
+    rest = (product - (total - back)) + (c - back)
+    even = total.view(np.int64) % 2 == 0
+    odd = np.where(np.isfinite(rest) & (rest != 0) & even, np.nextafter(total, np.copysign(np.inf, rest)), total)
+    return odd.astype(np.float32)
+
+
+def exponential(x):
+    """e^x for x <= 0 as csrc/exponential.h says it, operation by operation."""
+    if x.dtype == np.float32:
+        f = np.float32
+        shifted = fused(x, np.full_like(x, f(float.fromhex("0x1.715476p+0"))), f(1.5 * 2.0**23))
+        n = shifted - f(1.5 * 2.0**23)
+        r = fused(n, np.full_like(x, f(-float.fromhex("0x1.62e430p-1"))), x)
+        r = fused(n, np.full_like(x, f(float.fromhex("0x1.05c610p-29"))), r)
+        p = np.full_like(x, f(1.9875691500e-4))
+        for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+            p = fused(p, r, f(coefficient))
+        y = fused(p, r * r, r) + f(1)
+        return np.where(x < f(-87), f(0), np.ldexp(y, np.nan_to_num(n, nan=0, neginf=0).astype(np.int32)))
+    n = (x * float.fromhex("0x1.71547652b82fep+0") + 1.5 * 2.0**52) - 1.5 * 2.0**52
+    high, low = x - n * float.fromhex("0x1.62e42feep-1"), n * float.fromhex("0x1.a39ef35793c76p-33")
+    r = high - low
+    t, p = r * r, np.full_like(x, 4.13813679705723846039e-08)
+    p = -1.65339022054652515390e-06 + t * p
+    for coefficient in (6.61375632143793436117e-05, -2.77777777770155933842e-03, 1.66666666666666019037e-01):
+        p = coefficient + t * p
+    c = r - t * p
+    y = 1 - ((low - (r * c) / (2 - c)) - high)
+    return np.where(x < -708, 0.0, np.ldexp(y, np.nan_to_num(n, nan=0, neginf=0).astype(np.int32)))
+
+
+def logarithm(x):
+    """The logarithm of float64 numbers from 1 on, as csrc/exponential.h says it."""
+    mantissa, exponent = np.frexp(np.where(np.isfinite(x), x, 1))
+    bits = mantissa.view(np.int64) & ((1 << 52) - 1)
+    up = (bits + 0x95F6400000000) >> 52 & 1  # as the sources cut at the square root of two
+    k = exponent - 1 + up
+    f = np.where(up == 1, mantissa, 2 * mantissa) - 1
+    s = f / (2 + f)
+    half, z = 0.5 * f * f, s * s
+    w = z * z
+    odd = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01))
+    even = 2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)
+    even = z * (6.666666666666735130e-01 + w * even)
+    tail = s * (half + (even + odd)) + k * 1.90821492927058770002e-10
+    return np.where(np.isfinite(x), k * 6.93147180369123816490e-01 - ((half - tail) - f), x)
+
+
+def log_sum(a, b):
+    """Two sums of exponentials, (largest, sum) in the last axis, as one."""
+    first = (a[..., 0] > b[..., 0]) | np.isnan(a[..., 0])
+    high, low = np.where(first[..., None], a, b), np.where(first[..., None], b, a)
+    with np.errstate(invalid="ignore"):
+        x = np.where(high[..., 0] == low[..., 0], np.zeros((), a.dtype), low[..., 0] - high[..., 0])
+        down = exponential(x)
+        parts = low[..., 1], down, high[..., 1]
+        one = fused(*parts) if a.dtype == np.float32 else parts[0] * down + parts[2]
+    return np.stack([high[..., 0], one], axis=-1)
+
+
+def log_sums(stored, source, negate):
+    """(outputs, length, parts) of stored real elements -> the float64 logarithms of their sums of exponentials."""
+    x = decode(stored[..., 0], source)
+    x = (-x if negate else x).astype(np.float64 if source == "float64" or source in INTEGER else np.float32)
+    if x.shape[1] == 0:
+        return np.full(x.shape[0], -np.inf)
+    pairs = np.stack([x, np.ones_like(x)], axis=-1)
+    found = join(lane_sums(pairs, log_sum), log_sum)
+    return found[:, 0].astype(np.float64) + logarithm(found[:, 1].astype(np.float64))
+
+
+def deviations(stored, source, what, correction, negate):
+    """(outputs, length, parts) of stored floats -> their "var", "std" or "mean", in float64."""
+    x = decode(stored[..., 0], source)
+    x = (-x if negate else x).astype(np.float64 if source == "float64" else np.float32)
+    n = x.shape[1]
+    if n == 0:
+        return np.full(x.shape[0], np.nan)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        first = x[:, :1]
+        d = (x - first).astype(np.float64)
+        total, squares = ordered_sum(d), ordered_sum(d * d)
+        mean = total / np.float64(n)
+        if what == "mean":
+            return first[:, 0].astype(np.float64) + mean
+        rest = squares - total * mean
+        variance = np.where(rest < 0, 0.0, rest) / max(n - np.float64(correction), np.float64(0))
+        return np.sqrt(variance) if what == "std" else variance
+
+
+def family(stored, source, target, kind, negate=False):
+    """(outputs, length, parts) of stored elements -> the accumulators (outputs,) of an operation of that name."""
+    if isinstance(kind, tuple):
+        return deviations(stored, source, *kind, negate)
+    if kind == "prod":
+        return products(stored, source, target, negate)
+    if kind == "logsumexp":
+        return log_sums(stored, source, negate)
+    if kind in ("amax", "amin"):
+        return extrema(stored, source, kind == "amax", negate)
+    return counts(stored, source, kind)
+
+
 # --- a whole reduction ------------------------------------------------------------------------------------------------
 
 
@@ -345,12 +508,16 @@ def reduce(
     mean=False,
     power=None,
     rooted=True,
+    kind=None,
 ):
     """The result of the contract as stored elements, shape (kept dims in logical order, parts).
 
     With a power it is the norm of that power, or without the root the sum of powers, and `target` is its real dtype.
+    With a kind it is the operation of that name in torch; or of ("var", correction), and likewise "std" and "mean".
     """
-    target = target or (natural_result(source) if power is None else natural_norm(source))
+    if target is None:
+        natural = natural_result if power is None else natural_norm
+        target = natural_family(source, kind) if kind else natural(source)
     live = [d for d, n in enumerate(shape) if n != 1]
     view = strided(data, source, [shape[d] for d in live], [strides[d] for d in live], offset)
     kept = [d for d in live if d not in dims]
@@ -359,7 +526,9 @@ def reduce(
     length = math.prod(shape[d] for d in order)
     axes = [live.index(d) for d in (*kept, *order)]
     view = view.transpose(*axes, len(live)).reshape(outputs, length, view.shape[-1])
-    if power is None:
+    if kind:
+        sums = [family(view, source, target, kind, negate)]
+    elif power is None:
         sums = [ordered_sum(a) for a in addends(view, source, target, negate, conjugate)]
     else:
         sums = [norms(powers(view, source, target, power, negate, conjugate), power, rooted)]

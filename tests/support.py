@@ -146,6 +146,32 @@ class Norm(Operation):
         return torch.promote_types(own, dtype) == dtype
 
 
+@dataclasses.dataclass(frozen=True)
+class Kin(Operation):
+    """One of the family: a product, an extremum, a count, a logarithm. All but the product have no dtype=."""
+
+    def __call__(self, *args, **kwargs):
+        if self.name != "prod" and kwargs.get("dtype", ...) is None:
+            del kwargs["dtype"]
+        return self.operator(*args, **kwargs)
+
+    def aten(self, input, *args, **kwargs):
+        raise NotImplementedError("aten's have other arguments")
+
+    @property
+    def model(self):
+        return dict(kind=self.name)
+
+    def result(self, name, dtype=None):
+        return name_of(dtype) if dtype else model.natural_family(name, self.name)
+
+    def takes(self, name, dtype=None):
+        """Products and extrema are of real numbers; dtype= is the product's alone."""
+        if dtype is not None and (self.name != "prod" or name_of(dtype) in COMPLEX):
+            return False
+        return name not in COMPLEX or self.name in ("any", "all", "count_nonzero")
+
+
 SUM = Operation("sum", ("dim_IntList", "IntList_out"))
 MEAN = Operation("mean", ("dim", "out"), divides=True)
 OPERATIONS = [SUM, MEAN]
@@ -154,6 +180,7 @@ POWERS = {"0": 0, "1": 1, "2": 2, "3": 3, "inf": float("inf"), "neg_inf": -float
 NORMS = [Norm(f"_norm_{name}", ("default", "out"), power=power) for name, power in POWERS.items()]
 POWSUMS = [Norm(f"_powsum_{name}", ("default", "out"), power=POWERS[name], rooted=False) for name in ("2", "3")]
 NORM = NORMS[2]
+FAMILY = [Kin(name, ("", "")) for name in ("prod", "amax", "amin", "any", "all", "count_nonzero", "logsumexp")]
 # The norms share the sum's way through everything, so that in tests of all operations one of them stands for them.
 EVERY = [*OPERATIONS, NORM]
 every_operation = pytest.mark.parametrize("op", EVERY, ids=str)
@@ -218,6 +245,30 @@ def data(shape, name, seed=0, device="cpu"):
 def whole(shape, name, seed, permutation):
     """A tensor of that shape, whose dims lie in memory in the order of `permutation`, slowest first."""
     x = data([shape[d] for d in permutation], name, seed)
+    return x.permute([permutation.index(d) for d in range(len(shape))])
+
+
+def whole_of(op, shape, name, seed, permutation, dims):
+    """whole(), whose elements show something of the operation over `dims`.
+
+    Factors are near 1. Half of what is counted is zero; for `any` hardly one element is not, and for `all` hardly one
+    is, so that some outputs have one.
+    """
+    shape_in_memory = [shape[d] for d in permutation]
+    size, length = int(np.prod(shape)), max(1, int(np.prod([shape[d] for d in dims])))
+    rng, stored = np.random.default_rng([seed, size]), stored_data(size, name, seed)
+    dice = rng.random(size)
+    if op.name == "prod":
+        if name in INTEGER:  # few factors are not 1, so that a product of thousands fits into a float64
+            factors = np.where(dice < 8 / (length + 99), 3, 1) * np.where(dice > 1 - 8 / (length + 99), 5, 1)
+        else:
+            factors = (1 + (dice - 0.5) / 16).astype(np.float32)
+        stored = model.encode(factors, name)[:, None]
+    elif op.name in ("any", "all", "count_nonzero"):
+        zero = dice < {"any": 1 - 0.7 / length, "all": 0.7 / length}.get(op.name, 0.5)
+        stored[(stored == 0).all(1)] = 1
+        stored[zero] = 0
+    x = tensor_of(stored.reshape(*shape_in_memory, stored.shape[-1]), name)
     return x.permute([permutation.index(d) for d in range(len(shape))])
 
 

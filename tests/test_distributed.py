@@ -18,7 +18,21 @@ import torch.distributed as dist
 import model
 import torch_reduce
 import torch_reduce.distributed as distributed
-from support import MEAN, OPERATIONS, SUM, assert_same_bits, data, dtype_of, numpy_of, tensor_of, whole
+from support import (
+    COMPLEX,
+    DTYPES,
+    FAMILY,
+    MEAN,
+    OPERATIONS,
+    SUM,
+    assert_same_bits,
+    data,
+    dtype_of,
+    numpy_of,
+    tensor_of,
+    whole,
+    whole_of,
+)
 from worlds import World, here, traffic
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -988,3 +1002,239 @@ def refuse_norms(group):
 def test_norms_that_are_refused(world):
     """In the words of one process; and the largest of no elements on every rank."""
     world.run(3, refuse_norms)
+
+
+# --- products, extrema and counts -------------------------------------------------------------------------------------
+
+PROD, AMAX, AMIN, ANY, ALL, COUNT, LOGSUMEXP = FAMILY
+KIN = [PROD, AMAX, AMIN, ANY, ALL, COUNT]  # all that ranks can join
+REAL = [name for name in DTYPES if name not in COMPLEX]
+
+
+def kin_of_shards(group, cases):
+    """Each case: an operation, the whole tensor as whole_of() makes it, a call, and the wanted bits."""
+    rank = dist.get_rank(group)
+    for op, shape, name, seed, permutation, dims, keepdim, dtype, shard_dim, cuts, tells, wanted in cases:
+        local = shard(whole_of(op, shape, name, seed, permutation, dims).to(here()), shard_dim, cuts, rank)
+        sizes = [b - a for a, b in itertools.pairwise(cuts)] if tells else None
+        asked = {"dtype": dtype} if op == PROD else {}
+        got = getattr(distributed, op.name)(
+            local, dims, keepdim, **asked, group=group, shard_dim=shard_dim, sizes=sizes
+        )
+        what = f"{op} {shape} {name} order {permutation} dims {dims} dtype {dtype} shard {shard_dim} {cuts}"
+        assert str(got.dtype).removeprefix("torch.") == op.result(name, dtype), what
+        if shard_dim not in dims:  # the result is still cut
+            at = shard_dim if keepdim else shard_dim - len([d for d in dims if d < shard_dim])
+            wanted = np.moveaxis(np.moveaxis(wanted, at, 0)[cuts[rank] : cuts[rank + 1]], 0, at)
+        assert_same_bits(got, wanted, what)
+
+
+def kin_case(op, shape, name, cuts, dims, shard_dim=0, *, permutation=None, keepdim=False, dtype=None, tells=False):
+    permutation = permutation or list(range(len(shape)))
+    seed = len(cuts) + shape[shard_dim]
+    wanted = op.expected(whole_of(op, shape, name, seed, permutation, dims), dims, keepdim, dtype)
+    return op, shape, name, seed, permutation, dims, keepdim, dtype, shard_dim, cuts, tells, wanted
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_kin_of_one_dim(size, world):
+    """Any cuts of one long row, of every dtype: with empty shards and with shards of less than a chunk."""
+    rng, cases = random.Random(f"kin {size}"), []
+    for name, op in itertools.product(DTYPES, KIN):
+        if op.takes(name):
+            n = rng.choice([1, 3, 300, 4096, 4097, 9001, 12_000, 30_001])
+            cases.append(kin_case(op, [n], name, random_cuts(rng, n, size), [0], tells=rng.random() < 0.5))
+    cases.append(kin_case(PROD, [500 * size], "float32", [500 * rank for rank in range(size + 1)], [0]))
+    cases.append(kin_case(PROD, [4096 * size], "float32", [4096 * rank for rank in range(size + 1)], [0]))
+    world.run(size, kin_of_shards, cases)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_kin(size, world):
+    """Random shapes, dims, orders in memory, dtypes and cuts, of any dim: one that is reduced or one that is kept."""
+    rng, cases = random.Random(f"kin of many dims {size}"), []
+    for k in range(36):
+        rank, op = rng.randint(2, 4), KIN[k % 6]
+        shape = [rng.choice([1, 2, 3, 5, 17, 64, 300]) for _ in range(rank)]
+        shard_dim = rng.randrange(rank)
+        shape[shard_dim] = rng.choice([1, 7, 100, 4096, 5000, 20_000])
+        while np.prod(shape) > 60_000:
+            at = rng.randrange(rank)
+            shape[at] = -(-shape[at] // 2)
+        dims = {shard_dim} | {d for d in range(rank) if rng.random() < 0.5}
+        if rng.random() < 0.1:
+            dims = {(shard_dim + 1) % rank}
+        name = rng.choice([name for name in DTYPES if op.takes(name)])
+        cuts = random_cuts(rng, shape[shard_dim], size)
+        made = dict(permutation=rng.sample(range(rank), rank), keepdim=rng.random() < 0.5)
+        if op is PROD:
+            made["dtype"] = rng.choice(PROD.targets(name, None, "float32", "bfloat16", "float64", "int32", "bool"))
+        tells = min(b - a for a, b in itertools.pairwise(cuts)) > 1 and rng.random() < 0.5
+        cases.append(kin_case(op, shape, name, cuts, sorted(dims), shard_dim, tells=tells, **made))
+    world.run(size, kin_of_shards, cases)
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "float16", "uint8", "int64", "bool"])
+def test_dtypes_of_products(name, world):
+    """Every result's dtype: factors are converted to the accumulator one by one, and the product is rounded once."""
+    cases = []
+    for dtype in PROD.targets(name, *REAL):
+        cases.append(kin_case(PROD, [300, 50], name, [0, 100, 101, 300], [0], dtype=dtype))
+        cases.append(kin_case(PROD, [9001, 2], name, [0, 100, 5000, 9001], [0], dtype=dtype))
+    world.run(3, kin_of_shards, cases)
+
+
+def test_orders_of_products_tell():
+    """The data can tell: products of shards, multiplied one after the other, have other bits."""
+    for name, dtype in (("float32", None), ("float64", None), ("int64", torch.float64)):
+        x = whole_of(PROD, [9001, 20], name, 1, [0, 1], [0])
+        parts = [PROD(part, [0], dtype=dtype) for part in x.split([100, 4900, 4001])]
+        assert not (parts[0] * parts[1] * parts[2]).equal(PROD(x, [0], dtype=dtype))
+
+
+def test_accumulators_of_products():
+    """Every pair of dtypes is multiplied in what the model multiplies it in."""
+    for source, target in itertools.product(REAL, repeat=2):
+        wanted = model.products(np.zeros((1, 1, 1), model.STORAGE[source][0]), source, target, False).dtype
+        call = distributed._Call("prod", [0], False, None, dtype_of(target), 0)
+        assert call.accumulator(dtype_of(source)) == dtype_of("bool" if target == "bool" else str(wanted))
+
+
+def special_numbers(device="cpu"):
+    """Rows of NaN, infinities and zeros of both signs, for three ranks, of which the second has one column."""
+    rows = [[1.0, math.nan, 2.0], [math.nan, 1.0, 3.0], [1.0, 2.0, math.nan], [-0.0, 0.0, -0.0], [0.0, -0.0, -0.0]]
+    rows += [[-0.0, -0.0, -0.0], [-math.inf, -1.0, -0.0], [0.0, 1.0, math.inf], [math.nan, math.inf, -math.inf]]
+    rows = torch.tensor(rows, dtype=torch.float64, device=device)
+    return torch.cat([rows[:, :1].expand(-1, 700), rows[:, 1:2], rows[:, 2:].expand(-1, 5000)], 1)
+
+
+def special_shards(group, cases):
+    rank, cuts = dist.get_rank(group), [0, 700, 701, 5701]
+    for op, name, wanted in cases:
+        local = shard(special_numbers(here()).to(dtype_of(name)), 1, cuts, rank)
+        assert_same_bits(getattr(distributed, op.name)(local, 1, group=group, shard_dim=1), wanted, f"{op} {name}")
+
+
+def test_special_numbers(world):
+    """NaN wins on whichever rank it stands, and counts; 0.0 is above -0.0."""
+    names = ["float32", "bfloat16", "float64", "float8_e5m2", "float8_e4m3fn"]
+    cases = [(op, name, op.expected(special_numbers().to(dtype_of(name)), 1)) for op in KIN for name in names]
+    world.run(3, special_shards, cases)
+
+
+def no_elements(group):
+    """Of no elements at all, and where only this rank or that one has none."""
+    x, rank = torch.ones(0, 3, device=here()), dist.get_rank(group)
+    for name, wanted in (("prod", 1), ("any", False), ("all", True), ("count_nonzero", 0)):
+        result = getattr(distributed, name)(x, 0, group=group, shard_dim=0)
+        assert result.tolist() == [wanted] * 3, name
+    for function in (distributed.amax, distributed.amin):
+        for dim in (0, None):
+            with pytest.raises(IndexError, match="Expected reduction dim 0 to have non-zero size"):
+                function(x, dim, group=group, shard_dim=0)
+        assert function(x, 1, group=group, shard_dim=0).shape == (0,)  # of a kept dim there is nothing to find
+        for owner in range(dist.get_world_size(group)):
+            mine = -torch.ones(int(rank == owner), 3, device=here())
+            assert function(mine, 0, group=group, shard_dim=0).tolist() == [-1.0] * 3
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_no_elements(size, world):
+    world.run(size, no_elements)
+
+
+def kin_of_a_matrix(group, name, n, outputs, sizes, dtype):
+    x = torch.ones(sizes[dist.get_rank(group)], outputs, dtype=dtype_of(dtype), device=here())
+    result = getattr(distributed, name)(x, 0, group=group, shard_dim=0, sizes=sizes)
+    assert result.eq(n if name in ("sum", "count_nonzero") else 1).all()
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_traffic_of_kin(size, world):
+    """Where no order shows, no element is sent: a node an output to all, or as a ring sends it where that is less."""
+    sizes = [1000 * (rank + 1) for rank in range(size)]
+    n = sum(sizes)
+    for name, dtype, item in (
+        ("amax", "bfloat16", 2),
+        ("amin", "float64", 8),
+        ("any", "float32", 8),
+        ("all", "uint8", 8),
+        ("count_nonzero", "float32", 8),
+        ("sum", "int8", 8),
+        ("prod", "int32", 8),
+    ):
+        for outputs in (1, 80):
+            for sent in world.run(size, traffic, kin_of_a_matrix, name, n, outputs, sizes, dtype):
+                if size == 2 or outputs == 1:
+                    assert sent == {"all_to_all": [0, 0], "all_gather": [item * outputs * (size - 1), 1]}, name
+                    continue
+                own = [outputs * (rank + 1) // size - outputs * rank // size for rank in range(size)]
+                assert sent["all_gather"] == [item * max(own) * (size - 1), 1], name
+                assert sent["all_to_all"][0] in [item * (outputs - part) for part in own], name
+                assert sent["all_to_all"][1] == size - 1, name
+    for sent in world.run(size, traffic, kin_of_a_matrix, "prod", n, 1, sizes, "float32"):
+        assert sent["all_gather"][0] > 0 and sent["all_to_all"][0] < 4096 * 4  # as of sums
+
+
+def gradients_and_orders(group):
+    """Only what has a gradient is refused with one; and shards may lie in memory as they like where no order shows."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    x = torch.ones(4, 6, device=here(), requires_grad=True)
+    for name in ("prod", "amax", "amin"):
+        with pytest.raises(RuntimeError, match=f"{name}.*'x' requires a gradient"):
+            getattr(distributed, name)(x, group=group, shard_dim=0)
+    assert int(distributed.count_nonzero(x, group=group, shard_dim=0)) == 24 * size
+    for function in (distributed.any, distributed.all):
+        assert bool(function(x, group=group, shard_dim=0))
+    y = data([3, 5], "float32", rank, here())
+    y = y.t().contiguous().t() if rank == 1 else y
+    wanted = torch.cat([data([3, 5], "float32", r) for r in range(size)])
+    assert_same_bits(distributed.amax(y, group=group, shard_dim=0), AMAX.expected(wanted))
+    if size > 1:
+        with pytest.raises(RuntimeError, match="disagree about the order"):
+            distributed.prod(y, group=group, shard_dim=0)
+        with pytest.raises(RuntimeError, match="disagree about the function: amin on ranks? 0.*; amax on rank 1"):
+            (distributed.amax if rank == 1 else distributed.amin)(y, group=group, shard_dim=0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_gradients_and_orders(size, world):
+    world.run(size, gradients_and_orders)
+
+
+def refuse_kin(group):
+    rank, x = dist.get_rank(group), torch.ones(3, 4, dtype=torch.complex64, device=here())
+    for name in ("prod", "amax", "amin"):
+        with pytest.raises(NotImplementedError, match=f"{name}.*complex numbers"):
+            getattr(distributed, name)(x, group=group, shard_dim=0)
+    with pytest.raises(NotImplementedError, match="products of complex"):
+        distributed.prod(x.real, dtype=torch.complex64, group=group, shard_dim=0)
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        distributed.amax(x.real, 2, group=group, shard_dim=0)
+    with pytest.raises(TypeError, match="'shard_dim' must be an int"):
+        distributed.any(x, group=group, shard_dim=None)
+    y = data([3, 40], "float32", rank, here())
+    for dim in (None, 0, [0, 1]):
+        with pytest.raises(NotImplementedError, match=r"logsumexp\(\): not over a dim that is cut.*amax"):
+            distributed.logsumexp(y, dim, group=group, shard_dim=0)
+    got = distributed.logsumexp(y, 1, True, group=group, shard_dim=0)
+    assert_same_bits(got, LOGSUMEXP.expected(y.cpu(), 1, True))
+
+
+def test_kin_that_is_refused(world):
+    """In the words of one process. Sums of exponentials are not joined over ranks; those of rows are right."""
+    world.run(3, refuse_kin)
+
+
+def instead_of_logarithms(group):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    x = torch.cat([data([50, 3], "float32", r) for r in range(size)]) / 1000
+    mine = shard(x.to(here()), 0, [50 * r for r in range(size + 1)], rank)
+    largest = distributed.amax(mine, 0, group=group, shard_dim=0)
+    total = distributed.sum((mine - largest).exp(), 0, group=group, shard_dim=0)
+    torch.testing.assert_close((largest + total.log()).cpu(), torch.logsumexp(x, 0))
+
+
+def test_instead_of_logarithms(world):
+    """What the error says to do."""
+    world.run(3, instead_of_logarithms)

@@ -22,7 +22,19 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import torch_reduce
 import torch_reduce.distributed as distributed
-from support import OPERATIONS, SUM, assert_same_bits, data, dtype_of, python, tensor_of, whole
+from support import (
+    DTYPES,
+    FAMILY,
+    OPERATIONS,
+    SUM,
+    assert_same_bits,
+    data,
+    dtype_of,
+    python,
+    tensor_of,
+    whole,
+    whole_of,
+)
 from torch_reduce import _dtensor
 from worlds import TooFewRanks, here, traffic
 
@@ -856,3 +868,221 @@ def wrong_places(group):
 
 def test_wrong_places(world):
     world.run(2, wrong_places)
+
+
+# --- products, extrema and counts -------------------------------------------------------------------------------------
+
+PROD, AMAX, AMIN, ANY, ALL, COUNT, LOGSUMEXP = FAMILY
+KIN = [PROD, AMAX, AMIN, ANY, ALL, COUNT]  # all that ranks can join
+
+
+def kin_of_all(group, shape, cases):
+    """Each case: an operation, the global tensor as whole_of() makes it, placements, a call, and the wanted bits."""
+    mesh = mesh_of(shape)
+    for op, arguments, placements, keepdim, dtype, wanted in cases:
+        local, dims = cut(whole_of(op, *arguments), mesh, placements), arguments[-1]
+        asked = {} if dtype is None else {"dtype": dtype}
+        what = f"{op} {arguments} {placements} on {shape}, keepdim {keepdim}, dtype {dtype}"
+        for function in op.forms:
+            got = function(local, dims, keepdim, **asked)
+            bits = tensor_of(wanted, op.result(arguments[1], dtype))
+            assert_result(got, bits, mesh, placed(placements, dims, keepdim), what)
+
+
+def kin_case(op, shape, name, placements, dims, *, permutation=None, keepdim=False, dtype=None):
+    arguments = shape, name, math.prod(shape), permutation or list(range(len(shape))), dims
+    wanted = op.expected(whole_of(op, *arguments), dims, keepdim, dtype)
+    return op, arguments, placements, keepdim, dtype, wanted
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,), (3,), (5,), (7,), (2, 2), (2, 3), (4, 2), (2, 2, 2)], ids=str)
+def test_kin(shape, world):
+    """Random shapes, orders in memory, dims, dtypes and placements; cuts are uneven, and some ranks have nothing."""
+    rng, cases = random.Random(f"kin {shape}"), []
+    for k in range(24):
+        ndim, op = rng.randint(1, 4), KIN[k % 6]
+        size = [rng.choice([1, 2, 3, 5, 17, 64, 300]) for _ in range(ndim)]
+        size[rng.randrange(ndim)] = rng.choice([1, 7, 100, 4096, 20_000])
+        while math.prod(size) > 50_000:
+            at = rng.randrange(ndim)
+            size[at] = -(-size[at] // 2)
+        name = rng.choice([name for name in DTYPES if op.takes(name)])
+        targets = op.targets(name, None, None, "float32", "bfloat16", "float64", "int32", "bool")
+        cases.append(
+            kin_case(
+                op,
+                size,
+                name,
+                [random_placement(rng, ndim) for _ in shape],
+                [d for d in range(ndim) if rng.random() < 0.6] or [0],
+                permutation=rng.sample(range(ndim), ndim),
+                keepdim=rng.random() < 0.5,
+                dtype=rng.choice(targets),
+            )
+        )
+    world.run(world.size, kin_of_all, shape, cases)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_of_kin(layout, world):
+    """The usual ways to cut a weight, among them those whose ranks have no group of their own."""
+    mesh, placements = LAYOUTS[layout]
+    cases = []
+    for dims in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]):
+        for op in (PROD, AMIN, ALL):
+            cases.append(kin_case(op, [37, 5, 90], "float32", placements, dims, permutation=[2, 0, 1]))
+    world.run(world.size, kin_of_all, mesh, cases)
+
+
+def other_kin(group):
+    """Views, no elements, inference mode, Partial inputs, out=, and what has no gradient."""
+    mesh, rank = mesh_of((4,)), dist.get_rank()
+    x = data([37, 50], "float32", 2)
+    local = cut(x, mesh, [S0])
+    with torch.inference_mode():
+        for op in KIN:
+            assert_result(op.function(local, 0), op(x, 0), mesh, [R], f"{op} in inference mode")
+    for op in KIN:
+        assert_result(op.function(local, axis=-2, keepdims=True), op(x, 0, True), mesh, [R], "NumPy's names")
+        for placements in ([R], [S0]):
+            out = cut(torch.zeros(50, dtype=op(x, 0).dtype), mesh, placements)
+            assert op.function(local, 0, out=out) is out
+            assert_result(out, op(x, 0), mesh, placements, f"{op} out {placements}")
+        scalar = torch.tensor(3.0)
+        assert_result(op.function(cut(scalar, mesh, [R])), op(scalar), mesh, [R], "scalar")
+    empty = torch.ones(0, 3)
+    for op in (PROD, ANY, ALL, COUNT):
+        assert_result(op.function(cut(empty, mesh, [S0]), 0), op(empty, 0), mesh, [R], f"{op} of no elements")
+    for op in (AMAX, AMIN):
+        with pytest.raises(IndexError, match="Expected reduction dim 0 to have non-zero size"):
+            op.function(cut(empty, mesh, [S0]), 0)
+        assert_result(op.function(cut(empty, mesh, [S0]), 1), op(empty, 1), mesh, [S0], f"{op} of nothing")
+    z = torch.complex(x, -x)
+    z[:, 1:] = 0
+    for op in (ANY, COUNT):
+        assert_result(op.function(cut(z, mesh, [S0]).conj(), 0), op(z, 0), mesh, [R], f"{op} of a view")
+    mine = data([37, 10], "float32", rank, here())
+    parts = torch.stack([data([37, 10], "float32", r) for r in range(4)])
+    wanted = AMAX(tensor_of(SUM.expected(parts, 0), "float32"), 0)
+    assert_result(torch_reduce.amax(DTensor.from_local(mine, mesh, [Partial()]), 0), wanted, mesh, [R], "Partial")
+
+
+def test_other_kin(world):
+    world.run(world.size, other_kin)
+
+
+def no_groups_of_kin(group):
+    """Two dims of a mesh cut what is reduced, and torch has no group of their ranks: one joins after the other."""
+    mesh = mesh_with(torch.arange(8).view(2, 2, 2), mesh_dim_names=("x", "y", "z"))
+    for shape in ([37, 90], [3, 90], [1, 700]):  # also where half of the ranks, or all but two, have nothing
+        x = data(shape, "float32", 5)
+        for op in KIN:
+            for placements in ([R, S0, S1], [R, S0, S0], [S1, R, S0], [R, _StridedShard(0, split_factor=2), S0]):
+                for dim in (0, None):
+                    wanted = placed(placements, [0, 1] if dim is None else [dim], False)
+                    got = op.function(cut(x, mesh, placements), dim)
+                    assert_result(got, op(x, dim), mesh, wanted, f"{op} {shape} {placements} {dim}")
+
+
+def test_no_groups_of_kin(world):
+    world.run(world.size, no_groups_of_kin)
+
+
+def gradients_of_kin(group):
+    for shape, placements in (((4,), [S0]), ((2, 2), [S0, S1])):
+        mesh = mesh_of(shape)
+        for op in (AMAX, AMIN):
+            for dim in (0, 1, None):
+                x = data([37, 50], "float64", 3).requires_grad_()
+                op.function(x, dim).square().sum().backward()
+                leaf = cut(x.detach(), mesh, placements).requires_grad_()
+                result = op.function(leaf, dim)
+                result.backward(2 * result.detach())
+                wanted = cut(x.grad, mesh, placements).to_local()
+                if inside(mesh):
+                    got = leaf.grad.redistribute(placements=placements).to_local()
+                    torch.testing.assert_close(got, wanted.to(got.device), msg=f"{op} {placements} {dim}")
+        leaf = cut(torch.ones(37, 50), mesh, placements).requires_grad_()
+        assert not any(op.function(leaf, 0).requires_grad for op in (ANY, ALL, COUNT))
+
+
+def test_gradients_of_kin(world):
+    """As those of the global tensor."""
+    only_where_torch_moves(world)
+    world.run(world.size, gradients_of_kin)
+
+
+def gradient_of_a_product(group):
+    mesh = mesh_of((2,))
+    if inside(mesh):
+        leaf = cut(torch.ones(37, 50), mesh, [S0]).requires_grad_()
+        with pytest.raises(NotImplementedError, match="aten.flip.default does not have a sharding strategy"):
+            torch_reduce.prod(leaf, 0).sum().backward()
+
+
+def test_gradient_of_a_product(world):
+    """torch itself flips no DTensor; when it does, this test will say so."""
+    only_where_torch_moves(world)
+    world.run(world.size, gradient_of_a_product)
+
+
+def compiled_kin(group, ndim, placements):
+    mesh, x = mesh_of((2,) * ndim), data([37, 50], "float32", 3)
+
+    def function(x):
+        return torch_reduce.amax(x, 0), torch_reduce.all(x > -4096), torch_reduce.prod(x / 64, 0)
+
+    if inside(mesh):
+        got = torch.compile(function, backend="aot_eager", fullgraph=True)(cut(x, mesh, placements))
+        kept = [R if placement == S0 else S0 for placement in placements]
+        for result, wanted, after in zip(got, function(x), (kept, [R] * ndim, kept), strict=True):
+            assert_result(result, wanted, mesh, after, f"compiled {placements}")
+
+
+@pytest.mark.parametrize("placements", [[S0], [S0, S1]], ids=str)
+def test_compiled_kin(placements, world):
+    """One graph, with functional collectives."""
+    only_where_torch_moves(world)
+    world.run(world.size, compiled_kin, len(placements), placements)
+
+
+def reduce_a_dtensor(group, op, mesh, placements, shape, dims):
+    op.function(cut(torch.ones(shape), mesh_of(mesh), placements), dims)
+
+
+@pytest.mark.parametrize(
+    "mesh, placements, shape, dims, exchanged, gathered",
+    [
+        ((4,), [S0], [100, 2], [0], 0, 2 * 3),  # fewer outputs than ranks: a node an output, to all
+        ((4,), [S0], [100, 80], [0], 60, 20 * 3),  # each rank joins a quarter of the outputs
+        ((2, 4), [S0, S1], [64, 1024], [0, 1], 0, 7),  # by the world
+        ((2, 2), [S0, S1], [64, 1024], [0, 1], 0, 1 + 1),  # without a group, one dim of the mesh after the other
+        ((2, 2), [S1, S0], [64, 1024], [0], 0, 512),  # the columns that this rank has
+    ],
+)
+def test_traffic_of_kin(mesh, placements, shape, dims, exchanged, gathered, world):
+    """In nodes, of 4 bytes of an extremum and of 8 of a count: no element is sent."""
+    for op, item in ((AMAX, 4), (AMIN, 4), (ANY, 8), (ALL, 8), (COUNT, 8)):
+        told = world.run(world.size, traffic, reduce_a_dtensor, op, mesh, placements, shape, dims)
+        for sent in told[: math.prod(mesh)]:
+            assert [sent["all_to_all"][0], sent["all_gather"][0]] == [item * exchanged, item * gathered], op
+
+
+def logarithms(group):
+    """Right where kept dims are cut, and refused on every rank, also outside of the mesh, where others are."""
+    mesh, x = mesh_of((2,)), data([37, 50], "float32", 6)
+    wanted = tensor_of(LOGSUMEXP.expected(x, 1), "float32")
+    for placements in ([S0], [R]):
+        got = torch_reduce.logsumexp(cut(x, mesh, placements), 1)
+        assert_result(got, wanted, mesh, placements, f"logsumexp {placements}")
+    alone = mesh_of((1,))  # where no Shard cuts
+    assert_result(torch_reduce.logsumexp(cut(x, alone, [S1]), 1), wanted, alone, [R], "on one rank")
+    began = time.monotonic()
+    for placements, dim in (([S1], 1), ([S0], None), ([S0], [0, 1]), ([_StridedShard(0, split_factor=2)], 0)):
+        with pytest.raises(NotImplementedError, match=r"logsumexp\(\): not over a dim that is cut.*take amax"):
+            torch_reduce.logsumexp(cut(x, mesh, placements), dim)
+    assert time.monotonic() - began < 20
+
+
+def test_logarithms(world):
+    world.run(world.size, logarithms)

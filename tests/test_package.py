@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import torch_reduce
-from support import NORMS, OPERATIONS, POWSUMS, assert_same_bits, data
+from support import FAMILY, NORMS, OPERATIONS, POWSUMS, assert_same_bits, data
 from torch_reduce._library import entry
 
 PACKAGE = pathlib.Path(torch_reduce.__file__).resolve().parent
@@ -59,16 +59,18 @@ def test_every_operation_is_tested():
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("gpureduce::")]
     names = {name.removeprefix("gpureduce::").removesuffix(".out") for name in names if name.endswith(".out")}
     public = {name for name in names if not name.startswith("_")}
-    assert public == {*map(str, OPERATIONS), "linalg_powsum", "linalg_vector_norm"}
+    others = {"linalg_powsum", "linalg_vector_norm", "std", "var", "weighted_sum"}
+    assert public == {*map(str, [*OPERATIONS, *FAMILY]), *others}
     assert names >= {*map(str, NORMS), *map(str, POWSUMS)}
-    assert all(callable(op.function) for op in [*OPERATIONS, *NORMS, *POWSUMS])
+    assert all(callable(op.function) for op in [*OPERATIONS, *FAMILY, *NORMS, *POWSUMS])
 
 
 def test_documented_and_typed():
     """Everything public has a docstring and type hints, methods of classes too, and the package says it is typed."""
     assert (PACKAGE / "py.typed").exists()
     wanted = {"__version__", "distributed", "explain", "ladder", "replace_torch_sum", "tune", *map(str, OPERATIONS)}
-    wanted |= {"powsum", "vector_norm", "get_total_norm", "clip_grad_norm_"}
+    wanted |= {"powsum", "vector_norm", "get_total_norm", "clip_grad_norm_", "weighted_sum", "dot", "replace"}
+    wanted |= {*map(str, FAMILY), "std", "var", "var_mean"}
     assert set(torch_reduce.__all__) == wanted
     public = {name: getattr(torch_reduce, name) for name in wanted}
     for name, member in public.copy().items():
@@ -80,7 +82,7 @@ def test_documented_and_typed():
         if inspect.isfunction(member):
             hints = inspect.get_annotations(member)
             assert set(hints) == {*inspect.signature(member).parameters, "return"} - {"self"}, name
-    assert {"sum", "replace_torch_sum.__init__", "replace_torch_sum.on", "replace_torch_sum.off"} <= set(public)
+    assert {"sum", "replace_torch_sum.__init__", "replace.__init__", "replace.on", "replace.off"} <= set(public)
 
 
 def test_reload(op):

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 OPINFO = opinfo()
-KERNELS = ("aten::sum.dim_IntList", "aten::sum.IntList_out", "aten::sum", "aten::sum.out")
+KERNELS = ["sum.dim_IntList", "sum.IntList_out", "sum", "sum.out", "mean.dim", "mean.out", "prod", "prod.dim_int"]
+KERNELS += ["amax", "amax.out", "amin", "any.dims", "any", "all.dim", "count_nonzero.dim_IntList", "linalg_vector_norm"]
+KERNELS = [f"aten::{name}" for name in KERNELS]
 
 
 def tables():
@@ -557,3 +559,101 @@ def test_graph(cuda):
     graph.replay()
     torch.cuda.synchronize()
     assert_same_bits(result, torch_reduce.sum(x, 1))
+
+
+# --- the other functions ----------------------------------------------------------------------------------------------
+
+# name: calls of torch's on x, each with what ours gives
+OTHERS = {
+    "mean": [(lambda x: x.mean(1), lambda x: torch_reduce.mean(x, 1))],
+    "prod": [
+        (lambda x: torch.prod(x, 1), lambda x: torch_reduce.prod(x, 1)),
+        (lambda x: (x / 4).exp2().prod(), lambda x: torch_reduce.prod((x / 4).exp2())),
+        (lambda x: torch.prod(x, 0, True, out=x.new_empty(1, 5000)), lambda x: torch_reduce.prod(x, 0, True)),
+    ],
+    "amax": [(lambda x: x.amax((0, 1)), torch_reduce.amax), (lambda x: x.amax(1), lambda x: torch_reduce.amax(x, 1))],
+    "amin": [(lambda x: torch.amin(x, 1, out=x.new_empty(64)), lambda x: torch_reduce.amin(x, 1))],
+    "any": [
+        (lambda x: (x > 40).any(), lambda x: torch_reduce.any(x > 40)),
+        (lambda x: (x > 40).any(1), lambda x: torch_reduce.any(x > 40, 1)),
+        (lambda x: (x > 40).any((0, 1), True), lambda x: torch_reduce.any(x > 40, keepdim=True)),
+    ],
+    "all": [(lambda x: (x < 40).all(1), lambda x: torch_reduce.all(x < 40, 1)), (lambda x: x.all(), torch_reduce.all)],
+    "count_nonzero": [
+        (lambda x: torch.count_nonzero(x > 1, 1), lambda x: torch_reduce.count_nonzero(x > 1, 1)),
+        (lambda x: torch.count_nonzero(x > 1), lambda x: torch_reduce.count_nonzero(x > 1)),
+    ],
+    "vector_norm": [
+        (lambda x, ord=ord: torch.linalg.vector_norm(x, ord, 1), lambda x, ord=ord: torch_reduce.vector_norm(x, ord, 1))
+        for ord in (0, 1, 2, 3, float("inf"), -float("inf"))
+    ],
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others(name, device):
+    """Every other function, under its name alone and together with all: ours inside, torch's own after."""
+    x = data((64, 5000), "float32", device=device)
+    x = 1 + x / x.abs().max() / 64 if name == "prod" else x
+    before = [torchs(x) for torchs, _ in OTHERS[name]]
+    for names in (name, [*OTHERS, "sum"]):
+        with torch_reduce.replace(names, device):
+            for torchs, ours in OTHERS[name]:
+                assert_same_bits(torchs(x), ours(x))
+    for old, (torchs, _) in zip(before, OTHERS[name], strict=True):
+        assert_same_bits(torchs(x), old)
+
+
+@pytest.mark.parametrize("name", ["mean", "prod", "vector_norm"])
+def test_others_show(name, device):
+    """The replacement is seen: torch's own bits are others."""
+    x = data((64, 5000), "float32", device=device)
+    x = 1 + x / x.abs().max() / 64 if name == "prod" else x
+    differ = [not torch.equal(torchs(x), ours(x)) for torchs, ours in OTHERS[name]]
+    assert any(differ)
+
+
+def test_others_keep_gradients(device):
+    """Autograd stays torch's, on our results."""
+    x = data((8, 300), "float32", device=device).requires_grad_()
+    with torch_reduce.replace(["amax", "mean", "vector_norm"], device):
+        result = x.amax(1).sum() + x.mean(1).sum() + torch.linalg.vector_norm(x, 2, 1).sum()
+    (gradient,) = torch.autograd.grad(result, x)
+    assert gradient.shape == x.shape and gradient.isfinite().all()
+
+
+def test_others_leave(device):
+    """What ours do not take is torch's: its results and its errors."""
+    z = torch.ones(3, 4, dtype=torch.complex64, device=device)
+    empty = torch.ones(3, 0, device=device)
+    calls = [
+        lambda: z.prod(1),
+        lambda: z.amax(1),
+        lambda: empty.amax(1),
+        lambda: torch.linalg.vector_norm(z.real, 2.5, 1),
+        lambda: torch.ones(3, dtype=torch.int32, device=device).mean(),
+        lambda: torch.linalg.vector_norm(z.real, 2, 1, dtype=torch.complex64),
+    ]
+
+    def outcome(call):
+        try:
+            return call()
+        except Exception as error:
+            return type(error), str(error)
+
+    before = [outcome(call) for call in calls]
+    with torch_reduce.replace([*OTHERS, "sum"], device):
+        after = [outcome(call) for call in calls]
+    for old, new in zip(before, after, strict=True):
+        assert torch.equal(old, new) if isinstance(old, torch.Tensor) else old == new
+
+
+def test_others_misuse(device):
+    with pytest.raises(ValueError, match="functions are .*'amax'.*, not 'median'"):
+        torch_reduce.replace("median", device).on()
+    with pytest.raises(ValueError, match="twice"), torch_reduce.replace(["amax", "amax"], device):
+        pass
+    with pytest.raises(ValueError, match="devices are"), torch_reduce.replace("amax", "xpu"):
+        pass
+    with pytest.raises(RuntimeError, match="off\\(\\) without on"):
+        torch_reduce.replace("amax", device).off()

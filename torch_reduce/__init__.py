@@ -22,22 +22,38 @@ from torch.compiler import is_dynamo_compiling
 
 from . import _arguments, _imports, _library
 from ._clip import clip_grad_norm_, get_total_norm
-from ._replace import replace_torch_sum
+from ._family import all, amax, amin, any, count_nonzero, logsumexp, prod
+from ._replace import replace, replace_torch_sum
 from ._tuned import Tuned
+from ._variance import std, var, var_mean
+from ._weighted import dot, weighted_sum
 
 __all__ = [
     "__version__",
+    "all",
+    "amax",
+    "amin",
+    "any",
     "clip_grad_norm_",
+    "count_nonzero",
     "distributed",
+    "dot",
     "explain",
     "get_total_norm",
     "ladder",
+    "logsumexp",
     "mean",
     "powsum",
+    "prod",
+    "replace",
     "replace_torch_sum",
+    "std",
     "sum",
     "tune",
+    "var",
+    "var_mean",
     "vector_norm",
+    "weighted_sum",
 ]
 
 __version__ = "0.1.0"

@@ -61,7 +61,7 @@ def _plain(given: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stands_for_a_tensor(value: Any) -> bool:
-    return not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__")
+    return value is not None and not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__")
 
 
 def _expect(argument: str, value: Any, *types: type) -> None:

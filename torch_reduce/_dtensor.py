@@ -1,7 +1,7 @@
-"""Sums and means of DTensors, with the bits that the global tensor has on one device.
+"""Reductions of DTensors, with the bits that the global tensor has on one device.
 
-This is what torch.ops.gpureduce.sum and mean do with a DTensor; importing it tells torch so. It runs below autograd,
-whose nodes see the DTensor alone. docs/distributed.md says which placements come out, and what is sent.
+This is what the operators of torch.ops.gpureduce do with a DTensor; importing it tells torch so. It runs below
+autograd, whose nodes see the DTensor alone. docs/distributed.md says which placements come out, and what is sent.
 
 Sharding rules of torch's own kind do not serve here: their result would have to be Partial, which holds one number an
 output, where the tree of additions needs several.
@@ -48,6 +48,9 @@ def _reduce(
     meta = _result_of(op, self, dim, keepdim, dtype, out)
     reduced = sorted(d % self.dim() for d in dim) if dim and self.dim() else list(range(self.dim()))
     placements = [_after(title, placement, reduced, keepdim) for placement in self.placements]
+    for size, placement in zip(self.device_mesh.shape, self.placements, strict=True):
+        if size > 1 and _is_shard(placement) and placement.dim in reduced:
+            distributed._Call(name, reduced, keepdim, None, meta.dtype, placement.dim).refuse()
     whole = _without_partials(self)
     if self.device_mesh.get_coordinate() is None:
         # from_local makes it empty, as all DTensors are outside of their mesh, but reads the shape of a scalar from it.
@@ -132,21 +135,60 @@ def _joined(local: Tensor, groups: list[Any]) -> Tensor:
 
 def _local_result(x: DTensor, call: Any) -> Tensor:
     """What this rank holds of the result; no placement of `x` is Partial."""
+    if call.is_free(x.dtype):
+        return _free_result(x, call)
     shards = _shards(x, call)
     return shards if isinstance(shards, Tensor) else distributed._join_shards(*shards)
 
 
+def _begun(x: DTensor, call: Any) -> "tuple[_Found, Tensor, Tensor | None]":
+    """Who holds what, this rank's tensor, and its part of the result if nothing is to be exchanged for it."""
+    shape, local = tuple(map(int, x.shape)), x._local_tensor
+    found = _find(x.device_mesh, x.placements, shape, tuple(map(int, x.stride())), tuple(call.dims))
+    _check_local(call.title, x, shape, found.local)
+    filled = [shape[d] if d in call.dims else n for d, n in enumerate(local.shape)]
+    if found.axes and 0 not in filled:
+        return found, local, None
+    return found, local, call(_laid_out(local.new_empty(filled) if found.axes else local, call.dims, list(found.order)))
+
+
+def _free_result(x: DTensor, call: Any) -> Tensor:
+    """The result of a call in which no order shows: wherever a rank's elements lie, it reduces them on its own."""
+    found, local, alone = _begun(x, call)
+    if alone is not None:
+        return alone
+    mesh, kept = x.device_mesh, [d for d in range(x.dim()) if d not in call.dims]
+    held = {rank: all(_length(runs[d]) for d in call.dims) for rank, runs in found.held.items()}
+    nodes = distributed._own_nodes(local.resolve_conj().resolve_neg(), call)
+    group = _group(mesh, found.axes)
+    steps = [(found.axes, group)] if group else [((axis,), mesh.get_group(axis)) for axis in found.axes]
+    for axes, group in steps:  # without a group of all, one dim of the mesh after the other
+        ranks = _ranks(mesh, axes)
+        if any(held[rank] for rank in ranks):
+            outputs = distributed._product(found.local[d] for d in kept)
+            nodes = distributed._join_freely(nodes, outputs, [held[rank] for rank in ranks], call, group)
+        held = _held_along(mesh, axes, held)
+    count = distributed._product(int(x.shape[d]) for d in call.dims)
+    return call.result(nodes, count, found.local)
+
+
+def _held_along(mesh: DeviceMesh, axes: tuple[int, ...], held: dict[int, bool]) -> dict[int, bool]:
+    """Which ranks hold something once they have what any of those has that differ from them along these dims alone."""
+    places, rows = _coordinates(mesh), {}
+    others = {rank: tuple(at for axis, at in enumerate(places[rank]) if axis not in axes) for rank in held}
+    for rank, has in held.items():
+        rows[others[rank]] = has or rows.get(others[rank], False)
+    return {rank: rows[others[rank]] for rank in held}
+
+
 def _shards(x: DTensor, call: Any) -> Any:
     """What distributed._join_shards takes, or the result where nothing is to be exchanged."""
-    mesh, reduced, shape, local = x.device_mesh, call.dims, tuple(map(int, x.shape)), x._local_tensor
-    found = _find(mesh, x.placements, shape, tuple(map(int, x.stride())), tuple(reduced))
+    mesh, reduced, shape = x.device_mesh, call.dims, tuple(map(int, x.shape))
+    found, local, alone = _begun(x, call)
+    if alone is not None:
+        return alone
     axes, held, of_all, dim, sizes = found.axes, found.held, found.of_all, found.dim, found.sizes
     order = list(found.order)
-    _check_local(call.title, x, shape, found.local)
-    filled = [shape[d] if d in reduced else n for d, n in enumerate(local.shape)]
-    if not axes or 0 in filled:
-        return call(_laid_out(local if not axes else local.new_empty(filled), reduced, order))
-
     # Down here torch's own operators are told nothing of lazy conjugation and negation, and not all of them look.
     local = local.resolve_conj().resolve_neg()
     group = _group(mesh, axes)

@@ -1,4 +1,4 @@
-"""torch.sum itself on ours. The kernels, and the count of those who want them, are in csrc/replace.cpp."""
+"""torch's own functions on ours. The kernels, and the count of those who want them, are in csrc/replace.cpp."""
 
 from collections.abc import Iterable
 from contextlib import ContextDecorator
@@ -6,10 +6,62 @@ from typing import Any
 
 import torch
 
-__all__ = ["replace_torch_sum"]
+__all__ = ["replace", "replace_torch_sum"]
 
 
-class replace_torch_sum(ContextDecorator):
+class replace(ContextDecorator):
+    """Runs torch's own reductions on ours, in code that stays as it is: :class:`replace_torch_sum` for any of them.
+
+    ====================  ======================================================================
+    name                  torch's functions
+    ====================  ======================================================================
+    ``"sum"``             ``torch.sum``, and what :class:`replace_torch_sum` says
+    ``"mean"``            ``torch.mean``, losses with ``reduction="mean"`` that take it
+    ``"prod"``            ``torch.prod``
+    ``"amax"``            ``torch.amax``; and ``"amin"`` likewise
+    ``"any"``, ``"all"``  ``torch.any``, ``torch.all``
+    ``"count_nonzero"``   ``torch.count_nonzero`` with dims
+    ``"vector_norm"``     ``torch.linalg.vector_norm`` and ``torch.norm`` of the orders that :func:`vector_norm` has
+    ====================  ======================================================================
+
+    All else is as :class:`replace_torch_sum` says: what is left to the original kernel, what is never reached, that it
+    is a switch of the whole process, and how it nests.
+
+    Args:
+        names: one of these names, or several.
+        devices: ``"cuda"`` (the default), ``"cpu"``, or several of them.
+
+    Raises:
+        ValueError: another name or device, or one named twice.
+        RuntimeError: ``"cuda"`` where the library was built without CUDA; more :meth:`off` than :meth:`on`.
+
+    >>> with torch_reduce.replace(["sum", "amax"], devices="cpu"):
+    ...     torch.ones(3, 4).amax(1)
+    tensor([1., 1., 1.])
+    """
+
+    _title = "replace"
+
+    def __init__(self, names: str | Iterable[str], devices: str | Iterable[str] = "cuda") -> None:
+        self.names = [names] if isinstance(names, str) else list(names)
+        self.devices = [devices] if isinstance(devices, str) else list(devices)
+
+    def on(self) -> "replace":
+        """Switches the replacement on; it stays until as many :meth:`off`."""
+        torch.ops.gpureduce._replace(self._title, True, self.names, self.devices)
+        return self
+
+    def off(self) -> None:
+        """Takes one :meth:`on` back."""
+        torch.ops.gpureduce._replace(self._title, False, self.names, self.devices)
+
+    __enter__ = on
+
+    def __exit__(self, *exception: Any) -> None:
+        self.off()
+
+
+class replace_torch_sum(replace):
     """Runs torch's own sum on :func:`torch_reduce.sum`'s kernels, in code that stays as it is.
 
     Inside ``with torch_reduce.replace_torch_sum():`` (or in a function that it decorates, or between :meth:`on` and
@@ -42,19 +94,7 @@ class replace_torch_sum(ContextDecorator):
     tensor([4., 4., 4.])
     """
 
+    _title = "replace_torch_sum"
+
     def __init__(self, devices: str | Iterable[str] = "cuda") -> None:
-        self.devices = [devices] if isinstance(devices, str) else list(devices)
-
-    def on(self) -> "replace_torch_sum":
-        """Switches the replacement on; it stays until as many :meth:`off`."""
-        torch.ops.gpureduce._replace_torch_sum(True, self.devices)
-        return self
-
-    def off(self) -> None:
-        """Takes one :meth:`on` back."""
-        torch.ops.gpureduce._replace_torch_sum(False, self.devices)
-
-    __enter__ = on
-
-    def __exit__(self, *exception: Any) -> None:
-        self.off()
+        super().__init__("sum", devices)

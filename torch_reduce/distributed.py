@@ -1,9 +1,10 @@
-"""Sums over a sharded dimension and over the ranks of torch.distributed, with bits that do not depend on the cut.
+"""Reductions of a sharded dimension and sums over the ranks of torch.distributed, with bits that no cut changes.
 
-``sum`` and ``mean`` reduce a tensor that is cut along one dimension, a shard a rank: every rank gets the bits that
-``torch_reduce.sum`` gives for the whole tensor, at any number of ranks and wherever the cuts are. ``all_reduce`` and
-``reduce_scatter`` add the ranks' tensors pairwise in rank order, whatever the backend and the network; ``ddp_hook``
-and ``FSDPReduceScatter`` bring that to DistributedDataParallel and to ``fully_shard``.
+``sum``, ``mean``, the norms, ``prod``, ``amax``, ``amin``, ``any``, ``all`` and ``count_nonzero`` reduce a tensor that
+is cut along one dimension, a shard a rank: every rank gets the bits that torch_reduce's function of that name gives for
+the whole tensor, at any number of ranks and wherever the cuts are. ``all_reduce`` and ``reduce_scatter`` add the ranks'
+tensors pairwise in rank order, whatever the backend and the network; ``ddp_hook`` and ``FSDPReduceScatter`` bring that
+to DistributedDataParallel and to ``fully_shard``.
 
 All functions are collective: every rank of the group calls them, with the same arguments but for the data.
 docs/distributed.md says what is exchanged, and what it costs.
@@ -28,7 +29,23 @@ import torch_reduce
 
 from . import _arguments
 
-__all__ = ["FSDPReduceScatter", "all_reduce", "ddp_hook", "mean", "powsum", "reduce_scatter", "sum", "vector_norm"]
+__all__ = [
+    "FSDPReduceScatter",
+    "all",
+    "all_reduce",
+    "amax",
+    "amin",
+    "any",
+    "count_nonzero",
+    "ddp_hook",
+    "logsumexp",
+    "mean",
+    "powsum",
+    "prod",
+    "reduce_scatter",
+    "sum",
+    "vector_norm",
+]
 
 _ops = torch.ops.gpureduce
 _functional = torch.ops._c10d_functional
@@ -36,7 +53,7 @@ _, _LANES, _CHUNK = _ops._order()
 _COMPLEX_PART = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
-# --- sums over a sharded dim -----------------------------------------------------------------------------------------
+# --- reductions of a sharded dim -------------------------------------------------------------------------------------
 
 
 def sum(
@@ -165,33 +182,183 @@ def powsum(
     return _reduce(_operator("powsum", _POWSUMS, ord), x, dim, keepdim, dtype, group, shard_dim, sizes)
 
 
+def prod(
+    x: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+    group: dist.ProcessGroup | None = None,
+    shard_dim: int,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """The product of a tensor of which every rank holds a shard: as :func:`sum`, with the bits of
+    ``torch_reduce.prod(global tensor, dim, keepdim, dtype=dtype)``.
+
+    Args:
+        x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`; ``x`` is real.
+        dtype: as for :func:`torch_reduce.prod`.
+
+    Raises:
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
+        NotImplementedError: complex numbers.
+    """
+    return _reduce("prod", x, dim, keepdim, dtype, group, shard_dim, sizes)
+
+
+def amax(
+    x: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    group: dist.ProcessGroup | None = None,
+    shard_dim: int,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """The largest element of a tensor of which every rank holds a shard: that of the global tensor.
+
+    Each rank finds its own, and these are sent: no element is. Where in memory the dims of a shard lie does not matter.
+
+    Args:
+        x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`; ``x`` is real, and may be empty on some ranks.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as :func:`sum`.
+        IndexError: as :func:`sum`; or no rank has an element to find the largest of.
+        NotImplementedError: complex numbers.
+    """
+    return _reduce("_amax", x, dim, keepdim, None, group, shard_dim, sizes)
+
+
+def amin(
+    x: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    group: dist.ProcessGroup | None = None,
+    shard_dim: int,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """The smallest element of a tensor of which every rank holds a shard: as :func:`amax`, in all else, too."""
+    return _reduce("_amin", x, dim, keepdim, None, group, shard_dim, sizes)
+
+
+def any(
+    x: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    group: dist.ProcessGroup | None = None,
+    shard_dim: int,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """Whether any element of a tensor of which every rank holds a shard is not zero, in bool, or uint8 where ``x`` is.
+
+    Each rank counts its own, and the counts are sent. Where in memory the dims of a shard lie does not matter.
+
+    Args:
+        x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`; but ``x`` may require a gradient: the
+            result has none.
+
+    Raises:
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
+    """
+    return _reduce("_any", x, dim, keepdim, None, group, shard_dim, sizes)
+
+
+def all(
+    x: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    group: dist.ProcessGroup | None = None,
+    shard_dim: int,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """Whether all elements of a tensor of which every rank holds a shard are not zero: otherwise as :func:`any`."""
+    return _reduce("_all", x, dim, keepdim, None, group, shard_dim, sizes)
+
+
+def count_nonzero(
+    x: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    group: dist.ProcessGroup | None = None,
+    shard_dim: int,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """How many elements of a tensor of which every rank holds a shard are not zero, in int64; else as :func:`any`."""
+    return _reduce("_count_nonzero", x, dim, keepdim, None, group, shard_dim, sizes)
+
+
+def logsumexp(
+    x: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    group: dist.ProcessGroup | None = None,
+    shard_dim: int,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """The logarithm of the sum of exponentials of each rank's shard, over other dims than ``shard_dim`` alone.
+
+    The result is that of the shard, ``torch_reduce.logsumexp(x, dim, keepdim)``, and so still cut along ``shard_dim``;
+    nothing is exchanged.
+
+    Args:
+        x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`; ``x`` is real.
+
+    Raises:
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
+        NotImplementedError: ``dim`` includes ``shard_dim``; the error says what to call instead. Or ``x`` is complex.
+    """
+    return _reduce("_logsumexp", x, dim, keepdim, None, group, shard_dim, sizes)
+
+
 @dataclass(frozen=True)
 class _Operation:
     """How an operator's nodes are computed, joined and finished, by operators of torch.ops.gpureduce."""
 
     title: str
+    typing: str = "sum"  # as in csrc/operation.h: from which dtypes follows the nodes' dtype
     node: str = "sum"  # of some chunks
     join: str = "sum"  # of two nodes
-    root: str = ""  # of the last node
-    divides: bool = False
+    last: Callable[[Tensor, int], Tensor] | None = None  # what becomes of the last nodes, which are of so many elements
+    free: bool = False  # no order shows, of any dtype
+    instead: str = ""  # of an operator whose nodes cannot be sent: what to do
 
     @property
     def is_norm(self) -> bool:
         """Whether the nodes are real numbers that a map has made of the elements."""
-        return self.node != "sum"
+        return self.typing == "norm"
+
+
+def _root(operator: str) -> Callable[[Tensor, int], Tensor]:
+    return lambda total, count: getattr(_ops, operator)(total[None], [0])
 
 
 _OPERATIONS = {
     "sum": _Operation("sum"),
-    "mean": _Operation("mean", divides=True),
-    "_norm_0": _Operation("vector_norm of order 0", "_norm_0"),
-    "_norm_1": _Operation("vector_norm of order 1", "_norm_1"),
-    "_norm_2": _Operation("vector_norm of order 2", "_powsum_2", root="_root_2"),
-    "_norm_3": _Operation("vector_norm of order 3", "_powsum_3", root="_root_3"),
-    "_norm_inf": _Operation("vector_norm of order inf", "_norm_inf", "_norm_inf"),
-    "_norm_neg_inf": _Operation("vector_norm of order -inf", "_norm_neg_inf", "_norm_neg_inf"),
-    "_powsum_2": _Operation("powsum of order 2", "_powsum_2"),
-    "_powsum_3": _Operation("powsum of order 3", "_powsum_3"),
+    "mean": _Operation("mean", last=lambda total, count: _quotient(total, count)),
+    "prod": _Operation("prod", "product", "prod", "prod"),
+    "_amax": _Operation("amax", "same", "_amax", "_amax", free=True),
+    "_amin": _Operation("amin", "same", "_amin", "_amin", free=True),
+    "_any": _Operation("any", "count", "_count_nonzero", last=lambda total, count: total > 0),
+    "_all": _Operation("all", "count", "_count_nonzero", last=lambda total, count: total == count),
+    "_count_nonzero": _Operation("count_nonzero", "count", "_count_nonzero"),
+    "_logsumexp": _Operation(
+        "logsumexp",
+        instead="take amax of it first, and then the logarithm of the sum of exp(x - amax), and add amax to that",
+    ),
+    "_norm_0": _Operation("vector_norm of order 0", "norm", "_norm_0", free=True),
+    "_norm_1": _Operation("vector_norm of order 1", "norm", "_norm_1"),
+    "_norm_2": _Operation("vector_norm of order 2", "norm", "_powsum_2", last=_root("_root_2")),
+    "_norm_3": _Operation("vector_norm of order 3", "norm", "_powsum_3", last=_root("_root_3")),
+    "_norm_inf": _Operation("vector_norm of order inf", "norm", "_norm_inf", "_norm_inf", free=True),
+    "_norm_neg_inf": _Operation("vector_norm of order -inf", "norm", "_norm_neg_inf", "_norm_neg_inf", free=True),
+    "_powsum_2": _Operation("powsum of order 2", "norm", "_powsum_2"),
+    "_powsum_3": _Operation("powsum of order 3", "norm", "_powsum_3"),
 }
 _POWSUMS = {0.0: "_norm_0", 1.0: "_norm_1", 2.0: "_powsum_2", 3.0: "_powsum_3"}
 _NORMS = _POWSUMS | {2.0: "_norm_2", 3.0: "_norm_3", math.inf: "_norm_inf", -math.inf: "_norm_neg_inf"}
@@ -232,11 +399,28 @@ class _Call:
 
     def accumulator(self, source: torch.dtype) -> torch.dtype:
         """The dtype of the nodes of elements of dtype `source`: real numbers of norms; and counts are exact."""
-        if not self.operation.is_norm:
-            return _accumulator(source, self.dtype)
-        if self.operation.node == "_norm_0":
+        operation = self.operation
+        if operation.typing == "same":
+            return source
+        if operation.typing == "count":
+            return torch.int64
+        if operation.node == "_norm_0":
             return torch.float64
-        return _accumulator(_COMPLEX_PART.get(source, source), self.dtype)
+        if operation.typing == "product" and _is_inexact(self.dtype) and not _is_inexact(source):
+            return torch.float64
+        return _accumulator(_COMPLEX_PART.get(source, source) if operation.is_norm else source, self.dtype)
+
+    def is_free(self, source: torch.dtype) -> bool:
+        """Whether no order of elements of dtype `source` shows: integers are exact, and extrema are an element."""
+        return self.operation.free or not _is_inexact(self.accumulator(source))
+
+    def refuse(self) -> None:
+        """Raises the error of an operator whose nodes cannot be sent, over a dim that is cut."""
+        if self.operation.instead:
+            raise NotImplementedError(
+                f"{self.title}(): not over a dim that is cut, since its nodes are no numbers that ranks exchange: "
+                + self.operation.instead
+            )
 
     def node(self, part: Tensor, dims: list[int], accumulator: torch.dtype) -> Tensor:
         """The node of a part of the elements, which is `accumulator`."""
@@ -254,11 +438,20 @@ class _Call:
         """The dtype= by which a node is `accumulator`: complex, of a norm of complex numbers, as torch has it."""
         return accumulator.to_complex() if self.operation.is_norm and part.is_complex() else accumulator
 
+    def join(self, nodes: Tensor) -> Tensor:
+        """(n, outputs) -> (outputs,): nodes of which no order shows, as one."""
+        return getattr(_ops, self.operation.join)(nodes, [0], dtype=nodes.dtype)
+
     def finish(self, total: Tensor, count: int) -> Tensor:
         """The results, of last nodes of so many elements each."""
-        if self.operation.root:
-            total = getattr(_ops, self.operation.root)(total[None], [0])
-        return _finish(total, count if self.operation.divides else None, self.dtype)
+        if self.operation.last:
+            total = self.operation.last(total, count)
+        return _finish(total, None, self.dtype)
+
+    def result(self, total: Tensor, count: int, shape: Sequence[int]) -> Tensor:
+        """The same, in the form that the result of a tensor of that shape has."""
+        kept = [1 if d in self.dims else n for d, n in enumerate(shape) if self.keepdim or d not in self.dims]
+        return self.finish(total, count).view(kept)
 
 
 def _reduce(name, x, dim, keepdim, dtype, group, shard_dim, sizes) -> Tensor:
@@ -269,15 +462,18 @@ def _reduce(name, x, dim, keepdim, dtype, group, shard_dim, sizes) -> Tensor:
         call = _read(name, x, dim, keepdim, dtype, shard_dim)
         if sizes is not None:
             _check_sizes(title, sizes, world, rank, x.shape[call.shard_dim])
-        if world > 1 and call.shard_dim in call.dims:
-            _check_device(title, "x", x.device, group)
+        if call.shard_dim in call.dims:
+            call.refuse()
+            if world > 1:
+                _check_device(title, "x", x.device, group)
     except Exception as raised:
         if sizes is not None or world == 1:
             raise
         error = raised
     if error is None and (world == 1 or call.shard_dim not in call.dims):
         return call(x)
-    order = None if error else _order(x, call)
+    free = error is None and call.is_free(x.dtype)
+    order = None if error else [] if free else _order(x, call)
     if sizes is None:
         facts = None if error else _facts(x, call, order, group)
         size = 0 if error else x.shape[call.shard_dim]
@@ -287,6 +483,11 @@ def _reduce(name, x, dim, keepdim, dtype, group, shard_dim, sizes) -> Tensor:
     shape[call.shard_dim] = builtins.sum(sizes)
     if 0 in shape:
         return call(x.new_empty(shape))
+    if free:
+        outputs = _product(n for d, n in enumerate(shape) if d not in call.dims)
+        own = _own_nodes(x.detach(), call)
+        total = _join_freely(own, outputs, [size > 0 for size in sizes], call, group)
+        return call.result(total, _product(shape) // outputs, shape)
     return _join_shards(x.detach(), call, tuple(map(int, sizes)), order, group)
 
 
@@ -303,7 +504,7 @@ def _read(name, x, dim, keepdim, dtype, shard_dim) -> _Call:
         raise IndexError(f"{title}(): 'shard_dim' must be in [{-x.dim()}, {x.dim()}), but it is {shard_dim}")
     dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
     call = _Call(name, sorted(d % x.dim() for d in dims), keepdim, dtype, probe.dtype, shard_dim % x.dim())
-    if call.shard_dim in call.dims and x.requires_grad and torch.is_grad_enabled():
+    if call.shard_dim in call.dims and x.requires_grad and torch.is_grad_enabled() and _is_inexact(call.dtype):
         raise RuntimeError(f"{title}(): 'x' requires a gradient, but none flows through ranks: give x.detach()")
     return call
 
@@ -356,9 +557,7 @@ class _Shards:
 
     def result(self, total: Tensor) -> Tensor:
         """The result of the call, of last nodes."""
-        kept = self.shape if self.call.keepdim else [self.shape[d] for d in self.kept]
-        shape = [1 if self.call.keepdim and d in self.call.dims else n for d, n in enumerate(kept)]
-        return self.call.finish(total, self.length).view(shape)
+        return self.call.result(total, self.length, self.shape)
 
     # Where each rank keeps the chunks that begin in it: only the elements of a chunk that another rank begins are sent,
     # to that rank.
@@ -431,6 +630,29 @@ def _join_shards(x: Tensor, call: _Call, sizes: tuple[int, ...], order: list[int
     return shards.result(
         gathered if plan.by_outputs else _join(gathered.view(-1, outputs), plan.joins, call.operation.join)
     )
+
+
+def _own_nodes(x: Tensor, call: _Call) -> Tensor:
+    """One node an output, of all elements that this rank has: nothing, if it has none. No order of them shows."""
+    accumulator = call.accumulator(x.dtype)
+    if 0 in x.shape:
+        return x.new_empty(0, dtype=accumulator)
+    return call.node(x, call.dims, accumulator).reshape(-1)
+
+
+def _join_freely(mine: Tensor, outputs: int, held: Sequence[bool], call: _Call, group: Any) -> Tensor:
+    """The nodes of all ranks that hold elements, as one an output, on every rank: no order of them shows.
+
+    They are sent to all, or each rank joins a part of the outputs: whatever sends less.
+    """
+    world = len(held)
+    if outputs < world or world == 2:
+        return call.join(_gather(mine, [outputs if has else 0 for has in held], group).view(-1, outputs))
+    _, rank = _place(call.title, group)
+    counts = [b - a for a, b in pairwise(_even(outputs, world))]
+    parts = mine.split(counts) if held[rank] else [mine] * world
+    received = _exchange_parts(parts, [counts[rank] if has else 0 for has in held], group)
+    return _gather(call.join(torch.cat(received).view(-1, counts[rank])), counts, group)
 
 
 def _join_many(all_shards: list[_Shards]) -> Sequence[Tensor]:
@@ -698,9 +920,9 @@ def _accumulator(source: torch.dtype, result: torch.dtype) -> torch.dtype:
     """The dtype in which elements are added: the table of docs/order.md."""
     if result == torch.bool:
         return torch.bool
-    if not (result.is_floating_point or result.is_complex):
+    if not _is_inexact(result):
         return torch.int64
-    if not (source.is_floating_point or source.is_complex):
+    if not _is_inexact(source):
         return torch.float64 if source.itemsize == 8 else torch.int64
     wide = torch.float64 in (_COMPLEX_PART.get(source, source), _COMPLEX_PART.get(result, result))
     if source.is_complex and result.is_complex:
@@ -708,11 +930,16 @@ def _accumulator(source: torch.dtype, result: torch.dtype) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
+def _is_inexact(dtype: torch.dtype) -> bool:
+    """Whether its additions round, and so show their order; and whether gradients flow."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
 def _finish(total: Tensor, count: int | None, dtype: torch.dtype) -> Tensor:
-    """Sums in the accumulator's dtype -> results: divided once by `count`, unless that is None, and rounded once."""
+    """Last nodes in the accumulator's dtype -> results: divided once by `count` if there is one, and rounded once."""
     if count is not None:
         total = _quotient(total, count)
-    if total.dtype == torch.int64 and (dtype.is_floating_point or dtype.is_complex):
+    if total.dtype == torch.int64 and _is_inexact(dtype):
         total = _double(total, dtype)
     return torch_reduce.sum(total[None], 0, dtype=dtype)  # of one element: the operator's own rounding
 
@@ -1097,7 +1324,7 @@ def _agree(
     mine = torch.tensor([size, len(text), *digest], dtype=torch.int64, device=device)
     table = _gather(mine, [len(mine)] * world, group).view(world, -1).tolist()
     sizes = [row[0] for row in table]
-    if error is None and all(row[2:] == table[0][2:] for row in table):
+    if error is None and builtins.all(row[2:] == table[0][2:] for row in table):
         return sizes, facts.get("order")
     counts = [row[1] for row in table]
     texts = _gather(torch.tensor(list(text), dtype=torch.uint8, device=device), counts, group).cpu().split(counts)
@@ -1131,7 +1358,7 @@ class _Places:
         counts, _ = _agree(name, facts, error, len(places), group, device)
         mine = [2 * place + wide for place in places]
         told = _gather(torch.tensor(mine, dtype=torch.int64, device=_carrier(device, group)), counts, group).tolist()
-        return cls(group, counts, [one // 2 for one in told], any(one % 2 for one in told))
+        return cls(group, counts, [one // 2 for one in told], builtins.any(one % 2 for one in told))
 
     def in_order(self, mine: Tensor) -> Tensor:
         """All ranks' numbers in the order of their places, on the device of this rank's; a place counts once."""

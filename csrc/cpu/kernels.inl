@@ -31,8 +31,14 @@ Kernel mapped_kernel_of(Accumulator accumulator) {
   switch (accumulator) {
     case Accumulator::f32: return sum_in_order<Unknown, float>;
     case Accumulator::f64: return sum_in_order<Unknown, double>;
-    case Accumulator::largest_f32: return find_largest<float>;
-    case Accumulator::largest_f64: return find_largest<double>;
+    case Accumulator::largest_f32: return join_in_any_order<Largest<float>, float>;
+    case Accumulator::largest_f64: return join_in_any_order<Largest<double>, double>;
+    case Accumulator::largest_i64: return join_in_any_order<Largest<int64_t>, int64_t>;
+    case Accumulator::product_i64: return join_in_any_order<Product<int64_t>, int64_t>;
+    case Accumulator::product_f32: return join_in_order<Product<float>, float>;
+    case Accumulator::product_f64: return join_in_order<Product<double>, double>;
+    case Accumulator::logsum_f32: return join_in_order<LogSum<float>, float>;
+    case Accumulator::logsum_f64: return join_in_order<LogSum<double>, double>;
     default: return nullptr;
   }
 }
@@ -56,7 +62,8 @@ Kernel kernel_of(Accumulator accumulator, Map map) {
 }  // namespace
 
 Kernel kernel_for(DType in, Accumulator accumulator, Map map) {
-  if (map != Map::value && map != Map::nonzero) return mapped_kernel_of(accumulator);
+  if (accumulator >= Accumulator::largest_f32 || (map != Map::value && map != Map::nonzero))
+    return mapped_kernel_of(accumulator);
   switch (in) {
 #define GPUREDUCE_KERNEL(name, type, kind, own, wide, family) \
   case DType::name: return kernel_of<type>(accumulator, map);

@@ -87,9 +87,10 @@ bool is_abreast(const CpuProblem& p, int64_t width, const Facts& facts, bool sha
 Tile float_tile(const CpuProblem& p, int64_t width, int threads, const Facts& facts, bool shares_stream) {
   const int64_t capacity = capacity_of(p), leaves = leaf_count(p.length);
   const int64_t vector = facts.vector_bytes / size_of(p.accumulator);
-  const bool wide = is_wide(p, width, vector), abreast = is_abreast(p, width, facts, shares_stream);
+  const bool sums = !p.is_joined();
+  const bool wide = sums && is_wide(p, width, vector), abreast = sums && is_abreast(p, width, facts, shares_stream);
   // Leaves that are joined to an accumulator before it is written, at least.
-  const int64_t joined = width <= 2 ? std::min<int64_t>(4, vector / width) : wide && !is_gathered(p) ? 4 : 1;
+  const int64_t joined = !sums ? 1 : width <= 2 ? std::min<int64_t>(4, vector / width) : wide && !is_gathered(p) ? 4 : 1;
   int64_t together = 1;  // rows that take a chunk at a time: a thread's share, evenly in as few tiles as hold it
   if (abreast) {
     const int64_t each = ceil_div(p.row_count, threads);

@@ -62,7 +62,7 @@ CpuProblem make_cpu_problem(const Reduction& r) {
   p.accumulator = r.accumulator;
   p.map = r.map;
   p.length = r.problem.length;
-  p.negate = r.negate && r.map == Map::value;
+  p.negate = r.negate;
   p.conjugate = false;
 
   int64_t scale = 1, result_scale = 1;

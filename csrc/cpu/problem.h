@@ -75,13 +75,21 @@ struct CpuProblem {
   Dims results;        // where the outputs lie, row by row
 
   int64_t outputs() const { return row_count * columns; }
-  // Integers are added modulo 2^64, in any order; and in any order the largest is found.
+  // Integers are added and multiplied modulo 2^64, in any order; and in any order the largest is found.
   bool is_order_free() const {
-    return accumulator == Accumulator::i64 || accumulator == Accumulator::largest_f32 ||
-           accumulator == Accumulator::largest_f64;
+    switch (accumulator) {
+      case Accumulator::i64:
+      case Accumulator::largest_f32:
+      case Accumulator::largest_f64:
+      case Accumulator::largest_i64:
+      case Accumulator::product_i64: return true;
+      default: return false;
+    }
   }
+  // Whether elements are joined otherwise than by additions.
+  bool is_joined() const { return accumulator >= Accumulator::largest_f32; }
   // Whether elements become others than their values, or 1 and 0, which only the copies of them are.
-  bool is_mapped() const { return map != Map::value && map != Map::nonzero; }
+  bool is_mapped() const { return is_joined() || (map != Map::value && map != Map::nonzero); }
 };
 
 CpuProblem make_cpu_problem(const Reduction& r);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "exact_floats.h"
 #include "kernels.h"
 
 namespace gpureduce::cpu {
@@ -14,30 +15,6 @@ namespace gpureduce::cpu {
 namespace {
 
 constexpr int64_t kKeptBytes = 1 << 18;  // of scratch that a thread keeps
-
-// IEEE arithmetic while it lives: subnormals are numbers and rounding is to nearest, whatever the thread was set to.
-class ExactFloats {
- public:
-#if defined(__x86_64__)
-  ExactFloats() : saved_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(saved_ & ~(1u << 15 | 3u << 13 | 1u << 6)); }
-  ~ExactFloats() { __builtin_ia32_ldmxcsr(saved_); }
-
- private:
-  unsigned saved_;
-#elif defined(__aarch64__)
-  ExactFloats() {
-    asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    asm volatile("msr fpcr, %0" : : "r"(saved_ & ~(uint64_t{1} << 24 | uint64_t{3} << 22 | uint64_t{1} << 19)) : "memory");
-  }
-  ~ExactFloats() { asm volatile("msr fpcr, %0" : : "r"(saved_) : "memory"); }
-
- private:
-  uint64_t saved_;
-#else
-  ExactFloats() = default;
-#endif
-  ExactFloats(const ExactFloats&) = delete;
-};
 
 // Memory for a thread's tasks, aligned to 64 bytes. It is not on the stack, which may be small; and a thread keeps it for its
 // next call, as the heap gives that much back to the system each time.
@@ -121,8 +98,7 @@ void round_and_store(const CpuProblem& p, void* output, int64_t first, const Val
 // Divides, rounds and writes outputs first, first + 1, ...
 template <class Acc>
 void store_sums(const CpuProblem& p, const Reduction& r, int64_t first, const Acc* sums, int64_t n) {
-  if constexpr (!IsLargest<Acc>::value)  // of which the magnitude is wanted
-    if (r.finish == Finish::none) return round_and_store(p, r.output, first, sums, n);
+  if (r.finish == Finish::none) return round_and_store(p, r.output, first, sums, n);
   constexpr int64_t kBlock = 256;
   decltype(finished(*sums, r.finish, 1)) results[kBlock];
   for (int64_t done = 0; done < n; done += kBlock) {
@@ -205,13 +181,9 @@ void compute(const Plan& plan, const Reduction& r) {
 
 void run(const Reduction& r) {
   const Plan plan = plan_of(r);
-  switch (plan.problem.accumulator) {
-    case Accumulator::f32: return compute<float>(plan, r);
-    case Accumulator::f64: return compute<double>(plan, r);
-    case Accumulator::largest_f32: return compute<Largest<float>>(plan, r);
-    case Accumulator::largest_f64: return compute<Largest<double>>(plan, r);
-    default: return compute<int64_t>(plan, r);
-  }
+  with_accumulator(plan.problem.accumulator, [&](auto acc) {
+    if constexpr (!IsComplex<decltype(acc)>::value) compute<decltype(acc)>(plan, r);  // those are pairs of real numbers here
+  });
 }
 
 std::string explain(const Reduction& r) {

@@ -35,15 +35,26 @@ __device__ __forceinline__ void store_direct(void* out, int64_t index, int64_t s
   store_as<Acc>(out, index, stride, v);
 }
 
+template <class Acc, bool kAll>
+struct Output;
+
+// Rounds to every dtype, which is a lot of code.
+template <class Acc>
+__device__ __noinline__ void store_any(const Output<Acc, true>& output, int64_t index, Acc v) {
+  if (output.finish == Finish::none) store(output.result, index, output.dtype, v);
+  else store(output.result, index, output.dtype, finished(v, output.finish, output.count));
+}
+
 // Where values go: rounded to the result, or as they are to the partial sums, which the join kernel takes up.
-// kRoots: the results may be roots; else there is no code for them.
-template <class Acc, bool kRoots>
+// kAll: there is code for all results, and else for those alone for which is_direct() holds.
+template <class Acc, bool kAll>
 struct Output {
   void* result;
   DType dtype;
   Acc* partials;  // null: the value is the result
   Finish finish;
   int64_t count;  // elements of an output
+  bool direct;    // is_direct()
 
   template <int kRank>
   __device__ __forceinline__ void write(const Nest<kRank>& kept, int64_t output, int64_t partial, Acc v) const {
@@ -65,10 +76,15 @@ struct Output {
  private:
   template <int V>
   __device__ __forceinline__ void store(int64_t place, int64_t stride, const Acc (&v)[V]) const {
-    if constexpr (std::is_integral_v<Acc>) {  // whose quotients are not direct
+    if (kAll && !direct) {
+      if constexpr (kAll) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) store_any(*this, place + j * stride, v[j]);
+      }
+    } else if constexpr (std::is_integral_v<Acc>) {  // whose quotients are not direct
       store_direct(result, place, stride, dtype, v);
     } else {
-      decltype(number(v[0])) numbers[V];
+      Number<Acc> numbers[V];
 #pragma unroll
       for (int j = 0; j < V; ++j) numbers[j] = number(v[j]);
       if (finish != Finish::none) {
@@ -81,16 +97,21 @@ struct Output {
   // Of those that is_direct() is for.
   template <class Number>
   __device__ __forceinline__ Number finished_directly(Number x) const {
-    if constexpr (IsLargest<Acc>::value) return magnitude(x);
-    else if constexpr (kRoots && std::is_floating_point_v<Number>)
-      if (finish == Finish::square_root) return square_root(x);
-    return quotient(x, count);
+    if constexpr (IsLargest<Acc>::value) {
+      return opposite(Acc{x}).value;
+    } else if constexpr (IsProduct<Acc>::value || IsLogSum<Acc>::value) {
+      return x;
+    } else {
+      if constexpr (kAll && std::is_floating_point_v<Number>)
+        if (finish == Finish::square_root) return square_root(x);
+      return quotient(x, count);
+    }
   }
 };
 
 // Where the results of a kernel that reads from a source go.
 template <class Source, class Acc>
-using OutputOf = Output<Acc, is_mapped<Source>>;
+using OutputOf = Output<Acc, is_lean<Source>>;
 
 // The tiles that a block takes: the one at its place in the grid, which is mostly all, then those that are whole grids on,
 // along x, then y, then z.

@@ -24,14 +24,14 @@ cudaError_t join_few(const Launch& launch) {
   const cudaLaunchConfig_t config = configure(launch, grid, std::max(join.threads, kWarp), 0, attributes);
   return cudaLaunchKernelEx(&config, join_rows<Acc>, static_cast<const Acc*>(launch.workspace), static_cast<int>(join.count),
                             r.problem.kept.empty() ? 0 : r.problem.kept[0].out_stride,
-                            Output<Acc, true>{r.output, r.out, nullptr, r.finish, r.problem.length});
+                            Output<Acc, true>{r.output, r.out, nullptr, r.finish, r.problem.length, is_direct(r)});
 }
 
 bool are_few(const Launch& launch) {
   const Reduction& r = launch.reduction;
   const Plan& plan = launch.plan;
   return plan.joins.size() == 1 && plan.tiling.outputs <= kFewOutputs && plan.tiling.partial_split_stride == 1 &&
-         r.problem.kept.size() <= 1 && is_direct(r);
+         r.problem.kept.size() <= 1;
 }
 
 template <class Acc, int kRank>
@@ -49,8 +49,7 @@ cudaError_t join_ranked(const Launch& launch) {
                                     outputs,
                                     join.count,
                                     join.threads,
-                                    is_direct(r),
-                                    {r.output, r.out, results > 1 ? next : nullptr, r.finish, r.problem.length},
+                                    {r.output, r.out, results > 1 ? next : nullptr, r.finish, r.problem.length, is_direct(r)},
                                     kept_nest<kRank>(r.problem)};
     const bool columns =
         output_stride == 1 && outputs >= kWarp && results == 1 && join.threads >= kLeastJoinRows && join.threads <= kWarp;
@@ -80,16 +79,7 @@ cudaError_t join_typed(const Launch& launch) {
 const void* any_kernel() { return reinterpret_cast<const void*>(join_partials<float, kFastRank>); }
 
 cudaError_t join(const Launch& launch) {
-  switch (launch.reduction.accumulator) {
-    case Accumulator::f32: return join_typed<float>(launch);
-    case Accumulator::f64: return join_typed<double>(launch);
-    case Accumulator::i64: return join_typed<int64_t>(launch);
-    case Accumulator::c64: return join_typed<Complex<float>>(launch);
-    case Accumulator::c128: return join_typed<Complex<double>>(launch);
-    case Accumulator::largest_f32: return join_typed<Largest<float>>(launch);
-    case Accumulator::largest_f64: return join_typed<Largest<double>>(launch);
-  }
-  return cudaErrorInvalidValue;
+  return with_accumulator(launch.reduction.accumulator, [&](auto acc) { return join_typed<decltype(acc)>(launch); });
 }
 
 }  // namespace gpureduce::cuda

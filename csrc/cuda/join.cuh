@@ -11,26 +11,13 @@ struct JoinArgs {
   int64_t output_stride, split_stride;  // in partials
   int64_t outputs, count;               // partial sums an output
   int32_t threads;                      // an output; a power of two
-  bool direct;                          // the kernels' own way of writing does
   Output<Acc, true> output;
   Nest<kRank> kept;
 
-  __device__ __forceinline__ void write(int64_t index, uint32_t run, Acc v) const;
+  __device__ __forceinline__ void write(int64_t index, uint32_t run, Acc v) const {
+    output.write(kept, index, run * outputs + index, v);
+  }
 };
-
-// The one kernel that rounds to every dtype.
-template <class Acc>
-__device__ __noinline__ void store_any(const Output<Acc, true>& output, int64_t index, Acc v) {
-  if (output.finish == Finish::none) store(output.result, index, output.dtype, number(v));
-  else store(output.result, index, output.dtype, finished(v, output.finish, output.count));
-}
-
-template <class Acc, int kRank>
-__device__ __forceinline__ void JoinArgs<Acc, kRank>::write(int64_t index, uint32_t run, Acc v) const {
-  if (output.partials) output.partials[run * outputs + index] = v;
-  else if (direct) output.write_at(kept.at(index).out, 0, v);
-  else store_any(output, kept.at(index).out, v);
-}
 
 // A thread takes kJoinRun neighbouring partial sums, `threads` threads the run of one result, and a block several outputs.
 // Further runs of an output are further blocks', along y and z.

@@ -93,14 +93,20 @@ namespace {
 cudaError_t reduce(const Launch& launch) {
   const Reduction& r = launch.reduction;
   if (!is_typed(r)) return reduce_any(launch);
+  if (is_lean(r)) {
+    if (r.accumulator == largest_of(info(r.in))) return reduce_largest(launch);
+    if (r.map == Map::factor) return reduce_products(launch);
+    if (r.map == Map::exponent) return reduce_exponents(launch);
+    if (r.map == Map::nonzero) return reduce_counts(launch);
+    if (r.map == Map::square) return reduce_squares(launch);
+    if (info(r.in).rare) return reduce_rare(launch);
+    return r.map == Map::cube ? reduce_cubes(launch) : reduce_wide(launch);
+  }
   switch (r.in) {
-#define GPUREDUCE_FAMILY(name, type, kind, own, wide, family)                                                      \
-  case DType::name:                                                                                                \
-    if constexpr (Kind::kind == Kind::floating && sizeof(type) > 1) {                                              \
-      if (r.map == Map::square) return reduce_family<Family::family, Map::square>(launch);                         \
-      if (r.accumulator == Accumulator::largest_f32) return reduce_family<Family::family, Map::magnitude>(launch); \
-    }                                                                                                              \
-    return reduce_family<Family::family, Map::value>(launch);
+#define GPUREDUCE_FAMILY(name, type, kind, own, wide, family)                                   \
+  case DType::name:                                                                             \
+    if constexpr (Family::family != Family::rare) return reduce_family<Family::family>(launch); \
+    break;
     GPUREDUCE_DTYPES(GPUREDUCE_FAMILY)
 #undef GPUREDUCE_FAMILY
   }

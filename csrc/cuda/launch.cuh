@@ -15,8 +15,8 @@ namespace gpureduce::cuda {
 template <class Source, class Acc>
 OutputOf<Source, Acc> output_of(const Launch& launch) {
   const Reduction& r = launch.reduction;
-  return {r.output, r.out, launch.plan.joins.empty() ? nullptr : static_cast<Acc*>(launch.workspace), r.finish,
-          r.problem.length};
+  return {r.output,         r.out,       launch.plan.joins.empty() ? nullptr : static_cast<Acc*>(launch.workspace), r.finish,
+          r.problem.length, is_direct(r)};
 }
 
 template <class Source, class Acc>
@@ -51,10 +51,14 @@ auto columns_kernel(const ColumnsPlan& plan) {
 
 template <int V, Walk walk, class Acc, class Source>
 auto columns_kernel(const ColumnsPlan& plan) {
-  return plan.elements == 1   ? columns_kernel<V, 1, walk, Acc, Source>(plan)
-         : plan.elements == 2 ? columns_kernel<V, 2, walk, Acc, Source>(plan)
-         : plan.elements == 4 ? columns_kernel<V, 4, walk, Acc, Source>(plan)
+  if constexpr (is_lean<Source>)
+    return plan.elements == 1 ? columns_kernel<V, 1, walk, Acc, Source>(plan)
                               : columns_kernel<V, kLoads, walk, Acc, Source>(plan);
+  else
+    return plan.elements == 1   ? columns_kernel<V, 1, walk, Acc, Source>(plan)
+           : plan.elements == 2 ? columns_kernel<V, 2, walk, Acc, Source>(plan)
+           : plan.elements == 4 ? columns_kernel<V, 4, walk, Acc, Source>(plan)
+                                : columns_kernel<V, kLoads, walk, Acc, Source>(plan);
 }
 
 // The thin kernel for so many elements of an output.
@@ -65,12 +69,20 @@ auto thin_kernel(const ThinPlan& plan) {
 }
 
 template <int V, Walk walk, class Acc, class Source>
-auto thin_kernel(const ThinPlan& plan) {
+auto full_thin_kernel(const ThinPlan& plan) {
   if constexpr (wholes_columns(V))
     if (plan.elements > kLoads) return thin<V, kLanes, 1, walk, Source, Acc>;
   if constexpr (walk != Walk::nested)  // else there are four at least
     if (plan.elements == 2) return thin_kernel<V, 2, walk, Acc, Source>(plan);
   return plan.elements == 4 ? thin_kernel<V, 4, walk, Acc, Source>(plan) : thin_kernel<V, kLoads, walk, Acc, Source>(plan);
+}
+
+template <int V, Walk walk, class Acc, class Source>
+auto thin_kernel(const ThinPlan& plan) {
+  if constexpr (is_lean<Source> && !is_any<Source>) return thin<V, kLoads, 1, walk, Source, Acc>;
+  else if constexpr (is_lean<Source>)
+    return plan.elements > kLoads ? thin<V, kLanes, 1, walk, Source, Acc> : thin<V, kLoads, 1, walk, Source, Acc>;
+  else return full_thin_kernel<V, walk, Acc, Source>(plan);
 }
 
 template <class Arguments>
@@ -107,7 +119,7 @@ auto panel_kernel(const PanelsPlan& plan) {
 }
 
 template <int V, Walk walk, class Acc, class Source>
-auto panel_kernel(const PanelsPlan& plan) {
+auto full_panel_kernel(const PanelsPlan& plan) {
   constexpr int kFewest = walk == Walk::shifted ? shifted_column_elements(sizeof(typename Source::Element)) : 1;
   return plan.elements == 1   ? panel_kernel<V, std::max(kFewest, 1), walk, Acc, Source>(plan)
          : plan.elements == 2 ? panel_kernel<V, std::max(kFewest, 2), walk, Acc, Source>(plan)
@@ -115,13 +127,20 @@ auto panel_kernel(const PanelsPlan& plan) {
                               : panel_kernel<V, kDepth, walk, Acc, Source>(plan);
 }
 
+template <int V, Walk walk, class Acc, class Source>
+auto panel_kernel(const PanelsPlan& plan) {
+  if constexpr (is_lean<Source>)
+    return plan.elements == 1 ? panels<V, 1, 1, walk, Source, Acc> : panels<V, kDepth, 1, walk, Source, Acc>;
+  else return full_panel_kernel<V, walk, Acc, Source>(plan);
+}
+
 template <int V, class Acc, class Source>
 auto panel_kernel(const Plan& p) {
   const PanelsPlan& plan = p.as<PanelsPlan>();
   constexpr int kSize = sizeof(typename Source::Element);
-  if constexpr (shifts(kSize))
+  if constexpr (shifts(kSize) && !is_lean<Source>)
     if (p.walk == Walk::shifted) return panel_kernel<V, Walk::shifted, Acc, Source>(plan);
-  if constexpr (spreads(kSize))
+  if constexpr (spreads(kSize) && !is_lean<Source>)
     if (p.walk == Walk::spread) return panel_kernel<V, Walk::spread, Acc, Source>(plan);
   return panel_kernel<V, Walk::linear, Acc, Source>(plan);
 }
@@ -162,18 +181,23 @@ cudaError_t launch_panels(const Launch& launch, const Source& source) {
 template <int V, Walk walk, class Acc, class Source>
 auto dense_kernel(const Plan& plan) {
   const int elements = plan.as<DensePlan>().elements;
-  if (elements == 2) return dense_rows<V, 2, walk, Source, Acc>;
-  if constexpr (walk != Walk::deep)
+  if constexpr (!is_lean<Source> || walk != Walk::shifted)
+    if (elements == 2) return dense_rows<V, 2, walk, Source, Acc>;
+  if constexpr (walk != Walk::deep && !is_lean<Source>)
     if (elements == 4) return dense_rows<V, 4, walk, Source, Acc>;
   return dense_rows<V, kDepth, walk, Source, Acc>;
 }
 
 template <int V, class Acc, class Source>
 auto dense_kernel(const Plan& plan, const Problem& p) {
-  const Walk walk = dense_walk(plan.walk, p, !is_any<Source>);
+  const Walk walk = dense_walk(plan.walk, p, is_lean<Source>, is_any<Source>);
   if (walk == Walk::deep) return dense_kernel<V, Walk::deep, Acc, Source>(plan);
   if constexpr (is_any<Source>) {
     return dense_kernel<V, Walk::linear, Acc, Source>(plan);
+  } else if constexpr (is_lean<Source>) {
+    if constexpr (V > 1 && shifts(sizeof(typename Source::Element)))
+      if (walk == Walk::shifted) return dense_kernel<V, Walk::shifted, Acc, Source>(plan);
+    return dense_kernel<V, Walk::dense, Acc, Source>(plan);
   } else {
     if (walk == Walk::nested) return dense_kernel<V, Walk::nested, Acc, Source>(plan);
     if constexpr (V == 1) {
@@ -187,14 +211,18 @@ auto dense_kernel(const Plan& plan, const Problem& p) {
 
 template <int V, Walk walk, class Acc, class Source>
 auto flat_kernel(const FlatPlan& plan) {
-  constexpr auto groups = [](int most) { return std::min(most, flat_groups(V * sizeof(typename Source::Element), V)); };
-  constexpr int kLeast = flat_width(walk == Walk::dense, is_any<Source>, V);
+  constexpr bool kLean = is_lean<Source>, kPieces = walk == Walk::dense;
+  constexpr auto groups = [](int count) {
+    return std::min(kLean ? lean_flat_groups(count) : count, flat_groups(V * sizeof(typename Source::Element), V));
+  };
+  constexpr int kSixteen = kLean ? lean_flat_width(kPieces, 16) : 16;
+  constexpr int kLeast = flat_width(kPieces, kLean, V);
   switch (plan.width * plan.groups) {
     case 1: return flat_rows<V, std::max(1, kLeast), 1, walk, Source, Acc>;
     case 2: return flat_rows<V, std::max(2, kLeast), 1, walk, Source, Acc>;
     case 4: return flat_rows<V, std::max(4, kLeast), 1, walk, Source, Acc>;
     case 8: return flat_rows<V, std::max(8, kLeast), 1, walk, Source, Acc>;
-    case 16: return flat_rows<V, std::max(16, kLeast), 1, walk, Source, Acc>;
+    case 16: return flat_rows<V, kSixteen, 1, walk, Source, Acc>;
     case 32: return flat_rows<V, 32, 1, walk, Source, Acc>;
     case 64: return flat_rows<V, 32, groups(2), walk, Source, Acc>;
     case 128: return flat_rows<V, 32, groups(4), walk, Source, Acc>;
@@ -247,9 +275,10 @@ cudaError_t launch_flat(const Launch& launch, const Source& source) {
   const auto start = [&](auto kernel) {
     return start_dense<Acc>(launch, source, launch.plan.tiling.tile_leaves, 0, 0, kernel);
   };
-  if constexpr (kSize <= 4)
+  constexpr bool kSingle = !is_lean<Source>;  // single elements are pieces, too
+  if constexpr (kSize < 4 || (kSize == 4 && kSingle))
     if (vector * kSize == 4) return start(flat_kernel<4 / kSize, Walk::dense, Acc, Source>(plan));
-  if constexpr (kSize <= 8)
+  if constexpr (kSize < 8 || (kSize == 8 && kSingle))
     if (vector * kSize == 8) return start(flat_kernel<8 / kSize, Walk::dense, Acc, Source>(plan));
   return start(flat_kernel<16 / kSize, Walk::dense, Acc, Source>(plan));
 }
@@ -257,14 +286,15 @@ cudaError_t launch_flat(const Launch& launch, const Source& source) {
 // Of the kernels whose threads own outputs.
 template <int V, class Acc, class Source>
 KernelOf<Source, Acc> output_kernel(const Plan& plan) {
-  const bool nested = plan.walk == Walk::nested;
+  const bool nested = is_lean<Source> || plan.walk == Walk::nested;
   if (plan.is<ThinPlan>()) {
     const ThinPlan& thin = plan.as<ThinPlan>();
-    return nested ? thin_kernel<V, Walk::nested, Acc, Source>(thin) : thin_kernel<V, Walk::linear, Acc, Source>(thin);
+    if constexpr (is_lean<Source>) return thin_kernel<V, Walk::nested, Acc, Source>(thin);
+    else return nested ? thin_kernel<V, Walk::nested, Acc, Source>(thin) : thin_kernel<V, Walk::linear, Acc, Source>(thin);
   }
   if (plan.is<ExpandedPlan>()) return expanded<Source, Acc>;
   const ColumnsPlan& columns = plan.as<ColumnsPlan>();
-  if constexpr (V == column_vector(V, Walk::linear))
+  if constexpr (V == column_vector(V, Walk::linear) && !is_lean<Source>)
     if (!nested) return columns_kernel<V, Walk::linear, Acc, Source>(columns);
   return columns_kernel<V, Walk::nested, Acc, Source>(columns);
 }
@@ -273,10 +303,12 @@ template <int V, class Acc, class Source>
 cudaError_t launch_width(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
   if (plan.is<DensePlan>()) return launch_dense<V, Acc>(launch, source);
-  if (plan.is<FlatPlan>()) {
-    const FlatPlan& flat = plan.as<FlatPlan>();
-    return start_dense<Acc>(launch, source, plan.tiling.tile_leaves, kWarp * V, kWarp / flat.width,
-                            flat_kernel<V, Walk::nested, Acc, Source>(flat));
+  if constexpr (V == 1 || !is_lean<Source>) {
+    if (plan.is<FlatPlan>()) {
+      const FlatPlan& flat = plan.as<FlatPlan>();
+      return start_dense<Acc>(launch, source, plan.tiling.tile_leaves, kWarp * V, kWarp / flat.width,
+                              flat_kernel<V, Walk::nested, Acc, Source>(flat));
+    }
   }
   return start<Source, Acc>(launch, source, output_kernel<V, Acc, Source>(plan), plan.warps * kWarp);
 }
@@ -285,11 +317,10 @@ template <class In, class Acc>
 cudaError_t launch_typed(const Launch& launch) {
   constexpr int kVector = sizeof(In) < 16 ? 16 / sizeof(In) : 1;
   const Reduction& r = launch.reduction;
-  const uint32_t bits = !drops_signs(r.map, r.accumulator) ? ~0u : sizeof(In) == 2 ? 0x7fff7fffu : 0x7fffffffu;
-  const Typed<In> source{static_cast<const In*>(r.input), l2_policy(launch.plan), bits};
-  if (launch.plan.is<FlatPlan>() && reads_pieces(launch.plan.walk, launch.plan.vector * static_cast<int>(sizeof(In))))
+  const Typed<In> source{static_cast<const In*>(r.input), l2_policy(launch.plan), masks_of(r)};
+  if (launch.plan.is<FlatPlan>() && reads_pieces(launch.plan.walk, launch.plan.vector, sizeof(In), is_lean<Typed<In>>))
     return launch_flat<Acc>(launch, source);
-  if constexpr (rings_rows(sizeof(In)))
+  if constexpr (rings_rows(sizeof(In)) && !IsMapped<In>::value)
     if (launch.plan.is<RingPlan>()) return launch_ring<Acc>(launch, source);
   if constexpr (kVector > 1)
     if (launch.plan.is<PanelsPlan>()) return launch_panels<kVector, Acc>(launch, source);
@@ -298,34 +329,17 @@ cudaError_t launch_typed(const Launch& launch) {
   return launch_width<1, Acc>(launch, source);
 }
 
-// uint64 is added modulo 2^64 as int64 is, so the two share their kernels.
+// uint64 is added and multiplied modulo 2^64 as int64 is, so the two share their kernels.
 template <class T>
 using Compiled = std::conditional_t<std::is_same_v<T, uint64_t>, int64_t, T>;
 
-// Elements of one dtype, by the kernels that is_compiled() names.
-template <Map map, class In, Kind kind, Accumulator own, Accumulator wide>
-cudaError_t reduce_mapped(const Launch& launch) {
-  constexpr DTypeInfo kIn{"", sizeof(In), kind, own, wide};
-  const Accumulator to = launch.reduction.accumulator;
-  if constexpr (map == Map::value) {
-    if (to == own) return launch_typed<In, Sum<own>>(launch);
-    if constexpr (wide != own && is_compiled(map, wide, kIn)) return launch_typed<In, Sum<wide>>(launch);
-  } else {
-    constexpr Accumulator kTo = map == Map::magnitude ? Accumulator::largest_f32 : own;
-    if constexpr (is_compiled(map, kTo, kIn)) return launch_typed<Mapped<In, map>, Sum<kTo>>(launch);
-  }
-  return cudaErrorInvalidValue;
-}
-
-template <Family family, Map map>
+// Sums of elements of one dtype.
+template <Family family>
 cudaError_t reduce_family(const Launch& launch) {
-  const Reduction& r = launch.reduction;
-  switch (r.in) {
-#define GPUREDUCE_LAUNCH(name, type, kind, own, wide, kernels)                                            \
-  case DType::name:                                                                                       \
-    if constexpr (Family::kernels == family) {                                                            \
-      return reduce_mapped<map, Compiled<type>, Kind::kind, Accumulator::own, Accumulator::wide>(launch); \
-    }                                                                                                     \
+  switch (launch.reduction.in) {
+#define GPUREDUCE_LAUNCH(name, type, kind, own, wide, kernels)                                                   \
+  case DType::name:                                                                                              \
+    if constexpr (Family::kernels == family) return launch_typed<Compiled<type>, Sum<Accumulator::own>>(launch); \
     break;
     GPUREDUCE_DTYPES(GPUREDUCE_LAUNCH)
 #undef GPUREDUCE_LAUNCH

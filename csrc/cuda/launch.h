@@ -11,9 +11,6 @@ struct Device;
 
 namespace gpureduce::cuda {
 
-// The kernels are compiled in families, one .cu file each; the family of a dtype stands in its row of dtypes.h.
-enum class Family { single, half, float8, byte, integer, complex };
-
 struct Launch {
   const Reduction& reduction;
   const Plan& plan;
@@ -22,9 +19,19 @@ struct Launch {
   cudaStream_t stream;
 };
 
-// Reduces elements of the family's dtypes, read as they are, and what the map makes of them.
-template <Family family, Map map>
+// Sums elements of the family's dtypes, read as they are (is_plain_sum()). A family is a .cu file.
+template <Family family>
 cudaError_t reduce_family(const Launch& launch);
+
+// All else that kernels are compiled for, in the few variants that all operations have.
+cudaError_t reduce_squares(const Launch& launch);
+cudaError_t reduce_cubes(const Launch& launch);
+cudaError_t reduce_counts(const Launch& launch);
+cudaError_t reduce_largest(const Launch& launch);
+cudaError_t reduce_products(const Launch& launch);
+cudaError_t reduce_exponents(const Launch& launch);
+cudaError_t reduce_wide(const Launch& launch);  // sums in double precision of smaller floats
+cudaError_t reduce_rare(const Launch& launch);  // sums of rare dtypes
 
 // Reduces elements of any dtype through a run-time conversion of each (is_typed() is false).
 cudaError_t reduce_any(const Launch& launch);

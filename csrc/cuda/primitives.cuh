@@ -7,6 +7,7 @@
 
 #include "../map.h"
 #include "../plan/limits.h"
+#include "masks.h"
 
 namespace gpureduce::cuda {
 
@@ -31,28 +32,51 @@ struct Vector {
   __device__ __forceinline__ uint32_t word(int w) const { return reinterpret_cast<const uint32_t*>(&bits)[w]; }
 };
 
-// The element whose addend is padding<Acc>(): -0.0 in its own format, 0 for integers.
+// The number `x` as an element.
 template <class Element>
-__device__ __forceinline__ Element padding_element() {
-  if constexpr (IsComplex<Element>::value) {
-    const auto half = padding_element<decltype(Element::re)>();
-    return {half, half};
-  } else if constexpr (IsMapped<Element>::value) {
-    return {padding_element<decltype(Element::element)>()};
-  } else if constexpr (std::is_arithmetic_v<Element> || IsLargest<Element>::value) {
-    return padding<Element>();
-  } else if constexpr (std::is_same_v<Element, Boolean>) {
-    return {0};
-  } else {
-    return {static_cast<decltype(Element::bits)>(1u << (8 * sizeof(Element) - 1))};
-  }
+__device__ __forceinline__ Element element_of(float x) {
+  if constexpr (std::is_arithmetic_v<Element>) return static_cast<Element>(x);
+  else return result<Element>(x);
 }
+
+// What stands for an element that is not there, and changes no bit: -0.0 in its own format, 0 for integers; of factors 1; and
+// of the larger of two, and of exponents, the lowest number.
+template <class Element>
+struct Padding {
+  static __device__ __forceinline__ Element element() {
+    if constexpr (IsComplex<Element>::value) {
+      const auto half = Padding<decltype(Element::re)>::element();
+      return {half, half};
+    } else if constexpr (std::is_arithmetic_v<Element> || kHolds<Element> || IsLogSum<Element>::value) {
+      return padding<Element>();
+    } else if constexpr (std::is_same_v<Element, Boolean>) {
+      return {0};
+    } else {
+      return {static_cast<decltype(Element::bits)>(1u << (8 * sizeof(Element) - 1))};
+    }
+  }
+};
+template <class In, Map map>
+struct Padding<Mapped<In, map>> {
+  static __device__ __forceinline__ Mapped<In, map> element() {
+    if constexpr (map == Map::factor) return {element_of<In>(1)};
+    else if constexpr (map == Map::exponent) return {element_of<In>(-INFINITY)};
+    else return {Padding<In>::element()};
+  }
+};
+template <class In>
+struct Padding<Ordered<In>> {
+  static __device__ __forceinline__ Ordered<In> element() {
+    if constexpr (std::is_integral_v<In>) return {lowest<In>()};
+    else return {element_of<In>(-INFINITY)};
+  }
+};
 
 template <class Element, int V>
 __device__ __forceinline__ Vector<Element, V> padding_vector() {
   Vector<Element, V> v;
 #pragma unroll
-  for (int j = 0; j < V; ++j) v.set(j, padding_element<Element>());
+  for (int j = 0; j < V; ++j) v.set(j, Padding<Element>::element());
   return v;
 }
 
@@ -180,6 +204,27 @@ __device__ __forceinline__ uint4 keep_bits(uint4 x, uint32_t mask) {
   return {kPairs ? x.x : x.x & mask, x.y & mask, kPairs ? x.z : x.z & mask, x.w & mask};
 }
 
+// The same of both words of a pair, and then some bits turned.
+__device__ __forceinline__ uint32_t masked(uint32_t x, uint32_t keep, uint32_t turn) { return (x & keep) ^ turn; }
+__device__ __forceinline__ uint8_t masked(uint8_t x, const Masks& m) { return masked(uint32_t{x}, m.keep[0], m.turn[0]); }
+__device__ __forceinline__ uint16_t masked(uint16_t x, const Masks& m) { return masked(uint32_t{x}, m.keep[0], m.turn[0]); }
+__device__ __forceinline__ uint32_t masked(uint32_t x, const Masks& m) { return masked(x, m.keep[0], m.turn[0]); }
+__device__ __forceinline__ uint2 masked(uint2 x, const Masks& m) {
+  return {masked(x.x, m.keep[0], m.turn[0]), masked(x.y, m.keep[1], m.turn[1])};
+}
+__device__ __forceinline__ uint4 masked(uint4 x, const Masks& m) {
+  return {masked(x.x, m.keep[0], m.turn[0]), masked(x.y, m.keep[1], m.turn[1]), masked(x.z, m.keep[0], m.turn[0]),
+          masked(x.w, m.keep[1], m.turn[1])};
+}
+
+// The word `x` in every word of a load.
+template <class Bits>
+__device__ __forceinline__ Bits filled(const uint32_t (&x)[2]) {
+  if constexpr (sizeof(Bits) <= 4) return static_cast<Bits>(x[0]);
+  else if constexpr (sizeof(Bits) == 8) return {x[0], x[1]};
+  else return {x[0], x[1], x[0], x[1]};
+}
+
 // f of the constants 0, 1, ...: what a load is beyond a place has to be one.
 template <class F, int... i>
 __device__ __forceinline__ void for_constants(std::integer_sequence<int, i...>, F f) {
@@ -191,11 +236,12 @@ __device__ __forceinline__ Vector<Element, V> load_vector(const Element* p, uint
   return {load_always(reinterpret_cast<const typename Vector<Element, V>::Bits*>(p), policy)};
 }
 
-// Where it is not wanted, its addends are padding.
+// The same if it is wanted.
 template <class Element, int V, int kBeyond = 0>
-__device__ __forceinline__ Vector<Element, V> load_vector_if(bool wanted, const Element* p, uint64_t policy) {
+__device__ __forceinline__ Vector<Element, V> load_vector_if(bool wanted, const Element* p, uint64_t policy,
+                                                             typename Vector<Element, V>::Bits otherwise) {
   const auto* bits = reinterpret_cast<const typename Vector<Element, V>::Bits*>(p);
-  return {load_if<kBeyond* static_cast<int>(sizeof(Element))>(wanted, bits, padding_vector<Element, V>().bits, policy)};
+  return {load_if<kBeyond* static_cast<int>(sizeof(Element))>(wanted, bits, otherwise, policy)};
 }
 
 // f of each word of some values.
@@ -222,31 +268,39 @@ __device__ __forceinline__ T choose(bool first, T a, T b) {
 
 // --- sources: where a kernel's elements come from --------------------------------------------------------------------------
 
-// Elements of the type the kernel is compiled for.
+// Elements of the type the kernel is compiled for. Signs are left out of sums by the mask of the second words; other elements
+// are masked as a whole, if at all.
 template <class In>
 struct Typed {
   using Element = In;
   static constexpr int kRank = kFastRank;
   static constexpr bool kDropsSigns =
       std::is_same_v<In, float> || std::is_same_v<In, double> || std::is_same_v<In, Half> || std::is_same_v<In, BFloat16>;
+  static constexpr bool kMasks = IsMasked<In>::value;
   const In* base;
   uint64_t policy;
-  uint32_t bits;  // of each word with a sign, that count: all, or all but signs
+  Masks masks;
 
   template <int V>
   __device__ __forceinline__ Vector<In, V> load(int64_t offset) const {
     return counted(load_vector<In, V>(base + offset, policy));
   }
 
-  // kBeyond: elements beyond `offset`, which cost no arithmetic.
+  // Where it is not wanted, its addends are padding. kBeyond: elements beyond `offset`, which cost no arithmetic.
   template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<In, V> load_if(bool wanted, int64_t offset) const {
-    return counted(load_vector_if<In, V, kBeyond>(wanted, base + offset, policy));
+    using Bits = typename Vector<In, V>::Bits;
+    const Bits otherwise = [&] {
+      if constexpr (kMasks) return filled<Bits>(masks.padding);
+      else return padding_vector<In, V>().bits;
+    }();
+    return counted(load_vector_if<In, V, kBeyond>(wanted, base + offset, policy, otherwise));
   }
 
   template <int V>
   __device__ __forceinline__ Vector<In, V> counted(Vector<In, V> x) const {
-    if constexpr (kDropsSigns) x.bits = keep_bits<sizeof(In) == 8>(x.bits, bits);
+    if constexpr (kMasks) x.bits = masked(x.bits, masks);
+    else if constexpr (kDropsSigns) x.bits = keep_bits<sizeof(In) == 8>(x.bits, masks.keep[1]);
     return x;
   }
 
@@ -307,7 +361,13 @@ struct Any {
   template <class In>
   __device__ __forceinline__ Acc convert(In x) const {
     if constexpr (IsLargest<Acc>::value) {
-      return map == Map::magnitude ? mapped<Map::magnitude, Acc>(x) : mapped<Map::negative_magnitude, Acc>(x);
+      if (map == Map::value) return mapped<Map::value, Acc>(signed_element(x));
+      if (map == Map::negative) return mapped<Map::negative, Acc>(signed_element(x));
+      if constexpr (std::is_floating_point_v<Number<Acc>>) {
+        if (map == Map::magnitude) return mapped<Map::magnitude, Acc>(x);
+        return mapped<Map::negative_magnitude, Acc>(x);
+      }
+      return {};
     } else {
       if (map == Map::nonzero) return mapped<Map::nonzero, Acc>(x);
       if constexpr (std::is_floating_point_v<Acc>) {
@@ -315,23 +375,27 @@ struct Any {
         if (map == Map::square) return mapped<Map::square, Acc>(x);
         if (map == Map::cube) return mapped<Map::cube, Acc>(x);
       }
-      return signed_addend(x);
+      return addend<Acc>(signed_element(x));
     }
   }
 
+  // The element of a view that may be lazily negated or conjugated: its value, or an integer in its own type.
   template <class In>
-  __device__ __forceinline__ Acc signed_addend(In x) const {
+  __device__ __forceinline__ auto signed_element(In x) const {
     if constexpr (std::is_integral_v<In>) {
-      if (negate) x = static_cast<In>(0 - static_cast<uint64_t>(x));
+      return negate ? static_cast<In>(0 - static_cast<uint64_t>(x)) : x;
+    } else if constexpr (std::is_same_v<In, Boolean>) {
+      return x;
+    } else {
+      auto v = value(x);
+      if constexpr (IsComplex<decltype(v)>::value) {
+        if (conjugate) v.im = -v.im;
+        if (negate) v = {-v.re, -v.im};
+      } else if (negate) {
+        v = -v;
+      }
+      return v;
     }
-    auto v = value(x);
-    if constexpr (IsComplex<decltype(v)>::value) {
-      if (conjugate) v.im = -v.im;
-      if (negate) v = {-v.re, -v.im};
-    } else if constexpr (std::is_floating_point_v<decltype(v)>) {
-      if (negate) v = -v;
-    }
-    return addend<Acc>(v);
   }
 };
 
@@ -339,9 +403,9 @@ template <class Source>
 constexpr bool is_any = false;
 template <class Acc>
 constexpr bool is_any<Any<Acc>> = true;
-// Whether its elements may be mapped to others than their values.
+// Whether kernels are compiled for it in the few variants that all operations have (is_plain_sum() in map.h).
 template <class Source>
-constexpr bool is_mapped = is_any<Source> || IsMapped<typename Source::Element>::value;
+constexpr bool is_lean = is_any<Source> || IsMapped<typename Source::Element>::value;
 
 // The vector at `offset`, or kBeyond elements beyond it: there as kWhole says, or else if `wanted`.
 template <int V, bool kWhole, int kBeyond = 0, class Source>
@@ -363,10 +427,31 @@ __device__ __forceinline__ void load_unit(Vector<typename Source::Element, V> (&
 
 // --- lanes ----------------------------------------------------------------------------------------------------------------
 
-// Integers of 8 and 16 bits are added in 32 bits as long as a warp's part of a tile lasts: exact, and order-free.
+// Integers of 8 and 16 bits are added in 32 bits as long as a warp's part of a tile lasts, and so are counts: exact, and
+// order-free. The larger of integers of up to 32 bits has as many.
 template <class Element, class Acc>
-using Lane =
-    std::conditional_t<std::is_same_v<Element, Boolean> || (std::is_integral_v<Element> && sizeof(Element) <= 2), int32_t, Acc>;
+struct LaneOf {
+  static constexpr bool kSmall = std::is_same_v<Element, Boolean> || (std::is_integral_v<Element> && sizeof(Element) <= 2);
+  using type = std::conditional_t<kSmall, int32_t, Acc>;
+};
+template <class In, class Acc>
+struct LaneOf<Mapped<In, Map::nonzero>, Acc> {
+  using type = int32_t;
+};
+template <class In>
+struct LaneOf<Ordered<In>, Largest<int64_t>> {
+  using type = std::conditional_t<sizeof(In) <= 4, Largest<int32_t>, Largest<int64_t>>;
+};
+template <class Element, class Acc>
+using Lane = typename LaneOf<Element, Acc>::type;
+
+// A lane's sum as an accumulator.
+template <class Acc, class LaneSum>
+__device__ __forceinline__ Acc widened(LaneSum x) {
+  if constexpr (std::is_same_v<Acc, LaneSum>) return x;
+  else if constexpr (kHolds<Acc>) return {number(x)};
+  else return static_cast<Acc>(x);
+}
 
 // Addends of a whole vector. Two float8 at a time share a conversion.
 template <class T, class Element, int V>
@@ -387,13 +472,17 @@ __device__ __forceinline__ void unpack(const Vector<Element, V>& x, T (&to)[V]) 
   }
 }
 
+// Whether elements are bytes of which those that are not zero are counted.
+template <class Element>
+constexpr bool kCountsBytes = std::is_same_v<Element, Boolean> || std::is_same_v<Element, Mapped<uint8_t, Map::nonzero>>;
+
 // Four bytes more in a sum, with the byte dot product.
 template <class Element>
 __device__ __forceinline__ int32_t add_bytes(uint32_t bytes, int32_t sum) {
   if constexpr (std::is_same_v<Element, int8_t>) {
     return __dp4a(static_cast<int32_t>(bytes), 0x01010101, sum);
   } else {
-    if constexpr (std::is_same_v<Element, Boolean>)  // each non-zero byte to 1: a carry into, or already, its top bit
+    if constexpr (kCountsBytes<Element>)  // each non-zero byte to 1: a carry into, or already, its top bit
       bytes = ((((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) & 0x80808080u) >> 7;
     return static_cast<int32_t>(__dp4a(bytes, 0x01010101u, static_cast<uint32_t>(sum)));
   }
@@ -468,7 +557,7 @@ struct Lanes {
 #pragma unroll
       for (int j = 0; j + width < V; j += 2 * width) sum[j] = sum[j] + sum[j + width];
     }
-    return static_cast<Acc>(sum[0]);
+    return widened<Acc>(sum[0]);
   }
 };
 
@@ -502,9 +591,37 @@ struct ByteLanes {
   __device__ __forceinline__ Acc join() const { return sum; }
 };
 
+// Counts of elements of 16 bits that are not zero, two at a time into both halves of one word.
 template <class Element, class Acc, int V>
-using RowLanes = std::conditional_t<V % 4 == 0 && sizeof(Element) == 1 && std::is_same_v<Lane<Element, Acc>, int32_t>,
-                                    ByteLanes<Element, Acc, V>, Lanes<Element, Acc, V>>;
+struct PairLanes {
+  static constexpr bool kOrderFree = true;
+  uint32_t sum;
+
+  __device__ __forceinline__ void clear() { sum = 0; }
+  __device__ __forceinline__ void start(const Vector<Element, V>& x) {
+    sum = 0;
+    add(x);
+  }
+  __device__ __forceinline__ void add(const Vector<Element, V>& x) {
+#pragma unroll
+    for (int w = 0; w < V / 2; ++w) sum += __vminu2(x.word(w), 0x00010001u);
+  }
+  __device__ __forceinline__ void add(int, Element x) { sum += addend<int32_t>(x); }
+  __device__ __forceinline__ Acc join() const { return static_cast<Acc>((sum & 0xffff) + (sum >> 16)); }
+};
+
+template <class Element, class Acc, int V>
+struct RowLanesOf {
+  static constexpr bool kBytes = V % 4 == 0 && sizeof(Element) == 1 && std::is_same_v<Lane<Element, Acc>, int32_t>;
+  using type = std::conditional_t<kBytes, ByteLanes<Element, Acc, V>, Lanes<Element, Acc, V>>;
+};
+template <class Acc, int V>
+struct RowLanesOf<Mapped<uint16_t, Map::nonzero>, Acc, V> {
+  using Element = Mapped<uint16_t, Map::nonzero>;
+  using type = std::conditional_t<V % 2 == 0, PairLanes<Element, Acc, V>, Lanes<Element, Acc, V>>;
+};
+template <class Element, class Acc, int V>
+using RowLanes = typename RowLanesOf<Element, Acc, V>::type;
 
 // Lane sums in shared memory. The 16-byte granules of a line change places by the line's number, so that threads that write
 // V neighbouring sums each, or read sums that lie far apart, seldom meet in a bank.

@@ -11,16 +11,7 @@ cudaError_t reduce_converted(const Launch& launch) {
 }
 
 cudaError_t reduce_any(const Launch& launch) {
-  switch (launch.reduction.accumulator) {
-    case Accumulator::f32: return reduce_converted<Sum<Accumulator::f32>>(launch);
-    case Accumulator::f64: return reduce_converted<Sum<Accumulator::f64>>(launch);
-    case Accumulator::i64: return reduce_converted<Sum<Accumulator::i64>>(launch);
-    case Accumulator::c64: return reduce_converted<Sum<Accumulator::c64>>(launch);
-    case Accumulator::c128: return reduce_converted<Sum<Accumulator::c128>>(launch);
-    case Accumulator::largest_f32: return reduce_converted<Sum<Accumulator::largest_f32>>(launch);
-    case Accumulator::largest_f64: return reduce_converted<Sum<Accumulator::largest_f64>>(launch);
-  }
-  return cudaErrorInvalidValue;
+  return with_accumulator(launch.reduction.accumulator, [&](auto acc) { return reduce_converted<decltype(acc)>(launch); });
 }
 
 }  // namespace gpureduce::cuda

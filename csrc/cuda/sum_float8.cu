@@ -1,5 +1,5 @@
 #include "launch.cuh"
 
 namespace gpureduce::cuda {
-template cudaError_t reduce_family<Family::float8, Map::value>(const Launch&);
+template cudaError_t reduce_family<Family::float8>(const Launch&);
 }

@@ -152,10 +152,16 @@ struct Plan {
 struct InputSpan { const char *begin, *end; };
 InputSpan input_span(const Reduction& reduction);
 
-// Whether the reducing kernels write the results; or else only the join does.
+// Whether all kernels have code for the results. That for others is a lot, which lean kernels and the join have.
 bool is_direct(const Reduction& reduction);
+
+// Whether the reducing kernels write the results; or else only the join does.
+bool writes_results(const Reduction& reduction);
 
 // Whether elements are read as their own type, by kernels compiled for it; or else through a run-time conversion of each.
 bool is_typed(const Reduction& reduction);
+
+// Whether there are only the few variants of kernels that all operations have; or else all of them.
+bool is_lean(const Reduction& reduction);
 
 }  // namespace gpureduce

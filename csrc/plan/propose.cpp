@@ -34,7 +34,7 @@ int vector_width(const Problem& p, bool by_columns, int size, const void* addres
 
 // How rows or columns that are dense, but not at aligned addresses, are read a vector's a thread nevertheless; or else `walk`.
 Walk odd_walk(const Request& q) {
-  if (!q.typed || q.vector > 1 || q.p.reduced.size() != 1) return q.walk;
+  if (!q.typed || q.vector > 1 || q.p.reduced.size() != 1 || (q.lean && q.by_columns)) return q.walk;
   const int64_t stride = q.p.reduced[0].stride;
   if (!q.by_columns) return shifts(q.size) && stride == 1 && q.p.length > kLanes ? Walk::shifted : q.walk;
   if (q.p.kept.empty() || q.p.kept.back().stride != 1 || q.p.kept.back().size == 1 || q.p.length <= kLoads) return q.walk;
@@ -90,18 +90,23 @@ int64_t power_of_two_above(int64_t x) {
   return p;
 }
 
-int leaf_elements(int64_t length) {
-  return length <= kLanes ? 1 : length <= 2 * kLanes ? 2 : length <= 4 * kLanes ? 4 : kDepth;
+int leaf_elements(const Request& q) {
+  const int64_t length = q.p.length;
+  if (length <= kLanes) return 1;
+  return q.lean || length > 4 * kLanes ? kDepth : length <= 2 * kLanes ? 2 : 4;
 }
 
 Request::Request(const Reduction& r, const Device& device, bool by_columns)
     : r(r), device(device), p(r.problem), by_columns(by_columns) {
   size = info(r.in).size;
-  direct = is_direct(r);
+  direct = writes_results(r);
   typed = is_typed(r);
+  lean = is_lean(r);
   element_bytes = typed ? size : size_of(r.accumulator);
   order_free = r.accumulator == Accumulator::i64;
-  lane_bytes = order_free && size <= 2 ? 4 : size_of(r.accumulator);
+  const bool small = (order_free && ((size <= 2 && !info(r.in).rare) || r.map == Map::nonzero)) ||
+                     (r.accumulator == Accumulator::largest_i64 && size <= 4);
+  lane_bytes = typed && small ? 4 : size_of(r.accumulator);
   written_bytes = direct ? info(r.out).size : size_of(r.accumulator);
   walk = p.reduced.size() > 1 ? Walk::nested : p.reduced.empty() || p.reduced[0].stride == 1 ? Walk::dense : Walk::linear;
   vector = typed ? vector_width(p, by_columns, size, r.input) : 1;
@@ -163,16 +168,22 @@ InputSpan input_span(const Reduction& r) {
 
 bool is_direct(const Reduction& r) {
   const bool rooted = r.finish == Finish::cube_root || (r.finish == Finish::square_root && r.map == Map::value);
-  return is_direct(r.accumulator, r.out) && !rooted;
+  const bool truth = r.finish == Finish::all;
+  return is_direct(r.accumulator, r.out) && !rooted && !truth;
 }
+
+bool writes_results(const Reduction& r) { return is_direct(r) || is_lean(r); }
 
 bool is_typed(const Reduction& r) {
   const Problem& p = r.problem;
   const bool plain = !r.negate && !r.conjugate;
   // The kernels compiled for a dtype find their way with 32-bit divisions.
   const bool near = fits_fast_nest(p.kept, p.outputs) && fits_fast_nest(p.reduced, p.length);
-  const bool few = columnwise(p) || p.length <= kLanes || counts_rows(p);
+  const int thin = is_plain_sum(r.map, r.accumulator, info(r.in)) ? kLanes : kLoads;  // what the thin kernel takes
+  const bool few = columnwise(p) || p.length <= thin || counts_rows(p);
   return plain && near && few && is_compiled(r.map, r.accumulator, info(r.in));
 }
+
+bool is_lean(const Reduction& r) { return !is_typed(r) || !is_plain_sum(r.map, r.accumulator, info(r.in)); }
 
 }  // namespace gpureduce

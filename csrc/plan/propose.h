@@ -19,6 +19,7 @@ struct Request {
   int lane_bytes;     // of a lane's sum (Lane in primitives.cuh)
   int written_bytes;  // of an output as kernels write it: the result, or an accumulator that the join rounds
   bool typed;         // is_typed()
+  bool lean;          // is_lean()
   bool order_free;    // sums are of integers
   bool by_columns;    // neighbouring threads own neighbouring outputs; or else they read neighbouring elements of one
   Walk walk;
@@ -68,8 +69,9 @@ class Proposals {
 int64_t ceil_div(int64_t a, int64_t b);
 int64_t power_of_two_above(int64_t x);
 
-// Elements of a leaf that a thread has in flight: 1, 2, 4 or kDepth, as many as the leaves of such outputs have.
-int leaf_elements(int64_t length);
+// Elements of a leaf that a thread has in flight: 1, 2, 4 or kDepth, as many as the leaves of such outputs have; or of lean
+// kernels 1 or kDepth.
+int leaf_elements(const Request& request);
 
 // Whether the fastest dim in memory is kept, so that a problem should be read by columns.
 bool columnwise(const Problem& p);

@@ -51,25 +51,48 @@ void convert_signed(Lane* to, const In* x, int64_t n, int64_t stride, bool negat
 // Elements whose dtype and map are known at run time alone.
 struct Unknown {};
 
-// to[i] = x[i * stride], of this dtype, as the map has it
-template <Map C, class Lane>
-void convert_unknown(Lane* to, const char* x, int64_t n, int64_t stride, DType dtype) {
-  switch (dtype) {
-#define GPUREDUCE_CONVERT(name, type, kind, accumulator, wide, family)                                      \
-  case DType::name:                                                                                         \
-    if constexpr (Kind::kind != Kind::integer) convert<C>(to, reinterpret_cast<const type*>(x), n, stride); \
-    break;
-    GPUREDUCE_DTYPES(GPUREDUCE_CONVERT)
-#undef GPUREDUCE_CONVERT
+// What the map makes of numbers. `lowest`: of the larger of unsigned integers, a signed one's place in their order.
+template <class T>
+void map_numbers(T* x, int64_t n, Map map, int64_t lowest) {
+  const auto each = [&](auto f) __attribute__((always_inline)) {
+    for (int64_t i = 0; i < n; ++i) x[i] = f(x[i]);
+  };
+  if constexpr (std::is_integral_v<T>) {
+    const auto moved = [=](T v) { return static_cast<T>(static_cast<uint64_t>(v) + static_cast<uint64_t>(lowest)); };
+    if (map == Map::negative) each([=](T v) { return ~moved(v); });
+    else if (lowest != 0) each(moved);
+  } else {
+    if (map == Map::square) each([](T v) { return mapped<Map::square, T>(v); });
+    else if (map == Map::cube) each([](T v) { return mapped<Map::cube, T>(v); });
+    else if (map == Map::magnitude) each([](T v) { return mapped<Map::magnitude, T>(v); });
+    else if (map == Map::negative_magnitude) each([](T v) { return mapped<Map::negative_magnitude, T>(v); });
+    else if (map == Map::negative) each([](T v) { return -v; });
   }
 }
 
+// to[i] = x[i * stride], of this dtype, as the map has it
 template <class Lane>
 void convert_unknown(Lane* to, const char* x, int64_t n, int64_t stride, const CpuProblem& p) {
-  if (p.map == Map::square) convert_unknown<Map::square>(to, x, n, stride, p.in);
-  else if (p.map == Map::cube) convert_unknown<Map::cube>(to, x, n, stride, p.in);
-  else if (p.map == Map::magnitude) convert_unknown<Map::magnitude>(to, x, n, stride, p.in);
-  else convert_unknown<Map::negative_magnitude>(to, x, n, stride, p.in);
+  switch (p.in) {
+#define GPUREDUCE_CONVERT(name, type, kind, own, wide, family)                                  \
+  case DType::name: {                                                                           \
+    const type* from = reinterpret_cast<const type*>(x);                                        \
+    if constexpr (Kind::kind != Kind::complex) {                                                \
+      if (p.negate) convert_signed<Map::value>(to, from, n, stride, true, false);               \
+      else convert<Map::value>(to, from, n, stride);                                            \
+      const bool moves = std::is_unsigned_v<type> && p.accumulator == Accumulator::largest_i64; \
+      map_numbers(to, n, p.map, moves ? -(int64_t{1} << (8 * sizeof(type) - 2)) * 2 : 0);       \
+    } else if constexpr (std::is_floating_point_v<Lane>) {                                      \
+      if (p.map == Map::square) convert<Map::square>(to, from, n, stride);                      \
+      else if (p.map == Map::cube) convert<Map::cube>(to, from, n, stride);                     \
+      else if (p.map == Map::magnitude) convert<Map::magnitude>(to, from, n, stride);           \
+      else convert<Map::negative_magnitude>(to, from, n, stride);                               \
+    }                                                                                           \
+    break;                                                                                      \
+  }
+    GPUREDUCE_DTYPES(GPUREDUCE_CONVERT)
+#undef GPUREDUCE_CONVERT
+  }
 }
 
 // The elements of `width` neighbouring columns, as they lie in memory, and as lanes.

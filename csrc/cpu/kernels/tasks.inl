@@ -186,25 +186,69 @@ void sum_exactly(const Plan& plan, const Task& task, void* scratch, void* sums) 
   }
 }
 
-// The largest, in any order.
-template <class Real>
-void find_largest(const Plan& plan, const Task& task, void* scratch, void* sums) {
-  Real* const buffer = static_cast<Real*>(scratch);
-  const Source<Map::value, Real, Unknown> source(plan, task);
-  const int64_t width = task.width, most = plan.buffer_bytes / (width * int64_t{sizeof(Real)});
+// Joins of any kind, whose order is free.
+template <class Acc, class T>
+void join_in_any_order(const Plan& plan, const Task& task, void* scratch, void* sums) {
+  T* const buffer = static_cast<T*>(scratch);
+  const Source<Map::value, T, Unknown> source(plan, task);
+  const int64_t width = task.width, most = plan.buffer_bytes / (width * int64_t{sizeof(T)});
   Cursor row(plan.problem.rows, task.first_row);
-  Real* __restrict largest = static_cast<Real*>(sums);
-  for (int64_t r = 0; r < task.rows; ++r, row.advance(1), largest += width) {
-    for (int64_t w = 0; w < width; ++w) largest[w] = number(padding<Largest<Real>>());
+  Acc* __restrict all = static_cast<Acc*>(sums);
+  for (int64_t r = 0; r < task.rows; ++r, row.advance(1), all += width) {
+    pad(all, width);
     for (int64_t begin = task.begin, n; begin < task.end; begin += n) {
       n = min(most, task.end - begin);
       source.gather(buffer, row.offset(), begin, n);
       for (int64_t i = 0; i < n; ++i) {
-        for (int64_t w = 0; w < width; ++w) {
-          const Largest<Real> next = {buffer[i * width + w]}, before = {largest[w]};
-          largest[w] = number(before + next);
-        }
+        for (int64_t w = 0; w < width; ++w) all[w] = all[w] + addend<Acc>(buffer[i * width + w]);
       }
     }
+  }
+}
+
+// Joins of any kind in the contract's order: a tile of leaves at a time, of which an accumulator each waits for its neighbour,
+// as the bits of a counter do.
+template <class Acc, class T>
+void join_in_order(const Plan& plan, const Task& task, void* scratch, void* sums) {
+  const int64_t width = task.width, leaves = plan.tile.leaves, lanes = min(leaves, kLanes), length = plan.problem.length;
+  T* const buffer = static_cast<T*>(scratch);
+  Acc* const tile = reinterpret_cast<Acc*>(static_cast<char*>(scratch) + plan.buffer_bytes);
+  Acc* const stack = tile + 2 * kTileBytes / sizeof(Acc);
+  const Source<Map::value, T, Unknown> source(plan, task);
+  Cursor row(plan.problem.rows, task.first_row);
+  Acc* out = static_cast<Acc*>(sums);
+  const auto join = [width](Acc* to, const Acc* left, const Acc* right) {
+    for (int64_t w = 0; w < width; ++w) to[w] = left[w] + right[w];
+  };
+  for (int64_t r = 0; r < task.rows; ++r, row.advance(1), out += width) {
+    for (int64_t leaf = task.begin, tiles = 0; leaf < task.end; leaf += leaves, ++tiles) {
+      for (int64_t l = 0; l < leaves; l += lanes) {
+        Acc* const some = tile + l * width;
+        const int64_t first = leaf_start(leaf + l), end = min(length, first / kChunk * kChunk + kChunk);
+        for (int64_t begin = first; begin < end; begin += kLanes) {
+          const int64_t n = min(lanes, end - begin);
+          source.gather(buffer, row.offset(), begin, n);
+          if (begin == first) {
+            for (int64_t i = 0; i < n * width; ++i) some[i] = addend<Acc>(buffer[i]);
+            pad(some + n * width, (lanes - n) * width);
+          } else {
+            for (int64_t i = 0; i < n * width; ++i) some[i] = some[i] + addend<Acc>(buffer[i]);
+          }
+        }
+        if (first >= end) pad(some, lanes * width);
+      }
+      for (int64_t n = leaves / 2; n > 0; n /= 2) {
+        for (int64_t i = 0; i < n; ++i) join(tile + i * width, tile + 2 * i * width, tile + (2 * i + 1) * width);
+      }
+      int level = 0;
+      for (; tiles >> level & 1; ++level) join(tile, stack + level * width, tile);
+      if (leaf + leaves < task.end) {
+        memcpy(stack + level * width, tile, width * sizeof(Acc));
+        continue;
+      }
+      for (++level; tiles >> level; ++level)  // what still waits is on the left
+        if (tiles >> level & 1) join(tile, stack + level * width, tile);
+    }
+    memcpy(out, tile, width * sizeof(Acc));
   }
 }

@@ -20,7 +20,7 @@ inline Complex<T> negated(Complex<T> x) {  // comes here only to be compared wit
 
 template <class Lane, Map kMap, class In>
 inline Lane lane(In x) {
-  if constexpr (kMap == Map::nonzero) return static_cast<Lane>(nonzero(x));
+  if constexpr (kMap == Map::nonzero) return addend<Lane>(nonzero(x));
   else return mapped<kMap, Lane>(x);
 }
 

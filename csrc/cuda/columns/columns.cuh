@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<t
         Acc v[kSlotRun];
 #pragma unroll
         for (int u = 0; u < kSlotRun; ++u)
-          v[u] = c < outputs && first + u < part_units ? static_cast<Acc>(slots[(begin + first + u) * width * V + c])
-                                                       : padding<Acc>();
+          v[u] =
+              c < outputs && first + u < part_units ? widened<Acc>(slots[(begin + first + u) * width * V + c]) : padding<Acc>();
         sum = join_neighbours(v);
         carry(waiting, sum, first >> kLogSlotRun, [](Acc& left, const Acc& right) { left = left + right; });
       }
@@ -211,7 +211,7 @@ __device__ __forceinline__ void write_lanes(const Args<Source, Acc>& a, int64_t 
                                             const Lanes<Element, Acc, V>& lanes) {
   Acc v[V];
 #pragma unroll
-  for (int j = 0; j < V; ++j) v[j] = static_cast<Acc>(lanes.sum[j]);
+  for (int j = 0; j < V; ++j) v[j] = widened<Acc>(lanes.sum[j]);
   a.output.write_neighbours(place, V > 1 ? a.kept.dims[a.kept.rank - 1].out : 0, index, v);
 }
 

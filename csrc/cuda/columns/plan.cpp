@@ -12,7 +12,7 @@ void propose(Proposals& proposals) {
   const Request& q = proposals.request;
   if (q.vector > 1 && panels_kernel::takes(q)) return;
   ColumnsPlan plan{};
-  plan.elements = leaf_elements(q.p.length);
+  plan.elements = leaf_elements(q);
   const int vector = column_vector(q.vector, q.walk);
   const int64_t columns = q.p.kept.back().size, vectors = ceil_div(columns, vector);
   const int64_t line = std::max(1, kLine / (vector * q.size));

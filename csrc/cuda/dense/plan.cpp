@@ -24,8 +24,9 @@ struct Rows {
   int64_t side(int64_t rows) const { return q.p.outputs <= rows * kMaxGrid ? q.p.outputs : rows << 30; }
 
   static int elements_of(const Request& q, Walk walk) {
-    const int few = std::max(2, leaf_elements(q.p.length));
-    return few == 4 && dense_walk(walk, q.p, q.typed) == Walk::deep ? kDepth : few;
+    if (q.lean) return walk != Walk::shifted && q.p.length <= 2 * kLanes ? 2 : kDepth;
+    const int few = std::max(2, leaf_elements(q));
+    return few == 4 && dense_walk(walk, q.p, q.lean, !q.typed) == Walk::deep ? kDepth : few;
   }
 
   // Tiles of so many units, a power of two, of blocks that have as many warps as there are units, or a fraction of these. A

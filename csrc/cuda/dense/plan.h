@@ -17,10 +17,11 @@ constexpr int kMaxDenseDepth = kMaxGridDepth;  // rows below each other in the g
 // Whether kernels compiled for a dtype can count such rows, and units of them, in 32 bits.
 inline bool counts_rows(const Problem& p) { return p.outputs < kMaxGrid && p.length < kMaxGrid * kWarp * kDepth; }
 
-// What it is compiled for: more than two dims are deep; of elements that are converted at run time, all nested ones are, and
-// others linear. Deep rows are read in two elements a leaf or in kDepth.
-inline Walk dense_walk(Walk walk, const Problem& p, bool typed) {
-  if (!typed) return p.reduced.size() > 1 ? Walk::deep : Walk::linear;
+// What it is compiled for: more than two dims are deep; of lean kernels, all that are not dense are, unless elements are
+// converted at run time, in one dim. Deep rows are read in two elements a leaf or in kDepth.
+inline Walk dense_walk(Walk walk, const Problem& p, bool lean, bool any) {
+  if (any) return p.reduced.size() > 1 ? Walk::deep : Walk::linear;
+  if (lean) return walk == Walk::dense || walk == Walk::shifted ? walk : Walk::deep;
   return p.reduced.size() > 2 ? Walk::deep : walk;
 }
 

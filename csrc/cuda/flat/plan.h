@@ -23,11 +23,21 @@ GPUREDUCE_HOST_DEVICE constexpr int flat_loads(int bytes, int groups, bool in_pi
 }
 
 // Threads that a row has at least: those that are compiled.
-GPUREDUCE_HOST_DEVICE constexpr int flat_width(bool in_pieces, bool any, int vector) {
-  return in_pieces ? 1 : any ? 8 : vector > 1 ? 16 : 4;
+GPUREDUCE_HOST_DEVICE constexpr int flat_width(bool in_pieces, bool lean, int vector) {
+  if (lean) return in_pieces ? 4 : 8;
+  return in_pieces ? 1 : vector > 1 ? 16 : 4;
 }
 
-// Whether rows are read as pieces of memory; or else in any dims.
-GPUREDUCE_HOST_DEVICE constexpr bool reads_pieces(Walk walk, int bytes) { return walk == Walk::dense && bytes >= 4; }
+// Of lean kernels there are every other width of single elements, and every other number of groups.
+GPUREDUCE_HOST_DEVICE constexpr int lean_flat_width(bool in_pieces, int width) {
+  return !in_pieces && width == 16 ? 32 : width;
+}
+GPUREDUCE_HOST_DEVICE constexpr int lean_flat_groups(int groups) { return groups == 2 || groups == 8 ? 2 * groups : groups; }
+
+// Whether rows are read as pieces of memory, of so many elements; or else in any dims, as by lean kernels are all single
+// elements.
+GPUREDUCE_HOST_DEVICE constexpr bool reads_pieces(Walk walk, int vector, int size, bool lean) {
+  return walk == Walk::dense && vector * size >= 4 && (!lean || vector > 1 || size == kGranule);
+}
 
 }  // namespace gpureduce

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kManyWarps* kWarp, 3) many_arrays(const __grid
   const int64_t chunk = int64_t{blockIdx.x - many.tiles.first[array]} * many.tile_chunks;
   using Source = Typed<Element>;
   DenseArgs<Source, Acc> a{};
-  a.source = {static_cast<const Element*>(many.data[array]), many.policy, ~0u};
+  a.source = {static_cast<const Element*>(many.data[array]), many.policy, {}};
   a.length = many.length[array];
   a.input = {static_cast<const char*>(many.data[array]),
              static_cast<const char*>(many.data[array]) + a.length * sizeof(Element)};

@@ -47,7 +47,7 @@ __device__ __forceinline__ Acc join_slots(const LaneSum* slots, int step, int lo
     if (log_count > kLogCount) return join_slots<Acc, kLogCount + 1>(slots, step, log_count);
   Acc v[1 << kLogCount];
 #pragma unroll
-  for (int i = 0; i < 1 << kLogCount; ++i) v[i] = static_cast<Acc>(slots[i * step]);
+  for (int i = 0; i < 1 << kLogCount; ++i) v[i] = widened<Acc>(slots[i * step]);
   return join_neighbours(v);
 }
 

@@ -62,8 +62,7 @@ struct Panels {
 Panels narrowest(const Request& q, Walk walk, int vector) {
   const int before = walk == Walk::shifted ? vector - 1 : 0;
   const int64_t vectors = ceil_div(q.p.kept.back().size + before, vector);
-  return {q, walk, vector, leaf_elements(q.p.length),
-          static_cast<int>(std::min<int64_t>(kNarrowest, power_of_two_above(vectors)))};
+  return {q, walk, vector, leaf_elements(q), static_cast<int>(std::min<int64_t>(kNarrowest, power_of_two_above(vectors)))};
 }
 
 }  // namespace
@@ -86,7 +85,7 @@ void propose(Proposals& proposals) {
     for (int width = first.width; width <= kWarp; width *= 2) {
       const Panels panels{q, walk, vector, first.elements, width};
       panels.propose(proposals);
-      const int many = panel_batches(vector, panels.sum_bytes / 4, panels.elements, q.order_free, walk);
+      const int many = q.lean ? 1 : panel_batches(vector, panels.sum_bytes / 4, panels.elements, q.order_free, walk);
       if (many > 1) Panels{q, walk, vector, first.elements, width, many}.propose(proposals);
       if (panels.columns <= panels.reach()) break;
     }

@@ -37,7 +37,7 @@ void propose_stages(Proposals& proposals, RingPlan plan, int64_t bytes) {
 bool takes(const Request& q) {
   const bool is_short = q.p.reduced.size() == 1 && q.p.reduced[0].stride == 1 && q.p.length <= kLanes && q.p.outputs < kMaxGrid;
   const bool close = q.p.kept.empty() || 4 * q.p.kept.back().stride <= 5 * q.p.length;
-  return q.device.early && !q.by_columns && q.typed && !drops_signs(q.r.map, q.r.accumulator) && is_short && close &&
+  return q.device.early && !q.by_columns && !q.lean && !drops_signs(q.r.map, q.r.accumulator) && is_short && close &&
          rings_rows(q.size) && takes_pitch(q);
 }
 

@@ -1,0 +1,133 @@
+"""Measures weighted sums on a GPU, against torch's (x * w).sum() eager and compiled, and against our sum of x alone.
+
+    python bench/weighted.py                every case in each pair of dtypes
+    python bench/weighted.py --save         into bench/results/<gpu>/weighted.json
+    python bench/weighted.py --save FILE    into FILE
+    python bench/weighted.py --eager        without torch.compile, whose kernels take most of the time to make
+
+Times are of the GPU, between kernels that do not start early, in a CUDA graph, with a cold cache
+(torch_reduce/_race.py). The rate counts the bytes of both inputs, each element once. Results are first compared with
+the CPU's bits, where the inputs are small, or else with our sum of the product where that has the same bits.
+"""
+
+import argparse
+import pathlib
+import sys
+
+import torch
+
+import contenders
+import provenance
+from torch_reduce._race import Race, same_bits
+
+OPS = torch.ops.gpureduce
+SLAB_BYTES = 4 << 30
+CHECKED = 1 << 22  # elements of inputs whose bits are compared with the CPU's
+
+# name: shapes of the input and the weight, and the reduced dims
+CASES = {
+    "all of 2^26": ((1 << 26,), (1 << 26,), (0,)),
+    "rows of 4096": ((16384, 4096), (16384, 4096), (1,)),
+    "rows of 100": ((1 << 20, 100), (1 << 20, 100), (1,)),
+    "columns of 4096": ((16384, 4096), (16384, 4096), (0,)),
+    "columns of 100": ((1 << 20, 100), (1 << 20, 100), (0,)),
+    "batch norm": ((64, 256, 56, 56), (64, 256, 56, 56), (0, 2, 3)),
+    "rows, a weight a column": ((16384, 4096), (4096,), (1,)),
+    "rows, a weight a row": ((16384, 4096), (16384, 1), (1,)),
+    "columns, a weight a row": ((16384, 4096), (16384, 1), (0,)),
+    "columns, a weight a column": ((16384, 4096), (4096,), (0,)),
+    "all, one weight": ((1 << 26,), (), (0,)),
+    "1024 rows of 1024": ((1024, 1024), (1024, 1024), (1,)),
+}
+PAIRS = {
+    "float32": (torch.float32, torch.float32),
+    "bfloat16": (torch.bfloat16, torch.bfloat16),
+    "float32, bool": (torch.float32, torch.bool),
+    "bfloat16, bool": (torch.bfloat16, torch.bool),
+}
+
+
+def made(shape, dtype, seed):
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    x = torch.randn(shape, device="cuda", generator=generator)
+    return x > 0 if dtype == torch.bool else x.to(dtype)
+
+
+def copies(shapes, dtypes):
+    """As many pairs of inputs as make a cold graph, and one more."""
+    x, w = (made(shape, dtype, seed) for seed, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True)))
+    number = max(3, min(25, SLAB_BYTES // (x.nbytes + w.nbytes)))
+    return [(x, w)] + [(x.clone(), w.clone()) for _ in range(number - 1)]
+
+
+def is_right(x, w, dims):
+    """Whether the bits are the CPU's; or of large inputs, our sum's of the product, which float32 rounds as we do."""
+    result = OPS.weighted_sum(x, w, dims)
+    if x.numel() <= CHECKED:
+        return same_bits(result, OPS.weighted_sum(x.cpu(), w.cpu(), dims))
+    return same_bits(result, OPS.sum(x.float() * w.float(), dims, dtype=result.dtype))
+
+
+def measure(compiles, only):
+    """A row a case and pair of dtypes."""
+    race, rows = Race(5), []
+    for case, (*shapes, dims) in CASES.items():
+        for pair, dtypes in PAIRS.items():
+            if only and only not in f"{case}, {pair}":
+                continue
+            inputs = copies(shapes, dtypes)
+            x, w = inputs[0]
+            if not is_right(x, w, dims):
+                sys.exit(f"WRONG: {case}, {pair}")
+
+            def product(x, w, dims=dims):
+                return (x * w).sum(dims)
+
+            functions = {
+                "weighted_sum": lambda both, d=dims: OPS.weighted_sum(*both, d),
+                "sum": lambda both, d=dims: OPS.sum(both[0], d),
+                "eager": lambda both, f=product: f(*both),
+            }
+            if compiles:
+                torch._dynamo.reset()
+                compiled = torch.compile(product, dynamic=False)
+                functions["compiled"] = lambda both, f=compiled: f(*both)
+            us, _ = race.times(inputs, functions, unlike=tuple(functions))
+            row = {"case": case, "pair": pair, "bytes": x.nbytes + w.nbytes, "sum_bytes": x.nbytes, "us": us}
+            rows.append(row)
+            print(told(row), flush=True)
+            del inputs, x, w
+            torch.cuda.empty_cache()
+    return rows
+
+
+def told(row):
+    """A row as text. The share is that of our sum's rate."""
+    us = row["us"]
+    ours = us["weighted_sum"]
+    share = row["bytes"] / ours / (row["sum_bytes"] / us["sum"])
+    others = ", ".join(
+        f"{name} {us[name]:.1f} ({us[name] / ours:.2f}x)" for name in us if name not in ("weighted_sum", "sum")
+    )
+    return (
+        f"{row['case'] + ', ' + row['pair']:42} {ours:8.2f} µs {row['bytes'] / ours / 1e6:5.2f} TB/s, "
+        f"{share:.3f} of our sum's {us['sum']:.1f}; {others}"
+    )
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", metavar="FILE", type=pathlib.Path, nargs="?", const="", help="keep the results")
+    parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--only", metavar="TEXT", help="measure the cases whose names contain this")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        sys.exit("bench/weighted.py needs an NVIDIA GPU")
+    results = dict(contenders.environment())
+    results["weighted"] = measure(not options.eager, options.only)
+    if options.save is not None:
+        provenance.save(results, "weighted.json", options.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+// What the sums over two inputs share on the CPU (weighted.h): their elements come in pairs, of which a maker makes
+// accumulators, which are added in the contract's order.
+#pragma once
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "../weighted.h"
+#include "exact_floats.h"
+
+namespace gpureduce::cpu {
+
+constexpr int64_t kSide = 256;              // neighbouring outputs that are summed together, at most
+constexpr int64_t kTaskElements = 1 << 15;  // of a task, at least, where there are so many
+constexpr int64_t kShortRow = 32;           // rows up to this long are summed as columns
+constexpr int kLevels = 48;                 // of the tree above leaves or chunks
+constexpr int kTasksOfEach = 4;             // thread
+
+inline int64_t plus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
+template <class Acc>
+Acc plus(Acc a, Acc b) {
+  return a + b;
+}
+
+// Joins neighbours of `values`, level by level, until one is left.
+template <class Acc>
+Acc join(Acc* values, int64_t count) {
+  for (; count > 1; count = (count + 1) / 2) {
+    for (int64_t i = 0; i < count / 2; ++i) values[i] = plus(values[2 * i], values[2 * i + 1]);
+    if (count % 2) values[count / 2] = values[count - 1];
+  }
+  return values[0];
+}
+
+// Joins values that come one by one, as a binary counter counts. A value is `width` numbers side by side.
+template <class Acc>
+class Counter {
+ public:
+  Counter(Acc* memory, int64_t width) : memory_(memory), width_(width) {}
+
+  void add(Acc* value) {
+    int level = 0;
+    for (; count_ >> level & 1; ++level) {
+      const Acc* const left = memory_ + level * width_;
+      for (int64_t i = 0; i < width_; ++i) value[i] = plus(left[i], value[i]);
+    }
+    std::copy(value, value + width_, memory_ + level * width_);
+    ++count_;
+  }
+
+  // The join of all, where missing neighbours leave their partners as they are.
+  const Acc* finish() {
+    Acc* all = nullptr;
+    for (int level = 0; level < kLevels; ++level) {
+      if (!(count_ >> level & 1)) continue;
+      Acc* const left = memory_ + level * width_;
+      if (all)
+        for (int64_t i = 0; i < width_; ++i) left[i] = plus(left[i], all[i]);
+      all = left;
+    }
+    return all;
+  }
+
+ private:
+  Acc* memory_;
+  int64_t width_;
+  int64_t count_ = 0;
+};
+
+// Memory of a thread's task. Scratch is the maker's.
+template <class Scratch, class Acc>
+struct Room {
+  explicit Room(int64_t width) : values(new Acc[kChunk]), sums(new Acc[kSide]), levels(new Acc[kLevels * width]) {}
+  Scratch scratch;
+  std::unique_ptr<Acc[]> values, sums, levels;
+};
+
+// An index in nested dims, slowest first, that moves along the last one.
+class Walker {
+ public:
+  Walker(const DimList<weighted::Dim>& dims, int64_t index) : dims_(dims) {
+    for (int d = static_cast<int>(dims.size()) - 1; d >= 0; --d) {
+      at_[d] = index % dims[d].size;
+      index /= dims[d].size;
+      place_.in += at_[d] * dims[d].self;
+      place_.out += at_[d] * dims[d].weight;
+    }
+  }
+
+  Offsets place() const { return place_; }
+  int64_t left() const { return dims_.empty() ? 1 : dims_.back().size - at_[dims_.size() - 1]; }
+
+  void advance(int64_t n) {  // at most left()
+    for (int d = static_cast<int>(dims_.size()) - 1; d >= 0; --d) {
+      at_[d] += n;
+      place_.in += n * dims_[d].self;
+      place_.out += n * dims_[d].weight;
+      if (at_[d] < dims_[d].size || d == 0) return;
+      at_[d] = 0;
+      place_.in -= dims_[d].size * dims_[d].self;
+      place_.out -= dims_[d].size * dims_[d].weight;
+      n = 1;
+    }
+  }
+
+ private:
+  const DimList<weighted::Dim>& dims_;
+  int64_t at_[kMaxRank];
+  Offsets place_{0, 0};
+};
+
+inline Offsets sum_of(Offsets a, Offsets b) { return {a.in + b.in, a.out + b.out}; }
+
+// The sum of the chunks of a row from `begin` on, up to `end`.
+template <class Acc, class Maker>
+Acc sum_row(const weighted::Problem& p, const Maker& maker, Offsets row, int64_t begin, int64_t end,
+            Room<typename Maker::Scratch, Acc>& room) {
+  const int64_t self_stride = p.reduced.empty() ? 0 : p.reduced.back().self;
+  const int64_t weight_stride = p.reduced.empty() ? 0 : p.reduced.back().weight;
+  Acc* const values = room.values.get();
+  Counter<Acc> counter(room.levels.get(), 1);
+  Walker walker(p.reduced, begin);
+  for (; begin < end; begin += kChunk) {
+    const int64_t count = std::min<int64_t>(kChunk, end - begin), lanes = std::min<int64_t>(kLanes, count);
+    for (int64_t done = 0; done < count;) {
+      const int64_t run = std::min(walker.left(), count - done);
+      maker.make(sum_of(row, walker.place()), self_stride, weight_stride, run, room.scratch, values + done);
+      walker.advance(run);
+      done += run;
+    }
+    for (int64_t first = kLanes; first < count; first += kLanes) {
+      const int64_t more = std::min<int64_t>(kLanes, count - first);
+      for (int64_t lane = 0; lane < more; ++lane) values[lane] = plus(values[lane], values[first + lane]);
+    }
+    Acc sum = join(values, lanes);
+    counter.add(&sum);
+  }
+  return *counter.finish();
+}
+
+// The sums of `width` neighbouring outputs over leaves `begin` to before `end`.
+template <class Acc, class Maker>
+const Acc* sum_columns(const weighted::Problem& p, const Nest<kMaxRank>& elements, const Maker& maker, Offsets place,
+                       int64_t width, int64_t begin, int64_t end, Room<typename Maker::Scratch, Acc>& room) {
+  const weighted::Dim& across = p.kept.back();
+  Counter<Acc> counter(room.levels.get(), width);
+  Acc *const values = room.values.get(), *const sums = room.sums.get();
+  for (int64_t leaf = begin; leaf < end; ++leaf) {
+    const int64_t start = leaf_start(leaf), stop = std::min(p.length, start / kChunk * kChunk + kChunk);
+    for (int64_t i = start; i < stop; i += kLanes) {
+      maker.make(sum_of(place, elements.at(i)), across.self, across.weight, width, room.scratch, i == start ? sums : values);
+      if (i == start) continue;
+      for (int64_t c = 0; c < width; ++c) sums[c] = plus(sums[c], values[c]);
+    }
+    counter.add(sums);
+  }
+  return counter.finish();
+}
+
+// How many of `units` a task takes: a power of two, so that its sum is a node of the tree.
+inline int64_t units_of_task(int64_t units, int64_t tasks) {
+  int64_t each = 1;
+  while (each * tasks < units) each *= 2;
+  return each;
+}
+
+// Writes the accumulator of every output by write(output, accumulator).
+template <class Acc, class Maker, class Write>
+void compute(const weighted::Problem& p, const Maker& maker, const Write& write) {
+  const Nest<kMaxRank> kept = weighted::input_nest<kMaxRank>(p.kept, p.outputs);
+  const Nest<kMaxRank> elements = weighted::input_nest<kMaxRank>(p.reduced, p.length);
+  const bool columns = !p.kept.empty() && (weighted::has_columns(p) || p.length <= kShortRow);
+
+  // Groups of neighbouring outputs, and aligned runs of their leaves or chunks: a task is one run of some groups.
+  const int64_t in_row = columns ? p.kept.back().size : 1, side = std::min(in_row, kSide);
+  const int64_t row_groups = (in_row + side - 1) / side, groups = p.outputs / in_row * row_groups;
+  const int64_t units = columns ? leaf_count(p.length) : (p.length + kChunk - 1) / kChunk;
+  const int threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  const int64_t wanted = threads == 1 ? 1 : (int64_t{threads} * kTasksOfEach + groups - 1) / groups;
+  const int64_t each = groups >= int64_t{threads} * kTasksOfEach ? units_of_task(units, 1) : units_of_task(units, wanted);
+  const int64_t splits = (units + each - 1) / each;
+  const std::unique_ptr<Acc[]> partials(splits > 1 ? new Acc[splits * p.outputs] : nullptr);
+  const int64_t task_elements = std::max<int64_t>(1, side * p.length / splits);
+
+  at::parallel_for(0, groups * splits, std::max<int64_t>(1, kTaskElements / task_elements), [&](int64_t from, int64_t to) {
+    const ExactFloats exact;
+    Room<typename Maker::Scratch, Acc> room(columns ? side : 1);
+    for (int64_t task = from; task < to; ++task) {
+      const int64_t group = task / splits, split = task % splits, begin = split * each, end = std::min(units, begin + each);
+      const int64_t column = group % row_groups * side, output = group / row_groups * in_row + column;
+      const int64_t width = std::min(side, in_row - column);
+      Acc sum;
+      const Acc* sums = &sum;
+      const Offsets place = kept.at(output);
+      if (columns) sums = sum_columns<Acc>(p, elements, maker, place, width, begin, end, room);
+      else sum = sum_row<Acc>(p, maker, place, begin * kChunk, std::min(p.length, end * kChunk), room);
+      for (int64_t i = 0; i < width; ++i) {
+        if (partials) partials[(output + i) * splits + split] = sums[i];
+        else write(output + i, sums[i]);
+      }
+    }
+  });
+  if (!partials) return;
+  at::parallel_for(0, p.outputs, std::max<int64_t>(1, kTaskElements / splits), [&](int64_t from, int64_t to) {
+    const ExactFloats exact;
+    for (int64_t output = from; output < to; ++output) write(output, join(partials.get() + output * splits, splits));
+  });
+}
+
+}  // namespace gpureduce::cpu

@@ -1,0 +1,104 @@
+#include "weighted.h"
+
+#include "pairs.h"
+
+namespace gpureduce::cpu {
+
+namespace {
+
+using weighted::Input;
+using weighted::Reduction;
+
+// --- products -------------------------------------------------------------------------------------------------------------
+
+// The factors of n elements, `stride` apart.
+template <class Product>
+using Loader = void (*)(const void* base, int64_t offset, int64_t stride, int64_t n, bool negate, Product* to);
+
+template <class Product, class In>
+void load(const void* base, int64_t offset, int64_t stride, int64_t n, bool negate, Product* to) {
+  const In* from = static_cast<const In*>(base) + offset;
+  if (negate) {
+    for (int64_t i = 0; i < n; ++i) to[i] = weighted::negated_factor<Product>(from[i * stride]);
+  } else if (stride == 1) {
+    for (int64_t i = 0; i < n; ++i) to[i] = weighted::factor<Product>(from[i]);
+  } else if (stride == 0) {
+    std::fill(to, to + n, weighted::factor<Product>(*from));
+  } else {
+    for (int64_t i = 0; i < n; ++i) to[i] = weighted::factor<Product>(from[i * stride]);
+  }
+}
+
+template <class Product>
+Loader<Product> loader_of(DType dtype) {
+  switch (dtype) {
+#define GPUREDUCE_LOADER(name, type, kind, accumulator, wide, family)      \
+  case DType::name:                                                        \
+    if constexpr (Kind::kind != Kind::complex) return load<Product, type>; \
+    break;
+    GPUREDUCE_DTYPES(GPUREDUCE_LOADER)
+#undef GPUREDUCE_LOADER
+  }
+  return nullptr;
+}
+
+// Makes addends of products of neighbours in memory, a run of them at a time.
+template <class Product, class Acc>
+class Products {
+ public:
+  explicit Products(const Reduction& r)
+      : self_(r.self),
+        weight_(r.weight),
+        nonzero_(r.nonzero),
+        first_(loader_of<Product>(r.self.dtype)),
+        second_(loader_of<Product>(r.weight.dtype)) {}
+
+  // Room for the factors of a chunk.
+  struct Scratch { std::unique_ptr<Product[]> first{new Product[kChunk]}, second{new Product[kChunk]}; };
+
+  // n addends, from these offsets on.
+  void make(Offsets at, int64_t self_stride, int64_t weight_stride, int64_t n, Scratch& scratch, Acc* to) const {
+    const Product* first = found(self_, first_, at.in, self_stride, n, scratch.first.get());
+    const Product* second = found(weight_, second_, at.out, weight_stride, n, scratch.second.get());
+    if constexpr (std::is_same_v<Product, Acc> && !std::is_integral_v<Acc>) {
+      for (int64_t i = 0; i < n; ++i) to[i] = weighted::times(first[i], second[i]);
+    } else {
+      for (int64_t i = 0; i < n; ++i) to[i] = weighted::counted<Acc>(weighted::times(first[i], second[i]), nonzero_);
+    }
+  }
+
+ private:
+  // Factors that lie in memory as they are need no copy.
+  static const Product* found(const Input& input, Loader<Product> loader, int64_t offset, int64_t stride, int64_t n,
+                              Product* to) {
+    const bool as_it_is = std::is_same_v<Product, float>    ? input.dtype == DType::Float
+                          : std::is_same_v<Product, double> ? input.dtype == DType::Double
+                                                            : input.dtype == DType::Long;
+    if (as_it_is && stride == 1 && !input.negate) return static_cast<const Product*>(input.data) + offset;
+    loader(input.data, offset, stride, n, input.negate, to);
+    return to;
+  }
+
+  Input self_, weight_;
+  bool nonzero_;
+  Loader<Product> first_, second_;
+};
+
+template <class Product, class Acc>
+void compute_products(const Reduction& r) {
+  const Nest<kMaxRank> results = weighted::output_nest<kMaxRank>(r.problem);
+  compute<Acc>(r.problem, Products<Product, Acc>(r),
+               [&](int64_t output, Acc sum) { store(r.output, results.at(output).out, r.out, sum); });
+}
+
+}  // namespace
+
+void run(const Reduction& r) {
+  if (r.accumulator == Accumulator::f32) return compute_products<float, float>(r);
+  if (r.accumulator == Accumulator::f64) return compute_products<double, double>(r);
+  if (r.product == Accumulator::f32) return compute_products<float, int64_t>(r);
+  if (r.product == Accumulator::f64) return compute_products<double, int64_t>(r);
+  compute_products<int64_t, int64_t>(r);
+}
+
+}  // namespace gpureduce::cpu

@@ -1,0 +1,22 @@
+// Variances on a GPU: the kernels of weighted sums, on an input and the first elements of its outputs.
+#pragma once
+
+#include "../../variance.h"
+#include "../weighted/weighted.h"
+
+namespace gpureduce::cuda {
+
+struct Variances {
+  const variance::Reduction& reduction;
+  int multiprocessors;
+  int64_t l2_bytes;
+  bool early;  // kernels may start while the one before drains
+  cudaStream_t stream;
+};
+
+// Bytes of memory that a run needs.
+int64_t workspace_of(const Variances& variances);
+
+cudaError_t run_variances(const Variances& variances, void* workspace);
+
+}  // namespace gpureduce::cuda

@@ -1,0 +1,145 @@
+#include "plan.h"
+
+#include <algorithm>
+
+namespace gpureduce::cuda {
+
+namespace {
+
+using weighted::Dim;
+using weighted::Input;
+using weighted::Problem;
+using weighted::Reduction;
+
+int log2_up(int64_t n) {
+  int log = 0;
+  while ((int64_t{1} << log) < n) ++log;
+  return log;
+}
+
+int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t stride_of(const Dim& dim, bool of_self) { return of_self ? dim.self : dim.weight; }
+
+// The dim along which a thread takes neighbours, if there is one.
+const Dim* fastest(const Problem& p, bool columns) {
+  const DimList<Dim>& dims = columns ? p.kept : p.reduced;
+  return dims.empty() ? nullptr : &dims.back();
+}
+
+// Whether all vectors along the fastest dim are aligned in an input's memory, or are one element many times.
+bool fits(const Problem& p, const Input& input, bool of_self, bool columns, int vector) {
+  const Dim* const fast = fastest(p, columns);
+  if (stride_of(*fast, of_self) == 0) return true;
+  if (stride_of(*fast, of_self) != 1) return false;
+  if (reinterpret_cast<uintptr_t>(input.data) % (vector * info(input.dtype).size) != 0) return false;
+  for (const DimList<Dim>* dims : {&p.kept, &p.reduced})
+    for (const Dim& d : *dims)
+      if (&d != fast && stride_of(d, of_self) % vector != 0) return false;
+  return true;
+}
+
+int vector_of(const Reduction& r, bool columns, int size) {
+  const Problem& p = r.problem;
+  const Dim* const fast = fastest(p, columns);
+  if (!fast || (fast->self == 0 && fast->weight == 0)) return 1;
+  const bool nested = p.reduced.size() > 1;
+  for (const int vector : {kGranule / size, kGranule / (2 * size)}) {
+    // Halves have two sizes of vectors, but one in nested dims.
+    if (vector < 2 || (vector < kGranule / size && (size > 2 || nested))) break;
+    if (!columns && nested && p.length <= kLanes) break;
+    // Long rows alone may end in a part of a vector.
+    const bool whole = fast->size % vector == 0 || (!columns && !nested && p.length > kLanes);
+    if (whole && fits(p, r.self, true, columns, vector) && fits(p, r.weight, false, columns, vector)) return vector;
+  }
+  return 1;
+}
+
+void plan_columns(const Reduction& r, int64_t enough, WeightedPlan& plan) {
+  const Problem& p = r.problem;
+  plan.columns = p.kept.back().size;
+  const int64_t leaves = leaf_count(p.length), groups = divided_up(plan.columns, plan.vector);
+  const int log_threads = log2_up(kWeightedThreads), log_groups = log2_up(groups);
+  const int log_slots = std::min(log2_up(leaves), log_threads - std::min(5, log_groups));
+  plan.log_width = std::min(log_groups, log_threads - log_slots);
+  plan.threads = std::max(kWarp, 1 << (plan.log_width + log_slots));
+  const int64_t side = int64_t{plan.vector} << plan.log_width;
+  const int most = static_cast<int>(kWeightedSumsBytes / (side * size_of(r.accumulator)));
+  plan.column_tiles = divided_up(plan.columns, side);
+  const int64_t others = plan.column_tiles * (p.outputs / plan.columns);
+  plan.tile_leaves = std::min(most, 1 << log_slots);
+  while (plan.tile_leaves < leaves && 2 * plan.tile_leaves <= most && others * divided_up(leaves, plan.tile_leaves) > enough)
+    plan.tile_leaves *= 2;
+  plan.splits = divided_up(leaves, plan.tile_leaves);
+  plan.blocks = others * plan.splits;
+}
+
+void plan_rows(const Reduction& r, int64_t enough, int size, WeightedPlan& plan) {
+  const Problem& p = r.problem;
+  const int64_t vectors = divided_up(p.length, plan.vector);
+  if (p.length <= kLanes && vectors <= kWarp * kMostWeightedGroups) {
+    plan.kernel = WeightedKernel::short_rows;
+    plan.groups = vectors <= kWarp ? 1 : vectors <= 4 * kWarp ? 4 : kMostWeightedGroups;
+    plan.log_width = std::min(5, log2_up(vectors));
+    plan.threads = kWeightedThreads;
+    const int64_t rows = int64_t{std::max(1, kLoads / plan.groups)} * (kWarp >> plan.log_width) * (plan.threads / kWarp);
+    plan.blocks = divided_up(p.outputs, rows);
+    return;
+  }
+  const int64_t units = divided_up(leaf_count(p.length), kWarp * plan.vector * weighted_groups(plan.vector, size));
+  const int warps = 1 << std::min(log2_up(units), log2_up(kWeightedThreads / kWarp));
+  plan.threads = warps * kWarp;
+  plan.run = 1;
+  while (plan.run < kMostWeightedRun && plan.run * warps < units &&
+         p.outputs * divided_up(units, int64_t{plan.run} * warps) > enough)
+    plan.run *= 2;
+  plan.splits = divided_up(units, int64_t{plan.run} * warps);
+  plan.blocks = p.outputs * plan.splits;
+}
+
+}  // namespace
+
+bool takes_weighted(DType first, DType second, Accumulator accumulator) {
+  // Of moments (variance.h), whose inputs are the same.
+  if (accumulator == Accumulator::c128) return first == DType::Float || first == DType::Half || first == DType::BFloat16;
+  switch (first) {
+    case DType::Float:
+      return accumulator == Accumulator::f32 &&
+             (second == DType::Float || second == DType::Half || second == DType::BFloat16 || second == DType::Bool);
+    case DType::Half:
+    case DType::BFloat16: return accumulator == Accumulator::f32 && (second == first || second == DType::Bool);
+    case DType::Double: return accumulator == Accumulator::f64 && second == DType::Double;
+    default: return false;
+  }
+}
+
+WeightedPlan plan_weighted(const Reduction& r, int multiprocessors) {
+  const Problem& p = r.problem;
+  WeightedPlan plan = {};
+  const bool columns = weighted::has_columns(p);
+  const Dim* const fast = fastest(p, columns);
+  const bool as_given = takes_weighted(r.self.dtype, r.weight.dtype, r.accumulator);
+  const bool symmetric = r.accumulator != Accumulator::c128;
+  const bool changed = symmetric && takes_weighted(r.weight.dtype, r.self.dtype, r.accumulator);
+  plan.typed = (as_given || changed) && !r.nonzero && !r.self.negate && !r.weight.negate && fits_fast_nest(p.kept, p.outputs) &&
+               fits_fast_nest(p.reduced, p.length);
+  // A kernel's second input may be the same for all of a vector's neighbours.
+  plan.swapped = plan.typed && changed && (!as_given || (fast && fast->self == 0));
+  const int size = plan.typed ? std::max(info(r.self.dtype).size, info(r.weight.dtype).size) : size_of(r.accumulator);
+  plan.vector = plan.typed ? vector_of(r, columns, size) : 1;
+  if (plan.vector > 1) {
+    if ((plan.swapped ? fast->weight : fast->self) == 0) plan.vector = 1;
+    else plan.second_same = (plan.swapped ? fast->self : fast->weight) == 0;
+  }
+  plan.kernel = columns ? WeightedKernel::columns : WeightedKernel::rows;
+  plan.groups = plan.run = plan.tile_leaves = 1;
+  plan.columns = plan.column_tiles = plan.splits = 1;
+  const int64_t enough = int64_t{kWeightedTilesOfEach} * multiprocessors;
+  if (columns) plan_columns(r, enough, plan);
+  else plan_rows(r, enough, size, plan);
+  plan.joins = plan.splits > 1 || !is_direct(r.accumulator, r.out);
+  plan.join_threads = 1 << std::min(10, log2_up(divided_up(plan.splits, kJoinRun)));
+  return plan;
+}
+
+}  // namespace gpureduce::cuda

@@ -1,0 +1,517 @@
+// Weighted sums: the products of two inputs, each rounded once, then the contract's order. A warp or block takes an aligned
+// power-of-two run of leaves, as in the kernels of sums; every element is found through the nested dims of both inputs.
+#pragma once
+
+#include <cuda/annotated_ptr>
+
+#include <utility>
+
+#include "../args.cuh"
+#include "weighted.h"
+
+namespace gpureduce::cuda {
+
+using weighted::times;
+
+// Whether the second input is one element for all of a vector's neighbours.
+enum class Same : uint8_t { none, second };
+
+// Two inputs of dtypes that the kernel is compiled for. The offsets of `first` are a nest's `in`, those of `second` its `out`.
+template <class A, class B, class Accumulates>
+struct Pair {
+  using Acc = Accumulates;
+  using Writer = Output<Acc, false>;
+  static constexpr int kRank = kFastRank, kLargest = sizeof(A) > sizeof(B) ? sizeof(A) : sizeof(B);
+  const A* first;
+  const B* second;
+  uint64_t first_policy, second_policy;
+
+  // V neighbours of each input, or one of the second for all of them.
+  template <int V, Same same>
+  struct Loaded {
+    static constexpr int kSecond = same == Same::second ? 1 : V;
+    Vector<A, V> first;
+    Vector<B, kSecond> second;
+
+    __device__ __forceinline__ Acc product(int j) const {
+      return times(weighted::factor<Acc>(first[j]), weighted::factor<Acc>(second[kSecond == 1 ? 0 : j]));
+    }
+  };
+
+  // kAlways: whether or not it is wanted.
+  template <int V, Same same, bool kAlways>
+  __device__ __forceinline__ Loaded<V, same> load(bool wanted, Offsets at) const {
+    constexpr int kSecond = Loaded<V, same>::kSecond;
+    if constexpr (kAlways)
+      return {load_vector<A, V>(first + at.in, first_policy), load_vector<B, kSecond>(second + at.out, second_policy)};
+    else
+      return {load_vector_if<A, V>(wanted, first + at.in, first_policy, padding_vector<A, V>().bits),
+              load_vector_if<B, kSecond>(wanted, second + at.out, second_policy, padding_vector<B, kSecond>().bits)};
+  }
+};
+
+// Two inputs of any dtypes, converted at run time, in any number of dims.
+template <class Accumulates>
+struct AnyPair {
+  using Acc = Accumulates;
+  using Writer = Output<Acc, false>;
+  static constexpr int kRank = kMaxRank, kLargest = sizeof(Acc);
+  weighted::Input first, second;
+  Accumulator kind;  // of the product
+  bool nonzero;
+
+  template <int V, Same same>
+  struct Loaded {
+    Acc value;
+    __device__ __forceinline__ Acc product(int) const { return value; }
+  };
+
+  template <int V, Same same, bool kAlways>
+  __device__ __forceinline__ Loaded<V, same> load(bool wanted, Offsets at) const {
+    static_assert(V == 1);
+    return {wanted ? found(at) : padding<Acc>()};
+  }
+
+  __device__ __noinline__ Acc found(Offsets at) const {
+    if constexpr (std::is_integral_v<Acc>) {
+      if (kind == Accumulator::f32) return counted<float>(at);
+      if (kind == Accumulator::f64) return counted<double>(at);
+    }
+    return counted<Acc>(at);
+  }
+
+ private:
+  template <class Product>
+  __device__ __forceinline__ Acc counted(Offsets at) const {
+    return weighted::counted<Acc>(times(element<Product>(first, at.in), element<Product>(second, at.out)), nonzero);
+  }
+
+  template <class Product>
+  static __device__ __noinline__ Product element(const weighted::Input& input, int64_t offset) {
+    const uint64_t policy = static_cast<uint64_t>(::cuda::access_property());
+    switch (input.dtype) {
+#define GPUREDUCE_CASE(name, type, dtype_kind, accumulator, wide, family)                            \
+  case DType::name:                                                                                  \
+    if constexpr (!IsComplex<type>::value) {                                                         \
+      const type x = load_vector<type, 1>(static_cast<const type*>(input.data) + offset, policy)[0]; \
+      return input.negate ? weighted::negated_factor<Product>(x) : weighted::factor<Product>(x);     \
+    }                                                                                                \
+    break;
+      GPUREDUCE_DTYPES(GPUREDUCE_CASE)
+#undef GPUREDUCE_CASE
+    }
+    return Product(0);
+  }
+};
+
+template <class Source>
+struct WeightedArgs {
+  using Acc = typename Source::Acc;
+  Source source;
+  int64_t length, outputs, columns, column_tiles, splits;
+  int32_t log_width, run, tile_leaves;
+  typename Source::Writer output;
+  Offsets step;                                // from element to element of an output, unless their dims are nested
+  Nest<Source::kRank> kept, reduced, results;  // of the former two, the offsets of both inputs
+};
+
+__device__ __forceinline__ Offsets operator+(Offsets a, Offsets b) { return {a.in + b.in, a.out + b.out}; }
+__device__ __forceinline__ Offsets operator*(Offsets a, int64_t n) { return {a.in * n, a.out * n}; }
+
+// Two dims, as most are that do not merge, are found without a loop.
+template <int kRank>
+__device__ __forceinline__ Offsets nested_element(const Nest<kRank>& nest, int64_t index) {
+  if constexpr (kRank == kFastRank) {
+    if (nest.rank == 2) {
+      const uint32_t i = static_cast<uint32_t>(index), outer = nest.dims[1].divide(i);
+      const uint32_t inner = i - outer * static_cast<uint32_t>(nest.dims[1].size);
+      return {outer * nest.dims[0].in + inner * nest.dims[1].in, outer * nest.dims[0].out + inner * nest.dims[1].out};
+    }
+  }
+  return nest.at(index);
+}
+
+// Blocks that are to fit on a multiprocessor: the fewer registers the loads in flight take, the more.
+template <int V, Same same, class Source>
+constexpr int weighted_blocks(int loads) {
+  if (Source::kRank > kFastRank) return 2;
+  constexpr int kSums = V * (static_cast<int>(sizeof(typename Source::Acc)) / 4 - 1);  // above those of one word each
+  const int registers = loads * static_cast<int>(sizeof(typename Source::template Loaded<V, same>)) / 4 + kSums;
+  return registers <= 48 ? 3 : 2;
+}
+
+// How the elements of an output lie in both inputs.
+// dense   side by side, or those of the second one the same
+// linear  one stride apart
+// nested  in nested dims
+template <int V, Walk walk, Same same, class Source>
+__device__ __forceinline__ Offsets element(const WeightedArgs<Source>& a, int64_t index) {
+  if constexpr (walk == Walk::nested) return nested_element(a.reduced, index);
+  else if constexpr (walk == Walk::linear) return a.step * index;
+  else return {index, same == Same::second ? 0 : index};
+}
+
+// The block's number in a grid that may have more blocks than fit along x.
+__device__ __forceinline__ int64_t block_number() { return int64_t{blockIdx.y} * gridDim.x + blockIdx.x; }
+
+// n = quotient * by + rest. Most numbers have 32 bits, which are divided faster.
+struct Divided { int64_t quotient, rest; };
+__device__ __forceinline__ Divided divide(int64_t n, int64_t by) {
+  if (by == 1) return {n, 0};
+  if (((n | by) >> 32) == 0) {
+    const uint32_t q = static_cast<uint32_t>(n) / static_cast<uint32_t>(by);
+    return {q, static_cast<uint32_t>(n) - q * static_cast<uint32_t>(by)};
+  }
+  return {n / by, n % by};
+}
+
+// A vector of products, added to the sums of V neighbouring lanes or columns; or the first that they have.
+template <int V, class Acc, class Loaded>
+__device__ __forceinline__ void add_products(Acc (&sums)[V], const Loaded& x, bool wanted, bool starts) {
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const Acc product = wanted ? x.product(j) : padding<Acc>();
+    sums[j] = starts ? product : sums[j] + product;
+  }
+}
+
+// A unit of a row: weighted_groups() groups of 32 * V neighbouring leaves, the thread's first element at `begin`.
+// kWhole: all of its elements are there.
+template <int V, Walk walk, Same same, bool kWhole, class Source>
+__device__ __forceinline__ typename Source::Acc weighted_unit(const WeightedArgs<Source>& a, Offsets row, int64_t begin) {
+  using Acc = typename Source::Acc;
+  constexpr int kGroups = weighted_groups(V, Source::kLargest);
+  typename Source::template Loaded<V, same> x[kGroups][kDepth];
+  const int left = static_cast<int>(min(a.length - begin, int64_t{kChunk}));
+  const Offsets first = row + element<V, walk == Walk::nested ? Walk::dense : walk, same>(a, begin);
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+      const int e = g * kWarp * V + d * kLanes;
+      const Offsets at =
+          walk == Walk::nested ? row + nested_element(a.reduced, begin + e) : first + element<V, walk, same>(a, e);
+      x[g][d] = a.source.template load<V, same, kWhole>(e + V <= left, at);
+    }
+  }
+  Acc values[kGroups];
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    Acc sums[V];
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) add_products(sums, x[g][d], kWhole || g * kWarp * V + d * kLanes + V <= left, d == 0);
+    if constexpr (!kWhole && walk == Walk::dense) {
+      // The row's last vector may be no whole one. Its elements are the last of their lanes.
+#pragma unroll 1
+      for (int d = 0; d < kDepth; ++d) {
+        const int e = g * kWarp * V + d * kLanes;
+        if (e >= left || e + V <= left) continue;
+#pragma unroll
+        for (int j = 0; j < V - 1; ++j)
+          if (e + j < left) {
+            const Offsets at = row + element<V, walk, same>(a, begin + e + j);
+            sums[j] = sums[j] + a.source.template load<1, Same::none, true>(true, at).product(0);
+          }
+      }
+    }
+    values[g] = join_neighbours(sums);
+  }
+#pragma unroll
+  for (int mask = 1; mask < kWarp; mask *= 2) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) values[g] = values[g] + shuffle_xor(values[g], mask);
+  }
+  return join_neighbours(values);
+}
+
+// A warp takes `run` neighbouring units of a row, one after the other, and a block's warps neighbouring runs.
+template <int V, Walk walk, Same same, class Source>
+__global__ void __launch_bounds__(kWeightedThreads,
+                                  weighted_blocks<V, same, Source>(kDepth* weighted_groups(V, Source::kLargest)))
+    weighted_rows(const __grid_constant__ WeightedArgs<Source> a) {
+  using Acc = typename Source::Acc;
+  constexpr int kUnit = kWarp * V * weighted_groups(V, Source::kLargest), kChunkUnits = kLanes / kUnit;
+  __shared__ Acc slots[kWeightedThreads / kWarp];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  const auto [row, split] = divide(block_number(), a.splits);
+  if (row >= a.outputs) return;
+  const Offsets place = a.kept.at(row);
+  const int64_t first = (split * warps + warp) * a.run, units = (leaf_count(a.length) + kUnit - 1) / kUnit;
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  Acc waiting[kMostWeightedRun], sum = padding<Acc>();
+  for (int i = 0; i < a.run; ++i) {
+    const int64_t unit = first + i;
+    sum = padding<Acc>();
+    if (unit < units) {
+      const int64_t start = unit / kChunkUnits * kChunk + unit % kChunkUnits * kUnit, begin = start + lane * V;
+      // In nested dims most of the code finds places, so that it stands once.
+      const bool whole = walk != Walk::nested && start + (kDepth - 1) * kLanes + kUnit <= a.length;
+      if constexpr (walk != Walk::nested)
+        if (whole) sum = weighted_unit<V, walk, same, true>(a, place, begin);
+      if (!whole) sum = weighted_unit<V, walk, same, false>(a, place, begin);
+    }
+    carry(waiting, sum, i, [](Acc& left, const Acc& right) { left = left + right; });
+  }
+  if (warps > 1) {
+    if (lane == 0) slots[warp] = sum;
+    __syncthreads();
+    if (warp > 0) return;
+    sum = warp_join(lane < warps ? slots[lane] : padding<Acc>(), 1, warps);
+  }
+  if (lane == 0) a.output.write(a.results, row, row * a.splits + split, sum);
+}
+
+// Rows whose every element is a leaf: 2^log_width neighbouring threads a row, and some rows at a time. The joins of these rows
+// go hand in hand, and then each is stored by a thread of its own.
+template <int V, int kGroups, Walk walk, Same same, class Source>
+__global__ void __launch_bounds__(kWeightedThreads, 2) weighted_short_rows(const __grid_constant__ WeightedArgs<Source> a) {
+  using Acc = typename Source::Acc;
+  constexpr int kRows = kGroups < kLoads ? kLoads / kGroups : 1;
+  const int lane = threadIdx.x % kWarp, width = 1 << a.log_width, side = kWarp >> a.log_width;
+  const int64_t warp = block_number() * (blockDim.x / kWarp) + threadIdx.x / kWarp;
+  const int64_t first = warp * kRows * side + (lane >> a.log_width);
+  const int member = lane & (width - 1), begin = member * V, length = static_cast<int>(a.length);
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  if (warp * kRows * side >= a.outputs) return;
+  Offsets place[kRows], inner[kGroups];
+  if (a.kept.rank <= 1) {
+    const Offsets pitch{a.kept.rank ? a.kept.dims[0].in : 0, a.kept.rank ? a.kept.dims[0].out : 0}, one = pitch * side;
+    place[0] = pitch * first;
+#pragma unroll
+    for (int r = 1; r < kRows; ++r) place[r] = place[r - 1] + one;
+  } else {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) place[r] = a.kept.at(first + r * side < a.outputs ? first + r * side : 0);
+  }
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) inner[g] = element<V, walk, same>(a, begin + g * kWarp * V);
+  typename Source::template Loaded<V, same> x[kRows][kGroups];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g)
+      x[r][g] = a.source.template load<V, same, false>(first + r * side < a.outputs && begin + g * kWarp * V < length,
+                                                       place[r] + inner[g]);
+  }
+  Acc values[kRows][kGroups];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      Acc sums[V];
+      add_products(sums, x[r][g], begin + g * kWarp * V < length, true);
+      values[r][g] = join_neighbours(sums);
+    }
+  }
+  for (int mask = 1; mask < width; mask *= 2) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) values[r][g] = values[r][g] + shuffle_xor(values[r][g], mask);
+    }
+  }
+  Acc sums[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) sums[r] = join_neighbours(values[r]);
+  for (int own = member; own < kRows; own += width) {
+    Acc sum = sums[0];
+#pragma unroll
+    for (int r = 1; r < kRows; ++r) sum = choose(own == r, sums[r], sum);
+    const int64_t row = first + own * side;
+    if (row < a.outputs) a.output.write(a.results, row, row, sum);
+  }
+}
+
+// Columns: 2^log_width threads side by side take V neighbouring outputs each, and the others further leaves of them. The sums
+// of a tile's leaves are joined in shared memory. kShort: every element is a leaf, and a thread takes several at a time.
+template <int V, bool kShort, Walk walk, Same same, class Source>
+__global__ void __launch_bounds__(kWeightedThreads, weighted_blocks<V, same, Source>(kDepth))
+    weighted_columns(const __grid_constant__ WeightedArgs<Source> a) {
+  using Acc = typename Source::Acc;
+  __shared__ alignas(kGranule) Acc sums[kWeightedSumsBytes / sizeof(Acc)];
+  const int width = 1 << a.log_width, side = width * V, slots = blockDim.x >> a.log_width;
+  const int across = threadIdx.x & (width - 1), slot = threadIdx.x >> a.log_width;
+  const auto [outer, column_tile] = divide(block_number(), a.column_tiles);
+  const auto [batch, split] = divide(outer, a.splits);
+  if (batch * a.columns >= a.outputs) return;
+  const int64_t first = column_tile * side, column = first + across * V, first_leaf = split * a.tile_leaves;
+  const bool inside = column < a.columns;
+  const Offsets place = inside ? a.kept.at(batch, column) : Offsets{0, 0};
+  constexpr int kLeaves = kShort ? kDepth : 1;
+  const int step = kShort ? slots : kLanes;
+  const int64_t end = !inside ? 0 : kShort ? min(a.length, first_leaf + a.tile_leaves) : a.length;
+  const Offsets next = a.step * step;
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  for (int i = slot; i < a.tile_leaves; i += kLeaves * slots) {
+    typename Source::template Loaded<V, same> x[kDepth];
+    const int64_t start = leaf_start(first_leaf + i);
+    const int count = static_cast<int>(max(int64_t{0}, min(int64_t{kDepth}, (end - start + step - 1) / step)));
+    Offsets at = place;
+    if constexpr (walk == Walk::linear) at = at + a.step * start;
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+      if constexpr (walk == Walk::nested) at = place + nested_element(a.reduced, d < count ? start + d * step : 0);
+      x[d] = a.source.template load<V, same, false>(d < count, at);
+      if constexpr (walk == Walk::linear) at = at + next;
+    }
+    Acc own[V];
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+      add_products(own, x[d], d < count, kShort || d == 0);
+      const int leaf = kShort ? i + d * slots : i;
+      if ((kShort || d == kDepth - 1) && leaf < a.tile_leaves)
+        store_granules([&](int g) { return &sums[leaf * side + across * V + g]; }, own);
+    }
+  }
+  for (int run = 1; run < a.tile_leaves; run *= kJoinRun) {
+    __syncthreads();
+    const int left = a.tile_leaves / run, items = (left + kJoinRun - 1) / kJoinRun * side;
+    for (int item = threadIdx.x; item < items; item += blockDim.x) {
+      const int place = (item >> a.log_width) / V * kJoinRun, at = item & (side - 1);
+      Acc v[kJoinRun];
+#pragma unroll
+      for (int k = 0; k < kJoinRun; ++k) v[k] = place + k < left ? sums[(place + k) * run * side + at] : padding<Acc>();
+      sums[place * run * side + at] = join_neighbours(v);
+    }
+  }
+  __syncthreads();
+  for (int at = threadIdx.x; at < side && first + at < a.columns; at += blockDim.x) {
+    const int64_t output = batch * a.columns + first + at;
+    a.output.write(a.results, output, split * a.outputs + output, sums[at]);
+  }
+}
+
+// --- launching ------------------------------------------------------------------------------------------------------------
+
+// One kernel after the other, each of which may start while the one before drains.
+template <class Args>
+cudaError_t start_weighted(const WeightedLaunch& launch, void (*kernel)(Args), int64_t blocks, int threads, const Args& args) {
+  constexpr int64_t kAlong = int64_t{1} << 30;
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim =
+      dim3(static_cast<uint32_t>(blocks < kAlong ? blocks : kAlong), static_cast<uint32_t>((blocks + kAlong - 1) / kAlong));
+  config.blockDim = dim3(threads);
+  config.stream = launch.stream;
+  config.attrs = &early;
+  config.numAttrs = launch.early ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+template <int V, Walk walk, Same same, class Source>
+cudaError_t launch_kernel(const WeightedLaunch& launch, const WeightedArgs<Source>& a) {
+  const WeightedPlan& plan = launch.plan;
+  const auto start = [&](auto kernel) { return start_weighted(launch, kernel, plan.blocks, plan.threads, a); };
+  constexpr bool kNested = walk == Walk::nested;
+  if constexpr (walk != Walk::dense) {  // columns lie side by side, and their elements one stride apart
+    if (plan.kernel == WeightedKernel::columns) {
+      if (a.length <= kLanes) return start(weighted_columns<V, true, walk, same, Source>);
+      return start(weighted_columns<V, false, walk, same, Source>);
+    }
+  }
+  if constexpr (V == 1 || walk != Walk::linear) {
+    if (plan.kernel == WeightedKernel::rows) return start(weighted_rows<V, walk, same, Source>);
+    if constexpr (V == 1 || !kNested) {
+      if (plan.groups == 1) return start(weighted_short_rows<V, 1, walk, same, Source>);
+      if (plan.groups == 4) return start(weighted_short_rows<V, 4, walk, same, Source>);
+      if constexpr (V < 4) return start(weighted_short_rows<V, kMostWeightedGroups, walk, same, Source>);
+    }
+  }
+  return cudaErrorInvalidValue;
+}
+
+template <int V, Same same, class Source>
+cudaError_t launch_walk(const WeightedLaunch& launch, const WeightedArgs<Source>& a) {
+  if constexpr (Source::kRank > kFastRank) {
+    return launch_kernel<V, Walk::nested, same>(launch, a);
+  } else {
+    if constexpr (V == 1 || V == kGranule / Source::kLargest)
+      if (a.reduced.rank > 1) return launch_kernel<V, Walk::nested, same>(launch, a);
+    if constexpr (V > 1)
+      if (launch.plan.kernel != WeightedKernel::columns) return launch_kernel<V, Walk::dense, same>(launch, a);
+    return launch_kernel<V, Walk::linear, same>(launch, a);
+  }
+}
+
+// `writer`: where the results or partial sums go.
+template <int V, class Source>
+cudaError_t launch_weighted(const WeightedLaunch& launch, const Source& source, const typename Source::Writer& writer) {
+  constexpr int kRank = Source::kRank;
+  const weighted::Reduction& r = launch.reduction;
+  const WeightedPlan& plan = launch.plan;
+  WeightedArgs<Source> a{source,
+                         r.problem.length,
+                         r.problem.outputs,
+                         plan.columns,
+                         plan.column_tiles,
+                         plan.splits,
+                         plan.log_width,
+                         plan.run,
+                         plan.tile_leaves,
+                         writer,
+                         {0, 0},
+                         weighted::input_nest<kRank>(r.problem.kept, r.problem.outputs),
+                         weighted::input_nest<kRank>(r.problem.reduced, r.problem.length),
+                         weighted::output_nest<kRank>(r.problem)};
+  if (plan.swapped)
+    for (Nest<kRank>* nest : {&a.kept, &a.reduced})
+      for (int d = 0; d < nest->rank; ++d) std::swap(nest->dims[d].in, nest->dims[d].out);
+  if (a.reduced.rank > 0) a.step = {a.reduced.dims[a.reduced.rank - 1].in, a.reduced.dims[a.reduced.rank - 1].out};
+  if constexpr (V > 1) {
+    if (plan.second_same) return launch_walk<V, Same::second>(launch, a);
+  }
+  return launch_walk<V, Same::none>(launch, a);
+}
+
+// Sums, as they are or rounded to the result.
+template <class Source>
+typename Source::Writer writer_of(const WeightedLaunch& launch) {
+  const weighted::Reduction& r = launch.reduction;
+  return {r.output, r.out, static_cast<typename Source::Acc*>(launch.partials), Finish::none, r.problem.length, true};
+}
+
+// What the L2 is to do with an input: one that does not fit beside others is not to stay.
+inline uint64_t weighted_policy(const WeightedLaunch& launch, bool of_self) {
+  using ::cuda::access_property;
+  const weighted::Reduction& r = launch.reduction;
+  double bytes = info(of_self ? r.self.dtype : r.weight.dtype).size;
+  for (const DimList<weighted::Dim>* dims : {&r.problem.kept, &r.problem.reduced})
+    for (const weighted::Dim& d : *dims)
+      if ((of_self ? d.self : d.weight) != 0) bytes *= static_cast<double>(d.size);
+  const bool streams = bytes > static_cast<double>(launch.l2_bytes) / 4;
+  return static_cast<uint64_t>(streams ? access_property(access_property::streaming{}) : access_property());
+}
+
+template <class A, class B, class Acc>
+cudaError_t launch_pair(const WeightedLaunch& launch) {
+  const weighted::Reduction& r = launch.reduction;
+  const bool swapped = launch.plan.swapped;
+  using Source = Pair<A, B, Acc>;
+  const Source source{static_cast<const A*>((swapped ? r.weight : r.self).data),
+                      static_cast<const B*>((swapped ? r.self : r.weight).data), weighted_policy(launch, !swapped),
+                      weighted_policy(launch, swapped)};
+  constexpr int kMost = kGranule / Source::kLargest;
+  const auto writer = writer_of<Source>(launch);
+  if (launch.plan.vector == kMost) return launch_weighted<kMost>(launch, source, writer);
+  if constexpr (kMost == 8)
+    if (launch.plan.vector == 4) return launch_weighted<4>(launch, source, writer);
+  return launch_weighted<1>(launch, source, writer);
+}
+
+// Pairs of a half with itself, with bool, and with float32.
+template <class Small>
+cudaError_t launch_small(const WeightedLaunch& launch, DType small) {
+  const weighted::Reduction& r = launch.reduction;
+  const DType first = (launch.plan.swapped ? r.weight : r.self).dtype, second = (launch.plan.swapped ? r.self : r.weight).dtype;
+  if (first == small && second == small) return launch_pair<Small, Small, float>(launch);
+  if (first == small && second == DType::Bool) return launch_pair<Small, Boolean, float>(launch);
+  if (first == DType::Float && second == small) return launch_pair<float, Small, float>(launch);
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace gpureduce::cuda

@@ -1,0 +1,27 @@
+// Weighted sums on a GPU: raw pointers, a plan and a stream in; an error code out.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "plan.h"
+
+namespace gpureduce::cuda {
+
+struct WeightedLaunch {
+  const weighted::Reduction& reduction;
+  const WeightedPlan& plan;
+  void* partials;  // plan.partials() accumulators
+  int64_t l2_bytes;
+  bool early;  // kernels may start while the one before drains
+  cudaStream_t stream;
+};
+
+// Pairs of dtypes that kernels are compiled for, and those that are converted at run time.
+cudaError_t reduce_weighted_single(const WeightedLaunch& launch);
+cudaError_t reduce_weighted_half(const WeightedLaunch& launch);
+cudaError_t reduce_weighted_bfloat16(const WeightedLaunch& launch);
+cudaError_t reduce_weighted_any(const WeightedLaunch& launch);
+
+cudaError_t run_weighted(const WeightedLaunch& launch);
+
+}  // namespace gpureduce::cuda

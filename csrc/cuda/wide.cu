@@ -1,0 +1,15 @@
+// Sums in double precision of smaller floats, and of their magnitudes.
+#include "launch.cuh"
+
+namespace gpureduce::cuda {
+
+cudaError_t reduce_wide(const Launch& launch) {
+  switch (launch.reduction.in) {
+    case DType::Float: return launch_typed<Mapped<float, Map::value>, double>(launch);
+    case DType::Half: return launch_typed<Mapped<Half, Map::value>, double>(launch);
+    case DType::BFloat16: return launch_typed<Mapped<BFloat16, Map::value>, double>(launch);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace gpureduce::cuda

@@ -1,0 +1,73 @@
+// Exponentials and logarithms of one source for CPU and GPU, so that they have the same bits everywhere. Every operation here
+// is rounded once, a fused multiply-add, where one is written, also once. Both are within 1 unit in the last place. The methods
+// and coefficients are those of fdlibm (double) and Cephes (float).
+#pragma once
+
+#include "dtypes.h"
+
+namespace gpureduce {
+
+GPUREDUCE_HOST_DEVICE float fused(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  return __fmaf_rn(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
+
+// e^x of a number that is not above 0, or NaN; 0 where that would be below the normal numbers.
+GPUREDUCE_HOST_DEVICE float exponential(float x) {
+  constexpr float kRound = 0x1.8p+23f;  // added and taken away again, it leaves a whole number
+  const float shifted = fused(x, 0x1.715476p+0f, kRound), n = shifted - kRound;
+  const float r =
+      fused(n, 0x1.05c610p-29f, fused(n, -0x1.62e430p-1f, x));  // x - n * log(2), of which the second part is below 0
+  float p = fused(1.9875691500e-4f, r, 1.3981999507e-3f);
+  p = fused(p, r, 8.3334519073e-3f);
+  p = fused(p, r, 4.1665795894e-2f);
+  p = fused(p, r, 1.6666665459e-1f);
+  p = fused(p, r, 5.0000001201e-1f);
+  const float y = fused(p, r * r, r) + 1.0f;
+  const float power = bit_cast<float>((bit_cast<uint32_t>(shifted) << 23) + 0x3f800000u);  // 2^n
+  return x < -87.0f ? 0.0f : y * power;
+}
+
+GPUREDUCE_HOST_DEVICE double exponential(double x) {
+  constexpr double kRound = 0x1.8p+52;
+  const double shifted = x * 0x1.71547652b82fep+0 + kRound, n = shifted - kRound;
+  const double high = x - n * 0x1.62e42feep-1, low = n * 0x1.a39ef35793c76p-33, r = high - low, t = r * r;
+  const double c =
+      r - t * (1.66666666666666019037e-01 +
+               t * (-2.77777777770155933842e-03 +
+                    t * (6.61375632143793436117e-05 + t * (-1.65339022054652515390e-06 + t * 4.13813679705723846039e-08))));
+  const double y = 1.0 - ((low - (r * c) / (2.0 - c)) - high);
+  const double power = bit_cast<double>((bit_cast<uint64_t>(shifted) << 52) + 0x3ff0000000000000u);
+  return x < -708.0 ? 0.0 : y * power;
+}
+
+// The logarithm of a number that is 1 or more, or NaN.
+GPUREDUCE_HOST_DEVICE double logarithm(double x) {
+  const uint64_t bits = bit_cast<uint64_t>(x);
+  // x = 2^k * (1 + f), where 1 + f is from sqrt(1/2) to sqrt(2).
+  const uint64_t up = ((bits & 0xfffffffffffffu) + 0x95f6400000000u) & 0x10000000000000u;
+  const int k = static_cast<int>(bits >> 52) - 1023 + static_cast<int>(up >> 52);
+  const double f = bit_cast<double>((bits & 0xfffffffffffffu) | (up ^ 0x3ff0000000000000u)) - 1.0;
+  const double s = f / (2.0 + f), half = 0.5 * f * f, z = s * s, w = z * z;
+  const double odd = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01));
+  const double even = z * (6.666666666666735130e-01 +
+                           w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)));
+  const double found =
+      k * 6.93147180369123816490e-01 - ((half - (s * (half + (even + odd)) + k * 1.90821492927058770002e-10)) - f);
+  return x < INFINITY ? found : x;
+}
+
+// Of the two, the larger exponent stays, and the other's part is brought to it.
+template <class T>
+GPUREDUCE_HOST_DEVICE LogSum<T> operator+(LogSum<T> a, LogSum<T> b) {
+  const bool first = a.largest > b.largest || a.largest != a.largest;
+  const LogSum<T> high = first ? a : b, low = first ? b : a;
+  const T down = exponential(high.largest == low.largest ? T{0} : low.largest - high.largest);  // infinities, too
+  if constexpr (sizeof(T) == 4) return {high.largest, fused(low.sum, down, high.sum)};
+  else return {high.largest, low.sum * down + high.sum};
+}
+
+}  // namespace gpureduce

@@ -1,0 +1,41 @@
+// The operations without dtype=: each call is one of a row of the table (operation.h), which has all that the others have.
+#include <torch/library.h>
+
+#include "dispatch.h"
+
+namespace gpureduce {
+
+namespace {
+
+template <Operation op>
+at::Tensor reduce(const at::Tensor& self, OptionalDims dim, bool keepdim) {
+  return functional<op>().call(self, dim, keepdim, std::nullopt);
+}
+
+template <Operation op>
+at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, at::Tensor& out) {
+  return out_variant<op>().call(self, dim, keepdim, std::nullopt, out);
+}
+
+template <Operation op>
+void define(torch::Library& m) {
+  const std::string name = name_of(op) + 1;  // without its underscore
+  const std::string arguments = "(Tensor self, int[1]? dim=None, bool keepdim=False";
+  m.def((name + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
+  m.def((name + ".out" + arguments + ", *, Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
+  composite(m, name, TORCH_FN(reduce<op>));
+  composite(m, name + ".out", TORCH_FN(reduce_out<op>));
+}
+
+}  // namespace
+
+}  // namespace gpureduce
+
+TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
+  using namespace gpureduce;
+  for_each_operation([&](auto op) {
+    constexpr Typing typing = info(op).typing;
+    if constexpr (typing == Typing::same || typing == Typing::count || typing == Typing::truth || typing == Typing::log)
+      define<op>(m);
+  });
+}

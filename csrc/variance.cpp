@@ -1,0 +1,378 @@
+// var_mean, var and std: one operator with two results, and functions that call it.
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
+#include <ATen/functorch/DynamicLayer.h>
+#include <ATen/functorch/PlumbingHelper.h>
+#include <ATen/native/Resize.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+#include <torch/library.h>
+
+#ifdef GPUREDUCE_WITH_CUDA
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/EmptyTensor.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "cuda/variance/variance.h"
+#endif
+
+#include "backend.h"
+#include "cpu/variance.h"
+
+namespace gpureduce::variance {
+
+namespace {
+
+using at::Tensor;
+using Pair = std::tuple<Tensor, Tensor>;
+using Both = Pair(const Tensor&, OptionalDims, double, bool, bool);
+
+const c10::TypedOperatorHandle<Both>& both() {
+  static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow("gpureduce::_var_mean", "").typed<Both>();
+  return handle;
+}
+
+// The dtype of the results. Raises torch's error.
+at::ScalarType result_type(const Tensor& self) {
+  const at::ScalarType type = self.scalar_type();
+  TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(type), "var and std of complex numbers are not supported: input has dtype ",
+                              type);
+  TORCH_CHECK(at::isFloatingType(type), "std and var only support floating point and complex dtypes");
+  dtype_of(type, "an input of dtype");
+  return at::isFloat8Type(type) ? at::kFloat : type;
+}
+
+template <class Int>
+c10::SmallVector<Int, kCommonRank> result_sizes(at::ArrayRef<Int> sizes, const DimMask& reduce, bool keepdim) {
+  c10::SmallVector<Int, kCommonRank> result;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (!reduce[d]) result.push_back(sizes[d]);
+    else if (keepdim) result.push_back(1);
+  }
+  return result;
+}
+
+Reduction make_reduction(const Tensor& self, const DimMask& reduce, const Tensor& variance, const Tensor& mean,
+                         double correction, bool root) {
+  Reduction r{};
+  r.out = dtype_of(variance.scalar_type(), "a result of dtype");
+  r.input = {self.const_data_ptr(), dtype_of(self.scalar_type(), "an input of dtype"), self.is_neg()};
+  c10::SmallVector<weighted::InputDim, kCommonRank> dims(self.dim());
+  int64_t step = 1;  // of the results, which are contiguous
+  for (int64_t d = self.dim() - 1; d >= 0; --d) {
+    dims[d] = {self.size(d), self.stride(d), reduce[d] ? 0 : self.stride(d), reduce[d] ? 0 : step, reduce[d]};
+    if (!reduce[d]) step *= self.size(d);
+  }
+  try {
+    r.problem = weighted::make_problem(dims.data(), dims.size());
+  } catch (const std::invalid_argument& e) {
+    TORCH_CHECK(false, e.what());
+  }
+  r.variance = variance.mutable_data_ptr();
+  r.mean = mean.mutable_data_ptr();
+  r.finishing = {r.problem.length, correction, root};
+  return r;
+}
+
+#ifdef GPUREDUCE_WITH_CUDA
+void run_on_gpu(const Reduction& r, at::Device device) {
+  const c10::cuda::CUDAGuard guard(device);
+  const Device& facts = cuda::facts(device);
+  const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
+  const cuda::Variances variances{r, facts.multiprocessors, facts.l2_bytes, facts.early, stream};
+  Tensor workspace;  // goes back to the stream's pool when the launches are queued
+  if (const int64_t bytes = cuda::workspace_of(variances))
+    workspace = Tensor(at::detail::empty_cuda({bytes}, at::kByte, device, std::nullopt));
+  C10_CUDA_CHECK(cuda::run_variances(variances, workspace.defined() ? workspace.mutable_data_ptr() : nullptr));
+}
+#endif
+
+Pair reduce(const Tensor& self, OptionalDims dim, double correction, bool root, bool keepdim) {
+  const at::ScalarType result = result_type(self);
+  const DimMask mask = reduced_dims(dim, self.dim());
+  const auto sizes = result_sizes(self.sizes(), mask, keepdim);
+  const at::TensorOptions options = at::TensorOptions().dtype(result).device(self.device());
+  Pair results{at::empty(sizes, options), at::empty(sizes, options)};
+  const auto& [variance, mean] = results;
+  const Reduction r = make_reduction(self, mask, variance, mean, correction, root);
+  if (r.problem.outputs == 0) return results;
+  if (r.problem.length == 0) {
+    variance.fill_(std::numeric_limits<double>::quiet_NaN());
+    mean.fill_(std::numeric_limits<double>::quiet_NaN());
+    return results;
+  }
+#ifdef GPUREDUCE_WITH_CUDA
+  if (self.is_cuda()) {
+    run_on_gpu(r, self.device());
+    return results;
+  }
+#endif
+  cpu::run(r);
+  return results;
+}
+
+Pair reduce_meta(const Tensor& self, OptionalDims dim, double, bool, bool keepdim) {
+  const at::ScalarType result = result_type(self);
+  const DimMask mask = reduced_dims(dim, self.dim());
+  const auto sizes = result_sizes(self.sym_sizes(), mask, keepdim);
+  const at::TensorOptions options = at::TensorOptions().dtype(result).device(self.device());
+  return {at::empty_symint(sizes, options), at::empty_symint(sizes, options)};
+}
+
+// --- gradients ------------------------------------------------------------------------------------------------------------
+
+using torch::autograd::variable_list;
+using Dims = std::vector<int64_t>;
+
+// What a backward pass needs to know besides the input, and the standard deviation if that is the result.
+struct Saved {
+  Dims dims;  // the reduced dims, in ascending order
+  double correction = 1;
+  bool root = false, keepdim = false;
+
+  // Calls f with each member, in a fixed order.
+  template <class Self, class F>
+  static void each(Self& self, F f) {
+    f(self.dims);
+    f(self.correction);
+    f(self.root);
+    f(self.keepdim);
+  }
+};
+
+c10::SymInt count_of(const Tensor& self, const Dims& dims) {
+  c10::SymInt count = 1;
+  for (int64_t d : dims) count *= self.sym_size(d);
+  return count;
+}
+
+Tensor with_reduced_dims(Tensor result, const Dims& dims, bool keepdim) {
+  if (!keepdim)
+    for (int64_t d : dims) result = result.unsqueeze(d);
+  return result;
+}
+
+Tensor wide(const Tensor& x) { return at::isFloat8Type(x.scalar_type()) ? x.to(at::kFloat) : x; }
+
+// What a variance or deviation is multiplied by: its derivative by an element, 2 (x - mean) / (n - correction), or for a root
+// that over twice the result, and 0 where that is 0.
+Tensor derivative(const Tensor& given, const Saved& saved, const Tensor& deviation) {
+  const Tensor self = wide(given);
+  const Tensor mean =
+      saved.dims.empty() ? self : functional<Operation::mean>().call(self, at::IntArrayRef(saved.dims), true, {});
+  const c10::SymFloat divisor = c10::SymFloat(count_of(self, saved.dims)) - saved.correction;
+  const Tensor centred = self - mean;
+  if (!saved.root) return centred * (at::scalar_tensor(2.0, centred.options()) / divisor);
+  const Tensor all = with_reduced_dims(deviation, saved.dims, saved.keepdim);
+  return (centred / (all * divisor)).masked_fill(all == 0, 0);
+}
+
+variable_list gradients(const variable_list& grads, const Saved& saved, const Tensor& self, const Tensor& deviation) {
+  Tensor result;
+  if (grads[0].defined()) result = derivative(self, saved, deviation) * with_reduced_dims(grads[0], saved.dims, saved.keepdim);
+  if (grads[1].defined()) {
+    const Tensor share = with_reduced_dims(grads[1], saved.dims, saved.keepdim).div(count_of(self, saved.dims));
+    result = result.defined() ? result + share : share.expand_symint(self.sym_sizes());
+  }
+  if (result.defined() && result.scalar_type() != self.scalar_type()) result = result.to(self.scalar_type());
+  return {result};
+}
+
+struct Backward : torch::autograd::TraceableFunction {
+  Saved saved;
+  torch::autograd::SavedVariable self, deviation;
+
+  Tensor deviation_or_none() { return saved.root ? deviation.unpack(getptr()) : Tensor(); }
+
+  variable_list apply(variable_list&& grads) override { return gradients(grads, saved, self.unpack(), deviation_or_none()); }
+
+  void release_variables() override {
+    self.reset_data();
+    deviation.reset_data();
+  }
+
+  std::string name() const override { return "gpureduce_var_mean_backward"; }
+
+  // For compiled autograd, as in autograd.cpp.
+  void compiled_args(torch::autograd::CompiledNodeArgs& args) const override {
+    Saved::each(saved, [&](const auto& field) { args.collect(field); });
+    args.collect(self, /*is_output=*/false);
+    args.collect(deviation, /*is_output=*/true);
+  }
+
+  variable_list apply_with_saved(const variable_list& grads, torch::autograd::SwapSavedVariables& swap) override {
+    namespace compiled = torch::dynamo::autograd;
+    Saved::each(saved, [&](auto& field) { swap.before(field); });
+    swap.before(self);
+    swap.before(deviation);
+    const auto& compiler = compiled::getPyCompilerInterface();
+    static const std::string bound = [&] {  // once in a process
+      std::vector<at::TypePtr> types;
+      Saved::each(saved, [&](const auto& field) {
+        types.push_back(compiled::IValuePacker<std::decay_t<decltype(field)>>::packed_type());
+      });
+      types.insert(types.end(), 2, compiled::IValuePacker<Tensor>::packed_type());
+      return compiler->bind_function(swap.get_py_compiler(), name(), apply_packed, types);
+    }();
+    compiled::PackedArgs packed;
+    Saved::each(saved, [&](const auto& field) { packed.pack(field); });
+    packed.pack(self.unpack());
+    packed.pack(deviation_or_none());
+    const auto metadata = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
+        compiled::get_input_metadata(next_edges()));
+    const variable_list found =
+        compiler->call_function(swap.get_py_compiler(), "apply_functional", bound, grads, packed.vec(), metadata);
+    Saved::each(saved, [&](auto& field) { swap.after(field); });
+    swap.after(self);
+    swap.after(deviation);
+    return found;
+  }
+
+  static variable_list apply_packed(const variable_list& grads, const std::vector<c10::IValue>& arguments) {
+    torch::dynamo::autograd::PackedArgs packed(arguments);
+    Saved saved;
+    Saved::each(saved, [&](auto& field) { field = packed.unpack<std::decay_t<decltype(field)>>(); });
+    const auto self = packed.unpack<Tensor>(), deviation = packed.unpack<Tensor>();
+    return gradients(grads, saved, self, deviation);
+  }
+};
+
+template <class T>
+auto make_node() {
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, torch::autograd::Node>) return c10::make_intrusive<T>();
+  else return std::shared_ptr<T>(new T, [](T* node) { deleteNode(node); });
+}
+
+Pair reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, OptionalDims dim, double correction, bool root,
+                           bool keepdim) {
+  const bool backward = torch::autograd::compute_requires_grad(self), forward = torch::autograd::isFwGradDefined(self);
+  Pair results;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    results = both().redispatch(keys & c10::after_autograd_keyset, self, dim, correction, root, keepdim);
+  }
+  if (!backward && !forward) return results;
+  auto& [variance, mean] = results;
+  Saved saved;
+  const DimMask reduce = reduced_dims(dim, self.dim());
+  for (int64_t d = 0; d < self.dim(); ++d)
+    if (reduce[d]) saved.dims.push_back(d);
+  saved.correction = correction;
+  saved.root = root;
+  saved.keepdim = keepdim;
+  const auto node = backward ? make_node<Backward>() : nullptr;
+  if (backward) {
+    node->set_next_edges(torch::autograd::collect_next_edges(self));
+    node->saved = saved;
+    torch::autograd::set_history(variance, node);
+    torch::autograd::set_history(mean, node);
+  }
+  if (forward) {
+    const Tensor &tangent = self._fw_grad(/*level=*/0), &primal = self._fw_primal(/*level=*/0);
+    const auto total = [&](const Tensor& change, bool divided) {
+      if (saved.dims.empty()) return change.to(variance.scalar_type());
+      if (divided)
+        return functional<Operation::mean>().call(change, at::IntArrayRef(saved.dims), keepdim, variance.scalar_type());
+      return functional<Operation::sum>().call(change, at::IntArrayRef(saved.dims), keepdim, variance.scalar_type());
+    };
+    variance._set_fw_grad(total(derivative(primal, saved, variance) * tangent, false), /*level=*/0, /*is_inplace_op=*/false);
+    mean._set_fw_grad(total(tangent, true), /*level=*/0, /*is_inplace_op=*/false);
+  }
+  if (backward) {  // with their tangents, for derivatives of derivatives
+    node->self = torch::autograd::SavedVariable(self, /*is_output=*/false);
+    if (root) node->deviation = torch::autograd::SavedVariable(variance, /*is_output=*/true);
+  }
+  return results;
+}
+
+// --- vmap -----------------------------------------------------------------------------------------------------------------
+
+Pair reduce_batched(const Tensor& self, OptionalDims dim, double correction, bool root, bool keepdim) {
+  namespace functorch = at::functorch;
+  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
+  const auto layer = functorch::maybeCurrentDynamicLayer();
+  TORCH_CHECK(layer.has_value(), "var_mean: the input has escaped from inside a function being vmapped");
+  auto [value, batch_dim] = functorch::unwrapTensorAtLevel(self, layer->layerId());
+  if (!batch_dim) return both().call(self, dim, correction, root, keepdim);
+  value = value.movedim(*batch_dim, 0);
+  const int64_t rank = value.dim() - 1;
+  const DimMask reduce = reduced_dims(dim, rank);
+  c10::SmallVector<int64_t, kCommonRank> dims;
+  for (int64_t d = 0; d < rank; ++d)
+    if (reduce[d]) dims.push_back(d + 1);
+  if (rank == 0) {  // a batch of scalars: an empty list of dims would mean all dims
+    value = value.unsqueeze(1);
+    dims.push_back(1);
+    keepdim = false;
+  }
+  auto [variance, mean] = both().call(value, at::IntArrayRef(dims), correction, root, keepdim);
+  const auto level = layer->layerId();
+  return {functorch::makeBatched(std::move(variance), 0, level), functorch::makeBatched(std::move(mean), 0, level)};
+}
+
+// --- the functions --------------------------------------------------------------------------------------------------------
+
+double correction_of(const std::optional<at::Scalar>& correction) {
+  TORCH_CHECK(!correction || !correction->isComplex(), "correction: expected a real number");
+  return correction ? correction->toDouble() : 1;
+}
+
+Pair var_mean(const Tensor& self, OptionalDims dim, const std::optional<at::Scalar>& correction, bool keepdim) {
+  return both().call(self, dim, correction_of(correction), false, keepdim);
+}
+
+template <bool root>
+Tensor var(const Tensor& self, OptionalDims dim, const std::optional<at::Scalar>& correction, bool keepdim) {
+  return std::get<0>(both().call(self, dim, correction_of(correction), root, keepdim));
+}
+
+template <bool root>
+Tensor& var_out(const Tensor& self, OptionalDims dim, const std::optional<at::Scalar>& correction, bool keepdim, Tensor& out) {
+  const at::ScalarType result = result_type(self);
+  TORCH_CHECK(out.scalar_type() == result, "Expected out tensor to have dtype ", result, ", but got ", out.scalar_type(),
+              " instead");
+  TORCH_CHECK(out.device() == self.device(), "Expected out tensor to have device ", self.device(), ", but got ", out.device(),
+              " instead");
+  TORCH_CHECK(!(at::GradMode::is_enabled() && (self.requires_grad() || out.requires_grad())), root ? "std" : "var",
+              "(): functions with out=... arguments don't support automatic differentiation, but one of the arguments requires "
+              "grad.");
+  const Tensor found = var<root>(self, dim, correction, keepdim);
+  at::native::resize_output(out, found.sizes());
+  return out.copy_(found);
+}
+
+template <bool root>
+void define(torch::Library& m, const std::string& name) {
+  const std::string arguments = "(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False";
+  m.def((name + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
+  m.def((name + ".out" + arguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
+  composite(m, name, TORCH_FN(var<root>));
+  composite(m, name + ".out", TORCH_FN(var_out<root>));
+}
+
+}  // namespace
+
+}  // namespace gpureduce::variance
+
+TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
+  using namespace gpureduce;
+  m.def("_var_mean(Tensor self, int[1]? dim, float correction, bool root, bool keepdim) -> (Tensor, Tensor)",
+        {at::Tag::pt2_compliant_tag});
+  m.def("var_mean(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)",
+        {at::Tag::pt2_compliant_tag});
+  composite(m, "var_mean", TORCH_FN(variance::var_mean));
+  variance::define<false>(m, "var");
+  variance::define<true>(m, "std");
+}
+
+TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { m.impl("_var_mean", &gpureduce::variance::reduce); }
+#ifdef GPUREDUCE_WITH_CUDA
+TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) { m.impl("_var_mean", &gpureduce::variance::reduce); }
+#endif
+TORCH_LIBRARY_IMPL(gpureduce, Meta, m) { m.impl("_var_mean", &gpureduce::variance::reduce_meta); }
+TORCH_LIBRARY_IMPL(gpureduce, Autograd, m) { m.impl("_var_mean", TORCH_FN(gpureduce::variance::reduce_differentiable)); }
+TORCH_LIBRARY_IMPL(gpureduce, FuncTorchBatched, m) { m.impl("_var_mean", TORCH_FN(gpureduce::variance::reduce_batched)); }
+// Lazily negated views reach the kernels as they are, without a copy.
+TORCH_LIBRARY_IMPL(gpureduce, Negative, m) { m.impl("_var_mean", torch::CppFunction::makeFallthrough()); }

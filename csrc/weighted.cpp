@@ -1,0 +1,542 @@
+// weighted_sum, the sum of the products of two inputs: schema, checks, backends, and all that torch asks of an operator. And
+// dot, which is one of its calls.
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/FunctionalTensorWrapper.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
+#include <ATen/functorch/DynamicLayer.h>
+#include <ATen/functorch/PlumbingHelper.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+#include <torch/library.h>
+
+#ifdef GPUREDUCE_WITH_CUDA
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/EmptyTensor.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "cuda/weighted/weighted.h"
+#endif
+
+#include "backend.h"
+#include "cpu/weighted.h"
+
+namespace gpureduce::weighted {
+
+namespace {
+
+using at::Tensor;
+using Functional = Tensor(const Tensor&, const Tensor&, OptionalDims, bool, OptionalDtype);
+using OutVariant = Tensor&(const Tensor&, const Tensor&, OptionalDims, bool, OptionalDtype, Tensor&);
+template <class Int>
+using SizesOf = c10::SmallVector<Int, kCommonRank>;
+
+constexpr const char* kName = "weighted_sum";
+
+const c10::TypedOperatorHandle<Functional>& functional() {
+  static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow("gpureduce::weighted_sum", "").typed<Functional>();
+  return handle;
+}
+
+const c10::TypedOperatorHandle<OutVariant>& out_variant() {
+  static const auto handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow("gpureduce::weighted_sum", "out").typed<OutVariant>();
+  return handle;
+}
+
+// --- checks ---------------------------------------------------------------------------------------------------------------
+
+void check_dtype(at::ScalarType type, const char* what) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(type), kName, ": complex numbers are not supported: ", what, " ", type);
+  dtype_of(type, what);
+}
+
+// The dtype of the result: `dtype`, or else that of a sum of elements of the promoted dtype.
+at::ScalarType result_type(const Tensor& self, const Tensor& weight, OptionalDtype dtype) {
+  check_dtype(self.scalar_type(), "a self of dtype");
+  check_dtype(weight.scalar_type(), "a weight of dtype");
+  const at::ScalarType promoted = dtype ? *dtype : at::promoteTypes(self.scalar_type(), weight.scalar_type());
+  const at::ScalarType result = gpureduce::result_type(Operation::sum, promoted, dtype);
+  check_dtype(result, "a result of dtype");
+  return result;
+}
+
+void check_devices(const Tensor& self, const Tensor& weight) {
+  TORCH_CHECK(self.device() == weight.device(), kName, ": Expected all tensors to be on the same device, but self is on ",
+              self.device(), " and weight is on ", weight.device());
+}
+
+DimMask mask_of(const Tensor& self, const Tensor& weight, OptionalDims dim) {
+  return reduced_dims(dim, std::max(self.dim(), weight.dim()));
+}
+
+template <class Int>
+SizesOf<Int> result_sizes(at::ArrayRef<Int> sizes, const DimMask& reduce, bool keepdim) {
+  SizesOf<Int> result;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (!reduce[d]) result.push_back(sizes[d]);
+    else if (keepdim) result.push_back(1);
+  }
+  return result;
+}
+
+// --- the problem and its backends -----------------------------------------------------------------------------------------
+
+// The stride of an input, expanded to sizes of `rank` dims.
+int64_t expanded_stride(const Tensor& input, int64_t d, int64_t rank) {
+  const int64_t own = d - (rank - input.dim());
+  return own < 0 || input.size(own) == 1 ? 0 : input.stride(own);
+}
+
+// Without `out` the call is only checked.
+Reduction make_reduction(const Tensor& self, const Tensor& weight, at::IntArrayRef sizes, const DimMask& reduce,
+                         at::ScalarType result, const Tensor& out, bool keepdim) {
+  Reduction r{};
+  r.out = dtype_of(result, "a result of dtype");
+  r.self = {self.const_data_ptr(), dtype_of(self.scalar_type(), "a self of dtype"), self.is_neg()};
+  r.weight = {weight.const_data_ptr(), dtype_of(weight.scalar_type(), "a weight of dtype"), weight.is_neg()};
+  r.product = product_of(r.self.dtype, r.weight.dtype, r.out);
+  r.accumulator = accumulator_of(r.product, r.out);
+  r.nonzero = r.out == DType::Bool;
+  const int64_t rank = static_cast<int64_t>(sizes.size());
+  c10::SmallVector<InputDim, kCommonRank> dims(sizes.size());
+  int64_t o = 0;
+  for (int64_t d = 0; d < rank; ++d) {
+    dims[d] = {sizes[d], expanded_stride(self, d, rank), expanded_stride(weight, d, rank), 0, reduce[d]};
+    if (reduce[d] && !keepdim) continue;
+    if (!reduce[d] && out.defined()) dims[d].out = out.stride(o);
+    ++o;
+  }
+  try {
+    r.problem = make_problem(dims.data(), dims.size());
+  } catch (const std::invalid_argument& e) {
+    TORCH_CHECK(false, e.what());
+  }
+  r.output = out.defined() ? out.mutable_data_ptr() : nullptr;
+  return r;
+}
+
+#ifdef GPUREDUCE_WITH_CUDA
+void run_on_gpu(const Reduction& r, at::Device device) {
+  const c10::cuda::CUDAGuard guard(device);
+  const Device& facts = cuda::facts(device);
+  const cuda::WeightedPlan plan = cuda::plan_weighted(r, facts.multiprocessors);
+  Tensor partials;  // goes back to the stream's pool when the launches are queued
+  if (const int64_t count = plan.partials(r))
+    partials = Tensor(at::detail::empty_cuda({count * size_of(r.accumulator)}, at::kByte, device, std::nullopt));
+  const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
+  void* const memory = partials.defined() ? partials.mutable_data_ptr() : nullptr;
+  C10_CUDA_CHECK(cuda::run_weighted({r, plan, memory, facts.l2_bytes, facts.early, stream}));
+}
+#endif
+
+void compute(const Tensor& self, const Tensor& weight, at::IntArrayRef sizes, const DimMask& reduce, bool keepdim,
+             const Tensor& out) {
+  const Reduction r = make_reduction(self, weight, sizes, reduce, out.scalar_type(), out, keepdim);
+  if (r.problem.outputs == 0) return;
+  if (r.problem.length == 0) {
+    out.zero_();
+    return;
+  }
+#ifdef GPUREDUCE_WITH_CUDA
+  if (self.is_cuda()) return run_on_gpu(r, self.device());
+#endif
+  cpu::run(r);
+}
+
+Tensor reduce(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  check_devices(self, weight);
+  const at::ScalarType result = result_type(self, weight, dtype);
+  const DimMask mask = mask_of(self, weight, dim);
+  const auto sizes = at::infer_size_dimvector(self.sizes(), weight.sizes());
+  const auto own = result_sizes(at::IntArrayRef(sizes), mask, keepdim);
+  const Tensor out = at::empty(own, at::TensorOptions().dtype(result).device(self.device()));
+  compute(self, weight, sizes, mask, keepdim, out);
+  return out;
+}
+
+// The checks that torch makes of `out` before it writes anything.
+void check_out(const Tensor& self, const Tensor& weight, OptionalDtype dtype, const Tensor& out) {
+  const at::ScalarType result = result_type(self, weight, dtype ? dtype : OptionalDtype(out.scalar_type()));
+  TORCH_CHECK(out.scalar_type() == result, "Expected out tensor to have dtype ", result, ", but got ", out.scalar_type(),
+              " instead");
+  TORCH_CHECK(out.device() == self.device(), "Expected out tensor to have device ", self.device(), ", but got ", out.device(),
+              " instead");
+  TORCH_CHECK(out.layout() == at::kStrided, "Expected out tensor to have strided layout, but got ", out.layout(), " instead");
+}
+
+// Checks that `out` has these sizes or can be resized to them.
+void check_writable(const Tensor& out, at::IntArrayRef sizes) {
+  if (out.sizes() == sizes) return at::assert_no_internal_overlap(out);  // a resized tensor is contiguous
+  const c10::Storage& storage = out.storage();
+  const size_t bytes = at::detail::computeStorageNbytesContiguous(sizes, out.itemsize(), out.storage_offset());
+  TORCH_CHECK(storage.resizable() || bytes <= storage.nbytes(), "Trying to resize storage that is not resizable: out has ",
+              storage.nbytes(), " bytes, and a result of sizes ", sizes, " needs ", bytes);
+}
+
+Tensor& reduce_out(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype, Tensor& out) {
+  check_devices(self, weight);
+  check_out(self, weight, dtype, out);
+  const DimMask mask = mask_of(self, weight, dim);
+  const auto sizes = at::infer_size_dimvector(self.sizes(), weight.sizes());
+  const auto own = result_sizes(at::IntArrayRef(sizes), mask, keepdim);
+  check_writable(out, own);
+  make_reduction(self, weight, sizes, mask, out.scalar_type(), {}, keepdim);  // refuses before `out` changes
+  // Where writing `out` could change an input, or `out` is a lazy view, the result is computed in a tensor of its own.
+  if (out.is_alias_of(self) || out.is_alias_of(weight) || out.is_neg()) {
+    const Tensor result = at::empty(own, out.options());
+    compute(self, weight, sizes, mask, keepdim, result);
+    at::native::resize_output(out, own);
+    out.copy_(result);
+    return out;
+  }
+  at::native::resize_output(out, own);
+  compute(self, weight, sizes, mask, keepdim, out);
+  return out;
+}
+
+Tensor reduce_meta(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  check_devices(self, weight);
+  const at::ScalarType result = result_type(self, weight, dtype);
+  const DimMask mask = mask_of(self, weight, dim);
+  const auto sizes = at::infer_size_symdimvector(self.sym_sizes(), weight.sym_sizes());
+  return at::empty_symint(result_sizes(c10::SymIntArrayRef(sizes), mask, keepdim),
+                          at::TensorOptions().dtype(result).device(self.device()));
+}
+
+Tensor& reduce_out_meta(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype,
+                        Tensor& out) {
+  check_devices(self, weight);
+  check_out(self, weight, dtype, out);
+  const DimMask mask = mask_of(self, weight, dim);
+  const auto sizes = at::infer_size_symdimvector(self.sym_sizes(), weight.sym_sizes());
+  at::native::resize_output_symint(out, result_sizes(c10::SymIntArrayRef(sizes), mask, keepdim));
+  return out;
+}
+
+// --- gradients ------------------------------------------------------------------------------------------------------------
+
+using torch::autograd::variable_list;
+using Sizes = std::vector<c10::SymInt>;
+using Dims = std::vector<int64_t>;
+
+// What a backward pass needs to know besides the inputs. `dims` are the reduced dims, in ascending order.
+struct Saved {
+  Sizes self_sizes, weight_sizes;
+  at::ScalarType self_dtype = at::kFloat, weight_dtype = at::kFloat;
+  Dims dims;
+  bool keepdim = false, needs_self = false, needs_weight = false;
+
+  // Calls f with each member, in a fixed order.
+  template <class Self, class F>
+  static void each(Self& self, F f) {
+    f(self.self_sizes);
+    f(self.weight_sizes);
+    f(self.self_dtype);
+    f(self.weight_dtype);
+    f(self.dims);
+    f(self.keepdim);
+    f(self.needs_self);
+    f(self.needs_weight);
+  }
+};
+
+Tensor multipliable(const Tensor& x) { return at::isFloat8Type(x.scalar_type()) ? x.to(at::kFloat) : x; }
+
+// The gradient of one input: the result's times the other input, summed in the contract's order over the dims along which the
+// input was broadcast. `grad` has the reduced dims.
+Tensor gradient(const Tensor& grad, const Tensor& other, const Sizes& sizes, at::ScalarType dtype) {
+  const auto common = at::infer_size_symdimvector(sizes, other.sym_sizes());
+  const int64_t rank = grad.dim(), missing = rank - static_cast<int64_t>(sizes.size());
+  Dims over;
+  for (int64_t d = 0; d < rank; ++d)
+    if (d < missing || (TORCH_GUARD_OR_FALSE(sizes[d - missing].sym_eq(1)) && TORCH_GUARD_OR_TRUE(common[d].sym_ne(1))))
+      over.push_back(d);
+  Tensor result;
+  if (over.empty()) {
+    const Tensor factor = multipliable(grad);  // which has the digits of the gradient, however few the result had
+    const at::ScalarType wide = at::promoteTypes(factor.scalar_type(), at::isFloat8Type(dtype) ? at::kFloat : dtype);
+    result = factor.to(wide) * multipliable(other);
+    if (result.scalar_type() != dtype) result = result.to(dtype);
+  } else {
+    result = functional().call(other, grad, at::IntArrayRef(over), true, dtype);
+    for (int64_t d = 0; d < missing; ++d) result = result.squeeze(0);
+  }
+  return result.expand_symint(sizes);
+}
+
+variable_list gradients(Tensor grad, const Saved& saved, const Tensor& self, const Tensor& weight) {
+  if (!grad.defined()) return {Tensor(), Tensor()};
+  if (!saved.keepdim)
+    for (int64_t d : saved.dims) grad = grad.unsqueeze(d);
+  variable_list result(2);
+  if (saved.needs_self) result[0] = gradient(grad, weight, saved.self_sizes, saved.self_dtype);
+  if (saved.needs_weight) result[1] = gradient(grad, self, saved.weight_sizes, saved.weight_dtype);
+  return result;
+}
+
+struct Backward : torch::autograd::TraceableFunction {
+  Saved saved;
+  torch::autograd::SavedVariable self, weight;
+
+  variable_list apply(variable_list&& grads) override {
+    Saved asked = saved;
+    asked.needs_self = asked.needs_self && task_should_compute_output(0);
+    asked.needs_weight = asked.needs_weight && task_should_compute_output(1);
+    return gradients(std::move(grads[0]), asked, self.unpack(), weight.unpack());
+  }
+
+  void release_variables() override {
+    self.reset_data();
+    weight.reset_data();
+  }
+
+  std::string name() const override { return "gpureduce_weighted_sum_backward"; }
+
+  // For compiled autograd, as in autograd.cpp.
+  void compiled_args(torch::autograd::CompiledNodeArgs& args) const override {
+    Saved::each(saved, [&](const auto& field) { args.collect(field); });
+    args.collect(self, /*is_output=*/false);
+    args.collect(weight, /*is_output=*/false);
+  }
+
+  variable_list apply_with_saved(const variable_list& grads, torch::autograd::SwapSavedVariables& swap) override {
+    namespace compiled = torch::dynamo::autograd;
+    Saved::each(saved, [&](auto& field) { swap.before(field); });
+    swap.before(self);
+    swap.before(weight);
+    const auto& compiler = compiled::getPyCompilerInterface();
+    static const std::string bound = [&] {  // once in a process
+      std::vector<at::TypePtr> types;
+      Saved::each(saved, [&](const auto& field) {
+        types.push_back(compiled::IValuePacker<std::decay_t<decltype(field)>>::packed_type());
+      });
+      types.insert(types.end(), 2, compiled::IValuePacker<Tensor>::packed_type());
+      return compiler->bind_function(swap.get_py_compiler(), name(), apply_packed, types);
+    }();
+    compiled::PackedArgs packed;
+    Saved::each(saved, [&](const auto& field) { packed.pack(field); });
+    packed.pack(self.unpack());
+    packed.pack(weight.unpack());
+    const auto metadata = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
+        compiled::get_input_metadata(next_edges()));
+    const variable_list found =
+        compiler->call_function(swap.get_py_compiler(), "apply_functional", bound, grads, packed.vec(), metadata);
+    Saved::each(saved, [&](auto& field) { swap.after(field); });
+    swap.after(self);
+    swap.after(weight);
+    return found;
+  }
+
+  static variable_list apply_packed(const variable_list& grads, const std::vector<c10::IValue>& arguments) {
+    torch::dynamo::autograd::PackedArgs packed(arguments);
+    Saved saved;
+    Saved::each(saved, [&](auto& field) { field = packed.unpack<std::decay_t<decltype(field)>>(); });
+    const auto self = packed.unpack<Tensor>(), weight = packed.unpack<Tensor>();
+    return gradients(grads[0], saved, self, weight);
+  }
+};
+
+// The pointer by which torch owns a node: an intrusive_ptr, or up to 2.11 a shared_ptr.
+template <class T>
+auto make_node() {
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, torch::autograd::Node>) return c10::make_intrusive<T>();
+  else return std::shared_ptr<T>(new T, [](T* node) { deleteNode(node); });
+}
+
+// What tangents of the inputs do to the result.
+Tensor tangent(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, at::ScalarType dtype) {
+  const Tensor &of_self = self._fw_grad(/*level=*/0), &of_weight = weight._fw_grad(/*level=*/0);
+  Tensor change;
+  if (of_self.defined()) change = functional().call(of_self, weight._fw_primal(/*level=*/0), dim, keepdim, dtype);
+  if (of_weight.defined()) {
+    const Tensor more = functional().call(self._fw_primal(/*level=*/0), of_weight, dim, keepdim, dtype);
+    change = change.defined() ? change + more : more;
+  }
+  return change;
+}
+
+Tensor reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim,
+                             OptionalDtype dtype) {
+  using torch::autograd::SavedVariable;
+  const bool backward = torch::autograd::compute_requires_grad(self, weight);
+  const bool forward = torch::autograd::isFwGradDefined(self) || torch::autograd::isFwGradDefined(weight);
+  Tensor result;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    result = functional().redispatch(keys & c10::after_autograd_keyset, self, weight, dim, keepdim, dtype);
+  }
+  if (!(backward || forward) || !torch::autograd::isDifferentiableType(result.scalar_type())) return result;
+  const auto node = backward ? make_node<Backward>() : nullptr;
+  if (backward) {
+    node->set_next_edges(torch::autograd::collect_next_edges(self, weight));
+    const DimMask reduce = mask_of(self, weight, dim);
+    for (size_t d = 0; d < reduce.size(); ++d)
+      if (reduce[d]) node->saved.dims.push_back(static_cast<int64_t>(d));
+    node->saved.self_sizes = self.sym_sizes().vec();
+    node->saved.weight_sizes = weight.sym_sizes().vec();
+    node->saved.self_dtype = self.scalar_type();
+    node->saved.weight_dtype = weight.scalar_type();
+    node->saved.keepdim = keepdim;
+    node->saved.needs_self = self.requires_grad();
+    node->saved.needs_weight = weight.requires_grad();
+    torch::autograd::set_history(result, node);
+    if (self.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
+    if (weight.requires_grad()) node->self = SavedVariable(self, /*is_output=*/false);
+  }
+  if (forward)
+    result._set_fw_grad(tangent(self, weight, dim, keepdim, result.scalar_type()), /*level=*/0, /*is_inplace_op=*/false);
+  return result;
+}
+
+Tensor& reduce_out_differentiable(c10::DispatchKeySet keys, const Tensor& self, const Tensor& weight, OptionalDims dim,
+                                  bool keepdim, OptionalDtype dtype, Tensor& out) {
+  if (torch::autograd::compute_requires_grad(self, weight, out)) torch::autograd::throw_error_out_requires_grad(kName);
+  TORCH_CHECK_NOT_IMPLEMENTED(!torch::autograd::isFwGradDefined(self) && !torch::autograd::isFwGradDefined(weight) &&
+                                  !torch::autograd::isFwGradDefined(out),
+                              "Trying to use forward AD with ", kName,
+                              "_out that does not support it because it is an out= function");
+  const at::AutoDispatchBelowAutograd below;
+  return out_variant().redispatch(keys & c10::after_autograd_keyset, self, weight, dim, keepdim, dtype, out);
+}
+
+// Counts the write to `out`. A refused call has written nothing, and counts nothing.
+Tensor& reduce_out_counted(c10::DispatchKeySet keys, const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim,
+                           OptionalDtype dtype, Tensor& out) {
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    out_variant().redispatch(keys & c10::after_ADInplaceOrView_keyset, self, weight, dim, keepdim, dtype, out);
+  }
+  torch::autograd::increment_version(out);
+  return out;
+}
+
+// --- vmap, autocast, functionalization ------------------------------------------------------------------------------------
+
+namespace functorch = at::functorch;
+
+// An input whose batch, if it has one, comes first, and then as many dims as its `rank` asks for.
+Tensor batch_first(const Tensor& value, std::optional<int64_t> batch_dim, int64_t rank) {
+  if (!batch_dim) return value;
+  Tensor result = value.movedim(*batch_dim, 0);
+  while (result.dim() <= rank) result = result.unsqueeze(1);
+  return result;
+}
+
+Tensor reduce_batched(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
+  const auto layer = functorch::maybeCurrentDynamicLayer();
+  TORCH_CHECK(layer.has_value(), kName, ": an input has escaped from inside a function being vmapped");
+  const auto [a, a_batch] = functorch::unwrapTensorAtLevel(self, layer->layerId());
+  const auto [b, b_batch] = functorch::unwrapTensorAtLevel(weight, layer->layerId());
+  if (!a_batch && !b_batch) return functional().call(self, weight, dim, keepdim, dtype);
+  const int64_t rank = std::max(a.dim() - a_batch.has_value(), b.dim() - b_batch.has_value());
+  const DimMask reduce = reduced_dims(dim, rank);
+  c10::SmallVector<int64_t, kCommonRank> dims;
+  for (int64_t d = 0; d < rank; ++d)
+    if (reduce[d]) dims.push_back(d + 1);
+  if (rank == 0) {  // a batch of scalars: an empty list of dims would mean all dims
+    dims.push_back(1);
+    keepdim = false;
+  }
+  const int64_t needed = std::max<int64_t>(rank, 1);
+  Tensor result = functional().call(batch_first(a, a_batch, needed), batch_first(b, b_batch, needed), at::IntArrayRef(dims),
+                                    keepdim, dtype);
+  return functorch::makeBatched(std::move(result), 0, layer->layerId());
+}
+
+// torch's policy for a sum: floats below float64 have float32 results, unless the call names a dtype.
+Tensor reduce_autocast(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::AutocastCUDA);
+  const auto is_double = [](const Tensor& x) { return x.scalar_type() == at::kDouble; };
+  const auto is_eligible = [&](const Tensor& x) { return x.is_cuda() && x.is_floating_point() && !is_double(x); };
+  if (!dtype && (is_eligible(self) || is_eligible(weight)) && !is_double(self) && !is_double(weight)) dtype = at::kFloat;
+  return functional().call(self, weight, dim, keepdim, dtype);
+}
+
+namespace functionalization = at::functionalization::impl;
+
+Tensor plain(const Tensor& input) {
+  if (!functionalization::isFunctionalTensor(input)) return input;
+  functionalization::sync(input);
+  return functionalization::from_functional_tensor(input);
+}
+
+// The out variant becomes a call of the plain one, whose result replaces `out`.
+Tensor& reduce_out_functional(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype,
+                              Tensor& out) {
+  const Tensor first = plain(self), second = plain(weight);
+  const at::AutoDispatchSkipFunctionalize below;
+  if (!functionalization::isFunctionalTensor(out)) {
+    TORCH_CHECK(!functionalization::isFunctionalTensor(self) && !functionalization::isFunctionalTensor(weight), kName,
+                ": out is written, so it must be functionalized where an input is");
+    return out_variant().call(first, second, dim, keepdim, dtype, out);
+  }
+  check_out(first, second, dtype, out);
+  const Tensor value = functional().call(first, second, dim, keepdim, out.scalar_type());
+  functionalization::replace_(out, value);
+  functionalization::commit_update(out);
+  functionalization::sync(out);
+  return out;
+}
+
+// --- dot ------------------------------------------------------------------------------------------------------------------
+
+// The errors are torch.dot's.
+Tensor dot(const Tensor& self, const Tensor& other, OptionalDtype dtype) {
+  TORCH_CHECK(self.dim() == 1 && other.dim() == 1, "1D tensors expected, but got ", self.dim(), "D and ", other.dim(),
+              "D tensors");
+  TORCH_CHECK(self.scalar_type() == other.scalar_type() || at::autocast::is_autocast_enabled(self.device().type()),
+              "dot : expected both vectors to have same dtype, but found ", self.scalar_type(), " and ", other.scalar_type());
+  const c10::SymInt count = self.sym_size(0), others = other.sym_size(0);
+  TORCH_SYM_CHECK(count.sym_eq(others), "inconsistent tensor size, expected tensor [", count, "] and src [", others,
+                  "] to have the same number of elements, but got ", count, " and ", others, " elements respectively");
+  return functional().call(self, other, std::nullopt, false, dtype);
+}
+
+void register_backend(torch::Library& m) {
+  m.impl("weighted_sum", &reduce);
+  m.impl("weighted_sum.out", &reduce_out);
+}
+
+}  // namespace
+
+}  // namespace gpureduce::weighted
+
+TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
+  const std::string arguments = "(Tensor self, Tensor weight, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None";
+  m.def(("weighted_sum" + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
+  m.def(("weighted_sum.out" + arguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
+  m.def("dot(Tensor self, Tensor other, *, ScalarType? dtype=None) -> Tensor", {at::Tag::pt2_compliant_tag});
+  gpureduce::composite(m, "dot", TORCH_FN(gpureduce::weighted::dot));
+}
+
+TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { gpureduce::weighted::register_backend(m); }
+#ifdef GPUREDUCE_WITH_CUDA
+TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) { gpureduce::weighted::register_backend(m); }
+#endif
+TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
+  m.impl("weighted_sum", &gpureduce::weighted::reduce_meta);
+  m.impl("weighted_sum.out", &gpureduce::weighted::reduce_out_meta);
+}
+TORCH_LIBRARY_IMPL(gpureduce, Autograd, m) {
+  m.impl("weighted_sum", TORCH_FN(gpureduce::weighted::reduce_differentiable));
+  m.impl("weighted_sum.out", TORCH_FN(gpureduce::weighted::reduce_out_differentiable));
+}
+TORCH_LIBRARY_IMPL(gpureduce, ADInplaceOrView, m) {
+  m.impl("weighted_sum.out", TORCH_FN(gpureduce::weighted::reduce_out_counted));
+}
+TORCH_LIBRARY_IMPL(gpureduce, FuncTorchBatched, m) { m.impl("weighted_sum", TORCH_FN(gpureduce::weighted::reduce_batched)); }
+TORCH_LIBRARY_IMPL(gpureduce, AutocastCUDA, m) { m.impl("weighted_sum", TORCH_FN(gpureduce::weighted::reduce_autocast)); }
+TORCH_LIBRARY_IMPL(gpureduce, Functionalize, m) { m.impl("weighted_sum.out", &gpureduce::weighted::reduce_out_functional); }
+// Lazily negated views reach the kernels as they are, without a copy.
+TORCH_LIBRARY_IMPL(gpureduce, Negative, m) {
+  for (const char* each : {"weighted_sum", "weighted_sum.out"}) m.impl(each, torch::CppFunction::makeFallthrough());
+}

@@ -1,0 +1,249 @@
+"""Products, extrema, counts and logarithms of sums: beside the sum, in its order and with all that it has."""
+
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from . import _arguments, _library
+
+__all__ = ["all", "amax", "amin", "any", "count_nonzero", "logsumexp", "prod"]
+
+_Int: TypeAlias = int | Tensor
+_Dims: TypeAlias = _Int | tuple[_Int, ...] | list[_Int] | None
+_Dtype: TypeAlias = torch.dtype | type[bool] | type[int] | type[float] | None
+
+_ops = torch.ops.gpureduce
+# Those of operators without dtype= begin with _: they are rows of csrc/operation.h.
+_direct = {name: _library.entry(name if name == "prod" else f"_{name}") for name in __all__}
+_call = _library.entry("call")
+
+
+def _reduce(
+    name: str, input: Tensor, dim: _Dims, keepdim: bool, out: Tensor | None, others: dict, dtype=None
+) -> Tensor:
+    """As of `sum` in __init__.py: plain calls directly, all others through the operator."""
+    if (
+        not others
+        and not is_dynamo_compiling()
+        and (direct := _direct[name])
+        and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented
+    ):
+        return result
+    given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
+    input, dim, keepdim, dtype, out = _arguments.read(name, given, others).values()
+    last = {"dtype": dtype} if name == "prod" else {}
+    operator = getattr(_ops, name)
+    overload = operator.default
+    if out is not None:
+        overload, last = operator.out, dict(last, out=out)
+    if is_dynamo_compiling() or not _call:
+        return overload(input, dim, keepdim, **last)
+    return _call(overload, input, dim, keepdim, **last)
+
+
+def prod(
+    input: Tensor = None,
+    dim: _Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: _Dtype = None,
+    out: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """The product of ``input`` over ``dim``, with the semantics of :func:`torch.prod` and fixed bits.
+
+    Args:
+        input: as for :func:`sum`, but real.
+        dim: as for :func:`sum`: torch takes one dimension alone, this any of them.
+        keepdim: as for :func:`sum`.
+        dtype: as for :func:`sum`, but real.
+        out: as for :func:`sum`.
+        others: as for :func:`sum`.
+
+    Returns:
+        A tensor of ``input``'s shape without the reduced dimensions. The product of no elements is 1.
+
+    **Order and rounding.** The factors are multiplied in the order in which :func:`sum` adds: float16, bfloat16,
+    float32 and float8 in float32, and in float64 where ``input`` or ``dtype`` is float64; integers in int64, modulo
+    2**64, and to a floating ``dtype`` in float64. Every multiplication is rounded to that precision, and the result
+    once more where its dtype is narrower: a float16 product is finite where one half of its factors overflow float16.
+
+    **Gradient.** Each element's is the product of all others, also where some are 0. It is made of torch's cumulative
+    products, of which nothing waits for the GPU.
+
+    Raises:
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
+        NotImplementedError: complex numbers, or a dtype that :func:`sum` does not take.
+
+    >>> torch_reduce.prod(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), dim=1)
+    tensor([ 2., 12.])
+    """
+    return _reduce("prod", input, dim, keepdim, out, others, dtype)
+
+
+def amax(
+    input: Tensor = None,
+    dim: _Dims = None,
+    keepdim: bool = False,
+    *,
+    out: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """The largest element of ``input`` over ``dim``, with the semantics of :func:`torch.amax`.
+
+    Args:
+        input: as for :func:`sum`, but real. float8 types are taken, too.
+        dim: as for :func:`sum`.
+        keepdim: as for :func:`sum`.
+        out: as for :func:`sum`, of ``input``'s dtype.
+        others: as for :func:`sum`.
+
+    Returns:
+        A tensor of ``input``'s shape without the reduced dimensions, and of its dtype. NaN if an element is; 0.0 is
+        larger than -0.0.
+
+    **Gradient.** Shared by all elements that are the largest, as torch shares it.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as :func:`sum`.
+        IndexError: as :func:`sum`; or there are no elements to find the largest of.
+        NotImplementedError: complex numbers, or a dtype that :func:`sum` does not take.
+
+    >>> torch_reduce.amax(torch.tensor([[1.0, 4.0], [3.0, 2.0]]), dim=1)
+    tensor([4., 3.])
+    """
+    return _reduce("amax", input, dim, keepdim, out, others)
+
+
+def amin(
+    input: Tensor = None,
+    dim: _Dims = None,
+    keepdim: bool = False,
+    *,
+    out: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """The smallest element of ``input`` over ``dim``, with the semantics of :func:`torch.amin`.
+
+    Args, gradient and errors: as for :func:`amax`.
+
+    Returns:
+        A tensor of ``input``'s shape without the reduced dimensions, and of its dtype. NaN if an element is; -0.0 is
+        smaller than 0.0.
+
+    >>> torch_reduce.amin(torch.tensor([[1.0, 4.0], [3.0, 2.0]]), dim=1)
+    tensor([1., 2.])
+    """
+    return _reduce("amin", input, dim, keepdim, out, others)
+
+
+def any(
+    input: Tensor = None,
+    dim: _Dims = None,
+    keepdim: bool = False,
+    *,
+    out: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """Whether any element of ``input`` over ``dim`` is not zero, with the semantics of :func:`torch.any`.
+
+    Args:
+        input: as for :func:`sum`: of any dtype, complex, float8 and unsigned integers among them. NaN is not zero.
+        dim: as for :func:`sum`.
+        keepdim: as for :func:`sum`.
+        out: as for :func:`sum`, of the result's dtype.
+        others: as for :func:`sum`.
+
+    Returns:
+        A bool tensor of ``input``'s shape without the reduced dimensions; of uint8 where ``input`` is, as in torch.
+        False of no elements. There is no gradient.
+
+    Raises:
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
+
+    >>> torch_reduce.any(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), dim=1)
+    tensor([ True, False])
+    """
+    return _reduce("any", input, dim, keepdim, out, others)
+
+
+def all(
+    input: Tensor = None,
+    dim: _Dims = None,
+    keepdim: bool = False,
+    *,
+    out: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """Whether all elements of ``input`` over ``dim`` are not zero, with the semantics of :func:`torch.all`.
+
+    Args and errors: as for :func:`any`.
+
+    Returns:
+        As :func:`any`; True of no elements.
+
+    >>> torch_reduce.all(torch.tensor([[1.0, 2.0], [0.0, 3.0]]), dim=1)
+    tensor([ True, False])
+    """
+    return _reduce("all", input, dim, keepdim, out, others)
+
+
+def count_nonzero(
+    input: Tensor = None,
+    dim: _Dims = None,
+    keepdim: bool = False,
+    *,
+    out: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """How many elements of ``input`` over ``dim`` are not zero, with the semantics of :func:`torch.count_nonzero`.
+
+    Args and errors: as for :func:`any`. torch's function has no ``keepdim``.
+
+    Returns:
+        An int64 tensor of ``input``'s shape without the reduced dimensions. There is no gradient.
+
+    >>> torch_reduce.count_nonzero(torch.tensor([[0.0, 2.0], [1.0, 3.0]]), dim=1)
+    tensor([1, 2])
+    """
+    return _reduce("count_nonzero", input, dim, keepdim, out, others)
+
+
+def logsumexp(
+    input: Tensor = None,
+    dim: _Dims = None,
+    keepdim: bool = False,
+    *,
+    out: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """The logarithm of the sum of ``exp(input)`` over ``dim``, as :func:`torch.logsumexp` has it, with fixed bits.
+
+    Args:
+        input: as for :func:`sum`, but real.
+        dim: as for :func:`sum`; ``None`` reduces all, as torch does not.
+        keepdim: as for :func:`sum`.
+        out: as for :func:`sum`, of the result's dtype.
+        others: as for :func:`sum`.
+
+    Returns:
+        A tensor of ``input``'s shape without the reduced dimensions, and of its dtype: float32 for the float8 types,
+        and torch's default dtype for integers and bool. -inf of no elements, and where all are -inf; inf where one is.
+
+    **Order and rounding.** The input is read once. Each element is a pair: the largest exponent so far, and the sum of
+    exponentials over that of it. Pairs are joined in the order in which :func:`sum` adds, in float32, and in float64
+    for float64 and integers; exponentials and logarithms are of our own, with the same bits everywhere
+    (docs/order.md). The result is rounded once.
+
+    **Gradient.** ``exp(input - result)``, as in torch.
+
+    Raises:
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
+        NotImplementedError: complex numbers, or a dtype that :func:`sum` does not take.
+
+    >>> torch_reduce.logsumexp(torch.tensor([[0.0, 0.0], [1.0, 3.0]]), dim=1)
+    tensor([0.6931, 3.1269])
+    """
+    return _reduce("logsumexp", input, dim, keepdim, out, others)

@@ -1,0 +1,100 @@
+"""Variances and standard deviations, in one pass over the input."""
+
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from . import _arguments
+
+__all__ = ["std", "var", "var_mean"]
+
+_Int: TypeAlias = int | Tensor
+_Dims: TypeAlias = _Int | tuple[_Int, ...] | list[_Int] | None
+
+_ops = torch.ops.gpureduce
+
+
+def _call(
+    operator: Any, name: str, input: Tensor, dim: _Dims, correction: float | None, keepdim: bool, out=None, **others
+):
+    given = dict(input=input, dim=dim, keepdim=keepdim, dtype=None, out=out)
+    input, dim, keepdim, _, out = _arguments.read(name, given, others).values()
+    if out is not None:
+        return operator.out(input, dim, correction=correction, keepdim=keepdim, out=out)
+    return operator.default(input, dim, correction=correction, keepdim=keepdim)
+
+
+def var_mean(
+    input: Tensor = None,
+    dim: _Dims = None,
+    *,
+    correction: float | None = 1,
+    keepdim: bool = False,
+    **others: Any,
+) -> tuple[Tensor, Tensor]:
+    """The variance and the mean of ``input`` over ``dim``, as :func:`torch.var_mean`, with fixed bits.
+
+    Args:
+        input: as for :func:`sum`, but floating.
+        dim: as for :func:`sum`.
+        correction: what is taken off the number of elements before it divides: 1 for the variance of a sample, 0 for
+            that of all there is.
+        keepdim: as for :func:`sum`.
+        others: NumPy's names, as for :func:`sum`.
+
+    Returns:
+        The variance and the mean, tensors of ``input``'s shape without the reduced dimensions and of its dtype: float32
+        for the float8 types. Both are NaN of no elements; a variance is NaN or infinity where ``correction`` leaves
+        nothing to divide by, as in torch.
+
+    **Order and rounding.** The input is read once. Of each element the difference from the output's first one is taken,
+    in float32 (float64 for float64), and these and their squares are added in the order of :func:`sum`, in float64. So
+    nothing is lost where the mean is far from 0. docs/order.md says every rounding; results are rounded once.
+
+    Raises:
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`; ``input`` is not floating.
+        NotImplementedError: complex numbers, or a dtype that :func:`sum` does not take.
+
+    >>> torch_reduce.var_mean(torch.tensor([[1.0, 3.0], [2.0, 6.0]]), dim=1)
+    (tensor([2., 8.]), tensor([2., 4.]))
+    """
+    return _call(_ops.var_mean, "var_mean", input, dim, correction, keepdim, **others)
+
+
+def var(
+    input: Tensor = None,
+    dim: _Dims = None,
+    *,
+    correction: float | None = 1,
+    keepdim: bool = False,
+    out: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """The variance of ``input`` over ``dim``, as :func:`torch.var`: the first result of :func:`var_mean`.
+
+    Args and errors: as for :func:`var_mean`; ``out`` as for :func:`sum`.
+
+    >>> torch_reduce.var(torch.tensor([[1.0, 3.0], [2.0, 6.0]]), dim=1)
+    tensor([2., 8.])
+    """
+    return _call(_ops.var, "var", input, dim, correction, keepdim, out, **others)
+
+
+def std(
+    input: Tensor = None,
+    dim: _Dims = None,
+    *,
+    correction: float | None = 1,
+    keepdim: bool = False,
+    out: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """The standard deviation of ``input`` over ``dim``, as :func:`torch.std`: the root of :func:`var`, rounded once.
+
+    Args and errors: as for :func:`var_mean`; ``out`` as for :func:`sum`.
+
+    >>> torch_reduce.std(torch.tensor([[1.0, 3.0], [2.0, 6.0]]), dim=1, correction=0)
+    tensor([1., 2.])
+    """
+    return _call(_ops.std, "std", input, dim, correction, keepdim, out, **others)

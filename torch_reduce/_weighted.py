@@ -1,0 +1,69 @@
+"""Sums of products of two tensors in one pass, in the contract's order."""
+
+import torch
+from torch import Tensor
+
+_ops = torch.ops.gpureduce
+
+
+def weighted_sum(
+    input: Tensor,
+    weight: Tensor,
+    dim: int | tuple[int, ...] | list[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The sum of ``input * weight`` over ``dim``, with fixed bits, where both are read once and nothing is stored.
+
+    Args:
+        input: a tensor of any shape, strides and real dtype, on the CPU, a CUDA device or meta.
+        weight: another one, on the same device, that can be broadcast with ``input``: a weight an element, a row, a
+            column, or one for all; a mask of bool.
+        dim: the dimensions to reduce, of the common shape: an int, or a tuple or list of them. ``None`` and ``()``
+            reduce all.
+        keepdim: whether the reduced dimensions stay, with size 1.
+        dtype: the dtype of the result. By default it is ``torch.promote_types(input.dtype, weight.dtype)``, but int64
+            for integers and bool, and float32 for the float8 types.
+        out: a tensor to write the result to; it is resized if its shape differs.
+
+    Returns:
+        A tensor of the common shape without the reduced dimensions. The sum of no products is 0.
+
+    **Order.** The products are added in the order of docs/order.md, in which :func:`sum` would add the elements of
+    ``input``, expanded to the common shape. The layout of ``weight`` changes no bit.
+
+    **Rounding.** Both factors are converted to the accumulator: float32; float64 if one is float64 or the result is;
+    int64 for integers and bool. Their product is rounded once, with no fused multiply-add (integers: modulo 2**64), and
+    the sum once more at the end. ``dtype`` never rounds the factors. A zero weight does not hide NaN or infinity.
+
+    Raises:
+        RuntimeError: shapes that cannot be broadcast, dtypes that cannot be promoted, tensors on two devices, a
+            dimension named twice, or a wrong ``out``.
+        IndexError: a dimension out of range.
+        NotImplementedError: complex numbers.
+    """
+    dim = [dim] if isinstance(dim, int) else dim
+    if out is None:
+        return _ops.weighted_sum.default(input, weight, dim, keepdim, dtype=dtype)
+    return _ops.weighted_sum.out(input, weight, dim, keepdim, dtype=dtype, out=out)
+
+
+def dot(input: Tensor, other: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    """The dot product of two vectors, as :func:`torch.dot`, with the bits of :func:`weighted_sum`.
+
+    Args:
+        input: a tensor of one dimension.
+        other: another one of as many elements and of the same dtype.
+        dtype: the dtype of the result: by default the vectors', but int64 for integers and bool, and float32 for the
+            float8 types.
+
+    Returns:
+        A tensor without dimensions.
+
+    Raises:
+        RuntimeError: tensors of other dimensions, sizes or dtypes.
+        NotImplementedError: complex numbers.
+    """
+    return _ops.dot.default(input, other, dtype=dtype)
