@@ -1,4 +1,4 @@
-"""Makes the measured parts of docs/norms.md and docs/family.md from bench/results/*/family.json (bench/family.py).
+"""Makes the measured parts of docs/norms.md, family.md and weighted.md from bench/results/*/{family,weighted}.json.
 
     python bench/family_report.py            writes them
     python bench/family_report.py --check    changes nothing; exit status 1 and a diff if the results give others
@@ -15,7 +15,7 @@ import provenance
 import report
 
 ROOT = provenance.ROOT
-TIMES = "family.json"
+TIMES, WEIGHTED = "family.json", "weighted.json"
 NOTE = "<!-- made by bench/family_report.py; do not edit -->"
 
 
@@ -65,7 +65,25 @@ def lists(results):
     return [*report.table(["list", "call", "GPU, µs", "GB/s", "host, µs"], rows), ""]
 
 
-PARTS = {"norms": ("docs/norms.md", norms), "lists": ("docs/norms.md", lists), "kin": ("docs/family.md", kin)}
+def weighted(results):
+    """A row a case and pair of dtypes: our time, torch's over ours, and the share of our sum's bandwidth."""
+    rows = []
+    for row in results["weighted"]:
+        us, rate = row["us"], row["bytes"] / row["sum_bytes"]
+        ratios = [
+            report.times(us[other] / us["weighted_sum"]) if other in us else "" for other in ("eager", "compiled")
+        ]
+        share = f"{100 * rate * us['sum'] / us['weighted_sum']:.0f}%"
+        rows.append([f"{row['case']}, {row['pair']}", report.number(us["weighted_sum"]), *ratios, share])
+    return [*report.table(["inputs", "µs", "× eager", "× torch.compile", "of our sum's bandwidth"], rows), ""]
+
+
+PARTS = {
+    "norms": ("docs/norms.md", norms),
+    "lists": ("docs/norms.md", lists),
+    "kin": ("docs/family.md", kin),
+    "weighted": ("docs/weighted.md", weighted),
+}
 
 
 def documents(root, times):
@@ -84,7 +102,9 @@ def main(arguments=None):
     parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the repository")
     options = parser.parse_args(arguments)
     try:
-        made = documents(options.root, report.load_results(options.root, TIMES))
+        made = documents(
+            options.root, [times for name in (TIMES, WEIGHTED) for times in report.load_results(options.root, name)]
+        )
     except (OSError, ValueError) as error:
         sys.exit(f"nothing can be made: {error}")
     if options.check:
