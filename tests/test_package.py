@@ -293,9 +293,9 @@ def test_library_holds_no_python():
 
 
 def test_library_size():
-    """At most 25 MB for one architecture."""
+    """At most 25 MiB for one architecture."""
     architectures = json.loads((PACKAGE / "_build.json").read_text())["architectures"]
-    assert LIBRARY.stat().st_size <= 25e6 * max(1, len(architectures))
+    assert LIBRARY.stat().st_size <= 25 * 2**20 * max(1, len(architectures))
 
 
 def test_library_does_not_name_its_build_folder():

@@ -29,7 +29,7 @@ class Deviations {
   }
 
   double first(int64_t offset) const {
-    Real x;
+    Real x = 0;
     load(offset, 0, 1, &x);
     return x;
   }

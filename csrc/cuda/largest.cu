@@ -8,12 +8,10 @@ cudaError_t reduce_largest(const Launch& launch) {
     case DType::Float: return launch_typed<Ordered<float>, Largest<float>>(launch);
     case DType::Half: return launch_typed<Ordered<Half>, Largest<float>>(launch);
     case DType::BFloat16: return launch_typed<Ordered<BFloat16>, Largest<float>>(launch);
-    case DType::Double: return launch_typed<Ordered<double>, Largest<double>>(launch);
     default: break;
   }
   switch (info(launch.reduction.in).size) {
     case 1: return launch_typed<Ordered<int8_t>, Largest<int64_t>>(launch);
-    case 2: return launch_typed<Ordered<int16_t>, Largest<int64_t>>(launch);
     case 4: return launch_typed<Ordered<int32_t>, Largest<int64_t>>(launch);
     default: return launch_typed<Ordered<int64_t>, Largest<int64_t>>(launch);
   }

@@ -6,8 +6,6 @@ namespace gpureduce::cuda {
 cudaError_t reduce_wide(const Launch& launch) {
   switch (launch.reduction.in) {
     case DType::Float: return launch_typed<Mapped<float, Map::value>, double>(launch);
-    case DType::Half: return launch_typed<Mapped<Half, Map::value>, double>(launch);
-    case DType::BFloat16: return launch_typed<Mapped<BFloat16, Map::value>, double>(launch);
     default: return cudaErrorInvalidValue;
   }
 }
