@@ -3,22 +3,17 @@
 // of any order work as well.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/library.h>
 
-#include "backend.h"
+#include "gradient.h"
 
 namespace gpureduce {
 
 namespace {
 
-using torch::autograd::variable_list;
 using Sizes = std::vector<c10::SymInt>;
-using Dims = std::vector<int64_t>;
 
-// What a backward pass needs to know about the input; that of a sum needs no data. `dims` are the reduced dims, in ascending
-// order.
+// What a backward pass needs to know about the input; that of a sum needs no data.
 struct Saved {
   Sizes sizes;
   Dims dims;
@@ -34,13 +29,6 @@ struct Saved {
     f(self.dtype);
   }
 };
-
-// A result with its reduced dims, of size 1.
-at::Tensor with_reduced_dims(at::Tensor result, const Dims& dims, bool keepdim) {
-  if (!keepdim)
-    for (int64_t d : dims) result = result.unsqueeze(d);
-  return result;
-}
 
 // For each element the product of all others of its output, without a division, which a zero would spoil: of those before it
 // and of those after it.
@@ -71,6 +59,8 @@ at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& given, const at
   if constexpr (op == Operation::prod) {
     const bool small = c10::elementSize(self.scalar_type()) == 2;  // their products of many would soon overflow
     return product_of_others(small ? self.to(at::kFloat) : self, dims) * grad;
+  } else if constexpr (op == Operation::nansum) {
+    return grad * self.isnan().logical_not();
   } else if constexpr (op == Operation::_logsumexp) {
     return grad * (self - norm.masked_fill(norm.abs() == INFINITY, 0)).exp();
   } else if constexpr (op == Operation::_amax || op == Operation::_amin) {
@@ -149,86 +139,21 @@ variable_list backward(at::Tensor grad, const Saved& input) {
 }
 
 template <Operation op>
-struct Backward : torch::autograd::TraceableFunction {
+struct Rule : RuleOf<Saved> {
   static constexpr bool kKeeps = info(op).keeps_input();
+  static constexpr auto kKept = [] {
+    if constexpr (kKeeps) return std::array<bool, 2>{false, true};  // the input, and the result if that is needed
+    else return std::array<bool, 0>{};
+  }();
 
-  Saved input;
-  torch::autograd::SavedVariable self, result;  // if they are kept
+  static std::string name() { return std::string("gpureduce_") + name_of(op) + "_backward"; }
 
-  variable_list apply(variable_list&& grads) override {
-    if constexpr (kKeeps) return backward_of<op>(grads[0], input, self.unpack(), result.unpack(getptr()));
+  template <class Tensors>
+  static variable_list gradients(variable_list grads, const Saved& input, const Tensors& kept) {
+    if constexpr (kKeeps) return backward_of<op>(grads[0], input, kept[0], kept[1]);
     else return backward<op>(std::move(grads[0]), input);
   }
-
-  void release_variables() override {
-    self.reset_data();
-    result.reset_data();
-  }
-
-  std::string name() const override { return std::string("gpureduce_") + name_of(op) + "_backward"; }
-
-  // For compiled autograd: what it specializes on and what it traces, in the form that torch generates for its own nodes.
-  void compiled_args(torch::autograd::CompiledNodeArgs& args) const override {
-    Saved::each(input, [&](const auto& field) { args.collect(field); });
-    if constexpr (kKeeps) {
-      args.collect(self, /*is_output=*/false);
-      args.collect(result, /*is_output=*/true);
-    }
-  }
-
-  variable_list apply_with_saved(const variable_list& grads, torch::autograd::SwapSavedVariables& saved) override {
-    namespace compiled = torch::dynamo::autograd;
-    Saved::each(input, [&](auto& field) { saved.before(field); });
-    if constexpr (kKeeps) {
-      saved.before(self);
-      saved.before(result);
-    }
-    const auto& compiler = compiled::getPyCompilerInterface();
-    static const std::string bound = [&] {  // once in a process
-      std::vector<at::TypePtr> types;
-      Saved::each(input, [&](const auto& field) {
-        types.push_back(compiled::IValuePacker<std::decay_t<decltype(field)>>::packed_type());
-      });
-      if constexpr (kKeeps) types.insert(types.end(), 2, compiled::IValuePacker<at::Tensor>::packed_type());
-      return compiler->bind_function(saved.get_py_compiler(), name(), apply_packed, types);
-    }();
-    compiled::PackedArgs packed;
-    Saved::each(input, [&](const auto& field) { packed.pack(field); });
-    if constexpr (kKeeps) {
-      packed.pack(self.unpack());
-      packed.pack(result.unpack(getptr()));
-    }
-    const auto metadata = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
-        compiled::get_input_metadata(next_edges()));
-    const variable_list gradients =
-        compiler->call_function(saved.get_py_compiler(), "apply_functional", bound, grads, packed.vec(), metadata);
-    Saved::each(input, [&](auto& field) { saved.after(field); });
-    if constexpr (kKeeps) {
-      saved.after(self);
-      saved.after(this->result);
-    }
-    return gradients;
-  }
-
-  static variable_list apply_packed(const variable_list& grads, const std::vector<c10::IValue>& arguments) {
-    torch::dynamo::autograd::PackedArgs packed(arguments);
-    Saved input;
-    Saved::each(input, [&](auto& field) { field = packed.unpack<std::decay_t<decltype(field)>>(); });
-    if constexpr (kKeeps) {
-      const auto self = packed.unpack<at::Tensor>(), result = packed.unpack<at::Tensor>();
-      return backward_of<op>(grads[0], input, self, result);
-    } else {
-      return backward<op>(grads[0], input);
-    }
-  }
 };
-
-// The pointer by which torch owns a node: an intrusive_ptr, or up to 2.11 a shared_ptr.
-template <class T>
-auto make_node() {
-  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, torch::autograd::Node>) return c10::make_intrusive<T>();
-  else return std::shared_ptr<T>(new T, [](T* node) { deleteNode(node); });
-}
 
 template <Operation op>
 at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
@@ -239,17 +164,14 @@ at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims
     result = functional<op>().redispatch(keys & c10::after_autograd_keyset, self, dim, keepdim, dtype);
   }
   if (!(backward || forward) || !torch::autograd::isDifferentiableType(result.scalar_type())) return result;
-  Dims dims;
-  const DimMask reduce = reduced_dims(dim, self.dim());
-  for (int64_t d = 0; d < self.dim(); ++d)
-    if (reduce[d]) dims.push_back(d);
-  const auto node = backward ? make_node<Backward<op>>() : nullptr;
+  const Dims dims = dims_of(reduced_dims(dim, self.dim()));
+  const auto node = backward ? make_node<Rule<op>>() : nullptr;
   if (backward) {
     node->set_next_edges(torch::autograd::collect_next_edges(self));
-    node->input.dims = dims;
-    node->input.sizes = self.sym_sizes().vec();
-    node->input.keepdim = keepdim;
-    node->input.dtype = self.scalar_type();
+    node->facts.dims = dims;
+    node->facts.sizes = self.sym_sizes().vec();
+    node->facts.keepdim = keepdim;
+    node->facts.dtype = self.scalar_type();
     torch::autograd::set_history(result, node);
   }
   if (forward) {
@@ -260,8 +182,8 @@ at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims
     result._set_fw_grad(change, /*level=*/0, /*is_inplace_op=*/false);
   }
   if (backward && info(op).keeps_input()) {  // with their tangents, for derivatives of derivatives
-    node->self = torch::autograd::SavedVariable(self, /*is_output=*/false);
-    if (info(op).keeps_result()) node->result = torch::autograd::SavedVariable(result, /*is_output=*/true);
+    node->keep(0, self);
+    if (info(op).keeps_result()) node->keep(1, result);
   }
   return result;
 }

@@ -28,7 +28,7 @@ at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, O
   const at::ScalarType result = out_type(op, input, dtype, out);
   // The dtype of `out` decides for sums. Of other operations the result's is not what dtype= says: of norms of complex numbers
   // that is complex.
-  constexpr bool kSum = info(op).typing == Typing::sum || info(op).typing == Typing::mean;
+  constexpr bool kSum = info(op).has_dtype();
   const at::Tensor value = functional<op>().call(input, dim, keepdim, kSum ? OptionalDtype(result) : dtype);
   functionalization::replace_(out, value);
   functionalization::commit_update(out);

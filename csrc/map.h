@@ -47,10 +47,22 @@ GPUREDUCE_HOST_DEVICE Largest<T> opposite(Largest<T> x) {
   else return {-x.value};
 }
 
+template <class Acc, class In>
+GPUREDUCE_HOST_DEVICE Acc number_or_zero(In x) {
+  const auto v = value(x);
+  if constexpr (std::is_floating_point_v<decltype(v)>) return v == v ? addend<Acc>(v) : Acc{0};
+  else return addend<Acc>(x);
+}
+
+// The maps of real numbers to real numbers that kernels find at run time, where none is compiled for one of them.
+#define GPUREDUCE_REAL_MAPS(X) X(number) X(magnitude) X(square) X(cube)
+
 template <Map map, class Acc, class In>
 GPUREDUCE_HOST_DEVICE Acc mapped(In x) {
   if constexpr (map == Map::nonzero) {
     return addend<Acc>(nonzero(x));
+  } else if constexpr (map == Map::number) {
+    return number_or_zero<Acc>(x);
   } else if constexpr (map == Map::value && IsLargest<Acc>::value) {
     return in_order<Acc>(x);
   } else if constexpr (map == Map::negative) {
@@ -69,7 +81,7 @@ GPUREDUCE_HOST_DEVICE Acc mapped(In x) {
 
 // Whether an element's sign counts.
 constexpr bool is_signed(Map map) {
-  return map == Map::value || map == Map::factor || map == Map::negative || map == Map::exponent;
+  return map == Map::value || map == Map::factor || map == Map::number || map == Map::negative || map == Map::exponent;
 }
 
 // What is the largest of: floats, or integers of any kind.
@@ -80,26 +92,30 @@ constexpr Accumulator largest_of(const DTypeInfo& in) {
 }
 
 // Whether kernels are compiled for elements of a dtype, a map and an accumulator. All else is converted at run time: rare
-// dtypes of rare operations.
-constexpr bool is_compiled(Map map, Accumulator to, const DTypeInfo& in) {
+// dtypes of rare operations, whose kernels would make the library larger than users want to download.
+inline bool is_compiled(Map map, Accumulator to, DType dtype) {
+  const DTypeInfo& in = info(dtype);
   const bool plain = in.kind == Kind::floating && in.size > 1, own = to == in.accumulator;
+  const bool common = dtype == DType::Float || dtype == DType::BFloat16;
   switch (to) {
-    case Accumulator::largest_f32:
-    case Accumulator::largest_f64:
-    case Accumulator::largest_i64: return (plain || in.kind == Kind::integer) && to == largest_of(in);
+    case Accumulator::largest_f32: return plain && in.size < 8;
+    case Accumulator::largest_i64: return in.kind == Kind::integer && in.size != 2;
     case Accumulator::product_f32:
-    case Accumulator::logsum_f32: return plain && in.size < 8;
+    case Accumulator::logsum_f32: return common;
     case Accumulator::product_i64: return in.kind == Kind::integer && in.size >= 4 && !in.rare && map == Map::factor;
+    case Accumulator::largest_f64:
     case Accumulator::product_f64:
     case Accumulator::logsum_f64: return false;
     default: break;
   }
+  const bool widened = to == in.wide && plain && in.size > 2;
   switch (map) {
-    case Map::value: return own || (to == in.wide && plain);
+    case Map::value: return own || widened;
     case Map::nonzero: return in.size <= 8;
     case Map::square: return own && plain;
-    case Map::cube: return own && plain && in.size < 8;
-    case Map::magnitude: return plain && (own || to == in.wide);
+    case Map::number:
+    case Map::cube: return own && common;
+    case Map::magnitude: return plain && (own || widened);
     default: return false;
   }
 }

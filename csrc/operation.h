@@ -14,12 +14,13 @@ enum class Combine : uint8_t { sum, largest, product, logsum };
 // Which inputs an operation takes, and of which dtype its results are:
 // sum    any; of its dtype, integers int64; or as dtype= says
 // mean   the same, but floating and complex results alone
+// real   as sum, but real ones, and floating results of floating ones
 // norm   floating and complex ones; of their real type, or that of dtype=
 // same   real ones; of the same dtype
 // count  any; int64
 // truth  any; bool, of uint8 uint8
 // log    real ones; of the same dtype, integers float32
-enum class Typing : uint8_t { sum, mean, norm, same, count, truth, log };
+enum class Typing : uint8_t { sum, mean, real, norm, same, count, truth, log };
 
 // Each row has a name, its typing, map, combine and finish, and whether torch.autocast makes the result float32 on CUDA (torch
 // lists those in AT_FORALL_FP32_SET_OPT_DTYPE and AT_FORALL_FP32). Those that begin with _ have no dtype= for their users, or
@@ -28,6 +29,7 @@ enum class Typing : uint8_t { sum, mean, norm, same, count, truth, log };
   X(sum, sum, value, sum, none, true)                                 \
   X(mean, mean, value, sum, quotient, false)                          \
   X(prod, sum, factor, product, none, true)                           \
+  X(nansum, real, number, sum, none, false)                           \
   X(_amax, same, value, largest, none, false)                         \
   X(_amin, same, negative, largest, negative, false)                  \
   X(_any, truth, nonzero, sum, none, false)                           \
@@ -60,9 +62,12 @@ struct OperationInfo {
   bool autocasts;
 
   constexpr bool is_norm() const { return typing == Typing::norm; }
+  // Whether dtype= is that of the result, which may be any that is asked for; an `out` then asks, too.
+  constexpr bool has_dtype() const { return typing == Typing::sum || typing == Typing::mean || typing == Typing::real; }
   // Whether the gradient depends on the input's elements, and whether on the result; what it depends on is kept for it.
   constexpr bool keeps_input() const {
-    return typing == Typing::norm || typing == Typing::same || combine == Combine::product || combine == Combine::logsum;
+    return typing == Typing::norm || typing == Typing::same || typing == Typing::real || combine == Combine::product ||
+           combine == Combine::logsum;
   }
   constexpr bool keeps_result() const {
     return combine == Combine::largest || combine == Combine::logsum || (is_norm() && finish != Finish::none);

@@ -1,7 +1,6 @@
 // The op: schema, checks, and the way to a backend. Semantics are torch.sum's unless docs/order.md says otherwise.
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty.h>
@@ -16,6 +15,7 @@
 
 #include "backend.h"
 #include "cpu/sum.h"
+#include "results.h"
 #include "stages.h"
 
 namespace gpureduce {
@@ -74,6 +74,12 @@ at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dty
   if (row.combine == Combine::product)
     TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(input) && !(dtype && at::isComplexType(*dtype)), name_of(op),
                                 "(): products of complex numbers are not supported: input has dtype ", input);
+  if (row.typing == Typing::real) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(input) && !(dtype && at::isComplexType(*dtype)), name_of(op),
+                                "(): complex numbers are not supported: input has dtype ", input);
+    TORCH_CHECK_NOT_IMPLEMENTED(!at::isFloatingType(input) || !dtype || at::isFloatingType(*dtype), name_of(op),
+                                "(): the dtype of a floating input's result must be floating, but is ", *dtype);
+  }
   if (row.typing == Typing::mean) {
     const at::ScalarType type = dtype.value_or(input);
     TORCH_CHECK(at::isFloatingType(type) || at::isComplexType(type), name_of(op), "(): could not infer output dtype. ",
@@ -88,11 +94,8 @@ at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dty
 at::ScalarType out_type(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
   // The mean of integers needs a dtype, whatever the dtype of `out`.
   at::ScalarType result = result_type(op, self.scalar_type(), dtype);
-  const Typing typing = info(op).typing;
-  if (typing == Typing::sum || typing == Typing::mean)
-    result = result_type(op, self.scalar_type(), dtype.value_or(out.scalar_type()));
-  TORCH_CHECK(out.scalar_type() == result, "Expected out tensor to have dtype ", result, ", but got ", out.scalar_type(),
-              " instead");
+  if (info(op).has_dtype()) result = result_type(op, self.scalar_type(), dtype.value_or(out.scalar_type()));
+  check_out_dtype(out, result);
   return result;
 }
 
@@ -149,17 +152,6 @@ void fill_with_identity(Operation op, const at::Tensor& out) {
   else if (row.finish != Finish::quotient) out.zero_();
   else if (out.is_complex()) out.fill_(c10::complex<double>(nan, nan));
   else out.fill_(nan);
-}
-
-// The sizes of the result.
-template <class Int>
-c10::SmallVector<Int, kCommonRank> result_sizes(at::ArrayRef<Int> sizes, const DimMask& reduce, bool keepdim) {
-  c10::SmallVector<Int, kCommonRank> result;
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    if (!reduce[d]) result.push_back(sizes[d]);
-    else if (keepdim) result.push_back(1);
-  }
-  return result;
 }
 
 // Warns once in a process, as torch does.
@@ -224,20 +216,9 @@ at::Tensor reduce_forced(const at::Tensor& self, OptionalDims dim, bool keepdim,
 // The checks that torch.sum makes of `out` before it writes anything.
 void check_out(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
   const at::ScalarType result = out_type(op, self, dtype, out);
-  TORCH_CHECK(out.device() == self.device(), "Expected out tensor to have device ", self.device(), ", but got ", out.device(),
-              " instead");
-  TORCH_CHECK(out.layout() == at::kStrided, "Expected out tensor to have strided layout, but got ", out.layout(), " instead");
+  check_out_place(out, self.device());
   dtype_of(self.scalar_type(), "an input of dtype");
   dtype_of(result, "an out tensor of dtype");
-}
-
-// Checks that `out` has these sizes or can be resized to them. torch checks this after it has changed the sizes.
-void check_writable(const at::Tensor& out, at::IntArrayRef sizes) {
-  if (out.sizes() == sizes) return at::assert_no_internal_overlap(out);  // a resized tensor is contiguous
-  const c10::Storage& storage = out.storage();
-  const size_t bytes = at::detail::computeStorageNbytesContiguous(sizes, out.itemsize(), out.storage_offset());
-  TORCH_CHECK(storage.resizable() || bytes <= storage.nbytes(), "Trying to resize storage that is not resizable: out has ",
-              storage.nbytes(), " bytes, and a result of sizes ", sizes, " needs ", bytes);
 }
 
 template <Operation op>
@@ -339,7 +320,8 @@ Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& re
   r.in = dtype_of(self.scalar_type(), "an input of dtype");
   const Typing typing = info(op).typing;
   r.out = typing == Typing::truth ? DType::Bool : dtype_of(result, "a result of dtype");  // uint8 has its bytes, too
-  r.map = r.out == DType::Bool && (typing == Typing::sum || typing == Typing::mean) ? Map::nonzero : info(op).map;
+  r.map = r.out == DType::Bool && info(op).has_dtype() ? Map::nonzero : info(op).map;
+  if (r.map == Map::number && info(r.in).kind == Kind::integer) r.map = Map::value;  // all of them are
   r.finish = info(op).finish;
   if (is_signed(r.map)) {
     r.negate = self.is_neg();

@@ -12,6 +12,7 @@
 #include <ATen/ops/count_nonzero_cpu_dispatch.h>
 #include <ATen/ops/linalg_vector_norm_cpu_dispatch.h>
 #include <ATen/ops/mean_cpu_dispatch.h>
+#include <ATen/ops/nansum_cpu_dispatch.h>
 #include <ATen/ops/prod_cpu_dispatch.h>
 #include <ATen/ops/sum_cpu_dispatch.h>
 
@@ -23,6 +24,7 @@
 #include <ATen/ops/count_nonzero_cuda_dispatch.h>
 #include <ATen/ops/linalg_vector_norm_cuda_dispatch.h>
 #include <ATen/ops/mean_cuda_dispatch.h>
+#include <ATen/ops/nansum_cuda_dispatch.h>
 #include <ATen/ops/prod_cuda_dispatch.h>
 #include <ATen/ops/sum_cuda_dispatch.h>
 #endif
@@ -61,6 +63,7 @@ using c10::DispatchKey;
   };
 GPUREDUCE_ORIGINAL(sum)
 GPUREDUCE_ORIGINAL(mean)
+GPUREDUCE_ORIGINAL(nansum)
 GPUREDUCE_ORIGINAL(prod)
 GPUREDUCE_ORIGINAL(amax)
 GPUREDUCE_ORIGINAL(amin)
@@ -106,9 +109,10 @@ bool is_taken(const at::Tensor& self, OptionalDtype dtype) {
   constexpr OperationInfo row = info(op);
   const at::ScalarType type = self.scalar_type();
   if (!is_common(type) || has_names(self, 0) || self.dim() > static_cast<int64_t>(at::dim_bitset_size)) return false;
-  constexpr bool kReal = row.typing == Typing::same || row.combine == Combine::product;
+  constexpr bool kReal = row.typing == Typing::same || row.typing == Typing::real || row.combine == Combine::product;
   if (kReal && (at::isComplexType(type) || (dtype && at::isComplexType(*dtype)))) return false;
   if (row.typing == Typing::same && self.numel() == 0) return false;
+  if (row.typing == Typing::real && at::isFloatingType(type) && dtype && !at::isFloatingType(*dtype)) return false;
   if (row.typing == Typing::mean || row.typing == Typing::norm) {
     if (!at::isFloatingType(type) && !at::isComplexType(type)) return false;
     if (dtype && *dtype != type && (row.typing == Typing::norm || !at::isFloatingType(*dtype))) return false;
@@ -118,7 +122,7 @@ bool is_taken(const at::Tensor& self, OptionalDtype dtype) {
 
 template <Operation op, DispatchKey key>
 bool is_taken_into(const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
-  constexpr bool kSum = info(op).typing == Typing::sum || info(op).typing == Typing::mean;
+  constexpr bool kSum = info(op).has_dtype();
   const at::ScalarType result = out.scalar_type();
   const OptionalDtype asked = kSum ? OptionalDtype(result) : dtype;
   return is_taken<op, key>(self, asked) && result_type(op, self.scalar_type(), asked) == result &&
@@ -136,7 +140,7 @@ template <Operation op, DispatchKey key, class Otherwise>
 at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out,
                        Otherwise otherwise) {
   if (!is_taken_into<op, key>(self, dtype, out)) return otherwise();
-  constexpr bool kSum = info(op).typing == Typing::sum || info(op).typing == Typing::mean;
+  constexpr bool kSum = info(op).has_dtype();
   return out_variant<op>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim,
                                       kSum ? OptionalDtype(out.scalar_type()) : dtype, out);
 }
@@ -250,6 +254,12 @@ void put_mean(torch::Library& m) {
   m.impl("mean.out", TORCH_FN(K::full_out));
 }
 template <DispatchKey key>
+void put_nansum(torch::Library& m) {
+  using K = Kernels<Operation::nansum, torch_nansum, key>;
+  m.impl("nansum", TORCH_FN(K::full));
+  m.impl("nansum.out", TORCH_FN(K::full_out));
+}
+template <DispatchKey key>
 void put_prod(torch::Library& m) {
   using K = Product<torch_prod, key>;
   m.impl("prod", TORCH_FN(K::all));
@@ -297,7 +307,7 @@ void put_vector_norm(torch::Library& m) {
 }
 
 // What can be replaced, by torch's names for it.
-#define GPUREDUCE_REPLACED(X) X(sum) X(mean) X(prod) X(amax) X(amin) X(any) X(all) X(count_nonzero) X(vector_norm)
+#define GPUREDUCE_REPLACED(X) X(sum) X(mean) X(nansum) X(prod) X(amax) X(amin) X(any) X(all) X(count_nonzero) X(vector_norm)
 
 struct Replaced { void (*on_cpu)(torch::Library&), (*on_cuda)(torch::Library&); };
 

@@ -5,8 +5,6 @@
 #include <ATen/functorch/DynamicLayer.h>
 #include <ATen/functorch/PlumbingHelper.h>
 #include <ATen/native/Resize.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/library.h>
 
 #ifdef GPUREDUCE_WITH_CUDA
@@ -18,8 +16,9 @@
 #include "cuda/variance/variance.h"
 #endif
 
-#include "backend.h"
 #include "cpu/variance.h"
+#include "gradient.h"
+#include "results.h"
 
 namespace gpureduce::variance {
 
@@ -42,16 +41,6 @@ at::ScalarType result_type(const Tensor& self) {
   TORCH_CHECK(at::isFloatingType(type), "std and var only support floating point and complex dtypes");
   dtype_of(type, "an input of dtype");
   return at::isFloat8Type(type) ? at::kFloat : type;
-}
-
-template <class Int>
-c10::SmallVector<Int, kCommonRank> result_sizes(at::ArrayRef<Int> sizes, const DimMask& reduce, bool keepdim) {
-  c10::SmallVector<Int, kCommonRank> result;
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    if (!reduce[d]) result.push_back(sizes[d]);
-    else if (keepdim) result.push_back(1);
-  }
-  return result;
 }
 
 Reduction make_reduction(const Tensor& self, const DimMask& reduce, const Tensor& variance, const Tensor& mean,
@@ -123,12 +112,9 @@ Pair reduce_meta(const Tensor& self, OptionalDims dim, double, bool, bool keepdi
 
 // --- gradients ------------------------------------------------------------------------------------------------------------
 
-using torch::autograd::variable_list;
-using Dims = std::vector<int64_t>;
-
 // What a backward pass needs to know besides the input, and the standard deviation if that is the result.
 struct Saved {
-  Dims dims;  // the reduced dims, in ascending order
+  Dims dims;
   double correction = 1;
   bool root = false, keepdim = false;
 
@@ -148,18 +134,10 @@ c10::SymInt count_of(const Tensor& self, const Dims& dims) {
   return count;
 }
 
-Tensor with_reduced_dims(Tensor result, const Dims& dims, bool keepdim) {
-  if (!keepdim)
-    for (int64_t d : dims) result = result.unsqueeze(d);
-  return result;
-}
-
-Tensor wide(const Tensor& x) { return at::isFloat8Type(x.scalar_type()) ? x.to(at::kFloat) : x; }
-
 // What a variance or deviation is multiplied by: its derivative by an element, 2 (x - mean) / (n - correction), or for a root
 // that over twice the result, and 0 where that is 0.
 Tensor derivative(const Tensor& given, const Saved& saved, const Tensor& deviation) {
-  const Tensor self = wide(given);
+  const Tensor self = without_float8(given);
   const Tensor mean =
       saved.dims.empty() ? self : functional<Operation::mean>().call(self, at::IntArrayRef(saved.dims), true, {});
   const c10::SymFloat divisor = c10::SymFloat(count_of(self, saved.dims)) - saved.correction;
@@ -169,81 +147,24 @@ Tensor derivative(const Tensor& given, const Saved& saved, const Tensor& deviati
   return (centred / (all * divisor)).masked_fill(all == 0, 0);
 }
 
-variable_list gradients(const variable_list& grads, const Saved& saved, const Tensor& self, const Tensor& deviation) {
-  Tensor result;
-  if (grads[0].defined()) result = derivative(self, saved, deviation) * with_reduced_dims(grads[0], saved.dims, saved.keepdim);
-  if (grads[1].defined()) {
-    const Tensor share = with_reduced_dims(grads[1], saved.dims, saved.keepdim).div(count_of(self, saved.dims));
-    result = result.defined() ? result + share : share.expand_symint(self.sym_sizes());
-  }
-  if (result.defined() && result.scalar_type() != self.scalar_type()) result = result.to(self.scalar_type());
-  return {result};
-}
+struct Rule : RuleOf<Saved> {
+  static constexpr std::array<bool, 2> kKept = {false, true};  // the input, and the standard deviation if that is the result
 
-struct Backward : torch::autograd::TraceableFunction {
-  Saved saved;
-  torch::autograd::SavedVariable self, deviation;
+  static std::string name() { return "gpureduce_var_mean_backward"; }
 
-  Tensor deviation_or_none() { return saved.root ? deviation.unpack(getptr()) : Tensor(); }
-
-  variable_list apply(variable_list&& grads) override { return gradients(grads, saved, self.unpack(), deviation_or_none()); }
-
-  void release_variables() override {
-    self.reset_data();
-    deviation.reset_data();
-  }
-
-  std::string name() const override { return "gpureduce_var_mean_backward"; }
-
-  // For compiled autograd, as in autograd.cpp.
-  void compiled_args(torch::autograd::CompiledNodeArgs& args) const override {
-    Saved::each(saved, [&](const auto& field) { args.collect(field); });
-    args.collect(self, /*is_output=*/false);
-    args.collect(deviation, /*is_output=*/true);
-  }
-
-  variable_list apply_with_saved(const variable_list& grads, torch::autograd::SwapSavedVariables& swap) override {
-    namespace compiled = torch::dynamo::autograd;
-    Saved::each(saved, [&](auto& field) { swap.before(field); });
-    swap.before(self);
-    swap.before(deviation);
-    const auto& compiler = compiled::getPyCompilerInterface();
-    static const std::string bound = [&] {  // once in a process
-      std::vector<at::TypePtr> types;
-      Saved::each(saved, [&](const auto& field) {
-        types.push_back(compiled::IValuePacker<std::decay_t<decltype(field)>>::packed_type());
-      });
-      types.insert(types.end(), 2, compiled::IValuePacker<Tensor>::packed_type());
-      return compiler->bind_function(swap.get_py_compiler(), name(), apply_packed, types);
-    }();
-    compiled::PackedArgs packed;
-    Saved::each(saved, [&](const auto& field) { packed.pack(field); });
-    packed.pack(self.unpack());
-    packed.pack(deviation_or_none());
-    const auto metadata = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
-        compiled::get_input_metadata(next_edges()));
-    const variable_list found =
-        compiler->call_function(swap.get_py_compiler(), "apply_functional", bound, grads, packed.vec(), metadata);
-    Saved::each(saved, [&](auto& field) { swap.after(field); });
-    swap.after(self);
-    swap.after(deviation);
-    return found;
-  }
-
-  static variable_list apply_packed(const variable_list& grads, const std::vector<c10::IValue>& arguments) {
-    torch::dynamo::autograd::PackedArgs packed(arguments);
-    Saved saved;
-    Saved::each(saved, [&](auto& field) { field = packed.unpack<std::decay_t<decltype(field)>>(); });
-    const auto self = packed.unpack<Tensor>(), deviation = packed.unpack<Tensor>();
-    return gradients(grads, saved, self, deviation);
+  static variable_list gradients(variable_list grads, const Saved& saved, const std::array<Tensor, 2>& kept) {
+    const Tensor& self = kept[0];
+    const auto spread = [&](const Tensor& grad) { return with_reduced_dims(grad, saved.dims, saved.keepdim); };
+    Tensor result;
+    if (grads[0].defined()) result = derivative(self, saved, kept[1]) * spread(grads[0]);
+    if (grads[1].defined()) {
+      const Tensor share = spread(grads[1]).div(count_of(self, saved.dims));
+      result = result.defined() ? result + share : share.expand_symint(self.sym_sizes());
+    }
+    if (result.defined() && result.scalar_type() != self.scalar_type()) result = result.to(self.scalar_type());
+    return {result};
   }
 };
-
-template <class T>
-auto make_node() {
-  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, torch::autograd::Node>) return c10::make_intrusive<T>();
-  else return std::shared_ptr<T>(new T, [](T* node) { deleteNode(node); });
-}
 
 Pair reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, OptionalDims dim, double correction, bool root,
                            bool keepdim) {
@@ -256,16 +177,14 @@ Pair reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, Optiona
   if (!backward && !forward) return results;
   auto& [variance, mean] = results;
   Saved saved;
-  const DimMask reduce = reduced_dims(dim, self.dim());
-  for (int64_t d = 0; d < self.dim(); ++d)
-    if (reduce[d]) saved.dims.push_back(d);
+  saved.dims = dims_of(reduced_dims(dim, self.dim()));
   saved.correction = correction;
   saved.root = root;
   saved.keepdim = keepdim;
-  const auto node = backward ? make_node<Backward>() : nullptr;
+  const auto node = backward ? make_node<Rule>() : nullptr;
   if (backward) {
     node->set_next_edges(torch::autograd::collect_next_edges(self));
-    node->saved = saved;
+    node->facts = saved;
     torch::autograd::set_history(variance, node);
     torch::autograd::set_history(mean, node);
   }
@@ -281,8 +200,8 @@ Pair reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, Optiona
     mean._set_fw_grad(total(tangent, true), /*level=*/0, /*is_inplace_op=*/false);
   }
   if (backward) {  // with their tangents, for derivatives of derivatives
-    node->self = torch::autograd::SavedVariable(self, /*is_output=*/false);
-    if (root) node->deviation = torch::autograd::SavedVariable(variance, /*is_output=*/true);
+    node->keep(0, self);
+    if (root) node->keep(1, variance);
   }
   return results;
 }
@@ -331,10 +250,8 @@ Tensor var(const Tensor& self, OptionalDims dim, const std::optional<at::Scalar>
 template <bool root>
 Tensor& var_out(const Tensor& self, OptionalDims dim, const std::optional<at::Scalar>& correction, bool keepdim, Tensor& out) {
   const at::ScalarType result = result_type(self);
-  TORCH_CHECK(out.scalar_type() == result, "Expected out tensor to have dtype ", result, ", but got ", out.scalar_type(),
-              " instead");
-  TORCH_CHECK(out.device() == self.device(), "Expected out tensor to have device ", self.device(), ", but got ", out.device(),
-              " instead");
+  check_out_dtype(out, result);
+  check_out_place(out, self.device());
   TORCH_CHECK(!(at::GradMode::is_enabled() && (self.requires_grad() || out.requires_grad())), root ? "std" : "var",
               "(): functions with out=... arguments don't support automatic differentiation, but one of the arguments requires "
               "grad.");

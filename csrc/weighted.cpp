@@ -1,9 +1,7 @@
 // weighted_sum, the sum of the products of two inputs: schema, checks, backends, and all that torch asks of an operator. And
 // dot, which is one of its calls.
-#include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/FunctionalTensorWrapper.h>
-#include <ATen/MemoryOverlap.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -12,8 +10,6 @@
 #include <ATen/functorch/PlumbingHelper.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/library.h>
 
 #ifdef GPUREDUCE_WITH_CUDA
@@ -25,8 +21,9 @@
 #include "cuda/weighted/weighted.h"
 #endif
 
-#include "backend.h"
 #include "cpu/weighted.h"
+#include "gradient.h"
+#include "results.h"
 
 namespace gpureduce::weighted {
 
@@ -35,8 +32,6 @@ namespace {
 using at::Tensor;
 using Functional = Tensor(const Tensor&, const Tensor&, OptionalDims, bool, OptionalDtype);
 using OutVariant = Tensor&(const Tensor&, const Tensor&, OptionalDims, bool, OptionalDtype, Tensor&);
-template <class Int>
-using SizesOf = c10::SmallVector<Int, kCommonRank>;
 
 constexpr const char* kName = "weighted_sum";
 
@@ -75,16 +70,6 @@ void check_devices(const Tensor& self, const Tensor& weight) {
 
 DimMask mask_of(const Tensor& self, const Tensor& weight, OptionalDims dim) {
   return reduced_dims(dim, std::max(self.dim(), weight.dim()));
-}
-
-template <class Int>
-SizesOf<Int> result_sizes(at::ArrayRef<Int> sizes, const DimMask& reduce, bool keepdim) {
-  SizesOf<Int> result;
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    if (!reduce[d]) result.push_back(sizes[d]);
-    else if (keepdim) result.push_back(1);
-  }
-  return result;
 }
 
 // --- the problem and its backends -----------------------------------------------------------------------------------------
@@ -165,20 +150,8 @@ Tensor reduce(const Tensor& self, const Tensor& weight, OptionalDims dim, bool k
 // The checks that torch makes of `out` before it writes anything.
 void check_out(const Tensor& self, const Tensor& weight, OptionalDtype dtype, const Tensor& out) {
   const at::ScalarType result = result_type(self, weight, dtype ? dtype : OptionalDtype(out.scalar_type()));
-  TORCH_CHECK(out.scalar_type() == result, "Expected out tensor to have dtype ", result, ", but got ", out.scalar_type(),
-              " instead");
-  TORCH_CHECK(out.device() == self.device(), "Expected out tensor to have device ", self.device(), ", but got ", out.device(),
-              " instead");
-  TORCH_CHECK(out.layout() == at::kStrided, "Expected out tensor to have strided layout, but got ", out.layout(), " instead");
-}
-
-// Checks that `out` has these sizes or can be resized to them.
-void check_writable(const Tensor& out, at::IntArrayRef sizes) {
-  if (out.sizes() == sizes) return at::assert_no_internal_overlap(out);  // a resized tensor is contiguous
-  const c10::Storage& storage = out.storage();
-  const size_t bytes = at::detail::computeStorageNbytesContiguous(sizes, out.itemsize(), out.storage_offset());
-  TORCH_CHECK(storage.resizable() || bytes <= storage.nbytes(), "Trying to resize storage that is not resizable: out has ",
-              storage.nbytes(), " bytes, and a result of sizes ", sizes, " needs ", bytes);
+  check_out_dtype(out, result);
+  check_out_place(out, self.device());
 }
 
 Tensor& reduce_out(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype, Tensor& out) {
@@ -223,11 +196,9 @@ Tensor& reduce_out_meta(const Tensor& self, const Tensor& weight, OptionalDims d
 
 // --- gradients ------------------------------------------------------------------------------------------------------------
 
-using torch::autograd::variable_list;
 using Sizes = std::vector<c10::SymInt>;
-using Dims = std::vector<int64_t>;
 
-// What a backward pass needs to know besides the inputs. `dims` are the reduced dims, in ascending order.
+// What a backward pass needs to know besides the inputs.
 struct Saved {
   Sizes self_sizes, weight_sizes;
   at::ScalarType self_dtype = at::kFloat, weight_dtype = at::kFloat;
@@ -248,8 +219,6 @@ struct Saved {
   }
 };
 
-Tensor multipliable(const Tensor& x) { return at::isFloat8Type(x.scalar_type()) ? x.to(at::kFloat) : x; }
-
 // The gradient of one input: the result's times the other input, summed in the contract's order over the dims along which the
 // input was broadcast. `grad` has the reduced dims.
 Tensor gradient(const Tensor& grad, const Tensor& other, const Sizes& sizes, at::ScalarType dtype) {
@@ -261,9 +230,9 @@ Tensor gradient(const Tensor& grad, const Tensor& other, const Sizes& sizes, at:
       over.push_back(d);
   Tensor result;
   if (over.empty()) {
-    const Tensor factor = multipliable(grad);  // which has the digits of the gradient, however few the result had
+    const Tensor factor = without_float8(grad);  // which has the digits of the gradient, however few the result had
     const at::ScalarType wide = at::promoteTypes(factor.scalar_type(), at::isFloat8Type(dtype) ? at::kFloat : dtype);
-    result = factor.to(wide) * multipliable(other);
+    result = factor.to(wide) * without_float8(other);
     if (result.scalar_type() != dtype) result = result.to(dtype);
   } else {
     result = functional().call(other, grad, at::IntArrayRef(over), true, dtype);
@@ -272,84 +241,26 @@ Tensor gradient(const Tensor& grad, const Tensor& other, const Sizes& sizes, at:
   return result.expand_symint(sizes);
 }
 
-variable_list gradients(Tensor grad, const Saved& saved, const Tensor& self, const Tensor& weight) {
-  if (!grad.defined()) return {Tensor(), Tensor()};
-  if (!saved.keepdim)
-    for (int64_t d : saved.dims) grad = grad.unsqueeze(d);
-  variable_list result(2);
-  if (saved.needs_self) result[0] = gradient(grad, weight, saved.self_sizes, saved.self_dtype);
-  if (saved.needs_weight) result[1] = gradient(grad, self, saved.weight_sizes, saved.weight_dtype);
-  return result;
-}
+struct Rule : RuleOf<Saved> {
+  static constexpr std::array<bool, 2> kKept = {false, false};  // self and weight
 
-struct Backward : torch::autograd::TraceableFunction {
-  Saved saved;
-  torch::autograd::SavedVariable self, weight;
+  static std::string name() { return "gpureduce_weighted_sum_backward"; }
 
-  variable_list apply(variable_list&& grads) override {
-    Saved asked = saved;
-    asked.needs_self = asked.needs_self && task_should_compute_output(0);
-    asked.needs_weight = asked.needs_weight && task_should_compute_output(1);
-    return gradients(std::move(grads[0]), asked, self.unpack(), weight.unpack());
+  static Saved asked(Saved saved, torch::autograd::Node& node) {
+    saved.needs_self = saved.needs_self && node.task_should_compute_output(0);
+    saved.needs_weight = saved.needs_weight && node.task_should_compute_output(1);
+    return saved;
   }
 
-  void release_variables() override {
-    self.reset_data();
-    weight.reset_data();
-  }
-
-  std::string name() const override { return "gpureduce_weighted_sum_backward"; }
-
-  // For compiled autograd, as in autograd.cpp.
-  void compiled_args(torch::autograd::CompiledNodeArgs& args) const override {
-    Saved::each(saved, [&](const auto& field) { args.collect(field); });
-    args.collect(self, /*is_output=*/false);
-    args.collect(weight, /*is_output=*/false);
-  }
-
-  variable_list apply_with_saved(const variable_list& grads, torch::autograd::SwapSavedVariables& swap) override {
-    namespace compiled = torch::dynamo::autograd;
-    Saved::each(saved, [&](auto& field) { swap.before(field); });
-    swap.before(self);
-    swap.before(weight);
-    const auto& compiler = compiled::getPyCompilerInterface();
-    static const std::string bound = [&] {  // once in a process
-      std::vector<at::TypePtr> types;
-      Saved::each(saved, [&](const auto& field) {
-        types.push_back(compiled::IValuePacker<std::decay_t<decltype(field)>>::packed_type());
-      });
-      types.insert(types.end(), 2, compiled::IValuePacker<Tensor>::packed_type());
-      return compiler->bind_function(swap.get_py_compiler(), name(), apply_packed, types);
-    }();
-    compiled::PackedArgs packed;
-    Saved::each(saved, [&](const auto& field) { packed.pack(field); });
-    packed.pack(self.unpack());
-    packed.pack(weight.unpack());
-    const auto metadata = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
-        compiled::get_input_metadata(next_edges()));
-    const variable_list found =
-        compiler->call_function(swap.get_py_compiler(), "apply_functional", bound, grads, packed.vec(), metadata);
-    Saved::each(saved, [&](auto& field) { swap.after(field); });
-    swap.after(self);
-    swap.after(weight);
-    return found;
-  }
-
-  static variable_list apply_packed(const variable_list& grads, const std::vector<c10::IValue>& arguments) {
-    torch::dynamo::autograd::PackedArgs packed(arguments);
-    Saved saved;
-    Saved::each(saved, [&](auto& field) { field = packed.unpack<std::decay_t<decltype(field)>>(); });
-    const auto self = packed.unpack<Tensor>(), weight = packed.unpack<Tensor>();
-    return gradients(grads[0], saved, self, weight);
+  static variable_list gradients(variable_list grads, const Saved& saved, const std::array<Tensor, 2>& kept) {
+    variable_list result(2);
+    if (!grads[0].defined()) return result;
+    const Tensor grad = with_reduced_dims(grads[0], saved.dims, saved.keepdim);
+    if (saved.needs_self) result[0] = gradient(grad, kept[1], saved.self_sizes, saved.self_dtype);
+    if (saved.needs_weight) result[1] = gradient(grad, kept[0], saved.weight_sizes, saved.weight_dtype);
+    return result;
   }
 };
-
-// The pointer by which torch owns a node: an intrusive_ptr, or up to 2.11 a shared_ptr.
-template <class T>
-auto make_node() {
-  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, torch::autograd::Node>) return c10::make_intrusive<T>();
-  else return std::shared_ptr<T>(new T, [](T* node) { deleteNode(node); });
-}
 
 // What tangents of the inputs do to the result.
 Tensor tangent(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, at::ScalarType dtype) {
@@ -365,7 +276,6 @@ Tensor tangent(const Tensor& self, const Tensor& weight, OptionalDims dim, bool 
 
 Tensor reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim,
                              OptionalDtype dtype) {
-  using torch::autograd::SavedVariable;
   const bool backward = torch::autograd::compute_requires_grad(self, weight);
   const bool forward = torch::autograd::isFwGradDefined(self) || torch::autograd::isFwGradDefined(weight);
   Tensor result;
@@ -374,22 +284,20 @@ Tensor reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, const
     result = functional().redispatch(keys & c10::after_autograd_keyset, self, weight, dim, keepdim, dtype);
   }
   if (!(backward || forward) || !torch::autograd::isDifferentiableType(result.scalar_type())) return result;
-  const auto node = backward ? make_node<Backward>() : nullptr;
+  const auto node = backward ? make_node<Rule>() : nullptr;
   if (backward) {
     node->set_next_edges(torch::autograd::collect_next_edges(self, weight));
-    const DimMask reduce = mask_of(self, weight, dim);
-    for (size_t d = 0; d < reduce.size(); ++d)
-      if (reduce[d]) node->saved.dims.push_back(static_cast<int64_t>(d));
-    node->saved.self_sizes = self.sym_sizes().vec();
-    node->saved.weight_sizes = weight.sym_sizes().vec();
-    node->saved.self_dtype = self.scalar_type();
-    node->saved.weight_dtype = weight.scalar_type();
-    node->saved.keepdim = keepdim;
-    node->saved.needs_self = self.requires_grad();
-    node->saved.needs_weight = weight.requires_grad();
+    node->facts.dims = dims_of(mask_of(self, weight, dim));
+    node->facts.self_sizes = self.sym_sizes().vec();
+    node->facts.weight_sizes = weight.sym_sizes().vec();
+    node->facts.self_dtype = self.scalar_type();
+    node->facts.weight_dtype = weight.scalar_type();
+    node->facts.keepdim = keepdim;
+    node->facts.needs_self = self.requires_grad();
+    node->facts.needs_weight = weight.requires_grad();
     torch::autograd::set_history(result, node);
-    if (self.requires_grad()) node->weight = SavedVariable(weight, /*is_output=*/false);
-    if (weight.requires_grad()) node->self = SavedVariable(self, /*is_output=*/false);
+    if (self.requires_grad()) node->keep(1, weight);
+    if (weight.requires_grad()) node->keep(0, self);
   }
   if (forward)
     result._set_fw_grad(tangent(self, weight, dim, keepdim, result.scalar_type()), /*level=*/0, /*is_inplace_op=*/false);

@@ -290,7 +290,7 @@ def natural_family(name, kind):
     """The dtype of what `kind` makes of such elements."""
     if isinstance(kind, tuple):
         return natural_result(name)
-    if kind == "prod":
+    if kind in ("prod", "nansum"):
         return natural_result(name)
     if kind in ("any", "all"):
         return "uint8" if name == "uint8" else "bool"
@@ -439,6 +439,9 @@ def family(stored, source, target, kind, negate=False):
         return deviations(stored, source, *kind, negate)
     if kind == "prod":
         return products(stored, source, target, negate)
+    if kind == "nansum":
+        (x,) = addends(stored, source, target, negate)
+        return ordered_sum(np.where(np.isnan(x), x.dtype.type(0), x) if x.dtype.kind == "f" else x)
     if kind == "logsumexp":
         return log_sums(stored, source, negate)
     if kind in ("amax", "amin"):

@@ -148,10 +148,14 @@ class Norm(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class Kin(Operation):
-    """One of the family: a product, an extremum, a count, a logarithm. All but the product have no dtype=."""
+    """One of the family: a product, an extremum, a count, a logarithm, a sum without NaN."""
+
+    @property
+    def has_dtype(self):
+        return self.name in ("prod", "nansum")
 
     def __call__(self, *args, **kwargs):
-        if self.name != "prod" and kwargs.get("dtype", ...) is None:
+        if not self.has_dtype and kwargs.get("dtype", ...) is None:
             del kwargs["dtype"]
         return self.operator(*args, **kwargs)
 
@@ -166,8 +170,10 @@ class Kin(Operation):
         return name_of(dtype) if dtype else model.natural_family(name, self.name)
 
     def takes(self, name, dtype=None):
-        """Products and extrema are of real numbers; dtype= is the product's alone."""
-        if dtype is not None and (self.name != "prod" or name_of(dtype) in COMPLEX):
+        """All but counts are of real numbers; a sum without NaN is floating where its elements are."""
+        if dtype is not None and (not self.has_dtype or name_of(dtype) in COMPLEX):
+            return False
+        if dtype is not None and self.name == "nansum" and name not in INTEGER and name_of(dtype) in INTEGER:
             return False
         return name not in COMPLEX or self.name in ("any", "all", "count_nonzero")
 
@@ -180,7 +186,9 @@ POWERS = {"0": 0, "1": 1, "2": 2, "3": 3, "inf": float("inf"), "neg_inf": -float
 NORMS = [Norm(f"_norm_{name}", ("default", "out"), power=power) for name, power in POWERS.items()]
 POWSUMS = [Norm(f"_powsum_{name}", ("default", "out"), power=POWERS[name], rooted=False) for name in ("2", "3")]
 NORM = NORMS[2]
-FAMILY = [Kin(name, ("", "")) for name in ("prod", "amax", "amin", "any", "all", "count_nonzero", "logsumexp")]
+FAMILY = [
+    Kin(name, ("", "")) for name in ("prod", "amax", "amin", "any", "all", "count_nonzero", "logsumexp", "nansum")
+]
 # The norms share the sum's way through everything, so that in tests of all operations one of them stands for them.
 EVERY = [*OPERATIONS, NORM]
 every_operation = pytest.mark.parametrize("op", EVERY, ids=str)
@@ -248,6 +256,14 @@ def whole(shape, name, seed, permutation):
     return x.permute([permutation.index(d) for d in range(len(shape))])
 
 
+def with_nans(stored, name, places):
+    """Stored elements (..., 1), of which those at these places are NaN, if there is one."""
+    if name in INTEGER:
+        return stored
+    x = model.decode(stored[..., 0], name).astype(np.float64)
+    return model.encode(np.where(places, np.nan, x), name)[..., None]
+
+
 def whole_of(op, shape, name, seed, permutation, dims):
     """whole(), whose elements show something of the operation over `dims`.
 
@@ -264,6 +280,8 @@ def whole_of(op, shape, name, seed, permutation, dims):
         else:
             factors = (1 + (dice - 0.5) / 16).astype(np.float32)
         stored = model.encode(factors, name)[:, None]
+    elif op.name == "nansum":
+        stored = with_nans(stored, name, dice < 0.2)
     elif op.name in ("any", "all", "count_nonzero"):
         zero = dice < {"any": 1 - 0.7 / length, "all": 0.7 / length}.get(op.name, 0.5)
         stored[(stored == 0).all(1)] = 1

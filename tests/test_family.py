@@ -29,15 +29,16 @@ from support import (
     python,
     random_view,
     tensor_of,
+    with_nans,
 )
 from test_layouts import LAYOUTS
 from test_meta import opcheck
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
-PROD, AMAX, AMIN, ANY, ALL, COUNT, LOGSUMEXP = FAMILY
+PROD, AMAX, AMIN, ANY, ALL, COUNT, LOGSUMEXP, NANSUM = FAMILY
 EXTREMA, COUNTS = [AMAX, AMIN], [ANY, ALL, COUNT]
-WITH_GRADIENTS = [PROD, AMAX, AMIN, LOGSUMEXP]
+WITH_GRADIENTS = [PROD, AMAX, AMIN, LOGSUMEXP, NANSUM]
 REAL = [name for name in DTYPES if name not in COMPLEX]
 NAN = float("nan")
 
@@ -58,6 +59,9 @@ def elements(shape, name, op, seed, device):
     if op is PROD and name not in INTEGER:
         bits = data(shape, "int8", seed=seed, device=device)
         x = (1 + bits.double() / 4096).to(dtype_of(name))  # those of thousands overflow nothing
+    if op is NANSUM and name not in INTEGER:
+        nan = data(shape, "int8", seed=seed + 1, device=device) > 100
+        x = x.double().masked_fill(nan, NAN).to(dtype_of(name))
     if op in COUNTS:
         x = x * (data(shape, "int8", seed=seed + 1, device=device) > 0).to(x.dtype) if name not in unmultiplied() else x
     return x
@@ -91,13 +95,14 @@ def test_bits(op, name, device):
         op.check(elements(shape, name, op, 61, device), dim)
 
 
+@pytest.mark.parametrize("op", [PROD, NANSUM], ids=str)
 @pytest.mark.parametrize("name", REAL)
-def test_dtypes_of_products(name, device):
+def test_dtypes(name, op, device):
     """Every dtype with every dtype= : converted exactly to the accumulator, rounded once."""
-    x = elements((4, 700), name, PROD, 62, device)
-    for target in PROD.targets(name, *REAL):
-        PROD.check(x, 1, dtype=target)
-        PROD.check(x.t(), 0, True, dtype=target)
+    x = elements((4, 700), name, op, 62, device)
+    for target in op.targets(name, *REAL):
+        op.check(x, 1, dtype=target)
+        op.check(x.t(), 0, True, dtype=target)
 
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
@@ -121,7 +126,7 @@ def test_random_views(block, device):
         x, dim, keepdim = random_view(rng.randint, name, device, budget=6000)
         if op in EXTREMA and 0 in x.shape:
             continue
-        dtype = rng.choice(PROD.targets(name, None, *REAL)) if op is PROD else None
+        dtype = rng.choice(op.targets(name, None, *REAL)) if op.has_dtype else None
         op.check(x, dim, keepdim, dtype=dtype)
 
 
@@ -204,7 +209,7 @@ def test_special_numbers(name, device):
     base = data((4, 5000), name, seed=68, device=device)
     fp8 = name == "float8_e4m3fn"  # which has no infinity
     specials = [NAN, 0.0, -0.0] + ([] if fp8 else [math.inf, -math.inf])
-    for special, at, op in itertools.product(specials, (0, 1, 513, 4999), [*EXTREMA, PROD, COUNT, LOGSUMEXP]):
+    for special, at, op in itertools.product(specials, (0, 1, 513, 4999), [*EXTREMA, PROD, COUNT, LOGSUMEXP, NANSUM]):
         x = base.double().clone()
         x[:, at] = special
         x = x.to(dtype_of(name))
@@ -237,7 +242,7 @@ def test_ends_of_integers(name, device):
 def test_bytes_of_bools(device):
     """Any byte that is not zero is true."""
     x = torch.tensor([0, 1, 2, 128, 255] * 200, dtype=torch.uint8, device=device).view(torch.bool)
-    for op in (ANY, ALL, COUNT, AMAX, AMIN, PROD):
+    for op in (ANY, ALL, COUNT, AMAX, AMIN, PROD, NANSUM):
         op.check(x)
         op.check(x[1:5])
         op.check(x.view(200, 5), 0)
@@ -268,7 +273,7 @@ def test_infinite_exponents(device):
 # --- pinned results ---------------------------------------------------------------------------------------------------
 
 PINNED = pathlib.Path(__file__).parent / "data" / "family.json"
-SHA = "fee8a08f3ff037a49abf4558ee3c23cc1d30f285c67b90265190a06f0960b9c4"
+SHA = "ff048e8e03ff89f0debf7fac44bc56a9160c8bb6330e83f94a00703e7b946f2b"
 
 
 def pinned_cases():
@@ -285,7 +290,8 @@ def pinned_elements(op, name, size):
     x = model.value(np.arange(size * parts), model.PART.get(name, name))
     if op is PROD and name not in INTEGER:
         x = model.encode((1 + model.decode(x, name).astype(np.float64) / 64).astype(np.float32), name)
-    return x.reshape(size, parts)
+    x = x.reshape(size, parts)
+    return with_nans(x, name, np.arange(size) % 7 == 3) if op is NANSUM else x
 
 
 def pinned_bits(stored):
@@ -331,8 +337,8 @@ def test_agrees_with_torch(op, name, device):
             for d in sorted((d % 3 for d in dims), reverse=True):
                 wanted = torch.prod(wanted, d, keepdim=True)
             wanted = wanted if keepdim else wanted.reshape(op(x, dim).shape)
-        elif op is LOGSUMEXP:
-            wanted = torch.logsumexp(x, dims, keepdim)
+        elif op in (LOGSUMEXP, NANSUM):
+            wanted = op.torch(x, dims, keepdim=keepdim)
         elif op is COUNT:
             wanted = torch.count_nonzero(x, dims)
             wanted = wanted.view(op(x, dim, True).shape) if keepdim else wanted
@@ -354,7 +360,7 @@ def test_empty(op, device):
                 op(x, dim)
         assert op(x, 0).shape == (0, 2)
         return
-    wanted = {PROD: 1.0, ANY: False, ALL: True, COUNT: 0, LOGSUMEXP: -math.inf}[op]
+    wanted = {PROD: 1.0, ANY: False, ALL: True, COUNT: 0, LOGSUMEXP: -math.inf, NANSUM: 0.0}[op]
     for dim, shape in ((None, ()), (1, (3, 2)), (0, (0, 2)), ((0, 1), (2,))):
         result = op(x, dim)
         assert result.shape == shape and (result == wanted).all()
@@ -374,11 +380,14 @@ def test_scalars(op, device):
 def test_refused(device):
     """Complex numbers have no order, and no product here: NotImplementedError, in words."""
     z = torch.ones(3, dtype=torch.complex64, device=device)
-    for op in (*EXTREMA, PROD, LOGSUMEXP):
+    for op in (*EXTREMA, PROD, LOGSUMEXP, NANSUM):
         with pytest.raises(NotImplementedError, match=f"{op}.*complex"):
             op(z)
     with pytest.raises(NotImplementedError, match="complex"):
         torch_reduce.prod(z.real, dtype=torch.complex64)
+    for dtype, what in ((torch.complex64, "complex"), (torch.int64, "floating"), (torch.bool, "floating")):
+        with pytest.raises(NotImplementedError, match=f"nansum.*{what}"):
+            NANSUM(z.real, dtype=dtype)
 
 
 @every
@@ -395,7 +404,7 @@ def test_arguments(op, device):
         op.function(x, 0, 0)
     with pytest.raises(TypeError):
         op.function(x, nothing=1)
-    if op is not PROD:
+    if not op.has_dtype:
         with pytest.raises(TypeError):
             op.function(x, dtype=torch.float32)
     wrong = torch.empty(2, dtype=torch.complex64, device=device)
@@ -514,7 +523,7 @@ def test_compiled(op, device):
 def test_opcheck(op, device):
     x = elements((4, 30), "float32", op, 74, device)
     opcheck(op.operator.default, (x, [1]), {})
-    row = getattr(torch.ops.gpureduce, "prod" if op is PROD else f"_{op}")
+    row = getattr(torch.ops.gpureduce, op.name if op.has_dtype else f"_{op}")
     opcheck(row.default, (x.clone().requires_grad_(op in WITH_GRADIENTS), [0], True), {})
     out = torch.empty(4, dtype=op(x, 1).dtype, device=device)
     opcheck(op.operator.out, (x, [1]), {"out": out})

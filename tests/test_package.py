@@ -59,7 +59,7 @@ def test_every_operation_is_tested():
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("gpureduce::")]
     names = {name.removeprefix("gpureduce::").removesuffix(".out") for name in names if name.endswith(".out")}
     public = {name for name in names if not name.startswith("_")}
-    others = {"linalg_powsum", "linalg_vector_norm", "std", "var", "weighted_sum"}
+    others = {"linalg_powsum", "linalg_vector_norm", "segment_mean", "segment_sum", "std", "var", "weighted_sum"}
     assert public == {*map(str, [*OPERATIONS, *FAMILY]), *others}
     assert names >= {*map(str, NORMS), *map(str, POWSUMS)}
     assert all(callable(op.function) for op in [*OPERATIONS, *FAMILY, *NORMS, *POWSUMS])
@@ -70,7 +70,7 @@ def test_documented_and_typed():
     assert (PACKAGE / "py.typed").exists()
     wanted = {"__version__", "distributed", "explain", "ladder", "replace_torch_sum", "tune", *map(str, OPERATIONS)}
     wanted |= {"powsum", "vector_norm", "get_total_norm", "clip_grad_norm_", "weighted_sum", "dot", "replace"}
-    wanted |= {*map(str, FAMILY), "std", "var", "var_mean"}
+    wanted |= {*map(str, FAMILY), "segment_mean", "segment_sum", "std", "var", "var_mean"}
     assert set(torch_reduce.__all__) == wanted
     public = {name: getattr(torch_reduce, name) for name in wanted}
     for name, member in public.copy().items():

@@ -571,6 +571,11 @@ OTHERS = {
         (lambda x: (x / 4).exp2().prod(), lambda x: torch_reduce.prod((x / 4).exp2())),
         (lambda x: torch.prod(x, 0, True, out=x.new_empty(1, 5000)), lambda x: torch_reduce.prod(x, 0, True)),
     ],
+    "nansum": [
+        (lambda x: x.log().nansum(1), lambda x: torch_reduce.nansum(x.log(), 1)),
+        (lambda x: x.log().nansum(), lambda x: torch_reduce.nansum(x.log())),
+        (lambda x: torch.nansum(x, 0, out=x.new_empty(5000)), lambda x: torch_reduce.nansum(x, 0)),
+    ],
     "amax": [(lambda x: x.amax((0, 1)), torch_reduce.amax), (lambda x: x.amax(1), lambda x: torch_reduce.amax(x, 1))],
     "amin": [(lambda x: torch.amin(x, 1, out=x.new_empty(64)), lambda x: torch_reduce.amin(x, 1))],
     "any": [

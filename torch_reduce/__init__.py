@@ -22,8 +22,9 @@ from torch.compiler import is_dynamo_compiling
 
 from . import _arguments, _imports, _library
 from ._clip import clip_grad_norm_, get_total_norm
-from ._family import all, amax, amin, any, count_nonzero, logsumexp, prod
+from ._family import all, amax, amin, any, count_nonzero, logsumexp, nansum, prod
 from ._replace import replace, replace_torch_sum
+from ._segment import segment_mean, segment_sum
 from ._tuned import Tuned
 from ._variance import std, var, var_mean
 from ._weighted import dot, weighted_sum
@@ -43,10 +44,13 @@ __all__ = [
     "ladder",
     "logsumexp",
     "mean",
+    "nansum",
     "powsum",
     "prod",
     "replace",
     "replace_torch_sum",
+    "segment_mean",
+    "segment_sum",
     "std",
     "sum",
     "tune",

@@ -8,7 +8,8 @@ from torch.compiler import is_dynamo_compiling
 
 from . import _arguments, _library
 
-__all__ = ["all", "amax", "amin", "any", "count_nonzero", "logsumexp", "prod"]
+__all__ = ["all", "amax", "amin", "any", "count_nonzero", "logsumexp", "nansum", "prod"]
+_WITH_DTYPE = ("nansum", "prod")
 
 _Int: TypeAlias = int | Tensor
 _Dims: TypeAlias = _Int | tuple[_Int, ...] | list[_Int] | None
@@ -16,7 +17,7 @@ _Dtype: TypeAlias = torch.dtype | type[bool] | type[int] | type[float] | None
 
 _ops = torch.ops.gpureduce
 # Those of operators without dtype= begin with _: they are rows of csrc/operation.h.
-_direct = {name: _library.entry(name if name == "prod" else f"_{name}") for name in __all__}
+_direct = {name: _library.entry(name if name in _WITH_DTYPE else f"_{name}") for name in __all__}
 _call = _library.entry("call")
 
 
@@ -33,7 +34,7 @@ def _reduce(
         return result
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
     input, dim, keepdim, dtype, out = _arguments.read(name, given, others).values()
-    last = {"dtype": dtype} if name == "prod" else {}
+    last = {"dtype": dtype} if name in _WITH_DTYPE else {}
     operator = getattr(_ops, name)
     overload = operator.default
     if out is not None:
@@ -81,6 +82,42 @@ def prod(
     tensor([ 2., 12.])
     """
     return _reduce("prod", input, dim, keepdim, out, others, dtype)
+
+
+def nansum(
+    input: Tensor = None,
+    dim: _Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: _Dtype = None,
+    out: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """The sum over ``dim`` of all elements that are not NaN, with the semantics of :func:`torch.nansum`.
+
+    Args:
+        input: as for :func:`sum`, but real.
+        dim: as for :func:`sum`.
+        keepdim: as for :func:`sum`.
+        dtype: as for :func:`sum`, but real, and floating where ``input`` is.
+        out: as for :func:`sum`.
+        others: as for :func:`sum`.
+
+    Returns:
+        A tensor of ``input``'s shape without the reduced dimensions, as :func:`sum` returns it for an ``input`` in
+        which 0.0 stands wherever NaN does. It may be NaN: where infinities of both signs are added.
+
+    **Gradient.** That of the sum, and 0 for elements that are NaN.
+
+    Raises:
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
+        NotImplementedError: complex numbers, a ``dtype`` that is not floating though ``input`` is, or a dtype that
+            :func:`sum` does not take.
+
+    >>> torch_reduce.nansum(torch.tensor([[1.0, float("nan")], [3.0, 4.0]]), dim=1)
+    tensor([1., 7.])
+    """
+    return _reduce("nansum", input, dim, keepdim, out, others, dtype)
 
 
 def amax(

@@ -17,6 +17,7 @@ class replace(ContextDecorator):
     ====================  ======================================================================
     ``"sum"``             ``torch.sum``, and what :class:`replace_torch_sum` says
     ``"mean"``            ``torch.mean``, losses with ``reduction="mean"`` that take it
+    ``"nansum"``          ``torch.nansum``
     ``"prod"``            ``torch.prod``
     ``"amax"``            ``torch.amax``; and ``"amin"`` likewise
     ``"any"``, ``"all"``  ``torch.any``, ``torch.all``

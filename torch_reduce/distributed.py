@@ -1,10 +1,10 @@
 """Reductions of a sharded dimension and sums over the ranks of torch.distributed, with bits that no cut changes.
 
-``sum``, ``mean``, the norms, ``prod``, ``amax``, ``amin``, ``any``, ``all`` and ``count_nonzero`` reduce a tensor that
-is cut along one dimension, a shard a rank: every rank gets the bits that torch_reduce's function of that name gives for
-the whole tensor, at any number of ranks and wherever the cuts are. ``all_reduce`` and ``reduce_scatter`` add the ranks'
-tensors pairwise in rank order, whatever the backend and the network; ``ddp_hook`` and ``FSDPReduceScatter`` bring that
-to DistributedDataParallel and to ``fully_shard``.
+``sum``, ``mean``, ``nansum``, the norms, ``prod``, ``amax``, ``amin``, ``any``, ``all`` and ``count_nonzero`` reduce a
+tensor that is cut along one dimension, a shard a rank: every rank gets the bits that torch_reduce's function of that
+name gives for the whole tensor, at any number of ranks and wherever the cuts are. ``all_reduce`` and ``reduce_scatter``
+add the ranks' tensors pairwise in rank order, whatever the backend and the network; ``ddp_hook`` and
+``FSDPReduceScatter`` bring that to DistributedDataParallel and to ``fully_shard``.
 
 All functions are collective: every rank of the group calls them, with the same arguments but for the data.
 docs/distributed.md says what is exchanged, and what it costs.
@@ -40,6 +40,7 @@ __all__ = [
     "ddp_hook",
     "logsumexp",
     "mean",
+    "nansum",
     "powsum",
     "prod",
     "reduce_scatter",
@@ -206,6 +207,30 @@ def prod(
     return _reduce("prod", x, dim, keepdim, dtype, group, shard_dim, sizes)
 
 
+def nansum(
+    x: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+    group: dist.ProcessGroup | None = None,
+    shard_dim: int,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """The sum of all elements that are not NaN, of a tensor of which every rank holds a shard: as :func:`sum`, with
+    the bits of ``torch_reduce.nansum(global tensor, dim, keepdim, dtype=dtype)``.
+
+    Args:
+        x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`; ``x`` is real.
+        dtype: as for :func:`torch_reduce.nansum`.
+
+    Raises:
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
+        NotImplementedError: complex numbers, or a ``dtype`` that is not floating though ``x`` is.
+    """
+    return _reduce("nansum", x, dim, keepdim, dtype, group, shard_dim, sizes)
+
+
 def amax(
     x: Tensor,
     dim: Any = None,
@@ -340,6 +365,7 @@ def _root(operator: str) -> Callable[[Tensor, int], Tensor]:
 
 _OPERATIONS = {
     "sum": _Operation("sum"),
+    "nansum": _Operation("nansum", "real", "nansum"),
     "mean": _Operation("mean", last=lambda total, count: _quotient(total, count)),
     "prod": _Operation("prod", "product", "prod", "prod"),
     "_amax": _Operation("amax", "same", "_amax", "_amax", free=True),

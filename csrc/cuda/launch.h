@@ -26,6 +26,7 @@ cudaError_t reduce_family(const Launch& launch);
 // All else that kernels are compiled for, in the few variants that all operations have.
 cudaError_t reduce_squares(const Launch& launch);
 cudaError_t reduce_cubes(const Launch& launch);
+cudaError_t reduce_nansums(const Launch& launch);
 cudaError_t reduce_counts(const Launch& launch);
 cudaError_t reduce_largest(const Launch& launch);
 cudaError_t reduce_products(const Launch& launch);

@@ -85,7 +85,7 @@ cudaError_t run_typed(const Many& many, void* workspace) {
 
 bool takes_many(DType in, DType out, Map map) {
   const Accumulator own = info(in).accumulator;
-  return map == Map::square && is_compiled(map, own, info(in)) && is_direct(own, out);
+  return map == Map::square && is_compiled(map, own, in) && is_direct(own, out);
 }
 
 int64_t workspace_of(const Many& many) { return tiles_of(many, tile_chunks_of(many)) * size_of(info(many.in).accumulator); }

@@ -371,9 +371,10 @@ struct Any {
     } else {
       if (map == Map::nonzero) return mapped<Map::nonzero, Acc>(x);
       if constexpr (std::is_floating_point_v<Acc>) {
-        if (map == Map::magnitude) return mapped<Map::magnitude, Acc>(x);
-        if (map == Map::square) return mapped<Map::square, Acc>(x);
-        if (map == Map::cube) return mapped<Map::cube, Acc>(x);
+#define GPUREDUCE_MAP(name) \
+  if (map == Map::name) return mapped<Map::name, Acc>(signed_element(x));
+        GPUREDUCE_REAL_MAPS(GPUREDUCE_MAP)
+#undef GPUREDUCE_MAP
       }
       return addend<Acc>(signed_element(x));
     }
@@ -572,10 +573,15 @@ __device__ __forceinline__ Sums join_lanes(Sums (&leaves)[kLeaves]) {
   return leaves[0];
 }
 
-// Bytes, four at a time into one sum, with the byte dot product.
+// Counts of elements of 16 bits, which both halves of a word hold.
+template <class Element>
+constexpr bool kCountsPairs = std::is_same_v<Element, Mapped<uint16_t, Map::nonzero>>;
+
+// Small elements, all of a word into one sum.
 template <class Element, class Acc, int V>
-struct ByteLanes {
+struct WordLanes {
   static constexpr bool kOrderFree = true;
+  static constexpr int kWords = V * sizeof(Element) / 4;
   int32_t sum;
 
   __device__ __forceinline__ void clear() { sum = 0; }
@@ -585,40 +591,23 @@ struct ByteLanes {
   }
   __device__ __forceinline__ void add(const Vector<Element, V>& x) {
 #pragma unroll
-    for (int w = 0; w < V / 4; ++w) sum = add_bytes<Element>(x.word(w), sum);
+    for (int w = 0; w < kWords; ++w) {
+      if constexpr (kCountsPairs<Element>) sum += static_cast<int32_t>(__vminu2(x.word(w), 0x00010001u));
+      else sum = add_bytes<Element>(x.word(w), sum);
+    }
   }
   __device__ __forceinline__ void add(int, Element x) { sum += addend<int32_t>(x); }
-  __device__ __forceinline__ Acc join() const { return sum; }
-};
-
-// Counts of elements of 16 bits that are not zero, two at a time into both halves of one word.
-template <class Element, class Acc, int V>
-struct PairLanes {
-  static constexpr bool kOrderFree = true;
-  uint32_t sum;
-
-  __device__ __forceinline__ void clear() { sum = 0; }
-  __device__ __forceinline__ void start(const Vector<Element, V>& x) {
-    sum = 0;
-    add(x);
+  __device__ __forceinline__ Acc join() const {
+    if constexpr (kCountsPairs<Element>) return (sum & 0xffff) + (sum >> 16 & 0xffff);
+    else return sum;
   }
-  __device__ __forceinline__ void add(const Vector<Element, V>& x) {
-#pragma unroll
-    for (int w = 0; w < V / 2; ++w) sum += __vminu2(x.word(w), 0x00010001u);
-  }
-  __device__ __forceinline__ void add(int, Element x) { sum += addend<int32_t>(x); }
-  __device__ __forceinline__ Acc join() const { return static_cast<Acc>((sum & 0xffff) + (sum >> 16)); }
 };
 
 template <class Element, class Acc, int V>
 struct RowLanesOf {
-  static constexpr bool kBytes = V % 4 == 0 && sizeof(Element) == 1 && std::is_same_v<Lane<Element, Acc>, int32_t>;
-  using type = std::conditional_t<kBytes, ByteLanes<Element, Acc, V>, Lanes<Element, Acc, V>>;
-};
-template <class Acc, int V>
-struct RowLanesOf<Mapped<uint16_t, Map::nonzero>, Acc, V> {
-  using Element = Mapped<uint16_t, Map::nonzero>;
-  using type = std::conditional_t<V % 2 == 0, PairLanes<Element, Acc, V>, Lanes<Element, Acc, V>>;
+  static constexpr bool kBytes = sizeof(Element) == 1 && std::is_same_v<Lane<Element, Acc>, int32_t>;
+  static constexpr bool kWords = V * sizeof(Element) % 4 == 0 && (kBytes || kCountsPairs<Element>);
+  using type = std::conditional_t<kWords, WordLanes<Element, Acc, V>, Lanes<Element, Acc, V>>;
 };
 template <class Element, class Acc, int V>
 using RowLanes = typename RowLanesOf<Element, Acc, V>::type;

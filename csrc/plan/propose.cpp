@@ -174,22 +174,6 @@ bool is_direct(const Reduction& r) {
 
 bool writes_results(const Reduction& r) { return is_direct(r) || is_lean(r); }
 
-// Rare dtypes of rare operations, whose kernels are left out for the library's size.
-static bool is_left_out(const Reduction& r) {
-  switch (r.map) {
-    case Map::factor:
-    case Map::exponent:
-    case Map::cube: return r.in == DType::Half;
-    default: break;
-  }
-  switch (r.accumulator) {
-    case Accumulator::f64: return info(r.in).size == 2;
-    case Accumulator::largest_f64: return r.in == DType::Double;
-    case Accumulator::largest_i64: return info(r.in).size == 2;
-    default: return false;
-  }
-}
-
 bool is_typed(const Reduction& r) {
   const Problem& p = r.problem;
   const bool plain = !r.negate && !r.conjugate;
@@ -197,7 +181,7 @@ bool is_typed(const Reduction& r) {
   const bool near = fits_fast_nest(p.kept, p.outputs) && fits_fast_nest(p.reduced, p.length);
   const int thin = is_plain_sum(r.map, r.accumulator, info(r.in)) ? kLanes : kLoads;  // what the thin kernel takes
   const bool few = columnwise(p) || p.length <= thin || counts_rows(p);
-  return plain && near && few && is_compiled(r.map, r.accumulator, info(r.in)) && !is_left_out(r);
+  return plain && near && few && is_compiled(r.map, r.accumulator, r.in);
 }
 
 bool is_lean(const Reduction& r) { return !is_typed(r) || !is_plain_sum(r.map, r.accumulator, info(r.in)); }

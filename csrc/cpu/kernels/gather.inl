@@ -62,10 +62,11 @@ void map_numbers(T* x, int64_t n, Map map, int64_t lowest) {
     if (map == Map::negative) each([=](T v) { return ~moved(v); });
     else if (lowest != 0) each(moved);
   } else {
-    if (map == Map::square) each([](T v) { return mapped<Map::square, T>(v); });
-    else if (map == Map::cube) each([](T v) { return mapped<Map::cube, T>(v); });
-    else if (map == Map::magnitude) each([](T v) { return mapped<Map::magnitude, T>(v); });
-    else if (map == Map::negative_magnitude) each([](T v) { return mapped<Map::negative_magnitude, T>(v); });
+#define GPUREDUCE_MAP(name) \
+  if (map == Map::name) return each([](T v) { return mapped<Map::name, T>(v); });
+    GPUREDUCE_REAL_MAPS(GPUREDUCE_MAP)
+#undef GPUREDUCE_MAP
+    if (map == Map::negative_magnitude) each([](T v) { return mapped<Map::negative_magnitude, T>(v); });
     else if (map == Map::negative) each([](T v) { return -v; });
   }
 }

@@ -1,0 +1,179 @@
+#include "segment.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "exact_floats.h"
+#include "plan.h"
+#include "sum.h"
+
+namespace gpureduce::cpu {
+
+namespace {
+
+constexpr int64_t kSegmentGrain = 64;   // elements that take as long as what a segment costs beside them
+constexpr int64_t kShortBytes = 4096;   // of a short segment's accumulators, on the stack
+constexpr int64_t kShortWork = 4096;    // elements of all columns, from which on kernels with wide vectors pay
+constexpr int64_t kTasksPerThread = 8;  // so that none waits long for the last
+
+int64_t offset(const Segments& s, int64_t i) {
+  return s.wide ? static_cast<const int64_t*>(s.offsets)[i] : static_cast<const int32_t*>(s.offsets)[i];
+}
+
+int64_t plus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
+template <class Acc>
+Acc plus(Acc a, Acc b) {
+  return a + b;
+}
+
+// One segment as a reduction of its own. It has elements.
+void run_alone(const Segments& s, int64_t number) {
+  const int64_t begin = offset(s, number), length = offset(s, number + 1) - begin;
+  Reduction r = s.reduction;
+  r.input = static_cast<const char*>(r.input) + begin * s.stride * info(r.in).size;
+  r.output = static_cast<char*>(r.output) + number * s.result_pitch * info(r.out).size;
+  r.problem.length = length;
+  r.problem.reduced = {};
+  if (length > 1) r.problem.reduced.push_back({length, s.stride});
+  run(r);
+}
+
+// Calls f with the last kept dim, and where it begins in the input and in the results, for each place in the others.
+template <class F>
+void for_each_run(const Problem& p, F f) {
+  const KeptDim last = p.kept.empty() ? KeptDim{1, 0, 0} : p.kept.back();
+  const int64_t runs = p.outputs / last.size;
+  for (int64_t i = 0; i < runs; ++i) {
+    int64_t in = 0, out = 0, rest = i;
+    for (int d = static_cast<int>(p.kept.size()) - 2; d >= 0; --d) {
+      const int64_t at = rest % p.kept[d].size;
+      in += at * p.kept[d].stride;
+      out += at * p.kept[d].out_stride;
+      rest /= p.kept[d].size;
+    }
+    f(last, in, out);
+  }
+}
+
+// The results of no elements.
+void write_empty(const Segments& s, int64_t number) {
+  const Reduction& r = s.reduction;
+  const double each = r.finish == Finish::quotient ? NAN : 0;
+  for_each_run(r.problem, [&](const KeptDim& run, int64_t, int64_t out) {
+    for (int64_t c = 0; c < run.size; ++c)
+      store(r.output, number * s.result_pitch + out + c * run.out_stride, r.out, Complex<double>{each, each});
+  });
+}
+
+// Rounds sums to any dtype, which is a lot of code: it is compiled once for each accumulator.
+template <class Acc>
+[[gnu::noinline]] void store_short(const Reduction& r, int64_t place, int64_t stride, const Acc* sums, int64_t columns,
+                                   int64_t length) {
+  for (int64_t c = 0; c < columns; ++c) {
+    if (r.finish == Finish::none) store(r.output, place + c * stride, r.out, sums[c]);
+    else store(r.output, place + c * stride, r.out, quotient(sums[c], length));
+  }
+}
+
+// Sums short segments, of up to kLanes rows: every element is a leaf. Some columns at a time are copied to `buffer`, and
+// joined.
+template <class In, class Acc>
+void run_short(const Segments& s, int64_t number, int64_t begin, int64_t length) {
+  const Reduction& r = s.reduction;
+  const In* const input = static_cast<const In*>(r.input) + begin * s.stride;
+  constexpr int64_t kRoom = kShortBytes / sizeof(Acc);
+  Acc buffer[kRoom];
+  const int64_t most = kRoom / length;  // columns
+  for_each_run(r.problem, [&](const KeptDim& run, int64_t in, int64_t out) {
+    for (int64_t first = 0; first < run.size; first += most) {
+      const int64_t columns = std::min(most, run.size - first);
+      const In* x = input + in + first * run.stride;
+      for (int64_t e = 0; e < length; ++e) {
+        for (int64_t c = 0; c < columns; ++c) buffer[e * columns + c] = addend<Acc>(x[e * s.stride + c * run.stride]);
+      }
+      for (int64_t n = length; n > 1; n = (n + 1) / 2) {
+        for (int64_t p = 0; p < n / 2; ++p) {
+          Acc *const to = buffer + p * columns, *const from = buffer + 2 * p * columns;
+          for (int64_t c = 0; c < columns; ++c) to[c] = plus(from[c], from[columns + c]);
+        }
+        if (n % 2) std::copy_n(buffer + (n - 1) * columns, columns, buffer + n / 2 * columns);
+      }
+      const int64_t place = number * s.result_pitch + out + first * run.out_stride;
+      store_short(r, place, run.out_stride, buffer, columns, length);
+    }
+  });
+}
+
+using Short = void (*)(const Segments&, int64_t number, int64_t begin, int64_t length);
+
+// run_short for these elements, or null: what is summed in an accumulator that is not the elements' own takes longer.
+Short short_of(const Reduction& r) {
+  if (r.map != Map::value || r.negate || r.conjugate || r.accumulator != info(r.in).accumulator) return nullptr;
+  switch (r.in) {
+#define GPUREDUCE_SHORT(name, type, kind, own, wide, family) \
+  case DType::name: return run_short<type, Sum<Accumulator::own>>;
+    GPUREDUCE_DTYPES(GPUREDUCE_SHORT)
+#undef GPUREDUCE_SHORT
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void check_offsets(const Segments& s) {
+  int64_t before = 0;
+  for (int64_t i = 0; i <= s.count; ++i) {
+    const int64_t here = offset(s, i);
+    TORCH_CHECK(here >= 0 && here <= s.length, "offsets: expected each in [0, ", s.length, "], the size of dim, but entry ", i,
+                " is ", here);
+    TORCH_CHECK(here >= before, "offsets: expected each to be no less than the one before, but entry ", i, " is ", here,
+                " after ", before);
+    before = here;
+  }
+}
+
+void run(const Segments& s) {
+  const int64_t outputs = s.reduction.problem.outputs, first = offset(s, 0);
+  const auto work_before = [&](int64_t i) {
+    return static_cast<double>(offset(s, i) - first) * static_cast<double>(outputs) + static_cast<double>(i * kSegmentGrain);
+  };
+  const double all = work_before(s.count);
+  const int threads = at::in_parallel_region() || all < 2 * kGrain ? 1 : at::get_num_threads();
+  const int64_t tasks = threads == 1 ? 1 : threads * kTasksPerThread;
+  const Short take_short = short_of(s.reduction);
+  const int64_t longest = std::min<int64_t>(kLanes, kShortBytes / size_of(s.reduction.accumulator));
+  const auto is_short = [&](int64_t length) { return take_short && length <= longest && length * outputs <= kShortWork; };
+  // A segment of more than a task's share is summed by all threads.
+  const auto is_large = [&](int64_t length) {
+    const double work = static_cast<double>(length) * static_cast<double>(outputs);
+    return tasks > 1 && work > all / static_cast<double>(tasks) && work > 2 * kGrain;
+  };
+  const auto task_begin = [&](int64_t task) {  // the first segment that no earlier task takes
+    int64_t low = 0, high = s.count;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (work_before(middle) * static_cast<double>(tasks) < all * static_cast<double>(task)) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  };
+  at::parallel_for(0, tasks, tasks == 1 ? 2 : 1, [&](int64_t begin, int64_t end) {
+    const ExactFloats exact;
+    const int64_t last = end == tasks ? s.count : task_begin(end);
+    for (int64_t i = begin == 0 ? 0 : task_begin(begin); i < last; ++i) {
+      const int64_t from = offset(s, i), length = offset(s, i + 1) - from;
+      if (length == 0) write_empty(s, i);
+      else if (is_short(length)) take_short(s, i, from, length);
+      else if (!is_large(length)) run_alone(s, i);
+    }
+  });
+  if (tasks == 1) return;
+  for (int64_t i = 0; i < s.count; ++i) {
+    const int64_t length = offset(s, i + 1) - offset(s, i);
+    if (length > 0 && !is_short(length) && is_large(length)) run_alone(s, i);
+  }
+}
+
+}  // namespace gpureduce::cpu

@@ -1,0 +1,83 @@
+#include "segment/launch.cuh"
+
+namespace gpureduce::cuda {
+
+namespace {
+
+// Elements of any dtype and layout, converted one by one at run time.
+template <class Acc>
+cudaError_t convert_segments(const SegmentsLaunch& launch) {
+  const Reduction& r = launch.segments.reduction;
+  const Any<Acc> any{r.input, policy_of(launch), r.in, r.map, r.negate, r.conjugate};
+  return launch_segment_rows<Converted<Acc>, Acc>(launch, Converted<Acc>{any});
+}
+
+// Bytes of an accumulator: where elements are converted, real numbers have that of complex ones.
+int64_t accumulator_bytes(const Segments& s) {
+  const Accumulator a = s.reduction.accumulator;
+  const bool doubles = !are_rows(s) && !are_columns(s) && (a == Accumulator::f32 || a == Accumulator::f64);
+  return (doubles ? 2 : 1) * size_of(a);
+}
+
+}  // namespace
+
+template <class Acc>
+cudaError_t join_rows(const SegmentsLaunch& launch) {
+  const Segments& s = launch.segments;
+  const Problem& p = s.reduction.problem;
+  const SegmentCut cut = rows_cut(s, launch.multiprocessors);
+  const JoinRowArgs<Acc> args{tiles_of(launch, cut, p.outputs),
+                              cut.row_tiles,
+                              kept_nest<kMaxRank>(p),
+                              output_of<Acc>(s),
+                              static_cast<const int64_t*>(launch.workspace),
+                              partials_of<Acc>(launch, cut)};
+  return start_segments(launch, join_segment_rows<Acc>, ceil_div(cut.tiles, kJoinWarps), kJoinWarps * kWarp, args);
+}
+template cudaError_t join_rows<float>(const SegmentsLaunch&);
+
+template <class Acc>
+cudaError_t join_columns(const SegmentsLaunch& launch, int vector) {
+  const Segments& s = launch.segments;
+  const ColumnTiles columns = column_tiles(s, vector);
+  const SegmentCut cut = columns_cut(s, columns);
+  const int64_t outputs = s.reduction.problem.outputs, joined = ceil_div(outputs, kWarp);
+  const JoinColumnArgs<Acc> args{tiles_of(launch, cut, 1), outputs, __builtin_ctz(columns.groups), output_of<Acc>(s),
+                                 partials_of<Acc>(launch, cut)};
+  return start_segments(launch, join_segment_columns<Acc>, join_blocks(cut.tiles) * joined, kJoinWarps * kWarp, args,
+                        static_cast<uint32_t>(joined));
+}
+template cudaError_t join_columns<float>(const SegmentsLaunch&, int);
+
+int64_t workspace_of(const Segments& s, int multiprocessors) {
+  const bool rows = are_rows(s) || !are_columns(s);
+  const SegmentCut cut = rows ? rows_cut(s, multiprocessors) : columns_cut(s, column_tiles(s, vector_of(s)));
+  return cut.record_bytes() + cut.partials * accumulator_bytes(s);
+}
+
+cudaError_t run_segments(const SegmentsLaunch& launch) {
+  const Segments& s = launch.segments;
+  if (are_rows(s) || are_columns(s)) {
+    switch (s.reduction.in) {
+#define GPUREDUCE_FAMILY(name, type, kind, own, wide, family)                           \
+  case DType::name:                                                                     \
+    if constexpr (Family::family == Family::single || Family::family == Family::half) { \
+      return segments_of_family<Family::family>(launch);                                \
+    }                                                                                   \
+    break;
+      GPUREDUCE_DTYPES(GPUREDUCE_FAMILY)
+#undef GPUREDUCE_FAMILY
+    }
+    return cudaErrorInvalidValue;
+  }
+  switch (s.reduction.accumulator) {
+    case Accumulator::f32:
+    case Accumulator::c64: return convert_segments<Complex<float>>(launch);
+    case Accumulator::f64:
+    case Accumulator::c128: return convert_segments<Complex<double>>(launch);
+    case Accumulator::i64: return convert_segments<int64_t>(launch);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace gpureduce::cuda

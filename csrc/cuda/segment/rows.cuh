@@ -1,0 +1,485 @@
+// Segments whose elements lie one stride apart, each reduced to one number. A warp owns a run of positions (tiles.cuh). The
+// elements of its items are neighbours in memory, so they stream through its ring in shared memory, which bulk copies fill far
+// ahead, whatever the segments' lengths are; from there they are read at any alignment. Tiny segments are a thread's each,
+// others the warp's, chunk by chunk. A second kernel joins the chunks of segments that several warps have.
+#pragma once
+
+#include <cuda/ptx>
+
+#include "tiles.cuh"
+
+namespace gpureduce::cuda {
+
+constexpr int kRowWarps = 4;   // of a block
+constexpr int kRowBlocks = 5;  // a multiprocessor, of those with rings
+constexpr int kRowWeight = 4;
+constexpr int kLeastRowTile = 256, kMostRowTile = kWarp * kChunk;
+constexpr int kRingBytes = 8192, kStageBytes = 2048, kStages = kRingBytes / kStageBytes;
+constexpr int kRowGroups = kLanes / kWarp;
+constexpr int kShort = 4 * kWarp;  // elements of a segment that a warp takes with its neighbours
+constexpr int kTiny = kWarp;       // and of one that a thread takes
+constexpr int kTinyBatch = 8;      // elements that it joins at once
+constexpr int kSegmentsAhead = 256;
+
+// Elements of any dtype, converted one by one. The accumulator is complex, or of integers: a real number's is the real part of
+// a complex one.
+template <class Acc>
+struct Converted {
+  using Element = Acc;
+  static constexpr int kRank = kMaxRank;
+  Any<Acc> any;
+
+  __device__ __noinline__ Acc load(int64_t offset) const {
+    switch (any.dtype) {
+#define GPUREDUCE_CASE(name, type, kind, accumulator, wide, family) \
+  case DType::name: return convert(load_vector<type, 1>(static_cast<const type*>(any.base) + offset, any.policy)[0]);
+      GPUREDUCE_DTYPES(GPUREDUCE_CASE)
+#undef GPUREDUCE_CASE
+    }
+    return {};
+  }
+
+ private:
+  template <class In>
+  __device__ __forceinline__ Acc convert(In x) const {
+    if (any.map == Map::nonzero) return mapped<Map::nonzero, Acc>(x);
+    return addend<Acc>(any.signed_element(x));
+  }
+};
+template <class Source>
+constexpr bool kConverts = false;
+template <class Acc>
+constexpr bool kConverts<Converted<Acc>> = true;
+
+template <class Source, class Acc>
+struct SegmentRowArgs {
+  Source source;
+  int64_t stride;
+  SegmentTiles tiles;
+  int64_t row_tiles;         // tiles of a row: none has segments of two
+  Nest<Source::kRank> kept;  // of rows
+  SegmentOutput<Acc> output;
+  int64_t* unfinished;  // for each tile: the segment that begins in it and ends in another, or -1; null: there is one tile
+  Acc* partials;
+};
+
+// Where a chunk's sum stands, of a segment of several. A segment's last chunk may begin near the next segment, and so has a
+// place beside the others'.
+__device__ __forceinline__ int64_t chunk_slot(const SegmentTiles& t, int64_t row, int64_t begin, int64_t chunk,
+                                              int64_t chunks) {
+  return 2 * (row * (t.length / kChunk + 1) + begin / kChunk + chunk) + (chunk == chunks - 1);
+}
+
+__device__ __forceinline__ int64_t chunks_of(int64_t length) { return (length + kChunk - 1) / kChunk; }
+
+// Elements `begin` to `end` of a row as a warp takes them: in order. Places count from the stream's own first one.
+template <class Source, class Acc>
+class RowStream {
+  using Element = typename Source::Element;
+  static constexpr int kSize = sizeof(Element), kInGranule = kGranule / kSize, kInLine = kLine / kSize;
+
+ public:
+  static constexpr int kMost = kRingBytes / 2 / kSize;                // elements that are there together
+  static constexpr int kStep = kLanes * (kSize < 4 ? 4 / kSize : 1);  // of a chunk, that are taken together
+  static_assert(kStep * kSize <= kRingBytes / 2);
+  struct Shared {
+    char ring[kRingBytes];
+    uint64_t full[kStages];
+  };
+
+  __device__ __forceinline__ RowStream(Shared& shared, const SegmentRowArgs<Source, Acc>& a)
+      : shared_(shared), source_(a.source) {
+#if __CUDA_ARCH__ >= 900
+    if (lane() == 0)
+      for (int s = 0; s < kStages; ++s) ::cuda::ptx::mbarrier_init(shared.full + s, 1);
+    ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
+    __syncwarp();
+#endif
+  }
+
+  // `row`: where the row begins. Returns the place of `begin`.
+  __device__ __forceinline__ int start(int64_t row, int64_t length, int64_t begin, int64_t end) {
+    // A stage begins at a line, here as there.
+    const int shift = source_.template misalignment<kInLine>(row + begin), whole = shift / kInGranule * kInGranule;
+    wait(end_);
+    begin_ = row + begin - shift;
+    end_ = end > begin ? static_cast<int>(end - begin) + shift : 0;
+    // Granules with elements of the row alone; the others' are read one by one.
+    low_ = shift - whole > begin ? whole + kInGranule : whole;
+    const int past_end = source_.template misalignment<kInGranule>(row + length);
+    high_ = static_cast<int>(min(row + length - past_end - begin_, int64_t{(end_ + kInGranule - 1) / kInGranule * kInGranule}));
+    before_ += stages_;
+    stages_ = (end_ + kStage - 1) / kStage;
+    filled_ = waited_ = 0;
+    __syncwarp();
+    if (end_ > 0) put(shift, min(low_, end_));
+#pragma unroll 1
+    while (filled_ < min(stages_, kStages)) fill();
+    return shift;
+  }
+
+  // Until all elements before a place are there.
+  __device__ __forceinline__ void wait(int end) {
+#pragma unroll 1
+    for (; waited_ < stages_ && waited_ * kStage < end; ++waited_) {
+#if __CUDA_ARCH__ >= 900
+      const uint32_t stage = before_ + waited_;
+#pragma unroll 1
+      while (!::cuda::ptx::mbarrier_try_wait_parity(shared_.full + stage % kStages, stage / kStages & 1)) {
+      }
+#endif
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ Element operator[](int place) const { return *at(place); }
+  __device__ __forceinline__ Element* at(int place) const {
+    return reinterpret_cast<Element*>(shared_.ring + (before_ * kStageBytes + place * kSize) % kRingBytes);
+  }
+  // Whether the kStep elements from a place on stand one after the other.
+  __device__ __forceinline__ bool is_straight(int place) const {
+    return (before_ * kStageBytes + place * kSize) % kRingBytes <= kRingBytes - kStep * kSize;
+  }
+  // Elements before a place are not read any more.
+  __device__ __forceinline__ void release(int end) {
+    __syncwarp();
+#pragma unroll 1
+    while (filled_ < stages_ && (filled_ - kStages + 1) * kStage <= end) fill();
+  }
+
+ private:
+  static constexpr int kStage = kStageBytes / kSize;
+  static __device__ __forceinline__ int lane() { return threadIdx.x % kWarp; }
+  // Fewer than a granule's.
+  __device__ __forceinline__ void put(int begin, int end) const {
+    const int i = begin + lane();
+    if (i < end) *at(i) = source_.template load<1>(begin_ + i)[0];
+  }
+  __device__ __forceinline__ void fill() {
+    const int begin = max(filled_ * kStage, low_), end = min((filled_ + 1) * kStage, high_);
+#if __CUDA_ARCH__ >= 900
+    if (lane() == 0) {
+      namespace ptx = ::cuda::ptx;
+      uint64_t* const full = shared_.full + (before_ + filled_) % kStages;
+      const uint32_t bytes = end > begin ? (end - begin) * kSize : 0;
+      ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, full, bytes);
+      if (bytes > 0) {
+        // Not cuda::ptx::cp_async_bulk, which takes no policy.
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                static_cast<uint32_t>(__cvta_generic_to_shared(at(begin)))),
+            "l"(__cvta_generic_to_global(source_.address(begin_ + begin))), "r"(bytes),
+            "r"(static_cast<uint32_t>(__cvta_generic_to_shared(full))), "l"(source_.policy)
+            : "memory");
+      }
+    }
+#else
+    for (int i = begin + lane() * kInGranule; i < end; i += kWarp * kInGranule)
+      reinterpret_cast<Vector<Element, kInGranule>*>(at(i))->bits = source_.template load<kInGranule>(begin_ + i).bits;
+#endif
+    if (++filled_ == stages_) put(max(high_, static_cast<int>(low_)), end_);
+  }
+
+  Shared& shared_;
+  const Source& source_;
+  int64_t begin_ = 0;  // where place 0 is
+  int end_ = 0, low_ = 0, high_ = 0;
+  int stages_ = 0, filled_ = 0, waited_ = 0;
+  uint32_t before_ = 0;  // stages of the streams before
+};
+
+// Elements that are converted one by one, when they are needed.
+template <class Acc>
+class RowStream<Converted<Acc>, Acc> {
+ public:
+  static constexpr int kMost = kWarp * kShort, kStep = 0;
+  struct Shared {};
+
+  __device__ __forceinline__ RowStream(Shared&, const SegmentRowArgs<Converted<Acc>, Acc>& a)
+      : source_(a.source), stride_(a.stride) {}
+  __device__ __forceinline__ int start(int64_t row, int64_t, int64_t begin, int64_t) {
+    begin_ = row + begin * stride_;
+    return 0;
+  }
+  __device__ __forceinline__ void wait(int) const {}
+  __device__ __forceinline__ void release(int) const {}
+  __device__ __forceinline__ Acc operator[](int place) const { return source_.load(begin_ + place * stride_); }
+
+ private:
+  const Converted<Acc>& source_;
+  int64_t stride_, begin_ = 0;
+};
+
+// The sum of the `length` elements from a place on, a chunk at most, by a warp.
+template <class Acc, class Stream>
+__device__ __forceinline__ Acc chunk_sum(Stream& in, int first, int length) {
+  const int lane = threadIdx.x % kWarp;
+  constexpr int kGroups = kRowGroups;
+  Acc v[kGroups];
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) v[g] = padding<Acc>();
+  int done = 0;
+#pragma unroll 1
+  while (done < length) {
+    const int begin = first + done;
+    if constexpr (Stream::kStep > 0) {
+      if (length - done >= Stream::kStep && in.is_straight(begin)) {
+        in.wait(begin + Stream::kStep);
+        const auto* const mine = in.at(begin + lane);
+#pragma unroll
+        for (int i = 0; i < Stream::kStep; i += kWarp) v[i / kWarp % kGroups] = v[i / kWarp % kGroups] + addend<Acc>(mine[i]);
+        done += Stream::kStep;
+        in.release(first + done);
+        continue;
+      }
+    }
+    const int here = min(length - done, kLanes);
+    in.wait(begin + here);
+    Acc x[kGroups];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      x[g] = padding<Acc>();
+      if (g * kWarp + lane < here) x[g] = addend<Acc>(in[begin + g * kWarp + lane]);
+    }
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) v[g] = v[g] + x[g];
+    done += here;
+    in.release(first + done);
+  }
+  return warp_join_groups(v);
+}
+
+// The same of up to kShort elements, which are there.
+template <class Acc, class Stream>
+__device__ __forceinline__ Acc short_sum(const Stream& in, int first, int length) {
+  const int lane = threadIdx.x % kWarp;
+  Acc v[kShort / kWarp];
+#pragma unroll
+  for (int g = 0; g < kShort / kWarp; ++g) {
+    v[g] = padding<Acc>();
+    if (g * kWarp + lane < length) v[g] = addend<Acc>(in[first + g * kWarp + lane]);
+  }
+  return warp_join_groups(v);
+}
+
+// The sum of a tiny segment, by a thread, of whose warp none has more than `most`. Each thread reads its elements in an order
+// of its own, so that those of segments of one length do not meet in a bank. An exclusive or leaves neighbours what they are,
+// if in turn left and right, so the sum's bits are the same.
+template <class Acc, class Stream>
+__device__ __forceinline__ Acc tiny_sum(const Stream& in, int first, int length, int most) {
+  const int lane = threadIdx.x % kWarp, turn = length > 1 ? lane & ((2 << (31 - __clz(length - 1))) - 1) : 0;
+  const auto batch = [&](int b) {
+    Acc x[kTinyBatch];
+#pragma unroll
+    for (int j = 0; j < kTinyBatch; ++j) {
+      const int e = (b * kTinyBatch + j) ^ turn;
+      x[j] = padding<Acc>();
+      if (e < length) x[j] = addend<Acc>(in[first + e]);
+    }
+    return join_neighbours(x);
+  };
+  Acc left = padding<Acc>(), v = left;
+#pragma unroll 1
+  for (int b = 0; b * kTinyBatch < most; ++b) {
+    const Acc x = batch(b);
+    if (b < 2) left = left + x;
+    else v = v + x;
+  }
+  return left + v;
+}
+
+template <class Source, class Acc>
+__global__ void __launch_bounds__(kRowWarps* kWarp, kConverts<Source> ? 4 : kRowBlocks)
+    segment_rows(const __grid_constant__ SegmentRowArgs<Source, Acc> a) {
+  using Stream = RowStream<Source, Acc>;
+  __shared__ __align__(kLine) typename Stream::Shared shared[kRowWarps];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const SegmentTiles& t = a.tiles;
+  Stream in(shared[warp], a);
+  wait_for_previous_kernel();
+  allow_next_kernel();
+
+#pragma unroll 1
+  for (int64_t tile = int64_t{blockIdx.x} * kRowWarps + warp; tile < t.tiles; tile += int64_t{gridDim.x} * kRowWarps) {
+    const int64_t row = a.row_tiles == t.tiles ? 0 : tile / a.row_tiles, in_row = tile - row * a.row_tiles;
+    const int64_t tile_begin = in_row * t.tile, tile_end = tile_begin + t.tile;
+    const Offsets kept = a.kept.at(row);
+    const auto write = [&](int64_t number, int64_t length, Acc v) {
+      Acc one[1] = {v};
+      a.output.template write<kConverts<Source>>(kept.out + number * t.result_pitch, length, one);
+    };
+
+    // The segments that begin in the tile. Every tile finds the same end as the next one its begin: so all of them are taken.
+    int64_t found[2];
+    t.first_in_row({tile_begin, tile_end}, found);
+    const int64_t first = in_row == 0 ? 0 : found[0], end = in_row == a.row_tiles - 1 ? t.segments : found[1];
+    CUDA_KERNEL_ASSERT(first <= end && "offsets: each must be no less than the one before");
+    // How many chunks of a segment begin before a position.
+    const auto chunks_before = [&](const SegmentPlace& s, int64_t position) {
+      return min(max((position - s.position + kChunk - 1) / kChunk, int64_t{1}), chunks_of(s.length));
+    };
+    // Three segments' places at once: of the one before, of the first, and of the last.
+    const int64_t looked = lane == 0 ? first - 1 : lane == 1 ? first : end - 1;
+    const SegmentPlace found_places = t.place_in_row(looked, t.ends_in_row(looked));
+    SegmentEnds next = t.ends_in_row(first - 1 + lane);
+    const auto place_by = [&](int lane) {
+      SegmentPlace s;
+      s.begin = shuffle(found_places.begin, lane);
+      s.length = shuffle(found_places.length, lane);
+      s.position = shuffle(found_places.position, lane);
+      return s;
+    };
+    const SegmentPlace before = place_by(0), last = place_by(2);
+    const int64_t first_begin = shuffle(found_places.begin, 1);
+    const int64_t chunk = first > 0 ? chunks_before(before, tile_begin) : 0;  // of the segment before the first
+    const int64_t chunk_end = first > 0 ? chunks_before(before, tile_end) : 0;
+    int64_t begin = before.begin + chunk * kChunk, stop = min(before.begin + chunk_end * kChunk, before.begin + before.length);
+    bool unfinished = false;
+    if (first < end) {
+      if (chunk == chunk_end) begin = first_begin;
+      const int64_t chunks = chunks_before(last, tile_end);
+      unfinished = chunks < chunks_of(last.length);
+      stop = min(last.begin + chunks * kChunk, last.begin + last.length);
+    }
+    if (a.unfinished && lane == 0) a.unfinished[tile] = unfinished ? end - 1 : -1;
+    if (first == end && chunk == chunk_end) continue;
+    stop = min(stop, begin + t.tile + kChunk);  // also where offsets do not ascend
+    const int origin = in.start(kept.in, t.length, begin, stop);
+    const auto place_of = [&](int64_t element) { return origin + static_cast<int>(element - begin); };
+
+    // The segments, 32 at a time; before the first, the rest of the one that began in another tile.
+#pragma unroll 1
+    for (int64_t base = first - 1; base < end; base += kWarp) {
+      const auto [own_begin, own_end] = next;
+      CUDA_KERNEL_ASSERT(own_begin >= 0 && own_begin <= own_end && own_end <= t.length &&
+                         "offsets: each must be no less than the one before, and in [0, the size of dim]");
+      const bool is_rest = base < first;
+      const int count = static_cast<int>(min(end - base, int64_t{kWarp}));
+      const int length = static_cast<int>(min(own_end - own_begin, int64_t{kShort + 1})), from = place_of(own_begin);
+      const bool is_short = lane < count && length <= kShort && !(is_rest && lane == 0);
+      next = t.ends_in_row(base + kWarp + lane);
+      t.prefetch(base + kSegmentsAhead + lane);
+      int at = base < 0 ? 1 : 0;
+#pragma unroll 1
+      while (at < count) {
+        // Short ones that fit into the ring together.
+        const int at_place = shuffle(from, at);
+        const unsigned others = ~__ballot_sync(~0u, lane < at || (is_short && from + length - at_place <= Stream::kMost));
+        const int upto = others ? __ffs(others) - 1 : kWarp;
+        if (upto <= at) {
+          // Chunks of a segment. If they are not all of it, another kernel joins them.
+          const SegmentPlace own = t.place_in_row(base + at, {shuffle(own_begin, at), shuffle(own_end, at)});
+          const bool rest = is_rest && at == 0;
+          const int64_t chunks = chunks_of(own.length), c_end = rest ? chunk_end : chunks_before(own, tile_end);
+          const bool all = !rest && c_end == chunks;
+          Acc mine = padding<Acc>();
+#pragma unroll 1
+          for (int64_t c = rest ? chunk : 0; c < c_end; ++c) {
+            const int here = static_cast<int>(min(own.length - c * kChunk, int64_t{kChunk}));
+            const Acc v = chunk_sum<Acc>(in, place_of(own.begin + c * kChunk), here);
+            if (all && c == lane) mine = v;
+            if (!all && lane == 0) a.partials[chunk_slot(t, row, own.begin, c, chunks)] = v;
+          }
+          if (all) {
+            mine = warp_join(mine);
+            if (lane == 0) write(base + at, own.length, mine);
+          }
+          ++at;
+          continue;
+        }
+        const bool mine = lane >= at && lane < upto;
+        const int end_place = shuffle(from + length, upto - 1);
+        in.wait(end_place);
+        const int tiny = mine && length <= kTiny ? length : 0;
+        Acc v = padding<Acc>();
+        if (__any_sync(~0u, tiny > 0)) {
+          const int most = __any_sync(~0u, tiny > 2 * kTinyBatch) ? kTiny : __any_sync(~0u, tiny > kTinyBatch) ? kTiny / 2 : 1;
+          if (!kConverts<Source> && __all_sync(~0u, tiny <= 1)) {
+            if (tiny == 1) v = addend<Acc>(in[from]);
+          } else {
+            v = tiny_sum<Acc>(in, from, tiny, most);
+          }
+        }
+#pragma unroll 1
+        for (unsigned more = __ballot_sync(~0u, mine && length > kTiny); more; more &= more - 1) {
+          const int which = __ffs(more) - 1;
+          const Acc x = short_sum<Acc>(in, shuffle(from, which), shuffle(length, which));
+          if (lane == which) v = x;
+        }
+        if (mine) write(base + lane, length, v);
+        in.release(end_place);
+        at = upto;
+      }
+    }
+  }
+}
+
+constexpr int kJoinedByWarp = kWarp * kJoinRun;  // chunks of a segment, at most; others are the block's
+
+// Joins the chunks' sums of a segment, by `threads` neighbouring threads: a power of two.
+template <class Acc>
+__device__ __forceinline__ Acc join_chunks(const SegmentTiles& t, const Acc* partials, int64_t row, const SegmentPlace& s,
+                                           int thread, int threads) {
+  const int64_t chunks = chunks_of(s.length);
+  int64_t run = kJoinRun;  // of a thread
+#pragma unroll 1
+  while (run * threads < chunks) run *= 2;
+  Acc waiting[kJoinLevels], v = padding<Acc>();
+  const int64_t first = thread * run;
+#pragma unroll 1
+  for (int64_t i = 0; i < run / kJoinRun && (first < chunks || i == 0); ++i) {
+    Acc x[kJoinRun];
+#pragma unroll
+    for (int j = 0; j < kJoinRun; ++j) {
+      const int64_t chunk = first + i * kJoinRun + j;
+      x[j] = chunk < chunks ? partials[chunk_slot(t, row, s.begin, chunk, chunks)] : padding<Acc>();
+    }
+    v = join_neighbours(x);
+    carry_up(waiting, v, i);
+  }
+  return warp_join(v);
+}
+
+template <class Acc>
+struct JoinRowArgs {
+  SegmentTiles tiles;
+  int64_t row_tiles;
+  Nest<kMaxRank> kept;
+  SegmentOutput<Acc> output;
+  const int64_t* unfinished;
+  const Acc* partials;
+};
+
+// Joins the sums of chunks of those segments that several warps have.
+template <class Acc>
+__global__ void __launch_bounds__(kJoinWarps* kWarp) join_segment_rows(const __grid_constant__ JoinRowArgs<Acc> a) {
+  __shared__ int64_t huge[kJoinWarps];
+  __shared__ Acc sums[kJoinWarps];
+  const SegmentTiles& t = a.tiles;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const int64_t first = int64_t{blockIdx.x} * kJoinWarps;
+  if (lane == 0) huge[warp] = first + warp < t.tiles ? a.unfinished[first + warp] : -1;
+  __syncthreads();
+  // A warp's own segment first, then those that the block takes together.
+#pragma unroll 1
+  for (int i = -1; i < kJoinWarps; ++i) {
+    const int which = i < 0 ? warp : i, warps = i < 0 ? 1 : kJoinWarps;
+    if (huge[which] < 0) continue;
+    const int64_t row = a.row_tiles == t.tiles ? 0 : (first + which) / a.row_tiles;
+    const SegmentPlace s = t.place_in_row(huge[which], t.ends_in_row(huge[which]));
+    if ((chunks_of(s.length) > kJoinedByWarp) != (warps > 1)) continue;
+    Acc v = join_chunks(t, a.partials, row, s, i < 0 ? lane : threadIdx.x, warps * kWarp);
+    if (warps > 1) {
+      if (lane == 0) sums[warp] = v;
+      __syncthreads();
+      v = warp_join(lane < kJoinWarps ? sums[lane] : padding<Acc>());
+      __syncthreads();
+    }
+    Acc one[1] = {v};
+    if (lane == 0 && (i < 0 || warp == 0))
+      a.output.template write<true>(a.kept.at(row).out + s.number * t.result_pitch, s.length, one);
+  }
+}
+
+}  // namespace gpureduce::cuda

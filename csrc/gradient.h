@@ -1,0 +1,125 @@
+// What the backward passes of all operators have in common: the node that torch's graph of gradients holds.
+#pragma once
+
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "backend.h"
+
+namespace gpureduce {
+
+using torch::autograd::variable_list;
+using Dims = std::vector<int64_t>;  // reduced dims, in ascending order
+
+inline Dims dims_of(const DimMask& reduce) {
+  Dims dims;
+  for (size_t d = 0; d < reduce.size(); ++d)
+    if (reduce[d]) dims.push_back(static_cast<int64_t>(d));
+  return dims;
+}
+
+// A result with its reduced dims, of size 1.
+inline at::Tensor with_reduced_dims(at::Tensor result, const Dims& dims, bool keepdim) {
+  if (!keepdim)
+    for (int64_t d : dims) result = result.unsqueeze(d);
+  return result;
+}
+
+// Float8 numbers as float32: torch's arithmetic does not know them.
+inline at::Tensor without_float8(const at::Tensor& x) { return at::isFloat8Type(x.scalar_type()) ? x.to(at::kFloat) : x; }
+
+// The backward pass of an operator, which its `Rule` describes:
+// Facts      what the pass needs to know besides tensors; Facts::each() calls a function with each member, in a fixed order
+// kKept      for each tensor that is kept, whether it is a result of the operator
+// name()     in graphs
+// gradients  (gradients of the results, facts, kept tensors) -> gradients of the inputs, by differentiable torch operators
+// A rule may have `asked`, too, which says what facts become where a pass wants some of the gradients alone.
+template <class Rule>
+struct BackwardNode : torch::autograd::TraceableFunction {
+  using Facts = typename Rule::Facts;
+  static constexpr size_t kCount = Rule::kKept.size();
+  using Tensors = std::array<at::Tensor, kCount>;
+
+  Facts facts;
+  std::array<torch::autograd::SavedVariable, kCount> kept;  // those that this pass needs
+
+  void keep(size_t i, const at::Tensor& tensor) { kept[i] = torch::autograd::SavedVariable(tensor, Rule::kKept[i]); }
+
+  variable_list apply(variable_list&& grads) override {
+    return Rule::gradients(std::move(grads), Rule::asked(facts, *this), tensors());
+  }
+
+  void release_variables() override {
+    for (auto& each : kept) each.reset_data();
+  }
+
+  std::string name() const override { return Rule::name(); }
+
+  // For compiled autograd: what it specializes on and what it traces, in the form that torch generates for its own nodes.
+  void compiled_args(torch::autograd::CompiledNodeArgs& args) const override {
+    Facts::each(facts, [&](const auto& field) { args.collect(field); });
+    for (size_t i = 0; i < kCount; ++i) args.collect(kept[i], Rule::kKept[i]);
+  }
+
+  variable_list apply_with_saved(const variable_list& grads, torch::autograd::SwapSavedVariables& swap) override {
+    namespace compiled = torch::dynamo::autograd;
+    Facts::each(facts, [&](auto& field) { swap.before(field); });
+    for (auto& each : kept) swap.before(each);
+    const auto& compiler = compiled::getPyCompilerInterface();
+    static const std::string bound = [&] {  // once in a process
+      std::vector<at::TypePtr> types;
+      Facts::each(facts, [&](const auto& field) {
+        types.push_back(compiled::IValuePacker<std::decay_t<decltype(field)>>::packed_type());
+      });
+      types.insert(types.end(), kCount, compiled::IValuePacker<at::Tensor>::packed_type());
+      return compiler->bind_function(swap.get_py_compiler(), name(), apply_packed, types);
+    }();
+    compiled::PackedArgs packed;
+    Facts::each(facts, [&](const auto& field) { packed.pack(field); });
+    for (const at::Tensor& each : tensors()) packed.pack(each);
+    const auto metadata = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
+        compiled::get_input_metadata(next_edges()));
+    const variable_list found =
+        compiler->call_function(swap.get_py_compiler(), "apply_functional", bound, grads, packed.vec(), metadata);
+    Facts::each(facts, [&](auto& field) { swap.after(field); });
+    for (auto& each : kept) swap.after(each);
+    return found;
+  }
+
+  static variable_list apply_packed(const variable_list& grads, const std::vector<c10::IValue>& arguments) {
+    torch::dynamo::autograd::PackedArgs packed(arguments);
+    Facts facts;
+    Facts::each(facts, [&](auto& field) { field = packed.unpack<std::decay_t<decltype(field)>>(); });
+    Tensors tensors;
+    for (at::Tensor& each : tensors) each = packed.unpack<at::Tensor>();
+    return Rule::gradients(variable_list(grads), facts, tensors);
+  }
+
+ private:
+  Tensors tensors() {
+    Tensors found;
+    for (size_t i = 0; i < kCount; ++i) found[i] = Rule::kKept[i] ? kept[i].unpack(getptr()) : kept[i].unpack();
+    return found;
+  }
+};
+
+// What a rule has where nothing else is said.
+template <class FactsOfRule>
+struct RuleOf {
+  using Facts = FactsOfRule;
+  static const Facts& asked(const Facts& facts, const torch::autograd::Node&) { return facts; }
+};
+
+// A node of a rule: torch owns it by an intrusive_ptr, or up to 2.11 by a shared_ptr.
+template <class Rule>
+auto make_node() {
+  using Node = BackwardNode<Rule>;
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, torch::autograd::Node>) return c10::make_intrusive<Node>();
+  else return std::shared_ptr<Node>(new Node, [](Node* node) { deleteNode(node); });
+}
+
+}  // namespace gpureduce

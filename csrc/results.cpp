@@ -1,0 +1,26 @@
+#include "results.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/MemoryOverlap.h>
+
+namespace gpureduce {
+
+void check_out_dtype(const at::Tensor& out, at::ScalarType dtype) {
+  TORCH_CHECK(out.scalar_type() == dtype, "Expected out tensor to have dtype ", dtype, ", but got ", out.scalar_type(),
+              " instead");
+}
+
+void check_out_place(const at::Tensor& out, at::Device device) {
+  TORCH_CHECK(out.device() == device, "Expected out tensor to have device ", device, ", but got ", out.device(), " instead");
+  TORCH_CHECK(out.layout() == at::kStrided, "Expected out tensor to have strided layout, but got ", out.layout(), " instead");
+}
+
+void check_writable(const at::Tensor& out, at::IntArrayRef sizes) {
+  if (out.sizes() == sizes) return at::assert_no_internal_overlap(out);  // a resized tensor is contiguous
+  const c10::Storage& storage = out.storage();
+  const size_t bytes = at::detail::computeStorageNbytesContiguous(sizes, out.itemsize(), out.storage_offset());
+  TORCH_CHECK(storage.resizable() || bytes <= storage.nbytes(), "Trying to resize storage that is not resizable: out has ",
+              storage.nbytes(), " bytes, and a result of sizes ", sizes, " needs ", bytes);
+}
+
+}  // namespace gpureduce

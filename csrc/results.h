@@ -1,0 +1,25 @@
+// The sizes of results, and the checks that torch makes of an `out` before it is written.
+#pragma once
+
+#include "backend.h"
+
+namespace gpureduce {
+
+template <class Int>
+c10::SmallVector<Int, kCommonRank> result_sizes(at::ArrayRef<Int> sizes, const DimMask& reduce, bool keepdim) {
+  c10::SmallVector<Int, kCommonRank> result;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (!reduce[d]) result.push_back(sizes[d]);
+    else if (keepdim) result.push_back(1);
+  }
+  return result;
+}
+
+// Raises torch's errors: `out` must be of this dtype, a strided tensor, and on this device.
+void check_out_dtype(const at::Tensor& out, at::ScalarType dtype);
+void check_out_place(const at::Tensor& out, at::Device device);
+
+// Checks that `out` has these sizes or can be resized to them. torch checks this after it has changed the sizes.
+void check_writable(const at::Tensor& out, at::IntArrayRef sizes);
+
+}  // namespace gpureduce

@@ -1,0 +1,766 @@
+"""Sums and means of segments: each has the bits of its own sum, whatever is packed around it."""
+
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import model
+import torch_reduce
+from support import (
+    COMPLEX,
+    DTYPES,
+    INTEGER,
+    MEAN,
+    SUM,
+    assert_same_bits,
+    bytes_of,
+    canonical,
+    data,
+    dtype_of,
+    in_threads,
+    name_of,
+    numpy_of,
+    python,
+    tensor_of,
+)
+from test_autocast import without_a_gpu
+from test_autograd import Calls, leaf
+from test_meta import opcheck, same_description
+
+pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
+
+OPS = torch.ops.gpureduce
+FORMS = {
+    "segment_sum": (OPS.segment_sum, torch_reduce.segment_sum, SUM),
+    "segment_mean": (OPS.segment_mean, torch_reduce.segment_mean, MEAN),
+}
+every_form = pytest.mark.parametrize("form", list(FORMS))
+INT32 = torch.int32
+
+
+def ends(lengths, first=0, dtype=torch.int64, device="cpu"):
+    """The offsets of segments of these lengths."""
+    return torch.tensor([first, *(first + np.cumsum(lengths))], dtype=dtype, device=device)
+
+
+def expected(x, offsets, dim=0, dtype=None, operation=SUM):
+    """The model's sum of each segment on its own, as stored elements."""
+    name, memory, dim = name_of(x.dtype), bytes_of(x), dim % x.dim()
+    target = dtype and name_of(dtype)
+    shape, each = list(x.shape), []
+    offsets = offsets.tolist()
+    for begin, end in itertools.pairwise(offsets):
+        shape[dim] = end - begin
+        start = x.storage_offset() + begin * x.stride(dim)
+        flags = (x.is_neg(), x.is_conj())
+        each.append(
+            model.reduce(memory, name, shape, x.stride(), start, [dim], target, False, *flags, **operation.model)
+        )
+    if each:
+        return np.stack(each, axis=dim)
+    shape[dim] = 0
+    target = target or operation.result(name)
+    return np.empty((*shape, model.STORAGE[target][1]), model.STORAGE[target][0])
+
+
+def check(x, offsets, dim=0, dtype=None, form="segment_sum"):
+    """An operator has the model's bits, dtype and a contiguous result, which it returns."""
+    operator, _, operation = FORMS[form]
+    result = operator(x, offsets, dim, dtype=dtype)
+    assert result.device == x.device and result.is_contiguous()
+    what = f"for {form} of shape {tuple(x.shape)}, strides {x.stride()}, {x.dtype}, dim={dim}, dtype={dtype}"
+    assert_same_bits(result, expected(x, offsets, dim, dtype, operation), what)
+    return result
+
+
+# On both sides of what a thread, a few threads, a warp, a lane and a chunk take.
+LENGTHS = [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 66, 127, 128, 129, 255, 256, 257, 300]
+LENGTHS += [511, 512, 513, 700, 1023, 1024, 1025, 1500, 2047, 2048, 2049, 3000, 4095, 4096, 4097, 4608, 4609, 8191]
+LENGTHS += [8192, 8193, 12_289, 0, 0, 1, 20_481, 40_000, 1, 0]
+
+
+def mixed(count, longest, seed):
+    """Lengths of all magnitudes, some of them 0."""
+    rng = np.random.default_rng(seed)
+    lengths = np.exp(rng.uniform(0, np.log(longest + 1), count)).astype(int)
+    return np.where(rng.random(count) < 0.1, 0, lengths)
+
+
+# --- bits -------------------------------------------------------------------------------------------------------------
+
+
+@every_form
+@pytest.mark.parametrize("name", DTYPES)
+def test_dtypes(name, form, device):
+    """Every dtype, as a vector, as rows, as columns and strided, with results of other dtypes too."""
+    operation = FORMS[form][2]
+    offsets = ends([3, 0, 700, 1, 5000, 64, 2], first=2, device=device)
+    targets = (None, "float64", "float16", "int32", "bool") if name not in COMPLEX else (None, "complex128", "float32")
+    for dtype in operation.targets(name, *targets):
+        check(data((5800,), name, device=device), offsets, 0, dtype, form)
+        check(data((3, 5800), name, device=device), offsets, -1, dtype, form)
+        check(data((5800, 6), name, device=device), offsets, 0, dtype, form)
+        check(data((5800, 4, 3), name, device=device)[:, ::2], offsets, 0, dtype, form)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "int16", "complex64"])
+def test_every_length(name, offset, device):
+    """Every length around every boundary, at any alignment; int32 offsets have the same bits."""
+    lengths = LENGTHS + LENGTHS[::-1]
+    offsets = ends(lengths, device=device)
+    x = data((sum(lengths) + offset,), name, device=device)[offset:]
+    result = check(x, offsets)
+    assert_same_bits(OPS.segment_sum(x, offsets.to(INT32)), result)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 4, 8, 20, 33, 64, 130, 300])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "int32"])
+def test_columns_of_every_length(name, columns, device):
+    """The same of rows of elements: few columns, whole and odd vectors, several tiles of columns."""
+    lengths = [length for length in LENGTHS if length * columns < 600_000]
+    offsets = ends(lengths, first=1, device=device)
+    check(data((sum(lengths) + 4, columns), name, device=device), offsets)
+    check(data((sum(lengths) + 4, columns + 3), name, device=device)[:, 1 : columns + 1], offsets)
+
+
+@every_form
+@pytest.mark.parametrize("longest", [1, 4, 40, 1000, 100_000])
+def test_mixed_lengths(longest, form, device):
+    """Many segments of all magnitudes, as a vector and as columns."""
+    lengths = mixed(3000 if longest <= 1000 else 60, longest, seed=longest)
+    offsets = ends(lengths, device=device)
+    check(data((sum(lengths),), "float32", device=device), offsets, form=form)
+    lengths = lengths[:400]
+    check(data((sum(lengths), 12), "bfloat16", device=device), ends(lengths, device=device), form=form)
+
+
+@pytest.mark.parametrize("columns", [None, 1, 8, 40])
+def test_one_huge_beside_many_tiny(columns, device):
+    """A segment of many chunks in the middle of short ones, in several tiles and joins."""
+    huge = 3_000_001 if columns is None else 400_001
+    lengths = [1, 2, 0] * 300 + [huge] + [3] * 500 + [9000, 1]
+    shape = (sum(lengths),) if columns is None else (sum(lengths), columns)
+    offsets = ends(lengths, device=device)
+    x = data(shape, "float32", device=device)
+    result = OPS.segment_sum(x, offsets)
+    assert_same_bits(result[900], SUM.expected(x[offsets[900] : offsets[901]], 0))
+    assert_same_bits(result[:900], expected(x, offsets[:901]))
+    assert_same_bits(result[901:], expected(x, offsets[901:]))
+
+
+def test_many_rows(device):
+    """The same segments of many rows: of short and long rows, with gaps between them and not."""
+    for rows, lengths in ((1, [5]), (700, [3, 0, 4]), (5, mixed(200, 3000, seed=3)), (33, [5000, 1, 9000])):
+        offsets = ends(lengths, first=1, device=device)
+        x = data((rows, sum(lengths) + 5), "float32", device=device)
+        check(x, offsets, -1)
+        check(x[:, : sum(lengths) + 2], offsets, 1)
+        check(data((2, rows, sum(lengths) + 2), "bfloat16", device=device).transpose(0, 1), offsets, -1)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "complex64", "int8"])
+def test_same_bits_as_alone(name, device):
+    """A segment has the bits of torch_reduce.sum of its own elements; what is around it does not count."""
+    lengths = mixed(200, 20_000, seed=1)
+    offsets = ends(lengths, first=3, device=device)
+    x = data((sum(lengths) + 9,), name, device=device)
+    result, mean = OPS.segment_sum(x, offsets), name != "int8" and OPS.segment_mean(x, offsets)
+    for i, (begin, end) in enumerate(itertools.pairwise(offsets.tolist())):
+        assert_same_bits(result[i], OPS.sum(x[begin:end]))
+        if name != "int8":
+            assert_same_bits(mean[i], OPS.mean(x[begin:end]))
+    if name != "int8":
+        other = torch.full_like(x, float("nan"))
+        other[offsets[50] : offsets[51]] = x[offsets[50] : offsets[51]]
+        assert_same_bits(OPS.segment_sum(other, offsets)[50], result[50])
+
+
+def test_special_numbers(device):
+    """Sums of -0.0 keep their sign, empty ones are 0.0, and infinities and NaN stay in their segments."""
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([-0.0, -0.0, inf, 1, inf, -inf, nan, 2, -0.0], device=device)
+    offsets = torch.tensor([0, 2, 2, 4, 6, 8, 9], device=device)
+    for result in (OPS.segment_sum(x, offsets), OPS.segment_sum(x.view(9, 1).expand(9, 5).contiguous(), offsets)[:, 3]):
+        assert_same_bits(result, torch.tensor([-0.0, 0.0, inf, nan, nan, -0.0], device=device))
+        assert_same_bits(result, expected(x, offsets))
+    assert_same_bits(OPS.segment_mean(x, offsets)[1], torch.tensor(nan, device=device))
+
+
+@pytest.mark.parametrize("name", ["float32", "complex64", "complex128", "int32"])
+def test_lazy_views(name, device):
+    """Negated and conjugated views are read as such; parts of complex numbers too."""
+    x = data((3, 2000), name, seed=4, device=device)
+    offsets = ends([100, 0, 900, 5], device=device)
+    views = [torch._neg_view(x)]
+    if x.is_complex():
+        views += [x.conj(), torch._neg_view(x.conj()), x.conj()[:, ::2], x.imag, x.conj().imag]
+    for view in views:
+        check(view[:, :1000] if view.size(1) == 1000 else view, offsets[:2] if view.size(1) == 1000 else offsets, -1)
+        check(view.t()[:, 1:], offsets[:2], 0)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+def test_random_views(device, chosen):
+    """Any strides, offsets, dtypes and segments."""
+
+    def choose(a, b):
+        return chosen.draw(st.integers(a, b))
+
+    rank, name = choose(1, 4), chosen.draw(st.sampled_from(DTYPES))
+    shape = [choose(0, 5) for _ in range(rank)]
+    dim = chosen.draw(st.sampled_from([0, rank - 1, -1, -rank]))
+    lengths = [choose(0, [3, 40, 600, 9000][choose(0, 3)]) for _ in range(choose(0, 5))]
+    first = choose(0, 3)
+    shape[dim] = first + sum(lengths) + choose(0, 3)
+    order, strides, span = chosen.draw(st.permutations(range(rank))), [0] * rank, choose(1, 2)
+    for d in order:
+        if choose(0, 7) == 0:
+            continue  # expanded
+        strides[d] = span
+        span = span * max(1, shape[d]) + choose(0, 2)
+    start = choose(0, 9)
+    size = start + 1 + sum(max(0, n - 1) * s for n, s in zip(shape, strides, strict=True))
+    x = data((size,), name, seed=choose(0, 3), device=device).as_strided(shape, strides, start)
+    offsets = ends(lengths, first, dtype=INT32 if choose(0, 1) else torch.int64, device=device)
+    form = chosen.draw(st.sampled_from(list(FORMS)))
+    targets = (None, "float64", "float16", "int64") if name not in COMPLEX else (None, "complex128")
+    if dtypes := FORMS[form][2].targets(name, *targets):
+        check(x, offsets, dim, chosen.draw(st.sampled_from(dtypes)), form)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_any_number_of_threads(threads, set_threads):
+    """On the CPU any number of threads gives the same bits, also inside other work of torch's threads."""
+    lengths = [*mixed(3000, 300, seed=2), 500_000, *mixed(30, 50_000, seed=5)]
+    offsets = ends(lengths)
+    inputs = [data((sum(lengths),), "float32"), data((sum(lengths), 3), "float32")]
+    set_threads(1)
+    wanted = [OPS.segment_sum(x, offsets) for x in inputs]
+    set_threads(threads)
+    for x, bits in zip(inputs, wanted, strict=True):
+        assert_same_bits(OPS.segment_sum(x, offsets), bits)
+
+
+def test_flush_denormal_changes_nothing():
+    """torch.set_flush_denormal(True) does not reach the CPU's kernels."""
+    x = (torch.arange(9000).double() * 1e-45).float()
+    offsets = ends([2, 30, 0, 500, 8000])
+    wanted = check(x, offsets)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormals")
+    try:
+        got = OPS.segment_sum(x, offsets)
+    finally:
+        torch.set_flush_denormal(False)
+    assert_same_bits(got, wanted)
+    assert wanted[0] != 0
+
+
+HERE = pathlib.Path(__file__).parent
+PINNED = HERE / "data" / "segments.json"
+
+
+def test_pinned_file_is_unchanged():
+    """The pinned results never change."""
+    digest = hashlib.sha256(PINNED.read_bytes()).hexdigest()
+    assert digest == "67a01ff7acacdbd683a0bf400bb798aa4016564a2472d60807e61da384221ca7"
+
+
+def test_pinned_results(device):
+    """The library and the model give the pinned bits."""
+    for case in json.loads(PINNED.read_text()):
+        name, shape, dim, form = case["dtype"], case["shape"], case["dim"], case["op"]
+        parts = model.STORAGE[name][1]
+        elements = model.value(np.arange(int(np.prod(shape)) * parts), model.PART.get(name, name))
+        x, offsets = (
+            tensor_of(elements.reshape(*shape, parts), name, device),
+            torch.tensor(case["offsets"], device=device),
+        )
+        result = FORMS[form][0](x, offsets, dim)
+        for stored in (expected(x, offsets, dim, operation=FORMS[form][2]), numpy_of(result)):
+            bits = canonical(stored, name_of(result.dtype)).reshape(-1)
+            assert [format(int(v), "x") for v in bits] == case["bits"], case
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@every_form
+def test_results_and_forms(form, device):
+    """Shapes, dtypes, and the two ways to call it; no segments, no rows, no columns, no elements."""
+    operator, function, _ = FORMS[form]
+    x, offsets = data((3, 10), "bfloat16", device=device), torch.tensor([1, 4, 4, 10], device=device)
+    assert_same_bits(function(x, offsets, dim=1), operator(x, offsets, -1))
+    assert_same_bits(function(x[0], offsets), operator(x, offsets, 1)[0])
+    assert function(x, offsets, 1, dtype=torch.float64).dtype == torch.float64
+    assert_same_bits(operator(x, offsets.repeat_interleave(2)[::2], 1), operator(x, offsets, 1))
+    assert operator(x, offsets[:1], 1).shape == (3, 0)
+    assert operator(x[:0], offsets, 1).shape == (0, 3)
+    assert operator(x.t()[:, :0], offsets, 0).shape == (3, 0)
+    check(x[:, :0], torch.zeros(3, dtype=INT32, device=device), 1, form=form)
+    check(torch.ones(1, device=device), torch.tensor([0, 0, 1, 1], device=device), form=form)
+
+
+@every_form
+def test_out(form, device):
+    """out= is written where it lies, resized, and may be anything but what is read."""
+    operator, function, _ = FORMS[form]
+    x, offsets = data((7000, 3), "float32", device=device), ends([5, 0, 6000, 900], device=device)
+    wanted = operator(x, offsets)
+    for out in (
+        torch.empty(4, 3, device=device),
+        torch.empty(3, 4, device=device).t(),
+        torch.empty(8, 7, device=device)[::2, 1::3][:, :3],
+        torch.empty(0, device=device),
+    ):
+        strides = out.stride() if out.shape == (4, 3) else (3, 1)
+        assert function(x, offsets, out=out) is out
+        assert out.stride() == strides
+        assert_same_bits(out, wanted)
+    own = x.clone()
+    function(own, offsets, out=own[:4])
+    assert_same_bits(own[:4], wanted)
+    lazy = torch._neg_view(torch.empty(4, 3, device=device))
+    assert_same_bits(function(x, offsets, out=lazy).resolve_neg(), wanted)
+    with pytest.warns(UserWarning, match="resized"):
+        function(x, offsets, out=torch.empty(2, device=device))
+    narrow = torch.empty(4, 3, dtype=torch.float16, device=device)
+    assert_same_bits(function(x, offsets, out=narrow), operator(x, offsets, dtype=torch.float16))
+    with pytest.raises(RuntimeError, match="dtype"):
+        function(x, offsets, dtype=torch.float32, out=narrow)
+    with pytest.raises(RuntimeError, match="device"):
+        function(x, offsets, out=torch.empty(4, 3, device="meta"))
+    with pytest.raises(RuntimeError, match="single memory location|overlap"):
+        function(x, offsets, out=torch.empty(1, 3, device=device).expand(4, 3))
+
+
+@every_form
+def test_errors(form, device):
+    """Wrong arguments are refused at once, with torch's classes, and name the argument."""
+    operator, function, _ = FORMS[form]
+    x, offsets = torch.ones(4, 5, 6, device=device), torch.tensor([0, 4], device=device)
+    for call in (operator, function):
+        with pytest.raises(IndexError, match=r"\[-3, 2\]"):
+            call(x, offsets, 3)
+        with pytest.raises(RuntimeError, match="dim: expected the first or the last of 3 dims, but got 1"):
+            call(x, offsets, 1)
+        with pytest.raises(RuntimeError, match="data: expected a tensor of at least one dim"):
+            call(x[0, 0, 0], offsets)
+        with pytest.raises(RuntimeError, match="offsets: .* one dim, but got 2"):
+            call(x, offsets[None])
+        with pytest.raises(RuntimeError, match="offsets: expected one more"):
+            call(x, offsets[:0])
+        with pytest.raises(RuntimeError, match="offsets: .*int64 or int32, but got Float"):
+            call(x, offsets.float())
+        with pytest.raises(RuntimeError, match="offsets: .*meta"):
+            call(x, offsets.to("meta"))
+        with pytest.raises(NotImplementedError, match="(?i)float8_e4m3fnuz"):
+            call(x.to(torch.float8_e4m3fnuz), offsets)
+        if form == "segment_mean":
+            with pytest.raises(RuntimeError, match="could not infer output dtype"):
+                call(x.int(), offsets)
+
+
+@every_form
+def test_bad_offsets_on_the_cpu(form):
+    """On the CPU offsets are checked before anything is written, and the error names the entry."""
+    operator = FORMS[form][0]
+    x, out = torch.ones(5), torch.full((2,), 7.0)
+    for bad, message in (
+        ([0, 3, 2], "entry 2 is 2 after 3"),
+        ([0, 3, 6], r"in \[0, 5\].*entry 2 is 6"),
+        ([-1, 3, 5], "entry 0 is -1"),
+    ):
+        for dtype in (torch.int64, INT32):
+            with pytest.raises(RuntimeError, match=message):
+                operator(x, torch.tensor(bad, dtype=dtype), out=out)
+        with pytest.raises(RuntimeError, match=message):
+            operator(torch.ones(5, 0), torch.tensor(bad))
+    assert out.tolist() == [7, 7]
+
+
+CALL = """
+import torch, torch_reduce
+x, offsets = torch.ones(*{shape}, device="cuda"), {offsets}
+try:
+    torch_reduce.segment_sum(x, offsets)
+    torch.cuda.synchronize()
+except RuntimeError as error:
+    assert "device-side assert" in str(error), error
+    raise SystemExit(7)
+"""
+FEW = "torch.tensor({}, device='cuda')"
+MANY = "torch.arange(200_001, device='cuda') * 10"
+CHANGED = "(" + MANY + ").index_fill_(0, torch.tensor([{}], device='cuda'), {})"
+
+
+@pytest.mark.parametrize(
+    "shape, offsets, fails",
+    [
+        ((5,), FEW.format([0, 3, 5]), False),
+        ((5,), FEW.format([0, 3, 2]), True),
+        ((5, 8), FEW.format([0, 6]), True),
+        ((5,), FEW.format([-1, 5]), True),
+        ((0,), FEW.format([0, 0]), False),
+        ((0,), FEW.format([0, 1]), True),
+        ((2_000_000,), MANY, False),
+        ((2_000_000,), CHANGED.format(100_003, 5), True),
+        ((2_000_000,), CHANGED.format(3, 1_999_999), True),
+        ((2_000_000,), CHANGED.format(200_000, 2_000_001), True),
+        ((2_000_000, 3), MANY, False),
+        ((2_000_000, 3), CHANGED.format(77_777, 1 << 40), True),
+        ((2_000_000, 3), CHANGED.format(0, -1), True),
+        ((2_000_000, 2), "(" + MANY + ").flip(0)", True),
+    ],
+    ids=str,
+)
+def test_bad_offsets_on_a_gpu(shape, offsets, fails, cuda):
+    """On a GPU the kernel stops with an assertion, wherever the bad offset stands; and never without one."""
+    path = ":".join(filter(None, sys.path))
+    command = [sys.executable, "-c", CALL.format(shape=shape, offsets=offsets)]
+    result = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, check=False)
+    assert result.returncode == (7 if fails else 0), result.stderr.decode()[-2000:]
+
+
+# --- without data -----------------------------------------------------------------------------------------------------
+
+
+@every_form
+def test_meta_and_fake_tensors(form, device):
+    """Results without data are described as the real ones are; wrong calls are refused."""
+    operator = FORMS[form][0]
+    x, offsets = data((6, 4, 5), "float32", device=device), torch.tensor([0, 2, 5], device=device)
+    for view, dim in ((x, 0), (x.permute(2, 1, 0), -1), (x[:, :0], 0)):
+        real = operator(view, torch.tensor([0, 2, 5], device=device), dim)
+        meta = operator(torch.empty_like(view, device="meta"), torch.empty(3, dtype=INT32, device="meta"), dim)
+        assert (meta.dtype, meta.shape, meta.is_contiguous()) == (real.dtype, real.shape, True)
+        with FakeTensorMode() as mode:
+            assert same_description(operator(mode.from_tensor(view), mode.from_tensor(offsets), dim), real)
+    out = torch.empty(0, device="meta")
+    assert operator(torch.empty(6, device="meta"), torch.empty(3, dtype=INT32, device="meta"), out=out) is out
+    assert out.shape == (2,)
+    with pytest.raises(RuntimeError, match="first or the last"):
+        operator(torch.empty(3, 4, 5, device="meta"), torch.empty(3, dtype=INT32, device="meta"), 1)
+
+
+@every_form
+def test_opcheck(form, device):
+    """torch.library.opcheck of the operators and of the transpose that gradients are."""
+    operator = FORMS[form][0]
+    offsets = torch.tensor([1, 3, 4, 9], device=device)
+    for name in ("float32", "bfloat16", "complex64", "float64"):
+        x = data((9, 4), name, device=device)
+        opcheck(operator.default, (x, offsets))
+        wide = torch.complex128 if x.is_complex() else torch.float64
+        opcheck(operator.default, (x.t(), offsets, -1), dict(dtype=wide))
+        opcheck(operator.default, (x.detach().requires_grad_(), offsets))
+        opcheck(operator.out, (x, offsets), dict(out=torch.empty_like(operator(x, offsets))))
+    opcheck(OPS._segment_spread.default, (leaf((3, 4), "float32", device), offsets, 10, 0))
+
+
+@every_form
+def test_symbolic_sizes(form, device):
+    """A trace with symbolic sizes holds for others; the only guard is torch's own, that there are several segments."""
+    operator = FORMS[form][0]
+
+    def function(x, offsets):
+        return operator(x, offsets, 0) * 2
+
+    offsets = torch.tensor([0, 3, 9], device=device)
+    traced = make_fx(function, tracing_mode="symbolic")(data((9, 5), "float32", device=device), offsets)
+    guards = {str(guard.expr) for guard in traced.shape_env.guards}
+    assert all(re.fullmatch(r"Ne\(s\d+ - 1, 1\)", guard) for guard in guards), guards
+    x, offsets = data((700, 3), "float32", device=device), ends([600, 0, 50], device=device)
+    assert_same_bits(traced(x, offsets), function(x, offsets))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@every_form
+def test_compile(form, backend, device):
+    """One graph for all sizes, with eager's bits, and of gradients."""
+    torch._dynamo.reset()
+    function = FORMS[form][1]
+
+    def model(x, offsets):
+        y = torch.relu(x) + 1
+        return function(y, offsets), function(y.t(), offsets, -1, dtype=torch.float64) * 2
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for lengths, columns in (([3, 60], 5), ([5000, 2, 70], 7)):
+            x, offsets = data((sum(lengths), columns), "float32", device=device), ends(lengths, device=device)
+            for got, wanted in zip(compiled(x, offsets), model(x, offsets), strict=True):
+                assert_same_bits(got, wanted)
+    torch._dynamo.reset()
+    x = data((9, 3), "float32", device=device).requires_grad_()
+    offsets = torch.tensor([1, 4, 9], device=device)
+    compiled = torch.compile(lambda x: function(x * 2, offsets).sin().sum(), fullgraph=True, backend=backend)
+    (ours,) = torch.autograd.grad(compiled(x), x)
+    (wanted,) = torch.autograd.grad(function(x * 2, offsets).sin().sum(), x)
+    torch.testing.assert_close(ours, wanted)
+
+
+@every_form
+def test_compile_with_out(form, device):
+    """A call with out= compiles, and writes out."""
+    torch._dynamo.reset()
+    function = FORMS[form][1]
+
+    @torch.compile(backend="aot_eager")
+    def model(x, offsets, out):
+        function(x, offsets, out=out)
+        return out + 1
+
+    x, offsets = data((700,), "float32", device=device), ends([5, 600], device=device)
+    out = torch.zeros(2, device=device)
+    result = model(x, offsets, out)
+    assert_same_bits(out, function(x, offsets))
+    assert_same_bits(result, out + 1)
+
+
+@every_form
+def test_export(form, device):
+    """torch.export with dynamic sizes, run on others, gives the op's bits."""
+    function = FORMS[form][1]
+
+    class Module(torch.nn.Module):
+        def forward(self, x, offsets):
+            return function(x, offsets)
+
+    tokens, ends_ = torch.export.Dim("tokens", min=2, max=100_000), torch.export.Dim("ends", min=3, max=1000)
+    x, offsets = data((50, 3), "bfloat16", device=device), ends([20, 30], device=device)
+    program = torch.export.export(Module(), (x, offsets), dynamic_shapes=({0: tokens}, {0: ends_}))
+    x, offsets = data((9000, 3), "bfloat16", device=device), ends([0, 8000, 1, 999], device=device)
+    assert_same_bits(program.module()(x, offsets), function(x, offsets))
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["float64", "complex128"])
+@every_form
+def test_gradcheck(form, name, device):
+    """First and second derivatives by both modes, alone and batched, are those of finite differences."""
+    operator = FORMS[form][0]
+    offsets = torch.tensor([1, 3, 4, 6], dtype=INT32, device=device)
+    for shape, dim in (((7,), 0), ((7, 2), 0), ((2, 7), -1)):
+        assert gradcheck(
+            lambda x, dim=dim: operator(x, offsets, dim),
+            leaf(shape, name, device),
+            check_forward_ad=True,
+            check_batched_grad=True,
+            check_batched_forward_grad=True,
+        )
+        assert gradgradcheck(
+            lambda x, dim=dim: operator(x, offsets, dim) ** 3,
+            leaf(shape, name, device),
+            check_fwd_over_rev=True,
+            check_rev_over_rev=True,
+            check_batched_grad=True,
+        )
+
+
+@pytest.mark.parametrize("name", [name for name in DTYPES if name not in INTEGER])
+@every_form
+def test_gradients(form, name, device):
+    """Each element gets its segment's gradient, in its own dtype: exactly 0 outside, a quotient for means."""
+    operator, _, operation = FORMS[form]
+    x = data((9, 3), name, device=device).requires_grad_()
+    offsets = torch.tensor([1, 3, 3, 7, 8], device=device)
+    y = operator(x, offsets)
+    given = (torch.arange(12.0, device=device).view(4, 3) - 5).to(y.dtype)
+    given[1] = float("inf")  # of an empty segment
+    (grad,) = torch.autograd.grad(y, x, given)
+    lengths = torch.tensor([2.0, 0, 4, 1], device=device)
+    share = given.to(torch.complex64 if y.is_complex() else torch.float64)
+    if operation.divides:
+        share = share / lengths[:, None]
+    wanted = torch.zeros(9, 3, dtype=share.dtype, device=device)
+    for i in (0, 2, 3):
+        wanted[offsets[i] : offsets[i + 1]] = share[i]
+    assert_same_bits(grad, wanted.to(y.dtype).to(x.dtype))
+
+
+def test_gradients_of_other_results(device):
+    """A result of another dtype, real or complex, gives a gradient of the input's; none of an integer's."""
+    offsets = torch.tensor([0, 2, 4], device=device)
+    for source, target in (("float64", "complex128"), ("complex128", "float64")):
+        assert gradcheck(
+            lambda x, target=target: OPS.segment_sum(x, offsets, dtype=dtype_of(target)), leaf((5,), source, device)
+        )
+    x = leaf((5,), "bfloat16", device)
+    (grad,) = torch.autograd.grad(OPS.segment_sum(x, offsets, dtype=torch.float32).sum(), x)
+    assert grad.dtype == torch.bfloat16 and grad.tolist() == [1, 1, 1, 1, 0]
+    assert not OPS.segment_sum(x, offsets, dtype=torch.int64).requires_grad
+    with pytest.raises(RuntimeError, match="out=.*don't support automatic differentiation"):
+        OPS.segment_sum(x, offsets, out=torch.empty(2, dtype=torch.bfloat16, device=device))
+
+
+def test_second_derivative_has_fixed_bits(device):
+    """The gradient of the gradient is a sum of segments again."""
+    offsets = ends([3000, 5, 6000], device=device)
+    x = data((9005,), "float32", device=device).requires_grad_()
+    given = torch.ones(3, device=device, requires_grad=True)
+    (grad,) = torch.autograd.grad(OPS.segment_sum(x, offsets), x, given, create_graph=True)
+    weights = data((9005,), "float32", seed=3, device=device)
+    (twice,) = torch.autograd.grad(grad, given, weights)
+    assert_same_bits(twice, expected(weights, offsets))
+
+
+def test_torch_func(device):
+    """torch.func: grad, jvp, jacrev and hessian."""
+    offsets = torch.tensor([0, 2, 5], device=device)
+    x = leaf((5,), "float64", device).detach()
+
+    def function(x):
+        return (OPS.segment_sum(x, offsets) ** 3).sum()
+
+    def same(x):
+        return x[:2].sum() ** 3 + x[2:].sum() ** 3
+
+    torch.testing.assert_close(torch.func.grad(function)(x), torch.func.grad(same)(x))
+    torch.testing.assert_close(torch.func.hessian(function)(x), torch.func.hessian(same)(x))
+    torch.testing.assert_close(torch.func.jacrev(function)(x), torch.func.jacrev(same)(x))
+    torch.testing.assert_close(torch.func.jvp(function, (x,), (x,)), torch.func.jvp(same, (x,), (x,)))
+
+
+def test_compiled_autograd(device):
+    """The backward pass can be traced as a whole."""
+    torch._dynamo.reset()
+    x = leaf((9, 3), "float32", device)
+    offsets = torch.tensor([1, 4, 9], device=device)
+    for form in FORMS:
+        (wanted,) = torch.autograd.grad(FORMS[form][0](x, offsets).sin().sum(), x)
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+            (ours,) = torch.autograd.grad(FORMS[form][0](x, offsets).sin().sum(), x)
+        assert_same_bits(ours, wanted)
+
+
+# --- vmap and autocast ------------------------------------------------------------------------------------------------
+
+
+@every_form
+def test_vmap(form, device):
+    """A batch at any place is one call, with the bits of the calls one by one."""
+    operator = FORMS[form][0]
+    offsets = ends([3, 0, 600, 40], first=2, device=device)
+    for shape, in_dim, dim in (
+        ((4, 650), 0, 0),
+        ((650, 4), 1, 0),
+        ((650, 4), 1, -1),
+        ((3, 650, 2), 0, 0),
+        ((3, 2, 650), 0, 1),
+        ((2, 3, 650), 1, -1),
+        ((650, 2, 3), 2, 0),
+        ((2, 650, 3), 2, -1),
+    ):
+        x = data(shape, "float32", device=device)
+        with Calls() as calls:
+            ours = torch.vmap(lambda x, dim=dim: operator(x, offsets, dim), in_dim)(x)
+        assert calls.names.count(f"{form}.default") == 1
+        assert_same_bits(ours, torch.stack([operator(one, offsets, dim) for one in x.unbind(in_dim)]))
+
+
+def test_vmap_over_offsets(device):
+    """With offsets of its own each of a batch is a call."""
+    offsets = torch.stack([ends(lengths, device=device) for lengths in ([3, 5], [0, 8], [600, 1])])
+    x = data((3, 650), "float32", device=device)
+    wanted = torch.stack([OPS.segment_sum(one, own) for one, own in zip(x, offsets, strict=True)])
+    assert_same_bits(torch.vmap(OPS.segment_sum)(x, offsets), wanted)
+    wanted = torch.stack([OPS.segment_sum(x[1], own) for own in offsets])
+    assert_same_bits(torch.vmap(lambda own: OPS.segment_sum(x[1], own))(offsets), wanted)
+    nested = torch.vmap(torch.vmap(OPS.segment_sum, (0, None)), (None, 0))(x, offsets)
+    assert_same_bits(nested[2], torch.stack([OPS.segment_sum(one, offsets[2]) for one in x]))
+
+
+def test_autocast(device):
+    """On CUDA sums of small floats are float32, and means are as they are, without a cast; the CPU has no policy."""
+    with without_a_gpu():
+        x, offsets = torch.empty(6, dtype=torch.float16, device="cuda"), torch.empty(3, dtype=INT32, device="cuda")
+        with Calls() as calls:
+            assert OPS.segment_sum(x, offsets).dtype == torch.float32
+            assert OPS.segment_sum(x, offsets, dtype=torch.float16).dtype == torch.float16
+            assert OPS.segment_mean(x, offsets).dtype == torch.float16
+        assert {name for name in calls.names if not name.startswith("device")} == {
+            "segment_sum.default",
+            "segment_mean.default",
+        }
+    x, offsets = data((900,), "bfloat16", device=device), ends([3, 800], device=device)
+    with torch.autocast(device, torch.bfloat16):
+        result = torch_reduce.segment_sum(x, offsets)
+    assert_same_bits(result, OPS.segment_sum(x, offsets, dtype=torch.float32 if device == "cuda" else None))
+
+
+# --- CUDA alone -------------------------------------------------------------------------------------------------------
+
+
+def test_graphs(cuda):
+    """A captured call serves other data and other offsets."""
+    lengths = [[5, 0, 9000, 40_000, 3], [20_000, 3, 1, 0, 29_004], [0, 0, 49_008, 0, 0]]
+    for shape in ((49_008,), (49_008, 24)):
+        x, offsets = data(shape, "float32", device=cuda), ends(lengths[0], device=cuda)
+        OPS.segment_sum(x, offsets)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = OPS.segment_sum(x, offsets)
+        for seed, other in enumerate(lengths):
+            x.copy_(data(shape, "float32", seed=seed))
+            offsets.copy_(ends(other))
+            graph.replay()
+            assert_same_bits(result, OPS.segment_sum(x.cpu(), offsets.cpu()))
+
+
+def test_streams_and_threads(cuda):
+    """Calls on several streams at a time, each in a thread of its own."""
+    inputs = []
+    for seed in range(6):
+        lengths = mixed(300, 20_000, seed)
+        inputs.append((data((sum(lengths), 1 + seed), "float32", seed, device=cuda), ends(lengths, device=cuda)))
+    wanted = [OPS.segment_sum(x.cpu(), offsets.cpu()) for x, offsets in inputs]
+    torch.cuda.synchronize()
+
+    def work(i):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                result = OPS.segment_sum(*inputs[i])
+            torch.cuda.current_stream().synchronize()
+        assert_same_bits(result, wanted[i])
+
+    in_threads(work, range(6))
+
+
+def test_nothing_waits(cuda):
+    """No call waits for the GPU."""
+    x, offsets = data((90_000,), "float32", device=cuda), ends([40_000, 0, 50_000], device=cuda)
+    x.requires_grad_()
+    OPS.segment_sum(x, offsets)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        OPS.segment_mean(x, offsets).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert_same_bits(x.grad[:1], (torch.ones(1) / 40_000).to(cuda))
+
+
+@pytest.mark.parametrize("instructions", ["default", "avx2"])
+def test_other_instruction_sets(instructions):
+    """The CPU's kernels for other instruction sets."""
+    command = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "cpu and (every_length or mixed)", __file__)
+    python(*command, ATEN_CPU_CAPABILITY=instructions)

@@ -1,0 +1,108 @@
+"""Sums and means of segments: runs of unequal lengths, packed one after the other along one dim."""
+
+import functools
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from . import _library
+
+_ops = torch.ops.gpureduce
+
+
+@functools.cache
+def _caller():
+    """What takes warnings to Python's filters: it is there once the library has been loaded."""
+    return _library.entry("call")
+
+
+def _reduce(operator, data, offsets, dim, dtype, out):
+    overload, last = operator.default, dict(dtype=dtype)
+    if out is not None:
+        overload, last = operator.out, dict(dtype=dtype, out=out)
+    if is_dynamo_compiling() or not (call := _caller()):
+        return overload(data, offsets, dim, **last)
+    return call(overload, data, offsets, dim, **last)
+
+
+def segment_sum(
+    data: Tensor,
+    offsets: Tensor,
+    dim: int = 0,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The sums of segments of ``data`` along ``dim``, each with the bits of its own :func:`torch_reduce.sum`.
+
+    Segment ``s`` is ``data[offsets[s]:offsets[s + 1]]`` along ``dim``. So rows of unequal lengths need no padding:
+    packed sequences, bags of embeddings, the nodes of a batch of graphs. What is packed around a segment changes none
+    of its bits. Elements before the first offset and after the last one belong to no segment.
+
+    Args:
+        data: a tensor of one dim or more, of any strides and of any dtype that :func:`torch_reduce.sum` takes, on the
+            CPU, a CUDA device or meta. It is never copied or cast as a whole. On a GPU there are kernels for float32,
+            bfloat16 and float16 that lie side by side along ``dim``, or whose rows do; other dtypes, other strides, and
+            results of other dtypes are converted one by one, which takes longer.
+        offsets: a tensor of one dim, of int64 or int32, on the same device: one more than there are segments,
+            ascending, from 0 to ``data.size(dim)``. Equal neighbours are an empty segment. As in
+            :func:`torch.segment_reduce`, and in :func:`torch.nested.nested_tensor_from_jagged`.
+        dim: the first or the last dim, which may be counted from the end.
+        dtype: the dtype of the result, as of :func:`torch_reduce.sum`.
+        out: a tensor to write the result to; it is resized if its shape differs, with a warning if it had elements.
+
+    Returns:
+        A tensor of ``data``'s shape, but with the number of segments in place of the size of ``dim``. The sum of an
+        empty segment is 0.
+
+    **Offsets on a GPU** are read by the GPU alone, and nothing waits for it. Where they do not ascend, or lie outside
+    of the dim, nothing outside of ``data`` is read, and the kernel stops with an assertion, as torch's own do for an
+    index out of bounds: the next call that waits for the GPU raises ``RuntimeError: CUDA error: device-side assert
+    triggered``, and the process cannot use the GPU any more. On the CPU they are checked before anything is written.
+
+    Gradients of any order, forward mode, ``torch.vmap``, ``torch.autocast``, ``torch.compile``, ``torch.export`` and
+    CUDA graphs work as for :func:`torch_reduce.sum`. Under vmap all of a batch is one call, unless ``offsets`` are
+    batched too: then each is a call.
+
+    Raises:
+        IndexError: ``dim`` is out of range.
+        RuntimeError: ``dim`` is neither the first nor the last; ``data`` has no dims; ``offsets`` of another dtype,
+            device or number of dims, or empty; on the CPU, offsets that do not ascend or lie outside of the dim; an
+            ``out`` of another dtype or device, or with several elements in one place.
+        NotImplementedError: a dtype that cannot be reduced.
+
+    >>> torch_reduce.segment_sum(torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([0, 1, 1, 4]))
+    tensor([ 1.,  0., 14.])
+    """
+    return _reduce(_ops.segment_sum, data, offsets, dim, dtype, out)
+
+
+def segment_mean(
+    data: Tensor,
+    offsets: Tensor,
+    dim: int = 0,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The means of segments of ``data`` along ``dim``, each with the bits of its own :func:`torch_reduce.mean`.
+
+    Args:
+        data: as for :func:`segment_sum`. Integers and bool need a floating or complex ``dtype``.
+        offsets: as for :func:`segment_sum`.
+        dim: as for :func:`segment_sum`.
+        dtype: the dtype of the result, as of :func:`torch_reduce.mean`.
+        out: as for :func:`segment_sum`.
+
+    Returns:
+        A tensor as of :func:`segment_sum`. The mean of an empty segment is NaN.
+
+    Raises:
+        IndexError, RuntimeError, NotImplementedError: as :func:`segment_sum`; or the result's dtype would be neither
+            floating nor complex.
+
+    >>> torch_reduce.segment_mean(torch.tensor([1.0, 2.0, 4.0, 6.0]), torch.tensor([0, 1, 1, 4]))
+    tensor([1., nan, 4.])
+    """
+    return _reduce(_ops.segment_mean, data, offsets, dim, dtype, out)
