@@ -86,7 +86,8 @@ FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 # No path of this machine gets into the library: an error names csrc/ops.cpp, and no folder above it.
 HOST_FLAGS = ["-ffp-contract=off", "-fvisibility=hidden"]
 HOST_FLAGS += [f"-ffile-prefix-map={SOURCE}/=", f"-ffile-prefix-map={plain(TORCH)}/=torch/"]
-CXX_FLAGS = ["-O3", "-g0", "-Wall", "-fvisibility-inlines-hidden", *HOST_FLAGS]
+# -O2: the CPU's kernels are as fast as with -O3, in two thirds of the code, if GCC vectorizes as it does there (below).
+CXX_FLAGS = ["-O2", "-g0", "-Wall", "-fvisibility-inlines-hidden", *HOST_FLAGS]
 NVCC_FLAGS = ["-O3", "--fmad=false", "--ftz=false", "-Xfatbin=-compress-all", "-Xcompiler=" + ",".join(HOST_FLAGS)]
 # A thread with a stack of 64 KiB must be able to sum, so a larger frame is an error. (Clang only warns of it.)
 CXX_FLAGS += ["-Wframe-larger-than=8192", "-Werror=frame-larger-than=8192"]
@@ -259,8 +260,11 @@ class Build(cpp_extension.BuildExtension):
         write_ladder_lessons()
         write_plan_data()
         # Clang's `#pragma omp` calls another OpenMP than torch's, so tools/clang has a parallel_for without it.
-        clang = platform.system() == "Linux" and "__clang__" in output(*cxx, "-dM", "-E", "-x", "c++", os.devnull)
-        self.build_with_plain_paths([f"{SOURCE}/tools/clang"] if clang else [], cudart_link() if CUDA else [])
+        clang = "__clang__" in output(*cxx, "-dM", "-E", "-x", "c++", os.devnull)
+        if not clang:
+            CXX_FLAGS.append("-fvect-cost-model=dynamic")
+        serial = clang and platform.system() == "Linux"
+        self.build_with_plain_paths([f"{SOURCE}/tools/clang"] if serial else [], cudart_link() if CUDA else [])
         library = Path(self.get_ext_fullpath("torch_reduce.libtorch_reduce"))
         library.with_name("_build.json").write_text(json.dumps(facts, indent=2) + "\n")
         say(f"built {library} ({library.stat().st_size / 2**20:.1f} MiB)")
