@@ -23,7 +23,7 @@ help:
 	@echo 'make grid    set up, build, measure the whole grid, and write it into README.md and docs/'
 	@echo 'make ladder  set up, build, climb the ladder of classic kernels, with counters'
 	@echo 'make models  set up, build, measure sums inside models, and write it into README.md and docs/'
-	@echo 'make family  set up, build, measure norms and clipping, and write it into docs/norms.md'
+	@echo 'make family  set up, build, measure all functions but sums, and write it into README.md and docs/'
 	@echo 'make ranks   set up, build, measure ranks on several GPUs, and write it into docs/distributed.md'
 	@echo 'make tune    set up, build, measure plans on this GPU for ten minutes, and fit the choice among them'
 	@echo 'make build   set up, and build the library in place'
@@ -105,6 +105,8 @@ tune: build
 
 family: build
 	PYTHONPATH=. $(PY) bench/family.py --save $(ARGS)
+	PYTHONPATH=. $(PY) bench/weighted.py --save
+	PYTHONPATH=. $(PY) bench/segment.py --save
 	$(PY) bench/family_report.py
 
 ranks: build

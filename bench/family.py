@@ -1,17 +1,20 @@
 """Measures the operations beside sum on a GPU, against torch's own and against our sum of the same input.
 
-    python bench/family.py                two minutes: every operation on 8 shapes in 2 to 4 dtypes, and lists
+    python bench/family.py                five minutes: every operation on 8 shapes in 2 to 4 dtypes, and lists
     python bench/family.py --save         into bench/results/<gpu>/family.json
     python bench/family.py --save FILE    into FILE
     python bench/family.py --only lists   one part: norms, kin (all other operations) or lists
+    python bench/family.py --eager        without torch.compile, whose kernels take most of the time to make
 
 Times are of the GPU, between kernels that do not start early, in a CUDA graph, with a cold cache
-(torch_reduce/_race.py). A list is what clipping gradients sums: hundreds of tensors in one call, timed in a graph of
-its own, with the host's time of the call beside it. Results are first compared with the CPU's bits, where the input is
-small, or else with torch's.
+(torch_reduce/_race.py). torch.compile has its default options. A list is what clipping gradients sums: hundreds of
+tensors in one call, timed in a graph of its own, with the host's time of the call beside it. Results are first compared
+with the CPU's bits, where the input is small, or else with torch's.
 """
 
 import argparse
+import concurrent.futures
+import multiprocessing
 import pathlib
 import random
 import statistics
@@ -51,6 +54,7 @@ def torch_prod(x, dims):
 
 
 KIN = {
+    "nansum": (OPS.nansum, torch.nansum, DTYPES),
     "prod": (OPS.prod, torch_prod, (*DTYPES, torch.int32)),
     "amax": (OPS.amax, torch.amax, (*DTYPES, torch.int32, torch.uint8)),
     "amin": (OPS.amin, torch.amin, DTYPES),
@@ -96,34 +100,65 @@ def is_right(ours, torchs, x, dims):
     return torch.allclose(result.double(), torchs(wide, dims).double(), rtol=1e-2)
 
 
-def cells(operations):
-    """A row a cell: microseconds of ours, of torch's and of our sum."""
+def compiled(torchs, dims):
+    torch._dynamo.config.recompile_limit = 64  # to dynamo they are all one function, compiled again and again
+    return torch.compile(lambda x: torchs(x, dims), dynamic=False)
+
+
+def _compile_some(names, first, jobs):
+    """Runs every `jobs`-th cell once, compiled: the kernel is then in inductor's cache on disk."""
+    torch._inductor.config.compile_threads = 1
+    operations = {**NORMS, **KIN}
+    cells = [(shape, dims, *operations[name][1:]) for shape, dims in SHAPES.values() for name in names]
+    cells = [(shape, dims, torchs, dtype) for shape, dims, torchs, dtypes in cells for dtype in dtypes]
+    for shape, dims, torchs, dtype in cells[first::jobs]:
+        torch._dynamo.reset()
+        compiled(torchs, dims)(torch.ones(shape, device="cuda", dtype=dtype))
+
+
+def compile_ahead(names, jobs=8):
+    """In processes side by side, as one after the other would take minutes."""
+    print(f"compiling torch's {', '.join(names)} ...", flush=True)
+    with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_compile_some, [list(names)] * jobs, range(jobs), [jobs] * jobs))
+
+
+def cells(operations, compiles):
+    """A row a cell: microseconds of ours, of torch's, eager and compiled, and of our sum."""
     race, rows = Race(5), []
+    if compiles:
+        compile_ahead(operations)
     for shape_name, (shape, dims) in SHAPES.items():
         for dtype in dict.fromkeys(dtype for *_, dtypes in operations.values() for dtype in dtypes):
             inputs = copies(shape, dtype)
             functions = {"sum": lambda x, d=dims: OPS.sum(x, d)}
+            torch._dynamo.reset()
             taken = {name: calls for name, (*calls, dtypes) in operations.items() if dtype in dtypes}
             for name, (ours, torchs) in taken.items():
                 if not is_right(ours, torchs, inputs[0], dims):
                     sys.exit(f"WRONG: {name} of {shape_name} {dtype}")
                 functions[name] = lambda x, f=ours, d=dims: f(x, d)
                 functions["torch " + name] = lambda x, f=torchs, d=dims: f(x, d)
+                if compiles:
+                    functions["compiled " + name] = compiled(torchs, dims)
+                    functions["compiled " + name](inputs[0])
             us, _ = race.times(inputs, functions, unlike=tuple(functions))
             for name in taken:
                 row = {"operation": name, "shape": shape_name, "dtype": str(dtype).removeprefix("torch.")}
-                rows.append(row | {"us": us[name], "torch_us": us["torch " + name], "sum_us": us["sum"]})
+                row |= {"us": us[name], "torch_us": us["torch " + name], "sum_us": us["sum"]}
+                rows.append(row | ({"compiled_us": us["compiled " + name]} if compiles else {}))
+                print(told({"kin": rows[-1:]})[0], flush=True)
             del inputs
             torch.cuda.empty_cache()
     return rows
 
 
-def norms():
-    return cells(NORMS)
+def norms(compiles):
+    return cells(NORMS, compiles)
 
 
-def kin():
-    return cells(KIN)
+def kin(compiles):
+    return cells(KIN, compiles)
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------
@@ -188,7 +223,7 @@ def list_calls(tensors):
     }
 
 
-def lists():
+def lists(_):
     """A row a list and dtype: microseconds of the GPU and the host, ours and torch's."""
     flush, rows = Flush(), []
     for kind in LISTS:
@@ -221,10 +256,11 @@ def told(results):
     lines = []
     for row in [*results.get("norms", []), *results.get("kin", [])]:
         name = f"{row['operation']}, {row['shape']}, {row['dtype']}"
-        lines.append(
-            f"{name:44} {row['us']:8.2f} µs, torch {row['torch_us']:8.2f} ({row['torch_us'] / row['us']:.2f}x), "
-            f"sum {row['sum_us']:8.2f} ({row['sum_us'] / row['us']:.2f}x)"
-        )
+        line = f"{name:44} {row['us']:8.2f} µs"
+        for rival in ("torch", "compiled", "sum"):
+            if (took := row.get(f"{rival}_us")) is not None:
+                line += f", {rival} {took:8.2f} ({took / row['us']:.2f}x)"
+        lines.append(line)
     for row in results.get("lists", []):
         lines.append(f"{row['list']}, {row['dtype']}, {row['bytes'] / 2**20:.1f} MiB")
         for name, took in row.items():
@@ -237,14 +273,16 @@ def told(results):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", metavar="FILE", type=pathlib.Path, nargs="?", const="", help="keep the results")
+    parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
     parser.add_argument("--only", choices=list(PARTS), help="measure this part")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.exit("bench/family.py needs an NVIDIA GPU")
     results = dict(contenders.environment())
     for name in [options.only] if options.only else PARTS:
-        results[name] = PARTS[name]()
-        print("\n".join(told({name: results[name]})), flush=True)
+        results[name] = PARTS[name](not options.eager)
+        if name == "lists":
+            print("\n".join(told({name: results[name]})), flush=True)
     if options.save is not None:
         provenance.save(results, "family.json", options.save)
 

@@ -1,4 +1,5 @@
-"""Makes the measured parts of docs/norms.md, family.md and weighted.md from bench/results/*/{family,weighted}.json.
+"""Makes the table of functions in README.md and the measured parts of docs/norms.md, family.md, weighted.md and
+segments.md from bench/results/*/{family,weighted,segments}.json.
 
     python bench/family_report.py            writes them
     python bench/family_report.py --check    changes nothing; exit status 1 and a diff if the results give others
@@ -8,6 +9,7 @@ library only.
 """
 
 import argparse
+import math
 import pathlib
 import sys
 
@@ -15,7 +17,7 @@ import provenance
 import report
 
 ROOT = provenance.ROOT
-TIMES, WEIGHTED = "family.json", "weighted.json"
+FILES = ("family.json", "weighted.json", "segments.json")
 NOTE = "<!-- made by bench/family_report.py; do not edit -->"
 
 
@@ -28,6 +30,12 @@ def source_lines(results, root):
     return [*lines, *([note, ""] if note else [])]
 
 
+def cell(row):
+    """Our time, and over it torch's, eager and compiled."""
+    ratios = [report.times(row[rival] / row["us"]) for rival in ("torch_us", "compiled_us") if rival in row]
+    return f"{report.number(row['us'])} ({', '.join(ratios)})"
+
+
 def norms(results):
     """A row a shape and dtype: of each norm our time, and torch's over ours; and the share of our sum's speed."""
     cells = {(r["shape"], r["dtype"], r["operation"]): r for r in results["norms"]}
@@ -35,7 +43,7 @@ def norms(results):
     rows = []
     for shape, dtype in dict.fromkeys((r["shape"], r["dtype"]) for r in results["norms"]):
         each = [cells[shape, dtype, name] for name in names]
-        texts = [f"{report.number(r['us'])} ({report.times(r['torch_us'] / r['us'])})" for r in each]
+        texts = [cell(r) for r in each]
         rows.append([f"{shape}, {dtype}", report.number(each[0]["sum_us"]), *texts])
     return [*report.table(["input", "our sum", *names], rows), ""]
 
@@ -47,7 +55,7 @@ def kin(results):
     rows = []
     for shape, dtype in dict.fromkeys((r["shape"], r["dtype"]) for r in results["kin"]):
         each = [cells.get((shape, dtype, name)) for name in names]
-        texts = [f"{report.number(r['us'])} ({report.times(r['torch_us'] / r['us'])})" if r else "" for r in each]
+        texts = [cell(r) if r else "" for r in each]
         total = next(r["sum_us"] for r in each if r)
         rows.append([f"{shape}, {dtype}", report.number(total), *texts])
     return [*report.table(["input", "our sum", *names], rows), ""]
@@ -78,19 +86,113 @@ def weighted(results):
     return [*report.table(["inputs", "µs", "× eager", "× torch.compile", "of our sum's bandwidth"], rows), ""]
 
 
+def segments(results):
+    """A row a case: our time, other ways' over ours, and the share of our sum's speed on the same elements."""
+    names, rows = ("segment_reduce", "nested", "index_add"), []
+    for row in [*results["rows"], *results["columns"]]:
+        us, shape = row["us"], " × ".join(f"{n:,}" for n in row["shape"])
+        ratios = [report.times(us[name] / us["segment_sum"]) if name in us else "" for name in names]
+        what = f"{row['lengths']}; {shape} {row['dtype']}, {row['segments']:,} segments"
+        rows.append([what, report.number(us["segment_sum"]), *ratios, f"{100 * us['sum'] / us['segment_sum']:.0f}%"])
+    heads = ["lengths and data", "µs", "× torch.segment_reduce", "× nested", "× index_add", "of our sum's speed"]
+    return [*report.table(heads, rows), ""]
+
+
 PARTS = {
-    "norms": ("docs/norms.md", norms),
-    "lists": ("docs/norms.md", lists),
-    "kin": ("docs/family.md", kin),
-    "weighted": ("docs/weighted.md", weighted),
+    "norms": ("docs/norms.md", norms, "norms"),
+    "lists": ("docs/norms.md", lists, "lists"),
+    "kin": ("docs/family.md", kin, "kin"),
+    "weighted": ("docs/weighted.md", weighted, "weighted"),
+    "segments": ("docs/segments.md", segments, "rows"),
 }
+
+
+# A call, whose arguments it has, what it is, and the operations under which it was measured.
+FUNCTIONS = (
+    ("sum(x, 1)", "`torch.sum`", "the sum", "sum"),
+    ("mean(x, 1)", "`torch.mean`", "the sum, divided once", ""),
+    ("nansum(x, 1)", "`torch.nansum`", "the sum of all elements that are not NaN", "nansum"),
+    ("prod(x, (0, 1))", "`torch.prod`, any dims", "the product, in the same order", "prod"),
+    ("amax(x, 1)`, `amin", "`torch.amax`", "the largest, the smallest element", "amax amin"),
+    ("any(x > 1)`, `all", "`torch.any`", "whether any or all elements are not zero", "any all"),
+    ("count_nonzero(x, 1)", "`torch.count_nonzero`, `keepdim`", "how many are not zero", "count_nonzero"),
+    (
+        "var_mean(x, 1)`, `var`, `std",
+        "`torch.var_mean`",
+        "variances and means in one pass, in full precision wherever the mean is",
+        "var var_mean",
+    ),
+    (
+        "logsumexp(x, 1)",
+        "`torch.logsumexp`, `dim=None`",
+        "the logarithm of the sum of exponentials, in one pass",
+        "logsumexp",
+    ),
+    (
+        "vector_norm(x, 2, 1)",
+        "`torch.linalg.vector_norm`",
+        "the norm of order 0, 1, 2, 3, inf or -inf: powers added in the same order, then a correctly rounded root",
+        "norm",
+    ),
+    (
+        "powsum(x, 2, 1)",
+        "the same",
+        "the sum of powers 0, 1, 2 or 3, without the root: of squares, for gradient clipping over many tensors",
+        "",
+    ),
+    (
+        "weighted_sum(x, w, 1)`, `dot",
+        "[docs/weighted.md](docs/weighted.md)",
+        "the sum of `x * w`, broadcast, in one pass; each product rounded once",
+        "weighted",
+    ),
+    (
+        "segment_sum(x, offsets)`, `segment_mean",
+        "[docs/segments.md](docs/segments.md)",
+        "sums of rows of unequal lengths, packed: each has the bits of its own sum",
+        "",
+    ),
+)
+
+
+def ratios_of(results, name):
+    """Torch's time over ours in each cell of an operation, eager and compiled."""
+    rows = [row for row in [*results.get("norms", []), *results.get("kin", [])] if row["operation"].split()[0] == name]
+    found = [(row["torch_us"] / row["us"], row["compiled_us"] / row["us"]) for row in rows if "compiled_us" in row]
+    if name == "weighted":
+        times = [row["us"] for row in results.get("weighted", []) if "compiled" in row["us"]]
+        found += [(us["eager"] / us["weighted_sum"], us["compiled"] / us["weighted_sum"]) for us in times]
+    return found
+
+
+def summary(all_results):
+    """The table of functions: of torch's times over ours in an operation's cells the mean, least and largest."""
+    merged = {}
+    for results in all_results:
+        merged.setdefault(results["gpu"], {}).update(results)
+    columns = [f"× {rival}, {gpu}" for gpu in merged for rival in ("eager", "torch.compile")]
+    rows = []
+    for call, arguments, what, names in FUNCTIONS:
+        texts = []
+        for results in merged.values():
+            pairs = [pair for name in names.split() for pair in ratios_of(results, name)]
+            for ratios in zip(*pairs, strict=True) if pairs else [()] * 2:
+                mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 0
+                texts.append(f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "")
+        rows.append([f"`{call}`", arguments, what, *texts])
+    head, _, *body = report.table(["torch_reduce.", "arguments of", "what it is", *columns], rows)
+    return [head, "| " + " | ".join([":--"] * 3 + ["--:"] * len(columns)) + " |", *body, ""]
 
 
 def documents(root, times):
     """{path under root: text} of all that is made."""
-    pages = {page: (root / page).read_text(encoding="utf-8") for page, _ in PARTS.values()}
-    for name, (page, part) in PARTS.items():
-        known = [results for _, results in times if name in results]
+    pages = {
+        page: (root / page).read_text(encoding="utf-8") for page in ("README.md", *(p for p, *_ in PARTS.values()))
+    }
+    lines = summary([results for _, results in times])
+    pages["README.md"] = report.fill(pages["README.md"], "family:functions", lines, NOTE)
+    for name, (page, part, key) in PARTS.items():
+        known = [results for _, results in times if key in results]
         lines = [line for results in known for line in [*source_lines(results, root), *part(results)]]
         pages[page] = report.fill(pages[page], f"family:{name}", lines or ["not measured yet", ""], NOTE)
     return pages
@@ -102,9 +204,7 @@ def main(arguments=None):
     parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the repository")
     options = parser.parse_args(arguments)
     try:
-        made = documents(
-            options.root, [times for name in (TIMES, WEIGHTED) for times in report.load_results(options.root, name)]
-        )
+        made = documents(options.root, [times for name in FILES for times in report.load_results(options.root, name)])
     except (OSError, ValueError) as error:
         sys.exit(f"nothing can be made: {error}")
     if options.check:

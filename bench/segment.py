@@ -1,0 +1,186 @@
+"""Measures sums of segments on a GPU, against torch's ways to the same and against our sum of all elements.
+
+    python bench/segment.py                a minute: every case
+    python bench/segment.py --save         into bench/results/<gpu>/segments.json
+    python bench/segment.py --save FILE    into FILE
+    python bench/segment.py --only rows    one part: rows, or columns, whose segments have several columns
+    python bench/segment.py --cpu          on the CPU instead, smaller inputs
+
+Times are of the GPU, between kernels that do not start early, in a CUDA graph, with a cold cache
+(torch_reduce/_race.py). Results are first compared with the bits of each segment's own sum, for some segments.
+"""
+
+import argparse
+import pathlib
+import random
+import sys
+import time
+
+import torch
+
+import contenders
+import provenance
+import torch_reduce
+from torch_reduce._race import Race, same_bits
+
+SLAB_BYTES = 2 << 30
+LONGEST = 1 << 20  # of a segment that torch.segment_reduce is asked for: of columns, a thread takes each
+
+
+def equal(length):
+    return lambda n, rng: torch.full((n // length,), length)
+
+
+def log_uniform(longest):
+    """Lengths of 1 to `longest`, as many of each magnitude."""
+
+    def lengths(n, rng):
+        made = []
+        while n > 0:
+            made.append(min(n, round(longest ** rng.random())))
+            n -= made[-1]
+        return made
+
+    return lengths
+
+
+def one_huge(n, rng):
+    return [32] * (n // 128) + [n // 2] + [32] * (n // 128)
+
+
+KINDS = {
+    "1 to 10^5": log_uniform(100_000),
+    "1 to 100": log_uniform(100),
+    "1 to 8192": log_uniform(8192),
+    "all of 1": equal(1),
+    "all of 32": equal(32),
+    "all of 4096": equal(4096),
+    "one of half, others of 32": one_huge,
+}
+
+# kind of lengths, shape of the data, dtype
+ROWS = [
+    ("1 to 10^5", (1 << 26,), torch.float32),
+    ("1 to 10^5", (1 << 26,), torch.bfloat16),
+    ("1 to 100", (1 << 26,), torch.float32),
+    ("all of 1", (1 << 26,), torch.float32),
+    ("all of 32", (1 << 26,), torch.float32),
+    ("all of 32", (1 << 26,), torch.bfloat16),
+    ("all of 4096", (1 << 26,), torch.float32),
+    ("one of half, others of 32", (1 << 26,), torch.float32),
+    ("1 to 100", (1 << 16,), torch.float32),
+]
+COLUMNS = [
+    ("1 to 100", (1 << 20, 64), torch.float32),
+    ("1 to 100", (1 << 20, 64), torch.bfloat16),
+    ("all of 1", (1 << 20, 64), torch.float32),
+    ("1 to 100", (1 << 17, 512), torch.float32),
+    ("1 to 8192", (1 << 16, 1024), torch.bfloat16),
+    ("1 to 10^5", (1 << 20, 64), torch.bfloat16),
+    ("one of half, others of 32", (1 << 20, 64), torch.float32),
+    ("1 to 100", (1 << 23, 3), torch.float32),
+]
+PARTS = {"rows": ROWS, "columns": COLUMNS}
+
+
+def functions_of(offsets, lengths):
+    """{name: f(data)}: ours, torch's ways, and our sum of all."""
+    number = torch.repeat_interleave(lengths)
+    segments = len(lengths)
+
+    def index_add(x):
+        return torch.zeros(segments, *x.shape[1:], dtype=x.dtype, device=x.device).index_add_(0, number, x)
+
+    found = {
+        "segment_sum": lambda x: torch_reduce.segment_sum(x, offsets),
+        "sum": lambda x: torch_reduce.sum(x, 0),
+        "index_add": index_add,
+        "nested": lambda x: torch.nested.nested_tensor_from_jagged(x, offsets).sum(1),
+    }
+    if int(lengths.max()) <= LONGEST:
+        found["segment_reduce"] = lambda x: torch.segment_reduce(x, "sum", offsets=offsets, axis=0, unsafe=True)
+    return found
+
+
+def works(f, x):
+    """Whether torch has this for such data."""
+    try:
+        f(x)
+    except (RuntimeError, NotImplementedError, ValueError):
+        return False
+    return True
+
+
+def check(x, offsets, result):
+    """Compares some segments with their own sums."""
+    rng = random.Random(2)
+    for i in [0, len(result) - 1, *(rng.randrange(len(result)) for _ in range(30))]:
+        begin, end = int(offsets[i]), int(offsets[i + 1])
+        if not same_bits(result[i], torch_reduce.sum(x[begin:end], 0)):
+            sys.exit(f"WRONG: segment {i} of {len(result)}, {tuple(x.shape)} {x.dtype}")
+
+
+def cpu_race(x, functions):
+    """Microseconds of each, the median of calls in turns."""
+    samples = {name: [] for name in functions}
+    for _ in range(6):
+        for name, f in functions.items():
+            begin = time.perf_counter()
+            f(x)
+            samples[name].append(1e6 * (time.perf_counter() - begin))
+    return {name: sorted(times[1:])[2] for name, times in samples.items()}
+
+
+def measure(cases, device, shrink):
+    """A row a case: microseconds of each way."""
+    race, rows = device == "cuda" and Race(5), []
+    for kind, (size, *columns), dtype in cases:
+        size //= shrink
+        lengths = torch.as_tensor(KINDS[kind](size, random.Random(1)), device=device)
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        x = torch.randn(int(offsets[-1]), *columns, device=device).to(dtype)
+        check(x, offsets, torch_reduce.segment_sum(x, offsets))
+        functions = {name: f for name, f in functions_of(offsets, lengths).items() if works(f, x)}
+        if race:
+            copies = [x.clone() for _ in range(max(2, min(25, SLAB_BYTES // (x.numel() * dtype.itemsize))))]
+            us, _ = race.times(copies, functions, unlike=tuple(functions))
+            del copies
+        else:
+            us = cpu_race(x, functions)
+        row = {"lengths": kind, "shape": list(x.shape), "segments": len(lengths), "dtype": str(dtype)[6:], "us": us}
+        results = len(lengths) * (x.numel() // max(1, x.size(0)))
+        row["bytes"] = x.numel() * dtype.itemsize + offsets.numel() * 8 + results * dtype.itemsize
+        rows.append(row)
+        print(told(row), flush=True)
+        del x, lengths, offsets, functions
+        if race:
+            torch.cuda.empty_cache()
+    return rows
+
+
+def told(row):
+    us = row["us"]
+    shape = "x".join(map(str, row["shape"]))
+    others = ", ".join(f"{name} {t:.1f}" for name, t in us.items() if name != "segment_sum")
+    rate = row["bytes"] / us["segment_sum"] / 1e6
+    what = f"{row['lengths']}, {shape} {row['dtype']}, {row['segments']} segments"
+    return f"{what}: {us['segment_sum']:.1f} µs ({rate:.2f} TB/s); {others}"
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", metavar="FILE", type=pathlib.Path, nargs="?", const="", help="keep the results")
+    parser.add_argument("--only", choices=list(PARTS), help="measure this part")
+    parser.add_argument("--cpu", action="store_true", help="measure the CPU, with a sixteenth of the elements")
+    options = parser.parse_args(arguments)
+    if not options.cpu and not torch.cuda.is_available():
+        sys.exit("bench/segment.py needs an NVIDIA GPU")
+    results = dict(contenders.environment(), device="cpu" if options.cpu else "cuda")
+    for name in [options.only] if options.only else PARTS:
+        results[name] = measure(PARTS[name], results["device"], 16 if options.cpu else 1)
+    if options.save is not None:
+        provenance.save(results, "segments.json", options.save)
+
+
+if __name__ == "__main__":
+    main()
