@@ -127,6 +127,10 @@ WeightedPlan plan_weighted(const Reduction& r, int multiprocessors) {
   plan.swapped = plan.typed && changed && (!as_given || (fast && fast->self == 0));
   const int size = plan.typed ? std::max(info(r.self.dtype).size, info(r.weight.dtype).size) : size_of(r.accumulator);
   plan.vector = plan.typed ? vector_of(r, columns, size) : 1;
+  // Moments of long rows, wherever they lie.
+  plan.shifted = plan.typed && plan.vector == 1 && !symmetric && !columns && p.reduced.size() == 1 && p.length >= kChunk &&
+                 fast->self == 1;
+  if (plan.shifted) plan.vector = kGranule / size;
   if (plan.vector > 1) {
     if ((plan.swapped ? fast->weight : fast->self) == 0) plan.vector = 1;
     else plan.second_same = (plan.swapped ? fast->self : fast->weight) == 0;

@@ -29,6 +29,7 @@ struct WeightedPlan {
   bool swapped;      // the kernel's first input is the weight
   int vector;        // neighbours that a thread takes
   bool second_same;  // the second input is the same for all of a vector's neighbours
+  bool shifted;      // vectors of the first may lie between aligned addresses
   int groups;        // of short rows
   int log_width;     // threads side by side: of a short row, of columns
   int threads;       // of a block

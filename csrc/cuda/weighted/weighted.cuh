@@ -13,8 +13,9 @@ namespace gpureduce::cuda {
 
 using weighted::times;
 
-// Whether the second input is one element for all of a vector's neighbours.
-enum class Same : uint8_t { none, second };
+// Whether the second input is one element for all of a vector's neighbours. shifted: and vectors of the first, of long rows,
+// may lie between aligned addresses.
+enum class Same : uint8_t { none, second, shifted };
 
 // Two inputs of dtypes that the kernel is compiled for. The offsets of `first` are a nest's `in`, those of `second` its `out`.
 template <class A, class B, class Accumulates>
@@ -22,6 +23,7 @@ struct Pair {
   using Acc = Accumulates;
   using Writer = Output<Acc, false>;
   static constexpr int kRank = kFastRank, kLargest = sizeof(A) > sizeof(B) ? sizeof(A) : sizeof(B);
+  static constexpr bool kOnce = false;
   const A* first;
   const B* second;
   uint64_t first_policy, second_policy;
@@ -56,6 +58,7 @@ struct AnyPair {
   using Acc = Accumulates;
   using Writer = Output<Acc, false>;
   static constexpr int kRank = kMaxRank, kLargest = sizeof(Acc);
+  static constexpr bool kOnce = false;
   weighted::Input first, second;
   Accumulator kind;  // of the product
   bool nonzero;
@@ -137,7 +140,8 @@ constexpr int weighted_blocks(int loads) {
   if (Source::kRank > kFastRank) return 2;
   constexpr int kSums = V * (static_cast<int>(sizeof(typename Source::Acc)) / 4 - 1);  // above those of one word each
   const int registers = loads * static_cast<int>(sizeof(typename Source::template Loaded<V, same>)) / 4 + kSums;
-  return registers <= 48 ? 3 : 2;
+  constexpr int kMost = Source::kOnce ? 56 : 48;              // a second input has addresses of its own
+  return same == Same::shifted || registers > kMost ? 2 : 3;  // what is moved among threads takes registers, too
 }
 
 // How the elements of an output lie in both inputs.
@@ -148,7 +152,7 @@ template <int V, Walk walk, Same same, class Source>
 __device__ __forceinline__ Offsets element(const WeightedArgs<Source>& a, int64_t index) {
   if constexpr (walk == Walk::nested) return nested_element(a.reduced, index);
   else if constexpr (walk == Walk::linear) return a.step * index;
-  else return {index, same == Same::second ? 0 : index};
+  else return {index, same == Same::none ? index : 0};
 }
 
 // The block's number in a grid that may have more blocks than fit along x.
@@ -165,20 +169,44 @@ __device__ __forceinline__ Divided divide(int64_t n, int64_t by) {
   return {n / by, n % by};
 }
 
-// A vector of products, added to the sums of V neighbouring lanes or columns; or the first that they have.
-template <int V, class Acc, class Loaded>
-__device__ __forceinline__ void add_products(Acc (&sums)[V], const Loaded& x, bool wanted, bool starts) {
-#pragma unroll
-  for (int j = 0; j < V; ++j) {
+// What an output's products have in common. Sources with kOnce, whose second input is one element an output, load it once for
+// an output, or for V neighbouring ones.
+struct Unheld {};
+template <int V, Same same, class Source>
+__device__ __forceinline__ auto hold(const Source& source, bool wanted, Offsets place) {
+  if constexpr (Source::kOnce) return source.template hold<V, same>(wanted, place);
+  else return Unheld{};
+}
+
+// A product, or padding if it is not wanted, added to a lane's sum; or the first that it has.
+template <class Acc, class Loaded, class Held>
+__device__ __forceinline__ void add_product(Acc& sum, const Loaded& x, int j, const Held& held, bool wanted, bool starts) {
+  if constexpr (std::is_same_v<Held, Unheld>) {
     const Acc product = wanted ? x.product(j) : padding<Acc>();
-    sums[j] = starts ? product : sums[j] + product;
+    sum = starts ? product : sum + product;
+  } else {
+    held.add(sum, x, j, wanted, starts);
+  }
+}
+
+// A vector of them, and the sums of V neighbouring lanes or columns.
+template <int V, class Acc, class Loaded, class Held>
+__device__ __forceinline__ void add_products(Acc (&sums)[V], const Loaded& x, const Held& held, bool wanted, bool starts) {
+  if constexpr (std::is_same_v<Held, Unheld>) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) add_product(sums[j], x, j, held, wanted, starts);
+  } else {
+    const auto elements = held.elements(x);
+#pragma unroll
+    for (int j = 0; j < V; ++j) add_product(sums[j], elements, j, held, wanted, starts);
   }
 }
 
 // A unit of a row: weighted_groups() groups of 32 * V neighbouring leaves, the thread's first element at `begin`.
 // kWhole: all of its elements are there.
-template <int V, Walk walk, Same same, bool kWhole, class Source>
-__device__ __forceinline__ typename Source::Acc weighted_unit(const WeightedArgs<Source>& a, Offsets row, int64_t begin) {
+template <int V, Walk walk, Same same, bool kWhole, class Source, class Held>
+__device__ __forceinline__ typename Source::Acc weighted_unit(const WeightedArgs<Source>& a, const Held& held, Offsets row,
+                                                              int64_t begin) {
   using Acc = typename Source::Acc;
   constexpr int kGroups = weighted_groups(V, Source::kLargest);
   typename Source::template Loaded<V, same> x[kGroups][kDepth];
@@ -199,7 +227,8 @@ __device__ __forceinline__ typename Source::Acc weighted_unit(const WeightedArgs
   for (int g = 0; g < kGroups; ++g) {
     Acc sums[V];
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) add_products(sums, x[g][d], kWhole || g * kWarp * V + d * kLanes + V <= left, d == 0);
+    for (int d = 0; d < kDepth; ++d)
+      add_products(sums, x[g][d], held, kWhole || g * kWarp * V + d * kLanes + V <= left, d == 0);
     if constexpr (!kWhole && walk == Walk::dense) {
       // The row's last vector may be no whole one. Its elements are the last of their lanes.
 #pragma unroll 1
@@ -210,18 +239,21 @@ __device__ __forceinline__ typename Source::Acc weighted_unit(const WeightedArgs
         for (int j = 0; j < V - 1; ++j)
           if (e + j < left) {
             const Offsets at = row + element<V, walk, same>(a, begin + e + j);
-            sums[j] = sums[j] + a.source.template load<1, Same::none, true>(true, at).product(0);
+            add_product(sums[j], a.source.template load<1, Same::none, true>(true, at), 0, held, true, false);
           }
       }
     }
     values[g] = join_neighbours(sums);
   }
-#pragma unroll
-  for (int mask = 1; mask < kWarp; mask *= 2) {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) values[g] = values[g] + shuffle_xor(values[g], mask);
-  }
-  return join_neighbours(values);
+  return warp_join_groups(values);
+}
+
+// As carry() in primitives.cuh, of values that all threads of a warp share: each level waits in a thread of its own.
+template <class Acc>
+__device__ __forceinline__ void carry_in_warp(Acc& waiting, Acc& v, int index) {
+  int level = 0;
+  for (; index >> level & 1; ++level) v = shuffle(waiting, level) + v;
+  waiting = choose(threadIdx.x % kWarp == level, v, waiting);
 }
 
 // A warp takes `run` neighbouring units of a row, one after the other, and a block's warps neighbouring runs.
@@ -239,19 +271,34 @@ __global__ void __launch_bounds__(kWeightedThreads,
   const int64_t first = (split * warps + warp) * a.run, units = (leaf_count(a.length) + kUnit - 1) / kUnit;
   wait_for_previous_kernel();
   allow_next_kernel();
-  Acc waiting[kMostWeightedRun], sum = padding<Acc>();
+  const auto held = hold<V, same>(a.source, true, place);
+  Acc waiting = padding<Acc>(), sum = padding<Acc>();
   for (int i = 0; i < a.run; ++i) {
     const int64_t unit = first + i;
     sum = padding<Acc>();
     if (unit < units) {
       const int64_t start = unit / kChunkUnits * kChunk + unit % kChunkUnits * kUnit, begin = start + lane * V;
       // In nested dims most of the code finds places, so that it stands once.
-      const bool whole = walk != Walk::nested && start + (kDepth - 1) * kLanes + kUnit <= a.length;
+      const int64_t end = start + (kDepth - 1) * kLanes + kUnit;
+      bool whole = walk != Walk::nested && end <= a.length;
+      if constexpr (same == Same::shifted) whole = whole && a.source.template has_granules<V>(place.in + start, place.in + end);
       if constexpr (walk != Walk::nested)
-        if (whole) sum = weighted_unit<V, walk, same, true>(a, place, begin);
-      if (!whole) sum = weighted_unit<V, walk, same, false>(a, place, begin);
+        if (whole) sum = weighted_unit<V, walk, same, true>(a, held, place, begin);
+      if constexpr (same == Same::shifted) {
+        // The input's and the rows' ends, element by element, in units of half as many leaves or as many.
+        constexpr int kSingles = kWarp * weighted_groups(1, Source::kLargest), kParts = kUnit / kSingles;
+        if (!whole) {
+#pragma unroll 1
+          for (int part = 0; part < kParts; ++part) {
+            const Acc more = weighted_unit<1, walk, Same::second, false>(a, held, place, start + part * kSingles + lane);
+            sum = part == 0 ? more : sum + more;
+          }
+        }
+      } else if (!whole) {
+        sum = weighted_unit<V, walk, same, false>(a, held, place, begin);
+      }
     }
-    carry(waiting, sum, i, [](Acc& left, const Acc& right) { left = left + right; });
+    carry_in_warp(waiting, sum, i);
   }
   if (warps > 1) {
     if (lane == 0) slots[warp] = sum;
@@ -262,8 +309,9 @@ __global__ void __launch_bounds__(kWeightedThreads,
   if (lane == 0) a.output.write(a.results, row, row * a.splits + split, sum);
 }
 
-// Rows whose every element is a leaf: 2^log_width neighbouring threads a row, and some rows at a time. The joins of these rows
-// go hand in hand, and then each is stored by a thread of its own.
+// Rows whose every element is a leaf: 2^log_width neighbouring threads a row, and some rows at a time. Threads share the joins
+// of these rows: while a thread has several, it keeps one half of them and hands the other over. Each is stored by a thread of
+// its own.
 template <int V, int kGroups, Walk walk, Same same, class Source>
 __global__ void __launch_bounds__(kWeightedThreads, 2) weighted_short_rows(const __grid_constant__ WeightedArgs<Source> a) {
   using Acc = typename Source::Acc;
@@ -295,32 +343,42 @@ __global__ void __launch_bounds__(kWeightedThreads, 2) weighted_short_rows(const
       x[r][g] = a.source.template load<V, same, false>(first + r * side < a.outputs && begin + g * kWarp * V < length,
                                                        place[r] + inner[g]);
   }
-  Acc values[kRows][kGroups];
+  Acc values[kRows * kGroups];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
+    const auto held = hold<V, same>(a.source, first + r * side < a.outputs, place[r]);
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       Acc sums[V];
-      add_products(sums, x[r][g], begin + g * kWarp * V < length, true);
-      values[r][g] = join_neighbours(sums);
+      add_products(sums, x[r][g], held, begin + g * kWarp * V < length, true);
+      values[r * kGroups + g] = join_neighbours(sums);
     }
   }
-  for (int mask = 1; mask < width; mask *= 2) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) values[r][g] = values[r][g] + shuffle_xor(values[r][g], mask);
-    }
-  }
-  Acc sums[kRows];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) sums[r] = join_neighbours(values[r]);
-  for (int own = member; own < kRows; own += width) {
-    Acc sum = sums[0];
-#pragma unroll
-    for (int r = 1; r < kRows; ++r) sum = choose(own == r, sums[r], sum);
+  const auto store = [&](int own, const Acc& sum) {
     const int64_t row = first + own * side;
     if (row < a.outputs) a.output.write(a.results, row, row, sum);
+  };
+  if constexpr (kGroups > 1) {  // these rows have whole warps
+    const Acc sum = warp_join(warp_transpose_join(values), 1, kGroups);
+    if (lane < kRows * kGroups && lane % kGroups == 0) store(lane / kGroups, sum);
+  } else {
+#pragma unroll
+    for (int mask = 1; mask < kRows; mask *= 2) {
+      if (mask >= width) continue;
+#pragma unroll
+      for (int i = 0; i < kRows / (2 * mask); ++i) {
+        Acc keep = values[2 * i], give = values[2 * i + 1];
+        exchange_if(lane & mask, keep, give);
+        values[i] = keep + shuffle_xor(give, mask);
+      }
+    }
+    for (int mask = kRows; mask < width; mask *= 2) values[0] = values[0] + shuffle_xor(values[0], mask);
+    for (int i = 0, own = member; own < kRows; ++i, own += width) {
+      Acc sum = values[0];
+#pragma unroll
+      for (int r = 1; r < kRows; ++r) sum = choose(i == r, values[r], sum);
+      store(own, sum);
+    }
   }
 }
 
@@ -345,6 +403,7 @@ __global__ void __launch_bounds__(kWeightedThreads, weighted_blocks<V, same, Sou
   const Offsets next = a.step * step;
   wait_for_previous_kernel();
   allow_next_kernel();
+  const auto held = hold<V, same>(a.source, inside, place);
   for (int i = slot; i < a.tile_leaves; i += kLeaves * slots) {
     typename Source::template Loaded<V, same> x[kDepth];
     const int64_t start = leaf_start(first_leaf + i);
@@ -360,7 +419,7 @@ __global__ void __launch_bounds__(kWeightedThreads, weighted_blocks<V, same, Sou
     Acc own[V];
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) {
-      add_products(own, x[d], d < count, kShort || d == 0);
+      add_products(own, x[d], held, d < count, kShort || d == 0);
       const int leaf = kShort ? i + d * slots : i;
       if ((kShort || d == kDepth - 1) && leaf < a.tile_leaves)
         store_granules([&](int g) { return &sums[leaf * side + across * V + g]; }, own);
@@ -408,15 +467,18 @@ cudaError_t launch_kernel(const WeightedLaunch& launch, const WeightedArgs<Sourc
   const WeightedPlan& plan = launch.plan;
   const auto start = [&](auto kernel) { return start_weighted(launch, kernel, plan.blocks, plan.threads, a); };
   constexpr bool kNested = walk == Walk::nested;
-  if constexpr (walk != Walk::dense) {  // columns lie side by side, and their elements one stride apart
+  // An element that an output has once is the same for neighbours in rows, and never in columns.
+  constexpr bool kNoRows = Source::kOnce && V > 1 && same == Same::none, kNoColumns = Source::kOnce && V > 1 && !kNoRows;
+  constexpr bool kShifted = same == Same::shifted;
+  if constexpr (walk != Walk::dense && !kNoColumns) {  // columns lie side by side, and their elements one stride apart
     if (plan.kernel == WeightedKernel::columns) {
       if (a.length <= kLanes) return start(weighted_columns<V, true, walk, same, Source>);
       return start(weighted_columns<V, false, walk, same, Source>);
     }
   }
-  if constexpr (V == 1 || walk != Walk::linear) {
+  if constexpr ((V == 1 || walk != Walk::linear) && !kNoRows) {
     if (plan.kernel == WeightedKernel::rows) return start(weighted_rows<V, walk, same, Source>);
-    if constexpr (V == 1 || !kNested) {
+    if constexpr ((V == 1 || !kNested) && !kShifted) {
       if (plan.groups == 1) return start(weighted_short_rows<V, 1, walk, same, Source>);
       if (plan.groups == 4) return start(weighted_short_rows<V, 4, walk, same, Source>);
       if constexpr (V < 4) return start(weighted_short_rows<V, kMostWeightedGroups, walk, same, Source>);
@@ -430,11 +492,12 @@ cudaError_t launch_walk(const WeightedLaunch& launch, const WeightedArgs<Source>
   if constexpr (Source::kRank > kFastRank) {
     return launch_kernel<V, Walk::nested, same>(launch, a);
   } else {
-    if constexpr (V == 1 || V == kGranule / Source::kLargest)
+    if constexpr ((V == 1 || V == kGranule / Source::kLargest) && same != Same::shifted)
       if (a.reduced.rank > 1) return launch_kernel<V, Walk::nested, same>(launch, a);
     if constexpr (V > 1)
       if (launch.plan.kernel != WeightedKernel::columns) return launch_kernel<V, Walk::dense, same>(launch, a);
-    return launch_kernel<V, Walk::linear, same>(launch, a);
+    if constexpr (same != Same::shifted) return launch_kernel<V, Walk::linear, same>(launch, a);
+    return cudaErrorInvalidValue;
   }
 }
 
@@ -462,6 +525,9 @@ cudaError_t launch_weighted(const WeightedLaunch& launch, const Source& source, 
     for (Nest<kRank>* nest : {&a.kept, &a.reduced})
       for (int d = 0; d < nest->rank; ++d) std::swap(nest->dims[d].in, nest->dims[d].out);
   if (a.reduced.rank > 0) a.step = {a.reduced.dims[a.reduced.rank - 1].in, a.reduced.dims[a.reduced.rank - 1].out};
+  if constexpr (Source::kOnce && V == kGranule / Source::kLargest) {
+    if (plan.shifted) return launch_walk<V, Same::shifted>(launch, a);
+  }
   if constexpr (V > 1) {
     if (plan.second_same) return launch_walk<V, Same::second>(launch, a);
   }
