@@ -165,7 +165,7 @@ def ratios_of(results, name):
     return found
 
 
-def summary(all_results):
+def summary(all_results, root):
     """The table of functions: of torch's times over ours in an operation's cells the mean, least and largest."""
     merged = {}
     for results in all_results:
@@ -180,8 +180,10 @@ def summary(all_results):
                 mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 0
                 texts.append(f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "")
         rows.append([f"`{call}`", arguments, what, *texts])
+    measured = [results for results in all_results if any(part in results for part in ("norms", "kin", "weighted"))]
+    sources = list(dict.fromkeys("\n".join(source_lines(results, root)) for results in measured))
     head, _, *body = report.table(["torch_reduce.", "arguments of", "what it is", *columns], rows)
-    return [head, "| " + " | ".join([":--"] * 3 + ["--:"] * len(columns)) + " |", *body, ""]
+    return [head, "| " + " | ".join([":--"] * 3 + ["--:"] * len(columns)) + " |", *body, "", *sources]
 
 
 def documents(root, times):
@@ -189,7 +191,7 @@ def documents(root, times):
     pages = {
         page: (root / page).read_text(encoding="utf-8") for page in ("README.md", *(p for p, *_ in PARTS.values()))
     }
-    lines = summary([results for _, results in times])
+    lines = summary([results for _, results in times], root)
     pages["README.md"] = report.fill(pages["README.md"], "family:functions", lines, NOTE)
     for name, (page, part, key) in PARTS.items():
         known = [results for _, results in times if key in results]

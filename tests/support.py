@@ -227,6 +227,19 @@ def tensor_of(stored, name, device="cpu"):
 
 # --- data -------------------------------------------------------------------------------------------------------------
 
+# Rows, columns, all, and mixed dims, each with the dims that are reduced: around the ends of vectors, lanes and chunks.
+SHAPES = [
+    ((7,), None),
+    ((3, 1000), 1),
+    ((1000, 3), 0),
+    ((5, 4097), 1),
+    ((9000, 33), 0),
+    ((300, 3), 1),
+    ((2000, 100), 1),
+]
+SHAPES += [((2, 20_001), 1), ((4, 3, 11, 5), (0, 2, 3)), ((513, 64), 0), ((1, 5), 0), ((40, 5), (0, 1)), ((600, 24), 1)]
+SHAPES += [((3, 40_000), 1), ((70_000, 8), 0), ((700, 6), 1), ((4, 64, 49), (0, 2)), ((2, 5, 1100, 32), 2)]
+
 
 def stored_data(size, name, seed=0):
     """Stored elements (size, parts) that make another order of additions visible: many magnitudes, mostly one sign."""

@@ -21,6 +21,7 @@ from support import (
     DTYPES,
     FAMILY,
     INTEGER,
+    SHAPES,
     assert_same_bits,
     data,
     dtype_of,
@@ -70,19 +71,6 @@ def elements(shape, name, op, seed, device):
 def unmultiplied():
     """The dtypes that torch does not multiply everywhere."""
     return ("float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64", "complex32", "bool")
-
-
-SHAPES = [
-    ((7,), None),
-    ((3, 1000), 1),
-    ((1000, 3), 0),
-    ((5, 4097), 1),
-    ((9000, 33), 0),
-    ((300, 3), 1),
-    ((2000, 100), 1),
-]
-SHAPES += [((2, 20_001), 1), ((4, 3, 11, 5), (0, 2, 3)), ((513, 64), 0), ((1, 5), 0), ((40, 5), (0, 1)), ((600, 24), 1)]
-SHAPES += [((3, 40_000), 1), ((70_000, 8), 0), ((700, 6), 1), ((4, 64, 49), (0, 2)), ((2, 5, 1100, 32), 2)]
 
 
 # --- bits -------------------------------------------------------------------------------------------------------------

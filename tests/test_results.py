@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import bars  # noqa: E402
 import cases  # noqa: E402
 import contenders  # noqa: E402
+import family_report  # noqa: E402
 import grid  # noqa: E402
 import models  # noqa: E402
 import models_report  # noqa: E402
@@ -56,6 +57,15 @@ def source_hash(pattern):
 
 
 # --- what is in the repository ------------------------------------------------------------------------------
+
+
+def test_table_of_functions_says_when_it_is_old():
+    """README's table names the sources that it was measured on, and says so if they have changed since."""
+    results = json.loads((ROOT / "bench" / "results" / "h200" / "family.json").read_text(encoding="utf-8"))
+    now = {"cuda": provenance.csrc_hash(ROOT, "cuda")}
+    for known, is_old in ((now, False), ({"cuda": "0" * 64}, True)):
+        text = "\n".join(family_report.summary([results | {"sources": results["sources"] | known}], ROOT))
+        assert known["cuda"][:12] in text and ("older sources" in text) == is_old
 
 
 @pytest.mark.parametrize("script", ["report", "models_report", "family_report", "ranks_report"])

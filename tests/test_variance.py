@@ -18,6 +18,7 @@ import model
 import torch_reduce
 from support import (
     FLOATING,
+    SHAPES,
     assert_same_bits,
     bytes_of,
     data,
@@ -57,22 +58,9 @@ def check(x, dim=None, correction=1, keepdim=False):
     assert_same_bits(root, wanted(x, "std", dim, correction, keepdim), what)
 
 
-SHAPES = [
-    ((7,), None),
-    ((3, 1000), 1),
-    ((1000, 3), 0),
-    ((5, 4097), 1),
-    ((9000, 33), 0),
-    ((300, 3), 1),
-    ((2000, 100), 1),
-]
-SHAPES += [((2, 20_001), 1), ((4, 3, 11, 5), (0, 2, 3)), ((513, 64), 0), ((1, 5), 0), ((40, 5), (0, 1)), ((600, 24), 1)]
-SHAPES += [((3, 40_000), 1), ((70_000, 8), 0), ((700, 6), 1), ((4, 64, 49), (0, 2)), ((2, 5, 1100, 32), 2), ((5, 1), 1)]
-
-
 @every_float
 def test_bits(name, device):
-    for shape, dim in SHAPES:
+    for shape, dim in [*SHAPES, ((5, 1), 1)]:
         check(data(shape, name, seed=81, device=device), dim)
 
 
