@@ -8,7 +8,7 @@ output, where the tree of additions needs several.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, product
 from typing import Any
@@ -27,9 +27,9 @@ _Runs = tuple[tuple[int, int], ...]  # of indices along a dim, ascending: from t
 _Held = tuple[_Runs, ...]  # the indices along each dim
 
 
-def _rule(cls: type, op: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> DTensor:
+def _rule(reduce: Any) -> Any:
     """What torch.library.register_torch_dispatch takes."""
-    return _reduce(op, *args, **(kwargs or {}))
+    return lambda cls, op, types, args, kwargs: reduce(op, *args, **(kwargs or {}))
 
 
 def _reduce(
@@ -41,47 +41,160 @@ def _reduce(
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> DTensor:
-    name = op._schema.name.rpartition(":")[2]
-    title = distributed._OPERATIONS[name].title
-    if not isinstance(self, DTensor):
-        raise TypeError(f"{title}(): 'out' is a DTensor, so 'input' must be one too, not a {type(self).__name__}")
-    meta = _result_of(op, self, dim, keepdim, dtype, out)
-    reduced = sorted(d % self.dim() for d in dim) if dim and self.dim() else list(range(self.dim()))
-    placements = [_after(title, placement, reduced, keepdim) for placement in self.placements]
-    for size, placement in zip(self.device_mesh.shape, self.placements, strict=True):
-        if size > 1 and _is_shard(placement) and placement.dim in reduced:
-            distributed._Call(name, reduced, keepdim, None, meta.dtype, placement.dim).refuse()
-    whole = _without_partials(self)
-    if self.device_mesh.get_coordinate() is None:
-        # from_local makes it empty, as all DTensors are outside of their mesh, but reads the shape of a scalar from it.
-        local = torch.empty([0] * min(meta.dim(), 1), dtype=meta.dtype, device=self.device)
-    else:
-        complex_norm = self.is_complex() and distributed._OPERATIONS[name].is_norm
-        given = meta.dtype.to_complex() if complex_norm else meta.dtype
-        call = distributed._Call(name, reduced, keepdim, given, meta.dtype, -1)
-        local = _local_result(whole, call)
-    shape, stride = meta.shape, meta.stride()
-    result = DTensor.from_local(local, self.device_mesh, placements, run_check=False, shape=shape, stride=stride)
+    operation = distributed._OPERATIONS[_name(op)]
+    _expect_dtensors(operation.title, input=self, out=out)
+    meta = _meta_result(op, operation.title, [self], dim, keepdim, dtype, out)
+    complex_norm = self.is_complex() and operation.is_norm
+    given = meta.dtype.to_complex() if complex_norm else meta.dtype
+    call = distributed._Call(operation, _reduced(dim, self.dim()), keepdim, given, meta.dtype, -1)
+    (result,) = _results(_without_partials(self), call, [meta])
     return result if out is None else out.copy_(result)
 
 
-def _result_of(op: Any, self: DTensor, dim: Any, keepdim: bool, dtype: torch.dtype | None, out: Any) -> Tensor:
+def _var_mean(
+    op: Any, self: DTensor, dim: Sequence[int] | None, correction: float, root: bool, keepdim: bool
+) -> tuple[DTensor, ...]:
+    metas = op(_without_data(self), dim, correction, root, keepdim)
+    operation = distributed._STD if root else distributed._VAR_MEAN
+    dims = _reduced(dim, self.dim())
+    call = distributed._VarianceCall(operation, dims, keepdim, None, metas[0].dtype, -1, correction, root)
+    return _results(_without_partials(self), call, metas)
+
+
+def _weighted_sum(
+    op: Any,
+    self: Tensor,
+    weight: Tensor,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> DTensor:
+    operation = distributed._WEIGHTED_SUM
+    _expect_dtensors(operation.title, input=self, weight=weight, out=out)
+    if self.device_mesh != weight.device_mesh:
+        meshes = f"{weight.device_mesh}, {self.device_mesh}"
+        raise ValueError(f"{operation.title}(): 'weight' is on another mesh than 'input': {meshes}")
+    meta = _meta_result(op, operation.title, [self, weight], dim, keepdim, dtype, out)
+    shape = torch.broadcast_shapes(self.shape, weight.shape)
+    dims = _reduced(dim, len(shape))
+    call = distributed._Call(operation, dims, keepdim, meta.dtype, meta.dtype, -1)
+    x, w = _without_partials(self), _without_partials(weight)
+    together = _cut_together(x, w, shape)
+    if together and not any(_is_shard(placement) and placement.dim in dims for placement in together):
+        result = _weighted_sum_here(x, w, len(shape), together, call, meta)
+    else:  # the strides say in which order to add
+        products, strides = distributed._products(x, w, meta.dtype), _without_data(x).expand(shape).stride()
+        products = _from_local(products._local_tensor, products, products.placements, shape, strides)
+        (result,) = _results(products, call, [meta])
+    return result if out is None else out.copy_(result)
+
+
+def _weighted_sum_here(
+    x: DTensor, w: DTensor, rank: int, placements: list[Placement], call: Any, meta: Tensor
+) -> DTensor:
+    """Of what each rank holds, where no reduced dim is cut: no product is written to memory."""
+    found = None
+    if _inside(x):
+        for one in (x, w):
+            shape, strides = tuple(map(int, one.shape)), tuple(map(int, one.stride()))
+            _check_local(call.title, one, shape, _find(one.device_mesh, one.placements, shape, strides, ()).local)
+        missing = rank - x.dim()
+        own = [d - missing for d in call.dims if d >= missing]
+        local = distributed._laid_out(x._local_tensor, own, _order(x.shape, x.stride(), own))
+        found = torch.ops.gpureduce.weighted_sum(local, w._local_tensor, call.dims, call.keepdim, dtype=call.given)
+    (result,) = _placed(found, x, placements, call, [meta])
+    return result
+
+
+def _cut_together(x: DTensor, w: DTensor, shape: Sequence[int]) -> list[Placement] | None:
+    """How the common shape is cut, if on every rank the two tensors hold what belongs together."""
+
+    def in_common(placement: Placement, tensor: DTensor) -> Placement:
+        """The placement, counting the dims of the common shape."""
+        return _moved(placement, placement.dim + len(shape) - tensor.dim()) if _is_shard(placement) else placement
+
+    def size(tensor: DTensor, dim: int) -> int:
+        missing = len(shape) - tensor.dim()
+        return tensor.shape[dim - missing] if dim >= missing else 1
+
+    found = []
+    for of_x, of_w in zip(x.placements, w.placements, strict=True):
+        a, b = in_common(of_x, x), in_common(of_w, w)
+        if a != b and _is_shard(a) and _is_shard(b):
+            return None
+        cut = a if _is_shard(a) else b
+        for placement, tensor in ((a, x), (b, w)):
+            if _is_shard(cut) and size(tensor, cut.dim) != (shape[cut.dim] if _is_shard(placement) else 1):
+                return None
+        found.append(cut)
+    return found
+
+
+def _name(op: Any) -> str:
+    return op._schema.name.rpartition(":")[2]
+
+
+def _reduced(dim: Sequence[int] | None, rank: int) -> list[int]:
+    return sorted(d % rank for d in dim) if dim and rank else list(range(rank))
+
+
+def _expect_dtensors(title: str, **given: Tensor | None) -> None:
+    for argument, tensor in given.items():
+        if tensor is not None and not isinstance(tensor, DTensor):
+            other = next(name for name, one in given.items() if isinstance(one, DTensor))
+            type_name = type(tensor).__name__
+            raise TypeError(f"{title}(): '{other}' is a DTensor, so '{argument}' must be one too, not a {type_name}")
+
+
+def _without_data(x: DTensor) -> Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+def _meta_result(
+    op: Any, title: str, inputs: list[DTensor], dim: Any, keepdim: bool, dtype: torch.dtype | None, out: Any
+) -> Tensor:
     """The result's shape and dtype, on the meta device. Every rank refuses bad arguments here, in the op's words."""
-    input = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
+    metas = [_without_data(x) for x in inputs]
     if out is None:
-        return op(input, dim, keepdim, dtype=dtype)
-    name = distributed._OPERATIONS[op._schema.name.rpartition(":")[2]].title
-    if not isinstance(out, DTensor):
-        raise TypeError(f"{name}(): 'input' is a DTensor, so 'out' must be one too, not a {type(out).__name__}")
-    if out.device_mesh != self.device_mesh:
-        raise ValueError(f"{name}(): 'out' is on another mesh than 'input': {out.device_mesh}, {self.device_mesh}")
+        return op(*metas, dim, keepdim, dtype=dtype)
+    mesh = inputs[0].device_mesh
+    if out.device_mesh != mesh:
+        raise ValueError(f"{title}(): 'out' is on another mesh than 'input': {out.device_mesh}, {mesh}")
     if any(placement.is_partial() for placement in out.placements):
-        raise ValueError(f"{name}(): 'out' must not be Partial, but its placements are {out.placements}")
-    meta = op(input, dim, keepdim, dtype=dtype, out=torch.empty(0, dtype=out.dtype, device="meta"))
+        raise ValueError(f"{title}(): 'out' must not be Partial, but its placements are {out.placements}")
+    meta = op(*metas, dim, keepdim, dtype=dtype, out=torch.empty(0, dtype=out.dtype, device="meta"))
     if out.shape != meta.shape:
         shapes = f"{tuple(meta.shape)}, not {tuple(out.shape)}"
-        raise ValueError(f"{name}(): 'out' is a DTensor, which cannot be resized, so its shape must be {shapes}")
+        raise ValueError(f"{title}(): 'out' is a DTensor, which cannot be resized, so its shape must be {shapes}")
     return meta
+
+
+def _from_local(local: Tensor, of: DTensor, placements: Any, shape: Any, strides: Any) -> DTensor:
+    return DTensor.from_local(local, of.device_mesh, placements, run_check=False, shape=shape, stride=strides)
+
+
+def _inside(x: DTensor) -> bool:
+    """Whether this rank is in the mesh."""
+    return x.device_mesh.get_coordinate() is not None
+
+
+def _results(x: DTensor, call: Any, metas: Sequence[Tensor]) -> tuple[DTensor, ...]:
+    """The results of a call, of these shapes, strides and dtypes; no placement of `x` is Partial."""
+    found = _local_result(x, call) if _inside(x) else None
+    return _placed(found, x, x.placements, call, metas)
+
+
+def _placed(
+    found: Any, x: DTensor, before: Sequence[Placement], call: Any, metas: Sequence[Tensor]
+) -> tuple[DTensor, ...]:
+    """Local results, or None outside of the mesh, as DTensors; `before` are the placements of what was reduced."""
+    if found is None:  # from_local makes it empty, but reads the shape of a scalar from it
+        found = [torch.empty([0] * min(meta.dim(), 1), dtype=meta.dtype, device=x.device) for meta in metas]
+    placements = [_after(call.title, placement, call.dims, call.keepdim) for placement in before]
+    pairs = zip([found] if isinstance(found, Tensor) else found, metas, strict=True)
+    return tuple(_from_local(local, x, placements, meta.shape, meta.stride()) for local, meta in pairs)
 
 
 # --- placements ------------------------------------------------------------------------------------------------------
@@ -100,7 +213,11 @@ def _after(name: str, placement: Placement, reduced: list[int], keepdim: bool) -
         raise NotImplementedError(f"{name}(): there is no rule for the placement {placement}: use redistribute() first")
     if placement.dim in reduced:
         return Replicate()
-    dim = placement.dim if keepdim else placement.dim - sum(d < placement.dim for d in reduced)
+    return _moved(placement, placement.dim if keepdim else placement.dim - sum(d < placement.dim for d in reduced))
+
+
+def _moved(placement: Placement, dim: int) -> Placement:
+    """A Shard or _StridedShard, but of another dim."""
     strided = hasattr(placement, "split_factor")
     return type(placement)(dim, split_factor=placement.split_factor) if strided else type(placement)(dim)
 
@@ -111,13 +228,12 @@ def _without_partials(x: DTensor) -> DTensor:
     if not axes:
         return x
     placements = [Replicate() if axis in axes else placement for axis, placement in enumerate(x.placements)]
-    if mesh.get_coordinate() is None or any(
+    if not _inside(x) or any(
         type(x.placements[axis]) is not Partial or x.placements[axis].reduce_op != "sum" for axis in axes
     ):
         return x.redistribute(placements=placements)
     groups = [mesh.get_group(axis) for axis in reversed(axes) if mesh.size(axis) > 1]
-    joined = _joined(x._local_tensor, groups)
-    return DTensor.from_local(joined, mesh, placements, run_check=False, shape=x.shape, stride=x.stride())
+    return _from_local(_joined(x._local_tensor, groups), x, placements, x.shape, x.stride())
 
 
 def _joined(local: Tensor, groups: list[Any]) -> Tensor:
@@ -133,15 +249,18 @@ def _joined(local: Tensor, groups: list[Any]) -> Tensor:
 # --- this rank's part of the result ----------------------------------------------------------------------------------
 
 
-def _local_result(x: DTensor, call: Any) -> Tensor:
+def _local_result(x: DTensor, call: Any) -> Any:
     """What this rank holds of the result; no placement of `x` is Partial."""
     if call.is_free(x.dtype):
         return _free_result(x, call)
-    shards = _shards(x, call)
-    return shards if isinstance(shards, Tensor) else distributed._join_shards(*shards)
+    alone, shards = _shards(x, call)
+    if shards is None:
+        return alone
+    local, call, sizes, order, group = shards
+    return call.join_shards(local, sizes, order, group)
 
 
-def _begun(x: DTensor, call: Any) -> "tuple[_Found, Tensor, Tensor | None]":
+def _begun(x: DTensor, call: Any) -> "tuple[_Found, Tensor, Any]":
     """Who holds what, this rank's tensor, and its part of the result if nothing is to be exchanged for it."""
     shape, local = tuple(map(int, x.shape)), x._local_tensor
     found = _find(x.device_mesh, x.placements, shape, tuple(map(int, x.stride())), tuple(call.dims))
@@ -149,7 +268,8 @@ def _begun(x: DTensor, call: Any) -> "tuple[_Found, Tensor, Tensor | None]":
     filled = [shape[d] if d in call.dims else n for d, n in enumerate(local.shape)]
     if found.axes and 0 not in filled:
         return found, local, None
-    return found, local, call(_laid_out(local.new_empty(filled) if found.axes else local, call.dims, list(found.order)))
+    local = local.new_empty(filled) if found.axes else local
+    return found, local, call(distributed._laid_out(local, call.dims, list(found.order)))
 
 
 def _free_result(x: DTensor, call: Any) -> Tensor:
@@ -181,12 +301,12 @@ def _held_along(mesh: DeviceMesh, axes: tuple[int, ...], held: dict[int, bool]) 
     return {rank: rows[others[rank]] for rank in held}
 
 
-def _shards(x: DTensor, call: Any) -> Any:
-    """What distributed._join_shards takes, or the result where nothing is to be exchanged."""
+def _shards(x: DTensor, call: Any) -> tuple[Any, tuple | None]:
+    """The result where nothing is to be exchanged; otherwise what distributed._join_shards takes."""
     mesh, reduced, shape = x.device_mesh, call.dims, tuple(map(int, x.shape))
     found, local, alone = _begun(x, call)
     if alone is not None:
-        return alone
+        return alone, None
     axes, held, of_all, dim, sizes = found.axes, found.held, found.of_all, found.dim, found.sizes
     order = list(found.order)
     # Down here torch's own operators are told nothing of lazy conjugation and negation, and not all of them look.
@@ -204,8 +324,8 @@ def _shards(x: DTensor, call: Any) -> Any:
         local, sizes = _to_slabs(local, of_all, shape, dim, call, order, group)
     if dim not in order:  # of size 1
         order.insert(0, dim)
-    call = distributed._Call(call.name, reduced, call.keepdim, call.given, call.dtype, dim)
-    return _laid_out(local, reduced, order), call, tuple(sizes), order, group
+    local = distributed._laid_out(local, reduced, order)
+    return None, (local, replace(call, shard_dim=dim), tuple(sizes), order, group)
 
 
 def reduce_all(name: str, tensors: Sequence[DTensor], dtypes: Sequence[torch.dtype | None]) -> list[Tensor]:
@@ -217,10 +337,9 @@ def reduce_all(name: str, tensors: Sequence[DTensor], dtypes: Sequence[torch.dty
     alike: dict[Any, list[tuple[int, Any]]] = {}
     for i, (x, dtype) in enumerate(zip(tensors, dtypes, strict=True)):
         result = _dtype_of_result(name, x.dtype, dtype, min(x.numel(), 1))
-        call = distributed._Call(name, list(range(x.dim())), False, dtype, result, -1)
-        arguments = _shards(_without_partials(x), call)
-        if isinstance(arguments, Tensor):
-            results[i] = arguments
+        call = distributed._Call(distributed._OPERATIONS[name], list(range(x.dim())), False, dtype, result, -1)
+        results[i], arguments = _shards(_without_partials(x), call)
+        if arguments is None:
             continue
         shards = distributed._Shards(*arguments)
         if shards.plan.realigns:
@@ -243,26 +362,7 @@ def _dtype_of_result(name: str, source: torch.dtype, dtype: torch.dtype | None, 
 
 def _order(shape: Sequence[int], strides: Sequence[int], dims: Sequence[int]) -> list[int]:
     """The dims in the contract's order, slowest first, without those of size 1."""
-    dims = [d for d in dims if shape[d] != 1]
-    return sorted(dims, key=lambda d: (strides[d] != 0, -strides[d], d))
-
-
-def _laid_out(local: Tensor, reduced: list[int], order: list[int]) -> Tensor:
-    """`local` with the reduced dims in this order in memory: the global tensor's, which shards need not have."""
-    if _order(local.shape, local.stride(), order) == [d for d in order if local.shape[d] != 1]:
-        return local
-    return _permuted(local.permute(_axes(local, reduced, order)).contiguous(), reduced, order)
-
-
-def _axes(x: Tensor, reduced: list[int], order: list[int]) -> list[int]:
-    """All dims: the kept ones, then the reduced ones in order."""
-    return [d for d in range(x.dim()) if d not in reduced] + order + [d for d in reduced if d not in order]
-
-
-def _permuted(x: Tensor, reduced: list[int], order: list[int]) -> Tensor:
-    """A tensor whose dims stand as _axes says, as a view in which they stand as they were."""
-    axes = _axes(x, reduced, order)
-    return x.permute([axes.index(d) for d in range(x.dim())])
+    return distributed._slowest_first(strides, [d for d in dims if shape[d] != 1])
 
 
 def _check_local(name: str, x: DTensor, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
@@ -464,7 +564,8 @@ def _assembled(
 ) -> Tensor:
     """The tensor of the indices in `whole`, of blocks that hold some of them each; with its dims in order in memory."""
     shape = _shape(whole)
-    tensor = _permuted(like.new_empty([shape[d] for d in _axes(like, reduced, order)]), reduced, order)
+    axes = distributed._axes(like, reduced, order)
+    tensor = distributed._permuted(like.new_empty([shape[d] for d in axes]), reduced, order)
     for block, runs in zip(blocks, held, strict=True):
         places = [_places(of_whole, of_block) for of_whole, of_block in zip(whole, runs, strict=True)]
         _put(tensor, block.view(_shape(runs)), list(enumerate(places)))
@@ -489,6 +590,8 @@ def _put(slab: Tensor, block: Tensor, places: list[tuple[int, _Runs]]) -> None:
         done += last - first
 
 
-for _name in distributed._OPERATIONS:
-    for _overload in (_name, f"{_name}.out"):
-        torch.library.register_torch_dispatch(f"gpureduce::{_overload}", DTensor, _rule)
+_RULES = dict.fromkeys(distributed._OPERATIONS, _reduce) | {"_var_mean": _var_mean, "weighted_sum": _weighted_sum}
+for _operator, _reduction in _RULES.items():
+    for _overload in getattr(torch.ops.gpureduce, _operator).overloads():
+        _whole_name = f"gpureduce::{_operator}" + ("" if _overload == "default" else f".{_overload}")
+        torch.library.register_torch_dispatch(_whole_name, DTensor, _rule(_reduction))

@@ -1,8 +1,8 @@
 """Reductions of a sharded dimension and sums over the ranks of torch.distributed, with bits that no cut changes.
 
-``sum``, ``mean``, ``nansum``, the norms, ``prod``, ``amax``, ``amin``, ``any``, ``all`` and ``count_nonzero`` reduce a
-tensor that is cut along one dimension, a shard a rank: every rank gets the bits that torch_reduce's function of that
-name gives for the whole tensor, at any number of ranks and wherever the cuts are. ``all_reduce`` and ``reduce_scatter``
+``sum``, ``mean``, the norms and the other functions of torch_reduce's names reduce a tensor that is cut along one
+dimension, a shard a rank: every rank gets the bits that torch_reduce's function gives for the whole tensor, at any
+number of ranks and wherever the cuts are. ``all_reduce`` and ``reduce_scatter``
 add the ranks' tensors pairwise in rank order, whatever the backend and the network; ``ddp_hook`` and
 ``FSDPReduceScatter`` bring that to DistributedDataParallel and to ``fully_shard``.
 
@@ -38,14 +38,19 @@ __all__ = [
     "any",
     "count_nonzero",
     "ddp_hook",
+    "dot",
     "logsumexp",
     "mean",
     "nansum",
     "powsum",
     "prod",
     "reduce_scatter",
+    "std",
     "sum",
+    "var",
+    "var_mean",
     "vector_norm",
+    "weighted_sum",
 ]
 
 _ops = torch.ops.gpureduce
@@ -326,32 +331,153 @@ def logsumexp(
     shard_dim: int,
     sizes: Sequence[int] | None = None,
 ) -> Tensor:
-    """The logarithm of the sum of exponentials of each rank's shard, over other dims than ``shard_dim`` alone.
+    """The logarithm of the sum of exponentials of a tensor of which every rank holds a shard: as :func:`sum`, with the
+    bits of ``torch_reduce.logsumexp(global tensor, dim, keepdim)``.
 
-    The result is that of the shard, ``torch_reduce.logsumexp(x, dim, keepdim)``, and so still cut along ``shard_dim``;
-    nothing is exchanged.
+    All elements of an output are sent to one rank. So where all dims are reduced, the last rank needs memory for the
+    global tensor.
 
     Args:
         x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`; ``x`` is real.
 
     Raises:
         TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
-        NotImplementedError: ``dim`` includes ``shard_dim``; the error says what to call instead. Or ``x`` is complex.
+        NotImplementedError: complex numbers.
     """
     return _reduce("_logsumexp", x, dim, keepdim, None, group, shard_dim, sizes)
+
+
+def var_mean(
+    x: Tensor,
+    dim: Any = None,
+    *,
+    correction: float | None = 1,
+    keepdim: bool = False,
+    group: dist.ProcessGroup | None = None,
+    shard_dim: int,
+    sizes: Sequence[int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The variance and the mean of a tensor of which every rank holds a shard: as :func:`sum`, with the bits of
+    ``torch_reduce.var_mean(global tensor, dim, correction=correction, keepdim=keepdim)``.
+
+    Each rank writes its differences from the outputs' first elements to memory, in float32 or float64, and sums them
+    and their squares. Both sums are sent together.
+
+    Args:
+        x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`; ``x`` is floating.
+        correction: as for :func:`torch_reduce.var_mean`.
+
+    Returns:
+        The variance and the mean, as :func:`torch_reduce.var_mean` returns them.
+
+    Raises:
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum` and :func:`torch_reduce.var_mean`.
+        NotImplementedError: complex numbers.
+    """
+    return _reduce_variance(_VAR_MEAN, x, dim, correction, keepdim, group, shard_dim, sizes)
+
+
+def var(
+    x: Tensor,
+    dim: Any = None,
+    *,
+    correction: float | None = 1,
+    keepdim: bool = False,
+    group: dist.ProcessGroup | None = None,
+    shard_dim: int,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """The variance of a tensor of which every rank holds a shard: the first result of :func:`var_mean`.
+
+    Args and errors: as for :func:`var_mean`.
+    """
+    return _reduce_variance(_VAR, x, dim, correction, keepdim, group, shard_dim, sizes)[0]
+
+
+def std(
+    x: Tensor,
+    dim: Any = None,
+    *,
+    correction: float | None = 1,
+    keepdim: bool = False,
+    group: dist.ProcessGroup | None = None,
+    shard_dim: int,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """The standard deviation of a tensor of which every rank holds a shard: the root of :func:`var`, rounded once.
+
+    Args and errors: as for :func:`var_mean`.
+    """
+    return _reduce_variance(_STD, x, dim, correction, keepdim, group, shard_dim, sizes)[0]
+
+
+def weighted_sum(
+    x: Tensor,
+    weight: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+    group: dist.ProcessGroup | None = None,
+    shard_dim: int,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """The sum of products of two tensors of which every rank holds shards: as :func:`sum`, with the bits of
+    ``torch_reduce.weighted_sum(global tensor, global weight, dim, keepdim, dtype=dtype)``.
+
+    Where ``dim`` includes ``shard_dim``, each rank writes its products to memory.
+
+    Args:
+        x: as for :func:`sum`, but real.
+        weight: this rank's shard of another tensor, on the same device, that can be broadcast with ``x``.
+        dim, keepdim, shard_dim, sizes: as for :func:`sum`, but of the common shape, in which both tensors are cut
+            alike. One that is broadcast along ``shard_dim`` has size 1 there, and the same elements on every rank.
+        dtype: as for :func:`torch_reduce.weighted_sum`.
+        group: as for :func:`sum`.
+
+    Raises:
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`; or shapes that cannot be broadcast, or tensors
+            on two devices.
+        NotImplementedError: complex numbers.
+    """
+    return _reduce_as(_WeightedCall, _WEIGHTED_SUM, x, dim, keepdim, dtype, group, shard_dim, sizes, weight=weight)
+
+
+def dot(
+    x: Tensor,
+    other: Tensor,
+    *,
+    dtype: Any = None,
+    group: dist.ProcessGroup | None = None,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """The dot product of two vectors of which every rank holds shards of one size: as :func:`weighted_sum`, with the
+    bits of ``torch_reduce.dot(global x, global other, dtype=dtype)``.
+
+    Args:
+        x: this rank's shard of one, of a real dtype.
+        other: that of the other one, of the same dtype and size, on the same device.
+        dtype: as for :func:`torch_reduce.dot`.
+        group, sizes: as for :func:`sum`.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, NotImplementedError: as :func:`weighted_sum` and :func:`torch_reduce.dot`.
+    """
+    return _reduce_as(_WeightedCall, _DOT, x, None, False, dtype, group, 0, sizes, weight=other)
 
 
 @dataclass(frozen=True)
 class _Operation:
     """How an operator's nodes are computed, joined and finished, by operators of torch.ops.gpureduce."""
 
-    title: str
+    name: str  # of the operator
+    title: str  # for errors
     typing: str = "sum"  # as in csrc/operation.h: from which dtypes follows the nodes' dtype
-    node: str = "sum"  # of some chunks
+    nodes: tuple[str, ...] = ("sum",)  # of some chunks: an operator for each number that a node is
     join: str = "sum"  # of two nodes
     last: Callable[[Tensor, int], Tensor] | None = None  # what becomes of the last nodes, which are of so many elements
     free: bool = False  # no order shows, of any dtype
-    instead: str = ""  # of an operator whose nodes cannot be sent: what to do
+    whole: bool = False  # nodes cannot be joined: one rank gets all elements of an output
 
     @property
     def is_norm(self) -> bool:
@@ -360,32 +486,41 @@ class _Operation:
 
 
 def _root(operator: str) -> Callable[[Tensor, int], Tensor]:
+    """The roots of last nodes, correctly rounded, which torch's are not on every CPU."""
     return lambda total, count: getattr(_ops, operator)(total[None], [0])
 
 
+def _norm(name: str, order: str, node: str | None = None, **others: Any) -> _Operation:
+    return _Operation(name, f"vector_norm of order {order}", "norm", (node or name,), **others)
+
+
+_COUNT = ("_count_nonzero",)
 _OPERATIONS = {
-    "sum": _Operation("sum"),
-    "nansum": _Operation("nansum", "real", "nansum"),
-    "mean": _Operation("mean", last=lambda total, count: _quotient(total, count)),
-    "prod": _Operation("prod", "product", "prod", "prod"),
-    "_amax": _Operation("amax", "same", "_amax", "_amax", free=True),
-    "_amin": _Operation("amin", "same", "_amin", "_amin", free=True),
-    "_any": _Operation("any", "count", "_count_nonzero", last=lambda total, count: total > 0),
-    "_all": _Operation("all", "count", "_count_nonzero", last=lambda total, count: total == count),
-    "_count_nonzero": _Operation("count_nonzero", "count", "_count_nonzero"),
-    "_logsumexp": _Operation(
-        "logsumexp",
-        instead="take amax of it first, and then the logarithm of the sum of exp(x - amax), and add amax to that",
-    ),
-    "_norm_0": _Operation("vector_norm of order 0", "norm", "_norm_0", free=True),
-    "_norm_1": _Operation("vector_norm of order 1", "norm", "_norm_1"),
-    "_norm_2": _Operation("vector_norm of order 2", "norm", "_powsum_2", last=_root("_root_2")),
-    "_norm_3": _Operation("vector_norm of order 3", "norm", "_powsum_3", last=_root("_root_3")),
-    "_norm_inf": _Operation("vector_norm of order inf", "norm", "_norm_inf", "_norm_inf", free=True),
-    "_norm_neg_inf": _Operation("vector_norm of order -inf", "norm", "_norm_neg_inf", "_norm_neg_inf", free=True),
-    "_powsum_2": _Operation("powsum of order 2", "norm", "_powsum_2"),
-    "_powsum_3": _Operation("powsum of order 3", "norm", "_powsum_3"),
+    operation.name: operation
+    for operation in (
+        _Operation("sum", "sum"),
+        _Operation("nansum", "nansum", "real", ("nansum",)),
+        _Operation("mean", "mean", last=lambda total, count: _quotient(total, count)),
+        _Operation("prod", "prod", "product", ("prod",), "prod"),
+        _Operation("_amax", "amax", "same", ("_amax",), "_amax", free=True),
+        _Operation("_amin", "amin", "same", ("_amin",), "_amin", free=True),
+        _Operation("_any", "any", "count", _COUNT, last=lambda total, count: total > 0),
+        _Operation("_all", "all", "count", _COUNT, last=lambda total, count: total == count),
+        _Operation("_count_nonzero", "count_nonzero", "count", _COUNT),
+        _Operation("_logsumexp", "logsumexp", "log", ("_logsumexp",), whole=True),
+        _norm("_norm_0", "0", free=True),
+        _norm("_norm_1", "1"),
+        _norm("_norm_2", "2", "_powsum_2", last=_root("_root_2")),
+        _norm("_norm_3", "3", "_powsum_3", last=_root("_root_3")),
+        _norm("_norm_inf", "inf", join="_norm_inf", free=True),
+        _norm("_norm_neg_inf", "-inf", join="_norm_neg_inf", free=True),
+        _Operation("_powsum_2", "powsum of order 2", "norm", ("_powsum_2",)),
+        _Operation("_powsum_3", "powsum of order 3", "norm", ("_powsum_3",)),
+    )
 }
+_VAR_MEAN, _VAR, _STD = (_Operation("_var_mean", title) for title in ("var_mean", "var", "std"))
+_WEIGHTED_SUM, _DOT = (_Operation("sum", title) for title in ("weighted_sum", "dot"))  # sums of products
+_MOMENTS = _Operation("", "var_mean", "moments", ("sum", "_powsum_2"))  # of the differences from the first elements
 _POWSUMS = {0.0: "_norm_0", 1.0: "_norm_1", 2.0: "_powsum_2", 3.0: "_powsum_3"}
 _NORMS = _POWSUMS | {2.0: "_norm_2", 3.0: "_norm_3", math.inf: "_norm_inf", -math.inf: "_norm_neg_inf"}
 
@@ -403,25 +538,70 @@ def _operator(name: str, known: dict[float, str], ord: Any) -> str:
 class _Call:
     """A call's arguments, read: dims are counted from 0 and sorted."""
 
-    name: str  # of the operator
+    operation: _Operation
     dims: list[int]
     keepdim: bool
     given: torch.dtype | None
     dtype: torch.dtype  # of the result
     shard_dim: int
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The reduction of one tensor."""
-        return getattr(_ops, self.name)(x, self.dims if x.dim() else None, self.keepdim, dtype=self.given)
+    @classmethod
+    def read(cls, operation: _Operation, x: Any, dim: Any, keepdim: Any, dtype: Any, shard_dim: Any, **more: Any):
+        """The tensor and the arguments of a call, checked as far as one rank can."""
+        given = dict(input=x, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
+        title = operation.title
+        x, dim, keepdim, dtype, _ = _arguments.read(title, given, {}).values()
+        one = torch.empty([1] * x.dim(), dtype=x.dtype, device="meta")
+        probe = cls(operation, dim, keepdim, dtype, x.dtype, 0, **more).probe(one)
+        if isinstance(shard_dim, bool) or not isinstance(shard_dim, int):
+            raise TypeError(f"{title}(): 'shard_dim' must be an int, not {type(shard_dim).__name__}")
+        if not -x.dim() <= shard_dim < x.dim():
+            raise IndexError(f"{title}(): 'shard_dim' must be in [{-x.dim()}, {x.dim()}), but it is {shard_dim}")
+        dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
+        dims, shard_dim = sorted(d % x.dim() for d in dims), shard_dim % x.dim()
+        call = cls(operation, dims, keepdim, dtype, probe.dtype, shard_dim, **more)
+        call.refuse_gradients("x", x)
+        return x, call
 
-    @property
-    def operation(self) -> _Operation:
-        return _OPERATIONS[self.name]
+    def probe(self, one: Tensor) -> Tensor:
+        """A result, for its dtype, of a tensor without data; torch's errors."""
+        return getattr(_ops, self.operation.name)(one, self.dims, self.keepdim, dtype=self.given)
+
+    def refuse_gradients(self, argument: str, x: Tensor) -> None:
+        """Raises an error if a gradient would have to flow through ranks."""
+        if self.shard_dim in self.dims and x.requires_grad and torch.is_grad_enabled() and _is_inexact(self.dtype):
+            raise RuntimeError(
+                f"{self.title}(): '{argument}' requires a gradient, but none flows through ranks: "
+                f"give {argument}.detach()"
+            )
+
+    def __call__(self, x: Tensor) -> Any:
+        """The reduction of one tensor."""
+        return getattr(_ops, self.operation.name)(x, self.dims if x.dim() else None, self.keepdim, dtype=self.given)
 
     @property
     def title(self) -> str:
         """For errors."""
         return self.operation.title
+
+    @property
+    def width(self) -> int:
+        """How many numbers a node is."""
+        return len(self.operation.nodes)
+
+    def facts(self, x: Tensor, order: list[int], group: Any) -> dict[str, Any]:
+        """What all ranks must agree on, as JSON can hold it; and the order, on which small shards have no say."""
+        return {
+            "function": self.title,
+            "shape": ["*" if d == self.shard_dim else n for d, n in enumerate(x.shape)],
+            "dtype": str(x.dtype),
+            "device": _kind_of(x.device, group),
+            "dim": self.dims,
+            "keepdim": self.keepdim,
+            "dtype of the result": str(self.dtype),
+            "shard_dim": self.shard_dim,
+            "order": order,
+        }
 
     def accumulator(self, source: torch.dtype) -> torch.dtype:
         """The dtype of the nodes of elements of dtype `source`: real numbers of norms; and counts are exact."""
@@ -430,7 +610,9 @@ class _Call:
             return source
         if operation.typing == "count":
             return torch.int64
-        if operation.node == "_norm_0":
+        if operation.whole:
+            return self.dtype
+        if operation.typing == "moments" or operation.nodes == ("_norm_0",):
             return torch.float64
         if operation.typing == "product" and _is_inexact(self.dtype) and not _is_inexact(source):
             return torch.float64
@@ -440,28 +622,32 @@ class _Call:
         """Whether no order of elements of dtype `source` shows: integers are exact, and extrema are an element."""
         return self.operation.free or not _is_inexact(self.accumulator(source))
 
-    def refuse(self) -> None:
-        """Raises the error of an operator whose nodes cannot be sent, over a dim that is cut."""
-        if self.operation.instead:
-            raise NotImplementedError(
-                f"{self.title}(): not over a dim that is cut, since its nodes are no numbers that ranks exchange: "
-                + self.operation.instead
-            )
+    def plain(self, x: Tensor) -> "tuple[Tensor, _Call]":
+        """A tensor and a call that give the same where ranks have to do with each other."""
+        return x.detach(), self
+
+    def join_shards(self, x: Tensor, sizes: tuple[int, ...], order: list[int], group: Any) -> Any:
+        """The result of a global tensor that is not empty."""
+        return _join_shards(x, self, sizes, order, group)
 
     def node(self, part: Tensor, dims: list[int], accumulator: torch.dtype) -> Tensor:
-        """The node of a part of the elements, which is `accumulator`."""
-        return getattr(_ops, self.operation.node)(part, dims, dtype=self._asked(part, accumulator))
+        """The nodes of a part of the elements, flat: for each output its numbers, which are `accumulator`."""
+        asked = self._asked(part, accumulator)
+        numbers = [getattr(_ops, name)(part, dims, dtype=asked).reshape(-1) for name in self.operation.nodes]
+        return numbers[0] if len(numbers) == 1 else torch.stack(numbers, 1).view(-1)
 
     def nodes_of_all(self, parts: list[Tensor], accumulator: torch.dtype, device: torch.device) -> Tensor:
         """The nodes of several parts of one output each, side by side: of squares in one launch."""
         if not parts:
             return torch.empty(0, dtype=accumulator, device=device)
-        if self.operation.node != "_powsum_2":
-            return torch.stack([self.node(part, list(range(part.dim())), accumulator) for part in parts])
+        if self.operation.nodes != ("_powsum_2",):
+            return torch.cat([self.node(part, list(range(part.dim())), accumulator) for part in parts])
         return _ops._powsums(parts, 2, dtype=self._asked(parts[0], accumulator))
 
-    def _asked(self, part: Tensor, accumulator: torch.dtype) -> torch.dtype:
+    def _asked(self, part: Tensor, accumulator: torch.dtype) -> torch.dtype | None:
         """The dtype= by which a node is `accumulator`: complex, of a norm of complex numbers, as torch has it."""
+        if self.operation.whole:
+            return self.given
         return accumulator.to_complex() if self.operation.is_norm and part.is_complex() else accumulator
 
     def join(self, nodes: Tensor) -> Tensor:
@@ -475,23 +661,145 @@ class _Call:
         return _finish(total, None, self.dtype)
 
     def result(self, total: Tensor, count: int, shape: Sequence[int]) -> Tensor:
-        """The same, in the form that the result of a tensor of that shape has."""
+        """The same in the form that the result of a tensor of that shape has; of nodes of several numbers, these."""
         kept = [1 if d in self.dims else n for d, n in enumerate(shape) if self.keepdim or d not in self.dims]
-        return self.finish(total, count).view(kept)
+        return total.view(*kept, self.width) if self.width > 1 else self.finish(total, count).view(kept)
 
 
-def _reduce(name, x, dim, keepdim, dtype, group, shard_dim, sizes) -> Tensor:
-    title = _OPERATIONS[name].title
+@dataclass(frozen=True)
+class _VarianceCall(_Call):
+    """A call of which the variance, or its root, and the mean are the result."""
+
+    correction: float | None = 1
+    root: bool = False
+
+    def probe(self, one: Tensor) -> Tensor:
+        return _ops.var_mean(one, self.dims, correction=self.correction, keepdim=self.keepdim)[0]
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return _ops._var_mean(x, self.dims if x.dim() else None, self._correction, self.root, self.keepdim)
+
+    @property
+    def _correction(self) -> float:
+        return 1.0 if self.correction is None else float(self.correction)
+
+    def facts(self, x: Tensor, order: list[int], group: Any) -> dict[str, Any]:
+        return super().facts(x, order, group) | {"correction": self._correction}
+
+    def join_shards(self, x: Tensor, sizes: tuple[int, ...], order: list[int], group: Any) -> tuple[Tensor, Tensor]:
+        """As docs/order.md has it: of the differences from the first elements, the sums, and those of their squares."""
+        x = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+        shape = [1 if d in self.dims else n for d, n in enumerate(x.shape)]
+        first = x[tuple(slice(size) for size in shape)].reshape(-1).resolve_neg()
+        _, rank = _place(self.title, group)
+        holder = next(of for of, size in enumerate(sizes) if size)
+        counts = [_product(shape) if of == holder else 0 for of in range(len(sizes))]
+        first = _gather(first[: counts[rank]], counts, group).view(shape)
+
+        differences = _laid_out(x - first, self.dims, order)
+        moments = _Call(_MOMENTS, self.dims, self.keepdim, None, torch.float64, self.shard_dim)
+        total, squares = _join_shards(differences, moments, sizes, order, group).unbind(-1)
+        count = _product(builtins.sum(sizes) if d == self.shard_dim else x.shape[d] for d in self.dims)
+        return self._finished(total, squares, count, first.to(torch.float64).view(total.shape))
+
+    def _finished(self, total: Tensor, squares: Tensor, count: int, first: Tensor) -> tuple[Tensor, Tensor]:
+        """What becomes of the sums. Multiplied and added by operators, of which no compiler makes one step."""
+        share = _quotient(total, count)
+        product = _ops.prod(torch.stack([total, share]), [0])
+        spread = _ops.sum(torch.stack([squares, -product]), [0]).clamp(min=0)
+        variance = spread / torch.full_like(spread, max(count - self._correction, 0.0))
+        results = _root("_root_2")(variance, count) if self.root else variance, first + share
+        return tuple(_finish(each, None, self.dtype) for each in results)
+
+
+@dataclass(frozen=True)
+class _WeightedCall(_Call):
+    """A call on a tensor that is expanded to the common shape, as the weight is."""
+
+    weight: Tensor | None = None
+
+    @classmethod
+    def read(cls, operation: _Operation, x: Any, dim: Any, keepdim: Any, dtype: Any, shard_dim: Any, weight: Any):
+        title = operation.title
+        for argument, given in (("x", x), ("other" if title == "dot" else "weight", weight)):
+            if not isinstance(given, Tensor):
+                raise TypeError(f"{title}(): '{argument}' must be a Tensor, not {type(given).__name__}")
+        if x.device != weight.device:
+            raise RuntimeError(f"{title}(): the tensors must be on one device, not on {x.device} and {weight.device}")
+        if title == "dot" and ((x.shape, x.dtype) != (weight.shape, weight.dtype) or x.dim() != 1):
+            _ops.dot(x, weight, dtype=dtype)  # raises torch's error
+        x, weight = torch.broadcast_tensors(x, weight)
+        x, call = super().read(operation, x, dim, keepdim, dtype, shard_dim, weight=weight)
+        call.refuse_gradients("weight", weight)
+        return x, call
+
+    def probe(self, one: Tensor) -> Tensor:
+        other = torch.empty_like(one, dtype=self.weight.dtype)
+        return _ops.weighted_sum(one, other, self.dims, self.keepdim, dtype=self.given)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return _ops.weighted_sum(x, self.weight, self.dims if x.dim() else None, self.keepdim, dtype=self.given)
+
+    def facts(self, x: Tensor, order: list[int], group: Any) -> dict[str, Any]:
+        return super().facts(x, order, group) | {"dtype of the weight": str(self.weight.dtype)}
+
+    def is_free(self, source: torch.dtype) -> bool:
+        return self._summing.is_free(_type_of_products(source, self.weight.dtype, self.dtype))
+
+    def plain(self, x: Tensor) -> tuple[Tensor, _Call]:
+        """The sum of the products."""
+        return _products(x.detach(), self.weight.detach(), self.dtype), self._summing
+
+    @property
+    def _summing(self) -> _Call:
+        return _Call(self.operation, self.dims, self.keepdim, self.dtype, self.dtype, self.shard_dim)
+
+
+def _type_of_products(x: torch.dtype, weight: torch.dtype, result: torch.dtype) -> torch.dtype:
+    """The type P of docs/order.md."""
+    if not (_is_inexact(x) or _is_inexact(weight)):
+        return torch.float64 if _is_inexact(result) else torch.int64
+    return torch.float64 if torch.float64 in (x, weight, result) else torch.float32
+
+
+def _products(x: Tensor, weight: Tensor, result: torch.dtype) -> Tensor:
+    """The products, of which the sum is a weighted sum with a result of that dtype."""
+    type = _type_of_products(x.dtype, weight.dtype, result)
+    return x.to(type) * weight.to(type)
+
+
+def _reduce(name: str, x: Any, dim: Any, keepdim: Any, dtype: Any, group: Any, shard_dim: Any, sizes: Any) -> Tensor:
+    return _reduce_as(_Call, _OPERATIONS[name], x, dim, keepdim, dtype, group, shard_dim, sizes)
+
+
+def _reduce_variance(
+    operation: _Operation, x: Any, dim: Any, correction: Any, keepdim: Any, group: Any, shard_dim: Any, sizes: Any
+) -> tuple[Tensor, Tensor]:
+    more = dict(correction=correction, root=operation is _STD)
+    return _reduce_as(_VarianceCall, operation, x, dim, keepdim, None, group, shard_dim, sizes, **more)
+
+
+def _reduce_as(
+    kind: type[_Call],
+    operation: _Operation,
+    x: Any,
+    dim: Any,
+    keepdim: Any,
+    dtype: Any,
+    group: Any,
+    shard_dim: Any,
+    sizes: Any,
+    **more: Any,
+) -> Any:
+    title = operation.title
     world, rank = _place(title, group)
     call = error = None
     try:
-        call = _read(name, x, dim, keepdim, dtype, shard_dim)
+        x, call = kind.read(operation, x, dim, keepdim, dtype, shard_dim, **more)
         if sizes is not None:
             _check_sizes(title, sizes, world, rank, x.shape[call.shard_dim])
-        if call.shard_dim in call.dims:
-            call.refuse()
-            if world > 1:
-                _check_device(title, "x", x.device, group)
+        if call.shard_dim in call.dims and world > 1:
+            _check_device(title, "x", x.device, group)
     except Exception as raised:
         if sizes is not None or world == 1:
             raise
@@ -501,38 +809,20 @@ def _reduce(name, x, dim, keepdim, dtype, group, shard_dim, sizes) -> Tensor:
     free = error is None and call.is_free(x.dtype)
     order = None if error else [] if free else _order(x, call)
     if sizes is None:
-        facts = None if error else _facts(x, call, order, group)
+        facts = None if error else call.facts(x, order, group)
         size = 0 if error else x.shape[call.shard_dim]
         device = x.device if isinstance(x, Tensor) else torch.get_default_device()
         sizes, order = _agree(title, facts, error, size, group, device)
     shape = list(x.shape)
     shape[call.shard_dim] = builtins.sum(sizes)
+    x, call = call.plain(x)
     if 0 in shape:
         return call(x.new_empty(shape))
     if free:
         outputs = _product(n for d, n in enumerate(shape) if d not in call.dims)
-        own = _own_nodes(x.detach(), call)
-        total = _join_freely(own, outputs, [size > 0 for size in sizes], call, group)
+        total = _join_freely(_own_nodes(x, call), outputs, [size > 0 for size in sizes], call, group)
         return call.result(total, _product(shape) // outputs, shape)
-    return _join_shards(x.detach(), call, tuple(map(int, sizes)), order, group)
-
-
-def _read(name, x, dim, keepdim, dtype, shard_dim) -> _Call:
-    """The arguments of a call, checked as far as one rank can."""
-    given = dict(input=x, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
-    title = _OPERATIONS[name].title
-    x, dim, keepdim, dtype, _ = _arguments.read(title, given, {}).values()
-    one = torch.empty([1] * x.dim(), dtype=x.dtype, device="meta")
-    probe = getattr(_ops, name)(one, dim, keepdim, dtype=dtype)  # torch's errors
-    if isinstance(shard_dim, bool) or not isinstance(shard_dim, int):
-        raise TypeError(f"{title}(): 'shard_dim' must be an int, not {type(shard_dim).__name__}")
-    if not -x.dim() <= shard_dim < x.dim():
-        raise IndexError(f"{title}(): 'shard_dim' must be in [{-x.dim()}, {x.dim()}), but it is {shard_dim}")
-    dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
-    call = _Call(name, sorted(d % x.dim() for d in dims), keepdim, dtype, probe.dtype, shard_dim % x.dim())
-    if call.shard_dim in call.dims and x.requires_grad and torch.is_grad_enabled() and _is_inexact(call.dtype):
-        raise RuntimeError(f"{title}(): 'x' requires a gradient, but none flows through ranks: give x.detach()")
-    return call
+    return call.join_shards(_laid_out(x, call.dims, order), tuple(map(int, sizes)), order, group)
 
 
 def _check_sizes(name: str, sizes: Sequence[int], world: int, rank: int, size: int) -> None:
@@ -542,25 +832,33 @@ def _check_sizes(name: str, sizes: Sequence[int], world: int, rank: int, size: i
         raise ValueError(f"{name}(): 'sizes' says that rank {rank} has {sizes[rank]} along 'shard_dim', not {size}")
 
 
+def _slowest_first(strides: Sequence[int], dims: Sequence[int]) -> list[int]:
+    """Dims in the contract's order."""
+    return sorted(dims, key=lambda d: (strides[d] != 0, -strides[d], d))
+
+
 def _order(x: Tensor, call: _Call) -> list[int]:
-    """The reduced dims in the contract's order, slowest first; of size 1 only the one that is cut is among them."""
-    dims = [d for d in call.dims if x.shape[d] != 1 or d == call.shard_dim]
-    return sorted(dims, key=lambda d: (x.stride(d) != 0, -x.stride(d), d))
+    """The reduced dims in the contract's order; of size 1 only the one that is cut is among them."""
+    return _slowest_first(x.stride(), [d for d in call.dims if x.shape[d] != 1 or d == call.shard_dim])
 
 
-def _facts(x: Tensor, call: _Call, order: list[int], group: Any) -> dict[str, Any]:
-    """What all ranks must agree on, as JSON can hold it; and the order, on which small shards have no say."""
-    return {
-        "function": call.title,
-        "shape": ["*" if d == call.shard_dim else n for d, n in enumerate(x.shape)],
-        "dtype": str(x.dtype),
-        "device": _kind_of(x.device, group),
-        "dim": call.dims,
-        "keepdim": call.keepdim,
-        "dtype of the result": str(call.dtype),
-        "shard_dim": call.shard_dim,
-        "order": order,
-    }
+def _laid_out(local: Tensor, reduced: Sequence[int], order: Sequence[int]) -> Tensor:
+    """`local` with the reduced dims in this order in memory: the global tensor's, which shards need not have."""
+    wanted = [d for d in order if local.shape[d] != 1]
+    if _slowest_first(local.stride(), sorted(wanted)) == wanted:
+        return local
+    return _permuted(local.permute(_axes(local, reduced, order)).contiguous(), reduced, order)
+
+
+def _axes(x: Tensor, reduced: Sequence[int], order: Sequence[int]) -> list[int]:
+    """All dims: the kept ones, then the reduced ones in order."""
+    return [d for d in range(x.dim()) if d not in reduced] + [*order] + [d for d in reduced if d not in order]
+
+
+def _permuted(x: Tensor, reduced: Sequence[int], order: Sequence[int]) -> Tensor:
+    """A tensor whose dims stand as _axes says, as a view in which they stand as they were."""
+    axes = _axes(x, reduced, order)
+    return x.permute([axes.index(d) for d in range(x.dim())])
 
 
 class _Shards:
@@ -575,7 +873,8 @@ class _Shards:
             _product(int(x.shape[d]) for d in dims) for dims in (order[:at], order[at + 1 :], self.kept)
         )
         self.accumulator = call.accumulator(x.dtype)
-        self.plan = _plan(sizes, outer, inner, self.outputs, x.itemsize, self.accumulator.itemsize)
+        item, node = x.itemsize, call.width * self.accumulator.itemsize
+        self.plan = _plan(sizes, outer, inner, self.outputs, item, node, call.operation.whole)
         self.length = builtins.sum(sizes) * outer * inner
         # (kept dims, the elements of an output in the contract's order)
         self.local = x.permute(self.kept + order + [d for d in call.dims if d not in order])
@@ -605,8 +904,8 @@ class _Shards:
         return [(last - first) * self.outputs for first, last in common]
 
     def nodes(self, blocks: Sequence[Tensor]) -> list[Tensor]:
-        """This rank's nodes, with what it has received: one tensor of `outputs` a node."""
-        return [self.call.node(part, dims, self.accumulator).reshape(-1) for part, dims in self.parts(blocks)]
+        """This rank's nodes, with what it has received: a flat tensor a node."""
+        return [self.call.node(part, dims, self.accumulator) for part, dims in self.parts(blocks)]
 
     def parts(self, blocks: Sequence[Tensor]) -> list[tuple[Tensor, list[int]]]:
         """The elements of each of these nodes, and the dims over which they are reduced."""
@@ -652,10 +951,10 @@ def _join_shards(x: Tensor, call: _Call, sizes: tuple[int, ...], order: list[int
         matrix = shards.local.flatten(len(shards.kept)).reshape(outputs, -1)
         values = _values_elsewhere(matrix, plan, shards.rank, call, shards.accumulator, group)
     mine = torch.cat(values) if values else x.new_empty(0, dtype=shards.accumulator)
-    gathered = _gather(mine, plan.counts, group)
-    return shards.result(
-        gathered if plan.by_outputs else _join(gathered.view(-1, outputs), plan.joins, call.operation.join)
-    )
+    gathered = _gather(mine, [count * call.width for count in plan.counts], group)
+    if not plan.by_outputs:
+        gathered = _join(gathered.view(-1, outputs * call.width), plan.joins, call.operation.join)
+    return shards.result(gathered)
 
 
 def _own_nodes(x: Tensor, call: _Call) -> Tensor:
@@ -663,7 +962,7 @@ def _own_nodes(x: Tensor, call: _Call) -> Tensor:
     accumulator = call.accumulator(x.dtype)
     if 0 in x.shape:
         return x.new_empty(0, dtype=accumulator)
-    return call.node(x, call.dims, accumulator).reshape(-1)
+    return call.node(x, call.dims, accumulator)
 
 
 def _join_freely(mine: Tensor, outputs: int, held: Sequence[bool], call: _Call, group: Any) -> Tensor:
@@ -827,8 +1126,13 @@ class _Plan:
 
 
 @lru_cache(maxsize=256)
-def _plan(sizes: tuple[int, ...], outer: int, inner: int, outputs: int, item: int, accumulator: int) -> _Plan:
-    """The plan that sends the fewest bytes; `item` and `accumulator` are bytes of an element and of its accumulator."""
+def _plan(
+    sizes: tuple[int, ...], outer: int, inner: int, outputs: int, item: int, accumulator: int, whole: bool = False
+) -> _Plan:
+    """The plan that sends the fewest bytes; `item` and `accumulator` are bytes of an element and of a node.
+
+    Where outputs are `whole`, each has one rank that gets all of its elements.
+    """
     world = len(sizes)
     starts = list(accumulate((size * inner for size in sizes), initial=0))
     length = outer * starts[-1]
@@ -852,7 +1156,7 @@ def _plan(sizes: tuple[int, ...], outer: int, inner: int, outputs: int, item: in
     moved = max(max(h, a) - k for h, a, k in zip(held, added, kept, strict=True))
     here = moved * item + world * max(map(len, nodes)) * accumulator
     there = max(*held, -(-length // world)) * item + accumulator
-    by_outputs = outputs >= world and there < here
+    by_outputs = whole or (outputs >= world and there < here)
     if by_outputs:
         runs, nodes = [[(0, chunks)]] * world, [_cover(0, chunks, chunks)] * world
     joins = [] if by_outputs else _joins([node for of_rank in nodes for node in of_rank], chunks)
@@ -1282,8 +1586,8 @@ def _carrier(device: torch.device, group: Any) -> torch.device:
 
 
 def _bytes(flat: Tensor) -> Tensor:
-    """A contiguous tensor's bytes: backends do not know all dtypes."""
-    return flat.view(torch.uint8)
+    """A contiguous tensor's bytes: backends do not know all dtypes. Of one element, its stride may be anything."""
+    return (flat if flat.stride(0) == 1 else flat.as_strided(flat.shape, (1,))).view(torch.uint8)
 
 
 def _traced(tensor: Tensor) -> bool:
