@@ -587,7 +587,7 @@ def reduce_ranks(group, name, seed, wanted):
 @pytest.mark.parametrize("name", [*NAMES, "int16", "uint16", "complex32"])
 @pytest.mark.parametrize("size", SIZES)
 def test_over_ranks(name, size, world):
-    """The model's sum over the ranks, of sizes that divide evenly, do not, are less than the ranks, are one and none."""
+    """The model's sum over the ranks, of sizes that divide evenly, do not, are fewer than the ranks, 1, 0."""
     wanted = {}
     for shape in ((0, 3), (1, 1), (1, 2), (7, 5), (size * 3, 11)):
         parts = torch.stack([data(shape, name, 70 + rank) for rank in range(size)])

@@ -15,11 +15,12 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+import test_segment
 import test_variance
 import test_weighted
 import torch_reduce
 import torch_reduce.distributed as distributed
-from support import FLOATING, SUM, assert_same_bits, data, name_of, tensor_of, whole
+from support import FLOATING, MEAN, SUM, assert_same_bits, data, name_of, tensor_of, whole
 from test_distributed import random_cuts, shard
 from test_dtensor import (
     R,
@@ -276,7 +277,7 @@ def refused_weights(group):
         distributed.weighted_sum(x, 2.0, **more)
     with pytest.raises(RuntimeError, match="must match the size of tensor"):
         distributed.weighted_sum(x, x[:, :5], **more)
-    with pytest.raises(RuntimeError, match="must be on one device, not on .* and meta"):
+    with pytest.raises(RuntimeError, match="'weight' must be on .* as 'x', but is on meta"):
         distributed.weighted_sum(x, x.to("meta"), **more)
     with pytest.raises(NotImplementedError, match="complex numbers"):
         distributed.weighted_sum(x, x.to(torch.complex64), **more)
@@ -292,6 +293,103 @@ def refused_weights(group):
 
 def test_refused_weights(world):
     world.run(3, refused_weights)
+
+
+# --- segments ---------------------------------------------------------------------------------------------------------
+
+
+def segments(group, cases):
+    """Each case: a function, the whole tensor as whole() makes it, the offsets, a call, and the wanted bits."""
+    rank = dist.get_rank(group)
+    for name, arguments, offsets, dim, dtype, cuts, tells, wanted in cases:
+        local = shard(whole(*arguments).to(here()), dim, cuts, rank)
+        sizes = [b - a for a, b in itertools.pairwise(cuts)] if tells else None
+        function = getattr(distributed, name)
+        got = function(local, offsets.to(here()), dim, dtype=dtype, group=group, sizes=sizes)
+        assert got.is_contiguous()
+        assert_same_bits(got, wanted, f"{name} {arguments} {offsets.tolist()} dim {dim} {dtype} {cuts}")
+
+
+def segment_case(name, arguments, offsets, dim, cuts, dtype=None, tells=False):
+    operation = SUM if name == "segment_sum" else MEAN
+    wanted = test_segment.expected(whole(*arguments), offsets, dim, dtype, operation)
+    return name, arguments, offsets, dim, dtype, cuts, tells, wanted
+
+
+def random_offsets(rng, size):
+    """Of short and long segments, of empty ones at either end and between, and of elements that belong to none."""
+    lengths = [rng.choice([0, 0, 1, 2, 7, 30, 500, 4096, 5000, 9000]) for _ in range(rng.choice([0, 1, 3, 12, 40]))]
+    offsets = [min(end, size) for end in itertools.accumulate(lengths, initial=rng.choice([0, 0, 5]))]
+    return torch.tensor(offsets, dtype=rng.choice([torch.int32, torch.int64])).clamp(max=size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_segments(size, world):
+    """Cuts between segments, through one and through many of them, in one segment, and around empty ones."""
+    rng, cases = random.Random(f"segments {size}"), []
+    for _ in range(40):
+        length, others = rng.choice([(1, 1), (40, 3), (9001, 1), (9001, 3), (30_001, 1)]), rng.randint(1, 3)
+        shape = [rng.choice([1, 2, 5]) for _ in range(others)]
+        shape[0], dim = length[0], 0
+        if others > 1 and rng.random() < 0.5:
+            shape, dim = shape[::-1], -1
+        name = rng.choice(["segment_sum", "segment_mean"])
+        dtypes = ["float32", "bfloat16", "float64", "complex64", "float8_e5m2"]
+        dtypes += ["int32", "bool"] if name == "segment_sum" else []
+        permutation = rng.sample(range(len(shape)), len(shape))
+        arguments = shape, rng.choice(dtypes), rng.randrange(9), permutation
+        offsets = random_offsets(rng, length[0])
+        cuts = random_cuts(rng, length[0], size)
+        if rng.random() < 0.3 and len(offsets) > 1:  # at ends of segments
+            cuts = [0, *sorted(rng.choice(offsets.tolist()) for _ in range(size - 1)), length[0]]
+        dtype = rng.choice([None, None, torch.float64]) if "complex" not in arguments[1] else None
+        tells = rng.random() < 0.5
+        cases.append(segment_case(name, arguments, offsets, dim, cuts, dtype, tells))
+    world.run(size, segments, cases)
+
+
+def refused_segments(group):
+    rank, x = dist.get_rank(group), torch.ones(4, 6, device=here())
+    offsets = torch.tensor([0, 5, 12], device=here())
+    for kind, message, call in (
+        (RuntimeError, "'x' requires a gradient", lambda f: f(x.clone().requires_grad_(), offsets, group=group)),
+        (TypeError, "'offsets' must be a Tensor, not list", lambda f: f(x, [0, 5], group=group)),
+        (RuntimeError, "'offsets' must be on .* is on meta", lambda f: f(x, offsets.to("meta"), group=group)),
+        (RuntimeError, "offsets: expected .*one dim", lambda f: f(x, offsets[None], group=group)),
+        (RuntimeError, "the first or the last of 3 dims", lambda f: f(x[None], offsets, 1, group=group)),
+        (IndexError, "Dimension out of range", lambda f: f(x, offsets, 2, group=group)),
+        (RuntimeError, "'offsets' must ascend, from 0 to at most 12", lambda f: f(x, offsets.flip(0), group=group)),
+        (RuntimeError, "'offsets' must ascend, from 0 to at most 12", lambda f: f(x, offsets + 1, group=group)),
+        (RuntimeError, "'offsets' must ascend, from 0 to at most 12", lambda f: f(x, offsets - 1, group=group)),
+        (RuntimeError, "disagree about the offsets: 3 of", lambda f: f(x, offsets // (1 + rank), group=group)),
+    ):
+        for function in (distributed.segment_sum, distributed.segment_mean):
+            with pytest.raises(kind, match=message):
+                call(function)
+    with pytest.raises(RuntimeError, match="Input dtype must be"):
+        distributed.segment_mean(x.int(), offsets, group=group)
+
+
+def test_refused_segments(world):
+    """By name, on every rank; offsets that do not ascend also on GPUs, whose own kernel would stop."""
+    world.run(3, refused_segments)
+
+
+def segments_of_a_row(group, sizes, offsets):
+    x = torch.ones(sizes[dist.get_rank(group)], 2, device=here())
+    got = distributed.segment_sum(x, torch.tensor(offsets, device=here()), group=group, sizes=sizes)
+    assert got[:, 0].tolist() == [b - a for a, b in itertools.pairwise(offsets)]
+
+
+def test_traffic_of_segments(world):
+    """The results of a rank's own segments; of those that are cut at most a chunk and their nodes, in one exchange."""
+    sizes = [10_000, 10_000, 10_000]
+    for sent in world.run(3, traffic, segments_of_a_row, sizes, [0, 10_000, 20_000, 30_000]):
+        assert sent == {"all_to_all": [0, 0], "all_gather": [4 * 2 * 2, 1]}
+    told = world.run(3, traffic, segments_of_a_row, sizes, [0, 9000, 11_000, 19_000, 21_000, 30_000])
+    # A short segment goes to the rank in which it begins; each rank has one more of its own, and two ranks have a node.
+    assert [sent["all_to_all"] for sent in told] == [[0, 0], [4 * 2 * 1000, 1], [4 * 2 * 1000, 1]]
+    assert [sent["all_gather"] for sent in told] == [[2 * (4 * 2 * 2), 2]] * 3
 
 
 # --- DTensors ---------------------------------------------------------------------------------------------------------
@@ -361,6 +459,34 @@ def test_weighted_dtensors(shape, meshes):
         name = test_weighted.result_name(x.dtype, w.dtype, dtype)
         cases.append((first, second, placements, dims, keepdim, dtype, wanted, name))
     meshes.run(meshes.size, weighted_dtensors, shape, cases)
+
+
+def segments_of_dtensors(group, shape, cases):
+    mesh = mesh_of(shape)
+    for name, arguments, offsets, dim, placements, wanted, result in cases:
+        x, dim = cut(whole(*arguments), mesh, placements), dim % len(arguments[0])
+        after = [R if getattr(placement, "dim", None) == dim else placement for placement in placements]
+        for at in (offsets.to(here()), cut(offsets, mesh, [R] * len(shape))):
+            for function in (getattr(torch_reduce, name), getattr(torch.ops.gpureduce, name)):
+                got = function(x, at, dim)
+                assert_result(got, tensor_of(wanted, result), mesh, after, f"{name} {arguments} {dim} {placements}")
+
+
+@pytest.mark.parametrize("shape", MESHES, ids=str)
+def test_segments_of_dtensors(shape, meshes):
+    only_where_torch_moves(meshes)
+    rng, cases = random.Random(f"segments {shape}"), []
+    for _ in range(12):
+        size, dim = [rng.choice([1, 40, 9001]), rng.choice([1, 2, 5]), rng.choice([1, 3])], 0
+        if rng.random() < 0.5:
+            size, dim = size[::-1], -1
+        name = rng.choice(["segment_sum", "segment_mean"])
+        arguments = size, rng.choice(["float32", "bfloat16", "float64"]), rng.randrange(9), rng.sample(range(3), 3)
+        offsets = random_offsets(rng, size[dim])
+        placements = [random_placement(rng, 3) for _ in shape]
+        wanted = test_segment.expected(whole(*arguments), offsets, dim, None, SUM if name == "segment_sum" else MEAN)
+        cases.append((name, arguments, offsets, dim, placements, wanted, arguments[1]))
+    meshes.run(meshes.size, segments_of_dtensors, shape, cases)
 
 
 S2, STRIDED = Shard(2), _StridedShard(2, split_factor=2)
@@ -461,6 +587,8 @@ def gradients(group):
             lambda x, w: torch_reduce.weighted_sum(x, w, 0),
             lambda x, w: torch_reduce.weighted_sum(x, w[:1], 1),
             lambda x, w: torch_reduce.weighted_sum(w[:, :1], x),
+            lambda x, w: torch_reduce.segment_sum(x, torch.tensor([1, 20, 20, 36], device=x.device)),
+            lambda x, w: torch_reduce.segment_mean(x, torch.tensor([0, 7, 40], device=x.device), 1),
         ):
             x, w = data([36, 48], "float64", 3).requires_grad_(), data([36, 48], "float64", 4)
             function(x, w).square().sum().backward()
@@ -498,3 +626,25 @@ def test_compiled(placements, meshes):
     """One graph, with functional collectives."""
     only_where_torch_moves(meshes)
     meshes.run(meshes.size, compiled, len(placements), placements)
+
+
+def compiled_segments(group):
+    mesh, x, offsets = mesh_of((2,)), data([37, 50], "float32", 3), torch.tensor([0, 5, 37])
+    if not inside(mesh):
+        return
+
+    def function(x, offsets):
+        return torch_reduce.segment_mean(x * 2, offsets) + 1
+
+    for backend in ("eager", "aot_eager"):
+        ours = torch.compile(function, backend=backend, fullgraph=True)
+        got = ours(cut(x, mesh, [S1]), cut(offsets, mesh, [R]))
+        assert_result(got, function(x, offsets), mesh, [S1], "compiled segments")
+    with pytest.raises(Exception, match="the host reads the offsets, which a compiled graph cannot do"):
+        ours(cut(x, mesh, [S0]), cut(offsets, mesh, [R]))
+
+
+def test_compiled_segments(meshes):
+    """Along a dim that is not cut; otherwise the error says what to do."""
+    only_where_torch_moves(meshes)
+    meshes.run(meshes.size, compiled_segments)

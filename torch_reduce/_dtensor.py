@@ -43,7 +43,7 @@ def _reduce(
 ) -> DTensor:
     operation = distributed._OPERATIONS[_name(op)]
     _expect_dtensors(operation.title, input=self, out=out)
-    meta = _meta_result(op, operation.title, [self], dim, keepdim, dtype, out)
+    meta = _meta_result(op, operation.title, [self], dim, keepdim, dtype=dtype, out=out)
     complex_norm = self.is_complex() and operation.is_norm
     given = meta.dtype.to_complex() if complex_norm else meta.dtype
     call = distributed._Call(operation, _reduced(dim, self.dim()), keepdim, given, meta.dtype, -1)
@@ -76,7 +76,7 @@ def _weighted_sum(
     if self.device_mesh != weight.device_mesh:
         meshes = f"{weight.device_mesh}, {self.device_mesh}"
         raise ValueError(f"{operation.title}(): 'weight' is on another mesh than 'input': {meshes}")
-    meta = _meta_result(op, operation.title, [self, weight], dim, keepdim, dtype, out)
+    meta = _meta_result(op, operation.title, [self, weight], dim, keepdim, dtype=dtype, out=out)
     shape = torch.broadcast_shapes(self.shape, weight.shape)
     dims = _reduced(dim, len(shape))
     call = distributed._Call(operation, dims, keepdim, meta.dtype, meta.dtype, -1)
@@ -132,6 +132,46 @@ def _cut_together(x: DTensor, w: DTensor, shape: Sequence[int]) -> list[Placemen
     return found
 
 
+def _segments(
+    op: Any,
+    data: Tensor,
+    offsets: Tensor,
+    dim: int = 0,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> DTensor:
+    """Of segments along a dim that is cut, every rank gets all results."""
+    operation = distributed._SEGMENT_MEAN if _name(op) == "segment_mean" else distributed._SEGMENT_SUM
+    _expect_dtensors(operation.title, data=data, out=out)
+    meta = _meta_result(op, operation.title, [data], _without_data(offsets), dim, dtype=dtype, out=out)
+    here, at = _on_every_rank(offsets), dim % data.dim()
+    call = distributed._SegmentCall(operation, [at], True, dtype, meta.dtype, at, here)
+    (result,) = _results(_without_partials(data), call, [meta])
+    return result if out is None else out.copy_(result)
+
+
+def _segment_spread(op: Any, input: DTensor, offsets: Tensor, size: int, dim: int = 0) -> DTensor:
+    """To every element of a segment the segment's number: where that dim is cut, every rank gets all of it."""
+    meta = op(_without_data(input), _without_data(offsets), size, dim)
+    offsets, x = _on_every_rank(offsets), _without_partials(input)
+    cut = [_is_shard(placement) and placement.dim == dim % x.dim() for placement in x.placements]
+    if any(cut):
+        pairs = zip(x.placements, cut, strict=True)
+        x = x.redistribute(placements=[Replicate() if is_cut else placement for placement, is_cut in pairs])
+    local = op(x._local_tensor, offsets, size, dim) if _inside(x) else meta.new_empty([0] * meta.dim(), device=x.device)
+    return _from_local(local, x, x.placements, meta.shape, meta.stride())
+
+
+def replicated(x: Tensor, like: DTensor) -> DTensor:
+    """A tensor that every rank has, as a DTensor on the mesh of another one."""
+    return DTensor.from_local(x, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
+
+
+def _on_every_rank(x: Tensor) -> Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
 def _name(op: Any) -> str:
     return op._schema.name.rpartition(":")[2]
 
@@ -148,23 +188,23 @@ def _expect_dtensors(title: str, **given: Tensor | None) -> None:
             raise TypeError(f"{title}(): '{other}' is a DTensor, so '{argument}' must be one too, not a {type_name}")
 
 
-def _without_data(x: DTensor) -> Tensor:
+def _without_data(x: Tensor) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
 def _meta_result(
-    op: Any, title: str, inputs: list[DTensor], dim: Any, keepdim: bool, dtype: torch.dtype | None, out: Any
+    op: Any, title: str, inputs: list[DTensor], *arguments: Any, dtype: torch.dtype | None, out: Any
 ) -> Tensor:
     """The result's shape and dtype, on the meta device. Every rank refuses bad arguments here, in the op's words."""
     metas = [_without_data(x) for x in inputs]
     if out is None:
-        return op(*metas, dim, keepdim, dtype=dtype)
+        return op(*metas, *arguments, dtype=dtype)
     mesh = inputs[0].device_mesh
     if out.device_mesh != mesh:
         raise ValueError(f"{title}(): 'out' is on another mesh than 'input': {out.device_mesh}, {mesh}")
     if any(placement.is_partial() for placement in out.placements):
         raise ValueError(f"{title}(): 'out' must not be Partial, but its placements are {out.placements}")
-    meta = op(*metas, dim, keepdim, dtype=dtype, out=torch.empty(0, dtype=out.dtype, device="meta"))
+    meta = op(*metas, *arguments, dtype=dtype, out=torch.empty(0, dtype=out.dtype, device="meta"))
     if out.shape != meta.shape:
         shapes = f"{tuple(meta.shape)}, not {tuple(out.shape)}"
         raise ValueError(f"{title}(): 'out' is a DTensor, which cannot be resized, so its shape must be {shapes}")
@@ -348,7 +388,8 @@ def reduce_all(name: str, tensors: Sequence[DTensor], dtypes: Sequence[torch.dty
         else:
             results[i] = distributed._join_shards(*arguments)
     for some in alike.values():
-        joined = distributed._join_many([shards for _, shards in some])
+        totals = distributed._join_many([shards for _, shards in some])
+        joined = some[0][1].call.finish(totals[:, 0], 1).unbind()  # none divides by a count
         for (i, _), result in zip(some, joined, strict=True):
             results[i] = result
     return results
@@ -590,7 +631,13 @@ def _put(slab: Tensor, block: Tensor, places: list[tuple[int, _Runs]]) -> None:
         done += last - first
 
 
-_RULES = dict.fromkeys(distributed._OPERATIONS, _reduce) | {"_var_mean": _var_mean, "weighted_sum": _weighted_sum}
+_RULES = dict.fromkeys(distributed._OPERATIONS, _reduce) | {
+    "_var_mean": _var_mean,
+    "weighted_sum": _weighted_sum,
+    "segment_sum": _segments,
+    "segment_mean": _segments,
+    "_segment_spread": _segment_spread,
+}
 for _operator, _reduction in _RULES.items():
     for _overload in getattr(torch.ops.gpureduce, _operator).overloads():
         _whole_name = f"gpureduce::{_operator}" + ("" if _overload == "default" else f".{_overload}")

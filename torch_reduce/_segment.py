@@ -18,6 +18,11 @@ def _caller():
 
 
 def _reduce(operator, data, offsets, dim, dtype, out):
+    if type(data) is not Tensor and hasattr(data, "device_mesh") and not hasattr(offsets, "device_mesh"):
+        # A gradient is divided by lengths, and torch divides DTensors by DTensors alone.
+        from ._dtensor import replicated
+
+        offsets = replicated(offsets, data)
     overload, last = operator.default, dict(dtype=dtype)
     if out is not None:
         overload, last = operator.out, dict(dtype=dtype, out=out)

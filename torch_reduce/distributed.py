@@ -16,7 +16,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
@@ -45,6 +45,8 @@ __all__ = [
     "powsum",
     "prod",
     "reduce_scatter",
+    "segment_mean",
+    "segment_sum",
     "std",
     "sum",
     "var",
@@ -466,6 +468,56 @@ def dot(
     return _reduce_as(_WeightedCall, _DOT, x, None, False, dtype, group, 0, sizes, weight=other)
 
 
+def segment_sum(
+    x: Tensor,
+    offsets: Tensor,
+    dim: int = 0,
+    *,
+    dtype: Any = None,
+    group: dist.ProcessGroup | None = None,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """The sums of segments of a tensor of which every rank holds a shard, cut along ``dim``: every rank gets the bits
+    of ``torch_reduce.segment_sum(global tensor, offsets, dim, dtype=dtype)``.
+
+    A rank reduces the segments that it holds. Those that a cut crosses, at most one a cut, are reduced as :func:`sum`
+    reduces a tensor, all of them in one exchange.
+
+    Args:
+        x: this rank's shard, of any dtype that :func:`torch_reduce.segment_sum` takes; otherwise as for :func:`sum`.
+        offsets: those of the global tensor, the same on every rank, on the device of ``x``. The host waits for them,
+            also where ``sizes`` are given.
+        dim: as for :func:`torch_reduce.segment_sum`, and along which the global tensor is cut.
+        dtype: as for :func:`torch_reduce.segment_sum`.
+        group, sizes: as for :func:`sum`.
+
+    Returns:
+        A tensor as of :func:`torch_reduce.segment_sum`, of all segments.
+
+    Raises:
+        TypeError, IndexError, ValueError, RuntimeError, NotImplementedError: as :func:`sum` and
+            :func:`torch_reduce.segment_sum`, also for offsets on a GPU that do not ascend.
+    """
+    return _reduce_as(_SegmentCall, _SEGMENT_SUM, x, dim, True, dtype, group, dim, sizes, offsets=offsets)
+
+
+def segment_mean(
+    x: Tensor,
+    offsets: Tensor,
+    dim: int = 0,
+    *,
+    dtype: Any = None,
+    group: dist.ProcessGroup | None = None,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """The means of segments of a tensor that is cut along ``dim``: as :func:`segment_sum`, with the bits of
+    ``torch_reduce.segment_mean(global tensor, offsets, dim, dtype=dtype)``.
+
+    Args and errors: as for :func:`segment_sum`; integers and bool need a floating or complex ``dtype``.
+    """
+    return _reduce_as(_SegmentCall, _SEGMENT_MEAN, x, dim, True, dtype, group, dim, sizes, offsets=offsets)
+
+
 @dataclass(frozen=True)
 class _Operation:
     """How an operator's nodes are computed, joined and finished, by operators of torch.ops.gpureduce."""
@@ -520,6 +572,7 @@ _OPERATIONS = {
 }
 _VAR_MEAN, _VAR, _STD = (_Operation("_var_mean", title) for title in ("var_mean", "var", "std"))
 _WEIGHTED_SUM, _DOT = (_Operation("sum", title) for title in ("weighted_sum", "dot"))  # sums of products
+_SEGMENT_SUM, _SEGMENT_MEAN = (replace(_OPERATIONS[name], title=f"segment_{name}") for name in ("sum", "mean"))
 _MOMENTS = _Operation("", "var_mean", "moments", ("sum", "_powsum_2"))  # of the differences from the first elements
 _POWSUMS = {0.0: "_norm_0", 1.0: "_norm_1", 2.0: "_powsum_2", 3.0: "_powsum_3"}
 _NORMS = _POWSUMS | {2.0: "_norm_2", 3.0: "_norm_3", math.inf: "_norm_inf", -math.inf: "_norm_neg_inf"}
@@ -636,13 +689,15 @@ class _Call:
         numbers = [getattr(_ops, name)(part, dims, dtype=asked).reshape(-1) for name in self.operation.nodes]
         return numbers[0] if len(numbers) == 1 else torch.stack(numbers, 1).view(-1)
 
-    def nodes_of_all(self, parts: list[Tensor], accumulator: torch.dtype, device: torch.device) -> Tensor:
-        """The nodes of several parts of one output each, side by side: of squares in one launch."""
+    def nodes_of_all(
+        self, parts: list[tuple[Tensor, list[int]]], outputs: int, accumulator: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """The nodes of several parts over some dims of each, side by side: of all squares of a part in one launch."""
         if not parts:
             return torch.empty(0, dtype=accumulator, device=device)
-        if self.operation.nodes != ("_powsum_2",):
-            return torch.cat([self.node(part, list(range(part.dim())), accumulator) for part in parts])
-        return _ops._powsums(parts, 2, dtype=self._asked(parts[0], accumulator))
+        if outputs > 1 or self.operation.nodes != ("_powsum_2",):
+            return torch.cat([self.node(part, dims, accumulator) for part, dims in parts])
+        return _ops._powsums([part for part, _ in parts], 2, dtype=self._asked(parts[0][0], accumulator))
 
     def _asked(self, part: Tensor, accumulator: torch.dtype) -> torch.dtype | None:
         """The dtype= by which a node is `accumulator`: complex, of a norm of complex numbers, as torch has it."""
@@ -721,11 +776,7 @@ class _WeightedCall(_Call):
     @classmethod
     def read(cls, operation: _Operation, x: Any, dim: Any, keepdim: Any, dtype: Any, shard_dim: Any, weight: Any):
         title = operation.title
-        for argument, given in (("x", x), ("other" if title == "dot" else "weight", weight)):
-            if not isinstance(given, Tensor):
-                raise TypeError(f"{title}(): '{argument}' must be a Tensor, not {type(given).__name__}")
-        if x.device != weight.device:
-            raise RuntimeError(f"{title}(): the tensors must be on one device, not on {x.device} and {weight.device}")
+        _expect_tensors(title, **{"x": x, "other" if title == "dot" else "weight": weight})
         if title == "dot" and ((x.shape, x.dtype) != (weight.shape, weight.dtype) or x.dim() != 1):
             _ops.dot(x, weight, dtype=dtype)  # raises torch's error
         x, weight = torch.broadcast_tensors(x, weight)
@@ -753,6 +804,101 @@ class _WeightedCall(_Call):
     @property
     def _summing(self) -> _Call:
         return _Call(self.operation, self.dims, self.keepdim, self.dtype, self.dtype, self.shard_dim)
+
+
+@dataclass(frozen=True)
+class _SegmentCall(_Call):
+    """A call that reduces segments of the dim that is cut; `offsets` are of the global tensor."""
+
+    offsets: Tensor | None = None
+
+    @classmethod
+    def read(cls, operation: _Operation, x: Any, dim: Any, keepdim: Any, dtype: Any, shard_dim: Any, offsets: Any):
+        title = operation.title
+        _expect_tensors(title, x=x, offsets=offsets)
+        metas = (torch.empty_like(one, device="meta") for one in (x, offsets))
+        probe = getattr(_ops, title)(*metas, dim, dtype=dtype)
+        call = cls(operation, [dim % x.dim()], keepdim, dtype, probe.dtype, dim % x.dim(), offsets)
+        call.refuse_gradients("x", x)
+        return x, call
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._of(x, self.offsets)
+
+    def _of(self, x: Tensor, offsets: Tensor) -> Tensor:
+        return getattr(_ops, self.title)(x, offsets, self.shard_dim, dtype=self.given)
+
+    def facts(self, x: Tensor, order: list[int], group: Any) -> dict[str, Any]:
+        told = hashlib.sha256(self.offsets.to("cpu", torch.int64).numpy().tobytes()).hexdigest()[:16]
+        return super().facts(x, order, group) | {"offsets": f"{self.offsets.numel()} of the digest {told}"}
+
+    def is_free(self, source: torch.dtype) -> bool:
+        return False
+
+    def join_shards(self, x: Tensor, sizes: tuple[int, ...], order: list[int], group: Any) -> Tensor:
+        """Each rank reduces the segments that it holds; those that a cut crosses are reduced as sharded tensors are."""
+        dim, (_, rank) = self.shard_dim, _place(self.title, group)
+        starts = list(accumulate(sizes, initial=0))
+        owned, crossing = self._found(starts)
+        segments = self.offsets.numel() - 1
+        local = self._of(x, self.offsets.to(torch.int64).clamp(starts[rank], starts[rank + 1]) - starts[rank])
+        if segments == 0:
+            return local
+        counts = [last - first for first, last in owned]
+        size = local.numel() // segments
+        mine = local.movedim(dim, 0)[slice(*owned[rank])].reshape(-1)
+        gathered = _gather(mine, [count * size for count in counts], group) if max(counts) else mine
+
+        kept = [n for d, n in enumerate(x.shape) if d != dim]
+        pieces = list(gathered.view(-1, *kept).split(counts))
+        call = _Call(self.operation, [dim], False, self.given, self.dtype, dim)
+        shards = []
+        for first, last in crossing.values():
+            cuts = [min(max(start, first), last) for start in starts]
+            length = cuts[rank + 1] - cuts[rank]
+            part = x.narrow(dim, cuts[rank] - starts[rank] if length else 0, length)
+            shards.append(_Shards(part, call, tuple(b - a for a, b in pairwise(cuts)), [dim], group, by_outputs=False))
+        joined = _join_many(shards) if shards else []
+        for at, one, total in zip(crossing, shards, joined, strict=True):
+            pieces[at] = torch.cat([pieces[at], one.result(total)[None]])
+        return torch.cat(pieces).movedim(0, dim).contiguous()
+
+    def _found(self, starts: list[int]) -> tuple[list[tuple[int, int]], dict[int, tuple[int, int]]]:
+        """The segments that each rank holds, from the first to before the last. And the elements of each segment that a
+        cut crosses, alike, by the rank after whose own segments it comes. The host waits for these numbers."""
+        if _traced(self.offsets):
+            raise NotImplementedError(
+                f"{self.title}(): where a dim is cut, the host reads the offsets, which a compiled graph cannot do: "
+                "call it outside of torch.compile, as by torch.compiler.disable"
+            )
+        offsets = self.offsets.to(torch.int64)
+        segments = offsets.numel() - 1
+        cuts = _numbers(starts[1:-1], offsets)
+        before = torch.searchsorted(offsets[1:], cuts, right=True)  # segments that end before the cut, or at it
+        begun = torch.searchsorted(offsets[:-1], cuts)
+        first, last = (offsets[(before + end).clamp(max=segments)] for end in (0, 1))
+        right = (offsets.diff() >= 0).all() & (offsets[0] >= 0) & (offsets[-1] <= starts[-1])
+        *told, right = torch.cat([before, begun, first, last, right.view(1)]).tolist()
+        if not right:
+            raise RuntimeError(f"{self.title}(): 'offsets' must ascend, from 0 to at most {starts[-1]}")
+        before, begun, first, last = (told[len(cuts) * k : len(cuts) * (k + 1)] for k in range(4))
+        begins = [0, *map(max, before, begun)]
+        owned = [(begin, max(begin, end)) for begin, end in zip(begins, [*before, segments], strict=True)]
+        crossing, seen = {}, -1
+        for at, segment in enumerate(before):
+            if begun[at] > segment > seen:
+                crossing[at], seen = (first[at], last[at]), segment
+        return owned, crossing
+
+
+def _expect_tensors(title: str, **given: Any) -> None:
+    """Raises an error unless all are tensors on one device."""
+    for argument, tensor in given.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{title}(): '{argument}' must be a Tensor, not {type(tensor).__name__}")
+    (_, first), (argument, second) = given.items()
+    if first.device != second.device:
+        raise RuntimeError(f"{title}(): '{argument}' must be on {first.device} as 'x', but is on {second.device}")
 
 
 def _type_of_products(x: torch.dtype, weight: torch.dtype, result: torch.dtype) -> torch.dtype:
@@ -864,7 +1010,15 @@ def _permuted(x: Tensor, reduced: Sequence[int], order: Sequence[int]) -> Tensor
 class _Shards:
     """A call whose global tensor is not empty, as one rank sees it."""
 
-    def __init__(self, x: Tensor, call: _Call, sizes: tuple[int, ...], order: list[int], group: Any):
+    def __init__(
+        self,
+        x: Tensor,
+        call: _Call,
+        sizes: tuple[int, ...],
+        order: list[int],
+        group: Any,
+        by_outputs: bool | None = None,
+    ):
         _, self.rank = _place(call.title, group)
         self.call, self.group, self.shape = call, group, x.shape
         self.kept = [d for d in range(x.dim()) if d not in call.dims]
@@ -874,7 +1028,7 @@ class _Shards:
         )
         self.accumulator = call.accumulator(x.dtype)
         item, node = x.itemsize, call.width * self.accumulator.itemsize
-        self.plan = _plan(sizes, outer, inner, self.outputs, item, node, call.operation.whole)
+        self.plan = _plan(sizes, outer, inner, self.outputs, item, node, call.operation.whole or by_outputs)
         self.length = builtins.sum(sizes) * outer * inner
         # (kept dims, the elements of an output in the contract's order)
         self.local = x.permute(self.kept + order + [d for d in call.dims if d not in order])
@@ -980,13 +1134,13 @@ def _join_freely(mine: Tensor, outputs: int, held: Sequence[bool], call: _Call, 
     return _gather(call.join(torch.cat(received).view(-1, counts[rank])), counts, group)
 
 
-def _join_many(all_shards: list[_Shards]) -> Sequence[Tensor]:
-    """The results of several calls of one operator, dtype and group, over all dims each: in two messages together.
+def _join_many(all_shards: list[_Shards]) -> Tensor:
+    """(calls, outputs): the last nodes of several calls, which differ in sizes and data alone, in two messages.
 
-    The operator divides by nothing.
+    Their shards are realigned.
     """
     one = all_shards[0]
-    group, world = one.group, one.plan.world
+    group, world, outputs = one.group, one.plan.world, one.outputs
     blocks: list[Sequence[Tensor]] = [()] * len(all_shards)
     exchanging = [i for i, shards in enumerate(all_shards) if shards.exchanges]
     if exchanging:
@@ -997,14 +1151,13 @@ def _join_many(all_shards: list[_Shards]) -> Sequence[Tensor]:
         split = [block.split([of_one[r] for of_one in counts]) for r, block in enumerate(received)]
         for k, i in enumerate(exchanging):
             blocks[i] = [of_rank[k] for of_rank in split]
-    parts = [part for shards, some in zip(all_shards, blocks, strict=True) for part, _ in shards.parts(some)]
-    mine = one.call.nodes_of_all(parts, one.accumulator, one.local.device)
-    counts = [[shards.plan.counts[r] for shards in all_shards] for r in range(world)]
-    table = _gather(mine, [builtins.sum(of_rank) for of_rank in counts], group).view(-1, 1)
+    parts = [part for shards, some in zip(all_shards, blocks, strict=True) for part in shards.parts(some)]
+    mine = one.call.nodes_of_all(parts, outputs, one.accumulator, one.local.device)
+    counts = [builtins.sum(shards.plan.counts[r] for shards in all_shards) for r in range(world)]
+    table = _gather(mine, counts, group).view(-1, outputs)
     joins, last = _merged(tuple(shards.plan for shards in all_shards))
     whole = _joined(table, joins, one.call.operation.join)
-    totals = whole.index_select(0, _numbers(last, whole))
-    return one.call.finish(totals[:, 0], one.length).unbind()
+    return whole.index_select(0, _numbers(last, whole))
 
 
 @lru_cache(maxsize=16)
@@ -1013,8 +1166,8 @@ def _merged(plans: "tuple[_Plan, ...]") -> tuple[list[tuple[list[int], list[int]
     world, rows, count = plans[0].world, [[] for _ in plans], 0
     for r in range(world):
         for plan, own in zip(plans, rows, strict=True):
-            own += range(count, count + plan.counts[r])
-            count += plan.counts[r]
+            own += range(count, count + len(plan.nodes[r]))
+            count += len(plan.nodes[r])
     joins = []
     for step in range(max(len(plan.joins) for plan in plans)):
         left, right = [], []
@@ -1127,11 +1280,17 @@ class _Plan:
 
 @lru_cache(maxsize=256)
 def _plan(
-    sizes: tuple[int, ...], outer: int, inner: int, outputs: int, item: int, accumulator: int, whole: bool = False
+    sizes: tuple[int, ...],
+    outer: int,
+    inner: int,
+    outputs: int,
+    item: int,
+    accumulator: int,
+    by_outputs: bool | None = None,
 ) -> _Plan:
     """The plan that sends the fewest bytes; `item` and `accumulator` are bytes of an element and of a node.
 
-    Where outputs are `whole`, each has one rank that gets all of its elements.
+    It says itself whether outputs are dealt out, unless `by_outputs` does.
     """
     world = len(sizes)
     starts = list(accumulate((size * inner for size in sizes), initial=0))
@@ -1156,7 +1315,8 @@ def _plan(
     moved = max(max(h, a) - k for h, a, k in zip(held, added, kept, strict=True))
     here = moved * item + world * max(map(len, nodes)) * accumulator
     there = max(*held, -(-length // world)) * item + accumulator
-    by_outputs = whole or (outputs >= world and there < here)
+    if by_outputs is None:
+        by_outputs = outputs >= world and there < here
     if by_outputs:
         runs, nodes = [[(0, chunks)]] * world, [_cover(0, chunks, chunks)] * world
     joins = [] if by_outputs else _joins([node for of_rank in nodes for node in of_rank], chunks)
