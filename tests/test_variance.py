@@ -195,6 +195,39 @@ def test_refused(device):
         torch_reduce.var(x.clone().requires_grad_(), out=torch.empty((), device=device))
 
 
+FORMS = [
+    ((0,), {}),
+    ((0, False), {}),
+    ((0, True, True), {}),
+    ((False,), {}),
+    ((), {"unbiased": False}),
+    ((), {"unbiased": True, "dim": 1, "keepdim": True}),
+    (([0, 1], False), {"keepdim": True}),
+    ((), {"axis": 1, "correction": 0, "keepdims": True}),
+    ((1,), {"unbiased": False, "correction": 1}),
+    ((False,), {"correction": 1}),
+    ((False,), {"unbiased": False}),
+    ((0, 1.5), {}),
+    ((0, "no"), {}),
+    ((0, False, False, 1), {}),
+]
+
+
+@pytest.mark.parametrize(("args", "kwargs"), FORMS, ids=str)
+@pytest.mark.parametrize("name", ["var", "std", "var_mean"])
+def test_forms(name, args, kwargs, device):
+    """torch's forms, the older ones among them, are taken; what torch refuses is refused by its class."""
+    x = data((6, 70), "float32", seed=95, device=device)
+    ours, theirs = getattr(torch_reduce, name), getattr(torch, name)
+    try:
+        wanted = theirs(x, *args, **kwargs)
+    except TypeError:
+        with pytest.raises(TypeError):
+            ours(x, *args, **kwargs)
+        return
+    torch.testing.assert_close(ours(x, *args, **kwargs), wanted)
+
+
 def test_out(device):
     x = data((6, 700), "float32", seed=90, device=device)
     for function, operator in ((torch_reduce.var, OPS.var), (torch_reduce.std, OPS.std)):

@@ -16,8 +16,16 @@ _ops = torch.ops.gpureduce
 
 
 def _call(
-    operator: Any, name: str, input: Tensor, dim: _Dims, correction: float | None, keepdim: bool, out=None, **others
+    operator: Any, name: str, input: Any, dim: Any, unbiased: Any, keepdim: Any, correction: Any, out: Any, others: dict
 ):
+    if isinstance(dim, bool) and unbiased is None:  # var(input, unbiased)
+        dim, unbiased = None, dim
+    if unbiased is not None:
+        if not isinstance(unbiased, bool):
+            raise TypeError(f"{name}(): 'unbiased' must be bool, not {type(unbiased).__name__}")
+        if correction is not None:
+            raise TypeError(f"{name}(): 'unbiased' and 'correction' are two names of one thing: give one of them")
+        correction = int(unbiased)
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=None, out=out)
     input, dim, keepdim, _, out = _arguments.read(name, given, others).values()
     if out is not None:
@@ -28,9 +36,10 @@ def _call(
 def var_mean(
     input: Tensor = None,
     dim: _Dims = None,
-    *,
-    correction: float | None = 1,
+    unbiased: bool | None = None,
     keepdim: bool = False,
+    *,
+    correction: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
     """The variance and the mean of ``input`` over ``dim``, as :func:`torch.var_mean`, with fixed bits.
@@ -38,9 +47,10 @@ def var_mean(
     Args:
         input: as for :func:`sum`, but floating.
         dim: as for :func:`sum`.
-        correction: what is taken off the number of elements before it divides: 1 for the variance of a sample, 0 for
-            that of all there is.
+        unbiased: the older form of ``correction``: False is 0, True is 1. It may stand in the place of ``dim``, too.
         keepdim: as for :func:`sum`.
+        correction: what is taken off the number of elements before it divides: 1, or None, for the variance of a
+            sample, 0 for that of all there is.
         others: NumPy's names, as for :func:`sum`.
 
     Returns:
@@ -53,21 +63,23 @@ def var_mean(
     nothing is lost where the mean is far from 0. docs/order.md says every rounding; results are rounded once.
 
     Raises:
-        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`; ``input`` is not floating.
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`; ``input`` is not floating; or both
+            ``unbiased`` and ``correction`` are given.
         NotImplementedError: complex numbers, or a dtype that :func:`sum` does not take.
 
     >>> torch_reduce.var_mean(torch.tensor([[1.0, 3.0], [2.0, 6.0]]), dim=1)
     (tensor([2., 8.]), tensor([2., 4.]))
     """
-    return _call(_ops.var_mean, "var_mean", input, dim, correction, keepdim, **others)
+    return _call(_ops.var_mean, "var_mean", input, dim, unbiased, keepdim, correction, None, others)
 
 
 def var(
     input: Tensor = None,
     dim: _Dims = None,
-    *,
-    correction: float | None = 1,
+    unbiased: bool | None = None,
     keepdim: bool = False,
+    *,
+    correction: float | None = None,
     out: Tensor | None = None,
     **others: Any,
 ) -> Tensor:
@@ -78,15 +90,16 @@ def var(
     >>> torch_reduce.var(torch.tensor([[1.0, 3.0], [2.0, 6.0]]), dim=1)
     tensor([2., 8.])
     """
-    return _call(_ops.var, "var", input, dim, correction, keepdim, out, **others)
+    return _call(_ops.var, "var", input, dim, unbiased, keepdim, correction, out, others)
 
 
 def std(
     input: Tensor = None,
     dim: _Dims = None,
-    *,
-    correction: float | None = 1,
+    unbiased: bool | None = None,
     keepdim: bool = False,
+    *,
+    correction: float | None = None,
     out: Tensor | None = None,
     **others: Any,
 ) -> Tensor:
@@ -97,4 +110,4 @@ def std(
     >>> torch_reduce.std(torch.tensor([[1.0, 3.0], [2.0, 6.0]]), dim=1, correction=0)
     tensor([1., 2.])
     """
-    return _call(_ops.std, "std", input, dim, correction, keepdim, out, **others)
+    return _call(_ops.std, "std", input, dim, unbiased, keepdim, correction, out, others)
