@@ -541,13 +541,19 @@ def test_dot(device):
         x, w = data((9001,), name, 1, device), data((9001,), name, 2, device)
         assert_same_bits(torch_reduce.dot(x, w), expected(x, w))
         assert_same_bits(torch.ops.gpureduce.dot(x, w, dtype=torch.float64), expected(x, w, dtype=torch.float64))
+        out = torch.empty(3, dtype=torch_reduce.dot(x, w).dtype, device=device)[1]
+        assert torch_reduce.dot(x, w, out=out) is out
+        assert_same_bits(out, expected(x, w))
     x = torch.ones(3, device=device)
     for wrong in ((x.view(1, 3), x), (x, x[0]), (x, x[:1]), (x, x.double())):
-        with pytest.raises(RuntimeError) as ours:
-            torch_reduce.dot(*wrong)
-        with pytest.raises(RuntimeError) as theirs:
-            torch.dot(*wrong)
-        assert str(ours.value).splitlines()[0].strip() == str(theirs.value).splitlines()[0].strip()
+        for out in (None, torch.empty((), device=device)):
+            with pytest.raises(RuntimeError) as ours:
+                torch_reduce.dot(*wrong, out=out)
+            with pytest.raises(RuntimeError) as theirs:
+                torch.dot(*wrong)
+            assert str(ours.value).splitlines()[0].strip() == str(theirs.value).splitlines()[0].strip()
+    with pytest.raises(RuntimeError, match="Expected out tensor to have dtype"):
+        torch_reduce.dot(x, x, dtype=x.dtype, out=torch.empty((), dtype=torch.float64, device=device))
     assert gradcheck(torch_reduce.dot, (leaf((4,), device=device), leaf((4,), device=device, seed=1)))
 
 

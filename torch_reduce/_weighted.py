@@ -50,7 +50,9 @@ def weighted_sum(
     return _ops.weighted_sum.out(input, weight, dim, keepdim, dtype=dtype, out=out)
 
 
-def dot(input: Tensor, other: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+def dot(
+    input: Tensor, other: Tensor, *, dtype: torch.dtype | None = None, out: Tensor | None = None
+) -> Tensor:
     """The dot product of two vectors, as :func:`torch.dot`, with the bits of :func:`weighted_sum`.
 
     Args:
@@ -58,12 +60,17 @@ def dot(input: Tensor, other: Tensor, *, dtype: torch.dtype | None = None) -> Te
         other: another one of as many elements and of the same dtype.
         dtype: the dtype of the result: by default the vectors', but int64 for integers and bool, and float32 for the
             float8 types.
+        out: as for :func:`weighted_sum`.
 
     Returns:
         A tensor without dimensions.
 
     Raises:
-        RuntimeError: tensors of other dimensions, sizes or dtypes.
+        RuntimeError: tensors of other dimensions, sizes or dtypes, or a wrong ``out``.
         NotImplementedError: complex numbers.
     """
-    return _ops.dot.default(input, other, dtype=dtype)
+    if out is None:
+        return _ops.dot.default(input, other, dtype=dtype)
+    if input.dim() != 1 or (input.shape, input.dtype) != (other.shape, other.dtype):
+        _ops.dot.default(input, other, dtype=dtype)  # raises what is wrong
+    return _ops.weighted_sum.out(input, other, None, dtype=dtype, out=out)
