@@ -33,6 +33,7 @@ from support import (
     whole,
     whole_of,
 )
+from torch_reduce import _messages, _rank_plan, _rounding, _sharded
 from worlds import World, here, traffic
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -92,7 +93,7 @@ def test_constants():
     """The chunks and lanes are those of the contract."""
     text = (ROOT / "csrc" / "order.h").read_text()
     lanes, depth = (int(re.search(rf"{name} = (\d+);", text)[1]) for name in ("kLanes", "kDepth"))
-    assert (distributed._LANES, distributed._CHUNK) == (lanes, lanes * depth) == (model.LANES, model.CHUNK)
+    assert (distributed._LANES, _rank_plan.CHUNK) == (lanes, lanes * depth) == (model.LANES, model.CHUNK)
     version = int(re.search(r"kOrderVersion = (\d+);", text)[1])
     assert torch.ops.gpureduce._order() == (version, lanes, lanes * depth)
 
@@ -156,18 +157,18 @@ def test_random(size, world):
 
 def plans_of(group, cases):
     """Runs the cases, and returns which ways were taken: whether shards are realigned, and outputs dealt out."""
-    ways, make = [], distributed._plan.__wrapped__
+    ways, make = [], _rank_plan.plan_of.__wrapped__
 
     def plan(*args):
         made = make(*args)
         ways.append((made.realigns, made.by_outputs))
         return made
 
-    distributed._plan, kept = plan, distributed._plan
+    _sharded.plan_of, kept = plan, _sharded.plan_of
     try:
         reduce_shards(group, cases)
     finally:
-        distributed._plan = kept
+        _sharded.plan_of = kept
     return ways
 
 
@@ -256,7 +257,7 @@ def test_accumulators():
     """Every pair of dtypes is added in what the model adds it in."""
     for source, target in itertools.product(model.DTYPES, repeat=2):
         parts = model.addends(np.zeros((1, model.STORAGE[source][1]), model.STORAGE[source][0]), source, target)
-        found = distributed._accumulator(dtype_of(source), dtype_of(target))
+        found = _rounding.accumulator_of(dtype_of(source), dtype_of(target))
         wanted = "bool" if target == "bool" else str(parts[0].dtype)
         if len(parts) == 2:
             wanted = {"float32": "complex64", "float64": "complex128"}[wanted]
@@ -272,7 +273,7 @@ def test_integers_are_rounded_once(target):
         middle = (1 << exponent) + (1 << exponent - bits) + near
         whole += [middle, -middle]
     exact = np.array(whole, np.int64)
-    got = distributed._finish(torch.from_numpy(exact), None, dtype_of(target))
+    got = _rounding.finish(torch.from_numpy(exact), None, dtype_of(target))
     assert_same_bits(got, model.results([exact], target))
 
 
@@ -286,7 +287,7 @@ def test_quotients(name, target):
     parts = list(np.moveaxis(numpy_of(total), -1, 0))
     target = name if name == "complex64" else target
     for count in (1, 3, 7, 1000, (1 << 24) + 1, 70_000_000_001):
-        got = distributed._finish(total, count, dtype_of(target))
+        got = _rounding.finish(total, count, dtype_of(target))
         assert_same_bits(got, model.results(model.quotients(parts, count), target), f"count {count}")
 
 
@@ -346,7 +347,7 @@ def test_traffic_of_a_sum(size, world):
         cuts = [0, *sorted(rng.randint(0, n) for _ in range(size - 1)), n]
         sizes = [b - a for a, b in itertools.pairwise(cuts)]
         told = world.run(size, traffic, sum_a_row, n, outputs, cuts, sizes)
-        plan = distributed._plan(tuple(sizes), 1, 1, outputs, 4, 4)
+        plan = _rank_plan.plan_of(tuple(sizes), 1, 1, outputs, 4, 4)
         assert plan.realigns
         nodes = max(map(len, plan.nodes))
         assert nodes <= 2 * (-(-n // 4096)).bit_length()
@@ -395,7 +396,7 @@ def test_table_of_the_page():
     for row, size in zip(rows, (8, 512, 16_384), strict=True):
         cuts = [n * rank // size for rank in range(size + 1)]
         sizes = tuple(b - a for a, b in itertools.pairwise(cuts))
-        plan, most = distributed._plan(sizes, 1, 1, 1, 2, 4), 2 * (-(-max(sizes) // 4096)).bit_length()
+        plan, most = _rank_plan.plan_of(sizes, 1, 1, 1, 2, 4), 2 * (-(-max(sizes) // 4096)).bit_length()
         nodes = max(map(len, plan.nodes))
         realigned = max(-cut % 4096 for cut in cuts[:-1])
         assert row == [size, max(sizes), realigned, nodes, most, 4 * nodes * size] and nodes <= most <= 48
@@ -409,7 +410,7 @@ def test_nodes_are_few():
         anywhere = [0, *sorted(rng.randrange(n) for _ in range(size - 1)), n]
         for cuts in (even, anywhere):
             sizes = tuple(b - a for a, b in itertools.pairwise(cuts))
-            plan = distributed._plan(sizes, 1, 1, 1, 2, 4)
+            plan = _rank_plan.plan_of(sizes, 1, 1, 1, 2, 4)
             assert max(map(len, plan.nodes)) <= 48
             assert sum(len(left) for left, _ in plan.joins) == sum(map(len, plan.nodes)) - 1
 
@@ -903,7 +904,7 @@ def devices_disagree(group):
     """Where each device has a backend of its own, messages of two would not meet."""
     group, rank, size = dist.new_group(backend="cpu:gloo,cuda:nccl"), dist.get_rank(), dist.get_world_size()
     x = torch.ones(4, device=here() if rank else "cpu")
-    others = distributed._ranks(list(range(1, size)))
+    others = _messages.named_ranks(list(range(1, size)))
     message = re.escape(f"the ranks disagree about the device: cpu on rank 0; cuda on {others}")
     if size > 1:
         expect(group, RuntimeError, message, lambda: distributed.sum(x, group=group, shard_dim=0))
@@ -1095,7 +1096,7 @@ def test_accumulators_of_products():
     """Every pair of dtypes is multiplied in what the model multiplies it in."""
     for source, target in itertools.product(REAL, repeat=2):
         wanted = model.products(np.zeros((1, 1, 1), model.STORAGE[source][0]), source, target, False).dtype
-        call = distributed._Call(distributed._OPERATIONS["prod"], [0], False, None, dtype_of(target), 0)
+        call = _sharded.Call(_sharded.OPERATIONS["prod"], [0], False, None, dtype_of(target), 0)
         assert call.accumulator(dtype_of(source)) == dtype_of("bool" if target == "bool" else str(wanted))
 
 

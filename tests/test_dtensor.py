@@ -21,7 +21,6 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import torch_reduce
-import torch_reduce.distributed as distributed
 from support import (
     DTYPES,
     FAMILY,
@@ -35,7 +34,7 @@ from support import (
     whole,
     whole_of,
 )
-from torch_reduce import _dtensor
+from torch_reduce import _dtensor, _rounding
 from worlds import TooFewRanks, here, traffic
 
 WORLDS = ["cpu", "gpus", "nccl"]
@@ -294,7 +293,7 @@ def join(parts, dtype):
 def test_partials(name, world):
     """Sums are joined pairwise by rank, and over two dims of a mesh the last one first, rounded once."""
     dtype = dtype_of(name)
-    wide = distributed._accumulator(dtype, dtype)
+    wide = _rounding.accumulator_of(dtype, dtype)
     own = [data([37, 10, 1], name, 50 + rank) for rank in range(4)]
     line = join(own[:3], dtype)
     square = join([join(own[:2], wide), join(own[2:], wide)], dtype)

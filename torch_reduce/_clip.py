@@ -73,10 +73,10 @@ def _read_places(tensors: list[Tensor | None], places: Sequence[int]) -> list[in
 
 def _accumulators_of_all(tensors: list[Tensor | None], places: Any, ord: float, group: Any) -> Tensor:
     """The accumulators of all ranks' tensors, in the order of their places."""
-    from . import distributed
+    from . import _messages
 
     known = [t for t in tensors if t is not None]
-    device = known[0].device if known else distributed._carrier(torch.get_default_device(), group)
+    device = known[0].device if known else _messages.carrier(torch.get_default_device(), group)
     held: dict[int, Tensor] = {}
     error = None
     try:
@@ -89,7 +89,7 @@ def _accumulators_of_all(tensors: list[Tensor | None], places: Any, ord: float, 
         error = raised
     wide = any(t.dtype in (torch.float64, torch.complex128) for t in held.values())
     facts = {"function": "get_total_norm", "norm_type": ord}
-    agreed = distributed._Places.agreed("get_total_norm", facts, list(held), wide, error, group, device)
+    agreed = _messages.Places.agreed("get_total_norm", facts, list(held), wide, error, group, device)
     own = _accumulators(list(held.values()), operator, ord) if held else torch.empty(0, device=device)
     return agreed.in_order(own.to(device))
 

@@ -7,10 +7,11 @@ Sharding rules of torch's own kind do not serve here: their result would have to
 output, where the tree of additions needs several.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,6 +22,24 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import distributed
+from ._messages import exchange_parts, gather, place
+from ._rank_plan import even, product
+from ._rounding import accumulator_of, finish
+from ._sharded import (
+    KINDS,
+    OPERATIONS,
+    Call,
+    Shards,
+    axes_of,
+    join_freely,
+    join_many,
+    join_shards,
+    laid_out,
+    own_nodes,
+    permuted,
+    products,
+    slowest_first,
+)
 
 _Cut = tuple[int, int, int]  # the dim that a mesh dim cuts, into how many parts, and into how many runs before
 _Runs = tuple[tuple[int, int], ...]  # of indices along a dim, ascending: from the first to before the second
@@ -41,12 +60,12 @@ def _reduce(
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> DTensor:
-    operation = distributed._OPERATIONS[_name(op)]
+    operation = OPERATIONS[_name(op)]
     _expect_dtensors(operation.title, input=self, out=out)
     meta = _meta_result(op, operation.title, [self], dim, keepdim, dtype=dtype, out=out)
     complex_norm = self.is_complex() and operation.is_norm
     given = meta.dtype.to_complex() if complex_norm else meta.dtype
-    call = distributed._Call(operation, _reduced(dim, self.dim()), keepdim, given, meta.dtype, -1)
+    call = Call(operation, _reduced(dim, self.dim()), keepdim, given, meta.dtype, -1)
     (result,) = _results(_without_partials(self), call, [meta])
     return result if out is None else out.copy_(result)
 
@@ -55,9 +74,9 @@ def _var_mean(
     op: Any, self: DTensor, dim: Sequence[int] | None, correction: float, root: bool, keepdim: bool
 ) -> tuple[DTensor, ...]:
     metas = op(_without_data(self), dim, correction, root, keepdim)
-    operation = distributed._STD if root else distributed._VAR_MEAN
+    kind, operation = KINDS["std" if root else "var_mean"]
     dims = _reduced(dim, self.dim())
-    call = distributed._VarianceCall(operation, dims, keepdim, None, metas[0].dtype, -1, correction, root)
+    call = kind(operation, dims, keepdim, None, metas[0].dtype, -1, correction)
     return _results(_without_partials(self), call, metas)
 
 
@@ -71,7 +90,7 @@ def _weighted_sum(
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> DTensor:
-    operation = distributed._WEIGHTED_SUM
+    _, operation = KINDS["weighted_sum"]
     _expect_dtensors(operation.title, input=self, weight=weight, out=out)
     if self.device_mesh != weight.device_mesh:
         meshes = f"{weight.device_mesh}, {self.device_mesh}"
@@ -79,15 +98,15 @@ def _weighted_sum(
     meta = _meta_result(op, operation.title, [self, weight], dim, keepdim, dtype=dtype, out=out)
     shape = torch.broadcast_shapes(self.shape, weight.shape)
     dims = _reduced(dim, len(shape))
-    call = distributed._Call(operation, dims, keepdim, meta.dtype, meta.dtype, -1)
+    call = Call(operation, dims, keepdim, meta.dtype, meta.dtype, -1)
     x, w = _without_partials(self), _without_partials(weight)
     together = _cut_together(x, w, shape)
     if together and not any(_is_shard(placement) and placement.dim in dims for placement in together):
         result = _weighted_sum_here(x, w, len(shape), together, call, meta)
     else:  # the strides say in which order to add
-        products, strides = distributed._products(x, w, meta.dtype), _without_data(x).expand(shape).stride()
-        products = _from_local(products._local_tensor, products, products.placements, shape, strides)
-        (result,) = _results(products, call, [meta])
+        made, strides = products(x, w, meta.dtype), _without_data(x).expand(shape).stride()
+        made = _from_local(made._local_tensor, made, made.placements, shape, strides)
+        (result,) = _results(made, call, [meta])
     return result if out is None else out.copy_(result)
 
 
@@ -102,7 +121,7 @@ def _weighted_sum_here(
             _check_local(call.title, one, shape, _find(one.device_mesh, one.placements, shape, strides, ()).local)
         missing = rank - x.dim()
         own = [d - missing for d in call.dims if d >= missing]
-        local = distributed._laid_out(x._local_tensor, own, _order(x.shape, x.stride(), own))
+        local = laid_out(x._local_tensor, own, _order(x.shape, x.stride(), own))
         found = torch.ops.gpureduce.weighted_sum(local, w._local_tensor, call.dims, call.keepdim, dtype=call.given)
     (result,) = _placed(found, x, placements, call, [meta])
     return result
@@ -142,11 +161,11 @@ def _segments(
     out: Tensor | None = None,
 ) -> DTensor:
     """Of segments along a dim that is cut, every rank gets all results."""
-    operation = distributed._SEGMENT_MEAN if _name(op) == "segment_mean" else distributed._SEGMENT_SUM
+    kind, operation = KINDS[_name(op)]
     _expect_dtensors(operation.title, data=data, out=out)
     meta = _meta_result(op, operation.title, [data], _without_data(offsets), dim, dtype=dtype, out=out)
     here, at = _on_every_rank(offsets), dim % data.dim()
-    call = distributed._SegmentCall(operation, [at], True, dtype, meta.dtype, at, here)
+    call = kind(operation, [at], True, dtype, meta.dtype, at, here)
     (result,) = _results(_without_partials(data), call, [meta])
     return result if out is None else out.copy_(result)
 
@@ -279,11 +298,11 @@ def _without_partials(x: DTensor) -> DTensor:
 def _joined(local: Tensor, groups: list[Any]) -> Tensor:
     """The sum of the ranks' tensors over each group in turn, rounded once at the end."""
     dtype = local.dtype
-    wide = distributed._accumulator(dtype, dtype) if len(groups) > 1 else dtype
-    total = local.clone() if wide == dtype else distributed._finish(local, None, wide)
+    wide = accumulator_of(dtype, dtype) if len(groups) > 1 else dtype
+    total = local.clone() if wide == dtype else finish(local, None, wide)
     for group in groups:
         distributed._all_reduce(total, group, False, False)
-    return total if wide == dtype else distributed._finish(total, None, dtype)
+    return total if wide == dtype else finish(total, None, dtype)
 
 
 # --- this rank's part of the result ----------------------------------------------------------------------------------
@@ -309,7 +328,7 @@ def _begun(x: DTensor, call: Any) -> "tuple[_Found, Tensor, Any]":
     if found.axes and 0 not in filled:
         return found, local, None
     local = local.new_empty(filled) if found.axes else local
-    return found, local, call(distributed._laid_out(local, call.dims, list(found.order)))
+    return found, local, call(laid_out(local, call.dims, list(found.order)))
 
 
 def _free_result(x: DTensor, call: Any) -> Tensor:
@@ -319,16 +338,16 @@ def _free_result(x: DTensor, call: Any) -> Tensor:
         return alone
     mesh, kept = x.device_mesh, [d for d in range(x.dim()) if d not in call.dims]
     held = {rank: all(_length(runs[d]) for d in call.dims) for rank, runs in found.held.items()}
-    nodes = distributed._own_nodes(local.resolve_conj().resolve_neg(), call)
+    nodes = own_nodes(local.resolve_conj().resolve_neg(), call)
     group = _group(mesh, found.axes)
     steps = [(found.axes, group)] if group else [((axis,), mesh.get_group(axis)) for axis in found.axes]
     for axes, group in steps:  # without a group of all, one dim of the mesh after the other
         ranks = _ranks(mesh, axes)
         if any(held[rank] for rank in ranks):
-            outputs = distributed._product(found.local[d] for d in kept)
-            nodes = distributed._join_freely(nodes, outputs, [held[rank] for rank in ranks], call, group)
+            outputs = product(found.local[d] for d in kept)
+            nodes = join_freely(nodes, outputs, [held[rank] for rank in ranks], call, group)
         held = _held_along(mesh, axes, held)
-    count = distributed._product(int(x.shape[d]) for d in call.dims)
+    count = product(int(x.shape[d]) for d in call.dims)
     return call.result(nodes, count, found.local)
 
 
@@ -342,7 +361,7 @@ def _held_along(mesh: DeviceMesh, axes: tuple[int, ...], held: dict[int, bool]) 
 
 
 def _shards(x: DTensor, call: Any) -> tuple[Any, tuple | None]:
-    """The result where nothing is to be exchanged; otherwise what distributed._join_shards takes."""
+    """The result where nothing is to be exchanged; otherwise what join_shards takes."""
     mesh, reduced, shape = x.device_mesh, call.dims, tuple(map(int, x.shape))
     found, local, alone = _begun(x, call)
     if alone is not None:
@@ -364,7 +383,7 @@ def _shards(x: DTensor, call: Any) -> tuple[Any, tuple | None]:
         local, sizes = _to_slabs(local, of_all, shape, dim, call, order, group)
     if dim not in order:  # of size 1
         order.insert(0, dim)
-    local = distributed._laid_out(local, reduced, order)
+    local = laid_out(local, reduced, order)
     return None, (local, replace(call, shard_dim=dim), tuple(sizes), order, group)
 
 
@@ -377,18 +396,18 @@ def reduce_all(name: str, tensors: Sequence[DTensor], dtypes: Sequence[torch.dty
     alike: dict[Any, list[tuple[int, Any]]] = {}
     for i, (x, dtype) in enumerate(zip(tensors, dtypes, strict=True)):
         result = _dtype_of_result(name, x.dtype, dtype, min(x.numel(), 1))
-        call = distributed._Call(distributed._OPERATIONS[name], list(range(x.dim())), False, dtype, result, -1)
+        call = Call(OPERATIONS[name], list(range(x.dim())), False, dtype, result, -1)
         results[i], arguments = _shards(_without_partials(x), call)
         if arguments is None:
             continue
-        shards = distributed._Shards(*arguments)
+        shards = Shards(*arguments)
         if shards.plan.realigns:
             key = shards.group, x.dtype, shards.accumulator, result, x.device
             alike.setdefault(key, []).append((i, shards))
         else:
-            results[i] = distributed._join_shards(*arguments)
+            results[i] = join_shards(*arguments)
     for some in alike.values():
-        totals = distributed._join_many([shards for _, shards in some])
+        totals = join_many([shards for _, shards in some])
         joined = some[0][1].call.finish(totals[:, 0], 1).unbind()  # none divides by a count
         for (i, _), result in zip(some, joined, strict=True):
             results[i] = result
@@ -403,7 +422,7 @@ def _dtype_of_result(name: str, source: torch.dtype, dtype: torch.dtype | None, 
 
 def _order(shape: Sequence[int], strides: Sequence[int], dims: Sequence[int]) -> list[int]:
     """The dims in the contract's order, slowest first, without those of size 1."""
-    return distributed._slowest_first(strides, [d for d in dims if shape[d] != 1])
+    return slowest_first(strides, [d for d in dims if shape[d] != 1])
 
 
 def _check_local(name: str, x: DTensor, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
@@ -529,7 +548,7 @@ def _coordinates(mesh: DeviceMesh) -> dict[int, tuple[int, ...]]:
     """Where in the mesh each rank is."""
     with _disable_current_modes():  # the mesh is no fake tensor, even where a graph is traced
         ranks = mesh.mesh.flatten().tolist()
-    return dict(zip(ranks, product(*map(range, mesh.shape)), strict=True))
+    return dict(zip(ranks, itertools.product(*map(range, mesh.shape)), strict=True))
 
 
 def _ranks(mesh: DeviceMesh, axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -566,8 +585,8 @@ def _gathered(
     after = {rank: unions[others[rank]] for rank in held}
 
     ranks = _ranks(mesh, (axis,))
-    counts = [distributed._product(_shape(held[rank])) for rank in ranks]
-    blocks = distributed._gather(local.reshape(-1), counts, mesh.get_group(axis)).split(counts)
+    counts = [product(_shape(held[rank])) for rank in ranks]
+    blocks = gather(local.reshape(-1), counts, mesh.get_group(axis)).split(counts)
     own = after[dist.get_rank()]
     return _assembled(local, own, blocks, [held[rank] for rank in ranks], reduced, order), after
 
@@ -582,15 +601,15 @@ def _to_slabs(
     group: Any,
 ) -> tuple[Tensor, list[int]]:
     """What this rank holds for its slab: all of the reduced dims but a run of `dim`; and the sizes of all slabs."""
-    world, rank = distributed._place(call.title, group)
-    slabs = list(pairwise(distributed._even(shape[dim], world)))
+    world, rank = place(call.title, group)
+    slabs = list(pairwise(even(shape[dim], world)))
     parts = []
     for first, last in slabs:
         before, count = _length(_common(held[rank][dim], 0, first)), _length(_common(held[rank][dim], first, last))
         parts.append(local.narrow(dim, before, count))
     sent = [of_rank[:dim] + (_common(of_rank[dim], *slabs[rank]),) + of_rank[dim + 1 :] for of_rank in held]
-    counts = [distributed._product(_shape(runs)) for runs in sent]
-    blocks = distributed._exchange_parts(parts, counts, group)
+    counts = [product(_shape(runs)) for runs in sent]
+    blocks = exchange_parts(parts, counts, group)
     whole = [((0, shape[d]),) if d in call.dims else runs for d, runs in enumerate(held[rank])]
     whole[dim] = (slabs[rank],)
     return _assembled(local, tuple(whole), blocks, sent, call.dims, order), [last - first for first, last in slabs]
@@ -605,8 +624,8 @@ def _assembled(
 ) -> Tensor:
     """The tensor of the indices in `whole`, of blocks that hold some of them each; with its dims in order in memory."""
     shape = _shape(whole)
-    axes = distributed._axes(like, reduced, order)
-    tensor = distributed._permuted(like.new_empty([shape[d] for d in axes]), reduced, order)
+    axes = axes_of(like, reduced, order)
+    tensor = permuted(like.new_empty([shape[d] for d in axes]), reduced, order)
     for block, runs in zip(blocks, held, strict=True):
         places = [_places(of_whole, of_block) for of_whole, of_block in zip(whole, runs, strict=True)]
         _put(tensor, block.view(_shape(runs)), list(enumerate(places)))
@@ -631,7 +650,7 @@ def _put(slab: Tensor, block: Tensor, places: list[tuple[int, _Runs]]) -> None:
         done += last - first
 
 
-_RULES = dict.fromkeys(distributed._OPERATIONS, _reduce) | {
+_RULES = dict.fromkeys(OPERATIONS, _reduce) | {
     "_var_mean": _var_mean,
     "weighted_sum": _weighted_sum,
     "segment_sum": _segments,

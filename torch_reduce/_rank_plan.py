@@ -1,0 +1,193 @@
+"""Who adds what: which rank sends which elements where, and adds which nodes of the tree."""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
+
+import torch
+
+_, _, CHUNK = torch.ops.gpureduce._order()
+
+
+@lru_cache(maxsize=16)
+def merged(plans: "tuple[Plan, ...]") -> tuple[list[tuple[list[int], list[int]]], list[int]]:
+    """The joins of several tables whose nodes stand rank by rank, and in each rank plan by plan; and the last rows."""
+    world, rows, count = plans[0].world, [[] for _ in plans], 0
+    for r in range(world):
+        for plan, own in zip(plans, rows, strict=True):
+            own += range(count, count + len(plan.nodes[r]))
+            count += len(plan.nodes[r])
+    joins = []
+    for step in range(max(len(plan.joins) for plan in plans)):
+        left, right = [], []
+        for plan, own in zip(plans, rows, strict=True):
+            if step < len(plan.joins):
+                left += [own[row] for row in plan.joins[step][0]]
+                right += [own[row] for row in plan.joins[step][1]]
+        for plan, own in zip(plans, rows, strict=True):  # the rows that this step appends
+            if step < len(plan.joins):
+                own += range(count, count + len(plan.joins[step][0]))
+                count += len(plan.joins[step][0])
+        joins.append((left, right))
+    return joins, [own[-1] for own in rows]
+
+
+def overlap(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    """What two intervals have in common; an empty interval inside the first where that is nothing."""
+    first, last = max(a[0], b[0]), min(a[1], b[1])
+    return (first, last) if first < last else (a[1], a[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Who sends and adds what: a pure function of what all ranks know, so that all have the same.
+
+    An output's elements are counted from 0 in the contract's order. They come in `outer` rows; in each, rank r holds
+    those from starts[r] to starts[r + 1], of which there are sizes[r] * inner.
+    """
+
+    sizes: tuple[int, ...]
+    outer: int
+    inner: int
+    outputs: int
+    starts: list[int]
+    bounds: list[int]  # rank r adds elements bounds[r] to bounds[r + 1], unless the outputs are dealt out
+    runs: list[list[tuple[int, int]]]  # of chunks that rank r adds, each without a gap and in one tensor
+    nodes: list[list[tuple[int, int]]]  # (level, index) of the sums that rank r computes, in order
+    by_outputs: bool  # each rank adds whole outputs
+    realigns: bool  # each rank keeps the chunks that begin in it
+    joins: list[tuple[list[int], list[int]]]
+
+    @property
+    def world(self) -> int:
+        return len(self.sizes)
+
+    @cached_property
+    def row(self) -> int:
+        return self.starts[-1]
+
+    @cached_property
+    def length(self) -> int:
+        return self.outer * self.row
+
+    @cached_property
+    def chunks(self) -> int:
+        return -(-self.length // CHUNK)
+
+    @cached_property
+    def shares(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """The outputs and the elements that each rank adds."""
+        if self.by_outputs:
+            cuts = even(self.outputs, self.world)
+            return [((a, b), (0, self.length)) for a, b in pairwise(cuts)]
+        return [((0, self.outputs), (a, b)) for a, b in zip(self.bounds, self.bounds[1:], strict=False)]
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """How many accumulators each rank gives to the others."""
+        return [len(nodes) * (b - a) for nodes, ((a, b), _) in zip(self.nodes, self.shares, strict=True)]
+
+    def before(self, rank: int, position: int) -> int:
+        """How many elements of an output rank `rank` holds that come before `position`."""
+        row, place = divmod(position, self.row)
+        held = self.starts[rank + 1] - self.starts[rank]
+        return row * held + min(max(place - self.starts[rank], 0), held)
+
+
+@lru_cache(maxsize=256)
+def plan_of(
+    sizes: tuple[int, ...],
+    outer: int,
+    inner: int,
+    outputs: int,
+    item: int,
+    accumulator: int,
+    by_outputs: bool | None = None,
+) -> Plan:
+    """The plan that sends the fewest bytes; `item` and `accumulator` are bytes of an element and of a node.
+
+    It says itself whether outputs are dealt out, unless `by_outputs` does.
+    """
+    world = len(sizes)
+    starts = list(accumulate((size * inner for size in sizes), initial=0))
+    length = outer * starts[-1]
+    chunks = -(-length // CHUNK)
+    held = [outer * (b - a) for a, b in pairwise(starts)]
+    if outer == 1:
+        bounds = [min(-(-start // CHUNK) * CHUNK, length) for start in starts]
+        kept = [max(0, end - bound) for end, bound in zip(starts[1:], bounds, strict=False)]
+    else:
+        bounds = [min(cut * CHUNK, length) for cut in even(chunks, world)]
+        kept = [0] * world
+    added = [b - a for a, b in pairwise(bounds)]
+    runs = []
+    for rank, (a, b) in enumerate(pairwise(bounds)):
+        cuts = [-(-a // CHUNK), -(-b // CHUNK)]
+        if outer == 1 and b > max(a, starts[rank + 1]):  # the last chunk ends in another rank, and so in another tensor
+            cuts.insert(1, cuts[1] - 1)
+        runs.append([(c, d) for c, d in pairwise(cuts) if c < d])
+    nodes = [[node for run in of_rank for node in cover(*run, chunks)] for of_rank in runs]
+
+    moved = max(max(h, a) - k for h, a, k in zip(held, added, kept, strict=True))
+    here = moved * item + world * max(map(len, nodes)) * accumulator
+    there = max(*held, -(-length // world)) * item + accumulator
+    if by_outputs is None:
+        by_outputs = outputs >= world and there < here
+    if by_outputs:
+        runs, nodes = [[(0, chunks)]] * world, [cover(0, chunks, chunks)] * world
+    joins = [] if by_outputs else joins_of([node for of_rank in nodes for node in of_rank], chunks)
+    realigns = outer == 1 and not by_outputs
+    return Plan(sizes, outer, inner, outputs, starts, bounds, runs, nodes, by_outputs, realigns, joins)
+
+
+def even(count: int, world: int) -> list[int]:
+    """Where `count` things are cut so that all ranks have as many, or one less."""
+    return [count * rank // world for rank in range(world + 1)]
+
+
+def cover(first: int, last: int, chunks: int) -> list[tuple[int, int]]:
+    """The fewest nodes that make up the chunks from `first` to `last` of `chunks`, from left to right.
+
+    Node (level, index) is the sum of the chunks from index * 2**level on, 2**level of them or as many as there are.
+    """
+    nodes = []
+    while first < last:
+        room = last - first
+        level = (room - 1).bit_length() if last == chunks else room.bit_length() - 1
+        if first:
+            level = min(level, (first & -first).bit_length() - 1)
+        nodes.append((level, first >> level))
+        first += 1 << level
+    return nodes
+
+
+def joins_of(nodes: list[tuple[int, int]], chunks: int) -> list[tuple[list[int], list[int]]]:
+    """The joins of all nodes, level by level: the rows of left and of right neighbours in a growing table.
+
+    The nodes are the table's first rows; each join appends one. The last row is then the sum.
+    """
+    top, rows, steps = (chunks - 1).bit_length(), len(nodes), []
+    levels: list[list[tuple[int, int]]] = [[] for _ in range(top + 1)]
+    for row, (level, index) in enumerate(nodes):
+        levels[level].append((index, row))
+    for level in range(top):
+        here, left, right = dict(sorted(levels[level])), [], []
+        for index, row in here.items():
+            if index % 2:
+                continue
+            if index + 1 in here:
+                left.append(row)
+                right.append(here[index + 1])
+                row = rows
+                rows += 1
+            levels[level + 1].append((index // 2, row))  # without a right neighbour it goes up as it is
+        if left:
+            steps.append((left, right))
+    return steps
+
+
+def product(numbers) -> int:
+    result = 1
+    for number in numbers:
+        result *= number
+    return result

@@ -1,0 +1,709 @@
+"""Reductions of a tensor of which every rank holds a shard: the operations, their calls, and how shards are joined.
+
+docs/distributed.md says how it works. The calls are those of torch_reduce.distributed, and what _dtensor.py makes of
+DTensors.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _arguments
+from ._messages import agree, check_device, exchange_parts, gather, kind_of, numbers, place, traced
+from ._rank_plan import CHUNK, cover, even, merged, overlap, plan_of, product
+from ._rounding import COMPLEX_PART, accumulator_of, finish, is_inexact, quotient
+
+_ops = torch.ops.gpureduce
+
+
+@dataclass(frozen=True)
+class Operation:
+    """How an operator's nodes are computed, joined and finished, by operators of torch.ops.gpureduce."""
+
+    name: str  # of the operator
+    title: str  # for errors
+    typing: str = "sum"  # as in csrc/operation.h: from which dtypes follows the nodes' dtype
+    nodes: tuple[str, ...] = ("sum",)  # of some chunks: an operator for each number that a node is
+    join: str = "sum"  # of two nodes
+    last: Callable[[Tensor, int], Tensor] | None = None  # what becomes of the last nodes, which are of so many elements
+    free: bool = False  # no order shows, of any dtype
+    whole: bool = False  # nodes cannot be joined: one rank gets all elements of an output
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether the nodes are real numbers that a map has made of the elements."""
+        return self.typing == "norm"
+
+
+def root_by(operator: str) -> Callable[[Tensor, int], Tensor]:
+    """The roots of last nodes, correctly rounded, which torch's are not on every CPU."""
+    return lambda total, count: getattr(_ops, operator)(total[None], [0])
+
+
+def norm(name: str, order: str, node: str | None = None, **others: Any) -> Operation:
+    return Operation(name, f"vector_norm of order {order}", "norm", (node or name,), **others)
+
+
+COUNT = ("_count_nonzero",)
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        Operation("sum", "sum"),
+        Operation("nansum", "nansum", "real", ("nansum",)),
+        Operation("mean", "mean", last=lambda total, count: quotient(total, count)),
+        Operation("prod", "prod", "product", ("prod",), "prod"),
+        Operation("_amax", "amax", "same", ("_amax",), "_amax", free=True),
+        Operation("_amin", "amin", "same", ("_amin",), "_amin", free=True),
+        Operation("_any", "any", "count", COUNT, last=lambda total, count: total > 0),
+        Operation("_all", "all", "count", COUNT, last=lambda total, count: total == count),
+        Operation("_count_nonzero", "count_nonzero", "count", COUNT),
+        Operation("_logsumexp", "logsumexp", "log", ("_logsumexp",), whole=True),
+        norm("_norm_0", "0", free=True),
+        norm("_norm_1", "1"),
+        norm("_norm_2", "2", "_powsum_2", last=root_by("_root_2")),
+        norm("_norm_3", "3", "_powsum_3", last=root_by("_root_3")),
+        norm("_norm_inf", "inf", join="_norm_inf", free=True),
+        norm("_norm_neg_inf", "-inf", join="_norm_neg_inf", free=True),
+        Operation("_powsum_2", "powsum of order 2", "norm", ("_powsum_2",)),
+        Operation("_powsum_3", "powsum of order 3", "norm", ("_powsum_3",)),
+    )
+}
+MOMENTS = Operation("", "var_mean", "moments", ("sum", "_powsum_2"))  # of the differences from the first elements
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call's arguments, read: dims are counted from 0 and sorted."""
+
+    operation: Operation
+    dims: list[int]
+    keepdim: bool
+    given: torch.dtype | None
+    dtype: torch.dtype  # of the result
+    shard_dim: int
+
+    @classmethod
+    def read(cls, operation: Operation, x: Any, dim: Any, keepdim: Any, dtype: Any, shard_dim: Any, **more: Any):
+        """The tensor and the arguments of a call, checked as far as one rank can."""
+        given = dict(input=x, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
+        title = operation.title
+        x, dim, keepdim, dtype, _ = _arguments.read(title, given, {}).values()
+        one = torch.empty([1] * x.dim(), dtype=x.dtype, device="meta")
+        probe = cls(operation, dim, keepdim, dtype, x.dtype, 0, **more).probe(one)
+        if isinstance(shard_dim, bool) or not isinstance(shard_dim, int):
+            raise TypeError(f"{title}(): 'shard_dim' must be an int, not {type(shard_dim).__name__}")
+        if not -x.dim() <= shard_dim < x.dim():
+            raise IndexError(f"{title}(): 'shard_dim' must be in [{-x.dim()}, {x.dim()}), but it is {shard_dim}")
+        dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
+        dims, shard_dim = sorted(d % x.dim() for d in dims), shard_dim % x.dim()
+        call = cls(operation, dims, keepdim, dtype, probe.dtype, shard_dim, **more)
+        call.refuse_gradients("x", x)
+        return x, call
+
+    def probe(self, one: Tensor) -> Tensor:
+        """A result, for its dtype, of a tensor without data; torch's errors."""
+        return getattr(_ops, self.operation.name)(one, self.dims, self.keepdim, dtype=self.given)
+
+    def refuse_gradients(self, argument: str, x: Tensor) -> None:
+        """Raises an error if a gradient would have to flow through ranks."""
+        if self.shard_dim in self.dims and x.requires_grad and torch.is_grad_enabled() and is_inexact(self.dtype):
+            raise RuntimeError(
+                f"{self.title}(): '{argument}' requires a gradient, but none flows through ranks: "
+                f"give {argument}.detach()"
+            )
+
+    def __call__(self, x: Tensor) -> Any:
+        """The reduction of one tensor."""
+        return getattr(_ops, self.operation.name)(x, self.dims if x.dim() else None, self.keepdim, dtype=self.given)
+
+    @property
+    def title(self) -> str:
+        """For errors."""
+        return self.operation.title
+
+    @property
+    def width(self) -> int:
+        """How many numbers a node is."""
+        return len(self.operation.nodes)
+
+    def facts(self, x: Tensor, order: list[int], group: Any) -> dict[str, Any]:
+        """What all ranks must agree on, as JSON can hold it; and the order, on which small shards have no say."""
+        return {
+            "function": self.title,
+            "shape": ["*" if d == self.shard_dim else n for d, n in enumerate(x.shape)],
+            "dtype": str(x.dtype),
+            "device": kind_of(x.device, group),
+            "dim": self.dims,
+            "keepdim": self.keepdim,
+            "dtype of the result": str(self.dtype),
+            "shard_dim": self.shard_dim,
+            "order": order,
+        }
+
+    def accumulator(self, source: torch.dtype) -> torch.dtype:
+        """The dtype of the nodes of elements of dtype `source`: real numbers of norms; and counts are exact."""
+        operation = self.operation
+        if operation.typing == "same":
+            return source
+        if operation.typing == "count":
+            return torch.int64
+        if operation.whole:
+            return self.dtype
+        if operation.typing == "moments" or operation.nodes == ("_norm_0",):
+            return torch.float64
+        if operation.typing == "product" and is_inexact(self.dtype) and not is_inexact(source):
+            return torch.float64
+        return accumulator_of(COMPLEX_PART.get(source, source) if operation.is_norm else source, self.dtype)
+
+    def is_free(self, source: torch.dtype) -> bool:
+        """Whether no order of elements of dtype `source` shows: integers are exact, and extrema are an element."""
+        return self.operation.free or not is_inexact(self.accumulator(source))
+
+    def plain(self, x: Tensor) -> "tuple[Tensor, Call]":
+        """A tensor and a call that give the same where ranks have to do with each other."""
+        return x.detach(), self
+
+    def join_shards(self, x: Tensor, sizes: tuple[int, ...], order: list[int], group: Any) -> Any:
+        """The result of a global tensor that is not empty."""
+        return join_shards(x, self, sizes, order, group)
+
+    def node(self, part: Tensor, dims: list[int], accumulator: torch.dtype) -> Tensor:
+        """The nodes of a part of the elements, flat: for each output its numbers, which are `accumulator`."""
+        asked = self._asked(part, accumulator)
+        numbers = [getattr(_ops, name)(part, dims, dtype=asked).reshape(-1) for name in self.operation.nodes]
+        return numbers[0] if len(numbers) == 1 else torch.stack(numbers, 1).view(-1)
+
+    def nodes_of_all(
+        self, parts: list[tuple[Tensor, list[int]]], outputs: int, accumulator: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """The nodes of several parts over some dims of each, side by side: of all squares of a part in one launch."""
+        if not parts:
+            return torch.empty(0, dtype=accumulator, device=device)
+        if outputs > 1 or self.operation.nodes != ("_powsum_2",):
+            return torch.cat([self.node(part, dims, accumulator) for part, dims in parts])
+        return _ops._powsums([part for part, _ in parts], 2, dtype=self._asked(parts[0][0], accumulator))
+
+    def _asked(self, part: Tensor, accumulator: torch.dtype) -> torch.dtype | None:
+        """The dtype= by which a node is `accumulator`: complex, of a norm of complex numbers, as torch has it."""
+        if self.operation.whole:
+            return self.given
+        return accumulator.to_complex() if self.operation.is_norm and part.is_complex() else accumulator
+
+    def join(self, nodes: Tensor) -> Tensor:
+        """(n, outputs) -> (outputs,): nodes of which no order shows, as one."""
+        return getattr(_ops, self.operation.join)(nodes, [0], dtype=nodes.dtype)
+
+    def finish(self, total: Tensor, count: int) -> Tensor:
+        """The results, of last nodes of so many elements each."""
+        if self.operation.last:
+            total = self.operation.last(total, count)
+        return finish(total, None, self.dtype)
+
+    def result(self, total: Tensor, count: int, shape: Sequence[int]) -> Tensor:
+        """The same in the form that the result of a tensor of that shape has; of nodes of several numbers, these."""
+        kept = [1 if d in self.dims else n for d, n in enumerate(shape) if self.keepdim or d not in self.dims]
+        return total.view(*kept, self.width) if self.width > 1 else self.finish(total, count).view(kept)
+
+
+@dataclass(frozen=True)
+class VarianceCall(Call):
+    """A call of which the variance, or its root, and the mean are the result."""
+
+    correction: float | None = None
+
+    def probe(self, one: Tensor) -> Tensor:
+        return _ops.var_mean(one, self.dims, correction=self.correction, keepdim=self.keepdim)[0]
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return _ops._var_mean(x, self.dims if x.dim() else None, self._correction, self.is_root, self.keepdim)
+
+    @property
+    def is_root(self) -> bool:
+        """Whether a deviation is wanted."""
+        return self.title == "std"
+
+    @property
+    def _correction(self) -> float:
+        return 1.0 if self.correction is None else float(self.correction)
+
+    def facts(self, x: Tensor, order: list[int], group: Any) -> dict[str, Any]:
+        return super().facts(x, order, group) | {"correction": self._correction}
+
+    def join_shards(self, x: Tensor, sizes: tuple[int, ...], order: list[int], group: Any) -> tuple[Tensor, Tensor]:
+        """As docs/order.md has it: of the differences from the first elements, the sums, and those of their squares."""
+        x = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+        shape = [1 if d in self.dims else n for d, n in enumerate(x.shape)]
+        first = x[tuple(slice(size) for size in shape)].reshape(-1).resolve_neg()
+        _, rank = place(self.title, group)
+        holder = next(of for of, size in enumerate(sizes) if size)
+        counts = [product(shape) if of == holder else 0 for of in range(len(sizes))]
+        first = gather(first[: counts[rank]], counts, group).view(shape)
+
+        differences = laid_out(x - first, self.dims, order)
+        moments = Call(MOMENTS, self.dims, self.keepdim, None, torch.float64, self.shard_dim)
+        total, squares = join_shards(differences, moments, sizes, order, group).unbind(-1)
+        count = product(sum(sizes) if d == self.shard_dim else x.shape[d] for d in self.dims)
+        return self._finished(total, squares, count, first.to(torch.float64).view(total.shape))
+
+    def _finished(self, total: Tensor, squares: Tensor, count: int, first: Tensor) -> tuple[Tensor, Tensor]:
+        """What becomes of the sums. Multiplied and added by operators, of which no compiler makes one step."""
+        share = quotient(total, count)
+        product = _ops.prod(torch.stack([total, share]), [0])
+        spread = _ops.sum(torch.stack([squares, -product]), [0]).clamp(min=0)
+        variance = spread / torch.full_like(spread, max(count - self._correction, 0.0))
+        results = root_by("_root_2")(variance, count) if self.is_root else variance, first + share
+        return tuple(finish(each, None, self.dtype) for each in results)
+
+
+@dataclass(frozen=True)
+class WeightedCall(Call):
+    """A call on a tensor that is expanded to the common shape, as the weight is."""
+
+    weight: Tensor | None = None
+
+    @classmethod
+    def read(cls, operation: Operation, x: Any, dim: Any, keepdim: Any, dtype: Any, shard_dim: Any, weight: Any):
+        title = operation.title
+        expect_tensors(title, **{"x": x, "other" if title == "dot" else "weight": weight})
+        if title == "dot" and ((x.shape, x.dtype) != (weight.shape, weight.dtype) or x.dim() != 1):
+            _ops.dot(x, weight, dtype=dtype)  # raises torch's error
+        x, weight = torch.broadcast_tensors(x, weight)
+        x, call = super().read(operation, x, dim, keepdim, dtype, shard_dim, weight=weight)
+        call.refuse_gradients("weight", weight)
+        return x, call
+
+    def probe(self, one: Tensor) -> Tensor:
+        other = torch.empty_like(one, dtype=self.weight.dtype)
+        return _ops.weighted_sum(one, other, self.dims, self.keepdim, dtype=self.given)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return _ops.weighted_sum(x, self.weight, self.dims if x.dim() else None, self.keepdim, dtype=self.given)
+
+    def facts(self, x: Tensor, order: list[int], group: Any) -> dict[str, Any]:
+        return super().facts(x, order, group) | {"dtype of the weight": str(self.weight.dtype)}
+
+    def is_free(self, source: torch.dtype) -> bool:
+        return self._summing.is_free(type_of_products(source, self.weight.dtype, self.dtype))
+
+    def plain(self, x: Tensor) -> tuple[Tensor, Call]:
+        """The sum of the products."""
+        return products(x.detach(), self.weight.detach(), self.dtype), self._summing
+
+    @property
+    def _summing(self) -> Call:
+        return Call(self.operation, self.dims, self.keepdim, self.dtype, self.dtype, self.shard_dim)
+
+
+@dataclass(frozen=True)
+class SegmentCall(Call):
+    """A call that reduces segments of the dim that is cut; `offsets` are of the global tensor."""
+
+    offsets: Tensor | None = None
+
+    @classmethod
+    def read(cls, operation: Operation, x: Any, dim: Any, keepdim: Any, dtype: Any, shard_dim: Any, offsets: Any):
+        title = operation.title
+        expect_tensors(title, x=x, offsets=offsets)
+        metas = (torch.empty_like(one, device="meta") for one in (x, offsets))
+        probe = getattr(_ops, title)(*metas, dim, dtype=dtype)
+        call = cls(operation, [dim % x.dim()], keepdim, dtype, probe.dtype, dim % x.dim(), offsets)
+        call.refuse_gradients("x", x)
+        return x, call
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._of(x, self.offsets)
+
+    def _of(self, x: Tensor, offsets: Tensor) -> Tensor:
+        return getattr(_ops, self.title)(x, offsets, self.shard_dim, dtype=self.given)
+
+    def facts(self, x: Tensor, order: list[int], group: Any) -> dict[str, Any]:
+        told = hashlib.sha256(self.offsets.to("cpu", torch.int64).numpy().tobytes()).hexdigest()[:16]
+        return super().facts(x, order, group) | {"offsets": f"{self.offsets.numel()} of the digest {told}"}
+
+    def is_free(self, source: torch.dtype) -> bool:
+        return False
+
+    def join_shards(self, x: Tensor, sizes: tuple[int, ...], order: list[int], group: Any) -> Tensor:
+        """Each rank reduces the segments that it holds; those that a cut crosses are reduced as sharded tensors are."""
+        dim, (_, rank) = self.shard_dim, place(self.title, group)
+        starts = list(accumulate(sizes, initial=0))
+        owned, crossing = self._found(starts)
+        segments = self.offsets.numel() - 1
+        local = self._of(x, self.offsets.to(torch.int64).clamp(starts[rank], starts[rank + 1]) - starts[rank])
+        if segments == 0:
+            return local
+        counts = [last - first for first, last in owned]
+        size = local.numel() // segments
+        mine = local.movedim(dim, 0)[slice(*owned[rank])].reshape(-1)
+        gathered = gather(mine, [count * size for count in counts], group) if max(counts) else mine
+
+        kept = [n for d, n in enumerate(x.shape) if d != dim]
+        pieces = list(gathered.view(-1, *kept).split(counts))
+        call = Call(self.operation, [dim], False, self.given, self.dtype, dim)
+        shards = []
+        for first, last in crossing.values():
+            cuts = [min(max(start, first), last) for start in starts]
+            length = cuts[rank + 1] - cuts[rank]
+            part = x.narrow(dim, cuts[rank] - starts[rank] if length else 0, length)
+            shards.append(Shards(part, call, tuple(b - a for a, b in pairwise(cuts)), [dim], group, by_outputs=False))
+        joined = join_many(shards) if shards else []
+        for at, one, total in zip(crossing, shards, joined, strict=True):
+            pieces[at] = torch.cat([pieces[at], one.result(total)[None]])
+        return torch.cat(pieces).movedim(0, dim).contiguous()
+
+    def _found(self, starts: list[int]) -> tuple[list[tuple[int, int]], dict[int, tuple[int, int]]]:
+        """The segments that each rank holds, from the first to before the last. And the elements of each segment that a
+        cut crosses, alike, by the rank after whose own segments it comes. The host waits for these numbers."""
+        if traced(self.offsets):
+            raise NotImplementedError(
+                f"{self.title}(): where a dim is cut, the host reads the offsets, which a compiled graph cannot do: "
+                "call it outside of torch.compile, as by torch.compiler.disable"
+            )
+        offsets = self.offsets.to(torch.int64)
+        segments = offsets.numel() - 1
+        cuts = numbers(starts[1:-1], offsets)
+        before = torch.searchsorted(offsets[1:], cuts, right=True)  # segments that end before the cut, or at it
+        begun = torch.searchsorted(offsets[:-1], cuts)
+        first, last = (offsets[(before + end).clamp(max=segments)] for end in (0, 1))
+        right = (offsets.diff() >= 0).all() & (offsets[0] >= 0) & (offsets[-1] <= starts[-1])
+        *told, right = torch.cat([before, begun, first, last, right.view(1)]).tolist()
+        if not right:
+            raise RuntimeError(f"{self.title}(): 'offsets' must ascend, from 0 to at most {starts[-1]}")
+        before, begun, first, last = (told[len(cuts) * k : len(cuts) * (k + 1)] for k in range(4))
+        begins = [0, *map(max, before, begun)]
+        owned = [(begin, max(begin, end)) for begin, end in zip(begins, [*before, segments], strict=True)]
+        crossing, seen = {}, -1
+        for at, segment in enumerate(before):
+            if begun[at] > segment > seen:
+                crossing[at], seen = (first[at], last[at]), segment
+        return owned, crossing
+
+
+# What has another call than the operators of OPERATIONS, by the name of its function.
+KINDS = {
+    operation.title: (kind, operation)
+    for kind, operation in (
+        (VarianceCall, Operation("_var_mean", "var_mean")),
+        (VarianceCall, Operation("_var_mean", "var")),
+        (VarianceCall, Operation("_var_mean", "std")),
+        (WeightedCall, Operation("sum", "weighted_sum")),  # of the products
+        (WeightedCall, Operation("sum", "dot")),
+        (SegmentCall, replace(OPERATIONS["sum"], title="segment_sum")),
+        (SegmentCall, replace(OPERATIONS["mean"], title="segment_mean")),
+    )
+}
+
+
+def expect_tensors(title: str, **given: Any) -> None:
+    """Raises an error unless all are tensors on one device."""
+    for argument, tensor in given.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{title}(): '{argument}' must be a Tensor, not {type(tensor).__name__}")
+    (_, first), (argument, second) = given.items()
+    if first.device != second.device:
+        raise RuntimeError(f"{title}(): '{argument}' must be on {first.device} as 'x', but is on {second.device}")
+
+
+def type_of_products(x: torch.dtype, weight: torch.dtype, result: torch.dtype) -> torch.dtype:
+    """The type P of docs/order.md."""
+    if not (is_inexact(x) or is_inexact(weight)):
+        return torch.float64 if is_inexact(result) else torch.int64
+    return torch.float64 if torch.float64 in (x, weight, result) else torch.float32
+
+
+def products(x: Tensor, weight: Tensor, result: torch.dtype) -> Tensor:
+    """The products, of which the sum is a weighted sum with a result of that dtype."""
+    type = type_of_products(x.dtype, weight.dtype, result)
+    return x.to(type) * weight.to(type)
+
+
+def reduce_shards(
+    kind: type[Call],
+    operation: Operation,
+    x: Any,
+    dim: Any,
+    keepdim: Any,
+    dtype: Any,
+    group: Any,
+    shard_dim: Any,
+    sizes: Any,
+    **more: Any,
+) -> Any:
+    title = operation.title
+    world, rank = place(title, group)
+    call = error = None
+    try:
+        x, call = kind.read(operation, x, dim, keepdim, dtype, shard_dim, **more)
+        if sizes is not None:
+            check_sizes(title, sizes, world, rank, x.shape[call.shard_dim])
+        if call.shard_dim in call.dims and world > 1:
+            check_device(title, "x", x.device, group)
+    except Exception as raised:
+        if sizes is not None or world == 1:
+            raise
+        error = raised
+    if error is None and (world == 1 or call.shard_dim not in call.dims):
+        return call(x)
+    free = error is None and call.is_free(x.dtype)
+    order = None if error else [] if free else order_of(x, call)
+    if sizes is None:
+        facts = None if error else call.facts(x, order, group)
+        size = 0 if error else x.shape[call.shard_dim]
+        device = x.device if isinstance(x, Tensor) else torch.get_default_device()
+        sizes, order = agree(title, facts, error, size, group, device)
+    shape = list(x.shape)
+    shape[call.shard_dim] = sum(sizes)
+    x, call = call.plain(x)
+    if 0 in shape:
+        return call(x.new_empty(shape))
+    if free:
+        outputs = product(n for d, n in enumerate(shape) if d not in call.dims)
+        total = join_freely(own_nodes(x, call), outputs, [size > 0 for size in sizes], call, group)
+        return call.result(total, product(shape) // outputs, shape)
+    return call.join_shards(laid_out(x, call.dims, order), tuple(map(int, sizes)), order, group)
+
+
+def check_sizes(name: str, sizes: Sequence[int], world: int, rank: int, size: int) -> None:
+    if len(sizes) != world or min(sizes) < 0:
+        raise ValueError(f"{name}(): 'sizes' must be {world} sizes, one a rank, none negative, not {list(sizes)}")
+    if sizes[rank] != size:
+        raise ValueError(f"{name}(): 'sizes' says that rank {rank} has {sizes[rank]} along 'shard_dim', not {size}")
+
+
+def slowest_first(strides: Sequence[int], dims: Sequence[int]) -> list[int]:
+    """Dims in the contract's order."""
+    return sorted(dims, key=lambda d: (strides[d] != 0, -strides[d], d))
+
+
+def order_of(x: Tensor, call: Call) -> list[int]:
+    """The reduced dims in the contract's order; of size 1 only the one that is cut is among them."""
+    return slowest_first(x.stride(), [d for d in call.dims if x.shape[d] != 1 or d == call.shard_dim])
+
+
+def laid_out(local: Tensor, reduced: Sequence[int], order: Sequence[int]) -> Tensor:
+    """`local` with the reduced dims in this order in memory: the global tensor's, which shards need not have."""
+    wanted = [d for d in order if local.shape[d] != 1]
+    if slowest_first(local.stride(), sorted(wanted)) == wanted:
+        return local
+    return permuted(local.permute(axes_of(local, reduced, order)).contiguous(), reduced, order)
+
+
+def axes_of(x: Tensor, reduced: Sequence[int], order: Sequence[int]) -> list[int]:
+    """All dims: the kept ones, then the reduced ones in order."""
+    return [d for d in range(x.dim()) if d not in reduced] + [*order] + [d for d in reduced if d not in order]
+
+
+def permuted(x: Tensor, reduced: Sequence[int], order: Sequence[int]) -> Tensor:
+    """A tensor whose dims stand as axes_of says, as a view in which they stand as they were."""
+    axes = axes_of(x, reduced, order)
+    return x.permute([axes.index(d) for d in range(x.dim())])
+
+
+class Shards:
+    """A call whose global tensor is not empty, as one rank sees it."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        call: Call,
+        sizes: tuple[int, ...],
+        order: list[int],
+        group: Any,
+        by_outputs: bool | None = None,
+    ):
+        _, self.rank = place(call.title, group)
+        self.call, self.group, self.shape = call, group, x.shape
+        self.kept = [d for d in range(x.dim()) if d not in call.dims]
+        at = order.index(call.shard_dim)
+        outer, inner, self.outputs = (
+            product(int(x.shape[d]) for d in dims) for dims in (order[:at], order[at + 1 :], self.kept)
+        )
+        self.accumulator = call.accumulator(x.dtype)
+        item, node = x.itemsize, call.width * self.accumulator.itemsize
+        self.plan = plan_of(sizes, outer, inner, self.outputs, item, node, call.operation.whole or by_outputs)
+        self.length = sum(sizes) * outer * inner
+        # (kept dims, the elements of an output in the contract's order)
+        self.local = x.permute(self.kept + order + [d for d in call.dims if d not in order])
+        self._matrix = None
+
+    def result(self, total: Tensor) -> Tensor:
+        """The result of the call, of last nodes."""
+        return self.call.result(total, self.length, self.shape)
+
+    # Where each rank keeps the chunks that begin in it: only the elements of a chunk that another rank begins are sent,
+    # to that rank.
+
+    @cached_property
+    def exchanges(self) -> bool:
+        return self.plan.starts != self.plan.bounds
+
+    def sent(self) -> list[Tensor]:
+        """What each rank is to get."""
+        held, wanted, end = self._spans()
+        common = [overlap(held[self.rank], w) if r != self.rank else (end, end) for r, w in enumerate(wanted)]
+        return [self._elements(first, last).reshape(self.outputs, -1) for first, last in common]
+
+    def received(self) -> list[int]:
+        """How many elements each rank sends here."""
+        held, wanted, _ = self._spans()
+        common = [overlap(h, wanted[self.rank]) if r != self.rank else (0, 0) for r, h in enumerate(held)]
+        return [(last - first) * self.outputs for first, last in common]
+
+    def nodes(self, blocks: Sequence[Tensor]) -> list[Tensor]:
+        """This rank's nodes, with what it has received: a flat tensor a node."""
+        return [self.call.node(part, dims, self.accumulator) for part, dims in self.parts(blocks)]
+
+    def parts(self, blocks: Sequence[Tensor]) -> list[tuple[Tensor, list[int]]]:
+        """The elements of each of these nodes, and the dims over which they are reduced."""
+        plan = self.plan
+        start, end = plan.starts[self.rank], plan.starts[self.rank + 1]
+        joined = None
+        if blocks and plan.bounds[self.rank + 1] > max(end, plan.bounds[self.rank]):
+            own = self._elements(plan.runs[self.rank][-1][0] * CHUNK, end).reshape(self.outputs, -1)
+            joined = torch.cat([own] + [block.reshape(self.outputs, -1) for block in blocks], 1)
+        parts = []
+        for first, last in plan.runs[self.rank]:
+            for level, index in cover(first, last, plan.chunks):
+                a = (index << level) * CHUNK
+                b = min(a + (CHUNK << level), plan.length)
+                if b > end:
+                    parts.append((joined, [1]))
+                elif (a, b) == (start, end):
+                    parts.append((self.local, list(range(len(self.kept), self.local.dim()))))
+                else:
+                    parts.append((self._elements(a, b), [len(self.kept)]))
+        return parts
+
+    def _spans(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int]:
+        """The elements that each rank holds, those that it adds, and where this rank's end."""
+        held, wanted = list(pairwise(self.plan.starts)), list(pairwise(self.plan.bounds))
+        return held, wanted, self.plan.starts[self.rank + 1]
+
+    def _elements(self, first: int, last: int) -> Tensor:
+        if self._matrix is None:  # a copy, where the reduced dims are not neighbours in memory
+            self._matrix = self.local.flatten(len(self.kept))
+        start = self.plan.starts[self.rank]
+        return self._matrix[..., first - start : last - start]
+
+
+def join_shards(x: Tensor, call: Call, sizes: tuple[int, ...], order: list[int], group: Any) -> Tensor:
+    """The result of a call whose global tensor is not empty."""
+    shards = Shards(x, call, sizes, order, group)
+    plan, outputs = shards.plan, shards.outputs
+    if plan.realigns:
+        blocks = exchange_parts(shards.sent(), shards.received(), group) if shards.exchanges else ()
+        values = shards.nodes(blocks)
+    else:
+        matrix = shards.local.flatten(len(shards.kept)).reshape(outputs, -1)
+        values = values_elsewhere(matrix, plan, shards.rank, call, shards.accumulator, group)
+    mine = torch.cat(values) if values else x.new_empty(0, dtype=shards.accumulator)
+    gathered = gather(mine, [count * call.width for count in plan.counts], group)
+    if not plan.by_outputs:
+        gathered = join(gathered.view(-1, outputs * call.width), plan.joins, call.operation.join)
+    return shards.result(gathered)
+
+
+def own_nodes(x: Tensor, call: Call) -> Tensor:
+    """One node an output, of all elements that this rank has: nothing, if it has none. No order of them shows."""
+    accumulator = call.accumulator(x.dtype)
+    if 0 in x.shape:
+        return x.new_empty(0, dtype=accumulator)
+    return call.node(x, call.dims, accumulator)
+
+
+def join_freely(mine: Tensor, outputs: int, held: Sequence[bool], call: Call, group: Any) -> Tensor:
+    """The nodes of all ranks that hold elements, as one an output, on every rank: no order of them shows.
+
+    They are sent to all, or each rank joins a part of the outputs: whatever sends less.
+    """
+    world = len(held)
+    if outputs < world or world == 2:
+        return call.join(gather(mine, [outputs if has else 0 for has in held], group).view(-1, outputs))
+    _, rank = place(call.title, group)
+    counts = [b - a for a, b in pairwise(even(outputs, world))]
+    parts = mine.split(counts) if held[rank] else [mine] * world
+    received = exchange_parts(parts, [counts[rank] if has else 0 for has in held], group)
+    return gather(call.join(torch.cat(received).view(-1, counts[rank])), counts, group)
+
+
+def join_many(all_shards: list[Shards]) -> Tensor:
+    """(calls, outputs): the last nodes of several calls, which differ in sizes and data alone, in two messages.
+
+    Their shards are realigned.
+    """
+    one = all_shards[0]
+    group, world, outputs = one.group, one.plan.world, one.outputs
+    blocks: list[Sequence[Tensor]] = [()] * len(all_shards)
+    exchanging = [i for i, shards in enumerate(all_shards) if shards.exchanges]
+    if exchanging:
+        sent = [all_shards[i].sent() for i in exchanging]
+        counts = [all_shards[i].received() for i in exchanging]
+        parts = [torch.cat([of_one[r].reshape(-1) for of_one in sent]) for r in range(world)]
+        received = exchange_parts(parts, [sum(of_one[r] for of_one in counts) for r in range(world)], group)
+        split = [block.split([of_one[r] for of_one in counts]) for r, block in enumerate(received)]
+        for k, i in enumerate(exchanging):
+            blocks[i] = [of_rank[k] for of_rank in split]
+    parts = [part for shards, some in zip(all_shards, blocks, strict=True) for part in shards.parts(some)]
+    mine = one.call.nodes_of_all(parts, outputs, one.accumulator, one.local.device)
+    counts = [sum(shards.plan.counts[r] for shards in all_shards) for r in range(world)]
+    table = gather(mine, counts, group).view(-1, outputs)
+    joins, last = merged(tuple(shards.plan for shards in all_shards))
+    whole = join_table(table, joins, one.call.operation.join)
+    return whole.index_select(0, numbers(last, whole))
+
+
+def values_elsewhere(matrix, plan, rank, call, accumulator, group) -> list[Tensor]:
+    """The nodes of this rank, where every element is sent to the rank that adds it. `matrix` is (outputs, elements)."""
+    parts = []
+    for (top, bottom), (first, last) in plan.shares:
+        a, b = plan.before(rank, first), plan.before(rank, last)
+        parts.append(matrix[top:bottom, a:b])
+    (top, bottom), (first, last) = plan.shares[rank]
+    rows = bottom - top
+    begins = [plan.before(r, first) for r in range(plan.world)]
+    widths = [plan.before(r, last) - begin for r, begin in enumerate(begins)]
+    received = exchange_parts(parts, [rows * width for width in widths], group)
+    if rows == 0 or first == last:
+        return []
+    mine = torch.cat([block.view(rows, width) for block, width in zip(received, widths, strict=True)], 1)
+    if plan.outer > 1:  # the ranks' elements alternate: where is each in `mine`?
+        places = torch.arange(first, last, device=mine.device)
+        block, place = places // plan.row, places % plan.row
+        starts = numbers(plan.starts[:-1], mine)
+        owner = torch.searchsorted(starts, place, right=True) - 1
+        held = numbers([size * plan.inner for size in plan.sizes], mine)
+        shift = [at - begin for at, begin in zip(accumulate([0] + widths[:-1]), begins, strict=True)]
+        shift = numbers(shift, mine)
+        mine = mine.index_select(1, block * held[owner] + place - starts[owner] + shift[owner])
+    values = []
+    for level, index in plan.nodes[rank]:
+        a = (index << level) * CHUNK - first
+        values.append(call.node(mine[:, a : a + (CHUNK << level)], [1], accumulator))
+    return values
+
+
+def join(table: Tensor, joins: list[tuple[list[int], list[int]]], operator: str = "sum") -> Tensor:
+    """(nodes, outputs) -> (outputs,): all nodes joined by an operator in the order of `joins`."""
+    return join_table(table, joins, operator)[-1] if joins else table[0]
+
+
+def join_table(table: Tensor, joins: list[tuple[list[int], list[int]]], operator: str) -> Tensor:
+    """The table and what the joins append to it, a row each."""
+    rows = [row for step in joins for side in step for row in side]
+    if not rows:
+        return table
+    places = numbers(rows, table)
+    whole = torch.cat([table, table.new_empty(len(rows) // 2, table.shape[1])])
+    used, made = 0, len(table)
+    for left, _ in joins:
+        count = len(left)
+        pairs = whole.index_select(0, places[used : used + 2 * count]).view(2, count, -1)
+        getattr(_ops, operator)(pairs, [0], dtype=table.dtype, out=whole[made : made + count])
+        used, made = used + 2 * count, made + count
+    return whole
