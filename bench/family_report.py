@@ -119,7 +119,7 @@ FUNCTIONS = (
     (
         "var_mean(x, 1)`, `var`, `std",
         "`torch.var_mean`",
-        "variances and means in one pass, in full precision wherever the mean is",
+        "variances and means in one pass, precise also if the mean is far from 0",
         "var var_mean",
     ),
     (

@@ -54,7 +54,7 @@ def _plain(given: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
     _expect("dtype", plain["dtype"], torch.dtype, type(None))
     if not _stands_for_a_tensor(out):
         _expect("out", out, Tensor, type(None))
-    plain["dim"] = _dims(plain["dim"])
+    plain["dim"] = dims(plain["dim"])
     if "ord" in plain:
         plain["ord"] = _number(plain["ord"])
     return plain
@@ -78,7 +78,8 @@ def _number(ord: Any) -> Any:
     raise TypeError(f"'ord' must be a number, not {type(ord).__name__}")
 
 
-def _dims(dim: Any) -> Any:
+def dims(dim: Any) -> Any:
+    """The dims that an argument names: an int, a list of ints, or None."""
     if dim is None:
         return None
     if isinstance(dim, (tuple, list)):

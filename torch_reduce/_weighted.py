@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from . import _arguments
+
 _ops = torch.ops.gpureduce
 
 
@@ -42,9 +44,13 @@ def weighted_sum(
         RuntimeError: shapes that cannot be broadcast, dtypes that cannot be promoted, tensors on two devices, a
             dimension named twice, or a wrong ``out``.
         IndexError: a dimension out of range.
+        TypeError: ``dim`` is neither an int nor several.
         NotImplementedError: complex numbers.
+
+    >>> torch_reduce.weighted_sum(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 10.0]), dim=1)
+    tensor([21., 43.])
     """
-    dim = [dim] if isinstance(dim, int) else dim
+    dim = _arguments.dims(dim)
     if out is None:
         return _ops.weighted_sum.default(input, weight, dim, keepdim, dtype=dtype)
     return _ops.weighted_sum.out(input, weight, dim, keepdim, dtype=dtype, out=out)
@@ -68,6 +74,9 @@ def dot(
     Raises:
         RuntimeError: tensors of other dimensions, sizes or dtypes, or a wrong ``out``.
         NotImplementedError: complex numbers.
+
+    >>> torch_reduce.dot(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+    tensor(11.)
     """
     if out is None:
         return _ops.dot.default(input, other, dtype=dtype)
