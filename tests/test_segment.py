@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -212,6 +213,7 @@ def test_lazy_views(name, device):
     for view in views:
         check(view[:, :1000] if view.size(1) == 1000 else view, offsets[:2] if view.size(1) == 1000 else offsets, -1)
         check(view.t()[:, 1:], offsets[:2], 0)
+    check(x, torch._neg_view(-offsets), -1)
 
 
 @given(st.data())
@@ -333,7 +335,7 @@ def test_out(form, device):
         assert function(x, offsets, out=out) is out
         assert out.stride() == strides
         assert_same_bits(out, wanted)
-    own, late = x.clone(), ends([0, 0, 0, 6905], device=device)  # results of no elements are written before these are read
+    own, late = x.clone(), ends([0, 0, 0, 6905], device=device)  # to the first elements results are written early
     wanted_late = operator(x, late)
     function(own, late, out=own[:4])
     assert_same_bits(own[:4], wanted_late)
@@ -609,6 +611,11 @@ def test_gradients_of_other_results(device):
         assert gradcheck(
             lambda x, target=target: OPS.segment_sum(x, offsets, dtype=dtype_of(target)), leaf((5,), source, device)
         )
+    x, given = leaf((5,), "float32", device), torch.tensor([1 + 2j, 3 + 4j], device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # such as of an imaginary part that is discarded
+        (grad,) = torch.autograd.grad(OPS.segment_sum(x, offsets, dtype=torch.complex64), x, given)
+    assert grad.tolist() == [1, 1, 3, 3, 0]
     x = leaf((5,), "bfloat16", device)
     (grad,) = torch.autograd.grad(OPS.segment_sum(x, offsets, dtype=torch.float32).sum(), x)
     assert grad.dtype == torch.bfloat16 and grad.tolist() == [1, 1, 1, 1, 0]
