@@ -202,6 +202,13 @@ def test_special_numbers(device):
     assert_same_bits(OPS.segment_mean(x, offsets)[1], torch.tensor(nan, device=device))
 
 
+@pytest.mark.parametrize("name", ["float32", "complex64", "bfloat16"])
+def test_means_of_no_data(name, device):
+    """NaN, both parts of complex ones, also where there is no element at all."""
+    result = OPS.segment_mean(data((0, 2), name, device=device), ends([0, 0], device=device))
+    assert (torch.view_as_real(result) if result.is_complex() else result).isnan().all() and result.shape == (2, 2)
+
+
 @pytest.mark.parametrize("name", ["float32", "complex64", "complex128", "int32"])
 def test_lazy_views(name, device):
     """Negated and conjugated views are read as such; parts of complex numbers too."""

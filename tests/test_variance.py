@@ -191,6 +191,10 @@ def test_refused(device):
     wrong = torch.empty(1, dtype=torch.float64, device=device)
     with pytest.raises(RuntimeError, match="Expected out tensor to have dtype"):
         torch_reduce.var(x, out=wrong)
+    with pytest.raises(RuntimeError, match="Expected out tensor to have device"):
+        torch_reduce.std(x, out=torch.empty((), device="meta"))
+    with pytest.raises(RuntimeError, match="correction: expected a real number"):
+        torch_reduce.var(x, correction=1j)
     with pytest.raises(RuntimeError, match="out="):
         torch_reduce.var(x.clone().requires_grad_(), out=torch.empty((), device=device))
 
@@ -255,6 +259,24 @@ def test_gradients(function, device):
         call = functools.partial(operator, dim=dim, correction=correction, keepdim=keepdim)
         assert gradcheck(call, (x,), check_forward_ad=True, check_batched_grad=True)
         assert gradgradcheck(call, (x,))
+
+
+@pytest.mark.parametrize("name", ["float8_e5m2", "float8_e4m3fn"])
+def test_gradients_of_float8(name, device):
+    """Those of the same numbers in float32, rounded."""
+    small = data((3, 50), name, seed=96, device=device).requires_grad_()
+    wide = small.detach().float().requires_grad_()
+    for function in (torch_reduce.var, torch_reduce.std):
+        (grad,), (wanted,) = (torch.autograd.grad(function(x, 1).sum(), x) for x in (small, wide))
+        assert_same_bits(grad, wanted.to(dtype_of(name)))
+
+
+def test_vmap_of_scalars(device):
+    """A batch of scalars has a batch of results, with and without keepdim."""
+    x = data((5,), "float32", seed=97, device=device)
+    for keepdim in (False, True):
+        for result in torch.vmap(lambda x, k=keepdim: torch_reduce.var_mean(x, correction=0, keepdim=k))(x):
+            assert result.shape == (5,)
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
