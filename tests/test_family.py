@@ -458,6 +458,15 @@ def test_gradients_are_torchs(op, name, device):
         torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True)
 
 
+def test_gradients_of_half_products(device):
+    """The products of the other elements are taken in float32: half of them may be beyond float16."""
+    x = torch.tensor([300.0, 400.0, 2.0**-10, 3.0], dtype=torch.float16, device=device).requires_grad_()
+    wide = x.detach().float().requires_grad_()
+    (grad,), (wanted,) = (torch.autograd.grad(torch_reduce.prod(each), each) for each in (x, wide))
+    torch.testing.assert_close(grad[2:], wanted[2:].half())
+    assert grad.isfinite().tolist() == wanted.half().isfinite().tolist()
+
+
 def test_gradients_of_products_with_zeros(device):
     """Second derivatives where factors are zero: those of the product of all others."""
     x = leaf(2, 4, device=device).detach()

@@ -612,6 +612,25 @@ def test_gradgradcheck(shapes, device):
     )
 
 
+def test_gradient_of_a_float8_result(device):
+    """torch multiplies no float8; the gradient has the digits of the result's."""
+    x, w = data((7, 3), "float32", 1, device).requires_grad_(), data((7, 3), "float32", 2, device)
+    y = OP(x, w, 0, dtype=torch.float8_e5m2)
+    given = torch.tensor([1.0, -0.5, 4.0], device=device)
+    (grad,) = torch.autograd.grad(y, x, given.to(torch.float8_e5m2))
+    assert_same_bits(grad, given * w)
+
+
+def test_one_gradient_is_asked_for(device):
+    """Only what a pass wants is computed."""
+    x, w = (data((7, 3), "float32", seed, device).requires_grad_() for seed in (1, 2))
+    for asked, products in (((x,), 1), ((w,), 1), ((x, w), 2)):
+        y = OP(x, w, 0).sum()
+        with Calls() as calls:
+            torch.autograd.grad(y, asked)
+        assert calls.names.count("mul.Tensor") == products
+
+
 def test_gradients_have_fixed_bits(device):
     """The gradient of a broadcast input is a weighted sum of the other one, with the contract's bits."""
     x, w = data((900, 70), "float32", 1, device), data((70,), "float32", 2, device).requires_grad_()
