@@ -62,7 +62,7 @@ at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& given, const at
   } else if constexpr (op == Operation::nansum) {
     return grad * self.isnan().logical_not();
   } else if constexpr (op == Operation::_logsumexp) {
-    return grad * (self - norm.masked_fill(norm.abs() == INFINITY, 0)).exp();
+    return grad * (self - norm).exp();
   } else if constexpr (op == Operation::_amax || op == Operation::_amin) {
     const at::Tensor mask = self.eq(norm);
     return dims.empty() ? grad * mask : grad * mask / mask.sum(dims, /*keepdim=*/true);

@@ -3,6 +3,7 @@
 // ours off it again brings back exactly the original one.
 #include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtilsMulti.h>
+#include <ATen/native/Resize.h>
 #include <torch/library.h>
 
 #include <ATen/ops/all_cpu_dispatch.h>
@@ -10,11 +11,17 @@
 #include <ATen/ops/amin_cpu_dispatch.h>
 #include <ATen/ops/any_cpu_dispatch.h>
 #include <ATen/ops/count_nonzero_cpu_dispatch.h>
+#include <ATen/ops/dot_cpu_dispatch.h>
 #include <ATen/ops/linalg_vector_norm_cpu_dispatch.h>
+#include <ATen/ops/logsumexp_compositeexplicitautograd_dispatch.h>
 #include <ATen/ops/mean_cpu_dispatch.h>
 #include <ATen/ops/nansum_cpu_dispatch.h>
 #include <ATen/ops/prod_cpu_dispatch.h>
+#include <ATen/ops/std_cpu_dispatch.h>
+#include <ATen/ops/std_mean_cpu_dispatch.h>
 #include <ATen/ops/sum_cpu_dispatch.h>
+#include <ATen/ops/var_cpu_dispatch.h>
+#include <ATen/ops/var_mean_cpu_dispatch.h>
 
 #ifdef GPUREDUCE_WITH_CUDA
 #include <ATen/ops/all_cuda_dispatch.h>
@@ -22,11 +29,16 @@
 #include <ATen/ops/amin_cuda_dispatch.h>
 #include <ATen/ops/any_cuda_dispatch.h>
 #include <ATen/ops/count_nonzero_cuda_dispatch.h>
+#include <ATen/ops/dot_cuda_dispatch.h>
 #include <ATen/ops/linalg_vector_norm_cuda_dispatch.h>
 #include <ATen/ops/mean_cuda_dispatch.h>
 #include <ATen/ops/nansum_cuda_dispatch.h>
 #include <ATen/ops/prod_cuda_dispatch.h>
+#include <ATen/ops/std_cuda_dispatch.h>
+#include <ATen/ops/std_mean_cuda_dispatch.h>
 #include <ATen/ops/sum_cuda_dispatch.h>
+#include <ATen/ops/var_cuda_dispatch.h>
+#include <ATen/ops/var_mean_cuda_dispatch.h>
 #endif
 
 #include <map>
@@ -43,42 +55,41 @@ using c10::DispatchKey;
 
 // torch's own kernels of a name, which are called without the dispatcher.
 #ifdef GPUREDUCE_WITH_CUDA
-#define GPUREDUCE_BY_DEVICE(call) \
-  if constexpr (key == DispatchKey::CUDA) return at::cuda::call
+#define GPUREDUCE_CALL(kernel)                                     \
+  if constexpr (key == DispatchKey::CUDA) return at::cuda::kernel; \
+  else return at::cpu::kernel;
 #else
-#define GPUREDUCE_BY_DEVICE(call)
+#define GPUREDUCE_CALL(kernel) return at::cpu::kernel;
 #endif
-#define GPUREDUCE_ORIGINAL(name)                                                    \
-  struct torch_##name {                                                             \
-    template <DispatchKey key, class... Args>                                       \
-    static at::Tensor call(const at::Tensor& self, Args... args) {                  \
-      GPUREDUCE_BY_DEVICE(name(self, args...));                                     \
-      return at::cpu::name(self, args...);                                          \
-    }                                                                               \
-    template <DispatchKey key, class... Args>                                       \
-    static at::Tensor& out(at::Tensor& out, const at::Tensor& self, Args... args) { \
-      GPUREDUCE_BY_DEVICE(name##_out(out, self, args...));                          \
-      return at::cpu::name##_out(out, self, args...);                               \
-    }                                                                               \
-  };
-GPUREDUCE_ORIGINAL(sum)
-GPUREDUCE_ORIGINAL(mean)
-GPUREDUCE_ORIGINAL(nansum)
-GPUREDUCE_ORIGINAL(prod)
-GPUREDUCE_ORIGINAL(amax)
-GPUREDUCE_ORIGINAL(amin)
-GPUREDUCE_ORIGINAL(any)
-GPUREDUCE_ORIGINAL(all)
-GPUREDUCE_ORIGINAL(linalg_vector_norm)
-struct torch_count_nonzero {  // which has no out
-  template <DispatchKey key>
-  static at::Tensor call(const at::Tensor& self, at::IntArrayRef dim) {
-    GPUREDUCE_BY_DEVICE(count_nonzero(self, dim));
-    return at::cpu::count_nonzero(self, dim);
+#define GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)               \
+  template <DispatchKey key, class... Args>                \
+  static auto call(const at::Tensor& self, Args... args) { \
+    GPUREDUCE_CALL(name(self, args...))                    \
   }
-};
+#define GPUREDUCE_ORIGINAL(name)                                                  \
+  GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)                                            \
+  template <DispatchKey key, class... Args>                                       \
+  static at::Tensor& out(at::Tensor& out, const at::Tensor& self, Args... args) { \
+    GPUREDUCE_CALL(name##_out(out, self, args...))                                \
+  }
+struct torch_sum { GPUREDUCE_ORIGINAL(sum) };
+struct torch_mean { GPUREDUCE_ORIGINAL(mean) };
+struct torch_nansum { GPUREDUCE_ORIGINAL(nansum) };
+struct torch_prod { GPUREDUCE_ORIGINAL(prod) };
+struct torch_amax { GPUREDUCE_ORIGINAL(amax) };
+struct torch_amin { GPUREDUCE_ORIGINAL(amin) };
+struct torch_any { GPUREDUCE_ORIGINAL(any) };
+struct torch_all { GPUREDUCE_ORIGINAL(all) };
+struct torch_linalg_vector_norm { GPUREDUCE_ORIGINAL(linalg_vector_norm) };
+struct torch_var { GPUREDUCE_ORIGINAL(var) };
+struct torch_std { GPUREDUCE_ORIGINAL(std) };
+struct torch_count_nonzero { GPUREDUCE_ORIGINAL_WITHOUT_OUT(count_nonzero) };
+struct torch_var_mean { GPUREDUCE_ORIGINAL_WITHOUT_OUT(var_mean) };
+struct torch_std_mean { GPUREDUCE_ORIGINAL_WITHOUT_OUT(std_mean) };
+struct torch_dot { GPUREDUCE_ORIGINAL_WITHOUT_OUT(dot) };
 #undef GPUREDUCE_ORIGINAL
-#undef GPUREDUCE_BY_DEVICE
+#undef GPUREDUCE_ORIGINAL_WITHOUT_OUT
+#undef GPUREDUCE_CALL
 
 // The dtypes that both libraries reduce. torch does not sum float8, so there is no result dtype that ours could take over.
 bool is_common(at::ScalarType type) {
@@ -112,6 +123,7 @@ bool is_taken(const at::Tensor& self, OptionalDtype dtype) {
   constexpr bool kReal = row.typing == Typing::same || row.typing == Typing::real || row.combine == Combine::product;
   if (kReal && (at::isComplexType(type) || (dtype && at::isComplexType(*dtype)))) return false;
   if (row.typing == Typing::same && self.numel() == 0) return false;
+  if (row.typing == Typing::log && (!at::isFloatingType(type) || self.numel() == 0)) return false;
   if (row.typing == Typing::real && at::isFloatingType(type) && dtype && !at::isFloatingType(*dtype)) return false;
   if (row.typing == Typing::mean || row.typing == Typing::norm) {
     if (!at::isFloatingType(type) && !at::isComplexType(type)) return false;
@@ -157,16 +169,19 @@ struct Kernels {
     return reduce_out<op, key>(self, dim, keepdim, dtype, out,
                                [&]() -> at::Tensor& { return Torch::template out<key>(out, self, dim, keepdim, dtype); });
   }
-  // dims, keepdim
+  // dims, keepdim; those dims that may be None reduce nothing if they are empty
   template <class Dims>
   static at::Tensor plain(const at::Tensor& self, Dims dim, bool keepdim) {
-    return reduce<op, key>(self, dim, keepdim, {}, [&] { return Torch::template call<key>(self, dim, keepdim); });
+    const auto otherwise = [&] { return Torch::template call<key>(self, dim, keepdim); };
+    return is_nothing(dim) ? otherwise() : reduce<op, key>(self, dim, keepdim, {}, otherwise);
   }
   template <class Dims>
   static at::Tensor& plain_out(const at::Tensor& self, Dims dim, bool keepdim, at::Tensor& out) {
-    return reduce_out<op, key>(self, dim, keepdim, {}, out,
-                               [&]() -> at::Tensor& { return Torch::template out<key>(out, self, dim, keepdim); });
+    const auto otherwise = [&]() -> at::Tensor& { return Torch::template out<key>(out, self, dim, keepdim); };
+    return is_nothing(dim) ? otherwise() : reduce_out<op, key>(self, dim, keepdim, {}, out, otherwise);
   }
+  static bool is_nothing(at::IntArrayRef) { return false; }
+  static bool is_nothing(OptionalDims dim) { return dim.has_value() && dim->empty(); }
   // one dim, keepdim
   static at::Tensor one(const at::Tensor& self, int64_t dim, bool keepdim) {
     return reduce<op, key>(self, dim, keepdim, {}, [&] { return Torch::template call<key>(self, dim, keepdim); });
@@ -241,6 +256,74 @@ struct Count {
   }
 };
 
+// torch's kernel is one for all devices, and refuses a list of no dims.
+template <DispatchKey key>
+struct Logarithm {
+  static constexpr Operation op = Operation::_logsumexp;
+  static at::Tensor dims(const at::Tensor& self, at::IntArrayRef dim, bool keepdim) {
+    const auto otherwise = [&] { return at::compositeexplicitautograd::logsumexp(self, dim, keepdim); };
+    return dim.empty() ? otherwise() : reduce<op, key>(self, dim, keepdim, {}, otherwise);
+  }
+};
+
+// Variances have an operator with two results. torch warns where nothing is left to divide by.
+template <DispatchKey key>
+struct Variance {
+  using Correction = std::optional<at::Scalar>;
+  using Pair = std::tuple<at::Tensor, at::Tensor>;
+
+  static bool is_taken(const at::Tensor& self, OptionalDims dim, const Correction& correction) {
+    const at::ScalarType type = self.scalar_type();
+    if (!is_common(type) || !at::isFloatingType(type) || has_names(self, 0) || self.numel() == 0) return false;
+    if (self.dim() > static_cast<int64_t>(at::dim_bitset_size) || (correction && correction->isComplex())) return false;
+    const DimMask reduce = reduced_dims(dim, self.dim());
+    double count = 1;
+    for (int64_t d = 0; d < self.dim(); ++d)
+      if (reduce[d]) count *= static_cast<double>(self.size(d));
+    return count > number(correction);
+  }
+  static double number(const Correction& correction) { return correction ? correction->toDouble() : 1; }
+  static Pair both(const at::Tensor& self, OptionalDims dim, const Correction& correction, bool root, bool keepdim) {
+    static const auto handle = c10::Dispatcher::singleton()
+                                   .findSchemaOrThrow("gpureduce::_var_mean", "")
+                                   .template typed<Pair(const at::Tensor&, OptionalDims, double, bool, bool)>();
+    return handle.redispatch(c10::DispatchKeySet(key), self, dim, number(correction), root, keepdim);
+  }
+  template <class Torch, bool root>
+  static Pair pair(const at::Tensor& self, OptionalDims dim, const Correction& correction, bool keepdim) {
+    if (!is_taken(self, dim, correction)) return Torch::template call<key>(self, dim, correction, keepdim);
+    return both(self, dim, correction, root, keepdim);
+  }
+  template <class Torch, bool root>
+  static at::Tensor one(const at::Tensor& self, OptionalDims dim, const Correction& correction, bool keepdim) {
+    if (!is_taken(self, dim, correction)) return Torch::template call<key>(self, dim, correction, keepdim);
+    return std::get<0>(both(self, dim, correction, root, keepdim));
+  }
+  template <class Torch, bool root>
+  static at::Tensor& one_out(const at::Tensor& self, OptionalDims dim, const Correction& correction, bool keepdim,
+                             at::Tensor& out) {
+    if (!is_taken(self, dim, correction) || out.scalar_type() != self.scalar_type() || out.device() != self.device() ||
+        out.layout() != at::kStrided || has_names(out, 0) || at::has_internal_overlap(out) == at::MemOverlap::Yes)
+      return Torch::template out<key>(out, self, dim, correction, keepdim);
+    const at::Tensor found = std::get<0>(both(self, dim, correction, root, keepdim));
+    at::native::resize_output(out, found.sizes());
+    return out.copy_(found);
+  }
+};
+
+template <DispatchKey key>
+at::Tensor dot(const at::Tensor& self, const at::Tensor& other) {
+  using Weighted = at::Tensor(const at::Tensor&, const at::Tensor&, OptionalDims, bool, OptionalDtype);
+  static const auto handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow("gpureduce::weighted_sum", "").template typed<Weighted>();
+  const at::ScalarType type = self.scalar_type();
+  const bool taken = is_common(type) && at::isFloatingType(type) && type == other.scalar_type() && self.dim() == 1 &&
+                     self.sizes() == other.sizes() && self.device() == other.device() && !has_names(self, 0) &&
+                     !has_names(other, 0);
+  if (!taken) return torch_dot::call<key>(self, other);
+  return handle.redispatch(c10::DispatchKeySet(key), self, other, std::nullopt, false, type);
+}
+
 template <DispatchKey key>
 void put_sum(torch::Library& m) {
   using K = Kernels<Operation::sum, torch_sum, key>;
@@ -306,8 +389,51 @@ void put_vector_norm(torch::Library& m) {
   m.impl("linalg_vector_norm.out", TORCH_FN(Norm<key>::full_out));
 }
 
+template <DispatchKey key>
+void put_logsumexp(torch::Library& m) {
+  m.impl("logsumexp", TORCH_FN(Logarithm<key>::dims));
+}
+template <DispatchKey key>
+void put_var(torch::Library& m) {
+  m.impl("var.correction", TORCH_FN((Variance<key>::template one<torch_var, false>)));
+  m.impl("var.correction_out", TORCH_FN((Variance<key>::template one_out<torch_var, false>)));
+}
+template <DispatchKey key>
+void put_std(torch::Library& m) {
+  m.impl("std.correction", TORCH_FN((Variance<key>::template one<torch_std, true>)));
+  m.impl("std.correction_out", TORCH_FN((Variance<key>::template one_out<torch_std, true>)));
+}
+template <DispatchKey key>
+void put_var_mean(torch::Library& m) {
+  m.impl("var_mean.correction", TORCH_FN((Variance<key>::template pair<torch_var_mean, false>)));
+}
+template <DispatchKey key>
+void put_std_mean(torch::Library& m) {
+  m.impl("std_mean.correction", TORCH_FN((Variance<key>::template pair<torch_std_mean, true>)));
+}
+template <DispatchKey key>
+void put_dot(torch::Library& m) {
+  m.impl("dot", TORCH_FN(dot<key>));
+}
+
 // What can be replaced, by torch's names for it.
-#define GPUREDUCE_REPLACED(X) X(sum) X(mean) X(nansum) X(prod) X(amax) X(amin) X(any) X(all) X(count_nonzero) X(vector_norm)
+#define GPUREDUCE_REPLACED(X) \
+  X(sum)                      \
+  X(mean)                     \
+  X(nansum)                   \
+  X(prod)                     \
+  X(amax)                     \
+  X(amin)                     \
+  X(any)                      \
+  X(all)                      \
+  X(count_nonzero)            \
+  X(vector_norm)              \
+  X(logsumexp)                \
+  X(var)                      \
+  X(std)                      \
+  X(var_mean)                 \
+  X(std_mean)                 \
+  X(dot)
 
 struct Replaced { void (*on_cpu)(torch::Library&), (*on_cuda)(torch::Library&); };
 

@@ -401,8 +401,10 @@ Tensor& reduce_out_functional(const Tensor& self, const Tensor& weight, Optional
 Tensor dot(const Tensor& self, const Tensor& other, OptionalDtype dtype) {
   TORCH_CHECK(self.dim() == 1 && other.dim() == 1, "1D tensors expected, but got ", self.dim(), "D and ", other.dim(),
               "D tensors");
-  TORCH_CHECK(self.scalar_type() == other.scalar_type() || at::autocast::is_autocast_enabled(self.device().type()),
-              "dot : expected both vectors to have same dtype, but found ", self.scalar_type(), " and ", other.scalar_type());
+  const bool computes = self.is_cuda() || self.is_cpu();  // where autocast may be on
+  TORCH_CHECK(
+      self.scalar_type() == other.scalar_type() || (computes && at::autocast::is_autocast_enabled(self.device().type())),
+      "dot : expected both vectors to have same dtype, but found ", self.scalar_type(), " and ", other.scalar_type());
   const c10::SymInt count = self.sym_size(0), others = other.sym_size(0);
   TORCH_SYM_CHECK(count.sym_eq(others), "inconsistent tensor size, expected tensor [", count, "] and src [", others,
                   "] to have the same number of elements, but got ", count, " and ", others, " elements respectively");

@@ -458,6 +458,16 @@ def test_gradients_are_torchs(op, name, device):
         torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True)
 
 
+def test_gradients_of_infinite_logarithms(device):
+    """torch's, where the result is an infinity: 0 where all elements are, and NaN for the largest ones only if +inf."""
+    inf = math.inf
+    rows = [[-inf, -inf, -inf], [-inf, 1.0, 2.0], [inf, 1.0, -inf], [inf, inf, 0.0]]
+    ours, theirs = (torch.tensor(rows, device=device, requires_grad=True) for _ in range(2))
+    torch_reduce.logsumexp(ours, 1).sum().backward()
+    torch.logsumexp(theirs, 1).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True)
+
+
 def test_gradients_of_half_products(device):
     """The products of the other elements are taken in float32: half of them may be beyond float16."""
     x = torch.tensor([300.0, 400.0, 2.0**-10, 3.0], dtype=torch.float16, device=device).requires_grad_()

@@ -592,6 +592,28 @@ OTHERS = {
         (lambda x, ord=ord: torch.linalg.vector_norm(x, ord, 1), lambda x, ord=ord: torch_reduce.vector_norm(x, ord, 1))
         for ord in (0, 1, 2, 3, float("inf"), -float("inf"))
     ],
+    "logsumexp": [
+        (lambda x: (x / 4096).logsumexp(1), lambda x: torch_reduce.logsumexp(x / 4096, 1)),
+        (lambda x: torch.logsumexp(x.double(), (0, 1), True), lambda x: torch_reduce.logsumexp(x.double(), None, True)),
+    ],
+    "var": [
+        (lambda x: x.var(1), lambda x: torch_reduce.var(x, 1)),
+        (lambda x: x.var(unbiased=False), lambda x: torch_reduce.var(x, correction=0)),
+        (lambda x: torch.var(x, 0, out=x.new_empty(5000)), lambda x: torch_reduce.var(x, 0)),
+        (lambda x: x.half().var(1, correction=2.5), lambda x: torch_reduce.var(x.half(), 1, correction=2.5)),
+    ],
+    "std": [
+        (lambda x: x.std(1), lambda x: torch_reduce.std(x, 1)),
+        (lambda x: torch.std(x, 0, out=x.new_empty(0)), lambda x: torch_reduce.std(x, 0)),
+    ],
+    "var_mean": [(lambda x: torch.cat(torch.var_mean(x, 1)), lambda x: torch.cat(torch_reduce.var_mean(x, 1)))],
+    "std_mean": [
+        (
+            lambda x: torch.cat(torch.std_mean(x, 1)),
+            lambda x: torch.cat([torch_reduce.std(x, 1), torch_reduce.var_mean(x, 1)[1]]),
+        )
+    ],
+    "dot": [(lambda x, k=k: x[k].dot(x[1]), lambda x, k=k: torch_reduce.dot(x[k], x[1])) for k in range(9)],
 }
 
 
@@ -609,7 +631,7 @@ def test_others(name, device):
         assert_same_bits(torchs(x), old)
 
 
-@pytest.mark.parametrize("name", ["mean", "prod", "vector_norm"])
+@pytest.mark.parametrize("name", ["mean", "prod", "vector_norm", "logsumexp", "var", "std", "var_mean", "dot"])
 def test_others_show(name, device):
     """The replacement is seen: torch's own bits are others."""
     x = data((64, 5000), "float32", device=device)
@@ -621,8 +643,9 @@ def test_others_show(name, device):
 def test_others_keep_gradients(device):
     """Autograd stays torch's, on our results."""
     x = data((8, 300), "float32", device=device).requires_grad_()
-    with torch_reduce.replace(["amax", "mean", "vector_norm"], device):
+    with torch_reduce.replace(["amax", "mean", "vector_norm", "logsumexp", "std", "var_mean", "dot"], device):
         result = x.amax(1).sum() + x.mean(1).sum() + torch.linalg.vector_norm(x, 2, 1).sum()
+        result += x.logsumexp(1).sum() + x.std(1).sum() + torch.var_mean(x)[0] + x[0].dot(x[1])
     (gradient,) = torch.autograd.grad(result, x)
     assert gradient.shape == x.shape and gradient.isfinite().all()
 
@@ -638,6 +661,21 @@ def test_others_leave(device):
         lambda: torch.linalg.vector_norm(z.real, 2.5, 1),
         lambda: torch.ones(3, dtype=torch.int32, device=device).mean(),
         lambda: torch.linalg.vector_norm(z.real, 2, 1, dtype=torch.complex64),
+        lambda: torch.all(z, ()),
+        lambda: torch.any(z.real, (), True),
+        lambda: torch.all(z.real, (), out=torch.empty(0, dtype=torch.bool, device=device)),
+        lambda: torch.logsumexp(z, 1),
+        lambda: torch.logsumexp(z.real.int(), 1),
+        lambda: torch.logsumexp(z.real, ()),
+        lambda: torch.logsumexp(empty, 1),
+        lambda: z.var(1),
+        lambda: torch.std(z.real.int(), 1),
+        lambda: torch.var(z.real, 2),
+        lambda: torch.var(z.real, 1, out=torch.empty(3, dtype=torch.float64, device=device)),
+        lambda: z[0].dot(z[1]),
+        lambda: z.real[0].dot(z.real[:, 0]),
+        lambda: z.real[0].dot(z.real[1].double()),
+        lambda: z.real[0].int().dot(z.real[1].int()),
     ]
 
     def outcome(call):
@@ -650,7 +688,19 @@ def test_others_leave(device):
     with torch_reduce.replace([*OTHERS, "sum"], device):
         after = [outcome(call) for call in calls]
     for old, new in zip(before, after, strict=True):
-        assert torch.equal(old, new) if isinstance(old, torch.Tensor) else old == new
+        if isinstance(old, torch.Tensor):
+            assert_same_bits(new, old)
+        else:
+            assert old == new
+
+
+def test_variances_of_too_few_warn(device):
+    """torch's warning, where nothing is left to divide by."""
+    x = torch.ones(3, 4, device=device)
+    with torch_reduce.replace(["var", "std", "var_mean", "std_mean"], device):
+        for call in (torch.var, torch.std, torch.var_mean, torch.std_mean):
+            with pytest.warns(UserWarning, match="degrees of freedom is <= 0"):
+                call(x, 1, correction=4)
 
 
 def test_others_misuse(device):

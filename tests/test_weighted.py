@@ -555,6 +555,8 @@ def test_dot(device):
         assert torch_reduce.dot(x, w, out=out) is out
         assert_same_bits(out, expected(x, w))
     x = torch.ones(3, device=device)
+    with pytest.raises(RuntimeError, match="same dtype"):
+        torch_reduce.dot(x.to("meta"), x.to("meta").double())
     for wrong in ((x.view(1, 3), x), (x, x[0]), (x, x[:1]), (x, x.double())):
         for out in (None, torch.empty((), device=device)):
             with pytest.raises(RuntimeError) as ours:

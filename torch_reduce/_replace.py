@@ -23,6 +23,10 @@ class replace(ContextDecorator):
     ``"any"``, ``"all"``  ``torch.any``, ``torch.all``
     ``"count_nonzero"``   ``torch.count_nonzero`` with dims
     ``"vector_norm"``     ``torch.linalg.vector_norm`` and ``torch.norm`` of the orders that :func:`vector_norm` has
+    ``"logsumexp"``       ``torch.logsumexp`` of floats, without ``out=``
+    ``"var"``, ``"std"``  ``torch.var``, ``torch.std`` of real floats
+    ``"var_mean"``        ``torch.var_mean`` of real floats; and ``"std_mean"`` likewise
+    ``"dot"``             ``torch.dot`` of real floats, without ``out=``
     ====================  ======================================================================
 
     All else is as :class:`replace_torch_sum` says: what is left to the original kernel, what is never reached, that it
