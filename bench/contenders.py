@@ -5,6 +5,7 @@ import contextlib
 import datetime
 import functools
 import hashlib
+import inspect
 import math
 import multiprocessing
 import pathlib
@@ -82,14 +83,15 @@ def _tune_once():
 
     It tunes a kernel by itself, after a pause, so starting early has no part in its choice; and tuning is most of what
     compiling takes. Inductor keeps each choice in a file that is named after the kernel's source: here, it is named
-    after the source without what PDL adds. Where inductor has none of these functions any more, both are tuned.
+    after the source without what PDL adds. Where inductor has these functions no more, or others, both are tuned.
     """
     import torch._inductor.config
     from torch._inductor.runtime import autotune_cache, runtime_utils
 
     torch._inductor.config.compile_threads = 1  # helper processes would look for the files under their old names
     cache = autotune_cache.AutotuneCache
-    if not all(hasattr(cache, name) for name in ("create", "_prepare_key", "_setup_local_cache")):
+    known = all(hasattr(cache, name) for name in ("create", "_prepare_key", "_setup_local_cache"))
+    if not known or list(inspect.signature(cache._setup_local_cache).parameters)[2:] != ["dirname", "cache_key"]:
         print("torch.compile's kernels are tuned twice, with and without PDL: that takes longer", flush=True)
         return
     prepare, set_up = cache._prepare_key, cache._setup_local_cache

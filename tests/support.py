@@ -1,6 +1,7 @@
 """What the tests share: dtypes, data that shows a changed order, the model applied to a tensor, and bit comparison."""
 
 import dataclasses
+import functools
 import importlib.util
 import os
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import threading
 import types
 import unittest
+import warnings
 
 import numpy as np
 import pytest
@@ -366,6 +368,24 @@ def check(tensor, dim=None, keepdim=False, dtype=None, what="", operation=SUM):
     what = what or f"for shape {shape}, strides {strides}, {tensor.dtype}, dim={dim}, keepdim={keepdim}, dtype={dtype}"
     assert_same_bits(result, expected(tensor, dim, keepdim, dtype, operation), what)
     return result
+
+
+# --- what torch's versions differ in ----------------------------------------------------------------------------------
+
+
+@functools.cache
+def operators_warn_in_python():
+    """Whether torch.ops takes warnings to Python's filters: that of torch 2.15 does, and that of 2.11 prints them."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.ops.aten.sum.IntList_out(torch.ones(3, 4), [1], out=torch.zeros(7))
+    return bool(caught)
+
+
+def child_of_runtime_error(kind):
+    """The class that one of ours has where torch's has this: torch 2.15 has NotImplementedError for dtypes that it does
+    not take, which is a child of RuntimeError, where torch 2.11 and we have RuntimeError itself."""
+    return RuntimeError if kind is NotImplementedError else kind
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

@@ -102,9 +102,9 @@ def test_a_broken_file_is_refused(how, choice):
     change, message = BROKEN[how]
     text = stump("splits", 1.5, 0, 1)
     assert change(text) != text
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, RuntimeError), match=message):  # which of both, torch decides
         plan(choice=choice(change(text)))
-    with pytest.raises(ValueError, match="there is no file"):
+    with pytest.raises((ValueError, RuntimeError), match="there is no file"):
         plan(choice="/nowhere/at.all")
 
 

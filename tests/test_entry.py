@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_reduce
-from support import assert_same_bits, data, every_operation
+from support import assert_same_bits, data, every_operation, operators_warn_in_python
 from test_package import PACKAGE, package_copy, run
 from torch_reduce import _library
 
@@ -349,7 +349,8 @@ def test_warnings(way, warning, op, device, always, capfd):
     (ours,) = warned(WAYS[way], op.function, x, **kwargs)
     assert [(w.category, text in str(w.message)) for w in (*theirs, ours)] == [(UserWarning, True)] * 2
     caller = under if way.endswith("mode") else WAYS[way]
-    assert ours.filename == __file__ and ours.lineno in {line for *_, line in caller.__code__.co_lines()}
+    if not (ours.filename == torch._ops.__file__ and operators_warn_in_python()):  # the operator's own line
+        assert ours.filename == __file__ and ours.lineno in {line for *_, line in caller.__code__.co_lines()}
     assert "Warning" not in capfd.readouterr().err
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -360,6 +361,8 @@ def test_warnings(way, warning, op, device, always, capfd):
 @needs_entry
 def test_warning_of_a_call_that_raises(capfd):
     """A call that warns and raises gives both. If the warning is an error as well, it is printed, as torch does."""
+    if operators_warn_in_python():
+        pytest.skip("this torch's operators raise the error that a warning is, before the call can raise its own")
 
     def warns():
         torch.ops.aten.sum.IntList_out(torch.ones(3, 4), [1], out=torch.zeros(7))
@@ -392,6 +395,9 @@ def test_refused_calls_do_not_warn(op, device, always):
 
 def test_operators_warn_in_cpp(op, device, capfd):
     """torch.ops has no way to Python's filters: its warnings go to stderr, for our operators and for aten's."""
+    if operators_warn_in_python():
+        pytest.skip("this torch's operators warn in Python")
+    capfd.readouterr()  # what the probe has printed
     x = torch.ones(3, 4, device=device)
     for operator in (op.operator, op.aten):
         assert not warned(operator, x, [1], out=torch.zeros(7, device=device))

@@ -28,6 +28,7 @@ from support import (
     NORMS,
     POWSUMS,
     assert_same_bits,
+    child_of_runtime_error,
     data,
     dtype_of,
     name_of,
@@ -654,7 +655,7 @@ def test_refused_as_by_torch(call, power, device):
         REFUSED[call](torch.linalg.vector_norm, x, power)
     functions = [torch_reduce.vector_norm] + [torch_reduce.powsum] * math.isfinite(power)
     for ours, place in itertools.product(functions, (device, "meta")):
-        with pytest.raises(type(theirs.value)) as caught:
+        with pytest.raises(child_of_runtime_error(type(theirs.value))) as caught:
             REFUSED[call](ours, x.to(place), power)
         assert words(caught) == words(theirs)
 

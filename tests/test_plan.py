@@ -493,7 +493,7 @@ def test_more_than_2_32_tiles():
 def test_too_many_partial_sums():
     """An output's partial sums are numbered in 32 bits; no memory holds as many."""
     view = view_arguments((1 << 29, 1 << 20), (0, 2), (0, 1), "float32", "float32")
-    with pytest.raises(ValueError, match="too many elements"):
+    with pytest.raises((ValueError, RuntimeError), match="too many elements"):
         torch.ops.gpureduce._plan(*view)
 
 
