@@ -715,6 +715,75 @@ def test_messages_of_clipping(count, world):
         assert sent["all_gather"][1] == 1
 
 
+def of_every_layout(mesh, seed, wide, empty):
+    """Pairs of a tensor and its DTensor, one a layout, of several dtypes; and plain tensors between them."""
+
+    def otherwise(x):
+        """Of which the local tensors do not lie in the order of the global strides."""
+        one = cut(x, mesh, placements)
+        local = one.to_local().t().contiguous().t()
+        return DTensor.from_local(local, mesh, placements, run_check=False, shape=x.shape, stride=x.stride())
+
+    others = mesh.ndim - 1
+    for name in ("float32", "bfloat16", "complex64", "float64")[: 4 if wide else 3]:
+        for k, shape in enumerate([(70, 300), (9000,), (2, 5000), (3,), (1, 1), ()] + [(0, 4)] * empty):
+            x = data(shape, name, seed=10 * seed + k, device=here())
+            yield x, x.clone()
+            yield x, cut(x, mesh, [R] * mesh.ndim)
+            for dim in range(x.dim()):
+                placements = [Shard(dim)] + [R] * others
+                yield x, cut(x, mesh, placements)
+                yield x, cut(x, mesh, [R] * others + [Shard(dim)])
+                if x.dim() == 2:
+                    yield x.t(), cut(x.t(), mesh, placements)
+                    yield x, otherwise(x)
+            if x.dim() and others:
+                yield x, cut(x, mesh, [S0, S0])
+                yield x, cut(x, mesh, [S0, Shard(x.dim() - 1)])
+            if x.dim() and x.is_complex():
+                yield x.conj(), cut(x, mesh, [S0] + [R] * others).conj()
+                yield x.conj().imag, cut(x.conj().imag, mesh, [S0] + [R] * others)
+            part = x if mesh.get_local_rank(0) == 0 else torch.full_like(x, -0.0)
+            yield x, DTensor.from_local(part, mesh, [Partial()] + [R] * others, run_check=False)
+
+
+def total_norms_of_layouts(group, shape):
+    mesh = mesh_of(shape)
+    if not inside(mesh):
+        return
+    for ord in ORDS:
+        for seed, wide in ((0, False), (1, True), (2, False)):  # the same layouts again have other elements
+            pairs = list(of_every_layout(mesh, seed, wide, empty=math.isfinite(ord)))
+            wanted = torch_reduce.get_total_norm([x for x, _ in pairs], ord)
+            assert_same_bits(torch_reduce.get_total_norm([one for _, one in pairs], ord), wanted, f"{ord} {seed}")
+            for x, one in pairs[:: 1 if ord == 2 and not wide else 7]:
+                wanted = torch_reduce.get_total_norm([x], ord)
+                what = f"{ord} {tuple(x.shape)} {x.stride()} {x.dtype} {getattr(one, 'placements', None)}"
+                assert_same_bits(torch_reduce.get_total_norm([one], ord), wanted, what)
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,), (3,), (2, 2)], ids=str)
+def test_total_norms_of_layouts(shape, world):
+    """Of every layout beside every other, and alone; and again, when what the layouts say is known."""
+    world.run(world.size, total_norms_of_layouts, shape)
+
+
+def total_norm_over_two_meshes(group):
+    """Some tensors are on a mesh of two dims, and others on one of its dims, whose ranks are the same group."""
+    mesh = mesh_with(torch.arange(4).view(2, 2), mesh_dim_names=("a", "b"))
+    if inside(mesh):
+        tensors = [data((100 + k, 90), "float32", seed=k, device=here()) for k in range(6)]
+        meshes = [(mesh, [R, S0]), (mesh["b"], [S0])] * 3
+        cuts = [cut(x, *where) for x, where in zip(tensors, meshes, strict=True)]
+        assert_same_bits(torch_reduce.get_total_norm(cuts), torch_reduce.get_total_norm(tensors))
+
+
+def test_messages_over_two_meshes(world):
+    """They are exchanged together."""
+    for sent in world.run(world.size, traffic, total_norm_over_two_meshes)[:4]:
+        assert sent["all_to_all"][1] <= 1 and sent["all_gather"][1] == 1
+
+
 # --- norms of tensors that no rank has all of ------------------------------------------------------------------------
 
 

@@ -10,14 +10,13 @@ _ops = torch.ops.gpureduce
 _INFINITY = float("inf")
 _OPERATORS = {0.0: "_norm_0", 1.0: "_norm_1", 2.0: "_powsum_2", 3.0: "_powsum_3"}
 _OPERATORS |= {_INFINITY: "_norm_inf", -_INFINITY: "_norm_neg_inf"}
+_ACCUMULATORS = dict.fromkeys([torch.float64, torch.complex64, torch.complex128]) | {torch.complex32: torch.complex64}
 _JOINS = {0.0: "sum", 1.0: "sum", 2.0: "_root_2", 3.0: "_root_3"}  # what makes a norm of sums of powers
 
 
-def _accumulator(tensor: Tensor) -> torch.dtype | None:
-    """The dtype= with which a tensor's sum of powers is an accumulator; None: its own."""
-    if tensor.dtype in (torch.float64, torch.complex64, torch.complex128):
-        return None
-    return torch.complex64 if tensor.is_complex() else torch.float32
+def _accumulator(dtype: torch.dtype) -> torch.dtype | None:
+    """The dtype= with which a sum of powers is an accumulator; None: its own."""
+    return _ACCUMULATORS.get(dtype, torch.float32)
 
 
 def _mesh(tensor: Tensor) -> Any:
@@ -25,35 +24,46 @@ def _mesh(tensor: Tensor) -> Any:
     return getattr(tensor, "device_mesh", None)
 
 
-def _side_by_side(results: list[Tensor]) -> Tensor:
-    """Accumulators on the first one's device: in float64 if one is, or else in float32."""
-    wide = any(t.dtype == torch.float64 for t in results)
-    return torch.stack([t.to(results[0].device, torch.float64 if wide else torch.float32) for t in results])
+def _side_by_side(blocks: list[tuple[list[int], Tensor]], device: torch.device) -> Tensor:
+    """Accumulators in the order of their places: in float64 if one is, or else in float32."""
+    if len(blocks) == 1:
+        return blocks[0][1].to(device)
+    wide = any(block.dtype == torch.float64 for _, block in blocks)
+    joined = torch.cat([block.to(device, torch.float64 if wide else torch.float32) for _, block in blocks])
+    places = [place for some, _ in blocks for place in some]
+    if places == sorted(places):
+        return joined
+    return torch.stack([one for _, one in sorted(zip(places, joined.unbind(), strict=True), key=lambda pair: pair[0])])
 
 
 def _accumulators(tensors: list[Tensor], operator: str, ord: float) -> Tensor:
     """An operator's accumulators, one of all elements of each tensor: a sum of powers, or the largest or smallest."""
-    dtypes = [_accumulator(t) for t in tensors]
-    meshes = [_mesh(t) for t in tensors]
-    if ord in _JOINS and len(set(dtypes)) == 1 and not any(meshes):
-        return _ops._powsums(tensors, ord, dtype=dtypes[0])
-    results = [
-        None if mesh else getattr(_ops, operator)(t, dtype=dtype)
-        for t, dtype, mesh in zip(tensors, dtypes, meshes, strict=True)
-    ]
-    if outside := [i for i, t in enumerate(tensors) if _outside(t)]:
-        raise ValueError(
-            f"get_total_norm: this rank is outside of the mesh of tensor {outside[0]}, and has nothing of it: give "
-            "'group' and 'places', so that the ranks of the mesh tell this one"
-        )
-    if any(meshes):
+    cut: list[int] = []
+    plain: dict[torch.dtype | None, list[int]] = {}
+    for i, t in enumerate(tensors):
+        mesh = _mesh(t)
+        if not mesh:
+            plain.setdefault(_accumulator(t.dtype), []).append(i)
+        elif mesh.get_coordinate() is None:
+            raise ValueError(
+                f"get_total_norm: this rank is outside of the mesh of tensor {i}, and has nothing of it: give 'group' "
+                "and 'places', so that the ranks of the mesh tell this one"
+            )
+        else:
+            cut.append(i)
+    blocks = []
+    for dtype, some in plain.items():
+        if ord in _JOINS:
+            blocks.append((some, _ops._powsums([tensors[i] for i in some], ord, dtype=dtype)))
+        else:
+            blocks += [([i], getattr(_ops, operator)(tensors[i], dtype=dtype)[None]) for i in some]
+    if cut:
         from ._dtensor import reduce_all  # which takes long to import
 
-        places = [i for i, mesh in enumerate(meshes) if mesh]
-        cut = reduce_all(operator, [tensors[i] for i in places], [dtypes[i] for i in places])
-        for i, result in zip(places, cut, strict=True):
-            results[i] = result
-    return _side_by_side(results)
+        given = [tensors[i] for i in cut]
+        found = reduce_all(operator, given, [_accumulator(t.dtype) for t in given])
+        blocks += [([cut[i] for i in some], block) for some, block in found]
+    return _side_by_side(blocks, tensors[0].device)
 
 
 def _outside(tensor: Tensor) -> bool:
@@ -84,7 +94,7 @@ def _accumulators_of_all(tensors: list[Tensor | None], places: Any, ord: float, 
         pairs = zip(_read_places(tensors, places), tensors, strict=True)
         held = dict(sorted((k, t) for k, t in pairs if t is not None and not _outside(t)))  # as other ranks of a mesh
         for t in held.values():  # torch's errors, before a rank of a mesh waits for this one
-            getattr(_ops, operator)(torch.ones(1, dtype=t.dtype, device="meta"), dtype=_accumulator(t))
+            getattr(_ops, operator)(torch.ones(1, dtype=t.dtype, device="meta"), dtype=_accumulator(t.dtype))
     except Exception as raised:
         error = raised
     wide = any(t.dtype in (torch.float64, torch.complex128) for t in held.values())

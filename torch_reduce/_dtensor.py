@@ -9,7 +9,7 @@ output, where the tree of additions needs several.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -35,6 +35,7 @@ from ._sharded import (
     join_many,
     join_shards,
     laid_out,
+    lies_in_order,
     own_nodes,
     permuted,
     products,
@@ -381,37 +382,110 @@ def _shards(x: DTensor, call: Any) -> tuple[Any, tuple | None]:
         dim, sizes = _slabs(of_all, shape, found.order, tuple(reduced))
     if sizes is None:
         local, sizes = _to_slabs(local, of_all, shape, dim, call, order, group)
-    if dim not in order:  # of size 1
-        order.insert(0, dim)
+    order = _with_dim(order, dim)
     local = laid_out(local, reduced, order)
     return None, (local, replace(call, shard_dim=dim), tuple(sizes), order, group)
 
 
-def reduce_all(name: str, tensors: Sequence[DTensor], dtypes: Sequence[torch.dtype | None]) -> list[Tensor]:
+def reduce_all(
+    name: str, tensors: Sequence[DTensor], dtypes: Sequence[torch.dtype | None]
+) -> list[tuple[list[int], Tensor]]:
     """The results of an operator that divides by nothing, over all dims of each tensor, on every rank of its mesh.
 
-    Those that are cut alike, and of one dtype, are joined in two messages together.
+    Those that are cut alike, and of one dtype, are joined in two messages together. Such results stand side by side:
+    each block has the places of its tensors.
     """
-    results: list[Any] = [None] * len(tensors)
-    alike: dict[Any, list[tuple[int, Any]]] = {}
+    blocks: list[tuple[list[int], Tensor]] = []
+    bundles: dict[Any, _Bundle] = {}
+    groups: dict[Any, Any] = {}
+    known: dict[_Whole, _Bundle] = {}  # hundreds of tensors have few layouts
     for i, (x, dtype) in enumerate(zip(tensors, dtypes, strict=True)):
-        result = _dtype_of_result(name, x.dtype, dtype, min(x.numel(), 1))
-        call = Call(OPERATIONS[name], list(range(x.dim())), False, dtype, result, -1)
-        results[i], arguments = _shards(_without_partials(x), call)
-        if arguments is None:
-            continue
-        shards = Shards(*arguments)
-        if shards.plan.realigns:
-            key = shards.group, x.dtype, shards.accumulator, result, x.device
-            alike.setdefault(key, []).append((i, shards))
+        local = x._local_tensor
+        whole = _whole(name, x._spec, dtype, local.shape, local.stride(), local.device)
+        bundle, shards = known.get(whole), whole.shards
+        if not whole.ready:
+            alone, arguments = _shards(_without_partials(x), whole.call)
+            if arguments is None:
+                blocks.append(([i], alone[None]))
+                continue
+            local, call, *_, group = arguments
+            shards = Shards.of(*arguments)
+            if not shards.plan.realigns:
+                blocks.append(([i], join_shards(*arguments)[None]))
+                continue
+            bundle = _bundle(bundles, call, local, group)
+        elif bundle is None:
+            key = x.device_mesh, whole.axes
+            if key not in groups:
+                groups[key] = _group(*key) if whole.axes else None
+            bundle = known[whole] = _bundle(bundles, whole.call, local, groups[key])
+        bundle.places.append(i)
+        bundle.shards.append(shards)
+        bundle.tensors.append(local)
+    for one in bundles.values():
+        if one.group is None:
+            nodes = one.call.nodes_of_many(one.tensors, 0, 1, one.tensors[0])
         else:
-            results[i] = join_shards(*arguments)
-    for some in alike.values():
-        totals = join_many([shards for _, shards in some])
-        joined = some[0][1].call.finish(totals[:, 0], 1).unbind()  # none divides by a count
-        for (i, _), result in zip(some, joined, strict=True):
-            results[i] = result
-    return results
+            nodes = join_many(one.shards, one.tensors, one.call, one.group)[:, 0]
+        blocks.append((one.places, one.call.finish(nodes, 1)))  # none divides by a count
+    return blocks
+
+
+@dataclass
+class _Bundle:
+    """Tensors that are reduced together. Their calls differ in dims alone."""
+
+    call: Call
+    group: Any  # None: every rank has all elements
+    places: list[int] = field(default_factory=list)
+    shards: list[Shards | None] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+
+
+def _bundle(bundles: dict[Any, _Bundle], call: Call, local: Tensor, group: Any) -> _Bundle:
+    """The one to which such a tensor belongs."""
+    return bundles.setdefault((group, local.dtype, call.dtype, local.device), _Bundle(call, group))
+
+
+@dataclass(frozen=True, eq=False)
+class _Whole:
+    """What the layout of a DTensor says about the reduction of all of its dims."""
+
+    call: Call
+    ready: bool = False  # this rank's tensor can be reduced together with others: nothing has to be moved before
+    axes: tuple[int, ...] = ()  # the dim of the mesh that cuts it, if one does
+    shards: Shards | None = None
+
+
+@lru_cache(maxsize=1024)
+def _whole(
+    name: str,
+    spec: Any,
+    dtype: torch.dtype | None,
+    local: tuple[int, ...],
+    strides: tuple[int, ...],
+    device: torch.device,
+) -> _Whole:
+    """It is kept: a model's gradients have few layouts, the same in every step. `local` is the shape that is here."""
+    mesh, placements, meta = spec.mesh, spec.placements, spec.tensor_meta
+    shape, result = tuple(meta.shape), _dtype_of_result(name, meta.dtype, dtype, min(product(meta.shape), 1))
+    call = Call(OPERATIONS[name], [*range(len(shape))], False, dtype, result, -1)
+    found = _find(mesh, placements, shape, tuple(meta.stride), tuple(call.dims))
+    order = _with_dim(found.order, found.dim) if found.axes else found.order
+    if (
+        any(placement.is_partial() for placement in placements)
+        or tuple(local) != found.local
+        or not lies_in_order(local, strides, order)
+    ):
+        return _Whole(call)
+    if not found.axes:
+        return _Whole(call, ready=True)
+    if len(found.axes) > 1 or found.sizes is None:
+        return _Whole(call)
+    call = replace(call, shard_dim=found.dim)
+    _, rank = place(call.title, mesh.get_group(found.axes[0]))
+    shards = Shards.of_shape(tuple(local), meta.dtype, call, found.sizes, order, rank)
+    return _Whole(call, shards.plan.realigns, found.axes, shards)
 
 
 @lru_cache(maxsize=256)
@@ -423,6 +497,11 @@ def _dtype_of_result(name: str, source: torch.dtype, dtype: torch.dtype | None, 
 def _order(shape: Sequence[int], strides: Sequence[int], dims: Sequence[int]) -> list[int]:
     """The dims in the contract's order, slowest first, without those of size 1."""
     return slowest_first(strides, [d for d in dims if shape[d] != 1])
+
+
+def _with_dim(order: Sequence[int], dim: int) -> list[int]:
+    """An order with the dim that is cut, which may be of size 1."""
+    return [*order] if dim in order else [dim, *order]
 
 
 def _check_local(name: str, x: DTensor, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
@@ -451,7 +530,7 @@ class _Found:
     sizes: list[int] | None
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _find(
     mesh: DeviceMesh,
     placements: tuple[Placement, ...],

@@ -1,5 +1,6 @@
 """Who adds what: which rank sends which elements where, and adds which nodes of the tree."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
@@ -7,35 +8,6 @@ from itertools import accumulate, pairwise
 import torch
 
 _, _, CHUNK = torch.ops.gpureduce._order()
-
-
-@lru_cache(maxsize=16)
-def merged(plans: "tuple[Plan, ...]") -> tuple[list[tuple[list[int], list[int]]], list[int]]:
-    """The joins of several tables whose nodes stand rank by rank, and in each rank plan by plan; and the last rows."""
-    world, rows, count = plans[0].world, [[] for _ in plans], 0
-    for r in range(world):
-        for plan, own in zip(plans, rows, strict=True):
-            own += range(count, count + len(plan.nodes[r]))
-            count += len(plan.nodes[r])
-    joins = []
-    for step in range(max(len(plan.joins) for plan in plans)):
-        left, right = [], []
-        for plan, own in zip(plans, rows, strict=True):
-            if step < len(plan.joins):
-                left += [own[row] for row in plan.joins[step][0]]
-                right += [own[row] for row in plan.joins[step][1]]
-        for plan, own in zip(plans, rows, strict=True):  # the rows that this step appends
-            if step < len(plan.joins):
-                own += range(count, count + len(plan.joins[step][0]))
-                count += len(plan.joins[step][0])
-        joins.append((left, right))
-    return joins, [own[-1] for own in rows]
-
-
-def overlap(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
-    """What two intervals have in common; an empty interval inside the first where that is nothing."""
-    first, last = max(a[0], b[0]), min(a[1], b[1])
-    return (first, last) if first < last else (a[1], a[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +59,121 @@ class Plan:
         """How many accumulators each rank gives to the others."""
         return [len(nodes) * (b - a) for nodes, ((a, b), _) in zip(self.nodes, self.shares, strict=True)]
 
+    # Where each rank keeps the chunks that begin in it, only the elements of a chunk that an earlier rank begins are
+    # sent: to that rank.
+
+    @property
+    def exchanges(self) -> bool:
+        return self.starts != self.bounds
+
+    @cached_property
+    def heads(self) -> list[tuple[int, int]]:
+        """To which rank each rank sends its first elements, and how many."""
+        return [
+            (bisect_right(self.bounds, start) - 1, min(bound, end) - start)
+            for start, end, bound in zip(self.starts, self.starts[1:], self.bounds, strict=False)
+        ]
+
+    def spans(self, rank: int) -> list[tuple[int, int]]:
+        """For each node of a rank, how many elements it has, and how many of these the rank holds."""
+        end, spans = self.starts[rank + 1], []
+        for level, index in self.nodes[rank]:
+            first = (index << level) * CHUNK
+            last = min(first + (CHUNK << level), self.length)
+            spans.append((last - first, min(last, end) - first))
+        return spans
+
     def before(self, rank: int, position: int) -> int:
         """How many elements of an output rank `rank` holds that come before `position`."""
         row, place = divmod(position, self.row)
         held = self.starts[rank + 1] - self.starts[rank]
         return row * held + min(max(place - self.starts[rank], 0), held)
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """What one rank does for several calls at once, each with a plan that realigns. Lengths are those of an output.
+
+    A rank cuts its elements of each call into pieces: what another rank is to get, whole nodes, and the beginning of a
+    chunk that goes on in other ranks. The pieces of all calls are counted through, and so is what comes after them.
+    """
+
+    cuts: list[list[int]]  # the lengths of the pieces of each call
+    exchanges: bool  # whether any rank sends elements
+    heads: list[int]  # the pieces that are sent, rank by rank
+    sent: list[int]  # how many elements each rank gets
+    received: list[int]  # how many each rank sends here
+    blocks: list[int]  # the lengths of what is received, rank by rank, and from each rank call by call
+    shared: list[int]  # which pieces, and after these which blocks, make up the chunks that go on in other ranks
+    chunks: list[int]  # the lengths of these chunks
+    nodes: list[int]  # which pieces, and after these which of these chunks, this rank reduces
+    counts: list[int]  # how many accumulators each rank gives to the others
+    joins: list[tuple[list[int], list[int]]]  # of the nodes of all ranks
+    last: list[int]  # the row of each call's sum
+
+
+@lru_cache(maxsize=256)
+def together(plans: tuple[Plan, ...], rank: int) -> Together:
+    """It is kept, as a model's gradients have the same plans in every step."""
+    world, calls = plans[0].world, range(len(plans))
+    heads: list[list[int]] = [[] for _ in range(world)]
+    sent, received, counts = [0] * world, [0] * world, [0] * world
+    blocks, of_call = [], [[] for _ in calls]  # the blocks of each call
+    for r in range(world):
+        for i in calls:
+            to, length = plans[i].heads[r]
+            counts[r] += plans[i].counts[r]
+            if to == rank and length and r != rank:
+                of_call[i].append(len(blocks))
+                blocks.append(length)
+                received[r] += length
+
+    cuts, tails, chunks, nodes, pieces = [], [], [], [], 0
+    for i in calls:
+        to, length = plans[i].heads[rank]
+        cut = []
+        if length:
+            heads[to].append(pieces)
+            sent[to] += length
+            cut.append(length)
+        for whole, held in plans[i].spans(rank):
+            if held == whole:
+                nodes.append(pieces + len(cut))
+            else:
+                tails.append((pieces + len(cut), of_call[i]))
+                nodes.append(-len(chunks) - 1)
+                chunks.append(whole)
+            cut.append(held)
+        cuts.append(cut)
+        pieces += len(cut)
+    shared = [place for tail, some in tails for place in (tail, *(pieces + block for block in some))]
+    nodes = [node if node >= 0 else pieces - node - 1 for node in nodes]
+    exchanges = any(plan.exchanges for plan in plans)
+    heads_in_order = [piece for of_rank in heads for piece in of_rank]
+    joins = _merged(plans)
+    return Together(cuts, exchanges, heads_in_order, sent, received, blocks, shared, chunks, nodes, counts, *joins)
+
+
+def _merged(plans: tuple[Plan, ...]) -> tuple[list[tuple[list[int], list[int]]], list[int]]:
+    """The joins of several tables whose nodes stand rank by rank, and in each rank plan by plan; and the last rows."""
+    world, rows, count = plans[0].world, [[] for _ in plans], 0
+    for r in range(world):
+        for plan, own in zip(plans, rows, strict=True):
+            own += range(count, count + len(plan.nodes[r]))
+            count += len(plan.nodes[r])
+    joins = []
+    for step in range(max(len(plan.joins) for plan in plans)):
+        left, right = [], []
+        for plan, own in zip(plans, rows, strict=True):
+            if step < len(plan.joins):
+                left += [own[row] for row in plan.joins[step][0]]
+                right += [own[row] for row in plan.joins[step][1]]
+        for plan, own in zip(plans, rows, strict=True):  # the rows that this step appends
+            if step < len(plan.joins):
+                own += range(count, count + len(plan.joins[step][0]))
+                count += len(plan.joins[step][0])
+        joins.append((left, right))
+    return joins, [own[-1] for own in rows]
 
 
 @lru_cache(maxsize=256)

@@ -7,7 +7,6 @@ DTensors.
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor
 
 from . import _arguments
-from ._messages import agree, check_device, exchange_parts, gather, kind_of, numbers, place, traced
-from ._rank_plan import CHUNK, cover, even, merged, overlap, plan_of, product
+from ._messages import agree, check_device, exchange, exchange_parts, gather, kind_of, numbers, place, traced
+from ._rank_plan import CHUNK, Plan, Together, even, plan_of, product, together
 from ._rounding import COMPLEX_PART, accumulator_of, finish, is_inexact, quotient
 
 _ops = torch.ops.gpureduce
@@ -51,6 +50,8 @@ def norm(name: str, order: str, node: str | None = None, **others: Any) -> Opera
 
 
 COUNT = ("_count_nonzero",)
+_POWERS = {("_norm_1",): 1, ("_powsum_2",): 2, ("_powsum_3",): 3}  # the orders of nodes that are sums of powers
+_ARRAYS = 1024  # that one launch takes: results of more are put side by side one by one
 OPERATIONS = {
     operation.name: operation
     for operation in (
@@ -179,15 +180,20 @@ class Call:
         numbers = [getattr(_ops, name)(part, dims, dtype=asked).reshape(-1) for name in self.operation.nodes]
         return numbers[0] if len(numbers) == 1 else torch.stack(numbers, 1).view(-1)
 
-    def nodes_of_all(
-        self, parts: list[tuple[Tensor, list[int]]], outputs: int, accumulator: torch.dtype, device: torch.device
-    ) -> Tensor:
-        """The nodes of several parts over some dims of each, side by side: of all squares of a part in one launch."""
+    def nodes_of(self, parts: Sequence[Tensor], kept: int, accumulator: torch.dtype) -> list[Tensor]:
+        """The nodes of each of several parts over all dims but the first ones."""
+        return [self.node(part, [*range(kept, part.dim())], accumulator) for part in parts]
+
+    def nodes_of_many(self, parts: Sequence[Tensor], kept: int, outputs: int, like: Tensor) -> Tensor:
+        """The same of any number of parts of the dtype of `like`, side by side: of powers many in one launch."""
+        accumulator = self.accumulator(like.dtype)
         if not parts:
-            return torch.empty(0, dtype=accumulator, device=device)
-        if outputs > 1 or self.operation.nodes != ("_powsum_2",):
-            return torch.cat([self.node(part, dims, accumulator) for part, dims in parts])
-        return _ops._powsums([part for part, _ in parts], 2, dtype=self._asked(parts[0][0], accumulator))
+            return like.new_empty(0, dtype=accumulator)
+        if outputs == 1 and (order := _POWERS.get(self.operation.nodes)):
+            dtype, starts = self._asked(like, accumulator), range(0, len(parts), _ARRAYS)
+            totals = [_ops._powsums(parts[k : k + _ARRAYS], order, dtype=dtype) for k in starts]
+            return totals[0] if len(totals) == 1 else torch.cat(totals)
+        return torch.cat(self.nodes_of(parts, kept, accumulator))
 
     def _asked(self, part: Tensor, accumulator: torch.dtype) -> torch.dtype | None:
         """The dtype= by which a node is `accumulator`: complex, of a norm of complex numbers, as torch has it."""
@@ -346,15 +352,16 @@ class SegmentCall(Call):
         kept = [n for d, n in enumerate(x.shape) if d != dim]
         pieces = list(gathered.view(-1, *kept).split(counts))
         call = Call(self.operation, [dim], False, self.given, self.dtype, dim)
-        shards = []
+        shards, parts = [], []
         for first, last in crossing.values():
             cuts = [min(max(start, first), last) for start in starts]
             length = cuts[rank + 1] - cuts[rank]
             part = x.narrow(dim, cuts[rank] - starts[rank] if length else 0, length)
-            shards.append(Shards(part, call, tuple(b - a for a, b in pairwise(cuts)), [dim], group, by_outputs=False))
-        joined = join_many(shards) if shards else []
+            parts.append(part)
+            shards.append(Shards.of(part, call, [b - a for a, b in pairwise(cuts)], [dim], group, by_outputs=False))
+        joined = join_many(shards, parts, call, group) if shards else []
         for at, one, total in zip(crossing, shards, joined, strict=True):
-            pieces[at] = torch.cat([pieces[at], one.result(total)[None]])
+            pieces[at] = torch.cat([pieces[at], one.result(call, total)[None]])
         return torch.cat(pieces).movedim(0, dim).contiguous()
 
     def _found(self, starts: list[int]) -> tuple[list[tuple[int, int]], dict[int, tuple[int, int]]]:
@@ -488,10 +495,15 @@ def order_of(x: Tensor, call: Call) -> list[int]:
 
 def laid_out(local: Tensor, reduced: Sequence[int], order: Sequence[int]) -> Tensor:
     """`local` with the reduced dims in this order in memory: the global tensor's, which shards need not have."""
-    wanted = [d for d in order if local.shape[d] != 1]
-    if slowest_first(local.stride(), sorted(wanted)) == wanted:
+    if lies_in_order(local.shape, local.stride(), order):
         return local
     return permuted(local.permute(axes_of(local, reduced, order)).contiguous(), reduced, order)
+
+
+def lies_in_order(shape: Sequence[int], strides: Sequence[int], order: Sequence[int]) -> bool:
+    """Whether dims have that order in memory."""
+    wanted = [d for d in order if shape[d] != 1]
+    return slowest_first(strides, sorted(wanted)) == wanted
 
 
 def axes_of(x: Tensor, reduced: Sequence[int], order: Sequence[int]) -> list[int]:
@@ -505,108 +517,78 @@ def permuted(x: Tensor, reduced: Sequence[int], order: Sequence[int]) -> Tensor:
     return x.permute([axes.index(d) for d in range(x.dim())])
 
 
+@dataclass(frozen=True, eq=False)
 class Shards:
-    """A call whose global tensor is not empty, as one rank sees it."""
+    """A call whose global tensor is not empty, as one rank sees it: what follows from all but the elements."""
 
-    def __init__(
-        self,
-        x: Tensor,
+    rank: int
+    shape: tuple[int, ...]  # of this rank's tensor
+    kept: tuple[int, ...]  # the sizes of the kept dims
+    axes: list[int] | None  # all dims: the kept ones, then the reduced ones in the contract's order; None: as they are
+    outputs: int
+    length: int  # of an output
+    plan: Plan
+
+    @classmethod
+    def of(cls, x: Tensor, call: Call, sizes: Sequence[int], order: Sequence[int], group: Any, **more: Any) -> "Shards":
+        _, rank = place(call.title, group)
+        return cls.of_shape(tuple(map(int, x.shape)), x.dtype, call, sizes, order, rank, **more)
+
+    @classmethod
+    def of_shape(
+        cls,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
         call: Call,
-        sizes: tuple[int, ...],
-        order: list[int],
-        group: Any,
+        sizes: Sequence[int],
+        order: Sequence[int],
+        rank: int,
         by_outputs: bool | None = None,
-    ):
-        _, self.rank = place(call.title, group)
-        self.call, self.group, self.shape = call, group, x.shape
-        self.kept = [d for d in range(x.dim()) if d not in call.dims]
+    ) -> "Shards":
+        """Of a tensor of that shape and dtype on a rank of that number."""
+        kept = [d for d in range(len(shape)) if d not in call.dims]
+        axes = [*kept, *order, *(d for d in call.dims if d not in order)]
         at = order.index(call.shard_dim)
-        outer, inner, self.outputs = (
-            product(int(x.shape[d]) for d in dims) for dims in (order[:at], order[at + 1 :], self.kept)
-        )
-        self.accumulator = call.accumulator(x.dtype)
-        item, node = x.itemsize, call.width * self.accumulator.itemsize
-        self.plan = plan_of(sizes, outer, inner, self.outputs, item, node, call.operation.whole or by_outputs)
-        self.length = sum(sizes) * outer * inner
-        # (kept dims, the elements of an output in the contract's order)
-        self.local = x.permute(self.kept + order + [d for d in call.dims if d not in order])
-        self._matrix = None
+        outer, inner, outputs = (product(shape[d] for d in dims) for dims in (order[:at], order[at + 1 :], kept))
+        node = call.width * call.accumulator(dtype).itemsize
+        by_outputs = call.operation.whole or by_outputs
+        plan = plan_of(tuple(sizes), outer, inner, outputs, dtype.itemsize, node, by_outputs)
+        moved = None if axes == [*range(len(shape))] else axes
+        return cls(rank, shape, tuple(shape[d] for d in kept), moved, outputs, sum(sizes) * outer * inner, plan)
 
-    def result(self, total: Tensor) -> Tensor:
+    def rows(self, x: Tensor) -> Tensor:
+        """(kept dims, the elements of an output in the contract's order): where these are no neighbours, a copy."""
+        return self._permuted(x).flatten(len(self.kept))
+
+    def pieces(self, x: Tensor, cut: list[int]) -> Sequence[Tensor]:
+        """A tensor in pieces of these lengths. One that is whole is not copied."""
+        if len(cut) == 1:
+            return (self._permuted(x),)
+        return self.rows(x).split_with_sizes(cut, len(self.kept)) if cut else ()
+
+    def _permuted(self, x: Tensor) -> Tensor:
+        return x if self.axes is None else x.permute(self.axes)
+
+    def result(self, call: Call, total: Tensor) -> Tensor:
         """The result of the call, of last nodes."""
-        return self.call.result(total, self.length, self.shape)
-
-    # Where each rank keeps the chunks that begin in it: only the elements of a chunk that another rank begins are sent,
-    # to that rank.
-
-    @cached_property
-    def exchanges(self) -> bool:
-        return self.plan.starts != self.plan.bounds
-
-    def sent(self) -> list[Tensor]:
-        """What each rank is to get."""
-        held, wanted, end = self._spans()
-        common = [overlap(held[self.rank], w) if r != self.rank else (end, end) for r, w in enumerate(wanted)]
-        return [self._elements(first, last).reshape(self.outputs, -1) for first, last in common]
-
-    def received(self) -> list[int]:
-        """How many elements each rank sends here."""
-        held, wanted, _ = self._spans()
-        common = [overlap(h, wanted[self.rank]) if r != self.rank else (0, 0) for r, h in enumerate(held)]
-        return [(last - first) * self.outputs for first, last in common]
-
-    def nodes(self, blocks: Sequence[Tensor]) -> list[Tensor]:
-        """This rank's nodes, with what it has received: a flat tensor a node."""
-        return [self.call.node(part, dims, self.accumulator) for part, dims in self.parts(blocks)]
-
-    def parts(self, blocks: Sequence[Tensor]) -> list[tuple[Tensor, list[int]]]:
-        """The elements of each of these nodes, and the dims over which they are reduced."""
-        plan = self.plan
-        start, end = plan.starts[self.rank], plan.starts[self.rank + 1]
-        joined = None
-        if blocks and plan.bounds[self.rank + 1] > max(end, plan.bounds[self.rank]):
-            own = self._elements(plan.runs[self.rank][-1][0] * CHUNK, end).reshape(self.outputs, -1)
-            joined = torch.cat([own] + [block.reshape(self.outputs, -1) for block in blocks], 1)
-        parts = []
-        for first, last in plan.runs[self.rank]:
-            for level, index in cover(first, last, plan.chunks):
-                a = (index << level) * CHUNK
-                b = min(a + (CHUNK << level), plan.length)
-                if b > end:
-                    parts.append((joined, [1]))
-                elif (a, b) == (start, end):
-                    parts.append((self.local, list(range(len(self.kept), self.local.dim()))))
-                else:
-                    parts.append((self._elements(a, b), [len(self.kept)]))
-        return parts
-
-    def _spans(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int]:
-        """The elements that each rank holds, those that it adds, and where this rank's end."""
-        held, wanted = list(pairwise(self.plan.starts)), list(pairwise(self.plan.bounds))
-        return held, wanted, self.plan.starts[self.rank + 1]
-
-    def _elements(self, first: int, last: int) -> Tensor:
-        if self._matrix is None:  # a copy, where the reduced dims are not neighbours in memory
-            self._matrix = self.local.flatten(len(self.kept))
-        start = self.plan.starts[self.rank]
-        return self._matrix[..., first - start : last - start]
+        return call.result(total, self.length, self.shape)
 
 
 def join_shards(x: Tensor, call: Call, sizes: tuple[int, ...], order: list[int], group: Any) -> Tensor:
     """The result of a call whose global tensor is not empty."""
-    shards = Shards(x, call, sizes, order, group)
-    plan, outputs = shards.plan, shards.outputs
+    shards = Shards.of(x, call, sizes, order, group)
+    plan, outputs, accumulator = shards.plan, shards.outputs, call.accumulator(x.dtype)
     if plan.realigns:
-        blocks = exchange_parts(shards.sent(), shards.received(), group) if shards.exchanges else ()
-        values = shards.nodes(blocks)
+        parts = realigned([shards], [x], together((plan,), shards.rank), group)
+        values = call.nodes_of(parts, len(shards.kept), accumulator)
     else:
-        matrix = shards.local.flatten(len(shards.kept)).reshape(outputs, -1)
-        values = values_elsewhere(matrix, plan, shards.rank, call, shards.accumulator, group)
-    mine = torch.cat(values) if values else x.new_empty(0, dtype=shards.accumulator)
+        matrix = shards.rows(x).reshape(outputs, -1)
+        values = values_elsewhere(matrix, plan, shards.rank, call, accumulator, group)
+    mine = torch.cat(values) if values else x.new_empty(0, dtype=accumulator)
     gathered = gather(mine, [count * call.width for count in plan.counts], group)
     if not plan.by_outputs:
         gathered = join(gathered.view(-1, outputs * call.width), plan.joins, call.operation.join)
-    return shards.result(gathered)
+    return shards.result(call, gathered)
 
 
 def own_nodes(x: Tensor, call: Call) -> Tensor:
@@ -632,30 +614,37 @@ def join_freely(mine: Tensor, outputs: int, held: Sequence[bool], call: Call, gr
     return gather(call.join(torch.cat(received).view(-1, counts[rank])), counts, group)
 
 
-def join_many(all_shards: list[Shards]) -> Tensor:
+def realigned(shards: Sequence[Shards], tensors: Sequence[Tensor], plan: Together, group: Any) -> list[Tensor]:
+    """(kept dims, elements): what makes up each of this rank's nodes, once it has what others hold of it."""
+    kept, outputs = shards[0].kept, shards[0].outputs
+    parts: list[Tensor] = []
+    for one, x, cut in zip(shards, tensors, plan.cuts, strict=True):
+        parts += one.pieces(x, cut)
+    if plan.exchanges:
+        heads = [parts[i].reshape(-1) for i in plan.heads]
+        flat = torch.cat(heads) if heads else tensors[0].new_empty(0)
+        sent, received = ([count * outputs for count in counts] for counts in (plan.sent, plan.received))
+        work, blocks = exchange(flat, sent, received, group)
+        work.wait()
+        if plan.chunks:
+            blocks = blocks.split_with_sizes([length * outputs for length in plan.blocks])
+            there = [*parts, *([block.view(*kept, -1) for block in blocks] if kept else blocks)]
+            chunks = torch.cat([there[i].flatten(len(kept)) for i in plan.shared], len(kept))
+            parts += chunks.split_with_sizes(plan.chunks, len(kept))
+    return [parts[i] for i in plan.nodes]
+
+
+def join_many(shards: Sequence[Shards], tensors: Sequence[Tensor], call: Call, group: Any) -> Tensor:
     """(calls, outputs): the last nodes of several calls, which differ in sizes and data alone, in two messages.
 
     Their shards are realigned.
     """
-    one = all_shards[0]
-    group, world, outputs = one.group, one.plan.world, one.outputs
-    blocks: list[Sequence[Tensor]] = [()] * len(all_shards)
-    exchanging = [i for i, shards in enumerate(all_shards) if shards.exchanges]
-    if exchanging:
-        sent = [all_shards[i].sent() for i in exchanging]
-        counts = [all_shards[i].received() for i in exchanging]
-        parts = [torch.cat([of_one[r].reshape(-1) for of_one in sent]) for r in range(world)]
-        received = exchange_parts(parts, [sum(of_one[r] for of_one in counts) for r in range(world)], group)
-        split = [block.split([of_one[r] for of_one in counts]) for r, block in enumerate(received)]
-        for k, i in enumerate(exchanging):
-            blocks[i] = [of_rank[k] for of_rank in split]
-    parts = [part for shards, some in zip(all_shards, blocks, strict=True) for part in shards.parts(some)]
-    mine = one.call.nodes_of_all(parts, outputs, one.accumulator, one.local.device)
-    counts = [sum(shards.plan.counts[r] for shards in all_shards) for r in range(world)]
-    table = gather(mine, counts, group).view(-1, outputs)
-    joins, last = merged(tuple(shards.plan for shards in all_shards))
-    whole = join_table(table, joins, one.call.operation.join)
-    return whole.index_select(0, numbers(last, whole))
+    plan = together(tuple(one.plan for one in shards), shards[0].rank)
+    parts, outputs = realigned(shards, tensors, plan, group), shards[0].outputs
+    mine = call.nodes_of_many(parts, len(shards[0].kept), outputs, tensors[0])
+    table = gather(mine, plan.counts, group).view(-1, outputs)
+    whole = join_table(table, plan.joins, call.operation.join)
+    return whole.index_select(0, numbers(plan.last, whole))
 
 
 def values_elsewhere(matrix, plan, rank, call, accumulator, group) -> list[Tensor]:
