@@ -16,6 +16,11 @@ _DEFAULTS = {"input": None, "ord": 2, "dim": None, "keepdim": False}
 _DTYPES = ((float, torch.float64), (int, torch.int64), (bool, torch.bool), (complex, torch.complex128))
 
 
+def mesh_of(tensor: Any) -> Any:
+    """The mesh of a DTensor; of another tensor None. It is asked without their module, which takes long to import."""
+    return getattr(tensor, "device_mesh", None)
+
+
 def read(name: str, given: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
     """Plain forms of what a function of torch_reduce was given: its input, ord if it has one, dim, keepdim, dtype, out.
 

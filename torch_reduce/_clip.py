@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._arguments import mesh_of
+
 _ops = torch.ops.gpureduce
 _INFINITY = float("inf")
 _OPERATORS = {0.0: "_norm_0", 1.0: "_norm_1", 2.0: "_powsum_2", 3.0: "_powsum_3"}
@@ -17,11 +19,6 @@ _JOINS = {0.0: "sum", 1.0: "sum", 2.0: "_root_2", 3.0: "_root_3"}  # what makes 
 def _accumulator(dtype: torch.dtype) -> torch.dtype | None:
     """The dtype= with which a sum of powers is an accumulator; None: its own."""
     return _ACCUMULATORS.get(dtype, torch.float32)
-
-
-def _mesh(tensor: Tensor) -> Any:
-    """Of a DTensor."""
-    return getattr(tensor, "device_mesh", None)
 
 
 def _side_by_side(blocks: list[tuple[list[int], Tensor]], device: torch.device) -> Tensor:
@@ -41,7 +38,7 @@ def _accumulators(tensors: list[Tensor], operator: str, ord: float) -> Tensor:
     cut: list[int] = []
     plain: dict[torch.dtype | None, list[int]] = {}
     for i, t in enumerate(tensors):
-        mesh = _mesh(t)
+        mesh = mesh_of(t)
         if not mesh:
             plain.setdefault(_accumulator(t.dtype), []).append(i)
         elif mesh.get_coordinate() is None:
@@ -68,7 +65,7 @@ def _accumulators(tensors: list[Tensor], operator: str, ord: float) -> Tensor:
 
 def _outside(tensor: Tensor) -> bool:
     """Whether it is a DTensor of which this rank has nothing."""
-    return bool(mesh := _mesh(tensor)) and mesh.get_coordinate() is None
+    return bool(mesh := mesh_of(tensor)) and mesh.get_coordinate() is None
 
 
 def _read_places(tensors: list[Tensor | None], places: Sequence[int]) -> list[int]:
@@ -215,7 +212,7 @@ def clip_grad_norm_(
     total = _total_norm([p.grad for p in parameters], float(norm_type), error_if_nonfinite, group, places)
     alike: dict[Any, list[Tensor]] = {}  # DTensors of a mesh are scaled together, and other tensors
     for parameter in parameters:
-        alike.setdefault(_mesh(parameter), []).append(parameter)
+        alike.setdefault(mesh_of(parameter), []).append(parameter)
     for some in alike.values():
         torch.nn.utils.clip_grads_with_norm_(some, max_norm, total, foreach)
     return total

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from . import _library
+from ._arguments import mesh_of
 
 _ops = torch.ops.gpureduce
 
@@ -18,7 +19,7 @@ def _caller():
 
 
 def _reduce(operator, data, offsets, dim, dtype, out):
-    if type(data) is not Tensor and hasattr(data, "device_mesh") and not hasattr(offsets, "device_mesh"):
+    if type(data) is not Tensor and mesh_of(data) is not None and mesh_of(offsets) is None:
         # A gradient is divided by lengths, and torch divides DTensors by DTensors alone.
         from ._dtensor import replicated
 
