@@ -399,9 +399,10 @@ def reduce_all(
     bundles: dict[Any, _Bundle] = {}
     groups: dict[Any, Any] = {}
     known: dict[_Whole, _Bundle] = {}  # hundreds of tensors have few layouts
-    for i, (x, dtype) in enumerate(zip(tensors, dtypes, strict=True)):
-        local = x._local_tensor
-        whole = _whole(name, x._spec, dtype, local.shape, local.stride(), local.device)
+    here = [x._local_tensor for x in tensors]
+    given = zip(tensors, here, dtypes, strict=True)
+    wholes = _wholes(name, tuple((x._spec, dtype, t.shape, t.stride(), t.device) for x, t, dtype in given))
+    for i, (x, local, whole) in enumerate(zip(tensors, here, wholes, strict=True)):
         bundle, shards = known.get(whole), whole.shards
         if not whole.ready:
             alone, arguments = _shards(_without_partials(x), whole.call)
@@ -455,6 +456,12 @@ class _Whole:
     ready: bool = False  # this rank's tensor can be reduced together with others: nothing has to be moved before
     axes: tuple[int, ...] = ()  # the dim of the mesh that cuts it, if one does
     shards: Shards | None = None
+
+
+@lru_cache(maxsize=64)
+def _wholes(name: str, layouts: tuple[Any, ...]) -> list[_Whole]:
+    """Of a whole list: it is found at once in the next step, whose layouts are the same objects."""
+    return [_whole(name, *layout) for layout in layouts]
 
 
 @lru_cache(maxsize=1024)
