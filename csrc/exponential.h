@@ -3,6 +3,8 @@
 // and coefficients are those of fdlibm (double) and Cephes (float).
 #pragma once
 
+#include <cmath>
+
 #include "dtypes.h"
 
 namespace gpureduce {
@@ -15,7 +17,8 @@ GPUREDUCE_HOST_DEVICE float fused(float a, float b, float c) {
 #endif
 }
 
-// e^x of a number that is not above 0, or NaN; 0 where that would be below the normal numbers.
+// e^x of a number that is not above 0; 0 where that would be below the normal numbers. A product with 2^n adds n to the
+// exponent's bits.
 GPUREDUCE_HOST_DEVICE float exponential(float x) {
   constexpr float kRound = 0x1.8p+23f;  // added and taken away again, it leaves a whole number
   const float shifted = fused(x, 0x1.715476p+0f, kRound), n = shifted - kRound;
@@ -27,8 +30,8 @@ GPUREDUCE_HOST_DEVICE float exponential(float x) {
   p = fused(p, r, 1.6666665459e-1f);
   p = fused(p, r, 5.0000001201e-1f);
   const float y = fused(p, r * r, r) + 1.0f;
-  const float power = bit_cast<float>((bit_cast<uint32_t>(shifted) << 23) + 0x3f800000u);  // 2^n
-  return x < -87.0f ? 0.0f : y * power;
+  const float power = bit_cast<float>(bit_cast<uint32_t>(y) + (bit_cast<uint32_t>(shifted) << 23));
+  return x < -87.0f ? 0.0f : power;
 }
 
 GPUREDUCE_HOST_DEVICE double exponential(double x) {
@@ -40,8 +43,8 @@ GPUREDUCE_HOST_DEVICE double exponential(double x) {
                t * (-2.77777777770155933842e-03 +
                     t * (6.61375632143793436117e-05 + t * (-1.65339022054652515390e-06 + t * 4.13813679705723846039e-08))));
   const double y = 1.0 - ((low - (r * c) / (2.0 - c)) - high);
-  const double power = bit_cast<double>((bit_cast<uint64_t>(shifted) << 52) + 0x3ff0000000000000u);
-  return x < -708.0 ? 0.0 : y * power;
+  const double power = bit_cast<double>(bit_cast<uint64_t>(y) + (bit_cast<uint64_t>(shifted) << 52));
+  return x < -708.0 ? 0.0 : power;
 }
 
 // The logarithm of a number that is 1 or more, or NaN.
@@ -60,14 +63,39 @@ GPUREDUCE_HOST_DEVICE double logarithm(double x) {
   return x < INFINITY ? found : x;
 }
 
+// The larger of two, or NaN if one is.
+template <class T>
+GPUREDUCE_HOST_DEVICE T larger(T a, T b) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(T) == 4) {
+    float found;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b));
+    return found;
+  }
+#endif
+  return a > b || a != a ? a : b;
+}
+
+// -|a - b|; 0 of infinities that are the same.
+template <class T>
+GPUREDUCE_HOST_DEVICE T below(T a, T b) {
+#ifdef __CUDA_ARCH__
+  return fmin(-fabs(a - b), T{0});  // 0 of NaN
+#else
+  return a == b ? T{0} : -std::fabs(a - b);
+#endif
+}
+
 // Of the two, the larger exponent stays, and the other's part is brought to it.
 template <class T>
 GPUREDUCE_HOST_DEVICE LogSum<T> operator+(LogSum<T> a, LogSum<T> b) {
-  const bool first = a.largest > b.largest || a.largest != a.largest;
-  const LogSum<T> high = first ? a : b, low = first ? b : a;
-  const T down = exponential(high.largest == low.largest ? T{0} : low.largest - high.largest);  // infinities, too
-  if constexpr (sizeof(T) == 4) return {high.largest, fused(low.sum, down, high.sum)};
-  else return {high.largest, low.sum * down + high.sum};
+  const bool left = a.largest > b.largest;
+  const T x = below(a.largest, b.largest);
+  const T down = exponential(x);
+  T sum;
+  if constexpr (sizeof(T) == 4) sum = left ? fused(b.sum, down, a.sum) : fused(a.sum, down, b.sum);
+  else sum = left ? b.sum * down + a.sum : a.sum * down + b.sum;
+  return {larger(a.largest, b.largest), sum};
 }
 
 }  // namespace gpureduce

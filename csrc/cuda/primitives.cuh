@@ -27,7 +27,13 @@ struct Vector {
   using Bits = typename Word<sizeof(Element) * V>::type;
   Bits bits;
 
-  __device__ __forceinline__ Element operator[](int j) const { return reinterpret_cast<const Element*>(&bits)[j]; }
+  __device__ __forceinline__ Element operator[](int j) const {
+    if constexpr (sizeof(Element) == 2 && V > 1) {  // a shift, which the compiler merges with what follows
+      return bit_cast<Element>(static_cast<uint16_t>(word(j / 2) >> j % 2 * 16));
+    } else {
+      return reinterpret_cast<const Element*>(&bits)[j];
+    }
+  }
   __device__ __forceinline__ void set(int j, Element x) { reinterpret_cast<Element*>(&bits)[j] = x; }
   __device__ __forceinline__ uint32_t word(int w) const { return reinterpret_cast<const uint32_t*>(&bits)[w]; }
 };

@@ -1,5 +1,4 @@
 // Variances and means: the kernels of weighted sums, whose second input is the first element of each output.
-#include "shifted.cuh"
 #include "variance/variance.h"
 #include "weighted/join.cuh"
 
@@ -74,30 +73,14 @@ struct Deviations {
   static constexpr int kRank = kFastRank, kLargest = sizeof(In);
   static constexpr bool kOnce = true;
   const In* input;
-  InputSpan span;
   uint64_t policy, first_policy;
 
-  // A vector between two aligned ones.
-  template <int V>
-  struct Between {
-    Vector<In, V> low, high;
-  };
   template <int V, Same same>
-  using Loaded = std::conditional_t<same == Same::shifted, Between<V>, Vector<In, V>>;
+  using Loaded = Vector<In, V>;
 
   template <int kFirst>
   struct Held {
     Vector<In, kFirst> first;
-    int shift;  // of vectors from the aligned ones
-
-    template <int V>
-    __device__ __forceinline__ Vector<In, V> elements(const Vector<In, V>& x) const {
-      return x;
-    }
-    template <int V>
-    __device__ __forceinline__ Vector<In, V> elements(const Between<V>& x) const {
-      return funnel(x.low, x.high, shift);
-    }
 
     // What is not wanted is as if it were the first element: its difference of 0 changes no result, since that of the first
     // element is one too. A square of a float32 is exact in double precision, so that it can be added with one rounding.
@@ -112,33 +95,23 @@ struct Deviations {
   template <int V, Same same>
   __device__ __forceinline__ auto hold(bool wanted, Offsets place) const {
     constexpr int kFirst = same == Same::none ? V : 1;
-    return Held<kFirst>{load_vector_if<In, kFirst>(wanted, input + place.out, first_policy, padding_vector<In, kFirst>().bits),
-                        misalignment<V>(place.in)};
+    return Held<kFirst>{load_vector_if<In, kFirst>(wanted, input + place.in, first_policy, padding_vector<In, kFirst>().bits)};
   }
 
-  // Whether all aligned vectors that have elements from `begin` to before `end`, and the next one, are the input's.
   template <int V>
-  __device__ __forceinline__ bool has_granules(int64_t begin, int64_t end) const {
-    return reinterpret_cast<const char*>(input + begin - V) >= span.begin &&
-           reinterpret_cast<const char*>(input + end + V) <= span.end;
+  __device__ __forceinline__ Held<1> hold_of(const Vector<In, V>& x, int lane) const {
+    uint32_t word = 0;
+    memcpy(&word, &x, sizeof(x) < sizeof(word) ? sizeof(x) : sizeof(word));
+    word = __shfl_sync(~0u, word, lane);
+    Held<1> held;
+    memcpy(&held.first, &word, sizeof(In));
+    return held;
   }
 
   template <int V, Same same, bool kAlways>
-  __device__ __forceinline__ Loaded<V, same> load(bool wanted, Offsets at) const {
-    if constexpr (same == Same::shifted) {
-      const In* const low = input + at.in - misalignment<V>(at.in);
-      return {load_vector<In, V>(low, policy), load_vector<In, V>(low + V, policy)};
-    } else if constexpr (kAlways) {
-      return load_vector<In, V>(input + at.in, policy);
-    } else {
-      return load_vector_if<In, V>(wanted, input + at.in, policy, padding_vector<In, V>().bits);
-    }
-  }
-
- private:
-  template <int V>
-  __device__ __forceinline__ int misalignment(int64_t offset) const {
-    return static_cast<int>(reinterpret_cast<uintptr_t>(input + offset) / sizeof(In) % V);
+  __device__ __forceinline__ Vector<In, V> load(bool wanted, Offsets at) const {
+    if constexpr (kAlways) return load_vector<In, V>(input + at.in, policy);
+    else return load_vector_if<In, V>(wanted, input + at.in, policy, padding_vector<In, V>().bits);
   }
 };
 
@@ -183,19 +156,10 @@ WeightedPlan plan_of(const weighted::Reduction& r, int multiprocessors) {
   return plan;
 }
 
-// From an input's first element to its last.
-InputSpan span_of(const weighted::Reduction& r) {
-  int64_t last = 0;
-  for (const DimList<weighted::Dim>* dims : {&r.problem.kept, &r.problem.reduced})
-    for (const weighted::Dim& d : *dims) last += (d.size - 1) * d.self;
-  const char* begin = static_cast<const char*>(r.self.data);
-  return {begin, begin + (last + 1) * info(r.self.dtype).size};
-}
-
 template <class In>
 cudaError_t launch_typed(const WeightedLaunch& launch, const MomentsWriter& writer) {
-  const Deviations<In> source{static_cast<const In*>(launch.reduction.self.data), span_of(launch.reduction),
-                              weighted_policy(launch, true), weighted_policy(launch, false)};
+  const Deviations<In> source{static_cast<const In*>(launch.reduction.self.data), weighted_policy(launch, true),
+                              weighted_policy(launch, false)};
   constexpr int kMost = kGranule / sizeof(In);
   if (launch.plan.vector == kMost) return launch_weighted<kMost>(launch, source, writer);
   if constexpr (kMost == 8)

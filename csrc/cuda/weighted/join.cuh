@@ -33,7 +33,7 @@ __device__ __forceinline__ void carry_on(Acc (&waiting)[kLevels], Acc& v, int64_
 
 // Neighbouring threads take neighbouring outputs, and others of the block further runs of an output's partial sums.
 template <class Acc, class Writer, int kRank>
-__global__ void __launch_bounds__(1024) join_pairs(const __grid_constant__ JoinWeightedArgs<Acc, Writer, kRank> a) {
+__global__ void __launch_bounds__(1024, 1) join_pairs(const __grid_constant__ JoinWeightedArgs<Acc, Writer, kRank> a) {
   __shared__ Acc slots[1024];
   const int side = blockDim.x / a.threads, across = threadIdx.x & (side - 1), member = threadIdx.x / side;
   const int64_t output = block_number() * side + across;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(1024) join_pairs(const __grid_constant__ JoinW
       v[i] = at < a.count && output < a.outputs ? partials[at * a.split_stride] : padding<Acc>();
     }
     all = join_neighbours(v);
-    carry_on(waiting, all, k);
+    if (run > kJoinRun) carry_on(waiting, all, k);  // or else nothing waits, and no memory is touched for it
   }
   for (int left = a.threads; left > 1; left /= 2) {
     slots[threadIdx.x] = all;

@@ -44,9 +44,10 @@ int vector_of(const Reduction& r, bool columns, int size) {
   const Dim* const fast = fastest(p, columns);
   if (!fast || (fast->self == 0 && fast->weight == 0)) return 1;
   const bool nested = p.reduced.size() > 1;
-  for (const int vector : {kGranule / size, kGranule / (2 * size)}) {
+  const int most = columns ? most_columns(kGranule / size, size_of(r.accumulator)) : kGranule / size;
+  for (int vector = most; vector >= std::max(2, kGranule / (2 * size)); vector /= 2) {
     // Halves have two sizes of vectors, but one in nested dims.
-    if (vector < 2 || (vector < kGranule / size && (size > 2 || nested))) break;
+    if (vector < most && (size > 2 || nested)) break;
     if (!columns && nested && p.length <= kLanes) break;
     // Long rows alone may end in a part of a vector.
     const bool whole = fast->size % vector == 0 || (!columns && !nested && p.length > kLanes);
@@ -59,15 +60,16 @@ void plan_columns(const Reduction& r, int64_t enough, WeightedPlan& plan) {
   const Problem& p = r.problem;
   plan.columns = p.kept.back().size;
   const int64_t leaves = leaf_count(p.length), groups = divided_up(plan.columns, plan.vector);
+  const int unit = column_unit(p.length <= kLanes, size_of(r.accumulator));
   const int log_threads = log2_up(kWeightedThreads), log_groups = log2_up(groups);
-  const int log_slots = std::min(log2_up(leaves), log_threads - std::min(5, log_groups));
+  const int log_slots = std::min(log2_up(divided_up(leaves, unit)), log_threads - std::min(5, log_groups));
   plan.log_width = std::min(log_groups, log_threads - log_slots);
   plan.threads = std::max(kWarp, 1 << (plan.log_width + log_slots));
   const int64_t side = int64_t{plan.vector} << plan.log_width;
-  const int most = static_cast<int>(kWeightedSumsBytes / (side * size_of(r.accumulator)));
+  const int most = unit * static_cast<int>(kWeightedSumsBytes / (side * size_of(r.accumulator)));
   plan.column_tiles = divided_up(plan.columns, side);
   const int64_t others = plan.column_tiles * (p.outputs / plan.columns);
-  plan.tile_leaves = std::min(most, 1 << log_slots);
+  plan.tile_leaves = std::min(most, unit << log_slots);
   while (plan.tile_leaves < leaves && 2 * plan.tile_leaves <= most && others * divided_up(leaves, plan.tile_leaves) > enough)
     plan.tile_leaves *= 2;
   plan.splits = divided_up(leaves, plan.tile_leaves);
@@ -82,8 +84,11 @@ void plan_rows(const Reduction& r, int64_t enough, int size, WeightedPlan& plan)
     plan.groups = vectors <= kWarp ? 1 : vectors <= 4 * kWarp ? 4 : kMostWeightedGroups;
     plan.log_width = std::min(5, log2_up(vectors));
     plan.threads = kWeightedThreads;
-    const int64_t rows = int64_t{std::max(1, kLoads / plan.groups)} * (kWarp >> plan.log_width) * (plan.threads / kWarp);
-    plan.blocks = divided_up(p.outputs, rows);
+    const int rows = weighted_rows_at_once(plan.groups) * (kWarp >> plan.log_width);  // of a warp
+    const int64_t tasks = divided_up(p.outputs, rows * (plan.threads / kWarp));
+    const bool finishes = r.accumulator == Accumulator::c128;  // with a lot of code, for which a warp is to have as many rows
+    while (finishes && 2 * plan.run * rows <= kWarp && tasks / plan.run > enough) plan.run *= 2;
+    plan.blocks = divided_up(tasks, plan.run);
     return;
   }
   const int64_t units = divided_up(leaf_count(p.length), kWarp * plan.vector * weighted_groups(plan.vector, size));
@@ -127,10 +132,6 @@ WeightedPlan plan_weighted(const Reduction& r, int multiprocessors) {
   plan.swapped = plan.typed && changed && (!as_given || (fast && fast->self == 0));
   const int size = plan.typed ? std::max(info(r.self.dtype).size, info(r.weight.dtype).size) : size_of(r.accumulator);
   plan.vector = plan.typed ? vector_of(r, columns, size) : 1;
-  // Moments of long rows, wherever they lie.
-  plan.shifted = plan.typed && plan.vector == 1 && !symmetric && !columns && p.reduced.size() == 1 && p.length >= kChunk &&
-                 fast->self == 1;
-  if (plan.shifted) plan.vector = kGranule / size;
   if (plan.vector > 1) {
     if ((plan.swapped ? fast->weight : fast->self) == 0) plan.vector = 1;
     else plan.second_same = (plan.swapped ? fast->self : fast->weight) == 0;

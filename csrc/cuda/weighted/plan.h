@@ -18,6 +18,14 @@ GPUREDUCE_HOST_DEVICE constexpr int weighted_groups(int vector, int largest) {
   return groups > 4 ? 4 : groups < 1 ? 1 : groups;
 }
 
+// Columns: neighbouring leaves that a thread joins in registers, all of one element or of several, so that few sums of `bytes`
+// each go through memory; and how many of a vector's outputs it takes, whose sums stay in registers.
+GPUREDUCE_HOST_DEVICE constexpr int column_unit(bool is_short, int bytes) { return is_short ? kDepth : bytes > 8 ? 4 : 1; }
+GPUREDUCE_HOST_DEVICE constexpr int most_columns(int vector, int bytes) { return bytes > 8 && vector > 4 ? 4 : vector; }
+
+// Short rows that a thread takes at once.
+GPUREDUCE_HOST_DEVICE constexpr int weighted_rows_at_once(int groups) { return groups < kLoads ? kLoads / groups : 1; }
+
 // short rows   every element is a leaf; neighbouring threads of a warp take a row, and several rows each
 // rows         a warp takes units of a row, a block some neighbouring ones
 // columns      a thread takes lanes of neighbouring outputs
@@ -29,11 +37,10 @@ struct WeightedPlan {
   bool swapped;      // the kernel's first input is the weight
   int vector;        // neighbours that a thread takes
   bool second_same;  // the second input is the same for all of a vector's neighbours
-  bool shifted;      // vectors of the first may lie between aligned addresses
   int groups;        // of short rows
   int log_width;     // threads side by side: of a short row, of columns
   int threads;       // of a block
-  int run;           // of rows: units of a warp
+  int run;           // of rows: units of a warp; of short rows: times that a warp takes some at once
   int tile_leaves;   // of columns
   int64_t columns, column_tiles, splits, blocks;
   bool joins;        // a second kernel writes the results

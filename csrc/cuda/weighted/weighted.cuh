@@ -13,9 +13,8 @@ namespace gpureduce::cuda {
 
 using weighted::times;
 
-// Whether the second input is one element for all of a vector's neighbours. shifted: and vectors of the first, of long rows,
-// may lie between aligned addresses.
-enum class Same : uint8_t { none, second, shifted };
+// Whether the second input is one element for all of a vector's neighbours.
+enum class Same : uint8_t { none, second };
 
 // Two inputs of dtypes that the kernel is compiled for. The offsets of `first` are a nest's `in`, those of `second` its `out`.
 template <class A, class B, class Accumulates>
@@ -134,14 +133,16 @@ __device__ __forceinline__ Offsets nested_element(const Nest<kRank>& nest, int64
   return nest.at(index);
 }
 
-// Blocks that are to fit on a multiprocessor: the fewer registers the loads in flight take, the more.
+// Blocks that are to fit on a multiprocessor: the fewer registers the loads in flight take, and the sums of `leaves` that are
+// joined one after the other, the more.
 template <int V, Same same, class Source>
-constexpr int weighted_blocks(int loads) {
+constexpr int weighted_blocks(int loads, int leaves) {
   if (Source::kRank > kFastRank) return 2;
-  constexpr int kSums = V * (static_cast<int>(sizeof(typename Source::Acc)) / 4 - 1);  // above those of one word each
-  const int registers = loads * static_cast<int>(sizeof(typename Source::template Loaded<V, same>)) / 4 + kSums;
-  constexpr int kMost = Source::kOnce ? 56 : 48;              // a second input has addresses of its own
-  return same == Same::shifted || registers > kMost ? 2 : 3;  // what is moved among threads takes registers, too
+  int kept = 1;
+  while (1 << kept < 2 * leaves) ++kept;
+  const int sums = V * (kept * static_cast<int>(sizeof(typename Source::Acc)) / 4 - 1);  // above those of one word each
+  const int registers = loads * static_cast<int>(sizeof(typename Source::template Loaded<V, same>)) / 4 + sums;
+  return registers > (Source::kOnce ? 60 : 48) ? 2 : 3;  // a second input has addresses of its own
 }
 
 // How the elements of an output lie in both inputs.
@@ -177,6 +178,12 @@ __device__ __forceinline__ auto hold(const Source& source, bool wanted, Offsets 
   if constexpr (Source::kOnce) return source.template hold<V, same>(wanted, place);
   else return Unheld{};
 }
+// The same for an output whose first vector a thread of the warp has loaded.
+template <int V, class Source, class Loaded>
+__device__ __forceinline__ auto hold_of(const Source& source, const Loaded& x, int lane) {
+  if constexpr (Source::kOnce) return source.template hold_of<V>(x, lane);
+  else return Unheld{};
+}
 
 // A product, or padding if it is not wanted, added to a lane's sum; or the first that it has.
 template <class Acc, class Loaded, class Held>
@@ -192,24 +199,20 @@ __device__ __forceinline__ void add_product(Acc& sum, const Loaded& x, int j, co
 // A vector of them, and the sums of V neighbouring lanes or columns.
 template <int V, class Acc, class Loaded, class Held>
 __device__ __forceinline__ void add_products(Acc (&sums)[V], const Loaded& x, const Held& held, bool wanted, bool starts) {
-  if constexpr (std::is_same_v<Held, Unheld>) {
 #pragma unroll
-    for (int j = 0; j < V; ++j) add_product(sums[j], x, j, held, wanted, starts);
-  } else {
-    const auto elements = held.elements(x);
-#pragma unroll
-    for (int j = 0; j < V; ++j) add_product(sums[j], elements, j, held, wanted, starts);
-  }
+  for (int j = 0; j < V; ++j) add_product(sums[j], x, j, held, wanted, starts);
 }
 
-// A unit of a row: weighted_groups() groups of 32 * V neighbouring leaves, the thread's first element at `begin`.
-// kWhole: all of its elements are there.
+// A unit of a row: weighted_groups() groups of 32 * V neighbouring leaves, from element `start` on. kWhole: all of its elements
+// are there.
 template <int V, Walk walk, Same same, bool kWhole, class Source, class Held>
 __device__ __forceinline__ typename Source::Acc weighted_unit(const WeightedArgs<Source>& a, const Held& held, Offsets row,
-                                                              int64_t begin) {
+                                                              int64_t start) {
   using Acc = typename Source::Acc;
   constexpr int kGroups = weighted_groups(V, Source::kLargest);
   typename Source::template Loaded<V, same> x[kGroups][kDepth];
+  const int64_t begin = start + threadIdx.x % kWarp * V;
+  const int unit_left = static_cast<int>(min(a.length - start, int64_t{kChunk}));
   const int left = static_cast<int>(min(a.length - begin, int64_t{kChunk}));
   const Offsets first = row + element<V, walk == Walk::nested ? Walk::dense : walk, same>(a, begin);
 #pragma unroll
@@ -223,28 +226,35 @@ __device__ __forceinline__ typename Source::Acc weighted_unit(const WeightedArgs
     }
   }
   Acc values[kGroups];
+  const auto add = [&](auto deep) {  // or leaves of fewer elements
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    Acc sums[V];
+    for (int g = 0; g < kGroups; ++g) {
+      Acc sums[V];
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d)
-      add_products(sums, x[g][d], held, kWhole || g * kWarp * V + d * kLanes + V <= left, d == 0);
-    if constexpr (!kWhole && walk == Walk::dense) {
-      // The row's last vector may be no whole one. Its elements are the last of their lanes.
-#pragma unroll 1
       for (int d = 0; d < kDepth; ++d) {
+        if (!decltype(deep)::value && d > 0 && d * kLanes >= unit_left) continue;  // no thread of the warp has any
         const int e = g * kWarp * V + d * kLanes;
-        if (e >= left || e + V <= left) continue;
-#pragma unroll
-        for (int j = 0; j < V - 1; ++j)
-          if (e + j < left) {
-            const Offsets at = row + element<V, walk, same>(a, begin + e + j);
-            add_product(sums[j], a.source.template load<1, Same::none, true>(true, at), 0, held, true, false);
-          }
+        add_products(sums, x[g][d], held, kWhole || e + V <= left, d == 0);
       }
+      if constexpr (!kWhole && walk == Walk::dense && V > 1) {
+        // The row's last vector may be no whole one. Its elements are the last of their lanes.
+#pragma unroll 1
+        for (int d = 0; d < kDepth && a.length % V > 0; ++d) {
+          const int e = g * kWarp * V + d * kLanes;
+          if (e >= left || e + V <= left) continue;
+#pragma unroll
+          for (int j = 0; j < V - 1; ++j)
+            if (e + j < left) {
+              const Offsets at = row + element<V, walk, same>(a, begin + e + j);
+              add_product(sums[j], a.source.template load<1, Same::none, true>(true, at), 0, held, true, false);
+            }
+        }
+      }
+      values[g] = join_neighbours(sums);
     }
-    values[g] = join_neighbours(sums);
-  }
+  };
+  if (kWhole || unit_left > (kDepth - 1) * kLanes) add(std::true_type{});
+  else add(std::false_type{});
   return warp_join_groups(values);
 }
 
@@ -259,7 +269,7 @@ __device__ __forceinline__ void carry_in_warp(Acc& waiting, Acc& v, int index) {
 // A warp takes `run` neighbouring units of a row, one after the other, and a block's warps neighbouring runs.
 template <int V, Walk walk, Same same, class Source>
 __global__ void __launch_bounds__(kWeightedThreads,
-                                  weighted_blocks<V, same, Source>(kDepth* weighted_groups(V, Source::kLargest)))
+                                  weighted_blocks<V, same, Source>(kDepth* weighted_groups(V, Source::kLargest), 1))
     weighted_rows(const __grid_constant__ WeightedArgs<Source> a) {
   using Acc = typename Source::Acc;
   constexpr int kUnit = kWarp * V * weighted_groups(V, Source::kLargest), kChunkUnits = kLanes / kUnit;
@@ -277,26 +287,12 @@ __global__ void __launch_bounds__(kWeightedThreads,
     const int64_t unit = first + i;
     sum = padding<Acc>();
     if (unit < units) {
-      const int64_t start = unit / kChunkUnits * kChunk + unit % kChunkUnits * kUnit, begin = start + lane * V;
+      const int64_t start = unit / kChunkUnits * kChunk + unit % kChunkUnits * kUnit;
       // In nested dims most of the code finds places, so that it stands once.
-      const int64_t end = start + (kDepth - 1) * kLanes + kUnit;
-      bool whole = walk != Walk::nested && end <= a.length;
-      if constexpr (same == Same::shifted) whole = whole && a.source.template has_granules<V>(place.in + start, place.in + end);
+      const bool whole = walk != Walk::nested && start + (kDepth - 1) * kLanes + kUnit <= a.length;
+      if (!whole) sum = weighted_unit<V, walk, same, false>(a, held, place, start);
       if constexpr (walk != Walk::nested)
-        if (whole) sum = weighted_unit<V, walk, same, true>(a, held, place, begin);
-      if constexpr (same == Same::shifted) {
-        // The input's and the rows' ends, element by element, in units of half as many leaves or as many.
-        constexpr int kSingles = kWarp * weighted_groups(1, Source::kLargest), kParts = kUnit / kSingles;
-        if (!whole) {
-#pragma unroll 1
-          for (int part = 0; part < kParts; ++part) {
-            const Acc more = weighted_unit<1, walk, Same::second, false>(a, held, place, start + part * kSingles + lane);
-            sum = part == 0 ? more : sum + more;
-          }
-        }
-      } else if (!whole) {
-        sum = weighted_unit<V, walk, same, false>(a, held, place, begin);
-      }
+        if (whole) sum = weighted_unit<V, walk, same, true>(a, held, place, start);
     }
     carry_in_warp(waiting, sum, i);
   }
@@ -309,85 +305,105 @@ __global__ void __launch_bounds__(kWeightedThreads,
   if (lane == 0) a.output.write(a.results, row, row * a.splits + split, sum);
 }
 
-// Rows whose every element is a leaf: 2^log_width neighbouring threads a row, and some rows at a time. Threads share the joins
-// of these rows: while a thread has several, it keeps one half of them and hands the other over. Each is stored by a thread of
-// its own.
+// Rows whose every element is a leaf: 2^log_width neighbouring threads a row, some rows at a time, and `run` times so many one
+// after the other. Threads share the joins of the rows of a turn: while a thread has several, it keeps one half of them and
+// hands the other over. Then threads own rows: of one turn if they are many, and else those of a turn are owned by the first
+// threads, those of the next turn by the next, so that all finish results at the same time.
 template <int V, int kGroups, Walk walk, Same same, class Source>
-__global__ void __launch_bounds__(kWeightedThreads, 2) weighted_short_rows(const __grid_constant__ WeightedArgs<Source> a) {
+__global__ void __launch_bounds__(kWeightedThreads, walk == Walk::nested ? 2 : weighted_blocks<V, same, Source>(kLoads, 1))
+    weighted_short_rows(const __grid_constant__ WeightedArgs<Source> a) {
   using Acc = typename Source::Acc;
-  constexpr int kRows = kGroups < kLoads ? kLoads / kGroups : 1;
+  constexpr int kRows = weighted_rows_at_once(kGroups), kValues = kRows * kGroups;
   const int lane = threadIdx.x % kWarp, width = 1 << a.log_width, side = kWarp >> a.log_width;
-  const int64_t warp = block_number() * (blockDim.x / kWarp) + threadIdx.x / kWarp;
-  const int64_t first = warp * kRows * side + (lane >> a.log_width);
+  const int64_t warp = block_number() * (blockDim.x / kWarp) + threadIdx.x / kWarp, begin_row = warp * a.run * kRows * side;
   const int member = lane & (width - 1), begin = member * V, length = static_cast<int>(a.length);
+  const int own = kGroups == 1 ? member % kRows : lane % kValues / kGroups;
+  const int own_turn = kGroups == 1 ? member / kRows : lane / kValues * kGroups + lane % kGroups;
   wait_for_previous_kernel();
   allow_next_kernel();
-  if (warp * kRows * side >= a.outputs) return;
-  Offsets place[kRows], inner[kGroups];
-  if (a.kept.rank <= 1) {
-    const Offsets pitch{a.kept.rank ? a.kept.dims[0].in : 0, a.kept.rank ? a.kept.dims[0].out : 0}, one = pitch * side;
-    place[0] = pitch * first;
-#pragma unroll
-    for (int r = 1; r < kRows; ++r) place[r] = place[r - 1] + one;
-  } else {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) place[r] = a.kept.at(first + r * side < a.outputs ? first + r * side : 0);
-  }
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) inner[g] = element<V, walk, same>(a, begin + g * kWarp * V);
-  typename Source::template Loaded<V, same> x[kRows][kGroups];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g)
-      x[r][g] = a.source.template load<V, same, false>(first + r * side < a.outputs && begin + g * kWarp * V < length,
-                                                       place[r] + inner[g]);
-  }
-  Acc values[kRows * kGroups];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const auto held = hold<V, same>(a.source, first + r * side < a.outputs, place[r]);
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      Acc sums[V];
-      add_products(sums, x[r][g], held, begin + g * kWarp * V < length, true);
-      values[r * kGroups + g] = join_neighbours(sums);
-    }
-  }
-  const auto store = [&](int own, const Acc& sum) {
-    const int64_t row = first + own * side;
+  if (begin_row >= a.outputs) return;
+  const auto store = [&](int64_t row, const Acc& sum) {
     if (row < a.outputs) a.output.write(a.results, row, row, sum);
   };
-  if constexpr (kGroups > 1) {  // these rows have whole warps
-    const Acc sum = warp_join(warp_transpose_join(values), 1, kGroups);
-    if (lane < kRows * kGroups && lane % kGroups == 0) store(lane / kGroups, sum);
-  } else {
+  constexpr bool kNested = walk == Walk::nested;
+  Offsets inner[kGroups];
 #pragma unroll
-    for (int mask = 1; mask < kRows; mask *= 2) {
-      if (mask >= width) continue;
+  for (int g = 0; g < kGroups; ++g) inner[g] = element<V, walk, same>(a, (kNested ? begin : 0) + g * kWarp * V);
+  Acc mine = padding<Acc>();
+#pragma unroll 1
+  for (int turn = 0; turn < a.run; ++turn) {
+    const int64_t first = begin_row + turn * kRows * side + (lane >> a.log_width);
+    const int rows = static_cast<int>(min(a.outputs - first, int64_t{kRows * kWarp}));  // from the first on
+    const auto has = [&](int r, int g) { return r * side < rows && begin + g * kWarp * V < length; };
+    Offsets place[kRows];
+    if (a.kept.rank <= 1) {
+      const Offsets pitch{a.kept.rank ? a.kept.dims[0].in : 0, a.kept.rank ? a.kept.dims[0].out : 0}, one = pitch * side;
+      place[0] = pitch * first;
+      if constexpr (!kNested) place[0] = place[0] + element<V, walk, same>(a, begin);
 #pragma unroll
-      for (int i = 0; i < kRows / (2 * mask); ++i) {
-        Acc keep = values[2 * i], give = values[2 * i + 1];
-        exchange_if(lane & mask, keep, give);
-        values[i] = keep + shuffle_xor(give, mask);
+      for (int r = 1; r < kRows; ++r) place[r] = place[r - 1] + one;
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        place[r] = a.kept.at(r * side < rows ? first + r * side : 0);
+        if constexpr (!kNested) place[r] = place[r] + element<V, walk, same>(a, begin);
       }
     }
-    for (int mask = kRows; mask < width; mask *= 2) values[0] = values[0] + shuffle_xor(values[0], mask);
-    for (int i = 0, own = member; own < kRows; ++i, own += width) {
-      Acc sum = values[0];
+    typename Source::template Loaded<V, same> x[kRows][kGroups];
 #pragma unroll
-      for (int r = 1; r < kRows; ++r) sum = choose(i == r, values[r], sum);
-      store(own, sum);
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) x[r][g] = a.source.template load<V, same, false>(has(r, g), place[r] + inner[g]);
+    }
+    Acc values[kValues];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const auto held = hold_of<V>(a.source, x[r][0], lane & -width);
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        Acc sums[V];
+        add_products(sums, x[r][g], held, true, true);
+        values[r * kGroups + g] = choose(has(r, g), join_neighbours(sums), padding<Acc>());
+      }
+    }
+    if constexpr (kGroups > 1) {  // these rows have whole warps
+      const Acc sum = warp_join(warp_transpose_join(values), 1, kGroups);
+      mine = choose(turn == own_turn, sum, mine);
+    } else {
+#pragma unroll
+      for (int mask = 1; mask < kRows; mask *= 2) {
+        if (mask >= width) continue;
+#pragma unroll
+        for (int i = 0; i < kRows / (2 * mask); ++i) {
+          Acc keep = values[2 * i], give = values[2 * i + 1];
+          exchange_if(lane & mask, keep, give);
+          values[i] = keep + shuffle_xor(give, mask);
+        }
+      }
+      for (int mask = kRows; mask < width; mask *= 2) values[0] = values[0] + shuffle_xor(values[0], mask);
+      mine = choose(turn == own_turn, values[0], mine);
+      for (int i = 0; width < kRows && i < kRows / width; ++i) {  // several rows a thread, in the only turn
+        Acc sum = values[0];
+#pragma unroll
+        for (int r = 1; r < kRows; ++r) sum = choose(i == r, values[r], sum);
+        store(first + (member + i * width) * side, sum);
+      }
     }
   }
+  if (own_turn < a.run && (kGroups > 1 || width >= kRows))
+    store(begin_row + (own_turn * kRows + own) * side + (lane >> a.log_width), mine);
 }
 
-// Columns: 2^log_width threads side by side take V neighbouring outputs each, and the others further leaves of them. The sums
-// of a tile's leaves are joined in shared memory. kShort: every element is a leaf, and a thread takes several at a time.
+// Columns: 2^log_width threads side by side take V neighbouring outputs each, and the others further leaves of them. A thread
+// takes some neighbouring leaves, a unit, and joins them in registers; the sums of a tile's units are joined in shared memory.
+// kShort: every element is a leaf.
 template <int V, bool kShort, Walk walk, Same same, class Source>
-__global__ void __launch_bounds__(kWeightedThreads, weighted_blocks<V, same, Source>(kDepth))
+__global__ void __launch_bounds__(kWeightedThreads,
+                                  weighted_blocks<V, same, Source>(kDepth, column_unit(kShort, sizeof(typename Source::Acc))))
     weighted_columns(const __grid_constant__ WeightedArgs<Source> a) {
   using Acc = typename Source::Acc;
+  struct Sums { Acc of[V]; };
+  constexpr int kUnit = column_unit(kShort, sizeof(Acc));
   __shared__ alignas(kGranule) Acc sums[kWeightedSumsBytes / sizeof(Acc)];
   const int width = 1 << a.log_width, side = width * V, slots = blockDim.x >> a.log_width;
   const int across = threadIdx.x & (width - 1), slot = threadIdx.x >> a.log_width;
@@ -397,37 +413,46 @@ __global__ void __launch_bounds__(kWeightedThreads, weighted_blocks<V, same, Sou
   const int64_t first = column_tile * side, column = first + across * V, first_leaf = split * a.tile_leaves;
   const bool inside = column < a.columns;
   const Offsets place = inside ? a.kept.at(batch, column) : Offsets{0, 0};
-  constexpr int kLeaves = kShort ? kDepth : 1;
-  const int step = kShort ? slots : kLanes;
-  const int64_t end = !inside ? 0 : kShort ? min(a.length, first_leaf + a.tile_leaves) : a.length;
-  const Offsets next = a.step * step;
+  constexpr int kStep = kShort ? 1 : kLanes;  // from element to element that are loaded at once
+  const int64_t end = inside ? a.length : 0;
+  const Offsets next = a.step * kStep;
+  const int units = a.tile_leaves / kUnit;
   wait_for_previous_kernel();
   allow_next_kernel();
   const auto held = hold<V, same>(a.source, inside, place);
-  for (int i = slot; i < a.tile_leaves; i += kLeaves * slots) {
-    typename Source::template Loaded<V, same> x[kDepth];
-    const int64_t start = leaf_start(first_leaf + i);
-    const int count = static_cast<int>(max(int64_t{0}, min(int64_t{kDepth}, (end - start + step - 1) / step)));
-    Offsets at = place;
-    if constexpr (walk == Walk::linear) at = at + a.step * start;
+  for (int unit = slot; unit < units; unit += slots) {
+    Sums own, waiting[kUnit];
+    const auto take = [&](int index) {
+      carry(waiting, own, index, [](Sums& left, const Sums& right) {
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      if constexpr (walk == Walk::nested) at = place + nested_element(a.reduced, d < count ? start + d * step : 0);
-      x[d] = a.source.template load<V, same, false>(d < count, at);
-      if constexpr (walk == Walk::linear) at = at + next;
-    }
-    Acc own[V];
+        for (int j = 0; j < V; ++j) left.of[j] = left.of[j] + right.of[j];
+      });
+    };
+#pragma unroll 1
+    for (int leaf = 0; leaf < (kShort ? 1 : kUnit); ++leaf) {
+      typename Source::template Loaded<V, same> x[kDepth];
+      const int64_t start = leaf_start(first_leaf + unit * kUnit + leaf);
+      const int count = static_cast<int>(max(int64_t{0}, min(int64_t{kDepth}, (end - start + kStep - 1) / kStep)));
+      Offsets at = place;
+      if constexpr (walk == Walk::linear) at = at + a.step * start;
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      add_products(own, x[d], held, d < count, kShort || d == 0);
-      const int leaf = kShort ? i + d * slots : i;
-      if ((kShort || d == kDepth - 1) && leaf < a.tile_leaves)
-        store_granules([&](int g) { return &sums[leaf * side + across * V + g]; }, own);
+      for (int d = 0; d < kDepth; ++d) {
+        if constexpr (walk == Walk::nested) at = place + nested_element(a.reduced, d < count ? start + d * kStep : 0);
+        x[d] = a.source.template load<V, same, false>(d < count, at);
+        if constexpr (walk == Walk::linear) at = at + next;
+      }
+#pragma unroll
+      for (int d = 0; d < kDepth; ++d) {
+        add_products(own.of, x[d], held, d < count, kShort || d == 0);
+        if (kShort) take(d);
+      }
+      if (!kShort) take(leaf);
     }
+    store_granules([&](int g) { return &sums[unit * side + across * V + g]; }, own.of);
   }
-  for (int run = 1; run < a.tile_leaves; run *= kJoinRun) {
+  for (int run = 1; run < units; run *= kJoinRun) {
     __syncthreads();
-    const int left = a.tile_leaves / run, items = (left + kJoinRun - 1) / kJoinRun * side;
+    const int left = units / run, items = (left + kJoinRun - 1) / kJoinRun * side;
     for (int item = threadIdx.x; item < items; item += blockDim.x) {
       const int place = (item >> a.log_width) / V * kJoinRun, at = item & (side - 1);
       Acc v[kJoinRun];
@@ -468,8 +493,8 @@ cudaError_t launch_kernel(const WeightedLaunch& launch, const WeightedArgs<Sourc
   const auto start = [&](auto kernel) { return start_weighted(launch, kernel, plan.blocks, plan.threads, a); };
   constexpr bool kNested = walk == Walk::nested;
   // An element that an output has once is the same for neighbours in rows, and never in columns.
-  constexpr bool kNoRows = Source::kOnce && V > 1 && same == Same::none, kNoColumns = Source::kOnce && V > 1 && !kNoRows;
-  constexpr bool kShifted = same == Same::shifted;
+  constexpr bool kNoRows = Source::kOnce && V > 1 && same == Same::none;
+  constexpr bool kNoColumns = V > most_columns(V, sizeof(typename Source::Acc)) || (Source::kOnce && V > 1 && !kNoRows);
   if constexpr (walk != Walk::dense && !kNoColumns) {  // columns lie side by side, and their elements one stride apart
     if (plan.kernel == WeightedKernel::columns) {
       if (a.length <= kLanes) return start(weighted_columns<V, true, walk, same, Source>);
@@ -478,7 +503,7 @@ cudaError_t launch_kernel(const WeightedLaunch& launch, const WeightedArgs<Sourc
   }
   if constexpr ((V == 1 || walk != Walk::linear) && !kNoRows) {
     if (plan.kernel == WeightedKernel::rows) return start(weighted_rows<V, walk, same, Source>);
-    if constexpr ((V == 1 || !kNested) && !kShifted) {
+    if constexpr (V == 1 ? walk != Walk::dense : !kNested) {
       if (plan.groups == 1) return start(weighted_short_rows<V, 1, walk, same, Source>);
       if (plan.groups == 4) return start(weighted_short_rows<V, 4, walk, same, Source>);
       if constexpr (V < 4) return start(weighted_short_rows<V, kMostWeightedGroups, walk, same, Source>);
@@ -492,12 +517,17 @@ cudaError_t launch_walk(const WeightedLaunch& launch, const WeightedArgs<Source>
   if constexpr (Source::kRank > kFastRank) {
     return launch_kernel<V, Walk::nested, same>(launch, a);
   } else {
-    if constexpr ((V == 1 || V == kGranule / Source::kLargest) && same != Same::shifted)
+    constexpr bool kColumns = Source::kOnce && same == Same::none;
+    constexpr int kMost = kGranule / Source::kLargest;
+    constexpr int kNested = kColumns ? most_columns(kMost, sizeof(typename Source::Acc)) : kMost;
+    if constexpr (V == 1 || V == kNested)
       if (a.reduced.rank > 1) return launch_kernel<V, Walk::nested, same>(launch, a);
     if constexpr (V > 1)
       if (launch.plan.kernel != WeightedKernel::columns) return launch_kernel<V, Walk::dense, same>(launch, a);
-    if constexpr (same != Same::shifted) return launch_kernel<V, Walk::linear, same>(launch, a);
-    return cudaErrorInvalidValue;
+    // Long rows wherever they lie, whose places are then constants.
+    if constexpr (V == 1 && Source::kOnce)
+      if (launch.plan.kernel == WeightedKernel::rows && a.step.in == 1) return launch_kernel<V, Walk::dense, same>(launch, a);
+    return launch_kernel<V, Walk::linear, same>(launch, a);
   }
 }
 
@@ -525,9 +555,6 @@ cudaError_t launch_weighted(const WeightedLaunch& launch, const Source& source, 
     for (Nest<kRank>* nest : {&a.kept, &a.reduced})
       for (int d = 0; d < nest->rank; ++d) std::swap(nest->dims[d].in, nest->dims[d].out);
   if (a.reduced.rank > 0) a.step = {a.reduced.dims[a.reduced.rank - 1].in, a.reduced.dims[a.reduced.rank - 1].out};
-  if constexpr (Source::kOnce && V == kGranule / Source::kLargest) {
-    if (plan.shifted) return launch_walk<V, Same::shifted>(launch, a);
-  }
   if constexpr (V > 1) {
     if (plan.second_same) return launch_walk<V, Same::second>(launch, a);
   }
