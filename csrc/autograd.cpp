@@ -63,6 +63,9 @@ at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& given, const at
     return grad * self.isnan().logical_not();
   } else if constexpr (op == Operation::_logsumexp) {
     return grad * (self - norm).exp();
+  } else if constexpr (op == Operation::_logsum) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "_logsum(): pairs have no derivative");
+    return {};
   } else if constexpr (op == Operation::_amax || op == Operation::_amin) {
     const at::Tensor mask = self.eq(norm);
     return dims.empty() ? grad * mask : grad * mask / mask.sum(dims, /*keepdim=*/true);

@@ -479,6 +479,8 @@ GPUREDUCE_HOST_DEVICE Out result(Acc v) {
     return ordered(static_cast<Out>(v.value));
   } else if constexpr (kHolds<Acc>) {
     return result<Out>(v.value);
+  } else if constexpr (IsLogSum<Acc>::value && IsComplex<Out>::value) {  // as it is
+    return {round_to<decltype(Out::re)>(v.largest), round_to<decltype(Out::re)>(v.sum)};
   } else if constexpr (IsLogSum<Acc>::value) {  // of one element
     return result<Out>(v.largest);
   } else if constexpr (IsComplex<Out>::value) {

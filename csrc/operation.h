@@ -20,7 +20,8 @@ enum class Combine : uint8_t { sum, largest, product, logsum };
 // count  any; int64
 // truth  any; bool, of uint8 uint8
 // log    real ones; of the same dtype, integers float32
-enum class Typing : uint8_t { sum, mean, real, norm, same, count, truth, log };
+// pair   real ones; complex numbers, whose parts are those of the accumulator
+enum class Typing : uint8_t { sum, mean, real, norm, same, count, truth, log, pair };
 
 // Each row has a name, its typing, map, combine and finish, and whether torch.autocast makes the result float32 on CUDA (torch
 // lists those in AT_FORALL_FP32_SET_OPT_DTYPE and AT_FORALL_FP32). Those that begin with _ have no dtype= for their users, or
@@ -36,6 +37,7 @@ enum class Typing : uint8_t { sum, mean, real, norm, same, count, truth, log };
   X(_all, truth, nonzero, sum, all, false)                            \
   X(_count_nonzero, count, nonzero, sum, none, false)                 \
   X(_logsumexp, log, exponent, logsum, logarithm, false)              \
+  X(_logsum, pair, exponent, logsum, none, false)                     \
   X(_norm_0, norm, nonzero, sum, none, true)                          \
   X(_norm_1, norm, magnitude, sum, none, true)                        \
   X(_norm_2, norm, square, sum, square_root, true)                    \

@@ -64,9 +64,12 @@ at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dty
       TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(input), name_of(op) + 1,
                                   "(): complex numbers have no order: input has dtype ", input);
       return input;
+    case Typing::pair:
     case Typing::log:
       TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(input), "logsumexp(): complex numbers are not supported: input has dtype ",
                                   input);
+      if (row.typing == Typing::pair)
+        return input == at::kDouble || at::isIntegralType(input, /*includeBool=*/true) ? at::kComplexDouble : at::kComplexFloat;
       if (at::isIntegralType(input, /*includeBool=*/true)) return c10::get_default_dtype_as_scalartype();
       return at::isFloat8Type(input) ? at::kFloat : input;
     default: break;

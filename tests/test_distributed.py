@@ -1183,6 +1183,26 @@ def test_traffic_of_kin(size, world):
         assert sent["all_gather"][0] > 0 and sent["all_to_all"][0] < 4096 * 4  # as of sums
 
 
+def logsumexp_of_vocabulary(group, rows, sizes, dtype):
+    rank = dist.get_rank(group)
+    whole = data([rows, sum(sizes)], dtype, 3, here())
+    mine = whole.split(sizes, 1)[rank].contiguous()
+    result = distributed.logsumexp(mine, 1, group=group, shard_dim=1, sizes=sizes)
+    assert_same_bits(result, torch_reduce.logsumexp(whole, 1))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("dtype, pair", [("bfloat16", 8), ("float32", 8), ("float64", 16), ("int16", 16)])
+def test_traffic_of_logarithms(size, dtype, pair, world):
+    """Over a dim that is cut, pairs are exchanged, a node each, and of the elements those of a chunk that is cut."""
+    for extra in (0, 100):
+        sizes = [4096 * (rank + 1) + extra for rank in range(size)]
+        nodes = max(map(len, _rank_plan.plan_of(tuple(sizes), 1, 1, 6, dtype_of(dtype).itemsize, pair).nodes))
+        for sent in world.run(size, traffic, logsumexp_of_vocabulary, 6, sizes, dtype):
+            assert sent["all_gather"] == [pair * 6 * nodes * (size - 1), 1]
+            assert sent["all_to_all"][0] <= 6 * 4095 * dtype_of(dtype).itemsize * bool(extra)
+
+
 def gradients_and_orders(group):
     """Only what has a gradient is refused with one; and shards may lie in memory as they like where no order shows."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)

@@ -258,6 +258,44 @@ def test_infinite_exponents(device):
             assert found.item() == pytest.approx(wanted + math.log(count))
 
 
+@pytest.mark.parametrize("name", [name for name in REAL if LOGSUMEXP.takes(name)])
+def test_pairs(name, device):
+    """What ranks exchange: the pair of some chunks, joined with a neighbour's, is that of both; and it has the bits."""
+    ops = torch.ops.gpureduce
+    x = elements((5, 8192 + 700), name, LOGSUMEXP, 83, device)
+    x[3, 5:9] = -math.inf if name not in INTEGER and not name.endswith("fn") else 0
+    wide = name == "float64" or name in INTEGER
+    parts = [ops._logsum(part, 1) for part in x.split(4096, 1)]
+    assert all(part.dtype == (torch.complex128 if wide else torch.complex64) for part in parts)
+    pair = ops._join_logsums(ops._join_logsums(parts[0], parts[1]), parts[2])
+    assert_same_bits(torch.view_as_real(pair), torch.view_as_real(ops._logsum(x, [1])))
+    assert_same_bits(pair.real, ops._amax(x, 1).to(pair.real.dtype))
+    found = ops._finish_logsums(pair)
+    assert found.dtype == torch.float64
+    wanted = LOGSUMEXP.expected(x.cpu(), 1)
+    assert_same_bits(torch_reduce.sum(found[None], 0, dtype=LOGSUMEXP(x, 1).dtype), wanted)
+    assert ops._logsum(x[:, :0], 1).tolist() == [complex(-math.inf, 0)] * 5
+
+
+def test_pairs_are_refused(device):
+    """Of complex numbers, of unlike pairs; and they have no gradient."""
+    ops, pair = torch.ops.gpureduce, torch.zeros(3, dtype=torch.complex64, device=device)
+    with pytest.raises(NotImplementedError, match="complex numbers are not supported"):
+        ops._logsum(pair, 0)
+    for other in (pair.to(torch.complex128), pair[:2]):
+        with pytest.raises(RuntimeError, match="must be alike"):
+            ops._join_logsums(pair, other)
+    for function in (lambda: ops._join_logsums(pair.real, pair.real), lambda: ops._finish_logsums(pair.real)):
+        with pytest.raises(RuntimeError, match="pairs are complex64 or complex128, not Float"):
+            function()
+    x = torch.ones(3, device=device, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="pairs have no derivative"):
+        ops._logsum(x, 0).real.backward()
+    meta = torch.empty(4, 3, device="meta", dtype=torch.bfloat16)
+    found = ops._finish_logsums(ops._join_logsums(ops._logsum(meta, 1), ops._logsum(meta, 1)))
+    assert found.is_meta and found.dtype == torch.float64 and found.shape == (4,)
+
+
 # --- pinned results ---------------------------------------------------------------------------------------------------
 
 PINNED = pathlib.Path(__file__).parent / "data" / "family.json"

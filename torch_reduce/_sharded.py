@@ -32,7 +32,6 @@ class Operation:
     join: str = "sum"  # of two nodes
     last: Callable[[Tensor, int], Tensor] | None = None  # what becomes of the last nodes, which are of so many elements
     free: bool = False  # no order shows, of any dtype
-    whole: bool = False  # nodes cannot be joined: one rank gets all elements of an output
 
     @property
     def is_norm(self) -> bool:
@@ -49,7 +48,13 @@ def norm(name: str, order: str, node: str | None = None, **others: Any) -> Opera
     return Operation(name, f"vector_norm of order {order}", "norm", (node or name,), **others)
 
 
+def logarithm(total: Tensor, count: int) -> Tensor:
+    """What pairs stand for, in float64."""
+    return _ops._finish_logsums(total)
+
+
 COUNT = ("_count_nonzero",)
+JOIN_LOGSUMS = "_join_logsums"  # of pairs, which are complex numbers
 _POWERS = {("_norm_1",): 1, ("_powsum_2",): 2, ("_powsum_3",): 3}  # the orders of nodes that are sums of powers
 _ARRAYS = 1024  # that one launch takes: results of more are put side by side one by one
 OPERATIONS = {
@@ -64,7 +69,7 @@ OPERATIONS = {
         Operation("_any", "any", "count", COUNT, last=lambda total, count: total > 0),
         Operation("_all", "all", "count", COUNT, last=lambda total, count: total == count),
         Operation("_count_nonzero", "count_nonzero", "count", COUNT),
-        Operation("_logsumexp", "logsumexp", "log", ("_logsumexp",), whole=True),
+        Operation("_logsumexp", "logsumexp", "log", ("_logsum",), JOIN_LOGSUMS, last=logarithm),
         norm("_norm_0", "0", free=True),
         norm("_norm_1", "1"),
         norm("_norm_2", "2", "_powsum_2", last=root_by("_root_2")),
@@ -154,8 +159,8 @@ class Call:
             return source
         if operation.typing == "count":
             return torch.int64
-        if operation.whole:
-            return self.dtype
+        if operation.typing == "log":
+            return torch.complex128 if source == torch.float64 or not is_inexact(source) else torch.complex64
         if operation.typing == "moments" or operation.nodes == ("_norm_0",):
             return torch.float64
         if operation.typing == "product" and is_inexact(self.dtype) and not is_inexact(source):
@@ -197,8 +202,8 @@ class Call:
 
     def _asked(self, part: Tensor, accumulator: torch.dtype) -> torch.dtype | None:
         """The dtype= by which a node is `accumulator`: complex, of a norm of complex numbers, as torch has it."""
-        if self.operation.whole:
-            return self.given
+        if self.operation.typing == "log":
+            return None
         return accumulator.to_complex() if self.operation.is_norm and part.is_complex() else accumulator
 
     def join(self, nodes: Tensor) -> Tensor:
@@ -551,7 +556,6 @@ class Shards:
         at = order.index(call.shard_dim)
         outer, inner, outputs = (product(shape[d] for d in dims) for dims in (order[:at], order[at + 1 :], kept))
         node = call.width * call.accumulator(dtype).itemsize
-        by_outputs = call.operation.whole or by_outputs
         plan = plan_of(tuple(sizes), outer, inner, outputs, dtype.itemsize, node, by_outputs)
         moved = None if axes == [*range(len(shape))] else axes
         return cls(rank, shape, tuple(shape[d] for d in kept), moved, outputs, sum(sizes) * outer * inner, plan)
@@ -693,6 +697,9 @@ def join_table(table: Tensor, joins: list[tuple[list[int], list[int]]], operator
     for left, _ in joins:
         count = len(left)
         pairs = whole.index_select(0, places[used : used + 2 * count]).view(2, count, -1)
-        getattr(_ops, operator)(pairs, [0], dtype=table.dtype, out=whole[made : made + count])
+        if operator == JOIN_LOGSUMS:
+            whole[made : made + count] = _ops._join_logsums(*pairs)
+        else:
+            getattr(_ops, operator)(pairs, [0], dtype=table.dtype, out=whole[made : made + count])
         used, made = used + 2 * count, made + count
     return whole

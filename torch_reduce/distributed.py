@@ -327,8 +327,7 @@ def logsumexp(
     """The logarithm of the sum of exponentials of a tensor of which every rank holds a shard: as :func:`sum`, with the
     bits of ``torch_reduce.logsumexp(global tensor, dim, keepdim)``.
 
-    All elements of an output are sent to one rank. So where all dims are reduced, the last rank needs memory for the
-    global tensor.
+    What is sent are pairs, the largest exponent and a sum: as many as a sum sends numbers.
 
     Args:
         x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`; ``x`` is real.
