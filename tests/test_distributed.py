@@ -515,7 +515,9 @@ def test_sizes(world):
 
 def die(group):
     """One rank ends; what do the others get, and when?"""
+    dist.barrier(group)  # until then the others may still be connecting
     if dist.get_rank(group) == 1:
+        time.sleep(0.5)
         os._exit(1)
     began, errors = time.monotonic(), []
     for call in (
