@@ -375,17 +375,29 @@ def check(tensor, dim=None, keepdim=False, dtype=None, what="", operation=SUM):
 
 @functools.cache
 def operators_warn_in_python():
-    """Whether torch.ops takes warnings to Python's filters: that of torch 2.15 does, and that of 2.11 prints them."""
+    """Whether torch.ops takes warnings to Python's filters: from torch 2.15 on it does; before, it prints them."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.ops.aten.sum.IntList_out(torch.ones(3, 4), [1], out=torch.zeros(7))
     return bool(caught)
 
 
-def child_of_runtime_error(kind):
-    """The class that one of ours has where torch's has this: torch 2.15 has NotImplementedError for dtypes that it does
-    not take, which is a child of RuntimeError, where torch 2.11 and we have RuntimeError itself."""
-    return RuntimeError if kind is NotImplementedError else kind
+def invalid_argument():
+    """The class that a std::invalid_argument has in Python: RuntimeError from torch 2.15 on, ValueError before.
+
+    What takes the warnings of operators to Python translates their errors, in place of pybind11 (pytorch#193451).
+    """
+    return RuntimeError if operators_warn_in_python() else ValueError
+
+
+def class_of_ours(kind, words):
+    """The class of our error where torch's has this class and these words: the same, but for one kind.
+
+    For dtypes that torch's mean and vector_norm do not take, it raises NotImplementedError from torch 2.15 on; before,
+    it raised RuntimeError, as we do.
+    """
+    of_dtypes = "could not infer output dtype" in words or "Expected a floating point or complex tensor" in words
+    return RuntimeError if kind is NotImplementedError and of_dtypes else kind
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
