@@ -4,6 +4,7 @@
 TORCH  ?= 2.11.0#   the torch to install in .venv and to build for: 2.11 to 2.15
 CUDA   ?= $(GPUREDUCE_CUDA)#  0 leaves CUDA out
 PYTHON ?= python3#  what .venv is made with
+JOBS   ?=#          so many processes share the tests; for a CPU: on a GPU, some tests want all of its memory
 ARGS   ?=#          more arguments for pytest (make test), bench/grid.py (make bench, make grid) or the ladder
 VENV   := .venv
 PY     := $(VENV)/bin/python#  `make test PY=python3` uses an environment of your own: nothing is installed
@@ -86,7 +87,7 @@ build: torch_reduce/_build.json
 # --- use ------------------------------------------------------------------------------------------------------------------
 
 test: build
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest $(if $(JOBS),-n $(JOBS) --dist loadfile) $(ARGS)
 
 bench: build
 	PYTHONPATH=. $(PY) bench/grid.py --short $(ARGS)
