@@ -166,9 +166,16 @@ def ratios_of(results, name):
 
 
 def summary(all_results, root):
-    """The table of functions: of torch's times over ours in an operation's cells the mean, least and largest."""
+    """The table of functions: of torch's times over ours in an operation's cells the mean, least and largest.
+
+    Of the GPUs that were measured on today's sources; or of all, if there is none.
+    """
+    measured = [results for results in all_results if any(part in results for part in ("norms", "kin", "weighted"))]
+    old = {r["gpu"] for r in measured if provenance.stale_note(provenance.sources(r, "cuda"), root)}
+    if any(results["gpu"] not in old for results in measured):
+        measured = [results for results in measured if results["gpu"] not in old]
     merged = {}
-    for results in all_results:
+    for results in measured:
         merged.setdefault(results["gpu"], {}).update(results)
     columns = [f"× {rival}, {gpu}" for gpu in merged for rival in ("eager", "torch.compile")]
     rows = []
@@ -180,7 +187,6 @@ def summary(all_results, root):
                 mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 0
                 texts.append(f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "")
         rows.append([f"`{call}`", arguments, what, *texts])
-    measured = [results for results in all_results if any(part in results for part in ("norms", "kin", "weighted"))]
     sources = list(dict.fromkeys("\n".join(source_lines(results, root)) for results in measured))
     head, _, *body = report.table(["torch_reduce.", "arguments of", "what it is", *columns], rows)
     return [head, "| " + " | ".join([":--"] * 3 + ["--:"] * len(columns)) + " |", *body, "", *sources]

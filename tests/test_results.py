@@ -66,6 +66,11 @@ def test_table_of_functions_says_when_it_is_old():
     for known, is_old in ((now, False), ({"cuda": "0" * 64}, True)):
         text = "\n".join(family_report.summary([results | {"sources": results["sources"] | known}], ROOT))
         assert known["cuda"][:12] in text and ("older sources" in text) == is_old
+    others = [results | {"gpu": "another", "sources": results["sources"] | {"cuda": "1" * 64}}]
+    fresh = [results | {"sources": results["sources"] | now}]
+    text = "\n".join(family_report.summary(fresh + others, ROOT))
+    assert "eager, NVIDIA" in text and "another" not in text  # measured on today's sources, and not
+    assert "eager, another" in "\n".join(family_report.summary(others, ROOT))
 
 
 @pytest.mark.parametrize("script", ["report", "models_report", "family_report", "ranks_report"])
