@@ -498,6 +498,37 @@ def test_failure(size, world):
     world.run(size, fail)
 
 
+def compiled(group):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    x, sizes = data([700, 3], "bfloat16", rank, here()), [700] * size
+    total = torch.ones(5, device=here())
+
+    def scattered(x):
+        output = torch.empty(3, device=x.device)
+        distributed.reduce_scatter(output, torch.ones(3 * size, device=x.device), group)
+        return output
+
+    for function in (
+        lambda x: distributed.sum(x * 2, 0, group=group, shard_dim=0, sizes=sizes) + 1,
+        lambda x: distributed.logsumexp(x * 2, 0, group=group, shard_dim=0) + 1,
+        lambda x: distributed.var_mean(x * 2, 0, group=group, shard_dim=0)[1] + 1,
+        lambda x: distributed.all_reduce(total.fill_(1), group) or total + 1,
+        lambda x: torch_reduce.get_total_norm([x * 2], group=group, places=[rank]) + 1,
+        scattered,
+    ):
+        torch._dynamo.reset()
+        result = torch.compile(function, backend="eager")(x)
+        assert_same_bits(result, function(x))
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="between compiled graphs, not in them"):
+            torch.compile(function, backend="eager", fullgraph=True)(x)
+
+
+def test_compiled(world):
+    """A graph ends before each call; where there may be but one, that is said."""
+    world.run(2, compiled)
+
+
 def wrong_sizes(group):
     x, rank = torch.ones(4, 6, device=here()), dist.get_rank(group)
     wrong = {(4,): "3 sizes, one a rank", (4, -1, 4): "none negative", (5, 5, 5): f"rank {rank} has 5"}

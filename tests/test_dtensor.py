@@ -451,6 +451,27 @@ def test_compiled_for_any_size(world):
     world.run(world.size, compiled_for_any_size)
 
 
+def compiled_norm(group):
+    mesh = mesh_of((2,))
+    if inside(mesh):
+        x = data([9000, 3], "float32", 3, here())
+        one = cut(x, mesh, [S0])
+
+        def function(x):
+            return torch_reduce.get_total_norm([x, x]) + 1
+
+        torch._dynamo.reset()
+        assert_same_bits(torch.compile(function, backend="eager")(one), function(x))
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="between compiled graphs, not in them"):
+            torch.compile(function, backend="eager", fullgraph=True)(one)
+
+
+def test_compiled_norm(world):
+    """Norms of a list of DTensors are exchanged between graphs."""
+    world.run(world.size, compiled_norm)
+
+
 # --- what is sent ----------------------------------------------------------------------------------------------------
 
 

@@ -78,6 +78,7 @@ def _read_places(tensors: list[Tensor | None], places: Sequence[int]) -> list[in
     return places
 
 
+@torch.compiler.disable(reason="ranks exchange norms between compiled graphs, not in them")
 def _accumulators_of_all(tensors: list[Tensor | None], places: Any, ord: float, group: Any) -> Tensor:
     """The accumulators of all ranks' tensors, in the order of their places."""
     from . import _messages

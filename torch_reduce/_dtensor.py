@@ -387,6 +387,7 @@ def _shards(x: DTensor, call: Any) -> tuple[Any, tuple | None]:
     return None, (local, replace(call, shard_dim=dim), tuple(sizes), order, group)
 
 
+@torch.compiler.disable(reason="ranks exchange norms between compiled graphs, not in them")
 def reduce_all(
     name: str, tensors: Sequence[DTensor], dtypes: Sequence[torch.dtype | None]
 ) -> list[tuple[list[int], Tensor]]:
