@@ -14,6 +14,7 @@ if not torch.distributed.is_available():
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import test_segment
 import test_variance
@@ -251,6 +252,36 @@ def test_orders_of_weighted_sums_tell():
     exact = x.double() * w.double()
     for other in (torch_reduce.weighted_sum(x.flip(1), w.flip(1), 1), torch_reduce.sum(exact, 1).float()):
         assert not torch_reduce.weighted_sum(x, w, 1).equal(other)
+
+
+class Products(TorchDispatchMode):
+    """Counts the elements of all tensors that torch multiplies."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function.overloadpacket is torch.ops.aten.mul:
+            self.count += result.numel()
+        return result
+
+
+def products_that_are_written(group, sizes):
+    rank = dist.get_rank(group)
+    x, w = (data([sum(sizes), 2], "bfloat16", k, here()) for k in (5, 6))
+    with Products() as products:
+        mine = (each.split(sizes)[rank] for each in (x, w))
+        got = distributed.weighted_sum(*mine, 0, group=group, shard_dim=0, sizes=sizes)
+    assert_same_bits(got, torch_reduce.weighted_sum(x, w, 0))
+    return products.count
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_products_that_are_written(size, world):
+    """Of chunks that are cut those that are sent, and those that they meet; and no others."""
+    assert world.run(size, products_that_are_written, [8192] * size) == [0] * size
+    for count in world.run(size, products_that_are_written, [8192 + 100] * size):
+        assert count <= 2 * 2 * 4095 and (count > 0) == (size > 1)
 
 
 def dots(group, name, n, cuts, wanted):

@@ -84,6 +84,44 @@ MOMENTS = Operation("", "var_mean", "moments", ("sum", "_powsum_2"))  # of the d
 
 
 @dataclass(frozen=True)
+class Factors:
+    """Two tensors of one shape, which stand for their products, of this dtype: these are written to memory only where
+    they are sent, or where a chunk is made up of several ranks' parts."""
+
+    x: Tensor
+    weight: Tensor
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.x.shape
+
+    def dim(self) -> int:
+        return self.x.dim()
+
+    def made(self) -> Tensor:
+        return self.x.to(self.dtype) * self.weight.to(self.dtype)
+
+    def permute(self, axes: Sequence[int]) -> "Factors":
+        return replace(self, x=self.x.permute(axes), weight=self.weight.permute(axes))
+
+    def flatten(self, first: int) -> "Factors":
+        return replace(self, x=self.x.flatten(first), weight=self.weight.flatten(first))
+
+    def split_with_sizes(self, sizes: list[int], dim: int) -> "list[Factors]":
+        pairs = zip(*(each.split_with_sizes(sizes, dim) for each in (self.x, self.weight)), strict=True)
+        return [replace(self, x=x, weight=weight) for x, weight in pairs]
+
+    def new_empty(self, shape: Any, dtype: torch.dtype | None = None) -> Tensor:
+        return self.x.new_empty(shape, dtype=dtype or self.dtype)
+
+
+def made(part: "Tensor | Factors") -> Tensor:
+    """The elements that are reduced."""
+    return part.made() if isinstance(part, Factors) else part
+
+
+@dataclass(frozen=True)
 class Call:
     """A call's arguments, read: dims are counted from 0 and sorted."""
 
@@ -181,6 +219,8 @@ class Call:
 
     def node(self, part: Tensor, dims: list[int], accumulator: torch.dtype) -> Tensor:
         """The nodes of a part of the elements, flat: for each output its numbers, which are `accumulator`."""
+        if isinstance(part, Factors):
+            return _ops.weighted_sum(part.x, part.weight, dims, dtype=accumulator).reshape(-1)
         asked = self._asked(part, accumulator)
         numbers = [getattr(_ops, name)(part, dims, dtype=asked).reshape(-1) for name in self.operation.nodes]
         return numbers[0] if len(numbers) == 1 else torch.stack(numbers, 1).view(-1)
@@ -302,9 +342,10 @@ class WeightedCall(Call):
     def is_free(self, source: torch.dtype) -> bool:
         return self._summing.is_free(type_of_products(source, self.weight.dtype, self.dtype))
 
-    def plain(self, x: Tensor) -> tuple[Tensor, Call]:
+    def plain(self, x: Tensor) -> tuple[Factors, Call]:
         """The sum of the products."""
-        return products(x.detach(), self.weight.detach(), self.dtype), self._summing
+        dtype = type_of_products(x.dtype, self.weight.dtype, self.dtype)
+        return Factors(x.detach(), self.weight.detach(), dtype), self._summing
 
     @property
     def _summing(self) -> Call:
@@ -431,8 +472,7 @@ def type_of_products(x: torch.dtype, weight: torch.dtype, result: torch.dtype) -
 
 def products(x: Tensor, weight: Tensor, result: torch.dtype) -> Tensor:
     """The products, of which the sum is a weighted sum with a result of that dtype."""
-    type = type_of_products(x.dtype, weight.dtype, result)
-    return x.to(type) * weight.to(type)
+    return Factors(x, weight, type_of_products(x.dtype, weight.dtype, result)).made()
 
 
 def reduce_shards(
@@ -500,6 +540,8 @@ def order_of(x: Tensor, call: Call) -> list[int]:
 
 def laid_out(local: Tensor, reduced: Sequence[int], order: Sequence[int]) -> Tensor:
     """`local` with the reduced dims in this order in memory: the global tensor's, which shards need not have."""
+    if isinstance(local, Factors):
+        return replace(local, x=laid_out(local.x, reduced, order))
     if lies_in_order(local.shape, local.stride(), order):
         return local
     return permuted(local.permute(axes_of(local, reduced, order)).contiguous(), reduced, order)
@@ -586,7 +628,7 @@ def join_shards(x: Tensor, call: Call, sizes: tuple[int, ...], order: list[int],
         parts = realigned([shards], [x], together((plan,), shards.rank), group)
         values = call.nodes_of(parts, len(shards.kept), accumulator)
     else:
-        matrix = shards.rows(x).reshape(outputs, -1)
+        matrix = made(shards.rows(x)).reshape(outputs, -1)
         values = values_elsewhere(matrix, plan, shards.rank, call, accumulator, group)
     mine = torch.cat(values) if values else x.new_empty(0, dtype=accumulator)
     gathered = gather(mine, [count * call.width for count in plan.counts], group)
@@ -625,7 +667,7 @@ def realigned(shards: Sequence[Shards], tensors: Sequence[Tensor], plan: Togethe
     for one, x, cut in zip(shards, tensors, plan.cuts, strict=True):
         parts += one.pieces(x, cut)
     if plan.exchanges:
-        heads = [parts[i].reshape(-1) for i in plan.heads]
+        heads = [made(parts[i]).reshape(-1) for i in plan.heads]
         flat = torch.cat(heads) if heads else tensors[0].new_empty(0)
         sent, received = ([count * outputs for count in counts] for counts in (plan.sent, plan.received))
         work, blocks = exchange(flat, sent, received, group)
@@ -633,7 +675,7 @@ def realigned(shards: Sequence[Shards], tensors: Sequence[Tensor], plan: Togethe
         if plan.chunks:
             blocks = blocks.split_with_sizes([length * outputs for length in plan.blocks])
             there = [*parts, *([block.view(*kept, -1) for block in blocks] if kept else blocks)]
-            chunks = torch.cat([there[i].flatten(len(kept)) for i in plan.shared], len(kept))
+            chunks = torch.cat([made(there[i]).flatten(len(kept)) for i in plan.shared], len(kept))
             parts += chunks.split_with_sizes(plan.chunks, len(kept))
     return [parts[i] for i in plan.nodes]
 
