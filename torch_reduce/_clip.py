@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ._arguments import mesh_of
+from ._graphs import between_graphs
 
 _ops = torch.ops.gpureduce
 _INFINITY = float("inf")
@@ -78,7 +79,7 @@ def _read_places(tensors: list[Tensor | None], places: Sequence[int]) -> list[in
     return places
 
 
-@torch.compiler.disable(reason="ranks exchange norms between compiled graphs, not in them")
+@between_graphs
 def _accumulators_of_all(tensors: list[Tensor | None], places: Any, ord: float, group: Any) -> Tensor:
     """The accumulators of all ranks' tensors, in the order of their places."""
     from . import _messages

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import distributed
+from ._graphs import between_graphs
 from ._messages import exchange_parts, gather, place
 from ._rank_plan import even, product
 from ._rounding import accumulator_of, finish
@@ -387,7 +388,7 @@ def _shards(x: DTensor, call: Any) -> tuple[Any, tuple | None]:
     return None, (local, replace(call, shard_dim=dim), tuple(sizes), order, group)
 
 
-@torch.compiler.disable(reason="ranks exchange norms between compiled graphs, not in them")
+@between_graphs
 def reduce_all(
     name: str, tensors: Sequence[DTensor], dtypes: Sequence[torch.dtype | None]
 ) -> list[tuple[list[int], Tensor]]:

@@ -22,6 +22,7 @@ from torch import Tensor
 import torch_reduce
 
 from . import _messages, _rank_plan, _rounding, _sharded
+from ._graphs import between_graphs
 
 __all__ = [
     "FSDPReduceScatter",
@@ -50,9 +51,6 @@ __all__ = [
 ]
 
 _, _LANES, _ = torch.ops.gpureduce._order()
-
-# torch.compile ends a graph before these, and begins another one after them.
-_between_graphs = torch.compiler.disable(reason="ranks exchange messages between compiled graphs, not in them")
 
 
 # --- reductions of a sharded dim -------------------------------------------------------------------------------------
@@ -524,12 +522,12 @@ def _operator(name: str, known: dict[float, str], ord: Any) -> str:
     return known[float(ord)]
 
 
-@_between_graphs
+@between_graphs
 def _reduce(name: str, *arguments: Any) -> Tensor:
     return _sharded.reduce_shards(_sharded.Call, _sharded.OPERATIONS[name], *arguments)
 
 
-@_between_graphs
+@between_graphs
 def _reduce_as(title: str, *arguments: Any, **more: Any) -> Any:
     """Of an operation that has a kind of call of its own."""
     kind, operation = _sharded.KINDS[title]
@@ -612,7 +610,7 @@ def reduce_scatter(
     return _reduce_scatter(output, input, group, False, async_op)
 
 
-@_between_graphs
+@between_graphs
 def _check(
     name: str, facts: dict[str, Any], tensors: dict[str, Tensor], error: Exception | None, group: Any, tells: bool
 ) -> None:
@@ -662,7 +660,7 @@ class Work:
         return self._rest is None
 
 
-@_between_graphs
+@between_graphs
 def _all_reduce(tensor: Tensor, group: Any, averages: bool, async_op: bool) -> Work | None:
     """Every rank adds one piece of all tensors, and gives it to the others."""
     world, rank = _messages.place("all_reduce", group)
@@ -679,7 +677,7 @@ def _all_reduce(tensor: Tensor, group: Any, averages: bool, async_op: bool) -> W
     return _begin(tensor, counts, [counts[rank]] * world, group, rest, async_op)
 
 
-@_between_graphs
+@between_graphs
 def _reduce_scatter(output: Tensor, input: Tensor, group: Any, averages: bool, async_op: bool) -> Work | None:
     """Every rank adds its piece of all inputs."""
     world, _ = _messages.place("reduce_scatter", group)
