@@ -39,10 +39,9 @@ def _accumulators(tensors: list[Tensor], operator: str, ord: float) -> Tensor:
     cut: list[int] = []
     plain: dict[torch.dtype | None, list[int]] = {}
     for i, t in enumerate(tensors):
-        mesh = mesh_of(t)
-        if not mesh:
+        if not mesh_of(t):
             plain.setdefault(_accumulator(t.dtype), []).append(i)
-        elif mesh.get_coordinate() is None:
+        elif _outside(t):
             raise ValueError(
                 f"get_total_norm: this rank is outside of the mesh of tensor {i}, and has nothing of it: give 'group' "
                 "and 'places', so that the ranks of the mesh tell this one"

@@ -511,14 +511,14 @@ def reduce_shards(
         sizes, order = agree(title, facts, error, size, group, device)
     shape = list(x.shape)
     shape[call.shard_dim] = sum(sizes)
-    x, call = call.plain(x)
+    x, call = call.plain(laid_out(x, call.dims, order))  # the order is empty where none shows
     if 0 in shape:
         return call(x.new_empty(shape))
     if free:
         outputs = product(n for d, n in enumerate(shape) if d not in call.dims)
         total = join_freely(own_nodes(x, call), outputs, [size > 0 for size in sizes], call, group)
         return call.result(total, product(shape) // outputs, shape)
-    return call.join_shards(laid_out(x, call.dims, order), tuple(map(int, sizes)), order, group)
+    return call.join_shards(x, tuple(map(int, sizes)), order, group)
 
 
 def check_sizes(name: str, sizes: Sequence[int], world: int, rank: int, size: int) -> None:
@@ -540,8 +540,6 @@ def order_of(x: Tensor, call: Call) -> list[int]:
 
 def laid_out(local: Tensor, reduced: Sequence[int], order: Sequence[int]) -> Tensor:
     """`local` with the reduced dims in this order in memory: the global tensor's, which shards need not have."""
-    if isinstance(local, Factors):
-        return replace(local, x=laid_out(local.x, reduced, order))
     if lies_in_order(local.shape, local.stride(), order):
         return local
     return permuted(local.permute(axes_of(local, reduced, order)).contiguous(), reduced, order)
