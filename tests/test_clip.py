@@ -186,6 +186,22 @@ def test_clip(ord, foreach, device):
         assert_same_bits(p.grad, grad)
 
 
+@pytest.mark.parametrize("foreach", [None, False, True])
+def test_clipped_bits(foreach, device):
+    """Each gradient times the factor in its own dtype, rounded once, in any layout: the same bits everywhere."""
+    for name in [*FLOATS, "complex64"]:
+        tensors = [t for t in arrays(name, device) if not (t.numel() and 0 in t.stride())]
+        parameters = [nn.Parameter(torch.empty_like(t)) for t in tensors]
+        for p, t in zip(parameters, tensors, strict=True):
+            p.grad = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device).copy_(t)
+        total = torch_reduce.clip_grad_norm_(parameters, 0.37, foreach=foreach)
+        factor = (0.37 / (total.cpu() + 1e-6)).to(dtype_of(name).to_real())
+        assert factor < 1
+        for p, t in zip(parameters, tensors, strict=True):
+            wide = t.cpu().double() if t.dtype.itemsize < 4 else t.cpu()
+            assert_same_bits(p.grad.cpu(), (wide * factor).to(t.dtype), f"{name} {tuple(t.shape)}")
+
+
 def test_nonfinite(device):
     """An error only where it is asked for, and then nothing is scaled."""
     model = model_of(device)

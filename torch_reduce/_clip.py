@@ -191,7 +191,8 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scales gradients so that their norm is at most ``max_norm``, as :func:`torch.nn.utils.clip_grad_norm_` does.
 
-    The norm is that of :func:`get_total_norm`; :func:`torch.nn.utils.clip_grads_with_norm_` scales the gradients.
+    The norm is that of :func:`get_total_norm`. Each gradient is multiplied by ``min(1, max_norm / (norm + 1e-6))``,
+    rounded to its dtype. So they, too, have the same bits on the CPU and on GPUs.
 
     Args:
         parameters: tensors, or one tensor, whose gradients are scaled in place. Those without a gradient count for
@@ -211,9 +212,24 @@ def clip_grad_norm_(
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     total = _total_norm([p.grad for p in parameters], float(norm_type), error_if_nonfinite, group, places)
-    alike: dict[Any, list[Tensor]] = {}  # DTensors of a mesh are scaled together, and other tensors
-    for parameter in parameters:
-        alike.setdefault(mesh_of(parameter), []).append(parameter)
-    for some in alike.values():
-        torch.nn.utils.clip_grads_with_norm_(some, max_norm, total, foreach)
+    _scale([p.grad for p in parameters if p.grad is not None], float(max_norm), total, foreach)
     return total
+
+
+def _scale(gradients: list[Tensor], max_norm: float, total: Tensor, foreach: bool | None) -> None:
+    """Multiplies each by one factor of its dtype, as which many are scaled in one launch; of a DTensor what is here."""
+    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    alike: dict[tuple[torch.device, torch.dtype, bool], list[Tensor]] = {}
+    for gradient in gradients:
+        own = gradient.to_local() if mesh_of(gradient) else gradient
+        alike.setdefault((own.device, own.dtype, type(own) is Tensor), []).append(own)
+    for (device, dtype, plain), some in alike.items():
+        supported = device.type in ("cpu", "cuda")
+        if foreach and not supported:
+            raise RuntimeError(f"foreach=True was passed, but can't use the foreach API on {device.type} tensors")
+        here = factor.to(device, dtype.to_real())
+        if foreach or (foreach is None and supported and plain):
+            torch._foreach_mul_(some, here)
+        else:
+            for gradient in some:
+                gradient.mul_(here)
