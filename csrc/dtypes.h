@@ -450,16 +450,20 @@ GPUREDUCE_HOST_DEVICE Out round_to(Real v) {
     return {__half_as_ushort(__float2half_rn(v))};
   } else if constexpr (std::is_same_v<Out, BFloat16> && std::is_same_v<Real, float>) {
     return {__bfloat16_as_ushort(__float2bfloat16_rn(v))};
+  } else if constexpr (std::is_same_v<Out, Half>) {
+    return {__half_as_ushort(__double2half(sticky_double(v)))};
+  } else if constexpr (std::is_same_v<Out, BFloat16>) {
+    return {__bfloat16_as_ushort(__double2bfloat16(sticky_double(v)))};
 #else
   } else if constexpr (std::is_same_v<Out, Half> && std::is_same_v<Real, float>) {
     return to_half(v);
   } else if constexpr (std::is_same_v<Out, BFloat16> && std::is_same_v<Real, float>) {
     return to_bfloat16(v);
-#endif
   } else if constexpr (std::is_same_v<Out, Half>) {
     return {static_cast<uint16_t>(narrow<5, 10>(sticky_double(v)))};
   } else if constexpr (std::is_same_v<Out, BFloat16>) {
     return {static_cast<uint16_t>(narrow<8, 7>(sticky_double(v)))};
+#endif
   } else if constexpr (std::is_same_v<Out, Float8_e4m3fn>) {
     return {static_cast<uint8_t>(narrow<4, 3, true>(sticky_double(v)))};
   } else if constexpr (std::is_same_v<Out, Float8_e5m2>) {

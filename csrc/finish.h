@@ -39,7 +39,9 @@ inline GPUREDUCE_OUT_OF_LINE double cube_root(double x) {
   while (!is_above(root + 1)) ++root;
   return ldexp(static_cast<double>((root + 1) / 2), scale - 53);  // none lies halfway between two doubles
 }
-inline GPUREDUCE_OUT_OF_LINE float cube_root(float x) { return static_cast<float>(cube_root(static_cast<double>(x))); }
+// Of a float32, any cube root within 4 units in the last place of a double is rounded right: none of them is nearer than 9 such
+// units to the middle between two float32 (tests/test_model.py).
+inline GPUREDUCE_OUT_OF_LINE float cube_root(float x) { return static_cast<float>(cbrt(static_cast<double>(x))); }
 
 // What `finish` makes of an accumulator of `count` elements, in its precision.
 template <class Acc>

@@ -79,6 +79,9 @@ GPUREDUCE_HOST_DEVICE Acc mapped(In x) {
   }
 }
 
+// Whether what is done with an element takes so long that a load of its own costs little.
+constexpr bool outweighs_loads(Map map) { return map == Map::exponent; }
+
 // Whether an element's sign counts.
 constexpr bool is_signed(Map map) {
   return map == Map::value || map == Map::factor || map == Map::number || map == Map::negative || map == Map::exponent;
@@ -112,7 +115,9 @@ inline bool is_compiled(Map map, Accumulator to, DType dtype) {
   switch (map) {
     case Map::value: return own || widened;
     case Map::nonzero: return in.size <= 8;
-    case Map::square: return own && plain;
+    case Map::square:
+      return (own && plain) || (dtype == DType::ComplexFloat && to == Accumulator::f32) ||
+             (dtype == DType::ComplexDouble && to == Accumulator::f64);
     case Map::number:
     case Map::cube: return own && common;
     case Map::magnitude: return plain && (own || widened);

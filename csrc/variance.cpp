@@ -86,6 +86,9 @@ Pair reduce(const Tensor& self, OptionalDims dim, double correction, bool root, 
   Pair results{at::empty(sizes, options), at::empty(sizes, options)};
   const auto& [variance, mean] = results;
   const Reduction r = make_reduction(self, mask, variance, mean, correction, root);
+  if (static_cast<double>(r.problem.outputs == 0 ? 0 : r.problem.length) <= correction)
+    TORCH_WARN(root ? "std" : "var", "(): degrees of freedom is <= 0. Correction should be strictly less than the reduction ",
+               "factor (input numel divided by output numel).");
   if (r.problem.outputs == 0) return results;
   if (r.problem.length == 0) {
     variance.fill_(std::numeric_limits<double>::quiet_NaN());

@@ -89,6 +89,14 @@ def vectors(name, device):
 # --- bits -------------------------------------------------------------------------------------------------------------
 
 
+def test_all_cube_roots(device):
+    """Of every float32 from 1 to 8, correctly rounded. NumPy's are: none is near the middle of two (test_model.py)."""
+    for start in range(0x3F800000, 0x41000000, 1 << 22):
+        x = np.arange(start, start + (1 << 22), dtype=np.uint32).view(np.float32)
+        roots = torch.ops.gpureduce._root_3(torch.from_numpy(x)[:, None].to(device), 1)
+        assert np.array_equal(roots.cpu().numpy(), np.cbrt(x.astype(np.float64)).astype(np.float32))
+
+
 @pytest.mark.parametrize("name", INEXACT)
 @every_norm
 def test_bits(op, name, device):

@@ -87,13 +87,27 @@ def test_random_views(block, device):
         check(x, dim, rng.choice(CORRECTIONS), keepdim)
 
 
+LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129)
+
+
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
 def test_every_length(name, device):
-    for length in (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129, 511, 512, 513, 1025, 4095, 4096, 4097):
+    for length in (*LENGTHS, 511, 512, 513, 516, 640, 1000, 1023, 1024, 1025, 4095, 4096, 4097):
         x = data((2, length + 1), name, seed=83, device=device)[:, 1:]
         check(x, 1)
         check(x.t().contiguous(), 0)
+        check(data((3, (length + 15) // 16 * 16), name, seed=84, device=device)[:, :length], 1)  # at aligned addresses
         check(data((3, length, 16), name, seed=84, device=device), 1)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_many_rows(name, cuda):
+    """So many that a warp takes some, one after the other: the CPU's bits."""
+    for length in (9, 33, 100, 300, 520, 771, 1024):
+        rows = 70_003 if length < 100 else 40_001
+        x = data((rows, length), name, seed=85, device=cuda)
+        for ours, cpus in zip(OPS.var_mean(x, [1]), OPS.var_mean(x.cpu(), [1]), strict=True):
+            assert_same_bits(ours.cpu(), cpus, f"{rows} rows of {length}")
 
 
 def test_lazy_and_expanded_views(device):
@@ -167,6 +181,18 @@ def test_agrees_with_torch(device):
         for ours, theirs in ((torch_reduce.var, torch.var), (torch_reduce.std, torch.std)):
             a = ours(x, dim, correction=correction, keepdim=keepdim)
             torch.testing.assert_close(a, theirs(x, dim, correction=correction, keepdim=keepdim), equal_nan=True)
+
+
+def test_no_degrees_of_freedom(capfd, device):
+    """torch's warning, as operators of torch print it."""
+    x = torch.ones(3, 2, device=device)
+    for name in ("var", "std"):
+        for call in (getattr(OPS, name), getattr(torch.ops.aten, name).correction):
+            call(x, [1], correction=2)
+            assert f"{name}(): degrees of freedom is <= 0. Correction should be" in capfd.readouterr().err
+        getattr(torch_reduce, name)(x, 1, correction=1.5)
+        getattr(torch_reduce, name)(x[:0], 0, correction=-1)
+        assert "degrees" not in capfd.readouterr().err
 
 
 def test_empty(device):

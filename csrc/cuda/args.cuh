@@ -1,4 +1,5 @@
-// What a reducing kernel is given.
+// What a reducing kernel is given. Of a launch's constants those that it needs for its first loads stand first, so that a line
+// of the constant cache holds them: lines are missing in a cold cache, and a kernel waits for one after the other.
 #pragma once
 
 #include "../finish.h"
@@ -49,12 +50,13 @@ __device__ __noinline__ void store_any(const Output<Acc, true>& output, int64_t 
 // kAll: there is code for all results, and else for those alone for which is_direct() holds.
 template <class Acc, bool kAll>
 struct Output {
+  static constexpr bool kWantsFirst = false;  // as writers of weighted sums may
   void* result;
-  DType dtype;
   Acc* partials;  // null: the value is the result
+  DType dtype;
   Finish finish;
-  int64_t count;  // elements of an output
   bool direct;    // is_direct()
+  int64_t count;  // elements of an output
 
   template <int kRank>
   __device__ __forceinline__ void write(const Nest<kRank>& kept, int64_t output, int64_t partial, Acc v) const {
@@ -102,8 +104,10 @@ struct Output {
     } else if constexpr (IsProduct<Acc>::value || IsLogSum<Acc>::value) {
       return x;
     } else {
-      if constexpr (kAll && std::is_floating_point_v<Number>)
+      if constexpr (kAll && std::is_floating_point_v<Number>) {
         if (finish == Finish::square_root) return square_root(x);
+        if (finish == Finish::cube_root) return cube_root(x);
+      }
       return quotient(x, count);
     }
   }

@@ -15,8 +15,8 @@ namespace gpureduce::cuda {
 template <class Source, class Acc>
 OutputOf<Source, Acc> output_of(const Launch& launch) {
   const Reduction& r = launch.reduction;
-  return {r.output,         r.out,       launch.plan.joins.empty() ? nullptr : static_cast<Acc*>(launch.workspace), r.finish,
-          r.problem.length, is_direct(r)};
+  Acc* const partials = launch.plan.joins.empty() ? nullptr : static_cast<Acc*>(launch.workspace);
+  return {r.output, partials, r.out, r.finish, is_direct(r), r.problem.length};
 }
 
 template <class Source, class Acc>
@@ -157,20 +157,22 @@ cudaError_t launch_panels(const Launch& launch, const Source& source) {
   const auto log = [](int x) { return static_cast<int8_t>(__builtin_ctz(x)); };  // of powers of two
   const int side = panel.width * V;
   const PanelArgs<Source, Acc> args{source,
-                                    r.problem.length,
                                     r.problem.reduced[0].stride,
+                                    r.problem.length,
+                                    static_cast<int32_t>(t.columns),
+                                    t.tile_outputs,
+                                    t.tile_leaves,
+                                    panel.units,
+                                    static_cast<int8_t>(plan.warps),
+                                    log(panel.width),
+                                    log(panel.rows),
+                                    log(panel.parts),
+                                    kept.size() > 2,
                                     batch.stride,
                                     column.out_stride,
                                     batch.out_stride,
                                     t.partial_output_stride,
                                     t.partial_split_stride,
-                                    static_cast<int32_t>(t.columns),
-                                    t.tile_outputs,
-                                    t.tile_leaves,
-                                    panel.units,
-                                    log(panel.width),
-                                    log(panel.rows),
-                                    log(panel.parts),
                                     input_span(r),
                                     output_of<Source, Acc>(launch),
                                     kept_nest<Source::kRank>(r.problem)};
@@ -195,7 +197,7 @@ auto dense_kernel(const Plan& plan, const Problem& p) {
   if constexpr (is_any<Source>) {
     return dense_kernel<V, Walk::linear, Acc, Source>(plan);
   } else if constexpr (is_lean<Source>) {
-    if constexpr (V > 1 && shifts(sizeof(typename Source::Element)))
+    if constexpr (V > 1 && shifts(sizeof(typename Source::Element)) && !IsLogSum<Acc>::value)
       if (walk == Walk::shifted) return dense_kernel<V, Walk::shifted, Acc, Source>(plan);
     return dense_kernel<V, Walk::dense, Acc, Source>(plan);
   } else {
@@ -243,15 +245,17 @@ cudaError_t start_dense(const Launch& launch, const Source& source, int unit_lea
   const bool alone = launch.plan.is<DensePlan>() && t.splits == 1 && row_alone(t.leaves, unit_leaves, launch.plan.walk);
   using Count = typename DenseArgs<Source, Acc>::Count;
   const DenseArgs<Source, Acc> args{source,
-                                    r.problem.length,
                                     row.stride,
-                                    row.out_stride,
                                     static_cast<Count>(t.outputs),
+                                    static_cast<uint16_t>(launch.plan.warps),
+                                    alone,
+                                    kept.rank > 1,
+                                    r.problem.length,
+                                    row.out_stride,
+                                    output_of<Source, Acc>(launch),
                                     static_cast<Count>((t.leaves + unit_leaves - 1) / unit_leaves),
                                     t.splits,
                                     t.tile_leaves / unit_leaves,
-                                    alone,
-                                    output_of<Source, Acc>(launch),
                                     kept,
                                     reduced,
                                     reduced.template stride<kInnerDims>(next),
@@ -317,7 +321,7 @@ template <class In, class Acc>
 cudaError_t launch_typed(const Launch& launch) {
   constexpr int kVector = sizeof(In) < 16 ? 16 / sizeof(In) : 1;
   const Reduction& r = launch.reduction;
-  const Typed<In> source{static_cast<const In*>(r.input), l2_policy(launch.plan), masks_of(r)};
+  const auto source = Typed<In>::of(r.input, l2_policy(launch.plan), masks_of(r));
   if (launch.plan.is<FlatPlan>() && reads_pieces(launch.plan.walk, launch.plan.vector, sizeof(In), is_lean<Typed<In>>))
     return launch_flat<Acc>(launch, source);
   if constexpr (rings_rows(sizeof(In)) && !IsMapped<In>::value)

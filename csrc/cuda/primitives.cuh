@@ -283,9 +283,15 @@ struct Typed {
   static constexpr bool kDropsSigns =
       std::is_same_v<In, float> || std::is_same_v<In, double> || std::is_same_v<In, Half> || std::is_same_v<In, BFloat16>;
   static constexpr bool kMasks = IsMasked<In>::value;
+  using Kept = std::conditional_t<kMasks, Masks, uint32_t>;  // all masks, or the bits of second words that are kept
   const In* base;
   uint64_t policy;
-  Masks masks;
+  Kept masks;
+
+  static Typed of(const void* base, uint64_t policy, const Masks& masks) {
+    if constexpr (kMasks) return {static_cast<const In*>(base), policy, masks};
+    else return {static_cast<const In*>(base), policy, masks.keep[1]};
+  }
 
   template <int V>
   __device__ __forceinline__ Vector<In, V> load(int64_t offset) const {
@@ -306,7 +312,7 @@ struct Typed {
   template <int V>
   __device__ __forceinline__ Vector<In, V> counted(Vector<In, V> x) const {
     if constexpr (kMasks) x.bits = masked(x.bits, masks);
-    else if constexpr (kDropsSigns) x.bits = keep_bits<sizeof(In) == 8>(x.bits, masks.keep[1]);
+    else if constexpr (kDropsSigns) x.bits = keep_bits<sizeof(In) == 8>(x.bits, masks);
     return x;
   }
 

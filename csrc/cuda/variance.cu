@@ -28,36 +28,72 @@ __device__ __forceinline__ auto loaded(const weighted::Input& input, int64_t off
   return value(load_vector<In, 1>(static_cast<const In*>(input.data) + offset, policy)[0]);
 }
 
-// The results of moments, and the first elements that they need; or partial sums, which the join takes up.
-struct MomentsWriter {
-  Moments* partials;  // null: the value is the result
+// The first elements of outputs, which are of a dtype that the kernel is compiled for.
+template <class In>
+struct Firsts {
+  const In* input;
+  using Found = Vector<In, 1>;
+
+  explicit Firsts(const weighted::Input& given) : input(static_cast<const In*>(given.data)) {}
+  __device__ __forceinline__ Found read(int64_t offset) const {
+    return load_vector<In, 1>(input + offset, static_cast<uint64_t>(::cuda::access_property()));
+  }
+  static __device__ __forceinline__ double number(Found found) { return value(found[0]); }
+};
+
+// The same of any dtype.
+template <>
+struct Firsts<void> {
   weighted::Input input;
+  using Found = double;
+
+  explicit Firsts(const weighted::Input& given) : input(given) {}
+  __device__ __forceinline__ double read(int64_t offset) const {
+    const double x = with_float(input.dtype, [&](auto element) -> double { return loaded<decltype(element)>(input, offset); });
+    return input.negate ? -x : x;
+  }
+  static __device__ __forceinline__ double number(double found) { return found; }
+};
+
+struct Results {
   void *variance, *mean;
   DType dtype;
   variance::Finishing finishing;
 
-  template <int kRank>
-  __device__ __forceinline__ void write(const Nest<kRank>& results, int64_t output, int64_t partial, Moments m) const {
-    if (partials) partials[partial] = m;
-    else finish(results.at(output), m);
+  __device__ __noinline__ void write(int64_t index, Moments m, double first) const {
+    const auto found = finishing(m, first);
+    store(variance, index, found.variance);
+    store(mean, index, found.mean);
   }
 
  private:
-  __device__ __noinline__ void finish(Offsets at, Moments m) const {
-    const auto found = finishing(m, first(at.in));
-    store_float(variance, at.out, found.variance);
-    store_float(mean, at.out, found.mean);
-  }
-  __device__ __forceinline__ double first(int64_t offset) const {
-    const double x = with_float(input.dtype, [&](auto element) -> double { return loaded<decltype(element)>(input, offset); });
-    return input.negate ? -x : x;
-  }
-  __device__ __forceinline__ void store_float(void* out, int64_t index, double v) const {
+  __device__ __forceinline__ void store(void* out, int64_t index, double v) const {
     switch (dtype) {
       case DType::Float: static_cast<float*>(out)[index] = result<float>(v); break;
       case DType::Half: static_cast<Half*>(out)[index] = result<Half>(v); break;
       case DType::BFloat16: static_cast<BFloat16*>(out)[index] = result<BFloat16>(v); break;
       default: static_cast<double*>(out)[index] = v;
+    }
+  }
+};
+
+// The results of moments; or partial sums, which the join takes up.
+template <class In>
+struct MomentsWriter {
+  static constexpr bool kWantsFirst = true;
+  Moments* partials;  // null: the value is the result
+  Firsts<In> firsts;
+  Results results;
+
+  // first_at(offset): the output's first element.
+  template <int kRank, class FirstAt>
+  __device__ __forceinline__ void write(const Nest<kRank>& places, int64_t output, int64_t partial, Moments m,
+                                        const FirstAt& first_at) const {
+    if (partials) {
+      partials[partial] = m;
+    } else {
+      const Offsets at = places.at(output);
+      results.write(at.out, m, firsts.number(first_at(at.in)));
     }
   }
 };
@@ -69,7 +105,7 @@ using RealOf = std::conditional_t<std::is_same_v<In, double>, double, float>;
 template <class In>
 struct Deviations {
   using Acc = Moments;
-  using Writer = MomentsWriter;
+  using Writer = MomentsWriter<In>;
   static constexpr int kRank = kFastRank, kLargest = sizeof(In);
   static constexpr bool kOnce = true;
   const In* input;
@@ -82,13 +118,30 @@ struct Deviations {
   struct Held {
     Vector<In, kFirst> first;
 
-    // What is not wanted is as if it were the first element: its difference of 0 changes no result, since that of the first
-    // element is one too. A square of a float32 is exact in double precision, so that it can be added with one rounding.
+    // What stands for elements that are not wanted: their difference of 0 changes no result, since that of the first element is
+    // one too.
     template <int V>
-    __device__ __forceinline__ void add(Acc& sum, const Vector<In, V>& x, int j, bool wanted, bool starts) const {
-      const float difference = value(x[j]) - value(first[kFirst == 1 ? 0 : j]);
-      const double d = wanted ? difference : 0;
+    __device__ __forceinline__ Vector<In, V> missing() const {
+      Vector<In, V> x;
+#pragma unroll
+      for (int j = 0; j < V; ++j) x.set(j, first[kFirst == 1 ? 0 : j]);
+      return x;
+    }
+
+    // A square of a float32 is exact in double precision, so that it can be added with one rounding.
+    template <int V>
+    __device__ __forceinline__ void add(Acc& sum, const Vector<In, V>& x, int j, bool starts) const {
+      const double d = value(x[j]) - value(first[kFirst == 1 ? 0 : j]);
       sum = starts ? Acc{d, d * d} : Acc{sum.re + d, __fma_rn(d, d, sum.im)};
+    }
+
+    // Neighbours that are lanes of one element each, joined: two by two without rounding their squares first.
+    template <int V>
+    __device__ __forceinline__ Acc join(const Vector<In, V>& x) const {
+      Acc sums[V == 1 ? 1 : V / 2];
+#pragma unroll
+      for (int j = 0; j < V; ++j) add(sums[j / 2], x, j, j % 2 == 0);
+      return join_neighbours(sums);
     }
   };
 
@@ -98,6 +151,7 @@ struct Deviations {
     return Held<kFirst>{load_vector_if<In, kFirst>(wanted, input + place.in, first_policy, padding_vector<In, kFirst>().bits)};
   }
 
+  // A thread gets the first element of the vector that another one has.
   template <int V>
   __device__ __forceinline__ Held<1> hold_of(const Vector<In, V>& x, int lane) const {
     uint32_t word = 0;
@@ -108,17 +162,19 @@ struct Deviations {
     return held;
   }
 
-  template <int V, Same same, bool kAlways>
-  __device__ __forceinline__ Vector<In, V> load(bool wanted, Offsets at) const {
+  template <int V, Same same, bool kAlways, class Held>
+  __device__ __forceinline__ Vector<In, V> load(bool wanted, Offsets at, const Held& held) const {
     if constexpr (kAlways) return load_vector<In, V>(input + at.in, policy);
-    else return load_vector_if<In, V>(wanted, input + at.in, policy, padding_vector<In, V>().bits);
+    else if constexpr (std::is_same_v<Held, Unheld>)
+      return load_vector_if<In, V>(wanted, input + at.in, policy, padding_vector<In, V>().bits);
+    else return load_vector_if<In, V>(wanted, input + at.in, policy, held.template missing<V>().bits);
   }
 };
 
 // Elements of any dtype, converted at run time, in any number of dims.
 struct AnyDeviations {
   using Acc = Moments;
-  using Writer = MomentsWriter;
+  using Writer = MomentsWriter<void>;
   static constexpr int kRank = kMaxRank, kLargest = sizeof(Acc);
   static constexpr bool kOnce = false;
   weighted::Input input;
@@ -129,8 +185,8 @@ struct AnyDeviations {
     __device__ __forceinline__ Acc product(int) const { return value; }
   };
 
-  template <int V, Same same, bool kAlways>
-  __device__ __forceinline__ Loaded<V, same> load(bool wanted, Offsets at) const {
+  template <int V, Same same, bool kAlways, class Held>
+  __device__ __forceinline__ Loaded<V, same> load(bool wanted, Offsets at, const Held&) const {
     static_assert(V == 1);
     return {wanted ? found(at) : padding<Acc>()};
   }
@@ -157,9 +213,16 @@ WeightedPlan plan_of(const weighted::Reduction& r, int multiprocessors) {
 }
 
 template <class In>
-cudaError_t launch_typed(const WeightedLaunch& launch, const MomentsWriter& writer) {
+MomentsWriter<In> writer_of(const Variances& v, void* partials) {
+  const variance::Reduction& r = v.reduction;
+  return {static_cast<Moments*>(partials), Firsts<In>(r.input), {r.variance, r.mean, r.out, r.finishing}};
+}
+
+template <class In>
+cudaError_t launch_typed(const WeightedLaunch& launch, const Variances& v, void* partials) {
   const Deviations<In> source{static_cast<const In*>(launch.reduction.self.data), weighted_policy(launch, true),
                               weighted_policy(launch, false)};
+  const MomentsWriter<In> writer = writer_of<In>(v, partials);
   constexpr int kMost = kGranule / sizeof(In);
   if (launch.plan.vector == kMost) return launch_weighted<kMost>(launch, source, writer);
   if constexpr (kMost == 8)
@@ -167,12 +230,13 @@ cudaError_t launch_typed(const WeightedLaunch& launch, const MomentsWriter& writ
   return launch_weighted<1>(launch, source, writer);
 }
 
-cudaError_t reduce(const WeightedLaunch& launch, const MomentsWriter& writer) {
-  if (!launch.plan.typed) return launch_weighted<1>(launch, AnyDeviations{launch.reduction.self}, writer);
-  switch (launch.reduction.self.dtype) {
-    case DType::Float: return launch_typed<float>(launch, writer);
-    case DType::Half: return launch_typed<Half>(launch, writer);
-    case DType::BFloat16: return launch_typed<BFloat16>(launch, writer);
+cudaError_t reduce(const WeightedLaunch& launch, const Variances& v, void* partials) {
+  const weighted::Input& input = launch.reduction.self;
+  if (!launch.plan.typed) return launch_weighted<1>(launch, AnyDeviations{input}, writer_of<void>(v, partials));
+  switch (input.dtype) {
+    case DType::Float: return launch_typed<float>(launch, v, partials);
+    case DType::Half: return launch_typed<Half>(launch, v, partials);
+    case DType::BFloat16: return launch_typed<BFloat16>(launch, v, partials);
     default: return cudaErrorInvalidValue;
   }
 }
@@ -188,16 +252,8 @@ cudaError_t run_variances(const Variances& v, void* workspace) {
   const weighted::Reduction r = paired(v.reduction);
   const WeightedPlan plan = plan_of(r, v.multiprocessors);
   const WeightedLaunch launch{r, plan, workspace, v.l2_bytes, v.early, v.stream};
-  MomentsWriter writer{plan.joins ? static_cast<Moments*>(workspace) : nullptr,
-                       v.reduction.input,
-                       v.reduction.variance,
-                       v.reduction.mean,
-                       v.reduction.out,
-                       v.reduction.finishing};
-  if (cudaError_t error = reduce(launch, writer)) return error;
-  if (!plan.joins) return cudaSuccess;
-  writer.partials = nullptr;
-  return join_weighted<Moments>(launch, writer);
+  if (cudaError_t error = reduce(launch, v, plan.joins ? workspace : nullptr)) return error;
+  return plan.joins ? join_weighted<Moments>(launch, writer_of<void>(v, nullptr)) : cudaSuccess;
 }
 
 }  // namespace gpureduce::cuda

@@ -22,7 +22,7 @@ cudaError_t run_weighted(const WeightedLaunch& launch) {
   const auto join = [&](auto acc) {
     using Acc = decltype(acc);
     return join_weighted<Acc>(
-        launch, Output<Acc, true>{r.output, r.out, nullptr, Finish::none, r.problem.length, is_direct(r.accumulator, r.out)});
+        launch, Output<Acc, true>{r.output, nullptr, r.out, Finish::none, is_direct(r.accumulator, r.out), r.problem.length});
   };
   switch (r.accumulator) {
     case Accumulator::f32: return join(float{});

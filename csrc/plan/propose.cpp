@@ -36,7 +36,8 @@ int vector_width(const Problem& p, bool by_columns, int size, const void* addres
 Walk odd_walk(const Request& q) {
   if (!q.typed || q.vector > 1 || q.p.reduced.size() != 1 || (q.lean && q.by_columns)) return q.walk;
   const int64_t stride = q.p.reduced[0].stride;
-  if (!q.by_columns) return shifts(q.size) && stride == 1 && q.p.length > kLanes ? Walk::shifted : q.walk;
+  const bool long_rows = stride == 1 && q.p.length > kLanes;
+  if (!q.by_columns) return shifts(q.size) && long_rows && !outweighs_loads(q.r.map) ? Walk::shifted : q.walk;
   if (q.p.kept.empty() || q.p.kept.back().stride != 1 || q.p.kept.back().size == 1 || q.p.length <= kLoads) return q.walk;
   if (spreads(q.size)) return Walk::spread;
   // Vectors of several rows may reach out of the input.
@@ -167,7 +168,7 @@ InputSpan input_span(const Reduction& r) {
 }
 
 bool is_direct(const Reduction& r) {
-  const bool rooted = r.finish == Finish::cube_root || (r.finish == Finish::square_root && r.map == Map::value);
+  const bool rooted = r.map == Map::value && (r.finish == Finish::square_root || r.finish == Finish::cube_root);
   const bool truth = r.finish == Finish::all;
   return is_direct(r.accumulator, r.out) && !rooted && !truth;
 }

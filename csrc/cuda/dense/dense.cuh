@@ -15,19 +15,22 @@ struct DenseArgs {
   using Count = std::conditional_t<is_any<Source>, int64_t, uint32_t>;
 
   Source source;
-  int64_t length, pitch, result_pitch;  // of rows, unless their dims are nested
-  Count rows, row_units;
+  int64_t pitch;  // of rows, unless their dims are nested
+  Count rows;
+  uint16_t warps;      // of a block
+  bool alone, nested;  // a warp takes a row alone; rows stand in nested dims
+  int64_t length, result_pitch;
+  OutputOf<Source, Acc> output;
+  Count row_units;
   uint32_t splits;
   int32_t tile_units;
-  bool alone;  // a warp takes a row alone
-  OutputOf<Source, Acc> output;
   Nest<Source::kRank> kept, reduced;
   Stride<kInnerDims> next;  // in nested dims: to a thread's next element of a leaf; in flat rows, of a row
   InputSpan input;
   Stride<kInnerDims> next_row;  // of flat rows: from a thread's row to its next
 
   __device__ __forceinline__ Offsets place(Count row) const {
-    if (kept.rank > 1) return kept.at(row);
+    if (nested) return kept.at(row);
     return {row * pitch, row * result_pitch};
   }
 
@@ -138,7 +141,7 @@ __device__ __forceinline__ Count whole_rows_block() {
 template <int V, int kElements, Walk walk, class Source, class Acc>
 __device__ __forceinline__ void take_row(const DenseArgs<Source, Acc>& a) {
   using Count = typename DenseArgs<Source, Acc>::Count;
-  const Count row = whole_rows_block<Count>() * (blockDim.x / kWarp) + threadIdx.x / kWarp;
+  const Count row = whole_rows_block<Count>() * static_cast<Count>(a.warps) + threadIdx.x / kWarp;
   if (row >= a.rows) return;
   const Offsets place = a.place(row);
   wait_for_previous_kernel();
@@ -160,7 +163,7 @@ __device__ __forceinline__ void take_units(const DenseArgs<Source, Acc>& a) {
   __shared__ Acc sums[kMaxDenseUnits];  // of the tile's units
   __shared__ Acc received[kMaxCluster];
   __shared__ uint64_t arrived;
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = a.warps;
   const bool split = a.splits > 1;
   const Count row = split ? Count{blockIdx.z} * kMaxDenseDepth + blockIdx.y : whole_rows_block<Count>();
   const uint32_t tile = split ? blockIdx.x : 0;
@@ -233,7 +236,7 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) flat_rows(const __grid
   constexpr int kSide = kWarp / kWidth, kRows = kCount / kGroups * kSide;
   static_assert(kGroups == 1 || (kWidth == kWarp && kGroups <= kCount));
   const int lane = threadIdx.x % kWarp, e = lane % kWidth * V, length = static_cast<int>(a.length);
-  const uint32_t first = (blockIdx.x * (blockDim.x / kWarp) + threadIdx.x / kWarp) * kRows;
+  const uint32_t first = (blockIdx.x * static_cast<uint32_t>(a.warps) + threadIdx.x / kWarp) * kRows;
   wait_for_previous_kernel();
   allow_next_kernel();
   if (first >= a.rows) return;
@@ -269,14 +272,14 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) flat_rows(const __grid
       });
     }
   };
-  if (!kDense && a.kept.rank > 1 && a.kept.moves()) {
+  if (!kDense && a.nested && a.kept.moves()) {
     Cursor row = a.kept.template cursor<kInnerDims>(mine < a.rows ? mine : 0);
     load([&](int) {
       const int64_t offset = row.offset;
       a.next_row.move(row);
       return offset;
     });
-  } else if (a.kept.rank > 1) {
+  } else if (a.nested) {
     load([&](int below) { return a.kept.at(mine + below < a.rows ? mine + below : 0).in; });
   } else {
     const int64_t begin = mine * a.pitch;

@@ -10,21 +10,24 @@ namespace gpureduce::cuda {
 template <class Source, class Acc>
 struct PanelArgs {
   Source source;
-  int64_t length, pitch, batch_pitch;        // rows; from one to the next, and from one batch to the next
+  int64_t pitch, length;                     // from one row to the next; rows
+  int32_t columns, reach;                    // of a batch; of a tile
+  int32_t tile_leaves;                       // a power of two
+  int32_t units;                             // of a tile
+  int8_t warps;                              // of a block
+  int8_t log_width;                          // threads of a warp side by side
+  int8_t log_rows, log_parts;                // rows that are joined at the end; threads that join a column's
+  bool nested;                               // batches stand in nested dims
+  int64_t batch_pitch;                       // from one to the next
   int64_t result_pitch, result_batch_pitch;  // of columns, and of batches
   int64_t partial_output_stride, partial_split_stride;
-  int32_t columns, reach;      // of a batch; of a tile
-  int32_t tile_leaves;         // a power of two
-  int32_t units;               // of a tile
-  int8_t log_width;            // threads of a warp side by side
-  int8_t log_rows, log_parts;  // rows that are joined at the end; threads that join a column's
   InputSpan input;
   OutputOf<Source, Acc> output;
   Nest<Source::kRank> kept;
 
   // The first column of a batch: of the last dim that is kept.
   __device__ __forceinline__ Offsets place(uint32_t batch) const {
-    if (kept.rank > 2) return kept.at(batch, 0);
+    if (nested) return kept.at(batch, 0);
     return {batch * batch_pitch, batch * result_batch_pitch};
   }
 };
@@ -71,7 +74,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
   constexpr bool kSkips = walk != Walk::shifted || sizeof(LaneSum) == 4;  // units without rows; else registers are too few
   extern __shared__ __align__(kLine) char memory[];
   LaneSum* const slots = reinterpret_cast<LaneSum*>(memory);  // rows of `side` values
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = a.warps;
   const int width = 1 << a.log_width, side = width * V, row = lane >> a.log_width;
   const int column = (lane & (width - 1)) * (walk == Walk::spread ? 1 : V);
   const int first_column = blockIdx.x * a.reach, outputs = min(a.columns - first_column, a.reach);

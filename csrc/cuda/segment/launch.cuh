@@ -173,7 +173,7 @@ inline int vector_of(const Segments& s) {
 template <class In, class Acc>
 cudaError_t segments_of(const SegmentsLaunch& launch) {
   const Segments& s = launch.segments;
-  const Typed<In> source{static_cast<const In*>(s.reduction.input), policy_of(launch), masks_of(s.reduction)};
+  const auto source = Typed<In>::of(s.reduction.input, policy_of(launch), masks_of(s.reduction));
   if (are_rows(s)) return launch_segment_rows<Typed<In>, Acc>(launch, source);
   if (vector_of(s) == 1) return launch_segment_columns<1, Acc>(launch, source);
   return launch_segment_columns<segment_vector(sizeof(In), sizeof(Acc)), Acc>(launch, source);

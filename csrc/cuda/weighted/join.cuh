@@ -36,7 +36,7 @@ template <class Acc, class Writer, int kRank>
 __global__ void __launch_bounds__(1024, 1) join_pairs(const __grid_constant__ JoinWeightedArgs<Acc, Writer, kRank> a) {
   __shared__ Acc slots[1024];
   const int side = blockDim.x / a.threads, across = threadIdx.x & (side - 1), member = threadIdx.x / side;
-  const int64_t output = block_number() * side + across;
+  const int64_t output = (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * side + across;
   int64_t run = kJoinRun;
   while (run * a.threads < a.count) run *= 2;
   wait_for_previous_kernel();
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(1024, 1) join_pairs(const __grid_constant__ Jo
     if (member < left / 2) all = slots[2 * member * side + across] + slots[(2 * member + 1) * side + across];
     __syncthreads();
   }
-  if (member == 0 && output < a.outputs) a.output.write(a.results, output, 0, all);
+  if (member == 0 && output < a.outputs) write(a.output, a.results, output, 0, all);
 }
 
 template <class Acc, int kRank, class Writer>

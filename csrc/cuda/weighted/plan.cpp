@@ -78,6 +78,7 @@ void plan_columns(const Reduction& r, int64_t enough, WeightedPlan& plan) {
 
 void plan_rows(const Reduction& r, int64_t enough, int size, WeightedPlan& plan) {
   const Problem& p = r.problem;
+  const bool finishes = r.accumulator == Accumulator::c128;  // with a lot of code, for which a warp is to have many rows
   const int64_t vectors = divided_up(p.length, plan.vector);
   if (p.length <= kLanes && vectors <= kWarp * kMostWeightedGroups) {
     plan.kernel = WeightedKernel::short_rows;
@@ -86,15 +87,22 @@ void plan_rows(const Reduction& r, int64_t enough, int size, WeightedPlan& plan)
     plan.threads = kWeightedThreads;
     const int rows = weighted_rows_at_once(plan.groups) * (kWarp >> plan.log_width);  // of a warp
     const int64_t tasks = divided_up(p.outputs, rows * (plan.threads / kWarp));
-    const bool finishes = r.accumulator == Accumulator::c128;  // with a lot of code, for which a warp is to have as many rows
     while (finishes && 2 * plan.run * rows <= kWarp && tasks / plan.run > enough) plan.run *= 2;
     plan.blocks = divided_up(tasks, plan.run);
     return;
   }
-  const int64_t units = divided_up(leaf_count(p.length), kWarp * plan.vector * weighted_groups(plan.vector, size));
+  const bool dense = plan.vector >= 4 && p.reduced.size() == 1;
+  plan.elements = dense && p.length <= kFewElements * kLanes ? kFewElements : kDepth;
+  if (plan.elements < kDepth) {
+    plan.threads = kWeightedThreads / 2;
+    const int64_t tasks = divided_up(p.outputs, plan.threads / kWarp);
+    while (finishes && plan.run < kWarp && tasks / (2 * plan.run) > enough) plan.run *= 2;
+    plan.blocks = divided_up(tasks, plan.run);
+    return;
+  }
+  const int64_t units = divided_up(leaf_count(p.length), kWarp * plan.vector * weighted_groups(plan.vector, size, kDepth));
   const int warps = 1 << std::min(log2_up(units), log2_up(kWeightedThreads / kWarp));
   plan.threads = warps * kWarp;
-  plan.run = 1;
   while (plan.run < kMostWeightedRun && plan.run * warps < units &&
          p.outputs * divided_up(units, int64_t{plan.run} * warps) > enough)
     plan.run *= 2;

@@ -12,11 +12,14 @@ constexpr int kMostWeightedRun = 128;         // units that a warp takes one aft
 constexpr int kWeightedTilesOfEach = 16;      // multiprocessor, that there are at most while tiles can be larger
 constexpr int kMostWeightedGroups = 16;       // vectors of a row that a thread of short rows holds
 
-// Of a row's unit: leaves that a warp takes at once are 32 threads times a vector times this.
-GPUREDUCE_HOST_DEVICE constexpr int weighted_groups(int vector, int largest) {
+// Of a row's unit: leaves that a warp takes at once are 32 threads times a vector times this. Rows of so few elements a leaf
+// are one unit.
+GPUREDUCE_HOST_DEVICE constexpr int weighted_groups(int vector, int largest, int elements) {
+  if (elements < kDepth) return kLanes / (kWarp * vector);
   const int groups = kGranule / (vector * largest);
   return groups > 4 ? 4 : groups < 1 ? 1 : groups;
 }
+constexpr int kFewElements = 2;  // of a leaf
 
 // Columns: neighbouring leaves that a thread joins in registers, all of one element or of several, so that few sums of `bytes`
 // each go through memory; and how many of a vector's outputs it takes, whose sums stay in registers.
@@ -27,8 +30,8 @@ GPUREDUCE_HOST_DEVICE constexpr int most_columns(int vector, int bytes) { return
 GPUREDUCE_HOST_DEVICE constexpr int weighted_rows_at_once(int groups) { return groups < kLoads ? kLoads / groups : 1; }
 
 // short rows   every element is a leaf; neighbouring threads of a warp take a row, and several rows each
-// rows         a warp takes units of a row, a block some neighbouring ones
-// columns      a thread takes lanes of neighbouring outputs
+// rows         a warp takes units of a row, a block some neighbouring ones; or a warp takes rows of one unit, one after the
+// other columns      a thread takes lanes of neighbouring outputs
 enum class WeightedKernel : uint8_t { short_rows, rows, columns };
 
 struct WeightedPlan {
@@ -40,7 +43,8 @@ struct WeightedPlan {
   int groups;        // of short rows
   int log_width;     // threads side by side: of a short row, of columns
   int threads;       // of a block
-  int run;           // of rows: units of a warp; of short rows: times that a warp takes some at once
+  int elements;      // of rows: those of a leaf that are loaded at once
+  int run;           // of rows: units of a warp, or rows of one unit; of short rows: times that a warp takes some at once
   int tile_leaves;   // of columns
   int64_t columns, column_tiles, splits, blocks;
   bool joins;        // a second kernel writes the results

@@ -40,8 +40,8 @@ struct Pair {
   };
 
   // kAlways: whether or not it is wanted.
-  template <int V, Same same, bool kAlways>
-  __device__ __forceinline__ Loaded<V, same> load(bool wanted, Offsets at) const {
+  template <int V, Same same, bool kAlways, class Held>
+  __device__ __forceinline__ Loaded<V, same> load(bool wanted, Offsets at, const Held&) const {
     constexpr int kSecond = Loaded<V, same>::kSecond;
     if constexpr (kAlways)
       return {load_vector<A, V>(first + at.in, first_policy), load_vector<B, kSecond>(second + at.out, second_policy)};
@@ -68,8 +68,8 @@ struct AnyPair {
     __device__ __forceinline__ Acc product(int) const { return value; }
   };
 
-  template <int V, Same same, bool kAlways>
-  __device__ __forceinline__ Loaded<V, same> load(bool wanted, Offsets at) const {
+  template <int V, Same same, bool kAlways, class Held>
+  __device__ __forceinline__ Loaded<V, same> load(bool wanted, Offsets at, const Held&) const {
     static_assert(V == 1);
     return {wanted ? found(at) : padding<Acc>()};
   }
@@ -106,15 +106,25 @@ struct AnyPair {
   }
 };
 
+// What is needed first stands first (args.cuh).
 template <class Source>
 struct WeightedArgs {
   using Acc = typename Source::Acc;
   Source source;
-  int64_t length, outputs, columns, column_tiles, splits;
-  int32_t log_width, run, tile_leaves;
+  int64_t length, outputs;
+  int32_t run, log_width;
+  uint32_t blocks_along;  // x
+  int32_t warps;          // of a block
+  Nest<Source::kRank> kept;
+  Offsets step;  // from element to element of an output, unless their dims are nested
+  int64_t splits, columns, column_tiles;
+  int32_t tile_leaves;
   typename Source::Writer output;
-  Offsets step;                                // from element to element of an output, unless their dims are nested
-  Nest<Source::kRank> kept, reduced, results;  // of the former two, the offsets of both inputs
+  Nest<Source::kRank> results, reduced;  // of the latter and of `kept`, the offsets are those of both inputs
+
+  // The block's number in a grid that may have more blocks than fit along x.
+  __device__ __forceinline__ int64_t block() const { return int64_t{blockIdx.y} * blocks_along + blockIdx.x; }
+  __device__ __forceinline__ int64_t warp() const { return block() * warps + threadIdx.x / kWarp; }
 };
 
 __device__ __forceinline__ Offsets operator+(Offsets a, Offsets b) { return {a.in + b.in, a.out + b.out}; }
@@ -156,9 +166,6 @@ __device__ __forceinline__ Offsets element(const WeightedArgs<Source>& a, int64_
   else return {index, same == Same::none ? index : 0};
 }
 
-// The block's number in a grid that may have more blocks than fit along x.
-__device__ __forceinline__ int64_t block_number() { return int64_t{blockIdx.y} * gridDim.x + blockIdx.x; }
-
 // n = quotient * by + rest. Most numbers have 32 bits, which are divided faster.
 struct Divided { int64_t quotient, rest; };
 __device__ __forceinline__ Divided divide(int64_t n, int64_t by) {
@@ -185,6 +192,17 @@ __device__ __forceinline__ auto hold_of(const Source& source, const Loaded& x, i
   else return Unheld{};
 }
 
+// Writes a result, or a partial sum. Writers with kWantsFirst make a result of an output's first element too: `first` is what
+// the output's products have in common, if that is known, or else it is read.
+template <class Writer, int kRank, class Acc, class First = Unheld>
+__device__ __forceinline__ void write(const Writer& writer, const Nest<kRank>& results, int64_t output, int64_t partial,
+                                      const Acc& sum, const First& first = {}) {
+  if constexpr (!Writer::kWantsFirst) writer.write(results, output, partial, sum);
+  else if constexpr (std::is_same_v<First, Unheld>)
+    writer.write(results, output, partial, sum, [&](int64_t at) { return writer.firsts.read(at); });
+  else writer.write(results, output, partial, sum, [&](int64_t) { return first.first; });
+}
+
 // A product, or padding if it is not wanted, added to a lane's sum; or the first that it has.
 template <class Acc, class Loaded, class Held>
 __device__ __forceinline__ void add_product(Acc& sum, const Loaded& x, int j, const Held& held, bool wanted, bool starts) {
@@ -192,7 +210,7 @@ __device__ __forceinline__ void add_product(Acc& sum, const Loaded& x, int j, co
     const Acc product = wanted ? x.product(j) : padding<Acc>();
     sum = starts ? product : sum + product;
   } else {
-    held.add(sum, x, j, wanted, starts);
+    held.add(sum, x, j, starts);  // loaded as what changes nothing, if it is not wanted
   }
 }
 
@@ -203,14 +221,27 @@ __device__ __forceinline__ void add_products(Acc (&sums)[V], const Loaded& x, co
   for (int j = 0; j < V; ++j) add_product(sums[j], x, j, held, wanted, starts);
 }
 
+// A vector of them, each its lane's only one, joined.
+template <int V, Same same, class Source, class Held>
+__device__ __forceinline__ typename Source::Acc join_products(const typename Source::template Loaded<V, same>& x,
+                                                              const Held& held) {
+  if constexpr (std::is_same_v<Held, Unheld>) {
+    typename Source::Acc sums[V];
+    add_products(sums, x, held, true, true);
+    return join_neighbours(sums);
+  } else {
+    return held.join(x);
+  }
+}
+
 // A unit of a row: weighted_groups() groups of 32 * V neighbouring leaves, from element `start` on. kWhole: all of its elements
 // are there.
-template <int V, Walk walk, Same same, bool kWhole, class Source, class Held>
+template <int V, int kElements, Walk walk, Same same, bool kWhole, class Source, class Held>
 __device__ __forceinline__ typename Source::Acc weighted_unit(const WeightedArgs<Source>& a, const Held& held, Offsets row,
                                                               int64_t start) {
   using Acc = typename Source::Acc;
-  constexpr int kGroups = weighted_groups(V, Source::kLargest);
-  typename Source::template Loaded<V, same> x[kGroups][kDepth];
+  constexpr int kGroups = weighted_groups(V, Source::kLargest, kElements);
+  typename Source::template Loaded<V, same> x[kGroups][kElements];
   const int64_t begin = start + threadIdx.x % kWarp * V;
   const int unit_left = static_cast<int>(min(a.length - start, int64_t{kChunk}));
   const int left = static_cast<int>(min(a.length - begin, int64_t{kChunk}));
@@ -218,11 +249,11 @@ __device__ __forceinline__ typename Source::Acc weighted_unit(const WeightedArgs
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
+    for (int d = 0; d < kElements; ++d) {
       const int e = g * kWarp * V + d * kLanes;
       const Offsets at =
           walk == Walk::nested ? row + nested_element(a.reduced, begin + e) : first + element<V, walk, same>(a, e);
-      x[g][d] = a.source.template load<V, same, kWhole>(e + V <= left, at);
+      x[g][d] = a.source.template load<V, same, kWhole>(e + V <= left, at, held);
     }
   }
   Acc values[kGroups];
@@ -231,7 +262,7 @@ __device__ __forceinline__ typename Source::Acc weighted_unit(const WeightedArgs
     for (int g = 0; g < kGroups; ++g) {
       Acc sums[V];
 #pragma unroll
-      for (int d = 0; d < kDepth; ++d) {
+      for (int d = 0; d < kElements; ++d) {
         if (!decltype(deep)::value && d > 0 && d * kLanes >= unit_left) continue;  // no thread of the warp has any
         const int e = g * kWarp * V + d * kLanes;
         add_products(sums, x[g][d], held, kWhole || e + V <= left, d == 0);
@@ -239,21 +270,21 @@ __device__ __forceinline__ typename Source::Acc weighted_unit(const WeightedArgs
       if constexpr (!kWhole && walk == Walk::dense && V > 1) {
         // The row's last vector may be no whole one. Its elements are the last of their lanes.
 #pragma unroll 1
-        for (int d = 0; d < kDepth && a.length % V > 0; ++d) {
+        for (int d = 0; d < kElements && a.length % V > 0; ++d) {
           const int e = g * kWarp * V + d * kLanes;
           if (e >= left || e + V <= left) continue;
 #pragma unroll
           for (int j = 0; j < V - 1; ++j)
             if (e + j < left) {
               const Offsets at = row + element<V, walk, same>(a, begin + e + j);
-              add_product(sums[j], a.source.template load<1, Same::none, true>(true, at), 0, held, true, false);
+              add_product(sums[j], a.source.template load<1, Same::none, true>(true, at, held), 0, held, true, false);
             }
         }
       }
       values[g] = join_neighbours(sums);
     }
   };
-  if (kWhole || unit_left > (kDepth - 1) * kLanes) add(std::true_type{});
+  if (kWhole || unit_left > (kElements - 1) * kLanes) add(std::true_type{});
   else add(std::false_type{});
   return warp_join_groups(values);
 }
@@ -266,16 +297,29 @@ __device__ __forceinline__ void carry_in_warp(Acc& waiting, Acc& v, int index) {
   waiting = choose(threadIdx.x % kWarp == level, v, waiting);
 }
 
+// A warp takes the part of a row that begins with a unit's first element.
+template <int V, int kElements, Walk walk, Same same, class Source, class Held>
+__device__ __forceinline__ typename Source::Acc take_unit(const WeightedArgs<Source>& a, const Held& held, Offsets row,
+                                                          int64_t unit) {
+  constexpr int kUnit = kWarp * V * weighted_groups(V, Source::kLargest, kElements), kChunkUnits = kLanes / kUnit;
+  const int64_t start = unit / kChunkUnits * kChunk + unit % kChunkUnits * kUnit;
+  // In nested dims most of the code finds places, so that it stands once.
+  if constexpr (walk != Walk::nested)
+    if (start + (kElements - 1) * kLanes + kUnit <= a.length)
+      return weighted_unit<V, kElements, walk, same, true>(a, held, row, start);
+  return weighted_unit<V, kElements, walk, same, false>(a, held, row, start);
+}
+
 // A warp takes `run` neighbouring units of a row, one after the other, and a block's warps neighbouring runs.
 template <int V, Walk walk, Same same, class Source>
 __global__ void __launch_bounds__(kWeightedThreads,
-                                  weighted_blocks<V, same, Source>(kDepth* weighted_groups(V, Source::kLargest), 1))
+                                  weighted_blocks<V, same, Source>(kDepth* weighted_groups(V, Source::kLargest, kDepth), 1))
     weighted_rows(const __grid_constant__ WeightedArgs<Source> a) {
   using Acc = typename Source::Acc;
-  constexpr int kUnit = kWarp * V * weighted_groups(V, Source::kLargest), kChunkUnits = kLanes / kUnit;
+  constexpr int kUnit = kWarp * V * weighted_groups(V, Source::kLargest, kDepth);
   __shared__ Acc slots[kWeightedThreads / kWarp];
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  const auto [row, split] = divide(block_number(), a.splits);
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = a.warps;
+  const auto [row, split] = divide(a.block(), a.splits);
   if (row >= a.outputs) return;
   const Offsets place = a.kept.at(row);
   const int64_t first = (split * warps + warp) * a.run, units = (leaf_count(a.length) + kUnit - 1) / kUnit;
@@ -284,16 +328,7 @@ __global__ void __launch_bounds__(kWeightedThreads,
   const auto held = hold<V, same>(a.source, true, place);
   Acc waiting = padding<Acc>(), sum = padding<Acc>();
   for (int i = 0; i < a.run; ++i) {
-    const int64_t unit = first + i;
-    sum = padding<Acc>();
-    if (unit < units) {
-      const int64_t start = unit / kChunkUnits * kChunk + unit % kChunkUnits * kUnit;
-      // In nested dims most of the code finds places, so that it stands once.
-      const bool whole = walk != Walk::nested && start + (kDepth - 1) * kLanes + kUnit <= a.length;
-      if (!whole) sum = weighted_unit<V, walk, same, false>(a, held, place, start);
-      if constexpr (walk != Walk::nested)
-        if (whole) sum = weighted_unit<V, walk, same, true>(a, held, place, start);
-    }
+    sum = first + i < units ? take_unit<V, kDepth, walk, same>(a, held, place, first + i) : padding<Acc>();
     carry_in_warp(waiting, sum, i);
   }
   if (warps > 1) {
@@ -302,7 +337,33 @@ __global__ void __launch_bounds__(kWeightedThreads,
     if (warp > 0) return;
     sum = warp_join(lane < warps ? slots[lane] : padding<Acc>(), 1, warps);
   }
-  if (lane == 0) a.output.write(a.results, row, row * a.splits + split, sum);
+  if (lane == 0) write(a.output, a.results, row, row * a.splits + split, sum, held);
+}
+
+// Rows of one unit: a warp takes `run` neighbouring ones, one after the other, and its threads finish a result each.
+template <int V, int kElements, Walk walk, Same same, class Source>
+__global__ void __launch_bounds__(kWeightedThreads,
+                                  weighted_blocks<V, same, Source>(kElements* weighted_groups(V, Source::kLargest, kElements),
+                                                                   1))
+    weighted_whole_rows(const __grid_constant__ WeightedArgs<Source> a) {
+  using Acc = typename Source::Acc;
+  const int lane = threadIdx.x % kWarp;
+  const int64_t first = a.warp() * a.run, own = first + lane;
+  const bool owns = lane < a.run && own < a.outputs;
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  struct Row {
+    Acc sum;
+    decltype(hold<V, same>(a.source, true, Offsets{})) held;
+  } mine{};
+#pragma unroll 1
+  for (int turn = 0; turn < a.run && first + turn < a.outputs; ++turn) {
+    const Offsets place = a.kept.at(first + turn);
+    const auto held = hold<V, same>(a.source, true, place);
+    const Acc sum = take_unit<V, kElements, walk, same>(a, held, place, 0);
+    if (turn == lane) mine = {sum, held};
+  }
+  if (owns) write(a.output, a.results, own, own, mine.sum, mine.held);
 }
 
 // Rows whose every element is a leaf: 2^log_width neighbouring threads a row, some rows at a time, and `run` times so many one
@@ -315,17 +376,17 @@ __global__ void __launch_bounds__(kWeightedThreads, walk == Walk::nested ? 2 : w
   using Acc = typename Source::Acc;
   constexpr int kRows = weighted_rows_at_once(kGroups), kValues = kRows * kGroups;
   const int lane = threadIdx.x % kWarp, width = 1 << a.log_width, side = kWarp >> a.log_width;
-  const int64_t warp = block_number() * (blockDim.x / kWarp) + threadIdx.x / kWarp, begin_row = warp * a.run * kRows * side;
+  const int64_t begin_row = a.warp() * a.run * kRows * side;
   const int member = lane & (width - 1), begin = member * V, length = static_cast<int>(a.length);
   const int own = kGroups == 1 ? member % kRows : lane % kValues / kGroups;
   const int own_turn = kGroups == 1 ? member / kRows : lane / kValues * kGroups + lane % kGroups;
   wait_for_previous_kernel();
   allow_next_kernel();
   if (begin_row >= a.outputs) return;
-  const auto store = [&](int64_t row, const Acc& sum) {
-    if (row < a.outputs) a.output.write(a.results, row, row, sum);
-  };
   constexpr bool kNested = walk == Walk::nested;
+  // A thread's row of all turns, if each has one.
+  const int64_t own_row = begin_row + (own_turn * kRows + own) * side + (lane >> a.log_width);
+  const bool owns = own_turn < a.run && (kGroups > 1 || width >= kRows) && own_row < a.outputs;
   Offsets inner[kGroups];
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) inner[g] = element<V, walk, same>(a, (kNested ? begin : 0) + g * kWarp * V);
@@ -353,17 +414,18 @@ __global__ void __launch_bounds__(kWeightedThreads, walk == Walk::nested ? 2 : w
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) x[r][g] = a.source.template load<V, same, false>(has(r, g), place[r] + inner[g]);
+      for (int g = 0; g < kGroups; ++g)
+        x[r][g] = a.source.template load<V, same, false>(has(r, g), place[r] + inner[g], Unheld{});
     }
     Acc values[kValues];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const auto held = hold_of<V>(a.source, x[r][0], lane & -width);
+      // Threads beyond a row's end hold padding of their own, from which it differs by 0.
+      const auto held = hold_of<V>(a.source, x[r][0], kGroups > 1 || begin < length ? lane & -width : lane);
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
-        Acc sums[V];
-        add_products(sums, x[r][g], held, true, true);
-        values[r * kGroups + g] = choose(has(r, g), join_neighbours(sums), padding<Acc>());
+        const Acc sum = join_products<V, same, Source>(x[r][g], held);
+        values[r * kGroups + g] = kGroups == 1 && Source::kOnce ? sum : choose(has(r, g), sum, padding<Acc>());
       }
     }
     if constexpr (kGroups > 1) {  // these rows have whole warps
@@ -386,12 +448,12 @@ __global__ void __launch_bounds__(kWeightedThreads, walk == Walk::nested ? 2 : w
         Acc sum = values[0];
 #pragma unroll
         for (int r = 1; r < kRows; ++r) sum = choose(i == r, values[r], sum);
-        store(first + (member + i * width) * side, sum);
+        const int64_t row = first + (member + i * width) * side;
+        if (row < a.outputs) write(a.output, a.results, row, row, sum);
       }
     }
   }
-  if (own_turn < a.run && (kGroups > 1 || width >= kRows))
-    store(begin_row + (own_turn * kRows + own) * side + (lane >> a.log_width), mine);
+  if (owns) write(a.output, a.results, own_row, own_row, mine);
 }
 
 // Columns: 2^log_width threads side by side take V neighbouring outputs each, and the others further leaves of them. A thread
@@ -407,7 +469,7 @@ __global__ void __launch_bounds__(kWeightedThreads,
   __shared__ alignas(kGranule) Acc sums[kWeightedSumsBytes / sizeof(Acc)];
   const int width = 1 << a.log_width, side = width * V, slots = blockDim.x >> a.log_width;
   const int across = threadIdx.x & (width - 1), slot = threadIdx.x >> a.log_width;
-  const auto [outer, column_tile] = divide(block_number(), a.column_tiles);
+  const auto [outer, column_tile] = divide(a.block(), a.column_tiles);
   const auto [batch, split] = divide(outer, a.splits);
   if (batch * a.columns >= a.outputs) return;
   const int64_t first = column_tile * side, column = first + across * V, first_leaf = split * a.tile_leaves;
@@ -438,7 +500,7 @@ __global__ void __launch_bounds__(kWeightedThreads,
 #pragma unroll
       for (int d = 0; d < kDepth; ++d) {
         if constexpr (walk == Walk::nested) at = place + nested_element(a.reduced, d < count ? start + d * kStep : 0);
-        x[d] = a.source.template load<V, same, false>(d < count, at);
+        x[d] = a.source.template load<V, same, false>(d < count, at, held);
         if constexpr (walk == Walk::linear) at = at + next;
       }
 #pragma unroll
@@ -464,16 +526,17 @@ __global__ void __launch_bounds__(kWeightedThreads,
   __syncthreads();
   for (int at = threadIdx.x; at < side && first + at < a.columns; at += blockDim.x) {
     const int64_t output = batch * a.columns + first + at;
-    a.output.write(a.results, output, split * a.outputs + output, sums[at]);
+    write(a.output, a.results, output, split * a.outputs + output, sums[at]);
   }
 }
 
 // --- launching ------------------------------------------------------------------------------------------------------------
 
+constexpr int64_t kAlong = int64_t{1} << 30;  // blocks along x, at most
+
 // One kernel after the other, each of which may start while the one before drains.
 template <class Args>
 cudaError_t start_weighted(const WeightedLaunch& launch, void (*kernel)(Args), int64_t blocks, int threads, const Args& args) {
-  constexpr int64_t kAlong = int64_t{1} << 30;
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
@@ -502,6 +565,9 @@ cudaError_t launch_kernel(const WeightedLaunch& launch, const WeightedArgs<Sourc
     }
   }
   if constexpr ((V == 1 || walk != Walk::linear) && !kNoRows) {
+    if constexpr (V >= 4 && walk == Walk::dense)
+      if (plan.kernel == WeightedKernel::rows && plan.elements < kDepth)
+        return start(weighted_whole_rows<V, kFewElements, walk, same, Source>);
     if (plan.kernel == WeightedKernel::rows) return start(weighted_rows<V, walk, same, Source>);
     if constexpr (V == 1 ? walk != Walk::dense : !kNested) {
       if (plan.groups == 1) return start(weighted_short_rows<V, 1, walk, same, Source>);
@@ -540,17 +606,19 @@ cudaError_t launch_weighted(const WeightedLaunch& launch, const Source& source, 
   WeightedArgs<Source> a{source,
                          r.problem.length,
                          r.problem.outputs,
+                         plan.run,
+                         plan.log_width,
+                         static_cast<uint32_t>(plan.blocks < kAlong ? plan.blocks : kAlong),
+                         plan.threads / kWarp,
+                         weighted::input_nest<kRank>(r.problem.kept, r.problem.outputs),
+                         {0, 0},
+                         plan.splits,
                          plan.columns,
                          plan.column_tiles,
-                         plan.splits,
-                         plan.log_width,
-                         plan.run,
                          plan.tile_leaves,
                          writer,
-                         {0, 0},
-                         weighted::input_nest<kRank>(r.problem.kept, r.problem.outputs),
-                         weighted::input_nest<kRank>(r.problem.reduced, r.problem.length),
-                         weighted::output_nest<kRank>(r.problem)};
+                         weighted::output_nest<kRank>(r.problem),
+                         weighted::input_nest<kRank>(r.problem.reduced, r.problem.length)};
   if (plan.swapped)
     for (Nest<kRank>* nest : {&a.kept, &a.reduced})
       for (int d = 0; d < nest->rank; ++d) std::swap(nest->dims[d].in, nest->dims[d].out);
@@ -565,7 +633,7 @@ cudaError_t launch_weighted(const WeightedLaunch& launch, const Source& source, 
 template <class Source>
 typename Source::Writer writer_of(const WeightedLaunch& launch) {
   const weighted::Reduction& r = launch.reduction;
-  return {r.output, r.out, static_cast<typename Source::Acc*>(launch.partials), Finish::none, r.problem.length, true};
+  return {r.output, static_cast<typename Source::Acc*>(launch.partials), r.out, Finish::none, true, r.problem.length};
 }
 
 // What the L2 is to do with an input: one that does not fit beside others is not to stay.
