@@ -4,10 +4,17 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
+from typing import TypeAlias
 
 import torch
 
 _, _, CHUNK = torch.ops.gpureduce._order()
+
+# Steps of groups. A group is of some neighbours, a power of two, by their rows in a growing table; -1 where there is
+# none.
+Joins: TypeAlias = list[list[list[int]]]
+_NEIGHBOURS = 16  # of a group, if it is small; missing ones take up memory, too
+_FEW_OUTPUTS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +35,7 @@ class Plan:
     nodes: list[list[tuple[int, int]]]  # (level, index) of the sums that rank r computes, in order
     by_outputs: bool  # each rank adds whole outputs
     realigns: bool  # each rank keeps the chunks that begin in it
-    joins: list[tuple[list[int], list[int]]]
+    joins: Joins
 
     @property
     def world(self) -> int:
@@ -108,7 +115,7 @@ class Together:
     chunks: list[int]  # the lengths of these chunks
     nodes: list[int]  # which pieces, and after these which of these chunks, this rank reduces
     counts: list[int]  # how many accumulators each rank gives to the others
-    joins: list[tuple[list[int], list[int]]]  # of the nodes of all ranks
+    joins: Joins  # of the nodes of all ranks
     last: list[int]  # the row of each call's sum
 
 
@@ -154,25 +161,21 @@ def together(plans: tuple[Plan, ...], rank: int) -> Together:
     return Together(cuts, exchanges, heads_in_order, sent, received, blocks, shared, chunks, nodes, counts, *joins)
 
 
-def _merged(plans: tuple[Plan, ...]) -> tuple[list[tuple[list[int], list[int]]], list[int]]:
+def _merged(plans: tuple[Plan, ...]) -> tuple[Joins, list[int]]:
     """The joins of several tables whose nodes stand rank by rank, and in each rank plan by plan; and the last rows."""
     world, rows, count = plans[0].world, [[] for _ in plans], 0
     for r in range(world):
         for plan, own in zip(plans, rows, strict=True):
             own += range(count, count + len(plan.nodes[r]))
             count += len(plan.nodes[r])
-    joins = []
+    joins: Joins = []
     for step in range(max(len(plan.joins) for plan in plans)):
-        left, right = [], []
+        joins.append([])
         for plan, own in zip(plans, rows, strict=True):
-            if step < len(plan.joins):
-                left += [own[row] for row in plan.joins[step][0]]
-                right += [own[row] for row in plan.joins[step][1]]
-        for plan, own in zip(plans, rows, strict=True):  # the rows that this step appends
-            if step < len(plan.joins):
-                own += range(count, count + len(plan.joins[step][0]))
-                count += len(plan.joins[step][0])
-        joins.append((left, right))
+            groups = plan.joins[step] if step < len(plan.joins) else []
+            joins[-1] += [[row if row < 0 else own[row] for row in group] for group in groups]
+            own += range(count, count + len(groups))
+            count += len(groups)
     return joins, [own[-1] for own in rows]
 
 
@@ -217,7 +220,8 @@ def plan_of(
         by_outputs = outputs >= world and there < here
     if by_outputs:
         runs, nodes = [[(0, chunks)]] * world, [cover(0, chunks, chunks)] * world
-    joins = [] if by_outputs else joins_of([node for of_rank in nodes for node in of_rank], chunks)
+    neighbours = _NEIGHBOURS if outputs <= _FEW_OUTPUTS else 2
+    joins = [] if by_outputs else joins_of([node for of_rank in nodes for node in of_rank], chunks, neighbours)
     realigns = outer == 1 and not by_outputs
     return Plan(sizes, outer, inner, outputs, starts, bounds, runs, nodes, by_outputs, realigns, joins)
 
@@ -243,28 +247,29 @@ def cover(first: int, last: int, chunks: int) -> list[tuple[int, int]]:
     return nodes
 
 
-def joins_of(nodes: list[tuple[int, int]], chunks: int) -> list[tuple[list[int], list[int]]]:
-    """The joins of all nodes, level by level: the rows of left and of right neighbours in a growing table.
+def joins_of(nodes: list[tuple[int, int]], chunks: int, neighbours: int) -> Joins:
+    """The joins of all nodes, some levels of the tree at a time, in groups of so many neighbours.
 
-    The nodes are the table's first rows; each join appends one. The last row is then the sum.
+    The nodes are the table's first rows; each group appends one. The last row is then the sum.
     """
-    top, rows, steps = (chunks - 1).bit_length(), len(nodes), []
-    levels: list[list[tuple[int, int]]] = [[] for _ in range(top + 1)]
-    for row, (level, index) in enumerate(nodes):
-        levels[level].append((index, row))
-    for level in range(top):
-        here, left, right = dict(sorted(levels[level])), [], []
-        for index, row in here.items():
-            if index % 2:
-                continue
-            if index + 1 in here:
-                left.append(row)
-                right.append(here[index + 1])
-                row = rows
-                rows += 1
-            levels[level + 1].append((index // 2, row))  # without a right neighbour it goes up as it is
-        if left:
-            steps.append((left, right))
+    levels, rows, steps = neighbours.bit_length() - 1, len(nodes), []
+    here: dict[int, int] = {}  # rows by their places, counted in nodes of the step's lowest level
+    for lowest in range(0, (chunks - 1).bit_length(), levels):
+        for row, (level, index) in enumerate(nodes):
+            if lowest <= level < lowest + levels:
+                here[index << level - lowest] = row
+        groups: dict[int, list[int]] = {}
+        for place, row in sorted(here.items()):
+            groups.setdefault(place // neighbours, [-1] * neighbours)[place % neighbours] = row
+        step, here = [], {}
+        for place, group in groups.items():
+            here[place] = max(group)  # alone, it goes up as it is
+            if sum(row >= 0 for row in group) > 1:
+                here[place] = rows + len(step)
+                step.append(group)
+        if step:
+            steps.append(step)
+            rows += len(step)
     return steps
 
 

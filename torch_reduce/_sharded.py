@@ -5,6 +5,7 @@ DTensors.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from . import _arguments
 from ._messages import agree, check_device, exchange, exchange_parts, gather, kind_of, numbers, place, traced
-from ._rank_plan import CHUNK, Plan, Together, even, plan_of, product, together
+from ._rank_plan import CHUNK, Joins, Plan, Together, even, plan_of, product, together
 from ._rounding import COMPLEX_PART, accumulator_of, finish, is_inexact, quotient
 
 _ops = torch.ops.gpureduce
@@ -55,6 +56,8 @@ def logarithm(total: Tensor, count: int) -> Tensor:
 
 COUNT = ("_count_nonzero",)
 JOIN_LOGSUMS = "_join_logsums"  # of pairs, which are complex numbers
+# What changes no bit of what it is joined to.
+PADDING = {"sum": complex(-0.0, -0.0), "prod": complex(1), JOIN_LOGSUMS: complex(-math.inf, 0.0)}
 _POWERS = {("_norm_1",): 1, ("_powsum_2",): 2, ("_powsum_3",): 3}  # the orders of nodes that are sums of powers
 _ARRAYS = 1024  # that one launch takes: results of more are put side by side one by one
 OPERATIONS = {
@@ -623,8 +626,11 @@ def join_shards(x: Tensor, call: Call, sizes: tuple[int, ...], order: list[int],
     shards = Shards.of(x, call, sizes, order, group)
     plan, outputs, accumulator = shards.plan, shards.outputs, call.accumulator(x.dtype)
     if plan.realigns:
-        parts = realigned([shards], [x], together((plan,), shards.rank), group)
-        values = call.nodes_of(parts, len(shards.kept), accumulator)
+        own = together((plan,), shards.rank)
+        pieces, shared = realigned([shards], [x], own, group)
+        whole = [pieces[i] for i in own.nodes if i < len(pieces)]  # they come before what others have a part of
+        values = call.nodes_of(whole, len(shards.kept), accumulator)
+        values += call.nodes_of(shared(), len(shards.kept), accumulator)
     else:
         matrix = made(shards.rows(x)).reshape(outputs, -1)
         values = values_elsewhere(matrix, plan, shards.rank, call, accumulator, group)
@@ -658,24 +664,34 @@ def join_freely(mine: Tensor, outputs: int, held: Sequence[bool], call: Call, gr
     return gather(call.join(torch.cat(received).view(-1, counts[rank])), counts, group)
 
 
-def realigned(shards: Sequence[Shards], tensors: Sequence[Tensor], plan: Together, group: Any) -> list[Tensor]:
-    """(kept dims, elements): what makes up each of this rank's nodes, once it has what others hold of it."""
+def realigned(
+    shards: Sequence[Shards], tensors: Sequence[Tensor], plan: Together, group: Any
+) -> tuple[list[Tensor], Callable[[], Sequence[Tensor]]]:
+    """(kept dims, elements): this rank's pieces; and what waits for others' parts of chunks, and gives these chunks.
+
+    So what needs no other rank can be reduced while the messages are under way.
+    """
     kept, outputs = shards[0].kept, shards[0].outputs
     parts: list[Tensor] = []
     for one, x, cut in zip(shards, tensors, plan.cuts, strict=True):
         parts += one.pieces(x, cut)
-    if plan.exchanges:
-        heads = [made(parts[i]).reshape(-1) for i in plan.heads]
-        flat = torch.cat(heads) if heads else tensors[0].new_empty(0)
-        sent, received = ([count * outputs for count in counts] for counts in (plan.sent, plan.received))
-        work, blocks = exchange(flat, sent, received, group)
+    if not plan.exchanges:
+        return parts, tuple
+    heads = [made(parts[i]).reshape(-1) for i in plan.heads]
+    flat = torch.cat(heads) if heads else tensors[0].new_empty(0)
+    sent, received = ([count * outputs for count in counts] for counts in (plan.sent, plan.received))
+    work, all_blocks = exchange(flat, sent, received, group)
+
+    def shared() -> Sequence[Tensor]:
         work.wait()
-        if plan.chunks:
-            blocks = blocks.split_with_sizes([length * outputs for length in plan.blocks])
-            there = [*parts, *([block.view(*kept, -1) for block in blocks] if kept else blocks)]
-            chunks = torch.cat([made(there[i]).flatten(len(kept)) for i in plan.shared], len(kept))
-            parts += chunks.split_with_sizes(plan.chunks, len(kept))
-    return [parts[i] for i in plan.nodes]
+        if not plan.chunks:
+            return ()
+        blocks = all_blocks.split_with_sizes([length * outputs for length in plan.blocks])
+        there = [*parts, *([block.view(*kept, -1) for block in blocks] if kept else blocks)]
+        chunks = torch.cat([made(there[i]).flatten(len(kept)) for i in plan.shared], len(kept))
+        return chunks.split_with_sizes(plan.chunks, len(kept))
+
+    return parts, shared
 
 
 def join_many(shards: Sequence[Shards], tensors: Sequence[Tensor], call: Call, group: Any) -> Tensor:
@@ -684,8 +700,9 @@ def join_many(shards: Sequence[Shards], tensors: Sequence[Tensor], call: Call, g
     Their shards are realigned.
     """
     plan = together(tuple(one.plan for one in shards), shards[0].rank)
-    parts, outputs = realigned(shards, tensors, plan, group), shards[0].outputs
-    mine = call.nodes_of_many(parts, len(shards[0].kept), outputs, tensors[0])
+    pieces, shared = realigned(shards, tensors, plan, group)
+    parts, outputs = [*pieces, *shared()], shards[0].outputs
+    mine = call.nodes_of_many([parts[i] for i in plan.nodes], len(shards[0].kept), outputs, tensors[0])
     table = gather(mine, plan.counts, group).view(-1, outputs)
     whole = join_table(table, plan.joins, call.operation.join)
     return whole.index_select(0, numbers(plan.last, whole))
@@ -721,25 +738,35 @@ def values_elsewhere(matrix, plan, rank, call, accumulator, group) -> list[Tenso
     return values
 
 
-def join(table: Tensor, joins: list[tuple[list[int], list[int]]], operator: str = "sum") -> Tensor:
+def join(table: Tensor, joins: Joins, operator: str = "sum") -> Tensor:
     """(nodes, outputs) -> (outputs,): all nodes joined by an operator in the order of `joins`."""
     return join_table(table, joins, operator)[-1] if joins else table[0]
 
 
-def join_table(table: Tensor, joins: list[tuple[list[int], list[int]]], operator: str) -> Tensor:
+def join_table(table: Tensor, joins: Joins, operator: str) -> Tensor:
     """The table and what the joins append to it, a row each."""
-    rows = [row for step in joins for side in step for row in side]
-    if not rows:
+    groups = [group for step in joins for group in step]
+    if not groups:
         return table
-    places = numbers(rows, table)
-    whole = torch.cat([table, table.new_empty(len(rows) // 2, table.shape[1])])
-    used, made = 0, len(table)
-    for left, _ in joins:
-        count = len(left)
-        pairs = whole.index_select(0, places[used : used + 2 * count]).view(2, count, -1)
-        if operator == JOIN_LOGSUMS:
-            whole[made : made + count] = _ops._join_logsums(*pairs)
-        else:
-            getattr(_ops, operator)(pairs, [0], dtype=table.dtype, out=whole[made : made + count])
-        used, made = used + 2 * count, made + count
-    return whole
+    made, last, neighbours = len(table), len(table) + len(groups), len(groups[0])
+    padded = operator in PADDING  # or a row may be joined to itself
+    rows = [(last if padded else max(group)) if row < 0 else row for group in groups for row in group]
+    places = numbers(rows, table).view(-1, neighbours)
+    nothing = PADDING[operator] if padded else complex(0)
+    nothing = table.new_full((1, table.shape[1]), nothing if table.is_complex() else nothing.real)
+    whole = torch.cat([table, table.new_empty(len(groups), table.shape[1]), nothing])
+    for step, rows in zip(joins, places.split([len(step) for step in joins]), strict=True):
+        sides = whole.index_select(0, rows.view(-1)).view(len(step), neighbours, -1)
+        join_neighbours(sides, operator, whole[made : made + len(step)])
+        made += len(step)
+    return whole[:last]
+
+
+def join_neighbours(sides: Tensor, operator: str, out: Tensor) -> None:
+    """(groups, neighbours, outputs) -> (groups, outputs): the nearest first."""
+    if operator != JOIN_LOGSUMS:
+        getattr(_ops, operator)(sides, [1], dtype=sides.dtype, out=out)
+        return
+    while sides.shape[1] > 1:
+        sides = _ops._join_logsums(sides[:, ::2], sides[:, 1::2])
+    out.copy_(sides[:, 0])
