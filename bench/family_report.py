@@ -138,7 +138,7 @@ FUNCTIONS = (
         "powsum(x, 2, 1)",
         "the same",
         "the sum of powers 0, 1, 2 or 3, without the root: of squares, for gradient clipping over many tensors",
-        "",
+        "powsum",
     ),
     (
         "weighted_sum(x, w, 1)`, `dot",
@@ -150,13 +150,22 @@ FUNCTIONS = (
         "segment_sum(x, offsets)`, `segment_mean",
         "[docs/segments.md](docs/segments.md)",
         "sums of rows of unequal lengths, packed: each has the bits of its own sum",
-        "",
+        "segments",
     ),
 )
 
 
 def ratios_of(results, name):
-    """Torch's time over ours in each cell of an operation, eager and compiled."""
+    """Torch's time over ours in each cell of an operation, eager and compiled, or None.
+
+    Of sums of segments torch's is that of its fastest way, of sums of powers that of lists of tensors.
+    """
+    if name == "segments":
+        times = [row["us"] for part in ("rows", "columns") for row in results.get(part, [])]
+        rivals = ("segment_reduce", "nested", "index_add")
+        return [(min(us[rival] for rival in rivals if rival in us) / us["segment_sum"], None) for us in times]
+    if name == "powsum":
+        return [(row["torch powsum"]["us"] / row["powsum"]["us"], None) for row in results.get("lists", [])]
     rows = [row for row in [*results.get("norms", []), *results.get("kin", [])] if row["operation"].split()[0] == name]
     found = [(row["torch_us"] / row["us"], row["compiled_us"] / row["us"]) for row in rows if "compiled_us" in row]
     if name == "weighted":
@@ -170,7 +179,8 @@ def summary(all_results, root):
 
     Of the GPUs that were measured on today's sources; or of all, if there is none.
     """
-    measured = [results for results in all_results if any(part in results for part in ("norms", "kin", "weighted"))]
+    parts = ("norms", "kin", "weighted", "rows")
+    measured = [results for results in all_results if any(part in results for part in parts)]
     old = {r["gpu"] for r in measured if provenance.stale_note(provenance.sources(r, "cuda"), root)}
     if any(results["gpu"] not in old for results in measured):
         measured = [results for results in measured if results["gpu"] not in old]
@@ -184,6 +194,7 @@ def summary(all_results, root):
         for results in merged.values():
             pairs = [pair for name in names.split() for pair in ratios_of(results, name)]
             for ratios in zip(*pairs, strict=True) if pairs else [()] * 2:
+                ratios = [ratio for ratio in ratios if ratio]
                 mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 0
                 texts.append(f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "")
         rows.append([f"`{call}`", arguments, what, *texts])
