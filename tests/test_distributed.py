@@ -1108,6 +1108,28 @@ def test_kin(size, world):
     world.run(size, kin_of_shards, cases)
 
 
+def logarithms(group, cuts, wanted):
+    """Of rows that are far below 0, of which no exponential is a number, and of one that has none at all."""
+    rank = dist.get_rank(group)
+    for name, results in wanted.items():
+        x = exponents(name)[:, cuts[rank] : cuts[rank + 1]].to(here())
+        sizes = [b - a for a, b in itertools.pairwise(cuts)]
+        assert_same_bits(distributed.logsumexp(x, 1, group=group, shard_dim=1, sizes=sizes).cpu(), results, name)
+
+
+def exponents(name):
+    return torch.stack([data((30_001,), name, seed) + shift for seed, shift in ((1, -50_000), (2, 0), (3, -math.inf))])
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_logarithms_far_below_zero(size, world):
+    """The global tensor's bits, however many nodes are missing in a group that is joined."""
+    cuts = random_cuts(random.Random(size), 30_001, size)
+    wanted = {name: torch_reduce.logsumexp(exponents(name), 1) for name in ("float32", "float64")}
+    assert wanted["float32"][0] < -40_000
+    world.run(size, logarithms, cuts, wanted)
+
+
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "uint8", "int64", "bool"])
 def test_dtypes_of_products(name, world):
     """Every result's dtype: factors are converted to the accumulator one by one, and the product is rounded once."""
