@@ -253,20 +253,22 @@ def joins_of(nodes: list[tuple[int, int]], chunks: int, neighbours: int) -> Join
     The nodes are the table's first rows; each group appends one. The last row is then the sum.
     """
     levels, rows, steps = neighbours.bit_length() - 1, len(nodes), []
-    here: dict[int, int] = {}  # rows by their places, counted in nodes of the step's lowest level
-    for lowest in range(0, (chunks - 1).bit_length(), levels):
-        for row, (level, index) in enumerate(nodes):
-            if lowest <= level < lowest + levels:
-                here[index << level - lowest] = row
+    count = -(-(chunks - 1).bit_length() // levels)
+    # Of each step: rows by their places, counted in nodes of its lowest level.
+    here: list[dict[int, int]] = [{} for _ in range(count + 1)]
+    for row, (level, index) in enumerate(nodes):
+        here[level // levels][index << level % levels] = row
+    for i in range(count):
         groups: dict[int, list[int]] = {}
-        for place, row in sorted(here.items()):
+        for place, row in sorted(here[i].items()):
             groups.setdefault(place // neighbours, [-1] * neighbours)[place % neighbours] = row
-        step, here = [], {}
+        step = []
         for place, group in groups.items():
-            here[place] = max(group)  # alone, it goes up as it is
             if sum(row >= 0 for row in group) > 1:
-                here[place] = rows + len(step)
+                here[i + 1][place] = rows + len(step)
                 step.append(group)
+            else:  # it goes up as it is
+                here[i + 1][place] = max(group)
         if step:
             steps.append(step)
             rows += len(step)

@@ -676,7 +676,7 @@ def realigned(
     for one, x, cut in zip(shards, tensors, plan.cuts, strict=True):
         parts += one.pieces(x, cut)
     if not plan.exchanges:
-        return parts, tuple
+        return parts, lambda: ()
     heads = [made(parts[i]).reshape(-1) for i in plan.heads]
     flat = torch.cat(heads) if heads else tensors[0].new_empty(0)
     sent, received = ([count * outputs for count in counts] for counts in (plan.sent, plan.received))
@@ -753,10 +753,10 @@ def join_table(table: Tensor, joins: Joins, operator: str) -> Tensor:
     rows = [(last if padded else max(group)) if row < 0 else row for group in groups for row in group]
     places = numbers(rows, table).view(-1, neighbours)
     nothing = PADDING[operator] if padded else complex(0)
-    nothing = table.new_full((1, table.shape[1]), nothing if table.is_complex() else nothing.real)
-    whole = torch.cat([table, table.new_empty(len(groups), table.shape[1]), nothing])
-    for step, rows in zip(joins, places.split([len(step) for step in joins]), strict=True):
-        sides = whole.index_select(0, rows.view(-1)).view(len(step), neighbours, -1)
+    filler = table.new_full((1, table.shape[1]), nothing if table.is_complex() else nothing.real)
+    whole = torch.cat([table, table.new_empty(len(groups), table.shape[1]), filler])
+    for step, taken in zip(joins, places.split([len(step) for step in joins]), strict=True):
+        sides = whole.index_select(0, taken.view(-1)).view(len(step), neighbours, -1)
         join_neighbours(sides, operator, whole[made : made + len(step)])
         made += len(step)
     return whole[:last]
