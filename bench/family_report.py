@@ -19,6 +19,7 @@ import report
 ROOT = provenance.ROOT
 FILES = ("family.json", "weighted.json", "segments.json")
 NOTE = "<!-- made by bench/family_report.py; do not edit -->"
+WAYS = ("segment_reduce", "nested", "index_add")  # torch's, to sum segments
 
 
 def source_lines(results, root):
@@ -88,10 +89,10 @@ def weighted(results):
 
 def segments(results):
     """A row a case: our time, other ways' over ours, and the share of our sum's speed on the same elements."""
-    names, rows = ("segment_reduce", "nested", "index_add"), []
+    rows = []
     for row in [*results["rows"], *results["columns"]]:
         us, shape = row["us"], " × ".join(f"{n:,}" for n in row["shape"])
-        ratios = [report.times(us[name] / us["segment_sum"]) if name in us else "" for name in names]
+        ratios = [report.times(us[way] / us["segment_sum"]) if way in us else "" for way in WAYS]
         what = f"{row['lengths']}; {shape} {row['dtype']}, {row['segments']:,} segments"
         rows.append([what, report.number(us["segment_sum"]), *ratios, f"{100 * us['sum'] / us['segment_sum']:.0f}%"])
     heads = ["lengths and data", "µs", "× torch.segment_reduce", "× nested", "× index_add", "of our sum's speed"]
@@ -155,23 +156,30 @@ FUNCTIONS = (
 )
 
 
-def ratios_of(results, name):
-    """Torch's time over ours in each cell of an operation, eager and compiled, or None.
+def weighted_ratios(results):
+    times = [row["us"] for row in results.get("weighted", []) if "compiled" in row["us"]]
+    return [(us["eager"] / us["weighted_sum"], us["compiled"] / us["weighted_sum"]) for us in times]
 
-    Of sums of segments torch's is that of its fastest way, of sums of powers that of lists of tensors.
-    """
-    if name == "segments":
-        times = [row["us"] for part in ("rows", "columns") for row in results.get(part, [])]
-        rivals = ("segment_reduce", "nested", "index_add")
-        return [(min(us[rival] for rival in rivals if rival in us) / us["segment_sum"], None) for us in times]
-    if name == "powsum":
-        return [(row["torch powsum"]["us"] / row["powsum"]["us"], None) for row in results.get("lists", [])]
+
+def segment_ratios(results):
+    """Of torch's fastest way."""
+    times = [row["us"] for part in ("rows", "columns") for row in results.get(part, [])]
+    return [(min(us[way] for way in WAYS if way in us) / us["segment_sum"], None) for us in times]
+
+
+def list_ratios(results):
+    return [(row["torch powsum"]["us"] / row["powsum"]["us"], None) for row in results.get("lists", [])]
+
+
+RATIOS = {"weighted": weighted_ratios, "segments": segment_ratios, "powsum": list_ratios}  # of all others as of a norm
+
+
+def ratios_of(results, name):
+    """Torch's time over ours in each cell of an operation: eager and compiled, or None if that was not measured."""
+    if name in RATIOS:
+        return RATIOS[name](results)
     rows = [row for row in [*results.get("norms", []), *results.get("kin", [])] if row["operation"].split()[0] == name]
-    found = [(row["torch_us"] / row["us"], row["compiled_us"] / row["us"]) for row in rows if "compiled_us" in row]
-    if name == "weighted":
-        times = [row["us"] for row in results.get("weighted", []) if "compiled" in row["us"]]
-        found += [(us["eager"] / us["weighted_sum"], us["compiled"] / us["weighted_sum"]) for us in times]
-    return found
+    return [(row["torch_us"] / row["us"], row["compiled_us"] / row["us"]) for row in rows if "compiled_us" in row]
 
 
 def summary(all_results, root):
@@ -179,11 +187,8 @@ def summary(all_results, root):
 
     Of the GPUs that were measured on today's sources; or of all, if there is none.
     """
-    parts = ("norms", "kin", "weighted", "rows")
-    measured = [results for results in all_results if any(part in results for part in parts)]
-    old = {r["gpu"] for r in measured if provenance.stale_note(provenance.sources(r, "cuda"), root)}
-    if any(results["gpu"] not in old for results in measured):
-        measured = [results for results in measured if results["gpu"] not in old]
+    old = {r["gpu"] for r in all_results if provenance.stale_note(provenance.sources(r, "cuda"), root)}
+    measured = [results for results in all_results if results["gpu"] not in old] or all_results
     merged = {}
     for results in measured:
         merged.setdefault(results["gpu"], {}).update(results)

@@ -73,6 +73,10 @@ def test_table_of_functions_says_when_it_is_old():
     assert "eager, another" in "\n".join(family_report.summary(others, ROOT))
 
 
+PLACE = {"gpu": "a GPU", "driver": "1", "cuda": "13.0", "date": "2026-11-25", "torch": "2.11.0"}
+PLACE |= {"sources": {"cuda": provenance.csrc_hash(ROOT, "cuda"), "cpu": "0" * 64}}
+
+
 def test_table_of_functions_compares_with_the_fastest_way():
     """Sums of segments with the fastest of torch's, sums of powers with torch's of the same list."""
     segments = {"segment_sum": 2.0, "sum": 1.0, "index_add": 6.0, "segment_reduce": 4.0}
@@ -81,10 +85,6 @@ def test_table_of_functions_compares_with_the_fastest_way():
     assert family_report.ratios_of(lists, "powsum") == [(2.5, None)]
     text = "\n".join(family_report.summary([PLACE | {"rows": [{"us": segments}], "columns": []}], ROOT))
     assert "| 2.00 (2.00 to 2.00) |  |" in text
-
-
-PLACE = {"gpu": "a GPU", "driver": "1", "cuda": "13.0", "date": "2026-11-25", "torch": "2.11.0"}
-PLACE |= {"sources": {"cuda": provenance.csrc_hash(ROOT, "cuda"), "cpu": "0" * 64}}
 
 
 @pytest.mark.parametrize("script", ["report", "models_report", "family_report", "ranks_report"])
