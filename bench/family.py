@@ -3,7 +3,8 @@
     python bench/family.py                five minutes: every operation on 8 shapes in 2 to 4 dtypes, and lists
     python bench/family.py --save         into bench/results/<gpu>/family.json
     python bench/family.py --save FILE    into FILE
-    python bench/family.py --only lists   one part: norms, kin (all other operations) or lists
+    python bench/family.py --only lists   one part: norms, kin (all other operations), lists, or converted (dtypes that
+                                          have no kernels of their own, against torch's eager time)
     python bench/family.py --eager        without torch.compile, whose kernels take most of the time to make
 
 Times are of the GPU, between kernels that do not start early, in a CUDA graph, with a cold cache
@@ -65,6 +66,24 @@ KIN = {
     "logsumexp": (OPS.logsumexp, torch.logsumexp, DTYPES),
     "count_nonzero": (OPS.count_nonzero, torch.count_nonzero, (*DTYPES, torch.int32, torch.bool)),
 }
+# Of dtypes whose elements are converted at run time, as no kernels are compiled for them.
+HALF, DOUBLE = torch.float16, torch.float64
+CONVERTED = {
+    "amax": (*KIN["amax"][:2], (DOUBLE, torch.int16)),
+    "prod": (*KIN["prod"][:2], (HALF, DOUBLE)),
+    "nansum": (*KIN["nansum"][:2], (HALF, DOUBLE)),
+    "logsumexp": (*KIN["logsumexp"][:2], (HALF, DOUBLE)),
+    "var": (*KIN["var"][:2], (DOUBLE,)),
+    "norm 1": (*NORMS["norm 1"][:2], (torch.complex64,)),
+    "norm inf": (*NORMS[f"norm {INFINITY}"][:2], (DOUBLE, torch.complex64)),
+    "norm 3": (*NORMS["norm 3"][:2], (HALF, torch.complex64)),
+    "any": (*KIN["any"][:2], (torch.complex128,)),
+    "sum to float32": (
+        lambda x, d: OPS.sum(x, d, dtype=torch.float32),
+        lambda x, d: torch.sum(x, d, dtype=torch.float32),
+        (torch.int64,),
+    ),
+}
 SHAPES = {
     "all of 2^26": ((1 << 26,), (0,)),
     "rows of 100": ((1 << 20, 100), (1,)),
@@ -84,7 +103,9 @@ def copies(shape, dtype):
         count *= n
     number = max(2, min(25, SLAB_BYTES // (count * dtype.itemsize)))
     generator = torch.Generator(device="cuda").manual_seed(1)
-    if dtype.is_floating_point:
+    if dtype.is_complex:
+        x = torch.randn(shape, device="cuda", generator=generator, dtype=dtype)
+    elif dtype.is_floating_point:
         x = (1 + torch.randn(shape, device="cuda", generator=generator) / 256).to(dtype)  # whose products stay numbers
     else:
         x = torch.randint(0, 2, shape, device="cuda", generator=generator, dtype=dtype)
@@ -97,7 +118,7 @@ def is_right(ours, torchs, x, dims):
     if x.numel() <= CHECKED:
         return same_bits(result, ours(x.cpu(), dims))
     wide = x.double() if x.is_floating_point() else x
-    return torch.allclose(result.double(), torchs(wide, dims).double(), rtol=1e-2)
+    return torch.allclose(result.double(), torchs(wide, dims).to(result.dtype).double(), rtol=1e-2)
 
 
 def compiled(torchs, dims):
@@ -159,6 +180,10 @@ def norms(compiles):
 
 def kin(compiles):
     return cells(KIN, compiles)
+
+
+def converted(_):
+    return cells(CONVERTED, False)
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------
@@ -248,13 +273,13 @@ def lists(_):
     return rows
 
 
-PARTS = {"norms": norms, "kin": kin, "lists": lists}
+PARTS = {"norms": norms, "kin": kin, "converted": converted, "lists": lists}
 
 
 def told(results):
     """What was measured, as text."""
     lines = []
-    for row in [*results.get("norms", []), *results.get("kin", [])]:
+    for row in [row for part in ("norms", "kin", "converted") for row in results.get(part, [])]:
         name = f"{row['operation']}, {row['shape']}, {row['dtype']}"
         line = f"{name:44} {row['us']:8.2f} µs"
         for rival in ("torch", "compiled", "sum"):

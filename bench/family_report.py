@@ -49,17 +49,25 @@ def norms(results):
     return [*report.table(["input", "our sum", *names], rows), ""]
 
 
-def kin(results):
+def operations(measured):
     """A row a shape and dtype: of each operation our time, and torch's over ours."""
-    cells = {(r["shape"], r["dtype"], r["operation"]): r for r in results["kin"]}
-    names = list(dict.fromkeys(r["operation"] for r in results["kin"]))
+    cells = {(r["shape"], r["dtype"], r["operation"]): r for r in measured}
+    names = list(dict.fromkeys(r["operation"] for r in measured))
     rows = []
-    for shape, dtype in dict.fromkeys((r["shape"], r["dtype"]) for r in results["kin"]):
+    for shape, dtype in dict.fromkeys((r["shape"], r["dtype"]) for r in measured):
         each = [cells.get((shape, dtype, name)) for name in names]
         texts = [cell(r) if r else "" for r in each]
         total = next(r["sum_us"] for r in each if r)
         rows.append([f"{shape}, {dtype}", report.number(total), *texts])
     return [*report.table(["input", "our sum", *names], rows), ""]
+
+
+def kin(results):
+    return operations(results["kin"])
+
+
+def converted(results):
+    return operations(results["converted"])
 
 
 def lists(results):
@@ -103,6 +111,7 @@ PARTS = {
     "norms": ("docs/norms.md", norms, "norms"),
     "lists": ("docs/norms.md", lists, "lists"),
     "kin": ("docs/family.md", kin, "kin"),
+    "converted": ("docs/family.md", converted, "converted"),
     "weighted": ("docs/weighted.md", weighted, "weighted"),
     "segments": ("docs/segments.md", segments, "rows"),
 }
@@ -185,10 +194,10 @@ def ratios_of(results, name):
 def summary(all_results, root):
     """The table of functions: of torch's times over ours in an operation's cells the mean, least and largest.
 
-    Of the GPUs that were measured on today's sources; or of all, if there is none.
+    Of the GPUs of which something was measured on today's sources; or of all, if there is none.
     """
-    old = {r["gpu"] for r in all_results if provenance.stale_note(provenance.sources(r, "cuda"), root)}
-    measured = [results for results in all_results if results["gpu"] not in old] or all_results
+    today = {r["gpu"] for r in all_results if not provenance.stale_note(provenance.sources(r, "cuda"), root)}
+    measured = [results for results in all_results if results["gpu"] in today] or all_results
     merged = {}
     for results in measured:
         merged.setdefault(results["gpu"], {}).update(results)

@@ -62,6 +62,8 @@ KINDS = {
 ROWS = [
     ("1 to 10^5", (1 << 26,), torch.float32),
     ("1 to 10^5", (1 << 26,), torch.bfloat16),
+    ("1 to 10^5", (1 << 25,), torch.float64),
+    ("1 to 10^5", (1 << 25,), torch.int64),
     ("1 to 100", (1 << 26,), torch.float32),
     ("all of 1", (1 << 26,), torch.float32),
     ("all of 32", (1 << 26,), torch.float32),
@@ -75,6 +77,7 @@ COLUMNS = [
     ("1 to 100", (1 << 20, 64), torch.bfloat16),
     ("all of 1", (1 << 20, 64), torch.float32),
     ("1 to 100", (1 << 17, 512), torch.float32),
+    ("1 to 100", (1 << 19, 64), torch.float64),
     ("1 to 8192", (1 << 16, 1024), torch.bfloat16),
     ("1 to 10^5", (1 << 20, 64), torch.bfloat16),
     ("one of half, others of 32", (1 << 20, 64), torch.float32),

@@ -121,20 +121,22 @@ enum class DType : uint8_t {
 // of that; or what e is raised to.
 enum class Map : uint8_t { value, factor, number, nonzero, negative, magnitude, negative_magnitude, square, cube, exponent };
 
+enum class Family : uint8_t { single, half, float8, byte, integer, rare };
+
 struct DTypeInfo {
   const char* name;
   int size;
   Kind kind;
   Accumulator accumulator, wide;
-  bool rare;
-};
+  Family family;
 
-enum class Family : uint8_t { single, half, float8, byte, integer, rare };
+  constexpr bool is_rare() const { return family == Family::rare; }
+};
 
 inline const DTypeInfo& info(DType t) {
   static constexpr DTypeInfo table[] = {
 #define GPUREDUCE_INFO(name, type, kind, accumulator, wide, family) \
-  {#name, sizeof(type), Kind::kind, Accumulator::accumulator, Accumulator::wide, Family::family == Family::rare},
+  {#name, sizeof(type), Kind::kind, Accumulator::accumulator, Accumulator::wide, Family::family},
       GPUREDUCE_DTYPES(GPUREDUCE_INFO)
 #undef GPUREDUCE_INFO
   };
@@ -209,6 +211,15 @@ auto with_accumulator(Accumulator a, F f) {
 
 template <class T> struct IsComplex : std::false_type {};
 template <class T> struct IsComplex<Complex<T>> : std::true_type {};
+
+// Bytes of the largest elements that become such an accumulator: complex numbers of double precision never become one of single
+// precision.
+template <class Acc>
+constexpr int converted_bytes = 16;
+template <>
+inline constexpr int converted_bytes<float> = 8;
+template <template <class> class Holds>
+constexpr int converted_bytes<Holds<float>> = 8;
 
 // Accumulators that are no sums hold one number.
 template <class Acc>

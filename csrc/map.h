@@ -34,6 +34,11 @@ GPUREDUCE_HOST_DEVICE Real square(Complex<Real> x) {
   return x.re * x.re + x.im * x.im;
 }
 
+template <class T>
+GPUREDUCE_HOST_DEVICE auto cube(T x) {
+  return square(magnitude(x)) * magnitude(x);
+}
+
 // An element of the larger of two: integers as signed ones of the same order.
 template <class Acc, class In>
 GPUREDUCE_HOST_DEVICE Acc in_order(In x) {
@@ -54,7 +59,7 @@ GPUREDUCE_HOST_DEVICE Acc number_or_zero(In x) {
   else return addend<Acc>(x);
 }
 
-// The maps of real numbers to real numbers that kernels find at run time, where none is compiled for one of them.
+// The maps of real numbers to real numbers that are found at run time, where nothing is compiled for one of them.
 #define GPUREDUCE_REAL_MAPS(X) X(number) X(magnitude) X(square) X(cube)
 
 template <Map map, class Acc, class In>
@@ -73,7 +78,7 @@ GPUREDUCE_HOST_DEVICE Acc mapped(In x) {
     using Real = Number<Acc>;
     const auto v = addend<std::conditional_t<IsComplex<In>::value, Complex<Real>, Real>>(x);
     if constexpr (map == Map::square) return {square(v)};
-    else if constexpr (map == Map::cube) return {square(magnitude(v)) * magnitude(v)};
+    else if constexpr (map == Map::cube) return {cube(v)};
     else if constexpr (map == Map::negative_magnitude) return {-magnitude(v)};
     else return {magnitude(v)};
   }
@@ -105,7 +110,7 @@ inline bool is_compiled(Map map, Accumulator to, DType dtype) {
     case Accumulator::largest_i64: return in.kind == Kind::integer && in.size != 2;
     case Accumulator::product_f32:
     case Accumulator::logsum_f32: return common;
-    case Accumulator::product_i64: return in.kind == Kind::integer && in.size >= 4 && !in.rare && map == Map::factor;
+    case Accumulator::product_i64: return in.kind == Kind::integer && in.size >= 4 && !in.is_rare() && map == Map::factor;
     case Accumulator::largest_f64:
     case Accumulator::product_f64:
     case Accumulator::logsum_f64: return false;
@@ -128,7 +133,7 @@ inline bool is_compiled(Map map, Accumulator to, DType dtype) {
 // Whether these are the sums that kernels are made for in all their variants; or else there are the few that all operations
 // have.
 constexpr bool is_plain_sum(Map map, Accumulator to, const DTypeInfo& in) {
-  return (map == Map::value || map == Map::magnitude) && to == in.accumulator && !in.rare;
+  return (map == Map::value || map == Map::magnitude) && to == in.accumulator && !in.is_rare();
 }
 
 // Whether sums are of magnitudes, which kernels take by leaving signs out of what they load.

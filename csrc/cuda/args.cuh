@@ -5,7 +5,7 @@
 #include "../finish.h"
 #include "../nest.h"
 #include "../plan/plan.h"
-#include "primitives.cuh"
+#include "any.cuh"
 
 namespace gpureduce::cuda {
 
@@ -112,6 +112,12 @@ struct Output {
     }
   }
 };
+
+// Where those of a reduction go.
+template <class Acc, bool kAll, class Reduction>
+Output<Acc, kAll> output_of(const Reduction& r, Acc* partials) {
+  return {r.output, partials, r.out, r.finish, is_direct(r), r.problem.length};
+}
 
 // Where the results of a kernel that reads from a source go.
 template <class Source, class Acc>

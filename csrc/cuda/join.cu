@@ -24,7 +24,7 @@ cudaError_t join_few(const Launch& launch) {
   const cudaLaunchConfig_t config = configure(launch, grid, std::max(join.threads, kWarp), 0, attributes);
   return cudaLaunchKernelEx(&config, join_rows<Acc>, static_cast<const Acc*>(launch.workspace), static_cast<int>(join.count),
                             r.problem.kept.empty() ? 0 : r.problem.kept[0].out_stride,
-                            Output<Acc, true>{r.output, nullptr, r.out, r.finish, is_direct(r), r.problem.length});
+                            output_of<Acc, true>(r, static_cast<Acc*>(nullptr)));
 }
 
 bool are_few(const Launch& launch) {
@@ -49,7 +49,7 @@ cudaError_t join_ranked(const Launch& launch) {
                                     outputs,
                                     join.count,
                                     join.threads,
-                                    {r.output, results > 1 ? next : nullptr, r.out, r.finish, is_direct(r), r.problem.length},
+                                    output_of<Acc, true>(r, results > 1 ? next : nullptr),
                                     kept_nest<kRank>(r.problem)};
     const bool columns =
         output_stride == 1 && outputs >= kWarp && results == 1 && join.threads >= kLeastJoinRows && join.threads <= kWarp;

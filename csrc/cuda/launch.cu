@@ -100,7 +100,7 @@ cudaError_t reduce(const Launch& launch) {
     if (r.map == Map::nonzero) return reduce_counts(launch);
     if (r.map == Map::square) return reduce_squares(launch);
     if (r.map == Map::number) return reduce_nansums(launch);
-    if (info(r.in).rare) return reduce_rare(launch);
+    if (info(r.in).is_rare()) return reduce_rare(launch);
     return r.map == Map::cube ? reduce_cubes(launch) : reduce_wide(launch);
   }
   switch (r.in) {

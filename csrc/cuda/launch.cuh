@@ -14,9 +14,8 @@ namespace gpureduce::cuda {
 
 template <class Source, class Acc>
 OutputOf<Source, Acc> output_of(const Launch& launch) {
-  const Reduction& r = launch.reduction;
   Acc* const partials = launch.plan.joins.empty() ? nullptr : static_cast<Acc*>(launch.workspace);
-  return {r.output, partials, r.out, r.finish, is_direct(r), r.problem.length};
+  return output_of<Acc, is_lean<Source>>(launch.reduction, partials);
 }
 
 template <class Source, class Acc>
@@ -332,10 +331,6 @@ cudaError_t launch_typed(const Launch& launch) {
     if (launch.plan.vector == kVector) return launch_width<kVector, Acc>(launch, source);
   return launch_width<1, Acc>(launch, source);
 }
-
-// uint64 is added and multiplied modulo 2^64 as int64 is, so the two share their kernels.
-template <class T>
-using Compiled = std::conditional_t<std::is_same_v<T, uint64_t>, int64_t, T>;
 
 // Sums of elements of one dtype.
 template <Family family>

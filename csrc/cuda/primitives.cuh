@@ -272,6 +272,10 @@ __device__ __forceinline__ T choose(bool first, T a, T b) {
   return by_words([first](uint32_t x, uint32_t y) { return first ? x : y; }, a, b);
 }
 
+// uint64 is added and multiplied modulo 2^64 as int64 is, so the two share their kernels.
+template <class T>
+using Compiled = std::conditional_t<std::is_same_v<T, uint64_t>, int64_t, T>;
+
 // --- sources: where a kernel's elements come from --------------------------------------------------------------------------
 
 // Elements of the type the kernel is compiled for. Signs are left out of sums by the mask of the second words; other elements
@@ -339,83 +343,9 @@ struct Typed {
   }
 };
 
-// Elements of any dtype, converted to the accumulator one by one: for results of an integer dtype from floats, of bool, from
-// 64-bit integers to floats, for maps that no kernel is compiled for, for lazily negated or conjugated views, and for views of
-// many nested dims.
-template <class Acc>
-struct Any {
-  using Element = Acc;
-  static constexpr int kRank = kMaxRank;
-  const void* base;
-  uint64_t policy;
-  DType dtype;
-  Map map;
-  bool negate, conjugate;
-
-  template <int V>
-  __device__ __noinline__ Vector<Acc, 1> load(int64_t offset) const {
-    static_assert(V == 1);
-    Vector<Acc, 1> x;
-    switch (dtype) {
-#define GPUREDUCE_CASE(name, type, kind, accumulator, wide, family) \
-  case DType::name: x.set(0, convert(load_vector<type, 1>(static_cast<const type*>(base) + offset, policy)[0])); break;
-      GPUREDUCE_DTYPES(GPUREDUCE_CASE)
-#undef GPUREDUCE_CASE
-    }
-    return x;
-  }
-
-  template <int V, int kBeyond = 0>
-  __device__ __forceinline__ Vector<Acc, 1> load_if(bool wanted, int64_t offset) const {
-    return wanted ? load<V>(offset + kBeyond) : padding_vector<Acc, 1>();
-  }
-
-  template <class In>
-  __device__ __forceinline__ Acc convert(In x) const {
-    if constexpr (IsLargest<Acc>::value) {
-      if (map == Map::value) return mapped<Map::value, Acc>(signed_element(x));
-      if (map == Map::negative) return mapped<Map::negative, Acc>(signed_element(x));
-      if constexpr (std::is_floating_point_v<Number<Acc>>) {
-        if (map == Map::magnitude) return mapped<Map::magnitude, Acc>(x);
-        return mapped<Map::negative_magnitude, Acc>(x);
-      }
-      return {};
-    } else {
-      if (map == Map::nonzero) return mapped<Map::nonzero, Acc>(x);
-      if constexpr (std::is_floating_point_v<Acc>) {
-#define GPUREDUCE_MAP(name) \
-  if (map == Map::name) return mapped<Map::name, Acc>(signed_element(x));
-        GPUREDUCE_REAL_MAPS(GPUREDUCE_MAP)
-#undef GPUREDUCE_MAP
-      }
-      return addend<Acc>(signed_element(x));
-    }
-  }
-
-  // The element of a view that may be lazily negated or conjugated: its value, or an integer in its own type.
-  template <class In>
-  __device__ __forceinline__ auto signed_element(In x) const {
-    if constexpr (std::is_integral_v<In>) {
-      return negate ? static_cast<In>(0 - static_cast<uint64_t>(x)) : x;
-    } else if constexpr (std::is_same_v<In, Boolean>) {
-      return x;
-    } else {
-      auto v = value(x);
-      if constexpr (IsComplex<decltype(v)>::value) {
-        if (conjugate) v.im = -v.im;
-        if (negate) v = {-v.re, -v.im};
-      } else if (negate) {
-        v = -v;
-      }
-      return v;
-    }
-  }
-};
-
+// Whether elements are converted at run time (any.cuh).
 template <class Source>
 constexpr bool is_any = false;
-template <class Acc>
-constexpr bool is_any<Any<Acc>> = true;
 // Whether kernels are compiled for it in the few variants that all operations have (is_plain_sum() in map.h).
 template <class Source>
 constexpr bool is_lean = is_any<Source> || IsMapped<typename Source::Element>::value;
@@ -512,7 +442,7 @@ __device__ __forceinline__ void add_bytes(uint32_t a, uint32_t b, uint32_t c, ui
   sums[3] = add_bytes<Element>(__byte_perm(ab2, cd2, 0x7632), sums[3]);
 }
 
-// The sums of V neighbouring lanes in one thread.
+// The sums of V neighbouring lanes in one thread. Elements are as they were loaded, or already addends (any.cuh).
 template <class Element, class Acc, int V>
 struct Lanes {
   using LaneSum = Lane<Element, Acc>;
@@ -523,16 +453,20 @@ struct Lanes {
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] = padding<LaneSum>();
   }
-  __device__ __forceinline__ void start(const Vector<Element, V>& x) { unpack(x, sum); }
-  __device__ __forceinline__ void add(const Vector<Element, V>& x) {
+  template <class Ready>
+  __device__ __forceinline__ void start(const Vector<Ready, V>& x) {
+    unpack(x, sum);
+  }
+  template <class Ready>
+  __device__ __forceinline__ void add(const Vector<Ready, V>& x) {
     LaneSum more[V];
     unpack(x, more);
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] = sum[j] + more[j];
   }
   // N elements a lane, the first of them first.
-  template <int N>
-  __device__ __forceinline__ void start(const Vector<Element, V> (&x)[N]) {
+  template <class Ready, int N>
+  __device__ __forceinline__ void start(const Vector<Ready, V> (&x)[N]) {
     if constexpr (kOrderFree) {
       clear();
       add(x);
@@ -543,8 +477,8 @@ struct Lanes {
     }
   }
   // N more elements a lane, whose order is free. Bytes four vectors at a time.
-  template <int N>
-  __device__ __forceinline__ void add(const Vector<Element, V> (&x)[N]) {
+  template <class Ready, int N>
+  __device__ __forceinline__ void add(const Vector<Ready, V> (&x)[N]) {
     static_assert(kOrderFree);
     if constexpr (sizeof(Element) == 1 && V % 4 == 0 && N % 4 == 0) {
 #pragma unroll

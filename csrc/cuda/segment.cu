@@ -8,8 +8,8 @@ namespace {
 template <class Acc>
 cudaError_t convert_segments(const SegmentsLaunch& launch) {
   const Reduction& r = launch.segments.reduction;
-  const Any<Acc> any{r.input, policy_of(launch), r.in, r.map, r.negate, r.conjugate};
-  return launch_segment_rows<Converted<Acc>, Acc>(launch, Converted<Acc>{any});
+  const Any<Acc> source{{r.input, policy_of(launch), {r.in, r.map, r.negate, r.conjugate}}};
+  return launch_segment_rows<Any<Acc>, Acc>(launch, source);
 }
 
 // Bytes of an accumulator: where elements are converted, real numbers have that of complex ones.
@@ -35,6 +35,8 @@ cudaError_t join_rows(const SegmentsLaunch& launch) {
   return start_segments(launch, join_segment_rows<Acc>, ceil_div(cut.tiles, kJoinWarps), kJoinWarps * kWarp, args);
 }
 template cudaError_t join_rows<float>(const SegmentsLaunch&);
+template cudaError_t join_rows<double>(const SegmentsLaunch&);
+template cudaError_t join_rows<int64_t>(const SegmentsLaunch&);
 
 template <class Acc>
 cudaError_t join_columns(const SegmentsLaunch& launch, int vector) {
@@ -48,6 +50,8 @@ cudaError_t join_columns(const SegmentsLaunch& launch, int vector) {
                         static_cast<uint32_t>(joined));
 }
 template cudaError_t join_columns<float>(const SegmentsLaunch&, int);
+template cudaError_t join_columns<double>(const SegmentsLaunch&, int);
+template cudaError_t join_columns<int64_t>(const SegmentsLaunch&, int);
 
 int64_t workspace_of(const Segments& s, int multiprocessors) {
   const bool rows = are_rows(s) || !are_columns(s);
@@ -59,11 +63,9 @@ cudaError_t run_segments(const SegmentsLaunch& launch) {
   const Segments& s = launch.segments;
   if (are_rows(s) || are_columns(s)) {
     switch (s.reduction.in) {
-#define GPUREDUCE_FAMILY(name, type, kind, own, wide, family)                           \
-  case DType::name:                                                                     \
-    if constexpr (Family::family == Family::single || Family::family == Family::half) { \
-      return segments_of_family<Family::family>(launch);                                \
-    }                                                                                   \
+#define GPUREDUCE_FAMILY(name, type, kind, own, wide, family)                                      \
+  case DType::name:                                                                                \
+    if constexpr (has_segments(Family::family)) return segments_of_family<Family::family>(launch); \
     break;
       GPUREDUCE_DTYPES(GPUREDUCE_FAMILY)
 #undef GPUREDUCE_FAMILY

@@ -6,7 +6,7 @@ namespace gpureduce::cuda {
 template <class Acc>
 cudaError_t reduce_converted(const Launch& launch) {
   const Reduction& r = launch.reduction;
-  const Any<Acc> source{r.input, l2_policy(launch.plan), r.in, r.map, r.negate, r.conjugate};
+  const Any<Acc> source{{r.input, l2_policy(launch.plan), {r.in, r.map, r.negate, r.conjugate}}};
   return launch_width<1, Acc>(launch, source);
 }
 

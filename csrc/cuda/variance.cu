@@ -8,26 +8,6 @@ namespace {
 
 using variance::Moments;
 
-// Calls f with an element of a floating dtype.
-template <class F>
-__device__ __forceinline__ auto with_float(DType dtype, F f) {
-  switch (dtype) {
-#define GPUREDUCE_CASE(name, type, kind, accumulator, wide, family) \
-  case DType::name:                                                 \
-    if constexpr (Kind::kind == Kind::floating) return f(type{});   \
-    break;
-    GPUREDUCE_DTYPES(GPUREDUCE_CASE)
-#undef GPUREDUCE_CASE
-  }
-  return f(float{});
-}
-
-template <class In>
-__device__ __forceinline__ auto loaded(const weighted::Input& input, int64_t offset) {
-  const uint64_t policy = static_cast<uint64_t>(::cuda::access_property());
-  return value(load_vector<In, 1>(static_cast<const In*>(input.data) + offset, policy)[0]);
-}
-
 // The first elements of outputs, which are of a dtype that the kernel is compiled for.
 template <class In>
 struct Firsts {
@@ -44,13 +24,12 @@ struct Firsts {
 // The same of any dtype.
 template <>
 struct Firsts<void> {
-  weighted::Input input;
+  AnyInput input;
   using Found = double;
 
-  explicit Firsts(const weighted::Input& given) : input(given) {}
+  explicit Firsts(const weighted::Input& given) : input(any_of(given)) {}
   __device__ __forceinline__ double read(int64_t offset) const {
-    const double x = with_float(input.dtype, [&](auto element) -> double { return loaded<decltype(element)>(input, offset); });
-    return input.negate ? -x : x;
+    return fetch_all<double, 1>(input, [=](int) { return AnyPlace{offset, true}; }).of[0];
   }
   static __device__ __forceinline__ double number(double found) { return found; }
 };
@@ -97,9 +76,6 @@ struct MomentsWriter {
     }
   }
 };
-
-template <class In>
-using RealOf = std::conditional_t<std::is_same_v<In, double>, double, float>;
 
 // Elements of a dtype that the kernel is compiled for. An output's first element is held.
 template <class In>
@@ -171,33 +147,45 @@ struct Deviations {
   }
 };
 
+// A difference of elements of any dtype that are known by their places.
+struct AnyDeviation {
+  AnyInput input;
+  Offsets at;
+  bool wanted;
+};
+
+template <int kCount, int kElements>
+__device__ __forceinline__ auto ready(const AnyDeviation (&x)[kCount][kElements]) {
+  constexpr int kAll = kCount * kElements;
+  const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
+  Ready<KnownProduct<Moments>, kCount, kElements> made;
+  const auto subtract = [&](auto real) {
+    using Real = decltype(real);
+    const auto own = fetch_all<Real, kAll>(at(0).input, [&](int i) { return AnyPlace{at(i).at.in, at(i).wanted}; });
+    const auto first = fetch_all<Real, kAll>(at(0).input, [&](int i) { return AnyPlace{at(i).at.out, at(i).wanted}; });
+#pragma unroll
+    for (int i = 0; i < kAll; ++i) made.x[i / kElements][i % kElements].value = variance::moments_of(own.of[i], first.of[i]);
+  };
+  if (at(0).input.conversion.dtype() == DType::Double) subtract(double{});
+  else subtract(float{});
+  return made;
+}
+
 // Elements of any dtype, converted at run time, in any number of dims.
 struct AnyDeviations {
   using Acc = Moments;
   using Writer = MomentsWriter<void>;
-  static constexpr int kRank = kMaxRank, kLargest = sizeof(Acc);
+  static constexpr int kRank = kMaxRank, kLargest = kGranule;
   static constexpr bool kOnce = false;
-  weighted::Input input;
+  AnyInput input;
 
   template <int V, Same same>
-  struct Loaded {
-    Acc value;
-    __device__ __forceinline__ Acc product(int) const { return value; }
-  };
+  using Loaded = AnyDeviation;
 
   template <int V, Same same, bool kAlways, class Held>
-  __device__ __forceinline__ Loaded<V, same> load(bool wanted, Offsets at, const Held&) const {
+  __device__ __forceinline__ AnyDeviation load(bool wanted, Offsets at, const Held&) const {
     static_assert(V == 1);
-    return {wanted ? found(at) : padding<Acc>()};
-  }
-
-  __device__ __noinline__ Acc found(Offsets at) const {
-    return with_float(input.dtype, [&](auto element) -> Acc {
-      using In = decltype(element);
-      using Real = RealOf<In>;
-      const Real x = loaded<In>(input, at.in), first = loaded<In>(input, at.out);
-      return input.negate ? variance::moments_of<Real>(-x, -first) : variance::moments_of<Real>(x, first);
-    });
+    return {input, at, wanted};
   }
 };
 
@@ -232,7 +220,7 @@ cudaError_t launch_typed(const WeightedLaunch& launch, const Variances& v, void*
 
 cudaError_t reduce(const WeightedLaunch& launch, const Variances& v, void* partials) {
   const weighted::Input& input = launch.reduction.self;
-  if (!launch.plan.typed) return launch_weighted<1>(launch, AnyDeviations{input}, writer_of<void>(v, partials));
+  if (!launch.plan.typed) return launch_weighted<1>(launch, AnyDeviations{any_of(input)}, writer_of<void>(v, partials));
   switch (input.dtype) {
     case DType::Float: return launch_typed<float>(launch, v, partials);
     case DType::Half: return launch_typed<Half>(launch, v, partials);

@@ -8,7 +8,7 @@ template <class Acc>
 cudaError_t launch_any(const WeightedLaunch& launch) {
   const weighted::Reduction& r = launch.reduction;
   using Source = AnyPair<Acc>;
-  return launch_weighted<1>(launch, Source{r.self, r.weight, r.product, r.nonzero}, writer_of<Source>(launch));
+  return launch_weighted<1>(launch, Source{any_of(r.self), any_of(r.weight), r.product, r.nonzero}, writer_of<Source>(launch));
 }
 
 }  // namespace

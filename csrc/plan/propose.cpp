@@ -103,9 +103,9 @@ Request::Request(const Reduction& r, const Device& device, bool by_columns)
   direct = writes_results(r);
   typed = is_typed(r);
   lean = is_lean(r);
-  element_bytes = typed ? size : size_of(r.accumulator);
+  element_bytes = typed ? size : with_accumulator(r.accumulator, [](auto acc) { return converted_bytes<decltype(acc)>; });
   order_free = r.accumulator == Accumulator::i64;
-  const bool small = (order_free && ((size <= 2 && !info(r.in).rare) || r.map == Map::nonzero)) ||
+  const bool small = (order_free && ((size <= 2 && !info(r.in).is_rare()) || r.map == Map::nonzero)) ||
                      (r.accumulator == Accumulator::largest_i64 && size <= 4);
   lane_bytes = typed && small ? 4 : size_of(r.accumulator);
   written_bytes = direct ? info(r.out).size : size_of(r.accumulator);

@@ -27,9 +27,10 @@ struct ColumnPiece {
 // Adds kLeaves neighbouring leaves of V columns, whose order is free.
 template <class Batch, int kLeaves, int kElements, class Element, int V>
 __device__ __forceinline__ void add_leaves(Batch& sum, const Vector<Element, V> (&x)[kLeaves][kElements]) {
-  Vector<Element, V> all[kLeaves * kElements];
+  const auto& addends = ready(x);
+  std::decay_t<decltype(addends[0][0])> all[kLeaves * kElements];
 #pragma unroll
-  for (int i = 0; i < kLeaves * kElements; ++i) all[i] = x[i / kElements][i % kElements];
+  for (int i = 0; i < kLeaves * kElements; ++i) all[i] = addends[i / kElements][i % kElements];
   sum.add(all);
 }
 
@@ -43,9 +44,10 @@ __device__ __forceinline__ Lanes<Element, Acc, V> join_leaves(const Vector<Eleme
     add_leaves(sum, x);
     return sum;
   } else {
+    const auto& addends = ready(x);
     Batch lanes[kLeaves];
 #pragma unroll
-    for (int l = 0; l < kLeaves; ++l) lanes[l].start(x[l]);
+    for (int l = 0; l < kLeaves; ++l) lanes[l].start(addends[l]);
     return join_lanes(lanes);
   }
 }

@@ -72,12 +72,13 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, i
   } else {
     load_unit<kWhole>(x, a.source, row + begin, left);
   }
+  const auto& addends = ready(x);
   RowLanes<Element, Acc, V> lanes[kCount];
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
-    lanes[g].start(x[g][0]);
+    lanes[g].start(addends[g][0]);
 #pragma unroll
-    for (int d = 1; d < kElements; ++d) lanes[g].add(x[g][d]);
+    for (int d = 1; d < kElements; ++d) lanes[g].add(addends[g][d]);
   }
   if constexpr (!kWhole && V > 1 && walk == Walk::dense) {
     // The row's last vector may be no whole one. Its elements are the last of their lanes.
@@ -258,7 +259,7 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) flat_rows(const __grid
       for (int g = 0; g < kGroups; ++g) at[g] = a.template element<kWalk>(e + g * kWarp * V);
     }
   }
-  Vector<Element, V> x[kCount];
+  Vector<Element, V> x[1][kCount];
   const auto load = [&](auto place) {  // the offset of a row, so many below the thread's first
 #pragma unroll
     for (int i = 0; i < kCount; i += kGroups) {
@@ -267,8 +268,8 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) flat_rows(const __grid
       for_constants(std::make_integer_sequence<int, kGroups>{}, [&](auto g) {
         constexpr int kGroup = decltype(g)::value, kBeyond = kGroup * kWarp * V;
         const bool wanted = mine + below < a.rows && e + kBeyond < length;
-        if constexpr (kDense) x[i + kGroup] = a.source.template load_if<V, kBeyond>(wanted, begin);
-        else x[i + kGroup] = a.source.template load_if<V>(wanted, begin + at[kGroup]);
+        if constexpr (kDense) x[0][i + kGroup] = a.source.template load_if<V, kBeyond>(wanted, begin);
+        else x[0][i + kGroup] = a.source.template load_if<V>(wanted, begin + at[kGroup]);
       });
     }
   };
@@ -285,13 +286,14 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) flat_rows(const __grid
     const int64_t begin = mine * a.pitch;
     load([&](int below) { return begin + below * a.pitch; });
   }
+  const auto& addends = ready(x);
 #pragma unroll
   for (int i = 0; i < kCount; i += kBatch) {
     Acc v[kBatch];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       RowLanes<Element, Acc, V> lanes;
-      lanes.start(x[i + b]);
+      lanes.start(addends[0][i + b]);
       v[b] = lanes.join();
     }
     const Acc sum = warp_join(warp_transpose_join<kBatch, kWidth>(v), 1, kGroups);

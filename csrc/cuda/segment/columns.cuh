@@ -8,6 +8,7 @@
 namespace gpureduce::cuda {
 
 constexpr int kColumnThreads = 128;  // of a block
+constexpr int kColumnResident = 5;   // blocks that a multiprocessor is to have room for
 constexpr int kPartBits = 6;
 constexpr int kPartRows = 1 << kPartBits;
 constexpr int kBatch = 8;  // rows that a thread loads at once
@@ -151,7 +152,8 @@ struct SegmentItem {
 };
 
 template <int V, class Source, class Acc>
-__global__ void __launch_bounds__(kColumnThreads) segment_columns(const __grid_constant__ SegmentColumnArgs<Source, Acc> a) {
+__global__ void __launch_bounds__(kColumnThreads, kColumnResident)
+    segment_columns(const __grid_constant__ SegmentColumnArgs<Source, Acc> a) {
   constexpr int kMostItems = kMostGroups * kPartRows / kColumnWeight + 2;
   constexpr int kParts = kPartRows / kColumnWeight + 4, kSums = 4;  // for each group: at most
   __shared__ SegmentItem items[kMostItems];
@@ -314,15 +316,16 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
     if (lane < record.larges) huge[atomicAdd(&huges, 1)] = record.large[lane];
   }
   __syncthreads();
-  // Each of a warp's own first, then those that the block takes together.
+  // Each of a warp's own first, then those that are left, which the block takes together.
 #pragma unroll 1
   for (int i = 0; i < 2 * huges; ++i) {
     const bool together = i >= huges;
     const int which = together ? i - huges : i;
-    if (!together && which % kJoinWarps != warp) continue;
+    if (i == huges) __syncthreads();
+    if (together ? huge[which] < 0 : which % kJoinWarps != warp) continue;
     const SegmentPlace s = t.place(huge[which]);
     const SegmentItems all(s.length, bits);
-    if ((all.count() > kJoinedByColumns) != together) continue;
+    if (!together && all.count() > kJoinedByColumns) continue;
     int64_t run = kJoinRun;  // of a warp: a power of two
 #pragma unroll 1
     while (run * (together ? kJoinWarps : 1) < all.count()) run *= 2;
@@ -337,6 +340,8 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
       __syncthreads();
     }
     if (!together || warp == 0) write(s, v);
+    __syncwarp();
+    if (!together && lane == 0) huge[which] = -1;
   }
 }
 

@@ -30,11 +30,14 @@ cudaError_t start_segments(const SegmentsLaunch& launch, void (*kernel)(Args...)
   return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
+// Whether kernels are compiled for segments of a family's dtypes.
+constexpr bool has_segments(Family f) { return f == Family::single || f == Family::half || f == Family::integer; }
+
 // Whether the kernels compiled for a dtype read and write such segments.
 inline bool are_typed(const Segments& s) {
   const Reduction& r = s.reduction;
   const bool plain = r.map == Map::value && !r.negate && !r.conjugate && r.accumulator == info(r.in).accumulator;
-  return plain && r.accumulator == Accumulator::f32 && is_direct(r.accumulator, r.out) && info(r.in).size > 1;
+  return plain && has_segments(info(r.in).family) && is_direct(r.accumulator, r.out);
 }
 
 // Whether all elements of a row lie side by side, and the results do.
@@ -182,10 +185,9 @@ cudaError_t segments_of(const SegmentsLaunch& launch) {
 template <Family family>
 cudaError_t segments_of_family(const SegmentsLaunch& launch) {
   switch (launch.segments.reduction.in) {
-#define GPUREDUCE_SEGMENTS(name, type, kind, own, wide, kernels)                     \
-  case DType::name:                                                                  \
-    if constexpr (Family::kernels == family && Accumulator::own == Accumulator::f32) \
-      return segments_of<type, Sum<Accumulator::own>>(launch);                       \
+#define GPUREDUCE_SEGMENTS(name, type, kind, own, wide, kernels)                                                \
+  case DType::name:                                                                                             \
+    if constexpr (Family::kernels == family) return segments_of<Compiled<type>, Sum<Accumulator::own>>(launch); \
     break;
     GPUREDUCE_DTYPES(GPUREDUCE_SEGMENTS)
 #undef GPUREDUCE_SEGMENTS

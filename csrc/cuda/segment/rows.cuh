@@ -21,36 +21,6 @@ constexpr int kTiny = kWarp;       // and of one that a thread takes
 constexpr int kTinyBatch = 8;      // elements that it joins at once
 constexpr int kSegmentsAhead = 256;
 
-// Elements of any dtype, converted one by one. The accumulator is complex, or of integers: a real number's is the real part of
-// a complex one.
-template <class Acc>
-struct Converted {
-  using Element = Acc;
-  static constexpr int kRank = kMaxRank;
-  Any<Acc> any;
-
-  __device__ __noinline__ Acc load(int64_t offset) const {
-    switch (any.dtype) {
-#define GPUREDUCE_CASE(name, type, kind, accumulator, wide, family) \
-  case DType::name: return convert(load_vector<type, 1>(static_cast<const type*>(any.base) + offset, any.policy)[0]);
-      GPUREDUCE_DTYPES(GPUREDUCE_CASE)
-#undef GPUREDUCE_CASE
-    }
-    return {};
-  }
-
- private:
-  template <class In>
-  __device__ __forceinline__ Acc convert(In x) const {
-    if (any.map == Map::nonzero) return mapped<Map::nonzero, Acc>(x);
-    return addend<Acc>(any.signed_element(x));
-  }
-};
-template <class Source>
-constexpr bool kConverts = false;
-template <class Acc>
-constexpr bool kConverts<Converted<Acc>> = true;
-
 template <class Source, class Acc>
 struct SegmentRowArgs {
   Source source;
@@ -131,7 +101,12 @@ class RowStream {
     }
     __syncwarp();
   }
-  __device__ __forceinline__ Element operator[](int place) const { return *at(place); }
+  // The element at a place, or else padding; as ready() takes it.
+  __device__ __forceinline__ Vector<Acc, 1> taken(bool wanted, int place) const {
+    Vector<Acc, 1> x;
+    x.set(0, wanted ? addend<Acc>(*at(place)) : padding<Acc>());
+    return x;
+  }
   __device__ __forceinline__ Element* at(int place) const {
     return reinterpret_cast<Element*>(shared_.ring + (before_ * kStageBytes + place * kSize) % kRingBytes);
   }
@@ -187,14 +162,15 @@ class RowStream {
   uint32_t before_ = 0;  // stages of the streams before
 };
 
-// Elements that are converted one by one, when they are needed.
+// Elements of any dtype, which are read when they are needed. The accumulator is complex, or of integers: a real number's is
+// the real part of a complex one.
 template <class Acc>
-class RowStream<Converted<Acc>, Acc> {
+class RowStream<Any<Acc>, Acc> {
  public:
   static constexpr int kMost = kWarp * kShort, kStep = 0;
   struct Shared {};
 
-  __device__ __forceinline__ RowStream(Shared&, const SegmentRowArgs<Converted<Acc>, Acc>& a)
+  __device__ __forceinline__ RowStream(Shared&, const SegmentRowArgs<Any<Acc>, Acc>& a)
       : source_(a.source), stride_(a.stride) {}
   __device__ __forceinline__ int start(int64_t row, int64_t, int64_t begin, int64_t) {
     begin_ = row + begin * stride_;
@@ -202,12 +178,17 @@ class RowStream<Converted<Acc>, Acc> {
   }
   __device__ __forceinline__ void wait(int) const {}
   __device__ __forceinline__ void release(int) const {}
-  __device__ __forceinline__ Acc operator[](int place) const { return source_.load(begin_ + place * stride_); }
+  __device__ __forceinline__ auto taken(bool wanted, int place) const {
+    return source_.template load_if<1>(wanted, begin_ + place * stride_);
+  }
 
  private:
-  const Converted<Acc>& source_;
+  const Any<Acc>& source_;
   int64_t stride_, begin_ = 0;
 };
+
+template <class Stream>
+using TakenFrom = decltype(std::declval<const Stream&>().taken(true, 0));
 
 // The sum of the `length` elements from a place on, a chunk at most, by a warp.
 template <class Acc, class Stream>
@@ -234,14 +215,12 @@ __device__ __forceinline__ Acc chunk_sum(Stream& in, int first, int length) {
     }
     const int here = min(length - done, kLanes);
     in.wait(begin + here);
-    Acc x[kGroups];
+    TakenFrom<Stream> x[1][kGroups];
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      x[g] = padding<Acc>();
-      if (g * kWarp + lane < here) x[g] = addend<Acc>(in[begin + g * kWarp + lane]);
-    }
+    for (int g = 0; g < kGroups; ++g) x[0][g] = in.taken(g * kWarp + lane < here, begin + g * kWarp + lane);
+    const auto& addends = ready(x);
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) v[g] = v[g] + x[g];
+    for (int g = 0; g < kGroups; ++g) v[g] = v[g] + addends[0][g][0];
     done += here;
     in.release(first + done);
   }
@@ -252,12 +231,13 @@ __device__ __forceinline__ Acc chunk_sum(Stream& in, int first, int length) {
 template <class Acc, class Stream>
 __device__ __forceinline__ Acc short_sum(const Stream& in, int first, int length) {
   const int lane = threadIdx.x % kWarp;
+  TakenFrom<Stream> x[1][kShort / kWarp];
+#pragma unroll
+  for (int g = 0; g < kShort / kWarp; ++g) x[0][g] = in.taken(g * kWarp + lane < length, first + g * kWarp + lane);
+  const auto& addends = ready(x);
   Acc v[kShort / kWarp];
 #pragma unroll
-  for (int g = 0; g < kShort / kWarp; ++g) {
-    v[g] = padding<Acc>();
-    if (g * kWarp + lane < length) v[g] = addend<Acc>(in[first + g * kWarp + lane]);
-  }
+  for (int g = 0; g < kShort / kWarp; ++g) v[g] = addends[0][g][0];
   return warp_join_groups(v);
 }
 
@@ -268,14 +248,17 @@ template <class Acc, class Stream>
 __device__ __forceinline__ Acc tiny_sum(const Stream& in, int first, int length, int most) {
   const int lane = threadIdx.x % kWarp, turn = length > 1 ? lane & ((2 << (31 - __clz(length - 1))) - 1) : 0;
   const auto batch = [&](int b) {
-    Acc x[kTinyBatch];
+    TakenFrom<Stream> x[1][kTinyBatch];
 #pragma unroll
     for (int j = 0; j < kTinyBatch; ++j) {
       const int e = (b * kTinyBatch + j) ^ turn;
-      x[j] = padding<Acc>();
-      if (e < length) x[j] = addend<Acc>(in[first + e]);
+      x[0][j] = in.taken(e < length, first + e);
     }
-    return join_neighbours(x);
+    const auto& addends = ready(x);
+    Acc v[kTinyBatch];
+#pragma unroll
+    for (int j = 0; j < kTinyBatch; ++j) v[j] = addends[0][j][0];
+    return join_neighbours(v);
   };
   Acc left = padding<Acc>(), v = left;
 #pragma unroll 1
@@ -288,7 +271,7 @@ __device__ __forceinline__ Acc tiny_sum(const Stream& in, int first, int length,
 }
 
 template <class Source, class Acc>
-__global__ void __launch_bounds__(kRowWarps* kWarp, kConverts<Source> ? 4 : kRowBlocks)
+__global__ void __launch_bounds__(kRowWarps* kWarp, is_any<Source> ? 4 : kRowBlocks)
     segment_rows(const __grid_constant__ SegmentRowArgs<Source, Acc> a) {
   using Stream = RowStream<Source, Acc>;
   __shared__ __align__(kLine) typename Stream::Shared shared[kRowWarps];
@@ -305,7 +288,7 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, kConverts<Source> ? 4 : kRow
     const Offsets kept = a.kept.at(row);
     const auto write = [&](int64_t number, int64_t length, Acc v) {
       Acc one[1] = {v};
-      a.output.template write<kConverts<Source>>(kept.out + number * t.result_pitch, length, one);
+      a.output.template write<is_any<Source>>(kept.out + number * t.result_pitch, length, one);
     };
 
     // The segments that begin in the tile. Every tile finds the same end as the next one its begin: so all of them are taken.
@@ -393,8 +376,8 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, kConverts<Source> ? 4 : kRow
         Acc v = padding<Acc>();
         if (__any_sync(~0u, tiny > 0)) {
           const int most = __any_sync(~0u, tiny > 2 * kTinyBatch) ? kTiny : __any_sync(~0u, tiny > kTinyBatch) ? kTiny / 2 : 1;
-          if (!kConverts<Source> && __all_sync(~0u, tiny <= 1)) {
-            if (tiny == 1) v = addend<Acc>(in[from]);
+          if (!is_any<Source> && __all_sync(~0u, tiny <= 1)) {
+            v = in.taken(tiny == 1, from)[0];
           } else {
             v = tiny_sum<Acc>(in, from, tiny, most);
           }
@@ -452,33 +435,41 @@ struct JoinRowArgs {
 // Joins the sums of chunks of those segments that several warps have.
 template <class Acc>
 __global__ void __launch_bounds__(kJoinWarps* kWarp) join_segment_rows(const __grid_constant__ JoinRowArgs<Acc> a) {
-  __shared__ int64_t huge[kJoinWarps];
+  __shared__ int64_t left[kJoinWarps];  // segments that are not joined yet, or -1
   __shared__ Acc sums[kJoinWarps];
   const SegmentTiles& t = a.tiles;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   wait_for_previous_kernel();
   allow_next_kernel();
   const int64_t first = int64_t{blockIdx.x} * kJoinWarps;
-  if (lane == 0) huge[warp] = first + warp < t.tiles ? a.unfinished[first + warp] : -1;
-  __syncthreads();
+  int64_t own = -1;
+  if (first + warp < t.tiles) own = a.unfinished[first + warp];
   // A warp's own segment first, then those that the block takes together.
 #pragma unroll 1
   for (int i = -1; i < kJoinWarps; ++i) {
-    const int which = i < 0 ? warp : i, warps = i < 0 ? 1 : kJoinWarps;
-    if (huge[which] < 0) continue;
-    const int64_t row = a.row_tiles == t.tiles ? 0 : (first + which) / a.row_tiles;
-    const SegmentPlace s = t.place_in_row(huge[which], t.ends_in_row(huge[which]));
-    if ((chunks_of(s.length) > kJoinedByWarp) != (warps > 1)) continue;
-    Acc v = join_chunks(t, a.partials, row, s, i < 0 ? lane : threadIdx.x, warps * kWarp);
-    if (warps > 1) {
-      if (lane == 0) sums[warp] = v;
-      __syncthreads();
-      v = warp_join(lane < kJoinWarps ? sums[lane] : padding<Acc>());
-      __syncthreads();
+    const bool together = i >= 0;
+    const int which = together ? i : warp;
+    const int64_t segment = together ? left[which] : own;
+    if (segment >= 0) {
+      const int64_t row = a.row_tiles == t.tiles ? 0 : (first + which) / a.row_tiles;
+      const SegmentPlace s = t.place_in_row(segment, t.ends_in_row(segment));
+      if (together || chunks_of(s.length) <= kJoinedByWarp) {
+        Acc v = join_chunks(t, a.partials, row, s, together ? threadIdx.x : lane, (together ? kJoinWarps : 1) * kWarp);
+        if (together) {
+          if (lane == 0) sums[warp] = v;
+          __syncthreads();
+          v = warp_join(lane < kJoinWarps ? sums[lane] : padding<Acc>());
+          __syncthreads();
+        }
+        Acc one[1] = {v};
+        if (lane == 0 && (!together || warp == 0))
+          a.output.template write<true>(a.kept.at(row).out + s.number * t.result_pitch, s.length, one);
+        own = -1;
+      }
     }
-    Acc one[1] = {v};
-    if (lane == 0 && (i < 0 || warp == 0))
-      a.output.template write<true>(a.kept.at(row).out + s.number * t.result_pitch, s.length, one);
+    if (together) continue;
+    if (lane == 0) left[warp] = own;
+    __syncthreads();
   }
 }
 

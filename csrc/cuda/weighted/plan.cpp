@@ -138,7 +138,7 @@ WeightedPlan plan_weighted(const Reduction& r, int multiprocessors) {
                fits_fast_nest(p.reduced, p.length);
   // A kernel's second input may be the same for all of a vector's neighbours.
   plan.swapped = plan.typed && changed && (!as_given || (fast && fast->self == 0));
-  const int size = plan.typed ? std::max(info(r.self.dtype).size, info(r.weight.dtype).size) : size_of(r.accumulator);
+  const int size = plan.typed ? std::max(info(r.self.dtype).size, info(r.weight.dtype).size) : kGranule;
   plan.vector = plan.typed ? vector_of(r, columns, size) : 1;
   if (plan.vector > 1) {
     if ((plan.swapped ? fast->weight : fast->self) == 0) plan.vector = 1;
@@ -150,7 +150,7 @@ WeightedPlan plan_weighted(const Reduction& r, int multiprocessors) {
   const int64_t enough = int64_t{kWeightedTilesOfEach} * multiprocessors;
   if (columns) plan_columns(r, enough, plan);
   else plan_rows(r, enough, size, plan);
-  plan.joins = plan.splits > 1 || !is_direct(r.accumulator, r.out);
+  plan.joins = plan.splits > 1 || !is_direct(r);
   plan.join_threads = 1 << std::min(10, log2_up(divided_up(plan.splits, kJoinRun)));
   return plan;
 }

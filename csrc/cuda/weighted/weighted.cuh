@@ -51,58 +51,67 @@ struct Pair {
   }
 };
 
+// An input of any dtype.
+inline AnyInput any_of(const weighted::Input& input) {
+  const auto policy = static_cast<uint64_t>(::cuda::access_property());
+  return {input.data, policy, {input.dtype, Map::value, input.negate, false}};
+}
+
+// A product of elements of any dtypes that are known by their places; and what it is.
+template <class Acc>
+struct AnyProduct {
+  AnyInput first, second;
+  Accumulator kind;
+  bool nonzero, wanted;
+  Offsets at;
+};
+template <class Acc>
+struct KnownProduct {
+  Acc value;
+  __device__ __forceinline__ Acc product(int) const { return value; }
+};
+
+template <class Acc, int kCount, int kElements>
+__device__ __forceinline__ auto ready(const AnyProduct<Acc> (&x)[kCount][kElements]) {
+  constexpr int kAll = kCount * kElements;
+  const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
+  Ready<KnownProduct<Acc>, kCount, kElements> made;
+  const auto multiply = [&](auto product) {
+    using Product = decltype(product);
+    const auto first = fetch_all<Product, kAll>(at(0).first, [&](int i) { return AnyPlace{at(i).at.in, at(i).wanted}; });
+    const auto second = fetch_all<Product, kAll>(at(0).second, [&](int i) { return AnyPlace{at(i).at.out, at(i).wanted}; });
+#pragma unroll
+    for (int i = 0; i < kAll; ++i)
+      made.x[i / kElements][i % kElements].value = weighted::counted<Acc>(times(first.of[i], second.of[i]), at(0).nonzero);
+  };
+  if constexpr (std::is_integral_v<Acc>) {
+    if (at(0).kind == Accumulator::f32) multiply(float{});
+    else if (at(0).kind == Accumulator::f64) multiply(double{});
+    else multiply(Acc{});
+  } else {
+    multiply(Acc{});
+  }
+  return made;
+}
+
 // Two inputs of any dtypes, converted at run time, in any number of dims.
 template <class Accumulates>
 struct AnyPair {
   using Acc = Accumulates;
   using Writer = Output<Acc, false>;
-  static constexpr int kRank = kMaxRank, kLargest = sizeof(Acc);
+  static constexpr int kRank = kMaxRank, kLargest = kGranule;
   static constexpr bool kOnce = false;
-  weighted::Input first, second;
+  AnyInput first, second;
   Accumulator kind;  // of the product
   bool nonzero;
 
   template <int V, Same same>
-  struct Loaded {
-    Acc value;
-    __device__ __forceinline__ Acc product(int) const { return value; }
-  };
+  using Loaded = AnyProduct<Acc>;
 
   template <int V, Same same, bool kAlways, class Held>
-  __device__ __forceinline__ Loaded<V, same> load(bool wanted, Offsets at, const Held&) const {
+  __device__ __forceinline__ AnyProduct<Acc> load(bool wanted, Offsets at, const Held&) const {
     static_assert(V == 1);
-    return {wanted ? found(at) : padding<Acc>()};
-  }
-
-  __device__ __noinline__ Acc found(Offsets at) const {
-    if constexpr (std::is_integral_v<Acc>) {
-      if (kind == Accumulator::f32) return counted<float>(at);
-      if (kind == Accumulator::f64) return counted<double>(at);
-    }
-    return counted<Acc>(at);
-  }
-
- private:
-  template <class Product>
-  __device__ __forceinline__ Acc counted(Offsets at) const {
-    return weighted::counted<Acc>(times(element<Product>(first, at.in), element<Product>(second, at.out)), nonzero);
-  }
-
-  template <class Product>
-  static __device__ __noinline__ Product element(const weighted::Input& input, int64_t offset) {
-    const uint64_t policy = static_cast<uint64_t>(::cuda::access_property());
-    switch (input.dtype) {
-#define GPUREDUCE_CASE(name, type, dtype_kind, accumulator, wide, family)                            \
-  case DType::name:                                                                                  \
-    if constexpr (!IsComplex<type>::value) {                                                         \
-      const type x = load_vector<type, 1>(static_cast<const type*>(input.data) + offset, policy)[0]; \
-      return input.negate ? weighted::negated_factor<Product>(x) : weighted::factor<Product>(x);     \
-    }                                                                                                \
-    break;
-      GPUREDUCE_DTYPES(GPUREDUCE_CASE)
-#undef GPUREDUCE_CASE
-    }
-    return Product(0);
+    return {first, second, kind, nonzero, wanted, at};
   }
 };
 
@@ -222,11 +231,10 @@ __device__ __forceinline__ void add_products(Acc (&sums)[V], const Loaded& x, co
 }
 
 // A vector of them, each its lane's only one, joined.
-template <int V, Same same, class Source, class Held>
-__device__ __forceinline__ typename Source::Acc join_products(const typename Source::template Loaded<V, same>& x,
-                                                              const Held& held) {
+template <int V, class Acc, class Loaded, class Held>
+__device__ __forceinline__ Acc join_products(const Loaded& x, const Held& held) {
   if constexpr (std::is_same_v<Held, Unheld>) {
-    typename Source::Acc sums[V];
+    Acc sums[V];
     add_products(sums, x, held, true, true);
     return join_neighbours(sums);
   } else {
@@ -256,6 +264,7 @@ __device__ __forceinline__ typename Source::Acc weighted_unit(const WeightedArgs
       x[g][d] = a.source.template load<V, same, kWhole>(e + V <= left, at, held);
     }
   }
+  const auto& loaded = ready(x);
   Acc values[kGroups];
   const auto add = [&](auto deep) {  // or leaves of fewer elements
 #pragma unroll
@@ -265,7 +274,7 @@ __device__ __forceinline__ typename Source::Acc weighted_unit(const WeightedArgs
       for (int d = 0; d < kElements; ++d) {
         if (!decltype(deep)::value && d > 0 && d * kLanes >= unit_left) continue;  // no thread of the warp has any
         const int e = g * kWarp * V + d * kLanes;
-        add_products(sums, x[g][d], held, kWhole || e + V <= left, d == 0);
+        add_products(sums, loaded[g][d], held, kWhole || e + V <= left, d == 0);
       }
       if constexpr (!kWhole && walk == Walk::dense && V > 1) {
         // The row's last vector may be no whole one. Its elements are the last of their lanes.
@@ -417,6 +426,7 @@ __global__ void __launch_bounds__(kWeightedThreads, walk == Walk::nested ? 2 : w
       for (int g = 0; g < kGroups; ++g)
         x[r][g] = a.source.template load<V, same, false>(has(r, g), place[r] + inner[g], Unheld{});
     }
+    const auto& loaded = ready(x);
     Acc values[kValues];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -424,7 +434,7 @@ __global__ void __launch_bounds__(kWeightedThreads, walk == Walk::nested ? 2 : w
       const auto held = hold_of<V>(a.source, x[r][0], kGroups > 1 || begin < length ? lane & -width : lane);
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
-        const Acc sum = join_products<V, same, Source>(x[r][g], held);
+        const Acc sum = join_products<V, Acc>(loaded[r][g], held);
         values[r * kGroups + g] = kGroups == 1 && Source::kOnce ? sum : choose(has(r, g), sum, padding<Acc>());
       }
     }
@@ -492,7 +502,7 @@ __global__ void __launch_bounds__(kWeightedThreads,
     };
 #pragma unroll 1
     for (int leaf = 0; leaf < (kShort ? 1 : kUnit); ++leaf) {
-      typename Source::template Loaded<V, same> x[kDepth];
+      typename Source::template Loaded<V, same> x[1][kDepth];
       const int64_t start = leaf_start(first_leaf + unit * kUnit + leaf);
       const int count = static_cast<int>(max(int64_t{0}, min(int64_t{kDepth}, (end - start + kStep - 1) / kStep)));
       Offsets at = place;
@@ -500,12 +510,13 @@ __global__ void __launch_bounds__(kWeightedThreads,
 #pragma unroll
       for (int d = 0; d < kDepth; ++d) {
         if constexpr (walk == Walk::nested) at = place + nested_element(a.reduced, d < count ? start + d * kStep : 0);
-        x[d] = a.source.template load<V, same, false>(d < count, at, held);
+        x[0][d] = a.source.template load<V, same, false>(d < count, at, held);
         if constexpr (walk == Walk::linear) at = at + next;
       }
+      const auto& loaded = ready(x);
 #pragma unroll
       for (int d = 0; d < kDepth; ++d) {
-        add_products(own.of, x[d], held, d < count, kShort || d == 0);
+        add_products(own.of, loaded[0][d], held, d < count, kShort || d == 0);
         if (kShort) take(d);
       }
       if (!kShort) take(leaf);
@@ -565,9 +576,10 @@ cudaError_t launch_kernel(const WeightedLaunch& launch, const WeightedArgs<Sourc
     }
   }
   if constexpr ((V == 1 || walk != Walk::linear) && !kNoRows) {
-    if constexpr (V >= 4 && walk == Walk::dense)
-      if (plan.kernel == WeightedKernel::rows && plan.elements < kDepth)
-        return start(weighted_whole_rows<V, kFewElements, walk, same, Source>);
+    if (plan.kernel == WeightedKernel::rows && plan.elements < kDepth) {
+      if constexpr (V < 4 || walk != Walk::dense) return cudaErrorInvalidValue;
+      else return start(weighted_whole_rows<V, kFewElements, walk, same, Source>);
+    }
     if (plan.kernel == WeightedKernel::rows) return start(weighted_rows<V, walk, same, Source>);
     if constexpr (V == 1 ? walk != Walk::dense : !kNested) {
       if (plan.groups == 1) return start(weighted_short_rows<V, 1, walk, same, Source>);
@@ -632,8 +644,8 @@ cudaError_t launch_weighted(const WeightedLaunch& launch, const Source& source, 
 // Sums, as they are or rounded to the result.
 template <class Source>
 typename Source::Writer writer_of(const WeightedLaunch& launch) {
-  const weighted::Reduction& r = launch.reduction;
-  return {r.output, static_cast<typename Source::Acc*>(launch.partials), r.out, Finish::none, true, r.problem.length};
+  using Acc = typename Source::Acc;
+  return output_of<Acc, false>(launch.reduction, static_cast<Acc*>(launch.partials));
 }
 
 // What the L2 is to do with an input: one that does not fit beside others is not to stay.
