@@ -1,5 +1,6 @@
 """Measured results: the documentation says what the results files say, and the files say what they were measured on."""
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 import torch_reduce
-from torch_reduce import ladder
+from torch_reduce import _race, ladder
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = sorted((ROOT / "bench" / "results").glob("*/*.json"))
@@ -1113,6 +1114,49 @@ def test_compiled_sums(early, cuda):
     with torch._inductor.config.patch(compile_threads=1):
         for candidate in contenders.compiled_sums(case, early):
             assert contenders.close(candidate.fn(x, None), x.sum(1), 1024)
+
+
+class MadeUpMark:
+    def __init__(self, us):
+        self.us = us
+
+    def elapsed_time(self, later):
+        return (later.us - self.us) / 1e3
+
+
+class RaceOnAClock(_race.Race):
+    """A race on a made-up GPU. Calls move its clock on; the host is late by what `late` says, event by event."""
+
+    def __init__(self, late):
+        self.clock, self.late = 0.0, late
+        self.repeats, self.alone, self.stream = 3, {}, None
+        self.flush = self.separator = lambda: None
+
+    def call(self, us):
+        def f(x):
+            self.clock += us
+            return x
+
+        return f
+
+    def _timed(self, run):
+        start = MadeUpMark(self.clock)
+        run()
+        self.clock += self.late.pop(0) if self.late else 0.0
+        return start, MadeUpMark(self.clock)
+
+    def _graph(self, calls, call):
+        return types.SimpleNamespace(replay=lambda: [call(i) for i in range(calls)])
+
+
+def test_race_of_functions_whose_host_was_held_up(monkeypatch):
+    """A function counts as hopeless only if it still is with a head start for the host."""
+    for name in ("synchronize", "_sleep"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    race = RaceOnAClock([0.0, 0.0, 900.0, 700.0])  # both guesses of the second function
+    functions = {"first": race.call(30.0), "late": race.call(40.0), "hopeless": race.call(5000.0)}
+    assert race.times([torch.zeros(1)] * 3, functions) == ({"first": 30.0, "late": 40.0, "hopeless": 5000.0}, [])
 
 
 def test_cold_races_flush(cuda):

@@ -17,6 +17,7 @@ MOST_CALLS = 24  # in one graph
 GRAPH_US = 120.0  # of calls in one graph
 LEAST_US = 0.1
 HOPELESS, HOPELESS_US = 5.0, 200.0  # times the fastest, and more: such functions are not timed again
+HEAD_START = 3_000_000  # GPU cycles of the host's head start
 
 
 def l2_bytes(device: torch.device | str = "cuda") -> int:
@@ -128,7 +129,13 @@ class Race:
             name: 1e3 * min(start.elapsed_time(end) for start, end in pairs) for name, pairs in guesses.items()
         }
         fastest = min(guesses.values())
-        found = {name: us for name, us in guesses.items() if us > HOPELESS * fastest + HOPELESS_US}
+        most = HOPELESS * fastest + HOPELESS_US
+        for name in [name for name, us in guesses.items() if us > most]:  # or was the host held up both times?
+            torch.cuda._sleep(HEAD_START)
+            start, end = self._timed(lambda f=functions[name]: f(inputs[0]))
+            torch.cuda.synchronize()
+            guesses[name] = min(guesses[name], 1e3 * start.elapsed_time(end))
+        found = {name: us for name, us in guesses.items() if us > most}
         calls = max(3, min(MOST_CALLS, round(GRAPH_US / max(fastest - 2, 2.0))))
         graphs = {
             name: self._graph(calls, lambda i, f=f: f(inputs[i % len(inputs)]))
