@@ -114,7 +114,18 @@ struct Source {
         pitch(problem.reduced.fastest().stride),
         block(width == 1 || (stride == 1 && pitch == width)),
         in_place(kDirect && stride == 1 && !problem.negate && !problem.conjugate),
-        abreast(plan.tile.abreast && in_place && block && problem.reduced.fastest().size * width >= kVector<Lane>) {}
+        abreast(plan.tile.abreast && in_place && block && problem.reduced.fastest().size * width >= kVector<Lane>),
+        dense(width == 1 && stride == 1 && problem.reduced.rank == 1 && problem.rows.fastest().stride == problem.length) {}
+
+  // Whether all elements of neighbouring rows of memory are numbers T as they are.
+  template <class T>
+  bool is_as() const {
+    const bool same = (std::is_same_v<T, float> && problem.in == DType::Float) ||
+                      (std::is_same_v<T, double> && problem.in == DType::Double) ||
+                      (std::is_same_v<T, int64_t> && problem.in == DType::Long);
+    const bool plain = problem.map == Map::value || problem.map == Map::factor || problem.map == Map::exponent;
+    return same && plain && !problem.negate && stride == 1 && block;
+  }
 
   // What the lanes read where it is.
   using Loaded = std::conditional_t<kDirect, Direct, Lane>;
@@ -179,4 +190,5 @@ struct Source {
   const bool block;             // one stride walks all columns of all elements of the fastest dim
   const bool in_place;          // neighbours can be summed where they are
   const bool abreast;           // Tile::abreast, if pieces are worth it: at least a vector
+  const bool dense;             // rows lie one after the other
 };

@@ -78,7 +78,12 @@ class OrderedTask {
         row.advance(some);
       } else {
         some = min(task_.rows - r, ceil_div(16 * kVector<Acc>, size));
-        for (int64_t i = 0; i < some; ++i, row.advance(1)) source_.gather(buffer_ + i * n, row.offset(), 0, p_.length);
+        if (source_.dense && some <= row.left()) {
+          source_.gather_piece(buffer_, source_.input + source_.bytes(row.offset()), some * n);
+          row.advance(some);
+        } else {
+          for (int64_t i = 0; i < some; ++i, row.advance(1)) source_.gather(buffer_ + i * n, row.offset(), 0, p_.length);
+        }
         sum_short_rows(out, buffer_ + some * n, buffer_, some, n, n, size, task_.width, together_);
       }
     }
@@ -186,24 +191,151 @@ void sum_exactly(const Plan& plan, const Task& task, void* scratch, void* sums) 
   }
 }
 
+// --- joins that are no additions -------------------------------------------------------------------------------------------
+
+// Numbers, a vector of them, joined as accumulators are that hold one each.
+template <class T>
+inline __attribute__((always_inline)) Vector<T> join_numbers(Largest<T>, Vector<T> a, Vector<T> b) {
+  const auto greater = a > b;
+  if constexpr (std::is_integral_v<T>) {
+    return (a & greater) | (b & ~greater);
+  } else {  // as Largest's own +
+    const auto first = greater | (a != a), equal = a == b;
+    const auto x = reinterpret_cast<decltype(first)>(a), y = reinterpret_cast<decltype(first)>(b);
+    return reinterpret_cast<Vector<T>>((x & y & equal) | (((x & first) | (y & ~first)) & ~equal));
+  }
+}
+template <class T>
+inline __attribute__((always_inline)) Vector<T> join_numbers(Product<T>, Vector<T> a, Vector<T> b) {
+  if constexpr (std::is_integral_v<T>) {
+    using Unsigned = typename VectorOf<uint64_t, kVector<T>>::type;
+    return reinterpret_cast<Vector<T>>(reinterpret_cast<Unsigned>(a) * reinterpret_cast<Unsigned>(b));
+  } else {
+    return a * b;
+  }
+}
+
+// all[i] = all[i] joined to x[i]
+template <class Acc, class T>
+inline __attribute__((always_inline)) void join_each(Acc* all, const T* x, int64_t n) {
+  int64_t i = 0;
+  if constexpr (sizeof(Acc) == sizeof(T)) {
+    T* const numbers = reinterpret_cast<T*>(all);
+    for (; i + kVector<T> <= n; i += kVector<T>) store(numbers + i, join_numbers(Acc{}, load<T>(numbers + i), load<T>(x + i)));
+  }
+  for (; i < n; ++i) all[i] = all[i] + addend<Acc>(x[i]);
+}
+
+// The join of a vector's numbers, whose order is free: of those kHalf apart, in every lane, and so on.
+template <int kHalf, class Acc, class T, int... I>
+inline __attribute__((always_inline)) Vector<T> join_across(Vector<T> v, std::integer_sequence<int, I...> lanes) {
+  if constexpr (kHalf == 0) return v;
+  else return join_across<kHalf / 2, Acc, T>(join_numbers(Acc{}, v, select<T, (I ^ kHalf)...>(v, v)), lanes);
+}
+
+// Of n numbers, in any order: kMany vectors at a time.
+template <class Acc, class T>
+inline __attribute__((always_inline)) Acc join_any(const T* x, int64_t n) {
+  constexpr int kSize = kVector<T>, kMany = 8;
+  Acc all = padding<Acc>();
+  int64_t i = 0;
+  if (n >= kSize) {
+    Vector<T> v = load<T>(x);
+    i = kSize;
+    if (n >= 2 * kMany * kSize) {
+      Vector<T> some[kMany];
+      GPUREDUCE_UNROLL
+      for (int k = 0; k < kMany; ++k) some[k] = load<T>(x + k * kSize);
+      for (i = kMany * kSize; i + kMany * kSize <= n; i += kMany * kSize) {
+        GPUREDUCE_UNROLL
+        for (int k = 0; k < kMany; ++k) some[k] = join_numbers(Acc{}, some[k], load<T>(x + i + k * kSize));
+      }
+      v = some[0];
+      GPUREDUCE_UNROLL
+      for (int k = 1; k < kMany; ++k) v = join_numbers(Acc{}, v, some[k]);
+    }
+    for (; i + kSize <= n; i += kSize) v = join_numbers(Acc{}, v, load<T>(x + i));
+    v = join_across<kSize / 2, Acc, T>(v, std::make_integer_sequence<int, kSize>{});
+    all = addend<Acc>(v[0]);
+  }
+  for (; i < n; ++i) all = all + addend<Acc>(x[i]);
+  return all;
+}
+
+// Calls take(row, elements) for each of a task's rows, from element `begin` to before `end`, whose copies fit into the buffer.
+// Of rows that lie one after the other several are copied at once, and elements that are what is wanted are not copied.
+template <class T, class Source, class Take>
+inline __attribute__((always_inline)) void copy_rows(const Source& source, const Task& task, T* buffer, int64_t most,
+                                                     int64_t begin, int64_t end, Take take) {
+  const int64_t length = source.problem.length, n = end - begin;
+  const bool dense = n > 0 && n == length && source.dense;
+  const Cursor at(source.problem.reduced, begin);
+  const bool as_is = source.template is_as<T>() && at.left() >= n;
+  Cursor row(source.problem.rows, task.first_row);
+  for (int64_t r = 0, some = 1; r < task.rows; r += some, row.advance(some)) {
+    if (as_is) {
+      take(r, reinterpret_cast<const T*>(source.input + source.bytes(row.offset() + at.offset())));
+      continue;
+    }
+    if (dense) {
+      some = min(min(task.rows - r, row.left()), most / length);
+      source.gather_piece(buffer, source.input + source.bytes(row.offset()), some * length);
+    } else {
+      source.gather(buffer, row.offset(), begin, n);
+    }
+    for (int64_t i = 0; i < some; ++i) take(r + i, buffer + i * length);
+  }
+}
+
 // Joins of any kind, whose order is free.
 template <class Acc, class T>
 void join_in_any_order(const Plan& plan, const Task& task, void* scratch, void* sums) {
   T* const buffer = static_cast<T*>(scratch);
   const Source<Map::value, T, Unknown> source(plan, task);
   const int64_t width = task.width, most = plan.buffer_bytes / (width * int64_t{sizeof(T)});
-  Cursor row(plan.problem.rows, task.first_row);
-  Acc* __restrict all = static_cast<Acc*>(sums);
-  for (int64_t r = 0; r < task.rows; ++r, row.advance(1), all += width) {
-    pad(all, width);
-    for (int64_t begin = task.begin, n; begin < task.end; begin += n) {
-      n = min(most, task.end - begin);
-      source.gather(buffer, row.offset(), begin, n);
-      for (int64_t i = 0; i < n; ++i) {
-        for (int64_t w = 0; w < width; ++w) all[w] = all[w] + addend<Acc>(buffer[i * width + w]);
+  Acc* const all = static_cast<Acc*>(sums);
+  pad(all, task.rows * width);
+  for (int64_t begin = task.begin, n; begin < task.end; begin += n) {
+    n = min(most, task.end - begin);
+    copy_rows<T>(source, task, buffer, most, begin, begin + n, [=](int64_t r, const T* x) __attribute__((always_inline)) {
+      if (width == 1) {
+        all[r] = all[r] + join_any<Acc>(x, n);
+      } else {
+        for (int64_t i = 0; i < n; ++i) join_each(all + r * width, x + i * width, width);
       }
+    });
+  }
+}
+
+// to[i] = left[i] joined to right[i]
+template <class Acc, class T>
+inline __attribute__((always_inline)) void join_both(Acc* to, const Acc* left, const Acc* right, int64_t n) {
+  int64_t i = 0;
+  if constexpr (sizeof(Acc) == sizeof(T)) {
+    const T *const a = reinterpret_cast<const T*>(left), *const b = reinterpret_cast<const T*>(right);
+    for (; i + kVector<T> <= n; i += kVector<T>)
+      store(reinterpret_cast<T*>(to) + i, join_numbers(Acc{}, load<T>(a + i), load<T>(b + i)));
+  }
+  for (; i < n; ++i) to[i] = left[i] + right[i];
+}
+
+// tile[p][width] = tile[2p][width] joined to tile[2p + 1][width]
+template <class Acc, class T, int... I>
+inline __attribute__((always_inline)) void join_halves(Acc* tile, int64_t pairs, int64_t width,
+                                                       std::integer_sequence<int, I...>) {
+  if constexpr (sizeof(Acc) == sizeof(T)) {
+    T* const numbers = reinterpret_cast<T*>(tile);
+    if (width == 1) {
+      // Of fewer pairs than a vector has, what is joined beyond them does not count.
+      for (int64_t p = 0; p < pairs; p += kVector<T>) {
+        const Vector<T> a = load<T>(numbers + 2 * p), b = load<T>(numbers + 2 * p + (2 * pairs > kVector<T> ? kVector<T> : 0));
+        store(numbers + p, join_numbers(Acc{}, select<T, (2 * I)...>(a, b), select<T, (2 * I + 1)...>(a, b)));
+      }
+      return;
     }
   }
+  for (int64_t p = 0; p < pairs; ++p)
+    join_both<Acc, T>(tile + p * width, tile + 2 * p * width, tile + (2 * p + 1) * width, width);
 }
 
 // Joins of any kind in the contract's order: a tile of leaves at a time, of which an accumulator each waits for its neighbour,
@@ -215,12 +347,26 @@ void join_in_order(const Plan& plan, const Task& task, void* scratch, void* sums
   Acc* const tile = reinterpret_cast<Acc*>(static_cast<char*>(scratch) + plan.buffer_bytes);
   Acc* const stack = tile + 2 * kTileBytes / sizeof(Acc);
   const Source<Map::value, T, Unknown> source(plan, task);
-  Cursor row(plan.problem.rows, task.first_row);
-  Acc* out = static_cast<Acc*>(sums);
-  const auto join = [width](Acc* to, const Acc* left, const Acc* right) {
-    for (int64_t w = 0; w < width; ++w) to[w] = left[w] + right[w];
+  Acc* const out = static_cast<Acc*>(sums);
+  const auto join_leaves = [=]() __attribute__((always_inline)) {
+    for (int64_t n = leaves / 2; n > 0; n /= 2)
+      join_halves<Acc, T>(tile, n, width, std::make_integer_sequence<int, kVector<T>>{});
   };
-  for (int64_t r = 0; r < task.rows; ++r, row.advance(1), out += width) {
+  const auto begin_lanes = [=](Acc* some, const T* x, int64_t n) __attribute__((always_inline)) {
+    for (int64_t i = 0; i < n * width; ++i) some[i] = addend<Acc>(x[i]);
+    pad(some + n * width, (lanes - n) * width);
+  };
+  if (length <= lanes) {  // rows of one tile, of a leaf an element
+    const int64_t most = plan.buffer_bytes / (width * int64_t{sizeof(T)});
+    copy_rows<T>(source, task, buffer, most, 0, length, [=](int64_t r, const T* x) __attribute__((always_inline)) {
+      begin_lanes(tile, x, length);
+      join_leaves();
+      memcpy(out + r * width, tile, width * sizeof(Acc));
+    });
+    return;
+  }
+  Cursor row(plan.problem.rows, task.first_row);
+  for (int64_t r = 0; r < task.rows; ++r, row.advance(1)) {
     for (int64_t leaf = task.begin, tiles = 0; leaf < task.end; leaf += leaves, ++tiles) {
       for (int64_t l = 0; l < leaves; l += lanes) {
         Acc* const some = tile + l * width;
@@ -228,27 +374,21 @@ void join_in_order(const Plan& plan, const Task& task, void* scratch, void* sums
         for (int64_t begin = first; begin < end; begin += kLanes) {
           const int64_t n = min(lanes, end - begin);
           source.gather(buffer, row.offset(), begin, n);
-          if (begin == first) {
-            for (int64_t i = 0; i < n * width; ++i) some[i] = addend<Acc>(buffer[i]);
-            pad(some + n * width, (lanes - n) * width);
-          } else {
-            for (int64_t i = 0; i < n * width; ++i) some[i] = some[i] + addend<Acc>(buffer[i]);
-          }
+          if (begin == first) begin_lanes(some, buffer, n);
+          else join_each(some, buffer, n * width);
         }
         if (first >= end) pad(some, lanes * width);
       }
-      for (int64_t n = leaves / 2; n > 0; n /= 2) {
-        for (int64_t i = 0; i < n; ++i) join(tile + i * width, tile + 2 * i * width, tile + (2 * i + 1) * width);
-      }
+      join_leaves();
       int level = 0;
-      for (; tiles >> level & 1; ++level) join(tile, stack + level * width, tile);
+      for (; tiles >> level & 1; ++level) join_both<Acc, T>(tile, stack + level * width, tile, width);
       if (leaf + leaves < task.end) {
         memcpy(stack + level * width, tile, width * sizeof(Acc));
         continue;
       }
       for (++level; tiles >> level; ++level)  // what still waits is on the left
-        if (tiles >> level & 1) join(tile, stack + level * width, tile);
+        if (tiles >> level & 1) join_both<Acc, T>(tile, stack + level * width, tile, width);
     }
-    memcpy(out, tile, width * sizeof(Acc));
+    memcpy(out + r * width, tile, width * sizeof(Acc));
   }
 }
