@@ -47,7 +47,7 @@ const InstructionSet& instruction_set() {
     if (capability == "AVX512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
       return InstructionSet{"avx512", 64, avx512::kernel_for};
-    if (capability.rfind("AVX", 0) == 0 && __builtin_cpu_supports("avx2"))  // whose processors all have F16C
+    if (capability.rfind("AVX", 0) == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))  // and so F16C
       return InstructionSet{"avx2", 32, avx2::kernel_for};
 #endif
     return InstructionSet{"generic", 16, generic::kernel_for};

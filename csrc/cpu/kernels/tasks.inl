@@ -217,7 +217,7 @@ inline __attribute__((always_inline)) Vector<T> join_numbers(Product<T>, Vector<
 
 // all[i] = all[i] joined to x[i]
 template <class Acc, class T>
-inline __attribute__((always_inline)) void join_each(Acc* all, const T* x, int64_t n) {
+inline __attribute__((always_inline)) void join_each(Acc* __restrict all, const T* __restrict x, int64_t n) {
   int64_t i = 0;
   if constexpr (sizeof(Acc) == sizeof(T)) {
     T* const numbers = reinterpret_cast<T*>(all);
@@ -319,23 +319,24 @@ inline __attribute__((always_inline)) void join_both(Acc* to, const Acc* left, c
   for (; i < n; ++i) to[i] = left[i] + right[i];
 }
 
-// tile[p][width] = tile[2p][width] joined to tile[2p + 1][width]
+// out[p][width] = in[2p][width] joined to in[2p + 1][width]
 template <class Acc, class T, int... I>
-inline __attribute__((always_inline)) void join_halves(Acc* tile, int64_t pairs, int64_t width,
-                                                       std::integer_sequence<int, I...>) {
-  if constexpr (sizeof(Acc) == sizeof(T)) {
-    T* const numbers = reinterpret_cast<T*>(tile);
-    if (width == 1) {
-      // Of fewer pairs than a vector has, what is joined beyond them does not count.
-      for (int64_t p = 0; p < pairs; p += kVector<T>) {
-        const Vector<T> a = load<T>(numbers + 2 * p), b = load<T>(numbers + 2 * p + (2 * pairs > kVector<T> ? kVector<T> : 0));
-        store(numbers + p, join_numbers(Acc{}, select<T, (2 * I)...>(a, b), select<T, (2 * I + 1)...>(a, b)));
-      }
-      return;
+inline __attribute__((always_inline)) void join_halves(Acc* __restrict out, const Acc* __restrict in, int64_t pairs,
+                                                       int64_t width, std::integer_sequence<int, I...>) {
+  constexpr int kSize = kVector<T>;
+  if (width > 1) {
+    for (int64_t p = 0; p < pairs; ++p, out += width, in += 2 * width) join_both<Acc, T>(out, in, in + width, width);
+  } else if constexpr (sizeof(Acc) == sizeof(T)) {
+    // Of fewer pairs than a vector has, what is joined beyond them does not count.
+    T* const joined = reinterpret_cast<T*>(out);
+    const T* const numbers = reinterpret_cast<const T*>(in);
+    for (int64_t p = 0; p < pairs; p += kSize) {
+      const Vector<T> a = load<T>(numbers + 2 * p), b = load<T>(numbers + 2 * p + (2 * pairs > kSize ? kSize : 0));
+      store(joined + p, join_numbers(Acc{}, select<T, (2 * I)...>(a, b), select<T, (2 * I + 1)...>(a, b)));
     }
+  } else {
+    for (int64_t p = 0; p < pairs; ++p) out[p] = in[2 * p] + in[2 * p + 1];
   }
-  for (int64_t p = 0; p < pairs; ++p)
-    join_both<Acc, T>(tile + p * width, tile + 2 * p * width, tile + (2 * p + 1) * width, width);
 }
 
 // Joins of any kind in the contract's order: a tile of leaves at a time, of which an accumulator each waits for its neighbour,
@@ -345,12 +346,19 @@ void join_in_order(const Plan& plan, const Task& task, void* scratch, void* sums
   const int64_t width = task.width, leaves = plan.tile.leaves, lanes = min(leaves, kLanes), length = plan.problem.length;
   T* const buffer = static_cast<T*>(scratch);
   Acc* const tile = reinterpret_cast<Acc*>(static_cast<char*>(scratch) + plan.buffer_bytes);
-  Acc* const stack = tile + 2 * kTileBytes / sizeof(Acc);
+  Acc* const other = tile + kTileBytes / sizeof(Acc);
+  Acc* const stack = other + kTileBytes / sizeof(Acc);
   const Source<Map::value, T, Unknown> source(plan, task);
   Acc* const out = static_cast<Acc*>(sums);
-  const auto join_leaves = [=]() __attribute__((always_inline)) {
-    for (int64_t n = leaves / 2; n > 0; n /= 2)
-      join_halves<Acc, T>(tile, n, width, std::make_integer_sequence<int, kVector<T>>{});
+  const auto join_leaves = [=]() __attribute__((always_inline)) {  // back and forth; returns where it ended
+    Acc *from = tile, *to = other;
+    for (int64_t n = leaves / 2; n > 0; n /= 2) {
+      join_halves<Acc, T>(to, from, n, width, std::make_integer_sequence<int, kVector<T>>{});
+      Acc* const joined = to;
+      to = from;
+      from = joined;
+    }
+    return from;
   };
   const auto begin_lanes = [=](Acc* some, const T* x, int64_t n) __attribute__((always_inline)) {
     for (int64_t i = 0; i < n * width; ++i) some[i] = addend<Acc>(x[i]);
@@ -360,13 +368,13 @@ void join_in_order(const Plan& plan, const Task& task, void* scratch, void* sums
     const int64_t most = plan.buffer_bytes / (width * int64_t{sizeof(T)});
     copy_rows<T>(source, task, buffer, most, 0, length, [=](int64_t r, const T* x) __attribute__((always_inline)) {
       begin_lanes(tile, x, length);
-      join_leaves();
-      memcpy(out + r * width, tile, width * sizeof(Acc));
+      memcpy(out + r * width, join_leaves(), width * sizeof(Acc));
     });
     return;
   }
   Cursor row(plan.problem.rows, task.first_row);
   for (int64_t r = 0; r < task.rows; ++r, row.advance(1)) {
+    Acc* joined = tile;
     for (int64_t leaf = task.begin, tiles = 0; leaf < task.end; leaf += leaves, ++tiles) {
       for (int64_t l = 0; l < leaves; l += lanes) {
         Acc* const some = tile + l * width;
@@ -379,16 +387,16 @@ void join_in_order(const Plan& plan, const Task& task, void* scratch, void* sums
         }
         if (first >= end) pad(some, lanes * width);
       }
-      join_leaves();
+      joined = join_leaves();
       int level = 0;
-      for (; tiles >> level & 1; ++level) join_both<Acc, T>(tile, stack + level * width, tile, width);
+      for (; tiles >> level & 1; ++level) join_both<Acc, T>(joined, stack + level * width, joined, width);
       if (leaf + leaves < task.end) {
-        memcpy(stack + level * width, tile, width * sizeof(Acc));
+        memcpy(stack + level * width, joined, width * sizeof(Acc));
         continue;
       }
       for (++level; tiles >> level; ++level)  // what still waits is on the left
-        if (tiles >> level & 1) join_both<Acc, T>(tile, stack + level * width, tile, width);
+        if (tiles >> level & 1) join_both<Acc, T>(joined, stack + level * width, joined, width);
     }
-    memcpy(out + r * width, tile, width * sizeof(Acc));
+    memcpy(out + r * width, joined, width * sizeof(Acc));
   }
 }
