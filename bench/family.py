@@ -27,7 +27,7 @@ import torch
 import contenders
 import provenance
 import torch_reduce
-from torch_reduce._race import Flush, Race, same_bits
+from torch_reduce._race import HEAD_START, Flush, Race, same_bits
 
 OPS = torch.ops.gpureduce
 DTYPES = (torch.float32, torch.bfloat16)
@@ -211,7 +211,7 @@ def host_us(call, calls=40):
     torch.cuda.synchronize()
     took = []
     for _ in range(calls):
-        torch.cuda._sleep(3_000_000)
+        torch.cuda._sleep(HEAD_START)
         begin = time.perf_counter()
         call()
         took.append(1e6 * (time.perf_counter() - begin))
