@@ -153,7 +153,17 @@ struct Source {
     }
   }
 
-  // The same for elements begin + i + d * step, to to[d][i][width] for i < lanes and d < depth; those from `end` on are
+  // Writes all elements of some rows one after the other, and moves on behind them.
+  void gather_rows(Lane* to, Cursor& row, int64_t rows) const {
+    for (int64_t some; rows > 0; rows -= some, to += some * problem.length * width) {
+      some = dense ? min(rows, row.left()) : 1;
+      if (dense) gather_piece(to, input + bytes(row.offset()), some * problem.length);
+      else gather(to, row.offset(), 0, problem.length);
+      row.advance(some);
+    }
+  }
+
+  // As gather() for elements begin + i + d * step, to to[d][i][width] for i < lanes and d < depth; those from `end` on are
   // padding.
   void gather_lanes(Lane* to, int64_t row, int64_t begin, int64_t lanes, int64_t step, int64_t depth, int64_t end) const {
     const int64_t together = lanes == step ? depth : 1;  // neighbouring rows of lanes

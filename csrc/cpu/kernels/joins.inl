@@ -71,12 +71,17 @@ inline __attribute__((always_inline)) Acc* join_block(Acc* out, const Vector<Acc
 // out[p][width] = in[2p][width] + in[2p + 1][width]
 template <class Acc>
 void join_pairs(Acc* __restrict out, const Acc* __restrict in, int64_t pairs, int64_t width) {
-  constexpr int kSize = kVector<Acc>;
-  constexpr std::make_integer_sequence<int, kSize> lanes{};
-  // Vectors hold several pairs of one or two columns, which the compiler does not see.
-  for (; width <= 2 && pairs * width >= kSize; pairs -= kSize / width, in += 2 * kSize, out += kSize) {
-    const Vector<Acc> a = load<Acc>(in), b = load<Acc>(in + kSize);
-    store(out, width == 1 ? join_two<1, Acc>(a, b, lanes) : join_two<2, Acc>(a, b, lanes));
+  if constexpr (std::is_arithmetic_v<Acc>) {
+    constexpr int kSize = kVector<Acc>;
+    constexpr std::make_integer_sequence<int, kSize> lanes{};
+    // Vectors hold several pairs of one or two columns, which the compiler does not see.
+    for (; width <= 2 && pairs * width >= kSize; pairs -= kSize / width, in += 2 * kSize, out += kSize) {
+      const Vector<Acc> a = load<Acc>(in), b = load<Acc>(in + kSize);
+      store(out, width == 1 ? join_two<1, Acc>(a, b, lanes) : join_two<2, Acc>(a, b, lanes));
+    }
+  } else if (width == 1) {  // a loop that the compiler vectorises, as it does not the one below
+    for (int64_t p = 0; p < pairs; ++p) out[p] = in[2 * p] + in[2 * p + 1];
+    return;
   }
   for (int64_t p = 0; p < pairs; ++p, in += 2 * width, out += width) {
     for (int64_t w = 0; w < width; ++w) out[w] = in[w] + in[width + w];
@@ -109,25 +114,33 @@ void join_whole(Acc* __restrict out, const Acc* __restrict in, int64_t n) {
   }
 }
 
+// Joins as many levels of in[rows][leaves][width] as are best joined at once; returns how many leaves a row are left.
+template <class Acc>
+int64_t join_levels(Acc* out, const Acc* in, int64_t rows, int64_t leaves, int64_t width) {
+  if constexpr (std::is_arithmetic_v<Acc>) {
+    const int64_t whole = kVector<Acc> / width, n = rows * leaves * width;
+    if (width <= 2 && leaves >= whole && whole >= 4) {
+      width == 1 ? join_whole<1>(out, in, n) : join_whole<2>(out, in, n);
+      return leaves / whole;
+    }
+    if (width <= 2 && leaves >= 4) {
+      join_fours(out, in, n, width);
+      return leaves / 4;
+    }
+    if (leaves >= 4 && width >= kVector<Acc>) {
+      join_columns(out, in, rows * leaves, width, width, 0, 1);
+      return leaves / 4;
+    }
+  }
+  join_pairs(out, in, rows * leaves / 2, width);
+  return leaves / 2;
+}
+
 // Joins tile[rows][leaves][width] to one leaf a row, back and forth between two buffers; returns the one it ended in.
 template <class Acc>
 Acc* join_tile(Acc* tile, Acc* other, int64_t rows, int64_t leaves, int64_t width) {
-  const int64_t whole = kVector<Acc> / width;
-  for (int64_t left; leaves > 1; leaves = left) {
-    const int64_t n = rows * leaves * width;
-    if (width <= 2 && leaves >= whole && whole >= 4) {
-      width == 1 ? join_whole<1>(other, tile, n) : join_whole<2>(other, tile, n);
-      left = leaves / whole;
-    } else if (width <= 2 && leaves >= 4) {
-      join_fours(other, tile, n, width);
-      left = leaves / 4;
-    } else if (leaves >= 4 && width >= kVector<Acc>) {
-      join_columns(other, tile, rows * leaves, width, width, 0, 1);
-      left = leaves / 4;
-    } else {
-      join_pairs(other, tile, rows * leaves / 2, width);
-      left = leaves / 2;
-    }
+  while (leaves > 1) {
+    leaves = join_levels(other, tile, rows, leaves, width);
     Acc* joined = other;
     other = tile;
     tile = joined;

@@ -78,12 +78,7 @@ class OrderedTask {
         row.advance(some);
       } else {
         some = min(task_.rows - r, ceil_div(16 * kVector<Acc>, size));
-        if (source_.dense && some <= row.left()) {
-          source_.gather_piece(buffer_, source_.input + source_.bytes(row.offset()), some * n);
-          row.advance(some);
-        } else {
-          for (int64_t i = 0; i < some; ++i, row.advance(1)) source_.gather(buffer_ + i * n, row.offset(), 0, p_.length);
-        }
+        source_.gather_rows(buffer_, row, some);
         sum_short_rows(out, buffer_ + some * n, buffer_, some, n, n, size, task_.width, together_);
       }
     }
@@ -262,28 +257,30 @@ inline __attribute__((always_inline)) Acc join_any(const T* x, int64_t n) {
   return all;
 }
 
-// Calls take(row, elements) for each of a task's rows, from element `begin` to before `end`, whose copies fit into the buffer.
-// Of rows that lie one after the other several are copied at once, and elements that are what is wanted are not copied.
+// Calls take(row, elements) for each of a task's rows, from element `begin` to before `end`, of which at most `most` fit into
+// the buffer. Several whole rows are copied before the first is taken; elements that are what is wanted are not copied.
 template <class T, class Source, class Take>
 inline __attribute__((always_inline)) void copy_rows(const Source& source, const Task& task, T* buffer, int64_t most,
                                                      int64_t begin, int64_t end, Take take) {
-  const int64_t length = source.problem.length, n = end - begin;
-  const bool dense = n > 0 && n == length && source.dense;
+  const int64_t n = end - begin;
+  const bool whole = n > 0 && n == source.problem.length;
   const Cursor at(source.problem.reduced, begin);
   const bool as_is = source.template is_as<T>() && at.left() >= n;
   Cursor row(source.problem.rows, task.first_row);
-  for (int64_t r = 0, some = 1; r < task.rows; r += some, row.advance(some)) {
-    if (as_is) {
-      take(r, reinterpret_cast<const T*>(source.input + source.bytes(row.offset() + at.offset())));
+  for (int64_t r = 0, some = 1; r < task.rows; r += some) {
+    if (!as_is && whole) {
+      some = min(task.rows - r, most / n);
+      source.gather_rows(buffer, row, some);
+      for (int64_t i = 0; i < some; ++i) take(r + i, buffer + i * n * task.width);
       continue;
     }
-    if (dense) {
-      some = min(min(task.rows - r, row.left()), most / length);
-      source.gather_piece(buffer, source.input + source.bytes(row.offset()), some * length);
+    if (as_is) {
+      take(r, reinterpret_cast<const T*>(source.input + source.bytes(row.offset() + at.offset())));
     } else {
       source.gather(buffer, row.offset(), begin, n);
+      take(r, buffer);
     }
-    for (int64_t i = 0; i < some; ++i) take(r + i, buffer + i * length);
+    row.advance(1);
   }
 }
 
@@ -307,38 +304,6 @@ void join_in_any_order(const Plan& plan, const Task& task, void* scratch, void* 
   }
 }
 
-// to[i] = left[i] joined to right[i]
-template <class Acc, class T>
-inline __attribute__((always_inline)) void join_both(Acc* to, const Acc* left, const Acc* right, int64_t n) {
-  int64_t i = 0;
-  if constexpr (sizeof(Acc) == sizeof(T)) {
-    const T *const a = reinterpret_cast<const T*>(left), *const b = reinterpret_cast<const T*>(right);
-    for (; i + kVector<T> <= n; i += kVector<T>)
-      store(reinterpret_cast<T*>(to) + i, join_numbers(Acc{}, load<T>(a + i), load<T>(b + i)));
-  }
-  for (; i < n; ++i) to[i] = left[i] + right[i];
-}
-
-// out[p][width] = in[2p][width] joined to in[2p + 1][width]
-template <class Acc, class T, int... I>
-inline __attribute__((always_inline)) void join_halves(Acc* __restrict out, const Acc* __restrict in, int64_t pairs,
-                                                       int64_t width, std::integer_sequence<int, I...>) {
-  constexpr int kSize = kVector<T>;
-  if (width > 1) {
-    for (int64_t p = 0; p < pairs; ++p, out += width, in += 2 * width) join_both<Acc, T>(out, in, in + width, width);
-  } else if constexpr (sizeof(Acc) == sizeof(T)) {
-    // Of fewer pairs than a vector has, what is joined beyond them does not count.
-    T* const joined = reinterpret_cast<T*>(out);
-    const T* const numbers = reinterpret_cast<const T*>(in);
-    for (int64_t p = 0; p < pairs; p += kSize) {
-      const Vector<T> a = load<T>(numbers + 2 * p), b = load<T>(numbers + 2 * p + (2 * pairs > kSize ? kSize : 0));
-      store(joined + p, join_numbers(Acc{}, select<T, (2 * I)...>(a, b), select<T, (2 * I + 1)...>(a, b)));
-    }
-  } else {
-    for (int64_t p = 0; p < pairs; ++p) out[p] = in[2 * p] + in[2 * p + 1];
-  }
-}
-
 // Joins of any kind in the contract's order: a tile of leaves at a time, of which an accumulator each waits for its neighbour,
 // as the bits of a counter do.
 template <class Acc, class T>
@@ -350,16 +315,6 @@ void join_in_order(const Plan& plan, const Task& task, void* scratch, void* sums
   Acc* const stack = other + kTileBytes / sizeof(Acc);
   const Source<Map::value, T, Unknown> source(plan, task);
   Acc* const out = static_cast<Acc*>(sums);
-  const auto join_leaves = [=]() __attribute__((always_inline)) {  // back and forth; returns where it ended
-    Acc *from = tile, *to = other;
-    for (int64_t n = leaves / 2; n > 0; n /= 2) {
-      join_halves<Acc, T>(to, from, n, width, std::make_integer_sequence<int, kVector<T>>{});
-      Acc* const joined = to;
-      to = from;
-      from = joined;
-    }
-    return from;
-  };
   const auto begin_lanes = [=](Acc* some, const T* x, int64_t n) __attribute__((always_inline)) {
     for (int64_t i = 0; i < n * width; ++i) some[i] = addend<Acc>(x[i]);
     pad(some + n * width, (lanes - n) * width);
@@ -368,7 +323,7 @@ void join_in_order(const Plan& plan, const Task& task, void* scratch, void* sums
     const int64_t most = plan.buffer_bytes / (width * int64_t{sizeof(T)});
     copy_rows<T>(source, task, buffer, most, 0, length, [=](int64_t r, const T* x) __attribute__((always_inline)) {
       begin_lanes(tile, x, length);
-      memcpy(out + r * width, join_leaves(), width * sizeof(Acc));
+      memcpy(out + r * width, join_tile(tile, other, 1, leaves, width), width * sizeof(Acc));
     });
     return;
   }
@@ -387,15 +342,15 @@ void join_in_order(const Plan& plan, const Task& task, void* scratch, void* sums
         }
         if (first >= end) pad(some, lanes * width);
       }
-      joined = join_leaves();
+      joined = join_tile(tile, other, 1, leaves, width);
       int level = 0;
-      for (; tiles >> level & 1; ++level) join_both<Acc, T>(joined, stack + level * width, joined, width);
+      for (; tiles >> level & 1; ++level) join_left(joined, stack + level * width, width);
       if (leaf + leaves < task.end) {
         memcpy(stack + level * width, joined, width * sizeof(Acc));
         continue;
       }
       for (++level; tiles >> level; ++level)  // what still waits is on the left
-        if (tiles >> level & 1) join_both<Acc, T>(joined, stack + level * width, joined, width);
+        if (tiles >> level & 1) join_left(joined, stack + level * width, width);
     }
     memcpy(out + r * width, joined, width * sizeof(Acc));
   }
