@@ -1,5 +1,0 @@
-#include "launch.cuh"
-
-namespace gpureduce::cuda {
-template cudaError_t reduce_family<Family::float8>(const Launch&);
-}
