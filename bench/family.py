@@ -3,8 +3,9 @@
     python bench/family.py                five minutes: every operation on 8 shapes in 2 to 4 dtypes, and lists
     python bench/family.py --save         into bench/results/<gpu>/family.json
     python bench/family.py --save FILE    into FILE
-    python bench/family.py --only lists   one part: norms, kin (all other operations), lists, or converted (dtypes that
-                                          have no kernels of their own, against torch's eager time)
+    python bench/family.py --only lists   one part: norms, kin (all other operations), lists, converted (rare dtypes,
+                                          of which most are converted at run time; against torch's eager time), or
+                                          views (random views of all of these; against torch's eager time)
     python bench/family.py --eager        without torch.compile, whose kernels take most of the time to make
 
 Times are of the GPU, between kernels that do not start early, in a CUDA graph, with a cold cache
@@ -15,6 +16,8 @@ with the CPU's bits, where the input is small, or else with torch's.
 
 import argparse
 import concurrent.futures
+import dataclasses
+import math
 import multiprocessing
 import pathlib
 import random
@@ -27,12 +30,14 @@ import torch
 import contenders
 import provenance
 import torch_reduce
+from torch_reduce._problems import random_view
 from torch_reduce._race import HEAD_START, Flush, Race, same_bits
 
 OPS = torch.ops.gpureduce
 DTYPES = (torch.float32, torch.bfloat16)
 CHECKED = 1 << 22  # elements of inputs whose bits are compared with the CPU's
 SLAB_BYTES = 2 << 30
+VIEWS, VIEWS_LOG2 = 400, (12, 25)  # random views, and of how many elements
 INFINITY = float("inf")
 
 # name: (ours, torch's, dtypes)
@@ -66,7 +71,7 @@ KIN = {
     "logsumexp": (OPS.logsumexp, torch.logsumexp, DTYPES),
     "count_nonzero": (OPS.count_nonzero, torch.count_nonzero, (*DTYPES, torch.int32, torch.bool)),
 }
-# Of dtypes whose elements are converted at run time, as no kernels are compiled for them.
+# Of rare dtypes, of which most are converted at run time, as no kernels are compiled for them.
 HALF, DOUBLE = torch.float16, torch.float64
 CONVERTED = {
     "amax": (*KIN["amax"][:2], (DOUBLE, torch.int16)),
@@ -98,10 +103,7 @@ SHAPES = {
 
 def copies(shape, dtype):
     """As many inputs as make a cold graph, and one more."""
-    count = 1
-    for n in shape:
-        count *= n
-    number = max(2, min(25, SLAB_BYTES // (count * dtype.itemsize)))
+    number = max(2, min(25, SLAB_BYTES // (math.prod(shape) * dtype.itemsize)))
     generator = torch.Generator(device="cuda").manual_seed(1)
     if dtype.is_complex:
         x = torch.randn(shape, device="cuda", generator=generator, dtype=dtype)
@@ -184,6 +186,34 @@ def kin(compiles):
 
 def converted(_):
     return cells(CONVERTED, False)
+
+
+def views(_):
+    """A row a random view and operation: microseconds of ours, of torch's and of our sum."""
+    rng, race, rows = random.Random(1), Race(3), []
+    operations = [
+        (name, ours, torchs, dtype)
+        for part in (NORMS, KIN, CONVERTED)
+        for name, (ours, torchs, dtypes) in part.items()
+        for dtype in dtypes
+    ]
+    for i in range(VIEWS):
+        name, ours, torchs, dtype = rng.choice(operations)
+        view = dataclasses.replace(random_view(rng, *VIEWS_LOG2), dtype=dtype)
+        inputs, dims = [view.of(x) for x in copies((view.elements(),), dtype)], list(view.dims)
+        if not is_right(ours, torchs, inputs[0], dims):
+            sys.exit(f"WRONG: {name} of {view}")
+        functions = {"ours": ours, "torch": torchs, "sum": OPS.sum}
+        calls = {who: lambda x, f=f, d=dims: f(x, d) for who, f in functions.items()}
+        us, _ = race.times(inputs, calls, unlike=("torch", "sum"))
+        row = {"operation": name, "view": str(view), "us": us["ours"], "torch_us": us["torch"], "sum_us": us["sum"]}
+        rows.append(row)
+        if i % 20 == 0:
+            print(f"\r{i} of {VIEWS} views", end="", file=sys.stderr, flush=True)
+            torch.cuda.empty_cache()
+    print(file=sys.stderr)
+    print("\n".join(told({"views": rows})), flush=True)
+    return rows
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------
@@ -273,7 +303,7 @@ def lists(_):
     return rows
 
 
-PARTS = {"norms": norms, "kin": kin, "converted": converted, "lists": lists}
+PARTS = {"norms": norms, "kin": kin, "converted": converted, "views": views, "lists": lists}
 
 
 def told(results):
@@ -286,6 +316,14 @@ def told(results):
             if (took := row.get(f"{rival}_us")) is not None:
                 line += f", {rival} {took:8.2f} ({took / row['us']:.2f}x)"
         lines.append(line)
+    if rows := results.get("views"):
+        ratios = sorted(((row["torch_us"] / row["us"], row) for row in rows), key=lambda pair: pair[0])
+        mean = statistics.geometric_mean(ratio for ratio, _ in ratios)
+        behind = sum(ratio < 1 for ratio, _ in ratios)
+        lines.append(f"{len(rows)} random views: torch's time over ours {mean:.2f}; torch is faster in {behind}")
+        for ratio, row in ratios[:behind]:
+            times = f"{row['us']:8.2f} µs, sum {row['sum_us']:8.2f}"
+            lines.append(f"    {ratio:5.2f} {times}  {row['operation']:14} {row['view']}")
     for row in results.get("lists", []):
         lines.append(f"{row['list']}, {row['dtype']}, {row['bytes'] / 2**20:.1f} MiB")
         for name, took in row.items():

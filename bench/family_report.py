@@ -70,6 +70,21 @@ def converted(results):
     return operations(results["converted"])
 
 
+def views(results):
+    """A row an operation: its random views, torch's time over ours, and in how many torch is faster."""
+    ratios = {}
+    for row in results["views"]:
+        ratios.setdefault(row["operation"], []).append(row["torch_us"] / row["us"])
+    ratios["all of them"] = [ratio for of_one in ratios.values() for ratio in of_one]
+    rows = []
+    for name, found in ratios.items():
+        mean = math.exp(sum(map(math.log, found)) / len(found))
+        behind = sum(ratio < 1 for ratio in found)
+        rows.append([name, str(len(found)), report.times(mean), report.times(min(found)), str(behind)])
+    heads = ["operation", "views", "× eager, geometric mean", "the least", "torch is faster in"]
+    return [*report.table(heads, rows), ""]
+
+
 def lists(results):
     """A row a list and dtype: of each call the GPU's time, its bandwidth and the host's time."""
     rows = []
@@ -112,6 +127,7 @@ PARTS = {
     "lists": ("docs/norms.md", lists, "lists"),
     "kin": ("docs/family.md", kin, "kin"),
     "converted": ("docs/family.md", converted, "converted"),
+    "views": ("docs/family.md", views, "views"),
     "weighted": ("docs/weighted.md", weighted, "weighted"),
     "segments": ("docs/segments.md", segments, "rows"),
 }

@@ -133,15 +133,13 @@ struct DTypeInfo {
   constexpr bool is_rare() const { return family == Family::rare; }
 };
 
-inline const DTypeInfo& info(DType t) {
-  static constexpr DTypeInfo table[] = {
+inline constexpr DTypeInfo kDTypes[] = {
 #define GPUREDUCE_INFO(name, type, kind, accumulator, wide, family) \
   {#name, sizeof(type), Kind::kind, Accumulator::accumulator, Accumulator::wide, Family::family},
-      GPUREDUCE_DTYPES(GPUREDUCE_INFO)
+    GPUREDUCE_DTYPES(GPUREDUCE_INFO)
 #undef GPUREDUCE_INFO
-  };
-  return table[static_cast<int>(t)];
-}
+};
+constexpr const DTypeInfo& info(DType t) { return kDTypes[static_cast<int>(t)]; }
 
 inline int size_of(Accumulator a) {
   constexpr int sizes[] = {
@@ -212,14 +210,14 @@ auto with_accumulator(Accumulator a, F f) {
 template <class T> struct IsComplex : std::false_type {};
 template <class T> struct IsComplex<Complex<T>> : std::true_type {};
 
-// Bytes of the largest elements that become such an accumulator: complex numbers of double precision never become one of single
-// precision.
+// Bytes of the largest elements that most such accumulators are made of at run time: complex numbers of the same precision.
+// (Counts of larger ones are in int64, too.)
 template <class Acc>
-constexpr int converted_bytes = 16;
+constexpr int converted_bytes = 8;
 template <>
-inline constexpr int converted_bytes<float> = 8;
+inline constexpr int converted_bytes<double> = 16;
 template <template <class> class Holds>
-constexpr int converted_bytes<Holds<float>> = 8;
+constexpr int converted_bytes<Holds<double>> = 16;
 
 // Accumulators that are no sums hold one number.
 template <class Acc>

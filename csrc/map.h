@@ -101,18 +101,19 @@ constexpr Accumulator largest_of(const DTypeInfo& in) {
 
 // Whether kernels are compiled for elements of a dtype, a map and an accumulator. All else is converted at run time: rare
 // dtypes of rare operations, whose kernels would make the library larger than users want to download.
-inline bool is_compiled(Map map, Accumulator to, DType dtype) {
+constexpr bool is_compiled(Map map, Accumulator to, DType dtype) {
   const DTypeInfo& in = info(dtype);
-  const bool plain = in.kind == Kind::floating && in.size > 1, own = to == in.accumulator;
+  const bool plain = in.kind == Kind::floating && in.size > 1, single = plain && in.size < 8, own = to == in.accumulator;
   const bool common = dtype == DType::Float || dtype == DType::BFloat16;
+  const bool pairs = dtype == DType::ComplexFloat && map == Map::magnitude;
   switch (to) {
-    case Accumulator::largest_f32: return plain && in.size < 8;
-    case Accumulator::largest_i64: return in.kind == Kind::integer && in.size != 2;
-    case Accumulator::product_f32:
-    case Accumulator::logsum_f32: return common;
-    case Accumulator::product_i64: return in.kind == Kind::integer && in.size >= 4 && !in.is_rare() && map == Map::factor;
+    case Accumulator::largest_f32: return single || pairs;
     case Accumulator::largest_f64:
-    case Accumulator::product_f64:
+    case Accumulator::product_f64: return dtype == DType::Double;
+    case Accumulator::largest_i64: return in.kind == Kind::integer;
+    case Accumulator::product_f32: return single;
+    case Accumulator::product_i64: return in.kind == Kind::integer && in.size >= 4 && !in.is_rare() && map == Map::factor;
+    case Accumulator::logsum_f32: return common;
     case Accumulator::logsum_f64: return false;
     default: break;
   }
@@ -123,9 +124,9 @@ inline bool is_compiled(Map map, Accumulator to, DType dtype) {
     case Map::square:
       return (own && plain) || (dtype == DType::ComplexFloat && to == Accumulator::f32) ||
              (dtype == DType::ComplexDouble && to == Accumulator::f64);
-    case Map::number:
+    case Map::number: return own && plain;
     case Map::cube: return own && common;
-    case Map::magnitude: return plain && (own || widened);
+    case Map::magnitude: return (plain && (own || widened)) || (pairs && to == Accumulator::f32);
     default: return false;
   }
 }

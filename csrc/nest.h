@@ -34,7 +34,7 @@ struct Stride {
   int64_t offset, wrap[kInner];          // what a move adds, and what it adds beyond the end of a dim
   uint32_t index[kInner], size[kInner];  // what it adds to the indices, and the dims' sizes
 
-  // The same stride, in two dims.
+  // The same stride, in up to two dims.
   GPUREDUCE_HOST_DEVICE Stride<1> in_two() const { return {offset, {wrap[0]}, {index[0]}, {size[0]}}; }
 
   GPUREDUCE_HOST_DEVICE void move(Cursor<kInner>& c) const {
@@ -76,11 +76,11 @@ struct Nest {
       d.magic = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << d.shift) - size)) / size + 1);
   }
 
-  // Whether a cursor can move in these dims, as it always can in up to kFastRank dims; and whether there are two dims.
+  // Whether a cursor can move in these dims, as it always can in up to kFastRank dims; and whether they are two at most.
   GPUREDUCE_HOST_DEVICE bool moves() const { return kCapacity <= kFastRank || (narrow && rank <= kFastRank); }
-  GPUREDUCE_HOST_DEVICE bool are_two() const { return rank == 2 && moves(); }
+  GPUREDUCE_HOST_DEVICE bool are_few() const { return rank <= 2 && moves(); }
 
-  // kInner: 1 in two dims, or kInnerDims.
+  // kInner: 1 in up to two dims, or kInnerDims.
   template <int kInner>
   GPUREDUCE_HOST_DEVICE Cursor<kInner> cursor(int64_t index) const {
     Cursor<kInner> c{};
@@ -88,7 +88,7 @@ struct Nest {
     GPUREDUCE_UNROLLED
     for (int d = 0; d < kInner; ++d) {
       const int dim = kInner == 1 ? 1 : rank - 1 - d;
-      if (dim < 1) continue;
+      if (dim < 1 || dim >= rank) continue;
       const uint32_t q = dims[dim].divide(i);
       c.index[d] = i - q * static_cast<uint32_t>(dims[dim].size);
       c.offset += c.index[d] * dims[dim].in;

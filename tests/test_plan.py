@@ -499,7 +499,7 @@ def test_too_many_partial_sums():
 
 def test_grids_of_joins():
     """Every result of a pass is a block's, however many there are."""
-    plan, _ = check_plan((1 << 25, 1 << 20), (0, 1), (0, 1), "int8")
+    plan, _ = check_plan((1 << 26, 1 << 20), (0, 1), (0, 1), "int8")
     counts = [plan["splits"]]
     for fan, (x, y, z) in zip(plan["joins"], plan["join_grids"], strict=True):
         counts.append(-(-counts[-1] // fan))

@@ -43,12 +43,30 @@ Kernel mapped_kernel_of(Accumulator accumulator) {
   }
 }
 
+// Integers share kernels: in counts those of a size, one of which is bool; in sums those of 64 bits, which wrap.
+template <class In, bool = std::is_integral_v<In>>
+struct Unsigned {
+  using type = In;
+};
+template <class In>
+struct Unsigned<In, true> {
+  using type = std::make_unsigned_t<In>;
+};
+template <>
+struct Unsigned<Boolean, false> {
+  using type = uint8_t;
+};
+
 template <class In>
 Kernel kernel_of(Accumulator accumulator, Map map) {
-  if (map == Map::nonzero) return sum_exactly<In, Map::nonzero>;
+  using Bits = typename Unsigned<In>::type;
+  constexpr bool kBool = std::is_same_v<In, Boolean>;  // whose sums are counts
+  if (map == Map::nonzero || (kBool && accumulator == Accumulator::i64)) return sum_exactly<Bits, Map::nonzero>;
   if constexpr (!IsComplex<In>::value) {  // these are summed as pairs of real numbers
-    constexpr bool kInteger = std::is_integral_v<In> || std::is_same_v<In, Boolean>;
-    if (accumulator == Accumulator::i64) return sum_exactly<In, Map::value>;
+    constexpr bool kInteger = std::is_integral_v<In> || kBool;
+    if constexpr (!kBool)
+      if (accumulator == Accumulator::i64)
+        return sum_exactly<std::conditional_t<sizeof(In) == 8 && kInteger, Bits, In>, Map::value>;
     if constexpr (!kInteger && !std::is_same_v<In, double>) {
       if (accumulator == Accumulator::f32) return sum_in_order<In, float>;
     }

@@ -85,16 +85,13 @@ struct AnyNumbers {
   Several<Complex<Real>, N> numbers;
   bool complex;
 
-  template <class In>
-  __device__ __forceinline__ AnyNumbers(const Several<In, N>& x, Conversion conversion) : complex(IsComplex<In>::value) {
-    numbers = each<Complex<Real>>(x, [&](In element) -> Complex<Real> {
-      const auto v = signed_element(element, conversion);
-      if constexpr (IsComplex<In>::value && !std::is_integral_v<Real>) return addend<Complex<Real>>(v);
-      else if constexpr (IsLargest<Acc>::value) return {in_order<Acc>(v).value, 0};
-      else return {addend<Real>(v), 0};
-    });
+  // The numbers from `first` on.
+  template <class In, int M>
+  __device__ __forceinline__ void set(int first, const Several<In, M>& x, Conversion conversion) {
+    complex = IsComplex<In>::value;
+#pragma unroll
+    for (int i = 0; i < M; ++i) numbers.of[first + i] = number_of(signed_element(x.of[i], conversion));
   }
-  AnyNumbers() = default;
 
   __device__ __forceinline__ Several<Acc, N> mapped(Map map) const {
     if constexpr (std::is_floating_point_v<Number<Acc>> && !IsProduct<Acc>::value) {
@@ -117,6 +114,13 @@ struct AnyNumbers {
   }
 
  private:
+  template <class T>
+  static __device__ __forceinline__ Complex<Real> number_of(T v) {
+    if constexpr (IsComplex<T>::value && !std::is_integral_v<Real>) return addend<Complex<Real>>(v);
+    else if constexpr (IsLargest<Acc>::value) return {in_order<Acc>(v).value, 0};
+    else return {addend<Real>(v), 0};
+  }
+
   template <class F>
   __device__ __forceinline__ Several<Acc, N> mapped_by(F f) const {
     if (complex) return each<Acc>(numbers, [&](Complex<Real> x) { return Acc{f(x)}; });
@@ -129,23 +133,39 @@ template <class Acc>
 constexpr int kTogether = 64 / converted_bytes<Acc>;
 template <class Acc>
 using Together = Several<Acc, kTogether<Acc>>;
+template <class Acc>
+using Places = Several<int64_t, kTogether<Acc>>;
+
+// Whether some operation makes such accumulators of elements of a kind, whose own accumulator is `own`. (Segments of real
+// numbers have complex ones.)
+template <class Acc>
+constexpr bool is_made_of(Kind kind, Accumulator own) {
+  using Real = typename RealOf<Acc>::type;
+  if (kind == Kind::complex && (IsProduct<Acc>::value || IsLogSum<Acc>::value)) return false;
+  if (IsLargest<Acc>::value && std::is_integral_v<Real> != (kind == Kind::integer)) return false;
+  return !std::is_same_v<Real, float> || (own != Accumulator::f64 && own != Accumulator::c128);
+}
 
 // Elements as accumulators: those at some places, of which a bit of `wanted` says that there is one, and padding elsewhere. A
 // call, so that its code stands once; of values, so that they stay in registers.
 template <class Acc>
-__device__ __noinline__ Together<Acc> fetch(AnyInput input, uint32_t wanted, Several<int64_t, kTogether<Acc>> offsets) {
+__device__ __noinline__ Together<Acc> fetch(AnyInput input, uint32_t wanted, Places<Acc> offsets) {
   constexpr int N = kTogether<Acc>;
+  // take(first, x): the elements from `first` on; of the largest ones, which need more registers, half of them at a time.
   const auto with_elements = [&](auto take) {
     switch (input.conversion.dtype()) {
-#define GPUREDUCE_CASE(name, type, kind, accumulator, wide, family)                            \
-  case DType::name:                                                                            \
-    if constexpr (sizeof(type) <= converted_bytes<Acc>) {                                      \
-      const type* const base = static_cast<const type*>(input.base);                           \
-      Several<type, N> x;                                                                      \
-      _Pragma("unroll") for (int i = 0; i < N; ++i) x.of[i] =                                  \
-          load_vector_if<type, 1>(wanted >> i & 1, base + offsets.of[i], input.policy, {})[0]; \
-      take(x);                                                                                 \
-    }                                                                                          \
+#define GPUREDUCE_CASE(name, type, kind, accumulator, wide, family)                                                 \
+  case DType::name:                                                                                                 \
+    if constexpr (is_made_of<Acc>(Kind::kind, Accumulator::accumulator)) {                                          \
+      constexpr int M = sizeof(type) > 8 && N > 4 ? N / 2 : N;                                                      \
+      const type* const base = static_cast<const type*>(input.base);                                                \
+      _Pragma("unroll") for (int first = 0; first < N; first += M) {                                                \
+        Several<type, M> x;                                                                                         \
+        _Pragma("unroll") for (int i = 0; i < M; ++i) x.of[i] =                                                     \
+            load_vector_if<type, 1>(wanted & 1u << (first + i), base + offsets.of[first + i], input.policy, {})[0]; \
+        take(first, x);                                                                                             \
+      }                                                                                                             \
+    }                                                                                                               \
     break;
       GPUREDUCE_DTYPES(GPUREDUCE_CASE)
 #undef GPUREDUCE_CASE
@@ -155,15 +175,22 @@ __device__ __noinline__ Together<Acc> fetch(AnyInput input, uint32_t wanted, Sev
   bool counts = false;
   if constexpr (std::is_same_v<Acc, int64_t>) {
     counts = input.conversion.map() == Map::nonzero;
-    if (counts) with_elements([&](const auto& x) { found = each<Acc>(x, [](auto element) { return nonzero(element); }); });
+    if (counts) {
+      with_elements([&](int first, const auto& x) {
+#pragma unroll
+        for (int i = 0; i < static_cast<int>(sizeof(x) / sizeof(x.of[0])); ++i) found.of[first + i] = nonzero(x.of[i]);
+      });
+    }
   }
   if (!counts) {
     AnyNumbers<Acc, N> numbers{};
-    with_elements([&](const auto& x) { numbers = {x, input.conversion}; });
+    with_elements([&](int first, const auto& x) { numbers.set(first, x, input.conversion); });
     found = numbers.mapped(input.conversion.map());
   }
+  if (wanted != (1u << N) - 1) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) found.of[i] = wanted >> i & 1 ? found.of[i] : padding<Acc>();
+    for (int i = 0; i < N; ++i) found.of[i] = wanted & 1u << i ? found.of[i] : padding<Acc>();
+  }
   return found;
 }
 
@@ -178,7 +205,7 @@ __device__ __forceinline__ Several<Acc, kAll> fetch_all(const AnyInput& input, P
   Several<Acc, kAll> all;
 #pragma unroll
   for (int first = 0; first < kAll; first += N) {
-    Several<int64_t, N> offsets{};
+    Places<Acc> offsets{};
     uint32_t wanted = 0;
 #pragma unroll
     for (int i = 0; i < N && first + i < kAll; ++i) {
@@ -226,6 +253,18 @@ __device__ __forceinline__ auto ready(const Vector<Found<Acc>, 1> (&x)[kCount][k
 #pragma unroll
   for (int i = 0; i < kCount * kElements; ++i) made.x[i / kElements][i % kElements].set(0, all.of[i]);
   return made;
+}
+
+// What f makes of two elements each, which pairs know by their places: of an input, or of two.
+template <class Acc, class Pair, int kCount, int kElements, class T, class F>
+__device__ __forceinline__ void fetch_pairs(const Pair (&x)[kCount][kElements], const AnyInput& first, const AnyInput& second,
+                                            Ready<T, kCount, kElements>& made, F f) {
+  constexpr int kAll = kCount * kElements;
+  const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
+  const auto a = fetch_all<Acc, kAll>(first, [&](int i) { return AnyPlace{at(i).at.in, at(i).wanted}; });
+  const auto b = fetch_all<Acc, kAll>(second, [&](int i) { return AnyPlace{at(i).at.out, at(i).wanted}; });
+#pragma unroll
+  for (int i = 0; i < kAll; ++i) made.x[i / kElements][i % kElements] = f(a.of[i], b.of[i]);
 }
 
 // Elements of any dtype: of results of an integer dtype from floats, of bool, from 64-bit integers to floats, of maps that no

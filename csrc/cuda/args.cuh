@@ -36,27 +36,46 @@ __device__ __forceinline__ void store_direct(void* out, int64_t index, int64_t s
   store_as<Acc>(out, index, stride, v);
 }
 
-template <class Acc, bool kAll>
-struct Output;
-
-// Rounds to every dtype, which is a lot of code.
+// The same in any dtype, which is a lot of code.
 template <class Acc>
-__device__ __noinline__ void store_any(const Output<Acc, true>& output, int64_t index, Acc v) {
-  if (output.finish == Finish::none) store(output.result, index, output.dtype, v);
-  else store(output.result, index, output.dtype, finished(v, output.finish, output.count));
+__device__ __noinline__ void store_any(void* out, int64_t index, DType t, Finish finish, int64_t count, Acc v) {
+  if (finish == Finish::none) gpureduce::store(out, index, t, v);
+  else gpureduce::store(out, index, t, finished(v, finish, count));
+}
+
+// Results that kernels of some elements have their own code for, beside those that is_direct() is for: truths of counts, and of
+// the larger of two integers those of the same size.
+template <class Element>
+struct OwnResult {
+  using type = void;
+};
+template <class In>
+struct OwnResult<Mapped<In, Map::nonzero>> {
+  using type = Boolean;
+};
+template <class In>
+struct OwnResult<Ordered<In>> {
+  using type = std::conditional_t<std::is_integral_v<In>, In, void>;
+};
+
+template <class Own>
+bool is_own(DType t) {
+  if constexpr (std::is_void_v<Own>) return false;
+  else if constexpr (std::is_same_v<Own, Boolean>) return t == DType::Bool;
+  else return t != DType::Bool && info(t).size == sizeof(Own);
 }
 
 // Where values go: rounded to the result, or as they are to the partial sums, which the join kernel takes up.
 // kAll: there is code for all results, and else for those alone for which is_direct() holds.
-template <class Acc, bool kAll>
+template <class Acc, bool kAll, class Own = void>
 struct Output {
   static constexpr bool kWantsFirst = false;  // as writers of weighted sums may
   void* result;
   Acc* partials;  // null: the value is the result
   DType dtype;
   Finish finish;
-  bool direct;    // is_direct()
-  int64_t count;  // elements of an output
+  bool direct, own;  // is_direct(), is_own()
+  int64_t count;     // elements of an output
 
   template <int kRank>
   __device__ __forceinline__ void write(const Nest<kRank>& kept, int64_t output, int64_t partial, Acc v) const {
@@ -80,8 +99,10 @@ struct Output {
   __device__ __forceinline__ void store(int64_t place, int64_t stride, const Acc (&v)[V]) const {
     if (kAll && !direct) {
       if constexpr (kAll) {
+        if constexpr (!std::is_void_v<Own>)
+          if (own) return store_own(place, stride, v);
 #pragma unroll
-        for (int j = 0; j < V; ++j) store_any(*this, place + j * stride, v[j]);
+        for (int j = 0; j < V; ++j) store_any(result, place + j * stride, dtype, finish, count, v[j]);
       }
     } else if constexpr (std::is_integral_v<Acc>) {  // whose quotients are not direct
       store_direct(result, place, stride, dtype, v);
@@ -95,6 +116,21 @@ struct Output {
       }
       store_direct(result, place, stride, dtype, numbers);
     }
+  }
+  template <int V>
+  __device__ __forceinline__ void store_own(int64_t place, int64_t stride, const Acc (&v)[V]) const {
+    Own results[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if constexpr (std::is_same_v<Own, Boolean>) {
+        results[j] = {static_cast<uint8_t>(finish == Finish::all ? v[j] == count : v[j] != 0)};
+      } else {
+        using Unsigned = std::make_unsigned_t<Own>;
+        const auto bits = static_cast<Unsigned>(finished(v[j], finish, count).value);
+        results[j] = static_cast<Own>(is_unsigned(dtype) ? ordered(bits) : bits);
+      }
+    }
+    store_as<Own>(result, place, stride, results);
   }
   // Of those that is_direct() is for.
   template <class Number>
@@ -114,14 +150,14 @@ struct Output {
 };
 
 // Where those of a reduction go.
-template <class Acc, bool kAll, class Reduction>
-Output<Acc, kAll> output_of(const Reduction& r, Acc* partials) {
-  return {r.output, partials, r.out, r.finish, is_direct(r), r.problem.length};
+template <class Acc, bool kAll, class Own = void, class Reduction>
+Output<Acc, kAll, Own> output_of(const Reduction& r, Acc* partials) {
+  return {r.output, partials, r.out, r.finish, is_direct(r), is_own<Own>(r.out), r.problem.length};
 }
 
 // Where the results of a kernel that reads from a source go.
 template <class Source, class Acc>
-using OutputOf = Output<Acc, is_lean<Source>>;
+using OutputOf = Output<Acc, is_lean<Source>, typename OwnResult<typename Source::Element>::type>;
 
 // The tiles that a block takes: the one at its place in the grid, which is mostly all, then those that are whole grids on,
 // along x, then y, then z.
@@ -176,6 +212,8 @@ template <bool kWhole, int V, int kCount, int kElements, int kInner, class Sourc
 __device__ __forceinline__ void load_deep(Vector<typename Source::Element, V> (&x)[kCount][kElements], const Source& source,
                                           const Nest<Source::kRank>& reduced, const Stride<kInner>& next_in_lane, int64_t row,
                                           int64_t begin, int left) {
+  if constexpr (is_lean<Source> && !is_any<Source>)  // plain sums have kernels of their own for these
+    if (reduced.are_few()) return load_nested<kWhole>(x, source, reduced, next_in_lane.in_two(), row, begin, left);
   if (reduced.moves()) return load_nested<kWhole>(x, source, reduced, next_in_lane, row, begin, left);
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {

@@ -93,16 +93,7 @@ namespace {
 cudaError_t reduce(const Launch& launch) {
   const Reduction& r = launch.reduction;
   if (!is_typed(r)) return reduce_any(launch);
-  if (is_lean(r)) {
-    if (r.accumulator == largest_of(info(r.in))) return reduce_largest(launch);
-    if (r.map == Map::factor) return reduce_products(launch);
-    if (r.map == Map::exponent) return reduce_exponents(launch);
-    if (r.map == Map::nonzero) return reduce_counts(launch);
-    if (r.map == Map::square) return reduce_squares(launch);
-    if (r.map == Map::number) return reduce_nansums(launch);
-    if (info(r.in).is_rare()) return reduce_rare(launch);
-    return r.map == Map::cube ? reduce_cubes(launch) : reduce_wide(launch);
-  }
+  if (is_lean(r)) return r.accumulator >= Accumulator::largest_f32 ? reduce_lean_joins(launch) : reduce_lean_sums(launch);
   switch (r.in) {
 #define GPUREDUCE_FAMILY(name, type, kind, own, wide, family)                                   \
   case DType::name:                                                                             \

@@ -19,20 +19,13 @@ struct Launch {
   cudaStream_t stream;
 };
 
-// Sums elements of the family's dtypes, read as they are (is_plain_sum()). A family is a .cu file.
+// Sums elements of the family's dtypes, read as they are (is_plain_sum()).
 template <Family family>
 cudaError_t reduce_family(const Launch& launch);
 
-// All else that kernels are compiled for, in the few variants that all operations have.
-cudaError_t reduce_squares(const Launch& launch);
-cudaError_t reduce_cubes(const Launch& launch);
-cudaError_t reduce_nansums(const Launch& launch);
-cudaError_t reduce_counts(const Launch& launch);
-cudaError_t reduce_largest(const Launch& launch);
-cudaError_t reduce_products(const Launch& launch);
-cudaError_t reduce_exponents(const Launch& launch);
-cudaError_t reduce_wide(const Launch& launch);  // sums in double precision of smaller floats
-cudaError_t reduce_rare(const Launch& launch);  // sums of rare dtypes
+// All else that kernels are compiled for (lean.cuh): of accumulators that are sums, and of all others.
+cudaError_t reduce_lean_sums(const Launch& launch);
+cudaError_t reduce_lean_joins(const Launch& launch);
 
 // Reduces elements of any dtype through a run-time conversion of each (is_typed() is false).
 cudaError_t reduce_any(const Launch& launch);

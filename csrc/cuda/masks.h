@@ -8,7 +8,7 @@ namespace gpureduce::cuda {
 // What becomes of the words of elements, by twos: bits that are kept, then some that are turned. `padding` becomes padding.
 struct Masks { uint32_t keep[2], turn[2], padding[2]; };
 
-inline bool is_unsigned(DType t) {
+GPUREDUCE_HOST_DEVICE bool is_unsigned(DType t) {
   switch (t) {
 #define GPUREDUCE_CASE(name, type, ...) \
   case DType::name: return std::is_unsigned_v<type> || std::is_same_v<type, Boolean>;

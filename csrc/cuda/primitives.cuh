@@ -133,45 +133,44 @@ __device__ __forceinline__ void store_granules(At at, const T (&values)[V]) {
 #define GPUREDUCE_POLICY(operand) ""
 #endif
 
-// Loads from `p`, or kBeyond bytes beyond it, if `wanted`, else gives `otherwise`. In assembly, because the compiler would put
-// a conditional load next to its use, and the loads of a thread would no longer be in flight together.
+// Loads from `p`, or kBeyond bytes beyond it, if `wanted` is not 0, else gives `otherwise`. In assembly, because the compiler
+// would put a conditional load next to its use, and the loads of a thread would no longer be in flight together.
 template <int kBeyond>
-__device__ __forceinline__ uint4 load_if(bool wanted, const uint4* p, uint4 otherwise, uint64_t policy) {
+__device__ __forceinline__ uint4 load_if(uint32_t wanted, const uint4* p, uint4 otherwise, uint64_t policy) {
   uint4 v;
   asm volatile(
       "{ .reg .pred q; setp.ne.u32 q, %5, 0;"
       " mov.u32 %0, %6; mov.u32 %1, %7; mov.u32 %2, %8; mov.u32 %3, %9;"
       " @q " GPUREDUCE_LOAD("v4.u32") " {%0, %1, %2, %3}, [%4 + %10]" GPUREDUCE_POLICY(11) "; }"
       : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
-      : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(otherwise.x), "r"(otherwise.y), "r"(otherwise.z), "r"(otherwise.w),
-        "n"(kBeyond), "l"(policy));
+      : "l"(p), "r"(wanted), "r"(otherwise.x), "r"(otherwise.y), "r"(otherwise.z), "r"(otherwise.w), "n"(kBeyond), "l"(policy));
   return v;
 }
 template <int kBeyond>
-__device__ __forceinline__ uint2 load_if(bool wanted, const uint2* p, uint2 otherwise, uint64_t policy) {
+__device__ __forceinline__ uint2 load_if(uint32_t wanted, const uint2* p, uint2 otherwise, uint64_t policy) {
   uint2 v;
   asm volatile(
       "{ .reg .pred q; setp.ne.u32 q, %3, 0; mov.u32 %0, %4; mov.u32 %1, %5;"
       " @q " GPUREDUCE_LOAD("v2.u32") " {%0, %1}, [%2 + %6]" GPUREDUCE_POLICY(7) "; }"
       : "=&r"(v.x), "=&r"(v.y)
-      : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(otherwise.x), "r"(otherwise.y), "n"(kBeyond), "l"(policy));
+      : "l"(p), "r"(wanted), "r"(otherwise.x), "r"(otherwise.y), "n"(kBeyond), "l"(policy));
   return v;
 }
-#define GPUREDUCE_LOADS(type, suffix)                                                                                    \
-  template <int kBeyond>                                                                                                 \
-  __device__ __forceinline__ type load_if(bool wanted, const type* p, type otherwise, uint64_t policy) {                 \
-    uint32_t v;                                                                                                          \
-    asm volatile(                                                                                                        \
-        "{ .reg .pred q; setp.ne.u32 q, %2, 0; mov.u32 %0, %3;"                                                          \
-        " @q " GPUREDUCE_LOAD(suffix) " %0, [%1 + %4]" GPUREDUCE_POLICY(5) "; }"                                         \
-        : "=&r"(v)                                                                                                       \
-        : "l"(p), "r"(static_cast<uint32_t>(wanted)), "r"(static_cast<uint32_t>(otherwise)), "n"(kBeyond), "l"(policy)); \
-    return static_cast<type>(v);                                                                                         \
-  }                                                                                                                      \
-  __device__ __forceinline__ type load_always(const type* p, uint64_t policy) {                                          \
-    uint32_t v;                                                                                                          \
-    asm volatile(GPUREDUCE_LOAD(suffix) " %0, [%1]" GPUREDUCE_POLICY(2) ";" : "=r"(v) : "l"(p), "l"(policy));            \
-    return static_cast<type>(v);                                                                                         \
+#define GPUREDUCE_LOADS(type, suffix)                                                                         \
+  template <int kBeyond>                                                                                      \
+  __device__ __forceinline__ type load_if(uint32_t wanted, const type* p, type otherwise, uint64_t policy) {  \
+    uint32_t v;                                                                                               \
+    asm volatile(                                                                                             \
+        "{ .reg .pred q; setp.ne.u32 q, %2, 0; mov.u32 %0, %3;"                                               \
+        " @q " GPUREDUCE_LOAD(suffix) " %0, [%1 + %4]" GPUREDUCE_POLICY(5) "; }"                              \
+        : "=&r"(v)                                                                                            \
+        : "l"(p), "r"(wanted), "r"(static_cast<uint32_t>(otherwise)), "n"(kBeyond), "l"(policy));             \
+    return static_cast<type>(v);                                                                              \
+  }                                                                                                           \
+  __device__ __forceinline__ type load_always(const type* p, uint64_t policy) {                               \
+    uint32_t v;                                                                                               \
+    asm volatile(GPUREDUCE_LOAD(suffix) " %0, [%1]" GPUREDUCE_POLICY(2) ";" : "=r"(v) : "l"(p), "l"(policy)); \
+    return static_cast<type>(v);                                                                              \
   }
 GPUREDUCE_LOADS(uint32_t, "u32")
 GPUREDUCE_LOADS(uint16_t, "u16")
@@ -244,7 +243,7 @@ __device__ __forceinline__ Vector<Element, V> load_vector(const Element* p, uint
 
 // The same if it is wanted.
 template <class Element, int V, int kBeyond = 0>
-__device__ __forceinline__ Vector<Element, V> load_vector_if(bool wanted, const Element* p, uint64_t policy,
+__device__ __forceinline__ Vector<Element, V> load_vector_if(uint32_t wanted, const Element* p, uint64_t policy,
                                                              typename Vector<Element, V>::Bits otherwise) {
   const auto* bits = reinterpret_cast<const typename Vector<Element, V>::Bits*>(p);
   return {load_if<kBeyond* static_cast<int>(sizeof(Element))>(wanted, bits, otherwise, policy)};

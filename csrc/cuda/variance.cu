@@ -39,10 +39,11 @@ struct Results {
   DType dtype;
   variance::Finishing finishing;
 
-  __device__ __noinline__ void write(int64_t index, Moments m, double first) const {
-    const auto found = finishing(m, first);
-    store(variance, index, found.variance);
-    store(mean, index, found.mean);
+  // A call, as it is a lot of code; of values, as what a kernel's parameters say is slow to read through an address.
+  static __device__ __noinline__ void write(Results to, int64_t index, Moments m, double first) {
+    const auto found = to.finishing(m, first);
+    to.store(to.variance, index, found.variance);
+    to.store(to.mean, index, found.mean);
   }
 
  private:
@@ -72,7 +73,7 @@ struct MomentsWriter {
       partials[partial] = m;
     } else {
       const Offsets at = places.at(output);
-      results.write(at.out, m, firsts.number(first_at(at.in)));
+      Results::write(results, at.out, m, firsts.number(first_at(at.in)));
     }
   }
 };
@@ -107,8 +108,10 @@ struct Deviations {
     // A square of a float32 is exact in double precision, so that it can be added with one rounding.
     template <int V>
     __device__ __forceinline__ void add(Acc& sum, const Vector<In, V>& x, int j, bool starts) const {
-      const double d = value(x[j]) - value(first[kFirst == 1 ? 0 : j]);
-      sum = starts ? Acc{d, d * d} : Acc{sum.re + d, __fma_rn(d, d, sum.im)};
+      const Acc m = variance::moments_of(value(x[j]), value(first[kFirst == 1 ? 0 : j]));
+      if (starts) sum = m;
+      else if constexpr (sizeof(In) <= 4) sum = {sum.re + m.re, __fma_rn(m.re, m.re, sum.im)};
+      else sum = sum + m;
     }
 
     // Neighbours that are lanes of one element each, joined: two by two without rounding their squares first.
@@ -130,7 +133,7 @@ struct Deviations {
   // A thread gets the first element of the vector that another one has.
   template <int V>
   __device__ __forceinline__ Held<1> hold_of(const Vector<In, V>& x, int lane) const {
-    uint32_t word = 0;
+    std::conditional_t<sizeof(In) <= 4, uint32_t, uint64_t> word = 0;
     memcpy(&word, &x, sizeof(x) < sizeof(word) ? sizeof(x) : sizeof(word));
     word = __shfl_sync(~0u, word, lane);
     Held<1> held;
@@ -156,17 +159,13 @@ struct AnyDeviation {
 
 template <int kCount, int kElements>
 __device__ __forceinline__ auto ready(const AnyDeviation (&x)[kCount][kElements]) {
-  constexpr int kAll = kCount * kElements;
-  const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
+  const AnyInput& input = x[0][0].input;
   Ready<KnownProduct<Moments>, kCount, kElements> made;
   const auto subtract = [&](auto real) {
-    using Real = decltype(real);
-    const auto own = fetch_all<Real, kAll>(at(0).input, [&](int i) { return AnyPlace{at(i).at.in, at(i).wanted}; });
-    const auto first = fetch_all<Real, kAll>(at(0).input, [&](int i) { return AnyPlace{at(i).at.out, at(i).wanted}; });
-#pragma unroll
-    for (int i = 0; i < kAll; ++i) made.x[i / kElements][i % kElements].value = variance::moments_of(own.of[i], first.of[i]);
+    fetch_pairs<decltype(real)>(x, input, input, made,
+                                [](auto own, auto first) { return KnownProduct<Moments>{variance::moments_of(own, first)}; });
   };
-  if (at(0).input.conversion.dtype() == DType::Double) subtract(double{});
+  if (input.conversion.dtype() == DType::Double) subtract(double{});
   else subtract(float{});
   return made;
 }
@@ -225,6 +224,7 @@ cudaError_t reduce(const WeightedLaunch& launch, const Variances& v, void* parti
     case DType::Float: return launch_typed<float>(launch, v, partials);
     case DType::Half: return launch_typed<Half>(launch, v, partials);
     case DType::BFloat16: return launch_typed<BFloat16>(launch, v, partials);
+    case DType::Double: return launch_typed<double>(launch, v, partials);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -1,16 +1,51 @@
 // Joins of leaves in the contract's order, nearest neighbours first: of one or two columns by shuffles within vectors, of more
-// by additions of whole vectors; and of the accumulators of a tile to one leaf a row.
+// by joins of whole vectors; and of the accumulators of a tile to one leaf a row. An Acc says how numbers are joined: a number
+// by additions, one that holds a number as its own +.
+
+// Numbers, a vector of them, joined as accumulators are that are one each or hold one.
+template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>, class V>
+inline __attribute__((always_inline)) V join_numbers(T, V a, V b) {
+  return a + b;
+}
+template <class T>
+inline __attribute__((always_inline)) Vector<T> join_numbers(Largest<T>, Vector<T> a, Vector<T> b) {
+  const auto greater = a > b;
+  if constexpr (std::is_integral_v<T>) {
+    return (a & greater) | (b & ~greater);
+  } else {  // as Largest's own +
+    const auto first = greater | (a != a), equal = a == b;
+    const auto x = reinterpret_cast<decltype(first)>(a), y = reinterpret_cast<decltype(first)>(b);
+    return reinterpret_cast<Vector<T>>((x & y & equal) | (((x & first) | (y & ~first)) & ~equal));
+  }
+}
+template <class T>
+inline __attribute__((always_inline)) Vector<T> join_numbers(Product<T>, Vector<T> a, Vector<T> b) {
+  if constexpr (std::is_integral_v<T>) {
+    using Unsigned = typename VectorOf<uint64_t, kVector<T>>::type;
+    return reinterpret_cast<Vector<T>>(reinterpret_cast<Unsigned>(a) * reinterpret_cast<Unsigned>(b));
+  } else {
+    return a * b;
+  }
+}
+
+// Two of them.
+template <class Acc>
+inline __attribute__((always_inline)) Number<Acc> join_number(Number<Acc> a, Number<Acc> b) {
+  return number(Acc{a} + Acc{b});
+}
+template <class Acc>
+using Numbers = Vector<Number<Acc>>;
 
 // Lane p * kWidth + w of the result is lane 2p * kWidth + w of a followed by b plus the one kWidth on.
 template <int kWidth, class Acc, int... I>
-inline __attribute__((always_inline)) Vector<Acc> join_two(Vector<Acc> a, Vector<Acc> b, std::integer_sequence<int, I...>) {
-  return select<Acc, (I / kWidth * 2 * kWidth + I % kWidth)...>(a, b) +
-         select<Acc, (I / kWidth * 2 * kWidth + kWidth + I % kWidth)...>(a, b);
+inline __attribute__((always_inline)) Numbers<Acc> join_two(Numbers<Acc> a, Numbers<Acc> b, std::integer_sequence<int, I...>) {
+  return join_numbers(Acc{}, select<Number<Acc>, (I / kWidth * 2 * kWidth + I % kWidth)...>(a, b),
+                      select<Number<Acc>, (I / kWidth * 2 * kWidth + kWidth + I % kWidth)...>(a, b));
 }
 
 // Two levels of that.
 template <int kWidth, class Acc>
-inline __attribute__((always_inline)) Vector<Acc> join_four(Vector<Acc> a, Vector<Acc> b, Vector<Acc> c, Vector<Acc> d) {
+inline __attribute__((always_inline)) Numbers<Acc> join_four(Numbers<Acc> a, Numbers<Acc> b, Numbers<Acc> c, Numbers<Acc> d) {
   constexpr std::make_integer_sequence<int, kVector<Acc>> lanes{};
   return join_two<kWidth, Acc>(join_two<kWidth, Acc>(a, b, lanes), join_two<kWidth, Acc>(c, d, lanes), lanes);
 }
@@ -18,7 +53,8 @@ inline __attribute__((always_inline)) Vector<Acc> join_four(Vector<Acc> a, Vecto
 // Joins neighbours, kUnit lanes each and a multiple of eight bytes: those of a to the even units of the result, those of b to
 // the odd ones. That is one shuffle, of which most processors do one a cycle, and a blend.
 template <int kUnit, class Acc, int... I>
-inline __attribute__((always_inline)) Vector<Acc> join_units(Vector<Acc> a, Vector<Acc> b, std::integer_sequence<int, I...>) {
+inline __attribute__((always_inline)) Numbers<Acc> join_units(Numbers<Acc> a, Numbers<Acc> b,
+                                                              std::integer_sequence<int, I...>) {
   constexpr int kPairs = kUnit * sizeof(Acc) / 8, kAll = kVector<double>;
   const auto x = reinterpret_cast<Vector<double>>(a), y = reinterpret_cast<Vector<double>>(b);
 #if GPUREDUCE_VECTOR_BYTES == 64
@@ -27,24 +63,25 @@ inline __attribute__((always_inline)) Vector<Acc> join_units(Vector<Acc> a, Vect
   const auto straight = select<double, (I / kPairs % 2 * kAll + I)...>(x, y);
 #endif
   const auto crossed = select<double, (I / kPairs % 2 ? kAll + I - kPairs : I + kPairs)...>(x, y);
-  return reinterpret_cast<Vector<Acc>>(straight) + reinterpret_cast<Vector<Acc>>(crossed);
+  return join_numbers(Acc{}, reinterpret_cast<Numbers<Acc>>(straight), reinterpret_cast<Numbers<Acc>>(crossed));
 }
 
 // The same for lanes of four bytes, in runs of four: first those of a, then those of b.
 template <class Acc, int... I>
-inline __attribute__((always_inline)) Vector<Acc> join_lanes(Vector<Acc> a, Vector<Acc> b, std::integer_sequence<int, I...>) {
+inline __attribute__((always_inline)) Numbers<Acc> join_lanes(Numbers<Acc> a, Numbers<Acc> b,
+                                                              std::integer_sequence<int, I...>) {
   constexpr auto from = [](int i) { return i % 4 / 2 * kVector<Acc> + i / 4 * 4 + i % 2 * 2; };
-  return select<Acc, from(I)...>(a, b) + select<Acc, (from(I) + 1)...>(a, b);
+  return join_numbers(Acc{}, select<Number<Acc>, from(I)...>(a, b), select<Number<Acc>, (from(I) + 1)...>(a, b));
 }
 
 // Joins the leaves of kVector / kWidth vectors to as many, in order: each is the sum of so many neighbours.
 template <int kWidth, class Acc, int kCount = kVector<Acc> / kWidth>
-inline __attribute__((always_inline)) Vector<Acc> join_vectors(const Vector<Acc>* v) {
+inline __attribute__((always_inline)) Numbers<Acc> join_vectors(const Numbers<Acc>* v) {
   if constexpr (kCount == 1) {
     return v[0];
   } else {
     constexpr int kUnit = kCount / 2 * kWidth;
-    const Vector<Acc> a = join_vectors<kWidth, Acc, kCount / 2>(v), b = join_vectors<kWidth, Acc, kCount / 2>(v + kCount / 2);
+    const Numbers<Acc> a = join_vectors<kWidth, Acc, kCount / 2>(v), b = join_vectors<kWidth, Acc, kCount / 2>(v + kCount / 2);
     // Twice within a run, lanes of four bytes come to where two joins of units would bring them.
     if constexpr (kWidth * sizeof(Acc) < 8 && kCount <= 4)
       return join_lanes<Acc>(a, b, std::make_integer_sequence<int, kVector<Acc>>{});
@@ -68,80 +105,88 @@ inline __attribute__((always_inline)) Acc* join_block(Acc* out, const Vector<Acc
 
 // --- of a tile --------------------------------------------------------------------------------------------------------------
 
-// out[p][width] = in[2p][width] + in[2p + 1][width]
+// Whether vectors are joined: LogSum is two numbers.
 template <class Acc>
-void join_pairs(Acc* __restrict out, const Acc* __restrict in, int64_t pairs, int64_t width) {
-  if constexpr (std::is_arithmetic_v<Acc>) {
+constexpr bool kJoinsVectors = std::is_arithmetic_v<Number<Acc>>;
+
+// out[p][width] = in[2p][width] joined to in[2p + 1][width]
+template <class Acc>
+void join_pairs(Number<Acc>* __restrict out, const Number<Acc>* __restrict in, int64_t pairs, int64_t width) {
+  if constexpr (kJoinsVectors<Acc>) {
     constexpr int kSize = kVector<Acc>;
     constexpr std::make_integer_sequence<int, kSize> lanes{};
     // Vectors hold several pairs of one or two columns, which the compiler does not see.
     for (; width <= 2 && pairs * width >= kSize; pairs -= kSize / width, in += 2 * kSize, out += kSize) {
-      const Vector<Acc> a = load<Acc>(in), b = load<Acc>(in + kSize);
+      const Numbers<Acc> a = load<Number<Acc>>(in), b = load<Number<Acc>>(in + kSize);
       store(out, width == 1 ? join_two<1, Acc>(a, b, lanes) : join_two<2, Acc>(a, b, lanes));
     }
   } else if (width == 1) {  // a loop that the compiler vectorises, as it does not the one below
-    for (int64_t p = 0; p < pairs; ++p) out[p] = in[2 * p] + in[2 * p + 1];
+    for (int64_t p = 0; p < pairs; ++p) out[p] = join_number<Acc>(in[2 * p], in[2 * p + 1]);
     return;
   }
   for (int64_t p = 0; p < pairs; ++p, in += 2 * width, out += width) {
-    for (int64_t w = 0; w < width; ++w) out[w] = in[w] + in[width + w];
+    for (int64_t w = 0; w < width; ++w) out[w] = join_number<Acc>(in[w], in[width + w]);
   }
 }
 
 // Two levels at once for one or two columns, which vectors hold several pairs of; n counts every column.
 template <class Acc, class In>
-void join_fours(Acc* __restrict out, const In* __restrict in, int64_t n, int64_t width) {
+void join_fours(Number<Acc>* __restrict out, const In* __restrict in, int64_t n, int64_t width) {
+  using T = Number<Acc>;
   constexpr int kSize = kVector<Acc>;
   for (; n >= 4 * kSize; n -= 4 * kSize, in += 4 * kSize, out += kSize) {
-    const Vector<Acc> a = load<Acc>(in), b = load<Acc>(in + kSize), c = load<Acc>(in + 2 * kSize),
-                      d = load<Acc>(in + 3 * kSize);
+    const Numbers<Acc> a = load<T>(in), b = load<T>(in + kSize), c = load<T>(in + 2 * kSize), d = load<T>(in + 3 * kSize);
     store(out, width == 1 ? join_four<1, Acc>(a, b, c, d) : join_four<2, Acc>(a, b, c, d));
   }
+  const auto at = [&](int64_t i) __attribute__((always_inline)) { return lane<T, Map::value>(in[i * width]); };
   for (; n > 0; n -= 4 * width, in += 3 * width) {
-    for (int64_t w = 0; w < width; ++w, ++in, ++out) *out = sum_leaves_of_one<4, Acc>(in, width, 0, 1);
+    for (int64_t w = 0; w < width; ++w, ++in, ++out)
+      *out = join_number<Acc>(join_number<Acc>(at(0), at(1)), join_number<Acc>(at(2), at(3)));
   }
 }
 
 // All of a vector's leaves at once, of n lanes in all. Behind what is joined some more lanes of `out` are written.
 template <int kWidth, class Acc>
-void join_whole(Acc* __restrict out, const Acc* __restrict in, int64_t n) {
+void join_whole(Number<Acc>* __restrict out, const Number<Acc>* __restrict in, int64_t n) {
   constexpr int kSize = kVector<Acc>, kCount = kSize / kWidth;
   for (; n > 0; n -= kCount * kSize, in += kCount * kSize, out += kSize) {
-    Vector<Acc> v[kCount];
+    Numbers<Acc> v[kCount];
     GPUREDUCE_UNROLL
-    for (int i = 0; i < kCount; ++i) v[i] = i == 0 || i * kSize < n ? load<Acc>(in + i * kSize) : v[0];
+    for (int i = 0; i < kCount; ++i) v[i] = i == 0 || i * kSize < n ? load<Number<Acc>>(in + i * kSize) : v[0];
     store(out, join_vectors<kWidth, Acc>(v));
   }
 }
 
 // Joins as many levels of in[rows][leaves][width] as are best joined at once; returns how many leaves a row are left.
 template <class Acc>
-int64_t join_levels(Acc* out, const Acc* in, int64_t rows, int64_t leaves, int64_t width) {
-  if constexpr (std::is_arithmetic_v<Acc>) {
+int64_t join_levels(Number<Acc>* out, const Number<Acc>* in, int64_t rows, int64_t leaves, int64_t width) {
+  if constexpr (kJoinsVectors<Acc>) {
     const int64_t whole = kVector<Acc> / width, n = rows * leaves * width;
     if (width <= 2 && leaves >= whole && whole >= 4) {
-      width == 1 ? join_whole<1>(out, in, n) : join_whole<2>(out, in, n);
+      width == 1 ? join_whole<1, Acc>(out, in, n) : join_whole<2, Acc>(out, in, n);
       return leaves / whole;
     }
     if (width <= 2 && leaves >= 4) {
-      join_fours(out, in, n, width);
+      join_fours<Acc>(out, in, n, width);
       return leaves / 4;
     }
-    if (leaves >= 4 && width >= kVector<Acc>) {
-      join_columns(out, in, rows * leaves, width, width, 0, 1);
-      return leaves / 4;
+    if constexpr (std::is_arithmetic_v<Acc>) {
+      if (leaves >= 4 && width >= kVector<Acc>) {
+        join_columns(out, in, rows * leaves, width, width, 0, 1);
+        return leaves / 4;
+      }
     }
   }
-  join_pairs(out, in, rows * leaves / 2, width);
+  join_pairs<Acc>(out, in, rows * leaves / 2, width);
   return leaves / 2;
 }
 
 // Joins tile[rows][leaves][width] to one leaf a row, back and forth between two buffers; returns the one it ended in.
 template <class Acc>
-Acc* join_tile(Acc* tile, Acc* other, int64_t rows, int64_t leaves, int64_t width) {
+Number<Acc>* join_tile(Number<Acc>* tile, Number<Acc>* other, int64_t rows, int64_t leaves, int64_t width) {
   while (leaves > 1) {
-    leaves = join_levels(other, tile, rows, leaves, width);
-    Acc* joined = other;
+    leaves = join_levels<Acc>(other, tile, rows, leaves, width);
+    Number<Acc>* joined = other;
     other = tile;
     tile = joined;
   }

@@ -133,12 +133,12 @@ void sum_short_rows(Lane* __restrict out, Lane* __restrict buffer, const In* __r
   }
   if (n == size && pitch == size) {
     if (together == 1) return sum_lanes(out, x, rows * size, 0, 1);
-    return join_fours(out, x, rows * size, width);
+    return join_fours<Lane>(out, x, rows * size, width);
   }
   // Side by side. What a row writes too much, the next one overwrites.
   Lane* const padded = together == 1 ? out : buffer;
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t i = 0; i < size; i += kSize) store(padded + r * size + i, load_first<Lane>(x + r * pitch + i, n - i));
   }
-  if (together != 1) join_fours(out, padded, rows * size, width);
+  if (together != 1) join_fours<Lane>(out, padded, rows * size, width);
 }

@@ -30,7 +30,7 @@ class OrderedTask {
     Acc* joined = tile_;
     for (int64_t leaf = task_.begin; leaf < task_.end; leaf += leaves_) {
       fill_tile(leaf);
-      joined = join_tile(tile_, other_, task_.rows, leaves_ / together_, task_.width);
+      joined = join_tile<Acc>(tile_, other_, task_.rows, leaves_ / together_, task_.width);
       if (leaf + leaves_ >= task_.end) break;
       int level = 0;
       for (; tiles >> level & 1; ++level) join_left(joined, stack_ + level * size, size);
@@ -188,28 +188,6 @@ void sum_exactly(const Plan& plan, const Task& task, void* scratch, void* sums) 
 
 // --- joins that are no additions -------------------------------------------------------------------------------------------
 
-// Numbers, a vector of them, joined as accumulators are that hold one each.
-template <class T>
-inline __attribute__((always_inline)) Vector<T> join_numbers(Largest<T>, Vector<T> a, Vector<T> b) {
-  const auto greater = a > b;
-  if constexpr (std::is_integral_v<T>) {
-    return (a & greater) | (b & ~greater);
-  } else {  // as Largest's own +
-    const auto first = greater | (a != a), equal = a == b;
-    const auto x = reinterpret_cast<decltype(first)>(a), y = reinterpret_cast<decltype(first)>(b);
-    return reinterpret_cast<Vector<T>>((x & y & equal) | (((x & first) | (y & ~first)) & ~equal));
-  }
-}
-template <class T>
-inline __attribute__((always_inline)) Vector<T> join_numbers(Product<T>, Vector<T> a, Vector<T> b) {
-  if constexpr (std::is_integral_v<T>) {
-    using Unsigned = typename VectorOf<uint64_t, kVector<T>>::type;
-    return reinterpret_cast<Vector<T>>(reinterpret_cast<Unsigned>(a) * reinterpret_cast<Unsigned>(b));
-  } else {
-    return a * b;
-  }
-}
-
 // all[i] = all[i] joined to x[i]
 template <class Acc, class T>
 inline __attribute__((always_inline)) void join_each(Acc* __restrict all, const T* __restrict x, int64_t n) {
@@ -319,12 +297,16 @@ void join_in_order(const Plan& plan, const Task& task, void* scratch, void* sums
     for (int64_t i = 0; i < n * width; ++i) some[i] = addend<Acc>(x[i]);
     pad(some + n * width, (lanes - n) * width);
   };
-  if (length <= lanes) {  // rows of one tile, of a leaf an element
+  const auto join = [=](int64_t rows) __attribute__((always_inline)) {
+    using N = Number<Acc>;
+    return reinterpret_cast<Acc*>(join_tile<Acc>(reinterpret_cast<N*>(tile), reinterpret_cast<N*>(other), rows, leaves, width));
+  };
+  if (length <= lanes) {  // of a leaf an element; all rows are one tile
     const int64_t most = plan.buffer_bytes / (width * int64_t{sizeof(T)});
     copy_rows<T>(source, task, buffer, most, 0, length, [=](int64_t r, const T* x) __attribute__((always_inline)) {
-      begin_lanes(tile, x, length);
-      memcpy(out + r * width, join_tile(tile, other, 1, leaves, width), width * sizeof(Acc));
+      begin_lanes(tile + r * lanes * width, x, length);
     });
+    memcpy(out, join(task.rows), task.rows * width * sizeof(Acc));
     return;
   }
   Cursor row(plan.problem.rows, task.first_row);
@@ -342,7 +324,7 @@ void join_in_order(const Plan& plan, const Task& task, void* scratch, void* sums
         }
         if (first >= end) pad(some, lanes * width);
       }
-      joined = join_tile(tile, other, 1, leaves, width);
+      joined = join(1);
       int level = 0;
       for (; tiles >> level & 1; ++level) join_left(joined, stack + level * width, width);
       if (leaf + leaves < task.end) {

@@ -89,7 +89,7 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
 #pragma unroll
       for (int d = 0; d < kElements; ++d) x[l][d] = a.source.template load<V>(at + a.template element<walk>(l + d * kLanes));
     }
-  } else if (walk == Walk::nested && a.reduced.are_two()) {
+  } else if (walk == Walk::nested && a.reduced.are_few()) {
     load_leaves(x, a, piece, first, left, a.next_in_lane.in_two(), a.next_leaf.in_two());
   } else if (walk == Walk::nested && a.reduced.moves()) {
     load_leaves(x, a, piece, first, left, a.next_in_lane, a.next_leaf);
@@ -229,13 +229,25 @@ __device__ __forceinline__ void take_few(const Args<Source, Acc>& a, const Tile&
     column[i] = (i * blockDim.x + threadIdx.x) * V;
     offsets[i] = a.kept.at(tile.output + (column[i] < outputs ? column[i] : 0));
   }
+  int64_t at[kElements];
+  const auto move = [&](auto c, const auto& next) {
+#pragma unroll
+    for (int e = 0; e < kElements; ++e, next.move(c)) at[e] = c.offset;
+  };
+  if (walk == Walk::nested && a.reduced.are_few()) {
+    move(a.reduced.template cursor<1>(0), a.next_leaf.in_two());
+  } else if (walk == Walk::nested && a.reduced.moves()) {
+    move(a.reduced.template cursor<kInnerDims>(0), a.next_leaf);
+  } else {
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) at[e] = a.template element<walk>(e);
+  }
   Vector<typename Source::Element, V> x[kCount][kElements][1];
 #pragma unroll
   for (int e = 0; e < kElements; ++e) {
-    const int64_t element = a.template element<walk>(e);
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
-      x[i][e][0] = a.source.template load_if<V>(column[i] < outputs && e < length, offsets[i].in + element);
+      x[i][e][0] = a.source.template load_if<V>(column[i] < outputs && e < length, offsets[i].in + at[e]);
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -272,8 +284,13 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kThinBlocks<Lanes<typ
   TileLoop loop;
   do {
     const Tile tile = loop.tile(a.tiling);
-    if constexpr (kElements > kLoads) take_whole<V, walk>(a, tile);
-    else take_few<V, kElements, kRuns, walk>(a, tile);
+    if constexpr (kElements > kLoads) {
+      take_whole<V, walk>(a, tile);
+    } else {
+      constexpr int kTinyRuns = is_lean<Source> && !is_any<Source> ? lean_thin_runs(V, kTinyColumn) : 1;
+      if (kTinyRuns > 1 && a.length <= kTinyColumn) take_few<V, kTinyColumn, kTinyRuns, walk>(a, tile);
+      else take_few<V, kElements, kRuns, walk>(a, tile);
+    }
   } while (loop.next(a.tiling));
 }
 

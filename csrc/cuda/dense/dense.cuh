@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) flat_rows(const __grid
 #pragma unroll
       for (int g = 0; g < kGroups; ++g, next.move(c)) at[g] = c.offset;
     };
-    if (a.reduced.are_two()) {
+    if (a.reduced.rank == 2 && a.reduced.moves()) {
       find(a.reduced.template cursor<1>(e), a.next.in_two());
     } else if (a.reduced.rank > 2 && a.reduced.moves()) {
       find(a.reduced.template cursor<kInnerDims>(e), a.next);
@@ -292,6 +292,12 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) flat_rows(const __grid
     Acc v[kBatch];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
+      if constexpr (kGroups > 1 && is_lean<Source>) {  // whose maps may take long
+        if ((i + b) % kGroups * kWarp * V >= length) {
+          v[b] = padding<Acc>();
+          continue;
+        }
+      }
       RowLanes<Element, Acc, V> lanes;
       lanes.start(addends[0][i + b]);
       v[b] = lanes.join();

@@ -8,7 +8,6 @@
 namespace gpureduce::cuda {
 
 constexpr int kColumnThreads = 128;  // of a block
-constexpr int kColumnResident = 5;   // blocks that a multiprocessor is to have room for
 constexpr int kPartBits = 6;
 constexpr int kPartRows = 1 << kPartBits;
 constexpr int kBatch = 8;  // rows that a thread loads at once
@@ -152,8 +151,7 @@ struct SegmentItem {
 };
 
 template <int V, class Source, class Acc>
-__global__ void __launch_bounds__(kColumnThreads, kColumnResident)
-    segment_columns(const __grid_constant__ SegmentColumnArgs<Source, Acc> a) {
+__global__ void __launch_bounds__(kColumnThreads) segment_columns(const __grid_constant__ SegmentColumnArgs<Source, Acc> a) {
   constexpr int kMostItems = kMostGroups * kPartRows / kColumnWeight + 2;
   constexpr int kParts = kPartRows / kColumnWeight + 4, kSums = 4;  // for each group: at most
   __shared__ SegmentItem items[kMostItems];

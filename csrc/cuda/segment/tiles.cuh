@@ -164,18 +164,6 @@ struct SegmentTiles {
   }
 };
 
-// Rounds to any dtype, which is a lot of code.
-template <class Acc>
-__device__ __noinline__ void store_any_segment(void* result, int64_t index, DType dtype, Finish finish, int64_t count, Acc v) {
-  if constexpr (!std::is_integral_v<Acc>) {
-    if (finish != Finish::none) v = quotient(v, count);
-    store(result, index, dtype, v);
-  } else {
-    if (finish == Finish::none) store(result, index, dtype, v);
-    else store(result, index, dtype, quotient(v, count));
-  }
-}
-
 // Where results go.
 template <class Acc>
 struct SegmentOutput {
@@ -190,7 +178,7 @@ struct SegmentOutput {
     for (int j = 0; j < V; ++j) {
       if (count == 0) v[j] = Acc{};  // all of it is padding
       if constexpr (kAny) {
-        store_any_segment(result, index + j, dtype, finish, count, v[j]);
+        store_any(result, index + j, dtype, finish, count, v[j]);
       } else if constexpr (!std::is_integral_v<Acc>) {
         if (finish != Finish::none) v[j] = quotient(v[j], count);
       }

@@ -22,7 +22,7 @@ void propose(Proposals& proposals) {
       proposals.add({ThinPlan{elements, runs}, q.walk, vector, warps, int64_t{warps} * runs * kWarp * vector,
                      power_of_two_above(q.leaves), q.p.outputs});
   };
-  propose_runs(1, 1);
+  propose_runs(1, q.lean && q.typed ? lean_thin_runs(1, q.p.length) : 1);
   if (!q.lean && elements <= kLoads && thin_runs(1, elements, q.element_bytes) > 1)
     propose_runs(1, thin_runs(1, elements, q.element_bytes));
   if (widest > 1) propose_runs(widest, 1);

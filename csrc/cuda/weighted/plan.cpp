@@ -58,7 +58,8 @@ int vector_of(const Reduction& r, bool columns, int size) {
 
 void plan_columns(const Reduction& r, int64_t enough, WeightedPlan& plan) {
   const Problem& p = r.problem;
-  plan.columns = p.kept.back().size;
+  // Those of several rows, where a block has threads for more than one has: no vector reaches from a row to the next.
+  plan.columns = p.kept.back().size < int64_t{kWeightedThreads} * plan.vector ? p.outputs : p.kept.back().size;
   const int64_t leaves = leaf_count(p.length), groups = divided_up(plan.columns, plan.vector);
   const int unit = column_unit(p.length <= kLanes, size_of(r.accumulator));
   const int log_threads = log2_up(kWeightedThreads), log_groups = log2_up(groups);
@@ -114,7 +115,7 @@ void plan_rows(const Reduction& r, int64_t enough, int size, WeightedPlan& plan)
 
 bool takes_weighted(DType first, DType second, Accumulator accumulator) {
   // Of moments (variance.h), whose inputs are the same.
-  if (accumulator == Accumulator::c128) return first == DType::Float || first == DType::Half || first == DType::BFloat16;
+  if (accumulator == Accumulator::c128) return info(first).kind == Kind::floating && info(first).size > 1;
   switch (first) {
     case DType::Float:
       return accumulator == Accumulator::f32 &&

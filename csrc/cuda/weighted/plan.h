@@ -29,9 +29,9 @@ GPUREDUCE_HOST_DEVICE constexpr int most_columns(int vector, int bytes) { return
 // Short rows that a thread takes at once.
 GPUREDUCE_HOST_DEVICE constexpr int weighted_rows_at_once(int groups) { return groups < kLoads ? kLoads / groups : 1; }
 
-// short rows   every element is a leaf; neighbouring threads of a warp take a row, and several rows each
-// rows         a warp takes units of a row, a block some neighbouring ones; or a warp takes rows of one unit, one after the
-// other columns      a thread takes lanes of neighbouring outputs
+// short rows: every element is a leaf; neighbouring threads of a warp take a row, and several rows each.
+// rows: a warp takes units of a row, a block some neighbouring ones; or a warp takes rows of one unit, one after the other.
+// columns: a thread takes lanes of neighbouring outputs.
 enum class WeightedKernel : uint8_t { short_rows, rows, columns };
 
 struct WeightedPlan {

@@ -73,20 +73,16 @@ struct KnownProduct {
 
 template <class Acc, int kCount, int kElements>
 __device__ __forceinline__ auto ready(const AnyProduct<Acc> (&x)[kCount][kElements]) {
-  constexpr int kAll = kCount * kElements;
-  const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
+  const AnyProduct<Acc>& own = x[0][0];
   Ready<KnownProduct<Acc>, kCount, kElements> made;
   const auto multiply = [&](auto product) {
-    using Product = decltype(product);
-    const auto first = fetch_all<Product, kAll>(at(0).first, [&](int i) { return AnyPlace{at(i).at.in, at(i).wanted}; });
-    const auto second = fetch_all<Product, kAll>(at(0).second, [&](int i) { return AnyPlace{at(i).at.out, at(i).wanted}; });
-#pragma unroll
-    for (int i = 0; i < kAll; ++i)
-      made.x[i / kElements][i % kElements].value = weighted::counted<Acc>(times(first.of[i], second.of[i]), at(0).nonzero);
+    fetch_pairs<decltype(product)>(x, own.first, own.second, made, [&](auto a, auto b) {
+      return KnownProduct<Acc>{weighted::counted<Acc>(times(a, b), own.nonzero)};
+    });
   };
   if constexpr (std::is_integral_v<Acc>) {
-    if (at(0).kind == Accumulator::f32) multiply(float{});
-    else if (at(0).kind == Accumulator::f64) multiply(double{});
+    if (own.kind == Accumulator::f32) multiply(float{});
+    else if (own.kind == Accumulator::f64) multiply(double{});
     else multiply(Acc{});
   } else {
     multiply(Acc{});
@@ -484,7 +480,7 @@ __global__ void __launch_bounds__(kWeightedThreads,
   if (batch * a.columns >= a.outputs) return;
   const int64_t first = column_tile * side, column = first + across * V, first_leaf = split * a.tile_leaves;
   const bool inside = column < a.columns;
-  const Offsets place = inside ? a.kept.at(batch, column) : Offsets{0, 0};
+  const Offsets place = inside ? a.kept.at(batch * a.columns + column) : Offsets{0, 0};
   constexpr int kStep = kShort ? 1 : kLanes;  // from element to element that are loaded at once
   const int64_t end = inside ? a.length : 0;
   const Offsets next = a.step * kStep;
