@@ -13,17 +13,31 @@ constexpr int64_t kExactDepth = 128;  // additions that no narrow integer of the
 // larger than registers lies there, as the caller's thread may have a small stack.
 using Kernel = void (*)(const Plan& plan, const Task& task, void* scratch, void* sums);
 
-// The kernel for elements of `in`, or null if there is none: an instruction set each.
+// The sum of n elements of a chunk, of one or two columns side by side. `scratch` has room for kChunk numbers.
+template <class T>
+using ChunkSum = void (*)(const T* x, int64_t n, int64_t width, T* scratch, T* sums);
+
+struct InstructionSet {
+  const char* name;
+  int vector_bytes;
+  Kernel (*kernel_for)(DType in, Accumulator accumulator, Map map);  // null if there is none
+  ChunkSum<float> sum_floats;
+  ChunkSum<double> sum_doubles;
+};
+
 namespace generic {
-Kernel kernel_for(DType in, Accumulator accumulator, Map map);
+InstructionSet functions();
 }
 #if defined(__x86_64__)
 namespace avx2 {
-Kernel kernel_for(DType in, Accumulator accumulator, Map map);
+InstructionSet functions();
 }
 namespace avx512 {
-Kernel kernel_for(DType in, Accumulator accumulator, Map map);
+InstructionSet functions();
 }
 #endif
+
+// The best that the processor has and torch uses: ATEN_CPU_CAPABILITY=default|avx2|avx512 chooses for both.
+const InstructionSet& instruction_set();
 
 }  // namespace gpureduce::cpu

@@ -77,8 +77,6 @@ Kernel kernel_of(Accumulator accumulator, Map map) {
   return nullptr;
 }
 
-}  // namespace
-
 Kernel kernel_for(DType in, Accumulator accumulator, Map map) {
   if (accumulator >= Accumulator::largest_f32 || (map != Map::value && map != Map::nonzero))
     return mapped_kernel_of(accumulator);
@@ -89,6 +87,14 @@ Kernel kernel_for(DType in, Accumulator accumulator, Map map) {
 #undef GPUREDUCE_KERNEL
   }
   return nullptr;
+}
+
+}  // namespace
+
+#define GPUREDUCE_TEXT_OF(name) #name
+#define GPUREDUCE_TEXT(name) GPUREDUCE_TEXT_OF(name)
+InstructionSet functions() {
+  return {GPUREDUCE_TEXT(GPUREDUCE_ISA), GPUREDUCE_VECTOR_BYTES, kernel_for, sum_chunk<float>, sum_chunk<double>};
 }
 
 }  // namespace gpureduce::cpu::GPUREDUCE_ISA

@@ -9,6 +9,7 @@
 
 #include "../weighted.h"
 #include "exact_floats.h"
+#include "kernels.h"
 
 namespace gpureduce::cpu {
 
@@ -32,6 +33,26 @@ Acc join(Acc* values, int64_t count) {
     if (count % 2) values[count / 2] = values[count - 1];
   }
   return values[0];
+}
+
+// The sum of a chunk's elements, or of the first ones: `scratch` has room for a chunk.
+template <class Acc>
+Acc sum_chunk(Acc* values, int64_t count, Acc* scratch) {
+  Acc sum;
+  if constexpr (std::is_same_v<Acc, float>) {
+    instruction_set().sum_floats(values, count, 1, scratch, &sum);
+  } else if constexpr (std::is_same_v<Acc, double>) {
+    instruction_set().sum_doubles(values, count, 1, scratch, &sum);
+  } else if constexpr (std::is_same_v<Acc, Complex<double>>) {
+    instruction_set().sum_doubles(&values->re, count, 2, &scratch->re, &sum.re);
+  } else {
+    for (int64_t first = kLanes; first < count; first += kLanes) {
+      const int64_t more = std::min<int64_t>(kLanes, count - first);
+      for (int64_t lane = 0; lane < more; ++lane) values[lane] = plus(values[lane], values[first + lane]);
+    }
+    sum = join(values, std::min<int64_t>(kLanes, count));
+  }
+  return sum;
 }
 
 // Joins values that come one by one, as a binary counter counts. A value is `width` numbers side by side.
@@ -72,9 +93,10 @@ class Counter {
 // Memory of a thread's task. Scratch is the maker's.
 template <class Scratch, class Acc>
 struct Room {
-  explicit Room(int64_t width) : values(new Acc[kChunk]), sums(new Acc[kSide]), levels(new Acc[kLevels * width]) {}
+  explicit Room(int64_t width)
+      : values(new Acc[kChunk]), joins(new Acc[kChunk]), sums(new Acc[kSide]), levels(new Acc[kLevels * width]) {}
   Scratch scratch;
-  std::unique_ptr<Acc[]> values, sums, levels;
+  std::unique_ptr<Acc[]> values, joins, sums, levels;
 };
 
 // An index in nested dims, slowest first, that moves along the last one.
@@ -123,18 +145,14 @@ Acc sum_row(const weighted::Problem& p, const Maker& maker, Offsets row, int64_t
   Counter<Acc> counter(room.levels.get(), 1);
   Walker walker(p.reduced, begin);
   for (; begin < end; begin += kChunk) {
-    const int64_t count = std::min<int64_t>(kChunk, end - begin), lanes = std::min<int64_t>(kLanes, count);
+    const int64_t count = std::min<int64_t>(kChunk, end - begin);
     for (int64_t done = 0; done < count;) {
       const int64_t run = std::min(walker.left(), count - done);
       maker.make(sum_of(row, walker.place()), self_stride, weight_stride, run, room.scratch, values + done);
       walker.advance(run);
       done += run;
     }
-    for (int64_t first = kLanes; first < count; first += kLanes) {
-      const int64_t more = std::min<int64_t>(kLanes, count - first);
-      for (int64_t lane = 0; lane < more; ++lane) values[lane] = plus(values[lane], values[first + lane]);
-    }
-    Acc sum = join(values, lanes);
+    Acc sum = sum_chunk(values, count, room.joins.get());
     counter.add(&sum);
   }
   return *counter.finish();

@@ -12,6 +12,21 @@
 
 namespace gpureduce::cpu {
 
+const InstructionSet& instruction_set() {
+  static const InstructionSet chosen = [] {
+#if defined(__x86_64__)
+    std::string capability = at::get_cpu_capability();
+    if (capability == "AVX512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+      return avx512::functions();
+    if (capability.rfind("AVX", 0) == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))  // and so F16C
+      return avx2::functions();
+#endif
+    return generic::functions();
+  }();
+  return chosen;
+}
+
 namespace {
 
 constexpr int64_t kKeptBytes = 1 << 18;  // of scratch that a thread keeps
@@ -32,28 +47,6 @@ class Scratch {
   std::unique_ptr<char[]> own_;
   char* aligned_;
 };
-
-struct InstructionSet {
-  const char* name;
-  int vector_bytes;
-  Kernel (*kernel_for)(DType, Accumulator, Map);
-};
-
-// The best that the processor has and torch uses: ATEN_CPU_CAPABILITY=default|avx2|avx512 chooses for both.
-const InstructionSet& instruction_set() {
-  static const InstructionSet chosen = [] {
-#if defined(__x86_64__)
-    std::string capability = at::get_cpu_capability();
-    if (capability == "AVX512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-      return InstructionSet{"avx512", 64, avx512::kernel_for};
-    if (capability.rfind("AVX", 0) == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))  // and so F16C
-      return InstructionSet{"avx2", 32, avx2::kernel_for};
-#endif
-    return InstructionSet{"generic", 16, generic::kernel_for};
-  }();
-  return chosen;
-}
 
 // Of a core's own cache.
 int64_t cache_bytes() {

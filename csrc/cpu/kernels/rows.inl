@@ -142,3 +142,15 @@ void sum_short_rows(Lane* __restrict out, Lane* __restrict buffer, const In* __r
   }
   if (together != 1) join_fours<Lane>(out, padded, rows * size, width);
 }
+
+// The sums of n elements of a chunk, of one or two columns side by side. `scratch` has room for kChunk numbers.
+template <class T>
+void sum_chunk(const T* x, int64_t n, int64_t width, T* scratch, T* sums) {
+  T* const other = scratch + kChunk / 2;
+  int64_t size = kVector<T>;  // leaves, if they are fewer than a chunk has
+  while (size < n) size *= 2;
+  if (size < kLanes) sum_short_rows(scratch, other, x, 1, n * width, n * width, size * width, width, kVector<T> / width);
+  else sum_run(scratch, x, n, width);
+  const T* const joined = join_tile<T>(scratch, other, 1, min(size, kLanes) * width / kVector<T>, width);
+  for (int64_t w = 0; w < width; ++w) sums[w] = joined[w];
+}
