@@ -70,7 +70,8 @@ $(VENV)/.lint: $(VENV)/.python pyproject.toml
 	@touch $@
 
 # --- build ----------------------------------------------------------------------------------------------------------------
-# _build.json is written last, with the time at which the build began. The settings count as a source; folders do, for removed files.
+# _build.json is written last, with the time at which the build began: what is edited meanwhile is newer. The settings count as
+# a source; folders do, for removed files.
 
 export SETTINGS := $(TORCH) $(GPUREDUCE_CUDA) $(PY) $(TORCH_CUDA_ARCH_LIST) $(CUDA_HOME) $(GPUREDUCE_TOOLKIT) $(CXX) $(CC)
 build/settings: FORCE

@@ -9,8 +9,8 @@ library only.
 """
 
 import argparse
-import math
 import pathlib
+import statistics
 import sys
 
 import provenance
@@ -78,7 +78,7 @@ def views(results):
     ratios["all of them"] = [ratio for of_one in ratios.values() for ratio in of_one]
     rows = []
     for name, found in ratios.items():
-        mean = math.exp(sum(map(math.log, found)) / len(found))
+        mean = statistics.geometric_mean(found)
         behind = sum(ratio < 1 for ratio in found)
         rows.append([name, str(len(found)), report.times(mean), report.times(min(found)), str(behind)])
     heads = ["operation", "views", "× eager, geometric mean", "the least", "torch is faster in"]
@@ -225,7 +225,7 @@ def summary(all_results, root):
             pairs = [pair for name in names.split() for pair in ratios_of(results, name)]
             for ratios in zip(*pairs, strict=True) if pairs else [()] * 2:
                 ratios = [ratio for ratio in ratios if ratio]
-                mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 0
+                mean = statistics.geometric_mean(ratios) if ratios else 0
                 texts.append(f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "")
         rows.append([f"`{call}`", arguments, what, *texts])
     sources = list(dict.fromkeys("\n".join(source_lines(results, root)) for results in measured))
