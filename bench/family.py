@@ -81,6 +81,11 @@ CONVERTED = {
     "var": (*KIN["var"][:2], (DOUBLE,)),
     "norm 1": (*NORMS["norm 1"][:2], (torch.complex64,)),
     "norm inf": (*NORMS[f"norm {INFINITY}"][:2], (DOUBLE, torch.complex64)),
+    "norm -inf": (
+        lambda x, d: OPS.linalg_vector_norm(x, -INFINITY, d),
+        lambda x, d: torch.linalg.vector_norm(x, -INFINITY, d),
+        (torch.complex64,),
+    ),
     "norm 3": (*NORMS["norm 3"][:2], (HALF, torch.complex64)),
     "any": (*KIN["any"][:2], (torch.complex128,)),
     "sum to float32": (

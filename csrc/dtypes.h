@@ -56,6 +56,12 @@ struct LogSum {
   T largest, sum;
 };
 
+// The unsigned integers of so many bytes.
+template <int kSize>
+using UnsignedOf =
+    std::conditional_t<kSize == 1, uint8_t,
+                       std::conditional_t<kSize == 2, uint16_t, std::conditional_t<kSize == 4, uint32_t, uint64_t>>>;
+
 template <class T> struct IsLargest : std::false_type {};
 template <class T> struct IsLargest<Largest<T>> : std::true_type {};
 template <class T> struct IsProduct : std::false_type {};
@@ -140,6 +146,16 @@ inline constexpr DTypeInfo kDTypes[] = {
 #undef GPUREDUCE_INFO
 };
 constexpr const DTypeInfo& info(DType t) { return kDTypes[static_cast<int>(t)]; }
+
+GPUREDUCE_HOST_DEVICE bool is_unsigned(DType t) {
+  switch (t) {
+#define GPUREDUCE_CASE(name, type, ...) \
+  case DType::name: return std::is_unsigned_v<type> || std::is_same_v<type, Boolean>;
+    GPUREDUCE_DTYPES(GPUREDUCE_CASE)
+#undef GPUREDUCE_CASE
+  }
+  return false;
+}
 
 inline int size_of(Accumulator a) {
   constexpr int sizes[] = {

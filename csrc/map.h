@@ -92,11 +92,10 @@ constexpr bool is_signed(Map map) {
   return map == Map::value || map == Map::factor || map == Map::number || map == Map::negative || map == Map::exponent;
 }
 
-// What is the largest of: floats, or integers of any kind.
+// What is the largest of: floats, magnitudes, or integers of any kind.
 constexpr Accumulator largest_of(const DTypeInfo& in) {
-  return in.kind == Kind::integer ? Accumulator::largest_i64
-         : in.size == 8           ? Accumulator::largest_f64
-                                  : Accumulator::largest_f32;
+  const bool wide = in.accumulator == Accumulator::f64 || in.accumulator == Accumulator::c128;
+  return in.kind == Kind::integer ? Accumulator::largest_i64 : wide ? Accumulator::largest_f64 : Accumulator::largest_f32;
 }
 
 // Whether kernels are compiled for elements of a dtype, a map and an accumulator. All else is converted at run time: rare
@@ -105,9 +104,9 @@ constexpr bool is_compiled(Map map, Accumulator to, DType dtype) {
   const DTypeInfo& in = info(dtype);
   const bool plain = in.kind == Kind::floating && in.size > 1, single = plain && in.size < 8, own = to == in.accumulator;
   const bool common = dtype == DType::Float || dtype == DType::BFloat16;
-  const bool pairs = dtype == DType::ComplexFloat && map == Map::magnitude;
+  const bool complex = dtype == DType::ComplexFloat;
   switch (to) {
-    case Accumulator::largest_f32: return single || pairs;
+    case Accumulator::largest_f32: return single || complex;
     case Accumulator::largest_f64:
     case Accumulator::product_f64: return dtype == DType::Double;
     case Accumulator::largest_i64: return in.kind == Kind::integer;
@@ -122,11 +121,10 @@ constexpr bool is_compiled(Map map, Accumulator to, DType dtype) {
     case Map::value: return own || widened;
     case Map::nonzero: return in.size <= 8;
     case Map::square:
-      return (own && plain) || (dtype == DType::ComplexFloat && to == Accumulator::f32) ||
-             (dtype == DType::ComplexDouble && to == Accumulator::f64);
+      return (own && plain) || (complex && to == Accumulator::f32) || (dtype == DType::ComplexDouble && to == Accumulator::f64);
     case Map::number: return own && plain;
-    case Map::cube: return own && common;
-    case Map::magnitude: return (plain && (own || widened)) || (pairs && to == Accumulator::f32);
+    case Map::cube: return (own && common) || (complex && to == Accumulator::f32);
+    case Map::magnitude: return (plain && (own || widened)) || (complex && to == Accumulator::f32);
     default: return false;
   }
 }
@@ -143,7 +141,8 @@ constexpr bool drops_signs(Map map, Accumulator to) {
 }
 
 // Elements that kernels know by what becomes of them: by a map; or as the larger of two. Signs are left out or turned by masks
-// of what is loaded, and so are bits of integers, so that those of a size share a type, which is a signed one.
+// of what is loaded, and so are bits of integers, so that those of a size share a type, which is a signed one. Of a complex
+// number the larger magnitude is wanted, or that of the sign which its parts then have.
 template <class In, Map kMap>
 struct Mapped {
   In element;
@@ -164,7 +163,8 @@ template <class In> struct IsMasked<Ordered<In>> : std::true_type {};
 
 template <class Acc, class In>
 GPUREDUCE_HOST_DEVICE Acc addend(Ordered<In> x) {
-  return addend<Acc>(x.element);
+  if constexpr (IsComplex<In>::value) return {copysignf(magnitude(x.element), x.element.re)};
+  else return addend<Acc>(x.element);
 }
 template <class Acc, class In, Map map>
 GPUREDUCE_HOST_DEVICE Acc addend(Mapped<In, map> x) {

@@ -45,6 +45,13 @@ __device__ __forceinline__ Several<To, N> each(const Several<T, N>& x, F f) {
   return made;
 }
 
+// Puts some of them from `first` on.
+template <class T, int N, int M>
+__device__ __forceinline__ void put(Several<T, N>& all, int first, const Several<T, M>& some) {
+#pragma unroll
+  for (int i = 0; i < M; ++i) all.of[first + i] = some.of[i];
+}
+
 // An element of a view that may be lazily negated or conjugated: its value, or an integer in its own type.
 template <class In>
 __device__ __forceinline__ auto signed_element(In x, Conversion conversion) {
@@ -89,8 +96,7 @@ struct AnyNumbers {
   template <class In, int M>
   __device__ __forceinline__ void set(int first, const Several<In, M>& x, Conversion conversion) {
     complex = IsComplex<In>::value;
-#pragma unroll
-    for (int i = 0; i < M; ++i) numbers.of[first + i] = number_of(signed_element(x.of[i], conversion));
+    put(numbers, first, each<Complex<Real>>(x, [&](In v) { return number_of(signed_element(v, conversion)); }));
   }
 
   __device__ __forceinline__ Several<Acc, N> mapped(Map map) const {
@@ -177,8 +183,7 @@ __device__ __noinline__ Together<Acc> fetch(AnyInput input, uint32_t wanted, Pla
     counts = input.conversion.map() == Map::nonzero;
     if (counts) {
       with_elements([&](int first, const auto& x) {
-#pragma unroll
-        for (int i = 0; i < static_cast<int>(sizeof(x) / sizeof(x.of[0])); ++i) found.of[first + i] = nonzero(x.of[i]);
+        put(found, first, each<Acc>(x, [](auto v) { return static_cast<Acc>(nonzero(v)); }));
       });
     }
   }

@@ -58,6 +58,9 @@ struct OwnResult<Ordered<In>> {
   using type = std::conditional_t<std::is_integral_v<In>, In, void>;
 };
 
+template <class Source>
+using OwnResultOf = typename OwnResult<typename Source::Element>::type;
+
 template <class Own>
 bool is_own(DType t) {
   if constexpr (std::is_void_v<Own>) return false;
@@ -157,7 +160,7 @@ Output<Acc, kAll, Own> output_of(const Reduction& r, Acc* partials) {
 
 // Where the results of a kernel that reads from a source go.
 template <class Source, class Acc>
-using OutputOf = Output<Acc, is_lean<Source>, typename OwnResult<typename Source::Element>::type>;
+using OutputOf = Output<Acc, is_lean<Source>, OwnResultOf<Source>>;
 
 // The tiles that a block takes: the one at its place in the grid, which is mostly all, then those that are whole grids on,
 // along x, then y, then z.

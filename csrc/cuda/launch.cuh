@@ -15,7 +15,7 @@ namespace gpureduce::cuda {
 template <class Source, class Acc>
 OutputOf<Source, Acc> output_of(const Launch& launch) {
   Acc* const partials = launch.plan.joins.empty() ? nullptr : static_cast<Acc*>(launch.workspace);
-  return output_of<Acc, is_lean<Source>, typename OwnResult<typename Source::Element>::type>(launch.reduction, partials);
+  return output_of<Acc, is_lean<Source>, OwnResultOf<Source>>(launch.reduction, partials);
 }
 
 template <class Source, class Acc>

@@ -7,26 +7,21 @@
 
 namespace gpureduce::cuda {
 
-// By masks (masks.h), signs are left out or turned as elements are loaded; so most maps share the kernels of values.
-constexpr Map lean_map(Map map, const DTypeInfo& in) {
-  const bool masked = map == Map::negative || map == Map::magnitude || map == Map::negative_magnitude;
-  return masked && in.kind != Kind::complex ? Map::value : map;
+// By masks (masks.h), signs are left out or turned as elements are loaded; so most maps share the kernels of values. Sums of
+// complex magnitudes do not.
+inline Map lean_map(const Reduction& r) {
+  const bool masked = r.map == Map::negative || r.map == Map::magnitude || r.map == Map::negative_magnitude;
+  const bool complex = info(r.in).kind == Kind::complex && r.accumulator != largest_of(info(r.in));
+  return masked && !complex ? Map::value : r.map;
 }
-
-template <int kSize> struct BitsOf;
-template <> struct BitsOf<1> { using type = uint8_t; };
-template <> struct BitsOf<2> { using type = uint16_t; };
-template <> struct BitsOf<4> { using type = uint32_t; };
-template <> struct BitsOf<8> { using type = uint64_t; };
 
 // Elements as kernels take them: those of a size share a type where they are counted, and so do integers of which the largest
 // is wanted.
 template <Map map, class Acc, class In>
 auto lean_element() {
-  if constexpr (map == Map::nonzero) return Mapped<typename BitsOf<sizeof(In)>::type, map>{};
-  else if constexpr (std::is_same_v<Acc, Largest<int64_t>>)
-    return Ordered<std::make_signed_t<typename BitsOf<sizeof(In)>::type>>{};
-  else if constexpr (IsLargest<Acc>::value && !IsComplex<In>::value) return Ordered<In>{};
+  if constexpr (map == Map::nonzero) return Mapped<UnsignedOf<sizeof(In)>, map>{};
+  else if constexpr (std::is_same_v<Acc, Largest<int64_t>>) return Ordered<std::make_signed_t<UnsignedOf<sizeof(In)>>>{};
+  else if constexpr (IsLargest<Acc>::value) return Ordered<In>{};
   else return Mapped<Compiled<In>, map>{};
 }
 

@@ -5,7 +5,7 @@ namespace gpureduce::cuda {
 
 cudaError_t reduce_lean_sums(const Launch& launch) {
   using A = Accumulator;
-  switch (lean_map(launch.reduction.map, info(launch.reduction.in))) {
+  switch (lean_map(launch.reduction)) {
     case Map::value: return launch_one_of<Map::value, A::f64, A::i64, A::c64, A::c128>(launch);
     case Map::number: return launch_one_of<Map::number, A::f32, A::f64>(launch);
     case Map::magnitude: return launch_one_of<Map::magnitude, A::f32>(launch);

@@ -8,27 +8,18 @@ namespace gpureduce::cuda {
 // What becomes of the words of elements, by twos: bits that are kept, then some that are turned. `padding` becomes padding.
 struct Masks { uint32_t keep[2], turn[2], padding[2]; };
 
-GPUREDUCE_HOST_DEVICE bool is_unsigned(DType t) {
-  switch (t) {
-#define GPUREDUCE_CASE(name, type, ...) \
-  case DType::name: return std::is_unsigned_v<type> || std::is_same_v<type, Boolean>;
-    GPUREDUCE_DTYPES(GPUREDUCE_CASE)
-#undef GPUREDUCE_CASE
-  }
-  return false;
-}
-
 // Eight bytes of the same number, of so many bytes.
 inline uint64_t repeated(uint64_t number, int bytes) {
   for (int size = bytes; size < 8; size *= 2) number |= number << 8 * size;
   return number;
 }
 
-// Infinity, as it lies in memory.
+// Infinity, as it lies in memory; of complex numbers that of a part.
 inline uint64_t infinity_of(DType t) {
   switch (t) {
     case DType::Half: return 0x7c00;
     case DType::BFloat16: return 0x7f80;
+    case DType::ComplexFloat:
     case DType::Float: return 0x7f800000;
     default: return 0x7ff0000000000000;
   }

@@ -42,7 +42,7 @@ template <class Acc>
 cudaError_t join_columns(const SegmentsLaunch& launch, int vector) {
   const Segments& s = launch.segments;
   const ColumnTiles columns = column_tiles(s, vector);
-  const SegmentCut cut = columns_cut(s, columns);
+  const SegmentCut cut = columns_cut(s, columns, launch.multiprocessors);
   const int64_t outputs = s.reduction.problem.outputs, joined = ceil_div(outputs, kWarp);
   const JoinColumnArgs<Acc> args{tiles_of(launch, cut, 1), outputs, __builtin_ctz(columns.groups), output_of<Acc>(s),
                                  partials_of<Acc>(launch, cut)};
@@ -55,7 +55,7 @@ template cudaError_t join_columns<int64_t>(const SegmentsLaunch&, int);
 
 int64_t workspace_of(const Segments& s, int multiprocessors) {
   const bool rows = are_rows(s) || !are_columns(s);
-  const SegmentCut cut = rows ? rows_cut(s, multiprocessors) : columns_cut(s, column_tiles(s, vector_of(s)));
+  const SegmentCut cut = rows ? rows_cut(s, multiprocessors) : columns_cut(s, column_tiles(s, vector_of(s)), multiprocessors);
   return cut.record_bytes() + cut.partials * accumulator_bytes(s);
 }
 

@@ -6,11 +6,7 @@ namespace gpureduce::cuda {
 namespace {
 
 cudaError_t reduce(const WeightedLaunch& launch) {
-  const weighted::Reduction& r = launch.reduction;
-  if (!launch.plan.typed) return reduce_weighted_any(launch);
-  if (r.self.dtype == DType::Half || r.weight.dtype == DType::Half) return reduce_weighted_half(launch);
-  if (r.self.dtype == DType::BFloat16 || r.weight.dtype == DType::BFloat16) return reduce_weighted_bfloat16(launch);
-  return reduce_weighted_single(launch);
+  return launch.plan.typed ? reduce_weighted_floats(launch) : reduce_weighted_any(launch);
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 namespace gpureduce::cuda {
 
 constexpr int kColumnThreads = 128;  // of a block
+// Blocks that are to fit on a multiprocessor: as many as leave threads the registers that they need.
+constexpr int column_blocks(int vector) { return vector == 1 ? 8 : 4; }
 constexpr int kPartBits = 6;
 constexpr int kPartRows = 1 << kPartBits;
 constexpr int kBatch = 8;  // rows that a thread loads at once
@@ -15,6 +17,7 @@ constexpr int kPartBatches = kPartRows / kBatch;
 constexpr int kLeastWidth = 4;  // threads of a group
 constexpr int kMostGroups = kColumnThreads / kLeastWidth;
 constexpr int kLeastGroups = kColumnThreads / kWarp;
+constexpr int kPartLevels = 6;  // of the tree above an item's parts
 constexpr int kColumnWeight = 8;
 
 // Columns of a thread: as many as a load of 16 bytes has, whose accumulators fit into 32.
@@ -142,6 +145,19 @@ __device__ __forceinline__ void part_sum(const SegmentColumnArgs<Source, Acc>& a
   for (int j = 0; j < V; ++j) sums[j] = static_cast<Acc>(all.sum[j]);
 }
 
+// Sums of columns side by side.
+template <class Acc, int V>
+struct Neighbours {
+  Acc of[V];
+
+  __device__ __forceinline__ Neighbours operator+(const Neighbours& right) const {
+    Neighbours sums;
+#pragma unroll
+    for (int j = 0; j < V; ++j) sums.of[j] = of[j] + right.of[j];
+    return sums;
+  }
+};
+
 struct SegmentItem {
   int64_t number;                // in its segment
   int64_t index, begin, length;  // of its segment
@@ -151,13 +167,15 @@ struct SegmentItem {
 };
 
 template <int V, class Source, class Acc>
-__global__ void __launch_bounds__(kColumnThreads) segment_columns(const __grid_constant__ SegmentColumnArgs<Source, Acc> a) {
+__global__ void __launch_bounds__(kColumnThreads, column_blocks(V))
+    segment_columns(const __grid_constant__ SegmentColumnArgs<Source, Acc> a) {
   constexpr int kMostItems = kMostGroups * kPartRows / kColumnWeight + 2;
   constexpr int kParts = kPartRows / kColumnWeight + 4, kSums = 4;  // for each group: at most
+  constexpr int kSide = V < 2 ? V : 2;                              // columns whose parts a thread joins at once
   __shared__ SegmentItem items[kMostItems];
   __shared__ uint16_t item_of[kParts * kMostGroups];
   __shared__ Acc sums[kSums * kColumnThreads * V];
-  __shared__ int32_t item_count, part_count, sum_count, larges;
+  __shared__ int32_t item_count, part_count, sum_count, larges, parts_taken;
   __shared__ int64_t large[kMostLong];
   wait_for_previous_kernel();
   allow_next_kernel();
@@ -166,7 +184,13 @@ __global__ void __launch_bounds__(kColumnThreads) segment_columns(const __grid_c
   const int bits = a.group_bits, groups = 1 << bits, group = threadIdx.x * groups / kColumnThreads;
   const int member = threadIdx.x & (a.width - 1);
   const int tile_columns = a.width * V;
-  const int64_t column_begin = int64_t{column_tile} * tile_columns, own_column = column_begin + member * V;
+  const int64_t own_column = int64_t{column_tile} * tile_columns + member * V;
+  const bool inside = own_column < a.columns;
+  const unsigned mates = __ballot_sync(~0u, inside) & (~0u >> (kWarp - a.width)) << (threadIdx.x % kWarp - member);
+  const auto next_part = [&] {
+    const int own = member == 0 ? atomicAdd(&parts_taken, 1) : 0;
+    return __shfl_sync(mates, own, 0, a.width);
+  };
 
   // Enters those items of a segment that belong to a tile.
   const auto enter = [&](int64_t index, const SegmentPlace& s, int64_t tile_begin, int64_t tile_end) {
@@ -198,7 +222,10 @@ __global__ void __launch_bounds__(kColumnThreads) segment_columns(const __grid_c
   for (; tile < last_tile; ++tile) {
     const int64_t tile_begin = tile * t.tile, tile_end = tile_begin + t.tile;
     __syncthreads();
-    if (threadIdx.x == 0) item_count = part_count = sum_count = larges = 0;
+    if (threadIdx.x == 0) {
+      item_count = part_count = sum_count = larges = 0;
+      parts_taken = groups;
+    }
     __syncthreads();
     if (threadIdx.x == 0 && first > 0) enter(first - 1, t.place(first - 1), tile_begin, tile_end);
     int64_t end = first;
@@ -223,8 +250,9 @@ __global__ void __launch_bounds__(kColumnThreads) segment_columns(const __grid_c
     first = end;
 
     const int parts = min(part_count, kParts * groups), count = min(item_count, kMostItems);
+    // Groups take parts as they get ready for one.
 #pragma unroll 1
-    for (int i = group; i < parts && own_column < a.columns; i += groups) {
+    for (int i = group; i < parts && inside; i = next_part()) {
       const SegmentItem& item = items[item_of[i]];
       const SegmentItems all(item.length, bits);
       const int64_t chunk = all.chunk_of(item.number);
@@ -238,19 +266,21 @@ __global__ void __launch_bounds__(kColumnThreads) segment_columns(const __grid_c
     }
     __syncthreads();
     if (sum_count == 0) continue;
-    for (int i = threadIdx.x / tile_columns; i < count; i += max(1, kColumnThreads / tile_columns)) {
-      const SegmentItem& item = items[i];
-      if (item.parts == 1) continue;
-      for (int c = threadIdx.x % tile_columns; c < tile_columns && column_begin + c < a.columns; c += kColumnThreads) {
-        Acc waiting[6], v;
 #pragma unroll 1
-        for (int k = 0; k < item.parts; ++k) {
-          v = sums[(item.sums + k) * tile_columns + c];
-          carry_up(waiting, v, k);
-        }
-        Acc one[1] = {joined(waiting, item.parts, [](Acc& left, const Acc& right) { left = left + right; })};
-        write(item, column_begin + c, one);
+    for (int i = group; i < count * (V / kSide) && inside; i += groups) {
+      const SegmentItem& item = items[i / (V / kSide)];
+      if (item.parts == 1) continue;
+      const int side = i % (V / kSide) * kSide;
+      Neighbours<Acc, kSide> waiting[kPartLevels], v;
+#pragma unroll 1
+      for (int k = 0; k < item.parts; ++k) {
+        const Acc* const from = sums + (item.sums + k) * tile_columns + member * V + side;
+#pragma unroll
+        for (int j = 0; j < kSide; ++j) v.of[j] = from[j];
+        carry_up(waiting, v, k);
       }
+      v = joined(waiting, item.parts, [](auto& left, const auto& right) { left = left + right; });
+      write(item, own_column + side, v.of);
     }
   }
 }

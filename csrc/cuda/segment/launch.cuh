@@ -59,11 +59,11 @@ struct SegmentCut {
   int64_t record_bytes() const { return joins ? (tiles * record + kGranule - 1) / kGranule * kGranule : 0; }
 };
 
-constexpr int kBlocksOfEach = 16;  // multiprocessor, at most
+constexpr int kBlocksOfEach = 8;  // multiprocessor, of columns: at most, and at least where tiles are no smaller for it
 
 inline SegmentCut rows_cut(const Segments& s, int multiprocessors) {
   const int64_t rows = s.reduction.problem.outputs, in_row = s.length + s.count * kRowWeight, positions = rows * in_row;
-  const int64_t warps = int64_t{multiprocessors} * kRowBlocks * kRowWarps;
+  const int64_t warps = int64_t{multiprocessors} * kRowWarps;
   const int64_t rounds = std::max<int64_t>(1, ceil_div(positions, warps * kMostRowTile));
   const int64_t tile = std::max<int64_t>(kLeastRowTile, ceil_div(positions, warps * rounds));
   const int64_t row_tiles = std::max<int64_t>(1, ceil_div(in_row, tile)), partials = 2 * rows * (s.length / kChunk + 1);
@@ -117,8 +117,8 @@ cudaError_t launch_segment_rows(const SegmentsLaunch& launch, const Source& sour
                                          output_of<Acc>(s),
                                          cut.joins ? static_cast<int64_t*>(launch.workspace) : nullptr,
                                          partials_of<Acc>(launch, cut)};
-  const int64_t blocks = std::min<int64_t>(ceil_div(cut.tiles, kRowWarps), int64_t{kRowBlocks} * launch.multiprocessors);
-  if (cudaError_t error = start_segments(launch, segment_rows<Source, Acc>, blocks, kRowWarps * kWarp, args)) return error;
+  const int64_t blocks = std::min(cut.tiles, int64_t{kRowWarps} * launch.multiprocessors);
+  if (cudaError_t error = start_segments(launch, segment_rows<Source, Acc>, blocks, kWarp, args)) return error;
   if (!cut.joins) return cudaSuccess;
   return join_rows<Acc>(launch);
 }
@@ -136,8 +136,12 @@ inline ColumnTiles column_tiles(const Segments& s, int vector) {
   return {width, kColumnThreads / width, ceil_div(threads, width)};
 }
 
-inline SegmentCut columns_cut(const Segments& s, const ColumnTiles& c) {
-  const int64_t tile = c.groups * kPartRows, tiles = ceil_div(s.length + s.count * kColumnWeight, tile);
+// A tile has a part for each group of threads, or less where there would be few blocks.
+inline SegmentCut columns_cut(const Segments& s, const ColumnTiles& c, int multiprocessors) {
+  const int64_t positions = s.length + s.count * kColumnWeight;
+  const int64_t share = ceil_div(positions * c.count, int64_t{kBlocksOfEach} * multiprocessors);
+  const int64_t tile = c.groups * std::clamp<int64_t>(share / c.groups, kColumnWeight, kPartRows);
+  const int64_t tiles = ceil_div(positions, tile);
   const int64_t partials = 2 * (s.length / (kLeastGroups * kPartRows / 2) + 1) * s.reduction.problem.outputs;
   return {kColumnWeight, tile, tiles, tiles, partials, int64_t{sizeof(TileRecord)}, tiles > 1 || s.length > kChunk};
 }
@@ -146,7 +150,7 @@ template <int V, class Acc, class Source>
 cudaError_t launch_segment_columns(const SegmentsLaunch& launch, const Source& source) {
   const Segments& s = launch.segments;
   const ColumnTiles columns = column_tiles(s, V);
-  const SegmentCut cut = columns_cut(s, columns);
+  const SegmentCut cut = columns_cut(s, columns, launch.multiprocessors);
   const int64_t outputs = s.reduction.problem.outputs;
   if (columns.count > kMaxGrid) return cudaErrorInvalidConfiguration;
   const SegmentColumnArgs<Source, Acc> args{source,

@@ -10,11 +10,11 @@
 
 namespace gpureduce::cuda {
 
-constexpr int kRowWarps = 4;   // of a block
-constexpr int kRowBlocks = 5;  // a multiprocessor, of those with rings
+constexpr int kRowWarps = 20;     // of a multiprocessor, blocks of their own: of those with rings
+constexpr int kAnyRowWarps = 16;  // and of those whose elements are converted
 constexpr int kRowWeight = 4;
 constexpr int kLeastRowTile = 256, kMostRowTile = kWarp * kChunk;
-constexpr int kRingBytes = 8192, kStageBytes = 2048, kStages = kRingBytes / kStageBytes;
+constexpr int kRingBytes = 8192, kStageBytes = 4096, kStages = kRingBytes / kStageBytes;
 constexpr int kRowGroups = kLanes / kWarp;
 constexpr int kShort = 4 * kWarp;  // elements of a segment that a warp takes with its neighbours
 constexpr int kTiny = kWarp;       // and of one that a thread takes
@@ -271,18 +271,18 @@ __device__ __forceinline__ Acc tiny_sum(const Stream& in, int first, int length,
 }
 
 template <class Source, class Acc>
-__global__ void __launch_bounds__(kRowWarps* kWarp, is_any<Source> ? 4 : kRowBlocks)
+__global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWarps)
     segment_rows(const __grid_constant__ SegmentRowArgs<Source, Acc> a) {
   using Stream = RowStream<Source, Acc>;
-  __shared__ __align__(kLine) typename Stream::Shared shared[kRowWarps];
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  __shared__ __align__(kLine) typename Stream::Shared shared;
+  const int lane = threadIdx.x % kWarp;
   const SegmentTiles& t = a.tiles;
-  Stream in(shared[warp], a);
+  Stream in(shared, a);
   wait_for_previous_kernel();
   allow_next_kernel();
 
 #pragma unroll 1
-  for (int64_t tile = int64_t{blockIdx.x} * kRowWarps + warp; tile < t.tiles; tile += int64_t{gridDim.x} * kRowWarps) {
+  for (int64_t tile = blockIdx.x; tile < t.tiles; tile += gridDim.x) {
     const int64_t row = a.row_tiles == t.tiles ? 0 : tile / a.row_tiles, in_row = tile - row * a.row_tiles;
     const int64_t tile_begin = in_row * t.tile, tile_end = tile_begin + t.tile;
     const Offsets kept = a.kept.at(row);

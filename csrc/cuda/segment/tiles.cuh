@@ -191,8 +191,8 @@ constexpr int kUnrolledLevels = 8;  // more stand in local memory, whose code is
 
 // Joins values that come one by one, nearest neighbours first: `waiting` has a value for each bit of the index. `v` becomes the
 // sum of all values that are complete with it.
-template <int kLevels, class T>
-__device__ __forceinline__ void carry_up(T (&waiting)[kLevels], T& v, int64_t index) {
+template <int kLevels, class T, class Index>
+__device__ __forceinline__ void carry_up(T (&waiting)[kLevels], T& v, Index index) {
   if constexpr (kLevels > kUnrolledLevels) {
     int level = 0;
 #pragma unroll 1
@@ -213,8 +213,8 @@ __device__ __forceinline__ void carry_up(T (&waiting)[kLevels], T& v, int64_t in
 }
 
 // Joins neighbouring values that came one by one through carry_up(), `count` of them: fewer than a power of two.
-template <int kLevels, class T, class Add>
-__device__ __forceinline__ T joined(T (&waiting)[kLevels], int64_t count, Add add) {
+template <int kLevels, class T, class Index, class Add>
+__device__ __forceinline__ T joined(T (&waiting)[kLevels], Index count, Add add) {
   T v;
   bool none = true;
 #pragma unroll kLevels> kUnrolledLevels ? 1 : kLevels

@@ -512,6 +512,7 @@ __global__ void __launch_bounds__(kWeightedThreads,
       const auto& loaded = ready(x);
 #pragma unroll
       for (int d = 0; d < kDepth; ++d) {
+        if (kShort && (d == 1 || d == 2 || d == 4) && count <= d) break;  // what is left is padding, and the sum is complete
         add_products(own.of, loaded[0][d], held, d < count, kShort || d == 0);
         if (kShort) take(d);
       }
