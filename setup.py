@@ -98,8 +98,9 @@ if CUDA and int(torch.version.cuda.split(".")[0]) >= 13:
 if platform.system() == "Linux":
     # Without it at::parallel_for is a plain loop. Nothing is linked: torch brings its OpenMP, and two would fight.
     CXX_FLAGS.append("-fopenmp")
-# The names of thousands of templates are a seventh of the library, and nobody needs those that it does not export.
-LINK_FLAGS = ["-Wl,-s"] if platform.system() == "Linux" else []
+# The names of thousands of templates are a seventh of the library, and nobody needs those that it does not export; nor
+# code that nothing calls.
+LINK_FLAGS = ["-Wl,-s", "-Wl,--gc-sections"] if platform.system() == "Linux" else []
 
 
 def say(text):

@@ -14,6 +14,10 @@ namespace gpureduce::cpu::GPUREDUCE_ISA {
 namespace {
 
 constexpr int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+template <class T>
+constexpr T max(T a, T b) {
+  return a < b ? b : a;
+}
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // clang-format off: each uses those before it
@@ -33,8 +37,7 @@ Kernel mapped_kernel_of(Accumulator accumulator) {
     case Accumulator::f64: return sum_in_order<Unknown, double>;
     case Accumulator::largest_f32: return join_in_any_order<Largest<float>, float>;
     case Accumulator::largest_f64: return join_in_any_order<Largest<double>, double>;
-    case Accumulator::largest_i64: return join_in_any_order<Largest<int64_t>, int64_t>;
-    case Accumulator::product_i64: return join_in_any_order<Product<int64_t>, int64_t>;
+    case Accumulator::product_i64: return join_in_any_order<Product<uint64_t>, uint64_t>;
     case Accumulator::product_f32: return join_in_order<Product<float>, float>;
     case Accumulator::product_f64: return join_in_order<Product<double>, double>;
     case Accumulator::logsum_f32: return join_in_order<LogSum<float>, float>;
@@ -44,26 +47,13 @@ Kernel mapped_kernel_of(Accumulator accumulator) {
 }
 
 // Integers share kernels: in counts those of a size, one of which is bool; in sums those of 64 bits, which wrap.
-template <class In, bool = std::is_integral_v<In>>
-struct Unsigned {
-  using type = In;
-};
-template <class In>
-struct Unsigned<In, true> {
-  using type = std::make_unsigned_t<In>;
-};
-template <>
-struct Unsigned<Boolean, false> {
-  using type = uint8_t;
-};
-
 template <class In>
 Kernel kernel_of(Accumulator accumulator, Map map) {
-  using Bits = typename Unsigned<In>::type;
   constexpr bool kBool = std::is_same_v<In, Boolean>;  // whose sums are counts
+  constexpr bool kInteger = std::is_integral_v<In> || kBool;
+  using Bits = std::conditional_t<kInteger, UnsignedOf<sizeof(In)>, In>;
   if (map == Map::nonzero || (kBool && accumulator == Accumulator::i64)) return sum_exactly<Bits, Map::nonzero>;
   if constexpr (!IsComplex<In>::value) {  // these are summed as pairs of real numbers
-    constexpr bool kInteger = std::is_integral_v<In> || kBool;
     if constexpr (!kBool)
       if (accumulator == Accumulator::i64)
         return sum_exactly<std::conditional_t<sizeof(In) == 8 && kInteger, Bits, In>, Map::value>;
@@ -78,6 +68,14 @@ Kernel kernel_of(Accumulator accumulator, Map map) {
 }
 
 Kernel kernel_for(DType in, Accumulator accumulator, Map map) {
+  if (accumulator == Accumulator::largest_i64) {
+    switch (info(in).size) {
+      case 1: return find_largest<int8_t>;
+      case 2: return find_largest<int16_t>;
+      case 4: return find_largest<int32_t>;
+      default: return find_largest<int64_t>;
+    }
+  }
   if (accumulator >= Accumulator::largest_f32 || (map != Map::value && map != Map::nonzero))
     return mapped_kernel_of(accumulator);
   switch (in) {

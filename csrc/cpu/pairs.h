@@ -46,11 +46,8 @@ Acc sum_chunk(Acc* values, int64_t count, Acc* scratch) {
   } else if constexpr (std::is_same_v<Acc, Complex<double>>) {
     instruction_set().sum_doubles(&values->re, count, 2, &scratch->re, &sum.re);
   } else {
-    for (int64_t first = kLanes; first < count; first += kLanes) {
-      const int64_t more = std::min<int64_t>(kLanes, count - first);
-      for (int64_t lane = 0; lane < more; ++lane) values[lane] = plus(values[lane], values[first + lane]);
-    }
-    sum = join(values, std::min<int64_t>(kLanes, count));
+    sum = 0;  // of integers, in any order
+    for (int64_t i = 0; i < count; ++i) sum = plus(sum, values[i]);
   }
   return sum;
 }

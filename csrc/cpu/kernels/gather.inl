@@ -51,17 +51,13 @@ void convert_signed(Lane* to, const In* x, int64_t n, int64_t stride, bool negat
 // Elements whose dtype and map are known at run time alone.
 struct Unknown {};
 
-// What the map makes of numbers. `lowest`: of the larger of unsigned integers, a signed one's place in their order.
+// What the map makes of numbers.
 template <class T>
-void map_numbers(T* x, int64_t n, Map map, int64_t lowest) {
+void map_numbers(T* x, int64_t n, Map map) {
   const auto each = [&](auto f) __attribute__((always_inline)) {
     for (int64_t i = 0; i < n; ++i) x[i] = f(x[i]);
   };
-  if constexpr (std::is_integral_v<T>) {
-    const auto moved = [=](T v) { return static_cast<T>(static_cast<uint64_t>(v) + static_cast<uint64_t>(lowest)); };
-    if (map == Map::negative) each([=](T v) { return ~moved(v); });
-    else if (lowest != 0) each(moved);
-  } else {
+  if constexpr (std::is_floating_point_v<T>) {
 #define GPUREDUCE_MAP(name) \
   if (map == Map::name) return each([](T v) { return mapped<Map::name, T>(v); });
     GPUREDUCE_REAL_MAPS(GPUREDUCE_MAP)
@@ -75,21 +71,20 @@ void map_numbers(T* x, int64_t n, Map map, int64_t lowest) {
 template <class Lane>
 void convert_unknown(Lane* to, const char* x, int64_t n, int64_t stride, const CpuProblem& p) {
   switch (p.in) {
-#define GPUREDUCE_CONVERT(name, type, kind, own, wide, family)                                  \
-  case DType::name: {                                                                           \
-    const type* from = reinterpret_cast<const type*>(x);                                        \
-    if constexpr (Kind::kind != Kind::complex) {                                                \
-      if (p.negate) convert_signed<Map::value>(to, from, n, stride, true, false);               \
-      else convert<Map::value>(to, from, n, stride);                                            \
-      const bool moves = std::is_unsigned_v<type> && p.accumulator == Accumulator::largest_i64; \
-      map_numbers(to, n, p.map, moves ? -(int64_t{1} << (8 * sizeof(type) - 2)) * 2 : 0);       \
-    } else if constexpr (std::is_floating_point_v<Lane>) {                                      \
-      if (p.map == Map::square) convert<Map::square>(to, from, n, stride);                      \
-      else if (p.map == Map::cube) convert<Map::cube>(to, from, n, stride);                     \
-      else if (p.map == Map::magnitude) convert<Map::magnitude>(to, from, n, stride);           \
-      else convert<Map::negative_magnitude>(to, from, n, stride);                               \
-    }                                                                                           \
-    break;                                                                                      \
+#define GPUREDUCE_CONVERT(name, type, kind, own, wide, family)                        \
+  case DType::name: {                                                                 \
+    const type* from = reinterpret_cast<const type*>(x);                              \
+    if constexpr (Kind::kind != Kind::complex) {                                      \
+      if (p.negate) convert_signed<Map::value>(to, from, n, stride, true, false);     \
+      else convert<Map::value>(to, from, n, stride);                                  \
+      map_numbers(to, n, p.map);                                                      \
+    } else if constexpr (std::is_floating_point_v<Lane>) {                            \
+      if (p.map == Map::square) convert<Map::square>(to, from, n, stride);            \
+      else if (p.map == Map::cube) convert<Map::cube>(to, from, n, stride);           \
+      else if (p.map == Map::magnitude) convert<Map::magnitude>(to, from, n, stride); \
+      else convert<Map::negative_magnitude>(to, from, n, stride);                     \
+    }                                                                                 \
+    break;                                                                            \
   }
     GPUREDUCE_DTYPES(GPUREDUCE_CONVERT)
 #undef GPUREDUCE_CONVERT
@@ -120,9 +115,10 @@ struct Source {
   // Whether all elements of neighbouring rows of memory are numbers T as they are.
   template <class T>
   bool is_as() const {
+    if constexpr (std::is_same_v<T, In>) return stride == 1 && block && !problem.negate;
     const bool same = (std::is_same_v<T, float> && problem.in == DType::Float) ||
                       (std::is_same_v<T, double> && problem.in == DType::Double) ||
-                      (std::is_same_v<T, int64_t> && problem.in == DType::Long);
+                      (std::is_same_v<T, uint64_t> && problem.in == DType::Long);
     const bool plain = problem.map == Map::value || problem.map == Map::factor || problem.map == Map::exponent;
     return same && plain && !problem.negate && stride == 1 && block;
   }

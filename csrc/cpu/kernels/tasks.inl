@@ -262,6 +262,17 @@ inline __attribute__((always_inline)) void copy_rows(const Source& source, const
   }
 }
 
+// The largest of `all` and n integers, of which some bits are turned first; and of each of n pairs.
+template <class T>
+inline T larger(T all, const T* x, int64_t n, T turn) {
+  for (int64_t i = 0; i < n; ++i) all = max(all, static_cast<T>(x[i] ^ turn));
+  return all;
+}
+template <class T>
+inline void keep_larger(T* __restrict all, const T* __restrict x, int64_t n, T turn) {
+  for (int64_t i = 0; i < n; ++i) all[i] = max(all[i], static_cast<T>(x[i] ^ turn));
+}
+
 // Joins of any kind, whose order is free.
 template <class Acc, class T>
 void join_in_any_order(const Plan& plan, const Task& task, void* scratch, void* sums) {
@@ -279,6 +290,34 @@ void join_in_any_order(const Plan& plan, const Task& task, void* scratch, void* 
         for (int64_t i = 0; i < n; ++i) join_each(all + r * width, x + i * width, width);
       }
     });
+  }
+}
+
+// The largest of integers, which are joined in their own width. Bits are turned, so that of unsigned ones, and where the
+// smallest is wanted, it is the largest of signed ones, too. Of bytes that are bools, any but 0 is 1.
+template <class T>
+void find_largest(const Plan& plan, const Task& task, void* scratch, void* sums) {
+  const CpuProblem& p = plan.problem;
+  const bool is_bool = p.in == DType::Bool, negative = p.map == Map::negative;
+  const T turn = static_cast<T>((is_unsigned(p.in) ? lowest<T>() : 0) ^ (negative ? -1 : 0));
+  const Source<Map::value, T, T> source(plan, task);
+  const int64_t width = task.width, most = plan.buffer_bytes / (width * int64_t{sizeof(T)}), outputs = task.rows * width;
+  T* const buffer = static_cast<T*>(scratch);
+  T* const all = reinterpret_cast<T*>(static_cast<char*>(scratch) + plan.buffer_bytes);
+  for (int64_t i = 0; i < outputs; ++i) all[i] = lowest<T>();
+  for (int64_t begin = task.begin, n; begin < task.end; begin += n) {
+    n = min(most, task.end - begin);
+    copy_rows<T>(source, task, buffer, most, begin, begin + n, [=](int64_t r, const T* x) __attribute__((always_inline)) {
+      if (width == 1) {
+        all[r] = larger(all[r], x, n, turn);
+      } else {
+        for (int64_t i = 0; i < n; ++i) keep_larger(all + r * width, x + i * width, width, turn);
+      }
+    });
+  }
+  for (int64_t i = 0; i < outputs; ++i) {
+    const int64_t found = is_bool ? (all[i] != turn) ^ (negative ? -1 : 0) : all[i];
+    static_cast<Largest<int64_t>*>(sums)[i] = {found};
   }
 }
 
