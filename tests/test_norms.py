@@ -480,6 +480,17 @@ def test_magnitudes_of_complex64(device):
     got = NORM_1.check(z[:, None], 1)
     assert bool(got.isfinite().all() & (got > 0).all())
     assert_same_bits(NORM_INF(z[:, None], 1), got)
+    # Magnitudes that lie beside the middle of two float32 numbers, nearer than any guess at a root is.
+    a, scales = rng.uniform(1, 2, 5000).astype(np.float32), np.exp2(rng.integers(-100, 100, 5000))
+    wide = a.astype(np.float64)
+    b = np.sqrt((wide + 2.0**-24) ** 2 - wide**2).astype(np.float32)
+    for _ in range(3):
+        parts = (np.stack([a, b], 1) * scales[:, None]).astype(np.float32)
+        z = torch.view_as_complex(torch.from_numpy(parts)).to(device)
+        got = NORM_1.check(z[:, None], 1)
+        assert_same_bits(NORM_INF(z[:, None], 1), got)
+        assert_same_bits(NORM_NEG_INF(z[:, None], 1), got)
+        b = np.nextafter(b, np.float32(INF))
     large = torch.tensor([complex(3e38, 3e38)], device=device)
     assert NORM_1(large).item() == INF and math.isfinite(NORM_1(large, dtype=torch.complex128).item())
 
