@@ -1,4 +1,4 @@
-"""Runs every plan of small sums, norms and lists, so that every CUDA kernel runs, for compute-sanitizer to watch:
+"""Runs every plan of small sums, and all other operations, so that every CUDA kernel runs, for compute-sanitizer:
 
     compute-sanitizer --tool memcheck python tools/sanitize.py      (also racecheck, initcheck)
     compute-sanitizer --tool synccheck --num-cuda-barriers 65536 python tools/sanitize.py
@@ -81,6 +81,70 @@ def norms(views):
                 yield [torch.ops.gpureduce.linalg_vector_norm(x, ord, dims) for x in (there, here)]
 
 
+def is_real(dtype):
+    return not dtype.is_complex
+
+
+def is_floating(dtype):
+    return dtype.is_floating_point
+
+
+def is_any(dtype):
+    return True
+
+
+KIN = {"prod": is_real, "nansum": is_real, "amax": is_real, "amin": is_real, "any": is_any, "all": is_any}
+KIN |= {"count_nonzero": is_any, "logsumexp": is_real, "var_mean": is_floating}
+
+
+def kin(views):
+    """Every other operation of each view."""
+    for dtype in (*DTYPES, torch.float16, torch.int16, torch.uint8):
+        for elements, sizes, strides, offset, dims in views:
+            x = torch.randint(0, 3, (elements,)).to(dtype)
+            here, there = (t.as_strided(sizes, strides, offset) for t in (x, x.cuda()))
+            for name, takes in KIN.items():
+                if takes(dtype):
+                    results = [getattr(torch_reduce, name)(x, dims) for x in (there, here)]
+                    yield from zip(*results, strict=True) if name == "var_mean" else [results]
+
+
+def weighted(views):
+    """Weighted sums of each view: by as many weights, by a mask, and by a weight a row or a column."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32):
+        for elements, sizes, strides, offset, dims in views:
+            x = torch.randint(0, 100, (elements,)).to(dtype)
+            here, there = (t.as_strided(sizes, strides, offset) for t in (x, x.cuda()))
+            weights = [torch.randint(0, 100, shape).to(dtype) for shape in (sizes, sizes[-1:], (*sizes[:-1], 1))]
+            for w in (*weights, torch.randint(0, 2, sizes).bool()):
+                yield torch_reduce.weighted_sum(there, w.cuda(), dims), torch_reduce.weighted_sum(here, w, dims)
+
+
+def offsets_of(length):
+    """Segments of one element, of all magnitudes, empty ones, and one of most elements."""
+    generator = torch.Generator().manual_seed(1)
+    ends = (length ** torch.rand(length // 50 + 1, generator=generator)).long().cumsum(0)
+    cuts = [range(length + 1), ends[ends < length].tolist(), [7, 7, 7, 40], [3, length - 5]]
+    return [torch.tensor([0, *(c for c in cut if 0 < c < length), length]) for cut in cuts]
+
+
+LAYOUTS = (lambda x: x, lambda x: x.t().contiguous().t(), lambda x: x[:, ::2])
+
+
+def segments(views):
+    """Segments of rows and of columns, side by side and not, of each kind of dtype."""
+    for dtype in (*DTYPES, torch.int16, torch.float8_e5m2):
+        for length, columns in ((1, 1), (5000, 1), (70_001, 1), (9001, 3), (5000, 64), (4099, 130)):
+            x = torch.randint(0, 100, (length, columns)).to(dtype)
+            for offsets in offsets_of(length):
+                for layout in LAYOUTS:
+                    here, there = layout(x), layout(x.cuda())
+                    for ends in (offsets, offsets.int()):
+                        yield [torch_reduce.segment_sum(t, ends.to(t.device), 0) for t in (there, here)]
+                if dtype.is_floating_point or dtype.is_complex:
+                    yield [torch_reduce.segment_mean(t.t(), offsets.to(t.device), -1) for t in (there, here)]
+
+
 LENGTHS = (0, 1, 7, 31, 128, 511, 513, 1000, 4095, 4097, 12_289, 40_000, 600_001)
 
 
@@ -99,7 +163,7 @@ def lists(views):
         yield torch.ops.gpureduce._numbers(numbers.tolist(), torch.empty(0, device="cuda")), numbers
 
 
-KINDS = {"sums": sums, "norms": norms, "lists": lists}
+KINDS = {"sums": sums, "norms": norms, "lists": lists, "kin": kin, "weighted": weighted, "segments": segments}
 
 
 def main():
