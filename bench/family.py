@@ -40,15 +40,14 @@ SLAB_BYTES = 2 << 30
 VIEWS, VIEWS_LOG2 = 400, (12, 25)  # random views, and of how many elements
 INFINITY = float("inf")
 
+
+def norm(ord):
+    """Ours and torch's."""
+    return tuple(lambda x, dim, f=f: f(x, ord, dim) for f in (OPS.linalg_vector_norm, torch.linalg.vector_norm))
+
+
 # name: (ours, torch's, dtypes)
-NORMS = {
-    f"norm {ord}": (
-        lambda x, dim, ord=ord: OPS.linalg_vector_norm(x, ord, dim),
-        lambda x, dim, ord=ord: torch.linalg.vector_norm(x, ord, dim),
-        DTYPES,
-    )
-    for ord in (2, 1, INFINITY, 0, 3)
-}
+NORMS = {f"norm {ord}": (*norm(ord), DTYPES) for ord in (2, 1, INFINITY, 0, 3)}
 
 
 def torch_prod(x, dims):
@@ -79,14 +78,10 @@ CONVERTED = {
     "nansum": (*KIN["nansum"][:2], (HALF, DOUBLE)),
     "logsumexp": (*KIN["logsumexp"][:2], (HALF, DOUBLE)),
     "var": (*KIN["var"][:2], (DOUBLE,)),
-    "norm 1": (*NORMS["norm 1"][:2], (torch.complex64,)),
-    "norm inf": (*NORMS[f"norm {INFINITY}"][:2], (DOUBLE, torch.complex64)),
-    "norm -inf": (
-        lambda x, d: OPS.linalg_vector_norm(x, -INFINITY, d),
-        lambda x, d: torch.linalg.vector_norm(x, -INFINITY, d),
-        (torch.complex64,),
-    ),
-    "norm 3": (*NORMS["norm 3"][:2], (HALF, torch.complex64)),
+    "norm 1": (*norm(1), (torch.complex64,)),
+    "norm inf": (*norm(INFINITY), (DOUBLE, torch.complex64)),
+    "norm -inf": (*norm(-INFINITY), (torch.complex64,)),
+    "norm 3": (*norm(3), (HALF, torch.complex64)),
     "any": (*KIN["any"][:2], (torch.complex128,)),
     "sum to float32": (
         lambda x, d: OPS.sum(x, d, dtype=torch.float32),

@@ -53,12 +53,18 @@ view((5000, 300), [0], (0, 1))  # each element many times
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.int64, torch.complex64]
 
 
+def on_both(dtype, view, below=100):
+    """Integers below a number as such a view, on the CPU and on the GPU."""
+    elements, sizes, strides, offset = view
+    x = torch.randint(0, below, (elements,)).to(dtype)
+    return [t.as_strided(sizes, strides, offset) for t in (x, x.cuda())]
+
+
 def sums(views):
     """Each plan of each view's sum on the GPU, and the same on the CPU; converted sums and means too."""
     for dtype in DTYPES:
-        for elements, sizes, strides, offset, dims in views:
-            x = torch.randint(0, 100, (elements,)).to(dtype)
-            here, there = (t.as_strided(sizes, strides, offset) for t in (x, x.cuda()))
+        for *view, dims in views:
+            here, there = on_both(dtype, view)
             right = torch.ops.gpureduce.sum(here, dims)
             for k in range(torch.ops.gpureduce._plans(there, dims)):
                 yield torch.ops.gpureduce._sum_tuned(there, dims, tuning=f"candidate={k}"), right
@@ -74,9 +80,8 @@ def norms(views):
     for dtype in (*DTYPES, torch.float16, torch.float8_e5m2):
         if not (dtype.is_floating_point or dtype.is_complex):
             continue
-        for elements, sizes, strides, offset, dims in views:
-            x = torch.randint(0, 100, (elements,)).to(dtype)
-            here, there = (t.as_strided(sizes, strides, offset) for t in (x, x.cuda()))
+        for *view, dims in views:
+            here, there = on_both(dtype, view)
             for ord in (0, 1, 2, 3, float("inf"), -float("inf")):
                 yield [torch.ops.gpureduce.linalg_vector_norm(x, ord, dims) for x in (there, here)]
 
@@ -100,9 +105,8 @@ KIN |= {"count_nonzero": is_any, "logsumexp": is_real, "var_mean": is_floating}
 def kin(views):
     """Every other operation of each view."""
     for dtype in (*DTYPES, torch.float16, torch.int16, torch.uint8):
-        for elements, sizes, strides, offset, dims in views:
-            x = torch.randint(0, 3, (elements,)).to(dtype)
-            here, there = (t.as_strided(sizes, strides, offset) for t in (x, x.cuda()))
+        for *view, dims in views:
+            here, there = on_both(dtype, view, below=3)
             for name, takes in KIN.items():
                 if takes(dtype):
                     results = [getattr(torch_reduce, name)(x, dims) for x in (there, here)]
@@ -112,11 +116,12 @@ def kin(views):
 def weighted(views):
     """Weighted sums of each view: by as many weights, by a mask, and by a weight a row or a column."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32):
-        for elements, sizes, strides, offset, dims in views:
-            x = torch.randint(0, 100, (elements,)).to(dtype)
-            here, there = (t.as_strided(sizes, strides, offset) for t in (x, x.cuda()))
-            weights = [torch.randint(0, 100, shape).to(dtype) for shape in (sizes, sizes[-1:], (*sizes[:-1], 1))]
-            for w in (*weights, torch.randint(0, 2, sizes).bool()):
+        for *view, dims in views:
+            here, there = on_both(dtype, view)
+            weights = [
+                torch.randint(0, 100, shape).to(dtype) for shape in (here.shape, here.shape[-1:], (*here.shape[:-1], 1))
+            ]
+            for w in (*weights, torch.randint(0, 2, here.shape).bool()):
                 yield torch_reduce.weighted_sum(there, w.cuda(), dims), torch_reduce.weighted_sum(here, w, dims)
 
 
