@@ -17,9 +17,14 @@ GPUREDUCE_HOST_DEVICE float fused(float a, float b, float c) {
 #endif
 }
 
-// e^x of a number that is not above 0; 0 where that would be below the normal numbers. A product with 2^n adds n to the
-// exponent's bits.
-GPUREDUCE_HOST_DEVICE float exponential(float x) {
+// e^x of a number that is not above 0, or of the one given here if it is below that, as e^x would be no normal number: joined
+// to 1 or more, both are lost. A product with 2^n adds n to the exponent's bits.
+GPUREDUCE_HOST_DEVICE float exponential(float given) {
+#ifdef __CUDA_ARCH__
+  const float x = fmaxf(given, -87.0f);
+#else
+  const float x = given < -87.0f ? -87.0f : given;
+#endif
   constexpr float kRound = 0x1.8p+23f;  // added and taken away again, it leaves a whole number
   const float shifted = fused(x, 0x1.715476p+0f, kRound), n = shifted - kRound;
   const float r =
@@ -30,11 +35,11 @@ GPUREDUCE_HOST_DEVICE float exponential(float x) {
   p = fused(p, r, 1.6666665459e-1f);
   p = fused(p, r, 5.0000001201e-1f);
   const float y = fused(p, r * r, r) + 1.0f;
-  const float power = bit_cast<float>(bit_cast<uint32_t>(y) + (bit_cast<uint32_t>(shifted) << 23));
-  return x < -87.0f ? 0.0f : power;
+  return bit_cast<float>(bit_cast<uint32_t>(y) + (bit_cast<uint32_t>(shifted) << 23));
 }
 
-GPUREDUCE_HOST_DEVICE double exponential(double x) {
+GPUREDUCE_HOST_DEVICE double exponential(double given) {
+  const double x = given < -708.0 ? -708.0 : given;
   constexpr double kRound = 0x1.8p+52;
   const double shifted = x * 0x1.71547652b82fep+0 + kRound, n = shifted - kRound;
   const double high = x - n * 0x1.62e42feep-1, low = n * 0x1.a39ef35793c76p-33, r = high - low, t = r * r;
@@ -43,8 +48,7 @@ GPUREDUCE_HOST_DEVICE double exponential(double x) {
                t * (-2.77777777770155933842e-03 +
                     t * (6.61375632143793436117e-05 + t * (-1.65339022054652515390e-06 + t * 4.13813679705723846039e-08))));
   const double y = 1.0 - ((low - (r * c) / (2.0 - c)) - high);
-  const double power = bit_cast<double>(bit_cast<uint64_t>(y) + (bit_cast<uint64_t>(shifted) << 52));
-  return x < -708.0 ? 0.0 : power;
+  return bit_cast<double>(bit_cast<uint64_t>(y) + (bit_cast<uint64_t>(shifted) << 52));
 }
 
 // The logarithm of a number that is 1 or more, or NaN.

@@ -18,27 +18,29 @@
 namespace gpureduce {
 
 struct Offsets { int64_t in, out; };
+GPUREDUCE_HOST_DEVICE Offsets operator+(Offsets a, Offsets b) { return {a.in + b.in, a.out + b.out}; }
+GPUREDUCE_HOST_DEVICE Offsets operator*(Offsets a, int64_t n) { return {a.in * n, a.out * n}; }
 
 constexpr int kInnerDims = kFastRank - 1;
 
 // A place in nested dims that moves on by a fixed number of elements, without a division. It keeps its index in the kInner
-// fastest dims; the slowest dim needs none.
-template <int kInner>
+// fastest dims; the slowest dim needs none. Offset: int64_t, of the first input, or Offsets, of both.
+template <int kInner, class Offset = int64_t>
 struct Cursor {
-  int64_t offset;
+  Offset offset;
   uint32_t index[kInner];  // the fastest first
 };
 
-template <int kInner>
+template <int kInner, class Offset = int64_t>
 struct Stride {
-  int64_t offset, wrap[kInner];          // what a move adds, and what it adds beyond the end of a dim
+  Offset offset, wrap[kInner];           // what a move adds, and what it adds beyond the end of a dim
   uint32_t index[kInner], size[kInner];  // what it adds to the indices, and the dims' sizes
 
   // The same stride, in up to two dims.
-  GPUREDUCE_HOST_DEVICE Stride<1> in_two() const { return {offset, {wrap[0]}, {index[0]}, {size[0]}}; }
+  GPUREDUCE_HOST_DEVICE Stride<1, Offset> in_two() const { return {offset, {wrap[0]}, {index[0]}, {size[0]}}; }
 
-  GPUREDUCE_HOST_DEVICE void move(Cursor<kInner>& c) const {
-    c.offset += offset;
+  GPUREDUCE_HOST_DEVICE void move(Cursor<kInner, Offset>& c) const {
+    c.offset = c.offset + offset;
     bool carry = false;
     GPUREDUCE_UNROLLED
     for (int d = 0; d < kInner; ++d) {
@@ -46,7 +48,7 @@ struct Stride {
       carry = c.index[d] >= size[d];
       if (carry) {
         c.index[d] -= size[d];
-        c.offset += wrap[d];
+        c.offset = c.offset + wrap[d];
       }
     }
   }
@@ -59,6 +61,11 @@ struct Nest {
     int64_t size, in, out;
     uint32_t magic, shift;  // division by `size` of indices below 2^31 (Hacker's Delight, 10-9; as in ATen's IntDivider)
 
+    template <class Offset>
+    GPUREDUCE_HOST_DEVICE Offset offset() const {
+      if constexpr (std::is_same_v<Offset, Offsets>) return {in, out};
+      else return in;
+    }
     GPUREDUCE_HOST_DEVICE uint32_t divide(uint32_t index) const {
       return (static_cast<uint32_t>(uint64_t{index} * magic >> 32) + index) >> shift;
     }
@@ -81,9 +88,9 @@ struct Nest {
   GPUREDUCE_HOST_DEVICE bool are_few() const { return rank <= 2 && moves(); }
 
   // kInner: 1 in up to two dims, or kInnerDims.
-  template <int kInner>
-  GPUREDUCE_HOST_DEVICE Cursor<kInner> cursor(int64_t index) const {
-    Cursor<kInner> c{};
+  template <int kInner, class Offset = int64_t>
+  GPUREDUCE_HOST_DEVICE Cursor<kInner, Offset> cursor(int64_t index) const {
+    Cursor<kInner, Offset> c{};
     uint32_t i = static_cast<uint32_t>(index);
     GPUREDUCE_UNROLLED
     for (int d = 0; d < kInner; ++d) {
@@ -91,27 +98,28 @@ struct Nest {
       if (dim < 1 || dim >= rank) continue;
       const uint32_t q = dims[dim].divide(i);
       c.index[d] = i - q * static_cast<uint32_t>(dims[dim].size);
-      c.offset += c.index[d] * dims[dim].in;
+      c.offset = c.offset + dims[dim].template offset<Offset>() * c.index[d];
       i = q;
     }
-    c.offset += i * dims[0].in;
+    c.offset = c.offset + dims[0].template offset<Offset>() * i;
     return c;
   }
 
-  template <int kInner>
-  Stride<kInner> stride(int64_t elements) const {
-    Stride<kInner> s{};
+  template <int kInner, class Offset = int64_t>
+  Stride<kInner, Offset> stride(int64_t elements) const {
+    Stride<kInner, Offset> s{};
     if (elements == 0) return s;  // the caller needs none
     for (int d = 0; d < kInner; ++d) {
       const int dim = rank - 1 - d;
       s.size[d] = dim < 1 ? UINT32_MAX : static_cast<uint32_t>(dims[dim].size);
       if (dim < 1) continue;
       s.index[d] = static_cast<uint32_t>(elements % dims[dim].size);
-      s.offset += s.index[d] * dims[dim].in;
-      s.wrap[d] = dims[dim - 1].in - dims[dim].size * dims[dim].in;
+      const Offset step = dims[dim].template offset<Offset>();
+      s.offset = s.offset + step * s.index[d];
+      s.wrap[d] = dims[dim - 1].template offset<Offset>() + step * -dims[dim].size;
       elements /= dims[dim].size;
     }
-    if (rank > 0) s.offset += elements * dims[0].in;
+    if (rank > 0) s.offset = s.offset + dims[0].template offset<Offset>() * elements;
     return s;
   }
 

@@ -70,7 +70,7 @@ void run_on_gpu(const Reduction& r, at::Device device) {
   const c10::cuda::CUDAGuard guard(device);
   const Device& facts = cuda::facts(device);
   const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
-  const cuda::Variances variances{r, facts.multiprocessors, facts.l2_bytes, facts.early, stream};
+  const cuda::Variances variances{r, facts, stream};
   Tensor workspace;  // goes back to the stream's pool when the launches are queued
   if (const int64_t bytes = cuda::workspace_of(variances))
     workspace = Tensor(at::detail::empty_cuda({bytes}, at::kByte, device, std::nullopt));

@@ -112,13 +112,13 @@ Reduction make_reduction(const Tensor& self, const Tensor& weight, at::IntArrayR
 void run_on_gpu(const Reduction& r, at::Device device) {
   const c10::cuda::CUDAGuard guard(device);
   const Device& facts = cuda::facts(device);
-  const cuda::WeightedPlan plan = cuda::plan_weighted(r, facts.multiprocessors);
+  const cuda::WeightedPlan plan = cuda::plan_weighted(r, facts);
   Tensor partials;  // goes back to the stream's pool when the launches are queued
   if (const int64_t count = plan.partials(r))
     partials = Tensor(at::detail::empty_cuda({count * size_of(r.accumulator)}, at::kByte, device, std::nullopt));
   const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
   void* const memory = partials.defined() ? partials.mutable_data_ptr() : nullptr;
-  C10_CUDA_CHECK(cuda::run_weighted({r, plan, memory, facts.l2_bytes, facts.early, stream}));
+  C10_CUDA_CHECK(cuda::run_weighted({r, plan, facts, memory, stream}));
 }
 #endif
 

@@ -103,8 +103,8 @@ def test_every_length(name, device):
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_many_rows(name, cuda):
     """So many that a warp takes some, one after the other: the CPU's bits."""
-    for length in (9, 33, 100, 300, 520, 771, 1024):
-        rows = 70_003 if length < 100 else 40_001
+    for length in (2, 3, 9, 33, 100, 300, 520, 771, 1024, 1500, 4096):
+        rows = 70_003 if length < 100 else 40_001 if length < 1500 else 4_001
         x = data((rows, length), name, seed=85, device=cuda)
         for ours, cpus in zip(OPS.var_mean(x, [1]), OPS.var_mean(x.cpu(), [1]), strict=True):
             assert_same_bits(ours.cpu(), cpus, f"{rows} rows of {length}")

@@ -209,6 +209,19 @@ def test_columns(names, device):
         check(x[:, :1], w, 1)
 
 
+@common_pairs
+def test_few_elements(names, device):
+    """Outputs of so few elements that a thread has all of them; with weights of each element, and of each row."""
+    for length in range(1, 10):
+        for columns in (1, 8, 12, 33, 2100):
+            x, w = (data((3, length, columns), name, seed, device) for seed, name in enumerate(names, 9))
+            check(x, w, 1)
+            check(x, w[:, :, :1], 1)
+            check(x[:, :, 1:], w[:, :, 1:], 1)
+        x, w = (data((4100, length), name, seed, device) for seed, name in enumerate(names, 9))
+        check(x, w, 1)
+
+
 def test_many_splits(device):
     """One long row, few long ones, few columns: cut into many parts, which are joined."""
     for name in ("float32", "bfloat16"):

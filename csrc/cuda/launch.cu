@@ -55,13 +55,12 @@ cudaError_t ask(Device& device) {
   return cudaSuccess;
 }
 
-cudaLaunchConfig_t configure(const Launch& launch, const Grid& grid, dim3 threads, int shared_bytes,
-                             LaunchAttributes& attributes) {
+cudaLaunchConfig_t configure(Queue queue, const Grid& grid, dim3 threads, int shared_bytes, LaunchAttributes& attributes) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(grid.x, grid.y, grid.z);
   config.blockDim = threads;
   config.dynamicSmemBytes = shared_bytes;
-  config.stream = launch.stream;
+  config.stream = queue.stream;
   config.attrs = attributes;
   const auto add = [&](cudaLaunchAttributeID id) -> cudaLaunchAttributeValue& {
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
@@ -69,7 +68,7 @@ cudaLaunchConfig_t configure(const Launch& launch, const Grid& grid, dim3 thread
     attribute.id = id;
     return attribute.val;
   };
-  if (!launch.plan.early) return config;
+  if (!queue.early) return config;
   // Starts while the kernel before drains.
   add(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed = 1;
   if (grid.cluster > 1) {

@@ -86,9 +86,7 @@ auto thin_kernel(const ThinPlan& plan) {
 
 template <class Arguments>
 cudaError_t start_with(const Launch& launch, void (*kernel)(Arguments), dim3 threads, int shared_bytes, const Arguments& args) {
-  LaunchAttributes attributes;
-  const cudaLaunchConfig_t config = configure(launch, launch.plan.grid, threads, shared_bytes, attributes);
-  return cudaLaunchKernelEx(&config, kernel, args);
+  return start_kernel(launch.queue(), launch.plan.grid, threads, shared_bytes, kernel, args);
 }
 
 template <class Source, class Acc>

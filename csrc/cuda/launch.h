@@ -11,12 +11,20 @@ struct Device;
 
 namespace gpureduce::cuda {
 
+// Where kernels go to.
+struct Queue {
+  cudaStream_t stream;
+  bool early;  // they may start while the one before drains
+};
+
 struct Launch {
   const Reduction& reduction;
   const Plan& plan;
   void* workspace;   // plan.workspace_bytes
   int shared_bytes;  // of shared memory, that a block may have on this device
   cudaStream_t stream;
+
+  Queue queue() const { return {stream, plan.early}; }
 };
 
 // Sums elements of the family's dtypes, read as they are (is_plain_sum()).
@@ -40,10 +48,19 @@ cudaError_t join(const Launch& launch);
 // Asks the driver about the current device.
 cudaError_t ask(Device& device);
 
-// A launch on launch.stream, which may start early if the plan says so. `attributes` must live until the launch.
+// `attributes` must live until the launch.
 using LaunchAttributes = cudaLaunchAttribute[3];
-cudaLaunchConfig_t configure(const Launch& launch, const Grid& grid, dim3 threads, int shared_bytes,
-                             LaunchAttributes& attributes);
+cudaLaunchConfig_t configure(Queue queue, const Grid& grid, dim3 threads, int shared_bytes, LaunchAttributes& attributes);
+
+#ifdef __CUDACC__
+template <class... Args>
+cudaError_t start_kernel(Queue queue, const Grid& grid, dim3 threads, int shared_bytes, void (*kernel)(Args...),
+                         const Args&... args) {
+  LaunchAttributes attributes;
+  const cudaLaunchConfig_t config = configure(queue, grid, threads, shared_bytes, attributes);
+  return cudaLaunchKernelEx(&config, kernel, args...);
+}
+#endif
 
 // What loads tell the L2 of the input, as one operand of theirs: that it lets a streamed one go first, or nothing.
 uint64_t l2_policy(const Plan& plan);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "launch.h"
 #include "many/many.cuh"
 
 namespace gpureduce::cuda {
@@ -28,21 +29,6 @@ int tile_chunks_of(const Many& many) {
   return chunks;
 }
 
-// One kernel after the other, each of which may start while the one before drains.
-template <class Args>
-cudaError_t start(const Many& many, void (*kernel)(Args), uint32_t blocks, int threads, const Args& args) {
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(threads);
-  config.stream = many.stream;
-  config.attrs = &early;
-  config.numAttrs = many.early ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, args);
-}
-
 template <class Element, class Acc, int kCapacity>
 cudaError_t run_with_room(const Many& many, void* workspace) {
   using ::cuda::access_property;
@@ -67,11 +53,13 @@ cudaError_t run_with_room(const Many& many, void* workspace) {
   tiles.out = many.out;
   const bool streams = bytes > many.l2_bytes / 4;
   args.policy = static_cast<uint64_t>(streams ? access_property(access_property::streaming{}) : access_property());
-  if (cudaError_t error = start(many, many_arrays<Element, Acc, kCapacity>, next, kManyWarps * kWarp, args)) return error;
+  const Queue queue{many.stream, many.early};
+  if (cudaError_t error = start_kernel(queue, {next}, kManyWarps * kWarp, 0, many_arrays<Element, Acc, kCapacity>, args))
+    return error;
   if (most == 1) return cudaSuccess;
   int threads = kWarp;
   while (threads < 1024 && static_cast<uint32_t>(threads * kJoinRun) < most) threads *= 2;
-  return start(many, join_arrays<Acc, kCapacity>, static_cast<uint32_t>(many.count), threads, tiles);
+  return start_kernel(queue, {static_cast<uint32_t>(many.count)}, threads, 0, join_arrays<Acc, kCapacity>, tiles);
 }
 
 template <class Element, class Acc>

@@ -588,6 +588,19 @@ __device__ __forceinline__ T join_neighbours(T (&v)[kCount]) {
   return v[0];
 }
 
+// Sums of columns side by side.
+template <class Acc, int V>
+struct Neighbours {
+  Acc of[V];
+
+  __device__ __forceinline__ Neighbours operator+(const Neighbours& right) const {
+    Neighbours sums;
+#pragma unroll
+    for (int j = 0; j < V; ++j) sums.of[j] = of[j] + right.of[j];
+    return sums;
+  }
+};
+
 // Joins values that come one by one, as a binary counter counts: `v` is the value of this index, and then the sum of all that
 // are complete with it. After a power of two of them that is the sum of all.
 template <int kCount, class T, class Add>

@@ -193,12 +193,6 @@ weighted::Reduction paired(const variance::Reduction& r) {
   return {r.problem, r.input, r.input, nullptr, r.out, Accumulator::f64, Accumulator::c128, false};
 }
 
-WeightedPlan plan_of(const weighted::Reduction& r, int multiprocessors) {
-  WeightedPlan plan = plan_weighted(r, multiprocessors);
-  plan.joins = plan.splits > 1;
-  return plan;
-}
-
 template <class In>
 MomentsWriter<In> writer_of(const Variances& v, void* partials) {
   const variance::Reduction& r = v.reduction;
@@ -233,13 +227,13 @@ cudaError_t reduce(const WeightedLaunch& launch, const Variances& v, void* parti
 
 int64_t workspace_of(const Variances& v) {
   const weighted::Reduction r = paired(v.reduction);
-  return plan_of(r, v.multiprocessors).partials(r) * static_cast<int64_t>(sizeof(Moments));
+  return plan_weighted(r, v.device).partials(r) * static_cast<int64_t>(sizeof(Moments));
 }
 
 cudaError_t run_variances(const Variances& v, void* workspace) {
   const weighted::Reduction r = paired(v.reduction);
-  const WeightedPlan plan = plan_of(r, v.multiprocessors);
-  const WeightedLaunch launch{r, plan, workspace, v.l2_bytes, v.early, v.stream};
+  const WeightedPlan plan = plan_weighted(r, v.device);
+  const WeightedLaunch launch{r, plan, v.device, workspace, v.stream};
   if (cudaError_t error = reduce(launch, v, plan.joins ? workspace : nullptr)) return error;
   return plan.joins ? join_weighted<Moments>(launch, writer_of<void>(v, nullptr)) : cudaSuccess;
 }

@@ -115,12 +115,13 @@ struct Source {
   // Whether all elements of neighbouring rows of memory are numbers T as they are.
   template <class T>
   bool is_as() const {
-    if constexpr (std::is_same_v<T, In>) return stride == 1 && block && !problem.negate;
+    if (stride != 1 || !block || problem.negate) return false;
+    if constexpr (std::is_same_v<T, In>) return true;
     const bool same = (std::is_same_v<T, float> && problem.in == DType::Float) ||
                       (std::is_same_v<T, double> && problem.in == DType::Double) ||
                       (std::is_same_v<T, uint64_t> && problem.in == DType::Long);
     const bool plain = problem.map == Map::value || problem.map == Map::factor || problem.map == Map::exponent;
-    return same && plain && !problem.negate && stride == 1 && block;
+    return same && plain;
   }
 
   // What the lanes read where it is.

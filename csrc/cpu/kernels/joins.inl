@@ -9,23 +9,13 @@ inline __attribute__((always_inline)) V join_numbers(T, V a, V b) {
 }
 template <class T>
 inline __attribute__((always_inline)) Vector<T> join_numbers(Largest<T>, Vector<T> a, Vector<T> b) {
-  const auto greater = a > b;
-  if constexpr (std::is_integral_v<T>) {
-    return (a & greater) | (b & ~greater);
-  } else {  // as Largest's own +
-    const auto first = greater | (a != a), equal = a == b;
-    const auto x = reinterpret_cast<decltype(first)>(a), y = reinterpret_cast<decltype(first)>(b);
-    return reinterpret_cast<Vector<T>>((x & y & equal) | (((x & first) | (y & ~first)) & ~equal));
-  }
+  const auto first = (a > b) | (a != a), equal = a == b;
+  const auto x = reinterpret_cast<decltype(first)>(a), y = reinterpret_cast<decltype(first)>(b);
+  return reinterpret_cast<Vector<T>>((x & y & equal) | (((x & first) | (y & ~first)) & ~equal));
 }
 template <class T>
 inline __attribute__((always_inline)) Vector<T> join_numbers(Product<T>, Vector<T> a, Vector<T> b) {
-  if constexpr (std::is_integral_v<T>) {
-    using Unsigned = typename VectorOf<uint64_t, kVector<T>>::type;
-    return reinterpret_cast<Vector<T>>(reinterpret_cast<Unsigned>(a) * reinterpret_cast<Unsigned>(b));
-  } else {
-    return a * b;
-  }
+  return a * b;
 }
 
 // Two of them.

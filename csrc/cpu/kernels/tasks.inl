@@ -273,24 +273,36 @@ inline void keep_larger(T* __restrict all, const T* __restrict x, int64_t n, T t
   for (int64_t i = 0; i < n; ++i) all[i] = max(all[i], static_cast<T>(x[i] ^ turn));
 }
 
+// A task's elements, whose order is free, as many as a buffer holds at a time: calls join(row, x, n) for n of a row of one
+// column, or join_each(output, x) for one of each column of a row, the first of which is that output.
+template <class T, class Source, class Join, class JoinEach>
+inline __attribute__((always_inline)) void join_parts(const Source& source, const Plan& plan, const Task& task, void* buffer,
+                                                      Join join, JoinEach join_each) {
+  const int64_t width = task.width, most = plan.buffer_bytes / (width * int64_t{sizeof(T)});
+  for (int64_t begin = task.begin, n; begin < task.end; begin += n) {
+    n = min(most, task.end - begin);
+    const auto take = [=](int64_t r, const T* x) __attribute__((always_inline)) {
+      if (width == 1) {
+        join(r, x, n);
+      } else {
+        for (int64_t i = 0; i < n; ++i) join_each(r * width, x + i * width);
+      }
+    };
+    copy_rows<T>(source, task, static_cast<T*>(buffer), most, begin, begin + n, take);
+  }
+}
+
 // Joins of any kind, whose order is free.
 template <class Acc, class T>
 void join_in_any_order(const Plan& plan, const Task& task, void* scratch, void* sums) {
-  T* const buffer = static_cast<T*>(scratch);
   const Source<Map::value, T, Unknown> source(plan, task);
-  const int64_t width = task.width, most = plan.buffer_bytes / (width * int64_t{sizeof(T)});
+  const int64_t width = task.width;
   Acc* const all = static_cast<Acc*>(sums);
   pad(all, task.rows * width);
-  for (int64_t begin = task.begin, n; begin < task.end; begin += n) {
-    n = min(most, task.end - begin);
-    copy_rows<T>(source, task, buffer, most, begin, begin + n, [=](int64_t r, const T* x) __attribute__((always_inline)) {
-      if (width == 1) {
-        all[r] = all[r] + join_any<Acc>(x, n);
-      } else {
-        for (int64_t i = 0; i < n; ++i) join_each(all + r * width, x + i * width, width);
-      }
-    });
-  }
+  join_parts<T>(
+      source, plan, task, scratch,
+      [=](int64_t r, const T* x, int64_t n) __attribute__((always_inline)) { all[r] = all[r] + join_any<Acc>(x, n); },
+      [=](int64_t i, const T* x) __attribute__((always_inline)) { join_each(all + i, x, width); });
 }
 
 // The largest of integers, which are joined in their own width. Bits are turned, so that of unsigned ones, and where the
@@ -301,20 +313,13 @@ void find_largest(const Plan& plan, const Task& task, void* scratch, void* sums)
   const bool is_bool = p.in == DType::Bool, negative = p.map == Map::negative;
   const T turn = static_cast<T>((is_unsigned(p.in) ? lowest<T>() : 0) ^ (negative ? -1 : 0));
   const Source<Map::value, T, T> source(plan, task);
-  const int64_t width = task.width, most = plan.buffer_bytes / (width * int64_t{sizeof(T)}), outputs = task.rows * width;
-  T* const buffer = static_cast<T*>(scratch);
+  const int64_t width = task.width, outputs = task.rows * width;
   T* const all = reinterpret_cast<T*>(static_cast<char*>(scratch) + plan.buffer_bytes);
   for (int64_t i = 0; i < outputs; ++i) all[i] = lowest<T>();
-  for (int64_t begin = task.begin, n; begin < task.end; begin += n) {
-    n = min(most, task.end - begin);
-    copy_rows<T>(source, task, buffer, most, begin, begin + n, [=](int64_t r, const T* x) __attribute__((always_inline)) {
-      if (width == 1) {
-        all[r] = larger(all[r], x, n, turn);
-      } else {
-        for (int64_t i = 0; i < n; ++i) keep_larger(all + r * width, x + i * width, width, turn);
-      }
-    });
-  }
+  join_parts<T>(
+      source, plan, task, scratch,
+      [=](int64_t r, const T* x, int64_t n) __attribute__((always_inline)) { all[r] = larger(all[r], x, n, turn); },
+      [=](int64_t i, const T* x) __attribute__((always_inline)) { keep_larger(all + i, x, width, turn); });
   for (int64_t i = 0; i < outputs; ++i) {
     const int64_t found = is_bool ? (all[i] != turn) ^ (negative ? -1 : 0) : all[i];
     static_cast<Largest<int64_t>*>(sums)[i] = {found};

@@ -29,7 +29,7 @@ template <class In, Map kMap>
 struct ExactLane {
   static constexpr bool kSmall = std::is_integral_v<In> || std::is_same_v<In, Boolean> || kMap == Map::nonzero;
   static constexpr int kSize = !kSmall ? 8 : kMap == Map::nonzero && sizeof(In) > 1 ? sizeof(In) : 2 * sizeof(In);
-  using type = std::conditional_t<kSize == 2, uint16_t, std::conditional_t<kSize == 4, uint32_t, uint64_t>>;
+  using type = UnsignedOf<kSize>;
 };
 
 template <class T, int kSize>
@@ -103,7 +103,7 @@ inline __attribute__((always_inline)) V numbers(std::integer_sequence<int, I...>
 
 // Integers as wide as T.
 template <class T>
-using Bit = std::conditional_t<sizeof(T) == 2, int16_t, std::conditional_t<sizeof(T) == 4, int32_t, int64_t>>;
+using Bit = std::make_signed_t<UnsignedOf<sizeof(T)>>;
 // As many as a vector of Lane has.
 template <class Lane, class In = Lane>
 using Bits = typename VectorOf<Bit<In>, kVector<Lane>>::type;

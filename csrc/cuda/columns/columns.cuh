@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<t
     ColumnPiece piece;
     piece.first = leaf_start(tile.leaf);
     piece.length = static_cast<int>(min(a.length - piece.first, int64_t{1} << 30));
-    piece.place = a.kept.at(tile.batch, tile.column + (inside ? column : 0)).in;
+    piece.place = a.kept.at(tile.output + (inside ? column : 0)).in;
     if (walk != Walk::nested) piece.place += a.template element<Walk::linear>(piece.first);
 #pragma unroll 1
     for (int unit = warp; unit < units; unit += warps) {
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<t
       }
       sum = warp_join(sum, 1, 1 << log_parts);
       if (c < outputs && begin == 0)
-        a.output.write_at(a.kept.at(tile.batch, tile.column + c).out, tile.partial + c * a.tiling.partial_output_stride, sum);
+        a.output.write_at(a.kept.at(tile.output + c).out, tile.partial + c * a.tiling.partial_output_stride, sum);
     }
   } while (loop.next(a.tiling));
 }

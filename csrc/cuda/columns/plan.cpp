@@ -14,8 +14,10 @@ void propose(Proposals& proposals) {
   ColumnsPlan plan{};
   plan.elements = leaf_elements(q);
   const int vector = column_vector(q.vector, q.walk);
-  const int64_t columns = q.p.kept.back().size, vectors = ceil_div(columns, vector);
-  const int64_t line = std::max(1, kLine / (vector * q.size));
+  // Of few elements, columns side by side of all rows of the fastest kept dim, so that a warp has many even where it is short.
+  // Plain sums have thin kernels for these.
+  const int64_t columns = q.lean && q.p.length <= kLanes ? q.p.outputs : q.p.kept.back().size;
+  const int64_t vectors = ceil_div(columns, vector), line = std::max(1, kLine / (vector * q.size));
   const int many = column_batches(vector);
   const auto propose_width = [&](int width) {
     plan.width = width;

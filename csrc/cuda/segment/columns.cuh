@@ -145,19 +145,6 @@ __device__ __forceinline__ void part_sum(const SegmentColumnArgs<Source, Acc>& a
   for (int j = 0; j < V; ++j) sums[j] = static_cast<Acc>(all.sum[j]);
 }
 
-// Sums of columns side by side.
-template <class Acc, int V>
-struct Neighbours {
-  Acc of[V];
-
-  __device__ __forceinline__ Neighbours operator+(const Neighbours& right) const {
-    Neighbours sums;
-#pragma unroll
-    for (int j = 0; j < V; ++j) sums.of[j] = of[j] + right.of[j];
-    return sums;
-  }
-};
-
 struct SegmentItem {
   int64_t number;                // in its segment
   int64_t index, begin, length;  // of its segment

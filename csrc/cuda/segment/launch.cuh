@@ -13,21 +13,11 @@ namespace gpureduce::cuda {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// One kernel after the other, each of which may start while the one before drains.
 template <class... Args>
 cudaError_t start_segments(const SegmentsLaunch& launch, void (*kernel)(Args...), int64_t blocks, int threads,
                            const Args&... args) {
   if (blocks > kMaxGrid) return cudaErrorInvalidConfiguration;
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<uint32_t>(blocks));
-  config.blockDim = dim3(threads);
-  config.stream = launch.stream;
-  config.attrs = &early;
-  config.numAttrs = launch.early ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, args...);
+  return start_kernel({launch.stream, launch.early}, {static_cast<uint32_t>(blocks)}, threads, 0, kernel, args...);
 }
 
 // Whether kernels are compiled for segments of a family's dtypes.

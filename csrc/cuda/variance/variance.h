@@ -8,9 +8,7 @@ namespace gpureduce::cuda {
 
 struct Variances {
   const variance::Reduction& reduction;
-  int multiprocessors;
-  int64_t l2_bytes;
-  bool early;  // kernels may start while the one before drains
+  const Device& device;
   cudaStream_t stream;
 };
 

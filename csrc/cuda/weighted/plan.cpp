@@ -81,14 +81,14 @@ void plan_rows(const Reduction& r, int64_t enough, int size, WeightedPlan& plan)
   const Problem& p = r.problem;
   const bool finishes = r.accumulator == Accumulator::c128;  // with a lot of code, for which a warp is to have many rows
   const int64_t vectors = divided_up(p.length, plan.vector);
-  if (p.length <= kLanes && vectors <= kWarp * kMostWeightedGroups) {
+  if (p.length <= kLanes && vectors <= kWarp * (plan.typed ? kMostWeightedGroups : 4)) {
     plan.kernel = WeightedKernel::short_rows;
     plan.groups = vectors <= kWarp ? 1 : vectors <= 4 * kWarp ? 4 : kMostWeightedGroups;
     plan.log_width = std::min(5, log2_up(vectors));
     plan.threads = kWeightedThreads;
     const int rows = weighted_rows_at_once(plan.groups) * (kWarp >> plan.log_width);  // of a warp
     const int64_t tasks = divided_up(p.outputs, rows * (plan.threads / kWarp));
-    while (finishes && 2 * plan.run * rows <= kWarp && tasks / plan.run > enough) plan.run *= 2;
+    while (2 * plan.run * rows <= kWarp && tasks / plan.run > enough) plan.run *= 2;
     plan.blocks = divided_up(tasks, plan.run);
     return;
   }
@@ -102,7 +102,9 @@ void plan_rows(const Reduction& r, int64_t enough, int size, WeightedPlan& plan)
     return;
   }
   const int64_t units = divided_up(leaf_count(p.length), kWarp * plan.vector * weighted_groups(plan.vector, size, kDepth));
-  const int warps = 1 << std::min(log2_up(units), log2_up(kWeightedThreads / kWarp));
+  int warps = 1 << std::min(log2_up(units), log2_up(kWeightedThreads / kWarp));
+  // Of many rows that a block takes at once, a warp takes two units: fewer warps start then, and end.
+  if (p.outputs > enough && units > 1 && units <= warps) warps /= 2, plan.run = 2;
   plan.threads = warps * kWarp;
   while (plan.run < kMostWeightedRun && plan.run * warps < units &&
          p.outputs * divided_up(units, int64_t{plan.run} * warps) > enough)
@@ -127,14 +129,14 @@ bool takes_weighted(DType first, DType second, Accumulator accumulator) {
   }
 }
 
-WeightedPlan plan_weighted(const Reduction& r, int multiprocessors) {
+WeightedPlan plan_weighted(const Reduction& r, const Device& device) {
   const Problem& p = r.problem;
   WeightedPlan plan = {};
-  const bool columns = weighted::has_columns(p);
+  const bool columns = weighted::has_columns(p) || (p.length <= kFewOfRow && !p.kept.empty());
   const Dim* const fast = fastest(p, columns);
   const bool as_given = takes_weighted(r.self.dtype, r.weight.dtype, r.accumulator);
-  const bool symmetric = r.accumulator != Accumulator::c128;
-  const bool changed = symmetric && takes_weighted(r.weight.dtype, r.self.dtype, r.accumulator);
+  const bool moments = r.accumulator == Accumulator::c128, direct = moments || is_direct(r);
+  const bool changed = !moments && takes_weighted(r.weight.dtype, r.self.dtype, r.accumulator);
   plan.typed = (as_given || changed) && !r.nonzero && !r.self.negate && !r.weight.negate && fits_fast_nest(p.kept, p.outputs) &&
                fits_fast_nest(p.reduced, p.length);
   // A kernel's second input may be the same for all of a vector's neighbours.
@@ -148,10 +150,10 @@ WeightedPlan plan_weighted(const Reduction& r, int multiprocessors) {
   plan.kernel = columns ? WeightedKernel::columns : WeightedKernel::rows;
   plan.groups = plan.run = plan.tile_leaves = 1;
   plan.columns = plan.column_tiles = plan.splits = 1;
-  const int64_t enough = int64_t{kWeightedTilesOfEach} * multiprocessors;
+  const int64_t enough = int64_t{kWeightedTilesOfEach} * device.multiprocessors;
   if (columns) plan_columns(r, enough, plan);
   else plan_rows(r, enough, size, plan);
-  plan.joins = plan.splits > 1 || !is_direct(r);
+  plan.joins = plan.splits > 1 || !direct;
   plan.join_threads = 1 << std::min(10, log2_up(divided_up(plan.splits, kJoinRun)));
   return plan;
 }

@@ -1,6 +1,7 @@
 // Which kernel takes a weighted sum, and how it cuts the work. Pure C++.
 #pragma once
 
+#include "../../plan/gpu.h"
 #include "../../plan/limits.h"
 #include "../../weighted.h"
 
@@ -20,6 +21,7 @@ GPUREDUCE_HOST_DEVICE constexpr int weighted_groups(int vector, int largest, int
   return groups > 4 ? 4 : groups < 1 ? 1 : groups;
 }
 constexpr int kFewElements = 2;  // of a leaf
+constexpr int kFewOfRow = 2;     // elements of rows so short that they are taken as columns
 
 // Columns: neighbouring leaves that a thread joins in registers, all of one element or of several, so that few sums of `bytes`
 // each go through memory; and how many of a vector's outputs it takes, whose sums stay in registers.
@@ -56,6 +58,6 @@ struct WeightedPlan {
 // Whether kernels are compiled for such factors, the larger of them first.
 bool takes_weighted(DType first, DType second, Accumulator accumulator);
 
-WeightedPlan plan_weighted(const weighted::Reduction& reduction, int multiprocessors);
+WeightedPlan plan_weighted(const weighted::Reduction& reduction, const Device& device);
 
 }  // namespace gpureduce::cuda

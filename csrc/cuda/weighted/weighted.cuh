@@ -115,6 +115,7 @@ struct AnyPair {
 template <class Source>
 struct WeightedArgs {
   using Acc = typename Source::Acc;
+  using Offset = std::conditional_t<Source::kOnce, int64_t, Offsets>;  // the second input's element is found once
   Source source;
   int64_t length, outputs;
   int32_t run, log_width;
@@ -126,26 +127,30 @@ struct WeightedArgs {
   int32_t tile_leaves;
   typename Source::Writer output;
   Nest<Source::kRank> results, reduced;  // of the latter and of `kept`, the offsets are those of both inputs
+  Stride<1, Offset> next;                // in two nested dims: to the next element that a thread loads
 
   // The block's number in a grid that may have more blocks than fit along x.
   __device__ __forceinline__ int64_t block() const { return int64_t{blockIdx.y} * blocks_along + blockIdx.x; }
   __device__ __forceinline__ int64_t warp() const { return block() * warps + threadIdx.x / kWarp; }
 };
 
-__device__ __forceinline__ Offsets operator+(Offsets a, Offsets b) { return {a.in + b.in, a.out + b.out}; }
-__device__ __forceinline__ Offsets operator*(Offsets a, int64_t n) { return {a.in * n, a.out * n}; }
+__device__ __forceinline__ Offsets both(Offsets place) { return place; }
+__device__ __forceinline__ Offsets both(int64_t place) { return {place, 0}; }
 
-// Two dims, as most are that do not merge, are found without a loop.
-template <int kRank>
-__device__ __forceinline__ Offsets nested_element(const Nest<kRank>& nest, int64_t index) {
-  if constexpr (kRank == kFastRank) {
-    if (nest.rank == 2) {
-      const uint32_t i = static_cast<uint32_t>(index), outer = nest.dims[1].divide(i);
-      const uint32_t inner = i - outer * static_cast<uint32_t>(nest.dims[1].size);
-      return {outer * nest.dims[0].in + inner * nest.dims[1].in, outer * nest.dims[0].out + inner * nest.dims[1].out};
+// Calls load(i, place) for kCount elements of an output in nested dims, kStep apart, from element `begin` on. Two dims, as most
+// are that do not merge, are walked without divisions.
+template <int kCount, int kStep, class Source, class Load>
+__device__ __forceinline__ void walk_nested(const WeightedArgs<Source>& a, int64_t begin, Load load) {
+  if constexpr (Source::kRank == kFastRank) {
+    if (a.reduced.are_few()) {
+      auto at = a.reduced.template cursor<1, typename WeightedArgs<Source>::Offset>(begin);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i, a.next.move(at)) load(i, both(at.offset));
+      return;
     }
   }
-  return nest.at(index);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) load(i, a.reduced.at(begin + i * kStep));
 }
 
 // Blocks that are to fit on a multiprocessor: the fewer registers the loads in flight take, and the sums of `leaves` that are
@@ -166,7 +171,7 @@ constexpr int weighted_blocks(int loads, int leaves) {
 // nested  in nested dims
 template <int V, Walk walk, Same same, class Source>
 __device__ __forceinline__ Offsets element(const WeightedArgs<Source>& a, int64_t index) {
-  if constexpr (walk == Walk::nested) return nested_element(a.reduced, index);
+  if constexpr (walk == Walk::nested) return a.reduced.at(index);
   else if constexpr (walk == Walk::linear) return a.step * index;
   else return {index, same == Same::none ? index : 0};
 }
@@ -252,12 +257,15 @@ __device__ __forceinline__ typename Source::Acc weighted_unit(const WeightedArgs
   const Offsets first = row + element<V, walk == Walk::nested ? Walk::dense : walk, same>(a, begin);
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
+    const int group = g * kWarp * V;
+    const auto load = [&](int d, Offsets at) {
+      x[g][d] = a.source.template load<V, same, kWhole>(group + d * kLanes + V <= left, at, held);
+    };
+    if constexpr (walk == Walk::nested) {
+      walk_nested<kElements, kLanes>(a, begin + group, [&](int d, Offsets at) { load(d, row + at); });
+    } else {
 #pragma unroll
-    for (int d = 0; d < kElements; ++d) {
-      const int e = g * kWarp * V + d * kLanes;
-      const Offsets at =
-          walk == Walk::nested ? row + nested_element(a.reduced, begin + e) : first + element<V, walk, same>(a, e);
-      x[g][d] = a.source.template load<V, same, kWhole>(e + V <= left, at, held);
+      for (int d = 0; d < kElements; ++d) load(d, first + element<V, walk, same>(a, group + d * kLanes));
     }
   }
   const auto& loaded = ready(x);
@@ -462,6 +470,17 @@ __global__ void __launch_bounds__(kWeightedThreads, walk == Walk::nested ? 2 : w
   if (owns) write(a.output, a.results, own_row, own_row, mine);
 }
 
+// Writes the sums of neighbouring outputs.
+template <int V, class Source, class Acc>
+__device__ __forceinline__ void write_columns(const WeightedArgs<Source>& a, int64_t output, const Acc (&sums)[V]) {
+  if constexpr (Source::Writer::kWantsFirst) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) write(a.output, a.results, output + j, output + j, sums[j]);
+  } else {
+    a.output.write_neighbours(a.results.at(output).out, V > 1 ? a.results.dims[a.results.rank - 1].out : 0, output, sums);
+  }
+}
+
 // Columns: 2^log_width threads side by side take V neighbouring outputs each, and the others further leaves of them. A thread
 // takes some neighbouring leaves, a unit, and joins them in registers; the sums of a tile's units are joined in shared memory.
 // kShort: every element is a leaf.
@@ -470,7 +489,7 @@ __global__ void __launch_bounds__(kWeightedThreads,
                                   weighted_blocks<V, same, Source>(kDepth, column_unit(kShort, sizeof(typename Source::Acc))))
     weighted_columns(const __grid_constant__ WeightedArgs<Source> a) {
   using Acc = typename Source::Acc;
-  struct Sums { Acc of[V]; };
+  using Sums = Neighbours<Acc, V>;
   constexpr int kUnit = column_unit(kShort, sizeof(Acc));
   __shared__ alignas(kGranule) Acc sums[kWeightedSumsBytes / sizeof(Acc)];
   const int width = 1 << a.log_width, side = width * V, slots = blockDim.x >> a.log_width;
@@ -485,29 +504,27 @@ __global__ void __launch_bounds__(kWeightedThreads,
   const int64_t end = inside ? a.length : 0;
   const Offsets next = a.step * kStep;
   const int units = a.tile_leaves / kUnit;
+  const bool whole = kShort && walk == Walk::linear && units == 1 && a.splits == 1;  // a thread's sums are complete
   wait_for_previous_kernel();
   allow_next_kernel();
   const auto held = hold<V, same>(a.source, inside, place);
   for (int unit = slot; unit < units; unit += slots) {
     Sums own, waiting[kUnit];
     const auto take = [&](int index) {
-      carry(waiting, own, index, [](Sums& left, const Sums& right) {
-#pragma unroll
-        for (int j = 0; j < V; ++j) left.of[j] = left.of[j] + right.of[j];
-      });
+      carry(waiting, own, index, [](Sums& left, const Sums& right) { left = left + right; });
     };
 #pragma unroll 1
     for (int leaf = 0; leaf < (kShort ? 1 : kUnit); ++leaf) {
       typename Source::template Loaded<V, same> x[1][kDepth];
       const int64_t start = leaf_start(first_leaf + unit * kUnit + leaf);
       const int count = static_cast<int>(max(int64_t{0}, min(int64_t{kDepth}, (end - start + kStep - 1) / kStep)));
-      Offsets at = place;
-      if constexpr (walk == Walk::linear) at = at + a.step * start;
+      const auto load = [&](int d, Offsets at) { x[0][d] = a.source.template load<V, same, false>(d < count, at, held); };
+      if constexpr (walk == Walk::nested) {
+        walk_nested<kDepth, kStep>(a, start, [&](int d, Offsets at) { load(d, place + at); });
+      } else {
+        Offsets at = place + a.step * start;
 #pragma unroll
-      for (int d = 0; d < kDepth; ++d) {
-        if constexpr (walk == Walk::nested) at = place + nested_element(a.reduced, d < count ? start + d * kStep : 0);
-        x[0][d] = a.source.template load<V, same, false>(d < count, at, held);
-        if constexpr (walk == Walk::linear) at = at + next;
+        for (int d = 0; d < kDepth; ++d, at = at + next) load(d, at);
       }
       const auto& loaded = ready(x);
 #pragma unroll
@@ -518,8 +535,10 @@ __global__ void __launch_bounds__(kWeightedThreads,
       }
       if (!kShort) take(leaf);
     }
-    store_granules([&](int g) { return &sums[unit * side + across * V + g]; }, own.of);
+    if (!whole) store_granules([&](int g) { return &sums[unit * side + across * V + g]; }, own.of);
+    else if (inside) write_columns<V>(a, batch * a.columns + column, own.of);
   }
+  if (whole) return;
   for (int run = 1; run < units; run *= kJoinRun) {
     __syncthreads();
     const int left = units / run, items = (left + kJoinRun - 1) / kJoinRun * side;
@@ -542,20 +561,11 @@ __global__ void __launch_bounds__(kWeightedThreads,
 
 constexpr int64_t kAlong = int64_t{1} << 30;  // blocks along x, at most
 
-// One kernel after the other, each of which may start while the one before drains.
 template <class Args>
 cudaError_t start_weighted(const WeightedLaunch& launch, void (*kernel)(Args), int64_t blocks, int threads, const Args& args) {
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim =
-      dim3(static_cast<uint32_t>(blocks < kAlong ? blocks : kAlong), static_cast<uint32_t>((blocks + kAlong - 1) / kAlong));
-  config.blockDim = dim3(threads);
-  config.stream = launch.stream;
-  config.attrs = &early;
-  config.numAttrs = launch.early ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, args);
+  const Grid grid{static_cast<uint32_t>(blocks < kAlong ? blocks : kAlong),
+                  static_cast<uint32_t>((blocks + kAlong - 1) / kAlong)};
+  return start_kernel({launch.stream, launch.device.early}, grid, threads, 0, kernel, args);
 }
 
 template <int V, Walk walk, Same same, class Source>
@@ -581,7 +591,8 @@ cudaError_t launch_kernel(const WeightedLaunch& launch, const WeightedArgs<Sourc
     if constexpr (V == 1 ? walk != Walk::dense : !kNested) {
       if (plan.groups == 1) return start(weighted_short_rows<V, 1, walk, same, Source>);
       if (plan.groups == 4) return start(weighted_short_rows<V, 4, walk, same, Source>);
-      if constexpr (V < 4) return start(weighted_short_rows<V, kMostWeightedGroups, walk, same, Source>);
+      if constexpr (V < 4 && Source::kRank == kFastRank)
+        return start(weighted_short_rows<V, kMostWeightedGroups, walk, same, Source>);
     }
   }
   return cudaErrorInvalidValue;
@@ -631,6 +642,8 @@ cudaError_t launch_weighted(const WeightedLaunch& launch, const Source& source, 
   if (plan.swapped)
     for (Nest<kRank>* nest : {&a.kept, &a.reduced})
       for (int d = 0; d < nest->rank; ++d) std::swap(nest->dims[d].in, nest->dims[d].out);
+  const bool short_columns = plan.kernel == WeightedKernel::columns && a.length <= kLanes;
+  a.next = a.reduced.template stride<kInnerDims, typename WeightedArgs<Source>::Offset>(short_columns ? 1 : kLanes).in_two();
   if (a.reduced.rank > 0) a.step = {a.reduced.dims[a.reduced.rank - 1].in, a.reduced.dims[a.reduced.rank - 1].out};
   if constexpr (V > 1) {
     if (plan.second_same) return launch_walk<V, Same::second>(launch, a);
@@ -653,7 +666,7 @@ inline uint64_t weighted_policy(const WeightedLaunch& launch, bool of_self) {
   for (const DimList<weighted::Dim>* dims : {&r.problem.kept, &r.problem.reduced})
     for (const weighted::Dim& d : *dims)
       if ((of_self ? d.self : d.weight) != 0) bytes *= static_cast<double>(d.size);
-  const bool streams = bytes > static_cast<double>(launch.l2_bytes) / 4;
+  const bool streams = bytes > static_cast<double>(launch.device.l2_bytes) / 4;
   return static_cast<uint64_t>(streams ? access_property(access_property::streaming{}) : access_property());
 }
 

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../launch.h"
 #include "plan.h"
 
 namespace gpureduce::cuda {
@@ -10,9 +11,8 @@ namespace gpureduce::cuda {
 struct WeightedLaunch {
   const weighted::Reduction& reduction;
   const WeightedPlan& plan;
+  const Device& device;
   void* partials;  // plan.partials() accumulators
-  int64_t l2_bytes;
-  bool early;  // kernels may start while the one before drains
   cudaStream_t stream;
 };
 
