@@ -107,7 +107,17 @@ def weighted(results):
         ]
         share = f"{100 * rate * us['sum'] / us['weighted_sum']:.0f}%"
         rows.append([f"{row['case']}, {row['pair']}", report.number(us["weighted_sum"]), *ratios, share])
-    return [*report.table(["inputs", "µs", "× eager", "× torch.compile", "of our sum's bandwidth"], rows), ""]
+    lines = [*report.table(["inputs", "µs", "× eager", "× torch.compile", "of our sum's bandwidth"], rows), ""]
+    if drawn := results.get("weighted_views"):
+        lines += [f"And {len(drawn)} random views: {all_views(drawn)}.", ""]
+    return lines
+
+
+def all_views(rows):
+    """What many views have in common, in words."""
+    ratios = [row["us"]["eager"] / row["us"]["weighted_sum"] for row in rows]
+    mean, behind = statistics.geometric_mean(ratios), sum(ratio < 1 for ratio in ratios)
+    return f"torch's eager code takes {report.times(mean)} our time (geometric mean) and less than it in {behind}"
 
 
 def segments(results):
@@ -119,7 +129,21 @@ def segments(results):
         what = f"{row['lengths']}; {shape} {row['dtype']}, {row['segments']:,} segments"
         rows.append([what, report.number(us["segment_sum"]), *ratios, f"{100 * us['sum'] / us['segment_sum']:.0f}%"])
     heads = ["lengths and data", "µs", "× torch.segment_reduce", "× nested", "× index_add", "of our sum's speed"]
-    return [*report.table(heads, rows), ""]
+    lines = [*report.table(heads, rows), ""]
+    if drawn := results.get("drawn"):
+        lines += [f"And {len(drawn)} cases drawn at random: {all_segments(drawn)}.", ""]
+    return lines
+
+
+def all_segments(rows):
+    """What many cases have in common, in words."""
+    ratios = [ratio for ratio, _ in segment_ratios({"rows": rows})]
+    share = statistics.geometric_mean(row["us"]["sum"] / row["us"]["segment_sum"] for row in rows)
+    mean, behind = statistics.geometric_mean(ratios), sum(ratio < 1 for ratio in ratios)
+    return (
+        f"torch's fastest way takes {report.times(mean)} our time (geometric mean) and less than it in {behind}; "
+        f"segments have {100 * share:.0f}% of our sum's speed"
+    )
 
 
 PARTS = {
@@ -188,7 +212,7 @@ def weighted_ratios(results):
 
 def segment_ratios(results):
     """Of torch's fastest way."""
-    times = [row["us"] for part in ("rows", "columns") for row in results.get(part, [])]
+    times = [row["us"] for part in ("rows", "columns", "drawn") for row in results.get(part, [])]
     return [(min(us[way] for way in WAYS if way in us) / us["segment_sum"], None) for us in times]
 
 

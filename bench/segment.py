@@ -1,9 +1,9 @@
 """Measures sums of segments on a GPU, against torch's ways to the same and against our sum of all elements.
 
-    python bench/segment.py                a minute: every case
+    python bench/segment.py                two minutes: every case
     python bench/segment.py --save         into bench/results/<gpu>/segments.json
     python bench/segment.py --save FILE    into FILE
-    python bench/segment.py --only rows    one part: rows, or columns, whose segments have several columns
+    python bench/segment.py --only rows    one part: rows; columns, whose segments have several; or drawn, at random
     python bench/segment.py --cpu          on the CPU instead, smaller inputs
 
 Times are of the GPU, between kernels that do not start early, in a CUDA graph, with a cold cache
@@ -11,27 +11,42 @@ Times are of the GPU, between kernels that do not start early, in a CUDA graph, 
 """
 
 import argparse
+import dataclasses
+import math
 import pathlib
 import random
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 
 import contenders
+import family_report
 import provenance
 import torch_reduce
 from torch_reduce._race import Race, same_bits
 
 SLAB_BYTES = 2 << 30
+PADDED = (
+    1 << 28
+)  # elements of a nested tensor whose segments torch pads to the length of all: torch 2.11 writes beyond 2^31
 LONGEST = 1 << 20  # of a segment that torch.segment_reduce is asked for: of columns, a thread takes each
 
 
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """Lengths of segments with `n` elements in all, or a few less."""
+
+    name: str
+    of: Callable[[int, random.Random], list[int]]
+
+
 def equal(length):
-    return lambda n, rng: torch.full((n // length,), length)
+    return Lengths(f"all of {length}", lambda n, _: [length] * max(1, n // length))
 
 
-def log_uniform(longest):
+def log_uniform(longest, name=None):
     """Lengths of 1 to `longest`, as many of each magnitude."""
 
     def lengths(n, rng):
@@ -41,52 +56,68 @@ def log_uniform(longest):
             n -= made[-1]
         return made
 
-    return lengths
+    return Lengths(name or f"1 to {longest}", lengths)
 
 
-def one_huge(n, rng):
-    return [32] * (n // 128) + [n // 2] + [32] * (n // 128)
+def one_huge(length):
+    def lengths(n, _):
+        return [length] * (n // (4 * length)) + [n // 2] + [length] * (n // (4 * length))
+
+    return Lengths(f"one of half, others of {length}", lengths)
 
 
-KINDS = {
-    "1 to 10^5": log_uniform(100_000),
-    "1 to 100": log_uniform(100),
-    "1 to 8192": log_uniform(8192),
-    "all of 1": equal(1),
-    "all of 32": equal(32),
-    "all of 4096": equal(4096),
-    "one of half, others of 32": one_huge,
-}
+def some_empty(longest):
+    def lengths(n, rng):
+        return [k for length in log_uniform(longest).of(n, rng) for k in (length, *[0] * rng.randint(0, 2))]
 
-# kind of lengths, shape of the data, dtype
+    return Lengths(f"1 to {longest}, as many empty", lengths)
+
+
+SHORT, LONG = log_uniform(100), log_uniform(100_000, "1 to 10^5")
 ROWS = [
-    ("1 to 10^5", (1 << 26,), torch.float32),
-    ("1 to 10^5", (1 << 26,), torch.bfloat16),
-    ("1 to 10^5", (1 << 25,), torch.float64),
-    ("1 to 10^5", (1 << 25,), torch.int64),
-    ("1 to 100", (1 << 26,), torch.float32),
-    ("all of 1", (1 << 26,), torch.float32),
-    ("all of 32", (1 << 26,), torch.float32),
-    ("all of 32", (1 << 26,), torch.bfloat16),
-    ("all of 4096", (1 << 26,), torch.float32),
-    ("one of half, others of 32", (1 << 26,), torch.float32),
-    ("1 to 100", (1 << 16,), torch.float32),
+    (LONG, (1 << 26,), torch.float32),
+    (LONG, (1 << 26,), torch.bfloat16),
+    (LONG, (1 << 25,), torch.float64),
+    (LONG, (1 << 25,), torch.int64),
+    (SHORT, (1 << 26,), torch.float32),
+    (equal(1), (1 << 26,), torch.float32),
+    (equal(32), (1 << 26,), torch.float32),
+    (equal(32), (1 << 26,), torch.bfloat16),
+    (equal(4096), (1 << 26,), torch.float32),
+    (one_huge(32), (1 << 26,), torch.float32),
+    (SHORT, (1 << 16,), torch.float32),
 ]
 COLUMNS = [
-    ("1 to 100", (1 << 20, 64), torch.float32),
-    ("1 to 100", (1 << 20, 64), torch.bfloat16),
-    ("all of 1", (1 << 20, 64), torch.float32),
-    ("1 to 100", (1 << 17, 512), torch.float32),
-    ("1 to 100", (1 << 19, 64), torch.float64),
-    ("1 to 8192", (1 << 16, 1024), torch.bfloat16),
-    ("1 to 10^5", (1 << 20, 64), torch.bfloat16),
-    ("one of half, others of 32", (1 << 20, 64), torch.float32),
-    ("1 to 100", (1 << 23, 3), torch.float32),
+    (SHORT, (1 << 20, 64), torch.float32),
+    (SHORT, (1 << 20, 64), torch.bfloat16),
+    (equal(1), (1 << 20, 64), torch.float32),
+    (SHORT, (1 << 17, 512), torch.float32),
+    (SHORT, (1 << 19, 64), torch.float64),
+    (log_uniform(8192), (1 << 16, 1024), torch.bfloat16),
+    (LONG, (1 << 20, 64), torch.bfloat16),
+    (one_huge(32), (1 << 20, 64), torch.float32),
+    (SHORT, (1 << 23, 3), torch.float32),
 ]
-PARTS = {"rows": ROWS, "columns": COLUMNS}
 
 
-def functions_of(offsets, lengths):
+def drawn(count):
+    """Random cases, of 2^14 to 2^26 elements, half of them of several columns."""
+    rng, cases = random.Random(1), []
+    for i in range(count):
+        size = 2 ** rng.uniform(14, 26)
+        columns = round(2 ** rng.uniform(1, 10)) if i % 2 else 1
+        rows = max(1, round(size / columns))
+        longest = max(1, round(2 ** rng.uniform(0, math.log2(rows))))
+        lengths = rng.choice((log_uniform, log_uniform, equal, one_huge, some_empty))(longest)
+        dtype = rng.choice((torch.float32, torch.float32, torch.bfloat16, torch.bfloat16, torch.float64, torch.int64))
+        cases.append((lengths, (rows, columns) if columns > 1 else (rows,), dtype))
+    return cases
+
+
+PARTS = {"rows": ROWS, "columns": COLUMNS, "drawn": drawn(60)}
+
+
+def functions_of(offsets, lengths, elements):
     """{name: f(data)}: ours, torch's ways, and our sum of all."""
     number = torch.repeat_interleave(lengths)
     segments = len(lengths)
@@ -98,8 +129,9 @@ def functions_of(offsets, lengths):
         "segment_sum": lambda x: torch_reduce.segment_sum(x, offsets),
         "sum": lambda x: torch_reduce.sum(x, 0),
         "index_add": index_add,
-        "nested": lambda x: torch.nested.nested_tensor_from_jagged(x, offsets).sum(1),
     }
+    if segments * elements <= PADDED:
+        found["nested"] = lambda x: torch.nested.nested_tensor_from_jagged(x, offsets).sum(1)
     if int(lengths.max()) <= LONGEST:
         found["segment_reduce"] = lambda x: torch.segment_reduce(x, "sum", offsets=offsets, axis=0, unsafe=True)
     return found
@@ -139,18 +171,24 @@ def measure(cases, device, shrink):
     race, rows = device == "cuda" and Race(5), []
     for kind, (size, *columns), dtype in cases:
         size //= shrink
-        lengths = torch.as_tensor(KINDS[kind](size, random.Random(1)), device=device)
+        lengths = torch.as_tensor(kind.of(size, random.Random(1)), device=device)
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         x = torch.randn(int(offsets[-1]), *columns, device=device).to(dtype)
         check(x, offsets, torch_reduce.segment_sum(x, offsets))
-        functions = {name: f for name, f in functions_of(offsets, lengths).items() if works(f, x)}
+        functions = {name: f for name, f in functions_of(offsets, lengths, x.numel()).items() if works(f, x)}
         if race:
             copies = [x.clone() for _ in range(max(2, min(25, SLAB_BYTES // (x.numel() * dtype.itemsize))))]
             us, _ = race.times(copies, functions, unlike=tuple(functions))
             del copies
         else:
             us = cpu_race(x, functions)
-        row = {"lengths": kind, "shape": list(x.shape), "segments": len(lengths), "dtype": str(dtype)[6:], "us": us}
+        row = {
+            "lengths": kind.name,
+            "shape": list(x.shape),
+            "segments": len(lengths),
+            "dtype": str(dtype)[6:],
+            "us": us,
+        }
         results = len(lengths) * (x.numel() // max(1, x.size(0)))
         row["bytes"] = x.numel() * dtype.itemsize + offsets.numel() * 8 + results * dtype.itemsize
         rows.append(row)
@@ -180,7 +218,8 @@ def main(arguments=None):
         sys.exit("bench/segment.py needs an NVIDIA GPU")
     results = dict(contenders.environment(), device="cpu" if options.cpu else "cuda")
     for name in [options.only] if options.only else PARTS:
-        results[name] = measure(PARTS[name], results["device"], 16 if options.cpu else 1)
+        rows = results[name] = measure(PARTS[name], results["device"], 16 if options.cpu else 1)
+        print(f"{name}: {family_report.all_segments(rows)}")
     if options.save is not None:
         provenance.save(results, "segments.json", options.save)
 

@@ -1,6 +1,6 @@
 """Measures weighted sums on a GPU, against torch's (x * w).sum() eager and compiled, and against our sum of x alone.
 
-    python bench/weighted.py                every case in each pair of dtypes
+    python bench/weighted.py                every case in each pair of dtypes, and random views
     python bench/weighted.py --save         into bench/results/<gpu>/weighted.json
     python bench/weighted.py --save FILE    into FILE
     python bench/weighted.py --eager        without torch.compile, whose kernels take most of the time to make
@@ -11,13 +11,17 @@ the CPU's bits, where the inputs are small, or else with our sum of the product 
 """
 
 import argparse
+import dataclasses
 import pathlib
+import random
 import sys
 
 import torch
 
 import contenders
+import family_report
 import provenance
+from torch_reduce._problems import random_view
 from torch_reduce._race import Race, same_bits
 
 OPS = torch.ops.gpureduce
@@ -38,7 +42,10 @@ CASES = {
     "columns, a weight a column": ((16384, 4096), (4096,), (0,)),
     "all, one weight": ((1 << 26,), (), (0,)),
     "1024 rows of 1024": ((1024, 1024), (1024, 1024), (1,)),
+    "rows of 2 experts": ((32768, 2, 1024), (32768, 2, 1), (1,)),
+    "rows of 8 experts": ((8192, 8, 1024), (8192, 8, 1), (1,)),
 }
+VIEWS, VIEWS_LOG2 = 120, (11, 25)  # random views, and of how many elements
 PAIRS = {
     "float32": (torch.float32, torch.float32),
     "bfloat16": (torch.bfloat16, torch.bfloat16),
@@ -101,6 +108,35 @@ def measure(compiles, only):
     return rows
 
 
+def views():
+    """A row a random view and weight: of each element, of each along the other dims, or laid out otherwise."""
+    rng, race, rows = random.Random(1), Race(3), []
+    for i in range(VIEWS):
+        view = dataclasses.replace(random_view(rng, *VIEWS_LOG2), dtype=rng.choice((torch.float32, torch.bfloat16)))
+        number = max(2, min(25, SLAB_BYTES // (view.elements() * view.dtype.itemsize)))
+        inputs = [view.of(made((view.elements(),), view.dtype, seed)) for seed in range(number)]
+        kind = rng.choice(("its own", "broadcast", "contiguous"))
+        w = view.of(made((view.elements(),), view.dtype, number))
+        w = {"its own": w, "broadcast": w[..., :1], "contiguous": w.contiguous()}[kind]
+        x, dims = inputs[0], list(view.dims)
+        if x.numel() <= CHECKED and not is_right(x, w, dims):
+            sys.exit(f"WRONG: {view}, {kind}")
+        functions = {
+            "weighted_sum": lambda x, w=w, d=dims: OPS.weighted_sum(x, w, d),
+            "sum": lambda x, d=dims: OPS.sum(x, d),
+            "eager": lambda x, w=w, d=dims: (x * w).sum(d),
+        }
+        us, _ = race.times(inputs, functions, unlike=tuple(functions))
+        rows.append({"view": str(view), "weight": kind, "us": us})
+        del inputs, x, w, functions
+        if i % 20 == 0:
+            print(f"\r{i} of {VIEWS} views", end="", file=sys.stderr, flush=True)
+            torch.cuda.empty_cache()
+    print(file=sys.stderr)
+    print(f"{len(rows)} random views: {family_report.all_views(rows)}")
+    return rows
+
+
 def told(row):
     """A row as text. The share is that of our sum's rate."""
     us = row["us"]
@@ -125,6 +161,8 @@ def main(arguments=None):
         sys.exit("bench/weighted.py needs an NVIDIA GPU")
     results = dict(contenders.environment())
     results["weighted"] = measure(not options.eager, options.only)
+    if not options.only:
+        results["weighted_views"] = views()
     if options.save is not None:
         provenance.save(results, "weighted.json", options.save)
 
