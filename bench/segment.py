@@ -28,9 +28,7 @@ import torch_reduce
 from torch_reduce._race import Race, same_bits
 
 SLAB_BYTES = 2 << 30
-PADDED = (
-    1 << 28
-)  # elements of a nested tensor whose segments torch pads to the length of all: torch 2.11 writes beyond 2^31
+PADDED = 1 << 28  # elements that torch may pad a nested tensor to: from 2^31 on, torch 2.11 writes outside of it
 LONGEST = 1 << 20  # of a segment that torch.segment_reduce is asked for: of columns, a thread takes each
 
 
