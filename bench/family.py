@@ -188,6 +188,16 @@ def converted(_):
     return cells(CONVERTED, False)
 
 
+def counted(number):
+    """The numbers below it, with progress on stderr, and the GPU's memory given back now and then."""
+    for i in range(number):
+        if i % 20 == 0:
+            print(f"\r{i} of {number} views", end="", file=sys.stderr, flush=True)
+            torch.cuda.empty_cache()
+        yield i
+    print(file=sys.stderr)
+
+
 def views(_):
     """A row a random view and operation: microseconds of ours, of torch's and of our sum."""
     rng, race, rows = random.Random(1), Race(3), []
@@ -197,7 +207,7 @@ def views(_):
         for name, (ours, torchs, dtypes) in part.items()
         for dtype in dtypes
     ]
-    for i in range(VIEWS):
+    for _ in counted(VIEWS):
         name, ours, torchs, dtype = rng.choice(operations)
         view = dataclasses.replace(random_view(rng, *VIEWS_LOG2), dtype=dtype)
         inputs, dims = [view.of(x) for x in copies((view.elements(),), dtype)], list(view.dims)
@@ -208,10 +218,6 @@ def views(_):
         us, _ = race.times(inputs, calls, unlike=("torch", "sum"))
         row = {"operation": name, "view": str(view), "us": us["ours"], "torch_us": us["torch"], "sum_us": us["sum"]}
         rows.append(row)
-        if i % 20 == 0:
-            print(f"\r{i} of {VIEWS} views", end="", file=sys.stderr, flush=True)
-            torch.cuda.empty_cache()
-    print(file=sys.stderr)
     print("\n".join(told({"views": rows})), flush=True)
     return rows
 

@@ -113,11 +113,15 @@ def weighted(results):
     return lines
 
 
+def compared(who, ratios):
+    """Times of torch's over ours, in words."""
+    mean, behind = statistics.geometric_mean(ratios), sum(ratio < 1 for ratio in ratios)
+    return f"{who} takes {report.times(mean)} our time (geometric mean) and less than it in {behind}"
+
+
 def all_views(rows):
     """What many views have in common, in words."""
-    ratios = [row["us"]["eager"] / row["us"]["weighted_sum"] for row in rows]
-    mean, behind = statistics.geometric_mean(ratios), sum(ratio < 1 for ratio in ratios)
-    return f"torch's eager code takes {report.times(mean)} our time (geometric mean) and less than it in {behind}"
+    return compared("torch's eager code", [row["us"]["eager"] / row["us"]["weighted_sum"] for row in rows])
 
 
 def segments(results):
@@ -139,11 +143,7 @@ def all_segments(rows):
     """What many cases have in common, in words."""
     ratios = [ratio for ratio, _ in segment_ratios({"rows": rows})]
     share = statistics.geometric_mean(row["us"]["sum"] / row["us"]["segment_sum"] for row in rows)
-    mean, behind = statistics.geometric_mean(ratios), sum(ratio < 1 for ratio in ratios)
-    return (
-        f"torch's fastest way takes {report.times(mean)} our time (geometric mean) and less than it in {behind}; "
-        f"segments have {100 * share:.0f}% of our sum's speed"
-    )
+    return compared("torch's fastest way", ratios) + f"; segments have {100 * share:.0f}% of our sum's speed"
 
 
 PARTS = {

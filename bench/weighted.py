@@ -19,6 +19,7 @@ import sys
 import torch
 
 import contenders
+import family
 import family_report
 import provenance
 from torch_reduce._problems import random_view
@@ -111,12 +112,11 @@ def measure(compiles, only):
 def views():
     """A row a random view and weight: of each element, of each along the other dims, or laid out otherwise."""
     rng, race, rows = random.Random(1), Race(3), []
-    for i in range(VIEWS):
+    for _ in family.counted(VIEWS):
         view = dataclasses.replace(random_view(rng, *VIEWS_LOG2), dtype=rng.choice((torch.float32, torch.bfloat16)))
-        number = max(2, min(25, SLAB_BYTES // (view.elements() * view.dtype.itemsize)))
-        inputs = [view.of(made((view.elements(),), view.dtype, seed)) for seed in range(number)]
+        inputs = [view.of(x) for x in family.copies((view.elements(),), view.dtype)]
         kind = rng.choice(("its own", "broadcast", "contiguous"))
-        w = view.of(made((view.elements(),), view.dtype, number))
+        w = view.of(made((view.elements(),), view.dtype, 2))
         w = {"its own": w, "broadcast": w[..., :1], "contiguous": w.contiguous()}[kind]
         x, dims = inputs[0], list(view.dims)
         if x.numel() <= CHECKED and not is_right(x, w, dims):
@@ -129,10 +129,6 @@ def views():
         us, _ = race.times(inputs, functions, unlike=tuple(functions))
         rows.append({"view": str(view), "weight": kind, "us": us})
         del inputs, x, w, functions
-        if i % 20 == 0:
-            print(f"\r{i} of {VIEWS} views", end="", file=sys.stderr, flush=True)
-            torch.cuda.empty_cache()
-    print(file=sys.stderr)
     print(f"{len(rows)} random views: {family_report.all_views(rows)}")
     return rows
 
