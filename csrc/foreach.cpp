@@ -65,8 +65,7 @@ at::Tensor run_some(at::TensorList self, const size_t* group, size_t count, at::
                         all.mutable_data_ptr(),
                         facts.multiprocessors,
                         facts.l2_bytes,
-                        facts.early,
-                        c10::cuda::getCurrentCUDAStream(device.index())};
+                        {c10::cuda::getCurrentCUDAStream(device.index()), facts.early}};
   const at::Tensor workspace(at::detail::empty_cuda({cuda::workspace_of(many)}, at::kByte, device, std::nullopt));
   C10_CUDA_CHECK(cuda::run_many(many, workspace.mutable_data_ptr()));
   return all;

@@ -123,11 +123,11 @@ struct Nest {
     return s;
   }
 
-  // The same as at(), for a caller that knows the index in the last dim: up to two dims need no division.
-  GPUREDUCE_HOST_DEVICE Offsets at(int64_t outer, int64_t last) const {
-    if (rank == 1) return {last * dims[0].in, last * dims[0].out};
-    if (rank == 2) return {outer * dims[0].in + last * dims[1].in, outer * dims[0].out + last * dims[1].out};
-    return at(outer * dims[rank - 1].size + last);
+  // The first element of a row of the last dim: of up to two dims without a division.
+  GPUREDUCE_HOST_DEVICE Offsets at_row(int64_t row) const {
+    if (rank == 1) return {0, 0};
+    if (rank == 2) return {row * dims[0].in, row * dims[0].out};
+    return at(row * dims[rank - 1].size);
   }
 
   GPUREDUCE_HOST_DEVICE Offsets at(int64_t index) const {

@@ -124,8 +124,8 @@ void run_cuda(const Segments& segments, at::Device device) {
   const at::Tensor workspace(
       at::detail::empty_cuda({cuda::workspace_of(segments, facts.multiprocessors)}, at::kByte, device, std::nullopt));
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device.index());
-  C10_CUDA_CHECK(
-      cuda::run_segments({segments, facts.multiprocessors, facts.l2_bytes, facts.early, workspace.mutable_data_ptr(), stream}));
+  C10_CUDA_CHECK(cuda::run_segments(
+      {segments, facts.multiprocessors, facts.l2_bytes, workspace.mutable_data_ptr(), {stream, facts.early}}));
 }
 #endif
 

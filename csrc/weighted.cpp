@@ -118,7 +118,7 @@ void run_on_gpu(const Reduction& r, at::Device device) {
     partials = Tensor(at::detail::empty_cuda({count * size_of(r.accumulator)}, at::kByte, device, std::nullopt));
   const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
   void* const memory = partials.defined() ? partials.mutable_data_ptr() : nullptr;
-  C10_CUDA_CHECK(cuda::run_weighted({r, plan, facts, memory, stream}));
+  C10_CUDA_CHECK(cuda::run_weighted({r, plan, facts, memory, {stream, facts.early}}));
 }
 #endif
 

@@ -1,6 +1,7 @@
 """CUDA alone: the CPU's bits under every plan, memory, streams, threads, devices and graphs."""
 
 import contextlib
+import ctypes
 import functools
 import gc
 import itertools
@@ -905,6 +906,43 @@ def test_graph_of_many_calls(op, cuda):
     for i, result in enumerate(results):
         start[i] = float(i)
         assert_same_bits(result, op(start))
+
+
+def programmatic_edges(graph):
+    """How many kernels of a captured graph may start while the one before drains."""
+    major = torch.version.cuda.split(".")[0]
+    edges_of = getattr(ctypes.CDLL(f"libcudart.so.{major}"), "cudaGraphGetEdges" + "_v2" * (int(major) < 13))
+    raw, count = ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.c_size_t()
+    assert edges_of(raw, None, None, None, ctypes.byref(count)) == 0
+    nodes, data = (ctypes.c_void_p * count.value), (ctypes.c_uint8 * 8 * count.value)()
+    assert edges_of(raw, nodes(), nodes(), data, ctypes.byref(count)) == 0
+    return sum(edge[2] == 1 for edge in data)
+
+
+def test_kernels_that_start_early_in_graphs(early):
+    """In a graph the first kernel of a call waits for the end of the one before; those after it start early."""
+    x, y = data((4096,), "float32", device="cuda"), data((1 << 22,), "float32", device="cuda")
+    offsets = torch.tensor([0, 4_000_000, 4_100_000], device="cuda")
+    segments, beside = torch.ops.gpureduce.segment_sum, y.view(-1, 4)
+    calls = {  # and how many kernels each has after its first one
+        "short sum": (lambda: SUM(x), 0),
+        "long sum": (lambda: SUM(y), 1),
+        "short weighted sum": (lambda: torch_reduce.weighted_sum(x, x), 0),
+        "long weighted sum": (lambda: torch_reduce.weighted_sum(y, y), 1),
+        "segments": (lambda: segments(y, offsets), 1),
+        "segments of columns": (lambda: segments(beside, offsets // 4), 1),
+        "norms": (lambda: torch.ops.gpureduce._foreach_powsum([x, y]), 1),
+    }
+    for name, (call, others) in calls.items():
+        call()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            x.add_(1)
+            y.add_(1)
+            call()
+            y.add_(1)
+        assert programmatic_edges(graph) == others, name
 
 
 @every_operation

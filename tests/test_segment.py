@@ -127,6 +127,7 @@ def test_every_length(name, offset, device):
     x = data((sum(lengths) + offset,), name, device=device)[offset:]
     result = check(x, offsets)
     assert_same_bits(OPS.segment_sum(x, offsets.to(INT32)), result)
+    check(data((3 * sum(lengths),), name, device=device)[::3], offsets)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 4, 8, 20, 33, 64, 130, 300])
@@ -162,6 +163,40 @@ def test_one_huge_beside_many_tiny(columns, device):
     assert_same_bits(result[900], SUM.expected(x[offsets[900] : offsets[901]], 0))
     assert_same_bits(result[:900], expected(x, offsets[:901]))
     assert_same_bits(result[901:], expected(x, offsets[901:]))
+
+
+def sums_of_up_to_four(x, offsets):
+    """The sums of segments of up to four rows: (a + b) + (c + d), where -0.0 stands for what is not there."""
+    wide = x.to(torch.float32 if x.is_floating_point() else torch.int64)
+    begin, length = offsets[:-1], offsets.diff()
+    beside = (-1, *[1] * (x.dim() - 1))
+    a, b, c, d = (
+        torch.where((k < length).view(beside), wide[(begin + k).clamp(max=len(x) - 1)], -wide.new_zeros(()))
+        for k in range(4)
+    )
+    return torch.where((length == 0).view(beside), 0, (a + b) + (c + d)).to(x.dtype)
+
+
+@pytest.mark.parametrize("columns", [None, 5, 41, 64, 130])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int64"])
+def test_many_tiny(name, columns, device):
+    """So many segments of few rows that threads have several: most of up to two rows, some of more."""
+    rng = np.random.default_rng(7)
+    for often in (0.0, 0.002, 0.2):
+        count = 640_000 // (columns or 1) + 20_000
+        lengths = np.where(rng.random(count) < often, rng.integers(3, 5, count), rng.integers(0, 3, count))
+        x, offsets = data((sum(lengths), *[columns] * (columns is not None)), name, seed=3), ends(lengths)
+        got = OPS.segment_sum(x.to(device), offsets.to(device), dtype=x.dtype)
+        assert_same_bits(got, sums_of_up_to_four(x, offsets), f"{often} of the segments have more than two rows")
+
+
+def test_tiles_of_several_pieces(cuda):
+    """So many rows that a tile has several pieces, and several tiles one segment: each row is added once."""
+    lengths = [1, 5000, 2_200_000, 0, 3, 90_000, 700, 4097, 4097, 1]
+    offsets = ends(lengths, first=7, device=cuda)
+    x = torch.randint(-1000, 1000, (sum(lengths) + 9, 33), dtype=torch.int16, device=cuda)
+    before = torch.nn.functional.pad(x.cumsum(0, dtype=torch.int64), (0, 0, 1, 0))
+    assert_same_bits(OPS.segment_sum(x, offsets), before[offsets[1:]] - before[offsets[:-1]])
 
 
 def test_many_rows(device):

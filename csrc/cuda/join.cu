@@ -20,7 +20,7 @@ cudaError_t join_few(const Launch& launch) {
   const Plan& plan = launch.plan;
   const Join& join = plan.joins[0];
   const Grid grid{static_cast<uint32_t>(plan.tiling.outputs)};
-  return start_kernel(launch.queue(), grid, std::max(join.threads, kWarp), 0, join_rows<Acc>,
+  return start_kernel(launch.queue().next(), grid, std::max(join.threads, kWarp), 0, join_rows<Acc>,
                       static_cast<const Acc*>(launch.workspace), static_cast<int>(join.count),
                       r.problem.kept.empty() ? 0 : r.problem.kept[0].out_stride,
                       output_of<Acc, true>(r, static_cast<Acc*>(nullptr)));
@@ -54,7 +54,8 @@ cudaError_t join_ranked(const Launch& launch) {
         output_stride == 1 && outputs >= kWarp && results == 1 && join.threads >= kLeastJoinRows && join.threads <= kWarp;
     const int threads = columns ? kWarp * join.threads : std::max(join.threads, kJoinThreads), side = threads / join.threads;
     const auto kernel = columns ? join_columns<Acc, kRank> : join_partials<Acc, kRank>;
-    if (cudaError_t error = start_kernel(launch.queue(), join.grid(outputs, side), threads, 0, kernel, args)) return error;
+    if (cudaError_t error = start_kernel(launch.queue().next(), join.grid(outputs, side), threads, 0, kernel, args))
+      return error;
     partials = next;
     output_stride = 1;
     split_stride = outputs;

@@ -14,7 +14,10 @@ namespace gpureduce::cuda {
 // Where kernels go to.
 struct Queue {
   cudaStream_t stream;
-  bool early;  // they may start while the one before drains
+  bool early;            // the device can start them while the one before drains
+  bool follows = false;  // the one before is of the same call
+
+  Queue next() const { return {stream, early, true}; }
 };
 
 struct Launch {

@@ -53,13 +53,12 @@ cudaError_t run_with_room(const Many& many, void* workspace) {
   tiles.out = many.out;
   const bool streams = bytes > many.l2_bytes / 4;
   args.policy = static_cast<uint64_t>(streams ? access_property(access_property::streaming{}) : access_property());
-  const Queue queue{many.stream, many.early};
-  if (cudaError_t error = start_kernel(queue, {next}, kManyWarps * kWarp, 0, many_arrays<Element, Acc, kCapacity>, args))
-    return error;
+  const auto first = many_arrays<Element, Acc, kCapacity>;
+  if (cudaError_t error = start_kernel(many.queue, {next}, kManyWarps * kWarp, 0, first, args)) return error;
   if (most == 1) return cudaSuccess;
   int threads = kWarp;
   while (threads < 1024 && static_cast<uint32_t>(threads * kJoinRun) < most) threads *= 2;
-  return start_kernel(queue, {static_cast<uint32_t>(many.count)}, threads, 0, join_arrays<Acc, kCapacity>, tiles);
+  return start_kernel(many.queue.next(), {static_cast<uint32_t>(many.count)}, threads, 0, join_arrays<Acc, kCapacity>, tiles);
 }
 
 template <class Element, class Acc>

@@ -496,6 +496,11 @@ struct Lanes {
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] = sum[j] + other.sum[j];
   }
+  __device__ __forceinline__ Lanes operator+(const Lanes& right) const {
+    Lanes sums = *this;
+    sums.add(right);
+    return sums;
+  }
   // The join of the V lanes, nearest neighbours first.
   __device__ __forceinline__ Acc join() {
 #pragma unroll
@@ -616,6 +621,45 @@ __device__ __forceinline__ void carry(T (&waiting)[kCount], T& v, int index, Add
       on = false;
     }
   }
+}
+
+constexpr int kUnrolledLevels = 8;  // more stand in local memory, whose code is short
+
+// The same of any number of values: `waiting` has room for each bit of the index.
+template <int kLevels, class T, class Index>
+__device__ __forceinline__ void carry_up(T (&waiting)[kLevels], T& v, Index index) {
+  if constexpr (kLevels > kUnrolledLevels) {
+    int level = 0;
+#pragma unroll 1
+    for (; index >> level & 1; ++level) v = waiting[level] + v;
+    waiting[level] = v;
+    return;
+  }
+  bool on = true;
+#pragma unroll
+  for (int level = 0; level < kLevels; ++level) {
+    if (on && (index >> level & 1)) {
+      v = waiting[level] + v;
+    } else if (on) {
+      waiting[level] = v;
+      on = false;
+    }
+  }
+}
+
+// Joins neighbouring values that came one by one through carry_up(), `count` of them: fewer than a power of two. `none`: of
+// none.
+template <int kLevels, class T, class Index>
+__device__ __forceinline__ T joined(T (&waiting)[kLevels], Index count, T none) {
+  T v = none;
+  bool any = false;
+#pragma unroll kLevels> kUnrolledLevels ? 1 : kLevels
+  for (int level = 0; level < kLevels; ++level) {
+    if (!(count >> level & 1)) continue;
+    v = any ? waiting[level] + v : waiting[level];
+    any = true;
+  }
+  return v;
 }
 
 // `v` of another thread of the warp.

@@ -25,38 +25,33 @@ template <class Acc>
 cudaError_t join_rows(const SegmentsLaunch& launch) {
   const Segments& s = launch.segments;
   const Problem& p = s.reduction.problem;
-  const SegmentCut cut = rows_cut(s, launch.multiprocessors);
-  const JoinRowArgs<Acc> args{tiles_of(launch, cut, p.outputs),
-                              cut.row_tiles,
-                              kept_nest<kMaxRank>(p),
-                              output_of<Acc>(s),
-                              static_cast<const int64_t*>(launch.workspace),
-                              partials_of<Acc>(launch, cut)};
-  return start_segments(launch, join_segment_rows<Acc>, ceil_div(cut.tiles, kJoinWarps), kJoinWarps * kWarp, args);
+  const RowCut cut = rows_cut(s, launch.multiprocessors);
+  const JoinRowArgs<Acc> args{tiles_of(s, cut.tile, cut.tiles, kRowWeight), cut.row_tiles, kept_nest<kMaxRank>(p),
+                              output_of<Acc>(s), partials_of<Acc>(launch)};
+  return start_segments(launch.queue.next(), join_segment_rows<Acc>, ceil_div(cut.tiles, kJoinWarps), kJoinWarps * kWarp, args);
 }
 template cudaError_t join_rows<float>(const SegmentsLaunch&);
 template cudaError_t join_rows<double>(const SegmentsLaunch&);
 template cudaError_t join_rows<int64_t>(const SegmentsLaunch&);
 
 template <class Acc>
-cudaError_t join_columns(const SegmentsLaunch& launch, int vector) {
+cudaError_t join_columns(const SegmentsLaunch& launch, const ColumnCut& cut) {
   const Segments& s = launch.segments;
-  const ColumnTiles columns = column_tiles(s, vector);
-  const SegmentCut cut = columns_cut(s, columns, launch.multiprocessors);
-  const int64_t outputs = s.reduction.problem.outputs, joined = ceil_div(outputs, kWarp);
-  const JoinColumnArgs<Acc> args{tiles_of(launch, cut, 1), outputs, __builtin_ctz(columns.groups), output_of<Acc>(s),
-                                 partials_of<Acc>(launch, cut)};
-  return start_segments(launch, join_segment_columns<Acc>, join_blocks(cut.tiles) * joined, kJoinWarps * kWarp, args,
-                        static_cast<uint32_t>(joined));
+  const int64_t columns = s.reduction.problem.outputs, column_tiles = ceil_div(columns, kWarp);
+  const int64_t tile = int64_t{1} << cut.piece_bits, tiles = ceil_div(s.length, tile);
+  const JoinColumnArgs<Acc> args{tiles_of(s, tile, tiles, 0), columns, cut.piece_bits, output_of<Acc>(s),
+                                 partials_of<Acc>(launch)};
+  return start_segments(launch.queue.next(), join_segment_columns<Acc>, ceil_div(tiles, kJoinWarps) * column_tiles,
+                        kJoinWarps * kWarp, args, static_cast<uint32_t>(column_tiles));
 }
-template cudaError_t join_columns<float>(const SegmentsLaunch&, int);
-template cudaError_t join_columns<double>(const SegmentsLaunch&, int);
-template cudaError_t join_columns<int64_t>(const SegmentsLaunch&, int);
+template cudaError_t join_columns<float>(const SegmentsLaunch&, const ColumnCut&);
+template cudaError_t join_columns<double>(const SegmentsLaunch&, const ColumnCut&);
+template cudaError_t join_columns<int64_t>(const SegmentsLaunch&, const ColumnCut&);
 
 int64_t workspace_of(const Segments& s, int multiprocessors) {
-  const bool rows = are_rows(s) || !are_columns(s);
-  const SegmentCut cut = rows ? rows_cut(s, multiprocessors) : columns_cut(s, column_tiles(s, vector_of(s)), multiprocessors);
-  return cut.record_bytes() + cut.partials * accumulator_bytes(s);
+  const int64_t partials = are_columns(s) ? columns_cut(s, columns_of_thread(s), multiprocessors).partials(s)
+                                          : rows_cut(s, multiprocessors).partials(s);
+  return partials * accumulator_bytes(s);
 }
 
 cudaError_t run_segments(const SegmentsLaunch& launch) {

@@ -233,7 +233,7 @@ int64_t workspace_of(const Variances& v) {
 cudaError_t run_variances(const Variances& v, void* workspace) {
   const weighted::Reduction r = paired(v.reduction);
   const WeightedPlan plan = plan_weighted(r, v.device);
-  const WeightedLaunch launch{r, plan, v.device, workspace, v.stream};
+  const WeightedLaunch launch{r, plan, v.device, workspace, {v.stream, v.device.early}};
   if (cudaError_t error = reduce(launch, v, plan.joins ? workspace : nullptr)) return error;
   return plan.joins ? join_weighted<Moments>(launch, writer_of<void>(v, nullptr)) : cudaSuccess;
 }

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "../../geometry.h"
+#include "../launch.h"
 
 namespace gpureduce::cuda {
 
@@ -24,8 +25,7 @@ struct Many {
   void* results;  // side by side
   int multiprocessors;
   int64_t l2_bytes;
-  bool early;  // kernels may start while the one before drains
-  cudaStream_t stream;
+  Queue queue;
 };
 
 // Whether there are kernels for such elements and results.

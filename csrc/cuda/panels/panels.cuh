@@ -27,7 +27,7 @@ struct PanelArgs {
 
   // The first column of a batch: of the last dim that is kept.
   __device__ __forceinline__ Offsets place(uint32_t batch) const {
-    if (nested) return kept.at(batch, 0);
+    if (nested) return kept.at_row(batch);
     return {batch * batch_pitch, batch * result_batch_pitch};
   }
 };

@@ -1,308 +1,378 @@
 // Segments of rows whose neighbours in memory belong to different results. A group of threads owns neighbouring columns, V a
-// thread, and takes a *part* of a segment: up to kPartRows rows. As many parts as a block has groups, neighbours in a chunk,
-// are an *item*, which the block joins. A second kernel joins the items of long segments.
+// thread. Groups side by side in a block share leaves, a run of them each, and join their sums.
+//
+// Blocks of one kind take whole segments of up to `short_rows` rows, some at a time, each by as many groups. Blocks of the
+// other kind own a tile of rows each. Longer segments are cut into *pieces*, runs of leaves of a chunk; a tile takes those that
+// begin in it, one after the other, each by all groups. A second kernel joins the pieces of segments that have several.
 #pragma once
 
 #include "tiles.cuh"
 
 namespace gpureduce::cuda {
 
-constexpr int kColumnThreads = 128;  // of a block
-// Blocks that are to fit on a multiprocessor: as many as leave threads the registers that they need.
-constexpr int column_blocks(int vector) { return vector == 1 ? 8 : 4; }
-constexpr int kPartBits = 6;
-constexpr int kPartRows = 1 << kPartBits;
-constexpr int kBatch = 8;  // rows that a thread loads at once
-constexpr int kPartBatches = kPartRows / kBatch;
-constexpr int kLeastWidth = 4;  // threads of a group
-constexpr int kMostGroups = kColumnThreads / kLeastWidth;
-constexpr int kLeastGroups = kColumnThreads / kWarp;
-constexpr int kPartLevels = 6;  // of the tree above an item's parts
-constexpr int kColumnWeight = 8;
+constexpr int kColumnThreads = 256;  // of a block
+constexpr int kColumnWarps = kColumnThreads / kWarp;
+// Blocks that are to fit on a multiprocessor: as many as leave threads the registers that they need, by bytes of accumulators.
+constexpr int column_blocks(int bytes) { return bytes <= 4 ? 5 : 4; }
+constexpr int kBatch = 8;     // rows that a thread loads at once
+constexpr int kAtOnce = 4;    // segments that it looks at together
+constexpr int kTinyRows = 2;  // and that it takes together where none has more rows
+constexpr int kPartRows = 128,
+              kLeastPartRows = 32;  // of a group: as many as it takes at most, and as it has where rows are few
+constexpr int kPartLevels = 5;      // of the tree above a group's batches
+static_assert(kPartRows < kBatch << kPartLevels);
+constexpr int kMostTileRows = kChunk;
+// Of a tile. They are kPartRows apart or more, but for the last of a segment and the first of the next.
+constexpr int kMostPieces = kMostTileRows / kPartRows + 4;
 
-// Columns of a thread: as many as a load of 16 bytes has, whose accumulators fit into 32.
-GPUREDUCE_HOST_DEVICE constexpr int segment_vector(int size, int accumulator) {
-  return (kGranule / size < 2 * kGranule / accumulator) ? kGranule / size : 2 * kGranule / accumulator;
-}
+template <int kValue>
+using Constant = std::integral_constant<int, kValue>;
+
+// Columns of a thread: those of a load of 8 bytes. Wider loads need more registers, and bring no more.
+constexpr int segment_vector(int size) { return kGranule / 2 / size; }
+// Single columns of a thread, where loads are not aligned and segments so short that what they cost is to be shared. Of 8 bytes
+// each they take too many registers.
+constexpr int segment_sides(int size) { return size < 4 ? 4 : size < 8 ? 2 : 1; }
+
+constexpr int kLaneBits = 9, kChunkBits = 12;
+static_assert(1 << kLaneBits == kLanes && 1 << kChunkBits == kChunk);
+// 0 of less than 2.
+__device__ __forceinline__ int log2_up(int n) { return n < 2 ? 0 : kWarp - __clz(n - 1); }
 
 template <class Source, class Acc>
 struct SegmentColumnArgs {
   Source source;
   int64_t pitch;  // from a row to the next one
-  SegmentTiles tiles;
+  SegmentTiles offsets;
   int64_t columns;
   uint32_t column_tiles;
-  int32_t width, group_bits;  // threads of a group: a power of two, from kLeastWidth to a warp; and of the number of groups
+  int32_t width_bits, part_bits;   // of the threads of a group, and of the groups that share a short segment: powers of two
+  int32_t run;                     // short segments that these take, one after the other
+  int32_t short_rows, piece_bits;  // of the rows of a piece
   SegmentOutput<Acc> output;
   Acc* partials;
 };
 
-// How the rows of a chunk are cut. A part has a run of leaves, so many that their rows are kPartRows at most.
-struct ChunkParts {
-  int rows, depth, leaves, parts, items;  // leaves: of a part; parts and items: of the chunk
+// How the rows of a chunk are cut into pieces.
+struct ChunkPieces {
+  int rows, leaf_bits, pieces;  // leaf_bits: of the leaves of a piece, so many that its rows are 2^piece_bits at most
 
-  // group_bits: of the number of groups, a power of two
-  __device__ __forceinline__ ChunkParts(int64_t left, int group_bits) {
+  __device__ __forceinline__ ChunkPieces(int64_t left, int piece_bits) {
     rows = static_cast<int>(min(left, int64_t{kChunk}));
-    int depth_bits = 0;
-#pragma unroll 1
-    while (kLanes << depth_bits < rows) ++depth_bits;
-    depth = 1 << depth_bits;
-    leaves = kPartRows >> depth_bits;
-    parts = max(1, (min(rows, kLanes) + leaves - 1) >> (kPartBits - depth_bits));
-    items = (parts + (1 << group_bits) - 1) >> group_bits;
+    leaf_bits = min(kLaneBits, piece_bits - max(0, log2_up(rows) - kLaneBits));
+    pieces = max(1, (min(rows, kLanes) + (1 << leaf_bits) - 1) >> leaf_bits);
   }
-  // Rows from an item's position to the next one's.
-  __device__ __forceinline__ int spacing() const { return items == 1 ? rows : (rows + items - 1) / items; }
+  // Rows from a piece's position to the next one's.
+  __device__ __forceinline__ int spacing() const { return pieces == 1 ? rows : (rows + pieces - 1) / pieces; }
 };
 
-// The items of a segment, by numbers; those of a chunk that is not full end before `per_chunk`.
-struct SegmentItems {
+// The pieces of a segment, by numbers; those of a chunk that is not full end before all that a full one has.
+struct SegmentPieces {
   int64_t length;
-  int group_bits, bits;  // bits: of the items of a full chunk
+  int piece_bits, bits;  // bits: of the pieces of a full chunk
 
-  __device__ __forceinline__ SegmentItems(int64_t length, int group_bits)
-      : length(length), group_bits(group_bits), bits(max(0, kPartBits - group_bits)) {}
-  __device__ __forceinline__ int64_t chunk_of(int64_t item) const { return item >> bits; }
-  __device__ __forceinline__ int in_chunk(int64_t item) const { return static_cast<int>(item & ((1 << bits) - 1)); }
-  __device__ __forceinline__ ChunkParts chunk(int64_t chunk) const { return {length - chunk * kChunk, group_bits}; }
+  __device__ __forceinline__ SegmentPieces(int64_t length, int piece_bits)
+      : length(length), piece_bits(piece_bits), bits(kChunkBits - piece_bits) {}
+  __device__ __forceinline__ int64_t chunk_of(int64_t piece) const { return piece >> bits; }
+  __device__ __forceinline__ int in_chunk(int64_t piece) const { return static_cast<int>(piece & ((1 << bits) - 1)); }
+  __device__ __forceinline__ ChunkPieces chunk(int64_t chunk) const { return {length - chunk * kChunk, piece_bits}; }
   __device__ __forceinline__ int64_t count() const {
     const int64_t full = length > 0 ? (length - 1) / kChunk : 0;
-    return (full << bits) + chunk(full).items;
+    return (full << bits) + chunk(full).pieces;
   }
-  // The first row that counts as an item's own.
-  __device__ __forceinline__ int64_t row(int64_t item) const {
-    const int64_t c = chunk_of(item);
-    return c * kChunk + in_chunk(item) * chunk(c).spacing();
+  // The first row that counts as a piece's own.
+  __device__ __forceinline__ int64_t row(int64_t piece) const {
+    return chunk_of(piece) * kChunk + in_chunk(piece) * chunk(chunk_of(piece)).spacing();
   }
-  // The first item at a row or after it.
+  // The first piece at a row or after it, or a number past all of them.
   __device__ __forceinline__ int64_t first_at(int64_t row) const {
     if (row <= 0) return 0;
     const int64_t c = row / kChunk;
     if (c * kChunk >= length) return count();
-    const ChunkParts p = chunk(c);
+    const ChunkPieces p = chunk(c);
     const int spacing = p.spacing(), next = (static_cast<int>(row - c * kChunk) + spacing - 1) / spacing;
-    return next < p.items ? (c << bits) + next : (c + 1) << bits;
+    return next < p.pieces ? (c << bits) + next : (c + 1) << bits;
   }
-  // Where an item's sums stand, of a segment of several. A segment's last item may begin near the next segment, and so has a
-  // place beside the others'.
-  __device__ __forceinline__ int64_t slot(int64_t begin, int64_t item) const {
-    return 2 * ((begin + row(item)) / (kLeastGroups * kPartRows / 2)) + (item == count() - 1);
+  // Where a piece's sums stand, of a segment of several. Pieces are half of their most rows apart, or more; but a segment's
+  // last piece may begin near the next segment, and so has a place beside the others'.
+  __device__ __forceinline__ int64_t slot(int64_t begin, int64_t piece) const {
+    return 2 * ((begin + row(piece)) >> (piece_bits - 1)) + (piece == count() - 1);
   }
 };
+constexpr int64_t piece_slots(int64_t length, int piece_bits) { return 2 * ((length >> (piece_bits - 1)) + 1); }
 
-// Batches of leaves from their elements, kElements of each.
-template <int kElements, class Sums, class Elements>
-__device__ __forceinline__ Sums leaves_sum(const Elements (&x)[kBatch]) {
-  Sums leaves[kBatch / kElements];
+// What a block's groups take together: leaves of a chunk, or a whole short segment.
+struct SegmentPiece {
+  int64_t number, length;       // of the segment
+  int64_t begin, slot;          // the chunk's first row; and where the sums stand, of a segment of several
+  int32_t rows, first, leaves;  // of the chunk; and the piece's first leaf, and how many it has at most
+};
+
+// A thread's columns: kSides times V neighbours, a warp's apart.
+template <int V, int kSides, class Source, class Acc>
+using ColumnLanes = Lanes<typename Source::Element, Acc, V * kSides>;
+
+// The sum of neighbouring leaves, of up to kElements elements each: of `rows` rows from `offset` on, those whose leaves are
+// from `leaf` to before `end`. `columns`: that are there from the thread's first one on.
+template <int kLeaves, int kElements, int V, int kSides, class Acc, class Source>
+__device__ __forceinline__ ColumnLanes<V, kSides, Source, Acc> leaves_sum(const Source& source, int64_t pitch, int64_t offset,
+                                                                          int rows, int leaf, int end, int columns) {
+  Vector<typename Source::Element, V> x[kLeaves][kElements][kSides];
+  int64_t at = offset + leaf * pitch;
 #pragma unroll
-  for (int l = 0; l < kBatch / kElements; ++l) {
-    leaves[l].start(x[l * kElements]);
+  for (int l = 0; l < kLeaves; ++l, at += pitch) {
+    int64_t place = at;
 #pragma unroll
-    for (int d = 1; d < kElements; ++d) leaves[l].add(x[l * kElements + d]);
+    for (int d = 0; d < kElements; ++d, place += kLanes * pitch) {
+      const bool wanted = leaf + l < end && (kElements == 1 || leaf + l + d * kLanes < rows);
+      for_constants(std::make_integer_sequence<int, kSides>{}, [&](auto side) {
+        constexpr int kBeyond = decltype(side)::value * kWarp;
+        x[l][d][side] = source.template load_if<V, kBeyond>(wanted && (kBeyond == 0 || kBeyond < columns), place);
+      });
+    }
+  }
+  ColumnLanes<V, kSides, Source, Acc> leaves[kLeaves];
+#pragma unroll
+  for (int l = 0; l < kLeaves; ++l) {
+#pragma unroll
+    for (int s = 0; s < kSides; ++s) {
+      Lanes<typename Source::Element, Acc, V> side;
+      side.start(x[l][0][s]);
+#pragma unroll
+      for (int d = 1; d < kElements; ++d) side.add(x[l][d][s]);
+#pragma unroll
+      for (int j = 0; j < V; ++j) leaves[l].sum[s * V + j] = side.sum[j];
+    }
   }
   return join_lanes(leaves);
 }
 
-// The sums of V columns of a part: of up to kPartRows / depth leaves from `leaf` on, of a chunk of `rows` rows from `offset`
-// on. depth: 1, 2, 4 or 8.
-template <int V, class Source, class Acc>
-__device__ __forceinline__ void part_sum(const SegmentColumnArgs<Source, Acc>& a, int64_t offset, int rows, int leaf, int depth,
-                                         Acc (&sums)[V]) {
-  using Element = typename Source::Element;
-  using Sums = Lanes<Element, Acc, V>;
-  const int bits = __ffs(depth) - 1, in_batch = kBatch >> bits;
-  const int left = min(kLanes, rows) - leaf, batches = max(1, min(kPartBatches, (left + in_batch - 1) / in_batch));
-  Sums waiting[4];
+// The sums of a part of a chunk of `rows` rows: its leaves from `leaf` to before `end`.
+template <int V, int kSides, class Acc, class Source>
+__device__ __forceinline__ ColumnLanes<V, kSides, Source, Acc> part_sum(const Source& source, int64_t pitch, int64_t offset,
+                                                                        int rows, int leaf, int end, int columns) {
+  const int in_batch = rows <= kLanes ? kBatch : rows <= 2 * kLanes ? kBatch / 2 : rows <= 4 * kLanes ? kBatch / 4 : 1;
+  ColumnLanes<V, kSides, Source, Acc> waiting[kPartLevels], v;
+  v.clear();
+  int batches = 0;
 #pragma unroll 1
-  for (int b = 0; b < batches; ++b) {
-    Vector<Element, V> x[kBatch];
-    const int first = leaf + b * in_batch;
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int row = first + (i >> bits) + (i & (depth - 1)) * kLanes;
-      x[i] = a.source.template load_if<V>(row < rows, offset + row * a.pitch);
-    }
-    Sums v;
-    if (depth == 1) v = leaves_sum<1, Sums>(x);
-    else if (depth == 2) v = leaves_sum<2, Sums>(x);
-    else if (depth == 4) v = leaves_sum<4, Sums>(x);
-    else v = leaves_sum<kDepth, Sums>(x);
-    bool on = true;
-#pragma unroll
-    for (int level = 0; level < 4; ++level) {
-      if (on && (b >> level & 1)) {
-        waiting[level].add(v);
-        v = waiting[level];
-      } else if (on) {
-        waiting[level] = v;
-        on = false;
-      }
-    }
+  while (leaf < end) {
+    const auto sum = [&](auto kLeaves, auto kElements) {
+      return leaves_sum<decltype(kLeaves)::value, decltype(kElements)::value, V, kSides, Acc>(source, pitch, offset, rows, leaf,
+                                                                                              end, columns);
+    };
+    if (in_batch == kBatch) v = sum(Constant<kBatch>{}, Constant<1>{});
+    else if (in_batch == kBatch / 2) v = sum(Constant<kBatch / 2>{}, Constant<2>{});
+    else if (in_batch == kBatch / 4) v = sum(Constant<kBatch / 4>{}, Constant<4>{});
+    else v = sum(Constant<1>{}, Constant<kDepth>{});
+    leaf += in_batch;
+    if (batches == 0 && leaf >= end) return v;
+    carry_up(waiting, v, batches++);
   }
-  const Sums all = joined(waiting, batches, [](Sums& left, const Sums& right) { left.add(right); });
-#pragma unroll
-  for (int j = 0; j < V; ++j) sums[j] = static_cast<Acc>(all.sum[j]);
+  return joined(waiting, batches, v);
 }
 
-struct SegmentItem {
-  int64_t number;                // in its segment
-  int64_t index, begin, length;  // of its segment
-  int32_t first, parts;          // places of its parts
-  int32_t sums;                  // and of their sums, if they are several
-  bool alone;                    // is all of its segment
-};
+// Joins the sums of `parts` neighbouring groups of `width` threads, which are powers of two. The first group gets the result.
+// All threads of the block must call it. `slots` has a place for each.
+template <int V, class Acc>
+__device__ __forceinline__ void join_groups(Neighbours<Acc, V>& v, int width, int parts, Neighbours<Acc, V>* slots) {
+#pragma unroll 1
+  for (int mask = width; mask < min(kWarp, width * parts); mask *= 2) v = v + shuffle_xor(v, mask);
+  const int warps = width * parts / kWarp, lane = threadIdx.x % kWarp;
+  if (warps <= 1) return;
+  __syncthreads();
+  if (lane < width) slots[threadIdx.x] = v;
+  __syncthreads();
+  if (lane >= width || threadIdx.x / kWarp % warps > 0) return;
+  Neighbours<Acc, V> of_warps[kColumnWarps];
+#pragma unroll
+  for (int w = 0; w < kColumnWarps; ++w) {
+    if (w < warps) {
+      of_warps[w] = slots[threadIdx.x + w * kWarp];
+    } else {
+#pragma unroll
+      for (int j = 0; j < V; ++j) of_warps[w].of[j] = padding<Acc>();
+    }
+  }
+  v = join_neighbours(of_warps);
+}
 
-template <int V, class Source, class Acc>
-__global__ void __launch_bounds__(kColumnThreads, column_blocks(V))
+// The pieces of long segments that begin in a tile, in any order. All threads of the block must call it.
+__device__ __forceinline__ int find_pieces(const SegmentTiles& t, int64_t tile, int short_rows, int piece_bits,
+                                           SegmentPiece* pieces, int32_t& count) {
+  const int64_t tile_begin = tile * t.tile, tile_end = tile_begin + t.tile;
+  if (threadIdx.x == 0) count = 0;
+  int64_t found[2] = {0, t.segments};
+  if (t.segments > kColumnThreads) t.first_at({tile_begin, tile_end}, found);
+  __syncthreads();
+  const auto enter = [&](const SegmentPlace& s) {
+    const SegmentPieces all(s.length, piece_bits);
+    const int64_t end = min(all.first_at(tile_end - s.begin), all.count());
+#pragma unroll 1
+    for (int64_t piece = all.first_at(tile_begin - s.begin); piece < end; ++piece) {
+      const int64_t chunk = all.chunk_of(piece);
+      const ChunkPieces cut = all.chunk(chunk);
+      const int at = atomicAdd(&count, 1);
+      if (at >= kMostPieces) return;  // the offsets do not ascend
+      pieces[at] = {s.number,
+                    s.length,
+                    s.begin + chunk * kChunk,
+                    all.slot(s.begin, piece),
+                    cut.rows,
+                    all.in_chunk(piece) << cut.leaf_bits,
+                    1 << cut.leaf_bits};
+    }
+  };
+#pragma unroll 1
+  for (int64_t i = found[0] - 1 + threadIdx.x; i < found[1]; i += kColumnThreads * kAtOnce) {
+    unsigned longs = 0;
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const SegmentEnds ends = t.ends(i + k * kColumnThreads);
+      longs |= unsigned{ends.end - ends.begin > short_rows} << k;
+    }
+#pragma unroll 1
+    for (; longs; longs &= longs - 1) enter(t.place(i + (__ffs(longs) - 1) * kColumnThreads));
+  }
+  __syncthreads();
+  return min(count, kMostPieces);
+}
+
+template <int V, int kSides, class Source, class Acc>
+__global__ void __launch_bounds__(kColumnThreads, column_blocks(V * kSides * sizeof(Acc)))
     segment_columns(const __grid_constant__ SegmentColumnArgs<Source, Acc> a) {
-  constexpr int kMostItems = kMostGroups * kPartRows / kColumnWeight + 2;
-  constexpr int kParts = kPartRows / kColumnWeight + 4, kSums = 4;  // for each group: at most
-  constexpr int kSide = V < 2 ? V : 2;                              // columns whose parts a thread joins at once
-  __shared__ SegmentItem items[kMostItems];
-  __shared__ uint16_t item_of[kParts * kMostGroups];
-  __shared__ Acc sums[kSums * kColumnThreads * V];
-  __shared__ int32_t item_count, part_count, sum_count, larges, parts_taken;
-  __shared__ int64_t large[kMostLong];
+  __shared__ SegmentPiece pieces[kMostPieces];
+  __shared__ int32_t piece_count;
+  __shared__ Neighbours<Acc, V * kSides> slots[kColumnThreads];
   wait_for_previous_kernel();
   allow_next_kernel();
-  const SegmentTiles& t = a.tiles;
+  const SegmentTiles& t = a.offsets;
   const uint32_t block = blockIdx.x / a.column_tiles, column_tile = blockIdx.x - block * a.column_tiles;
-  const int bits = a.group_bits, groups = 1 << bits, group = threadIdx.x * groups / kColumnThreads;
-  const int member = threadIdx.x & (a.width - 1);
-  const int tile_columns = a.width * V;
-  const int64_t own_column = int64_t{column_tile} * tile_columns + member * V;
-  const bool inside = own_column < a.columns;
-  const unsigned mates = __ballot_sync(~0u, inside) & (~0u >> (kWarp - a.width)) << (threadIdx.x % kWarp - member);
-  const auto next_part = [&] {
-    const int own = member == 0 ? atomicAdd(&parts_taken, 1) : 0;
-    return __shfl_sync(mates, own, 0, a.width);
+  const int width = 1 << a.width_bits, member = threadIdx.x & (width - 1), group = threadIdx.x >> a.width_bits;
+  const int groups = kColumnThreads >> a.width_bits;
+  const int64_t column = int64_t{column_tile} * width * V * kSides + member * V;
+  const bool inside = column < a.columns, is_tile = block < t.tiles;
+  const int part_bits = is_tile ? 31 - __clz(groups) : a.part_bits, parts = 1 << part_bits, units = groups >> part_bits;
+  const int part = group & (parts - 1);
+  const int count = is_tile ? find_pieces(t, block, a.short_rows, a.piece_bits, pieces, piece_count) : a.run;
+  int64_t index = int64_t{block - t.tiles} * a.run * units + (group >> part_bits);
+  const auto ends = [&](int64_t index) {
+    return index < t.segments ? SegmentEnds{t.offset(index), t.offset(index + 1)} : SegmentEnds{};
   };
-
-  // Enters those items of a segment that belong to a tile.
-  const auto enter = [&](int64_t index, const SegmentPlace& s, int64_t tile_begin, int64_t tile_end) {
-    const SegmentItems all(s.length, bits);
-    const int64_t count = all.count();
-    for (int64_t i = all.first_at(tile_begin - s.position); i < count && s.position + all.row(i) < tile_end; ++i) {
-      const int parts = min(groups, all.chunk(all.chunk_of(i)).parts - all.in_chunk(i) * groups);
-      const int at = atomicAdd(&item_count, 1), first_part = atomicAdd(&part_count, parts);
-      const int first_sum = parts > 1 ? atomicAdd(&sum_count, parts) : 0;
-      if (at >= kMostItems || first_part + parts > kParts * groups || first_sum + parts > kSums * groups)
-        return;  // the offsets do not ascend
-      items[at] = {i, index, s.begin, s.length, first_part, parts, first_sum, count == 1};
-#pragma unroll 1
-      for (int k = 0; k < parts; ++k) item_of[first_part + k] = at;
-    }
-  };
-  // Writes sums of an item, of columns from `column` on.
-  const auto write = [&](const SegmentItem& item, int64_t column, auto& v) {
-    if (item.alone) {
-      a.output.template write<false>(item.index * t.result_pitch + column, item.length, v);
-    } else {
-      const int64_t slot = SegmentItems(item.length, bits).slot(item.begin, item.number);
-      store_as<Acc>(a.partials, slot * a.columns + column, 1, v);
-    }
-  };
-
-  const int64_t blocks = gridDim.x / a.column_tiles, last_tile = t.first_tile(int64_t{block} + 1, blocks);
-  int64_t tile = t.first_tile(block, blocks), first = t.first_at(tile * t.tile);
-  for (; tile < last_tile; ++tile) {
-    const int64_t tile_begin = tile * t.tile, tile_end = tile_begin + t.tile;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      item_count = part_count = sum_count = larges = 0;
-      parts_taken = groups;
-    }
-    __syncthreads();
-    if (threadIdx.x == 0 && first > 0) enter(first - 1, t.place(first - 1), tile_begin, tile_end);
-    int64_t end = first;
-    for (int here = kColumnThreads; here == kColumnThreads && end - first < t.tile; end += here) {
-      const int64_t index = end + threadIdx.x;
-      SegmentPlace s{};
-      bool is_here = false;
-      if (index < t.count()) {
-        s = t.place(index);
-        is_here = s.position < tile_end;
-      }
-      if (is_here) {
-        enter(index, s, tile_begin, tile_end);
-        if (SegmentItems(s.length, bits).count() > 1) {
-          const int at = atomicAdd(&larges, 1);
-          if (at < kMostLong) large[at] = index;
-        }
-      }
-      here = __syncthreads_count(is_here);
-    }
-    if (threadIdx.x == 0 && column_tile == 0) t.note(tile, first, end, large, larges);
-    first = end;
-
-    const int parts = min(part_count, kParts * groups), count = min(item_count, kMostItems);
-    // Groups take parts as they get ready for one.
-#pragma unroll 1
-    for (int i = group; i < parts && inside; i = next_part()) {
-      const SegmentItem& item = items[item_of[i]];
-      const SegmentItems all(item.length, bits);
-      const int64_t chunk = all.chunk_of(item.number);
-      const ChunkParts p = all.chunk(chunk);
-      const int part = all.in_chunk(item.number) * groups + i - item.first;
-      const int64_t offset = (item.begin + chunk * kChunk) * a.pitch + own_column;
-      Acc v[V];
-      part_sum<V>(a, offset, p.rows, part * p.leaves, p.depth, v);
-      if (item.parts == 1) write(item, own_column, v);
-      else store_as<Acc>(sums, (item.sums + i - item.first) * tile_columns + member * V, 1, v);
-    }
-    __syncthreads();
-    if (sum_count == 0) continue;
-#pragma unroll 1
-    for (int i = group; i < count * (V / kSide) && inside; i += groups) {
-      const SegmentItem& item = items[i / (V / kSide)];
-      if (item.parts == 1) continue;
-      const int side = i % (V / kSide) * kSide;
-      Neighbours<Acc, kSide> waiting[kPartLevels], v;
-#pragma unroll 1
-      for (int k = 0; k < item.parts; ++k) {
-        const Acc* const from = sums + (item.sums + k) * tile_columns + member * V + side;
+  const auto offset_of = [&](int64_t begin) { return begin * a.pitch + column; };
+  using Sums = Neighbours<Acc, V * kSides>;
+  const auto widened = [](const ColumnLanes<V, kSides, Source, Acc>& lanes) {
+    Sums sums;
 #pragma unroll
-        for (int j = 0; j < kSide; ++j) v.of[j] = from[j];
-        carry_up(waiting, v, k);
-      }
-      v = joined(waiting, item.parts, [](auto& left, const auto& right) { left = left + right; });
-      write(item, own_column + side, v.of);
+    for (int j = 0; j < V * kSides; ++j) sums.of[j] = static_cast<Acc>(lanes.sum[j]);
+    return sums;
+  };
+  const int columns = static_cast<int>(min(a.columns - column, int64_t{kSides * kWarp}));
+  // f of the sums of V neighbouring columns, and of the first of these.
+  const auto for_sides = [&](const Sums& sums, auto f) {
+#pragma unroll
+    for (int s = 0; s < kSides; ++s) {
+      Acc v[V];
+#pragma unroll
+      for (int j = 0; j < V; ++j) v[j] = sums.of[s * V + j];
+      if (s * kWarp < columns) f(column + s * kWarp, v);
     }
+  };
+  const auto write = [&](int64_t number, int64_t length, const Sums& sums) {
+    for_sides(sums,
+              [&](int64_t column, auto& v) { a.output.template write<false>(number * t.result_pitch + column, length, v); });
+  };
+  // Takes the next kAtOnce segments where all of a warp's are tiny.
+  const auto take_tiny = [&] {
+    SegmentEnds own[kAtOnce];
+    bool are_tiny = true;
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      own[k] = ends(index + k * units);
+      are_tiny &= own[k].end - own[k].begin <= kTinyRows;
+    }
+    if (!__all_sync(~0u, are_tiny)) return false;
+    Sums sums[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      t.check(own[k]);
+      const int rows = inside ? static_cast<int>(own[k].end - own[k].begin) : 0;
+      sums[k] =
+          widened(leaves_sum<kTinyRows, 1, V, kSides, Acc>(a.source, a.pitch, offset_of(own[k].begin), rows, 0, rows, columns));
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int64_t number = index + k * units;
+      if (inside && number < t.segments) write(number, own[k].end - own[k].begin, sums[k]);
+    }
+    return true;
+  };
+#pragma unroll 1
+  for (int i = 0; i < count; ++i, index += units) {
+    if (!is_tile && i % kAtOnce == 0 && count >= kAtOnce && take_tiny()) {
+      i += kAtOnce - 1;
+      index += (kAtOnce - 1) * units;
+      continue;
+    }
+    SegmentPiece piece;
+    bool mine = inside;
+    if (is_tile) {
+      piece = pieces[i];
+    } else {
+      const SegmentEnds own = ends(index);
+      t.check(own);
+      const int64_t length = own.end - own.begin;
+      mine = inside && index < t.segments && length <= a.short_rows;
+      piece = {index, length, own.begin, 0, static_cast<int>(length), 0, kLanes};
+    }
+    const int rows = mine ? piece.rows : 0, there = min(min(rows, kLanes) - piece.first, piece.leaves);
+    const int bits = max(0, log2_up(there) - part_bits);
+    const int leaf = piece.first + (part << bits), end = min(leaf + (1 << bits), piece.first + there);
+    Sums sums = widened(part_sum<V, kSides, Acc>(a.source, a.pitch, offset_of(piece.begin), rows, leaf, end, columns));
+    join_groups(sums, width, parts, slots);
+    if (!mine || part > 0) continue;
+    if (piece.length <= 1 << a.piece_bits) write(piece.number, piece.length, sums);
+    else for_sides(sums, [&](int64_t column, auto& v) { store_as<Acc>(a.partials, piece.slot * a.columns + column, 1, v); });
   }
 }
 
-constexpr int kJoinedByColumns = 2 * kJoinRun;  // items of a segment, that a warp joins; others are the block's
-
-// Joins the items of those segments that have several, 32 columns at a time, and sees to it that all segments have been taken.
 template <class Acc>
 struct JoinColumnArgs {
-  SegmentTiles tiles;
+  SegmentTiles offsets;
   int64_t columns;
-  int32_t group_bits;
+  int32_t piece_bits;
   SegmentOutput<Acc> output;
   const Acc* partials;
 };
 
+constexpr int kJoinedByColumns = 2 * kJoinRun;  // pieces of a segment, that a warp joins; others are the block's
+
+// Joins the pieces of those segments that have several, 32 columns at a time. Such a segment is longer than a tile: a warp of
+// each tile's sees to it that has the tile's first row, if the segment does not begin before the tile ahead of this one.
 template <class Acc>
 __global__ void __launch_bounds__(kJoinWarps* kWarp)
     join_segment_columns(const __grid_constant__ JoinColumnArgs<Acc> a, uint32_t column_tiles) {
-  constexpr int kMost = kJoinWarps * kJoinTiles * kMostLong;
-  __shared__ int64_t huge[kMost];
-  __shared__ int huges;
+  __shared__ SegmentPlace large[kJoinWarps];  // of several batches, or empty
   __shared__ Acc sums[kJoinWarps][kWarp];
-  const SegmentTiles& t = a.tiles;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, bits = a.group_bits;
+  const SegmentTiles& t = a.offsets;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const uint32_t block = blockIdx.x / column_tiles;
   const int64_t column = int64_t{blockIdx.x - block * column_tiles} * kWarp + lane;
-  if (threadIdx.x == 0) huges = 0;
+  // This needs no sums. The offsets are there: the first kernel has let this one start after waiting for them.
+  const int64_t row = (int64_t{block} * kJoinWarps + warp) * t.tile;
+  int64_t found[1] = {0};
+  if (row < t.length) t.first_at({row + 1}, found);
+  const int64_t own = found[0] - 1;
+  const SegmentPlace place = t.place(own);
+  const bool joins = own >= 0 && row < t.length && place.length > t.tile && place.begin > row - t.tile;
+  const bool is_large = joins && SegmentPieces(place.length, a.piece_bits).count() > kJoinedByColumns;
+  if (lane == 0) large[warp] = is_large ? place : SegmentPlace{};
   wait_for_previous_kernel();
   allow_next_kernel();
-  __syncthreads();
-  const int64_t first = (int64_t{block} * kJoinWarps + warp) * kJoinTiles;
 
-  // The sum of items `begin` to begin + run - 1, as many of them as there are.
-  const auto join = [&](const SegmentPlace& s, const SegmentItems& all, int64_t begin, int64_t run) {
+  // The sum of pieces `begin` to begin + run - 1, as many of them as there are.
+  const auto join = [&](const SegmentPlace& s, int64_t begin, int64_t run) {
+    const SegmentPieces all(s.length, a.piece_bits);
     const int64_t count = all.count();
     Acc waiting[kJoinLevels], v = padding<Acc>();
     int64_t batches = 0;
@@ -311,52 +381,37 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
       Acc x[kJoinRun];
 #pragma unroll
       for (int j = 0; j < kJoinRun; ++j) {
-        const int64_t item = begin + batches * kJoinRun + j;
-        const bool is_there = column < a.columns && item < count;
-        x[j] = is_there ? a.partials[all.slot(s.begin, item) * a.columns + column] : padding<Acc>();
+        const int64_t piece = begin + batches * kJoinRun + j;
+        const bool is_there = column < a.columns && piece < count;
+        x[j] = is_there ? a.partials[all.slot(s.begin, piece) * a.columns + column] : padding<Acc>();
       }
       v = join_neighbours(x);
       carry_up(waiting, v, batches++);
     } while (batches * kJoinRun < run && begin + batches * kJoinRun < count);
-    return joined(waiting, batches, [](Acc& left, const Acc& right) { left = left + right; });
+    return joined(waiting, batches, v);
   };
   const auto write = [&](const SegmentPlace& s, Acc v) {
     Acc one[1] = {v};
     if (column < a.columns) a.output.template write<true>(s.number * t.result_pitch + column, s.length, one);
   };
-  if (lane < kJoinTiles && first + lane < t.tiles) t.check_record(first + lane);
-#pragma unroll 1
-  for (int64_t tile = first; tile < min(first + kJoinTiles, t.tiles); ++tile) {
-    const TileRecord& record = t.records[tile];
-    if (lane < record.larges) huge[atomicAdd(&huges, 1)] = record.large[lane];
-  }
+  if (joins && !is_large) write(place, join(place, 0, kJoinedByColumns));
   __syncthreads();
-  // Each of a warp's own first, then those that are left, which the block takes together.
 #pragma unroll 1
-  for (int i = 0; i < 2 * huges; ++i) {
-    const bool together = i >= huges;
-    const int which = together ? i - huges : i;
-    if (i == huges) __syncthreads();
-    if (together ? huge[which] < 0 : which % kJoinWarps != warp) continue;
-    const SegmentPlace s = t.place(huge[which]);
-    const SegmentItems all(s.length, bits);
-    if (!together && all.count() > kJoinedByColumns) continue;
+  for (int i = 0; i < kJoinWarps; ++i) {
+    const SegmentPlace s = large[i];
+    if (s.length == 0) continue;
     int64_t run = kJoinRun;  // of a warp: a power of two
 #pragma unroll 1
-    while (run * (together ? kJoinWarps : 1) < all.count()) run *= 2;
-    Acc v = join(s, all, together ? warp * run : 0, run);
-    if (together) {
-      sums[warp][lane] = v;
-      __syncthreads();
-      Acc from_warps[kJoinWarps];
+    while (run * kJoinWarps < SegmentPieces(s.length, a.piece_bits).count()) run *= 2;
+    sums[warp][lane] = join(s, warp * run, run);
+    __syncthreads();
+    if (warp == 0) {
+      Acc of_warps[kJoinWarps];
 #pragma unroll
-      for (int w = 0; w < kJoinWarps; ++w) from_warps[w] = sums[w][lane];
-      v = join_neighbours(from_warps);
-      __syncthreads();
+      for (int w = 0; w < kJoinWarps; ++w) of_warps[w] = sums[w][lane];
+      write(s, join_neighbours(of_warps));
     }
-    if (!together || warp == 0) write(s, v);
-    __syncwarp();
-    if (!together && lane == 0) huge[which] = -1;
+    __syncthreads();
   }
 }
 

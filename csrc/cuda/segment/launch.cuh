@@ -14,10 +14,9 @@ namespace gpureduce::cuda {
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <class... Args>
-cudaError_t start_segments(const SegmentsLaunch& launch, void (*kernel)(Args...), int64_t blocks, int threads,
-                           const Args&... args) {
+cudaError_t start_segments(Queue queue, void (*kernel)(Args...), int64_t blocks, int threads, const Args&... args) {
   if (blocks > kMaxGrid) return cudaErrorInvalidConfiguration;
-  return start_kernel({launch.stream, launch.early}, {static_cast<uint32_t>(blocks)}, threads, 0, kernel, args...);
+  return start_kernel(queue, {static_cast<uint32_t>(blocks)}, threads, 0, kernel, args...);
 }
 
 // Whether kernels are compiled for segments of a family's dtypes.
@@ -30,10 +29,16 @@ inline bool are_typed(const Segments& s) {
   return plain && has_segments(info(r.in).family) && is_direct(r.accumulator, r.out);
 }
 
-// Whether all elements of a row lie side by side, and the results do.
+// Elements of a single column, in all or in a segment, that rows' kernel would take longer for.
+constexpr int64_t kFewInColumn = 1 << 18, kTinyInColumn = 8;
+
+// Whether all elements of a row lie side by side, and the results do; or there is one column of few elements, in all or in a
+// segment, or of elements far apart.
 inline bool are_columns(const Segments& s) {
   const Problem& p = s.reduction.problem;
-  return are_typed(s) && p.kept.size() == 1 && p.kept[0].stride == 1 && p.kept[0].out_stride == 1;
+  if (!are_typed(s)) return false;
+  if (p.outputs == 1) return s.stride != 1 || s.length <= kFewInColumn || s.length <= s.count * kTinyInColumn;
+  return p.kept.size() == 1 && p.kept[0].stride == 1 && p.kept[0].out_stride == 1;
 }
 
 inline bool are_rows(const Segments& s) {
@@ -41,37 +46,29 @@ inline bool are_rows(const Segments& s) {
   return are_typed(s) && s.stride == 1 && fits_fast_nest(p.kept, p.outputs);
 }
 
-// How segments are cut, and what that needs of the workspace: a record for each tile, and then the partial sums.
-struct SegmentCut {
-  int64_t weight, tile, row_tiles, tiles, partials, record;
-  bool joins;  // segments may have several items, or there are several tiles to look at
+struct RowCut {
+  int64_t tile, row_tiles, tiles;
+  bool joins;  // segments may have chunks in several tiles
 
-  int64_t record_bytes() const { return joins ? (tiles * record + kGranule - 1) / kGranule * kGranule : 0; }
+  int64_t partials(const Segments& s) const { return joins ? s.reduction.problem.outputs * chunk_slots(s.length) : 0; }
 };
 
-constexpr int kBlocksOfEach = 8;  // multiprocessor, of columns: at most, and at least where tiles are no smaller for it
-
-inline SegmentCut rows_cut(const Segments& s, int multiprocessors) {
+inline RowCut rows_cut(const Segments& s, int multiprocessors) {
   const int64_t rows = s.reduction.problem.outputs, in_row = s.length + s.count * kRowWeight, positions = rows * in_row;
   const int64_t warps = int64_t{multiprocessors} * kRowWarps;
   const int64_t rounds = std::max<int64_t>(1, ceil_div(positions, warps * kMostRowTile));
   const int64_t tile = std::max<int64_t>(kLeastRowTile, ceil_div(positions, warps * rounds));
-  const int64_t row_tiles = std::max<int64_t>(1, ceil_div(in_row, tile)), partials = 2 * rows * (s.length / kChunk + 1);
-  return {kRowWeight, tile, row_tiles, rows * row_tiles, partials, int64_t{sizeof(int64_t)}, row_tiles > 1};
+  const int64_t row_tiles = std::max<int64_t>(1, ceil_div(in_row, tile));
+  return {tile, row_tiles, rows * row_tiles, row_tiles > 1 && s.length > kChunk};
 }
 
-inline SegmentTiles tiles_of(const SegmentsLaunch& launch, const SegmentCut& cut, int64_t rows) {
-  const Segments& s = launch.segments;
-  TileRecord* const records = cut.joins ? static_cast<TileRecord*>(launch.workspace) : nullptr;
-  return {s.offsets, s.wide,        s.count,
-          s.length,  rows,          s.length + s.count * cut.weight,
-          cut.tile,  cut.tiles,     static_cast<int32_t>(cut.weight),
-          records,   s.result_pitch};
+inline SegmentTiles tiles_of(const Segments& s, int64_t tile, int64_t tiles, int weight) {
+  return {s.offsets, s.wide, s.count, s.length, tile, tiles, weight, s.result_pitch};
 }
 
 template <class Acc>
-Acc* partials_of(const SegmentsLaunch& launch, const SegmentCut& cut) {
-  return reinterpret_cast<Acc*>(static_cast<char*>(launch.workspace) + cut.record_bytes());
+Acc* partials_of(const SegmentsLaunch& launch) {
+  return static_cast<Acc*>(launch.workspace);
 }
 
 template <class Acc>
@@ -86,94 +83,126 @@ inline uint64_t policy_of(const SegmentsLaunch& launch) {
   return static_cast<uint64_t>(streams ? access_property(access_property::streaming{}) : access_property());
 }
 
-inline int64_t join_blocks(int64_t tiles) { return ceil_div(tiles, kJoinWarps * kJoinTiles); }
-
+struct ColumnCut;
 // The second kernels, which know accumulators alone and are compiled once for each (../segment.cu).
 template <class Acc>
 cudaError_t join_rows(const SegmentsLaunch& launch);
 template <class Acc>
-cudaError_t join_columns(const SegmentsLaunch& launch, int vector);
+cudaError_t join_columns(const SegmentsLaunch& launch, const ColumnCut& cut);
 
 template <class Source, class Acc>
 cudaError_t launch_segment_rows(const SegmentsLaunch& launch, const Source& source) {
   const Segments& s = launch.segments;
   const Problem& p = s.reduction.problem;
-  const SegmentCut cut = rows_cut(s, launch.multiprocessors);
+  const RowCut cut = rows_cut(s, launch.multiprocessors);
   const SegmentRowArgs<Source, Acc> args{source,
                                          s.stride,
-                                         tiles_of(launch, cut, p.outputs),
+                                         tiles_of(s, cut.tile, cut.tiles, kRowWeight),
                                          cut.row_tiles,
                                          kept_nest<Source::kRank>(p),
                                          output_of<Acc>(s),
-                                         cut.joins ? static_cast<int64_t*>(launch.workspace) : nullptr,
-                                         partials_of<Acc>(launch, cut)};
+                                         partials_of<Acc>(launch)};
   const int64_t blocks = std::min(cut.tiles, int64_t{kRowWarps} * launch.multiprocessors);
-  if (cudaError_t error = start_segments(launch, segment_rows<Source, Acc>, blocks, kWarp, args)) return error;
+  if (cudaError_t error = start_segments(launch.queue, segment_rows<Source, Acc>, blocks, kWarp, args)) return error;
   if (!cut.joins) return cudaSuccess;
   return join_rows<Acc>(launch);
 }
 
-// Columns, by groups of so many threads of V columns each.
-struct ColumnTiles {
-  int width, groups;
-  int64_t count;
+// Threads and blocks of each multiprocessor that are to have work, and tiles that are enough.
+constexpr int64_t kThreadsOfEach = 1024, kBlocksOfEach = 2, kTilesOfEach = 16;
+// Rows of a segment, in the mean: from which on groups share it, and up to which a thread takes more than one.
+constexpr int64_t kLeastShared = 8, kShortMean = 16;
+
+// Columns of a thread: so many times neighbours of one load.
+struct ThreadColumns { int vector, sides; };
+
+inline ThreadColumns columns_of_thread(const Segments& s) {
+  const Reduction& r = s.reduction;
+  const int size = info(r.in).size, vector = segment_vector(size);
+  const bool is_aligned = reinterpret_cast<uintptr_t>(r.input) % (vector * size) == 0 && s.stride % vector == 0;
+  if (vector > 1 && is_aligned && r.problem.outputs % vector == 0) return {vector, 1};
+  const int sides = segment_sides(size);
+  return {1, s.length <= s.count * kShortMean && r.problem.outputs > kWarp / 2 * sides ? sides : 1};
+}
+
+// Who takes what of columns.
+struct ColumnCut {
+  int width_bits, part_bits, run, short_rows, piece_bits;
+  int64_t column_tiles, tile, tiles, blocks;  // blocks: of short segments
+
+  bool joins(const Segments& s) const { return s.length > 1 << piece_bits; }
+  int64_t partials(const Segments& s) const {
+    return joins(s) ? s.reduction.problem.outputs * piece_slots(s.length, piece_bits) : 0;
+  }
 };
 
-inline ColumnTiles column_tiles(const Segments& s, int vector) {
-  const int64_t threads = ceil_div(s.reduction.problem.outputs, vector);
-  int width = kLeastWidth;
-  while (width < kWarp && width < threads) width *= 2;
-  return {width, kColumnThreads / width, ceil_div(threads, width)};
+inline ColumnCut columns_cut(const Segments& s, const ThreadColumns& of_thread, int multiprocessors) {
+  ColumnCut cut{};
+  const int64_t threads = ceil_div(s.reduction.problem.outputs, of_thread.vector * of_thread.sides),
+                mean = s.length / std::max<int64_t>(1, s.count);
+  while (cut.width_bits < 5 && 1 << cut.width_bits < threads) ++cut.width_bits;
+  cut.column_tiles = ceil_div(threads, 1 << cut.width_bits);
+  const int groups = kColumnThreads >> cut.width_bits;
+  // Groups share segments where threads have too little to do without it.
+  const auto more = [&](int parts) {
+    return parts < groups && 2 * parts <= mean && s.count * threads * parts < int64_t{kThreadsOfEach} * multiprocessors;
+  };
+  while (mean >= kLeastShared && more(1 << cut.part_bits)) ++cut.part_bits;
+  // A group has as many rows as leave all multiprocessors work.
+  int part_rows = kPartRows;
+  const auto few = [&] {
+    return ceil_div(s.length, std::min(kChunk, part_rows * groups)) * cut.column_tiles < kBlocksOfEach * multiprocessors;
+  };
+  while (part_rows > kLeastPartRows && s.length > kPartRows * groups && few()) part_rows /= 2;
+  cut.piece_bits = kChunkBits;
+  while (1 << cut.piece_bits > part_rows * groups) --cut.piece_bits;
+  cut.short_rows = std::min(1 << cut.piece_bits, kPartRows << cut.part_bits);
+  const int64_t units = groups >> cut.part_bits, blocks = ceil_div(s.count, units) * cut.column_tiles;
+  const int64_t spare = blocks * kColumnThreads / (int64_t{kThreadsOfEach} * multiprocessors);
+  const int64_t run = std::min<int64_t>(spare, kShortMean / (mean + 1)) / kAtOnce * kAtOnce;
+  cut.run = static_cast<int>(cut.part_bits > 0 ? 1 : std::max<int64_t>(run, 1));
+  cut.blocks = ceil_div(s.count, units * cut.run);
+  cut.tile = 1 << cut.piece_bits;
+  if (s.length > cut.short_rows) {
+    const int64_t enough = int64_t{kTilesOfEach} * multiprocessors;
+    while (cut.tile < kMostTileRows && ceil_div(s.length, cut.tile) * cut.column_tiles > enough) cut.tile *= 2;
+    cut.tiles = ceil_div(s.length, cut.tile);
+  }
+  return cut;
 }
 
-// A tile has a part for each group of threads, or less where there would be few blocks.
-inline SegmentCut columns_cut(const Segments& s, const ColumnTiles& c, int multiprocessors) {
-  const int64_t positions = s.length + s.count * kColumnWeight;
-  const int64_t share = ceil_div(positions * c.count, int64_t{kBlocksOfEach} * multiprocessors);
-  const int64_t tile = c.groups * std::clamp<int64_t>(share / c.groups, kColumnWeight, kPartRows);
-  const int64_t tiles = ceil_div(positions, tile);
-  const int64_t partials = 2 * (s.length / (kLeastGroups * kPartRows / 2) + 1) * s.reduction.problem.outputs;
-  return {kColumnWeight, tile, tiles, tiles, partials, int64_t{sizeof(TileRecord)}, tiles > 1 || s.length > kChunk};
-}
-
-template <int V, class Acc, class Source>
+template <int V, int kSides, class Acc, class Source>
 cudaError_t launch_segment_columns(const SegmentsLaunch& launch, const Source& source) {
   const Segments& s = launch.segments;
-  const ColumnTiles columns = column_tiles(s, V);
-  const SegmentCut cut = columns_cut(s, columns, launch.multiprocessors);
-  const int64_t outputs = s.reduction.problem.outputs;
-  if (columns.count > kMaxGrid) return cudaErrorInvalidConfiguration;
+  const ColumnCut cut = columns_cut(s, {V, kSides}, launch.multiprocessors);
+  const int64_t blocks = (cut.tiles + cut.blocks) * cut.column_tiles;
+  if (cut.column_tiles > kMaxGrid || cut.tiles + cut.blocks > kMaxGrid) return cudaErrorInvalidConfiguration;
   const SegmentColumnArgs<Source, Acc> args{source,
                                             s.stride,
-                                            tiles_of(launch, cut, 1),
-                                            outputs,
-                                            static_cast<uint32_t>(columns.count),
-                                            columns.width,
-                                            __builtin_ctz(columns.groups),
+                                            tiles_of(s, cut.tile, cut.tiles, 0),
+                                            s.reduction.problem.outputs,
+                                            static_cast<uint32_t>(cut.column_tiles),
+                                            cut.width_bits,
+                                            cut.part_bits,
+                                            cut.run,
+                                            cut.short_rows,
+                                            cut.piece_bits,
                                             output_of<Acc>(s),
-                                            partials_of<Acc>(launch, cut)};
-  const int64_t most = std::max<int64_t>(1, int64_t{kBlocksOfEach} * launch.multiprocessors / columns.count);
-  const int64_t blocks = std::min(cut.tiles, most) * columns.count;
-  if (cudaError_t error = start_segments(launch, segment_columns<V, Source, Acc>, blocks, kColumnThreads, args)) return error;
-  if (!cut.joins) return cudaSuccess;
-  return join_columns<Acc>(launch, V);
-}
-
-// Columns of a thread, where all of its loads are aligned.
-inline int vector_of(const Segments& s) {
-  const Reduction& r = s.reduction;
-  const int size = info(r.in).size, vector = segment_vector(size, size_of(r.accumulator));
-  const bool is_aligned = reinterpret_cast<uintptr_t>(r.input) % (vector * size) == 0 && s.stride % vector == 0;
-  return is_aligned && r.problem.outputs % vector == 0 ? vector : 1;
+                                            partials_of<Acc>(launch)};
+  if (cudaError_t error = start_segments(launch.queue, segment_columns<V, kSides, Source, Acc>, blocks, kColumnThreads, args))
+    return error;
+  return cut.joins(s) ? join_columns<Acc>(launch, cut) : cudaSuccess;
 }
 
 template <class In, class Acc>
 cudaError_t segments_of(const SegmentsLaunch& launch) {
   const Segments& s = launch.segments;
   const auto source = Typed<In>::of(s.reduction.input, policy_of(launch), masks_of(s.reduction));
-  if (are_rows(s)) return launch_segment_rows<Typed<In>, Acc>(launch, source);
-  if (vector_of(s) == 1) return launch_segment_columns<1, Acc>(launch, source);
-  return launch_segment_columns<segment_vector(sizeof(In), sizeof(Acc)), Acc>(launch, source);
+  if (!are_columns(s)) return launch_segment_rows<Typed<In>, Acc>(launch, source);
+  const ThreadColumns columns = columns_of_thread(s);
+  if (columns.sides > 1) return launch_segment_columns<1, segment_sides(sizeof(In)), Acc>(launch, source);
+  if (columns.vector > 1) return launch_segment_columns<segment_vector(sizeof(In)), 1, Acc>(launch, source);
+  return launch_segment_columns<1, 1, Acc>(launch, source);
 }
 
 template <Family family>

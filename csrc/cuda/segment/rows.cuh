@@ -29,18 +29,8 @@ struct SegmentRowArgs {
   int64_t row_tiles;         // tiles of a row: none has segments of two
   Nest<Source::kRank> kept;  // of rows
   SegmentOutput<Acc> output;
-  int64_t* unfinished;  // for each tile: the segment that begins in it and ends in another, or -1; null: there is one tile
   Acc* partials;
 };
-
-// Where a chunk's sum stands, of a segment of several. A segment's last chunk may begin near the next segment, and so has a
-// place beside the others'.
-__device__ __forceinline__ int64_t chunk_slot(const SegmentTiles& t, int64_t row, int64_t begin, int64_t chunk,
-                                              int64_t chunks) {
-  return 2 * (row * (t.length / kChunk + 1) + begin / kChunk + chunk) + (chunk == chunks - 1);
-}
-
-__device__ __forceinline__ int64_t chunks_of(int64_t length) { return (length + kChunk - 1) / kChunk; }
 
 // Elements `begin` to `end` of a row as a warp takes them: in order. Places count from the stream's own first one.
 template <class Source, class Acc>
@@ -293,17 +283,13 @@ __global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWar
 
     // The segments that begin in the tile. Every tile finds the same end as the next one its begin: so all of them are taken.
     int64_t found[2];
-    t.first_in_row({tile_begin, tile_end}, found);
+    t.first_at({tile_begin, tile_end}, found);
     const int64_t first = in_row == 0 ? 0 : found[0], end = in_row == a.row_tiles - 1 ? t.segments : found[1];
     CUDA_KERNEL_ASSERT(first <= end && "offsets: each must be no less than the one before");
-    // How many chunks of a segment begin before a position.
-    const auto chunks_before = [&](const SegmentPlace& s, int64_t position) {
-      return min(max((position - s.position + kChunk - 1) / kChunk, int64_t{1}), chunks_of(s.length));
-    };
     // Three segments' places at once: of the one before, of the first, and of the last.
     const int64_t looked = lane == 0 ? first - 1 : lane == 1 ? first : end - 1;
-    const SegmentPlace found_places = t.place_in_row(looked, t.ends_in_row(looked));
-    SegmentEnds next = t.ends_in_row(first - 1 + lane);
+    const SegmentPlace found_places = t.place(looked);
+    SegmentEnds next = t.ends(first - 1 + lane);
     const auto place_by = [&](int lane) {
       SegmentPlace s;
       s.begin = shuffle(found_places.begin, lane);
@@ -313,17 +299,13 @@ __global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWar
     };
     const SegmentPlace before = place_by(0), last = place_by(2);
     const int64_t first_begin = shuffle(found_places.begin, 1);
-    const int64_t chunk = first > 0 ? chunks_before(before, tile_begin) : 0;  // of the segment before the first
-    const int64_t chunk_end = first > 0 ? chunks_before(before, tile_end) : 0;
+    const int64_t chunk = first > 0 ? before.chunks_before(tile_begin) : 0;  // of the segment before the first
+    const int64_t chunk_end = first > 0 ? before.chunks_before(tile_end) : 0;
     int64_t begin = before.begin + chunk * kChunk, stop = min(before.begin + chunk_end * kChunk, before.begin + before.length);
-    bool unfinished = false;
     if (first < end) {
       if (chunk == chunk_end) begin = first_begin;
-      const int64_t chunks = chunks_before(last, tile_end);
-      unfinished = chunks < chunks_of(last.length);
-      stop = min(last.begin + chunks * kChunk, last.begin + last.length);
+      stop = min(last.begin + last.chunks_before(tile_end) * kChunk, last.begin + last.length);
     }
-    if (a.unfinished && lane == 0) a.unfinished[tile] = unfinished ? end - 1 : -1;
     if (first == end && chunk == chunk_end) continue;
     stop = min(stop, begin + t.tile + kChunk);  // also where offsets do not ascend
     const int origin = in.start(kept.in, t.length, begin, stop);
@@ -333,13 +315,12 @@ __global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWar
 #pragma unroll 1
     for (int64_t base = first - 1; base < end; base += kWarp) {
       const auto [own_begin, own_end] = next;
-      CUDA_KERNEL_ASSERT(own_begin >= 0 && own_begin <= own_end && own_end <= t.length &&
-                         "offsets: each must be no less than the one before, and in [0, the size of dim]");
+      t.check({own_begin, own_end});
       const bool is_rest = base < first;
       const int count = static_cast<int>(min(end - base, int64_t{kWarp}));
       const int length = static_cast<int>(min(own_end - own_begin, int64_t{kShort + 1})), from = place_of(own_begin);
       const bool is_short = lane < count && length <= kShort && !(is_rest && lane == 0);
-      next = t.ends_in_row(base + kWarp + lane);
+      next = t.ends(base + kWarp + lane);
       t.prefetch(base + kSegmentsAhead + lane);
       int at = base < 0 ? 1 : 0;
 #pragma unroll 1
@@ -350,9 +331,9 @@ __global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWar
         const int upto = others ? __ffs(others) - 1 : kWarp;
         if (upto <= at) {
           // Chunks of a segment. If they are not all of it, another kernel joins them.
-          const SegmentPlace own = t.place_in_row(base + at, {shuffle(own_begin, at), shuffle(own_end, at)});
+          const SegmentPlace own = t.place(base + at, {shuffle(own_begin, at), shuffle(own_end, at)});
           const bool rest = is_rest && at == 0;
-          const int64_t chunks = chunks_of(own.length), c_end = rest ? chunk_end : chunks_before(own, tile_end);
+          const int64_t chunks = chunks_of(own.length), c_end = rest ? chunk_end : own.chunks_before(tile_end);
           const bool all = !rest && c_end == chunks;
           Acc mine = padding<Acc>();
 #pragma unroll 1
@@ -360,7 +341,7 @@ __global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWar
             const int here = static_cast<int>(min(own.length - c * kChunk, int64_t{kChunk}));
             const Acc v = chunk_sum<Acc>(in, place_of(own.begin + c * kChunk), here);
             if (all && c == lane) mine = v;
-            if (!all && lane == 0) a.partials[chunk_slot(t, row, own.begin, c, chunks)] = v;
+            if (!all && lane == 0) a.partials[row * chunk_slots(t.length) + chunk_slot(own.begin, c, own.length)] = v;
           }
           if (all) {
             mine = warp_join(mine);
@@ -400,8 +381,7 @@ constexpr int kJoinedByWarp = kWarp * kJoinRun;  // chunks of a segment, at most
 
 // Joins the chunks' sums of a segment, by `threads` neighbouring threads: a power of two.
 template <class Acc>
-__device__ __forceinline__ Acc join_chunks(const SegmentTiles& t, const Acc* partials, int64_t row, const SegmentPlace& s,
-                                           int thread, int threads) {
+__device__ __forceinline__ Acc join_chunks(const Acc* partials, const SegmentPlace& s, int thread, int threads) {
   const int64_t chunks = chunks_of(s.length);
   int64_t run = kJoinRun;  // of a thread
 #pragma unroll 1
@@ -414,7 +394,7 @@ __device__ __forceinline__ Acc join_chunks(const SegmentTiles& t, const Acc* par
 #pragma unroll
     for (int j = 0; j < kJoinRun; ++j) {
       const int64_t chunk = first + i * kJoinRun + j;
-      x[j] = chunk < chunks ? partials[chunk_slot(t, row, s.begin, chunk, chunks)] : padding<Acc>();
+      x[j] = chunk < chunks ? partials[chunk_slot(s.begin, chunk, s.length)] : padding<Acc>();
     }
     v = join_neighbours(x);
     carry_up(waiting, v, i);
@@ -428,22 +408,30 @@ struct JoinRowArgs {
   int64_t row_tiles;
   Nest<kMaxRank> kept;
   SegmentOutput<Acc> output;
-  const int64_t* unfinished;
   const Acc* partials;
 };
 
-// Joins the sums of chunks of those segments that several warps have.
+// Joins the sums of chunks of those segments that several warps have: a warp for each tile, which looks for the segment that
+// begins in it and ends in another.
 template <class Acc>
 __global__ void __launch_bounds__(kJoinWarps* kWarp) join_segment_rows(const __grid_constant__ JoinRowArgs<Acc> a) {
   __shared__ int64_t left[kJoinWarps];  // segments that are not joined yet, or -1
   __shared__ Acc sums[kJoinWarps];
   const SegmentTiles& t = a.tiles;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int64_t first = int64_t{blockIdx.x} * kJoinWarps;
+  const auto row_of = [&](int warp) { return a.row_tiles == t.tiles ? 0 : (first + warp) / a.row_tiles; };
+  // This needs no sums. The offsets are there: the first kernel has let this one start after waiting for them.
+  int64_t own = -1;
+  if (first + warp < t.tiles) {
+    const int64_t tile_begin = (first + warp - row_of(warp) * a.row_tiles) * t.tile, tile_end = tile_begin + t.tile;
+    int64_t found[1];
+    t.first_at({tile_end}, found);
+    const SegmentPlace s = t.place(found[0] - 1);
+    if (s.number >= 0 && s.position >= tile_begin && s.chunks_before(tile_end) < chunks_of(s.length)) own = s.number;
+  }
   wait_for_previous_kernel();
   allow_next_kernel();
-  const int64_t first = int64_t{blockIdx.x} * kJoinWarps;
-  int64_t own = -1;
-  if (first + warp < t.tiles) own = a.unfinished[first + warp];
   // A warp's own segment first, then those that the block takes together.
 #pragma unroll 1
   for (int i = -1; i < kJoinWarps; ++i) {
@@ -451,10 +439,11 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp) join_segment_rows(const __g
     const int which = together ? i : warp;
     const int64_t segment = together ? left[which] : own;
     if (segment >= 0) {
-      const int64_t row = a.row_tiles == t.tiles ? 0 : (first + which) / a.row_tiles;
-      const SegmentPlace s = t.place_in_row(segment, t.ends_in_row(segment));
+      const int64_t row = row_of(which);
+      const SegmentPlace s = t.place(segment);
       if (together || chunks_of(s.length) <= kJoinedByWarp) {
-        Acc v = join_chunks(t, a.partials, row, s, together ? threadIdx.x : lane, (together ? kJoinWarps : 1) * kWarp);
+        Acc v = join_chunks(a.partials + row * chunk_slots(t.length), s, together ? threadIdx.x : lane,
+                            (together ? kJoinWarps : 1) * kWarp);
         if (together) {
           if (lane == 0) sums[warp] = v;
           __syncthreads();

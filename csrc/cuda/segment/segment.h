@@ -12,12 +12,11 @@ struct SegmentsLaunch {
   const Segments& segments;
   int multiprocessors;
   int64_t l2_bytes;
-  bool early;       // kernels may start while the one before drains
   void* workspace;  // of workspace_of() bytes
-  cudaStream_t stream;
+  Queue queue;
 };
 
-// Bytes for partial sums, and for what the first kernel tells the second.
+// Bytes for sums of parts of segments.
 int64_t workspace_of(const Segments& segments, int multiprocessors);
 
 // Sums all segments. Offsets that do not ascend, or lie outside the dim, stop the kernel with an assertion; nothing outside the

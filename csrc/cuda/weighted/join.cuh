@@ -16,21 +16,6 @@ struct JoinWeightedArgs {
   Nest<kRank> results;
 };
 
-// As carry() in primitives.cuh, of more values than an array has room for.
-template <int kLevels, class Acc>
-__device__ __forceinline__ void carry_on(Acc (&waiting)[kLevels], Acc& v, int64_t index) {
-  bool on = true;
-#pragma unroll
-  for (int level = 0; level < kLevels; ++level) {
-    if (on && (index >> level & 1)) {
-      v = waiting[level] + v;
-    } else if (on) {
-      waiting[level] = v;
-      on = false;
-    }
-  }
-}
-
 // Neighbouring threads take neighbouring outputs, and others of the block further runs of an output's partial sums.
 template <class Acc, class Writer, int kRank>
 __global__ void __launch_bounds__(1024, 1) join_pairs(const __grid_constant__ JoinWeightedArgs<Acc, Writer, kRank> a) {
@@ -51,7 +36,7 @@ __global__ void __launch_bounds__(1024, 1) join_pairs(const __grid_constant__ Jo
       v[i] = at < a.count && output < a.outputs ? partials[at * a.split_stride] : padding<Acc>();
     }
     all = join_neighbours(v);
-    if (run > kJoinRun) carry_on(waiting, all, k);  // or else nothing waits, and no memory is touched for it
+    if (run > kJoinRun) carry_up(waiting, all, k);  // or else nothing waits, and no memory is touched for it
   }
   for (int left = a.threads; left > 1; left /= 2) {
     slots[threadIdx.x] = all;
@@ -77,7 +62,8 @@ cudaError_t join_ranked(const WeightedLaunch& launch, const Writer& writer) {
                                                   weighted::output_nest<kRank>(r.problem)};
   const int threads = plan.join_threads > kWeightedThreads ? plan.join_threads : kWeightedThreads;
   const int64_t side = threads / plan.join_threads;
-  return start_weighted(launch, join_pairs<Acc, Writer, kRank>, (r.problem.outputs + side - 1) / side, threads, args);
+  return start_weighted(launch.queue.next(), join_pairs<Acc, Writer, kRank>, (r.problem.outputs + side - 1) / side, threads,
+                        args);
 }
 
 template <class Acc, class Writer>

@@ -56,6 +56,12 @@ int vector_of(const Reduction& r, bool columns, int size) {
   return 1;
 }
 
+void plan_few(const Problem& p, WeightedPlan& plan) {
+  plan.kernel = WeightedKernel::few;
+  plan.threads = kWeightedThreads;
+  plan.blocks = divided_up(p.outputs, int64_t{kWeightedThreads} * plan.vector * kFewRuns);
+}
+
 void plan_columns(const Reduction& r, int64_t enough, WeightedPlan& plan) {
   const Problem& p = r.problem;
   // Those of several rows, where a block has threads for more than one has: no vector reaches from a row to the next.
@@ -81,7 +87,7 @@ void plan_rows(const Reduction& r, int64_t enough, int size, WeightedPlan& plan)
   const Problem& p = r.problem;
   const bool finishes = r.accumulator == Accumulator::c128;  // with a lot of code, for which a warp is to have many rows
   const int64_t vectors = divided_up(p.length, plan.vector);
-  if (p.length <= kLanes && vectors <= kWarp * (plan.typed ? kMostWeightedGroups : 4)) {
+  if (p.length <= kLanes && vectors <= kWarp * kMostWeightedGroups) {
     plan.kernel = WeightedKernel::short_rows;
     plan.groups = vectors <= kWarp ? 1 : vectors <= 4 * kWarp ? 4 : kMostWeightedGroups;
     plan.log_width = std::min(5, log2_up(vectors));
@@ -151,7 +157,9 @@ WeightedPlan plan_weighted(const Reduction& r, const Device& device) {
   plan.groups = plan.run = plan.tile_leaves = 1;
   plan.columns = plan.column_tiles = plan.splits = 1;
   const int64_t enough = int64_t{kWeightedTilesOfEach} * device.multiprocessors;
-  if (columns) plan_columns(r, enough, plan);
+  const bool few = p.length <= kFewOfOutput && !moments && plan.second_same && plan.vector == kGranule / size;
+  if (columns && few) plan_few(p, plan);
+  else if (columns) plan_columns(r, enough, plan);
   else plan_rows(r, enough, size, plan);
   plan.joins = plan.splits > 1 || !direct;
   plan.join_threads = 1 << std::min(10, log2_up(divided_up(plan.splits, kJoinRun)));

@@ -481,6 +481,39 @@ __device__ __forceinline__ void write_columns(const WeightedArgs<Source>& a, int
   }
 }
 
+// Outputs of at most kFewOfOutput elements, V neighbours of which have their second factors in common: a thread takes all of
+// them, and of further vectors of outputs that are a block's threads away, so that enough loads are in flight.
+template <int V, class Source>
+__global__ void __launch_bounds__(kWeightedThreads, weighted_blocks<V, Same::second, Source>(kFewOfOutput* kFewRuns, 1))
+    weighted_few(const __grid_constant__ WeightedArgs<Source> a) {
+  constexpr int kApart = kWeightedThreads * V;
+  const int64_t first = a.block() * kFewRuns * kApart + threadIdx.x * V;
+  const int length = static_cast<int>(a.length);
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  Offsets at[kFewOfOutput];
+  walk_nested<kFewOfOutput, 1>(a, 0, [&](int d, Offsets place) { at[d] = place; });
+  typename Source::template Loaded<V, Same::second> x[kFewRuns][kFewOfOutput];
+#pragma unroll
+  for (int r = 0; r < kFewRuns; ++r) {
+    const int64_t output = first + r * kApart;
+    const bool inside = output < a.outputs;
+    const Offsets place = a.kept.at(inside ? output : 0);
+#pragma unroll
+    for (int d = 0; d < kFewOfOutput; ++d)
+      x[r][d] = a.source.template load<V, Same::second, false>(inside && d < length, place + at[d], Unheld{});
+  }
+#pragma unroll
+  for (int r = 0; r < kFewRuns; ++r) {
+    const int64_t output = first + r * kApart;
+    if (output >= a.outputs) return;
+    Neighbours<typename Source::Acc, V> leaves[kFewOfOutput];
+#pragma unroll
+    for (int d = 0; d < kFewOfOutput; ++d) add_products(leaves[d].of, x[r][d], Unheld{}, d < length, true);
+    write_columns<V>(a, output, join_neighbours(leaves).of);
+  }
+}
+
 // Columns: 2^log_width threads side by side take V neighbouring outputs each, and the others further leaves of them. A thread
 // takes some neighbouring leaves, a unit, and joins them in registers; the sums of a tile's units are joined in shared memory.
 // kShort: every element is a leaf.
@@ -562,16 +595,16 @@ __global__ void __launch_bounds__(kWeightedThreads,
 constexpr int64_t kAlong = int64_t{1} << 30;  // blocks along x, at most
 
 template <class Args>
-cudaError_t start_weighted(const WeightedLaunch& launch, void (*kernel)(Args), int64_t blocks, int threads, const Args& args) {
+cudaError_t start_weighted(Queue queue, void (*kernel)(Args), int64_t blocks, int threads, const Args& args) {
   const Grid grid{static_cast<uint32_t>(blocks < kAlong ? blocks : kAlong),
                   static_cast<uint32_t>((blocks + kAlong - 1) / kAlong)};
-  return start_kernel({launch.stream, launch.device.early}, grid, threads, 0, kernel, args);
+  return start_kernel(queue, grid, threads, 0, kernel, args);
 }
 
 template <int V, Walk walk, Same same, class Source>
 cudaError_t launch_kernel(const WeightedLaunch& launch, const WeightedArgs<Source>& a) {
   const WeightedPlan& plan = launch.plan;
-  const auto start = [&](auto kernel) { return start_weighted(launch, kernel, plan.blocks, plan.threads, a); };
+  const auto start = [&](auto kernel) { return start_weighted(launch.queue, kernel, plan.blocks, plan.threads, a); };
   constexpr bool kNested = walk == Walk::nested;
   // An element that an output has once is the same for neighbours in rows, and never in columns.
   constexpr bool kNoRows = Source::kOnce && V > 1 && same == Same::none;
@@ -591,8 +624,7 @@ cudaError_t launch_kernel(const WeightedLaunch& launch, const WeightedArgs<Sourc
     if constexpr (V == 1 ? walk != Walk::dense : !kNested) {
       if (plan.groups == 1) return start(weighted_short_rows<V, 1, walk, same, Source>);
       if (plan.groups == 4) return start(weighted_short_rows<V, 4, walk, same, Source>);
-      if constexpr (V < 4 && Source::kRank == kFastRank)
-        return start(weighted_short_rows<V, kMostWeightedGroups, walk, same, Source>);
+      if constexpr (V < 4) return start(weighted_short_rows<V, kMostWeightedGroups, walk, same, Source>);
     }
   }
   return cudaErrorInvalidValue;
@@ -606,6 +638,9 @@ cudaError_t launch_walk(const WeightedLaunch& launch, const WeightedArgs<Source>
     constexpr bool kColumns = Source::kOnce && same == Same::none;
     constexpr int kMost = kGranule / Source::kLargest;
     constexpr int kNested = kColumns ? most_columns(kMost, sizeof(typename Source::Acc)) : kMost;
+    if constexpr (!Source::kOnce && V == kMost && same == Same::second)
+      if (launch.plan.kernel == WeightedKernel::few)
+        return start_weighted(launch.queue, weighted_few<V, Source>, launch.plan.blocks, launch.plan.threads, a);
     if constexpr (V == 1 || V == kNested)
       if (a.reduced.rank > 1) return launch_kernel<V, Walk::nested, same>(launch, a);
     if constexpr (V > 1)
@@ -642,8 +677,8 @@ cudaError_t launch_weighted(const WeightedLaunch& launch, const Source& source, 
   if (plan.swapped)
     for (Nest<kRank>* nest : {&a.kept, &a.reduced})
       for (int d = 0; d < nest->rank; ++d) std::swap(nest->dims[d].in, nest->dims[d].out);
-  const bool short_columns = plan.kernel == WeightedKernel::columns && a.length <= kLanes;
-  a.next = a.reduced.template stride<kInnerDims, typename WeightedArgs<Source>::Offset>(short_columns ? 1 : kLanes).in_two();
+  const bool one_by_one = plan.kernel >= WeightedKernel::columns && a.length <= kLanes;
+  a.next = a.reduced.template stride<1, typename WeightedArgs<Source>::Offset>(one_by_one ? 1 : kLanes);
   if (a.reduced.rank > 0) a.step = {a.reduced.dims[a.reduced.rank - 1].in, a.reduced.dims[a.reduced.rank - 1].out};
   if constexpr (V > 1) {
     if (plan.second_same) return launch_walk<V, Same::second>(launch, a);

@@ -13,7 +13,7 @@ struct WeightedLaunch {
   const WeightedPlan& plan;
   const Device& device;
   void* partials;  // plan.partials() accumulators
-  cudaStream_t stream;
+  Queue queue;
 };
 
 // Pairs of dtypes that kernels are compiled for, and those that are converted at run time.
