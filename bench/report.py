@@ -333,8 +333,7 @@ is the time of torch.sum over ours: above 1×, torch_reduce is faster.
 7. torch.compile runs with `mode="max-autotune-no-cudagraphs"`, with and without TORCHINDUCTOR_ENABLE_PDL=1, and the
    faster one counts.
 8. CUB runs its full sums, and for rows its segmented sums.
-9. Back to back is measured too: there our kernels start while the one before ends, which torch's and CUB's cannot,
-   so small sums look better than they are in a model.
+9. Back to back is measured too: the same graph without the additions.
 10. On the CPU, `torch_reduce.sum(x, out=)` and `torch.sum(x, out=)` take turns over one buffer, in three passes
     over all cells.
 

@@ -34,6 +34,7 @@ CASES = {
     "all of 2^26": ((1 << 26,), (1 << 26,), (0,)),
     "rows of 4096": ((16384, 4096), (16384, 4096), (1,)),
     "rows of 100": ((1 << 20, 100), (1 << 20, 100), (1,)),
+    "rows of 300": ((1 << 18, 300), (1 << 18, 300), (1,)),
     "columns of 4096": ((16384, 4096), (16384, 4096), (0,)),
     "columns of 100": ((1 << 20, 100), (1 << 20, 100), (0,)),
     "batch norm": ((64, 256, 56, 56), (64, 256, 56, 56), (0, 2, 3)),
@@ -52,13 +53,16 @@ PAIRS = {
     "bfloat16": (torch.bfloat16, torch.bfloat16),
     "float32, bool": (torch.float32, torch.bool),
     "bfloat16, bool": (torch.bfloat16, torch.bool),
+    "int32": (torch.int32, torch.int32),
 }
 
 
 def made(shape, dtype, seed):
     generator = torch.Generator(device="cuda").manual_seed(seed)
     x = torch.randn(shape, device="cuda", generator=generator)
-    return x > 0 if dtype == torch.bool else x.to(dtype)
+    if dtype == torch.bool:
+        return x > 0
+    return x.to(dtype) if dtype.is_floating_point else x.mul_(1000).to(dtype)
 
 
 def copies(shapes, dtypes):
@@ -69,11 +73,12 @@ def copies(shapes, dtypes):
 
 
 def is_right(x, w, dims):
-    """Whether the bits are the CPU's; or of large inputs, our sum's of the product, which float32 rounds as we do."""
+    """Whether the bits are the CPU's; or of large inputs, our sum's of the product, which is rounded as ours."""
     result = OPS.weighted_sum(x, w, dims)
     if x.numel() <= CHECKED:
         return same_bits(result, OPS.weighted_sum(x.cpu(), w.cpu(), dims))
-    return same_bits(result, OPS.sum(x.float() * w.float(), dims, dtype=result.dtype))
+    exact = torch.float32 if x.is_floating_point() else torch.int64
+    return same_bits(result, OPS.sum(x.to(exact) * w.to(exact), dims, dtype=result.dtype))
 
 
 def measure(compiles, only):
@@ -113,7 +118,8 @@ def views():
     """A row a random view and weight: of each element, of each along the other dims, or laid out otherwise."""
     rng, race, rows = random.Random(1), Race(3), []
     for _ in family.counted(VIEWS):
-        view = dataclasses.replace(random_view(rng, *VIEWS_LOG2), dtype=rng.choice((torch.float32, torch.bfloat16)))
+        dtype = rng.choice((torch.float32, torch.bfloat16, torch.int32))
+        view = dataclasses.replace(random_view(rng, *VIEWS_LOG2), dtype=dtype)
         inputs = [view.of(x) for x in family.copies((view.elements(),), view.dtype)]
         kind = rng.choice(("its own", "broadcast", "contiguous"))
         w = view.of(made((view.elements(),), view.dtype, 2))
