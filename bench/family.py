@@ -17,7 +17,6 @@ with the CPU's bits, where the input is small, or else with torch's.
 import argparse
 import concurrent.futures
 import dataclasses
-import math
 import multiprocessing
 import pathlib
 import random
@@ -101,9 +100,13 @@ SHAPES = {
 }
 
 
-def copies(shape, dtype):
+def clones(x):
     """As many inputs as make a cold graph, and one more."""
-    number = max(2, min(25, SLAB_BYTES // (math.prod(shape) * dtype.itemsize)))
+    return [x.clone() for _ in range(max(2, min(25, SLAB_BYTES // x.nbytes)))]
+
+
+def copies(shape, dtype):
+    """The same of random elements."""
     generator = torch.Generator(device="cuda").manual_seed(1)
     if dtype.is_complex:
         x = torch.randn(shape, device="cuda", generator=generator, dtype=dtype)
@@ -111,7 +114,7 @@ def copies(shape, dtype):
         x = (1 + torch.randn(shape, device="cuda", generator=generator) / 256).to(dtype)  # whose products stay numbers
     else:
         x = torch.randint(0, 2, shape, device="cuda", generator=generator, dtype=dtype)
-    return [x.clone() for _ in range(number)]
+    return clones(x)
 
 
 def is_right(ours, torchs, x, dims):

@@ -22,12 +22,12 @@ from collections.abc import Callable
 import torch
 
 import contenders
+import family
 import family_report
 import provenance
 import torch_reduce
 from torch_reduce._race import Race, same_bits
 
-SLAB_BYTES = 2 << 30
 PADDED = 1 << 28  # elements that torch may pad a nested tensor to: from 2^31 on, torch 2.11 writes outside of it
 LONGEST = 1 << 20  # of a segment that torch.segment_reduce is asked for: of columns, a thread takes each
 
@@ -175,9 +175,7 @@ def measure(cases, device, shrink):
         check(x, offsets, torch_reduce.segment_sum(x, offsets))
         functions = {name: f for name, f in functions_of(offsets, lengths, x.numel()).items() if works(f, x)}
         if race:
-            copies = [x.clone() for _ in range(max(2, min(25, SLAB_BYTES // (x.numel() * dtype.itemsize))))]
-            us, _ = race.times(copies, functions, unlike=tuple(functions))
-            del copies
+            us, _ = race.times(family.clones(x), functions, unlike=tuple(functions))
         else:
             us = cpu_race(x, functions)
         row = {

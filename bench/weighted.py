@@ -77,8 +77,8 @@ def is_right(x, w, dims):
     result = OPS.weighted_sum(x, w, dims)
     if x.numel() <= CHECKED:
         return same_bits(result, OPS.weighted_sum(x.cpu(), w.cpu(), dims))
-    exact = torch.float32 if x.is_floating_point() else torch.int64
-    return same_bits(result, OPS.sum(x.to(exact) * w.to(exact), dims, dtype=result.dtype))
+    wide = torch.float32 if x.is_floating_point() else torch.int64
+    return same_bits(result, OPS.sum(x.to(wide) * w.to(wide), dims, dtype=result.dtype))
 
 
 def measure(compiles, only):
@@ -118,8 +118,8 @@ def views():
     """A row a random view and weight: of each element, of each along the other dims, or laid out otherwise."""
     rng, race, rows = random.Random(1), Race(3), []
     for _ in family.counted(VIEWS):
-        dtype = rng.choice((torch.float32, torch.bfloat16, torch.int32))
-        view = dataclasses.replace(random_view(rng, *VIEWS_LOG2), dtype=dtype)
+        view = random_view(rng, *VIEWS_LOG2)
+        view = dataclasses.replace(view, dtype=rng.choice((torch.float32, torch.bfloat16, torch.int32)))
         inputs = [view.of(x) for x in family.copies((view.elements(),), view.dtype)]
         kind = rng.choice(("its own", "broadcast", "contiguous"))
         w = view.of(made((view.elements(),), view.dtype, 2))
