@@ -121,11 +121,10 @@ void fill(Operation op, const at::Tensor& out) {
 void run_cuda(const Segments& segments, at::Device device) {
   const c10::cuda::CUDAGuard guard(device);
   const Device& facts = cuda::facts(device);
-  const at::Tensor workspace(
-      at::detail::empty_cuda({cuda::workspace_of(segments, facts.multiprocessors)}, at::kByte, device, std::nullopt));
+  const cuda::SegmentPlan plan = cuda::plan_segments(segments, facts);
+  const at::Tensor workspace(at::detail::empty_cuda({plan.workspace_bytes}, at::kByte, device, std::nullopt));
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device.index());
-  C10_CUDA_CHECK(cuda::run_segments(
-      {segments, facts.multiprocessors, facts.l2_bytes, workspace.mutable_data_ptr(), {stream, facts.early}}));
+  C10_CUDA_CHECK(cuda::run_segments({segments, plan, facts, workspace.mutable_data_ptr(), {stream, facts.early}}));
 }
 #endif
 

@@ -154,7 +154,9 @@ def weights_of(x, make):
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 @pytest.mark.parametrize(
-    "names", [("float32",) * 2, ("bfloat16",) * 2, ("bool", "float32"), ("int16", "float64")], ids="-".join
+    "names",
+    [("float32",) * 2, ("bfloat16",) * 2, ("int32",) * 2, ("bool", "float32"), ("int16", "float64")],
+    ids="-".join,
 )
 def test_layouts(names, layout, device):
     """Each layout of the input beside each of the weight; and where they change places."""

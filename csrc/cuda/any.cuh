@@ -153,44 +153,45 @@ constexpr bool is_made_of(Kind kind, Accumulator own) {
 }
 
 // Elements as accumulators: those at some places, of which a bit of `wanted` says that there is one, and padding elsewhere. A
-// call, so that its code stands once; of values, so that they stay in registers.
-template <class Acc>
+// call, so that its code stands once; of values, so that they stay in registers. kReal: they are real numbers as they are.
+template <class Acc, bool kReal = false>
 __device__ __noinline__ Together<Acc> fetch(AnyInput input, uint32_t wanted, Places<Acc> offsets) {
   constexpr int N = kTogether<Acc>;
   // take(first, x): the elements from `first` on; of the largest ones, which need more registers, half of them at a time.
   const auto with_elements = [&](auto take) {
     switch (input.conversion.dtype()) {
-#define GPUREDUCE_CASE(name, type, kind, accumulator, wide, family)                                                 \
-  case DType::name:                                                                                                 \
-    if constexpr (is_made_of<Acc>(Kind::kind, Accumulator::accumulator)) {                                          \
-      constexpr int M = sizeof(type) > 8 && N > 4 ? N / 2 : N;                                                      \
-      const type* const base = static_cast<const type*>(input.base);                                                \
-      _Pragma("unroll") for (int first = 0; first < N; first += M) {                                                \
-        Several<type, M> x;                                                                                         \
-        _Pragma("unroll") for (int i = 0; i < M; ++i) x.of[i] =                                                     \
-            load_vector_if<type, 1>(wanted & 1u << (first + i), base + offsets.of[first + i], input.policy, {})[0]; \
-        take(first, x);                                                                                             \
-      }                                                                                                             \
-    }                                                                                                               \
+#define GPUREDUCE_CASE(name, type, kind, accumulator, wide, family)                                                   \
+  case DType::name:                                                                                                   \
+    if constexpr (is_made_of<Acc>(Kind::kind, Accumulator::accumulator) && !(kReal && Kind::kind == Kind::complex)) { \
+      constexpr int M = sizeof(type) > 8 && N > 4 ? N / 2 : N;                                                        \
+      const type* const base = static_cast<const type*>(input.base);                                                  \
+      _Pragma("unroll") for (int first = 0; first < N; first += M) {                                                  \
+        Several<type, M> x;                                                                                           \
+        _Pragma("unroll") for (int i = 0; i < M; ++i) x.of[i] =                                                       \
+            load_vector_if<type, 1>(wanted & 1u << (first + i), base + offsets.of[first + i], input.policy, {})[0];   \
+        take(first, x);                                                                                               \
+      }                                                                                                               \
+    }                                                                                                                 \
     break;
       GPUREDUCE_DTYPES(GPUREDUCE_CASE)
 #undef GPUREDUCE_CASE
     }
   };
   Together<Acc> found{};
-  bool counts = false;
-  if constexpr (std::is_same_v<Acc, int64_t>) {
-    counts = input.conversion.map() == Map::nonzero;
-    if (counts) {
-      with_elements([&](int first, const auto& x) {
-        put(found, first, each<Acc>(x, [](auto v) { return static_cast<Acc>(nonzero(v)); }));
-      });
+  const auto put_each = [&](auto f) { with_elements([&](int first, const auto& x) { put(found, first, each<Acc>(x, f)); }); };
+  if constexpr (kReal) {
+    put_each([&](auto v) { return addend<Acc>(signed_element(v, input.conversion)); });
+  } else {
+    bool counts = false;
+    if constexpr (std::is_same_v<Acc, int64_t>) {
+      counts = input.conversion.map() == Map::nonzero;
+      if (counts) put_each([](auto v) { return static_cast<Acc>(nonzero(v)); });
     }
-  }
-  if (!counts) {
-    AnyNumbers<Acc, N> numbers{};
-    with_elements([&](int first, const auto& x) { numbers.set(first, x, input.conversion); });
-    found = numbers.mapped(input.conversion.map());
+    if (!counts) {
+      AnyNumbers<Acc, N> numbers{};
+      with_elements([&](int first, const auto& x) { numbers.set(first, x, input.conversion); });
+      found = numbers.mapped(input.conversion.map());
+    }
   }
   if (wanted != (1u << N) - 1) {
 #pragma unroll
@@ -204,7 +205,7 @@ struct AnyPlace {
   int64_t offset;
   bool wanted;
 };
-template <class Acc, int kAll, class PlaceOf>
+template <class Acc, int kAll, bool kReal = false, class PlaceOf>
 __device__ __forceinline__ Several<Acc, kAll> fetch_all(const AnyInput& input, PlaceOf place_of) {
   constexpr int N = kTogether<Acc>;
   Several<Acc, kAll> all;
@@ -218,7 +219,7 @@ __device__ __forceinline__ Several<Acc, kAll> fetch_all(const AnyInput& input, P
       offsets.of[i] = place.offset;
       wanted |= static_cast<uint32_t>(place.wanted) << i;
     }
-    const auto found = fetch<Acc>(input, wanted, offsets);
+    const auto found = fetch<Acc, kReal>(input, wanted, offsets);
 #pragma unroll
     for (int i = 0; i < N && first + i < kAll; ++i) all.of[first + i] = found.of[i];
   }
@@ -260,14 +261,14 @@ __device__ __forceinline__ auto ready(const Vector<Found<Acc>, 1> (&x)[kCount][k
   return made;
 }
 
-// What f makes of two elements each, which pairs know by their places: of an input, or of two.
+// What f makes of two real elements each, which pairs know by their places: of an input, or of two.
 template <class Acc, class Pair, int kCount, int kElements, class T, class F>
 __device__ __forceinline__ void fetch_pairs(const Pair (&x)[kCount][kElements], const AnyInput& first, const AnyInput& second,
                                             Ready<T, kCount, kElements>& made, F f) {
   constexpr int kAll = kCount * kElements;
   const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
-  const auto a = fetch_all<Acc, kAll>(first, [&](int i) { return AnyPlace{at(i).at.in, at(i).wanted}; });
-  const auto b = fetch_all<Acc, kAll>(second, [&](int i) { return AnyPlace{at(i).at.out, at(i).wanted}; });
+  const auto a = fetch_all<Acc, kAll, true>(first, [&](int i) { return AnyPlace{at(i).at.in, at(i).wanted}; });
+  const auto b = fetch_all<Acc, kAll, true>(second, [&](int i) { return AnyPlace{at(i).at.out, at(i).wanted}; });
 #pragma unroll
   for (int i = 0; i < kAll; ++i) made.x[i / kElements][i % kElements] = f(a.of[i], b.of[i]);
 }
@@ -289,6 +290,8 @@ struct Any {
     static_assert(V == 1);
     return {input, {offset + kBeyond, wanted}};
   }
+  template <class Vectors>
+  __device__ __forceinline__ void drop_signs(Vectors&) const {}
 };
 
 template <class Acc>

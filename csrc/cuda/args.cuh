@@ -73,52 +73,61 @@ bool is_own(DType t) {
 template <class Acc, bool kAll, class Own = void>
 struct Output {
   static constexpr bool kWantsFirst = false;  // as writers of weighted sums may
-  void* result;
-  Acc* partials;  // null: the value is the result
+  void* to;
+  bool partial, as_is;  // partial sums; all that is stored as it is, as most results are, too
+  bool direct, own;     // is_direct(), is_own()
   DType dtype;
   Finish finish;
-  bool direct, own;  // is_direct(), is_own()
-  int64_t count;     // elements of an output
+  int64_t count;  // elements of an output
 
   template <int kRank>
-  __device__ __forceinline__ void write(const Nest<kRank>& kept, int64_t output, int64_t partial, Acc v) const {
-    if (partials) partials[partial] = v;
-    else store<1>(kept.at(output).out, 0, {v});
+  __device__ __forceinline__ void write(const Nest<kRank>& kept, int64_t output, int64_t part, Acc v) const {
+    write_at(partial ? 0 : kept.at(output).out, part, v);
+  }
+  // `place`: where the result stands. `part`: which partial sum it is.
+  __device__ __forceinline__ void write_at(int64_t place, int64_t part, Acc v) const {
+    Number<Acc> x[1] = {number(v)};
+    if (!as_is) {
+      if constexpr (kAll)
+        if (!direct) return store_other<1>(place, 0, {v});
+      finish_directly(x);
+      if constexpr (std::is_same_v<Number<Acc>, float>) {
+        if (dtype == DType::BFloat16) return store_as<BFloat16>(to, place, 0, x);
+        if (dtype == DType::Half) return store_as<Half>(to, place, 0, x);
+      }
+    }
+    static_cast<Number<Acc>*>(to)[partial ? part : place] = x[0];
   }
   // Neighbouring outputs, whose results lie `stride` apart from `place` on; so do their partial sums, but side by side.
   template <int V>
-  __device__ __forceinline__ void write_neighbours(int64_t place, int64_t stride, int64_t partial, const Acc (&v)[V]) const {
-    if (partials) store_as<Acc>(partials, partial, 1, v);
-    else store<V>(place, stride, v);
-  }
-  // `place`: where the result stands.
-  __device__ __forceinline__ void write_at(int64_t place, int64_t partial, Acc v) const {
-    if (partials) partials[partial] = v;
-    else store<1>(place, 0, {v});
+  __device__ __forceinline__ void write_neighbours(int64_t place, int64_t stride, int64_t part, const Acc (&v)[V]) const {
+    if (partial) return store_as<Acc>(to, part, 1, v);
+    if constexpr (kAll)
+      if (!direct) return store_other<V>(place, stride, v);
+    Number<Acc> numbers[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) numbers[j] = number(v[j]);
+    finish_directly(numbers);
+    store_direct(to, place, stride, dtype, numbers);
   }
 
  private:
+  // Of those that is_direct() is for; and all others.
   template <int V>
-  __device__ __forceinline__ void store(int64_t place, int64_t stride, const Acc (&v)[V]) const {
-    if (kAll && !direct) {
-      if constexpr (kAll) {
-        if constexpr (!std::is_void_v<Own>)
-          if (own) return store_own(place, stride, v);
-#pragma unroll
-        for (int j = 0; j < V; ++j) store_any(result, place + j * stride, dtype, finish, count, v[j]);
-      }
-    } else if constexpr (std::is_integral_v<Acc>) {  // whose quotients are not direct
-      store_direct(result, place, stride, dtype, v);
-    } else {
-      Number<Acc> numbers[V];
-#pragma unroll
-      for (int j = 0; j < V; ++j) numbers[j] = number(v[j]);
+  __device__ __forceinline__ void finish_directly(Number<Acc> (&x)[V]) const {
+    if constexpr (!std::is_integral_v<Acc>) {  // whose quotients are not direct
       if (finish != Finish::none) {
 #pragma unroll
-        for (int j = 0; j < V; ++j) numbers[j] = finished_directly(numbers[j]);
+        for (int j = 0; j < V; ++j) x[j] = finished_directly(x[j]);
       }
-      store_direct(result, place, stride, dtype, numbers);
     }
+  }
+  template <int V>
+  __device__ __forceinline__ void store_other(int64_t place, int64_t stride, const Acc (&v)[V]) const {
+    if constexpr (!std::is_void_v<Own>)
+      if (own) return store_own(place, stride, v);
+#pragma unroll
+    for (int j = 0; j < V; ++j) store_any(to, place + j * stride, dtype, finish, count, v[j]);
   }
   template <int V>
   __device__ __forceinline__ void store_own(int64_t place, int64_t stride, const Acc (&v)[V]) const {
@@ -133,9 +142,8 @@ struct Output {
         results[j] = static_cast<Own>(is_unsigned(dtype) ? ordered(bits) : bits);
       }
     }
-    store_as<Own>(result, place, stride, results);
+    store_as<Own>(to, place, stride, results);
   }
-  // Of those that is_direct() is for.
   template <class Number>
   __device__ __forceinline__ Number finished_directly(Number x) const {
     if constexpr (IsLargest<Acc>::value) {
@@ -155,7 +163,9 @@ struct Output {
 // Where those of a reduction go.
 template <class Acc, bool kAll, class Own = void, class Reduction>
 Output<Acc, kAll, Own> output_of(const Reduction& r, Acc* partials) {
-  return {r.output, partials, r.out, r.finish, is_direct(r), is_own<Own>(r.out), r.problem.length};
+  const bool direct = is_direct(r), as_is = direct && r.finish == Finish::none && info(r.out).size == sizeof(Acc);
+  void* const to = partials ? partials : r.output;
+  return {to, partials != nullptr, partials || as_is, direct, is_own<Own>(r.out), r.out, r.finish, r.problem.length};
 }
 
 // Where the results of a kernel that reads from a source go.

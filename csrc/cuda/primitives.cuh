@@ -277,8 +277,9 @@ using Compiled = std::conditional_t<std::is_same_v<T, uint64_t>, int64_t, T>;
 
 // --- sources: where a kernel's elements come from --------------------------------------------------------------------------
 
-// Elements of the type the kernel is compiled for. Signs are left out of sums by the mask of the second words; other elements
-// are masked as a whole, if at all.
+// Elements of the type the kernel is compiled for. Signs are left out of sums by a mask of the second words; other elements
+// are masked as a whole as they are loaded, if at all. What a thread has loaded goes through drop_signs(), all at once, for few
+// sums want that.
 template <class In>
 struct Typed {
   using Element = In;
@@ -298,7 +299,7 @@ struct Typed {
 
   template <int V>
   __device__ __forceinline__ Vector<In, V> load(int64_t offset) const {
-    return counted(load_vector<In, V>(base + offset, policy));
+    return as_masked(load_vector<In, V>(base + offset, policy));
   }
 
   // Where it is not wanted, its addends are padding. kBeyond: elements beyond `offset`, which cost no arithmetic.
@@ -309,14 +310,29 @@ struct Typed {
       if constexpr (kMasks) return filled<Bits>(masks.padding);
       else return padding_vector<In, V>().bits;
     }();
-    return counted(load_vector_if<In, V, kBeyond>(wanted, base + offset, policy, otherwise));
+    return as_masked(load_vector_if<In, V, kBeyond>(wanted, base + offset, policy, otherwise));
   }
 
   template <int V>
-  __device__ __forceinline__ Vector<In, V> counted(Vector<In, V> x) const {
+  __device__ __forceinline__ Vector<In, V> as_masked(Vector<In, V> x) const {
     if constexpr (kMasks) x.bits = masked(x.bits, masks);
-    else if constexpr (kDropsSigns) x.bits = keep_bits<sizeof(In) == 8>(x.bits, masks);
     return x;
+  }
+
+  // Of a vector, or of an array of them.
+  template <class Vectors>
+  __device__ __forceinline__ void drop_signs(Vectors& x) const {
+    if constexpr (kDropsSigns && !kMasks)
+      if (masks != ~0u) keep_all(x);
+  }
+  template <class Vectors>
+  __device__ __forceinline__ void keep_all(Vectors& x) const {
+    if constexpr (std::is_array_v<Vectors>) {
+#pragma unroll
+      for (auto& each : x) keep_all(each);
+    } else {
+      x.bits = keep_bits<sizeof(In) == 8>(x.bits, masks);
+    }
   }
 
   __device__ __forceinline__ const char* address(int64_t offset) const { return reinterpret_cast<const char*>(base + offset); }
@@ -606,28 +622,13 @@ struct Neighbours {
   }
 };
 
-// Joins values that come one by one, as a binary counter counts: `v` is the value of this index, and then the sum of all that
-// are complete with it. After a power of two of them that is the sum of all.
-template <int kCount, class T, class Add>
-__device__ __forceinline__ void carry(T (&waiting)[kCount], T& v, int index, Add add) {
-  bool on = true;
-#pragma unroll
-  for (int level = 0; 1 << level < kCount; ++level) {
-    if (on && (index >> level & 1)) {
-      add(waiting[level], v);
-      v = waiting[level];
-    } else if (on) {
-      waiting[level] = v;
-      on = false;
-    }
-  }
-}
-
 constexpr int kUnrolledLevels = 8;  // more stand in local memory, whose code is short
 
-// The same of any number of values: `waiting` has room for each bit of the index.
+// Joins values that come one by one, as a binary counter counts: `v` is the value of this index, and then the sum of all that
+// are complete with it. `waiting` has room for each bit of the index, or of all but the last of a power of two of them, which
+// completes the sum of all.
 template <int kLevels, class T, class Index>
-__device__ __forceinline__ void carry_up(T (&waiting)[kLevels], T& v, Index index) {
+__device__ __forceinline__ void carry(T (&waiting)[kLevels], T& v, Index index) {
   if constexpr (kLevels > kUnrolledLevels) {
     int level = 0;
 #pragma unroll 1
@@ -647,7 +648,10 @@ __device__ __forceinline__ void carry_up(T (&waiting)[kLevels], T& v, Index inde
   }
 }
 
-// Joins neighbouring values that came one by one through carry_up(), `count` of them: fewer than a power of two. `none`: of
+// Levels of `waiting` for a power of two of values.
+constexpr int levels_of(int count) { return count < 4 ? 1 : 1 + levels_of(count / 2); }
+
+// Joins neighbouring values that came one by one through carry(), `count` of them: fewer than a power of two. `none`: of
 // none.
 template <int kLevels, class T, class Index>
 __device__ __forceinline__ T joined(T (&waiting)[kLevels], Index count, T none) {

@@ -12,52 +12,39 @@ cudaError_t convert_segments(const SegmentsLaunch& launch) {
   return launch_segment_rows<Any<Acc>, Acc>(launch, source);
 }
 
-// Bytes of an accumulator: where elements are converted, real numbers have that of complex ones.
-int64_t accumulator_bytes(const Segments& s) {
-  const Accumulator a = s.reduction.accumulator;
-  const bool doubles = !are_rows(s) && !are_columns(s) && (a == Accumulator::f32 || a == Accumulator::f64);
-  return (doubles ? 2 : 1) * size_of(a);
-}
-
 }  // namespace
 
 template <class Acc>
 cudaError_t join_rows(const SegmentsLaunch& launch) {
   const Segments& s = launch.segments;
-  const Problem& p = s.reduction.problem;
-  const RowCut cut = rows_cut(s, launch.multiprocessors);
-  const JoinRowArgs<Acc> args{tiles_of(s, cut.tile, cut.tiles, kRowWeight), cut.row_tiles, kept_nest<kMaxRank>(p),
-                              output_of<Acc>(s), partials_of<Acc>(launch)};
-  return start_segments(launch.queue.next(), join_segment_rows<Acc>, ceil_div(cut.tiles, kJoinWarps), kJoinWarps * kWarp, args);
+  const SegmentPlan& plan = launch.plan;
+  const JoinRowArgs<Acc> args{tiles_of(s, plan.tile, plan.tiles, kRowWeight), plan.row_tiles,
+                              kept_nest<kMaxRank>(s.reduction.problem), output_of<Acc>(s), partials_of<Acc>(launch)};
+  return start_segments(launch.queue.next(), join_segment_rows<Acc>, ceil_div(plan.tiles, kJoinWarps), kJoinWarps * kWarp,
+                        args);
 }
 template cudaError_t join_rows<float>(const SegmentsLaunch&);
 template cudaError_t join_rows<double>(const SegmentsLaunch&);
 template cudaError_t join_rows<int64_t>(const SegmentsLaunch&);
 
 template <class Acc>
-cudaError_t join_columns(const SegmentsLaunch& launch, const ColumnCut& cut) {
+cudaError_t join_columns(const SegmentsLaunch& launch) {
   const Segments& s = launch.segments;
+  const int piece_bits = launch.plan.piece_bits;
   const int64_t columns = s.reduction.problem.outputs, column_tiles = ceil_div(columns, kWarp);
-  const int64_t tile = int64_t{1} << cut.piece_bits, tiles = ceil_div(s.length, tile);
-  const JoinColumnArgs<Acc> args{tiles_of(s, tile, tiles, 0), columns, cut.piece_bits, output_of<Acc>(s),
-                                 partials_of<Acc>(launch)};
+  const int64_t tile = int64_t{1} << piece_bits, tiles = ceil_div(s.length, tile);
+  const JoinColumnArgs<Acc> args{tiles_of(s, tile, tiles, 0), columns, piece_bits, output_of<Acc>(s), partials_of<Acc>(launch)};
   return start_segments(launch.queue.next(), join_segment_columns<Acc>, ceil_div(tiles, kJoinWarps) * column_tiles,
                         kJoinWarps * kWarp, args, static_cast<uint32_t>(column_tiles));
 }
-template cudaError_t join_columns<float>(const SegmentsLaunch&, const ColumnCut&);
-template cudaError_t join_columns<double>(const SegmentsLaunch&, const ColumnCut&);
-template cudaError_t join_columns<int64_t>(const SegmentsLaunch&, const ColumnCut&);
-
-int64_t workspace_of(const Segments& s, int multiprocessors) {
-  const int64_t partials = are_columns(s) ? columns_cut(s, columns_of_thread(s), multiprocessors).partials(s)
-                                          : rows_cut(s, multiprocessors).partials(s);
-  return partials * accumulator_bytes(s);
-}
+template cudaError_t join_columns<float>(const SegmentsLaunch&);
+template cudaError_t join_columns<double>(const SegmentsLaunch&);
+template cudaError_t join_columns<int64_t>(const SegmentsLaunch&);
 
 cudaError_t run_segments(const SegmentsLaunch& launch) {
-  const Segments& s = launch.segments;
-  if (are_rows(s) || are_columns(s)) {
-    switch (s.reduction.in) {
+  const Reduction& r = launch.segments.reduction;
+  if (launch.plan.kernel != SegmentKernel::converted) {
+    switch (r.in) {
 #define GPUREDUCE_FAMILY(name, type, kind, own, wide, family)                                      \
   case DType::name:                                                                                \
     if constexpr (has_segments(Family::family)) return segments_of_family<Family::family>(launch); \
@@ -67,7 +54,7 @@ cudaError_t run_segments(const SegmentsLaunch& launch) {
     }
     return cudaErrorInvalidValue;
   }
-  switch (s.reduction.accumulator) {
+  switch (r.accumulator) {
     case Accumulator::f32:
     case Accumulator::c64: return convert_segments<Complex<float>>(launch);
     case Accumulator::f64:

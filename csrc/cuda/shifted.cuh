@@ -71,6 +71,7 @@ __device__ __forceinline__ Acc shifted_chunk(const Source& source, const InputSp
         });
       }
     }
+    source.drop_signs(x);
     if (base == 0 && wraps) x[0][0] = keep(x[0][0], shift, V);
 #pragma unroll
     for (int g = 0; g < kAtOnce; ++g) {
@@ -79,6 +80,7 @@ __device__ __forceinline__ Acc shifted_chunk(const Source& source, const InputSp
       for (int d = 1; d < kElements; ++d) lanes[base + g].add(x[g][d]);
     }
   }
+  source.drop_signs(more);
   more = keep(more, 0, left - more_begin);
 #pragma unroll
   for (int g = 0; g < kGroups; ++g)
@@ -128,6 +130,8 @@ __device__ __forceinline__ Acc funneled_chunk(const Source& source, int64_t leng
     low[g][d] = source.template load_if<V, kBeyond>(d < kSure || kBeyond < left, begin);
     high[g][d] = source.template load_if<V, kBeyond + V>(d < kSure || kBeyond + V - shift < left, begin);
   });
+  source.drop_signs(low);
+  source.drop_signs(high);
   Acc values[kGroups];
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
@@ -194,6 +198,7 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> shifted_leave
         if (i / kElements + i % kElements * kLanes == last) x[i / kElements][i % kElements] = end;
     }
   }
+  source.drop_signs(x);
   Lanes<Element, Acc, V> lanes[kLeaves];
 #pragma unroll
   for (int l = 0; l < kLeaves; ++l) {

@@ -29,7 +29,7 @@ struct Firsts<void> {
 
   explicit Firsts(const weighted::Input& given) : input(any_of(given)) {}
   __device__ __forceinline__ double read(int64_t offset) const {
-    return fetch_all<double, 1>(input, [=](int) { return AnyPlace{offset, true}; }).of[0];
+    return fetch_all<double, 1, true>(input, [=](int) { return AnyPlace{offset, true}; }).of[0];
   }
   static __device__ __forceinline__ double number(double found) { return found; }
 };

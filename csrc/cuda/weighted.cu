@@ -6,7 +6,7 @@ namespace gpureduce::cuda {
 namespace {
 
 cudaError_t reduce(const WeightedLaunch& launch) {
-  return launch.plan.typed ? reduce_weighted_floats(launch) : reduce_weighted_any(launch);
+  return launch.plan.typed ? reduce_weighted_typed(launch) : reduce_weighted_any(launch);
 }
 
 }  // namespace

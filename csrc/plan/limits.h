@@ -36,6 +36,18 @@ enum class Walk : uint8_t { dense, linear, nested, shifted, spread, deep };
 GPUREDUCE_HOST_DEVICE constexpr bool shifts(int size) { return size < 4; }
 GPUREDUCE_HOST_DEVICE constexpr bool spreads(int size) { return size == 4 || size == 8; }
 
+GPUREDUCE_HOST_DEVICE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Of the least power of two that is not below `n`.
+template <class Int>
+GPUREDUCE_HOST_DEVICE int log2_up(Int n) {
+#ifdef __CUDA_ARCH__
+  return n < 2 ? 0 : sizeof(Int) > 4 ? 64 - __clzll(n - 1) : 32 - __clz(n - 1);
+#else
+  return n < 2 ? 0 : 64 - __builtin_clzll(n - 1);
+#endif
+}
+
 // Rounded up to whole lines.
 GPUREDUCE_HOST_DEVICE constexpr int whole_lines(int bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 

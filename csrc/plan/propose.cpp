@@ -83,13 +83,7 @@ bool columnwise(const Problem& p) {
   return p.reduced.back().stride == 0 || p.kept.back().stride < p.reduced.back().stride;
 }
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-int64_t power_of_two_above(int64_t x) {
-  int64_t p = 1;
-  while (p < x) p *= 2;
-  return p;
-}
+int64_t power_of_two_above(int64_t x) { return int64_t{1} << log2_up(x); }
 
 int leaf_elements(const Request& q) {
   const int64_t length = q.p.length;

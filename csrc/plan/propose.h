@@ -66,7 +66,6 @@ class Proposals {
   std::vector<Plan>& plans;
 };
 
-int64_t ceil_div(int64_t a, int64_t b);
 int64_t power_of_two_above(int64_t x);
 
 // Elements of a leaf that a thread has in flight: 1, 2, 4 or kDepth, as many as the leaves of such outputs have; or of lean

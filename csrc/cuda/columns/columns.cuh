@@ -104,18 +104,19 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
       }
     }
   }
+  a.source.drop_signs(x);
   return join_leaves<Acc>(x);
 }
 
-// Takes batch `index` of a thread's kBatches, whose sum the last one becomes: waiting for its neighbour, as in carry(); or
-// added at once where the order is free.
-template <int kBatches, class Batch>
-__device__ __forceinline__ void take_batch(Batch (&waiting)[kBatches], Batch& batch, int index) {
+// Takes batch `index` of a thread: it waits for its neighbour, as in carry(), or is added at once where the order is free. The
+// last one becomes the sum of all.
+template <int kLevels, class Batch>
+__device__ __forceinline__ void take_batch(Batch (&waiting)[kLevels], Batch& batch, int index) {
   if constexpr (Batch::kOrderFree) {
     if (index > 0) batch.add(waiting[0]);
     waiting[0] = batch;
   } else {
-    carry(waiting, batch, index, [](Batch& left, const Batch& right) { left.add(right); });
+    carry(waiting, batch, index);
   }
 }
 
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<t
       Batch batch;
       batch.clear();
       if (inside && leaf < leaves) {
-        Batch waiting[kBatches];
+        Batch waiting[levels_of(kBatches)];
 #pragma unroll(walk == Walk::nested ? 1 : kBatches)
         for (int b = 0; b < batches; ++b) {
           if (leaf + b * kLeaves < leaves) batch = column_leaves<V, kElements, kLeaves, walk>(a, piece, leaf + b * kLeaves);
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<t
               part_units = units >> log_parts;
     for (int base = 0; base < width * V << log_parts; base += blockDim.x) {
       const int i = base + threadIdx.x, c = i >> log_parts, begin = (i & ((1 << log_parts) - 1)) * part_units;
-      Acc sum, waiting[column_slots(V) >> kLogSlotRun];
+      Acc sum, waiting[levels_of(column_slots(V) >> kLogSlotRun)];
 #pragma unroll 1
       for (int first = 0; first < part_units; first += kSlotRun) {
         Acc v[kSlotRun];
@@ -193,7 +194,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<t
           v[u] =
               c < outputs && first + u < part_units ? widened<Acc>(slots[(begin + first + u) * width * V + c]) : padding<Acc>();
         sum = join_neighbours(v);
-        carry(waiting, sum, first >> kLogSlotRun, [](Acc& left, const Acc& right) { left = left + right; });
+        carry(waiting, sum, first >> kLogSlotRun);
       }
       sum = warp_join(sum, 1, 1 << log_parts);
       if (c < outputs && begin == 0)
@@ -249,6 +250,7 @@ __device__ __forceinline__ void take_few(const Args<Source, Acc>& a, const Tile&
     for (int i = 0; i < kCount; ++i)
       x[i][e][0] = a.source.template load_if<V>(column[i] < outputs && e < length, offsets[i].in + at[e]);
   }
+  a.source.drop_signs(x);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (column[i] >= outputs) break;
@@ -264,7 +266,7 @@ __device__ __forceinline__ void take_whole(const Args<Source, Acc>& a, const Til
   if (column >= tile.outputs) return;
   const Offsets place = a.kept.at(tile.output + column);
   const ColumnPiece piece{place.in, 0, length};
-  Lanes<typename Source::Element, Acc, V> batch, waiting[kLanes / kLoads];
+  Lanes<typename Source::Element, Acc, V> batch, waiting[levels_of(kLanes / kLoads)];
 #pragma unroll 1
   for (int leaf = 0; leaf < a.tiling.tile_leaves; leaf += kLoads) {
     if (leaf < length) batch = column_leaves<V, 1, kLoads, walk>(a, piece, leaf);

@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(1024) join_arrays(const __grid_constant__ Many
   while (run * static_cast<int>(blockDim.x) < count) run *= 2;
   wait_for_previous_kernel();
   allow_next_kernel();
-  Acc waiting[kMostJoined], all = padding<Acc>();
+  Acc waiting[levels_of(kMostJoined)], all = padding<Acc>();
   for (int k = 0; k < run / kJoinRun; ++k) {
     Acc v[kJoinRun];
 #pragma unroll
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(1024) join_arrays(const __grid_constant__ Many
       v[i] = at < count ? partials[at] : padding<Acc>();
     }
     all = join_neighbours(v);
-    carry(waiting, all, k, [](Acc& left, const Acc& right) { left = left + right; });
+    carry(waiting, all, k);
   }
   if (block_join(all, blockDim.x, slots)) store_direct(tiles.results, array, 0, tiles.out, {all});
 }

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
   const int log_part = a.log_rows - a.log_parts, log_turn = max(5 - a.log_parts, 2);
   // Takes a batch of leaves, the thread's next: where the order is free, its sum is added to `sum`; or else `sum` becomes it,
   // and what is complete with it.
-  const auto take_leaves = [&](Batch& sum, Batch(&waiting)[kBatches], int index, auto whole, int64_t at, int left) {
+  const auto take_leaves = [&](Batch& sum, Batch(&waiting)[levels_of(kBatches)], int index, auto whole, int64_t at, int left) {
     if constexpr (walk == Walk::shifted) {
       const Batch more =
           shifted_leaves<V, kElements, kLeaves, whole, Acc>(a.source, a.input, at, a.pitch, left, column, outputs);
@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
           return load_part<V, whole>(a.source, row < left, first);
         }
       });
+      a.source.drop_signs(x);
       if constexpr (Batch::kOrderFree) add_leaves(sum, x);
       else sum = join_leaves<Acc>(x);
     }
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
     const uint32_t leaf = leaf_of(row);
     const int begin = static_cast<int>(leaf_start(leaf)), left = rows - begin;
     const int64_t at = place + begin * a.pitch;
-    Batch waiting[kBatches];
+    Batch waiting[levels_of(kBatches)];
     const int last = kLeaves * kBatches - 1 + (kElements - 1) * kLanes;  // of the thread's rows
     bool whole = left > last;
     // What lies around shifted columns must be the input's, too; and their sums change hands, so that all threads go one way.

@@ -43,10 +43,10 @@ struct WholeRows {
   __device__ __forceinline__ Acc sum(const char* p, int rows) const {
     using LaneSum = Lane<Element, Acc>;
     Words<Element> words(p + min(static_cast<int>(threadIdx.x % kWarp), rows - 1) * pitch);
-    LaneSum waiting[1 << kLogRuns], left[kLogRun];
+    LaneSum waiting[kLogRuns], left[kLogRun];
     for (int run = 0; run < whole >> kLogRun; ++run) {
       LaneSum v = take<kLogRun, LaneSum>(words);
-      carry(waiting, v, run, [](LaneSum& left, LaneSum right) { left = left + right; });
+      carry(waiting, v, run);
     }
     take_rest<kLogRun - 1>(words, left);
     // The last word is the right neighbour of all that wait.

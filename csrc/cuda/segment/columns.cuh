@@ -10,34 +10,18 @@
 
 namespace gpureduce::cuda {
 
-constexpr int kColumnThreads = 256;  // of a block
 constexpr int kColumnWarps = kColumnThreads / kWarp;
 // Blocks that are to fit on a multiprocessor: as many as leave threads the registers that they need, by bytes of accumulators.
 constexpr int column_blocks(int bytes) { return bytes <= 4 ? 5 : 4; }
-constexpr int kBatch = 8;     // rows that a thread loads at once
-constexpr int kAtOnce = 4;    // segments that it looks at together
-constexpr int kTinyRows = 2;  // and that it takes together where none has more rows
-constexpr int kPartRows = 128,
-              kLeastPartRows = 32;  // of a group: as many as it takes at most, and as it has where rows are few
-constexpr int kPartLevels = 5;      // of the tree above a group's batches
+constexpr int kBatch = 8;       // rows that a thread loads at once
+constexpr int kTinyRows = 2;    // of kAtOnce segments that it takes together
+constexpr int kPartLevels = 5;  // of the tree above a group's batches
 static_assert(kPartRows < kBatch << kPartLevels);
-constexpr int kMostTileRows = kChunk;
 // Of a tile. They are kPartRows apart or more, but for the last of a segment and the first of the next.
 constexpr int kMostPieces = kMostTileRows / kPartRows + 4;
 
 template <int kValue>
 using Constant = std::integral_constant<int, kValue>;
-
-// Columns of a thread: those of a load of 8 bytes. Wider loads need more registers, and bring no more.
-constexpr int segment_vector(int size) { return kGranule / 2 / size; }
-// Single columns of a thread, where loads are not aligned and segments so short that what they cost is to be shared. Of 8 bytes
-// each they take too many registers.
-constexpr int segment_sides(int size) { return size < 4 ? 4 : size < 8 ? 2 : 1; }
-
-constexpr int kLaneBits = 9, kChunkBits = 12;
-static_assert(1 << kLaneBits == kLanes && 1 << kChunkBits == kChunk);
-// 0 of less than 2.
-__device__ __forceinline__ int log2_up(int n) { return n < 2 ? 0 : kWarp - __clz(n - 1); }
 
 template <class Source, class Acc>
 struct SegmentColumnArgs {
@@ -99,7 +83,6 @@ struct SegmentPieces {
     return 2 * ((begin + row(piece)) >> (piece_bits - 1)) + (piece == count() - 1);
   }
 };
-constexpr int64_t piece_slots(int64_t length, int piece_bits) { return 2 * ((length >> (piece_bits - 1)) + 1); }
 
 // What a block's groups take together: leaves of a chunk, or a whole short segment.
 struct SegmentPiece {
@@ -167,7 +150,7 @@ __device__ __forceinline__ ColumnLanes<V, kSides, Source, Acc> part_sum(const So
     else v = sum(Constant<1>{}, Constant<kDepth>{});
     leaf += in_batch;
     if (batches == 0 && leaf >= end) return v;
-    carry_up(waiting, v, batches++);
+    carry(waiting, v, batches++);
   }
   return joined(waiting, batches, v);
 }
@@ -386,7 +369,7 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
         x[j] = is_there ? a.partials[all.slot(s.begin, piece) * a.columns + column] : padding<Acc>();
       }
       v = join_neighbours(x);
-      carry_up(waiting, v, batches++);
+      carry(waiting, v, batches++);
     } while (batches * kJoinRun < run && begin + batches * kJoinRun < count);
     return joined(waiting, batches, v);
   };

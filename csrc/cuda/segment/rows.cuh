@@ -10,10 +10,7 @@
 
 namespace gpureduce::cuda {
 
-constexpr int kRowWarps = 20;     // of a multiprocessor, blocks of their own: of those with rings
-constexpr int kAnyRowWarps = 16;  // and of those whose elements are converted
-constexpr int kRowWeight = 4;
-constexpr int kLeastRowTile = 256, kMostRowTile = kWarp * kChunk;
+constexpr int kAnyRowWarps = 16;  // of a multiprocessor, of those whose elements are converted
 constexpr int kRingBytes = 8192, kStageBytes = 4096, kStages = kRingBytes / kStageBytes;
 constexpr int kRowGroups = kLanes / kWarp;
 constexpr int kShort = 4 * kWarp;  // elements of a segment that a warp takes with its neighbours
@@ -397,7 +394,7 @@ __device__ __forceinline__ Acc join_chunks(const Acc* partials, const SegmentPla
       x[j] = chunk < chunks ? partials[chunk_slot(s.begin, chunk, s.length)] : padding<Acc>();
     }
     v = join_neighbours(x);
-    carry_up(waiting, v, i);
+    carry(waiting, v, i);
   }
   return warp_join(v);
 }

@@ -3,21 +3,18 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../../segment.h"
 #include "../launch.h"
+#include "plan.h"
 
 namespace gpureduce::cuda {
 
 struct SegmentsLaunch {
   const Segments& segments;
-  int multiprocessors;
-  int64_t l2_bytes;
-  void* workspace;  // of workspace_of() bytes
+  const SegmentPlan& plan;
+  const Device& device;
+  void* workspace;  // plan.workspace_bytes
   Queue queue;
 };
-
-// Bytes for sums of parts of segments.
-int64_t workspace_of(const Segments& segments, int multiprocessors);
 
 // Sums all segments. Offsets that do not ascend, or lie outside the dim, stop the kernel with an assertion; nothing outside the
 // data is read.

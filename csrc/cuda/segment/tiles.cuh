@@ -8,6 +8,7 @@
 #include <c10/macros/Macros.h>
 
 #include "../args.cuh"
+#include "plan.h"
 
 namespace gpureduce::cuda {
 
@@ -21,7 +22,6 @@ __device__ __forceinline__ int64_t chunks_of(int64_t length) { return (length + 
 __device__ __forceinline__ int64_t chunk_slot(int64_t begin, int64_t chunk, int64_t length) {
   return 2 * (begin / kChunk + chunk) + (chunk == chunks_of(length) - 1);
 }
-constexpr int64_t chunk_slots(int64_t length) { return 2 * (length / kChunk + 1); }
 
 struct SegmentPlace {
   int64_t number, begin, length, position;

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(1024, 1) join_pairs(const __grid_constant__ Jo
       v[i] = at < a.count && output < a.outputs ? partials[at * a.split_stride] : padding<Acc>();
     }
     all = join_neighbours(v);
-    if (run > kJoinRun) carry_up(waiting, all, k);  // or else nothing waits, and no memory is touched for it
+    if (run > kJoinRun) carry(waiting, all, k);  // or else nothing waits, and no memory is touched for it
   }
   for (int left = a.threads; left > 1; left /= 2) {
     slots[threadIdx.x] = all;

@@ -11,14 +11,6 @@ using weighted::Input;
 using weighted::Problem;
 using weighted::Reduction;
 
-int log2_up(int64_t n) {
-  int log = 0;
-  while ((int64_t{1} << log) < n) ++log;
-  return log;
-}
-
-int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 int64_t stride_of(const Dim& dim, bool of_self) { return of_self ? dim.self : dim.weight; }
 
 // The dim along which a thread takes neighbours, if there is one.
@@ -56,66 +48,60 @@ int vector_of(const Reduction& r, bool columns, int size) {
   return 1;
 }
 
-void plan_few(const Problem& p, WeightedPlan& plan) {
-  plan.kernel = WeightedKernel::few;
-  plan.threads = kWeightedThreads;
-  plan.blocks = divided_up(p.outputs, int64_t{kWeightedThreads} * plan.vector * kFewRuns);
-}
-
 void plan_columns(const Reduction& r, int64_t enough, WeightedPlan& plan) {
   const Problem& p = r.problem;
   // Those of several rows, where a block has threads for more than one has: no vector reaches from a row to the next.
   plan.columns = p.kept.back().size < int64_t{kWeightedThreads} * plan.vector ? p.outputs : p.kept.back().size;
-  const int64_t leaves = leaf_count(p.length), groups = divided_up(plan.columns, plan.vector);
+  const int64_t leaves = leaf_count(p.length), groups = ceil_div(plan.columns, plan.vector);
   const int unit = column_unit(p.length <= kLanes, size_of(r.accumulator));
   const int log_threads = log2_up(kWeightedThreads), log_groups = log2_up(groups);
-  const int log_slots = std::min(log2_up(divided_up(leaves, unit)), log_threads - std::min(5, log_groups));
+  const int log_slots = std::min(log2_up(ceil_div(leaves, unit)), log_threads - std::min(5, log_groups));
   plan.log_width = std::min(log_groups, log_threads - log_slots);
   plan.threads = std::max(kWarp, 1 << (plan.log_width + log_slots));
   const int64_t side = int64_t{plan.vector} << plan.log_width;
   const int most = unit * static_cast<int>(kWeightedSumsBytes / (side * size_of(r.accumulator)));
-  plan.column_tiles = divided_up(plan.columns, side);
+  plan.column_tiles = ceil_div(plan.columns, side);
   const int64_t others = plan.column_tiles * (p.outputs / plan.columns);
   plan.tile_leaves = std::min(most, unit << log_slots);
-  while (plan.tile_leaves < leaves && 2 * plan.tile_leaves <= most && others * divided_up(leaves, plan.tile_leaves) > enough)
+  while (plan.tile_leaves < leaves && 2 * plan.tile_leaves <= most && others * ceil_div(leaves, plan.tile_leaves) > enough)
     plan.tile_leaves *= 2;
-  plan.splits = divided_up(leaves, plan.tile_leaves);
+  plan.splits = ceil_div(leaves, plan.tile_leaves);
   plan.blocks = others * plan.splits;
 }
 
 void plan_rows(const Reduction& r, int64_t enough, int size, WeightedPlan& plan) {
   const Problem& p = r.problem;
   const bool finishes = r.accumulator == Accumulator::c128;  // with a lot of code, for which a warp is to have many rows
-  const int64_t vectors = divided_up(p.length, plan.vector);
+  const int64_t vectors = ceil_div(p.length, plan.vector);
   if (p.length <= kLanes && vectors <= kWarp * kMostWeightedGroups) {
     plan.kernel = WeightedKernel::short_rows;
     plan.groups = vectors <= kWarp ? 1 : vectors <= 4 * kWarp ? 4 : kMostWeightedGroups;
     plan.log_width = std::min(5, log2_up(vectors));
     plan.threads = kWeightedThreads;
     const int rows = weighted_rows_at_once(plan.groups) * (kWarp >> plan.log_width);  // of a warp
-    const int64_t tasks = divided_up(p.outputs, rows * (plan.threads / kWarp));
+    const int64_t tasks = ceil_div(p.outputs, rows * (plan.threads / kWarp));
     while (2 * plan.run * rows <= kWarp && tasks / plan.run > enough) plan.run *= 2;
-    plan.blocks = divided_up(tasks, plan.run);
+    plan.blocks = ceil_div(tasks, plan.run);
     return;
   }
   const bool dense = plan.vector >= 4 && p.reduced.size() == 1;
   plan.elements = dense && p.length <= kFewElements * kLanes ? kFewElements : kDepth;
   if (plan.elements < kDepth) {
     plan.threads = kWeightedThreads / 2;
-    const int64_t tasks = divided_up(p.outputs, plan.threads / kWarp);
+    const int64_t tasks = ceil_div(p.outputs, plan.threads / kWarp);
     while (finishes && plan.run < kWarp && tasks / (2 * plan.run) > enough) plan.run *= 2;
-    plan.blocks = divided_up(tasks, plan.run);
+    plan.blocks = ceil_div(tasks, plan.run);
     return;
   }
-  const int64_t units = divided_up(leaf_count(p.length), kWarp * plan.vector * weighted_groups(plan.vector, size, kDepth));
+  const int64_t units = ceil_div(leaf_count(p.length), kWarp * plan.vector * weighted_groups(plan.vector, size, kDepth));
   int warps = 1 << std::min(log2_up(units), log2_up(kWeightedThreads / kWarp));
   // Of many rows that a block takes at once, a warp takes two units: fewer warps start then, and end.
   if (p.outputs > enough && units > 1 && units <= warps) warps /= 2, plan.run = 2;
   plan.threads = warps * kWarp;
   while (plan.run < kMostWeightedRun && plan.run * warps < units &&
-         p.outputs * divided_up(units, int64_t{plan.run} * warps) > enough)
+         p.outputs * ceil_div(units, int64_t{plan.run} * warps) > enough)
     plan.run *= 2;
-  plan.splits = divided_up(units, int64_t{plan.run} * warps);
+  plan.splits = ceil_div(units, int64_t{plan.run} * warps);
   plan.blocks = p.outputs * plan.splits;
 }
 
@@ -131,6 +117,7 @@ bool takes_weighted(DType first, DType second, Accumulator accumulator) {
     case DType::Half:
     case DType::BFloat16: return accumulator == Accumulator::f32 && (second == first || second == DType::Bool);
     case DType::Double: return accumulator == Accumulator::f64 && second == DType::Double;
+    case DType::Int: return accumulator == Accumulator::i64 && second == DType::Int;
     default: return false;
   }
 }
@@ -157,12 +144,10 @@ WeightedPlan plan_weighted(const Reduction& r, const Device& device) {
   plan.groups = plan.run = plan.tile_leaves = 1;
   plan.columns = plan.column_tiles = plan.splits = 1;
   const int64_t enough = int64_t{kWeightedTilesOfEach} * device.multiprocessors;
-  const bool few = p.length <= kFewOfOutput && !moments && plan.second_same && plan.vector == kGranule / size;
-  if (columns && few) plan_few(p, plan);
-  else if (columns) plan_columns(r, enough, plan);
+  if (columns) plan_columns(r, enough, plan);
   else plan_rows(r, enough, size, plan);
   plan.joins = plan.splits > 1 || !direct;
-  plan.join_threads = 1 << std::min(10, log2_up(divided_up(plan.splits, kJoinRun)));
+  plan.join_threads = 1 << std::min(10, log2_up(ceil_div(plan.splits, kJoinRun)));
   return plan;
 }
 

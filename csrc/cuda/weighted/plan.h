@@ -22,8 +22,6 @@ GPUREDUCE_HOST_DEVICE constexpr int weighted_groups(int vector, int largest, int
 }
 constexpr int kFewElements = 2;  // of a leaf
 constexpr int kFewOfRow = 2;     // elements of rows so short that they are taken as columns
-constexpr int kFewOfOutput = 4;  // elements of outputs that a thread takes whole
-constexpr int kFewRuns = 2;      // vectors of such outputs that it takes at once
 
 // Columns: neighbouring leaves that a thread joins in registers, all of one element or of several, so that few sums of `bytes`
 // each go through memory; and how many of a vector's outputs it takes, whose sums stay in registers.
@@ -36,8 +34,7 @@ GPUREDUCE_HOST_DEVICE constexpr int weighted_rows_at_once(int groups) { return g
 // short rows: every element is a leaf; neighbouring threads of a warp take a row, and several rows each.
 // rows: a warp takes units of a row, a block some neighbouring ones; or a warp takes rows of one unit, one after the other.
 // columns: a thread takes lanes of neighbouring outputs.
-// few: a thread takes vectors of whole outputs, whose neighbours have their second factors in common.
-enum class WeightedKernel : uint8_t { short_rows, rows, columns, few };
+enum class WeightedKernel : uint8_t { short_rows, rows, columns };
 
 struct WeightedPlan {
   WeightedKernel kernel;

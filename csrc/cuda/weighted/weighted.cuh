@@ -141,13 +141,11 @@ __device__ __forceinline__ Offsets both(int64_t place) { return {place, 0}; }
 // are that do not merge, are walked without divisions.
 template <int kCount, int kStep, class Source, class Load>
 __device__ __forceinline__ void walk_nested(const WeightedArgs<Source>& a, int64_t begin, Load load) {
-  if constexpr (Source::kRank == kFastRank) {
-    if (a.reduced.are_few()) {
-      auto at = a.reduced.template cursor<1, typename WeightedArgs<Source>::Offset>(begin);
+  if (a.reduced.are_few()) {
+    auto at = a.reduced.template cursor<1, typename WeightedArgs<Source>::Offset>(begin);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i, a.next.move(at)) load(i, both(at.offset));
-      return;
-    }
+    for (int i = 0; i < kCount; ++i, a.next.move(at)) load(i, both(at.offset));
+    return;
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) load(i, a.reduced.at(begin + i * kStep));
@@ -481,39 +479,6 @@ __device__ __forceinline__ void write_columns(const WeightedArgs<Source>& a, int
   }
 }
 
-// Outputs of at most kFewOfOutput elements, V neighbours of which have their second factors in common: a thread takes all of
-// them, and of further vectors of outputs that are a block's threads away, so that enough loads are in flight.
-template <int V, class Source>
-__global__ void __launch_bounds__(kWeightedThreads, weighted_blocks<V, Same::second, Source>(kFewOfOutput* kFewRuns, 1))
-    weighted_few(const __grid_constant__ WeightedArgs<Source> a) {
-  constexpr int kApart = kWeightedThreads * V;
-  const int64_t first = a.block() * kFewRuns * kApart + threadIdx.x * V;
-  const int length = static_cast<int>(a.length);
-  wait_for_previous_kernel();
-  allow_next_kernel();
-  Offsets at[kFewOfOutput];
-  walk_nested<kFewOfOutput, 1>(a, 0, [&](int d, Offsets place) { at[d] = place; });
-  typename Source::template Loaded<V, Same::second> x[kFewRuns][kFewOfOutput];
-#pragma unroll
-  for (int r = 0; r < kFewRuns; ++r) {
-    const int64_t output = first + r * kApart;
-    const bool inside = output < a.outputs;
-    const Offsets place = a.kept.at(inside ? output : 0);
-#pragma unroll
-    for (int d = 0; d < kFewOfOutput; ++d)
-      x[r][d] = a.source.template load<V, Same::second, false>(inside && d < length, place + at[d], Unheld{});
-  }
-#pragma unroll
-  for (int r = 0; r < kFewRuns; ++r) {
-    const int64_t output = first + r * kApart;
-    if (output >= a.outputs) return;
-    Neighbours<typename Source::Acc, V> leaves[kFewOfOutput];
-#pragma unroll
-    for (int d = 0; d < kFewOfOutput; ++d) add_products(leaves[d].of, x[r][d], Unheld{}, d < length, true);
-    write_columns<V>(a, output, join_neighbours(leaves).of);
-  }
-}
-
 // Columns: 2^log_width threads side by side take V neighbouring outputs each, and the others further leaves of them. A thread
 // takes some neighbouring leaves, a unit, and joins them in registers; the sums of a tile's units are joined in shared memory.
 // kShort: every element is a leaf.
@@ -542,10 +507,7 @@ __global__ void __launch_bounds__(kWeightedThreads,
   allow_next_kernel();
   const auto held = hold<V, same>(a.source, inside, place);
   for (int unit = slot; unit < units; unit += slots) {
-    Sums own, waiting[kUnit];
-    const auto take = [&](int index) {
-      carry(waiting, own, index, [](Sums& left, const Sums& right) { left = left + right; });
-    };
+    Sums own, waiting[levels_of(kUnit)];
 #pragma unroll 1
     for (int leaf = 0; leaf < (kShort ? 1 : kUnit); ++leaf) {
       typename Source::template Loaded<V, same> x[1][kDepth];
@@ -564,9 +526,9 @@ __global__ void __launch_bounds__(kWeightedThreads,
       for (int d = 0; d < kDepth; ++d) {
         if (kShort && (d == 1 || d == 2 || d == 4) && count <= d) break;  // what is left is padding, and the sum is complete
         add_products(own.of, loaded[0][d], held, d < count, kShort || d == 0);
-        if (kShort) take(d);
+        if (kShort) carry(waiting, own, d);
       }
-      if (!kShort) take(leaf);
+      if (!kShort) carry(waiting, own, leaf);
     }
     if (!whole) store_granules([&](int g) { return &sums[unit * side + across * V + g]; }, own.of);
     else if (inside) write_columns<V>(a, batch * a.columns + column, own.of);
@@ -638,9 +600,6 @@ cudaError_t launch_walk(const WeightedLaunch& launch, const WeightedArgs<Source>
     constexpr bool kColumns = Source::kOnce && same == Same::none;
     constexpr int kMost = kGranule / Source::kLargest;
     constexpr int kNested = kColumns ? most_columns(kMost, sizeof(typename Source::Acc)) : kMost;
-    if constexpr (!Source::kOnce && V == kMost && same == Same::second)
-      if (launch.plan.kernel == WeightedKernel::few)
-        return start_weighted(launch.queue, weighted_few<V, Source>, launch.plan.blocks, launch.plan.threads, a);
     if constexpr (V == 1 || V == kNested)
       if (a.reduced.rank > 1) return launch_kernel<V, Walk::nested, same>(launch, a);
     if constexpr (V > 1)
@@ -677,7 +636,7 @@ cudaError_t launch_weighted(const WeightedLaunch& launch, const Source& source, 
   if (plan.swapped)
     for (Nest<kRank>* nest : {&a.kept, &a.reduced})
       for (int d = 0; d < nest->rank; ++d) std::swap(nest->dims[d].in, nest->dims[d].out);
-  const bool one_by_one = plan.kernel >= WeightedKernel::columns && a.length <= kLanes;
+  const bool one_by_one = plan.kernel == WeightedKernel::columns && a.length <= kLanes;
   a.next = a.reduced.template stride<1, typename WeightedArgs<Source>::Offset>(one_by_one ? 1 : kLanes);
   if (a.reduced.rank > 0) a.step = {a.reduced.dims[a.reduced.rank - 1].in, a.reduced.dims[a.reduced.rank - 1].out};
   if constexpr (V > 1) {

@@ -17,7 +17,7 @@ struct WeightedLaunch {
 };
 
 // Pairs of dtypes that kernels are compiled for, and those that are converted at run time.
-cudaError_t reduce_weighted_floats(const WeightedLaunch& launch);
+cudaError_t reduce_weighted_typed(const WeightedLaunch& launch);
 cudaError_t reduce_weighted_any(const WeightedLaunch& launch);
 
 cudaError_t run_weighted(const WeightedLaunch& launch);

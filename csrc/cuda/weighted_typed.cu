@@ -2,7 +2,7 @@
 
 namespace gpureduce::cuda {
 
-cudaError_t reduce_weighted_floats(const WeightedLaunch& launch) {
+cudaError_t reduce_weighted_typed(const WeightedLaunch& launch) {
   const weighted::Reduction& r = launch.reduction;
   const DType first = (launch.plan.swapped ? r.weight : r.self).dtype, second = (launch.plan.swapped ? r.self : r.weight).dtype;
   if (first == DType::Half || second == DType::Half) return launch_small<Half>(launch, DType::Half);
@@ -10,6 +10,7 @@ cudaError_t reduce_weighted_floats(const WeightedLaunch& launch) {
   if (first == DType::Float && second == DType::Float) return launch_pair<float, float, float>(launch);
   if (first == DType::Float && second == DType::Bool) return launch_pair<float, Boolean, float>(launch);
   if (first == DType::Double && second == DType::Double) return launch_pair<double, double, double>(launch);
+  if (first == DType::Int && second == DType::Int) return launch_pair<int32_t, int32_t, int64_t>(launch);
   return cudaErrorInvalidValue;
 }
 
