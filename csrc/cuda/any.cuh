@@ -290,8 +290,6 @@ struct Any {
     static_assert(V == 1);
     return {input, {offset + kBeyond, wanted}};
   }
-  template <class Vectors>
-  __device__ __forceinline__ void drop_signs(Vectors&) const {}
 };
 
 template <class Acc>

@@ -277,16 +277,15 @@ using Compiled = std::conditional_t<std::is_same_v<T, uint64_t>, int64_t, T>;
 
 // --- sources: where a kernel's elements come from --------------------------------------------------------------------------
 
-// Elements of the type the kernel is compiled for. Signs are left out of sums by a mask of the second words; other elements
-// are masked as a whole as they are loaded, if at all. What a thread has loaded goes through drop_signs(), all at once, for few
-// sums want that.
-template <class In>
+// Elements of the type the kernel is compiled for. Signs are left out of sums by a mask of the second words; other elements are
+// masked as a whole, if at all. kSigned: elements come with their signs.
+template <class In, bool kSigned = false>
 struct Typed {
   using Element = In;
   static constexpr int kRank = kFastRank;
-  static constexpr bool kDropsSigns =
-      std::is_same_v<In, float> || std::is_same_v<In, double> || std::is_same_v<In, Half> || std::is_same_v<In, BFloat16>;
   static constexpr bool kMasks = IsMasked<In>::value;
+  static constexpr bool kDropsSigns = !kSigned && (std::is_same_v<In, float> || std::is_same_v<In, double> ||
+                                                   std::is_same_v<In, Half> || std::is_same_v<In, BFloat16>);
   using Kept = std::conditional_t<kMasks, Masks, uint32_t>;  // all masks, or the bits of second words that are kept
   const In* base;
   uint64_t policy;
@@ -299,7 +298,7 @@ struct Typed {
 
   template <int V>
   __device__ __forceinline__ Vector<In, V> load(int64_t offset) const {
-    return as_masked(load_vector<In, V>(base + offset, policy));
+    return counted(load_vector<In, V>(base + offset, policy));
   }
 
   // Where it is not wanted, its addends are padding. kBeyond: elements beyond `offset`, which cost no arithmetic.
@@ -310,28 +309,27 @@ struct Typed {
       if constexpr (kMasks) return filled<Bits>(masks.padding);
       else return padding_vector<In, V>().bits;
     }();
-    return as_masked(load_vector_if<In, V, kBeyond>(wanted, base + offset, policy, otherwise));
+    return counted(load_vector_if<In, V, kBeyond>(wanted, base + offset, policy, otherwise));
   }
 
   template <int V>
-  __device__ __forceinline__ Vector<In, V> as_masked(Vector<In, V> x) const {
+  __device__ __forceinline__ Vector<In, V> counted(Vector<In, V> x) const {
     if constexpr (kMasks) x.bits = masked(x.bits, masks);
+    else if constexpr (kDropsSigns) x.bits = keep_bits<sizeof(In) == 8>(x.bits, masks);
     return x;
   }
 
-  // Of a vector, or of an array of them.
-  template <class Vectors>
-  __device__ __forceinline__ void drop_signs(Vectors& x) const {
-    if constexpr (kDropsSigns && !kMasks)
-      if (masks != ~0u) keep_all(x);
-  }
-  template <class Vectors>
-  __device__ __forceinline__ void keep_all(Vectors& x) const {
-    if constexpr (std::is_array_v<Vectors>) {
+  // For kernels that leave all signs out at once, if they are to: few sums want that.
+  __device__ __forceinline__ Typed<In, true> with_signs() const { return {base, policy, masks}; }
+  template <int V, int kCount, int kElements>
+  __device__ __forceinline__ void drop_signs(Vector<In, V> (&x)[kCount][kElements]) const {
+    if constexpr (kDropsSigns) {
+      if (masks == ~0u) return;
 #pragma unroll
-      for (auto& each : x) keep_all(each);
-    } else {
-      x.bits = keep_bits<sizeof(In) == 8>(x.bits, masks);
+      for (int i = 0; i < kCount * kElements; ++i) {
+        auto& bits = x[i / kElements][i % kElements].bits;
+        bits = keep_bits<sizeof(In) == 8>(bits, masks);
+      }
     }
   }
 

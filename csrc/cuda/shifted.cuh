@@ -71,7 +71,6 @@ __device__ __forceinline__ Acc shifted_chunk(const Source& source, const InputSp
         });
       }
     }
-    source.drop_signs(x);
     if (base == 0 && wraps) x[0][0] = keep(x[0][0], shift, V);
 #pragma unroll
     for (int g = 0; g < kAtOnce; ++g) {
@@ -80,7 +79,6 @@ __device__ __forceinline__ Acc shifted_chunk(const Source& source, const InputSp
       for (int d = 1; d < kElements; ++d) lanes[base + g].add(x[g][d]);
     }
   }
-  source.drop_signs(more);
   more = keep(more, 0, left - more_begin);
 #pragma unroll
   for (int g = 0; g < kGroups; ++g)
@@ -130,8 +128,6 @@ __device__ __forceinline__ Acc funneled_chunk(const Source& source, int64_t leng
     low[g][d] = source.template load_if<V, kBeyond>(d < kSure || kBeyond < left, begin);
     high[g][d] = source.template load_if<V, kBeyond + V>(d < kSure || kBeyond + V - shift < left, begin);
   });
-  source.drop_signs(low);
-  source.drop_signs(high);
   Acc values[kGroups];
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
@@ -171,6 +167,7 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> shifted_leave
                                                                                   int64_t place, int64_t pitch, int rows,
                                                                                   int column, int columns) {
   using Element = typename Source::Element;
+  const auto signed_source = source.with_signs();
   const auto shift_of = [&](int row) { return source.template misalignment<V>(place + row * pitch); };
   const auto vector_of = [&](int row) {
     const int shift = shift_of(row);
@@ -183,16 +180,16 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> shifted_leave
 #pragma unroll
     for (int d = 0; d < kElements; ++d) {
       const int64_t at = first + d * kLanes * pitch;
-      x[l][d] = load_part<V, kWhole>(source, l + d * kLanes < rows && source.inside(input, at, at + V), at);
+      x[l][d] = load_part<V, kWhole>(signed_source, l + d * kLanes < rows && source.inside(input, at, at + V), at);
     }
   }
   if constexpr (!kWhole) {
     // Only the input's first and its last row may have a vector that reaches out of it.
     const auto cut = [&](int row) { return !source.inside(input, vector_of(row), vector_of(row) + V); };
     const int last = rows - 1;
-    if (rows > 0 && cut(0)) x[0][0] = source.template load_inside<V>(input, vector_of(0));
+    if (rows > 0 && cut(0)) x[0][0] = signed_source.template load_inside<V>(input, vector_of(0));
     if (rows > 0 && last % kLanes < kLeaves && last / kLanes < kElements && cut(last)) {
-      const Vector<Element, V> end = source.template load_inside<V>(input, vector_of(last));
+      const Vector<Element, V> end = signed_source.template load_inside<V>(input, vector_of(last));
 #pragma unroll
       for (int i = 0; i < kLeaves * kElements; ++i)
         if (i / kElements + i % kElements * kLanes == last) x[i / kElements][i % kElements] = end;

@@ -104,7 +104,6 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
       }
     }
   }
-  a.source.drop_signs(x);
   return join_leaves<Acc>(x);
 }
 
@@ -250,7 +249,6 @@ __device__ __forceinline__ void take_few(const Args<Source, Acc>& a, const Tile&
     for (int i = 0; i < kCount; ++i)
       x[i][e][0] = a.source.template load_if<V>(column[i] < outputs && e < length, offsets[i].in + at[e]);
   }
-  a.source.drop_signs(x);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (column[i] >= outputs) break;

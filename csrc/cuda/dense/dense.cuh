@@ -72,7 +72,6 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, i
   } else {
     load_unit<kWhole>(x, a.source, row + begin, left);
   }
-  a.source.drop_signs(x);
   const auto& addends = ready(x);
   RowLanes<Element, Acc, V> lanes[kCount];
 #pragma unroll
@@ -90,11 +89,7 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, i
         if (above < 0 || above >= kElements * kLanes || above % kLanes != 0) continue;
 #pragma unroll
         for (int j = 0; j < V - 1; ++j)
-          if (j < tail) {
-            auto one = a.source.template load<1>(row + a.length - tail + j);
-            a.source.drop_signs(one);
-            lanes[g].add(j, one[0]);
-          }
+          if (j < tail) lanes[g].add(j, a.source.template load<1>(row + a.length - tail + j)[0]);
       }
     }
   }
@@ -126,9 +121,7 @@ __device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, int64
 template <Walk walk, class Source, class Acc>
 __device__ __forceinline__ Vector<typename Source::Element, 1> load_rest(const DenseArgs<Source, Acc>& a, int64_t row) {
   const int lane = threadIdx.x % kWarp, rest = row_rest(a.length);
-  auto x = a.source.template load_if<1>(lane < rest, row + a.template element<walk>(a.length - rest + lane));
-  a.source.drop_signs(x);
-  return x;
+  return a.source.template load_if<1>(lane < rest, row + a.template element<walk>(a.length - rest + lane));
 }
 
 template <class Acc, class Element>
@@ -293,7 +286,6 @@ __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) flat_rows(const __grid
     const int64_t begin = mine * a.pitch;
     load([&](int below) { return begin + below * a.pitch; });
   }
-  a.source.drop_signs(x);
   const auto& addends = ready(x);
 #pragma unroll
   for (int i = 0; i < kCount; i += kBatch) {

@@ -85,9 +85,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp) expanded(const __grid_
   for (int64_t output = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; output < a.tiling.outputs; output += threads) {
     const Offsets place = a.kept.at(output);
     RowLanes<typename Source::Element, Acc, 1> lane;
-    auto x = a.source.template load<1>(place.in);
-    a.source.drop_signs(x);
-    lane.start(x);
+    lane.start(a.source.template load<1>(place.in));
     const Acc v = lane.join();
     if constexpr (std::is_integral_v<Acc>)  // modulo 2^64
       a.output.write_at(place.out, output, static_cast<Acc>(static_cast<uint64_t>(v) * static_cast<uint64_t>(a.length)));

@@ -109,7 +109,6 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
           return load_part<V, whole>(a.source, row < left, first);
         }
       });
-      a.source.drop_signs(x);
       if constexpr (Batch::kOrderFree) add_leaves(sum, x);
       else sum = join_leaves<Acc>(x);
     }
