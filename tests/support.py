@@ -373,6 +373,20 @@ def check(tensor, dim=None, keepdim=False, dtype=None, what="", operation=SUM):
 # --- what torch's versions differ in ----------------------------------------------------------------------------------
 
 
+SETS = ["default", "avx2", "avx512"]  # an x86 CPU has the first few of these; on others the names mean nothing
+
+
+def instruction_sets(*names):
+    """The argument `instructions`, of those sets that the CPU has: in others torch's own kernels are illegal."""
+
+    def parameter(name):
+        own = torch.backends.cpu.get_cpu_capability().lower()
+        lacks = own in SETS and SETS.index(name) > SETS.index(own)
+        return pytest.param(name, marks=pytest.mark.skipif(lacks, reason=f"this CPU has no {name}"))
+
+    return pytest.mark.parametrize("instructions", [parameter(name) for name in names])
+
+
 @functools.cache
 def operators_warn_in_python():
     """Whether torch.ops takes warnings to Python's filters: from torch 2.15 on it does; before, it prints them."""

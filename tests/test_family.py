@@ -27,6 +27,7 @@ from support import (
     data,
     dtype_of,
     in_threads,
+    instruction_sets,
     numpy_of,
     python,
     random_view,
@@ -130,7 +131,7 @@ def test_every_length(op, name, device):
         op.check(elements((3, length, 16), name, op, 63, device), 1)
 
 
-@pytest.mark.parametrize("instructions", ["default", "avx2"])
+@instruction_sets("default", "avx2")
 def test_other_instruction_sets(instructions):
     """The CPU's kernels for those instruction sets that the other tests may not have run."""
     file = pathlib.Path(__file__)

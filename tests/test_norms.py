@@ -31,6 +31,7 @@ from support import (
     class_of_ours,
     data,
     dtype_of,
+    instruction_sets,
     name_of,
     numpy_of,
     python,
@@ -153,7 +154,7 @@ def test_every_length(op, name, device):
         op.check(x.t().contiguous(), 0, dtype=wide(name))
 
 
-@pytest.mark.parametrize("instructions", ["default", "avx2"])
+@instruction_sets("default", "avx2")
 def test_other_instruction_sets(instructions):
     """The CPU's kernels for those instruction sets that the other tests may not have run."""
     chosen = "test_layouts or test_largest_keeps_nan or test_special_numbers"

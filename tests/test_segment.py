@@ -33,6 +33,7 @@ from support import (
     data,
     dtype_of,
     in_threads,
+    instruction_sets,
     name_of,
     numpy_of,
     python,
@@ -813,7 +814,7 @@ def test_nothing_waits(cuda):
     assert_same_bits(x.grad[:1], (torch.ones(1) / 40_000).to(cuda))
 
 
-@pytest.mark.parametrize("instructions", ["default", "avx2"])
+@instruction_sets("default", "avx2")
 def test_other_instruction_sets(instructions):
     """The CPU's kernels for other instruction sets."""
     command = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "cpu and (every_length or mixed)", __file__)

@@ -91,10 +91,7 @@ struct Output {
       if constexpr (kAll)
         if (!direct) return store_other<1>(place, 0, {v});
       finish_directly(x);
-      if constexpr (std::is_same_v<Number<Acc>, float>) {
-        if (dtype == DType::BFloat16) return store_as<BFloat16>(to, place, 0, x);
-        if (dtype == DType::Half) return store_as<Half>(to, place, 0, x);
-      }
+      return store_direct(to, place, 0, dtype, x);
     }
     static_cast<Number<Acc>*>(to)[partial ? part : place] = x[0];
   }

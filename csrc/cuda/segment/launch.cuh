@@ -61,8 +61,7 @@ template <int V, int kSides, class Acc, class Source>
 cudaError_t launch_segment_columns(const SegmentsLaunch& launch, const Source& source) {
   const Segments& s = launch.segments;
   const SegmentPlan& plan = launch.plan;
-  const int64_t blocks = plan.tiles + plan.blocks;
-  if (plan.column_tiles > kMaxGrid || blocks > kMaxGrid) return cudaErrorInvalidConfiguration;
+  if (plan.column_tiles > kMaxGrid || plan.blocks > kMaxGrid) return cudaErrorInvalidConfiguration;
   const SegmentColumnArgs<Source, Acc> args{source,
                                             s.stride,
                                             tiles_of(s, plan.tile, plan.tiles, 0),
@@ -76,7 +75,8 @@ cudaError_t launch_segment_columns(const SegmentsLaunch& launch, const Source& s
                                             output_of<Acc>(s),
                                             partials_of<Acc>(launch)};
   const auto kernel = segment_columns<V, kSides, Source, Acc>;
-  if (cudaError_t error = start_segments(launch.queue, kernel, blocks * plan.column_tiles, kColumnThreads, args)) return error;
+  if (cudaError_t error = start_segments(launch.queue, kernel, plan.blocks * plan.column_tiles, kColumnThreads, args))
+    return error;
   return plan.joins ? join_columns<Acc>(launch) : cudaSuccess;
 }
 

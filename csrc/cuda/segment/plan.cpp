@@ -38,7 +38,8 @@ SegmentKernel kernel_of(const Segments& s) {
   return s.stride == 1 && fits_fast_nest(p.kept, p.outputs) ? SegmentKernel::rows : SegmentKernel::converted;
 }
 
-void plan_rows(const Segments& s, int64_t multiprocessors, SegmentPlan& plan) {
+// As plan_columns(), returns how many sums of parts there may be.
+int64_t plan_rows(const Segments& s, int64_t multiprocessors, SegmentPlan& plan) {
   const int64_t rows = s.reduction.problem.outputs, in_row = s.length + s.count * kRowWeight, positions = rows * in_row;
   const int64_t warps = multiprocessors * kRowWarps;
   const int64_t rounds = std::max<int64_t>(1, ceil_div(positions, warps * kMostRowTile));
@@ -47,7 +48,7 @@ void plan_rows(const Segments& s, int64_t multiprocessors, SegmentPlan& plan) {
   plan.tiles = rows * plan.row_tiles;
   plan.blocks = std::min(plan.tiles, warps);
   plan.joins = plan.row_tiles > 1 && s.length > kChunk;
-  plan.partials = rows * chunk_slots(s.length);
+  return rows * chunk_slots(s.length);
 }
 
 void plan_thread(const Segments& s, SegmentPlan& plan) {
@@ -59,7 +60,7 @@ void plan_thread(const Segments& s, SegmentPlan& plan) {
   plan.sides = plan.vector == 1 && are_short && r.problem.outputs > kWarp / 2 * sides ? sides : 1;
 }
 
-void plan_columns(const Segments& s, int64_t multiprocessors, SegmentPlan& plan) {
+int64_t plan_columns(const Segments& s, int64_t multiprocessors, SegmentPlan& plan) {
   plan_thread(s, plan);
   const int64_t columns = s.reduction.problem.outputs, threads = ceil_div(columns, plan.vector * plan.sides);
   const int64_t mean = s.length / std::max<int64_t>(1, s.count);
@@ -87,12 +88,13 @@ void plan_columns(const Segments& s, int64_t multiprocessors, SegmentPlan& plan)
   plan.blocks = ceil_div(s.count, units * plan.run);
   plan.tile = int64_t{1} << plan.piece_bits;
   plan.joins = s.length > plan.tile;
-  plan.partials = columns * piece_slots(s.length, plan.piece_bits);
   if (s.length > plan.short_rows) {
     const int64_t enough = kTilesOfEach * multiprocessors;
     while (plan.tile < kMostTileRows && ceil_div(s.length, plan.tile) * plan.column_tiles > enough) plan.tile *= 2;
     plan.tiles = ceil_div(s.length, plan.tile);
+    plan.blocks += plan.tiles;
   }
+  return columns * piece_slots(s.length, plan.piece_bits);
 }
 
 }  // namespace
@@ -100,13 +102,12 @@ void plan_columns(const Segments& s, int64_t multiprocessors, SegmentPlan& plan)
 SegmentPlan plan_segments(const Segments& s, const Device& device) {
   SegmentPlan plan{};
   plan.kernel = kernel_of(s);
-  if (plan.kernel == SegmentKernel::columns) plan_columns(s, device.multiprocessors, plan);
-  else plan_rows(s, device.multiprocessors, plan);
-  if (!plan.joins) plan.partials = 0;
+  const auto plan_kernel = plan.kernel == SegmentKernel::columns ? plan_columns : plan_rows;
+  const int64_t partials = plan_kernel(s, device.multiprocessors, plan);
   // Where elements are converted, real numbers have the accumulators of complex ones.
   const Accumulator a = s.reduction.accumulator;
   const bool doubles = plan.kernel == SegmentKernel::converted && (a == Accumulator::f32 || a == Accumulator::f64);
-  plan.workspace_bytes = plan.partials * (doubles ? 2 : 1) * size_of(a);
+  plan.workspace_bytes = plan.joins ? partials * (doubles ? 2 : 1) * size_of(a) : 0;
   return plan;
 }
 

@@ -46,10 +46,9 @@ struct SegmentPlan {
   int short_rows;           // of a segment that is short
   int piece_bits;           // of the rows of a piece of others
   int64_t column_tiles;     // side by side
-  int64_t blocks;           // of short segments, beside those of tiles
+  int64_t blocks;           // of the grid; of columns, for each column tile: those of tiles first, then those of short segments
   bool joins;               // segments may have parts in several tiles: a second kernel writes their results
-  int64_t partials;         // sums of parts
-  int64_t workspace_bytes;  // for them
+  int64_t workspace_bytes;  // for the sums of parts
 };
 
 SegmentPlan plan_segments(const Segments& segments, const Device& device);
