@@ -370,21 +370,24 @@ def check(tensor, dim=None, keepdim=False, dtype=None, what="", operation=SUM):
     return result
 
 
-# --- what torch's versions differ in ----------------------------------------------------------------------------------
+# --- what CPUs differ in ----------------------------------------------------------------------------------------------
 
 
-SETS = ["default", "avx2", "avx512"]  # an x86 CPU has the first few of these; on others the names mean nothing
+INSTRUCTIONS = ("default", "avx2", "avx512")  # an x86 CPU has the first few; on others the names mean nothing
 
 
 def instruction_sets(*names):
-    """The argument `instructions`, of those sets that the CPU has: in others torch's own kernels are illegal."""
+    """The argument `instructions`: sets that the CPU has, as in others torch's own kernels are illegal instructions."""
+    own = torch.backends.cpu.get_cpu_capability().lower()
+    had = INSTRUCTIONS[: INSTRUCTIONS.index(own) + 1] if own in INSTRUCTIONS else INSTRUCTIONS
 
     def parameter(name):
-        own = torch.backends.cpu.get_cpu_capability().lower()
-        lacks = own in SETS and SETS.index(name) > SETS.index(own)
-        return pytest.param(name, marks=pytest.mark.skipif(lacks, reason=f"this CPU has no {name}"))
+        return pytest.param(name, marks=pytest.mark.skipif(name not in had, reason=f"this CPU has no {name}"))
 
     return pytest.mark.parametrize("instructions", [parameter(name) for name in names])
+
+
+# --- what torch's versions differ in ----------------------------------------------------------------------------------
 
 
 @functools.cache

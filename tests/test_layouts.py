@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import model
-from support import DTYPES, EVERY, check, data, instruction_sets, name_of, python, taken
+from support import DTYPES, EVERY, INSTRUCTIONS, check, data, instruction_sets, name_of, python, taken
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
@@ -156,7 +156,7 @@ def test_many_columns(name, device, set_threads):
 HERE = pathlib.Path(__file__).parent
 
 
-@instruction_sets("default", "avx2", "avx512")
+@instruction_sets(*INSTRUCTIONS)
 def test_every_instruction_set(instructions):
     """The CPU's kernels for each instruction set but the one that these tests run with by themselves."""
     if torch.backends.cpu.get_cpu_capability().lower() == instructions:
@@ -171,7 +171,7 @@ def test_every_instruction_set(instructions):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="protects pages as Linux does")
-@instruction_sets("default", "avx2", "avx512")
+@instruction_sets(*INSTRUCTIONS)
 def test_nothing_outside_is_read(instructions):
     """Inputs between two pages that cannot be read."""
     python(HERE / "outside.py", ATEN_CPU_CAPABILITY=instructions)

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from support import instruction_sets, python
+from support import INSTRUCTIONS, instruction_sets, python
 
 HERE = pathlib.Path(__file__).parent
 linux = pytest.mark.skipif(sys.platform != "linux", reason="makes threads as Linux does")
 
 
 @linux
-@instruction_sets("default", "avx2", "avx512")
+@instruction_sets(*INSTRUCTIONS)
 def test_small_stacks(instructions):
     """Every kind of kernel in threads with stacks of 64 KiB, where torch.sum works."""
     python(HERE / "small_stack.py", ATEN_CPU_CAPABILITY=instructions, OMP_STACKSIZE="64K")
