@@ -5,13 +5,13 @@
 
 namespace gpureduce::variance {
 
-// The sums of the differences from an output's first element, which is near enough to all others for nothing to be lost,
-// wherever the mean is; and of their squares. They are added in double precision, as the parts of a complex number.
+// The sum of the differences from an output's first element, and the sum of their squares, as the parts of a complex number.
+// Differences keep the digits that elements far from zero share from being lost. They are taken in double precision, or an
+// outlier as first element would spoil all of them.
 using Moments = Complex<double>;
 
-template <class Real>
-GPUREDUCE_HOST_DEVICE Moments moments_of(Real x, Real first) {
-  const double d = x - first;  // rounded to Real
+GPUREDUCE_HOST_DEVICE Moments moments_of(double x, double first) {
+  const double d = x - first;
   return {d, d * d};
 }
 

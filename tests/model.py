@@ -417,17 +417,17 @@ def log_sums(stored, source, negate):
 def deviations(stored, source, what, correction, negate):
     """(outputs, length, parts) of stored floats -> their "var", "std" or "mean", in float64."""
     x = decode(stored[..., 0], source)
-    x = (-x if negate else x).astype(np.float64 if source == "float64" else np.float32)
+    x = (-x if negate else x).astype(np.float64)
     n = x.shape[1]
     if n == 0:
         return np.full(x.shape[0], np.nan)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         first = x[:, :1]
-        d = (x - first).astype(np.float64)
+        d = x - first
         total, squares = ordered_sum(d), ordered_sum(d * d)
         mean = total / np.float64(n)
         if what == "mean":
-            return first[:, 0].astype(np.float64) + mean
+            return first[:, 0] + mean
         rest = squares - total * mean
         variance = np.where(rest < 0, 0.0, rest) / max(n - np.float64(correction), np.float64(0))
         return np.sqrt(variance) if what == "std" else variance

@@ -307,13 +307,14 @@ def test_vmap_of_scalars(device):
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_gradients_are_torchs(name, device):
+    """Those that torch has in float64, rounded."""
     for function, theirs in ((torch_reduce.var, torch.var), (torch_reduce.std, torch.std)):
         x = data((3, 50), "float32", seed=92, device=device).to(dtype_of(name))
         x[1] = 2.0  # of no deviation
-        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        a, b = x.clone().requires_grad_(), x.double().requires_grad_()
         function(a, 1).sum().backward()
         theirs(b, 1).sum().backward()
-        torch.testing.assert_close(a.grad, b.grad)
+        torch.testing.assert_close(a.grad, b.grad.to(a.dtype))
 
 
 def test_tangents(device):
@@ -377,7 +378,7 @@ def test_graphs(cuda):
 # --- pinned results ---------------------------------------------------------------------------------------------------
 
 PINNED = pathlib.Path(__file__).parent / "data" / "variance.json"
-SHA = "193e4e6a030a6756a49b54dc5512661cb98b8880af4783a930fba89cf21934f5"
+SHA = "4ccef7492a02bf16b7de42e2a14375632d919e9718ef3042d5df86b8d76a85ab"
 
 
 def pinned_cases():

@@ -67,6 +67,7 @@ OPERATIONS = {
         Operation("nansum", "nansum", "real", ("nansum",)),
         Operation("mean", "mean", last=lambda total, count: quotient(total, count)),
         Operation("prod", "prod", "product", ("prod",), "prod"),
+        Operation("_nonzero_prod", "prod", "product", ("_nonzero_prod",), "prod"),
         Operation("_amax", "amax", "same", ("_amax",), "_amax", free=True),
         Operation("_amin", "amin", "same", ("_amin",), "_amin", free=True),
         Operation("_any", "any", "count", COUNT, last=lambda total, count: total > 0),
@@ -291,7 +292,7 @@ class VarianceCall(Call):
 
     def join_shards(self, x: Tensor, sizes: tuple[int, ...], order: list[int], group: Any) -> tuple[Tensor, Tensor]:
         """As docs/order.md has it: of the differences from the first elements, the sums, and those of their squares."""
-        x = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+        x = x.to(torch.float64)
         shape = [1 if d in self.dims else n for d, n in enumerate(x.shape)]
         first = x[tuple(slice(size) for size in shape)].reshape(-1).resolve_neg()
         _, rank = place(self.title, group)
@@ -303,7 +304,7 @@ class VarianceCall(Call):
         moments = Call(MOMENTS, self.dims, self.keepdim, None, torch.float64, self.shard_dim)
         total, squares = join_shards(differences, moments, sizes, order, group).unbind(-1)
         count = product(sum(sizes) if d == self.shard_dim else x.shape[d] for d in self.dims)
-        return self._finished(total, squares, count, first.to(torch.float64).view(total.shape))
+        return self._finished(total, squares, count, first.view(total.shape))
 
     def _finished(self, total: Tensor, squares: Tensor, count: int, first: Tensor) -> tuple[Tensor, Tensor]:
         """What becomes of the sums. Multiplied and added by operators, of which no compiler makes one step."""

@@ -8,17 +8,16 @@ namespace {
 
 using variance::Moments;
 
-// The moments of neighbours in memory: differences from the first elements of their outputs, in the precision of Real.
-template <class Real>
+// The moments of neighbours in memory: differences from the first elements of their outputs.
 class Deviations {
  public:
   explicit Deviations(const weighted::Input& input) : input_(input) {}
 
   // Room for the elements of a chunk, and for the first ones.
-  struct Scratch { std::unique_ptr<Real[]> elements{new Real[kChunk]}, first{new Real[kChunk]}; };
+  struct Scratch { std::unique_ptr<double[]> elements{new double[kChunk]}, first{new double[kChunk]}; };
 
   void make(Offsets at, int64_t stride, int64_t first_stride, int64_t n, Scratch& scratch, Moments* to) const {
-    Real *const x = scratch.elements.get(), *const first = scratch.first.get();
+    double *const x = scratch.elements.get(), *const first = scratch.first.get();
     load(at.in, stride, n, x);
     load(at.out, first_stride, first_stride == 0 ? 1 : n, first);
     if (first_stride == 0) {
@@ -29,12 +28,13 @@ class Deviations {
   }
 
   double first(int64_t offset) const {
-    Real x = 0;
+    double x = 0;
     load(offset, 0, 1, &x);
     return x;
   }
 
  private:
+  template <class Real>  // double; a template, for `if constexpr` to leave complex numbers out
   void load(int64_t offset, int64_t stride, int64_t n, Real* to) const {
     switch (input_.dtype) {
 #define GPUREDUCE_LOAD(name, type, kind, accumulator, wide, family)                       \
@@ -54,9 +54,10 @@ class Deviations {
   weighted::Input input_;
 };
 
-template <class Real>
-void compute_deviations(const variance::Reduction& r) {
-  const Deviations<Real> deviations(r.input);
+}  // namespace
+
+void run(const variance::Reduction& r) {
+  const Deviations deviations(r.input);
   const Nest<kMaxRank> kept = weighted::input_nest<kMaxRank>(r.problem.kept, r.problem.outputs);
   const Nest<kMaxRank> results = weighted::output_nest<kMaxRank>(r.problem);
   compute<Moments>(r.problem, deviations, [&](int64_t output, Moments moments) {
@@ -65,13 +66,6 @@ void compute_deviations(const variance::Reduction& r) {
     store(r.variance, place, r.out, found.variance);
     store(r.mean, place, r.out, found.mean);
   });
-}
-
-}  // namespace
-
-void run(const variance::Reduction& r) {
-  if (r.input.dtype == DType::Double) compute_deviations<double>(r);
-  else compute_deviations<float>(r);
 }
 
 }  // namespace gpureduce::cpu

@@ -105,22 +105,10 @@ struct Deviations {
       return x;
     }
 
-    // A square of a float32 is exact in double precision, so that it can be added with one rounding.
     template <int V>
     __device__ __forceinline__ void add(Acc& sum, const Vector<In, V>& x, int j, bool starts) const {
       const Acc m = variance::moments_of(value(x[j]), value(first[kFirst == 1 ? 0 : j]));
-      if (starts) sum = m;
-      else if constexpr (sizeof(In) <= 4) sum = {sum.re + m.re, __fma_rn(m.re, m.re, sum.im)};
-      else sum = sum + m;
-    }
-
-    // Neighbours that are lanes of one element each, joined: two by two without rounding their squares first.
-    template <int V>
-    __device__ __forceinline__ Acc join(const Vector<In, V>& x) const {
-      Acc sums[V == 1 ? 1 : V / 2];
-#pragma unroll
-      for (int j = 0; j < V; ++j) add(sums[j / 2], x, j, j % 2 == 0);
-      return join_neighbours(sums);
+      sum = starts ? m : sum + m;
     }
   };
 
@@ -161,12 +149,8 @@ template <int kCount, int kElements>
 __device__ __forceinline__ auto ready(const AnyDeviation (&x)[kCount][kElements]) {
   const AnyInput& input = x[0][0].input;
   Ready<KnownProduct<Moments>, kCount, kElements> made;
-  const auto subtract = [&](auto real) {
-    fetch_pairs<decltype(real)>(x, input, input, made,
-                                [](auto own, auto first) { return KnownProduct<Moments>{variance::moments_of(own, first)}; });
-  };
-  if (input.conversion.dtype() == DType::Double) subtract(double{});
-  else subtract(float{});
+  fetch_pairs<double>(x, input, input, made,
+                      [](double own, double first) { return KnownProduct<Moments>{variance::moments_of(own, first)}; });
   return made;
 }
 

@@ -232,13 +232,9 @@ __device__ __forceinline__ void add_products(Acc (&sums)[V], const Loaded& x, co
 // A vector of them, each its lane's only one, joined.
 template <int V, class Acc, class Loaded, class Held>
 __device__ __forceinline__ Acc join_products(const Loaded& x, const Held& held) {
-  if constexpr (std::is_same_v<Held, Unheld>) {
-    Acc sums[V];
-    add_products(sums, x, held, true, true);
-    return join_neighbours(sums);
-  } else {
-    return held.join(x);
-  }
+  Acc sums[V];
+  add_products(sums, x, held, true, true);
+  return join_neighbours(sums);
 }
 
 // A unit of a row: weighted_groups() groups of 32 * V neighbouring leaves, from element `start` on. kWhole: all of its elements
