@@ -1,10 +1,12 @@
 // Gradients, built as torch builds those of its own ops: a Node for the backward pass, and in forward mode the op itself on
 // tangents, or a sum of what they do to the result. Both call differentiable torch ops, so torch.func, tracing and derivatives
 // of any order work as well.
+#include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/library.h>
 
+#include "applied.h"
 #include "gradient.h"
 
 namespace gpureduce {
@@ -30,67 +32,69 @@ struct Saved {
   }
 };
 
-// For each element the product of all others of its output, without a division, which a zero would spoil: of those before it
-// and of those after it.
-at::Tensor product_of_others(const at::Tensor& self, const Dims& dims) {
-  if (dims.empty() || self.sym_numel() == 0) return at::ones_like(self);
-  Dims order;  // kept dims first
-  for (int64_t d = 0; d < self.dim(); ++d)
-    if (std::find(dims.begin(), dims.end(), d) == dims.end()) order.push_back(d);
-  const int64_t kept = static_cast<int64_t>(order.size());
-  order.insert(order.end(), dims.begin(), dims.end());
-  Dims back(order.size());
-  for (size_t d = 0; d < order.size(); ++d) back[order[d]] = static_cast<int64_t>(d);
-  const at::Tensor permuted = self.permute(order), x = permuted.flatten(kept);
-  const auto before = [](const at::Tensor& x) {
-    const at::Tensor first = at::ones_like(x.narrow_symint(-1, 0, 1));
-    return at::cat({first, x.narrow_symint(-1, 0, x.sym_size(-1) - 1)}, -1).cumprod(-1);
-  };
-  const at::Tensor others = before(x) * before(x.flip(-1)).flip(-1);
-  return others.reshape_symint(permuted.sym_sizes()).permute(back);
-}
+// Numbers of outputs as float32, or as they are if they are wider: twice a half may be too large for a half.
+at::Tensor widened(const at::Tensor& x) { return x.to(at::toOpMathType(x.scalar_type())); }
 
-// The gradient of the input, where results and their gradients have the reduced dims. Where a norm is 0, so is that, as in
-// torch. Elements are divided by the norm before all else: that is at most 1, and cannot overflow.
+// The gradient of the input, rounded once to `dtype`, where results and their gradients have the reduced dims. Where a norm is
+// 0, the gradient is, as in torch. Elements are divided by the norm first: the quotient is at most 1, and cannot overflow.
 template <Operation op>
-at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& given, const at::Tensor& norm, const Dims& dims) {
-  const at::Tensor self = at::isFloat8Type(given.scalar_type()) ? given.to(grad.scalar_type()) : given;
-  const auto over_norm = [&](const at::Tensor& x) { return x.div(norm).masked_fill(norm == 0, 0); };
+at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& result, const Dims& dims,
+                       at::ScalarType dtype) {
+  const bool complex = self.is_complex();
+  const auto over_dims = [&](auto operation, const at::Tensor& x, OptionalDtype type) {
+    return functional<decltype(operation)::value>().call(x, at::IntArrayRef(dims), !dims.empty(), type);
+  };
+  const auto count_of = [&](const at::Tensor& x) {
+    return over_dims(std::integral_constant<Operation, Operation::_count_nonzero>(), x, std::nullopt);
+  };
+  const auto magnitudes = [&] {  // of complex numbers: torch rounds them otherwise on other devices
+    const at::ScalarType type =
+        result.defined() ? c10::toComplexType(result.scalar_type()) : at::toOpMathType(self.scalar_type());
+    return functional<Operation::_norm_1>().call(self.unsqueeze(-1), at::IntArrayRef(-1), false, type);
+  };
   if constexpr (op == Operation::prod) {
-    const bool small = c10::elementSize(self.scalar_type()) == 2;  // their products of many would soon overflow
-    return product_of_others(small ? self.to(at::kFloat) : self, dims) * grad;
+    c10::SymInt count = 1;
+    for (int64_t d : dims) count *= self.sym_size(d);
+    const at::Tensor x = self.detach();  // the formula knows how its other operands depend on the elements
+    const at::Tensor product = over_dims(std::integral_constant<Operation, Operation::_nonzero_prod>(), x, at::kDouble);
+    return apply(Formula::others, self, {grad, product, count_of(x), count}, dtype);
   } else if constexpr (op == Operation::nansum) {
-    return grad * self.isnan().logical_not();
+    return apply(Formula::kept, self, {grad}, dtype);
   } else if constexpr (op == Operation::_logsumexp) {
-    return grad * (self - norm).exp();
-  } else if constexpr (op == Operation::_logsum) {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "_logsum(): pairs have no derivative");
+    return apply(Formula::exponent, self, {grad, result}, dtype);
+  } else if constexpr (op == Operation::_logsum || op == Operation::_nonzero_prod) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, name_of(op), "(): ", op == Operation::_logsum ? "pairs have" : "it has",
+                                " no derivative");
     return {};
   } else if constexpr (op == Operation::_amax || op == Operation::_amin) {
-    const at::Tensor mask = self.eq(norm);
-    return dims.empty() ? grad * mask : grad * mask / mask.sum(dims, /*keepdim=*/true);
+    return apply(Formula::equal, self,
+                 {grad, result, count_of(without_float8(self.detach()).eq(without_float8(result.detach())))}, dtype);
   } else if constexpr (op == Operation::_norm_1) {
-    return self.sgn() * grad;
+    return complex ? apply(Formula::ratio, self, {grad, magnitudes()}, dtype) : apply(Formula::sign, self, {grad}, dtype);
   } else if constexpr (op == Operation::_powsum_2) {
-    return self * (2 * grad);
+    return apply(Formula::product, self, {2 * widened(grad)}, dtype);
   } else if constexpr (op == Operation::_powsum_3) {
-    return self * self.abs() * (3 * grad);
+    const at::Tensor grads = 3 * widened(grad);
+    return complex ? apply(Formula::product, self, {magnitudes() * grads}, dtype)
+                   : apply(Formula::square, self, {grads}, dtype);
   } else if constexpr (op == Operation::_norm_2) {
-    return over_norm(self) * grad;
+    return apply(Formula::ratio, self, {grad, result}, dtype);
   } else if constexpr (op == Operation::_norm_3) {
-    const at::Tensor part = over_norm(self);
-    return part * part.abs() * grad;
-  } else if constexpr (op == Operation::_root_2) {
-    return over_norm(grad / 2).expand_as(self);
-  } else if constexpr (op == Operation::_root_3) {
-    return over_norm(over_norm(grad / 3)).expand_as(self);
+    if (!complex) return apply(Formula::ratio_square, self, {grad, result}, dtype);
+    const at::Tensor sizes = magnitudes(), part = apply(Formula::ratio, sizes, {grad, result}, sizes.scalar_type());
+    return apply(Formula::ratio, self, {part, result}, dtype);
+  } else if constexpr (op == Operation::_root_2 || op == Operation::_root_3) {
+    const at::Tensor wide = widened(grad);
+    const auto over_root = [&](const at::Tensor& x) { return apply(Formula::ratio, x, {{}, result}, x.scalar_type()); };
+    const at::Tensor part =
+        over_root(apply(Formula::quotient, wide, {{}, {}, {}, op == Operation::_root_2 ? 2 : 3}, wide.scalar_type()));
+    return (op == Operation::_root_2 ? part : over_root(part)).to(dtype).expand_as(self);
   } else {  // shared by those that are the largest or smallest
-    at::Tensor magnitude = self.detach().abs();
-    if (self.is_complex())  // whose magnitudes torch rounds otherwise
-      magnitude = functional<Operation::_norm_1>().call(self.detach().unsqueeze(-1), at::IntArrayRef(-1), false,
-                                                        c10::toComplexType(norm.scalar_type()));
-    const at::Tensor mask = magnitude.eq(norm).logical_or(magnitude.isnan());
-    return dims.empty() ? self.sgn() * grad : self.sgn() * ((grad / mask.sum(dims, /*keepdim=*/true)) * mask);
+    const at::Tensor sizes = complex ? magnitudes() : without_float8(self).abs(), x = sizes.detach();
+    const at::Tensor ties = count_of(x.eq(result.detach()).logical_or(x.isnan()));
+    if (!complex) return apply(Formula::extreme, self, {grad, result, ties}, dtype);
+    const at::Tensor share = apply(Formula::extreme, x, {grad, result, ties}, sizes.scalar_type());
+    return apply(Formula::ratio, self, {share, sizes}, dtype);
   }
 }
 
@@ -98,8 +102,7 @@ template <Operation op>
 variable_list backward_of(const at::Tensor& grad, const Saved& input, const at::Tensor& self, const at::Tensor& norm) {
   if (!grad.defined() || op == Operation::_norm_0) return {at::Tensor()};
   const at::Tensor all = info(op).keeps_result() ? with_reduced_dims(norm, input.dims, input.keepdim) : norm;
-  const at::Tensor result = gradient_of<op>(with_reduced_dims(grad, input.dims, input.keepdim), self, all, input.dims);
-  return {result.scalar_type() == input.dtype ? result : result.to(input.dtype)};
+  return {gradient_of<op>(with_reduced_dims(grad, input.dims, input.keepdim), self, all, input.dims, input.dtype)};
 }
 
 // What a tangent of the input does to the result.
@@ -108,9 +111,10 @@ at::Tensor tangent_of(const at::Tensor& tangent, const at::Tensor& self, const a
                       bool keepdim) {
   if (op == Operation::_norm_0) return at::zeros_like(norm);
   const at::Tensor all = with_reduced_dims(norm, dims, keepdim);
-  at::Tensor change = gradient_of<op>(at::ones_like(all), self, all, dims);
+  const at::ScalarType wide = at::isFloat8Type(self.scalar_type()) ? at::kFloat : at::toOpMathType(self.scalar_type());
+  at::Tensor change = gradient_of<op>(at::ones_like(all), self, all, dims, wide);
   if (change.is_complex()) change = change.conj();
-  change = change * tangent;
+  change = change * tangent.to(wide);
   if (change.is_complex()) change = at::real(change);
   if (dims.empty()) return change.to(norm.scalar_type());
   return functional<Operation::sum>().call(change, at::IntArrayRef(dims), keepdim, norm.scalar_type());
@@ -121,15 +125,14 @@ at::Tensor tangent_of(const at::Tensor& tangent, const at::Tensor& self, const a
 template <Operation op>
 variable_list backward(at::Tensor grad, const Saved& input) {
   if (!grad.defined()) return {at::Tensor()};
-  if constexpr (info(op).finish == Finish::quotient) {
-    c10::SymInt count = 1;
-    for (int64_t d : input.dims) count *= input.sizes[d];
-    const at::ScalarType type = grad.scalar_type();  // torch does not divide all of them
-    if (at::isFloat8Type(type)) grad = grad.to(at::kFloat);
-    else if (type == at::kComplexHalf) grad = grad.to(at::kComplexFloat);
-    grad = grad.div(count);
-  }
   if (grad.is_complex() && !at::isComplexType(input.dtype)) grad = at::real(grad);
+  if constexpr (info(op).finish == Finish::quotient) {
+    Given given;
+    for (int64_t d : input.dims) given.count *= input.sizes[d];
+    given.count = given.count.max(1);  // the mean of no elements has no gradient, but second derivatives must not be 0 / 0
+    const bool real = !grad.is_complex();
+    grad = apply(Formula::quotient, grad, std::move(given), real ? c10::toRealValueType(input.dtype) : input.dtype);
+  }
   if (grad.scalar_type() != input.dtype) grad = grad.to(input.dtype);
   if (!input.keepdim) {
     int64_t leading = 0;  // expand() adds leading dims by itself
@@ -139,6 +142,15 @@ variable_list backward(at::Tensor grad, const Saved& input) {
     }
   }
   return {grad.expand_symint(input.sizes)};
+}
+
+// The dtype in which a result is kept for the backward pass where the result itself, of two bytes, has too few digits for its
+// gradient, or may be infinite; none for all others.
+template <Operation op>
+OptionalDtype kept_dtype(at::ScalarType input, OptionalDtype dtype) {
+  constexpr bool kRounds = op == Operation::_norm_2 || op == Operation::_norm_3 || op == Operation::_logsumexp;
+  if (!kRounds || c10::elementSize(result_type(op, input, dtype)) != 2) return std::nullopt;
+  return op == Operation::_logsumexp ? at::kDouble : at::isComplexType(input) ? at::kComplexFloat : at::kFloat;
 }
 
 template <Operation op>
@@ -161,6 +173,9 @@ struct Rule : RuleOf<Saved> {
 template <Operation op>
 at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
   const bool backward = torch::autograd::compute_requires_grad(self), forward = torch::autograd::isFwGradDefined(self);
+  if (backward || forward)
+    if (const OptionalDtype wide = kept_dtype<op>(self.scalar_type(), dtype))
+      return rounded(functional<op>().call(self, dim, keepdim, wide), result_type(op, self.scalar_type(), dtype));
   at::Tensor result;
   {
     const at::AutoDispatchBelowADInplaceOrView below;

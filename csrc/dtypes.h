@@ -122,10 +122,22 @@ enum class DType : uint8_t {
 #undef GPUREDUCE_ENUMERATOR
 };
 
-// What an element becomes before it is joined to others: an addend or a factor, which are its value; its value, or 0 if it is
-// no number; 1 if it is not zero, or else 0; its negative, which turns their order; a power of its magnitude, or the negative
-// of that; or what e is raised to.
-enum class Map : uint8_t { value, factor, number, nonzero, negative, magnitude, negative_magnitude, square, cube, exponent };
+// What an element becomes before it is joined to others: an addend or a factor, which are its value; its value, or 1 if it is
+// zero; its value, or 0 if it is no number; 1 if it is not zero, or else 0; its negative, which turns their order; a power of
+// its magnitude, or the negative of that; or what e is raised to.
+enum class Map : uint8_t {
+  value,
+  factor,
+  cofactor,
+  number,
+  nonzero,
+  negative,
+  magnitude,
+  negative_magnitude,
+  square,
+  cube,
+  exponent
+};
 
 enum class Family : uint8_t { single, half, float8, byte, integer, rare };
 

@@ -32,6 +32,12 @@ inline at::Tensor with_reduced_dims(at::Tensor result, const Dims& dims, bool ke
 // Float8 numbers as float32: torch's arithmetic does not know them.
 inline at::Tensor without_float8(const at::Tensor& x) { return at::isFloat8Type(x.scalar_type()) ? x.to(at::kFloat) : x; }
 
+// A result as another one of fewer digits, rounded once: torch takes float64 to the small floats through float32.
+inline at::Tensor rounded(const at::Tensor& x, at::ScalarType dtype) {
+  if (x.scalar_type() != at::kDouble || c10::elementSize(dtype) > 2) return x.to(dtype);
+  return functional<Operation::sum>().call(x.unsqueeze(-1), at::IntArrayRef(-1), false, dtype);
+}
+
 // The backward pass of an operator, which its `Rule` describes:
 // Facts      what the pass needs to know besides tensors; Facts::each() calls a function with each member, in a fixed order
 // kKept      for each tensor that is kept, whether it is a result of the operator

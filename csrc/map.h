@@ -60,7 +60,7 @@ GPUREDUCE_HOST_DEVICE Acc number_or_zero(In x) {
 }
 
 // The maps of real numbers to real numbers that are found at run time, where nothing is compiled for one of them.
-#define GPUREDUCE_REAL_MAPS(X) X(number) X(magnitude) X(square) X(cube)
+#define GPUREDUCE_REAL_MAPS(X) X(cofactor) X(number) X(magnitude) X(square) X(cube)
 
 template <Map map, class Acc, class In>
 GPUREDUCE_HOST_DEVICE Acc mapped(In x) {
@@ -68,6 +68,9 @@ GPUREDUCE_HOST_DEVICE Acc mapped(In x) {
     return addend<Acc>(nonzero(x));
   } else if constexpr (map == Map::number) {
     return number_or_zero<Acc>(x);
+  } else if constexpr (map == Map::cofactor) {
+    const Acc factor = addend<Acc>(x);
+    return number(factor) == 0 ? Acc{1} : factor;
   } else if constexpr (map == Map::value && IsLargest<Acc>::value) {
     return in_order<Acc>(x);
   } else if constexpr (map == Map::negative) {
@@ -89,7 +92,8 @@ constexpr bool outweighs_loads(Map map) { return map == Map::exponent; }
 
 // Whether an element's sign counts.
 constexpr bool is_signed(Map map) {
-  return map == Map::value || map == Map::factor || map == Map::number || map == Map::negative || map == Map::exponent;
+  return map == Map::value || map == Map::factor || map == Map::cofactor || map == Map::number || map == Map::negative ||
+         map == Map::exponent;
 }
 
 // What is the largest of: floats, magnitudes, or integers of any kind.
@@ -107,10 +111,10 @@ constexpr bool is_compiled(Map map, Accumulator to, DType dtype) {
   const bool complex = dtype == DType::ComplexFloat;
   switch (to) {
     case Accumulator::largest_f32: return single || complex;
-    case Accumulator::largest_f64:
-    case Accumulator::product_f64: return dtype == DType::Double;
+    case Accumulator::largest_f64: return dtype == DType::Double;
+    case Accumulator::product_f64: return dtype == DType::Double && map == Map::factor;
     case Accumulator::largest_i64: return in.kind == Kind::integer;
-    case Accumulator::product_f32: return single;
+    case Accumulator::product_f32: return single && map == Map::factor;
     case Accumulator::product_i64: return in.kind == Kind::integer && in.size >= 4 && !in.is_rare() && map == Map::factor;
     case Accumulator::logsum_f32: return common;
     case Accumulator::logsum_f64: return false;

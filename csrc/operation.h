@@ -25,11 +25,13 @@ enum class Typing : uint8_t { sum, mean, real, norm, same, count, truth, log, pa
 
 // Each row has a name, its typing, map, combine and finish, and whether torch.autocast makes the result float32 on CUDA (torch
 // lists those in AT_FORALL_FP32_SET_OPT_DTYPE and AT_FORALL_FP32). Those that begin with _ have no dtype= for their users, or
-// are the norms, a power each, of which norm.cpp chooses; and the norms of numbers that are sums of powers already.
+// are the norms, a power each, of which norm.cpp chooses; the product of all elements that are not zero, for gradients; and the
+// norms of numbers that are sums of powers already.
 #define GPUREDUCE_OPERATIONS(X)                                       \
   X(sum, sum, value, sum, none, true)                                 \
   X(mean, mean, value, sum, quotient, false)                          \
   X(prod, sum, factor, product, none, true)                           \
+  X(_nonzero_prod, sum, cofactor, product, none, false)               \
   X(nansum, real, number, sum, none, false)                           \
   X(_amax, same, value, largest, none, false)                         \
   X(_amin, same, negative, largest, negative, false)                  \

@@ -70,6 +70,7 @@ at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dty
                                   input);
       if (row.typing == Typing::pair)
         return input == at::kDouble || at::isIntegralType(input, /*includeBool=*/true) ? at::kComplexDouble : at::kComplexFloat;
+      if (dtype) return *dtype;  // where a backward pass keeps more digits
       if (at::isIntegralType(input, /*includeBool=*/true)) return c10::get_default_dtype_as_scalartype();
       return at::isFloat8Type(input) ? at::kFloat : input;
     default: break;

@@ -286,8 +286,8 @@ struct Variance {
   static Pair both(const at::Tensor& self, OptionalDims dim, const Correction& correction, bool root, bool keepdim) {
     static const auto handle = c10::Dispatcher::singleton()
                                    .findSchemaOrThrow("gpureduce::_var_mean", "")
-                                   .template typed<Pair(const at::Tensor&, OptionalDims, double, bool, bool)>();
-    return handle.redispatch(c10::DispatchKeySet(key), self, dim, number(correction), root, keepdim);
+                                   .template typed<Pair(const at::Tensor&, OptionalDims, double, bool, bool, OptionalDtype)>();
+    return handle.redispatch(c10::DispatchKeySet(key), self, dim, number(correction), root, keepdim, std::nullopt);
   }
   template <class Torch, bool root>
   static Pair pair(const at::Tensor& self, OptionalDims dim, const Correction& correction, bool keepdim) {

@@ -26,6 +26,7 @@
 
 #include <limits>
 
+#include "applied.h"
 #include "cpu/segment.h"
 #include "gradient.h"
 #include "results.h"
@@ -267,19 +268,14 @@ struct Saved {
 
 enum class Direction { sum, mean, spread };
 
-at::Tensor to_dtype(at::Tensor grad, at::ScalarType dtype) {
-  if (grad.is_complex() && !at::isComplexType(dtype)) grad = at::real(grad);
-  return grad.scalar_type() == dtype ? grad : grad.to(dtype);
-}
+at::Tensor to_dtype(at::Tensor grad, at::ScalarType dtype) { return grad.scalar_type() == dtype ? grad : grad.to(dtype); }
 
-// Each segment's number divided by its length.
-at::Tensor over_lengths(at::Tensor grad, const at::Tensor& offsets, int64_t dim) {
+// Each segment's number divided by its length; 0 of a segment without elements.
+at::Tensor over_lengths(const at::Tensor& grad, const at::Tensor& offsets, int64_t dim, at::ScalarType dtype) {
   at::Tensor lengths = offsets.diff();
-  for (int64_t i = dim + 1; i < grad.dim(); ++i) lengths = lengths.unsqueeze(-1);
-  const at::ScalarType type = grad.scalar_type();  // torch does not divide all of them
-  if (at::isFloat8Type(type)) grad = grad.to(at::kFloat);
-  else if (type == at::kComplexHalf) grad = grad.to(at::kComplexFloat);
-  return grad.div(lengths);
+  for (int64_t i = 0; i < grad.dim(); ++i)
+    if (i != dim) lengths = lengths.unsqueeze(i < dim ? 0 : -1);
+  return apply(Formula::ratio, grad, {{}, lengths}, grad.is_complex() ? dtype : c10::toRealValueType(dtype));
 }
 
 template <Direction direction>
@@ -288,7 +284,8 @@ at::Tensor gradient(at::Tensor grad, const at::Tensor& offsets, const Saved& inp
   if constexpr (direction == Direction::spread) {
     return segments<Operation::sum>().call(grad, offsets, input.dim, input.dtype);
   } else {
-    if constexpr (direction == Direction::mean) grad = over_lengths(std::move(grad), offsets, input.dim);
+    if (grad.is_complex() && !at::isComplexType(input.dtype)) grad = at::real(grad);
+    if constexpr (direction == Direction::mean) grad = over_lengths(grad, offsets, input.dim, input.dtype);
     return spread_segments().call(to_dtype(std::move(grad), input.dtype), offsets, input.size, input.dim);
   }
 }

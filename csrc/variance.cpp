@@ -16,6 +16,7 @@
 #include "cuda/variance/variance.h"
 #endif
 
+#include "applied.h"
 #include "cpu/variance.h"
 #include "gradient.h"
 #include "results.h"
@@ -26,21 +27,21 @@ namespace {
 
 using at::Tensor;
 using Pair = std::tuple<Tensor, Tensor>;
-using Both = Pair(const Tensor&, OptionalDims, double, bool, bool);
+using Both = Pair(const Tensor&, OptionalDims, double, bool, bool, OptionalDtype);
 
 const c10::TypedOperatorHandle<Both>& both() {
   static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow("gpureduce::_var_mean", "").typed<Both>();
   return handle;
 }
 
-// The dtype of the results. Raises torch's error.
-at::ScalarType result_type(const Tensor& self) {
+// The dtype of the results: `dtype`, or else torch's choice. Raises torch's error.
+at::ScalarType result_type(const Tensor& self, OptionalDtype dtype = std::nullopt) {
   const at::ScalarType type = self.scalar_type();
   TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(type), "var and std of complex numbers are not supported: input has dtype ",
                               type);
   TORCH_CHECK(at::isFloatingType(type), "std and var only support floating point and complex dtypes");
   dtype_of(type, "an input of dtype");
-  return at::isFloat8Type(type) ? at::kFloat : type;
+  return dtype ? *dtype : at::isFloat8Type(type) ? at::kFloat : type;
 }
 
 Reduction make_reduction(const Tensor& self, const DimMask& reduce, const Tensor& variance, const Tensor& mean,
@@ -78,8 +79,8 @@ void run_on_gpu(const Reduction& r, at::Device device) {
 }
 #endif
 
-Pair reduce(const Tensor& self, OptionalDims dim, double correction, bool root, bool keepdim) {
-  const at::ScalarType result = result_type(self);
+Pair reduce(const Tensor& self, OptionalDims dim, double correction, bool root, bool keepdim, OptionalDtype dtype) {
+  const at::ScalarType result = result_type(self, dtype);
   const DimMask mask = reduced_dims(dim, self.dim());
   const auto sizes = result_sizes(self.sizes(), mask, keepdim);
   const at::TensorOptions options = at::TensorOptions().dtype(result).device(self.device());
@@ -105,8 +106,8 @@ Pair reduce(const Tensor& self, OptionalDims dim, double correction, bool root, 
   return results;
 }
 
-Pair reduce_meta(const Tensor& self, OptionalDims dim, double, bool, bool keepdim) {
-  const at::ScalarType result = result_type(self);
+Pair reduce_meta(const Tensor& self, OptionalDims dim, double, bool, bool keepdim, OptionalDtype dtype) {
+  const at::ScalarType result = result_type(self, dtype);
   const DimMask mask = reduced_dims(dim, self.dim());
   const auto sizes = result_sizes(self.sym_sizes(), mask, keepdim);
   const at::TensorOptions options = at::TensorOptions().dtype(result).device(self.device());
@@ -115,7 +116,7 @@ Pair reduce_meta(const Tensor& self, OptionalDims dim, double, bool, bool keepdi
 
 // --- gradients ------------------------------------------------------------------------------------------------------------
 
-// What a backward pass needs to know besides the input, and the standard deviation if that is the result.
+// What a backward pass needs to know besides the input, the mean, and the standard deviation if that is the result.
 struct Saved {
   Dims dims;
   double correction = 1;
@@ -137,45 +138,49 @@ c10::SymInt count_of(const Tensor& self, const Dims& dims) {
   return count;
 }
 
-// What a variance or deviation is multiplied by: its derivative by an element, 2 (x - mean) / (n - correction), or for a root
-// that over twice the result, and 0 where that is 0.
-Tensor derivative(const Tensor& given, const Saved& saved, const Tensor& deviation) {
-  const Tensor self = without_float8(given);
-  const Tensor mean =
-      saved.dims.empty() ? self : functional<Operation::mean>().call(self, at::IntArrayRef(saved.dims), true, {});
-  const c10::SymFloat divisor = c10::SymFloat(count_of(self, saved.dims)) - saved.correction;
-  const Tensor centred = self - mean;
-  if (!saved.root) return centred * (at::scalar_tensor(2.0, centred.options()) / divisor);
-  const Tensor all = with_reduced_dims(deviation, saved.dims, saved.keepdim);
-  return (centred / (all * divisor)).masked_fill(all == 0, 0);
+// The derivative of a variance or deviation by each element, times `grad`, plus `share`: (x - mean) * factor + share, where the
+// factor is 2 grad / (n - correction), or grad / deviation / (n - correction), and 0 where the deviation is. In float64, as are
+// the results, since differences from a mean far from 0 lose all digits otherwise. All but the elements have the reduced dims.
+Tensor derivative(const Tensor& self, const Saved& saved, const Tensor& deviation, const Tensor& mean, const Tensor& grad,
+                  const Tensor& share, at::ScalarType dtype) {
+  const Tensor part = saved.root ? apply(Formula::ratio, grad, {{}, deviation}, at::kDouble) : 2 * grad.to(at::kDouble);
+  const Tensor factor = apply(Formula::quotient, part, {{}, {}, {}, count_of(self, saved.dims), saved.correction}, at::kDouble);
+  return apply(Formula::deviation, self, {factor, mean, share}, dtype);
 }
 
 struct Rule : RuleOf<Saved> {
-  static constexpr std::array<bool, 2> kKept = {false, true};  // the input, and the standard deviation if that is the result
+  static constexpr std::array<bool, 3> kKept = {false, true, true};  // the input, the deviation if that is wanted, the mean
 
   static std::string name() { return "gpureduce_var_mean_backward"; }
 
-  static variable_list gradients(variable_list grads, const Saved& saved, const std::array<Tensor, 2>& kept) {
+  static variable_list gradients(variable_list grads, const Saved& saved, const std::array<Tensor, 3>& kept) {
     const Tensor& self = kept[0];
-    const auto spread = [&](const Tensor& grad) { return with_reduced_dims(grad, saved.dims, saved.keepdim); };
-    Tensor result;
-    if (grads[0].defined()) result = derivative(self, saved, kept[1]) * spread(grads[0]);
+    const auto spread = [&](const Tensor& x) { return x.defined() ? with_reduced_dims(x, saved.dims, saved.keepdim) : x; };
+    const at::ScalarType dtype = self.scalar_type();
+    Tensor share;
     if (grads[1].defined()) {
-      const Tensor share = spread(grads[1]).div(count_of(self, saved.dims));
-      result = result.defined() ? result + share : share.expand_symint(self.sym_sizes());
+      Given given;
+      given.count = count_of(self, saved.dims).max(1);
+      share = apply(Formula::quotient, spread(grads[1]), std::move(given), grads[0].defined() ? at::kDouble : dtype);
     }
-    if (result.defined() && result.scalar_type() != self.scalar_type()) result = result.to(self.scalar_type());
-    return {result};
+    if (grads[0].defined()) return {derivative(self, saved, spread(kept[1]), spread(kept[2]), spread(grads[0]), share, dtype)};
+    return {share.defined() ? share.expand_symint(self.sym_sizes()) : share};
   }
 };
 
 Pair reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, OptionalDims dim, double correction, bool root,
-                           bool keepdim) {
+                           bool keepdim, OptionalDtype dtype) {
   const bool backward = torch::autograd::compute_requires_grad(self), forward = torch::autograd::isFwGradDefined(self);
+  if (backward || forward) {  // gradients need the digits that results of smaller dtypes lack
+    if (const at::ScalarType result = result_type(self, dtype); result != at::kDouble) {
+      const auto [variance, mean] = both().call(self, dim, correction, root, keepdim, at::kDouble);
+      return {rounded(variance, result), rounded(mean, result)};
+    }
+  }
   Pair results;
   {
     const at::AutoDispatchBelowADInplaceOrView below;
-    results = both().redispatch(keys & c10::after_autograd_keyset, self, dim, correction, root, keepdim);
+    results = both().redispatch(keys & c10::after_autograd_keyset, self, dim, correction, root, keepdim, dtype);
   }
   if (!backward && !forward) return results;
   auto& [variance, mean] = results;
@@ -193,31 +198,34 @@ Pair reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, Optiona
   }
   if (forward) {
     const Tensor &tangent = self._fw_grad(/*level=*/0), &primal = self._fw_primal(/*level=*/0);
-    const auto total = [&](const Tensor& change, bool divided) {
-      if (saved.dims.empty()) return change.to(variance.scalar_type());
-      if (divided)
-        return functional<Operation::mean>().call(change, at::IntArrayRef(saved.dims), keepdim, variance.scalar_type());
-      return functional<Operation::sum>().call(change, at::IntArrayRef(saved.dims), keepdim, variance.scalar_type());
-    };
-    variance._set_fw_grad(total(derivative(primal, saved, variance) * tangent, false), /*level=*/0, /*is_inplace_op=*/false);
-    mean._set_fw_grad(total(tangent, true), /*level=*/0, /*is_inplace_op=*/false);
+    const auto spread = [&](const Tensor& x) { return with_reduced_dims(x, saved.dims, keepdim); };
+    const Tensor ones = at::ones_like(spread(variance)).detach();
+    Tensor change = derivative(primal, saved, spread(variance), spread(mean), ones, {}, at::kDouble) * tangent.to(at::kDouble);
+    Tensor of_mean = tangent.to(at::kDouble);
+    if (!saved.dims.empty()) {
+      change = functional<Operation::sum>().call(change, at::IntArrayRef(saved.dims), keepdim, std::nullopt);
+      of_mean = functional<Operation::mean>().call(tangent, at::IntArrayRef(saved.dims), keepdim, at::kDouble);
+    }
+    variance._set_fw_grad(change, /*level=*/0, /*is_inplace_op=*/false);
+    mean._set_fw_grad(of_mean, /*level=*/0, /*is_inplace_op=*/false);
   }
   if (backward) {  // with their tangents, for derivatives of derivatives
     node->keep(0, self);
     if (root) node->keep(1, variance);
+    node->keep(2, mean);
   }
   return results;
 }
 
 // --- vmap -----------------------------------------------------------------------------------------------------------------
 
-Pair reduce_batched(const Tensor& self, OptionalDims dim, double correction, bool root, bool keepdim) {
+Pair reduce_batched(const Tensor& self, OptionalDims dim, double correction, bool root, bool keepdim, OptionalDtype dtype) {
   namespace functorch = at::functorch;
   const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
   const auto layer = functorch::maybeCurrentDynamicLayer();
   TORCH_CHECK(layer.has_value(), "var_mean: the input has escaped from inside a function being vmapped");
   auto [value, batch_dim] = functorch::unwrapTensorAtLevel(self, layer->layerId());
-  if (!batch_dim) return both().call(self, dim, correction, root, keepdim);
+  if (!batch_dim) return both().call(self, dim, correction, root, keepdim, dtype);
   value = value.movedim(*batch_dim, 0);
   const int64_t rank = value.dim() - 1;
   const DimMask reduce = reduced_dims(dim, rank);
@@ -229,7 +237,7 @@ Pair reduce_batched(const Tensor& self, OptionalDims dim, double correction, boo
     dims.push_back(1);
     keepdim = false;
   }
-  auto [variance, mean] = both().call(value, at::IntArrayRef(dims), correction, root, keepdim);
+  auto [variance, mean] = both().call(value, at::IntArrayRef(dims), correction, root, keepdim, dtype);
   const auto level = layer->layerId();
   return {functorch::makeBatched(std::move(variance), 0, level), functorch::makeBatched(std::move(mean), 0, level)};
 }
@@ -242,12 +250,12 @@ double correction_of(const std::optional<at::Scalar>& correction) {
 }
 
 Pair var_mean(const Tensor& self, OptionalDims dim, const std::optional<at::Scalar>& correction, bool keepdim) {
-  return both().call(self, dim, correction_of(correction), false, keepdim);
+  return both().call(self, dim, correction_of(correction), false, keepdim, std::nullopt);
 }
 
 template <bool root>
 Tensor var(const Tensor& self, OptionalDims dim, const std::optional<at::Scalar>& correction, bool keepdim) {
-  return std::get<0>(both().call(self, dim, correction_of(correction), root, keepdim));
+  return std::get<0>(both().call(self, dim, correction_of(correction), root, keepdim, std::nullopt));
 }
 
 template <bool root>
@@ -278,8 +286,10 @@ void define(torch::Library& m, const std::string& name) {
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   using namespace gpureduce;
-  m.def("_var_mean(Tensor self, int[1]? dim, float correction, bool root, bool keepdim) -> (Tensor, Tensor)",
-        {at::Tag::pt2_compliant_tag});
+  m.def(
+      "_var_mean(Tensor self, int[1]? dim, float correction, bool root, bool keepdim, *, ScalarType? dtype=None) -> "
+      "(Tensor, Tensor)",
+      {at::Tag::pt2_compliant_tag});
   m.def("var_mean(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)",
         {at::Tag::pt2_compliant_tag});
   composite(m, "var_mean", TORCH_FN(variance::var_mean));

@@ -21,6 +21,7 @@
 #include "cuda/weighted/weighted.h"
 #endif
 
+#include "applied.h"
 #include "cpu/weighted.h"
 #include "gradient.h"
 #include "results.h"
@@ -230,10 +231,7 @@ Tensor gradient(const Tensor& grad, const Tensor& other, const Sizes& sizes, at:
       over.push_back(d);
   Tensor result;
   if (over.empty()) {
-    const Tensor factor = without_float8(grad);  // which has the digits of the gradient, however few the result had
-    const at::ScalarType wide = at::promoteTypes(factor.scalar_type(), at::isFloat8Type(dtype) ? at::kFloat : dtype);
-    result = factor.to(wide) * without_float8(other);
-    if (result.scalar_type() != dtype) result = result.to(dtype);
+    result = apply(Formula::product, other.expand_symint(common), {grad}, dtype);
   } else {
     result = functional().call(other, grad, at::IntArrayRef(over), true, dtype);
     for (int64_t d = 0; d < missing; ++d) result = result.squeeze(0);

@@ -104,16 +104,27 @@ def test_gradcheck_between_real_and_complex(source, target, op, device):
 def test_dtypes(name, target, op, device):
     """The gradient is the result's, in the input's dtype, for every dtype that can have one, float8 too.
 
-    A mean's is divided by the count in the result's dtype, before it is converted.
+    A mean's is divided by the count in float32 or wider, and rounded once.
     """
     x = data((3, 4), name, device=device).requires_grad_()
     y = op(x, [1], dtype=target and dtype_of(target))
     assert y.requires_grad and y.dtype == dtype_of(target or model.natural_result(name))
     given = torch.tensor([1.5, -2.0, 0.25], device=device)
     (grad,) = torch.autograd.grad(y, x, given.to(y.dtype))
-    wanted = (given / 4 if op.divides else given).to(y.dtype)
+    wanted = given.to(y.dtype)
     wanted = wanted.real if wanted.is_complex() and not x.is_complex() else wanted
+    if op.divides:
+        wanted = wanted.to(torch.complex128 if wanted.is_complex() else torch.float64) / 4
     assert_same_bits(grad, wanted.to(x.dtype).unsqueeze(1).expand(3, 4))
+
+
+def assert_same_gradients(op, ours, theirs):
+    """Of means nearly: torch multiplies by a reciprocal on GPUs, and divides complex numbers by complex ones."""
+    if op.divides and (ours.is_complex() or ours.is_cuda):
+        exact = torch.bfloat16 if ours.dtype == torch.bfloat16 else ours.real.dtype
+        torch.testing.assert_close(ours, theirs, rtol=4 * torch.finfo(exact).eps, atol=0)
+    else:
+        assert_same_bits(ours, theirs)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
@@ -126,7 +137,7 @@ def test_same_as_torch(call, op, device):
             torch.autograd.grad(reduce(x, **call), x, given)[0] for reduce in (op, op.torch, torch.sum)
         )
         assert ours.shape == theirs.shape and ours.stride() == expanded.stride()
-        assert_same_bits(ours, theirs)
+        assert_same_gradients(op, ours, theirs)
 
 
 @pytest.mark.parametrize("name", ["float32", "float64", "complex64"])
@@ -135,7 +146,7 @@ def test_opinfo_samples(name, op, device):
     for sample in opinfo(op.name).sample_inputs(device, dtype_of(name), requires_grad=True):
         results = [reduce(sample.input, *sample.args, **sample.kwargs) for reduce in (op, op.torch)]
         given = torch.randn_like(results[0])
-        assert_same_bits(*(torch.autograd.grad(result, sample.input, given)[0] for result in results))
+        assert_same_gradients(op, *(torch.autograd.grad(result, sample.input, given)[0] for result in results))
 
 
 # --- what it costs ----------------------------------------------------------------------------------------------------
@@ -152,8 +163,8 @@ def test_backward_is_a_view(call, op, device):
         (grad,) = torch.autograd.grad(y, x, given)
     assert grad.untyped_storage().nbytes() == given.untyped_storage().nbytes()
     assert op.divides or grad.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
-    assert set(calls.names) <= {"div.Scalar", "div.Tensor", "unsqueeze.default", "expand.default"}
-    assert sum(name.startswith("div") for name in calls.names) == op.divides
+    assert set(calls.names) <= {"_apply.default", "unsqueeze.default", "expand.default"}
+    assert calls.names.count("_apply.default") == op.divides
     assert calls.names.count("unsqueeze.default") == (1 if call in (CALLS[4], CALLS[6]) else 0)
 
 
@@ -164,7 +175,7 @@ def test_dtype_is_cast_before_the_expand(op, device):
     given = torch.ones_like(y)
     with Calls() as calls:
         (grad,) = torch.autograd.grad(y, x, given)
-    assert [name for name in calls.names if not name.startswith("div")] == ["_to_copy.default", "expand.default"]
+    assert calls.names == ["_apply.default" if op.divides else "_to_copy.default", "expand.default"]
     assert grad.dtype == x.dtype and grad.untyped_storage().nbytes() == 50 * 2
 
 

@@ -483,7 +483,7 @@ def test_gradients(op, device):
 @pytest.mark.parametrize("op", WITH_GRADIENTS, ids=str)
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
 def test_gradients_are_torchs(op, name, device):
-    """With ties, zeros and NaN: what torch's function has; but a product's of NaN, which is that of all others."""
+    """With ties, zeros and NaN: what torch's function has in float64, rounded; a product's of NaN is NaN everywhere."""
     rows = [
         [1.0, 2.0, 2.0, -1.0],
         [0.0, 3.0, 4.0, 5.0],
@@ -491,26 +491,28 @@ def test_gradients_are_torchs(op, name, device):
         [0.0, -0.0, 0.0, 0.0],
         [1.0, NAN, 2.0, 3.0],
     ]
-    for seed in rows[: 4 if op is PROD else 5]:
+    for seed in rows:
         x = torch.tensor([seed, seed[::-1]], dtype=dtype_of(name), device=device)
-        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        ours, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
         op(ours, 1).backward(torch.tensor([2.0, 3.0], dtype=x.dtype, device=device))
-        op.torch(theirs, 1).backward(torch.tensor([2.0, 3.0], dtype=x.dtype, device=device))
-        torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True)
+        op.torch(theirs, 1).backward(torch.tensor([2.0, 3.0], dtype=torch.float64, device=device))
+        few = {"float32": 2.0**-22, "bfloat16": 2.0**-8, "float64": 2.0**-50}[name]  # a rounding, or of float32 a few
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=few, atol=0, equal_nan=True)
 
 
 def test_gradients_of_infinite_logarithms(device):
-    """torch's, where the result is an infinity: 0 where all elements are, and NaN for the largest ones only if +inf."""
+    """0 where all elements are -inf, where torch's is NaN; and NaN for infinities if one is +inf, as torch's is."""
     inf = math.inf
     rows = [[-inf, -inf, -inf], [-inf, 1.0, 2.0], [inf, 1.0, -inf], [inf, inf, 0.0]]
     ours, theirs = (torch.tensor(rows, device=device, requires_grad=True) for _ in range(2))
     torch_reduce.logsumexp(ours, 1).sum().backward()
     torch.logsumexp(theirs, 1).sum().backward()
-    torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True)
+    assert theirs.grad[0].isnan().all() and (ours.grad[0] == 0).all()
+    torch.testing.assert_close(ours.grad[1:], theirs.grad[1:], equal_nan=True)
 
 
 def test_gradients_of_half_products(device):
-    """The products of the other elements are taken in float32: half of them may be beyond float16."""
+    """The products of the other elements are taken in float64: half of them may be beyond float16."""
     x = torch.tensor([300.0, 400.0, 2.0**-10, 3.0], dtype=torch.float16, device=device).requires_grad_()
     wide = x.detach().float().requires_grad_()
     (grad,), (wanted,) = (torch.autograd.grad(torch_reduce.prod(each), each) for each in (x, wide))

@@ -73,9 +73,16 @@ def _reduce(
 
 
 def _var_mean(
-    op: Any, self: DTensor, dim: Sequence[int] | None, correction: float, root: bool, keepdim: bool
+    op: Any,
+    self: DTensor,
+    dim: Sequence[int] | None,
+    correction: float,
+    root: bool,
+    keepdim: bool,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> tuple[DTensor, ...]:
-    metas = op(_without_data(self), dim, correction, root, keepdim)
+    metas = op(_without_data(self), dim, correction, root, keepdim, dtype=dtype)
     kind, operation = KINDS["std" if root else "var_mean"]
     dims = _reduced(dim, self.dim())
     call = kind(operation, dims, keepdim, None, metas[0].dtype, -1, correction)
@@ -181,6 +188,30 @@ def _segment_spread(op: Any, input: DTensor, offsets: Tensor, size: int, dim: in
         pairs = zip(x.placements, cut, strict=True)
         x = x.redistribute(placements=[Replicate() if is_cut else placement for placement, is_cut in pairs])
     local = op(x._local_tensor, offsets, size, dim) if _inside(x) else meta.new_empty([0] * meta.dim(), device=x.device)
+    return _from_local(local, x, x.placements, meta.shape, meta.stride())
+
+
+def _apply(
+    op: Any, self: DTensor, grad: Tensor | None, result: Tensor | None, more: Tensor | None, *arguments: Any
+) -> DTensor:
+    """Of what each rank holds, where the outputs' numbers are cut as the elements are."""
+    x = _without_partials(self)
+
+    def beside(other: Tensor | None) -> Tensor | None:
+        if other is None:
+            return None
+        if not isinstance(other, DTensor):
+            return other
+        placements = [
+            placement if _is_shard(placement) and other.shape[placement.dim] > 1 else Replicate()
+            for placement in x.placements
+        ]
+        return other.redistribute(placements=placements)
+
+    others = [beside(other) for other in (grad, result, more)]
+    meta = op(_without_data(x), *(other if other is None else _without_data(other) for other in others), *arguments)
+    here = [other._local_tensor if isinstance(other, DTensor) else other for other in others]
+    local = op(x._local_tensor, *here, *arguments) if _inside(x) else meta.new_empty([0] * meta.dim(), device=x.device)
     return _from_local(local, x, x.placements, meta.shape, meta.stride())
 
 
@@ -740,6 +771,7 @@ def _put(slab: Tensor, block: Tensor, places: list[tuple[int, _Runs]]) -> None:
 
 _RULES = dict.fromkeys(OPERATIONS, _reduce) | {
     "_var_mean": _var_mean,
+    "_apply": _apply,
     "weighted_sum": _weighted_sum,
     "segment_sum": _segments,
     "segment_mean": _segments,

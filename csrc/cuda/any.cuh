@@ -107,6 +107,9 @@ struct AnyNumbers {
       if (map == Map::negative) return each<Acc>(numbers, [](Complex<Real> x) { return opposite(Acc{x.re}); });
       if constexpr (std::is_floating_point_v<Real>)
         if (map == Map::negative_magnitude) return mapped_by([](auto x) { return -magnitude(x); });
+    } else if constexpr (std::is_same_v<Acc, Product<double>>) {
+      if (map == Map::cofactor)
+        return each<Acc>(numbers, [](Complex<Real> x) { return gpureduce::mapped<Map::cofactor, Acc>(x.re); });
     } else if constexpr (std::is_floating_point_v<Acc>) {
       if (map == Map::number) return each<Acc>(numbers, [](Complex<Real> x) { return number_or_zero<Acc>(x.re); });
       if (map == Map::square) return mapped_by([](auto x) { return square(x); });

@@ -1,0 +1,109 @@
+// What each element becomes, given the results of its output: the gradients of reductions. One source for CPU and GPU, so that
+// a gradient has the same bits alone, in a batch, in any layout and on any device. Pure C++: no torch, no CUDA.
+#pragma once
+
+#include <cmath>
+
+#include "exponential.h"
+
+namespace gpureduce {
+
+// y of an element x and of up to three numbers of its output (g: the incoming gradient; r, m: results), or a number of the
+// call. Each operation is rounded once.
+//
+// quotient      x / number
+// kept          g, or 0 where x is NaN
+// product       x * g
+// exponent      g * e^(x - r); 0 where r is -inf, as all elements of its output are
+// equal         (g where x == r, otherwise 0) / m
+// sign          sgn(x) * g
+// extreme       sgn(x) * g / m where |x| == r or x is NaN, otherwise 0
+// ratio         (x / r) * g; 0 where r is 0
+// square        (x * |x|) * g
+// ratio_square  (x / r) * |x / r| * g; 0 where r is 0
+// deviation     (x - r) * g + m
+// others        g times the product of the output's other elements, where r is the product of those that are not zero, m says
+//               how many these are, and `number` how many elements there are
+#define GPUREDUCE_FORMULAS(X) \
+  X(quotient)                 \
+  X(kept)                     \
+  X(product)                  \
+  X(exponent)                 \
+  X(equal)                    \
+  X(sign)                     \
+  X(extreme)                  \
+  X(ratio)                    \
+  X(square)                   \
+  X(ratio_square)             \
+  X(deviation)                \
+  X(others)
+
+enum class Formula : uint8_t {
+#define GPUREDUCE_FORMULA(name) name,
+  GPUREDUCE_FORMULAS(GPUREDUCE_FORMULA)
+#undef GPUREDUCE_FORMULA
+};
+
+// Whether a formula is computed in float64 for all dtypes: differences from a mean far from zero, and products of many.
+constexpr bool is_wide(Formula f) { return f == Formula::deviation || f == Formula::others; }
+
+// What a missing g, r or m counts as.
+constexpr double missing(Formula f, int other) { return f == Formula::deviation && other == 2 ? 0 : 1; }
+
+constexpr int kOthers = 3;  // g, r and m
+
+// e^x for all x that are not far above 0. exponential() ends where normal numbers do: from there on, the square of e^(x / 2).
+template <class A>
+GPUREDUCE_HOST_DEVICE A whole_exponential(A x) {
+  constexpr A kLow = sizeof(A) == 4 ? -80 : -700;
+  if (x != x) return x;
+  if (x >= kLow) return exponential(x);
+  const A root = exponential(x * A(0.5));
+  return x < 4 * kLow ? A(0) : root * root;
+}
+
+template <class A>
+GPUREDUCE_HOST_DEVICE A sign_of(A x) {
+  return static_cast<A>((x > 0) - (x < 0));
+}
+
+template <class A>
+GPUREDUCE_HOST_DEVICE A magnitude_of(A x) {
+  return x < 0 ? -x : x;
+}
+
+// A: float or double, and double where is_wide().
+template <Formula f, class A>
+GPUREDUCE_HOST_DEVICE A applied(A x, A g, A r, A m, A number) {
+  if constexpr (f == Formula::quotient) return x / number;
+  else if constexpr (f == Formula::kept) return x != x ? A(0) : g;
+  else if constexpr (f == Formula::product) return x * g;
+  else if constexpr (f == Formula::exponent) return r == -INFINITY ? A(0) : g * whole_exponential(x - r);
+  else if constexpr (f == Formula::equal) return (x == r ? g : A(0)) / m;
+  else if constexpr (f == Formula::sign) return sign_of(x) * g;
+  else if constexpr (f == Formula::extreme) return magnitude_of(x) == r || x != x ? sign_of(x) * (g / m) : A(0);
+  else if constexpr (f == Formula::ratio) return r == 0 ? A(0) : x / r * g;
+  else if constexpr (f == Formula::square) return x * magnitude_of(x) * g;
+  else if constexpr (f == Formula::ratio_square) return r == 0 ? A(0) : x / r * magnitude_of(x / r) * g;
+  else if constexpr (f == Formula::deviation) return (x - r) * g + m;
+  else return number - m == 0 ? r / x * g : number - m == 1 && x == 0 ? r * g : r * A(0) * g;
+}
+
+// Calls `f` with this formula, as a compile-time constant.
+template <class F>
+GPUREDUCE_HOST_DEVICE void with_formula(Formula formula, F f) {
+  switch (formula) {
+#define GPUREDUCE_FORMULA(name) \
+  case Formula::name: return f(std::integral_constant<Formula, Formula::name>());
+    GPUREDUCE_FORMULAS(GPUREDUCE_FORMULA)
+#undef GPUREDUCE_FORMULA
+  }
+}
+
+// An element as a number of the type that formulas are computed in.
+template <class A, class T>
+GPUREDUCE_HOST_DEVICE A operand(T x) {
+  return static_cast<A>(value(x));
+}
+
+}  // namespace gpureduce

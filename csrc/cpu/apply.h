@@ -1,0 +1,12 @@
+#pragma once
+
+#include "../apply.h"
+
+namespace gpureduce::cpu {
+
+// Applies a formula to `n` elements. data and strides (in bytes): of the result, the elements, and g, r, m, of which those
+// that are missing have a null pointer. `wide`: in float64.
+void apply(Formula formula, bool wide, double number, const DType (&dtypes)[2 + kOthers], char* const (&data)[2 + kOthers],
+           const int64_t (&strides)[2 + kOthers], int64_t n);
+
+}  // namespace gpureduce::cpu
