@@ -22,11 +22,6 @@ from torch_reduce import _climb, ladder  # noqa: E402
 
 PAGE = "docs/ladder.md"
 NOTE = "<!-- made by bench/ladder_report.py; do not edit -->"
-SHOWN = [  # in README
-    *("neighbored", "neighbored_less", "interleaved", "unrolling8", "complete_unroll_template", "smem", "smem_unroll4"),
-    *("sequential_addressing", "unroll_template", "grid_stride", "atomic", "shared", "warp_shuffle", "multi_element"),
-    *("engine", "cub", "torch_sum"),
-]
 BAR = 0.85  # of the ceiling, for multi_element at its best N and 2^28 floats
 
 
@@ -71,7 +66,7 @@ HEADER = ["kernel, µs", "sum, µs", "GB/s", "of the ceiling", "step", "total"]
 
 def wrapped(text, indent=""):
     """The lines of a paragraph or a list item; all but the first are indented."""
-    return textwrap.wrap(text, 180, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def source_lines(slug, results):
@@ -88,10 +83,13 @@ def source_lines(slug, results):
         f"The ceiling, a kernel that only reads the 64 MiB: {climb['ceiling']['gbps']:,.0f} GB/s. "
         f"Step: over the rung that the file compares itself with; total: over neighbored. {compared}"
     )
-    # The rung "engine" is of the latter.
-    sources = {"ladder": results["csrc"], "cuda": results.get("sources", {}).get("cuda")}
-    note = provenance.stale_note(sources)
-    return [*wrapped(text), "", *([note, ""] if note else [])]
+    return [*wrapped(text), "", *stale_lines(results)]
+
+
+def stale_lines(results):
+    """A paragraph if csrc/ has changed since; the rung "engine" runs the engine's sources."""
+    note = provenance.stale_note({"ladder": results["csrc"], "cuda": results.get("sources", {}).get("cuda")})
+    return [note, ""] if note else []
 
 
 def counter_names():
@@ -188,18 +186,13 @@ PARTS = {
 
 
 def readme(slug, results):
-    climb = results["climb"]
-    table = [[f"{rung.number} {rung.name}", *cells] for rung, cells in rows(climb, SHOWN)]
-    step, share = best_large(results)
-    return [
-        *source_lines(slug, results),
-        *report.table(["rung", *HEADER], table),
-        "",
-        f"multi_element with {step['elements_per_thread']} elements a thread reads 2^28 floats at {share:.1%} of the "
-        f"ceiling of that size.",
-        "",
-        *picture(slug, results, "docs/"),
-    ]
+    _, share = best_large(results)
+    text = (
+        f"Rung 25, `multi_element`, reads 2^28 floats at {share:.1%} of the rate of the fastest kernel that only reads. "
+        f"The picture has the time of each rung for 2^24 floats on {results['gpu']}, measured on {results['date']} with "
+        f"torch {results['torch']}."
+    )
+    return [*wrapped(text), "", *stale_lines(results), *picture(slug, results, "docs/")]
 
 
 def documents(root, all_results):

@@ -130,8 +130,31 @@ def invariance(results):
     return [*report.table(["different results of a row's sum", *cases[0]["patterns"]], rows), ""]
 
 
+def in_words(results):
+    """What the picture shows, and what it leaves out: how many results each layout has, by dtype, and torch's version."""
+    torchs, ours = {}, set()
+    for case in results["cases"]:
+        numbers = {name: len(set(found)) for name, found in case["patterns"].items()}
+        torchs.setdefault(case["dtype"], {})[case["layout"].split(":")[0]] = numbers["torch.sum"]
+        ours.add(numbers["torch_reduce.sum"])
+    lines = [f"One row's sum in batches of 1 to {results['sizes'][-1]} rows, on {results['gpu']}:", ""]
+    lines += [f"- `torch.sum` of torch {results['torch']}, {dtype}: {each(found)};" for dtype, found in torchs.items()]
+    return [*lines, f"- `torch_reduce.sum`, all of these: {plural(max(ours))}.", ""]
+
+
+def plural(number):
+    return f"{number} result{'s' * (number > 1)}"
+
+
+def each(found):
+    """{layout: number} in words."""
+    if len(set(found.values())) == 1:
+        return f"{plural(min(found.values()))} in each layout"
+    return ", ".join(f"{plural(number)} for {layout}" for layout, number in found.items())
+
+
 def slower(results, root):
-    """README's list: what takes longer with ours inside models."""
+    """README's list of what takes longer inside models."""
     found = [
         (f"a step of `examples/train.py`, {kind}", medians(pair)["torch"] / medians(pair)["ours"])
         for kind, pair in results.get("train", {}).items()
@@ -175,7 +198,7 @@ def documents(root, times, patterns):
     lines, shown, made = [], [], {}
     for slug, results in patterns:
         lines += [*source_lines(results, root), *invariance(results), *picture(slug, results, "")]
-        shown += picture(slug, results, "docs/")
+        shown += [*in_words(results), *picture(slug, results, "docs/")]
         made[f"docs/images/batch-invariance-{slug}.svg"] = pictures.batch_invariance(results)
     made[PAGE] = report.fill(page, "models:invariance", lines or NOTHING, NOTE)
     readme = report.fill(readme, "models:summary", shown or NOTHING, NOTE)

@@ -340,9 +340,11 @@ def batch_invariance(results):
     cases = differing or results["cases"]
     names = [f"{name}: 00 results" for case in cases for name in case["patterns"]]
     left = MARGIN + 12 + CHARACTER * max(map(len, names))
-    title = f"{results['gpu']}: one row of {results['n']:,} elements, summed in growing batches"
+    title = f"{results['gpu']}, torch {results['torch']}: one row of {results['n']:,} elements, in growing batches"
     parts, y = [_text(MARGIN, 28, title, font_size=16, font_weight="bold")], 30
-    for line in WHY:
+    left_out = [f"{case['layout'].split(':')[0]}, {case['dtype']}" for case in results["cases"] if case not in cases]
+    note = [f"Not shown, as no result differs there: {'; '.join(left_out)}."] if left_out else []
+    for line in [*WHY, *note]:
         y += 17
         parts.append(_text(MARGIN, y, line))
     y += 26
@@ -361,5 +363,5 @@ def batch_invariance(results):
                 middle = x + (PATTERN_W - 1) / 2
                 parts.append(_text(middle, y + 14, str(number + 1), "middle", font_size=10, fill="#ffffff"))
             y += PATTERN_H
-    width = max(left + len(sizes) * PATTERN_W, MARGIN + CHARACTER * max(1.5 * len(title), *map(len, WHY))) + MARGIN
+    width = max(left + len(sizes) * PATTERN_W, MARGIN + CHARACTER * max(1.5 * len(title), *map(len, [*WHY, *note]))) + MARGIN
     return _document(width, y + GAP, title, parts)

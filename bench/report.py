@@ -235,17 +235,18 @@ def readme_section(results, root):
         f"{found.median:.2f}× {bars.RIVALS[rival]} in the median ({found.mean:.2f}× in the geometric mean)"
         for rival, found in bars.means(results["cases"], ("torch", "compile")).items()
     ]
-    lines += [f"All {len(known)} measured shapes: {', '.join(said)}."] if said else []
+    lines += [f"All {len(known)} measured shapes: " + ",\n".join(said) + "."] if said else []
     lines += [
-        f"[{PAGE}]({PAGE}) has each of them, by class, and how they are measured. Measured on {results['date']} with "
-        f"torch {results['torch']}, CUDA {results['cuda']} and driver {results['driver']}.",
+        f"[{PAGE}]({PAGE}) has each shape, the classes, and the method.",
+        f"Measured on {results['date']} with torch {results['torch']}, CUDA {results['cuda']} and driver "
+        f"{results['driver']}.",
         "",
     ]
     return lines
 
 
 def slower(all_results, all_views, root):
-    """README's list of what is slower, as far as the grid and the random views tell."""
+    """README's list of what is slower, from the grid and the random views."""
     lines = []
     for _, results in all_results:
         for rival, found in bars.means(results["cases"]).items():
@@ -262,9 +263,9 @@ def slower(all_results, all_views, root):
         lines.append("- Random views, which torch.sum may sum faster, are not measured yet.")
     gpus = [results["gpu"] for _, results in all_results]
     if len(gpus) == 1:
-        lines.append(f"- One GPU model has been measured: {gpus[0]}. Other GPUs' plans are chosen by its data, too.")
+        lines.append(f"- The grid was measured on one GPU model, {gpus[0]}. Its data choose the plans of others, too.")
     elif gpus:
-        lines.append(f"- These GPU models have been measured: {', '.join(gpus)}.")
+        lines.append(f"- The grid was measured on these GPU models: {', '.join(gpus)}.")
     return [*lines, ""]
 
 
@@ -275,11 +276,11 @@ def views_text(results, root, page=""):
     low, high = results["log2"]
     note = provenance.stale_note(provenance.sources(results, "cuda"), root)
     text = (
-        f"{results['gpu']}: of {len(ratios)} [random views]({page}#random-views) of 2^{low:g} to 2^{high:g} elements, "
+        f"{results['gpu']}: of {len(ratios)} [random views]({page}#random-views) of 2^{low:g} to 2^{high:g} elements,\n  "
         f"torch.sum is faster in {slower} ({slower / len(ratios):.1%}), at worst {times(ratios[0])}.\n  "
         f"The median is {statistics.median(ratios):.2f}×, the geometric mean {statistics.geometric_mean(ratios):.2f}×."
     )
-    return f"{text} {note}".rstrip()
+    return f"{text}\n  {note}" if note else text
 
 
 def readme_text(text, all_results, all_views, root):

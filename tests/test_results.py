@@ -524,15 +524,17 @@ def test_pictures_follow_the_screen(path):
 
 
 def test_batch_picture_shows_what_differs():
-    """Layouts in which no sum's bits ever change are left out, unless that is so of all."""
+    """Layouts in which no sum's bits ever change are named and not drawn, unless none changes; torch has its version."""
     cases = [
         {"layout": name, "dtype": "float32", "patterns": {"torch.sum": numbers, "torch_reduce.sum": [0, 0]}}
         for name, numbers in (("rows", [0, 1]), ("columns", [0, 0]))
     ]
-    results = {"gpu": "G", "n": 16000, "sizes": [1, 2], "cases": cases}
+    results = {"gpu": "G", "torch": "2.11.0", "n": 16000, "sizes": [1, 2], "cases": cases}
     picture = pictures.batch_invariance(results)
-    assert ">rows, float32<" in picture and "columns" not in picture and pictures.WHY[0].split("'")[0] in picture
-    assert "columns" in pictures.batch_invariance(results | {"cases": cases[1:]})
+    assert ">rows, float32<" in picture and pictures.WHY[0].split("'")[0] in picture and ">G, torch 2.11.0:" in picture
+    assert ">columns" not in picture and ">Not shown, as no result differs there: columns, float32.<" in picture
+    picture = pictures.batch_invariance(results | {"cases": cases[1:]})
+    assert ">columns, float32<" in picture and "Not shown" not in picture
 
 
 def test_heat_map_shows_every_ratio():
@@ -643,7 +645,9 @@ def test_models_page(models_repository):
     ):
         assert row in page
     assert page.count("; engine at `000000000000`.") == 2 and "not measured yet" not in page
-    assert "(docs/images/batch-invariance-example.svg)" in (models_repository / "README.md").read_text()
+    readme = (models_repository / "README.md").read_text()
+    assert "(docs/images/batch-invariance-example.svg)" in readme
+    assert "- `torch.sum` of torch 2.11.0, float32: 3 results in each layout;\n- `torch_reduce.sum`, all" in readme
     picture = (models_repository / "docs/images/batch-invariance-example.svg").read_text()
     assert "torch.sum: 3 results" in picture and "torch_reduce.sum: 1 result<" in picture
     assert [picture.count(f">{n}</text>") for n in (1, 2, 3, 4)] == [1 + 5, 1 + 2, 1 + 1, 1]
@@ -775,7 +779,7 @@ def test_what_is_slower(models_repository):
         "- NVIDIA Example: torch.sum is faster in 1 of 4 cells, at worst 0.950× (inside float16 (64, 4096, 1024)",
         "- On its CPU, torch.sum is faster in 1 of 1 cells, at worst 0.500× (full float32 2^10).",
         "- Random views, which torch.sum may sum faster, are not measured yet.",
-        "- One GPU model has been measured: NVIDIA Example.",
+        "- The grid was measured on one GPU model, NVIDIA Example.",
         "  - sum of float32 (32, 64) with its gradient, eager: **0.750×**\n  - **Measured on older sources**",
     ):
         assert line in readme, line
@@ -784,9 +788,9 @@ def test_what_is_slower(models_repository):
     write(models_repository, made_up_results(), "other")
     readme = (models_repository / "README.md").read_text()
     assert (
-        "2^12 to 2^25 elements, torch.sum is faster in 1 (33.3%), at worst **0.360×**.\n  The median is 1.00×" in readme
+        "2^12 to 2^25 elements,\n  torch.sum is faster in 1 (33.3%), at worst **0.360×**.\n  The median is 1.00×" in readme
     )
-    assert "- These GPU models have been measured: NVIDIA Example, NVIDIA Example." in readme
+    assert "- The grid was measured on these GPU models: NVIDIA Example, NVIDIA Example." in readme
     page = (models_repository / report.PAGE).read_text()
     assert "| float32 (1,) dims (0,) | 2.00 | 0.72 | **0.360×** |" in page and "(0,) dims" not in page
     times = made_up_models()[0] | {"gradients": []}
