@@ -188,9 +188,9 @@ PARTS = {
 def readme(slug, results):
     _, share = best_large(results)
     text = (
-        f"Rung 25, `multi_element`, reads 2^28 floats at {share:.1%} of the rate of the fastest kernel that only reads. "
-        f"The picture has the time of each rung for 2^24 floats on {results['gpu']}, measured on {results['date']} with "
-        f"torch {results['torch']}."
+        f"Rung 25, `multi_element`, reads 2^28 floats at {share:.1%} of the rate of the fastest kernel that only "
+        f"reads. The picture has the time of each rung for 2^24 floats on {results['gpu']}, measured on "
+        f"{results['date']} with torch {results['torch']}."
     )
     return [*wrapped(text), "", *stale_lines(results), *picture(slug, results, "docs/")]
 

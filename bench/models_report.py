@@ -131,7 +131,7 @@ def invariance(results):
 
 
 def in_words(results):
-    """What the picture shows, and what it leaves out: how many results each layout has, by dtype, and torch's version."""
+    """What the picture shows and leaves out: how many results each layout has, by dtype, and torch's version."""
     torchs, ours = {}, set()
     for case in results["cases"]:
         numbers = {name: len(set(found)) for name, found in case["patterns"].items()}

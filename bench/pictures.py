@@ -363,5 +363,6 @@ def batch_invariance(results):
                 middle = x + (PATTERN_W - 1) / 2
                 parts.append(_text(middle, y + 14, str(number + 1), "middle", font_size=10, fill="#ffffff"))
             y += PATTERN_H
-    width = max(left + len(sizes) * PATTERN_W, MARGIN + CHARACTER * max(1.5 * len(title), *map(len, [*WHY, *note]))) + MARGIN
+    text = CHARACTER * max(1.5 * len(title), *map(len, [*WHY, *note]))
+    width = max(left + len(sizes) * PATTERN_W, MARGIN + text) + MARGIN
     return _document(width, y + GAP, title, parts)

@@ -276,8 +276,8 @@ def views_text(results, root, page=""):
     low, high = results["log2"]
     note = provenance.stale_note(provenance.sources(results, "cuda"), root)
     text = (
-        f"{results['gpu']}: of {len(ratios)} [random views]({page}#random-views) of 2^{low:g} to 2^{high:g} elements,\n  "
-        f"torch.sum is faster in {slower} ({slower / len(ratios):.1%}), at worst {times(ratios[0])}.\n  "
+        f"{results['gpu']}: of {len(ratios)} [random views]({page}#random-views) of 2^{low:g} to 2^{high:g} elements,"
+        f"\n  torch.sum is faster in {slower} ({slower / len(ratios):.1%}), at worst {times(ratios[0])}.\n  "
         f"The median is {statistics.median(ratios):.2f}×, the geometric mean {statistics.geometric_mean(ratios):.2f}×."
     )
     return f"{text}\n  {note}" if note else text

@@ -1,4 +1,4 @@
-"""The pages that people read: their code runs, links lead somewhere, lines are short, figures are made."""
+"""The pages that people read: their code runs, links lead somewhere, lines are short, words are plain, figures made."""
 
 import pathlib
 import re
@@ -12,7 +12,16 @@ from torch_reduce._library import build_facts
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 MEASURED = re.compile(r"\d[\d,.]* ?(?:µs|ms\b|GB/s|TB/s)|\d[\d,.]*%(?! \d)|\d\.\d+ ?×")
-LONGEST = 200
+LONGEST = {"by hand": 120, "made": 200}
+HARD = {  # what makes a sentence hard to read, and an example
+    r"(?:that|those) of\b": "the order is that of sums",
+    r"of (?:which|whose)\b": "rows, of which two are empty",
+    r"all else\b": "all else is converted",
+    r"becomes? of\b": "what becomes of an element",
+    r"so (?:is|are|do|does|did)\b": "products are rounded, and so are sums",
+    r"(?:elements?|floats?|loads?|atomics?|Ki?B|threads?|warps?|tiles?|bytes) an? "
+    r"(?:thread|warp|block|multiprocessor|row|rank|output)\b": "eight loads a thread",
+}
 
 
 def text_of(page):
@@ -25,18 +34,29 @@ def blocks(text, language):
     return [code for name, code in found if name == language]
 
 
-def by_hand(text):
-    """The text that people wrote: without code, and without what a script put between its markers."""
+def not_made(text):
+    """The text that people wrote: without what a script put between its markers."""
     if "<!-- made by bench/report.py from bench/results/; do not edit -->" in text.splitlines()[:1]:
         return ""
     text = re.sub(r"<!-- (\w+:[\w ]+?)(?::begin)? -->.*?<!-- (?:/\1|\w+:end) -->", "", text, flags=re.DOTALL)
-    text = re.sub(r"<!-- bench:begin -->.*?<!-- bench:end -->", "", text, flags=re.DOTALL)
-    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"<!-- bench:begin -->.*?<!-- bench:end -->", "", text, flags=re.DOTALL)
 
 
-def long_lines(text):
-    """Lines of prose that are too long: a table's row and a picture stay on one line, whatever it takes."""
-    return [line for line in text.splitlines() if len(line) > LONGEST and not line.startswith(("|", "!["))]
+def by_hand(text):
+    """The prose that people wrote: without code, too."""
+    return re.sub(r"^```.*?^```", "", not_made(text), flags=re.DOTALL | re.MULTILINE)
+
+
+def long_lines(text, longest):
+    """Lines that are longer: a table's row and a picture stay on one line, whatever it takes."""
+    return [line for line in text.splitlines() if len(line) > longest and not line.startswith(("|", "!["))]
+
+
+def hard_phrases(text):
+    """The phrases of HARD in a text, with a few words around each."""
+    words = " ".join(re.sub(r"`[^`]*`", "code", text).split())
+    found = (match for hard in HARD for match in re.finditer(rf"(?i)\b(?:{hard})", words))
+    return [words[max(0, match.start() - 30) : match.end() + 20] for match in found]
 
 
 def dead_links(page, text):
@@ -85,8 +105,15 @@ def test_links(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_lines(page):
-    """No line of prose is longer than a screen is wide."""
-    assert not long_lines(text_of(page))
+    """No line is longer than a screen is wide, and no line that people write is longer than 120 characters."""
+    assert not long_lines(text_of(page), LONGEST["made"])
+    assert not long_lines(not_made(text_of(page)), LONGEST["by hand"])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_words(page):
+    """Sentences have a subject and a verb, and name what they mean."""
+    assert not hard_phrases(by_hand(text_of(page)))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -115,12 +142,27 @@ def test_code(page, device):
     exec(compile(code, page, "exec"), {"model": lambda x: x.float().requires_grad_(), "x": x})
 
 
+def test_first_screen(capsys):
+    """README's first lines print what it says: torch.sum has two results for one column, and torch_reduce.sum one."""
+    code, says = (blocks(text_of("README.md"), language)[0] for language in ("python", ""))
+    exec(compile(code, "README.md", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert len(set(printed[1].split())) == 1 and len(says.split()) == 4 and len(set(says.splitlines()[0].split())) == 2
+    if torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        assert printed[1] == says.splitlines()[1]
+        if torch.__version__.startswith("2.11."):
+            assert printed[0] == says.splitlines()[0]
+
+
 def test_checks_see_faults():
     """Each of the checks above finds what it is for."""
     assert by_hand("a\n<!-- models:x -->\n3 µs\n<!-- /models:x -->\nb").split() == ["a", "b"]
     assert by_hand("a\n<!-- bench:begin -->\n3 µs\n<!-- bench:end -->\nb").split() == ["a", "b"]
     assert MEASURED.search("it takes 33.5 µs") and MEASURED.search("1.23× as fast") and not MEASURED.search("above 1×")
-    assert long_lines("x" * 201) and not long_lines("|" + "x" * 300) and not long_lines("x" * 200)
+    assert long_lines("x" * 201, 200) and not long_lines("|" + "x" * 300, 200) and not long_lines("x" * 200, 200)
+    assert not_made("```\nlong\n```\n") and not by_hand("```\nlong\n```\n").strip()
+    assert all(hard_phrases(example) for example in HARD.values()) and hard_phrases("the order is that\nof sums")
+    assert not hard_phrases("It is so short that it fits, so it is rounded. `that of`")
     assert dead_links("README.md", "[a](docs/none.md) [b](docs/order.md#none)") == [
         "docs/none.md",
         "docs/order.md#none",

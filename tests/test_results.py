@@ -524,7 +524,7 @@ def test_pictures_follow_the_screen(path):
 
 
 def test_batch_picture_shows_what_differs():
-    """Layouts in which no sum's bits ever change are named and not drawn, unless none changes; torch has its version."""
+    """Layouts in which no sum's bits ever change are named, and drawn only if none changes; torch has its version."""
     cases = [
         {"layout": name, "dtype": "float32", "patterns": {"torch.sum": numbers, "torch_reduce.sum": [0, 0]}}
         for name, numbers in (("rows", [0, 1]), ("columns", [0, 0]))
@@ -787,9 +787,8 @@ def test_what_is_slower(models_repository):
     (folder / report.VIEWS).write_text(json.dumps(made_up_views()))
     write(models_repository, made_up_results(), "other")
     readme = (models_repository / "README.md").read_text()
-    assert (
-        "2^12 to 2^25 elements,\n  torch.sum is faster in 1 (33.3%), at worst **0.360×**.\n  The median is 1.00×" in readme
-    )
+    line = "2^12 to 2^25 elements,\n  torch.sum is faster in 1 (33.3%), at worst **0.360×**.\n  The median is 1.00×"
+    assert line in readme
     assert "- The grid was measured on these GPU models: NVIDIA Example, NVIDIA Example." in readme
     page = (models_repository / report.PAGE).read_text()
     assert "| float32 (1,) dims (0,) | 2.00 | 0.72 | **0.360×** |" in page and "(0,) dims" not in page
