@@ -173,7 +173,8 @@ def elements(slug, results):
 
 
 def picture(slug, results, folder=""):
-    return [f"![Time of each rung on {results['gpu']}, a dot a rung, log scale]({folder}images/ladder-{slug}.svg)", ""]
+    text = f"Time of each rung on {results['gpu']}, one dot per rung, log scale"
+    return [f"![{text}]({folder}images/ladder-{slug}.svg)", ""]
 
 
 PARTS = {

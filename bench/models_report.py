@@ -148,9 +148,10 @@ def plural(number):
 
 def each(found):
     """{layout: number} in words."""
-    if len(set(found.values())) == 1:
-        return f"{plural(min(found.values()))} in each layout"
-    return ", ".join(f"{plural(number)} for {layout}" for layout, number in found.items())
+    (layout, first), *others = found.items()
+    if set(found.values()) == {first}:
+        return f"{plural(first)} in each layout"
+    return ", ".join([f"{plural(first)} for {layout}", *(f"{number} for {layout}" for layout, number in others)])
 
 
 def slower(results, root):

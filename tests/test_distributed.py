@@ -532,7 +532,7 @@ def test_compiled(world):
 
 def wrong_sizes(group):
     x, rank = torch.ones(4, 6, device=here()), dist.get_rank(group)
-    wrong = {(4,): "3 sizes, one a rank", (4, -1, 4): "none negative", (5, 5, 5): f"rank {rank} has 5"}
+    wrong = {(4,): "3 sizes, one per rank", (4, -1, 4): "none negative", (5, 5, 5): f"rank {rank} has 5"}
     for sizes, message in wrong.items():
         with pytest.raises(ValueError, match=message):
             distributed.sum(x, group=group, shard_dim=0, sizes=sizes)

@@ -1,4 +1,4 @@
-"""The forms in which torch's reductions take their arguments, read into those of the operators' schema.
+"""The forms in which torch's reductions take their arguments, turned into the operators' schema.
 
 Plain calls do not come here. What torch refuses is refused in torch's own words.
 """

@@ -535,7 +535,7 @@ def _dtype_of_result(name: str, source: torch.dtype, dtype: torch.dtype | None, 
 
 
 def _order(shape: Sequence[int], strides: Sequence[int], dims: Sequence[int]) -> list[int]:
-    """The dims in the contract's order, slowest first, without those of size 1."""
+    """The dims in the contract's order, slowest first, without dims of size 1."""
     return slowest_first(strides, [d for d in dims if shape[d] != 1])
 
 
@@ -653,7 +653,7 @@ def _length(runs: _Runs) -> int:
 def _slabs(
     held: tuple[_Held, ...], shape: tuple[int, ...], order: tuple[int, ...], reduced: tuple[int, ...]
 ) -> tuple[int, list[int] | None]:
-    """The dim to cut into slabs, one a rank; and their sizes, if the ranks hold such slabs, in their order."""
+    """The dim to cut into slabs, one per rank; and their sizes, if the ranks hold such slabs, in their order."""
     cut = [d for d in reduced if any(_length(of_rank[d]) != shape[d] for of_rank in held)]
     # The slowest dim that gives each rank something keeps a rank's elements together; otherwise the largest.
     dim = max(cut, key=lambda d: (min(shape[d], len(held)), -order.index(d) if d in order else 1))
@@ -752,7 +752,7 @@ def _assembled(
 
 
 def _places(whole: _Runs, runs: _Runs) -> _Runs:
-    """Where runs lie among those of which they are a part."""
+    """The places of runs inside of the runs that contain them."""
     begins = [_length(_common(whole, 0, first)) for first, _ in runs]
     return tuple((begin, begin + last - first) for begin, (first, last) in zip(begins, runs, strict=True))
 

@@ -16,7 +16,7 @@ _Dims: TypeAlias = _Int | tuple[_Int, ...] | list[_Int] | None
 _Dtype: TypeAlias = torch.dtype | type[bool] | type[int] | type[float] | None
 
 _ops = torch.ops.gpureduce
-# Those of operators without dtype= begin with _: they are rows of csrc/operation.h.
+# Operators without dtype= begin with _: they are rows of csrc/operation.h.
 _direct = {name: _library.entry(name if name in _WITH_DTYPE else f"_{name}") for name in __all__}
 _call = _library.entry("call")
 
@@ -107,7 +107,7 @@ def nansum(
         A tensor of ``input``'s shape without the reduced dimensions, as :func:`sum` returns it for an ``input`` in
         which 0.0 stands wherever NaN does. It may be NaN: where infinities of both signs are added.
 
-    **Gradient.** That of the sum, and 0 for elements that are NaN.
+    **Gradient.** As for :func:`sum`, and 0 for elements that are NaN.
 
     Raises:
         TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
@@ -270,7 +270,7 @@ def logsumexp(
         and torch's default dtype for integers and bool. -inf of no elements, and where all are -inf; inf where one is.
 
     **Order and rounding.** The input is read once. Each element is a pair: the largest exponent so far, and the sum of
-    exponentials over that of it. Pairs are joined in the order in which :func:`sum` adds, in float32, and in float64
+    exponentials relative to it. Pairs are joined in the order in which :func:`sum` adds, in float32, and in float64
     for float64 and integers; exponentials and logarithms are of our own, with the same bits everywhere
     (docs/order.md). The result is rounded once.
 

@@ -1,8 +1,8 @@
 """Fits the choice among plans to measured times.
 
 The data are the times of all plans that the kernels proposed for each of some thousand random problems, and what is
-known of each plan (csrc/plan/choose.cpp). What is learnt is the logarithm of a plan's time over that of the best plan
-of its problem, up to CLIP, beyond which it does not matter how bad a plan is. The learner is gradient boosting of
+known of each plan (csrc/plan/choose.cpp). It learns the logarithm of a plan's time over the best plan's time for
+its problem, up to CLIP: beyond, it does not matter how bad a plan is. The learner is gradient boosting of
 small decision trees, by LightGBM (https://lightgbm.readthedocs.io), with as few trees as come near to what many can
 do. The **regret** of a fit is the time of the plan that it takes over the best plan's.
 """

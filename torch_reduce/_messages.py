@@ -141,7 +141,7 @@ def agree(
 
 @dataclass(frozen=True)
 class Places:
-    """Which of some numbers each rank of a group has, of which all have the same."""
+    """Numbers, the same on all ranks of a group, and which of them each rank has."""
 
     group: Any
     counts: list[int]  # of each rank

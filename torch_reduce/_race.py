@@ -1,9 +1,9 @@
 """Times functions on a GPU in turns, fast enough for the plans of thousands of problems.
 
-A time is that of a call between kernels that do not start early, with a cold cache: a CUDA graph holds calls, each of a
-copy of the input of its own and followed by a separator, and the time of as many separators alone is taken off. A flush
-goes before each graph, and no copy is read twice in one: the L2 keeps some lines for long, those that other kernels do
-not mark as streamed. bench/timing.py explains the method.
+A call is timed between kernels that do not start early, with a cold cache: a CUDA graph holds calls, each with its own
+copy of the input and followed by a separator, and the time of as many separators alone is subtracted. A flush precedes
+each graph, and no copy is read twice in one graph: the L2 keeps lines for long that other kernels do not mark as
+streamed. bench/timing.py explains the method.
 """
 
 import statistics
@@ -107,7 +107,7 @@ class Race:
         """Microseconds of each function, and the names of those whose bits are not the first one's.
 
         Args:
-            copies: of one input, of which the last one is a spare where there are several: it is in no graph.
+            copies: of one input. If there are several, the last one is a spare: it is in no graph.
             functions: by name; each takes a copy and returns a result.
             unlike: names of those that may have other bits.
         """
@@ -121,7 +121,7 @@ class Race:
                 if name not in unlike and not same_bits(first, result):
                     wrong.append(name)
                 guesses[name] = []
-                for _ in range(2):  # of which the lesser counts: the host may be held up in between
+                for _ in range(2):  # the smaller time counts: the host may be interrupted in between
                     self.flush()
                     guesses[name].append(self._timed(lambda f=f: f(inputs[0])))
         torch.cuda.synchronize()

@@ -19,10 +19,10 @@ _FEW_OUTPUTS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Who sends and adds what: a pure function of what all ranks know, so that all have the same.
+    """Who sends and adds what: a pure function of sizes that all ranks know, so all ranks have the same plan.
 
     An output's elements are counted from 0 in the contract's order. They come in `outer` rows; in each, rank r holds
-    those from starts[r] to starts[r + 1], of which there are sizes[r] * inner.
+    the elements from starts[r] to starts[r + 1]: sizes[r] * inner of them.
     """
 
     sizes: tuple[int, ...]
@@ -99,10 +99,11 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Together:
-    """What one rank does for several calls at once, each with a plan that realigns. Lengths are those of an output.
+    """What one rank does for several calls at once, each with a plan that realigns. Lengths are of one output.
 
     A rank cuts its elements of each call into pieces: what another rank is to get, whole nodes, and the beginning of a
-    chunk that goes on in other ranks. The pieces of all calls are counted through, and so is what comes after them.
+    chunk that goes on in other ranks. The pieces of all calls have one numbering; the
+    results that follow from them have one, too.
     """
 
     cuts: list[list[int]]  # the lengths of the pieces of each call

@@ -55,7 +55,7 @@ def quotient(total: Tensor, count: int) -> Tensor:
 
 
 def double(whole: Tensor, dtype: torch.dtype) -> Tensor:
-    """int64 -> float64, of which the nearest in `dtype` is the integer's: what is cut off leaves an odd bit."""
+    """int64 -> a float64 that rounds to `dtype` as the integer does: if bits are cut off, the last one becomes odd."""
     nearest = whole.to(torch.float64)
     if dtype in (torch.float64, torch.complex128):
         return nearest

@@ -1,7 +1,6 @@
-"""Reductions of a tensor of which every rank holds a shard: the operations, their calls, and how shards are joined.
+"""Reductions of a tensor whose shards lie on the ranks: the operations, their calls, and how shards are joined.
 
-docs/distributed.md says how it works. The calls are those of torch_reduce.distributed, and what _dtensor.py makes of
-DTensors.
+docs/distributed.md says how it works. The calls come from torch_reduce.distributed, and from _dtensor.py for DTensors.
 """
 
 import hashlib
@@ -31,7 +30,7 @@ class Operation:
     typing: str = "sum"  # as in csrc/operation.h: from which dtypes follows the nodes' dtype
     nodes: tuple[str, ...] = ("sum",)  # of some chunks: an operator for each number that a node is
     join: str = "sum"  # of two nodes
-    last: Callable[[Tensor, int], Tensor] | None = None  # what becomes of the last nodes, which are of so many elements
+    last: Callable[[Tensor, int], Tensor] | None = None  # from the last node and the number of elements to the result
     free: bool = False  # no order shows, of any dtype
 
     @property
@@ -251,7 +250,7 @@ class Call:
         return accumulator.to_complex() if self.operation.is_norm and part.is_complex() else accumulator
 
     def join(self, nodes: Tensor) -> Tensor:
-        """(n, outputs) -> (outputs,): nodes of which no order shows, as one."""
+        """(n, outputs) -> (outputs,): joins nodes whose order does not matter."""
         return getattr(_ops, self.operation.join)(nodes, [0], dtype=nodes.dtype)
 
     def finish(self, total: Tensor, count: int) -> Tensor:
@@ -475,7 +474,7 @@ def type_of_products(x: torch.dtype, weight: torch.dtype, result: torch.dtype) -
 
 
 def products(x: Tensor, weight: Tensor, result: torch.dtype) -> Tensor:
-    """The products, of which the sum is a weighted sum with a result of that dtype."""
+    """The products: their sum is the weighted sum with a result of that dtype."""
     return Factors(x, weight, type_of_products(x.dtype, weight.dtype, result)).made()
 
 
@@ -527,7 +526,7 @@ def reduce_shards(
 
 def check_sizes(name: str, sizes: Sequence[int], world: int, rank: int, size: int) -> None:
     if len(sizes) != world or min(sizes) < 0:
-        raise ValueError(f"{name}(): 'sizes' must be {world} sizes, one a rank, none negative, not {list(sizes)}")
+        raise ValueError(f"{name}(): 'sizes' must be {world} sizes, one per rank, none negative, not {list(sizes)}")
     if sizes[rank] != size:
         raise ValueError(f"{name}(): 'sizes' says that rank {rank} has {sizes[rank]} along 'shard_dim', not {size}")
 
@@ -651,7 +650,7 @@ def own_nodes(x: Tensor, call: Call) -> Tensor:
 
 
 def join_freely(mine: Tensor, outputs: int, held: Sequence[bool], call: Call, group: Any) -> Tensor:
-    """The nodes of all ranks that hold elements, as one an output, on every rank: no order of them shows.
+    """Joins the nodes of all ranks that hold elements, to one per output, on every rank: their order does not matter.
 
     They are sent to all, or each rank joins a part of the outputs: whatever sends less.
     """

@@ -2,7 +2,7 @@
 
 python -m torch_reduce tune                      five minutes: measures this GPU, and keeps the choice for this user
 python -m torch_reduce tune --seconds 60         less sure
-python -m torch_reduce tune --times FILE         keeps the times too; and fits to those of FILE if it is there
+python -m torch_reduce tune --times FILE         keeps the times too, and fits to the times in FILE if it exists
 
 A plan says how a sum is cut among blocks. It decides speed, and never a bit. torch_reduce chooses plans by data that
 were measured on a GPU: this user's own, or those that come with the library for this GPU, or for the most similar one.
@@ -33,7 +33,7 @@ _ops = torch.ops.gpureduce
 
 
 def _copies(x: Tensor) -> list[Tensor]:
-    """`x` and copies of it: one a call of a graph, or as many as half the free memory holds."""
+    """`x` and copies of it: one per call of a graph, or as many as half the free memory holds."""
     span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
     pitch = -(-span * x.element_size() // ALIGNMENT) * ALIGNMENT + ALIGNMENT
     free = torch.cuda.mem_get_info(x.device)[0] // 2
@@ -98,7 +98,7 @@ class Bench:
     """Times the plans of one problem after the other, in one slab of memory on the current GPU.
 
     Args:
-        repeats: the rounds, of whose times the median counts.
+        repeats: the rounds; the median of their times counts.
         multiprocessors: what plans are made for, where the current context has a part of the GPU; 0: all of it.
     """
 
@@ -114,7 +114,7 @@ class Bench:
         self.slab = bits.bitwise_and_(FINITE).view(torch.uint8)
 
     def inputs(self, problem: _problems.Problem) -> list[Tensor]:
-        """Copies of the problem's input: one a call of a graph, and one more, if the slab has so many."""
+        """Copies of the problem's input: one per call of a graph, and one more, if the slab has so many."""
         pitch = -(-problem.bytes() // ALIGNMENT) * ALIGNMENT
         count = max(1, min(MOST_CALLS + 1, SLAB_BYTES // pitch))
         dtype = getattr(torch, problem.dtype)

@@ -40,7 +40,7 @@ class Rung:
         device: "cuda" or "cpu".
         blocks: the block sizes that may be chosen, the default first: 64 to 1024, of the templates over the block also
             1 to 32; empty where there is no choice.
-        elements_per_thread: the same for elements a thread.
+        elements_per_thread: the same for elements per thread.
         ops: of "sum", "product", "max", "min", those it knows.
         finish: how the results of the blocks become one: "again", "atomic", "all_atomic", "recursive", "library", or
             "written" for the rungs that are no reduction.
@@ -106,8 +106,8 @@ def run(
         name: a name of :func:`rungs`.
         x: a contiguous tensor of float32, float64, int32 or int64, of any shape with n elements; on a GPU, or on the
             CPU for ``host_recursive``. It is not changed: rungs that work in place get a copy.
-        block: threads a block, of the rung's ``blocks``; the rung's default where ``None``.
-        elements_per_thread: elements a thread, for ``multi_element`` and ``grid_stride``.
+        block: threads per block, one of the rung's ``blocks``; the rung's default if ``None``.
+        elements_per_thread: elements per thread, for ``multi_element`` and ``grid_stride``.
         op: "sum", or another one that the rung knows.
 
     Returns:
@@ -183,9 +183,9 @@ def main(arguments: list[str] | None = None) -> int:
         action.add_argument("--size", type=_number, help="elements: 2^24, and 2^25 in chapter 5, unless told")
         action.add_argument("--dtype", choices=["float32", "float64", "int32", "int64"], default=None)
         action.add_argument("--rungs", type=_names, default=None, metavar="NAMES", help="with commas; default: all")
-        action.add_argument("--block", type=int, help="threads a block")
-        action.add_argument("--elements", type=int, help="elements a thread, where the rung leaves the choice")
-        action.add_argument("--repeats", type=int, default=11, help="of which the median counts")
+        action.add_argument("--block", type=int, help="threads per block")
+        action.add_argument("--elements", type=int, help="elements per thread, if the rung has a choice")
+        action.add_argument("--repeats", type=int, default=11, help="the median of so many runs counts")
     options = parser.parse_args(arguments)
     if options.action in (None, "list"):
         _list(getattr(options, "names", []))
