@@ -114,9 +114,9 @@ def weighted(results):
 
 
 def compared(who, ratios):
-    """Times of torch's over ours, in words."""
+    """torch's times over ours, in words."""
     mean, behind = statistics.geometric_mean(ratios), sum(ratio < 1 for ratio in ratios)
-    return f"{who} takes {report.times(mean)} our time (geometric mean) and less than it in {behind}"
+    return f"{who} takes {report.times(mean)} our time (geometric mean), and is faster in {behind}"
 
 
 def all_views(rows):

@@ -125,7 +125,7 @@ def provenance_line(results):
     missing = f" Of {cells} cells {measured} were measured." if measured < cells else ""
     return (
         f"Measured on {results['date']}: driver {results['driver']}, torch {results['torch']}, CUDA {results['cuda']}, "
-        f"CUB {results.get('cub', 'none')}, Python {results['python']}; CPU: {results['cpu_name']},\n"
+        f"CUB {results.get('cub', 'none')}, Python {results['python']};\nCPU: {results['cpu_name']}, "
         f"{results['cpu_threads']} threads; {provenance.at(sources(results))}.{read}{missing}"
     )
 
@@ -315,7 +315,7 @@ is the time of torch.sum over ours: above 1×, torch_reduce is faster.
 | inside | a dim between others, or several dims at once, as batch normalization needs them |
 | awkward | an offset that no vector fits, a step, a transposed or expanded tensor |
 | odd | rows whose length is no multiple of a vector's |
-| cold | the input comes from memory: buffers take turns that together are larger than the L2 cache |
+| cold | the input comes from memory: calls alternate over buffers that together are larger than the L2 cache |
 | hot | one buffer is read again and again, so that a small one comes from the L2 cache |
 | of read | our bytes a second as a share of what the fastest of several kernels reaches that only read the same bytes |
 | between kernels | the time of a call that has other kernels before and after it, as in a model |
@@ -324,18 +324,18 @@ is the time of torch.sum over ours: above 1×, torch_reduce is faster.
 ## Method
 
 1. Each cell is a shape, a layout and a dtype of `bench/cases.py`; nothing is left out of the tables.
-2. Before a cell is timed, its bits are compared with those of the CPU backend, and a wrong result is an error.
-3. A CUDA graph holds many calls over buffers that take turns, and the L2 is flushed before each graph.
+2. Before a cell is timed, its bits are compared with the bits of the CPU backend, and a difference is an error.
+3. A CUDA graph holds many calls over alternating buffers, and the L2 is flushed before each graph.
 4. After each call stands an addition to one element, so that calls cannot overlap; the time of these additions
    alone is measured in the same round, and taken off.
-5. Ours, its rivals and the reading kernels take turns in every round, and the median of the rounds counts.
+5. Ours, its rivals and the reading kernels alternate in every round, and the median of the rounds counts.
 6. A ratio near 1× is measured until the quartiles no longer overlap, or called "within the noise" after seven times
    the rounds.
 7. torch.compile runs with `mode="max-autotune-no-cudagraphs"`, with and without TORCHINDUCTOR_ENABLE_PDL=1, and the
    faster one counts.
 8. CUB runs its full sums, and for rows its segmented sums.
 9. Back to back is measured too: the same graph without the additions.
-10. On the CPU, `torch_reduce.sum(x, out=)` and `torch.sum(x, out=)` take turns over one buffer, in three passes
+10. On the CPU, `torch_reduce.sum(x, out=)` and `torch.sum(x, out=)` alternate over one buffer, in three passes
     over all cells.
 
 A cell above 100% of read names its reason:
@@ -353,12 +353,12 @@ python bench/views.py --save && python bench/report.py
 WHY = """\
 Two reasons explain most of it:
 
-- **Small sums.** A sum of a few thousand elements is little more than the start and the end of a kernel. One that
-  torch.compile makes knows its shape when it is compiled; ours takes any shape
-  as an argument. From a cache (hot) the share of that start is larger still.
+- **Small sums.** A sum of a few thousand elements is little more than the start and the end of a kernel. A kernel of
+  torch.compile is compiled for its shape; ours takes any shape as an argument. If the input comes from a cache (hot),
+  the start is an even larger part of the time.
 - **Large contiguous sums, within a few percent.** All kernels wait for the same memory there. torch.compile times
-  several kernels for the one shape and keeps the best, in any order of
-  additions; ours is chosen by a plan, and its order is fixed.
+  several kernels for one shape and keeps the best, in any order of additions; ours is chosen by a plan, and its order
+  is fixed.
 """
 
 
@@ -451,8 +451,8 @@ def views_section(all_views, root):
     lines = [
         "## Random views",
         "",
-        "Shapes, crops, steps, permutations and summed dims at random: nobody chose these. They are measured between",
-        "kernels and cold. Most of those that torch.sum sums faster are small.",
+        "Shapes, crops, steps, permutations and summed dims are random. They are measured between kernels and cold.",
+        "Most of the views that torch.sum sums faster are small.",
         "",
     ]
     for _, results in all_views:
