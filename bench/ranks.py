@@ -1,17 +1,18 @@
 """Measures torch_reduce.distributed on several GPUs of one host, a rank each, over NCCL, against torch's collectives.
 
-    python bench/ranks.py                 a minute: all_reduce of many sizes, a sum of 2^28 elements, clipping
+    python bench/ranks.py                 a minute: default calls, all_reduce of many sizes, a sum of 2^28, clipping
     python bench/ranks.py --save          into bench/results/<gpu>/ranks.json
     python bench/ranks.py --save FILE     into FILE
-    python bench/ranks.py --only clip     one part: all_reduce, sum or clip
+    python bench/ranks.py --only clip     one part: calls, all_reduce, sum or clip
 
 all_reduce and the sum are CUDA graphs of several calls over rotating buffers, so that the host's time does not count;
-clipping is called as training calls it, and its times are from the call until the GPU is done. A time is the slowest
-rank's, and the median of several rounds, in which the candidates take turns. Results are first compared: bits with our
-sum on one GPU, and torch's numbers with ours.
+clipping is called as training calls it, and its times are from the call until the GPU is done. Default calls are timed
+in both ways, with and without their check. A time is the slowest rank's, and the median of several rounds, in which the
+candidates take turns. Results are first compared: bits with our sum on one GPU, and torch's numbers with ours.
 """
 
 import argparse
+import functools
 import itertools
 import os
 import pathlib
@@ -35,6 +36,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 MEBIBYTES = (1, 4, 16, 64, 256, 1024)
 ROTATING_BYTES = 2 << 30
 ROUNDS = 9
+CALLS = 50  # rounds of single calls, whose times differ more
 SUMMED = 1 << 28
 SMALL = 2.0**-100  # what is added again and again must not overflow
 
@@ -78,10 +80,10 @@ def graph_times(candidates, buffers, calls):
     return {name: statistics.median(took) for name, took in samples.items()}
 
 
-def wall_times(candidates):
+def wall_times(candidates, rounds=ROUNDS):
     """{name: microseconds} from a call until the GPU is done, of {name: call()}."""
     samples = {name: [] for name in candidates}
-    for round in range(ROUNDS + 3):
+    for round in range(rounds + 3):
         for name, call in candidates.items():
             torch.cuda.synchronize()
             dist.barrier()
@@ -104,6 +106,50 @@ def random(count, dtype, seed, scale=1.0):
     """Numbers of this rank, or of all where the seed is the same."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     return (torch.randn(count, device="cuda", generator=generator) * scale).to(dtype)
+
+
+def calls():
+    """A row a function and size: microseconds from a call until the GPU is done, and of a call in a CUDA graph.
+
+    "first" is the first call of its kind, for whose check the host waits; "beside gloo" a later one on a group that has
+    a backend for the CPU, too.
+    """
+    world, rank, rows = dist.get_world_size(), dist.get_rank(), []
+    both = dist.new_group(backend="cpu:gloo,cuda:nccl")
+    fewer = itertools.count(1)  # elements of each piece: nobody has agreed on so many
+    for size in (1, 64):
+        count = (size << 20) // 4 // world * world
+        mine = random(count, torch.float32, rank, SMALL)
+        parts = torch.stack([random(count, torch.float32, r, SMALL) for r in range(world)])
+        wanted = torch_reduce.sum(parts, 0)
+        piece = torch.empty(count // world, device="cuda")
+        for _ in range(2):  # new, and agreed on
+            ours.all_reduce(got := mine.clone())
+            check(same_bits(got, wanted), f"all_reduce of {size} MiB")
+            ours.reduce_scatter(piece, mine)
+            check(same_bits(piece, wanted.chunk(world)[rank]), f"reduce_scatter of {size} MiB")
+        reduces = {
+            "checked": lambda x: ours.all_reduce(x),
+            "unchecked": lambda x: ours.all_reduce(x, check=False),
+            "torch": lambda x: dist.all_reduce(x),
+            "first": lambda x: ours.all_reduce(x[: len(x) - world * next(fewer)]),
+            "beside gloo": lambda x: ours.all_reduce(x, both),
+        }
+        scatters = {
+            "checked": lambda x, to=piece: ours.reduce_scatter(to, x),
+            "unchecked": lambda x, to=piece: ours.reduce_scatter(to, x, check=False),
+            "torch": lambda x, to=piece: dist.reduce_scatter_tensor(to, x),
+            "first": lambda x, to=piece: ours.reduce_scatter(to[: -(n := next(fewer))], x[: len(x) - world * n]),
+            "beside gloo": lambda x, to=piece: ours.reduce_scatter(to, x, both),
+        }
+        for name, candidates in (("all_reduce", reduces), ("reduce_scatter", scatters)):
+            buffers = [mine.clone() for _ in range(max(2, 16 // size))]
+            bound = {key: functools.partial(call, buffers[0]) for key, call in candidates.items()}
+            row = {"call": name, "bytes": size << 20, "dtype": "float32", "us": wall_times(bound, CALLS)}
+            graphs = {key: candidates[key] for key in ("checked", "unchecked", "torch")}
+            rows.append(row | {"gpu_us": graph_times(graphs, buffers, 8)})
+            del buffers, bound
+    return rows
 
 
 def all_reduces():
@@ -191,7 +237,7 @@ def clips():
     return rows
 
 
-PARTS = {"all_reduce": all_reduces, "sum": sums, "clip": clips}
+PARTS = {"calls": calls, "all_reduce": all_reduces, "sum": sums, "clip": clips}
 
 
 def name_of(dtype):
@@ -201,6 +247,9 @@ def name_of(dtype):
 def told(results):
     """What was measured, as text."""
     lines = []
+    for row in results.get("calls", []):
+        us, gpu = (", ".join(f"{key} {took:.1f}" for key, took in row[times].items()) for times in ("us", "gpu_us"))
+        lines.append(f"{row['call']:14} {row['bytes'] >> 20:3} MiB, µs end to end: {us}; on the GPU: {gpu}")
     for row in results.get("all_reduce", []):
         rate = row["bytes"] / row["us"] / 1e3
         lines.append(

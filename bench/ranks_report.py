@@ -16,6 +16,10 @@ import provenance
 import report
 
 PAGE, TIMES = "docs/distributed.md", "ranks.json"
+CALLS = (
+    "Single calls, float32, from the call until the GPU is done, with the host's time; and the GPU's time alone, of "
+    'calls in a CUDA graph. "Beside gloo": on a group that has gloo for the CPU, too.'
+)
 NOTE = "<!-- made by bench/ranks_report.py; do not edit -->"
 
 
@@ -38,11 +42,27 @@ def rows_of(results):
     return rows
 
 
+def calls_of(results):
+    """A row of text a default call."""
+    rows = []
+    for one in results.get("calls", []):
+        us, gpu = one["us"], one["gpu_us"]
+        shown = [us[key] for key in ("checked", "unchecked", "torch", "first", "beside gloo")]
+        shown += [gpu[key] for key in ("checked", "unchecked", "torch")]
+        rows.append([f"`{one['call']}` of {one['bytes'] >> 20:,} MiB", *map(report.number, shown)])
+    return rows
+
+
 def times(results, root):
-    """Where it was measured, and a table."""
+    """Where it was measured, and two tables."""
     header = ["call", "dtype", "ours, µs", "torch's, µs", "torch's over ours", "ours, GB/s"]
-    source = family_report.source_lines(results, root)
-    return [f"{results['gpus']} GPUs, NCCL. {source[0]}", *source[1:], *report.table(header, rows_of(results)), ""]
+    lines = family_report.source_lines(results, root)
+    lines = [f"{results['gpus']} GPUs, NCCL. {lines[0]}", *lines[1:]]
+    if calls := calls_of(results):
+        columns = ["call, µs", "default", "`check=False`", "torch's", "first of its kind", "beside gloo"]
+        on_gpu = ["default, on the GPU", "`check=False`, on the GPU", "torch's, on the GPU"]
+        lines += [CALLS, "", *report.table([*columns, *on_gpu], calls), ""]
+    return [*lines, *report.table(header, rows_of(results)), ""]
 
 
 def documents(root, found):

@@ -1,5 +1,6 @@
 """torch_reduce.distributed: the same bits on any number of ranks, wherever the cuts are, on CPUs, GPUs and both."""
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -29,6 +30,7 @@ from support import (
     data,
     dtype_of,
     numpy_of,
+    python,
     tensor_of,
     whole,
     whole_of,
@@ -357,7 +359,7 @@ def test_traffic_of_a_sum(size, world):
             assert sent["all_gather"] == [4 * outputs * nodes * (size - 1), 1]
         checked = world.run(size, traffic, sum_a_row, n, outputs, cuts, None)
         for before, after in zip(told, checked, strict=True):
-            assert after["all_gather"] == [before["all_gather"][0] + 48 * (size - 1), 2]
+            assert after["all_gather"] == [before["all_gather"][0] + 256 * (size - 1), 2]
     aligned = [4096 * rank for rank in range(size + 1)]
     told = world.run(size, traffic, sum_a_row, 4096 * size, 1, aligned, [4096] * size)
     assert all(sent == {"all_to_all": [0, 0], "all_gather": [4 * (size - 1), 1]} for sent in told)
@@ -586,6 +588,244 @@ def outside(group):
     ):
         with pytest.raises(ValueError, match="not in the group|Invalid process group"):
             call()
+
+
+# --- checks for which no host waits ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def compared_late(group):
+    """Inside, agreements are remembered as over NCCL; but an assertion on the CPU fails at once, and on a GPU late."""
+    kept, _messages.compares = _messages.compares, lambda device: True
+    try:
+        yield
+    finally:
+        _messages.compares = kept
+        _messages._agreements.pop(group, None)
+
+
+def checked_calls(group):
+    """Calls of this rank, by name; "long" ones say more than a notice holds."""
+    size = dist.get_world_size(group)
+
+    def reduced(*shape, dtype=torch.float32):
+        tensor = torch.ones(shape, dtype=dtype, device=here())
+        distributed.all_reduce(tensor, group)
+        assert tensor.view(-1).eq(size).all()
+
+    def scattered(count, more=0):
+        output = torch.zeros(count, device=here())
+        distributed.reduce_scatter(output, torch.ones(count * size + more, device=here()), group)
+        assert output.eq(size).all()
+
+    return {
+        "four": lambda: reduced(4),
+        "five": lambda: reduced(5),
+        "ints": lambda: reduced(4, dtype=torch.int32),
+        "scatter": lambda: scattered(4),
+        "wrong": lambda: scattered(4, 1),
+        "sum": lambda: distributed.sum(torch.ones(4, device=here()), group=group, shard_dim=0),
+        "long": lambda: reduced(*[1] * 100, 6),
+        "long, too": lambda: reduced(*[1] * 100, 12),
+    }
+
+
+def waits(group, names):
+    """How often this rank waits for an agreement in calls of these names."""
+    calls, agree, count = checked_calls(group), _messages.agree, []
+    _messages.agree = lambda *args: count.append(args) or agree(*args)
+    try:
+        for name in names:
+            calls[name]()
+    finally:
+        _messages.agree = agree
+    return len(count)
+
+
+def remember(group):
+    """Each call waits when it is new; then it does not, in whatever order, and as many bytes are sent."""
+    names = ["four", "five", "ints", "scatter", "long", "long, too"]
+    with compared_late(group):
+        for wanted in (len(names), 0, 0):
+            assert waits(group, names) == wanted
+            names.reverse()
+        agreed = traffic(group, lambda group: checked_calls(group)["four"]())
+    new = traffic(group, lambda group: checked_calls(group)["four"]())
+    assert new == agreed
+    with compared_late(group):
+        kept, _messages._MOST = _messages._MOST, 1
+        try:
+            assert waits(group, ["four", "five", "four", "five"]) == 3
+        finally:
+            _messages._MOST = kept
+
+
+def slow_and_quick(group):
+    """A rank that waits, since a call is new to it alone, meets ranks that do not."""
+    with compared_late(group):
+        waits(group, ["four"])
+        if dist.get_rank(group) == 1:
+            _messages._agreements.pop(group)
+        assert waits(group, ["four"]) == (dist.get_rank(group) == 1)
+        assert waits(group, ["four"]) == 0
+
+
+def deviate(group):
+    """After all ranks have agreed on some calls, rank 1 makes another one than the others."""
+    odd = dist.get_rank(group) == 1
+    others = "ranks 0, 2" if dist.get_world_size(group) == 3 else "rank 0"
+    for known, usual, call, message in (
+        (["four"], "four", "five", f"disagree about the shape: [4] on {others}; [5] on rank 1"),
+        (["four", "five"], "four", "five", f"disagree about the shape: [4] on {others}; [5] on rank 1"),
+        (["four"], "four", "ints", f"the dtype: torch.float32 on {others}; torch.int32 on rank 1"),
+        (["four"], "four", "sum", f"the function: all_reduce on {others}; sum on rank 1"),
+        # a call that rank 1 forgets shows as the next one
+        (["four", "scatter"], "four", "scatter", f"the function: all_reduce on {others}; reduce_scatter on rank 1"),
+        (["four", "scatter"], "scatter", "four", f"the function: reduce_scatter on {others}; all_reduce on rank 1"),
+        (["scatter"], "scatter", "wrong", "rank 1 failed: ValueError: reduce_scatter(): 'input' must have"),
+        (["four"], "four", "long", 'about the call: {"function":"all_reduce","shape":[4],'),
+        (["long"], "long", "four", 'about the call: {"function":"all_reduce","shape":[1,1,'),
+        (["long", "long, too"], "long", "long, too", 'about a call that begins with {"function":"all_reduce","sha'),
+    ):
+        calls = checked_calls(group)
+        with compared_late(group):
+            waits(group, known)
+            late = not odd or call in known
+            kind, text = RuntimeError, 'torch_reduce.distributed: the ranks disagree: {"function":"'
+            if not late:
+                kind, text = (ValueError, "'input' must have") if call == "wrong" else (RuntimeError, message)
+            with pytest.raises(kind, match=re.escape(text)) as raised:
+                calls[call if odd else usual]()
+            text = str(raised.value)
+            assert not late or (" on rank 0; {" in text and text.endswith(" on rank 1")), text
+            for name in [*known, "sum"] if late else []:  # whatever is called next, and nobody answers
+                with pytest.raises(RuntimeError, match=re.escape(message)) as raised:
+                    calls[name]()
+                function = "reduce_scatter" if (call if odd else usual) == "scatter" else "all_reduce"
+                assert str(raised.value).startswith(f"{function}(): ")
+        dist.barrier(group)
+        calls["sum"]()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("function", [remember, slow_and_quick, deviate], ids=lambda function: function.__name__)
+def test_agreements_are_remembered(function, size, world):
+    """What all ranks have agreed on is checked without waiting, and whoever deviates is found by all."""
+    if world.kind == "nccl" and function is deviate:
+        pytest.skip("after an assertion nothing runs on a GPU: test_assertion")
+    world.run(size, function)
+
+
+def test_who_waits(monkeypatch):
+    """No host waits where GPUs can compare, unless CUDA waits for each launch."""
+    gpu = torch.device("cuda", 0)
+    assert _messages.compares(gpu) and not _messages.compares(torch.device("cpu"))
+    monkeypatch.setattr(_messages, "_LAUNCHES_WAIT", True)
+    assert not _messages.compares(gpu)
+
+
+def notices(count, device, odd=None):
+    """Of so many ranks, of which one may say something else."""
+    like = torch.empty(0, device=device)
+    texts = [f'{{"function":"{"b" if rank == odd else "a"}"}}' for rank in range(count)]
+    return torch.cat([_messages.notice(text, rank, rank % 2 == 0, like) for rank, text in enumerate(texts)])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 31, 32, 33, 257, 700])
+def test_notices_that_agree(ranks, device):
+    """Numbers, and who waits, make no difference; and the host waits for nothing."""
+    table, report = notices(ranks, device), torch.zeros(1 + 32 * ranks, dtype=torch.int64, pin_memory=device == "cuda")
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.ops.gpureduce._expect_agreement(table, table[:256], report)
+    finally:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+            torch.cuda.synchronize()
+    assert not report.any()
+
+
+@pytest.mark.parametrize("odd", [0, 1, 31, 32, 256, 699])
+def test_notices_that_disagree(odd):
+    """The first ranks that have told this or that are named, on every rank; and all notices are reported."""
+    table, report = notices(700, "cpu", odd), torch.zeros(1 + 32 * 700, dtype=torch.int64)
+    first, last = (0, odd) if odd else (0, 1)
+    says = [f'{{"function":"{"b" if rank == odd else "a"}"}} on rank {rank}' for rank in (first, last)]
+    for own in {0, odd, 699}:
+        report.zero_()
+        with pytest.raises(RuntimeError, match=re.escape(f": the ranks disagree: {says[0]}; {says[1]}") + "$"):
+            torch.ops.gpureduce._expect_agreement(table, table[256 * own :][:256], report)
+        assert report[0] == 1 and report[1:].view(torch.uint8).equal(table)
+    for wrong in ((table[1:], table[:256], report), (table, table[:255], report), (table, table[:256], report.float())):
+        with pytest.raises(RuntimeError, match="no notices"):
+            torch.ops.gpureduce._expect_agreement(*wrong)
+
+
+ASSERTION = """
+import os
+os.dup2(1, 2)  # where the device writes
+import torch
+from test_distributed import _messages, notices
+table, report = notices(3, "cuda", 1), torch.zeros(1 + 32 * 3, dtype=torch.int64, pin_memory=True)
+torch.ops.gpureduce._expect_agreement(table, table[:256], report)
+try:
+    torch.cuda.synchronize()
+except RuntimeError as error:
+    print("RAISED", error)
+print("REPORT", report[0].item(), _messages.texts_of(report[1:].view(torch.uint8).view(3, -1)), flush=True)
+os._exit(0)
+"""
+
+
+def test_assertion(cuda):
+    """On a GPU the text is on stderr, the next call of CUDA raises, and the host can read the notices."""
+    told = python("-c", ASSERTION)
+    assert """the ranks disagree: {"function":"a"} on rank 0; {"function":"b"} on rank 1` failed""" in told
+    assert "RAISED CUDA error: device-side assert triggered" in told
+    assert """REPORT 1 ['{"function":"a"}', '{"function":"b"}', '{"function":"a"}']""" in told
+
+
+def deviate_on_gpus(rank, folder):
+    """A rank of two, the second of which gives another shape once all have agreed on one; it prints what it is told."""
+    os.dup2(1, 2)
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    x = torch.ones(4, device="cuda")
+    for _ in range(3):
+        distributed.all_reduce(x)
+    wrong = torch.ones(4 + rank, device="cuda")
+    began = time.monotonic()
+    for name, call in (
+        ("FIRST", lambda: distributed.all_reduce(wrong)),
+        ("SYNCHRONIZED", torch.cuda.synchronize),
+        ("NEXT", lambda: distributed.all_reduce(x)),
+    ):
+        try:
+            call()
+        except RuntimeError as error:
+            print(f"{name} {rank}: {str(error).splitlines()[0]}", flush=True)
+            if rank == 1:
+                break
+    if rank == 0:
+        print("SECONDS", time.monotonic() - began, flush=True)
+    os._exit(0)
+
+
+def test_deviation_on_gpus(tmp_path):
+    """The rank that deviates, and for which the call is new, is told at once; the other one late, and not by a hang.
+
+    torch's watchdog would end the process at some time between.
+    """
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    spawn = f"torch.multiprocessing.spawn(test_distributed.deviate_on_gpus, ({str(tmp_path)!r},), 2)"
+    told = python("-c", "import torch, test_distributed\n" + spawn, TORCH_NCCL_RETHROW_CUDA_ERRORS="0")
+    message = "all_reduce(): the ranks disagree about the shape: [4] on rank 0; [5] on rank 1"
+    assert f"FIRST 1: {message}" in told and f"NEXT 0: {message}" in told
+    assert "SYNCHRONIZED 0: CUDA error: device-side assert triggered" in told
+    assert '"shape":[4],"dtype":"torch.float32","device":"any"} on rank 0; {"function":"all_reduce","shape":[5]' in told
+    assert float(told.split("SECONDS ")[1].split()[0]) < 20
 
 
 # --- sums over ranks -------------------------------------------------------------------------------------------------
@@ -819,17 +1059,20 @@ def calls_that_do_not_wait(group):
     own = data([1000 * size], "bfloat16", rank, here())
     wanted = SUM.expected(torch.stack([data([1000 * size], "bfloat16", r) for r in range(size)]), 0)
 
-    def reduced():
+    def reduced(check):
         tensor = own.clone()
-        distributed.all_reduce(tensor, group, check=False)
+        distributed.all_reduce(tensor, group, check=check)
         return tensor
 
-    def scattered():
+    def scattered(check):
         output = own.new_empty(1000)
-        distributed.reduce_scatter(output, own, group, check=False)
+        distributed.reduce_scatter(output, own, group, check=check)
         return output
 
-    return [*calls, (reduced, wanted), (scattered, wanted[1000 * rank : 1000 * (rank + 1)])]
+    for check in (False, True):
+        calls.append((functools.partial(reduced, check), wanted))
+        calls.append((functools.partial(scattered, check), wanted[1000 * rank : 1000 * (rank + 1)]))
+    return calls
 
 
 def no_wait(group):
@@ -851,7 +1094,7 @@ def no_wait(group):
 
 
 def test_no_wait(world):
-    """Where nothing is checked, the host waits for no GPU, and a CUDA graph holds the whole call."""
+    """Where nothing is checked, or ranks have agreed before, no host waits, and a CUDA graph holds the whole call."""
     if world.kind != "nccl":
         pytest.skip("only NCCL's messages need no host")
     world.run(world.size, no_wait)

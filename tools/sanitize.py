@@ -154,7 +154,7 @@ LENGTHS = (0, 1, 7, 31, 128, 511, 513, 1000, 4095, 4097, 12_289, 40_000, 600_001
 
 
 def lists(views):
-    """The sums of squares of tensors of many lengths and addresses in one launch, and numbers as parameters."""
+    """The sums of squares of tensors of many lengths and addresses in one launch; numbers as parameters; agreements."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         for offset in (0, 1, 3):
             here = [torch.randint(0, 100, (n + offset,)).to(dtype) for n in LENGTHS]
@@ -166,6 +166,11 @@ def lists(views):
     for count in (1, 499, 500, 501, 1203):
         numbers = torch.arange(count)
         yield torch.ops.gpureduce._numbers(numbers.tolist(), torch.empty(0, device="cuda")), numbers
+    for ranks in (1, 33, 700):
+        notices = torch.zeros(256 * ranks, dtype=torch.uint8, device="cuda")
+        report = torch.zeros(1 + 32 * ranks, dtype=torch.int64, pin_memory=True)
+        torch.ops.gpureduce._expect_agreement(notices, notices[:256].clone(), report)
+        yield report, torch.zeros_like(report)
 
 
 KINDS = {"sums": sums, "norms": norms, "lists": lists, "kin": kin, "weighted": weighted, "segments": segments}

@@ -1,8 +1,11 @@
 """What the ranks of a group send each other, and how they agree on what they are about to do."""
 
+import ctypes
 import hashlib
 import json
+import os
 import struct
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +24,12 @@ def numbers(values: Sequence[int], like: Tensor) -> Tensor:
 
 
 def place(name: str, group: Any) -> tuple[int, int]:
-    """The number of ranks of a group, and this one's number in it."""
+    """The number of ranks of a group, and this one's number in it; or the error that a check has found since."""
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     if rank < 0:
         raise ValueError(f"{name}(): this process is not in the group")
+    if agreements := _agreements.get(group or dist.group.WORLD):
+        agreements.raise_late(rank)
     return world, rank
 
 
@@ -107,36 +112,113 @@ def gather(mine: Tensor, counts: list[int], group: Any, into: Tensor | None = No
     return torch.cat([row[:count] for row, count in zip(rows, counts, strict=True)])
 
 
+# As csrc/agreement.h has it: a digest, a number, the text's length, and as much of the text as there is room for.
+_NOTICE = _ops._notice_bytes()
+_HEAD = struct.Struct("<16sqq")
+_ROOM = _NOTICE - _HEAD.size
+_MOST = 4096  # agreements that are remembered of a group: each is a notice on a GPU
+_LAUNCHES_WAIT = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"  # CUDA, too, reads it once
+
+
+def notice(text: str, number: int, waits: bool, like: Tensor) -> Tensor:
+    """What a rank tells all others before anything else: always as many bytes, whatever they disagree about."""
+    told = text.encode()
+    head = _HEAD.pack(hashlib.sha256(told).digest()[:16], number, len(told) if waits else -len(told))
+    words = struct.unpack(f"<{_NOTICE // 8}q", head + told[:_ROOM].ljust(_ROOM, b"\0"))
+    return numbers(words, like).view(torch.uint8)
+
+
+def text_of(facts: dict[str, Any] | None, error: Exception | None) -> str:
+    """ASCII, so that it may be cut anywhere."""
+    told = {"error": f"{type(error).__name__}: {error}"} if error else facts
+    return json.dumps(told, separators=(",", ":"))
+
+
+def texts_of(notices: Tensor) -> list[str]:
+    """What the ranks have told, cut where there was no room; (ranks, bytes) on the CPU."""
+    return [bytes(row[_HEAD.size :].tolist()).rstrip(b"\0").decode() for row in notices]
+
+
 def agree(
     name: str, facts: dict[str, Any] | None, error: Exception | None, size: int, group: Any, device: torch.device
 ) -> tuple[list[int], list[int] | None]:
     """The sizes of all ranks, and the order of the reduced dims, once all ranks are known to have the same `facts`.
 
-    One all_gather of a size and a digest says whether all is well. Only where it is not, a second one shows the facts,
-    or what a rank has raised: all ranks see the same, so that all raise.
+    One all_gather of notices, for which the host waits, says whether all is well, and otherwise what the ranks have
+    told or raised: all see the same, so that all raise. Texts too long for a notice take a second all_gather.
     """
-    world, _ = place(name, group)
-    text = json.dumps({"error": f"{type(error).__name__}: {error}"} if error else facts).encode()
-    device = carrier(device, group)
-    digest = struct.unpack("<4q", hashlib.sha256(text).digest())
-    mine = torch.tensor([size, len(text), *digest], dtype=torch.int64, device=device)
-    table = gather(mine, [len(mine)] * world, group).view(world, -1).tolist()
-    sizes = [row[0] for row in table]
-    if error is None and all(row[2:] == table[0][2:] for row in table):
+    world, rank = place(name, group)
+    text, like = text_of(facts, error), torch.empty(0, device=carrier(device, group))
+    notices = gather(notice(text, size, True, like), [_NOTICE] * world, group).cpu().view(world, _NOTICE)
+    heads = notices.view(torch.int64)[:, : _HEAD.size // 8].tolist()
+    sizes, lengths = ([head[k] for head in heads] for k in (2, 3))
+    if error is None and all(head[:2] == heads[0][:2] for head in heads):
         return sizes, facts.get("order")
-    counts = [row[1] for row in table]
-    texts = gather(torch.tensor(list(text), dtype=torch.uint8, device=device), counts, group).cpu().split(counts)
-    told = [json.loads(bytes(text.tolist())) for text in texts]
+    texts = texts_of(notices)
+    if min(lengths) >= 0 and max(lengths) > _ROOM:  # a rank that does not wait would take no part in it
+        mine = torch.tensor(list(text.encode()), dtype=torch.uint8, device=like.device)
+        texts = [bytes(one.tolist()).decode() for one in gather(mine, lengths, group).cpu().split(lengths)]
     if error is not None:
         raise error
-    if failed := [rank for rank, facts in enumerate(told) if "error" in facts]:
-        raise RuntimeError(f"{name}(): {named_ranks(failed)} failed: {told[failed[0]]['error']}")
-    for what in facts:
-        if what != "order":
-            compare(name, what, {rank: facts.get(what) for rank, facts in enumerate(told)})
+    told = compare_all(name, texts, rank)
     orders = {rank: facts["order"] for rank, facts in enumerate(told) if sizes[rank] >= min(2, max(sizes))}
     compare(name, "order of the reduced dims in memory", orders)
     return sizes, next(iter(orders.values()))
+
+
+class Agreements:
+    """What the ranks of a group have agreed on. When they do so again, no host waits: the GPU compares their notices.
+
+    The messages are those of :func:`agree`. So a rank on which it is new, and which waits, meets ranks that do not.
+    Where the GPU finds a difference, an assertion fails on it, before a message that would never arrive. Its text is on
+    stderr, and the notices are in `report`, for whoever calls next.
+    """
+
+    def __init__(self) -> None:
+        self._notices: dict[Any, Tensor] = {}
+        self._report: Tensor | None = None
+        self._found: ctypes.c_int64 | None = None  # the first word of it
+
+    def remember(self, call: Any, facts: dict[str, Any], group: Any, device: torch.device) -> None:
+        """That all ranks have just agreed on `facts`, which follow from `call`."""
+        device = carrier(device, group)
+        if not compares(device) or len(self._notices) == _MOST:
+            return
+        if self._report is None:
+            words = 1 + dist.get_world_size(group) * _NOTICE // 8
+            self._report = torch.zeros(words, dtype=torch.int64, pin_memory=device.type == "cuda")
+            self._found = ctypes.c_int64.from_address(self._report.data_ptr())
+        mine = notice(text_of(facts, None), 0, False, torch.empty(0))
+        self._notices[call] = mine.to(device)  # it has arrived then, whatever stream needs it next
+
+    def renew(self, call: Any, group: Any) -> bool:
+        """Begins to check that all ranks agree on a call, on the current stream; False if it is a new one."""
+        mine = self._notices.get(call)
+        if mine is None:
+            return False
+        table = mine.new_empty(dist.get_world_size(group) * _NOTICE)
+        dist.all_gather_into_tensor(table, mine, group=group)
+        _ops._expect_agreement(table, mine, self._report)
+        return True
+
+    def raise_late(self, rank: int) -> None:
+        """Raises the error that a check has found since."""
+        if self._found is not None and self._found.value:
+            texts = texts_of(self._report[1:].view(torch.uint8).view(-1, _NOTICE))
+            compare_all(texts[rank].split('"')[3], texts, rank)  # the function, also of a text that is cut
+
+
+_agreements: "weakref.WeakKeyDictionary[dist.ProcessGroup, Agreements]" = weakref.WeakKeyDictionary()
+
+
+def agreements_of(group: Any) -> Agreements:
+    group = group or dist.group.WORLD
+    return _agreements.get(group) or _agreements.setdefault(group, Agreements())
+
+
+def compares(device: torch.device) -> bool:
+    """Whether notices that are sent from there are compared there, so that no host need wait for them."""
+    return device.type == "cuda" and not _LAUNCHES_WAIT
 
 
 @dataclass(frozen=True)
@@ -180,6 +262,21 @@ def compare(name: str, what: str, values: dict[int, Any]) -> None:
     if len(ranks) > 1:
         who = "; ".join(f"{value} on {named_ranks(of)}" for value, of in ranks.items())
         raise RuntimeError(f"{name}(): the ranks disagree about the {what}: {who}")
+
+
+def compare_all(name: str, texts: list[str], rank: int) -> list[dict[str, Any]]:
+    """Raises an error that says what the ranks have told, unless they differ in the order of dims alone."""
+    try:
+        told = [json.loads(text) for text in texts]
+    except ValueError:  # one of them is cut
+        compare(name, "call", dict(enumerate(texts)))
+        raise RuntimeError(f"{name}(): the ranks disagree about a call that begins with {texts[rank]}") from None
+    if failed := [of for of, facts in enumerate(told) if "error" in facts]:
+        raise RuntimeError(f"{name}(): {named_ranks(failed)} failed: {told[failed[0]]['error']}")
+    for what in told[rank]:
+        if what != "order":
+            compare(name, what, {of: facts.get(what) for of, facts in enumerate(told)})
+    return told
 
 
 def named_ranks(ranks: list[int]) -> str:

@@ -84,8 +84,8 @@ def sum(
         group: the ranks; by default all.
         shard_dim: the dim along which the global tensor is cut, in ``[-x.dim(), x.dim())``.
         sizes: the sizes of all shards along ``shard_dim``, in elements, one a rank. By default the ranks tell each
-            other, and check that they agree on everything else; that takes one all_gather of 48 bytes a rank, for which
-            the host waits. With ``sizes`` nothing is checked.
+            other, and check that they agree on everything else; that takes one all_gather of 256 bytes a rank, for
+            which the host waits. With ``sizes`` nothing is checked.
 
     Returns:
         A tensor as :func:`torch_reduce.sum` of the global tensor returns it.
@@ -553,9 +553,10 @@ def all_reduce(
         group: the ranks; by default all.
         async_op: whether to return at once. The exchange is then begun, and ``wait()`` of what is returned does the
             rest, so all ranks must wait for their works in the same order.
-        check: whether the ranks check first that they agree about shape, dtype and device; that takes one all_gather of
-            48 bytes a rank, for which the host waits. Without it, what happens if they disagree is the backend's
-            affair, which may be a crash or a hang.
+        check: whether the ranks check first that they agree about function, shape, dtype and device; that takes one
+            all_gather of 256 bytes a rank. The host waits for it, but on a group with NCCL alone only at the first call
+            of its kind: then the GPUs compare. Without it, what happens if the ranks disagree is the backend's affair,
+            which may be a crash or a hang.
 
     Returns:
         None, or a :class:`Work` with ``async_op``.
@@ -563,9 +564,10 @@ def all_reduce(
     Raises:
         ValueError: this rank is not in ``group``.
         RuntimeError: the ranks disagree; all name who has what. Or ``group`` has no backend for ``tensor``'s device.
-            Or a rank has ended: the backend's error.
+            Or a rank has ended: the backend's error. Where GPUs compare, a disagreement is a device-side assertion that
+            fails, as late as all of CUDA's errors, and ends this process's work on the GPU. Its text on stderr names
+            who has what, and so does the RuntimeError of the next call of a function of this module on ``group``.
     """
-    _messages.place("all_reduce", group)
     facts = {"function": "all_reduce", "shape": list(tensor.shape), "dtype": str(tensor.dtype)}
     _check("all_reduce", facts, {"tensor": tensor}, None, group, check)
     return _all_reduce(tensor, group, False, async_op)
@@ -598,8 +600,7 @@ def reduce_scatter(
             With ``check`` the other ranks then raise a RuntimeError that names this rank.
         RuntimeError: as :func:`all_reduce`.
     """
-    world, _ = _messages.place("reduce_scatter", group)
-    error = None
+    world, error = dist.get_world_size(group), None
     if input.numel() != world * output.numel() or input.dtype != output.dtype:
         error = ValueError(
             f"reduce_scatter(): 'input' must have {world} times as many elements as 'output', of one dtype, but they "
@@ -614,7 +615,15 @@ def reduce_scatter(
 def _check(
     name: str, facts: dict[str, Any], tensors: dict[str, Tensor], error: Exception | None, group: Any, tells: bool
 ) -> None:
-    """Raises an error that is known, or one of the tensors' devices; if it tells the other ranks, theirs too."""
+    """Raises an error that is known, or one of the tensors' devices; if it tells the other ranks, theirs too.
+
+    On a GPU it begins to, if the ranks have agreed on this call before.
+    """
+    world, _ = _messages.place(name, group)
+    tells = tells and world > 1
+    call = name, *((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors.values())
+    if tells and not error and _messages.agreements_of(group).renew(call, group):
+        return
     first, device = next((argument, tensor.device) for argument, tensor in tensors.items())
     try:
         for argument, tensor in tensors.items():
@@ -624,7 +633,9 @@ def _check(
     except Exception as raised:
         error = error or raised
     if tells:
-        _messages.agree(name, facts | {"device": _messages.kind_of(device, group)}, error, 0, group, device)
+        facts = facts | {"device": _messages.kind_of(device, group)}
+        _messages.agree(name, facts, error, 0, group, device)
+        _messages.agreements_of(group).remember(call, facts, group, device)
     elif error:
         raise error
 
