@@ -908,7 +908,7 @@ def test_messages_of_stages(counts, world):
     others = len(counts) - 1
     for sent in world.run(len(counts), traffic, total_norm_of_stages, counts):
         assert sent["all_to_all"] == [0, 0]
-        assert sent["all_gather"] == [(48 + 8 * max(counts) + 4 * max(counts)) * others, 3]
+        assert sent["all_gather"] == [(256 + 8 * max(counts) + 4 * max(counts)) * others, 3]
 
 
 def outside_of_the_mesh(group):
