@@ -18,10 +18,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import torch_reduce
 from support import assert_same_bits, data, every_operation, operators_warn_in_python
 from test_package import PACKAGE, package_copy, run
-from torch_reduce import _library
+from torch_reduce import _library, _sum
 
 needs_entry = pytest.mark.skipif(_library.entry("sum") is None, reason="needs torch_reduce._entry, which was not built")
 
@@ -38,7 +37,7 @@ def hidden(op, monkeypatch):
 
     def reduce(*args, **kwargs):
         with monkeypatch.context() as patch:
-            patch.setattr(torch_reduce, f"_direct_{op}", None)
+            patch.setattr(_sum, f"_direct_{op}", None)
             return op.function(*args, **kwargs)
 
     return reduce
@@ -83,7 +82,7 @@ FORMS = {
 def test_there(op, entry):
     """The build makes it, for every operation, and torch_reduce takes it."""
     assert entry is not None and (PACKAGE / "_entry.so").exists()
-    assert getattr(torch_reduce, f"_direct_{op}") is entry
+    assert getattr(_sum, f"_direct_{op}") is entry
 
 
 @needs_entry
@@ -431,7 +430,7 @@ def test_without_it(how, tmp_path):
         (copy / "_entry.so").write_bytes(b"no library")
     code = (
         "import torch, torch_reduce; x = torch.arange(12.0).view(3, 4); out = torch.empty(4)\n"
-        "assert torch_reduce._direct_sum is torch_reduce._direct_mean is None\n"
+        "assert torch_reduce._sum._direct_sum is torch_reduce._sum._direct_mean is None\n"
         "assert 'torch_reduce._entry' not in __import__('sys').modules and torch_reduce.mean(x).item() == 5.5\n"
         "assert torch_reduce.sum(x).item() == 66 and torch_reduce.sum(x, 0, out=out) is out\n"
         "print(torch_reduce.sum(x, dim=(1,), keepdim=True, dtype=torch.int64).tolist(), out.tolist())\n"

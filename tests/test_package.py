@@ -42,22 +42,27 @@ def test_signature(op):
     """The function and the operator have the documented signatures."""
     names = [(p.name, p.kind.name, p.default) for p in inspect.signature(op.function).parameters.values()]
     assert names == [
-        ("input", "POSITIONAL_OR_KEYWORD", None),
+        ("input", "POSITIONAL_OR_KEYWORD", inspect.Parameter.empty),
         ("dim", "POSITIONAL_OR_KEYWORD", None),
         ("keepdim", "POSITIONAL_OR_KEYWORD", False),
         ("dtype", "KEYWORD_ONLY", None),
         ("out", "KEYWORD_ONLY", None),
-        ("others", "VAR_KEYWORD", inspect.Parameter.empty),
     ]
     schema = "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None"
     assert str(op.operator.default._schema) == f"gpureduce::{op}{schema}) -> Tensor"
     assert str(op.operator.out._schema) == f"gpureduce::{op}.out{schema}, Tensor(a!) out) -> Tensor(a!)"
 
 
+def operators(overload=""):
+    """The names of our operators that have this overload."""
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("gpureduce::")]
+    names = [name.removeprefix("gpureduce::").partition(".") for name in names]
+    return {name for name, dot, rest in names if dot + rest == overload}
+
+
 def test_every_operation_is_tested():
     """Each op with an out= overload is in tests/support.py, or takes the power of such ones; all have functions."""
-    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("gpureduce::")]
-    names = {name.removeprefix("gpureduce::").removesuffix(".out") for name in names if name.endswith(".out")}
+    names = operators(".out")
     public = {name for name in names if not name.startswith("_")}
     others = {"linalg_powsum", "linalg_vector_norm", "segment_mean", "segment_sum", "std", "var", "weighted_sum"}
     assert public == {*map(str, [*OPERATIONS, *FAMILY]), *others}
@@ -80,8 +85,10 @@ def test_documented_and_typed():
         if not isinstance(member, str):
             assert inspect.getdoc(member), name
         if inspect.isfunction(member):
-            hints = inspect.get_annotations(member)
-            assert set(hints) == {*inspect.signature(member).parameters, "return"} - {"self"}, name
+            signature = inspect.signature(member)
+            hints = [p.annotation for p in signature.parameters.values() if p.name != "self"]
+            assert inspect.Parameter.empty not in (*hints, signature.return_annotation), name
+            assert not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()), name
     assert {"sum", "replace_torch_sum.__init__", "replace.__init__", "replace.on", "replace.off"} <= set(public)
 
 
@@ -140,6 +147,21 @@ def test_main():
     if torch.cuda.is_available():
         assert torch.cuda.get_device_name(0) in result.stdout
         assert re.search(r"self-check +cuda:0: passed", result.stdout)
+
+
+def test_version():
+    """--version says the version that pip and CITATION.cff name, and nothing else."""
+    assert run("-m", "torch_reduce", "--version").stdout == f"torch_reduce {torch_reduce.__version__}\n"
+    assert f"\nversion: {torch_reduce.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert re.search(rf"^## {re.escape(torch_reduce.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_operators_are_documented(op):
+    """An operator has the documentation of the function that calls it."""
+    assert op.operator.__doc__ == op.function.__doc__
+    assert torch.ops.gpureduce.linalg_vector_norm.__doc__ == torch_reduce.vector_norm.__doc__
+    public = {name for name in operators() if not name.startswith("_")} - {"ladder_run"}
+    assert all(getattr(torch.ops.gpureduce, name).__doc__ for name in public)
 
 
 def test_main_says_what_else_there_is():
@@ -248,9 +270,9 @@ def package_copy(folder, **facts):
     return copy
 
 
-def import_error(folder):
+def import_error(folder, before=""):
     """The last line that a failing import prints."""
-    result = run("-c", "import torch_reduce", path=folder)
+    result = run("-c", before + "import torch_reduce", path=folder)
     assert result.returncode == 1
     return result.stderr.strip().splitlines()[-1]
 
@@ -266,11 +288,43 @@ def test_import_under_the_wrong_torch(tmp_path, facts):
     assert "install" in message  # what to do
 
 
-def test_import_without_the_library(tmp_path):
-    """A source tree that was never built says how to build it."""
-    (package_copy(tmp_path) / "libtorch_reduce.so").unlink()
-    message = import_error(tmp_path)
-    assert message.startswith("ImportError: ") and "make build" in message
+ALONE = f"import sys; sys.path = [folder for folder in sys.path if folder != {str(PACKAGE.parent)!r}]\n"
+
+
+@pytest.mark.parametrize("missing", ["libtorch_reduce.so", "_build.json"])
+def test_import_without_the_library(missing, tmp_path):
+    """A source tree that was never built says how to build it, where no other torch_reduce is installed."""
+    (package_copy(tmp_path) / missing).unlink()
+    message = import_error(tmp_path, ALONE)
+    assert message.startswith("ImportError: ") and "make build" in message and "pip install" in message
+
+
+def test_import_in_a_clone_beside_an_installed_one(tmp_path):
+    """A source tree that was not built imports the installed package, all of it: also as a module, and anew."""
+    clone, site = tmp_path / "clone", tmp_path / "site"
+    (package_copy(site) / "only_here.py").touch()
+    shutil.copytree(site / "torch_reduce", clone / "torch_reduce")
+    for name in ("libtorch_reduce.so", "_build.json", "_entry.so", "only_here.py"):
+        (clone / "torch_reduce" / name).unlink(missing_ok=True)
+    for folder, version in ((clone, "1.0.clone"), (site, "1.0.site")):
+        init = folder / "torch_reduce" / "__init__.py"
+        init.write_text(re.sub(r'__version__ = ".*"', f'__version__ = "{version}"', init.read_text()))
+    code = ALONE + (
+        f"sys.path.append({str(site)!r})\n"
+        "import importlib, torch, torch_reduce, torch_reduce.only_here\n"
+        "import torch.distributed.tensor, torch_reduce.distributed, torch_reduce.ladder\n"
+        "for again in (torch_reduce, importlib.reload(torch_reduce)):\n"
+        "    assert again is sys.modules['torch_reduce'] and again.sum(torch.ones(3)) == 3\n"
+        "    print(again.__version__, again.__file__, again.__spec__.origin, *again.__path__)\n"
+        "ours = [module for name, module in sys.modules.items() if name.startswith('torch_reduce')]\n"
+        "print(*{module.__file__.rpartition('/')[0] for module in ours})\n"
+    )
+    result = run("-c", code, path=clone)
+    assert result.stdout.splitlines() == 2 * [f"1.0.site {init} {init} {init.parent}"] + [str(init.parent)], result
+    env = dict(os.environ, PYTHONPATH=str(site))
+    command = [sys.executable, "-m", "torch_reduce", "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=clone, env=env, check=True, timeout=300)
+    assert said.stdout == "torch_reduce 1.0.site\n"
 
 
 # --- the library ------------------------------------------------------------------------------------------------------

@@ -11,23 +11,11 @@ and the functions here take DTensors.
 ``torch_reduce.ladder`` is beside it: every kernel of the classic lessons on reduction, to run and to time.
 """
 
+import sys
 from importlib import import_module
-from math import inf
-from types import ModuleType
-from typing import Any, TypeAlias
-
-import torch
-from torch import Tensor
-from torch.compiler import is_dynamo_compiling
-
-from . import _arguments, _imports, _library
-from ._clip import clip_grad_norm_, get_total_norm
-from ._family import all, amax, amin, any, count_nonzero, logsumexp, nansum, prod
-from ._replace import replace, replace_torch_sum
-from ._segment import segment_mean, segment_sum
-from ._tuned import Tuned
-from ._variance import std, var, var_mean
-from ._weighted import dot, weighted_sum
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 __all__ = [
     "__version__",
@@ -62,372 +50,48 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_library.load()
 
-_Int: TypeAlias = int | Tensor
-_Dims: TypeAlias = _Int | tuple[_Int, ...] | list[_Int] | None
-_Ord: TypeAlias = float | Tensor
-_Dtype: TypeAlias = torch.dtype | type[bool] | type[int] | type[float] | type[complex] | None
+def _installed() -> ModuleSpec | None:
+    """Where another torch_reduce is that has a library, if this one is a source tree that was not built in place."""
 
-_ops = torch.ops.gpureduce
-_direct_sum, _direct_mean = _library.entry("sum"), _library.entry("mean")
-_direct_norm_0, _direct_norm_1 = _library.entry("_norm_0"), _library.entry("_norm_1")
-# Each power is an operator of its own, which needs no look at `ord`. The sums of powers 0 and 1 are norms.
-_direct_norms = {
-    0: _direct_norm_0,
-    1: _direct_norm_1,
-    2: _library.entry("_norm_2"),
-    3: _library.entry("_norm_3"),
-    inf: _library.entry("_norm_inf"),
-    -inf: _library.entry("_norm_neg_inf"),
-}
-_direct_powsums = {
-    0: _direct_norm_0,
-    1: _direct_norm_1,
-    2: _library.entry("_powsum_2"),
-    3: _library.entry("_powsum_3"),
-}
-_call = _library.entry("call")
+    def built(init: str) -> bool:
+        return Path(init).with_name("libtorch_reduce.so").exists() and Path(init).with_name("_build.json").exists()
+
+    if built(__file__):
+        return None
+    found = (PathFinder.find_spec(__name__, [folder]) for folder in sys.path)
+    return next((spec for spec in found if spec and spec.origin and built(spec.origin)), None)
 
 
-def _through_ops(operator, name, others, **given):
-    """Calls that csrc/python/entry.cpp does not take: with subclasses, modes or unusual arguments."""
-    first = _arguments.read(name, given, others)
-    last = dict(dtype=first.pop("dtype"))
-    out = first.pop("out")
-    overload = operator.default
-    if out is not None:
-        overload, last = operator.out, dict(last, out=out)
-    if is_dynamo_compiling() or not _call:
-        return overload(*first.values(), **last)
-    return _call(overload, *first.values(), **last)
+if _spec := _installed():
+    # It takes this one's place, all of it: Python of one version never meets a library of another.
+    __spec__, __file__, __path__ = _spec, _spec.origin, _spec.submodule_search_locations
+    _spec.loader.exec_module(sys.modules[__name__])
+else:
+    from . import _imports, _library
 
+    _library.load()
+    from ._clip import clip_grad_norm_, get_total_norm
+    from ._family import all, amax, amin, any, count_nonzero, logsumexp, nansum, prod
+    from ._replace import replace, replace_torch_sum
+    from ._segment import segment_mean, segment_sum
+    from ._sum import explain, mean, powsum, sum, tune, vector_norm
+    from ._variance import std, var, var_mean
+    from ._weighted import dot, weighted_sum
 
-def __getattr__(name: str) -> ModuleType:
-    """Imports a module of ours when it is first used: `python -m torch_reduce.ladder` must not find it imported."""
-    if name in ("distributed", "ladder"):
-        return import_module(f".{name}", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def sum(
-    input: Tensor = None,
-    dim: _Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: _Dtype = None,
-    out: Tensor | None = None,
-    **others: Any,
-) -> Tensor:
-    """The sum of ``input`` over ``dim``, with the semantics of :func:`torch.sum` and fixed bits.
-
-    Args:
-        input: a tensor of any shape, strides and storage offset, on the CPU, a CUDA device or meta, or a DTensor
-            (docs/distributed.md says what then comes out, and what is sent). Its dtype is
-            float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, int8 to int64, uint8 to uint64, bool,
-            complex32, complex64 or complex128. It is never copied or cast as a whole.
-        dim: the dimensions to reduce, each in ``[-input.dim(), input.dim())`` and named once: an int, or a tuple or
-            list of them, which may be empty. ``None`` and ``()`` reduce all. NumPy's integers are ints, and so are
-            integer tensors of one element; bools are not.
-        keepdim: whether the reduced dimensions stay, with size 1: a bool.
-        dtype: the dtype of the result. By default it is int64 for integers and bool, float32 for the float8 types, and
-            ``input.dtype`` for all others. ``bool``, ``int``, ``float`` and ``complex`` are bool, int64, float64 and
-            complex128.
-        out: a tensor to write the result to; it is resized if its shape differs, with a warning if it had elements.
-        others: NumPy's names, as :func:`torch.sum` takes them: ``axis`` for ``dim``, ``keepdims`` for ``keepdim``, and
-            ``a``, ``x`` and ``x1`` for ``input``.
-
-    An argument's default means that it was not given: ``keepdim`` and ``out`` need no ``dim`` beside them.
-
-    Returns:
-        A tensor of ``input``'s shape without the reduced dimensions. The sum of no elements is 0.
-
-    **Order.** The additions follow the contract of docs/order.md: chunks of 4096 elements, 512 lanes a chunk, then
-    nearest neighbours pairwise. Of several reduced dimensions the elements come in memory order. The bits of a result
-    therefore depend only on the elements reduced into it, never on the batch, the device, the stream or the tuning.
-
-    **Rounding.** Sums of float16, bfloat16, float32 and float8 are accumulated in float32; those of float64, or with
-    ``dtype=torch.float64``, in float64; integers in int64, exactly, modulo 2**64; complex numbers by component. The
-    result is rounded once, at the end: ``sum(x, dtype=torch.bfloat16)`` of a float32 ``x`` does not round the elements
-    to bfloat16 first, as ``torch.sum`` does. Integers of up to 32 bits reduced to a floating ``dtype`` are summed
-    exactly and converted once. A floating ``input`` with an integer ``dtype`` converts every element first.
-
-    Raises:
-        TypeError: an argument of another type, given twice, or unknown.
-        IndexError: a dimension out of range.
-        ValueError: a dimension beyond 64 bits.
-        RuntimeError: a dimension named twice; an ``out`` of another dtype or device, or with several elements in one
-            place; a dtype that cannot be reduced; a CUDA tensor where the library was built without CUDA. A refused
-            call writes nothing.
-
-    Warns:
-        UserWarning: ``out`` was resized; or, once in a process, imaginary parts were discarded.
-
-    >>> torch_reduce.sum(torch.ones(3, 4), dim=1)
-    tensor([4., 4., 4.])
-    """
-    # It serves plain calls and leaves the others. Dynamo cannot look into it.
-    if (
-        not others
-        and not is_dynamo_compiling()
-        and _direct_sum
-        and (result := _direct_sum(input, dim, keepdim, dtype, out)) is not NotImplemented
-    ):
-        return result
-    return _through_ops(_ops.sum, "sum", others, input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
-
-
-def mean(
-    input: Tensor = None,
-    dim: _Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: _Dtype = None,
-    out: Tensor | None = None,
-    **others: Any,
-) -> Tensor:
-    """The mean of ``input`` over ``dim``, with the semantics of :func:`torch.mean` and fixed bits.
-
-    The sum in the order of :func:`sum`, divided once by the number of elements in the accumulator's precision, and then
-    rounded once. Integers, which need a ``dtype``, are summed exactly and divided in float64.
-
-    Args:
-        input: as for :func:`sum`. Integers and bool need a floating or complex ``dtype``.
-        dim: as for :func:`sum`.
-        keepdim: as for :func:`sum`.
-        dtype: the dtype of the result, floating or complex. By default ``input.dtype``, and float32 for the float8
-            types.
-        out: as for :func:`sum`.
-        others: as for :func:`sum`.
-
-    Returns:
-        A tensor of ``input``'s shape without the reduced dimensions. The mean of no elements is NaN.
-
-    Raises:
-        TypeError, IndexError, ValueError: as :func:`sum`.
-        RuntimeError: as :func:`sum`; or the result's dtype would be neither floating nor complex.
-
-    Warns:
-        UserWarning: as :func:`sum`.
-
-    >>> torch_reduce.mean(torch.arange(4.0).view(2, 2), dim=1)
-    tensor([0.5000, 2.5000])
-    """
-    if (
-        not others
-        and not is_dynamo_compiling()
-        and _direct_mean
-        and (result := _direct_mean(input, dim, keepdim, dtype, out)) is not NotImplemented
-    ):
-        return result
-    return _through_ops(_ops.mean, "mean", others, input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
-
-
-def vector_norm(
-    input: Tensor = None,
-    ord: _Ord = 2,
-    dim: _Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: _Dtype = None,
-    out: Tensor | None = None,
-    **others: Any,
-) -> Tensor:
-    """The norm of the vectors along ``dim``, with the semantics of :func:`torch.linalg.vector_norm` and fixed bits.
-
-    ====================  ==============================================
-    ``ord``               what it is
-    ====================  ==============================================
-    ``2``                 the square root of the sum of ``abs(x) ** 2``
-    ``1``                 the sum of ``abs(x)``
-    ``3``                 the cube root of the sum of ``abs(x) ** 3``
-    ``0``                 how many elements are not zero, as NaN is not
-    ``inf``, ``-inf``     the largest, the smallest ``abs(x)``
-    ====================  ==============================================
-
-    Args:
-        input: a tensor of any shape, strides and storage offset, on the CPU, a CUDA device or meta, and of any floating
-            or complex dtype that :func:`sum` takes, the float8 types too. It is never copied or cast as a whole.
-        ord: the order of the norm, one of the six above: a number, or a tensor of one that needs no gradient.
-        dim: as for :func:`sum`. The elements along all of these dimensions are one vector.
-        keepdim: as for :func:`sum`.
-        dtype: the dtype that the elements are converted to before anything is computed: floating for a floating
-            ``input``, complex for a complex one, and not narrower than it. ``float`` is float64 and ``complex``
-            complex128.
-        out: a tensor to write the result to, of the result's dtype; it is resized if its shape differs, with a warning
-            if it had elements.
-        others: NumPy's names, as for :func:`sum`.
-
-    An argument's default means that it was not given: ``keepdim`` and ``out`` need no ``dim`` beside them.
-
-    Returns:
-        A tensor of ``input``'s shape without the reduced dimensions. It is real: its dtype is ``dtype`` or
-        ``input.dtype``, of which it has the real type (float32 for complex64), and float32 for the float8 types. The
-        norm of no elements is 0, and an error for ``inf`` and ``-inf``.
-
-    **Rounding.** The powers are added in the order of :func:`sum`, in float32, and in float64 where ``input`` or
-    ``dtype`` is float64 or complex128. Every multiplication that makes a power is rounded to that precision, and so is
-    the root, which is correctly rounded. The result is rounded once more where its dtype is narrower: a float16 norm is
-    finite where its sum of squares is beyond float16. docs/order.md says all of it. A square that float32 cannot hold
-    overflows or vanishes: ``dtype=torch.float64`` has more room.
-
-    Raises:
-        TypeError, IndexError, ValueError: as :func:`sum`; an ``ord`` that is not a number.
-        NotImplementedError: another ``ord``, or a dtype that :func:`sum` does not take.
-        RuntimeError: as :func:`sum`; ``input`` is of integers or bool; ``dtype`` is narrower than ``input``, or real
-            for a complex one, or complex for a real one; ``ord`` is complex; ``inf`` or ``-inf`` of no elements.
-
-    Warns:
-        UserWarning: ``out`` was resized.
-
-    >>> torch_reduce.vector_norm(torch.tensor([[3.0, 4.0], [5.0, 12.0]]), dim=1)
-    tensor([ 5., 13.])
-    """
-    if (
-        not others
-        and not is_dynamo_compiling()
-        and (type(ord) is int or type(ord) is float)
-        and (direct := _direct_norms.get(ord))
-        and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented
-    ):
-        return result
-    return _through_ops(
-        _ops.linalg_vector_norm,
-        "vector_norm",
-        others,
-        input=input,
-        ord=ord,
-        dim=dim,
-        keepdim=keepdim,
-        dtype=dtype,
-        out=out,
+    _library.document(
+        [all, amax, amin, any, count_nonzero, dot, logsumexp, mean, nansum, powsum, prod, segment_mean, segment_sum]
+        + [std, sum, var, var_mean, vector_norm, weighted_sum]
     )
+    # What the operators do with a DTensor. It comes last, as it uses all of the above.
+    _imports.when_imported("torch.distributed.tensor", lambda: import_module("._dtensor", __name__))
 
+    if TYPE_CHECKING:
+        from . import distributed, ladder
+    else:
 
-def powsum(
-    input: Tensor = None,
-    ord: _Ord = 2,
-    dim: _Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: _Dtype = None,
-    out: Tensor | None = None,
-    **others: Any,
-) -> Tensor:
-    """The sum of ``abs(input) ** ord`` over ``dim``: :func:`vector_norm` without its root, with fixed bits.
-
-    ``powsum(x)`` is the sum of squares. Where a norm is taken over several parts, their sums of powers can be added
-    before the root.
-
-    Args:
-        input: as for :func:`vector_norm`.
-        ord: 0, 1, 2 or 3, as for :func:`vector_norm`. Those of 0 and 1 are the norms of 0 and 1.
-        dim: as for :func:`sum`.
-        keepdim: as for :func:`sum`.
-        dtype: as for :func:`vector_norm`.
-        out: as for :func:`vector_norm`.
-        others: as for :func:`sum`.
-
-    Returns:
-        A tensor as of :func:`vector_norm`: its bits before the root, rounded once to the result's dtype. A float16
-        result is infinity beyond 65504: ``dtype=torch.float32`` has room. The sum of no powers is 0.
-
-    Raises:
-        TypeError, IndexError, ValueError, NotImplementedError, RuntimeError: as :func:`vector_norm`.
-
-    Warns:
-        UserWarning: as :func:`vector_norm`.
-
-    >>> torch_reduce.powsum(torch.tensor([[3.0, 4.0], [5.0, 12.0]]), dim=1)
-    tensor([ 25., 169.])
-    """
-    if (
-        not others
-        and not is_dynamo_compiling()
-        and (type(ord) is int or type(ord) is float)
-        and (direct := _direct_powsums.get(ord))
-        and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented
-    ):
-        return result
-    return _through_ops(
-        _ops.linalg_powsum,
-        "powsum",
-        others,
-        input=input,
-        ord=ord,
-        dim=dim,
-        keepdim=keepdim,
-        dtype=dtype,
-        out=out,
-    )
-
-
-def explain(
-    input: Tensor,
-    dim: _Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: _Dtype = None,
-) -> str:
-    """How :func:`sum` would run with these arguments: kernel, tile, grid, splits, bytes of workspace, bytes moved.
-
-    Nothing is computed, and ``input`` is not read. The text is for people: its wording and numbers change with the
-    tuning.
-
-    Args:
-        input: as for :func:`sum`, on the CPU or a CUDA device.
-        dim: as for :func:`sum`.
-        keepdim: as for :func:`sum`.
-        dtype: as for :func:`sum`.
-
-    Raises:
-        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
-    """
-    given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
-    input, dim, keepdim, dtype, _ = _arguments.read("sum", given, {}).values()
-    return _ops._explain.default(input, dim, keepdim, dtype=dtype)
-
-
-def tune(
-    input: Tensor,
-    dim: _Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: _Dtype = None,
-) -> Tuned:
-    """Times every plan for this call on its GPU, and takes the fastest from now on.
-
-    A plan says how a sum is cut among blocks (:func:`explain` prints it). It decides speed and never a bit, so it is
-    safe to tune anywhere. The plan is remembered for :func:`sum` and :func:`mean` of all inputs with these sizes,
-    strides, dtypes and address modulo 16, in every thread, until the process ends. It takes some tens of milliseconds,
-    and up to 1 GiB or half of the free memory meanwhile: copies of ``input``, so that it is not found in a cache.
-    ``python -m torch_reduce tune`` is for all calls: it measures the GPU with random problems.
-
-    Args:
-        input: as for :func:`sum`, on a CUDA device. It is read, and never written.
-        dim: as for :func:`sum`.
-        keepdim: as for :func:`sum`.
-        dtype: as for :func:`sum`.
-
-    Returns:
-        A named tuple: ``before_us`` and ``us``, the microseconds of a call between other kernels by the plan that was
-        taken before and by the one that is taken now; ``plan``, the latter as :func:`explain` prints it; and ``plans``,
-        how many there are.
-
-    Raises:
-        ValueError: ``input`` is not on a CUDA device, or has no elements.
-        TypeError, IndexError, RuntimeError: as :func:`sum`; or a CUDA graph is being captured.
-    """
-    given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
-    input, dim, keepdim, dtype, _ = _arguments.read("sum", given, {}).values()
-    if not input.is_cuda:
-        raise ValueError(f"tune: input must be on a CUDA device, but is on {input.device}")
-    if input.numel() == 0:
-        raise ValueError("tune: input has no elements, so there is nothing to time")
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("tune: a CUDA graph is being captured, and nothing can be timed meanwhile")
-    return import_module("._tune", __name__).tune_call(input, dim, keepdim, dtype)
-
-
-# What the operators do with a DTensor. It comes last, as it uses all of the above.
-_imports.when_imported("torch.distributed.tensor", lambda: import_module("._dtensor", __name__))
+        def __getattr__(name):
+            """Imports a module when it is first used: `python -m torch_reduce.ladder` must not find it imported."""
+            if name in ("distributed", "ladder"):
+                return import_module(f".{name}", __name__)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,7 @@
 """Says what is built and what GPUs are there, and whether the pinned bits hold on each device (if not, exit code 1).
 
 python -m torch_reduce
+python -m torch_reduce --version
 python -m torch_reduce tune        measures this GPU, and chooses plans by that from then on; --help says more
 """
 
@@ -10,6 +11,7 @@ import os
 import platform
 import re
 import sys
+from pathlib import Path
 
 import torch
 
@@ -66,7 +68,7 @@ def row(name: str, value: object) -> None:
 
 
 def in_the_source_tree() -> bool:
-    return (LIBRARY.parent.parent / "examples" / "first_steps.py").exists()
+    return Path("examples/first_steps.py").exists()
 
 
 def self_check(name: str, device: torch.device) -> bool:
@@ -89,9 +91,11 @@ def main(arguments: list[str] | None = None) -> int:
         return _tune.main(arguments[1:])
     form = argparse.RawDescriptionHelpFormatter
     epilog = COMMANDS + IN_THE_SOURCE_TREE * in_the_source_tree()
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m torch_reduce", description=__doc__, epilog=epilog, formatter_class=form
-    ).parse_args(arguments)
+    )
+    parser.add_argument("--version", action="version", version=f"torch_reduce {torch_reduce.__version__}")
+    parser.parse_args(arguments)
     facts = build_facts()
     registered = json.loads(torch.ops.gpureduce._build_info())
     row("torch_reduce", f"{torch_reduce.__version__}, order version {registered['order']}")

@@ -3,9 +3,11 @@
 Plain calls do not come here. What torch refuses is refused in torch's own words.
 """
 
+import inspect
+from collections.abc import Callable
 from numbers import Integral, Number
 from operator import index
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, SupportsIndex, TypeAlias, TypeVar
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
@@ -14,6 +16,76 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 _NAMES = {"a": "input", "x": "input", "x1": "input", "axis": "dim", "keepdims": "keepdim"}
 _DEFAULTS = {"input": None, "ord": 2, "dim": None, "keepdim": False}
 _DTYPES = ((float, torch.float64), (int, torch.int64), (bool, torch.bool), (complex, torch.complex128))
+
+# Integers of NumPy, and integer tensors of one element, are SupportsIndex.
+Dims: TypeAlias = SupportsIndex | tuple[SupportsIndex, ...] | list[int] | list[SupportsIndex] | None
+Ord: TypeAlias = float | Tensor
+Dtype: TypeAlias = torch.dtype | type[bool] | type[int] | type[float] | type[complex] | None
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+# --- signatures -------------------------------------------------------------------------------------------------------
+# What people and type checkers are told of functions that take NumPy's names beside torch's. No form is ever called.
+
+
+def called_as(form: Callable[_Given, _Result]) -> Callable[[Callable[..., Any]], Callable[_Given, _Result]]:
+    """Gives a function the signature of ``form``. A call takes no longer by that, and is not held to it."""
+
+    def give(function: Callable[..., Any]) -> Callable[_Given, _Result]:
+        function.__signature__ = inspect.signature(form)
+        return function
+
+    return give
+
+
+def reduction(input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
+    raise NotImplementedError
+
+
+def reduction_to(
+    input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None, out: Tensor | None = None
+) -> Tensor:
+    raise NotImplementedError
+
+
+def norm(
+    input: Tensor,
+    ord: Ord = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: Dtype = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    raise NotImplementedError
+
+
+def variance(
+    input: Tensor,
+    dim: Dims = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    raise NotImplementedError
+
+
+def variance_and_mean(
+    input: Tensor,
+    dim: Dims = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    raise NotImplementedError
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
 
 
 def mesh_of(tensor: Any) -> Any:

@@ -1,9 +1,6 @@
 """Products, extrema, counts and logarithms of sums: beside the sum, in its order and with all that it has."""
 
-from typing import Any, TypeAlias
-
 import torch
-from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from . import _arguments, _library
@@ -11,20 +8,14 @@ from . import _arguments, _library
 __all__ = ["all", "amax", "amin", "any", "count_nonzero", "logsumexp", "nansum", "prod"]
 _WITH_DTYPE = ("nansum", "prod")
 
-_Int: TypeAlias = int | Tensor
-_Dims: TypeAlias = _Int | tuple[_Int, ...] | list[_Int] | None
-_Dtype: TypeAlias = torch.dtype | type[bool] | type[int] | type[float] | None
-
 _ops = torch.ops.gpureduce
 # Operators without dtype= begin with _: they are rows of csrc/operation.h.
 _direct = {name: _library.entry(name if name in _WITH_DTYPE else f"_{name}") for name in __all__}
 _call = _library.entry("call")
 
 
-def _reduce(
-    name: str, input: Tensor, dim: _Dims, keepdim: bool, out: Tensor | None, others: dict, dtype=None
-) -> Tensor:
-    """As of `sum` in __init__.py: plain calls directly, all others through the operator."""
+def _reduce(name, input, dim, keepdim, out, others, dtype=None):
+    """As of `sum` in _sum.py: plain calls directly, all others through the operator."""
     if (
         not others
         and not is_dynamo_compiling()
@@ -44,15 +35,8 @@ def _reduce(
     return _call(overload, input, dim, keepdim, **last)
 
 
-def prod(
-    input: Tensor = None,
-    dim: _Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: _Dtype = None,
-    out: Tensor | None = None,
-    **others: Any,
-) -> Tensor:
+@_arguments.called_as(_arguments.reduction_to)
+def prod(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others):
     """The product of ``input`` over ``dim``, with the semantics of :func:`torch.prod` and fixed bits.
 
     Args:
@@ -61,7 +45,6 @@ def prod(
         keepdim: as for :func:`sum`.
         dtype: as for :func:`sum`, but real.
         out: as for :func:`sum`.
-        others: as for :func:`sum`.
 
     Returns:
         A tensor of ``input``'s shape without the reduced dimensions. The product of no elements is 1.
@@ -84,15 +67,8 @@ def prod(
     return _reduce("prod", input, dim, keepdim, out, others, dtype)
 
 
-def nansum(
-    input: Tensor = None,
-    dim: _Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: _Dtype = None,
-    out: Tensor | None = None,
-    **others: Any,
-) -> Tensor:
+@_arguments.called_as(_arguments.reduction_to)
+def nansum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others):
     """The sum over ``dim`` of all elements that are not NaN, with the semantics of :func:`torch.nansum`.
 
     Args:
@@ -101,7 +77,6 @@ def nansum(
         keepdim: as for :func:`sum`.
         dtype: as for :func:`sum`, but real, and floating where ``input`` is.
         out: as for :func:`sum`.
-        others: as for :func:`sum`.
 
     Returns:
         A tensor of ``input``'s shape without the reduced dimensions, as :func:`sum` returns it for an ``input`` in
@@ -120,14 +95,8 @@ def nansum(
     return _reduce("nansum", input, dim, keepdim, out, others, dtype)
 
 
-def amax(
-    input: Tensor = None,
-    dim: _Dims = None,
-    keepdim: bool = False,
-    *,
-    out: Tensor | None = None,
-    **others: Any,
-) -> Tensor:
+@_arguments.called_as(_arguments.reduction)
+def amax(input=None, dim=None, keepdim=False, *, out=None, **others):
     """The largest element of ``input`` over ``dim``, with the semantics of :func:`torch.amax`.
 
     Args:
@@ -135,7 +104,6 @@ def amax(
         dim: as for :func:`sum`.
         keepdim: as for :func:`sum`.
         out: as for :func:`sum`, of ``input``'s dtype.
-        others: as for :func:`sum`.
 
     Returns:
         A tensor of ``input``'s shape without the reduced dimensions, and of its dtype. NaN if an element is; 0.0 is
@@ -154,14 +122,8 @@ def amax(
     return _reduce("amax", input, dim, keepdim, out, others)
 
 
-def amin(
-    input: Tensor = None,
-    dim: _Dims = None,
-    keepdim: bool = False,
-    *,
-    out: Tensor | None = None,
-    **others: Any,
-) -> Tensor:
+@_arguments.called_as(_arguments.reduction)
+def amin(input=None, dim=None, keepdim=False, *, out=None, **others):
     """The smallest element of ``input`` over ``dim``, with the semantics of :func:`torch.amin`.
 
     Args, gradient and errors: as for :func:`amax`.
@@ -176,14 +138,8 @@ def amin(
     return _reduce("amin", input, dim, keepdim, out, others)
 
 
-def any(
-    input: Tensor = None,
-    dim: _Dims = None,
-    keepdim: bool = False,
-    *,
-    out: Tensor | None = None,
-    **others: Any,
-) -> Tensor:
+@_arguments.called_as(_arguments.reduction)
+def any(input=None, dim=None, keepdim=False, *, out=None, **others):
     """Whether any element of ``input`` over ``dim`` is not zero, with the semantics of :func:`torch.any`.
 
     Args:
@@ -191,7 +147,6 @@ def any(
         dim: as for :func:`sum`.
         keepdim: as for :func:`sum`.
         out: as for :func:`sum`, of the result's dtype.
-        others: as for :func:`sum`.
 
     Returns:
         A bool tensor of ``input``'s shape without the reduced dimensions; of uint8 where ``input`` is, as in torch.
@@ -206,14 +161,8 @@ def any(
     return _reduce("any", input, dim, keepdim, out, others)
 
 
-def all(
-    input: Tensor = None,
-    dim: _Dims = None,
-    keepdim: bool = False,
-    *,
-    out: Tensor | None = None,
-    **others: Any,
-) -> Tensor:
+@_arguments.called_as(_arguments.reduction)
+def all(input=None, dim=None, keepdim=False, *, out=None, **others):
     """Whether all elements of ``input`` over ``dim`` are not zero, with the semantics of :func:`torch.all`.
 
     Args and errors: as for :func:`any`.
@@ -227,14 +176,8 @@ def all(
     return _reduce("all", input, dim, keepdim, out, others)
 
 
-def count_nonzero(
-    input: Tensor = None,
-    dim: _Dims = None,
-    keepdim: bool = False,
-    *,
-    out: Tensor | None = None,
-    **others: Any,
-) -> Tensor:
+@_arguments.called_as(_arguments.reduction)
+def count_nonzero(input=None, dim=None, keepdim=False, *, out=None, **others):
     """How many elements of ``input`` over ``dim`` are not zero, with the semantics of :func:`torch.count_nonzero`.
 
     Args and errors: as for :func:`any`. torch's function has no ``keepdim``.
@@ -248,14 +191,8 @@ def count_nonzero(
     return _reduce("count_nonzero", input, dim, keepdim, out, others)
 
 
-def logsumexp(
-    input: Tensor = None,
-    dim: _Dims = None,
-    keepdim: bool = False,
-    *,
-    out: Tensor | None = None,
-    **others: Any,
-) -> Tensor:
+@_arguments.called_as(_arguments.reduction)
+def logsumexp(input=None, dim=None, keepdim=False, *, out=None, **others):
     """The logarithm of the sum of ``exp(input)`` over ``dim``, as :func:`torch.logsumexp` has it, with fixed bits.
 
     Args:
@@ -263,7 +200,6 @@ def logsumexp(
         dim: as for :func:`sum`; ``None`` reduces all, as torch does not.
         keepdim: as for :func:`sum`.
         out: as for :func:`sum`, of the result's dtype.
-        others: as for :func:`sum`.
 
     Returns:
         A tensor of ``input``'s shape without the reduced dimensions, and of its dtype: float32 for the float8 types,

@@ -1,7 +1,7 @@
 """Finds and loads the library of operators, once it is known to fit the torch that is there."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -57,6 +57,14 @@ def entry(function: str = "sum") -> Callable[..., Any] | None:
         return getattr(import_module("torch_reduce._entry"), function)
     except ImportError:
         return None
+
+
+def document(functions: Iterable[Callable[..., Any]]) -> None:
+    """Gives the operators the docstrings of the functions that call them: `torch.ops.gpureduce.sum.__doc__`."""
+    prefixes = {"vector_norm": "linalg_", "powsum": "linalg_"}
+    for function in functions:
+        name = prefixes.get(function.__name__, "") + function.__name__
+        getattr(torch.ops.gpureduce, name).__doc__ = function.__doc__
 
 
 def _major(version: str | None) -> str | None:

@@ -1,23 +1,15 @@
 """Variances and standard deviations, in one pass over the input."""
 
-from typing import Any, TypeAlias
-
 import torch
-from torch import Tensor
 
 from . import _arguments
 
 __all__ = ["std", "var", "var_mean"]
 
-_Int: TypeAlias = int | Tensor
-_Dims: TypeAlias = _Int | tuple[_Int, ...] | list[_Int] | None
-
 _ops = torch.ops.gpureduce
 
 
-def _call(
-    operator: Any, name: str, input: Any, dim: Any, unbiased: Any, keepdim: Any, correction: Any, out: Any, others: dict
-):
+def _call(operator, name, input, dim, unbiased, keepdim, correction, out, others):
     if isinstance(dim, bool) and unbiased is None:  # var(input, unbiased)
         dim, unbiased = None, dim
     if unbiased is not None:
@@ -33,15 +25,8 @@ def _call(
     return operator.default(input, dim, correction=correction, keepdim=keepdim)
 
 
-def var_mean(
-    input: Tensor = None,
-    dim: _Dims = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    *,
-    correction: float | None = None,
-    **others: Any,
-) -> tuple[Tensor, Tensor]:
+@_arguments.called_as(_arguments.variance_and_mean)
+def var_mean(input=None, dim=None, unbiased=None, keepdim=False, *, correction=None, **others):
     """The variance and the mean of ``input`` over ``dim``, as :func:`torch.var_mean`, with fixed bits.
 
     Args:
@@ -51,7 +36,6 @@ def var_mean(
         keepdim: as for :func:`sum`.
         correction: what is taken off the number of elements before it divides: 1, or None, for the variance of a
             sample, 0 for that of all there is.
-        others: NumPy's names, as for :func:`sum`.
 
     Returns:
         The variance and the mean, tensors of ``input``'s shape without the reduced dimensions and of its dtype: float32
@@ -73,16 +57,8 @@ def var_mean(
     return _call(_ops.var_mean, "var_mean", input, dim, unbiased, keepdim, correction, None, others)
 
 
-def var(
-    input: Tensor = None,
-    dim: _Dims = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    *,
-    correction: float | None = None,
-    out: Tensor | None = None,
-    **others: Any,
-) -> Tensor:
+@_arguments.called_as(_arguments.variance)
+def var(input=None, dim=None, unbiased=None, keepdim=False, *, correction=None, out=None, **others):
     """The variance of ``input`` over ``dim``, as :func:`torch.var`: the first result of :func:`var_mean`.
 
     Args and errors: as for :func:`var_mean`; ``out`` as for :func:`sum`.
@@ -93,16 +69,8 @@ def var(
     return _call(_ops.var, "var", input, dim, unbiased, keepdim, correction, out, others)
 
 
-def std(
-    input: Tensor = None,
-    dim: _Dims = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    *,
-    correction: float | None = None,
-    out: Tensor | None = None,
-    **others: Any,
-) -> Tensor:
+@_arguments.called_as(_arguments.variance)
+def std(input=None, dim=None, unbiased=None, keepdim=False, *, correction=None, out=None, **others):
     """The standard deviation of ``input`` over ``dim``, as :func:`torch.std`: the root of :func:`var`, rounded once.
 
     Args and errors: as for :func:`var_mean`; ``out`` as for :func:`sum`.
