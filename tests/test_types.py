@@ -1,0 +1,101 @@
+"""Type checkers see torch's arguments and types: mypy takes what the pages call, and refuses what would raise."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from test_pages import PAGES, blocks, text_of
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RIGHT = """
+import torch
+import torch_reduce
+from torch import Tensor
+from typing import SupportsIndex
+from typing_extensions import assert_type
+
+x, offsets = torch.ones(3, 4), torch.tensor([0, 3])
+dims = [0, 1]
+index: SupportsIndex = torch.tensor(1)
+assert_type(torch_reduce.sum(x), Tensor)
+assert_type(torch_reduce.sum(x, dims, True, dtype=torch.float64, out=x), Tensor)
+assert_type(torch_reduce.mean(input=x, dim=(0, index), keepdim=False, dtype=float), Tensor)
+assert_type(torch_reduce.vector_norm(x, float("inf"), -1), Tensor)
+assert_type(torch_reduce.powsum(x, 3, dim=None), Tensor)
+assert_type(torch_reduce.amax(x, [-1]), Tensor)
+assert_type(torch_reduce.std(x, 1, correction=0.5), Tensor)
+assert_type(torch_reduce.var(x, False), Tensor)
+assert_type(torch_reduce.var_mean(x, (0, 1), keepdim=True), tuple[Tensor, Tensor])
+assert_type(torch_reduce.weighted_sum(x, x, 1), Tensor)
+assert_type(torch_reduce.segment_sum(x, offsets), Tensor)
+assert_type(torch_reduce.explain(x, 1), str)
+assert_type(torch_reduce.clip_grad_norm_([x], 1.0), Tensor)
+torch_reduce.ladder.rungs()
+torch_reduce.distributed.sum(x, 0, shard_dim=0)
+with torch_reduce.replace_torch_sum("cpu"):
+    pass
+"""
+# Every line is an error.
+WRONG = """
+torch_reduce.sum(x, dims=1)
+torch_reduce.sum()
+torch_reduce.sum(x, "rows")
+torch_reduce.sum(x, 1.0)
+torch_reduce.sum([1.0])
+torch_reduce.sum(x, keepdim=None)
+torch_reduce.sum(x, 1, True, torch.float64)
+torch_reduce.summ(x)
+torch_reduce.mean(x, dtype="float")
+torch_reduce.vector_norm(x, "fro")
+torch_reduce.powsum(x, order=2)
+torch_reduce.amax(x, dtype=torch.float64)
+torch_reduce.prod(x, 0, out=[])
+torch_reduce.logsumexp(x, axes=1)
+torch_reduce.var(x, correction=None, ddof=1)
+torch_reduce.var_mean(x, out=x)
+torch_reduce.var_mean(x).sqrt()
+torch_reduce.weighted_sum(x)
+torch_reduce.dot(x, 1)
+torch_reduce.segment_sum(x, [0, 4, 10])
+torch_reduce.segment_mean(x)
+torch_reduce.clip_grad_norm_([x])
+torch_reduce.distributed.sum(x, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory):
+    """What mypy says of RIGHT and WRONG, and of each page's Python."""
+    pytest.importorskip("mypy")
+    folder = tmp_path_factory.mktemp("types")
+    (folder / "calls.py").write_text(RIGHT + WRONG.lstrip())
+    for page in PAGES:
+        if code := blocks(text_of(page), "python"):
+            (folder / page.replace("/", "_").replace(".md", ".py")).write_text("\n".join(code))
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--check-untyped-defs"]
+    command += ["--cache-dir", str(ROOT / "build" / "mypy"), *sorted(map(str, folder.glob("*.py")))]
+    env = dict(os.environ, MYPYPATH=str(ROOT))
+    result = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600, cwd=folder)
+    assert result.returncode in (0, 1), result.stdout + result.stderr
+    return result.stdout
+
+
+def lines(errors, file, codes=r"[\w-]+"):
+    """The lines of a file that have errors of these codes."""
+    return {int(line) for line in re.findall(rf"^{file}\.py:(\d+): error: .*\[(?:{codes})\]$", errors, re.MULTILINE)}
+
+
+def test_right_and_wrong_calls(errors):
+    """Each call that raises is an error, and nothing else; results have types."""
+    first = len(RIGHT.splitlines()) + 1
+    assert lines(errors, "calls") == set(range(first, first + WRONG.count("\n") - 1)), errors
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(text_of(page), "python")])
+def test_pages(page, errors):
+    """A page's calls have the arguments, and arguments of the types, that the functions take."""
+    assert not lines(errors, page.replace("/", "_").replace(".md", ""), "call-arg|arg-type|call-overload"), errors
