@@ -27,8 +27,8 @@ at::ScalarType out_type(Operation op, const at::Tensor& self, OptionalDtype dtyp
 Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& reduce, at::ScalarType result,
                          const at::Tensor& out, bool keepdim);
 
-// The row of a dtype in dtypes.h. Raises NotImplementedError, which names `what`, if there is none.
-DType dtype_of(at::ScalarType type, const char* what);
+// The row of a dtype in dtypes.h. Raises NotImplementedError, which names the function and `what`, if there is none.
+DType dtype_of(at::ScalarType type, const char* what, const char* function = "torch_reduce");
 
 namespace cuda {
 

@@ -103,20 +103,26 @@ at::ScalarType out_type(Operation op, const at::Tensor& self, OptionalDtype dtyp
   return result;
 }
 
-DType dtype_of(at::ScalarType type, const char* what) {
+DType dtype_of(at::ScalarType type, const char* what, const char* function) {
   switch (type) {
 #define GPUREDUCE_FROM_TORCH(name, type, kind, accumulator, wide, family) \
   case at::ScalarType::name: return DType::name;
     GPUREDUCE_DTYPES(GPUREDUCE_FROM_TORCH)
 #undef GPUREDUCE_FROM_TORCH
     default:
-      TORCH_CHECK_NOT_IMPLEMENTED(false, "gpureduce: ", what, " ", type,
+      TORCH_CHECK_NOT_IMPLEMENTED(false, function, "(): ", what, " ", type,
                                   " is not supported; supported are the floats of 8 (e4m3fn, e5m2) "
                                   "to 64 bits, integers, bool and complex");
   }
 }
 
 namespace {
+
+// The function of torch whose arguments and words an operation has.
+const char* function_of(Operation op) {
+  const OperationInfo row = info(op);
+  return row.typing == Typing::norm ? "linalg.vector_norm" : row.name[0] == '_' ? row.name + 1 : row.name;
+}
 
 DType component(DType complex) {
   return complex == DType::ComplexDouble ? DType::Double : complex == DType::ComplexFloat ? DType::Float : DType::Half;
@@ -198,8 +204,8 @@ at::Tensor reduce_tuned(const at::Tensor& self, OptionalDims dim, bool keepdim, 
   const DimMask reduce = reduced_dims(dim, self.dim());
   check_identity(op, self, dim);
   const at::ScalarType result = result_type(op, self.scalar_type(), dtype);
-  dtype_of(self.scalar_type(), "an input of dtype");
-  dtype_of(result, "a result of dtype");
+  dtype_of(self.scalar_type(), "an input of dtype", function_of(op));
+  dtype_of(result, "a result of dtype", function_of(op));
   const at::Tensor out = allocate(result_sizes(self.sizes(), reduce, keepdim), result, self);
   watch.end(Stage::result);
   compute(op, self, reduce, keepdim, out, tuning, watch);
@@ -221,8 +227,8 @@ at::Tensor reduce_forced(const at::Tensor& self, OptionalDims dim, bool keepdim,
 void check_out(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
   const at::ScalarType result = out_type(op, self, dtype, out);
   check_out_place(out, self.device());
-  dtype_of(self.scalar_type(), "an input of dtype");
-  dtype_of(result, "an out tensor of dtype");
+  dtype_of(self.scalar_type(), "an input of dtype", function_of(op));
+  dtype_of(result, "an out tensor of dtype", function_of(op));
 }
 
 template <Operation op>
@@ -252,8 +258,8 @@ at::Tensor reduce_meta(const at::Tensor& self, OptionalDims dim, bool keepdim, O
   const DimMask reduce = reduced_dims(dim, self.dim());
   check_identity(op, self, dim);
   const at::ScalarType result = result_type(op, self.scalar_type(), dtype);
-  dtype_of(self.scalar_type(), "an input of dtype");
-  dtype_of(result, "a result of dtype");
+  dtype_of(self.scalar_type(), "an input of dtype", function_of(op));
+  dtype_of(result, "a result of dtype", function_of(op));
   return at::empty_symint(result_sizes(self.sym_sizes(), reduce, keepdim),
                           at::TensorOptions().dtype(result).device(self.device()));
 }

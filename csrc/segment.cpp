@@ -103,8 +103,8 @@ template <Operation op>
 int64_t check(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, at::ScalarType result) {
   const int64_t d = segment_dim(kName<op>, "data", data.dim(), dim);
   check_offsets(kName<op>, offsets, data.device());
-  dtype_of(data.scalar_type(), "an input of dtype");
-  dtype_of(result, "a result of dtype");
+  dtype_of(data.scalar_type(), "an input of dtype", kName<op>);
+  dtype_of(result, "a result of dtype", kName<op>);
   return d;
 }
 
@@ -140,7 +140,7 @@ void compute(Operation op, const at::Tensor& data, const at::Tensor& offsets, in
   s.wide = ends.scalar_type() == at::kLong;
   s.count = ends.size(0) - 1;
   s.length = data.size(dim);
-  if (data.is_cpu()) cpu::check_offsets(s);
+  if (data.is_cpu()) cpu::check_offsets(s, op == Operation::sum ? kName<Operation::sum> : kName<Operation::mean>);
   if (data.numel() == 0) {
 #ifdef GPUREDUCE_WITH_CUDA
     if (data.is_cuda() && s.length == 0) at::_assert_async(ends.eq(0).all(), "offsets: each must be in [0, the size of dim]");

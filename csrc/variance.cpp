@@ -40,7 +40,7 @@ at::ScalarType result_type(const Tensor& self, OptionalDtype dtype = std::nullop
   TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(type), "var and std of complex numbers are not supported: input has dtype ",
                               type);
   TORCH_CHECK(at::isFloatingType(type), "std and var only support floating point and complex dtypes");
-  dtype_of(type, "an input of dtype");
+  dtype_of(type, "an input of dtype", "var");
   return dtype ? *dtype : at::isFloat8Type(type) ? at::kFloat : type;
 }
 

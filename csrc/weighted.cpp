@@ -51,7 +51,7 @@ const c10::TypedOperatorHandle<OutVariant>& out_variant() {
 
 void check_dtype(at::ScalarType type, const char* what) {
   TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(type), kName, ": complex numbers are not supported: ", what, " ", type);
-  dtype_of(type, what);
+  dtype_of(type, what, kName);
 }
 
 // The dtype of the result: `dtype`, or else that of a sum of elements of the promoted dtype.

@@ -92,6 +92,33 @@ def test_documented_and_typed():
     assert {"sum", "replace_torch_sum.__init__", "replace.__init__", "replace.on", "replace.off"} <= set(public)
 
 
+def functions():
+    """The public functions of tensors."""
+    others = {"__version__", "clip_grad_norm_", "get_total_norm", "distributed", "ladder"}
+    return sorted(set(torch_reduce.__all__) - others - {"replace", "replace_torch_sum"})
+
+
+@pytest.mark.parametrize("name", functions())
+def test_errors_name_the_function(name):
+    """What a wrong argument raises names the function that was called, and neither its operator nor one like it."""
+    function = getattr(torch_reduce, name)
+    two = name in ("dot", "segment_mean", "segment_sum", "weighted_sum")
+    odd = torch.ones(3).to(torch.float8_e5m2fnuz)
+    calls = [([1.0],), ([1.0], torch.ones(1)) if two else (1.0,), (odd, odd) if name == "dot" else (odd,)]
+    if name.startswith("segment"):
+        calls[2] = (odd, torch.tensor([0, 3]))
+    elif name == "weighted_sum":
+        calls[2] = (torch.ones(3), odd)
+    named = [rf"^{name}\(\)"] * 2 + [rf"\b{name}\b" if name not in ("explain", "std", "tune", "var_mean") else "."]
+    for call, pattern in zip(calls, named, strict=True):
+        with pytest.raises((TypeError, NotImplementedError, ValueError)) as caught:
+            function(*call)
+        first = str(caught.value).splitlines()[0]
+        assert re.search(pattern, first) and "gpureduce" not in first and "linalg_" not in first, first
+    with pytest.raises(TypeError, match=rf"^{name}\(\)"):
+        function(torch.ones(3), nothing=1)
+
+
 def test_reload(op):
     """Importing again, and loading the library again, changes nothing."""
     x = data((3, 700), "float32")

@@ -427,6 +427,28 @@ def test_errors(form, device):
                 call(x.int(), offsets)
 
 
+@pytest.mark.parametrize("function", [torch_reduce.segment_sum, torch_reduce.segment_mean])
+def test_lists_and_lengths(function, device, recwarn):
+    """A list is refused in one sentence; where offsets look like lengths, the error or a warning says so."""
+    x, lengths = torch.ones(10), torch.tensor([7, 3])
+    with pytest.raises(TypeError, match=rf"^{function.__name__}\(\): argument 'offsets' must be Tensor, not list: "):
+        function(x.to(device), [0, 4, 10])
+    with pytest.raises(TypeError, match="'data' must be Tensor, not float$"):
+        function(1.0, lengths)
+    hint = r"If these are lengths, the offsets are torch.nn.functional.pad\(lengths.cumsum\(0\), \(1, 0\)\)$"
+    for wrong in (lengths, torch.tensor([4, 11])):
+        with pytest.raises(RuntimeError, match=rf"(?s)^{function.__name__}\(\): offsets: expected each .*{hint}"):
+            function(x, wrong)
+    with pytest.raises(RuntimeError) as caught:
+        function(x, torch.tensor([0, 11]))
+    assert "lengths" not in str(caught.value)
+    fine = [[0, 10], [0, 3, 7], [1, 4, 6], [0, 0], [3]]
+    assert all(function(x, torch.tensor(offsets)).shape == (len(offsets) - 1,) for offsets in fine) and not recwarn
+    with pytest.warns(UserWarning, match=rf"^{function.__name__}\(\): .* sum is 10, the size of dim. If these are"):
+        function(x, lengths.flip(0))
+    assert function(x, torch.nn.functional.pad(lengths.cumsum(0), (1, 0))).shape == (2,)
+
+
 @every_form
 def test_bad_offsets_on_the_cpu(form):
     """On the CPU offsets are checked before anything is written, and the error names the entry."""

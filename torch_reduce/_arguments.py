@@ -4,6 +4,7 @@ Plain calls do not come here. What torch refuses is refused in torch's own words
 """
 
 import inspect
+import re
 from collections.abc import Callable
 from numbers import Integral, Number
 from operator import index
@@ -93,13 +94,31 @@ def mesh_of(tensor: Any) -> Any:
     return getattr(tensor, "device_mesh", None)
 
 
-def read(name: str, given: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+def tensors(function: str, **given: Any) -> None:
+    """Raises torch's error where an argument of a function that torch does not have must be a tensor, and is none."""
+    for argument, value in given.items():
+        if not isinstance(value, Tensor) and not _stands_for_a_tensor(value):
+            kind = type(value).__name__
+            hint = ": torch.tensor makes one of it" if isinstance(value, (list, tuple)) else ""
+            raise TypeError(f"{function}(): argument '{argument}' must be Tensor, not {kind}{hint}")
+
+
+def rename(error: Exception, *names: str, to: str) -> None:
+    """Lets an error, whose words are another function's, name the function that was called."""
+    text = str(error)
+    for name in names:
+        text = re.sub(rf"(?<![\w.]){re.escape(name)}\b", to, text)
+    error.args = (text, *error.args[1:])
+
+
+def read(name: str, given: dict[str, Any], others: dict[str, Any], like: str | None = None) -> dict[str, Any]:
     """Plain forms of what a function of torch_reduce was given: its input, ord if it has one, dim, keepdim, dtype, out.
 
     Args:
         name: of the function.
         given: all of its arguments by their own names, in the operator's order.
         others: those by any other name.
+        like: the function of torch that has the same arguments, if it is not torch.<name>.
 
     Raises:
         TypeError, and whatever else torch's function raises for these arguments.
@@ -108,7 +127,7 @@ def read(name: str, given: dict[str, Any], others: dict[str, Any]) -> dict[str, 
         return _plain(given, others)
     except (TypeError, OverflowError) as error:
         reason = str(error)
-    _refuse(name, given, others, reason)
+    _refuse(name, given, others, reason, like or name)
 
 
 def _plain(given: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
@@ -177,7 +196,7 @@ def _dim(dim: Any) -> Any:
     return whole
 
 
-def _refuse(name: str, given: dict[str, Any], others: dict[str, Any], reason: str) -> NoReturn:
+def _refuse(name: str, given: dict[str, Any], others: dict[str, Any], reason: str, like: str) -> NoReturn:
     """Raises what torch's function raises; or a TypeError with `reason`, should another torch take these arguments."""
     named = {argument: value for argument, value in given.items() if value is not _DEFAULTS.get(argument)}
     if isinstance(given["out"], Tensor):
@@ -185,6 +204,10 @@ def _refuse(name: str, given: dict[str, Any], others: dict[str, Any], reason: st
     input = [named.pop("input")] if "input" in named else []
     if input and isinstance(input[0], Tensor):
         input = [torch.empty([0] * input[0].dim(), device="meta")]  # and nothing computed
-    function = getattr(torch, name, torch.linalg.vector_norm)  # what torch does not have has a norm's arguments
-    function(*input, **named, **others)
+    function = getattr(torch, like, None) or getattr(torch.linalg, like)
+    try:
+        function(*input, **named, **others)
+    except Exception as error:
+        rename(error, like, f"linalg_{like}", to=name)
+        raise
     raise TypeError(f"{name}(): {reason}")

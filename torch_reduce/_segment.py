@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from . import _library
-from ._arguments import mesh_of
+from ._arguments import mesh_of, tensors
 
 _ops = torch.ops.gpureduce
 
@@ -19,6 +19,7 @@ def _caller():
 
 
 def _reduce(operator, data, offsets, dim, dtype, out):
+    tensors(operator.__name__, data=data, offsets=offsets)
     if type(data) is not Tensor and mesh_of(data) is not None and mesh_of(offsets) is None:
         # A gradient is divided by lengths, and torch divides DTensors by DTensors alone.
         from ._dtensor import replicated
@@ -67,16 +68,23 @@ def segment_sum(
     index out of bounds: the next call that waits for the GPU raises ``RuntimeError: CUDA error: device-side assert
     triggered``, and the process cannot use the GPU any more. On the CPU they are checked before anything is written.
 
+    **Lengths** are not offsets: ``torch.nn.functional.pad(lengths.cumsum(0), (1, 0))`` makes these of those.
+
     Gradients of any order, forward mode, ``torch.vmap``, ``torch.autocast``, ``torch.compile``, ``torch.export`` and
     CUDA graphs work as for :func:`torch_reduce.sum`. Under vmap all of a batch is one call, unless ``offsets`` are
     batched too: then each is a call.
 
     Raises:
+        TypeError: ``data`` or ``offsets`` are no tensors, but a list.
         IndexError: ``dim`` is out of range.
         RuntimeError: ``dim`` is neither the first nor the last; ``data`` has no dims; ``offsets`` of another dtype,
             device or number of dims, or empty; on the CPU, offsets that do not ascend or lie outside of the dim; an
             ``out`` of another dtype or device, or with several elements in one place.
         NotImplementedError: a dtype that cannot be reduced.
+
+    Warns:
+        UserWarning: on the CPU, ``offsets`` do not begin with 0, and their sum is ``data.size(dim)``: lengths look like
+            that.
 
     >>> torch_reduce.segment_sum(torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([0, 1, 1, 4]))
     tensor([ 1.,  0., 14.])
@@ -105,8 +113,8 @@ def segment_mean(
         A tensor as of :func:`segment_sum`. The mean of an empty segment is NaN.
 
     Raises:
-        IndexError, RuntimeError, NotImplementedError: as :func:`segment_sum`; or the result's dtype would be neither
-            floating nor complex.
+        TypeError, IndexError, RuntimeError, NotImplementedError: as :func:`segment_sum`; or the result's dtype would be
+            neither floating nor complex.
 
     >>> torch_reduce.segment_mean(torch.tensor([1.0, 2.0, 4.0, 6.0]), torch.tensor([0, 1, 1, 4]))
     tensor([1., nan, 4.])

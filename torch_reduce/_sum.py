@@ -33,9 +33,9 @@ _direct_powsums = {
 _call = _library.entry("call")
 
 
-def _through_ops(operator, name, others, **given):
+def _through_ops(operator, name, others, like=None, **given):
     """Calls that csrc/python/entry.cpp does not take: with subclasses, modes or unusual arguments."""
-    first = _arguments.read(name, given, others)
+    first = _arguments.read(name, given, others, like)
     last = dict(dtype=first.pop("dtype"))
     out = first.pop("out")
     overload = operator.default
@@ -244,25 +244,30 @@ def powsum(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=None, 
     >>> torch_reduce.powsum(torch.tensor([[3.0, 4.0], [5.0, 12.0]]), dim=1)
     tensor([ 25., 169.])
     """
-    if (
-        not others
-        and not is_dynamo_compiling()
-        and (type(ord) is int or type(ord) is float)
-        and (direct := _direct_powsums.get(ord))
-        and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented
-    ):
-        return result
-    return _through_ops(
-        _ops.linalg_powsum,
-        "powsum",
-        others,
-        input=input,
-        ord=ord,
-        dim=dim,
-        keepdim=keepdim,
-        dtype=dtype,
-        out=out,
-    )
+    try:
+        if (
+            not others
+            and not is_dynamo_compiling()
+            and (type(ord) is int or type(ord) is float)
+            and (direct := _direct_powsums.get(ord))
+            and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented
+        ):
+            return result
+        return _through_ops(
+            _ops.linalg_powsum,
+            "powsum",
+            others,
+            "vector_norm",
+            input=input,
+            ord=ord,
+            dim=dim,
+            keepdim=keepdim,
+            dtype=dtype,
+            out=out,
+        )
+    except Exception as error:
+        _arguments.rename(error, "linalg.vector_norm", "linalg_powsum", to="powsum")
+        raise
 
 
 def explain(
@@ -287,7 +292,7 @@ def explain(
         TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
     """
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
-    input, dim, keepdim, dtype, _ = _arguments.read("sum", given, {}).values()
+    input, dim, keepdim, dtype, _ = _arguments.read("explain", given, {}, "sum").values()
     return _ops._explain.default(input, dim, keepdim, dtype=dtype)
 
 
@@ -322,7 +327,7 @@ def tune(
         TypeError, IndexError, RuntimeError: as :func:`sum`; or a CUDA graph is being captured.
     """
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
-    input, dim, keepdim, dtype, _ = _arguments.read("sum", given, {}).values()
+    input, dim, keepdim, dtype, _ = _arguments.read("tune", given, {}, "sum").values()
     if not input.is_cuda:
         raise ValueError(f"tune: input must be on a CUDA device, but is on {input.device}")
     if input.numel() == 0:

@@ -50,7 +50,11 @@ def weighted_sum(
     >>> torch_reduce.weighted_sum(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 10.0]), dim=1)
     tensor([21., 43.])
     """
-    dim = _arguments.dims(dim)
+    _arguments.tensors("weighted_sum", input=input, weight=weight)
+    try:
+        dim = _arguments.dims(dim)
+    except (TypeError, OverflowError) as error:
+        raise type(error)(f"weighted_sum(): {error}") from None
     if out is None:
         return _ops.weighted_sum.default(input, weight, dim, keepdim, dtype=dtype)
     return _ops.weighted_sum.out(input, weight, dim, keepdim, dtype=dtype, out=out)
@@ -78,8 +82,13 @@ def dot(
     >>> torch_reduce.dot(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
     tensor(11.)
     """
-    if out is None:
-        return _ops.dot.default(input, other, dtype=dtype)
-    if input.dim() != 1 or (input.shape, input.dtype) != (other.shape, other.dtype):
-        _ops.dot.default(input, other, dtype=dtype)  # raises what is wrong
-    return _ops.weighted_sum.out(input, other, None, dtype=dtype, out=out)
+    _arguments.tensors("dot", input=input, other=other)
+    try:
+        if out is None:
+            return _ops.dot.default(input, other, dtype=dtype)
+        if input.dim() != 1 or (input.shape, input.dtype) != (other.shape, other.dtype):
+            _ops.dot.default(input, other, dtype=dtype)  # raises what is wrong
+        return _ops.weighted_sum.out(input, other, None, dtype=dtype, out=out)
+    except Exception as error:
+        _arguments.rename(error, "weighted_sum", to="dot")
+        raise

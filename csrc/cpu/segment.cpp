@@ -120,17 +120,26 @@ Short short_of(const Reduction& r) {
   return nullptr;
 }
 
+constexpr const char* kNotLengths =
+    ". If these are lengths, the offsets are torch.nn.functional.pad(lengths.cumsum(0), (1, 0))";
+
 }  // namespace
 
-void check_offsets(const Segments& s) {
-  int64_t before = 0;
+void check_offsets(const Segments& s, const char* function) {
+  const char* const hint = offset(s, 0) == 0 ? "" : kNotLengths;
+  int64_t before = 0, total = 0;
   for (int64_t i = 0; i <= s.count; ++i) {
     const int64_t here = offset(s, i);
-    TORCH_CHECK(here >= 0 && here <= s.length, "offsets: expected each in [0, ", s.length, "], the size of dim, but entry ", i,
-                " is ", here);
-    TORCH_CHECK(here >= before, "offsets: expected each to be no less than the one before, but entry ", i, " is ", here,
-                " after ", before);
+    TORCH_CHECK(here >= 0 && here <= s.length, function, "(): offsets: expected each in [0, ", s.length,
+                "], the size of dim, but entry ", i, " is ", here, hint);
+    TORCH_CHECK(here >= before, function, "(): offsets: expected each to be no less than the one before, but entry ", i, " is ",
+                here, " after ", before, hint);
     before = here;
+    total += total <= s.length ? here : 0;
+  }
+  if (offset(s, 0) != 0 && total == s.length) {
+    TORCH_WARN(function, "(): offsets: they do not begin with 0, and their sum is ", s.length, ", the size of dim",
+               kNotLengths);
   }
 }
 
