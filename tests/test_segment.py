@@ -449,6 +449,14 @@ def test_lists_and_lengths(function, device, recwarn):
     assert function(x, torch.nn.functional.pad(lengths.cumsum(0), (1, 0))).shape == (2,)
 
 
+@pytest.mark.parametrize("function", [torch_reduce.segment_sum, torch_reduce.segment_mean])
+def test_symbolic_trace(function):
+    """torch.fx records the operator; its stand-ins for tensors are no DTensors."""
+    traced = torch.fx.symbolic_trace(lambda x, offsets: function(x, offsets, -1))
+    x, offsets = torch.arange(12.0).view(2, 6), torch.tensor([0, 2, 5])
+    assert_same_bits(traced(x, offsets), function(x, offsets, -1))
+
+
 @every_form
 def test_bad_offsets_on_the_cpu(form):
     """On the CPU offsets are checked before anything is written, and the error names the entry."""

@@ -91,7 +91,7 @@ def variance_and_mean(
 
 def mesh_of(tensor: Any) -> Any:
     """The mesh of a DTensor; of another tensor None. It is asked without their module, which takes long to import."""
-    return getattr(tensor, "device_mesh", None)
+    return getattr(tensor, "device_mesh", None) if isinstance(tensor, Tensor) else None  # torch.fx's have any attribute
 
 
 def tensors(function: str, **given: Any) -> None:
