@@ -2,7 +2,8 @@
 # The first run sets up .venv (torch, nvcc where it is missing, the tools) and builds; later ones only build what changed.
 
 TORCH  ?= 2.11.0#   the torch to install in .venv and to build for: 2.11 to 2.15
-CUDA   ?= $(GPUREDUCE_CUDA)#  0 leaves CUDA out
+CUDA   ?= $(or $(GPUREDUCE_CUDA),$(USE_CUDA))#  0 leaves CUDA out
+TORCH_INDEX ?=#     where pip looks for torch, too: with CUDA=0, for its wheel without CUDA
 PYTHON ?= python3#  what .venv is made with
 JOBS   ?=#          so many processes share the tests; for a CPU: on a GPU, some tests want all of its memory
 ARGS   ?=#          more arguments for pytest (make test), bench/grid.py (make bench, make grid) or the ladder
@@ -10,7 +11,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python#  `make test PY=python3` uses an environment of your own: nothing is installed
 
 TORCH := $(strip $(TORCH))
-export GPUREDUCE_CUDA := $(if $(filter 0,$(CUDA)),0,1)
+export GPUREDUCE_CUDA := $(if $(filter 0 OFF off NO no FALSE false N n,$(CUDA)),0,1)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
@@ -34,13 +35,16 @@ help:
 	@echo 'make clean   remove what was built; .venv stays'
 	@echo
 	@echo 'TORCH=$(TORCH) another torch (2.11.0 to 2.15.0)   CUDA=0 the CPU alone   PYTHON=$(strip $(PYTHON)) for a new .venv'
+	@echo 'TORCH_INDEX=URL where pip also looks for torch: with CUDA=0 it takes a wheel without CUDA, where it finds one'
+	@echo 'VERBOSE=1 every command of the compiler'
 	@echo 'PY=python3 an environment of your own: it must have torch, ninja, setuptools and pytest; nothing is installed'
 
 # --- set-up ---------------------------------------------------------------------------------------------------------------
 # A stamp a step. torch's is named after its version, so that another TORCH= installs again, and with it comes all else.
 
 ifeq ($(origin PY),file)
-READY   := $(VENV)/.torch-$(TORCH) $(VENV)/.toolkit-$(TORCH)-$(GPUREDUCE_CUDA)$(GPUREDUCE_TOOLKIT)
+GOT     := $(VENV)/.torch-$(TORCH)$(if $(filter 0,$(GPUREDUCE_CUDA)),-cpu)
+READY   := $(GOT) $(VENV)/.toolkit-$(TORCH)-$(GPUREDUCE_CUDA)$(GPUREDUCE_TOOLKIT)
 LINTERS := $(VENV)/.lint
 BIN     := $(VENV)/bin/
 endif
@@ -55,13 +59,14 @@ $(VENV)/.python:
 	@$(PY) -c 'import os, sysconfig; open(sysconfig.get_path("purelib") + "/torch_reduce.pth", "w").write(os.getcwd() + "\n")'
 	@touch $@
 
-$(VENV)/.torch-$(TORCH): $(VENV)/.python pyproject.toml
-	@echo '==> installing torch $(TORCH) and the tools into $(VENV): some minutes and 5 GB the first time'
-	@rm -f $(VENV)/.torch-* $(VENV)/.toolkit-*
-	@$(PY) -m pip install torch==$(TORCH) --group build --group test
+$(GOT): $(VENV)/.python pyproject.toml
+	@echo '==> installing torch $(TORCH) and the tools into $(VENV): some minutes and up to 5 GB the first time'
+	@rm -f $(filter-out $(VENV)/.torch-$(TORCH) $(VENV)/.torch-$(TORCH)-cpu,$(wildcard $(VENV)/.torch-*)) $(VENV)/.toolkit-*
+	@$(PY) tools/install_torch.py $(TORCH) $(if $(filter 0,$(GPUREDUCE_CUDA)),--cpu) \
+	  $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) --group build --group test
 	@touch $@
 
-$(VENV)/.toolkit-%: $(VENV)/.torch-$(TORCH) tools/toolkit.py
+$(VENV)/.toolkit-%: $(GOT) tools/toolkit.py
 	@if [ $(GPUREDUCE_CUDA) = 0 ]; then echo '==> CUDA=0: no toolkit is needed'; else $(PY) tools/toolkit.py; fi
 	@touch $@
 

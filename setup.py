@@ -1,13 +1,15 @@
 """Builds torch_reduce/libtorch_reduce.so: the operators, registered with torch in C++, and no Python. And
 torch_reduce/_entry.so, a short way from Python to them, which is only there to save time.
 
-Environment: GPUREDUCE_CUDA=0 leaves CUDA out; TORCH_CUDA_ARCH_LIST ("9.0 10.0+PTX", "Hopper"), CUDA_HOME, CXX, CC and
-MAX_JOBS are as in torch; GPUREDUCE_TOOLKIT=pypi is explained in tools/toolkit.py.
+Environment: GPUREDUCE_CUDA=0, or torch's USE_CUDA=0, leaves CUDA out (where both are set, the former decides);
+TORCH_CUDA_ARCH_LIST ("9.0 10.0+PTX", "Hopper"), CUDA_HOME, CXX, CC and MAX_JOBS are as in torch;
+GPUREDUCE_TOOLKIT=pypi is explained in tools/toolkit.py; VERBOSE=1 shows every command, not only one that fails.
 """
 
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import platform
 import re
@@ -17,11 +19,13 @@ import sys
 import sysconfig
 import tempfile
 import time
+import types
 from glob import glob
 from pathlib import Path
 
 import setuptools
 from setuptools.command.build import build
+from setuptools.errors import ExecError
 
 RANGE = "2.11 to 2.15"
 if int(setuptools.__version__.split(".")[0]) < 77:
@@ -65,7 +69,7 @@ def plain(folder):
     return str(link)
 
 
-CUDA = torch.version.cuda is not None and os.environ.get("GPUREDUCE_CUDA", "1") != "0"
+CUDA = torch.version.cuda is not None and not toolkit.left_out()
 CUDA_HOME = toolkit.find() if CUDA else None
 if CUDA_HOME:
     os.environ["CUDA_HOME"] = plain(CUDA_HOME)  # torch.utils.cpp_extension reads it once, at import
@@ -107,6 +111,20 @@ LINK_FLAGS = ["-Wl,-s", "-Wl,--gc-sections"] if platform.system() == "Linux" els
 
 def say(text):
     print(f"torch_reduce: {text}", file=sys.stderr, flush=True)
+
+
+def run_shortly(command, **options):
+    """subprocess.run for torch: ninja prints a file's name where torch asks for its command, a kilobyte of flags.
+
+    Where a command fails, ninja shows it.
+    """
+    if command[:2] == ["ninja", "-v"] and not os.environ.get("VERBOSE"):
+        command = ["ninja", *command[2:]]
+        rules = Path(options["cwd"], "build.ninja")
+        text = re.sub(r"^(rule \w+)$", r"\1\n  description = $file", rules.read_text(), flags=re.MULTILINE)
+        text = re.sub(rf"^(build .*: \w+ (?:{re.escape(SOURCE)}/)?(.*))$", r"\1\n  file = \2", text, flags=re.MULTILINE)
+        rules.write_text(text)
+    return subprocess.run(command, **options)
 
 
 def output(*command):
@@ -255,7 +273,7 @@ class Build(cpp_extension.BuildExtension):
             say(f"building for torch {torch.__version__} with nvcc {facts['nvcc']} of {CUDA_HOME}")
             say(f"architectures {' '.join(numbers)} ({why})")
         else:
-            why = "GPUREDUCE_CUDA=0" if torch.version.cuda else f"torch {torch.__version__} has none"
+            why = toolkit.left_out() or f"torch {torch.__version__} has none"
             say("*" * 90)
             say(f"*** A build for the CPU alone, without CUDA ({why}): it will refuse CUDA tensors.")
             say("*" * 90)
@@ -275,6 +293,22 @@ class Build(cpp_extension.BuildExtension):
         record.write_text(json.dumps(facts, indent=2) + "\n")
         os.utime(record, (begin, begin))  # what is edited during a build is newer, and the next one takes it up
         say(f"built {library} ({library.stat().st_size / 2**20:.1f} MiB)")
+
+    def build_extension(self, extension):
+        if not os.environ.get("VERBOSE"):
+            cpp_extension.subprocess = types.SimpleNamespace(**{**vars(subprocess), "run": run_shortly})
+            self.compiler.spawn = self.link
+        super().build_extension(extension)
+
+    def link(self, command, **options):
+        """Runs the linker, and shows its command, which names every object, only if it fails."""
+        logging.disable(logging.INFO)
+        try:
+            type(self.compiler).spawn(self.compiler, command, **options)
+        except ExecError as error:
+            raise ExecError(f"{error}:\n{shlex.join(command)}") from None
+        finally:
+            logging.disable(logging.NOTSET)
 
     def build_with_plain_paths(self, include_dirs, library_dirs):
         """Sources, objects and headers by paths that every tool can read; a source distribution keeps the real ones."""

@@ -4,6 +4,7 @@ import concurrent.futures
 import ctypes
 import fcntl
 import importlib
+import importlib.metadata
 import inspect
 import json
 import os
@@ -26,6 +27,7 @@ PACKAGE = pathlib.Path(torch_reduce.__file__).resolve().parent
 LIBRARY = PACKAGE / "libtorch_reduce.so"
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tools"))
+import install_torch  # noqa: E402
 import toolkit  # noqa: E402
 
 
@@ -507,6 +509,124 @@ def test_build_in_any_folder_with_any_compiler(tmp_path, set_threads, name, cxx)
     said, library = in_place(folder, **env)
     assert library.number() == 2
     assert "no work to do" in said  # for _entry: a link has the same name every time
+
+
+def test_build_shows_its_progress(tmp_path):
+    """A file is a line with its number; whole commands are shown of what fails, with its message, or by VERBOSE=1."""
+    folder = tiny_tree(tmp_path / "tree")
+
+    def build(**env):
+        process = setup_py(folder, "build_ext", "--inplace", **env)
+        said = process.communicate(timeout=300)[0]
+        return process.returncode, said
+
+    status, said = build(USE_CUDA="0", GPUREDUCE_CUDA=None)
+    files = re.findall(r"^\[(\d+)/(\d+)\] (\S+)$", said, re.MULTILINE)
+    assert status == 0 and "(USE_CUDA=0)" in said
+    assert {file for *_, file in files} >= {"csrc/tiny.cpp", "csrc/python/entry.cpp"} and files[0][0] == "1"
+    assert max(map(len, said.splitlines())) < 240 and "-ffp-contract" not in said and "-shared" not in said
+    tiny = (folder / "csrc" / "tiny.cpp").read_text()
+    (folder / "csrc" / "tiny.cpp").write_text("#error wrong on purpose\n")
+    status, said = build()
+    assert status != 0 and "error: #error wrong on purpose" in said
+    assert re.search(r"^.* -c \S*csrc/tiny.cpp .*-ffp-contract=off.*$", said, re.MULTILINE)
+    (folder / "csrc" / "tiny.cpp").write_text(tiny)
+    status, said = build(LDFLAGS="-lno-such-library")
+    assert status != 0 and re.search(r"^.* -shared .*-lno-such-library.*tiny\.o.*$", said, re.MULTILINE)
+    status, said = build(VERBOSE="1")
+    assert status == 0 and re.search(r"^.* -shared .*tiny\.o.*$", said, re.MULTILINE)
+
+
+def test_cuda_is_left_out(monkeypatch):
+    """GPUREDUCE_CUDA decides, then torch's USE_CUDA, each off by any of torch's words."""
+    for ours, torchs, said in (
+        (None, None, None),
+        ("", "", None),
+        ("0", None, "GPUREDUCE_CUDA=0"),
+        (None, "0", "USE_CUDA=0"),
+        ("", "OFF", "USE_CUDA=OFF"),
+        (None, "no", "USE_CUDA=no"),
+        ("1", "0", None),
+        ("0", "1", "GPUREDUCE_CUDA=0"),
+        (None, "1", None),
+    ):
+        for name, value in (("GPUREDUCE_CUDA", ours), ("USE_CUDA", torchs)):
+            monkeypatch.delenv(name, raising=False)
+            if value is not None:
+                monkeypatch.setenv(name, value)
+        assert toolkit.left_out() == said
+
+
+class Pip:
+    """Stands for pip in tools/install_torch.py: an index has some wheels."""
+
+    def __init__(self, monkeypatch, there, *wheels):
+        self.there, self.wheels, self.commands = there, wheels, []
+        monkeypatch.setattr(install_torch.subprocess, "run", self)
+        monkeypatch.setattr(install_torch.importlib.metadata, "version", self.version)
+
+    def version(self, name):
+        if self.there is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return self.there
+
+    def __call__(self, command, check=False, **options):
+        assert command[:3] == [sys.executable, "-m", "pip"]
+        self.commands.append(command[3:])
+        failed = command[3] == "install" and command[-1] not in self.wheels
+        if failed and check:
+            raise subprocess.CalledProcessError(1, command)
+        return subprocess.CompletedProcess(command, int(failed))
+
+
+@pytest.mark.parametrize(
+    ("there", "cpu", "wheels", "commands"),
+    [
+        (None, False, ["torch==2.11.0"], ["install torch==2.11.0"]),
+        (None, True, ["torch==2.11.0", "torch==2.11.0+cpu"], ["install torch==2.11.0+cpu"]),
+        (None, True, ["torch==2.11.0"], ["install torch==2.11.0+cpu", "install torch==2.11.0"]),
+        ("2.12.0+cu130", True, ["torch==2.11.0+cpu"], ["install torch==2.11.0+cpu"]),
+        ("2.11.0+cu130", True, ["torch==2.11.0"], ["install torch==2.11.0"]),  # it serves: nothing is fetched
+        ("2.11.0+cpu", True, ["torch==2.11.0"], ["install torch==2.11.0"]),
+        ("2.11.0+cpu", False, ["torch==2.11.0"], ["uninstall --yes torch", "install torch==2.11.0"]),
+    ],
+)
+def test_which_torch_is_installed(there, cpu, wheels, commands, monkeypatch, capsys):
+    """CUDA=0 takes the wheel without CUDA where an index has it, and else the usual one, and says so."""
+    pip = Pip(monkeypatch, there, *wheels)
+    install_torch.install("2.11.0", cpu, None, [])
+    assert [" ".join(command) for command in pip.commands] == commands
+    assert ("TORCH_INDEX=URL" in capsys.readouterr().out) == (len(commands) == 2 and cpu)
+    pip = Pip(monkeypatch, there, *wheels)
+    install_torch.install("2.11.0", cpu, "https://index", ["--group", "test"])
+    more = "install --extra-index-url https://index --group test torch"
+    assert [" ".join(command) for command in pip.commands] == [line.replace("install torch", more) for line in commands]
+
+
+def test_no_torch_to_install(monkeypatch):
+    """Where pip finds none, the command ends with pip's status."""
+    Pip(monkeypatch, None)
+    monkeypatch.setattr(sys, "argv", ["install_torch.py", "2.11.0", "--cpu", "--group", "test"])
+    with pytest.raises(SystemExit, match="1"):
+        install_torch.main()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_without_cuda(tmp_path):
+    """make takes CUDA=0, GPUREDUCE_CUDA=0 and torch's USE_CUDA=0, and hands TORCH_INDEX on; its help names it."""
+
+    def dry(*settings, **env):
+        names = ("CUDA", "GPUREDUCE_CUDA", "USE_CUDA", "TORCH_INDEX")
+        env = {name: value for name, value in os.environ.items() if name not in names} | env
+        command = ["make", "--dry-run", "build", f"VENV={tmp_path}/venv", "TORCH=2.11.0", *settings]
+        said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=True).stdout
+        return re.search(r"tools/install_torch.py (.*?)--group", said.replace("\\\n", ""), re.DOTALL)[1].split()
+
+    assert dry() == dry(USE_CUDA="0", GPUREDUCE_CUDA="1") == dry("CUDA=1", USE_CUDA="0") == ["2.11.0"]
+    assert dry("CUDA=0") == dry(GPUREDUCE_CUDA="0") == dry(USE_CUDA="0") == dry(USE_CUDA="OFF") == ["2.11.0", "--cpu"]
+    index = ["2.11.0", "--cpu", "--index", "https://index"]
+    assert dry("CUDA=0", "TORCH_INDEX=https://index") == dry("CUDA=0", TORCH_INDEX="https://index") == index
+    assert "TORCH_INDEX=URL" in subprocess.run(["make", "help"], capture_output=True, text=True, cwd=ROOT).stdout
 
 
 needs_nvcc = pytest.mark.skipif(not (torch.version.cuda and toolkit.find()), reason="needs torch's CUDA toolkit")

@@ -4,6 +4,7 @@
 
 A toolkit serves when its major version is that of the CUDA torch was built with. In this order: $CUDA_HOME, $CUDA_PATH,
 the nvcc on PATH, /usr/local/cuda, NVIDIA's packages from PyPI beside torch (GPUREDUCE_TOOLKIT=pypi skips the others).
+GPUREDUCE_CUDA=0, or torch's USE_CUDA=0, leaves CUDA out: then none is needed.
 """
 
 import argparse
@@ -16,6 +17,13 @@ import sys
 from pathlib import Path
 
 import torch
+
+
+def left_out():
+    """The setting that leaves CUDA out, such as "USE_CUDA=0", by the words that torch knows; None if there is none."""
+    settings = ((name, os.environ.get(name)) for name in ("GPUREDUCE_CUDA", "USE_CUDA"))
+    name, value = next(((name, value) for name, value in settings if value), ("", ""))
+    return f"{name}={value}" if value.upper() in ("0", "OFF", "NO", "FALSE", "N") else None
 
 
 def version(root):
@@ -111,8 +119,8 @@ def requirements():
 def main():
     raw = argparse.RawDescriptionHelpFormatter
     argparse.ArgumentParser(description=__doc__, formatter_class=raw).parse_args()
-    if torch.version.cuda is None:
-        print(f"torch {torch.__version__} has no CUDA: no toolkit is needed.")
+    if torch.version.cuda is None or left_out():
+        print(f"{left_out() or f'torch {torch.__version__} has no CUDA'}: no toolkit is needed.")
         return
     root = find()
     if root in (None, str(from_pypi())):  # the latter may be that of another torch: then pip changes it
