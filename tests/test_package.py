@@ -195,7 +195,7 @@ def test_operators_are_documented(op):
 
 def test_main_says_what_else_there_is():
     """The report ends with the commands that a newcomer may try next, and each of them exists."""
-    lines = run("-m", "torch_reduce").stdout.split("Next:\n")[1].splitlines()
+    lines = run("-m", "torch_reduce", path=ROOT).stdout.split("Next:\n")[1].splitlines()
     assert len(lines) == 6
     for line in lines:
         command = line.split("  ")[1].split()
@@ -707,12 +707,8 @@ def test_has_code_for():
 @needs_nvcc
 def test_a_library_that_the_system_cannot_load(tmp_path):
     """As one that was built on a newer system: the error says what to do."""
-    package = tmp_path / "torch_reduce"
-    shutil.copytree(ROOT / "torch_reduce", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    (package / "libtorch_reduce.so").write_bytes(b"not a library")
-    command = [sys.executable, "-c", "import torch_reduce"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    last = result.stderr.splitlines()[-1]
+    (package_copy(tmp_path) / "libtorch_reduce.so").write_bytes(b"not a library")
+    last = import_error(tmp_path)
     assert last.startswith("ImportError: torch_reduce's library cannot be loaded on this system (")
     assert last.endswith("build torch_reduce here with `pip install --no-build-isolation .` in its source tree.")
 

@@ -1,13 +1,18 @@
 """The pages that people read: their code runs, links lead somewhere, lines are short, words are plain, figures made."""
 
+import importlib
 import pathlib
 import re
 import shlex
+import sys
 
 import pytest
 import torch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tools"))
+import reference  # noqa: E402
+
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 MEASURED = re.compile(r"\d[\d,.]* ?(?:µs|ms\b|GB/s|TB/s)|\d[\d,.]*%(?! \d)|\d\.\d+ ?×")
 LONGEST = {"by hand": 120, "made": 200}
@@ -124,6 +129,38 @@ def test_figures_are_made(page):
 def test_commands_exist(page):
     """The commands of a page name scripts, modules and make targets that exist."""
     assert not [line for code in blocks(text_of(page), "") for line in unknown_commands(code)]
+
+
+def test_reference():
+    """docs/reference.md is what the docstrings say, of every function and class that is public, and of its methods."""
+    assert reference.page() == text_of("docs/reference.md"), "run `python tools/reference.py`"
+    for module in ("torch_reduce", "torch_reduce.distributed", "torch_reduce.ladder"):
+        names = set(importlib.import_module(module).__all__) - {"__version__", "distributed", "ladder"}
+        assert all(f"\n### {module}.{name}\n" in reference.page() for name in names)
+    made = """
+        What ``f`` does, see :func:`sum` and docs/order.md.
+
+        =====  ====
+        a      b
+        =====  ====
+        ``1``  two
+        =====  ====
+
+        Args:
+            x: of two
+                lines.
+
+        >>> f(1)
+        2
+    """
+    assert reference.linked(reference.body(made), "torch_reduce", {"torch_reduce.sum"}).split("\n") == [
+        "What `f` does, see [`sum`](#torch_reducesum) and [docs/order.md](order.md).",
+        "",
+        *("| a | b |", "| :-- | :-- |", "| `1` | two |"),
+        "",
+        *("**Args**", "", "- `x`: of two", "  lines.", ""),
+        *("```pycon", ">>> f(1)", "2", "```"),
+    ]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(text_of(page), "python")])
