@@ -95,12 +95,12 @@ def mesh_of(tensor: Any) -> Any:
 
 
 def tensors(function: str, **given: Any) -> None:
-    """Raises torch's error where an argument of a function that torch does not have must be a tensor, and is none."""
+    """Raises torch's error if an argument that must be a tensor is none: torch.ops has a RuntimeError for that."""
     for argument, value in given.items():
         if not isinstance(value, Tensor) and not _stands_for_a_tensor(value):
             kind = type(value).__name__
             hint = ": torch.tensor makes one of it" if isinstance(value, (list, tuple)) else ""
-            raise TypeError(f"{function}(): argument '{argument}' must be Tensor, not {kind}{hint}")
+            raise TypeError(f"{function}(): argument '{argument}' must be Tensor, not {kind}{hint}") from None
 
 
 def rename(error: Exception, *names: str, to: str) -> None:

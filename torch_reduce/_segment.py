@@ -19,7 +19,6 @@ def _caller():
 
 
 def _reduce(operator, data, offsets, dim, dtype, out):
-    tensors(operator.__name__, data=data, offsets=offsets)
     if type(data) is not Tensor and mesh_of(data) is not None and mesh_of(offsets) is None:
         # A gradient is divided by lengths, and torch divides DTensors by DTensors alone.
         from ._dtensor import replicated
@@ -28,9 +27,13 @@ def _reduce(operator, data, offsets, dim, dtype, out):
     overload, last = operator.default, dict(dtype=dtype)
     if out is not None:
         overload, last = operator.out, dict(dtype=dtype, out=out)
-    if is_dynamo_compiling() or not (call := _caller()):
-        return overload(data, offsets, dim, **last)
-    return call(overload, data, offsets, dim, **last)
+    try:
+        if is_dynamo_compiling() or not (call := _caller()):
+            return overload(data, offsets, dim, **last)
+        return call(overload, data, offsets, dim, **last)
+    except RuntimeError:  # as torch.ops words it
+        tensors(operator.__name__, data=data, offsets=offsets)
+        raise
 
 
 def segment_sum(

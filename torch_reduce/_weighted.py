@@ -50,14 +50,17 @@ def weighted_sum(
     >>> torch_reduce.weighted_sum(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 10.0]), dim=1)
     tensor([21., 43.])
     """
-    _arguments.tensors("weighted_sum", input=input, weight=weight)
     try:
         dim = _arguments.dims(dim)
     except (TypeError, OverflowError) as error:
         raise type(error)(f"weighted_sum(): {error}") from None
-    if out is None:
-        return _ops.weighted_sum.default(input, weight, dim, keepdim, dtype=dtype)
-    return _ops.weighted_sum.out(input, weight, dim, keepdim, dtype=dtype, out=out)
+    try:
+        if out is None:
+            return _ops.weighted_sum.default(input, weight, dim, keepdim, dtype=dtype)
+        return _ops.weighted_sum.out(input, weight, dim, keepdim, dtype=dtype, out=out)
+    except RuntimeError:
+        _arguments.tensors("weighted_sum", input=input, weight=weight)
+        raise
 
 
 def dot(
@@ -82,7 +85,6 @@ def dot(
     >>> torch_reduce.dot(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
     tensor(11.)
     """
-    _arguments.tensors("dot", input=input, other=other)
     try:
         if out is None:
             return _ops.dot.default(input, other, dtype=dtype)
@@ -90,5 +92,6 @@ def dot(
             _ops.dot.default(input, other, dtype=dtype)  # raises what is wrong
         return _ops.weighted_sum.out(input, other, None, dtype=dtype, out=out)
     except Exception as error:
+        _arguments.tensors("dot", input=input, other=other)
         _arguments.rename(error, "weighted_sum", to="dot")
         raise
