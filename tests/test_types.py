@@ -36,7 +36,7 @@ assert_type(torch_reduce.explain(x, 1), str)
 assert_type(torch_reduce.clip_grad_norm_([x], 1.0), Tensor)
 torch_reduce.ladder.rungs()
 torch_reduce.distributed.sum(x, 0, shard_dim=0)
-with torch_reduce.replace_torch_sum("cpu"):
+with torch_reduce.replace_torch_sum("cpu"), torch_reduce.replace(), torch_reduce.replace(["sum", "mean"], "cpu"):
     pass
 """
 # Every line is an error.
@@ -64,6 +64,9 @@ torch_reduce.segment_sum(x, [0, 4, 10])
 torch_reduce.segment_mean(x)
 torch_reduce.clip_grad_norm_([x])
 torch_reduce.distributed.sum(x, 0)
+torch_reduce.replace("summ")
+torch_reduce.replace(["sum", "summ"])
+torch_reduce.replace("sum", "gpu")
 """
 
 
