@@ -40,7 +40,8 @@ help:
 	@echo 'PY=python3 an environment of your own: it must have torch, ninja, setuptools and pytest; nothing is installed'
 
 # --- set-up ---------------------------------------------------------------------------------------------------------------
-# A stamp a step. torch's is named after its version, so that another TORCH= installs again, and with it comes all else.
+# A stamp a step. torch's is named after its version, and whether it may come without CUDA: another TORCH= or CUDA= installs
+# again, and with it comes all else.
 
 ifeq ($(origin PY),file)
 GOT     := $(VENV)/.torch-$(TORCH)$(if $(filter 0,$(GPUREDUCE_CUDA)),-cpu)

@@ -293,7 +293,11 @@ def explain(
     """
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
     input, dim, keepdim, dtype, _ = _arguments.read("explain", given, {}, "sum").values()
-    return _ops._explain.default(input, dim, keepdim, dtype=dtype)
+    try:
+        return _ops._explain.default(input, dim, keepdim, dtype=dtype)
+    except NotImplementedError as error:  # a dtype
+        _arguments.rename(error, "torch_reduce", to="explain")
+        raise
 
 
 def tune(
