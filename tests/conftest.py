@@ -1,5 +1,6 @@
 """The devices that every test runs on, and `--report FILE`, which records a run for bench/results."""
 
+import collections
 import datetime
 import json
 import pathlib
@@ -18,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--report", metavar="FILE", help="write the counts of this run, and what it ran on, to FILE as JSON"
+        "--report", metavar="FILE", help="write this run's counts and failures, and what it ran on, to FILE as JSON"
     )
 
 
@@ -76,14 +77,30 @@ def _driver():
         return None
 
 
+def last_error(report):
+    """The last line of a failed test's error, without the paths of this machine."""
+    lines = [line for line in report.longreprtext.splitlines() if line.strip()]
+    errors = [line[1:] for line in lines if line.startswith("E ")]
+    text = (errors or lines or ["no error was recorded"])[-1].strip()
+    return text.replace(f"{ROOT}/", "")[:300]
+
+
+def skip_reason(report):
+    """Why a test was skipped."""
+    skip = report.longrepr
+    return skip[2].removeprefix("Skipped: ") if isinstance(skip, tuple) else str(skip)
+
+
 def pytest_terminal_summary(terminalreporter, config):
     path = config.getoption("--report")
     if not path or hasattr(config, "workerinput"):  # a worker of pytest-xdist only knows its own part
         return
 
-    def count(*names):
-        return sum(len(terminalreporter.stats.get(name, [])) for name in names)
+    def reports(*names):
+        return [report for name in names for report in terminalreporter.stats.get(name, [])]
 
+    failed, skipped = reports("failed", "error"), reports("skipped")
+    skips = collections.Counter(map(skip_reason, skipped))
     command = [sys.executable, str(ROOT / "bench" / "provenance.py")]
     provenance = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
     gpu = torch.cuda.is_available()
@@ -96,9 +113,11 @@ def pytest_terminal_summary(terminalreporter, config):
         "cuda": torch.version.cuda,
         "python": sys.version.split()[0],
         "date": datetime.date.today().isoformat(),
-        "passed": count("passed"),
-        "failed": count("failed", "error"),
-        "skipped": count("skipped"),
+        "passed": len(reports("passed")),
+        "failed": len(failed),
+        "skipped": len(skipped),
+        "failures": [{"test": report.nodeid, "reason": last_error(report)} for report in failed],
+        "skips": dict(skips.most_common()),
     }
     pathlib.Path(path).write_text(json.dumps(report, indent=2) + "\n")
     terminalreporter.write_line(f"wrote {path}")

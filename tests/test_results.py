@@ -134,6 +134,68 @@ def test_results_say_where_they_come_from(path):
     assert facts["torch"] and facts["gpu"] and facts["driver"]
 
 
+@pytest.mark.parametrize(
+    "path",
+    [path for path in RESULTS if path.name.startswith("tests")],
+    ids=lambda path: f"{path.parent.name}/{path.name}",
+)
+def test_reports_of_tests_name_their_failures(path):
+    """Each failed test has its name and a reason, in its own file; so has each skipped one where they are listed."""
+    facts = json.loads(path.read_text())
+    assert len(facts["failures"]) == facts["failed"]
+    assert all(failure["test"].strip() and failure["reason"].strip() for failure in facts["failures"])
+    assert "tests.json" not in json.dumps(facts)
+    if "skips" in facts:
+        assert sum(facts["skips"].values()) == facts["skipped"] and all(facts["skips"])
+
+
+MADE_TO_FAIL = """
+import pytest
+
+def test_passes():
+    pass
+
+def test_fails():
+    raise ValueError("first\\nthe bits differ")
+
+@pytest.fixture
+def broken():
+    raise OSError("no room")
+
+def test_error(broken):
+    pass
+
+@pytest.mark.parametrize("k", range(3))
+def test_skips(k):
+    pytest.skip("needs a GPU" if k else "slow")
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
+def test_report_names_failures_and_skips(workers, tmp_path):
+    """`--report` writes each failed test with its last error line, and how often each reason to skip was given."""
+    (tmp_path / "test_made.py").write_text(MADE_TO_FAIL)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", *workers]
+    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT)])
+    result = subprocess.run(
+        [*command, "--report", "report.json"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 1, result.stdout + result.stderr
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert (found["passed"], found["failed"], found["skipped"]) == (1, 2, 3)
+    assert sorted((failure["test"], failure["reason"]) for failure in found["failures"]) == [
+        ("test_made.py::test_error", "OSError: no room"),
+        ("test_made.py::test_fails", "the bits differ"),
+    ]
+    assert found["skips"] == {"needs a GPU": 2, "slow": 1}
+
+
 @pytest.mark.parametrize("results", [pytest.param(r, id=slug) for slug, r in report.load_results(ROOT, "grid.json")])
 def test_grid_was_timed_in_both_ways(results):
     """All cells of a file are timed between kernels, or all are timed back to back alone."""
