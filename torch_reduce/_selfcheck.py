@@ -1,46 +1,171 @@
-"""Results that are pinned to the bit, to check a library on the devices it runs on."""
+"""Results that are pinned to the bit, to check a library on the devices it runs on.
+
+The pinned bits come from the NumPy model of the tests, never from the library: ``tests/test_selfcheck.py`` makes
+``_selfcheck.json`` anew and compares.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import torch_reduce
 
-# dtype, shape and strides of a view of `elements`, the reduced dims, and the bits of the results, not yet rounded.
-# Together they notice another order, a dropped tail, a shifted lane and a misread layout.
-PINNED = [
-    ("float32", (50257,), (1,), (0,), "be2798b6"),
-    ("float32", (1052673,), (1,), (0,), "bf8cf79f"),
-    ("float32", (7, 4097), (4097, 1), (1,), "3dbab2d8 3eab8c22 bfb5e38c be3573b2 3f8888ef bf307ff8 3f0de368"),
-    ("float32", (4097, 7), (7, 1), (0,), "3f114412 4029becb be8683f2 be35943e bdbc066a c0406f92 3da0a5dc"),
-    ("float32", (2, 3, 28, 28), (2352, 1, 84, 3), (0, 2, 3), "3f96bf93 bf3ebaec bf2af48b"),
-    ("float32", (6, 2, 700), (0, 700, 1), (0, 1, 2), "bff022e0"),
-    ("float64", (5000, 3), (3, 1), (0,), "40021bad83380000 bff9105b02200000 bff65877c3200000"),
-    ("float16", (2, 3, 28, 28), (2352, 784, 28, 1), (0, 2, 3), "3f2864aa bf3ed59e be190450"),
-    ("bfloat16", (1052673,), (1,), (0,), "bf8cf5c9"),
+# Every tail of vectors of 2 to 16 lanes; then the ends of registers full of them, of rows of lanes, and of chunks.
+SHORT = [*range(1, 132)]
+LONG = [191, 255, 256, 257, 383, 500, 511, 512, 513, 527, 530, 640, 767, 769, 1000, 1023, 1024, 1025, 1300, 1537, 2047]
+LONG += [2049, 3000, 3583, 3585, 4095, 4096, 4097, 4100, 4609, 5000, 8191, 8193, 12_289, 20_001, 27_000, 40_000]
+FEW = [2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 33, 63, 64, 65, 100, 130, 257, 450, 511, 513, 700, 1025, 2500, 4097, 5000]
+WIDTHS = [2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 33, 64, 65, 100, 130, 300]
+# Shapes and strides of views, and the dims that are reduced.
+LAYOUTS = {
+    "rows": [((3, n), (n, 1), (1,)) for n in SHORT + LONG],
+    "many rows": [((40, n), (n, 1), (1,)) for n in range(1, 70)],
+    "few rows": [((3, n), (n, 1), (1,)) for n in FEW],
+    "rows apart": [((40, n), (n + 3, 1), (1,)) for n in FEW if n < 600],
+    "rows in steps": [((2, n), (2 * n, 2), (1,)) for n in FEW],
+    "columns": [((n, w), (w, 1), (0,)) for n, w in itertools.product(FEW, WIDTHS) if n * w <= 150_000],
+    "few columns": [((n, w), (w, 1), (0,)) for n, w in itertools.product([3, 9, 65, 513, 2500], [2, 3, 17, 40])],
+    "columns apart": [((n, w), (w + 3, 1), (0,)) for n, w in itertools.product([3, 9, 65, 513, 1700], WIDTHS)],
+    "many pairs": [((40, n, 2), (2 * n, 2, 1), (1,)) for n in range(1, 40)],
+    "pairs": [((2, n, 2), (2 * n, 2, 1), (1,)) for n in SHORT + LONG],
+    "pieces": [
+        ((k, 5, n), (5 * n, n, 1), (0, 2))
+        for k, n in itertools.product([2, 3, 30, 200], [3, 5, 16, 17, 49, 100, 256, 300, 600])
+        if k * n <= 20_000
+    ],
+    "pairs of pieces": [
+        ((k, 3, n, 2), (6 * n, 2 * n, 2, 1), (0, 2))
+        for k, n in itertools.product([2, 30], [3, 5, 16, 17, 49, 100, 300])
+    ],
+    "all": [
+        ((1_052_673,), (1,), (0,)),
+        ((6, 2, 700), (0, 700, 1), (0, 1, 2)),
+        ((2, 3, 28, 28), (2352, 1, 84, 3), (0, 2, 3)),
+    ],
+}
+SUMS = ["rows", "many rows", "rows apart", "rows in steps", "columns", "columns apart", "pairs", "many pairs"]
+SUMS += ["pieces", "pairs of pieces", "all"]
+GROUPS = [
+    *(("sum", name, layout) for name in ("float32", "float64") for layout in SUMS),
+    *(("sum", name, layout) for name in ("bfloat16", "float16") for layout in ("rows", "columns", "pairs", "pieces")),
+    *(("sum", name, layout) for name in ("int32", "int8") for layout in ("rows", "few columns", "pieces")),
+    *(("sum", name, layout) for name in ("float8_e4m3fn", "int64", "bool") for layout in ("few rows", "few columns")),
+    *(("sum", "complex64", layout) for layout in ("rows", "few columns")),
+    *(("prod", "float32", layout) for layout in ("rows", "many rows", "columns", "pairs")),
+    *(("prod", "float64", layout) for layout in ("rows", "columns")),
+    *(("logsumexp", "float32", layout) for layout in ("rows", "columns")),
+    *(("logsumexp", "float64", layout) for layout in ("few rows", "few columns")),
+    *(("amax", name, layout) for name in ("float32", "int32") for layout in ("rows", "few columns")),
+    *(("norm", name, layout) for name in ("float32", "float64") for layout in ("rows", "few columns")),
+    *(("count_nonzero", "int8", layout) for layout in ("few rows", "few columns")),
+    *(("var", name, layout) for name in ("float32", "float64") for layout in ("rows", "columns")),
+    *(("weighted_sum", name, layout) for name in ("float32", "float64") for layout in ("rows", "columns")),
+    *(("segment_sum", name, "segments") for name in ("float32", "bfloat16")),
 ]
+SHIFT = 5  # elements from an input to its weights
+SEGMENTS = [*range(1, 70), 127, 129, 300, 511, 513, 1025, 4097, 9000]
 
 
-def elements(n: int, dtype: torch.dtype) -> Tensor:
-    """A 32-bit hash of the index, as a number in [-0.5, 0.5) rounded to ``dtype``.
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A call whose result is pinned."""
 
-    torch rounds a float64 to float16 by way of float32, which is not always the same: first at element 12850.
+    function: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dims: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.function} of {self.dtype}, shape {self.shape}, strides {self.strides}, over {self.dims}"
+
+    def view(self, memory: Tensor, offset: int = 0) -> Tensor:
+        """The input, or its weights, in the elements of its dtype."""
+        return memory.as_strided(self.shape, self.strides, offset)
+
+    def offsets(self, device: torch.device) -> Tensor:
+        """The offsets of segments."""
+        return torch.tensor([0, *itertools.accumulate(SEGMENTS)], device=device)
+
+    def call(self, memory: Tensor) -> Tensor:
+        """The result. Sums of halves and float8 are not rounded."""
+        x = self.view(memory)
+        if self.function == "segment_sum":
+            return torch_reduce.segment_sum(x, self.offsets(x.device), dtype=torch.float32)
+        if self.function == "sum":
+            return torch_reduce.sum(
+                x, self.dims, dtype=torch.float32 if x.is_floating_point() and x.itemsize < 4 else None
+            )
+        if self.function == "weighted_sum":
+            return torch_reduce.weighted_sum(x, self.view(memory, SHIFT), self.dims)
+        if self.function == "norm":
+            return torch_reduce.vector_norm(x, 2, self.dims)
+        others = {"correction": 0} if self.function == "var" else {}
+        return getattr(torch_reduce, self.function)(x, self.dims, **others)
+
+
+def cases(layout: str, function: str, dtype: str) -> list[Case]:
+    """The calls of a function on inputs of a dtype in one of LAYOUTS, or in segments."""
+    if layout == "segments":
+        total = sum(SEGMENTS)
+        return [
+            Case(function, dtype, shape, strides, (0,)) for shape, strides in (((total,), (1,)), ((total, 3), (3, 1)))
+        ]
+    return [Case(function, dtype, *view) for view in LAYOUTS[layout]]
+
+
+@functools.cache
+def pinned() -> dict[str, str]:
+    """For each group, named by its function, dtype and layout, the digests of its cases, one after the other."""
+    return json.loads(Path(__file__).with_name("_selfcheck.json").read_text(encoding="utf-8"))
+
+
+def digest(stored: bytes) -> str:
+    """Four hexadecimal digits that another result has once in 65,536 times."""
+    return hashlib.blake2b(stored, digest_size=2).hexdigest()
+
+
+def elements(n: int, dtype: torch.dtype, factors: bool = False) -> Tensor:
+    """A 32-bit hash of the index: as an integer, or as a number in [-0.5, 0.5), or 1 and a little of that for factors.
+
+    It is rounded to float32 and then to ``dtype``, but for float64; integers wrap.
     """
+    if dtype.is_complex:
+        return torch.view_as_complex(elements(2 * n, torch.float32).view(n, 2))
     h = (torch.arange(n) * 2654435761 + 12345) % 2**32
-    x = (h ^ (h >> 15)).double() / 2**32 - 0.5
-    return x.to(torch.float32).to(dtype) if dtype == torch.bfloat16 else x.to(dtype)
+    h ^= h >> 15
+    if not dtype.is_floating_point:
+        return (h % 2 if dtype == torch.bool else h).to(dtype)
+    x = h.double() / 2**32 - 0.5
+    x = 1 + x / 64 if factors else x
+    return x if dtype == torch.float64 else x.float().to(dtype)
 
 
-def check(device: torch.device) -> list[str]:
-    """Sums every pinned case on ``device``, and describes those whose bits are wrong."""
-    wrong = []
-    for dtype_name, shape, strides, dims, pinned in PINNED:
-        dtype = getattr(torch, dtype_name)
-        n = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-        view = elements(n, dtype).to(device).as_strided(shape, strides)
-        accumulator, bits = (torch.float64, torch.int64) if dtype == torch.float64 else (torch.float32, torch.int32)
-        got = torch_reduce.sum(view, dims, dtype=accumulator).reshape(-1).cpu().view(bits)
-        mask, digits = 2 ** (8 * bits.itemsize) - 1, 2 * bits.itemsize
-        found = " ".join(f"{value & mask:0{digits}x}" for value in got.tolist())
-        if found != pinned:
-            wrong.append(f"sum of {dtype_name} {shape}, strides {strides}, over {dims}: {found}, not {pinned}")
-    return wrong
+def size_of_memory(case: Case) -> int:
+    """The elements that a case reads, and its weights."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(case.shape, case.strides, strict=True)) + SHIFT
+
+
+def check(device: torch.device) -> tuple[int, list[str]]:
+    """Computes every pinned result on ``device``; returns how many there are, and which calls have wrong bits."""
+    count, wrong, memory = 0, [], {}
+    for function, dtype, layout in GROUPS:
+        some = cases(layout, function, dtype)
+        size, kind = max(map(size_of_memory, some)), (dtype, function == "prod")
+        if kind not in memory or len(memory[kind]) < size:
+            memory[kind] = elements(size, getattr(torch, dtype), function == "prod").to(device)
+        results = [case.call(memory[kind]).reshape(-1).view(torch.uint8) for case in some]
+        stored = bytes(torch.cat(results).tolist())
+        digests = pinned()[f"{function} {dtype} {layout}"]
+        for i, (case, result) in enumerate(zip(some, results, strict=True)):
+            here, stored = stored[: len(result)], stored[len(result) :]
+            if digest(here) != digests[4 * i : 4 * i + 4]:
+                wrong.append(f"{case}: wrong bits")
+        count += len(some)
+    return count, wrong

@@ -1,0 +1,99 @@
+"""`python -m torch_reduce`'s self-check: its pinned results are the model's, and it sees one wrong join.
+
+`python tests/test_selfcheck.py` writes the pinned results, by the model alone.
+"""
+
+import functools
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import torch
+
+import model
+import support
+import test_segment
+import test_variance
+import test_weighted
+from support import FAMILY, INTEGER, NORM, SUM, assert_same_bits, dtype_of, tensor_of
+from torch_reduce import _selfcheck
+from torch_reduce._selfcheck import GROUPS, SHIFT, cases, check, digest, pinned, size_of_memory
+
+FILE = pathlib.Path(_selfcheck.__file__).with_name("_selfcheck.json")
+OPERATIONS = {"sum": SUM, "norm": NORM} | {op.name: op for op in FAMILY}
+every_group = pytest.mark.parametrize("group", GROUPS, ids=" ".join)
+
+
+@functools.cache
+def elements(size, name, factors):
+    """The elements that the self-check makes with torch, made with NumPy."""
+    if name in model.COMPLEX:
+        return tensor_of(support.numpy_of(elements(2 * size, "float32", False)).reshape(size, 2), name)
+    if name in INTEGER:
+        h = np.arange(size).astype(np.uint32) * np.uint32(2654435761) + np.uint32(12345)
+        h ^= h >> np.uint32(15)
+        values = (h % 2 if name == "bool" else h).astype(np.int64)
+    else:
+        values = model.decode(model.value(np.arange(size), "float64"), "float64")
+        values = 1 + values / 64 if factors else values
+        values = values if name == "float64" else values.astype(np.float32)
+    return tensor_of(model.encode(values, name)[:, None], name)
+
+
+def expected(case, memory):
+    """The model's result of a case, as stored elements."""
+    x, dims = case.view(memory), list(case.dims)
+    if case.function == "segment_sum":
+        return test_segment.expected(x, case.offsets("cpu"), dtype=torch.float32)
+    if case.function == "weighted_sum":
+        return test_weighted.expected(x, case.view(memory, SHIFT), dims)
+    if case.function == "var":
+        return test_variance.wanted(x, "var", dims, correction=0)
+    wide = case.function == "sum" and x.is_floating_point() and x.itemsize < 4
+    return OPERATIONS[case.function].expected(x, dims, dtype=torch.float32 if wide else None)
+
+
+def digests(group):
+    function, name, layout = group
+    some = cases(layout, function, name)
+    memory = elements(max(map(size_of_memory, some)), name, function == "prod")
+    return "".join(digest(np.ascontiguousarray(expected(case, memory)).tobytes()) for case in some)
+
+
+@every_group
+def test_pinned_results_are_the_models(group):
+    """The file says what the model says, for every case."""
+    assert pinned()[" ".join(group)] == digests(group)
+
+
+def test_file_has_no_more():
+    assert list(pinned()) == [" ".join(group) for group in GROUPS]
+
+
+@pytest.mark.parametrize("name", sorted({name for _, name, _ in GROUPS}))
+def test_elements(name):
+    """torch makes the same elements."""
+    for factors in (False, True) if name in ("float32", "float64") else (False,):
+        assert_same_bits(_selfcheck.elements(100_000, dtype_of(name), factors), elements(100_000, name, factors))
+
+
+def test_passes(device):
+    count, wrong = check(torch.device(device))
+    assert not wrong
+    assert count == sum(len(cases(layout, function, name)) for function, name, layout in GROUPS)
+
+
+def test_sees_a_wrong_digit(monkeypatch):
+    """A case of which one digit differs is named, and no other."""
+    function, name, layout = group = GROUPS[3]
+    key, some = " ".join(group), cases(layout, function, name)
+    wrong = pinned()[key]
+    wrong = wrong[:8] + ("1" if wrong[8] == "0" else "0") + wrong[9:]
+    monkeypatch.setattr(_selfcheck, "pinned", lambda: pinned() | {key: wrong})
+    monkeypatch.setattr(_selfcheck, "GROUPS", [group])
+    assert check(torch.device("cpu")) == (len(some), [f"{some[2]}: wrong bits"])
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps({" ".join(group): digests(group) for group in GROUPS}, indent=0) + "\n")
