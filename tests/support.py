@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib.util
+import math
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 import types
 import unittest
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -150,11 +152,25 @@ class Norm(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class Kin(Operation):
-    """One of the family: a product, an extremum, a count, a logarithm, a sum without NaN."""
+    """One of the family: a product, an extremum, a count, a logarithm, a sum without NaN.
+
+    typing: as in csrc/operation.h.
+    empty: the result of no elements; None where that is an error.
+    reference: torch's function of (input, dims, keepdim), where torch has none of this name.
+    """
+
+    typing: str = "real"
+    empty: float | None = 0
+    has_gradient: bool = True
+    reference: Callable | None = None
 
     @property
     def has_dtype(self):
-        return self.name in ("prod", "nansum")
+        return self.typing in ("sum", "real")
+
+    @property
+    def torch(self):
+        return self.reference or getattr(torch, self.name)
 
     def __call__(self, *args, **kwargs):
         if not self.has_dtype and kwargs.get("dtype", ...) is None:
@@ -172,12 +188,12 @@ class Kin(Operation):
         return name_of(dtype) if dtype else model.natural_family(name, self.name)
 
     def takes(self, name, dtype=None):
-        """All but counts are of real numbers; a sum without NaN is floating where its elements are."""
+        """All but counts are of real numbers; results that are real are floating where their elements are."""
         if dtype is not None and (not self.has_dtype or name_of(dtype) in COMPLEX):
             return False
-        if dtype is not None and self.name == "nansum" and name not in INTEGER and name_of(dtype) in INTEGER:
+        if dtype is not None and self.typing == "real" and name not in INTEGER and name_of(dtype) in INTEGER:
             return False
-        return name not in COMPLEX or self.name in ("any", "all", "count_nonzero")
+        return name not in COMPLEX or self.typing in ("truth", "count")
 
 
 SUM = Operation("sum", ("dim_IntList", "IntList_out"))
@@ -185,12 +201,57 @@ MEAN = Operation("mean", ("dim", "out"), divides=True)
 OPERATIONS = [SUM, MEAN]
 
 POWERS = {"0": 0, "1": 1, "2": 2, "3": 3, "inf": float("inf"), "neg_inf": -float("inf")}
-NORMS = [Norm(f"_norm_{name}", ("default", "out"), power=power) for name, power in POWERS.items()]
-POWSUMS = [Norm(f"_powsum_{name}", ("default", "out"), power=POWERS[name], rooted=False) for name in ("2", "3")]
-NORM = NORMS[2]
+
+
+@functools.cache
+def norm(name):
+    """The norm of a power, by its name in POWERS."""
+    return Norm(f"_norm_{name}", ("default", "out"), power=POWERS[name])
+
+
+@functools.cache
+def powsum(name):
+    """The sum of powers."""
+    return Norm(f"_powsum_{name}", ("default", "out"), power=POWERS[name], rooted=False)
+
+
+NORM = norm("2")
+NORMS = [norm(name) for name in POWERS]
+POWSUMS = [powsum("2"), powsum("3")]
+
+
+def products(x, dims, keepdim):
+    """torch's of several dims."""
+    for d in sorted((d % x.dim() for d in dims), reverse=True):
+        x = torch.prod(x, d, keepdim)
+    return x
+
+
+def counts(x, dims, keepdim):
+    """torch's, which takes no keepdim."""
+    found = torch.count_nonzero(x, dims)
+    for d in sorted(d % x.dim() for d in dims) if keepdim else ():
+        found = found.unsqueeze(d)
+    return found
+
+
 FAMILY = [
-    Kin(name, ("", "")) for name in ("prod", "amax", "amin", "any", "all", "count_nonzero", "logsumexp", "nansum")
+    Kin("prod", ("", ""), typing="sum", empty=1, reference=products),
+    Kin("amax", ("", ""), typing="same", empty=None),
+    Kin("amin", ("", ""), typing="same", empty=None),
+    Kin("any", ("", ""), typing="truth", has_gradient=False),
+    Kin("all", ("", ""), typing="truth", empty=1, has_gradient=False),
+    Kin("count_nonzero", ("", ""), typing="count", has_gradient=False, reference=counts),
+    Kin("logsumexp", ("", ""), typing="log", empty=-math.inf),
+    Kin("nansum", ("", "")),
 ]
+
+
+def kin(*names):
+    """Operations of the family, by name."""
+    return [next(op for op in FAMILY if op.name == name) for name in names]
+
+
 # The norms share the sum's way through everything, so that in tests of all operations one of them stands for them.
 EVERY = [*OPERATIONS, NORM]
 every_operation = pytest.mark.parametrize("op", EVERY, ids=str)

@@ -29,6 +29,7 @@ from support import (
     assert_same_bits,
     data,
     dtype_of,
+    kin,
     numpy_of,
     python,
     tensor_of,
@@ -1285,7 +1286,7 @@ def test_norms_that_are_refused(world):
 
 # --- products, extrema and counts -------------------------------------------------------------------------------------
 
-PROD, AMAX, AMIN = FAMILY[:3]
+PROD, AMAX, AMIN = kin("prod", "amax", "amin")
 REAL = [name for name in DTYPES if name not in COMPLEX]
 
 

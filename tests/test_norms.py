@@ -33,7 +33,9 @@ from support import (
     dtype_of,
     instruction_sets,
     name_of,
+    norm,
     numpy_of,
+    powsum,
     python,
     random_view,
     tensor_of,
@@ -47,8 +49,8 @@ from torch_reduce import _sum
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
 ALL = [*NORMS, *POWSUMS]
-NORM_0, NORM_1, NORM_2, NORM_3, NORM_INF, NORM_NEG_INF = NORMS
-POWSUM_2, POWSUM_3 = POWSUMS
+NORM_0, NORM_1, NORM_2, NORM_3, NORM_INF, NORM_NEG_INF = map(norm, ("0", "1", "2", "3", "inf", "neg_inf"))
+POWSUM_2, POWSUM_3 = map(powsum, ("2", "3"))
 INEXACT = [name for name in DTYPES if name not in INTEGER]
 INF, NAN = float("inf"), float("nan")
 
