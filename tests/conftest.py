@@ -78,10 +78,12 @@ def _driver():
 
 
 def last_error(report):
-    """The last line of a failed test's error, without the paths of this machine."""
-    lines = [line for line in report.longreprtext.splitlines() if line.strip()]
-    errors = [line[1:] for line in lines if line.startswith("E ")]
-    text = (errors or lines or ["no error was recorded"])[-1].strip()
+    """The last line of a failed test's error, but for what pytest says of its parts, without this machine's paths."""
+    lines = [line.strip() for line in report.longreprtext.splitlines() if line.strip()]
+    errors = [line[1:].strip() for line in lines if line.startswith("E ")]
+    parts = ("+ ", "Use -v", "assert ")  # which pytest adds
+    errors = [line for line in errors if not line.startswith(parts)] or errors
+    text = (errors or lines or ["no error was recorded"])[-1]
     return text.replace(f"{ROOT}/", "")[:300]
 
 
