@@ -40,8 +40,9 @@ std::string name_of(at::Device device);
 
 Plan plan(const Reduction& reduction, at::Device device, const Tuning& tuning);
 
-// Launches a plan that was made with `tuning`, on the current stream of `device`, which need not be the current device.
-void run(const Reduction& reduction, const Plan& plan, at::Device device, const Tuning& tuning);
+// Launches a plan that was made with `tuning`, on the current stream of `device`, which need not be the current device. Returns
+// whether there is a kernel for the reduction's map, accumulator and dtype.
+bool run(const Reduction& reduction, const Plan& plan, at::Device device, const Tuning& tuning);
 
 }  // namespace cuda
 

@@ -125,19 +125,33 @@ enum class DType : uint8_t {
 // What an element becomes before it is joined to others: an addend or a factor, which are its value; its value, or 1 if it is
 // zero; its value, or 0 if it is no number; 1 if it is not zero, or else 0; its negative, which turns their order; a power of
 // its magnitude, or the negative of that; or what e is raised to.
+#define GPUREDUCE_MAPS(X) \
+  X(value)                \
+  X(factor)               \
+  X(cofactor)             \
+  X(number)               \
+  X(nonzero)              \
+  X(negative)             \
+  X(magnitude)            \
+  X(negative_magnitude)   \
+  X(square)               \
+  X(cube)                 \
+  X(exponent)
+
 enum class Map : uint8_t {
-  value,
-  factor,
-  cofactor,
-  number,
-  nonzero,
-  negative,
-  magnitude,
-  negative_magnitude,
-  square,
-  cube,
-  exponent
+#define GPUREDUCE_ENUMERATOR(name) name,
+  GPUREDUCE_MAPS(GPUREDUCE_ENUMERATOR)
+#undef GPUREDUCE_ENUMERATOR
 };
+
+constexpr const char* name_of(Map map) {
+  constexpr const char* names[] = {
+#define GPUREDUCE_NAME(name) #name,
+      GPUREDUCE_MAPS(GPUREDUCE_NAME)
+#undef GPUREDUCE_NAME
+  };
+  return names[static_cast<int>(map)];
+}
 
 enum class Family : uint8_t { single, half, float8, byte, integer, rare };
 

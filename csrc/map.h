@@ -102,6 +102,28 @@ constexpr Accumulator largest_of(const DTypeInfo& in) {
   return in.kind == Kind::integer ? Accumulator::largest_i64 : wide ? Accumulator::largest_f64 : Accumulator::largest_f32;
 }
 
+// Whether the kernels that convert elements at run time, on the CPU and on GPUs, know what a map makes of them for an
+// accumulator. All else is refused.
+constexpr bool is_convertible(Map map, Accumulator to, const DTypeInfo& in) {
+  const bool real = in.kind != Kind::complex, sum = to == Accumulator::f32 || to == Accumulator::f64;
+  const bool largest = to == Accumulator::largest_f32 || to == Accumulator::largest_f64;
+  switch (map) {
+    case Map::value: return real || sum || to == Accumulator::c64 || to == Accumulator::c128;
+    case Map::factor:
+      return real && (to == Accumulator::product_f32 || to == Accumulator::product_f64 || to == Accumulator::product_i64);
+    case Map::cofactor: return real && to == Accumulator::product_f64;
+    case Map::exponent: return real && (to == Accumulator::logsum_f32 || to == Accumulator::logsum_f64);
+    case Map::nonzero: return to == Accumulator::i64;
+    case Map::number: return real && sum;
+    case Map::square:
+    case Map::cube: return sum;
+    case Map::magnitude: return sum || largest;
+    case Map::negative: return real && (largest || to == Accumulator::largest_i64);
+    case Map::negative_magnitude: return largest;
+  }
+  return false;
+}
+
 // Whether kernels are compiled for elements of a dtype, a map and an accumulator. All else is converted at run time: rare
 // dtypes of rare operations, whose kernels would make the library larger than users want to download.
 constexpr bool is_compiled(Map map, Accumulator to, DType dtype) {

@@ -171,6 +171,13 @@ void warn_if_imaginary_is_lost(at::ScalarType input, at::ScalarType result) {
   }
 }
 
+// An operation whose row is new may have a map that kernels do not know yet for every accumulator.
+void check_kernel(Operation op, const Reduction& r, bool found) {
+  const char* const name = name_of(op);
+  TORCH_CHECK_NOT_IMPLEMENTED(found, *name == '_' ? name + 1 : name, "(): there is no kernel for the map ", name_of(r.map),
+                              " of elements of dtype ", info(r.in).name, " and the accumulator ", name_of(r.accumulator));
+}
+
 template <class Watch>
 void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool keepdim, const at::Tensor& out,
              const Tuning& tuning, Watch&& watch) {
@@ -183,11 +190,11 @@ void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool k
   if (self.is_cuda()) {
     const Plan plan = cuda::plan(r, self.device(), tuning);
     watch.end(Stage::plan);
-    cuda::run(r, plan, self.device(), tuning);
+    check_kernel(op, r, cuda::run(r, plan, self.device(), tuning));
     return watch.end(Stage::launch);
   }
 #endif
-  cpu::run(r);
+  check_kernel(op, r, cpu::run(r));
 }
 
 // at::empty on the device of `self`, without another pass through the dispatcher.

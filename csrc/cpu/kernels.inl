@@ -52,7 +52,9 @@ Kernel kernel_of(Accumulator accumulator, Map map) {
   constexpr bool kBool = std::is_same_v<In, Boolean>;  // whose sums are counts
   constexpr bool kInteger = std::is_integral_v<In> || kBool;
   using Bits = std::conditional_t<kInteger, UnsignedOf<sizeof(In)>, In>;
-  if (map == Map::nonzero || (kBool && accumulator == Accumulator::i64)) return sum_exactly<Bits, Map::nonzero>;
+  if (map == Map::nonzero || (kBool && map == Map::value && accumulator == Accumulator::i64))
+    return sum_exactly<Bits, Map::nonzero>;
+  if (map != Map::value) return nullptr;
   if constexpr (!IsComplex<In>::value) {  // these are summed as pairs of real numbers
     if constexpr (!kBool)
       if (accumulator == Accumulator::i64)
@@ -76,7 +78,8 @@ Kernel kernel_for(DType in, Accumulator accumulator, Map map) {
       default: return find_largest<int64_t>;
     }
   }
-  if (accumulator >= Accumulator::largest_f32 || (map != Map::value && map != Map::nonzero))
+  if (!is_convertible(map, accumulator, info(in))) return nullptr;
+  if (accumulator >= Accumulator::largest_f32 || (map != Map::value && accumulator != Accumulator::i64))
     return mapped_kernel_of(accumulator);
   switch (in) {
 #define GPUREDUCE_KERNEL(name, type, kind, own, wide, family) \

@@ -37,7 +37,7 @@ void run_alone(const Segments& s, int64_t number) {
   r.problem.length = length;
   r.problem.reduced = {};
   if (length > 1) r.problem.reduced.push_back({length, s.stride});
-  run(r);
+  TORCH_INTERNAL_ASSERT(run(r));
 }
 
 // Calls f with the last kept dim, and where it begins in the input and in the results, for each place in the others.

@@ -135,9 +135,8 @@ void share(int64_t tasks, int threads, const F& f) {
 }
 
 template <class Acc>
-void compute(const Plan& plan, const Reduction& r) {
+void compute(const Plan& plan, const Reduction& r, Kernel kernel) {
   const CpuProblem& p = plan.problem;
-  const Kernel kernel = instruction_set().kernel_for(p.in, p.accumulator, p.map);
   std::unique_ptr<Acc[]> partials(plan.splits > 1 ? new Acc[plan.splits * p.outputs()] : nullptr);
   const bool as_summed = is_as_summed<Acc>(p, r);
 
@@ -172,11 +171,15 @@ void compute(const Plan& plan, const Reduction& r) {
 
 }  // namespace
 
-void run(const Reduction& r) {
+bool run(const Reduction& r) {
   const Plan plan = plan_of(r);
-  with_accumulator(plan.problem.accumulator, [&](auto acc) {
-    if constexpr (!IsComplex<decltype(acc)>::value) compute<decltype(acc)>(plan, r);  // those are pairs of real numbers here
+  const CpuProblem& p = plan.problem;
+  const Kernel kernel = instruction_set().kernel_for(p.in, p.accumulator, p.map);
+  if (!kernel) return false;
+  with_accumulator(p.accumulator, [&](auto acc) {
+    if constexpr (!IsComplex<decltype(acc)>::value) compute<decltype(acc)>(plan, r, kernel);  // those are pairs of real numbers
   });
+  return true;
 }
 
 std::string explain(const Reduction& r) {

@@ -48,7 +48,7 @@ const Device& facts(at::Device device) {
 
 Plan plan(const Reduction& r, at::Device device, const Tuning& tuning) { return make_plan(r, facts(device), tuning); }
 
-void run(const Reduction& r, const Plan& p, at::Device device, const Tuning& tuning) {
+bool run(const Reduction& r, const Plan& p, at::Device device, const Tuning& tuning) {
   const c10::cuda::CUDAGuard guard(device);
   at::Tensor workspace;  // goes back to the stream's pool when the launches are queued
   if (p.workspace_bytes) workspace = at::empty({p.workspace_bytes}, at::TensorOptions().dtype(at::kByte).device(device));
@@ -61,7 +61,9 @@ void run(const Reduction& r, const Plan& p, at::Device device, const Tuning& tun
     without.clusters = false;
     return run(r, make_plan(r, without, tuning), device, tuning);
   }
+  if (error == kNoKernel) return false;
   C10_CUDA_CHECK(error);
+  return true;
 }
 
 }  // namespace gpureduce::cuda

@@ -103,7 +103,7 @@ namespace {
 
 cudaError_t reduce(const Launch& launch) {
   const Reduction& r = launch.reduction;
-  if (!is_typed(r)) return reduce_any(launch);
+  if (!is_typed(r)) return is_convertible(r.map, r.accumulator, info(r.in)) ? reduce_any(launch) : kNoKernel;
   if (is_lean(r)) return r.accumulator >= Accumulator::largest_f32 ? reduce_lean_joins(launch) : reduce_lean_sums(launch);
   switch (r.in) {
 #define GPUREDUCE_FAMILY(name, type, kind, own, wide, family)                                   \
@@ -113,7 +113,7 @@ cudaError_t reduce(const Launch& launch) {
     GPUREDUCE_DTYPES(GPUREDUCE_FAMILY)
 #undef GPUREDUCE_FAMILY
   }
-  return cudaErrorInvalidValue;
+  return kNoKernel;
 }
 
 }  // namespace

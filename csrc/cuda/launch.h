@@ -11,6 +11,9 @@ struct Device;
 
 namespace gpureduce::cuda {
 
+// There is no kernel for a reduction's map, accumulator and dtype. CUDA itself never returns this error.
+constexpr cudaError_t kNoKernel = cudaErrorNotYetImplemented;
+
 // Where kernels go to.
 struct Queue {
   cudaStream_t stream;

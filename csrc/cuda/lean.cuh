@@ -36,13 +36,13 @@ cudaError_t launch_lean(const Launch& launch) {
     GPUREDUCE_DTYPES(GPUREDUCE_LAUNCH)
 #undef GPUREDUCE_LAUNCH
   }
-  return cudaErrorInvalidValue;
+  return kNoKernel;
 }
 
 // Into one of some accumulators.
 template <Map map, Accumulator... to>
 cudaError_t launch_one_of(const Launch& launch) {
-  cudaError_t error = cudaErrorInvalidValue;
+  cudaError_t error = kNoKernel;
   ((launch.reduction.accumulator == to && (error = launch_lean<map, to>(launch), true)) || ...);
   return error;
 }

@@ -12,7 +12,7 @@ cudaError_t reduce_lean_sums(const Launch& launch) {
     case Map::square: return launch_one_of<Map::square, A::f32, A::f64>(launch);
     case Map::cube: return launch_one_of<Map::cube, A::f32>(launch);
     case Map::nonzero: return launch_one_of<Map::nonzero, A::i64>(launch);
-    default: return cudaErrorInvalidValue;
+    default: return kNoKernel;
   }
 }
 

@@ -24,10 +24,11 @@ inline Lane lane(In x) {
   else return mapped<kMap, Lane>(x);
 }
 
-// What integers are added in, up to kExactDepth of them: twice as wide as they are, so that a vector holds many.
+// What integers are added in, up to kExactDepth of them: twice as wide as they are, so that a vector holds many; what other
+// maps make of them may be any.
 template <class In, Map kMap>
 struct ExactLane {
-  static constexpr bool kSmall = std::is_integral_v<In> || std::is_same_v<In, Boolean> || kMap == Map::nonzero;
+  static constexpr bool kSmall = (std::is_integral_v<In> && kMap == Map::value) || kMap == Map::nonzero;
   static constexpr int kSize = !kSmall ? 8 : kMap == Map::nonzero && sizeof(In) > 1 ? sizeof(In) : 2 * sizeof(In);
   using type = UnsignedOf<kSize>;
 };
