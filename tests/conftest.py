@@ -21,6 +21,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--report", metavar="FILE", help="write this run's counts and failures, and what it ran on, to FILE as JSON"
     )
+    parser.addoption("--recipe", action="store_true", help="build a new operation by CONTRIBUTING.md's recipe, too")
 
 
 @pytest.fixture(scope="session", params=["cpu", "cuda"])

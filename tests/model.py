@@ -288,15 +288,13 @@ def norms(added, power, rooted=True):
 
 def natural_family(name, kind):
     """The dtype of what `kind` makes of such elements."""
-    if isinstance(kind, tuple):
-        return natural_result(name)
-    if kind in ("prod", "nansum"):
-        return natural_result(name)
+    if kind in ("amax", "amin"):
+        return name
     if kind in ("any", "all"):
         return "uint8" if name == "uint8" else "bool"
     if kind == "logsumexp":
         return "float32" if name in INTEGER else natural_result(name)
-    return "int64" if kind == "count_nonzero" else name
+    return "int64" if kind == "count_nonzero" else natural_result(name)
 
 
 def products(stored, source, target, negate):

@@ -156,7 +156,7 @@ class Kin(Operation):
 
     typing: as in csrc/operation.h.
     empty: the result of no elements; None where that is an error.
-    reference: torch's function of (input, dims, keepdim), where torch has none of this name.
+    reference: torch's function of (input, dims, keepdim), where torch has none of this name. It is pickled for ranks.
     """
 
     typing: str = "real"

@@ -330,7 +330,7 @@ def pinned_bits(stored):
 
 
 def write_pinned():
-    """Writes the file, by the model alone."""
+    """Writes the file, by the model alone; returns its SHA-256."""
     cases = []
     for op, name, shape, dim in pinned_cases():
         stored = pinned_elements(op, name, math.prod(shape))
@@ -338,6 +338,7 @@ def write_pinned():
         found = model.reduce(stored.view(np.uint8).reshape(-1), name, shape, strides, 0, [dim], kind=str(op))
         cases.append({"op": str(op), "dtype": name, "shape": shape, "dim": dim, "bits": pinned_bits(found)})
     PINNED.write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
+    return hashlib.sha256(PINNED.read_bytes()).hexdigest()
 
 
 def test_pinned_file_is_unchanged():
@@ -605,3 +606,7 @@ def test_threads(op, device):
             assert_same_bits(op(x, dim), wanted[2 if dim is None else dim])
 
     in_threads(work, [0, 1, None] * 2)
+
+
+if __name__ == "__main__":
+    print(write_pinned())
