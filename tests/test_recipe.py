@@ -38,7 +38,9 @@ ON_GPUS = """\
 """
 GRADIENT = """\
   } else if constexpr (op == Operation::fourths) {
-    return self * self * self * (4 * grad);
+    const at::Tensor by = widened(grad);
+    const auto times = [&](const at::Tensor& x) { return apply(Formula::product, self, {x}, by.scalar_type()); };
+    return apply(Formula::product, self, {times(times(4 * by))}, dtype);
 """
 # The second row has no kernel for integers: its calls must say so.
 ROWS = """\
