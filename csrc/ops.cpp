@@ -128,28 +128,30 @@ DType component(DType complex) {
   return complex == DType::ComplexDouble ? DType::Double : complex == DType::ComplexFloat ? DType::Float : DType::Half;
 }
 
-// The largest of no elements does not exist: raises torch's error, in the words of torch.linalg.vector_norm or torch.amax.
+// The largest of no elements does not exist: raises torch's error, in the words of torch.linalg.vector_norm or torch.amax. Of a
+// traced size that only the data decide nothing is known here; the kernel's own check comes when it is.
 void check_identity(Operation op, const at::Tensor& self, OptionalDims dim) {
   const OperationInfo row = info(op);
   if (row.combine != Combine::largest) return;
+  const auto is_zero = [](const c10::SymInt& size) { return TORCH_GUARD_OR_FALSE(size.sym_eq(0)); };
   const bool all = !dim.has_value() || dim->empty();
   if (row.typing == Typing::same) {
-    if (self.sym_numel() != 0) return;
+    if (!is_zero(self.sym_numel())) return;
     const char* const name = name_of(op) + 1;
     TORCH_CHECK_INDEX(!all, name, "(): Expected reduction dim to be specified for input.numel() == 0. ",
                       "Specify the reduction dim with the 'dim' argument.");
     for (int64_t d : *dim)
-      TORCH_CHECK_INDEX(self.sym_size(d) != 0, name, "(): Expected reduction dim ", d, " to have non-zero size.");
+      TORCH_CHECK_INDEX(!is_zero(self.sym_size(d)), name, "(): Expected reduction dim ", d, " to have non-zero size.");
     return;
   }
   const char* const name = row.map == Map::magnitude ? "inf" : "-inf";
   if (all) {
-    TORCH_CHECK(self.sym_numel() != 0, "linalg.vector_norm cannot compute the ", name,
+    TORCH_CHECK(!is_zero(self.sym_numel()), "linalg.vector_norm cannot compute the ", name,
                 " norm on an empty tensor because the operation does not have an identity");
     return;
   }
   for (int64_t d : *dim)  // in range: reduced_dims() has checked them
-    TORCH_CHECK(self.dim() == 0 || self.sym_size(d) != 0, "linalg.vector_norm cannot compute the ", name,
+    TORCH_CHECK(self.dim() == 0 || !is_zero(self.sym_size(d)), "linalg.vector_norm cannot compute the ", name,
                 " norm on the dimension ", d, " because this dimension is empty and the operation does not have an identity");
 }
 

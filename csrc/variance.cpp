@@ -267,7 +267,7 @@ Tensor& var_out(const Tensor& self, OptionalDims dim, const std::optional<at::Sc
               "(): functions with out=... arguments don't support automatic differentiation, but one of the arguments requires "
               "grad.");
   const Tensor found = var<root>(self, dim, correction, keepdim);
-  at::native::resize_output(out, found.sizes());
+  at::native::resize_output_symint(out, found.sym_sizes());
   return out.copy_(found);
 }
 

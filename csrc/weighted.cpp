@@ -73,6 +73,26 @@ DimMask mask_of(const Tensor& self, const Tensor& weight, OptionalDims dim) {
   return reduced_dims(dim, std::max(self.dim(), weight.dim()));
 }
 
+// The sizes that both are expanded to. Traced sizes that only the data decide count as equal unless one is known to be 1, as in
+// torch; that they are is checked when they are known.
+c10::SymDimVector common_sizes(c10::SymIntArrayRef self, c10::SymIntArrayRef weight) {
+  const int64_t rank = static_cast<int64_t>(std::max(self.size(), weight.size()));
+  const auto size_of = [&](c10::SymIntArrayRef sizes, int64_t d) {
+    const int64_t own = d - (rank - static_cast<int64_t>(sizes.size()));
+    return own < 0 ? c10::SymInt(1) : sizes[own];
+  };
+  c10::SymDimVector common;
+  for (int64_t d = 0; d < rank; ++d) {
+    const c10::SymInt a = size_of(self, d), b = size_of(weight, d);
+    const bool stretched = TORCH_GUARD_OR_FALSE(a.sym_eq(1));
+    if (!stretched && !TORCH_GUARD_OR_FALSE(b.sym_eq(1)))
+      TORCH_SYM_CHECK(a.sym_eq(b), "The size of tensor a (", a, ") must match the size of tensor b (", b,
+                      ") at non-singleton dimension ", d);
+    common.push_back(stretched ? b : a);
+  }
+  return common;
+}
+
 // --- the problem and its backends -----------------------------------------------------------------------------------------
 
 // The stride of an input, expanded to sizes of `rank` dims.
@@ -180,7 +200,7 @@ Tensor reduce_meta(const Tensor& self, const Tensor& weight, OptionalDims dim, b
   check_devices(self, weight);
   const at::ScalarType result = result_type(self, weight, dtype);
   const DimMask mask = mask_of(self, weight, dim);
-  const auto sizes = at::infer_size_symdimvector(self.sym_sizes(), weight.sym_sizes());
+  const auto sizes = common_sizes(self.sym_sizes(), weight.sym_sizes());
   return at::empty_symint(result_sizes(c10::SymIntArrayRef(sizes), mask, keepdim),
                           at::TensorOptions().dtype(result).device(self.device()));
 }
@@ -190,7 +210,7 @@ Tensor& reduce_out_meta(const Tensor& self, const Tensor& weight, OptionalDims d
   check_devices(self, weight);
   check_out(self, weight, dtype, out);
   const DimMask mask = mask_of(self, weight, dim);
-  const auto sizes = at::infer_size_symdimvector(self.sym_sizes(), weight.sym_sizes());
+  const auto sizes = common_sizes(self.sym_sizes(), weight.sym_sizes());
   at::native::resize_output_symint(out, result_sizes(c10::SymIntArrayRef(sizes), mask, keepdim));
   return out;
 }
@@ -223,7 +243,7 @@ struct Saved {
 // The gradient of one input: the result's times the other input, summed in the contract's order over the dims along which the
 // input was broadcast. `grad` has the reduced dims.
 Tensor gradient(const Tensor& grad, const Tensor& other, const Sizes& sizes, at::ScalarType dtype) {
-  const auto common = at::infer_size_symdimvector(sizes, other.sym_sizes());
+  const auto common = common_sizes(sizes, other.sym_sizes());
   const int64_t rank = grad.dim(), missing = rank - static_cast<int64_t>(sizes.size());
   Dims over;
   for (int64_t d = 0; d < rank; ++d)

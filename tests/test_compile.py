@@ -3,11 +3,13 @@
 tests/test_meta.py has what needs no code generation: tracing, fake tensors, AOTAutograd.
 """
 
+import math
+
 import pytest
 import torch
 
 import torch_reduce
-from support import OPERATIONS, assert_same_bits, data, every_operation, python, taken
+from support import OPERATIONS, POWERS, assert_same_bits, data, every_operation, python, taken
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script", "ignore:.*TF32|.*tensor cores")
 
@@ -112,6 +114,125 @@ def test_reduce_overhead(cuda):
         same(got, calls(x))
     trees = torch._inductor.cudagraph_trees.get_container(torch.cuda.current_device()).tree_manager
     assert trees is not None and trees.roots, "it did not run in a CUDA graph"
+
+
+# --- sizes that only the data decide ----------------------------------------------------------------------------------
+
+OPS = torch.ops.gpureduce
+OFFSETS = torch.tensor([0, 1, 3])
+
+
+def reductions(function, operator, *first):
+    """Calls on a vector: of all, by the operator, of rows whose number or whose length is not known, and into out=."""
+
+    def out_of(v, *args):
+        with torch.no_grad():
+            return function(v, *args, out=torch.empty_like(function(v, *args)))
+
+    return [
+        lambda v: function(v, *first),
+        lambda v: operator(v, *first, dim=[0]),
+        lambda v: function(torch.stack([v, v + 1]), *first, 0),
+        lambda v: function(torch.stack([v, v + 1]), *first, 1, True),
+        lambda v: out_of(v, *first),
+        lambda v: out_of(torch.stack([v, v + 1]), *first, 0),
+    ]
+
+
+def segments(function, operator):
+    def inside(v):
+        return torch.nonzero(v.detach() > 3).flatten()
+
+    return [
+        lambda v: function(v, OFFSETS.to(v.device)),
+        lambda v: operator(torch.stack([v, v + 1]), OFFSETS.to(v.device), 1),
+        lambda v: function(torch.arange(12.0, device=v.device) * v.sum(), inside(v)),
+        lambda v: function(v.detach(), OFFSETS.to(v.device), out=v.new_empty(2)),
+    ]
+
+
+NAMES = ["sum", "mean", "nansum", "prod", "amax", "amin", "any", "all", "count_nonzero", "logsumexp", "var", "std"]
+UNKNOWN = {name: reductions(getattr(torch_reduce, name), getattr(OPS, name)) for name in NAMES}
+UNKNOWN["std"].append(lambda v: torch_reduce.std(v, 0, correction=0, keepdim=True))
+UNKNOWN["var_mean"] = [
+    lambda v: torch.stack(torch_reduce.var_mean(v)),
+    lambda v: torch.stack(OPS.var_mean(torch.stack([v, v + 1]), [0])),
+]
+for power in POWERS.values():
+    UNKNOWN[f"vector_norm {power}"] = reductions(torch_reduce.vector_norm, OPS.linalg_vector_norm, power)
+    if abs(power) < math.inf:
+        UNKNOWN[f"powsum {power}"] = reductions(torch_reduce.powsum, OPS.linalg_powsum, power)
+UNKNOWN["weighted_sum"] = [
+    *reductions(lambda v, *args, **named: torch_reduce.weighted_sum(v, v / 2, *args, **named), lambda v, dim: v.sum()),
+    lambda v: OPS.weighted_sum(torch.stack([v, v + 1]), v.detach(), [1]),
+    lambda v: torch_reduce.weighted_sum(torch.stack([v, v + 1]), v[None], 1),
+    lambda v: torch_reduce.weighted_sum(v, torch_reduce.sum(v, keepdim=True)),
+]
+UNKNOWN["dot"] = [
+    lambda v: torch_reduce.dot(v, v + 1),
+    lambda v: OPS.dot(v, v.detach()),
+    lambda v: torch_reduce.dot(v.detach(), v.detach(), out=v.new_empty(())),
+]
+UNKNOWN["segment_sum"] = segments(torch_reduce.segment_sum, OPS.segment_sum)
+UNKNOWN["segment_mean"] = segments(torch_reduce.segment_mean, OPS.segment_mean)
+
+
+def of_positive(*names):
+    """All calls of these names, on the positive elements of a tensor."""
+
+    def function(x):
+        v = x[x > 0]
+        return [call(v) for name in names for call in UNKNOWN[name]]
+
+    return function
+
+
+def with_gradient(function, x):
+    """Its results, and the gradient of those that have one."""
+    x = x.clone().requires_grad_()
+    results = function(x)
+    ours = [result for result in results if result.requires_grad]
+    if not ours:
+        return results
+    seeds = [torch.linspace(1, 2, y.numel(), dtype=y.dtype, device=y.device).view_as(y) for y in ours]
+    return [*results, *torch.autograd.grad(ours, x, seeds, materialize_grads=True)]
+
+
+@pytest.fixture
+def unknown_sizes():
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        yield
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_sizes_known_only_from_the_data(name, unknown_sizes, device):
+    """One graph without a guard on such a size, whose values and gradients are eager's whatever the size."""
+    function = of_positive(name)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for shift in (0, 4, -0.5):
+            x = torch.tensor([1.0, -2, 3, 4, -5, 6, 7, 2.5], device=device) + shift
+            same(with_gradient(compiled, x), with_gradient(function, x))
+
+
+def test_sizes_known_only_from_the_data_in_inductor(unknown_sizes, device):
+    """As above, where Inductor generates the code around."""
+    x = torch.tensor([1.0, -2, 3, 4, -5, 6, 7, 2.5], device=device)
+    function = of_positive("amax")
+    compiled = torch.compile(function, fullgraph=True)
+    for ours, theirs in zip(with_gradient(compiled, x), with_gradient(function, x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_wrong_sizes_known_only_from_the_data(unknown_sizes, device):
+    """What eager refuses is refused when the size is known: with eager's error, where a kernel raises it."""
+    x = torch.ones(4, device=device)
+    compiled = torch.compile(lambda x: torch_reduce.amax(x[x > 1], 0), fullgraph=True, backend="aot_eager")
+    with pytest.raises(IndexError, match="Expected reduction dim 0 to have non-zero size"):
+        compiled(x)
+    compiled = torch.compile(lambda x: torch_reduce.dot(x[x > 1], x[x > 0]), fullgraph=True, backend="aot_eager")
+    with pytest.raises(RuntimeError, match="(?i)size|runtime assertion"):
+        compiled(x)
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
