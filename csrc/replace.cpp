@@ -41,6 +41,8 @@
 #include <ATen/ops/var_mean_cuda_dispatch.h>
 #endif
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -53,18 +55,29 @@ namespace {
 
 using c10::DispatchKey;
 
+// Stands in the place of a device for the calls that a compiler traces, where no kernel runs. What then is the original's is
+// undefined, and the compiler goes on as without us.
+constexpr DispatchKey kTraced = DispatchKey::Meta;
+
 // torch's own kernels of a name, which are called without the dispatcher.
 #ifdef GPUREDUCE_WITH_CUDA
-#define GPUREDUCE_CALL(kernel)                                     \
-  if constexpr (key == DispatchKey::CUDA) return at::cuda::kernel; \
-  else return at::cpu::kernel;
+#define GPUREDUCE_CALL(kernel)                                       \
+  {                                                                  \
+    if constexpr (key == DispatchKey::CUDA) return at::cuda::kernel; \
+    else return at::cpu::kernel;                                     \
+  }
 #else
-#define GPUREDUCE_CALL(kernel) return at::cpu::kernel;
+#define GPUREDUCE_CALL(kernel) \
+  {                            \
+    return at::cpu::kernel;    \
+  }
 #endif
 #define GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)               \
   template <DispatchKey key, class... Args>                \
   static auto call(const at::Tensor& self, Args... args) { \
-    GPUREDUCE_CALL(name(self, args...))                    \
+    using Result = decltype(at::cpu::name(self, args...)); \
+    if constexpr (key == kTraced) return Result();         \
+    else GPUREDUCE_CALL(name(self, args...))               \
   }
 #define GPUREDUCE_ORIGINAL(name)                                                  \
   GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)                                            \
@@ -98,10 +111,9 @@ bool is_common(at::ScalarType type) {
 }
 
 // Those of them that are results of torch's kernel on a device.
-template <DispatchKey key>
-bool is_result(at::ScalarType type) {
+bool is_result(at::ScalarType type, at::Device device) {
   const bool is_wide_unsigned = type == at::kUInt16 || type == at::kUInt32 || type == at::kUInt64;
-  return is_common(type) && !is_wide_unsigned && (type != at::kComplexHalf || key == DispatchKey::CUDA);
+  return is_common(type) && !is_wide_unsigned && (type != at::kComplexHalf || device.is_cuda());
 }
 
 // Whether a tensor has named dims; later versions of torch have none.
@@ -114,30 +126,40 @@ bool has_names(const Tensor&, long) {
   return false;
 }
 
+// Of traced sizes that only the data decide: no.
+bool is_empty(const at::Tensor& self) { return TORCH_GUARD_OR_FALSE(self.sym_numel().sym_eq(0)); }
+
+// Calls an operator of ours on a device, below all that torch does before its own kernels; or where it can be traced.
+template <DispatchKey key, class Handle, class... Args>
+auto call_ours(const Handle& handle, const Args&... args) {
+  if constexpr (key == kTraced) return handle.call(args...);
+  else return handle.redispatch(c10::DispatchKeySet(key), args...);
+}
+
 // Everything else goes to the original kernel, which also raises the errors about it.
-template <Operation op, DispatchKey key>
+template <Operation op>
 bool is_taken(const at::Tensor& self, OptionalDtype dtype) {
   constexpr OperationInfo row = info(op);
   const at::ScalarType type = self.scalar_type();
   if (!is_common(type) || has_names(self, 0) || self.dim() > static_cast<int64_t>(at::dim_bitset_size)) return false;
   constexpr bool kReal = row.typing == Typing::same || row.typing == Typing::real || row.combine == Combine::product;
   if (kReal && (at::isComplexType(type) || (dtype && at::isComplexType(*dtype)))) return false;
-  if (row.typing == Typing::same && self.numel() == 0) return false;
-  if (row.typing == Typing::log && (!at::isFloatingType(type) || self.numel() == 0)) return false;
+  if (row.typing == Typing::same && is_empty(self)) return false;
+  if (row.typing == Typing::log && (!at::isFloatingType(type) || is_empty(self))) return false;
   if (row.typing == Typing::real && at::isFloatingType(type) && dtype && !at::isFloatingType(*dtype)) return false;
   if (row.typing == Typing::mean || row.typing == Typing::norm) {
     if (!at::isFloatingType(type) && !at::isComplexType(type)) return false;
     if (dtype && *dtype != type && (row.typing == Typing::norm || !at::isFloatingType(*dtype))) return false;
   }
-  return is_result<key>(result_type(op, type, dtype));
+  return is_result(result_type(op, type, dtype), self.device());
 }
 
-template <Operation op, DispatchKey key>
+template <Operation op>
 bool is_taken_into(const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
   constexpr bool kSum = info(op).has_dtype();
   const at::ScalarType result = out.scalar_type();
   const OptionalDtype asked = kSum ? OptionalDtype(result) : dtype;
-  return is_taken<op, key>(self, asked) && result_type(op, self.scalar_type(), asked) == result &&
+  return is_taken<op>(self, asked) && result_type(op, self.scalar_type(), asked) == result &&
          (!kSum || dtype.value_or(result) == result) && !has_names(out, 0) && out.layout() == at::kStrided &&
          out.device() == self.device() && at::has_internal_overlap(out) != at::MemOverlap::Yes;
 }
@@ -145,13 +167,13 @@ bool is_taken_into(const at::Tensor& self, OptionalDtype dtype, const at::Tensor
 // Ours where it takes the call, or else the original by `otherwise`.
 template <Operation op, DispatchKey key, class Otherwise>
 at::Tensor reduce(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, Otherwise otherwise) {
-  if (!is_taken<op, key>(self, dtype)) return otherwise();
-  return functional<op>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim, dtype);
+  if (!is_taken<op>(self, dtype)) return otherwise();
+  return call_ours<key>(functional<op>(), self, dim, keepdim, dtype);
 }
 template <Operation op, DispatchKey key, class Otherwise>
 at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out,
                        Otherwise otherwise) {
-  if (!is_taken_into<op, key>(self, dtype, out)) return otherwise();
+  if (!is_taken_into<op>(self, dtype, out)) return otherwise();
   constexpr bool kSum = info(op).has_dtype();
   return out_variant<op>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim,
                                       kSum ? OptionalDtype(out.scalar_type()) : dtype, out);
@@ -232,7 +254,7 @@ struct Norm {
   }
   static at::Tensor full(const at::Tensor& self, const at::Scalar& ord, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
     const auto otherwise = [&] { return torch_linalg_vector_norm::call<key>(self, ord, dim, keepdim, dtype); };
-    if (self.numel() == 0) return otherwise();
+    if (is_empty(self)) return otherwise();
     return with_order(ord, [&](auto op) { return reduce<op.value, key>(self, dim, keepdim, dtype, otherwise); }, otherwise);
   }
   static at::Tensor& full_out(const at::Tensor& self, const at::Scalar& ord, OptionalDims dim, bool keepdim,
@@ -261,7 +283,9 @@ template <DispatchKey key>
 struct Logarithm {
   static constexpr Operation op = Operation::_logsumexp;
   static at::Tensor dims(const at::Tensor& self, at::IntArrayRef dim, bool keepdim) {
-    const auto otherwise = [&] { return at::compositeexplicitautograd::logsumexp(self, dim, keepdim); };
+    const auto otherwise = [&] {
+      return key == kTraced ? at::Tensor() : at::compositeexplicitautograd::logsumexp(self, dim, keepdim);
+    };
     return dim.empty() ? otherwise() : reduce<op, key>(self, dim, keepdim, {}, otherwise);
   }
 };
@@ -274,20 +298,21 @@ struct Variance {
 
   static bool is_taken(const at::Tensor& self, OptionalDims dim, const Correction& correction) {
     const at::ScalarType type = self.scalar_type();
-    if (!is_common(type) || !at::isFloatingType(type) || has_names(self, 0) || self.numel() == 0) return false;
+    if (!is_common(type) || !at::isFloatingType(type) || has_names(self, 0) || is_empty(self)) return false;
     if (self.dim() > static_cast<int64_t>(at::dim_bitset_size) || (correction && correction->isComplex())) return false;
     const DimMask reduce = reduced_dims(dim, self.dim());
-    double count = 1;
+    c10::SymInt count = 1;
     for (int64_t d = 0; d < self.dim(); ++d)
-      if (reduce[d]) count *= static_cast<double>(self.size(d));
-    return count > number(correction);
+      if (reduce[d]) count *= self.sym_size(d);
+    const double most = std::floor(number(correction));  // at which nothing is left
+    return most < 0x1p62 && TORCH_GUARD_OR_TRUE(count.sym_gt(static_cast<int64_t>(std::max(most, -1.0))));
   }
   static double number(const Correction& correction) { return correction ? correction->toDouble() : 1; }
   static Pair both(const at::Tensor& self, OptionalDims dim, const Correction& correction, bool root, bool keepdim) {
     static const auto handle = c10::Dispatcher::singleton()
                                    .findSchemaOrThrow("gpureduce::_var_mean", "")
                                    .template typed<Pair(const at::Tensor&, OptionalDims, double, bool, bool, OptionalDtype)>();
-    return handle.redispatch(c10::DispatchKeySet(key), self, dim, number(correction), root, keepdim, std::nullopt);
+    return call_ours<key>(handle, self, dim, number(correction), root, keepdim, OptionalDtype());
   }
   template <class Torch, bool root>
   static Pair pair(const at::Tensor& self, OptionalDims dim, const Correction& correction, bool keepdim) {
@@ -318,101 +343,126 @@ at::Tensor dot(const at::Tensor& self, const at::Tensor& other) {
       c10::Dispatcher::singleton().findSchemaOrThrow("gpureduce::weighted_sum", "").template typed<Weighted>();
   const at::ScalarType type = self.scalar_type();
   const bool taken = is_common(type) && at::isFloatingType(type) && type == other.scalar_type() && self.dim() == 1 &&
-                     self.sizes() == other.sizes() && self.device() == other.device() && !has_names(self, 0) &&
-                     !has_names(other, 0);
+                     other.dim() == 1 && TORCH_GUARD_OR_TRUE(self.sym_size(0).sym_eq(other.sym_size(0))) &&
+                     self.device() == other.device() && !has_names(self, 0) && !has_names(other, 0);
   if (!taken) return torch_dot::call<key>(self, other);
-  return handle.redispatch(c10::DispatchKeySet(key), self, other, std::nullopt, false, type);
+  return call_ours<key>(handle, self, other, OptionalDims(), false, OptionalDtype(type));
 }
 
+// Where the kernels of a function go: into aten's table of a device; or, to be traced, into operators of our own with aten's
+// schemas, which stand for aten's in a compiler. There those that write `out` have become others.
 template <DispatchKey key>
-void put_sum(torch::Library& m) {
+struct Table {
+  torch::Library& library;
+
+  template <class Kernel>
+  void impl(const std::string& name, Kernel kernel) {
+    if constexpr (key == kTraced) {
+      const size_t dot = std::min(name.find('.'), name.size());
+      const std::string overload = name.substr(std::min(dot + 1, name.size()));
+      const auto aten =
+          c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name.substr(0, dot)).c_str(), overload.c_str());
+      if (aten.schema().is_mutable()) return;
+      library.def(aten.schema().cloneWithName("gpureduce::_traced_" + name.substr(0, dot), overload));
+      composite(library, "_traced_" + name, kernel);
+      names.push_back(name);
+    } else {
+      library.impl(name.c_str(), kernel);
+    }
+  }
+
+  std::vector<std::string> names = {};  // of the operators to be traced
+};
+
+template <DispatchKey key>
+void put_sum(Table<key>& m) {
   using K = Kernels<Operation::sum, torch_sum, key>;
   m.impl("sum.dim_IntList", TORCH_FN(K::full));
   m.impl("sum.IntList_out", TORCH_FN(K::full_out));
 }
 template <DispatchKey key>
-void put_mean(torch::Library& m) {
+void put_mean(Table<key>& m) {
   using K = Kernels<Operation::mean, torch_mean, key>;
   m.impl("mean.dim", TORCH_FN(K::full));
   m.impl("mean.out", TORCH_FN(K::full_out));
 }
 template <DispatchKey key>
-void put_nansum(torch::Library& m) {
+void put_nansum(Table<key>& m) {
   using K = Kernels<Operation::nansum, torch_nansum, key>;
   m.impl("nansum", TORCH_FN(K::full));
   m.impl("nansum.out", TORCH_FN(K::full_out));
 }
 template <DispatchKey key>
-void put_prod(torch::Library& m) {
+void put_prod(Table<key>& m) {
   using K = Product<torch_prod, key>;
   m.impl("prod", TORCH_FN(K::all));
   m.impl("prod.dim_int", TORCH_FN(K::one));
   m.impl("prod.int_out", TORCH_FN(K::one_out));
 }
 template <DispatchKey key>
-void put_amax(torch::Library& m) {
+void put_amax(Table<key>& m) {
   using K = Kernels<Operation::_amax, torch_amax, key>;
   m.impl("amax", TORCH_FN(K::template plain<at::IntArrayRef>));
   m.impl("amax.out", TORCH_FN(K::template plain_out<at::IntArrayRef>));
 }
 template <DispatchKey key>
-void put_amin(torch::Library& m) {
+void put_amin(Table<key>& m) {
   using K = Kernels<Operation::_amin, torch_amin, key>;
   m.impl("amin", TORCH_FN(K::template plain<at::IntArrayRef>));
   m.impl("amin.out", TORCH_FN(K::template plain_out<at::IntArrayRef>));
 }
 template <Operation op, class Torch, DispatchKey key>
-void put_truth(torch::Library& m, const std::string& name) {
+void put_truth(Table<key>& m, const std::string& name) {
   using K = Kernels<op, Torch, key>;
-  m.impl(name.c_str(), TORCH_FN(K::all));
-  m.impl((name + ".all_out").c_str(), TORCH_FN(K::all_out));
-  m.impl((name + ".dim").c_str(), TORCH_FN(K::one));
-  m.impl((name + ".out").c_str(), TORCH_FN(K::one_out));
-  m.impl((name + ".dims").c_str(), TORCH_FN(K::template plain<OptionalDims>));
-  m.impl((name + ".dims_out").c_str(), TORCH_FN(K::template plain_out<OptionalDims>));
+  m.impl(name, TORCH_FN(K::all));
+  m.impl(name + ".all_out", TORCH_FN(K::all_out));
+  m.impl(name + ".dim", TORCH_FN(K::one));
+  m.impl(name + ".out", TORCH_FN(K::one_out));
+  m.impl(name + ".dims", TORCH_FN(K::template plain<OptionalDims>));
+  m.impl(name + ".dims_out", TORCH_FN(K::template plain_out<OptionalDims>));
 }
 template <DispatchKey key>
-void put_any(torch::Library& m) {
+void put_any(Table<key>& m) {
   put_truth<Operation::_any, torch_any, key>(m, "any");
 }
 template <DispatchKey key>
-void put_all(torch::Library& m) {
+void put_all(Table<key>& m) {
   put_truth<Operation::_all, torch_all, key>(m, "all");
 }
 template <DispatchKey key>
-void put_count_nonzero(torch::Library& m) {
+void put_count_nonzero(Table<key>& m) {
   m.impl("count_nonzero.dim_IntList", TORCH_FN(Count<key>::dims));
 }
 template <DispatchKey key>
-void put_vector_norm(torch::Library& m) {
+void put_vector_norm(Table<key>& m) {
   m.impl("linalg_vector_norm", TORCH_FN(Norm<key>::full));
   m.impl("linalg_vector_norm.out", TORCH_FN(Norm<key>::full_out));
 }
 
 template <DispatchKey key>
-void put_logsumexp(torch::Library& m) {
+void put_logsumexp(Table<key>& m) {
   m.impl("logsumexp", TORCH_FN(Logarithm<key>::dims));
 }
 template <DispatchKey key>
-void put_var(torch::Library& m) {
+void put_var(Table<key>& m) {
   m.impl("var.correction", TORCH_FN((Variance<key>::template one<torch_var, false>)));
   m.impl("var.correction_out", TORCH_FN((Variance<key>::template one_out<torch_var, false>)));
 }
 template <DispatchKey key>
-void put_std(torch::Library& m) {
+void put_std(Table<key>& m) {
   m.impl("std.correction", TORCH_FN((Variance<key>::template one<torch_std, true>)));
   m.impl("std.correction_out", TORCH_FN((Variance<key>::template one_out<torch_std, true>)));
 }
 template <DispatchKey key>
-void put_var_mean(torch::Library& m) {
+void put_var_mean(Table<key>& m) {
   m.impl("var_mean.correction", TORCH_FN((Variance<key>::template pair<torch_var_mean, false>)));
 }
 template <DispatchKey key>
-void put_std_mean(torch::Library& m) {
+void put_std_mean(Table<key>& m) {
   m.impl("std_mean.correction", TORCH_FN((Variance<key>::template pair<torch_std_mean, true>)));
 }
 template <DispatchKey key>
-void put_dot(torch::Library& m) {
+void put_dot(Table<key>& m) {
   m.impl("dot", TORCH_FN(dot<key>));
 }
 
@@ -435,17 +485,31 @@ void put_dot(torch::Library& m) {
   X(std_mean)                 \
   X(dot)
 
-struct Replaced { void (*on_cpu)(torch::Library&), (*on_cuda)(torch::Library&); };
+using Install = std::vector<std::string> (*)(torch::Library&);
+
+template <DispatchKey key, void (*put)(Table<key>&)>
+std::vector<std::string> install(torch::Library& library) {
+  Table<key> table{library};
+  put(table);
+  return table.names;
+}
+
+struct Replaced { Install on_cpu, on_cuda, traced; };
 
 const std::map<std::string, Replaced>& replaced() {
   static const auto* table = new std::map<std::string, Replaced>{
+#define GPUREDUCE_INSTALL(name, key) install<key, put_##name<key>>
 #ifdef GPUREDUCE_WITH_CUDA
-#define GPUREDUCE_ROW(name) {#name, {put_##name<DispatchKey::CPU>, put_##name<DispatchKey::CUDA>}},
+#define GPUREDUCE_ON_CUDA(name) GPUREDUCE_INSTALL(name, DispatchKey::CUDA)
 #else
-#define GPUREDUCE_ROW(name) {#name, {put_##name<DispatchKey::CPU>, nullptr}},
+#define GPUREDUCE_ON_CUDA(name) nullptr
 #endif
+#define GPUREDUCE_ROW(name) \
+  {#name, {GPUREDUCE_INSTALL(name, DispatchKey::CPU), GPUREDUCE_ON_CUDA(name), GPUREDUCE_INSTALL(name, kTraced)}},
       GPUREDUCE_REPLACED(GPUREDUCE_ROW)
 #undef GPUREDUCE_ROW
+#undef GPUREDUCE_ON_CUDA
+#undef GPUREDUCE_INSTALL
   };
   return *table;
 }
@@ -458,7 +522,7 @@ struct Silence : c10::WarningHandler {
 // The replacement of one function on one device. It is on while it was switched on more often than off.
 class Replacement {
  public:
-  Replacement(DispatchKey key, void (*kernels)(torch::Library&)) : key_(key), kernels_(kernels) {}
+  Replacement(DispatchKey key, Install kernels) : key_(key), kernels_(kernels) {}
 
   void on() {
     if (count_++ > 0) return;
@@ -486,13 +550,17 @@ class Replacement {
   }
 
   DispatchKey key_;
-  void (*kernels_)(torch::Library&);
+  Install kernels_;
   int64_t count_ = 0;
   std::unique_ptr<torch::Library> library_;
 };
 
-Replacement& replacement(const std::string& title, const std::string& name, const std::string& device) {
+std::map<std::pair<std::string, std::string>, std::unique_ptr<Replacement>>& all_replacements() {
   static auto* const all = new std::map<std::pair<std::string, std::string>, std::unique_ptr<Replacement>>();
+  return *all;
+}
+
+Replacement& replacement(const std::string& title, const std::string& name, const std::string& device) {
   const auto row = replaced().find(name);
   if (row == replaced().end()) {
     std::string names;
@@ -503,16 +571,20 @@ Replacement& replacement(const std::string& title, const std::string& name, cons
   const bool cuda = device == "cuda";
   TORCH_CHECK(!cuda || row->second.on_cuda, title, ": this library was built without CUDA; it can replace functions on ",
               "devices=\"cpu\"");
-  std::unique_ptr<Replacement>& one = (*all)[{name, device}];
+  std::unique_ptr<Replacement>& one = all_replacements()[{name, device}];
   if (!one)
     one = std::make_unique<Replacement>(cuda ? DispatchKey::CUDA : DispatchKey::CPU,
                                         cuda ? row->second.on_cuda : row->second.on_cpu);
   return *one;
 }
 
-// Switches all functions on all devices, or none if one is refused.
-void replace(const std::string& title, bool on, const std::vector<std::string>& names,
-             const std::vector<std::string>& devices) {
+// Switches all functions on all devices, or none if one is refused. Without names: all that there are. Returns what is on then,
+// each function and its device.
+std::vector<std::string> replace(const std::string& title, bool on, std::optional<std::vector<std::string>> given,
+                                 const std::vector<std::string>& devices) {
+  std::vector<std::string> names = given.value_or(std::vector<std::string>());
+  if (!given)
+    for (const auto& [name, _] : replaced()) names.push_back(name);
   static std::mutex mutex;
   const std::lock_guard<std::mutex> lock(mutex);
   std::vector<Replacement*> chosen;
@@ -527,6 +599,16 @@ void replace(const std::string& title, bool on, const std::vector<std::string>& 
     }
   }
   for (Replacement* one : chosen) on ? one->on() : one->off();
+  std::vector<std::string> left;
+  for (const auto& [where, one] : all_replacements())
+    if (one->count() > 0) left.push_back(where.first + " " + where.second);
+  return left;
+}
+
+// aten's operators, by the function whose replacement takes them, for which there is one of ours to be traced.
+std::map<std::string, std::vector<std::string>>& traced() {
+  static auto* const names = new std::map<std::string, std::vector<std::string>>();
+  return *names;
 }
 
 }  // namespace
@@ -534,8 +616,10 @@ void replace(const std::string& title, bool on, const std::vector<std::string>& 
 }  // namespace gpureduce
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
-  m.def("_replace(str title, bool on, str[] names, str[] devices) -> ()",
-        [](const std::string& title, bool on, std::vector<std::string> names, std::vector<std::string> devices) {
-          gpureduce::replace(title, on, names, devices);
+  m.def("_replace(str title, bool on, str[]? names, str[] devices) -> str[]",
+        [](const std::string& title, bool on, std::optional<std::vector<std::string>> names, std::vector<std::string> devices) {
+          return gpureduce::replace(title, on, std::move(names), devices);
         });
+  for (const auto& [name, row] : gpureduce::replaced()) gpureduce::traced()[name] = row.traced(m);
+  m.def("_traced(str name) -> str[]", [](const std::string& name) { return gpureduce::traced().at(name); });
 }

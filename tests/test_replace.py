@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import typing
 import warnings
 
 import numpy as np
@@ -12,13 +13,14 @@ import torch.nn.functional as F
 
 import torch_reduce
 from support import assert_same_bits, data, dtype_of, opinfo
-from torch_reduce import replace_torch_sum
+from torch_reduce import _replace, _traced, replace_torch_sum
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Casting complex values",
     "ignore:ComplexHalf support",
     "ignore:Sparse CSR",
     "ignore:The PyTorch API of nested",
+    "ignore:.*torch.jit.script",
 )
 
 OPINFO = opinfo()
@@ -537,15 +539,6 @@ def test_compile(x, device):
     assert_same_bits(gradient, torch_reduce.sum(weight[:, None].expand(64, 5000), 0))
 
 
-def test_inductor(x, device):
-    """Inductor compiles sums by itself: under the replacement it gives what it gives without."""
-    torch._dynamo.reset()
-    with replace_torch_sum(device):
-        inside = torch.compile(lambda x: x.sum(1), fullgraph=True)(x)
-    torch._dynamo.reset()
-    assert_same_bits(inside, torch.compile(lambda x: x.sum(1), fullgraph=True)(x))
-
-
 def test_graph(cuda):
     """A CUDA graph that was captured under it keeps our kernels."""
     x = data((64, 5000), "float32", device=cuda)
@@ -623,7 +616,7 @@ def test_others(name, device):
     x = data((64, 5000), "float32", device=device)
     x = 1 + x / x.abs().max() / 64 if name == "prod" else x
     before = [torchs(x) for torchs, _ in OTHERS[name]]
-    for names in (name, [*OTHERS, "sum"]):
+    for names in (name, [*OTHERS, "sum"], None):
         with torch_reduce.replace(names, device):
             for torchs, ours in OTHERS[name]:
                 assert_same_bits(torchs(x), ours(x))
@@ -703,6 +696,29 @@ def test_variances_of_too_few_warn(device):
                 call(x, 1, correction=4)
 
 
+def test_names(device):
+    """The names in the type are those of csrc/replace.cpp; "all" is torch.all and not all functions."""
+    with pytest.raises(ValueError, match="functions are 'all', 'amax'") as refused:
+        torch_reduce.replace("median", device).on()
+    assert all(f"'{name}'" in str(refused.value) for name in typing.get_args(_replace._Name))
+    assert str(refused.value).count("', '") + 1 == len(typing.get_args(_replace._Name)) == len(OTHERS) + 1
+    with torch_reduce.replace("all", device):
+        assert not is_on(device)
+    with torch_reduce.replace(devices=device):
+        assert is_on(device)
+
+
+def test_repr(device):
+    """It says what is replaced, where, and whether it is on now."""
+    everything, two = torch_reduce.replace(devices=device), torch_reduce.replace(["sum", "amax"], device)
+    assert repr(two) == f"<replace: sum, amax on {device}, off>"
+    assert repr(everything) == f"<replace: everything on {device}, off>"
+    with replace_torch_sum(device) as one:
+        assert repr(one) == f"<replace_torch_sum: sum on {device}, on>"
+        assert repr(two) == f"<replace: sum, amax on {device}, on in part>"
+    assert repr(one) == f"<replace_torch_sum: sum on {device}, off>"
+
+
 def test_others_misuse(device):
     with pytest.raises(ValueError, match="functions are .*'amax'.*, not 'median'"):
         torch_reduce.replace("median", device).on()
@@ -712,3 +728,256 @@ def test_others_misuse(device):
         pass
     with pytest.raises(RuntimeError, match="off\\(\\) without on"):
         torch_reduce.replace("amax", device).off()
+
+
+# --- what torch.compile compiles --------------------------------------------------------------------------------------
+
+# More of torch's calls, by the function whose replacement makes them ours.
+MORE = {
+    "sum": [
+        lambda x: torch.sum(x),
+        lambda x: x.sum(axis=1, keepdims=True),
+        lambda x: x.bfloat16().sum((0, 1), dtype=torch.float64),
+        lambda x: x.sum_to_size(1, 5000),
+        lambda x: torch.sum(x, 1, out=x.new_empty(64)),
+        lambda x: F.l1_loss(x, -x, reduction="sum"),
+        lambda x: F.mse_loss(x, x / 2, reduction="sum"),
+        lambda x: torch.vmap(torch.sum)(x),
+    ],
+    "mean": [lambda x: torch.mean(x), lambda x: F.mse_loss(x, x / 2), lambda x: F.soft_margin_loss(x, x.sign())],
+    "any": [lambda x: torch.any(x > 40, 0, True)],
+    "vector_norm": [
+        lambda x: torch.norm(x),
+        lambda x: x.norm(dim=1),
+        lambda x: torch.linalg.norm(x[0]),
+        lambda x: torch.ops.aten.norm.Scalar(x, 3),
+        lambda x: torch.dist(x[0], x[1]),
+        lambda x: torch.linalg.matrix_norm(x),
+    ],
+    "std": [lambda x: torch.std(x, 1, False)],
+}
+CALLS = {name: [torchs for torchs, _ in OTHERS.get(name, [])] + MORE.get(name, []) for name in ["sum", *OTHERS]}
+del CALLS["std"][1]  # it resizes out=, which Dynamo refuses
+
+
+@pytest.fixture
+def decomposing():
+    """A backend with Inductor's decompositions and no code of its own, which notes the operators of each graph."""
+    torch._dynamo.reset()
+    seen = []
+
+    def backend(module, inputs):
+        from functorch.compile import make_boxed_func
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._inductor.decomposition import select_decomp_table
+
+        def note(graph, _):
+            seen.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+            return make_boxed_func(graph.forward)
+
+        return aot_autograd(fw_compiler=note, decompositions=select_decomp_table())(module, inputs)
+
+    backend.seen = seen
+    return backend
+
+
+def ours_in(graph):
+    return [operator for operator in graph if operator.startswith("gpureduce.")]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_compiled(name, decomposing, device):
+    """Each function in each of its forms, under Inductor's decompositions: ours inside, torch's before and after."""
+    x = data((64, 5000), "float32", device=device)
+    x = 1 + x / x.abs().max() / 64 if name == "prod" else x
+
+    def function(x):
+        return [call(x) for call in CALLS[name]]
+
+    compiled = torch.compile(function, fullgraph=True, backend=decomposing)
+    before = compiled(x)
+    with torch_reduce.replace(name, device):
+        wanted, inside = function(x), compiled(x)
+    after = compiled(x)
+    first, second = decomposing.seen
+    assert not ours_in(first) and len(ours_in(second)) == len(CALLS[name]), second
+    for ours, eager in zip(inside, wanted, strict=True):
+        assert_same_bits(ours, eager)
+        assert ours.stride() == eager.stride()
+    for new, old in zip(after, before, strict=True):
+        assert_same_bits(new, old)
+
+
+def test_compiled_gradients(decomposing, device):
+    """The sums that autograd makes of broadcasts are ours too; those inside of a softmax are not, as in eager mode."""
+    x, bias = data((64, 300), "float32", device=device), torch.zeros(300, device=device, requires_grad=True)
+    weights = data((64, 300), "float32", seed=2, device=device)
+
+    def function(x, bias):
+        return (x + bias) * weights + (x / 4096).softmax(1), (x * bias).std(1), torch.var_mean(x + bias)[1]
+
+    def gradient(function):
+        results = function(x, bias)
+        return torch.autograd.grad(results, bias, [torch.ones_like(each) for each in results])[0]
+
+    compiled = torch.compile(function, fullgraph=True, backend=decomposing)
+    before = gradient(compiled)
+    with torch_reduce.replace(devices=device):
+        assert_same_bits(gradient(compiled), gradient(function))
+    assert_same_bits(gradient(compiled), before)
+    forward, backward = decomposing.seen[2:]
+    assert sorted(ours_in(forward)) == ["gpureduce._var_mean.default"] * 2
+    assert "aten.sum.dim_IntList" in forward  # the softmax's
+    assert backward.count("gpureduce.sum.default") >= 2 and "aten.sum.dim_IntList" not in backward
+
+
+def test_compiled_leaves(decomposing, device):
+    """What ours do not take is torch's, as in test_others_leave."""
+    x = torch.ones(3, 4, device=device)
+    z = x.to(torch.complex64)
+    calls = [
+        lambda: z.prod(1),
+        lambda: torch.linalg.vector_norm(x, 2.5, 1),
+        lambda: torch.all(x, ()),
+        lambda: torch.logsumexp(x.int(), 1),
+        lambda: torch.logsumexp(x[:, :0], 1),
+        lambda: z.var(1),
+        lambda: x.std(1, correction=4),
+        lambda: x[0].int().dot(x[1].int()),
+    ]
+    compiled = torch.compile(lambda: [call() for call in calls], fullgraph=True, backend=decomposing)
+    called = {"amax", "sum"}  # by torch's logsumexp, in eager mode too
+    with torch_reduce.replace(CALLS.keys() - called, device):
+        compiled()
+    assert len(decomposing.seen) == 1 and not ours_in(decomposing.seen[0])
+
+
+def test_compiled_sizes(decomposing, device):
+    """One graph for all sizes, and for sizes that only the data decide."""
+
+    def function(x):
+        v = x[x > 0]
+        return x.sum(1), x.amax(1), x.std(0), x.logsumexp(0), v.amax(), v.var(), v.dot(v)
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=decomposing)
+    with (
+        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, error_on_recompile=True),
+        torch_reduce.replace(devices=device),
+    ):
+        for shape in ((20, 30), (7, 400)):
+            x = data(shape, "float32", device=device)
+            for ours, eager in zip(compiled(x), function(x), strict=True):
+                assert_same_bits(ours, eager)
+    assert len(ours_in(decomposing.seen[0])) == 7
+
+
+def test_compiled_states(x, decomposing, device):
+    """Each set of replaced functions has code of its own, in all threads, which is not compiled again."""
+    compiled = torch.compile(lambda x: (x.sum(1), x.var(1)), fullgraph=True, backend=decomposing)
+    sums, variances = torch_reduce.replace("sum", device), torch_reduce.replace(["var"], device)
+
+    def is_ours():
+        found = []
+        thread = threading.Thread(target=lambda: found.extend(compiled(x)))
+        thread.start()
+        thread.join()
+        for ours, threads in zip(compiled(x), found, strict=True):
+            assert_same_bits(threads, ours)
+        return torch.equal(found[0], torch_reduce.sum(x, 1)), torch.equal(found[1], torch_reduce.var(x, 1))
+
+    for _ in range(2):
+        assert is_ours() == (False, False)
+        with sums:
+            assert is_ours() == (True, False)
+            variances.on()
+            with sums:
+                assert is_ours() == (True, True)
+            sums.off()
+            assert is_ours() == (False, True)
+            sums.on()
+            variances.off()
+        assert len(decomposing.seen) == 4
+    with pytest.raises(KeyError), sums:
+        raise KeyError
+    assert is_ours() == (False, False)
+
+
+def test_switched_in_a_compiled_call(x, decomposing, device):
+    """The switch breaks the graph; what is compiled behind it is ours. A full graph cannot hold it."""
+
+    def function(x):
+        with replace_torch_sum(device):
+            inside = rows(x)
+        return inside, x.sum(1)
+
+    def rows(x):
+        return x.sum(1) + 0
+
+    wanted = torch_reduce.sum(x, 1)
+    inside, after = torch.compile(function, backend=decomposing)(x)
+    assert torch.equal(inside, wanted) and not torch.equal(after, wanted)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(function, backend=decomposing, fullgraph=True)(x)
+    assert not is_on(device)
+
+
+def test_inductor(x, device):
+    """Inductor's code has our bits forwards and backwards while it is on, and no cache takes one for the other."""
+    bias = torch.zeros(5000, device=device, requires_grad=True)
+
+    def function(x):
+        return ((x + bias) * x).sum(1), x.var(1), torch.linalg.vector_norm(x, 3, 1)
+
+    def run(function):
+        results = function(x)
+        return [*results, *torch.autograd.grad(results[0], bias, torch.linspace(1, 2, 64, device=device))]
+
+    eager = run(function)
+    compiled = torch.compile(function, fullgraph=True)
+    for forget in (False, False, True):
+        if forget:
+            torch._dynamo.reset()
+        outside = run(compiled)
+        if forget:
+            torch._dynamo.reset()
+        with torch_reduce.replace(devices=device):
+            for ours, wanted in zip(run(compiled), run(function), strict=True):
+                assert_same_bits(ours, wanted)
+            assert not any(torch.equal(ours, torchs) for ours, torchs in zip(run(compiled), outside, strict=True))
+    for new, old, torchs in zip(run(compiled), outside, eager, strict=True):
+        assert_same_bits(new, old)
+        torch.testing.assert_close(new, torchs, rtol=1e-4, atol=1e-3)
+
+
+def test_packages_are_not_replaced(device):
+    """AOTInductor's are torch's, and a warning says so once."""
+    from torch._inductor.compile_fx import compile_fx_aot
+
+    _traced._warned.clear()
+    with torch_reduce.replace(["dot", "sum"], device):
+        with pytest.warns(UserWarning, match="replace of dot, sum: AOTInductor"), pytest.raises(AssertionError):
+            torch._inductor.compile_fx.compile_fx_aot(None, [])
+        with warnings.catch_warnings(), pytest.raises(AssertionError):
+            warnings.simplefilter("error")
+            torch._inductor.compile_fx.compile_fx_aot(None, [])
+    with warnings.catch_warnings(), pytest.raises(AssertionError):
+        warnings.simplefilter("error")
+        compile_fx_aot(None, [])
+
+
+def test_a_torch_that_cannot_be_told(monkeypatch, device):
+    """Where Dynamo has changed, a warning names the functions, once."""
+    import torch._dynamo.eval_frame
+
+    monkeypatch.delattr(torch._dynamo.eval_frame, "_callback_from_stance")
+    monkeypatch.setattr(_traced, "_hook_packages", lambda: None)
+    monkeypatch.setattr(_traced, "_hooked", False)
+    monkeypatch.setattr(_traced, "_running", None)
+    _traced._warned.clear()
+    with pytest.warns(UserWarning, match="replace of amax, sum: torch.compile"):
+        torch_reduce.replace(["sum", "amax"], device).on()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch_reduce.replace(["sum", "amax"], device).on().off()
+    torch_reduce.replace(["sum", "amax"], device).off()

@@ -1,16 +1,44 @@
 """torch's own functions on ours. The kernels, and the count of those who want them, are in csrc/replace.cpp."""
 
+import threading
 from collections.abc import Iterable
 from contextlib import ContextDecorator
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
+from torch.compiler import is_dynamo_compiling
+
+from . import _traced
 
 __all__ = ["replace", "replace_torch_sum"]
+
+_Name: TypeAlias = Literal[
+    "sum",
+    "mean",
+    "nansum",
+    "prod",
+    "amax",
+    "amin",
+    "any",
+    "all",
+    "count_nonzero",
+    "vector_norm",
+    "logsumexp",
+    "var",
+    "std",
+    "var_mean",
+    "std_mean",
+    "dot",
+]
+_Device: TypeAlias = Literal["cuda", "cpu"]
+
+_switch = threading.Lock()
 
 
 class replace(ContextDecorator):
     """Runs torch's own reductions on ours, in code that stays as it is: :class:`replace_torch_sum` for any of them.
+
+    ``replace()`` is for all of them, ``replace("sum")`` for one.
 
     ====================  ======================================================================
     name                  torch's functions
@@ -20,7 +48,8 @@ class replace(ContextDecorator):
     ``"nansum"``          ``torch.nansum``
     ``"prod"``            ``torch.prod``
     ``"amax"``            ``torch.amax``; and ``"amin"`` likewise
-    ``"any"``, ``"all"``  ``torch.any``, ``torch.all``
+    ``"any"``             ``torch.any``
+    ``"all"``             ``torch.all``, and no other function
     ``"count_nonzero"``   ``torch.count_nonzero`` with dims
     ``"vector_norm"``     ``torch.linalg.vector_norm`` and ``torch.norm`` of the orders that :func:`vector_norm` has
     ``"logsumexp"``       ``torch.logsumexp`` of floats, without ``out=``
@@ -29,11 +58,11 @@ class replace(ContextDecorator):
     ``"dot"``             ``torch.dot`` of real floats, without ``out=``
     ====================  ======================================================================
 
-    All else is as :class:`replace_torch_sum` says: what is left to the original kernel, what is never reached, that it
-    is a switch of the whole process, and how it nests.
+    :class:`replace_torch_sum` says the rest: what is left to the original kernel, what is never reached, what
+    ``torch.compile`` makes of it, that it is a switch of the whole process, and how it nests.
 
     Args:
-        names: one of these names, or several.
+        names: one of these names, or several. Without it: all of them.
         devices: ``"cuda"`` (the default), ``"cpu"``, or several of them.
 
     Raises:
@@ -47,18 +76,33 @@ class replace(ContextDecorator):
 
     _title = "replace"
 
-    def __init__(self, names: str | Iterable[str], devices: str | Iterable[str] = "cuda") -> None:
-        self.names = [names] if isinstance(names, str) else list(names)
+    def __init__(
+        self, names: _Name | Iterable[_Name] | None = None, devices: _Device | Iterable[_Device] = "cuda"
+    ) -> None:
+        self.names = None if names is None else [names] if isinstance(names, str) else list(names)
         self.devices = [devices] if isinstance(devices, str) else list(devices)
+
+    def __repr__(self) -> str:
+        names = get_args(_Name) if self.names is None else self.names
+        on = [f"{name} {device}" in _traced.now for name in names for device in self.devices]
+        state = "on" if all(on) else "on in part" if any(on) else "off"
+        what = "everything" if self.names is None else ", ".join(self.names)
+        return f"<{self._title}: {what} on {', '.join(self.devices)}, {state}>"
 
     def on(self) -> "replace":
         """Switches the replacement on; it stays until as many :meth:`off`."""
-        torch.ops.gpureduce._replace(self._title, True, self.names, self.devices)
+        self._turn(True)
         return self
 
     def off(self) -> None:
         """Takes one :meth:`on` back."""
-        torch.ops.gpureduce._replace(self._title, False, self.names, self.devices)
+        self._turn(False)
+
+    def _turn(self, on: bool) -> None:
+        if is_dynamo_compiling():
+            raise RuntimeError(f"{self._title}: no graph can hold the switch; use it outside of what is compiled")
+        with _switch:
+            _traced.switched(frozenset(torch.ops.gpureduce._replace(self._title, on, self.names, self.devices)))
 
     __enter__ = on
 
@@ -101,5 +145,5 @@ class replace_torch_sum(replace):
 
     _title = "replace_torch_sum"
 
-    def __init__(self, devices: str | Iterable[str] = "cuda") -> None:
+    def __init__(self, devices: _Device | Iterable[_Device] = "cuda") -> None:
         super().__init__("sum", devices)
