@@ -69,6 +69,9 @@ class replace(ContextDecorator):
         ValueError: another name or device, or one named twice.
         RuntimeError: ``"cuda"`` where the library was built without CUDA; more :meth:`off` than :meth:`on`.
 
+    Warns:
+        UserWarning: something that is compiled cannot have our bits, once for each reason.
+
     >>> with torch_reduce.replace(["sum", "amax"], devices="cpu"):
     ...     torch.ones(3, 4).amax(1)
     tensor([1., 1., 1.])
@@ -124,8 +127,11 @@ class replace_torch_sum(replace):
 
     **Not taken**, and left to the original kernel: dtypes that torch cannot sum, more than 64 dims, named tensors, and
     layouts that are not strided. Never reached: reductions that aten does not make with its sum (``mean`` on CUDA,
-    ``cross_entropy``, norms, matrix products, most gradients of convolutions and normalizations), and what Inductor
-    (``torch.compile``) compiles, as it generates code for a sum by itself.
+    ``cross_entropy``, norms, matrix products, most gradients of convolutions and normalizations).
+
+    **torch.compile**: compiled code has our bits too while it is on, forwards and backwards, and torch's own before and
+    after. A model is compiled once for each set of replaced functions that it meets. AOTInductor does not replace, and
+    warns; nor can a full graph hold the switch itself (docs/models.md).
 
     **It is a switch of the whole process**: other threads get our kernels too, from the first one's ``on`` to the last
     one's ``off``. It nests, in any order and from any threads, survives exceptions, and at the end the dispatcher's
