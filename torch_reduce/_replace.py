@@ -50,7 +50,7 @@ class replace(ContextDecorator):
     ``"amax"``            ``torch.amax``; and ``"amin"`` likewise
     ``"any"``             ``torch.any``
     ``"all"``             ``torch.all``, and no other function
-    ``"count_nonzero"``   ``torch.count_nonzero`` with dims
+    ``"count_nonzero"``   ``torch.count_nonzero``
     ``"vector_norm"``     ``torch.linalg.vector_norm`` and ``torch.norm`` of the orders that :func:`vector_norm` has
     ``"logsumexp"``       ``torch.logsumexp`` of floats, without ``out=``
     ``"var"``, ``"std"``  ``torch.var``, ``torch.std`` of real floats

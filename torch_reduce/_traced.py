@@ -128,9 +128,10 @@ def _replaced_in_inductor(replaced: frozenset[str]) -> Iterator[None]:
         before = {operator: table[operator] for operator in ours if operator in table}
         table.update(ours)
         decomposition.fast_random_decomps.cache_clear()  # it is made of the table
-        tag = " ".join([torch.compiler.config.cache_key_tag, "torch_reduce.replace", *sorted(replaced)])
+        config: Any = torch.compiler.config
+        tag = " ".join([config.cache_key_tag, "torch_reduce.replace", *sorted(replaced)])
         try:
-            with torch.compiler.config.patch(cache_key_tag=tag):
+            with config.patch(cache_key_tag=tag):
                 yield
         finally:
             for operator in ours:
