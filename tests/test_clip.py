@@ -1,5 +1,6 @@
 """Sums of powers of many tensors at once, the norm of all their elements, and clipping by it."""
 
+import inspect
 import math
 
 import numpy as np
@@ -188,18 +189,104 @@ def test_clip(ord, foreach, device):
 
 @pytest.mark.parametrize("foreach", [None, False, True])
 def test_clipped_bits(foreach, device):
-    """Each gradient times the factor in its own dtype, rounded once, in any layout: the same bits everywhere."""
-    for name in [*FLOATS, "complex64"]:
+    """Each gradient times a factor of float32 or float64, rounded once, in any layout: the same bits everywhere."""
+    for name in [*FLOATS, "complex64", "complex32"]:
         tensors = [t for t in arrays(name, device) if not (t.numel() and 0 in t.stride())]
         parameters = [nn.Parameter(torch.empty_like(t)) for t in tensors]
         for p, t in zip(parameters, tensors, strict=True):
             p.grad = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device).copy_(t)
         total = torch_reduce.clip_grad_norm_(parameters, 0.37, foreach=foreach)
-        factor = (0.37 / (total.cpu() + 1e-6)).to(dtype_of(name).to_real())
+        wide = torch.promote_types(dtype_of(name), torch.float32)
+        factor = (0.37 / (total.cpu().double() + 1e-6)).to(wide.to_real())
         assert factor < 1
         for p, t in zip(parameters, tensors, strict=True):
-            wide = t.cpu().double() if t.dtype.itemsize < 4 else t.cpu()
-            assert_same_bits(p.grad.cpu(), (wide * factor).to(t.dtype), f"{name} {tuple(t.shape)}")
+            parts = [torch.view_as_real(x) if x.is_complex() else x for x in (p.grad.cpu(), t.cpu())]
+            expected = (parts[1].to(wide.to_real()) * factor).to(parts[1].dtype)
+            assert_same_bits(parts[0], expected, f"{name} {tuple(t.shape)}")
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "complex32"])
+def test_norm_after_clipping(name, device):
+    """A factor below the smallest number of the gradients' dtype clips all the same."""
+    parameter = nn.Parameter(torch.empty(10**6, dtype=dtype_of(name), device=device))
+    parameter.grad = torch.full_like(parameter, 30000.0)
+    torch_reduce.clip_grad_norm_([parameter], 1.0)
+    assert float(torch_reduce.get_total_norm([parameter.grad])) == pytest.approx(1, rel=2e-3)
+
+
+class Subclass(torch.Tensor):
+    """A tensor that no call for many tensors takes as it is."""
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_clipped_subclasses(name, device):
+    """Other tensors one by one, and conjugated views, with the same bits as plain ones."""
+    results = []
+    for kind in (torch.Tensor, Subclass):
+        parameter = nn.Parameter(data((700,), name, device=device))
+        parameter.grad = parameter.detach().clone().as_subclass(kind)
+        torch_reduce.clip_grad_norm_([parameter], 0.37)
+        results.append(parameter.grad.as_subclass(torch.Tensor))
+    assert_same_bits(*results)
+
+
+def test_clipped_conjugates(device):
+    """A gradient that is a conjugated view is scaled in place."""
+    parameter = nn.Parameter(data((700,), "complex64", device=device))
+    parameter.grad = parameter.detach().clone().conj()
+    before = parameter.grad.resolve_conj().clone()
+    total = torch_reduce.clip_grad_norm_([parameter], 0.37)
+    torch.testing.assert_close(parameter.grad.resolve_conj(), before * (0.37 / total))
+
+
+@pytest.mark.parametrize("value", [1.0, math.inf, math.nan])
+def test_infinite_max_norm(value, device):
+    """It scales nothing, whatever the norm is; another one makes the rest 0 where an element is infinite, as torch."""
+    parameter = nn.Parameter(torch.ones(3, device=device))
+    parameter.grad = torch.tensor([1.0, value, 2.0], device=device)
+    before = parameter.grad.clone()
+    torch_reduce.clip_grad_norm_([parameter], math.inf)
+    assert_same_bits(parameter.grad, before)
+    parameter.grad[1] = math.inf
+    torch_reduce.clip_grad_norm_([parameter], 1.0)
+    assert_same_bits(parameter.grad, torch.tensor([0.0, math.nan, 0.0], device=device))
+
+
+@pytest.mark.parametrize("ord, alone", [(math.inf, 0.0), (-math.inf, math.inf), (2.0, 0.0), (0.0, 0.0)])
+def test_tensors_without_elements(ord, alone, device):
+    """They count for nothing, wherever they stand in the list."""
+    nothing, some = torch.empty(0, 2, device=device), torch.tensor([3.0, -2.0], device=device)
+    for tensors in ([nothing, some], [some, nothing], [nothing, some, nothing]):
+        assert_same_bits(torch_reduce.get_total_norm(tensors, ord), torch_reduce.get_total_norm([some], ord))
+    assert float(torch_reduce.get_total_norm([nothing], ord)) == alone
+    parameters = [nn.Parameter(t) for t in (nothing, some)]
+    for p in parameters:
+        p.grad = p.detach().clone()
+    torch_reduce.clip_grad_norm_(parameters, 0.5, ord)
+    assert float(parameters[1].grad.abs().max()) < 3
+    with pytest.raises(RuntimeError, match="floating point or complex tensor as input. Got Int"):
+        torch_reduce.get_total_norm([nothing.int()], ord)
+
+
+def test_arguments():
+    """torch's arguments, in torch's order; a generator, and one tensor alone; foreach on other devices."""
+    ours, theirs = (
+        inspect.signature(f).parameters.values() for f in (torch_reduce.clip_grad_norm_, nn.utils.clip_grad_norm_)
+    )
+    assert [(p.name, p.kind, p.default) for p in ours][: len(theirs)] == [(p.name, p.kind, p.default) for p in theirs]
+    model = model_of("cpu")
+    total = torch_reduce.get_total_norm([p.grad for p in model.parameters()])
+    assert_same_bits(torch_reduce.clip_grad_norm_(model.parameters(), 0.5), total)
+    weight = model[0].weight
+    assert_same_bits(torch_reduce.clip_grad_norm_(weight, 1e9), torch_reduce.vector_norm(weight.grad))
+    meta = nn.Parameter(torch.empty(3, device="meta"))
+    meta.grad = torch.empty(3, device="meta")
+    for clip in (torch_reduce.clip_grad_norm_, nn.utils.clip_grad_norm_):
+        with pytest.raises(RuntimeError, match="foreach=True was passed, but can't use the foreach API on meta"):
+            clip([meta], 1.0, foreach=True)
+        with pytest.warns(UserWarning, match="is an empty generator, no gradient clipping will occur") as warned:
+            assert float(clip((p for p in []), 1.0)) == 0
+        assert [w.filename for w in warned] == [__file__]
 
 
 def test_nonfinite(device):

@@ -687,6 +687,22 @@ def clip(group, sizes, wanted):
                 assert_same_bits(p.grad.to_local() if local else p.grad, local_of(x, p.grad) if local else x)
 
 
+def norm_with_nothing(group, sizes):
+    """The largest and the smallest magnitude of a list in which a DTensor has no elements."""
+    mesh = mesh_of(sizes)
+    some = data((9, 4), "float32", device=here())
+    nothing = cut(some[:0], mesh, [S0])
+    for ord in (math.inf, -math.inf):
+        wanted = torch_reduce.get_total_norm([some], ord)
+        for tensors in ([nothing, some], [cut(some, mesh, [S0]), nothing]):
+            assert_same_bits(torch_reduce.get_total_norm(tensors, ord), wanted)
+
+
+def test_norm_with_nothing(world):
+    """It counts for nothing."""
+    world.run(2, norm_with_nothing, (2,))
+
+
 PARAMETERS = [((40, 300), "float32"), ((33, 7), "bfloat16"), ((5,), "float32"), ((9, 9), "float32")]
 PARAMETERS += [((20_001,), "bfloat16"), ((3, 4100), "float32")]
 

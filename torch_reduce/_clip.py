@@ -1,6 +1,8 @@
 """The norm of many tensors as if they were one vector, and clipping by it: as in torch.nn.utils, with fixed bits."""
 
+import warnings
 from collections.abc import Iterable, Sequence
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -38,8 +40,11 @@ def _accumulators(tensors: list[Tensor], operator: str, ord: float) -> Tensor:
     """An operator's accumulators, one of all elements of each tensor: a sum of powers, or the largest or smallest."""
     cut: list[int] = []
     plain: dict[torch.dtype | None, list[int]] = {}
+    blocks: list[tuple[list[int], Tensor]] = []
     for i, t in enumerate(tensors):
-        if not mesh_of(t):
+        if ord not in _JOINS and not t.numel():
+            blocks.append(([i], _largest_of_nothing(t, operator, ord)))
+        elif not mesh_of(t):
             plain.setdefault(_accumulator(t.dtype), []).append(i)
         elif _outside(t):
             raise ValueError(
@@ -48,7 +53,6 @@ def _accumulators(tensors: list[Tensor], operator: str, ord: float) -> Tensor:
             )
         else:
             cut.append(i)
-    blocks = []
     for dtype, some in plain.items():
         if ord in _JOINS:
             blocks.append((some, _ops._powsums([tensors[i] for i in some], ord, dtype=dtype)))
@@ -61,6 +65,17 @@ def _accumulators(tensors: list[Tensor], operator: str, ord: float) -> Tensor:
         found = reduce_all(operator, given, [_accumulator(t.dtype) for t in given])
         blocks += [([cut[i] for i in some], block) for some, block in found]
     return _side_by_side(blocks, tensors[0].device)
+
+
+def _largest_of_nothing(tensor: Tensor, operator: str, ord: float) -> Tensor:
+    """The accumulator of a tensor without elements, to which every other one is preferred."""
+    own = _local(tensor)
+    return getattr(_ops, operator)(own.new_zeros(1), dtype=_accumulator(own.dtype)).fill_(max(0.0, -ord))[None]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """What this rank has of a DTensor, or the tensor itself."""
+    return tensor.to_local() if mesh_of(tensor) else tensor
 
 
 def _outside(tensor: Tensor) -> bool:
@@ -143,8 +158,10 @@ def get_total_norm(
 
     Returns:
         A tensor without dims, on the first tensor's device: float64 if a tensor is of double precision, and float32
-        otherwise, where torch's has the dtype of the tensors. The norm of no tensors is 0. With ``group``, a rank that
-        has no tensors gets it on the CPU, if the group has a backend for that, and otherwise on the current GPU.
+        otherwise, where torch's has the dtype of the tensors. The norm of no tensors is 0. A tensor without elements
+        counts for nothing, also for ``inf`` and ``-inf``, for which torch raises an error; alone it has norm 0, and
+        for ``-inf`` norm ``inf``. With ``group``, a rank that has no tensors gets the result on the CPU, if the group
+        has a backend for that, and otherwise on the current GPU.
 
     Raises:
         RuntimeError: the norm is not finite, and ``error_if_nonfinite``; a tensor is neither floating nor complex; or,
@@ -191,8 +208,13 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scales gradients so that their norm is at most ``max_norm``, as :func:`torch.nn.utils.clip_grad_norm_` does.
 
-    The norm is that of :func:`get_total_norm`. Each gradient is multiplied by ``min(1, max_norm / (norm + 1e-6))``,
-    rounded to its dtype. So they, too, have the same bits on the CPU and on GPUs.
+    The norm is that of :func:`get_total_norm`. Each gradient is multiplied by ``min(1, max_norm / (norm + 1e-6))``. The
+    factor is computed in float64, and rounded to float32 for gradients of less than double precision. A product is
+    computed in that precision and rounded once to the gradient's dtype, where torch rounds the factor to it first. So
+    the gradients, too, have the same bits on the CPU and on GPUs.
+
+    A ``max_norm`` of ``inf`` scales nothing, whatever the norm is: it asks for the norm alone. A norm that is infinite
+    makes the factor 0 for any other ``max_norm``, and infinite elements NaN; a NaN norm makes all NaN, as in torch.
 
     Args:
         parameters: tensors, or one tensor, whose gradients are scaled in place. Those without a gradient count for
@@ -200,7 +222,8 @@ def clip_grad_norm_(
         max_norm: the largest norm of the gradients after the call.
         norm_type: as for :func:`get_total_norm`.
         error_if_nonfinite: as for :func:`get_total_norm`. Then no gradient is scaled.
-        foreach: as in torch: whether to scale many gradients in one launch.
+        foreach: as in torch: whether to scale many gradients in one launch. ``True`` is an error for gradients that are
+            neither on the CPU nor on a CUDA device.
         group: as for :func:`get_total_norm`.
         places: as for :func:`get_total_norm`, of the parameters. Those without a gradient leave theirs empty.
 
@@ -209,27 +232,42 @@ def clip_grad_norm_(
 
     Raises:
         RuntimeError, NotImplementedError, ValueError: as :func:`get_total_norm`.
+
+    Warns:
+        UserWarning: ``parameters`` is a generator that gives none, as one that has been used before.
     """
+    given = parameters
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    if isinstance(given, GeneratorType) and not parameters:
+        warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3)
     total = _total_norm([p.grad for p in parameters], float(norm_type), error_if_nonfinite, group, places)
     _scale([p.grad for p in parameters if p.grad is not None], float(max_norm), total, foreach)
     return total
 
 
 def _scale(gradients: list[Tensor], max_norm: float, total: Tensor, foreach: bool | None) -> None:
-    """Multiplies each by one factor of its dtype, as which many are scaled in one launch; of a DTensor what is here."""
-    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    """Multiplies each by one factor, many in one launch; of a DTensor what is here."""
     alike: dict[tuple[torch.device, torch.dtype, bool], list[Tensor]] = {}
     for gradient in gradients:
-        own = gradient.to_local() if mesh_of(gradient) else gradient
+        own = _local(gradient)
         alike.setdefault((own.device, own.dtype, type(own) is Tensor), []).append(own)
-    for (device, dtype, plain), some in alike.items():
-        supported = device.type in ("cpu", "cuda")
-        if foreach and not supported:
+    for device, _, _ in alike:
+        if foreach and device.type not in ("cpu", "cuda"):
             raise RuntimeError(f"foreach=True was passed, but can't use the foreach API on {device.type} tensors")
-        here = factor.to(device, dtype.to_real())
-        if foreach or (foreach is None and supported and plain):
-            torch._foreach_mul_(some, here)
-        else:
+    if max_norm == _INFINITY:
+        return
+    factor = torch.clamp(max_norm / (total.double() + 1e-6), max=1.0)
+    for (device, dtype, plain), some in alike.items():
+        wide = torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+        here = factor.to(device, wide)
+        if not plain or device.type not in ("cpu", "cuda"):
             for gradient in some:
-                gradient.mul_(here)
+                gradient.copy_(gradient.to(torch.promote_types(dtype, wide)) * here)
+            continue
+        if dtype.is_complex:
+            some = [torch.view_as_real(gradient.conj() if gradient.is_conj() else gradient) for gradient in some]
+        for together in [some] if foreach is not False else [[gradient] for gradient in some]:
+            if some[0].dtype == wide:
+                torch._foreach_mul_(together, here)
+            else:  # torch's other multiplications round the factor to the dtype of the tensors
+                torch._amp_foreach_non_finite_check_and_unscale_(together, torch.zeros_like(here), here)
