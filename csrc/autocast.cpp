@@ -1,6 +1,5 @@
-// torch.autocast, with torch's own policy: on CUDA, sums of smaller floats have float32 results, unless the call names a dtype.
-// The op reads the smaller floats itself, so the input is neither cast nor copied. On the CPU torch.sum has no policy, and
-// neither have our ops.
+// torch.autocast, with torch's own policies: some operations on smaller floats have float32 results, unless the call names a
+// dtype. The op reads the smaller floats itself, so the input is neither cast nor copied.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
@@ -15,17 +14,27 @@ at::Tensor call(const at::Tensor& self, OptionalDims dim, bool keepdim, Optional
   return functional<op>().call(self, dim, keepdim, dtype);
 }
 
+template <Operation op, at::DeviceType device>
+void put(torch::Library& m) {
+  using namespace at::autocast;
+  m.impl(name_of(op),
+         TORCH_FN((WrapFunction<CastPolicy::fp32_set_opt_dtype, device, Functional, Functional, &call<op>>::type::call)));
+}
+
 }  // namespace
 
 }  // namespace gpureduce
 
 TORCH_LIBRARY_IMPL(gpureduce, AutocastCUDA, m) {
   using namespace gpureduce;
-  using namespace at::autocast;
   for_each_operation([&](auto op) {
-    if constexpr (info(op).autocasts)
-      m.impl(
-          name_of(op),
-          TORCH_FN((WrapFunction<CastPolicy::fp32_set_opt_dtype, at::kCUDA, Functional, Functional, &call<op>>::type::call)));
+    if constexpr (info(op).autocasts) put<op, at::kCUDA>(m);
+  });
+}
+
+TORCH_LIBRARY_IMPL(gpureduce, AutocastCPU, m) {
+  using namespace gpureduce;
+  for_each_operation([&](auto op) {
+    if constexpr (info(op).autocasts_on_cpu()) put<op, at::kCPU>(m);
   });
 }

@@ -209,8 +209,10 @@ at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims
 template <Operation op>
 at::Tensor& reduce_out(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype,
                        at::Tensor& out) {
-  if (torch::autograd::compute_requires_grad(self, out)) torch::autograd::throw_error_out_requires_grad(name_of(op));
-  TORCH_CHECK_NOT_IMPLEMENTED(!torch::autograd::isFwGradDefined(self) && !torch::autograd::isFwGradDefined(out),
+  constexpr bool kGradient = info(op).has_gradient();
+  if (kGradient && torch::autograd::compute_requires_grad(self, out))
+    torch::autograd::throw_error_out_requires_grad(name_of(op));
+  TORCH_CHECK_NOT_IMPLEMENTED(!kGradient || !(torch::autograd::isFwGradDefined(self) || torch::autograd::isFwGradDefined(out)),
                               "Trying to use forward AD with ", name_of(op),
                               "_out that does not support it because it is an out= function");
   const at::AutoDispatchBelowAutograd below;

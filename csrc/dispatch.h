@@ -39,7 +39,9 @@ const c10::TypedOperatorHandle<OutVariant>& out_variant() {
 // for the operator under vmap as well, where torch would call it for each element of a batch.
 template <class Function>
 void composite(torch::Library& m, const std::string& name, Function function) {
-  for (const auto key : {c10::DispatchKey::CompositeImplicitAutograd, c10::DispatchKey::FuncTorchBatchedDecomposition})
+  using Key = c10::DispatchKey;
+  for (const auto key :
+       {Key::CompositeImplicitAutograd, Key::CompositeImplicitAutogradNestedTensor, Key::FuncTorchBatchedDecomposition})
     m.impl(name.c_str(), torch::dispatch(key, function));
 }
 

@@ -7,13 +7,22 @@ namespace gpureduce {
 
 namespace {
 
+// torch.any and torch.all reduce no dims if the list of them is empty; its other functions, and the rows, all dims.
+template <Operation op>
+bool reduces_nothing(OptionalDims dim) {
+  return info(op).typing == Typing::truth && dim && dim->empty();
+}
+
 template <Operation op>
 at::Tensor reduce(const at::Tensor& self, OptionalDims dim, bool keepdim) {
+  if (reduces_nothing<op>(dim)) return functional<op>().call(self.unsqueeze(-1), at::IntArrayRef(-1), false, std::nullopt);
   return functional<op>().call(self, dim, keepdim, std::nullopt);
 }
 
 template <Operation op>
 at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, at::Tensor& out) {
+  if (reduces_nothing<op>(dim))
+    return out_variant<op>().call(self.unsqueeze(-1), at::IntArrayRef(-1), false, std::nullopt, out);
   return out_variant<op>().call(self, dim, keepdim, std::nullopt, out);
 }
 

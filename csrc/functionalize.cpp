@@ -30,7 +30,7 @@ at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, O
   // that is complex.
   constexpr bool kSum = info(op).has_dtype();
   const at::Tensor value = functional<op>().call(input, dim, keepdim, kSum ? OptionalDtype(result) : dtype);
-  functionalization::replace_(out, value);
+  functionalization::replace_(out, value.to(result));  // a truth may be a bool or uint8
   functionalization::commit_update(out);
   functionalization::sync(out);
   return out;

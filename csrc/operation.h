@@ -19,12 +19,12 @@ enum class Combine : uint8_t { sum, largest, product, logsum };
 // same   real ones; of the same dtype
 // count  any; int64
 // truth  any; bool, of uint8 uint8
-// log    real ones; of the same dtype, integers float32
+// log    real ones; of the same dtype, integers float32; or as dtype= says
 // pair   real ones; complex numbers, whose parts are those of the accumulator
 enum class Typing : uint8_t { sum, mean, real, norm, same, count, truth, log, pair };
 
 // Each row has a name, its typing, map, combine and finish, and whether torch.autocast makes the result float32 on CUDA (torch
-// lists those in AT_FORALL_FP32_SET_OPT_DTYPE and AT_FORALL_FP32). Those that begin with _ have no dtype= for their users, or
+// lists those in AT_FORALL_FP32_SET_OPT_DTYPE and AT_FORALL_FP32; its list for the CPU has products alone). Those that begin with _ have no dtype= for their users, or
 // are the norms, a power each, of which norm.cpp chooses; the product of all elements that are not zero, for gradients; and the
 // norms of numbers that are sums of powers already.
 #define GPUREDUCE_OPERATIONS(X)                                       \
@@ -38,7 +38,7 @@ enum class Typing : uint8_t { sum, mean, real, norm, same, count, truth, log, pa
   X(_any, truth, nonzero, sum, none, false)                           \
   X(_all, truth, nonzero, sum, all, false)                            \
   X(_count_nonzero, count, nonzero, sum, none, false)                 \
-  X(_logsumexp, log, exponent, logsum, logarithm, false)              \
+  X(_logsumexp, log, exponent, logsum, logarithm, true)               \
   X(_logsum, pair, exponent, logsum, none, false)                     \
   X(_norm_0, norm, nonzero, sum, none, true)                          \
   X(_norm_1, norm, magnitude, sum, none, true)                        \
@@ -67,7 +67,11 @@ struct OperationInfo {
 
   constexpr bool is_norm() const { return typing == Typing::norm; }
   // Whether dtype= is that of the result, which may be any that is asked for; an `out` then asks, too.
-  constexpr bool has_dtype() const { return typing == Typing::sum || typing == Typing::mean || typing == Typing::real; }
+  constexpr bool has_dtype() const {
+    return typing == Typing::sum || typing == Typing::mean || typing == Typing::real || typing == Typing::log;
+  }
+  constexpr bool has_gradient() const { return typing != Typing::count && typing != Typing::truth; }
+  constexpr bool autocasts_on_cpu() const { return autocasts && combine == Combine::product; }
   // Whether the gradient depends on the input's elements, and whether on the result; what it depends on is kept for it.
   constexpr bool keeps_input() const {
     return typing == Typing::norm || typing == Typing::same || typing == Typing::real || combine == Combine::product ||
@@ -102,7 +106,10 @@ inline Accumulator accumulator_of(Operation op, DType in, DType out) {
     return wide ? Accumulator::product_f64 : Accumulator::product_f32;
   }
   if (row.typing == Typing::same) return largest_of(info(in));
-  if (row.combine == Combine::logsum) return own == Accumulator::f32 ? Accumulator::logsum_f32 : Accumulator::logsum_f64;
+  if (row.combine == Combine::logsum) {
+    const bool wide = out == DType::Double || own != Accumulator::f32;
+    return wide ? Accumulator::logsum_f64 : Accumulator::logsum_f32;
+  }
   if (!row.is_norm()) return accumulator_of(in, out, out == DType::Bool ? Map::nonzero : Map::value);
   const bool wide = out == DType::Double || own == Accumulator::f64 || own == Accumulator::c128;
   if (row.combine == Combine::largest) return wide ? Accumulator::largest_f64 : Accumulator::largest_f32;

@@ -96,9 +96,15 @@ at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dty
 }
 
 at::ScalarType out_type(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
+  const OperationInfo row = info(op);
+  if (row.typing == Typing::truth && (out.scalar_type() == at::kBool || out.scalar_type() == at::kByte))
+    return out.scalar_type();
+  if (row.typing == Typing::log)
+    TORCH_CHECK(at::isFloatingType(out.scalar_type()),
+                "logsumexp(): Expected floating point type for result tensor, but got: ", out.scalar_type());
   // The mean of integers needs a dtype, whatever the dtype of `out`.
   at::ScalarType result = result_type(op, self.scalar_type(), dtype);
-  if (info(op).has_dtype()) result = result_type(op, self.scalar_type(), dtype.value_or(out.scalar_type()));
+  if (row.has_dtype()) result = result_type(op, self.scalar_type(), dtype.value_or(out.scalar_type()));
   check_out_dtype(out, result);
   return result;
 }
@@ -138,8 +144,8 @@ void check_identity(Operation op, const at::Tensor& self, OptionalDims dim) {
   if (row.typing == Typing::same) {
     if (!is_zero(self.sym_numel())) return;
     const char* const name = name_of(op) + 1;
-    TORCH_CHECK_INDEX(!all, name, "(): Expected reduction dim to be specified for input.numel() == 0. ",
-                      "Specify the reduction dim with the 'dim' argument.");
+    TORCH_CHECK(!all, name, "(): Expected reduction dim to be specified for input.numel() == 0. ",
+                "Specify the reduction dim with the 'dim' argument.");
     for (int64_t d : *dim)
       TORCH_CHECK_INDEX(!is_zero(self.sym_size(d)), name, "(): Expected reduction dim ", d, " to have non-zero size.");
     return;

@@ -260,13 +260,14 @@ Tensor var(const Tensor& self, OptionalDims dim, const std::optional<at::Scalar>
 
 template <bool root>
 Tensor& var_out(const Tensor& self, OptionalDims dim, const std::optional<at::Scalar>& correction, bool keepdim, Tensor& out) {
-  const at::ScalarType result = result_type(self);
-  check_out_dtype(out, result);
+  result_type(self, out.scalar_type());  // raises errors about the input
+  TORCH_CHECK(at::isFloatingType(out.scalar_type()) && !at::isFloat8Type(out.scalar_type()), root ? "std" : "var",
+              "(): Expected out tensor to have a floating dtype of 16 bits or more, but got ", out.scalar_type(), " instead");
   check_out_place(out, self.device());
   TORCH_CHECK(!(at::GradMode::is_enabled() && (self.requires_grad() || out.requires_grad())), root ? "std" : "var",
               "(): functions with out=... arguments don't support automatic differentiation, but one of the arguments requires "
               "grad.");
-  const Tensor found = var<root>(self, dim, correction, keepdim);
+  const Tensor found = std::get<0>(both().call(self, dim, correction_of(correction), root, keepdim, out.scalar_type()));
   at::native::resize_output_symint(out, found.sym_sizes());
   return out.copy_(found);
 }

@@ -415,18 +415,31 @@ Tensor& reduce_out_functional(const Tensor& self, const Tensor& weight, Optional
 
 // --- dot ------------------------------------------------------------------------------------------------------------------
 
-// The errors are torch.dot's.
-Tensor dot(const Tensor& self, const Tensor& other, OptionalDtype dtype) {
+// Raises torch.dot's errors. The dtype of the result: under torch.autocast the wider one of two.
+OptionalDtype dot_dtype(const Tensor& self, const Tensor& other, OptionalDtype dtype) {
   TORCH_CHECK(self.dim() == 1 && other.dim() == 1, "1D tensors expected, but got ", self.dim(), "D and ", other.dim(),
               "D tensors");
-  const bool computes = self.is_cuda() || self.is_cpu();  // where autocast may be on
-  TORCH_CHECK(
-      self.scalar_type() == other.scalar_type() || (computes && at::autocast::is_autocast_enabled(self.device().type())),
-      "dot : expected both vectors to have same dtype, but found ", self.scalar_type(), " and ", other.scalar_type());
+  const auto is_eligible = [](const Tensor& x) { return x.is_floating_point() && x.scalar_type() != at::kDouble; };
+  const bool promotes =
+      self.is_cuda() && at::autocast::is_autocast_enabled(at::kCUDA) && is_eligible(self) && is_eligible(other);
+  TORCH_CHECK(self.scalar_type() == other.scalar_type() || promotes,
+              "dot : expected both vectors to have same dtype, but found ", self.scalar_type(), " and ", other.scalar_type());
   const c10::SymInt count = self.sym_size(0), others = other.sym_size(0);
   TORCH_SYM_CHECK(count.sym_eq(others), "inconsistent tensor size, expected tensor [", count, "] and src [", others,
                   "] to have the same number of elements, but got ", count, " and ", others, " elements respectively");
-  return functional().call(self, other, std::nullopt, false, dtype);
+  const at::ScalarType promoted = at::promoteTypes(self.scalar_type(), other.scalar_type());
+  return dtype || !promotes ? dtype : OptionalDtype(gpureduce::result_type(Operation::sum, promoted, {}));
+}
+
+Tensor dot(const Tensor& self, const Tensor& other, OptionalDtype dtype) {
+  return functional().call(self, other, std::nullopt, false, dot_dtype(self, other, dtype));
+}
+
+// torch.dot's `out` must have the dtype of the result.
+Tensor& dot_out(const Tensor& self, const Tensor& other, OptionalDtype dtype, Tensor& out) {
+  dtype = dot_dtype(self, other, dtype);
+  check_out_dtype(out, result_type(self, other, dtype));
+  return out_variant().call(self, other, std::nullopt, false, dtype, out);
 }
 
 void register_backend(torch::Library& m) {
@@ -443,7 +456,10 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   m.def(("weighted_sum" + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
   m.def(("weighted_sum.out" + arguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
   m.def("dot(Tensor self, Tensor other, *, ScalarType? dtype=None) -> Tensor", {at::Tag::pt2_compliant_tag});
+  m.def("dot.out(Tensor self, Tensor other, *, ScalarType? dtype=None, Tensor(a!) out) -> Tensor(a!)",
+        {at::Tag::pt2_compliant_tag});
   gpureduce::composite(m, "dot", TORCH_FN(gpureduce::weighted::dot));
+  gpureduce::composite(m, "dot.out", TORCH_FN(gpureduce::weighted::dot_out));
 }
 
 TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { gpureduce::weighted::register_backend(m); }

@@ -380,13 +380,14 @@ def reduced_dims(ndim, dim):
 def expected(tensor, dim=None, keepdim=False, dtype=None, operation=SUM):
     """The model's result for a tensor, as stored elements (..., parts)."""
     dtype = dtype and operation.result(name_of(tensor.dtype), dtype)
+    nothing = operation.name in ("any", "all") and isinstance(dim, (tuple, list)) and not dim  # as in torch
     return model.reduce(
         bytes_of(tensor),
         name_of(tensor.dtype),
         tuple(tensor.shape),
         tensor.stride(),
         tensor.storage_offset(),
-        reduced_dims(tensor.ndim, dim),
+        [] if nothing else reduced_dims(tensor.ndim, dim),
         dtype,
         keepdim,
         tensor.is_neg(),

@@ -364,7 +364,7 @@ def test_agrees_with_torch(op, name, device):
     x = elements((3, 4, 5), name, op, 69, device)
     for dim, keepdim in itertools.product((None, (), 0, -1, (0, 2), [1], (-1, 0)), (False, True)):
         dims = list(range(3)) if dim in (None, ()) else [dim] if isinstance(dim, int) else list(dim)
-        wanted = op.torch(x, dims, keepdim)
+        wanted = op.torch(x, () if dim == () and op.name in ("any", "all") else dims, keepdim)
         for form in op.forms:
             got = form(x, dim, keepdim)
             assert got.dtype == wanted.dtype and got.shape == wanted.shape
@@ -373,15 +373,19 @@ def test_agrees_with_torch(op, name, device):
 
 @every
 def test_empty(op, device):
-    """Of no elements: 1, 0, False and True; no extremum, which is an IndexError as in torch."""
+    """Of no elements: 1, 0, False and True; no extremum, with torch's errors."""
     x = torch.ones(3, 0, 2, device=device)
     if op.empty is None:
         for dim in (None, (), 1, (0, 1)):
-            with pytest.raises(IndexError, match=f"{op}.*Expected reduction dim"):
+            error = IndexError if dim else RuntimeError
+            with pytest.raises(error, match=f"{op}.*Expected reduction dim") as raised:
                 op(x, dim)
+            assert raised.type is error
         assert op(x, 0).shape == (0, 2)
         return
-    for dim, shape in ((None, ()), (1, (3, 2)), (0, (0, 2)), ((0, 1), (2,))):
+    for dim, shape in ((None, ()), ((), ()), (1, (3, 2)), (0, (0, 2)), ((0, 1), (2,))):
+        if dim == () and op.name in ("any", "all"):
+            shape = x.shape
         result = op(x, dim)
         assert result.shape == shape and (result == op.empty).all()
         assert_same_bits(op(x.to("meta"), dim).new_empty(0, device="cpu"), result.new_empty(0, device="cpu"))
@@ -395,6 +399,25 @@ def test_scalars(op, device):
         op.check(x, dim)
     with pytest.raises(IndexError):
         op(x, 1)
+
+
+def test_out_of_other_dtypes(device):
+    """A logarithm has the digits of its out; a truth is a bool or uint8, in a graph, too."""
+    for name, wide in (("bfloat16", torch.float32), ("float32", torch.float64), ("float8_e5m2", torch.float64)):
+        x = data((5, 700), name, device=device)
+        for form in LOGSUMEXP.forms:
+            assert_same_bits(form(x, 1, out=torch.empty(5, dtype=wide, device=device)), form(x.to(wide), 1))
+    x = torch.tensor([[0.0, 2.0], [0.0, 0.0]], device=device)
+    for op, wanted in ((ANY, [1, 0]), (ALL, [0, 0])):
+        for dtype in (torch.bool, torch.uint8):
+            for call in (op.operator, torch.compile(op.operator, backend="aot_eager", fullgraph=True)):
+                out = torch.empty(2, dtype=dtype, device=device)
+                assert call(x, [1], out=out).tolist() == wanted and out.dtype == dtype
+        out = torch.empty(2, 2, dtype=torch.uint8, device=device)
+        assert op.function(x, (), out=out).tolist() == [[0, 1], [0, 0]]
+        assert torch.vmap(lambda row: op.function(row, ()))(x).tolist() == [[0, 1], [0, 0]]  # noqa: B023
+        with pytest.raises(RuntimeError, match="Expected out tensor to have dtype"):
+            op.function(x, 1, out=torch.empty(2, device=device))
 
 
 def test_refused(device):

@@ -214,15 +214,26 @@ def test_refused(device):
             function(x, 1)
         with pytest.raises(TypeError):
             function(x, 0, nothing=1)
-    wrong = torch.empty(1, dtype=torch.float64, device=device)
-    with pytest.raises(RuntimeError, match="Expected out tensor to have dtype"):
-        torch_reduce.var(x, out=wrong)
+    for wrong in (torch.int64, torch.complex64, torch.float8_e5m2):
+        with pytest.raises(RuntimeError, match="Expected out tensor to have a floating dtype"):
+            torch_reduce.var(x, out=torch.empty(1, dtype=wrong, device=device))
     with pytest.raises(RuntimeError, match="Expected out tensor to have device"):
         torch_reduce.std(x, out=torch.empty((), device="meta"))
     with pytest.raises(RuntimeError, match="correction: expected a real number"):
         torch_reduce.var(x, correction=1j)
     with pytest.raises(RuntimeError, match="out="):
         torch_reduce.var(x.clone().requires_grad_(), out=torch.empty((), device=device))
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+def test_out_of_other_dtypes(name, device):
+    """A result has the digits of its out, and is rounded once."""
+    x = torch.tensor([1.0, 2.0, 4.0], dtype=dtype_of(name), device=device)
+    for function, wanted in ((torch_reduce.var, 7 / 3), (torch_reduce.std, math.sqrt(7 / 3))):
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            out = torch.empty((), dtype=dtype, device=device)
+            assert function(x, out=out) is out
+            assert float(out) == float(torch.tensor(wanted, dtype=torch.float64).to(dtype)), dtype
 
 
 FORMS = [

@@ -152,7 +152,7 @@ def _plain(given: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
         _expect("out", out, Tensor, type(None))
     plain["dim"] = dims(plain["dim"])
     if "ord" in plain:
-        plain["ord"] = _number(plain["ord"])
+        plain["ord"] = number("ord", plain["ord"])
     return plain
 
 
@@ -165,13 +165,14 @@ def _expect(argument: str, value: Any, *types: type) -> None:
         raise TypeError(f"'{argument}' must be of {types[0].__name__}, not of {type(value).__name__}")
 
 
-def _number(ord: Any) -> Any:
-    if isinstance(ord, (int, float, complex, SymInt, SymFloat, SymBool)):
-        return ord
-    of_numpy = isinstance(ord, Number) and hasattr(ord, "item")
-    if of_numpy or (isinstance(ord, Tensor) and ord.dim() == 0 and not ord.requires_grad):
-        return ord.item()
-    raise TypeError(f"'ord' must be a number, not {type(ord).__name__}")
+def number(argument: str, value: Any) -> Any:
+    """The number that an argument is: Python's, NumPy's or a tensor's."""
+    if isinstance(value, (int, float, complex, SymInt, SymFloat, SymBool)):
+        return value
+    of_numpy = isinstance(value, Number) and hasattr(value, "item")
+    if of_numpy or (isinstance(value, Tensor) and value.dim() == 0 and not value.requires_grad):
+        return value.item()
+    raise TypeError(f"'{argument}' must be a number, not {type(value).__name__}")
 
 
 def dims(dim: Any) -> Any:

@@ -112,8 +112,9 @@ def amax(input=None, dim=None, keepdim=False, *, out=None, **others):
     **Gradient.** Shared by all elements that are the largest, as torch shares it.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as :func:`sum`.
-        IndexError: as :func:`sum`; or there are no elements to find the largest of.
+        TypeError, ValueError: as :func:`sum`.
+        IndexError: as :func:`sum`; or a reduced dimension that ``dim`` names has size 0.
+        RuntimeError: as :func:`sum`; or ``input`` has no elements, and ``dim`` names no dimension.
         NotImplementedError: complex numbers, or a dtype that :func:`sum` does not take.
 
     >>> torch_reduce.amax(torch.tensor([[1.0, 4.0], [3.0, 2.0]]), dim=1)
@@ -144,9 +145,9 @@ def any(input=None, dim=None, keepdim=False, *, out=None, **others):
 
     Args:
         input: as for :func:`sum`: of any dtype, complex, float8 and unsigned integers among them. NaN is not zero.
-        dim: as for :func:`sum`.
+        dim: as for :func:`sum`; but ``()`` reduces no dimension, as in torch: each element is asked for itself.
         keepdim: as for :func:`sum`.
-        out: as for :func:`sum`, of the result's dtype.
+        out: as for :func:`sum`, of bool or uint8.
 
     Returns:
         A bool tensor of ``input``'s shape without the reduced dimensions; of uint8 where ``input`` is, as in torch.
@@ -180,7 +181,8 @@ def all(input=None, dim=None, keepdim=False, *, out=None, **others):
 def count_nonzero(input=None, dim=None, keepdim=False, *, out=None, **others):
     """How many elements of ``input`` over ``dim`` are not zero, with the semantics of :func:`torch.count_nonzero`.
 
-    Args and errors: as for :func:`any`. torch's function has no ``keepdim``.
+    Args and errors: as for :func:`any`. torch's function has no ``keepdim`` and no
+    ``out``, which is of int64 here; and ``()`` reduces all dimensions.
 
     Returns:
         An int64 tensor of ``input``'s shape without the reduced dimensions. There is no gradient.
@@ -199,7 +201,7 @@ def logsumexp(input=None, dim=None, keepdim=False, *, out=None, **others):
         input: as for :func:`sum`, but real.
         dim: as for :func:`sum`; ``None`` reduces all, as torch does not.
         keepdim: as for :func:`sum`.
-        out: as for :func:`sum`, of the result's dtype.
+        out: as for :func:`sum`, of any floating dtype: it has the digits of that dtype.
 
     Returns:
         A tensor of ``input``'s shape without the reduced dimensions, and of its dtype: float32 for the float8 types,

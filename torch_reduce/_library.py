@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 HERE = Path(__file__).parent
 LIBRARY = HERE / "libtorch_reduce.so"
@@ -65,6 +66,13 @@ def document(functions: Iterable[Callable[..., Any]]) -> None:
     for function in functions:
         name = prefixes.get(function.__name__, "") + function.__name__
         getattr(torch.ops.gpureduce, name).__doc__ = function.__doc__
+
+
+def warning(overload: Callable[..., Any]) -> Callable[..., Any]:
+    """What calls an overload so that its warnings reach Python's filters, as those of torch's functions do."""
+    if is_dynamo_compiling() or not (call := entry("call")):
+        return overload
+    return partial(call, overload)
 
 
 def _major(version: str | None) -> str | None:

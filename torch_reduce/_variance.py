@@ -2,7 +2,7 @@
 
 import torch
 
-from . import _arguments
+from . import _arguments, _library
 
 __all__ = ["std", "var", "var_mean"]
 
@@ -18,11 +18,13 @@ def _call(operator, name, input, dim, unbiased, keepdim, correction, out, others
         if correction is not None:
             raise TypeError(f"{name}(): 'unbiased' and 'correction' are two names of one thing: give one of them")
         correction = int(unbiased)
+    if correction is not None:
+        correction = _arguments.number("correction", correction)
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=None, out=out)
     input, dim, keepdim, _, out = _arguments.read(name, given, others).values()
     if out is not None:
-        return operator.out(input, dim, correction=correction, keepdim=keepdim, out=out)
-    return operator.default(input, dim, correction=correction, keepdim=keepdim)
+        return _library.warning(operator.out)(input, dim, correction=correction, keepdim=keepdim, out=out)
+    return _library.warning(operator.default)(input, dim, correction=correction, keepdim=keepdim)
 
 
 @_arguments.called_as(_arguments.variance_and_mean)
@@ -51,6 +53,9 @@ def var_mean(input=None, dim=None, unbiased=None, keepdim=False, *, correction=N
             ``unbiased`` and ``correction`` are given.
         NotImplementedError: complex numbers, or a dtype that :func:`sum` does not take.
 
+    Warns:
+        UserWarning: ``correction`` leaves nothing to divide by.
+
     >>> torch_reduce.var_mean(torch.tensor([[1.0, 3.0], [2.0, 6.0]]), dim=1)
     (tensor([2., 8.]), tensor([2., 4.]))
     """
@@ -61,7 +66,8 @@ def var_mean(input=None, dim=None, unbiased=None, keepdim=False, *, correction=N
 def var(input=None, dim=None, unbiased=None, keepdim=False, *, correction=None, out=None, **others):
     """The variance of ``input`` over ``dim``, as :func:`torch.var`: the first result of :func:`var_mean`.
 
-    Args and errors: as for :func:`var_mean`; ``out`` as for :func:`sum`.
+    Args, errors and warnings: as for :func:`var_mean`; ``out`` as for :func:`sum`, of float16, bfloat16, float32 or
+    float64: the result is rounded once to that dtype.
 
     >>> torch_reduce.var(torch.tensor([[1.0, 3.0], [2.0, 6.0]]), dim=1)
     tensor([2., 8.])
@@ -73,7 +79,7 @@ def var(input=None, dim=None, unbiased=None, keepdim=False, *, correction=None, 
 def std(input=None, dim=None, unbiased=None, keepdim=False, *, correction=None, out=None, **others):
     """The standard deviation of ``input`` over ``dim``, as :func:`torch.std`: the root of :func:`var`, rounded once.
 
-    Args and errors: as for :func:`var_mean`; ``out`` as for :func:`sum`.
+    Args, errors and warnings: as for :func:`var`.
 
     >>> torch_reduce.std(torch.tensor([[1.0, 3.0], [2.0, 6.0]]), dim=1, correction=0)
     tensor([1., 2.])

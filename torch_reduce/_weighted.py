@@ -3,9 +3,15 @@
 import torch
 from torch import Tensor
 
-from . import _arguments
+from . import _arguments, _library
 
 _ops = torch.ops.gpureduce
+
+
+def _reduce(operator, *args, dtype, out):
+    if out is None:
+        return _library.warning(operator.default)(*args, dtype=dtype)
+    return _library.warning(operator.out)(*args, dtype=dtype, out=out)
 
 
 def weighted_sum(
@@ -50,14 +56,10 @@ def weighted_sum(
     >>> torch_reduce.weighted_sum(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 10.0]), dim=1)
     tensor([21., 43.])
     """
+    given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
+    input, dim, keepdim, dtype, out = _arguments.read("weighted_sum", given, {}, "sum").values()
     try:
-        dim = _arguments.dims(dim)
-    except (TypeError, OverflowError) as error:
-        raise type(error)(f"weighted_sum(): {error}") from None
-    try:
-        if out is None:
-            return _ops.weighted_sum.default(input, weight, dim, keepdim, dtype=dtype)
-        return _ops.weighted_sum.out(input, weight, dim, keepdim, dtype=dtype, out=out)
+        return _reduce(_ops.weighted_sum, input, weight, dim, keepdim, dtype=dtype, out=out)
     except RuntimeError:
         _arguments.tensors("weighted_sum", input=input, weight=weight)
         raise
@@ -73,7 +75,7 @@ def dot(
         other: another one of as many elements and of the same dtype.
         dtype: the dtype of the result: by default the vectors', but int64 for integers and bool, and float32 for the
             float8 types.
-        out: as for :func:`weighted_sum`.
+        out: as for :func:`weighted_sum`, but of the result's dtype.
 
     Returns:
         A tensor without dimensions.
@@ -86,11 +88,7 @@ def dot(
     tensor(11.)
     """
     try:
-        if out is None:
-            return _ops.dot.default(input, other, dtype=dtype)
-        if input.dim() != 1 or (input.shape, input.dtype) != (other.shape, other.dtype):
-            _ops.dot.default(input, other, dtype=dtype)  # raises what is wrong
-        return _ops.weighted_sum.out(input, other, None, dtype=dtype, out=out)
+        return _reduce(_ops.dot, input, other, dtype=dtype, out=out)
     except Exception as error:
         _arguments.tensors("dot", input=input, other=other)
         _arguments.rename(error, "weighted_sum", to="dot")

@@ -523,8 +523,10 @@ def _operator(name: str, known: dict[float, str], ord: Any) -> str:
 
 
 @between_graphs
-def _reduce(name: str, *arguments: Any) -> Tensor:
-    return _sharded.reduce_shards(_sharded.Call, _sharded.OPERATIONS[name], *arguments)
+def _reduce(name: str, x: Tensor, dim: Any, *arguments: Any) -> Tensor:
+    if name in ("_any", "_all") and isinstance(dim, (tuple, list)) and not dim:  # no dim is reduced
+        return getattr(torch.ops.gpureduce, name[1:])(x, dim)
+    return _sharded.reduce_shards(_sharded.Call, _sharded.OPERATIONS[name], x, dim, *arguments)
 
 
 @between_graphs

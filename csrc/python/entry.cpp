@@ -139,13 +139,14 @@ PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   PyObject *input = arguments[0], *dim = arguments[1], *keepdim = arguments[2], *dtype = arguments[3], *out = arguments[4];
   Dims dims;
   if (!is_plain_tensor(input) || !dims.read(dim) || (keepdim != Py_False && keepdim != Py_True) ||
-      (dtype != Py_None && !THPDtype_Check(dtype)) || (out != Py_None && !is_plain_tensor(out)) ||
-      at::impl::torch_function_mode_enabled())
+      (info(op).typing == Typing::truth && dims.count == 0) || (dtype != Py_None && !THPDtype_Check(dtype)) ||
+      (out != Py_None && !is_plain_tensor(out)) || at::impl::torch_function_mode_enabled())
     return not_implemented();
   OptionalDtype type;
   if (dtype != Py_None) type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
   const at::Tensor self = unpack(input);  // our own reference: swap_tensors may change the object meanwhile
-  constexpr int kCaller = 2;              // above torch_reduce.sum
+  // Above torch_reduce.sum; the functions of _family.py call one that calls this.
+  constexpr int kCaller = op == Operation::sum || op == Operation::mean || info(op).is_norm() ? 2 : 3;
   return guarded(kCaller, [&] {
     if (out != Py_None) {
       at::Tensor result = unpack(out);
