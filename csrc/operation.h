@@ -24,9 +24,9 @@ enum class Combine : uint8_t { sum, largest, product, logsum };
 enum class Typing : uint8_t { sum, mean, real, norm, same, count, truth, log, pair };
 
 // Each row has a name, its typing, map, combine and finish, and whether torch.autocast makes the result float32 on CUDA (torch
-// lists those in AT_FORALL_FP32_SET_OPT_DTYPE and AT_FORALL_FP32; its list for the CPU has products alone). Those that begin with _ have no dtype= for their users, or
-// are the norms, a power each, of which norm.cpp chooses; the product of all elements that are not zero, for gradients; and the
-// norms of numbers that are sums of powers already.
+// lists those in AT_FORALL_FP32_SET_OPT_DTYPE and AT_FORALL_FP32; its list for the CPU has products alone). Those that begin
+// with _ have no dtype= for their users, or are the norms, a power each, of which norm.cpp chooses; the product of all elements
+// that are not zero, for gradients; and the norms of numbers that are sums of powers already.
 #define GPUREDUCE_OPERATIONS(X)                                       \
   X(sum, sum, value, sum, none, true)                                 \
   X(mean, mean, value, sum, quotient, false)                          \
@@ -106,10 +106,7 @@ inline Accumulator accumulator_of(Operation op, DType in, DType out) {
     return wide ? Accumulator::product_f64 : Accumulator::product_f32;
   }
   if (row.typing == Typing::same) return largest_of(info(in));
-  if (row.combine == Combine::logsum) {
-    const bool wide = out == DType::Double || own != Accumulator::f32;
-    return wide ? Accumulator::logsum_f64 : Accumulator::logsum_f32;
-  }
+  if (row.combine == Combine::logsum) return own == Accumulator::f32 ? Accumulator::logsum_f32 : Accumulator::logsum_f64;
   if (!row.is_norm()) return accumulator_of(in, out, out == DType::Bool ? Map::nonzero : Map::value);
   const bool wide = out == DType::Double || own == Accumulator::f64 || own == Accumulator::c128;
   if (row.combine == Combine::largest) return wide ? Accumulator::largest_f64 : Accumulator::largest_f32;

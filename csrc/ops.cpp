@@ -70,7 +70,9 @@ at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dty
                                   input);
       if (row.typing == Typing::pair)
         return input == at::kDouble || at::isIntegralType(input, /*includeBool=*/true) ? at::kComplexDouble : at::kComplexFloat;
-      if (dtype) return *dtype;  // where a backward pass keeps more digits
+      TORCH_CHECK(!dtype || at::isFloatingType(*dtype), "logsumexp(): Expected a floating dtype of the result, but got ",
+                  *dtype);
+      if (dtype) return *dtype;
       if (at::isIntegralType(input, /*includeBool=*/true)) return c10::get_default_dtype_as_scalartype();
       return at::isFloat8Type(input) ? at::kFloat : input;
     default: break;

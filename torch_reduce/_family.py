@@ -201,7 +201,7 @@ def logsumexp(input=None, dim=None, keepdim=False, *, out=None, **others):
         input: as for :func:`sum`, but real.
         dim: as for :func:`sum`; ``None`` reduces all, as torch does not.
         keepdim: as for :func:`sum`.
-        out: as for :func:`sum`, of any floating dtype: it has the digits of that dtype.
+        out: as for :func:`sum`, of any floating dtype.
 
     Returns:
         A tensor of ``input``'s shape without the reduced dimensions, and of its dtype: float32 for the float8 types,
