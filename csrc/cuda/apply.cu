@@ -2,6 +2,8 @@
 // x, (1000, 4) bytes apart, a thread loads 4 elements at once, and of g and r, whose last stride is 0, one number each.
 #include "apply.h"
 
+#include <algorithm>
+
 #include "launch.h"
 #include "primitives.cuh"
 
@@ -129,9 +131,9 @@ cudaError_t start(const Apply& call, cudaStream_t stream) {
   args.units = call.count / V;
   for (int d = 0; d < call.rank; ++d) args.nest.add(call.sizes[d], 0, 0);
   for (int i = 0; i < 2 + kOthers; ++i) args.operands[i] = call.operands[i];
-  const uint32_t blocks = (args.units + kThreads - 1) / kThreads;
-  const uint32_t most = static_cast<uint32_t>(call.multiprocessors * kBlocksOfEach);
-  apply_kernel<T, A, V> < <<blocks<most ? blocks : most, kThreads, 0, stream>>>(args);
+  const uint32_t needed = (args.units + kThreads - 1) / kThreads;
+  const uint32_t blocks = std::min(needed, static_cast<uint32_t>(call.multiprocessors * kBlocksOfEach));
+  apply_kernel<T, A, V><<<blocks, kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 
