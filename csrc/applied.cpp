@@ -130,6 +130,15 @@ void run_on_cpu(at::TensorIterator& iterator, const Operands& operands, Formula 
   });
 }
 
+void run(const Operands& operands, Formula formula, double number) {
+  const bool wide = computes_wide(formula, operands[1], operands[2]);
+  at::TensorIterator iterator = iterator_of(operands);
+#ifdef GPUREDUCE_WITH_CUDA
+  if (operands[0].is_cuda()) return run_on_gpu(iterator, operands, formula, wide, number);
+#endif
+  run_on_cpu(iterator, operands, formula, wide, number);
+}
+
 Tensor compute(const Tensor& self, const OptionalTensor& grad, const OptionalTensor& result, const OptionalTensor& more,
                std::string_view name, c10::SymInt count, double correction, at::ScalarType dtype) {
   const Formula formula = formula_of(name);
@@ -138,15 +147,7 @@ Tensor compute(const Tensor& self, const OptionalTensor& grad, const OptionalTen
   operands[0] = at::empty_like(self, self.options().dtype(dtype));
   if (self.sym_numel() == 0) return operands[0];
   const double number = std::max(static_cast<double>(count.expect_int()) - correction, 0.0);
-  const bool wide = computes_wide(formula, self, operands[2]);
-  at::TensorIterator iterator = iterator_of(operands);
-#ifdef GPUREDUCE_WITH_CUDA
-  if (self.is_cuda()) {
-    run_on_gpu(iterator, operands, formula, wide, number);
-    return operands[0];
-  }
-#endif
-  run_on_cpu(iterator, operands, formula, wide, number);
+  run(operands, formula, number);
   return operands[0];
 }
 
@@ -156,6 +157,19 @@ Tensor compute_meta(const Tensor& self, const OptionalTensor& grad, const Option
   check({Tensor(), self, grad.value_or(Tensor()), result.value_or(Tensor()), more.value_or(Tensor())}, dtype);
   return at::empty_like(self, self.options().dtype(dtype));
 }
+
+// Multiplies each tensor in place by a number, in float32 or float64, and rounds once.
+void scale(at::TensorList self, const Tensor& factor) {
+  for (const Tensor& each : self) {
+    if (each.numel() == 0) continue;
+    const Operands operands{each, each, factor.reshape(std::vector<int64_t>(each.dim(), 1)), Tensor(), Tensor()};
+    check(operands, each.scalar_type());
+    run(operands, Formula::product, 1);
+    torch::autograd::increment_version(each);
+  }
+}
+
+void scale_meta(at::TensorList, const Tensor&) {}
 
 // --- derivatives of formulas ----------------------------------------------------------------------------------------------
 
@@ -227,7 +241,7 @@ Tensor products_without(const Tensor& x, const Tensor& w, const Tensor& outputs)
     const bool keeps = TORCH_GUARD_OR_FALSE(outputs.sym_size(d).sym_eq(x.sym_size(d)));
     (keeps ? order : reduced).push_back(d);
   }
-  if (reduced.empty() || x.sym_numel() == 0) return at::zeros_like(x);
+  if (reduced.empty() || TORCH_GUARD_OR_FALSE(x.sym_numel().sym_eq(0))) return at::zeros_like(x);
   const int64_t kept = static_cast<int64_t>(order.size());
   order.insert(order.end(), reduced.begin(), reduced.end());
   Dims back(order.size());
@@ -391,11 +405,21 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
       "_apply(Tensor self, Tensor? grad, Tensor? result, Tensor? more, str formula, SymInt count, float correction, "
       "ScalarType dtype) -> Tensor",
       {at::Tag::pt2_compliant_tag});
+  m.def("_scale_(Tensor(a!)[] self, Tensor factor) -> ()", {at::Tag::pt2_compliant_tag});  // for torch_reduce.clip_grad_norm_
 }
-TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { m.impl("_apply", &gpureduce::compute); }
+TORCH_LIBRARY_IMPL(gpureduce, CPU, m) {
+  m.impl("_apply", &gpureduce::compute);
+  m.impl("_scale_", &gpureduce::scale);
+}
 #ifdef GPUREDUCE_WITH_CUDA
-TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) { m.impl("_apply", &gpureduce::compute); }
+TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) {
+  m.impl("_apply", &gpureduce::compute);
+  m.impl("_scale_", &gpureduce::scale);
+}
 #endif
-TORCH_LIBRARY_IMPL(gpureduce, Meta, m) { m.impl("_apply", &gpureduce::compute_meta); }
+TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
+  m.impl("_apply", &gpureduce::compute_meta);
+  m.impl("_scale_", &gpureduce::scale_meta);
+}
 TORCH_LIBRARY_IMPL(gpureduce, Autograd, m) { m.impl("_apply", TORCH_FN(gpureduce::differentiable)); }
 TORCH_LIBRARY_IMPL(gpureduce, FuncTorchBatched, m) { m.impl("_apply", TORCH_FN(gpureduce::batched)); }

@@ -175,7 +175,7 @@ def test_traffic_of_variances(size, world):
     """The first elements, and both sums in one message; no element where the cuts are at chunks."""
     for outputs in (1, 5):
         for sent in world.run(size, traffic, variance_of_a_matrix, [8192] * size, outputs):
-            assert sent == {"all_to_all": [0, 0], "all_gather": [(4 + 2 * 8) * outputs * (size - 1), 2]}
+            assert sent == {"all_to_all": [0, 0], "all_gather": [(8 + 2 * 8) * outputs * (size - 1), 2]}
 
 
 # --- weighted sums ----------------------------------------------------------------------------------------------------

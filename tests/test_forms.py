@@ -284,7 +284,7 @@ def test_forms_of_explain(device):
     wanted = torch_reduce.explain(x, 1, dtype=torch.float64)
     for dim in (np.int64(1), torch.tensor(1), [np.int64(1)]):
         assert torch_reduce.explain(x, dim, dtype=float) == wanted
-    with pytest.raises(TypeError, match="sum"):
+    with pytest.raises(TypeError, match=r"^explain\(\)"):
         torch_reduce.explain(x, True)
 
 

@@ -65,8 +65,8 @@ REFUSED = [
 ]
 
 # (function, test, dtype): how many samples differ, and why.
-OF_NOTHING = "the extremum of no elements is an IndexError with and without dim; and 65 dims of size 1 are taken"
-DIFFERENCES = {("amax", "errors"): (3, OF_NOTHING), ("amin", "errors"): (3, OF_NOTHING)}
+MANY_DIMS = "65 dims of size 1 are taken"
+DIFFERENCES = {("amax", "errors"): (2, MANY_DIMS), ("amin", "errors"): (2, MANY_DIMS)}
 
 
 def is_complex(sample):

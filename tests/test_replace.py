@@ -516,7 +516,7 @@ def test_threads(x, device):
 def test_says_nothing():
     """torch warns where a kernel covers another; here it does not, in a process that has not warned before."""
     code = (
-        'import torch_reduce\nwith torch_reduce.replace_torch_sum("cpu"):\n    print(torch_reduce.torch.ones(3).sum())'
+        'import torch, torch_reduce\nwith torch_reduce.replace_torch_sum("cpu"):\n    print(torch.ones(3).sum())'
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert result.stdout == "tensor(3.)\n"
@@ -629,6 +629,8 @@ def test_others_show(name, device):
     """The replacement is seen: torch's own bits are others."""
     x = data((64, 5000), "float32", device=device)
     x = 1 + x / x.abs().max() / 64 if name == "prod" else x
+    if name in ("var", "std", "var_mean"):
+        x = x.double()  # of float32, both have the nearest number
     differ = [not torch.equal(torchs(x), ours(x)) for torchs, ours in OTHERS[name]]
     assert any(differ)
 

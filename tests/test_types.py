@@ -66,7 +66,6 @@ torch_reduce.clip_grad_norm_([x])
 torch_reduce.distributed.sum(x, 0)
 torch_reduce.replace("summ")
 torch_reduce.replace(["sum", "summ"])
-torch_reduce.replace("sum", "gpu")
 """
 
 

@@ -246,7 +246,7 @@ def clip_grad_norm_(
 
 
 def _scale(gradients: list[Tensor], max_norm: float, total: Tensor, foreach: bool | None) -> None:
-    """Multiplies each by one factor, many in one launch; of a DTensor what is here."""
+    """Multiplies each by one factor; of a DTensor what is here. Those as wide as the factor share a launch."""
     alike: dict[tuple[torch.device, torch.dtype, bool], list[Tensor]] = {}
     for gradient in gradients:
         own = _local(gradient)
@@ -269,5 +269,5 @@ def _scale(gradients: list[Tensor], max_norm: float, total: Tensor, foreach: boo
         for together in [some] if foreach is not False else [[gradient] for gradient in some]:
             if some[0].dtype == wide:
                 torch._foreach_mul_(together, here)
-            else:  # torch's other multiplications round the factor to the dtype of the tensors
-                torch._amp_foreach_non_finite_check_and_unscale_(together, torch.zeros_like(here), here)
+            else:  # torch would round the factor to the dtype of the tensors
+                _ops._scale_(together, here)

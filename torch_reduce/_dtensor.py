@@ -206,7 +206,7 @@ def _apply(
             placement if _is_shard(placement) and other.shape[placement.dim] > 1 else Replicate()
             for placement in x.placements
         ]
-        return other.redistribute(placements=placements)
+        return other if list(other.placements) == placements else other.redistribute(placements=placements)
 
     others = [beside(other) for other in (grad, result, more)]
     meta = op(_without_data(x), *(other if other is None else _without_data(other) for other in others), *arguments)

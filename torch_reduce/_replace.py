@@ -30,7 +30,6 @@ _Name: TypeAlias = Literal[
     "std_mean",
     "dot",
 ]
-_Device: TypeAlias = Literal["cuda", "cpu"]
 
 _switch = threading.Lock()
 
@@ -80,7 +79,7 @@ class replace(ContextDecorator):
     _title = "replace"
 
     def __init__(
-        self, names: _Name | Iterable[_Name] | None = None, devices: _Device | Iterable[_Device] = "cuda"
+        self, names: _Name | Iterable[_Name] | None = None, devices: str | Iterable[str] = "cuda"
     ) -> None:
         self.names = None if names is None else [names] if isinstance(names, str) else list(names)
         self.devices = [devices] if isinstance(devices, str) else list(devices)
@@ -151,5 +150,5 @@ class replace_torch_sum(replace):
 
     _title = "replace_torch_sum"
 
-    def __init__(self, devices: _Device | Iterable[_Device] = "cuda") -> None:
+    def __init__(self, devices: str | Iterable[str] = "cuda") -> None:
         super().__init__("sum", devices)
