@@ -72,14 +72,15 @@ EDITS = [
         "    case Map::fourth: return real && (sum || to == Accumulator::i64);\n",
         "after",
     ),
-    ("csrc/map.h", "map == Map::negative || map == Map::exponent", " || map == Map::fourth", "after"),
+    ("csrc/map.h", "         map == Map::exponent", " || map == Map::fourth", "after"),
     ("csrc/cpu/kernels.inl", "  if (map != Map::value) return nullptr;\n", OF_INTEGERS, "before"),
     ("csrc/cuda/any.cuh", "    return each<Acc>(numbers, [](Complex<Real> x) -> Acc {\n", ON_GPUS, "before"),
     ("csrc/operation.h", "  X(_amax, same,", ROWS, "before"),
     ("csrc/autograd.cpp", "  } else if constexpr (op == Operation::nansum) {\n", GRADIENT, "before"),
     ("torch_reduce/_family.py", '"any", "count_nonzero", ', '"fourths", ', "after"),
     ("torch_reduce/_family.py", '_WITH_DTYPE = ("nansum", "prod"', ', "fourths"', "after"),
-    ("torch_reduce/__init__.py", "count_nonzero, ", "fourths, ", "after"),
+    ("torch_reduce/__init__.py", "import all, amax, amin, any, count_nonzero, ", "fourths, ", "after"),
+    ("torch_reduce/__init__.py", "[all, amax, amin, any, count_nonzero, dot, ", "fourths, ", "after"),
     ("torch_reduce/__init__.py", '    "count_nonzero",\n', '    "fourths",\n', "after"),
     (
         "torch_reduce/_sharded.py",
@@ -108,7 +109,7 @@ def follow(tree):
         both = (anchor, addition) if side == "after" else (addition, anchor)
         texts[file] = texts[file].replace(anchor, "".join(both))
     for file in LIKE_NANSUM:
-        (function,) = re.findall(r"\n\n\ndef nansum\(.*?(?=\n\n\n|\Z)", texts[file], re.DOTALL)
+        (function,) = re.findall(r"\n\n\n(?:@[^\n]*\n)*def nansum\(.*?(?=\n\n\n|\Z)", texts[file], re.DOTALL)
         texts[file] = texts[file].rstrip() + function.replace("nansum", "fourths").rstrip() + "\n"
     for file, text in texts.items():
         (tree / file).write_text(text)
