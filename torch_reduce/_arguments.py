@@ -205,6 +205,8 @@ def _refuse(name: str, given: dict[str, Any], others: dict[str, Any], reason: st
     input = [named.pop("input")] if "input" in named else []
     if input and isinstance(input[0], Tensor):
         input = [torch.empty([0] * input[0].dim(), device="meta")]  # and nothing computed
+    if not hasattr(torch, like) and not hasattr(torch.linalg, like):
+        like = "sum"  # torch has no such function
     function = getattr(torch, like, None) or getattr(torch.linalg, like)
     try:
         function(*input, **named, **others)
