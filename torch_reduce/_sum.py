@@ -144,6 +144,20 @@ def mean(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others)
     return _through_ops(_ops.mean, "mean", others, input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
 
 
+def _of_order(directs, operator, name, like, others, input, ord, dim, keepdim, dtype, out):
+    """A norm or a sum of powers: of a plain call the entry of its order, if there is one."""
+    if (
+        not others
+        and not is_dynamo_compiling()
+        and (type(ord) is int or type(ord) is float)
+        and (direct := directs.get(ord))
+        and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented
+    ):
+        return result
+    given = dict(input=input, ord=ord, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
+    return _through_ops(operator, name, others, like, **given)
+
+
 @_arguments.called_as(_arguments.norm)
 def vector_norm(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=None, **others):
     """The norm of the vectors along ``dim``, with the semantics of :func:`torch.linalg.vector_norm` and fixed bits.
@@ -195,25 +209,8 @@ def vector_norm(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=N
     >>> torch_reduce.vector_norm(torch.tensor([[3.0, 4.0], [5.0, 12.0]]), dim=1)
     tensor([ 5., 13.])
     """
-    if (
-        not others
-        and not is_dynamo_compiling()
-        and (type(ord) is int or type(ord) is float)
-        and (direct := _direct_norms.get(ord))
-        and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented
-    ):
-        return result
-    return _through_ops(
-        _ops.linalg_vector_norm,
-        "vector_norm",
-        others,
-        input=input,
-        ord=ord,
-        dim=dim,
-        keepdim=keepdim,
-        dtype=dtype,
-        out=out,
-    )
+    called = _direct_norms, _ops.linalg_vector_norm, "vector_norm", None
+    return _of_order(*called, others, input, ord, dim, keepdim, dtype, out)
 
 
 @_arguments.called_as(_arguments.norm)
@@ -244,27 +241,9 @@ def powsum(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=None, 
     >>> torch_reduce.powsum(torch.tensor([[3.0, 4.0], [5.0, 12.0]]), dim=1)
     tensor([ 25., 169.])
     """
+    called = _direct_powsums, _ops.linalg_powsum, "powsum", "vector_norm"
     try:
-        if (
-            not others
-            and not is_dynamo_compiling()
-            and (type(ord) is int or type(ord) is float)
-            and (direct := _direct_powsums.get(ord))
-            and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented
-        ):
-            return result
-        return _through_ops(
-            _ops.linalg_powsum,
-            "powsum",
-            others,
-            "vector_norm",
-            input=input,
-            ord=ord,
-            dim=dim,
-            keepdim=keepdim,
-            dtype=dtype,
-            out=out,
-        )
+        return _of_order(*called, others, input, ord, dim, keepdim, dtype, out)
     except Exception as error:
         _arguments.rename(error, "linalg.vector_norm", "linalg_powsum", to="powsum")
         raise
