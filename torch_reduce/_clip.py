@@ -222,8 +222,8 @@ def clip_grad_norm_(
         max_norm: the largest norm of the gradients after the call.
         norm_type: as for :func:`get_total_norm`.
         error_if_nonfinite: as for :func:`get_total_norm`. Then no gradient is scaled.
-        foreach: as in torch: whether to scale many gradients in one launch. ``True`` is an error for gradients that are
-            neither on the CPU nor on a CUDA device.
+        foreach: as in torch, where it chooses between implementations. Here there is one, but ``True`` is an error for
+            gradients that are neither on the CPU nor on a CUDA device, as in torch.
         group: as for :func:`get_total_norm`.
         places: as for :func:`get_total_norm`, of the parameters. Those without a gradient leave theirs empty.
 
@@ -266,8 +266,7 @@ def _scale(gradients: list[Tensor], max_norm: float, total: Tensor, foreach: boo
             continue
         if dtype.is_complex:
             some = [torch.view_as_real(gradient.conj() if gradient.is_conj() else gradient) for gradient in some]
-        for together in [some] if foreach is not False else [[gradient] for gradient in some]:
-            if some[0].dtype == wide:
-                torch._foreach_mul_(together, here)
-            else:  # torch would round the factor to the dtype of the tensors
-                _ops._scale_(together, here)
+        if some[0].dtype == wide:
+            torch._foreach_mul_(some, here)
+        else:  # torch would round the factor to the dtype of the tensors
+            _ops._scale_(some, here)
