@@ -833,6 +833,27 @@ def test_deviation_on_gpus(tmp_path):
 # --- sums over ranks -------------------------------------------------------------------------------------------------
 
 
+def exchanges_beside(group):
+    """Whether the exchange of each call goes on beside the current stream."""
+    exchange, asked = dist.all_to_all_single, []
+    dist.all_to_all_single = lambda *args, **kwargs: asked.append(kwargs["async_op"]) or exchange(*args, **kwargs)
+    try:
+        x, output = torch.ones(8, device=here()), torch.empty(4, device=here())
+        distributed.all_reduce(x, group)
+        distributed.reduce_scatter(output, x, group)
+        distributed.all_reduce(x, group, async_op=True).wait()
+        distributed.reduce_scatter(output, x, group, async_op=True).wait()
+    finally:
+        dist.all_to_all_single = exchange
+    assert x.eq(4).all() and output.eq(8).all()
+    return asked
+
+
+def test_exchanges_beside(world):
+    """Only with async_op: another stream costs each call its events."""
+    assert world.run(2, exchanges_beside) == [[False, False, True, True]] * 2
+
+
 def reduce_ranks(group, name, seed, wanted):
     """all_reduce and reduce_scatter of every rank's tensor, of many forms; `wanted` has the sums of all shapes."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)

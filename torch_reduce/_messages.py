@@ -69,28 +69,33 @@ def traced(tensor: Tensor) -> bool:
 
 
 class Done:
-    """The work of a functional collective: the graph itself says what waits for it."""
+    """The work of a collective that nobody need wait for: it is in a graph, or the current stream waits for it."""
 
     def wait(self) -> bool:
         return True
 
 
-def exchange(flat: Tensor, sent: list[int], counts: list[int], group: Any) -> "tuple[dist.Work | Done, Tensor]":
-    """Begins to send the elements of `flat`, sent[r] of them to rank r, and to receive counts[r] from rank r."""
+def exchange(
+    flat: Tensor, sent: list[int], counts: list[int], group: Any, *, later: bool
+) -> "tuple[dist.Work | Done, Tensor]":
+    """Sends the elements of `flat`, sent[r] of them to rank r, and receives counts[r] from rank r.
+
+    Where the work is waited for `later`, it goes on beside what the current stream does until then.
+    """
     item = flat.itemsize
     sizes = [count * item for count in counts], [count * item for count in sent]
     if traced(flat):
         received = _functional.all_to_all_single(bytes_of(flat), *sizes, group.group_name)
         return Done(), _functional.wait_tensor(received).view(flat.dtype)
     received = flat.new_empty(sum(counts))
-    return dist.all_to_all_single(bytes_of(received), bytes_of(flat), *sizes, group=group, async_op=True), received
+    work = dist.all_to_all_single(bytes_of(received), bytes_of(flat), *sizes, group=group, async_op=later)
+    return work or Done(), received
 
 
 def exchange_parts(parts: list[Tensor], counts: list[int], group: Any) -> tuple[Tensor, ...]:
     """Sends parts[r], of any shape, to rank r; returns what each rank has sent here, counts[r] elements from rank r."""
     flat = torch.cat([part.reshape(-1) for part in parts])
-    work, received = exchange(flat, [int(part.numel()) for part in parts], counts, group)
-    work.wait()
+    _, received = exchange(flat, [int(part.numel()) for part in parts], counts, group, later=False)
     return received.split(counts)
 
 

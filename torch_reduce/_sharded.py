@@ -680,7 +680,7 @@ def realigned(
     heads = [made(parts[i]).reshape(-1) for i in plan.heads]
     flat = torch.cat(heads) if heads else tensors[0].new_empty(0)
     sent, received = ([count * outputs for count in counts] for counts in (plan.sent, plan.received))
-    work, all_blocks = exchange(flat, sent, received, group)
+    work, all_blocks = exchange(flat, sent, received, group, later=True)
 
     def shared() -> Sequence[Tensor]:
         work.wait()

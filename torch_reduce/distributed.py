@@ -707,11 +707,10 @@ def _begin(
 ) -> Work | None:
     """Exchanges the elements of a tensor, and does the `rest` with what comes: now, or when the work is waited for."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-    begun, received = _messages.exchange(flat, sent, counts, group)
-    work = Work(begun, received, rest)
+    begun, received = _messages.exchange(flat, sent, counts, group, later=async_op)
     if async_op:
-        return work
-    work.wait()
+        return Work(begun, received, rest)
+    rest(received)
     return None
 
 
