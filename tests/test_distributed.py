@@ -539,6 +539,9 @@ def wrong_sizes(group):
     for sizes, message in wrong.items():
         with pytest.raises(ValueError, match=message):
             distributed.sum(x, group=group, shard_dim=0, sizes=sizes)
+    for sizes in (4, "444", [4, 4.0, 4], [[4], [4], [4]]):
+        with pytest.raises(TypeError, match=r"^sum\(\): 'sizes' must be a sequence of ints, not "):
+            distributed.sum(x, group=group, shard_dim=0, sizes=sizes)
     with pytest.raises(IndexError):
         distributed.sum(x, 7, group=group, shard_dim=0, sizes=[4, 4, 4])
 
@@ -546,6 +549,36 @@ def wrong_sizes(group):
 def test_sizes(world):
     """Sizes that cannot be are refused before anything is sent."""
     world.run(3, wrong_sizes)
+
+
+def wrong_arguments(group):
+    x, odd = torch.ones(4, device=here()), torch.ones(4, device=here()).to(torch.float8_e4m3fnuz)
+    reduce, scatter = distributed.all_reduce, distributed.reduce_scatter
+    for error, message, call in (
+        (TypeError, "all_reduce(): argument 'tensor' must be Tensor, not list", lambda: reduce([1.0], group)),
+        (TypeError, "all_reduce(): 'group' must be a ProcessGroup or None, not int", lambda: reduce(x, 3)),
+        (TypeError, "sum(): 'group' must be a ProcessGroup", lambda: distributed.sum(x, group="all", shard_dim=0)),
+        (TypeError, "reduce_scatter(): argument 'output' must be Tensor, not list", lambda: scatter([1.0], x, group)),
+        (TypeError, "reduce_scatter(): argument 'input' must be Tensor, not int", lambda: scatter(x, 5, group)),
+        (TypeError, "reduce_scatter(): 'group' must be a ProcessGroup", lambda: scatter(x[:2], x, 3)),
+    ):
+        with pytest.raises(error, match="^" + re.escape(message)):
+            call()
+    for checks in (True, False):
+        for message, call in (
+            ("all_reduce(): 'tensor' has a dtype that sum()", lambda c=checks: reduce(odd, group, check=c)),
+            ("all_reduce(): 'tensor' must be dense", lambda c=checks: reduce(x.to_sparse(), group, check=c)),
+            ("reduce_scatter(): 'input' has a dtype", lambda c=checks: scatter(odd[:2], odd, group, check=c)),
+        ):
+            with pytest.raises(NotImplementedError, match="^" + re.escape(message)):
+                call()
+    reduce(x, group)
+    assert x.eq(2).all()
+
+
+def test_wrong_arguments(world):
+    """An error names the function that was called and the argument, before anything is sent."""
+    world.run(2, wrong_arguments)
 
 
 def die(group):
@@ -587,7 +620,7 @@ def outside(group):
         lambda: distributed.sum(torch.ones(5), group=other, shard_dim=0),
         lambda: distributed.all_reduce(torch.ones(5), other),
     ):
-        with pytest.raises(ValueError, match="not in the group|Invalid process group"):
+        with pytest.raises(ValueError, match="this process is not in 'group'"):
             call()
 
 

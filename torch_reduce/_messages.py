@@ -1,6 +1,7 @@
 """What the ranks of a group send each other, and how they agree on what they are about to do."""
 
 import ctypes
+import functools
 import hashlib
 import json
 import os
@@ -25,17 +26,28 @@ def numbers(values: Sequence[int], like: Tensor) -> Tensor:
 
 def place(name: str, group: Any) -> tuple[int, int]:
     """The number of ranks of a group, and this one's number in it; or the error that a check has found since."""
-    world, rank = dist.get_world_size(group), dist.get_rank(group)
-    if rank < 0:
-        raise ValueError(f"{name}(): this process is not in the group")
-    if agreements := _agreements.get(group or dist.group.WORLD):
+    one = dist.group.WORLD if group is None else group
+    if isinstance(one, dist.ProcessGroup):  # torch's own functions look up more, for each call
+        world, rank = one.size(), one.rank()
+    elif group is None:  # there is none yet: torch's error
+        world, rank = dist.get_world_size(), dist.get_rank()
+    elif group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(f"{name}(): this process is not in 'group'")
+    else:
+        raise TypeError(f"{name}(): 'group' must be a ProcessGroup or None, not {type(group).__name__}")
+    if agreements := _agreements.get(one):
         agreements.raise_late(rank)
     return world, rank
 
 
 def backends_of(group: Any) -> dict[str, str]:
     """The backend of each type of device."""
-    return dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+    return _backends_in(dist.get_backend_config(group))
+
+
+@functools.cache
+def _backends_in(config: str) -> dict[str, str]:
+    return dict(pair.split(":") for pair in config.split(","))
 
 
 def check_device(name: str, argument: str, device: torch.device, group: Any) -> None:

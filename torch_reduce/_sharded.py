@@ -525,6 +525,10 @@ def reduce_shards(
 
 
 def check_sizes(name: str, sizes: Sequence[int], world: int, rank: int, size: int) -> None:
+    try:
+        torch.Size(sizes)
+    except TypeError:
+        raise TypeError(f"{name}(): 'sizes' must be a sequence of ints, not {sizes!r}") from None
     if len(sizes) != world or min(sizes) < 0:
         raise ValueError(f"{name}(): 'sizes' must be {world} sizes, one per rank, none negative, not {list(sizes)}")
     if sizes[rank] != size:

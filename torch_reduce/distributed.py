@@ -1,7 +1,7 @@
 """Reductions of a sharded dimension and sums over the ranks of torch.distributed, with bits that no cut changes.
 
 ``sum``, ``mean``, the norms and the other functions of torch_reduce's names reduce a tensor that is cut along one
-dimension, a shard a rank: every rank gets the bits that torch_reduce's function gives for the whole tensor, at any
+dimension, a shard per rank: every rank gets the bits that torch_reduce's function gives for the whole tensor, at any
 number of ranks and wherever the cuts are. ``all_reduce`` and ``reduce_scatter`` add the ranks' tensors pairwise in rank
 order, whatever the backend and the network; ``ddp_hook`` and ``FSDPReduceScatter`` bring that to
 DistributedDataParallel and to ``fully_shard``.
@@ -12,6 +12,7 @@ docs/distributed.md says what is exchanged, and what it costs.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 import torch_reduce
 
-from . import _messages, _rank_plan, _rounding, _sharded
+from . import _arguments, _messages, _rank_plan, _rounding, _sharded
 from ._graphs import between_graphs
 
 __all__ = [
@@ -83,8 +84,8 @@ def sum(
         dtype: as for :func:`torch_reduce.sum`.
         group: the ranks; by default all.
         shard_dim: the dim along which the global tensor is cut, in ``[-x.dim(), x.dim())``.
-        sizes: the sizes of all shards along ``shard_dim``, in elements, one a rank. By default the ranks tell each
-            other, and check that they agree on everything else; that takes one all_gather of 256 bytes a rank, for
+        sizes: the sizes of all shards along ``shard_dim``, in elements, one per rank. By default the ranks tell each
+            other, and check that they agree on everything else; that takes one all_gather of 256 bytes per rank, for
             which the host waits. With ``sizes`` nothing is checked.
 
     Returns:
@@ -100,7 +101,7 @@ def sum(
     Raises:
         TypeError, IndexError, ValueError, RuntimeError: as :func:`torch_reduce.sum`. Without ``sizes``, the other ranks
             raise a RuntimeError that names this rank and its error.
-        ValueError: ``sizes`` are not one a rank, or not ``x``'s on this one; this rank is not in ``group``.
+        ValueError: ``sizes`` are not one per rank, or not ``x``'s on this one; this rank is not in ``group``.
         RuntimeError: the ranks disagree about an argument, a dtype or a shape (all ranks name who has what); ``group``
             has no backend for ``x``'s device; or ``x`` requires a gradient. A rank that ends, or never calls, is the
             backend's error, at the latest after the group's timeout.
@@ -556,20 +557,23 @@ def all_reduce(
         async_op: whether to return at once. The exchange is then begun, and ``wait()`` of what is returned does the
             rest, so all ranks must wait for their works in the same order.
         check: whether the ranks check first that they agree about function, shape, dtype and device; that takes one
-            all_gather of 256 bytes a rank. The host waits for it, but on a group with NCCL alone only at the first call
-            of its kind: then the GPUs compare. Without it, what happens if the ranks disagree is the backend's affair,
-            which may be a crash or a hang.
+            all_gather of 256 bytes per rank. The host waits for it, but on a group with NCCL alone only at the first
+            call of its kind: then the GPUs compare. Without it, what happens if the ranks disagree is the backend's
+            affair, which may be a crash or a hang.
 
     Returns:
         None, or a :class:`Work` with ``async_op``.
 
     Raises:
+        TypeError: ``tensor`` is no tensor, or ``group`` no group.
         ValueError: this rank is not in ``group``.
+        NotImplementedError: ``tensor`` is sparse, or of a dtype that :func:`torch_reduce.sum` does not take.
         RuntimeError: the ranks disagree; all name who has what. Or ``group`` has no backend for ``tensor``'s device.
             Or a rank has ended: the backend's error. Where GPUs compare, a disagreement is a device-side assertion that
             fails, as late as all of CUDA's errors, and ends this process's work on the GPU. Its text on stderr names
             who has what, and so does the RuntimeError of the next call of a function of this module on ``group``.
     """
+    _arguments.tensors("all_reduce", tensor=tensor)
     facts = {"function": "all_reduce", "shape": list(tensor.shape), "dtype": str(tensor.dtype)}
     _check("all_reduce", facts, {"tensor": tensor}, None, group, check)
     return _all_reduce(tensor, group, False, async_op)
@@ -600,9 +604,10 @@ def reduce_scatter(
     Raises:
         ValueError: the sizes, dtypes or devices of ``output`` and ``input`` do not fit; this rank is not in ``group``.
             With ``check`` the other ranks then raise a RuntimeError that names this rank.
-        RuntimeError: as :func:`all_reduce`.
+        TypeError, NotImplementedError, RuntimeError: as :func:`all_reduce`.
     """
-    world, error = dist.get_world_size(group), None
+    _arguments.tensors("reduce_scatter", output=output, input=input)
+    (world, _), error = _messages.place("reduce_scatter", group), None
     if input.numel() != world * output.numel() or input.dtype != output.dtype:
         error = ValueError(
             f"reduce_scatter(): 'input' must have {world} times as many elements as 'output', of one dtype, but they "
@@ -629,6 +634,8 @@ def _check(
     first, device = next((argument, tensor.device) for argument, tensor in tensors.items())
     try:
         for argument, tensor in tensors.items():
+            if refusal := _refusal(tensor.dtype, tensor.layout):
+                raise NotImplementedError(f"{name}(): '{argument}' {refusal}")
             _messages.check_device(name, argument, tensor.device, group)
             if tensor.device != device:
                 raise ValueError(f"{name}(): '{argument}' is on {tensor.device}, but '{first}' on {device}")
@@ -640,6 +647,18 @@ def _check(
         _messages.agreements_of(group).remember(call, facts, group, device)
     elif error:
         raise error
+
+
+@cache
+def _refusal(dtype: torch.dtype, layout: torch.layout) -> str | None:
+    """Why the tensors of ranks cannot be added, before anything is sent; or None."""
+    if layout is not torch.strided:
+        return f"must be dense, but its layout is {layout}"
+    try:
+        torch.ops.gpureduce.sum(torch.empty(1, dtype=dtype, device="meta"))
+    except NotImplementedError:
+        return f"has a dtype that sum() does not take: {dtype}"
+    return None
 
 
 class Work:
@@ -797,8 +816,3 @@ class FSDPReduceScatter:
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise ValueError(f"FSDPReduceScatter: 'op' must be SUM or AVG, not {op}")
         return _reduce_scatter(output_tensor, input_tensor, group, op == dist.ReduceOp.AVG, async_op)
-
-
-# --- messages --------------------------------------------------------------------------------------------------------
-
-
