@@ -1,10 +1,10 @@
-"""Makes the measured part of docs/distributed.md from bench/results/*/ranks.json, which bench/ranks.py writes.
+"""Makes the measured parts of docs/distributed.md from bench/results/*/ranks.json, which bench/ranks.py writes.
 
     python bench/ranks_report.py            writes it
     python bench/ranks_report.py --check    changes nothing; exit status 1 and a diff if the results give another
 
-The page is written by hand but for what stands between "<!-- ranks:times -->" and "<!-- /ranks:times -->". Standard
-library only.
+The page is written by hand but for what stands between "<!-- ranks:calls -->" and "<!-- /ranks:calls -->", and between
+"<!-- ranks:times -->" and "<!-- /ranks:times -->". Standard library only.
 """
 
 import argparse
@@ -16,10 +16,6 @@ import provenance
 import report
 
 PAGE, TIMES = "docs/distributed.md", "ranks.json"
-CALLS = (
-    "Single calls, float32, from the call until the GPU is done, with the host's time; and the GPU's time alone, of "
-    'calls in a CUDA graph. "Beside gloo": on a group that has gloo for the CPU, too.'
-)
 NOTE = "<!-- made by bench/ranks_report.py; do not edit -->"
 
 
@@ -42,34 +38,47 @@ def rows_of(results):
     return rows
 
 
-def calls_of(results):
-    """A row of text a default call."""
-    rows = []
-    for one in results.get("calls", []):
-        us, gpu = one["us"], one["gpu_us"]
-        shown = [us[key] for key in ("checked", "unchecked", "torch", "first", "beside gloo")]
-        shown += [gpu[key] for key in ("checked", "unchecked", "torch")]
-        rows.append([f"`{one['call']}` of {one['bytes'] >> 20:,} MiB", *map(report.number, shown)])
-    return rows
+def source(results, root):
+    """Where it was measured."""
+    first, *others = family_report.source_lines(results, root)
+    return [f"{results['gpus']} GPUs, NCCL. {first}", *others]
+
+
+def calls(results, root):
+    """A table a clock: from the call until the GPU is done, and of the GPU alone, in a CUDA graph."""
+    found = results.get("calls", [])
+    if not found:
+        return []
+
+    def table(clock, columns):
+        rows = []
+        for one in found:
+            shown = [one[clock][key] for key in columns]
+            added = one[clock]["checked"] - one[clock]["unchecked"]
+            name = f"`{one['call']}` of {one['bytes'] >> 20:,} MiB"
+            rows.append([name, *map(report.number, shown), report.number(added)])
+        return report.table(["µs", *columns.values(), "the check adds"], rows)
+
+    on_gpu = {"checked": "default", "unchecked": "`check=False`", "torch": "torch's"}
+    at_all = on_gpu | {"first": "first of its kind", "beside gloo": "beside gloo"}
+    graphs = ["The GPU's time, of calls in a CUDA graph:", "", *table("gpu_us", on_gpu), ""]
+    single = ["From the call until the GPU is done, of single calls to an idle GPU:", "", *table("us", at_all), ""]
+    return [*source(results, root), *graphs, *single]
 
 
 def times(results, root):
-    """Where it was measured, and two tables."""
+    """Where it was measured, and a table of all else."""
     header = ["call", "dtype", "ours, µs", "torch's, µs", "torch's over ours", "ours, GB/s"]
-    lines = family_report.source_lines(results, root)
-    lines = [f"{results['gpus']} GPUs, NCCL. {lines[0]}", *lines[1:]]
-    if calls := calls_of(results):
-        columns = ["call, µs", "default", "`check=False`", "torch's", "first of its kind", "beside gloo"]
-        on_gpu = ["default, on the GPU", "`check=False`, on the GPU", "torch's, on the GPU"]
-        lines += [CALLS, "", *report.table([*columns, *on_gpu], calls), ""]
-    return [*lines, *report.table(header, rows_of(results)), ""]
+    return [*source(results, root), *report.table(header, rows_of(results)), ""]
 
 
 def documents(root, found):
     """{path under root: text} of all that is made."""
     page = (root / PAGE).read_text(encoding="utf-8")
-    lines = [line for _, results in found for line in times(results, root)]
-    return {PAGE: report.fill(page, "ranks:times", lines or ["not measured yet", ""], NOTE)}
+    for name, part in (("ranks:calls", calls), ("ranks:times", times)):
+        lines = [line for _, results in found for line in part(results, root)]
+        page = report.fill(page, name, lines or ["not measured yet", ""], NOTE)
+    return {PAGE: page}
 
 
 def main(arguments=None):
