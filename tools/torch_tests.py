@@ -38,9 +38,10 @@ def pytest_runtest_logreport(report):
     if report.when == "call" or report.outcome != "passed":
         lines = [line for line in report.longreprtext.splitlines() if line.strip()]
         errors = [line[1:].strip() for line in lines if line.startswith("E ")]
-        parts = ("+ ", "Use -v", "assert ")  # which pytest adds
-        errors = [line for line in errors if not line.startswith(parts)] or errors
-        outcomes[report.nodeid.partition("::")[2]] = report.outcome, (errors or lines or [""])[-1][:300]
+        added = ("+ ", "Use -v", "assert ", "To execute this", "python test", "This message can")  # by pytest and torch
+        errors = [line for line in errors if line and not line.startswith(added)] or errors
+        reason = (errors or lines or [""])[-1][:300]
+        outcomes[report.nodeid.partition("::")[2]] = report.outcome, "" if report.outcome == "passed" else reason
 
 
 def pytest_sessionfinish(session):
