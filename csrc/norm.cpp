@@ -1,26 +1,12 @@
 // The norms of any order: each call becomes one of the operation of its power, which has all that the other operations have.
 #include <torch/library.h>
 
-#include <limits>
-#include <optional>
-
 #include "dispatch.h"
+#include "powers.h"
 
 namespace gpureduce {
 
 namespace {
-
-struct Power {
-  double ord;
-  std::optional<Operation> norm, powsum;
-};
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr Power kPowers[] = {
-    {0, Operation::_norm_0, Operation::_norm_0},     {1, Operation::_norm_1, Operation::_norm_1},
-    {2, Operation::_norm_2, Operation::_powsum_2},   {3, Operation::_norm_3, Operation::_powsum_3},
-    {kInfinity, Operation::_norm_inf, std::nullopt}, {-kInfinity, Operation::_norm_neg_inf, std::nullopt},
-};
 
 // The operation for a power: of its norm, or of the sum of powers alone.
 template <bool kNorm>

@@ -36,7 +36,7 @@ from support import (
     whole,
     whole_of,
 )
-from torch_reduce import _messages, _rank_plan, _rounding, _sharded
+from torch_reduce import _messages, _operations, _rank_plan, _rounding, _sharded
 from worlds import World, here, traffic
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -260,7 +260,7 @@ def test_accumulators():
     """Every pair of dtypes is added in what the model adds it in."""
     for source, target in itertools.product(model.DTYPES, repeat=2):
         parts = model.addends(np.zeros((1, model.STORAGE[source][1]), model.STORAGE[source][0]), source, target)
-        found = _rounding.accumulator_of(dtype_of(source), dtype_of(target))
+        found = _operations.node_dtype("sum", dtype_of(source), dtype_of(target))
         wanted = "bool" if target == "bool" else str(parts[0].dtype)
         if len(parts) == 2:
             wanted = {"float32": "complex64", "float64": "complex128"}[wanted]
@@ -1451,8 +1451,8 @@ def test_accumulators_of_products():
     """Every pair of dtypes is multiplied in what the model multiplies it in."""
     for source, target in itertools.product(REAL, repeat=2):
         wanted = model.products(np.zeros((1, 1, 1), model.STORAGE[source][0]), source, target, False).dtype
-        call = _sharded.Call(_sharded.OPERATIONS["prod"], [0], False, None, dtype_of(target), 0)
-        assert call.accumulator(dtype_of(source)) == dtype_of("bool" if target == "bool" else str(wanted))
+        found = _operations.node_dtype("prod", dtype_of(source), dtype_of(target))
+        assert found == dtype_of("bool" if target == "bool" else str(wanted))
 
 
 def special_numbers(device="cpu"):

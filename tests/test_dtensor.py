@@ -35,7 +35,7 @@ from support import (
     whole,
     whole_of,
 )
-from torch_reduce import _dtensor, _rounding
+from torch_reduce import _dtensor, _operations
 from worlds import TooFewRanks, here, traffic
 
 WORLDS = ["cpu", "gpus", "nccl"]
@@ -294,7 +294,7 @@ def join(parts, dtype):
 def test_partials(name, world):
     """Sums are joined pairwise by rank, and over two dims of a mesh the last one first, rounded once."""
     dtype = dtype_of(name)
-    wide = _rounding.accumulator_of(dtype, dtype)
+    wide = _operations.node_dtype("sum", dtype, dtype)
     own = [data([37, 10, 1], name, 50 + rank) for rank in range(4)]
     line = join(own[:3], dtype)
     square = join([join(own[:2], wide), join(own[2:], wide)], dtype)

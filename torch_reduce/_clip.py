@@ -10,18 +10,16 @@ from torch import Tensor
 
 from ._arguments import mesh_of
 from ._graphs import between_graphs
+from ._operations import node_dtype, of_orders
 
 _ops = torch.ops.gpureduce
 _INFINITY = float("inf")
-_OPERATORS = {0.0: "_norm_0", 1.0: "_norm_1", 2.0: "_powsum_2", 3.0: "_powsum_3"}
-_OPERATORS |= {_INFINITY: "_norm_inf", -_INFINITY: "_norm_neg_inf"}
-_ACCUMULATORS = dict.fromkeys([torch.float64, torch.complex64, torch.complex128]) | {torch.complex32: torch.complex64}
-_JOINS = {0.0: "sum", 1.0: "sum", 2.0: "_root_2", 3.0: "_root_3"}  # what makes a norm of sums of powers
 
 
-def _accumulator(dtype: torch.dtype) -> torch.dtype | None:
-    """The dtype= with which a sum of powers is an accumulator; None: its own."""
-    return _ACCUMULATORS.get(dtype, torch.float32)
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype= with which a norm of any order is an accumulator of sums of powers."""
+    node = node_dtype("_powsum_2", dtype, dtype)
+    return node.to_complex() if dtype.is_complex else node
 
 
 def _side_by_side(blocks: list[tuple[list[int], Tensor]], device: torch.device) -> Tensor:
@@ -39,10 +37,11 @@ def _side_by_side(blocks: list[tuple[list[int], Tensor]], device: torch.device) 
 def _accumulators(tensors: list[Tensor], operator: str, ord: float) -> Tensor:
     """An operator's accumulators, one of all elements of each tensor: a sum of powers, or the largest or smallest."""
     cut: list[int] = []
-    plain: dict[torch.dtype | None, list[int]] = {}
+    adds = ord in of_orders("root")
+    plain: dict[torch.dtype, list[int]] = {}
     blocks: list[tuple[list[int], Tensor]] = []
     for i, t in enumerate(tensors):
-        if ord not in _JOINS and not t.numel():
+        if not adds and not t.numel():
             blocks.append(([i], _largest_of_nothing(t, operator, ord)))
         elif not mesh_of(t):
             plain.setdefault(_accumulator(t.dtype), []).append(i)
@@ -54,7 +53,7 @@ def _accumulators(tensors: list[Tensor], operator: str, ord: float) -> Tensor:
         else:
             cut.append(i)
     for dtype, some in plain.items():
-        if ord in _JOINS:
+        if adds:
             blocks.append((some, _ops._powsums([tensors[i] for i in some], ord, dtype=dtype)))
         else:
             blocks += [([i], getattr(_ops, operator)(tensors[i], dtype=dtype)[None]) for i in some]
@@ -118,9 +117,11 @@ def _accumulators_of_all(tensors: list[Tensor | None], places: Any, ord: float, 
 
 
 def _operator(ord: float) -> str:
-    if ord not in _OPERATORS:
+    """What gives the accumulators: the sum of powers, or the norm where there is none."""
+    operators = of_orders("norm") | of_orders("powsum")
+    if ord not in operators:
         raise NotImplementedError(f"get_total_norm: norm_type must be 0, 1, 2, 3, inf or -inf, but is {ord:g}")
-    return _OPERATORS[ord]
+    return operators[ord]
 
 
 @torch.no_grad()
@@ -186,7 +187,7 @@ def _total_norm(tensors: list[Tensor | None], ord: float, error_if_nonfinite: bo
         accumulators = torch.empty(0)
     if not len(accumulators):
         return accumulators.new_zeros(())
-    total = getattr(_ops, _JOINS.get(ord, _operator(ord)))(accumulators)
+    total = getattr(_ops, of_orders("root").get(ord) or _operator(ord))(accumulators)
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(
             f"The total norm of order {ord} for gradients from `parameters` is non-finite, so it cannot be clipped. To "

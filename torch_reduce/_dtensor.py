@@ -24,17 +24,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 from . import distributed
 from ._graphs import between_graphs
 from ._messages import exchange_parts, gather, place
+from ._operations import known, node_dtype
 from ._rank_plan import even, product
-from ._rounding import accumulator_of, finish
+from ._rounding import finish
 from ._sharded import (
-    KINDS,
-    OPERATIONS,
     Call,
     Shards,
     axes_of,
     join_freely,
     join_many,
     join_shards,
+    kind_of_call,
     laid_out,
     lies_in_order,
     own_nodes,
@@ -62,7 +62,7 @@ def _reduce(
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> DTensor:
-    operation = OPERATIONS[_name(op)]
+    operation = known()[_name(op)]
     _expect_dtensors(operation.title, input=self, out=out)
     meta = _meta_result(op, operation.title, [self], dim, keepdim, dtype=dtype, out=out)
     complex_norm = self.is_complex() and operation.is_norm
@@ -83,7 +83,7 @@ def _var_mean(
     dtype: torch.dtype | None = None,
 ) -> tuple[DTensor, ...]:
     metas = op(_without_data(self), dim, correction, root, keepdim, dtype=dtype)
-    kind, operation = KINDS["std" if root else "var_mean"]
+    kind, operation = kind_of_call("std" if root else "var_mean")
     dims = _reduced(dim, self.dim())
     call = kind(operation, dims, keepdim, None, metas[0].dtype, -1, correction)
     return _results(_without_partials(self), call, metas)
@@ -99,7 +99,7 @@ def _weighted_sum(
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> DTensor:
-    _, operation = KINDS["weighted_sum"]
+    _, operation = kind_of_call("weighted_sum")
     _expect_dtensors(operation.title, input=self, weight=weight, out=out)
     if self.device_mesh != weight.device_mesh:
         meshes = f"{weight.device_mesh}, {self.device_mesh}"
@@ -170,7 +170,7 @@ def _segments(
     out: Tensor | None = None,
 ) -> DTensor:
     """Of segments along a dim that is cut, every rank gets all results."""
-    kind, operation = KINDS[_name(op)]
+    kind, operation = kind_of_call(_name(op))
     _expect_dtensors(operation.title, data=data, out=out)
     meta = _meta_result(op, operation.title, [data], _without_data(offsets), dim, dtype=dtype, out=out)
     here, at = _on_every_rank(offsets), dim % data.dim()
@@ -331,7 +331,7 @@ def _without_partials(x: DTensor) -> DTensor:
 def _joined(local: Tensor, groups: list[Any]) -> Tensor:
     """The sum of the ranks' tensors over each group in turn, rounded once at the end."""
     dtype = local.dtype
-    wide = accumulator_of(dtype, dtype) if len(groups) > 1 else dtype
+    wide = node_dtype("sum", dtype, dtype) if len(groups) > 1 else dtype
     total = local.clone() if wide == dtype else finish(local, None, wide)
     for group in groups:
         distributed._all_reduce(total, group, False, False)
@@ -509,7 +509,7 @@ def _whole(
     """It is kept: a model's gradients have few layouts, the same in every step. `local` is the shape that is here."""
     mesh, placements, meta = spec.mesh, spec.placements, spec.tensor_meta
     shape, result = tuple(meta.shape), _dtype_of_result(name, meta.dtype, dtype, min(product(meta.shape), 1))
-    call = Call(OPERATIONS[name], [*range(len(shape))], False, dtype, result, -1)
+    call = Call(known()[name], [*range(len(shape))], False, dtype, result, -1)
     found = _find(mesh, placements, shape, tuple(meta.stride), tuple(call.dims))
     order = _with_dim(found.order, found.dim) if found.axes else found.order
     if (
@@ -769,7 +769,7 @@ def _put(slab: Tensor, block: Tensor, places: list[tuple[int, _Runs]]) -> None:
         done += last - first
 
 
-_RULES = dict.fromkeys(OPERATIONS, _reduce) | {
+_RULES = {name: _reduce for name, operation in known().items() if not operation.part} | {
     "_var_mean": _var_mean,
     "_apply": _apply,
     "weighted_sum": _weighted_sum,

@@ -1,4 +1,4 @@
-"""In which dtype a reduction adds, and how its results are divided and rounded: the tables of docs/order.md."""
+"""How results are divided and rounded: the tables of docs/order.md."""
 
 import struct
 
@@ -7,26 +7,7 @@ from torch import Tensor
 
 import torch_reduce
 
-COMPLEX_PART = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
-
-
-def accumulator_of(source: torch.dtype, result: torch.dtype) -> torch.dtype:
-    """The dtype in which elements are added: the table of docs/order.md."""
-    if result == torch.bool:
-        return torch.bool
-    if not is_inexact(result):
-        return torch.int64
-    if not is_inexact(source):
-        return torch.float64 if source.itemsize == 8 else torch.int64
-    wide = torch.float64 in (COMPLEX_PART.get(source, source), COMPLEX_PART.get(result, result))
-    if source.is_complex and result.is_complex:
-        return torch.complex128 if wide else torch.complex64
-    return torch.float64 if wide else torch.float32
-
-
-def is_inexact(dtype: torch.dtype) -> bool:
-    """Whether its additions round, and so show their order; and whether gradients flow."""
-    return dtype.is_floating_point or dtype.is_complex
+from ._operations import is_inexact
 
 
 def finish(total: Tensor, count: int | None, dtype: torch.dtype) -> Tensor:

@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -15,28 +16,11 @@ from torch import Tensor
 
 from . import _arguments
 from ._messages import agree, check_device, exchange, exchange_parts, gather, kind_of, numbers, place, traced
+from ._operations import Operation, is_inexact, known, node_dtype, product_dtype
 from ._rank_plan import CHUNK, Joins, Plan, Together, even, plan_of, product, together
-from ._rounding import COMPLEX_PART, accumulator_of, finish, is_inexact, quotient
+from ._rounding import finish, quotient
 
 _ops = torch.ops.gpureduce
-
-
-@dataclass(frozen=True)
-class Operation:
-    """How an operator's nodes are computed, joined and finished, by operators of torch.ops.gpureduce."""
-
-    name: str  # of the operator
-    title: str  # for errors
-    typing: str = "sum"  # as in csrc/operation.h: from which dtypes follows the nodes' dtype
-    nodes: tuple[str, ...] = ("sum",)  # of some chunks: an operator for each number that a node is
-    join: str = "sum"  # of two nodes
-    last: Callable[[Tensor, int], Tensor] | None = None  # from the last node and the number of elements to the result
-    free: bool = False  # no order shows, of any dtype
-
-    @property
-    def is_norm(self) -> bool:
-        """Whether the nodes are real numbers that a map has made of the elements."""
-        return self.typing == "norm"
 
 
 def root_by(operator: str) -> Callable[[Tensor, int], Tensor]:
@@ -44,46 +28,18 @@ def root_by(operator: str) -> Callable[[Tensor, int], Tensor]:
     return lambda total, count: getattr(_ops, operator)(total[None], [0])
 
 
-def norm(name: str, order: str, node: str | None = None, **others: Any) -> Operation:
-    return Operation(name, f"vector_norm of order {order}", "norm", (node or name,), **others)
-
-
-def logarithm(total: Tensor, count: int) -> Tensor:
-    """What pairs stand for, in float64."""
-    return _ops._finish_logsums(total)
-
-
-COUNT = ("_count_nonzero",)
 JOIN_LOGSUMS = "_join_logsums"  # of pairs, which are complex numbers
 # What changes no bit of what it is joined to.
 PADDING = {"sum": complex(-0.0, -0.0), "prod": complex(1), JOIN_LOGSUMS: complex(-math.inf, 0.0)}
-_POWERS = {("_norm_1",): 1, ("_powsum_2",): 2, ("_powsum_3",): 3}  # the orders of nodes that are sums of powers
-_ARRAYS = 1024  # that one launch takes: results of more are put side by side one by one
-OPERATIONS = {
-    operation.name: operation
-    for operation in (
-        Operation("sum", "sum"),
-        Operation("nansum", "nansum", "real", ("nansum",)),
-        Operation("mean", "mean", last=lambda total, count: quotient(total, count)),
-        Operation("prod", "prod", "product", ("prod",), "prod"),
-        Operation("_nonzero_prod", "prod", "product", ("_nonzero_prod",), "prod"),
-        Operation("_amax", "amax", "same", ("_amax",), "_amax", free=True),
-        Operation("_amin", "amin", "same", ("_amin",), "_amin", free=True),
-        Operation("_any", "any", "count", COUNT, last=lambda total, count: total > 0),
-        Operation("_all", "all", "count", COUNT, last=lambda total, count: total == count),
-        Operation("_count_nonzero", "count_nonzero", "count", COUNT),
-        Operation("_logsumexp", "logsumexp", "log", ("_logsum",), JOIN_LOGSUMS, last=logarithm),
-        norm("_norm_0", "0", free=True),
-        norm("_norm_1", "1"),
-        norm("_norm_2", "2", "_powsum_2", last=root_by("_root_2")),
-        norm("_norm_3", "3", "_powsum_3", last=root_by("_root_3")),
-        norm("_norm_inf", "inf", join="_norm_inf", free=True),
-        norm("_norm_neg_inf", "-inf", join="_norm_neg_inf", free=True),
-        Operation("_powsum_2", "powsum of order 2", "norm", ("_powsum_2",)),
-        Operation("_powsum_3", "powsum of order 3", "norm", ("_powsum_3",)),
-    )
+# From the last node and the number of elements to the result.
+FINISH: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "quotient": quotient,
+    "square_root": root_by("_root_2"),
+    "cube_root": root_by("_root_3"),
+    "all": lambda total, count: total == count,
+    "logarithm": lambda total, count: _ops._finish(total, "_logsumexp", count, torch.float64),
 }
-MOMENTS = Operation("", "var_mean", "moments", ("sum", "_powsum_2"))  # of the differences from the first elements
+_ARRAYS = 1024  # that one launch takes: results of more are put side by side one by one
 
 
 @dataclass(frozen=True)
@@ -174,10 +130,7 @@ class Call:
         """For errors."""
         return self.operation.title
 
-    @property
-    def width(self) -> int:
-        """How many numbers a node is."""
-        return len(self.operation.nodes)
+    width = 1  # how many numbers a node is
 
     def facts(self, x: Tensor, order: list[int], group: Any) -> dict[str, Any]:
         """What all ranks must agree on, as JSON can hold it; and the order, on which small shards have no say."""
@@ -194,23 +147,12 @@ class Call:
         }
 
     def accumulator(self, source: torch.dtype) -> torch.dtype:
-        """The dtype of the nodes of elements of dtype `source`: real numbers of norms; and counts are exact."""
-        operation = self.operation
-        if operation.typing == "same":
-            return source
-        if operation.typing == "count":
-            return torch.int64
-        if operation.typing == "log":
-            return torch.complex128 if source == torch.float64 or not is_inexact(source) else torch.complex64
-        if operation.typing == "moments" or operation.nodes == ("_norm_0",):
-            return torch.float64
-        if operation.typing == "product" and is_inexact(self.dtype) and not is_inexact(source):
-            return torch.float64
-        return accumulator_of(COMPLEX_PART.get(source, source) if operation.is_norm else source, self.dtype)
+        """The dtype of the nodes of elements of dtype `source`."""
+        return node_dtype(self.operation.name, source, self.dtype)
 
     def is_free(self, source: torch.dtype) -> bool:
         """Whether no order of elements of dtype `source` shows: integers are exact, and extrema are an element."""
-        return self.operation.free or not is_inexact(self.accumulator(source))
+        return self.operation.is_free or not is_inexact(self.accumulator(source))
 
     def plain(self, x: Tensor) -> "tuple[Tensor, Call]":
         """A tensor and a call that give the same where ranks have to do with each other."""
@@ -224,9 +166,7 @@ class Call:
         """The nodes of a part of the elements, flat: for each output its numbers, which are `accumulator`."""
         if isinstance(part, Factors):
             return _ops.weighted_sum(part.x, part.weight, dims, dtype=accumulator).reshape(-1)
-        asked = self._asked(part, accumulator)
-        numbers = [getattr(_ops, name)(part, dims, dtype=asked).reshape(-1) for name in self.operation.nodes]
-        return numbers[0] if len(numbers) == 1 else torch.stack(numbers, 1).view(-1)
+        return getattr(_ops, self.operation.node)(part, dims, dtype=self._asked(part, accumulator)).reshape(-1)
 
     def nodes_of(self, parts: Sequence[Tensor], kept: int, accumulator: torch.dtype) -> list[Tensor]:
         """The nodes of each of several parts over all dims but the first ones."""
@@ -237,7 +177,9 @@ class Call:
         accumulator = self.accumulator(like.dtype)
         if not parts:
             return like.new_empty(0, dtype=accumulator)
-        if outputs == 1 and (order := _POWERS.get(self.operation.nodes)):
+        node = known()[self.operation.node]
+        if outputs == 1 and self.operation.is_norm and not node.is_free:
+            order = float(node.order)
             dtype, starts = self._asked(like, accumulator), range(0, len(parts), _ARRAYS)
             totals = [_ops._powsums(parts[k : k + _ARRAYS], order, dtype=dtype) for k in starts]
             return totals[0] if len(totals) == 1 else torch.cat(totals)
@@ -245,7 +187,7 @@ class Call:
 
     def _asked(self, part: Tensor, accumulator: torch.dtype) -> torch.dtype | None:
         """The dtype= by which a node is `accumulator`: complex, of a norm of complex numbers, as torch has it."""
-        if self.operation.typing == "log":
+        if self.operation.combine == "logsum":
             return None
         return accumulator.to_complex() if self.operation.is_norm and part.is_complex() else accumulator
 
@@ -255,14 +197,29 @@ class Call:
 
     def finish(self, total: Tensor, count: int) -> Tensor:
         """The results, of last nodes of so many elements each."""
-        if self.operation.last:
-            total = self.operation.last(total, count)
+        if (last := FINISH.get(self.operation.finish)) and self.operation.combine != "largest":
+            total = last(total, count)
+        elif self.operation.typing == "truth":
+            total = total > 0
         return finish(total, None, self.dtype)
 
     def result(self, total: Tensor, count: int, shape: Sequence[int]) -> Tensor:
         """The same in the form that the result of a tensor of that shape has; of nodes of several numbers, these."""
         kept = [1 if d in self.dims else n for d, n in enumerate(shape) if self.keepdim or d not in self.dims]
         return total.view(*kept, self.width) if self.width > 1 else self.finish(total, count).view(kept)
+
+
+class MomentsCall(Call):
+    """The sums of the differences from the first elements, and of their squares: a node is both."""
+
+    width = 2
+
+    def accumulator(self, source: torch.dtype) -> torch.dtype:
+        return torch.float64
+
+    def node(self, part: Tensor, dims: list[int], accumulator: torch.dtype) -> Tensor:
+        sums = (operator(part, dims).reshape(-1) for operator in (_ops.sum, _ops._powsum_2))
+        return torch.stack(tuple(sums), 1).view(-1)
 
 
 @dataclass(frozen=True)
@@ -300,7 +257,7 @@ class VarianceCall(Call):
         first = gather(first[: counts[rank]], counts, group).view(shape)
 
         differences = laid_out(x - first, self.dims, order)
-        moments = Call(MOMENTS, self.dims, self.keepdim, None, torch.float64, self.shard_dim)
+        moments = MomentsCall(self.operation, self.dims, self.keepdim, None, torch.float64, self.shard_dim)
         total, squares = join_shards(differences, moments, sizes, order, group).unbind(-1)
         count = product(sum(sizes) if d == self.shard_dim else x.shape[d] for d in self.dims)
         return self._finished(total, squares, count, first.view(total.shape))
@@ -343,11 +300,11 @@ class WeightedCall(Call):
         return super().facts(x, order, group) | {"dtype of the weight": str(self.weight.dtype)}
 
     def is_free(self, source: torch.dtype) -> bool:
-        return self._summing.is_free(type_of_products(source, self.weight.dtype, self.dtype))
+        return self._summing.is_free(product_dtype(source, self.weight.dtype, self.dtype))
 
     def plain(self, x: Tensor) -> tuple[Factors, Call]:
         """The sum of the products."""
-        dtype = type_of_products(x.dtype, self.weight.dtype, self.dtype)
+        dtype = product_dtype(x.dtype, self.weight.dtype, self.dtype)
         return Factors(x.detach(), self.weight.detach(), dtype), self._summing
 
     @property
@@ -441,19 +398,18 @@ class SegmentCall(Call):
         return owned, crossing
 
 
-# What has another call than the operators of OPERATIONS, by the name of its function.
-KINDS = {
-    operation.title: (kind, operation)
-    for kind, operation in (
-        (VarianceCall, Operation("_var_mean", "var_mean")),
-        (VarianceCall, Operation("_var_mean", "var")),
-        (VarianceCall, Operation("_var_mean", "std")),
-        (WeightedCall, Operation("sum", "weighted_sum")),  # of the products
-        (WeightedCall, Operation("sum", "dot")),
-        (SegmentCall, replace(OPERATIONS["sum"], title="segment_sum")),
-        (SegmentCall, replace(OPERATIONS["mean"], title="segment_mean")),
-    )
+_KINDS: dict[str, type[Call]] = {
+    **dict.fromkeys(("var_mean", "var", "std"), VarianceCall),
+    **dict.fromkeys(("weighted_sum", "dot"), WeightedCall),
+    **dict.fromkeys(("segment_sum", "segment_mean"), SegmentCall),
 }
+
+
+@cache
+def kind_of_call(function: str) -> tuple[type[Call], Operation]:
+    """The kind of call of a function that is no operator of the table, and the operation that its nodes are of."""
+    like = known()["mean" if function == "segment_mean" else "sum"]
+    return _KINDS[function], replace(like, function=function)
 
 
 def expect_tensors(title: str, **given: Any) -> None:
@@ -466,16 +422,9 @@ def expect_tensors(title: str, **given: Any) -> None:
         raise RuntimeError(f"{title}(): '{argument}' must be on {first.device} as 'x', but is on {second.device}")
 
 
-def type_of_products(x: torch.dtype, weight: torch.dtype, result: torch.dtype) -> torch.dtype:
-    """The type P of docs/order.md."""
-    if not (is_inexact(x) or is_inexact(weight)):
-        return torch.float64 if is_inexact(result) else torch.int64
-    return torch.float64 if torch.float64 in (x, weight, result) else torch.float32
-
-
 def products(x: Tensor, weight: Tensor, result: torch.dtype) -> Tensor:
     """The products: their sum is the weighted sum with a result of that dtype."""
-    return Factors(x, weight, type_of_products(x.dtype, weight.dtype, result)).made()
+    return Factors(x, weight, product_dtype(x.dtype, weight.dtype, result)).made()
 
 
 def reduce_shards(

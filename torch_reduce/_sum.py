@@ -1,36 +1,27 @@
 """Sums, means and norms; how a sum will run, and the plans that it takes."""
 
+from functools import cache
 from importlib import import_module
-from math import inf
 
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from . import _arguments, _library
+from ._operations import of_orders
 from ._tuned import Tuned
 
 __all__ = ["explain", "mean", "powsum", "sum", "tune", "vector_norm"]
 
 _ops = torch.ops.gpureduce
 _direct_sum, _direct_mean = _library.entry("sum"), _library.entry("mean")
-_direct_norm_0, _direct_norm_1 = _library.entry("_norm_0"), _library.entry("_norm_1")
-# Each power is an operator of its own, which needs no look at `ord`. The sums of powers 0 and 1 are norms.
-_direct_norms = {
-    0: _direct_norm_0,
-    1: _direct_norm_1,
-    2: _library.entry("_norm_2"),
-    3: _library.entry("_norm_3"),
-    inf: _library.entry("_norm_inf"),
-    -inf: _library.entry("_norm_neg_inf"),
-}
-_direct_powsums = {
-    0: _direct_norm_0,
-    1: _direct_norm_1,
-    2: _library.entry("_powsum_2"),
-    3: _library.entry("_powsum_3"),
-}
 _call = _library.entry("call")
+
+
+@cache
+def _directs(kind):
+    """The entries of norms or sums of powers by order. Each is an operator of its own, which needs no look at `ord`."""
+    return {order: _library.entry(operator) for order, operator in of_orders(kind).items()}
 
 
 def _through_ops(operator, name, others, like=None, **given):
@@ -144,13 +135,13 @@ def mean(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others)
     return _through_ops(_ops.mean, "mean", others, input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
 
 
-def _of_order(directs, operator, name, like, others, input, ord, dim, keepdim, dtype, out):
+def _of_order(kind, operator, name, like, others, input, ord, dim, keepdim, dtype, out):
     """A norm or a sum of powers: of a plain call the entry of its order, if there is one."""
     if (
         not others
         and not is_dynamo_compiling()
         and (type(ord) is int or type(ord) is float)
-        and (direct := directs.get(ord))
+        and (direct := _directs(kind).get(ord))
         and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented
     ):
         return result
@@ -209,7 +200,7 @@ def vector_norm(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=N
     >>> torch_reduce.vector_norm(torch.tensor([[3.0, 4.0], [5.0, 12.0]]), dim=1)
     tensor([ 5., 13.])
     """
-    called = _direct_norms, _ops.linalg_vector_norm, "vector_norm", None
+    called = "norm", _ops.linalg_vector_norm, "vector_norm", None
     return _of_order(*called, others, input, ord, dim, keepdim, dtype, out)
 
 
@@ -241,7 +232,7 @@ def powsum(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=None, 
     >>> torch_reduce.powsum(torch.tensor([[3.0, 4.0], [5.0, 12.0]]), dim=1)
     tensor([ 25., 169.])
     """
-    called = _direct_powsums, _ops.linalg_powsum, "powsum", "vector_norm"
+    called = "powsum", _ops.linalg_powsum, "powsum", "vector_norm"
     try:
         return _of_order(*called, others, input, ord, dim, keepdim, dtype, out)
     except Exception as error:

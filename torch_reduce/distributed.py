@@ -10,7 +10,6 @@ All functions are collective: every rank of the group calls them, with the same 
 docs/distributed.md says what is exchanged, and what it costs.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
@@ -22,7 +21,7 @@ from torch import Tensor
 
 import torch_reduce
 
-from . import _arguments, _messages, _rank_plan, _rounding, _sharded
+from . import _arguments, _messages, _operations, _rank_plan, _rounding, _sharded
 from ._graphs import between_graphs
 
 __all__ = [
@@ -156,7 +155,7 @@ def vector_norm(
             complex, or the largest or smallest of no elements is asked for.
         NotImplementedError: another ``ord``.
     """
-    return _reduce(_operator("vector_norm", _NORMS, ord), x, dim, keepdim, dtype, group, shard_dim, sizes)
+    return _reduce(_operator("vector_norm", "norm", ord), x, dim, keepdim, dtype, group, shard_dim, sizes)
 
 
 def powsum(
@@ -180,7 +179,7 @@ def powsum(
     Raises:
         TypeError, IndexError, ValueError, RuntimeError, NotImplementedError: as :func:`vector_norm`.
     """
-    return _reduce(_operator("powsum", _POWSUMS, ord), x, dim, keepdim, dtype, group, shard_dim, sizes)
+    return _reduce(_operator("powsum", "powsum", ord), x, dim, keepdim, dtype, group, shard_dim, sizes)
 
 
 def prod(
@@ -510,13 +509,10 @@ def segment_mean(
     return _reduce_as("segment_mean", x, dim, True, dtype, group, dim, sizes, offsets=offsets)
 
 
-_POWSUMS = {0.0: "_norm_0", 1.0: "_norm_1", 2.0: "_powsum_2", 3.0: "_powsum_3"}
-_NORMS = _POWSUMS | {2.0: "_norm_2", 3.0: "_norm_3", math.inf: "_norm_inf", -math.inf: "_norm_neg_inf"}
-
-
-def _operator(name: str, known: dict[float, str], ord: Any) -> str:
+def _operator(name: str, kind: str, ord: Any) -> str:
     if isinstance(ord, bool) or not isinstance(ord, (int, float)):
         raise TypeError(f"{name}(): 'ord' must be a number, not {type(ord).__name__}")
+    known = _operations.of_orders(kind)
     if float(ord) not in known:
         orders = ", ".join(f"{order:g}" for order in known)
         raise NotImplementedError(f"{name}(): 'ord' must be one of {orders}, but it is {ord}")
@@ -527,13 +523,13 @@ def _operator(name: str, known: dict[float, str], ord: Any) -> str:
 def _reduce(name: str, x: Tensor, dim: Any, *arguments: Any) -> Tensor:
     if name in ("_any", "_all") and isinstance(dim, (tuple, list)) and not dim:  # no dim is reduced
         return getattr(torch.ops.gpureduce, name[1:])(x, dim)
-    return _sharded.reduce_shards(_sharded.Call, _sharded.OPERATIONS[name], x, dim, *arguments)
+    return _sharded.reduce_shards(_sharded.Call, _operations.known()[name], x, dim, *arguments)
 
 
 @between_graphs
 def _reduce_as(title: str, *arguments: Any, **more: Any) -> Any:
     """Of an operation that has a kind of call of its own."""
-    kind, operation = _sharded.KINDS[title]
+    kind, operation = _sharded.kind_of_call(title)
     return _sharded.reduce_shards(kind, operation, *arguments, **more)
 
 
@@ -743,7 +739,7 @@ def _over_ranks(rows: Tensor, averages: bool) -> Tensor:
     world, dtype = len(rows), rows.dtype
     if world <= _LANES:  # each is a lane, and lanes are joined pairwise
         return (torch_reduce.mean if averages else torch_reduce.sum)(rows, 0, dtype=dtype)
-    accumulator = _rounding.accumulator_of(dtype, dtype)
+    accumulator = _operations.node_dtype("sum", dtype, dtype)
     while len(rows) > 1:
         rows = torch.stack([torch_reduce.sum(run, 0, dtype=accumulator) for run in rows.split(_LANES)])
     return _rounding.finish(rows[0], world if averages else None, dtype)

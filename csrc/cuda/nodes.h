@@ -1,0 +1,22 @@
+// Nodes of ranks on a GPU: raw pointers and a stream in, an error code out.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "../nodes.h"
+
+namespace gpureduce::cuda {
+
+// joined[i] = left[i] + right[i], of `count` pairs of float or double.
+template <class T>
+cudaError_t join_logsums(const LogSum<T>* left, const LogSum<T>* right, LogSum<T>* joined, int64_t count, cudaStream_t stream);
+
+// Puts the results of the nodes, of `length` elements each, into `out`, of dtype `t`.
+cudaError_t finish_nodes(const Nodes& nodes, Finish finish, int64_t length, void* out, DType t, int64_t count,
+                         cudaStream_t stream);
+
+// The same of moments, of deviations from `first`.
+cudaError_t finish_moments(const variance::Moments* moments, const double* first, variance::Finishing finishing, void* variance,
+                           void* mean, DType t, int64_t count, cudaStream_t stream);
+
+}  // namespace gpureduce::cuda

@@ -1,0 +1,68 @@
+// Nodes: accumulators that ranks send each other as tensors. How they are joined and finished, on the CPU and on GPUs.
+#pragma once
+
+#include "operation.h"
+#include "variance.h"
+
+namespace gpureduce {
+
+// The operation whose results are the nodes of `op`: the one of the same map and combine that finishes nothing. Extrema are
+// their own nodes, since the largest of several results is a result.
+constexpr Operation node_of(Operation op) {
+  const OperationInfo row = info(op);
+  if (row.combine == Combine::largest || (row.finish == Finish::none && row.typing != Typing::truth)) return op;
+#define GPUREDUCE_OPERATION(name, ...)                                                                                       \
+  if (constexpr OperationInfo other = info(Operation::name);                                                                 \
+      other.map == row.map && other.combine == row.combine && other.finish == Finish::none && other.typing != Typing::truth) \
+    return Operation::name;
+  GPUREDUCE_OPERATIONS(GPUREDUCE_OPERATION)
+#undef GPUREDUCE_OPERATION
+  return op;
+}
+
+// What is left to do with the last node.
+constexpr Finish finish_of_nodes(Operation op) { return info(op).combine == Combine::largest ? Finish::none : info(op).finish; }
+
+// Nodes of an accumulator's type, one for each result.
+struct Nodes {
+  const void* data;
+  Accumulator type;  // a sum or a logsum
+
+  template <class Acc>
+  GPUREDUCE_HOST_DEVICE const Acc& at(int64_t index) const {
+    return static_cast<const Acc*>(data)[index];
+  }
+};
+
+template <class Acc>
+GPUREDUCE_HOST_DEVICE Complex<double> widened(Acc x) {
+  if constexpr (IsComplex<Acc>::value) return {static_cast<double>(x.re), static_cast<double>(x.im)};
+  else return {static_cast<double>(x), 0};
+}
+
+template <class Acc>
+GPUREDUCE_HOST_DEVICE Complex<double> finished_node(Acc node, Finish finish, int64_t count) {
+  if constexpr (IsLogSum<Acc>::value) return widened(finished(node, finish, count));
+  else return finish == Finish::none ? widened(node) : widened(finished(node, finish, count));
+}
+
+// The result of node `index`, of `count` elements, before its one rounding. The wider type holds every accumulator exactly, but
+// for an int64 that is_whole().
+GPUREDUCE_HOST_DEVICE Complex<double> finished_node(const Nodes& nodes, int64_t index, Finish finish, int64_t count) {
+  switch (nodes.type) {
+    case Accumulator::f32: return finished_node(nodes.at<float>(index), finish, count);
+    case Accumulator::f64: return finished_node(nodes.at<double>(index), finish, count);
+    case Accumulator::i64: return finished_node(nodes.at<int64_t>(index), finish, count);
+    case Accumulator::c64: return finished_node(nodes.at<Complex<float>>(index), finish, count);
+    case Accumulator::c128: return finished_node(nodes.at<Complex<double>>(index), finish, count);
+    case Accumulator::logsum_f32: return finished_node(nodes.at<LogSum<float>>(index), finish, count);
+    default: return finished_node(nodes.at<LogSum<double>>(index), finish, count);
+  }
+}
+
+// Whether the results are integers as they are, which only an int64 holds exactly.
+GPUREDUCE_HOST_DEVICE bool is_whole(const Nodes& nodes, Finish finish) {
+  return nodes.type == Accumulator::i64 && finish == Finish::none;
+}
+
+}  // namespace gpureduce

@@ -1,0 +1,82 @@
+"""The operations as csrc/operation.h has them, which the library tells: nothing of that table is repeated in Python."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+_ops = torch.ops.gpureduce
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A row of the table, and what ranks do with its nodes. `node` and `join` are operators of torch.ops.gpureduce."""
+
+    name: str  # of the operator
+    function: str  # of torch_reduce
+    order: str | None  # of a norm or a sum of powers
+    typing: str
+    map: str
+    combine: str
+    finish: str
+    node: str  # the operator that makes nodes of elements
+    join: str  # the one that makes one node of several
+    part: bool  # it serves other operations alone
+
+    @property
+    def title(self) -> str:
+        """For errors."""
+        return self.function if self.order is None else f"{self.function} of order {self.order}"
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether the nodes are real numbers that a map has made of the elements."""
+        return self.typing == "norm"
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no order of elements shows, of any dtype."""
+        return self.combine == "largest" or self.map == "nonzero"
+
+
+@cache
+def _table() -> dict[str, Any]:
+    """It is read when it is first asked for, which may be while a graph is traced."""
+    with _disable_current_modes():
+        return json.loads(_ops._operations())
+
+
+@cache
+def known() -> dict[str, Operation]:
+    """The operations by the name of their operator."""
+    return {row["name"]: Operation(**row) for row in _table()["operations"]}
+
+
+@cache
+def of_orders(kind: str) -> dict[float, str]:
+    """Operators by the order of a norm: its "norm", its "powsum", or the "root" that makes a norm of sums of powers."""
+    return {float(order): row[kind] for order, row in _table()["powers"].items() if row[kind]}
+
+
+@cache
+def node_dtype(operator: str, source: torch.dtype, result: torch.dtype) -> torch.dtype:
+    """The dtype of nodes of elements of dtype `source`: the accumulators of docs/order.md."""
+    if known()[operator].typing == "same":
+        return source
+    with _disable_current_modes():
+        return getattr(torch, _ops._node_dtype(operator, source, result))
+
+
+@cache
+def product_dtype(x: torch.dtype, weight: torch.dtype, result: torch.dtype) -> torch.dtype:
+    """The dtype of the products that a weighted sum adds: the type P of docs/order.md."""
+    with _disable_current_modes():
+        return getattr(torch, _ops._product_dtype(x, weight, result))
+
+
+def is_inexact(dtype: torch.dtype) -> bool:
+    """Whether its additions round, and so show their order; and whether gradients flow."""
+    return dtype.is_floating_point or dtype.is_complex
