@@ -134,15 +134,15 @@ Tensor finish(const Tensor& given, const std::string& operation, int64_t count, 
 
 std::tuple<Tensor, Tensor> finish_moments_meta(const Tensor& moments, const Tensor& first, int64_t, double, bool,
                                                at::ScalarType dtype) {
-  TORCH_CHECK(moments.scalar_type() == at::kComplexDouble && first.scalar_type() == at::kDouble &&
-                  moments.sym_sizes() == first.sym_sizes() && moments.device() == first.device(),
-              "_finish_moments(): moments are complex128, and the first elements as many float64");
-  const at::TensorOptions options = moments.options().dtype(dtype);
-  return {at::empty_symint(moments.sym_sizes(), options), at::empty_symint(moments.sym_sizes(), options)};
+  TORCH_CHECK(moments.scalar_type() == at::kDouble && first.scalar_type() == at::kDouble &&
+                  moments.sym_numel() == 2 * first.sym_numel() && moments.device() == first.device(),
+              "_finish_moments(): moments are two float64 for each first element, which is a float64, too");
+  const at::TensorOptions options = first.options().dtype(dtype);
+  return {at::empty_symint(first.sym_sizes(), options), at::empty_symint(first.sym_sizes(), options)};
 }
 
 // Variances or deviations, and means, in `dtype`: of the sums of the deviations of `count` elements from the first one, and of
-// their squares, the parts of complex numbers.
+// their squares, side by side.
 std::tuple<Tensor, Tensor> finish_moments(const Tensor& given, const Tensor& given_first, int64_t count, double correction,
                                           bool root, at::ScalarType dtype) {
   auto results = finish_moments_meta(given, given_first, count, correction, root, dtype);
@@ -157,11 +157,11 @@ std::tuple<Tensor, Tensor> finish_moments(const Tensor& given, const Tensor& giv
   if (moments.is_cuda()) {
     const c10::cuda::CUDAGuard guard(moments.device());
     C10_CUDA_CHECK(
-        cuda::finish_moments(from, firsts, finishing, to, mean, t, moments.numel(), c10::cuda::getCurrentCUDAStream()));
+        cuda::finish_moments(from, firsts, finishing, to, mean, t, first.numel(), c10::cuda::getCurrentCUDAStream()));
     return results;
   }
 #endif
-  for_each(moments.numel(), [&](int64_t i) {
+  for_each(first.numel(), [&](int64_t i) {
     const auto found = finishing(from[i], firsts[i]);
     store(to, i, t, found.variance);
     store(mean, i, t, found.mean);

@@ -8,11 +8,12 @@ import re
 import pytest
 import torch
 
-from support import DTYPES, POWERS, dtype_of, python
+from support import DTYPES, POWERS, assert_same_bits, data, dtype_of, python
 from torch_reduce import _operations
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ops = torch.ops.gpureduce
+pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
 
 def test_rows():
@@ -40,28 +41,88 @@ def test_orders():
         assert root(ops.linalg_powsum(x, order)[None]).equal(ops.linalg_vector_norm(x, order))
 
 
-def test_nodes():
-    """A node's operator gives nodes of the dtype that is told, and its join joins two of them to one of that dtype."""
-    tried = 0
-    for operation, *dtypes in itertools.product(_operations.known().values(), DTYPES, DTYPES):
-        if operation.part:
-            continue
+def cases():
+    """The operations that ranks have, an element's dtype, and a dtype= that the operation takes with it."""
+    operations = [operation for operation in _operations.known().values() if not operation.part]
+    for place, (operation, *dtypes) in enumerate(itertools.product(operations, DTYPES, DTYPES)):
         source, result = map(dtype_of, dtypes)
-        x = torch.ones(2, 3, dtype=source)
+        if place % 5 and result != source:  # every result's dtype of each operation, and a fifth of all pairs
+            continue
         try:
-            made = getattr(ops, operation.name)(x, [1], dtype=result)
+            getattr(ops, operation.name)(torch.ones(1, 2, dtype=source), [1], dtype=result)
         except (RuntimeError, NotImplementedError):
             continue
-        node = _operations.node_dtype(operation.name, source, made.dtype)
-        asked = None if operation.combine == "logsum" else node
-        if operation.is_norm and source.is_complex:
-            asked = node.to_complex()
-        nodes = getattr(ops, operation.node)(x, [1], dtype=asked)
-        assert nodes.dtype == node, (operation.name, source, result)
+        yield operation, source, result
+
+
+def nodes_of(operation, x, node):
+    """The nodes of the rows."""
+    asked = None if operation.combine == "logsum" else node
+    if operation.is_norm and x.is_complex():
+        asked = node.to_complex()
+    return getattr(ops, operation.node)(x, [1], dtype=asked)
+
+
+def test_nodes_and_results(device):
+    """A node is of the dtype that is told, and joins to one of that dtype; _finish makes the result's bits of it."""
+    tried, numbers = 0, torch.randn(7, 5000, generator=torch.Generator().manual_seed(3))
+    numbers[0, 17], numbers[1, 4], numbers[2] = float("nan"), float("inf"), 0
+    for operation, source, result in cases():
+        x = numbers.sign() if operation.combine == "product" else numbers * 9
+        if not _operations.is_inexact(source):
+            x = x.nan_to_num(posinf=9).abs()
+        x = x.to(source).to(device)
+        wanted = getattr(ops, operation.name)(x, [1], dtype=result)
+        node = _operations.node_dtype(operation.name, source, wanted.dtype)
+        nodes = nodes_of(operation, x, node)
+        what = f"{operation.name} {source} {result}"
+        assert nodes.dtype == node, what
         if operation.join in _operations.known():
-            assert getattr(ops, operation.join)(nodes, [0], dtype=node).dtype == node
+            assert getattr(ops, operation.join)(nodes, [0], dtype=node).dtype == node, what
+        assert_same_bits(ops._finish(nodes, operation.name, x.shape[1], wanted.dtype), wanted, what)
         tried += 1
-    assert tried > 1000
+    assert tried > 300
+
+
+@pytest.mark.parametrize("root", [False, True])
+@pytest.mark.parametrize("correction", [0.0, 1.0, 2.5, 5000.0])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "float8_e5m2"])
+def test_moments(name, correction, root, device):
+    """A variance and a mean of the sums of differences and of their squares have the bits of var_mean."""
+    x = data([7, 5000], name, 5, device)
+    first = x[:, :1].double()
+    differences = x.double() - first
+    sums = torch.stack([ops.sum(differences, [1]), ops._powsum_2(differences, [1])], 1)
+    wanted = ops._var_mean(x, [1], correction, root, False)
+    found = ops._finish_moments(sums, first[:, 0], 5000, correction, root, wanted[0].dtype)
+    for got, bits in zip(found, wanted, strict=True):
+        assert got.dtype == bits.dtype
+        assert_same_bits(got, bits)
+
+
+def test_finishing_is_an_operator(device):
+    """Both have meta tensors, for compiled graphs; and take views."""
+    nodes = torch.randn(6, 2, device=device)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(ops._finish.default, (nodes, "mean", 3, torch.float16), test_utils=checks)
+    moments = (nodes.double(), nodes.double()[:, 0], 3, 1.0, False, torch.float16)
+    torch.library.opcheck(ops._finish_moments.default, moments, test_utils=checks)
+    found = ops._finish(nodes.t(), "_norm_3", 1, torch.float64)
+    assert found.equal(ops._finish(nodes.t().contiguous(), "_norm_3", 1, torch.float64))
+    assert ops._finish(nodes[:0], "mean", 3, torch.float16).shape == (0, 2)
+
+
+def test_wrong_nodes(device):
+    """Nodes that are none of the operation's accumulators, and moments without their first elements."""
+    nodes = torch.ones(3, device=device)
+    for wrong, name in ((nodes.half(), "mean"), (nodes, "_logsumexp"), (nodes.bool(), "_norm_2")):
+        with pytest.raises(RuntimeError, match=f"nodes of {name} are its accumulators, not of dtype"):
+            ops._finish(wrong, name, 1, torch.float32)
+    with pytest.raises(RuntimeError, match="there is no operation summ"):
+        ops._finish(nodes, "summ", 1, torch.float32)
+    for moments, first in ((nodes, nodes), (nodes.double(), nodes.double())):
+        with pytest.raises(RuntimeError, match="moments are two float64"):
+            ops._finish_moments(moments, first, 1, 1.0, False, torch.float32)
 
 
 def test_it_is_read_late():

@@ -26,7 +26,6 @@ from ._graphs import between_graphs
 from ._messages import exchange_parts, gather, place
 from ._operations import known, node_dtype
 from ._rank_plan import even, product
-from ._rounding import finish
 from ._sharded import (
     Call,
     Shards,
@@ -332,10 +331,10 @@ def _joined(local: Tensor, groups: list[Any]) -> Tensor:
     """The sum of the ranks' tensors over each group in turn, rounded once at the end."""
     dtype = local.dtype
     wide = node_dtype("sum", dtype, dtype) if len(groups) > 1 else dtype
-    total = local.clone() if wide == dtype else finish(local, None, wide)
+    total = local.clone() if wide == dtype else torch.ops.gpureduce.sum(local[None], [0], dtype=wide)
     for group in groups:
         distributed._all_reduce(total, group, False, False)
-    return total if wide == dtype else finish(total, None, dtype)
+    return total if wide == dtype else torch.ops.gpureduce._finish(total, "sum", 1, dtype)
 
 
 # --- this rank's part of the result ----------------------------------------------------------------------------------

@@ -18,27 +18,13 @@ from . import _arguments
 from ._messages import agree, check_device, exchange, exchange_parts, gather, kind_of, numbers, place, traced
 from ._operations import Operation, is_inexact, known, node_dtype, product_dtype
 from ._rank_plan import CHUNK, Joins, Plan, Together, even, plan_of, product, together
-from ._rounding import finish, quotient
 
 _ops = torch.ops.gpureduce
-
-
-def root_by(operator: str) -> Callable[[Tensor, int], Tensor]:
-    """The roots of last nodes, correctly rounded, which torch's are not on every CPU."""
-    return lambda total, count: getattr(_ops, operator)(total[None], [0])
 
 
 JOIN_LOGSUMS = "_join_logsums"  # of pairs, which are complex numbers
 # What changes no bit of what it is joined to.
 PADDING = {"sum": complex(-0.0, -0.0), "prod": complex(1), JOIN_LOGSUMS: complex(-math.inf, 0.0)}
-# From the last node and the number of elements to the result.
-FINISH: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "quotient": quotient,
-    "square_root": root_by("_root_2"),
-    "cube_root": root_by("_root_3"),
-    "all": lambda total, count: total == count,
-    "logarithm": lambda total, count: _ops._finish(total, "_logsumexp", count, torch.float64),
-}
 _ARRAYS = 1024  # that one launch takes: results of more are put side by side one by one
 
 
@@ -197,11 +183,7 @@ class Call:
 
     def finish(self, total: Tensor, count: int) -> Tensor:
         """The results, of last nodes of so many elements each."""
-        if (last := FINISH.get(self.operation.finish)) and self.operation.combine != "largest":
-            total = last(total, count)
-        elif self.operation.typing == "truth":
-            total = total > 0
-        return finish(total, None, self.dtype)
+        return _ops._finish(total, self.operation.name, count, self.dtype)
 
     def result(self, total: Tensor, count: int, shape: Sequence[int]) -> Tensor:
         """The same in the form that the result of a tensor of that shape has; of nodes of several numbers, these."""
@@ -258,18 +240,10 @@ class VarianceCall(Call):
 
         differences = laid_out(x - first, self.dims, order)
         moments = MomentsCall(self.operation, self.dims, self.keepdim, None, torch.float64, self.shard_dim)
-        total, squares = join_shards(differences, moments, sizes, order, group).unbind(-1)
+        sums = join_shards(differences, moments, sizes, order, group)
         count = product(sum(sizes) if d == self.shard_dim else x.shape[d] for d in self.dims)
-        return self._finished(total, squares, count, first.view(total.shape))
-
-    def _finished(self, total: Tensor, squares: Tensor, count: int, first: Tensor) -> tuple[Tensor, Tensor]:
-        """What becomes of the sums. Multiplied and added by operators, of which no compiler makes one step."""
-        share = quotient(total, count)
-        product = _ops.prod(torch.stack([total, share]), [0])
-        spread = _ops.sum(torch.stack([squares, -product]), [0]).clamp(min=0)
-        variance = spread / torch.full_like(spread, max(count - self._correction, 0.0))
-        results = root_by("_root_2")(variance, count) if self.is_root else variance, first + share
-        return tuple(finish(each, None, self.dtype) for each in results)
+        first = first.view(sums.shape[:-1])
+        return _ops._finish_moments(sums, first, count, self._correction, self.is_root, self.dtype)
 
 
 @dataclass(frozen=True)

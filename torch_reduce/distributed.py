@@ -21,7 +21,7 @@ from torch import Tensor
 
 import torch_reduce
 
-from . import _arguments, _messages, _operations, _rank_plan, _rounding, _sharded
+from . import _arguments, _messages, _operations, _rank_plan, _sharded
 from ._graphs import between_graphs
 
 __all__ = [
@@ -742,7 +742,7 @@ def _over_ranks(rows: Tensor, averages: bool) -> Tensor:
     accumulator = _operations.node_dtype("sum", dtype, dtype)
     while len(rows) > 1:
         rows = torch.stack([torch_reduce.sum(run, 0, dtype=accumulator) for run in rows.split(_LANES)])
-    return _rounding.finish(rows[0], world if averages else None, dtype)
+    return torch.ops.gpureduce._finish(rows[0], "mean" if averages else "sum", world, dtype)
 
 
 # --- in training -----------------------------------------------------------------------------------------------------
