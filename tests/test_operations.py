@@ -141,17 +141,18 @@ def test_it_is_read_late():
 
 @pytest.mark.parametrize("mode", ["fake", "compiled"])
 def test_it_is_read_under_modes(mode):
-    """The first to ask for it may be a call that is traced."""
+    """The first to ask for it may be a call that is traced; and a graph does not end there."""
     under = {
         "fake": "with FakeTensorMode(): read()",
-        "compiled": "torch.compile(lambda x: (read(), x + 1)[1], backend='eager')(torch.ones(3))",
+        "compiled": "def norm(x): return torch_reduce.get_total_norm([x, x.bfloat16()], 3.0) + 1\n"
+        "x = torch.randn(9)\n"
+        "assert torch.compile(norm, backend='eager', fullgraph=True)(x).equal(norm(x))",
     }
     python(
         "-c",
         "import torch, torch_reduce\n"
         "from torch._subclasses.fake_tensor import FakeTensorMode\n"
         "from torch_reduce import _operations as table\n"
-        "@torch.compiler.disable\n"
         "def read():\n"
         "    assert table.known()['mean'].node == 'sum'\n"
         "    assert table.node_dtype('mean', torch.int8, torch.float16) == torch.int64\n"

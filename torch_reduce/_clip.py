@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._arguments import mesh_of
 from ._graphs import between_graphs
-from ._operations import node_dtype, of_orders
+from ._operations import node_dtype, of_order
 
 _ops = torch.ops.gpureduce
 _INFINITY = float("inf")
@@ -37,7 +37,7 @@ def _side_by_side(blocks: list[tuple[list[int], Tensor]], device: torch.device) 
 def _accumulators(tensors: list[Tensor], operator: str, ord: float) -> Tensor:
     """An operator's accumulators, one of all elements of each tensor: a sum of powers, or the largest or smallest."""
     cut: list[int] = []
-    adds = ord in of_orders("root")
+    adds = of_order("root", ord) is not None
     plain: dict[torch.dtype, list[int]] = {}
     blocks: list[tuple[list[int], Tensor]] = []
     for i, t in enumerate(tensors):
@@ -118,10 +118,10 @@ def _accumulators_of_all(tensors: list[Tensor | None], places: Any, ord: float, 
 
 def _operator(ord: float) -> str:
     """What gives the accumulators: the sum of powers, or the norm where there is none."""
-    operators = of_orders("norm") | of_orders("powsum")
-    if ord not in operators:
+    operator = of_order("powsum", ord) or of_order("norm", ord)
+    if operator is None:
         raise NotImplementedError(f"get_total_norm: norm_type must be 0, 1, 2, 3, inf or -inf, but is {ord:g}")
-    return operators[ord]
+    return operator
 
 
 @torch.no_grad()
@@ -187,7 +187,7 @@ def _total_norm(tensors: list[Tensor | None], ord: float, error_if_nonfinite: bo
         accumulators = torch.empty(0)
     if not len(accumulators):
         return accumulators.new_zeros(())
-    total = getattr(_ops, of_orders("root").get(ord) or _operator(ord))(accumulators)
+    total = getattr(_ops, of_order("root", ord) or _operator(ord))(accumulators)
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(
             f"The total norm of order {ord} for gradients from `parameters` is non-finite, so it cannot be clipped. To "

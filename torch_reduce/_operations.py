@@ -1,14 +1,17 @@
 """The operations as csrc/operation.h has them, which the library tells: nothing of that table is repeated in Python."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 _ops = torch.ops.gpureduce
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -42,26 +45,44 @@ class Operation:
         return self.combine == "largest" or self.map == "nonzero"
 
 
-@cache
+def _told(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """As functools.cache; and a constant to the compiler, which must not look into the library while it traces."""
+    cached = cache(function)
+
+    @wraps(function)
+    def told(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        return cached(*args, **kwargs)
+
+    told._dynamo_marked_constant, told.cache_info = True, cached.cache_info  # type: ignore[attr-defined]
+    return told
+
+
+@_told
 def _table() -> dict[str, Any]:
     """It is read when it is first asked for, which may be while a graph is traced."""
     with _disable_current_modes():
         return json.loads(_ops._operations())
 
 
-@cache
+@_told
 def known() -> dict[str, Operation]:
     """The operations by the name of their operator."""
     return {row["name"]: Operation(**row) for row in _table()["operations"]}
 
 
-@cache
+@_told
 def of_orders(kind: str) -> dict[float, str]:
     """Operators by the order of a norm: its "norm", its "powsum", or the "root" that makes a norm of sums of powers."""
     return {float(order): row[kind] for order, row in _table()["powers"].items() if row[kind]}
 
 
-@cache
+@_told
+def of_order(kind: str, order: float) -> str | None:
+    """The one of an order, if there is one."""
+    return of_orders(kind).get(order)
+
+
+@_told
 def node_dtype(operator: str, source: torch.dtype, result: torch.dtype) -> torch.dtype:
     """The dtype of nodes of elements of dtype `source`: the accumulators of docs/order.md."""
     if known()[operator].typing == "same":
@@ -70,7 +91,7 @@ def node_dtype(operator: str, source: torch.dtype, result: torch.dtype) -> torch
         return getattr(torch, _ops._node_dtype(operator, source, result))
 
 
-@cache
+@_told
 def product_dtype(x: torch.dtype, weight: torch.dtype, result: torch.dtype) -> torch.dtype:
     """The dtype of the products that a weighted sum adds: the type P of docs/order.md."""
     with _disable_current_modes():
