@@ -183,7 +183,7 @@ def sums():
         sizes = [b - a for a, b in itertools.pairwise(cuts)]
         whole = random(SUMMED, dtype, 1)
         mine = whole[cuts[rank] : cuts[rank + 1]].clone()
-        got = ours.sum(mine, shard_dim=0, sizes=sizes)
+        got = torch_reduce.sum(ours.Shard(mine, sizes=sizes))
         check(same_bits(got, torch_reduce.sum(whole)), f"sum of {dtype}")
         del whole
         buffers = [mine, *(mine.clone() for _ in range(3))]
@@ -194,7 +194,7 @@ def sums():
             return total
 
         candidates = {
-            "ours": lambda x, s=sizes: ours.sum(x, shard_dim=0, sizes=s),
+            "ours": lambda x, s=sizes: torch_reduce.sum(ours.Shard(x, sizes=s)),
             "torch": torchs,
             "shard": lambda x: torch_reduce.sum(x),
         }

@@ -103,7 +103,7 @@ def torchs_results(lost, model):
 def our_results(lost, model):
     """The same as torch_reduce adds, where a gradient that is cut counts as a whole."""
     gradients = [parameter.grad for parameter in model.parameters()]
-    return torch_reduce.distributed.sum(lost, shard_dim=0), torch_reduce.get_total_norm(gradients)
+    return torch_reduce.sum(torch_reduce.distributed.Shard(lost)), torch_reduce.get_total_norm(gradients)
 
 
 WAYS = {

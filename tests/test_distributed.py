@@ -37,6 +37,7 @@ from support import (
     whole_of,
 )
 from torch_reduce import _messages, _operations, _rank_plan, _sharded
+from torch_reduce.distributed import Shard
 from worlds import World, here, traffic
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -75,9 +76,8 @@ def reduce_shards(group, cases):
     for operation, shape, name, seed, permutation, dims, keepdim, dtype, shard_dim, cuts, tells, wanted in cases:
         x = whole(shape, name, seed, permutation).to(here())
         sizes = [b - a for a, b in itertools.pairwise(cuts)] if tells else None
-        function = getattr(distributed, operation)
-        local = shard(x, shard_dim, cuts, rank)
-        got = function(local, dims, keepdim, dtype=dtype, group=group, shard_dim=shard_dim, sizes=sizes)
+        local = Shard(shard(x, shard_dim, cuts, rank), shard_dim, group, sizes)
+        got = getattr(torch_reduce, operation)(local, dims, keepdim, dtype=dtype)
         what = f"{operation} {shape} {name} order {permutation} dims {dims} dtype {dtype} shard {shard_dim} {cuts}"
         assert_same_bits(got, wanted, what)
 
@@ -317,7 +317,7 @@ def no_messages(group):
         for name in names:
             setattr(dist, name, None)
         for op in OPERATIONS:
-            got = getattr(distributed, op.name)(x, [1, 2], True, group=group, shard_dim=0)
+            got = getattr(torch_reduce, op.name)(Shard(x, 0, group), [1, 2], True)
             assert_same_bits(got, op(x, [1, 2], True))
         wants_gradient = x.clone().requires_grad_()
         distributed.sum(wants_gradient, -1, group=group, shard_dim=0).sum().backward()
@@ -474,8 +474,8 @@ def fail(group):
     wants_gradient = x.clone().requires_grad_()
     for kind, message, wrong in [
         (IndexError, "Dimension out of range", lambda: distributed.sum(x, 5, group=group, shard_dim=0)),
-        (IndexError, "'shard_dim' must be in", lambda: distributed.sum(x, group=group, shard_dim=2)),
-        (TypeError, "'shard_dim' must be an int", lambda: distributed.sum(x, group=group, shard_dim=None)),
+        (IndexError, "the Shard's 'dim' must be in", lambda: distributed.sum(x, group=group, shard_dim=2)),
+        (TypeError, "the Shard's 'dim' must be an int", lambda: distributed.sum(x, group=group, shard_dim=None)),
         (TypeError, "sum", lambda: distributed.sum([1.0], group=group, shard_dim=0)),
         (RuntimeError, "give x.detach", lambda: distributed.sum(wants_gradient, group=group, shard_dim=0)),
         (RuntimeError, "Input dtype", lambda: distributed.mean(x.long(), group=group, shard_dim=0)),
@@ -1278,7 +1278,8 @@ def test_documented_and_typed():
     for name in distributed.__all__:
         member = getattr(distributed, name)
         assert inspect.getdoc(member), name
-        for function in [member] if inspect.isfunction(member) else [member.allocate, member.__call__]:
+        methods = [one for name, one in vars(member).items() if inspect.isfunction(one) and not name.startswith("_to")]
+        for function in methods if inspect.isclass(member) else [member]:
             hints = inspect.get_annotations(function)
             assert inspect.getdoc(function)
             assert set(hints) == {*inspect.signature(function).parameters, "return"} - {"self"}, name
@@ -1294,9 +1295,8 @@ def norms_of_shards(group, cases):
     """Each case: a function and its order, the whole tensor as data() makes it, a call, and the wanted bits."""
     rank = dist.get_rank(group)
     for function, ord, shape, name, seed, permutation, dims, dtype, shard_dim, cuts, wanted in cases:
-        local = shard(whole(shape, name, seed, permutation).to(here()), shard_dim, cuts, rank)
-        arguments = dict(dtype=dtype, group=group, shard_dim=shard_dim)
-        got = getattr(distributed, function)(local, ord, dims, **arguments)
+        local = Shard(shard(whole(shape, name, seed, permutation).to(here()), shard_dim, cuts, rank), shard_dim, group)
+        got = getattr(torch_reduce, function)(local, ord, dims, dtype=dtype)
         what = f"{function} {ord} {shape} {name} {permutation} {dims} {dtype} {shard_dim} {cuts}"
         assert_same_bits(got, wanted, what)
 
@@ -1351,9 +1351,7 @@ def kin_of_shards(group, cases):
         local = shard(whole_of(op, shape, name, seed, permutation, dims).to(here()), shard_dim, cuts, rank)
         sizes = [b - a for a, b in itertools.pairwise(cuts)] if tells else None
         asked = {"dtype": dtype} if op.has_dtype else {}
-        got = getattr(distributed, op.name)(
-            local, dims, keepdim, **asked, group=group, shard_dim=shard_dim, sizes=sizes
-        )
+        got = getattr(torch_reduce, op.name)(Shard(local, shard_dim, group, sizes), dims, keepdim, **asked)
         what = f"{op} {shape} {name} order {permutation} dims {dims} dtype {dtype} shard {shard_dim} {cuts}"
         assert str(got.dtype).removeprefix("torch.") == op.result(name, dtype), what
         if shard_dim not in dims:  # the result is still cut
@@ -1467,7 +1465,7 @@ def special_shards(group, cases):
     rank, cuts = dist.get_rank(group), [0, 700, 701, 5701]
     for op, name, wanted in cases:
         local = shard(special_numbers(here()).to(dtype_of(name)), 1, cuts, rank)
-        assert_same_bits(getattr(distributed, op.name)(local, 1, group=group, shard_dim=1), wanted, f"{op} {name}")
+        assert_same_bits(getattr(torch_reduce, op.name)(Shard(local, 1, group), 1), wanted, f"{op} {name}")
 
 
 def test_special_numbers(world):
@@ -1488,7 +1486,7 @@ def no_elements(group):
         ("nansum", 0),
         ("logsumexp", -math.inf),
     ):
-        result = getattr(distributed, name)(x, 0, group=group, shard_dim=0)
+        result = getattr(torch_reduce, name)(Shard(x, 0, group), 0)
         assert result.tolist() == [wanted] * 3, name
     for function in (distributed.amax, distributed.amin):
         for dim in (0, None):
@@ -1507,7 +1505,7 @@ def test_no_elements(size, world):
 
 def kin_of_a_matrix(group, name, n, outputs, sizes, dtype):
     x = torch.ones(sizes[dist.get_rank(group)], outputs, dtype=dtype_of(dtype), device=here())
-    result = getattr(distributed, name)(x, 0, group=group, shard_dim=0, sizes=sizes)
+    result = getattr(torch_reduce, name)(Shard(x, 0, group, sizes), 0)
     assert result.eq(n if name in ("sum", "count_nonzero") else 1).all()
 
 
@@ -1564,7 +1562,7 @@ def gradients_and_orders(group):
     x = torch.ones(4, 6, device=here(), requires_grad=True)
     for name in ("prod", "amax", "amin", "logsumexp"):
         with pytest.raises(RuntimeError, match=f"{name}.*'x' requires a gradient"):
-            getattr(distributed, name)(x, group=group, shard_dim=0)
+            getattr(torch_reduce, name)(Shard(x, 0, group))
     assert int(distributed.count_nonzero(x, group=group, shard_dim=0)) == 24 * size
     for function in (distributed.any, distributed.all):
         assert bool(function(x, group=group, shard_dim=0))
@@ -1588,12 +1586,12 @@ def refuse_kin(group):
     x = torch.ones(3, 4, dtype=torch.complex64, device=here())
     for name in ("prod", "amax", "amin", "logsumexp"):
         with pytest.raises(NotImplementedError, match=f"{name}.*complex numbers"):
-            getattr(distributed, name)(x, group=group, shard_dim=0)
+            getattr(torch_reduce, name)(Shard(x, 0, group))
     with pytest.raises(NotImplementedError, match="products of complex"):
         distributed.prod(x.real, dtype=torch.complex64, group=group, shard_dim=0)
     with pytest.raises(IndexError, match="Dimension out of range"):
         distributed.amax(x.real, 2, group=group, shard_dim=0)
-    with pytest.raises(TypeError, match="'shard_dim' must be an int"):
+    with pytest.raises(TypeError, match="the Shard's 'dim' must be an int"):
         distributed.any(x, group=group, shard_dim=None)
 
 

@@ -33,6 +33,7 @@ from test_dtensor import (
     placed,
     random_placement,
 )
+from torch_reduce.distributed import Shard as Cut
 from worlds import here, traffic
 
 WORLDS = ["cpu", "mixed", "nccl"]
@@ -73,13 +74,13 @@ def variances(group, cases):
         x = whole(*arguments).to(here())
         local = shard(torch._neg_view(x) if negative else x, shard_dim, cuts, rank)
         sizes = [b - a for a, b in itertools.pairwise(cuts)] if tells else None
-        more = dict(correction=correction, keepdim=keepdim, group=group, shard_dim=shard_dim, sizes=sizes)
-        variance, mean = distributed.var_mean(local, dims, **more)
-        results = variance, distributed.std(local, dims, **more), mean
+        more, local = dict(correction=correction, keepdim=keepdim), Cut(local, shard_dim, group, sizes)
+        variance, mean = torch_reduce.var_mean(local, dims, **more)
+        results = variance, torch_reduce.std(local, dims, **more), mean
         what = f"{arguments} {dims} {correction} {shard_dim} {cuts}"
         for got, bits in zip(results, wanted, strict=True):
             assert_same_bits(got, still_cut(bits, dims, keepdim, shard_dim, cuts, rank), what)
-        assert_same_bits(distributed.var(local, dims, **more), variance)
+        assert_same_bits(torch_reduce.var(local, dims, **more), variance)
 
 
 def variance_case(shape, name, cuts, dims, shard_dim=0, *, permutation=None, keepdim=False, correction=1, **more):
@@ -193,10 +194,15 @@ def weighted_sums(group, cases):
     for first, second, shape, dims, keepdim, dtype, shard_dim, cuts, tells, wanted in cases:
         x, w = (common_part(whole(*each).to(here()), shape, shard_dim, cuts, rank) for each in (first, second))
         sizes = [b - a for a, b in itertools.pairwise(cuts)] if tells else None
-        more = dict(dtype=dtype, group=group, shard_dim=shard_dim, sizes=sizes)
-        got = distributed.weighted_sum(x, w, dims, keepdim, **more)
         what = f"{first} {second} {dims} {dtype} {shard_dim} {cuts}"
-        assert_same_bits(got, still_cut(wanted, dims, keepdim, shard_dim, cuts, rank), what)
+        # A Shard's dim counts its own dims; whichever has the cut one may be the Shard, or both.
+        at, bits = shard_dim - len(shape), still_cut(wanted, dims, keepdim, shard_dim, cuts, rank)
+        cut = [Cut(one, at, group, sizes) if -at <= one.dim() else one for one in (x, w)]
+        for factors in ((cut[0], w), (x, cut[1]), cut):
+            if any(isinstance(one, Cut) for one in factors):
+                assert_same_bits(torch_reduce.weighted_sum(*factors, dims, keepdim, dtype=dtype), bits, what)
+        more = dict(dtype=dtype, group=group, shard_dim=shard_dim, sizes=sizes)
+        assert_same_bits(distributed.weighted_sum(x, w, dims, keepdim, **more), bits, what)
 
 
 def weighted_case(first, second, cuts, dims, shard_dim, *, keepdim=False, dtype=None, tells=False):
@@ -287,8 +293,10 @@ def test_products_that_are_written(size, world):
 def dots(group, name, n, cuts, wanted):
     rank = dist.get_rank(group)
     x, y = (shard(data([n], name, seed, here()), 0, cuts, rank) for seed in (1, 2))
-    assert_same_bits(distributed.dot(x, y, group=group), wanted)
-    assert_same_bits(distributed.dot(x, y, group=group, sizes=[b - a for a, b in itertools.pairwise(cuts)]), wanted)
+    sizes = [b - a for a, b in itertools.pairwise(cuts)]
+    assert_same_bits(torch_reduce.dot(Cut(x, 0, group), y), wanted)
+    assert_same_bits(torch_reduce.dot(x, Cut(y, 0, group, sizes)), wanted)
+    assert_same_bits(distributed.dot(x, y, group=group, sizes=sizes), wanted)
 
 
 @pytest.mark.parametrize("size", [1, 3, 8])
@@ -335,8 +343,7 @@ def segments(group, cases):
     for name, arguments, offsets, dim, dtype, cuts, tells, wanted in cases:
         local = shard(whole(*arguments).to(here()), dim, cuts, rank)
         sizes = [b - a for a, b in itertools.pairwise(cuts)] if tells else None
-        function = getattr(distributed, name)
-        got = function(local, offsets.to(here()), dim, dtype=dtype, group=group, sizes=sizes)
+        got = getattr(torch_reduce, name)(Cut(local, dim, group, sizes), offsets.to(here()), dim, dtype=dtype)
         assert got.is_contiguous()
         assert_same_bits(got, wanted, f"{name} {arguments} {offsets.tolist()} dim {dim} {dtype} {cuts}")
 

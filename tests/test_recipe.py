@@ -82,13 +82,6 @@ EDITS = [
     ("torch_reduce/__init__.py", "import all, amax, amin, any, count_nonzero, ", "fourths, ", "after"),
     ("torch_reduce/__init__.py", "[all, amax, amin, any, count_nonzero, dot, ", "fourths, ", "after"),
     ("torch_reduce/__init__.py", '    "count_nonzero",\n', '    "fourths",\n', "after"),
-    (
-        "torch_reduce/_sharded.py",
-        '        Operation("mean", "mean",',
-        '        Operation("fourths", "fourths", "real", ("fourths",)),\n',
-        "before",
-    ),
-    ("torch_reduce/distributed.py", '    "count_nonzero",\n', '    "fourths",\n', "after"),
     ("tests/model.py", '    if kind == "nansum":\n', IN_MODEL, "before"),
     ("tests/support.py", "FAMILY = [\n", REFERENCE, "before"),
     (
@@ -98,7 +91,7 @@ EDITS = [
         "after",
     ),
 ]
-LIKE_NANSUM = ["torch_reduce/_family.py", "torch_reduce/distributed.py"]  # files with a function for each operation
+LIKE_NANSUM = ["torch_reduce/_family.py"]  # files with a function for each operation
 
 
 def follow(tree):
@@ -157,7 +150,7 @@ def test_recipe(built):
     family.write_text(re.sub(r'SHA = "\w+"', f'SHA = "{pinned}"', family.read_text()))
     tests = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     chosen = "fourths or pinned_file or every_operation or documented or special_numbers"
-    files = [f"tests/test_{name}.py" for name in ("family", "package", "distributed")]
+    files = [f"tests/test_{name}.py" for name in ("family", "package", "distributed", "shard")]
     assert " passed" in run(*tests, "-k", f"({chosen}) and not cuda", *files)
 
 

@@ -6,8 +6,8 @@ bits alone and in any batch, contiguous or strided, on any GPU and on the CPU. A
 functions follow the same order.
 
 ``python -m torch_reduce`` shows what was built, what is there, and checks pinned bits on every device.
-``torch_reduce.distributed`` has all of them over the ranks of torch.distributed, with the same bits at any number;
-and the functions here take DTensors.
+They also take DTensors, and a ``torch_reduce.distributed.Shard``: a tensor that is cut over the ranks of
+torch.distributed, with the same bits at any number of them.
 ``torch_reduce.ladder`` is beside it: every kernel of the classic lessons on reduction, to run and to time.
 """
 

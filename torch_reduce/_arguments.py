@@ -8,16 +8,20 @@ import re
 from collections.abc import Callable
 from numbers import Integral, Number
 from operator import index
-from typing import Any, NoReturn, ParamSpec, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, SupportsIndex, TypeAlias, TypeVar
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
+
+if TYPE_CHECKING:
+    from ._shard import Shard
 
 # NumPy's names, as torch takes them.
 _NAMES = {"a": "input", "x": "input", "x1": "input", "axis": "dim", "keepdims": "keepdim"}
 _DEFAULTS = {"input": None, "ord": 2, "dim": None, "keepdim": False}
 _DTYPES = ((float, torch.float64), (int, torch.int64), (bool, torch.bool), (complex, torch.complex128))
 
+Input: TypeAlias = "Tensor | Shard"
 # Integers of NumPy, and integer tensors of one element, are SupportsIndex.
 Dims: TypeAlias = SupportsIndex | tuple[SupportsIndex, ...] | list[int] | list[SupportsIndex] | None
 Ord: TypeAlias = float | Tensor
@@ -41,18 +45,18 @@ def called_as(form: Callable[_Given, _Result]) -> Callable[[Callable[..., Any]],
     return give
 
 
-def reduction(input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
+def reduction(input: Input, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     raise NotImplementedError
 
 
 def reduction_to(
-    input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None, out: Tensor | None = None
+    input: Input, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None, out: Tensor | None = None
 ) -> Tensor:
     raise NotImplementedError
 
 
 def norm(
-    input: Tensor,
+    input: Input,
     ord: Ord = 2,
     dim: Dims = None,
     keepdim: bool = False,
@@ -64,7 +68,7 @@ def norm(
 
 
 def variance(
-    input: Tensor,
+    input: Input,
     dim: Dims = None,
     unbiased: bool | None = None,
     keepdim: bool = False,
@@ -76,7 +80,7 @@ def variance(
 
 
 def variance_and_mean(
-    input: Tensor,
+    input: Input,
     dim: Dims = None,
     unbiased: bool | None = None,
     keepdim: bool = False,

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from . import _library
-from ._arguments import mesh_of, tensors
+from ._arguments import Input, mesh_of, tensors
 
 _ops = torch.ops.gpureduce
 
@@ -37,7 +37,7 @@ def _reduce(operator, data, offsets, dim, dtype, out):
 
 
 def segment_sum(
-    data: Tensor,
+    data: Input,
     offsets: Tensor,
     dim: int = 0,
     *,
@@ -96,7 +96,7 @@ def segment_sum(
 
 
 def segment_mean(
-    data: Tensor,
+    data: Input,
     offsets: Tensor,
     dim: int = 0,
     *,

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from . import _arguments
+from ._graphs import between_graphs
 from ._messages import agree, check_device, exchange, exchange_parts, gather, kind_of, numbers, place, traced
-from ._operations import Operation, is_inexact, known, node_dtype, product_dtype
+from ._operations import Operation, is_inexact, known, node_dtype, of_orders, product_dtype
 from ._rank_plan import CHUNK, Joins, Plan, Together, even, plan_of, product, together
+from ._shard import Shard
 
 _ops = torch.ops.gpureduce
 
@@ -78,22 +80,18 @@ class Call:
     shard_dim: int
 
     @classmethod
-    def read(cls, operation: Operation, x: Any, dim: Any, keepdim: Any, dtype: Any, shard_dim: Any, **more: Any):
-        """The tensor and the arguments of a call, checked as far as one rank can."""
-        given = dict(input=x, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
+    def read(cls, operation: Operation, x: Shard, dim: Any, keepdim: Any, dtype: Any, **more: Any):
+        """This rank's tensor and the call, checked as far as one rank can."""
+        given = dict(input=x.x, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
         title = operation.title
-        x, dim, keepdim, dtype, _ = _arguments.read(title, given, {}).values()
-        one = torch.empty([1] * x.dim(), dtype=x.dtype, device="meta")
-        probe = cls(operation, dim, keepdim, dtype, x.dtype, 0, **more).probe(one)
-        if isinstance(shard_dim, bool) or not isinstance(shard_dim, int):
-            raise TypeError(f"{title}(): 'shard_dim' must be an int, not {type(shard_dim).__name__}")
-        if not -x.dim() <= shard_dim < x.dim():
-            raise IndexError(f"{title}(): 'shard_dim' must be in [{-x.dim()}, {x.dim()}), but it is {shard_dim}")
-        dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
-        dims, shard_dim = sorted(d % x.dim() for d in dims), shard_dim % x.dim()
-        call = cls(operation, dims, keepdim, dtype, probe.dtype, shard_dim, **more)
-        call.refuse_gradients("x", x)
-        return x, call
+        local, dim, keepdim, dtype, _ = _arguments.read(title, given, {}).values()
+        one = torch.empty([1] * local.dim(), dtype=local.dtype, device="meta")
+        probe = cls(operation, dim, keepdim, dtype, local.dtype, 0, **more).probe(one)
+        shard_dim = dim_of(title, x)
+        dims = [dim] if isinstance(dim, int) else list(dim or range(local.dim()))
+        call = cls(operation, sorted(d % local.dim() for d in dims), keepdim, dtype, probe.dtype, shard_dim, **more)
+        call.refuse_gradients("x", local)
+        return local, call
 
     def probe(self, one: Tensor) -> Tensor:
         """A result, for its dtype, of a tensor without data; torch's errors."""
@@ -128,7 +126,7 @@ class Call:
             "dim": self.dims,
             "keepdim": self.keepdim,
             "dtype of the result": str(self.dtype),
-            "shard_dim": self.shard_dim,
+            "dim of the Shard": self.shard_dim,
             "order": order,
         }
 
@@ -253,15 +251,20 @@ class WeightedCall(Call):
     weight: Tensor | None = None
 
     @classmethod
-    def read(cls, operation: Operation, x: Any, dim: Any, keepdim: Any, dtype: Any, shard_dim: Any, weight: Any):
-        title = operation.title
+    def read(cls, operation: Operation, x: Any, dim: Any, keepdim: Any, dtype: Any, weight: Any):
+        title, shards = operation.title, [one for one in (x, weight) if isinstance(one, Shard)]
+        x, weight = (one.x if isinstance(one, Shard) else one for one in (x, weight))
         expect_tensors(title, **{"x": x, "other" if title == "dot" else "weight": weight})
         if title == "dot" and ((x.shape, x.dtype) != (weight.shape, weight.dtype) or x.dim() != 1):
             _ops.dot(x, weight, dtype=dtype)  # raises torch's error
+        cuts = [dim_of(title, one) - one.x.dim() for one in shards]  # counted from the end, as dims are broadcast
+        first, last = shards[0], shards[-1]
+        if cuts[0] != cuts[-1] or first.group is not last.group or first.sizes != last.sizes:
+            raise ValueError(f"{title}(): two Shards must be of one group, and cut alike, of the same sizes")
         x, weight = torch.broadcast_tensors(x, weight)
-        x, call = super().read(operation, x, dim, keepdim, dtype, shard_dim, weight=weight)
+        local, call = super().read(operation, Shard(x, cuts[0]), dim, keepdim, dtype, weight=weight)
         call.refuse_gradients("weight", weight)
-        return x, call
+        return local, call
 
     def probe(self, one: Tensor) -> Tensor:
         other = torch.empty_like(one, dtype=self.weight.dtype)
@@ -288,25 +291,25 @@ class WeightedCall(Call):
 
 @dataclass(frozen=True)
 class SegmentCall(Call):
-    """A call that reduces segments of the dim that is cut; `offsets` are of the global tensor."""
+    """A call that reduces segments of a dim; where it is cut, `offsets` are of the global tensor."""
 
     offsets: Tensor | None = None
 
     @classmethod
-    def read(cls, operation: Operation, x: Any, dim: Any, keepdim: Any, dtype: Any, shard_dim: Any, offsets: Any):
-        title = operation.title
-        expect_tensors(title, x=x, offsets=offsets)
-        metas = (torch.empty_like(one, device="meta") for one in (x, offsets))
+    def read(cls, operation: Operation, x: Shard, dim: Any, keepdim: Any, dtype: Any, offsets: Any):
+        title, local, dim = operation.title, x.x, 0 if dim is None else dim
+        expect_tensors(title, x=local, offsets=offsets)
+        metas = (torch.empty_like(one, device="meta") for one in (local, offsets))
         probe = getattr(_ops, title)(*metas, dim, dtype=dtype)
-        call = cls(operation, [dim % x.dim()], keepdim, dtype, probe.dtype, dim % x.dim(), offsets)
-        call.refuse_gradients("x", x)
-        return x, call
+        call = cls(operation, [dim % local.dim()], True, dtype, probe.dtype, dim_of(title, x), offsets)
+        call.refuse_gradients("x", local)
+        return local, call
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._of(x, self.offsets)
 
     def _of(self, x: Tensor, offsets: Tensor) -> Tensor:
-        return getattr(_ops, self.title)(x, offsets, self.shard_dim, dtype=self.given)
+        return getattr(_ops, self.title)(x, offsets, self.dims[0], dtype=self.given)
 
     def facts(self, x: Tensor, order: list[int], group: Any) -> dict[str, Any]:
         told = hashlib.sha256(self.offsets.to("cpu", torch.int64).numpy().tobytes()).hexdigest()[:16]
@@ -386,6 +389,59 @@ def kind_of_call(function: str) -> tuple[type[Call], Operation]:
     return _KINDS[function], replace(like, function=function)
 
 
+@cache
+def _operators() -> dict[str, Operation]:
+    """The operations by function. Those of norms are by order, too, and so they are not here."""
+    return {one.function: one for one in known().values() if not one.part and one.order is None}
+
+
+def _of_order(function: str, ord: Any) -> Operation:
+    """A norm or a sum of powers."""
+    try:
+        order = float(_arguments.number("ord", ord))
+    except TypeError:
+        raise TypeError(f"{function}(): 'ord' must be a number, not {type(ord).__name__}") from None
+    orders = of_orders("powsum" if function == "powsum" else "norm")
+    if order not in orders:
+        names = ", ".join(f"{one:g}" for one in orders)
+        raise NotImplementedError(f"{function}(): 'ord' must be one of {names}, but it is {ord}")
+    return known()[orders[order]]
+
+
+@between_graphs
+def call_operator(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operator of torch.ops.gpureduce gives if one of its arguments is a Shard: NotImplemented of others."""
+    schema = getattr(getattr(operator, "default", operator), "_schema", None)
+    space, _, name = schema.name.partition("::") if schema else ("", "", "")
+    function = name.removeprefix("linalg_")
+    if space != "gpureduce" or function not in {"vector_norm", "powsum", *_operators(), *_KINDS}:
+        return NotImplemented
+    given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+    if given.pop("out", None) is not None:
+        raise TypeError(f"{function}(): 'out' cannot be given beside a Shard")
+    x, ord, dim = given.pop(schema.arguments[0].name), given.pop("ord", 2), given.pop("dim", None)
+    if function in _KINDS:
+        kind, operation = kind_of_call(function)
+    else:
+        kind, operation = Call, _operators().get(function) or _of_order(function, ord)
+    if operation.typing == "truth" and isinstance(dim, (tuple, list)) and not dim:  # no dim is reduced
+        return operator(x.x, dim)
+    if "other" in given:
+        given["weight"] = given.pop("other")
+    found = reduce_shards(kind, operation, x, dim, given.pop("keepdim", False), given.pop("dtype", None), **given)
+    return found[0] if function in ("var", "std") else found
+
+
+def dim_of(title: str, shard: Shard) -> int:
+    """The dim that is cut, counted from 0."""
+    dim, rank = shard.dim, shard.x.dim()
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise TypeError(f"{title}(): the Shard's 'dim' must be an int, not {type(dim).__name__}")
+    if not -rank <= dim < rank:
+        raise IndexError(f"{title}(): the Shard's 'dim' must be in [{-rank}, {rank}), but it is {dim}")
+    return dim % rank
+
+
 def expect_tensors(title: str, **given: Any) -> None:
     """Raises an error unless all are tensors on one device."""
     for argument, tensor in given.items():
@@ -402,22 +458,15 @@ def products(x: Tensor, weight: Tensor, result: torch.dtype) -> Tensor:
 
 
 def reduce_shards(
-    kind: type[Call],
-    operation: Operation,
-    x: Any,
-    dim: Any,
-    keepdim: Any,
-    dtype: Any,
-    group: Any,
-    shard_dim: Any,
-    sizes: Any,
-    **more: Any,
+    kind: type[Call], operation: Operation, x: Any, dim: Any, keepdim: Any, dtype: Any, **more: Any
 ) -> Any:
-    title = operation.title
+    """The result of a call on a Shard. One of the arguments in `more` may be one instead of `x`, or too."""
+    title, cut = operation.title, next(one for one in (x, *more.values()) if isinstance(one, Shard))
+    group, sizes = cut.group, cut.sizes
     world, rank = place(title, group)
     call = error = None
     try:
-        x, call = kind.read(operation, x, dim, keepdim, dtype, shard_dim, **more)
+        x, call = kind.read(operation, x, dim, keepdim, dtype, **more)
         if sizes is not None:
             check_sizes(title, sizes, world, rank, x.shape[call.shard_dim])
         if call.shard_dim in call.dims and world > 1:
@@ -433,7 +482,7 @@ def reduce_shards(
     if sizes is None:
         facts = None if error else call.facts(x, order, group)
         size = 0 if error else x.shape[call.shard_dim]
-        device = x.device if isinstance(x, Tensor) else torch.get_default_device()
+        device = cut.x.device if isinstance(cut.x, Tensor) else torch.get_default_device()
         sizes, order = agree(title, facts, error, size, group, device)
     shape = list(x.shape)
     shape[call.shard_dim] = sum(sizes)
@@ -455,7 +504,9 @@ def check_sizes(name: str, sizes: Sequence[int], world: int, rank: int, size: in
     if len(sizes) != world or min(sizes) < 0:
         raise ValueError(f"{name}(): 'sizes' must be {world} sizes, one per rank, none negative, not {list(sizes)}")
     if sizes[rank] != size:
-        raise ValueError(f"{name}(): 'sizes' says that rank {rank} has {sizes[rank]} along 'shard_dim', not {size}")
+        raise ValueError(
+            f"{name}(): 'sizes' says that rank {rank} has {sizes[rank]} along the Shard's 'dim', not {size}"
+        )
 
 
 def slowest_first(strides: Sequence[int], dims: Sequence[int]) -> list[int]:

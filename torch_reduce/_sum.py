@@ -42,8 +42,9 @@ def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others):
     """The sum of ``input`` over ``dim``, with the semantics of :func:`torch.sum` and fixed bits.
 
     Args:
-        input: a tensor of any shape, strides and storage offset, on the CPU, a CUDA device or meta, or a DTensor
-            (docs/distributed.md says what then comes out, and what is sent). Its dtype is
+        input: a tensor of any shape, strides and storage offset, on the CPU, a CUDA device or meta, or a DTensor, or a
+            :class:`torch_reduce.distributed.Shard`, which goes without ``out`` (docs/distributed.md says what then
+            comes out, and what is sent). Its dtype is
             float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, int8 to int64, uint8 to uint64, bool,
             complex32, complex64 or complex128. It is never copied or cast as a whole.
         dim: the dimensions to reduce, each in ``[-input.dim(), input.dim())`` and named once: an int, or a tuple or

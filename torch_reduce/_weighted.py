@@ -15,8 +15,8 @@ def _reduce(operator, *args, dtype, out):
 
 
 def weighted_sum(
-    input: Tensor,
-    weight: Tensor,
+    input: _arguments.Input,
+    weight: _arguments.Input,
     dim: int | tuple[int, ...] | list[int] | None = None,
     keepdim: bool = False,
     *,
@@ -66,7 +66,11 @@ def weighted_sum(
 
 
 def dot(
-    input: Tensor, other: Tensor, *, dtype: torch.dtype | None = None, out: Tensor | None = None
+    input: _arguments.Input,
+    other: _arguments.Input,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The dot product of two vectors, as :func:`torch.dot`, with the bits of :func:`weighted_sum`.
 

@@ -1,19 +1,23 @@
-"""Reductions of a sharded dimension and sums over the ranks of torch.distributed, with bits that no cut changes.
+"""Reductions of tensors that are cut over the ranks of torch.distributed, and sums over ranks: no cut changes a bit.
 
-``sum``, ``mean``, the norms and the other functions of torch_reduce's names reduce a tensor that is cut along one
-dimension, a shard per rank: every rank gets the bits that torch_reduce's function gives for the whole tensor, at any
-number of ranks and wherever the cuts are. ``all_reduce`` and ``reduce_scatter`` add the ranks' tensors pairwise in rank
-order, whatever the backend and the network; ``ddp_hook`` and ``FSDPReduceScatter`` bring that to
-DistributedDataParallel and to ``fully_shard``.
+A ``Shard`` is this rank's part of a tensor that is cut along one dim. ``torch_reduce.sum``, ``mean``, the norms and the
+other functions of torch_reduce take it as they take a tensor, and every rank gets the bits that the function gives for
+the whole tensor, at any number of ranks and wherever the cuts are. ``all_reduce`` and ``reduce_scatter`` add the ranks'
+tensors pairwise in rank order, whatever the backend and the network; ``ddp_hook`` and ``FSDPReduceScatter`` bring that
+to DistributedDataParallel and to ``fully_shard``.
 
-All functions are collective: every rank of the group calls them, with the same arguments but for the data.
+All calls are collective: every rank of the group makes them, with the same arguments but for the data.
 docs/distributed.md says what is exchanged, and what it costs.
+
+``sum(x, ..., shard_dim=0)`` and the others of torch_reduce's names are older names for calls on a Shard.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,11 +25,13 @@ from torch import Tensor
 
 import torch_reduce
 
-from . import _arguments, _messages, _operations, _rank_plan, _sharded
+from . import _arguments, _messages, _operations, _rank_plan
 from ._graphs import between_graphs
+from ._shard import Shard
 
 __all__ = [
     "FSDPReduceScatter",
+    "Shard",
     "all",
     "all_reduce",
     "amax",
@@ -53,484 +59,141 @@ __all__ = [
 _, _LANES, _ = torch.ops.gpureduce._order()
 
 
-# --- reductions of a sharded dim -------------------------------------------------------------------------------------
+# --- older names -----------------------------------------------------------------------------------------------------
+# Of reductions of Shards, for one version more. The forms say how they are called; no form is ever called itself.
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+_Group: TypeAlias = dist.ProcessGroup | None
+_Sizes: TypeAlias = Sequence[int] | None
 
 
-def sum(
+def _older(name: str, form: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """The function of torch_reduce of that name for a Shard whose parts are arguments beside the others."""
+    signature = inspect.signature(form)
+
+    @between_graphs
+    def function(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        x, group, sizes = given.pop("x"), given.pop("group", None), given.pop("sizes", None)
+        dim = given.pop("shard_dim") if "shard_dim" in signature.parameters else given.get("dim", 0)
+        if "weight" in given:  # the dim counts those of the common shape
+            with suppress(TypeError, RuntimeError):  # of which the function that is called has its own
+                x, _ = torch.broadcast_tensors(x, given["weight"])
+        return getattr(torch_reduce, name)(Shard(x, dim, group, sizes), **given)
+
+    function.__name__ = function.__qualname__ = name
+    function.__signature__, function.__annotations__ = signature, form.__annotations__  # type: ignore[attr-defined]
+    cut = next((dim for dim in ("shard_dim", "dim") if dim in signature.parameters), "0")
+    function.__doc__ = (
+        f"``torch_reduce.{name}`` of ``Shard(x, {cut}, group, sizes)``: an older name, for one version more."
+        f"\n\nArgs and errors: as for :func:`torch_reduce.{name}` and :class:`Shard`."
+    )
+    return function
+
+
+def _to(
     x: Tensor,
     dim: Any = None,
     keepdim: bool = False,
     *,
     dtype: Any = None,
-    group: dist.ProcessGroup | None = None,
+    group: _Group = None,
     shard_dim: int,
-    sizes: Sequence[int] | None = None,
+    sizes: _Sizes = None,
 ) -> Tensor:
-    """The sum over ``dim`` of a tensor of which every rank of ``group`` holds a shard.
-
-    The *global tensor* is ``torch.cat(shards, shard_dim)``, the shards in the order of their ranks in ``group``. If
-    ``dim`` includes ``shard_dim``, every rank gets the same result: the one that ``torch_reduce.sum(global tensor, dim,
-    keepdim, dtype=dtype)`` has, bit for bit. If it does not, the result is that of the shard alone, and so still cut
-    along ``shard_dim``; then nothing is exchanged.
-
-    Args:
-        x: this rank's shard, of any dtype, strides and device that :func:`torch_reduce.sum` takes and whose device
-            ``group`` has a backend for. Shards differ in size along ``shard_dim`` alone, and may be empty. If one
-            backend serves all devices, as gloo does, some may be on GPUs and others on CPUs. It must not require a
-            gradient where gradients are recorded: none would flow.
-        dim: as for :func:`torch_reduce.sum`; it counts the dims of ``x``.
-        keepdim: as for :func:`torch_reduce.sum`.
-        dtype: as for :func:`torch_reduce.sum`.
-        group: the ranks; by default all.
-        shard_dim: the dim along which the global tensor is cut, in ``[-x.dim(), x.dim())``.
-        sizes: the sizes of all shards along ``shard_dim``, in elements, one per rank. By default the ranks tell each
-            other, and check that they agree on everything else; that takes one all_gather of 256 bytes per rank, for
-            which the host waits. With ``sizes`` nothing is checked.
-
-    Returns:
-        A tensor as :func:`torch_reduce.sum` of the global tensor returns it.
-
-    **Order of several reduced dims.** By the contract (docs/order.md) the elements come in the order of the global
-    tensor's strides, and that is the order of the shards' strides: dims of stride 0 first, then by decreasing stride,
-    equal ones in logical order. So contiguous shards stand for a contiguous global tensor, channels-last shards for a
-    channels-last one, and permuted ones for one that is permuted alike. Shards of one index or none along
-    ``shard_dim`` do not show where in memory that dim stands: where ``sizes`` is None they follow the other ranks,
-    and otherwise their own strides.
-
-    Raises:
-        TypeError, IndexError, ValueError, RuntimeError: as :func:`torch_reduce.sum`. Without ``sizes``, the other ranks
-            raise a RuntimeError that names this rank and its error.
-        ValueError: ``sizes`` are not one per rank, or not ``x``'s on this one; this rank is not in ``group``.
-        RuntimeError: the ranks disagree about an argument, a dtype or a shape (all ranks name who has what); ``group``
-            has no backend for ``x``'s device; or ``x`` requires a gradient. A rank that ends, or never calls, is the
-            backend's error, at the latest after the group's timeout.
-    """
-    return _reduce("sum", x, dim, keepdim, dtype, group, shard_dim, sizes)
+    raise NotImplementedError
 
 
-def mean(
-    x: Tensor,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    dtype: Any = None,
-    group: dist.ProcessGroup | None = None,
-    shard_dim: int,
-    sizes: Sequence[int] | None = None,
+def _plain(
+    x: Tensor, dim: Any = None, keepdim: bool = False, *, group: _Group = None, shard_dim: int, sizes: _Sizes = None
 ) -> Tensor:
-    """The mean over ``dim`` of a tensor of which every rank holds a shard: as :func:`sum`, with the bits of
-    ``torch_reduce.mean(global tensor, dim, keepdim, dtype=dtype)``.
-
-    Args:
-        x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`.
-        dtype: as for :func:`torch_reduce.mean`: integers and bool need one, floating or complex.
-
-    Raises:
-        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum` and :func:`torch_reduce.mean`.
-    """
-    return _reduce("mean", x, dim, keepdim, dtype, group, shard_dim, sizes)
+    raise NotImplementedError
 
 
-def vector_norm(
+def _norm(
     x: Tensor,
     ord: float = 2,
     dim: Any = None,
     keepdim: bool = False,
     *,
     dtype: Any = None,
-    group: dist.ProcessGroup | None = None,
+    group: _Group = None,
     shard_dim: int,
-    sizes: Sequence[int] | None = None,
+    sizes: _Sizes = None,
 ) -> Tensor:
-    """The norm of a tensor of which every rank holds a shard: as :func:`sum`, with the bits of
-    ``torch.ops.gpureduce.linalg_vector_norm(global tensor, ord, dim, keepdim, dtype=dtype)``.
-
-    Args:
-        x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`; ``x`` is floating or complex.
-        ord: 0, 1, 2, 3, ``inf`` or ``-inf``.
-        dtype: as for :func:`torch.linalg.vector_norm`.
-
-    Raises:
-        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`; or ``x`` or ``dtype`` is neither floating nor
-            complex, or the largest or smallest of no elements is asked for.
-        NotImplementedError: another ``ord``.
-    """
-    return _reduce(_operator("vector_norm", "norm", ord), x, dim, keepdim, dtype, group, shard_dim, sizes)
+    raise NotImplementedError
 
 
-def powsum(
-    x: Tensor,
-    ord: float = 2,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    dtype: Any = None,
-    group: dist.ProcessGroup | None = None,
-    shard_dim: int,
-    sizes: Sequence[int] | None = None,
-) -> Tensor:
-    """The sum of powers of a tensor of which every rank holds a shard: :func:`vector_norm` without the root, with the
-    bits of ``torch.ops.gpureduce.linalg_powsum(global tensor, ord, dim, keepdim, dtype=dtype)``.
-
-    Args:
-        x, dim, keepdim, dtype, group, shard_dim, sizes: as for :func:`vector_norm`.
-        ord: 0, 1, 2 or 3.
-
-    Raises:
-        TypeError, IndexError, ValueError, RuntimeError, NotImplementedError: as :func:`vector_norm`.
-    """
-    return _reduce(_operator("powsum", "powsum", ord), x, dim, keepdim, dtype, group, shard_dim, sizes)
-
-
-def prod(
-    x: Tensor,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    dtype: Any = None,
-    group: dist.ProcessGroup | None = None,
-    shard_dim: int,
-    sizes: Sequence[int] | None = None,
-) -> Tensor:
-    """The product of a tensor of which every rank holds a shard: as :func:`sum`, with the bits of
-    ``torch_reduce.prod(global tensor, dim, keepdim, dtype=dtype)``.
-
-    Args:
-        x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`; ``x`` is real.
-        dtype: as for :func:`torch_reduce.prod`.
-
-    Raises:
-        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
-        NotImplementedError: complex numbers.
-    """
-    return _reduce("prod", x, dim, keepdim, dtype, group, shard_dim, sizes)
-
-
-def nansum(
-    x: Tensor,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    dtype: Any = None,
-    group: dist.ProcessGroup | None = None,
-    shard_dim: int,
-    sizes: Sequence[int] | None = None,
-) -> Tensor:
-    """The sum of all elements that are not NaN, of a tensor of which every rank holds a shard: as :func:`sum`, with
-    the bits of ``torch_reduce.nansum(global tensor, dim, keepdim, dtype=dtype)``.
-
-    Args:
-        x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`; ``x`` is real.
-        dtype: as for :func:`torch_reduce.nansum`.
-
-    Raises:
-        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
-        NotImplementedError: complex numbers, or a ``dtype`` that is not floating though ``x`` is.
-    """
-    return _reduce("nansum", x, dim, keepdim, dtype, group, shard_dim, sizes)
-
-
-def amax(
-    x: Tensor,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    group: dist.ProcessGroup | None = None,
-    shard_dim: int,
-    sizes: Sequence[int] | None = None,
-) -> Tensor:
-    """The largest element of a tensor of which every rank holds a shard: that of the global tensor.
-
-    Each rank finds its own, and these are sent: no element is. Where in memory the dims of a shard lie does not matter.
-
-    Args:
-        x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`; ``x`` is real, and may be empty on some ranks.
-
-    Raises:
-        TypeError, ValueError, RuntimeError: as :func:`sum`.
-        IndexError: as :func:`sum`; or no rank has an element to find the largest of.
-        NotImplementedError: complex numbers.
-    """
-    return _reduce("_amax", x, dim, keepdim, None, group, shard_dim, sizes)
-
-
-def amin(
-    x: Tensor,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    group: dist.ProcessGroup | None = None,
-    shard_dim: int,
-    sizes: Sequence[int] | None = None,
-) -> Tensor:
-    """The smallest element of a tensor of which every rank holds a shard: as :func:`amax`, in all else, too."""
-    return _reduce("_amin", x, dim, keepdim, None, group, shard_dim, sizes)
-
-
-def any(
-    x: Tensor,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    group: dist.ProcessGroup | None = None,
-    shard_dim: int,
-    sizes: Sequence[int] | None = None,
-) -> Tensor:
-    """Whether any element of a tensor of which every rank holds a shard is not zero, in bool, or uint8 where ``x`` is.
-
-    Each rank counts its own, and the counts are sent. Where in memory the dims of a shard lie does not matter.
-
-    Args:
-        x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`; but ``x`` may require a gradient: the
-            result has none.
-
-    Raises:
-        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
-    """
-    return _reduce("_any", x, dim, keepdim, None, group, shard_dim, sizes)
-
-
-def all(
-    x: Tensor,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    group: dist.ProcessGroup | None = None,
-    shard_dim: int,
-    sizes: Sequence[int] | None = None,
-) -> Tensor:
-    """Whether all elements of a tensor of which every rank holds a shard are not zero: otherwise as :func:`any`."""
-    return _reduce("_all", x, dim, keepdim, None, group, shard_dim, sizes)
-
-
-def count_nonzero(
-    x: Tensor,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    group: dist.ProcessGroup | None = None,
-    shard_dim: int,
-    sizes: Sequence[int] | None = None,
-) -> Tensor:
-    """How many elements of a tensor of which every rank holds a shard are not zero, in int64; else as :func:`any`."""
-    return _reduce("_count_nonzero", x, dim, keepdim, None, group, shard_dim, sizes)
-
-
-def logsumexp(
-    x: Tensor,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    group: dist.ProcessGroup | None = None,
-    shard_dim: int,
-    sizes: Sequence[int] | None = None,
-) -> Tensor:
-    """The logarithm of the sum of exponentials of a tensor of which every rank holds a shard: as :func:`sum`, with the
-    bits of ``torch_reduce.logsumexp(global tensor, dim, keepdim)``.
-
-    What is sent are pairs, the largest exponent and a sum: as many as a sum sends numbers.
-
-    Args:
-        x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`; ``x`` is real.
-
-    Raises:
-        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
-        NotImplementedError: complex numbers.
-    """
-    return _reduce("_logsumexp", x, dim, keepdim, None, group, shard_dim, sizes)
-
-
-def var_mean(
+def _variance(
     x: Tensor,
     dim: Any = None,
     *,
     correction: float | None = 1,
     keepdim: bool = False,
-    group: dist.ProcessGroup | None = None,
+    group: _Group = None,
     shard_dim: int,
-    sizes: Sequence[int] | None = None,
+    sizes: _Sizes = None,
+) -> Tensor:
+    raise NotImplementedError
+
+
+def _variance_and_mean(
+    x: Tensor,
+    dim: Any = None,
+    *,
+    correction: float | None = 1,
+    keepdim: bool = False,
+    group: _Group = None,
+    shard_dim: int,
+    sizes: _Sizes = None,
 ) -> tuple[Tensor, Tensor]:
-    """The variance and the mean of a tensor of which every rank holds a shard: as :func:`sum`, with the bits of
-    ``torch_reduce.var_mean(global tensor, dim, correction=correction, keepdim=keepdim)``.
-
-    Each rank writes its differences from the outputs' first elements to memory, in float32 or float64, and sums them
-    and their squares. Both sums are sent together.
-
-    Args:
-        x, dim, keepdim, group, shard_dim, sizes: as for :func:`sum`; ``x`` is floating.
-        correction: as for :func:`torch_reduce.var_mean`.
-
-    Returns:
-        The variance and the mean, as :func:`torch_reduce.var_mean` returns them.
-
-    Raises:
-        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum` and :func:`torch_reduce.var_mean`.
-        NotImplementedError: complex numbers.
-    """
-    return _reduce_as("var_mean", x, dim, keepdim, None, group, shard_dim, sizes, correction=correction)
+    raise NotImplementedError
 
 
-def var(
-    x: Tensor,
-    dim: Any = None,
-    *,
-    correction: float | None = 1,
-    keepdim: bool = False,
-    group: dist.ProcessGroup | None = None,
-    shard_dim: int,
-    sizes: Sequence[int] | None = None,
-) -> Tensor:
-    """The variance of a tensor of which every rank holds a shard: the first result of :func:`var_mean`.
-
-    Args and errors: as for :func:`var_mean`.
-    """
-    return _reduce_as("var", x, dim, keepdim, None, group, shard_dim, sizes, correction=correction)[0]
-
-
-def std(
-    x: Tensor,
-    dim: Any = None,
-    *,
-    correction: float | None = 1,
-    keepdim: bool = False,
-    group: dist.ProcessGroup | None = None,
-    shard_dim: int,
-    sizes: Sequence[int] | None = None,
-) -> Tensor:
-    """The standard deviation of a tensor of which every rank holds a shard: the root of :func:`var`, rounded once.
-
-    Args and errors: as for :func:`var_mean`.
-    """
-    return _reduce_as("std", x, dim, keepdim, None, group, shard_dim, sizes, correction=correction)[0]
-
-
-def weighted_sum(
+def _weighted(
     x: Tensor,
     weight: Tensor,
     dim: Any = None,
     keepdim: bool = False,
     *,
     dtype: Any = None,
-    group: dist.ProcessGroup | None = None,
+    group: _Group = None,
     shard_dim: int,
-    sizes: Sequence[int] | None = None,
+    sizes: _Sizes = None,
 ) -> Tensor:
-    """The sum of products of two tensors of which every rank holds shards: as :func:`sum`, with the bits of
-    ``torch_reduce.weighted_sum(global tensor, global weight, dim, keepdim, dtype=dtype)``.
-
-    Where ``dim`` includes ``shard_dim``, each rank writes its products to memory.
-
-    Args:
-        x: as for :func:`sum`, but real.
-        weight: this rank's shard of another tensor, on the same device, that can be broadcast with ``x``.
-        dim, keepdim, shard_dim, sizes: as for :func:`sum`, but of the common shape, in which both tensors are cut
-            alike. One that is broadcast along ``shard_dim`` has size 1 there, and the same elements on every rank.
-        dtype: as for :func:`torch_reduce.weighted_sum`.
-        group: as for :func:`sum`.
-
-    Raises:
-        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`; or shapes that cannot be broadcast, or tensors
-            on two devices.
-        NotImplementedError: complex numbers.
-    """
-    return _reduce_as("weighted_sum", x, dim, keepdim, dtype, group, shard_dim, sizes, weight=weight)
+    raise NotImplementedError
 
 
-def dot(
-    x: Tensor,
-    other: Tensor,
-    *,
-    dtype: Any = None,
-    group: dist.ProcessGroup | None = None,
-    sizes: Sequence[int] | None = None,
+def _dot(x: Tensor, other: Tensor, *, dtype: Any = None, group: _Group = None, sizes: _Sizes = None) -> Tensor:
+    raise NotImplementedError
+
+
+def _segments(
+    x: Tensor, offsets: Tensor, dim: int = 0, *, dtype: Any = None, group: _Group = None, sizes: _Sizes = None
 ) -> Tensor:
-    """The dot product of two vectors of which every rank holds shards of one size: as :func:`weighted_sum`, with the
-    bits of ``torch_reduce.dot(global x, global other, dtype=dtype)``.
-
-    Args:
-        x: this rank's shard of one, of a real dtype.
-        other: that of the other one, of the same dtype and size, on the same device.
-        dtype: as for :func:`torch_reduce.dot`.
-        group, sizes: as for :func:`sum`.
-
-    Raises:
-        TypeError, ValueError, RuntimeError, NotImplementedError: as :func:`weighted_sum` and :func:`torch_reduce.dot`.
-    """
-    return _reduce_as("dot", x, None, False, dtype, group, 0, sizes, weight=other)
+    raise NotImplementedError
 
 
-def segment_sum(
-    x: Tensor,
-    offsets: Tensor,
-    dim: int = 0,
-    *,
-    dtype: Any = None,
-    group: dist.ProcessGroup | None = None,
-    sizes: Sequence[int] | None = None,
-) -> Tensor:
-    """The sums of segments of a tensor of which every rank holds a shard, cut along ``dim``: every rank gets the bits
-    of ``torch_reduce.segment_sum(global tensor, offsets, dim, dtype=dtype)``.
-
-    A rank reduces the segments that it holds. Those that a cut crosses, at most one a cut, are reduced as :func:`sum`
-    reduces a tensor, all of them in one exchange.
-
-    Args:
-        x: this rank's shard, of any dtype that :func:`torch_reduce.segment_sum` takes; otherwise as for :func:`sum`.
-        offsets: those of the global tensor, the same on every rank, on the device of ``x``. The host waits for them,
-            also where ``sizes`` are given.
-        dim: as for :func:`torch_reduce.segment_sum`, and along which the global tensor is cut.
-        dtype: as for :func:`torch_reduce.segment_sum`.
-        group, sizes: as for :func:`sum`.
-
-    Returns:
-        A tensor as of :func:`torch_reduce.segment_sum`, of all segments.
-
-    Raises:
-        TypeError, IndexError, ValueError, RuntimeError, NotImplementedError: as :func:`sum` and
-            :func:`torch_reduce.segment_sum`, also for offsets on a GPU that do not ascend.
-    """
-    return _reduce_as("segment_sum", x, dim, True, dtype, group, dim, sizes, offsets=offsets)
-
-
-def segment_mean(
-    x: Tensor,
-    offsets: Tensor,
-    dim: int = 0,
-    *,
-    dtype: Any = None,
-    group: dist.ProcessGroup | None = None,
-    sizes: Sequence[int] | None = None,
-) -> Tensor:
-    """The means of segments of a tensor that is cut along ``dim``: as :func:`segment_sum`, with the bits of
-    ``torch_reduce.segment_mean(global tensor, offsets, dim, dtype=dtype)``.
-
-    Args and errors: as for :func:`segment_sum`; integers and bool need a floating or complex ``dtype``.
-    """
-    return _reduce_as("segment_mean", x, dim, True, dtype, group, dim, sizes, offsets=offsets)
-
-
-def _operator(name: str, kind: str, ord: Any) -> str:
-    if isinstance(ord, bool) or not isinstance(ord, (int, float)):
-        raise TypeError(f"{name}(): 'ord' must be a number, not {type(ord).__name__}")
-    known = _operations.of_orders(kind)
-    if float(ord) not in known:
-        orders = ", ".join(f"{order:g}" for order in known)
-        raise NotImplementedError(f"{name}(): 'ord' must be one of {orders}, but it is {ord}")
-    return known[float(ord)]
-
-
-@between_graphs
-def _reduce(name: str, x: Tensor, dim: Any, *arguments: Any) -> Tensor:
-    if name in ("_any", "_all") and isinstance(dim, (tuple, list)) and not dim:  # no dim is reduced
-        return getattr(torch.ops.gpureduce, name[1:])(x, dim)
-    return _sharded.reduce_shards(_sharded.Call, _operations.known()[name], x, dim, *arguments)
-
-
-@between_graphs
-def _reduce_as(title: str, *arguments: Any, **more: Any) -> Any:
-    """Of an operation that has a kind of call of its own."""
-    kind, operation = _sharded.kind_of_call(title)
-    return _sharded.reduce_shards(kind, operation, *arguments, **more)
+all = _older("all", _plain)
+amax = _older("amax", _plain)
+amin = _older("amin", _plain)
+any = _older("any", _plain)
+count_nonzero = _older("count_nonzero", _plain)
+dot = _older("dot", _dot)
+logsumexp = _older("logsumexp", _plain)
+mean = _older("mean", _to)
+nansum = _older("nansum", _to)
+powsum = _older("powsum", _norm)
+prod = _older("prod", _to)
+segment_mean = _older("segment_mean", _segments)
+segment_sum = _older("segment_sum", _segments)
+std = _older("std", _variance)
+sum = _older("sum", _to)
+var = _older("var", _variance)
+var_mean = _older("var_mean", _variance_and_mean)
+vector_norm = _older("vector_norm", _norm)
+weighted_sum = _older("weighted_sum", _weighted)
 
 
 # --- sums over ranks -------------------------------------------------------------------------------------------------
