@@ -6,14 +6,15 @@
 
 namespace gpureduce {
 
-// The operation whose results are the nodes of `op`: the one of the same map and combine that finishes nothing. Extrema are
-// their own nodes, since the largest of several results is a result.
+// The operation whose results are the nodes of `op`: the one of the same map and combine that finishes nothing, a norm if `op`
+// is one. Extrema are their own nodes, since the largest of several results is a result.
 constexpr Operation node_of(Operation op) {
+  const auto makes_nodes = [](const OperationInfo& row) { return row.finish == Finish::none && row.typing != Typing::truth; };
   const OperationInfo row = info(op);
-  if (row.combine == Combine::largest || (row.finish == Finish::none && row.typing != Typing::truth)) return op;
-#define GPUREDUCE_OPERATION(name, ...)                                                                                       \
-  if (constexpr OperationInfo other = info(Operation::name);                                                                 \
-      other.map == row.map && other.combine == row.combine && other.finish == Finish::none && other.typing != Typing::truth) \
+  if (row.combine == Combine::largest || makes_nodes(row)) return op;
+#define GPUREDUCE_OPERATION(name, ...)                                                                                \
+  if (const OperationInfo other = info(Operation::name);                                                              \
+      other.map == row.map && other.combine == row.combine && other.is_norm() == row.is_norm() && makes_nodes(other)) \
     return Operation::name;
   GPUREDUCE_OPERATIONS(GPUREDUCE_OPERATION)
 #undef GPUREDUCE_OPERATION

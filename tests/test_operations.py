@@ -24,6 +24,10 @@ def test_rows():
     known = _operations.known()
     assert [(op.name, op.typing, op.map, op.combine, op.finish) for op in known.values()] == rows
     assert list(known) == [name for name, *_ in rows]
+    others = {op.name: op.node for op in known.values() if op.node != op.name and not op.part}
+    counts = dict.fromkeys(("_any", "_all"), "_count_nonzero")
+    norms = {"_norm_2": "_powsum_2", "_norm_3": "_powsum_3"}
+    assert others == {"mean": "sum", "_logsumexp": "_logsum", **counts, **norms}  # all others are their own nodes
 
 
 def test_orders():

@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -14,8 +13,7 @@ _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """A row of the table, and what ranks do with its nodes. `node` and `join` are operators of torch.ops.gpureduce."""
 
     name: str  # of the operator

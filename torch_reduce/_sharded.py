@@ -386,7 +386,7 @@ _KINDS: dict[str, type[Call]] = {
 def kind_of_call(function: str) -> tuple[type[Call], Operation]:
     """The kind of call of a function that is no operator of the table, and the operation that its nodes are of."""
     like = known()["mean" if function == "segment_mean" else "sum"]
-    return _KINDS[function], replace(like, function=function)
+    return _KINDS[function], like._replace(function=function)
 
 
 @cache
@@ -424,6 +424,8 @@ def call_operator(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         kind, operation = kind_of_call(function)
     else:
         kind, operation = Call, _operators().get(function) or _of_order(function, ord)
+    if kind is not WeightedCall and not isinstance(x, Shard):
+        raise TypeError(f"{function}(): it is the tensor to reduce that may be a Shard, and no other")
     if operation.typing == "truth" and isinstance(dim, (tuple, list)) and not dim:  # no dim is reduced
         return operator(x.x, dim)
     if "other" in given:
