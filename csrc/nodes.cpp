@@ -127,8 +127,7 @@ Tensor finish(const Tensor& given, const std::string& operation, int64_t count, 
     return results;
   }
 #endif
-  if (is_whole(nodes, how)) for_each(results.numel(), [&](int64_t i) { store(out, i, t, nodes.at<int64_t>(i)); });
-  else for_each(results.numel(), [&](int64_t i) { store(out, i, t, finished_node(nodes, i, how, count)); });
+  for_each(results.numel(), [&](int64_t i) { store_node(nodes, i, how, count, out, t); });
   return results;
 }
 
@@ -145,28 +144,26 @@ std::tuple<Tensor, Tensor> finish_moments_meta(const Tensor& moments, const Tens
 // their squares, side by side.
 std::tuple<Tensor, Tensor> finish_moments(const Tensor& given, const Tensor& given_first, int64_t count, double correction,
                                           bool root, at::ScalarType dtype) {
-  auto results = finish_moments_meta(given, given_first, count, correction, root, dtype);
-  const auto& [variances, means] = results;
+  const auto [variances, means] = finish_moments_meta(given, given_first, count, correction, root, at::kDouble);
   const Tensor moments = plain(given), first = plain(given_first);
   const auto* const from = static_cast<const variance::Moments*>(moments.const_data_ptr());
   const double* const firsts = first.const_data_ptr<double>();
-  void *const to = variances.mutable_data_ptr(), *const mean = means.mutable_data_ptr();
+  double *const to = variances.mutable_data_ptr<double>(), *const mean = means.mutable_data_ptr<double>();
   const variance::Finishing finishing{count, correction, root};
-  const DType t = dtype_of(dtype, "a result of dtype");
+  const auto in_dtype = [&](const Tensor& x) { return dtype == at::kDouble ? x : finish(x, "sum", 1, dtype); };
 #ifdef GPUREDUCE_WITH_CUDA
   if (moments.is_cuda()) {
     const c10::cuda::CUDAGuard guard(moments.device());
-    C10_CUDA_CHECK(
-        cuda::finish_moments(from, firsts, finishing, to, mean, t, first.numel(), c10::cuda::getCurrentCUDAStream()));
-    return results;
+    C10_CUDA_CHECK(cuda::finish_moments(from, firsts, finishing, to, mean, first.numel(), c10::cuda::getCurrentCUDAStream()));
+    return {in_dtype(variances), in_dtype(means)};
   }
 #endif
   for_each(first.numel(), [&](int64_t i) {
     const auto found = finishing(from[i], firsts[i]);
-    store(to, i, t, found.variance);
-    store(mean, i, t, found.mean);
+    to[i] = found.variance;
+    mean[i] = found.mean;
   });
-  return results;
+  return {in_dtype(variances), in_dtype(means)};
 }
 
 }  // namespace

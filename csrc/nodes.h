@@ -47,8 +47,8 @@ GPUREDUCE_HOST_DEVICE Complex<double> finished_node(Acc node, Finish finish, int
   else return finish == Finish::none ? widened(node) : widened(finished(node, finish, count));
 }
 
-// The result of node `index`, of `count` elements, before its one rounding. The wider type holds every accumulator exactly, but
-// for an int64 that is_whole().
+// What is made of node `index`, of `count` elements, before its one rounding. The wider type holds every accumulator exactly,
+// but for an int64 with which nothing is done.
 GPUREDUCE_HOST_DEVICE Complex<double> finished_node(const Nodes& nodes, int64_t index, Finish finish, int64_t count) {
   switch (nodes.type) {
     case Accumulator::f32: return finished_node(nodes.at<float>(index), finish, count);
@@ -61,9 +61,29 @@ GPUREDUCE_HOST_DEVICE Complex<double> finished_node(const Nodes& nodes, int64_t 
   }
 }
 
-// Whether the results are integers as they are, which only an int64 holds exactly.
-GPUREDUCE_HOST_DEVICE bool is_whole(const Nodes& nodes, Finish finish) {
-  return nodes.type == Accumulator::i64 && finish == Finish::none;
+// Writes the result of a node as element `index` of `out`, which is of dtype `t`. Rounding to any dtype is a lot of code, which
+// stands here once: integers that stay as they are become a double that rounds as they do.
+GPUREDUCE_HOST_DEVICE void store_node(const Nodes& nodes, int64_t index, Finish finish, int64_t count, void* out, DType t) {
+  Complex<double> value;
+  if (nodes.type != Accumulator::i64 || finish != Finish::none) {
+    value = finished_node(nodes, index, finish, count);
+  } else {
+    const int64_t whole = nodes.at<int64_t>(index);
+    switch (t) {
+      case DType::Char:
+      case DType::Byte: static_cast<uint8_t*>(out)[index] = static_cast<uint8_t>(whole); return;
+      case DType::Short:
+      case DType::UInt16: static_cast<uint16_t*>(out)[index] = static_cast<uint16_t>(whole); return;
+      case DType::Int:
+      case DType::UInt32: static_cast<uint32_t*>(out)[index] = static_cast<uint32_t>(whole); return;
+      case DType::Long:
+      case DType::UInt64: static_cast<int64_t*>(out)[index] = whole; return;
+      case DType::Double:
+      case DType::ComplexDouble: value = widened(whole); break;
+      default: value = widened(sticky_double(whole));
+    }
+  }
+  store(out, index, t, value);
 }
 
 }  // namespace gpureduce

@@ -13,11 +13,9 @@ unsigned blocks_of(int64_t count) {
 
 template <class F>
 __device__ __forceinline__ void for_each(int64_t count, F f) {
+#pragma unroll 1
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads) f(i);
 }
-
-// Rounding to any dtype is a lot of code, which all kernels of this file share.
-__device__ __noinline__ void put(void* out, int64_t index, DType t, Complex<double> x) { store(out, index, t, x); }
 
 template <class T>
 __global__ void join(const LogSum<T>* left, const LogSum<T>* right, LogSum<T>* joined, int64_t count) {
@@ -25,16 +23,15 @@ __global__ void join(const LogSum<T>* left, const LogSum<T>* right, LogSum<T>* j
 }
 
 __global__ void finish(Nodes nodes, Finish finish, int64_t length, void* out, DType t, int64_t count) {
-  if (is_whole(nodes, finish)) for_each(count, [&](int64_t i) { store(out, i, t, nodes.at<int64_t>(i)); });
-  else for_each(count, [&](int64_t i) { put(out, i, t, finished_node(nodes, i, finish, length)); });
+  for_each(count, [&](int64_t i) { store_node(nodes, i, finish, length, out, t); });
 }
 
-__global__ void finish(const variance::Moments* moments, const double* first, variance::Finishing finishing, void* variance,
-                       void* mean, DType t, int64_t count) {
+__global__ void finish(const variance::Moments* moments, const double* first, variance::Finishing finishing, double* variance,
+                       double* mean, int64_t count) {
   for_each(count, [&](int64_t i) {
     const auto found = finishing(moments[i], first[i]);
-    put(variance, i, t, {found.variance, 0});
-    put(mean, i, t, {found.mean, 0});
+    variance[i] = found.variance;
+    mean[i] = found.mean;
   });
 }
 
@@ -55,9 +52,9 @@ cudaError_t finish_nodes(const Nodes& nodes, Finish how, int64_t length, void* o
   return cudaGetLastError();
 }
 
-cudaError_t finish_moments(const variance::Moments* moments, const double* first, variance::Finishing finishing, void* variance,
-                           void* mean, DType t, int64_t count, cudaStream_t stream) {
-  if (count > 0) finish<<<blocks_of(count), kThreads, 0, stream>>>(moments, first, finishing, variance, mean, t, count);
+cudaError_t finish_moments(const variance::Moments* moments, const double* first, variance::Finishing finishing,
+                           double* variance, double* mean, int64_t count, cudaStream_t stream) {
+  if (count > 0) finish<<<blocks_of(count), kThreads, 0, stream>>>(moments, first, finishing, variance, mean, count);
   return cudaGetLastError();
 }
 

@@ -15,8 +15,8 @@ cudaError_t join_logsums(const LogSum<T>* left, const LogSum<T>* right, LogSum<T
 cudaError_t finish_nodes(const Nodes& nodes, Finish finish, int64_t length, void* out, DType t, int64_t count,
                          cudaStream_t stream);
 
-// The same of moments, of deviations from `first`.
-cudaError_t finish_moments(const variance::Moments* moments, const double* first, variance::Finishing finishing, void* variance,
-                           void* mean, DType t, int64_t count, cudaStream_t stream);
+// The variances or deviations, and the means, of moments of deviations from `first`.
+cudaError_t finish_moments(const variance::Moments* moments, const double* first, variance::Finishing finishing,
+                           double* variance, double* mean, int64_t count, cudaStream_t stream);
 
 }  // namespace gpureduce::cuda
