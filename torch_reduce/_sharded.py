@@ -408,18 +408,27 @@ def _of_order(function: str, ord: Any) -> Operation:
     return known()[orders[order]]
 
 
-@between_graphs
-def call_operator(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operator of torch.ops.gpureduce gives if one of its arguments is a Shard: NotImplemented of others."""
+@cache
+def _schema_of(operator: Any) -> tuple[str | None, list[str]]:
+    """The function of torch_reduce that an operator is, if it takes Shards, or None; and its arguments' names."""
     schema = getattr(getattr(operator, "default", operator), "_schema", None)
     space, _, name = schema.name.partition("::") if schema else ("", "", "")
     function = name.removeprefix("linalg_")
     if space != "gpureduce" or function not in {"vector_norm", "powsum", *_operators(), *_KINDS}:
+        return None, []
+    return function, [argument.name for argument in schema.arguments]
+
+
+@between_graphs
+def call_operator(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operator of torch.ops.gpureduce gives if one of its arguments is a Shard: NotImplemented of others."""
+    function, names = _schema_of(operator)
+    if function is None:
         return NotImplemented
-    given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+    given = dict(zip(names, args, strict=False)) | kwargs
     if given.pop("out", None) is not None:
         raise TypeError(f"{function}(): 'out' cannot be given beside a Shard")
-    x, ord, dim = given.pop(schema.arguments[0].name), given.pop("ord", 2), given.pop("dim", None)
+    x, ord, dim = given.pop(names[0]), given.pop("ord", 2), given.pop("dim", None)
     if function in _KINDS:
         kind, operation = kind_of_call(function)
     else:
