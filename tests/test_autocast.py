@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 
 import model
 from cases import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, gradients, leaves, taken, tensors
-from support import DTYPES, MEAN, POWSUMS, SUM, assert_same_bits, data, dtype_of
+from support import DTYPES, MEAN, POWSUMS, SUM, Kin, assert_same_bits, data, dtype_of
 from test_autograd import Calls
 
 pytestmark = pytest.mark.filterwarnings(
@@ -33,8 +33,8 @@ def without_a_gpu():
 
 
 def policy(op, x, **call):
-    """The dtype that torch's function gives under autocast; torch has no sum of powers alone, and no policy for it."""
-    if op in POWSUMS:
+    """The dtype that torch's function gives under autocast; where torch has none, there is no policy."""
+    if op in POWSUMS or (isinstance(op, Kin) and not hasattr(torch, op.name)):
         return op(x, **call).dtype
     if op in SEGMENTS or op is WEIGHTED:
         return (torch.mean if op.divides else torch.sum)(x[0], **call).dtype

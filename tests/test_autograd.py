@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 import model
-from cases import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, floats, leaves, taken, tensors
+from cases import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, floats, gradients, leaves, taken, tensors
 from support import (
     DTYPES,
     INTEGER,
@@ -141,26 +141,48 @@ ROWS = [
 ]
 
 
-@taken("float32", "bfloat16", "float16", "float64", cases=WITH_GRADIENT)
+@taken("float32", "bfloat16", "float16", "float64", "complex64", cases=WITH_GRADIENT)
 def test_gradients_are_torchs(op, name, device):
     """With ties, zeros and NaN: what torch's function has in float64, rounded; and 0 where a norm is 0."""
     for row in ROWS:
         if isinstance(op, Norm) and (math.isnan(sum(row)) or (not op.rooted and not any(row))):
             continue  # of which torch's, and the formulas that stand for its sums of powers, are NaN
-        x = torch.tensor([row, row[::-1]], dtype=dtype_of(name), device=device)
+        x = torch.tensor([row, row[::-1]], dtype=torch.float64, device=device)
+        x = (torch.complex(x, x.roll(1, 1)) if name == "complex64" else x).to(dtype_of(name))
+        wide = torch.complex128 if x.is_complex() else torch.float64
         inputs = op.around(x, 1)
-        ours, theirs = leaves(op, inputs), leaves(op, tree_map(lambda t: t.double() if floats(t) else t, inputs))
-        for function, given in ((op, ours), (op.torch, theirs)):
+        ours, theirs = leaves(op, inputs), leaves(op, tree_map(lambda t, w=wide: t.to(w) if floats(t) else t, inputs))
+        for function, given in ((op, ours), (op.function, ours), (op.torch, theirs)):
             results = tensors(function(given, 1))
             seeds = [torch.tensor([2.0, 3.0], device=device).to(y.dtype) for y in results]
-            if op in SEGMENTS:
-                seeds = [torch.ones_like(y) for y in results]
-            torch.autograd.backward(results, seeds)
-        few = {"float32": 2.0**-21, "bfloat16": 2.0**-8, "float16": 2.0**-9, "float64": 2.0**-49}[
-            name
-        ]  # some roundings
-        for a, b in zip(floats(ours), floats(theirs), strict=True):
-            torch.testing.assert_close(a.grad.double(), b.grad, rtol=few, atol=few / 8, equal_nan=True)
+            seeds = [torch.ones_like(y) for y in results] if op in SEGMENTS else seeds
+            found = torch.autograd.grad(results, floats(given), seeds)
+            if function is not op.torch:
+                narrow = found
+        few = {"bfloat16": 2.0**-8, "float16": 2.0**-9, "float64": 2.0**-49}.get(name, 2.0**-21)  # some roundings
+        for a, b in zip(narrow, found, strict=True):
+            torch.testing.assert_close(a.to(wide), b, rtol=few, atol=few / 8, equal_nan=True)
+
+
+@taken("float8_e5m2", "float8_e4m3fn", cases=WITH_GRADIENT)
+def test_gradients_of_float8(op, name, device):
+    """float8 has a gradient, of its own dtype: that of the same numbers in float32, rounded."""
+    small = leaves(op, op.inputs((3, 50), name, 96, device, 1))
+    wide = leaves(op, tree_map(lambda t: t.detach().float() if floats(t) else t, small))
+    for a, b in zip(*(gradients(op(x, 1), x, 1.0) for x in (small, wide)), strict=True):
+        assert_same_bits(a, b.to(a.dtype))
+
+
+@taken("float32", "complex64", cases=[op for op in WITH_GRADIENT if op.has_dtype])
+def test_gradients_of_wide_results(op, name, device):
+    """With a wider dtype= the gradient is the wide input's, rounded to the input's dtype."""
+    target = {"float32": torch.float64, "complex64": torch.complex128}[name]
+    small = leaves(op, op.inputs((3, 50), name, 97, device, 1))
+    wide = leaves(op, tree_map(lambda t: t.detach().to(target) if floats(t) else t, small))
+    results = op(small, 1, dtype=target), op(wide, 1)
+    for a, b in zip(*(gradients(y, x) for y, x in zip(results, (small, wide), strict=True)), strict=True):
+        assert a.dtype == dtype_of(name)
+        torch.testing.assert_close(a, b.to(a.dtype))
 
 
 @every_differentiable

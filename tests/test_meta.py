@@ -221,17 +221,6 @@ def test_opcheck_of_out(op, name, device):
             opcheck(op.operator.out, args, named | dict(out=result.new_zeros((*result.shape, 2))[..., 0]))
 
 
-@pytest.mark.parametrize("rooted", [True, False])
-def test_opcheck_of_all_powers(rooted, device):
-    """The operators that take ord pass torch.library.opcheck too."""
-    operator = torch.ops.gpureduce.linalg_vector_norm if rooted else torch.ops.gpureduce.linalg_powsum
-    x = data((3, 4, 5), "float32", seed=74, device=device)
-    infinite = (float("inf"), -float("inf"))
-    for ord in (0, 1, 2, 3, *infinite) if rooted else (0, 1, 2, 3):
-        opcheck(operator.default, (x, ord, [1], True))
-    opcheck(operator.out, (x, 2, [1]), dict(out=torch.empty(3, 5, device=device)))
-
-
 # --- torch.compile ----------------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ from support import (
 )
 from test_autocast import without_a_gpu
 from test_autograd import Calls, leaf
+from test_meta import opcheck
 from torch_reduce import _sum
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
@@ -556,32 +557,6 @@ def test_no_integer_results(device):
 SMOOTH = [op for op in ALL if op.power != 0]
 
 
-@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "float16", "complex64"])
-@pytest.mark.parametrize("op", NORMS, ids=str)
-def test_gradients_like_torch(op, name, device):
-    """torch's gradients, ties and zeros among the elements; 0 where the norm is 0; none of a count."""
-    x = data((3, 50), name, seed=66, device=device)
-    if name == "float16":  # which has no room for the squares of all norms
-        x = x.clamp(-4, 4) + x.sign() / 4
-    x[0] = 0
-    x[1, ::2] = x[1, 0]
-    x[2, 5] = 0
-    x.requires_grad_()
-    for call in (dict(dim=[1]), dict(dim=[1], keepdim=True), dict(dim=[0]), dict(dim=None)):
-        results = [f(x, **call) for f in (op, op.function, op.torch)]
-        assert all(result.requires_grad for result in results)
-        given = torch.randn(results[0].shape, generator=torch.Generator().manual_seed(1)).to(results[0])
-        ours, public, theirs = (torch.autograd.grad(r, x, given, allow_unused=True)[0] for r in results)
-        if op.power == 0:
-            assert ours is None and theirs is None
-            continue
-        assert_same_bits(ours, public)
-        few = dict(rtol=4e-3, atol=1e-5) if name == "float16" else {}  # each step of either formula is rounded
-        torch.testing.assert_close(ours, theirs, **few)
-        if call["dim"] == [1]:
-            assert not bool(ours[0].any())
-
-
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float64"])
 def test_gradient_of_a_small_norm(name, device):
     """The gradient of a norm of 2 is a direction: it is no longer than the incoming one, however small the norm."""
@@ -608,16 +583,11 @@ def test_gradient_of_the_largest(op, name, device):
             torch.testing.assert_close(grad.abs().sum(1), torch.ones(2000, dtype=z.real.dtype, device=device))
 
 
-@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
-@pytest.mark.parametrize("op", SMOOTH, ids=str)
-def test_gradient_of_float8(op, name, device):
-    """float8 has a gradient, of its own dtype, as it has of a sum."""
-    x = data((2, 6), name, seed=67, device=device).requires_grad_()
-    (grad,) = torch.autograd.grad(op(x, [1]).sum(), x)
-    wide = x.detach().float().requires_grad_()
-    (wanted,) = torch.autograd.grad(op(wide, [1]).sum(), wide)
-    assert grad.dtype == x.dtype
-    torch.testing.assert_close(grad.float(), wanted.to(x.dtype).float(), equal_nan=True)  # what is too large
+def test_a_count_has_no_gradient(device):
+    """As torch's, it has a node; its gradient is none."""
+    x = leaf((3, 4), "float32", device)
+    for function in (NORM_0, NORM_0.function, NORM_0.torch):
+        assert torch.autograd.grad(function(x).sum(), x, allow_unused=True) == (None,)
 
 
 def test_graph_of_a_norm(device):
@@ -640,6 +610,16 @@ def test_graph_of_a_norm(device):
     y.mul_(2)  # the result is saved, and was changed
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+@pytest.mark.parametrize("rooted", [True, False])
+def test_opcheck_of_all_powers(rooted, device):
+    """The operators that take ord pass torch.library.opcheck."""
+    operator = torch.ops.gpureduce.linalg_vector_norm if rooted else torch.ops.gpureduce.linalg_powsum
+    x = data((3, 4, 5), "float32", seed=74, device=device)
+    for ord in (0, 1, 2, 3, INF, -INF) if rooted else (0, 1, 2, 3):
+        opcheck(operator.default, (x, ord, [1], True))
+    opcheck(operator.out, (x, 2, [1]), dict(out=torch.empty(3, 5, device=device)))
 
 
 @every_norm

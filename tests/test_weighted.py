@@ -422,16 +422,6 @@ def test_out(device):
         OP(x.requires_grad_(), w, [1], out=torch.empty(5, device=device))
 
 
-def test_forms_of_dim(device):
-    """Those of a sum: integers of NumPy and tensors count; what is no integer is a TypeError."""
-    x, w = data((5, 70), "float32", 1, device), data((5, 70), "float32", 2, device)
-    for dim in (1, -1, [1], (1,), np.int64(1), torch.tensor(1), [np.int32(1)]):
-        assert_same_bits(torch_reduce.weighted_sum(x, w, dim), expected(x, w, 1))
-    for dim in (True, 1.5):
-        with pytest.raises(TypeError, match=r"^weighted_sum\(\) received an invalid"):
-            torch_reduce.weighted_sum(x, w, dim)
-
-
 def test_dot(device):
     """torch.dot's arguments and errors; the bits of weighted_sum."""
     for name in ("float32", "bfloat16", "float64", "int32", "bool"):
