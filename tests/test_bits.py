@@ -47,6 +47,8 @@ def test_dtypes(op, name, device):
     """Every dtype with every dtype= : converted exactly to the accumulator, rounded once."""
     x = op.elements((5, 700), name, 62, device)
     for dtype in op.targets(name, *DTYPES):
+        whole = op.around(x, 1)
+        assert_same_bits(op.function(whole, 1, dtype=dtype), op(whole, 1, dtype=dtype))
         for view, dim, keepdim in (
             (x, 1, False),
             (x, None, False),
