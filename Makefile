@@ -16,11 +16,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help build test bench grid ladder models family ranks tune lint format wheel clean FORCE
+.PHONY: help build test test-docs bench grid ladder models family ranks tune lint format wheel clean FORCE
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make test    set up, build, and run the tests          (ARGS="-k order -x")'
+	@echo 'make test-docs  and the tests of documents, packaging and reports'
 	@echo 'make bench   set up, build, and measure about 45 cells (ARGS="--help")'
 	@echo 'make grid    set up, build, measure the whole grid, and write it into README.md and docs/'
 	@echo 'make ladder  set up, build, climb the ladder of classic kernels, with counters'
@@ -93,8 +94,12 @@ build: torch_reduce/_build.json
 
 # --- use ------------------------------------------------------------------------------------------------------------------
 
+PYTEST = $(PY) -m pytest $(if $(JOBS),-n $(JOBS) --dist loadfile)
 test: build
-	$(PY) -m pytest $(if $(JOBS),-n $(JOBS) --dist loadfile) $(ARGS)
+	$(PYTEST) -m 'not docs' $(ARGS)
+
+test-docs: build
+	$(PYTEST) -m docs $(ARGS)
 
 bench: build
 	PYTHONPATH=. $(PY) bench/grid.py --short $(ARGS)

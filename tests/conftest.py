@@ -1,7 +1,8 @@
-"""The devices that every test runs on, and `--report FILE`, which records a run for bench/results."""
+"""The devices that every test runs on, what is a test of documents, and `--report FILE`, which records a run."""
 
 import collections
 import datetime
+import inspect
 import json
 import pathlib
 import subprocess
@@ -15,6 +16,29 @@ from torch_reduce._library import build_facts
 from worlds import World
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+# The tests of documents, packaging and reports, which `make test-docs` runs: whole files, or from one test on.
+DOCS = {
+    "test_results.py": None,
+    "test_pages.py": None,
+    "test_types.py": None,
+    "test_examples.py": None,
+    "test_package.py": "test_import_under_the_wrong_torch",
+    "test_ladder.py": "test_list_without_a_gpu",
+    "test_models.py": "test_every_cell_is_proven",
+    "test_recipe.py": "test_recipe_is_written_down",
+}
+
+
+def pytest_collection_modifyitems(items):
+    """Marks them."""
+    for item in items:
+        if item.path.name in DOCS:
+            first = DOCS[item.path.name]
+            begin = inspect.unwrap(getattr(item.module, first)).__code__.co_firstlineno if first else 0
+            if inspect.unwrap(item.function).__code__.co_firstlineno >= begin:
+                item.add_marker("docs")
 
 
 def pytest_addoption(parser):
@@ -94,6 +118,14 @@ def skip_reason(report):
     return skip[2].removeprefix("Skipped: ") if isinstance(skip, tuple) else str(skip)
 
 
+def slowest(reports, count=40):
+    """The tests that took the longest, their fixtures and all, with their seconds."""
+    seconds = collections.Counter()
+    for report in reports:
+        seconds[report.nodeid] += report.duration
+    return {test: round(took, 2) for test, took in seconds.most_common(count)}
+
+
 def pytest_terminal_summary(terminalreporter, config):
     path = config.getoption("--report")
     if not path or hasattr(config, "workerinput"):  # a worker of pytest-xdist only knows its own part
@@ -121,6 +153,7 @@ def pytest_terminal_summary(terminalreporter, config):
         "skipped": len(skipped),
         "failures": [{"test": report.nodeid, "reason": last_error(report)} for report in failed],
         "skips": dict(skips.most_common()),
+        "durations": slowest(reports("passed", "failed", "error", "skipped", "")),  # "": set-ups and tear-downs
     }
     pathlib.Path(path).write_text(json.dumps(report, indent=2) + "\n")
     terminalreporter.write_line(f"wrote {path}")

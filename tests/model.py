@@ -469,8 +469,13 @@ def addends(stored, source, target, negate=False, conjugate=False):
     return [p.astype(np.float64 if wide else np.float32) for p in parts]
 
 
-def quotients(sums, length):
-    """The accumulators of means: divided once, in their own precision, and integers in double."""
+def quotients(sums, length, target):
+    """The accumulators of means: divided once, in their own precision, and integers in double.
+
+    A complex mean of nothing is NaN in both parts, as torch's.
+    """
+    if length == 0 and target in COMPLEX:
+        sums = [sums[0]] * 2
     sums = [s.astype(np.float64) if s.dtype == np.int64 else s for s in sums]
     with np.errstate(divide="ignore", invalid="ignore"):
         return [s / s.dtype.type(length) for s in sums]
@@ -533,7 +538,7 @@ def reduce(
         sums = [ordered_sum(a) for a in addends(view, source, target, negate, conjugate)]
     else:
         sums = [norms(powers(view, source, target, power, negate, conjugate), power, rooted)]
-    stored = results(quotients(sums, length) if mean else sums, target)
+    stored = results(quotients(sums, length, target) if mean else sums, target)
     kept_shape = [1 if d in dims else n for d, n in enumerate(shape) if keepdim or d not in dims]
     return stored.reshape(*kept_shape, stored.shape[-1])
 

@@ -98,6 +98,52 @@ class Operation:
         """The targets that it takes as dtype= for an input of this dtype, as dtypes; None stands for no dtype=."""
         return [dtype for dtype in (t and dtype_of(t) for t in targets) if self.takes(name, dtype)]
 
+    # What tests/cases.py's table asks of a row, besides.
+
+    has_out, has_dtype, has_gradient = True, True, True
+
+    @property
+    def schema(self):
+        """The operator with the arguments of the dispatcher's own; that of the documented name may have fewer."""
+        return self.operator
+
+    @property
+    def empty(self):
+        """The result of no elements; None where that is an error."""
+        return math.nan if self.divides else 0
+
+    def wide(self, name):
+        """The dtype= by which the accumulator of such elements is seen as it is; None where it is seen anyway."""
+        if name in INTEGER or model.PART.get(name, name) in ("float32", "float64"):
+            return None
+        return self.targets(name, "complex64" if name in COMPLEX else "float32", None)[0]
+
+    def around(self, x, dim=None):
+        """The inputs of a call over `dim` of which this tensor is the first."""
+        return x
+
+    def elements(self, shape, name, seed=0, device="cpu"):
+        """A tensor whose results show something."""
+        return data(shape, name, seed=seed, device=device)
+
+    def inputs(self, shape, name, seed=0, device="cpu", dim=None):
+        """What a call over `dim` of a tensor of that shape takes."""
+        return self.around(self.elements(shape, name, seed, device), dim)
+
+    def arguments(self, x, dim=None, keepdim=False):
+        """Those of the operator, by position and by name."""
+        return (x, dim, keepdim), {}
+
+    def has(self, x, dim=None, keepdim=False):
+        """Whether there is such a call: what has no result for no elements refuses them."""
+        return self.empty is not None or all(x.shape[d] for d in reduced_dims(x.dim(), dim))
+
+    def check_view(self, x, dim=None, keepdim=False, dtype=None, what=""):
+        """The model's bits of a call on inputs of which this view is the first, if there is such a call."""
+        if self.has(x, dim, keepdim):
+            return self.check(self.around(x, dim), dim, keepdim, dtype=dtype, what=what)
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class Norm(Operation):
@@ -112,7 +158,8 @@ class Norm(Operation):
 
     @property
     def torch(self):
-        return self.of_power(torch.linalg.vector_norm)
+        norm, power = self.of_power(torch.linalg.vector_norm), self.power
+        return norm if self.rooted else lambda *args, **named: norm(*args, **named) ** power
 
     def aten(self, input, *args, **kwargs):
         if not args:
@@ -133,6 +180,14 @@ class Norm(Operation):
     @property
     def model(self):
         return dict(power=self.power, rooted=self.rooted)
+
+    @property
+    def has_gradient(self):
+        return self.power != 0
+
+    @property
+    def empty(self):
+        return None if math.isinf(self.power) else 0
 
     def result(self, name, dtype=None):
         asked = name_of(dtype) if dtype else name
@@ -170,7 +225,33 @@ class Kin(Operation):
 
     @property
     def torch(self):
-        return self.reference or getattr(torch, self.name)
+        """With the dims of None and (), which some of torch's functions lack."""
+        theirs, of_nothing = self.reference or getattr(torch, self.name), self.name in ("any", "all")
+
+        def reduce(x, dim=None, keepdim=False):
+            nothing = of_nothing and isinstance(dim, (tuple, list)) and not dim
+            return theirs(x, () if nothing else reduced_dims(x.dim(), dim), keepdim)
+
+        return reduce
+
+    @property
+    def schema(self):
+        return self.operator if self.has_dtype else getattr(torch.ops.gpureduce, f"_{self.name}")
+
+    def elements(self, shape, name, seed=0, device="cpu"):
+        """Factors near 1, exponents near another, as many zeros as make a count."""
+        x = data(shape, name, seed=seed, device=device)
+        if self.name == "logsumexp" and name in FLOATING and "float8" not in name:
+            return (data(shape, "int16", seed=seed, device=device).double() / 2500).to(x.dtype)
+        if self.name == "prod" and name not in INTEGER:
+            bits = data(shape, "int8", seed=seed, device=device)
+            return (1 + bits.double() / 4096).to(x.dtype)  # those of thousands overflow nothing
+        dice = data(shape, "int8", seed=seed + 1, device=device)
+        if self.name == "nansum" and name not in INTEGER:
+            return x.double().masked_fill(dice > 100, math.nan).to(x.dtype)
+        if self.typing in ("truth", "count") and name not in UNMULTIPLIED:
+            return x * (dice > 0).to(x.dtype)
+        return x
 
     def __call__(self, *args, **kwargs):
         if not self.has_dtype and kwargs.get("dtype", ...) is None:
@@ -195,6 +276,9 @@ class Kin(Operation):
             return False
         return name not in COMPLEX or self.typing in ("truth", "count")
 
+
+# The dtypes that torch does not multiply everywhere.
+UNMULTIPLIED = ("float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64", "complex32", "bool")
 
 SUM = Operation("sum", ("dim_IntList", "IntList_out"))
 MEAN = Operation("mean", ("dim", "out"), divides=True)
@@ -319,10 +403,13 @@ def stored_data(size, name, seed=0):
     return model.encode(x, name)
 
 
+kept_data = functools.lru_cache(maxsize=64)(stored_data)  # the next operation is tested on the same
+
+
 def data(shape, name, seed=0, device="cpu"):
     """A contiguous tensor of stored_data."""
     size = int(np.prod(shape, dtype=np.int64))
-    stored = stored_data(size, name, seed)
+    stored = kept_data(size, name, seed)
     return tensor_of(stored.reshape(*shape, stored.shape[-1]), name, device)
 
 
@@ -405,7 +492,14 @@ def canonical(stored, name):
 
 
 def assert_same_bits(actual, wanted, what=""):
-    """`actual` (a tensor) has exactly the bits of `wanted` (a tensor or stored elements); all NaNs count as equal."""
+    """`actual` (a tensor) has exactly the bits of `wanted` (a tensor or stored elements); all NaNs count as equal.
+
+    Both may be tuples of such.
+    """
+    if isinstance(actual, tuple):
+        for one, other in zip(actual, wanted, strict=True):
+            assert_same_bits(one, other, what)
+        return
     name = name_of(actual.dtype)
     if isinstance(wanted, torch.Tensor):
         assert wanted.dtype == actual.dtype, f"{actual.dtype} is not {wanted.dtype} {what}"

@@ -10,13 +10,28 @@ import torch.autograd.forward_ad as forward_ad
 import torch.utils.checkpoint
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 import model
-from support import DTYPES, INTEGER, assert_same_bits, data, dtype_of, every_operation, opinfo
-from test_meta import opcheck
+from cases import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, floats, gradients, leaves, taken, tensors
+from support import (
+    DTYPES,
+    INTEGER,
+    OPERATIONS,
+    Norm,
+    assert_same_bits,
+    data,
+    dtype_of,
+    every_operation,
+    name_of,
+    opinfo,
+)
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:Casting complex values", "ignore:ComplexHalf support", "ignore:There is a performance drop"
+    "ignore:Casting complex values",
+    "ignore:ComplexHalf support",
+    "ignore:There is a performance drop",
+    "ignore:.*degrees of freedom",
 )
 
 CALLS = [
@@ -56,38 +71,249 @@ def leaf(shape, name="float64", device="cpu", seed=0):
 # --- derivatives ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["float64", "complex128"])
-@pytest.mark.parametrize("call", CALLS, ids=str)
-def test_gradcheck(call, name, op, device):
+WITH_GRADIENT = [op for op in CASES if op.has_gradient]
+every_differentiable = pytest.mark.parametrize("op", WITH_GRADIENT, ids=str)
+
+
+def of_leaves(op, x, **call):
+    """A call as a function of those inputs that may have a gradient, and these, of which `x` is the first."""
+    inputs = (x, leaf(x.shape, name_of(x.dtype), x.device, seed=1)) if op is WEIGHTED else x
+    if op in SEGMENTS:  # none of which is empty
+        inputs = x, torch.tensor([0, 1, x.shape[call["dim"][0]] // 2, x.shape[call["dim"][0]]], device=x.device)
+    rest = [t for t in tensors(inputs) if not t.requires_grad]
+
+    def function(*given, **more):
+        return op((*given, *rest) if isinstance(inputs, tuple) else given[0], **call, **more)
+
+    return function, [t for t in tensors(inputs) if t.requires_grad]
+
+
+def calls_of(op, x):
+    """All calls of a sum and a mean; of the others some."""
+    for call in CALLS if op in OPERATIONS else (CALLS[0], CALLS[3], CALLS[4], CALLS[5], CALLS[6]):
+        if op.has(x, call["dim"], call.get("keepdim", False)):
+            yield call
+
+
+@taken("float64", "complex128", cases=WITH_GRADIENT)
+def test_gradcheck(op, name, device):
     """First derivatives by both modes, alone and batched, are those of finite differences, in any layout."""
-    x = leaf((2, 3, 2), name, device)
-    for view in (lambda x: x, lambda x: x.permute(2, 0, 1)[:, ::2], lambda x: x[:, :0]):
-        if op(view(x), **call).isnan().any():  # the mean of nothing: finite differences are NaN too
-            continue
-        assert gradcheck(
-            lambda x, view=view: op(view(x), **call),
-            x,
-            check_forward_ad=True,
-            check_batched_grad=True,
-            check_batched_forward_grad=True,
-        )
+    x = leaf((2, 3, 2) if op not in SEGMENTS else (7, 2, 7), name, device)
+    for view in (x, x.detach().permute(2, 0, 1)[:, ::2].requires_grad_(), x.detach()[:, :0].requires_grad_()):
+        if op in OPERATIONS or view.numel():
+            for call in calls_of(op, view):
+                function, given = of_leaves(op, view, **call)
+                if any(y.isnan().any() for y in tensors(function(*given))):
+                    continue  # the mean of nothing: finite differences are NaN too
+                batched = dict(check_batched_grad=True, check_batched_forward_grad=True)
+                assert gradcheck(function, given, check_forward_ad=True, **batched)
 
 
-@pytest.mark.parametrize("name", ["float64", "complex128"])
-@pytest.mark.parametrize("call", CALLS[2:6], ids=str)
-def test_gradgradcheck(call, name, op, device):
+@taken("float64", "complex128", cases=WITH_GRADIENT)
+def test_gradgradcheck(op, name, device):
     """Second derivatives too: reverse over reverse, forward over reverse, batched."""
-    x = leaf((2, 2, 2), name, device)
-    assert gradgradcheck(
-        lambda x: op(x, **call) ** 3, x, check_fwd_over_rev=True, check_rev_over_rev=True, check_batched_grad=True
-    )
+    x = leaf((2, 2, 2) if op not in SEGMENTS else (7, 2), name, device)
+    for call in CALLS[2:6] if op not in SEGMENTS else [dict(dim=[0])]:
+        if call["dim"] == [] and op not in OPERATIONS:
+            continue
+        function, given = of_leaves(op, x, **call)
+        cubes = lambda *given, f=function: tuple(y**3 for y in tensors(f(*given)))  # noqa: E731
+        assert gradgradcheck(cubes, given, check_fwd_over_rev=True, check_rev_over_rev=True, check_batched_grad=True)
 
 
-@pytest.mark.parametrize("name", ["float64", "complex128"])
-@pytest.mark.parametrize("dim", [None, [0], [-1]], ids=str)
-def test_gradcheck_of_a_scalar(dim, name, op, device):
+@taken("float64", "complex128", cases=[op for op in WITH_GRADIENT if op not in SEGMENTS])
+def test_gradcheck_of_a_scalar(op, name, device):
     """0-d tensors."""
-    assert gradcheck(lambda x: op(x, dim, True), leaf((), name, device), check_forward_ad=True)
+    if op in VARIANCES:
+        pytest.skip("one number has no deviation")
+    for dim in (None, [0], [-1]):
+        function, given = of_leaves(op, leaf((), name, device), dim=dim, keepdim=True)
+        assert gradcheck(function, given, check_forward_ad=True)
+
+
+ROWS = [
+    [1.0, 2.0, 2.0, -1.0],
+    [0.0, 3.0, 4.0, 5.0],
+    [0.0, 3.0, 0.0, 5.0],
+    [0.0, -0.0, 0.0, 0.0],
+    [2.0, 2.0, 2.0, 2.0],
+    [1.0, math.nan, 2.0, 3.0],
+]
+
+
+@taken("float32", "bfloat16", "float16", "float64", "complex64", cases=WITH_GRADIENT)
+def test_gradients_are_torchs(op, name, device):
+    """With ties, zeros and NaN: what torch's function has in float64, rounded; and 0 where a norm is 0."""
+    for row in ROWS:
+        if isinstance(op, Norm) and (math.isnan(sum(row)) or (not op.rooted and not any(row))):
+            continue  # of which torch's, and the formulas that stand for its sums of powers, are NaN
+        x = torch.tensor([row, row[::-1]], dtype=torch.float64, device=device)
+        x = (torch.complex(x, x.roll(1, 1)) if name == "complex64" else x).to(dtype_of(name))
+        wide = torch.complex128 if x.is_complex() else torch.float64
+        inputs = op.around(x, 1)
+        ours, theirs = leaves(op, inputs), leaves(op, tree_map(lambda t, w=wide: t.to(w) if floats(t) else t, inputs))
+        found = []
+        for function, given in ((op, ours), (op.function, ours), (op.torch, theirs)):
+            results = tensors(function(given, 1))
+            seeds = [torch.tensor([2.0, 3.0], device=device).to(y.dtype) for y in results]
+            seeds = [torch.ones_like(y) for y in results] if op in SEGMENTS else seeds
+            found.append(torch.autograd.grad(results, floats(given), seeds))
+        few = {"bfloat16": 2.0**-8, "float16": 2.0**-9, "float64": 2.0**-49}.get(name, 2.0**-21)  # some roundings
+        for a, public, b in zip(*found, strict=True):
+            assert_same_bits(a, public)
+            torch.testing.assert_close(a.to(wide), b, rtol=few, atol=few / 8, equal_nan=True)
+
+
+@taken("float8_e5m2", "float8_e4m3fn", cases=WITH_GRADIENT)
+def test_gradients_of_float8(op, name, device):
+    """float8 has a gradient, of its own dtype: that of the same numbers in float32, rounded."""
+    small = leaves(op, op.inputs((3, 50), name, 96, device, 1))
+    wide = leaves(op, tree_map(lambda t: t.detach().float() if floats(t) else t, small))
+    for a, b in zip(*(gradients(op(x, 1), x, 1.0) for x in (small, wide)), strict=True):
+        assert_same_bits(a, b.to(a.dtype))
+
+
+@taken("float32", "complex64", cases=[op for op in WITH_GRADIENT if op.has_dtype])
+def test_gradients_of_wide_results(op, name, device):
+    """With a wider dtype= the gradient is the wide input's, rounded to the input's dtype."""
+    target = {"float32": torch.float64, "complex64": torch.complex128}[name]
+    small = leaves(op, op.inputs((3, 50), name, 97, device, 1))
+    wide = leaves(op, tree_map(lambda t: t.detach().to(target) if floats(t) else t, small))
+    results = op(small, 1, dtype=target), op(wide, 1)
+    for a, b in zip(*(gradients(y, x) for y, x in zip(results, (small, wide), strict=True)), strict=True):
+        assert a.dtype == dtype_of(name)
+        torch.testing.assert_close(a, b.to(a.dtype))
+
+
+@every_differentiable
+def test_tangents(op, device):
+    """Forward mode gives what it gives of torch's function, and the result; a wide result has a wide tangent."""
+    for dim, keepdim in ((None, False), ([1], False), ([0], True), ([0], False)):
+        x, change = (leaf((9, 40), device=device, seed=s).detach() for s in (1, 2))
+        if not op.has(x, dim, keepdim):
+            continue
+        inputs = op.around(x, dim)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, change)
+            dual = (dual, *inputs[1:]) if isinstance(inputs, tuple) else dual
+            found = [forward_ad.unpack_dual(y) for y in tensors(op(dual, dim, keepdim))]
+            wanted = [forward_ad.unpack_dual(y).tangent for y in tensors(op.torch(dual, dim, keepdim))]
+        assert_same_bits(tuple(y.primal for y in found), tuple(tensors(op(inputs, dim, keepdim))))
+        for (_, tangent), theirs in zip(found, wanted, strict=True):
+            torch.testing.assert_close(tangent, theirs, equal_nan=True)
+        if op.has_dtype:
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(x.float(), change.float())
+                dual = (dual, *inputs[1:]) if isinstance(inputs, tuple) else dual
+                tangent = forward_ad.unpack_dual(op(dual, dim, keepdim, dtype=torch.float64)).tangent
+            assert tangent.dtype == torch.float64
+
+
+@every_case
+def test_a_graph_where_one_is_needed(op, device):
+    """A result has a grad_fn where its input requires grad, grad mode is on, and there is a derivative."""
+    x = op.inputs((3, 40), "float32", 3, device, 1)
+    for form in op.forms:
+        asked = leaves(op, x)
+        assert not any(y.requires_grad for y in tensors(form(x, 1)))
+        assert all(y.requires_grad == op.has_gradient for y in tensors(form(asked, 1)))
+        for dtype in op.targets("float32", "int64", "uint8", "bool") if op.has_dtype else []:
+            assert not form(asked, 1, dtype=dtype).requires_grad
+        with torch.no_grad():
+            assert not any(y.requires_grad for y in tensors(form(asked, 1)))
+        with torch.inference_mode():
+            assert all(y.is_inference() for y in tensors(form(asked, 1)))
+    if not op.has_gradient and not isinstance(op, Norm):  # torch's of order 0 has a node, too, and no gradient
+        asked = tree_map(lambda t: t.clone().requires_grad_(), op.inputs((3, 40), "float32", 3, device, 1))
+        assert not op(asked, 1).requires_grad
+    elif op.has_gradient and (op in OPERATIONS or isinstance(op, Norm)):
+        assert op(asked, 1).grad_fn.name() == f"gpureduce_{op}_backward"
+
+
+@every_differentiable
+def test_undefined_gradient(op, device):
+    """A result whose gradient is undefined gives its input none."""
+
+    class Stop(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return None
+
+    function, given = of_leaves(op, leaf((3, 40), "float32", device), dim=[1])
+    result = Stop.apply(tensors(function(*given))[0]).sum()
+    assert torch.autograd.grad(result, given, allow_unused=True) == (None,) * len(given)
+
+
+@every_differentiable
+def test_compiled_autograd(op, device):
+    """A backward pass through the node may be compiled itself, once for all sizes."""
+    from torch._dynamo import compiled_autograd
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    for rows in (3, 5, 9):
+        function, given = of_leaves(op, leaf((rows, 4), "float32", device), dim=[-1])
+        y = sum((part**2).sum() for part in tensors(function(given[0] * 3, *given[1:])))
+        wanted = torch.autograd.grad(y, given, retain_graph=True)
+        with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="aot_eager", dynamic=True)):
+            y.backward()
+        assert_same_bits(tuple(t.grad for t in given), wanted)
+    assert counters["compiled_autograd"]["captures"] == 1 or op not in OPERATIONS
+
+
+def transforms():
+    """Every transform of torch.func over f: (3, 4) -> (4,), and vmap of each over 2 inputs."""
+
+    def per_example(transform):
+        return lambda f, x: torch.vmap(transform(f))(torch.stack([x, 2 * x]))
+
+    def jvp(f):
+        return lambda x: torch.func.jvp(f, (x,), (x.cos(),))
+
+    def vjp(f):
+        return lambda x: torch.func.vjp(f, x)[1](f(x))
+
+    func = torch.func
+    each = {
+        "grad": lambda f: func.grad(lambda x: f(x).abs().square().sum().real),
+        "grad of grad": lambda f: func.grad(lambda x: func.grad(lambda x: (f(x) ** 4).sum())(x).square().sum()),
+        "jacrev": func.jacrev,
+        "jacfwd": func.jacfwd,
+        "hessian": lambda f: func.hessian(lambda x: f(x) ** 2),
+        "jacrev of jacfwd": lambda f: func.jacrev(func.jacfwd(lambda x: f(x) ** 2)),
+        "jvp": jvp,
+        "jvp of grad": lambda f: jvp(func.grad(lambda x: (f(x) ** 3).sum())),
+        "vjp": vjp,
+        "vmap": lambda f: lambda x: torch.vmap(f)(torch.stack([x, -x])),
+    }
+    for name, transform in each.items():
+        yield pytest.param(lambda f, x, t=transform: t(f)(x), id=name)
+        yield pytest.param(per_example(transform), id=f"vmap of {name}")
+    yield pytest.param(lambda f, x: func.jacrev(torch.vmap(f))(torch.stack([x, -x])), id="jacrev of vmap")
+
+
+@pytest.mark.parametrize("transform", list(transforms()))
+@every_differentiable
+def test_func(transform, op, device, request):
+    """Each transform gives what it gives of torch's own op."""
+    if op.name == "prod" and "hessian" in request.node.callspec.id:
+        reason = "the derivative of a batch of backward passes of a product of several results lacks a part"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+    x = torch.arange(1.0, 13.0, dtype=torch.float64, device=device).view(3, 4).sin()
+    for dim, keepdim in ((0, False), (-2, True), ((), False), (1, True), (1, False)):
+        dim = None if op in VARIANCES and dim == () else dim  # with which torch's own derivative is infinite
+        if op.has(x, dim, keepdim) and (keepdim or op not in OPERATIONS):
+            rest = [torch.tensor([0, 1, 3], device=device)] if op in SEGMENTS else tensors(op.around(x, dim))[1:]
+            ours, theirs = (
+                transform(lambda x, f=f, d=dim, k=keepdim, r=rest: tensors(f((x, *r) if r else x, d, k))[0], x)
+                for f in (op.function, op.torch)
+            )
+            torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("source, target", [("float64", "complex128"), ("complex128", "float64")])
@@ -209,44 +435,7 @@ def test_saves_sizes_alone(op, device):
     assert_same_bits(torch.autograd.grad(y.sum(), x)[0], torch.full_like(x, gradient))
 
 
-@pytest.mark.parametrize("name", DTYPES)
-def test_no_graph_where_none_is_needed(name, op, device):
-    """No result has a grad_fn unless its input requires grad and grad mode is on; integers never do."""
-    x = data((3, 4), name, device=device)
-    for reduce in op.forms:
-        for target in op.targets(name, None, "float64", "int64", "uint8", "bool"):
-            assert not reduce(x, 1, dtype=target).requires_grad
-        if name not in DIFFERENTIABLE:
-            continue
-        y = x.clone().requires_grad_()
-        with torch.no_grad():
-            assert not reduce(y, 1).requires_grad
-        with torch.inference_mode():
-            assert reduce(y, 1).is_inference()
-        assert not reduce(y.detach(), 1).requires_grad
-        for target in op.targets(name, "int64", "uint8", "bool"):
-            assert not reduce(y, 1, dtype=target).requires_grad
-        assert reduce(y, 1).requires_grad
-
-
 # --- the graph --------------------------------------------------------------------------------------------------------
-
-
-@every_operation
-def test_undefined_gradient(op, device):
-    """A result whose gradient is undefined gives its input none."""
-
-    class Stop(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            return None
-
-    x = leaf((3, 4), "float32", device)
-    assert torch.autograd.grad(Stop.apply(op(x, [1])).sum(), x, allow_unused=True) == (None,)
 
 
 def test_as_part_of_a_graph(op, device):
@@ -269,32 +458,6 @@ def test_as_part_of_a_graph(op, device):
     assert_same_bits(torch.autograd.grad(y.sum(), x)[0], x / 2 if op.divides else 2 * x)
 
 
-def test_out_is_not_differentiable(op, device):
-    """out= refuses an input or out that requires grad, and tangents, as torch's does; nothing is written."""
-    x, out = torch.ones(3, 4, device=device), torch.zeros(3, device=device)
-    whole = op(x, 1).tolist()
-    for requiring in (x, out):
-        requiring.requires_grad_()
-        for reduce in (op.torch, *op.forms):
-            with pytest.raises(RuntimeError, match=rf"{op}\(\): functions with out=... arguments don't support"):
-                reduce(x, 1, out=out)
-        for reduce in op.forms:
-            with torch.no_grad():
-                reduce(x, 1, out=out)
-                assert out.tolist() == whole
-                out.zero_()
-        requiring.requires_grad_(False)
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(x, x)
-        for reduce in (op.torch, *op.forms):
-            with pytest.raises(NotImplementedError, match=f"forward AD with {op}_out"):
-                reduce(dual, 1, out=torch.zeros(3, device=device))
-        for reduce in op.forms:
-            with pytest.raises(NotImplementedError, match=f"forward AD with {op}_out"):
-                reduce(x, 1, out=forward_ad.make_dual(out, out))
-    assert out.tolist() == [0.0] * 3
-
-
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_forward_mode(call, op, device):
     """The tangent is the op of the tangents, to the bit, with dtype= too; integers have none."""
@@ -310,48 +473,6 @@ def test_forward_mode(call, op, device):
 
 
 # --- torch.func -------------------------------------------------------------------------------------------------------
-
-
-def transforms():
-    """Every transform of torch.func over f: (3, 4) -> (4,), and vmap of each over 2 inputs."""
-
-    def per_example(transform):
-        return lambda f, x: torch.vmap(transform(f))(torch.stack([x, 2 * x]))
-
-    def jvp(f):
-        return lambda x: torch.func.jvp(f, (x,), (x.cos(),))
-
-    def vjp(f):
-        return lambda x: torch.func.vjp(f, x)[1](f(x))
-
-    func = torch.func
-    each = {
-        "grad": lambda f: func.grad(lambda x: f(x).abs().square().sum().real),
-        "grad of grad": lambda f: func.grad(lambda x: func.grad(lambda x: (f(x) ** 4).sum())(x).square().sum()),
-        "jacrev": func.jacrev,
-        "jacfwd": func.jacfwd,
-        "hessian": lambda f: func.hessian(lambda x: f(x) ** 2),
-        "jacrev of jacfwd": lambda f: func.jacrev(func.jacfwd(lambda x: f(x) ** 2)),
-        "jvp": jvp,
-        "jvp of grad": lambda f: jvp(func.grad(lambda x: (f(x) ** 3).sum())),
-        "vjp": vjp,
-        "vmap": lambda f: lambda x: torch.vmap(f)(torch.stack([x, -x])),
-    }
-    for name, transform in each.items():
-        yield pytest.param(lambda f, x, t=transform: t(f)(x), id=name)
-        yield pytest.param(per_example(transform), id=f"vmap of {name}")
-    yield pytest.param(lambda f, x: func.jacrev(torch.vmap(f))(torch.stack([x, -x])), id="jacrev of vmap")
-
-
-@pytest.mark.parametrize("transform", list(transforms()))
-@every_operation
-def test_func(transform, op, device):
-    """Each transform gives what it gives of torch's own op; sums of these integers are exact."""
-    x = torch.arange(-6.0, 6.0, dtype=torch.float64, device=device).view(3, 4)
-    for dim, keepdim in ((0, False), (-2, True), ((), False), (1, True)):
-        ours = transform(lambda x, d=dim, k=keepdim: op.function(x, d, k), x)
-        theirs = transform(lambda x, d=dim, k=keepdim: op.torch(x, d, k), x)
-        torch.testing.assert_close(ours, theirs)
 
 
 def test_func_complex(op, device):
@@ -388,39 +509,6 @@ def test_gradients_per_example(op, device):
 # --- tracing ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "complex64", "float8_e5m2"])
-def test_opcheck(name, op, device):
-    """torch.library.opcheck with inputs that require grad: registration, and AOTAutograd with dynamic shapes."""
-    for call in (*CALLS, dict(dim=[1], dtype=torch.float64)):
-        if call.get("dtype") and name == "complex64":
-            continue
-        opcheck(op.operator.default, (data((3, 4, 5), name, device=device).requires_grad_(),), call)
-
-
-@every_operation
-def test_compile(op, device):
-    """Forward and backward compile without a graph break, once for all sizes, with the bits and strides of eager."""
-    torch._dynamo.reset()
-    reduce = op.function
-
-    def function(x):
-        rows = reduce(x * x, -1, keepdim=True)
-        return (x / rows).sum(), reduce(x, (0, 2), dtype=torch.float64), reduce(x)
-
-    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
-    for count, (rows, length) in enumerate(((3, 50), (9, 4097), (20, 1000))):
-        x = data((rows, 4, length), "float32", device=device).requires_grad_()
-        with torch._dynamo.config.patch(error_on_recompile=count > 0):
-            ours = compiled(x)
-        given = [torch.full_like(result, 2.0) for result in ours]
-        (got,) = torch.autograd.grad(ours, x, given)
-        theirs = function(x)
-        (wanted,) = torch.autograd.grad(theirs, x, given)
-        for a, b in (*zip(ours, theirs, strict=True), (got, wanted)):
-            assert a.stride() == b.stride()
-            assert_same_bits(a, b)
-
-
 def test_compiled_backward_is_a_view(op, device):
     """Under AOTAutograd, too, the gradient is the expanded one that eager gives, and nothing is saved for it."""
     torch._dynamo.reset()
@@ -430,23 +518,6 @@ def test_compiled_backward_is_a_view(op, device):
     assert not y.grad_fn.saved_tensors
     (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
     assert grad.stride() == (0, 1)
-
-
-def test_compiled_autograd(op, device):
-    """A backward pass through the node may be compiled itself, once for all sizes."""
-    from torch._dynamo import compiled_autograd
-    from torch._dynamo.utils import counters
-
-    torch._dynamo.reset()
-    counters.clear()
-    for rows in (3, 5, 9):
-        x = leaf((rows, 4), "float32", device)
-        y = (op(x * 3, [-1]) ** 2).sum() + (op(x, [0], dtype=torch.float64, keepdim=True) ** 2).sum()
-        (wanted,) = torch.autograd.grad(y, x, retain_graph=True)
-        with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="aot_eager", dynamic=True)):
-            y.backward()
-        assert_same_bits(x.grad, wanted)
-    assert counters["compiled_autograd"]["captures"] == 1
 
 
 def test_no_warning(op, device):

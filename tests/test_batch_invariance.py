@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 import torch_reduce
+from cases import CASES, SEGMENTS, WEIGHTED, taken, tensors
 from support import EVERY, SUM, assert_same_bits, data, every_operation, name_of
 
 NAMES = ["float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "complex64", "complex32"]
-CASES = [(op, name) for op in EVERY for name in (NAMES if op is SUM else ["bfloat16", "float64"])]
+OF_ROWS = [(op, name) for op in EVERY for name in (NAMES if op is SUM else ["bfloat16", "float64"])]
 LENGTHS = [1, 3, 8, 31, 64, 100, 513, 1000, 4096, 4097, 9001, 50257]
 
 
@@ -17,7 +19,7 @@ def length(request):
     return request.param
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))
+@pytest.fixture(scope="module", params=OF_ROWS, ids=lambda case: "-".join(map(str, case)))
 def row(request, length, device):
     """An operation, the row whose bits must never change, and its result alone (which has the model's bits)."""
     op, name = request.param
@@ -120,9 +122,50 @@ def test_several_dims_are_one_row(name, op, device):
     assert_same_bits(op(x[:, None], (1, 2, 3, 4)), flat)
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "complex64"])
-@every_operation
-def test_any_number_of_threads(name, op, set_threads):
+@taken(
+    "float32", "bfloat16", "int16", "float64", "complex64", "complex128", cases=[op for op in CASES if op not in EVERY]
+)
+def test_of_other_operations(op, name, device):
+    """A row alone, in any batch, as a column, strided, at an odd offset and expanded."""
+    dtype = {"dtype": op.wide(name)} if op.has_dtype else {}
+    for length in (1, 9, 513, 4097, 9001):
+        if op in SEGMENTS and length == 1:
+            continue
+        x = op.inputs((5, length), name, 56, device, 1)
+        second = tensors(x)[1:]
+        segments = op in SEGMENTS
+
+        def called(view, dim=None, of=lambda t: t):
+            around = second if segments else map(of, second)  # noqa: B023
+            return op((view, *around) if second else view, 0 if dim is None else dim, **dtype)  # noqa: B023
+
+        x = tensors(x)[0]
+        alone = called(x[3], of=lambda t: t[3])
+
+        def apart(t, step=2, length=length):
+            room = t.new_zeros(step * length + 1)
+            room[1::step][:length] = t[3]
+            return room[1::step][:length]
+
+        one = lambda results, i, d=0: tree_map(lambda t: t.select(d, i), results)  # noqa: E731
+        for got in (
+            one(called(x, 1), 3),
+            one(called(x.t().contiguous(), 0, lambda t: t.t().contiguous()), 3, -1),
+            called(apart(x), of=apart),
+            called(apart(x), of=lambda t: t[3]),
+            called(apart(x, 1), of=lambda t: apart(t, 1)),
+            one(called(x[3].expand(4, -1), 1, lambda t: t[3].expand(4, -1)), 2),
+            one(called(x[3][:, None].expand(-1, 6), 0, lambda t: t[3][:, None].expand(-1, 6)), 5, -1),
+        ):
+            assert_same_bits(got, alone)
+
+
+OF_THREADS = [(op, name) for op in EVERY for name in ("float32", "bfloat16", "float64", "complex64")]
+OF_THREADS += [(op, "float32") for op in CASES if op not in EVERY] + [(WEIGHTED, "bfloat16"), (WEIGHTED, "int64")]
+
+
+@pytest.mark.parametrize(("op", "name"), OF_THREADS, ids=str)
+def test_any_number_of_threads(op, name, set_threads):
     """On the CPU: any thread count, for few long rows, many rows, and columns."""
     shapes = [
         ((300_001,), 0),
@@ -137,12 +180,13 @@ def test_any_number_of_threads(name, op, set_threads):
         ((4300, 130), 0),  # threads share the leaves of a chunk
         ((3, 1027, 70), 1),
     ]
-    inputs = [(data(shape, name, seed=6), dim) for shape, dim in shapes]
+    shapes = [(shape, dim) for shape, dim in shapes if op.has(torch.empty(shape, device="meta"), dim)]
+    inputs = [(op.inputs(shape, name, 6, "cpu", dim), dim) for shape, dim in shapes]
     wanted = [op.expected(x, dim) for x, dim in inputs]
     for threads in (1, 2, 3, 5, 8, 16):
         set_threads(threads)
         for (x, dim), bits in zip(inputs, wanted, strict=True):
-            assert_same_bits(op(x, dim), bits, f"with {threads} threads for {tuple(x.shape)}")
+            assert_same_bits(op(x, dim), bits, f"with {threads} threads for {tuple(tensors(x)[0].shape)}")
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])

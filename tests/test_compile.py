@@ -3,13 +3,12 @@
 tests/test_meta.py has what needs no code generation: tracing, fake tensors, AOTAutograd.
 """
 
-import math
-
 import pytest
 import torch
 
 import torch_reduce
-from support import OPERATIONS, POWERS, assert_same_bits, data, every_operation, python, taken
+from cases import CASES, SEGMENTS, WEIGHTED, tensors
+from support import OPERATIONS, assert_same_bits, data, every_operation, python, taken
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script", "ignore:.*TF32|.*tensor cores")
 
@@ -122,50 +121,40 @@ OPS = torch.ops.gpureduce
 OFFSETS = torch.tensor([0, 1, 3])
 
 
-def reductions(function, operator, *first):
+def of_vector(op, v, dim):
+    """The inputs of which `v`, whose size is not known, is the first."""
+    return (v, OFFSETS.to(v.device)) if op in SEGMENTS else (v, v / 2) if op is WEIGHTED else v
+
+
+def two(v):
+    return torch.stack([v, v + 1])
+
+
+def reductions(op):
     """Calls on a vector: of all, by the operator, of rows whose number or whose length is not known, and into out=."""
 
-    def out_of(v, *args):
+    def out_of(v, dim):
         with torch.no_grad():
-            return function(v, *args, out=torch.empty_like(function(v, *args)))
+            x = of_vector(op, v, dim)
+            return op.function(x, dim, out=torch.empty_like(op.function(x, dim)))
 
-    return [
-        lambda v: function(v, *first),
-        lambda v: operator(v, *first, dim=[0]),
-        lambda v: function(torch.stack([v, v + 1]), *first, 0),
-        lambda v: function(torch.stack([v, v + 1]), *first, 1, True),
-        lambda v: out_of(v, *first),
-        lambda v: out_of(torch.stack([v, v + 1]), *first, 0),
-    ]
-
-
-def segments(function, operator):
-    def inside(v):
-        return torch.nonzero(v.detach() > 3).flatten()
-
-    return [
-        lambda v: function(v, OFFSETS.to(v.device)),
-        lambda v: operator(torch.stack([v, v + 1]), OFFSETS.to(v.device), 1),
-        lambda v: function(torch.arange(12.0, device=v.device) * v.sum(), inside(v)),
-        lambda v: function(v.detach(), OFFSETS.to(v.device), out=v.new_empty(2)),
-    ]
+    calls = [lambda v, f=f: f(of_vector(op, v, 0), 0) for f in op.forms]
+    calls += [lambda v: op.function(of_vector(op, two(v), 1), 1, **({} if op in SEGMENTS else {"keepdim": True}))]
+    if op not in SEGMENTS:
+        calls += [lambda v: op.function(of_vector(op, v, None)), lambda v: op.function(of_vector(op, two(v), 0), 0)]
+    if op.has_out:
+        calls += [lambda v: out_of(v, 0), lambda v: out_of(two(v), 1)]
+    return [lambda v, call=call: torch.stack(tensors(call(v))) for call in calls]
 
 
-NAMES = ["sum", "mean", "nansum", "prod", "amax", "amin", "any", "all", "count_nonzero", "logsumexp", "var", "std"]
-UNKNOWN = {name: reductions(getattr(torch_reduce, name), getattr(OPS, name)) for name in NAMES}
-UNKNOWN["std"].append(lambda v: torch_reduce.std(v, 0, correction=0, keepdim=True))
-UNKNOWN["var_mean"] = [
-    lambda v: torch.stack(torch_reduce.var_mean(v)),
-    lambda v: torch.stack(OPS.var_mean(torch.stack([v, v + 1]), [0])),
-]
-for power in POWERS.values():
-    UNKNOWN[f"vector_norm {power}"] = reductions(torch_reduce.vector_norm, OPS.linalg_vector_norm, power)
-    if abs(power) < math.inf:
-        UNKNOWN[f"powsum {power}"] = reductions(torch_reduce.powsum, OPS.linalg_powsum, power)
-UNKNOWN["weighted_sum"] = [
-    *reductions(lambda v, *args, **named: torch_reduce.weighted_sum(v, v / 2, *args, **named), lambda v, dim: v.sum()),
-    lambda v: OPS.weighted_sum(torch.stack([v, v + 1]), v.detach(), [1]),
-    lambda v: torch_reduce.weighted_sum(torch.stack([v, v + 1]), v[None], 1),
+def inside(v):
+    return torch.nonzero(v.detach() > 3).flatten()
+
+
+UNKNOWN = {str(op): reductions(op) for op in CASES}
+UNKNOWN["weighted_sum"] += [
+    lambda v: OPS.weighted_sum(two(v), v.detach(), [1]),
+    lambda v: torch_reduce.weighted_sum(two(v), v[None], 1),
     lambda v: torch_reduce.weighted_sum(v, torch_reduce.sum(v, keepdim=True)),
 ]
 UNKNOWN["dot"] = [
@@ -173,8 +162,8 @@ UNKNOWN["dot"] = [
     lambda v: OPS.dot(v, v.detach()),
     lambda v: torch_reduce.dot(v.detach(), v.detach(), out=v.new_empty(())),
 ]
-UNKNOWN["segment_sum"] = segments(torch_reduce.segment_sum, OPS.segment_sum)
-UNKNOWN["segment_mean"] = segments(torch_reduce.segment_mean, OPS.segment_mean)
+for op in SEGMENTS:
+    UNKNOWN[str(op)] += [lambda v, op=op: op.function((torch.arange(12.0, device=v.device) * v.sum(), inside(v)))]
 
 
 def of_positive(*names):

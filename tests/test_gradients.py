@@ -317,11 +317,3 @@ def test_any_dims(name, device):
                 gradient(lambda x, k=kind, d=dims: FUNCTIONS[k](x, d), wide),
                 gradient(lambda x, k=kind, d=dims: FUNCTIONS[k](x, d), x),
             )
-
-
-def test_dtypes_of_results(device):
-    """A wide result's gradient is computed in float64, and is of the input's dtype."""
-    x = data((4, 50), "float32", device=device)
-    for name in ("float64", "float32"):
-        found = gradient(lambda x, n=name: torch_reduce.vector_norm(x, 2, 1, dtype=dtype_of(n)), x)
-        assert found.dtype == torch.float32

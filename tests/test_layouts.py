@@ -1,6 +1,5 @@
 """Every dtype in every layout, bit for bit: no layout is special, and none is copied into another first."""
 
-import itertools
 import pathlib
 import sys
 
@@ -8,7 +7,8 @@ import pytest
 import torch
 
 import model
-from support import DTYPES, EVERY, INSTRUCTIONS, check, data, instruction_sets, name_of, python, taken
+from cases import CASES, VARIANCES
+from support import DTYPES, EVERY, INSTRUCTIONS, check, data, instruction_sets, python, taken
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
@@ -83,13 +83,14 @@ PIECES = {*range(1, 18), 49, 100, 196, 784} | {2**p + d for p in (5, 6, 7, 8, 9,
 
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
-@pytest.mark.parametrize("op", EVERY[1:], ids=str)
+@pytest.mark.parametrize("op", CASES[1:], ids=str)
 def test_layout_of_other_operations(op, layout, device):
-    """The others share the sum's kernels: a dtype of every accumulator shows that each finishes in every layout."""
-    for name, target in (("bfloat16", None), ("complex128", None), ("int32", torch.float32)):
-        tensor, dims = LAYOUTS[layout](lambda *shape, name=name: data(shape, name, seed=1, device=device))
-        if op.takes(name, target):
-            op.check(tensor, dims or None, dtype=target)
+    """The others share the sum's kernels: dtypes of every accumulator and size show that each finishes everywhere."""
+    names = ["float32", "bfloat16", "complex128", "uint8", "int64"] + ["float64", "float8_e4m3fn"] * (op in VARIANCES)
+    calls = [(name, None) for name in names if op.takes(name)]
+    for name, dtype in calls + [("int32", torch.float32)] * (op.has_dtype and op.takes("int32", torch.float32)):
+        tensor, dims = LAYOUTS[layout](lambda *shape, name=name: op.elements(shape, name, 1, device))
+        op.check_view(tensor, dims or None, dtype=dtype)
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float64", "complex64", "int32"])
@@ -156,16 +157,29 @@ def test_many_columns(name, device, set_threads):
 HERE = pathlib.Path(__file__).parent
 
 
+# What runs with each instruction set: tests of a sum, and of the others.
+OF_INSTRUCTIONS = {
+    "sum": {
+        "layouts": ["layout", "pieces_of_every_length", "rows_in_pieces", "many_columns"],
+        "order": ["pinned_results", "every_length_as_rows_and_columns"],
+    },
+    "others": {
+        "layouts": ["layout_of_other_operations"],
+        "bits": ["special_numbers", "pinned_results"],
+        "norms": ["largest_keeps_nan"],
+        "segment": ["every_length", "mixed_lengths"],
+    },
+}
+
+
+@pytest.mark.parametrize("which", OF_INSTRUCTIONS)
 @instruction_sets(*INSTRUCTIONS)
-def test_every_instruction_set(instructions):
+def test_every_instruction_set(instructions, which):
     """The CPU's kernels for each instruction set but the one that these tests run with by themselves."""
     if torch.backends.cpu.get_cpu_capability().lower() == instructions:
         pytest.skip("these tests run with it by themselves")
-    layouts = ("test_layout", "test_pieces_of_every_length", "test_rows_in_pieces", "test_many_columns")
-    tests = [f"{HERE}/test_layouts.py::{test}" for test in layouts]
-    tests += [
-        f"{HERE}/test_order.py::{test}" for test in ("test_pinned_results", "test_every_length_as_rows_and_columns")
-    ]
+    chosen = OF_INSTRUCTIONS[which].items()
+    tests = [f"{HERE}/test_{file}.py::test_{test}" for file, names in chosen for test in names]
     command = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "cpu", *tests)
     python(*command, ATEN_CPU_CAPABILITY=instructions)
 
@@ -190,24 +204,6 @@ def test_many_dims(name, device):
     assert many.dim() == 40
     check(many, [1, 3, 7, 15, 19, 30])
     check(many)
-
-
-@pytest.mark.parametrize(
-    "name", ["float32", "float16", "complex64", "complex32", "float64", "complex128", "int8", "uint8", "int64"]
-)
-def test_lazily_negated_and_conjugated_views(name, device):
-    """Negated and conjugated views are read as such."""
-    x = data((9, 1301), name, seed=4, device=device)
-    views = [torch._neg_view(x)]
-    if x.is_complex():
-        views += [x.conj(), torch._neg_view(x.conj()), torch._neg_view(x).t().conj(), x.conj()[:, ::3]]
-        if name != "complex32":
-            views += [x.imag, x.conj().imag, x.conj().real]
-    for view, dim in itertools.product(views, ([0], [1], None)):
-        for op in EVERY:
-            for dtype in op.targets(name_of(view.dtype), None, "complex128" if view.is_complex() else "float64"):
-                op.check(view, dim, dtype=dtype)
-    assert any(view.is_neg() for view in views)
 
 
 def test_bytes_of_bool(device):

@@ -1,33 +1,41 @@
-"""Without data: meta and fake tensors, symbolic sizes, export, opcheck, and torch.compile with the same bits."""
+"""Every operation without data: meta and fake tensors, symbolic sizes, export, opcheck, and torch.compile's bits."""
+
+import itertools
+import re
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves, tree_map
 
-import model
-from support import DTYPES, OPERATIONS, assert_same_bits, data, dtype_of, every_operation, taken
+from cases import CASES, SEGMENTS, VARIANCES, every_case, gradients, leaves, taken, taken_by_all, tensors
+from support import DTYPES, OPERATIONS, assert_same_bits, data, dtype_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Casting complex values", "ignore:ComplexHalf support", "ignore:.*degrees of freedom"
+)
 
 CALLS = [
     dict(dim=None),
     dict(dim=[]),
     dict(dim=[0]),
+    dict(dim=[-1]),
     dict(dim=[-1], keepdim=True),
     dict(dim=[0, 2]),
     dict(dim=[0, 1, 2], keepdim=True),
     dict(dim=[1], dtype=torch.float64),
-    dict(dim=[1], dtype=torch.int32),
+    dict(dim=[0], dtype=torch.int32),
 ]
+WITH_OUT = [op for op in CASES if op.has_out]
 
 
-def calls_of(op, name="float32"):
-    """The result dtypes that an operation takes for an input of this dtype."""
-    return [call for call in CALLS if op.takes(name, call.get("dtype"))]
-
-
-CASES = [(op, call) for op in OPERATIONS for call in calls_of(op)]
+def calls_of(op, x, name):
+    """Those calls that the operation has, each with its inputs."""
+    for call in CALLS:
+        known = call.get("dtype") is None or (op.has_dtype and op.takes(name, call["dtype"]))
+        if known and op.has(x, call["dim"], call.get("keepdim", False)):
+            yield op.around(x, call["dim"]), call
 
 
 def same_description(a, b):
@@ -35,48 +43,58 @@ def same_description(a, b):
     return (a.dtype, a.shape, a.stride(), a.device) == (b.dtype, b.shape, b.stride(), b.device)
 
 
-@pytest.mark.parametrize("name", DTYPES)
-@every_operation
-def test_meta_tensors(name, op):
-    """A meta tensor's result is described as the CPU's is, whatever the layout."""
+def placed(x, device):
+    """Inputs on another device, with the strides that they have."""
+    return tree_map(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device), x)
+
+
+@taken(*DTYPES)
+def test_meta_tensors(op, name):
+    """A meta tensor's result is described as the CPU's is, whatever the layout; the result's dtype is the model's."""
     x = data((3, 4, 5), name)
     for view in (x, x.permute(2, 0, 1), x[:, ::2], x[:, :0], x[:1].expand(6, 4, 5)):
-        meta = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype, device="meta")
-        for call in calls_of(op, name):
-            ours, real = op(meta, **call), op(view, **call)
-            assert ours.device.type == "meta"
-            assert (ours.dtype, ours.shape, ours.stride()) == (real.dtype, real.shape, real.stride())
+        for inputs, call in calls_of(op, view, name):
+            for ours, real in zip(*(tensors(op(t, **call)) for t in (placed(inputs, "meta"), inputs)), strict=True):
+                assert (ours.device.type, ours.dtype) == ("meta", real.dtype)
+                assert (ours.shape, ours.stride()) == (real.shape, real.stride())
+    for dtype in op.targets(name, None, *DTYPES) if op.has_dtype else [None]:
+        for place, inputs in itertools.product(("cpu", "meta"), [op.around(x, -1)]):
+            result = op(tree_map(lambda t, place=place: t.to(place), inputs), -1, dtype=dtype)
+            assert {t.dtype for t in tensors(result)} == {dtype_of(op.result(name, dtype))}
 
 
-@every_operation
+@every_case
 def test_meta_of_any_size(op):
     """A meta tensor may be larger than any memory."""
-    x = torch.empty(1 << 20, 1 << 20, 1 << 10, dtype=torch.float8_e5m2, device="meta")
-    assert op(x, [0]).shape == (1 << 20, 1 << 10)
-    assert op(x).shape == ()
+    x = torch.empty(1 << 20, 1 << 20, 1 << 10, dtype=torch.float32, device="meta")
+    offsets = torch.empty(9, dtype=torch.int64, device="meta")
+    inputs = (x, offsets) if op in SEGMENTS else tuple([x] * len(tensors(op.around(x[:1, :1, :9], 0))))
+    result = tensors(op(inputs if len(inputs) > 1 else x, [0]))
+    assert {t.shape for t in result} == {(8, 1 << 20, 1 << 10) if op in SEGMENTS else (1 << 20, 1 << 10)}
 
 
+@pytest.mark.parametrize("op", WITH_OUT, ids=str)
 def test_meta_out(op):
     """out= on meta tensors: out is checked, resized and returned."""
-    x = torch.empty(3, 4, device="meta")
-    out = torch.empty(0, dtype=torch.float64, device="meta")
-    assert op(x, [1], out=out) is out
-    assert out.shape == (3,) and out.dtype == torch.float64
-    strided = torch.empty(9, device="meta")[::3]
-    assert op(x, [1], out=strided).stride() == (3,)
-    with pytest.raises(RuntimeError, match="dtype"):
-        op(x, [1], dtype=torch.float32, out=out)
+    inputs = placed(op.inputs((3, 40), "float32", dim=1), "meta")
+    wanted = op(inputs, 1)
+    out = wanted.new_empty(0)
+    assert op(inputs, 1, out=out) is out
+    assert out.shape == wanted.shape
+    strided = wanted.new_empty((*wanted.shape, 3))[..., 0]
+    assert op(inputs, 1, out=strided).stride() == strided.stride() and strided.data_ptr() == 0
     with pytest.raises(RuntimeError, match="device"):
-        op(x, [1], out=torch.empty(3))
+        op(inputs, 1, out=torch.empty(wanted.shape, dtype=wanted.dtype))
+    if op in OPERATIONS:
+        out = torch.empty(0, dtype=torch.float64, device="meta")
+        assert op(inputs, [1], out=out).dtype == torch.float64
+        with pytest.raises(RuntimeError, match="dtype"):
+            op(inputs, [1], dtype=torch.float32, out=out)
 
 
 def test_meta_errors(op):
-    """Wrong calls are refused without data, with the classes of the real ones."""
+    """Wrong dtypes are refused without data, with the classes of the real ones."""
     x = torch.empty(3, 4, device="meta")
-    with pytest.raises(IndexError, match=r"\[-2, 1\]"):
-        op(x, [2])
-    with pytest.raises(RuntimeError, match="appears multiple times"):
-        op(x, [0, -2])
     with pytest.raises(NotImplementedError, match="(?i)float8_e4m3fnuz"):
         op(torch.empty(3, dtype=torch.float8_e4m3fnuz, device="meta"))
     with pytest.raises(NotImplementedError, match="(?i)float8_e5m2fnuz"):
@@ -85,74 +103,71 @@ def test_meta_errors(op):
         op(x, dtype=torch.bits8)
 
 
-@pytest.mark.parametrize("op, call", CASES, ids=str)
-def test_fake_tensors(op, call, device):
-    """A fake tensor's result is described as the real one's is, on its own device."""
-    x = data((3, 4, 5), "float32", device=device).permute(1, 2, 0)
-    with FakeTensorMode() as mode:
-        fake = op(mode.from_tensor(x), **call)
-        out = op(mode.from_tensor(x), call["dim"], out=mode.from_tensor(torch.empty(0, device=device)))
-    real = op(x, **call)
-    assert same_description(fake, real)
-    assert same_description(out, op(x, call["dim"]))
+@every_case
+def test_fake_tensors(op, device):
+    """A fake tensor's result is described as the real one's is, on its own device; an out is resized."""
+    x = op.elements((3, 4, 5), "float32", device=device).permute(1, 2, 0)
+    for inputs, call in calls_of(op, x, "float32"):
+        real = op(inputs, **call)
+        nothing = tensors(real)[0].new_empty(0)
+        with FakeTensorMode() as mode:
+            fake = tree_map(mode.from_tensor, inputs)
+            described = tensors(op(fake, **call))
+            if op.has_out and not call.get("keepdim"):
+                described += [op(fake, **call, out=mode.from_tensor(nothing))]
+        for each in described:
+            assert any(same_description(each, one) for one in tensors(real))
 
 
-@pytest.mark.parametrize("dim", [None, [0], [1], [0, 2], [2, 1, 0]], ids=str)
-@every_operation
+@pytest.mark.parametrize("dim", [None, [0], [1], [-1], [0, 2], [2, 1, 0]], ids=str)
+@every_case
 def test_symbolic_sizes(dim, op, device):
-    """A trace with symbolic sizes holds for other sizes, without guards on the first ones."""
+    """A trace with symbolic sizes holds for other sizes, without guards on the first ones.
 
-    def function(x):
-        return op(x, dim, True) * 2
-
-    traced = make_fx(function, tracing_mode="symbolic")(data((3, 4, 5), "float32", device=device))
-    text = str(traced.graph)
-    assert f"gpureduce.{op}" in text
-    guards = traced.shape_env.guards
-    assert not guards, guards
+    Of segments the only guard is torch's own, that there are several; an extremum asks for elements.
+    """
+    keepdim = op not in SEGMENTS
+    x = op.elements((3, 4, 5), "float32", 1, device)
+    if not op.has(x, dim, keepdim):
+        pytest.skip("segments are of the first or the last dim")
+    function = lambda x: tree_map(lambda y: y * 2, op(x, dim, keepdim))  # noqa: E731
+    traced = make_fx(function, tracing_mode="symbolic")(op.around(x, dim))
+    assert "gpureduce." in str(traced.graph)
+    guards = [str(guard.expr) for guard in traced.shape_env.guards]
+    assert op.empty is None or all(op in SEGMENTS and re.fullmatch(r"Ne\(s\d+ - 1, 1\)", g) for g in guards), guards
     for shape in ((3, 4, 5), (7, 2, 9), (40, 30, 20)):
-        x = data(shape, "float32", device=device)
-        assert_same_bits(traced(x), function(x))
+        inputs = op.inputs(shape, "float32", 1, device, dim)
+        assert_same_bits(traced(inputs), function(inputs))
 
 
-@every_operation
-def test_sizes_known_only_from_the_data(op, device):
-    """Sizes that only the data decide (unbacked symbols) need no guard."""
-
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def function(x, mask):
-        return op(x[mask], [0])
-
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        x = data((500, 6), "float32", device=device)
-        mask = torch.arange(500, device=device) % 3 == 0
-        assert_same_bits(function(x, mask), op(x[mask], [0]))
-
-
-@every_operation
+@every_case
 def test_export_with_dynamic_shapes(op, device):
     """torch.export with dynamic sizes, run on others, gives the op's bits."""
-
     reduce = op.function
+    keepdim = {} if op in SEGMENTS else dict(keepdim=True)
 
     class Module(torch.nn.Module):
         def forward(self, x):
-            return reduce(x, -1), reduce(x, (0, 1), keepdim=True, dtype=torch.float64)
+            return reduce(x, -1, **keepdim)
 
     batch, length = torch.export.Dim("batch", min=2, max=1000), torch.export.Dim("length", min=2, max=100_000)
-    x = data((4, 3, 50), "bfloat16", device=device)
-    program = torch.export.export(Module(), (x,), dynamic_shapes={"x": {0: batch, 2: length}})
+    inputs = op.inputs((4, 3, 50), "bfloat16", 1, device, -1)
+    sizes = {0: batch, 2: length}
+    dynamic = (sizes, None if op in SEGMENTS else sizes) if isinstance(inputs, tuple) else sizes
+    program = torch.export.export(Module(), (inputs,), dynamic_shapes={"x": dynamic})
     for shape in ((4, 3, 50), (9, 3, 4097), (2, 3, 9001)):
-        x = data(shape, "bfloat16", device=device)
-        rows, columns = program.module()(x)
-        assert_same_bits(rows, op.expected(x, -1))
-        assert_same_bits(columns, op.expected(x, (0, 1), True, torch.float64))
+        inputs = op.inputs(shape, "bfloat16", 1, device, -1)
+        wanted = op.expected(inputs, -1, **keepdim)
+        assert_same_bits(program.module()(inputs), wanted)
+
+
+# --- opcheck ----------------------------------------------------------------------------------------------------------
 
 
 def opcheck(op, args, kwargs=None):
     """torch.library.opcheck; its schema check needs torch.allclose, and is left out for dtypes that has not."""
     checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
-    results = [args[0], op(*args, **(kwargs or {}))]
+    results = [args[0], *tree_leaves(op(*args, **(kwargs or {})))]
     try:
         known = all(torch.allclose(x, x, equal_nan=True) is not None for x in results)
     except NotImplementedError:
@@ -160,62 +175,93 @@ def opcheck(op, args, kwargs=None):
     torch.library.opcheck(op, args, kwargs, test_utils=checks if known else checks[1:])
 
 
-@pytest.mark.parametrize("name", DTYPES)
-def test_opcheck(name, op, device):
-    """torch.library.opcheck: schema, fake kernel, and tracing through AOTAutograd."""
-    x = data((3, 4, 5), name, device=device)
-    for call in calls_of(op, name):
-        opcheck(op.operator.default, (x,), call)
-    dtype = dict(dtype=op.targets(name, None, "float32")[0])
-    opcheck(op.operator.default, (x.permute(2, 0, 1)[::2], [1], True), dtype)
-    opcheck(op.operator.default, (x[:, :0], [0 if op.divides else 1]), dtype)  # opcheck finds that NaN is not NaN
+def of_numbers(op, x, dim):
+    """The inputs of a call that has no NaN among its results: no segment is empty."""
+    return (x, torch.tensor([0, 1, 3], device=x.device)) if op in SEGMENTS else op.around(x, dim)
 
 
-@pytest.mark.parametrize("op, name", taken(*DTYPES), ids=str)
+REPRESENTATIVE = ["float32", "bfloat16", "complex64", "float8_e5m2", "int8"]
+
+
+@taken_by_all("float32", "bfloat16", "complex64", others=DTYPES)
+def test_opcheck(op, name, device):
+    """torch.library.opcheck: schema, fake kernel, autograd's registration, and tracing through AOTAutograd."""
+    x = op.elements((3, 4, 5), name, 73, device)
+    calls = [(x, [0], False)]
+    if name == "float32" or op in OPERATIONS:
+        strided = x.permute(2, 0, 1)[::2]
+        calls += [(strided, [-1], False) if op in SEGMENTS else (strided, [0, 2], True)]
+    if op in OPERATIONS and name in REPRESENTATIVE:  # opcheck finds that NaN is not NaN
+        calls += [(x, None, False), (x[:, :0], [0 if op.divides else 1], False)]
+    for view, dim, keepdim in calls:
+        args, named = op.arguments(of_numbers(op, view, dim), dim, keepdim)
+        if view.numel() and name != "complex32":
+            args = tuple(
+                leaves(op, t) if isinstance(t, torch.Tensor) and "int" not in str(t.dtype) else t for t in args
+            )
+        opcheck(op.operator.default, args, named)
+        if op.schema is not op.operator:
+            opcheck(op.schema.default, args, named)
+    for dtype in op.targets(name, "float64") if op.has_dtype and not dtype_of(name).is_complex else []:
+        args, named = op.arguments(of_numbers(op, x, [0]), [0])
+        opcheck(op.operator.default, args, named | dict(dtype=dtype))
+
+
+@taken_by_all("float32", "bfloat16", "complex64", others=DTYPES)
 def test_opcheck_of_out(op, name, device):
     """torch.library.opcheck of the out= overload."""
-    x = data((3, 4, 5), name, device=device)
-    result = model.natural_result(name)
-    for call in (dict(dim=[1]), dict(dim=None), dict(dim=[0, 2], keepdim=True)):
-        opcheck(op.operator.out, (x,), dict(call, out=torch.empty_like(op(x, **call))))
-    opcheck(op.operator.out, (x, [1]), dict(out=torch.zeros(6, 5, dtype=dtype_of(result), device=device)[::2]))
+    if not op.has_out:
+        pytest.skip("has no out=")
+    x = op.elements((3, 4, 5), name, 73, device)
+    for dim, keepdim in ([0], False), (None, False), ([0, 2], True):
+        if op.has(x, dim, keepdim) and (
+            dim == [0] or name == "float32" or (op in OPERATIONS and name in REPRESENTATIVE)
+        ):
+            inputs = of_numbers(op, x, dim)
+            result = op(inputs, dim, keepdim)
+            args, named = op.arguments(inputs, dim, keepdim)
+            opcheck(op.operator.out, args, named | dict(out=torch.zeros_like(result)))
+            opcheck(op.operator.out, args, named | dict(out=result.new_zeros((*result.shape, 2))[..., 0]))
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "complex64", "float8_e5m2"])
-def test_compile(name, op, device):
-    """torch.compile(fullgraph=True) keeps the op whole, and with it the bits."""
-    torch._dynamo.reset()
-    reduce, dtype = op.function, op.targets(name, None, "float32")[0]
-
-    def function(x):
-        return (
-            reduce(x, dtype=dtype),
-            reduce(x, 0, dtype=dtype),
-            reduce(x, (0, -1), keepdim=True, dtype=dtype),
-            reduce(x.transpose(0, 1), -1, dtype=torch.float64 if not x.is_complex() else torch.complex128),
-        )
-
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    x = data((5, 700, 9), name, device=device)
-    for got, wanted in zip(compiled(x), function(x), strict=True):
-        assert_same_bits(got, wanted)
+# --- torch.compile ----------------------------------------------------------------------------------------------------
 
 
-@every_operation
-def test_compile_with_dynamic_shapes(op, device):
-    """One compilation serves all sizes."""
+@taken_by_all("float32", others=["bfloat16", "int8", "complex64", "float8_e5m2"])
+def test_compile(op, name, device):
+    """One graph for all sizes, forward and backward, with the bits and the strides of eager."""
     torch._dynamo.reset()
     reduce = op.function
-    compiled = torch.compile(lambda x: reduce(x, -1), fullgraph=True, backend="aot_eager", dynamic=True)
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for shape in ((3, 50), (9, 4097), (20, 1000)):
-            x = data(shape, "float32", device=device)
-            assert_same_bits(compiled(x), op.expected(x, -1))
+    dtype = {"dtype": op.targets(name, "float64", "complex128")[0]} if op.has_dtype else {}
+    before = (lambda t: t) if name in ("int8", "float8_e5m2") else (lambda t: t * 3 if t.is_floating_point() else t)
+
+    def function(x):
+        x = tree_map(before, x)
+        if op in SEGMENTS:
+            return [reduce(x, -1), reduce(x, -1, **dtype)]
+        parts = [reduce(x, -1), reduce(x, (0, -1), keepdim=True, **dtype), reduce(x, 0, **dtype)]
+        return [t for part in parts for t in (part if isinstance(part, tuple) else (part,))]
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+    for count, (rows, length) in enumerate(((3, 50), (9, 4097), (20, 1000))):
+        x = leaves(op, op.inputs((rows, 4, length), name, 75, device, -1))
+        with torch._dynamo.config.patch(error_on_recompile=count > 0):
+            ours = compiled(x)
+        theirs = function(x)
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.stride() == b.stride()
+            assert_same_bits(a, b)
+        if name == "float32":
+            for a, b in zip(*(gradients(tuple(y), x) for y in (ours, theirs)), strict=True):
+                assert a.stride() == b.stride()
+                assert_same_bits(a, b)
 
 
-@every_operation
+@every_case
 def test_compile_with_out(op, device):
     """A call with out= compiles, and writes out."""
+    if not op.has_out:
+        pytest.skip("has no out=")
     torch._dynamo.reset()
     reduce = op.function
 
@@ -224,7 +270,24 @@ def test_compile_with_out(op, device):
         reduce(x, 1, out=out)
         return out + 1
 
-    x, out = data((5, 700), "float32", device=device), torch.zeros(5, device=device)
+    x = op.inputs((5, 700), "float32", 75, device, 1)
+    out = torch.zeros_like(op(x, 1))
     result = function(x, out)
     assert_same_bits(out, op.expected(x, 1))
     assert_same_bits(result, out + 1)
+
+
+@taken("float32", "bfloat16", "complex64", "float8_e5m2", cases=[op for op in WITH_OUT if op not in VARIANCES])
+def test_functionalized_out(op, name, device):
+    """The dispatcher's out= under torch.func.functionalize, as AOTAutograd has it."""
+    inputs = op.inputs((3, 40), name, 84, device, 1)
+    wanted = op(inputs, 1)
+    out = torch.zeros_like(wanted)
+
+    def function(x, out):
+        args, named = op.arguments(x, [1])
+        op.schema(*args, **named, out=out)
+        return out.clone()
+
+    assert_same_bits(torch.func.functionalize(function)(inputs, out), wanted)
+    assert_same_bits(out, wanted)

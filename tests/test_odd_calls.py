@@ -10,7 +10,6 @@ import torch
 
 import torch_reduce
 from support import dtype_of
-from test_autocast import without_a_gpu
 
 
 def of_power(function, ord):
@@ -33,7 +32,6 @@ FUNCTIONS["vector_norm"] = (of_power(torch_reduce.vector_norm, 2), of_power(torc
 FUNCTIONS["powsum"] = (of_power(torch_reduce.powsum, 1), of_power(torch.linalg.vector_norm, 1))
 FUNCTIONS["weighted_sum"] = (weighted_sum, torch.sum)
 REAL = ["nansum", "prod", "amax", "amin", "logsumexp", "weighted_sum", *VARIANCES]
-WITH_DTYPE = ["sum", "mean", "nansum", "prod", "vector_norm", "powsum", "weighted_sum"]
 
 
 # --- the calls --------------------------------------------------------------------------------------------------------
@@ -348,41 +346,6 @@ def test_dot(label, result, device):
 
     ours, theirs = outcome(torch_reduce.dot, call, device), outcome(torch.dot, call, device)
     assert alike(ours, theirs), f"{ours}\n{theirs}"
-
-
-# --- autocast ---------------------------------------------------------------------------------------------------------
-
-AUTOCAST = ["float16", "bfloat16", "float32", "float64", "int32", "bool", "complex64"]
-
-
-def dot_of_rows(function):
-    return lambda x, dim: function(x[0], x[1])
-
-
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-@pytest.mark.parametrize("name", [*FUNCTIONS, "dot"])
-def test_autocast(name, kind):
-    """The dtypes of results are torch's, on the CPU and on CUDA, whose policy needs no GPU."""
-    ours, theirs = FUNCTIONS.get(name) or (dot_of_rows(torch_reduce.dot), dot_of_rows(torch.dot))
-    targets = [None, torch.bfloat16, torch.float64] if name in WITH_DTYPE and name != "weighted_sum" else [None]
-    with without_a_gpu() if kind == "cuda" else torch.autocast("cpu", torch.bfloat16):
-        for own in AUTOCAST:
-            for target in targets:
-                if name == "dot" and own not in ("float16", "float32", "float64"):
-                    continue  # of integers it is int64; and CUDA's policy for it knows no bfloat16
-                input = torch.ones(3, 4, dtype=dtype_of(own), device=kind)
-                named = {"dtype": target} if target else {}
-                try:
-                    wanted = theirs(input, 1, **named)
-                except RuntimeError:
-                    continue
-                if own == "complex64" and name in REAL:
-                    continue
-                if kind == "cuda" and name in VARIANCES and not input.is_floating_point():
-                    continue  # torch's meta functions take integers
-                results = [ours(input, 1, **named), wanted]
-                dtypes = [[part.dtype for part in (r if isinstance(r, tuple) else (r,))] for r in results]
-                assert dtypes[0] == dtypes[1], (own, target)
 
 
 # --- warnings ---------------------------------------------------------------------------------------------------------

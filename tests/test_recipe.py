@@ -144,13 +144,14 @@ def built(request):
 
 
 def test_recipe(built):
-    """The new row's tests pass: of the family, of the package, of ranks; its pinned results are the model's."""
-    pinned = run(sys.executable, "tests/test_family.py").strip()
-    family = built / "tests" / "test_family.py"
-    family.write_text(re.sub(r'SHA = "\w+"', f'SHA = "{pinned}"', family.read_text()))
+    """The new row's tests pass: of all operations, of the package, of ranks; its pinned results are the model's."""
+    sha = run(sys.executable, "tests/pinned.py").strip()
+    pinned = built / "tests" / "pinned.py"
+    pinned.write_text(re.sub(r'FAMILY_SHA = "\w+"', f'FAMILY_SHA = "{sha}"', pinned.read_text()))
     tests = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    chosen = "fourths or pinned_file or every_operation or documented or special_numbers"
-    files = [f"tests/test_{name}.py" for name in ("family", "package", "distributed", "shard")]
+    table = ["bits", "batch_invariance", "layouts", "calls", "autograd", "meta", "compile", "vmap", "autocast"]
+    chosen = "fourths or pinned_file or every_operation or documented or (distributed and special_numbers)"
+    files = [f"tests/test_{name}.py" for name in (*table, "package", "distributed", "shard")]
     assert " passed" in run(*tests, "-k", f"({chosen}) and not cuda", *files)
 
 
@@ -180,4 +181,4 @@ def test_recipe_is_written_down():
     (recipe,) = re.findall(r"### An operation\n(.*?)\n#", text, re.DOTALL)
     named = set(re.findall(r"`((?:csrc|torch_reduce|tests)/[\w/.]+)`", recipe))
     formulas = {"csrc/apply.h", "csrc/applied.cpp", "tests/test_gradients.py"}  # this operation needs no new one
-    assert named == {file for file, *_ in EDITS} | {"tests/test_family.py"} | formulas
+    assert named == {file for file, *_ in EDITS} | {"tests/cases.py", "tests/pinned.py"} | formulas

@@ -150,10 +150,12 @@ def test_reports_of_tests_name_their_failures(path):
 
 
 MADE_TO_FAIL = """
+import time
+
 import pytest
 
 def test_passes():
-    pass
+    time.sleep(0.5)
 
 def test_fails():
     assert max([1, 2]) == 3, "first\\nthe bits differ"
@@ -173,7 +175,7 @@ def test_skips(k):
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
 def test_report_names_failures_and_skips(workers, tmp_path):
-    """`--report` writes each failed test with its last error line, and how often each reason to skip was given."""
+    """`--report` writes failed tests with their last error lines, the reasons to skip, and what took how long."""
     (tmp_path / "test_made.py").write_text(MADE_TO_FAIL)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", *workers]
@@ -194,6 +196,8 @@ def test_report_names_failures_and_skips(workers, tmp_path):
         ("test_made.py::test_fails", "the bits differ"),
     ]
     assert found["skips"] == {"needs a GPU": 2, "slow": 1}
+    name, seconds = next(iter(found["durations"].items()))
+    assert name == "test_made.py::test_passes" and 0.5 <= seconds < 60
 
 
 @pytest.mark.parametrize("results", [pytest.param(r, id=slug) for slug, r in report.load_results(ROOT, "grid.json")])

@@ -1,11 +1,7 @@
-"""Sums and means of segments: each has the bits of its own sum, whatever is packed around it."""
+"""What is segments' alone: lengths of all kinds packed beside each other, and their offsets."""
 
-import hashlib
 import itertools
-import json
 import os
-import pathlib
-import re
 import subprocess
 import sys
 import warnings
@@ -15,12 +11,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import gradcheck, gradgradcheck
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.autograd import gradcheck
 
-import model
 import torch_reduce
+from cases import SEGMENTS, ends
 from support import (
     COMPLEX,
     DTYPES,
@@ -28,20 +22,11 @@ from support import (
     MEAN,
     SUM,
     assert_same_bits,
-    bytes_of,
-    canonical,
     data,
     dtype_of,
-    in_threads,
-    instruction_sets,
-    name_of,
-    numpy_of,
-    python,
-    tensor_of,
 )
-from test_autocast import without_a_gpu
-from test_autograd import Calls, leaf
-from test_meta import opcheck, same_description
+from test_autograd import leaf
+from test_meta import opcheck
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
@@ -50,43 +35,18 @@ FORMS = {
     "segment_sum": (OPS.segment_sum, torch_reduce.segment_sum, SUM),
     "segment_mean": (OPS.segment_mean, torch_reduce.segment_mean, MEAN),
 }
+BY_NAME = {str(op): op for op in SEGMENTS}
 every_form = pytest.mark.parametrize("form", list(FORMS))
 INT32 = torch.int32
 
 
-def ends(lengths, first=0, dtype=torch.int64, device="cpu"):
-    """The offsets of segments of these lengths."""
-    return torch.tensor([first, *(first + np.cumsum(lengths))], dtype=dtype, device=device)
-
-
-def expected(x, offsets, dim=0, dtype=None, operation=SUM):
-    """The model's sum of each segment on its own, as stored elements."""
-    name, memory, dim = name_of(x.dtype), bytes_of(x), dim % x.dim()
-    target = dtype and name_of(dtype)
-    shape, each = list(x.shape), []
-    offsets = offsets.tolist()
-    for begin, end in itertools.pairwise(offsets):
-        shape[dim] = end - begin
-        start = x.storage_offset() + begin * x.stride(dim)
-        flags = (x.is_neg(), x.is_conj())
-        each.append(
-            model.reduce(memory, name, shape, x.stride(), start, [dim], target, False, *flags, **operation.model)
-        )
-    if each:
-        return np.stack(each, axis=dim)
-    shape[dim] = 0
-    target = target or operation.result(name)
-    return np.empty((*shape, model.STORAGE[target][1]), model.STORAGE[target][0])
-
-
 def check(x, offsets, dim=0, dtype=None, form="segment_sum"):
-    """An operator has the model's bits, dtype and a contiguous result, which it returns."""
-    operator, _, operation = FORMS[form]
-    result = operator(x, offsets, dim, dtype=dtype)
-    assert result.device == x.device and result.is_contiguous()
-    what = f"for {form} of shape {tuple(x.shape)}, strides {x.stride()}, {x.dtype}, dim={dim}, dtype={dtype}"
-    assert_same_bits(result, expected(x, offsets, dim, dtype, operation), what)
-    return result
+    """The model's bits, which are returned as the operator gives them."""
+    return BY_NAME[form].check((x, offsets), dim, dtype=dtype)
+
+
+def expected(x, offsets, dim=0):
+    return BY_NAME["segment_sum"].expected((x, offsets), dim)
 
 
 # On both sides of what a thread, a few threads, a warp, a lane and a chunk take.
@@ -245,18 +205,9 @@ def test_means_of_no_data(name, device):
     assert (torch.view_as_real(result) if result.is_complex() else result).isnan().all() and result.shape == (2, 2)
 
 
-@pytest.mark.parametrize("name", ["float32", "complex64", "complex128", "int32"])
-def test_lazy_views(name, device):
-    """Negated and conjugated views are read as such; parts of complex numbers too."""
-    x = data((3, 2000), name, seed=4, device=device)
-    offsets = ends([100, 0, 900, 5], device=device)
-    views = [torch._neg_view(x)]
-    if x.is_complex():
-        views += [x.conj(), torch._neg_view(x.conj()), x.conj()[:, ::2], x.imag, x.conj().imag]
-    for view in views:
-        check(view[:, :1000] if view.size(1) == 1000 else view, offsets[:2] if view.size(1) == 1000 else offsets, -1)
-        check(view.t()[:, 1:], offsets[:2], 0)
-    check(x, torch._neg_view(-offsets), -1)
+def test_lazy_offsets(device):
+    """Negated offsets are read as such."""
+    check(data((3, 2000), "float32", 4, device), torch._neg_view(-ends([100, 0, 900, 5], device=device)), -1)
 
 
 @given(st.data())
@@ -315,32 +266,6 @@ def test_flush_denormal_changes_nothing():
         torch.set_flush_denormal(False)
     assert_same_bits(got, wanted)
     assert wanted[0] != 0
-
-
-HERE = pathlib.Path(__file__).parent
-PINNED = HERE / "data" / "segments.json"
-
-
-def test_pinned_file_is_unchanged():
-    """The pinned results never change."""
-    digest = hashlib.sha256(PINNED.read_bytes()).hexdigest()
-    assert digest == "67a01ff7acacdbd683a0bf400bb798aa4016564a2472d60807e61da384221ca7"
-
-
-def test_pinned_results(device):
-    """The library and the model give the pinned bits."""
-    for case in json.loads(PINNED.read_text()):
-        name, shape, dim, form = case["dtype"], case["shape"], case["dim"], case["op"]
-        parts = model.STORAGE[name][1]
-        elements = model.value(np.arange(int(np.prod(shape)) * parts), model.PART.get(name, name))
-        x, offsets = (
-            tensor_of(elements.reshape(*shape, parts), name, device),
-            torch.tensor(case["offsets"], device=device),
-        )
-        result = FORMS[form][0](x, offsets, dim)
-        for stored in (expected(x, offsets, dim, operation=FORMS[form][2]), numpy_of(result)):
-            bits = canonical(stored, name_of(result.dtype)).reshape(-1)
-            assert [format(int(v), "x") for v in bits] == case["bits"], case
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -521,97 +446,26 @@ def test_bad_offsets_on_a_gpu(shape, offsets, fails, cuda):
 # --- without data -----------------------------------------------------------------------------------------------------
 
 
-@every_form
-def test_meta_and_fake_tensors(form, device):
-    """Results without data are described as the real ones are; wrong calls are refused."""
-    operator = FORMS[form][0]
-    x, offsets = data((6, 4, 5), "float32", device=device), torch.tensor([0, 2, 5], device=device)
-    for view, dim in ((x, 0), (x.permute(2, 1, 0), -1), (x[:, :0], 0)):
-        real = operator(view, torch.tensor([0, 2, 5], device=device), dim)
-        meta = operator(torch.empty_like(view, device="meta"), torch.empty(3, dtype=INT32, device="meta"), dim)
-        assert (meta.dtype, meta.shape, meta.is_contiguous()) == (real.dtype, real.shape, True)
-        with FakeTensorMode() as mode:
-            assert same_description(operator(mode.from_tensor(view), mode.from_tensor(offsets), dim), real)
-    out = torch.empty(0, device="meta")
-    assert operator(torch.empty(6, device="meta"), torch.empty(3, dtype=INT32, device="meta"), out=out) is out
-    assert out.shape == (2,)
-    with pytest.raises(RuntimeError, match="first or the last"):
-        operator(torch.empty(3, 4, 5, device="meta"), torch.empty(3, dtype=INT32, device="meta"), 1)
-
-
-@every_form
-def test_opcheck(form, device):
-    """torch.library.opcheck of the operators and of the transpose that gradients are."""
-    operator = FORMS[form][0]
-    offsets = torch.tensor([1, 3, 4, 9], device=device)
-    for name in ("float32", "bfloat16", "complex64", "float64"):
-        x = data((9, 4), name, device=device)
-        opcheck(operator.default, (x, offsets))
-        wide = torch.complex128 if x.is_complex() else torch.float64
-        opcheck(operator.default, (x.t(), offsets, -1), dict(dtype=wide))
-        opcheck(operator.default, (x.detach().requires_grad_(), offsets))
-        opcheck(operator.out, (x, offsets), dict(out=torch.empty_like(operator(x, offsets))))
-    opcheck(OPS._segment_spread.default, (leaf((3, 4), "float32", device), offsets, 10, 0))
-
-
-@every_form
-def test_symbolic_sizes(form, device):
-    """A trace with symbolic sizes holds for others; the only guard is torch's own, that there are several segments."""
-    operator = FORMS[form][0]
-
-    def function(x, offsets):
-        return operator(x, offsets, 0) * 2
-
-    offsets = torch.tensor([0, 3, 9], device=device)
-    traced = make_fx(function, tracing_mode="symbolic")(data((9, 5), "float32", device=device), offsets)
-    guards = {str(guard.expr) for guard in traced.shape_env.guards}
-    assert all(re.fullmatch(r"Ne\(s\d+ - 1, 1\)", guard) for guard in guards), guards
-    x, offsets = data((700, 3), "float32", device=device), ends([600, 0, 50], device=device)
-    assert_same_bits(traced(x, offsets), function(x, offsets))
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@every_form
-def test_compile(form, backend, device):
-    """One graph for all sizes, with eager's bits, and of gradients."""
+def test_compile(device):
+    """Inductor has one graph for all sizes and numbers of segments, with eager's bits, and one of gradients."""
     torch._dynamo.reset()
-    function = FORMS[form][1]
 
     def model(x, offsets):
         y = torch.relu(x) + 1
-        return function(y, offsets), function(y.t(), offsets, -1, dtype=torch.float64) * 2
+        results = []
+        for _, function, _ in FORMS.values():
+            results += [function(y, offsets), function(y.t(), offsets, -1, dtype=torch.float64) * 2]
+        return results
 
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for lengths, columns in (([3, 60], 5), ([5000, 2, 70], 7)):
             x, offsets = data((sum(lengths), columns), "float32", device=device), ends(lengths, device=device)
-            for got, wanted in zip(compiled(x, offsets), model(x, offsets), strict=True):
+            ours, theirs = (f(x.requires_grad_(), offsets) for f in (compiled, model))
+            for got, wanted in zip(ours, theirs, strict=True):
                 assert_same_bits(got, wanted)
-    torch._dynamo.reset()
-    x = data((9, 3), "float32", device=device).requires_grad_()
-    offsets = torch.tensor([1, 4, 9], device=device)
-    compiled = torch.compile(lambda x: function(x * 2, offsets).sin().sum(), fullgraph=True, backend=backend)
-    (ours,) = torch.autograd.grad(compiled(x), x)
-    (wanted,) = torch.autograd.grad(function(x * 2, offsets).sin().sum(), x)
-    torch.testing.assert_close(ours, wanted)
-
-
-@every_form
-def test_compile_with_out(form, device):
-    """A call with out= compiles, and writes out."""
-    torch._dynamo.reset()
-    function = FORMS[form][1]
-
-    @torch.compile(backend="aot_eager")
-    def model(x, offsets, out):
-        function(x, offsets, out=out)
-        return out + 1
-
-    x, offsets = data((700,), "float32", device=device), ends([5, 600], device=device)
-    out = torch.zeros(2, device=device)
-    result = model(x, offsets, out)
-    assert_same_bits(out, function(x, offsets))
-    assert_same_bits(result, out + 1)
+            grads = [torch.autograd.grad([y.sin().sum() for y in results], x)[0] for results in (ours, theirs)]
+            torch.testing.assert_close(*grads)
 
 
 @every_form
@@ -630,30 +484,17 @@ def test_export(form, device):
     assert_same_bits(program.module()(x, offsets), function(x, offsets))
 
 
+def test_opcheck(device):
+    """torch.library.opcheck of the transpose that gradients are, and of empty segments' meta tensors."""
+    offsets = torch.tensor([1, 3, 4, 9], device=device)
+    opcheck(OPS._segment_spread.default, (leaf((3, 4), "float32", device), offsets, 10, 0))
+    meta = torch.empty(3, dtype=INT32, device="meta")
+    assert OPS.segment_sum(torch.empty(6, 0, device="meta"), meta).shape == (2, 0)
+    with pytest.raises(RuntimeError, match="first or the last"):
+        OPS.segment_sum(torch.empty(3, 4, 5, device="meta"), meta, 1)
+
+
 # --- gradients --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["float64", "complex128"])
-@every_form
-def test_gradcheck(form, name, device):
-    """First and second derivatives by both modes, alone and batched, are those of finite differences."""
-    operator = FORMS[form][0]
-    offsets = torch.tensor([1, 3, 4, 6], dtype=INT32, device=device)
-    for shape, dim in (((7,), 0), ((7, 2), 0), ((2, 7), -1)):
-        assert gradcheck(
-            lambda x, dim=dim: operator(x, offsets, dim),
-            leaf(shape, name, device),
-            check_forward_ad=True,
-            check_batched_grad=True,
-            check_batched_forward_grad=True,
-        )
-        assert gradgradcheck(
-            lambda x, dim=dim: operator(x, offsets, dim) ** 3,
-            leaf(shape, name, device),
-            check_fwd_over_rev=True,
-            check_rev_over_rev=True,
-            check_batched_grad=True,
-        )
 
 
 @pytest.mark.parametrize("name", [name for name in DTYPES if name not in INTEGER])
@@ -708,58 +549,7 @@ def test_second_derivative_has_fixed_bits(device):
     assert_same_bits(twice, expected(weights, offsets))
 
 
-def test_torch_func(device):
-    """torch.func: grad, jvp, jacrev and hessian."""
-    offsets = torch.tensor([0, 2, 5], device=device)
-    x = leaf((5,), "float64", device).detach()
-
-    def function(x):
-        return (OPS.segment_sum(x, offsets) ** 3).sum()
-
-    def same(x):
-        return x[:2].sum() ** 3 + x[2:].sum() ** 3
-
-    torch.testing.assert_close(torch.func.grad(function)(x), torch.func.grad(same)(x))
-    torch.testing.assert_close(torch.func.hessian(function)(x), torch.func.hessian(same)(x))
-    torch.testing.assert_close(torch.func.jacrev(function)(x), torch.func.jacrev(same)(x))
-    torch.testing.assert_close(torch.func.jvp(function, (x,), (x,)), torch.func.jvp(same, (x,), (x,)))
-
-
-def test_compiled_autograd(device):
-    """The backward pass can be traced as a whole."""
-    torch._dynamo.reset()
-    x = leaf((9, 3), "float32", device)
-    offsets = torch.tensor([1, 4, 9], device=device)
-    for form in FORMS:
-        (wanted,) = torch.autograd.grad(FORMS[form][0](x, offsets).sin().sum(), x)
-        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
-            (ours,) = torch.autograd.grad(FORMS[form][0](x, offsets).sin().sum(), x)
-        assert_same_bits(ours, wanted)
-
-
 # --- vmap and autocast ------------------------------------------------------------------------------------------------
-
-
-@every_form
-def test_vmap(form, device):
-    """A batch at any place is one call, with the bits of the calls one by one."""
-    operator = FORMS[form][0]
-    offsets = ends([3, 0, 600, 40], first=2, device=device)
-    for shape, in_dim, dim in (
-        ((4, 650), 0, 0),
-        ((650, 4), 1, 0),
-        ((650, 4), 1, -1),
-        ((3, 650, 2), 0, 0),
-        ((3, 2, 650), 0, 1),
-        ((2, 3, 650), 1, -1),
-        ((650, 2, 3), 2, 0),
-        ((2, 650, 3), 2, -1),
-    ):
-        x = data(shape, "float32", device=device)
-        with Calls() as calls:
-            ours = torch.vmap(lambda x, dim=dim: operator(x, offsets, dim), in_dim)(x)
-        assert calls.names.count(f"{form}.default") == 1
-        assert_same_bits(ours, torch.stack([operator(one, offsets, dim) for one in x.unbind(in_dim)]))
 
 
 def test_vmap_over_offsets(device):
@@ -772,24 +562,6 @@ def test_vmap_over_offsets(device):
     assert_same_bits(torch.vmap(lambda own: OPS.segment_sum(x[1], own))(offsets), wanted)
     nested = torch.vmap(torch.vmap(OPS.segment_sum, (0, None)), (None, 0))(x, offsets)
     assert_same_bits(nested[2], torch.stack([OPS.segment_sum(one, offsets[2]) for one in x]))
-
-
-def test_autocast(device):
-    """On CUDA sums of small floats are float32, and means are as they are, without a cast; the CPU has no policy."""
-    with without_a_gpu():
-        x, offsets = torch.empty(6, dtype=torch.float16, device="cuda"), torch.empty(3, dtype=INT32, device="cuda")
-        with Calls() as calls:
-            assert OPS.segment_sum(x, offsets).dtype == torch.float32
-            assert OPS.segment_sum(x, offsets, dtype=torch.float16).dtype == torch.float16
-            assert OPS.segment_mean(x, offsets).dtype == torch.float16
-        assert {name for name in calls.names if not name.startswith("device")} == {
-            "segment_sum.default",
-            "segment_mean.default",
-        }
-    x, offsets = data((900,), "bfloat16", device=device), ends([3, 800], device=device)
-    with torch.autocast(device, torch.bfloat16):
-        result = torch_reduce.segment_sum(x, offsets)
-    assert_same_bits(result, OPS.segment_sum(x, offsets, dtype=torch.float32 if device == "cuda" else None))
 
 
 # --- CUDA alone -------------------------------------------------------------------------------------------------------
@@ -812,25 +584,6 @@ def test_graphs(cuda):
             assert_same_bits(result, OPS.segment_sum(x.cpu(), offsets.cpu()))
 
 
-def test_streams_and_threads(cuda):
-    """Calls on several streams at a time, each in a thread of its own."""
-    inputs = []
-    for seed in range(6):
-        lengths = mixed(300, 20_000, seed)
-        inputs.append((data((sum(lengths), 1 + seed), "float32", seed, device=cuda), ends(lengths, device=cuda)))
-    wanted = [OPS.segment_sum(x.cpu(), offsets.cpu()) for x, offsets in inputs]
-    torch.cuda.synchronize()
-
-    def work(i):
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(20):
-                result = OPS.segment_sum(*inputs[i])
-            torch.cuda.current_stream().synchronize()
-        assert_same_bits(result, wanted[i])
-
-    in_threads(work, range(6))
-
-
 def test_nothing_waits(cuda):
     """No call waits for the GPU."""
     x, offsets = data((90_000,), "float32", device=cuda), ends([40_000, 0, 50_000], device=cuda)
@@ -842,10 +595,3 @@ def test_nothing_waits(cuda):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert_same_bits(x.grad[:1], (torch.ones(1) / 40_000).to(cuda))
-
-
-@instruction_sets("default", "avx2")
-def test_other_instruction_sets(instructions):
-    """The CPU's kernels for other instruction sets."""
-    command = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "cpu and (every_length or mixed)", __file__)
-    python(*command, ATEN_CPU_CAPABILITY=instructions)

@@ -1,11 +1,8 @@
-"""weighted_sum and dot: rounded products in the contract's order, and all that torch asks of an operator."""
+"""What is weighted sums' alone: weights of any shape, layout and dtype beside any input, and dot."""
 
 import contextlib
-import hashlib
 import itertools
-import json
 import math
-import pathlib
 import re
 
 import numpy as np
@@ -18,18 +15,17 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import model
+import pinned
 import torch_reduce
+from cases import WEIGHTED
 from support import (
     COMPLEX,
     DTYPES,
-    INTEGER,
     assert_same_bits,
     data,
     dtype_of,
-    name_of,
     numpy_of,
     random_view,
-    reduced_dims,
     tensor_of,
 )
 from test_autocast import without_a_gpu
@@ -40,71 +36,15 @@ from test_meta import opcheck, same_description
 OP = torch.ops.gpureduce.weighted_sum
 SUM = torch.ops.gpureduce.sum
 REAL = [name for name in DTYPES if name not in COMPLEX]
-PINNED = pathlib.Path(__file__).parent / "data" / "weighted.json"
-CASES = json.loads(PINNED.read_text())
-
-
-# --- the model --------------------------------------------------------------------------------------------------------
-
-
-def product_type(self, weight, target):
-    """The type of both factors and of their product."""
-    if self in INTEGER and weight in INTEGER:
-        return np.int64 if target in INTEGER else np.float64
-    return np.float64 if "float64" in (self, weight, target) else np.float32
-
-
-def result_name(self, weight, dtype=None):
-    """The result's dtype: asked for, or a sum's of elements of the promoted one."""
-    return name_of(dtype) if dtype else model.natural_result(name_of(torch.promote_types(self, weight)))
-
-
-def expanded(shape, strides, common):
-    """The strides of a view, expanded to the common shape."""
-    missing = len(common) - len(shape)
-    return [0] * missing + [0 if n == 1 else s for n, s in zip(shape, strides, strict=True)]
-
-
-def expected(x, w, dim=None, keepdim=False, dtype=None):
-    """The contract's result as stored elements (..., 1)."""
-    names = name_of(x.dtype), name_of(w.dtype)
-    target = result_name(x.dtype, w.dtype, dtype)
-    common = np.broadcast_shapes(tuple(x.shape), tuple(w.shape))
-    kind = product_type(*names, target)
-    factors = []
-    for tensor, name in zip((x, w), names, strict=True):
-        values = model.decode(numpy_of(tensor)[..., 0], name)
-        factors.append(np.broadcast_to((-values if tensor.is_neg() else values).astype(kind), common))
-    with np.errstate(all="ignore"):
-        products = factors[0] * factors[1]
-    return ordered(products, expanded(x.shape, x.stride(), common), reduced_dims(len(common), dim), target, keepdim)
-
-
-def ordered(products, strides, dims, target, keepdim):
-    """Sums of products in the order that strides of the first factor give."""
-    common = products.shape
-    order = model.element_order(common, strides, dims)
-    kept = [d for d, n in enumerate(common) if d not in dims and n != 1]
-    units = [d for d, n in enumerate(common) if n == 1]
-    rows = products.transpose(kept + order + units)
-    rows = rows.reshape(math.prod(common[d] for d in kept), math.prod(common[d] for d in order))
-    if target == "bool":
-        rows = (rows != 0).astype(np.int64)
-    elif target in INTEGER and rows.dtype != np.int64:
-        rows = model.to_integer(rows)
-    stored = model.results([model.ordered_sum(rows)], target)
-    shape = [1 if d in dims else n for d, n in enumerate(common) if keepdim or d not in dims]
-    return stored.reshape(*shape, 1)
 
 
 def check(x, w, dim=None, keepdim=False, dtype=None):
     """The operator gives the model's bits. Returns its result."""
-    result = OP(x, w, dim, keepdim, dtype=dtype)
-    assert result.device == x.device and result.is_contiguous()
-    assert name_of(result.dtype) == result_name(x.dtype, w.dtype, dtype)
-    what = f"for {tuple(x.shape)} {x.stride()} {x.dtype}, {tuple(w.shape)} {w.stride()} {w.dtype}, {dim=}, {dtype=}"
-    assert_same_bits(result, expected(x, w, dim, keepdim, dtype), what)
-    return result
+    return WEIGHTED.check((x, w), dim, keepdim, dtype)
+
+
+def expected(x, w, dim=None, keepdim=False, dtype=None):
+    return WEIGHTED.expected((x, w), dim, keepdim, dtype)
 
 
 def promotes(a, b):
@@ -348,22 +288,6 @@ def test_bits_of_a_sum(name, device):
     assert_same_bits(OP(view, w.permute(1, 2, 0).contiguous()), SUM(x * w))  # memory order is that of self
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_any_number_of_threads(threads, set_threads):
-    """On the CPU any number of threads gives the same bits."""
-    set_threads(threads)
-    for shape, dim in (
-        ((200_001,), 0),
-        ((3, 60_001), 1),
-        ((2000, 129), 1),
-        ((60_001, 3), 0),
-        ((4300, 130), 0),
-        ((9000, 3), 1),
-    ):
-        for name in ("float32", "bfloat16", "int64"):
-            check(data(shape, name, 25), data(shape, name, 26), dim)
-
-
 def test_subnormals(device):
     """Subnormal products are kept, whatever the thread was set to."""
     x, w = torch.full((700,), 2.0**-75, device=device), torch.full((700,), 1.25 * 2.0**-70, device=device)
@@ -376,48 +300,6 @@ def test_subnormals(device):
     assert torch.get_num_threads() == before
     assert_same_bits(result, expected(x, w))
     assert float(result) == 700 * 1.25 * 2.0**-145
-
-
-# --- pinned -----------------------------------------------------------------------------------------------------------
-
-
-def pinned_elements(first, count, name):
-    """Stored elements of a pinned input."""
-    x = model.decode(model.value(np.arange(first, first + count), "float64"), "float64")
-    return model.encode(x > 0 if name == "bool" else np.trunc(4000 * x) if name in INTEGER else x, name)[:, None]
-
-
-def pinned_inputs(case, device="cpu"):
-    """The two views of a pinned case."""
-    views = []
-    for which, first in (("self", 0), ("weight", 7777)):
-        of = case[which]
-        size = 1 + sum((n - 1) * s for n, s in zip(of["shape"], of["strides"], strict=True))
-        flat = tensor_of(pinned_elements(first, size, of["dtype"]), of["dtype"], device)
-        views.append(flat.as_strided(of["shape"], of["strides"]))
-    return views
-
-
-def pinned_bits(stored):
-    return [format(int(v), "x") for v in stored.reshape(-1).view(f"u{stored.dtype.itemsize}")]
-
-
-def test_pinned_file_is_unchanged():
-    """The pinned results never change."""
-    assert (
-        hashlib.sha256(PINNED.read_bytes()).hexdigest()
-        == "fbdbf07ef912f91a24bbb5484a680a4a5d0f416a32c600d22e19887fa770611b"
-    )
-    assert len(CASES) == 56
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c['self']['dtype']}-{c['weight']['dtype']}-{c['dims']}")
-def test_pinned_results(case, device):
-    """The library and the model give the pinned bits."""
-    x, w = pinned_inputs(case, device)
-    dtype = case["dtype"] and dtype_of(case["dtype"])
-    assert pinned_bits(expected(x, w, case["dims"], dtype=dtype)) == case["bits"]
-    assert pinned_bits(numpy_of(OP(x, w, case["dims"], dtype=dtype))) == case["bits"]
 
 
 # --- what the tests see -----------------------------------------------------------------------------------------------
@@ -449,7 +331,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_bits_see_faults(fault, device):
     """Data of one magnitude tell each of these faults from what is right; and the operator is right."""
-    stored = [pinned_elements(first, 40 * 9001, "float32").reshape(40, 9001, 1) for first in (0, 7777)]
+    stored = [pinned.factor(first, 40 * 9001, "float32").reshape(40, 9001, 1) for first in (0, 7777)]
     wrong = model.encode(FAULTS[fault](*(values[..., 0] for values in stored)), "float32")[:, None]
     x, w = (tensor_of(values, "float32", device) for values in stored)
     assert (wrong != numpy_of(check(x, w, 1))).any()
@@ -540,26 +422,6 @@ def test_out(device):
         OP(x.requires_grad_(), w, [1], out=torch.empty(5, device=device))
 
 
-def test_out_counts_its_write(device):
-    """A backward pass that needs the old values of out raises an error."""
-    x = torch.ones(5, device=device, requires_grad=True)
-    out = torch.ones(5, device=device)
-    y = (x * out).sum()
-    OP(torch.ones(5, 3, device=device), torch.ones(3, device=device), [1], out=out)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.backward()
-
-
-def test_forms_of_dim(device):
-    """Those of a sum: integers of NumPy and tensors count; what is no integer is a TypeError."""
-    x, w = data((5, 70), "float32", 1, device), data((5, 70), "float32", 2, device)
-    for dim in (1, -1, [1], (1,), np.int64(1), torch.tensor(1), [np.int32(1)]):
-        assert_same_bits(torch_reduce.weighted_sum(x, w, dim), expected(x, w, 1))
-    for dim in (True, 1.5):
-        with pytest.raises(TypeError, match=r"^weighted_sum\(\) received an invalid"):
-            torch_reduce.weighted_sum(x, w, dim)
-
-
 def test_dot(device):
     """torch.dot's arguments and errors; the bits of weighted_sum."""
     for name in ("float32", "bfloat16", "float64", "int32", "bool"):
@@ -569,6 +431,8 @@ def test_dot(device):
         out = torch.empty(3, dtype=torch_reduce.dot(x, w).dtype, device=device)[1]
         assert torch_reduce.dot(x, w, out=out) is out
         assert_same_bits(out, expected(x, w))
+    x, w = data((5, 1), "float32", 1, device), data((5, 1), "float32", 2, device)
+    assert_same_bits(torch.vmap(torch_reduce.dot)(x, w), (x * w)[:, 0])
     x = torch.ones(3, device=device)
     with pytest.raises(RuntimeError, match="same dtype"):
         torch_reduce.dot(x.to("meta"), x.to("meta").double())
@@ -701,21 +565,6 @@ def test_forward_mode(device):
             OP(a, b, 1, out=torch.empty(5, device=device))
 
 
-def test_compiled_autograd(device):
-    """A backward pass through the node may be compiled itself."""
-    from torch._dynamo import compiled_autograd
-
-    torch._dynamo.reset()
-    for rows in (3, 5, 9):
-        x, w = leaf((rows, 4), "float32", device), leaf((4,), "float32", device, seed=1)
-        y = (OP(x * 3, w, [-1]) ** 2).sum()
-        wanted = torch.autograd.grad(y, (x, w), retain_graph=True)
-        with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="aot_eager", dynamic=True)):
-            y.backward()
-        assert_same_bits(x.grad, wanted[0])
-        assert_same_bits(w.grad, wanted[1])
-
-
 # --- vmap, autocast, meta, compile ------------------------------------------------------------------------------------
 
 
@@ -744,43 +593,6 @@ def test_vmap(in_dims, dim, device):
         assert calls.names.count("weighted_sum.default") == 1
         parts = [[t] * 3 if at is None else t.unbind(at) for t, at in zip(inputs, in_place, strict=True)]
         assert_same_bits(ours, torch.stack([function(x, w) for x, w in zip(*parts, strict=True)]))
-
-
-def test_vmap_of_scalars(device):
-    """Batches of 0-d tensors, nested too."""
-    x, w = data((5,), "float32", 1, device), data((5,), "float32", 2, device)
-    for dim in (None, 0, -1):
-        assert_same_bits(torch.vmap(lambda x, w, dim=dim: torch_reduce.weighted_sum(x, w, dim, True))(x, w), x * w)
-    outer = torch.vmap(torch.vmap(OP, (0, None)), (None, 0))(x, w)
-    assert_same_bits(outer, w[:, None] * x)
-    assert_same_bits(torch.vmap(torch_reduce.dot)(x.view(5, 1), w.view(5, 1)), x * w)
-
-
-def test_autocast_policy():
-    """On CUDA, floats below float64 have float32 results where no dtype is given; nothing is cast."""
-    with without_a_gpu():
-        for a, b, wanted in (
-            ("float16", "float16", torch.float32),
-            ("bfloat16", "bool", torch.float32),
-            ("bool", "bfloat16", torch.float32),
-            ("float64", "float16", torch.float64),
-            ("int32", "bool", torch.int64),
-        ):
-            x, w = (torch.empty(3, 4, dtype=dtype_of(name), device="cuda") for name in (a, b))
-            with Calls() as calls:
-                assert OP(x, w, [1]).dtype == wanted
-                assert OP(x, w, [1], dtype=torch.bfloat16).dtype == torch.bfloat16
-            assert {c for c in calls.names if not c.startswith("device")} == {"weighted_sum.default"}
-        x = torch.empty(4, dtype=torch.float16, device="cuda")
-        assert torch_reduce.dot(x, x.float()).dtype == torch.float32
-
-
-def test_autocast_bits(device):
-    """The bits of a call with that dtype; the CPU has no policy."""
-    x, w = data((5, 700), "bfloat16", 1, device), data((700,), "bfloat16", 2, device)
-    with torch.autocast(device, torch.bfloat16):
-        ours = OP(x, w, 1)
-    assert_same_bits(ours, expected(x, w, 1, dtype=torch.float32 if device == "cuda" else None))
 
 
 def test_meta(device):
@@ -823,6 +635,25 @@ def test_opcheck(names, device):
         opcheck(OP.default, (x, w, dims, keepdim), dict(dtype=dtype))
 
 
+def test_autocast_policy():
+    """On CUDA, floats below float64 have float32 results where no dtype is given; nothing is cast."""
+    with without_a_gpu():
+        for a, b, wanted in (
+            ("float16", "float16", torch.float32),
+            ("bfloat16", "bool", torch.float32),
+            ("bool", "bfloat16", torch.float32),
+            ("float64", "float16", torch.float64),
+            ("int32", "bool", torch.int64),
+        ):
+            x, w = (torch.empty(3, 4, dtype=dtype_of(name), device="cuda") for name in (a, b))
+            with Calls() as calls:
+                assert OP(x, w, [1]).dtype == wanted
+                assert OP(x, w, [1], dtype=torch.bfloat16).dtype == torch.bfloat16
+            assert {c for c in calls.names if not c.startswith("device")} == {"weighted_sum.default"}
+        x = torch.empty(4, dtype=torch.float16, device="cuda")
+        assert torch_reduce.dot(x, x.float()).dtype == torch.float32
+
+
 def test_compile(device):
     """torch.compile with AOTAutograd, dynamic sizes: no graph break, eager's bits, forward and backward."""
     torch._dynamo.reset()
@@ -847,32 +678,6 @@ def test_compile(device):
         grads = [torch.autograd.grad(f(*leaves), leaves) for f in (backward, differentiable)]
         for ours, theirs in zip(*grads, strict=True):
             assert_same_bits(ours, theirs)
-
-
-def test_export():
-    """torch.export keeps the operator."""
-
-    class Module(torch.nn.Module):
-        def forward(self, x, w):
-            return torch.ops.gpureduce.weighted_sum(x, w, [1])
-
-    x, w = data((3, 40), "float32", 1), data((40,), "float32", 2)
-    program = torch.export.export(Module(), (x, w), dynamic_shapes=({0: torch.export.Dim("rows")}, None))
-    assert "gpureduce.weighted_sum" in str(program.graph)
-    assert_same_bits(program.module()(x[:2], w), OP(x[:2], w, 1))
-
-
-def test_cuda_graph(cuda):
-    """Captured calls give the same bits when they are replayed on new data; on a stream of their own, too."""
-    x, w = data((300, 4097), "float32", 1, cuda), data((300, 4097), "float32", 2, cuda)
-    OP(x, w)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = OP(x, w), OP(x, w, 0), OP(x, w, 1)
-    x.copy_(data((300, 4097), "float32", 3, cuda))
-    graph.replay()
-    for dim, result in zip((None, 0, 1), results, strict=True):
-        assert_same_bits(result, expected(x, w, dim))
 
 
 FORMULAS = {
