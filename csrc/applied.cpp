@@ -376,6 +376,11 @@ Tensor batched(const Tensor& self, const OptionalTensor& grad, const OptionalTen
     std::vector<c10::SymInt> sizes = values[0].sym_sizes().vec();
     sizes[0] = *size;
     values[0] = values[0].expand_symint(sizes);
+    if (values[2].defined()) {  // whose sizes of 1 are reduced dims, and a batch is none
+      sizes = values[2].sym_sizes().vec();
+      sizes[0] = *size;
+      values[2] = values[2].expand_symint(sizes);
+    }
   } else {
     for (Tensor& each : values)
       if (each.defined()) each = each.squeeze(0);

@@ -299,11 +299,8 @@ def transforms():
 
 @pytest.mark.parametrize("transform", list(transforms()))
 @every_differentiable
-def test_func(transform, op, device, request):
+def test_func(transform, op, device):
     """Each transform gives what it gives of torch's own op."""
-    if op.name == "prod" and "hessian" in request.node.callspec.id:
-        reason = "the derivative of a batch of backward passes of a product of several results lacks a part"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     x = torch.arange(1.0, 13.0, dtype=torch.float64, device=device).view(3, 4).sin()
     for dim, keepdim in ((0, False), (-2, True), ((), False), (1, True), (1, False)):
         dim = None if op in VARIANCES and dim == () else dim  # with which torch's own derivative is infinite
