@@ -15,6 +15,9 @@ c10::SmallVector<Int, kCommonRank> result_sizes(at::ArrayRef<Int> sizes, const D
   return result;
 }
 
+// A new tensor on the device of `self`: at::empty without another pass through the dispatcher.
+at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& self);
+
 // Raises torch's errors: `out` must be of this dtype, a strided tensor, and on this device.
 void check_out_dtype(const at::Tensor& out, at::ScalarType dtype);
 void check_out_place(const at::Tensor& out, at::Device device);

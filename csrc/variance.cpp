@@ -83,8 +83,7 @@ Pair reduce(const Tensor& self, OptionalDims dim, double correction, bool root, 
   const at::ScalarType result = result_type(self, dtype);
   const DimMask mask = reduced_dims(dim, self.dim());
   const auto sizes = result_sizes(self.sizes(), mask, keepdim);
-  const at::TensorOptions options = at::TensorOptions().dtype(result).device(self.device());
-  Pair results{at::empty(sizes, options), at::empty(sizes, options)};
+  Pair results{allocate(sizes, result, self), allocate(sizes, result, self)};
   const auto& [variance, mean] = results;
   const Reduction r = make_reduction(self, mask, variance, mean, correction, root);
   if (static_cast<double>(r.problem.outputs == 0 ? 0 : r.problem.length) <= correction)

@@ -163,7 +163,7 @@ Tensor reduce(const Tensor& self, const Tensor& weight, OptionalDims dim, bool k
   const DimMask mask = mask_of(self, weight, dim);
   const auto sizes = at::infer_size_dimvector(self.sizes(), weight.sizes());
   const auto own = result_sizes(at::IntArrayRef(sizes), mask, keepdim);
-  const Tensor out = at::empty(own, at::TensorOptions().dtype(result).device(self.device()));
+  const Tensor out = allocate(own, result, self);
   compute(self, weight, sizes, mask, keepdim, out);
   return out;
 }

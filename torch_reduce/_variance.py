@@ -1,12 +1,14 @@
 """Variances and standard deviations, in one pass over the input."""
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from . import _arguments, _library
 
 __all__ = ["std", "var", "var_mean"]
 
 _ops = torch.ops.gpureduce
+_direct = {name: _library.entry(name) for name in ("var", "std")}
 
 
 def _call(operator, name, input, dim, unbiased, keepdim, correction, out, others):
@@ -20,6 +22,14 @@ def _call(operator, name, input, dim, unbiased, keepdim, correction, out, others
         correction = int(unbiased)
     if correction is not None:
         correction = _arguments.number("correction", correction)
+    if (
+        out is None
+        and not others
+        and not is_dynamo_compiling()
+        and (direct := _direct.get(name))
+        and (result := direct(input, dim, correction, keepdim)) is not NotImplemented
+    ):
+        return result
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=None, out=out)
     input, dim, keepdim, _, out = _arguments.read(name, given, others).values()
     if out is not None:
@@ -45,8 +55,8 @@ def var_mean(input=None, dim=None, unbiased=None, keepdim=False, *, correction=N
         nothing to divide by, as in torch.
 
     **Order and rounding.** The input is read once. Of each element the difference from the output's first one is taken,
-    in float32 (float64 for float64), and these and their squares are added in the order of :func:`sum`, in float64. So
-    nothing is lost where the mean is far from 0. docs/order.md says every rounding; results are rounded once.
+    in float64, and these and their squares are added in the order of :func:`sum`, in float64. So nothing is lost where
+    the mean is far from 0. docs/order.md says every rounding; results are rounded once.
 
     Raises:
         TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`; ``input`` is not floating; or both

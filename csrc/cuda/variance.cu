@@ -209,17 +209,15 @@ cudaError_t reduce(const WeightedLaunch& launch, const Variances& v, void* parti
 
 }  // namespace
 
-int64_t workspace_of(const Variances& v) {
-  const weighted::Reduction r = paired(v.reduction);
-  return plan_weighted(r, v.device).partials(r) * static_cast<int64_t>(sizeof(Moments));
-}
+Variances::Variances(const variance::Reduction& reduction, const Device& device, cudaStream_t stream)
+    : reduction(reduction), device(device), stream(stream), pair(paired(reduction)), plan(plan_weighted(pair, device)) {}
+
+int64_t workspace_of(const Variances& v) { return v.plan.partials(v.pair) * static_cast<int64_t>(sizeof(Moments)); }
 
 cudaError_t run_variances(const Variances& v, void* workspace) {
-  const weighted::Reduction r = paired(v.reduction);
-  const WeightedPlan plan = plan_weighted(r, v.device);
-  const WeightedLaunch launch{r, plan, v.device, workspace, {v.stream, v.device.early}};
-  if (cudaError_t error = reduce(launch, v, plan.joins ? workspace : nullptr)) return error;
-  return plan.joins ? join_weighted<Moments>(launch, writer_of<void>(v, nullptr)) : cudaSuccess;
+  const WeightedLaunch launch{v.pair, v.plan, v.device, workspace, {v.stream, v.device.early}};
+  if (cudaError_t error = reduce(launch, v, v.plan.joins ? workspace : nullptr)) return error;
+  return v.plan.joins ? join_weighted<Moments>(launch, writer_of<void>(v, nullptr)) : cudaSuccess;
 }
 
 }  // namespace gpureduce::cuda

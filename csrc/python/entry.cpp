@@ -16,6 +16,7 @@
 #include <torch/csrc/Dtype.h>
 
 #include <exception>
+#include <optional>
 #include <sstream>
 #include <variant>
 #include <vector>
@@ -166,6 +167,44 @@ PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   });
 }
 
+// A correction as var takes it; false: it is not in one of the usual forms.
+bool read_correction(PyObject* correction, std::optional<at::Scalar>& scalar) {
+  if (correction == Py_None) return true;
+  if (Py_TYPE(correction) == &PyFloat_Type) {
+    scalar = PyFloat_AsDouble(correction);
+    return true;
+  }
+  if (Py_TYPE(correction) != &PyLong_Type) return false;
+  int overflow = 0;
+  scalar = int64_t{PyLong_AsLongLongAndOverflow(correction, &overflow)};
+  return overflow == 0;
+}
+
+// _entry.var(input, dim, correction, keepdim), and std.
+using Variance = at::Tensor(const at::Tensor&, OptionalDims, const std::optional<at::Scalar>&, bool);
+template <bool root>
+PyObject* variance(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 4) return not_implemented();
+  PyObject *input = arguments[0], *keepdim = arguments[3];
+  Dims dims;
+  std::optional<at::Scalar> correction;
+  if (!is_plain_tensor(input) || !dims.read(arguments[1]) || !read_correction(arguments[2], correction) ||
+      (keepdim != Py_False && keepdim != Py_True) || at::impl::torch_function_mode_enabled())
+    return not_implemented();
+  const at::Tensor self = unpack(input);
+  constexpr int kCaller = 3;  // above torch_reduce.var and the function that it calls
+  return guarded(kCaller, [&] {
+    static const auto handle =
+        c10::Dispatcher::singleton().findSchemaOrThrow(root ? "gpureduce::std" : "gpureduce::var", "").typed<Variance>();
+    at::Tensor result;
+    {
+      const NoGil no_gil;
+      result = handle.call(self, dims.ref(), correction, keepdim == Py_True);
+    }
+    return THPVariable_Wrap(result);
+  });
+}
+
 PyObject* call(PyObject*, PyObject* arguments, PyObject* named) {
   PyObject* rest = PyTuple_GetSlice(arguments, 1, PyTuple_Size(arguments));
   if (rest == nullptr) return nullptr;
@@ -180,12 +219,17 @@ using Call = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
 #define GPUREDUCE_METHOD(name, ...)                                                                                  \
   {#name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Call(reduce<Operation::name>))), METH_FASTCALL, \
    #name "(input, dim, keepdim, dtype, out, /)\n--\n\nThe " #name ", or NotImplemented where torch.ops must be called."},
+#define GPUREDUCE_VARIANCE(name, root)                                                                      \
+  {#name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Call(variance<root>))), METH_FASTCALL, \
+   #name "(input, dim, correction, keepdim, /)\n--\n\nThe " #name ", or NotImplemented where torch.ops must be called."},
 PyMethodDef methods[] = {
-    GPUREDUCE_OPERATIONS(GPUREDUCE_METHOD)  //
+    GPUREDUCE_OPERATIONS(GPUREDUCE_METHOD)                        //
+    GPUREDUCE_VARIANCE(var, false) GPUREDUCE_VARIANCE(std, true)  //
     {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call)), METH_VARARGS | METH_KEYWORDS,
      "call(function, *args, **kwargs)\n--\n\nCalls the function; what it warns of in C++ reaches Python's filters."},
     {}};
 #undef GPUREDUCE_METHOD
+#undef GPUREDUCE_VARIANCE
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_entry", "The short way from Python to the op.", -1, methods};
 

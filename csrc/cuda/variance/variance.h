@@ -6,10 +6,15 @@
 
 namespace gpureduce::cuda {
 
+// A call, planned.
 struct Variances {
+  Variances(const variance::Reduction& reduction, const Device& device, cudaStream_t stream);
+
   const variance::Reduction& reduction;
   const Device& device;
   cudaStream_t stream;
+  weighted::Reduction pair;  // as a sum of two inputs
+  WeightedPlan plan;
 };
 
 // Bytes of memory that a run needs.
