@@ -10,6 +10,7 @@
 #include "../weighted.h"
 #include "exact_floats.h"
 #include "kernels.h"
+#include "plus.h"
 
 namespace gpureduce::cpu {
 
@@ -18,12 +19,6 @@ constexpr int64_t kTaskElements = 1 << 15;  // of a task, at least, where there 
 constexpr int64_t kShortRow = 32;           // rows up to this long are summed as columns
 constexpr int kLevels = 48;                 // of the tree above leaves or chunks
 constexpr int kTasksOfEach = 4;             // thread
-
-inline int64_t plus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
-template <class Acc>
-Acc plus(Acc a, Acc b) {
-  return a + b;
-}
 
 // Joins neighbours of `values`, level by level, until one is left.
 template <class Acc>

@@ -7,6 +7,7 @@
 
 #include "exact_floats.h"
 #include "plan.h"
+#include "plus.h"
 #include "sum.h"
 
 namespace gpureduce::cpu {
@@ -20,12 +21,6 @@ constexpr int64_t kTasksPerThread = 8;  // so that none waits long for the last
 
 int64_t offset(const Segments& s, int64_t i) {
   return s.wide ? static_cast<const int64_t*>(s.offsets)[i] : static_cast<const int32_t*>(s.offsets)[i];
-}
-
-int64_t plus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
-template <class Acc>
-Acc plus(Acc a, Acc b) {
-  return a + b;
 }
 
 // One segment as a reduction of its own. It has elements.

@@ -9,6 +9,7 @@
 
 #include "exact_floats.h"
 #include "kernels.h"
+#include "plus.h"
 
 namespace gpureduce::cpu {
 
@@ -101,12 +102,6 @@ void store_sums(const CpuProblem& p, const Reduction& r, int64_t first, const Ac
   }
 }
 
-int64_t plus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
-template <class Acc>
-Acc plus(Acc a, Acc b) {
-  return a + b;
-}
-
 // Joins the partial sums of the splits of outputs begin, begin + 1, ..., nearest neighbours first, into those of split 0.
 template <class Acc>
 void join_splits(Acc* partials, int64_t splits, int64_t outputs, int64_t begin, int64_t end) {
@@ -123,7 +118,7 @@ void join_splits(Acc* partials, int64_t splits, int64_t outputs, int64_t begin, 
 // Whether sums are results, and lie as they do.
 template <class Acc>
 bool is_as_summed(const CpuProblem& p, const Reduction& r) {
-  return is_direct(p.accumulator, p.out) && info(p.out).size == sizeof(Acc) && r.finish == Finish::none &&
+  return is_native(p.accumulator, p.out) && info(p.out).size == sizeof(Acc) && r.finish == Finish::none &&
          p.results.rank == 1 && p.results.fastest().stride == 1;
 }
 

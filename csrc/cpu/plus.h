@@ -1,0 +1,14 @@
+// The + of accumulators, with integers modulo 2^64, whose own + must not overflow.
+#pragma once
+
+#include "../dtypes.h"
+
+namespace gpureduce::cpu {
+
+inline int64_t plus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
+template <class Acc>
+Acc plus(Acc a, Acc b) {
+  return a + b;
+}
+
+}  // namespace gpureduce::cpu
