@@ -38,7 +38,8 @@ def policy(op, x, **call):
         return op(x, **call).dtype
     if op in SEGMENTS or op is WEIGHTED:
         return (torch.mean if op.divides else torch.sum)(x[0], **call).dtype
-    return tensors(op.torch(x, **call))[0].dtype
+    function = getattr(torch, op.name) if isinstance(op, Kin) else op.torch
+    return tensors(function(x, **call))[0].dtype
 
 
 @taken(*DTYPES)

@@ -136,18 +136,10 @@ def mean(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others)
     return _through_ops(_ops.mean, "mean", others, input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
 
 
-def _of_order(kind, operator, name, like, others, input, ord, dim, keepdim, dtype, out):
-    """A norm or a sum of powers: of a plain call the entry of its order, if there is one."""
-    if (
-        not others
-        and not is_dynamo_compiling()
-        and (type(ord) is int or type(ord) is float)
-        and (direct := _directs(kind).get(ord))
-        and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented
-    ):
-        return result
-    given = dict(input=input, ord=ord, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
-    return _through_ops(operator, name, others, like, **given)
+def _direct(kind, ord, others):
+    """The entry of a norm or a sum of powers, of a plain call, if there is one. It warns at its caller's caller."""
+    plain = not others and not is_dynamo_compiling() and (type(ord) is int or type(ord) is float)
+    return _directs(kind).get(ord) if plain else None
 
 
 @_arguments.called_as(_arguments.norm)
@@ -201,8 +193,11 @@ def vector_norm(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=N
     >>> torch_reduce.vector_norm(torch.tensor([[3.0, 4.0], [5.0, 12.0]]), dim=1)
     tensor([ 5., 13.])
     """
-    called = "norm", _ops.linalg_vector_norm, "vector_norm", None
-    return _of_order(*called, others, input, ord, dim, keepdim, dtype, out)
+    direct = _direct("norm", ord, others)
+    if direct and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented:
+        return result
+    given = dict(input=input, ord=ord, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
+    return _through_ops(_ops.linalg_vector_norm, "vector_norm", others, **given)
 
 
 @_arguments.called_as(_arguments.norm)
@@ -233,9 +228,12 @@ def powsum(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=None, 
     >>> torch_reduce.powsum(torch.tensor([[3.0, 4.0], [5.0, 12.0]]), dim=1)
     tensor([ 25., 169.])
     """
-    called = "powsum", _ops.linalg_powsum, "powsum", "vector_norm"
+    direct = _direct("powsum", ord, others)
+    given = dict(input=input, ord=ord, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
     try:
-        return _of_order(*called, others, input, ord, dim, keepdim, dtype, out)
+        if direct and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented:
+            return result
+        return _through_ops(_ops.linalg_powsum, "powsum", others, "vector_norm", **given)
     except Exception as error:
         _arguments.rename(error, "linalg.vector_norm", "linalg_powsum", to="powsum")
         raise
