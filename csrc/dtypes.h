@@ -94,26 +94,26 @@ enum class Accumulator : uint8_t {
 };
 
 // One row a dtype: name (as in at::ScalarType), storage type, kind, the accumulator it is summed in by itself, the one it is
-// summed in when the result is double precision, and the family of kernels (one .cu file) its sums are compiled with. Rare ones
-// have lean kernels (is_plain_sum() in map.h).
-#define GPUREDUCE_DTYPES(X)                                              \
-  X(Float, float, floating, f32, f64, single)                            \
-  X(Half, gpureduce::Half, floating, f32, f64, half)                     \
-  X(BFloat16, gpureduce::BFloat16, floating, f32, f64, half)             \
-  X(Float8_e4m3fn, gpureduce::Float8_e4m3fn, floating, f32, f64, float8) \
-  X(Float8_e5m2, gpureduce::Float8_e5m2, floating, f32, f64, float8)     \
-  X(Double, double, floating, f64, f64, single)                          \
-  X(Bool, gpureduce::Boolean, integer, i64, i64, byte)                   \
-  X(Char, int8_t, integer, i64, i64, byte)                               \
-  X(Byte, uint8_t, integer, i64, i64, byte)                              \
-  X(Short, int16_t, integer, i64, i64, integer)                          \
-  X(UInt16, uint16_t, integer, i64, i64, rare)                           \
-  X(Int, int32_t, integer, i64, i64, integer)                            \
-  X(UInt32, uint32_t, integer, i64, i64, rare)                           \
-  X(Long, int64_t, integer, i64, i64, integer)                           \
-  X(UInt64, uint64_t, integer, i64, i64, integer)                        \
-  X(ComplexHalf, Complex<gpureduce::Half>, complex, c64, c128, rare)     \
-  X(ComplexFloat, Complex<float>, complex, c64, c128, rare)              \
+// summed in when the result is double precision, and the family of kernels that its sums are compiled with. Sums of rare ones
+// have the reduced set (is_plain_sum() in map.h).
+#define GPUREDUCE_DTYPES(X)                                            \
+  X(Float, float, floating, f32, f64, single)                          \
+  X(Half, gpureduce::Half, floating, f32, f64, half)                   \
+  X(BFloat16, gpureduce::BFloat16, floating, f32, f64, half)           \
+  X(Float8_e4m3fn, gpureduce::Float8_e4m3fn, floating, f32, f64, rare) \
+  X(Float8_e5m2, gpureduce::Float8_e5m2, floating, f32, f64, rare)     \
+  X(Double, double, floating, f64, f64, single)                        \
+  X(Bool, gpureduce::Boolean, integer, i64, i64, byte)                 \
+  X(Char, int8_t, integer, i64, i64, byte)                             \
+  X(Byte, uint8_t, integer, i64, i64, byte)                            \
+  X(Short, int16_t, integer, i64, i64, integer)                        \
+  X(UInt16, uint16_t, integer, i64, i64, rare)                         \
+  X(Int, int32_t, integer, i64, i64, integer)                          \
+  X(UInt32, uint32_t, integer, i64, i64, rare)                         \
+  X(Long, int64_t, integer, i64, i64, integer)                         \
+  X(UInt64, uint64_t, integer, i64, i64, integer)                      \
+  X(ComplexHalf, Complex<gpureduce::Half>, complex, c64, c128, rare)   \
+  X(ComplexFloat, Complex<float>, complex, c64, c128, rare)            \
   X(ComplexDouble, Complex<double>, complex, c128, c128, rare)
 
 enum class DType : uint8_t {
@@ -153,7 +153,7 @@ constexpr const char* name_of(Map map) {
   return names[static_cast<int>(map)];
 }
 
-enum class Family : uint8_t { single, half, float8, byte, integer, rare };
+enum class Family : uint8_t { single, half, byte, integer, rare };
 
 struct DTypeInfo {
   const char* name;
@@ -211,23 +211,25 @@ inline Accumulator accumulator_of(DType in, DType out, Map map) {
   return wide ? i.wide : i.accumulator;
 }
 
-// Whether the reducing kernels write such a result themselves. Rounding to any dtype is a lot of code, which only the join
-// holds.
-inline bool is_direct(Accumulator a, DType out) {
+// Whether the reducing kernels round to such a result themselves. Rounding to any dtype is a lot of code, which only the join
+// kernel holds.
+inline bool is_native(Accumulator a, DType out) {
   switch (a) {
     case Accumulator::f32:
     case Accumulator::largest_f32:
-    case Accumulator::product_f32: return out == DType::Float || out == DType::BFloat16 || out == DType::Half;
+    case Accumulator::product_f32:
+    case Accumulator::logsum_f32: return out == DType::Float || out == DType::BFloat16 || out == DType::Half;
     case Accumulator::f64:
     case Accumulator::largest_f64:
-    case Accumulator::product_f64: return out == DType::Double;
+    case Accumulator::product_f64:
+    case Accumulator::logsum_f64: return out == DType::Double;
     case Accumulator::i64:
     case Accumulator::largest_i64:
     case Accumulator::product_i64: return out == DType::Long;
     case Accumulator::c64: return out == DType::ComplexFloat;
     case Accumulator::c128: return out == DType::ComplexDouble;
-    default: return false;  // of logarithms
   }
+  return false;
 }
 
 template <Accumulator A> struct AccumulatorType;

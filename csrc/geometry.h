@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "engine.h"
 #include "finish.h"
 
 namespace gpureduce {
@@ -74,6 +75,11 @@ struct Reduction {
   bool negate = false;     // the input is a lazily negated view
   bool conjugate = false;  // the input is a lazily conjugated view
   Finish finish = Finish::none;
+  Engine engine{};  // these two as classify() says
+  ResultPath path{};
 };
+
+// Fills in `engine` and `path` from all that stands above them.
+void classify(Reduction& reduction);
 
 }  // namespace gpureduce

@@ -32,6 +32,7 @@ Reduction reduction_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntAr
   r.accumulator = accumulator_of(Operation::sum, r.in, r.out);
   r.problem = make_problem(view.data(), view.size());
   TORCH_CHECK(r.problem.outputs > 0 && r.problem.length > 0, "sizes: there is nothing to plan for no elements");
+  classify(r);
   return r;
 }
 
@@ -55,6 +56,15 @@ std::string plan_json(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArr
                       at::ScalarType result, const std::string& tuning, const std::string& device, int64_t address) {
   const Reduction r = reduction_of(sizes, strides, dims, input, result, address);
   return make_plan(r, Device::parse(device), Tuning::parse(tuning)).json();
+}
+
+// The kernels that are compiled for such sums: name, walk, elements of a load, loads and batches each.
+std::string variants(at::ScalarType input, at::ScalarType result) {
+  const Reduction r = reduction_of({2, 2}, {2, 1}, {1}, input, result);
+  std::string all;
+  const Variants compiled = Request(r, {}, false).variants;
+  for (int i = 0; i < compiled.size(); ++i) all += (i ? ", " : "[") + compiled[i].json();
+  return all + "]";
 }
 
 // A row for each of some tiles or of all, by the code that numbers them in the kernels: first output, outputs, first leaf,
@@ -94,7 +104,7 @@ at::Tensor places(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRe
   const Problem& p = r.problem;
   at::Tensor rows = at::empty({static_cast<int64_t>(indices.size()), 2}, at::kLong);
   int64_t* row = rows.data_ptr<int64_t>();
-  const bool fast = what == "joined" ? fits_fast_nest(p.kept, p.outputs) : is_typed(r);
+  const bool fast = what == "joined" ? fits_fast_nest(p.kept, p.outputs) : r.engine != Engine::converted;
   if (what == "reduced") {
     fast ? find(reduced_nest<kFastRank>(p), indices, row) : find(reduced_nest<kMaxRank>(p), indices, row);
   } else {
@@ -150,6 +160,7 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   const std::string plan = view + "str tuning=\"\", str device=\"\"";
   m.def(("_plan" + plan + ", int address=0) -> str").c_str(), &gpureduce::plan_json);
   m.def(("_candidates" + plan + ", int address=0) -> Tensor").c_str(), &gpureduce::candidates);
+  m.def("_variants(ScalarType input, ScalarType result) -> str", &gpureduce::variants);
   m.def("_features() -> str", &gpureduce::feature_names);
   m.def("_known_choice(str gpu, str device) -> str", &gpureduce::known);
   m.def("_guesses(Tensor features, str gpu) -> Tensor", &gpureduce::guesses);

@@ -131,21 +131,22 @@ constexpr bool is_compiled(Map map, Accumulator to, DType dtype) {
   const bool plain = in.kind == Kind::floating && in.size > 1, single = plain && in.size < 8, own = to == in.accumulator;
   const bool common = dtype == DType::Float || dtype == DType::BFloat16;
   const bool complex = dtype == DType::ComplexFloat;
+  const bool ordered = map == Map::value || map == Map::negative || map == Map::magnitude || map == Map::negative_magnitude;
   switch (to) {
-    case Accumulator::largest_f32: return single || complex;
-    case Accumulator::largest_f64: return dtype == DType::Double;
+    case Accumulator::largest_f32: return ordered && (single || complex);
+    case Accumulator::largest_f64: return ordered && dtype == DType::Double;
     case Accumulator::product_f64: return dtype == DType::Double && map == Map::factor;
-    case Accumulator::largest_i64: return in.kind == Kind::integer;
+    case Accumulator::largest_i64: return ordered && in.kind == Kind::integer;
     case Accumulator::product_f32: return single && map == Map::factor;
     case Accumulator::product_i64: return in.kind == Kind::integer && in.size >= 4 && !in.is_rare() && map == Map::factor;
-    case Accumulator::logsum_f32: return common;
+    case Accumulator::logsum_f32: return common && map == Map::exponent;
     case Accumulator::logsum_f64: return false;
     default: break;
   }
   const bool widened = to == in.wide && plain && in.size > 2;
   switch (map) {
     case Map::value: return own || widened;
-    case Map::nonzero: return in.size <= 8;
+    case Map::nonzero: return to == Accumulator::i64 && in.size <= 8;
     case Map::square:
       return (own && plain) || (complex && to == Accumulator::f32) || (dtype == DType::ComplexDouble && to == Accumulator::f64);
     case Map::number: return own && plain;

@@ -207,14 +207,6 @@ void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool k
   check_kernel(op, r, cpu::run(r));
 }
 
-// at::empty on the device of `self`, without another pass through the dispatcher.
-at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& self) {
-#ifdef GPUREDUCE_WITH_CUDA
-  if (self.is_cuda()) return at::Tensor(at::detail::empty_cuda(sizes, dtype, self.device(), std::nullopt));
-#endif
-  return at::Tensor(at::detail::empty_cpu(sizes, dtype));
-}
-
 template <Operation op, class Watch = Unwatched>
 at::Tensor reduce_tuned(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const Tuning& tuning,
                         Watch&& watch = {}) {
@@ -299,7 +291,7 @@ Reduction planned(const at::Tensor& self, OptionalDims dim, bool keepdim, Option
 std::string explain(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const std::string& tuning) {
   const Reduction r = planned(self, dim, keepdim, dtype);
   std::string text = std::string(info(r.in).name) + " -> " + info(r.out).name + ", added in " + name_of(r.accumulator) +
-                     (is_typed(r) ? "" : ", each element converted first") + "\n" + r.problem.str() + "\n";
+                     (r.engine == Engine::converted ? ", each element converted first" : "") + "\n" + r.problem.str() + "\n";
   if (r.problem.outputs == 0 || r.problem.length == 0) return text + "nothing to read";
   if (self.is_cpu()) return text + cpu::explain(r);
 #ifdef GPUREDUCE_WITH_CUDA
@@ -320,6 +312,7 @@ void remember(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDt
   Reduction r = planned(self, dim, keepdim, dtype);
   for (Finish finish : {Finish::none, Finish::quotient}) {  // sums and means
     r.finish = finish;
+    classify(r);
     remember_plan(r, cuda::facts(self.device()), static_cast<int>(candidate));
   }
 }
@@ -340,6 +333,13 @@ std::vector<double> stages(const at::Tensor& self, OptionalDims dim, int64_t cal
 #endif
 
 }  // namespace
+
+at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& self) {
+#ifdef GPUREDUCE_WITH_CUDA
+  if (self.is_cuda()) return at::Tensor(at::detail::empty_cuda(sizes, dtype, self.device(), std::nullopt));
+#endif
+  return at::Tensor(at::detail::empty_cpu(sizes, dtype));
+}
 
 Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& reduce, at::ScalarType result,
                          const at::Tensor& out, bool keepdim) {
@@ -387,6 +387,7 @@ Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& re
   }
   r.input = self.const_data_ptr();
   r.output = out.defined() ? out.mutable_data_ptr() : nullptr;
+  classify(r);
   return r;
 }
 

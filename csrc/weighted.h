@@ -1,6 +1,7 @@
 // Weighted sums: the sum of the products of two inputs, as a canonical problem. Pure C++: no torch, no CUDA.
 #pragma once
 
+#include "engine.h"
 #include "finish.h"
 #include "nest.h"
 
@@ -46,9 +47,12 @@ struct Reduction {
   Accumulator accumulator;  // the same, or i64 for a result of integers from floating products
   bool nonzero;             // a product counts as 1 if it is not zero: for a result of bool
   static constexpr Finish finish = Finish::none;
-};
 
-inline bool is_direct(const Reduction& r) { return gpureduce::is_direct(r.accumulator, r.out); }
+  ResultPath path() const {
+    if (!is_native(accumulator, out)) return ResultPath::joined;
+    return info(out).size == size_of(accumulator) ? ResultPath::raw : ResultPath::native;
+  }
+};
 
 inline Accumulator product_of(DType self, DType weight, DType out) {
   const bool integers = info(self).kind == Kind::integer && info(weight).kind == Kind::integer;

@@ -26,25 +26,36 @@ __device__ __forceinline__ void store_as(void* out, int64_t index, int64_t strid
   for (int j = 0; j < V; ++j) at[j * stride] = result<Out>(v[j]);
 }
 
-// The same in a dtype for which is_direct() holds.
-template <class Acc, int V>
-__device__ __forceinline__ void store_direct(void* out, int64_t index, int64_t stride, DType t, const Acc (&v)[V]) {
-  if constexpr (std::is_same_v<Acc, float>) {
+// The same of numbers in a dtype for which is_native() holds.
+template <class Number, int V>
+__device__ __forceinline__ void store_native(void* out, int64_t index, int64_t stride, DType t, const Number (&v)[V]) {
+  if constexpr (std::is_same_v<Number, float>) {
     if (t == DType::BFloat16) return store_as<BFloat16>(out, index, stride, v);
     if (t == DType::Half) return store_as<Half>(out, index, stride, v);
   }
-  store_as<Acc>(out, index, stride, v);
+  store_as<Number>(out, index, stride, v);
 }
 
-// The same in any dtype, which is a lot of code.
+// The logarithm of a sum of exponentials: a call, since it is a lot of code.
+template <class T>
+__device__ __noinline__ void store_logarithm(void* out, int64_t index, DType t, LogSum<T> v) {
+  const double x = finished(v, Finish::logarithm, 1);
+  if constexpr (sizeof(T) == 4) {
+    if (t == DType::BFloat16) return static_cast<void>(static_cast<BFloat16*>(out)[index] = result<BFloat16>(x));
+    if (t == DType::Half) return static_cast<void>(static_cast<Half*>(out)[index] = result<Half>(x));
+  }
+  static_cast<T*>(out)[index] = result<T>(x);
+}
+
+// Any result in any dtype: a lot of code, which only the join kernels hold.
 template <class Acc>
 __device__ __noinline__ void store_any(void* out, int64_t index, DType t, Finish finish, int64_t count, Acc v) {
   if (finish == Finish::none) gpureduce::store(out, index, t, v);
   else gpureduce::store(out, index, t, finished(v, finish, count));
 }
 
-// Results that kernels of some elements have their own code for, beside those that is_direct() is for: truths of counts, and of
-// the larger of two integers those of the same size.
+// What kernels of some elements store beside native results (ResultPath::own): bools from counts; and maxima of integers in
+// their own type.
 template <class Element>
 struct OwnResult {
   using type = void;
@@ -58,24 +69,24 @@ struct OwnResult<Ordered<In>> {
   using type = std::conditional_t<std::is_integral_v<In>, In, void>;
 };
 
-template <class Source>
-using OwnResultOf = typename OwnResult<typename Source::Element>::type;
+// The roots that kernels of some elements take.
+template <class Element>
+constexpr Finish kRoot = Finish::none;
+template <class In>
+inline constexpr Finish kRoot<Mapped<In, Map::square>> = Finish::square_root;
+template <class In>
+inline constexpr Finish kRoot<Mapped<In, Map::cube>> = Finish::cube_root;
 
-template <class Own>
-bool is_own(DType t) {
-  if constexpr (std::is_void_v<Own>) return false;
-  else if constexpr (std::is_same_v<Own, Boolean>) return t == DType::Bool;
-  else return t != DType::Bool && info(t).size == sizeof(Own);
-}
+struct AnyResult {};  // for Output: of the join kernels, which write results of all paths
 
-// Where values go: rounded to the result, or as they are to the partial sums, which the join kernel takes up.
-// kAll: there is code for all results, and else for those alone for which is_direct() holds.
-template <class Acc, bool kAll, class Own = void>
+// Where values go: to the results, or as they are to the partial sums, which the join kernel takes up. For example bfloat16
+// means of rows of 100 go by path native: the float 12.5 is divided by 100, and 0.125 is rounded and stored in 2 bytes.
+template <class Acc, class Element>
 struct Output {
   static constexpr bool kWantsFirst = false;  // as writers of weighted sums may
   void* to;
-  bool partial, as_is;  // partial sums; all that is stored as it is, as most results are, too
-  bool direct, own;     // is_direct(), is_own()
+  bool partial;     // partial sums, whose path is raw
+  ResultPath path;  // how kernels write
   DType dtype;
   Finish finish;
   int64_t count;  // elements of an output
@@ -86,45 +97,41 @@ struct Output {
   }
   // `place`: where the result stands. `part`: which partial sum it is.
   __device__ __forceinline__ void write_at(int64_t place, int64_t part, Acc v) const {
-    Number<Acc> x[1] = {number(v)};
-    if (!as_is) {
-      if constexpr (kAll)
-        if (!direct) return store_other<1>(place, 0, {v});
-      finish_directly(x);
-      return store_direct(to, place, 0, dtype, x);
-    }
-    static_cast<Number<Acc>*>(to)[partial ? part : place] = x[0];
+    if (path != ResultPath::raw) return store<1>(place, 0, {v});
+    static_cast<Number<Acc>*>(to)[partial ? part : place] = number(v);
   }
   // Neighbouring outputs, whose results lie `stride` apart from `place` on; so do their partial sums, but side by side.
   template <int V>
   __device__ __forceinline__ void write_neighbours(int64_t place, int64_t stride, int64_t part, const Acc (&v)[V]) const {
     if (partial) return store_as<Acc>(to, part, 1, v);
-    if constexpr (kAll)
-      if (!direct) return store_other<V>(place, stride, v);
-    Number<Acc> numbers[V];
-#pragma unroll
-    for (int j = 0; j < V; ++j) numbers[j] = number(v[j]);
-    finish_directly(numbers);
-    store_direct(to, place, stride, dtype, numbers);
+    store<V>(place, stride, v);
   }
 
  private:
-  // Of those that is_direct() is for; and all others.
+  using Own = typename OwnResult<Element>::type;
+
   template <int V>
-  __device__ __forceinline__ void finish_directly(Number<Acc> (&x)[V]) const {
-    if constexpr (!std::is_integral_v<Acc>) {  // whose quotients are not direct
-      if (finish != Finish::none) {
+  __device__ __forceinline__ void store(int64_t place, int64_t stride, const Acc (&v)[V]) const {
+    if constexpr (std::is_same_v<Element, AnyResult>) {
+      if (path > ResultPath::native) {
 #pragma unroll
-        for (int j = 0; j < V; ++j) x[j] = finished_directly(x[j]);
+        for (int j = 0; j < V; ++j) store_any(to, place + j * stride, dtype, finish, count, v[j]);
+        return;
+      }
+    } else if constexpr (!std::is_void_v<Own>) {
+      if (path == ResultPath::own) return store_own(place, stride, v);
+    }
+    if constexpr (IsLogSum<Acc>::value) {
+      if (path == ResultPath::native) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) store_logarithm(to, place + j * stride, dtype, v[j]);
+        return;
       }
     }
-  }
-  template <int V>
-  __device__ __forceinline__ void store_other(int64_t place, int64_t stride, const Acc (&v)[V]) const {
-    if constexpr (!std::is_void_v<Own>)
-      if (own) return store_own(place, stride, v);
+    Number<Acc> x[V];
 #pragma unroll
-    for (int j = 0; j < V; ++j) store_any(to, place + j * stride, dtype, finish, count, v[j]);
+    for (int j = 0; j < V; ++j) x[j] = finish == Finish::none ? number(v[j]) : finished_natively(v[j]);
+    store_native(to, place, stride, dtype, x);
   }
   template <int V>
   __device__ __forceinline__ void store_own(int64_t place, int64_t stride, const Acc (&v)[V]) const {
@@ -141,33 +148,23 @@ struct Output {
     }
     store_as<Own>(to, place, stride, results);
   }
-  template <class Number>
-  __device__ __forceinline__ Number finished_directly(Number x) const {
-    if constexpr (IsLargest<Acc>::value) {
-      return opposite(Acc{x}).value;
-    } else if constexpr (IsProduct<Acc>::value || IsLogSum<Acc>::value) {
-      return x;
-    } else {
-      if constexpr (kAll && std::is_floating_point_v<Number>) {
-        if (finish == Finish::square_root) return square_root(x);
-        if (finish == Finish::cube_root) return cube_root(x);
-      }
-      return quotient(x, count);
-    }
+  __device__ __forceinline__ Number<Acc> finished_natively(Acc v) const {
+    const auto x = number(v);
+    if constexpr (IsLargest<Acc>::value) return opposite(v).value;
+    else if constexpr (IsProduct<Acc>::value || IsLogSum<Acc>::value || std::is_integral_v<Acc>) return x;
+    else if constexpr (std::is_same_v<Element, AnyResult>) return finished(v, finish, count);
+    else if constexpr (kRoot<Element> == Finish::square_root) return square_root(x);
+    else if constexpr (kRoot<Element> == Finish::cube_root) return cube_root(x);
+    else return quotient(x, count);
   }
 };
 
 // Where those of a reduction go.
-template <class Acc, bool kAll, class Own = void, class Reduction>
-Output<Acc, kAll, Own> output_of(const Reduction& r, Acc* partials) {
-  const bool direct = is_direct(r), as_is = direct && r.finish == Finish::none && info(r.out).size == sizeof(Acc);
-  void* const to = partials ? partials : r.output;
-  return {to, partials != nullptr, partials || as_is, direct, is_own<Own>(r.out), r.out, r.finish, r.problem.length};
+template <class Element, class Acc, class Reduction>
+Output<Acc, Element> output_of(const Reduction& r, ResultPath path, Acc* partials) {
+  if (partials) return {partials, true, ResultPath::raw, r.out, r.finish, r.problem.length};
+  return {r.output, false, path, r.out, r.finish, r.problem.length};
 }
-
-// Where the results of a kernel that reads from a source go.
-template <class Source, class Acc>
-using OutputOf = Output<Acc, is_lean<Source>, OwnResultOf<Source>>;
 
 // The tiles that a block takes: the one at its place in the grid, which is mostly all, then those that are whole grids on,
 // along x, then y, then z.
@@ -222,7 +219,7 @@ template <bool kWhole, int V, int kCount, int kElements, int kInner, class Sourc
 __device__ __forceinline__ void load_deep(Vector<typename Source::Element, V> (&x)[kCount][kElements], const Source& source,
                                           const Nest<Source::kRank>& reduced, const Stride<kInner>& next_in_lane, int64_t row,
                                           int64_t begin, int left) {
-  if constexpr (is_lean<Source> && !is_any<Source>)  // plain sums have kernels of their own for these
+  if constexpr (engine_of<Source> == Engine::reduced)  // full has kernels of its own for these
     if (reduced.are_few()) return load_nested<kWhole>(x, source, reduced, next_in_lane.in_two(), row, begin, left);
   if (reduced.moves()) return load_nested<kWhole>(x, source, reduced, next_in_lane, row, begin, left);
 #pragma unroll
@@ -241,7 +238,7 @@ struct Args {
   int64_t length;
   int32_t warp_columns, batches;
   Tiling tiling;
-  OutputOf<Source, Acc> output;
+  Output<Acc, typename Source::Element> output;
   Nest<Source::kRank> kept, reduced;
   Stride<kInnerDims> next_in_lane, next_leaf;  // to the next element of a leaf, and to the next leaf's
   RingPlan ring;

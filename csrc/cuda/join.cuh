@@ -11,7 +11,7 @@ struct JoinArgs {
   int64_t output_stride, split_stride;  // in partials
   int64_t outputs, count;               // partial sums an output
   int32_t threads;                      // an output; a power of two
-  Output<Acc, true> output;
+  Output<Acc, AnyResult> output;
   Nest<kRank> kept;
 
   __device__ __forceinline__ void write(int64_t index, uint32_t run, Acc v) const {
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(1024) join_partials(const __grid_constant__ Jo
 // The same for a few outputs, a block each, whose partial sums stand one after the other: with little before the loads.
 template <class Acc>
 __global__ void __launch_bounds__(1024)
-    join_rows(const Acc* partials, int count, int64_t result_pitch, Output<Acc, true> output) {
+    join_rows(const Acc* partials, int count, int64_t result_pitch, Output<Acc, AnyResult> output) {
   __shared__ Acc slots[kWarp];
   const int thread = threadIdx.x, left = count - thread * kJoinRun;
   const Acc* mine = partials + int64_t{blockIdx.x} * count + thread * kJoinRun;

@@ -94,24 +94,23 @@ cudaLaunchConfig_t configure(Queue queue, const Grid& grid, dim3 threads, int sh
   return config;
 }
 
-uint64_t l2_policy(const Plan& plan) {
+uint64_t l2_policy(bool streams) {
   using ::cuda::access_property;
-  return static_cast<uint64_t>(plan.streams ? access_property(access_property::streaming{}) : access_property());
+  return static_cast<uint64_t>(streams ? access_property(access_property::streaming{}) : access_property());
 }
 
 namespace {
 
 cudaError_t reduce(const Launch& launch) {
   const Reduction& r = launch.reduction;
-  if (!is_typed(r)) return is_convertible(r.map, r.accumulator, info(r.in)) ? reduce_any(launch) : kNoKernel;
-  if (is_lean(r)) return r.accumulator >= Accumulator::largest_f32 ? reduce_lean_joins(launch) : reduce_lean_sums(launch);
-  switch (r.in) {
-#define GPUREDUCE_FAMILY(name, type, kind, own, wide, family)                                   \
-  case DType::name:                                                                             \
-    if constexpr (Family::family != Family::rare) return reduce_family<Family::family>(launch); \
-    break;
-    GPUREDUCE_DTYPES(GPUREDUCE_FAMILY)
-#undef GPUREDUCE_FAMILY
+  if (r.engine == Engine::converted)
+    return is_convertible(r.map, r.accumulator, info(r.in)) ? launch_converted(launch) : kNoKernel;
+  switch (unit_of(kernel_map(r), r.accumulator, r.in)) {
+#define GPUREDUCE_UNIT(name) \
+  case Unit::name: return launch_unit<Unit::name>(launch);
+    GPUREDUCE_UNITS(GPUREDUCE_UNIT)
+#undef GPUREDUCE_UNIT
+    case Unit::none: break;
   }
   return kNoKernel;
 }

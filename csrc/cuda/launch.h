@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "../plan/plan.h"
+#include "compiled.h"
 
 namespace gpureduce {
 struct Device;
@@ -33,16 +34,10 @@ struct Launch {
   Queue queue() const { return {stream, plan.early}; }
 };
 
-// Sums elements of the family's dtypes, read as they are (is_plain_sum()).
-template <Family family>
-cudaError_t reduce_family(const Launch& launch);
-
-// All else that kernels are compiled for (lean.cuh): of accumulators that are sums, and of all others.
-cudaError_t reduce_lean_sums(const Launch& launch);
-cudaError_t reduce_lean_joins(const Launch& launch);
-
-// Reduces elements of any dtype through a run-time conversion of each (is_typed() is false).
-cudaError_t reduce_any(const Launch& launch);
+// Starts the plan's kernel of a unit (compiled.h), or of those that convert each element at run time.
+template <Unit unit>
+cudaError_t launch_unit(const Launch& launch);
+cudaError_t launch_converted(const Launch& launch);
 
 // A kernel to ask the driver about: all of the library are compiled for the same architectures, and no block of another takes
 // more of a multiprocessor than 1024 threads of this one with all of the shared memory.
@@ -59,6 +54,14 @@ using LaunchAttributes = cudaLaunchAttribute[3];
 cudaLaunchConfig_t configure(Queue queue, const Grid& grid, dim3 threads, int shared_bytes, LaunchAttributes& attributes);
 
 #ifdef __CUDACC__
+// A kernel of one argument, by its address.
+template <class Args>
+cudaError_t start_address(Queue queue, const Grid& grid, dim3 threads, int shared_bytes, const void* kernel, Args& args) {
+  LaunchAttributes attributes;
+  const cudaLaunchConfig_t config = configure(queue, grid, threads, shared_bytes, attributes);
+  void* arguments[] = {&args};
+  return cudaLaunchKernelExC(&config, kernel, arguments);
+}
 template <class... Args>
 cudaError_t start_kernel(Queue queue, const Grid& grid, dim3 threads, int shared_bytes, void (*kernel)(Args...),
                          const Args&... args) {
@@ -68,8 +71,8 @@ cudaError_t start_kernel(Queue queue, const Grid& grid, dim3 threads, int shared
 }
 #endif
 
-// What loads tell the L2 of the input, as one operand of theirs: that it lets a streamed one go first, or nothing.
-uint64_t l2_policy(const Plan& plan);
+// What loads tell the L2 of an input, as one operand of theirs: that it lets a streamed one go first, or nothing.
+uint64_t l2_policy(bool streams = false);
 
 // All of it: the kernel of the plan, then the joins.
 cudaError_t run(const Launch& launch);

@@ -1,5 +1,3 @@
-#include <cuda/annotated_ptr>
-
 #include <algorithm>
 
 #include "launch.h"
@@ -31,7 +29,6 @@ int tile_chunks_of(const Many& many) {
 
 template <class Element, class Acc, int kCapacity>
 cudaError_t run_with_room(const Many& many, void* workspace) {
-  using ::cuda::access_property;
   ManyArgs<Acc, kCapacity> args;
   ManyTiles<Acc, kCapacity>& tiles = args.tiles;
   args.tile_chunks = tile_chunks_of(many);
@@ -51,8 +48,7 @@ cudaError_t run_with_room(const Many& many, void* workspace) {
   tiles.partials = most > 1 ? static_cast<Acc*>(workspace) : nullptr;
   tiles.results = many.results;
   tiles.out = many.out;
-  const bool streams = bytes > many.l2_bytes / 4;
-  args.policy = static_cast<uint64_t>(streams ? access_property(access_property::streaming{}) : access_property());
+  args.policy = l2_policy(bytes > many.l2_bytes / 4);
   const auto first = many_arrays<Element, Acc, kCapacity>;
   if (cudaError_t error = start_kernel(many.queue, {next}, kManyWarps * kWarp, 0, first, args)) return error;
   if (most == 1) return cudaSuccess;
@@ -72,7 +68,7 @@ cudaError_t run_typed(const Many& many, void* workspace) {
 
 bool takes_many(DType in, DType out, Map map) {
   const Accumulator own = info(in).accumulator;
-  return map == Map::square && is_compiled(map, own, in) && is_direct(own, out);
+  return map == Map::square && is_compiled(map, own, in) && is_native(own, out);
 }
 
 int64_t workspace_of(const Many& many) { return tiles_of(many, tile_chunks_of(many)) * size_of(info(many.in).accumulator); }

@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../engine.h"
 #include "../map.h"
 #include "../plan/limits.h"
 #include "masks.h"
@@ -359,9 +360,10 @@ struct Typed {
 // Whether elements are converted at run time (any.cuh).
 template <class Source>
 constexpr bool is_any = false;
-// Whether kernels are compiled for it in the few variants that all operations have (is_plain_sum() in map.h).
 template <class Source>
-constexpr bool is_lean = is_any<Source> || IsMapped<typename Source::Element>::value;
+constexpr Engine engine_of = is_any<Source>                              ? Engine::converted
+                             : IsMapped<typename Source::Element>::value ? Engine::reduced
+                                                                         : Engine::full;
 
 // The vector at `offset`, or kBeyond elements beyond it: there as kWhole says, or else if `wanted`.
 template <int V, bool kWhole, int kBeyond = 0, class Source>
@@ -412,9 +414,10 @@ __device__ __forceinline__ Acc widened(LaneSum x) {
 // Addends of a whole vector. Two float8 at a time share a conversion.
 template <class T, class Element, int V>
 __device__ __forceinline__ void unpack(const Vector<Element, V>& x, T (&to)[V]) {
-  constexpr bool kFloat8 = std::is_same_v<Element, Float8_e4m3fn> || std::is_same_v<Element, Float8_e5m2>;
-  if constexpr (kFloat8 && V % 2 == 0) {
-    constexpr auto kFormat = std::is_same_v<Element, Float8_e4m3fn> ? __NV_E4M3 : __NV_E5M2;
+  constexpr bool kE4m3 = std::is_same_v<Element, Mapped<Float8_e4m3fn, Map::value>>;
+  constexpr bool kE5m2 = std::is_same_v<Element, Mapped<Float8_e5m2, Map::value>>;
+  if constexpr ((kE4m3 || kE5m2) && V % 2 == 0) {
+    constexpr auto kFormat = kE4m3 ? __NV_E4M3 : __NV_E5M2;
 #pragma unroll
     for (int j = 0; j < V; j += 2) {
       const auto two = reinterpret_cast<const __nv_fp8x2_storage_t*>(&x.bits)[j / 2];

@@ -17,7 +17,7 @@ cudaError_t run_weighted(const WeightedLaunch& launch) {
   const weighted::Reduction& r = launch.reduction;
   const auto join = [&](auto acc) {
     using Acc = decltype(acc);
-    return join_weighted<Acc>(launch, output_of<Acc, true>(r, static_cast<Acc*>(nullptr)));
+    return join_weighted<Acc>(launch, output_of<AnyResult>(r, r.path(), static_cast<Acc*>(nullptr)));
   };
   switch (r.accumulator) {
     case Accumulator::f32: return join(float{});

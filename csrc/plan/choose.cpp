@@ -31,7 +31,7 @@ struct OwnOf {
   Own operator()(const RingPlan& p) const { return {p.stages, 1, 1, p.stage_bytes}; }
   Own operator()(const ThinPlan& p) const { return {p.elements, p.runs, 1, 1}; }
   Own operator()(const ColumnsPlan& p) const { return {p.elements, p.batches, p.width, 1}; }
-  Own operator()(const PanelsPlan& p) const { return {p.elements, p.batches, p.width, 1}; }
+  Own operator()(const PanelsPlan& p) const { return {p.elements, 1, p.width, 1}; }
   Own operator()(const ExpandedPlan&) const { return {1, 1, 1, 1}; }
 };
 

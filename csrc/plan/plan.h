@@ -8,15 +8,10 @@
 #include <string>
 #include <variant>
 
-#include "../cuda/columns/plan.h"
 #include "../cuda/dense/plan.h"
 #include "../cuda/expanded/plan.h"
-#include "../cuda/flat/plan.h"
-#include "../cuda/panels/plan.h"
-#include "../cuda/ring/plan.h"
-#include "../cuda/thin/plan.h"
 #include "../geometry.h"
-#include "limits.h"
+#include "variant.h"
 
 namespace gpureduce {
 
@@ -121,7 +116,8 @@ const char* kernel_name(size_t alternative);
 
 struct Plan {
   Shape shape;
-  Walk walk;
+  Variant variant;  // which of its kernels
+  Walk walk;        // that the problem needs; the kernel's may be more general
   bool by_columns;  // neighbouring threads own neighbouring outputs
   int vector;       // elements a load
   int warps;        // a block
@@ -151,17 +147,5 @@ struct Plan {
 // What the input takes up in memory.
 struct InputSpan { const char *begin, *end; };
 InputSpan input_span(const Reduction& reduction);
-
-// Whether all kernels have code for the results. That for others is a lot, which lean kernels and the join have.
-bool is_direct(const Reduction& reduction);
-
-// Whether the reducing kernels write the results; or else only the join does.
-bool writes_results(const Reduction& reduction);
-
-// Whether elements are read as their own type, by kernels compiled for it; or else through a run-time conversion of each.
-bool is_typed(const Reduction& reduction);
-
-// Whether there are only the few variants of kernels that all operations have; or else all of them.
-bool is_lean(const Reduction& reduction);
 
 }  // namespace gpureduce

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "../nest.h"
-
 namespace gpureduce {
 
 namespace {
@@ -34,10 +32,10 @@ int vector_width(const Problem& p, bool by_columns, int size, const void* addres
 
 // How rows or columns that are dense, but not at aligned addresses, are read a vector's a thread nevertheless; or else `walk`.
 Walk odd_walk(const Request& q) {
-  if (!q.typed || q.vector > 1 || q.p.reduced.size() != 1 || (q.lean && q.by_columns)) return q.walk;
+  if (!q.typed || q.vector > 1 || q.p.reduced.size() != 1) return q.walk;
   const int64_t stride = q.p.reduced[0].stride;
   const bool long_rows = stride == 1 && q.p.length > kLanes;
-  if (!q.by_columns) return shifts(q.size) && long_rows && !outweighs_loads(q.r.map) ? Walk::shifted : q.walk;
+  if (!q.by_columns) return shifts(q.size) && long_rows ? Walk::shifted : q.walk;
   if (q.p.kept.empty() || q.p.kept.back().stride != 1 || q.p.kept.back().size == 1 || q.p.length <= kLoads) return q.walk;
   if (spreads(q.size)) return Walk::spread;
   // Vectors of several rows may reach out of the input.
@@ -85,39 +83,40 @@ bool columnwise(const Problem& p) {
 
 int64_t power_of_two_above(int64_t x) { return int64_t{1} << log2_up(x); }
 
-int leaf_elements(const Request& q) {
-  const int64_t length = q.p.length;
-  if (length <= kLanes) return 1;
-  return q.lean || length > 4 * kLanes ? kDepth : length <= 2 * kLanes ? 2 : 4;
+int leaf_elements(int64_t length) {
+  return length <= kLanes ? 1 : length <= 2 * kLanes ? 2 : length <= 4 * kLanes ? 4 : kDepth;
 }
 
 Request::Request(const Reduction& r, const Device& device, bool by_columns)
     : r(r), device(device), p(r.problem), by_columns(by_columns) {
   size = info(r.in).size;
-  direct = writes_results(r);
-  typed = is_typed(r);
-  lean = is_lean(r);
+  direct = r.path != ResultPath::joined;
+  typed = r.engine != Engine::converted;
   element_bytes = typed ? size : with_accumulator(r.accumulator, [](auto acc) { return converted_bytes<decltype(acc)>; });
   order_free = r.accumulator == Accumulator::i64;
   const bool small = (order_free && ((size <= 2 && !info(r.in).is_rare()) || r.map == Map::nonzero)) ||
                      (r.accumulator == Accumulator::largest_i64 && size <= 4);
   lane_bytes = typed && small ? 4 : size_of(r.accumulator);
+  variants = variants_of({r.engine, element_bytes, outweighs_loads(r.map)});
   written_bytes = direct ? info(r.out).size : size_of(r.accumulator);
   walk = p.reduced.size() > 1 ? Walk::nested : p.reduced.empty() || p.reduced[0].stride == 1 ? Walk::dense : Walk::linear;
   vector = typed ? vector_width(p, by_columns, size, r.input) : 1;
   odd = odd_walk(*this);
+  if (odd != walk && !variant(by_columns ? Kernel::panels : Kernel::dense, odd, odd_vector())) odd = walk;
   leaves = leaf_count(p.length);
   bytes = bytes_moved(p, size, info(r.out).size);
   streams = is_streamed(*this);
 }
 
 void Proposals::add(const Proposal& proposal) {
+  if (!proposal.variant) return;
   const Request& q = request;
   const int64_t outputs = q.p.outputs, splits = ceil_div(q.leaves, proposal.tile_leaves);
   const int64_t column_tiles = ceil_div(proposal.columns, proposal.tile_outputs);
   if (splits > kMaxGrid || column_tiles > UINT32_MAX) return;
   Plan plan{};
   plan.shape = proposal.shape;
+  plan.variant = *proposal.variant;
   plan.walk = proposal.walk;
   plan.by_columns = q.by_columns;
   plan.vector = proposal.vector;
@@ -160,25 +159,5 @@ InputSpan input_span(const Reduction& r) {
   const char* begin = static_cast<const char*>(r.input);
   return {begin, begin + (last + 1) * info(r.in).size};
 }
-
-bool is_direct(const Reduction& r) {
-  const bool rooted = r.map == Map::value && (r.finish == Finish::square_root || r.finish == Finish::cube_root);
-  const bool truth = r.finish == Finish::all;
-  return is_direct(r.accumulator, r.out) && !rooted && !truth;
-}
-
-bool writes_results(const Reduction& r) { return is_direct(r) || is_lean(r); }
-
-bool is_typed(const Reduction& r) {
-  const Problem& p = r.problem;
-  const bool plain = !r.negate && !r.conjugate;
-  // The kernels compiled for a dtype find their way with 32-bit divisions.
-  const bool near = fits_fast_nest(p.kept, p.outputs) && fits_fast_nest(p.reduced, p.length);
-  const int thin = is_plain_sum(r.map, r.accumulator, info(r.in)) ? kLanes : kLoads;  // what the thin kernel takes
-  const bool few = columnwise(p) || p.length <= thin || counts_rows(p);
-  return plain && near && few && is_compiled(r.map, r.accumulator, r.in);
-}
-
-bool is_lean(const Reduction& r) { return !is_typed(r) || !is_plain_sum(r.map, r.accumulator, info(r.in)); }
 
 }  // namespace gpureduce

@@ -18,9 +18,9 @@ struct Request {
   int element_bytes;  // and as kernels have it, after a conversion at run time if there is one
   int lane_bytes;     // of a lane's sum (Lane in primitives.cuh)
   int written_bytes;  // of an output as kernels write it: the result, or an accumulator that the join rounds
-  bool typed;         // is_typed()
-  bool lean;          // is_lean()
+  bool typed;         // there are kernels of this dtype; or else elements are converted
   bool order_free;    // sums are of integers
+  Variants variants;  // what is compiled
   bool by_columns;    // neighbouring threads own neighbouring outputs; or else they read neighbouring elements of one
   Walk walk;
   int vector;             // elements of a load, if all places where one may begin are aligned; or 1
@@ -33,6 +33,12 @@ struct Request {
 
   int odd_vector() const { return kGranule / size; }
 
+  // The kernel of this walk or a more general one, with so many loads or more; null where there is none.
+  const Variant* variant(Kernel kernel, Walk walk, int vector, int loads = 1, int batches = 1) const {
+    const int i = variants.serving(kernel, walk, vector, loads, batches);
+    return i < 0 ? nullptr : &variants[i];
+  }
+
   // Calls with each way to read the elements: (walk, vector).
   template <class Each>
   void for_each_reading(const Each& each) const {
@@ -44,6 +50,7 @@ struct Request {
 // How outputs and leaves are to be cut, for a kernel of this shape.
 struct Proposal {
   Shape shape;
+  const Variant* variant;  // null: nothing is proposed
   Walk walk;
   int vector, warps;
   int64_t tile_outputs, tile_leaves;  // a power of two
@@ -68,9 +75,8 @@ class Proposals {
 
 int64_t power_of_two_above(int64_t x);
 
-// Elements of a leaf that a thread has in flight: 1, 2, 4 or kDepth, as many as the leaves of such outputs have; or of lean
-// kernels 1 or kDepth.
-int leaf_elements(const Request& request);
+// Elements of a leaf that a thread should have in flight: 1, 2, 4 or kDepth, as many as the longest leaf has.
+int leaf_elements(int64_t length);
 
 // Whether the fastest dim in memory is kept, so that a problem should be read by columns.
 bool columnwise(const Problem& p);

@@ -52,8 +52,8 @@ struct Members {
     s << ", \"warp_columns\": " << p.width << ", \"thread_elements\": " << p.elements << ", \"batches\": " << p.batches;
   }
   void operator()(const PanelsPlan& p) {
-    s << ", \"warp_columns\": " << p.width << ", \"thread_elements\": " << p.elements << ", \"batches\": " << p.batches
-      << ", \"units\": " << p.units << ", \"rows\": " << p.rows << ", \"parts\": " << p.parts;
+    s << ", \"warp_columns\": " << p.width << ", \"thread_elements\": " << p.elements << ", \"units\": " << p.units
+      << ", \"rows\": " << p.rows << ", \"parts\": " << p.parts;
   }
   void operator()(const ExpandedPlan&) {}
 };
@@ -113,6 +113,13 @@ Tuning Tuning::parse(const std::string& text) {
 
 const char* kernel_name(size_t alternative) { return kKernelNames[alternative]; }
 
+std::string Variant::json() const {
+  std::ostringstream s;
+  s << "[\"" << kernel_name(static_cast<size_t>(kernel)) << "\", \"" << kWalkNames[static_cast<int>(walk)] << "\", "
+    << int{vector} << ", " << loads << ", " << int{batches} << "]";
+  return s.str();
+}
+
 std::string Plan::str() const {
   std::ostringstream s;
   s << "kernel " << kernel() << ": " << vector << (vector == 1 ? " element" : " elements") << " a load"
@@ -142,7 +149,7 @@ std::string Plan::json() const {
     << "], \"tiles\": " << tiling.tiles << ", \"splits\": " << tiling.splits << ", \"tile_outputs\": " << tiling.tile_outputs
     << ", \"tile_leaves\": " << tiling.tile_leaves << ", \"outputs\": " << tiling.outputs << ", \"columns\": " << tiling.columns
     << ", \"leaves\": " << tiling.leaves << ", \"workspace_bytes\": " << workspace_bytes << ", \"early\": " << text_of(early)
-    << ", \"cluster\": " << cluster << ", \"bytes\": " << bytes;
+    << ", \"cluster\": " << cluster << ", \"bytes\": " << bytes << ", \"variant\": " << variant.json();
   std::visit(Members{s, warps}, shape);
   s << ", \"joins\": [";
   for (const Join& j : joins) s << (&j == joins.begin() ? "" : ", ") << j.fan;

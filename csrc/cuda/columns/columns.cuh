@@ -287,9 +287,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kThinBlocks<Lanes<typ
     if constexpr (kElements > kLoads) {
       take_whole<V, walk>(a, tile);
     } else {
-      constexpr int kTinyRuns = is_lean<Source> && !is_any<Source> ? lean_thin_runs(V, kTinyColumn) : 1;
-      if (kTinyRuns > 1 && a.length <= kTinyColumn) take_few<V, kTinyColumn, kTinyRuns, walk>(a, tile);
-      else take_few<V, kElements, kRuns, walk>(a, tile);
+      take_few<V, kElements, kRuns, walk>(a, tile);
     }
   } while (loop.next(a.tiling));
 }

@@ -11,12 +11,14 @@ bool takes(const Request& q) { return q.by_columns && !q.p.kept.empty() && q.p.l
 void propose(Proposals& proposals) {
   const Request& q = proposals.request;
   if (q.vector > 1 && panels_kernel::takes(q)) return;
-  ColumnsPlan plan{};
-  plan.elements = leaf_elements(q);
   const int vector = column_vector(q.vector, q.walk);
+  const Variant* const variant = q.variant(Kernel::columns, q.walk, vector, leaf_elements(q.p.length));
+  ColumnsPlan plan{};
+  plan.elements = variant->loads;
   // Of few elements, columns side by side of all rows of the fastest kept dim, so that a warp has many even where it is short.
   // Plain sums have thin kernels for these.
-  const int64_t columns = q.lean && q.p.length <= kLanes ? q.p.outputs : q.p.kept.back().size;
+  const bool few = q.r.engine != Engine::full && q.p.length <= kLanes;
+  const int64_t columns = few ? q.p.outputs : q.p.kept.back().size;
   const int64_t vectors = ceil_div(columns, vector), line = std::max(1, kLine / (vector * q.size));
   const int many = column_batches(vector);
   const auto propose_width = [&](int width) {
@@ -31,8 +33,8 @@ void propose(Proposals& proposals) {
       for_each_tile_size(most, q.device, tiles, [&](int64_t units) {
         for (int64_t warps : {4, 8})
           if (warps == 4 || units >= 8)
-            proposals.add({plan, q.walk, vector, static_cast<int>(std::min(warps, units)), int64_t{width} * vector,
-                           units * unit, columns, true});
+            proposals.add({plan, q.variant(Kernel::columns, q.walk, vector, plan.elements, batches), q.walk, vector,
+                           static_cast<int>(std::min(warps, units)), int64_t{width} * vector, units * unit, columns, true});
       });
     }
   };

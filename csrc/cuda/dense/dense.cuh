@@ -17,10 +17,11 @@ struct DenseArgs {
   Source source;
   int64_t pitch;  // of rows, unless their dims are nested
   Count rows;
-  uint16_t warps;      // of a block
-  bool alone, nested;  // a warp takes a row alone; rows stand in nested dims
+  uint8_t warps;        // of a block
+  uint8_t log_threads;  // of flat rows: loads that a row takes, width * groups
+  bool alone, nested;   // a warp takes a row alone; rows stand in nested dims
   int64_t length, result_pitch;
-  OutputOf<Source, Acc> output;
+  Output<Acc, typename Source::Element> output;
   Count row_units;
   uint32_t splits;
   int32_t tile_units;
@@ -104,9 +105,8 @@ __device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, int64
                                           typename DenseArgs<Source, Acc>::Count unit) {
   if constexpr (walk == Walk::shifted) {
     const int64_t chunk = int64_t{unit} * kChunk;
-    if constexpr (kElements < kDepth)
-      return short_chunk<V, kElements, kElements / 2, Acc>(a.source, a.input, a.length, row, chunk);
-    else if (is_short_chunk(a.length - chunk)) return short_chunk<V, 2, 0, Acc>(a.source, a.input, a.length, row, chunk);
+    static_assert(kElements == kDepth);
+    if (is_short_chunk(a.length - chunk)) return short_chunk<V, 2, 0, Acc>(a.source, a.input, a.length, row, chunk);
     else return shifted_chunk<V, kElements, 0, Acc>(a.source, a.input, a.length, row, chunk);
   } else {
     constexpr int kUnit = row_unit(V, kElements, sizeof(typename Source::Element)), kChunkUnits = kLanes / kUnit;
@@ -225,87 +225,185 @@ __global__ void __launch_bounds__(dense_warps(walk) * kWarp, dense_blocks(walk))
   }
 }
 
-// Short rows, every element of which is a leaf: kWidth neighbouring threads a row, a vector each, and 32 / kWidth rows side by
-// side; or kGroups times 32 vectors a row. A thread has its vectors of several rows in flight, and then the values change
-// hands, so that each shuffle joins two rows at once. Where rows are not dense, a thread finds its places in a row once for
-// all.
-template <int V, int kWidth, int kGroups, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) flat_rows(const __grid_constant__ DenseArgs<Source, Acc> a) {
-  using Element = typename Source::Element;
-  constexpr int kCount = flat_loads(V * sizeof(Element), kGroups, walk == Walk::dense),
-                kBatch = kWidth < kCount ? kWidth : kCount;
-  constexpr int kSide = kWarp / kWidth, kRows = kCount / kGroups * kSide;
-  static_assert(kGroups == 1 || (kWidth == kWarp && kGroups <= kCount));
-  const int lane = threadIdx.x % kWarp, e = lane % kWidth * V, length = static_cast<int>(a.length);
-  const uint32_t first = (blockIdx.x * static_cast<uint32_t>(a.warps) + threadIdx.x / kWarp) * kRows;
-  wait_for_previous_kernel();
-  allow_next_kernel();
-  if (first >= a.rows) return;
-  const uint32_t mine = first + lane / kWidth;
-  constexpr bool kDense = walk == Walk::dense;
-  int64_t at[kGroups];  // the thread's places in a row
-  if constexpr (!kDense) {
-    const auto find = [&](auto c, const auto& next) {
+// Joins each of a thread's N values across 1 << log_width neighbouring threads, 1 << kLog of which hold joined values already,
+// and calls write(value, index) for each result with the number of the load that it came from. While there are several values,
+// a pair of threads shares the work, as in warp_transpose_join().
+template <int kLog = 0, int kLogTurned = 0, int N, class Acc, class Write>
+__device__ __forceinline__ void join_loads(const Acc (&v)[N], int log_width, const Write& write) {
+  const int lane = threadIdx.x % kWarp;
+  if (kLog == 5 || log_width == kLog) {
+    const int within = lane & ((1 << kLogTurned) - 1);
+    if ((lane & ((1 << kLog) - 1)) > within) return;
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g, next.move(c)) at[g] = c.offset;
-    };
-    if (a.reduced.rank == 2 && a.reduced.moves()) {
-      find(a.reduced.template cursor<1>(e), a.next.in_two());
-    } else if (a.reduced.rank > 2 && a.reduced.moves()) {
-      find(a.reduced.template cursor<kInnerDims>(e), a.next);
-    } else {
-      constexpr Walk kWalk = is_any<Source> ? Walk::nested : Walk::linear;
+    for (int i = 0; i < N; ++i) write(v[i], (i << kLogTurned) + within);
+  } else if constexpr (kLog < 5 && N > 1) {
+    const bool odd = lane & 1 << kLog;
+    Acc half[N / 2];
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) at[g] = a.template element<kWalk>(e + g * kWarp * V);
+    for (int i = 0; i < N / 2; ++i) {
+      Acc keep = v[2 * i], give = v[2 * i + 1];
+      exchange_if(odd, keep, give);
+      half[i] = keep + shuffle_xor(give, 1 << kLog);
     }
+    join_loads<kLog + 1, kLogTurned + 1>(half, log_width, write);
+  } else if constexpr (kLog < 5) {
+    const Acc both[1] = {v[0] + shuffle_xor(v[0], 1 << kLog)};
+    join_loads<kLog + 1, kLogTurned>(both, log_width, write);
   }
-  Vector<Element, V> x[1][kCount];
-  const auto load = [&](auto place) {  // the offset of a row, so many below the thread's first
+}
+
+// The values of some loads of rows all elements of which are leaves.
+template <class Acc, class Source, int V, int kCount>
+__device__ __forceinline__ void join_vectors(const Vector<typename Source::Element, V> (&x)[1][kCount], Acc (&v)[kCount]) {
+  const auto& addends = ready(x);
 #pragma unroll
-    for (int i = 0; i < kCount; i += kGroups) {
-      const int below = i / kGroups * kSide;
-      const int64_t begin = kDense ? place(below) + e : place(below);
-      for_constants(std::make_integer_sequence<int, kGroups>{}, [&](auto g) {
-        constexpr int kGroup = decltype(g)::value, kBeyond = kGroup * kWarp * V;
-        const bool wanted = mine + below < a.rows && e + kBeyond < length;
-        if constexpr (kDense) x[0][i + kGroup] = a.source.template load_if<V, kBeyond>(wanted, begin);
-        else x[0][i + kGroup] = a.source.template load_if<V>(wanted, begin + at[kGroup]);
-      });
+  for (int i = 0; i < kCount; ++i) {
+    RowLanes<typename Source::Element, Acc, V> lanes;
+    lanes.start(addends[0][i]);
+    v[i] = lanes.join();
+  }
+}
+
+// Calls with a cursor at element `e` of a row, and with what moves it on by a.next; rows that are not dense.
+template <class Source, class Acc, class F>
+__device__ __forceinline__ void with_cursor(const DenseArgs<Source, Acc>& a, int e, int next, const F& f) {
+  if (a.reduced.rank == 2 && a.reduced.moves()) {
+    f(a.reduced.template cursor<1>(e), [stride = a.next.in_two()](auto& c) { stride.move(c); });
+  } else if (a.reduced.rank > 2 && a.reduced.moves()) {
+    f(a.reduced.template cursor<kInnerDims>(e), [&](auto& c) { a.next.move(c); });
+  } else {
+    struct Linear {
+      int e;
+      int64_t offset;
+    };
+    constexpr Walk kWalk = is_any<Source> ? Walk::nested : Walk::linear;
+    f(Linear{e, a.template element<kWalk>(e)}, [&](Linear& c) { c = {c.e + next, a.template element<kWalk>(c.e + next)}; });
+  }
+}
+
+// Rows of up to 32 loads: 1 << log_threads neighbouring threads take one, a load each, and a warp several side by side.
+template <int V, Walk walk, class Source, class Acc>
+__device__ __forceinline__ void take_rows_of_loads(const DenseArgs<Source, Acc>& a) {
+  using Element = typename Source::Element;
+  constexpr bool kDense = walk == Walk::dense;
+  constexpr int kCount = flat_loads(V * sizeof(Element), V, kDense, false);
+  const int log_width = a.log_threads, log_side = 5 - log_width, lane = threadIdx.x % kWarp;
+  const uint32_t warp = blockIdx.x * static_cast<uint32_t>(a.warps) + threadIdx.x / kWarp, first = warp * kCount << log_side;
+  if (first >= a.rows) return;
+  const uint32_t mine = first + (lane >> log_width);
+  const int e = (lane & ((1 << log_width) - 1)) * V;
+  const bool inside = e < static_cast<int>(a.length);
+  int64_t at = e;  // the thread's place in a row
+  if constexpr (!kDense) with_cursor(a, e, 0, [&](const auto& c, const auto&) { at = c.offset; });
+  Vector<Element, V> x[1][kCount];
+  const auto load = [&](auto place) {  // the offset of the thread's next row
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const uint32_t row = mine + (i << log_side);
+      x[0][i] = a.source.template load_if<V>(inside && row < a.rows, place(row) + at);
     }
   };
   if (!kDense && a.nested && a.kept.moves()) {
-    Cursor row = a.kept.template cursor<kInnerDims>(mine < a.rows ? mine : 0);
-    load([&](int) {
-      const int64_t offset = row.offset;
-      a.next_row.move(row);
+    Cursor c = a.kept.template cursor<kInnerDims>(mine < a.rows ? mine : 0);
+    load([&](uint32_t) {
+      const int64_t offset = c.offset;
+      a.next_row.move(c);
       return offset;
     });
   } else if (a.nested) {
-    load([&](int below) { return a.kept.at(mine + below < a.rows ? mine + below : 0).in; });
+    load([&](uint32_t row) { return a.kept.at(row < a.rows ? row : 0).in; });
   } else {
-    const int64_t begin = mine * a.pitch;
-    load([&](int below) { return begin + below * a.pitch; });
+    int64_t next = mine * a.pitch;
+    const int64_t step = a.pitch << log_side;
+    load([&](uint32_t) {
+      const int64_t offset = next;
+      next += step;
+      return offset;
+    });
   }
-  const auto& addends = ready(x);
+  Acc v[kCount];
+  join_vectors<Acc, Source>(x, v);
+  join_loads(v, log_width, [&](Acc sum, int load) {
+    const uint32_t row = first + (load << log_side) + (lane >> log_width);
+    if (row < a.rows) a.output.write_at(a.place(row).out, row, sum);
+  });
+}
+
+// Rows of more loads: 32 threads take one, and have several groups of 32 loads of it in flight, or of a few such rows.
+template <int V, Walk walk, class Source, class Acc>
+__device__ __forceinline__ void take_rows_of_groups(const DenseArgs<Source, Acc>& a) {
+  using Element = typename Source::Element;
+  constexpr bool kDense = walk == Walk::dense;
+  constexpr int kCount = flat_loads(V * sizeof(Element), V, kDense, true), kGroup = kWarp * V;
+  const int log_groups = a.log_threads - 5, last_group = (1 << log_groups) - 1, lane = threadIdx.x % kWarp;
+  const uint32_t warp = blockIdx.x * static_cast<uint32_t>(a.warps) + threadIdx.x / kWarp,
+                 first = warp * (kCount >> log_groups);
+  if (first >= a.rows) return;
+  const int e = lane * V, length = static_cast<int>(a.length);
+  Vector<Element, V> x[1][kCount];
+  // place(row): where the row begins, which is the last one's or the next. Elements are found by `begin` and `move`.
+  const auto load = [&](auto place, const auto& begin, const auto& move) {
+    auto c = begin;
 #pragma unroll
-  for (int i = 0; i < kCount; i += kBatch) {
-    Acc v[kBatch];
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      if constexpr (kGroups > 1 && is_lean<Source>) {  // whose maps may take long
-        if ((i + b) % kGroups * kWarp * V >= length) {
-          v[b] = padding<Acc>();
-          continue;
-        }
-      }
-      RowLanes<Element, Acc, V> lanes;
-      lanes.start(addends[0][i + b]);
-      v[b] = lanes.join();
+    for (int i = 0; i < kCount; ++i) {
+      const uint32_t row = first + (i >> log_groups);
+      const int group = i & last_group;
+      if (i > 0 && group == 0) c = begin;
+      const bool wanted = row < a.rows && e + group * kGroup < length;
+      x[0][i] = a.source.template load_if<V>(wanted, place(row, i > 0 && group == 0) + c.offset);
+      move(c);
     }
-    const Acc sum = warp_join(warp_transpose_join<kBatch, kWidth>(v), 1, kGroups);
-    const uint32_t row = first + (i + lane % kBatch) / kGroups * kSide + lane / kWidth;
-    if (lane % kWidth < kBatch && lane % kGroups == 0 && row < a.rows) a.output.write_at(a.place(row).out, row, sum);
+  };
+  const auto load_rows = [&](auto place) {
+    if constexpr (kDense) {
+      struct Side { int64_t offset; };
+      load(place, Side{e}, [](Side& c) { c.offset += kGroup; });
+    } else {
+      with_cursor(a, e, kGroup, [&](const auto& begin, const auto& move) { load(place, begin, move); });
+    }
+  };
+  if (!a.nested) {
+    load_rows([&](uint32_t row, bool) { return row * a.pitch; });
+  } else if (a.kept.moves()) {
+    Cursor c = a.kept.template cursor<kInnerDims>(first);
+    load_rows([&](uint32_t, bool next) {
+      if (next) a.next_row.move(c);
+      return c.offset;
+    });
+  } else {
+    load_rows([&](uint32_t row, bool) { return a.kept.at(row < a.rows ? row : 0).in; });
   }
+  Acc v[kCount];
+  if constexpr (engine_of<Source> == Engine::reduced) {  // whose maps may take long
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      v[i] = padding<Acc>();
+      if ((i & last_group) * kGroup < length) {
+        RowLanes<Element, Acc, V> lanes;
+        lanes.start(x[0][i]);
+        v[i] = lanes.join();
+      }
+    }
+  } else {
+    join_vectors<Acc, Source>(x, v);
+  }
+  const Acc sum = warp_join(warp_transpose_join<kCount>(v), 1, 1 << log_groups);
+  const uint32_t row = first + (lane % kCount >> log_groups);
+  if (lane < kCount && (lane & last_group) == 0 && row < a.rows) a.output.write_at(a.place(row).out, row, sum);
+}
+
+// Short rows, every element of which is a leaf. Then the values change hands, so that each shuffle joins two loads at once.
+//
+// For example rows of 100 bfloat16: loads of 8 bytes, 4 elements each, are 25 a row, so 32 threads take a row, and each has
+// loads of 8 rows in flight. Rows of 10 float32 in loads of 8 bytes are 5 loads: 8 threads take one, and a warp 4 side by side.
+// Rows of 500 bfloat16 are 125 loads: a warp takes one in 4 groups of 32 loads, 2 rows in flight.
+template <int V, Walk walk, class Source, class Acc>
+__global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) flat_rows(const __grid_constant__ DenseArgs<Source, Acc> a) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  if constexpr (flat_groups(V * sizeof(typename Source::Element), V) > 1)
+    if (a.log_threads > 5) return take_rows_of_groups<V, walk>(a);
+  take_rows_of_loads<V, walk>(a);
 }
 
 }  // namespace gpureduce::cuda

@@ -16,18 +16,13 @@ struct Rows {
   const Request& q = proposals.request;
   Walk walk;
   int vector;
-  int elements = elements_of(q, walk);
+  const Variant* variant = q.variant(Kernel::dense, dense_walk(walk, q.p), vector, std::max(2, leaf_elements(q.p.length)));
+  int elements = variant ? variant->loads : kDepth;
   int unit_leaves = row_unit(vector, elements, q.element_bytes, walk);
   int64_t row_units = ceil_div(q.leaves, unit_leaves);
 
   // Rows that blocks of so many take side by side: all, unless that is more than a grid has.
   int64_t side(int64_t rows) const { return q.p.outputs <= rows * kMaxGrid ? q.p.outputs : rows << 30; }
-
-  static int elements_of(const Request& q, Walk walk) {
-    if (q.lean) return walk != Walk::shifted && q.p.length <= 2 * kLanes ? 2 : kDepth;
-    const int few = std::max(2, leaf_elements(q));
-    return few == 4 && dense_walk(walk, q.p, q.lean, !q.typed) == Walk::deep ? kDepth : few;
-  }
 
   // Tiles of so many units, a power of two, of blocks that have as many warps as there are units, or a fraction of these. A
   // rest of a few elements is no work for a warp.
@@ -37,14 +32,14 @@ struct Rows {
     const bool has_rest = (walk == Walk::shifted || vector == 1) && row_rest(q.p.length) > 0;
     const int64_t most = std::min({int64_t{dense_warps(walk)}, units, std::max<int64_t>(1, row_units - has_rest)});
     if (most < fraction) return;
-    proposals.add(
-        {DensePlan{elements}, walk, vector, static_cast<int>(ceil_div(most, fraction)), 1, leaves, side(1), false, true});
+    proposals.add({DensePlan{elements}, variant, walk, vector, static_cast<int>(ceil_div(most, fraction)), 1, leaves, side(1),
+                   false, true});
   }
 
   void propose() {
     if (row_alone(q.leaves, unit_leaves, walk)) {  // a warp each
       for (int warps : {1, 2, 4, 8})
-        proposals.add({DensePlan{elements}, walk, vector, warps, warps, power_of_two_above(q.leaves), side(warps)});
+        proposals.add({DensePlan{elements}, variant, walk, vector, warps, warps, power_of_two_above(q.leaves), side(warps)});
       return;
     }
     const int64_t whole = power_of_two_above(row_units);

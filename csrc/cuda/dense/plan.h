@@ -17,13 +17,8 @@ constexpr int kMaxDenseDepth = kMaxGridDepth;  // rows below each other in the g
 // Whether kernels compiled for a dtype can count such rows, and units of them, in 32 bits.
 inline bool counts_rows(const Problem& p) { return p.outputs < kMaxGrid && p.length < kMaxGrid * kWarp * kDepth; }
 
-// What it is compiled for: more than two dims are deep; of lean kernels, all that are not dense are, unless elements are
-// converted at run time, in one dim. Deep rows are read in two elements a leaf or in kDepth.
-inline Walk dense_walk(Walk walk, const Problem& p, bool lean, bool any) {
-  if (any) return p.reduced.size() > 1 ? Walk::deep : Walk::linear;
-  if (lean) return walk == Walk::dense || walk == Walk::shifted ? walk : Walk::deep;
-  return p.reduced.size() > 2 ? Walk::deep : walk;
-}
+// The least general walk that finds all elements of a row: nested ones are two dims.
+inline Walk dense_walk(Walk walk, const Problem& p) { return p.reduced.size() > 2 ? Walk::deep : walk; }
 
 // Groups of 32 * vector leaves that a unit of a row has, of elements of so many bytes: as many as keep kLoads whole vectors in
 // flight, or as many registers' single elements, but no more than a chunk has.

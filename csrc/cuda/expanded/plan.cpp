@@ -16,7 +16,8 @@ bool takes(const Request& q) {
 void propose(Proposals& proposals) {
   const Request& q = proposals.request;
   proposals.plans.clear();
-  proposals.add({ExpandedPlan{}, q.walk, 1, kWarps, kWarps * kWarp, power_of_two_above(q.leaves), q.p.outputs});
+  proposals.add({ExpandedPlan{}, q.variant(Kernel::expanded, q.walk, 1), q.walk, 1, kWarps, kWarps * kWarp,
+                 power_of_two_above(q.leaves), q.p.outputs});
 }
 
 }  // namespace gpureduce::expanded_kernel

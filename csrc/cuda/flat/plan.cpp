@@ -20,18 +20,16 @@ void propose_loads(Proposals& proposals, int vector) {
   const int bytes = vector * q.element_bytes;
   const int64_t loads = ceil_div(q.p.length, vector);
   if (loads > int64_t{kWarp} * flat_groups(bytes, vector)) return;
-  const bool pieces = q.typed && reads_pieces(q.walk, vector, q.size, q.lean);
+  const Variant* variant = q.variant(Kernel::flat, q.walk, vector);
+  if (!variant) return;
   FlatPlan plan{};
   plan.width = static_cast<int>(std::min<int64_t>(kWarp, power_of_two_above(loads)));
-  plan.width = std::max(plan.width, flat_width(pieces, q.lean, vector));
   plan.groups = static_cast<int>(power_of_two_above(ceil_div(loads, kWarp)));
-  if (q.lean) {
-    plan.width = lean_flat_width(pieces, plan.width);
-    plan.groups = std::min(lean_flat_groups(plan.groups), flat_groups(bytes, vector));
-  }
-  const int warp_rows = flat_loads(bytes, plan.groups, pieces) / plan.groups * (kWarp / plan.width);
+  const int in_flight = flat_loads(bytes, vector, variant->walk == Walk::dense, plan.groups > 1);
+  const int warp_rows = in_flight / plan.groups * (kWarp / plan.width);
   for (int warps : {4, 8})
-    proposals.add({plan, q.walk, vector, warps, int64_t{warps} * warp_rows, power_of_two_above(q.leaves), q.p.outputs});
+    proposals.add(
+        {plan, variant, q.walk, vector, warps, int64_t{warps} * warp_rows, power_of_two_above(q.leaves), q.p.outputs});
 }
 
 }  // namespace
@@ -44,7 +42,7 @@ void propose(Proposals& proposals) {
   const int piece = row_piece(q);
   const bool in_pieces = q.typed && q.walk == Walk::dense && piece >= std::max(4, q.size);
   const bool in_vectors =
-      !q.lean && q.walk == Walk::nested && q.vector > 1 && 2 * q.p.length > flat_width(false, false, q.vector) * q.vector;
+      q.walk == Walk::nested && q.vector > 1 && q.p.length > 8 * q.vector && q.variant(Kernel::flat, q.walk, q.vector);
   if (in_pieces) propose_loads(proposals, piece / q.size);
   else propose_loads(proposals, in_vectors ? q.vector : 1);
 }

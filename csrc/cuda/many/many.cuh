@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kManyWarps* kWarp, 3) many_arrays(const __grid
   if (threadIdx.x > 0) return;
   if (a.length == 0) v = 0;
   if (many.tiles.partials) many.tiles.partials[blockIdx.x] = v;
-  else store_direct(many.tiles.results, array, 0, many.tiles.out, {v});
+  else store_native(many.tiles.results, array, 0, many.tiles.out, {v});
 }
 
 // Joins the partial results of an array, a block each. A thread takes `run` neighbours, a power of two and kJoinRun at least.
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(1024) join_arrays(const __grid_constant__ Many
     all = join_neighbours(v);
     carry(waiting, all, k);
   }
-  if (block_join(all, blockDim.x, slots)) store_direct(tiles.results, array, 0, tiles.out, {all});
+  if (block_join(all, blockDim.x, slots)) store_native(tiles.results, array, 0, tiles.out, {all});
 }
 
 }  // namespace gpureduce::cuda

@@ -22,7 +22,7 @@ struct PanelArgs {
   int64_t result_pitch, result_batch_pitch;  // of columns, and of batches
   int64_t partial_output_stride, partial_split_stride;
   InputSpan input;
-  OutputOf<Source, Acc> output;
+  Output<Acc, typename Source::Element> output;
   Nest<Source::kRank> kept;
 
   // The first column of a batch: of the last dim that is kept.
@@ -58,13 +58,13 @@ template <class Source, class Acc, int V>
 constexpr int panel_words = sizeof(Lanes<typename Source::Element, Acc, V>) / 4;
 
 // As in the columns kernel, a warp reads 1 << log_width threads side by side, what is left of it takes further leaves of the
-// same columns, and so do the other warps, unit after unit; and a thread takes kBatches batches of leaves. A unit's values are
-// joined across the warp, and a column's through shared memory, where each unit has a row. Integers, whose order is free, are
-// added up to the warp's last unit instead, and joined once.
+// same columns, and so do the other warps, unit after unit. A thread takes kLoads / kElements leaves of a unit, whose values
+// are joined across the warp, and a column's through shared memory, where each unit has a row. Integers, whose order is free,
+// are added up to the warp's last unit instead, and joined once.
 //
 // Columns at odd addresses: Walk::shifted, of which a tile has so many fewer that its threads' vectors hold them wherever they
 // begin; or Walk::spread, of which a thread has every 1 << log_width th, so that the warp's loads are whole lines nevertheless.
-template <int V, int kElements, int kBatches, Walk walk, class Source, class Acc>
+template <int V, int kElements, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_words<Source, Acc, V>, walk) / kMaxColumnWarps))
     panels(const __grid_constant__ PanelArgs<Source, Acc> a) {
   using Element = typename Source::Element;
@@ -88,9 +88,8 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
   for (int j = 0; j < kOwn; ++j) own[j] = column + j * width < outputs ? column + j * width : 0;
   const int64_t place = batch_place.in + first_row * a.pitch + first_column + (walk == Walk::linear ? own[0] : 0);
   const int log_part = a.log_rows - a.log_parts, log_turn = max(5 - a.log_parts, 2);
-  // Takes a batch of leaves, the thread's next: where the order is free, its sum is added to `sum`; or else `sum` becomes it,
-  // and what is complete with it.
-  const auto take_leaves = [&](Batch& sum, Batch(&waiting)[levels_of(kBatches)], int index, auto whole, int64_t at, int left) {
+  // Takes the thread's leaves of a unit: where the order is free, their sum is added to `sum`; or else `sum` becomes it.
+  const auto take_leaves = [&](Batch& sum, auto whole, int64_t at, int left) {
     if constexpr (walk == Walk::shifted) {
       const Batch more =
           shifted_leaves<V, kElements, kLeaves, whole, Acc>(a.source, a.input, at, a.pitch, left, column, outputs);
@@ -112,7 +111,6 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
       if constexpr (Batch::kOrderFree) add_leaves(sum, x);
       else sum = join_leaves<Acc>(x);
     }
-    if constexpr (!Batch::kOrderFree) take_batch(waiting, sum, index);
   };
   wait_for_previous_kernel();
   allow_next_kernel();
@@ -130,31 +128,24 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
   batch.clear();
 #pragma unroll 1
   for (int unit = warp; unit < a.units; unit += warps) {
-    const auto leaf_of = [&](int row) {
-      return static_cast<uint32_t>(unit * kWarp + row * width) * (kLeaves * kBatches) >> a.log_width;
-    };
+    const auto leaf_of = [&](int row) { return static_cast<uint32_t>(unit * kWarp + row * width) * kLeaves >> a.log_width; };
     const uint32_t leaf = leaf_of(row);
     const int begin = static_cast<int>(leaf_start(leaf)), left = rows - begin;
     const int64_t at = place + begin * a.pitch;
-    Batch waiting[levels_of(kBatches)];
-    const int last = kLeaves * kBatches - 1 + (kElements - 1) * kLanes;  // of the thread's rows
+    const int last = kLeaves - 1 + (kElements - 1) * kLanes;  // of the thread's rows
     bool whole = left > last;
     // What lies around shifted columns must be the input's, too; and their sums change hands, so that all threads go one way.
     if constexpr (walk == Walk::shifted)
       whole = __all_sync(0xffffffffu, whole && a.source.inside(a.input, at - V, at + last * a.pitch + side + V));
     if (whole) {
-      // With no condition between them, the loads of a batch start while the one before is added up.
-#pragma unroll
-      for (int b = 0; b < kBatches; ++b) take_leaves(batch, waiting, b, std::true_type{}, at + b * kLeaves * a.pitch, left);
+      take_leaves(batch, std::true_type{}, at, left);
     } else if (kSkips && rows <= static_cast<int>(leaf_start(leaf_of(0)))) {
       if constexpr (!Batch::kOrderFree) batch.clear();
     } else {
       // Where ptxas 13.0 knows that a row is not there, it takes float8's padding for another number. So it must not know.
       int some = left;
       asm volatile("" : "+r"(some));
-#pragma unroll 1
-      for (int b = 0; b < kBatches; ++b)
-        take_leaves(batch, waiting, b, std::false_type{}, at + b * kLeaves * a.pitch, some - b * kLeaves);
+      take_leaves(batch, std::false_type{}, at, some);
     }
     if constexpr (!Batch::kOrderFree) {
       join_leaves_of_warp(batch, width);

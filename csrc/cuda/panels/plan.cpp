@@ -10,14 +10,16 @@ namespace {
 
 constexpr int kNarrowest = 8;  // threads side by side, that read a line
 
-// Columns read in one way, `width` threads side by side, each of which takes so many batches of leaves.
+// Columns read in one way, `width` threads side by side.
 struct Panels {
   const Request& q;
   Walk walk;
-  int vector, elements, width, batches = 1;
+  int vector, width;
+  const Variant* variant;
+  int elements = variant->loads;
   int sum_bytes = vector * q.lane_bytes;  // of a vector of lane sums
   int64_t columns = q.p.kept.back().size;
-  int64_t unit_leaves = int64_t{kWarp / width} * (kLoads / elements) * batches;
+  int64_t unit_leaves = int64_t{kWarp / width} * (kLoads / elements);
 
   // Columns of a tile: of shifted ones so many fewer that its vectors hold them wherever they begin; of spread ones as many
   // in each.
@@ -34,7 +36,7 @@ struct Panels {
   PanelsPlan shape(int64_t units, int warps) const {
     const int rows = q.order_free ? warps : static_cast<int>(units);
     const int parts = std::clamp(warps * kWarp / (width * vector), std::max(1, rows >> kLogPanelRows), kWarp);
-    return {width, elements, batches, static_cast<int>(units), rows, std::min(parts, rows)};
+    return {width, elements, static_cast<int>(units), rows, std::min(parts, rows)};
   }
   int64_t most_units(int warps) const {
     int64_t units = power_of_two_above(std::min(kMaxPanelLeaves / unit_leaves, ceil_div(q.leaves, unit_leaves)));
@@ -52,7 +54,8 @@ struct Panels {
             if (splits > kMaxGridDepth || (most == 8 && units < 8)) return;
             // Neighbouring columns write neighbouring partial sums, but those of few columns stand as the join reads them.
             const bool by_column = 2 * q.p.outputs > splits;
-            proposals.add({shape(units, warps), walk, vector, warps, reach(), units * unit_leaves, columns, by_column});
+            proposals.add(
+                {shape(units, warps), variant, walk, vector, warps, reach(), units * unit_leaves, columns, by_column});
           });
     }
   }
@@ -62,7 +65,8 @@ struct Panels {
 Panels narrowest(const Request& q, Walk walk, int vector) {
   const int before = walk == Walk::shifted ? vector - 1 : 0;
   const int64_t vectors = ceil_div(q.p.kept.back().size + before, vector);
-  return {q, walk, vector, leaf_elements(q), static_cast<int>(std::min<int64_t>(kNarrowest, power_of_two_above(vectors)))};
+  const int width = static_cast<int>(std::min<int64_t>(kNarrowest, power_of_two_above(vectors)));
+  return {q, walk, vector, width, q.variant(Kernel::panels, walk, vector, leaf_elements(q.p.length))};
 }
 
 }  // namespace
@@ -83,10 +87,8 @@ void propose(Proposals& proposals) {
     if (vector == 1) return;
     const Panels first = narrowest(q, walk, vector);
     for (int width = first.width; width <= kWarp; width *= 2) {
-      const Panels panels{q, walk, vector, first.elements, width};
+      const Panels panels{q, walk, vector, width, first.variant};
       panels.propose(proposals);
-      const int many = q.lean ? 1 : panel_batches(vector, panels.sum_bytes / 4, panels.elements, q.order_free, walk);
-      if (many > 1) Panels{q, walk, vector, first.elements, width, many}.propose(proposals);
       if (panels.columns <= panels.reach()) break;
     }
   });

@@ -13,20 +13,13 @@ static_assert(int64_t{kMaxPanelLeaves} * kDepth * 65535 <= INT32_MAX);
 
 struct PanelsPlan {
   static constexpr const char* kName = "panels";
-  int width, elements, batches;  // as in ColumnsPlan
-  int32_t units;                 // of leaves, of a tile
-  int32_t rows, parts;           // of lane sums in shared memory; threads that join a column's
+  int width, elements;  // as in ColumnsPlan
+  int32_t units;        // of leaves, of a tile
+  int32_t rows, parts;  // of lane sums in shared memory; threads that join a column's
 };
 
-// Batches of leaves that a thread takes where it takes several, and warps that a multiprocessor runs at a time, as registers
-// are cut: as many as do not spill. `words` are those of a vector of lane sums.
-GPUREDUCE_HOST_DEVICE constexpr int panel_batches(int vector, int words, int elements, bool order_free, Walk walk) {
-  if (walk == Walk::spread || (walk == Walk::shifted && vector > 8)) return 1;
-  if (words > (vector < 8 ? 4 : vector) || (order_free && vector == 8)) return 1;
-  if (vector > 8) return elements == kDepth ? 2 : 1;
-  if (vector == 8 && elements > 1 && elements < kDepth) return 1;
-  return elements == 1 || (order_free && vector == 2) ? 2 : 4;
-}
+// Warps that a multiprocessor runs at a time, as registers are cut: as many as do not spill. `words` are those of a vector of
+// lane sums.
 GPUREDUCE_HOST_DEVICE constexpr int panel_wave(int words, Walk walk) {
   if (words > 16) return 16;
   return walk == Walk::shifted ? 24 : 32;

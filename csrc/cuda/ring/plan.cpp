@@ -28,7 +28,8 @@ void propose_stages(Proposals& proposals, RingPlan plan, int64_t bytes) {
   const int64_t most = std::min<int64_t>(kMaxRingWarps, room / plan.shared_bytes(1));
   if (most < 1) return;
   const int64_t columns = q.p.kept.empty() ? 1 : q.p.kept.back().size;
-  proposals.add({plan, q.walk, 4 / q.size, static_cast<int>(most), rows, kLanes, columns});
+  proposals.add(
+      {plan, q.variant(Kernel::ring, q.walk, 4 / q.size), q.walk, 4 / q.size, static_cast<int>(most), rows, kLanes, columns});
 }
 
 }  // namespace
@@ -37,8 +38,8 @@ void propose_stages(Proposals& proposals, RingPlan plan, int64_t bytes) {
 bool takes(const Request& q) {
   const bool is_short = q.p.reduced.size() == 1 && q.p.reduced[0].stride == 1 && q.p.length <= kLanes && q.p.outputs < kMaxGrid;
   const bool close = q.p.kept.empty() || 4 * q.p.kept.back().stride <= 5 * q.p.length;
-  return q.device.early && !q.by_columns && !q.lean && !drops_signs(q.r.map, q.r.accumulator) && is_short && close &&
-         rings_rows(q.size) && takes_pitch(q);
+  return q.device.early && !q.by_columns && !drops_signs(q.r.map, q.r.accumulator) && is_short && close && rings_rows(q.size) &&
+         takes_pitch(q);
 }
 
 void propose(Proposals& proposals) {

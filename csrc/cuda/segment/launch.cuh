@@ -1,8 +1,6 @@
 // From plans of segments to launches.
 #pragma once
 
-#include <cuda/annotated_ptr>
-
 #include "columns.cuh"
 #include "rows.cuh"
 #include "segment.h"
@@ -30,10 +28,8 @@ SegmentOutput<Acc> output_of(const Segments& s) {
 }
 
 inline uint64_t policy_of(const SegmentsLaunch& launch) {
-  using ::cuda::access_property;
   const Reduction& r = launch.segments.reduction;
-  const bool streams = r.problem.outputs * launch.segments.length * info(r.in).size > launch.device.l2_bytes / 4;
-  return static_cast<uint64_t>(streams ? access_property(access_property::streaming{}) : access_property());
+  return l2_policy(r.problem.outputs * launch.segments.length * info(r.in).size > launch.device.l2_bytes / 4);
 }
 
 // The second kernels, which know accumulators alone and are compiled once for each (../segment.cu).

@@ -20,7 +20,7 @@ constexpr int64_t kLeastShared = 8, kShortMean = 16;
 bool are_typed(const Segments& s) {
   const Reduction& r = s.reduction;
   const bool plain = r.map == Map::value && !r.negate && !r.conjugate && r.accumulator == info(r.in).accumulator;
-  return plain && has_segments(info(r.in).family) && is_direct(r.accumulator, r.out);
+  return plain && has_segments(info(r.in).family) && is_native(r.accumulator, r.out);
 }
 
 // Whether all elements of a row lie side by side, and the results do; or there is one column of few elements, in all or in a

@@ -120,7 +120,7 @@ struct SegmentOutput {
         if (finish != Finish::none) v[j] = quotient(v[j], count);
       }
     }
-    if constexpr (!kAny) store_direct(result, index, 1, dtype, v);
+    if constexpr (!kAny) store_native(result, index, 1, dtype, v);
   }
 };
 

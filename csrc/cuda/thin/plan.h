@@ -17,11 +17,7 @@ GPUREDUCE_HOST_DEVICE constexpr int thin_runs(int vector, int elements, int size
   return vector > 1 ? 1 : (size <= 4 ? 2 : 1) * kLoads / elements;
 }
 
-// Lean kernels take several runs of single outputs, where these have so few elements.
-constexpr int kTinyColumn = 2;
-GPUREDUCE_HOST_DEVICE constexpr int lean_thin_runs(int vector, int64_t length) {
-  return vector == 1 && length <= kTinyColumn ? kLoads / kTinyColumn : 1;
-}
+constexpr int kTinyColumn = 2;  // elements of the shortest columns
 
 // Columns that a thread takes whole, of more elements, side by side: vectors of bytes have too many sums.
 GPUREDUCE_HOST_DEVICE constexpr bool wholes_columns(int vector) { return vector <= 8; }

@@ -128,7 +128,7 @@ WeightedPlan plan_weighted(const Reduction& r, const Device& device) {
   const bool columns = weighted::has_columns(p) || (p.length <= kFewOfRow && !p.kept.empty());
   const Dim* const fast = fastest(p, columns);
   const bool as_given = takes_weighted(r.self.dtype, r.weight.dtype, r.accumulator);
-  const bool moments = r.accumulator == Accumulator::c128, direct = moments || is_direct(r);
+  const bool moments = r.accumulator == Accumulator::c128, direct = moments || r.path() != ResultPath::joined;
   const bool changed = !moments && takes_weighted(r.weight.dtype, r.self.dtype, r.accumulator);
   plan.typed = (as_given || changed) && !r.nonzero && !r.self.negate && !r.weight.negate && fits_fast_nest(p.kept, p.outputs) &&
                fits_fast_nest(p.reduced, p.length);

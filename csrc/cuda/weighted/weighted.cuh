@@ -20,7 +20,7 @@ enum class Same : uint8_t { none, second };
 template <class A, class B, class Accumulates>
 struct Pair {
   using Acc = Accumulates;
-  using Writer = Output<Acc, false>;
+  using Writer = Output<Acc, void>;
   static constexpr int kRank = kFastRank, kLargest = sizeof(A) > sizeof(B) ? sizeof(A) : sizeof(B);
   static constexpr bool kOnce = false;
   const A* first;
@@ -53,8 +53,7 @@ struct Pair {
 
 // An input of any dtype.
 inline AnyInput any_of(const weighted::Input& input) {
-  const auto policy = static_cast<uint64_t>(::cuda::access_property());
-  return {input.data, policy, {input.dtype, Map::value, input.negate, false}};
+  return {input.data, l2_policy(), {input.dtype, Map::value, input.negate, false}};
 }
 
 // A product of elements of any dtypes that are known by their places; and what it is.
@@ -94,7 +93,7 @@ __device__ __forceinline__ auto ready(const AnyProduct<Acc> (&x)[kCount][kElemen
 template <class Accumulates>
 struct AnyPair {
   using Acc = Accumulates;
-  using Writer = Output<Acc, false>;
+  using Writer = Output<Acc, void>;
   static constexpr int kRank = kMaxRank, kLargest = kGranule;
   static constexpr bool kOnce = false;
   AnyInput first, second;
@@ -645,19 +644,17 @@ cudaError_t launch_weighted(const WeightedLaunch& launch, const Source& source, 
 template <class Source>
 typename Source::Writer writer_of(const WeightedLaunch& launch) {
   using Acc = typename Source::Acc;
-  return output_of<Acc, false>(launch.reduction, static_cast<Acc*>(launch.partials));
+  return output_of<void>(launch.reduction, launch.reduction.path(), static_cast<Acc*>(launch.partials));
 }
 
 // What the L2 is to do with an input: one that does not fit beside others is not to stay.
 inline uint64_t weighted_policy(const WeightedLaunch& launch, bool of_self) {
-  using ::cuda::access_property;
   const weighted::Reduction& r = launch.reduction;
   double bytes = info(of_self ? r.self.dtype : r.weight.dtype).size;
   for (const DimList<weighted::Dim>* dims : {&r.problem.kept, &r.problem.reduced})
     for (const weighted::Dim& d : *dims)
       if ((of_self ? d.self : d.weight) != 0) bytes *= static_cast<double>(d.size);
-  const bool streams = bytes > static_cast<double>(launch.device.l2_bytes) / 4;
-  return static_cast<uint64_t>(streams ? access_property(access_property::streaming{}) : access_property());
+  return l2_policy(bytes > static_cast<double>(launch.device.l2_bytes) / 4);
 }
 
 template <class A, class B, class Acc>

@@ -1,0 +1,21 @@
+// How a call is classified, once, where it is made (classify() in geometry.h).
+#pragma once
+
+#include <cstdint>
+
+namespace gpureduce {
+
+// Which kernels take a reduction.
+// full       those of plain sums, which are compiled in all variants
+// reduced    those of all other operations and of rare dtypes, compiled in the few variants that every operation has
+// converted  those that convert each element at run time: for whatever no kernel is compiled for
+enum class Engine : uint8_t { full, reduced, converted };
+
+// Who writes the results, and how. The code for all dtypes and roots is large, so only the join kernel holds it.
+// raw        the kernel: the accumulator's bits are the result
+// native     the kernel finishes and rounds: float32, float16 and bfloat16 from float32, and so on (is_native() in dtypes.h)
+// own        the kernel: a bool from a count, or a maximum in the input's own integer type
+// joined     the join kernel, from one partial result per output at least
+enum class ResultPath : uint8_t { raw, native, own, joined };
+
+}  // namespace gpureduce

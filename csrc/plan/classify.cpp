@@ -1,0 +1,49 @@
+#include "../geometry.h"
+#include "../nest.h"
+#include "propose.h"
+
+namespace gpureduce {
+
+namespace {
+
+Engine engine_of(const Reduction& r) {
+  const Problem& p = r.problem;
+  const bool plain = is_plain_sum(r.map, r.accumulator, info(r.in));
+  // The kernels compiled for a dtype find their way with 32-bit divisions.
+  const bool near = fits_fast_nest(p.kept, p.outputs) && fits_fast_nest(p.reduced, p.length);
+  const bool few =
+      columnwise(p) || p.length <= (plain ? kLanes : kLoads) || counts_rows(p);  // the thin kernels take the second
+  if (r.negate || r.conjugate || !near || !few || !is_compiled(r.map, r.accumulator, r.in)) return Engine::converted;
+  return plain ? Engine::full : Engine::reduced;
+}
+
+// Whether kernels of this map have code for the finish.
+bool finishes(const Reduction& r) {
+  switch (r.finish) {
+    case Finish::all: return false;
+    case Finish::square_root: return r.engine == Engine::reduced && r.map == Map::square;
+    case Finish::cube_root: return r.engine == Engine::reduced && r.map == Map::cube;
+    default: return true;
+  }
+}
+
+ResultPath path_of(const Reduction& r) {
+  const DTypeInfo& out = info(r.out);
+  const bool logsum = r.accumulator == Accumulator::logsum_f32 || r.accumulator == Accumulator::logsum_f64;
+  const bool pair = logsum && r.finish == Finish::none;  // and not its logarithm
+  const bool native = pair ? out.kind == Kind::complex : is_native(r.accumulator, r.out);
+  if (native && r.finish == Finish::none && out.size == size_of(r.accumulator)) return ResultPath::raw;
+  if (native && !pair && finishes(r)) return ResultPath::native;
+  const bool truth = r.map == Map::nonzero && r.out == DType::Bool;
+  const bool extremum = r.accumulator == Accumulator::largest_i64 && r.out == r.in;
+  return r.engine == Engine::reduced && (truth || extremum) ? ResultPath::own : ResultPath::joined;
+}
+
+}  // namespace
+
+void classify(Reduction& r) {
+  r.engine = engine_of(r);
+  r.path = path_of(r);
+}
+
+}  // namespace gpureduce

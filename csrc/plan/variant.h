@@ -1,0 +1,158 @@
+// Which kernels are compiled, as data: the one place that knows. Planners propose what stands here, launches look their kernel
+// up here (cuda/launch.cuh), and the .cu files are compiled from it. Pure C++.
+//
+// For example bfloat16, of which a load of 16 bytes brings 8. The variant {dense, nested, 8, 1, 8} reads rows in two nested
+// dims, 8 neighbours per load, with 8 elements of each leaf in flight. A row of 1500 elements has leaves of 3 elements at most,
+// so its planner asks for 4 loads or more, and serving() finds this variant: 5 of its 8 loads are predicated off.
+#pragma once
+
+#include <string>
+
+#include "../cuda/columns/plan.h"
+#include "../cuda/flat/plan.h"
+#include "../cuda/panels/plan.h"
+#include "../cuda/ring/plan.h"
+#include "../cuda/thin/plan.h"
+#include "../engine.h"
+#include "limits.h"
+
+namespace gpureduce {
+
+// In the order of Shape's alternatives (plan.h).
+enum class Kernel : uint8_t { dense, flat, ring, thin, columns, panels, expanded };
+
+constexpr int kAnyBatches = 0;  // the kernel is told how many at run time
+
+struct Variant {
+  Kernel kernel;
+  Walk walk;
+  int8_t vector;   // elements of a load
+  int8_t batches;  // how often a thread loads so many
+  int16_t loads;   // elements of a leaf, or of a thin column, that it has in flight; more than kLoads one after the other
+
+  std::string json() const;  // for tests
+};
+
+// The walk that finds more elements than this one does, and all that this one finds; deep finds all.
+constexpr Walk more_general(Walk walk) {
+  switch (walk) {
+    case Walk::dense: return Walk::linear;
+    case Walk::linear: return Walk::nested;
+    default: return Walk::deep;
+  }
+}
+constexpr bool is_general(Walk walk) { return walk != Walk::shifted && walk != Walk::spread; }
+
+class Variants {
+ public:
+  constexpr void add(Kernel kernel, Walk walk, int vector, int loads = 1, int batches = 1) {
+    list_[size_++] = {kernel, walk, static_cast<int8_t>(vector), static_cast<int8_t>(batches), static_cast<int16_t>(loads)};
+  }
+  constexpr int size() const { return size_; }
+  constexpr const Variant& operator[](int i) const { return list_[i]; }
+  constexpr bool has(Kernel kernel) const {
+    for (int i = 0; i < size_; ++i)
+      if (list_[i].kernel == kernel) return true;
+    return false;
+  }
+
+  // The index of the kernel that serves: with this walk or the least more general one, and then with as many loads or the
+  // fewest more. -1: there is none.
+  constexpr int serving(Kernel kernel, Walk walk, int vector, int loads = 1, int batches = 1) const {
+    for (;; walk = more_general(walk)) {
+      int best = -1;
+      for (int i = 0; i < size_; ++i) {
+        const Variant& v = list_[i];
+        const bool fits = v.kernel == kernel && v.walk == walk && v.vector == vector && v.loads >= loads &&
+                          (v.batches == batches || v.batches == kAnyBatches);
+        if (fits && (best < 0 || v.loads < list_[best].loads)) best = i;
+      }
+      if (best >= 0 || !is_general(walk) || walk == Walk::deep) return best;
+    }
+  }
+
+ private:
+  int size_ = 0;
+  Variant list_[64] = {};
+};
+
+// What decides which variants there are of a kernel.
+struct ElementClass {
+  Engine engine;
+  int size;        // bytes of an element as kernels have it
+  bool outweighs;  // its map takes longer than a load (outweighs_loads())
+
+  constexpr int widest() const { return engine != Engine::converted && size < kGranule ? kGranule / size : 1; }
+};
+
+// Where a problem needs fewer loads than a kernel has, the others are predicated off. More variants than these were measured
+// on random sums: each gained less than 0.1% on average.
+
+constexpr void add_rows(Variants& all, const ElementClass& c, int vector) {
+  const bool full = c.engine == Engine::full, converted = c.engine == Engine::converted;
+  for (int loads : {2, 8}) {
+    if (!converted) all.add(Kernel::dense, Walk::dense, vector, loads);
+    if (converted || (full && vector == 1)) all.add(Kernel::dense, Walk::linear, vector, loads);
+    if (full) all.add(Kernel::dense, Walk::nested, vector, loads);
+    all.add(Kernel::dense, Walk::deep, vector, loads);
+  }
+  if (vector > 1 && shifts(c.size) && !c.outweighs) all.add(Kernel::dense, Walk::shifted, vector, 8);
+  if (vector == 1 || full) all.add(Kernel::flat, Walk::nested, vector);
+}
+
+// Rows that are pieces of memory, of a load of any size.
+constexpr void add_pieces(Variants& all, const ElementClass& c) {
+  const bool full = c.engine == Engine::full;
+  for (int bytes : {4, 8, 16})
+    if (bytes > c.size || (bytes == c.size && (full || bytes == kGranule))) all.add(Kernel::flat, Walk::dense, bytes / c.size);
+  if (full && rings_rows(c.size)) all.add(Kernel::ring, Walk::dense, 4 / c.size);
+}
+
+constexpr void add_columns(Variants& all, const ElementClass& c, int vector) {
+  const bool full = c.engine == Engine::full, converted = c.engine == Engine::converted;
+  const Walk few = full ? Walk::linear : Walk::nested;  // of the shortest columns
+  for (int loads : {2, 4, 8}) {
+    if (full) all.add(Kernel::thin, Walk::linear, vector, loads);
+    const int many = vector == 1 ? thin_runs(vector, loads, c.size) : 1;
+    if (many > 1 && (full || (loads == 2 && !converted))) all.add(Kernel::thin, few, vector, loads, many);
+  }
+  all.add(Kernel::thin, Walk::nested, vector, 8);
+  if (full ? wholes_columns(vector) : converted) {
+    if (full) all.add(Kernel::thin, Walk::linear, vector, kLanes);
+    all.add(Kernel::thin, Walk::nested, vector, kLanes);
+  }
+  for (int loads : {1, 8}) {
+    if (full && vector == 1) {
+      all.add(Kernel::columns, Walk::linear, vector, loads);
+      all.add(Kernel::columns, Walk::linear, vector, loads, column_batches(vector));
+    }
+    all.add(Kernel::columns, Walk::nested, vector, loads, kAnyBatches);
+  }
+}
+
+constexpr void add_panels(Variants& all, const ElementClass& c, int vector) {
+  for (int loads : {1, 2, 4, 8}) {
+    if (c.engine != Engine::full && (loads == 2 || loads == 4)) continue;
+    all.add(Kernel::panels, Walk::linear, vector, loads);
+    if (c.outweighs) continue;
+    if (shifts(c.size) && loads >= shifted_column_elements(c.size)) all.add(Kernel::panels, Walk::shifted, vector, loads);
+    if (spreads(c.size)) all.add(Kernel::panels, Walk::spread, vector, loads);
+  }
+}
+
+constexpr Variants variants_of(const ElementClass& c) {
+  Variants all;
+  const int wide = c.widest();
+  add_rows(all, c, 1);
+  add_columns(all, c, 1);
+  if (c.engine != Engine::converted) add_pieces(all, c);
+  if (wide > 1) {
+    add_rows(all, c, wide);
+    add_columns(all, c, wide);
+    add_panels(all, c, wide);
+  }
+  all.add(Kernel::expanded, Walk::deep, 1);
+  return all;
+}
+
+}  // namespace gpureduce
