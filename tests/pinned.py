@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 import model
-from cases import CASES, WEIGHTED
 from support import FAMILY, INTEGER, canonical, dtype_of, tensor_of, with_nans
+from table import CASES, WEIGHTED
 
 DATA = pathlib.Path(__file__).parent / "data"
 FAMILY_SHA = "ff048e8e03ff89f0debf7fac44bc56a9160c8bb6330e83f94a00703e7b946f2b"

@@ -98,7 +98,7 @@ class Operation:
         """The targets that it takes as dtype= for an input of this dtype, as dtypes; None stands for no dtype=."""
         return [dtype for dtype in (t and dtype_of(t) for t in targets) if self.takes(name, dtype)]
 
-    # What tests/cases.py's table asks of a row, besides.
+    # What tests/table.py's table asks of a row, besides.
 
     has_out, has_dtype, has_gradient = True, True, True
 

@@ -9,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 import model
-from cases import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, gradients, leaves, taken, tensors
 from support import DTYPES, MEAN, POWSUMS, SUM, Kin, assert_same_bits, data, dtype_of
+from table import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, gradients, leaves, taken, tensors
 from test_autograd import Calls
 
 pytestmark = pytest.mark.filterwarnings(
@@ -38,7 +38,7 @@ def policy(op, x, **call):
         return op(x, **call).dtype
     if op in SEGMENTS or op is WEIGHTED:
         return (torch.mean if op.divides else torch.sum)(x[0], **call).dtype
-    function = getattr(torch, op.name) if isinstance(op, Kin) else op.torch
+    function = getattr(torch, op.name) if isinstance(op, Kin) and "dtype" in call else op.torch
     return tensors(function(x, **call))[0].dtype
 
 

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 import model
-from cases import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, floats, gradients, leaves, taken, tensors
 from support import (
     DTYPES,
     INTEGER,
@@ -26,6 +25,7 @@ from support import (
     name_of,
     opinfo,
 )
+from table import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, floats, gradients, leaves, taken, tensors
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Casting complex values",

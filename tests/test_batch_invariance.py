@@ -5,8 +5,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 import torch_reduce
-from cases import CASES, SEGMENTS, WEIGHTED, taken, tensors
 from support import EVERY, SUM, assert_same_bits, data, every_operation, name_of
+from table import CASES, SEGMENTS, WEIGHTED, taken, tensors
 
 NAMES = ["float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "complex64", "complex32"]
 OF_ROWS = [(op, name) for op in EVERY for name in (NAMES if op is SUM else ["bfloat16", "float64"])]

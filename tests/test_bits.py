@@ -13,7 +13,6 @@ import torch
 
 import model
 import pinned
-from cases import CASES, every_case, taken, tensors
 from support import (
     DTYPES,
     INTEGER,
@@ -27,6 +26,7 @@ from support import (
     random_view,
     tensor_of,
 )
+from table import CASES, every_case, taken, tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 

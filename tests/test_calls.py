@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from cases import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, taken, tensors
 from support import FAMILY, assert_same_bits, in_threads, name_of
+from table import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, taken, tensors
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Casting complex values", "ignore:ComplexHalf support", "ignore:.*degrees of freedom"

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import torch_reduce
-from cases import CASES, SEGMENTS, WEIGHTED, tensors
 from support import OPERATIONS, assert_same_bits, data, every_operation, python, taken
+from table import CASES, SEGMENTS, WEIGHTED, tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script", "ignore:.*TF32|.*tensor cores")
 

@@ -291,7 +291,7 @@ def test_quotients(name, target):
     target = name if name == "complex64" else target
     for count in (1, 3, 7, 1000, (1 << 24) + 1, 70_000_000_001):
         got = torch.ops.gpureduce._finish(total, "mean", count, dtype_of(target))
-        assert_same_bits(got, model.results(model.quotients(parts, count), target), f"count {count}")
+        assert_same_bits(got, model.results(model.quotients(parts, count, target), target), f"count {count}")
 
 
 def any_ranks(group, ranks, wanted):
@@ -968,7 +968,8 @@ def test_more_ranks_than_lanes(name, ranks):
         total = model.join(np.ascontiguousarray(wide.T))
     assert_same_bits(distributed._over_ranks(rows, False), model.results([total], name))
     if name != "int8":
-        assert_same_bits(distributed._over_ranks(rows, True), model.results(model.quotients([total], ranks), name))
+        means = model.results(model.quotients([total], ranks, name), name)
+        assert_same_bits(distributed._over_ranks(rows, True), means)
 
 
 # --- in training -----------------------------------------------------------------------------------------------------

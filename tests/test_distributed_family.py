@@ -16,12 +16,10 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import test_segment
-import test_variance
-import test_weighted
 import torch_reduce
 import torch_reduce.distributed as distributed
-from support import FLOATING, MEAN, SUM, assert_same_bits, data, name_of, tensor_of, whole
+from support import FLOATING, SUM, assert_same_bits, data, name_of, tensor_of, whole
+from table import SEGMENTS, WEIGHTED, moment
 from test_distributed import random_cuts, shard
 from test_dtensor import (
     R,
@@ -87,7 +85,7 @@ def variance_case(shape, name, cuts, dims, shard_dim=0, *, permutation=None, kee
     arguments = shape, name, len(cuts) + shape[shard_dim], permutation or list(range(len(shape)))
     x, negative = whole(*arguments), more.get("negative", False)
     x = torch._neg_view(x) if negative else x
-    wanted = [test_variance.wanted(x, what, dims, correction, keepdim) for what in ("var", "std", "mean")]
+    wanted = [moment(x, what, dims, correction, keepdim) for what in ("var", "std", "mean")]
     return arguments, negative, dims, keepdim, correction, shard_dim, cuts, more.get("tells", False), wanted
 
 
@@ -128,7 +126,7 @@ def special_variances(group, wanted):
         assert result.shape == (3,) and result.isnan().all()
     for correction in (None, 1):  # None is 1, as for torch
         got = distributed.var(torch.arange(4.0, device=here()), correction=correction, group=group, shard_dim=0)
-        assert_same_bits(got, test_variance.wanted(torch.arange(4.0).repeat(3), "var", None))
+        assert_same_bits(got, moment(torch.arange(4.0).repeat(3), "var", None))
 
 
 def special_rows(device="cpu"):
@@ -143,7 +141,7 @@ def special_rows(device="cpu"):
 
 
 def test_special_variances(world):
-    world.run(3, special_variances, [test_variance.wanted(special_rows(), what, 1) for what in ("var", "mean")])
+    world.run(3, special_variances, [moment(special_rows(), what, 1) for what in ("var", "mean")])
 
 
 def refused_variances(group):
@@ -208,7 +206,7 @@ def weighted_sums(group, cases):
 def weighted_case(first, second, cuts, dims, shard_dim, *, keepdim=False, dtype=None, tells=False):
     x, w = whole(*first), whole(*second)
     shape = np.broadcast_shapes(x.shape, w.shape)
-    wanted = test_weighted.expected(x, w, dims, keepdim, dtype)
+    wanted = WEIGHTED.expected((x, w), dims, keepdim, dtype)
     return first, second, shape, dims, keepdim, dtype, shard_dim, cuts, tells, wanted
 
 
@@ -303,7 +301,7 @@ def dots(group, name, n, cuts, wanted):
 def test_dots(size, world):
     rng = random.Random(f"dots {size}")
     for name, n in itertools.product(("float32", "bfloat16", "int16", "float64"), (0, 5, 30_001)):
-        wanted = test_weighted.expected(data([n], name, 1), data([n], name, 2))
+        wanted = WEIGHTED.expected((data([n], name, 1), data([n], name, 2)))
         world.run(size, dots, name, n, random_cuts(rng, n, size), wanted)
 
 
@@ -349,8 +347,7 @@ def segments(group, cases):
 
 
 def segment_case(name, arguments, offsets, dim, cuts, dtype=None, tells=False):
-    operation = SUM if name == "segment_sum" else MEAN
-    wanted = test_segment.expected(whole(*arguments), offsets, dim, dtype, operation)
+    wanted = SEGMENTS[name == "segment_mean"].expected((whole(*arguments), offsets), dim, dtype=dtype)
     return name, arguments, offsets, dim, dtype, cuts, tells, wanted
 
 
@@ -466,7 +463,7 @@ def test_variances_of_dtensors(shape, meshes):
         arguments = size, rng.choice(FLOATING), math.prod(size), permutation
         keepdim, correction = rng.random() < 0.5, rng.choice([0, 1, 2.5])
         x = whole(*arguments)
-        wanted = [test_variance.wanted(x, what, dims, correction, keepdim) for what in ("var", "std", "mean")]
+        wanted = [moment(x, what, dims, correction, keepdim) for what in ("var", "std", "mean")]
         placements = [random_placement(rng, len(size)) for _ in shape]
         cases.append((arguments, placements, dims, keepdim, correction, wanted))
     meshes.run(meshes.size, variances_of_dtensors, shape, cases)
@@ -493,8 +490,8 @@ def test_weighted_dtensors(shape, meshes):
         ]
         keepdim, dtype = rng.random() < 0.5, rng.choice(TARGETS)
         x, w = whole(*first), whole(*second)
-        wanted = test_weighted.expected(x, w, dims, keepdim, dtype)
-        name = test_weighted.result_name(x.dtype, w.dtype, dtype)
+        wanted = WEIGHTED.expected((x, w), dims, keepdim, dtype)
+        name = WEIGHTED.result_name(x.dtype, w.dtype, dtype)
         cases.append((first, second, placements, dims, keepdim, dtype, wanted, name))
     meshes.run(meshes.size, weighted_dtensors, shape, cases)
 
@@ -522,7 +519,7 @@ def test_segments_of_dtensors(shape, meshes):
         arguments = size, rng.choice(["float32", "bfloat16", "float64"]), rng.randrange(9), rng.sample(range(3), 3)
         offsets = random_offsets(rng, size[dim])
         placements = [random_placement(rng, 3) for _ in shape]
-        wanted = test_segment.expected(whole(*arguments), offsets, dim, None, SUM if name == "segment_sum" else MEAN)
+        wanted = SEGMENTS[name == "segment_mean"].expected((whole(*arguments), offsets), dim)
         cases.append((name, arguments, offsets, dim, placements, wanted, arguments[1]))
     meshes.run(meshes.size, segments_of_dtensors, shape, cases)
 
@@ -534,7 +531,7 @@ def kept_in_place(group, shape, cases):
     mesh = mesh_of(shape)
     for of_x, of_w, sizes, dims, keepdim, reduced in cases:
         x, w = whole([6, 10, 8], "bfloat16", 1, [2, 0, 1]), data(sizes, "float32", 2)
-        wanted = tensor_of(test_weighted.expected(x, w, dims, keepdim), "float32")
+        wanted = tensor_of(WEIGHTED.expected((x, w), dims, keepdim), "float32")
         got = torch_reduce.weighted_sum(cut(x, mesh, of_x), cut(w, mesh, of_w), dims, keepdim)
         assert_result(got, wanted, mesh, placed(reduced, dims, keepdim), f"{of_x} {of_w} {sizes} {dims}")
 

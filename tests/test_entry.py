@@ -581,8 +581,9 @@ def test_any_python_can_load_it():
     stable = """
         _Py_Dealloc _Py_FalseStruct _Py_NoneStruct _Py_NotImplementedStruct _Py_TrueStruct PyErr_Fetch PyErr_Print
         PyErr_Restore PyErr_SetString PyErr_WarnEx PyEval_RestoreThread PyEval_SaveThread PyExc_DeprecationWarning
-        PyExc_ImportError PyExc_UserWarning PyList_GetItem PyList_Size PyList_Type PyLong_AsLongLongAndOverflow
-        PyLong_Type PyModule_Create2 PyObject_Call PyTuple_GetItem PyTuple_GetSlice PyTuple_Size PyTuple_Type
+        PyExc_ImportError PyExc_UserWarning PyFloat_AsDouble PyFloat_Type PyList_GetItem PyList_Size PyList_Type
+        PyLong_AsLongLongAndOverflow PyLong_Type PyModule_Create2 PyObject_Call PyTuple_GetItem PyTuple_GetSlice
+        PyTuple_Size PyTuple_Type
     """
     needed = set(re.findall(r"UND +(_?Py\w+)", symbols))
     assert "PyModule_Create2" in needed and needed <= set(stable.split())

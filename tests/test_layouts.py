@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import model
-from cases import CASES, VARIANCES
 from support import DTYPES, EVERY, INSTRUCTIONS, check, data, instruction_sets, python, taken
+from table import CASES, VARIANCES
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 

@@ -9,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cases import CASES, SEGMENTS, VARIANCES, every_case, gradients, leaves, taken, taken_by_all, tensors
 from support import DTYPES, OPERATIONS, assert_same_bits, data, dtype_of
+from table import CASES, SEGMENTS, VARIANCES, every_case, gradients, leaves, taken, taken_by_all, tensors
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Casting complex values", "ignore:ComplexHalf support", "ignore:.*degrees of freedom"

@@ -181,4 +181,4 @@ def test_recipe_is_written_down():
     (recipe,) = re.findall(r"### An operation\n(.*?)\n#", text, re.DOTALL)
     named = set(re.findall(r"`((?:csrc|torch_reduce|tests)/[\w/.]+)`", recipe))
     formulas = {"csrc/apply.h", "csrc/applied.cpp", "tests/test_gradients.py"}  # this operation needs no new one
-    assert named == {file for file, *_ in EDITS} | {"tests/cases.py", "tests/pinned.py"} | formulas
+    assert named == {file for file, *_ in EDITS} | {"tests/table.py", "tests/pinned.py"} | formulas

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
 import torch_reduce
-from cases import SEGMENTS, ends
 from support import (
     COMPLEX,
     DTYPES,
@@ -25,6 +24,7 @@ from support import (
     data,
     dtype_of,
 )
+from table import SEGMENTS, ends
 from test_autograd import leaf
 from test_meta import opcheck
 

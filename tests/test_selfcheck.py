@@ -13,10 +13,8 @@ import torch
 
 import model
 import support
-import test_segment
-import test_variance
-import test_weighted
 from support import FAMILY, INTEGER, NORM, SUM, assert_same_bits, dtype_of, tensor_of
+from table import SEGMENTS, WEIGHTED, moment
 from torch_reduce import _selfcheck
 from torch_reduce._selfcheck import GROUPS, SHIFT, cases, check, digest, pinned, size_of_memory
 
@@ -45,11 +43,11 @@ def expected(case, memory):
     """The model's result of a case, as stored elements."""
     x, dims = case.view(memory), list(case.dims)
     if case.function == "segment_sum":
-        return test_segment.expected(x, case.offsets("cpu"), dtype=torch.float32)
+        return SEGMENTS[0].expected((x, case.offsets("cpu")), dtype=torch.float32)
     if case.function == "weighted_sum":
-        return test_weighted.expected(x, case.view(memory, SHIFT), dims)
+        return WEIGHTED.expected((x, case.view(memory, SHIFT)), dims)
     if case.function == "var":
-        return test_variance.wanted(x, "var", dims, correction=0)
+        return moment(x, "var", dims, correction=0)
     wide = case.function == "sum" and x.is_floating_point() and x.itemsize < 4
     return OPERATIONS[case.function].expected(x, dims, dtype=torch.float32 if wide else None)
 

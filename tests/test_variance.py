@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import torch_reduce
-from cases import VARIANCES
 from support import (
     FLOATING,
     assert_same_bits,
     data,
     dtype_of,
 )
+from table import VARIANCES
 
 OPS = torch.ops.gpureduce
 CORRECTIONS = (1, 0, 2.5)

@@ -7,8 +7,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from cases import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, taken, tensors
 from support import DTYPES, assert_same_bits, name_of
+from table import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, taken, tensors
 from test_autograd import Calls
 
 pytestmark = pytest.mark.filterwarnings(

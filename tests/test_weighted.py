@@ -17,7 +17,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import model
 import pinned
 import torch_reduce
-from cases import WEIGHTED
 from support import (
     COMPLEX,
     DTYPES,
@@ -28,6 +27,7 @@ from support import (
     random_view,
     tensor_of,
 )
+from table import WEIGHTED
 from test_autocast import without_a_gpu
 from test_autograd import Calls, leaf
 from test_layouts import LAYOUTS

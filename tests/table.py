@@ -37,6 +37,12 @@ from support import (
 )
 
 
+def moment(x, what, dim, correction=1, keepdim=False):
+    """The model's "var", "std" or "mean" as stored elements; the mean is that of var_mean."""
+    view = bytes_of(x), name_of(x.dtype), tuple(x.shape), x.stride(), x.storage_offset(), reduced_dims(x.dim(), dim)
+    return model.reduce(*view, keepdim=keepdim, negate=x.is_neg(), kind=(what, correction))
+
+
 @dataclasses.dataclass(frozen=True)
 class Variance(Operation):
     """var, std, or var_mean, whose results are two; of one correction."""
@@ -86,11 +92,7 @@ class Variance(Operation):
     def expected(self, x, dim=None, keepdim=False, dtype=None, correction=None):
         """Of var_mean a tuple."""
         correction = self.correction if correction is None else correction
-        view = bytes_of(x), name_of(x.dtype), tuple(x.shape), x.stride(), x.storage_offset(), reduced_dims(x.dim(), dim)
-        found = tuple(
-            model.reduce(*view, keepdim=keepdim, negate=x.is_neg(), kind=(what, correction))
-            for what in self.name.split("_")
-        )
+        found = tuple(moment(x, what, dim, correction, keepdim) for what in self.name.split("_"))
         return found if len(found) > 1 else found[0]
 
     def check(self, x, dim=None, keepdim=False, dtype=None, what="", **named):
@@ -135,11 +137,16 @@ class Weighted(Operation):
         """Weights of every element, as they come."""
         return x, data(x.shape, name_of(x.dtype), seed=97, device=x.device)
 
+    @staticmethod
+    def result_name(first, second, dtype=None):
+        """The result's dtype: asked for, or a sum's of elements of the promoted one."""
+        return name_of(dtype) if dtype else model.natural_result(name_of(torch.promote_types(first, second)))
+
     def expected(self, pair, dim=None, keepdim=False, dtype=None):
         """The contract's result as stored elements (..., 1)."""
         x, w = pair
         names = name_of(x.dtype), name_of(w.dtype)
-        target = name_of(dtype) if dtype else model.natural_result(name_of(torch.promote_types(x.dtype, w.dtype)))
+        target = self.result_name(x.dtype, w.dtype, dtype)
         common = np.broadcast_shapes(tuple(x.shape), tuple(w.shape))
         kind = np.float64 if "float64" in (*names, target) else np.float32
         if names[0] in INTEGER and names[1] in INTEGER:
