@@ -228,9 +228,9 @@ class Kin(Operation):
         """With the dims of None and (), which some of torch's functions lack."""
         theirs, of_nothing = self.reference or getattr(torch, self.name), self.name in ("any", "all")
 
-        def reduce(x, dim=None, keepdim=False):
+        def reduce(x, dim=None, keepdim=False, **named):
             nothing = of_nothing and isinstance(dim, (tuple, list)) and not dim
-            return theirs(x, () if nothing else reduced_dims(x.dim(), dim), keepdim)
+            return theirs(x, () if nothing else reduced_dims(x.dim(), dim), keepdim, **named)
 
         return reduce
 
@@ -304,10 +304,10 @@ NORMS = [norm(name) for name in POWERS]
 POWSUMS = [powsum("2"), powsum("3")]
 
 
-def products(x, dims, keepdim):
+def products(x, dims, keepdim, **named):
     """torch's of several dims."""
     for d in sorted((d % x.dim() for d in dims), reverse=True):
-        x = torch.prod(x, d, keepdim)
+        x = torch.prod(x, d, keepdim, **named)
     return x
 
 

@@ -38,8 +38,7 @@ def policy(op, x, **call):
         return op(x, **call).dtype
     if op in SEGMENTS or op is WEIGHTED:
         return (torch.mean if op.divides else torch.sum)(x[0], **call).dtype
-    function = getattr(torch, op.name) if isinstance(op, Kin) and "dtype" in call else op.torch
-    return tensors(function(x, **call))[0].dtype
+    return tensors(op.torch(x, **call))[0].dtype
 
 
 @taken(*DTYPES)

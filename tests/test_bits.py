@@ -59,13 +59,18 @@ def test_dtypes(op, name, device):
             op.check_view(view, dim, keepdim, dtype)
 
 
+def drawn(op, seeds):
+    """For each seed a generator, and a dtype that the operation takes."""
+    for seed in seeds:
+        rng = random.Random(f"{op} {seed}")
+        yield rng, rng.choice([name for name in DTYPES if op.takes(name)])
+
+
 @pytest.mark.parametrize("block", range(4))
 @every_case
 def test_random_views(op, block, device):
     """Any strides, offsets and dims."""
-    for seed in range(10 * block, 10 * block + 10):
-        rng = random.Random(f"{op} {seed}")
-        name = rng.choice([name for name in DTYPES if op.takes(name)])
+    for rng, name in drawn(op, range(10 * block, 10 * block + 10)):
         x, dim, keepdim = random_view(rng.randint, name, device, budget=3000)
         dtype = rng.choice(op.targets(name, None, *DTYPES)) if op.has_dtype else None
         op.check_view(x, dim, keepdim, dtype)
@@ -225,14 +230,12 @@ def test_forced_plans(op, name, cuda):
 @every_case
 def test_cpu_and_cuda_agree_on_random_views(op, block, cuda):
     """CPU and GPU give the same bits for random views, larger than those that the model takes."""
-    for seed in range(6 * block, 6 * block + 6):
-        rng = random.Random(f"{op} {seed}")
-        name = rng.choice([name for name in DTYPES if op.takes(name)])
+    for rng, name in drawn(op, range(6 * block, 6 * block + 6)):
         budget, draws = rng.choice([2000, 100_000, 3_000_000]), rng.random()
         views = [random_view(random.Random(draws).randint, name, device, budget) for device in (cuda, "cpu")]
         if not op.has(views[0][0], *views[0][1:]):
             continue
         ours, wanted = (op(op.around(x, dim), dim, keepdim) for x, dim, keepdim in views)
         assert_same_bits(
-            ours, wanted, f"seed {seed}: {views[1][0].shape}, {views[1][0].stride()}, {name}, {views[0][1]}"
+            ours, wanted, f"draws {draws}: {views[1][0].shape}, {views[1][0].stride()}, {name}, {views[0][1]}"
         )
