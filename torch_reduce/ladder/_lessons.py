@@ -9,7 +9,7 @@ import json
 import re
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent.parent / "csrc" / "ladder"
+FOLDER = Path(__file__).resolve().parent.parent.parent / "csrc" / "ladder"
 FIELDS = ("threads", "idea", "removes", "wrong", "requires", "source", "moves", "faster", "command")
 OPTIONAL = ("moves", "faster")
 

@@ -1,27 +1,34 @@
-"""The ladder: every kernel of the classic lessons on GPU reduction, from the naive one on, to run and to time.
+"""The ladder: every kernel of the classic lessons on GPU reduction, from the naive one on, to run, time and take apart.
 
     python -m torch_reduce.ladder                                  lists the rungs; with names, says all about them
     python -m torch_reduce.ladder run                              climbs: time, GB/s, speed-up of every rung
     python -m torch_reduce.ladder run --profile                    with the hardware counters that explain each step
     python -m torch_reduce.ladder run --against-lesson             beside the figures that the lessons printed
-    python -m torch_reduce.ladder run --rungs neighbored,interleaved --size 2^26 --dtype int32 --block 128
+    python -m torch_reduce.ladder run --emulate                    on the CPU, with counters: no GPU is needed
+    python -m torch_reduce.ladder show neighbored                  its source
+    python -m torch_reduce.ladder step neighbored --block 8        who adds what, step by step
+    python -m torch_reduce.ladder try mine.cu                      your kernel: right or wrong, races, counters
+    python -m torch_reduce.ladder exercise                         the exercises; with a number, one of them
 
 Each rung is one file of ``csrc/ladder/``; its head says what it maps to threads, what is new in it, what that removes,
 what is still wrong, and where it comes from. ``docs/ladder.md`` is the course.
 """
 
-import argparse
+from __future__ import annotations
+
 import json
 import sys
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from torch_reduce.ladder import _emulate, _lessons
+from torch_reduce.ladder._emulate import CannotEmulate, Emulated, Finding
 
-import torch_reduce  # noqa: F401  (loads the operators)
+if TYPE_CHECKING:
+    from torch import Tensor
 
-__all__ = ["Rung", "run", "rungs"]
+__all__ = ["CannotEmulate", "Emulated", "Finding", "Rung", "emulate", "run", "rungs", "source"]
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,10 @@ class Rung:
 
 @cache
 def _rungs() -> tuple[Rung, ...]:
-    lessons = json.loads(torch.ops.gpureduce._ladder_lessons())
-    built = json.loads(torch.ops.gpureduce._ladder_rungs())
+    torch = sys.modules.get("torch")  # the course alone runs without it: see __main__.py
+    built = json.loads(torch.ops.gpureduce._ladder_rungs()) if torch else {}
     found = []
-    for lesson in sorted(lessons, key=lambda lesson: lesson["number"]):
+    for lesson in _lessons.lessons(_emulate.sources()):
         facts = built.get(lesson["name"], {})
         facts = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
         found.append(Rung(**lesson, **facts, built=bool(facts)))
@@ -124,79 +131,61 @@ def run(
     >>> torch_reduce.ladder.run("host_recursive", torch.arange(5))
     tensor(10)
     """
+    import torch
+
     return torch.ops.gpureduce.ladder_run.default(x, name, block=block, elements_per_thread=elements_per_thread, op=op)
 
 
-# --- the program ------------------------------------------------------------------------------------------------------
+def source(name: str) -> str:
+    """The source of a rung, as it stands in ``csrc/ladder/``.
 
+    Args:
+        name: a name of :func:`rungs`.
 
-def _number(text: str) -> int:
-    """16777216, 2^24 or 2**24."""
-    base, _, exponent = text.replace("**", "^").partition("^")
-    if (number := int(base) ** int(exponent or 1)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return number
-
-
-def _names(text: str) -> list[str]:
-    known = [rung.name for rung in rungs()]
-    names = known if text == "all" else text.split(",")
-    if unknown := [name for name in names if name not in known]:
-        raise argparse.ArgumentTypeError(f"no rung {', '.join(unknown)}: python -m torch_reduce.ladder lists them")
-    return names
-
-
-def _list(names: list[str]) -> None:
-    chapter = None
+    Raises:
+        ValueError: no such rung.
+    """
     for rung in rungs():
-        if names and rung.name in names:
-            print(f"{rung.number} {rung.name}  (csrc/ladder/{rung.file})")
-            for field in ("threads", "idea", "removes", "wrong", "requires", "source", "moves", "faster", "command"):
-                if text := getattr(rung, field):
-                    print(f"  {field:<9} {text}")
-        elif not names:
-            if rung.chapter != chapter:
-                chapter = rung.chapter
-                print(f"\nChapter {chapter}: {rung.title}")
-            missing = "" if rung.built else "  (not built: it needs CUDA)"
-            print(f"{rung.number:4} {rung.name:<26} {rung.idea}{missing}")
-            print(f"{'':31} {rung.source}")
+        if rung.name == name:
+            return (_emulate.sources() / rung.file).read_text(encoding="utf-8")
+    raise ValueError(f"rung: there is no {name!r}; torch_reduce.ladder.rungs() lists them")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """``python -m torch_reduce.ladder``; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m torch_reduce.ladder", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    actions = parser.add_subparsers(dest="action", metavar="{list,run}")
-    shown = dict(formatter_class=argparse.RawDescriptionHelpFormatter)
-    example = "example:\n  python -m torch_reduce.ladder list smem,warp_shuffle"
-    listing = actions.add_parser("list", help="list the rungs, or say all about some", epilog=example, **shown)
-    listing.add_argument("names", nargs="?", type=_names, default=[], help="names, with commas")
-    example = "example:\n  python -m torch_reduce.ladder run --rungs smem,smem_unroll4 --size 2^26 --profile"
-    climbing = actions.add_parser("run", help="time the rungs", epilog=example, **shown)
-    climbing.add_argument("--profile", action="store_true", help="read the hardware counters too, through ncu")
-    climbing.add_argument("--against-lesson", action="store_true", help="beside the printed figures; in int32")
-    climbing.add_argument("--save", metavar="FILE", help="write the results to FILE as JSON")
-    profiled = actions.add_parser("profiled")  # what --profile starts under ncu
-    for action in (climbing, profiled):
-        action.add_argument("--size", type=_number, help="elements: 2^24, and 2^25 in chapter 5, unless told")
-        action.add_argument("--dtype", choices=["float32", "float64", "int32", "int64"], default=None)
-        action.add_argument("--rungs", type=_names, default=None, metavar="NAMES", help="with commas; default: all")
-        action.add_argument("--block", type=int, help="threads per block")
-        action.add_argument("--elements", type=int, help="elements per thread, if the rung has a choice")
-        action.add_argument("--repeats", type=int, default=11, help="the median of so many runs counts")
-    options = parser.parse_args(arguments)
-    if options.action in (None, "list"):
-        _list(getattr(options, "names", []))
-        return 0
-    from torch_reduce import _climb
+def emulate(
+    name: str,
+    size: int = _emulate.SIZE,
+    block: int | None = None,
+    elements_per_thread: int | None = None,
+    dtype: str = "float32",
+) -> Emulated:
+    """Runs one rung on the CPU, from the same source, and counts what its warps do. No GPU is needed, and no torch.
 
-    try:
-        return _climb.main(options)
-    except ValueError as error:
-        parser.error(str(error).splitlines()[0])
+    Its threads are fibers that take turns at barriers. A C++ compiler (g++ or clang++) compiles the kernel the first
+    time, in about a second; the object is kept in the user's cache.
 
+    Args:
+        name: a CUDA rung of chapters 1 to 5 that is a kernel of its own: not ``engine``, ``cub``, ``torch_sum``.
+        size: elements of the input, small integers without a pattern.
+        block: threads per block, at most 1024; the rung's default if ``None``.
+        elements_per_thread: for ``multi_element`` and ``grid_stride``.
+        dtype: "float32", "float64", "int32" or "int64".
 
-if __name__ == "__main__":
-    sys.exit(main())
+    Returns:
+        An :class:`Emulated`: the sum and the right one, counters of the first launch, races and wrong accesses. The
+        counters are those that a GPU's profiler has, and equal to them, as far as they do not depend on time.
+
+    Raises:
+        ValueError: no such rung, or one that cannot be emulated; a size or block that is not positive; another dtype.
+        CannotEmulate: there is no C++ compiler.
+
+    >>> torch_reduce.ladder.emulate("neighbored").counters["global load efficiency"]  # doctest: +SKIP
+    25.02...
+    """
+    if name not in _emulate.rung_files():
+        known = ", ".join(_emulate.rung_files())
+        raise ValueError(f"rung: {name!r} cannot be emulated; possible are {known}")
+    if size < 1 or not 1 <= (block or 1) <= 1024 or (elements_per_thread or 1) < 1:
+        raise ValueError("size, block and elements_per_thread: must be positive, and block at most 1024")
+    if dtype not in ("float32", "float64", "int32", "int64"):
+        raise ValueError(f"dtype: the ladder's are float32, float64, int32 and int64, not {dtype}")
+    return _emulate.emulate(name, size=size, block=block, elements=elements_per_thread, dtype=dtype)

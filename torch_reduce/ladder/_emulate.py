@@ -1,0 +1,362 @@
+"""Kernels on the CPU: compiles rungs, or a learner's file, with the emulator, runs them, and reads what they did.
+
+Only Python's own library is used, so that the course needs no torch: see __main__.py. The emulator is in emulator/; what
+this makes of a CUDA source is in _translate.py. Objects are kept in a cache by a hash of everything that they are made of.
+"""
+
+import concurrent.futures
+import functools
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch_reduce.ladder import _lessons, _translate
+
+EMULATOR = Path(__file__).resolve().parent / "emulator"
+SIZE = 1 << 16  # elements, unless told: every block of a rung does the same, so that more would show nothing new
+LOAD, STORE, SHARED_LOAD, SHARED_STORE, ATOMIC, TEST, SHUFFLE = range(7)  # as in emulator.cpp
+FLAGS = ["-std=c++17", "-ffp-contract=off", "-g"]
+# -O1: what the compiler keeps in registers and what it loads is then what nvcc keeps and loads.
+KERNEL_FLAGS = [*FLAGS, "-O1", "-fsanitize=thread"]
+PROGRAM_FLAGS = [*FLAGS, "-O2"]
+
+
+class CannotEmulate(RuntimeError):
+    """There is no compiler, or a source does not compile; the message says which."""
+
+
+@dataclass
+class Finding:
+    """A fault of a kernel: a race, an access outside of an array, or what ended the run."""
+
+    text: str
+    file: str = ""
+    line: int = 0
+    count: int = 1
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}: " if self.file else f"line {self.line}: " if self.line else ""
+        times = f" ({self.count} times)" if self.count > 1 else ""
+        return f"{where}{self.text}{times}"
+
+
+@dataclass
+class Emulated:
+    """What a kernel did on an input.
+
+    Attributes:
+        name: the rung's, or the learner's kernel's.
+        size, block, elements: of the input, threads per block, elements per thread.
+        found, wanted: the sum that it made, and the right one; of a rung that writes, of what it wrote.
+        how: "one" sum, one "a block", or "written".
+        counters: of the first launch, by the names that `run --profile` uses: global load efficiency, global store
+            efficiency and branch efficiency in percent; bank conflicts, barriers, shuffles and atomics per warp. A counter
+            of something that the kernel does not do is left out.
+        races, wrong: accesses that no barrier puts in order; accesses outside of arrays or of what nobody wrote.
+        fault: what ended the run early, or None.
+        steps: with trace, every access of block 0: (thread, barriers before it, kind, "name[index]", line).
+    """
+
+    name: str
+    size: int = 0
+    block: int = 0
+    elements: int = 1
+    found: float = 0
+    wanted: float = 0
+    how: str = "one"
+    grid: int = 0
+    counters: dict[str, float] = field(default_factory=dict)
+    races: list[Finding] = field(default_factory=list)
+    wrong: list[Finding] = field(default_factory=list)
+    fault: Finding | None = None
+    steps: list[tuple[int, int, int, str, int]] = field(default_factory=list)
+    lines: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def right(self) -> bool:
+        """Whether the result is the right one."""
+        return self.fault is None and abs(self.found - self.wanted) <= 1e-6 * abs(self.wanted)
+
+
+def sources() -> Path:
+    """The folder with the rungs' sources: a clone's csrc/ladder, or the copy that an installed package has."""
+    here = Path(__file__).resolve().parent
+    for folder in (here / "sources", here.parent.parent / "csrc" / "ladder"):
+        if (folder / "rung.cuh").exists():
+            return folder
+    raise CannotEmulate("the rungs' sources are not there: reinstall torch_reduce, or run in a clone of it")
+
+
+@functools.cache
+def rung_files() -> dict[str, Path]:
+    """The CUDA rungs that can be emulated, by name, in their order: those that are kernels of the ladder itself."""
+    found = {}
+    for path in _lessons.files(sources()):
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".cu" and "cub/" not in text:
+            found[path.stem[3:]] = path
+    return found
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def compiler() -> tuple[str, ...]:
+    """The C++ compiler's command and the flags that only it needs. CannotEmulate where there is none."""
+    wanted = os.environ.get("CXX")
+    for command in [shlex.split(wanted)] if wanted else [["g++"], ["clang++"], ["c++"]]:
+        if not command or not shutil.which(command[0]):
+            continue
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+        if done.returncode:
+            continue
+        extra = ["-mllvm", "-tsan-instrument-read-before-write=1"] if "clang" in done.stdout else []
+        return (*command, *extra)
+    named = f"CXX={wanted!r} does not run" if wanted else "there is neither g++ nor clang++"
+    raise CannotEmulate(f"emulation compiles the kernels with a C++ compiler, and {named}: install one (apt install g++)")
+
+
+@functools.cache
+def cache() -> Path:
+    """Where objects are kept: a folder of the user's cache, or a new one where that cannot be written."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        folder = base / "torch_reduce" / "course"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="torch_reduce-course-"))
+
+
+def digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+@functools.cache
+def headers() -> Path:
+    """A folder with rung.h and the emulator's rung.cuh; its name changes with everything that kernels include."""
+    folder = sources()
+    rung = (folder / "rung.h").read_text(encoding="utf-8")
+    cuh = _translate.translate((folder / "rung.cuh").read_text(encoding="utf-8"), str(folder / "rung.cuh"), 1).text
+    own = [path.read_text(encoding="utf-8") for path in sorted(EMULATOR.glob("*.h"))]
+    place = cache() / f"include-{digest(rung, cuh, str(folder), *own)}"
+    place.mkdir(exist_ok=True)
+    for name, text in (("rung.h", rung), ("rung.cuh", cuh)):
+        if not (place / name).exists():
+            put(place / name, text)
+    return place
+
+
+def put(path: Path, text: str) -> None:
+    """Writes a file at once, so that another process sees all of it or nothing."""
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def compile_object(text: str, name: str, flags: list[str]) -> Path:
+    """The object of a source, from the cache if it is there. CannotEmulate shows the compiler's errors."""
+    command = [*compiler(), *flags, "-I", str(EMULATOR), "-I", str(headers())]
+    key = digest(text, *command)
+    made = cache() / f"{name}-{key}.o"
+    if made.exists():
+        return made
+    source, part = made.with_suffix(".cpp"), made.with_suffix(f".{os.getpid()}.o")
+    put(source, text)
+    done = subprocess.run([*command, "-c", str(source), "-o", str(part)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CannotEmulate(done.stderr.strip())
+    os.replace(part, made)
+    return made
+
+
+def kernel_flags() -> list[str]:
+    return [*KERNEL_FLAGS, "-w", "-include", "cuda_runtime.h"]
+
+
+def build(units: list[tuple[str, str]], say=None) -> Path:
+    """The program with the given (name, translated text), compiled side by side; say(done, all) tells how far it is."""
+    folder = sources()
+    own = [(path.read_text(encoding="utf-8"), path.stem) for path in (EMULATOR / "emulator.cpp", EMULATOR / "main.cpp")]
+    own.append(((folder / "rung.cpp").read_text(encoding="utf-8"), "rung"))
+    jobs = [(text, name, PROGRAM_FLAGS) for text, name in own]
+    jobs += [(text, name, kernel_flags()) for name, text in units]
+    compiler(), headers()  # their errors once, and not from every thread
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        waiting = [pool.submit(compile_object, *job) for job in jobs]
+        for done, _ in enumerate(concurrent.futures.as_completed(waiting), 1):
+            if say:
+                say(done, len(jobs))
+        objects = [job.result() for job in waiting]
+    program = cache() / f"program-{digest(*map(str, objects))}"
+    if not program.exists():
+        part = program.with_suffix(f".{os.getpid()}")
+        command = [compiler()[0], "-no-pie", *map(str, objects), "-o", str(part)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CannotEmulate(done.stderr.strip())
+        os.replace(part, program)
+    return program
+
+
+@functools.cache
+def translated(name: str) -> _translate.Translation:
+    """A rung's source for the emulator; the numbers of its tests begin with its own number."""
+    path = rung_files()[name]
+    return _translate.translate(path.read_text(encoding="utf-8"), str(path), 1000 * (int(path.name[:2]) + 1))
+
+
+@functools.cache
+def shared_tests() -> tuple[_translate.Test, ...]:
+    folder = sources()
+    return tuple(_translate.translate((folder / "rung.cuh").read_text(encoding="utf-8"), str(folder / "rung.cuh"), 1).tests)
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def run_program(program: Path, name: str, arguments: list[str], seconds: float = 120) -> dict:
+    """What the program says, a dict; a run that takes too long or says nothing is a fault."""
+    try:
+        done = subprocess.run([program, name, *arguments], capture_output=True, text=True, check=False, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return {"fault": f"it does not end: stopped after {seconds:.0f} seconds"}
+    line = done.stdout[done.stdout.rfind('{"name"') if '{"name"' in done.stdout else done.stdout.rfind('{"fault"') :]
+    try:
+        return json.loads(line)
+    except ValueError:
+        return {"fault": f"the program ended with status {done.returncode} and said nothing: {done.stderr[-200:]}"}
+
+
+def lines_of(program: Path, places: list[int]) -> dict[int, tuple[str, int]]:
+    """{place in the code: (file, line)} of the kernel's source; empty without addr2line."""
+    places = sorted({place for place in places if place})
+    if not places or not shutil.which("addr2line"):
+        return {}
+    text = "\n".join(hex(place - 1) for place in places)
+    command = ["addr2line", "-a", "-i", "-e", str(program)]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    found, place = {}, 0
+    for line in done.stdout.splitlines():
+        if line.startswith("0x"):
+            place = int(line, 16) + 1
+        elif place not in found and (where := re.match(r"(.+):(\d+)", line)):
+            if str(EMULATOR) not in where[1] and not where[1].startswith("/usr/"):
+                found[place] = (where[1], int(where[2]))
+    return found
+
+
+def branch_efficiency(tests: list[dict], last: set[int]) -> float | None:
+    """The share of branches at which the threads of a warp go one way, in percent; None where there is no branch.
+
+    A compiler makes no branch of an `if` whose body leaves the kernel, or whose body touches only registers and shared
+    memory: its threads then skip instructions without a jump. A loop without a barrier is unrolled, sixteen turns a test.
+    """
+    branches = divergent = 0
+    for test in tests:
+        if test["loop"]:
+            branches += test["warps"] if test["barrier"] else test["thinned"]
+        elif test["leaves"] or test["site"] in last or not (test["global"] or test["barrier"] or test["inner"]):
+            continue
+        else:
+            branches += test["warps"]
+        divergent += test["divergent"]
+    return 100 - 100 * divergent / branches if branches else None
+
+
+def counters(said: dict, last: set[int]) -> dict[str, float]:
+    """{counter: value} of what the program said."""
+    found = {}
+    for kind, name in ((LOAD, "global load efficiency"), (STORE, "global store efficiency")):
+        mine = [request for request in said["requests"] if request["kind"] == kind]
+        if sectors := sum(request["sectors"] for request in mine):
+            found[name] = 100 * sum(request["bytes"] for request in mine) / (32 * sectors)
+    if (branch := branch_efficiency(said["tests"], last)) is not None:
+        found["branch efficiency"] = branch
+    warps = said["warps"] or 1
+    found["bank conflicts"] = sum(request["conflicts"] for request in said["requests"]) / warps
+    found["barriers"] = said["barriers"] / warps
+    found["warp barriers"] = said["warp_barriers"] / warps
+    found["shuffles"] = said["shuffles"] / warps
+    per_kind = {LOAD: "loads", STORE: "stores", SHARED_LOAD: "shared loads", SHARED_STORE: "shared stores", ATOMIC: "atomics"}
+    for kind, name in per_kind.items():
+        found[name] = sum(request["requests"] for request in said["requests"] if request["kind"] == kind) / warps
+    return found
+
+
+def read(said: dict, name: str, program: Path, tests: list[_translate.Test]) -> Emulated:
+    """What the program said, with lines of the source."""
+    result = Emulated(name)
+    if "requests" not in said:
+        result.fault = Finding(said["fault"])
+        return result
+    places = [entry[key] for entry in said["races"] for key in ("before", "now")]
+    places += [entry["place"] for entry in said["wrong"] + said["requests"]] + [step[4] for step in said["steps"]]
+    lines = lines_of(program, [*places, said.get("place", 0)])
+    known = {test.number: test for test in tests}
+
+    def finding(text, place, count=1):
+        file, line = lines.get(place, ("", 0))
+        return Finding(text, Path(file).name, line, count)
+
+    if "fault" in said:
+        line = said.get("line", 0)
+        test = known.get(-line)
+        result.fault = finding(said["fault"], said.get("place", 0))
+        if test:
+            result.fault = Finding(said["fault"], Path(test.file).name, test.line)
+        elif line > 0:
+            result.fault.line = line
+    result.size, result.elements = said.get("size", 0), said.get("elements", 1)
+    result.found, result.wanted, result.how = said.get("found", 0), said.get("wanted", 0), said.get("how", "one")
+    result.grid, result.block = said["grid"], said["block"]
+    result.counters = counters(said, {test.number for test in tests if test.last})
+    result.races = [finding(entry["text"], entry["now"], entry["count"]) for entry in said["races"]]
+    result.wrong = [finding(entry["text"], entry["place"], entry["count"]) for entry in said["wrong"]]
+    result.steps = [(*step[:4], lines.get(step[4], ("", 0))[1]) for step in said["steps"]]
+    for request in said["requests"]:
+        line = lines.get(request["place"], ("", 0))[1]
+        mine = result.lines.setdefault(line, {"loads": 0, "stores": 0, "bytes": 0, "sectors": 0, "conflicts": 0})
+        mine["stores" if request["kind"] in (STORE, SHARED_STORE) else "loads"] += request["requests"]
+        for key in ("bytes", "sectors", "conflicts"):
+            mine[key] += request[key]
+    return result
+
+
+def options(
+    size=None, block=None, elements=None, dtype=None, descending=False, in_step=False, trace=False
+) -> list[str]:
+    """The program's arguments: see main.cpp and emulator.h."""
+    found = []
+    for option, value in (("--size", size), ("--block", block), ("--elements", elements), ("--dtype", dtype)):
+        found += [option, str(value)] if value else []
+    return found + ["--descending"] * descending + ["--in-step"] * in_step + ["--trace"] * trace
+
+
+def build_rungs(names: list[str], say=None) -> Path:
+    """The program with these rungs."""
+    return build([(name, translated(name).text) for name in names], say)
+
+
+def emulate(name: str, program: Path | None = None, **choices) -> Emulated:
+    """Emulates one rung; `choices` are those of :func:`options`. CannotEmulate if it cannot be compiled."""
+    program = program or build_rungs([name])
+    said = run_program(program, name, options(**choices))
+    return read(said, name, program, [*translated(name).tests, *shared_tests()])
+
+
+def progress(done: int, of: int) -> None:
+    """A line on stderr that counts what is compiled, on a terminal; otherwise nothing."""
+    if sys.stderr.isatty():
+        print(f"\rcompiling {done} of {of} ", end="\n" if done == of else "", file=sys.stderr, flush=True)

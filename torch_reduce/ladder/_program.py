@@ -1,0 +1,222 @@
+"""The program: ``python -m torch_reduce.ladder``, with its actions and options."""
+
+import argparse
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from torch_reduce.ladder import _emulate, _exercise, _step, _try, rungs, source
+
+DTYPES = ["float32", "float64", "int32", "int64"]
+EXAMPLES = {
+    "list": "list smem,warp_shuffle",
+    "run": "run --rungs smem,smem_unroll4 --size 2^26 --profile\n  {} run --emulate",
+    "show": "show neighbored",
+    "step": "step neighbored --block 8\n  {} step interleaved --block 8 --svg interleaved.svg",
+    "try": "try mine.cu",
+    "exercise": "exercise 3\n  {} exercise 3 mended.cu",
+}
+CALLED = "python -m torch_reduce.ladder"
+
+
+def _number(text: str) -> int:
+    """16777216, 2^24 or 2**24."""
+    base, _, exponent = text.replace("**", "^").partition("^")
+    if (number := int(base) ** int(exponent or 1)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return number
+
+
+def _names(text: str) -> list[str]:
+    known = [rung.name for rung in rungs()]
+    names = known if text == "all" else text.split(",")
+    if unknown := [name for name in names if name not in known]:
+        raise argparse.ArgumentTypeError(f"no rung {', '.join(unknown)}: {CALLED} lists them")
+    return names
+
+
+def _list(names: list[str]) -> int:
+    chapter = None
+    for rung in rungs():
+        if names and rung.name in names:
+            print(f"{rung.number} {rung.name}  (csrc/ladder/{rung.file})")
+            for field in ("threads", "idea", "removes", "wrong", "requires", "source", "moves", "faster", "command"):
+                if text := getattr(rung, field):
+                    print(f"  {field:<9} {text}")
+        elif not names:
+            if rung.chapter != chapter:
+                chapter = rung.chapter
+                print(f"\nChapter {chapter}: {rung.title}")
+            emulated = ", but it can be emulated" if rung.name in _emulate.rung_files() else ""
+            missing = "" if rung.built else f"  (not built: it needs CUDA{emulated})"
+            print(f"{rung.number:4} {rung.name:<26} {rung.idea}{missing}")
+            print(f"{'':31} {rung.source}")
+    return 0
+
+
+def _gpu() -> bool:
+    torch = sys.modules.get("torch")
+    return bool(torch and torch.cuda.is_available())
+
+
+def _run(options: argparse.Namespace) -> int:
+    if not options.emulate and not _gpu() and options.action == "run":
+        wanted = options.rungs or list(_emulate.rung_files())
+        if any(name in _emulate.rung_files() for name in wanted):
+            print("There is no NVIDIA GPU here, so the rungs are emulated on the CPU: counters, but no times.", flush=True)
+            options.emulate = True
+    if options.emulate:
+        return _emulate_rungs(options)
+    from torch_reduce.ladder import _climb
+
+    return _climb.main(options)
+
+
+# --- emulated rungs ---------------------------------------------------------------------------------------------------
+
+# Our name of a counter, and the two lines of its column's head.
+COLUMNS = {
+    "global load efficiency": ("global load", "efficiency"),
+    "global store efficiency": ("global store", "efficiency"),
+    "branch efficiency": ("branch", "efficiency"),
+    "bank conflicts": ("bank conflicts", "per warp"),
+    "barriers": ("barriers", "per warp"),
+}
+
+
+def cell(name: str, counters: dict[str, float]) -> str:
+    """A counter as text, or a dash where the kernel does nothing of the kind."""
+    if name not in counters:
+        return "–"
+    return f"{counters[name]:.1f}%" if name.endswith("efficiency") else f"{counters[name]:.4g}"
+
+
+def _emulate_rungs(options: argparse.Namespace) -> int:
+    known = {rung.name: rung for rung in rungs()}
+    wanted = options.rungs or list(_emulate.rung_files())
+    names = [name for name in wanted if name in _emulate.rung_files()]
+    if left := [name for name in wanted if name not in names]:
+        print(f"not emulated: {', '.join(left)} (no kernel of the ladder's own)", file=sys.stderr)
+        if not names:
+            return 1
+    for option, given in (("--profile", options.profile), ("--save", options.save)):
+        if given:
+            print(f"{option} is for a GPU: what is emulated has its counters always", file=sys.stderr)
+    size, dtype = options.size or _emulate.SIZE, options.dtype or "float32"
+    program = _emulate.build_rungs(names, _emulate.progress)
+    print(f"emulated: {size:,} elements of {dtype}; counters of the first launch")
+    for line in (0, 1):
+        head = f"{'rung':<26} {'block':>5}  {'result':<6}" if line else f"{'':<26} {'':>5}  {'':<6}"
+        print(head + "".join(f"{texts[line]:>15}" for texts in COLUMNS.values()))
+    wrong, chapter = 0, None
+    for name in names:
+        rung = known[name]
+        if rung.chapter != chapter:
+            chapter = rung.chapter
+            print(f"Chapter {chapter}: {rung.title}")
+        found = _emulate.emulate(
+            name, program, size=size, block=options.block, elements=options.elements, dtype=options.dtype
+        )
+        result = "right" if found.right else "WRONG"
+        cells = "".join(f"{cell(counter, found.counters):>15}" for counter in COLUMNS)
+        print(f"{name:<26} {found.block:>5}  {result:<6}{cells}", flush=True)
+        for finding in [*([found.fault] if found.fault else []), *found.races, *found.wrong]:
+            print(f"    {finding}")
+        wrong += not found.right
+    if options.against_lesson:
+        _print_figures(names, program, size, options)
+    return 1 if wrong else 0
+
+
+def _print_figures(names: list[str], program: Path, size: int, options: argparse.Namespace) -> None:
+    from torch_reduce.ladder import _figures
+
+    steps = []
+    for name in names:
+        found = _emulate.emulate(name, program, size=size, block=options.block, dtype="int32")
+        steps.append({"name": name, "counters": found.counters})
+    print("\nWhat nvprof said in the book's chapter 3, and the emulator here, on int32:")
+    rows = [row for row in _figures.profiled_then(steps) if row[3] != "–"]
+    print("\n".join(_figures.profiled_table(rows)))
+
+
+# --- the options ------------------------------------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    """All actions with their options."""
+    package = sys.modules["torch_reduce.ladder"]
+    shown = dict(formatter_class=argparse.RawDescriptionHelpFormatter)
+    whole = argparse.ArgumentParser(prog=CALLED, description=package.__doc__, **shown)
+    actions = whole.add_subparsers(dest="action", metavar="{" + ",".join(EXAMPLES) + "}")
+
+    def action(name, text):
+        example = "example:\n  {} ".replace("{}", CALLED) + EXAMPLES[name].replace("{}", CALLED)
+        return actions.add_parser(name, help=text, epilog=example, **shown)
+
+    listing = action("list", "list the rungs, or say all about some")
+    listing.add_argument("names", nargs="?", type=_names, default=[], help="names, with commas")
+
+    climbing = action("run", "time the rungs, or emulate them where there is no GPU")
+    climbing.add_argument("--emulate", action="store_true", help="on the CPU, with counters; the default without a GPU")
+    climbing.add_argument("--profile", action="store_true", help="read the hardware counters too, through ncu")
+    climbing.add_argument("--against-lesson", action="store_true", help="beside the printed figures; in int32")
+    climbing.add_argument("--save", metavar="FILE", help="write the results to FILE as JSON")
+    profiled = actions.add_parser("profiled")  # what --profile starts under ncu
+    profiled.set_defaults(emulate=False)
+    for each in (climbing, profiled):
+        each.add_argument("--size", type=_number, help="elements: 2^24, and 2^25 in chapter 5; emulated 2^16")
+        each.add_argument("--dtype", choices=DTYPES, default=None)
+        each.add_argument("--rungs", type=_names, default=None, metavar="NAMES", help="with commas; default: all")
+        each.add_argument("--block", type=_number, help="threads per block")
+        each.add_argument("--elements", type=_number, help="elements per thread, if the rung has a choice")
+        each.add_argument("--repeats", type=_number, default=11, help="the median of so many runs counts")
+
+    showing = action("show", "print a rung's source")
+    showing.add_argument("name")
+
+    stepping = action("step", "who adds what, step by step, from the kernel's own accesses")
+    stepping.add_argument("name", help="a rung, or a file with a kernel")
+    stepping.add_argument("--block", type=_number, help="threads per block: 8, or the fewest that the rung needs")
+    stepping.add_argument("--elements", type=_number, help="elements per thread, if the rung has a choice")
+    stepping.add_argument("--svg", metavar="FILE", help="draw it, too")
+
+    trying = action("try", "check a kernel of your own on the CPU")
+    trying.add_argument("file", type=Path)
+    trying.add_argument("--kernel", help="which one, where the file has several")
+    trying.add_argument("--elements", type=_number, help="elements per thread; found out unless told")
+    trying.add_argument("--dtype", choices=DTYPES, default="float32", help="for a template")
+
+    exercising = action("exercise", "list the exercises, show one, or check an answer")
+    exercising.add_argument("number", nargs="?", type=int)
+    exercising.add_argument("answer", nargs="?", help="a number, a word, lines, or a file, as the exercise asks")
+    exercising.add_argument("--solution", action="store_true", help="show the solution")
+    return whole
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """``python -m torch_reduce.ladder``; returns the exit status."""
+    whole = parser()
+    options = whole.parse_args(arguments)
+    do = {
+        None: lambda: _list([]),
+        "list": lambda: _list(options.names),
+        "run": lambda: _run(options),
+        "profiled": lambda: _run(options),
+        "show": lambda: print(source(options.name), end="") or 0,
+        "step": lambda: _step.main(options),
+        "try": lambda: _try.main(options),
+        "exercise": lambda: _exercise.main(options),
+    }
+    try:
+        return do[options.action]()
+    except BrokenPipeError:  # of `... | head`
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError) as error:
+        whole.error(str(error).splitlines()[0])
+    except _emulate.CannotEmulate as error:
+        print(error, file=sys.stderr)
+        return 2

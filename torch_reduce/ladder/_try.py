@@ -1,0 +1,364 @@
+"""A learner's kernel: is it right, does it race, what do its warps do, which rung is it nearest to, how fast is it?
+
+The kernel is one of these two forms; the file may hold anything else, a main() with cudaMalloc, too, which is not run:
+
+    template <class T>                                        a template, or float, double, int, long long ...
+    __global__ void mine(const T* in, T* out, int n)          or without n: then only whole blocks are tried
+    __global__ void mine(T* data, T* out)
+
+It leaves one sum in out[0], or one sum a block in out[0], out[1], ...; out holds zeros before. How many elements a thread
+takes is found out: the most with which the sum is right.
+"""
+
+import argparse
+import hashlib
+import math
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch_reduce.ladder import _emulate, _translate
+
+BLOCKS = (64, 128, 256, 512, 1024)
+ELEMENTS = (1, 2, 4, 8, 16, 32)  # per thread, tried from the most on
+ODD = (1, 7, 1000, 10_007, 40_000)  # no powers of two, and no whole blocks
+WHOLE = 1 << 15  # of every block and number of elements a multiple
+DTYPES = {
+    "float": "float32", "double": "float64", "int": "int32", "unsigned": "int32", "unsigned int": "int32",
+    "int32_t": "int32", "uint32_t": "int32", "long long": "int64", "unsigned long long": "int64", "int64_t": "int64",
+    "uint64_t": "int64", "long": "int64", "size_t": "int64",
+}  # fmt: skip
+C_TYPES = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
+FORMS = "a kernel to try is `mine(const T* in, T* out, int n)` or `mine(T* in, T* out)`"
+
+
+@dataclass
+class Kernel:
+    """A kernel in a file: how it is launched.
+
+    Attributes:
+        file, name: where it stands.
+        element: its elements' C++ type; for a template the one that the dtype asks for.
+        dtype: that type's name in torch.
+        counts: whether it takes n.
+        template: whether it is a template over the type alone, over constants first, or none: "", "T" or "constants".
+    """
+
+    file: Path
+    name: str
+    element: str
+    dtype: str
+    counts: bool
+    template: list[str]
+    text: str
+    translation: _translate.Translation
+
+    @classmethod
+    def of(cls, file: Path, kernel: str | None = None, dtype: str = "float32") -> "Kernel":
+        """Reads a file. ValueError says what is wrong with it."""
+        text = file.read_text(encoding="utf-8")
+        translation = _translate.translate(text, str(file), 100_000)
+        names = translation.kernels
+        if not names:
+            raise ValueError(f"{file}: there is no __global__ function in it; {FORMS}")
+        if kernel is None and len(names) > 1:
+            raise ValueError(f"{file}: it has several kernels, {', '.join(names)}: choose one by --kernel")
+        name = kernel or names[0]
+        if name not in names:
+            raise ValueError(f"{file}: there is no kernel {name}; there are {', '.join(names)}")
+        code = _translate.blanked(text)
+        head = re.search(rf"(?:template\s*<([^{{}};]*?)>\s*)?(?:static\s+)?__global__[^;{{}}]*?\b{name}\s*\(", code)
+        parameters = code[head.end() : _translate.closing(code, head.end() - 1)]
+        listed = [" ".join(part.split()) for part in _translate.split(parameters)]
+        pointers = [part for part in listed if "*" in part]
+        counts = [part for part in listed if "*" not in part and part]
+        element = re.sub(r"\b(const|volatile|__restrict__|__restrict)\b", "", pointers[0].split("*")[0]).strip() if pointers else ""
+        if len(pointers) != 2 or len(counts) > 1 or listed[:2] != pointers:
+            raise ValueError(f"{file}: {name}({', '.join(listed)}): {FORMS}")
+        template = [" ".join(part.split()) for part in _translate.split(head[1])] if head[1] else []
+        if element in DTYPES:
+            dtype = DTYPES[element]
+        elif any(re.match(rf"(class|typename) {re.escape(element)}$", part) for part in template):
+            element = C_TYPES[dtype]
+        else:
+            raise ValueError(f"{file}: elements of type {element}: possible are {', '.join(DTYPES)}, and a template's T")
+        return cls(file, name, element, dtype, bool(counts), template, text, translation)
+
+    def called(self) -> str:
+        """The kernel with its template arguments: of constants, the first is the block's size."""
+        constants = [part for part in self.template if not re.match(r"(class|typename) ", part)]
+        if len(constants) > 1:
+            raise ValueError(f"{self.file}: {self.name} has more than one constant as template argument")
+        return "kBlock" if constants else ""
+
+    def launcher(self) -> str:
+        """C++ that launches it: a function of (blocks, threads, in, out, n)."""
+        arguments = f"static_cast<{self.element}*>(in), static_cast<{self.element}*>(out)" + ", n" * self.counts
+        shared = f"threads * sizeof({self.element})" if re.search(r"extern\s+__shared__", self.text) else "0"
+        if not self.called():
+            return f"{self.name}<<<blocks, threads, {shared}>>>({arguments});"
+        cases = "".join(
+            f" case {block}: {self.name}<{block}><<<blocks, threads, {shared}>>>({arguments}); break;"
+            for block in (1, 2, 4, 8, 16, 32, *BLOCKS)
+        )
+        return f"switch (threads) {{{cases} }}"
+
+    def build(self) -> Path:
+        """The program; CannotEmulate shows what the compiler says, with the file's own lines."""
+        launch = _translate.translate(self.launcher(), "launch", 200_000).text
+        text = "\n".join([
+            '#define main learner_main',
+            self.translation.text,
+            "#undef main",
+            '#include "learner.h"',
+            "namespace { const bool made = [] {",
+            "  emulate::learner().launch = [](unsigned blocks, unsigned threads, void* in, void* out, long long n) {",
+            "    (void)n;",
+            launch,
+            "  };",
+            "  return true;",
+            "}(); }",
+        ])  # fmt: skip
+        return _emulate.build([(f"learner-{self.name}", text)])
+
+    def run(self, program: Path, **choices) -> _emulate.Emulated:
+        """Emulates it; `choices` are those of _emulate.options."""
+        said = _emulate.run_program(program, "learner", _emulate.options(dtype=self.dtype, **choices), seconds=60)
+        found = _emulate.read(said, self.name, program, [*self.translation.tests, *_emulate.shared_tests()])
+        found.elements = choices.get("elements") or 1
+        return found
+
+
+@dataclass
+class Verdict:
+    """What trying a kernel found.
+
+    Attributes:
+        elements: per thread.
+        how: "one" sum, or one "a block".
+        wrong: of each block, the sizes with a wrong sum: {block: [(size, Emulated)]}.
+        in_step: the blocks whose wrong sums are right if the threads of a warp run in step, as they did before Volta.
+        findings: races, wrong accesses and faults, each once.
+        sample: what its warps do, on whole blocks.
+    """
+
+    kernel: Kernel
+    elements: int
+    how: str
+    sizes: list[int]
+    wrong: dict[int, list[tuple[int, _emulate.Emulated]]] = field(default_factory=dict)
+    in_step: set[int] = field(default_factory=set)
+    findings: list[_emulate.Finding] = field(default_factory=list)
+    sample: _emulate.Emulated | None = None
+
+    @property
+    def right(self) -> bool:
+        """Right for every size and block, without a race or a wrong access."""
+        return not (self.wrong or self.findings)
+
+
+def elements_of(kernel: Kernel, program: Path) -> int:
+    """How many elements each thread takes: the most with which a sum of whole blocks is right; 1 where none is."""
+    for elements in reversed(ELEMENTS):
+        for block in (512, 64):
+            found = kernel.run(program, size=WHOLE, block=block, elements=elements, in_step=True)
+            if found.right:
+                return elements
+    return 1
+
+
+def judge(kernel: Kernel, program: Path | None = None, elements: int | None = None) -> Verdict:
+    """Runs a kernel on many sizes and blocks, its threads in two orders."""
+    program = program or kernel.build()
+    known = elements or elements_of(kernel, program)
+    sizes = [WHOLE, *(ODD if kernel.counts else ())]
+    verdict = Verdict(kernel, known, "one", sizes)
+    merged: dict[tuple[str, int, str], _emulate.Finding] = {}
+    for block in BLOCKS:
+        for size in sizes:
+            runs = [
+                kernel.run(program, size=size, block=block, elements=known, descending=order) for order in (False, True)
+            ]
+            if bad := [run for run in runs if not run.right]:
+                verdict.wrong.setdefault(block, []).append((size, bad[0]))
+            for run in runs:
+                faults = [run.fault] if run.fault else []
+                for kind, findings in (("fault", faults), ("race", run.races), ("wrong", run.wrong)):
+                    for finding in findings:
+                        merged.setdefault((finding.file, finding.line, kind), finding)
+            if size == WHOLE and (verdict.sample is None or block == 512):
+                verdict.sample, verdict.how = runs[0], runs[0].how
+        if any(run.fault for _, run in verdict.wrong.get(block, [])):
+            break  # it crashes or never ends: other blocks would say the same
+    verdict.findings = [merged[key] for key in sorted(merged)]
+    for block, runs in verdict.wrong.items():
+        again = (kernel.run(program, size=size, block=block, elements=known, in_step=True) for size, _ in runs)
+        if not any(run.fault for _, run in runs) and all(run.right for run in again):
+            verdict.in_step.add(block)
+    return verdict
+
+
+# --- the nearest rung -------------------------------------------------------------------------------------------------
+
+# What a kernel does per warp, by which kernels are compared; numbers by the logarithm of their ratio.
+NUMBERS = ("loads", "stores", "shared loads", "shared stores", "atomics", "shuffles", "barriers", "warp barriers", "bank conflicts")
+SHARES = ("global load efficiency", "global store efficiency", "branch efficiency")
+
+
+def distance(mine: dict[str, float], other: dict[str, float]) -> float:
+    """How far two kernels' counters are apart: 1 for a factor of two, or 25 percentage points, of one counter."""
+    total = 0.0
+    for name in NUMBERS:
+        total += abs(math.log2((mine.get(name, 0) + 0.25) / (other.get(name, 0) + 0.25)))
+    for name in SHARES:
+        total += abs(mine.get(name, 100) - other.get(name, 100)) / 25
+    return total
+
+
+def nearest(sample: _emulate.Emulated, say=None) -> list[tuple[float, str, _emulate.Emulated]]:
+    """The rungs by their distance, the nearest first, with the same block."""
+    names = [name for name in _emulate.rung_files() if not name.startswith(("math", "warming", "long"))]
+    program = _emulate.build_rungs(names, say)
+    found = []
+    for name in names:
+        other = _emulate.emulate(name, program, size=sample.size, block=sample.block)
+        found.append((distance(sample.counters, other.counters), name, other))
+    return sorted(found, key=lambda item: item[0])
+
+
+# --- its time on a GPU ------------------------------------------------------------------------------------------------
+
+TIMING = r"""
+#include <cstdio>
+#include <vector>
+#include <algorithm>
+#define main learner_main
+#include "{file}"
+#undef main
+static void launch(unsigned blocks, unsigned threads, void* in, void* out, long long n) {{ (void)n; {launch} }}
+int main() {{
+  const long long n = 1 << 24;
+  void *in, *out, *flush;
+  const size_t bytes = n * sizeof({element}), room = size_t{{256}} << 20;
+  if (cudaMalloc(&in, bytes) || cudaMalloc(&out, bytes) || cudaMalloc(&flush, room)) return 1;
+  cudaMemset(in, 0, bytes);
+  cudaEvent_t begin, end;
+  cudaEventCreate(&begin);
+  cudaEventCreate(&end);
+  std::vector<float> times;
+  for (int i = 0; i < 22; ++i) {{
+    cudaMemset(out, 0, bytes);
+    cudaMemset(flush, i, room);
+    cudaEventRecord(begin);
+    launch((n + 512ll * {elements} - 1) / (512ll * {elements}), 512, in, out, n);
+    cudaEventRecord(end);
+    cudaEventSynchronize(end);
+    float ms = 0;
+    cudaEventElapsedTime(&ms, begin, end);
+    if (i) times.push_back(ms);
+  }}
+  if (const cudaError_t error = cudaGetLastError()) return std::printf("%s\n", cudaGetErrorString(error)), 1;
+  std::sort(times.begin(), times.end());
+  std::printf("%.2f %.1f\n", times[times.size() / 2] * 1e3, bytes / (times[times.size() / 2] * 1e6));
+}}
+"""
+
+
+def timing_source(kernel: Kernel, elements: int) -> str:
+    """A CUDA program that times the kernel: 2^24 elements, blocks of 512, cold caches, the median of 21."""
+    return TIMING.format(file=kernel.file.resolve(), launch=kernel.launcher(), element=kernel.element, elements=elements)
+
+
+def time_on_gpu(kernel: Kernel, elements: int) -> str:
+    """A sentence: the kernel's time on the GPU, or why there is none."""
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    listed = shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    if not listed or "GPU 0" not in listed.stdout:
+        return "time: there is no NVIDIA GPU here."
+    if not nvcc:
+        return "time: there is no nvcc here to compile for the GPU."
+    text = timing_source(kernel, elements)
+    source = _emulate.cache() / f"time-{hashlib.sha256((text + kernel.text).encode()).hexdigest()[:24]}.cu"
+    _emulate.put(source, text)
+    done = subprocess.run([nvcc, "-O3", "-std=c++17", "-arch=native", "-o", source.with_suffix(""), source], capture_output=True, text=True, check=False)
+    if not done.returncode:
+        done = subprocess.run([source.with_suffix("")], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return "time: " + ((done.stdout + done.stderr).strip().splitlines() or ["the program ended without a word"])[0]
+    us, rate = done.stdout.split()
+    return f"time: {us} µs for 2^24 elements, {rate} GB/s (blocks of 512, cold caches, median of 21)."
+
+
+# --- what is printed --------------------------------------------------------------------------------------------------
+
+
+def hint(run: _emulate.Emulated) -> str:
+    """What a wrong sum looks like."""
+    if run.fault:
+        return "it stops"
+    if run.wanted and abs(run.found / run.wanted - 0.5) < 0.02:
+        return f"{run.found:g}, about half of {run.wanted:g}"
+    return f"{run.found:g}, and right is {run.wanted:g}"
+
+
+def report(verdict: Verdict) -> list[str]:
+    """The lines about right and wrong."""
+    kernel = verdict.kernel
+    each = "one element" if verdict.elements == 1 else f"{verdict.elements} elements"
+    how = "one sum" if verdict.how == "one" else "one sum a block"
+    lines = [f"{kernel.file}: {kernel.name}, {kernel.dtype}, {each} per thread, {how}"]
+    if not kernel.counts:
+        lines.append("it takes no n, so it can only be right for whole blocks, and only these are tried")
+    for block in BLOCKS:
+        wrong = verdict.wrong.get(block, [])
+        if not wrong:
+            ran = verdict.sizes if not any(run.fault for runs in verdict.wrong.values() for _, run in runs) else []
+            lines += [f"  blocks of {block:>4}: right for all {len(ran)} sizes"] * bool(ran)
+            continue
+        size, run = wrong[0]
+        sizes = "all" if len(wrong) == len(verdict.sizes) else ", ".join(f"{size:,}" for size, _ in wrong)
+        step = "; right if warps run in step" if block in verdict.in_step else ""
+        lines.append(f"  blocks of {block:>4}: WRONG for {sizes} elements; for {size:,}: {hint(run)}{step}")
+    if verdict.in_step:
+        lines.append("Before Volta the threads of a warp ran in step. Now they need not, so the sums above are luck.")
+    lines += [str(finding) for finding in verdict.findings[:12]]
+    if len(verdict.findings) > 12:
+        lines.append(f"… and {len(verdict.findings) - 12} more")
+    return lines
+
+
+def line_table(verdict: Verdict) -> list[str]:
+    """What each line of the source does, where it touches memory."""
+    rows, text = [], verdict.kernel.text.splitlines()
+    for line, did in sorted(verdict.sample.lines.items()):
+        if not 0 < line <= len(text):
+            continue
+        share = f"{100 * did['bytes'] / (32 * did['sectors']):.1f}%" if did["sectors"] else "–"
+        rows.append(f"  {line:>4}  {did['loads']:>7} {did['stores']:>7} {share:>7} {did['conflicts']:>9}  {text[line - 1].strip()[:60]}")
+    return [f"  {'line':>4}  {'loads':>7} {'stores':>7} {'used':>7} {'conflicts':>9}", *rows] if rows else []
+
+
+def main(options: argparse.Namespace) -> int:
+    """``try FILE``."""
+    from torch_reduce.ladder import _program
+
+    kernel = Kernel.of(options.file, options.kernel, options.dtype)
+    verdict = judge(kernel, elements=options.elements)
+    print("\n".join(report(verdict)), flush=True)
+    sample = verdict.sample
+    if sample and not sample.fault:
+        print(f"\nrequests of warps, line by line ({sample.size:,} elements, blocks of {sample.block}):")
+        print("\n".join(line_table(verdict)))
+        found = nearest(sample, _emulate.progress)
+        (_, name, other), (_, second, another) = found[:2]
+        print(f"\nnearest rung: {name}; then {second}")
+        columns = list(_program.COLUMNS) + ["loads", "shared loads", "shuffles", "atomics"]
+        for counter in columns:
+            values = [_program.cell(counter, each.counters) for each in (sample, other, another)]
+            print(f"  {counter:<24}" + "".join(f"{value:>22}" for value in values))
+        print(time_on_gpu(kernel, verdict.elements))
+    print("right" if verdict.right else "not right yet", file=sys.stdout)
+    return 0 if verdict.right else 1

@@ -1,0 +1,239 @@
+// What CUDA C++ gives a kernel, on a CPU: this file stands in for CUDA's own cuda_runtime.h where kernels are emulated.
+//
+// A kernel's threads are fibers: one runs until it comes to a barrier, then the next one runs. With a block of 4 whose
+// kernel has one barrier, the order is t0 to the barrier, t1, t2, t3, then t0 from the barrier to the end, t1, t2, t3.
+// emulator.cpp is the other half: it runs the fibers and counts what they do.
+#pragma once
+
+#include <algorithm>
+#include <cassert>
+#include <climits>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__ static
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(bytes) alignas(bytes)
+
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+extern dim3 threadIdx, blockIdx, blockDim, gridDim;
+constexpr int warpSize = 32;
+
+namespace emulate {
+
+template <class T>
+using Same = T;
+
+// Launches as `kernel<<<grid, block, shared>>>(...)` does; `body` is the call of the kernel by one thread.
+struct Launch {
+  dim3 grid, block;
+  size_t shared;
+  Launch(dim3 grid, dim3 block, size_t shared = 0, const void* stream = nullptr) : grid(grid), block(block), shared(shared) {
+    (void)stream;
+  }
+};
+void launch(const char* kernel, const Launch& how, const std::function<void()>& body);
+
+// `__shared__ T name[8]`: the same memory for all threads of a block. `id` tells the declarations apart.
+void* shared(int id, size_t size, size_t align, const char* name);
+void* dynamic_shared(size_t element, const char* name);  // `extern __shared__ T name[]`
+
+// The test of an `if` or a loop, numbered in the source; and where the body that it decides on begins and ends.
+bool test(int site, bool loop, bool outcome);
+void begin(int site);
+void end(int site);
+#define EMULATE_TEST(site, loop, ...) \
+  (__builtin_constant_p(__VA_ARGS__) ? static_cast<bool>(__VA_ARGS__) : ::emulate::test(site, loop, static_cast<bool>(__VA_ARGS__)))
+
+void block_barrier(int line);
+void warp_barrier(unsigned mask, int line);
+void fence();
+int vote(int line, int value);  // of the block: how many threads gave a value that is not 0
+
+void note_atomic(const void* where, size_t size);
+void note_shuffle(unsigned from, bool nothing);  // nothing: what was handed over is 0
+void* slot(unsigned thread);  // 16 bytes of each thread that shuffles pass values through
+unsigned lane();
+unsigned thread();
+
+// The value of lane `from`, or one's own where there is no such lane in the warp or it lies outside a part of `width` lanes.
+template <class T>
+T shuffle(unsigned mask, T value, int from, bool inside, int line) {
+  static_assert(sizeof(T) <= 16);
+  std::memcpy(slot(thread()), &value, sizeof value);
+  warp_barrier(mask, line);
+  T found = value;
+  const unsigned other = thread() - lane() + static_cast<unsigned>(from);
+  if (inside && other < blockDim.x) {
+    std::memcpy(&found, slot(other), sizeof found);
+    note_shuffle(other, found == T());
+  }
+  warp_barrier(mask, line);
+  return found;
+}
+
+template <class T, class F>
+__attribute__((no_sanitize("thread"))) T change(T* where, F f) {
+  note_atomic(const_cast<const void*>(static_cast<const volatile void*>(where)), sizeof(T));
+  const T old = *where;
+  *where = f(old);
+  return old;
+}
+
+}  // namespace emulate
+
+#define __syncthreads() ::emulate::block_barrier(__LINE__)
+#define __syncwarp(...) ::emulate::warp_barrier(::emulate::mask_of(__VA_ARGS__), __LINE__)
+#define __threadfence() ::emulate::fence()
+#define __threadfence_block() ::emulate::fence()
+#define __threadfence_system() ::emulate::fence()
+#define __syncthreads_count(value) ::emulate::vote(__LINE__, (value) != 0)
+#define __syncthreads_or(value) (::emulate::vote(__LINE__, (value) != 0) != 0)
+#define __syncthreads_and(value) (::emulate::vote(__LINE__, (value) == 0) == 0)
+#define __shfl_down_sync(...) ::emulate::shuffle_down(__LINE__, __VA_ARGS__)
+#define __shfl_up_sync(...) ::emulate::shuffle_up(__LINE__, __VA_ARGS__)
+#define __shfl_xor_sync(...) ::emulate::shuffle_xor(__LINE__, __VA_ARGS__)
+#define __shfl_sync(...) ::emulate::shuffle_from(__LINE__, __VA_ARGS__)
+#define __activemask() 0xffffffffu
+
+namespace emulate {
+
+inline unsigned mask_of(unsigned mask = 0xffffffff) { return mask; }
+
+template <class T>
+T shuffle_down(int line, unsigned mask, T value, unsigned delta, int width = 32) {
+  const int from = static_cast<int>(lane() + delta);
+  return shuffle(mask, value, from, from < 32 && lane() % width + delta < static_cast<unsigned>(width), line);
+}
+template <class T>
+T shuffle_up(int line, unsigned mask, T value, unsigned delta, int width = 32) {
+  return shuffle(mask, value, static_cast<int>(lane()) - static_cast<int>(delta), lane() % width >= delta, line);
+}
+template <class T>
+T shuffle_xor(int line, unsigned mask, T value, int lanes, int width = 32) {
+  const int from = static_cast<int>(lane()) ^ lanes;
+  return shuffle(mask, value, from, from / width <= static_cast<int>(lane()) / width, line);
+}
+template <class T>
+T shuffle_from(int line, unsigned mask, T value, int from, int width = 32) {
+  const int first = static_cast<int>(lane()) / width * width;
+  return shuffle(mask, value, first + ((from % width) + width) % width, true, line);
+}
+
+}  // namespace emulate
+
+template <class T>
+T atomicAdd(T* where, std::common_type_t<T> value) {
+  return emulate::change(where, [&](T old) { return static_cast<T>(old + value); });
+}
+template <class T>
+T atomicSub(T* where, std::common_type_t<T> value) {
+  return emulate::change(where, [&](T old) { return static_cast<T>(old - value); });
+}
+template <class T>
+T atomicExch(T* where, std::common_type_t<T> value) {
+  return emulate::change(where, [&](T) { return value; });
+}
+template <class T>
+T atomicMax(T* where, std::common_type_t<T> value) {
+  return emulate::change(where, [&](T old) { return old < value ? value : old; });
+}
+template <class T>
+T atomicMin(T* where, std::common_type_t<T> value) {
+  return emulate::change(where, [&](T old) { return value < old ? value : old; });
+}
+template <class T>
+T atomicCAS(T* where, std::common_type_t<T> expected, std::common_type_t<T> value) {
+  return emulate::change(where, [&](T old) { return old == expected ? value : old; });
+}
+inline unsigned atomicInc(unsigned* where, unsigned last) {
+  return emulate::change(where, [&](unsigned old) { return old >= last ? 0 : old + 1; });
+}
+
+template <class T>
+T __ldg(const T* where) {
+  return *where;
+}
+inline int __float_as_int(float value) {
+  int bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline float __int_as_float(int bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline int __clz(int bits) { return bits ? __builtin_clz(static_cast<unsigned>(bits)) : 32; }
+template <class A, class B>
+constexpr std::common_type_t<A, B> min(A a, B b) {
+  return a < b ? a : b;
+}
+template <class A, class B>
+constexpr std::common_type_t<A, B> max(A a, B b) {
+  return a < b ? b : a;
+}
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) int2 {
+  int x, y;
+};
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
+
+// The host's side, as far as a program around a kernel needs it to compile. Nothing of it is run.
+using cudaError_t = int;
+using cudaStream_t = void*;
+using cudaEvent_t = void*;
+constexpr cudaError_t cudaSuccess = 0;
+enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+struct cudaDeviceProp {
+  char name[256];
+  int multiProcessorCount, maxThreadsPerBlock, warpSize;
+  size_t sharedMemPerBlock;
+};
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
+inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
+template <class T>
+cudaError_t cudaMalloc(T** where, size_t bytes) {
+  *where = static_cast<T*>(std::malloc(bytes));
+  return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* where) { return std::free(where), cudaSuccess; }
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  return std::memcpy(to, from, bytes), cudaSuccess;
+}
+inline cudaError_t cudaMemset(void* where, int value, size_t bytes) { return std::memset(where, value, bytes), cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaDeviceReset() { return cudaSuccess; }
+inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp*, int) { return cudaSuccess; }
+inline cudaError_t cudaEventCreate(cudaEvent_t*) { return cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t = nullptr) { return cudaSuccess; }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) { return *ms = 0, cudaSuccess; }
+inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }

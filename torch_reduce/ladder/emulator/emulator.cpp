@@ -1,0 +1,742 @@
+// Runs a kernel's threads as fibers, and counts what they do.
+//
+// Kernels are compiled with -fsanitize=thread, which puts a call of __tsan_read4(address) before every load of 4 bytes, and
+// so on; but the functions that it calls are those below, not those of the thread sanitizer. So kernels stay as they are.
+//
+// An example: lanes 0 to 31 of a warp load data[2 * lane], 4 bytes each. One line of the source makes 32 calls; those with
+// the same place in the code, the same number of barriers before them and the same turn of a loop are one request of the
+// warp. It touches 256 bytes, 8 sectors of 32 bytes, and uses 128: a load efficiency of 50%. In shared memory, lane l meets
+// bank 2 * l % 32: lanes 0 and 16 want two words of bank 0, so the request takes two turns where one is enough: one conflict.
+#include "emulator.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+#include <sstream>
+#include <tuple>
+
+#include "cuda_runtime.h"
+
+dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulate {
+
+bool descending = false, traced = false, in_step = false;
+int64_t sampled = 16;
+
+namespace {
+
+// --- memory ----------------------------------------------------------------------------------------------------------------
+
+constexpr size_t kGap = 4096, kGlobal = size_t{1} << 34, kShared = size_t{1} << 20, kSharedLimit = 48 * 1024, kStack = 1 << 16;
+constexpr unsigned kMostThreads = 1024;
+
+struct Array {
+  std::string name;
+  size_t begin, bytes, element;  // begin: an offset in the memory
+};
+
+char* memory = nullptr;  // shared memory, then global memory
+size_t used = kShared + kGap;
+std::vector<Array> global_arrays, shared_arrays;
+std::map<int, size_t> declared;  // shared arrays of this block, by the number of their declaration
+size_t shared_used = 0, dynamic_bytes = 0;
+
+// What was done last with 4 bytes, to find accesses that no barrier puts in order.
+struct Touch {
+  int64_t block = -1;
+  uint32_t thread = 0, barriers = 0, warp_barriers = 0;
+  uintptr_t place = 0;
+  bool atomic = false;
+};
+struct Cell {
+  Touch write, read, other_read;  // two readers, of different threads
+};
+std::map<size_t, std::vector<Cell>> pages;  // 1024 cells each
+std::vector<uint8_t> written;               // of shared memory: has this block written the byte?
+
+Cell& cell_of(size_t offset) {
+  static size_t known = SIZE_MAX;
+  static std::vector<Cell>* page = nullptr;
+  if (known != offset / 4096) {
+    page = &pages[known = offset / 4096];
+    page->resize(1024);
+  }
+  return (*page)[offset % 4096 / 4];
+}
+
+void make_memory() {
+  if (memory) return;
+  memory = static_cast<char*>(
+      mmap(nullptr, kShared + kGlobal, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  if (memory == MAP_FAILED) fault("no address space for the emulated memory");
+}
+
+const Array* find(const std::vector<Array>& arrays, size_t offset) {
+  for (const Array& array : arrays)
+    if (offset >= array.begin && offset < array.begin + array.bytes) return &array;
+  return nullptr;
+}
+
+std::string name_of(size_t offset) {
+  const Array* array = find(offset < kShared ? shared_arrays : global_arrays, offset);
+  if (!array) return "memory outside of every array";
+  return array->name + "[" + std::to_string((offset - array->begin) / array->element) + "]";
+}
+
+// --- what is counted -------------------------------------------------------------------------------------------------------
+
+enum Kind { kLoad, kStore, kSharedLoad, kSharedStore, kAtomic, kTest, kShuffle };
+
+struct Event {
+  uintptr_t place;  // in the code; of a test, its number
+  size_t offset;    // in the memory; of a test, its outcome
+  uint32_t thread, syncs;
+  uint8_t kind, size;
+  bool loop;
+};
+std::vector<Event> events;  // of this block
+
+struct Requests {
+  int64_t requests = 0, threads = 0, bytes = 0, sectors = 0, conflicts = 0;
+};
+std::map<std::pair<uintptr_t, int>, Requests> requests;  // by place and kind
+
+struct Test {
+  bool loop = false, leaves = false, barrier = false, inner = false;
+  int64_t warps = 0, divergent = 0, thinned = 0;  // thinned: each sixteenth turn of a loop, as if it were unrolled
+  int global = 0, shared = 0;                     // most accesses of one thread between begin and end
+};
+std::map<int, Test> tests;
+
+struct Step {
+  uint32_t thread, syncs;
+  uint8_t kind;
+  std::string array;
+  uintptr_t place;
+};
+std::vector<Step> steps;
+
+struct Race {
+  int64_t count = 0;
+  std::string text;
+};
+std::map<std::tuple<uintptr_t, uintptr_t, bool>, Race> races;
+std::map<std::tuple<uintptr_t, std::string>, Race> wrong_accesses;
+
+struct Launched {
+  std::string kernel;
+  unsigned grid = 0, block = 0;
+  int64_t barriers = 0, warp_barriers = 0, shuffles = 0, warps = 0, threads = 0, shared_bytes = 0;
+} first_launch;
+
+// --- fibers ----------------------------------------------------------------------------------------------------------------
+
+enum Wait { kReady, kAtBlock, kAtWarp, kAtAccess, kDone };
+
+struct Open {
+  int site, global, shared;
+};
+struct Fiber {
+  jmp_buf state;
+  ucontext_t start;
+  bool begun = false;
+  Wait wait = kDone;
+  unsigned mask = 0;
+  int line = 0, value = 0;
+  uint32_t syncs = 0, barriers = 0, warp_barriers = 0;
+  int64_t tests = 0;
+  std::vector<Open> open;
+};
+
+std::vector<Fiber> fibers;
+alignas(16) char slots[kMostThreads][16];
+jmp_buf scheduler;
+Fiber* current = nullptr;
+const std::function<void()>* body = nullptr;
+int64_t launches = 0, block_number = 0;
+bool counted = false, fenced = false;
+int voted = 0;
+
+void yield() {
+  if (!_setjmp(current->state)) _longjmp(scheduler, 1);
+}
+
+void live() {
+  for (;;) {
+    (*body)();
+    for (const Open& open : current->open) tests[open.site].leaves = true;
+    current->wait = kDone;
+    yield();
+  }
+}
+
+void resume(unsigned thread) {
+  Fiber& fiber = fibers[thread];
+  current = &fiber;
+  threadIdx.x = thread;
+  if (_setjmp(scheduler)) return;
+  if (fiber.begun) _longjmp(fiber.state, 1);
+  fiber.begun = true;
+  setcontext(&fiber.start);
+}
+
+void make_fibers() {
+  if (!fibers.empty()) return;
+  fibers.resize(kMostThreads);
+  char* stacks = static_cast<char*>(mmap(nullptr, kMostThreads * kStack, PROT_READ | PROT_WRITE,
+                                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  if (stacks == MAP_FAILED) fault("no memory for the threads' stacks");
+  for (unsigned t = 0; t < kMostThreads; ++t) {
+    getcontext(&fibers[t].start);
+    fibers[t].start.uc_stack.ss_sp = stacks + t * kStack;
+    fibers[t].start.uc_stack.ss_size = kStack;
+    fibers[t].start.uc_link = nullptr;
+    makecontext(&fibers[t].start, live, 0);
+  }
+}
+
+// Lets those threads of a warp go on that wait for each other and have all come.
+bool join_warp(unsigned first, unsigned last) {
+  bool any = false;
+  for (unsigned t = first; t < last; ++t) {
+    if (fibers[t].wait != kAtWarp) continue;
+    const unsigned mask = fibers[t].mask;
+    bool all = true;
+    for (unsigned other = first; other < last; ++other)
+      if (mask >> (other - first) & 1) all &= fibers[other].wait == kAtWarp || fibers[other].wait == kDone;
+    if (!all) continue;
+    for (unsigned other = first; other < last; ++other) {
+      if (!(mask >> (other - first) & 1) || fibers[other].wait != kAtWarp) continue;
+      fibers[other].wait = kReady;
+      any = true;
+    }
+  }
+  return any;
+}
+
+// Threads that run in step have all come to their next access, or wait for something else: all go on.
+bool next_access(unsigned first, unsigned last) {
+  bool any = false;
+  for (unsigned t = first; t < last; ++t) {
+    if (fibers[t].wait != kAtAccess) continue;
+    fibers[t].wait = kReady;
+    any = true;
+  }
+  return any;
+}
+
+void run_warp(unsigned first, unsigned last) {
+  bool again = true;
+  while (again) {
+    for (unsigned i = first; i < last; ++i) {
+      const unsigned t = descending ? first + last - 1 - i : i;
+      if (fibers[t].wait == kReady) resume(t);
+    }
+    again = next_access(first, last) || join_warp(first, last);
+  }
+}
+
+void flush();
+
+void run_block() {
+  const unsigned threads = blockDim.x, warps = (threads + 31) / 32;
+  for (unsigned t = 0; t < threads; ++t) {
+    Fiber& fiber = fibers[t];
+    fiber.wait = kReady;
+    fiber.syncs = fiber.barriers = fiber.warp_barriers = 0;
+    fiber.tests = 0;
+    fiber.open.clear();
+  }
+  declared.clear();
+  shared_arrays.clear();
+  shared_used = 0;
+  if (dynamic_bytes) {
+    shared_arrays.push_back({"dynamic", 0, dynamic_bytes, 4});
+    shared_used = dynamic_bytes;
+  }
+  // Shared memory begins with whatever the block before left there.
+  std::memset(memory, 0x7f, kSharedLimit + kGap);
+  std::fill(written.begin(), written.end(), 0);
+  for (;;) {
+    for (unsigned i = 0; i < warps; ++i) {
+      const unsigned warp = descending ? warps - 1 - i : i;
+      run_warp(warp * 32, std::min(threads, warp * 32 + 32));
+    }
+    unsigned waiting = 0, done = 0;
+    int line = 0;
+    for (unsigned t = 0; t < threads; ++t) {
+      const Fiber& fiber = fibers[t];
+      done += fiber.wait == kDone;
+      if (fiber.wait == kAtWarp)
+        fault("thread " + std::to_string(t) + " waits at a barrier of its warp for threads that never come there", 0, fiber.line);
+      if (fiber.wait != kAtBlock) continue;
+      if (line && line != fiber.line)
+        fault("some threads wait at this __syncthreads(), others at the one of line " + std::to_string(line) +
+                  ": a GPU may hang or mix them up", 0, fiber.line);
+      line = fiber.line;
+      ++waiting;
+    }
+    if (done == threads) break;
+    for (unsigned t = 0; t < threads; ++t)
+      if (fibers[t].wait == kAtBlock) fibers[t].wait = kReady;
+    voted = 0;
+    for (unsigned t = 0; t < threads; ++t) voted += fibers[t].wait == kReady ? fibers[t].value : 0;
+    if (counted && waiting) first_launch.barriers += warps;
+  }
+  if (counted) {
+    first_launch.warps += warps;
+    first_launch.threads += threads;
+    first_launch.shared_bytes = static_cast<int64_t>(shared_used);
+    flush();
+  }
+}
+
+// --- an access -------------------------------------------------------------------------------------------------------------
+
+bool ordered(const Touch& before, const Touch& now, bool shared) {
+  if (before.block < 0 || (before.block == now.block && before.thread == now.thread)) return true;
+  if (before.atomic && now.atomic) return true;
+  // Each block has shared memory of its own, and a launch comes after the one before.
+  if (before.block != now.block) return shared || fenced || before.block >> 32 != now.block >> 32;
+  if (before.barriers < now.barriers) return true;
+  return before.thread / 32 == now.thread / 32 && before.warp_barriers < now.warp_barriers;
+}
+
+void race(const Touch& before, const Touch& now, bool wrote_before, bool writes, size_t offset) {
+  const bool warp = before.block == now.block && before.thread / 32 == now.thread / 32;
+  Race& found = races[{before.place, now.place, warp}];
+  if (found.count++) return;
+  const auto who = [&](const Touch& touch) {
+    std::string text = "thread " + std::to_string(touch.thread);
+    return before.block == now.block ? text : text + " of block " + std::to_string(touch.block & 0xffffffff);
+  };
+  found.text = who(now) + (writes ? " writes " : " reads ") + name_of(offset) + ", which " + who(before) +
+               (wrote_before ? " wrote" : " reads") +
+               (before.block != now.block ? ", and no order of blocks is known"
+                : warp                    ? ", with no __syncwarp() between them"
+                                          : ", with no __syncthreads() between them");
+}
+
+void wrong_access(uintptr_t place, const std::string& what, const std::string& text) {
+  Race& found = wrong_accesses[{place, what}];
+  if (!found.count++) found.text = text;
+}
+
+void check_order(size_t offset, const Touch& now, bool writes) {
+  Cell& cell = cell_of(offset);
+  const bool shared = offset < kShared;
+  if (!ordered(cell.write, now, shared)) race(cell.write, now, true, writes, offset);
+  if (writes) {
+    if (!ordered(cell.read, now, shared)) race(cell.read, now, false, true, offset);
+    if (!ordered(cell.other_read, now, shared)) race(cell.other_read, now, false, true, offset);
+    cell.write = now;
+  } else {
+    if (cell.read.thread != now.thread || cell.read.block != now.block) cell.other_read = cell.read;
+    cell.read = now;
+  }
+}
+
+void note(const void* where, size_t size, bool writes, bool atomic, uintptr_t place) {
+  if (!current || !memory) return;
+  const size_t offset = static_cast<size_t>(static_cast<const char*>(where) - memory);
+  if (offset >= used) return;  // a local variable, or the host's memory
+  if (in_step) {
+    current->wait = kAtAccess;
+    yield();
+  }
+  const bool shared = offset < kShared;
+  const Array* array = find(shared ? shared_arrays : global_arrays, offset);
+  if (!array || offset + size > array->begin + array->bytes) {
+    const std::vector<Array>& arrays = shared ? shared_arrays : global_arrays;
+    const std::string who = "thread " + std::to_string(threadIdx.x) + " of block " + std::to_string(blockIdx.x);
+    std::string text = who + (writes ? " writes" : " reads") + " outside of every array";
+    const int64_t at = static_cast<int64_t>(offset);
+    int64_t nearest = kGap;
+    for (const Array& near : arrays) {
+      const int64_t begin = static_cast<int64_t>(near.begin), end = begin + static_cast<int64_t>(near.bytes);
+      const int64_t element = static_cast<int64_t>(near.element), away = at < begin ? begin - at : at - end;
+      if (away >= nearest) continue;
+      nearest = away;
+      const int64_t index = (at - begin - (at < begin ? element - 1 : 0)) / element;
+      text = who + (writes ? " writes " : " reads ") + near.name + "[" + std::to_string(index) + "], and " + near.name + " has " +
+             std::to_string(near.bytes / near.element) + " elements";
+    }
+    wrong_access(place, writes ? "write outside" : "read outside", text);
+    if (writes) {
+      if (wrong_accesses.size() > 20) fault("too many writes outside of arrays", place);
+    }
+  } else {
+    if (shared && !writes) {
+      bool known = true;
+      for (size_t i = 0; i < size; ++i) known &= written[offset + i];
+      if (!known)
+        wrong_access(place, "nothing there",
+                     "thread " + std::to_string(threadIdx.x) + " of block " + std::to_string(blockIdx.x) + " reads " +
+                         name_of(offset) + ", where nothing has been written");
+    }
+    if (shared && writes) std::fill_n(written.begin() + static_cast<int64_t>(offset), size, 1);
+    if (size >= 4) {
+      const Touch now{block_number, threadIdx.x, current->barriers, current->warp_barriers, place, atomic};
+      for (size_t i = 0; i < size; i += 4) check_order(offset + i, now, writes);
+    }
+  }
+  if (!counted) return;
+  const Kind kind = atomic ? kAtomic : shared ? (writes ? kSharedStore : kSharedLoad) : (writes ? kStore : kLoad);
+  events.push_back({place, offset, threadIdx.x, current->syncs, static_cast<uint8_t>(kind), static_cast<uint8_t>(size), false});
+  for (Open& open : current->open) ++(shared ? open.shared : open.global);
+  if (traced && block_number % (int64_t{1} << 32) == 0)
+    steps.push_back({threadIdx.x, current->syncs, static_cast<uint8_t>(kind), name_of(offset), place});
+}
+
+// --- requests of warps -----------------------------------------------------------------------------------------------------
+
+int64_t conflicts_of(const Event* first, const Event* last) {
+  // A request of 4 bytes per lane takes one turn, of 8 bytes two, of 16 four, if no two words want the same bank in a turn.
+  const unsigned lanes = first->size <= 4 ? 32 : 128 / first->size;
+  int64_t turns = 0, least = 0;
+  for (unsigned part = 0; part < 32; part += lanes) {
+    std::map<size_t, std::set<size_t>> banks;
+    for (const Event* event = first; event != last; ++event) {
+      if (event->thread % 32 / lanes != part / lanes) continue;
+      for (size_t word = event->offset / 4; word * 4 < event->offset + event->size; ++word) banks[word % 32].insert(word);
+    }
+    size_t most = 0;
+    for (const auto& [bank, words] : banks) most = std::max(most, words.size());
+    turns += static_cast<int64_t>(most);
+    least += most > 0;
+  }
+  return turns - least;
+}
+
+void count_request(const Event* first, const Event* last) {
+  if (first->kind == kTest) {
+    Test& test = tests[static_cast<int>(first->place)];
+    const bool some = std::any_of(first, last, [](const Event& event) { return event.offset != 0; });
+    const bool all = std::all_of(first, last, [](const Event& event) { return event.offset != 0; });
+    ++test.warps;
+    test.divergent += some && !all;
+    return;
+  }
+  Requests& found = requests[{first->place, first->kind}];
+  ++found.requests;
+  found.threads += last - first;
+  if (first->kind == kSharedLoad || first->kind == kSharedStore) {
+    found.conflicts += conflicts_of(first, last);
+    return;
+  }
+  std::set<size_t> sectors;
+  for (const Event* event = first; event != last; ++event) {
+    found.bytes += event->size;
+    for (size_t sector = event->offset / 32; sector * 32 < event->offset + event->size; ++sector) sectors.insert(sector);
+  }
+  found.sectors += static_cast<int64_t>(sectors.size());
+}
+
+// Puts this block's events together to requests: of one warp, one place, one stretch between barriers, one turn of a loop.
+void flush() {
+  std::stable_sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
+    return std::tuple(a.thread / 32, a.kind, a.place, a.syncs, a.thread) < std::tuple(b.thread / 32, b.kind, b.place, b.syncs, b.thread);
+  });
+  std::vector<Event> request;
+  for (size_t first = 0, last = 0; first < events.size(); first = last) {
+    const auto key = [](const Event& event) { return std::tuple(event.thread / 32, event.kind, event.place, event.syncs); };
+    while (last < events.size() && key(events[last]) == key(events[first])) ++last;
+    std::vector<size_t> next;  // for each thread, where its events of this kind and place begin
+    for (size_t i = first; i < last; ++i)
+      if (i == first || events[i].thread != events[i - 1].thread) next.push_back(i);
+    const std::vector<size_t> begins = next;
+    for (size_t turn = 0;; ++turn) {
+      request.clear();
+      for (size_t k = 0; k < begins.size(); ++k) {
+        const size_t i = begins[k] + turn, end = k + 1 < begins.size() ? begins[k + 1] : last;
+        if (i < end) request.push_back(events[i]);
+      }
+      if (request.empty()) break;
+      if (request[0].kind == kTest) {
+        Test& test = tests[static_cast<int>(request[0].place)];
+        const int64_t divergent = test.divergent;
+        count_request(request.data(), request.data() + request.size());
+        test.thinned += turn % 16 == 0 || test.divergent != divergent;
+      } else {
+        count_request(request.data(), request.data() + request.size());
+      }
+    }
+  }
+  events.clear();
+}
+
+void sync(Wait wait, int line) {
+  if (!current) return;
+  ++current->syncs;
+  current->wait = wait;
+  current->line = line;
+  for (Open& open : current->open) tests[open.site].barrier = true;
+  yield();
+}
+
+}  // namespace
+
+// --- what kernels call -----------------------------------------------------------------------------------------------------
+
+unsigned thread() { return threadIdx.x; }
+unsigned lane() { return threadIdx.x % 32; }
+void* slot(unsigned thread) { return slots[thread]; }
+
+void launch(const char* kernel, const Launch& how, const std::function<void()>& run) {
+  make_memory();
+  make_fibers();
+  written.resize(kShared);
+  if (how.block.x * how.block.y * how.block.z == 0 || how.grid.x * how.grid.y * how.grid.z == 0)
+    fault(std::string(kernel) + ": an empty grid or block");
+  if (how.block.x > kMostThreads) fault(std::string(kernel) + ": " + std::to_string(how.block.x) + " threads per block; 1024 are the most");
+  if (how.block.y * how.block.z * how.grid.y * how.grid.z > 1) fault(std::string(kernel) + ": only grids and blocks of one dimension are emulated");
+  if (how.shared > kSharedLimit) fault(std::string(kernel) + ": " + std::to_string(how.shared) + " bytes of shared memory; 49152 are the most");
+  gridDim = how.grid;
+  blockDim = how.block;
+  dynamic_bytes = how.shared;
+  body = &run;
+  fenced = false;
+  const bool is_first = launches++ == 0;
+  if (is_first) first_launch = {kernel, how.grid.x, how.block.x};
+  for (unsigned b = 0; b < how.grid.x; ++b) {
+    blockIdx.x = b;
+    block_number = launches << 32 | b;
+    // The first and the last block are always among those that are counted.
+    const int64_t every = std::max<int64_t>(1, (how.grid.x + sampled - 1) / sampled);
+    counted = is_first && (b % every == 0 || b + 1 == how.grid.x);
+    run_block();
+  }
+  current = nullptr;
+}
+
+void* shared(int id, size_t size, size_t align, const char* name) {
+  const auto found = declared.find(id);
+  if (found != declared.end()) return memory + found->second;
+  const size_t element = std::max<size_t>(align, 1), step = std::max<size_t>(align, 16);
+  const size_t begin = (shared_used + step - 1) / step * step;
+  if (begin + size > kSharedLimit)
+    fault(std::string("the block's shared arrays take ") + std::to_string(begin + size) + " bytes; 49152 are the most");
+  declared[id] = begin;
+  shared_used = begin + size;
+  shared_arrays.push_back({name, begin, size, element});
+  return memory + begin;
+}
+
+void* dynamic_shared(size_t element, const char* name) {
+  if (dynamic_bytes) {
+    shared_arrays[0].name = name;
+    if (element > 1) shared_arrays[0].element = element;  // bytes are cast to what they hold, of 4 bytes mostly
+  }
+  if (!dynamic_bytes) fault("extern __shared__: the launch gives no shared memory (the third number in <<<...>>>)");
+  return memory;
+}
+
+void block_barrier(int line) {
+  if (!current) return;
+  ++current->barriers;
+  ++current->warp_barriers;
+  sync(kAtBlock, line);
+}
+
+void warp_barrier(unsigned mask, int line) {
+  if (!current) return;
+  ++current->warp_barriers;
+  current->mask = mask;
+  if (counted && lane() == 0) ++first_launch.warp_barriers;
+  sync(kAtWarp, line);
+}
+
+void fence() { fenced = true; }
+
+int vote(int line, int value) {
+  current->value = value;
+  block_barrier(line);
+  const int found = voted;
+  block_barrier(line);
+  return found;
+}
+
+bool test(int site, bool loop, bool outcome) {
+  if (!current) return outcome;
+  if (++current->tests > 4'000'000) fault("thread " + std::to_string(threadIdx.x) + " has made four million tests: does this loop end?", 0, -site);
+  if (!counted) return outcome;
+  tests[site].loop = loop;
+  for (const Open& open : current->open)
+    if (open.site != site) tests[open.site].inner = true;
+  if (loop)  // the next turn of a loop ends the one before
+    while (!current->open.empty() && std::any_of(current->open.begin(), current->open.end(), [&](const Open& open) { return open.site == site; }))
+      end(current->open.back().site);
+  events.push_back({static_cast<uintptr_t>(site), outcome, threadIdx.x, current->syncs, kTest, 0, loop});
+  return outcome;
+}
+
+void begin(int site) {
+  if (!current || !counted) return;
+  current->open.push_back({site, 0, 0});
+}
+
+void end(int site) {
+  if (!current || !counted) return;
+  while (!current->open.empty()) {
+    const Open open = current->open.back();
+    current->open.pop_back();
+    Test& test = tests[open.site];
+    test.global = std::max(test.global, open.global);
+    test.shared = std::max(test.shared, open.shared);
+    if (open.site == site) return;
+  }
+}
+
+void note_atomic(const void* where, size_t size) {
+  note(where, size, true, true, reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+}
+
+void note_shuffle(unsigned from, bool nothing) {
+  if (!counted) return;
+  if (lane() == 0) ++first_launch.shuffles;
+  if (!nothing && traced && block_number % (int64_t{1} << 32) == 0)
+    steps.push_back({threadIdx.x, current->syncs, kShuffle, "t" + std::to_string(from), 0});
+}
+
+// --- the program's side ----------------------------------------------------------------------------------------------------
+
+void* allocate(size_t bytes, size_t element, const char* name) {
+  make_memory();
+  used = (used + 255) / 256 * 256;
+  global_arrays.push_back({name, used, bytes, element});
+  void* where = memory + used;
+  used += bytes + kGap;
+  if (used > kShared + kGlobal) fault("more than 16 GiB of emulated memory");
+  return where;
+}
+
+namespace {
+
+std::string quoted(const std::string& text) { return "\"" + text + "\""; }
+
+}  // namespace
+
+std::string report() {
+  std::ostringstream out;
+  out << "\"kernel\": " << quoted(first_launch.kernel) << ", \"grid\": " << first_launch.grid << ", \"block\": " << first_launch.block
+      << ", \"launches\": " << launches << ", \"warps\": " << first_launch.warps << ", \"threads\": " << first_launch.threads
+      << ", \"barriers\": " << first_launch.barriers << ", \"warp_barriers\": " << first_launch.warp_barriers
+      << ", \"shuffles\": " << first_launch.shuffles << ", \"shared_bytes\": " << first_launch.shared_bytes;
+  const char* comma = "";
+  out << ", \"requests\": [";
+  for (const auto& [key, found] : requests) {
+    out << comma << "{\"place\": " << key.first << ", \"kind\": " << key.second << ", \"requests\": " << found.requests
+        << ", \"threads\": " << found.threads << ", \"bytes\": " << found.bytes << ", \"sectors\": " << found.sectors
+        << ", \"conflicts\": " << found.conflicts << "}";
+    comma = ",\n ";
+  }
+  out << "], \"tests\": [";
+  comma = "";
+  for (const auto& [site, test] : tests) {
+    out << comma << "{\"site\": " << site << ", \"loop\": " << test.loop << ", \"leaves\": " << test.leaves << ", \"barrier\": "
+        << test.barrier << ", \"inner\": " << test.inner << ", \"warps\": " << test.warps << ", \"divergent\": " << test.divergent
+        << ", \"thinned\": " << test.thinned << ", \"global\": " << test.global << ", \"shared\": " << test.shared << "}";
+    comma = ",\n ";
+  }
+  out << "], \"races\": [";
+  comma = "";
+  for (const auto& [key, found] : races) {
+    out << comma << "{\"before\": " << std::get<0>(key) << ", \"now\": " << std::get<1>(key) << ", \"warp\": " << std::get<2>(key)
+        << ", \"count\": " << found.count << ", \"text\": " << quoted(found.text) << "}";
+    comma = ",\n ";
+  }
+  out << "], \"wrong\": [";
+  comma = "";
+  for (const auto& [key, found] : wrong_accesses) {
+    out << comma << "{\"place\": " << std::get<0>(key) << ", \"what\": " << quoted(std::get<1>(key)) << ", \"count\": " << found.count
+        << ", \"text\": " << quoted(found.text) << "}";
+    comma = ",\n ";
+  }
+  out << "], \"steps\": [";
+  comma = "";
+  for (const Step& step : steps) {
+    out << comma << "[" << step.thread << ", " << step.syncs << ", " << int{step.kind} << ", " << quoted(step.array) << ", "
+        << step.place << "]";
+    comma = ",\n ";
+  }
+  out << "]";
+  return out.str();
+}
+
+void fault(const std::string& what, uintptr_t place, int line) {
+  // A line below 0 is the number of a test.
+  std::printf("{\"fault\": %s, \"place\": %llu, \"line\": %d, %s}\n", quoted(what).c_str(),
+              static_cast<unsigned long long>(place), line, report().c_str());
+  std::fflush(stdout);
+  _exit(3);
+}
+
+namespace {
+
+void on_crash(int, siginfo_t* info, void* context) {
+#if defined(__x86_64__)
+  const uintptr_t place = static_cast<uintptr_t>(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]) + 1;
+#elif defined(__aarch64__)
+  const uintptr_t place = static_cast<ucontext_t*>(context)->uc_mcontext.pc + 1;
+#else
+  const uintptr_t place = 0;
+  (void)context;
+#endif
+  (void)info;
+  fault("thread " + std::to_string(threadIdx.x) + " of block " + std::to_string(blockIdx.x) +
+            " touches memory that is not there: an illegal access", place);
+}
+
+const int handlers = [] {
+  struct sigaction action {};
+  action.sa_sigaction = on_crash;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  static char stack[1 << 16];
+  stack_t alternative{};
+  alternative.ss_sp = stack;
+  alternative.ss_size = sizeof stack;
+  sigaltstack(&alternative, nullptr);
+  for (const int signal : {SIGSEGV, SIGBUS, SIGFPE}) sigaction(signal, &action, nullptr);
+  return 0;
+}();
+
+}  // namespace
+
+}  // namespace emulate
+
+// --- what the compiler calls -----------------------------------------------------------------------------------------------
+
+#define PLACE reinterpret_cast<uintptr_t>(__builtin_return_address(0))
+#define ACCESS(size)                                                                                       \
+  void __tsan_read##size(void* where) { emulate::note(where, size, false, false, PLACE); }                 \
+  void __tsan_write##size(void* where) { emulate::note(where, size, true, false, PLACE); }                 \
+  void __tsan_volatile_read##size(void* where) { emulate::note(where, size, false, false, PLACE); }        \
+  void __tsan_volatile_write##size(void* where) { emulate::note(where, size, true, false, PLACE); }        \
+  void __tsan_unaligned_read##size(void* where) { emulate::note(where, size, false, false, PLACE); }       \
+  void __tsan_unaligned_write##size(void* where) { emulate::note(where, size, true, false, PLACE); }       \
+  void __tsan_read_write##size(void* where) {                                                              \
+    emulate::note(where, size, false, false, PLACE);                                                       \
+    emulate::note(where, size, true, false, PLACE);                                                        \
+  }
+extern "C" {
+ACCESS(1)
+ACCESS(2)
+ACCESS(4)
+ACCESS(8)
+ACCESS(16)
+void __tsan_read_range(void* where, size_t size) { emulate::note(where, std::min<size_t>(size, 16), false, false, PLACE); }
+void __tsan_write_range(void* where, size_t size) { emulate::note(where, std::min<size_t>(size, 16), true, false, PLACE); }
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_init() {}
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_vptr_read(void**) {}
+}

@@ -1,0 +1,122 @@
+// The program: one rung, or one learner's kernel, on an input of small integers, and what it did as a JSON object.
+//
+//   rungs NAME --size 65536 --block 512 --elements 8 --dtype float32 --descending --in-step --trace --sampled 16
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <string>
+
+#include "emulator.h"
+#include "learner.h"
+#include "rung.h"
+
+namespace emulate {
+
+Learner& learner() {
+  static Learner learner;
+  return learner;
+}
+
+}  // namespace emulate
+
+namespace {
+
+using namespace gpureduce::ladder;
+
+const std::map<std::string, DType> kDTypes = {
+    {"float32", DType::f32}, {"float64", DType::f64}, {"int32", DType::i32}, {"int64", DType::i64}};
+
+// 1 to 255 without a pattern, so that a sum that takes the wrong elements is wrong.
+int element(int64_t i) { return static_cast<int>((static_cast<uint64_t>(i) * 0x9E3779B97F4A7C15u >> 40) % 255) + 1; }
+
+template <class T>
+void fill(void* where, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) static_cast<T*>(where)[i] = static_cast<T>(element(i));
+}
+template <class T>
+double sum(const void* where, int64_t n) {
+  double total = 0;
+  for (int64_t i = 0; i < n; ++i) total += static_cast<double>(static_cast<const T*>(where)[i]);
+  return total;
+}
+
+// f of a null pointer to the dtype's type.
+template <class F>
+auto with(DType dtype, F f) {
+  switch (dtype) {
+    case DType::f32: return f(static_cast<float*>(nullptr));
+    case DType::f64: return f(static_cast<double*>(nullptr));
+    case DType::i32: return f(static_cast<int32_t*>(nullptr));
+    default: return f(static_cast<int64_t*>(nullptr));
+  }
+}
+
+void say(const char* name, const Call& call, double found, double wanted, const char* how) {
+  std::printf("{\"name\": \"%s\", \"size\": %lld, \"elements\": %d, \"found\": %.17g, \"wanted\": %.17g, \"how\": \"%s\", %s}\n", name,
+              static_cast<long long>(call.n), call.elements, found, wanted, how, emulate::report().c_str());
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const std::string name = count > 1 ? arguments[1] : "";
+  std::map<std::string, std::string> options;
+  for (int i = 2; i < count; ++i) {
+    const std::string option = arguments[i];
+    if (option == "--descending") emulate::descending = true;
+    else if (option == "--in-step") emulate::in_step = true;
+    else if (option == "--trace") emulate::traced = true;
+    else if (i + 1 < count) options[option] = arguments[++i];
+  }
+  const auto number = [&](const char* option, int64_t otherwise) {
+    return options.count(option) ? std::stoll(options[option]) : otherwise;
+  };
+  emulate::sampled = number("--sampled", 16);
+  const auto& rungs = registry();
+  const bool learned = name == "learner";
+  if (!learned && !rungs.count(name)) emulate::fault("no rung " + name);
+  const Rung rung = learned ? Rung{} : rungs.at(name);
+  const bool written = !learned && rung.finish == Finish::written;
+
+  Call call{};
+  call.dtype = kDTypes.at(options.count("--dtype") ? options["--dtype"] : "float32");
+  call.op = Op::sum;
+  call.n = number("--size", 1 << 16);
+  call.block = static_cast<int>(number("--block", rung.blocks.empty() ? 1 : rung.blocks[0]));
+  call.elements = static_cast<int>(number("--elements", rung.elements.empty() ? 1 : rung.elements[0]));
+  const int64_t tiles = ceil_div(call.n, call.tile());
+  const bool padded = !learned && rung.in_place;
+
+  with(call.dtype, [&](auto* typed) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    const size_t size = sizeof(T);
+    const double wanted = [&] {
+      double total = 0;
+      for (int64_t i = 0; i < call.n; ++i) total += element(i);
+      return total;
+    }();
+    call.input = emulate::allocate(static_cast<size_t>(padded ? tiles * call.tile() : call.n) * size, size, "in");
+    fill<T>(call.input, call.n);
+    if (learned) {
+      // A learner's kernel leaves one sum, or one sum a block: `out` has room for these.
+      call.output = emulate::allocate(static_cast<size_t>(tiles) * size, size, "out");
+      emulate::learner().launch(static_cast<unsigned>(tiles), static_cast<unsigned>(call.block), call.input, call.output, call.n);
+      const double first = static_cast<double>(static_cast<T*>(call.output)[0]), all = sum<T>(call.output, tiles);
+      // One sum that atomics made, or one sum a block; with a single block they are the same.
+      say(name.c_str(), call, first == wanted ? first : all, wanted, first == wanted ? "one" : "a block");
+      return;
+    }
+    if (rung.scratch_bytes) call.scratch = emulate::allocate(rung.scratch_bytes(call), size, "partial");
+    call.output = emulate::allocate(static_cast<size_t>(written ? call.n : 1) * size, size, "out");
+    rung.run(call);
+    if (written) {
+      // A rung that writes: 100 or 200 for each element.
+      bool right = true;
+      for (int64_t i = 0; i < call.n; ++i) right &= static_cast<T*>(call.output)[i] == 100 || static_cast<T*>(call.output)[i] == 200;
+      say(name.c_str(), call, sum<T>(call.output, call.n), right ? sum<T>(call.output, call.n) : -1, "written");
+    } else {
+      say(name.c_str(), call, sum<T>(call.output, 1), wanted, "one");
+    }
+  });
+  return 0;
+}
