@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help build test test-docs bench grid ladder models family ranks tune lint format wheel clean FORCE
+.PHONY: help build test test-docs bench grid ladder course models family ranks tune lint format wheel clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo 'make bench   set up, build, and measure about 45 cells (ARGS="--help")'
 	@echo 'make grid    set up, build, measure the whole grid, and write it into README.md and docs/'
 	@echo 'make ladder  set up, build, climb the ladder of classic kernels, with counters'
+	@echo 'make course  emulate the ladder on the CPU, with counters: needs Python and g++, no torch, no GPU and no build'
 	@echo 'make models  set up, build, measure sums inside models, and write it into README.md and docs/'
 	@echo 'make family  set up, build, measure all functions but sums, and write it into README.md and docs/'
 	@echo 'make ranks   set up, build, measure ranks on several GPUs, and write it into docs/distributed.md'
@@ -85,7 +86,7 @@ build/settings: FORCE
 	@mkdir -p build
 	@echo "$$SETTINGS" | cmp -s - $@ || echo "$$SETTINGS" > $@
 
-torch_reduce/_build.json: $(READY) build/settings setup.py $(shell find csrc tools/clang) tools/lessons.py tools/toolkit.py
+torch_reduce/_build.json: $(READY) build/settings setup.py $(shell find csrc tools/clang) torch_reduce/ladder/_lessons.py tools/toolkit.py
 	@command -v $${CXX:-c++} > /dev/null || { echo 'No C++ compiler: on Debian and Ubuntu, run `apt install g++`.'; exit 1; }
 	@echo '==> building torch_reduce/libtorch_reduce.so and _entry.so'
 	@$(PY) setup.py --quiet build_ext --inplace
@@ -110,6 +111,10 @@ grid: build
 
 ladder: build
 	PYTHONPATH=. $(PY) -m torch_reduce.ladder run --profile --against-lesson $(ARGS)
+
+# The folder itself is run, so that neither torch nor the library is loaded.
+course:
+	@$(PYTHON) torch_reduce/ladder run --emulate $(ARGS)
 
 # DATA is one of the files that the library comes with, a GPU each.
 DATA ?= csrc/plan/data/h200.inc

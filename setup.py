@@ -25,6 +25,7 @@ from pathlib import Path
 
 import setuptools
 from setuptools.command.build import build
+from setuptools.command.build_py import build_py
 from setuptools.errors import ExecError
 
 RANGE = "2.11 to 2.15"
@@ -43,8 +44,8 @@ except ModuleNotFoundError:
     )
 
 ROOT = Path(__file__).resolve().parent
-sys.path.insert(0, str(ROOT / "tools"))
-import lessons  # noqa: E402
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "torch_reduce" / "ladder")]
+import _lessons as lessons  # noqa: E402
 import toolkit  # noqa: E402
 
 
@@ -251,6 +252,19 @@ class Whole(build):
         super().run()
 
 
+class Python(build_py):
+    """Puts the rungs' sources beside Python's files, for `ladder show` and the emulator: a clone has them in csrc/."""
+
+    def run(self):
+        super().run()
+        if self.editable_mode:
+            return
+        to = Path(self.build_lib, "torch_reduce", "ladder", "sources")
+        for source in sorted((ROOT / "csrc" / "ladder").glob("*.*")):
+            self.mkpath(str(to))
+            self.copy_file(str(source), str(to / source.name))
+
+
 class Build(cpp_extension.BuildExtension):
     """Compiles with ninja (only what changed), and writes beside the library what it was built for."""
 
@@ -341,7 +355,7 @@ def main():
     wheel = {} if FREE_THREADED else {"py_limited_api": "cp310"}  # one wheel for every Python from 3.10 on
     setuptools.setup(
         ext_modules=[extension()] if FREE_THREADED else [extension(), entry()],
-        cmdclass={"build": Whole, "build_ext": Build},
+        cmdclass={"build": Whole, "build_py": Python, "build_ext": Build},
         options={"bdist_wheel": wheel},
         install_requires=[f"torch=={RELEASE}"],  # torch's C++ interface changes with every release
     )

@@ -24,7 +24,8 @@ import provenance
 
 ROOT = provenance.ROOT
 sys.path.insert(0, str(ROOT))
-from torch_reduce import _climb, ladder  # noqa: E402
+from torch_reduce import ladder  # noqa: E402
+from torch_reduce.ladder import _climb  # noqa: E402
 
 LARGE = 1 << 28  # elements of the bar for multi_element
 

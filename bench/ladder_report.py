@@ -18,7 +18,8 @@ import report
 
 ROOT = provenance.ROOT
 sys.path.insert(0, str(ROOT))
-from torch_reduce import _climb, ladder  # noqa: E402
+from torch_reduce import ladder  # noqa: E402
+from torch_reduce.ladder import _climb  # noqa: E402
 
 PAGE = "docs/ladder.md"
 NOTE = "<!-- made by bench/ladder_report.py; do not edit -->"

@@ -110,8 +110,8 @@ def rung_files() -> dict[str, Path]:
 
 
 @functools.cache
-def compiler() -> tuple[str, ...]:
-    """The C++ compiler's command and the flags that only it needs. CannotEmulate where there is none."""
+def compiler() -> tuple[list[str], list[str]]:
+    """The C++ compiler's command, and the flags that only it needs. CannotEmulate where there is none."""
     wanted = os.environ.get("CXX")
     for command in [shlex.split(wanted)] if wanted else [["g++"], ["clang++"], ["c++"]]:
         if not command or not shutil.which(command[0]):
@@ -120,7 +120,7 @@ def compiler() -> tuple[str, ...]:
         if done.returncode:
             continue
         extra = ["-mllvm", "-tsan-instrument-read-before-write=1"] if "clang" in done.stdout else []
-        return (*command, *extra)
+        return command, extra
     named = f"CXX={wanted!r} does not run" if wanted else "there is neither g++ nor clang++"
     raise CannotEmulate(f"emulation compiles the kernels with a C++ compiler, and {named}: install one (apt install g++)")
 
@@ -167,7 +167,8 @@ def put(path: Path, text: str) -> None:
 
 def compile_object(text: str, name: str, flags: list[str]) -> Path:
     """The object of a source, from the cache if it is there. CannotEmulate shows the compiler's errors."""
-    command = [*compiler(), *flags, "-I", str(EMULATOR), "-I", str(headers())]
+    words, extra = compiler()
+    command = [*words, *flags, *extra * (flags is not PROGRAM_FLAGS), "-I", str(EMULATOR), "-I", str(headers())]
     key = digest(text, *command)
     made = cache() / f"{name}-{key}.o"
     if made.exists():
@@ -202,7 +203,7 @@ def build(units: list[tuple[str, str]], say=None) -> Path:
     program = cache() / f"program-{digest(*map(str, objects))}"
     if not program.exists():
         part = program.with_suffix(f".{os.getpid()}")
-        command = [compiler()[0], "-no-pie", *map(str, objects), "-o", str(part)]
+        command = [*compiler()[0], "-no-pie", *map(str, objects), "-o", str(part)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CannotEmulate(done.stderr.strip())

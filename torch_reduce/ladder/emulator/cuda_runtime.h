@@ -58,8 +58,9 @@ void* dynamic_shared(size_t element, const char* name);  // `extern __shared__ T
 bool test(int site, bool loop, bool outcome);
 void begin(int site);
 void end(int site);
-#define EMULATE_TEST(site, loop, ...) \
-  (__builtin_constant_p(__VA_ARGS__) ? static_cast<bool>(__VA_ARGS__) : ::emulate::test(site, loop, static_cast<bool>(__VA_ARGS__)))
+#define EMULATE_TEST(site, loop, ...)                                 \
+  (__builtin_constant_p(__VA_ARGS__) ? static_cast<bool>(__VA_ARGS__) \
+                                     : ::emulate::test(site, loop, static_cast<bool>(__VA_ARGS__)))
 
 void block_barrier(int line);
 void warp_barrier(unsigned mask, int line);
@@ -68,7 +69,7 @@ int vote(int line, int value);  // of the block: how many threads gave a value t
 
 void note_atomic(const void* where, size_t size);
 void note_shuffle(unsigned from, bool nothing);  // nothing: what was handed over is 0
-void* slot(unsigned thread);  // 16 bytes of each thread that shuffles pass values through
+void* slot(unsigned thread);                     // 16 bytes of each thread that shuffles pass values through
 unsigned lane();
 unsigned thread();
 
@@ -191,18 +192,10 @@ template <class A, class B>
 constexpr std::common_type_t<A, B> max(A a, B b) {
   return a < b ? b : a;
 }
-struct alignas(8) float2 {
-  float x, y;
-};
-struct alignas(16) float4 {
-  float x, y, z, w;
-};
-struct alignas(8) int2 {
-  int x, y;
-};
-struct alignas(16) int4 {
-  int x, y, z, w;
-};
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
 
 // The host's side, as far as a program around a kernel needs it to compile. Nothing of it is run.
 using cudaError_t = int;

@@ -37,6 +37,7 @@ namespace {
 
 constexpr size_t kGap = 4096, kGlobal = size_t{1} << 34, kShared = size_t{1} << 20, kSharedLimit = 48 * 1024, kStack = 1 << 16;
 constexpr unsigned kMostThreads = 1024;
+constexpr int64_t kMostTurns = 4'000'000, kMostBarriers = 10'000;  // per thread: more are taken for a loop that never ends
 
 struct Array {
   std::string name;
@@ -104,9 +105,7 @@ struct Event {
 };
 std::vector<Event> events;  // of this block
 
-struct Requests {
-  int64_t requests = 0, threads = 0, bytes = 0, sectors = 0, conflicts = 0;
-};
+struct Requests { int64_t requests = 0, threads = 0, bytes = 0, sectors = 0, conflicts = 0; };
 std::map<std::pair<uintptr_t, int>, Requests> requests;  // by place and kind
 
 struct Test {
@@ -141,9 +140,7 @@ struct Launched {
 
 enum Wait { kReady, kAtBlock, kAtWarp, kAtAccess, kDone };
 
-struct Open {
-  int site, global, shared;
-};
+struct Open { int site, global, shared; };
 struct Fiber {
   jmp_buf state;
   ucontext_t start;
@@ -152,7 +149,7 @@ struct Fiber {
   unsigned mask = 0;
   int line = 0, value = 0;
   uint32_t syncs = 0, barriers = 0, warp_barriers = 0;
-  int64_t tests = 0;
+  int64_t turns = 0;
   std::vector<Open> open;
 };
 
@@ -191,8 +188,8 @@ void resume(unsigned thread) {
 void make_fibers() {
   if (!fibers.empty()) return;
   fibers.resize(kMostThreads);
-  char* stacks = static_cast<char*>(mmap(nullptr, kMostThreads * kStack, PROT_READ | PROT_WRITE,
-                                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  char* stacks = static_cast<char*>(
+      mmap(nullptr, kMostThreads * kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   if (stacks == MAP_FAILED) fault("no memory for the threads' stacks");
   for (unsigned t = 0; t < kMostThreads; ++t) {
     getcontext(&fibers[t].start);
@@ -252,7 +249,7 @@ void run_block() {
     Fiber& fiber = fibers[t];
     fiber.wait = kReady;
     fiber.syncs = fiber.barriers = fiber.warp_barriers = 0;
-    fiber.tests = 0;
+    fiber.turns = 0;
     fiber.open.clear();
   }
   declared.clear();
@@ -276,11 +273,13 @@ void run_block() {
       const Fiber& fiber = fibers[t];
       done += fiber.wait == kDone;
       if (fiber.wait == kAtWarp)
-        fault("thread " + std::to_string(t) + " waits at a barrier of its warp for threads that never come there", 0, fiber.line);
+        fault("thread " + std::to_string(t) + " waits at a barrier of its warp for threads that never come there", 0,
+              fiber.line);
       if (fiber.wait != kAtBlock) continue;
       if (line && line != fiber.line)
         fault("some threads wait at this __syncthreads(), others at the one of line " + std::to_string(line) +
-                  ": a GPU may hang or mix them up", 0, fiber.line);
+                  ": a GPU may hang or mix them up",
+              0, fiber.line);
       line = fiber.line;
       ++waiting;
     }
@@ -366,8 +365,8 @@ void note(const void* where, size_t size, bool writes, bool atomic, uintptr_t pl
       if (away >= nearest) continue;
       nearest = away;
       const int64_t index = (at - begin - (at < begin ? element - 1 : 0)) / element;
-      text = who + (writes ? " writes " : " reads ") + near.name + "[" + std::to_string(index) + "], and " + near.name + " has " +
-             std::to_string(near.bytes / near.element) + " elements";
+      text = who + (writes ? " writes " : " reads ") + near.name + "[" + std::to_string(index) + "], and " + near.name +
+             " has " + std::to_string(near.bytes / near.element) + " elements";
     }
     wrong_access(place, writes ? "write outside" : "read outside", text);
     if (writes) {
@@ -443,7 +442,8 @@ void count_request(const Event* first, const Event* last) {
 // Puts this block's events together to requests: of one warp, one place, one stretch between barriers, one turn of a loop.
 void flush() {
   std::stable_sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
-    return std::tuple(a.thread / 32, a.kind, a.place, a.syncs, a.thread) < std::tuple(b.thread / 32, b.kind, b.place, b.syncs, b.thread);
+    return std::tuple(a.thread / 32, a.kind, a.place, a.syncs, a.thread) <
+           std::tuple(b.thread / 32, b.kind, b.place, b.syncs, b.thread);
   });
   std::vector<Event> request;
   for (size_t first = 0, last = 0; first < events.size(); first = last) {
@@ -496,9 +496,12 @@ void launch(const char* kernel, const Launch& how, const std::function<void()>& 
   written.resize(kShared);
   if (how.block.x * how.block.y * how.block.z == 0 || how.grid.x * how.grid.y * how.grid.z == 0)
     fault(std::string(kernel) + ": an empty grid or block");
-  if (how.block.x > kMostThreads) fault(std::string(kernel) + ": " + std::to_string(how.block.x) + " threads per block; 1024 are the most");
-  if (how.block.y * how.block.z * how.grid.y * how.grid.z > 1) fault(std::string(kernel) + ": only grids and blocks of one dimension are emulated");
-  if (how.shared > kSharedLimit) fault(std::string(kernel) + ": " + std::to_string(how.shared) + " bytes of shared memory; 49152 are the most");
+  if (how.block.x > kMostThreads)
+    fault(std::string(kernel) + ": " + std::to_string(how.block.x) + " threads per block; 1024 are the most");
+  if (how.block.y * how.block.z * how.grid.y * how.grid.z > 1)
+    fault(std::string(kernel) + ": only grids and blocks of one dimension are emulated");
+  if (how.shared > kSharedLimit)
+    fault(std::string(kernel) + ": " + std::to_string(how.shared) + " bytes of shared memory; 49152 are the most");
   gridDim = how.grid;
   blockDim = how.block;
   dynamic_bytes = how.shared;
@@ -566,13 +569,15 @@ int vote(int line, int value) {
 
 bool test(int site, bool loop, bool outcome) {
   if (!current) return outcome;
-  if (++current->tests > 4'000'000) fault("thread " + std::to_string(threadIdx.x) + " has made four million tests: does this loop end?", 0, -site);
+  if (loop && (++current->turns > kMostTurns || current->barriers > kMostBarriers))
+    fault("thread " + std::to_string(threadIdx.x) + " goes round this loop again and again: does it end?", 0, -site);
   if (!counted) return outcome;
   tests[site].loop = loop;
   for (const Open& open : current->open)
     if (open.site != site) tests[open.site].inner = true;
   if (loop)  // the next turn of a loop ends the one before
-    while (!current->open.empty() && std::any_of(current->open.begin(), current->open.end(), [&](const Open& open) { return open.site == site; }))
+    while (!current->open.empty() &&
+           std::any_of(current->open.begin(), current->open.end(), [&](const Open& open) { return open.site == site; }))
       end(current->open.back().site);
   events.push_back({static_cast<uintptr_t>(site), outcome, threadIdx.x, current->syncs, kTest, 0, loop});
   return outcome;
@@ -626,10 +631,11 @@ std::string quoted(const std::string& text) { return "\"" + text + "\""; }
 
 std::string report() {
   std::ostringstream out;
-  out << "\"kernel\": " << quoted(first_launch.kernel) << ", \"grid\": " << first_launch.grid << ", \"block\": " << first_launch.block
-      << ", \"launches\": " << launches << ", \"warps\": " << first_launch.warps << ", \"threads\": " << first_launch.threads
-      << ", \"barriers\": " << first_launch.barriers << ", \"warp_barriers\": " << first_launch.warp_barriers
-      << ", \"shuffles\": " << first_launch.shuffles << ", \"shared_bytes\": " << first_launch.shared_bytes;
+  out << "\"kernel\": " << quoted(first_launch.kernel) << ", \"grid\": " << first_launch.grid
+      << ", \"block\": " << first_launch.block << ", \"launches\": " << launches << ", \"warps\": " << first_launch.warps
+      << ", \"threads\": " << first_launch.threads << ", \"barriers\": " << first_launch.barriers
+      << ", \"warp_barriers\": " << first_launch.warp_barriers << ", \"shuffles\": " << first_launch.shuffles
+      << ", \"shared_bytes\": " << first_launch.shared_bytes;
   const char* comma = "";
   out << ", \"requests\": [";
   for (const auto& [key, found] : requests) {
@@ -641,23 +647,24 @@ std::string report() {
   out << "], \"tests\": [";
   comma = "";
   for (const auto& [site, test] : tests) {
-    out << comma << "{\"site\": " << site << ", \"loop\": " << test.loop << ", \"leaves\": " << test.leaves << ", \"barrier\": "
-        << test.barrier << ", \"inner\": " << test.inner << ", \"warps\": " << test.warps << ", \"divergent\": " << test.divergent
-        << ", \"thinned\": " << test.thinned << ", \"global\": " << test.global << ", \"shared\": " << test.shared << "}";
+    out << comma << "{\"site\": " << site << ", \"loop\": " << test.loop << ", \"leaves\": " << test.leaves
+        << ", \"barrier\": " << test.barrier << ", \"inner\": " << test.inner << ", \"warps\": " << test.warps
+        << ", \"divergent\": " << test.divergent << ", \"thinned\": " << test.thinned << ", \"global\": " << test.global
+        << ", \"shared\": " << test.shared << "}";
     comma = ",\n ";
   }
   out << "], \"races\": [";
   comma = "";
   for (const auto& [key, found] : races) {
-    out << comma << "{\"before\": " << std::get<0>(key) << ", \"now\": " << std::get<1>(key) << ", \"warp\": " << std::get<2>(key)
-        << ", \"count\": " << found.count << ", \"text\": " << quoted(found.text) << "}";
+    out << comma << "{\"before\": " << std::get<0>(key) << ", \"now\": " << std::get<1>(key)
+        << ", \"warp\": " << std::get<2>(key) << ", \"count\": " << found.count << ", \"text\": " << quoted(found.text) << "}";
     comma = ",\n ";
   }
   out << "], \"wrong\": [";
   comma = "";
   for (const auto& [key, found] : wrong_accesses) {
-    out << comma << "{\"place\": " << std::get<0>(key) << ", \"what\": " << quoted(std::get<1>(key)) << ", \"count\": " << found.count
-        << ", \"text\": " << quoted(found.text) << "}";
+    out << comma << "{\"place\": " << std::get<0>(key) << ", \"what\": " << quoted(std::get<1>(key))
+        << ", \"count\": " << found.count << ", \"text\": " << quoted(found.text) << "}";
     comma = ",\n ";
   }
   out << "], \"steps\": [";
@@ -692,11 +699,12 @@ void on_crash(int, siginfo_t* info, void* context) {
 #endif
   (void)info;
   fault("thread " + std::to_string(threadIdx.x) + " of block " + std::to_string(blockIdx.x) +
-            " touches memory that is not there: an illegal access", place);
+            " touches memory that is not there: an illegal access",
+        place);
 }
 
 const int handlers = [] {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_sigaction = on_crash;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   static char stack[1 << 16];
@@ -715,16 +723,16 @@ const int handlers = [] {
 // --- what the compiler calls -----------------------------------------------------------------------------------------------
 
 #define PLACE reinterpret_cast<uintptr_t>(__builtin_return_address(0))
-#define ACCESS(size)                                                                                       \
-  void __tsan_read##size(void* where) { emulate::note(where, size, false, false, PLACE); }                 \
-  void __tsan_write##size(void* where) { emulate::note(where, size, true, false, PLACE); }                 \
-  void __tsan_volatile_read##size(void* where) { emulate::note(where, size, false, false, PLACE); }        \
-  void __tsan_volatile_write##size(void* where) { emulate::note(where, size, true, false, PLACE); }        \
-  void __tsan_unaligned_read##size(void* where) { emulate::note(where, size, false, false, PLACE); }       \
-  void __tsan_unaligned_write##size(void* where) { emulate::note(where, size, true, false, PLACE); }       \
-  void __tsan_read_write##size(void* where) {                                                              \
-    emulate::note(where, size, false, false, PLACE);                                                       \
-    emulate::note(where, size, true, false, PLACE);                                                        \
+#define ACCESS(size)                                                                                 \
+  void __tsan_read##size(void* where) { emulate::note(where, size, false, false, PLACE); }           \
+  void __tsan_write##size(void* where) { emulate::note(where, size, true, false, PLACE); }           \
+  void __tsan_volatile_read##size(void* where) { emulate::note(where, size, false, false, PLACE); }  \
+  void __tsan_volatile_write##size(void* where) { emulate::note(where, size, true, false, PLACE); }  \
+  void __tsan_unaligned_read##size(void* where) { emulate::note(where, size, false, false, PLACE); } \
+  void __tsan_unaligned_write##size(void* where) { emulate::note(where, size, true, false, PLACE); } \
+  void __tsan_read_write##size(void* where) {                                                        \
+    emulate::note(where, size, false, false, PLACE);                                                 \
+    emulate::note(where, size, true, false, PLACE);                                                  \
   }
 extern "C" {
 ACCESS(1)

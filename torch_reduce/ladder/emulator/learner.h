@@ -6,9 +6,7 @@
 
 namespace emulate {
 
-struct Learner {
-  std::function<void(unsigned blocks, unsigned threads, void* in, void* out, int64_t n)> launch;
-};
+struct Learner { std::function<void(unsigned blocks, unsigned threads, void* in, void* out, int64_t n)> launch; };
 Learner& learner();
 
 }  // namespace emulate

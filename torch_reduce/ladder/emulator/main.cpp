@@ -1,6 +1,7 @@
 // The program: one rung, or one learner's kernel, on an input of small integers, and what it did as a JSON object.
 //
 //   rungs NAME --size 65536 --block 512 --elements 8 --dtype float32 --descending --in-step --trace --sampled 16
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -51,9 +52,19 @@ auto with(DType dtype, F f) {
   }
 }
 
+// A number as Python's json reads it.
+std::string text(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
+  char written[40];
+  std::snprintf(written, sizeof written, "%.17g", value);
+  return written;
+}
+
 void say(const char* name, const Call& call, double found, double wanted, const char* how) {
-  std::printf("{\"name\": \"%s\", \"size\": %lld, \"elements\": %d, \"found\": %.17g, \"wanted\": %.17g, \"how\": \"%s\", %s}\n", name,
-              static_cast<long long>(call.n), call.elements, found, wanted, how, emulate::report().c_str());
+  std::printf("{\"name\": \"%s\", \"size\": %lld, \"elements\": %d, \"found\": %s, \"wanted\": %s, \"how\": \"%s\", %s}\n",
+              name, static_cast<long long>(call.n), call.elements, text(found).c_str(), text(wanted).c_str(), how,
+              emulate::report().c_str());
 }
 
 }  // namespace
@@ -100,7 +111,8 @@ int main(int count, char** arguments) {
     if (learned) {
       // A learner's kernel leaves one sum, or one sum a block: `out` has room for these.
       call.output = emulate::allocate(static_cast<size_t>(tiles) * size, size, "out");
-      emulate::learner().launch(static_cast<unsigned>(tiles), static_cast<unsigned>(call.block), call.input, call.output, call.n);
+      emulate::learner().launch(static_cast<unsigned>(tiles), static_cast<unsigned>(call.block), call.input, call.output,
+                                call.n);
       const double first = static_cast<double>(static_cast<T*>(call.output)[0]), all = sum<T>(call.output, tiles);
       // One sum that atomics made, or one sum a block; with a single block they are the same.
       say(name.c_str(), call, first == wanted ? first : all, wanted, first == wanted ? "one" : "a block");
@@ -112,7 +124,8 @@ int main(int count, char** arguments) {
     if (written) {
       // A rung that writes: 100 or 200 for each element.
       bool right = true;
-      for (int64_t i = 0; i < call.n; ++i) right &= static_cast<T*>(call.output)[i] == 100 || static_cast<T*>(call.output)[i] == 200;
+      for (int64_t i = 0; i < call.n; ++i)
+        right &= static_cast<T*>(call.output)[i] == 100 || static_cast<T*>(call.output)[i] == 200;
       say(name.c_str(), call, sum<T>(call.output, call.n), right ? sum<T>(call.output, call.n) : -1, "written");
     } else {
       say(name.c_str(), call, sum<T>(call.output, 1), wanted, "one");

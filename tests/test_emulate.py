@@ -1,0 +1,449 @@
+"""The emulator: rungs on the CPU with a GPU's counters, the faults that it finds, steps, and a learner's own kernel."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree
+
+import pytest
+
+from torch_reduce import ladder
+from torch_reduce.ladder import _emulate, _program, _step, _translate, _try
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RUNGS = list(_emulate.rung_files())
+RESULTS = sorted((ROOT / "bench" / "results").glob("*/ladder.json"))
+
+try:
+    _emulate.compiler()
+except _emulate.CannotEmulate as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def everything():
+    """The program with all rungs."""
+    return _emulate.build_rungs(RUNGS)
+
+
+def kernel(folder, text, name="mine.cu", **choices):
+    """A learner's file as a Kernel."""
+    path = folder / name
+    path.write_text(text)
+    return _try.Kernel.of(path, **choices)
+
+
+def line_of(text, part):
+    """The number of the first line that holds `part`."""
+    return next(number for number, line in enumerate(text.splitlines(), 1) if part in line)
+
+
+# --- rungs ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_kernel_of_the_ladder_is_emulated():
+    """All CUDA rungs but CUB's: the engine and torch.sum are no kernels of the ladder."""
+    left = {rung.name for rung in ladder.rungs()} - set(RUNGS)
+    assert left == {"host_recursive", "engine", "cub", "torch_sum"}
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
+def test_counters_are_the_gpus(everything, path):
+    """Every counter that a profiler has on a GPU, too: within half a percentage point, or half a conflict per warp."""
+    climb = {step["name"]: step for step in json.loads(path.read_text())["climb"]["rungs"]}
+    compared = 0
+    for name in RUNGS:
+        theirs = climb[name]["counters"]
+        mine = _emulate.emulate(name, everything, block=climb[name]["block"]).counters
+        for counter in ("global load efficiency", "global store efficiency", "branch efficiency", "bank conflicts"):
+            assert (counter in mine) == (counter in theirs), (name, counter)
+            if counter in mine:
+                assert abs(mine[counter] - theirs[counter]) < 0.5, (name, counter, mine[counter], theirs[counter])
+                compared += 1
+    assert compared > 80
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+def test_right_for_every_dtype_and_size(everything, dtype):
+    """Sizes that fill no block, and blocks of 64 and 1024; no races, no access outside of an array."""
+    for name in RUNGS:
+        for size, block in ((1, 64), (1000, 64), (10_007, 1024)):
+            found = _emulate.emulate(name, everything, size=size, block=block, dtype=dtype)
+            assert found.right and not found.races and not found.wrong, (name, size, block, found)
+
+
+def test_threads_in_another_order(everything):
+    """No sum depends on the order in which the threads of a block take turns."""
+    for name in RUNGS:
+        found = _emulate.emulate(name, everything, size=5000, descending=True)
+        assert found.right and not found.races, name
+
+
+@pytest.mark.parametrize(
+    ("name", "choices", "counter", "value"),
+    [
+        ("neighbored", dict(dtype="float64"), "global load efficiency", None),
+        ("interleaved_strided", dict(block=64), "bank conflicts", None),
+        ("interleaved_strided", dict(dtype="float64"), "bank conflicts", None),
+        ("neighbored", dict(block=64), "branch efficiency", None),
+    ],
+)
+def test_other_choices_have_other_counters(everything, name, choices, counter, value):
+    """The counters follow the block and the dtype; they are no constants of a rung."""
+    usual = _emulate.emulate(name, everything).counters[counter]
+    assert abs(_emulate.emulate(name, everything, **choices).counters[counter] - usual) > 0.5
+
+
+def test_counters_by_hand(tmp_path):
+    """Eight requests whose sectors and banks can be counted on paper."""
+    text = """
+        __global__ void mine(const float* in, float* out, int n) {
+          __shared__ float s[64];
+          int t = threadIdx.x;
+          s[t] = in[t * 2 % n];      // 2 warps: 32 lanes, 8 bytes apart: 8 sectors, half of their bytes
+          __syncthreads();
+          if (t < 16) s[t * 2] = 0;  // one warp, 16 lanes, banks 0, 2, .. 30: no conflict
+          __syncthreads();
+          float x = s[t * 32 % 64];  // 2 warps: all lanes want bank 0, in 2 words: 1 conflict each
+          __syncthreads();
+          if (x >= 0) s[t] = x;
+          __syncthreads();
+          out[t] = s[t] * 0 + 1;
+        }
+    """
+    mine = kernel(tmp_path, text)
+    found = mine.run(mine.build(), size=64, block=64, elements=1)
+    assert found.counters["global load efficiency"] == 50 and found.counters["bank conflicts"] == 1
+    assert found.counters["barriers"] == 4 and found.counters["loads"] == 1
+
+
+def test_emulate_is_public():
+    """torch_reduce.ladder.emulate: a rung's counters; bad arguments name themselves."""
+    found = ladder.emulate("interleaved", size=4096, block=64, dtype="int32")
+    assert found.right and found.block == 64 and found.size == 4096 and found.counters["barriers"] == 6
+    for arguments, said in (
+        (dict(name="engine"), "rung: 'engine' cannot be emulated"),
+        (dict(name="neighbored", size=0), "size"),
+        (dict(name="neighbored", block=2048), "block"),
+        (dict(name="neighbored", dtype="float16"), "dtype"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            ladder.emulate(**arguments)
+    assert "__global__ void interleaved" in ladder.source("interleaved")
+    with pytest.raises(ValueError, match="there is no 'x'"):
+        ladder.source("x")
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+TREE = """
+__global__ void mine(const float* in, float* out, int n) {
+  __shared__ float s[1024];
+  int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+  s[t] = i < n ? in[i] : 0;
+  __syncthreads();
+  for (unsigned k = blockDim.x / 2; k > 0; k /= 2) {
+    if (t < k) s[t] += s[t + k];
+    __syncthreads();
+  }
+  if (t == 0) out[blockIdx.x] = s[0];
+}
+"""
+
+
+def test_a_right_kernel(tmp_path):
+    """Nothing is found in a kernel that is right, and its form is found out."""
+    verdict = _try.judge(kernel(tmp_path, TREE))
+    assert verdict.right and verdict.elements == 1 and verdict.how == "a block"
+    ranking = _try.nearest(verdict.sample)
+    assert ranking[0][1] == "sequential_addressing" and ranking[0][0] < ranking[1][0]
+
+
+FAULTS = {  # a line of TREE, what stands there instead, and what is said of which line
+    "no barrier in the loop": ("    __syncthreads();", "", "no __syncthreads\\(\\)", "s[t] += s[t + k]"),
+    "no barrier before it": ("  __syncthreads();\n  for", "  for", "no __syncthreads\\(\\)", "s[t] += s[t + k]"),
+    "one element too far": ("i < n ?", "i <= n ?", r"reads in\[\d+\], and in has \d+ elements", "in[i]"),
+    "half of it is read": ("s[t] = i < n", "if (t % 2) s[t] = i < n", "where nothing has been written", "s[t] += s[t + k]"),
+    "a block too far": ("out[blockIdx.x]", "out[blockIdx.x + 1]", r"writes out\[\d+\], and out has", "out[blockIdx.x + 1]"),
+    "all threads store": ("if (t == 0) out", "out", "no __syncthreads\\(\\) between them", "out[blockIdx.x]"),
+    "a barrier for some": (
+        "if (t < k) s[t] += s[t + k];\n    __syncthreads();",
+        "if (t < k) { s[t] += s[t + k]; __syncthreads(); }\n    else __syncthreads();",
+        "others at the one of line", "else __syncthreads",
+    ),
+    "it never ends": ("k > 0; k /= 2", "k >= 0; k /= 2", "does it end", "k >= 0"),
+    "a wild address": ("in[i] : 0", "in[(long long)i * 1000000007] : 0", "illegal access|reads in", "in[(long long)i"),
+    "too much shared memory": ("s[1024]", "s[20000]", "49152 are the most", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_found(fault, tmp_path):
+    """Each fault of a kernel is named, at its line; most of them also give a wrong sum, and on a GPU mostly none."""
+    before, after, said, where = FAULTS[fault]
+    assert TREE.count(before) >= 1
+    text = TREE.replace(before, after)
+    mine = kernel(tmp_path, text)
+    runs = [mine.run(program, size=1000, block=128, elements=1, descending=order)
+            for program in [mine.build()] for order in (False, True)]  # fmt: skip
+    findings = [each for run in runs for each in [*([run.fault] if run.fault else []), *run.races, *run.wrong]]
+    matching = [finding for finding in findings if re.search(said, finding.text)]
+    assert matching, findings
+    if where:
+        assert line_of(text, where) in {finding.line for finding in matching}, matching
+
+
+def test_warps_in_step(tmp_path):
+    """The lessons' last warp without barriers: a race since Volta, and right if a warp's threads run in step."""
+    text = TREE.replace("k > 0", "k > 32").replace(
+        "  if (t == 0)",
+        "  if (t < 32) { volatile float* v = s; v[t] += v[t + 32]; v[t] += v[t + 16]; v[t] += v[t + 8];\n"
+        "    v[t] += v[t + 4]; v[t] += v[t + 2]; v[t] += v[t + 1]; }\n  if (t == 0)",
+    )
+    verdict = _try.judge(kernel(tmp_path, text))
+    assert not verdict.right and verdict.in_step == set(_try.BLOCKS)
+    assert any("no __syncwarp()" in finding.text for finding in verdict.findings)
+    assert any("Before Volta" in line for line in _try.report(verdict))
+
+
+def test_half_of_a_block(tmp_path):
+    """`blockDim.x > 128` for `>=`, as it is often printed: blocks of 128 lose half, and only those."""
+    text = TREE.replace(
+        "for (unsigned k = blockDim.x / 2; k > 0; k /= 2) {\n    if (t < k) s[t] += s[t + k];\n    __syncthreads();\n  }",
+        "".join(f"if (blockDim.x {'>' if k == 64 else '>='} {2 * k} && t < {k}) s[t] += s[t + {k}];\n__syncthreads();\n"
+                for k in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)),
+    )  # fmt: skip
+    verdict = _try.judge(kernel(tmp_path, text))
+    assert set(verdict.wrong) == {128}
+    assert "about half" in "\n".join(_try.report(verdict))
+
+
+FORMS = {  # what a kernel may look like, and how it is called
+    "template": ("template <class T>\n__global__ void mine(const T* in, T* out, int n)", "float", "float32"),
+    "double": ("__global__ void mine(const double* in, double* out, size_t n)", "double", "float64"),
+    "bounds": ("__global__ __launch_bounds__(1024) void mine(int* in, int* out, unsigned int n)", "int", "int32"),
+    "restrict": ("__global__ void mine(const float* __restrict__ in, float* __restrict__ out, const int n)", "float", "float32"),
+    "block": ("template <unsigned kBlock, typename T>\n__global__ void mine(T* in, T* out, int n)", "float", "float32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form, tmp_path):
+    """Templates over the type or the block, other element types, qualifiers."""
+    head, element, dtype = FORMS[form]
+    text = TREE.replace("__global__ void mine(const float* in, float* out, int n)", head)
+    text = text.replace("__shared__ float", f"__shared__ {'T' if 'T*' in head else element}")
+    mine = kernel(tmp_path, text)
+    assert (mine.element, mine.dtype) == (element, dtype)
+    program = mine.build()
+    assert all(mine.run(program, size=size, block=64, elements=1).right for size in (1, 1000, 4096))
+
+
+def test_elements_per_thread_are_found_out(tmp_path):
+    """Two elements per thread, one sum by an atomic; a kernel without n is tried on whole blocks alone."""
+    text = TREE.replace("blockIdx.x * blockDim.x + t", "blockIdx.x * blockDim.x * 2 + t")
+    text = text.replace("in[i] : 0;", "in[i] : 0;\n  if (i + blockDim.x < n) s[t] += in[i + blockDim.x];")
+    mine = kernel(tmp_path, text.replace("out[blockIdx.x] = s[0]", "atomicAdd(out, s[0])"))
+    program = mine.build()
+    assert _try.elements_of(mine, program) == 2
+    assert mine.run(program, size=4096, block=64, elements=2).how == "one"
+    whole = kernel(tmp_path, TREE.replace(", int n", "").replace("i < n ? in[i] : 0", "in[i]"), "whole.cu")
+    verdict = _try.judge(whole)
+    assert verdict.right and verdict.sizes == [_try.WHOLE]
+
+
+BAD = {
+    "no kernel": ("int x;", "there is no __global__"),
+    "two kernels": (TREE + TREE.replace("mine", "other"), "choose one by --kernel"),
+    "three pointers": ("__global__ void mine(float* a, float* b, float* c) {}", "a kernel to try is"),
+    "no such element": ("__global__ void mine(char* a, char* b) {}", "elements of type char"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_kernels_that_cannot_be_tried(bad, tmp_path):
+    """A sentence that says what a kernel looks like."""
+    with pytest.raises(ValueError, match=BAD[bad][1]):
+        kernel(tmp_path, BAD[bad][0])
+
+
+def test_compilers_errors_name_the_learners_line(tmp_path):
+    """What does not compile is shown with the file's own name and line."""
+    text = TREE.replace("s[1024]", "s[blockDim.x]")
+    with pytest.raises(_emulate.CannotEmulate, match=f"mine.cu:{line_of(text, '__shared__')}:"):
+        kernel(tmp_path, text).build()
+    with pytest.raises(_emulate.CannotEmulate, match="mine.cu:4:"):
+        kernel(tmp_path, TREE.replace("threadIdx.x", "threadldx.x")).build()
+
+
+def test_time_on_a_gpu_compiles(tmp_path):
+    """What would time a learner's kernel is CUDA that nvcc takes."""
+    toolkit = pytest.importorskip("torch.utils.cpp_extension").CUDA_HOME
+    nvcc = toolkit and pathlib.Path(toolkit, "bin", "nvcc")
+    if not nvcc or not nvcc.exists():
+        pytest.skip("needs nvcc")
+    mine = kernel(tmp_path, TREE)
+    (tmp_path / "time.cu").write_text(_try.timing_source(mine, 1))
+    subprocess.run([nvcc, "-std=c++17", "-c", "-o", tmp_path / "time.o", tmp_path / "time.cu"], check=True)
+
+
+# --- the translation --------------------------------------------------------------------------------------------------
+
+
+def test_translation_keeps_lines_and_everything_else():
+    """Only launches, shared arrays, tests and unroll change; no line moves."""
+    for path in [*_emulate.rung_files().values(), _emulate.sources() / "rung.cuh"]:
+        text = path.read_text()
+        made = _translate.translate(text, "x.cu").text
+        assert made.count("\n") == text.count("\n") + 1 and made.startswith('#line 1 "x.cu"\n')
+        for old, new in zip(text.splitlines(), made.splitlines()[1:], strict=True):
+            if not re.search(r"\b(if|for|while|else)\b|__shared__|<<<|#pragma", old) and "::emulate::" not in new:
+                assert new in (old, old + " });")
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("if (a < b) x = 1;", "if (EMULATE_TEST(7, 0, a < b)) { ::emulate::begin(7); x = 1; ::emulate::end(7); }"),
+        ("for (int i = 0; i < n; ++i) x += i;",
+         "for (int i = 0;EMULATE_TEST(7, 1,  i < n); ++i) { ::emulate::begin(7); x += i; ::emulate::end(7); }"),
+        ("do { x++; } while (x < 3);", "do { x++; } while (EMULATE_TEST(7, 1, x < 3));"),
+        ("if constexpr (a) x = 1;", "if constexpr (a) x = 1;"),
+        ("if (int y = f()) x = y;", "if (int y = f()) x = y;"),
+        ("for (auto y : all) x = y;", "for (auto y : all) x = y;"),
+        ("x = 1;  // if (a) b;", "x = 1;  // if (a) b;"),
+        ('printf("if (a) <<<");', 'printf("if (a) <<<");'),
+        ("#pragma unroll\nfor (int i = 0; i < 4; ++i) x += i;", "#pragma GCC unroll 64\nfor (int i = 0; i < 4; ++i) x += i;"),
+    ],
+)  # fmt: skip
+def test_translation_of_statements(text, made):
+    """One statement of a kernel."""
+    whole = "__global__ void k() {{\n{}\n}}\n"
+    assert _translate.translate(whole.format(text), "x.cu", 7).text == '#line 1 "x.cu"\n' + whole.format(made)
+
+
+def test_translation_of_a_launch_and_of_shared_arrays():
+    """Template arguments, several declarators, dynamic shared memory with an alignment."""
+    made = _translate.translate("void f() { k<T, 4><<<dim3(a, 1), b, c * sizeof(T)>>>(x, g(y)); }", "x.cu").text
+    assert '::emulate::launch("k", {dim3(a, 1), b, c * sizeof(T)}, [&] { k<T, 4>(x, g(y)); });' in made
+    made = _translate.translate("__shared__ volatile int a[32], b;", "x.cu", 5).text
+    assert "Same<volatile int[32]>" in made and "emulate::shared(5," in made and "emulate::shared(6," in made
+    made = _translate.translate("extern __shared__ __align__(16) unsigned char memory[];", "x.cu").text
+    assert "unsigned char* memory = static_cast<unsigned char*>(::emulate::dynamic_shared(" in made
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def steps(name, **choices):
+    """The lines of a rung's steps, without the notes at their ends."""
+    found = _step.traced(name, **choices)
+    return [re.split(r"   +(?=\d+ of )", line)[0].rstrip() for line in _step.listing(found, _step.steps_of(found))]
+
+
+def test_who_adds_what():
+    """The trees of chapter 1, from the kernels' own accesses."""
+    assert steps("neighbored", block=8) == [
+        "step 1   t0: 0+1   t2: 2+3   t4: 4+5   t6: 6+7",
+        "step 2   t0: 0+2   t4: 4+6",
+        "step 3   t0: 0+4",
+        "write    t0: out0 = 0",
+    ]
+    assert steps("neighbored_less", block=8)[1] == "step 2   t0: 0+2   t1: 4+6"
+    assert steps("interleaved", block=8)[0] == "step 1   t0: 0+4   t1: 1+5   t2: 2+6   t3: 3+7"
+    assert steps("unrolling4", block=8)[0].startswith("step 1   t0: 0+8+16+24   t1: 1+9+17+25")
+    assert steps("interleaved_modulo", block=8)[1] == "step 1   t0: s0+s1   t2: s2+s3   t4: s4+s5   t6: s6+s7"
+
+
+def test_steps_of_warps():
+    """A rung that needs a warp gets one; lanes whose sum goes nowhere are not shown."""
+    found = _step.traced("warp_shuffle")
+    assert found.block == 32 and found.right
+    assert steps("warp_shuffle")[3] == "step 3   t0: t0+t4   t1: t1+t5   t2: t2+t6   t3: t3+t7"
+    assert steps("unroll_last_warp")[5] == "step 5   t0: s0+s2   t1: s1+s3"
+    assert steps("multi_element")[0].startswith("load     t0: 0+32+64+96")
+
+
+def test_bank_conflicts_in_steps():
+    """Step 6 of 64 threads, two apart at first: two words of a bank; at the end as many as threads."""
+    found = _step.traced("interleaved_strided", block=512)
+    assert [step.conflicts for step in _step.steps_of(found)] == [1, 2, 4, 8, 16, 16, 8, 4, 2, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["neighbored", "smem_unroll4", "warp_shuffle"])
+def test_pictures_of_steps(name):
+    """The picture is SVG: every thread of the block once a step, idle ones grey, and what is added joined by lines."""
+    found = _step.traced(name)
+    made = _step.steps_of(found)
+    tree = xml.etree.ElementTree.fromstring(_step.svg(found, made))
+    kind = "{http://www.w3.org/2000/svg}"
+    threads = [box for box in tree.iter(f"{kind}rect") if box.get("rx")]
+    assert len(threads) == found.block * len(made)
+    idle = sum(box.get("class") == "idle" for box in threads)
+    assert idle == len(threads) - sum(len({a.thread for a in step.actions if a.counts}) for step in made) > 0
+    assert len(list(tree.iter(f"{kind}line"))) + len(list(tree.iter(f"{kind}path"))) >= found.block
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+def alone(*arguments, **env):
+    """`python torch_reduce/ladder ...` with Python's own library and no other, from another folder."""
+    command = [sys.executable, "-S", str(ROOT / "torch_reduce" / "ladder"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd="/", env=os.environ | env, check=False, timeout=300)
+
+
+def test_the_course_needs_no_torch(tmp_path):
+    """The folder itself runs: the list, a rung, its source, its steps with a picture, a learner's file."""
+    assert all(rung.name in (listed := alone("list")).stdout for rung in ladder.rungs()) and not listed.stderr
+    ran = alone("run", "--emulate", "--rungs", "neighbored,interleaved", "--size", "2^12", "--against-lesson")
+    assert ran.returncode == 0, ran.stderr
+    assert re.search(r"^neighbored +512 +right +25\.\d% +25\.\d%", ran.stdout, re.M), ran.stdout
+    assert re.search(r"^neighbored +global load efficiency +16\.73% +2\d\.\d%", ran.stdout, re.M), ran.stdout
+    assert alone("show", "neighbored").stdout == ladder.source("neighbored")
+    drawn = tmp_path / "x.svg"
+    assert "t0: 0+1" in alone("step", "neighbored", "--svg", str(drawn)).stdout and drawn.exists()
+    (tmp_path / "mine.cu").write_text(TREE)
+    tried = alone("try", str(tmp_path / "mine.cu"))
+    assert tried.returncode == 0 and tried.stdout.endswith("right\n"), tried
+    assert "nearest rung: sequential_addressing" in tried.stdout
+    (tmp_path / "mine.cu").write_text(TREE.replace("k > 0", "k > 1"))
+    tried = alone("try", str(tmp_path / "mine.cu"))
+    assert tried.returncode == 1 and tried.stdout.endswith("not right yet\n")
+
+
+def test_without_a_compiler():
+    """A sentence that says what is missing, and exit status 2."""
+    ran = alone("run", "--emulate", "--rungs", "neighbored", CXX="/nowhere/g++")
+    assert ran.returncode == 2 and "does not run" in ran.stderr and "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("arguments", [("show", "x"), ("step", "x"), ("try", "/nowhere.cu"), ("step", "cub")], ids=" ".join)
+def test_wrong_arguments(arguments, capsys):
+    """Exit status 2 and a message, not a traceback."""
+    with pytest.raises(SystemExit) as end:
+        _program.main(list(arguments))
+    assert end.value.code == 2 and "error: " in capsys.readouterr().err
+
+
+def test_another_compiler(tmp_path, monkeypatch):
+    """clang++ counts the same as g++, where it is there."""
+    monkeypatch.setenv("CXX", "clang++")
+    _emulate.compiler.cache_clear()
+    try:
+        _emulate.compiler()
+        for name in ("neighbored", "interleaved_strided", "grid_stride"):
+            found = _emulate.emulate(name)
+            monkeypatch.delenv("CXX")
+            _emulate.compiler.cache_clear()
+            assert found.right and found.counters == pytest.approx(_emulate.emulate(name).counters, abs=0.5)
+            monkeypatch.setenv("CXX", "clang++")
+            _emulate.compiler.cache_clear()
+    except _emulate.CannotEmulate as error:
+        pytest.skip(f"needs a clang++ that compiles: {str(error)[:200]}")
+    finally:
+        monkeypatch.undo()
+        _emulate.compiler.cache_clear()
