@@ -58,8 +58,9 @@ void* dynamic_shared(size_t element, const char* name);  // `extern __shared__ T
 bool test(int site, bool loop, bool outcome);
 void begin(int site);
 void end(int site);
-#define EMULATE_TEST(site, loop, ...)                                 \
-  (__builtin_constant_p(__VA_ARGS__) ? static_cast<bool>(__VA_ARGS__) \
+bool turn(int site);  // of a loop whose test the compiler knows to hold: true
+#define EMULATE_TEST(site, loop, ...)                                                                       \
+  (__builtin_constant_p(__VA_ARGS__) ? static_cast<bool>(__VA_ARGS__) && (!(loop) || ::emulate::turn(site)) \
                                      : ::emulate::test(site, loop, static_cast<bool>(__VA_ARGS__)))
 
 void block_barrier(int line);

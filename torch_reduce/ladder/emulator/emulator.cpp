@@ -567,10 +567,15 @@ int vote(int line, int value) {
   return found;
 }
 
+bool turn(int site) {
+  if (current && (++current->turns > kMostTurns || current->barriers > kMostBarriers))
+    fault("thread " + std::to_string(threadIdx.x) + " goes round this loop again and again: does it end?", 0, -site);
+  return true;
+}
+
 bool test(int site, bool loop, bool outcome) {
   if (!current) return outcome;
-  if (loop && (++current->turns > kMostTurns || current->barriers > kMostBarriers))
-    fault("thread " + std::to_string(threadIdx.x) + " goes round this loop again and again: does it end?", 0, -site);
+  if (loop) turn(site);
   if (!counted) return outcome;
   tests[site].loop = loop;
   for (const Open& open : current->open)
