@@ -1,4 +1,4 @@
-"""Measures every rung of the ladder on this GPU, with its counters, and writes what docs/ladder.md is made from.
+"""Measures every rung of the ladder on this GPU, with its counters, and writes what docs/ladder/ is made from.
 
     python bench/ladder.py                 measures, and prints
     python bench/ladder.py --save          into bench/results/<gpu>/ladder.json, and from there into the documents

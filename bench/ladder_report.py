@@ -1,12 +1,14 @@
-"""Makes the measured parts of docs/ladder.md and README.md, and the picture, from bench/results/*/ladder.json.
+"""Makes the measured parts of docs/ladder/*.md and README.md, and the pictures, from bench/results/*/ladder.json.
 
     python bench/ladder_report.py            writes them
     python bench/ladder_report.py --check    changes nothing; exit status 1 and a diff if the results give others
 
-docs/ladder.md is written by hand but for what stands between "<!-- ladder:NAME -->" and "<!-- /ladder:NAME -->".
+The pages are written by hand but for what stands between "<!-- ladder:NAME -->" and "<!-- /ladder:NAME -->". A part
+may stand on any of them; what "ladder:steps" shows is not made here.
 """
 
 import argparse
+import math
 import pathlib
 import re
 import sys
@@ -20,8 +22,9 @@ ROOT = provenance.ROOT
 sys.path.insert(0, str(ROOT))
 from torch_reduce import ladder  # noqa: E402
 from torch_reduce.ladder import _climb  # noqa: E402
+from torch_reduce.ladder import _lessons as lessons  # noqa: E402
 
-PAGE = "docs/ladder.md"
+START, FOLDER = "docs/ladder.md", "docs/ladder"
 NOTE = "<!-- made by bench/ladder_report.py; do not edit -->"
 BAR = 0.85  # of the ceiling, for multi_element at its best N and 2^28 floats
 
@@ -87,9 +90,14 @@ def source_lines(slug, results):
     return [*wrapped(text), "", *stale_lines(results)]
 
 
+def measured_on(results):
+    """{part: hash} of the sources; the rung "engine" runs the engine's."""
+    return {"ladder": results["csrc"], "cuda": results.get("sources", {}).get("cuda")}
+
+
 def stale_lines(results):
-    """A paragraph if csrc/ has changed since; the rung "engine" runs the engine's sources."""
-    note = provenance.stale_note({"ladder": results["csrc"], "cuda": results.get("sources", {}).get("cuda")})
+    """A paragraph if csrc/ has changed since."""
+    note = provenance.stale_note(measured_on(results))
     return [note, ""] if note else []
 
 
@@ -112,13 +120,105 @@ def counter_table(climb, names):
 
 
 def chapter(slug, results, number):
-    """The table of a chapter, and its counters."""
+    """A chapter's picture, its times, and its counters, folded."""
     rungs = {rung.name: rung for rung in ladder.rungs() if rung.chapter == number}
     climb = results["climb"]
-    table = [[f"[{r.number} {r.name}](../csrc/ladder/{r.file})", *cells] for r, cells in rows(climb, rungs)]
-    lines = [*report.table(["rung", *HEADER], table), "", *counter_table(climb, rungs)]
-    beside_times = {name for printed in _climb.LESSONS.values() for name in printed}
-    return [*lines, *profiled([s for s in climb["rungs"] if s["name"] in set(rungs) - beside_times])]
+    text = f"{results['gpu']}, {results['date']}. [How it is measured](measuring.md)."
+    stale = provenance.stale_note(measured_on(results) if number == 6 else {"ladder": results["csrc"]})
+    table = [[f"[{r.number} {r.name}](../../csrc/ladder/{r.file})", *cells] for r, cells in rows(climb, rungs)]
+    lines = [*chapter_picture(slug, results, number), text, "", *([stale, ""] if stale else [])]
+    lines += [*report.table(["rung", *HEADER], table), ""]
+    counters = counter_table(climb, rungs)
+    return lines + (report.folded("The counters", counters[:-1]) if counters else [])
+
+
+def profiled_only(slug, results, number):
+    """What the lessons' profiler said of a chapter's rungs whose times they do not print."""
+    with_times = {name for printed in _climb.LESSONS.values() for name in printed}
+    names = {rung.name for rung in ladder.rungs() if rung.chapter == number} - with_times
+    return profiled([step for step in results["climb"]["rungs"] if step["name"] in names])
+
+
+# --- a picture a chapter ----------------------------------------------------------------------------------------------
+
+
+def columns(number, steps, ceiling_us):
+    """What a chapter's picture shows of these steps."""
+    known = {step["name"]: step for step in steps}
+
+    def counter(name):
+        values = {rung: step["counters"].get(name) for rung, step in known.items() if "counters" in step}
+        return values, lambda value: _climb.value_text(name, value)
+
+    def of_steps(value):
+        return {name: value(step) for name, step in known.items()}
+
+    flight = pictures.Column(
+        "bytes in flight per thread",
+        of_steps(lambda s: s["elements_per_thread"] and s["elements_per_thread"] * s["bytes"] // s["elements"]),
+    )
+    times = dict(values=of_steps(_climb.kernel_us), text=report.number)
+    time = pictures.Column("kernel, µs", line=ceiling_us, **times)
+    apart = pictures.Column("kernel, µs (logarithmic)", log=True, line=ceiling_us, **times)
+    if number == 1:
+        return [pictures.Column("global load efficiency", *counter("global load efficiency")), flight, time]
+    if number == 2:
+        asked_for = of_steps(lambda s: sum(asked(s)) / s["elements"] * s["bytes"] / s["elements"])
+        return [pictures.Column("bytes asked per element", asked_for, "{:.1f}".format), flight, time]
+    if number == 3:
+        conflicts = pictures.Column("bank conflicts per warp", *counter("bank conflicts"))
+        found, _ = counter("instructions per warp")
+        values = {name: value and value / known[name]["elements_per_thread"] for name, value in found.items()}
+        return [conflicts, pictures.Column("instructions per 32 elements", values, "{:.0f}".format), time]
+    if number == 4:
+        atomics = of_steps(lambda s: s["elements"] if s["name"] == "atomic" else tiles(s))
+        return [pictures.Column("atomics (logarithmic)", atomics, "{:,}".format, log=True), flight, apart]
+    if number == 5:
+        return [pictures.Column("instructions per warp (log.)", *counter("instructions per warp"), log=True), apart]
+    order = pictures.Column("the order of additions", ORDERS)
+    return [order, pictures.Column("sum, µs", of_steps(lambda s: s["us"]), report.number, line=ceiling_us)]
+
+
+ORDERS = {  # what it depends on
+    "grid_stride": "block, elements per thread and n",
+    "multi_element": "when each block arrives: differs from run to run",
+    "engine": "n alone, on every device",
+    "cub": "not documented",
+    "torch_sum": "the shape and the GPU",
+}
+SHOWN = {  # of a chapter, what its picture is about
+    1: "what each rung loads, and its time",
+    2: "shared memory saves bytes, loads in flight save time",
+    3: "bank conflicts, instructions and time",
+    4: "fewer atomics and more loads",
+    5: "instructions of a warp, and time",
+    6: "what the order of additions depends on, and the time",
+}
+
+
+def shown_steps(results, number):
+    """The steps in a chapter's picture: its own rungs on the GPU, and in chapter 6 those that they follow."""
+    own = {rung.name for rung in ladder.rungs() if rung.chapter == number and rung.number > 0}
+    names = set(ORDERS) if number == 6 else own
+    return [step for step in results["climb"]["rungs"] if step["name"] in names]
+
+
+def picture_path(slug, number):
+    return f"images/ladder-chapter{number}-{slug}.svg"
+
+
+def chapter_picture(slug, results, number):
+    return [f"![Chapter {number} on {results['gpu']}: {SHOWN[number]}](../{picture_path(slug, number)})", ""]
+
+
+def draw_chapter(results, number):
+    steps, ceiling = shown_steps(results, number), results["climb"]["ceiling"]
+    reads = number != 5
+    title = f"Chapter {number} on {results['gpu']}: {SHOWN[number]}"
+    note = f"Dashed: a kernel that only reads, {ceiling['us']:.1f} µs." if reads else ""
+    names = [step["name"] for step in steps]
+    shown = columns(number, steps, ceiling["us"] if reads else None)
+    return pictures.chapter(title, names, shown, pictures.CHAPTERS[number - 1], note)
 
 
 def profiled(steps):
@@ -137,7 +237,82 @@ def lesson(slug, results, title):
     lines = ["```", title, *_climb.lesson_table(steps, printed), "```", "", "Where they disagree:", ""]
     for item in _climb.disagreements(steps, printed, climb["ceiling"]["gbps"]):
         lines += wrapped(item, "  ")
-    return [*lines, "", *profiled(steps), *counter_table(climb, printed)]
+    lines += ["", *profiled(steps)]
+    counters = counter_table(climb, printed)
+    return lines + (report.folded("The counters here, on ints", counters[:-1]) if counters else [])
+
+
+def before(slug, results):
+    """What the book's chapter 3 prints before its kernels: the CPU's recursion and the warm-up."""
+    ints = {step["name"]: step for step in results["lesson"]["rungs"]}
+    here = {step["name"]: step for step in results["climb"]["rungs"]} | ints
+    head = ["printed", "then, ms", "here, ms", "rung", "what it is to it"]
+    table = [
+        [name, then, ms, f"{rung}, {'int32' if rung in ints else 'float32'}", note]
+        for name, then, rung, ms, note in _climb.before_rows(list(here.values()))
+    ]
+    note = f"Then: Tesla M2070. Here: {results['gpu']}, and a CPU that calls itself {results['cpu_name']}."
+    return [*report.table(head, table), "", *wrapped(note), ""]
+
+
+# --- effective bandwidth ----------------------------------------------------------------------------------------------
+
+KINDS = ("in_place", "in_passes", "with_atomics", "writing", "from_library", "on_cpu", "Finish::all_atomic")
+
+
+def source_of(name):
+    rung = next(rung for rung in ladder.rungs() if rung.name == name)
+    return (lessons.FOLDER / rung.file).read_text(encoding="utf-8")
+
+
+def kind(name):
+    """How a rung is registered: in its file, as a library without CUDA does not know."""
+    return next(kind for kind in KINDS if re.search(rf"\b{kind}\b[(}}]", source_of(name)))
+
+
+def tiles(step):
+    """How many blocks the kernel has."""
+    return math.ceil(step["elements"] / (step["block"] * step["elements_per_thread"]))
+
+
+def asked(step):
+    """(read, written): elements of global memory that the kernel's own loads and stores ask for, each counted."""
+    n, how = step["elements"], kind(step["name"])
+    if how == "on_cpu":  # n - 1 additions in place, and the result
+        return 2 * (n - 1) + 1, n
+    if how == "writing":
+        return 0, n
+    if how == "from_library":  # the least: how many partial sums a library writes is its own affair
+        return n, 1
+    if how == "Finish::all_atomic":
+        return n, n
+    blocks, block, loads = tiles(step), step["block"], step["elements_per_thread"]
+    if how != "in_place":
+        return n, blocks
+    # A tree in global memory: an addition reads two elements and writes one. The last warp takes six steps as a whole.
+    additions = block - 64 + 6 * 32 if "add_last_warp" in source_of(step["name"]) else block - 1
+    first = block if loads > 1 else 0  # what the threads store before the tree
+    return blocks * (first * loads + 2 * additions + 1), blocks * (first + additions + 1)
+
+
+def effective(slug, results):
+    """The effective bandwidth of every rung, and what of it the DRAM read."""
+    table = []
+    for step in results["climb"]["rungs"]:
+        item = step["bytes"] / step["elements"]
+        read, written = (count * item for count in asked(step))
+        us = _climb.kernel_us(step)
+        table.append(
+            [
+                step["name"],
+                *(pictures.bytes_text(count) for count in (read, written)),
+                report.number(us),
+                f"{(read + written) / us / 1e3:,.1f}" if us > 1e4 else f"{(read + written) / us / 1e3:,.0f}",
+                _climb.cell_text("DRAM read throughput", step.get("counters", {})),
+            ]
+        )
+    head = ["rung", "read", "written", "kernel, µs", "effective, GB/s", "DRAM read throughput"]
+    return [f"{results['gpu']}, {results['date']}:", "", *report.table(head, table), ""]
 
 
 def blocks(slug, results):
@@ -148,6 +323,42 @@ def blocks(slug, results):
         for i, step in enumerate(results["blocks"][sizes[0]])
     ]
     return [*report.table(["rung", *(f"block {size}, µs" for size in sizes)], table), ""]
+
+
+LESSON_BLOCKS = [  # (what a rung's source says, the block of that lesson or None, where it is printed)
+    ("simpleDivergence", 64, "the book, simpleDivergence, if no block is given"),
+    ("chapter 3, recursive", None, "the CPU has no block"),
+    ("2014), chapter 3", 512, "the book, chapter 3"),
+    ("2014), chapter 5", 128, "the book, chapter 5"),
+    ("Kepler", 512, "Luitjens, first launch"),
+    ("Optimizing Parallel Reduction", 128, "Harris, all kernels"),
+    ("", None, "not stated"),
+]
+
+
+def lesson_block(rung):
+    """(block or None, where it is printed) of the lesson that a rung comes from."""
+    if rung.source.startswith("This library") or rung.chapter == 6:
+        return None, "no lesson"
+    return next((block, where) for words, block, where in LESSON_BLOCKS if words in rung.source)
+
+
+def lesson_blocks(slug, results):
+    """The blocks of the lessons beside ours, and what each rung's kernel takes with both."""
+    known = {size: {s["name"]: s for s in steps} for size, steps in results["blocks"].items()}
+    table = []
+    for rung in ladder.rungs():
+        step = next((s for s in results["climb"]["rungs"] if s["name"] == rung.name), {})
+        block, where = lesson_block(rung)
+        if step.get("block") is None:
+            continue
+        ours, theirs = (known.get(str(b), {}).get(rung.name) for b in (step["block"], block))
+        table.append(
+            [rung.name, where, "–" if block is None else str(block), str(step["block"])]
+            + [report.number(_climb.kernel_us(s)) if s else "–" for s in (theirs, ours)]
+        )
+    head = ["rung", "source", "lesson's block", "block here", "lesson's block, µs", "block here, µs"]
+    return [f"{results['gpu']}, {results['date']}:", "", *report.table(head, table), ""]
 
 
 def elements(slug, results):
@@ -173,18 +384,91 @@ def elements(slug, results):
     ]
 
 
-def picture(slug, results, folder=""):
+def picture(slug, results):
     text = f"Time of each rung on {results['gpu']}, one dot per rung, log scale"
-    return [f"![{text}]({folder}images/ladder-{slug}.svg)", ""]
+    return [f"![{text}](docs/images/ladder-{slug}.svg)", ""]
 
 
-PARTS = {
-    "measured": lambda slug, results: [*source_lines(slug, results), *picture(slug, results)],
+# --- does the lesson still hold ---------------------------------------------------------------------------------------
+
+GPUS = {"h100": "NVIDIA H100", "h200": "NVIDIA H200"}  # a column each, measured or not
+
+
+def verdict(rung, results):
+    """Whether the rung's counter moved as the lesson means it to, and whether it is faster than the one before."""
+    for climb in (results["lesson"], results["climb"]):  # ints as in the lesson, where there are
+        known = {step["name"]: step for step in climb["rungs"]}
+        if {rung.name, rung.before} <= set(known):
+            break
+    else:
+        return "not measured"
+    step, before = known[rung.name], known[rung.before]
+    ratio = _climb.kernel_us(before) / _climb.kernel_us(step)
+    faster, speed = ratio > 1 + _climb.NOTICED, times(ratio, 1)
+    counter, _, way = rung.moves.rpartition(" ")
+    mine, theirs = step.get("counters", {}), before.get("counters", {})
+    if counter not in mine or counter not in theirs:
+        return f"{'yes' if faster else '**no**'}: {speed}"
+    change = _climb.moved(theirs[counter], mine[counter])
+    did = (change if way == "up" else -change) > _climb.NOTICED
+    word = ("yes" if did else "time alone") if faster else ("**counter alone**" if did else "**no**")
+    values = f"{_climb.value_text(counter, theirs[counter])} → {_climb.value_text(counter, mine[counter])}"
+    return f"{word}: {values}; {speed}"
+
+
+def holds(all_results):
+    """A row for each rung that claims something of a lesson, a column a GPU."""
+    measured = dict(all_results)
+    names = GPUS | {slug: results["gpu"] for slug, results in all_results}
+    printed = {name: seconds for lesson in _climb.LESSONS.values() for name, seconds in lesson.items()}
+    table = []
+    for rung in ladder.rungs():
+        if not rung.before or rung.chapter == 6:
+            continue
+        then = printed[rung.before] / printed[rung.name] if {rung.name, rung.before} <= set(printed) else None
+        cells = [verdict(rung, measured[slug]) if slug in measured else "not measured" for slug in names]
+        link = f"[{rung.number} {rung.name}](../../csrc/ladder/{rung.file})"
+        table.append([link, rung.before, rung.moves or "–", times(then, 1) if then else "–", *cells])
+    head = ["rung", "compared with", "meant to move", "then", *names.values()]
+    missing = [name for slug, name in names.items() if slug not in measured]
+    note = f"Not measured yet: {', '.join(missing)}. There `python bench/ladder.py --save` fills the column."
+    return [*report.table(head, table), "", *([*wrapped(note), ""] if missing else [])]
+
+
+# --- what differs from the lessons ------------------------------------------------------------------------------------
+
+
+def difference(rung):
+    """The comment "Differs from the lesson" of a rung's file, on one line, for a cell."""
+    comment = re.search(r"// Differs from the lesson: ((?:.*\n)(?://.*\n)*)", source_of(rung.name))[1]
+    text = " ".join(line.removeprefix("//").strip() for line in comment.splitlines())
+    parts = text.split("`")  # every second one is code
+    parts[::2] = [re.sub(r"\b(?:__|add_last_warp)\w*", r"`\g<0>`", part) for part in parts[::2]]
+    return "`".join(parts).replace("|", "\\|")
+
+
+def differences():
+    table = [[f"{rung.number} {rung.name}", difference(rung)] for rung in ladder.rungs()]
+    lines = report.table(["rung", "differs from the lesson"], table)
+    return report.folded("What each file says about its lesson", [line.replace(" --: ", " :-- ") for line in lines])
+
+
+# --- the pages --------------------------------------------------------------------------------------------------------
+
+SOURCES = {"counters": counter_names, "differs": differences}  # made without results
+PARTS = {  # made of each GPU's results
+    "measured": source_lines,
+    "effective": effective,
     **{f"chapter {n}": lambda slug, results, n=n: chapter(slug, results, n) for n in range(1, 7)},
     **{f"{t.split(':')[0]} then": lambda slug, results, title=t: lesson(slug, results, title) for t in _climb.LESSONS},
+    "Chapter 5 then": lambda slug, results: profiled_only(slug, results, 5),
+    "before": before,
     "blocks": blocks,
+    "lesson blocks": lesson_blocks,
     "elements": elements,
 }
+TOGETHER = {"holds": holds}  # made of all results at once
+UNMEASURED = ["not measured yet", ""]
 
 
 def readme(slug, results):
@@ -194,23 +478,38 @@ def readme(slug, results):
         f"reads. The picture has the time of each rung for 2^24 floats on {results['gpu']}, measured on "
         f"{results['date']} with torch {results['torch']}."
     )
-    return [*wrapped(text), "", *stale_lines(results), *picture(slug, results, "docs/")]
+    return [*wrapped(text), "", *stale_lines(results), *picture(slug, results)]
+
+
+def pages(root):
+    """{path under root: text} of the pages with parts."""
+    paths = [pathlib.Path(root, START), *sorted(pathlib.Path(root, FOLDER).glob("*.md"))]
+    return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
 def documents(root, all_results):
     """{path under root: text} of all that is made."""
-    page, start = (pathlib.Path(root, path).read_text(encoding="utf-8") for path in (PAGE, "README.md"))
-    unknown = set(re.findall(r"<!-- ladder:([^>]+) -->", page)) - {"counters", *PARTS}
-    if unknown:
-        raise ValueError(f"{PAGE} has markers for {', '.join(unknown)}, which nothing is made for")
-    page = report.fill(page, "ladder:counters", counter_names(), NOTE)
+    made = pages(root)
+    parts = {name: make() for name, make in SOURCES.items()}
     for name, make in PARTS.items():
-        lines = [line for slug, results in all_results for line in make(slug, results)]
-        page = report.fill(page, f"ladder:{name}", lines or ["not measured yet", ""], NOTE)
+        parts[name] = [line for slug, results in all_results for line in make(slug, results)] or UNMEASURED
+    for name, make in TOGETHER.items():
+        parts[name] = make(all_results) if all_results else UNMEASURED
+    for path, text in made.items():
+        names = re.findall(r"<!-- ladder:(?!steps )([^>]+) -->", text)
+        if unknown := set(names) - set(parts):
+            raise ValueError(f"{path} has markers for {', '.join(unknown)}, which nothing is made for, or another page")
+        for name in names:
+            made[path] = report.fill(made[path], f"ladder:{name}", parts.pop(name, []), NOTE)
+    if parts:
+        missing = ", ".join(f"<!-- ladder:{name} -->" for name in parts)
+        raise ValueError(f"no page of {FOLDER} has the markers {missing}")
+    start = pathlib.Path(root, "README.md").read_text(encoding="utf-8")
     lines = [line for slug, results in all_results for line in readme(slug, results)]
-    made = {PAGE: page, "README.md": report.fill(start, "ladder:summary", lines or ["not measured yet", ""], NOTE)}
+    made["README.md"] = report.fill(start, "ladder:summary", lines or UNMEASURED, NOTE)
     for slug, results in all_results:
         made[f"docs/images/ladder-{slug}.svg"] = pictures.ladder(results, ladder.rungs())
+        made |= {f"docs/{picture_path(slug, number)}": draw_chapter(results, number) for number in SHOWN}
     return made
 
 

@@ -2,6 +2,8 @@
 
 import html
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import bars
 
@@ -321,6 +323,86 @@ def _dots(name, steps, known, y, ceiling=None):
         parts.append(_text(at, top - 6, f"a kernel that only reads: {ceiling:.1f}", "middle", font_size=10))
     note = _text(left + DOTS_W / 2, y + 30, "µs; the axis is logarithmic: each 10 is as far from the last", "middle")
     return [*parts, *marks, note], y + 40
+
+
+# --- a chapter of the ladder --------------------------------------------------------------------------------
+
+PANEL_W, VALUE_W, WORDS_W = 150, 66, 300
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a chapter's picture shows of each rung: numbers as bars, or as dots on a logarithmic axis; or words.
+
+    `line` is a value that is marked across the rows.
+    """
+
+    name: str
+    values: dict  # {rung: number, words, or None where there is none}
+    text: Callable = str
+    log: bool = False
+    line: float | None = None
+
+    @property
+    def words(self):
+        return any(isinstance(value, str) for value in self.values.values())
+
+    @property
+    def width(self):
+        return WORDS_W if self.words else PANEL_W + VALUE_W
+
+    def decades(self):
+        """The exponents where a logarithmic axis begins and ends."""
+        known = [v for v in [*self.values.values(), self.line] if v]
+        low = math.floor(math.log10(min(known)))
+        return low, max(low + 1, math.ceil(math.log10(max(known))))
+
+    def place(self, value):
+        """Where a number stands between 0 and 1."""
+        if not self.log:
+            return value / max([v for v in [*self.values.values(), self.line] if v], default=1)
+        low, high = self.decades()
+        return (math.log10(value) - low) / (high - low)
+
+
+def chapter(title, names, columns, colour, note=""):
+    """A row a rung and a column a quantity; `note` says what a marked line is."""
+    parts = [_text(MARGIN, 28, title, font_size=16, font_weight="bold")]
+    top, left = 62, MARGIN + NAME_W
+    parts += [_text(left - 8, top + i * ROW + 13, name, "end") for i, name in enumerate(names)]
+    bottom = top + len(names) * ROW
+    for column in columns:
+        parts.append(_text(left, top - 8, column.name, font_weight="bold"))
+        if column.log:
+            low, high = column.decades()
+            for e in range(low, high + 1):
+                at = left + (e - low) / (high - low) * PANEL_W
+                parts.append(_line([(at, top), (at, bottom)], "#dddddd"))
+                if high - low < 4 or e % 2 == 0:
+                    parts.append(_text(at, bottom + 12, f"{10**e:,}", "middle", font_size=9))
+        elif not column.words:
+            parts.append(_line([(left, top), (left, bottom)], "#222222"))
+        for i, name in enumerate(names):
+            parts += _chapter_cell(column, column.values.get(name), left, top + i * ROW, colour)
+        if column.line:
+            at = left + column.place(column.line) * PANEL_W
+            parts.append(_line([(at, top), (at, bottom)], "#222222", stroke_dasharray="5 4"))
+        left += column.width + GAP
+    bottom += 14 * any(column.log for column in columns)
+    if note:
+        parts.append(_text(MARGIN, bottom + 20, note, font_size=10))
+    width = max(left, MARGIN + 9 * len(title), MARGIN + 5.6 * len(note)) + MARGIN
+    return _document(width, bottom + (34 if note else 14), title, parts)
+
+
+def _chapter_cell(column, value, x, y, colour):
+    if value is None:
+        return [_text(x + 5, y + 13, "–")]
+    if isinstance(value, str):
+        return [_text(x, y + 13, value)]
+    end = x + (column.place(value) * PANEL_W if value else 0)
+    mark = _dot(end, y + 9, colour) if column.log else _rect(x, y + 3, max(1, end - x), ROW - 6, colour)
+    return [mark, _text(end + (9 if column.log else 5), y + 13, column.text(value), font_size=10)]
 
 
 # --- one row's sum in growing batches -----------------------------------------------------------------------

@@ -576,6 +576,8 @@ def test_against_lesson():
     us["unrolling8"] = us["unrolling4"] * 2
     lines = "\n".join(_climb.against_lesson([{"name": name, "us": value} for name, value in us.items()], 4000))
     assert "9.36×" in lines or "9.35×" in lines
+    assert re.search(r"cpu reduce +29\.138 +– here, host_recursive", lines)
+    assert re.search(r"warm-up +11\.745 +1\.1722 here, neighbored", lines)
     assert "- unrolling8 gains less: 1.29× then, 0.50× here. Why, --profile would tell." in lines
     assert "- unroll_warps8 gains more" in lines and "- interleaved" not in lines and "slides" not in lines
     assert "at least two" in _climb.against_lesson([], 4000)[0]
@@ -608,6 +610,7 @@ def test_profiler_against_lesson():
 def test_printed_figures_are_of_rungs():
     """Every printed figure is of a rung and of a counter that there are."""
     names = {name for printed in _climb.LESSONS.values() for name in printed}
+    names |= {rung for _, rung, _ in _climb.BOOK_BEFORE.values()}
     assert names | {name for _, _, values in _figures.PROFILED for name in values} <= set(RUNGS)
     assert {counter for counter, _, _ in _figures.PROFILED} <= set(_climb.COUNTERS)
 
@@ -662,9 +665,9 @@ measured = pytest.mark.parametrize("results", [r for _, r in RESULTS], ids=[slug
 
 
 def test_documents_are_what_the_results_give(capsys):
-    """docs/ladder.md, README's section and the picture."""
+    """The pages of the course, README's section and the pictures."""
     ladder_report.main(["--check"])
-    assert "docs/ladder.md" in capsys.readouterr().out
+    assert "docs/ladder/chapter1.md" in capsys.readouterr().out
 
 
 def of_these_sources(results):
@@ -707,7 +710,8 @@ def test_bar(results):
 @pytest.fixture
 def repository(tmp_path):
     """A copy of what ladder_report.py reads."""
-    for path in ("README.md", ladder_report.PAGE, *(f"bench/results/{slug}/ladder.json" for slug, _ in RESULTS)):
+    paths = ["README.md", *ladder_report.pages(ROOT), *(f"bench/results/{slug}/ladder.json" for slug, _ in RESULTS)]
+    for path in paths:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
     ladder_report.main(["--root", str(tmp_path)])
@@ -724,14 +728,24 @@ def complaint(repository):
 
 
 @pytest.mark.skipif(not RESULTS, reason="there are no results yet")
-@pytest.mark.parametrize("path", ["README.md", ladder_report.PAGE, "docs/images/ladder-{}.svg"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "README.md",
+        "docs/ladder/chapter1.md",
+        "docs/ladder/chapter4.md",
+        "docs/images/ladder-{}.svg",
+        "docs/images/ladder-chapter1-{}.svg",
+    ],
+)
 def test_check_sees_a_changed_figure(repository, path):
-    """A time that the results do not give is seen, in a page or in the picture."""
+    """A time that the results do not give is seen, in a page or in a picture."""
     assert complaint(repository) is None
     slug, results = RESULTS[0]
-    us, file = results["climb"]["rungs"][1]["us"], repository / path.format(slug)
+    step, file = results["climb"]["rungs"][1], repository / path.format(slug)
     text, share = file.read_text(), f"{ladder_report.best_large(results)[1]:.1%}"
-    changed = text.replace(f"| {us:.0f} |", "| 1 |").replace(f">{us:.1f}<", ">1.0<").replace(share, "1.0%")
+    changed = text.replace(f"| {step['us']:.0f} |", "| 1 |").replace(f">{step['us']:.1f}<", ">1.0<")
+    changed = changed.replace(share, "1.0%").replace(f">{step['kernel']['us']:.0f}<", ">1<")
     assert changed != text
     file.write_text(changed)
     assert file.name in complaint(repository)
@@ -741,11 +755,64 @@ def test_nothing_measured_yet(repository):
     """Without results the pages say so; a marker that is missing is missed."""
     shutil.rmtree(repository / "bench")
     ladder_report.main(["--root", str(repository)])
-    assert (repository / ladder_report.PAGE).read_text().count("not measured yet") == len(ladder_report.PARTS)
-    page = (repository / ladder_report.PAGE).read_text()
-    (repository / ladder_report.PAGE).write_text(page.replace("<!-- ladder:blocks -->", ""))
+    text = "".join(ladder_report.pages(repository).values())
+    assert text.count("\nnot measured yet\n") == len(ladder_report.PARTS) + len(ladder_report.TOGETHER)
+    path = repository / "docs/ladder/blocks.md"
+    page = path.read_text()
+    path.write_text(page.replace("<!-- ladder:blocks -->", ""))
     with pytest.raises(ValueError, match="ladder:blocks"):
         ladder_report.main(["--root", str(repository)])
+    path.write_text(page + "<!-- ladder:elements -->\n<!-- /ladder:elements -->\n")
+    with pytest.raises(ValueError, match="elements, which nothing is made for, or another page"):
+        ladder_report.main(["--root", str(repository)])
+
+
+@pytest.mark.skipif(not RESULTS, reason="there are no results yet")
+def test_chapters_are_short():
+    """A chapter is read on one screen after the other: 150 lines, with its tables."""
+    for number in range(1, 7):
+        assert len((ROOT / f"docs/ladder/chapter{number}.md").read_text().splitlines()) <= 150
+
+
+@measured
+def test_bytes_asked_for(results):
+    """What a rung's loads ask for, as its source says, is what the counters counted: loads that went to L1 times their
+    efficiency, beside the DRAM's reads, which are the input once."""
+    of_these_sources(results)
+    for step in results["climb"]["rungs"]:
+        counters = step.get("counters", {})
+        if "global load efficiency" in counters:
+            used = counters["global load throughput"] * counters["global load efficiency"] / 100
+            read, _ = ladder_report.asked(step)
+            assert used / counters["DRAM read throughput"] == pytest.approx(read / step["elements"], rel=0.01)
+
+
+def test_every_rung_has_a_kind_and_a_block():
+    """Bytes and lessons' blocks are known of a rung of any library, with or without CUDA."""
+    assert {ladder_report.kind(rung.name) for rung in ALL} == set(ladder_report.KINDS)
+    assert ladder_report.kind("gmem") == "in_place" and ladder_report.kind("cub") == "from_library"
+    found = {rung.name: ladder_report.lesson_block(rung)[0] for rung in ALL}
+    assert [found[name] for name in ("neighbored", "smem", "grid_stride", "warp_shuffle", "engine")] == [
+        *(512, 128, 128, 512),
+        None,
+    ]
+
+
+def test_does_the_lesson_hold():
+    """A verdict follows the numbers of two rungs; a GPU without results has a column that says so."""
+    before = {"name": "neighbored", "us": 100.0, "counters": {"branch efficiency": 70.0}}
+
+    def said(us, value):
+        step = {"name": "neighbored_less", "us": us, "counters": {"branch efficiency": value}}
+        return ladder_report.verdict(
+            RUNGS["neighbored_less"], {"lesson": {"rungs": []}, "climb": {"rungs": [before, step]}}
+        )
+
+    assert said(50.0, 98.0) == "yes: 70.0% → 98.0%; 2.00×"
+    assert said(100.0, 98.0).startswith("**counter alone**") and said(50.0, 70.0).startswith("time alone")
+    assert said(100.0, 70.0).startswith("**no**")
+    text = "\n".join(ladder_report.holds([]))
+    assert "Not measured yet: NVIDIA H100, NVIDIA H200." in text
 
 
 # --- the roundings that the bounds are made of ------------------------------------------------------------------------

@@ -13,7 +13,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tools"))
 import reference  # noqa: E402
 
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+PAGES = ["README.md", "CONTRIBUTING.md", *DOCS]
 MEASURED = re.compile(r"\d[\d,.]* ?(?:µs|ms\b|GB/s|TB/s)|\d[\d,.]*%(?! \d)|\d\.\d+ ?×")
 LONGEST = {"by hand": 120, "made": 200}
 HARD = {  # what makes a sentence hard to read, and an example
@@ -41,7 +42,9 @@ def not_made(text):
     """The text that people wrote: without what a script put between its markers."""
     if "<!-- made by bench/report.py from bench/results/; do not edit -->" in text.splitlines()[:1]:
         return ""
-    text = re.sub(r"<!-- (\w+:[\w ]+?)(?::begin)? -->.*?<!-- (?:/\1|\w+:end) -->", "", text, flags=re.DOTALL)
+    text = re.sub(
+        r"<!-- (\w+:\w+)([\w ,]*)(?::begin)? -->.*?<!-- (?:/\1(?:\2)?|\w+:end) -->", "", text, flags=re.DOTALL
+    )
     return re.sub(r"<!-- bench:begin -->.*?<!-- bench:end -->", "", text, flags=re.DOTALL)
 
 
@@ -189,6 +192,8 @@ def test_checks_see_faults():
     """Each of the checks above finds what it is for."""
     assert by_hand("a\n<!-- models:x -->\n3 µs\n<!-- /models:x -->\nb").split() == ["a", "b"]
     assert by_hand("a\n<!-- bench:begin -->\n3 µs\n<!-- bench:end -->\nb").split() == ["a", "b"]
+    assert by_hand("a\n<!-- ladder:steps x,y block 8 -->\n3 µs\n<!-- /ladder:steps -->\nb").split() == ["a", "b"]
+    assert by_hand("<!-- ladder:chapter 1 -->\n3 µs\n<!-- /ladder:chapter 1 -->\nb").split() == ["b"]
     assert MEASURED.search("it takes 33.5 µs") and MEASURED.search("1.23× as fast") and not MEASURED.search("above 1×")
     assert long_lines("x" * 201, 200) and not long_lines("|" + "x" * 300, 200) and not long_lines("x" * 200, 200)
     assert not_made("```\nlong\n```\n") and not by_hand("```\nlong\n```\n").strip()

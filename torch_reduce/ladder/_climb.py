@@ -33,6 +33,11 @@ BOOK = {
     "complete_unroll_warps8": 0.001280,
     "complete_unroll_template": 0.001253,
 }
+# What the same output prints before them: (seconds, the rung to hold it against, what that rung is to it).
+BOOK_BEFORE = {
+    "cpu reduce": (0.029138, "host_recursive", "the same recursion on the CPU"),
+    "warm-up": (0.011745, "neighbored", "every rung runs before it is timed, so a warm-up has no time of its own"),
+}
 BOOK_SHARED = {"gmem": 0.0021206, "smem": 0.0011536}
 SLIDES = {
     "interleaved_modulo": 0.008054,
@@ -412,13 +417,30 @@ def against_lesson(steps, ceiling_gbps):
     for title, printed in LESSONS.items():
         known = [step for step in steps if step["name"] in printed]
         if len(known) > 1:
-            lines += ["", title, *lesson_table(known, printed), "", "Where they disagree:"]
+            lines += ["", title, *lesson_table(known, printed)]
+            lines += before_lines(steps) if printed is BOOK else []
+            lines += ["", "Where they disagree:"]
             lines += disagreements(known, printed, ceiling_gbps) or [f"- in no step by a factor of {DISAGREE}"]
     lines = lines or ["The lessons' times are of chapters 1 to 3: at least two rungs of a chapter are needed."]
     if rows := profiled_then(steps):
         lines += ["", "What nvprof said in the book's chapter 3, and ncu here:", *profiled_table(rows)]
         if not any("counters" in step for step in steps):
             lines.append("What it is here, --profile would tell.")
+    return lines
+
+
+def before_rows(steps):
+    """Rows: what the book's output prints before its kernels, its milliseconds, our rung, our milliseconds or a dash,
+    and what the rung is to it."""
+    here = {step["name"]: f"{kernel_us(step) / 1e3:.4f}" for step in steps}
+    printed = BOOK_BEFORE.items()
+    return [(name, f"{then * 1e3:.3f}", rung, here.get(rung, "–"), note) for name, (then, rung, note) in printed]
+
+
+def before_lines(steps):
+    lines = ["", "Printed before them, in ms:"]
+    for name, then, rung, here, note in before_rows(steps):
+        lines.append(f"{name:<25} {then:>9}   {here:>9} here, {rung}: {note}")
     return lines
 
 
