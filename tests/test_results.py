@@ -578,6 +578,19 @@ def test_pictures_of_the_ladder():
     assert picture.count("the axis is logarithmic") == 2 and "µs" in picture
 
 
+def test_picture_of_a_chapter():
+    """A row a rung: bars from zero, dots on a logarithmic axis, words; a dash where there is no number."""
+    columns = [
+        pictures.Column("bytes", {"one": 4, "two": 8}, "{} B".format, line=2),
+        pictures.Column("time", {"one": 10, "two": 1000}, log=True),
+        pictures.Column("order", {"one": "by block"}),
+    ]
+    assert columns[0].place(4) == 0.5 and columns[1].place(10) == 0 and columns[1].place(1000) == 1
+    picture = pictures.chapter("Chapter", ["one", "two"], columns, "#c0392b", "Dashed: two")
+    assert all(f">{text}</text>" in picture for text in ("4 B", "8 B", "10", "1000", "by block", "–", "100", "1,000"))
+    assert picture.count("<circle") == 2 and picture.count("<rect") == 3 and picture.count("stroke-dasharray") == 1
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "images").glob("*.svg")), ids=lambda path: path.name)
 def test_pictures_follow_the_screen(path):
     """Each picture has colours for a dark screen: its ground, its text, and each grey that it draws with."""
