@@ -21,7 +21,7 @@ import report
 ROOT = provenance.ROOT
 sys.path.insert(0, str(ROOT))
 from torch_reduce import ladder  # noqa: E402
-from torch_reduce.ladder import _climb  # noqa: E402
+from torch_reduce.ladder import _climb, _step  # noqa: E402
 from torch_reduce.ladder import _lessons as lessons  # noqa: E402
 
 START, FOLDER = "docs/ladder.md", "docs/ladder"
@@ -453,6 +453,25 @@ def differences():
     return report.folded("What each file says about its lesson", [line.replace(" --: ", " :-- ") for line in lines])
 
 
+# --- who adds what ----------------------------------------------------------------------------------------------------
+
+
+def who_adds_what(marker):
+    """Of a marker "steps neighbored,interleaved block 8": each rung's steps, from its emulated accesses."""
+    names, block = re.fullmatch(r"steps (\S+?)(?: block (\d+))?", marker).groups()
+    lines = ["```"]
+    for name in names.split(","):
+        found = _step.traced(name, int(block) if block else None)
+        lines += [""] * (len(lines) > 1) + [_step.title(found), *_step.listing(found, _step.steps_of(found))]
+    return [*lines, "```", ""]
+
+
+def step_picture(name):
+    """The picture of a rung's steps."""
+    found = _step.traced(name)
+    return _step.svg(found, _step.steps_of(found))
+
+
 # --- the pages --------------------------------------------------------------------------------------------------------
 
 SOURCES = {"counters": counter_names, "differs": differences}  # made without results
@@ -496,7 +515,8 @@ def documents(root, all_results):
     for name, make in TOGETHER.items():
         parts[name] = make(all_results) if all_results else UNMEASURED
     for path, text in made.items():
-        names = re.findall(r"<!-- ladder:(?!steps )([^>]+) -->", text)
+        parts |= {name: who_adds_what(name) for name in re.findall(r"<!-- ladder:(steps [^>]+) -->", text)}
+        names = re.findall(r"<!-- ladder:([^>]+) -->", text)
         if unknown := set(names) - set(parts):
             raise ValueError(f"{path} has markers for {', '.join(unknown)}, which nothing is made for, or another page")
         for name in names:
@@ -507,6 +527,8 @@ def documents(root, all_results):
     start = pathlib.Path(root, "README.md").read_text(encoding="utf-8")
     lines = [line for slug, results in all_results for line in readme(slug, results)]
     made["README.md"] = report.fill(start, "ladder:summary", lines or UNMEASURED, NOTE)
+    drawn = {name for text in made.values() for name in re.findall(r"images/steps-(\w+)\.svg", text)}
+    made |= {f"docs/images/steps-{name}.svg": step_picture(name) for name in sorted(drawn)}
     for slug, results in all_results:
         made[f"docs/images/ladder-{slug}.svg"] = pictures.ladder(results, ladder.rungs())
         made |= {f"docs/{picture_path(slug, number)}": draw_chapter(results, number) for number in SHOWN}

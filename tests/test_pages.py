@@ -192,7 +192,6 @@ def test_checks_see_faults():
     """Each of the checks above finds what it is for."""
     assert by_hand("a\n<!-- models:x -->\n3 µs\n<!-- /models:x -->\nb").split() == ["a", "b"]
     assert by_hand("a\n<!-- bench:begin -->\n3 µs\n<!-- bench:end -->\nb").split() == ["a", "b"]
-    assert by_hand("a\n<!-- ladder:steps x,y block 8 -->\n3 µs\n<!-- /ladder:steps -->\nb").split() == ["a", "b"]
     assert by_hand("<!-- ladder:chapter 1 -->\n3 µs\n<!-- /ladder:chapter 1 -->\nb").split() == ["b"]
     assert MEASURED.search("it takes 33.5 µs") and MEASURED.search("1.23× as fast") and not MEASURED.search("above 1×")
     assert long_lines("x" * 201, 200) and not long_lines("|" + "x" * 300, 200) and not long_lines("x" * 200, 200)

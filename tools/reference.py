@@ -39,6 +39,8 @@ def call(name, function):
     """How it is called, in a block: its arguments with their defaults, without types."""
     if dataclasses.is_dataclass(function):  # which a function returns, and nobody calls
         return []
+    if inspect.isclass(function) and issubclass(function, Exception):
+        return []
     signature = inspect.signature(function)
     given = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"]
     return ["```", f"{name}{signature.replace(parameters=given, return_annotation=signature.empty)}", "```"]

@@ -35,7 +35,13 @@ class CannotEmulate(RuntimeError):
 
 @dataclass
 class Finding:
-    """A fault of a kernel: a race, an access outside of an array, or what ended the run."""
+    """A fault of a kernel: a race, an access outside of an array, or what ended the run.
+
+    Attributes:
+        text: what is wrong, with the threads and the element.
+        file, line: where it is in the source; empty and 0 where that is not known.
+        count: how often it happened.
+    """
 
     text: str
     file: str = ""

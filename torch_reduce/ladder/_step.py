@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch_reduce.ladder import _emulate, _try
 
-WIDTH = 92  # of a step's text: of many threads it names the first ones and the last
+WIDTH = 74  # of a step's text: of many threads it names the first ones and the last
 
 
 @dataclass
@@ -113,10 +113,12 @@ def conflicts_of(step: Step) -> int:
 
 def action_text(action: Action) -> str:
     """t0: 0+1, and where it is put if that is not the first of them."""
-    total = "+".join(action.operands)
+    first = [name for name in action.operands if name == action.to][:1]
+    rest = [name for name in action.operands if name != action.to]
+    total = "+".join([*first, *rest])
     if action.to.endswith("+="):
         return f"t{action.thread}: {action.to} {total or 'its sum'}"
-    if not action.to or (action.operands and action.to == action.operands[0]):
+    if not action.to or first:
         return f"t{action.thread}: {total}"
     return f"t{action.thread}: {action.to} = {total or 'its sum'}"
 
@@ -157,15 +159,23 @@ def listing(found: _emulate.Emulated, steps: list[Step]) -> list[str]:
     return [f"{text:<{width}}   {note}" for text, note in lines]
 
 
+def title(found: _emulate.Emulated) -> str:
+    """The line above the text."""
+    each = f", {found.elements} elements per thread" if found.elements > 1 else ""
+    return f"{found.name}, a block of {found.block} threads{each}"
+
+
 # --- the picture ------------------------------------------------------------------------------------------------------
 
 CELL, ROW, LEFT = 34, 92, 78
 COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7b4173"]  # of threads
 STYLE = """<style>
-svg { background: #ffffff; color: #1f2328; }
+svg { color: #1f2328; } #ground { fill: #ffffff; }
 text { font: 11px ui-monospace, monospace; fill: currentColor; }
 .idle { fill: #d0d7de; } .cell { fill: none; stroke: #8c959f; } .bank { font-size: 8px; fill: #6e7781; }
-@media (prefers-color-scheme: dark) { svg { background: #0d1117; color: #e6edf3; } .idle { fill: #30363d; } }
+@media (prefers-color-scheme: dark) {
+  svg { color: #e6edf3; } #ground { fill: #0d1117; } .idle { fill: #30363d; }
+}
 </style>"""
 
 
@@ -179,12 +189,13 @@ def svg(found: _emulate.Emulated, steps: list[Step]) -> str:
     columns = max([shown, *(int(re.sub(r"\D", "", name)) + 1 for step in steps for name in cells_of(step))])
     columns = min(columns, 64)
     width, height = LEFT + CELL * columns + 20, 44 + ROW * len(steps)
-    title = f"{found.name}: who adds what, a block of {found.block} threads"
+    head = f"{found.name}: who adds what, a block of {found.block} threads"
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'role="img" aria-label="{escape(title)}">',
+        f'role="img" aria-label="{escape(head)}">',
         STYLE,
-        f'<text x="10" y="20">{escape(title)}</text>',
+        f'<rect id="ground" width="{width}" height="{height}"/>',
+        f'<text x="10" y="20">{escape(head)}</text>',
     ]
     number = 1
     for row, step in enumerate(steps):
@@ -201,7 +212,7 @@ def svg(found: _emulate.Emulated, steps: list[Step]) -> str:
             out.append(f'<rect x="{x + 2}" y="{top}" width="{CELL - 4}" height="18" rx="4" {fill}/>')
             color = ' style="fill:#ffffff"' if thread in busy else ""
             out.append(f'<text x="{x + CELL / 2}" y="{top + 13}" text-anchor="middle"{color}>t{thread}</text>')
-        for name in sorted(set(cells_of(step)), key=lambda name: int(re.sub(r"\D", "", name))):
+        for name in sorted(set(cells_of(step)), key=lambda name: (int(re.sub(r"\D", "", name)), name)):
             index = int(re.sub(r"\D", "", name))
             if index >= columns:
                 continue
@@ -261,8 +272,7 @@ def main(options: argparse.Namespace) -> int:
     if found.fault:
         print(found.fault)
         return 1
-    each = f", {found.elements} elements per thread" if found.elements > 1 else ""
-    print(f"{found.name}, a block of {found.block} threads{each}: 3 is element 3 in global memory, s3 in shared memory")
+    print(f"{title(found)}: 3 is element 3 in global memory, s3 in shared memory")
     print("\n".join(listing(found, steps)))
     if not found.right:
         print(f"The sum is wrong: {found.found:g}, and right is {found.wanted:g}.")
