@@ -163,25 +163,44 @@ class Verdict:
 def elements_of(kernel: Kernel, program: Path) -> int:
     """How many elements each thread takes: the most with which a sum of whole blocks is right; 1 where none is."""
     for elements in reversed(ELEMENTS):
-        for block in (512, 64):
+        faults = 0
+        for block in (64, 512):
             found = kernel.run(program, size=WHOLE, block=block, elements=elements, in_step=True)
             if found.right:
                 return elements
+            faults += found.fault is not None
+        if faults == 2:  # such as a loop that never ends, which is slow to see: other numbers would say the same
+            break
     return 1
 
 
-def judge(kernel: Kernel, program: Path | None = None, elements: int | None = None) -> Verdict:
-    """Runs a kernel on many sizes and blocks, its threads in two orders."""
+def judge(
+    kernel: Kernel,
+    program: Path | None = None,
+    elements: int | None = None,
+    blocks: tuple[int, ...] = BLOCKS,
+    odd: tuple[int, ...] = ODD,
+) -> Verdict:
+    """Runs a kernel on many sizes and blocks, its threads in two orders, up to the first fault.
+
+    Args:
+        kernel, program: the kernel, and its program if it is built already.
+        elements: per thread; found out if None.
+        blocks: threads per block to try.
+        odd: the sizes to try beside whole blocks, of a kernel that takes n.
+    """
     program = program or kernel.build()
     known = elements or elements_of(kernel, program)
-    sizes = [WHOLE, *(ODD if kernel.counts else ())]
+    sizes = [WHOLE, *(odd if kernel.counts else ())]
     verdict = Verdict(kernel, known, "one", sizes)
     merged: dict[tuple[str, int, str], _emulate.Finding] = {}
-    for block in BLOCKS:
+    for block in blocks:
         for size in sizes:
-            runs = [
-                kernel.run(program, size=size, block=block, elements=known, descending=order) for order in (False, True)
-            ]
+            runs = []
+            for order in (False, True):
+                runs.append(kernel.run(program, size=size, block=block, elements=known, descending=order))
+                if runs[-1].fault:
+                    break
             if bad := [run for run in runs if not run.right]:
                 verdict.wrong.setdefault(block, []).append((size, bad[0]))
             for run in runs:
@@ -191,6 +210,8 @@ def judge(kernel: Kernel, program: Path | None = None, elements: int | None = No
                         merged.setdefault((finding.file, finding.line, kind), finding)
             if size == WHOLE and (verdict.sample is None or block == 512):
                 verdict.sample, verdict.how = runs[0], runs[0].how
+            if any(run.fault for run in runs):
+                break
         if any(run.fault for _, run in verdict.wrong.get(block, [])):
             break  # it crashes or never ends: other blocks would say the same
     verdict.findings = [merged[key] for key in sorted(merged)]
