@@ -122,7 +122,10 @@ class Kernel:
             "  return true;",
             "}(); }",
         ])  # fmt: skip
-        return _emulate.build([(f"learner-{self.name}", text)])
+        try:
+            return _emulate.build([(f"learner-{self.name}", text)])
+        except _emulate.CannotEmulate as error:
+            raise _emulate.CannotEmulate(explained(str(error), self.file)) from None
 
     def run(self, program: Path, **choices) -> _emulate.Emulated:
         """Emulates it; `choices` are those of _emulate.options."""
@@ -130,6 +133,44 @@ class Kernel:
         found = _emulate.read(said, self.name, program, [*self.translation.tests, *_emulate.shared_tests()])
         found.elements = choices.get("elements") or 1
         return found
+
+
+# What compilers say (g++, clang++), and what a learner can do about it.
+EXPLAINED = {
+    "variably modified|variable.length array|variable-sized|not a constant expression|not usable in a constant": (
+        "The compiler must know the size of this array. Give it a number, a constexpr or a constant of the template; or "
+        "write `extern __shared__ float name[];`, whose size each launch gives."
+    ),
+    "for array subscript|subscripted value is not": (
+        "What stands before the [ ] is one value and no array: `float name;` holds one float, `float name[1024];` 1024."
+    ),
+    "not declared|undeclared identifier|unknown type name|does not name a type": (
+        "The compiler does not know this name: is it spelt as where it is declared, and declared inside of these braces?"
+    ),
+    "read-only|const-qualified": "What is const cannot be written: leave out the const where the kernel works in place.",
+    "redeclaration|redefinition|conflicting declaration": "The same name is declared twice.",
+    "expected|template argument": "A sign is missing or too many, here or at the end of the line before: a semicolon, a bracket or a brace.",
+}  # fmt: skip
+
+
+def explained(error: str, file: Path) -> str:
+    """What a compiler says of `file`: its first error of each line, the line as it stands there, and a plain sentence.
+
+    Columns and lines with carets are left out: they are the translated source's. Other errors are returned unchanged.
+    """
+    source = file.read_text(encoding="utf-8").splitlines()
+    said: dict[int, str] = {}
+    for name, line, text in re.findall(r"^(.+?):(\d+):(?:\d+:)? (?:fatal )?error: +(.+)$", error, re.MULTILINE):
+        if name == str(file) and 0 < int(line) <= len(source):
+            said.setdefault(int(line), text)
+    if not said:
+        return error
+    lines = []
+    for line, text in sorted(said.items())[:4]:
+        lines += [f"{file}:{line}: {text}", f"    {source[line - 1].strip()}"]
+    first = said[min(said)]
+    lines += next(([plain] for pattern, plain in EXPLAINED.items() if re.search(pattern, first)), [])
+    return "\n".join(lines)
 
 
 @dataclass
