@@ -35,12 +35,16 @@ class CannotEmulate(RuntimeError):
 
 @dataclass
 class Finding:
-    """A fault of a kernel: a race, an access outside of an array, or what ended the run."""
+    """A fault of a kernel: a race, an access outside of an array, or what ended the run.
+
+    `line` is the access that was found; of a race, `before` is the line of the access that it meets. 0 is unknown.
+    """
 
     text: str
     file: str = ""
     line: int = 0
     count: int = 1
+    before: int = 0
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}: " if self.file else f"line {self.line}: " if self.line else ""
@@ -175,7 +179,9 @@ def compile_object(text: str, name: str, flags: list[str]) -> Path:
         return made
     source, part = made.with_suffix(".cpp"), made.with_suffix(f".{os.getpid()}.o")
     put(source, text)
-    done = subprocess.run([*command, "-c", str(source), "-o", str(part)], capture_output=True, text=True, check=False)
+    english = {**os.environ, "LC_ALL": "C"}  # _try.py explains the compiler's messages
+    command += ["-c", str(source), "-o", str(part)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=english)
     if done.returncode:
         raise CannotEmulate(done.stderr.strip())
     os.replace(part, made)
@@ -311,6 +317,14 @@ def read(said: dict, name: str, program: Path, tests: list[_translate.Test]) -> 
         file, line = lines.get(place, ("", 0))
         return Finding(text, Path(file).name, line, count)
 
+    def race(entry):
+        # "thread 0 reads x[32], which thread 32 wrote, with no ...": it wrote in line 12
+        found = finding(entry["text"], entry["now"], entry["count"])
+        file, found.before = lines.get(entry["before"], ("", 0))
+        if found.before and (found.before, Path(file).name) != (found.line, found.file):
+            found.text = re.sub(r"( wrote| reads),", rf"\1 in line {found.before},", found.text, count=1)
+        return found
+
     if "fault" in said:
         line = said.get("line", 0)
         test = known.get(-line)
@@ -323,7 +337,7 @@ def read(said: dict, name: str, program: Path, tests: list[_translate.Test]) -> 
     result.found, result.wanted, result.how = said.get("found", 0), said.get("wanted", 0), said.get("how", "one")
     result.grid, result.block = said["grid"], said["block"]
     result.counters = counters(said, {test.number for test in tests if test.last})
-    result.races = [finding(entry["text"], entry["now"], entry["count"]) for entry in said["races"]]
+    result.races = [race(entry) for entry in said["races"]]
     result.wrong = [finding(entry["text"], entry["place"], entry["count"]) for entry in said["wrong"]]
     result.steps = [(*step[:4], lines.get(step[4], ("", 0))[1]) for step in said["steps"]]
     for request in said["requests"]:
