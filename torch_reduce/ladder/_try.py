@@ -138,19 +138,23 @@ class Kernel:
 # What compilers say (g++, clang++), and what a learner can do about it.
 EXPLAINED = {
     "variably modified|variable.length array|variable-sized|not a constant expression|not usable in a constant": (
-        "The compiler must know the size of this array. Give it a number, a constexpr or a constant of the template; or "
-        "write `extern __shared__ float name[];`, whose size each launch gives."
+        "The compiler must know the size of this array. Give it a number, a constexpr or a constant of the template; "
+        "or write `extern __shared__ float name[];`, whose size each launch gives."
     ),
     "for array subscript|subscripted value is not": (
         "What stands before the [ ] is one value and no array: `float name;` holds one float, `float name[1024];` 1024."
     ),
     "not declared|undeclared identifier|unknown type name|does not name a type": (
-        "The compiler does not know this name: is it spelt as where it is declared, and declared inside of these braces?"
+        "The compiler does not know this name: is it spelt as where it is declared, and declared within these braces?"
     ),
-    "read-only|const-qualified": "What is const cannot be written: leave out the const where the kernel works in place.",
+    "read-only|const-qualified": (
+        "What is const cannot be written: leave out the const where the kernel works in place."
+    ),
     "redeclaration|redefinition|conflicting declaration": "The same name is declared twice.",
-    "expected|template argument": "A sign is missing or too many, here or at the end of the line before: a semicolon, a bracket or a brace.",
-}  # fmt: skip
+    "expected|template argument": (
+        "A sign is missing or too many, here or at the end of the line before: a semicolon, a bracket or a brace."
+    ),
+}
 
 
 def explained(error: str, file: Path) -> str:
