@@ -62,8 +62,8 @@ class Emulated:
         found, wanted: the sum that it made, and the right one; of a rung that writes, of what it wrote.
         how: "one" sum, one "a block", or "written".
         counters: of the first launch, by the names that `run --profile` uses: global load efficiency, global store
-            efficiency and branch efficiency in percent; bank conflicts, barriers, shuffles and atomics per warp. A counter
-            of something that the kernel does not do is left out.
+            efficiency and branch efficiency in percent; bank conflicts, barriers, shuffles and atomics per warp; shared
+            bytes per block. A counter of something that the kernel does not do is left out.
         races, wrong: accesses that no barrier puts in order; accesses outside of arrays or of what nobody wrote.
         fault: what ended the run early, or None.
         steps: with trace, every access of block 0: (thread, barriers before it, kind, "name[index]", line).
@@ -248,7 +248,11 @@ def run_program(program: Path, name: str, arguments: list[str], seconds: float =
 
 def lines_of(program: Path, places: list[int]) -> dict[int, tuple[str, int]]:
     """{place in the code: (file, line)} of the kernel's source; empty without addr2line."""
-    places = sorted({place for place in places if place})
+    return _lines_of(program, tuple(sorted({place for place in places if place})))
+
+
+@functools.lru_cache(maxsize=64)  # a kernel is tried on many sizes, and is in the same places each time
+def _lines_of(program: Path, places: tuple[int, ...]) -> dict[int, tuple[str, int]]:
     if not places or not shutil.which("addr2line"):
         return {}
     text = "\n".join(hex(place - 1) for place in places)
@@ -296,6 +300,7 @@ def counters(said: dict, last: set[int]) -> dict[str, float]:
     found["barriers"] = said["barriers"] / warps
     found["warp barriers"] = said["warp_barriers"] / warps
     found["shuffles"] = said["shuffles"] / warps
+    found["shared bytes"] = said["shared_bytes"]
     per_kind = {LOAD: "loads", STORE: "stores", SHARED_LOAD: "shared loads", SHARED_STORE: "shared stores", ATOMIC: "atomics"}
     for kind, name in per_kind.items():
         found[name] = sum(request["requests"] for request in said["requests"] if request["kind"] == kind) / warps
