@@ -34,7 +34,8 @@ def head(path, kind, fields):
         comment.append(line[2:])
     title = re.fullmatch(rf" {kind} (\d+), (\w+)\. Chapter (\d+): (.+)\.", comment[0] if comment else "")
     if not title or f"{int(title[1]):02d}_{title[2]}" != path.stem:
-        raise ValueError(f"{path.name} must begin with '// {kind} NUMBER, NAME. Chapter NUMBER: TITLE.', as it is named")
+        form = f"// {kind} NUMBER, NAME. Chapter NUMBER: TITLE."
+        raise ValueError(f"{path.name} must begin with '{form}', as it is named")
     found = []
     for line in comment[1:]:
         start = re.fullmatch(r" (\w+) +(.+)", line)
