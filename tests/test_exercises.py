@@ -252,7 +252,7 @@ def test_a_solution_is_shown(task, capsys):
     else:
         assert "\n".join(text for _, text in _exercise.code_of(task.solution)) in said
     if task.kind == "find":
-        assert f"ound: {', '.join(map(str, sorted(lines(task))))}." in said
+        assert f"Lines to be found: {', '.join(map(str, sorted(lines(task))))}." in said
 
 
 def test_the_exit_status(capsys):
