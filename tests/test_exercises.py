@@ -156,6 +156,10 @@ def test_where_the_faults_are():
     end, rounds = ALL[3], ALL[12]
     assert lines(end) == {line_of(end.file, "in[idx] += in[idx + blockDim.x];")}
     assert lines(rounds) == {line_of(rounds.file, "sums[warp] = value"), line_of(rounds.file, "value = sums[lane]")}
+    write, read = sorted(lines(rounds))
+    assert f"{rounds.file.name}:{write}: thread 32 writes sums[1], which thread 1 reads in line {read}," in text_of(
+        _exercise.check(rounds, f"{write},{read}")
+    )
     assert "1 of the 2 lines" in text_of(_exercise.check(rounds, f"{min(lines(rounds))},11"))
 
 
