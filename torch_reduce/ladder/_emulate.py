@@ -41,12 +41,14 @@ class Finding:
         text: what is wrong, with the threads and the element.
         file, line: where it is in the source; empty and 0 where that is not known.
         count: how often it happened.
+        before: of a race, the line of the access that this one meets.
     """
 
     text: str
     file: str = ""
     line: int = 0
     count: int = 1
+    before: int = 0
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}: " if self.file else f"line {self.line}: " if self.line else ""
@@ -64,8 +66,8 @@ class Emulated:
         found, wanted: the sum that it made, and the right one; of a rung that writes, of what it wrote.
         how: "one" sum, one "a block", or "written".
         counters: of the first launch, by the names that `run --profile` uses: global load efficiency, global store
-            efficiency and branch efficiency in percent; bank conflicts, barriers, shuffles and atomics per warp. A counter
-            of something that the kernel does not do is left out.
+            efficiency and branch efficiency in percent; bank conflicts, barriers, shuffles and atomics per warp; shared
+            bytes per block. A counter of something that the kernel does not do is left out.
         races, wrong: accesses that no barrier puts in order; accesses outside of arrays or of what nobody wrote.
         fault: what ended the run early, or None.
         steps: with trace, every access of block 0: (thread, barriers before it, kind, "name[index]", line).
@@ -181,7 +183,9 @@ def compile_object(text: str, name: str, flags: list[str]) -> Path:
         return made
     source, part = made.with_suffix(".cpp"), made.with_suffix(f".{os.getpid()}.o")
     put(source, text)
-    done = subprocess.run([*command, "-c", str(source), "-o", str(part)], capture_output=True, text=True, check=False)
+    english = {**os.environ, "LC_ALL": "C"}  # _try.py explains the compiler's messages
+    command += ["-c", str(source), "-o", str(part)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=english)
     if done.returncode:
         raise CannotEmulate(done.stderr.strip())
     os.replace(part, made)
@@ -248,7 +252,11 @@ def run_program(program: Path, name: str, arguments: list[str], seconds: float =
 
 def lines_of(program: Path, places: list[int]) -> dict[int, tuple[str, int]]:
     """{place in the code: (file, line)} of the kernel's source; empty without addr2line."""
-    places = sorted({place for place in places if place})
+    return _lines_of(program, tuple(sorted({place for place in places if place})))
+
+
+@functools.lru_cache(maxsize=64)  # a kernel is tried on many sizes, and is in the same places each time
+def _lines_of(program: Path, places: tuple[int, ...]) -> dict[int, tuple[str, int]]:
     if not places or not shutil.which("addr2line"):
         return {}
     text = "\n".join(hex(place - 1) for place in places)
@@ -296,6 +304,7 @@ def counters(said: dict, last: set[int]) -> dict[str, float]:
     found["barriers"] = said["barriers"] / warps
     found["warp barriers"] = said["warp_barriers"] / warps
     found["shuffles"] = said["shuffles"] / warps
+    found["shared bytes"] = said["shared_bytes"]
     per_kind = {LOAD: "loads", STORE: "stores", SHARED_LOAD: "shared loads", SHARED_STORE: "shared stores", ATOMIC: "atomics"}
     for kind, name in per_kind.items():
         found[name] = sum(request["requests"] for request in said["requests"] if request["kind"] == kind) / warps
@@ -317,6 +326,14 @@ def read(said: dict, name: str, program: Path, tests: list[_translate.Test]) -> 
         file, line = lines.get(place, ("", 0))
         return Finding(text, Path(file).name, line, count)
 
+    def race(entry):
+        # "thread 0 reads x[32], which thread 32 wrote, with no ...": it wrote in line 12
+        found = finding(entry["text"], entry["now"], entry["count"])
+        file, found.before = lines.get(entry["before"], ("", 0))
+        if found.before and (found.before, Path(file).name) != (found.line, found.file):
+            found.text = re.sub(r"( wrote| reads),", rf"\1 in line {found.before},", found.text, count=1)
+        return found
+
     if "fault" in said:
         line = said.get("line", 0)
         test = known.get(-line)
@@ -329,7 +346,7 @@ def read(said: dict, name: str, program: Path, tests: list[_translate.Test]) -> 
     result.found, result.wanted, result.how = said.get("found", 0), said.get("wanted", 0), said.get("how", "one")
     result.grid, result.block = said["grid"], said["block"]
     result.counters = counters(said, {test.number for test in tests if test.last})
-    result.races = [finding(entry["text"], entry["now"], entry["count"]) for entry in said["races"]]
+    result.races = [race(entry) for entry in said["races"]]
     result.wrong = [finding(entry["text"], entry["place"], entry["count"]) for entry in said["wrong"]]
     result.steps = [(*step[:4], lines.get(step[4], ("", 0))[1]) for step in said["steps"]]
     for request in said["requests"]:

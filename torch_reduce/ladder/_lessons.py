@@ -19,25 +19,37 @@ def files(folder=FOLDER):
     return sorted(p for p in Path(folder).iterdir() if re.fullmatch(r"\d\d_\w+\.(cu|cpp)", p.name))
 
 
-def lesson(path):
-    """The head of one file: number, name, chapter, title (the chapter's) and FIELDS. ValueError if one is missing."""
+def head(path, kind, fields):
+    """The head of one file: (number, name, chapter, title of the chapter), and [(field, paragraph)] in its order.
+
+    Args:
+        path: a file NN_NAME whose first line is "// KIND NUMBER, NAME. Chapter NUMBER: TITLE."; else ValueError.
+        kind: the first word, such as "Rung".
+        fields: the words that a paragraph may begin with.
+    """
     comment = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("//"):
             break
         comment.append(line[2:])
-    title = re.fullmatch(r" Rung (\d+), (\w+)\. Chapter (\d+): (.+)\.", comment[0] if comment else "")
+    title = re.fullmatch(rf" {kind} (\d+), (\w+)\. Chapter (\d+): (.+)\.", comment[0] if comment else "")
     if not title or f"{int(title[1]):02d}_{title[2]}" != path.stem:
-        raise ValueError(f"{path.name} must begin with '// Rung NUMBER, NAME. Chapter NUMBER: TITLE.', as it is named")
-    found = {"number": int(title[1]), "name": title[2], "chapter": int(title[3]), "title": title[4], "file": path.name}
-    field = None
+        form = f"// {kind} NUMBER, NAME. Chapter NUMBER: TITLE."
+        raise ValueError(f"{path.name} must begin with '{form}', as it is named")
+    found = []
     for line in comment[1:]:
         start = re.fullmatch(r" (\w+) +(.+)", line)
-        if start and start[1] in FIELDS and not line.startswith("  "):
-            field = start[1]
-            found[field] = start[2]
-        elif field and line.strip():
-            found[field] += " " + line.strip()
+        if start and start[1] in fields and not line.startswith("  "):
+            found.append((start[1], start[2]))
+        elif found and line.strip():
+            found[-1] = (found[-1][0], found[-1][1] + " " + line.strip())
+    return (int(title[1]), title[2], int(title[3]), title[4]), found
+
+
+def lesson(path):
+    """The head of one file: number, name, chapter, title (the chapter's) and FIELDS. ValueError if one is missing."""
+    (number, name, chapter, title), paragraphs = head(path, "Rung", FIELDS)
+    found = {"number": number, "name": name, "chapter": chapter, "title": title, "file": path.name, **dict(paragraphs)}
     missing = [name for name in FIELDS if name not in found and name not in OPTIONAL]
     if missing:
         raise ValueError(f"{path.name}: its head lacks {', '.join(missing)}")

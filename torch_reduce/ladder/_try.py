@@ -122,7 +122,10 @@ class Kernel:
             "  return true;",
             "}(); }",
         ])  # fmt: skip
-        return _emulate.build([(f"learner-{self.name}", text)])
+        try:
+            return _emulate.build([(f"learner-{self.name}", text)])
+        except _emulate.CannotEmulate as error:
+            raise _emulate.CannotEmulate(explained(str(error), self.file)) from None
 
     def run(self, program: Path, **choices) -> _emulate.Emulated:
         """Emulates it; `choices` are those of _emulate.options."""
@@ -130,6 +133,48 @@ class Kernel:
         found = _emulate.read(said, self.name, program, [*self.translation.tests, *_emulate.shared_tests()])
         found.elements = choices.get("elements") or 1
         return found
+
+
+# What compilers say (g++, clang++), and what a learner can do about it.
+EXPLAINED = {
+    "variably modified|variable.length array|variable-sized|not a constant expression|not usable in a constant": (
+        "The compiler must know the size of this array. Give it a number, a constexpr or a constant of the template; "
+        "or write `extern __shared__ float name[];`, whose size each launch gives."
+    ),
+    "for array subscript|subscripted value is not": (
+        "What stands before the [ ] is one value and no array: `float name;` holds one float, `float name[1024];` 1024."
+    ),
+    "not declared|undeclared identifier|unknown type name|does not name a type": (
+        "The compiler does not know this name: is it spelt as where it is declared, and declared within these braces?"
+    ),
+    "read-only|const-qualified": (
+        "What is const cannot be written: leave out the const where the kernel works in place."
+    ),
+    "redeclaration|redefinition|conflicting declaration": "The same name is declared twice.",
+    "expected|template argument": (
+        "A sign is missing or too many, here or at the end of the line before: a semicolon, a bracket or a brace."
+    ),
+}
+
+
+def explained(error: str, file: Path) -> str:
+    """What a compiler says of `file`: its first error of each line, the line as it stands there, and a plain sentence.
+
+    Columns and lines with carets are left out: they are the translated source's. Other errors are returned unchanged.
+    """
+    source = file.read_text(encoding="utf-8").splitlines()
+    said: dict[int, str] = {}
+    for name, line, text in re.findall(r"^(.+?):(\d+):(?:\d+:)? (?:fatal )?error: +(.+)$", error, re.MULTILINE):
+        if name == str(file) and 0 < int(line) <= len(source):
+            said.setdefault(int(line), text)
+    if not said:
+        return error
+    lines = []
+    for line, text in sorted(said.items())[:4]:
+        lines += [f"{file}:{line}: {text}", f"    {source[line - 1].strip()}"]
+    first = said[min(said)]
+    lines += next(([plain] for pattern, plain in EXPLAINED.items() if re.search(pattern, first)), [])
+    return "\n".join(lines)
 
 
 @dataclass
@@ -163,25 +208,44 @@ class Verdict:
 def elements_of(kernel: Kernel, program: Path) -> int:
     """How many elements each thread takes: the most with which a sum of whole blocks is right; 1 where none is."""
     for elements in reversed(ELEMENTS):
-        for block in (512, 64):
+        faults = 0
+        for block in (64, 512):
             found = kernel.run(program, size=WHOLE, block=block, elements=elements, in_step=True)
             if found.right:
                 return elements
+            faults += found.fault is not None
+        if faults == 2:  # such as a loop that never ends, which is slow to see: other numbers would say the same
+            break
     return 1
 
 
-def judge(kernel: Kernel, program: Path | None = None, elements: int | None = None) -> Verdict:
-    """Runs a kernel on many sizes and blocks, its threads in two orders."""
+def judge(
+    kernel: Kernel,
+    program: Path | None = None,
+    elements: int | None = None,
+    blocks: tuple[int, ...] = BLOCKS,
+    odd: tuple[int, ...] = ODD,
+) -> Verdict:
+    """Runs a kernel on many sizes and blocks, its threads in two orders, up to the first fault.
+
+    Args:
+        kernel, program: the kernel, and its program if it is built already.
+        elements: per thread; found out if None.
+        blocks: threads per block to try.
+        odd: the sizes to try beside whole blocks, of a kernel that takes n.
+    """
     program = program or kernel.build()
     known = elements or elements_of(kernel, program)
-    sizes = [WHOLE, *(ODD if kernel.counts else ())]
+    sizes = [WHOLE, *(odd if kernel.counts else ())]
     verdict = Verdict(kernel, known, "one", sizes)
     merged: dict[tuple[str, int, str], _emulate.Finding] = {}
-    for block in BLOCKS:
+    for block in blocks:
         for size in sizes:
-            runs = [
-                kernel.run(program, size=size, block=block, elements=known, descending=order) for order in (False, True)
-            ]
+            runs = []
+            for order in (False, True):
+                runs.append(kernel.run(program, size=size, block=block, elements=known, descending=order))
+                if runs[-1].fault:
+                    break
             if bad := [run for run in runs if not run.right]:
                 verdict.wrong.setdefault(block, []).append((size, bad[0]))
             for run in runs:
@@ -191,6 +255,8 @@ def judge(kernel: Kernel, program: Path | None = None, elements: int | None = No
                         merged.setdefault((finding.file, finding.line, kind), finding)
             if size == WHOLE and (verdict.sample is None or block == 512):
                 verdict.sample, verdict.how = runs[0], runs[0].how
+            if any(run.fault for run in runs):
+                break
         if any(run.fault for _, run in verdict.wrong.get(block, [])):
             break  # it crashes or never ends: other blocks would say the same
     verdict.findings = [merged[key] for key in sorted(merged)]

@@ -38,6 +38,7 @@ namespace {
 constexpr size_t kGap = 4096, kGlobal = size_t{1} << 34, kShared = size_t{1} << 20, kSharedLimit = 48 * 1024, kStack = 1 << 16;
 constexpr unsigned kMostThreads = 1024;
 constexpr int64_t kMostTurns = 4'000'000, kMostBarriers = 10'000;  // per thread: more are taken for a loop that never ends
+constexpr size_t kMostEvents = 1 << 20;  // kept at a time, some 40 MB
 
 struct Array {
   std::string name;
@@ -289,6 +290,7 @@ void run_block() {
     voted = 0;
     for (unsigned t = 0; t < threads; ++t) voted += fibers[t].wait == kReady ? fibers[t].value : 0;
     if (counted && waiting) first_launch.barriers += warps;
+    if (events.size() > kMostEvents) flush();  // no request has events from both sides of a barrier
   }
   if (counted) {
     first_launch.warps += warps;

@@ -1,0 +1,290 @@
+"""The exercises of the course: what is given fails its check, each solution passes, and answers are told apart.
+
+Kernels are judged on fewer sizes and blocks than a learner's are, so that all of it takes half a minute.
+"""
+
+import functools
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from torch_reduce import ladder
+from torch_reduce.ladder import _emulate, _exercise, _program
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+ALL = _exercise.exercises()
+FEWER = {"blocks": (64, 128, 512), "odd": (1, 1000)}
+
+try:
+    _emulate.compiler()
+except _emulate.CannotEmulate as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+
+def of(*kinds):
+    """The exercises of these kinds, as parameters."""
+    tasks = [task for task in ALL.values() if task.kind in kinds]
+    return pytest.mark.parametrize("task", tasks, ids=lambda task: task.file.stem)
+
+
+@functools.cache
+def counted(task):
+    """The counter that a prediction is about, and its value."""
+    counter, found = _exercise.predicted(task)
+    return counter, found.counters.get(counter)
+
+
+@functools.cache
+def lines(task):
+    """The lines to find."""
+    return _exercise.found_lines(task)[0]
+
+
+def text_of(checked):
+    return "\n".join(checked.lines)
+
+
+def line_of(path, part):
+    """The number of the only line that holds `part`."""
+    (found,) = (number for number, line in enumerate(path.read_text().splitlines(), 1) if part in line)
+    return found
+
+
+def changed(task, folder, *pairs):
+    """The solution's kernel with texts replaced, each of them there once, as a learner's file."""
+    text = "\n".join(line for _, line in _exercise.code_of(task.solution))
+    for before, after in pairs:
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    path = folder / "mine.cu"
+    path.write_text(text)
+    return path
+
+
+# --- what is written down ---------------------------------------------------------------------------------------------
+
+
+def test_each_chapter_has_some():
+    """Two or three per chapter, numbered from 1 in the order of the chapters, which are called as the rungs' are."""
+    assert list(ALL) == list(range(1, len(ALL) + 1))
+    chapters = [task.chapter for task in ALL.values()]
+    assert chapters == sorted(chapters)
+    titles = {rung.chapter: rung.title for rung in ladder.rungs()}
+    for chapter in range(1, 6):
+        mine = [task for task in ALL.values() if task.chapter == chapter]
+        assert 2 <= len(mine) <= 3
+        assert {task.title for task in mine} == {titles[chapter]}
+    assert {task.kind for task in ALL.values()} == set(_exercise.ANSWERS)
+
+
+def test_each_has_a_solution():
+    """A solution of the same name for each exercise, and none without one."""
+    files = sorted(path.name for path in _exercise.FOLDER.glob("*.cu"))
+    assert [task.file.name for task in ALL.values()] == files
+    assert sorted(path.name for path in (_exercise.FOLDER / "solutions").iterdir()) == files
+    for task in ALL.values():
+        assert re.search(r"\d", task.why), task.name
+        assert bool(_exercise.code_of(task.solution)) == bool(_exercise.code_of(task.file)) == (task.kind != "predict")
+
+
+@of("predict", "mend", "find")
+def test_a_task_is_short(task):
+    """Three to six sentences, then one hint; lines of at most 120 characters."""
+    assert 3 <= len(re.findall(r"[.?:](?= |$)", task.task)) <= 8
+    assert len(task.hint) < 250
+    for path in (task.file, task.solution):
+        assert max(map(len, path.read_text().splitlines())) <= 120
+
+
+# --- predict ----------------------------------------------------------------------------------------------------------
+
+
+@of("predict")
+def test_the_counter_is_right_and_others_are_wrong(task):
+    """What is counted is right, within half a point; a number further away is wrong, and so is none."""
+    counter, value = counted(task)
+    if value is None:
+        assert _exercise.check(task, "none").right
+        assert not _exercise.check(task, "100").right
+        return
+    for answer in (f"{value}", f" {value:.2f}% ", f"{value + 0.49}", f"{value - 0.49}"):
+        assert _exercise.check(task, answer).right, answer
+    for answer in (f"{value + 0.51}", f"{value - 0.51}", f"{2 * value}", "-1", "nan", "none"):
+        checked = _exercise.check(task, answer)
+        assert not checked.right, answer
+        assert _exercise.number_text(counter, value) in checked.lines[0]
+
+
+@of("predict")
+def test_the_solution_says_what_is_counted(task):
+    """The number that the explanation arrives at is the one that the emulator counts today."""
+    assert f"{_exercise.number_text(*counted(task))}" in re.split(r"[ ,]|\.(?= |$)", task.why)
+
+
+@of("predict", "find")
+def test_mistakes_are_wrong_and_explained(task):
+    """The answers that a solution calls a mistake are refused, with its reason."""
+    assert task.mistakes
+    for mistake, reason in task.mistakes.items():
+        checked = _exercise.check(task, mistake)
+        assert not checked.right, mistake
+        assert reason[1:] in text_of(checked)
+
+
+# --- find -------------------------------------------------------------------------------------------------------------
+
+
+@of("find")
+def test_the_right_lines_and_no_others(task):
+    """In any order, with commas or blanks; one line too many or too few is wrong."""
+    wanted = sorted(lines(task))
+    for separator in (",", " ", ", "):
+        checked = _exercise.check(task, separator.join(map(str, reversed(wanted))))
+        assert checked.right
+        assert f"{task.file.name}:{wanted[0]}: thread" in text_of(checked)
+    first = _exercise.code_of(task.file)[0][0]
+    for wrong in ([*wanted, first], wanted[1:], [line + 1 for line in wanted], [first]):
+        if wrong:
+            assert not _exercise.check(task, ",".join(map(str, wrong))).right, wrong
+
+
+def test_where_the_faults_are():
+    """The lines that the emulator finds are those in which the faults were put."""
+    end, rounds = ALL[3], ALL[12]
+    assert lines(end) == {line_of(end.file, "in[idx] += in[idx + blockDim.x];")}
+    assert lines(rounds) == {line_of(rounds.file, "sums[warp] = value"), line_of(rounds.file, "value = sums[lane]")}
+    write, read = sorted(lines(rounds))
+    assert f"{rounds.file.name}:{write}: thread 32 writes sums[1], which thread 1 reads in line {read}," in text_of(
+        _exercise.check(rounds, f"{write},{read}")
+    )
+    assert "1 of the 2 lines" in text_of(_exercise.check(rounds, f"{min(lines(rounds))},11"))
+
+
+# --- mend -------------------------------------------------------------------------------------------------------------
+
+# What the check says of each file as it is given.
+GIVEN = {
+    "never_ends": "goes round this loop again and again",
+    "one_float": "is one value and no array",
+    "sum_into_nothing": "where nothing has been written",
+    "the_lost_half": "about half of",
+    "no_constant": "must know the size of this array",
+    "four_turns": "bank conflicts 14.06; asked is at most 0",
+    "out_of_step": "with no __syncwarp() between them",
+    "two_walks": "branch efficiency 94.1%; asked is at least",
+}
+
+
+@of("mend")
+def test_the_kernel_as_given_fails(task):
+    """And the check says why."""
+    checked = _exercise.check_kernel(task, task.file, **FEWER)
+    assert not checked.right
+    assert checked.lines[0].startswith("wrong: ")
+    assert GIVEN[task.name] in text_of(checked)
+
+
+@of("mend", "find")
+def test_the_solution_passes(task):
+    """Solutions are right for all that is asked; those of `find` add right without a race, too."""
+    asked = task if task.kind == "mend" else ALL[2]  # which asks for right sums and nothing more
+    checked = _exercise.check_kernel(asked, task.solution, **FEWER)
+    assert checked.right, text_of(checked)
+    assert checked.lines[0].startswith("right: ")
+
+
+@pytest.mark.parametrize("number, pairs, said", [
+    (5, [("float sum = 0;", "smem[tid] = 0;"), ("sum += in[i]", "smem[tid] += in[i]"), ("  smem[tid] = sum;\n", "")],
+     "shared loads 6.562; asked is at most 3"),
+    (8, [("extern __shared__ float sdata[];", "__shared__ float sdata[1024];")],
+     "shared bytes 4096; asked is at most 2048"),
+    (11, [("s > 32; s /= 2", "s > 0; s /= 2"), ("if (tid < 32) {", "if (false) {")], "barriers 10; asked is at most 4"),
+])  # fmt: skip
+def test_right_sums_are_not_all(tmp_path, number, pairs, said):
+    """A kernel that adds right, but not as it is asked for, is refused with the counter that shows it."""
+    checked = _exercise.check_kernel(ALL[number], changed(ALL[number], tmp_path, *pairs), **FEWER)
+    assert not checked.right
+    assert "every sum is right, but" in checked.lines[0]
+    assert said in checked.lines
+
+
+def test_what_does_not_compile_is_shown_in_the_files_own_lines():
+    """The compiler's message with line and text of the learner's file, and nothing of the emulator's."""
+    for number, part in ((4, "sdata[tid] = "), (8, "__shared__ float sdata[blockDim.x];")):
+        file = ALL[number].file
+        text = text_of(_exercise.check_kernel(ALL[number], file))
+        line = line_of(file, part)
+        assert f"{file}:{line}: " in text
+        assert file.read_text().splitlines()[line - 1].strip() in text
+        assert "emulate" not in text.replace(str(file.parent), "")
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_names_them_all(capsys):
+    assert _program.main(["exercise"]) == 0
+    said = capsys.readouterr().out
+    for task in ALL.values():
+        assert re.search(rf"^ +{task.number} {task.name} +{task.kind} ", said, re.MULTILINE)
+        assert f"Chapter {task.chapter}: {task.title}\n" in said
+
+
+@of("predict", "mend", "find")
+def test_an_exercise_is_shown(task, capsys):
+    """The task and the hint; of mend and find the kernel with its line numbers, and of mend where to copy it from."""
+    assert _program.main(["exercise", str(task.number)]) == 0
+    said = capsys.readouterr().out
+    words = " ".join(said.split())
+    assert task.task in words and task.hint in words and task.why not in words
+    for number, line in _exercise.code_of(task.file) if task.kind != "predict" else []:
+        assert f"{number:4}  {line}".rstrip() in said
+    assert (str(task.file) in said) == (task.kind == "mend")
+
+
+@of("predict", "mend", "find")
+def test_a_solution_is_shown(task, capsys):
+    """The explanation, and the answer as it is computed or the mended kernel."""
+    assert _program.main(["exercise", str(task.number), "--solution"]) == 0
+    said = capsys.readouterr().out
+    assert task.why in " ".join(said.split())
+    if task.kind == "predict":
+        assert f"{task.asks}: {_exercise.number_text(*counted(task))}" in said
+    else:
+        assert "\n".join(text for _, text in _exercise.code_of(task.solution)) in said
+    if task.kind == "find":
+        assert f"Lines to be found: {', '.join(map(str, sorted(lines(task))))}." in said
+
+
+def test_the_exit_status(capsys):
+    """0 for a right answer, 1 for a wrong one, which gets the hint."""
+    assert _program.main(["exercise", "14", "none"]) == 0
+    assert "Hint" not in capsys.readouterr().out
+    assert _program.main(["exercise", "14", "50"]) == 1
+    assert "Hint" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["0"], "exercise 0: there is none; there are 1 to"),
+    ([str(len(ALL) + 1)], f"there are 1 to {len(ALL)}"),
+    (["1", "many"], "'many' is neither a number nor the word none"),
+    (["3", "here"], "'here' is no list of line numbers"),
+    (["2", "there_is_no.cu"], "there_is_no.cu"),
+    (["--solution"], "of which exercise"),
+])  # fmt: skip
+def test_errors(capsys, arguments, said):
+    with pytest.raises(SystemExit) as ended:
+        _program.main(["exercise", *arguments])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_torch():
+    """In a clone the exercises need Python's own library only: -S hides all other packages."""
+    command = [sys.executable, "-S", str(ROOT / "torch_reduce" / "ladder"), "exercise", "4", str(ALL[4].file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "it does not compile" in done.stdout
