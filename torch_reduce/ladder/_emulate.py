@@ -23,7 +23,8 @@ from torch_reduce.ladder import _lessons, _translate
 EMULATOR = Path(__file__).resolve().parent / "emulator"
 SIZE = 1 << 16  # elements, unless told: every block of a rung does the same, so that more would show nothing new
 LOAD, STORE, SHARED_LOAD, SHARED_STORE, ATOMIC, TEST, SHUFFLE = range(7)  # as in emulator.cpp
-FLAGS = ["-std=c++17", "-ffp-contract=off", "-g"]
+# DWARF 4: addr2line takes some lines of the fifth version that clang writes for another file's.
+FLAGS = ["-std=c++17", "-ffp-contract=off", "-gdwarf-4"]
 # -O1: what the compiler keeps in registers and what it loads is then what nvcc keeps and loads.
 KERNEL_FLAGS = [*FLAGS, "-O1", "-fsanitize=thread"]
 PROGRAM_FLAGS = [*FLAGS, "-O2"]
