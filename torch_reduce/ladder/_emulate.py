@@ -1,7 +1,7 @@
 """Kernels on the CPU: compiles rungs, or a learner's file, with the emulator, runs them, and reads what they did.
 
-Only Python's own library is used, so that the course needs no torch: see __main__.py. The emulator is in emulator/; what
-this makes of a CUDA source is in _translate.py. Objects are kept in a cache by a hash of everything that they are made of.
+Only Python's own library is used, so that the course needs no torch: see __main__.py. The emulator is in emulator/;
+what this makes of a CUDA source is in _translate.py. Objects are kept in a cache by a hash of all that they are made of.
 """
 
 import concurrent.futures
@@ -131,7 +131,9 @@ def compiler() -> tuple[list[str], list[str]]:
         extra = ["-mllvm", "-tsan-instrument-read-before-write=1"] if "clang" in done.stdout else []
         return command, extra
     named = f"CXX={wanted!r} does not run" if wanted else "there is neither g++ nor clang++"
-    raise CannotEmulate(f"emulation compiles the kernels with a C++ compiler, and {named}: install one (apt install g++)")
+    raise CannotEmulate(
+        f"emulation compiles the kernels with a C++ compiler, and {named}: install one (apt install g++)"
+    )
 
 
 @functools.cache
@@ -232,7 +234,9 @@ def translated(name: str) -> _translate.Translation:
 @functools.cache
 def shared_tests() -> tuple[_translate.Test, ...]:
     folder = sources()
-    return tuple(_translate.translate((folder / "rung.cuh").read_text(encoding="utf-8"), str(folder / "rung.cuh"), 1).tests)
+    return tuple(
+        _translate.translate((folder / "rung.cuh").read_text(encoding="utf-8"), str(folder / "rung.cuh"), 1).tests
+    )
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -267,9 +271,10 @@ def _lines_of(program: Path, places: tuple[int, ...]) -> dict[int, tuple[str, in
     for line in done.stdout.splitlines():
         if line.startswith("0x"):
             place = int(line, 16) + 1
-        elif place not in found and (where := re.match(r"(.+):(\d+)", line)):
-            if str(EMULATOR) not in where[1] and not where[1].startswith("/usr/"):
-                found[place] = (where[1], int(where[2]))
+            continue
+        where = re.match(r"(.+):(\d+)", line)
+        if where and place not in found and str(EMULATOR) not in where[1] and not where[1].startswith("/usr/"):
+            found[place] = (where[1], int(where[2]))
     return found
 
 
@@ -277,7 +282,7 @@ def branch_efficiency(tests: list[dict], last: set[int]) -> float | None:
     """The share of branches at which the threads of a warp go one way, in percent; None where there is no branch.
 
     A compiler makes no branch of an `if` whose body leaves the kernel, or whose body touches only registers and shared
-    memory: its threads then skip instructions without a jump. A loop without a barrier is unrolled, sixteen turns a test.
+    memory: its threads then skip instructions without a jump. A loop without a barrier is unrolled, 16 turns a test.
     """
     branches = divergent = 0
     for test in tests:
@@ -306,7 +311,13 @@ def counters(said: dict, last: set[int]) -> dict[str, float]:
     found["warp barriers"] = said["warp_barriers"] / warps
     found["shuffles"] = said["shuffles"] / warps
     found["shared bytes"] = said["shared_bytes"]
-    per_kind = {LOAD: "loads", STORE: "stores", SHARED_LOAD: "shared loads", SHARED_STORE: "shared stores", ATOMIC: "atomics"}
+    per_kind = {
+        LOAD: "loads",
+        STORE: "stores",
+        SHARED_LOAD: "shared loads",
+        SHARED_STORE: "shared stores",
+        ATOMIC: "atomics",
+    }
     for kind, name in per_kind.items():
         found[name] = sum(request["requests"] for request in said["requests"] if request["kind"] == kind) / warps
     return found

@@ -64,7 +64,9 @@ def _run(options: argparse.Namespace) -> int:
     if not options.emulate and not _gpu() and options.action == "run":
         wanted = options.rungs or list(_emulate.rung_files())
         if any(name in _emulate.rung_files() for name in wanted):
-            print("There is no NVIDIA GPU here, so the rungs are emulated on the CPU: counters, but no times.", flush=True)
+            print(
+                "There is no NVIDIA GPU here, so the rungs are emulated on the CPU: counters, but no times.", flush=True
+            )
             options.emulate = True
     if options.emulate:
         return _emulate_rungs(options)

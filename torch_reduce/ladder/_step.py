@@ -20,7 +20,7 @@ WIDTH = 74  # of a step's text: of many threads it names the first ones and the 
 class Action:
     """What one thread does: `to` = sum of `operands`; `to` is empty for a register.
 
-    `counts` says whether its result gets into the block's sum: the last steps of a warp add in more threads than need be.
+    `counts` says whether its result gets into the block's sum: in the last steps of a warp, more threads add than need to.
     """
 
     thread: int
@@ -93,7 +93,9 @@ def mark(steps: list[Step]) -> None:
             action.counts = action.to.startswith("out") or (action.to or action.register) in wanted
             if action.counts:
                 read |= set(action.operands) | ({action.register} if not action.operands else set())
-        wanted = {name for name in wanted if not any((each.to or each.register) == name for each in step.actions)} | read
+        wanted = {
+            name for name in wanted if not any((each.to or each.register) == name for each in step.actions)
+        } | read
 
 
 def conflicts_of(step: Step) -> int:
@@ -135,9 +137,14 @@ def step_text(step: Step) -> str:
 
 def label(step: Step, number: int) -> tuple[str, int]:
     """What a step is called, and the number of the next one."""
-    if all(not is_data(action.to) for action in step.actions if action.to) and any(action.to for action in step.actions):
+    if all(not is_data(action.to) for action in step.actions if action.to) and any(
+        action.to for action in step.actions
+    ):
         return "write", number
-    if all(action.operands and not re.match(r"s\d|t\d", action.operands[0]) and action.to.startswith("s") for action in step.actions):
+    if all(
+        action.operands and not re.match(r"s\d|t\d", action.operands[0]) and action.to.startswith("s")
+        for action in step.actions
+    ):
         return "load", number
     if all(not action.to for action in step.actions):
         return "load", number
@@ -220,7 +227,9 @@ def svg(found: _emulate.Emulated, steps: list[Step]) -> str:
             out.append(f'<rect x="{x + 3}" y="{y}" width="{CELL - 6}" height="18" class="cell"/>')
             out.append(f'<text x="{x + CELL / 2}" y="{y + 13}" text-anchor="middle">{name}</text>')
             if name.startswith("s"):
-                out.append(f'<text x="{x + CELL / 2}" y="{y + 28}" text-anchor="middle" class="bank">bank {index % 32}</text>')
+                out.append(
+                    f'<text x="{x + CELL / 2}" y="{y + 28}" text-anchor="middle" class="bank">bank {index % 32}</text>'
+                )
         for action in step.actions:
             if action.thread >= shown or not action.counts:
                 continue
@@ -234,7 +243,10 @@ def svg(found: _emulate.Emulated, steps: list[Step]) -> str:
                 elif re.fullmatch(r"s?\d+", operand) and int(re.sub(r"\D", "", operand)) < columns:
                     x2 = LEFT + int(re.sub(r"\D", "", operand)) * CELL + CELL / 2
                     weight = 2 if operand == action.to else 1
-                    out.append(f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{top + 50}" stroke="{color}" stroke-width="{weight}"/>')
+                    out.append(
+                        f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{top + 50}" stroke="{color}" '
+                        f'stroke-width="{weight}"/>'
+                    )
     return "\n".join([*out, "</svg>", ""])
 
 

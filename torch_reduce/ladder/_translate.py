@@ -78,9 +78,9 @@ def _statement_end(code: str, begin: int) -> int:
     head = re.compile(r"(if(?:\s+constexpr)?|for|while|else|do)\b\s*").match(code, start)
     if head:
         at = head.end()
-        if head[1] not in ("else", "do"):
-            if at >= len(code) or code[at] != "(" or (at := closing(code, at) + 1) == 0:
-                return -1
+        tested = head[1] not in ("else", "do")
+        if tested and (at >= len(code) or code[at] != "(" or (at := closing(code, at) + 1) == 0):
+            return -1
         end = _statement_end(code, at)
         if end < 0:
             return -1
@@ -158,7 +158,9 @@ def translate(text: str, file: str, first: int = 1) -> Translation:
             finish = -1 if tail_of_do else _statement_end(code, close + 1)
             line = text.count("\n", 0, at) + 1
             rest = code[finish:end] if finish >= 0 else "x"
-            result.tests.append(Test(number, file, line, keyword != "if", keyword == "if" and not rest.strip(" \n\t}") and bool(name)))
+            result.tests.append(
+                Test(number, file, line, keyword != "if", keyword == "if" and not rest.strip(" \n\t}") and bool(name))
+            )
             edits.append((begin, begin, f"EMULATE_TEST({number}, {int(keyword != 'if')}, "))
             edits.append((stop, stop, ")"))
             if finish >= 0:
@@ -187,7 +189,8 @@ def translate(text: str, file: str, first: int = 1) -> Translation:
             if not part:
                 continue
             if found[1]:
-                replaced += f"{element}* {part[1]} = static_cast<{element}*>(::emulate::dynamic_shared(sizeof({element}), \"{part[1]}\")); "
+                where = f'::emulate::dynamic_shared(sizeof({element}), "{part[1]}")'
+                replaced += f"{element}* {part[1]} = static_cast<{element}*>({where}); "
                 continue
             whole = f"::emulate::Same<{element}{part[2]}>"
             where = f'::emulate::shared({number}, sizeof({whole}), sizeof({element}), "{part[1]}")'
@@ -221,7 +224,9 @@ def translate(text: str, file: str, first: int = 1) -> Translation:
         edits.append((found.start(), found.end(), "#pragma GCC unroll 64"))
 
     pieces, at = [], 0
-    for _, (begin, end, replacement) in sorted(enumerate(edits), key=lambda edit: (edit[1][0], edit[1][1], _rank(edit))):
+    for _, (begin, end, replacement) in sorted(
+        enumerate(edits), key=lambda edit: (edit[1][0], edit[1][1], _rank(edit))
+    ):
         pieces += [text[at:begin], replacement]
         at = end
     result.text = f'#line 1 "{file}"\n' + "".join(pieces) + text[at:]
@@ -229,7 +234,7 @@ def translate(text: str, file: str, first: int = 1) -> Translation:
 
 
 def _rank(edit: tuple[int, tuple[int, int, str]]) -> tuple[int, int]:
-    """Where several texts are put at one place: what ends comes before what begins, and inner ends before outer ones."""
+    """Where several texts are put at one place: what ends stands before what begins, inner ends before outer ones."""
     order, (_, _, replacement) = edit
     ends = replacement.startswith((" ::emulate::end", ")"))
     return (0, -order) if ends else (1, order)

@@ -6,8 +6,8 @@ The kernel is one of these two forms; the file may hold anything else, a main() 
     __global__ void mine(const T* in, T* out, int n)          or without n: then only whole blocks are tried
     __global__ void mine(T* data, T* out)
 
-It leaves one sum in out[0], or one sum a block in out[0], out[1], ...; out holds zeros before. How many elements a thread
-takes is found out: the most with which the sum is right.
+It leaves one sum in out[0], or one sum a block in out[0], out[1], ...; out holds zeros before. How many elements each
+thread takes is found out: the most with which the sum is right.
 """
 
 import argparse
@@ -75,7 +75,11 @@ class Kernel:
         listed = [" ".join(part.split()) for part in _translate.split(parameters)]
         pointers = [part for part in listed if "*" in part]
         counts = [part for part in listed if "*" not in part and part]
-        element = re.sub(r"\b(const|volatile|__restrict__|__restrict)\b", "", pointers[0].split("*")[0]).strip() if pointers else ""
+        element = (
+            re.sub(r"\b(const|volatile|__restrict__|__restrict)\b", "", pointers[0].split("*")[0]).strip()
+            if pointers
+            else ""
+        )
         if len(pointers) != 2 or len(counts) > 1 or listed[:2] != pointers:
             raise ValueError(f"{file}: {name}({', '.join(listed)}): {FORMS}")
         template = [" ".join(part.split()) for part in _translate.split(head[1])] if head[1] else []
@@ -84,7 +88,9 @@ class Kernel:
         elif any(re.match(rf"(class|typename) {re.escape(element)}$", part) for part in template):
             element = C_TYPES[dtype]
         else:
-            raise ValueError(f"{file}: elements of type {element}: possible are {', '.join(DTYPES)}, and a template's T")
+            raise ValueError(
+                f"{file}: elements of type {element}: possible are {', '.join(DTYPES)}, and a template's T"
+            )
         return cls(file, name, element, dtype, bool(counts), template, text, translation)
 
     def called(self) -> str:
@@ -270,7 +276,17 @@ def judge(
 # --- the nearest rung -------------------------------------------------------------------------------------------------
 
 # What a kernel does per warp, by which kernels are compared; numbers by the logarithm of their ratio.
-NUMBERS = ("loads", "stores", "shared loads", "shared stores", "atomics", "shuffles", "barriers", "warp barriers", "bank conflicts")
+NUMBERS = (
+    "loads",
+    "stores",
+    "shared loads",
+    "shared stores",
+    "atomics",
+    "shuffles",
+    "barriers",
+    "warp barriers",
+    "bank conflicts",
+)
 SHARES = ("global load efficiency", "global store efficiency", "branch efficiency")
 
 
@@ -335,13 +351,17 @@ int main() {{
 
 def timing_source(kernel: Kernel, elements: int) -> str:
     """A CUDA program that times the kernel: 2^24 elements, blocks of 512, cold caches, the median of 21."""
-    return TIMING.format(file=kernel.file.resolve(), launch=kernel.launcher(), element=kernel.element, elements=elements)
+    return TIMING.format(
+        file=kernel.file.resolve(), launch=kernel.launcher(), element=kernel.element, elements=elements
+    )
 
 
 def time_on_gpu(kernel: Kernel, elements: int) -> str:
     """A sentence: the kernel's time on the GPU, or why there is none."""
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-    listed = shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    listed = shutil.which("nvidia-smi") and subprocess.run(
+        ["nvidia-smi", "-L"], capture_output=True, text=True, check=False
+    )
     if not listed or "GPU 0" not in listed.stdout:
         return "time: there is no NVIDIA GPU here."
     if not nvcc:
@@ -349,7 +369,12 @@ def time_on_gpu(kernel: Kernel, elements: int) -> str:
     text = timing_source(kernel, elements)
     source = _emulate.cache() / f"time-{hashlib.sha256((text + kernel.text).encode()).hexdigest()[:24]}.cu"
     _emulate.put(source, text)
-    done = subprocess.run([nvcc, "-O3", "-std=c++17", "-arch=native", "-o", source.with_suffix(""), source], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [nvcc, "-O3", "-std=c++17", "-arch=native", "-o", source.with_suffix(""), source],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if not done.returncode:
         done = subprocess.run([source.with_suffix("")], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -403,7 +428,10 @@ def line_table(verdict: Verdict) -> list[str]:
         if not 0 < line <= len(text):
             continue
         share = f"{100 * did['bytes'] / (32 * did['sectors']):.1f}%" if did["sectors"] else "–"
-        rows.append(f"  {line:>4}  {did['loads']:>7} {did['stores']:>7} {share:>7} {did['conflicts']:>9}  {text[line - 1].strip()[:60]}")
+        rows.append(
+            f"  {line:>4}  {did['loads']:>7} {did['stores']:>7} {share:>7} {did['conflicts']:>9}  "
+            f"{text[line - 1].strip()[:60]}"
+        )
     return [f"  {'line':>4}  {'loads':>7} {'stores':>7} {'used':>7} {'conflicts':>9}", *rows] if rows else []
 
 
