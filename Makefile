@@ -136,10 +136,10 @@ models: build
 	PYTHONPATH=. $(PY) examples/batch_invariance.py --save
 	$(PY) bench/models_report.py
 
-NATIVE = $(shell find csrc tools -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu')
+NATIVE = $(shell find csrc tools torch_reduce/ladder/emulator -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu')
 lint: $(LINTERS)
 	$(BIN)ruff check .
-	$(BIN)codespell README.md CONTRIBUTING.md Makefile setup.py docs/*.md docs/ladder/*.md csrc torch_reduce/*.py tests/*.py bench/*.py tools examples
+	$(BIN)codespell README.md CONTRIBUTING.md Makefile setup.py docs/*.md docs/ladder/*.md csrc torch_reduce/*.py torch_reduce/ladder tests/*.py bench/*.py tools examples
 	$(BIN)clang-format --dry-run --Werror $(NATIVE)
 
 format: $(LINTERS)

@@ -820,6 +820,9 @@ sysconfig.get_config_var = lambda name: {int(free_threaded)} if name == "Py_GIL_
     (wheel,) = folder.glob("dist/*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {"torch_reduce/libtorch_reduce.so", "torch_reduce/_build.json", "torch_reduce/__init__.py"} <= set(names)
+    course = {"sources/readme.md", "emulator/emulator.cpp", "emulator/cuda_runtime.h", "_emulate.py"}
+    course |= {f"exercises/{path.name}" for path in (PACKAGE / "ladder" / "exercises").glob("*.cu")}
+    assert {f"torch_reduce/ladder/{name}" for name in course} <= set(names)
     version = sysconfig.get_config_var("py_version_nodot")
     assert ("-cp310-abi3-" in wheel.name) != free_threaded
     assert (f"-cp{version}-cp{version}" in wheel.name) == free_threaded

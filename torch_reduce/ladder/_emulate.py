@@ -1,7 +1,7 @@
 """Kernels on the CPU: compiles rungs, or a learner's file, with the emulator, runs them, and reads what they did.
 
 Only Python's own library is used, so that the course needs no torch: see __main__.py. The emulator is in emulator/;
-what this makes of a CUDA source is in _translate.py. Objects are kept in a cache by a hash of all that they are made of.
+what this makes of a CUDA source is in _translate.py. Objects are kept in a cache by a hash of their sources.
 """
 
 import concurrent.futures

@@ -20,7 +20,7 @@ WIDTH = 74  # of a step's text: of many threads it names the first ones and the 
 class Action:
     """What one thread does: `to` = sum of `operands`; `to` is empty for a register.
 
-    `counts` says whether its result gets into the block's sum: in the last steps of a warp, more threads add than need to.
+    `counts` says whether its result gets into the block's sum: in a warp's last steps more threads add than need to.
     """
 
     thread: int

@@ -38,7 +38,7 @@ namespace {
 constexpr size_t kGap = 4096, kGlobal = size_t{1} << 34, kShared = size_t{1} << 20, kSharedLimit = 48 * 1024, kStack = 1 << 16;
 constexpr unsigned kMostThreads = 1024;
 constexpr int64_t kMostTurns = 4'000'000, kMostBarriers = 10'000;  // per thread: more are taken for a loop that never ends
-constexpr size_t kMostEvents = 1 << 20;  // kept at a time, some 40 MB
+constexpr size_t kMostEvents = 1 << 20;                            // kept at a time, some 40 MB
 
 struct Array {
   std::string name;
