@@ -266,7 +266,7 @@ def test_help_of_every_command():
     assert tune.returncode == 0 and "\npython -m torch_reduce tune" in tune.stdout
 
 
-@pytest.mark.parametrize("action", ["list", "run"])
+@pytest.mark.parametrize("action", ["list", "run", "show", "step", "try", "exercise"])
 def test_help_of_the_ladder(action):
     result = run("-m", "torch_reduce.ladder", action, "--help")
     assert result.returncode == 0 and f"  python -m torch_reduce.ladder {action} " in result.stdout

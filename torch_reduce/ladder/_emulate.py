@@ -21,6 +21,9 @@ from pathlib import Path
 from torch_reduce.ladder import _lessons, _translate
 
 EMULATOR = Path(__file__).resolve().parent / "emulator"
+# How the course was started, for the commands that it prints: as a module, or as a folder, without torch (__main__.py).
+ALONE = getattr(sys.modules["torch_reduce"], "__file__", None) is None
+COMMAND = "python torch_reduce/ladder" if ALONE else "python -m torch_reduce.ladder"
 SIZE = 1 << 16  # elements, unless told: every block of a rung does the same, so that more would show nothing new
 LOAD, STORE, SHARED_LOAD, SHARED_STORE, ATOMIC, TEST, SHUFFLE = range(7)  # as in emulator.cpp
 # DWARF 4: addr2line takes some lines of the fifth version that clang writes for another file's.

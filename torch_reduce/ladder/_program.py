@@ -17,7 +17,7 @@ EXAMPLES = {
     "try": "try mine.cu",
     "exercise": "exercise 3\n  {} exercise 3 mended.cu",
 }
-CALLED = "python -m torch_reduce.ladder"
+CALLED = _emulate.COMMAND
 
 
 def _number(text: str) -> int:
@@ -150,7 +150,8 @@ def parser() -> argparse.ArgumentParser:
     """All actions with their options."""
     package = sys.modules["torch_reduce.ladder"]
     shown = dict(formatter_class=argparse.RawDescriptionHelpFormatter)
-    whole = argparse.ArgumentParser(prog=CALLED, description=package.__doc__, **shown)
+    about = package.__doc__.replace("python -m torch_reduce.ladder", CALLED)
+    whole = argparse.ArgumentParser(prog=CALLED, description=about, **shown)
     actions = whole.add_subparsers(dest="action", metavar="{" + ",".join(EXAMPLES) + "}")
 
     def action(name, text):

@@ -257,7 +257,7 @@ def traced(name: str, block: int | None = None, elements: int | None = None) -> 
     """A kernel's accesses on one block's elements, with the fewest threads from 8 on with which its sum is right."""
     kernel = _try.Kernel.of(Path(name)) if name.endswith((".cu", ".cpp", ".cuh")) else None
     if kernel is None and name not in _emulate.rung_files():
-        raise ValueError(f"no rung {name} that can be emulated: python -m torch_reduce.ladder lists them")
+        raise ValueError(f"no rung {name} that can be emulated: {_emulate.COMMAND} lists them")
     program = kernel.build() if kernel else _emulate.build_rungs([name])
     if elements is None and name in ("multi_element", "grid_stride"):
         elements = 4  # enough to see, and few enough to read
