@@ -346,10 +346,11 @@ def test_import_in_a_clone_beside_an_installed_one(tmp_path):
         "    assert again is sys.modules['torch_reduce'] and again.sum(torch.ones(3)) == 3\n"
         "    print(again.__version__, again.__file__, again.__spec__.origin, *again.__path__)\n"
         "ours = [module for name, module in sys.modules.items() if name.startswith('torch_reduce')]\n"
-        "print(*{module.__file__.rpartition('/')[0] for module in ours})\n"
+        "print(*sorted({module.__file__.rpartition('/')[0] for module in ours}))\n"
     )
     result = run("-c", code, path=clone)
-    assert result.stdout.splitlines() == 2 * [f"1.0.site {init} {init} {init.parent}"] + [str(init.parent)], result
+    folders = f"{init.parent} {init.parent / 'ladder'}"
+    assert result.stdout.splitlines() == 2 * [f"1.0.site {init} {init} {init.parent}"] + [folders], result
     env = dict(os.environ, PYTHONPATH=str(site))
     command = [sys.executable, "-m", "torch_reduce", "--version"]
     said = subprocess.run(command, capture_output=True, text=True, cwd=clone, env=env, check=True, timeout=300)
