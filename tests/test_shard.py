@@ -157,3 +157,10 @@ def test_older_names(world):
         others = {"x", "group", "sizes", "shard_dim"}
         assert set(inspect.signature(function).parameters) - others <= set(ours), name
         assert "an older name" in function.__doc__
+
+
+@pytest.mark.parametrize("name", ["explain", "tune"])
+def test_questions_about_one_device(name):
+    """explain and tune are about one GPU's call: they take a tensor, and say so of a Shard."""
+    with pytest.raises(TypeError, match=rf"^{name}\(\): argument 'input' must be Tensor, not Shard"):
+        getattr(torch_reduce, name)(Shard(torch.ones(3)))

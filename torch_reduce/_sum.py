@@ -239,6 +239,12 @@ def powsum(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=None, 
         raise
 
 
+def _plain(name: str, input: object) -> None:
+    """Refuses what :func:`sum` takes in a tensor's place, and a question about one GPU does not: a Shard."""
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{name}(): argument 'input' must be Tensor, not {type(input).__name__}: ask for its tensor, .x")
+
+
 def explain(
     input: Tensor,
     dim: _arguments.Dims = None,
@@ -258,10 +264,11 @@ def explain(
         dtype: as for :func:`sum`.
 
     Raises:
-        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`; ``input`` is a Shard.
     """
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
     input, dim, keepdim, dtype, _ = _arguments.read("explain", given, {}, "sum").values()
+    _plain("explain", input)
     try:
         return _ops._explain.default(input, dim, keepdim, dtype=dtype)
     except NotImplementedError as error:  # a dtype
@@ -297,10 +304,11 @@ def tune(
 
     Raises:
         ValueError: ``input`` is not on a CUDA device, or has no elements.
-        TypeError, IndexError, RuntimeError: as :func:`sum`; or a CUDA graph is being captured.
+        TypeError, IndexError, RuntimeError: as :func:`sum`; ``input`` is a Shard; or a CUDA graph is being captured.
     """
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
     input, dim, keepdim, dtype, _ = _arguments.read("tune", given, {}, "sum").values()
+    _plain("tune", input)
     if not input.is_cuda:
         raise ValueError(f"tune: input must be on a CUDA device, but is on {input.device}")
     if input.numel() == 0:
