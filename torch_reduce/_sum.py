@@ -242,7 +242,7 @@ def powsum(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=None, 
 def _plain(name: str, input: object) -> None:
     """Refuses what :func:`sum` takes in a tensor's place, and a question about one GPU does not: a Shard."""
     if not isinstance(input, Tensor):
-        raise TypeError(f"{name}(): argument 'input' must be Tensor, not {type(input).__name__}: ask for its tensor, .x")
+        raise TypeError(f"{name}(): argument 'input' must be Tensor, not {type(input).__name__}: ask for its x")
 
 
 def explain(
