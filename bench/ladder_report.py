@@ -472,6 +472,41 @@ def step_picture(name):
     return _step.svg(found, _step.steps_of(found))
 
 
+# --- the pages in other languages -------------------------------------------------------------------------------------
+
+FEW = (  # the rungs of their table
+    *("neighbored", "interleaved", "unrolling8", "smem", "smem_unroll4", "interleaved_strided"),
+    *("sequential_addressing", "grid_stride", "atomic", "warp_shuffle", "multi_element"),
+    *("long_by_thread", "long_by_warp", "engine"),
+)
+LANGUAGES = {  # the table's head, what its figures are, what is said if sources have changed since, and their names
+    "zh": (
+        ["级", "章", "求和，µs", "GB/s", "加速比"],
+        "{gpu}，{date}。µs 和加速比是整个求和的，GB/s 是核函数的（`engine` 是整个求和的）。",
+        "**测量之后有改动的源码**：{}。",
+        {"ladder": "阶梯的核函数", "cuda": "`engine`"},
+    ),
+    "es": (
+        ["peldaño", "capítulo", "suma, µs", "GB/s", "aceleración"],
+        "{gpu}, {date}. Los µs y la aceleración son de la suma entera; los GB/s, del kernel (de `engine`, de la suma).",
+        "**Medido con fuentes anteriores**. Lo que ha cambiado desde entonces: {}.",
+        {"ladder": "los kernels de la escalera", "cuda": "`engine`"},
+    ),
+}
+
+
+def few(slug, results, language):
+    """A few rungs of each chapter: time, rate, speed-up."""
+    head, note, older, names = LANGUAGES[language]
+    table = [
+        [f"[{rung.number} {rung.name}](../../csrc/ladder/{rung.file})", str(rung.chapter), cells[1], cells[2], cells[5]]
+        for rung, cells in rows(results["climb"], FEW)
+    ]
+    changed = [names[part] for part, known in measured_on(results).items() if provenance.stale_note({part: known})]
+    stale = [older.format(", ".join(changed)), ""] if changed else []
+    return [note.format(**results), "", *stale, *report.table(head, table), ""]
+
+
 # --- the pages --------------------------------------------------------------------------------------------------------
 
 SOURCES = {"counters": counter_names, "differs": differences}  # made without results
@@ -485,6 +520,7 @@ PARTS = {  # made of each GPU's results
     "blocks": blocks,
     "lesson blocks": lesson_blocks,
     "elements": elements,
+    **{f"few {name}": lambda slug, results, name=name: few(slug, results, name) for name in LANGUAGES},
 }
 TOGETHER = {"holds": holds}  # made of all results at once
 UNMEASURED = ["not measured yet", ""]

@@ -22,6 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCS = {
     "test_results.py": None,
     "test_pages.py": None,
+    "test_notebook.py": None,
     "test_types.py": None,
     "test_examples.py": None,
     "test_package.py": "test_import_under_the_wrong_torch",

@@ -196,6 +196,14 @@ def test_faults_are_found(fault, tmp_path):
         assert line_of(text, where) in {finding.line for finding in matching}, matching
 
 
+def test_races_between_warps_come_first(tmp_path):
+    """Where threads of one warp race and threads of two warps, too, the barrier that is named is the one that helps."""
+    text = TREE.replace("    __syncthreads();", "")
+    verdict = _try.judge(kernel(tmp_path, text), blocks=(256,), odd=())
+    (finding,) = [finding for finding in verdict.findings if finding.line == line_of(text, "s[t] += s[t + k]")]
+    assert "no __syncthreads()" in finding.text
+
+
 def test_warps_in_step(tmp_path):
     """The lessons' last warp without barriers: a race since Volta, and right if a warp's threads run in step."""
     text = TREE.replace("k > 0", "k > 32").replace(

@@ -288,3 +288,20 @@ def test_without_torch():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert "it does not compile" in done.stdout
+
+
+# --- the pages --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chapter", range(1, 6))
+def test_chapters_name_their_exercises(chapter):
+    """A chapter's page has one sentence with the numbers of its exercises, and what each asks for, in their order."""
+    page = " ".join((ROOT / "docs" / "ladder" / f"chapter{chapter}.md").read_text(encoding="utf-8").split())
+    ((first, last, listed),) = re.findall(rf"Exercises (\d+) to (\d+) of `{_program.CALLED} exercise`: (.+?)\. ", page)
+    tasks = [task for task in ALL.values() if task.chapter == chapter]
+    assert (int(first), int(last)) == (tasks[0].number, tasks[-1].number)
+    phrases = re.split(r", (?=(?:predict|mend|find) )", listed)
+    assert [phrase.split()[0] for phrase in phrases] == [task.kind for task in tasks]
+    for phrase, task in zip(phrases, tasks, strict=True):
+        asked = re.match(r"(.+) of (\w+), blocks", task.asks) if task.kind == "predict" else ["", "", task.name]
+        assert asked[1] in phrase and f"`{asked[2]}`" in phrase, phrase

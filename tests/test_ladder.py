@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -773,6 +774,24 @@ def test_chapters_are_short():
     made = ladder_report.documents(ROOT, RESULTS[:1])
     for number in range(1, 7):
         assert len(made[f"docs/ladder/chapter{number}.md"].splitlines()) <= 150
+
+
+def test_pages_in_other_languages():
+    """Short, linked, with the same pictures and commands, which the program takes; and figures of each chapter."""
+    start = (ROOT / "docs/ladder.md").read_text(encoding="utf-8").splitlines()[1]
+    found = set()
+    for language in ladder_report.LANGUAGES:
+        page = (ROOT / f"docs/ladder/{language}.md").read_text(encoding="utf-8")
+        assert len(page.splitlines()) <= 120 and f"(ladder/{language}.md)" in start
+        assert all(f"({other}.md)" in page.splitlines()[1] for other in {*ladder_report.LANGUAGES} - {language})
+        code = re.search(r"^```\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1]
+        commands = [shlex.split(line, comments=True) for line in code.splitlines()]
+        for command in commands[1:]:
+            assert command[:2] == ["python3", "torch_reduce/ladder"] and _program.parser().parse_args(command[2:])
+        links = re.findall(r"\]\(((?:chapter|\.\./images/)[^)]+)\)", page)
+        found.add((str(commands), tuple(links)))
+    assert len(found) == 1
+    assert {RUNGS[name].chapter for name in ladder_report.FEW} == set(range(1, 7))
 
 
 @pytest.mark.skipif(not RESULTS, reason="there are no results yet")

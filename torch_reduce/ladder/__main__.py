@@ -1,18 +1,15 @@
 """``python -m torch_reduce.ladder``; and ``python torch_reduce/ladder`` in a clone, the course without torch.
 
-The second form imports this folder without the package around it, which would load torch and the library. So the
-emulated rungs, the steps, ``try`` and the exercises need nothing but Python and a C++ compiler.
+The second form imports this folder without the package around it, which would load torch and the library: see
+_alone.py. So the emulated rungs, the steps, ``try`` and the exercises need nothing but Python and a C++ compiler.
 """
 
 import sys
 
 if not __package__:
-    import types
-    from pathlib import Path
+    import _alone  # Python looks in this folder first
 
-    around = types.ModuleType("torch_reduce")
-    around.__path__ = [str(Path(__file__).resolve().parent.parent)]
-    sys.modules["torch_reduce"] = around
+    _alone.without_torch()
 
 from torch_reduce.ladder._program import main
 

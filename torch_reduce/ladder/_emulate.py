@@ -361,7 +361,8 @@ def read(said: dict, name: str, program: Path, tests: list[_translate.Test]) -> 
     result.found, result.wanted, result.how = said.get("found", 0), said.get("wanted", 0), said.get("how", "one")
     result.grid, result.block = said["grid"], said["block"]
     result.counters = counters(said, {test.number for test in tests if test.last})
-    result.races = [race(entry) for entry in said["races"]]
+    # Between warps first: where both are, __syncwarp() would not be enough.
+    result.races = [race(entry) for entry in sorted(said["races"], key=lambda entry: entry["warp"])]
     result.wrong = [finding(entry["text"], entry["place"], entry["count"]) for entry in said["wrong"]]
     result.steps = [(*step[:4], lines.get(step[4], ("", 0))[1]) for step in said["steps"]]
     for request in said["requests"]:
