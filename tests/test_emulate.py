@@ -196,6 +196,45 @@ def test_faults_are_found(fault, tmp_path):
         assert line_of(text, where) in {finding.line for finding in matching}, matching
 
 
+WARP = """
+__global__ void mine(const int* in, int* out, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x % 32;
+  int x = i < n ? in[i] : 0;
+  SUM
+  if (lane == 0) atomicAdd(out, x);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "for (int k = 16; k > 0; k /= 2) x += __shfl_down_sync(0xffffffff, x, k);",
+        "for (int k = 1; k < 32; k *= 2) x += __shfl_xor_sync(0xffffffff, x, k);",
+        "for (int k = 1; k < 32; k *= 2) { int y = __shfl_up_sync(~0u, x, k); if (lane >= k) x += y; }\n"
+        "x = __shfl_sync(~0u, x, 31);",
+        "for (int k = 4; k > 0; k /= 2) x += __shfl_down_sync(~0u, x, k, 8);\n"
+        "x = __shfl_sync(~0u, x, 0) + __shfl_sync(~0u, x, 8) + __shfl_sync(~0u, x, 16) + __shfl_sync(~0u, x, 24);",
+        "x = __reduce_add_sync(0xffffffff, x);",
+        "int sum = 0; for (int k = 0; k < 9; ++k) sum += __popc(__ballot_sync(0xffffffff, x >> k & 1)) << k; x = sum;",
+        "if (__any_sync(~0u, x < 0) || !__all_sync(~0u, x >= 0)) x = 0;\n"
+        "int most = __reduce_max_sync(~0u, x), least = __reduce_min_sync(~0u, x);\n"
+        "x = most >= x && least <= x ? __reduce_add_sync(~0u, x) : 0;",
+        "bool fine = __syncthreads_count(x > 0) >= 0 && __syncthreads_or(1) && !__syncthreads_and(0);\n"
+        "x = fine ? __reduce_add_sync(~0u, x) : 0;",
+    ],
+    ids=["down", "xor", "up", "width", "reduce", "ballot", "votes", "block votes"],
+)
+def test_what_warps_can_do(lines, tmp_path):
+    """A warp's sum by each of the ways in which its lanes hand each other values."""
+    mine = kernel(tmp_path, WARP.replace("SUM", lines))
+    program = mine.build()
+    for size, block in ((4096, 64), (1000, 128)):
+        for order in (False, True):
+            found = mine.run(program, size=size, block=block, elements=1, descending=order)
+            assert found.right and not found.races and not found.wrong, found
+
+
 def test_races_between_warps_come_first(tmp_path):
     """Where threads of one warp race and threads of two warps, too, the barrier that is named is the one that helps."""
     text = TREE.replace("    __syncthreads();", "")

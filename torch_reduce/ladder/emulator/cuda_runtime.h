@@ -113,6 +113,12 @@ __attribute__((no_sanitize("thread"))) T change(T* where, F f) {
 #define __shfl_xor_sync(...) ::emulate::shuffle_xor(__LINE__, __VA_ARGS__)
 #define __shfl_sync(...) ::emulate::shuffle_from(__LINE__, __VA_ARGS__)
 #define __activemask() 0xffffffffu
+#define __ballot_sync(...) ::emulate::ballot(__LINE__, __VA_ARGS__)
+#define __any_sync(mask, value) (::emulate::ballot(__LINE__, mask, (value) != 0) != 0)
+#define __all_sync(mask, value) (::emulate::ballot(__LINE__, mask, (value) == 0) == 0)
+#define __reduce_add_sync(mask, value) ::emulate::gather(__LINE__, mask, value, [](auto a, auto b) { return a + b; })
+#define __reduce_min_sync(mask, value) ::emulate::gather(__LINE__, mask, value, [](auto a, auto b) { return b < a ? b : a; })
+#define __reduce_max_sync(mask, value) ::emulate::gather(__LINE__, mask, value, [](auto a, auto b) { return a < b ? b : a; })
 
 namespace emulate {
 
@@ -136,6 +142,29 @@ template <class T>
 T shuffle_from(int line, unsigned mask, T value, int from, int width = 32) {
   const int first = static_cast<int>(lane()) / width * width;
   return shuffle(mask, value, first + ((from % width) + width) % width, true, line);
+}
+
+// f of the values of all lanes in the mask, from the lowest lane up; each lane gets the result.
+template <class T, class F>
+T gather(int line, unsigned mask, T value, F f) {
+  static_assert(sizeof(T) <= 16);
+  std::memcpy(slot(thread()), &value, sizeof value);
+  warp_barrier(mask, line);
+  const unsigned first = thread() - lane();
+  bool any = false;
+  T found{};
+  for (unsigned other = 0; other < 32 && first + other < blockDim.x; ++other) {
+    if (!(mask >> other & 1)) continue;
+    T next;
+    std::memcpy(&next, slot(first + other), sizeof next);
+    found = any ? f(found, next) : next;
+    any = true;
+  }
+  warp_barrier(mask, line);
+  return found;
+}
+inline unsigned ballot(int line, unsigned mask, int value) {
+  return gather(line, mask, value ? 1u << lane() : 0u, [](unsigned a, unsigned b) { return a | b; });
 }
 
 }  // namespace emulate
