@@ -175,7 +175,22 @@ FAULTS = {  # a line of TREE, what stands there instead, and what is said of whi
         "others at the one of line", "else __syncthreads",
     ),
     "it never ends": ("k > 0; k /= 2", "k >= 0; k /= 2", "does it end", "k >= 0"),
-    "a wild address": ("in[i] : 0", "in[(long long)i * 1000000007] : 0", "illegal access|reads in", "in[(long long)i"),
+    "a wild address": ("in[i] : 0", "in[(long long)i * 1000000007] : 0", "memory that is not|reads in", "(long long)i"),
+    "far behind the array": ("in[i] : 0", "in[i + 1000000] : 0", r"reads in\[|outside of every array", "i + 1000000"),
+    "a barrier in a branch": (
+        "if (t < k) s[t] += s[t + k];\n    __syncthreads();", "if (t < k) { s[t] += s[t + k]; __syncthreads(); }",
+        "have left the kernel or skip it", "__syncthreads(); }",
+    ),
+    "threads that return": (
+        "  __syncthreads();\n  for", "  if (i >= n) return;\n  __syncthreads();\n  for",
+        "have left the kernel or skip it", "  __syncthreads();",
+    ),
+    "a mask with lanes that left": (
+        "  if (t == 0)", "  if (i >= n) return;\n  s[0] += 0 * __shfl_down_sync(0xffffffff, s[0], 1);\n  if (t == 0)",
+        "the mask names thread", "__shfl_down_sync",
+    ),
+    "a loop without a test": ("  if (t == 0)", "  for (;;) __syncwarp();\n  if (t == 0)", "does it end", "for (;;)"),
+    "a loop that waits": ("  if (t == 0)", "  while (1) if (s[t] < -1) break;\n  if (t == 0)", "does it end", "while"),
     "too much shared memory": ("s[1024]", "s[20000]", "49152 are the most", ""),
 }  # fmt: skip
 
@@ -235,12 +250,81 @@ def test_what_warps_can_do(lines, tmp_path):
             assert found.right and not found.races and not found.wrong, found
 
 
+RIGHT = {  # unusual kernels that are right
+    "compare-and-swap": TREE.replace(
+        "if (t == 0) out[blockIdx.x] = s[0];",
+        "if (t == 0) { int* p = (int*)out; int old = *p, seen;\n"
+        "    do { seen = old; old = atomicCAS(p, seen, __float_as_int(__int_as_float(seen) + s[0])); }\n"
+        "    while (seen != old); }",
+    ),
+    "rows of threads": TREE.replace("t = threadIdx.x,", "t = threadIdx.y * blockDim.x + threadIdx.x,"),
+    "a type, then the block": TREE.replace("__global__", "template <typename T, unsigned B>\n__global__").replace(
+        "const float* in, float* out", "const T* in, T* out").replace("blockDim.x / 2", "B / 2"),
+    "last block": "__device__ unsigned arrived;\n__device__ float partial[8192];\n" + TREE.replace(
+        "if (t == 0) out[blockIdx.x] = s[0];",
+        "if (t == 0) { partial[blockIdx.x] = s[0]; __threadfence();\n"
+        "    if (atomicAdd(&arrived, 1u) == gridDim.x - 1)\n"
+        "      for (unsigned b = 0; b < gridDim.x; ++b) out[0] += partial[b]; }"),
+    "a mark before the first character": "\ufeff" + TREE.lstrip(),
+    "lines of Windows": TREE.replace("\n", "\r\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", RIGHT)
+def test_unusual_kernels_are_right(which, tmp_path):
+    """Forms that programs have: nothing is found in them."""
+    verdict = _try.judge(kernel(tmp_path, RIGHT[which]), blocks=(64, 256), odd=(1000,))
+    assert verdict.right, (verdict.wrong, verdict.findings)
+
+
+def test_vectors_are_one_load(tmp_path):
+    """A float4 is one load of 16 bytes per thread, as on a GPU."""
+    text = """
+        __global__ void mine(const float* in, float* out, int n) {
+          int i = blockIdx.x * blockDim.x + threadIdx.x;
+          float4 v = i * 4 < n ? reinterpret_cast<const float4*>(in)[i] : make_float4(0, 0, 0, 0);
+          atomicAdd(out, v.x + v.y + v.z + v.w);
+        }
+    """
+    mine = kernel(tmp_path, text)
+    found = mine.run(mine.build(), size=4096, block=64, elements=4)
+    assert found.right and found.counters["loads"] == 1 and found.counters["global load efficiency"] == 100
+
+
+def test_arrays_of_the_device_are_watched(tmp_path):
+    """A race on a __device__ array is found, and named."""
+    text = "__device__ float partial[4];\n" + TREE.replace("  if (t == 0)", "  partial[0] = t;\n  if (t == 0)")
+    verdict = _try.judge(kernel(tmp_path, text), blocks=(64,), odd=())
+    assert any("partial[0]" in finding.text and finding.line == 12 for finding in verdict.findings), verdict.findings
+
+
+def test_a_header_beside_the_file(tmp_path):
+    """A learner's own header is found, by a name with a space, too."""
+    folder = tmp_path / "my kernels"
+    folder.mkdir()
+    (folder / "own.h").write_text("#define HALF(x) ((x) / 2)\n")
+    text = '#include "own.h"\n' + TREE.replace("blockDim.x / 2", "HALF(blockDim.x)")
+    mine = kernel(folder, text)
+    assert mine.run(mine.build(), size=1000, block=64, elements=1).right
+
+
+def test_blocks_and_sizes_that_a_rung_does_not_take(capsys):
+    """A block that a rung does not take is no wrong kernel: it says which it takes. Huge sizes are refused at once."""
+    assert _program.main(["run", "--emulate", "--rungs", "warp_shuffle", "--block", "16"]) == 1
+    assert "it takes blocks of 64, 128, 256, 512, 1024" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        _program.main(["run", "--emulate", "--rungs", "interleaved", "--size", "2^40"])
+    assert "at most" in capsys.readouterr().err
+    found = _emulate.emulate("multi_element", elements=5)
+    assert "does not take 5 elements per thread" in found.fault.text
+
+
 def test_races_between_warps_come_first(tmp_path):
     """Where threads of one warp race and threads of two warps, too, the barrier that is named is the one that helps."""
     text = TREE.replace("    __syncthreads();", "")
     verdict = _try.judge(kernel(tmp_path, text), blocks=(256,), odd=())
-    (finding,) = [finding for finding in verdict.findings if finding.line == line_of(text, "s[t] += s[t + k]")]
-    assert "no __syncthreads()" in finding.text
+    first, second = [each for each in verdict.findings if each.line == line_of(text, "s[t] += s[t + k]")]
+    assert "no __syncthreads()" in first.text and "no __syncwarp()" in second.text and not verdict.in_step
 
 
 def test_warps_in_step(tmp_path):

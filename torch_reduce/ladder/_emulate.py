@@ -25,6 +25,7 @@ EMULATOR = Path(__file__).resolve().parent / "emulator"
 ALONE = getattr(sys.modules["torch_reduce"], "__file__", None) is None
 COMMAND = "python torch_reduce/ladder" if ALONE else "python -m torch_reduce.ladder"
 SIZE = 1 << 16  # elements, unless told: every block of a rung does the same, so that more would show nothing new
+MOST = 1 << 24  # elements that are emulated: a minute or so
 LOAD, STORE, SHARED_LOAD, SHARED_STORE, ATOMIC, TEST, SHUFFLE = range(7)  # as in emulator.cpp
 # DWARF 4: addr2line takes some lines of the fifth version that clang writes for another file's.
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-gdwarf-4"]
@@ -46,6 +47,7 @@ class Finding:
         file, line: where it is in the source; empty and 0 where that is not known.
         count: how often it happened.
         before: of a race, the line of the access that this one meets.
+        within_warp: of a race, whether its threads are of one warp.
     """
 
     text: str
@@ -53,6 +55,7 @@ class Finding:
     line: int = 0
     count: int = 1
     before: int = 0
+    within_warp: bool = False
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}: " if self.file else f"line {self.line}: " if self.line else ""
@@ -69,6 +72,7 @@ class Emulated:
         size, block, elements: of the input, threads per block, elements per thread.
         found, wanted: the sum that it made, and the right one; of a rung that writes, of what it wrote.
         how: "one" sum, one "a block", or "written".
+        blocks: the threads per block that a rung takes; others may give wrong sums.
         counters: of the first launch, by the names that `run --profile` uses: global load efficiency, global store
             efficiency and branch efficiency in percent; bank conflicts, barriers, shuffles and atomics per warp; shared
             bytes per block. A counter of something that the kernel does not do is left out.
@@ -84,6 +88,7 @@ class Emulated:
     found: float = 0
     wanted: float = 0
     how: str = "one"
+    blocks: tuple[int, ...] = ()
     grid: int = 0
     counters: dict[str, float] = field(default_factory=dict)
     races: list[Finding] = field(default_factory=list)
@@ -202,13 +207,14 @@ def kernel_flags() -> list[str]:
     return [*KERNEL_FLAGS, "-w", "-include", "cuda_runtime.h"]
 
 
-def build(units: list[tuple[str, str]], say=None) -> Path:
+def build(units: list[tuple[str, str]], say=None, include: Path | None = None) -> Path:
     """The program with the given (name, translated text), compiled side by side; say(done, all) tells how far it is."""
     folder = sources()
     own = [(path.read_text(encoding="utf-8"), path.stem) for path in (EMULATOR / "emulator.cpp", EMULATOR / "main.cpp")]
     own.append(((folder / "rung.cpp").read_text(encoding="utf-8"), "rung"))
     jobs = [(text, name, PROGRAM_FLAGS) for text, name in own]
-    jobs += [(text, name, kernel_flags()) for name, text in units]
+    beside = ["-I", str(include)] if include else []  # for headers that a learner's file includes
+    jobs += [(text, name, [*kernel_flags(), *beside]) for name, text in units]
     compiler(), headers()  # their errors once, and not from every thread
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         waiting = [pool.submit(compile_object, *job) for job in jobs]
@@ -246,14 +252,20 @@ def shared_tests() -> tuple[_translate.Test, ...]:
 
 
 def run_program(program: Path, name: str, arguments: list[str], seconds: float = 120) -> dict:
-    """What the program says, a dict; a run that takes too long or says nothing is a fault."""
+    """What the program says, a dict; a run that takes too long or says nothing is a fault.
+
+    CannotEmulate where this machine gives it too little address space.
+    """
     try:
         done = subprocess.run([program, name, *arguments], capture_output=True, text=True, check=False, timeout=seconds)
     except subprocess.TimeoutExpired:
         return {"fault": f"it does not end: stopped after {seconds:.0f} seconds"}
     line = done.stdout[done.stdout.rfind('{"name"') if '{"name"' in done.stdout else done.stdout.rfind('{"fault"') :]
     try:
-        return json.loads(line)
+        said = json.loads(line)
+        if "no address space" in said.get("fault", "") or "no memory for the threads" in said.get("fault", ""):
+            raise CannotEmulate("the emulator needs 4 GiB of address space (it uses little of it): see `ulimit -v`")
+        return said
     except ValueError:
         return {"fault": f"the program ended with status {done.returncode} and said nothing: {done.stderr[-200:]}"}
 
@@ -344,6 +356,7 @@ def read(said: dict, name: str, program: Path, tests: list[_translate.Test]) -> 
     def race(entry):
         # "thread 0 reads x[32], which thread 32 wrote, with no ...": it wrote in line 12
         found = finding(entry["text"], entry["now"], entry["count"])
+        found.within_warp = bool(entry["warp"])
         file, found.before = lines.get(entry["before"], ("", 0))
         if found.before and (found.before, Path(file).name) != (found.line, found.file):
             found.text = re.sub(r"( wrote| reads),", rf"\1 in line {found.before},", found.text, count=1)
@@ -359,11 +372,15 @@ def read(said: dict, name: str, program: Path, tests: list[_translate.Test]) -> 
             result.fault.line = line
     result.size, result.elements = said.get("size", 0), said.get("elements", 1)
     result.found, result.wanted, result.how = said.get("found", 0), said.get("wanted", 0), said.get("how", "one")
+    result.blocks = tuple(said.get("blocks", ()))
     result.grid, result.block = said["grid"], said["block"]
     result.counters = counters(said, {test.number for test in tests if test.last})
     # Between warps first: where both are, __syncwarp() would not be enough.
     result.races = [race(entry) for entry in sorted(said["races"], key=lambda entry: entry["warp"])]
-    result.wrong = [finding(entry["text"], entry["place"], entry["count"]) for entry in said["wrong"]]
+    for entry in said["wrong"]:
+        found = finding(entry["text"], entry["place"], entry["count"])
+        found.line = entry["line"] or found.line
+        result.wrong.append(found)
     result.steps = [(*step[:4], lines.get(step[4], ("", 0))[1]) for step in said["steps"]]
     for request in said["requests"]:
         line = lines.get(request["place"], ("", 0))[1]

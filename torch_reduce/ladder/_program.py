@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import os
 import sys
+import textwrap
 from pathlib import Path
 
 from torch_reduce.ladder import _emulate, _exercise, _step, _try, rungs, source
@@ -28,6 +29,9 @@ def _number(text: str) -> int:
     return number
 
 
+_number.__name__ = "number"  # what argparse calls it
+
+
 def _names(text: str) -> list[str]:
     known = [rung.name for rung in rungs()]
     names = known if text == "all" else text.split(",")
@@ -48,10 +52,10 @@ def _list(names: list[str]) -> int:
             if rung.chapter != chapter:
                 chapter = rung.chapter
                 print(f"\nChapter {chapter}: {rung.title}")
-            emulated = ", but it can be emulated" if rung.name in _emulate.rung_files() else ""
-            missing = "" if rung.built else f"  (not built: it needs CUDA{emulated})"
-            print(f"{rung.number:4} {rung.name:<26} {rung.idea}{missing}")
-            print(f"{'':31} {rung.source}")
+            missing = "" if rung.built or _emulate.ALONE else "  (not built: it needs CUDA)"
+            print(f"{rung.number:4} {rung.name}{missing}")
+            for text in (rung.idea, rung.source):
+                print(textwrap.fill(text, 100, initial_indent=" " * 9, subsequent_indent=" " * 9))
     return 0
 
 
@@ -105,6 +109,8 @@ def _emulate_rungs(options: argparse.Namespace) -> int:
     for option, given in (("--profile", options.profile), ("--save", options.save)):
         if given:
             print(f"{option} is for a GPU: what is emulated has its counters always", file=sys.stderr)
+    if (options.size or 0) > _emulate.MOST:
+        raise ValueError(f"--size: emulated are at most {_emulate.MOST:,} elements; every block does the same")
     size, dtype = options.size or _emulate.SIZE, options.dtype or "float32"
     program = _emulate.build_rungs(names, _emulate.progress)
     print(f"emulated: {size:,} elements of {dtype}; counters of the first launch")
@@ -121,6 +127,10 @@ def _emulate_rungs(options: argparse.Namespace) -> int:
             name, program, size=size, block=options.block, elements=options.elements, dtype=options.dtype
         )
         result = "right" if found.right else "WRONG"
+        if not found.right and options.block and options.block not in found.blocks:
+            print(f"{name:<26} {options.block:>5}  it takes blocks of {', '.join(map(str, found.blocks))}")
+            wrong += 1
+            continue
         cells = "".join(f"{cell(counter, found.counters):>15}" for counter in COLUMNS)
         print(f"{name:<26} {found.block:>5}  {result:<6}{cells}", flush=True)
         for finding in [*([found.fault] if found.fault else []), *found.races, *found.wrong]:
@@ -188,6 +198,7 @@ def parser() -> argparse.ArgumentParser:
     trying = action("try", "check a kernel of your own on the CPU")
     trying.add_argument("file", type=Path)
     trying.add_argument("--kernel", help="which one, where the file has several")
+    trying.add_argument("--block", type=_number, help="threads per block: this one alone")
     trying.add_argument("--elements", type=_number, help="elements per thread; found out unless told")
     trying.add_argument("--dtype", choices=DTYPES, default="float32", help="for a template")
 

@@ -27,6 +27,7 @@ class Action:
     operands: list[str]
     to: str
     counts: bool = True
+    constant: bool = False  # it stores a value that it neither loaded nor got
 
     @property
     def register(self) -> str:
@@ -57,13 +58,18 @@ def steps_of(found: _emulate.Emulated) -> list[Step]:
     pending: dict[int, list[str]] = {}
     first: dict[int, int] = {}
     actions: dict[int, list[Action]] = {}
+    holds: set[int] = set()  # threads that have a value of the input in a register
 
     def close(thread, to, sync):
         operands = pending.pop(thread, [])
         if operands or to:
-            actions.setdefault(first.pop(thread, sync), []).append(Action(thread, operands, to))
+            actions.setdefault(first.pop(thread, sync), []).append(
+                Action(thread, operands, to, constant=thread not in holds)
+            )
 
     for thread, sync, kind, name, _ in found.steps:
+        if kind in (_emulate.SHUFFLE, _emulate.LOAD, _emulate.SHARED_LOAD):
+            holds.add(thread)
         if kind == _emulate.SHUFFLE:
             close(thread, "", sync)
             actions.setdefault(sync, []).append(Action(thread, [f"t{thread}", name], f"t{thread}"))
@@ -117,12 +123,13 @@ def action_text(action: Action) -> str:
     """t0: 0+1, and where it is put if that is not the first of them."""
     first = [name for name in action.operands if name == action.to][:1]
     rest = [name for name in action.operands if name != action.to]
+    held = "a constant" if action.constant else "its sum"
     total = "+".join([*first, *rest])
     if action.to.endswith("+="):
-        return f"t{action.thread}: {action.to} {total or 'its sum'}"
+        return f"t{action.thread}: {action.to} {total or held}"
     if not action.to or first:
         return f"t{action.thread}: {total}"
-    return f"t{action.thread}: {action.to} = {total or 'its sum'}"
+    return f"t{action.thread}: {action.to} = {total or held}"
 
 
 def step_text(step: Step) -> str:
@@ -156,9 +163,11 @@ def listing(found: _emulate.Emulated, steps: list[Step]) -> list[str]:
     lines, number = [], 1
     for step in steps:
         name, number = label(step, number)
-        note = f"{len(step.actions)} of {found.block} threads"
-        if needed := sum(not action.counts for action in step.actions):
-            note += f", {len(step.actions) - needed} of them needed"
+        busy = len({action.thread for action in step.actions})
+        needed = len({action.thread for action in step.actions if action.counts})
+        note = f"{busy} of {found.block} threads"
+        if needed < busy:
+            note += f", {needed} of them needed"
         if step.conflicts > 1:
             note += f", {step.conflicts} words in a bank"
         lines.append((f"{name:<8} {step_text(step)}", note))

@@ -143,7 +143,7 @@ def translate(text: str, file: str, first: int = 1) -> Translation:
             begin, stop = opening + 1, close
             if keyword == "for":
                 parts = split(inside, ";")
-                if len(parts) != 3 or not parts[1].strip():
+                if len(parts) != 3:
                     continue
                 begin += len(parts[0]) + 1
                 stop = begin + len(parts[1])
@@ -161,8 +161,11 @@ def translate(text: str, file: str, first: int = 1) -> Translation:
             result.tests.append(
                 Test(number, file, line, keyword != "if", keyword == "if" and not rest.strip(" \n\t}") and bool(name))
             )
-            edits.append((begin, begin, f"EMULATE_TEST({number}, {int(keyword != 'if')}, "))
-            edits.append((stop, stop, ")"))
+            if code[begin:stop].strip():
+                edits.append((begin, begin, f"EMULATE_TEST({number}, {int(keyword != 'if')}, "))
+                edits.append((stop, stop, ")"))
+            else:  # for (;;)
+                edits.append((begin, stop, f"EMULATE_TEST({number}, 1, true)"))
             if finish >= 0:
                 edits.append((close + 1, close + 1, f" {{ ::emulate::begin({number});"))
                 edits.append((finish, finish, f" ::emulate::end({number}); }}"))
@@ -196,6 +199,19 @@ def translate(text: str, file: str, first: int = 1) -> Translation:
             where = f'::emulate::shared({number}, sizeof({whole}), sizeof({element}), "{part[1]}")'
             replaced += f"auto& {part[1]} = *static_cast<{whole}*>({where}); "
             number += 1
+        edits.append((found.start(), found.end(), replaced + "\n" * found[0].count("\n")))
+
+    for found in re.finditer(r"__device__\s+(?:static\s+)?([^;(){}=]*);", code):
+        names = split(found[1])
+        lead = re.match(r"(.*?)([*&\s])(\w+)\s*((?:\[.*)?)$", names[0].strip(), re.DOTALL)
+        if not lead:
+            continue
+        element, replaced = (lead[1] + lead[2]).strip(), ""
+        for item in [lead[3] + lead[4], *names[1:]]:
+            if part := re.match(r"\s*(\w+)\s*((?:\[.*)?)$", item, re.DOTALL):
+                whole = f"::emulate::Same<{element}{part[2]}>"
+                where = f'::emulate::device(sizeof({whole}), sizeof({element}), "{part[1]}")'
+                replaced += f"static auto& {part[1]} = *static_cast<{whole}*>({where}); "
         edits.append((found.start(), found.end(), replaced + "\n" * found[0].count("\n")))
 
     for found in re.finditer(r"<<<", code):

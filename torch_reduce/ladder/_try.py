@@ -59,7 +59,10 @@ class Kernel:
     @classmethod
     def of(cls, file: Path, kernel: str | None = None, dtype: str = "float32") -> "Kernel":
         """Reads a file. ValueError says what is wrong with it."""
-        text = file.read_text(encoding="utf-8")
+        try:
+            text = file.read_text(encoding="utf-8-sig")  # some editors put a mark before the first character
+        except UnicodeDecodeError:
+            raise ValueError(f"{file}: it is no text in UTF-8") from None
         translation = _translate.translate(text, str(file), 100_000)
         names = translation.kernels
         if not names:
@@ -94,20 +97,24 @@ class Kernel:
         return cls(file, name, element, dtype, bool(counts), template, text, translation)
 
     def called(self) -> str:
-        """The kernel with its template arguments: of constants, the first is the block's size."""
-        constants = [part for part in self.template if not re.match(r"(class|typename) ", part)]
-        if len(constants) > 1:
+        """The kernel with its template arguments; the constant among them, if there is one, is the block's size."""
+        constants = [not re.match(r"(class|typename) ", part) for part in self.template]
+        if sum(constants) > 1:
             raise ValueError(f"{self.file}: {self.name} has more than one constant as template argument")
-        return "kBlock" if constants else ""
+        if not any(constants):
+            return self.name
+        given = ["{block}" if constant else self.element for constant in constants]
+        return f"{self.name}<{', '.join(given[: constants.index(True) + 1])}>"
 
     def launcher(self) -> str:
         """C++ that launches it: a function of (blocks, threads, in, out, n)."""
         arguments = f"static_cast<{self.element}*>(in), static_cast<{self.element}*>(out)" + ", n" * self.counts
         shared = f"threads * sizeof({self.element})" if re.search(r"extern\s+__shared__", self.text) else "0"
-        if not self.called():
+        called = self.called()
+        if called == self.name:
             return f"{self.name}<<<blocks, threads, {shared}>>>({arguments});"
         cases = "".join(
-            f" case {block}: {self.name}<{block}><<<blocks, threads, {shared}>>>({arguments}); break;"
+            f" case {block}: {called.format(block=block)}<<<blocks, threads, {shared}>>>({arguments}); break;"
             for block in (1, 2, 4, 8, 16, 32, *BLOCKS)
         )
         return f"switch (threads) {{{cases} }}"
@@ -129,13 +136,15 @@ class Kernel:
             "}(); }",
         ])  # fmt: skip
         try:
-            return _emulate.build([(f"learner-{self.name}", text)])
+            return _emulate.build([(f"learner-{self.name}", text)], include=self.file.resolve().parent)
         except _emulate.CannotEmulate as error:
             raise _emulate.CannotEmulate(explained(str(error), self.file)) from None
 
     def run(self, program: Path, **choices) -> _emulate.Emulated:
         """Emulates it; `choices` are those of _emulate.options."""
         said = _emulate.run_program(program, "learner", _emulate.options(dtype=self.dtype, **choices), seconds=60)
+        if "atomicCAS" in self.text:  # a plain read before it is right: the compare-and-swap checks what was read
+            said["races"] = [race for race in said.get("races", []) if not race["atomic"]]
         found = _emulate.read(said, self.name, program, [*self.translation.tests, *_emulate.shared_tests()])
         found.elements = choices.get("elements") or 1
         return found
@@ -168,7 +177,7 @@ def explained(error: str, file: Path) -> str:
 
     Columns and lines with carets are left out: they are the translated source's. Other errors are returned unchanged.
     """
-    source = file.read_text(encoding="utf-8").splitlines()
+    source = file.read_text(encoding="utf-8-sig").splitlines()
     said: dict[int, str] = {}
     for name, line, text in re.findall(r"^(.+?):(\d+):(?:\d+:)? (?:fatal )?error: +(.+)$", error, re.MULTILINE):
         if name == str(file) and 0 < int(line) <= len(source):
@@ -200,6 +209,7 @@ class Verdict:
     elements: int
     how: str
     sizes: list[int]
+    blocks: tuple[int, ...] = BLOCKS
     wrong: dict[int, list[tuple[int, _emulate.Emulated]]] = field(default_factory=dict)
     in_step: set[int] = field(default_factory=set)
     findings: list[_emulate.Finding] = field(default_factory=list)
@@ -211,16 +221,16 @@ class Verdict:
         return not (self.wrong or self.findings)
 
 
-def elements_of(kernel: Kernel, program: Path) -> int:
+def elements_of(kernel: Kernel, program: Path, blocks: tuple[int, ...] = (64, 512)) -> int:
     """How many elements each thread takes: the most with which a sum of whole blocks is right; 1 where none is."""
     for elements in reversed(ELEMENTS):
         faults = 0
-        for block in (64, 512):
+        for block in blocks:
             found = kernel.run(program, size=WHOLE, block=block, elements=elements, in_step=True)
             if found.right:
                 return elements
             faults += found.fault is not None
-        if faults == 2:  # such as a loop that never ends, which is slow to see: other numbers would say the same
+        if faults == len(blocks):  # such as a loop that never ends: other numbers would say the same
             break
     return 1
 
@@ -241,10 +251,10 @@ def judge(
         odd: the sizes to try beside whole blocks, of a kernel that takes n.
     """
     program = program or kernel.build()
-    known = elements or elements_of(kernel, program)
+    known = elements or elements_of(kernel, program, (64, 512) if len(blocks) > 1 else blocks)
     sizes = [WHOLE, *(odd if kernel.counts else ())]
-    verdict = Verdict(kernel, known, "one", sizes)
-    merged: dict[tuple[str, int, str], _emulate.Finding] = {}
+    verdict = Verdict(kernel, known, "one", sizes, blocks)
+    merged: dict[tuple[str, int, str, bool], _emulate.Finding] = {}
     for block in blocks:
         for size in sizes:
             runs = []
@@ -258,7 +268,8 @@ def judge(
                 faults = [run.fault] if run.fault else []
                 for kind, findings in (("fault", faults), ("race", run.races), ("wrong", run.wrong)):
                     for finding in findings:
-                        merged.setdefault((finding.file, finding.line, kind), finding)
+                        # A line may race within a warp and between warps: both are said, the latter first.
+                        merged.setdefault((finding.file, finding.line, kind, finding.within_warp), finding)
             if size == WHOLE and (verdict.sample is None or block == 512):
                 verdict.sample, verdict.how = runs[0], runs[0].how
             if any(run.fault for run in runs):
@@ -268,7 +279,8 @@ def judge(
     verdict.findings = [merged[key] for key in sorted(merged)]
     for block, runs in verdict.wrong.items():
         again = (kernel.run(program, size=size, block=block, elements=known, in_step=True) for size, _ in runs)
-        if not any(run.fault for _, run in runs) and all(run.right for run in again):
+        only_warps = all(race.within_warp for _, run in runs for race in run.races)
+        if only_warps and not any(run.fault for _, run in runs) and all(run.right for run in again):
             verdict.in_step.add(block)
     return verdict
 
@@ -403,7 +415,7 @@ def report(verdict: Verdict) -> list[str]:
     lines = [f"{kernel.file}: {kernel.name}, {kernel.dtype}, {each} per thread, {how}"]
     if not kernel.counts:
         lines.append("it takes no n, so it can only be right for whole blocks, and only these are tried")
-    for block in BLOCKS:
+    for block in verdict.blocks:
         wrong = verdict.wrong.get(block, [])
         if not wrong:
             ran = verdict.sizes if not any(run.fault for runs in verdict.wrong.values() for _, run in runs) else []
@@ -414,7 +426,7 @@ def report(verdict: Verdict) -> list[str]:
         step = "; right if warps run in step" if block in verdict.in_step else ""
         lines.append(f"  blocks of {block:>4}: WRONG for {sizes} elements; for {size:,}: {hint(run)}{step}")
     if verdict.in_step:
-        lines.append("Before Volta the threads of a warp ran in step. Now they need not, so the sums above are luck.")
+        lines.append("Before Volta the threads of a warp ran in step, and these sums were right. Now they need not.")
     lines += [str(finding) for finding in verdict.findings[:12]]
     if len(verdict.findings) > 12:
         lines.append(f"… and {len(verdict.findings) - 12} more")
@@ -440,7 +452,7 @@ def main(options: argparse.Namespace) -> int:
     from torch_reduce.ladder import _program
 
     kernel = Kernel.of(options.file, options.kernel, options.dtype)
-    verdict = judge(kernel, elements=options.elements)
+    verdict = judge(kernel, elements=options.elements, blocks=(options.block,) if options.block else BLOCKS)
     print("\n".join(report(verdict)), flush=True)
     sample = verdict.sample
     if sample and not sample.fault:

@@ -66,9 +66,10 @@ bool turn(int site);  // of a loop whose test the compiler knows to hold: true
 void block_barrier(int line);
 void warp_barrier(unsigned mask, int line);
 void fence();
-int vote(int line, int value);  // of the block: how many threads gave a value that is not 0
+void* device(size_t size, size_t element, const char* name);  // `__device__ T name[8];`: global memory
+int vote(int line, int value);                                // of the block: how many threads gave a value that is not 0
 
-void note_atomic(const void* where, size_t size);
+void note_atomic(const void* where, size_t size, const void* place);
 void note_shuffle(unsigned from, bool nothing);  // nothing: what was handed over is 0
 void* slot(unsigned thread);                     // 16 bytes of each thread that shuffles pass values through
 unsigned lane();
@@ -91,8 +92,8 @@ T shuffle(unsigned mask, T value, int from, bool inside, int line) {
 }
 
 template <class T, class F>
-__attribute__((no_sanitize("thread"))) T change(T* where, F f) {
-  note_atomic(const_cast<const void*>(static_cast<const volatile void*>(where)), sizeof(T));
+__attribute__((no_sanitize("thread"))) T change(T* where, const void* place, F f) {
+  note_atomic(const_cast<const void*>(static_cast<const volatile void*>(where)), sizeof(T), place);
   const T old = *where;
   *where = f(old);
   return old;
@@ -169,32 +170,34 @@ inline unsigned ballot(int line, unsigned mask, int value) {
 
 }  // namespace emulate
 
+// Never inlined: the address to which one returns is then the kernel's line.
+#define EMULATE_ATOMIC __attribute__((noinline, no_sanitize("thread")))
 template <class T>
-T atomicAdd(T* where, std::common_type_t<T> value) {
-  return emulate::change(where, [&](T old) { return static_cast<T>(old + value); });
+EMULATE_ATOMIC T atomicAdd(T* where, std::common_type_t<T> value) {
+  return emulate::change(where, __builtin_return_address(0), [&](T old) { return static_cast<T>(old + value); });
 }
 template <class T>
-T atomicSub(T* where, std::common_type_t<T> value) {
-  return emulate::change(where, [&](T old) { return static_cast<T>(old - value); });
+EMULATE_ATOMIC T atomicSub(T* where, std::common_type_t<T> value) {
+  return emulate::change(where, __builtin_return_address(0), [&](T old) { return static_cast<T>(old - value); });
 }
 template <class T>
-T atomicExch(T* where, std::common_type_t<T> value) {
-  return emulate::change(where, [&](T) { return value; });
+EMULATE_ATOMIC T atomicExch(T* where, std::common_type_t<T> value) {
+  return emulate::change(where, __builtin_return_address(0), [&](T) { return value; });
 }
 template <class T>
-T atomicMax(T* where, std::common_type_t<T> value) {
-  return emulate::change(where, [&](T old) { return old < value ? value : old; });
+EMULATE_ATOMIC T atomicMax(T* where, std::common_type_t<T> value) {
+  return emulate::change(where, __builtin_return_address(0), [&](T old) { return old < value ? value : old; });
 }
 template <class T>
-T atomicMin(T* where, std::common_type_t<T> value) {
-  return emulate::change(where, [&](T old) { return value < old ? value : old; });
+EMULATE_ATOMIC T atomicMin(T* where, std::common_type_t<T> value) {
+  return emulate::change(where, __builtin_return_address(0), [&](T old) { return value < old ? value : old; });
 }
 template <class T>
-T atomicCAS(T* where, std::common_type_t<T> expected, std::common_type_t<T> value) {
-  return emulate::change(where, [&](T old) { return old == expected ? value : old; });
+EMULATE_ATOMIC T atomicCAS(T* where, std::common_type_t<T> expected, std::common_type_t<T> value) {
+  return emulate::change(where, __builtin_return_address(0), [&](T old) { return old == expected ? value : old; });
 }
-inline unsigned atomicInc(unsigned* where, unsigned last) {
-  return emulate::change(where, [&](unsigned old) { return old >= last ? 0 : old + 1; });
+EMULATE_ATOMIC inline unsigned atomicInc(unsigned* where, unsigned last) {
+  return emulate::change(where, __builtin_return_address(0), [&](unsigned old) { return old >= last ? 0 : old + 1; });
 }
 
 template <class T>
@@ -211,6 +214,16 @@ inline float __int_as_float(int bits) {
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
+inline long long __double_as_longlong(double value) {
+  long long bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline double __longlong_as_double(long long bits) {
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __clz(int bits) { return bits ? __builtin_clz(static_cast<unsigned>(bits)) : 32; }
@@ -222,10 +235,39 @@ template <class A, class B>
 constexpr std::common_type_t<A, B> max(A a, B b) {
   return a < b ? b : a;
 }
-struct alignas(8) float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(8) int2 { int x, y; };
-struct alignas(16) int4 { int x, y, z, w; };
+// A vector of 2 or 4 is one load or store, as on a GPU.
+#define EMULATE_VECTOR(name, type, whole, ...)                            \
+  struct alignas(sizeof(whole)) name {                                    \
+    union {                                                               \
+      struct { type __VA_ARGS__; };                                       \
+      whole all;                                                          \
+    };                                                                    \
+    name() = default;                                                     \
+    name(const name& other) : all(other.all) {}                           \
+    name& operator=(const name& other) { return all = other.all, *this; } \
+  };
+namespace emulate {
+using Bytes16 = unsigned char __attribute__((vector_size(16), may_alias));
+using Bytes8 = uint64_t __attribute__((may_alias));
+}  // namespace emulate
+EMULATE_VECTOR(float2, float, emulate::Bytes8, x, y)
+EMULATE_VECTOR(float4, float, emulate::Bytes16, x, y, z, w)
+EMULATE_VECTOR(int2, int, emulate::Bytes8, x, y)
+EMULATE_VECTOR(int4, int, emulate::Bytes16, x, y, z, w)
+EMULATE_VECTOR(double2, double, emulate::Bytes16, x, y)
+template <class V, class... T>
+V emulate_vector(T... values) {
+  V made;
+  const decltype(made.x) list[] = {static_cast<decltype(made.x)>(values)...};
+  std::memcpy(static_cast<void*>(&made), list, sizeof made);
+  return made;
+}
+inline float2 make_float2(float x, float y) { return emulate_vector<float2>(x, y); }
+inline float4 make_float4(float x, float y, float z, float w) { return emulate_vector<float4>(x, y, z, w); }
+inline int2 make_int2(int x, int y) { return emulate_vector<int2>(x, y); }
+inline int4 make_int4(int x, int y, int z, int w) { return emulate_vector<int4>(x, y, z, w); }
+inline double2 make_double2(double x, double y) { return emulate_vector<double2>(x, y); }
+inline long long clock64() { return 0; }
 
 // The host's side, as far as a program around a kernel needs it to compile. Nothing of it is run.
 using cudaError_t = int;

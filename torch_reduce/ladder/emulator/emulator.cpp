@@ -24,7 +24,7 @@
 
 #include "cuda_runtime.h"
 
-dim3 threadIdx, blockIdx, blockDim, gridDim;
+dim3 threadIdx(0, 0, 0), blockIdx(0, 0, 0), blockDim, gridDim;
 
 namespace emulate {
 
@@ -35,7 +35,8 @@ namespace {
 
 // --- memory ----------------------------------------------------------------------------------------------------------------
 
-constexpr size_t kGap = 4096, kGlobal = size_t{1} << 34, kShared = size_t{1} << 20, kSharedLimit = 48 * 1024, kStack = 1 << 16;
+constexpr size_t kGap = 1 << 20, kGlobal = size_t{1} << 32, kShared = size_t{1} << 20, kSharedLimit = 48 * 1024,
+                 kStack = 1 << 16;
 constexpr unsigned kMostThreads = 1024;
 constexpr int64_t kMostTurns = 4'000'000, kMostBarriers = 10'000;  // per thread: more are taken for a loop that never ends
 constexpr size_t kMostEvents = 1 << 20;                            // kept at a time, some 40 MB
@@ -95,6 +96,8 @@ std::string name_of(size_t offset) {
 
 // --- what is counted -------------------------------------------------------------------------------------------------------
 
+bool crowded();
+
 enum Kind { kLoad, kStore, kSharedLoad, kSharedStore, kAtomic, kTest, kShuffle };
 
 struct Event {
@@ -126,6 +129,8 @@ std::vector<Step> steps;
 
 struct Race {
   int64_t count = 0;
+  int line = 0;         // where the place in the code is not known
+  bool atomic = false;  // of a race: a plain read meets an atomic change
   std::string text;
 };
 std::map<std::tuple<uintptr_t, uintptr_t, bool>, Race> races;
@@ -202,6 +207,8 @@ void make_fibers() {
 }
 
 // Lets those threads of a warp go on that wait for each other and have all come.
+void wrong_access(uintptr_t place, const std::string& what, const std::string& text, int line = 0);
+
 bool join_warp(unsigned first, unsigned last) {
   bool any = false;
   for (unsigned t = first; t < last; ++t) {
@@ -211,6 +218,12 @@ bool join_warp(unsigned first, unsigned last) {
     for (unsigned other = first; other < last; ++other)
       if (mask >> (other - first) & 1) all &= fibers[other].wait == kAtWarp || fibers[other].wait == kDone;
     if (!all) continue;
+    for (unsigned other = first; other < last; ++other)
+      if (mask >> (other - first) & 1 && fibers[other].wait == kDone)
+        wrong_access(
+            0, "mask",
+            "the mask names thread " + std::to_string(other) + ", which has left the kernel or skips this line: undefined",
+            fibers[t].line);
     for (unsigned other = first; other < last; ++other) {
       if (!(mask >> (other - first) & 1) || fibers[other].wait != kAtWarp) continue;
       fibers[other].wait = kReady;
@@ -261,7 +274,7 @@ void run_block() {
     shared_used = dynamic_bytes;
   }
   // Shared memory begins with whatever the block before left there.
-  std::memset(memory, 0x7f, kSharedLimit + kGap);
+  std::memset(memory, 0x7f, 2 * kSharedLimit);
   std::fill(written.begin(), written.end(), 0);
   for (;;) {
     for (unsigned i = 0; i < warps; ++i) {
@@ -274,8 +287,9 @@ void run_block() {
       const Fiber& fiber = fibers[t];
       done += fiber.wait == kDone;
       if (fiber.wait == kAtWarp)
-        fault("thread " + std::to_string(t) + " waits at a barrier of its warp for threads that never come there", 0,
-              fiber.line);
+        fault("thread " + std::to_string(t) +
+                  " waits at a barrier or shuffle of its warp for threads that its mask names and that never come",
+              0, fiber.line);
       if (fiber.wait != kAtBlock) continue;
       if (line && line != fiber.line)
         fault("some threads wait at this __syncthreads(), others at the one of line " + std::to_string(line) +
@@ -285,6 +299,11 @@ void run_block() {
       ++waiting;
     }
     if (done == threads) break;
+    if (done)
+      wrong_access(0, "barrier",
+                   std::to_string(waiting) + " threads wait at this __syncthreads(), and the other " + std::to_string(done) +
+                       " have left the kernel or skip it: undefined, all threads of a block must come",
+                   line);
     for (unsigned t = 0; t < threads; ++t)
       if (fibers[t].wait == kAtBlock) fibers[t].wait = kReady;
     voted = 0;
@@ -319,6 +338,7 @@ void race(const Touch& before, const Touch& now, bool wrote_before, bool writes,
     std::string text = "thread " + std::to_string(touch.thread);
     return before.block == now.block ? text : text + " of block " + std::to_string(touch.block & 0xffffffff);
   };
+  found.atomic = (before.atomic && !writes) || (now.atomic && !wrote_before);
   found.text = who(now) + (writes ? " writes " : " reads ") + name_of(offset) + ", which " + who(before) +
                (wrote_before ? " wrote" : " reads") +
                (before.block != now.block ? ", and no order of blocks is known"
@@ -326,9 +346,11 @@ void race(const Touch& before, const Touch& now, bool wrote_before, bool writes,
                                           : ", with no __syncthreads() between them");
 }
 
-void wrong_access(uintptr_t place, const std::string& what, const std::string& text) {
-  Race& found = wrong_accesses[{place, what}];
-  if (!found.count++) found.text = text;
+void wrong_access(uintptr_t place, const std::string& what, const std::string& text, int line) {
+  Race& found = wrong_accesses[{place ? place : static_cast<uintptr_t>(line), what}];
+  if (found.count++) return;
+  found.text = text;
+  found.line = line;
 }
 
 void check_order(size_t offset, const Touch& now, bool writes) {
@@ -348,7 +370,7 @@ void check_order(size_t offset, const Touch& now, bool writes) {
 void note(const void* where, size_t size, bool writes, bool atomic, uintptr_t place) {
   if (!current || !memory) return;
   const size_t offset = static_cast<size_t>(static_cast<const char*>(where) - memory);
-  if (offset >= used) return;  // a local variable, or the host's memory
+  if (offset >= kShared + kGlobal) return;  // a local variable, or the host's memory
   if (in_step) {
     current->wait = kAtAccess;
     yield();
@@ -389,13 +411,16 @@ void note(const void* where, size_t size, bool writes, bool atomic, uintptr_t pl
       for (size_t i = 0; i < size; i += 4) check_order(offset + i, now, writes);
     }
   }
-  if (!counted) return;
+  if (!counted || crowded()) return;
   const Kind kind = atomic ? kAtomic : shared ? (writes ? kSharedStore : kSharedLoad) : (writes ? kStore : kLoad);
   events.push_back({place, offset, threadIdx.x, current->syncs, static_cast<uint8_t>(kind), static_cast<uint8_t>(size), false});
   for (Open& open : current->open) ++(shared ? open.shared : open.global);
   if (traced && block_number % (int64_t{1} << 32) == 0)
     steps.push_back({threadIdx.x, current->syncs, static_cast<uint8_t>(kind), name_of(offset), place});
 }
+
+// Whether a block does so much between two barriers that no more of it is kept: about 200 MB.
+bool crowded() { return events.size() > 4 * kMostEvents; }
 
 // --- requests of warps -----------------------------------------------------------------------------------------------------
 
@@ -570,7 +595,7 @@ int vote(int line, int value) {
 }
 
 bool turn(int site) {
-  if (current && (++current->turns > kMostTurns || current->barriers > kMostBarriers))
+  if (current && (++current->turns > kMostTurns || current->barriers > kMostBarriers || current->syncs > 4 * kMostBarriers))
     fault("thread " + std::to_string(threadIdx.x) + " goes round this loop again and again: does it end?", 0, -site);
   return true;
 }
@@ -578,7 +603,7 @@ bool turn(int site) {
 bool test(int site, bool loop, bool outcome) {
   if (!current) return outcome;
   if (loop) turn(site);
-  if (!counted) return outcome;
+  if (!counted || crowded()) return outcome;
   tests[site].loop = loop;
   for (const Open& open : current->open)
     if (open.site != site) tests[open.site].inner = true;
@@ -607,8 +632,8 @@ void end(int site) {
   }
 }
 
-void note_atomic(const void* where, size_t size) {
-  note(where, size, true, true, reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+void note_atomic(const void* where, size_t size, const void* place) {
+  note(where, size, true, true, reinterpret_cast<uintptr_t>(place));
 }
 
 void note_shuffle(unsigned from, bool nothing) {
@@ -620,13 +645,15 @@ void note_shuffle(unsigned from, bool nothing) {
 
 // --- the program's side ----------------------------------------------------------------------------------------------------
 
+void* device(size_t size, size_t element, const char* name) { return allocate(size, element, name); }
+
 void* allocate(size_t bytes, size_t element, const char* name) {
   make_memory();
   used = (used + 255) / 256 * 256;
   global_arrays.push_back({name, used, bytes, element});
   void* where = memory + used;
   used += bytes + kGap;
-  if (used > kShared + kGlobal) fault("more than 16 GiB of emulated memory");
+  if (used > kShared + kGlobal) fault("more than 4 GiB of emulated memory");
   return where;
 }
 
@@ -664,14 +691,15 @@ std::string report() {
   comma = "";
   for (const auto& [key, found] : races) {
     out << comma << "{\"before\": " << std::get<0>(key) << ", \"now\": " << std::get<1>(key)
-        << ", \"warp\": " << std::get<2>(key) << ", \"count\": " << found.count << ", \"text\": " << quoted(found.text) << "}";
+        << ", \"warp\": " << std::get<2>(key) << ", \"atomic\": " << found.atomic << ", \"count\": " << found.count
+        << ", \"text\": " << quoted(found.text) << "}";
     comma = ",\n ";
   }
   out << "], \"wrong\": [";
   comma = "";
   for (const auto& [key, found] : wrong_accesses) {
     out << comma << "{\"place\": " << std::get<0>(key) << ", \"what\": " << quoted(std::get<1>(key))
-        << ", \"count\": " << found.count << ", \"text\": " << quoted(found.text) << "}";
+        << ", \"count\": " << found.count << ", \"line\": " << found.line << ", \"text\": " << quoted(found.text) << "}";
     comma = ",\n ";
   }
   out << "], \"steps\": [";
@@ -695,7 +723,7 @@ void fault(const std::string& what, uintptr_t place, int line) {
 
 namespace {
 
-void on_crash(int, siginfo_t* info, void* context) {
+void on_crash(int signal, siginfo_t* info, void* context) {
 #if defined(__x86_64__)
   const uintptr_t place = static_cast<uintptr_t>(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]) + 1;
 #elif defined(__aarch64__)
@@ -706,7 +734,8 @@ void on_crash(int, siginfo_t* info, void* context) {
 #endif
   (void)info;
   fault("thread " + std::to_string(threadIdx.x) + " of block " + std::to_string(blockIdx.x) +
-            " touches memory that is not there: an illegal access",
+            (signal == SIGFPE ? " divides an integer by 0"
+                              : " touches memory that is not there, or needs more than 64 KiB of stack"),
         place);
 }
 

@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 #endif
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -66,10 +67,12 @@ std::string text(double value) {
   return written;
 }
 
+std::string blocks = "[]";  // those that the rung takes, as JSON
+
 void say(const char* name, const Call& call, double found, double wanted, const char* how) {
-  std::printf("{\"name\": \"%s\", \"size\": %lld, \"elements\": %d, \"found\": %s, \"wanted\": %s, \"how\": \"%s\", %s}\n",
-              name, static_cast<long long>(call.n), call.elements, text(found).c_str(), text(wanted).c_str(), how,
-              emulate::report().c_str());
+  std::printf("{\"name\": \"%s\", \"size\": %lld, \"elements\": %d, \"found\": %s, \"wanted\": %s, \"how\": \"%s\", ", name,
+              static_cast<long long>(call.n), call.elements, text(found).c_str(), text(wanted).c_str(), how);
+  std::printf("\"blocks\": %s, %s}\n", blocks.c_str(), emulate::report().c_str());
 }
 
 }  // namespace
@@ -103,6 +106,13 @@ int main(int count, char** arguments) {
   call.n = number("--size", 1 << 16);
   call.block = static_cast<int>(number("--block", rung.blocks.empty() ? 1 : rung.blocks[0]));
   call.elements = static_cast<int>(number("--elements", rung.elements.empty() ? 1 : rung.elements[0]));
+  if (!learned && !std::count(rung.elements.begin(), rung.elements.end(), call.elements))
+    emulate::fault(name + " does not take " + std::to_string(call.elements) + " elements per thread");
+  std::vector<int> sorted = rung.blocks;
+  std::sort(sorted.begin(), sorted.end());
+  std::string listed;
+  for (const int block : sorted) listed += (listed.empty() ? "" : ", ") + std::to_string(block);
+  blocks = "[" + listed + "]";
   const int64_t tiles = ceil_div(call.n, call.tile());
   const bool padded = !learned && rung.in_place;
 
