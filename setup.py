@@ -124,7 +124,7 @@ def run_ninja(command, **options):
     """
     if command[:2] == ["ninja", "-v"]:
         rules = Path(options["cwd"], "build.ninja")
-        small = rf"^(build .*: compile {re.escape(SOURCE)}/csrc/\w+\.cpp)$"
+        small = rf"^(build .*: compile {re.escape(SOURCE)}/csrc/(?:{'|'.join(BUILT_FOR_SIZE)})\.cpp)$"
         text = re.sub(small, r"\1\n  post_cflags = $post_cflags -Os", rules.read_text(), flags=re.MULTILINE)
         if not os.environ.get("VERBOSE"):
             command = ["ninja", *command[2:]]

@@ -399,6 +399,9 @@ TINY = {  # a library that takes seconds, for setup.py and tools/ as they are
         #include "number.h"
         #define TINY extern "C" __attribute__((visibility("default")))
         TINY int number() { return NUMBER; }
+        #ifdef __OPTIMIZE_SIZE__
+        #error for speed
+        #endif
         TINY const char* file() { return __FILE__; }
         TINY bool parallel() {  // whether two threads are in a loop at once
           std::atomic<int> inside{0};
@@ -415,6 +418,11 @@ TINY = {  # a library that takes seconds, for setup.py and tools/ as they are
           } catch (int thrown) { return thrown; }
           return 0;
         }
+    """,
+    "csrc/vmap.cpp": """
+        #ifdef __OPTIMIZE_SIZE__
+        extern "C" __attribute__((visibility("default"))) int vmap_is_small() { return 1; }
+        #endif
     """,
     "csrc/python/entry.cpp": "int unused;\n",
     "csrc/ladder/readme.md": "No rungs.\n",
@@ -486,7 +494,7 @@ def launcher(folder, name="ccache"):
 
 @pytest.mark.parametrize(("name", "cxx"), [(ODD, "ccache c++"), ("tree", "clang++")])
 def test_build_in_any_folder_with_any_compiler(tmp_path, set_threads, name, cxx):
-    """The library loads, runs loops in parallel, names no folder, and is built again when a header changes."""
+    """The library loads, runs loops in parallel, names no folder, has small parts, and follows a changed header."""
     if not shutil.which(cxx.split()[-1]):
         pytest.skip(f"needs {cxx}")
     folder = tiny_tree(tmp_path / name)
@@ -495,6 +503,7 @@ def test_build_in_any_folder_with_any_compiler(tmp_path, set_threads, name, cxx)
     library.file.restype = ctypes.c_char_p
     library.parallel.restype = ctypes.c_bool
     assert (library.number(), library.file()) == (1, b"csrc/tiny.cpp")
+    assert library.vmap_is_small() == 1  # a file that no plain call runs through; tiny.cpp is built for speed
     set_threads(2)
     assert library.parallel()
     assert library.thrown() == 7
