@@ -4,7 +4,7 @@
     python bench/ladder_report.py --check    changes nothing; exit status 1 and a diff if the results give others
 
 The pages are written by hand but for what stands between "<!-- ladder:NAME -->" and "<!-- /ladder:NAME -->". A part
-may stand on any of them; what "ladder:steps" shows is not made here.
+may stand on any of them. The steps of a rung ("ladder:steps RUNGS") come from the emulator, which needs a C++ compiler.
 """
 
 import argparse

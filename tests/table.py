@@ -38,7 +38,7 @@ from support import (
 
 
 def moment(x, what, dim, correction=1, keepdim=False):
-    """The model's "var", "std" or "mean" as stored elements; the mean is that of var_mean."""
+    """The model's "var", "std" or "mean" as stored elements. "mean" is the mean that var_mean returns."""
     view = bytes_of(x), name_of(x.dtype), tuple(x.shape), x.stride(), x.storage_offset(), reduced_dims(x.dim(), dim)
     return model.reduce(*view, keepdim=keepdim, negate=x.is_neg(), kind=(what, correction))
 

@@ -162,7 +162,7 @@ def test_a_right_kernel(tmp_path):
     assert ranking[0][1] == "sequential_addressing" and ranking[0][0] < ranking[1][0]
 
 
-FAULTS = {  # a line of TREE, what stands there instead, and what is said of which line
+FAULTS = {  # a line of TREE, what stands there instead, the message, and its line
     "no barrier in the loop": ("    __syncthreads();", "", "no __syncthreads\\(\\)", "s[t] += s[t + k]"),
     "no barrier before it": ("  __syncthreads();\n  for", "  for", "no __syncthreads\\(\\)", "s[t] += s[t + k]"),
     "one element too far": ("i < n ?", "i <= n ?", r"reads in\[\d+\], and in has \d+ elements", "in[i]"),
@@ -204,7 +204,7 @@ def test_faults_are_found(fault, tmp_path):
     mine = kernel(tmp_path, text)
     runs = [mine.run(program, size=1000, block=128, elements=1, descending=order)
             for program in [mine.build()] for order in (False, True)]  # fmt: skip
-    findings = [each for run in runs for each in [*([run.fault] if run.fault else []), *run.races, *run.wrong]]
+    findings = [each for run in runs for each in run.findings]
     matching = [finding for finding in findings if re.search(said, finding.text)]
     assert matching, findings
     if where:

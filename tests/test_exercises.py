@@ -104,7 +104,7 @@ def test_a_task_is_short(task):
 
 @of("predict")
 def test_the_counter_is_right_and_others_are_wrong(task):
-    """What is counted is right, within half a point; a number further away is wrong, and so is none."""
+    """The number that is counted is right, within half a point. Other numbers are wrong, and the word none."""
     counter, value = counted(task)
     if value is None:
         assert _exercise.check(task, "none").right
@@ -189,7 +189,7 @@ def test_the_kernel_as_given_fails(task):
 
 @of("mend", "find")
 def test_the_solution_passes(task):
-    """Solutions are right for all that is asked; those of `find` add right without a race, too."""
+    """Each solution passes its check. A mended kernel of a `find` exercise adds right, without a race."""
     asked = task if task.kind == "mend" else ALL[2]  # which asks for right sums and nothing more
     checked = _exercise.check_kernel(asked, task.solution, **FEWER)
     assert checked.right, text_of(checked)

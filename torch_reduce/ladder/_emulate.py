@@ -30,7 +30,7 @@ LOAD, STORE, SHARED_LOAD, SHARED_STORE, ATOMIC, TEST, SHUFFLE = range(7)  # as i
 # DWARF 4: addr2line takes some lines of the fifth version that clang writes for another file's.
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-gdwarf-4"]
 # -O1: what the compiler keeps in registers and what it loads is then what nvcc keeps and loads.
-KERNEL_FLAGS = [*FLAGS, "-O1", "-fsanitize=thread"]
+KERNEL_FLAGS = [*FLAGS, "-O1", "-fsanitize=thread", "-w", "-include", "cuda_runtime.h"]
 PROGRAM_FLAGS = [*FLAGS, "-O2"]
 
 
@@ -79,6 +79,7 @@ class Emulated:
         races, wrong: accesses that no barrier puts in order; accesses outside of arrays or of what nobody wrote.
         fault: what ended the run early, or None.
         steps: with trace, every access of block 0: (thread, barriers before it, kind, "name[index]", line).
+        lines: {line: what its loads and stores did, in requests, bytes, sectors and bank conflicts}.
     """
 
     name: str
@@ -89,7 +90,6 @@ class Emulated:
     wanted: float = 0
     how: str = "one"
     blocks: tuple[int, ...] = ()
-    grid: int = 0
     counters: dict[str, float] = field(default_factory=dict)
     races: list[Finding] = field(default_factory=list)
     wrong: list[Finding] = field(default_factory=list)
@@ -101,6 +101,11 @@ class Emulated:
     def right(self) -> bool:
         """Whether the result is the right one."""
         return self.fault is None and abs(self.found - self.wanted) <= 1e-6 * abs(self.wanted)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All that is wrong with the kernel, but for its sum: what ended the run first."""
+        return [*([self.fault] if self.fault else []), *self.races, *self.wrong]
 
 
 def sources() -> Path:
@@ -163,11 +168,17 @@ def digest(*parts: str) -> str:
 
 
 @functools.cache
+def shared_part() -> _translate.Translation:
+    """What the rungs' kernels share, rung.cuh, for the emulator."""
+    path = sources() / "rung.cuh"
+    return _translate.translate(path.read_text(encoding="utf-8"), str(path), 1)
+
+
+@functools.cache
 def headers() -> Path:
     """A folder with rung.h and the emulator's rung.cuh; its name changes with everything that kernels include."""
     folder = sources()
-    rung = (folder / "rung.h").read_text(encoding="utf-8")
-    cuh = _translate.translate((folder / "rung.cuh").read_text(encoding="utf-8"), str(folder / "rung.cuh"), 1).text
+    rung, cuh = (folder / "rung.h").read_text(encoding="utf-8"), shared_part().text
     own = [path.read_text(encoding="utf-8") for path in sorted(EMULATOR.glob("*.h"))]
     place = cache() / f"include-{digest(rung, cuh, str(folder), *own)}"
     place.mkdir(exist_ok=True)
@@ -186,8 +197,7 @@ def put(path: Path, text: str) -> None:
 
 def compile_object(text: str, name: str, flags: list[str]) -> Path:
     """The object of a source, from the cache if it is there. CannotEmulate shows the compiler's errors."""
-    words, extra = compiler()
-    command = [*words, *flags, *extra * (flags is not PROGRAM_FLAGS), "-I", str(EMULATOR), "-I", str(headers())]
+    command = [*compiler()[0], *flags, "-I", str(EMULATOR), "-I", str(headers())]
     key = digest(text, *command)
     made = cache() / f"{name}-{key}.o"
     if made.exists():
@@ -203,10 +213,6 @@ def compile_object(text: str, name: str, flags: list[str]) -> Path:
     return made
 
 
-def kernel_flags() -> list[str]:
-    return [*KERNEL_FLAGS, "-w", "-include", "cuda_runtime.h"]
-
-
 def build(units: list[tuple[str, str]], say=None, include: Path | None = None) -> Path:
     """The program with the given (name, translated text), compiled side by side; say(done, all) tells how far it is."""
     folder = sources()
@@ -214,8 +220,9 @@ def build(units: list[tuple[str, str]], say=None, include: Path | None = None) -
     own.append(((folder / "rung.cpp").read_text(encoding="utf-8"), "rung"))
     jobs = [(text, name, PROGRAM_FLAGS) for text, name in own]
     beside = ["-I", str(include)] if include else []  # for headers that a learner's file includes
-    jobs += [(text, name, [*kernel_flags(), *beside]) for name, text in units]
-    compiler(), headers()  # their errors once, and not from every thread
+    _, extra = compiler()  # its error, and that of headers(), once, and not from every thread
+    headers()
+    jobs += [(text, name, [*KERNEL_FLAGS, *extra, *beside]) for name, text in units]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         waiting = [pool.submit(compile_object, *job) for job in jobs]
         for done, _ in enumerate(concurrent.futures.as_completed(waiting), 1):
@@ -238,14 +245,6 @@ def translated(name: str) -> _translate.Translation:
     """A rung's source for the emulator; the numbers of its tests begin with its own number."""
     path = rung_files()[name]
     return _translate.translate(path.read_text(encoding="utf-8"), str(path), 1000 * (int(path.name[:2]) + 1))
-
-
-@functools.cache
-def shared_tests() -> tuple[_translate.Test, ...]:
-    folder = sources()
-    return tuple(
-        _translate.translate((folder / "rung.cuh").read_text(encoding="utf-8"), str(folder / "rung.cuh"), 1).tests
-    )
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -373,7 +372,7 @@ def read(said: dict, name: str, program: Path, tests: list[_translate.Test]) -> 
     result.size, result.elements = said.get("size", 0), said.get("elements", 1)
     result.found, result.wanted, result.how = said.get("found", 0), said.get("wanted", 0), said.get("how", "one")
     result.blocks = tuple(said.get("blocks", ()))
-    result.grid, result.block = said["grid"], said["block"]
+    result.block = said["block"]
     result.counters = counters(said, {test.number for test in tests if test.last})
     # Between warps first: where both are, __syncwarp() would not be enough.
     result.races = [race(entry) for entry in sorted(said["races"], key=lambda entry: entry["warp"])]
@@ -410,7 +409,7 @@ def emulate(name: str, program: Path | None = None, **choices) -> Emulated:
     """Emulates one rung; `choices` are those of :func:`options`. CannotEmulate if it cannot be compiled."""
     program = program or build_rungs([name])
     said = run_program(program, name, options(**choices))
-    return read(said, name, program, [*translated(name).tests, *shared_tests()])
+    return read(said, name, program, [*translated(name).tests, *shared_part().tests])
 
 
 def progress(done: int, of: int) -> None:

@@ -20,7 +20,8 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_reduce.ladder import _emulate, _lessons, _translate, _try
+from torch_reduce.ladder import _emulate, _figures, _lessons, _translate, _try
+from torch_reduce.ladder._figures import number_text
 
 FOLDER = Path(__file__).resolve().parent / "exercises"
 FIELDS = ("kind", "asks", "task", "hint")
@@ -147,17 +148,8 @@ def found_lines(task: Exercise) -> tuple[set[int], _emulate.Emulated]:
 
 def counters_text(found: _emulate.Emulated) -> str:
     """What the table of `run` shows, in one line."""
-    from torch_reduce.ladder import _program
-
-    shown = [name for name in _program.COLUMNS if name in found.counters]
-    return ", ".join(f"{name} {_program.cell(name, found.counters)}" for name in shown)
-
-
-def number_text(counter: str, value: float | None) -> str:
-    """A counter, or none."""
-    if value is None:
-        return "none"
-    return f"{value:.1f}%" if counter.endswith("efficiency") else f"{value:.4g}"
+    shown = [name for name in _figures.COLUMNS if name in found.counters]
+    return ", ".join(f"{name} {_figures.cell(name, found.counters)}" for name in shown)
 
 
 def check_prediction(task: Exercise, answer: str) -> Checked:
@@ -261,21 +253,17 @@ def wrapped(text: str) -> str:
 
 def listing() -> list[str]:
     """The exercises by chapter."""
-    from torch_reduce.ladder import _program
-
     lines, chapter = [], None
     for task in exercises().values():
         if task.chapter != chapter:
             chapter = task.chapter
             lines.append(f"\nChapter {chapter}: {task.title}")
         lines.append(f"{task.number:4} {task.name:<20} {task.kind:<8} {task.asks}")
-    return [*lines, f"\nOne of them: {_program.CALLED} exercise {next(iter(exercises()))}"]
+    return [*lines, f"\nOne of them: {_emulate.COMMAND} exercise {next(iter(exercises()))}"]
 
 
 def shown(task: Exercise) -> list[str]:
     """The task; of mend and find the kernel, too, with the numbers of its lines."""
-    from torch_reduce.ladder import _program
-
     lines = [f"Exercise {task.number}, {task.name}: {task.kind}. Chapter {task.chapter}: {task.title}.", ""]
     lines += [wrapped(task.task), "", f"Checked: {task.asks}", wrapped(f"Hint: {task.hint}"), ""]
     if task.kind != "predict":
@@ -283,7 +271,7 @@ def shown(task: Exercise) -> list[str]:
         lines.append("")
     if task.kind == "mend":
         lines.append(f"Mend a copy: cp {task.file} mine.cu")
-    lines.append(f"Check your answer: {_program.CALLED} exercise {task.number} {ANSWERS[task.kind]}")
+    lines.append(f"Check your answer: {_emulate.COMMAND} exercise {task.number} {ANSWERS[task.kind]}")
     return lines
 
 

@@ -70,3 +70,27 @@ def profiled_table(rows):
     return [
         f"{rung:<25} {counter:<23} {then:>12} {here:>12}   {section}" for rung, counter, then, here, section in rows
     ]
+
+
+# --- emulated counters ------------------------------------------------------------------------------------------------
+
+# Our name of a counter, and the two lines of its column's head.
+COLUMNS = {
+    "global load efficiency": ("global load", "efficiency"),
+    "global store efficiency": ("global store", "efficiency"),
+    "branch efficiency": ("branch", "efficiency"),
+    "bank conflicts": ("bank conflicts", "per warp"),
+    "barriers": ("barriers", "per warp"),
+}
+
+
+def number_text(counter: str, value: float | None) -> str:
+    """An emulated counter's value: percent, or events per warp; none where a kernel does nothing of the kind."""
+    if value is None:
+        return "none"
+    return f"{value:.1f}%" if counter.endswith("efficiency") else f"{value:.4g}"
+
+
+def cell(counter: str, found: dict[str, float]) -> str:
+    """The same in a table, where a dash stands for none."""
+    return number_text(counter, found[counter]) if counter in found else "–"

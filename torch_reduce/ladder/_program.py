@@ -7,7 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from torch_reduce.ladder import _emulate, _exercise, _step, _try, rungs, source
+from torch_reduce.ladder import _emulate, _exercise, _figures, _step, _try, rungs, source
 
 DTYPES = ["float32", "float64", "int32", "int64"]
 EXAMPLES = {
@@ -81,23 +81,6 @@ def _run(options: argparse.Namespace) -> int:
 
 # --- emulated rungs ---------------------------------------------------------------------------------------------------
 
-# Our name of a counter, and the two lines of its column's head.
-COLUMNS = {
-    "global load efficiency": ("global load", "efficiency"),
-    "global store efficiency": ("global store", "efficiency"),
-    "branch efficiency": ("branch", "efficiency"),
-    "bank conflicts": ("bank conflicts", "per warp"),
-    "barriers": ("barriers", "per warp"),
-}
-
-
-def cell(name: str, counters: dict[str, float]) -> str:
-    """A counter as text, or a dash where the kernel does nothing of the kind."""
-    if name not in counters:
-        return "–"
-    return f"{counters[name]:.1f}%" if name.endswith("efficiency") else f"{counters[name]:.4g}"
-
-
 def _emulate_rungs(options: argparse.Namespace) -> int:
     known = {rung.name: rung for rung in rungs()}
     wanted = options.rungs or list(_emulate.rung_files())
@@ -116,7 +99,7 @@ def _emulate_rungs(options: argparse.Namespace) -> int:
     print(f"emulated: {size:,} elements of {dtype}; counters of the first launch")
     for line in (0, 1):
         head = f"{'rung':<26} {'block':>5}  {'result':<6}" if line else f"{'':<26} {'':>5}  {'':<6}"
-        print(head + "".join(f"{texts[line]:>15}" for texts in COLUMNS.values()))
+        print(head + "".join(f"{texts[line]:>15}" for texts in _figures.COLUMNS.values()))
     wrong, chapter = 0, None
     for name in names:
         rung = known[name]
@@ -131,9 +114,9 @@ def _emulate_rungs(options: argparse.Namespace) -> int:
             print(f"{name:<26} {options.block:>5}  it takes blocks of {', '.join(map(str, found.blocks))}")
             wrong += 1
             continue
-        cells = "".join(f"{cell(counter, found.counters):>15}" for counter in COLUMNS)
+        cells = "".join(f"{_figures.cell(counter, found.counters):>15}" for counter in _figures.COLUMNS)
         print(f"{name:<26} {found.block:>5}  {result:<6}{cells}", flush=True)
-        for finding in [*([found.fault] if found.fault else []), *found.races, *found.wrong]:
+        for finding in found.findings:
             print(f"    {finding}")
         wrong += not found.right
     if options.against_lesson:
@@ -142,8 +125,6 @@ def _emulate_rungs(options: argparse.Namespace) -> int:
 
 
 def _print_figures(names: list[str], program: Path, size: int, options: argparse.Namespace) -> None:
-    from torch_reduce.ladder import _figures
-
     steps = []
     for name in names:
         found = _emulate.emulate(name, program, size=size, block=options.block, dtype="int32")

@@ -1,9 +1,10 @@
 """CUDA C++ as the emulator's C++: what a C++ compiler cannot read becomes calls, on the same lines.
 
-Four things change, and nothing else:
+Five things change, and nothing else:
 
     kernel<<<blocks, threads>>>(x, out);    ::emulate::launch("kernel", {blocks, threads}, [&] { kernel(x, out); });
     __shared__ float values[1024];          auto& values = *static_cast<...*>(::emulate::shared(7, ...));
+    __device__ float partial[64];           static auto& partial = *static_cast<...*>(::emulate::device(...));
     if (tid < stride) x[tid] += ...;        if (EMULATE_TEST(8, 0, tid < stride)) { begin(8); x[tid] += ...; end(8); }
     #pragma unroll                          #pragma GCC unroll 64
 
@@ -119,6 +120,16 @@ def _bodies(code: str) -> list[tuple[int, int, str]]:
     return found
 
 
+def _declared(declaration: str) -> list[tuple[str, str, str]]:
+    """(element, name, dims) of each array or variable that `float a[32], b` declares; none where it is no such list."""
+    first, *others = split(declaration)
+    lead = re.match(r"(.*?)([*&\s])(\w+)\s*((?:\[.*)?)$", first.strip(), re.DOTALL)
+    if not lead:
+        return []
+    items = [re.match(r"\s*(\w+)\s*((?:\[.*)?)$", item, re.DOTALL) for item in [lead[3] + lead[4], *others]]
+    return [((lead[1] + lead[2]).strip(), item[1], item[2]) for item in items if item]
+
+
 def translate(text: str, file: str, first: int = 1) -> Translation:
     """`text`, a CUDA source, for the emulator; its tests are numbered from `first` on, in steps of one.
 
@@ -181,38 +192,28 @@ def translate(text: str, file: str, first: int = 1) -> Translation:
         declared = re.sub(r"__align__\s*\(\s*\w+\s*\)|alignas\s*\(\s*\w+\s*\)", "", found[2]).strip()
         volatile = "volatile " if re.search(r"\bvolatile\b", found[0]) else ""
         declared = re.sub(r"\bvolatile\b", "", declared)
-        names = split(declared)
-        lead = re.match(r"(.*?)([*&\s])(\w+)\s*((?:\[.*)?)$", names[0].strip(), re.DOTALL)
-        if not lead:
-            continue
-        element = volatile + (lead[1] + lead[2]).strip()
         replaced = ""
-        for item in [lead[3] + lead[4], *names[1:]]:
-            part = re.match(r"\s*(\w+)\s*((?:\[.*)?)$", item, re.DOTALL)
-            if not part:
-                continue
+        for element, name, dims in _declared(declared):
+            element = volatile + element
             if found[1]:
-                where = f'::emulate::dynamic_shared(sizeof({element}), "{part[1]}")'
-                replaced += f"{element}* {part[1]} = static_cast<{element}*>({where}); "
+                where = f'::emulate::dynamic_shared(sizeof({element}), "{name}")'
+                replaced += f"{element}* {name} = static_cast<{element}*>({where}); "
                 continue
-            whole = f"::emulate::Same<{element}{part[2]}>"
-            where = f'::emulate::shared({number}, sizeof({whole}), sizeof({element}), "{part[1]}")'
-            replaced += f"auto& {part[1]} = *static_cast<{whole}*>({where}); "
+            whole = f"::emulate::Same<{element}{dims}>"
+            where = f'::emulate::shared({number}, sizeof({whole}), sizeof({element}), "{name}")'
+            replaced += f"auto& {name} = *static_cast<{whole}*>({where}); "
             number += 1
-        edits.append((found.start(), found.end(), replaced + "\n" * found[0].count("\n")))
+        if replaced:
+            edits.append((found.start(), found.end(), replaced + "\n" * found[0].count("\n")))
 
     for found in re.finditer(r"__device__\s+(?:static\s+)?([^;(){}=]*);", code):
-        names = split(found[1])
-        lead = re.match(r"(.*?)([*&\s])(\w+)\s*((?:\[.*)?)$", names[0].strip(), re.DOTALL)
-        if not lead:
-            continue
-        element, replaced = (lead[1] + lead[2]).strip(), ""
-        for item in [lead[3] + lead[4], *names[1:]]:
-            if part := re.match(r"\s*(\w+)\s*((?:\[.*)?)$", item, re.DOTALL):
-                whole = f"::emulate::Same<{element}{part[2]}>"
-                where = f'::emulate::device(sizeof({whole}), sizeof({element}), "{part[1]}")'
-                replaced += f"static auto& {part[1]} = *static_cast<{whole}*>({where}); "
-        edits.append((found.start(), found.end(), replaced + "\n" * found[0].count("\n")))
+        replaced = ""
+        for element, name, dims in _declared(found[1]):
+            whole = f"::emulate::Same<{element}{dims}>"
+            where = f'::emulate::device(sizeof({whole}), sizeof({element}), "{name}")'
+            replaced += f"static auto& {name} = *static_cast<{whole}*>({where}); "
+        if replaced:
+            edits.append((found.start(), found.end(), replaced + "\n" * found[0].count("\n")))
 
     for found in re.finditer(r"<<<", code):
         end_of_shape = code.find(">>>", found.end())

@@ -20,7 +20,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch_reduce.ladder import _emulate, _translate
+from torch_reduce.ladder import _emulate, _figures, _translate
 
 BLOCKS = (64, 128, 256, 512, 1024)
 ELEMENTS = (1, 2, 4, 8, 16, 32)  # per thread, tried from the most on
@@ -44,7 +44,8 @@ class Kernel:
         element: its elements' C++ type; for a template the one that the dtype asks for.
         dtype: that type's name in torch.
         counts: whether it takes n.
-        template: whether it is a template over the type alone, over constants first, or none: "", "T" or "constants".
+        template: its template parameters, such as "class T" and "unsigned kBlock".
+        text, translation: the file, and what the emulator makes of it.
     """
 
     file: Path
@@ -145,7 +146,7 @@ class Kernel:
         said = _emulate.run_program(program, "learner", _emulate.options(dtype=self.dtype, **choices), seconds=60)
         if "atomicCAS" in self.text:  # a plain read before it is right: the compare-and-swap checks what was read
             said["races"] = [race for race in said.get("races", []) if not race["atomic"]]
-        found = _emulate.read(said, self.name, program, [*self.translation.tests, *_emulate.shared_tests()])
+        found = _emulate.read(said, self.name, program, [*self.translation.tests, *_emulate.shared_part().tests])
         found.elements = choices.get("elements") or 1
         return found
 
@@ -449,8 +450,6 @@ def line_table(verdict: Verdict) -> list[str]:
 
 def main(options: argparse.Namespace) -> int:
     """``try FILE``."""
-    from torch_reduce.ladder import _program
-
     kernel = Kernel.of(options.file, options.kernel, options.dtype)
     verdict = judge(kernel, elements=options.elements, blocks=(options.block,) if options.block else BLOCKS)
     print("\n".join(report(verdict)), flush=True)
@@ -461,9 +460,9 @@ def main(options: argparse.Namespace) -> int:
         found = nearest(sample, _emulate.progress)
         (_, name, other), (_, second, another) = found[:2]
         print(f"\nnearest rung: {name}; then {second}")
-        columns = list(_program.COLUMNS) + ["loads", "shared loads", "shuffles", "atomics"]
+        columns = list(_figures.COLUMNS) + ["loads", "shared loads", "shuffles", "atomics"]
         for counter in columns:
-            values = [_program.cell(counter, each.counters) for each in (sample, other, another)]
+            values = [_figures.cell(counter, each.counters) for each in (sample, other, another)]
             print(f"  {counter:<24}" + "".join(f"{value:>22}" for value in values))
         print(time_on_gpu(kernel, verdict.elements))
     print("right" if verdict.right else "not right yet", file=sys.stdout)

@@ -105,17 +105,16 @@ struct Event {
   size_t offset;    // in the memory; of a test, its outcome
   uint32_t thread, syncs;
   uint8_t kind, size;
-  bool loop;
 };
 std::vector<Event> events;  // of this block
 
-struct Requests { int64_t requests = 0, threads = 0, bytes = 0, sectors = 0, conflicts = 0; };
+struct Requests { int64_t requests = 0, bytes = 0, sectors = 0, conflicts = 0; };
 std::map<std::pair<uintptr_t, int>, Requests> requests;  // by place and kind
 
 struct Test {
   bool loop = false, leaves = false, barrier = false, inner = false;
   int64_t warps = 0, divergent = 0, thinned = 0;  // thinned: each sixteenth turn of a loop, as if it were unrolled
-  int global = 0, shared = 0;                     // most accesses of one thread between begin and end
+  int global = 0;                                 // most accesses of one thread to it between begin and end
 };
 std::map<int, Test> tests;
 
@@ -137,16 +136,15 @@ std::map<std::tuple<uintptr_t, uintptr_t, bool>, Race> races;
 std::map<std::tuple<uintptr_t, std::string>, Race> wrong_accesses;
 
 struct Launched {
-  std::string kernel;
-  unsigned grid = 0, block = 0;
-  int64_t barriers = 0, warp_barriers = 0, shuffles = 0, warps = 0, threads = 0, shared_bytes = 0;
+  unsigned block = 0;
+  int64_t barriers = 0, warp_barriers = 0, shuffles = 0, warps = 0, shared_bytes = 0;
 } first_launch;
 
 // --- fibers ----------------------------------------------------------------------------------------------------------------
 
 enum Wait { kReady, kAtBlock, kAtWarp, kAtAccess, kDone };
 
-struct Open { int site, global, shared; };
+struct Open { int site, global; };
 struct Fiber {
   jmp_buf state;
   ucontext_t start;
@@ -206,9 +204,9 @@ void make_fibers() {
   }
 }
 
-// Lets those threads of a warp go on that wait for each other and have all come.
 void wrong_access(uintptr_t place, const std::string& what, const std::string& text, int line = 0);
 
+// Lets those threads of a warp go on that wait for each other and have all come.
 bool join_warp(unsigned first, unsigned last) {
   bool any = false;
   for (unsigned t = first; t < last; ++t) {
@@ -313,7 +311,6 @@ void run_block() {
   }
   if (counted) {
     first_launch.warps += warps;
-    first_launch.threads += threads;
     first_launch.shared_bytes = static_cast<int64_t>(shared_used);
     flush();
   }
@@ -413,8 +410,8 @@ void note(const void* where, size_t size, bool writes, bool atomic, uintptr_t pl
   }
   if (!counted || crowded()) return;
   const Kind kind = atomic ? kAtomic : shared ? (writes ? kSharedStore : kSharedLoad) : (writes ? kStore : kLoad);
-  events.push_back({place, offset, threadIdx.x, current->syncs, static_cast<uint8_t>(kind), static_cast<uint8_t>(size), false});
-  for (Open& open : current->open) ++(shared ? open.shared : open.global);
+  events.push_back({place, offset, threadIdx.x, current->syncs, static_cast<uint8_t>(kind), static_cast<uint8_t>(size)});
+  for (Open& open : current->open) open.global += !shared;
   if (traced && block_number % (int64_t{1} << 32) == 0)
     steps.push_back({threadIdx.x, current->syncs, static_cast<uint8_t>(kind), name_of(offset), place});
 }
@@ -442,18 +439,18 @@ int64_t conflicts_of(const Event* first, const Event* last) {
   return turns - least;
 }
 
-void count_request(const Event* first, const Event* last) {
+void count_request(const Event* first, const Event* last, size_t turn) {
   if (first->kind == kTest) {
     Test& test = tests[static_cast<int>(first->place)];
     const bool some = std::any_of(first, last, [](const Event& event) { return event.offset != 0; });
     const bool all = std::all_of(first, last, [](const Event& event) { return event.offset != 0; });
     ++test.warps;
     test.divergent += some && !all;
+    test.thinned += turn % 16 == 0 || (some && !all);
     return;
   }
   Requests& found = requests[{first->place, first->kind}];
   ++found.requests;
-  found.threads += last - first;
   if (first->kind == kSharedLoad || first->kind == kSharedStore) {
     found.conflicts += conflicts_of(first, last);
     return;
@@ -476,10 +473,9 @@ void flush() {
   for (size_t first = 0, last = 0; first < events.size(); first = last) {
     const auto key = [](const Event& event) { return std::tuple(event.thread / 32, event.kind, event.place, event.syncs); };
     while (last < events.size() && key(events[last]) == key(events[first])) ++last;
-    std::vector<size_t> next;  // for each thread, where its events of this kind and place begin
+    std::vector<size_t> begins;  // for each thread, where its events of this kind and place begin
     for (size_t i = first; i < last; ++i)
-      if (i == first || events[i].thread != events[i - 1].thread) next.push_back(i);
-    const std::vector<size_t> begins = next;
+      if (i == first || events[i].thread != events[i - 1].thread) begins.push_back(i);
     for (size_t turn = 0;; ++turn) {
       request.clear();
       for (size_t k = 0; k < begins.size(); ++k) {
@@ -487,14 +483,7 @@ void flush() {
         if (i < end) request.push_back(events[i]);
       }
       if (request.empty()) break;
-      if (request[0].kind == kTest) {
-        Test& test = tests[static_cast<int>(request[0].place)];
-        const int64_t divergent = test.divergent;
-        count_request(request.data(), request.data() + request.size());
-        test.thinned += turn % 16 == 0 || test.divergent != divergent;
-      } else {
-        count_request(request.data(), request.data() + request.size());
-      }
+      count_request(request.data(), request.data() + request.size(), turn);
     }
   }
   events.clear();
@@ -535,7 +524,7 @@ void launch(const char* kernel, const Launch& how, const std::function<void()>& 
   body = &run;
   fenced = false;
   const bool is_first = launches++ == 0;
-  if (is_first) first_launch = {kernel, how.grid.x, how.block.x};
+  if (is_first) first_launch.block = how.block.x;
   for (unsigned b = 0; b < how.grid.x; ++b) {
     blockIdx.x = b;
     block_number = launches << 32 | b;
@@ -611,13 +600,13 @@ bool test(int site, bool loop, bool outcome) {
     while (!current->open.empty() &&
            std::any_of(current->open.begin(), current->open.end(), [&](const Open& open) { return open.site == site; }))
       end(current->open.back().site);
-  events.push_back({static_cast<uintptr_t>(site), outcome, threadIdx.x, current->syncs, kTest, 0, loop});
+  events.push_back({static_cast<uintptr_t>(site), outcome, threadIdx.x, current->syncs, kTest, 0});
   return outcome;
 }
 
 void begin(int site) {
   if (!current || !counted) return;
-  current->open.push_back({site, 0, 0});
+  current->open.push_back({site, 0});
 }
 
 void end(int site) {
@@ -627,7 +616,6 @@ void end(int site) {
     current->open.pop_back();
     Test& test = tests[open.site];
     test.global = std::max(test.global, open.global);
-    test.shared = std::max(test.shared, open.shared);
     if (open.site == site) return;
   }
 }
@@ -665,17 +653,15 @@ std::string quoted(const std::string& text) { return "\"" + text + "\""; }
 
 std::string report() {
   std::ostringstream out;
-  out << "\"kernel\": " << quoted(first_launch.kernel) << ", \"grid\": " << first_launch.grid
-      << ", \"block\": " << first_launch.block << ", \"launches\": " << launches << ", \"warps\": " << first_launch.warps
-      << ", \"threads\": " << first_launch.threads << ", \"barriers\": " << first_launch.barriers
-      << ", \"warp_barriers\": " << first_launch.warp_barriers << ", \"shuffles\": " << first_launch.shuffles
-      << ", \"shared_bytes\": " << first_launch.shared_bytes;
+  out << "\"block\": " << first_launch.block << ", \"warps\": " << first_launch.warps
+      << ", \"barriers\": " << first_launch.barriers << ", \"warp_barriers\": " << first_launch.warp_barriers
+      << ", \"shuffles\": " << first_launch.shuffles << ", \"shared_bytes\": " << first_launch.shared_bytes;
   const char* comma = "";
   out << ", \"requests\": [";
   for (const auto& [key, found] : requests) {
     out << comma << "{\"place\": " << key.first << ", \"kind\": " << key.second << ", \"requests\": " << found.requests
-        << ", \"threads\": " << found.threads << ", \"bytes\": " << found.bytes << ", \"sectors\": " << found.sectors
-        << ", \"conflicts\": " << found.conflicts << "}";
+        << ", \"bytes\": " << found.bytes << ", \"sectors\": " << found.sectors << ", \"conflicts\": " << found.conflicts
+        << "}";
     comma = ",\n ";
   }
   out << "], \"tests\": [";
@@ -683,8 +669,7 @@ std::string report() {
   for (const auto& [site, test] : tests) {
     out << comma << "{\"site\": " << site << ", \"loop\": " << test.loop << ", \"leaves\": " << test.leaves
         << ", \"barrier\": " << test.barrier << ", \"inner\": " << test.inner << ", \"warps\": " << test.warps
-        << ", \"divergent\": " << test.divergent << ", \"thinned\": " << test.thinned << ", \"global\": " << test.global
-        << ", \"shared\": " << test.shared << "}";
+        << ", \"divergent\": " << test.divergent << ", \"thinned\": " << test.thinned << ", \"global\": " << test.global << "}";
     comma = ",\n ";
   }
   out << "], \"races\": [";
