@@ -30,6 +30,10 @@ Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& re
 // The row of a dtype in dtypes.h. Raises NotImplementedError, which names the function and `what`, if there is none.
 DType dtype_of(at::ScalarType type, const char* what, const char* function = "torch_reduce");
 
+// A call and its plan, for people. And how many plans it has; none where there is nothing to read.
+std::string explained(const Reduction& reduction, at::Device device, const Tuning& tuning);
+int64_t plans_of(const Reduction& reduction, at::Device device);
+
 namespace cuda {
 
 // What the driver says about a device. It is asked once.

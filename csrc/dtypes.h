@@ -56,6 +56,12 @@ struct LogSum {
   T largest, sum;
 };
 
+// The sums of differences from one number, and of their squares: of a variance (variance.h).
+struct Moments {
+  double sum, squares;
+};
+GPUREDUCE_HOST_DEVICE Moments operator+(Moments a, Moments b) { return {a.sum + b.sum, a.squares + b.squares}; }
+
 // The unsigned integers of so many bytes.
 template <int kSize>
 using UnsignedOf =
@@ -85,7 +91,8 @@ enum class Kind : uint8_t { integer, floating, complex };
   X(product_f64, Product<double>, "float64") \
   X(product_i64, Product<int64_t>, "int64")  \
   X(logsum_f32, LogSum<float>, "float32")    \
-  X(logsum_f64, LogSum<double>, "float64")
+  X(logsum_f64, LogSum<double>, "float64")   \
+  X(moments, Moments, "float64")
 
 enum class Accumulator : uint8_t {
 #define GPUREDUCE_ENUMERATOR(name, ...) name,
@@ -228,6 +235,8 @@ inline bool is_native(Accumulator a, DType out) {
     case Accumulator::product_i64: return out == DType::Long;
     case Accumulator::c64: return out == DType::ComplexFloat;
     case Accumulator::c128: return out == DType::ComplexDouble;
+    case Accumulator::moments:
+      return out == DType::Float || out == DType::BFloat16 || out == DType::Half || out == DType::Double;
   }
   return false;
 }
@@ -260,6 +269,8 @@ template <class Acc>
 constexpr int converted_bytes = 8;
 template <>
 inline constexpr int converted_bytes<double> = 16;
+template <>
+inline constexpr int converted_bytes<Moments> = 16;
 template <template <class> class Holds>
 constexpr int converted_bytes<Holds<double>> = 16;
 
@@ -292,6 +303,8 @@ GPUREDUCE_HOST_DEVICE Acc padding() {
     return {Number<Acc>(1)};
   } else if constexpr (IsLogSum<Acc>::value) {
     return {lowest<decltype(Acc::sum)>(), 0};
+  } else if constexpr (std::is_same_v<Acc, Moments>) {
+    return {-0.0, -0.0};
   } else {
     return static_cast<Acc>(std::is_floating_point_v<Acc> ? -0.0 : 0.0);
   }
@@ -429,6 +442,11 @@ GPUREDUCE_HOST_DEVICE Acc addend(Product<T> x) {
 }
 template <class Acc, class T>
 GPUREDUCE_HOST_DEVICE Acc addend(LogSum<T> x) {
+  return x;
+}
+
+template <class Acc>
+GPUREDUCE_HOST_DEVICE Acc addend(Moments x) {
   return x;
 }
 

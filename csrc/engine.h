@@ -5,6 +5,12 @@
 
 namespace gpureduce {
 
+// What is added up.
+// values      what a map makes of the elements of one input
+// products    products of the elements of two inputs (weighted.h)
+// deviations  differences from each output's first element, and their squares (variance.h)
+enum class Addends : uint8_t { values, products, deviations };
+
 // Which kernels take a reduction.
 // full       those of plain sums, which are compiled in all variants
 // reduced    those of all other operations and of rare dtypes, compiled in the few variants that every operation has

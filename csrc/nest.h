@@ -17,14 +17,23 @@
 
 namespace gpureduce {
 
-struct Offsets { int64_t in, out; };
-GPUREDUCE_HOST_DEVICE Offsets operator+(Offsets a, Offsets b) { return {a.in + b.in, a.out + b.out}; }
-GPUREDUCE_HOST_DEVICE Offsets operator*(Offsets a, int64_t n) { return {a.in * n, a.out * n}; }
+// A place in each of two inputs, where one input has an int64_t.
+struct Both { int64_t first, second; };
+GPUREDUCE_HOST_DEVICE Both operator+(Both a, Both b) { return {a.first + b.first, a.second + b.second}; }
+GPUREDUCE_HOST_DEVICE Both operator*(Both a, int64_t n) { return {a.first * n, a.second * n}; }
+
+// Where an output stands: its elements, from which theirs are counted, and its result. In: int64_t or Both.
+template <class In>
+struct Spot {
+  In in;
+  int64_t out;
+};
+using Offsets = Spot<int64_t>;
 
 constexpr int kInnerDims = kFastRank - 1;
 
 // A place in nested dims that moves on by a fixed number of elements, without a division. It keeps its index in the kInner
-// fastest dims; the slowest dim needs none. Offset: int64_t, of the first input, or Offsets, of both.
+// fastest dims; the slowest dim needs none. Offset: int64_t or Both.
 template <int kInner, class Offset = int64_t>
 struct Cursor {
   Offset offset;
@@ -54,18 +63,16 @@ struct Stride {
   }
 };
 
-// Nested dims, slowest first. Rank 0 and 1 need no division. Nests are kernel arguments, so the usual ones are small.
-template <int kCapacity>
+// Nested dims, slowest first. Rank 0 and 1 need no division. Nests are kernel arguments, so the usual ones are small. In:
+// int64_t or Both.
+template <int kCapacity, class In = int64_t>
 struct Nest {
   struct Dim {
-    int64_t size, in, out;
+    int64_t size;
+    In in;
+    int64_t out;
     uint32_t magic, shift;  // division by `size` of indices below 2^31 (Hacker's Delight, 10-9; as in ATen's IntDivider)
 
-    template <class Offset>
-    GPUREDUCE_HOST_DEVICE Offset offset() const {
-      if constexpr (std::is_same_v<Offset, Offsets>) return {in, out};
-      else return in;
-    }
     GPUREDUCE_HOST_DEVICE uint32_t divide(uint32_t index) const {
       return (static_cast<uint32_t>(uint64_t{index} * magic >> 32) + index) >> shift;
     }
@@ -75,7 +82,7 @@ struct Nest {
   bool narrow = true;  // every index is below 2^31; always so up to kFastRank dims (fits_fast_nest)
   Dim dims[kCapacity];
 
-  void add(int64_t size, int64_t in, int64_t out) {
+  void add(int64_t size, In in, int64_t out) {
     Dim& d = dims[rank++];
     d = {size, in, out, 0, 0};
     while (d.shift < 31 && (int64_t{1} << d.shift) < size) ++d.shift;
@@ -88,9 +95,9 @@ struct Nest {
   GPUREDUCE_HOST_DEVICE bool are_few() const { return rank <= 2 && moves(); }
 
   // kInner: 1 in up to two dims, or kInnerDims.
-  template <int kInner, class Offset = int64_t>
-  GPUREDUCE_HOST_DEVICE Cursor<kInner, Offset> cursor(int64_t index) const {
-    Cursor<kInner, Offset> c{};
+  template <int kInner>
+  GPUREDUCE_HOST_DEVICE Cursor<kInner, In> cursor(int64_t index) const {
+    Cursor<kInner, In> c{};
     uint32_t i = static_cast<uint32_t>(index);
     GPUREDUCE_UNROLLED
     for (int d = 0; d < kInner; ++d) {
@@ -98,42 +105,42 @@ struct Nest {
       if (dim < 1 || dim >= rank) continue;
       const uint32_t q = dims[dim].divide(i);
       c.index[d] = i - q * static_cast<uint32_t>(dims[dim].size);
-      c.offset = c.offset + dims[dim].template offset<Offset>() * c.index[d];
+      c.offset = c.offset + dims[dim].in * c.index[d];
       i = q;
     }
-    c.offset = c.offset + dims[0].template offset<Offset>() * i;
+    c.offset = c.offset + dims[0].in * i;
     return c;
   }
 
-  template <int kInner, class Offset = int64_t>
-  Stride<kInner, Offset> stride(int64_t elements) const {
-    Stride<kInner, Offset> s{};
+  template <int kInner>
+  Stride<kInner, In> stride(int64_t elements) const {
+    Stride<kInner, In> s{};
     if (elements == 0) return s;  // the caller needs none
     for (int d = 0; d < kInner; ++d) {
       const int dim = rank - 1 - d;
       s.size[d] = dim < 1 ? UINT32_MAX : static_cast<uint32_t>(dims[dim].size);
       if (dim < 1) continue;
       s.index[d] = static_cast<uint32_t>(elements % dims[dim].size);
-      const Offset step = dims[dim].template offset<Offset>();
+      const In step = dims[dim].in;
       s.offset = s.offset + step * s.index[d];
-      s.wrap[d] = dims[dim - 1].template offset<Offset>() + step * -dims[dim].size;
+      s.wrap[d] = dims[dim - 1].in + step * -dims[dim].size;
       elements /= dims[dim].size;
     }
-    if (rank > 0) s.offset = s.offset + dims[0].template offset<Offset>() * elements;
+    if (rank > 0) s.offset = s.offset + dims[0].in * elements;
     return s;
   }
 
   // The first element of a row of the last dim: of up to two dims without a division.
-  GPUREDUCE_HOST_DEVICE Offsets at_row(int64_t row) const {
-    if (rank == 1) return {0, 0};
-    if (rank == 2) return {row * dims[0].in, row * dims[0].out};
+  GPUREDUCE_HOST_DEVICE Spot<In> at_row(int64_t row) const {
+    if (rank == 1) return {};
+    if (rank == 2) return {dims[0].in * row, row * dims[0].out};
     return at(row * dims[rank - 1].size);
   }
 
-  GPUREDUCE_HOST_DEVICE Offsets at(int64_t index) const {
+  GPUREDUCE_HOST_DEVICE Spot<In> at(int64_t index) const {
     if constexpr (kCapacity > kFastRank)
       if (rank > 1 && !narrow) return at_wide(index);
-    Offsets o{0, 0};
+    Spot<In> o{};
     if (rank == 0) return o;
     if (rank > 1) {
       uint32_t i = static_cast<uint32_t>(index);
@@ -141,26 +148,26 @@ struct Nest {
       for (int d = rank - 1; d > 0; --d) {
         const uint32_t q = dims[d].divide(i);
         const int64_t r = i - q * static_cast<uint32_t>(dims[d].size);
-        o.in += r * dims[d].in;
+        o.in = o.in + dims[d].in * r;
         o.out += r * dims[d].out;
         i = q;
       }
       index = i;
     }
-    return {o.in + index * dims[0].in, o.out + index * dims[0].out};
+    return {o.in + dims[0].in * index, o.out + index * dims[0].out};
   }
 
  private:
   // 64-bit division is a lot of code, so it is compiled once.
-  GPUREDUCE_OUT_OF_LINE Offsets at_wide(int64_t index) const {
-    Offsets o{0, 0};
+  GPUREDUCE_OUT_OF_LINE Spot<In> at_wide(int64_t index) const {
+    Spot<In> o{};
     for (int d = rank - 1; d > 0; --d) {
       const int64_t q = index / dims[d].size, r = index - q * dims[d].size;
-      o.in += r * dims[d].in;
+      o.in = o.in + dims[d].in * r;
       o.out += r * dims[d].out;
       index = q;
     }
-    return {o.in + index * dims[0].in, o.out + index * dims[0].out};
+    return {o.in + dims[0].in * index, o.out + index * dims[0].out};
   }
 };
 
@@ -171,24 +178,31 @@ bool fits_fast_nest(const DimList<Dim>& dims, int64_t count) {
   return dims.size() <= kFastRank && (dims.size() <= 1 || count < int64_t{1} << 31);
 }
 
-template <int kCapacity, class Dim, class Add>
-Nest<kCapacity> nest_of(const DimList<Dim>& dims, int64_t count, Add add) {
+// The stride of a dim, of one input or of both.
+template <class In, class Dim>
+In stride_of(const Dim& d) {
+  if constexpr (std::is_same_v<In, Both>) return {d.stride, d.second};
+  else return d.stride;
+}
+
+template <int kCapacity, class In, class Dim, class Out>
+Nest<kCapacity, In> nest_of(const DimList<Dim>& dims, int64_t count, Out out) {
   if (kCapacity <= kFastRank && !fits_fast_nest(dims, count))
     throw std::logic_error("gpureduce: a kernel was chosen that cannot count so far; please report this");
-  Nest<kCapacity> n;
+  Nest<kCapacity, In> n;
   n.narrow = count < int64_t{1} << 31;
-  for (const Dim& d : dims) add(n, d);
+  for (const Dim& d : dims) n.add(d.size, stride_of<In>(d), out(d));
   return n;
 }
 
-template <int kCapacity>
-Nest<kCapacity> kept_nest(const Problem& p) {
-  return nest_of<kCapacity>(p.kept, p.outputs, [](auto& n, const KeptDim& d) { n.add(d.size, d.stride, d.out_stride); });
+template <int kCapacity, class In = int64_t>
+Nest<kCapacity, In> kept_nest(const Problem& p) {
+  return nest_of<kCapacity, In>(p.kept, p.outputs, [](const KeptDim& d) { return d.out_stride; });
 }
 
-template <int kCapacity>
-Nest<kCapacity> reduced_nest(const Problem& p) {
-  return nest_of<kCapacity>(p.reduced, p.length, [](auto& n, const ReducedDim& d) { n.add(d.size, d.stride, 0); });
+template <int kCapacity, class In = int64_t>
+Nest<kCapacity, In> reduced_nest(const Problem& p) {
+  return nest_of<kCapacity, In>(p.reduced, p.length, [](const ReducedDim&) { return 0; });
 }
 
 }  // namespace gpureduce

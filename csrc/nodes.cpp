@@ -146,7 +146,7 @@ std::tuple<Tensor, Tensor> finish_moments(const Tensor& given, const Tensor& giv
                                           bool root, at::ScalarType dtype) {
   const auto [variances, means] = finish_moments_meta(given, given_first, count, correction, root, at::kDouble);
   const Tensor moments = plain(given), first = plain(given_first);
-  const auto* const from = static_cast<const variance::Moments*>(moments.const_data_ptr());
+  const auto* const from = static_cast<const Moments*>(moments.const_data_ptr());
   const double* const firsts = first.const_data_ptr<double>();
   double *const to = variances.mutable_data_ptr<double>(), *const mean = means.mutable_data_ptr<double>();
   const variance::Finishing finishing{count, correction, root};

@@ -289,22 +289,13 @@ Reduction planned(const at::Tensor& self, OptionalDims dim, bool keepdim, Option
 }
 
 std::string explain(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const std::string& tuning) {
-  const Reduction r = planned(self, dim, keepdim, dtype);
-  std::string text = std::string(info(r.in).name) + " -> " + info(r.out).name + ", added in " + name_of(r.accumulator) +
-                     (r.engine == Engine::converted ? ", each element converted first" : "") + "\n" + r.problem.str() + "\n";
-  if (r.problem.outputs == 0 || r.problem.length == 0) return text + "nothing to read";
-  if (self.is_cpu()) return text + cpu::explain(r);
-#ifdef GPUREDUCE_WITH_CUDA
-  if (self.is_cuda()) return text + cuda::plan(r, self.device(), Tuning::parse(tuning)).str();
-#endif
-  return text + "no plan for " + self.device().str();
+  return explained(planned(self, dim, keepdim, dtype), self.device(), Tuning::parse(tuning));
 }
 
 #ifdef GPUREDUCE_WITH_CUDA
 // How many plans a sum has; none where there is nothing to read.
 int64_t plans(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
-  if (self.numel() == 0) return 0;
-  return count_plans(planned(self, dim, keepdim, dtype), cuda::facts(self.device()));
+  return plans_of(planned(self, dim, keepdim, dtype), self.device());
 }
 
 // Takes the plan of this index for such calls from now on, of any operation; or for -1 the one that is chosen.
@@ -333,6 +324,27 @@ std::vector<double> stages(const at::Tensor& self, OptionalDims dim, int64_t cal
 #endif
 
 }  // namespace
+
+std::string explained(const Reduction& r, at::Device device, const Tuning& tuning) {
+  std::string text = std::string(info(r.in).name);
+  if (r.addends == Addends::products) text += std::string(" * ") + info(r.second_dtype).name;
+  text += std::string(" -> ") + info(r.out).name + ", added in " + name_of(r.accumulator) +
+          (r.engine == Engine::converted ? ", each element converted first" : "") + "\n" + r.problem.str() + "\n";
+  if (r.problem.outputs == 0 || r.problem.length == 0) return text + "nothing to read";
+  if (device.is_cpu() && r.addends != Addends::values)
+    return text + (has_columns(r.problem) ? "neighbouring outputs together, leaf by leaf" : "chunk by chunk");
+  if (device.is_cpu()) return text + cpu::explain(r);
+#ifdef GPUREDUCE_WITH_CUDA
+  if (device.is_cuda()) return text + cuda::plan(r, device, tuning).str();
+#endif
+  return text + "no plan for " + device.str();
+}
+
+#ifdef GPUREDUCE_WITH_CUDA
+int64_t plans_of(const Reduction& r, at::Device device) {
+  return r.problem.outputs == 0 || r.problem.length == 0 ? 0 : count_plans(r, cuda::facts(device));
+}
+#endif
 
 at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& self) {
 #ifdef GPUREDUCE_WITH_CUDA

@@ -7,15 +7,6 @@
 #include <ATen/native/Resize.h>
 #include <torch/library.h>
 
-#ifdef GPUREDUCE_WITH_CUDA
-#include <ATen/cuda/CUDAContext.h>
-#include <ATen/cuda/EmptyTensor.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-
-#include "cuda/variance/variance.h"
-#endif
-
 #include "applied.h"
 #include "cpu/variance.h"
 #include "gradient.h"
@@ -44,48 +35,43 @@ at::ScalarType result_type(const Tensor& self, OptionalDtype dtype = std::nullop
   return dtype ? *dtype : at::isFloat8Type(type) ? at::kFloat : type;
 }
 
-Reduction make_reduction(const Tensor& self, const DimMask& reduce, const Tensor& variance, const Tensor& mean,
-                         double correction, bool root) {
+// Without `variance` the call is only planned.
+Reduction make_reduction(const Tensor& self, const DimMask& reduce, at::ScalarType result, const Tensor& variance,
+                         const Tensor& mean, double correction, bool root) {
   Reduction r{};
-  r.out = dtype_of(variance.scalar_type(), "a result of dtype");
-  r.input = {self.const_data_ptr(), dtype_of(self.scalar_type(), "an input of dtype"), self.is_neg()};
-  c10::SmallVector<weighted::InputDim, kCommonRank> dims(self.dim());
+  r.addends = Addends::deviations;
+  r.accumulator = Accumulator::moments;
+  r.out = dtype_of(result, "a result of dtype");
+  r.input = self.const_data_ptr();
+  r.in = dtype_of(self.scalar_type(), "an input of dtype");
+  r.negate = self.is_neg();
+  c10::SmallVector<InputDim, kCommonRank> dims(self.dim());
   int64_t step = 1;  // of the results, which are contiguous
   for (int64_t d = self.dim() - 1; d >= 0; --d) {
-    dims[d] = {self.size(d), self.stride(d), reduce[d] ? 0 : self.stride(d), reduce[d] ? 0 : step, reduce[d]};
+    dims[d] = {self.size(d), self.stride(d), reduce[d] ? 0 : step, reduce[d], 0};
     if (!reduce[d]) step *= self.size(d);
   }
   try {
-    r.problem = weighted::make_problem(dims.data(), dims.size());
+    r.problem = make_problem(dims.data(), dims.size(), "var: the input has");
   } catch (const std::invalid_argument& e) {
     TORCH_CHECK(false, e.what());
   }
-  r.variance = variance.mutable_data_ptr();
-  r.mean = mean.mutable_data_ptr();
-  r.finishing = {r.problem.length, correction, root};
+  r.output = variance.defined() ? variance.mutable_data_ptr() : nullptr;
+  r.mean = mean.defined() ? mean.mutable_data_ptr() : nullptr;
+  r.correction = correction;
+  r.root = root;
+  classify(r);
   return r;
 }
 
-#ifdef GPUREDUCE_WITH_CUDA
-void run_on_gpu(const Reduction& r, at::Device device) {
-  const c10::cuda::CUDAGuard guard(device);
-  const Device& facts = cuda::facts(device);
-  const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
-  const cuda::Variances variances{r, facts, stream};
-  Tensor workspace;  // goes back to the stream's pool when the launches are queued
-  if (const int64_t bytes = cuda::workspace_of(variances))
-    workspace = Tensor(at::detail::empty_cuda({bytes}, at::kByte, device, std::nullopt));
-  C10_CUDA_CHECK(cuda::run_variances(variances, workspace.defined() ? workspace.mutable_data_ptr() : nullptr));
-}
-#endif
-
-Pair reduce(const Tensor& self, OptionalDims dim, double correction, bool root, bool keepdim, OptionalDtype dtype) {
+Pair reduce_tuned(const Tensor& self, OptionalDims dim, double correction, bool root, bool keepdim, OptionalDtype dtype,
+                  const Tuning& tuning) {
   const at::ScalarType result = result_type(self, dtype);
   const DimMask mask = reduced_dims(dim, self.dim());
   const auto sizes = result_sizes(self.sizes(), mask, keepdim);
   Pair results{allocate(sizes, result, self), allocate(sizes, result, self)};
   const auto& [variance, mean] = results;
-  const Reduction r = make_reduction(self, mask, variance, mean, correction, root);
+  const Reduction r = make_reduction(self, mask, result, variance, mean, correction, root);
   if (static_cast<double>(r.problem.outputs == 0 ? 0 : r.problem.length) <= correction)
     TORCH_WARN(root ? "std" : "var", "(): degrees of freedom is <= 0. Correction should be strictly less than the reduction ",
                "factor (input numel divided by output numel).");
@@ -97,13 +83,41 @@ Pair reduce(const Tensor& self, OptionalDims dim, double correction, bool root, 
   }
 #ifdef GPUREDUCE_WITH_CUDA
   if (self.is_cuda()) {
-    run_on_gpu(r, self.device());
+    cuda::run(r, cuda::plan(r, self.device(), tuning), self.device(), tuning);
     return results;
   }
 #endif
-  cpu::run(r);
+  cpu::run_variance(r);
   return results;
 }
+
+Pair reduce(const Tensor& self, OptionalDims dim, double correction, bool root, bool keepdim, OptionalDtype dtype) {
+  return reduce_tuned(self, dim, correction, root, keepdim, dtype, {});
+}
+
+Pair reduce_forced(const Tensor& self, OptionalDims dim, double correction, bool root, bool keepdim, OptionalDtype dtype,
+                   const std::string& tuning) {
+  return reduce_tuned(self, dim, correction, root, keepdim, dtype, Tuning::parse(tuning));
+}
+
+// A call that is only planned.
+Reduction planned(const Tensor& self, OptionalDims dim, OptionalDtype dtype) {
+  return make_reduction(self, reduced_dims(dim, self.dim()), result_type(self, dtype), {}, {}, 1, false);
+}
+
+std::string explain(const Tensor& self, OptionalDims dim, bool, OptionalDtype dtype, const std::string& tuning) {
+  return explained(planned(self, dim, dtype), self.device(), Tuning::parse(tuning));
+}
+
+#ifdef GPUREDUCE_WITH_CUDA
+int64_t plans(const Tensor& self, OptionalDims dim, bool, OptionalDtype dtype) {
+  return plans_of(planned(self, dim, dtype), self.device());
+}
+
+void remember(const Tensor& self, OptionalDims dim, bool, OptionalDtype dtype, int64_t candidate) {
+  remember_plan(planned(self, dim, dtype), cuda::facts(self.device()), static_cast<int>(candidate));
+}
+#endif
 
 Pair reduce_meta(const Tensor& self, OptionalDims dim, double, bool, bool keepdim, OptionalDtype dtype) {
   const at::ScalarType result = result_type(self, dtype);
@@ -290,6 +304,13 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
       "_var_mean(Tensor self, int[1]? dim, float correction, bool root, bool keepdim, *, ScalarType? dtype=None) -> "
       "(Tensor, Tensor)",
       {at::Tag::pt2_compliant_tag});
+  m.def(
+      "_var_mean_tuned(Tensor self, int[1]? dim, float correction, bool root, bool keepdim, *, ScalarType? dtype=None, "
+      "str tuning=\"\") -> (Tensor, Tensor)");  // these four as those of sums
+  const std::string arguments = "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None";
+  m.def(("_var_mean_explain" + arguments + ", str tuning=\"\") -> str").c_str());
+  m.def(("_var_mean_plans" + arguments + ") -> int").c_str());
+  m.def(("_var_mean_remember" + arguments + ", int candidate) -> ()").c_str());
   m.def("var_mean(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)",
         {at::Tag::pt2_compliant_tag});
   composite(m, "var_mean", TORCH_FN(variance::var_mean));
@@ -297,12 +318,29 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   variance::define<true>(m, "std");
 }
 
-TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { m.impl("_var_mean", &gpureduce::variance::reduce); }
+namespace {
+
+void register_backend(torch::Library& m) {
+  m.impl("_var_mean", &gpureduce::variance::reduce);
+  m.impl("_var_mean_tuned", &gpureduce::variance::reduce_forced);
+  m.impl("_var_mean_explain", &gpureduce::variance::explain);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { register_backend(m); }
 #ifdef GPUREDUCE_WITH_CUDA
-TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) { m.impl("_var_mean", &gpureduce::variance::reduce); }
+TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) {
+  register_backend(m);
+  m.impl("_var_mean_plans", &gpureduce::variance::plans);
+  m.impl("_var_mean_remember", &gpureduce::variance::remember);
+}
 #endif
 TORCH_LIBRARY_IMPL(gpureduce, Meta, m) { m.impl("_var_mean", &gpureduce::variance::reduce_meta); }
 TORCH_LIBRARY_IMPL(gpureduce, Autograd, m) { m.impl("_var_mean", TORCH_FN(gpureduce::variance::reduce_differentiable)); }
 TORCH_LIBRARY_IMPL(gpureduce, FuncTorchBatched, m) { m.impl("_var_mean", TORCH_FN(gpureduce::variance::reduce_batched)); }
 // Lazily negated views reach the kernels as they are, without a copy.
-TORCH_LIBRARY_IMPL(gpureduce, Negative, m) { m.impl("_var_mean", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(gpureduce, Negative, m) {
+  for (const char* each : {"_var_mean", "_var_mean_tuned", "_var_mean_explain", "_var_mean_plans", "_var_mean_remember"})
+    m.impl(each, torch::CppFunction::makeFallthrough());
+}

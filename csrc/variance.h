@@ -1,21 +1,28 @@
 // Variances and means of the same elements, in one pass. Pure C++: no torch, no CUDA.
 #pragma once
 
-#include "weighted.h"
+#include "geometry.h"
 
-namespace gpureduce::variance {
+namespace gpureduce {
 
-// The sum of the differences from an output's first element, and the sum of their squares, as the parts of a complex number.
-// Differences keep the digits that elements far from zero share from being lost. They are taken in double precision, or an
-// outlier as first element would spoil all of them.
-using Moments = Complex<double>;
+// An element and its output's first one. To plans it is an element of this size: two neighbours' sums, of 16 bytes each, take
+// as many registers as those of eight halves.
+template <class In>
+struct alignas(sizeof(In) > 4 ? 16 : 8) Deviation {
+  In element, first;
+};
 
+namespace variance {
+
+// The difference from an output's first element, and its square. Differences keep the digits that elements far from zero share
+// from being lost. They are taken in double precision, or an outlier as first element would spoil all of them.
 GPUREDUCE_HOST_DEVICE Moments moments_of(double x, double first) {
   const double d = x - first;
   return {d, d * d};
 }
 
-// What becomes of them.
+// What becomes of their sums. For example 5, 7, 9: the differences are 0, 2, 4, the sums 6 and 20, the mean 5 + 6 / 3 = 7, and
+// with a correction of 1 the variance (20 - 6 · 2) / 2 = 4.
 struct Finishing {
   int64_t count;      // elements of an output
   double correction;  // of the count, in the variance's divisor
@@ -23,22 +30,24 @@ struct Finishing {
 
   struct Results { double variance, mean; };
   GPUREDUCE_HOST_DEVICE Results operator()(Moments m, double first) const {
-    const double n = static_cast<double>(count), divisor = n - correction, mean = m.re / n;
-    double sum = m.im - m.re * mean;
+    const double n = static_cast<double>(count), divisor = n - correction, mean = m.sum / n;
+    double sum = m.squares - m.sum * mean;
     if (sum < 0) sum = 0;  // but for roundings it is not
     const double variance = sum / (divisor > 0 ? divisor : 0);
     return {root ? sqrt(variance) : variance, first + mean};
   }
 };
 
-// Everything that a backend needs to know. The problem's second input is that of the first elements: the input's own, without
-// the reduced dims' strides; and both results lie alike.
-struct Reduction {
-  weighted::Problem problem;
-  weighted::Input input;
-  void *variance, *mean;
-  DType out;
-  Finishing finishing;
-};
+inline Finishing finishing_of(const Reduction& r) { return {r.problem.length, r.correction, r.root}; }
 
-}  // namespace gpureduce::variance
+// Whether kernels are compiled for differences of such elements.
+constexpr bool is_compiled(DType in) { return info(in).kind == Kind::floating && info(in).size > 1; }
+
+}  // namespace variance
+
+template <class Acc, class In>
+GPUREDUCE_HOST_DEVICE Acc addend(Deviation<In> x) {
+  return variance::moments_of(value(x.element), value(x.first));
+}
+
+}  // namespace gpureduce

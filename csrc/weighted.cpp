@@ -12,19 +12,11 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#ifdef GPUREDUCE_WITH_CUDA
-#include <ATen/cuda/CUDAContext.h>
-#include <ATen/cuda/EmptyTensor.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-
-#include "cuda/weighted/weighted.h"
-#endif
-
 #include "applied.h"
 #include "cpu/weighted.h"
 #include "gradient.h"
 #include "results.h"
+#include "weighted.h"
 
 namespace gpureduce::weighted {
 
@@ -101,50 +93,42 @@ int64_t expanded_stride(const Tensor& input, int64_t d, int64_t rank) {
   return own < 0 || input.size(own) == 1 ? 0 : input.stride(own);
 }
 
-// Without `out` the call is only checked.
+// Without `out` the call is only checked or planned, with the strides of a new contiguous result.
 Reduction make_reduction(const Tensor& self, const Tensor& weight, at::IntArrayRef sizes, const DimMask& reduce,
                          at::ScalarType result, const Tensor& out, bool keepdim) {
   Reduction r{};
+  r.addends = Addends::products;
   r.out = dtype_of(result, "a result of dtype");
-  r.self = {self.const_data_ptr(), dtype_of(self.scalar_type(), "a self of dtype"), self.is_neg()};
-  r.weight = {weight.const_data_ptr(), dtype_of(weight.scalar_type(), "a weight of dtype"), weight.is_neg()};
-  r.product = product_of(r.self.dtype, r.weight.dtype, r.out);
+  r.input = self.const_data_ptr();
+  r.in = dtype_of(self.scalar_type(), "a self of dtype");
+  r.negate = self.is_neg();
+  r.second = weight.const_data_ptr();
+  r.second_dtype = dtype_of(weight.scalar_type(), "a weight of dtype");
+  r.second_negate = weight.is_neg();
+  r.product = product_of(r.in, r.second_dtype, r.out);
   r.accumulator = accumulator_of(r.product, r.out);
-  r.nonzero = r.out == DType::Bool;
+  r.truth = r.out == DType::Bool;
   const int64_t rank = static_cast<int64_t>(sizes.size());
   c10::SmallVector<InputDim, kCommonRank> dims(sizes.size());
-  int64_t o = 0;
-  for (int64_t d = 0; d < rank; ++d) {
-    dims[d] = {sizes[d], expanded_stride(self, d, rank), expanded_stride(weight, d, rank), 0, reduce[d]};
-    if (reduce[d] && !keepdim) continue;
-    if (!reduce[d] && out.defined()) dims[d].out = out.stride(o);
-    ++o;
+  int64_t o = out.dim();
+  for (int64_t d = rank - 1, step = 1; d >= 0; --d) {
+    if (out.defined() && (!reduce[d] || keepdim)) --o;
+    const int64_t out_stride = reduce[d] ? 0 : out.defined() ? out.stride(o) : step;
+    dims[d] = {sizes[d], expanded_stride(self, d, rank), out_stride, reduce[d], expanded_stride(weight, d, rank)};
+    if (!reduce[d]) step *= sizes[d];
   }
   try {
-    r.problem = make_problem(dims.data(), dims.size());
+    r.problem = make_problem(dims.data(), dims.size(), "weighted_sum: self and weight have");
   } catch (const std::invalid_argument& e) {
     TORCH_CHECK(false, e.what());
   }
   r.output = out.defined() ? out.mutable_data_ptr() : nullptr;
+  classify(r);
   return r;
 }
 
-#ifdef GPUREDUCE_WITH_CUDA
-void run_on_gpu(const Reduction& r, at::Device device) {
-  const c10::cuda::CUDAGuard guard(device);
-  const Device& facts = cuda::facts(device);
-  const cuda::WeightedPlan plan = cuda::plan_weighted(r, facts);
-  Tensor partials;  // goes back to the stream's pool when the launches are queued
-  if (const int64_t count = plan.partials(r))
-    partials = Tensor(at::detail::empty_cuda({count * size_of(r.accumulator)}, at::kByte, device, std::nullopt));
-  const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
-  void* const memory = partials.defined() ? partials.mutable_data_ptr() : nullptr;
-  C10_CUDA_CHECK(cuda::run_weighted({r, plan, facts, memory, {stream, facts.early}}));
-}
-#endif
-
 void compute(const Tensor& self, const Tensor& weight, at::IntArrayRef sizes, const DimMask& reduce, bool keepdim,
-             const Tensor& out) {
+             const Tensor& out, const Tuning& tuning = {}) {
   const Reduction r = make_reduction(self, weight, sizes, reduce, out.scalar_type(), out, keepdim);
   if (r.problem.outputs == 0) return;
   if (r.problem.length == 0) {
@@ -152,21 +136,59 @@ void compute(const Tensor& self, const Tensor& weight, at::IntArrayRef sizes, co
     return;
   }
 #ifdef GPUREDUCE_WITH_CUDA
-  if (self.is_cuda()) return run_on_gpu(r, self.device());
+  if (self.is_cuda()) {
+    cuda::run(r, cuda::plan(r, self.device(), tuning), self.device(), tuning);
+    return;
+  }
 #endif
-  cpu::run(r);
+  cpu::run_weighted(r);
 }
 
-Tensor reduce(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+Tensor reduce_tuned(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype,
+                    const Tuning& tuning) {
   check_devices(self, weight);
   const at::ScalarType result = result_type(self, weight, dtype);
   const DimMask mask = mask_of(self, weight, dim);
   const auto sizes = at::infer_size_dimvector(self.sizes(), weight.sizes());
   const auto own = result_sizes(at::IntArrayRef(sizes), mask, keepdim);
   const Tensor out = allocate(own, result, self);
-  compute(self, weight, sizes, mask, keepdim, out);
+  compute(self, weight, sizes, mask, keepdim, out, tuning);
   return out;
 }
+
+Tensor reduce(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  return reduce_tuned(self, weight, dim, keepdim, dtype, {});
+}
+
+Tensor reduce_forced(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype,
+                     const std::string& tuning) {
+  return reduce_tuned(self, weight, dim, keepdim, dtype, Tuning::parse(tuning));
+}
+
+// A call that is only planned.
+Reduction planned(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  check_devices(self, weight);
+  const at::ScalarType result = result_type(self, weight, dtype);
+  const auto sizes = at::infer_size_dimvector(self.sizes(), weight.sizes());
+  return make_reduction(self, weight, sizes, mask_of(self, weight, dim), result, {}, keepdim);
+}
+
+std::string explain(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype,
+                    const std::string& tuning) {
+  return explained(planned(self, weight, dim, keepdim, dtype), self.device(), Tuning::parse(tuning));
+}
+
+#ifdef GPUREDUCE_WITH_CUDA
+int64_t plans(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  return plans_of(planned(self, weight, dim, keepdim, dtype), self.device());
+}
+
+void remember(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype,
+              int64_t candidate) {
+  const Reduction r = planned(self, weight, dim, keepdim, dtype);
+  remember_plan(r, cuda::facts(self.device()), static_cast<int>(candidate));
+}
+#endif
 
 // The checks that torch makes of `out` before it writes anything.
 void check_out(const Tensor& self, const Tensor& weight, OptionalDtype dtype, const Tensor& out) {
@@ -444,6 +466,8 @@ Tensor& dot_out(const Tensor& self, const Tensor& other, OptionalDtype dtype, Te
 
 void register_backend(torch::Library& m) {
   m.impl("weighted_sum", &reduce);
+  m.impl("_weighted_sum_tuned", &reduce_forced);
+  m.impl("_weighted_sum_explain", &explain);
   m.impl("weighted_sum.out", &reduce_out);
 }
 
@@ -455,6 +479,10 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   const std::string arguments = "(Tensor self, Tensor weight, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None";
   m.def(("weighted_sum" + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
   m.def(("weighted_sum.out" + arguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
+  m.def(("_weighted_sum_tuned" + arguments + ", str tuning=\"\") -> Tensor").c_str());  // these four as those of sums
+  m.def(("_weighted_sum_explain" + arguments + ", str tuning=\"\") -> str").c_str());
+  m.def(("_weighted_sum_plans" + arguments + ") -> int").c_str());
+  m.def(("_weighted_sum_remember" + arguments + ", int candidate) -> ()").c_str());
   m.def("dot(Tensor self, Tensor other, *, ScalarType? dtype=None) -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("dot.out(Tensor self, Tensor other, *, ScalarType? dtype=None, Tensor(a!) out) -> Tensor(a!)",
         {at::Tag::pt2_compliant_tag});
@@ -464,7 +492,11 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
 
 TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { gpureduce::weighted::register_backend(m); }
 #ifdef GPUREDUCE_WITH_CUDA
-TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) { gpureduce::weighted::register_backend(m); }
+TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) {
+  gpureduce::weighted::register_backend(m);
+  m.impl("_weighted_sum_plans", &gpureduce::weighted::plans);
+  m.impl("_weighted_sum_remember", &gpureduce::weighted::remember);
+}
 #endif
 TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
   m.impl("weighted_sum", &gpureduce::weighted::reduce_meta);
@@ -482,5 +514,7 @@ TORCH_LIBRARY_IMPL(gpureduce, AutocastCUDA, m) { m.impl("weighted_sum", TORCH_FN
 TORCH_LIBRARY_IMPL(gpureduce, Functionalize, m) { m.impl("weighted_sum.out", &gpureduce::weighted::reduce_out_functional); }
 // Lazily negated views reach the kernels as they are, without a copy.
 TORCH_LIBRARY_IMPL(gpureduce, Negative, m) {
-  for (const char* each : {"weighted_sum", "weighted_sum.out"}) m.impl(each, torch::CppFunction::makeFallthrough());
+  for (const char* each : {"weighted_sum", "weighted_sum.out", "_weighted_sum_tuned", "_weighted_sum_explain",
+                           "_weighted_sum_plans", "_weighted_sum_remember"})
+    m.impl(each, torch::CppFunction::makeFallthrough());
 }

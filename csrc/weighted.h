@@ -1,58 +1,18 @@
-// Weighted sums: the sum of the products of two inputs, as a canonical problem. Pure C++: no torch, no CUDA.
+// Weighted sums: the products of the elements of two inputs, each rounded once. Pure C++: no torch, no CUDA.
 #pragma once
 
-#include "engine.h"
-#include "finish.h"
-#include "nest.h"
+#include "map.h"
 
-namespace gpureduce::weighted {
+namespace gpureduce {
 
-// A dim that neither input has to have in memory: strides are in elements, and 0 where an input is broadcast.
-struct Dim {
-  int64_t size, self, weight, out;  // `out` is of kept dims alone
+// Two elements of which the product is added. To plans it is an element of twice the larger one's size.
+template <class A, class B>
+struct Factors {
+  A first;
+  B second;
 };
 
-struct InputDim {
-  int64_t size, self, weight, out;
-  bool reduced;
-};
-
-// Dims of size 1 are gone, and neighbours that one stride of each tensor can walk are merged. `reduced` stands in the
-// contract's element order, which is that of `self`; the last of `kept` is the fastest in the memory of the larger input.
-struct Problem {
-  int64_t outputs = 1;
-  int64_t length = 1;
-  DimList<Dim> kept, reduced;
-};
-
-// Throws std::invalid_argument when more than kMaxRank dims stay apart.
-Problem make_problem(const InputDim* dims, size_t rank);
-
-// Whether neighbours in memory belong to different outputs, in the larger input.
-bool has_columns(const Problem& problem);
-
-struct Input {
-  const void* data;  // includes the storage offset
-  DType dtype;
-  bool negate;  // a lazily negated view
-};
-
-// Everything that a backend needs to know.
-struct Reduction {
-  Problem problem;
-  Input self, weight;
-  void* output;
-  DType out;
-  Accumulator product;      // the type of the two factors and of their product: f32, f64 or i64
-  Accumulator accumulator;  // the same, or i64 for a result of integers from floating products
-  bool nonzero;             // a product counts as 1 if it is not zero: for a result of bool
-  static constexpr Finish finish = Finish::none;
-
-  ResultPath path() const {
-    if (!is_native(accumulator, out)) return ResultPath::joined;
-    return info(out).size == size_of(accumulator) ? ResultPath::raw : ResultPath::native;
-  }
-};
+namespace weighted {
 
 inline Accumulator product_of(DType self, DType weight, DType out) {
   const bool integers = info(self).kind == Kind::integer && info(weight).kind == Kind::integer;
@@ -87,23 +47,29 @@ GPUREDUCE_HOST_DEVICE int64_t times(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
 }
 
-// What is added for a product.
+// What is added for a product. `truth`: 1 if it is not zero.
 template <class Acc, class Product>
-GPUREDUCE_HOST_DEVICE Acc counted(Product product, bool nonzero) {
+GPUREDUCE_HOST_DEVICE Acc counted(Product product, bool truth) {
   if constexpr (std::is_same_v<Acc, Product> && !std::is_integral_v<Acc>) return product;
-  else return nonzero ? static_cast<Acc>(product != 0) : addend<Acc>(product);
+  else return truth ? static_cast<Acc>(product != 0) : addend<Acc>(product);
 }
 
-// A nest whose offsets are those of the inputs: `in` is of self, `out` of weight.
-template <int kCapacity>
-Nest<kCapacity> input_nest(const DimList<Dim>& dims, int64_t count) {
-  return nest_of<kCapacity>(dims, count, [](auto& n, const Dim& d) { n.add(d.size, d.self, d.weight); });
+// Whether kernels are compiled for such factors: of a float type with any other or with bool, of float64, of int32. The first
+// input is the larger one, and so bool, which selects, is the second.
+constexpr bool is_compiled(DType first, DType second, Accumulator to) {
+  const bool floats = first == DType::Float || first == DType::Half || first == DType::BFloat16;
+  const bool halves = second == DType::Half || second == DType::BFloat16;
+  if (to == Accumulator::f32 && floats)
+    return second == DType::Float || second == DType::Bool || (halves && (first == DType::Float || first == second));
+  if (to == Accumulator::f64) return first == DType::Double && second == DType::Double;
+  return to == Accumulator::i64 && first == DType::Int && second == DType::Int;
 }
 
-// A nest whose `in` is of self, and whose `out` is the result's.
-template <int kCapacity>
-Nest<kCapacity> output_nest(const Problem& p) {
-  return nest_of<kCapacity>(p.kept, p.outputs, [](auto& n, const Dim& d) { n.add(d.size, d.self, d.out); });
+}  // namespace weighted
+
+template <class Acc, class A, class B>
+GPUREDUCE_HOST_DEVICE Acc addend(Factors<A, B> x) {
+  return weighted::times(weighted::factor<Acc>(x.first), weighted::factor<Acc>(x.second));
 }
 
-}  // namespace gpureduce::weighted
+}  // namespace gpureduce

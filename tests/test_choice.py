@@ -240,3 +240,41 @@ def test_tune_takes_any_input(cuda):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph), pytest.raises(RuntimeError, match="capture"):
         torch_reduce.tune(x, 1)
+
+
+@pytest.mark.parametrize("more", [{"weight": 1}, {"function": "var"}], ids=["weighted_sum", "var"])
+def test_tune_remembers_other_functions(more, cuda):
+    """Weighted sums and variances are explained and tuned as sums are; the bits stay."""
+    x = torch.randn(300, 5000, device=cuda, dtype=torch.bfloat16)
+    w = torch.randn(300, 5000, device=cuda, dtype=torch.bfloat16)
+    more = {"weight": w} if "weight" in more else more
+    call = (lambda: torch_reduce.weighted_sum(x, w, 1)) if "weight" in more else (lambda: torch_reduce.var(x, 1))
+    wanted, before = call(), torch_reduce.explain(x, 1, **more)
+    assert "kernel" in before and before != torch_reduce.explain(x, 1)
+    found = torch_reduce.tune(x, 1, **more)
+    assert found.plans > 3 and 0 < found.us <= found.before_us * 1.5
+    assert found.plan == torch_reduce.explain(x, 1, **more)
+    assert_same_bits(call(), wanted)
+    inputs, begin = ((x, w), "_weighted_sum") if "weight" in more else ((x,), "_var_mean")
+    explain, remember = (getattr(OPS, f"{begin}_{name}") for name in ("explain", "remember"))
+    plans = [explain(*inputs, [1], tuning=f"candidate={k}") for k in range(found.plans)]
+    other = next(k for k, plan in enumerate(plans) if plan != found.plan)
+    remember(*inputs, [1], candidate=other)
+    assert torch_reduce.explain(x, 1, **more) == plans[other]
+    remember(*inputs, [1], candidate=-1)
+    assert torch_reduce.explain(x, 1, **more) == before
+
+
+def test_explain_other_functions():
+    """What explain says of weighted sums and variances on the CPU, and what it refuses."""
+    x = torch.ones(300, 5000)
+    assert "Float * Bool -> Float" in torch_reduce.explain(x, 1, weight=torch.ones(5000, dtype=torch.bool))
+    text = torch_reduce.explain(x, 0, function="var")
+    assert "added in float64" in text and text == torch_reduce.explain(x, 0, function="std")
+    for ask in (torch_reduce.explain, torch_reduce.tune):
+        with pytest.raises(ValueError, match="function must be one of sum, mean, var"):
+            ask(x, function="median")
+        with pytest.raises(ValueError, match="a weight belongs to weighted_sum"):
+            ask(x, function="var", weight=x)
+        with pytest.raises(TypeError, match="argument 'weight' must be Tensor, not int"):
+            ask(x, weight=1)

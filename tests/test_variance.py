@@ -158,3 +158,43 @@ def test_opcheck(device):
     opcheck = torch.library.opcheck
     opcheck(OPS._var_mean.default, (x.clone().requires_grad_(), [1], 1.0, False, True), {})
     opcheck(OPS._var_mean.default, (x.clone().requires_grad_(), None, 0.0, True, False), {})
+
+
+# --- plans on a GPU ---------------------------------------------------------------------------------------------------
+
+VIEWS = {
+    "all": lambda make: (make(300_007), [0]),
+    "rows": lambda make: (make(60, 5000), [1]),
+    "rows at odd addresses": lambda make: (make(60, 5001)[:, 1:], [1]),
+    "rows of 1500": lambda make: (make(61, 1500), [1]),
+    "rows of 300": lambda make: (make(700, 300), [1]),
+    "rows of 7": lambda make: (make(9000, 7), [1]),
+    "rows of 2": lambda make: (make(9000, 2), [1]),
+    "rows with gaps": lambda make: (make(300, 400)[:, ::2], [1]),
+    "few columns": lambda make: (make(5000, 6), [0]),
+    "columns": lambda make: (make(3000, 128), [0]),
+    "columns of 5": lambda make: (make(5, 9000), [0]),
+    "inside": lambda make: (make(5, 700, 48), [1]),
+    "nested": lambda make: (make(4, 40, 6, 64)[:, :, ::2], [1, 3]),
+    "image": lambda make: (make(4, 12, 14, 14), [0, 2, 3]),
+    "one element": lambda make: (make(1, 64).expand(3000, 64), [0]),
+}
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "float8_e5m2"])
+@pytest.mark.parametrize("view", list(VIEWS))
+def test_forced_plans(view, name, cuda):
+    """No plan changes a bit of a variance or a mean: each that is proposed, other grids, and other GPUs' sizes."""
+    x, dims = VIEWS[view](lambda *shape: data(shape, name, 5))
+    y, _ = VIEWS[view](lambda *shape: data(shape, name, 5, cuda))
+    wanted, count = OPS._var_mean(x, dims, 1, False, False), 0
+    for tuning in ("", "grid=2", "multiprocessors=1", *(f"candidate={k}" for k in range(99))):
+        try:
+            got = OPS._var_mean_tuned(y, dims, 1, False, False, tuning=tuning)
+        except ValueError as error:
+            assert "there are only" in str(error)
+            break
+        for one, other in zip(got, wanted, strict=True):
+            assert_same_bits(one, other, f"under {tuning!r}")
+        count += 1
+    assert count > 3

@@ -693,3 +693,52 @@ def test_uses(formula, device):
     mask = x > -1
     wanted = (x.double() * mask).sum(1) / mask.sum(1) if formula == "masked mean" else x.double().square().mean(1)
     assert torch.allclose(FORMULAS[formula](x, mask).double(), wanted, atol=1e-5)
+
+
+# --- plans on a GPU ---------------------------------------------------------------------------------------------------
+
+# How an input and its weight lie, and the dims that are summed.
+FORCED = {
+    "all": lambda x, w: (x(300_007), w(300_007), [0]),
+    "rows": lambda x, w: (x(60, 5000), w(60, 5000), [1]),
+    "rows, a weight per column": lambda x, w: (x(60, 5000), w(5000), [1]),
+    "rows, a weight per row": lambda x, w: (x(60, 5000), w(60, 1), [1]),
+    "rows at odd addresses": lambda x, w: (x(60, 5001)[:, 1:], w(60, 5000), [1]),
+    "rows of 1500": lambda x, w: (x(61, 1500), w(61, 1500), [1]),
+    "rows of 300": lambda x, w: (x(700, 300), w(700, 300), [1]),
+    "rows of 100, one weight": lambda x, w: (x(700, 100), w(1), [1]),
+    "rows of 7": lambda x, w: (x(9000, 7), w(9000, 7), [1]),
+    "rows of 2": lambda x, w: (x(9000, 2), w(9000, 2), [1]),
+    "few columns": lambda x, w: (x(5000, 6), w(5000, 6), [0]),
+    "columns": lambda x, w: (x(3000, 128), w(3000, 128), [0]),
+    "columns, a weight per row": lambda x, w: (x(3000, 128), w(3000, 1), [0]),
+    "columns, a weight per column": lambda x, w: (x(700, 128), w(128), [0]),
+    "columns of 5": lambda x, w: (x(5, 9000), w(5, 9000), [0]),
+    "experts": lambda x, w: (x(300, 8, 96), w(300, 8, 1), [1]),
+    "columns beside rows": lambda x, w: (x(300, 200), w(200, 300).t(), [0]),
+    "inside": lambda x, w: (x(5, 700, 48), w(700, 1), [1]),
+    "nested": lambda x, w: (x(4, 40, 6, 64)[:, :, ::2], w(4, 1, 3, 64), [1, 3]),
+    "image": lambda x, w: (x(4, 12, 14, 14), w(4, 12, 14, 14), [0, 2, 3]),
+    "one element": lambda x, w: (x(1, 64).expand(3000, 64), w(1, 64).expand(3000, 64), [0]),
+    "the weight is larger": lambda x, w: (x(8, 1), w(8, 5000), [1]),
+}
+FORCED_PAIRS = [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "float16")]
+FORCED_PAIRS += [("float16", "bool"), ("float64", "float64"), ("int32", "int32"), ("float8_e5m2", "int16")]
+
+
+@pytest.mark.parametrize("names", FORCED_PAIRS, ids="-".join)
+@pytest.mark.parametrize("view", list(FORCED))
+def test_forced_plans(view, names, cuda):
+    """No plan changes a bit: each that is proposed, other grids, and other numbers of multiprocessors."""
+    x, w, dims = FORCED[view](*(lambda *shape, n=name, s=s: data(shape, n, s) for s, name in enumerate(names, 3)))
+    y, v, _ = FORCED[view](*(lambda *shape, n=name, s=s: data(shape, n, s, cuda) for s, name in enumerate(names, 3)))
+    wanted, count = OP(x, w, dims), 0
+    for tuning in ("", "grid=2", "multiprocessors=1", *(f"candidate={k}" for k in range(99))):
+        try:
+            got = torch.ops.gpureduce._weighted_sum_tuned(y, v, dims, tuning=tuning)
+        except ValueError as error:
+            assert "there are only" in str(error)
+            break
+        assert_same_bits(got, wanted, f"under {tuning!r}")
+        count += 1
+    assert count > 3

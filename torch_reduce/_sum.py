@@ -245,12 +245,32 @@ def _plain(name: str, input: object) -> None:
         raise TypeError(f"{name}(): argument 'input' must be Tensor, not {type(input).__name__}: ask for its x")
 
 
+# Whose plans explain and tune know: the functions that share them, by the begin of their operators' names.
+_PLANNED = {"sum": "", "mean": "", "var": "_var_mean", "std": "_var_mean", "var_mean": "_var_mean"}
+
+
+def _planned(name: str, function: str, weight: object) -> tuple[str, tuple[Tensor, ...]]:
+    """The begin of the names of a function's operators, and its tensors after ``input``."""
+    if weight is None:
+        if function not in _PLANNED:
+            known = ", ".join(_PLANNED)
+            raise ValueError(f"{name}: function must be one of {known}, or a weight be given, but is {function!r}")
+        return _PLANNED[function], ()
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"{name}(): argument 'weight' must be Tensor, not {type(weight).__name__}")
+    if function not in ("sum", "weighted_sum"):
+        raise ValueError(f"{name}: a weight belongs to weighted_sum, and function is {function!r}")
+    return "_weighted_sum", (weight,)
+
+
 def explain(
     input: Tensor,
     dim: _arguments.Dims = None,
     keepdim: bool = False,
     *,
     dtype: _arguments.Dtype = None,
+    weight: Tensor | None = None,
+    function: str = "sum",
 ) -> str:
     """How :func:`sum` would run with these arguments: kernel, tile, grid, splits, bytes of workspace, bytes moved.
 
@@ -262,15 +282,24 @@ def explain(
         dim: as for :func:`sum`.
         keepdim: as for :func:`sum`.
         dtype: as for :func:`sum`.
+        weight: explains ``weighted_sum(input, weight, dim)`` instead.
+        function: explains ``"var"`` instead, whose plans are those of ``"std"`` and ``"var_mean"``, too.
 
     Raises:
+        ValueError: ``function`` is none of those.
         TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`; ``input`` is a Shard.
+
+    >>> print(torch_reduce.explain(torch.ones(3, 4), 1, weight=torch.ones(4)))
+    Float * Float -> Float, added in float32
+    outputs 3, elements each 4; kept 3 (stride 4); reduced 4 (stride 1)
+    chunk by chunk
     """
+    begin, more = _planned("explain", function, weight)
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
     input, dim, keepdim, dtype, _ = _arguments.read("explain", given, {}, "sum").values()
     _plain("explain", input)
     try:
-        return _ops._explain.default(input, dim, keepdim, dtype=dtype)
+        return getattr(_ops, f"{begin}_explain").default(input, *more, dim, keepdim, dtype=dtype)
     except NotImplementedError as error:  # a dtype
         _arguments.rename(error, "torch_reduce", to="explain")
         raise
@@ -282,6 +311,8 @@ def tune(
     keepdim: bool = False,
     *,
     dtype: _arguments.Dtype = None,
+    weight: Tensor | None = None,
+    function: str = "sum",
 ) -> Tuned:
     """Times every plan for this call on its GPU, and takes the fastest from now on.
 
@@ -296,6 +327,8 @@ def tune(
         dim: as for :func:`sum`.
         keepdim: as for :func:`sum`.
         dtype: as for :func:`sum`.
+        weight: tunes ``weighted_sum(input, weight, dim)`` instead.
+        function: tunes ``"var"`` instead, and with it ``"std"`` and ``"var_mean"``.
 
     Returns:
         A named tuple: ``before_us`` and ``us``, the microseconds of a call between other kernels by the plan that was
@@ -303,9 +336,10 @@ def tune(
         how many there are.
 
     Raises:
-        ValueError: ``input`` is not on a CUDA device, or has no elements.
+        ValueError: ``input`` is not on a CUDA device, or has no elements; ``function`` is none of those.
         TypeError, IndexError, RuntimeError: as :func:`sum`; ``input`` is a Shard; or a CUDA graph is being captured.
     """
+    begin, more = _planned("tune", function, weight)
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
     input, dim, keepdim, dtype, _ = _arguments.read("tune", given, {}, "sum").values()
     _plain("tune", input)
@@ -315,4 +349,4 @@ def tune(
         raise ValueError("tune: input has no elements, so there is nothing to time")
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("tune: a CUDA graph is being captured, and nothing can be timed meanwhile")
-    return import_module("torch_reduce._tune").tune_call(input, dim, keepdim, dtype)
+    return import_module("torch_reduce._tune").tune_call(begin, (input, *more), dim, keepdim, dtype)

@@ -50,25 +50,32 @@ def _copies(x: Tensor) -> list[Tensor]:
     return [x, *copies]
 
 
-def tune_call(x: Tensor, dim: Any, keepdim: bool, dtype: torch.dtype | None, repeats: int = 5) -> Tuned:
-    """torch_reduce.tune, of plain arguments."""
+def tune_call(
+    begin: str, inputs: tuple[Tensor, ...], dim: Any, keepdim: bool, dtype: torch.dtype | None, repeats: int = 5
+) -> Tuned:
+    """torch_reduce.tune, of plain arguments. `begin`: of the names of the function's operators."""
     arguments = (dim, keepdim)
-    with torch.cuda.device(x.device), torch.no_grad():
-        x = x.detach()
-        functions: dict[str, Callable[[Tensor], Tensor]] = {
-            "now": lambda view: _ops.sum(view, *arguments, dtype=dtype)
-        }
-        for k in range(_ops._plans(x, *arguments, dtype=dtype)):
-            tuning = f"candidate={k}"
-            functions[str(k)] = lambda view, t=tuning: _ops._sum_tuned(view, *arguments, dtype=dtype, tuning=t)
-        copies = _copies(x)
+    forced = getattr(_ops, f"{begin or '_sum'}_tuned")
+    plans, remember, explain = (getattr(_ops, f"{begin}_{name}") for name in ("plans", "remember", "explain"))
+
+    def run(views: tuple[Tensor, ...], tuning: str) -> Tensor:
+        if begin == "_var_mean":
+            return forced(*views, dim, 1, False, keepdim, dtype=dtype, tuning=tuning)[0]
+        return forced(*views, *arguments, dtype=dtype, tuning=tuning)
+
+    with torch.cuda.device(inputs[0].device), torch.no_grad():
+        inputs = tuple(x.detach() for x in inputs)
+        functions: dict[str, Callable[[tuple[Tensor, ...]], Tensor]] = {"now": lambda views: run(views, "")}
+        for k in range(plans(*inputs, *arguments, dtype=dtype)):
+            functions[str(k)] = lambda views, tuning=f"candidate={k}": run(views, tuning)
+        copies = list(zip(*map(_copies, inputs), strict=False))  # as many as there are of each
         torch.cuda.current_stream().synchronize()
         us, wrong = Race(repeats).times(copies, functions)
         if wrong:
             raise RuntimeError(f"plans {', '.join(wrong)} have other bits: please report this, and what explain prints")
         best = min((name for name in us if name != "now"), key=us.get)
-        _ops._remember(x, *arguments, dtype=dtype, candidate=int(best))
-        plan = _ops._explain(x, *arguments, dtype=dtype)
+        remember(*inputs, *arguments, dtype=dtype, candidate=int(best))
+        plan = explain(*inputs, *arguments, dtype=dtype)
     return Tuned(us["now"], us[best], plan, len(us) - 1)
 
 

@@ -1,5 +1,5 @@
-// What the sums over two inputs share on the CPU (weighted.h): their elements come in pairs, of which a maker makes
-// accumulators, which are added in the contract's order.
+// What weighted sums and variances share on the CPU: their elements come in pairs, of which a maker makes accumulators, which
+// are added in the contract's order.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "../weighted.h"
+#include "../nest.h"
 #include "exact_floats.h"
 #include "kernels.h"
 #include "plus.h"
@@ -38,8 +38,8 @@ Acc sum_chunk(Acc* values, int64_t count, Acc* scratch) {
     instruction_set().sum_floats(values, count, 1, scratch, &sum);
   } else if constexpr (std::is_same_v<Acc, double>) {
     instruction_set().sum_doubles(values, count, 1, scratch, &sum);
-  } else if constexpr (std::is_same_v<Acc, Complex<double>>) {
-    instruction_set().sum_doubles(&values->re, count, 2, &scratch->re, &sum.re);
+  } else if constexpr (std::is_same_v<Acc, Moments>) {
+    instruction_set().sum_doubles(&values->sum, count, 2, &scratch->sum, &sum.sum);
   } else {
     sum = 0;  // of integers, in any order
     for (int64_t i = 0; i < count; ++i) sum = plus(sum, values[i]);
@@ -94,45 +94,39 @@ struct Room {
 // An index in nested dims, slowest first, that moves along the last one.
 class Walker {
  public:
-  Walker(const DimList<weighted::Dim>& dims, int64_t index) : dims_(dims) {
+  Walker(const DimList<ReducedDim>& dims, int64_t index) : dims_(dims) {
     for (int d = static_cast<int>(dims.size()) - 1; d >= 0; --d) {
       at_[d] = index % dims[d].size;
       index /= dims[d].size;
-      place_.in += at_[d] * dims[d].self;
-      place_.out += at_[d] * dims[d].weight;
+      place_ = place_ + stride_of<Both>(dims[d]) * at_[d];
     }
   }
 
-  Offsets place() const { return place_; }
+  Both place() const { return place_; }
   int64_t left() const { return dims_.empty() ? 1 : dims_.back().size - at_[dims_.size() - 1]; }
 
   void advance(int64_t n) {  // at most left()
     for (int d = static_cast<int>(dims_.size()) - 1; d >= 0; --d) {
       at_[d] += n;
-      place_.in += n * dims_[d].self;
-      place_.out += n * dims_[d].weight;
+      place_ = place_ + stride_of<Both>(dims_[d]) * n;
       if (at_[d] < dims_[d].size || d == 0) return;
       at_[d] = 0;
-      place_.in -= dims_[d].size * dims_[d].self;
-      place_.out -= dims_[d].size * dims_[d].weight;
+      place_ = place_ + stride_of<Both>(dims_[d]) * -dims_[d].size;
       n = 1;
     }
   }
 
  private:
-  const DimList<weighted::Dim>& dims_;
+  const DimList<ReducedDim>& dims_;
   int64_t at_[kMaxRank];
-  Offsets place_{0, 0};
+  Both place_{0, 0};
 };
-
-inline Offsets sum_of(Offsets a, Offsets b) { return {a.in + b.in, a.out + b.out}; }
 
 // The sum of the chunks of a row from `begin` on, up to `end`.
 template <class Acc, class Maker>
-Acc sum_row(const weighted::Problem& p, const Maker& maker, Offsets row, int64_t begin, int64_t end,
+Acc sum_row(const Problem& p, const Maker& maker, Both row, int64_t begin, int64_t end,
             Room<typename Maker::Scratch, Acc>& room) {
-  const int64_t self_stride = p.reduced.empty() ? 0 : p.reduced.back().self;
-  const int64_t weight_stride = p.reduced.empty() ? 0 : p.reduced.back().weight;
+  const Both step = p.reduced.empty() ? Both{0, 0} : stride_of<Both>(p.reduced.back());
   Acc* const values = room.values.get();
   Counter<Acc> counter(room.levels.get(), 1);
   Walker walker(p.reduced, begin);
@@ -140,7 +134,7 @@ Acc sum_row(const weighted::Problem& p, const Maker& maker, Offsets row, int64_t
     const int64_t count = std::min<int64_t>(kChunk, end - begin);
     for (int64_t done = 0; done < count;) {
       const int64_t run = std::min(walker.left(), count - done);
-      maker.make(sum_of(row, walker.place()), self_stride, weight_stride, run, room.scratch, values + done);
+      maker.make(row + walker.place(), step, run, room.scratch, values + done);
       walker.advance(run);
       done += run;
     }
@@ -152,15 +146,15 @@ Acc sum_row(const weighted::Problem& p, const Maker& maker, Offsets row, int64_t
 
 // The sums of `width` neighbouring outputs over leaves `begin` to before `end`.
 template <class Acc, class Maker>
-const Acc* sum_columns(const weighted::Problem& p, const Nest<kMaxRank>& elements, const Maker& maker, Offsets place,
-                       int64_t width, int64_t begin, int64_t end, Room<typename Maker::Scratch, Acc>& room) {
-  const weighted::Dim& across = p.kept.back();
+const Acc* sum_columns(const Problem& p, const Nest<kMaxRank, Both>& elements, const Maker& maker, Both place, int64_t width,
+                       int64_t begin, int64_t end, Room<typename Maker::Scratch, Acc>& room) {
+  const Both across = stride_of<Both>(p.kept.back());
   Counter<Acc> counter(room.levels.get(), width);
   Acc *const values = room.values.get(), *const sums = room.sums.get();
   for (int64_t leaf = begin; leaf < end; ++leaf) {
     const int64_t start = leaf_start(leaf), stop = std::min(p.length, start / kChunk * kChunk + kChunk);
     for (int64_t i = start; i < stop; i += kLanes) {
-      maker.make(sum_of(place, elements.at(i)), across.self, across.weight, width, room.scratch, i == start ? sums : values);
+      maker.make(place + elements.at(i).in, across, width, room.scratch, i == start ? sums : values);
       if (i == start) continue;
       for (int64_t c = 0; c < width; ++c) sums[c] = plus(sums[c], values[c]);
     }
@@ -176,12 +170,12 @@ inline int64_t units_of_task(int64_t units, int64_t tasks) {
   return each;
 }
 
-// Writes the accumulator of every output by write(output, accumulator).
+// Writes the accumulator of every output by write(place, accumulator), where place is a Spot<Both>.
 template <class Acc, class Maker, class Write>
-void compute(const weighted::Problem& p, const Maker& maker, const Write& write) {
-  const Nest<kMaxRank> kept = weighted::input_nest<kMaxRank>(p.kept, p.outputs);
-  const Nest<kMaxRank> elements = weighted::input_nest<kMaxRank>(p.reduced, p.length);
-  const bool columns = !p.kept.empty() && (weighted::has_columns(p) || p.length <= kShortRow);
+void compute(const Problem& p, const Maker& maker, const Write& write) {
+  const auto kept = kept_nest<kMaxRank, Both>(p);
+  const auto elements = reduced_nest<kMaxRank, Both>(p);
+  const bool columns = !p.kept.empty() && (has_columns(p) || p.length <= kShortRow);
 
   // Groups of neighbouring outputs, and aligned runs of their leaves or chunks: a task is one run of some groups.
   const int64_t in_row = columns ? p.kept.back().size : 1, side = std::min(in_row, kSide);
@@ -203,19 +197,19 @@ void compute(const weighted::Problem& p, const Maker& maker, const Write& write)
       const int64_t width = std::min(side, in_row - column);
       Acc sum;
       const Acc* sums = &sum;
-      const Offsets place = kept.at(output);
+      const Both place = kept.at(output).in;
       if (columns) sums = sum_columns<Acc>(p, elements, maker, place, width, begin, end, room);
       else sum = sum_row<Acc>(p, maker, place, begin * kChunk, std::min(p.length, end * kChunk), room);
       for (int64_t i = 0; i < width; ++i) {
         if (partials) partials[(output + i) * splits + split] = sums[i];
-        else write(output + i, sums[i]);
+        else write(kept.at(output + i), sums[i]);
       }
     }
   });
   if (!partials) return;
   at::parallel_for(0, p.outputs, std::max<int64_t>(1, kTaskElements / splits), [&](int64_t from, int64_t to) {
     const ExactFloats exact;
-    for (int64_t output = from; output < to; ++output) write(output, join(partials.get() + output * splits, splits));
+    for (int64_t output = from; output < to; ++output) write(kept.at(output), join(partials.get() + output * splits, splits));
   });
 }
 

@@ -172,7 +172,9 @@ bool run(const Reduction& r) {
   const Kernel kernel = instruction_set().kernel_for(p.in, p.accumulator, p.map);
   if (!kernel) return false;
   with_accumulator(p.accumulator, [&](auto acc) {
-    if constexpr (!IsComplex<decltype(acc)>::value) compute<decltype(acc)>(plan, r, kernel);  // those are pairs of real numbers
+    // Complex sums are two real ones, and moments are of variances.
+    using Acc = decltype(acc);
+    if constexpr (!IsComplex<Acc>::value && !std::is_same_v<Acc, Moments>) compute<Acc>(plan, r, kernel);
   });
   return true;
 }

@@ -1,10 +1,10 @@
 // Variances on the CPU: the executable specification of their order.
 #pragma once
 
-#include "../variance.h"
+#include "../geometry.h"
 
 namespace gpureduce::cpu {
 
-void run(const variance::Reduction& reduction);
+void run_variance(const Reduction& reduction);
 
 }  // namespace gpureduce::cpu

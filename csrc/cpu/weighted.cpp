@@ -1,13 +1,18 @@
 #include "weighted.h"
 
+#include "../weighted.h"
 #include "pairs.h"
 
 namespace gpureduce::cpu {
 
 namespace {
 
-using weighted::Input;
-using weighted::Reduction;
+// One of the two inputs.
+struct Input {
+  const void* data;
+  DType dtype;
+  bool negate;  // a lazily negated view
+};
 
 // --- products -------------------------------------------------------------------------------------------------------------
 
@@ -47,23 +52,23 @@ template <class Product, class Acc>
 class Products {
  public:
   explicit Products(const Reduction& r)
-      : self_(r.self),
-        weight_(r.weight),
-        nonzero_(r.nonzero),
-        first_(loader_of<Product>(r.self.dtype)),
-        second_(loader_of<Product>(r.weight.dtype)) {}
+      : self_{r.input, r.in, r.negate},
+        weight_{r.second, r.second_dtype, r.second_negate},
+        truth_(r.truth),
+        first_(loader_of<Product>(r.in)),
+        second_(loader_of<Product>(r.second_dtype)) {}
 
   // Room for the factors of a chunk.
   struct Scratch { std::unique_ptr<Product[]> first{new Product[kChunk]}, second{new Product[kChunk]}; };
 
   // n addends, from these offsets on.
-  void make(Offsets at, int64_t self_stride, int64_t weight_stride, int64_t n, Scratch& scratch, Acc* to) const {
-    const Product* first = found(self_, first_, at.in, self_stride, n, scratch.first.get());
-    const Product* second = found(weight_, second_, at.out, weight_stride, n, scratch.second.get());
+  void make(Both at, Both step, int64_t n, Scratch& scratch, Acc* to) const {
+    const Product* first = found(self_, first_, at.first, step.first, n, scratch.first.get());
+    const Product* second = found(weight_, second_, at.second, step.second, n, scratch.second.get());
     if constexpr (std::is_same_v<Product, Acc> && !std::is_integral_v<Acc>) {
       for (int64_t i = 0; i < n; ++i) to[i] = weighted::times(first[i], second[i]);
     } else {
-      for (int64_t i = 0; i < n; ++i) to[i] = weighted::counted<Acc>(weighted::times(first[i], second[i]), nonzero_);
+      for (int64_t i = 0; i < n; ++i) to[i] = weighted::counted<Acc>(weighted::times(first[i], second[i]), truth_);
     }
   }
 
@@ -80,20 +85,19 @@ class Products {
   }
 
   Input self_, weight_;
-  bool nonzero_;
+  bool truth_;
   Loader<Product> first_, second_;
 };
 
 template <class Product, class Acc>
 void compute_products(const Reduction& r) {
-  const Nest<kMaxRank> results = weighted::output_nest<kMaxRank>(r.problem);
   compute<Acc>(r.problem, Products<Product, Acc>(r),
-               [&](int64_t output, Acc sum) { store(r.output, results.at(output).out, r.out, sum); });
+               [&](const Spot<Both>& place, Acc sum) { store(r.output, place.out, r.out, sum); });
 }
 
 }  // namespace
 
-void run(const Reduction& r) {
+void run_weighted(const Reduction& r) {
   if (r.accumulator == Accumulator::f32) return compute_products<float, float>(r);
   if (r.accumulator == Accumulator::f64) return compute_products<double, double>(r);
   if (r.product == Accumulator::f32) return compute_products<float, int64_t>(r);

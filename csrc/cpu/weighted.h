@@ -1,10 +1,10 @@
 // Weighted sums on the CPU: the executable specification of their order.
 #pragma once
 
-#include "../weighted.h"
+#include "../geometry.h"
 
 namespace gpureduce::cpu {
 
-void run(const weighted::Reduction& reduction);
+void run_weighted(const Reduction& reduction);
 
 }  // namespace gpureduce::cpu

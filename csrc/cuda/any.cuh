@@ -264,16 +264,18 @@ __device__ __forceinline__ auto ready(const Vector<Found<Acc>, 1> (&x)[kCount][k
   return made;
 }
 
-// What f makes of two real elements each, which pairs know by their places: of an input, or of two.
-template <class Acc, class Pair, int kCount, int kElements, class T, class F>
-__device__ __forceinline__ void fetch_pairs(const Pair (&x)[kCount][kElements], const AnyInput& first, const AnyInput& second,
-                                            Ready<T, kCount, kElements>& made, F f) {
+// What f makes of two real elements each, which are known by their places, in an input each; and padding where there are none.
+template <class Real, class Acc, class Pair, int kCount, int kElements, class F>
+__device__ __forceinline__ auto fetch_pairs(const Vector<Pair, 1> (&x)[kCount][kElements], F f) {
   constexpr int kAll = kCount * kElements;
   const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
-  const auto a = fetch_all<Acc, kAll, true>(first, [&](int i) { return AnyPlace{at(i).at.in, at(i).wanted}; });
-  const auto b = fetch_all<Acc, kAll, true>(second, [&](int i) { return AnyPlace{at(i).at.out, at(i).wanted}; });
+  const auto a = fetch_all<Real, kAll, true>(at(0).inputs.first, [&](int i) { return AnyPlace{at(i).at.first, at(i).wanted}; });
+  const auto b = fetch_all<Real, kAll, true>(at(0).inputs.second, [&](int i) { return AnyPlace{at(i).at.second, at(i).wanted}; });
+  Ready<Vector<Acc, 1>, kCount, kElements> made;
 #pragma unroll
-  for (int i = 0; i < kAll; ++i) made.x[i / kElements][i % kElements] = f(a.of[i], b.of[i]);
+  for (int i = 0; i < kAll; ++i)
+    made.x[i / kElements][i % kElements].set(0, at(i).wanted ? f(a.of[i], b.of[i]) : padding<Acc>());
+  return made;
 }
 
 // Elements of any dtype: of results of an integer dtype from floats, of bool, from 64-bit integers to floats, of maps that no
@@ -281,12 +283,18 @@ __device__ __forceinline__ void fetch_pairs(const Pair (&x)[kCount][kElements], 
 template <class Acc>
 struct Any {
   using Element = Found<Acc>;
+  using Place = int64_t;
   static constexpr int kRank = kMaxRank;
   AnyInput input;
 
-  template <int V>
+  __device__ __forceinline__ int64_t side(int64_t n) const { return n; }
+  template <int N>
+  __device__ __forceinline__ const Any& of_outputs(bool, int64_t) const {
+    return *this;
+  }
+  template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<Element, 1> load(int64_t offset) const {
-    return load_if<V>(true, offset);
+    return load_if<V, kBeyond>(true, offset);
   }
   template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<Element, 1> load_if(bool wanted, int64_t offset) const {

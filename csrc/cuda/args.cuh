@@ -5,7 +5,8 @@
 #include "../finish.h"
 #include "../nest.h"
 #include "../plan/plan.h"
-#include "any.cuh"
+#include "launch.h"
+#include "pairs.cuh"
 
 namespace gpureduce::cuda {
 
@@ -83,7 +84,6 @@ struct AnyResult {};  // for Output: of the join kernels, which write results of
 // means of rows of 100 go by path native: the float 12.5 is divided by 100, and 0.125 is rounded and stored in 2 bytes.
 template <class Acc, class Element>
 struct Output {
-  static constexpr bool kWantsFirst = false;  // as writers of weighted sums may
   void* to;
   bool partial;     // partial sums, whose path is raw
   ResultPath path;  // how kernels write
@@ -91,20 +91,18 @@ struct Output {
   Finish finish;
   int64_t count;  // elements of an output
 
-  template <int kRank>
-  __device__ __forceinline__ void write(const Nest<kRank>& kept, int64_t output, int64_t part, Acc v) const {
-    write_at(partial ? 0 : kept.at(output).out, part, v);
-  }
-  // `place`: where the result stands. `part`: which partial sum it is.
-  __device__ __forceinline__ void write_at(int64_t place, int64_t part, Acc v) const {
-    if (path != ResultPath::raw) return store<1>(place, 0, {v});
-    static_cast<Number<Acc>*>(to)[partial ? part : place] = number(v);
+  // `place`: where the output stands. `part`: which partial sum it is.
+  template <class In>
+  __device__ __forceinline__ void write_at(const Spot<In>& place, int64_t part, Acc v) const {
+    if (path != ResultPath::raw) return store<1>(place.out, 0, {v});
+    static_cast<Number<Acc>*>(to)[partial ? part : place.out] = number(v);
   }
   // Neighbouring outputs, whose results lie `stride` apart from `place` on; so do their partial sums, but side by side.
-  template <int V>
-  __device__ __forceinline__ void write_neighbours(int64_t place, int64_t stride, int64_t part, const Acc (&v)[V]) const {
+  template <class In, int V>
+  __device__ __forceinline__ void write_neighbours(const Spot<In>& place, int64_t stride, int64_t part,
+                                                   const Acc (&v)[V]) const {
     if (partial) return store_as<Acc>(to, part, 1, v);
-    store<V>(place, stride, v);
+    store<V>(place.out, stride, v);
   }
 
  private:
@@ -159,11 +157,54 @@ struct Output {
   }
 };
 
+// Of moments a variance, or its root, and a mean: two results, for which an output's first element is read again.
+template <class Element>
+struct Output<Moments, Element> {
+  void* to;  // variances, or partial sums
+  bool partial;
+  void* mean;
+  DType dtype;
+  variance::Finishing finishing;
+  AnyInput input;
+
+  __device__ __forceinline__ void write_at(const Offsets& place, int64_t part, Moments v) const {
+    if (partial) static_cast<Moments*>(to)[part] = v;
+    else store(*this, place, v, first(place.in));
+  }
+  template <int V>
+  __device__ __forceinline__ void write_neighbours(const Offsets& place, int64_t stride, int64_t part,
+                                                   const Moments (&v)[V]) const {
+#pragma unroll
+    for (int j = 0; j < V; ++j) write_at({place.in + j, place.out + j * stride}, part + j, v[j]);
+  }
+
+ private:
+  template <class In>
+  __device__ __forceinline__ double first_as(int64_t offset) const {
+    return value(load_vector<In, 1>(static_cast<const In*>(input.base) + offset, input.policy)[0]);
+  }
+  __device__ __forceinline__ double first(int64_t offset) const {
+    if constexpr (IsDeviation<Element>::value) return first_as<typename IsDeviation<Element>::In>(offset);
+    else return fetch_all<double, 1, true>(input, [=](int) { return AnyPlace{offset, true}; }).of[0];
+  }
+  // A call, as it is a lot of code; of values, as what a kernel's parameters say is slow to read through an address.
+  static __device__ __noinline__ void store(Output o, Offsets place, Moments v, double first) {
+    const auto found = o.finishing(v, first);
+    gpureduce::store(o.to, place.out, o.dtype, found.variance);
+    gpureduce::store(o.mean, place.out, o.dtype, found.mean);
+  }
+};
+
 // Where those of a reduction go.
-template <class Element, class Acc, class Reduction>
+template <class Element, class Acc>
 Output<Acc, Element> output_of(const Reduction& r, ResultPath path, Acc* partials) {
-  if (partials) return {partials, true, ResultPath::raw, r.out, r.finish, r.problem.length};
-  return {r.output, false, path, r.out, r.finish, r.problem.length};
+  if constexpr (std::is_same_v<Acc, Moments>) {
+    const AnyInput input{r.input, l2_policy(), {r.in, Map::value, r.negate, false}};
+    return {partials ? partials : r.output, partials != nullptr, r.mean, r.out, variance::finishing_of(r), input};
+  } else {
+    if (partials) return {partials, true, ResultPath::raw, r.out, r.finish, r.problem.length};
+    return {r.output, false, path, r.out, r.finish, r.problem.length};
+  }
 }
 
 // The tiles that a block takes: the one at its place in the grid, which is mostly all, then those that are whole grids on,
@@ -193,18 +234,19 @@ struct TileLoop {
   }
 };
 
-// Offset of element `index` of an output, from the output's own.
-template <Walk walk, int kRank>
-__device__ __forceinline__ int64_t element_offset(const Nest<kRank>& reduced, int64_t index) {
+// Place of element `index` of an output, from the output's own.
+template <Walk walk, class Source, int kRank, class Place>
+__device__ __forceinline__ Place element_place(const Source& source, const Nest<kRank, Place>& reduced, int64_t index) {
   if constexpr (walk == Walk::nested || walk == Walk::deep) return reduced.at(index).in;
-  else return walk == Walk::linear ? index * reduced.dims[0].in : index;
+  else if constexpr (walk == Walk::linear) return reduced.dims[0].in * index;
+  else return source.side(index);
 }
 
-// load_unit() of a row in nested dims, at offset `row`, from element `begin` on.
-template <bool kWhole, int V, int kCount, int kElements, int kInner, class Source>
+// load_unit() of a row in nested dims, at place `row`, from element `begin` on.
+template <bool kWhole, int V, int kCount, int kElements, int kRank, int kInner, class Source, class Place>
 __device__ __forceinline__ void load_nested(Vector<typename Source::Element, V> (&x)[kCount][kElements], const Source& source,
-                                            const Nest<Source::kRank>& reduced, const Stride<kInner>& next_in_lane, int64_t row,
-                                            int64_t begin, int left) {
+                                            const Nest<kRank, Place>& reduced, const Stride<kInner, Place>& next_in_lane,
+                                            Place row, int64_t begin, int left) {
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
     Cursor at = reduced.template cursor<kInner>(begin + g * kWarp * V);
@@ -215,10 +257,10 @@ __device__ __forceinline__ void load_nested(Vector<typename Source::Element, V> 
 }
 
 // The same in any number of dims.
-template <bool kWhole, int V, int kCount, int kElements, int kInner, class Source>
+template <bool kWhole, int V, int kCount, int kElements, int kRank, int kInner, class Source, class Place>
 __device__ __forceinline__ void load_deep(Vector<typename Source::Element, V> (&x)[kCount][kElements], const Source& source,
-                                          const Nest<Source::kRank>& reduced, const Stride<kInner>& next_in_lane, int64_t row,
-                                          int64_t begin, int left) {
+                                          const Nest<kRank, Place>& reduced, const Stride<kInner, Place>& next_in_lane,
+                                          Place row, int64_t begin, int left) {
   if constexpr (engine_of<Source> == Engine::reduced)  // full has kernels of its own for these
     if (reduced.are_few()) return load_nested<kWhole>(x, source, reduced, next_in_lane.in_two(), row, begin, left);
   if (reduced.moves()) return load_nested<kWhole>(x, source, reduced, next_in_lane, row, begin, left);
@@ -239,15 +281,14 @@ struct Args {
   int32_t warp_columns, batches;
   Tiling tiling;
   Output<Acc, typename Source::Element> output;
-  Nest<Source::kRank> kept, reduced;
-  Stride<kInnerDims> next_in_lane, next_leaf;  // to the next element of a leaf, and to the next leaf's
+  Nest<Source::kRank, typename Source::Place> kept, reduced;
+  Stride<kInnerDims, typename Source::Place> next_in_lane, next_leaf;  // to the next element of a leaf, and to the next leaf's
   RingPlan ring;
   InputSpan input;
 
-  // Offset of element `index` of an output, from the output's own.
   template <Walk walk>
-  __device__ __forceinline__ int64_t element(int64_t index) const {
-    return element_offset<walk>(reduced, index);
+  __device__ __forceinline__ auto element(int64_t index) const {
+    return element_place<walk>(source, reduced, index);
   }
 };
 

@@ -20,9 +20,10 @@ cudaError_t join_few(const Launch& launch) {
   const Plan& plan = launch.plan;
   const Join& join = plan.joins[0];
   const Grid grid{static_cast<uint32_t>(plan.tiling.outputs)};
+  const KeptDim dim = r.problem.kept.empty() ? KeptDim{} : r.problem.kept[0];
   return start_kernel(launch.queue().next(), grid, std::max(join.threads, kWarp), 0, join_rows<Acc>,
                       static_cast<const Acc*>(launch.workspace), static_cast<int>(join.count),
-                      r.problem.kept.empty() ? 0 : r.problem.kept[0].out_stride,
+                      Offsets{dim.stride, dim.out_stride},
                       output_of<AnyResult>(r, r.path, static_cast<Acc*>(nullptr)));
 }
 

@@ -15,7 +15,7 @@ struct JoinArgs {
   Nest<kRank> kept;
 
   __device__ __forceinline__ void write(int64_t index, uint32_t run, Acc v) const {
-    output.write(kept, index, run * outputs + index, v);
+    output.write_at(output.partial ? Offsets{} : kept.at(index), run * outputs + index, v);
   }
 };
 
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(1024) join_partials(const __grid_constant__ Jo
 // The same for a few outputs, a block each, whose partial sums stand one after the other: with little before the loads.
 template <class Acc>
 __global__ void __launch_bounds__(1024)
-    join_rows(const Acc* partials, int count, int64_t result_pitch, Output<Acc, AnyResult> output) {
+    join_rows(const Acc* partials, int count, Offsets pitch, Output<Acc, AnyResult> output) {
   __shared__ Acc slots[kWarp];
   const int thread = threadIdx.x, left = count - thread * kJoinRun;
   const Acc* mine = partials + int64_t{blockIdx.x} * count + thread * kJoinRun;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(1024)
     if (thread >= kWarp) return;
     sum = warp_join(thread < static_cast<int>(blockDim.x) / kWarp ? slots[thread] : padding<Acc>());
   }
-  if (thread == 0) output.write_at(blockIdx.x * result_pitch, 0, sum);
+  if (thread == 0) output.write_at(Offsets{blockIdx.x * pitch.in, blockIdx.x * pitch.out}, 0, sum);
 }
 
 // The same for outputs whose partial sums stand side by side: a warp reads whole lines of them, and the block's warps further

@@ -15,8 +15,8 @@
 namespace gpureduce::cuda {
 
 template <class Source, class Acc>
-constexpr Variants kVariants =
-    variants_of({engine_of<Source>, static_cast<int>(sizeof(typename Source::Element)), IsLogSum<Acc>::value});
+constexpr Variants kVariants = variants_of({engine_of<Source>, static_cast<int>(sizeof(typename Source::Element)),
+                                            IsLogSum<Acc>::value, has_one_input<typename Source::Element>});
 
 // --- what kernels are given -----------------------------------------------------------------------------------------------
 
@@ -32,14 +32,15 @@ Args<Source, Acc> args_of(const Launch& launch, const Source& source) {
   const Plan& plan = launch.plan;
   const auto* columns = std::get_if<ColumnsPlan>(&plan.shape);
   const auto* ring = std::get_if<RingPlan>(&plan.shape);
-  const auto reduced = reduced_nest<Source::kRank>(r.problem);
+  using Place = typename Source::Place;
+  const auto reduced = reduced_nest<Source::kRank, Place>(r.problem);
   return {source,
           r.problem.length,
           columns ? columns->width : 0,
           columns ? columns->batches : 0,
           plan.tiling,
           output_of<Source, Acc>(launch),
-          kept_nest<Source::kRank>(r.problem),
+          kept_nest<Source::kRank, Place>(r.problem),
           reduced,
           reduced.template stride<kInnerDims>(kLanes),
           reduced.template stride<kInnerDims>(1),
@@ -55,8 +56,9 @@ DenseArgs<Source, Acc> dense_args_of(const Launch& launch, const Source& source)
   const Plan& plan = launch.plan;
   const Tiling& t = plan.tiling;
   const KeptDim row = r.problem.kept.empty() ? KeptDim{} : r.problem.kept.back();
-  const auto kept = kept_nest<Source::kRank>(r.problem);
-  const auto reduced = reduced_nest<Source::kRank>(r.problem);
+  using Place = typename Source::Place;
+  const auto kept = kept_nest<Source::kRank, Place>(r.problem);
+  const auto reduced = reduced_nest<Source::kRank, Place>(r.problem);
   using Count = typename DenseArgs<Source, Acc>::Count;
   int unit_leaves = t.tile_leaves, next = kLanes, next_row = 0;
   uint8_t log_threads = 0;
@@ -66,11 +68,13 @@ DenseArgs<Source, Acc> dense_args_of(const Launch& launch, const Source& source)
     next = kWarp * plan.vector;
     next_row = kWarp / flat->width;
   } else {
-    unit_leaves = row_unit(plan.vector, plan.variant.loads, sizeof(typename Source::Element), plan.walk);
+    using Element = typename Source::Element;
+    const int bytes = register_bytes(plan.vector, sizeof(Element), has_one_input<Element>);
+    unit_leaves = row_unit(plan.vector, plan.variant.loads, bytes, plan.walk);
     alone = t.splits == 1 && row_alone(t.leaves, unit_leaves, plan.walk);
   }
   return {source,
-          row.stride,
+          stride_of<Place>(row),
           static_cast<Count>(t.outputs),
           static_cast<uint8_t>(plan.warps),
           log_threads,
@@ -96,9 +100,10 @@ PanelArgs<Source, Acc> panel_args_of(const Launch& launch, const Source& source)
   const PanelsPlan& panel = plan.as<PanelsPlan>();
   const Tiling& t = plan.tiling;
   const auto& kept = r.problem.kept;
+  using Place = typename Source::Place;
   const KeptDim column = kept.back(), batch = kept.size() > 1 ? kept[kept.size() - 2] : KeptDim{};
   return {source,
-          r.problem.reduced[0].stride,
+          stride_of<Place>(r.problem.reduced[0]),
           r.problem.length,
           static_cast<int32_t>(t.columns),
           t.tile_outputs,
@@ -109,14 +114,14 @@ PanelArgs<Source, Acc> panel_args_of(const Launch& launch, const Source& source)
           log2_of(panel.rows),
           log2_of(panel.parts),
           kept.size() > 2,
-          batch.stride,
+          stride_of<Place>(batch),
           column.out_stride,
           batch.out_stride,
           t.partial_output_stride,
           t.partial_split_stride,
           input_span(r),
           output_of<Source, Acc>(launch),
-          kept_nest<Source::kRank>(r.problem)};
+          kept_nest<Source::kRank, Place>(r.problem)};
 }
 
 // --- kernels --------------------------------------------------------------------------------------------------------------

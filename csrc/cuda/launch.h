@@ -39,6 +39,14 @@ template <Unit unit>
 cudaError_t launch_unit(const Launch& launch);
 cudaError_t launch_converted(const Launch& launch);
 
+// The same of weighted sums and of variances: all of them, and those of compiled dtypes, by the first input's.
+cudaError_t launch_products(const Launch& launch);
+cudaError_t launch_products_of_floats(const Launch& launch);
+cudaError_t launch_products_of_halves(const Launch& launch);
+cudaError_t launch_products_of_wholes(const Launch& launch);  // float64 and int32
+cudaError_t launch_deviations(const Launch& launch);
+cudaError_t launch_deviations_typed(const Launch& launch);
+
 // A kernel to ask the driver about: all of the library are compiled for the same architectures, and no block of another takes
 // more of a multiprocessor than 1024 threads of this one with all of the shared memory.
 const void* any_kernel();

@@ -26,7 +26,7 @@ __global__ void finish(Nodes nodes, Finish finish, int64_t length, void* out, DT
   for_each(count, [&](int64_t i) { store_node(nodes, i, finish, length, out, t); });
 }
 
-__global__ void finish(const variance::Moments* moments, const double* first, variance::Finishing finishing, double* variance,
+__global__ void finish(const Moments* moments, const double* first, variance::Finishing finishing, double* variance,
                        double* mean, int64_t count) {
   for_each(count, [&](int64_t i) {
     const auto found = finishing(moments[i], first[i]);
@@ -52,7 +52,7 @@ cudaError_t finish_nodes(const Nodes& nodes, Finish how, int64_t length, void* o
   return cudaGetLastError();
 }
 
-cudaError_t finish_moments(const variance::Moments* moments, const double* first, variance::Finishing finishing,
+cudaError_t finish_moments(const Moments* moments, const double* first, variance::Finishing finishing,
                            double* variance, double* mean, int64_t count, cudaStream_t stream) {
   if (count > 0) finish<<<blocks_of(count), kThreads, 0, stream>>>(moments, first, finishing, variance, mean, count);
   return cudaGetLastError();

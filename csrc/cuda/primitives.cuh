@@ -277,12 +277,17 @@ template <class T>
 using Compiled = std::conditional_t<std::is_same_v<T, uint64_t>, int64_t, T>;
 
 // --- sources: where a kernel's elements come from --------------------------------------------------------------------------
+//
+// A source has a Place, which finds an element: an offset, or one in each of two inputs (nest.h). side(n) is the place n
+// elements on, of elements side by side. of_outputs<N>(wanted, place) is the source of the elements of N neighbouring outputs,
+// the first of which begins at `place`: itself, or one that holds what these elements have in common.
 
 // Elements of the type the kernel is compiled for. Signs are left out of sums by a mask of the second words; other elements are
 // masked as a whole, if at all. kSigned: elements come with their signs.
 template <class In, bool kSigned = false>
 struct Typed {
   using Element = In;
+  using Place = int64_t;
   static constexpr int kRank = kFastRank;
   static constexpr bool kMasks = IsMasked<In>::value;
   static constexpr bool kDropsSigns = !kSigned && (std::is_same_v<In, float> || std::is_same_v<In, double> ||
@@ -297,12 +302,19 @@ struct Typed {
     else return {static_cast<const In*>(base), policy, masks.keep[1]};
   }
 
-  template <int V>
-  __device__ __forceinline__ Vector<In, V> load(int64_t offset) const {
-    return counted(load_vector<In, V>(base + offset, policy));
+  __device__ __forceinline__ int64_t side(int64_t n) const { return n; }
+  template <int N>
+  __device__ __forceinline__ const Typed& of_outputs(bool, int64_t) const {
+    return *this;
   }
 
-  // Where it is not wanted, its addends are padding. kBeyond: elements beyond `offset`, which cost no arithmetic.
+  // kBeyond: elements beyond `offset`, which cost no arithmetic.
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<In, V> load(int64_t offset) const {
+    return counted(load_vector<In, V>(base + offset + kBeyond, policy));
+  }
+
+  // Where it is not wanted, its addends are padding.
   template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<In, V> load_if(bool wanted, int64_t offset) const {
     using Bits = typename Vector<In, V>::Bits;
@@ -357,9 +369,11 @@ struct Typed {
   }
 };
 
-// Whether elements are converted at run time (any.cuh).
+// Whether elements are converted at run time (any.cuh); and whether there is one input of which a map makes the addends.
 template <class Source>
 constexpr bool is_any = false;
+template <class Element>
+constexpr bool has_one_input = true;
 template <class Source>
 constexpr Engine engine_of = is_any<Source>                              ? Engine::converted
                              : IsMapped<typename Source::Element>::value ? Engine::reduced
@@ -367,16 +381,17 @@ constexpr Engine engine_of = is_any<Source>                              ? Engin
 
 // The vector at `offset`, or kBeyond elements beyond it: there as kWhole says, or else if `wanted`.
 template <int V, bool kWhole, int kBeyond = 0, class Source>
-__device__ __forceinline__ Vector<typename Source::Element, V> load_part(const Source& source, bool wanted, int64_t offset) {
-  if constexpr (kWhole) return source.template load<V>(offset + kBeyond);
-  else return source.template load_if<V, kBeyond>(wanted, offset);
+__device__ __forceinline__ Vector<typename Source::Element, V> load_part(const Source& source, bool wanted,
+                                                                         typename Source::Place at) {
+  if constexpr (kWhole) return source.template load<V, kBeyond>(at);
+  else return source.template load_if<V, kBeyond>(wanted, at);
 }
 
 // A unit's elements, of a row whose elements lie side by side: kCount groups of 32 * V neighbouring leaves, kElements of each
 // leaf; the thread's first at `begin`. All in flight at once. kWhole: they are all there; or else those of the next `left`.
 template <bool kWhole, int V, int kCount, int kElements, class Source>
 __device__ __forceinline__ void load_unit(Vector<typename Source::Element, V> (&x)[kCount][kElements], const Source& source,
-                                          int64_t begin, int left) {
+                                          typename Source::Place begin, int left) {
   for_constants(std::make_integer_sequence<int, kCount * kElements>{}, [&](auto i) {
     constexpr int g = decltype(i)::value / kElements, d = decltype(i)::value % kElements, kBeyond = g * kWarp * V + d * kLanes;
     x[g][d] = load_part<V, kWhole, kBeyond>(source, kBeyond + V <= left, begin);

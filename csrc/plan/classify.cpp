@@ -1,19 +1,34 @@
 #include "../geometry.h"
+#include <utility>
+
 #include "../nest.h"
+#include "../variance.h"
+#include "../weighted.h"
 #include "propose.h"
 
 namespace gpureduce {
 
 namespace {
 
+bool has_kernel(const Reduction& r) {
+  if (r.negate || r.conjugate) return false;
+  switch (r.addends) {
+    case Addends::values: break;
+    case Addends::products:
+      return !r.second_negate && !r.truth && weighted::is_compiled(r.in, r.second_dtype, r.accumulator);
+    case Addends::deviations: return variance::is_compiled(r.in);
+  }
+  return is_compiled(r.map, r.accumulator, r.in);
+}
+
 Engine engine_of(const Reduction& r) {
   const Problem& p = r.problem;
-  const bool plain = is_plain_sum(r.map, r.accumulator, info(r.in));
+  const bool plain = r.addends == Addends::values && is_plain_sum(r.map, r.accumulator, info(r.in));
   // The kernels compiled for a dtype find their way with 32-bit divisions.
   const bool near = fits_fast_nest(p.kept, p.outputs) && fits_fast_nest(p.reduced, p.length);
   const bool few =
       columnwise(p) || p.length <= (plain ? kLanes : kLoads) || counts_rows(p);  // the thin kernels take the second
-  if (r.negate || r.conjugate || !near || !few || !is_compiled(r.map, r.accumulator, r.in)) return Engine::converted;
+  if (!near || !few || !has_kernel(r)) return Engine::converted;
   return plain ? Engine::full : Engine::reduced;
 }
 
@@ -39,9 +54,21 @@ ResultPath path_of(const Reduction& r) {
   return r.engine == Engine::reduced && (truth || extremum) ? ResultPath::own : ResultPath::joined;
 }
 
+// Products are the same both ways: of two inputs the larger one is the first, unless kernels are compiled the other way alone.
+void order_inputs(Reduction& r) {
+  const bool given = weighted::is_compiled(r.in, r.second_dtype, r.accumulator);
+  const bool turned = weighted::is_compiled(r.second_dtype, r.in, r.accumulator);
+  if (r.problem.second_larger ? given && !turned : given || !turned) return;
+  std::swap(r.input, r.second);
+  std::swap(r.in, r.second_dtype);
+  std::swap(r.negate, r.second_negate);
+  r.problem.swap_inputs();
+}
+
 }  // namespace
 
 void classify(Reduction& r) {
+  if (r.addends == Addends::products) order_inputs(r);
   r.engine = engine_of(r);
   r.path = path_of(r);
 }

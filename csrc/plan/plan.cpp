@@ -71,8 +71,11 @@ Plan chosen_plan(const Reduction& r, const Device& device, const Tuning& tuning)
 // All that a plan depends on.
 struct Key {
   Device device;
-  uint64_t address = 0;  // in a granule
-  DType in{}, out{};
+  uint64_t address = 0, second_address = 0;  // in a granule
+  DType in{}, out{}, second{};
+  Addends addends{};
+  Engine engine{};
+  ResultPath path{};
   Accumulator accumulator{};
   Map map{};
   Finish finish{};
@@ -85,8 +88,13 @@ struct Key {
   Key(const Reduction& r, const Device& device)
       : device(device),
         address(reinterpret_cast<uintptr_t>(r.input) % kGranule),
+        second_address(reinterpret_cast<uintptr_t>(r.second) % kGranule),
         in(r.in),
         out(r.out),
+        second(r.second_dtype),
+        addends(r.addends),
+        engine(r.engine),
+        path(r.path),
         accumulator(r.accumulator),
         map(r.map),
         finish(r.finish),
@@ -101,7 +109,8 @@ struct Key {
     const auto same = [](const auto& a, const auto& b) {
       return a.size() == b.size() && std::memcmp(a.begin(), b.begin(), a.size() * sizeof(*a.begin())) == 0;
     };
-    return device == k.device && address == k.address && in == k.in && out == k.out && accumulator == k.accumulator &&
+    return device == k.device && address == k.address && second_address == k.second_address && in == k.in && out == k.out &&
+           second == k.second && addends == k.addends && engine == k.engine && path == k.path && accumulator == k.accumulator &&
            map == k.map && finish == k.finish && negate == k.negate && conjugate == k.conjugate && outputs == k.outputs &&
            length == k.length && same(kept, k.kept) && same(reduced, k.reduced);
   }

@@ -7,32 +7,72 @@ namespace gpureduce {
 
 namespace {
 
-int64_t bytes_moved(const Problem& p, int64_t in_size, int64_t out_size) {
-  int64_t elements = 1;  // an expanded dim is read once
-  for (const KeptDim& d : p.kept) elements *= d.stride ? d.size : 1;
-  for (const ReducedDim& d : p.reduced) elements *= d.stride ? d.size : 1;
-  return elements * in_size + p.outputs * out_size;
+// Different elements of an input, of which step(dim) is the stride: an expanded dim is read once.
+template <class Step>
+int64_t distinct(const Problem& p, Step step) {
+  int64_t elements = 1;
+  for (const KeptDim& d : p.kept) elements *= step(d) ? d.size : 1;
+  for (const ReducedDim& d : p.reduced) elements *= step(d) ? d.size : 1;
+  return elements;
+}
+
+constexpr auto kFirst = [](const auto& d) { return d.stride; };
+constexpr auto kSecond = [](const auto& d) { return d.second; };
+
+int64_t bytes_read(const Reduction& r) {
+  const int64_t bytes = distinct(r.problem, kFirst) * info(r.in).size;
+  return r.addends == Addends::products ? bytes + distinct(r.problem, kSecond) * info(r.second_dtype).size : bytes;
+}
+
+// Whether all vectors along the fastest dim are aligned in an input's memory.
+template <class Step>
+bool is_aligned(const Problem& p, bool by_columns, int vector, const void* address, DType dtype, Step step) {
+  if (reinterpret_cast<uintptr_t>(address) % (vector * info(dtype).size) != 0) return false;
+  const size_t skip_kept = by_columns, skip_reduced = !by_columns;
+  for (size_t d = 0; d + skip_kept < p.kept.size(); ++d)
+    if (step(p.kept[d]) % vector != 0) return false;
+  for (size_t d = 0; d + skip_reduced < p.reduced.size(); ++d)
+    if (step(p.reduced[d]) % vector != 0) return false;
+  return true;
 }
 
 // Elements a load may take: 1, or a full vector where the fastest dim is dense and every place a vector may start is aligned.
-int vector_width(const Problem& p, bool by_columns, int size, const void* address) {
-  const int vector = std::max(1, kGranule / size);
-  if (reinterpret_cast<uintptr_t>(address) % (vector * size) != 0) return 1;
-  const int64_t stride = by_columns ? (p.kept.empty() ? 0 : p.kept.back().stride) : p.reduced.back().stride;
-  if (stride != 1) return 1;
-  const size_t skip_kept = by_columns, skip_reduced = !by_columns;
-  for (size_t d = 0; d + skip_kept < p.kept.size(); ++d)
-    if (p.kept[d].stride % vector != 0) return 1;
-  for (size_t d = 0; d + skip_reduced < p.reduced.size(); ++d)
-    if (p.reduced[d].stride % vector != 0) return 1;
-  const bool whole = by_columns || p.reduced.size() > 1;  // vectors must not reach over the end of the dim
-  const int64_t last = by_columns ? p.kept.back().size : p.reduced.back().size;
-  return whole && last % vector != 0 ? 1 : vector;
+// Of a second input the neighbours in that dim may also be one element.
+int vector_width(const Request& q) {
+  const Problem& p = q.p;
+  const int vector = std::max(1, kGranule / q.element_bytes);
+  const KeptDim fast = q.by_columns ? (p.kept.empty() ? KeptDim{} : p.kept.back())
+                                    : KeptDim{p.reduced.back().size, p.reduced.back().stride, 0, p.reduced.back().second};
+  if (fast.stride != 1 || !is_aligned(p, q.by_columns, vector, q.r.input, q.r.in, kFirst)) return 1;
+  if (q.r.addends == Addends::products && fast.second != 0)
+    if (fast.second != 1 || !is_aligned(p, q.by_columns, vector, q.r.second, q.r.second_dtype, kSecond)) return 1;
+  const bool whole = q.by_columns || p.reduced.size() > 1;  // vectors must not reach over the end of the dim
+  return whole && fast.size % vector != 0 ? 1 : vector;
+}
+
+// Bytes of an element as kernels have it, which are those of its source's Element (cuda/primitives.cuh).
+int element_bytes_of(const Reduction& r) {
+  if (r.engine == Engine::converted && r.addends != Addends::values) return kGranule;
+  if (r.engine == Engine::converted) return with_accumulator(r.accumulator, [](auto acc) { return converted_bytes<decltype(acc)>; });
+  const int size = info(r.in).size;
+  switch (r.addends) {
+    case Addends::values: break;
+    case Addends::products: return 2 * std::max(size, info(r.second_dtype).size);
+    case Addends::deviations: return size > 4 ? 16 : 8;
+  }
+  return size;
+}
+
+// The least general walk that finds the elements of both inputs.
+Walk walk_of(const Problem& p) {
+  if (p.reduced.size() > 1) return Walk::nested;
+  const bool dense = p.reduced.empty() || (p.reduced[0].stride == 1 && (p.reduced[0].second == 0 || p.reduced[0].second == 1));
+  return dense ? Walk::dense : Walk::linear;
 }
 
 // How rows or columns that are dense, but not at aligned addresses, are read a vector's a thread nevertheless; or else `walk`.
 Walk odd_walk(const Request& q) {
-  if (!q.typed || q.vector > 1 || q.p.reduced.size() != 1) return q.walk;
+  if (!q.typed || q.r.addends != Addends::values || q.vector > 1 || q.p.reduced.size() != 1) return q.walk;
   const int64_t stride = q.p.reduced[0].stride;
   const bool long_rows = stride == 1 && q.p.length > kLanes;
   if (!q.by_columns) return shifts(q.size) && long_rows ? Walk::shifted : q.walk;
@@ -70,7 +110,7 @@ Grid grid_of(const Plan& plan, const Device& device, int most_blocks) {
 // code of kernels; but what is written is not.
 bool is_streamed(const Request& q) {
   const int64_t share = q.device.l2_bytes / 4;
-  return bytes_moved(q.p, q.size, 0) > share && q.p.outputs * q.written_bytes <= share;
+  return bytes_read(q.r) > share && q.p.outputs * q.written_bytes <= share;
 }
 
 }  // namespace
@@ -90,21 +130,23 @@ int leaf_elements(int64_t length) {
 Request::Request(const Reduction& r, const Device& device, bool by_columns)
     : r(r), device(device), p(r.problem), by_columns(by_columns) {
   size = info(r.in).size;
+  if (r.addends == Addends::products) size = std::max(size, info(r.second_dtype).size);
   direct = r.path != ResultPath::joined;
   typed = r.engine != Engine::converted;
-  element_bytes = typed ? size : with_accumulator(r.accumulator, [](auto acc) { return converted_bytes<decltype(acc)>; });
+  element_bytes = element_bytes_of(r);
   order_free = r.accumulator == Accumulator::i64;
-  const bool small = (order_free && ((size <= 2 && !info(r.in).is_rare()) || r.map == Map::nonzero)) ||
+  const bool values = r.addends == Addends::values;
+  const bool small = (order_free && values && ((size <= 2 && !info(r.in).is_rare()) || r.map == Map::nonzero)) ||
                      (r.accumulator == Accumulator::largest_i64 && size <= 4);
   lane_bytes = typed && small ? 4 : size_of(r.accumulator);
-  variants = variants_of({r.engine, element_bytes, outweighs_loads(r.map)});
+  variants = variants_of({r.engine, element_bytes, outweighs_loads(r.map), values});
   written_bytes = direct ? info(r.out).size : size_of(r.accumulator);
-  walk = p.reduced.size() > 1 ? Walk::nested : p.reduced.empty() || p.reduced[0].stride == 1 ? Walk::dense : Walk::linear;
-  vector = typed ? vector_width(p, by_columns, size, r.input) : 1;
+  walk = walk_of(p);
+  vector = typed ? vector_width(*this) : 1;
   odd = odd_walk(*this);
   if (odd != walk && !variant(by_columns ? Kernel::panels : Kernel::dense, odd, odd_vector())) odd = walk;
   leaves = leaf_count(p.length);
-  bytes = bytes_moved(p, size, info(r.out).size);
+  bytes = bytes_read(r) + p.outputs * info(r.out).size;
   streams = is_streamed(*this);
 }
 

@@ -14,7 +14,7 @@ struct Request {
   const Reduction& r;
   const Device& device;
   const Problem& p;
-  int size;           // bytes of an element in memory
+  int size;           // bytes of an element in memory, of the larger one of two inputs
   int element_bytes;  // and as kernels have it, after a conversion at run time if there is one
   int lane_bytes;     // of a lane's sum (Lane in primitives.cuh)
   int written_bytes;  // of an output as kernels write it: the result, or an accumulator that the join rounds

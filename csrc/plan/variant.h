@@ -81,6 +81,10 @@ struct ElementClass {
   Engine engine;
   int size;        // bytes of an element as kernels have it
   bool outweighs;  // its map takes longer than a load (outweighs_loads())
+  bool one_input;  // or else two elements make an addend
+
+  // Whether vectors at odd addresses are read as shifted ones, or by single elements.
+  constexpr bool reads_odd() const { return one_input && !outweighs; }
 
   constexpr int widest() const { return engine != Engine::converted && size < kGranule ? kGranule / size : 1; }
 };
@@ -96,7 +100,7 @@ constexpr void add_rows(Variants& all, const ElementClass& c, int vector) {
     if (full) all.add(Kernel::dense, Walk::nested, vector, loads);
     all.add(Kernel::dense, Walk::deep, vector, loads);
   }
-  if (vector > 1 && shifts(c.size) && !c.outweighs) all.add(Kernel::dense, Walk::shifted, vector, 8);
+  if (vector > 1 && shifts(c.size) && c.reads_odd()) all.add(Kernel::dense, Walk::shifted, vector, 8);
   if (vector == 1 || full) all.add(Kernel::flat, Walk::nested, vector);
 }
 
@@ -134,7 +138,7 @@ constexpr void add_panels(Variants& all, const ElementClass& c, int vector) {
   for (int loads : {1, 2, 4, 8}) {
     if (c.engine != Engine::full && (loads == 2 || loads == 4)) continue;
     all.add(Kernel::panels, Walk::linear, vector, loads);
-    if (c.outweighs) continue;
+    if (!c.reads_odd()) continue;
     if (shifts(c.size) && loads >= shifted_column_elements(c.size)) all.add(Kernel::panels, Walk::shifted, vector, loads);
     if (spreads(c.size)) all.add(Kernel::panels, Walk::spread, vector, loads);
   }

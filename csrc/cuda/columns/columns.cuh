@@ -13,13 +13,17 @@ constexpr int kColumnBlocks = sizeof(Batch) > 64                                
                               : kBatches > 1 && sizeof(Batch) > (sizeof(typename Batch::LaneSum) > 4 ? 8 : 16) ? 3
                               : Batch::kOrderFree && sizeof(typename Batch::LaneSum) > 4                       ? 3
                                                                                                                : 4;
+// Pairs need registers for the addresses and policies of two inputs.
+template <class Element, class Batch, int kBatches>
+constexpr int kPairBlocks = has_one_input<Element> || kColumnBlocks<Batch, kBatches> < 3 ? kColumnBlocks<Batch, kBatches> : 3;
 
 // Units of a column that a thread joins at once.
 constexpr int kLogSlotRun = 3, kSlotRun = 1 << kLogSlotRun;
 
 // A tile's part of some columns, in which leaves are counted from its own first. As far as their elements go, an int is enough.
+template <class Place>
 struct ColumnPiece {
-  int64_t place;  // of the columns; where their elements are one stride apart, of their first element here
+  Place place;    // of the columns; where their elements are one stride apart, of their first element here
   int64_t first;  // this element's index
   int length;     // elements from there on, or more than any tile has
 };
@@ -53,12 +57,13 @@ __device__ __forceinline__ Lanes<Element, Acc, V> join_leaves(const Vector<Eleme
 }
 
 // Loads of column_leaves() in nested dims.
-template <int V, int kElements, int kLeaves, int kInner, class Source, class Acc>
+template <int V, int kElements, int kLeaves, int kInner, class Own, class Source, class Acc, class Place>
 __device__ __forceinline__ void load_leaves(Vector<typename Source::Element, V> (&x)[kLeaves][kElements],
-                                            const Args<Source, Acc>& a, const ColumnPiece& piece, int first, int left,
-                                            const Stride<kInner>& next_in_lane, const Stride<kInner>& next_leaf) {
-  const auto load = [&](int l, int d, int64_t offset) {
-    x[l][d] = a.source.template load_if<V>(l + d * kLanes < left, piece.place + offset);
+                                            const Args<Source, Acc>& a, const Own& own, const ColumnPiece<Place>& piece,
+                                            int first, int left, const Stride<kInner, Place>& next_in_lane,
+                                            const Stride<kInner, Place>& next_leaf) {
+  const auto load = [&](int l, int d, Place offset) {
+    x[l][d] = own.template load_if<V>(l + d * kLanes < left, piece.place + offset);
   };
   const auto cursor = [&](int e) { return a.reduced.template cursor<kInner>(piece.first + first + e); };
   if constexpr (kLeaves == 1) {
@@ -75,24 +80,25 @@ __device__ __forceinline__ void load_leaves(Vector<typename Source::Element, V> 
   }
 }
 
-// kLeaves neighbouring leaves of V columns, up to kElements elements each, all in flight at once; joined in registers.
-template <int V, int kElements, int kLeaves, Walk walk, class Source, class Acc>
-__device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves(const Args<Source, Acc>& a,
-                                                                                 const ColumnPiece& piece, int leaf) {
+// kLeaves neighbouring leaves of V columns, up to kElements elements each, all in flight at once; joined in registers. `own`:
+// the source of the columns' elements.
+template <int V, int kElements, int kLeaves, Walk walk, class Own, class Source, class Acc>
+__device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves(
+    const Args<Source, Acc>& a, const Own& own, const ColumnPiece<typename Source::Place>& piece, int leaf) {
   using Element = typename Source::Element;
   const int first = leaf_start(leaf), left = min(piece.length - first, kChunk);
   Vector<Element, V> x[kLeaves][kElements];
   if (walk == Walk::linear && left > kLeaves - 1 + (kElements - 1) * kLanes) {  // they are all there, as most often
-    const int64_t at = piece.place + a.template element<walk>(first);
+    const auto at = piece.place + a.template element<walk>(first);
 #pragma unroll
     for (int l = 0; l < kLeaves; ++l) {
 #pragma unroll
-      for (int d = 0; d < kElements; ++d) x[l][d] = a.source.template load<V>(at + a.template element<walk>(l + d * kLanes));
+      for (int d = 0; d < kElements; ++d) x[l][d] = own.template load<V>(at + a.template element<walk>(l + d * kLanes));
     }
   } else if (walk == Walk::nested && a.reduced.are_few()) {
-    load_leaves(x, a, piece, first, left, a.next_in_lane.in_two(), a.next_leaf.in_two());
+    load_leaves(x, a, own, piece, first, left, a.next_in_lane.in_two(), a.next_leaf.in_two());
   } else if (walk == Walk::nested && a.reduced.moves()) {
-    load_leaves(x, a, piece, first, left, a.next_in_lane, a.next_leaf);
+    load_leaves(x, a, own, piece, first, left, a.next_in_lane, a.next_leaf);
   } else {
     const int64_t origin = walk == Walk::nested ? piece.first : 0;
 #pragma unroll
@@ -100,7 +106,7 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
 #pragma unroll
       for (int d = 0; d < kElements; ++d) {
         const int e = l + d * kLanes;
-        x[l][d] = a.source.template load_if<V>(e < left, piece.place + a.template element<walk>(origin + first + e));
+        x[l][d] = own.template load_if<V>(e < left, piece.place + a.template element<walk>(origin + first + e));
       }
     }
   }
@@ -136,7 +142,7 @@ __device__ __forceinline__ void join_leaves_of_warp(Batch& batch, int width) {
 // the halves that wait for their neighbour, as a binary counter does; or one sum of integers, whose order is free. In nested
 // dims, where a batch is a lot of code, and stands once, it takes the plan's batches, kBatches at most.
 template <int V, int kElements, int kBatches, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<typename Source::Element, Acc, V>, kBatches>))
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kPairBlocks<typename Source::Element, Lanes<typename Source::Element, Acc, V>, kBatches>))
     columns(const __grid_constant__ Args<Source, Acc> a) {
   using Batch = Lanes<typename Source::Element, Acc, V>;
   constexpr int kLeaves = kLoads / kElements;
@@ -155,11 +161,12 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<t
     const Tile tile = loop.tile(a.tiling);
     const int outputs = static_cast<int>(tile.outputs), leaves = static_cast<int>(tile.leaves);
     const bool inside = column < outputs;
-    ColumnPiece piece;
+    ColumnPiece<typename Source::Place> piece;
     piece.first = leaf_start(tile.leaf);
     piece.length = static_cast<int>(min(a.length - piece.first, int64_t{1} << 30));
     piece.place = a.kept.at(tile.output + (inside ? column : 0)).in;
-    if (walk != Walk::nested) piece.place += a.template element<Walk::linear>(piece.first);
+    const auto& own = a.source.template of_outputs<V>(inside, piece.place);
+    if (walk != Walk::nested) piece.place = piece.place + a.template element<Walk::linear>(piece.first);
 #pragma unroll 1
     for (int unit = warp; unit < units; unit += warps) {
       const int leaf = unit * unit_leaves + row * thread_leaves;
@@ -169,7 +176,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<t
         Batch waiting[levels_of(kBatches)];
 #pragma unroll(walk == Walk::nested ? 1 : kBatches)
         for (int b = 0; b < batches; ++b) {
-          if (leaf + b * kLeaves < leaves) batch = column_leaves<V, kElements, kLeaves, walk>(a, piece, leaf + b * kLeaves);
+          if (leaf + b * kLeaves < leaves) batch = column_leaves<V, kElements, kLeaves, walk>(a, own, piece, leaf + b * kLeaves);
           else batch.clear();
           take_batch(waiting, batch, b);
         }
@@ -197,7 +204,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kColumnBlocks<Lanes<t
       }
       sum = warp_join(sum, 1, 1 << log_parts);
       if (c < outputs && begin == 0)
-        a.output.write_at(a.kept.at(tile.output + c).out, tile.partial + c * a.tiling.partial_output_stride, sum);
+        a.output.write_at(a.kept.at(tile.output + c), tile.partial + c * a.tiling.partial_output_stride, sum);
     }
   } while (loop.next(a.tiling));
 }
@@ -209,8 +216,8 @@ constexpr int kThinBlocks = sizeof(Batch) > 64                         ? 1
 
 // Writes the sums of V neighbouring outputs, the first of which is output `index`, at `place`.
 template <class Source, class Acc, class Element, int V>
-__device__ __forceinline__ void write_lanes(const Args<Source, Acc>& a, int64_t place, int64_t index,
-                                            const Lanes<Element, Acc, V>& lanes) {
+__device__ __forceinline__ void write_lanes(const Args<Source, Acc>& a, const Spot<typename Source::Place>& place,
+                                            int64_t index, const Lanes<Element, Acc, V>& lanes) {
   Acc v[V];
 #pragma unroll
   for (int j = 0; j < V; ++j) v[j] = widened<Acc>(lanes.sum[j]);
@@ -223,13 +230,13 @@ template <int V, int kElements, int kCount, Walk walk, class Source, class Acc>
 __device__ __forceinline__ void take_few(const Args<Source, Acc>& a, const Tile& tile) {
   const int outputs = static_cast<int>(tile.outputs), length = static_cast<int>(a.length);
   int column[kCount];
-  Offsets offsets[kCount];
+  Spot<typename Source::Place> places[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     column[i] = (i * blockDim.x + threadIdx.x) * V;
-    offsets[i] = a.kept.at(tile.output + (column[i] < outputs ? column[i] : 0));
+    places[i] = a.kept.at(tile.output + (column[i] < outputs ? column[i] : 0));
   }
-  int64_t at[kElements];
+  typename Source::Place at[kElements];
   const auto move = [&](auto c, const auto& next) {
 #pragma unroll
     for (int e = 0; e < kElements; ++e, next.move(c)) at[e] = c.offset;
@@ -246,13 +253,15 @@ __device__ __forceinline__ void take_few(const Args<Source, Acc>& a, const Tile&
 #pragma unroll
   for (int e = 0; e < kElements; ++e) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      x[i][e][0] = a.source.template load_if<V>(column[i] < outputs && e < length, offsets[i].in + at[e]);
+    for (int i = 0; i < kCount; ++i) {
+      const auto& own = a.source.template of_outputs<V>(column[i] < outputs, places[i].in);
+      x[i][e][0] = own.template load_if<V>(column[i] < outputs && e < length, places[i].in + at[e]);
+    }
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (column[i] >= outputs) break;
-    write_lanes(a, offsets[i].out, tile.output + column[i], join_leaves<Acc>(x[i]));
+    write_lanes(a, places[i], tile.output + column[i], join_leaves<Acc>(x[i]));
   }
 }
 
@@ -262,16 +271,17 @@ template <int V, Walk walk, class Source, class Acc>
 __device__ __forceinline__ void take_whole(const Args<Source, Acc>& a, const Tile& tile) {
   const int length = static_cast<int>(a.length), column = threadIdx.x * V;
   if (column >= tile.outputs) return;
-  const Offsets place = a.kept.at(tile.output + column);
-  const ColumnPiece piece{place.in, 0, length};
+  const auto place = a.kept.at(tile.output + column);
+  const ColumnPiece<typename Source::Place> piece{place.in, 0, length};
+  const auto& own = a.source.template of_outputs<V>(true, place.in);
   Lanes<typename Source::Element, Acc, V> batch, waiting[levels_of(kLanes / kLoads)];
 #pragma unroll 1
   for (int leaf = 0; leaf < a.tiling.tile_leaves; leaf += kLoads) {
-    if (leaf < length) batch = column_leaves<V, 1, kLoads, walk>(a, piece, leaf);
+    if (leaf < length) batch = column_leaves<V, 1, kLoads, walk>(a, own, piece, leaf);
     else batch.clear();
     take_batch(waiting, batch, leaf / kLoads);
   }
-  write_lanes(a, place.out, tile.output + column, batch);
+  write_lanes(a, place, tile.output + column, batch);
 }
 
 // A thread takes all elements of its outputs, of kRuns runs of them: at most kElements each, which is kLoads or fewer, or

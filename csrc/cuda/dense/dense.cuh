@@ -9,13 +9,18 @@ namespace gpureduce::cuda {
 
 constexpr int kDenseRun = kMaxDenseUnits / kWarp;  // sums of units that a thread joins
 
+template <int V, class Element>
+constexpr int kRegisterBytes = register_bytes(V, sizeof(Element), has_one_input<Element>);
+
 template <class Source, class Acc>
 struct DenseArgs {
   // Elements that are converted at run time may stand in more than 2^32 rows, and in rows of more units than that.
   using Count = std::conditional_t<is_any<Source>, int64_t, uint32_t>;
 
+  using Place = typename Source::Place;
+
   Source source;
-  int64_t pitch;  // of rows, unless their dims are nested
+  Place pitch;  // of rows, unless their dims are nested
   Count rows;
   uint8_t warps;        // of a block
   uint8_t log_threads;  // of flat rows: loads that a row takes, width * groups
@@ -25,53 +30,53 @@ struct DenseArgs {
   Count row_units;
   uint32_t splits;
   int32_t tile_units;
-  Nest<Source::kRank> kept, reduced;
-  Stride<kInnerDims> next;  // in nested dims: to a thread's next element of a leaf; in flat rows, of a row
+  Nest<Source::kRank, Place> kept, reduced;
+  Stride<kInnerDims, Place> next;  // in nested dims: to a thread's next element of a leaf; in flat rows, of a row
   InputSpan input;
-  Stride<kInnerDims> next_row;  // of flat rows: from a thread's row to its next
+  Stride<kInnerDims, Place> next_row;  // of flat rows: from a thread's row to its next
 
-  __device__ __forceinline__ Offsets place(Count row) const {
+  __device__ __forceinline__ Spot<Place> place(Count row) const {
     if (nested) return kept.at(row);
-    return {row * pitch, row * result_pitch};
+    return {pitch * row, row * result_pitch};
   }
 
-  // Offset of element `index` of a row, from the row's own.
   template <Walk walk>
-  __device__ __forceinline__ int64_t element(int64_t index) const {
-    return element_offset<walk>(reduced, index);
+  __device__ __forceinline__ Place element(int64_t index) const {
+    return element_place<walk>(source, reduced, index);
   }
 };
 
 // A unit of a row: row_groups() groups of 32 * V neighbouring leaves from element `first` on. All of their elements are there,
-// or with kWhole false, those before the row's end. In nested dims vectors are whole.
-template <int V, int kElements, Walk walk, bool kWhole, class Source, class Acc>
-__device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, int64_t row, int64_t first) {
+// or with kWhole false, those before the row's end. In nested dims vectors are whole. `own`: the source of the row's elements.
+template <int V, int kElements, Walk walk, bool kWhole, class Own, class Source, class Acc>
+__device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, const Own& own, typename Source::Place row,
+                                              int64_t first) {
   using Element = typename Source::Element;
-  constexpr int kCount = row_groups(V, kElements, sizeof(Element));
+  constexpr int kCount = row_groups(V, kElements, kRegisterBytes<V, Element>);
   const int64_t begin = first + threadIdx.x % kWarp * V;
   const int left = static_cast<int>(min(a.length - begin, int64_t{kChunk}));
   Vector<Element, V> x[kCount][kElements];
   if constexpr (walk == Walk::nested) {
-    load_nested<kWhole>(x, a.source, a.reduced, a.next.in_two(), row, begin, left);
+    load_nested<kWhole>(x, own, a.reduced, a.next.in_two(), row, begin, left);
   } else if constexpr (walk == Walk::deep) {
-    load_deep<kWhole>(x, a.source, a.reduced, a.next, row, begin, left);
+    load_deep<kWhole>(x, own, a.reduced, a.next, row, begin, left);
   } else if constexpr (walk == Walk::linear) {
     static_assert(V == 1);
     // A group's address moves on from element to element: all of a unit's together do not fit the registers.
-    const int64_t next = a.template element<walk>(kLanes);
-    int64_t at[kCount];
+    const auto next = a.template element<walk>(kLanes);
+    typename Source::Place at[kCount];
 #pragma unroll
     for (int g = 0; g < kCount; ++g) at[g] = row + a.template element<walk>(begin + g * kWarp);
 #pragma unroll
     for (int d = 0; d < kElements; ++d) {
 #pragma unroll
       for (int g = 0; g < kCount; ++g) {
-        x[g][d] = load_part<V, kWhole>(a.source, g * kWarp + d * kLanes < left, at[g]);
-        at[g] += next;
+        x[g][d] = load_part<V, kWhole>(own, g * kWarp + d * kLanes < left, at[g]);
+        at[g] = at[g] + next;
       }
     }
   } else {
-    load_unit<kWhole>(x, a.source, row + begin, left);
+    load_unit<kWhole>(x, own, row + a.source.side(begin), left);
   }
   const auto& addends = ready(x);
   RowLanes<Element, Acc, V> lanes[kCount];
@@ -90,7 +95,7 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, i
         if (above < 0 || above >= kElements * kLanes || above % kLanes != 0) continue;
 #pragma unroll
         for (int j = 0; j < V - 1; ++j)
-          if (j < tail) lanes[g].add(j, a.source.template load<1>(row + a.length - tail + j)[0]);
+          if (j < tail) lanes[g].add(j, own.template load<1>(row + a.source.side(a.length - tail + j))[0]);
       }
     }
   }
@@ -100,8 +105,8 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, i
   return warp_join_groups(values);
 }
 
-template <int V, int kElements, Walk walk, class Source, class Acc>
-__device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, int64_t row,
+template <int V, int kElements, Walk walk, class Own, class Source, class Acc>
+__device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, const Own& own, typename Source::Place row,
                                           typename DenseArgs<Source, Acc>::Count unit) {
   if constexpr (walk == Walk::shifted) {
     const int64_t chunk = int64_t{unit} * kChunk;
@@ -109,19 +114,20 @@ __device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, int64
     if (is_short_chunk(a.length - chunk)) return short_chunk<V, 2, 0, Acc>(a.source, a.input, a.length, row, chunk);
     else return shifted_chunk<V, kElements, 0, Acc>(a.source, a.input, a.length, row, chunk);
   } else {
-    constexpr int kUnit = row_unit(V, kElements, sizeof(typename Source::Element)), kChunkUnits = kLanes / kUnit;
+    constexpr int kUnit = row_unit(V, kElements, kRegisterBytes<V, typename Source::Element>), kChunkUnits = kLanes / kUnit;
     const int64_t first = int64_t{unit / kChunkUnits} * kChunk + unit % kChunkUnits * kUnit;
     if constexpr (walk != Walk::deep)  // in which all is that much code that it stands once
-      if (first + (kElements - 1) * kLanes + kUnit <= a.length) return dense_elements<V, kElements, walk, true>(a, row, first);
-    return dense_elements<V, kElements, walk, false>(a, row, first);
+      if (first + (kElements - 1) * kLanes + kUnit <= a.length) return dense_elements<V, kElements, walk, true>(a, own, row, first);
+    return dense_elements<V, kElements, walk, false>(a, own, row, first);
   }
 }
 
 // A row's rest: a thread an element.
-template <Walk walk, class Source, class Acc>
-__device__ __forceinline__ Vector<typename Source::Element, 1> load_rest(const DenseArgs<Source, Acc>& a, int64_t row) {
+template <Walk walk, class Own, class Source, class Acc>
+__device__ __forceinline__ Vector<typename Source::Element, 1> load_rest(const DenseArgs<Source, Acc>& a, const Own& own,
+                                                                         typename Source::Place row) {
   const int lane = threadIdx.x % kWarp, rest = row_rest(a.length);
-  return a.source.template load_if<1>(lane < rest, row + a.template element<walk>(a.length - rest + lane));
+  return own.template load_if<1>(lane < rest, row + a.template element<walk>(a.length - rest + lane));
 }
 
 template <class Acc, class Element>
@@ -144,15 +150,16 @@ __device__ __forceinline__ void take_row(const DenseArgs<Source, Acc>& a) {
   using Count = typename DenseArgs<Source, Acc>::Count;
   const Count row = whole_rows_block<Count>() * static_cast<Count>(a.warps) + threadIdx.x / kWarp;
   if (row >= a.rows) return;
-  const Offsets place = a.place(row);
+  const auto place = a.place(row);
   wait_for_previous_kernel();
   allow_next_kernel();
+  const auto& own = a.source.template of_outputs<1>(true, place.in);
   const bool has_rest = walk == Walk::shifted && a.length > kChunk;
   Vector<typename Source::Element, 1> rest{};
-  if (has_rest) rest = load_rest<walk>(a, place.in);
-  Acc v = dense_unit<V, kElements, walk>(a, place.in, 0);
+  if (has_rest) rest = load_rest<walk>(a, own, place.in);
+  Acc v = dense_unit<V, kElements, walk>(a, own, place.in, 0);
   if (has_rest) v = v + join_rest<Acc>(rest);
-  if (threadIdx.x % kWarp == 0) a.output.write_at(place.out, row, v);
+  if (threadIdx.x % kWarp == 0) a.output.write_at(place, row, v);
 }
 
 // A block takes some units of one row: its warps one after the other, and one warp joins what they come to. Splits of a row
@@ -172,7 +179,7 @@ __device__ __forceinline__ void take_units(const DenseArgs<Source, Acc>& a) {
   const Count first = Count{tile} * a.tile_units;
   const int units = static_cast<int>(min(static_cast<Count>(a.tile_units), a.row_units - first));
   const bool last = first + units == a.row_units;
-  const Offsets place = a.place(row);
+  const auto place = a.place(row);
   const bool clustered = split && !a.output.partial;
   const Inbox<Acc> inbox{&arrived, received};
   // The last unit may be a few elements beyond a row's last whole chunk: the last warp loads them first.
@@ -182,10 +189,11 @@ __device__ __forceinline__ void take_units(const DenseArgs<Source, Acc>& a) {
   wait_for_previous_kernel();
   allow_next_kernel();
   if (clustered) inbox.open(tile == 0 ? a.splits : 0);
+  const auto& own = a.source.template of_outputs<1>(true, place.in);
   if constexpr (kHasRest)
-    if (has_rest && warp == warps - 1) rest = load_rest<walk>(a, place.in);
+    if (has_rest && warp == warps - 1) rest = load_rest<walk>(a, own, place.in);
   for (int unit = warp; unit < units - has_rest; unit += warps) {
-    const Acc v = dense_unit<V, kElements, walk>(a, place.in, first + unit);
+    const Acc v = dense_unit<V, kElements, walk>(a, own, place.in, first + unit);
     if (lane == 0) sums[unit] = v;
   }
   if constexpr (kHasRest) {
@@ -201,7 +209,7 @@ __device__ __forceinline__ void take_units(const DenseArgs<Source, Acc>& a) {
   for (int i = 0; i < kDenseRun; ++i) run[i] = lane * kDenseRun + i < units ? sums[lane * kDenseRun + i] : padding<Acc>();
   const Acc v = warp_join(join_neighbours(run), 1, a.tile_units / kDenseRun);
   if (!clustered) {
-    if (lane == 0) a.output.write_at(place.out, int64_t{row} * a.splits + tile, v);
+    if (lane == 0) a.output.write_at(place, int64_t{row} * a.splits + tile, v);
     return;
   }
   inbox.wait_for_others();
@@ -209,13 +217,13 @@ __device__ __forceinline__ void take_units(const DenseArgs<Source, Acc>& a) {
   inbox.send(0, tile, v);
   if (tile > 0) return;
   inbox.wait();
-  a.output.write_at(place.out, 0, inbox.join(a.splits));
+  a.output.write_at(place, 0, inbox.join(a.splits));
 }
 
 template <int V, int kElements, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(dense_warps(walk) * kWarp, dense_blocks(walk))
     dense_rows(const __grid_constant__ DenseArgs<Source, Acc> a) {
-  constexpr bool kChunkUnits = row_unit(V, kElements, sizeof(typename Source::Element), walk) == kLanes;
+  constexpr bool kChunkUnits = row_unit(V, kElements, kRegisterBytes<V, typename Source::Element>, walk) == kLanes;
   if constexpr (kElements < kDepth && kChunkUnits) {  // rows of less than a chunk, and so of one unit
     take_row<V, kElements, walk>(a);
   } else {
@@ -274,7 +282,7 @@ __device__ __forceinline__ void with_cursor(const DenseArgs<Source, Acc>& a, int
   } else {
     struct Linear {
       int e;
-      int64_t offset;
+      typename Source::Place offset;
     };
     constexpr Walk kWalk = is_any<Source> ? Walk::nested : Walk::linear;
     f(Linear{e, a.template element<kWalk>(e)}, [&](Linear& c) { c = {c.e + next, a.template element<kWalk>(c.e + next)}; });
@@ -286,38 +294,39 @@ template <int V, Walk walk, class Source, class Acc>
 __device__ __forceinline__ void take_rows_of_loads(const DenseArgs<Source, Acc>& a) {
   using Element = typename Source::Element;
   constexpr bool kDense = walk == Walk::dense;
-  constexpr int kCount = flat_loads(V * sizeof(Element), V, kDense, false);
+  constexpr int kCount = flat_loads(V * sizeof(Element), V, kDense, false, sizeof(Acc));
   const int log_width = a.log_threads, log_side = 5 - log_width, lane = threadIdx.x % kWarp;
   const uint32_t warp = blockIdx.x * static_cast<uint32_t>(a.warps) + threadIdx.x / kWarp, first = warp * kCount << log_side;
   if (first >= a.rows) return;
   const uint32_t mine = first + (lane >> log_width);
   const int e = (lane & ((1 << log_width) - 1)) * V;
   const bool inside = e < static_cast<int>(a.length);
-  int64_t at = e;  // the thread's place in a row
+  auto at = a.source.side(e);  // the thread's place in a row
   if constexpr (!kDense) with_cursor(a, e, 0, [&](const auto& c, const auto&) { at = c.offset; });
   Vector<Element, V> x[1][kCount];
   const auto load = [&](auto place) {  // the offset of the thread's next row
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const uint32_t row = mine + (i << log_side);
-      x[0][i] = a.source.template load_if<V>(inside && row < a.rows, place(row) + at);
+      const auto begin = place(row);
+      x[0][i] = a.source.template of_outputs<1>(row < a.rows, begin).template load_if<V>(inside && row < a.rows, begin + at);
     }
   };
   if (!kDense && a.nested && a.kept.moves()) {
     Cursor c = a.kept.template cursor<kInnerDims>(mine < a.rows ? mine : 0);
     load([&](uint32_t) {
-      const int64_t offset = c.offset;
+      const auto offset = c.offset;
       a.next_row.move(c);
       return offset;
     });
   } else if (a.nested) {
     load([&](uint32_t row) { return a.kept.at(row < a.rows ? row : 0).in; });
   } else {
-    int64_t next = mine * a.pitch;
-    const int64_t step = a.pitch << log_side;
+    auto next = a.pitch * mine;
+    const auto step = a.pitch * (int64_t{1} << log_side);
     load([&](uint32_t) {
-      const int64_t offset = next;
-      next += step;
+      const auto offset = next;
+      next = next + step;
       return offset;
     });
   }
@@ -325,7 +334,7 @@ __device__ __forceinline__ void take_rows_of_loads(const DenseArgs<Source, Acc>&
   join_vectors<Acc, Source>(x, v);
   join_loads(v, log_width, [&](Acc sum, int load) {
     const uint32_t row = first + (load << log_side) + (lane >> log_width);
-    if (row < a.rows) a.output.write_at(a.place(row).out, row, sum);
+    if (row < a.rows) a.output.write_at(a.place(row), row, sum);
   });
 }
 
@@ -334,7 +343,7 @@ template <int V, Walk walk, class Source, class Acc>
 __device__ __forceinline__ void take_rows_of_groups(const DenseArgs<Source, Acc>& a) {
   using Element = typename Source::Element;
   constexpr bool kDense = walk == Walk::dense;
-  constexpr int kCount = flat_loads(V * sizeof(Element), V, kDense, true), kGroup = kWarp * V;
+  constexpr int kCount = flat_loads(V * sizeof(Element), V, kDense, true, sizeof(Acc)), kGroup = kWarp * V;
   const int log_groups = a.log_threads - 5, last_group = (1 << log_groups) - 1, lane = threadIdx.x % kWarp;
   const uint32_t warp = blockIdx.x * static_cast<uint32_t>(a.warps) + threadIdx.x / kWarp,
                  first = warp * (kCount >> log_groups);
@@ -350,20 +359,21 @@ __device__ __forceinline__ void take_rows_of_groups(const DenseArgs<Source, Acc>
       const int group = i & last_group;
       if (i > 0 && group == 0) c = begin;
       const bool wanted = row < a.rows && e + group * kGroup < length;
-      x[0][i] = a.source.template load_if<V>(wanted, place(row, i > 0 && group == 0) + c.offset);
+      const auto at = place(row, i > 0 && group == 0);
+      x[0][i] = a.source.template of_outputs<1>(row < a.rows, at).template load_if<V>(wanted, at + c.offset);
       move(c);
     }
   };
   const auto load_rows = [&](auto place) {
     if constexpr (kDense) {
-      struct Side { int64_t offset; };
-      load(place, Side{e}, [](Side& c) { c.offset += kGroup; });
+      struct Side { typename Source::Place offset; };
+      load(place, Side{a.source.side(e)}, [&](Side& c) { c.offset = c.offset + a.source.side(kGroup); });
     } else {
       with_cursor(a, e, kGroup, [&](const auto& begin, const auto& move) { load(place, begin, move); });
     }
   };
   if (!a.nested) {
-    load_rows([&](uint32_t row, bool) { return row * a.pitch; });
+    load_rows([&](uint32_t row, bool) { return a.pitch * row; });
   } else if (a.kept.moves()) {
     Cursor c = a.kept.template cursor<kInnerDims>(first);
     load_rows([&](uint32_t, bool next) {
@@ -389,7 +399,7 @@ __device__ __forceinline__ void take_rows_of_groups(const DenseArgs<Source, Acc>
   }
   const Acc sum = warp_join(warp_transpose_join<kCount>(v), 1, 1 << log_groups);
   const uint32_t row = first + (lane % kCount >> log_groups);
-  if (lane < kCount && (lane & last_group) == 0 && row < a.rows) a.output.write_at(a.place(row).out, row, sum);
+  if (lane < kCount && (lane & last_group) == 0 && row < a.rows) a.output.write_at(a.place(row), row, sum);
 }
 
 // Short rows, every element of which is a leaf. Then the values change hands, so that each shuffle joins two loads at once.

@@ -18,7 +18,8 @@ struct Rows {
   int vector;
   const Variant* variant = q.variant(Kernel::dense, dense_walk(walk, q.p), vector, std::max(2, leaf_elements(q.p.length)));
   int elements = variant ? variant->loads : kDepth;
-  int unit_leaves = row_unit(vector, elements, q.element_bytes, walk);
+  int unit_leaves =
+      row_unit(vector, elements, register_bytes(vector, q.element_bytes, q.r.addends == Addends::values), walk);
   int64_t row_units = ceil_div(q.leaves, unit_leaves);
 
   // Rows that blocks of so many take side by side: all, unless that is more than a grid has.

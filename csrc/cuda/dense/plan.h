@@ -28,6 +28,11 @@ GPUREDUCE_HOST_DEVICE constexpr int row_groups(int vector, int elements, int siz
   return in_flight < in_chunk ? in_flight : in_chunk;
 }
 
+// Bytes of an element in a thread's registers: single elements of two inputs take a register each.
+GPUREDUCE_HOST_DEVICE constexpr int register_bytes(int vector, int size, bool one_input) {
+  return !one_input && vector == 1 && size < 8 ? 8 : size;
+}
+
 // Leaves that a warp takes at a time of a row; of a shifted one, a whole chunk's.
 GPUREDUCE_HOST_DEVICE constexpr int row_unit(int vector, int elements, int size, Walk walk = Walk::dense) {
   return walk == Walk::shifted ? kLanes : row_groups(vector, elements, size) * kWarp * vector;

@@ -83,13 +83,13 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp) expanded(const __grid_
   allow_next_kernel();
   const int64_t threads = int64_t{gridDim.x} * blockDim.x;
   for (int64_t output = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; output < a.tiling.outputs; output += threads) {
-    const Offsets place = a.kept.at(output);
+    const auto place = a.kept.at(output);
     RowLanes<typename Source::Element, Acc, 1> lane;
-    lane.start(a.source.template load<1>(place.in));
+    lane.start(a.source.template of_outputs<1>(true, place.in).template load<1>(place.in));
     const Acc v = lane.join();
     if constexpr (std::is_integral_v<Acc>)  // modulo 2^64
-      a.output.write_at(place.out, output, static_cast<Acc>(static_cast<uint64_t>(v) * static_cast<uint64_t>(a.length)));
-    else a.output.write_at(place.out, output, sum_of_equals(v, a.length));
+      a.output.write_at(place, output, static_cast<Acc>(static_cast<uint64_t>(v) * static_cast<uint64_t>(a.length)));
+    else a.output.write_at(place, output, sum_of_equals(v, a.length));
   }
 }
 

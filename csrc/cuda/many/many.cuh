@@ -51,11 +51,11 @@ __device__ __forceinline__ int take_tile(const DenseArgs<Source, Acc>& a, int64_
   const int units = static_cast<int>(min(left, int64_t{chunks} * kChunkUnits)), warp = threadIdx.x / kWarp;
   const bool has_rest = walk == Walk::shifted && left == units && row_rest(a.length) > 0;
   for (int unit = warp; unit < units - has_rest; unit += kManyWarps) {
-    const Acc v = dense_unit<V, kDepth, walk>(a, 0, static_cast<uint32_t>(chunk * kChunkUnits + unit));
+    const Acc v = dense_unit<V, kDepth, walk>(a, a.source, 0, static_cast<uint32_t>(chunk * kChunkUnits + unit));
     if (threadIdx.x % kWarp == 0) sums[unit] = v;
   }
   if (has_rest && warp == kManyWarps - 1) {
-    const Acc v = join_rest<Acc>(load_rest<walk>(a, 0));
+    const Acc v = join_rest<Acc>(load_rest<walk>(a, a.source, 0));
     if (threadIdx.x % kWarp == 0) sums[units - 1] = v;
   }
   return units;

@@ -9,8 +9,11 @@ namespace gpureduce::cuda {
 
 template <class Source, class Acc>
 struct PanelArgs {
+  using Place = typename Source::Place;
+
   Source source;
-  int64_t pitch, length;                     // from one row to the next; rows
+  Place pitch;                               // from one row to the next
+  int64_t length;                            // rows
   int32_t columns, reach;                    // of a batch; of a tile
   int32_t tile_leaves;                       // a power of two
   int32_t units;                             // of a tile
@@ -18,17 +21,17 @@ struct PanelArgs {
   int8_t log_width;                          // threads of a warp side by side
   int8_t log_rows, log_parts;                // rows that are joined at the end; threads that join a column's
   bool nested;                               // batches stand in nested dims
-  int64_t batch_pitch;                       // from one to the next
+  Place batch_pitch;                         // from one to the next
   int64_t result_pitch, result_batch_pitch;  // of columns, and of batches
   int64_t partial_output_stride, partial_split_stride;
   InputSpan input;
   Output<Acc, typename Source::Element> output;
-  Nest<Source::kRank> kept;
+  Nest<Source::kRank, Place> kept;
 
   // The first column of a batch: of the last dim that is kept.
-  __device__ __forceinline__ Offsets place(uint32_t batch) const {
+  __device__ __forceinline__ Spot<Place> place(uint32_t batch) const {
     if (nested) return kept.at_row(batch);
-    return {batch * batch_pitch, batch * result_batch_pitch};
+    return {batch_pitch * batch, batch * result_batch_pitch};
   }
 };
 
@@ -80,16 +83,17 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
   const int first_column = blockIdx.x * a.reach, outputs = min(a.columns - first_column, a.reach);
   const int64_t first_row = leaf_start(int64_t{blockIdx.y} * a.tile_leaves);
   const int rows = static_cast<int>(min(a.length - first_row, int64_t{1} << 30));  // more than a tile has
-  const Offsets batch_place = a.place(blockIdx.z);
+  const auto batch_place = a.place(blockIdx.z);
   // Where the thread's loads of a row begin. What is beyond the last column reads the first, for nothing.
-  constexpr int kOwn = walk == Walk::spread ? V : 1;
-  int own[kOwn];
+  constexpr int kMine = walk == Walk::spread ? V : 1;
+  int mine[kMine];
 #pragma unroll
-  for (int j = 0; j < kOwn; ++j) own[j] = column + j * width < outputs ? column + j * width : 0;
-  const int64_t place = batch_place.in + first_row * a.pitch + first_column + (walk == Walk::linear ? own[0] : 0);
+  for (int j = 0; j < kMine; ++j) mine[j] = column + j * width < outputs ? column + j * width : 0;
+  const auto top = batch_place.in + a.source.side(first_column + (walk == Walk::linear ? mine[0] : 0));
+  const auto place = top + a.pitch * first_row;
   const int log_part = a.log_rows - a.log_parts, log_turn = max(5 - a.log_parts, 2);
   // Takes the thread's leaves of a unit: where the order is free, their sum is added to `sum`; or else `sum` becomes it.
-  const auto take_leaves = [&](Batch& sum, auto whole, int64_t at, int left) {
+  const auto take_leaves = [&](const auto& own, Batch& sum, auto whole, typename Source::Place at, int left) {
     if constexpr (walk == Walk::shifted) {
       const Batch more =
           shifted_leaves<V, kElements, kLeaves, whole, Acc>(a.source, a.input, at, a.pitch, left, column, outputs);
@@ -98,14 +102,14 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
     } else {
       Vector<Element, V> x[kLeaves][kElements];
       load_leaves(x, [&](int row) {
-        const int64_t first = at + row * a.pitch;
+        const auto first = at + a.pitch * row;
         if constexpr (walk == Walk::spread) {
           Vector<Element, V> v;
 #pragma unroll
-          for (int j = 0; j < V; ++j) v.set(j, load_part<1, whole>(a.source, row < left, first + own[j])[0]);
+          for (int j = 0; j < V; ++j) v.set(j, load_part<1, whole>(own, row < left, first + mine[j])[0]);
           return v;
         } else {
-          return load_part<V, whole>(a.source, row < left, first);
+          return load_part<V, whole>(own, row < left, first);
         }
       });
       if constexpr (Batch::kOrderFree) add_leaves(sum, x);
@@ -114,6 +118,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
   };
   wait_for_previous_kernel();
   allow_next_kernel();
+  const auto& own = a.source.template of_outputs<V>(true, top);
   // Rows are turned, so that the threads that join one column read different banks.
   const auto place_in = [&](int row, int c) { return slots + row * side + (c ^ ((row >> log_part << log_turn) & (side - 1))); };
   const auto keep_in = [&](int row, const Batch& batch) {
@@ -131,21 +136,21 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
     const auto leaf_of = [&](int row) { return static_cast<uint32_t>(unit * kWarp + row * width) * kLeaves >> a.log_width; };
     const uint32_t leaf = leaf_of(row);
     const int begin = static_cast<int>(leaf_start(leaf)), left = rows - begin;
-    const int64_t at = place + begin * a.pitch;
+    const auto at = place + a.pitch * begin;
     const int last = kLeaves - 1 + (kElements - 1) * kLanes;  // of the thread's rows
     bool whole = left > last;
     // What lies around shifted columns must be the input's, too; and their sums change hands, so that all threads go one way.
     if constexpr (walk == Walk::shifted)
       whole = __all_sync(0xffffffffu, whole && a.source.inside(a.input, at - V, at + last * a.pitch + side + V));
     if (whole) {
-      take_leaves(batch, std::true_type{}, at, left);
+      take_leaves(own, batch, std::true_type{}, at, left);
     } else if (kSkips && rows <= static_cast<int>(leaf_start(leaf_of(0)))) {
       if constexpr (!Batch::kOrderFree) batch.clear();
     } else {
       // Where ptxas 13.0 knows that a row is not there, it takes float8's padding for another number. So it must not know.
       int some = left;
       asm volatile("" : "+r"(some));
-      take_leaves(batch, std::false_type{}, at, some);
+      take_leaves(own, batch, std::false_type{}, at, some);
     }
     if constexpr (!Batch::kOrderFree) {
       join_leaves_of_warp(batch, width);
@@ -164,7 +169,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
     if (c >= outputs || part > 0) continue;
     const int64_t output = first_column + c;
     a.output.write_at(
-        batch_place.out + output * a.result_pitch,
+        Spot<typename Source::Place>{batch_place.in + a.source.side(output), batch_place.out + output * a.result_pitch},
         (int64_t{blockIdx.z} * a.columns + output) * a.partial_output_stride + blockIdx.y * a.partial_split_stride, sum);
   }
 }
