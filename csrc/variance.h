@@ -5,10 +5,16 @@
 
 namespace gpureduce {
 
-// An element and its output's first one. To plans it is an element of this size: two neighbours' sums, of 16 bytes each, take
-// as many registers as those of eight halves.
+// An element of which the difference from its output's first one is added. To plans it has this size, so that a thread has
+// four neighbours' sums at most, of 16 bytes each.
 template <class In>
-struct alignas(sizeof(In) > 4 ? 16 : 8) Deviation {
+struct alignas(sizeof(In) > 4 ? 8 : 4) Deviation {
+  In element;
+};
+
+// The two.
+template <class In>
+struct Difference {
   In element, first;
 };
 
@@ -46,7 +52,7 @@ constexpr bool is_compiled(DType in) { return info(in).kind == Kind::floating &&
 }  // namespace variance
 
 template <class Acc, class In>
-GPUREDUCE_HOST_DEVICE Acc addend(Deviation<In> x) {
+GPUREDUCE_HOST_DEVICE Acc addend(Difference<In> x) {
   return variance::moments_of(value(x.element), value(x.first));
 }
 

@@ -129,7 +129,7 @@ struct Vector<Deviation<In>, V> {
   In first[V];
   bool wanted;
 
-  __device__ __forceinline__ Deviation<In> operator[](int j) const { return {elements[j], first[j]}; }
+  __device__ __forceinline__ Difference<In> operator[](int j) const { return {elements[j], first[j]}; }
 };
 
 template <class T, class In, int V>

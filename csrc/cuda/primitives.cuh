@@ -523,7 +523,10 @@ struct Lanes {
       for (int i = 0; i < N; ++i) add(x[i]);
     }
   }
-  __device__ __forceinline__ void add(int j, Element x) { sum[j] = sum[j] + addend<LaneSum>(x); }
+  template <class X>
+  __device__ __forceinline__ void add(int j, X x) {
+    sum[j] = sum[j] + addend<LaneSum>(x);
+  }
   __device__ __forceinline__ void add(const Lanes& other) {
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] = sum[j] + other.sum[j];

@@ -14,7 +14,7 @@ namespace {
 struct Resident {
   const Plan& plan;
   int words;  // of a vector of lane sums
-  int operator()(const DensePlan&) const { return dense_warps(plan.walk) * dense_blocks(plan.walk); }
+  int operator()(const DensePlan&) const { return dense_warps(plan.walk, 4 * words) * dense_blocks(plan.walk, 4 * words); }
   int operator()(const PanelsPlan&) const { return panel_wave(words, plan.walk); }
   template <class Other>
   int operator()(const Other&) const {

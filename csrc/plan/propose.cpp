@@ -58,7 +58,7 @@ int element_bytes_of(const Reduction& r) {
   switch (r.addends) {
     case Addends::values: break;
     case Addends::products: return 2 * std::max(size, info(r.second_dtype).size);
-    case Addends::deviations: return size > 4 ? 16 : 8;
+    case Addends::deviations: return size > 4 ? 8 : 4;
   }
   return size;
 }

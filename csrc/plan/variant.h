@@ -121,6 +121,7 @@ constexpr void add_columns(Variants& all, const ElementClass& c, int vector) {
     if (many > 1 && (full || (loads == 2 && !converted))) all.add(Kernel::thin, few, vector, loads, many);
   }
   all.add(Kernel::thin, Walk::nested, vector, 8);
+  if (vector > 1 && !c.one_input) all.add(Kernel::thin, Walk::nested, vector, 2);  // a pair's loads cost more
   if (full ? wholes_columns(vector) : converted) {
     if (full) all.add(Kernel::thin, Walk::linear, vector, kLanes);
     all.add(Kernel::thin, Walk::nested, vector, kLanes);

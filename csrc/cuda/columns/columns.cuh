@@ -38,6 +38,19 @@ __device__ __forceinline__ void add_leaves(Batch& sum, const Vector<Element, V> 
   sum.add(all);
 }
 
+// Joins the leaves from kFirst on, kCount of them, so that few sums exist at a time.
+template <class Batch, int kFirst, int kCount, class Addends>
+__device__ __forceinline__ Batch join_in_turn(const Addends& addends) {
+  Batch sums;
+  if constexpr (kCount == 1) {
+    sums.start(addends[kFirst]);
+  } else {
+    sums = join_in_turn<Batch, kFirst, kCount / 2>(addends);
+    sums.add(join_in_turn<Batch, kFirst + kCount / 2, kCount / 2>(addends));
+  }
+  return sums;
+}
+
 // The sums of kLeaves neighbouring leaves of V columns, joined.
 template <class Acc, int kLeaves, int kElements, class Element, int V>
 __device__ __forceinline__ Lanes<Element, Acc, V> join_leaves(const Vector<Element, V> (&x)[kLeaves][kElements]) {
@@ -49,6 +62,7 @@ __device__ __forceinline__ Lanes<Element, Acc, V> join_leaves(const Vector<Eleme
     return sum;
   } else {
     const auto& addends = ready(x);
+    if constexpr (sizeof(Batch) > 32) return join_in_turn<Batch, 0, kLeaves>(addends);
     Batch lanes[kLeaves];
 #pragma unroll
     for (int l = 0; l < kLeaves; ++l) lanes[l].start(addends[l]);

@@ -220,8 +220,12 @@ __device__ __forceinline__ void take_units(const DenseArgs<Source, Acc>& a) {
   a.output.write_at(place, 0, inbox.join(a.splits));
 }
 
+template <class Source, class Acc, int V>
+constexpr int sum_bytes = V * sizeof(Lane<typename Source::Element, Acc>);
+
 template <int V, int kElements, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(dense_warps(walk) * kWarp, dense_blocks(walk))
+__global__ void __launch_bounds__(dense_warps(walk, sum_bytes<Source, Acc, V>) * kWarp,
+                                  (dense_blocks(walk, sum_bytes<Source, Acc, V>)))
     dense_rows(const __grid_constant__ DenseArgs<Source, Acc> a) {
   constexpr bool kChunkUnits = row_unit(V, kElements, kRegisterBytes<V, typename Source::Element>, walk) == kLanes;
   if constexpr (kElements < kDepth && kChunkUnits) {  // rows of less than a chunk, and so of one unit

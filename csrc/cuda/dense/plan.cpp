@@ -31,7 +31,7 @@ struct Rows {
     const int64_t leaves = units * unit_leaves;
     if (leaves < q.leaves && q.p.outputs > kMaxDenseDepth * kMaxGridDepth) return;  // which no grid has
     const bool has_rest = (walk == Walk::shifted || vector == 1) && row_rest(q.p.length) > 0;
-    const int64_t most = std::min({int64_t{dense_warps(walk)}, units, std::max<int64_t>(1, row_units - has_rest)});
+    const int64_t most = std::min({int64_t{dense_warps(walk, vector * q.lane_bytes)}, units, std::max<int64_t>(1, row_units - has_rest)});
     if (most < fraction) return;
     proposals.add({DensePlan{elements}, variant, walk, vector, static_cast<int>(ceil_div(most, fraction)), 1, leaves, side(1),
                    false, true});

@@ -41,10 +41,15 @@ GPUREDUCE_HOST_DEVICE constexpr int row_unit(int vector, int elements, int size,
 // Whether a chunk of so many elements is read as one of two a leaf.
 GPUREDUCE_HOST_DEVICE constexpr bool is_short_chunk(int64_t elements) { return elements <= 2 * kLanes; }
 
-// Warps that a block has at most, and blocks of so many that a multiprocessor has room for: shifted rows need a few more
-// registers than the 64 of 32 warps.
-GPUREDUCE_HOST_DEVICE constexpr int dense_warps(Walk walk) { return walk == Walk::shifted ? 8 : kMaxRowWarps; }
-GPUREDUCE_HOST_DEVICE constexpr int dense_blocks(Walk walk) { return walk == Walk::shifted ? 3 : 2; }
+// Warps that a block has at most, and blocks of so many that a multiprocessor has room for: shifted rows, and lane sums of more
+// than 32 bytes a vector, need a few more registers than the 64 of 32 warps.
+GPUREDUCE_HOST_DEVICE constexpr bool needs_registers(Walk walk, int sum_bytes) {
+  return walk == Walk::shifted || sum_bytes > 32;
+}
+GPUREDUCE_HOST_DEVICE constexpr int dense_warps(Walk walk, int sum_bytes) {
+  return needs_registers(walk, sum_bytes) ? 8 : kMaxRowWarps;
+}
+GPUREDUCE_HOST_DEVICE constexpr int dense_blocks(Walk walk, int sum_bytes) { return needs_registers(walk, sum_bytes) ? 3 : 2; }
 
 // A few elements beyond a row's last whole chunk, which are no work for a warp.
 GPUREDUCE_HOST_DEVICE constexpr int row_rest(int64_t length) {

@@ -9,7 +9,8 @@ constexpr int kWarps = 4;  // a block
 }
 
 bool takes(const Request& q) {
-  return q.p.reduced.size() == 1 && q.p.reduced.back().stride == 0 && q.p.length > kLoads && q.leaves <= kMaxGrid / 2;
+  if (q.p.reduced.size() != 1 || q.p.length <= kLoads || q.leaves > kMaxGrid / 2) return false;
+  return q.p.reduced.back().stride == 0 && q.p.reduced.back().second == 0;
 }
 
 // Instead of all others, which would add the element that often.
