@@ -171,7 +171,8 @@ def columns(number, steps, ceiling_us):
         values = {name: value and value / known[name]["elements_per_thread"] for name, value in found.items()}
         return [conflicts, pictures.Column("instructions per 32 elements", values, "{:.0f}".format), time]
     if number == 4:
-        atomics = of_steps(lambda s: s["elements"] if s["name"] == "atomic" else tiles(s))
+        each = {"Finish::all_atomic": lambda s: s["elements"], "with_atomics": tiles}
+        atomics = of_steps(lambda s: each.get(kind(s["name"]), lambda s: None)(s))  # partial sums need none
         return [pictures.Column("atomics (logarithmic)", atomics, "{:,}".format, log=True), flight, apart]
     if number == 5:
         return [pictures.Column("instructions per warp (log.)", *counter("instructions per warp"), log=True), apart]

@@ -93,20 +93,34 @@ inline unsigned blocks_of(const Call& call) { return static_cast<unsigned>(ceil_
 
 // launch(T* data, T* partials, n, blocks) leaves a result a block in `partials`. It runs on the input, then on its own results,
 // until one is left: where the lesson adds the blocks' sums on the host. With `first_pass` it runs on the input alone.
+template <class T, class Launch>
+void run_passes_of(const Call& call, Launch launch) {
+  T* data = static_cast<T*>(call.input);
+  T* partials = static_cast<T*>(call.scratch);
+  for (int64_t n = call.n;;) {
+    const int64_t blocks = ceil_div(n, call.tile());
+    launch(data, blocks == 1 ? static_cast<T*>(call.output) : partials, n, static_cast<unsigned>(blocks));
+    if (blocks == 1 || call.first_pass) return;
+    data = partials;
+    partials += ceil_div(blocks, call.tile()) * call.tile();
+    n = blocks;
+  }
+}
+
+// The passes of a sum.
 template <class Launch>
 int run_passes(const Call& call, Launch launch) {
-  return with_type(call.dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    T* data = static_cast<T*>(call.input);
-    T* partials = static_cast<T*>(call.scratch);
-    for (int64_t n = call.n;;) {
-      const int64_t blocks = ceil_div(n, call.tile());
-      launch(data, blocks == 1 ? static_cast<T*>(call.output) : partials, n, static_cast<unsigned>(blocks));
-      if (blocks == 1 || call.first_pass) return;
-      data = partials;
-      partials += ceil_div(blocks, call.tile()) * call.tile();
-      n = blocks;
-    }
+  return with_type(call.dtype, [&](auto type) { run_passes_of<typename decltype(type)::type>(call, launch); });
+}
+
+// The passes of any op: launch(functor<T>, const T* data, T* partials, n, blocks). The kernel must test `i < n`: nothing fills
+// the partial results up to whole tiles.
+template <class Launch>
+int run_passes_with_op(const Call& call, Launch launch) {
+  return with_op(call, [&](auto op, const auto*, auto* output) {
+    using T = std::remove_pointer_t<decltype(output)>;
+    run_passes_of<T>(call,
+                     [&](const T* data, T* partials, int64_t n, unsigned blocks) { launch(op, data, partials, n, blocks); });
   });
 }
 

@@ -61,16 +61,18 @@ size_t bytes_of_passes(const Call& call);
 const std::vector<int> kBlocks = {512, 64, 128, 256, 1024};
 // For a template over the block, whose last warp then takes only the steps that the block has.
 const std::vector<int> kTemplateBlocks = {512, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024};
+const std::vector<Op> kAllOps = {Op::sum, Op::product, Op::max, Op::min};
 
 // The common kinds of rungs.
 inline Rung in_place(int elements, int (*run)(const Call&), std::vector<int> blocks = kBlocks) {
   return {run, std::move(blocks), {elements}, {Op::sum}, Finish::again, true, false, bytes_of_passes};
 }
-inline Rung in_passes(std::vector<int> elements, int (*run)(const Call&), std::vector<int> blocks = kBlocks) {
-  return {run, std::move(blocks), std::move(elements), {Op::sum}, Finish::again, false, false, bytes_of_passes};
+inline Rung in_passes(std::vector<int> elements, int (*run)(const Call&), std::vector<int> blocks = kBlocks,
+                      std::vector<Op> ops = {Op::sum}) {
+  return {run, std::move(blocks), std::move(elements), std::move(ops), Finish::again, false, false, bytes_of_passes};
 }
 inline Rung with_atomics(std::vector<int> elements, int (*run)(const Call&)) {
-  return {run, kBlocks, std::move(elements), {Op::sum, Op::product, Op::max, Op::min}, Finish::atomic};
+  return {run, kBlocks, std::move(elements), kAllOps, Finish::atomic};
 }
 inline Rung writing(int (*run)(const Call&)) { return {run, kBlocks, {1}, {Op::sum}, Finish::written}; }
 inline Rung on_cpu(int (*run)(const Call&)) { return {run, {}, {}, {Op::sum}, Finish::recursive, true, true}; }

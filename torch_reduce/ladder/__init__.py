@@ -114,7 +114,7 @@ def run(
         x: a contiguous tensor of float32, float64, int32 or int64, of any shape with n elements; on a GPU, or on the
             CPU for ``host_recursive``. It is not changed: rungs that work in place get a copy.
         block: threads per block, one of the rung's ``blocks``; the rung's default if ``None``.
-        elements_per_thread: elements per thread, for ``multi_element`` and ``grid_stride``.
+        elements_per_thread: elements per thread, for ``multi_element``, ``multi_element_partials`` and ``grid_stride``.
         op: "sum", or another one that the rung knows.
 
     Returns:
@@ -167,7 +167,7 @@ def emulate(
         name: a CUDA rung of chapters 1 to 5 that is a kernel of its own: not ``engine``, ``cub``, ``torch_sum``.
         size: elements of the input, small integers without a pattern.
         block: threads per block, at most 1024; the rung's default if ``None``.
-        elements_per_thread: for ``multi_element`` and ``grid_stride``.
+        elements_per_thread: for ``multi_element``, ``multi_element_partials`` and ``grid_stride``.
         dtype: "float32", "float64", "int32" or "int64".
 
     Returns:

@@ -70,7 +70,8 @@ class Emulated:
     Attributes:
         name: the rung's, or the learner's kernel's.
         size, block, elements: of the input, threads per block, elements per thread.
-        found, wanted: the sum that it made, and the right one; of a rung that writes, of what it wrote.
+        found, wanted: the sum (or product, max, min) that it made, and the right one; of a rung that writes, the sum
+            of what it wrote.
         how: "one" sum, one "a block", or "written".
         blocks: the threads per block that a rung takes; others may give wrong sums.
         counters: of the first launch, by the names that `run --profile` uses: global load efficiency, global store
@@ -337,6 +338,11 @@ def counters(said: dict, last: set[int]) -> dict[str, float]:
     return found
 
 
+def allow_swaps(said: dict) -> None:
+    """Drops the races of plain reads with atomic changes: a compare-and-swap checks the value that was read before."""
+    said["races"] = [race for race in said.get("races", []) if not race["atomic"]]
+
+
 def read(said: dict, name: str, program: Path, tests: list[_translate.Test]) -> Emulated:
     """What the program said, with lines of the source."""
     result = Emulated(name)
@@ -391,11 +397,12 @@ def read(said: dict, name: str, program: Path, tests: list[_translate.Test]) -> 
 
 
 def options(
-    size=None, block=None, elements=None, dtype=None, descending=False, in_step=False, trace=False
+    size=None, block=None, elements=None, dtype=None, op=None, descending=False, in_step=False, trace=False
 ) -> list[str]:
     """The program's arguments: see main.cpp and emulator.h."""
     found = []
-    for option, value in (("--size", size), ("--block", block), ("--elements", elements), ("--dtype", dtype)):
+    given = {"--size": size, "--block": block, "--elements": elements, "--dtype": dtype, "--op": op}
+    for option, value in given.items():
         found += [option, str(value)] if value else []
     return found + ["--descending"] * descending + ["--in-step"] * in_step + ["--trace"] * trace
 
@@ -409,6 +416,8 @@ def emulate(name: str, program: Path | None = None, **choices) -> Emulated:
     """Emulates one rung; `choices` are those of :func:`options`. CannotEmulate if it cannot be compiled."""
     program = program or build_rungs([name])
     said = run_program(program, name, options(**choices))
+    if "combine_atomically" in translated(name).text:
+        allow_swaps(said)
     return read(said, name, program, [*translated(name).tests, *shared_part().tests])
 
 

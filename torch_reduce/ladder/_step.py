@@ -268,7 +268,7 @@ def traced(name: str, block: int | None = None, elements: int | None = None) -> 
     if kernel is None and name not in _emulate.rung_files():
         raise ValueError(f"no rung {name} that can be emulated: {_emulate.COMMAND} lists them")
     program = kernel.build() if kernel else _emulate.build_rungs([name])
-    if elements is None and name in ("multi_element", "grid_stride"):
+    if elements is None and name in ("multi_element", "multi_element_partials", "grid_stride"):
         elements = 4  # enough to see, and few enough to read
     found = None
     for threads in [block] if block else [8, 32, 64]:

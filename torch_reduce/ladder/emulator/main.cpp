@@ -1,6 +1,6 @@
 // The program: one rung, or one learner's kernel, on an input of small integers, and what it did as a JSON object.
 //
-//   rungs NAME --size 65536 --block 512 --elements 8 --dtype float32 --descending --in-step --trace --sampled 16
+//   rungs NAME --size 65536 --block 512 --elements 8 --dtype float32 --op sum --descending --in-step --trace --sampled 16
 #ifdef __linux__
 #include <signal.h>
 #include <sys/prctl.h>
@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <string>
 
@@ -36,9 +37,37 @@ const std::map<std::string, DType> kDTypes = {
 // 1 to 255 without a pattern, so that a sum that takes the wrong elements is wrong.
 int element(int64_t i) { return static_cast<int>((static_cast<uint64_t>(i) * 0x9E3779B97F4A7C15u >> 40) % 255) + 1; }
 
+const std::map<std::string, Op> kOps = {{"sum", Op::sum}, {"product", Op::product}, {"max", Op::max}, {"min", Op::min}};
+
+// The same for another op. The last element alone is the largest or the smallest; a zero that is not in the input would change
+// every result; products are exact.
+int element(Op op, int64_t i, int64_t n) {
+  switch (op) {
+    case Op::product: return i == n - 1 ? 3 : i % (n / 16 + 1) == 0 ? 2 : 1;
+    case Op::max: return i == n - 1 ? -1 : -1 - element(i);
+    case Op::min: return i == n - 1 ? 1 : 1 + element(i);
+    default: return element(i);
+  }
+}
+double combine(Op op, double a, double b) {
+  switch (op) {
+    case Op::product: return a * b;
+    case Op::max: return std::max(a, b);
+    case Op::min: return std::min(a, b);
+    default: return a + b;
+  }
+}
 template <class T>
-void fill(void* where, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) static_cast<T*>(where)[i] = static_cast<T>(element(i));
+T identity(Op op) {
+  using Limits = std::numeric_limits<T>;
+  const T most = Limits::has_infinity ? Limits::infinity() : Limits::max();
+  const T least = Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
+  return op == Op::max ? least : op == Op::min ? most : T(op == Op::product);
+}
+
+template <class T>
+void fill(void* where, Op op, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) static_cast<T*>(where)[i] = static_cast<T>(element(op, i, n));
 }
 template <class T>
 double sum(const void* where, int64_t n) {
@@ -102,12 +131,13 @@ int main(int count, char** arguments) {
 
   Call call{};
   call.dtype = kDTypes.at(options.count("--dtype") ? options["--dtype"] : "float32");
-  call.op = Op::sum;
+  call.op = options.count("--op") ? kOps.at(options["--op"]) : Op::sum;
   call.n = number("--size", 1 << 16);
   call.block = static_cast<int>(number("--block", rung.blocks.empty() ? 1 : rung.blocks[0]));
   call.elements = static_cast<int>(number("--elements", rung.elements.empty() ? 1 : rung.elements[0]));
   if (!learned && !std::count(rung.elements.begin(), rung.elements.end(), call.elements))
     emulate::fault(name + " does not take " + std::to_string(call.elements) + " elements per thread");
+  if (!learned && !std::count(rung.ops.begin(), rung.ops.end(), call.op)) emulate::fault(name + " has no " + options["--op"]);
   std::vector<int> sorted = rung.blocks;
   std::sort(sorted.begin(), sorted.end());
   std::string listed;
@@ -120,12 +150,12 @@ int main(int count, char** arguments) {
     using T = std::remove_pointer_t<decltype(typed)>;
     const size_t size = sizeof(T);
     const double wanted = [&] {
-      double total = 0;
-      for (int64_t i = 0; i < call.n; ++i) total += element(i);
+      double total = identity<double>(call.op);
+      for (int64_t i = 0; i < call.n; ++i) total = combine(call.op, total, element(call.op, i, call.n));
       return total;
     }();
     call.input = emulate::allocate(static_cast<size_t>(padded ? tiles * call.tile() : call.n) * size, size, "in");
-    fill<T>(call.input, call.n);
+    fill<T>(call.input, call.op, call.n);
     if (learned) {
       // A learner's kernel leaves one sum, or one sum a block: `out` has room for these.
       call.output = emulate::allocate(static_cast<size_t>(tiles) * size, size, "out");
@@ -138,6 +168,7 @@ int main(int count, char** arguments) {
     }
     if (rung.scratch_bytes) call.scratch = emulate::allocate(rung.scratch_bytes(call), size, "partial");
     call.output = emulate::allocate(static_cast<size_t>(written ? call.n : 1) * size, size, "out");
+    *static_cast<T*>(call.output) = identity<T>(call.op);
     rung.run(call);
     if (written) {
       // A rung that writes: 100 or 200 for each element.
