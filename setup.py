@@ -116,11 +116,26 @@ def say(text):
     print(f"torch_reduce: {text}", file=sys.stderr, flush=True)
 
 
+def without_ptx(text):
+    """A build.ninja that compiles csrc/cuda/native to machine code alone: PTX of all kernels is 40% of the library.
+
+    PTX is for GPUs that the machine code does not fit. There, other kernels take what these would, with the same
+    results, but slower. Where nvcc is told of no machine code, PTX stays.
+    """
+    flags = re.search(r"^cuda_post_cflags = (.*)$", text, flags=re.MULTILINE)
+    if not flags or "code=sm_" not in flags[1]:
+        return text
+    native = re.sub(r" -gencode=arch=compute_\w+,code=compute_\w+", "", flags[1])
+    text = f"{text[: flags.end()]}\nnative_post_cflags = {native}{text[flags.end() :]}"
+    build = rf"^(build .*: cuda_compile {re.escape(SOURCE)}/csrc/cuda/native/.*)$"
+    return re.sub(build, r"\1\n  cuda_post_cflags = $native_post_cflags", text, flags=re.MULTILINE)
+
+
 def run_ninja(command, **options):
     """subprocess.run for torch, whose flags are one list for all files: those that no plain call runs through get -Os.
 
-    And ninja prints a file's name where torch asks for its command, a kilobyte of flags. Where a command fails, ninja
-    shows it.
+    The kernels of csrc/cuda/native are compiled without PTX (without_ptx). And ninja prints a file's name where torch
+    asks for its command, a kilobyte of flags. Where a command fails, ninja shows it.
     """
     if command[:2] == ["ninja", "-v"]:
         rules = Path(options["cwd"], "build.ninja")
@@ -131,7 +146,7 @@ def run_ninja(command, **options):
             text = re.sub(r"^(rule \w+)$", r"\1\n  description = $file", text, flags=re.MULTILINE)
             name = rf"^(build .*: \w+ (?:{re.escape(SOURCE)}/)?(.*))$"
             text = re.sub(name, r"\1\n  file = \2", text, flags=re.MULTILINE)
-        rules.write_text(text)
+        rules.write_text(without_ptx(text))
     return subprocess.run(command, **options)
 
 
@@ -216,7 +231,8 @@ def extension():
     )
     if not CUDA_HOME:
         return cpp_extension.CppExtension("torch_reduce.libtorch_reduce", sorted(sources), **options)
-    sources += glob("csrc/cuda/*.cpp") + glob("csrc/cuda/*.cu") + glob("csrc/ladder/*.cu")
+    folders = ("csrc/cuda", "csrc/cuda/native", "csrc/ladder")
+    sources += glob("csrc/cuda/*.cpp") + [source for folder in folders for source in glob(f"{folder}/*.cu")]
     options.update(define_macros=[("GPUREDUCE_WITH_CUDA", None)])
     return cpp_extension.CUDAExtension("torch_reduce.libtorch_reduce", sorted(sources), **options)
 

@@ -71,12 +71,12 @@ at::Tensor run_some(at::TensorList self, const size_t* group, size_t count, at::
   return all;
 }
 
-// Those tensors that kernels for many arrays take, if there are such kernels for this power.
+// Those tensors that kernels for many arrays take, if there are such kernels for this power: they have no PTX.
 Groups groups_of(at::TensorList self, const at::Scalar& ord, OptionalDtype dtype) {
   Groups groups;
   if (ord.isComplex() || ord.toDouble() != 2) return groups;
   for (size_t i = 0; i < self.size(); ++i) {
-    if (!is_array(self[i])) continue;
+    if (!is_array(self[i]) || !cuda::facts(self[i].device()).native) continue;
     const at::ScalarType type = self[i].scalar_type();
     if (!at::isFloatingType(type) || at::isFloat8Type(type)) continue;
     const at::ScalarType result = result_type(Operation::_powsum_2, type, dtype);

@@ -100,7 +100,8 @@ struct Reduction {
   double correction = 0;
   bool root = false;
 
-  Engine engine{};  // these two as classify() says
+  bool native = true;  // kernels without PTX run on its device
+  Engine engine{};     // these two as classify() says
   ResultPath path{};
 };
 

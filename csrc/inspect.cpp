@@ -16,7 +16,7 @@ namespace gpureduce {
 namespace {
 
 Reduction reduction_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input,
-                       at::ScalarType result, int64_t address = 0) {
+                       at::ScalarType result, const Device& device = {}, int64_t address = 0) {
   TORCH_CHECK(sizes.size() == strides.size(), "strides: there must be as many as sizes");
   const DimMask reduce = reduced_dims(dims, static_cast<int64_t>(sizes.size()));
   std::vector<InputDim> view(sizes.size());
@@ -32,6 +32,7 @@ Reduction reduction_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntAr
   r.accumulator = accumulator_of(Operation::sum, r.in, r.out);
   r.problem = make_problem(view.data(), view.size());
   TORCH_CHECK(r.problem.outputs > 0 && r.problem.length > 0, "sizes: there is nothing to plan for no elements");
+  r.native = device.native;
   classify(r);
   return r;
 }
@@ -39,9 +40,9 @@ Reduction reduction_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntAr
 // A row for each plan that is proposed for a view at such an address: what is known of it (choose.h). For bench/regret.py.
 at::Tensor candidates(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input,
                       at::ScalarType result, const std::string& tuning, const std::string& device, int64_t address) {
-  const Reduction r = reduction_of(sizes, strides, dims, input, result, address);
   const Tuning forced = Tuning::parse(tuning);
   const Device on = forced.on(Device::parse(device));
+  const Reduction r = reduction_of(sizes, strides, dims, input, result, on, address);
   const std::vector<Plan> plans = propose_all(r, on, forced);
   std::vector<float> known;
   for (const Plan& plan : plans)
@@ -54,8 +55,8 @@ at::Tensor candidates(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArr
 
 std::string plan_json(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input,
                       at::ScalarType result, const std::string& tuning, const std::string& device, int64_t address) {
-  const Reduction r = reduction_of(sizes, strides, dims, input, result, address);
-  return make_plan(r, Device::parse(device), Tuning::parse(tuning)).json();
+  const Device on = Device::parse(device);
+  return make_plan(reduction_of(sizes, strides, dims, input, result, on, address), on, Tuning::parse(tuning)).json();
 }
 
 // The kernels that are compiled for such sums: name, walk, elements of a load, loads and batches each.
@@ -71,7 +72,8 @@ std::string variants(at::ScalarType input, at::ScalarType result) {
 // leaves, first partial sum.
 at::Tensor walk(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input,
                 at::ScalarType result, const std::string& tuning, const std::string& device, at::OptionalIntArrayRef tiles) {
-  const Plan plan = make_plan(reduction_of(sizes, strides, dims, input, result), Device::parse(device), Tuning::parse(tuning));
+  const Device on = Device::parse(device);
+  const Plan plan = make_plan(reduction_of(sizes, strides, dims, input, result, on), on, Tuning::parse(tuning));
   const int64_t count = tiles ? static_cast<int64_t>(tiles->size()) : plan.tiling.tiles;
   at::Tensor rows = at::empty({count, 5}, at::kLong);
   int64_t* row = rows.data_ptr<int64_t>();

@@ -399,6 +399,9 @@ Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& re
   }
   r.input = self.const_data_ptr();
   r.output = out.defined() ? out.mutable_data_ptr() : nullptr;
+#ifdef GPUREDUCE_WITH_CUDA
+  if (self.is_cuda()) r.native = cuda::facts(self.device()).native;
+#endif
   classify(r);
   return r;
 }

@@ -60,6 +60,9 @@ Reduction make_reduction(const Tensor& self, const DimMask& reduce, at::ScalarTy
   r.mean = mean.defined() ? mean.mutable_data_ptr() : nullptr;
   r.correction = correction;
   r.root = root;
+#ifdef GPUREDUCE_WITH_CUDA
+  if (self.is_cuda()) r.native = cuda::facts(self.device()).native;
+#endif
   classify(r);
   return r;
 }

@@ -123,6 +123,9 @@ Reduction make_reduction(const Tensor& self, const Tensor& weight, at::IntArrayR
     TORCH_CHECK(false, e.what());
   }
   r.output = out.defined() ? out.mutable_data_ptr() : nullptr;
+#ifdef GPUREDUCE_WITH_CUDA
+  if (self.is_cuda()) r.native = cuda::facts(self.device()).native;
+#endif
   classify(r);
   return r;
 }

@@ -30,6 +30,7 @@ from support import (
     taken,
 )
 from test_layouts import LAYOUTS
+from torch_reduce.__main__ import has_code_for
 from torch_reduce._library import build_facts
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
@@ -981,6 +982,98 @@ def test_older_code(cuda):
 
 
 ASK = "import torch, torch_reduce; print(torch.ops.gpureduce._device(0))"
+
+
+def views(name, seed=31):
+    """Pairs of a tensor of the GPU and the same one of the CPU, each a row of views, and the dims that are reduced."""
+    x = data((70, 3001), name, seed=seed)
+    for view, dim in [
+        (lambda x: x, 1),
+        (lambda x: x, 0),
+        (lambda x: x, None),
+        (lambda x: x[1:, 1:], 1),
+        (lambda x: x[1:, 1:], 0),
+        (lambda x: x[::2, ::3], 1),
+        (lambda x: x.T[::3, ::2], 1),
+        (lambda x: x[:, :5], 1),
+    ]:
+        yield view(x.cuda()), view(x), dim
+
+
+def of_one_input(function, *names):
+    """Calls of a function on views of each dtype."""
+    for name in names:
+        for ours, wanted, dim in views(name):
+            yield lambda x, dim=dim: function(x, dim), (ours,), (wanted,)
+
+
+def weighted_sums():
+    for name in ("float32", "bfloat16", "int32"):
+        for (ours, wanted, dim), (weight, same, _) in zip(views(name), views(name, 32), strict=True):
+            yield lambda x, w, dim=dim: torch_reduce.weighted_sum(x, w, dim), (ours, weight), (wanted, same)
+
+
+def segments():
+    offsets = torch.tensor([0, 3, 3, 40, 70])
+    for name in ("float32", "bfloat16", "int32", "complex64"):
+        for ours, wanted, dim in views(name):
+            ends = offsets.clamp(max=ours.shape[dim or 0])
+            call = functools.partial(torch_reduce.segment_sum, dim=dim or 0)
+            yield call, (ours, ends.cuda()), (wanted, ends)
+
+
+def lists():
+    for name in ("float32", "bfloat16", "float64"):
+        xs = [data((n,), name, seed=n) for n in (1, 300, 70_001)]
+        yield lambda *xs: tuple(torch.ops.gpureduce._foreach_powsum(xs)), [x.cuda() for x in xs], xs
+
+
+def norms():
+    for ord in (1, 2, 3, float("inf")):
+        yield from of_one_input(lambda x, dim, ord=ord: torch_reduce.vector_norm(x, ord, dim), "float32", "complex64")
+
+
+# Functions of each kind of kernel. Each yields a call, its inputs on the GPU, and the same ones on the CPU. No call
+# needs a kernel of torch, which has no PTX for most GPUs.
+WITHOUT_MACHINE_CODE = {
+    "sums": lambda: of_one_input(
+        torch_reduce.sum, *("float32", "bfloat16", "float64", "int32", "bool", "float8_e5m2", "complex64")
+    ),
+    "largest": lambda: of_one_input(torch_reduce.amax, "float32", "int32", "uint8"),
+    "products": lambda: of_one_input(torch_reduce.prod, "float32", "int64"),
+    "norms": norms,
+    "counts": lambda: of_one_input(torch_reduce.count_nonzero, "float32", "int32"),
+    "exponents": lambda: of_one_input(torch_reduce.logsumexp, "float32", "bfloat16"),
+    "weighted sums": weighted_sums,
+    "variances": lambda: of_one_input(torch_reduce.var_mean, "float32", "bfloat16"),
+    "segments": segments,
+    "lists": lists,
+}
+
+
+def check_without_machine_code(kind):
+    """What the test below runs where the driver takes no machine code."""
+    assert not gpu()["native"], "the driver runs machine code: it ignores CUDA_FORCE_PTX_JIT=1"
+    x = torch.empty(4, 1000, dtype=torch.int32, device="cuda")
+    assert "converted" in torch_reduce.explain(x, 1)
+    assert "converted" not in torch_reduce.explain(x.view(torch.float32), 1)
+    for call, ours, wanted in WITHOUT_MACHINE_CODE[kind]():
+        got = call(*ours)
+        got = tuple(one.cpu() for one in got) if isinstance(got, tuple) else got.cpu()
+        what = ", ".join(f"{x.dtype} {tuple(x.shape)} {x.stride()}" for x in wanted)
+        assert_same_bits(got, call(*wanted), f"{kind}: {what}")
+
+
+@pytest.mark.parametrize("kind", WITHOUT_MACHINE_CODE)
+def test_gpu_without_machine_code(kind, cuda):
+    """On a GPU that the library's machine code does not fit, kernels with PTX take every call, with the same bits."""
+    built, capability = build_facts()["architectures"], torch.cuda.get_device_capability()
+    if not has_code_for(capability, [name.removesuffix("+PTX") for name in built]):
+        pytest.skip("needs a library with machine code for this GPU")
+    if not has_code_for(capability, [name for name in built if name.endswith("+PTX")]):
+        pytest.skip("needs a library with PTX: TORCH_CUDA_ARCH_LIST='8.0+PTX 9.0'")
+    assert gpu()["native"]
+    python("-c", f"import test_cuda; test_cuda.check_without_machine_code({kind!r})", CUDA_FORCE_PTX_JIT="1")
 
 
 def test_explain_names_the_plan(cuda):

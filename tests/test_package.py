@@ -433,7 +433,8 @@ TINY_CUDA = {
         __global__ void kernel(int* x) { *x = NUMBER; }
         extern "C" __attribute__((visibility("default"))) int cuda_number() { return NUMBER; }
         extern "C" __attribute__((visibility("default"))) const char* cuda_file() { return __FILE__; }
-    """
+    """,
+    "csrc/cuda/native/typed.cu": "__global__ void typed(int* x) { *x = 1; }\n",
 }
 
 
@@ -642,21 +643,51 @@ def test_make_without_cuda(tmp_path):
 needs_nvcc = pytest.mark.skipif(not (torch.version.cuda and toolkit.find()), reason="needs torch's CUDA toolkit")
 
 
+def nvcc_lines(said):
+    """The sources in csrc/cuda that a build with VERBOSE=1 compiled, and nvcc's commands."""
+    return [(line[1], line[0]) for line in re.finditer(r"^.*nvcc.* -c \S*/csrc/cuda/(\S+\.cu) .*$", said, re.MULTILINE)]
+
+
 @needs_nvcc
 def test_build_cuda_in_any_folder(tmp_path):
-    """nvcc too takes sources, headers and its own folder from any path, and CC with a launcher."""
+    """nvcc too takes sources, headers and its own folder from any path, and CC with a launcher; PTX is made of some."""
     folder = tiny_tree(tmp_path / ODD, TINY | TINY_CUDA)
     home = tmp_path / f"cuda {ODD}"
     home.symlink_to(toolkit.find())
     env = dict(GPUREDUCE_CUDA="1", CUDA_HOME=str(home), CC="ccache cc -DTINY", TORCH_CUDA_ARCH_LIST="Hopper;")
     env = dict(launcher(tmp_path / "bin"), **env)
-    said, library = in_place(folder, **env)
+    said, library = in_place(folder, VERBOSE="1", **env)
     library.cuda_file.restype = ctypes.c_char_p
     assert (library.cuda_number(), library.cuda_file()) == (1, b"csrc/cuda/tiny.cu")
     facts = json.loads((folder / "torch_reduce" / "_build.json").read_text())
     assert facts["architectures"] == ["9.0+PTX"] and "architectures 9.0+PTX" in said
+    made = {name: set(re.findall(r",code=(\w+)", line)) for name, line in nvcc_lines(said)}
+    assert made == {"tiny.cu": {"sm_90", "compute_90"}, "native/typed.cu": {"sm_90"}}
     (folder / "csrc" / "number.h").write_text("#define NUMBER 2\n")
     assert in_place(folder, **env)[1].cuda_number() == 2
+
+
+def test_which_files_have_ptx():
+    """Flags for PTX are dropped for csrc/cuda/native alone, and only where machine code remains."""
+    code = "import runpy, sys; print(runpy.run_path('setup.py')['without_ptx'](sys.stdin.read()), end='')"
+
+    def rewritten(flags):
+        sources = ("cuda/native/typed.cu", "cuda/any.cu")
+        builds = [f"build {name}.o: cuda_compile {ROOT}/csrc/{name}\n" for name in sources]
+        text = f"cuda_post_cflags = -O2 {flags} -std=c++17\nnothing = else\n\n" + "\n".join(builds)
+        command, env = [sys.executable, "-c", code], dict(os.environ, GPUREDUCE_CUDA="0")
+        done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=ROOT, env=env, check=True)
+        return text, done.stdout
+
+    ptx, machine_code = (f"-gencode=arch=compute_90,code={kind}_90" for kind in ("compute", "sm"))
+    older = "-gencode=arch=compute_80,code=sm_80"
+    before, after = rewritten(f"{ptx} {older} {machine_code}")
+    assert after.count(ptx) == before.count(ptx) == 1
+    assert f"\nnative_post_cflags = -O2 {older} {machine_code} -std=c++17\n" in after
+    assert after.count("  cuda_post_cflags = $native_post_cflags\n") == 1
+    assert "native/typed.cu\n  cuda_post_cflags = $native_post_cflags\n" in after
+    before, after = rewritten(ptx)
+    assert after == before
 
 
 @needs_nvcc

@@ -685,6 +685,20 @@ def test_more_processors_never_change_the_leaves():
             assert len({plan[key] for plan in plans}) == 1
 
 
+@pytest.mark.parametrize("source,target", [*PAIRS, ("float16", "float16"), ("bfloat16", "float32")])
+def test_without_machine_code(source, target):
+    """Where a GPU runs PTX alone, plans of sums of floats are the same, and all others have no vectors of elements."""
+
+    def plans(native):
+        for dim, sizes in ((0, (4096, 1024)), (1, (4096, 1024)), (1, (4096, 1023)), (0, (4096,)), (1, (1 << 20, 3))):
+            view = view_arguments(sizes, contiguous(sizes), (dim,), source, target)
+            yield json.loads(torch.ops.gpureduce._plan(*view, "", f"native={native}"))
+
+    floats = source in ("float16", "bfloat16", "float32", "float64")
+    assert (list(plans(0)) == list(plans(1))) == floats
+    assert floats or all(plan["vector"] == 1 for plan in plans(0))
+
+
 @pytest.mark.parametrize(
     "tuning", ["speed=9", "grid=x", "kernel=best", "kernel=tiny", "candidate=-1", "grid", "kernel="]
 )

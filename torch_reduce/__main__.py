@@ -47,6 +47,9 @@ IN_THE_SOURCE_TREE = """\
   python examples/train.py                       a training run whose losses have the same bits twice
   make bench                                     times beside torch.sum, torch.compile and CUB
 """
+NO_MACHINE_CODE = (
+    "machine code does not fit this GPU: many functions run slower kernels; build on this machine: make build"
+)
 
 
 def why_no_gpu() -> str:
@@ -131,7 +134,10 @@ def main(arguments: list[str] | None = None) -> int:
             good = False
         else:
             good &= self_check(f"cuda:{i}", torch.device("cuda", i))
-            row("plans", f"cuda:{i}: chosen by data of an {json.loads(torch.ops.gpureduce._device(i))['choice']}")
+            device = json.loads(torch.ops.gpureduce._device(i))
+            row("plans", f"cuda:{i}: chosen by data of an {device['choice']}")
+            if not device["native"]:
+                row("machine code", f"cuda:{i}: {NO_MACHINE_CODE}")
     print(epilog, end="")
     return 0 if good else 1
 

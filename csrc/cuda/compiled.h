@@ -1,7 +1,7 @@
 // Which .cu file holds the kernels of a map, an accumulator and a dtype. Pure C++.
 //
-// A unit is a file, kernels_<unit>.cu, of one line. Similar kernels stand together, since they are packed well together; and
-// none takes much longer to compile than the others.
+// A unit is a file, kernels_<unit>.cu, of one line: in the folder native, if it is compiled without PTX. Similar kernels stand
+// together, since they are packed well together; and none takes much longer to compile than the others.
 #pragma once
 
 #include "../geometry.h"
@@ -17,6 +17,10 @@ enum class Unit : uint8_t {
   GPUREDUCE_UNITS(GPUREDUCE_UNIT)
 #undef GPUREDUCE_UNIT
 };
+
+// Whether the library has PTX of a unit, for GPUs that its machine code does not fit. There, elements of all other units are
+// converted at run time. (setup.py compiles the folder native without PTX.)
+constexpr bool has_ptx(Unit unit) { return unit == Unit::floats || unit == Unit::halves; }
 
 // The map whose kernels take a reduction. By masks (masks.h), those of values take negatives and magnitudes too, but for sums
 // of complex magnitudes.

@@ -51,7 +51,8 @@ cudaError_t ask(Device& device) {
   if (cudaError_t error = cudaFuncGetAttributes(&code, any_kernel())) return error;
   device.early = code.ptxVersion >= 90 && code.binaryVersion >= 90;
   device.clusters = device.early && clusters_fit(device, code);
-  (void)cudaGetLastError();  // of a question whose answer is no
+  device.native = cudaFuncGetAttributes(&code, native_kernel()) == cudaSuccess;
+  (void)cudaGetLastError();  // of questions whose answer is no
   return cudaSuccess;
 }
 

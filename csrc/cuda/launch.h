@@ -47,9 +47,12 @@ cudaError_t launch_products_of_wholes(const Launch& launch);  // float64 and int
 cudaError_t launch_deviations(const Launch& launch);
 cudaError_t launch_deviations_typed(const Launch& launch);
 
-// A kernel to ask the driver about: all of the library are compiled for the same architectures, and no block of another takes
+// A kernel to ask the driver about: all that run on a GPU are compiled for the same architecture, and no block of another takes
 // more of a multiprocessor than 1024 threads of this one with all of the shared memory.
 const void* any_kernel();
+
+// A kernel without PTX: the driver knows it where the library's machine code fits the GPU.
+const void* native_kernel();
 
 // Joins the partial sums in the workspace, pass by pass, and writes the result.
 cudaError_t join(const Launch& launch);

@@ -1,6 +1,7 @@
-#include "../geometry.h"
 #include <utility>
 
+#include "../cuda/compiled.h"
+#include "../geometry.h"
 #include "../nest.h"
 #include "../variance.h"
 #include "../weighted.h"
@@ -10,15 +11,17 @@ namespace gpureduce {
 
 namespace {
 
+// Whether a kernel is compiled for the call's dtypes, with PTX where the machine code does not fit.
 bool has_kernel(const Reduction& r) {
   if (r.negate || r.conjugate) return false;
   switch (r.addends) {
     case Addends::values: break;
     case Addends::products:
-      return !r.second_negate && !r.truth && weighted::is_compiled(r.in, r.second_dtype, r.accumulator);
-    case Addends::deviations: return variance::is_compiled(r.in);
+      return r.native && !r.second_negate && !r.truth && weighted::is_compiled(r.in, r.second_dtype, r.accumulator);
+    case Addends::deviations: return r.native && variance::is_compiled(r.in);
   }
-  return is_compiled(r.map, r.accumulator, r.in);
+  if (!is_compiled(r.map, r.accumulator, r.in)) return false;
+  return r.native || cuda::has_ptx(cuda::unit_of(cuda::kernel_map(r), r.accumulator, r.in));
 }
 
 Engine engine_of(const Reduction& r) {

@@ -77,6 +77,7 @@ Device Device::parse(const std::string& text) {
     else if (key == "reserved_shared_bytes") device.reserved_shared_bytes = static_cast<int>(number);
     else if (key == "early") device.early = number != 0;
     else if (key == "clusters") device.clusters = number != 0;
+    else if (key == "native") device.native = number != 0;
     else throw std::invalid_argument("device: there is no key '" + key + "'");
   });
   return device;
@@ -86,8 +87,8 @@ std::string Device::json() const {
   std::ostringstream s;
   s << "{\"multiprocessors\": " << multiprocessors << ", \"l2_bytes\": " << l2_bytes << ", \"bandwidth\": " << bandwidth
     << ", \"shared_bytes\": " << shared_bytes << ", \"processor_shared_bytes\": " << processor_shared_bytes
-    << ", \"reserved_shared_bytes\": " << reserved_shared_bytes << ", \"early\": " << (early ? "true" : "false")
-    << ", \"clusters\": " << (clusters ? "true" : "false") << "}";
+    << ", \"reserved_shared_bytes\": " << reserved_shared_bytes << ", \"early\": " << text_of(early)
+    << ", \"clusters\": " << text_of(clusters) << ", \"native\": " << text_of(native) << "}";
   return s.str();
 }
 

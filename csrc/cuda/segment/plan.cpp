@@ -31,8 +31,8 @@ bool are_columns(const Segments& s) {
   return p.kept.size() == 1 && p.kept[0].stride == 1 && p.kept[0].out_stride == 1;
 }
 
-SegmentKernel kernel_of(const Segments& s) {
-  if (!are_typed(s)) return SegmentKernel::converted;
+SegmentKernel kernel_of(const Segments& s, bool native) {
+  if (!native || !are_typed(s)) return SegmentKernel::converted;
   if (are_columns(s)) return SegmentKernel::columns;
   const Problem& p = s.reduction.problem;
   return s.stride == 1 && fits_fast_nest(p.kept, p.outputs) ? SegmentKernel::rows : SegmentKernel::converted;
@@ -101,7 +101,7 @@ int64_t plan_columns(const Segments& s, int64_t multiprocessors, SegmentPlan& pl
 
 SegmentPlan plan_segments(const Segments& s, const Device& device) {
   SegmentPlan plan{};
-  plan.kernel = kernel_of(s);
+  plan.kernel = kernel_of(s, device.native);
   const auto plan_kernel = plan.kernel == SegmentKernel::columns ? plan_columns : plan_rows;
   const int64_t partials = plan_kernel(s, device.multiprocessors, plan);
   // Where elements are converted, real numbers have the accumulators of complex ones.

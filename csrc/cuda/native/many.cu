@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "launch.h"
-#include "many/many.cuh"
+#include "../launch.h"
+#include "../many/many.cuh"
 
 namespace gpureduce::cuda {
 

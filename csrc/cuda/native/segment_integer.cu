@@ -1,4 +1,4 @@
-#include "segment/launch.cuh"
+#include "../segment/launch.cuh"
 
 namespace gpureduce::cuda {
 template cudaError_t segments_of_family<Family::integer>(const SegmentsLaunch&);

@@ -1,4 +1,4 @@
-#include "launch_pairs.cuh"
+#include "../launch_pairs.cuh"
 
 namespace gpureduce::cuda {
 

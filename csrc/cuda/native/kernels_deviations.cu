@@ -1,4 +1,4 @@
-#include "launch.cuh"
+#include "../launch.cuh"
 
 namespace gpureduce::cuda {
 
