@@ -14,7 +14,7 @@ enum class Addends : uint8_t { values, products, deviations };
 // Which kernels take a reduction.
 // full       those of plain sums, which are compiled in all variants
 // reduced    those of all other operations and of rare dtypes, compiled in the few variants that every operation has
-// converted  those that convert each element at run time: for whatever no kernel is compiled for
+// converted  those that convert each element at run time: for whatever no kernel is compiled for, or none that the GPU can run
 enum class Engine : uint8_t { full, reduced, converted };
 
 // Who writes the results, and how. The code for all dtypes and roots is large, so only the join kernel holds it.

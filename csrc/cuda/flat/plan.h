@@ -19,7 +19,8 @@ GPUREDUCE_HOST_DEVICE constexpr int flat_groups(int bytes, int vector) {
 // Loads that a thread keeps in flight, of rows of up to 32 loads, or else of several groups. Of rows that are not dense more,
 // whose places are worked out first. `lane`: bytes of a lane's sum, of which a thread has one a load.
 GPUREDUCE_HOST_DEVICE constexpr int flat_loads(int bytes, int vector, bool dense, bool grouped, int lane) {
-  const int loads = bytes == kGranule || lane > 8 ? 4 : dense ? 8 : 16, most = flat_groups(bytes, vector);
+  const int few = lane > 8 && vector > 1 ? 8 : 4;  // vectors' sums are joined across the warp, the more at once the better
+  const int loads = bytes == kGranule || lane > 8 ? few : dense ? 8 : 16, most = flat_groups(bytes, vector);
   return grouped && most > loads ? most : loads;
 }
 

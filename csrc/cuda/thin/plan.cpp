@@ -18,10 +18,12 @@ void propose(Proposals& proposals) {
       proposals.add({ThinPlan{elements, runs}, variant, q.walk, vector, warps, int64_t{warps} * runs * kWarp * vector,
                      power_of_two_above(q.leaves), q.p.outputs});
   };
+  const bool vectors = q.by_columns && q.vector > 1;
+  if (vectors) propose_runs(q.vector, 1);
+  if (vectors && q.r.addends != Addends::values) return;  // pairs in vectors alone: single ones take two loads each
   propose_runs(1, 1);
   const int runs = thin_runs(1, elements, q.element_bytes);
   if (elements <= kLoads && runs > 1) propose_runs(1, runs);
-  if (q.by_columns && q.vector > 1) propose_runs(q.vector, 1);
 }
 
 }  // namespace gpureduce::thin_kernel
