@@ -57,9 +57,7 @@ struct LogSum {
 };
 
 // The sums of differences from one number, and of their squares: of a variance (variance.h).
-struct Moments {
-  double sum, squares;
-};
+struct Moments { double sum, squares; };
 GPUREDUCE_HOST_DEVICE Moments operator+(Moments a, Moments b) { return {a.sum + b.sum, a.squares + b.squares}; }
 
 // The unsigned integers of so many bytes.

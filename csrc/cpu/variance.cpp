@@ -39,7 +39,7 @@ class Deviations {
 #define GPUREDUCE_LOAD(name, type, kind, accumulator, wide, family)                       \
   case DType::name:                                                                       \
     if constexpr (Kind::kind == Kind::floating) {                                         \
-      const type* from = static_cast<const type*>(input_) + offset;                  \
+      const type* from = static_cast<const type*>(input_) + offset;                       \
       for (int64_t i = 0; i < n; ++i) to[i] = static_cast<Real>(value(from[i * stride])); \
     }                                                                                     \
     break;

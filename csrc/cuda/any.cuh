@@ -270,7 +270,8 @@ __device__ __forceinline__ auto fetch_pairs(const Vector<Pair, 1> (&x)[kCount][k
   constexpr int kAll = kCount * kElements;
   const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
   const auto a = fetch_all<Real, kAll, true>(at(0).inputs.first, [&](int i) { return AnyPlace{at(i).at.first, at(i).wanted}; });
-  const auto b = fetch_all<Real, kAll, true>(at(0).inputs.second, [&](int i) { return AnyPlace{at(i).at.second, at(i).wanted}; });
+  const auto b =
+      fetch_all<Real, kAll, true>(at(0).inputs.second, [&](int i) { return AnyPlace{at(i).at.second, at(i).wanted}; });
   Ready<Vector<Acc, 1>, kCount, kElements> made;
 #pragma unroll
   for (int i = 0; i < kAll; ++i)

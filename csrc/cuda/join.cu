@@ -23,8 +23,7 @@ cudaError_t join_few(const Launch& launch) {
   const KeptDim dim = r.problem.kept.empty() ? KeptDim{} : r.problem.kept[0];
   return start_kernel(launch.queue().next(), grid, std::max(join.threads, kWarp), 0, join_rows<Acc>,
                       static_cast<const Acc*>(launch.workspace), static_cast<int>(join.count),
-                      Offsets{dim.stride, dim.out_stride},
-                      output_of<AnyResult>(r, r.path, static_cast<Acc*>(nullptr)));
+                      Offsets{dim.stride, dim.out_stride}, output_of<AnyResult>(r, r.path, static_cast<Acc*>(nullptr)));
 }
 
 bool are_few(const Launch& launch) {

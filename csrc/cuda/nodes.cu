@@ -52,8 +52,8 @@ cudaError_t finish_nodes(const Nodes& nodes, Finish how, int64_t length, void* o
   return cudaGetLastError();
 }
 
-cudaError_t finish_moments(const Moments* moments, const double* first, variance::Finishing finishing,
-                           double* variance, double* mean, int64_t count, cudaStream_t stream) {
+cudaError_t finish_moments(const Moments* moments, const double* first, variance::Finishing finishing, double* variance,
+                           double* mean, int64_t count, cudaStream_t stream) {
   if (count > 0) finish<<<blocks_of(count), kThreads, 0, stream>>>(moments, first, finishing, variance, mean, count);
   return cudaGetLastError();
 }

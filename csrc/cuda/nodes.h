@@ -16,7 +16,7 @@ cudaError_t finish_nodes(const Nodes& nodes, Finish finish, int64_t length, void
                          cudaStream_t stream);
 
 // The variances or deviations, and the means, of moments of deviations from `first`.
-cudaError_t finish_moments(const Moments* moments, const double* first, variance::Finishing finishing,
-                           double* variance, double* mean, int64_t count, cudaStream_t stream);
+cudaError_t finish_moments(const Moments* moments, const double* first, variance::Finishing finishing, double* variance,
+                           double* mean, int64_t count, cudaStream_t stream);
 
 }  // namespace gpureduce::cuda

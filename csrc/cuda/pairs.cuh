@@ -255,9 +255,7 @@ template <class Acc>
 constexpr bool has_one_input<FoundProduct<Acc>> = false;
 
 // A difference from an output's first element.
-struct FoundDeviation {
-  char bytes[kGranule];
-};
+struct FoundDeviation { char bytes[kGranule]; };
 template <>
 struct Vector<FoundDeviation, 1> {
   TwoInputs inputs;

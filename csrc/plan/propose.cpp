@@ -53,7 +53,8 @@ int vector_width(const Request& q) {
 // Bytes of an element as kernels have it, which are those of its source's Element (cuda/primitives.cuh).
 int element_bytes_of(const Reduction& r) {
   if (r.engine == Engine::converted && r.addends != Addends::values) return kGranule;
-  if (r.engine == Engine::converted) return with_accumulator(r.accumulator, [](auto acc) { return converted_bytes<decltype(acc)>; });
+  if (r.engine == Engine::converted)
+    return with_accumulator(r.accumulator, [](auto acc) { return converted_bytes<decltype(acc)>; });
   const int size = info(r.in).size;
   switch (r.addends) {
     case Addends::values: break;

@@ -156,7 +156,8 @@ __device__ __forceinline__ void join_leaves_of_warp(Batch& batch, int width) {
 // the halves that wait for their neighbour, as a binary counter does; or one sum of integers, whose order is free. In nested
 // dims, where a batch is a lot of code, and stands once, it takes the plan's batches, kBatches at most.
 template <int V, int kElements, int kBatches, Walk walk, class Source, class Acc>
-__global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kPairBlocks<typename Source::Element, Lanes<typename Source::Element, Acc, V>, kBatches>))
+__global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
+                                  (kPairBlocks<typename Source::Element, Lanes<typename Source::Element, Acc, V>, kBatches>))
     columns(const __grid_constant__ Args<Source, Acc> a) {
   using Batch = Lanes<typename Source::Element, Acc, V>;
   constexpr int kLeaves = kLoads / kElements;
@@ -190,7 +191,8 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kPairBlocks<typename 
         Batch waiting[levels_of(kBatches)];
 #pragma unroll(walk == Walk::nested ? 1 : kBatches)
         for (int b = 0; b < batches; ++b) {
-          if (leaf + b * kLeaves < leaves) batch = column_leaves<V, kElements, kLeaves, walk>(a, own, piece, leaf + b * kLeaves);
+          if (leaf + b * kLeaves < leaves)
+            batch = column_leaves<V, kElements, kLeaves, walk>(a, own, piece, leaf + b * kLeaves);
           else batch.clear();
           take_batch(waiting, batch, b);
         }

@@ -117,7 +117,8 @@ __device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, const
     constexpr int kUnit = row_unit(V, kElements, kRegisterBytes<V, typename Source::Element>), kChunkUnits = kLanes / kUnit;
     const int64_t first = int64_t{unit / kChunkUnits} * kChunk + unit % kChunkUnits * kUnit;
     if constexpr (walk != Walk::deep)  // in which all is that much code that it stands once
-      if (first + (kElements - 1) * kLanes + kUnit <= a.length) return dense_elements<V, kElements, walk, true>(a, own, row, first);
+      if (first + (kElements - 1) * kLanes + kUnit <= a.length)
+        return dense_elements<V, kElements, walk, true>(a, own, row, first);
     return dense_elements<V, kElements, walk, false>(a, own, row, first);
   }
 }

@@ -18,8 +18,7 @@ struct Rows {
   int vector;
   const Variant* variant = q.variant(Kernel::dense, dense_walk(walk, q.p), vector, std::max(2, leaf_elements(q.p.length)));
   int elements = variant ? variant->loads : kDepth;
-  int unit_leaves =
-      row_unit(vector, elements, register_bytes(vector, q.element_bytes, q.r.addends == Addends::values), walk);
+  int unit_leaves = row_unit(vector, elements, register_bytes(vector, q.element_bytes, q.r.addends == Addends::values), walk);
   int64_t row_units = ceil_div(q.leaves, unit_leaves);
 
   // Rows that blocks of so many take side by side: all, unless that is more than a grid has.
@@ -31,7 +30,8 @@ struct Rows {
     const int64_t leaves = units * unit_leaves;
     if (leaves < q.leaves && q.p.outputs > kMaxDenseDepth * kMaxGridDepth) return;  // which no grid has
     const bool has_rest = (walk == Walk::shifted || vector == 1) && row_rest(q.p.length) > 0;
-    const int64_t most = std::min({int64_t{dense_warps(walk, vector * q.lane_bytes)}, units, std::max<int64_t>(1, row_units - has_rest)});
+    const int64_t most =
+        std::min({int64_t{dense_warps(walk, vector * q.lane_bytes)}, units, std::max<int64_t>(1, row_units - has_rest)});
     if (most < fraction) return;
     proposals.add({DensePlan{elements}, variant, walk, vector, static_cast<int>(ceil_div(most, fraction)), 1, leaves, side(1),
                    false, true});

@@ -129,7 +129,8 @@ __global__ void __launch_bounds__(kMaxRingWarps* kWarp, kRingBlocks) ring_rows(c
         const Acc sum = whole_rows.template sum<Acc>(p, note.rows - row);
         const int mine = row + static_cast<int>(threadIdx.x % kWarp);
         if (mine < note.rows)
-          a.output.write_at(Offsets{0, note.place + mine * out_stride}, note.partial + mine * a.tiling.partial_output_stride, sum);
+          a.output.write_at(Offsets{0, note.place + mine * out_stride}, note.partial + mine * a.tiling.partial_output_stride,
+                            sum);
       }
     }
     if (number + ahead < tiles) {
