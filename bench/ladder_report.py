@@ -511,7 +511,7 @@ def few(slug, results, language):
 # --- the pages --------------------------------------------------------------------------------------------------------
 
 SOURCES = {"counters": counter_names, "differs": differences}  # made without results
-PARTS = {  # made of each GPU's results
+PARTS = {  # made of the results that are shown
     "measured": source_lines,
     "effective": effective,
     **{f"chapter {n}": lambda slug, results, n=n: chapter(slug, results, n) for n in range(1, 7)},
@@ -523,7 +523,7 @@ PARTS = {  # made of each GPU's results
     "elements": elements,
     **{f"few {name}": lambda slug, results, name=name: few(slug, results, name) for name in LANGUAGES},
 }
-TOGETHER = {"holds": holds}  # made of all results at once
+TOGETHER = {"holds": holds}  # made of all GPUs' results
 UNMEASURED = ["not measured yet", ""]
 
 
@@ -543,12 +543,19 @@ def pages(root):
     return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
+def shown_of(all_results):
+    """The results that the chapters show: of one GPU, so that they stay short; the last of GPUS that is measured."""
+    order = list(GPUS)
+    return sorted(all_results, key=lambda pair: order.index(pair[0]) if pair[0] in order else -1)[-1:]
+
+
 def documents(root, all_results):
     """{path under root: text} of all that is made."""
     made = pages(root)
+    shown = shown_of(all_results)
     parts = {name: make() for name, make in SOURCES.items()}
     for name, make in PARTS.items():
-        parts[name] = [line for slug, results in all_results for line in make(slug, results)] or UNMEASURED
+        parts[name] = [line for slug, results in shown for line in make(slug, results)] or UNMEASURED
     for name, make in TOGETHER.items():
         parts[name] = make(all_results) if all_results else UNMEASURED
     for path, text in made.items():
@@ -562,11 +569,11 @@ def documents(root, all_results):
         missing = ", ".join(f"<!-- ladder:{name} -->" for name in parts)
         raise ValueError(f"no page of {FOLDER} has the markers {missing}")
     start = pathlib.Path(root, "README.md").read_text(encoding="utf-8")
-    lines = [line for slug, results in all_results for line in readme(slug, results)]
+    lines = [line for slug, results in shown for line in readme(slug, results)]
     made["README.md"] = report.fill(start, "ladder:summary", lines or UNMEASURED, NOTE)
     drawn = {name for text in made.values() for name in re.findall(r"images/steps-(\w+)\.svg", text)}
     made |= {f"docs/images/steps-{name}.svg": step_picture(name) for name in sorted(drawn)}
-    for slug, results in all_results:
+    for slug, results in shown:
         made[f"docs/images/ladder-{slug}.svg"] = pictures.ladder(results, ladder.rungs())
         made |= {f"docs/{picture_path(slug, number)}": draw_chapter(results, number) for number in SHOWN}
     return made

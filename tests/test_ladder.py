@@ -813,8 +813,8 @@ def test_pages_in_other_languages():
 
 @pytest.mark.skipif(not RESULTS, reason="there are no results yet")
 def test_another_gpu_adds_its_column():
-    """Results of a second GPU have their tables and pictures in each chapter, and a column where lessons are judged."""
-    slug, results = RESULTS[-1]
+    """Results of a second GPU are a column where lessons are judged; the chapters show one GPU, so that they stay short."""
+    slug, results = "h200", dict(RESULTS)["h200"]
     made = ladder_report.documents(ROOT, [("h100", results | {"gpu": "NVIDIA H100"}), (slug, results)])
     assert "Not measured yet" not in made["docs/ladder/holds.md"]
     known = {step["name"] for step in results["climb"]["rungs"]}
@@ -823,8 +823,8 @@ def test_another_gpu_adds_its_column():
         assert not row or ("not measured" in row[0]) == (rung.name not in known)
     for number in range(1, 7):
         page = made[f"docs/ladder/chapter{number}.md"]
-        assert f"(../images/ladder-chapter{number}-h100.svg)" in page and f"-{slug}.svg)" in page
-        assert "Chapter" in made[f"docs/images/ladder-chapter{number}-h100.svg"]
+        assert f"-{slug}.svg)" in page and "h100.svg" not in page
+        assert f"docs/images/ladder-chapter{number}-h100.svg" not in made
 
 
 @measured
