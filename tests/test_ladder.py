@@ -813,7 +813,7 @@ def test_pages_in_other_languages():
 
 @pytest.mark.skipif(not RESULTS, reason="there are no results yet")
 def test_another_gpu_adds_its_column():
-    """Results of a second GPU are a column where lessons are judged; the chapters show one GPU, so that they stay short."""
+    """Results of a second GPU are a column where lessons are judged; the chapters show one GPU, and stay short."""
     slug, results = "h200", dict(RESULTS)["h200"]
     made = ladder_report.documents(ROOT, [("h100", results | {"gpu": "NVIDIA H100"}), (slug, results)])
     assert "Not measured yet" not in made["docs/ladder/holds.md"]
