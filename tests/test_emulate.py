@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree
@@ -64,6 +65,14 @@ def test_counters_are_the_gpus(everything, path):
                 assert abs(mine[counter] - theirs[counter]) < 0.5, (name, counter, mine[counter], theirs[counter])
                 compared += 1
     assert compared > 80
+
+
+def test_compilers_that_check_jumps(monkeypatch):
+    """A distribution's compiler may define _FORTIFY_SOURCE by itself, with which a jump between stacks is a fault."""
+    command, _ = _emulate.compiler()
+    monkeypatch.setenv("CXX", shlex.join([*command, "-D_FORTIFY_SOURCE=2"]))
+    found = _emulate.emulate("neighbored", size=1000, block=64)
+    assert found.right and not found.fault and found.counters
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
