@@ -14,7 +14,8 @@ import toolkit  # noqa: E402
 
 # A kernel that may start while the one before drains, and loads in every width, always and if wanted.
 EARLY = """
-#include "cuda/args.cuh"
+#include "plan/plan.h"
+#include "cuda/primitives.cuh"
 using namespace gpureduce;
 using namespace gpureduce::cuda;
 template <int V> __device__ int loads(const int8_t* in, uint64_t policy, bool wanted) {
