@@ -89,13 +89,14 @@ TORCH = Path(torch.__file__).parent
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 # The contract fixes bits: no contraction to fused multiply-add, no flushing to zero, no fast math, on either side.
-# No path of this machine gets into the library: an error names csrc/ops.cpp, and no folder above it.
+# No path of this machine gets into the library: an error names csrc/torch/ops.cpp, and no folder above it.
 HOST_FLAGS = ["-ffp-contract=off", "-fvisibility=hidden"]
 HOST_FLAGS += [f"-ffile-prefix-map={SOURCE}/=", f"-ffile-prefix-map={plain(TORCH)}/=torch/"]
 # -O2: the CPU's kernels are as fast as with -O3, in two thirds of the code, if GCC vectorizes as it does there (below).
 CXX_FLAGS = ["-O2", "-g0", "-Wall", "-fvisibility-inlines-hidden", *HOST_FLAGS]
 # What no plain call and no gradient runs through: a third smaller, and calls take as long as before.
-BUILT_FOR_SIZE = ["autocast", "foreach", "functionalize", "inspect", "replace", "vmap", "ladder/ops"]
+BUILT_FOR_SIZE = [f"torch/{name}" for name in ("autocast", "foreach", "functionalize", "inspect", "replace", "vmap")]
+BUILT_FOR_SIZE.append("ladder/ops")
 # -Os: the host's code, which runs once a launch, takes as long as with -O2, and is a quarter smaller; device code does
 # not differ.
 NVCC_FLAGS = ["--fmad=false", "--ftz=false", "-Xfatbin=-compress-all", "-Xcompiler=" + ",".join(["-Os", *HOST_FLAGS])]
@@ -117,7 +118,7 @@ def say(text):
 
 
 def without_ptx(text):
-    """A build.ninja that compiles csrc/cuda/native to machine code alone: PTX of all kernels is 40% of the library.
+    """A build.ninja that compiles csrc/cuda/compiled/native to machine code alone: PTX of all kernels is 40% of the library.
 
     PTX is for GPUs that the machine code does not fit. There, other kernels take what these would, with the same
     results, but slower. Where nvcc is told of no machine code, PTX stays.
@@ -127,14 +128,14 @@ def without_ptx(text):
         return text
     native = re.sub(r" -gencode=arch=compute_\w+,code=compute_\w+", "", flags[1])
     text = f"{text[: flags.end()]}\nnative_post_cflags = {native}{text[flags.end() :]}"
-    build = rf"^(build .*: cuda_compile {re.escape(SOURCE)}/csrc/cuda/native/.*)$"
+    build = rf"^(build .*: cuda_compile {re.escape(SOURCE)}/csrc/cuda/compiled/native/.*)$"
     return re.sub(build, r"\1\n  cuda_post_cflags = $native_post_cflags", text, flags=re.MULTILINE)
 
 
 def run_ninja(command, **options):
     """subprocess.run for torch, whose flags are one list for all files: those that no plain call runs through get -Os.
 
-    The kernels of csrc/cuda/native are compiled without PTX (without_ptx). And ninja prints a file's name where torch
+    The kernels of csrc/cuda/compiled/native are compiled without PTX (without_ptx). And ninja prints a file's name where torch
     asks for its command, a kilobyte of flags. Where a command fails, ninja shows it.
     """
     if command[:2] == ["ninja", "-v"]:
@@ -218,10 +219,12 @@ def write_plan_data():
     write(PLAN_DATA, text + f"const char* const kKnownChoices[] = {{\n{files}nullptr}};\n}}\n")
 
 
+ENTRY = "csrc/torch/python/entry.cpp"  # a library of its own, which knows Python
+DEVICES = "csrc/torch/cuda.cpp"  # needs the toolkit
+
+
 def extension():
-    folders = ("csrc", "csrc/cpu", "csrc/plan", "csrc/ladder")
-    sources = [source for folder in folders for source in glob(f"{folder}/*.cpp")]
-    sources += [*glob("csrc/cuda/*/plan.cpp"), LADDER_LESSONS, PLAN_DATA]
+    sources = {*glob("csrc/**/*.cpp", recursive=True), LADDER_LESSONS, PLAN_DATA} - {ENTRY}
     options = dict(
         depends=sorted(glob("csrc/**/*.*", recursive=True)),
         include_dirs=[f"{SOURCE}/csrc/missing"],  # what torch's headers need and its wheels lack
@@ -230,9 +233,8 @@ def extension():
         extra_link_args=LINK_FLAGS,
     )
     if not CUDA_HOME:
-        return cpp_extension.CppExtension("torch_reduce.libtorch_reduce", sorted(sources), **options)
-    folders = ("csrc/cuda", "csrc/cuda/native", "csrc/ladder")
-    sources += glob("csrc/cuda/*.cpp") + [source for folder in folders for source in glob(f"{folder}/*.cu")]
+        return cpp_extension.CppExtension("torch_reduce.libtorch_reduce", sorted(sources - {DEVICES}), **options)
+    sources.update(glob("csrc/**/*.cu", recursive=True))
     options.update(define_macros=[("GPUREDUCE_WITH_CUDA", None)])
     return cpp_extension.CUDAExtension("torch_reduce.libtorch_reduce", sorted(sources), **options)
 
@@ -240,7 +242,7 @@ def extension():
 def entry():
     options = dict(py_limited_api=True, extra_compile_args={"cxx": CXX_FLAGS})  # the former sets Py_LIMITED_API
     return cpp_extension.CppExtension(
-        "torch_reduce._entry", ["csrc/python/entry.cpp"], libraries=["torch_python"], **options
+        "torch_reduce._entry", [ENTRY], libraries=["torch_python"], **options
     )
 
 

@@ -7,10 +7,9 @@
 
 The engine is csrc/ without csrc/ladder/, and the ladder is csrc/ladder/: neither includes the other, so results of one
 stay true when the other changes. The ladder's rung "engine" runs the engine on a GPU. Results of a GPU stay true where
-only the CPU backend changes, csrc/cpu/; those of the CPU where only CUDA's sources do: csrc/cuda/, the planner
-(csrc/plan/), which plans nothing else, and csrc/nest.h. The hash is SHA-256 over the files, sorted by their POSIX path
-relative to the repository root. Each file contributes: its path as UTF-8 bytes, one NUL byte, its content, one NUL
-byte. Nothing is skipped but editor backups (names that end in ~ .swp .swo .orig .rej .bak, or look like .#x or #x#) and
+only the CPU backend changes, csrc/cpu/; those of the CPU where only CUDA's sources do: csrc/cuda/ and the planner
+(csrc/plan/), which plans nothing else. The hash is SHA-256 over the files, sorted by their POSIX path relative to the
+repository root. Each file contributes: its path as UTF-8 bytes, one NUL byte, its content, one NUL byte. Nothing is skipped but editor backups (names that end in ~ .swp .swo .orig .rej .bak, or look like .#x or #x#) and
 anything in a __pycache__ folder.
 """
 
@@ -31,7 +30,7 @@ PARTS = {  # of csrc/, by the paths in it
     "engine": lambda path: not path.startswith("ladder/"),
     "ladder": lambda path: path.startswith("ladder/"),
     "cuda": lambda path: not path.startswith(("ladder/", "cpu/")),
-    "cpu": lambda path: not path.startswith(("ladder/", "cuda/", "plan/", "nest.")),
+    "cpu": lambda path: not path.startswith(("ladder/", "cuda/", "plan/")),
 }
 NAMES = {"engine": "engine", "ladder": "ladder", "cuda": "engine on CUDA", "cpu": "engine on the CPU"}
 

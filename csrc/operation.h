@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "finish.h"
+#include "numeric/finish.h"
 
 namespace gpureduce {
 

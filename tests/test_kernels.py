@@ -15,7 +15,8 @@ import toolkit  # noqa: E402
 # A kernel that may start while the one before drains, and loads in every width, always and if wanted.
 EARLY = """
 #include "plan/plan.h"
-#include "cuda/primitives.cuh"
+#include "cuda/early.cuh"
+#include "cuda/load/source.cuh"
 using namespace gpureduce;
 using namespace gpureduce::cuda;
 template <int V> __device__ int loads(const int8_t* in, uint64_t policy, bool wanted) {
@@ -56,6 +57,6 @@ def test_loads_wait_for_the_kernel_before(architecture, nvcc, tmp_path):
 
 def test_assembly_of_loads_is_volatile():
     """Or else the compiler might move it before the wait."""
-    text = (ROOT / "csrc" / "cuda" / "primitives.cuh").read_text()
+    text = (ROOT / "csrc" / "cuda" / "load" / "vectors.cuh").read_text()
     spelt = re.findall(r"asm( volatile)?\((?:[\s\\]*\"[^\"]*\")*[\s\\]*GPUREDUCE_LOAD", text)
     assert len(spelt) >= 6 and all(spelt), spelt

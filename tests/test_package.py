@@ -388,6 +388,34 @@ def test_library_does_not_name_its_build_folder():
     assert root not in LIBRARY.read_bytes()
 
 
+LAYERS = {  # what the files of a folder of csrc/ include, besides its own and the standard library's
+    "": {"numeric"},
+    "numeric": {""},
+    "problem": {"", "numeric"},
+    "ranks": {"", "numeric"},
+    "plan": {"", "numeric", "problem"},
+    "cpu": {"", "numeric", "problem"},
+    "cuda": {"", "numeric", "problem", "ranks", "plan"},
+    "torch": {"", "numeric", "problem", "ranks", "plan", "cpu", "cuda"},
+}
+OF_TORCH = re.compile(r'#include ["<](?:ATen|c10|torch|caffe2)/')
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_of_sources(layer):
+    """Each folder of csrc/ includes the ones below it alone, and torch is included by csrc/torch alone."""
+    root = PACKAGE.parent / "csrc"
+    files = [path for path in (root / layer).glob("**/*" if layer else "*") if path.is_file()]
+    assert files
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        assert layer == "torch" or not OF_TORCH.search(text), path
+        for name in re.findall(r'#include "([^"]+)"', text):
+            included = (path.parent / name).resolve().relative_to(root)
+            other = included.parts[0] if len(included.parts) > 1 else ""
+            assert other in LAYERS[layer] | {layer}, f"{path} includes {included}"
+
+
 # --- building ---------------------------------------------------------------------------------------------------------
 
 ODD = "a b,c$d:e'f"  # what ninja's files, shells, nvcc's lists and linkers' options take apart
@@ -419,12 +447,12 @@ TINY = {  # a library that takes seconds, for setup.py and tools/ as they are
           return 0;
         }
     """,
-    "csrc/vmap.cpp": """
+    "csrc/torch/vmap.cpp": """
         #ifdef __OPTIMIZE_SIZE__
         extern "C" __attribute__((visibility("default"))) int vmap_is_small() { return 1; }
         #endif
     """,
-    "csrc/python/entry.cpp": "int unused;\n",
+    "csrc/torch/python/entry.cpp": "int unused;\n",
     "csrc/ladder/readme.md": "No rungs.\n",
 }
 TINY_CUDA = {
@@ -434,7 +462,7 @@ TINY_CUDA = {
         extern "C" __attribute__((visibility("default"))) int cuda_number() { return NUMBER; }
         extern "C" __attribute__((visibility("default"))) const char* cuda_file() { return __FILE__; }
     """,
-    "csrc/cuda/native/typed.cu": "__global__ void typed(int* x) { *x = 1; }\n",
+    "csrc/cuda/compiled/native/typed.cu": "__global__ void typed(int* x) { *x = 1; }\n",
 }
 
 
@@ -534,7 +562,7 @@ def test_build_shows_its_progress(tmp_path):
     status, said = build(USE_CUDA="0", GPUREDUCE_CUDA=None)
     files = re.findall(r"^\[(\d+)/(\d+)\] (\S+)$", said, re.MULTILINE)
     assert status == 0 and "(USE_CUDA=0)" in said
-    assert {file for *_, file in files} >= {"csrc/tiny.cpp", "csrc/python/entry.cpp"} and files[0][0] == "1"
+    assert {file for *_, file in files} >= {"csrc/tiny.cpp", "csrc/torch/python/entry.cpp"} and files[0][0] == "1"
     assert max(map(len, said.splitlines())) < 240 and "-ffp-contract" not in said and "-shared" not in said
     tiny = (folder / "csrc" / "tiny.cpp").read_text()
     (folder / "csrc" / "tiny.cpp").write_text("#error wrong on purpose\n")
@@ -668,11 +696,11 @@ def test_build_cuda_in_any_folder(tmp_path):
 
 
 def test_which_files_have_ptx():
-    """Flags for PTX are dropped for csrc/cuda/native alone, and only where machine code remains."""
+    """Flags for PTX are dropped for csrc/cuda/compiled/native alone, and only where machine code remains."""
     code = "import runpy, sys; print(runpy.run_path('setup.py')['without_ptx'](sys.stdin.read()), end='')"
 
     def rewritten(flags):
-        sources = ("cuda/native/typed.cu", "cuda/any.cu")
+        sources = ("cuda/compiled/native/typed.cu", "cuda/any.cu")
         builds = [f"build {name}.o: cuda_compile {ROOT}/csrc/{name}\n" for name in sources]
         text = f"cuda_post_cflags = -O2 {flags} -std=c++17\nnothing = else\n\n" + "\n".join(builds)
         command, env = [sys.executable, "-c", code], dict(os.environ, GPUREDUCE_CUDA="0")

@@ -62,21 +62,21 @@ def fourths(x, dims, keepdim):
 
 # File, a text that stands in it once, what is put beside it, and on which side.
 EDITS = [
-    ("csrc/dtypes.h", "X(exponent)", " X(fourth)", "after"),
-    ("csrc/map.h", "  return square(magnitude(x)) * magnitude(x);\n}\n", MAP, "after"),
-    ("csrc/map.h", "X(magnitude) X(square) X(cube)", " X(fourth)", "after"),
-    ("csrc/map.h", "return {cube(v)};\n", "    else if constexpr (map == Map::fourth) return {fourth(v)};\n", "after"),
+    ("csrc/numeric/dtypes.h", "X(exponent)", " X(fourth)", "after"),
+    ("csrc/numeric/map.h", "  return square(magnitude(x)) * magnitude(x);\n}\n", MAP, "after"),
+    ("csrc/numeric/map.h", "X(magnitude) X(square) X(cube)", " X(fourth)", "after"),
+    ("csrc/numeric/map.h", "return {cube(v)};\n", "    else if constexpr (map == Map::fourth) return {fourth(v)};\n", "after"),
     (
-        "csrc/map.h",
+        "csrc/numeric/map.h",
         "    case Map::magnitude: return sum || largest;\n",
         "    case Map::fourth: return real && (sum || to == Accumulator::i64);\n",
         "after",
     ),
-    ("csrc/map.h", "         map == Map::exponent", " || map == Map::fourth", "after"),
+    ("csrc/numeric/map.h", "         map == Map::exponent", " || map == Map::fourth", "after"),
     ("csrc/cpu/kernels.inl", "  if (map != Map::value) return nullptr;\n", OF_INTEGERS, "before"),
-    ("csrc/cuda/any.cuh", "    return each<Acc>(numbers, [](Complex<Real> x) -> Acc {\n", ON_GPUS, "before"),
+    ("csrc/cuda/load/any.cuh", "    return each<Acc>(numbers, [](Complex<Real> x) -> Acc {\n", ON_GPUS, "before"),
     ("csrc/operation.h", "  X(_amax, same,", ROWS, "before"),
-    ("csrc/autograd.cpp", "  } else if constexpr (op == Operation::nansum) {\n", GRADIENT, "before"),
+    ("csrc/torch/autograd.cpp", "  } else if constexpr (op == Operation::nansum) {\n", GRADIENT, "before"),
     ("torch_reduce/_family.py", '"any", "count_nonzero", ', '"fourths", ', "after"),
     ("torch_reduce/_family.py", '_WITH_DTYPE = ("nansum", "prod"', ', "fourths"', "after"),
     ("torch_reduce/__init__.py", "import all, amax, amin, any, count_nonzero, ", "fourths, ", "after"),
@@ -180,5 +180,5 @@ def test_recipe_is_written_down():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     (recipe,) = re.findall(r"### An operation\n(.*?)\n#", text, re.DOTALL)
     named = set(re.findall(r"`((?:csrc|torch_reduce|tests)/[\w/.]+)`", recipe))
-    formulas = {"csrc/apply.h", "csrc/applied.cpp", "tests/test_gradients.py"}  # this operation needs no new one
+    formulas = {"csrc/numeric/apply.h", "csrc/torch/applied.cpp", "tests/test_gradients.py"}  # this operation needs no new one
     assert named == {file for file, *_ in EDITS} | {"tests/table.py", "tests/pinned.py"} | formulas

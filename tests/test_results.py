@@ -813,11 +813,12 @@ def test_results_of_other_sources_are_noted(page, models_repository):
     (models_repository / "csrc" / "ladder").mkdir()
     (models_repository / "csrc" / "ladder" / "one.cu").write_text("// another ladder")
     assert checked(models_repository) is None  # of no concern to these
-    (models_repository / "csrc" / "nest.h").write_text("// another plan")
+    (models_repository / "csrc" / "plan").mkdir()
+    (models_repository / "csrc" / "plan" / "plan.h").write_text("// another plan")
     assert "run: python bench/" in checked(models_repository)
     program.main(["--root", str(models_repository)])
     assert checked(models_repository) is None and NOTE in (models_repository / made[0]).read_text()
-    (models_repository / "csrc" / "nest.h").write_text("// and another one")
+    (models_repository / "csrc" / "plan" / "plan.h").write_text("// and another one")
     assert checked(models_repository) is None  # the note is there already
 
 

@@ -129,7 +129,7 @@ def gather(mine: Tensor, counts: list[int], group: Any, into: Tensor | None = No
     return torch.cat([row[:count] for row, count in zip(rows, counts, strict=True)])
 
 
-# As csrc/agreement.h has it: a digest, a number, the text's length, and as much of the text as there is room for.
+# As csrc/ranks/agreement.h has it: a digest, a number, the text's length, and as much of the text as there is room for.
 _NOTICE = _ops._notice_bytes()
 _HEAD = struct.Struct("<16sqq")
 _ROOM = _NOTICE - _HEAD.size

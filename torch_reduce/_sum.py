@@ -25,7 +25,7 @@ def _directs(kind):
 
 
 def _through_ops(operator, name, others, like=None, **given):
-    """Calls that csrc/python/entry.cpp does not take: with subclasses, modes or unusual arguments."""
+    """Calls that csrc/torch/python/entry.cpp does not take: with subclasses, modes or unusual arguments."""
     first = _arguments.read(name, given, others, like)
     last = dict(dtype=first.pop("dtype"))
     out = first.pop("out")

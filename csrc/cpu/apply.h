@@ -1,6 +1,6 @@
 #pragma once
 
-#include "../apply.h"
+#include "../numeric/apply.h"
 
 namespace gpureduce::cpu {
 

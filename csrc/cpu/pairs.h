@@ -2,15 +2,14 @@
 // are added in the contract's order.
 #pragma once
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <memory>
 
-#include "../nest.h"
+#include "../problem/nest.h"
 #include "exact_floats.h"
 #include "kernels.h"
 #include "plus.h"
+#include "threads.h"
 
 namespace gpureduce::cpu {
 
@@ -181,14 +180,14 @@ void compute(const Problem& p, const Maker& maker, const Write& write) {
   const int64_t in_row = columns ? p.kept.back().size : 1, side = std::min(in_row, kSide);
   const int64_t row_groups = (in_row + side - 1) / side, groups = p.outputs / in_row * row_groups;
   const int64_t units = columns ? leaf_count(p.length) : (p.length + kChunk - 1) / kChunk;
-  const int threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  const int threads = thread_count();
   const int64_t wanted = threads == 1 ? 1 : (int64_t{threads} * kTasksOfEach + groups - 1) / groups;
   const int64_t each = groups >= int64_t{threads} * kTasksOfEach ? units_of_task(units, 1) : units_of_task(units, wanted);
   const int64_t splits = (units + each - 1) / each;
   const std::unique_ptr<Acc[]> partials(splits > 1 ? new Acc[splits * p.outputs] : nullptr);
   const int64_t task_elements = std::max<int64_t>(1, side * p.length / splits);
 
-  at::parallel_for(0, groups * splits, std::max<int64_t>(1, kTaskElements / task_elements), [&](int64_t from, int64_t to) {
+  parallel_for(0, groups * splits, std::max<int64_t>(1, kTaskElements / task_elements), [&](int64_t from, int64_t to) {
     const ExactFloats exact;
     Room<typename Maker::Scratch, Acc> room(columns ? side : 1);
     for (int64_t task = from; task < to; ++task) {
@@ -207,7 +206,7 @@ void compute(const Problem& p, const Maker& maker, const Write& write) {
     }
   });
   if (!partials) return;
-  at::parallel_for(0, p.outputs, std::max<int64_t>(1, kTaskElements / splits), [&](int64_t from, int64_t to) {
+  parallel_for(0, p.outputs, std::max<int64_t>(1, kTaskElements / splits), [&](int64_t from, int64_t to) {
     const ExactFloats exact;
     for (int64_t output = from; output < to; ++output) write(kept.at(output), join(partials.get() + output * splits, splits));
   });

@@ -1,7 +1,7 @@
 // The + of accumulators, with integers modulo 2^64, whose own + must not overflow.
 #pragma once
 
-#include "../dtypes.h"
+#include "../numeric/dtypes.h"
 
 namespace gpureduce::cpu {
 

@@ -1,7 +1,7 @@
 // A reduction as the CPU sees it: rows and columns of real numbers. No torch, no std: the kernels include this (kernels.inl).
 #pragma once
 
-#include "../geometry.h"
+#include "../problem/geometry.h"
 
 namespace gpureduce::cpu {
 

@@ -1,14 +1,13 @@
 #include "segment.h"
 
-#include <ATen/Parallel.h>
-#include <c10/util/Exception.h>
-
 #include <algorithm>
+#include <stdexcept>
 
 #include "exact_floats.h"
 #include "plan.h"
 #include "plus.h"
 #include "sum.h"
+#include "threads.h"
 
 namespace gpureduce::cpu {
 
@@ -19,20 +18,16 @@ constexpr int64_t kShortBytes = 4096;   // of a short segment's accumulators, on
 constexpr int64_t kShortWork = 4096;    // elements of all columns, from which on kernels with wide vectors pay
 constexpr int64_t kTasksPerThread = 8;  // so that none waits long for the last
 
-int64_t offset(const Segments& s, int64_t i) {
-  return s.wide ? static_cast<const int64_t*>(s.offsets)[i] : static_cast<const int32_t*>(s.offsets)[i];
-}
-
 // One segment as a reduction of its own. It has elements.
 void run_alone(const Segments& s, int64_t number) {
-  const int64_t begin = offset(s, number), length = offset(s, number + 1) - begin;
+  const int64_t begin = s.offset(number), length = s.offset(number + 1) - begin;
   Reduction r = s.reduction;
   r.input = static_cast<const char*>(r.input) + begin * s.stride * info(r.in).size;
   r.output = static_cast<char*>(r.output) + number * s.result_pitch * info(r.out).size;
   r.problem.length = length;
   r.problem.reduced = {};
   if (length > 1) r.problem.reduced.push_back({length, s.stride});
-  TORCH_INTERNAL_ASSERT(run(r));
+  if (!run(r)) throw std::logic_error("there is no kernel of a segment's elements");
 }
 
 // Calls f with the last kept dim, and where it begins in the input and in the results, for each place in the others.
@@ -115,36 +110,15 @@ Short short_of(const Reduction& r) {
   return nullptr;
 }
 
-constexpr const char* kNotLengths =
-    ". If these are lengths, the offsets are torch.nn.functional.pad(lengths.cumsum(0), (1, 0))";
-
 }  // namespace
 
-void check_offsets(const Segments& s, const char* function) {
-  const char* const hint = offset(s, 0) == 0 ? "" : kNotLengths;
-  int64_t before = 0, total = 0;
-  for (int64_t i = 0; i <= s.count; ++i) {
-    const int64_t here = offset(s, i);
-    TORCH_CHECK(here >= 0 && here <= s.length, function, "(): offsets: expected each in [0, ", s.length,
-                "], the size of dim, but entry ", i, " is ", here, hint);
-    TORCH_CHECK(here >= before, function, "(): offsets: expected each to be no less than the one before, but entry ", i, " is ",
-                here, " after ", before, hint);
-    before = here;
-    total += total <= s.length ? here : 0;
-  }
-  if (offset(s, 0) != 0 && total == s.length) {
-    TORCH_WARN(function, "(): offsets: they do not begin with 0, and their sum is ", s.length, ", the size of dim",
-               kNotLengths);
-  }
-}
-
 void run(const Segments& s) {
-  const int64_t outputs = s.reduction.problem.outputs, first = offset(s, 0);
+  const int64_t outputs = s.reduction.problem.outputs, first = s.offset(0);
   const auto work_before = [&](int64_t i) {
-    return static_cast<double>(offset(s, i) - first) * static_cast<double>(outputs) + static_cast<double>(i * kSegmentGrain);
+    return static_cast<double>(s.offset(i) - first) * static_cast<double>(outputs) + static_cast<double>(i * kSegmentGrain);
   };
   const double all = work_before(s.count);
-  const int threads = at::in_parallel_region() || all < 2 * kGrain ? 1 : at::get_num_threads();
+  const int threads = all < 2 * kGrain ? 1 : thread_count();
   const int64_t tasks = threads == 1 ? 1 : threads * kTasksPerThread;
   const Short take_short = short_of(s.reduction);
   const int64_t longest = std::min<int64_t>(kLanes, kShortBytes / size_of(s.reduction.accumulator));
@@ -163,11 +137,11 @@ void run(const Segments& s) {
     }
     return low;
   };
-  at::parallel_for(0, tasks, tasks == 1 ? 2 : 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, tasks, tasks == 1 ? 2 : 1, [&](int64_t begin, int64_t end) {
     const ExactFloats exact;
     const int64_t last = end == tasks ? s.count : task_begin(end);
     for (int64_t i = begin == 0 ? 0 : task_begin(begin); i < last; ++i) {
-      const int64_t from = offset(s, i), length = offset(s, i + 1) - from;
+      const int64_t from = s.offset(i), length = s.offset(i + 1) - from;
       if (length == 0) write_empty(s, i);
       else if (is_short(length)) take_short(s, i, from, length);
       else if (!is_large(length)) run_alone(s, i);
@@ -175,7 +149,7 @@ void run(const Segments& s) {
   });
   if (tasks == 1) return;
   for (int64_t i = 0; i < s.count; ++i) {
-    const int64_t length = offset(s, i + 1) - offset(s, i);
+    const int64_t length = s.offset(i + 1) - s.offset(i);
     if (length > 0 && !is_short(length) && is_large(length)) run_alone(s, i);
   }
 }

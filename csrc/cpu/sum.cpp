@@ -1,7 +1,5 @@
 #include "sum.h"
 
-#include <ATen/Parallel.h>
-#include <ATen/Version.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,17 +8,18 @@
 #include "exact_floats.h"
 #include "kernels.h"
 #include "plus.h"
+#include "threads.h"
 
 namespace gpureduce::cpu {
 
 const InstructionSet& instruction_set() {
   static const InstructionSet chosen = [] {
 #if defined(__x86_64__)
-    std::string capability = at::get_cpu_capability();
-    if (capability == "AVX512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+    const std::string most = capability();
+    if (most == "AVX512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
       return avx512::functions();
-    if (capability.rfind("AVX", 0) == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))  // and so F16C
+    if (most.rfind("AVX", 0) == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))  // and so F16C
       return avx2::functions();
 #endif
     return generic::functions();
@@ -58,9 +57,7 @@ int64_t cache_bytes() {
   return 1 << 20;
 }
 
-Plan plan_of(const Reduction& r) {
-  return make_plan(r, {at::in_parallel_region() ? 1 : at::get_num_threads(), instruction_set().vector_bytes, cache_bytes()});
-}
+Plan plan_of(const Reduction& r) { return make_plan(r, {thread_count(), instruction_set().vector_bytes, cache_bytes()}); }
 
 template <class Out, class Value>
 void store_run(Out* out, int64_t stride, const Value* sums, int64_t n) {
@@ -126,7 +123,7 @@ bool is_as_summed(const CpuProblem& p, const Reduction& r) {
 template <class F>
 void share(int64_t tasks, int threads, const F& f) {
   if (threads == 1) f(0, tasks);
-  else at::parallel_for(0, tasks, (tasks + threads - 1) / threads, f);
+  else parallel_for(0, tasks, (tasks + threads - 1) / threads, f);
 }
 
 template <class Acc>
@@ -157,7 +154,7 @@ void compute(const Plan& plan, const Reduction& r, Kernel kernel) {
     }
   });
   if (!partials) return;
-  at::parallel_for(0, p.outputs(), kGrain / plan.splits, [&](int64_t begin, int64_t end) {
+  parallel_for(0, p.outputs(), kGrain / plan.splits, [&](int64_t begin, int64_t end) {
     ExactFloats exact;
     join_splits(partials.get(), plan.splits, p.outputs(), begin, end);
     store_sums(p, r, begin, partials.get() + begin, end - begin);

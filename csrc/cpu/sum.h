@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "../geometry.h"
+#include "../problem/geometry.h"
 
 namespace gpureduce::cpu {
 

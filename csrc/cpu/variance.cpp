@@ -1,6 +1,6 @@
 #include "variance.h"
 
-#include "../variance.h"
+#include "../numeric/variance.h"
 #include "pairs.h"
 
 namespace gpureduce::cpu {
@@ -61,7 +61,7 @@ void run_variance(const Reduction& r) {
   Problem p = r.problem;
   for (KeptDim& d : p.kept) d.second = d.stride;  // an output's first element, beside all of them
   const Deviations deviations(r);
-  const variance::Finishing finishing = variance::finishing_of(r);
+  const variance::Finishing finishing = r.finishing();
   compute<Moments>(p, deviations, [&](const Spot<Both>& place, Moments moments) {
     const auto found = finishing(moments, deviations.first(place.in.second));
     store(r.output, place.out, r.out, found.variance);

@@ -1,7 +1,7 @@
 // Variances on the CPU: the executable specification of their order.
 #pragma once
 
-#include "../geometry.h"
+#include "../problem/geometry.h"
 
 namespace gpureduce::cpu {
 

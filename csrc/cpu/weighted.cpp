@@ -1,6 +1,6 @@
 #include "weighted.h"
 
-#include "../weighted.h"
+#include "../numeric/weighted.h"
 #include "pairs.h"
 
 namespace gpureduce::cpu {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "../agreement.h"
+#include "../ranks/agreement.h"
 
 // As in glibc's <assert.h>, which leaves it out where NDEBUG is defined; the device prints its arguments.
 extern "C" __host__ __device__ void __assert_fail(const char* assertion, const char* file, unsigned int line,

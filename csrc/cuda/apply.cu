@@ -4,8 +4,9 @@
 
 #include <algorithm>
 
+#include "early.cuh"
 #include "launch.h"
-#include "primitives.cuh"
+#include "tree/joins.cuh"
 
 namespace gpureduce::cuda {
 

@@ -3,8 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../apply.h"
-#include "../nest.h"
+#include "../numeric/apply.h"
+#include "../problem/nest.h"
 
 namespace gpureduce::cuda {
 

@@ -2,11 +2,11 @@
 // of the constant cache holds them: lines are missing in a cold cache, and a kernel waits for one after the other.
 #pragma once
 
-#include "../finish.h"
-#include "../nest.h"
+#include "../numeric/finish.h"
 #include "../plan/plan.h"
+#include "../problem/nest.h"
 #include "launch.h"
-#include "pairs.cuh"
+#include "load/pairs.cuh"
 
 namespace gpureduce::cuda {
 
@@ -200,7 +200,7 @@ template <class Element, class Acc>
 Output<Acc, Element> output_of(const Reduction& r, ResultPath path, Acc* partials) {
   if constexpr (std::is_same_v<Acc, Moments>) {
     const AnyInput input{r.input, l2_policy(), {r.in, Map::value, r.negate, false}};
-    return {partials ? partials : r.output, partials != nullptr, r.mean, r.out, variance::finishing_of(r), input};
+    return {partials ? partials : r.output, partials != nullptr, r.mean, r.out, r.finishing(), input};
   } else {
     if (partials) return {partials, true, ResultPath::raw, r.out, r.finish, r.problem.length};
     return {r.output, false, path, r.out, r.finish, r.problem.length};

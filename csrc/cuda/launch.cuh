@@ -4,13 +4,13 @@
 #include <iterator>
 #include <utility>
 
-#include "columns/columns.cuh"
-#include "compiled.h"
-#include "dense/dense.cuh"
-#include "expanded/expanded.cuh"
+#include "../plan/units.h"
+#include "kernels/columns.cuh"
+#include "kernels/dense.cuh"
+#include "kernels/expanded.cuh"
+#include "kernels/panels.cuh"
+#include "kernels/ring_rows.cuh"
 #include "launch.h"
-#include "panels/panels.cuh"
-#include "ring/ring_rows.cuh"
 
 namespace gpureduce::cuda {
 

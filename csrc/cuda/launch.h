@@ -4,7 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "../plan/plan.h"
-#include "compiled.h"
+#include "../plan/units.h"
 
 namespace gpureduce {
 struct Device;
@@ -34,7 +34,7 @@ struct Launch {
   Queue queue() const { return {stream, plan.early}; }
 };
 
-// Starts the plan's kernel of a unit (compiled.h), or of those that convert each element at run time.
+// Starts the plan's kernel of a unit (plan/units.h), or of those that convert each element at run time.
 template <Unit unit>
 cudaError_t launch_unit(const Launch& launch);
 cudaError_t launch_converted(const Launch& launch);

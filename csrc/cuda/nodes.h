@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../nodes.h"
+#include "../ranks/nodes.h"
 
 namespace gpureduce::cuda {
 

@@ -1,11 +1,11 @@
 #include <utility>
 
-#include "../cuda/compiled.h"
-#include "../geometry.h"
-#include "../nest.h"
-#include "../variance.h"
-#include "../weighted.h"
+#include "../numeric/variance.h"
+#include "../numeric/weighted.h"
+#include "../problem/geometry.h"
+#include "../problem/nest.h"
 #include "propose.h"
+#include "units.h"
 
 namespace gpureduce {
 
@@ -21,7 +21,7 @@ bool has_kernel(const Reduction& r) {
     case Addends::deviations: return r.native && variance::is_compiled(r.in);
   }
   if (!is_compiled(r.map, r.accumulator, r.in)) return false;
-  return r.native || cuda::has_ptx(cuda::unit_of(cuda::kernel_map(r), r.accumulator, r.in));
+  return r.native || has_ptx(unit_of(kernel_map(r), r.accumulator, r.in));
 }
 
 Engine engine_of(const Reduction& r) {

@@ -18,8 +18,8 @@ struct Device {
   int reserved_shared_bytes = 1 << 10;     // with these of each block, which are the driver's
   bool early = true;                       // the code that runs is for 9.0 or later: kernels that start early, bulk copies
   bool clusters = true;                    // and kMaxCluster blocks of any kernel have room to run as a cluster
-  bool native = true;                      // it runs the library's machine code, so kernels without PTX too (cuda/native)
-  const Choice* choice = nullptr;          // what plans are chosen by; null: what is known of the most similar GPU
+  bool native = true;              // it runs the library's machine code, so kernels without PTX too (cuda/compiled/native)
+  const Choice* choice = nullptr;  // what plans are chosen by; null: what is known of the most similar GPU
 
   bool operator==(const Device& d) const {
     return multiprocessors == d.multiprocessors && l2_bytes == d.l2_bytes && bandwidth == d.bandwidth &&

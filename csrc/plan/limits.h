@@ -1,5 +1,5 @@
-// What planners and kernels count with, and how kernels find elements. Constants of one kernel stand beside that kernel, in
-// cuda/<kernel>/plan.h. Pure C++.
+// What planners and kernels count with, and how kernels find elements. Constants of one kernel stand in
+// plan/<kernel>.h. Pure C++.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ static_assert(kLoads == kDepth);
 // dense    side by side
 // linear   one stride apart
 // nested   in nested dims
-// shifted  rows or columns at odd addresses: in aligned vectors that hold them (cuda/shifted.cuh)
+// shifted  rows or columns at odd addresses: in aligned vectors that hold them (cuda/load/shifted.cuh)
 // spread   columns at odd addresses: a thread reads a vector's, one by one, apart from each other
 // deep     in more than two nested dims: a kernel's walk of rows, where that of the plan is nested
 enum class Walk : uint8_t { dense, linear, nested, shifted, spread, deep };

@@ -8,9 +8,9 @@
 #include <string>
 #include <variant>
 
-#include "../cuda/dense/plan.h"
-#include "../cuda/expanded/plan.h"
-#include "../geometry.h"
+#include "../problem/geometry.h"
+#include "dense.h"
+#include "expanded.h"
 #include "variant.h"
 
 namespace gpureduce {

@@ -50,7 +50,7 @@ int vector_width(const Request& q) {
   return whole && fast.size % vector != 0 ? 1 : vector;
 }
 
-// Bytes of an element as kernels have it, which are those of its source's Element (cuda/primitives.cuh).
+// Bytes of an element as kernels have it, which are those of its source's Element (cuda/load/source.cuh).
 int element_bytes_of(const Reduction& r) {
   if (r.engine == Engine::converted && r.addends != Addends::values) return kGranule;
   if (r.engine == Engine::converted)

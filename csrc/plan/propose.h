@@ -16,7 +16,7 @@ struct Request {
   const Problem& p;
   int size;           // bytes of an element in memory, of the larger one of two inputs
   int element_bytes;  // and as kernels have it, after a conversion at run time if there is one
-  int lane_bytes;     // of a lane's sum (Lane in primitives.cuh)
+  int lane_bytes;     // of a lane's sum (Lane in cuda/tree/lanes.cuh)
   int written_bytes;  // of an output as kernels write it: the result, or an accumulator that the join rounds
   bool typed;         // there are kernels of this dtype; or else elements are converted
   bool order_free;    // sums are of integers

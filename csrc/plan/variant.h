@@ -8,13 +8,13 @@
 
 #include <string>
 
-#include "../cuda/columns/plan.h"
-#include "../cuda/flat/plan.h"
-#include "../cuda/panels/plan.h"
-#include "../cuda/ring/plan.h"
-#include "../cuda/thin/plan.h"
-#include "../engine.h"
+#include "../problem/engine.h"
+#include "columns.h"
+#include "flat.h"
 #include "limits.h"
+#include "panels.h"
+#include "ring.h"
+#include "thin.h"
 
 namespace gpureduce {
 

@@ -1,0 +1,25 @@
+// What the CPU backend asks of its host, which is torch (torch/threads.cpp): threads, and how far their instructions may go.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace gpureduce::cpu {
+
+// Threads that a call may share its work among: 1 within a task of another call.
+int thread_count();
+
+// AVX512, AVX2 or another name: instructions beyond it are not used (ATEN_CPU_CAPABILITY).
+std::string capability();
+
+// Calls task(context, from, to) for parts of [begin, end), of at least `grain` unless there is no more, on all threads.
+void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*task)(const void*, int64_t, int64_t), const void* context);
+
+// The same with a function object.
+template <class F>
+void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
+  const auto task = [](const void* context, int64_t from, int64_t to) { (*static_cast<const F*>(context))(from, to); };
+  parallel_for(begin, end, grain, task, &f);
+}
+
+}  // namespace gpureduce::cpu

@@ -1,0 +1,13 @@
+// Variances of elements of any dtype, converted one by one at run time; and the way to those of a compiled dtype.
+#include "../launch.cuh"
+
+namespace gpureduce::cuda {
+
+cudaError_t launch_deviations(const Launch& launch) {
+  const Reduction& r = launch.reduction;
+  if (r.engine != Engine::converted) return launch_deviations_typed(launch);
+  const AnyDeviations source{{r.input, l2_policy(launch.plan.streams), {r.in, Map::value, r.negate, false}}};
+  return launch_source<AnyDeviations, Moments>(launch, source);
+}
+
+}  // namespace gpureduce::cuda

@@ -1,0 +1,311 @@
+// Elements of any dtype, converted at run time, for what no kernel is compiled for. A kernel finds the places of a unit's
+// elements first. Then a call reads and converts several of them at once: they are in flight together, and what comes before a
+// conversion, which takes longer than the conversion itself, is done once for all of them.
+#pragma once
+
+#include "../early.cuh"
+#include "../tree/joins.cuh"
+
+namespace gpureduce::cuda {
+
+// What elements are and become, known at run time: in one word, as registers are few.
+class Conversion {
+ public:
+  Conversion() = default;
+  Conversion(DType dtype, Map map, bool negate, bool conjugate)
+      : word_(static_cast<uint32_t>(dtype) | static_cast<uint32_t>(map) << 8 | uint32_t{negate} << 16 |
+              uint32_t{conjugate} << 17) {}
+
+  __device__ __forceinline__ DType dtype() const { return static_cast<DType>(word_ & 0xff); }
+  __device__ __forceinline__ Map map() const { return static_cast<Map>(word_ >> 8 & 0xff); }
+  // Whether the view is lazily negated, or conjugated.
+  __device__ __forceinline__ bool negates() const { return word_ >> 16 & 1; }
+  __device__ __forceinline__ bool conjugates() const { return word_ >> 17 & 1; }
+
+ private:
+  uint32_t word_;
+};
+
+struct AnyInput {
+  const void* base;
+  uint64_t policy;
+  Conversion conversion;
+};
+
+template <class T, int N>
+struct Several {
+  T of[N];
+};
+
+// What f makes of each.
+template <class To, class T, int N, class F>
+__device__ __forceinline__ Several<To, N> each(const Several<T, N>& x, F f) {
+  Several<To, N> made;
+#pragma unroll
+  for (int i = 0; i < N; ++i) made.of[i] = f(x.of[i]);
+  return made;
+}
+
+// Puts some of them from `first` on.
+template <class T, int N, int M>
+__device__ __forceinline__ void put(Several<T, N>& all, int first, const Several<T, M>& some) {
+#pragma unroll
+  for (int i = 0; i < M; ++i) all.of[first + i] = some.of[i];
+}
+
+// An element of a view that may be lazily negated or conjugated: its value, or an integer in its own type.
+template <class In>
+__device__ __forceinline__ auto signed_element(In x, Conversion conversion) {
+  if constexpr (std::is_integral_v<In>) {
+    return conversion.negates() ? static_cast<In>(0 - static_cast<uint64_t>(x)) : x;
+  } else if constexpr (std::is_same_v<In, Boolean>) {
+    return x;
+  } else {
+    auto v = value(x);
+    if constexpr (IsComplex<decltype(v)>::value) {
+      if (conversion.conjugates()) v.im = -v.im;
+      if (conversion.negates()) v = {-v.re, -v.im};
+    } else if (conversion.negates()) {
+      v = -v;
+    }
+    return v;
+  }
+}
+
+// Of an accumulator, or of both of its numbers.
+template <class Acc>
+struct RealOf {
+  using type = Number<Acc>;
+};
+template <class T>
+struct RealOf<Complex<T>> {
+  using type = T;
+};
+template <class T>
+struct RealOf<LogSum<T>> {
+  using type = T;
+};
+
+// Elements that became numbers of the accumulator's type, whatever they were.
+template <class Acc, int N>
+struct AnyNumbers {
+  using Real = typename RealOf<Acc>::type;
+  Several<Complex<Real>, N> numbers;
+  bool complex;
+
+  // The numbers from `first` on.
+  template <class In, int M>
+  __device__ __forceinline__ void set(int first, const Several<In, M>& x, Conversion conversion) {
+    complex = IsComplex<In>::value;
+    put(numbers, first, each<Complex<Real>>(x, [&](In v) { return number_of(signed_element(v, conversion)); }));
+  }
+
+  __device__ __forceinline__ Several<Acc, N> mapped(Map map) const {
+    if constexpr (std::is_floating_point_v<Number<Acc>> && !IsProduct<Acc>::value) {
+      if (map == Map::magnitude) return mapped_by([](auto x) { return magnitude(x); });
+    }
+    if constexpr (IsLargest<Acc>::value) {
+      if (map == Map::negative) return each<Acc>(numbers, [](Complex<Real> x) { return opposite(Acc{x.re}); });
+      if constexpr (std::is_floating_point_v<Real>)
+        if (map == Map::negative_magnitude) return mapped_by([](auto x) { return -magnitude(x); });
+    } else if constexpr (std::is_same_v<Acc, Product<double>>) {
+      if (map == Map::cofactor)
+        return each<Acc>(numbers, [](Complex<Real> x) { return gpureduce::mapped<Map::cofactor, Acc>(x.re); });
+    } else if constexpr (std::is_floating_point_v<Acc>) {
+      if (map == Map::number) return each<Acc>(numbers, [](Complex<Real> x) { return number_or_zero<Acc>(x.re); });
+      if (map == Map::square) return mapped_by([](auto x) { return square(x); });
+      if (map == Map::cube) return mapped_by([](auto x) { return cube(x); });
+    }
+    return each<Acc>(numbers, [](Complex<Real> x) -> Acc {
+      if constexpr (IsComplex<Acc>::value) return x;
+      else if constexpr (IsLogSum<Acc>::value) return {x.re, 1};
+      else return {x.re};
+    });
+  }
+
+ private:
+  template <class T>
+  static __device__ __forceinline__ Complex<Real> number_of(T v) {
+    if constexpr (IsComplex<T>::value && !std::is_integral_v<Real>) return addend<Complex<Real>>(v);
+    else if constexpr (IsLargest<Acc>::value) return {in_order<Acc>(v).value, 0};
+    else return {addend<Real>(v), 0};
+  }
+
+  template <class F>
+  __device__ __forceinline__ Several<Acc, N> mapped_by(F f) const {
+    if (complex) return each<Acc>(numbers, [&](Complex<Real> x) { return Acc{f(x)}; });
+    return each<Acc>(numbers, [&](Complex<Real> x) { return Acc{f(x.re)}; });
+  }
+};
+
+// Elements that a call takes.
+template <class Acc>
+constexpr int kTogether = 64 / converted_bytes<Acc>;
+template <class Acc>
+using Together = Several<Acc, kTogether<Acc>>;
+template <class Acc>
+using Places = Several<int64_t, kTogether<Acc>>;
+
+// Whether some operation makes such accumulators of elements of a kind, whose own accumulator is `own`. (Segments of real
+// numbers have complex ones.)
+template <class Acc>
+constexpr bool is_made_of(Kind kind, Accumulator own) {
+  using Real = typename RealOf<Acc>::type;
+  if (kind == Kind::complex && (IsProduct<Acc>::value || IsLogSum<Acc>::value)) return false;
+  if (IsLargest<Acc>::value && std::is_integral_v<Real> != (kind == Kind::integer)) return false;
+  return !std::is_same_v<Real, float> || (own != Accumulator::f64 && own != Accumulator::c128);
+}
+
+// Elements as accumulators: those at some places, of which a bit of `wanted` says that there is one, and padding elsewhere. A
+// call, so that its code stands once; of values, so that they stay in registers. kReal: they are real numbers as they are.
+template <class Acc, bool kReal = false>
+__device__ __noinline__ Together<Acc> fetch(AnyInput input, uint32_t wanted, Places<Acc> offsets) {
+  constexpr int N = kTogether<Acc>;
+  // take(first, x): the elements from `first` on; of the largest ones, which need more registers, half of them at a time.
+  const auto with_elements = [&](auto take) {
+    switch (input.conversion.dtype()) {
+#define GPUREDUCE_CASE(name, type, kind, accumulator, wide, family)                                                   \
+  case DType::name:                                                                                                   \
+    if constexpr (is_made_of<Acc>(Kind::kind, Accumulator::accumulator) && !(kReal && Kind::kind == Kind::complex)) { \
+      constexpr int M = sizeof(type) > 8 && N > 4 ? N / 2 : N;                                                        \
+      const type* const base = static_cast<const type*>(input.base);                                                  \
+      _Pragma("unroll") for (int first = 0; first < N; first += M) {                                                  \
+        Several<type, M> x;                                                                                           \
+        _Pragma("unroll") for (int i = 0; i < M; ++i) x.of[i] =                                                       \
+            load_vector_if<type, 1>(wanted & 1u << (first + i), base + offsets.of[first + i], input.policy, {})[0];   \
+        take(first, x);                                                                                               \
+      }                                                                                                               \
+    }                                                                                                                 \
+    break;
+      GPUREDUCE_DTYPES(GPUREDUCE_CASE)
+#undef GPUREDUCE_CASE
+    }
+  };
+  Together<Acc> found{};
+  const auto put_each = [&](auto f) { with_elements([&](int first, const auto& x) { put(found, first, each<Acc>(x, f)); }); };
+  if constexpr (kReal) {
+    put_each([&](auto v) { return addend<Acc>(signed_element(v, input.conversion)); });
+  } else {
+    bool counts = false;
+    if constexpr (std::is_same_v<Acc, int64_t>) {
+      counts = input.conversion.map() == Map::nonzero;
+      if (counts) put_each([](auto v) { return static_cast<Acc>(nonzero(v)); });
+    }
+    if (!counts) {
+      AnyNumbers<Acc, N> numbers{};
+      with_elements([&](int first, const auto& x) { numbers.set(first, x, input.conversion); });
+      found = numbers.mapped(input.conversion.map());
+    }
+  }
+  if (wanted != (1u << N) - 1) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) found.of[i] = wanted & 1u << i ? found.of[i] : padding<Acc>();
+  }
+  return found;
+}
+
+// The same of kAll elements. place_of(i): the offset of one, and whether there is one.
+struct AnyPlace {
+  int64_t offset;
+  bool wanted;
+};
+template <class Acc, int kAll, bool kReal = false, class PlaceOf>
+__device__ __forceinline__ Several<Acc, kAll> fetch_all(const AnyInput& input, PlaceOf place_of) {
+  constexpr int N = kTogether<Acc>;
+  Several<Acc, kAll> all;
+#pragma unroll
+  for (int first = 0; first < kAll; first += N) {
+    Places<Acc> offsets{};
+    uint32_t wanted = 0;
+#pragma unroll
+    for (int i = 0; i < N && first + i < kAll; ++i) {
+      const AnyPlace place = place_of(first + i);
+      offsets.of[i] = place.offset;
+      wanted |= static_cast<uint32_t>(place.wanted) << i;
+    }
+    const auto found = fetch<Acc, kReal>(input, wanted, offsets);
+#pragma unroll
+    for (int i = 0; i < N && first + i < kAll; ++i) all.of[first + i] = found.of[i];
+  }
+  return all;
+}
+
+// An element that is known by its place, and will be an accumulator. To plans it is as large as the largest ones.
+template <class Acc>
+struct Found {
+  char bytes[converted_bytes<Acc>];
+};
+template <class Acc>
+struct Vector<Found<Acc>, 1> {
+  AnyInput input;
+  AnyPlace place;
+
+  __device__ __forceinline__ Acc operator[](int) const {
+    return fetch_all<Acc, 1>(input, [this](int) { return place; }).of[0];
+  }
+};
+
+// What is loaded, as it is added: what is known by its place is fetched, all else is as it should be.
+template <class Loaded, int kCount, int kElements>
+__device__ __forceinline__ auto& ready(const Loaded (&x)[kCount][kElements]) {
+  return x;
+}
+template <class T, int kCount, int kElements>
+struct Ready {
+  T x[kCount][kElements];
+  __device__ __forceinline__ auto& operator[](int i) const { return x[i]; }
+};
+template <class Acc, int kCount, int kElements>
+__device__ __forceinline__ auto ready(const Vector<Found<Acc>, 1> (&x)[kCount][kElements]) {
+  const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
+  const auto all = fetch_all<Acc, kCount * kElements>(at(0).input, [&](int i) { return at(i).place; });
+  Ready<Vector<Acc, 1>, kCount, kElements> made;
+#pragma unroll
+  for (int i = 0; i < kCount * kElements; ++i) made.x[i / kElements][i % kElements].set(0, all.of[i]);
+  return made;
+}
+
+// What f makes of two real elements each, which are known by their places, in an input each; and padding where there are none.
+template <class Real, class Acc, class Pair, int kCount, int kElements, class F>
+__device__ __forceinline__ auto fetch_pairs(const Vector<Pair, 1> (&x)[kCount][kElements], F f) {
+  constexpr int kAll = kCount * kElements;
+  const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
+  const auto a = fetch_all<Real, kAll, true>(at(0).inputs.first, [&](int i) { return AnyPlace{at(i).at.first, at(i).wanted}; });
+  const auto b =
+      fetch_all<Real, kAll, true>(at(0).inputs.second, [&](int i) { return AnyPlace{at(i).at.second, at(i).wanted}; });
+  Ready<Vector<Acc, 1>, kCount, kElements> made;
+#pragma unroll
+  for (int i = 0; i < kAll; ++i)
+    made.x[i / kElements][i % kElements].set(0, at(i).wanted ? f(a.of[i], b.of[i]) : padding<Acc>());
+  return made;
+}
+
+// Elements of any dtype: of results of an integer dtype from floats, of bool, from 64-bit integers to floats, of maps that no
+// kernel is compiled for, of lazily negated or conjugated views, and of views of many nested dims.
+template <class Acc>
+struct Any {
+  using Element = Found<Acc>;
+  using Place = int64_t;
+  static constexpr int kRank = kMaxRank;
+  AnyInput input;
+
+  __device__ __forceinline__ int64_t side(int64_t n) const { return n; }
+  template <int N>
+  __device__ __forceinline__ const Any& of_outputs(bool, int64_t) const {
+    return *this;
+  }
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<Element, 1> load(int64_t offset) const {
+    return load_if<V, kBeyond>(true, offset);
+  }
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<Element, 1> load_if(bool wanted, int64_t offset) const {
+    static_assert(V == 1);
+    return {input, {offset + kBeyond, wanted}};
+  }
+};
+
+template <class Acc>
+constexpr bool is_any<Any<Acc>> = true;
+
+}  // namespace gpureduce::cuda

@@ -1,0 +1,312 @@
+// The sources of weighted sums and of variances: two elements make an addend, as weighted.h and variance.h say.
+#pragma once
+
+#include "../../numeric/variance.h"
+#include "../../numeric/weighted.h"
+#include "../../problem/nest.h"
+#include "any.cuh"
+
+namespace gpureduce {
+
+template <class A, class B> struct IsMapped<Factors<A, B>> : std::true_type {};
+template <class In> struct IsMapped<Deviation<In>> : std::true_type {};
+
+}  // namespace gpureduce
+
+namespace gpureduce::cuda {
+
+// Whether an element is a difference, and of what type.
+template <class T> struct IsDeviation : std::false_type {};
+template <class T>
+struct IsDeviation<Deviation<T>> : std::true_type {
+  using In = T;
+};
+
+template <class A, class B>
+constexpr bool has_one_input<Factors<A, B>> = false;
+template <class In>
+constexpr bool has_one_input<Deviation<In>> = false;
+
+// --- products -------------------------------------------------------------------------------------------------------------
+
+// V pairs as loads bring them. Where the second input is one element for all of them, that alone is loaded, as `one`: which of
+// the two loads is on is the same for all threads, and both cost less than kernels for each case.
+template <class A, class B, int V>
+struct Vector<Factors<A, B>, V> {
+  Vector<A, V> first;
+  Vector<B, V> second;
+  Vector<B, 1> one;
+  bool same;
+
+  __device__ __forceinline__ Factors<A, B> operator[](int j) const { return {first[j], V > 1 && same ? one[0] : second[j]}; }
+
+  // The second elements. Those that are all the same are filled in by whole words.
+  __device__ __forceinline__ Vector<B, V> seconds() const {
+    if constexpr (V == 1) {
+      return second;
+    } else if constexpr (V * sizeof(B) < 4) {
+      Vector<B, V> filled;
+#pragma unroll
+      for (int j = 0; j < V; ++j) filled.set(j, same ? one[0] : second[j]);
+      return filled;
+    } else if constexpr (sizeof(B) <= 4) {
+      const uint32_t word = one.bits * (sizeof(B) == 1 ? 0x01010101u : sizeof(B) == 2 ? 0x00010001u : 1u);
+      uint32_t words[V * sizeof(B) / 4];
+#pragma unroll
+      for (int w = 0; w < static_cast<int>(V * sizeof(B) / 4); ++w) words[w] = same ? word : second.word(w);
+      Vector<B, V> filled;
+      memcpy(&filled, words, sizeof(filled));
+      return filled;
+    }
+  }
+};
+
+template <class T, class A, class B, int V>
+__device__ __forceinline__ void unpack(const Vector<Factors<A, B>, V>& x, T (&to)[V]) {
+  const auto seconds = x.seconds();
+#pragma unroll
+  for (int j = 0; j < V; ++j) to[j] = addend<T>(Factors<A, B>{x.first[j], seconds[j]});
+}
+
+// Two inputs of dtypes that the kernel is compiled for. A missing second element is 1, so that the product is the first one's
+// padding.
+template <class A, class B>
+struct Pair {
+  using Element = Factors<A, B>;
+  using Place = Both;
+  static constexpr int kRank = kFastRank;
+  const A* first;
+  const B* second;
+  uint64_t first_policy, second_policy;
+  bool same;  // neighbours have one element of the second input
+
+  __device__ __forceinline__ Both side(int64_t n) const { return {n, same ? 0 : n}; }
+  template <int N>
+  __device__ __forceinline__ const Pair& of_outputs(bool, Both) const {
+    return *this;
+  }
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<Element, V> load(Both at) const {
+    return {load_vector<A, V>(first + at.first + kBeyond, first_policy), second_if<V, kBeyond>(true, at), one_if<V>(true, at),
+            same};
+  }
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<Element, V> load_if(bool wanted, Both at) const {
+    return {load_vector_if<A, V, kBeyond>(wanted, first + at.first, first_policy, padding_vector<A, V>().bits),
+            second_if<V, kBeyond>(wanted, at), one_if<V>(wanted, at), same};
+  }
+
+ private:
+  template <int V>
+  static __device__ __forceinline__ Vector<B, V> ones() {
+    Vector<B, V> v;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if constexpr (std::is_same_v<B, Boolean>) v.set(j, {1});
+      else v.set(j, element_of<B>(1));
+    }
+    return v;
+  }
+  template <int V, int kBeyond>
+  __device__ __forceinline__ Vector<B, V> second_if(bool wanted, Both at) const {
+    if constexpr (V == 1)
+      return load_vector_if<B, 1>(wanted, second + at.second + (same ? 0 : kBeyond), second_policy, ones<1>().bits);
+    else return load_vector_if<B, V, kBeyond>(wanted && !same, second + at.second, second_policy, ones<V>().bits);
+  }
+  template <int V>
+  __device__ __forceinline__ Vector<B, 1> one_if(bool wanted, Both at) const {
+    if constexpr (V == 1) return {};
+    else return load_vector_if<B, 1>(wanted && same, second + at.second, second_policy, ones<1>().bits);
+  }
+};
+
+// --- deviations -----------------------------------------------------------------------------------------------------------
+
+// V elements, and the first one of each one's output. One that is missing differs by 0, as the first element itself does.
+template <class In, int V>
+struct Vector<Deviation<In>, V> {
+  Vector<In, V> elements;
+  In first[V];
+  bool wanted;
+
+  __device__ __forceinline__ Difference<In> operator[](int j) const { return {elements[j], first[j]}; }
+};
+
+template <class T, class In, int V>
+__device__ __forceinline__ void unpack(const Vector<Deviation<In>, V>& x, T (&to)[V]) {
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const double own = value(x.elements[j]), first = value(x.first[j]);
+    to[j] = variance::moments_of(x.wanted ? own : first, first);
+  }
+}
+
+// The elements of kOutputs neighbouring outputs, whose first elements it holds.
+template <class In, int kOutputs>
+struct HeldDeviations {
+  using Element = Deviation<In>;
+  using Place = int64_t;
+  const In* base;
+  uint64_t policy;
+  Vector<In, kOutputs> first;
+
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<Element, V> load(int64_t offset) const {
+    return with_first(load_vector<In, V>(base + offset + kBeyond, policy), true);
+  }
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<Element, V> load_if(bool wanted, int64_t offset) const {
+    return with_first(load_vector_if<In, V, kBeyond>(wanted, base + offset, policy, typename Vector<In, V>::Bits{}), wanted);
+  }
+
+ private:
+  template <int V>
+  __device__ __forceinline__ Vector<Element, V> with_first(Vector<In, V> x, bool wanted) const {
+    Vector<Element, V> v;
+    v.elements = x;
+#pragma unroll
+    for (int j = 0; j < V; ++j) v.first[j] = first[kOutputs == 1 ? 0 : j];
+    v.wanted = wanted;
+    return v;
+  }
+};
+
+template <class In>
+struct Deviations {
+  using Element = Deviation<In>;
+  using Place = int64_t;
+  static constexpr int kRank = kFastRank;
+  const In* base;
+  uint64_t policy;
+
+  __device__ __forceinline__ int64_t side(int64_t n) const { return n; }
+  template <int N>
+  __device__ __forceinline__ HeldDeviations<In, N> of_outputs(bool wanted, int64_t place) const {
+    return {base, policy, load_vector_if<In, N>(wanted, base + place, policy, typename Vector<In, N>::Bits{})};
+  }
+};
+
+// --- of any dtypes --------------------------------------------------------------------------------------------------------
+
+struct TwoInputs { AnyInput first, second; };
+
+// A product of two elements that are known by their places. `product`: the type in which it is rounded.
+template <class Acc>
+struct FoundProduct {
+  char bytes[kGranule];
+};
+template <class Acc>
+struct Vector<FoundProduct<Acc>, 1> {
+  TwoInputs inputs;
+  Accumulator product;
+  bool truth, wanted;
+  Both at;
+
+  __device__ __forceinline__ Acc operator[](int) const;
+};
+
+template <class Acc, int kCount, int kElements>
+__device__ __forceinline__ auto ready(const Vector<FoundProduct<Acc>, 1> (&x)[kCount][kElements]) {
+  const auto& own = x[0][0];
+  const auto multiply = [&](auto product) {
+    return fetch_pairs<decltype(product), Acc>(
+        x, [&](auto a, auto b) { return weighted::counted<Acc>(weighted::times(a, b), own.truth); });
+  };
+  if constexpr (std::is_integral_v<Acc>) {
+    if (own.product == Accumulator::f32) return multiply(float{});
+    if (own.product == Accumulator::f64) return multiply(double{});
+  }
+  return multiply(Acc{});
+}
+
+template <class Acc>
+__device__ __forceinline__ Acc Vector<FoundProduct<Acc>, 1>::operator[](int) const {
+  const Vector<FoundProduct<Acc>, 1> own[1][1] = {{*this}};
+  return ready(own).x[0][0][0];
+}
+
+template <class Acc>
+struct AnyPair {
+  using Element = FoundProduct<Acc>;
+  using Place = Both;
+  static constexpr int kRank = kMaxRank;
+  TwoInputs inputs;
+  Accumulator product;
+  bool truth, same;
+
+  __device__ __forceinline__ Both side(int64_t n) const { return {n, same ? 0 : n}; }
+  template <int N>
+  __device__ __forceinline__ const AnyPair& of_outputs(bool, Both) const {
+    return *this;
+  }
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<Element, 1> load(Both at) const {
+    return load_if<V, kBeyond>(true, at);
+  }
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<Element, 1> load_if(bool wanted, Both at) const {
+    static_assert(V == 1);
+    return {inputs, product, truth, wanted, at + side(kBeyond)};
+  }
+};
+template <class Acc>
+constexpr bool is_any<AnyPair<Acc>> = true;
+template <class Acc>
+constexpr bool has_one_input<FoundProduct<Acc>> = false;
+
+// A difference from an output's first element.
+struct FoundDeviation { char bytes[kGranule]; };
+template <>
+struct Vector<FoundDeviation, 1> {
+  TwoInputs inputs;
+  bool wanted;
+  Both at;
+
+  __device__ __forceinline__ Moments operator[](int) const;
+};
+
+template <int kCount, int kElements>
+__device__ __forceinline__ auto ready(const Vector<FoundDeviation, 1> (&x)[kCount][kElements]) {
+  return fetch_pairs<double, Moments>(x, [](double own, double first) { return variance::moments_of(own, first); });
+}
+
+__device__ __forceinline__ Moments Vector<FoundDeviation, 1>::operator[](int) const {
+  const Vector<FoundDeviation, 1> own[1][1] = {{*this}};
+  return ready(own).x[0][0][0];
+}
+
+struct HeldAnyDeviations {
+  using Element = FoundDeviation;
+  using Place = int64_t;
+  AnyInput input;
+  int64_t first;
+
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<Element, 1> load(int64_t offset) const {
+    return load_if<V, kBeyond>(true, offset);
+  }
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<Element, 1> load_if(bool wanted, int64_t offset) const {
+    static_assert(V == 1);
+    return {{input, input}, wanted, {offset + kBeyond, first}};
+  }
+};
+
+struct AnyDeviations {
+  using Element = FoundDeviation;
+  using Place = int64_t;
+  static constexpr int kRank = kMaxRank;
+  AnyInput input;
+
+  __device__ __forceinline__ int64_t side(int64_t n) const { return n; }
+  template <int N>
+  __device__ __forceinline__ HeldAnyDeviations of_outputs(bool, int64_t place) const {
+    return {input, place};
+  }
+};
+template <>
+inline constexpr bool is_any<AnyDeviations> = true;
+template <>
+inline constexpr bool has_one_input<FoundDeviation> = false;
+
+}  // namespace gpureduce::cuda

@@ -1,0 +1,208 @@
+// Rows and columns at odd addresses, in vectors. The elements of a leaf are kLanes apart, so they are all equally far beyond an
+// aligned address, their `shift`. A thread therefore reads aligned vectors and adds up what stands at the same place in them;
+// only the sums move, down by `shift`, from thread to thread. Where leaves have few elements, vectors are put together instead,
+// each of two aligned ones. Memory is read once either way.
+#pragma once
+
+#include "../args.cuh"
+
+namespace gpureduce::cuda {
+
+// Moves lane sums down by `shift`, less than V: those of the warp's threads, group after group, by each bit of it from kStep
+// down. The first go to where the last were. All threads of the warp must call it, and neighbours with the same shift.
+template <int kGroups, int kStep, class Element, class Acc, int V>
+__device__ __forceinline__ void move_down(Lanes<Element, Acc, V>* lanes, int shift) {
+  const int lane = threadIdx.x % kWarp;
+  typename Lanes<Element, Acc, V>::LaneSum next[kGroups][kStep];
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+    for (int j = 0; j < kStep; ++j)
+      next[g][j] = shuffle(choose(lane == 0, lanes[(g + 1) % kGroups].sum[j], lanes[g].sum[j]), (lane + 1) % kWarp);
+  }
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+    for (int j = 0; j < V; ++j)
+      lanes[g].sum[j] =
+          choose(shift & kStep, j + kStep < V ? lanes[g].sum[(j + kStep) % V] : next[g][(j + kStep) % V], lanes[g].sum[j]);
+  }
+  if constexpr (kStep > 1) move_down<kGroups, kStep / 2>(lanes, shift);  // a loop over steps of 16 lanes is not unrolled
+}
+
+// The chunk from element `chunk` on of a row of `length` elements, for one warp; with kElements < kDepth, one of at most so
+// many a leaf. Every leaf has the first kSure of them. Reads no granule without an element of the row.
+template <int V, int kElements, int kSure, class Acc, class Source>
+__device__ __forceinline__ Acc shifted_chunk(const Source& source, const InputSpan& input, int64_t length, int64_t row,
+                                             int64_t chunk) {
+  using Element = typename Source::Element;
+  using Sums = RowLanes<Element, Acc, V>;
+  constexpr int kGroups = kLanes / (kWarp * V), kSpan = kElements * kLanes;
+  constexpr int kAtOnce = kGroups * kElements <= kLoads ? kGroups : 1;  // groups whose loads are in flight together
+  const int lane = threadIdx.x % kWarp, shift = source.template misalignment<V>(row);
+  const int64_t begin = row + chunk, rest = length - chunk;
+  const int left = static_cast<int>(min(rest, int64_t{kSpan})), reach = static_cast<int>(min(rest, int64_t{kSpan + V}));
+  // One vector more than kElements have two threads: the first, whose vectors begin with elements of the lanes before, so that
+  // this chunk's last are in one more; and the one that has the row's last elements, if they are no whole vector. What is in it
+  // of this chunk are the last elements of their lanes.
+  const bool wraps = lane == 0 && shift > 0, one_more = wraps && kSpan - shift + V <= reach;
+  const int tail_begin = reach - (reach + shift) % V, tail_vector = (tail_begin + shift) / V;
+  const bool has_tail = reach < kSpan + V && tail_begin < left && tail_vector % kWarp == lane;
+  const int more_begin = one_more ? kSpan - shift : tail_begin, more_group = one_more ? 0 : tail_vector / kWarp % kGroups;
+  const int64_t more_place = begin + more_begin;
+  const bool reads_more = one_more || has_tail, inside = source.inside(input, more_place, more_place + V);
+  Vector<Element, V> more = source.template load_if<V>(reads_more && inside, more_place);
+  if (reads_more && !inside) more = source.template load_inside<V>(input, more_place);  // the input's end
+  Sums lanes[kGroups];
+#pragma unroll
+  for (int base = 0; base < kGroups; base += kAtOnce) {
+    Vector<Element, V> x[kAtOnce][kElements];
+#pragma unroll
+    for (int g = 0; g < kAtOnce; ++g) {
+      const int first = ((base + g) * kWarp + lane) * V - shift;
+      if (kElements == kDepth && left == kSpan) {
+#pragma unroll
+        for (int d = 0; d < kElements; ++d) x[g][d] = source.template load<V>(begin + first + d * kLanes);
+      } else {
+        for_constants(std::make_integer_sequence<int, kElements>{}, [&](auto i) {
+          constexpr int d = decltype(i)::value, kBeyond = d * kLanes;
+          if constexpr (d < kSure) x[g][d] = source.template load<V>(begin + first + kBeyond);
+          else x[g][d] = source.template load_if<V, kBeyond>(first + kBeyond + V <= left, begin + first);
+        });
+      }
+    }
+    if (base == 0 && wraps) x[0][0] = keep(x[0][0], shift, V);
+#pragma unroll
+    for (int g = 0; g < kAtOnce; ++g) {
+      lanes[base + g].start(x[g][0]);
+#pragma unroll
+      for (int d = 1; d < kElements; ++d) lanes[base + g].add(x[g][d]);
+    }
+  }
+  more = keep(more, 0, left - more_begin);
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g)
+    lanes[g].add(kGroups == 1 ? more : choose(more_group == g, more, padding_vector<Element, V>()));
+  if constexpr (!Sums::kOrderFree) move_down<kGroups, V / 2>(lanes, shift);
+  Acc values[kGroups];
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) values[g] = lanes[g].join();
+  return warp_join_groups(values);
+}
+
+// The vector that begins `shift` elements beyond `low`, out of it and of the next aligned one.
+template <class Element, int V>
+__device__ __forceinline__ Vector<Element, V> funnel(const Vector<Element, V>& low, const Vector<Element, V>& high, int shift) {
+  constexpr int kWords = V * sizeof(Element) / 4;
+  const int bytes = shift * static_cast<int>(sizeof(Element));
+  uint32_t x[2 * kWords];
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) {
+    x[w] = low.word(w);
+    x[w + kWords] = high.word(w);
+  }
+#pragma unroll
+  for (int step = kWords / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (int w = 0; w < kWords + step; ++w) x[w] = bytes & 4 * step ? x[w + step] : x[w];
+  }
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) x[w] = __funnelshift_r(x[w], x[w + 1], bytes % 4 * 8);
+  Vector<Element, V> v;
+  memcpy(&v, x, sizeof(v));
+  return v;
+}
+
+// The same, moving the elements and not the sums: cheaper where leaves have few elements, of which all are in flight at once.
+// Every granule with an element of the row must be the input's.
+template <int V, int kElements, int kSure, class Acc, class Source>
+__device__ __forceinline__ Acc funneled_chunk(const Source& source, int64_t length, int64_t row, int64_t chunk) {
+  using Element = typename Source::Element;
+  constexpr int kGroups = kLanes / (kWarp * V);
+  const int lane = threadIdx.x % kWarp, shift = source.template misalignment<V>(row);
+  const int64_t begin = row + chunk + lane * V - shift;
+  const int left = static_cast<int>(length - chunk) - lane * V;  // elements from the thread's first on
+  Vector<Element, V> low[kGroups][kElements], high[kGroups][kElements];
+  for_constants(std::make_integer_sequence<int, kGroups * kElements>{}, [&](auto i) {
+    constexpr int g = decltype(i)::value / kElements, d = decltype(i)::value % kElements, kBeyond = g * kWarp * V + d * kLanes;
+    low[g][d] = source.template load_if<V, kBeyond>(d < kSure || kBeyond < left, begin);
+    high[g][d] = source.template load_if<V, kBeyond + V>(d < kSure || kBeyond + V - shift < left, begin);
+  });
+  Acc values[kGroups];
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    RowLanes<Element, Acc, V> lanes;
+#pragma unroll
+    for (int d = 0; d < kElements; ++d) {
+      auto x = funnel(low[g][d], high[g][d], shift);
+      if (d >= kSure) x = keep(x, 0, left - g * kWarp * V - d * kLanes);
+      if (d == 0) lanes.start(x);
+      else lanes.add(x);
+    }
+    values[g] = lanes.join();
+  }
+  return warp_join_groups(values);
+}
+
+// A chunk of fewer than kDepth elements a leaf, as is cheaper.
+template <int V, int kElements, int kSure, class Acc, class Source>
+__device__ __forceinline__ Acc short_chunk(const Source& source, const InputSpan& input, int64_t length, int64_t row,
+                                           int64_t chunk) {
+  constexpr bool kOrderFree = RowLanes<typename Source::Element, Acc, V>::kOrderFree;  // then nothing moves
+  if constexpr (!kOrderFree && 2 * kElements * kLanes / (kWarp * V) <= kLoads) {
+    const int over = source.template misalignment<V>(row + length);
+    const int64_t end = row + length + (over > 0 ? V - over : 0);
+    if (__all_sync(~0u, source.inside(input, end - V, end)))  // a warp's condition, which the compiler cannot tell
+      return funneled_chunk<V, kElements, kSure, Acc>(source, length, row, chunk);
+  }
+  return shifted_chunk<V, kElements, kSure, Acc>(source, input, length, row, chunk);
+}
+
+// kLeaves neighbouring leaves of the thread's V columns from `column` on, up to kElements elements each; all in flight at once,
+// and joined in registers. All threads of the warp must call it, and neighbours for the same rows: the first one is at `place`.
+// `columns` are wanted; beyond them it reads the first. kWhole: all elements are there, and no vector reaches out of the input;
+// or else those of the first `rows`.
+template <int V, int kElements, int kLeaves, bool kWhole, class Acc, class Source>
+__device__ __forceinline__ Lanes<typename Source::Element, Acc, V> shifted_leaves(const Source& source, const InputSpan& input,
+                                                                                  int64_t place, int64_t pitch, int rows,
+                                                                                  int column, int columns) {
+  using Element = typename Source::Element;
+  const auto signed_source = source.with_signs();
+  const auto shift_of = [&](int row) { return source.template misalignment<V>(place + row * pitch); };
+  const auto vector_of = [&](int row) {
+    const int shift = shift_of(row);
+    return place + row * pitch + (column - shift < columns ? column : 0) - shift;
+  };
+  Vector<Element, V> x[kLeaves][kElements];
+#pragma unroll
+  for (int l = 0; l < kLeaves; ++l) {
+    const int64_t first = vector_of(l);
+#pragma unroll
+    for (int d = 0; d < kElements; ++d) {
+      const int64_t at = first + d * kLanes * pitch;
+      x[l][d] = load_part<V, kWhole>(signed_source, l + d * kLanes < rows && source.inside(input, at, at + V), at);
+    }
+  }
+  if constexpr (!kWhole) {
+    // Only the input's first and its last row may have a vector that reaches out of it.
+    const auto cut = [&](int row) { return !source.inside(input, vector_of(row), vector_of(row) + V); };
+    const int last = rows - 1;
+    if (rows > 0 && cut(0)) x[0][0] = signed_source.template load_inside<V>(input, vector_of(0));
+    if (rows > 0 && last % kLanes < kLeaves && last / kLanes < kElements && cut(last)) {
+      const Vector<Element, V> end = signed_source.template load_inside<V>(input, vector_of(last));
+#pragma unroll
+      for (int i = 0; i < kLeaves * kElements; ++i)
+        if (i / kElements + i % kElements * kLanes == last) x[i / kElements][i % kElements] = end;
+    }
+  }
+  source.drop_signs(x);
+  Lanes<Element, Acc, V> lanes[kLeaves];
+#pragma unroll
+  for (int l = 0; l < kLeaves; ++l) {
+    lanes[l].start(x[l]);
+    move_down<1, V / 2>(lanes + l, shift_of(l));
+  }
+  return join_lanes(lanes);
+}
+
+}  // namespace gpureduce::cuda

@@ -1,0 +1,129 @@
+// Sources: where a kernel's elements come from.
+#pragma once
+
+#include "../../problem/engine.h"
+#include "vectors.cuh"
+
+namespace gpureduce::cuda {
+
+// A source has a Place, which finds an element: an offset, or one in each of two inputs (nest.h). side(n) is the place n
+// elements on, of elements side by side. of_outputs<N>(wanted, place) is the source of the elements of N neighbouring outputs,
+// the first of which begins at `place`: itself, or one that holds what these elements have in common.
+
+// Elements of the type the kernel is compiled for. Signs are left out of sums by a mask of the second words; other elements are
+// masked as a whole, if at all. kSigned: elements come with their signs.
+template <class In, bool kSigned = false>
+struct Typed {
+  using Element = In;
+  using Place = int64_t;
+  static constexpr int kRank = kFastRank;
+  static constexpr bool kMasks = IsMasked<In>::value;
+  static constexpr bool kDropsSigns = !kSigned && (std::is_same_v<In, float> || std::is_same_v<In, double> ||
+                                                   std::is_same_v<In, Half> || std::is_same_v<In, BFloat16>);
+  using Kept = std::conditional_t<kMasks, Masks, uint32_t>;  // all masks, or the bits of second words that are kept
+  const In* base;
+  uint64_t policy;
+  Kept masks;
+
+  static Typed of(const void* base, uint64_t policy, const Masks& masks) {
+    if constexpr (kMasks) return {static_cast<const In*>(base), policy, masks};
+    else return {static_cast<const In*>(base), policy, masks.keep[1]};
+  }
+
+  __device__ __forceinline__ int64_t side(int64_t n) const { return n; }
+  template <int N>
+  __device__ __forceinline__ const Typed& of_outputs(bool, int64_t) const {
+    return *this;
+  }
+
+  // kBeyond: elements beyond `offset`, which cost no arithmetic.
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<In, V> load(int64_t offset) const {
+    return counted(load_vector<In, V>(base + offset + kBeyond, policy));
+  }
+
+  // Where it is not wanted, its addends are padding.
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<In, V> load_if(bool wanted, int64_t offset) const {
+    using Bits = typename Vector<In, V>::Bits;
+    const Bits otherwise = [&] {
+      if constexpr (kMasks) return filled<Bits>(masks.padding);
+      else return padding_vector<In, V>().bits;
+    }();
+    return counted(load_vector_if<In, V, kBeyond>(wanted, base + offset, policy, otherwise));
+  }
+
+  template <int V>
+  __device__ __forceinline__ Vector<In, V> counted(Vector<In, V> x) const {
+    if constexpr (kMasks) x.bits = masked(x.bits, masks);
+    else if constexpr (kDropsSigns) x.bits = keep_bits<sizeof(In) == 8>(x.bits, masks);
+    return x;
+  }
+
+  // For kernels that leave all signs out at once, if they are to: few sums want that.
+  __device__ __forceinline__ Typed<In, true> with_signs() const { return {base, policy, masks}; }
+  template <int V, int kCount, int kElements>
+  __device__ __forceinline__ void drop_signs(Vector<In, V> (&x)[kCount][kElements]) const {
+    if constexpr (kDropsSigns) {
+      if (masks == ~0u) return;
+#pragma unroll
+      for (int i = 0; i < kCount * kElements; ++i) {
+        auto& bits = x[i / kElements][i % kElements].bits;
+        bits = keep_bits<sizeof(In) == 8>(bits, masks);
+      }
+    }
+  }
+
+  __device__ __forceinline__ const char* address(int64_t offset) const { return reinterpret_cast<const char*>(base + offset); }
+
+  // Elements between the last aligned address and the one at `offset`.
+  template <int V>
+  __device__ __forceinline__ int misalignment(int64_t offset) const {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(base + offset) / sizeof(In) % V);
+  }
+
+  // The vector at `offset` where it is the input's, and padding elsewhere.
+  template <int V>
+  __device__ __forceinline__ Vector<In, V> load_inside(const InputSpan& input, int64_t offset) const {
+    Vector<In, V> x;
+#pragma unroll
+    for (int j = 0; j < V; ++j) x.set(j, load_if<1>(inside(input, offset + j, offset + j + 1), offset + j)[0]);
+    return x;
+  }
+
+  // Whether the elements from `begin` to before `end` are the input's, or at least between two that are.
+  __device__ __forceinline__ bool inside(const InputSpan& input, int64_t begin, int64_t end) const {
+    return address(begin) >= input.begin && address(end) <= input.end;
+  }
+};
+
+// Whether elements are converted at run time (any.cuh); and whether there is one input of which a map makes the addends.
+template <class Source>
+constexpr bool is_any = false;
+template <class Element>
+constexpr bool has_one_input = true;
+template <class Source>
+constexpr Engine engine_of = is_any<Source>                              ? Engine::converted
+                             : IsMapped<typename Source::Element>::value ? Engine::reduced
+                                                                         : Engine::full;
+
+// The vector at `offset`, or kBeyond elements beyond it: there as kWhole says, or else if `wanted`.
+template <int V, bool kWhole, int kBeyond = 0, class Source>
+__device__ __forceinline__ Vector<typename Source::Element, V> load_part(const Source& source, bool wanted,
+                                                                         typename Source::Place at) {
+  if constexpr (kWhole) return source.template load<V, kBeyond>(at);
+  else return source.template load_if<V, kBeyond>(wanted, at);
+}
+
+// A unit's elements, of a row whose elements lie side by side: kCount groups of 32 * V neighbouring leaves, kElements of each
+// leaf; the thread's first at `begin`. All in flight at once. kWhole: they are all there; or else those of the next `left`.
+template <bool kWhole, int V, int kCount, int kElements, class Source>
+__device__ __forceinline__ void load_unit(Vector<typename Source::Element, V> (&x)[kCount][kElements], const Source& source,
+                                          typename Source::Place begin, int left) {
+  for_constants(std::make_integer_sequence<int, kCount * kElements>{}, [&](auto i) {
+    constexpr int g = decltype(i)::value / kElements, d = decltype(i)::value % kElements, kBeyond = g * kWarp * V + d * kLanes;
+    x[g][d] = load_part<V, kWhole, kBeyond>(source, kBeyond + V <= left, begin);
+  });
+}
+
+}  // namespace gpureduce::cuda

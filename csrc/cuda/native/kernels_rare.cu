@@ -1,3 +1,0 @@
-#include "../launch.cuh"
-
-template cudaError_t gpureduce::cuda::launch_unit<gpureduce::cuda::Unit::rare>(const gpureduce::cuda::Launch&);

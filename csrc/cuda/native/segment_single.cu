@@ -1,5 +1,0 @@
-#include "../segment/launch.cuh"
-
-namespace gpureduce::cuda {
-template cudaError_t segments_of_family<Family::single>(const SegmentsLaunch&);
-}

@@ -1,0 +1,39 @@
+// Reductions of many arrays in one launch: each array is reduced to one number, in the contract's order. Pure C++.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "../../problem/geometry.h"
+#include "../launch.h"
+
+namespace gpureduce::cuda {
+
+constexpr int kMostArrays = 1024;  // of a launch: what its parameters have room for
+
+// Elements side by side.
+struct Array {
+  const void* data;
+  int64_t length;
+};
+
+// Arrays of one dtype, and where their results go.
+struct Many {
+  const Array* arrays;
+  int count;  // up to kMostArrays
+  DType in, out;
+  Map map;
+  void* results;  // side by side
+  int multiprocessors;
+  int64_t l2_bytes;
+  Queue queue;
+};
+
+// Whether there are kernels for such elements and results.
+bool takes_many(DType in, DType out, Map map);
+
+// Bytes of partial results.
+int64_t workspace_of(const Many& many);
+
+cudaError_t run_many(const Many& many, void* workspace);
+
+}  // namespace gpureduce::cuda

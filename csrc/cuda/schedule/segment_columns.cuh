@@ -1,0 +1,401 @@
+// Segments of rows whose neighbours in memory belong to different results. A group of threads owns neighbouring columns, V a
+// thread. Groups side by side in a block share leaves, a run of them each, and join their sums.
+//
+// Blocks of one kind take whole segments of up to `short_rows` rows, some at a time, each by as many groups. Blocks of the
+// other kind own a tile of rows each. Longer segments are cut into *pieces*, runs of leaves of a chunk; a tile takes those that
+// begin in it, one after the other, each by all groups. A second kernel joins the pieces of segments that have several.
+#pragma once
+
+#include "segment_tiles.cuh"
+
+namespace gpureduce::cuda {
+
+constexpr int kColumnWarps = kColumnThreads / kWarp;
+// Blocks that are to fit on a multiprocessor: as many as leave threads the registers that they need, by bytes of accumulators.
+constexpr int column_blocks(int bytes) { return bytes <= 4 ? 5 : 4; }
+constexpr int kBatch = 8;       // rows that a thread loads at once
+constexpr int kTinyRows = 2;    // of kAtOnce segments that it takes together
+constexpr int kPartLevels = 5;  // of the tree above a group's batches
+static_assert(kPartRows < kBatch << kPartLevels);
+// Of a tile. They are kPartRows apart or more, but for the last of a segment and the first of the next.
+constexpr int kMostPieces = kMostTileRows / kPartRows + 4;
+
+template <int kValue>
+using Constant = std::integral_constant<int, kValue>;
+
+template <class Source, class Acc>
+struct SegmentColumnArgs {
+  Source source;
+  int64_t pitch;  // from a row to the next one
+  SegmentTiles offsets;
+  int64_t columns;
+  uint32_t column_tiles;
+  int32_t width_bits, part_bits;   // of the threads of a group, and of the groups that share a short segment: powers of two
+  int32_t run;                     // short segments that these take, one after the other
+  int32_t short_rows, piece_bits;  // of the rows of a piece
+  SegmentOutput<Acc> output;
+  Acc* partials;
+};
+
+// How the rows of a chunk are cut into pieces.
+struct ChunkPieces {
+  int rows, leaf_bits, pieces;  // leaf_bits: of the leaves of a piece, so many that its rows are 2^piece_bits at most
+
+  __device__ __forceinline__ ChunkPieces(int64_t left, int piece_bits) {
+    rows = static_cast<int>(min(left, int64_t{kChunk}));
+    leaf_bits = min(kLaneBits, piece_bits - max(0, log2_up(rows) - kLaneBits));
+    pieces = max(1, (min(rows, kLanes) + (1 << leaf_bits) - 1) >> leaf_bits);
+  }
+  // Rows from a piece's position to the next one's.
+  __device__ __forceinline__ int spacing() const { return pieces == 1 ? rows : (rows + pieces - 1) / pieces; }
+};
+
+// The pieces of a segment, by numbers; those of a chunk that is not full end before all that a full one has.
+struct SegmentPieces {
+  int64_t length;
+  int piece_bits, bits;  // bits: of the pieces of a full chunk
+
+  __device__ __forceinline__ SegmentPieces(int64_t length, int piece_bits)
+      : length(length), piece_bits(piece_bits), bits(kChunkBits - piece_bits) {}
+  __device__ __forceinline__ int64_t chunk_of(int64_t piece) const { return piece >> bits; }
+  __device__ __forceinline__ int in_chunk(int64_t piece) const { return static_cast<int>(piece & ((1 << bits) - 1)); }
+  __device__ __forceinline__ ChunkPieces chunk(int64_t chunk) const { return {length - chunk * kChunk, piece_bits}; }
+  __device__ __forceinline__ int64_t count() const {
+    const int64_t full = length > 0 ? (length - 1) / kChunk : 0;
+    return (full << bits) + chunk(full).pieces;
+  }
+  // The first row that counts as a piece's own.
+  __device__ __forceinline__ int64_t row(int64_t piece) const {
+    return chunk_of(piece) * kChunk + in_chunk(piece) * chunk(chunk_of(piece)).spacing();
+  }
+  // The first piece at a row or after it, or a number past all of them.
+  __device__ __forceinline__ int64_t first_at(int64_t row) const {
+    if (row <= 0) return 0;
+    const int64_t c = row / kChunk;
+    if (c * kChunk >= length) return count();
+    const ChunkPieces p = chunk(c);
+    const int spacing = p.spacing(), next = (static_cast<int>(row - c * kChunk) + spacing - 1) / spacing;
+    return next < p.pieces ? (c << bits) + next : (c + 1) << bits;
+  }
+  // Where a piece's sums stand, of a segment of several. Pieces are half of their most rows apart, or more; but a segment's
+  // last piece may begin near the next segment, and so has a place beside the others'.
+  __device__ __forceinline__ int64_t slot(int64_t begin, int64_t piece) const {
+    return 2 * ((begin + row(piece)) >> (piece_bits - 1)) + (piece == count() - 1);
+  }
+};
+
+// What a block's groups take together: leaves of a chunk, or a whole short segment.
+struct SegmentPiece {
+  int64_t number, length;       // of the segment
+  int64_t begin, slot;          // the chunk's first row; and where the sums stand, of a segment of several
+  int32_t rows, first, leaves;  // of the chunk; and the piece's first leaf, and how many it has at most
+};
+
+// A thread's columns: kSides times V neighbours, a warp's apart.
+template <int V, int kSides, class Source, class Acc>
+using ColumnLanes = Lanes<typename Source::Element, Acc, V * kSides>;
+
+// The sum of neighbouring leaves, of up to kElements elements each: of `rows` rows from `offset` on, those whose leaves are
+// from `leaf` to before `end`. `columns`: that are there from the thread's first one on.
+template <int kLeaves, int kElements, int V, int kSides, class Acc, class Source>
+__device__ __forceinline__ ColumnLanes<V, kSides, Source, Acc> leaves_sum(const Source& source, int64_t pitch, int64_t offset,
+                                                                          int rows, int leaf, int end, int columns) {
+  Vector<typename Source::Element, V> x[kLeaves][kElements][kSides];
+  int64_t at = offset + leaf * pitch;
+#pragma unroll
+  for (int l = 0; l < kLeaves; ++l, at += pitch) {
+    int64_t place = at;
+#pragma unroll
+    for (int d = 0; d < kElements; ++d, place += kLanes * pitch) {
+      const bool wanted = leaf + l < end && (kElements == 1 || leaf + l + d * kLanes < rows);
+      for_constants(std::make_integer_sequence<int, kSides>{}, [&](auto side) {
+        constexpr int kBeyond = decltype(side)::value * kWarp;
+        x[l][d][side] = source.template load_if<V, kBeyond>(wanted && (kBeyond == 0 || kBeyond < columns), place);
+      });
+    }
+  }
+  ColumnLanes<V, kSides, Source, Acc> leaves[kLeaves];
+#pragma unroll
+  for (int l = 0; l < kLeaves; ++l) {
+#pragma unroll
+    for (int s = 0; s < kSides; ++s) {
+      Lanes<typename Source::Element, Acc, V> side;
+      side.start(x[l][0][s]);
+#pragma unroll
+      for (int d = 1; d < kElements; ++d) side.add(x[l][d][s]);
+#pragma unroll
+      for (int j = 0; j < V; ++j) leaves[l].sum[s * V + j] = side.sum[j];
+    }
+  }
+  return join_lanes(leaves);
+}
+
+// The sums of a part of a chunk of `rows` rows: its leaves from `leaf` to before `end`.
+template <int V, int kSides, class Acc, class Source>
+__device__ __forceinline__ ColumnLanes<V, kSides, Source, Acc> part_sum(const Source& source, int64_t pitch, int64_t offset,
+                                                                        int rows, int leaf, int end, int columns) {
+  const int in_batch = rows <= kLanes ? kBatch : rows <= 2 * kLanes ? kBatch / 2 : rows <= 4 * kLanes ? kBatch / 4 : 1;
+  ColumnLanes<V, kSides, Source, Acc> waiting[kPartLevels], v;
+  v.clear();
+  int batches = 0;
+#pragma unroll 1
+  while (leaf < end) {
+    const auto sum = [&](auto kLeaves, auto kElements) {
+      return leaves_sum<decltype(kLeaves)::value, decltype(kElements)::value, V, kSides, Acc>(source, pitch, offset, rows, leaf,
+                                                                                              end, columns);
+    };
+    if (in_batch == kBatch) v = sum(Constant<kBatch>{}, Constant<1>{});
+    else if (in_batch == kBatch / 2) v = sum(Constant<kBatch / 2>{}, Constant<2>{});
+    else if (in_batch == kBatch / 4) v = sum(Constant<kBatch / 4>{}, Constant<4>{});
+    else v = sum(Constant<1>{}, Constant<kDepth>{});
+    leaf += in_batch;
+    if (batches == 0 && leaf >= end) return v;
+    carry(waiting, v, batches++);
+  }
+  return joined(waiting, batches, v);
+}
+
+// Joins the sums of `parts` neighbouring groups of `width` threads, which are powers of two. The first group gets the result.
+// All threads of the block must call it. `slots` has a place for each.
+template <int V, class Acc>
+__device__ __forceinline__ void join_groups(Neighbours<Acc, V>& v, int width, int parts, Neighbours<Acc, V>* slots) {
+#pragma unroll 1
+  for (int mask = width; mask < min(kWarp, width * parts); mask *= 2) v = v + shuffle_xor(v, mask);
+  const int warps = width * parts / kWarp, lane = threadIdx.x % kWarp;
+  if (warps <= 1) return;
+  __syncthreads();
+  if (lane < width) slots[threadIdx.x] = v;
+  __syncthreads();
+  if (lane >= width || threadIdx.x / kWarp % warps > 0) return;
+  Neighbours<Acc, V> of_warps[kColumnWarps];
+#pragma unroll
+  for (int w = 0; w < kColumnWarps; ++w) {
+    if (w < warps) {
+      of_warps[w] = slots[threadIdx.x + w * kWarp];
+    } else {
+#pragma unroll
+      for (int j = 0; j < V; ++j) of_warps[w].of[j] = padding<Acc>();
+    }
+  }
+  v = join_neighbours(of_warps);
+}
+
+// The pieces of long segments that begin in a tile, in any order. All threads of the block must call it.
+__device__ __forceinline__ int find_pieces(const SegmentTiles& t, int64_t tile, int short_rows, int piece_bits,
+                                           SegmentPiece* pieces, int32_t& count) {
+  const int64_t tile_begin = tile * t.tile, tile_end = tile_begin + t.tile;
+  if (threadIdx.x == 0) count = 0;
+  int64_t found[2] = {0, t.segments};
+  if (t.segments > kColumnThreads) t.first_at({tile_begin, tile_end}, found);
+  __syncthreads();
+  const auto enter = [&](const SegmentPlace& s) {
+    const SegmentPieces all(s.length, piece_bits);
+    const int64_t end = min(all.first_at(tile_end - s.begin), all.count());
+#pragma unroll 1
+    for (int64_t piece = all.first_at(tile_begin - s.begin); piece < end; ++piece) {
+      const int64_t chunk = all.chunk_of(piece);
+      const ChunkPieces cut = all.chunk(chunk);
+      const int at = atomicAdd(&count, 1);
+      if (at >= kMostPieces) return;  // the offsets do not ascend
+      pieces[at] = {s.number,
+                    s.length,
+                    s.begin + chunk * kChunk,
+                    all.slot(s.begin, piece),
+                    cut.rows,
+                    all.in_chunk(piece) << cut.leaf_bits,
+                    1 << cut.leaf_bits};
+    }
+  };
+#pragma unroll 1
+  for (int64_t i = found[0] - 1 + threadIdx.x; i < found[1]; i += kColumnThreads * kAtOnce) {
+    unsigned longs = 0;
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const SegmentEnds ends = t.ends(i + k * kColumnThreads);
+      longs |= unsigned{ends.end - ends.begin > short_rows} << k;
+    }
+#pragma unroll 1
+    for (; longs; longs &= longs - 1) enter(t.place(i + (__ffs(longs) - 1) * kColumnThreads));
+  }
+  __syncthreads();
+  return min(count, kMostPieces);
+}
+
+template <int V, int kSides, class Source, class Acc>
+__global__ void __launch_bounds__(kColumnThreads, column_blocks(V * kSides * sizeof(Acc)))
+    segment_columns(const __grid_constant__ SegmentColumnArgs<Source, Acc> a) {
+  __shared__ SegmentPiece pieces[kMostPieces];
+  __shared__ int32_t piece_count;
+  __shared__ Neighbours<Acc, V * kSides> slots[kColumnThreads];
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const SegmentTiles& t = a.offsets;
+  const uint32_t block = blockIdx.x / a.column_tiles, column_tile = blockIdx.x - block * a.column_tiles;
+  const int width = 1 << a.width_bits, member = threadIdx.x & (width - 1), group = threadIdx.x >> a.width_bits;
+  const int groups = kColumnThreads >> a.width_bits;
+  const int64_t column = int64_t{column_tile} * width * V * kSides + member * V;
+  const bool inside = column < a.columns, is_tile = block < t.tiles;
+  const int part_bits = is_tile ? 31 - __clz(groups) : a.part_bits, parts = 1 << part_bits, units = groups >> part_bits;
+  const int part = group & (parts - 1);
+  const int count = is_tile ? find_pieces(t, block, a.short_rows, a.piece_bits, pieces, piece_count) : a.run;
+  int64_t index = int64_t{block - t.tiles} * a.run * units + (group >> part_bits);
+  const auto ends = [&](int64_t index) {
+    return index < t.segments ? SegmentEnds{t.offset(index), t.offset(index + 1)} : SegmentEnds{};
+  };
+  const auto offset_of = [&](int64_t begin) { return begin * a.pitch + column; };
+  using Sums = Neighbours<Acc, V * kSides>;
+  const auto widened = [](const ColumnLanes<V, kSides, Source, Acc>& lanes) {
+    Sums sums;
+#pragma unroll
+    for (int j = 0; j < V * kSides; ++j) sums.of[j] = static_cast<Acc>(lanes.sum[j]);
+    return sums;
+  };
+  const int columns = static_cast<int>(min(a.columns - column, int64_t{kSides * kWarp}));
+  // f of the sums of V neighbouring columns, and of the first of these.
+  const auto for_sides = [&](const Sums& sums, auto f) {
+#pragma unroll
+    for (int s = 0; s < kSides; ++s) {
+      Acc v[V];
+#pragma unroll
+      for (int j = 0; j < V; ++j) v[j] = sums.of[s * V + j];
+      if (s * kWarp < columns) f(column + s * kWarp, v);
+    }
+  };
+  const auto write = [&](int64_t number, int64_t length, const Sums& sums) {
+    for_sides(sums,
+              [&](int64_t column, auto& v) { a.output.template write<false>(number * t.result_pitch + column, length, v); });
+  };
+  // Takes the next kAtOnce segments where all of a warp's are tiny.
+  const auto take_tiny = [&] {
+    SegmentEnds own[kAtOnce];
+    bool are_tiny = true;
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      own[k] = ends(index + k * units);
+      are_tiny &= own[k].end - own[k].begin <= kTinyRows;
+    }
+    if (!__all_sync(~0u, are_tiny)) return false;
+    Sums sums[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      t.check(own[k]);
+      const int rows = inside ? static_cast<int>(own[k].end - own[k].begin) : 0;
+      sums[k] =
+          widened(leaves_sum<kTinyRows, 1, V, kSides, Acc>(a.source, a.pitch, offset_of(own[k].begin), rows, 0, rows, columns));
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int64_t number = index + k * units;
+      if (inside && number < t.segments) write(number, own[k].end - own[k].begin, sums[k]);
+    }
+    return true;
+  };
+#pragma unroll 1
+  for (int i = 0; i < count; ++i, index += units) {
+    if (!is_tile && i % kAtOnce == 0 && count >= kAtOnce && take_tiny()) {
+      i += kAtOnce - 1;
+      index += (kAtOnce - 1) * units;
+      continue;
+    }
+    SegmentPiece piece;
+    bool mine = inside;
+    if (is_tile) {
+      piece = pieces[i];
+    } else {
+      const SegmentEnds own = ends(index);
+      t.check(own);
+      const int64_t length = own.end - own.begin;
+      mine = inside && index < t.segments && length <= a.short_rows;
+      piece = {index, length, own.begin, 0, static_cast<int>(length), 0, kLanes};
+    }
+    const int rows = mine ? piece.rows : 0, there = min(min(rows, kLanes) - piece.first, piece.leaves);
+    const int bits = max(0, log2_up(there) - part_bits);
+    const int leaf = piece.first + (part << bits), end = min(leaf + (1 << bits), piece.first + there);
+    Sums sums = widened(part_sum<V, kSides, Acc>(a.source, a.pitch, offset_of(piece.begin), rows, leaf, end, columns));
+    join_groups(sums, width, parts, slots);
+    if (!mine || part > 0) continue;
+    if (piece.length <= 1 << a.piece_bits) write(piece.number, piece.length, sums);
+    else for_sides(sums, [&](int64_t column, auto& v) { store_as<Acc>(a.partials, piece.slot * a.columns + column, 1, v); });
+  }
+}
+
+template <class Acc>
+struct JoinColumnArgs {
+  SegmentTiles offsets;
+  int64_t columns;
+  int32_t piece_bits;
+  SegmentOutput<Acc> output;
+  const Acc* partials;
+};
+
+constexpr int kJoinedByColumns = 2 * kJoinRun;  // pieces of a segment, that a warp joins; others are the block's
+
+// Joins the pieces of those segments that have several, 32 columns at a time. Such a segment is longer than a tile: a warp of
+// each tile's sees to it that has the tile's first row, if the segment does not begin before the tile ahead of this one.
+template <class Acc>
+__global__ void __launch_bounds__(kJoinWarps* kWarp)
+    join_segment_columns(const __grid_constant__ JoinColumnArgs<Acc> a, uint32_t column_tiles) {
+  __shared__ SegmentPlace large[kJoinWarps];  // of several batches, or empty
+  __shared__ Acc sums[kJoinWarps][kWarp];
+  const SegmentTiles& t = a.offsets;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const uint32_t block = blockIdx.x / column_tiles;
+  const int64_t column = int64_t{blockIdx.x - block * column_tiles} * kWarp + lane;
+  // This needs no sums. The offsets are there: the first kernel has let this one start after waiting for them.
+  const int64_t row = (int64_t{block} * kJoinWarps + warp) * t.tile;
+  int64_t found[1] = {0};
+  if (row < t.length) t.first_at({row + 1}, found);
+  const int64_t own = found[0] - 1;
+  const SegmentPlace place = t.place(own);
+  const bool joins = own >= 0 && row < t.length && place.length > t.tile && place.begin > row - t.tile;
+  const bool is_large = joins && SegmentPieces(place.length, a.piece_bits).count() > kJoinedByColumns;
+  if (lane == 0) large[warp] = is_large ? place : SegmentPlace{};
+  wait_for_previous_kernel();
+  allow_next_kernel();
+
+  // The sum of pieces `begin` to begin + run - 1, as many of them as there are.
+  const auto join = [&](const SegmentPlace& s, int64_t begin, int64_t run) {
+    const SegmentPieces all(s.length, a.piece_bits);
+    const int64_t count = all.count();
+    Acc waiting[kJoinLevels], v = padding<Acc>();
+    int64_t batches = 0;
+#pragma unroll 1
+    do {
+      Acc x[kJoinRun];
+#pragma unroll
+      for (int j = 0; j < kJoinRun; ++j) {
+        const int64_t piece = begin + batches * kJoinRun + j;
+        const bool is_there = column < a.columns && piece < count;
+        x[j] = is_there ? a.partials[all.slot(s.begin, piece) * a.columns + column] : padding<Acc>();
+      }
+      v = join_neighbours(x);
+      carry(waiting, v, batches++);
+    } while (batches * kJoinRun < run && begin + batches * kJoinRun < count);
+    return joined(waiting, batches, v);
+  };
+  const auto write = [&](const SegmentPlace& s, Acc v) {
+    Acc one[1] = {v};
+    if (column < a.columns) a.output.template write<true>(s.number * t.result_pitch + column, s.length, one);
+  };
+  if (joins && !is_large) write(place, join(place, 0, kJoinedByColumns));
+  __syncthreads();
+#pragma unroll 1
+  for (int i = 0; i < kJoinWarps; ++i) {
+    const SegmentPlace s = large[i];
+    if (s.length == 0) continue;
+    int64_t run = kJoinRun;  // of a warp: a power of two
+#pragma unroll 1
+    while (run * kJoinWarps < SegmentPieces(s.length, a.piece_bits).count()) run *= 2;
+    sums[warp][lane] = join(s, warp * run, run);
+    __syncthreads();
+    if (warp == 0) {
+      Acc of_warps[kJoinWarps];
+#pragma unroll
+      for (int w = 0; w < kJoinWarps; ++w) of_warps[w] = sums[w][lane];
+      write(s, join_neighbours(of_warps));
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace gpureduce::cuda

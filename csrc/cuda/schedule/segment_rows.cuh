@@ -1,0 +1,462 @@
+// Segments whose elements lie one stride apart, each reduced to one number. A warp owns a run of positions (tiles.cuh). The
+// elements of its items are neighbours in memory, so they stream through its ring in shared memory, which bulk copies fill far
+// ahead, whatever the segments' lengths are; from there they are read at any alignment. Tiny segments are a thread's each,
+// others the warp's, chunk by chunk. A second kernel joins the chunks of segments that several warps have.
+#pragma once
+
+#include <cuda/ptx>
+
+#include "segment_tiles.cuh"
+
+namespace gpureduce::cuda {
+
+constexpr int kAnyRowWarps = 16;  // of a multiprocessor, of those whose elements are converted
+constexpr int kRingBytes = 8192, kStageBytes = 4096, kStages = kRingBytes / kStageBytes;
+constexpr int kRowGroups = kLanes / kWarp;
+constexpr int kShort = 4 * kWarp;  // elements of a segment that a warp takes with its neighbours
+constexpr int kTiny = kWarp;       // and of one that a thread takes
+constexpr int kTinyBatch = 8;      // elements that it joins at once
+constexpr int kSegmentsAhead = 256;
+
+template <class Source, class Acc>
+struct SegmentRowArgs {
+  Source source;
+  int64_t stride;
+  SegmentTiles tiles;
+  int64_t row_tiles;         // tiles of a row: none has segments of two
+  Nest<Source::kRank> kept;  // of rows
+  SegmentOutput<Acc> output;
+  Acc* partials;
+};
+
+// Elements `begin` to `end` of a row as a warp takes them: in order. Places count from the stream's own first one.
+template <class Source, class Acc>
+class RowStream {
+  using Element = typename Source::Element;
+  static constexpr int kSize = sizeof(Element), kInGranule = kGranule / kSize, kInLine = kLine / kSize;
+
+ public:
+  static constexpr int kMost = kRingBytes / 2 / kSize;                // elements that are there together
+  static constexpr int kStep = kLanes * (kSize < 4 ? 4 / kSize : 1);  // of a chunk, that are taken together
+  static_assert(kStep * kSize <= kRingBytes / 2);
+  struct Shared {
+    char ring[kRingBytes];
+    uint64_t full[kStages];
+  };
+
+  __device__ __forceinline__ RowStream(Shared& shared, const SegmentRowArgs<Source, Acc>& a)
+      : shared_(shared), source_(a.source) {
+#if __CUDA_ARCH__ >= 900
+    if (lane() == 0)
+      for (int s = 0; s < kStages; ++s) ::cuda::ptx::mbarrier_init(shared.full + s, 1);
+    ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
+    __syncwarp();
+#endif
+  }
+
+  // `row`: where the row begins. Returns the place of `begin`.
+  __device__ __forceinline__ int start(int64_t row, int64_t length, int64_t begin, int64_t end) {
+    // A stage begins at a line, here as there.
+    const int shift = source_.template misalignment<kInLine>(row + begin), whole = shift / kInGranule * kInGranule;
+    wait(end_);
+    begin_ = row + begin - shift;
+    end_ = end > begin ? static_cast<int>(end - begin) + shift : 0;
+    // Granules with elements of the row alone; the others' are read one by one.
+    low_ = shift - whole > begin ? whole + kInGranule : whole;
+    const int past_end = source_.template misalignment<kInGranule>(row + length);
+    high_ = static_cast<int>(min(row + length - past_end - begin_, int64_t{(end_ + kInGranule - 1) / kInGranule * kInGranule}));
+    before_ += stages_;
+    stages_ = (end_ + kStage - 1) / kStage;
+    filled_ = waited_ = 0;
+    __syncwarp();
+    if (end_ > 0) put(shift, min(low_, end_));
+#pragma unroll 1
+    while (filled_ < min(stages_, kStages)) fill();
+    return shift;
+  }
+
+  // Until all elements before a place are there.
+  __device__ __forceinline__ void wait(int end) {
+#pragma unroll 1
+    for (; waited_ < stages_ && waited_ * kStage < end; ++waited_) {
+#if __CUDA_ARCH__ >= 900
+      const uint32_t stage = before_ + waited_;
+#pragma unroll 1
+      while (!::cuda::ptx::mbarrier_try_wait_parity(shared_.full + stage % kStages, stage / kStages & 1)) {
+      }
+#endif
+    }
+    __syncwarp();
+  }
+  // The element at a place, or else padding; as ready() takes it.
+  __device__ __forceinline__ Vector<Acc, 1> taken(bool wanted, int place) const {
+    Vector<Acc, 1> x;
+    x.set(0, wanted ? addend<Acc>(*at(place)) : padding<Acc>());
+    return x;
+  }
+  __device__ __forceinline__ Element* at(int place) const {
+    return reinterpret_cast<Element*>(shared_.ring + (before_ * kStageBytes + place * kSize) % kRingBytes);
+  }
+  // Whether the kStep elements from a place on stand one after the other.
+  __device__ __forceinline__ bool is_straight(int place) const {
+    return (before_ * kStageBytes + place * kSize) % kRingBytes <= kRingBytes - kStep * kSize;
+  }
+  // Elements before a place are not read any more.
+  __device__ __forceinline__ void release(int end) {
+    __syncwarp();
+#pragma unroll 1
+    while (filled_ < stages_ && (filled_ - kStages + 1) * kStage <= end) fill();
+  }
+
+ private:
+  static constexpr int kStage = kStageBytes / kSize;
+  static __device__ __forceinline__ int lane() { return threadIdx.x % kWarp; }
+  // Fewer than a granule's.
+  __device__ __forceinline__ void put(int begin, int end) const {
+    const int i = begin + lane();
+    if (i < end) *at(i) = source_.template load<1>(begin_ + i)[0];
+  }
+  __device__ __forceinline__ void fill() {
+    const int begin = max(filled_ * kStage, low_), end = min((filled_ + 1) * kStage, high_);
+#if __CUDA_ARCH__ >= 900
+    if (lane() == 0) {
+      namespace ptx = ::cuda::ptx;
+      uint64_t* const full = shared_.full + (before_ + filled_) % kStages;
+      const uint32_t bytes = end > begin ? (end - begin) * kSize : 0;
+      ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, full, bytes);
+      if (bytes > 0) {
+        // Not cuda::ptx::cp_async_bulk, which takes no policy.
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                static_cast<uint32_t>(__cvta_generic_to_shared(at(begin)))),
+            "l"(__cvta_generic_to_global(source_.address(begin_ + begin))), "r"(bytes),
+            "r"(static_cast<uint32_t>(__cvta_generic_to_shared(full))), "l"(source_.policy)
+            : "memory");
+      }
+    }
+#else
+    for (int i = begin + lane() * kInGranule; i < end; i += kWarp * kInGranule)
+      reinterpret_cast<Vector<Element, kInGranule>*>(at(i))->bits = source_.template load<kInGranule>(begin_ + i).bits;
+#endif
+    if (++filled_ == stages_) put(max(high_, static_cast<int>(low_)), end_);
+  }
+
+  Shared& shared_;
+  const Source& source_;
+  int64_t begin_ = 0;  // where place 0 is
+  int end_ = 0, low_ = 0, high_ = 0;
+  int stages_ = 0, filled_ = 0, waited_ = 0;
+  uint32_t before_ = 0;  // stages of the streams before
+};
+
+// Elements of any dtype, which are read when they are needed. The accumulator is complex, or of integers: a real number's is
+// the real part of a complex one.
+template <class Acc>
+class RowStream<Any<Acc>, Acc> {
+ public:
+  static constexpr int kMost = kWarp * kShort, kStep = 0;
+  struct Shared {};
+
+  __device__ __forceinline__ RowStream(Shared&, const SegmentRowArgs<Any<Acc>, Acc>& a)
+      : source_(a.source), stride_(a.stride) {}
+  __device__ __forceinline__ int start(int64_t row, int64_t, int64_t begin, int64_t) {
+    begin_ = row + begin * stride_;
+    return 0;
+  }
+  __device__ __forceinline__ void wait(int) const {}
+  __device__ __forceinline__ void release(int) const {}
+  __device__ __forceinline__ auto taken(bool wanted, int place) const {
+    return source_.template load_if<1>(wanted, begin_ + place * stride_);
+  }
+
+ private:
+  const Any<Acc>& source_;
+  int64_t stride_, begin_ = 0;
+};
+
+template <class Stream>
+using TakenFrom = decltype(std::declval<const Stream&>().taken(true, 0));
+
+// The sum of the `length` elements from a place on, a chunk at most, by a warp.
+template <class Acc, class Stream>
+__device__ __forceinline__ Acc chunk_sum(Stream& in, int first, int length) {
+  const int lane = threadIdx.x % kWarp;
+  constexpr int kGroups = kRowGroups;
+  Acc v[kGroups];
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) v[g] = padding<Acc>();
+  int done = 0;
+#pragma unroll 1
+  while (done < length) {
+    const int begin = first + done;
+    if constexpr (Stream::kStep > 0) {
+      if (length - done >= Stream::kStep && in.is_straight(begin)) {
+        in.wait(begin + Stream::kStep);
+        const auto* const mine = in.at(begin + lane);
+#pragma unroll
+        for (int i = 0; i < Stream::kStep; i += kWarp) v[i / kWarp % kGroups] = v[i / kWarp % kGroups] + addend<Acc>(mine[i]);
+        done += Stream::kStep;
+        in.release(first + done);
+        continue;
+      }
+    }
+    const int here = min(length - done, kLanes);
+    in.wait(begin + here);
+    TakenFrom<Stream> x[1][kGroups];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) x[0][g] = in.taken(g * kWarp + lane < here, begin + g * kWarp + lane);
+    const auto& addends = ready(x);
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) v[g] = v[g] + addends[0][g][0];
+    done += here;
+    in.release(first + done);
+  }
+  return warp_join_groups(v);
+}
+
+// The same of up to kShort elements, which are there.
+template <class Acc, class Stream>
+__device__ __forceinline__ Acc short_sum(const Stream& in, int first, int length) {
+  const int lane = threadIdx.x % kWarp;
+  TakenFrom<Stream> x[1][kShort / kWarp];
+#pragma unroll
+  for (int g = 0; g < kShort / kWarp; ++g) x[0][g] = in.taken(g * kWarp + lane < length, first + g * kWarp + lane);
+  const auto& addends = ready(x);
+  Acc v[kShort / kWarp];
+#pragma unroll
+  for (int g = 0; g < kShort / kWarp; ++g) v[g] = addends[0][g][0];
+  return warp_join_groups(v);
+}
+
+// The sum of a tiny segment, by a thread, of whose warp none has more than `most`. Each thread reads its elements in an order
+// of its own, so that those of segments of one length do not meet in a bank. An exclusive or leaves neighbours what they are,
+// if in turn left and right, so the sum's bits are the same.
+template <class Acc, class Stream>
+__device__ __forceinline__ Acc tiny_sum(const Stream& in, int first, int length, int most) {
+  const int lane = threadIdx.x % kWarp, turn = length > 1 ? lane & ((2 << (31 - __clz(length - 1))) - 1) : 0;
+  const auto batch = [&](int b) {
+    TakenFrom<Stream> x[1][kTinyBatch];
+#pragma unroll
+    for (int j = 0; j < kTinyBatch; ++j) {
+      const int e = (b * kTinyBatch + j) ^ turn;
+      x[0][j] = in.taken(e < length, first + e);
+    }
+    const auto& addends = ready(x);
+    Acc v[kTinyBatch];
+#pragma unroll
+    for (int j = 0; j < kTinyBatch; ++j) v[j] = addends[0][j][0];
+    return join_neighbours(v);
+  };
+  Acc left = padding<Acc>(), v = left;
+#pragma unroll 1
+  for (int b = 0; b * kTinyBatch < most; ++b) {
+    const Acc x = batch(b);
+    if (b < 2) left = left + x;
+    else v = v + x;
+  }
+  return left + v;
+}
+
+template <class Source, class Acc>
+__global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWarps)
+    segment_rows(const __grid_constant__ SegmentRowArgs<Source, Acc> a) {
+  using Stream = RowStream<Source, Acc>;
+  __shared__ __align__(kLine) typename Stream::Shared shared;
+  const int lane = threadIdx.x % kWarp;
+  const SegmentTiles& t = a.tiles;
+  Stream in(shared, a);
+  wait_for_previous_kernel();
+  allow_next_kernel();
+
+#pragma unroll 1
+  for (int64_t tile = blockIdx.x; tile < t.tiles; tile += gridDim.x) {
+    const int64_t row = a.row_tiles == t.tiles ? 0 : tile / a.row_tiles, in_row = tile - row * a.row_tiles;
+    const int64_t tile_begin = in_row * t.tile, tile_end = tile_begin + t.tile;
+    const Offsets kept = a.kept.at(row);
+    const auto write = [&](int64_t number, int64_t length, Acc v) {
+      Acc one[1] = {v};
+      a.output.template write<is_any<Source>>(kept.out + number * t.result_pitch, length, one);
+    };
+
+    // The segments that begin in the tile. Every tile finds the same end as the next one its begin: so all of them are taken.
+    int64_t found[2];
+    t.first_at({tile_begin, tile_end}, found);
+    const int64_t first = in_row == 0 ? 0 : found[0], end = in_row == a.row_tiles - 1 ? t.segments : found[1];
+    assert(first <= end && "offsets: each must be no less than the one before");
+    // Three segments' places at once: of the one before, of the first, and of the last.
+    const int64_t looked = lane == 0 ? first - 1 : lane == 1 ? first : end - 1;
+    const SegmentPlace found_places = t.place(looked);
+    SegmentEnds next = t.ends(first - 1 + lane);
+    const auto place_by = [&](int lane) {
+      SegmentPlace s;
+      s.begin = shuffle(found_places.begin, lane);
+      s.length = shuffle(found_places.length, lane);
+      s.position = shuffle(found_places.position, lane);
+      return s;
+    };
+    const SegmentPlace before = place_by(0), last = place_by(2);
+    const int64_t first_begin = shuffle(found_places.begin, 1);
+    const int64_t chunk = first > 0 ? before.chunks_before(tile_begin) : 0;  // of the segment before the first
+    const int64_t chunk_end = first > 0 ? before.chunks_before(tile_end) : 0;
+    int64_t begin = before.begin + chunk * kChunk, stop = min(before.begin + chunk_end * kChunk, before.begin + before.length);
+    if (first < end) {
+      if (chunk == chunk_end) begin = first_begin;
+      stop = min(last.begin + last.chunks_before(tile_end) * kChunk, last.begin + last.length);
+    }
+    if (first == end && chunk == chunk_end) continue;
+    stop = min(stop, begin + t.tile + kChunk);  // also where offsets do not ascend
+    const int origin = in.start(kept.in, t.length, begin, stop);
+    const auto place_of = [&](int64_t element) { return origin + static_cast<int>(element - begin); };
+
+    // The segments, 32 at a time; before the first, the rest of the one that began in another tile.
+#pragma unroll 1
+    for (int64_t base = first - 1; base < end; base += kWarp) {
+      const auto [own_begin, own_end] = next;
+      t.check({own_begin, own_end});
+      const bool is_rest = base < first;
+      const int count = static_cast<int>(min(end - base, int64_t{kWarp}));
+      const int length = static_cast<int>(min(own_end - own_begin, int64_t{kShort + 1})), from = place_of(own_begin);
+      const bool is_short = lane < count && length <= kShort && !(is_rest && lane == 0);
+      next = t.ends(base + kWarp + lane);
+      t.prefetch(base + kSegmentsAhead + lane);
+      int at = base < 0 ? 1 : 0;
+#pragma unroll 1
+      while (at < count) {
+        // Short ones that fit into the ring together.
+        const int at_place = shuffle(from, at);
+        const unsigned others = ~__ballot_sync(~0u, lane < at || (is_short && from + length - at_place <= Stream::kMost));
+        const int upto = others ? __ffs(others) - 1 : kWarp;
+        if (upto <= at) {
+          // Chunks of a segment. If they are not all of it, another kernel joins them.
+          const SegmentPlace own = t.place(base + at, {shuffle(own_begin, at), shuffle(own_end, at)});
+          const bool rest = is_rest && at == 0;
+          const int64_t chunks = chunks_of(own.length), c_end = rest ? chunk_end : own.chunks_before(tile_end);
+          const bool all = !rest && c_end == chunks;
+          Acc mine = padding<Acc>();
+#pragma unroll 1
+          for (int64_t c = rest ? chunk : 0; c < c_end; ++c) {
+            const int here = static_cast<int>(min(own.length - c * kChunk, int64_t{kChunk}));
+            const Acc v = chunk_sum<Acc>(in, place_of(own.begin + c * kChunk), here);
+            if (all && c == lane) mine = v;
+            if (!all && lane == 0) a.partials[row * chunk_slots(t.length) + chunk_slot(own.begin, c, own.length)] = v;
+          }
+          if (all) {
+            mine = warp_join(mine);
+            if (lane == 0) write(base + at, own.length, mine);
+          }
+          ++at;
+          continue;
+        }
+        const bool mine = lane >= at && lane < upto;
+        const int end_place = shuffle(from + length, upto - 1);
+        in.wait(end_place);
+        const int tiny = mine && length <= kTiny ? length : 0;
+        Acc v = padding<Acc>();
+        if (__any_sync(~0u, tiny > 0)) {
+          const int most = __any_sync(~0u, tiny > 2 * kTinyBatch) ? kTiny : __any_sync(~0u, tiny > kTinyBatch) ? kTiny / 2 : 1;
+          if (!is_any<Source> && __all_sync(~0u, tiny <= 1)) {
+            v = in.taken(tiny == 1, from)[0];
+          } else {
+            v = tiny_sum<Acc>(in, from, tiny, most);
+          }
+        }
+#pragma unroll 1
+        for (unsigned more = __ballot_sync(~0u, mine && length > kTiny); more; more &= more - 1) {
+          const int which = __ffs(more) - 1;
+          const Acc x = short_sum<Acc>(in, shuffle(from, which), shuffle(length, which));
+          if (lane == which) v = x;
+        }
+        if (mine) write(base + lane, length, v);
+        in.release(end_place);
+        at = upto;
+      }
+    }
+  }
+}
+
+constexpr int kJoinedByWarp = kWarp * kJoinRun;  // chunks of a segment, at most; others are the block's
+
+// Joins the chunks' sums of a segment, by `threads` neighbouring threads: a power of two.
+template <class Acc>
+__device__ __forceinline__ Acc join_chunks(const Acc* partials, const SegmentPlace& s, int thread, int threads) {
+  const int64_t chunks = chunks_of(s.length);
+  int64_t run = kJoinRun;  // of a thread
+#pragma unroll 1
+  while (run * threads < chunks) run *= 2;
+  Acc waiting[kJoinLevels], v = padding<Acc>();
+  const int64_t first = thread * run;
+#pragma unroll 1
+  for (int64_t i = 0; i < run / kJoinRun && (first < chunks || i == 0); ++i) {
+    Acc x[kJoinRun];
+#pragma unroll
+    for (int j = 0; j < kJoinRun; ++j) {
+      const int64_t chunk = first + i * kJoinRun + j;
+      x[j] = chunk < chunks ? partials[chunk_slot(s.begin, chunk, s.length)] : padding<Acc>();
+    }
+    v = join_neighbours(x);
+    carry(waiting, v, i);
+  }
+  return warp_join(v);
+}
+
+template <class Acc>
+struct JoinRowArgs {
+  SegmentTiles tiles;
+  int64_t row_tiles;
+  Nest<kMaxRank> kept;
+  SegmentOutput<Acc> output;
+  const Acc* partials;
+};
+
+// Joins the sums of chunks of those segments that several warps have: a warp for each tile, which looks for the segment that
+// begins in it and ends in another.
+template <class Acc>
+__global__ void __launch_bounds__(kJoinWarps* kWarp) join_segment_rows(const __grid_constant__ JoinRowArgs<Acc> a) {
+  __shared__ int64_t left[kJoinWarps];  // segments that are not joined yet, or -1
+  __shared__ Acc sums[kJoinWarps];
+  const SegmentTiles& t = a.tiles;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int64_t first = int64_t{blockIdx.x} * kJoinWarps;
+  const auto row_of = [&](int warp) { return a.row_tiles == t.tiles ? 0 : (first + warp) / a.row_tiles; };
+  // This needs no sums. The offsets are there: the first kernel has let this one start after waiting for them.
+  int64_t own = -1;
+  if (first + warp < t.tiles) {
+    const int64_t tile_begin = (first + warp - row_of(warp) * a.row_tiles) * t.tile, tile_end = tile_begin + t.tile;
+    int64_t found[1];
+    t.first_at({tile_end}, found);
+    const SegmentPlace s = t.place(found[0] - 1);
+    if (s.number >= 0 && s.position >= tile_begin && s.chunks_before(tile_end) < chunks_of(s.length)) own = s.number;
+  }
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  // A warp's own segment first, then those that the block takes together.
+#pragma unroll 1
+  for (int i = -1; i < kJoinWarps; ++i) {
+    const bool together = i >= 0;
+    const int which = together ? i : warp;
+    const int64_t segment = together ? left[which] : own;
+    if (segment >= 0) {
+      const int64_t row = row_of(which);
+      const SegmentPlace s = t.place(segment);
+      if (together || chunks_of(s.length) <= kJoinedByWarp) {
+        Acc v = join_chunks(a.partials + row * chunk_slots(t.length), s, together ? threadIdx.x : lane,
+                            (together ? kJoinWarps : 1) * kWarp);
+        if (together) {
+          if (lane == 0) sums[warp] = v;
+          __syncthreads();
+          v = warp_join(lane < kJoinWarps ? sums[lane] : padding<Acc>());
+          __syncthreads();
+        }
+        Acc one[1] = {v};
+        if (lane == 0 && (!together || warp == 0))
+          a.output.template write<true>(a.kept.at(row).out + s.number * t.result_pitch, s.length, one);
+        own = -1;
+      }
+    }
+    if (together) continue;
+    if (lane == 0) left[warp] = own;
+    __syncthreads();
+  }
+}
+
+}  // namespace gpureduce::cuda

@@ -1,0 +1,152 @@
+// Joins of threads, warps and blocks. All of them take nearest neighbours first, and a missing neighbour is padding<Acc>(),
+// which changes no bit.
+#pragma once
+
+#include "lanes.cuh"
+
+namespace gpureduce::cuda {
+
+// Joins kCount values of one thread, a power of two.
+template <int kCount, class T>
+__device__ __forceinline__ T join_neighbours(T (&v)[kCount]) {
+#pragma unroll
+  for (int step = 1; step < kCount; step *= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2 * step) v[i] = v[i] + v[i + step];
+  }
+  return v[0];
+}
+
+// Sums of columns side by side.
+template <class Acc, int V>
+struct Neighbours {
+  Acc of[V];
+
+  __device__ __forceinline__ Neighbours operator+(const Neighbours& right) const {
+    Neighbours sums;
+#pragma unroll
+    for (int j = 0; j < V; ++j) sums.of[j] = of[j] + right.of[j];
+    return sums;
+  }
+};
+
+constexpr int kUnrolledLevels = 8;  // more stand in local memory, whose code is short
+
+// Joins values that come one by one, as a binary counter counts: `v` is the value of this index, and then the sum of all that
+// are complete with it. `waiting` has room for each bit of the index, or of all but the last of a power of two of them, which
+// completes the sum of all.
+template <int kLevels, class T, class Index>
+__device__ __forceinline__ void carry(T (&waiting)[kLevels], T& v, Index index) {
+  if constexpr (kLevels > kUnrolledLevels) {
+    int level = 0;
+#pragma unroll 1
+    for (; index >> level & 1; ++level) v = waiting[level] + v;
+    waiting[level] = v;
+    return;
+  }
+  bool on = true;
+#pragma unroll
+  for (int level = 0; level < kLevels; ++level) {
+    if (on && (index >> level & 1)) {
+      v = waiting[level] + v;
+    } else if (on) {
+      waiting[level] = v;
+      on = false;
+    }
+  }
+}
+
+// Levels of `waiting` for a power of two of values.
+constexpr int levels_of(int count) { return count < 4 ? 1 : 1 + levels_of(count / 2); }
+
+// Joins neighbouring values that came one by one through carry(), `count` of them: fewer than a power of two. `none`: of
+// none.
+template <int kLevels, class T, class Index>
+__device__ __forceinline__ T joined(T (&waiting)[kLevels], Index count, T none) {
+  T v = none;
+  bool any = false;
+#pragma unroll kLevels> kUnrolledLevels ? 1 : kLevels
+  for (int level = 0; level < kLevels; ++level) {
+    if (!(count >> level & 1)) continue;
+    v = any ? waiting[level] + v : waiting[level];
+    any = true;
+  }
+  return v;
+}
+
+// `v` of another thread of the warp.
+template <class T>
+__device__ __forceinline__ T shuffle(T v, int lane) {
+  return by_words([lane](uint32_t word) { return __shfl_sync(0xffffffffu, word, lane); }, v);
+}
+
+template <class T>
+__device__ __forceinline__ T shuffle_xor(T v, int mask) {
+  return by_words([mask](uint32_t word) { return __shfl_xor_sync(0xffffffffu, word, mask); }, v);
+}
+
+// Joins groups of threads of a warp: `from` neighbours already share a value, afterwards `to` do. Powers of two.
+template <class Acc>
+__device__ __forceinline__ Acc warp_join(Acc v, int from, int to) {
+  for (int mask = from; mask < to; mask *= 2) v = v + shuffle_xor(v, mask);
+  return v;
+}
+
+template <class Acc>
+__device__ __forceinline__ Acc warp_join(Acc v) {
+#pragma unroll
+  for (int mask = 1; mask < kWarp; mask *= 2) v = v + shuffle_xor(v, mask);
+  return v;
+}
+
+template <class T>
+__device__ __forceinline__ void exchange_if(bool wanted, T& a, T& b) {
+  const T first = choose(wanted, b, a);
+  b = choose(wanted, a, b);
+  a = first;
+}
+
+// Joins groups of kWidth neighbouring threads that hold kCount values each (up to kWidth): every value across its group. While
+// there are several values, a pair of threads shares the work: each keeps one half of them and hands the other half over. Then
+// the first thread of a group has its value 0, the next its value 1, and so on, again after kCount.
+template <int kCount, int kWidth = kWarp, int kMask = 1, class Acc>
+__device__ __forceinline__ Acc warp_transpose_join(const Acc (&v)[kCount]) {
+  if constexpr (kCount == 1) {
+    return warp_join(v[0], kMask, kWidth);
+  } else {
+    const bool odd = threadIdx.x & kMask;
+    Acc half[kCount / 2];
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      Acc keep = v[2 * i], give = v[2 * i + 1];
+      exchange_if(odd, keep, give);
+      half[i] = keep + shuffle_xor(give, kMask);
+    }
+    return warp_transpose_join<kCount / 2, kWidth, 2 * kMask>(half);
+  }
+}
+
+// Joins kCount values a thread: each across the warp, then the kCount results.
+template <int kCount, class Acc>
+__device__ __forceinline__ Acc warp_join_groups(const Acc (&v)[kCount]) {
+  return warp_join(warp_transpose_join(v), 1, kCount);
+}
+
+// Joins groups of `width` neighbouring threads of the block (a power of two); the first thread of each group gets the group's
+// value. `slots` holds one value a warp. Every thread of the block must call it, and may use `slots` again after the next
+// __syncthreads().
+template <class Acc>
+__device__ __forceinline__ bool block_join(Acc& v, int width, Acc* slots) {
+  const int thread = threadIdx.x;
+  const bool first = (thread & (width - 1)) == 0;
+  v = warp_join(v, 1, width < kWarp ? width : kWarp);
+  if (width <= kWarp) return first;
+  if (thread % kWarp == 0) slots[thread / kWarp] = v;
+  __syncthreads();
+  const int warps = width / kWarp, lane = thread % kWarp;  // every warp joins those of its group
+  v = lane < warps ? slots[(thread / kWarp & -warps) + lane] : padding<Acc>();
+  v = warp_join(v, 1, warps);
+  return first;
+}
+
+}  // namespace gpureduce::cuda

@@ -1,0 +1,114 @@
+#include "segments.h"
+
+#include <algorithm>
+
+#include "../problem/nest.h"
+#include "plan.h"
+
+namespace gpureduce::cuda {
+
+namespace {
+
+// Elements of a single column, in all or in a segment, that rows' kernel would take longer for.
+constexpr int64_t kFewInColumn = 1 << 18, kTinyInColumn = 8;
+// Threads and blocks of each multiprocessor that are to have work, and tiles that are enough.
+constexpr int64_t kThreadsOfEach = 1024, kBlocksOfEach = 2, kTilesOfEach = 16;
+// Rows of a segment, in the mean: from which on groups share it, and up to which a thread takes more than one.
+constexpr int64_t kLeastShared = 8, kShortMean = 16;
+
+// Whether the kernels compiled for a dtype read and write such segments.
+bool are_typed(const Segments& s) {
+  const Reduction& r = s.reduction;
+  const bool plain = r.map == Map::value && !r.negate && !r.conjugate && r.accumulator == info(r.in).accumulator;
+  return plain && has_segments(info(r.in).family) && is_native(r.accumulator, r.out);
+}
+
+// Whether all elements of a row lie side by side, and the results do; or there is one column of few elements, in all or in a
+// segment, or of elements far apart.
+bool are_columns(const Segments& s) {
+  const Problem& p = s.reduction.problem;
+  if (p.outputs == 1) return s.stride != 1 || s.length <= kFewInColumn || s.length <= s.count * kTinyInColumn;
+  return p.kept.size() == 1 && p.kept[0].stride == 1 && p.kept[0].out_stride == 1;
+}
+
+SegmentKernel kernel_of(const Segments& s, bool native) {
+  if (!native || !are_typed(s)) return SegmentKernel::converted;
+  if (are_columns(s)) return SegmentKernel::columns;
+  const Problem& p = s.reduction.problem;
+  return s.stride == 1 && fits_fast_nest(p.kept, p.outputs) ? SegmentKernel::rows : SegmentKernel::converted;
+}
+
+// As plan_columns(), returns how many sums of parts there may be.
+int64_t plan_rows(const Segments& s, int64_t multiprocessors, SegmentPlan& plan) {
+  const int64_t rows = s.reduction.problem.outputs, in_row = s.length + s.count * kRowWeight, positions = rows * in_row;
+  const int64_t warps = multiprocessors * kRowWarps;
+  const int64_t rounds = std::max<int64_t>(1, ceil_div(positions, warps * kMostRowTile));
+  plan.tile = std::max<int64_t>(kLeastRowTile, ceil_div(positions, warps * rounds));
+  plan.row_tiles = std::max<int64_t>(1, ceil_div(in_row, plan.tile));
+  plan.tiles = rows * plan.row_tiles;
+  plan.blocks = std::min(plan.tiles, warps);
+  plan.joins = plan.row_tiles > 1 && s.length > kChunk;
+  return rows * chunk_slots(s.length);
+}
+
+void plan_thread(const Segments& s, SegmentPlan& plan) {
+  const Reduction& r = s.reduction;
+  const int size = info(r.in).size, vector = segment_vector(size), sides = segment_sides(size);
+  const bool is_aligned = reinterpret_cast<uintptr_t>(r.input) % (vector * size) == 0 && s.stride % vector == 0;
+  const bool are_short = s.length <= s.count * kShortMean;
+  plan.vector = is_aligned && r.problem.outputs % vector == 0 ? vector : 1;
+  plan.sides = plan.vector == 1 && are_short && r.problem.outputs > kWarp / 2 * sides ? sides : 1;
+}
+
+int64_t plan_columns(const Segments& s, int64_t multiprocessors, SegmentPlan& plan) {
+  plan_thread(s, plan);
+  const int64_t columns = s.reduction.problem.outputs, threads = ceil_div(columns, plan.vector * plan.sides);
+  const int64_t mean = s.length / std::max<int64_t>(1, s.count);
+  plan.width_bits = std::min(5, log2_up(threads));
+  plan.column_tiles = ceil_div(threads, int64_t{1} << plan.width_bits);
+  const int groups = kColumnThreads >> plan.width_bits;
+  // Groups share segments where threads have too little to do without it.
+  const auto more = [&](int parts) {
+    return parts < groups && 2 * parts <= mean && s.count * threads * parts < kThreadsOfEach * multiprocessors;
+  };
+  while (mean >= kLeastShared && more(1 << plan.part_bits)) ++plan.part_bits;
+  // A group has as many rows as leave all multiprocessors work.
+  int part_rows = kPartRows;
+  const auto few = [&] {
+    return ceil_div(s.length, std::min(kChunk, part_rows * groups)) * plan.column_tiles < kBlocksOfEach * multiprocessors;
+  };
+  while (part_rows > kLeastPartRows && s.length > kPartRows * groups && few()) part_rows /= 2;
+  plan.piece_bits = kChunkBits;
+  while (1 << plan.piece_bits > part_rows * groups) --plan.piece_bits;
+  plan.short_rows = std::min(1 << plan.piece_bits, kPartRows << plan.part_bits);
+  const int64_t units = groups >> plan.part_bits, blocks = ceil_div(s.count, units) * plan.column_tiles;
+  const int64_t spare = blocks * kColumnThreads / (kThreadsOfEach * multiprocessors);
+  const int64_t run = std::min<int64_t>(spare, kShortMean / (mean + 1)) / kAtOnce * kAtOnce;
+  plan.run = static_cast<int>(plan.part_bits > 0 ? 1 : std::max<int64_t>(run, 1));
+  plan.blocks = ceil_div(s.count, units * plan.run);
+  plan.tile = int64_t{1} << plan.piece_bits;
+  plan.joins = s.length > plan.tile;
+  if (s.length > plan.short_rows) {
+    const int64_t enough = kTilesOfEach * multiprocessors;
+    while (plan.tile < kMostTileRows && ceil_div(s.length, plan.tile) * plan.column_tiles > enough) plan.tile *= 2;
+    plan.tiles = ceil_div(s.length, plan.tile);
+    plan.blocks += plan.tiles;
+  }
+  return columns * piece_slots(s.length, plan.piece_bits);
+}
+
+}  // namespace
+
+SegmentPlan plan_segments(const Segments& s, const Device& device) {
+  SegmentPlan plan{};
+  plan.kernel = kernel_of(s, device.native);
+  const auto plan_kernel = plan.kernel == SegmentKernel::columns ? plan_columns : plan_rows;
+  const int64_t partials = plan_kernel(s, device.multiprocessors, plan);
+  // Where elements are converted, real numbers have the accumulators of complex ones.
+  const Accumulator a = s.reduction.accumulator;
+  const bool doubles = plan.kernel == SegmentKernel::converted && (a == Accumulator::f32 || a == Accumulator::f64);
+  plan.workspace_bytes = plan.joins ? partials * (doubles ? 2 : 1) * size_of(a) : 0;
+  return plan;
+}
+
+}  // namespace gpureduce::cuda

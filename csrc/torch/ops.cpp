@@ -1,0 +1,468 @@
+// The op: schema, checks, and the way to a backend. Semantics are torch.sum's unless docs/order.md says otherwise.
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/WrapDimUtils.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <limits>
+#include <vector>
+
+#ifdef GPUREDUCE_WITH_CUDA
+#include <ATen/cuda/EmptyTensor.h>
+#endif
+
+#include "../cpu/sum.h"
+#include "backend.h"
+#include "results.h"
+#include "stages.h"
+
+namespace gpureduce {
+
+DimMask reduced_dims(OptionalDims dim, int64_t rank) {
+  const bool all = !dim.has_value() || dim->empty();
+  DimMask reduce;
+  reduce.resize(std::max<int64_t>(rank, 1), all);
+  for (int64_t given : all ? at::IntArrayRef() : *dim) {
+    const int64_t d = at::maybe_wrap_dim(given, rank);
+    TORCH_CHECK(!reduce[d], "dim ", d, " appears multiple times in the list of dims");
+    reduce[d] = true;
+  }
+  reduce.resize(rank);
+  return reduce;
+}
+
+namespace {
+
+// Of a norm: the real type of the numbers that are reduced. The errors are those of torch.linalg.vector_norm.
+at::ScalarType norm_type(at::ScalarType input, OptionalDtype dtype) {
+  const auto is_complex = [](at::ScalarType type) { return at::isComplexType(type); };
+  TORCH_CHECK(at::isFloatingType(input) || is_complex(input),
+              "linalg.vector_norm: Expected a floating point or complex tensor as input. Got ", input);
+  if (!dtype) return at::isFloat8Type(input) ? at::kFloat : c10::toRealValueType(input);
+  TORCH_CHECK(at::isFloatingType(*dtype) || is_complex(*dtype),
+              "linalg.vector_norm: dtype should be floating point or complex, but got ", *dtype);
+  TORCH_CHECK(is_complex(*dtype) == is_complex(input), "linalg.vector_norm: dtype should be ",
+              is_complex(input) ? "complex for complex" : "real for real", " inputs, but got ", *dtype);
+  const bool widens = at::isFloat8Type(input) || at::isFloat8Type(*dtype) ? input == *dtype || !at::isFloat8Type(*dtype)
+                                                                          : at::promoteTypes(input, *dtype) == *dtype;
+  TORCH_CHECK(widens, "linalg.vector_norm: the dtype of the input (", input,
+              ") should be convertible without narrowing to the specified dtype (", *dtype, ")");
+  return c10::toRealValueType(*dtype);
+}
+
+}  // namespace
+
+at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dtype) {
+  const OperationInfo row = info(op);
+  switch (row.typing) {
+    case Typing::norm: return norm_type(input, dtype);
+    case Typing::count: return at::kLong;
+    case Typing::truth: return input == at::kByte ? at::kByte : at::kBool;
+    case Typing::same:
+      TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(input), name_of(op) + 1,
+                                  "(): complex numbers have no order: input has dtype ", input);
+      return input;
+    case Typing::pair:
+    case Typing::log:
+      TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(input), "logsumexp(): complex numbers are not supported: input has dtype ",
+                                  input);
+      if (row.typing == Typing::pair)
+        return input == at::kDouble || at::isIntegralType(input, /*includeBool=*/true) ? at::kComplexDouble : at::kComplexFloat;
+      TORCH_CHECK(!dtype || at::isFloatingType(*dtype), "logsumexp(): Expected a floating dtype of the result, but got ",
+                  *dtype);
+      if (dtype) return *dtype;
+      if (at::isIntegralType(input, /*includeBool=*/true)) return c10::get_default_dtype_as_scalartype();
+      return at::isFloat8Type(input) ? at::kFloat : input;
+    default: break;
+  }
+  if (row.combine == Combine::product)
+    TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(input) && !(dtype && at::isComplexType(*dtype)), name_of(op),
+                                "(): products of complex numbers are not supported: input has dtype ", input);
+  if (row.typing == Typing::real) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(input) && !(dtype && at::isComplexType(*dtype)), name_of(op),
+                                "(): complex numbers are not supported: input has dtype ", input);
+    TORCH_CHECK_NOT_IMPLEMENTED(!at::isFloatingType(input) || !dtype || at::isFloatingType(*dtype), name_of(op),
+                                "(): the dtype of a floating input's result must be floating, but is ", *dtype);
+  }
+  if (row.typing == Typing::mean) {
+    const at::ScalarType type = dtype.value_or(input);
+    TORCH_CHECK(at::isFloatingType(type) || at::isComplexType(type), name_of(op), "(): could not infer output dtype. ",
+                dtype ? "Optional" : "Input", " dtype must be either a floating point or complex dtype. Got: ", type);
+  }
+  if (dtype) return *dtype;
+  if (at::isIntegralType(input, /*includeBool=*/true)) return at::kLong;
+  if (at::isFloat8Type(input)) return at::kFloat;
+  return input;
+}
+
+at::ScalarType out_type(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
+  const OperationInfo row = info(op);
+  if (row.typing == Typing::truth && (out.scalar_type() == at::kBool || out.scalar_type() == at::kByte))
+    return out.scalar_type();
+  if (row.typing == Typing::log)
+    TORCH_CHECK(at::isFloatingType(out.scalar_type()),
+                "logsumexp(): Expected floating point type for result tensor, but got: ", out.scalar_type());
+  // The mean of integers needs a dtype, whatever the dtype of `out`.
+  at::ScalarType result = result_type(op, self.scalar_type(), dtype);
+  if (row.has_dtype()) result = result_type(op, self.scalar_type(), dtype.value_or(out.scalar_type()));
+  check_out_dtype(out, result);
+  return result;
+}
+
+DType dtype_of(at::ScalarType type, const char* what, const char* function) {
+  switch (type) {
+#define GPUREDUCE_FROM_TORCH(name, type, kind, accumulator, wide, family) \
+  case at::ScalarType::name: return DType::name;
+    GPUREDUCE_DTYPES(GPUREDUCE_FROM_TORCH)
+#undef GPUREDUCE_FROM_TORCH
+    default:
+      TORCH_CHECK_NOT_IMPLEMENTED(false, function, "(): ", what, " ", type,
+                                  " is not supported; supported are the floats of 8 (e4m3fn, e5m2) "
+                                  "to 64 bits, integers, bool and complex");
+  }
+}
+
+namespace {
+
+// The function of torch whose arguments and words an operation has.
+const char* function_of(Operation op) {
+  const OperationInfo row = info(op);
+  return row.typing == Typing::norm ? "linalg.vector_norm" : row.name[0] == '_' ? row.name + 1 : row.name;
+}
+
+DType component(DType complex) {
+  return complex == DType::ComplexDouble ? DType::Double : complex == DType::ComplexFloat ? DType::Float : DType::Half;
+}
+
+// The largest of no elements does not exist: raises torch's error, in the words of torch.linalg.vector_norm or torch.amax. Of a
+// traced size that only the data decide nothing is known here; the kernel's own check comes when it is.
+void check_identity(Operation op, const at::Tensor& self, OptionalDims dim) {
+  const OperationInfo row = info(op);
+  if (row.combine != Combine::largest) return;
+  const auto is_zero = [](const c10::SymInt& size) { return TORCH_GUARD_OR_FALSE(size.sym_eq(0)); };
+  const bool all = !dim.has_value() || dim->empty();
+  if (row.typing == Typing::same) {
+    if (!is_zero(self.sym_numel())) return;
+    const char* const name = name_of(op) + 1;
+    TORCH_CHECK(!all, name, "(): Expected reduction dim to be specified for input.numel() == 0. ",
+                "Specify the reduction dim with the 'dim' argument.");
+    for (int64_t d : *dim)
+      TORCH_CHECK_INDEX(!is_zero(self.sym_size(d)), name, "(): Expected reduction dim ", d, " to have non-zero size.");
+    return;
+  }
+  const char* const name = row.map == Map::magnitude ? "inf" : "-inf";
+  if (all) {
+    TORCH_CHECK(!is_zero(self.sym_numel()), "linalg.vector_norm cannot compute the ", name,
+                " norm on an empty tensor because the operation does not have an identity");
+    return;
+  }
+  for (int64_t d : *dim)  // in range: reduced_dims() has checked them
+    TORCH_CHECK(self.dim() == 0 || !is_zero(self.sym_size(d)), "linalg.vector_norm cannot compute the ", name,
+                " norm on the dimension ", d, " because this dimension is empty and the operation does not have an identity");
+}
+
+// Writes the results of no elements.
+void fill_with_identity(Operation op, const at::Tensor& out) {
+  const OperationInfo row = info(op);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  if (row.combine == Combine::product || row.finish == Finish::all) out.fill_(1);
+  else if (row.combine == Combine::logsum) out.fill_(-std::numeric_limits<double>::infinity());
+  else if (row.finish != Finish::quotient) out.zero_();
+  else if (out.is_complex()) out.fill_(c10::complex<double>(nan, nan));
+  else out.fill_(nan);
+}
+
+// Warns once in a process, as torch does.
+void warn_if_imaginary_is_lost(at::ScalarType input, at::ScalarType result) {
+  if (at::isComplexType(input) && !at::isComplexType(result) && result != at::kBool) {
+    TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
+  }
+}
+
+// An operation whose row is new may have a map that kernels do not know yet for every accumulator.
+void check_kernel(Operation op, const Reduction& r, bool found) {
+  const char* const name = name_of(op);
+  TORCH_CHECK_NOT_IMPLEMENTED(found, *name == '_' ? name + 1 : name, "(): there is no kernel for the map ", name_of(r.map),
+                              " of elements of dtype ", info(r.in).name, " and the accumulator ", name_of(r.accumulator));
+}
+
+template <class Watch>
+void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool keepdim, const at::Tensor& out,
+             const Tuning& tuning, Watch&& watch) {
+  const Reduction r = make_reduction(op, self, reduce, out.scalar_type(), out, keepdim);
+  if (info(op).map == Map::value) warn_if_imaginary_is_lost(self.scalar_type(), out.scalar_type());
+  if (r.problem.outputs == 0) return;
+  if (r.problem.length == 0) return fill_with_identity(op, out);
+  watch.end(Stage::problem);
+#ifdef GPUREDUCE_WITH_CUDA
+  if (self.is_cuda()) {
+    const Plan plan = cuda::plan(r, self.device(), tuning);
+    watch.end(Stage::plan);
+    check_kernel(op, r, cuda::run(r, plan, self.device(), tuning));
+    return watch.end(Stage::launch);
+  }
+#endif
+  check_kernel(op, r, cpu::run(r));
+}
+
+template <Operation op, class Watch = Unwatched>
+at::Tensor reduce_tuned(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const Tuning& tuning,
+                        Watch&& watch = {}) {
+  const DimMask reduce = reduced_dims(dim, self.dim());
+  check_identity(op, self, dim);
+  const at::ScalarType result = result_type(op, self.scalar_type(), dtype);
+  dtype_of(self.scalar_type(), "an input of dtype", function_of(op));
+  dtype_of(result, "a result of dtype", function_of(op));
+  const at::Tensor out = allocate(result_sizes(self.sizes(), reduce, keepdim), result, self);
+  watch.end(Stage::result);
+  compute(op, self, reduce, keepdim, out, tuning, watch);
+  return out;
+}
+
+template <Operation op>
+at::Tensor reduce(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  return reduce_tuned<op>(self, dim, keepdim, dtype, {});
+}
+
+template <Operation op>
+at::Tensor reduce_forced(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype,
+                         const std::string& tuning) {
+  return reduce_tuned<op>(self, dim, keepdim, dtype, Tuning::parse(tuning));
+}
+
+// The checks that torch.sum makes of `out` before it writes anything.
+void check_out(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
+  const at::ScalarType result = out_type(op, self, dtype, out);
+  check_out_place(out, self.device());
+  dtype_of(self.scalar_type(), "an input of dtype", function_of(op));
+  dtype_of(result, "an out tensor of dtype", function_of(op));
+}
+
+template <Operation op>
+at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out) {
+  check_out(op, self, dtype, out);
+  const DimMask reduce = reduced_dims(dim, self.dim());
+  check_identity(op, self, dim);
+  const auto sizes = result_sizes(self.sizes(), reduce, keepdim);
+  check_writable(out, sizes);
+  if (out.sizes() != at::IntArrayRef(sizes))  // refuses an input that cannot be reduced before `out` changes
+    make_reduction(op, self, reduce, out.scalar_type(), {}, keepdim);
+  // Where writing `out` could change the input, or `out` is a lazy view, the result is computed in a tensor of its own.
+  if (out.is_alias_of(self) || out.is_conj() || out.is_neg()) {
+    const at::Tensor own = at::empty(sizes, out.options());
+    compute(op, self, reduce, keepdim, own, {}, Unwatched{});
+    at::native::resize_output(out, sizes);
+    out.copy_(own);
+    return out;
+  }
+  at::native::resize_output(out, sizes);
+  compute(op, self, reduce, keepdim, out, {}, Unwatched{});
+  return out;
+}
+
+template <Operation op>
+at::Tensor reduce_meta(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  const DimMask reduce = reduced_dims(dim, self.dim());
+  check_identity(op, self, dim);
+  const at::ScalarType result = result_type(op, self.scalar_type(), dtype);
+  dtype_of(self.scalar_type(), "an input of dtype", function_of(op));
+  dtype_of(result, "a result of dtype", function_of(op));
+  return at::empty_symint(result_sizes(self.sym_sizes(), reduce, keepdim),
+                          at::TensorOptions().dtype(result).device(self.device()));
+}
+
+template <Operation op>
+at::Tensor& reduce_out_meta(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out) {
+  check_out(op, self, dtype, out);
+  const DimMask reduce = reduced_dims(dim, self.dim());
+  check_identity(op, self, dim);
+  at::native::resize_output_symint(out, result_sizes(self.sym_sizes(), reduce, keepdim));
+  return out;
+}
+
+// A sum that is only planned.
+Reduction planned(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  const DimMask reduce = reduced_dims(dim, self.dim());
+  return make_reduction(Operation::sum, self, reduce, result_type(Operation::sum, self.scalar_type(), dtype), {}, keepdim);
+}
+
+std::string explain(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const std::string& tuning) {
+  return explained(planned(self, dim, keepdim, dtype), self.device(), Tuning::parse(tuning));
+}
+
+#ifdef GPUREDUCE_WITH_CUDA
+// How many plans a sum has; none where there is nothing to read.
+int64_t plans(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  return plans_of(planned(self, dim, keepdim, dtype), self.device());
+}
+
+// Takes the plan of this index for such calls from now on, of any operation; or for -1 the one that is chosen.
+void remember(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, int64_t candidate) {
+  Reduction r = planned(self, dim, keepdim, dtype);
+  for (Finish finish : {Finish::none, Finish::quotient}) {  // sums and means
+    r.finish = finish;
+    classify(r);
+    remember_plan(r, cuda::facts(self.device()), static_cast<int>(candidate));
+  }
+}
+
+// The microseconds that each stage of a sum takes, on average over so many calls.
+std::vector<double> stages(const at::Tensor& self, OptionalDims dim, int64_t calls) {
+  TORCH_CHECK(self.numel() > 0, "self: there is nothing to launch for no elements");
+  TORCH_CHECK(calls > 0, "calls: expected a positive number, but got ", calls);
+  Stopwatch watch;
+  for (int64_t i = 0; i < calls; ++i) {
+    watch.begin();
+    reduce_tuned<Operation::sum>(self, dim, false, {}, {}, watch);
+  }
+  std::vector<double> each;
+  for (int s = 0; s < kStages; ++s) each.push_back(watch.spent(static_cast<Stage>(s)) / calls);
+  return each;
+}
+#endif
+
+}  // namespace
+
+std::string explained(const Reduction& r, at::Device device, const Tuning& tuning) {
+  std::string text = std::string(info(r.in).name);
+  if (r.addends == Addends::products) text += std::string(" * ") + info(r.second_dtype).name;
+  text += std::string(" -> ") + info(r.out).name + ", added in " + name_of(r.accumulator) +
+          (r.engine == Engine::converted ? ", each element converted first" : "") + "\n" + r.problem.str() + "\n";
+  if (r.problem.outputs == 0 || r.problem.length == 0) return text + "nothing to read";
+  if (device.is_cpu() && r.addends != Addends::values)
+    return text + (has_columns(r.problem) ? "neighbouring outputs together, leaf by leaf" : "chunk by chunk");
+  if (device.is_cpu()) return text + cpu::explain(r);
+#ifdef GPUREDUCE_WITH_CUDA
+  if (device.is_cuda()) return text + cuda::plan(r, device, tuning).str();
+#endif
+  return text + "no plan for " + device.str();
+}
+
+#ifdef GPUREDUCE_WITH_CUDA
+int64_t plans_of(const Reduction& r, at::Device device) {
+  return r.problem.outputs == 0 || r.problem.length == 0 ? 0 : count_plans(r, cuda::facts(device));
+}
+#endif
+
+at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& self) {
+#ifdef GPUREDUCE_WITH_CUDA
+  if (self.is_cuda()) return at::Tensor(at::detail::empty_cuda(sizes, dtype, self.device(), std::nullopt));
+#endif
+  return at::Tensor(at::detail::empty_cpu(sizes, dtype));
+}
+
+Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& reduce, at::ScalarType result,
+                         const at::Tensor& out, bool keepdim) {
+  Reduction r{};
+  r.in = dtype_of(self.scalar_type(), "an input of dtype");
+  const Typing typing = info(op).typing;
+  r.out = typing == Typing::truth ? DType::Bool : dtype_of(result, "a result of dtype");  // uint8 has its bytes, too
+  r.map = r.out == DType::Bool && info(op).has_dtype() ? Map::nonzero : info(op).map;
+  if (r.map == Map::number && info(r.in).kind == Kind::integer) r.map = Map::value;  // all of them are
+  r.finish = info(op).finish;
+  if (is_signed(r.map)) {
+    r.negate = self.is_neg();
+    r.conjugate = self.is_conj();
+  }
+  int64_t scale = 1;
+  if (info(r.in).kind == Kind::complex && info(r.out).kind != Kind::complex && r.map == Map::value) {
+    r.in = component(r.in);  // the real parts
+    r.conjugate = false;
+    scale = 2;
+  }
+  r.accumulator = accumulator_of(op, r.in, r.out);
+  // Extrema and products of bools are whether any are true, or all, where any byte but 0 is; and so is a product that is a
+  // bool.
+  const bool product = r.accumulator == Accumulator::product_i64;
+  if (r.in == DType::Bool ? typing == Typing::same || product : product && r.out == DType::Bool) {
+    r.map = Map::nonzero;
+    r.finish = product || r.finish == Finish::negative ? Finish::all : Finish::none;
+    r.accumulator = Accumulator::i64;
+  }
+
+  // Without `out` the call is only planned, with the strides of a new contiguous result.
+  const at::IntArrayRef sizes = self.sizes(), strides = self.strides();
+  const at::IntArrayRef out_strides = out.defined() ? out.strides() : at::IntArrayRef();
+  c10::SmallVector<InputDim, kCommonRank> dims(sizes.size());
+  size_t o = out_strides.size();
+  for (int64_t d = self.dim() - 1, step = 1; d >= 0; --d) {
+    if (out.defined() && (!reduce[d] || keepdim)) --o;
+    dims[d] = {sizes[d], strides[d] * scale, reduce[d] ? 0 : out.defined() ? out_strides[o] : step, reduce[d]};
+    if (!reduce[d]) step *= sizes[d];
+  }
+  try {
+    r.problem = make_problem(dims.data(), dims.size());
+  } catch (const std::invalid_argument& e) {
+    TORCH_CHECK(false, e.what());
+  }
+  r.input = self.const_data_ptr();
+  r.output = out.defined() ? out.mutable_data_ptr() : nullptr;
+#ifdef GPUREDUCE_WITH_CUDA
+  if (self.is_cuda()) r.native = cuda::facts(self.device()).native;
+#endif
+  classify(r);
+  return r;
+}
+
+}  // namespace gpureduce
+
+namespace {
+
+using gpureduce::for_each_operation;
+
+void register_backend(torch::Library& m) {
+  for_each_operation([&](auto op) {
+    const std::string name = name_of(op);
+    m.impl(name.c_str(), &gpureduce::reduce<op>);
+    m.impl((name + ".out").c_str(), &gpureduce::reduce_out<op>);
+    m.impl(("_" + name + "_tuned").c_str(), &gpureduce::reduce_forced<op>);
+  });
+  m.impl("_explain", &gpureduce::explain);
+}
+
+// Lazily conjugated and negated views reach the kernels as they are, without a copy.
+void register_fallthrough(torch::Library& m) {
+  for_each_operation([&](auto op) {
+    const std::string name = name_of(op);
+    for (const std::string& each : {name, name + ".out", "_" + name + "_tuned"})
+      m.impl(each.c_str(), torch::CppFunction::makeFallthrough());
+  });
+  for (const char* each : {"_explain", "_plans", "_remember"}) m.impl(each, torch::CppFunction::makeFallthrough());
+}
+
+}  // namespace
+
+TORCH_LIBRARY(gpureduce, m) {
+  const std::string arguments = "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None";
+  for_each_operation([&](auto op) {
+    const std::string name = name_of(op);
+    m.def((name + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
+    m.def((name + ".out" + arguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
+    m.def(("_" + name + "_tuned" + arguments + ", str tuning=\"\") -> Tensor").c_str());  // for tests and tuning
+  });
+  m.def(("_explain" + arguments + ", str tuning=\"\") -> str").c_str());  // for torch_reduce.explain
+  m.def(("_plans" + arguments + ") -> int").c_str());                     // for torch_reduce.tune
+  m.def(("_remember" + arguments + ", int candidate) -> ()").c_str());    // for torch_reduce.tune
+  m.def("_stages(Tensor self, int[1]? dim, int calls) -> float[]");       // for bench/grid.py
+}
+
+TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { register_backend(m); }
+#ifdef GPUREDUCE_WITH_CUDA
+TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) {
+  register_backend(m);
+  m.impl("_plans", &gpureduce::plans);
+  m.impl("_remember", &gpureduce::remember);
+  m.impl("_stages", &gpureduce::stages);
+}
+#endif
+TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
+  for_each_operation([&](auto op) {
+    const std::string name = name_of(op);
+    m.impl(name.c_str(), &gpureduce::reduce_meta<op>);
+    m.impl((name + ".out").c_str(), &gpureduce::reduce_out_meta<op>);
+  });
+}
+TORCH_LIBRARY_IMPL(gpureduce, Conjugate, m) { register_fallthrough(m); }
+TORCH_LIBRARY_IMPL(gpureduce, Negative, m) { register_fallthrough(m); }
