@@ -113,4 +113,33 @@ inline Accumulator accumulator_of(Operation op, DType in, DType out) {
   return wide ? Accumulator::f64 : Accumulator::f32;
 }
 
+// What an operation is of elements of `in` with a result of `out`: several operations are the same one there.
+struct Canonical {
+  DType in, out;
+  Map map;
+  Finish finish;
+  Accumulator accumulator;
+  bool real_parts;  // of complex elements, `in` being their type
+};
+inline Canonical canonical(Operation op, DType in, DType out) {
+  const OperationInfo row = info(op);
+  Canonical c{in, out, row.map, row.finish, {}, false};
+  if (out == DType::Bool && row.has_dtype()) c.map = Map::nonzero;  // a sum of numbers is true if any of them is not 0
+  if (c.map == Map::number && info(in).kind == Kind::integer) c.map = Map::value;
+  if (info(in).kind == Kind::complex && info(out).kind != Kind::complex && c.map == Map::value) {
+    c.in = component_of(in);
+    c.real_parts = true;
+  }
+  c.accumulator = accumulator_of(op, c.in, out);
+  // The largest bool, and a product that is a bool, say whether any element is true, or all: any byte but 0 is.
+  const bool product = c.accumulator == Accumulator::product_i64;
+  const bool of_bools = c.in == DType::Bool && (row.typing == Typing::same || product);
+  if (of_bools || (product && out == DType::Bool)) {
+    c.map = Map::nonzero;
+    c.finish = product || c.finish == Finish::negative ? Finish::all : Finish::none;
+    c.accumulator = Accumulator::i64;
+  }
+  return c;
+}
+
 }  // namespace gpureduce

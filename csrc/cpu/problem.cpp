@@ -4,15 +4,6 @@ namespace gpureduce::cpu {
 
 namespace {
 
-DType component_of(DType t) {
-  switch (t) {
-    case DType::ComplexHalf: return DType::Half;
-    case DType::ComplexFloat: return DType::Float;
-    case DType::ComplexDouble: return DType::Double;
-    default: return t;
-  }
-}
-
 // Appends a dim that is faster than the others; where one stride walks it and the last one, they become one.
 void append(Dims& dims, int64_t size, int64_t stride) {
   if (dims.rank > 0 && dims.fastest().stride == size * stride) dims.dims[dims.rank - 1] = {dims.fastest().size * size, stride};

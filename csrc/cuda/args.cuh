@@ -239,7 +239,7 @@ template <Walk walk, class Source, int kRank, class Place>
 __device__ __forceinline__ Place element_place(const Source& source, const Nest<kRank, Place>& reduced, int64_t index) {
   if constexpr (walk == Walk::nested || walk == Walk::deep) return reduced.at(index).in;
   else if constexpr (walk == Walk::linear) return reduced.dims[0].in * index;
-  else return source.side(index);
+  else return beside(source, index);
 }
 
 // load_unit() of a row in nested dims, at place `row`, from element `begin` on.

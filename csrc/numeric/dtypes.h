@@ -206,6 +206,16 @@ inline const char* name_of(Accumulator a) {
   return names[static_cast<int>(a)];
 }
 
+// The type of a complex number's parts; a real type itself.
+constexpr DType component_of(DType t) {
+  switch (t) {
+    case DType::ComplexHalf: return DType::Half;
+    case DType::ComplexFloat: return DType::Float;
+    case DType::ComplexDouble: return DType::Double;
+    default: return t;
+  }
+}
+
 // The accumulator of the contract for elements of `in` and a result of `out`. A complex input with a real result is the
 // caller's to turn into its real part first.
 inline Accumulator accumulator_of(DType in, DType out, Map map) {

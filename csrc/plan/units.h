@@ -1,7 +1,7 @@
 // Which .cu file holds the kernels of a map, an accumulator and a dtype. Pure C++.
 //
-// A unit is a file of one line, cuda/compiled/<unit>.cu: in the folder native, if it is compiled without PTX. Similar kernels stand
-// together, since they are packed well together; and none takes much longer to compile than the others.
+// A unit is a file of one line, cuda/compiled/<unit>.cu: in the folder native, if it is compiled without PTX. Similar kernels
+// stand together, since they are packed well together; and none takes much longer to compile than the others.
 #pragma once
 
 #include "../problem/geometry.h"

@@ -27,6 +27,14 @@ at::ScalarType out_type(Operation op, const at::Tensor& self, OptionalDtype dtyp
 Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& reduce, at::ScalarType result,
                          const at::Tensor& out, bool keepdim);
 
+// The dims of a call's inputs, slowest first, with the strides of one element of each; `complete` fills in the rest.
+using InputDims = c10::SmallVector<InputDim, kCommonRank>;
+
+// Fills in what all reductions have in common: the problem, the result and the class, for a call on `device`. Without `out`,
+// the strides are a new contiguous result's. `inputs` begins the error that a view of too many dims raises.
+void complete(Reduction& reduction, InputDims& dims, const DimMask& reduce, const at::Tensor& out, bool keepdim,
+              at::Device device, const char* inputs);
+
 // The row of a dtype in dtypes.h. Raises NotImplementedError, which names the function and `what`, if there is none.
 DType dtype_of(at::ScalarType type, const char* what, const char* function = "torch_reduce");
 

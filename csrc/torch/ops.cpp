@@ -132,10 +132,6 @@ const char* function_of(Operation op) {
   return row.typing == Typing::norm ? "linalg.vector_norm" : row.name[0] == '_' ? row.name + 1 : row.name;
 }
 
-DType component(DType complex) {
-  return complex == DType::ComplexDouble ? DType::Double : complex == DType::ComplexFloat ? DType::Float : DType::Half;
-}
-
 // The largest of no elements does not exist: raises torch's error, in the words of torch.linalg.vector_norm or torch.amax. Of a
 // traced size that only the data decide nothing is known here; the kernel's own check comes when it is.
 void check_identity(Operation op, const at::Tensor& self, OptionalDims dim) {
@@ -353,56 +349,45 @@ at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tenso
   return at::Tensor(at::detail::empty_cpu(sizes, dtype));
 }
 
-Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& reduce, at::ScalarType result,
-                         const at::Tensor& out, bool keepdim) {
-  Reduction r{};
-  r.in = dtype_of(self.scalar_type(), "an input of dtype");
-  const Typing typing = info(op).typing;
-  r.out = typing == Typing::truth ? DType::Bool : dtype_of(result, "a result of dtype");  // uint8 has its bytes, too
-  r.map = r.out == DType::Bool && info(op).has_dtype() ? Map::nonzero : info(op).map;
-  if (r.map == Map::number && info(r.in).kind == Kind::integer) r.map = Map::value;  // all of them are
-  r.finish = info(op).finish;
-  if (is_signed(r.map)) {
-    r.negate = self.is_neg();
-    r.conjugate = self.is_conj();
-  }
-  int64_t scale = 1;
-  if (info(r.in).kind == Kind::complex && info(r.out).kind != Kind::complex && r.map == Map::value) {
-    r.in = component(r.in);  // the real parts
-    r.conjugate = false;
-    scale = 2;
-  }
-  r.accumulator = accumulator_of(op, r.in, r.out);
-  // Extrema and products of bools are whether any are true, or all, where any byte but 0 is; and so is a product that is a
-  // bool.
-  const bool product = r.accumulator == Accumulator::product_i64;
-  if (r.in == DType::Bool ? typing == Typing::same || product : product && r.out == DType::Bool) {
-    r.map = Map::nonzero;
-    r.finish = product || r.finish == Finish::negative ? Finish::all : Finish::none;
-    r.accumulator = Accumulator::i64;
-  }
-
-  // Without `out` the call is only planned, with the strides of a new contiguous result.
-  const at::IntArrayRef sizes = self.sizes(), strides = self.strides();
-  const at::IntArrayRef out_strides = out.defined() ? out.strides() : at::IntArrayRef();
-  c10::SmallVector<InputDim, kCommonRank> dims(sizes.size());
-  size_t o = out_strides.size();
-  for (int64_t d = self.dim() - 1, step = 1; d >= 0; --d) {
+void complete(Reduction& r, InputDims& dims, const DimMask& reduce, const at::Tensor& out, bool keepdim, at::Device device,
+              const char* inputs) {
+  int64_t o = out.defined() ? out.dim() : 0, step = 1;
+  for (int64_t d = static_cast<int64_t>(dims.size()) - 1; d >= 0; --d) {
     if (out.defined() && (!reduce[d] || keepdim)) --o;
-    dims[d] = {sizes[d], strides[d] * scale, reduce[d] ? 0 : out.defined() ? out_strides[o] : step, reduce[d]};
-    if (!reduce[d]) step *= sizes[d];
+    dims[d].reduced = reduce[d];
+    dims[d].out_stride = reduce[d] ? 0 : out.defined() ? out.stride(o) : step;
+    if (!reduce[d]) step *= dims[d].size;
   }
   try {
-    r.problem = make_problem(dims.data(), dims.size());
+    r.problem = make_problem(dims.data(), dims.size(), inputs);
   } catch (const std::invalid_argument& e) {
     TORCH_CHECK(false, e.what());
   }
-  r.input = self.const_data_ptr();
   r.output = out.defined() ? out.mutable_data_ptr() : nullptr;
 #ifdef GPUREDUCE_WITH_CUDA
-  if (self.is_cuda()) r.native = cuda::facts(self.device()).native;
+  if (device.is_cuda()) r.native = cuda::facts(device).native;
 #endif
   classify(r);
+}
+
+Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& reduce, at::ScalarType result,
+                         const at::Tensor& out, bool keepdim) {
+  const bool truth = info(op).typing == Typing::truth;  // of uint8 the result is uint8, which has a bool's bytes
+  const Canonical call = canonical(op, dtype_of(self.scalar_type(), "an input of dtype"),
+                                   truth ? DType::Bool : dtype_of(result, "a result of dtype"));
+  Reduction r{};
+  r.in = call.in;
+  r.out = call.out;
+  r.map = call.map;
+  r.finish = call.finish;
+  r.accumulator = call.accumulator;
+  r.negate = is_signed(r.map) && self.is_neg();
+  r.conjugate = is_signed(r.map) && !call.real_parts && self.is_conj();
+  r.input = self.const_data_ptr();
+  const int64_t scale = call.real_parts ? 2 : 1;
+  InputDims dims(self.dim());
+  for (size_t d = 0; d < dims.size(); ++d) dims[d] = {self.size(d), self.stride(d) * scale, 0, false, 0};
+  complete(r, dims, reduce, out, keepdim, self.device(), "sum: the input has");
   return r;
 }
 

@@ -45,25 +45,13 @@ Reduction make_reduction(const Tensor& self, const DimMask& reduce, at::ScalarTy
   r.input = self.const_data_ptr();
   r.in = dtype_of(self.scalar_type(), "an input of dtype");
   r.negate = self.is_neg();
-  c10::SmallVector<InputDim, kCommonRank> dims(self.dim());
-  int64_t step = 1;  // of the results, which are contiguous
-  for (int64_t d = self.dim() - 1; d >= 0; --d) {
-    dims[d] = {self.size(d), self.stride(d), reduce[d] ? 0 : step, reduce[d], 0};
-    if (!reduce[d]) step *= self.size(d);
-  }
-  try {
-    r.problem = make_problem(dims.data(), dims.size(), "var: the input has");
-  } catch (const std::invalid_argument& e) {
-    TORCH_CHECK(false, e.what());
-  }
+  InputDims dims(self.dim());
+  for (size_t d = 0; d < dims.size(); ++d) dims[d] = {self.size(d), self.stride(d), 0, false, 0};
+  complete(r, dims, reduce, {}, false, self.device(), "var: the input has");
   r.output = variance.defined() ? variance.mutable_data_ptr() : nullptr;
   r.mean = mean.defined() ? mean.mutable_data_ptr() : nullptr;
   r.correction = correction;
   r.root = root;
-#ifdef GPUREDUCE_WITH_CUDA
-  if (self.is_cuda()) r.native = cuda::facts(self.device()).native;
-#endif
-  classify(r);
   return r;
 }
 

@@ -109,24 +109,10 @@ Reduction make_reduction(const Tensor& self, const Tensor& weight, at::IntArrayR
   r.accumulator = accumulator_of(r.product, r.out);
   r.truth = r.out == DType::Bool;
   const int64_t rank = static_cast<int64_t>(sizes.size());
-  c10::SmallVector<InputDim, kCommonRank> dims(sizes.size());
-  int64_t o = out.dim();
-  for (int64_t d = rank - 1, step = 1; d >= 0; --d) {
-    if (out.defined() && (!reduce[d] || keepdim)) --o;
-    const int64_t out_stride = reduce[d] ? 0 : out.defined() ? out.stride(o) : step;
-    dims[d] = {sizes[d], expanded_stride(self, d, rank), out_stride, reduce[d], expanded_stride(weight, d, rank)};
-    if (!reduce[d]) step *= sizes[d];
-  }
-  try {
-    r.problem = make_problem(dims.data(), dims.size(), "weighted_sum: self and weight have");
-  } catch (const std::invalid_argument& e) {
-    TORCH_CHECK(false, e.what());
-  }
-  r.output = out.defined() ? out.mutable_data_ptr() : nullptr;
-#ifdef GPUREDUCE_WITH_CUDA
-  if (self.is_cuda()) r.native = cuda::facts(self.device()).native;
-#endif
-  classify(r);
+  InputDims dims(sizes.size());
+  for (int64_t d = 0; d < rank; ++d)
+    dims[d] = {sizes[d], expanded_stride(self, d, rank), 0, false, expanded_stride(weight, d, rank)};
+  complete(r, dims, reduce, out, keepdim, self.device(), "weighted_sum: self and weight have");
   return r;
 }
 

@@ -107,7 +107,8 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
 #pragma unroll
     for (int l = 0; l < kLeaves; ++l) {
 #pragma unroll
-      for (int d = 0; d < kElements; ++d) x[l][d] = own.template load<V>(at + a.template element<walk>(l + d * kLanes));
+      for (int d = 0; d < kElements; ++d)
+        x[l][d] = load_part<V, true>(own, true, at + a.template element<walk>(l + d * kLanes));
     }
   } else if (walk == Walk::nested && a.reduced.are_few()) {
     load_leaves(x, a, own, piece, first, left, a.next_in_lane.in_two(), a.next_leaf.in_two());
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
     piece.first = leaf_start(tile.leaf);
     piece.length = static_cast<int>(min(a.length - piece.first, int64_t{1} << 30));
     piece.place = a.kept.at(tile.output + (inside ? column : 0)).in;
-    const auto& own = a.source.template of_outputs<V>(inside, piece.place);
+    const auto& own = of_outputs<V>(a.source, inside, piece.place);
     if (walk != Walk::nested) piece.place = piece.place + a.template element<Walk::linear>(piece.first);
 #pragma unroll 1
     for (int unit = warp; unit < units; unit += warps) {
@@ -270,7 +271,7 @@ __device__ __forceinline__ void take_few(const Args<Source, Acc>& a, const Tile&
   for (int e = 0; e < kElements; ++e) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const auto& own = a.source.template of_outputs<V>(column[i] < outputs, places[i].in);
+      const auto& own = of_outputs<V>(a.source, column[i] < outputs, places[i].in);
       x[i][e][0] = own.template load_if<V>(column[i] < outputs && e < length, places[i].in + at[e]);
     }
   }
@@ -289,7 +290,7 @@ __device__ __forceinline__ void take_whole(const Args<Source, Acc>& a, const Til
   if (column >= tile.outputs) return;
   const auto place = a.kept.at(tile.output + column);
   const ColumnPiece<typename Source::Place> piece{place.in, 0, length};
-  const auto& own = a.source.template of_outputs<V>(true, place.in);
+  const auto& own = of_outputs<V>(a.source, true, place.in);
   Lanes<typename Source::Element, Acc, V> batch, waiting[levels_of(kLanes / kLoads)];
 #pragma unroll 1
   for (int leaf = 0; leaf < a.tiling.tile_leaves; leaf += kLoads) {

@@ -76,7 +76,7 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, c
       }
     }
   } else {
-    load_unit<kWhole>(x, own, row + a.source.side(begin), left);
+    load_unit<kWhole>(x, own, row + beside(a.source, begin), left);
   }
   const auto& addends = ready(x);
   RowLanes<Element, Acc, V> lanes[kCount];
@@ -95,7 +95,7 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, c
         if (above < 0 || above >= kElements * kLanes || above % kLanes != 0) continue;
 #pragma unroll
         for (int j = 0; j < V - 1; ++j)
-          if (j < tail) lanes[g].add(j, own.template load<1>(row + a.source.side(a.length - tail + j))[0]);
+          if (j < tail) lanes[g].add(j, load_part<1, true>(own, true, row + beside(a.source, a.length - tail + j))[0]);
       }
     }
   }
@@ -154,7 +154,7 @@ __device__ __forceinline__ void take_row(const DenseArgs<Source, Acc>& a) {
   const auto place = a.place(row);
   wait_for_previous_kernel();
   allow_next_kernel();
-  const auto& own = a.source.template of_outputs<1>(true, place.in);
+  const auto& own = of_outputs<1>(a.source, true, place.in);
   const bool has_rest = walk == Walk::shifted && a.length > kChunk;
   Vector<typename Source::Element, 1> rest{};
   if (has_rest) rest = load_rest<walk>(a, own, place.in);
@@ -190,7 +190,7 @@ __device__ __forceinline__ void take_units(const DenseArgs<Source, Acc>& a) {
   wait_for_previous_kernel();
   allow_next_kernel();
   if (clustered) inbox.open(tile == 0 ? a.splits : 0);
-  const auto& own = a.source.template of_outputs<1>(true, place.in);
+  const auto& own = of_outputs<1>(a.source, true, place.in);
   if constexpr (kHasRest)
     if (has_rest && warp == warps - 1) rest = load_rest<walk>(a, own, place.in);
   for (int unit = warp; unit < units - has_rest; unit += warps) {
@@ -306,7 +306,7 @@ __device__ __forceinline__ void take_rows_of_loads(const DenseArgs<Source, Acc>&
   const uint32_t mine = first + (lane >> log_width);
   const int e = (lane & ((1 << log_width) - 1)) * V;
   const bool inside = e < static_cast<int>(a.length);
-  auto at = a.source.side(e);  // the thread's place in a row
+  auto at = beside(a.source, e);  // the thread's place in a row
   if constexpr (!kDense) with_cursor(a, e, 0, [&](const auto& c, const auto&) { at = c.offset; });
   Vector<Element, V> x[1][kCount];
   const auto load = [&](auto place) {  // the offset of the thread's next row
@@ -314,7 +314,7 @@ __device__ __forceinline__ void take_rows_of_loads(const DenseArgs<Source, Acc>&
     for (int i = 0; i < kCount; ++i) {
       const uint32_t row = mine + (i << log_side);
       const auto begin = place(row);
-      x[0][i] = a.source.template of_outputs<1>(row < a.rows, begin).template load_if<V>(inside && row < a.rows, begin + at);
+      x[0][i] = of_outputs<1>(a.source, row < a.rows, begin).template load_if<V>(inside && row < a.rows, begin + at);
     }
   };
   if (!kDense && a.nested && a.kept.moves()) {
@@ -365,14 +365,14 @@ __device__ __forceinline__ void take_rows_of_groups(const DenseArgs<Source, Acc>
       if (i > 0 && group == 0) c = begin;
       const bool wanted = row < a.rows && e + group * kGroup < length;
       const auto at = place(row, i > 0 && group == 0);
-      x[0][i] = a.source.template of_outputs<1>(row < a.rows, at).template load_if<V>(wanted, at + c.offset);
+      x[0][i] = of_outputs<1>(a.source, row < a.rows, at).template load_if<V>(wanted, at + c.offset);
       move(c);
     }
   };
   const auto load_rows = [&](auto place) {
     if constexpr (kDense) {
       struct Side { typename Source::Place offset; };
-      load(place, Side{a.source.side(e)}, [&](Side& c) { c.offset = c.offset + a.source.side(kGroup); });
+      load(place, Side{beside(a.source, e)}, [&](Side& c) { c.offset = c.offset + beside(a.source, kGroup); });
     } else {
       with_cursor(a, e, kGroup, [&](const auto& begin, const auto& move) { load(place, begin, move); });
     }

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
   int mine[kMine];
 #pragma unroll
   for (int j = 0; j < kMine; ++j) mine[j] = column + j * width < outputs ? column + j * width : 0;
-  const auto top = batch_place.in + a.source.side(first_column + (walk == Walk::linear ? mine[0] : 0));
+  const auto top = batch_place.in + beside(a.source, first_column + (walk == Walk::linear ? mine[0] : 0));
   const auto place = top + a.pitch * first_row;
   const int log_part = a.log_rows - a.log_parts, log_turn = max(5 - a.log_parts, 2);
   // Takes the thread's leaves of a unit: where the order is free, their sum is added to `sum`; or else `sum` becomes it.
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
   };
   wait_for_previous_kernel();
   allow_next_kernel();
-  const auto& own = a.source.template of_outputs<V>(true, top);
+  const auto& own = of_outputs<V>(a.source, true, top);
   // Rows are turned, so that the threads that join one column read different banks.
   const auto place_in = [&](int row, int c) { return slots + row * side + (c ^ ((row >> log_part << log_turn) & (side - 1))); };
   const auto keep_in = [&](int row, const Batch& batch) {
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
     if (c >= outputs || part > 0) continue;
     const int64_t output = first_column + c;
     a.output.write_at(
-        Spot<typename Source::Place>{batch_place.in + a.source.side(output), batch_place.out + output * a.result_pitch},
+        Spot<typename Source::Place>{batch_place.in + beside(a.source, output), batch_place.out + output * a.result_pitch},
         (int64_t{blockIdx.z} * a.columns + output) * a.partial_output_stride + blockIdx.y * a.partial_split_stride, sum);
   }
 }

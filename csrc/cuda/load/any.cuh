@@ -289,15 +289,6 @@ struct Any {
   static constexpr int kRank = kMaxRank;
   AnyInput input;
 
-  __device__ __forceinline__ int64_t side(int64_t n) const { return n; }
-  template <int N>
-  __device__ __forceinline__ const Any& of_outputs(bool, int64_t) const {
-    return *this;
-  }
-  template <int V, int kBeyond = 0>
-  __device__ __forceinline__ Vector<Element, 1> load(int64_t offset) const {
-    return load_if<V, kBeyond>(true, offset);
-  }
   template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<Element, 1> load_if(bool wanted, int64_t offset) const {
     static_assert(V == 1);

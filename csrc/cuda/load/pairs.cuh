@@ -80,11 +80,6 @@ struct Pair {
   uint64_t first_policy, second_policy;
   bool same;  // neighbours have one element of the second input
 
-  __device__ __forceinline__ Both side(int64_t n) const { return {n, same ? 0 : n}; }
-  template <int N>
-  __device__ __forceinline__ const Pair& of_outputs(bool, Both) const {
-    return *this;
-  }
   template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<Element, V> load(Both at) const {
     return {load_vector<A, V>(first + at.first + kBeyond, first_policy), second_if<V, kBeyond>(true, at), one_if<V>(true, at),
@@ -179,12 +174,13 @@ struct Deviations {
   const In* base;
   uint64_t policy;
 
-  __device__ __forceinline__ int64_t side(int64_t n) const { return n; }
   template <int N>
-  __device__ __forceinline__ HeldDeviations<In, N> of_outputs(bool wanted, int64_t place) const {
+  __device__ __forceinline__ HeldDeviations<In, N> holding(bool wanted, int64_t place) const {
     return {base, policy, load_vector_if<In, N>(wanted, base + place, policy, typename Vector<In, N>::Bits{})};
   }
 };
+template <class In>
+constexpr bool holds_first<Deviations<In>> = true;
 
 // --- of any dtypes --------------------------------------------------------------------------------------------------------
 
@@ -234,19 +230,10 @@ struct AnyPair {
   Accumulator product;
   bool truth, same;
 
-  __device__ __forceinline__ Both side(int64_t n) const { return {n, same ? 0 : n}; }
-  template <int N>
-  __device__ __forceinline__ const AnyPair& of_outputs(bool, Both) const {
-    return *this;
-  }
-  template <int V, int kBeyond = 0>
-  __device__ __forceinline__ Vector<Element, 1> load(Both at) const {
-    return load_if<V, kBeyond>(true, at);
-  }
   template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<Element, 1> load_if(bool wanted, Both at) const {
     static_assert(V == 1);
-    return {inputs, product, truth, wanted, at + side(kBeyond)};
+    return {inputs, product, truth, wanted, at + beside(*this, kBeyond)};
   }
 };
 template <class Acc>
@@ -282,10 +269,6 @@ struct HeldAnyDeviations {
   int64_t first;
 
   template <int V, int kBeyond = 0>
-  __device__ __forceinline__ Vector<Element, 1> load(int64_t offset) const {
-    return load_if<V, kBeyond>(true, offset);
-  }
-  template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<Element, 1> load_if(bool wanted, int64_t offset) const {
     static_assert(V == 1);
     return {{input, input}, wanted, {offset + kBeyond, first}};
@@ -298,14 +281,17 @@ struct AnyDeviations {
   static constexpr int kRank = kMaxRank;
   AnyInput input;
 
-  __device__ __forceinline__ int64_t side(int64_t n) const { return n; }
   template <int N>
-  __device__ __forceinline__ HeldAnyDeviations of_outputs(bool, int64_t place) const {
+  __device__ __forceinline__ HeldAnyDeviations holding(bool, int64_t place) const {
     return {input, place};
   }
 };
 template <>
+inline constexpr bool holds_first<AnyDeviations> = true;
+template <>
 inline constexpr bool is_any<AnyDeviations> = true;
+template <>
+inline constexpr bool is_any<HeldAnyDeviations> = true;
 template <>
 inline constexpr bool has_one_input<FoundDeviation> = false;
 

@@ -2,13 +2,14 @@
 #pragma once
 
 #include "../../problem/engine.h"
+#include "../../problem/nest.h"
 #include "vectors.cuh"
 
 namespace gpureduce::cuda {
 
-// A source has a Place, which finds an element: an offset, or one in each of two inputs (nest.h). side(n) is the place n
-// elements on, of elements side by side. of_outputs<N>(wanted, place) is the source of the elements of N neighbouring outputs,
-// the first of which begins at `place`: itself, or one that holds what these elements have in common.
+// A source has a Place, which finds an element: an offset, or one in each of two inputs (nest.h). load_part() reads V
+// neighbours at a place, beside() is the place of a neighbour, and of_outputs() is the source of neighbouring outputs'
+// elements.
 
 // Elements of the type the kernel is compiled for. Signs are left out of sums by a mask of the second words; other elements are
 // masked as a whole, if at all. kSigned: elements come with their signs.
@@ -28,12 +29,6 @@ struct Typed {
   static Typed of(const void* base, uint64_t policy, const Masks& masks) {
     if constexpr (kMasks) return {static_cast<const In*>(base), policy, masks};
     else return {static_cast<const In*>(base), policy, masks.keep[1]};
-  }
-
-  __device__ __forceinline__ int64_t side(int64_t n) const { return n; }
-  template <int N>
-  __device__ __forceinline__ const Typed& of_outputs(bool, int64_t) const {
-    return *this;
   }
 
   // kBeyond: elements beyond `offset`, which cost no arithmetic.
@@ -97,9 +92,12 @@ struct Typed {
   }
 };
 
-// Whether elements are converted at run time (any.cuh); and whether there is one input of which a map makes the addends.
+// Whether elements are converted at run time (any.cuh), so that a load only notes their places; whether a source holds what the
+// elements of an output have in common; and whether there is one input of which a map makes the addends.
 template <class Source>
 constexpr bool is_any = false;
+template <class Source>
+constexpr bool holds_first = false;
 template <class Element>
 constexpr bool has_one_input = true;
 template <class Source>
@@ -111,8 +109,23 @@ constexpr Engine engine_of = is_any<Source>                              ? Engin
 template <int V, bool kWhole, int kBeyond = 0, class Source>
 __device__ __forceinline__ Vector<typename Source::Element, V> load_part(const Source& source, bool wanted,
                                                                          typename Source::Place at) {
-  if constexpr (kWhole) return source.template load<V, kBeyond>(at);
-  else return source.template load_if<V, kBeyond>(wanted, at);
+  if constexpr (kWhole && !is_any<Source>) return source.template load<V, kBeyond>(at);
+  else return source.template load_if<V, kBeyond>(kWhole || wanted, at);
+}
+
+// The way from an element to the one n elements on, of elements side by side.
+template <class Source>
+__device__ __forceinline__ typename Source::Place beside(const Source& source, int64_t n) {
+  if constexpr (std::is_same_v<typename Source::Place, Both>) return {n, source.same ? 0 : n};
+  else return n;
+}
+
+// The source of the elements of N neighbouring outputs, the first of which begins at `place` if it is wanted: itself, or one
+// that holds the first element of each.
+template <int N, class Source>
+__device__ __forceinline__ decltype(auto) of_outputs(const Source& source, bool wanted, typename Source::Place place) {
+  if constexpr (holds_first<Source>) return source.template holding<N>(wanted, place);
+  else return (source);
 }
 
 // A unit's elements, of a row whose elements lie side by side: kCount groups of 32 * V neighbouring leaves, kElements of each

@@ -114,7 +114,7 @@ class RowStream {
   // Fewer than a granule's.
   __device__ __forceinline__ void put(int begin, int end) const {
     const int i = begin + lane();
-    if (i < end) *at(i) = source_.template load<1>(begin_ + i)[0];
+    if (i < end) *at(i) = load_part<1, true>(source_, true, begin_ + i)[0];
   }
   __device__ __forceinline__ void fill() {
     const int begin = max(filled_ * kStage, low_), end = min((filled_ + 1) * kStage, high_);
