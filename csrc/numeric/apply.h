@@ -52,16 +52,6 @@ constexpr double missing(Formula f, int other) { return f == Formula::deviation 
 
 constexpr int kOthers = 3;  // g, r and m
 
-// e^x for all x that are not far above 0. exponential() ends where normal numbers do: from there on, the square of e^(x / 2).
-template <class A>
-GPUREDUCE_HOST_DEVICE A whole_exponential(A x) {
-  constexpr A kLow = sizeof(A) == 4 ? -80 : -700;
-  if (x != x) return x;
-  if (x >= kLow) return exponential(x);
-  const A root = exponential(x * A(0.5));
-  return x < 4 * kLow ? A(0) : root * root;
-}
-
 template <class A>
 GPUREDUCE_HOST_DEVICE A sign_of(A x) {
   return static_cast<A>((x > 0) - (x < 0));

@@ -17,14 +17,8 @@ GPUREDUCE_HOST_DEVICE float fused(float a, float b, float c) {
 #endif
 }
 
-// e^x of a number that is not above 0, or of the one given here if it is below that, as e^x would be no normal number: joined
-// to 1 or more, both are lost. A product with 2^n adds n to the exponent's bits.
-GPUREDUCE_HOST_DEVICE float exponential(float given) {
-#ifdef __CUDA_ARCH__
-  const float x = fmaxf(given, -87.0f);
-#else
-  const float x = given < -87.0f ? -87.0f : given;
-#endif
+// e^x for x from -87 to 0, where e^x is a normal number. A product with 2^n adds n to the exponent's bits.
+GPUREDUCE_HOST_DEVICE float exponential_in_range(float x) {
   constexpr float kRound = 0x1.8p+23f;  // added and taken away again, it leaves a whole number
   const float shifted = fused(x, 0x1.715476p+0f, kRound), n = shifted - kRound;
   const float r =
@@ -38,8 +32,8 @@ GPUREDUCE_HOST_DEVICE float exponential(float given) {
   return bit_cast<float>(bit_cast<uint32_t>(y) + (bit_cast<uint32_t>(shifted) << 23));
 }
 
-GPUREDUCE_HOST_DEVICE double exponential(double given) {
-  const double x = given < -708.0 ? -708.0 : given;
+// The same for x from -708 to 0.
+GPUREDUCE_HOST_DEVICE double exponential_in_range(double x) {
   constexpr double kRound = 0x1.8p+52;
   const double shifted = x * 0x1.71547652b82fep+0 + kRound, n = shifted - kRound;
   const double high = x - n * 0x1.62e42feep-1, low = n * 0x1.a39ef35793c76p-33, r = high - low, t = r * r;
@@ -49,6 +43,26 @@ GPUREDUCE_HOST_DEVICE double exponential(double given) {
                     t * (6.61375632143793436117e-05 + t * (-1.65339022054652515390e-06 + t * 4.13813679705723846039e-08))));
   const double y = 1.0 - ((low - (r * c) / (2.0 - c)) - high);
   return bit_cast<double>(bit_cast<uint64_t>(y) + (bit_cast<uint64_t>(shifted) << 52));
+}
+
+// e^x for x that is not above 0. Smaller numbers than the range's count as its end: joined to 1 or more, both are lost.
+GPUREDUCE_HOST_DEVICE float exponential(float x) {
+#ifdef __CUDA_ARCH__
+  return exponential_in_range(fmaxf(x, -87.0f));
+#else
+  return exponential_in_range(x < -87.0f ? -87.0f : x);
+#endif
+}
+GPUREDUCE_HOST_DEVICE double exponential(double x) { return exponential_in_range(x < -708.0 ? -708.0 : x); }
+
+// e^x for all x that are not far above 0. exponential() ends where normal numbers do: from there on, the square of e^(x / 2).
+template <class A>
+GPUREDUCE_HOST_DEVICE A whole_exponential(A x) {
+  constexpr A kLow = sizeof(A) == 4 ? -80 : -700;
+  if (x != x) return x;
+  if (x >= kLow) return exponential(x);
+  const A root = exponential(x * A(0.5));
+  return x < 4 * kLow ? A(0) : root * root;
 }
 
 // The logarithm of a number that is 1 or more, or NaN.

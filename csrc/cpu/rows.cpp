@@ -1,0 +1,208 @@
+// A row at a time: its elements are converted, added in the contract's order, applied and stored.
+#include "rows.h"
+
+#include <memory>
+
+#include "exact_floats.h"
+#include "threads.h"
+
+namespace gpureduce::cpu {
+
+namespace {
+
+constexpr int64_t kTaskElements = 1 << 15;  // per task, if there are as many
+constexpr int kLevels = 48;                 // of the tree above chunks
+constexpr int kRoom = kLanes + kLevels;     // sums that a tree holds at a time
+constexpr int64_t kSide = 64;               // neighbouring columns that a task of weights takes
+
+// Calls `run(offset, stride, first, n)` for each run of elements with one stride: `first` is the index of its first element.
+template <class F>
+void for_each_run(const RowDims& dims, RowOperandName operand, F run) {
+  if (dims.rank == 0) return run(int64_t{0}, int64_t{0}, int64_t{0}, int64_t{1});
+  const RowDim& fast = dims.dims[dims.rank - 1];
+  const int64_t n = dims.count();
+  for (int64_t first = 0; first < n; first += fast.size)
+    run(dims.offset(operand, first), fast.strides[operand], first, fast.size);
+}
+
+template <class A>
+void load(const RowsCall& call, RowOperandName name, int64_t row_offset, A* to) {
+  const RowOperand& from = call.operands[name];
+  for_each_run(call.across, name, [&](int64_t offset, int64_t stride, int64_t first, int64_t n) {
+    const char* const data = from.data + row_offset + offset;
+    switch (from.dtype) {
+#define GPUREDUCE_LOAD(dtype, type, kind, accumulator, wide, family)                                                   \
+  case DType::dtype:                                                                                                   \
+    if constexpr (Kind::kind != Kind::complex) {                                                                       \
+      if (stride == sizeof(type))                                                                                      \
+        for (int64_t i = 0; i < n; ++i) to[first + i] = static_cast<A>(value(reinterpret_cast<const type*>(data)[i])); \
+      else                                                                                                             \
+        for (int64_t i = 0; i < n; ++i)                                                                                \
+          to[first + i] = static_cast<A>(value(*reinterpret_cast<const type*>(data + i * stride)));                    \
+    }                                                                                                                  \
+    break;
+      GPUREDUCE_DTYPES(GPUREDUCE_LOAD)
+#undef GPUREDUCE_LOAD
+    }
+  });
+}
+
+template <class A>
+void store(const RowsCall& call, int64_t row_offset, const A* from) {
+  const RowOperand& to = call.operands[kRowY];
+  for_each_run(call.across, kRowY, [&](int64_t offset, int64_t stride, int64_t first, int64_t n) {
+    char* const data = to.data + row_offset + offset;
+    switch (to.dtype) {
+#define GPUREDUCE_STORE(dtype, type, kind, accumulator, wide, family)                                                \
+  case DType::dtype:                                                                                                 \
+    if constexpr (Kind::kind == Kind::floating)                                                                      \
+      for (int64_t i = 0; i < n; ++i) *reinterpret_cast<type*>(data + i * stride) = round_to<type>(from[first + i]); \
+    break;
+      GPUREDUCE_DTYPES(GPUREDUCE_STORE)
+#undef GPUREDUCE_STORE
+    }
+  });
+}
+
+// The sum of addend(i) for i from 0 to below n, in the contract's order. `leaves`: room for kRoom sums.
+template <class F, class Sum>
+Sum ordered_sum(int64_t n, Sum* leaves, F addend) {
+  Sum *const waiting = leaves + kLanes, total{};
+  int64_t chunks = 0;
+  for (int64_t chunk = 0; chunk < n; chunk += kChunk, ++chunks) {
+    const int64_t here = std::min<int64_t>(kChunk, n - chunk);
+    int64_t count = std::min<int64_t>(kLanes, here);
+    for (int64_t l = 0; l < count; ++l) leaves[l] = addend(chunk + l);
+    for (int64_t base = kLanes; base < here; base += kLanes) {
+      const int64_t more = std::min<int64_t>(kLanes, here - base);
+      for (int64_t l = 0; l < more; ++l) leaves[l] = leaves[l] + addend(chunk + base + l);
+    }
+    for (; count > 1; count = (count + 1) / 2) {
+      for (int64_t i = 0; i < count / 2; ++i) leaves[i] = leaves[2 * i] + leaves[2 * i + 1];
+      if (count % 2) leaves[count / 2] = leaves[count - 1];
+    }
+    Sum sum = leaves[0];
+    int level = 0;
+    for (; chunks >> level & 1; ++level) sum = waiting[level] + sum;
+    waiting[level] = sum;
+  }
+  bool any = false;
+  for (int level = 0; level < kLevels; ++level) {
+    if (!(chunks >> level & 1)) continue;
+    total = any ? waiting[level] + total : waiting[level];
+    any = true;
+  }
+  return total;
+}
+
+template <class A>
+A number_of(const void* numbers, int64_t row) {
+  return numbers ? static_cast<const A*>(numbers)[row] : A(0);
+}
+
+template <RowFunction f, class A>
+void run_rows(const RowsCall& call, int64_t begin, int64_t end) {
+  using Sum = decltype(row_addend<f, A>({}, {}, A(0)));
+  const int64_t n = call.length;
+  const std::unique_ptr<A[]> memory(new A[5 * n]);
+  const std::unique_ptr<Sum[]> leaves(new Sum[kRoom]);
+  A *const x = memory.get(), *const g = x + n, *const w = g + n, *const b = w + n, *const y = b + n;
+  std::fill_n(g, n, A(1));
+  std::fill_n(w, n, A(1));
+  std::fill_n(b, n, A(0));
+  if (call.operands[kRowWeight].data) load(call, kRowWeight, 0, w);
+  if (call.operands[kRowBias].data) load(call, kRowBias, 0, b);
+  for (int64_t index = begin; index < end; ++index) {
+    load(call, kRowX, call.along.offset(kRowX, index), x);
+    if (takes_grad(f)) load(call, kRowG, call.along.offset(kRowG, index), g);
+    RowNumbers<A> row;
+    if constexpr (takes_grad(f)) {
+      row.mean = number_of<A>(call.mean, index);
+      row.r = number_of<A>(call.r, index);
+    }
+    if constexpr (takes_largest(f)) {
+      row.mean = x[0];
+      for (int64_t i = 1; i < n; ++i) row.mean = larger(row.mean, x[i]);
+    }
+    const auto element = [&](int64_t i) { return RowElement<A>{x[i], g[i], w[i], b[i]}; };
+    finish_row<f>(row, ordered_sum(n, leaves.get(), [&](int64_t i) { return row_addend<f>(element(i), row, x[0]); }), x[0], n,
+                  call.eps);
+    if constexpr (is_norm(f) && !takes_grad(f)) {
+      if (call.mean) static_cast<A*>(call.mean)[index] = row.mean;
+      if (call.r) static_cast<A*>(call.r)[index] = row.r;
+    }
+    if (!call.operands[kRowY].data) continue;
+    for (int64_t i = 0; i < n; ++i) y[i] = row_applied<f>(element(i), row);
+    store(call, call.along.offset(kRowY, index), y);
+  }
+}
+
+// The sums over all rows of neighbouring columns: of TwoSums, for weight and bias.
+template <class A>
+void run_weights(const RowWeightsCall& weights, int64_t begin, int64_t end) {
+  using Sum = TwoSums<A>;
+  struct Columns {
+    Sum of[kSide];
+    Columns operator+(const Columns& right) const {
+      Columns sums;
+      for (int64_t i = 0; i < kSide; ++i) sums.of[i] = of[i] + right.of[i];
+      return sums;
+    }
+  };
+  const RowsCall& call = weights.call;
+  const std::unique_ptr<Columns[]> leaves(new Columns[kRoom]);
+  for (int64_t first = begin * kSide; first < std::min(call.length, end * kSide); first += kSide) {
+    const int64_t width = std::min(kSide, call.length - first);
+    const auto number = [&](RowOperandName name, int64_t row, int64_t i) {
+      const char* const at = call.operands[name].data + call.along.offset(name, row) + call.across.offset(name, first + i);
+      A x{};
+      switch (call.operands[name].dtype) {
+#define GPUREDUCE_NUMBER(dtype, type, kind, accumulator, wide, family)                                        \
+  case DType::dtype:                                                                                          \
+    if constexpr (Kind::kind != Kind::complex) x = static_cast<A>(value(*reinterpret_cast<const type*>(at))); \
+    break;
+        GPUREDUCE_DTYPES(GPUREDUCE_NUMBER)
+#undef GPUREDUCE_NUMBER
+      }
+      return x;
+    };
+    const Columns sums = ordered_sum(call.rows, leaves.get(), [&](int64_t row) {
+      const A mean = number_of<A>(call.mean, row), r = number_of<A>(call.r, row);
+      Columns addends{};
+      for (int64_t i = 0; i < width; ++i) {
+        const A g = number(kRowG, row, i);
+        addends.of[i] = {weight_addend(number(kRowX, row, i), g, mean, r), g};
+      }
+      return addends;
+    });
+    for (int64_t i = 0; i < width; ++i) {
+      if (weights.weight) static_cast<A*>(weights.weight)[first + i] = sums.of[i].first;
+      if (weights.bias) static_cast<A*>(weights.bias)[first + i] = sums.of[i].second;
+    }
+  }
+}
+
+}  // namespace
+
+void run(const RowsCall& call) {
+  const int64_t grain = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, call.length));
+  parallel_for(0, call.rows, grain, [&](int64_t begin, int64_t end) {
+    const ExactFloats exact;
+    with_row_function(call.function, [&](auto f) {
+      if (call.wide) run_rows<f.value, double>(call, begin, end);
+      else run_rows<f.value, float>(call, begin, end);
+    });
+  });
+}
+
+void run(const RowWeightsCall& weights) {
+  const int64_t blocks = (weights.call.length + kSide - 1) / kSide;
+  const int64_t grain = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, kSide * weights.call.rows));
+  parallel_for(0, blocks, grain, [&](int64_t begin, int64_t end) {
+    const ExactFloats exact;
+    if (weights.call.wide) run_weights<double>(weights, begin, end);
+    else run_weights<float>(weights, begin, end);
+  });
+}
+
+}  // namespace gpureduce::cpu

@@ -1,0 +1,11 @@
+// Functions that keep their input's shape, on the CPU.
+#pragma once
+
+#include "../problem/rows.h"
+
+namespace gpureduce::cpu {
+
+void run(const RowsCall& call);
+void run(const RowWeightsCall& call);
+
+}  // namespace gpureduce::cpu

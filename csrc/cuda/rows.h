@@ -1,0 +1,23 @@
+// Functions that keep their input's shape, on a GPU: raw pointers and a stream in, an error code out.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "../plan/gpu.h"
+#include "../problem/rows.h"
+#include "launch.h"
+
+namespace gpureduce::cuda {
+
+cudaError_t run_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
+
+// Bytes of the partial sums of weights' gradients.
+int64_t workspace_of(const RowWeightsCall& call);
+cudaError_t run_rows(const RowWeightsCall& call, void* workspace, const Device& device, cudaStream_t stream);
+
+// Rows of compiled dtypes, side by side in memory, that registers hold. kNoKernel: it is another call.
+cudaError_t run_float_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
+cudaError_t run_half_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
+cudaError_t run_bfloat16_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
+
+}  // namespace gpureduce::cuda

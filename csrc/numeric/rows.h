@@ -1,0 +1,158 @@
+// Functions that keep their input's shape: what they add up per row, and what each element becomes given the row's results. One
+// source for CPU and GPU, so that bits agree everywhere. Pure C++: no torch, no CUDA.
+//
+// For example softmax of the row 1, 3, 2. The largest element is 3; the addends are e^-2, e^0 and e^-1, their sum is 1.5032.
+// The row keeps (3, 1 / 1.5032), and the second element becomes e^(3 - 3) * 0.6652 = 0.6652.
+#pragma once
+
+#include <cmath>
+
+#include "exponential.h"
+#include "variance.h"
+
+namespace gpureduce {
+
+// x: an element; g: the incoming gradient's; w, b: of weight and bias, 1 and 0 if there is none; n: elements of the row.
+// m, S, T: the row's largest element and its sums. Each operation is rounded once.
+//
+// softmax               S = sum of e^(x - m)                                y = e^(x - m) * (1 / S)
+// log_softmax           the same                                            y = (x - m) - log(S)
+// rms_norm              S = sum of x * x, r = 1 / sqrt(S / n + eps)         y = (x * r) * w
+// layer_norm            mean and variance as var_mean has them,
+//                       r = 1 / sqrt(variance + eps) in float64             y = ((x - mean) * r) * w + b
+// softmax_backward      x is softmax's result: S = sum of g * x             y = (g - S) * x
+// log_softmax_backward  x is log_softmax's result: S = sum of g             y = g - e^x * S
+// rms_norm_backward     d = g * w, h = x * r: S = sum of d * h              y = (d - h * (S / n)) * r
+// layer_norm_backward   d = g * w, h = (x - mean) * r: S = sum of d,
+//                       T = sum of d * h                                    y = ((d - S / n) - h * (T / n)) * r
+#define GPUREDUCE_ROW_FUNCTIONS(X) \
+  X(softmax)                       \
+  X(log_softmax)                   \
+  X(rms_norm)                      \
+  X(layer_norm)                    \
+  X(softmax_backward)              \
+  X(log_softmax_backward)          \
+  X(rms_norm_backward)             \
+  X(layer_norm_backward)
+
+enum class RowFunction : uint8_t {
+#define GPUREDUCE_ROW_FUNCTION(name) name,
+  GPUREDUCE_ROW_FUNCTIONS(GPUREDUCE_ROW_FUNCTION)
+#undef GPUREDUCE_ROW_FUNCTION
+};
+
+constexpr bool takes_largest(RowFunction f) { return f == RowFunction::softmax || f == RowFunction::log_softmax; }
+constexpr bool takes_grad(RowFunction f) { return f >= RowFunction::softmax_backward; }
+constexpr bool is_norm(RowFunction f) {
+  return f == RowFunction::rms_norm || f == RowFunction::layer_norm || f == RowFunction::rms_norm_backward ||
+         f == RowFunction::layer_norm_backward;
+}
+// A row's mean and r, which forward passes of norms write and backward passes read.
+constexpr bool has_mean(RowFunction f) { return f == RowFunction::layer_norm || f == RowFunction::layer_norm_backward; }
+
+// e^x for x that is not above 0; 0 from where e^x is hardly a normal number.
+template <class A>
+GPUREDUCE_HOST_DEVICE A exponential_or_zero(A x) {
+  return x < A(sizeof(A) == 4 ? -87 : -708) ? A(0) : exponential_in_range(x);
+}
+
+// What a row is known by when its elements are applied: m and 1 / S or log(S); mean and r; and the sums of a backward pass.
+template <class A>
+struct RowNumbers {
+  A mean = 0, r = 0;             // m and 1 / S, m and log(S), or of norms
+  A first_share = 0, share = 0;  // S / n and T / n, or S
+};
+
+// One element of the operands.
+template <class A>
+struct RowElement {
+  A x, g, w, b;
+};
+
+// Two sums.
+template <class A>
+struct TwoSums {
+  A first, second;
+};
+template <class A>
+GPUREDUCE_HOST_DEVICE TwoSums<A> operator+(TwoSums<A> a, TwoSums<A> b) {
+  return {a.first + b.first, a.second + b.second};
+}
+
+// What is added up for an element. A: float or double. `first`: the row's first element, of layer_norm.
+template <RowFunction f, class A>
+GPUREDUCE_HOST_DEVICE auto row_addend(const RowElement<A>& e, const RowNumbers<A>& row, A first) {
+  if constexpr (takes_largest(f)) return exponential_or_zero(e.x - row.mean);
+  else if constexpr (f == RowFunction::rms_norm) return e.x * e.x;
+  else if constexpr (f == RowFunction::layer_norm) return variance::moments_of(e.x, first);
+  else if constexpr (f == RowFunction::softmax_backward) return e.g * e.x;
+  else if constexpr (f == RowFunction::log_softmax_backward) return e.g;
+  else if constexpr (f == RowFunction::rms_norm_backward) return (e.g * e.w) * (e.x * row.r);
+  else return TwoSums<A>{e.g * e.w, (e.g * e.w) * ((e.x - row.mean) * row.r)};
+}
+
+// The addend of an element that does not exist: the identity of the addends' sum.
+template <class Sum>
+GPUREDUCE_HOST_DEVICE Sum no_addend() {
+  if constexpr (std::is_same_v<Sum, Moments>) return {-0.0, -0.0};
+  else if constexpr (std::is_floating_point_v<Sum>) return Sum(-0.0);
+  else return {-0.0f, -0.0f};
+}
+
+// The row's numbers from its sum. Those of a backward pass keep what the forward pass wrote.
+template <RowFunction f, class A, class Sum>
+GPUREDUCE_HOST_DEVICE void finish_row(RowNumbers<A>& row, Sum sum, A first, int64_t length, double eps) {
+  const A n = static_cast<A>(length);
+  if constexpr (f == RowFunction::softmax) {
+    row.r = A(1) / sum;
+  } else if constexpr (f == RowFunction::log_softmax) {
+    row.r = static_cast<A>(logarithm(static_cast<double>(sum)));
+  } else if constexpr (f == RowFunction::rms_norm) {
+    const A mean_square = sum / n, shifted = mean_square + static_cast<A>(eps);
+    row.r = A(1) / static_cast<A>(sqrt(shifted));
+  } else if constexpr (f == RowFunction::layer_norm) {
+    const auto found = variance::Finishing{length, 0, false}(sum, static_cast<double>(first));
+    row.mean = static_cast<A>(found.mean);
+    row.r = static_cast<A>(1.0 / sqrt(found.variance + eps));
+  } else if constexpr (f == RowFunction::layer_norm_backward) {
+    row.first_share = sum.first / n;
+    row.share = sum.second / n;
+  } else if constexpr (f == RowFunction::rms_norm_backward) {
+    row.share = sum / n;
+  } else {
+    row.share = sum;
+  }
+}
+
+// What an element becomes.
+template <RowFunction f, class A>
+GPUREDUCE_HOST_DEVICE A row_applied(const RowElement<A>& e, const RowNumbers<A>& row) {
+  if constexpr (f == RowFunction::softmax) return exponential_or_zero(e.x - row.mean) * row.r;
+  else if constexpr (f == RowFunction::log_softmax) return (e.x - row.mean) - row.r;
+  else if constexpr (f == RowFunction::rms_norm) return (e.x * row.r) * e.w;
+  else if constexpr (f == RowFunction::layer_norm) return ((e.x - row.mean) * row.r) * e.w + e.b;
+  else if constexpr (f == RowFunction::softmax_backward) return (e.g - row.share) * e.x;
+  else if constexpr (f == RowFunction::log_softmax_backward) return e.g - whole_exponential(e.x) * row.share;
+  else if constexpr (f == RowFunction::rms_norm_backward) return (e.g * e.w - (e.x * row.r) * row.share) * row.r;
+  else return ((e.g * e.w - row.first_share) - ((e.x - row.mean) * row.r) * row.share) * row.r;
+}
+
+// The addend of a weight's gradient, and of a bias's: sums over all rows, in their logical order.
+template <class A>
+GPUREDUCE_HOST_DEVICE A weight_addend(A x, A g, A mean, A r) {
+  return g * ((x - mean) * r);
+}
+
+// Calls `f` with this function, as a compile-time constant.
+template <class F>
+auto with_row_function(RowFunction function, F f) {
+  switch (function) {
+#define GPUREDUCE_ROW_FUNCTION(name) \
+  case RowFunction::name: return f(std::integral_constant<RowFunction, RowFunction::name>());
+    GPUREDUCE_ROW_FUNCTIONS(GPUREDUCE_ROW_FUNCTION)
+#undef GPUREDUCE_ROW_FUNCTION
+  }
+  return f(std::integral_constant<RowFunction, RowFunction::softmax>());
+}
+
+}  // namespace gpureduce

@@ -1,0 +1,85 @@
+// A call of a function that keeps its input's shape, as backends see it. Pure C++: no torch, no CUDA.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "../numeric/rows.h"
+#include "nest.h"
+
+namespace gpureduce {
+
+// What a call reads and writes per element: the input, the incoming gradient, weight, bias and the result.
+enum RowOperandName { kRowX, kRowG, kRowWeight, kRowBias, kRowY, kRowOperands };
+
+struct RowOperand {
+  char* data;  // null: there is none
+  DType dtype;
+};
+
+// A dim, with the strides of all operands in bytes.
+struct RowDim {
+  int64_t size;
+  int64_t strides[kRowOperands];
+};
+
+struct RowDims {
+  int rank = 0;
+  RowDim dims[kMaxRank];
+
+  int64_t count() const {
+    int64_t n = 1;
+    for (int d = 0; d < rank; ++d) n *= dims[d].size;
+    return n;
+  }
+  // Adds a dim that is faster than the others. One that all operands walk on in the last dim's steps becomes a part of it.
+  // Returns false if there is no room.
+  bool add(const RowDim& dim) {
+    if (dim.size == 1) return true;
+    if (rank > 0) {
+      RowDim& last = dims[rank - 1];
+      bool one = true;
+      for (int o = 0; o < kRowOperands; ++o) one &= last.strides[o] == dim.size * dim.strides[o];
+      if (one) {
+        const int64_t size = last.size * dim.size;
+        last = dim;
+        last.size = size;
+        return true;
+      }
+    }
+    if (rank == kMaxRank) return false;
+    dims[rank++] = dim;
+    return true;
+  }
+  GPUREDUCE_HOST_DEVICE int64_t offset(RowOperandName operand, int64_t index) const {
+    int64_t offset = 0;
+    for (int d = rank - 1; d >= 0; --d) {
+      offset += index % dims[d].size * dims[d].strides[operand];
+      index /= dims[d].size;
+    }
+    return offset;
+  }
+};
+
+// Rows have their elements in `across` and lie in `along`, in logical order. Weight and bias have the stride 0 along the rows.
+struct RowsCall {
+  RowFunction function;
+  bool wide;  // computed in float64, otherwise in float32
+  RowOperand operands[kRowOperands];
+  RowDims along, across;
+  int64_t rows, length;
+  double eps = 0;
+  // Per row, in logical order, of float64 if the call is wide and otherwise of float32: written by forward passes of norms,
+  // read by backward passes. Null: not wanted, or none.
+  void *mean = nullptr, *r = nullptr;
+};
+
+// The gradients of weight and bias: sums over all rows. `results` are contiguous, in the logical order of the row's elements,
+// of float64 if the call is wide and otherwise of float32. Of `call` all but y, weight and bias is read; `across` is in logical
+// order.
+struct RowWeightsCall {
+  RowsCall call;
+  void *weight, *bias;  // null: not wanted
+};
+
+}  // namespace gpureduce
