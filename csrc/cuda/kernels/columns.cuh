@@ -2,8 +2,8 @@
 //
 // For example x[:, :100] of an (8, 128, 256) float32 tensor, summed over dims 0 and 1: 256 columns of 800 elements. V = 4,
 // kElements = 8, and a thread takes 4 batches. 8 threads side by side cover 32 columns, and the 4 rows of threads of a warp
-// take 4 leaves each: a unit is 16 leaves. Thread 0 loads elements 0 and 512 of columns 0-3, its other six loads are predicated
-// off, and adds them as leaf 0. It goes on with leaves 1 to 3, and joins neighbours on the way. Shuffles join threads 0, 8, 16
+// take 4 leaves each: a unit is 16 leaves. Thread 0 loads elements 0 and 512 of columns 0-3 (its other six loads are predicated
+// off) and adds them as leaf 0. It goes on with leaves 1 to 3, and joins neighbours on the way. Shuffles join threads 0, 8, 16
 // and 24, and threads 0-7 put the unit's 32 sums into shared memory. The 8 warps of a block take the 32 units of the 512 leaves
 // in turn. After a barrier 4 threads per column join 8 units each, shuffles join the 4, and one of them writes the result.
 #pragma once
