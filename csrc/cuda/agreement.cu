@@ -1,5 +1,5 @@
-// A device-side assertion that all ranks are about to do the same. If it fails, no later kernel runs: among these are messages
-// whose sizes the ranks disagree about, which would wait for ever.
+// A device-side assertion that all ranks are about to do the same. If it fails, no later kernel runs. Among these are messages
+// whose sizes the ranks disagree about: they would wait forever.
 #include "agreement.h"
 
 #include <algorithm>

@@ -289,8 +289,8 @@ __device__ __forceinline__ void take_few(const Args<Source, Acc>& a, const Tile&
   }
 }
 
-// Outputs of up to kLanes elements, each of which is a leaf. A thread takes all elements of V outputs, with kLoads leaves at a
-// time in flight, and joins them as columns() does.
+// Outputs of up to kLanes elements, so every element is a leaf. A thread takes all elements of V outputs, with kLoads leaves at
+// a time in flight, and joins them as columns() does.
 template <int V, Walk walk, class Source, class Acc>
 __device__ __forceinline__ void take_whole(const Args<Source, Acc>& a, const Tile& tile) {
   const int length = static_cast<int>(a.length), column = threadIdx.x * V;

@@ -30,8 +30,8 @@ struct Words {
   }
 };
 
-// Short rows, every element of which is a leaf. A thread takes a whole row, word by word, so that no value moves between
-// threads. If rows are not an even number of words apart, at most four threads meet in a bank.
+// Short rows: every element is a leaf. A thread takes a whole row, word by word, so that no value moves between threads. If
+// rows are not an even number of words apart, at most four threads meet in a bank.
 template <class Element>
 struct WholeRows {
   static constexpr int V = Words<Element>::V;

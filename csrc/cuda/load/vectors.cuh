@@ -237,7 +237,7 @@ __device__ __forceinline__ Vector<Element, V> load_vector(const Element* p, uint
   return {load_always(reinterpret_cast<const typename Vector<Element, V>::Bits*>(p), policy)};
 }
 
-// The same if `wanted`, and otherwise `otherwise`.
+// The same if `wanted`, else `otherwise`.
 template <class Element, int V, int kBeyond = 0>
 __device__ __forceinline__ Vector<Element, V> load_vector_if(uint32_t wanted, const Element* p, uint64_t policy,
                                                              typename Vector<Element, V>::Bits otherwise) {
