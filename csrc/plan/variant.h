@@ -2,8 +2,8 @@
 // .cu files are compiled from it. Pure C++.
 //
 // For example bfloat16, with 8 elements per load of 16 bytes. The variant {dense, nested, 8, 1, 8} reads rows in two nested
-// dims, 8 neighbours per load, with 8 elements of each leaf in flight. A row of 1500 elements has leaves of 3 elements at most,
-// so its planner asks for 4 loads or more, and serving() finds this variant: 5 of its 8 loads are predicated off.
+// dims, 8 neighbours per load, with 8 elements of each leaf in flight. A row of 94 times 16 elements has leaves of 3 elements
+// at most, so its planner asks for 4 loads or more, and serving() finds this variant: 5 of its 8 loads are predicated off.
 #pragma once
 
 #include <string>
