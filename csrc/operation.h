@@ -12,14 +12,14 @@ namespace gpureduce {
 enum class Combine : uint8_t { sum, largest, product, logsum };
 
 // The inputs that an operation takes; the dtype of its result:
-// sum    any; the input's dtype, int64 for integers, or dtype=
+// sum    any; the input's dtype (int64 for integers, float32 for float8), or dtype=
 // mean   any; as sum, but only floating or complex results
 // real   real; as sum, but floating inputs have only floating results
 // norm   floating or complex; the input's real type, or the real type of dtype=
 // same   real; the input's dtype
 // count  any; int64
 // truth  any; bool, but uint8 for uint8
-// log    real; the input's dtype, float32 for integers, or dtype=
+// log    real; the input's dtype (torch's default dtype for integers, float32 for float8), or dtype=
 // pair   real; a complex number, whose parts have the accumulator's precision
 enum class Typing : uint8_t { sum, mean, real, norm, same, count, truth, log, pair };
 
