@@ -48,7 +48,4 @@ GPUREDUCE_HOST_DEVICE int log2_up(Int n) {
 #endif
 }
 
-// Rounds up to whole lines.
-GPUREDUCE_HOST_DEVICE constexpr int whole_lines(int bytes) { return (bytes + kLine - 1) / kLine * kLine; }
-
 }  // namespace gpureduce
