@@ -1,6 +1,6 @@
-// The operations: what an element becomes (map), how two of them become one (combine), and what becomes of the last (finish).
-// All of them take an output's elements in the contract's order. Schemas, backends, autograd, vmap, autocast and the rest are
-// registered for each row of this table.
+// The operations. A map is applied to each element, combine joins two accumulators, and finish is applied to the last one.
+// All operations take an output's elements in the contract's order. Schemas, backends, autograd, vmap, autocast and the rest
+// are registered for each row of this table.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,22 @@ namespace gpureduce {
 
 enum class Combine : uint8_t { sum, largest, product, logsum };
 
-// Which inputs an operation takes, and of which dtype its results are:
-// sum    any; of its dtype, integers int64; or as dtype= says
-// mean   the same, but floating and complex results alone
-// real   as sum, but real ones, and floating results of floating ones
-// norm   floating and complex ones; of their real type, or that of dtype=
-// same   real ones; of the same dtype
+// The inputs that an operation takes; the dtype of its result:
+// sum    any; the input's dtype (int64 for integers, float32 for float8), or dtype=
+// mean   any; as sum, but only floating or complex results
+// real   real; as sum, but floating inputs have only floating results
+// norm   floating or complex; the input's real type, or the real type of dtype=
+// same   real; the input's dtype
 // count  any; int64
-// truth  any; bool, of uint8 uint8
-// log    real ones; of the same dtype, integers float32; or as dtype= says
-// pair   real ones; complex numbers, whose parts are those of the accumulator
+// truth  any; bool, but uint8 for uint8
+// log    real; the input's dtype (torch's default dtype for integers, float32 for float8), or dtype=
+// pair   real; a complex number, whose parts have the accumulator's precision
 enum class Typing : uint8_t { sum, mean, real, norm, same, count, truth, log, pair };
 
-// Each row has a name, its typing, map, combine and finish, and whether torch.autocast makes the result float32 on CUDA (torch
-// lists those in AT_FORALL_FP32_SET_OPT_DTYPE and AT_FORALL_FP32; its list for the CPU has products alone). Those that begin
-// with _ have no dtype= for their users, or are the norms, a power each, of which norm.cpp chooses; the product of all elements
-// that are not zero, for gradients; and the norms of numbers that are sums of powers already.
+// Each row: name, typing, map, combine, finish, and true if torch.autocast makes the result float32 on CUDA (torch lists these
+// operations in AT_FORALL_FP32_SET_OPT_DTYPE and AT_FORALL_FP32; its list for the CPU has only products). Names that begin with
+// _ are internal: operations whose public function has no dtype=; one norm per power (norm.cpp chooses); the product of all
+// non-zero elements, for gradients; sums of powers without a root (_powsum); and roots of sums of such powers (_root).
 #define GPUREDUCE_OPERATIONS(X)                                       \
   X(sum, sum, value, sum, none, true)                                 \
   X(mean, mean, value, sum, quotient, false)                          \
@@ -66,13 +66,13 @@ struct OperationInfo {
   bool autocasts;
 
   constexpr bool is_norm() const { return typing == Typing::norm; }
-  // Whether dtype= is that of the result, which may be any that is asked for; an `out` then asks, too.
+  // True if dtype= may choose any result dtype. The dtype of `out` then chooses, too.
   constexpr bool has_dtype() const {
     return typing == Typing::sum || typing == Typing::mean || typing == Typing::real || typing == Typing::log;
   }
   constexpr bool has_gradient() const { return typing != Typing::count && typing != Typing::truth; }
   constexpr bool autocasts_on_cpu() const { return autocasts && combine == Combine::product; }
-  // Whether the gradient depends on the input's elements, and whether on the result; what it depends on is kept for it.
+  // True if the gradient depends on the input's elements, or on the result. Autograd then saves them.
   constexpr bool keeps_input() const {
     return typing == Typing::norm || typing == Typing::same || typing == Typing::real || combine == Combine::product ||
            combine == Combine::logsum;
@@ -94,15 +94,15 @@ constexpr OperationInfo info(Operation op) {
 
 constexpr const char* name_of(Operation op) { return info(op).name; }
 
-// The accumulator of an operation on elements of `in` with a result of `out`. A complex input of a sum with a real result is
-// the caller's to turn into its real part first.
+// The accumulator of an operation on elements of `in` with a result of `out`. For a sum of complex numbers with a real result,
+// the caller passes the dtype of the real part as `in`.
 inline Accumulator accumulator_of(Operation op, DType in, DType out) {
   const OperationInfo row = info(op);
   if (row.map == Map::nonzero) return Accumulator::i64;
   const Accumulator own = info(in).accumulator;
   if (row.combine == Combine::product) {
     if (info(out).kind == Kind::integer) return Accumulator::product_i64;
-    const bool wide = out == DType::Double || own != Accumulator::f32;  // of integers, too
+    const bool wide = out == DType::Double || own != Accumulator::f32;  // for integers, too
     return wide ? Accumulator::product_f64 : Accumulator::product_f32;
   }
   if (row.typing == Typing::same) return largest_of(info(in));
@@ -113,25 +113,25 @@ inline Accumulator accumulator_of(Operation op, DType in, DType out) {
   return wide ? Accumulator::f64 : Accumulator::f32;
 }
 
-// What an operation is of elements of `in` with a result of `out`: several operations are the same one there.
+// The canonical form of an operation on elements of `in` with a result of `out`: several operations share one.
 struct Canonical {
   DType in, out;
   Map map;
   Finish finish;
   Accumulator accumulator;
-  bool real_parts;  // of complex elements, `in` being their type
+  bool real_parts;  // sums the real parts of complex elements; `in` is the dtype of a part
 };
 inline Canonical canonical(Operation op, DType in, DType out) {
   const OperationInfo row = info(op);
   Canonical c{in, out, row.map, row.finish, {}, false};
-  if (out == DType::Bool && row.has_dtype()) c.map = Map::nonzero;  // a sum of numbers is true if any of them is not 0
+  if (out == DType::Bool && row.has_dtype()) c.map = Map::nonzero;  // as a bool, a sum is true if any element is not 0
   if (c.map == Map::number && info(in).kind == Kind::integer) c.map = Map::value;
   if (info(in).kind == Kind::complex && info(out).kind != Kind::complex && c.map == Map::value) {
     c.in = component_of(in);
     c.real_parts = true;
   }
   c.accumulator = accumulator_of(op, c.in, out);
-  // The largest bool, and a product that is a bool, say whether any element is true, or all: any byte but 0 is.
+  // A maximum of bools is any(). A minimum of bools, and a product from or to bool, is all(). Any non-zero byte is true.
   const bool product = c.accumulator == Accumulator::product_i64;
   const bool of_bools = c.in == DType::Bool && (row.typing == Typing::same || product);
   if (of_bools || (product && out == DType::Bool)) {

@@ -1,4 +1,4 @@
-// The order of additions, version 1: a permanent contract (docs/order.md). Its constants stand here and nowhere else.
+// The order of additions, version 1: a permanent contract (docs/order.md). Its constants are defined only here.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@ constexpr int kLanes = 512;  // lane l of a chunk adds elements l, l + 512, l + 
 constexpr int kDepth = 8;    // elements a lane adds in a full chunk
 constexpr int kChunk = kLanes * kDepth;
 
-// A **leaf** is one lane's sum. The leaves of an output stand in a row, chunk by chunk, and are joined nearest neighbours
-// first; so every aligned power-of-two run of leaves is a sub-tree that anyone may compute.
+// A **leaf** is one lane's sum. The leaves of an output form one sequence, chunk by chunk, and nearest neighbours are joined
+// first. So every aligned power-of-two run of leaves is a sub-tree, which any thread, warp or block may compute.
 GPUREDUCE_HOST_DEVICE int64_t leaf_count(int64_t length) {
   int64_t tail = length % kChunk;
   return length / kChunk * kLanes + (tail < kLanes ? tail : kLanes);
 }
 
-// The first element of a leaf; the others follow at steps of kLanes.
+// The first element of a leaf; its other elements follow in steps of kLanes.
 template <class Index>
 GPUREDUCE_HOST_DEVICE Index leaf_start(Index leaf) {
   return leaf / kLanes * kChunk + leaf % kLanes;

@@ -1,11 +1,11 @@
-// IEEE arithmetic on the CPU, whatever a thread was set to.
+// IEEE arithmetic on the CPU, whatever floating-point mode a thread has.
 #pragma once
 
 #include <cstdint>
 
 namespace gpureduce::cpu {
 
-// IEEE arithmetic while it lives: subnormals are numbers and rounding is to nearest, whatever the thread was set to.
+// While it lives, this thread keeps subnormals and rounds to nearest.
 class ExactFloats {
  public:
 #if defined(__x86_64__)

@@ -1,4 +1,4 @@
-// The kernels of each instruction set, which carry a task of a plan out. No torch, no std: kernels.inl says why.
+// The kernels of each instruction set, which carry out the tasks of a plan. No torch, no std: kernels.inl says why.
 #pragma once
 
 #include <utility>
@@ -7,13 +7,13 @@
 
 namespace gpureduce::cpu {
 
-constexpr int64_t kExactDepth = 128;  // additions that no narrow integer of the kernels overflows in
+constexpr int64_t kExactDepth = 128;  // additions in which no narrow integer of the kernels overflows
 
-// Writes the sums of a task's rows and columns, row by row, as accumulators. `scratch` is aligned to 64 bytes: all that is
-// larger than registers lies there, as the caller's thread may have a small stack.
+// Writes the sums of a task's rows and columns, row by row, as accumulators. `scratch` is aligned to 64 bytes. It holds all
+// larger data, since the caller's thread may have a small stack.
 using Kernel = void (*)(const Plan& plan, const Task& task, void* scratch, void* sums);
 
-// The sum of n elements of a chunk, of one or two columns side by side. `scratch` has room for kChunk numbers.
+// The sum of n elements of a chunk, for each of one or two interleaved columns. `scratch` has room for kChunk numbers.
 template <class T>
 using ChunkSum = void (*)(const T* x, int64_t n, int64_t width, T* scratch, T* sums);
 
@@ -37,7 +37,7 @@ InstructionSet functions();
 }
 #endif
 
-// The best that the processor has and torch uses: ATEN_CPU_CAPABILITY=default|avx2|avx512 chooses for both.
+// The best one that the processor has and torch uses: ATEN_CPU_CAPABILITY=default|avx2|avx512 limits both.
 const InstructionSet& instruction_set();
 
 }  // namespace gpureduce::cpu

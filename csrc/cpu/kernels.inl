@@ -1,10 +1,10 @@
-// The kernels of one instruction set, in namespace GPUREDUCE_ISA: plain loops for the compiler to vectorise. They come at the
-// end of a source file, after a pragma that switches the instruction set on for all that follows. Nothing here may therefore
-// be shared with other files: no std::, only always-inline functions from the headers, the rest in an unnamed namespace. The
-// files of kernels/ are parts of this one, in this namespace.
+// The kernels of one instruction set, in namespace GPUREDUCE_ISA: plain loops for the compiler to vectorise. A source file
+// includes this at its end, after a pragma that enables the instruction set for all following code. So nothing here may be
+// shared with other files: no std::, only always-inline functions from the headers, and all other code in an unnamed namespace.
+// The files of kernels/ are parts of this one, in this namespace.
 
 #ifdef __clang__
-#pragma clang fp contract(off)  // nothing here multiplies and adds, so no other compiler can fuse anything either
+#pragma clang fp contract(off)  // no code here multiplies and adds, so other compilers can't fuse either
 #define GPUREDUCE_UNROLL _Pragma("unroll")
 #else
 #define GPUREDUCE_UNROLL _Pragma("GCC unroll 32")
@@ -30,7 +30,7 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 #include "kernels/tasks.inl"
 // clang-format on
 
-// Of elements that a map makes others of.
+// The kernel for accumulators that are no sums, and for maps other than value and nonzero.
 Kernel mapped_kernel_of(Accumulator accumulator) {
   switch (accumulator) {
     case Accumulator::f32: return sum_in_order<Unknown, float>;
@@ -46,16 +46,16 @@ Kernel mapped_kernel_of(Accumulator accumulator) {
   }
 }
 
-// Integers share kernels: in counts those of a size, one of which is bool; in sums those of 64 bits, which wrap.
+// Integers share kernels. Counts have one per size, for bool too. Sums of 64-bit integers, which wrap, have one for both signs.
 template <class In>
 Kernel kernel_of(Accumulator accumulator, Map map) {
-  constexpr bool kBool = std::is_same_v<In, Boolean>;  // whose sums are counts
+  constexpr bool kBool = std::is_same_v<In, Boolean>;  // a sum of bools is a count
   constexpr bool kInteger = std::is_integral_v<In> || kBool;
   using Bits = std::conditional_t<kInteger, UnsignedOf<sizeof(In)>, In>;
   if (map == Map::nonzero || (kBool && map == Map::value && accumulator == Accumulator::i64))
     return sum_exactly<Bits, Map::nonzero>;
   if (map != Map::value) return nullptr;
-  if constexpr (!IsComplex<In>::value) {  // these are summed as pairs of real numbers
+  if constexpr (!IsComplex<In>::value) {  // complex numbers are summed as two real columns
     if constexpr (!kBool)
       if (accumulator == Accumulator::i64)
         return sum_exactly<std::conditional_t<sizeof(In) == 8 && kInteger, Bits, In>, Map::value>;

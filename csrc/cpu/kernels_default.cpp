@@ -1,4 +1,4 @@
-// The kernels in the instruction set that the compiler was told to use.
+// The kernels for the compiler's default instruction set.
 #include "kernels.h"
 
 #define GPUREDUCE_ISA generic

@@ -1,5 +1,5 @@
-// What weighted sums and variances share on the CPU: their elements come in pairs, of which a maker makes accumulators, which
-// are added in the contract's order.
+// Shared by weighted sums and variances on the CPU: a maker turns pairs of elements into accumulators, which are added in the
+// contract's order.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +13,11 @@
 
 namespace gpureduce::cpu {
 
-constexpr int64_t kSide = 256;              // neighbouring outputs that are summed together, at most
-constexpr int64_t kTaskElements = 1 << 15;  // of a task, at least, where there are so many
+constexpr int64_t kSide = 256;              // most neighbouring outputs that are summed together
+constexpr int64_t kTaskElements = 1 << 15;  // fewest elements per task, if there are enough
 constexpr int64_t kShortRow = 32;           // rows up to this long are summed as columns
 constexpr int kLevels = 48;                 // of the tree above leaves or chunks
-constexpr int kTasksOfEach = 4;             // thread
+constexpr int kTasksOfEach = 4;             // tasks per thread
 
 // Joins neighbours of `values`, level by level, until one is left.
 template <class Acc>
@@ -29,7 +29,7 @@ Acc join(Acc* values, int64_t count) {
   return values[0];
 }
 
-// The sum of a chunk's elements, or of the first ones: `scratch` has room for a chunk.
+// The sum of the first `count` elements of a chunk. `scratch` has room for a chunk.
 template <class Acc>
 Acc sum_chunk(Acc* values, int64_t count, Acc* scratch) {
   Acc sum;
@@ -40,13 +40,13 @@ Acc sum_chunk(Acc* values, int64_t count, Acc* scratch) {
   } else if constexpr (std::is_same_v<Acc, Moments>) {
     instruction_set().sum_doubles(&values->sum, count, 2, &scratch->sum, &sum.sum);
   } else {
-    sum = 0;  // of integers, in any order
+    sum = 0;  // integers, in any order
     for (int64_t i = 0; i < count; ++i) sum = plus(sum, values[i]);
   }
   return sum;
 }
 
-// Joins values that come one by one, as a binary counter counts. A value is `width` numbers side by side.
+// Joins values that arrive one by one, like the bits of a binary counter. A value is `width` accumulators.
 template <class Acc>
 class Counter {
  public:
@@ -62,7 +62,7 @@ class Counter {
     ++count_;
   }
 
-  // The join of all, where missing neighbours leave their partners as they are.
+  // Joins all values. A value without a neighbour moves up a level unchanged.
   const Acc* finish() {
     Acc* all = nullptr;
     for (int level = 0; level < kLevels; ++level) {
@@ -81,7 +81,7 @@ class Counter {
   int64_t count_ = 0;
 };
 
-// Memory of a thread's task. Scratch is the maker's.
+// Memory for one thread's tasks. Scratch is the maker's type.
 template <class Scratch, class Acc>
 struct Room {
   explicit Room(int64_t width)
@@ -121,7 +121,7 @@ class Walker {
   Both place_{0, 0};
 };
 
-// The sum of the chunks of a row from `begin` on, up to `end`.
+// The sum of a row's elements from `begin` to `end` (exclusive), chunk by chunk.
 template <class Acc, class Maker>
 Acc sum_row(const Problem& p, const Maker& maker, Both row, int64_t begin, int64_t end,
             Room<typename Maker::Scratch, Acc>& room) {
@@ -143,7 +143,7 @@ Acc sum_row(const Problem& p, const Maker& maker, Both row, int64_t begin, int64
   return *counter.finish();
 }
 
-// The sums of `width` neighbouring outputs over leaves `begin` to before `end`.
+// The sums of `width` neighbouring outputs over leaves `begin` to `end` (exclusive).
 template <class Acc, class Maker>
 const Acc* sum_columns(const Problem& p, const Nest<kMaxRank, Both>& elements, const Maker& maker, Both place, int64_t width,
                        int64_t begin, int64_t end, Room<typename Maker::Scratch, Acc>& room) {
@@ -162,7 +162,7 @@ const Acc* sum_columns(const Problem& p, const Nest<kMaxRank, Both>& elements, c
   return counter.finish();
 }
 
-// How many of `units` a task takes: a power of two, so that its sum is a node of the tree.
+// The units per task: a power of two, so that a task's sum is a node of the tree.
 inline int64_t units_of_task(int64_t units, int64_t tasks) {
   int64_t each = 1;
   while (each * tasks < units) each *= 2;
@@ -176,7 +176,7 @@ void compute(const Problem& p, const Maker& maker, const Write& write) {
   const auto elements = reduced_nest<kMaxRank, Both>(p);
   const bool columns = !p.kept.empty() && (has_columns(p) || p.length <= kShortRow);
 
-  // Groups of neighbouring outputs, and aligned runs of their leaves or chunks: a task is one run of some groups.
+  // A task sums one aligned run of units (leaves or chunks) for a group of neighbouring outputs.
   const int64_t in_row = columns ? p.kept.back().size : 1, side = std::min(in_row, kSide);
   const int64_t row_groups = (in_row + side - 1) / side, groups = p.outputs / in_row * row_groups;
   const int64_t units = columns ? leaf_count(p.length) : (p.length + kChunk - 1) / kChunk;

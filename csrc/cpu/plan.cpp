@@ -6,13 +6,13 @@ namespace gpureduce::cpu {
 
 namespace {
 
-constexpr int64_t kTasksPerThread = 8;  // so that none waits long for the last
-constexpr int64_t kSplit = 65536;       // elements that are worth a partial sum
-constexpr int64_t kSplitLeaves = 16;    // leaves of columns that are worth one
-constexpr int64_t kLeastWidth = 64;     // columns that are worth a task
-constexpr int64_t kLine = 16;           // columns that tasks do not cut
-constexpr int64_t kWideDepth = 3;       // elements of a leaf up to which Tile::wide saves time
-constexpr int64_t kExactTile = 4096;    // integers that are worth a task's overhead
+constexpr int64_t kTasksPerThread = 8;  // so that no thread waits long for the last
+constexpr int64_t kSplit = 65536;       // fewest elements per split
+constexpr int64_t kSplitLeaves = 16;    // fewest leaves per split of columns
+constexpr int64_t kLeastWidth = 64;     // fewest columns per task when columns are cut for more threads
+constexpr int64_t kLine = 16;           // tasks cut columns only at multiples of this
+constexpr int64_t kWideDepth = 3;       // most elements of a leaf for which Tile::wide saves time
+constexpr int64_t kExactTile = 4096;    // fewest integers per task, if there are enough rows
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -26,22 +26,22 @@ int64_t ceil_power(int64_t n) { return n <= 1 ? 1 : 2 * floor_power(n - 1); }
 
 double elements_of(const CpuProblem& p) { return static_cast<double>(p.length) * static_cast<double>(p.outputs()); }
 
-// The elements of a leaf, at most.
+// The most elements that a leaf has.
 int64_t depth_of(const CpuProblem& p) { return std::min<int64_t>(kDepth, ceil_div(p.length, kLanes)); }
 
-// Whether elements are copied side by side before they are summed.
+// True if elements are copied to a buffer before they are summed.
 bool is_gathered(const CpuProblem& p) {
   const int64_t stride = p.columns > 1 ? p.column_stride : p.reduced.fastest().stride;
   return p.is_mapped() || p.negate || p.conjugate || p.reduced.rank > 1 || stride != 1;
 }
 
-// The accumulators that a tile has room for. Where columns are gathered, all elements of their leaves have to lie in the L1
-// cache, too.
+// The accumulators that a tile has room for. If columns are gathered, all elements of their leaves must fit in the L1 cache,
+// too.
 int64_t capacity_of(const CpuProblem& p) {
   return kTileBytes / size_of(p.accumulator) / (is_gathered(p) && p.columns > 2 ? kDepth : 1);
 }
 
-// The positions that a split has at least.
+// The fewest positions of a split.
 int64_t least_split(const CpuProblem& p) { return p.is_order_free() ? kChunk : p.columns > 2 ? kSplitLeaves : kLanes; }
 
 int threads_for(const CpuProblem& p, int most) {
@@ -50,8 +50,8 @@ int threads_for(const CpuProblem& p, int most) {
 
 int64_t wanted_tasks(int threads) { return threads == 1 ? 1 : kTasksPerThread * threads; }
 
-// Columns are cut first, since neighbours share lines of the cache: to a quarter of a tile, so that it holds several leaves of
-// each; and if there is not enough else to do, into work for all threads, and as much for each.
+// Cuts the columns into tiles of at most a quarter of a tile's capacity, so that it holds several leaves of each column. If
+// rows and splits are too few for all threads, cuts them further, evenly among the threads.
 int64_t count_column_tiles(const CpuProblem& p, int64_t positions, int threads) {
   const int64_t tiles = ceil_div(p.columns, capacity_of(p) / 4);
   if (threads == 1) return tiles;
@@ -61,7 +61,7 @@ int64_t count_column_tiles(const CpuProblem& p, int64_t positions, int threads) 
   return enough > 1 && enough * others < wanted_tasks(threads) && even <= most ? even : enough;
 }
 
-// Integers: the lanes of a tile take neighbouring elements, as many as stay in registers, and rows follow until there is some
+// Integers: the lanes of a tile take as many neighbouring elements as stay in registers. A tile takes rows until it has enough
 // work.
 Tile exact_tile(const CpuProblem& p, int64_t width) {
   const bool dense = width == p.reduced.fastest().stride;  // all columns of neighbouring elements lie side by side
@@ -70,28 +70,28 @@ Tile exact_tile(const CpuProblem& p, int64_t width) {
   return {rows, leaves, width, false, false};
 }
 
-// Writing short leaves and reading them again takes as long as summing them, if they fill a tile.
+// True if many columns of short leaves fill a tile: writing such leaves and reading them again takes as long as summing them.
 bool is_wide(const CpuProblem& p, int64_t width, int64_t vector) {
   const int64_t leaves = leaf_count(p.length);
   return width >= vector && leaves >= 4 && ceil_power(leaves) * width >= capacity_of(p) && depth_of(p) <= kWideDepth;
 }
 
-// Rows in short pieces mostly have theirs side by side, and so share pages, and the work of finding the vectors of a chunk.
-// That is slower than summing long pieces where they are; with short vectors, or from memory, earlier.
+// Short pieces of neighbouring rows usually lie side by side, so rows share pages, and the work of finding the vectors of a
+// chunk. Long pieces are summed faster in place; with short vectors, or from memory, that holds from shorter pieces on.
 bool is_abreast(const CpuProblem& p, int64_t width, const Facts& facts, bool shares_stream) {
   const int64_t shorter = facts.vector_bytes < 64 || shares_stream ? kLanes : 2 * kLanes;
   return p.reduced.rank > 1 && p.reduced.fastest().size < shorter && width <= 2;
 }
 
-// Floats: as many leaves as the tile has room for, and if a row has no more, as many rows.
+// Floats: as many leaves as the tile has room for. If a row has fewer, the tile takes several rows.
 Tile float_tile(const CpuProblem& p, int64_t width, int threads, const Facts& facts, bool shares_stream) {
   const int64_t capacity = capacity_of(p), leaves = leaf_count(p.length);
   const int64_t vector = facts.vector_bytes / size_of(p.accumulator);
   const bool sums = !p.is_joined();
   const bool wide = sums && is_wide(p, width, vector), abreast = sums && is_abreast(p, width, facts, shares_stream);
-  // Leaves that are joined to an accumulator before it is written, at least.
+  // The fewest leaves that are joined into an accumulator before it is written.
   const int64_t joined = !sums ? 1 : width <= 2 ? std::min<int64_t>(4, vector / width) : wide && !is_gathered(p) ? 4 : 1;
-  int64_t together = 1;  // rows that take a chunk at a time: a thread's share, evenly in as few tiles as hold it
+  int64_t together = 1;  // rows that take a chunk at a time: a thread's share, spread evenly over the fewest tiles
   if (abreast) {
     const int64_t each = ceil_div(p.row_count, threads);
     together = ceil_div(each, ceil_div(each, joined * capacity / (kLanes * width)));
@@ -103,14 +103,14 @@ Tile float_tile(const CpuProblem& p, int64_t width, int threads, const Facts& fa
   return {std::min(p.row_count, std::max(together, fit)), tile_leaves, width, wide, abreast};
 }
 
-// Rows that fill tiles of their own are split if there are too few tiles for all threads, into parts that are worth it.
+// If there are too few tiles for all threads, outputs are split. A split is large enough to be worth a partial sum.
 int64_t size_of_splits(const CpuProblem& p, const Tile& tile, int64_t positions, int64_t tiles, int threads) {
   if (threads == 1 || tiles >= wanted_tasks(threads)) return positions;
   const int64_t worth = kSplit / tile.width / (p.is_order_free() ? 1 : kDepth);
   return ceil_power(std::max({ceil_div(positions * tiles, wanted_tasks(threads)), tile.leaves, least_split(p), worth}));
 }
 
-// Room for the elements of a chunk's leaves, or of PieceVectors.
+// Room for the elements of a chunk's leaves, or for PieceVectors.
 int64_t buffer_bytes_of(const CpuProblem& p, const Tile& tile, int vector_bytes) {
   const int64_t size = size_of(p.accumulator);
   int64_t bytes = std::max(kBufferBytes, std::min<int64_t>(tile.leaves, kLanes) * tile.width * depth_of(p) * size);
@@ -118,7 +118,7 @@ int64_t buffer_bytes_of(const CpuProblem& p, const Tile& tile, int vector_bytes)
   return bytes;
 }
 
-// The sums of tiles that wait for their neighbours: like the bits of the number of tiles.
+// Levels of the stack of tiles that wait for their neighbours: as many as the number of tiles has bits, and two.
 int stack_levels(const CpuProblem& p, const Tile& tile) {
   int levels = 2;
   for (int64_t tiles = leaf_count(p.length) / tile.leaves; tiles > 0; tiles /= 2) ++levels;

@@ -1,4 +1,4 @@
-// The + of accumulators, with integers modulo 2^64, whose own + must not overflow.
+// The + of accumulators. Integers wrap modulo 2^64, since overflow of their own + is undefined.
 #pragma once
 
 #include "../numeric/dtypes.h"

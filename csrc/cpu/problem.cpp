@@ -4,7 +4,7 @@ namespace gpureduce::cpu {
 
 namespace {
 
-// Appends a dim that is faster than the others; where one stride walks it and the last one, they become one.
+// Appends a dim that is faster than the others. It is merged with the last one if one stride walks both.
 void append(Dims& dims, int64_t size, int64_t stride) {
   if (dims.rank > 0 && dims.fastest().stride == size * stride) dims.dims[dims.rank - 1] = {dims.fastest().size * size, stride};
   else dims.dims[dims.rank++] = {size, stride};
@@ -14,8 +14,8 @@ void fill_if_empty(Dims& dims) {
   if (dims.rank == 0) dims.dims[dims.rank++] = {1, 0};
 }
 
-// The dims of the problem in elements of `scale` real numbers, and results of `result_scale`. Kept dims are merged in the input
-// wherever their results go, and in the results wherever their elements lie.
+// Sets the dims, where an element is `scale` real numbers and a result `result_scale`. Kept dims are merged separately for
+// input and results.
 void set_dims(CpuProblem& p, const Problem& problem, int64_t scale, int64_t result_scale) {
   for (const ReducedDim& d : problem.reduced) p.reduced.dims[p.reduced.rank++] = {d.size, d.stride * scale};
   const auto keep = [&](int64_t size, int64_t stride, int64_t result_stride) {
@@ -28,7 +28,7 @@ void set_dims(CpuProblem& p, const Problem& problem, int64_t scale, int64_t resu
   fill_if_empty(p.results);
 }
 
-// Takes the columns out of the rows: the fastest kept dim, if it is faster in memory than the reduced ones.
+// Makes the fastest kept dim the columns if it is faster in memory than the reduced dims. All other kept dims stay rows.
 void set_columns(CpuProblem& p, int64_t outputs) {
   p.columns = p.column_stride = 1;
   if (p.rows.rank > 0) {

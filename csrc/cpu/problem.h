@@ -12,7 +12,7 @@ struct Dims {
   GPUREDUCE_HOST_DEVICE const ReducedDim& fastest() const { return dims[rank - 1]; }
 };
 
-// A place in dims, and its offset in elements.
+// A position in dims, and its offset in elements.
 class Cursor {
  public:
   GPUREDUCE_HOST_DEVICE Cursor(const Dims& dims, int64_t position) : dims_(dims), offset_(0), inner_(position) {
@@ -26,9 +26,9 @@ class Cursor {
     offset_ += position * dims.dims[0].stride;
   }
   GPUREDUCE_HOST_DEVICE int64_t offset() const { return offset_; }
-  // How many positions, this one included, the fastest dim still has.
+  // The positions left in the fastest dim, this one included.
   GPUREDUCE_HOST_DEVICE int64_t left() const { return dims_.fastest().size - inner_; }
-  // Of two dims or more: how many whole fastest dims, from here on, one stride leads to.
+  // For two or more dims: how many whole runs of the fastest dim follow from here with one stride.
   GPUREDUCE_HOST_DEVICE int64_t whole() const {
     return inner_ > 0 ? 0 : dims_.dims[dims_.rank - 2].size - index_[dims_.rank - 2];
   }
@@ -41,7 +41,7 @@ class Cursor {
     offset_ -= dims_.fastest().size * dims_.fastest().stride;
     advance_whole(1);
   }
-  // Moves on by at most whole() of them.
+  // Moves on by at most whole() runs of the fastest dim.
   GPUREDUCE_HOST_DEVICE void advance_whole(int64_t n) {
     for (int i = dims_.rank - 2; i >= 0; --i, n = 1) {
       offset_ += n * dims_.dims[i].stride;
@@ -58,24 +58,24 @@ class Cursor {
   int64_t index_[kMaxRank + 1];  // and in the others
 };
 
-// The outputs of the kept dim that is the fastest in memory are **columns**, which a tile holds beside each other; all other
-// kept dims are **rows**. A reduction along the fastest dim in memory has one column. A complex number is two columns, or its
-// real part alone where the result is real; only those that are compared with zero stay complex.
+// If a kept dim is the fastest in memory, its outputs are **columns**, which a tile holds side by side; all other kept dims are
+// **rows**. A reduction along the fastest dim in memory has one column. In sums a complex number is two columns, or only its
+// real part if the result is real; under other maps it stays complex.
 struct CpuProblem {
   const void* input;
   DType in, out;
   Accumulator accumulator;
   Map map;
-  bool negate;     // every element
-  bool conjugate;  // the odd columns
+  bool negate;     // negates every element
+  bool conjugate;  // negates the odd columns
   int64_t length;  // elements of an output
   int64_t row_count, columns;
   int64_t column_stride;
   Dims reduced, rows;  // of the input, at least one dim each
-  Dims results;        // where the outputs lie, row by row
+  Dims results;        // of the outputs, row by row
 
   int64_t outputs() const { return row_count * columns; }
-  // Integers are added and multiplied modulo 2^64, in any order; and in any order the largest is found.
+  // Integer sums and products modulo 2^64, and maxima, have the same bits in any order.
   bool is_order_free() const {
     switch (accumulator) {
       case Accumulator::i64:
@@ -86,9 +86,10 @@ struct CpuProblem {
       default: return false;
     }
   }
-  // Whether elements are joined otherwise than by additions.
+  // True if accumulators are joined by something else than addition.
   bool is_joined() const { return accumulator >= Accumulator::largest_f32; }
-  // Whether elements become others than their values, or 1 and 0, which only the copies of them are.
+  // True if sum kernels cannot take elements as they are: for another map than value and nonzero, or another join than
+  // addition.
   bool is_mapped() const { return is_joined() || (map != Map::value && map != Map::nonzero); }
 };
 

@@ -13,12 +13,12 @@ namespace gpureduce::cpu {
 
 namespace {
 
-constexpr int64_t kSegmentGrain = 64;   // elements that take as long as what a segment costs beside them
+constexpr int64_t kSegmentGrain = 64;   // a segment's fixed cost, in elements
 constexpr int64_t kShortBytes = 4096;   // of a short segment's accumulators, on the stack
-constexpr int64_t kShortWork = 4096;    // elements of all columns, from which on kernels with wide vectors pay
-constexpr int64_t kTasksPerThread = 8;  // so that none waits long for the last
+constexpr int64_t kShortWork = 4096;    // segments with more elements, over all columns, run the vector kernels
+constexpr int64_t kTasksPerThread = 8;  // so that no thread waits long for the last
 
-// One segment as a reduction of its own. It has elements.
+// Runs one segment, which is not empty, as a reduction of its own.
 void run_alone(const Segments& s, int64_t number) {
   const int64_t begin = s.offset(number), length = s.offset(number + 1) - begin;
   Reduction r = s.reduction;
@@ -30,7 +30,7 @@ void run_alone(const Segments& s, int64_t number) {
   if (!run(r)) throw std::logic_error("there is no kernel of a segment's elements");
 }
 
-// Calls f with the last kept dim, and where it begins in the input and in the results, for each place in the others.
+// Calls f(last kept dim, input offset, result offset) for each position in the other kept dims.
 template <class F>
 void for_each_run(const Problem& p, F f) {
   const KeptDim last = p.kept.empty() ? KeptDim{1, 0, 0} : p.kept.back();
@@ -47,7 +47,7 @@ void for_each_run(const Problem& p, F f) {
   }
 }
 
-// The results of no elements.
+// Writes the results of an empty segment.
 void write_empty(const Segments& s, int64_t number) {
   const Reduction& r = s.reduction;
   const double each = r.finish == Finish::quotient ? NAN : 0;
@@ -57,7 +57,7 @@ void write_empty(const Segments& s, int64_t number) {
   });
 }
 
-// Rounds sums to any dtype, which is a lot of code: it is compiled once for each accumulator.
+// Rounds sums to any dtype. That is a lot of code, so it is compiled once per accumulator.
 template <class Acc>
 [[gnu::noinline]] void store_short(const Reduction& r, int64_t place, int64_t stride, const Acc* sums, int64_t columns,
                                    int64_t length) {
@@ -67,8 +67,8 @@ template <class Acc>
   }
 }
 
-// Sums short segments, of up to kLanes rows: every element is a leaf. Some columns at a time are copied to `buffer`, and
-// joined.
+// Sums a short segment, of up to kLanes elements per output, so that every element is a leaf. Copies some columns at a time to
+// `buffer`, and joins them there.
 template <class In, class Acc>
 void run_short(const Segments& s, int64_t number, int64_t begin, int64_t length) {
   const Reduction& r = s.reduction;
@@ -98,7 +98,7 @@ void run_short(const Segments& s, int64_t number, int64_t begin, int64_t length)
 
 using Short = void (*)(const Segments&, int64_t number, int64_t begin, int64_t length);
 
-// run_short for these elements, or null: what is summed in an accumulator that is not the elements' own takes longer.
+// run_short for these elements, or null if they need a map, a sign or another accumulator than their own.
 Short short_of(const Reduction& r) {
   if (r.map != Map::value || r.negate || r.conjugate || r.accumulator != info(r.in).accumulator) return nullptr;
   switch (r.in) {
@@ -123,12 +123,12 @@ void run(const Segments& s) {
   const Short take_short = short_of(s.reduction);
   const int64_t longest = std::min<int64_t>(kLanes, kShortBytes / size_of(s.reduction.accumulator));
   const auto is_short = [&](int64_t length) { return take_short && length <= longest && length * outputs <= kShortWork; };
-  // A segment of more than a task's share is summed by all threads.
+  // All threads together sum a segment that is larger than a task's share.
   const auto is_large = [&](int64_t length) {
     const double work = static_cast<double>(length) * static_cast<double>(outputs);
     return tasks > 1 && work > all / static_cast<double>(tasks) && work > 2 * kGrain;
   };
-  const auto task_begin = [&](int64_t task) {  // the first segment that no earlier task takes
+  const auto task_begin = [&](int64_t task) {  // the first segment of a task
     int64_t low = 0, high = s.count;
     while (low < high) {
       const int64_t middle = (low + high) / 2;

@@ -5,7 +5,7 @@
 
 namespace gpureduce::cpu {
 
-// Sums all segments on torch's intra-op threads. There are elements, and the offsets have been checked.
+// Sums all segments on torch's intra-op threads. The caller has checked the offsets, and that the input is not empty.
 void run(const Segments& segments);
 
 }  // namespace gpureduce::cpu

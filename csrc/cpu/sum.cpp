@@ -29,10 +29,10 @@ const InstructionSet& instruction_set() {
 
 namespace {
 
-constexpr int64_t kKeptBytes = 1 << 18;  // of scratch that a thread keeps
+constexpr int64_t kKeptBytes = 1 << 18;  // of scratch memory kept per thread
 
-// Memory for a thread's tasks, aligned to 64 bytes. It is not on the stack, which may be small; and a thread keeps it for its
-// next call, as the heap gives that much back to the system each time.
+// Memory for a thread's tasks, aligned to 64 bytes. It is not on the stack, which may be small. A thread keeps it for its next
+// call, since the heap would return so large a block to the system each time.
 class Scratch {
  public:
   explicit Scratch(int64_t bytes) {
@@ -48,7 +48,7 @@ class Scratch {
   char* aligned_;
 };
 
-// Of a core's own cache.
+// The size of a core's L2 cache.
 int64_t cache_bytes() {
 #ifdef _SC_LEVEL2_CACHE_SIZE
   static const int64_t found = sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -86,7 +86,7 @@ void round_and_store(const CpuProblem& p, void* output, int64_t first, const Val
   }
 }
 
-// Divides, rounds and writes outputs first, first + 1, ...
+// Finishes, rounds and writes outputs first, first + 1, ...
 template <class Acc>
 void store_sums(const CpuProblem& p, const Reduction& r, int64_t first, const Acc* sums, int64_t n) {
   if (r.finish == Finish::none) return round_and_store(p, r.output, first, sums, n);
@@ -99,7 +99,7 @@ void store_sums(const CpuProblem& p, const Reduction& r, int64_t first, const Ac
   }
 }
 
-// Joins the partial sums of the splits of outputs begin, begin + 1, ..., nearest neighbours first, into those of split 0.
+// Joins the splits' partial sums of outputs begin to end (exclusive), nearest neighbours first, into those of split 0.
 template <class Acc>
 void join_splits(Acc* partials, int64_t splits, int64_t outputs, int64_t begin, int64_t end) {
   for (int64_t n = splits; n > 1; n = (n + 1) / 2) {
@@ -112,14 +112,14 @@ void join_splits(Acc* partials, int64_t splits, int64_t outputs, int64_t begin, 
   }
 }
 
-// Whether sums are results, and lie as they do.
+// True if the kernels' sums are the results, in their layout, so that kernels write to the output.
 template <class Acc>
 bool is_as_summed(const CpuProblem& p, const Reduction& r) {
   return is_native(p.accumulator, p.out) && info(p.out).size == sizeof(Acc) && r.finish == Finish::none &&
          p.results.rank == 1 && p.results.fastest().stride == 1;
 }
 
-// Calls f(begin, end) for parts of `tasks`, on so many threads.
+// Calls f(begin, end) for parts of `tasks`, on `threads` threads.
 template <class F>
 void share(int64_t tasks, int threads, const F& f) {
   if (threads == 1) f(0, tasks);
@@ -139,7 +139,7 @@ void compute(const Plan& plan, const Reduction& r, Kernel kernel) {
     for (int64_t i = begin; i < end; ++i) {
       const Task task = plan.task(i);
       const int64_t first = task.first_row * p.columns + task.first_column;
-      // The task's sums are one run of outputs, or one for each of its rows.
+      // A task's sums are one run of outputs, or one run per row.
       const bool one_run = task.width == p.columns || task.rows == 1;
       if (partials) {
         kernel(plan, task, scratch, partials.get() + i % plan.splits * p.outputs() + first);
@@ -169,7 +169,7 @@ bool run(const Reduction& r) {
   const Kernel kernel = instruction_set().kernel_for(p.in, p.accumulator, p.map);
   if (!kernel) return false;
   with_accumulator(p.accumulator, [&](auto acc) {
-    // Complex sums are two real ones, and moments are of variances.
+    // Complex sums are summed as two real ones, and moments occur only in variances.
     using Acc = decltype(acc);
     if constexpr (!IsComplex<Acc>::value && !std::is_same_v<Acc, Moments>) compute<Acc>(plan, r, kernel);
   });

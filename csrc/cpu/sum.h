@@ -1,4 +1,4 @@
-// Sums on the CPU, in the contract's order: the executable specification, and as fast as the memory.
+// Sums on the CPU in the contract's order: the executable specification, as fast as memory allows.
 #pragma once
 
 #include <string>
@@ -7,11 +7,11 @@
 
 namespace gpureduce::cpu {
 
-// Computes `r`, whose pointers are the CPU's, on torch's intra-op threads. `length` and `outputs` are at least 1. Returns
-// whether there is a kernel for its map, accumulator and dtype; without one it writes nothing.
+// Computes `r`, whose pointers are in host memory, on torch's intra-op threads. `length` and `outputs` are at least 1. Returns
+// false and writes nothing if no kernel takes its map, accumulator and dtype.
 bool run(const Reduction& r);
 
-// What `run` would do with `r`, as text.
+// Describes what `run` would do with `r`.
 std::string explain(const Reduction& r);
 
 }  // namespace gpureduce::cpu

@@ -1,4 +1,4 @@
-// What the CPU backend asks of its host, which is torch (torch/threads.cpp): threads, and how far their instructions may go.
+// What torch provides to the CPU backend (torch/threads.cpp): threads, and the instruction sets that they may use.
 #pragma once
 
 #include <cstdint>
@@ -6,13 +6,13 @@
 
 namespace gpureduce::cpu {
 
-// Threads that a call may share its work among: 1 within a task of another call.
+// The threads that a call may use: 1 within a task of another call.
 int thread_count();
 
-// AVX512, AVX2 or another name: instructions beyond it are not used (ATEN_CPU_CAPABILITY).
+// AVX512, AVX2 or another name: the highest instruction set to use (ATEN_CPU_CAPABILITY).
 std::string capability();
 
-// Calls task(context, from, to) for parts of [begin, end), of at least `grain` unless there is no more, on all threads.
+// Calls task(context, from, to) for parts of [begin, end) on all threads: at most one part for each `grain` indices.
 void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*task)(const void*, int64_t, int64_t), const void* context);
 
 // The same with a function object.

@@ -7,7 +7,7 @@ namespace gpureduce::cpu {
 
 namespace {
 
-// The moments of neighbours in memory: differences from the first elements of their outputs.
+// Makes moments from runs of elements with one stride: differences from the first elements of their outputs, and squares.
 class Deviations {
  public:
   explicit Deviations(const Reduction& r) : input_(r.input), dtype_(r.in), negate_(r.negate) {}
@@ -33,7 +33,7 @@ class Deviations {
   }
 
  private:
-  template <class Real>  // double; a template, for `if constexpr` to leave complex numbers out
+  template <class Real>  // double; a template, so that `if constexpr` discards complex types
   void load(int64_t offset, int64_t stride, int64_t n, Real* to) const {
     switch (dtype_) {
 #define GPUREDUCE_LOAD(name, type, kind, accumulator, wide, family)                       \
@@ -59,7 +59,7 @@ class Deviations {
 
 void run_variance(const Reduction& r) {
   Problem p = r.problem;
-  for (KeptDim& d : p.kept) d.second = d.stride;  // an output's first element, beside all of them
+  for (KeptDim& d : p.kept) d.second = d.stride;  // the second operand is the output's first element
   const Deviations deviations(r);
   const variance::Finishing finishing = r.finishing();
   compute<Moments>(p, deviations, [&](const Spot<Both>& place, Moments moments) {

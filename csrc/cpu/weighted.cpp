@@ -16,7 +16,7 @@ struct Input {
 
 // --- products -------------------------------------------------------------------------------------------------------------
 
-// The factors of n elements, `stride` apart.
+// Loads n elements, `stride` apart, as factors.
 template <class Product>
 using Loader = void (*)(const void* base, int64_t offset, int64_t stride, int64_t n, bool negate, Product* to);
 
@@ -47,7 +47,7 @@ Loader<Product> loader_of(DType dtype) {
   return nullptr;
 }
 
-// Makes addends of products of neighbours in memory, a run of them at a time.
+// Makes addends from products of runs of elements, each run with one stride.
 template <class Product, class Acc>
 class Products {
  public:
@@ -61,7 +61,7 @@ class Products {
   // Room for the factors of a chunk.
   struct Scratch { std::unique_ptr<Product[]> first{new Product[kChunk]}, second{new Product[kChunk]}; };
 
-  // n addends, from these offsets on.
+  // Writes n addends; `at` are the offsets of the first elements.
   void make(Both at, Both step, int64_t n, Scratch& scratch, Acc* to) const {
     const Product* first = found(self_, first_, at.first, step.first, n, scratch.first.get());
     const Product* second = found(weight_, second_, at.second, step.second, n, scratch.second.get());
@@ -73,7 +73,7 @@ class Products {
   }
 
  private:
-  // Factors that lie in memory as they are need no copy.
+  // Contiguous elements of type Product are used in place.
   static const Product* found(const Input& input, Loader<Product> loader, int64_t offset, int64_t stride, int64_t n,
                               Product* to) {
     const bool as_it_is = std::is_same_v<Product, float>    ? input.dtype == DType::Float

@@ -1,12 +1,12 @@
-// A device-side assertion that all ranks are about to do the same. The kernels behind it do not run if it fails: among them
-// are messages of sizes that the ranks then disagree about, which would wait for ever.
+// A device-side assertion that all ranks are about to do the same. If it fails, no later kernel runs. Among these are messages
+// whose sizes the ranks disagree about: they would wait forever.
 #include "agreement.h"
 
 #include <algorithm>
 
 #include "../ranks/agreement.h"
 
-// As in glibc's <assert.h>, which leaves it out where NDEBUG is defined; the device prints its arguments.
+// As in glibc's <assert.h>, which omits it if NDEBUG is defined. The device prints its arguments.
 extern "C" __host__ __device__ void __assert_fail(const char* assertion, const char* file, unsigned int line,
                                                   const char* function) noexcept __attribute__((__noreturn__));
 

@@ -1,5 +1,6 @@
-// Formulas (apply.h), a thread a vector of neighbours. For example the gradient of the norms of (4096, 1000) float32 rows: of
-// x, (1000, 4) bytes apart, a thread loads 4 elements at once, and of g and r, whose last stride is 0, one number each.
+// Formulas (apply.h): a thread takes a vector of neighbours. For example the gradient of the norms of (4096, 1000) float32
+// rows: x has strides of (4000, 4) bytes, so a thread loads 4 elements at once. g and r have the last stride 0, so it loads one
+// number of each.
 #include "apply.h"
 
 #include <algorithm>
@@ -12,17 +13,17 @@ namespace gpureduce::cuda {
 
 namespace {
 
-constexpr int kThreads = 256, kBlocksOfEach = 8;  // multiprocessor
+constexpr int kThreads = 256, kBlocksOfEach = 8;  // per block; blocks per multiprocessor
 
 struct Args {
   Formula formula;
   double number;
   uint32_t units;
-  Nest<kMaxRank> nest;  // for its divisions
+  Nest<kMaxRank> nest;  // used only for its divisions
   Apply::Operand operands[2 + kOthers];
 };
 
-// V numbers of an operand of any real dtype, from an offset on. A call, so that its code stands once in a kernel.
+// Reads V numbers of an operand of any real dtype. Not inlined, so that a kernel has its code once.
 template <class A, int V>
 struct Numbers {
   A of[V];
@@ -61,7 +62,7 @@ __device__ __noinline__ void write(char* to, DType dtype, A y) {
   }
 }
 
-// T: the dtype of elements and results, which lie in whole vectors; or void for any, one by one.
+// T: the dtype of elements and results, which lie in whole vectors; or void for any dtypes, one element at a time.
 template <class T, class A, int V>
 __global__ void __launch_bounds__(kThreads) apply_kernel(const __grid_constant__ Args a) {
   const int inner = a.nest.rank - 1;
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(kThreads) apply_kernel(const __grid_constant__
   }
 }
 
-// Whether elements and results are T that lie in whole vectors of V.
+// True if elements and results lie in whole aligned vectors of V, of `bytes` bytes each.
 bool has_vectors(const Apply& call, int bytes, int V) {
   const int inner = call.rank - 1;
   if (call.rank == 0 || call.sizes[inner] % V != 0) return false;

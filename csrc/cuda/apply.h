@@ -8,13 +8,14 @@
 
 namespace gpureduce::cuda {
 
-// The result, the elements, and g, r and m: of those that are missing `data` is null. Strides are in bytes, slowest dim first.
+// Operands are the result, the elements, and g, r and m. `data` is null for one that is missing. Strides are in bytes, slowest
+// dim first.
 struct Apply {
   Formula formula;
-  bool wide;  // in float64
+  bool wide;  // computes in float64
   double number;
   int rank;
-  uint32_t count;  // elements: below 2^31, and all offsets in bytes too
+  uint32_t count;  // elements; this and all byte offsets are below 2^31
   int64_t sizes[kMaxRank];
   struct Operand {
     char* data;

@@ -1,5 +1,5 @@
-// What a reducing kernel is given. Of a launch's constants those that it needs for its first loads stand first, so that a line
-// of the constant cache holds them: lines are missing in a cold cache, and a kernel waits for one after the other.
+// The arguments of reducing kernels. Those that a kernel needs for its first loads stand first, so that one line of the
+// constant cache holds them: with a cold cache a kernel waits for one line after the other.
 #pragma once
 
 #include "../numeric/finish.h"
@@ -10,7 +10,7 @@
 
 namespace gpureduce::cuda {
 
-// Stores V results, `stride` apart; in whole granules where they lie so.
+// Stores V results, `stride` apart; in whole granules if they are contiguous and aligned.
 template <class Out, class Acc, int V>
 __device__ __forceinline__ void store_as(void* out, int64_t index, int64_t stride, const Acc (&v)[V]) {
   Out* at = static_cast<Out*>(out) + index;
@@ -27,7 +27,7 @@ __device__ __forceinline__ void store_as(void* out, int64_t index, int64_t strid
   for (int j = 0; j < V; ++j) at[j * stride] = result<Out>(v[j]);
 }
 
-// The same of numbers in a dtype for which is_native() holds.
+// The same, for a dtype with is_native().
 template <class Number, int V>
 __device__ __forceinline__ void store_native(void* out, int64_t index, int64_t stride, DType t, const Number (&v)[V]) {
   if constexpr (std::is_same_v<Number, float>) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void store_native(void* out, int64_t index, int64_t s
   store_as<Number>(out, index, stride, v);
 }
 
-// The logarithm of a sum of exponentials: a call, since it is a lot of code.
+// Stores the logarithm of a sum of exponentials. Not inlined, since it is a lot of code.
 template <class T>
 __device__ __noinline__ void store_logarithm(void* out, int64_t index, DType t, LogSum<T> v) {
   const double x = finished(v, Finish::logarithm, 1);
@@ -48,15 +48,14 @@ __device__ __noinline__ void store_logarithm(void* out, int64_t index, DType t, 
   static_cast<T*>(out)[index] = result<T>(x);
 }
 
-// Any result in any dtype: a lot of code, which only the join kernels hold.
+// Finishes and stores any result in any dtype. It is a lot of code, so only join kernels and converted segments use it.
 template <class Acc>
 __device__ __noinline__ void store_any(void* out, int64_t index, DType t, Finish finish, int64_t count, Acc v) {
   if (finish == Finish::none) gpureduce::store(out, index, t, v);
   else gpureduce::store(out, index, t, finished(v, finish, count));
 }
 
-// What kernels of some elements store beside native results (ResultPath::own): bools from counts; and maxima of integers in
-// their own type.
+// What kernels of an element store by ResultPath::own: bools from counts, and maxima of integers in their own type.
 template <class Element>
 struct OwnResult {
   using type = void;
@@ -70,7 +69,7 @@ struct OwnResult<Ordered<In>> {
   using type = std::conditional_t<std::is_integral_v<In>, In, void>;
 };
 
-// The roots that kernels of some elements take.
+// The root that kernels of an element can take.
 template <class Element>
 constexpr Finish kRoot = Finish::none;
 template <class In>
@@ -78,26 +77,27 @@ inline constexpr Finish kRoot<Mapped<In, Map::square>> = Finish::square_root;
 template <class In>
 inline constexpr Finish kRoot<Mapped<In, Map::cube>> = Finish::cube_root;
 
-struct AnyResult {};  // for Output: of the join kernels, which write results of all paths
+struct AnyResult {};  // Output's Element in join kernels, which write results of all paths
 
-// Where values go: to the results, or as they are to the partial sums, which the join kernel takes up. For example bfloat16
-// means of rows of 100 go by path native: the float 12.5 is divided by 100, and 0.125 is rounded and stored in 2 bytes.
+// Writes values: to the results, finished and rounded, or unchanged to the partial sums, which the join kernel reads. For
+// example bfloat16 means of rows of 100 go by path native: the float 12.5 is divided by 100, and 0.125 is rounded and stored in
+// 2 bytes.
 template <class Acc, class Element>
 struct Output {
   void* to;
-  bool partial;     // partial sums, whose path is raw
+  bool partial;     // `to` are partial sums, and the path is raw
   ResultPath path;  // how kernels write
   DType dtype;
   Finish finish;
-  int64_t count;  // elements of an output
+  int64_t count;  // elements per output
 
-  // `place`: where the output stands. `part`: which partial sum it is.
+  // `place`: of the output. `part`: the index of the partial sum.
   template <class In>
   __device__ __forceinline__ void write_at(const Spot<In>& place, int64_t part, Acc v) const {
     if (path != ResultPath::raw) return store<1>(place.out, 0, {v});
     static_cast<Number<Acc>*>(to)[partial ? part : place.out] = number(v);
   }
-  // Neighbouring outputs, whose results lie `stride` apart from `place` on; so do their partial sums, but side by side.
+  // Neighbouring outputs. Their results lie `stride` apart from `place` on, their partial sums side by side.
   template <class In, int V>
   __device__ __forceinline__ void write_neighbours(const Spot<In>& place, int64_t stride, int64_t part,
                                                    const Acc (&v)[V]) const {
@@ -157,7 +157,7 @@ struct Output {
   }
 };
 
-// Of moments a variance, or its root, and a mean: two results, for which an output's first element is read again.
+// Makes a variance, or its root, and a mean from moments. Both need the output's first element, which is read again.
 template <class Element>
 struct Output<Moments, Element> {
   void* to;  // variances, or partial sums
@@ -187,7 +187,7 @@ struct Output<Moments, Element> {
     if constexpr (IsDeviation<Element>::value) return first_as<typename IsDeviation<Element>::In>(offset);
     else return fetch_all<double, 1, true>(input, [=](int) { return AnyPlace{offset, true}; }).of[0];
   }
-  // A call, as it is a lot of code; of values, as what a kernel's parameters say is slow to read through an address.
+  // Not inlined, since it is a lot of code. By value, since kernel parameters are slow to read through an address.
   static __device__ __noinline__ void store(Output o, Offsets place, Moments v, double first) {
     const auto found = o.finishing(v, first);
     gpureduce::store(o.to, place.out, o.dtype, found.variance);
@@ -195,7 +195,7 @@ struct Output<Moments, Element> {
   }
 };
 
-// Where those of a reduction go.
+// The Output of a reduction. `partials`: null if the kernel writes the results.
 template <class Element, class Acc>
 Output<Acc, Element> output_of(const Reduction& r, ResultPath path, Acc* partials) {
   if constexpr (std::is_same_v<Acc, Moments>) {
@@ -207,16 +207,16 @@ Output<Acc, Element> output_of(const Reduction& r, ResultPath path, Acc* partial
   }
 }
 
-// The tiles that a block takes: the one at its place in the grid, which is mostly all, then those that are whole grids on,
-// along x, then y, then z.
+// The tiles that a block takes: the one at its place in the grid, usually the only one, then those that lie whole grids
+// further, along x, then y, then z.
 struct TileLoop {
   uint32_t column_tile = blockIdx.x, split = blockIdx.y;
   int64_t batch = blockIdx.z;
 
   __device__ __forceinline__ Tile tile(const Tiling& t) const { return t.tile(column_tile, split, batch); }
 
-  // Moves on to the block's next tile, if it has one. Every thread of the block must call it, and may use the block's shared
-  // memory again afterwards.
+  // Moves on to the block's next tile, or returns false if there is none. Every thread of the block must call it, and may use
+  // the block's shared memory again afterwards.
   __device__ __forceinline__ bool next(const Tiling& t) {
     if (t.column_tiles - column_tile > gridDim.x) {
       column_tile += gridDim.x;
@@ -234,7 +234,7 @@ struct TileLoop {
   }
 };
 
-// Place of element `index` of an output, from the output's own.
+// The place of element `index` of an output, relative to the output's place.
 template <Walk walk, class Source, int kRank, class Place>
 __device__ __forceinline__ Place element_place(const Source& source, const Nest<kRank, Place>& reduced, int64_t index) {
   if constexpr (walk == Walk::nested || walk == Walk::deep) return reduced.at(index).in;
@@ -242,7 +242,7 @@ __device__ __forceinline__ Place element_place(const Source& source, const Nest<
   else return beside(source, index);
 }
 
-// load_unit() of a row in nested dims, at place `row`, from element `begin` on.
+// load_unit() for a row in nested dims. `row`: its place. `begin`: the thread's first element.
 template <bool kWhole, int V, int kCount, int kElements, int kRank, int kInner, class Source, class Place>
 __device__ __forceinline__ void load_nested(Vector<typename Source::Element, V> (&x)[kCount][kElements], const Source& source,
                                             const Nest<kRank, Place>& reduced, const Stride<kInner, Place>& next_in_lane,
@@ -261,7 +261,7 @@ template <bool kWhole, int V, int kCount, int kElements, int kRank, int kInner, 
 __device__ __forceinline__ void load_deep(Vector<typename Source::Element, V> (&x)[kCount][kElements], const Source& source,
                                           const Nest<kRank, Place>& reduced, const Stride<kInner, Place>& next_in_lane,
                                           Place row, int64_t begin, int left) {
-  if constexpr (engine_of<Source> == Engine::reduced)  // full has kernels of its own for these
+  if constexpr (engine_of<Source> == Engine::reduced)  // the full engine has separate kernels for few dims
     if (reduced.are_few()) return load_nested<kWhole>(x, source, reduced, next_in_lane.in_two(), row, begin, left);
   if (reduced.moves()) return load_nested<kWhole>(x, source, reduced, next_in_lane, row, begin, left);
 #pragma unroll
@@ -282,7 +282,7 @@ struct Args {
   Tiling tiling;
   Output<Acc, typename Source::Element> output;
   Nest<Source::kRank, typename Source::Place> kept, reduced;
-  Stride<kInnerDims, typename Source::Place> next_in_lane, next_leaf;  // to the next element of a leaf, and to the next leaf's
+  Stride<kInnerDims, typename Source::Place> next_in_lane, next_leaf;  // to a leaf's next element, and to the next leaf
   RingPlan ring;
   InputSpan input;
 

@@ -1,9 +1,10 @@
-// Kernels that start before the one in front of them has ended.
+// Programmatic dependent launch: kernels that start before the previous kernel has ended.
 #pragma once
 
 namespace gpureduce::cuda {
 
-// Lets the next kernel of the stream, if it asks for it, start while this one runs; and waits for the one before.
+// allow_next_kernel() lets the stream's next kernel start while this one runs, if its launch asks for that.
+// wait_for_previous_kernel() waits until the previous kernel has ended.
 __device__ __forceinline__ void allow_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();

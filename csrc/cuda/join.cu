@@ -7,13 +7,13 @@ namespace gpureduce::cuda {
 
 namespace {
 
-// Threads an output from which on outputs are joined as columns: with fewer, too few threads read.
+// The fewest threads per output for join_columns(): with fewer, too few threads read.
 constexpr int kLeastJoinRows = 8;
-constexpr int kJoinThreads = 128;  // a block that joins several outputs
-// Outputs that are joined by a block each, which starts sooner.
+constexpr int kJoinThreads = 128;  // per block that joins several outputs
+// The most outputs that are joined by one block each, which starts sooner.
 constexpr int kFewOutputs = 1024;
 
-// One block an output, if they are few and their only results are left.
+// One block per output, if there are few outputs and one pass.
 template <class Acc>
 cudaError_t join_few(const Launch& launch) {
   const Reduction& r = launch.reduction;

@@ -1,4 +1,8 @@
-// The second kernel: joins the partial sums that the blocks of the first one left, nearest neighbours first.
+// The second kernel: joins the partial sums that the blocks of the first kernel left, nearest neighbours first.
+//
+// For example 5000 outputs with 20 partial sums each: `threads` is 4, and a block of 128 threads takes 32 outputs. Thread 0
+// loads partial sums 0-7 of its output and joins them in registers, thread 1 does so with 8-15, thread 2 with 16-19 and
+// padding, and thread 3 has padding alone. Shuffles join the four threads, and thread 0 finishes, rounds and writes the result.
 #pragma once
 
 #include "args.cuh"
@@ -9,8 +13,8 @@ template <class Acc, int kRank>
 struct JoinArgs {
   const Acc* partials;
   int64_t output_stride, split_stride;  // in partials
-  int64_t outputs, count;               // partial sums an output
-  int32_t threads;                      // an output; a power of two
+  int64_t outputs, count;               // `count`: partial sums per output
+  int32_t threads;                      // per output; a power of two
   Output<Acc, AnyResult> output;
   Nest<kRank> kept;
 
@@ -19,8 +23,8 @@ struct JoinArgs {
   }
 };
 
-// A thread takes kJoinRun neighbouring partial sums, `threads` threads the run of one result, and a block several outputs.
-// Further runs of an output are further blocks', along y and z.
+// A thread takes kJoinRun neighbouring partial sums, `threads` threads make one result, and a block takes several outputs.
+// Further results of an output belong to further blocks along y and z.
 template <class Acc, int kRank>
 __global__ void __launch_bounds__(1024) join_partials(const __grid_constant__ JoinArgs<Acc, kRank> a) {
   __shared__ Acc slots[kWarp];
@@ -39,7 +43,7 @@ __global__ void __launch_bounds__(1024) join_partials(const __grid_constant__ Jo
   if (block_join(sum, a.threads, slots) && output < a.outputs && first < a.count) a.write(output, run, sum);
 }
 
-// The same for a few outputs, a block each, whose partial sums stand one after the other: with little before the loads.
+// The same for few outputs, one block each, whose partial sums are contiguous. It does little before its loads.
 template <class Acc>
 __global__ void __launch_bounds__(1024)
     join_rows(const Acc* partials, int count, Offsets pitch, Output<Acc, AnyResult> output) {
@@ -61,8 +65,8 @@ __global__ void __launch_bounds__(1024)
   if (thread == 0) output.write_at(Offsets{blockIdx.x * pitch.in, blockIdx.x * pitch.out}, 0, sum);
 }
 
-// The same for outputs whose partial sums stand side by side: a warp reads whole lines of them, and the block's warps further
-// runs of kJoinRun. One result an output.
+// The same if neighbouring outputs have neighbouring partial sums. A warp reads whole lines, of 32 outputs, and each warp of
+// the block takes another run of kJoinRun. There is one result per output.
 template <class Acc, int kRank>
 __global__ void __launch_bounds__(1024) join_columns(const __grid_constant__ JoinArgs<Acc, kRank> a) {
   __shared__ Acc slots[kWarp][kWarp + 1];

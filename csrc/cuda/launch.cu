@@ -11,8 +11,8 @@ namespace gpureduce::cuda {
 
 namespace {
 
-// Whether as many blocks as a cluster has at most run at a time, side by side, where each has a multiprocessor of its own:
-// not on a small part of a GPU.
+// True if a cluster of kMaxCluster blocks can be resident, even if each block takes a whole multiprocessor. False on small MIG
+// slices.
 bool clusters_fit(const Device& device, const cudaFuncAttributes& code) {
   const int bytes = device.shared_bytes - static_cast<int>(code.sharedSizeBytes);
   if (cudaFuncSetAttribute(any_kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) return false;
@@ -45,26 +45,26 @@ cudaError_t ask(Device& device) {
                                  {&device.reserved_shared_bytes, cudaDevAttrReservedSharedMemoryPerBlock}})
     if (cudaError_t error = cudaDeviceGetAttribute(fact, attribute, index)) return error;
   device.l2_bytes = l2_bytes;
-  device.bandwidth = std::max<int64_t>(1, int64_t{1000} * memory_khz * 2 * memory_bits / 8);  // at twice the clock
-  // What the driver has loaded may be made of older PTX than some of what was compiled, on any GPU.
+  device.bandwidth = std::max<int64_t>(1, int64_t{1000} * memory_khz * 2 * memory_bits / 8);  // double data rate
+  // On any GPU, the code that the driver has loaded may come from older PTX than the newest that was compiled.
   cudaFuncAttributes code;
   if (cudaError_t error = cudaFuncGetAttributes(&code, any_kernel())) return error;
   device.early = code.ptxVersion >= 90 && code.binaryVersion >= 90;
   device.clusters = device.early && clusters_fit(device, code);
   device.native = cudaFuncGetAttributes(&code, native_kernel()) == cudaSuccess;
-  (void)cudaGetLastError();  // of questions whose answer is no
+  (void)cudaGetLastError();  // clears the errors of these queries
   return cudaSuccess;
 }
 
 namespace {
 
-// Whether a kernel is to start while the one before drains. One of the same call lets it. Kernels of others do not: then that
-// shortens the way through a stream, but in a graph the kernel starts later for it.
+// True if a kernel should start while the previous one drains. A previous kernel of the same call lets it. Kernels of others do
+// not: then an early launch still saves time in a stream, but in a graph the kernel starts later.
 bool starts_early(Queue queue) {
   if (!queue.early || queue.follows) return queue.early;
   cudaStreamCaptureStatus status;
   if (cudaStreamIsCapturing(queue.stream, &status) == cudaSuccess) return status == cudaStreamCaptureStatusNone;
-  cudaGetLastError();  // the launch will tell
+  cudaGetLastError();  // the launch will report the error
   return true;
 }
 
@@ -88,7 +88,7 @@ cudaLaunchConfig_t configure(Queue queue, const Grid& grid, dim3 threads, int sh
     auto& cluster = add(cudaLaunchAttributeClusterDimension).clusterDim;
     cluster.x = grid.cluster;
     cluster.y = cluster.z = 1;
-    // Else a few multiprocessors get them all.
+    // Otherwise a few multiprocessors get all clusters.
     add(cudaLaunchAttributeClusterSchedulingPolicyPreference).clusterSchedulingPolicyPreference =
         cudaClusterSchedulingPolicyLoadBalancing;
   }

@@ -1,4 +1,4 @@
-// From a plan to a kernel launch: the table of a source's kernels, and what they are given.
+// From a plan to a kernel launch: the table of a source's kernels, and their arguments.
 #pragma once
 
 #include <iterator>
@@ -18,7 +18,7 @@ template <class Source, class Acc>
 constexpr Variants kVariants = variants_of({engine_of<Source>, static_cast<int>(sizeof(typename Source::Element)),
                                             IsLogSum<Acc>::value, has_one_input<typename Source::Element>});
 
-// --- what kernels are given -----------------------------------------------------------------------------------------------
+// --- arguments of kernels -------------------------------------------------------------------------------------------------
 
 template <class Source, class Acc>
 auto output_of(const Launch& launch) {
@@ -170,7 +170,7 @@ cudaError_t launch_source(const Launch& launch, const Source& source) {
       return kNoKernel;
     }
     case Kernel::ring: {
-      // Calls of other shapes share the kernel, in other threads too: all of them set the same bound.
+      // Calls of other shapes share the kernel, also in other threads, so all of them set the same limit.
       const auto attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
       if (cudaError_t error = cudaFuncSetAttribute(kernel, attribute, launch.shared_bytes)) return error;
       const int bytes = static_cast<int>(plan.as<RingPlan>().shared_bytes(plan.warps));
@@ -182,9 +182,8 @@ cudaError_t launch_source(const Launch& launch, const Source& source) {
 
 // --- sources --------------------------------------------------------------------------------------------------------------
 
-// Elements as kernels take them. By masks (masks.h), signs are left out or turned as elements are loaded, so most maps share
-// the kernels of values. Those of a size share a type where they are counted, and so do integers of which the largest is
-// wanted.
+// The elements that kernels are compiled for. Masks (masks.h) clear or flip signs as elements are loaded, so most maps share
+// the kernels of values. Counted elements of one size share a type, and so do integers of one size whose maximum is taken.
 template <Map map, Accumulator to, DType dtype, class In>
 auto element_of_kernels() {
   using Acc = Sum<to>;

@@ -1,4 +1,4 @@
-// What the CUDA kernels offer to C++: raw pointers, a plan and a stream in; an error code out.
+// The C++ interface of the CUDA kernels: raw pointers, a plan and a stream in; an error code out.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,11 +15,11 @@ namespace gpureduce::cuda {
 // There is no kernel for a reduction's map, accumulator and dtype. CUDA itself never returns this error.
 constexpr cudaError_t kNoKernel = cudaErrorNotYetImplemented;
 
-// Where kernels go to.
+// How kernels are put into a stream.
 struct Queue {
   cudaStream_t stream;
-  bool early;            // the device can start them while the one before drains
-  bool follows = false;  // the one before is of the same call
+  bool early;            // kernels can start while the previous one drains
+  bool follows = false;  // the previous kernel is of the same call
 
   Queue next() const { return {stream, early, true}; }
 };
@@ -28,18 +28,19 @@ struct Launch {
   const Reduction& reduction;
   const Plan& plan;
   void* workspace;   // plan.workspace_bytes
-  int shared_bytes;  // of shared memory, that a block may have on this device
+  int shared_bytes;  // the most shared memory of a block on this device
   cudaStream_t stream;
 
   Queue queue() const { return {stream, plan.early}; }
 };
 
-// Starts the plan's kernel of a unit (plan/units.h), or of those that convert each element at run time.
+// Starts the plan's kernel: one of a unit (plan/units.h), or one that converts each element at run time.
 template <Unit unit>
 cudaError_t launch_unit(const Launch& launch);
 cudaError_t launch_converted(const Launch& launch);
 
-// The same of weighted sums and of variances: all of them, and those of compiled dtypes, by the first input's.
+// The same for weighted sums and variances. launch_products() and launch_deviations() take all of them; the others take
+// compiled dtypes, by the first input's.
 cudaError_t launch_products(const Launch& launch);
 cudaError_t launch_products_of_floats(const Launch& launch);
 cudaError_t launch_products_of_halves(const Launch& launch);
@@ -47,11 +48,11 @@ cudaError_t launch_products_of_wholes(const Launch& launch);  // float64 and int
 cudaError_t launch_deviations(const Launch& launch);
 cudaError_t launch_deviations_typed(const Launch& launch);
 
-// A kernel to ask the driver about: all that run on a GPU are compiled for the same architecture, and no block of another takes
-// more of a multiprocessor than 1024 threads of this one with all of the shared memory.
+// A kernel for questions to the driver. All kernels on a GPU are compiled for the same architecture, and no block of another
+// kernel takes more of a multiprocessor than a block of this one with 1024 threads and all of the shared memory.
 const void* any_kernel();
 
-// A kernel without PTX: the driver knows it where the library's machine code fits the GPU.
+// A kernel without PTX: the driver finds it only if the library's machine code fits the GPU.
 const void* native_kernel();
 
 // Joins the partial sums in the workspace, pass by pass, and writes the result.
@@ -65,7 +66,7 @@ using LaunchAttributes = cudaLaunchAttribute[3];
 cudaLaunchConfig_t configure(Queue queue, const Grid& grid, dim3 threads, int shared_bytes, LaunchAttributes& attributes);
 
 #ifdef __CUDACC__
-// A kernel of one argument, by its address.
+// Starts a kernel of one argument by its address.
 template <class Args>
 cudaError_t start_address(Queue queue, const Grid& grid, dim3 threads, int shared_bytes, const void* kernel, Args& args) {
   LaunchAttributes attributes;
@@ -82,10 +83,10 @@ cudaError_t start_kernel(Queue queue, const Grid& grid, dim3 threads, int shared
 }
 #endif
 
-// What loads tell the L2 of an input, as one operand of theirs: that it lets a streamed one go first, or nothing.
+// The L2 policy, an operand of loads: a streamed input is evicted first; otherwise it is the default.
 uint64_t l2_policy(bool streams = false);
 
-// All of it: the kernel of the plan, then the joins.
+// Runs the plan's kernel, then the joins.
 cudaError_t run(const Launch& launch);
 
 }  // namespace gpureduce::cuda

@@ -5,14 +5,14 @@
 
 namespace gpureduce::cuda {
 
-// Whether neighbours in the fastest dim, as the plan reads it, have one element of the second input.
+// True if neighbours in the fastest dim, as the plan reads it, share one element of the second input.
 inline bool has_one_second(const Launch& launch) {
   const Problem& p = launch.reduction.problem;
   if (launch.plan.by_columns) return !p.kept.empty() && p.kept.back().second == 0;
   return !p.reduced.empty() && p.reduced.back().second == 0;
 }
 
-// A second input that is smaller than the first stays in the L2.
+// The second input stays in the L2 if it is smaller than the first.
 inline uint64_t second_policy(const Launch& launch) {
   bool smaller = false;
   for (const KeptDim& d : launch.reduction.problem.kept) smaller |= d.second == 0 && d.stride != 0;
@@ -28,7 +28,7 @@ cudaError_t launch_pair(const Launch& launch) {
   return launch_source<Pair<A, B>, Acc>(launch, source);
 }
 
-// Those of a half type as the first input.
+// Pairs whose first input has a half type.
 template <class Half>
 cudaError_t launch_half(const Launch& launch) {
   switch (launch.reduction.second_dtype) {

@@ -7,15 +7,15 @@
 
 namespace gpureduce::cuda {
 
-// joined[i] = left[i] + right[i], of `count` pairs of float or double.
+// joined[i] = left[i] + right[i], for `count` pairs of float or double.
 template <class T>
 cudaError_t join_logsums(const LogSum<T>* left, const LogSum<T>* right, LogSum<T>* joined, int64_t count, cudaStream_t stream);
 
-// Puts the results of the nodes, of `length` elements each, into `out`, of dtype `t`.
+// Writes the results of `count` nodes, of `length` elements each, to `out`, of dtype `t`.
 cudaError_t finish_nodes(const Nodes& nodes, Finish finish, int64_t length, void* out, DType t, int64_t count,
                          cudaStream_t stream);
 
-// The variances or deviations, and the means, of moments of deviations from `first`.
+// Computes variances or standard deviations, and means, from moments of deviations from `first`.
 cudaError_t finish_moments(const Moments* moments, const double* first, variance::Finishing finishing, double* variance,
                            double* mean, int64_t count, cudaStream_t stream);
 

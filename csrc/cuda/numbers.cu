@@ -1,4 +1,4 @@
-// Numbers as parameters of kernels: a copy from memory that is not pinned would make the host wait, and no CUDA graph takes it.
+// Numbers as kernel parameters: a copy from pageable memory would make the host wait, and a CUDA graph cannot capture it.
 #include <algorithm>
 
 #include "numbers.h"
@@ -7,7 +7,7 @@ namespace gpureduce::cuda {
 
 namespace {
 
-constexpr int kMostNumbers = 500;  // of a launch: parameters have 4 KiB on every GPU
+constexpr int kMostNumbers = 500;  // per launch: parameters have 4 KiB on every GPU
 
 struct Numbers { int64_t at[kMostNumbers]; };
 

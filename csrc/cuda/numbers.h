@@ -1,4 +1,4 @@
-// Numbers of the host that go to a GPU as parameters of kernels. Pure C++.
+// Copies host numbers to a GPU as parameters of kernels. Pure C++.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,7 +7,8 @@
 
 namespace gpureduce::cuda {
 
-// Writes `count` numbers to the device. They have been read when this returns; nothing waits, and a CUDA graph keeps them.
+// Writes `count` numbers to the device. They are read before this returns. The host does not wait, and a CUDA graph keeps the
+// numbers.
 cudaError_t write_numbers(const int64_t* numbers, int64_t count, int64_t* to, cudaStream_t stream);
 
 }  // namespace gpureduce::cuda

@@ -1,5 +1,5 @@
-// What each element becomes, given the results of its output: the gradients of reductions. One source for CPU and GPU, so that
-// a gradient has the same bits alone, in a batch, in any layout and on any device. Pure C++: no torch, no CUDA.
+// Formulas of each element and the results of its output: the gradients of reductions. One source for CPU and GPU, so that a
+// gradient has the same bits alone, in a batch, in any layout and on any device. Pure C++: no torch, no CUDA.
 #pragma once
 
 #include <cmath>
@@ -8,13 +8,13 @@
 
 namespace gpureduce {
 
-// y of an element x and of up to three numbers of its output (g: the incoming gradient; r, m: results), or a number of the
-// call. Each operation is rounded once.
+// y as a function of an element x, up to three numbers of its output (g: the incoming gradient; r, m: results), and a number
+// of the call. Each operation is rounded once.
 //
 // quotient      x / number
 // kept          g, or 0 where x is NaN
 // product       x * g
-// exponent      g * e^(x - r); 0 where r is -inf, as all elements of its output are
+// exponent      g * e^(x - r); 0 where r is -inf (then all elements of the output are)
 // equal         (g where x == r, otherwise 0) / m
 // sign          sgn(x) * g
 // extreme       sgn(x) * g / m where |x| == r or x is NaN, otherwise 0
@@ -22,8 +22,8 @@ namespace gpureduce {
 // square        (x * |x|) * g
 // ratio_square  (x / r) * |x / r| * g; 0 where r is 0
 // deviation     (x - r) * g + m
-// others        g times the product of the output's other elements, where r is the product of those that are not zero, m says
-//               how many these are, and `number` how many elements there are
+// others        g times the product of the output's other elements; r: the product of its non-zero elements, m: their count,
+//               `number`: the count of all elements
 #define GPUREDUCE_FORMULAS(X) \
   X(quotient)                 \
   X(kept)                     \
@@ -44,10 +44,10 @@ enum class Formula : uint8_t {
 #undef GPUREDUCE_FORMULA
 };
 
-// Whether a formula is computed in float64 for all dtypes: differences from a mean far from zero, and products of many.
+// True if a formula is computed in float64 for all dtypes, as for differences from a mean far from zero.
 constexpr bool is_wide(Formula f) { return f == Formula::deviation || f == Formula::others; }
 
-// What a missing g, r or m counts as.
+// The default value of a missing g, r or m.
 constexpr double missing(Formula f, int other) { return f == Formula::deviation && other == 2 ? 0 : 1; }
 
 constexpr int kOthers = 3;  // g, r and m
@@ -62,7 +62,7 @@ GPUREDUCE_HOST_DEVICE A magnitude_of(A x) {
   return x < 0 ? -x : x;
 }
 
-// A: float or double, and double where is_wide().
+// A: float, or double, which it must be where is_wide().
 template <Formula f, class A>
 GPUREDUCE_HOST_DEVICE A applied(A x, A g, A r, A m, A number) {
   if constexpr (f == Formula::quotient) return x / number;
@@ -79,7 +79,7 @@ GPUREDUCE_HOST_DEVICE A applied(A x, A g, A r, A m, A number) {
   else return number - m == 0 ? r / x * g : number - m == 1 && x == 0 ? r * g : r * A(0) * g;
 }
 
-// Calls `f` with this formula, as a compile-time constant.
+// Calls `f` with the formula as a compile-time constant.
 template <class F>
 GPUREDUCE_HOST_DEVICE void with_formula(Formula formula, F f) {
   switch (formula) {
@@ -90,7 +90,7 @@ GPUREDUCE_HOST_DEVICE void with_formula(Formula formula, F f) {
   }
 }
 
-// An element as a number of the type that formulas are computed in.
+// An element as a number of type A, in which the formula is computed.
 template <class A, class T>
 GPUREDUCE_HOST_DEVICE A operand(T x) {
   return static_cast<A>(value(x));

@@ -1,5 +1,4 @@
-// The element types, one row each, and the exact conversions into and out of the accumulators. Pure C++, shared by CPU and
-// CUDA.
+// The dtypes, one row each, and their conversions to and from the accumulators. Pure C++, shared by CPU and CUDA.
 #pragma once
 
 #include <math.h>
@@ -18,7 +17,7 @@
 
 namespace gpureduce {
 
-// Storage types of the small floats: bits only, so that they mean the same to every compiler.
+// Storage types of small floats. They hold only bits, so that they mean the same to every compiler.
 struct Half { uint16_t bits; };
 struct BFloat16 { uint16_t bits; };
 struct Float8_e4m3fn { uint8_t bits; };
@@ -35,32 +34,31 @@ GPUREDUCE_HOST_DEVICE Complex<T> operator+(Complex<T> a, Complex<T> b) {
   return {a.re + b.re, a.im + b.im};
 }
 
-// Accumulators that are no sums: + joins two of them, whatever that is.
+// Accumulators whose + is no addition: it joins two of them.
 
-// The larger of two numbers, or NaN if one is; of two zeros, the one without a sign. Its order is free. Unsigned integers are
-// kept as signed ones of the same order, with their first bit turned (ordered()).
+// The larger number, or NaN if either is NaN; +0 is larger than -0. Any order gives the same bits. Unsigned integers are kept
+// as signed ones of the same order, with the top bit flipped (ordered()).
 template <class T>
 struct Largest {
   T value;
 };
 
-// The product.
 template <class T>
 struct Product {
   T value;
 };
 
-// The sum of exponentials, e^largest * sum, of which neither part overflows (exponential.h).
+// A sum of exponentials, e^largest * sum. Neither part overflows (exponential.h).
 template <class T>
 struct LogSum {
   T largest, sum;
 };
 
-// The sums of differences from one number, and of their squares: of a variance (variance.h).
+// For a variance: the sum of differences from one number, and the sum of their squares (variance.h).
 struct Moments { double sum, squares; };
 GPUREDUCE_HOST_DEVICE Moments operator+(Moments a, Moments b) { return {a.sum + b.sum, a.squares + b.squares}; }
 
-// The unsigned integers of so many bytes.
+// The unsigned integer type of kSize bytes.
 template <int kSize>
 using UnsignedOf =
     std::conditional_t<kSize == 1, uint8_t,
@@ -75,7 +73,7 @@ template <class T> struct IsLogSum<LogSum<T>> : std::true_type {};
 
 enum class Kind : uint8_t { integer, floating, complex };
 
-// The accumulators of the contract, one row each: name, type, and how people know it.
+// The accumulators of the contract, one row each: name, type, and the name that users see.
 #define GPUREDUCE_ACCUMULATORS(X)            \
   X(f32, float, "float32")                   \
   X(f64, double, "float64")                  \
@@ -98,9 +96,9 @@ enum class Accumulator : uint8_t {
 #undef GPUREDUCE_ENUMERATOR
 };
 
-// One row a dtype: name (as in at::ScalarType), storage type, kind, the accumulator it is summed in by itself, the one it is
-// summed in when the result is double precision, and the family of kernels that its sums are compiled with. Sums of rare ones
-// have the reduced set (is_plain_sum() in map.h).
+// One row per dtype: name (as in at::ScalarType), storage type, kind, default accumulator, accumulator for a result in double
+// precision, and the family of kernels that its sums are compiled with. Sums of rare dtypes have the reduced set
+// (is_plain_sum() in map.h).
 #define GPUREDUCE_DTYPES(X)                                            \
   X(Float, float, floating, f32, f64, single)                          \
   X(Half, gpureduce::Half, floating, f32, f64, half)                   \
@@ -127,9 +125,8 @@ enum class DType : uint8_t {
 #undef GPUREDUCE_ENUMERATOR
 };
 
-// What an element becomes before it is joined to others: an addend or a factor, which are its value; its value, or 1 if it is
-// zero; its value, or 0 if it is no number; 1 if it is not zero, or else 0; its negative, which turns their order; a power of
-// its magnitude, or the negative of that; or what e is raised to.
+// The maps, applied to an element before it is joined to others. value, factor and exponent (of e) keep the value. cofactor:
+// 1 instead of 0. number: 0 instead of NaN. nonzero: 1 if it is not 0, otherwise 0. negative reverses the order.
 #define GPUREDUCE_MAPS(X) \
   X(value)                \
   X(factor)               \
@@ -206,7 +203,7 @@ inline const char* name_of(Accumulator a) {
   return names[static_cast<int>(a)];
 }
 
-// The type of a complex number's parts; a real type itself.
+// The dtype of a complex number's parts; a real dtype is returned as it is.
 constexpr DType component_of(DType t) {
   switch (t) {
     case DType::ComplexHalf: return DType::Half;
@@ -216,8 +213,8 @@ constexpr DType component_of(DType t) {
   }
 }
 
-// The accumulator of the contract for elements of `in` and a result of `out`. A complex input with a real result is the
-// caller's to turn into its real part first.
+// The accumulator of the contract for elements of `in` and a result of `out`. For complex elements and a real result, the
+// caller passes the dtype of the real part.
 inline Accumulator accumulator_of(DType in, DType out, Map map) {
   const DTypeInfo &i = info(in), &o = info(out);
   if (map == Map::nonzero || o.kind == Kind::integer) return Accumulator::i64;
@@ -226,7 +223,7 @@ inline Accumulator accumulator_of(DType in, DType out, Map map) {
   return wide ? i.wide : i.accumulator;
 }
 
-// Whether the reducing kernels round to such a result themselves. Rounding to any dtype is a lot of code, which only the join
+// True if the reducing kernels round to this dtype themselves. Rounding to any dtype is a lot of code, which only the join
 // kernel holds.
 inline bool is_native(Accumulator a, DType out) {
   switch (a) {
@@ -256,7 +253,7 @@ GPUREDUCE_ACCUMULATORS(GPUREDUCE_TYPE)
 #undef GPUREDUCE_TYPE
 template <Accumulator A> using Sum = typename AccumulatorType<A>::type;
 
-// Calls `f` with a value of an accumulator's type.
+// Calls `f` with a value of the accumulator's type.
 template <class F>
 auto with_accumulator(Accumulator a, F f) {
   switch (a) {
@@ -271,8 +268,8 @@ auto with_accumulator(Accumulator a, F f) {
 template <class T> struct IsComplex : std::false_type {};
 template <class T> struct IsComplex<Complex<T>> : std::true_type {};
 
-// Bytes of the largest elements that most such accumulators are made of at run time: complex numbers of the same precision.
-// (Counts of larger ones are in int64, too.)
+// Bytes of the largest element that is usually converted to this accumulator at run time: a complex number of the same
+// precision. (Larger elements occur in counts, whose accumulator is int64.)
 template <class Acc>
 constexpr int converted_bytes = 8;
 template <>
@@ -282,11 +279,11 @@ inline constexpr int converted_bytes<Moments> = 16;
 template <template <class> class Holds>
 constexpr int converted_bytes<Holds<double>> = 16;
 
-// Accumulators that are no sums hold one number.
+// True for Largest and Product, which wrap one number.
 template <class Acc>
 constexpr bool kHolds = IsLargest<Acc>::value || IsProduct<Acc>::value;
 
-// The number in an accumulator: itself, or what it holds.
+// The number in a Largest or Product; other accumulators are returned as they are.
 template <class Acc>
 GPUREDUCE_HOST_DEVICE auto number(Acc x) {
   if constexpr (kHolds<Acc>) return x.value;
@@ -300,7 +297,7 @@ GPUREDUCE_HOST_DEVICE constexpr T lowest() {
   else return static_cast<T>(uint64_t{1} << (8 * sizeof(T) - 1));
 }
 
-// What a missing lane counts as: x + padding has the bits of x for every x (0.0 would turn -0.0 into 0.0).
+// The identity, which stands for a missing lane: x + padding has the bits of x for every x (0.0 would turn -0.0 into 0.0).
 template <class Acc>
 GPUREDUCE_HOST_DEVICE Acc padding() {
   if constexpr (IsComplex<Acc>::value) {
@@ -326,7 +323,7 @@ GPUREDUCE_HOST_DEVICE To bit_cast(From from) {
   return to;
 }
 
-// An unsigned integer of some size as bits of the signed one that has its place in their order; and back.
+// Flips the top bit: an unsigned integer becomes the bits of the signed integer at the same place in the order, and back.
 template <class T>
 GPUREDUCE_HOST_DEVICE T ordered(T x) {
   return x ^ static_cast<T>(T{1} << (8 * sizeof(T) - 1));
@@ -338,7 +335,7 @@ GPUREDUCE_HOST_DEVICE Largest<T> operator+(Largest<T> a, Largest<T> b) {
     return a.value > b.value ? a : b;
   } else {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    if constexpr (std::is_same_v<T, float>) {  // by the one instruction that does all this
+    if constexpr (std::is_same_v<T, float>) {  // one instruction does all this
       float larger;
       asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a.value), "f"(b.value));
       return {larger};
@@ -362,8 +359,9 @@ GPUREDUCE_HOST_DEVICE float value(float x) { return x; }
 GPUREDUCE_HOST_DEVICE double value(double x) { return x; }
 GPUREDUCE_HOST_DEVICE float value(BFloat16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 
-// Widening a small float without branches: its exponent and mantissa, moved to a float32's place, are the value times a power
-// of two (exact, subnormals too); what then reaches `limit` was infinity or NaN and gets the float32 exponent of those.
+// Widens a small float without branches. Its exponent and mantissa, moved to a float32's place, are the value times a power of
+// two; the scaling is exact, for subnormals too. A number of kLimit or more was infinity or NaN, and gets their float32
+// exponent.
 template <int kExponentBits, int kMantissaBits>
 GPUREDUCE_HOST_DEVICE float widen(uint32_t bits) {
   constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
@@ -390,7 +388,7 @@ GPUREDUCE_HOST_DEVICE float value(Float8_e4m3fn x) {
 #ifdef __CUDA_ARCH__
   return __half2float(__half(__nv_cvt_fp8_to_halfraw(x.bits, __NV_E4M3)));
 #else
-  float v = widen<4, 3>(x.bits & 0xff);  // this format has no infinity: 256 to 448 are numbers, and only 0x7f is NaN
+  float v = widen<4, 3>(x.bits & 0xff);  // no infinity here: 256 to 448 are numbers, only 0x7f is NaN
   uint32_t magnitude = x.bits & 0x7fu;
   uint32_t exponent_and_mantissa = (magnitude << 20) + (120u << 23);
   uint32_t wide = magnitude == 0x7f ? 0x7fc00000u : exponent_and_mantissa;
@@ -409,15 +407,15 @@ GPUREDUCE_HOST_DEVICE auto value(Complex<T> x) -> Complex<decltype(value(x.re))>
   return {value(x.re), value(x.im)};
 }
 
-// A float as an integer modulo 2^64: towards zero, as torch converts; whatever lies outside [-2^63, 2^64), and NaN, gives 2^63
-// on every device.
+// Converts a float to an integer modulo 2^64, rounding towards zero as torch does. NaN and numbers outside [-2^63, 2^64) give
+// -2^63 on every device.
 GPUREDUCE_HOST_DEVICE int64_t to_integer(double x) {
   if (x >= -9223372036854775808.0 && x < 9223372036854775808.0) return static_cast<int64_t>(x);
   if (x >= 9223372036854775808.0 && x < 18446744073709551616.0) return static_cast<int64_t>(static_cast<uint64_t>(x));
   return INT64_MIN;
 }
 
-// --- an element as an addend: exact, but for 64-bit integers to float64 ----------------------------------------------------
+// --- an element as an addend: exact, except 64-bit integers to float64 -----------------------------------------------------
 
 template <class Acc, class In>
 GPUREDUCE_HOST_DEVICE Acc addend(In x) {
@@ -441,7 +439,7 @@ GPUREDUCE_HOST_DEVICE Acc addend(In x) {
 }
 
 template <class Acc, class T>
-GPUREDUCE_HOST_DEVICE Acc addend(Largest<T> x) {  // is one already
+GPUREDUCE_HOST_DEVICE Acc addend(Largest<T> x) {  // already an accumulator
   return x;
 }
 template <class Acc, class T>
@@ -467,8 +465,9 @@ GPUREDUCE_HOST_DEVICE int64_t nonzero(In x) {
 
 // --- the one rounding of the result ---------------------------------------------------------------------------------------
 
-// The nearest small float, ties to even, from a double: bits only, so that nothing is rounded twice and no mode matters.
-// kFinite: no infinity; what is too large is NaN (float8_e4m3fn; torch up to 2.11 agrees, later ones saturate).
+// Rounds a double to the nearest small float, ties to even. It works on bits, so nothing is rounded twice and no rounding mode
+// matters. kFinite: the format has no infinity, and larger numbers become NaN (float8_e4m3fn; torch up to 2.11 does the same,
+// later versions saturate).
 template <int kExponentBits, int kMantissaBits, bool kFinite = false>
 GPUREDUCE_HOST_DEVICE uint32_t narrow(double x) {
   constexpr int kLowest = 2 - (1 << (kExponentBits - 1));  // exponent of the smallest normal number
@@ -492,7 +491,7 @@ GPUREDUCE_HOST_DEVICE uint32_t narrow(double x) {
   return sign | (result > kInfinity ? kInfinity : static_cast<uint32_t>(result));
 }
 
-// The same from a float, without a branch, for loops over many.
+// The same from a float, without branches, so that loops vectorise.
 GPUREDUCE_HOST_DEVICE BFloat16 to_bfloat16(float x) {
   const uint32_t bits = bit_cast<uint32_t>(x);
   const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, nan = bits >> 16 | 0x40;
@@ -507,8 +506,8 @@ GPUREDUCE_HOST_DEVICE Half to_half(float x) {
   return {static_cast<uint16_t>((bits >> 16 & 0x8000) | (magnitude >= 0x477ff000 ? infinite : finite))};
 }
 
-// An int64 as a double whose last bit says whether something was cut off ("round to odd"), so that rounding it again to a
-// small float is as good as rounding the integer.
+// An int64 as a double. Its last bit is set if any bits were cut off ("round to odd"), so rounding it again to a small float
+// gives the same as rounding the integer.
 GPUREDUCE_HOST_DEVICE double sticky_double(int64_t v) {
   uint64_t magnitude = v < 0 ? 0 - static_cast<uint64_t>(v) : static_cast<uint64_t>(v);
   int shift = 0;
@@ -562,9 +561,9 @@ GPUREDUCE_HOST_DEVICE Out result(Acc v) {
     return ordered(static_cast<Out>(v.value));
   } else if constexpr (kHolds<Acc>) {
     return result<Out>(v.value);
-  } else if constexpr (IsLogSum<Acc>::value && IsComplex<Out>::value) {  // as it is
+  } else if constexpr (IsLogSum<Acc>::value && IsComplex<Out>::value) {  // both parts
     return {round_to<decltype(Out::re)>(v.largest), round_to<decltype(Out::re)>(v.sum)};
-  } else if constexpr (IsLogSum<Acc>::value) {  // of one element
+  } else if constexpr (IsLogSum<Acc>::value) {  // a single element
     return result<Out>(v.largest);
   } else if constexpr (IsComplex<Out>::value) {
     using Real = decltype(Out::re);

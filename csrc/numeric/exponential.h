@@ -1,6 +1,6 @@
-// Exponentials and logarithms of one source for CPU and GPU, so that they have the same bits everywhere. Every operation here
-// is rounded once, a fused multiply-add, where one is written, also once. Both are within 1 unit in the last place. The methods
-// and coefficients are those of fdlibm (double) and Cephes (float).
+// Exponentials and logarithms, one source for CPU and GPU, so that they have the same bits everywhere. Every operation here is
+// rounded once, and so is each explicit fused multiply-add. Results are within 1 unit in the last place. The methods and
+// coefficients come from fdlibm (double) and Cephes (float).
 #pragma once
 
 #include <cmath>
@@ -17,12 +17,11 @@ GPUREDUCE_HOST_DEVICE float fused(float a, float b, float c) {
 #endif
 }
 
-// e^x for x from -87 to 0, where e^x is a normal number. A product with 2^n adds n to the exponent's bits.
+// e^x for x from -87 to 0, where e^x is a normal number. Multiplying by 2^n adds n to the exponent bits.
 GPUREDUCE_HOST_DEVICE float exponential_in_range(float x) {
-  constexpr float kRound = 0x1.8p+23f;  // added and taken away again, it leaves a whole number
+  constexpr float kRound = 0x1.8p+23f;  // adding and subtracting it rounds to an integer
   const float shifted = fused(x, 0x1.715476p+0f, kRound), n = shifted - kRound;
-  const float r =
-      fused(n, 0x1.05c610p-29f, fused(n, -0x1.62e430p-1f, x));  // x - n * log(2), of which the second part is below 0
+  const float r = fused(n, 0x1.05c610p-29f, fused(n, -0x1.62e430p-1f, x));  // x - n * log(2), whose low part is negative
   float p = fused(1.9875691500e-4f, r, 1.3981999507e-3f);
   p = fused(p, r, 8.3334519073e-3f);
   p = fused(p, r, 4.1665795894e-2f);
@@ -45,7 +44,7 @@ GPUREDUCE_HOST_DEVICE double exponential_in_range(double x) {
   return bit_cast<double>(bit_cast<uint64_t>(y) + (bit_cast<uint64_t>(shifted) << 52));
 }
 
-// e^x for x that is not above 0. Smaller numbers than the range's count as its end: joined to 1 or more, both are lost.
+// e^x for x <= 0. Where e^x would be subnormal, x is clamped: a LogSum adds e^x to 1 or more, so either value is lost.
 GPUREDUCE_HOST_DEVICE float exponential(float x) {
 #ifdef __CUDA_ARCH__
   return exponential_in_range(fmaxf(x, -87.0f));
@@ -55,7 +54,7 @@ GPUREDUCE_HOST_DEVICE float exponential(float x) {
 }
 GPUREDUCE_HOST_DEVICE double exponential(double x) { return exponential_in_range(x < -708.0 ? -708.0 : x); }
 
-// e^x for all x that are not far above 0. exponential() ends where normal numbers do: from there on, the square of e^(x / 2).
+// e^x for all x not far above 0. exponential() has no subnormal results, so below kLow this squares e^(x / 2).
 template <class A>
 GPUREDUCE_HOST_DEVICE A whole_exponential(A x) {
   constexpr A kLow = sizeof(A) == 4 ? -80 : -700;
@@ -65,10 +64,10 @@ GPUREDUCE_HOST_DEVICE A whole_exponential(A x) {
   return x < 4 * kLow ? A(0) : root * root;
 }
 
-// The logarithm of a number that is 1 or more, or NaN.
+// The logarithm of x, which is NaN or at least 1.
 GPUREDUCE_HOST_DEVICE double logarithm(double x) {
   const uint64_t bits = bit_cast<uint64_t>(x);
-  // x = 2^k * (1 + f), where 1 + f is from sqrt(1/2) to sqrt(2).
+  // x = 2^k * (1 + f), with 1 + f from sqrt(1/2) to sqrt(2).
   const uint64_t up = ((bits & 0xfffffffffffffu) + 0x95f6400000000u) & 0x10000000000000u;
   const int k = static_cast<int>(bits >> 52) - 1023 + static_cast<int>(up >> 52);
   const double f = bit_cast<double>((bits & 0xfffffffffffffu) | (up ^ 0x3ff0000000000000u)) - 1.0;
@@ -81,7 +80,7 @@ GPUREDUCE_HOST_DEVICE double logarithm(double x) {
   return x < INFINITY ? found : x;
 }
 
-// The larger of two, or NaN if one is.
+// The larger number, or NaN if either is NaN.
 template <class T>
 GPUREDUCE_HOST_DEVICE T larger(T a, T b) {
 #ifdef __CUDA_ARCH__
@@ -94,17 +93,17 @@ GPUREDUCE_HOST_DEVICE T larger(T a, T b) {
   return a > b || a != a ? a : b;
 }
 
-// -|a - b|; 0 of infinities that are the same.
+// -|a - b|, or 0 for equal infinities.
 template <class T>
 GPUREDUCE_HOST_DEVICE T below(T a, T b) {
 #ifdef __CUDA_ARCH__
-  return fmin(-fabs(a - b), T{0});  // 0 of NaN
+  return fmin(-fabs(a - b), T{0});  // gives 0 for NaN
 #else
   return a == b ? T{0} : -std::fabs(a - b);
 #endif
 }
 
-// Of the two, the larger exponent stays, and the other's part is brought to it.
+// Keeps the larger exponent, and scales the other sum down to it.
 template <class T>
 GPUREDUCE_HOST_DEVICE LogSum<T> operator+(LogSum<T> a, LogSum<T> b) {
   const bool left = a.largest > b.largest;

@@ -1,12 +1,12 @@
-// What becomes of what an output's elements come to, before it is rounded to the result. Roots are correctly rounded.
+// The last step of an operation: applied to an output's accumulator before it is rounded to the result. Roots are correctly
+// rounded.
 #pragma once
 
 #include "map.h"
 
 namespace gpureduce {
 
-// Nothing; the quotient by the number of elements; a root; the negative; whether it is as many as there are elements; the
-// logarithm.
+// quotient divides by the number of elements; all gives 1 if the accumulator equals that number, otherwise 0.
 enum class Finish : uint8_t { none, quotient, square_root, cube_root, negative, all, logarithm };
 
 // A sum divided by a count, in the accumulator's precision; integers in double.
@@ -20,15 +20,15 @@ GPUREDUCE_HOST_DEVICE auto quotient(Acc sum, int64_t count) {
 GPUREDUCE_HOST_DEVICE float square_root(float x) { return sqrtf(x); }
 GPUREDUCE_HOST_DEVICE double square_root(double x) { return sqrt(x); }
 
-// The nearest double to the cube root of a number that is not negative, or NaN.
+// The cube root, rounded to the nearest double. x is NaN or not negative.
 inline GPUREDUCE_OUT_OF_LINE double cube_root(double x) {
   if (!(x < INFINITY) || x == 0) return x;
-  // x = u * 2^(3 * scale), with u from 1/8 to 1, and so a root of u with one binary digit more than a double has.
+  // x = u * 2^(3 * scale), with u from 1/8 to 1. The root of u is found with one bit more than a double has.
   int exponent = 0;
   const uint64_t digits = static_cast<uint64_t>(ldexp(frexp(x, &exponent), 53));
   const int scale = exponent >= 0 ? (exponent + 2) / 3 : -(-exponent / 3), shift = exponent - 3 * scale;
-  const unsigned __int128 cube = static_cast<unsigned __int128>(digits) << (shift + 45);  // u * 2^162, less 64 zeros
-  const auto is_above = [cube](uint64_t root) {                                           // of u * 2^54, cubed
+  const unsigned __int128 cube = static_cast<unsigned __int128>(digits) << (shift + 45);  // u * 2^162, less 64 zero bits
+  const auto is_above = [cube](uint64_t root) {                                           // root^3 > u * 2^162
     const unsigned __int128 two = static_cast<unsigned __int128>(root) * root;
     const unsigned __int128 low = static_cast<unsigned __int128>(static_cast<uint64_t>(two)) * root;
     const unsigned __int128 high = (two >> 64) * root + (low >> 64);
@@ -37,13 +37,13 @@ inline GPUREDUCE_OUT_OF_LINE double cube_root(double x) {
   uint64_t root = static_cast<uint64_t>(cbrt(ldexp(static_cast<double>(digits), shift - 53)) * 0x1p+54);
   while (is_above(root)) --root;
   while (!is_above(root + 1)) ++root;
-  return ldexp(static_cast<double>((root + 1) / 2), scale - 53);  // none lies halfway between two doubles
+  return ldexp(static_cast<double>((root + 1) / 2), scale - 53);  // no cube root lies halfway between two doubles
 }
-// Of a float32, any cube root within 4 units in the last place of a double is rounded right: none of them is nearer than 9 such
-// units to the middle between two float32 (tests/test_model.py).
+// A cube root within 4 units in the last place of a double rounds to the right float32: no cube root of a float32 is nearer
+// than 9 such units to the middle between two float32 (tests/test_model.py).
 inline GPUREDUCE_OUT_OF_LINE float cube_root(float x) { return static_cast<float>(cbrt(static_cast<double>(x))); }
 
-// What `finish` makes of an accumulator of `count` elements, in its precision.
+// Applies `finish` to an accumulator of `count` elements, in the accumulator's precision.
 template <class Acc>
 GPUREDUCE_HOST_DEVICE auto finished(Acc x, Finish finish, int64_t count) {
   if constexpr (IsLargest<Acc>::value) {

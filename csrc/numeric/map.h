@@ -1,5 +1,5 @@
-// What an operation makes of an element before it is added. Each arithmetic operation here is rounded to the accumulator's
-// type.
+// The maps, which an operation applies to each element before it is added. Each arithmetic operation here is rounded to the
+// accumulator's type.
 #pragma once
 
 #include "exponential.h"
@@ -16,7 +16,7 @@ GPUREDUCE_HOST_DEVICE float magnitude(Complex<float> x) {
   return static_cast<float>(sqrt(re * re + im * im));
 }
 
-// Numbers far from 1 are brought nearer by a power of two, so that no square overflows or vanishes.
+// Numbers far from 1 are scaled by a power of two, so that no square overflows or underflows.
 GPUREDUCE_HOST_DEVICE double magnitude(Complex<double> x) {
   const double re = fabs(x.re), im = fabs(x.im), larger = re > im ? re : im;
   if (re == INFINITY || im == INFINITY) return INFINITY;
@@ -39,7 +39,7 @@ GPUREDUCE_HOST_DEVICE auto cube(T x) {
   return square(magnitude(x)) * magnitude(x);
 }
 
-// An element of the larger of two: integers as signed ones of the same order.
+// An element as a Largest. Unsigned integers become signed ones of the same order.
 template <class Acc, class In>
 GPUREDUCE_HOST_DEVICE Acc in_order(In x) {
   if constexpr (std::is_unsigned_v<In>) return {static_cast<Number<Acc>>(static_cast<std::make_signed_t<In>>(ordered(x)))};
@@ -59,7 +59,7 @@ GPUREDUCE_HOST_DEVICE Acc number_or_zero(In x) {
   else return addend<Acc>(x);
 }
 
-// The maps of real numbers to real numbers that are found at run time, where nothing is compiled for one of them.
+// The maps from real to real numbers that are chosen at run time if no kernel is compiled for them.
 #define GPUREDUCE_REAL_MAPS(X) X(cofactor) X(number) X(magnitude) X(square) X(cube)
 
 template <Map map, class Acc, class In>
@@ -87,23 +87,23 @@ GPUREDUCE_HOST_DEVICE Acc mapped(In x) {
   }
 }
 
-// Whether what is done with an element takes so long that a load of its own costs little.
+// True if the map costs more than a scalar load, so vectorised loads bring nothing.
 constexpr bool outweighs_loads(Map map) { return map == Map::exponent; }
 
-// Whether an element's sign counts.
+// True if the result depends on the elements' signs.
 constexpr bool is_signed(Map map) {
   return map == Map::value || map == Map::factor || map == Map::cofactor || map == Map::number || map == Map::negative ||
          map == Map::exponent;
 }
 
-// What is the largest of: floats, magnitudes, or integers of any kind.
+// The accumulator of a maximum of floats, magnitudes or integers.
 constexpr Accumulator largest_of(const DTypeInfo& in) {
   const bool wide = in.accumulator == Accumulator::f64 || in.accumulator == Accumulator::c128;
   return in.kind == Kind::integer ? Accumulator::largest_i64 : wide ? Accumulator::largest_f64 : Accumulator::largest_f32;
 }
 
-// Whether the kernels that convert elements at run time, on the CPU and on GPUs, know what a map makes of them for an
-// accumulator. All else is refused.
+// True if the kernels that convert elements at run time, on the CPU and on GPUs, have this map for this accumulator. Other
+// combinations are refused.
 constexpr bool is_convertible(Map map, Accumulator to, const DTypeInfo& in) {
   const bool real = in.kind != Kind::complex, sum = to == Accumulator::f32 || to == Accumulator::f64;
   const bool largest = to == Accumulator::largest_f32 || to == Accumulator::largest_f64;
@@ -124,8 +124,8 @@ constexpr bool is_convertible(Map map, Accumulator to, const DTypeInfo& in) {
   return false;
 }
 
-// Whether kernels are compiled for elements of a dtype, a map and an accumulator. All else is converted at run time: rare
-// dtypes of rare operations, whose kernels would make the library larger than users want to download.
+// True if kernels are compiled for a map, an accumulator and a dtype. Other elements are converted at run time: kernels for
+// rare dtypes of rare operations would make the library larger than users want to download.
 constexpr bool is_compiled(Map map, Accumulator to, DType dtype) {
   const DTypeInfo& in = info(dtype);
   const bool plain = in.kind == Kind::floating && in.size > 1, single = plain && in.size < 8, own = to == in.accumulator;
@@ -156,20 +156,19 @@ constexpr bool is_compiled(Map map, Accumulator to, DType dtype) {
   }
 }
 
-// Whether these are the sums that kernels are made for in all their variants; or else there are the few that all operations
-// have.
+// True for sums whose kernels are compiled in all variants. Other operations have only the reduced set.
 constexpr bool is_plain_sum(Map map, Accumulator to, const DTypeInfo& in) {
   return (map == Map::value || map == Map::magnitude) && to == in.accumulator && !in.is_rare();
 }
 
-// Whether sums are of magnitudes, which kernels take by leaving signs out of what they load.
+// True for sums of magnitudes: kernels clear the signs of elements as they load them.
 constexpr bool drops_signs(Map map, Accumulator to) {
   return map == Map::magnitude && (to == Accumulator::f32 || to == Accumulator::f64);
 }
 
-// Elements that kernels know by what becomes of them: by a map; or as the larger of two. Signs are left out or turned by masks
-// of what is loaded, and so are bits of integers, so that those of a size share a type, which is a signed one. Of a complex
-// number the larger magnitude is wanted, or that of the sign which its parts then have.
+// Element types that carry their operation: a map, or a maximum. Bit masks on load clear or flip the signs of floats, and turn
+// integers into signed ones of the same order, so that integers of one size share a signed type. A complex element of a
+// maximum counts as its magnitude, with the sign that the masks gave its real part.
 template <class In, Map kMap>
 struct Mapped {
   In element;
@@ -182,7 +181,7 @@ struct Ordered {
 template <class T> struct IsMapped : std::false_type {};
 template <class In, Map map> struct IsMapped<Mapped<In, map>> : std::true_type {};
 template <class In> struct IsMapped<Ordered<In>> : std::true_type {};
-// Whether elements are masked, all of a word.
+// True if bit masks are applied to elements on load, a word at a time.
 template <class T> struct IsMasked : std::false_type {};
 template <class In> struct IsMasked<Mapped<In, Map::value>> : std::true_type {};
 template <class In> struct IsMasked<Mapped<In, Map::nonzero>> : std::true_type {};

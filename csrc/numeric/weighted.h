@@ -5,7 +5,7 @@
 
 namespace gpureduce {
 
-// Two elements of which the product is added. To plans it is an element of twice the larger one's size.
+// Two elements whose product is summed. Planners see one element of twice the larger one's size.
 template <class A, class B>
 struct Factors {
   A first;
@@ -25,14 +25,14 @@ inline Accumulator accumulator_of(Accumulator product, DType out) {
   return info(out).kind == Kind::integer ? Accumulator::i64 : product;
 }
 
-// A factor: exact, but for integers beyond the digits of a floating type, which are rounded to the nearest.
+// An element as a factor. It is exact, except that integers with more digits than a floating type are rounded to nearest.
 template <class Product, class In>
 GPUREDUCE_HOST_DEVICE Product factor(In x) {
   if constexpr (std::is_same_v<In, Boolean>) return static_cast<Product>(x.bits != 0 ? 1 : 0);
   else return addend<Product>(x);
 }
 
-// The same of an element of a lazily negated view.
+// The factor of an element of a lazily negated view.
 template <class Product, class In>
 GPUREDUCE_HOST_DEVICE Product negated_factor(In x) {
   if constexpr (std::is_integral_v<In>) return factor<Product>(static_cast<In>(0 - static_cast<uint64_t>(x)));
@@ -40,22 +40,21 @@ GPUREDUCE_HOST_DEVICE Product negated_factor(In x) {
   else return -factor<Product>(x);
 }
 
-// Rounded once, or modulo 2^64.
+// Rounds once; integers wrap modulo 2^64.
 GPUREDUCE_HOST_DEVICE float times(float a, float b) { return a * b; }
 GPUREDUCE_HOST_DEVICE double times(double a, double b) { return a * b; }
 GPUREDUCE_HOST_DEVICE int64_t times(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
 }
 
-// What is added for a product. `truth`: 1 if it is not zero.
+// A product as an addend. `truth`: 1 if it is not zero.
 template <class Acc, class Product>
 GPUREDUCE_HOST_DEVICE Acc counted(Product product, bool truth) {
   if constexpr (std::is_same_v<Acc, Product> && !std::is_integral_v<Acc>) return product;
   else return truth ? static_cast<Acc>(product != 0) : addend<Acc>(product);
 }
 
-// Whether kernels are compiled for such factors: of a float type with any other or with bool, of float64, of int32. The first
-// input is the larger one, and so bool, which selects, is the second.
+// True if kernels are compiled for these factors. The first input is the larger one, so a bool mask is the second.
 constexpr bool is_compiled(DType first, DType second, Accumulator to) {
   const bool floats = first == DType::Float || first == DType::Half || first == DType::BFloat16;
   const bool halves = second == DType::Half || second == DType::BFloat16;

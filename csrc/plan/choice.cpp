@@ -12,7 +12,7 @@
 
 namespace gpureduce {
 
-extern const char* const kKnownChoices[];  // the files of data/, in a source that setup.py makes; null behind the last
+extern const char* const kKnownChoices[];  // the files of data/, in a source that setup.py makes; ends with null
 
 namespace {
 
@@ -62,7 +62,7 @@ void Choice::read_nodes(const std::string& line) {
   }
 }
 
-// Every way through a tree goes on to nodes of the same tree, and ends.
+// Checks that every path through a tree stays in the tree, and ends.
 void Choice::check() const {
   expect(multiprocessors_ > 0 && l2_bytes_ > 0 && bandwidth_ > 0, "it does not say what its GPU is");
   expect(!ends_.empty() && ends_.back() == static_cast<int>(nodes_.size()), "it is cut off");

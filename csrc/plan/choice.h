@@ -1,4 +1,4 @@
-// What was measured on a GPU: decision trees that guess which of a problem's plans is the fastest. Pure C++.
+// Measured data of a GPU: decision trees that guess which of a problem's plans is the fastest. Pure C++.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,18 @@ namespace gpureduce {
 
 struct Device;
 
-// Trees stand one after the other. A node stands before its left branch, and that before the right one, `right` nodes on. A
-// plan goes left where the feature is not above the value. A leaf's value is what it adds to the guess: the logarithm of the
-// plan's time over that of the best plan. A choice may stand on a known one: then its trees say what they add to that one's.
+// All trees' nodes stand in one list. A node stands before its left branch; its right branch begins `right` nodes after it. A
+// plan goes left if its feature is not above the node's value. A leaf's value is added to the guess, which is the logarithm of
+// the plan's time over the best plan's time. A choice may be based on a known one: then its trees correct the known choice's
+// guess.
 class Choice {
  public:
-  // From text, as torch_reduce/_fit.py writes it. Throws std::invalid_argument where it is none, or another version's.
+  // Parses text that torch_reduce/_fit.py has written. Throws std::invalid_argument if it is no choice, or another version's.
   explicit Choice(const std::string& text);
 
   float guess(const float* known) const;
   const std::string& gpu() const { return gpu_; }
-  double distance(const Device& device) const;  // how little alike the GPUs are: 0 if they are the same
+  double distance(const Device& device) const;  // between the GPUs: 0 if they are alike
 
  private:
   struct Node {
@@ -31,20 +32,20 @@ class Choice {
   int64_t multiprocessors_ = 1, l2_bytes_ = 1, bandwidth_ = 1;
   const Choice* base_ = nullptr;
   std::vector<Node> nodes_;
-  std::vector<int> ends_;  // of the trees
+  std::vector<int> ends_;  // the end of each tree
 
   void read_nodes(const std::string& line);
   void check() const;
 };
 
-// The choice that comes with the library for a GPU of this name, or else for the most similar one.
+// The library's own choice for a GPU of this name, or for the most similar GPU.
 const Choice& known_choice(const std::string& gpu, const Device& device);
 
-// The file of the user's own choice for a GPU of this name, in the folder that the environment variable TORCH_REDUCE_CACHE
-// names, or else in the user's cache folder.
+// The path of the user's own choice for a GPU of this name: in the folder that the environment variable TORCH_REDUCE_CACHE
+// names, or in the user's cache folder.
 std::string choice_path(const std::string& gpu);
 
-// The choice in a file, which lives as long as the process; or null if there is no such file. Throws as the constructor does.
+// Reads a choice, which lives as long as the process. Null if there is no such file. Throws as the constructor does.
 const Choice* read_choice(const std::string& path);
 
 }  // namespace gpureduce

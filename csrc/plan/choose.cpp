@@ -10,7 +10,7 @@ namespace gpureduce {
 
 namespace {
 
-// Warps of a plan's kernel that a multiprocessor runs at a time, as registers are cut.
+// Resident warps per multiprocessor of a plan's kernel, as its launch bounds limit registers.
 struct Resident {
   const Plan& plan;
   int words;  // of a vector of lane sums
@@ -22,8 +22,8 @@ struct Resident {
   }
 };
 
-// What kernels differ in: elements of a leaf, or stages, that a thread has in flight; how often it goes on; threads side by
-// side; bytes of a stage.
+// Features of single kernels: elements of a leaf, or stages, that a thread has in flight; how many times it does so; threads
+// side by side; bytes of a stage.
 struct Own { int elements, batches, width, stage; };
 struct OwnOf {
   Own operator()(const DensePlan& p) const { return {p.elements, 1, kWarp, 1}; }
@@ -58,7 +58,7 @@ struct Facts {
                                    : float(q.p.kept.back().stride);
 };
 
-// Name and value. Amounts of all the work are a multiprocessor's.
+// Name and value. Amounts of work are per multiprocessor.
 #define GPUREDUCE_FEATURES(X)                                                                          \
   X(kernel, plan.shape.index())                                                                        \
   X(walk, plan.walk)                                                                                   \

@@ -1,4 +1,4 @@
-// Which of the plans that are proposed is the fastest: a guess from what was measured. The only place that speaks of speed.
+// Guesses the fastest of the proposed plans from measured data. No other place estimates speed.
 #pragma once
 
 #include <string>
@@ -8,13 +8,13 @@
 
 namespace gpureduce {
 
-// What is known of a plan, as numbers that mean the same on any GPU; and their names, the first of which names the kernels:
-// where any of this changes, so does the text, and what was measured before is not taken for something else.
+// The features of a plan: numbers that mean the same on any GPU. feature_names() also lists the kernels. It changes with any
+// feature or kernel, so that older data are refused instead of misread.
 std::vector<float> features_of(const Plan& plan, const Reduction& r, const Device& device);
 std::string feature_names();
 int feature_count();
 
-// The index of the plan that is taken.
+// The index of the chosen plan.
 size_t choose(const std::vector<Plan>& plans, const Reduction& r, const Device& device);
 
 }  // namespace gpureduce

@@ -11,7 +11,7 @@ namespace gpureduce {
 
 namespace {
 
-// Whether a kernel is compiled for the call's dtypes, with PTX where the machine code does not fit.
+// True if a kernel is compiled for the call's dtypes, and has PTX if the machine code does not fit the GPU.
 bool has_kernel(const Reduction& r) {
   if (r.negate || r.conjugate) return false;
   switch (r.addends) {
@@ -27,15 +27,15 @@ bool has_kernel(const Reduction& r) {
 Engine engine_of(const Reduction& r) {
   const Problem& p = r.problem;
   const bool plain = r.addends == Addends::values && is_plain_sum(r.map, r.accumulator, info(r.in));
-  // The kernels compiled for a dtype find their way with 32-bit divisions.
+  // Kernels compiled for a dtype find places with 32-bit divisions.
   const bool near = fits_fast_nest(p.kept, p.outputs) && fits_fast_nest(p.reduced, p.length);
   const bool few =
-      columnwise(p) || p.length <= (plain ? kLanes : kLoads) || counts_rows(p);  // the thin kernels take the second
+      columnwise(p) || p.length <= (plain ? kLanes : kLoads) || counts_rows(p);  // short rows are for the thin kernels
   if (!near || !few || !has_kernel(r)) return Engine::converted;
   return plain ? Engine::full : Engine::reduced;
 }
 
-// Whether kernels of this map have code for the finish.
+// True if kernels of this map have code for the finish.
 bool finishes(const Reduction& r) {
   switch (r.finish) {
     case Finish::all: return false;
@@ -48,7 +48,7 @@ bool finishes(const Reduction& r) {
 ResultPath path_of(const Reduction& r) {
   const DTypeInfo& out = info(r.out);
   const bool logsum = r.accumulator == Accumulator::logsum_f32 || r.accumulator == Accumulator::logsum_f64;
-  const bool pair = logsum && r.finish == Finish::none;  // and not its logarithm
+  const bool pair = logsum && r.finish == Finish::none;  // the result is the pair, not its logarithm
   const bool native = pair ? out.kind == Kind::complex : is_native(r.accumulator, r.out);
   if (native && r.finish == Finish::none && out.size == size_of(r.accumulator)) return ResultPath::raw;
   if (native && !pair && finishes(r)) return ResultPath::native;
@@ -57,7 +57,7 @@ ResultPath path_of(const Reduction& r) {
   return r.engine == Engine::reduced && (truth || extremum) ? ResultPath::own : ResultPath::joined;
 }
 
-// Products are the same both ways: of two inputs the larger one is the first, unless kernels are compiled the other way alone.
+// Products commute, so the larger input becomes the first one, unless kernels are compiled for the other order alone.
 void order_inputs(Reduction& r) {
   const bool given = weighted::is_compiled(r.in, r.second_dtype, r.accumulator);
   const bool turned = weighted::is_compiled(r.second_dtype, r.in, r.accumulator);

@@ -15,8 +15,8 @@ void propose(Proposals& proposals) {
   const Variant* const variant = q.variant(Kernel::columns, q.walk, vector, leaf_elements(q.p.length));
   ColumnsPlan plan{};
   plan.elements = variant->loads;
-  // Of few elements, columns side by side of all rows of the fastest kept dim, so that a warp has many even where it is short.
-  // Plain sums have thin kernels for these.
+  // With few elements per column, all outputs count as side by side, so that a warp has many columns even if the fastest kept
+  // dim is short. Plain sums have thin kernels for these.
   const bool few = q.r.engine != Engine::full && q.p.length <= kLanes;
   const int64_t columns = few ? q.p.outputs : q.p.kept.back().size;
   const int64_t vectors = ceil_div(columns, vector), line = std::max(1, kLine / (vector * q.size));

@@ -21,14 +21,14 @@ struct Rows {
   int unit_leaves = row_unit(vector, elements, register_bytes(vector, q.element_bytes, q.r.addends == Addends::values), walk);
   int64_t row_units = ceil_div(q.leaves, unit_leaves);
 
-  // Rows that blocks of so many take side by side: all, unless that is more than a grid has.
+  // Rows side by side in the grid, if a block takes `rows` of them: all rows, unless the grid has too few blocks along x.
   int64_t side(int64_t rows) const { return q.p.outputs <= rows * kMaxGrid ? q.p.outputs : rows << 30; }
 
-  // Tiles of so many units, a power of two, of blocks that have as many warps as there are units, or a fraction of these. A
-  // rest of a few elements is no work for a warp.
+  // Proposes tiles of `units` units, a power of two. A block has as many warps as units, or a fraction of these. A row's rest
+  // of a few elements needs no warp.
   void tiles(int64_t units, int fraction) {
     const int64_t leaves = units * unit_leaves;
-    if (leaves < q.leaves && q.p.outputs > kMaxDenseDepth * kMaxGridDepth) return;  // which no grid has
+    if (leaves < q.leaves && q.p.outputs > kMaxDenseDepth * kMaxGridDepth) return;  // more rows than a grid has
     const bool has_rest = (walk == Walk::shifted || vector == 1) && row_rest(q.p.length) > 0;
     const int64_t most =
         std::min({int64_t{dense_warps(walk, vector * q.lane_bytes)}, units, std::max<int64_t>(1, row_units - has_rest)});
@@ -38,7 +38,7 @@ struct Rows {
   }
 
   void propose() {
-    if (row_alone(q.leaves, unit_leaves, walk)) {  // a warp each
+    if (row_alone(q.leaves, unit_leaves, walk)) {  // one warp per row
       for (int warps : {1, 2, 4, 8})
         proposals.add({DensePlan{elements}, variant, walk, vector, warps, warps, power_of_two_above(q.leaves), side(warps)});
       return;

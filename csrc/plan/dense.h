@@ -8,41 +8,41 @@ namespace gpureduce {
 
 struct DensePlan {
   static constexpr const char* kName = "dense";
-  int elements;  // of a leaf, that a thread has in flight: 2, 4 or kDepth
+  int elements;  // elements of a leaf that a thread has in flight: 2 or kDepth
 };
 
-constexpr int kMaxDenseUnits = 128;            // units that a block takes
-constexpr int kMaxDenseDepth = kMaxGridDepth;  // rows below each other in the grid, if blocks have a part of one
+constexpr int kMaxDenseUnits = 128;            // most units per block
+constexpr int kMaxDenseDepth = kMaxGridDepth;  // rows along y of the grid, if a block takes a part of a row
 
-// Whether kernels compiled for a dtype can count such rows, and units of them, in 32 bits.
+// True if 32 bits can count the rows, and the units of a row, as kernels compiled for a dtype do.
 inline bool counts_rows(const Problem& p) { return p.outputs < kMaxGrid && p.length < kMaxGrid * kWarp * kDepth; }
 
-// The least general walk that finds all elements of a row: nested ones are two dims.
+// The least general walk that finds all elements of a row: Walk::nested finds them in two dims.
 inline Walk dense_walk(Walk walk, const Problem& p) { return p.reduced.size() > 2 ? Walk::deep : walk; }
 
-// Groups of 32 * vector leaves that a unit of a row has, of elements of so many bytes: as many as keep kLoads whole vectors in
-// flight, or as many registers' single elements, but no more than a chunk has.
+// Groups of 32 * vector leaves in a unit of a row, for elements of `size` bytes: as many as keep kLoads whole vectors in
+// flight, or as many registers of single elements, but no more than a chunk has.
 GPUREDUCE_HOST_DEVICE constexpr int row_groups(int vector, int elements, int size) {
   const int words = vector * size > 4 ? vector * size / 4 : 1, loads = kLoads * kGranule / 4 / words;
   const int in_flight = loads / elements, in_chunk = kLanes / (kWarp * vector);
   return in_flight < in_chunk ? in_flight : in_chunk;
 }
 
-// Bytes of an element in a thread's registers: single elements of two inputs take a register each.
+// Bytes of an element in a thread's registers. Single elements of two inputs take a register each.
 GPUREDUCE_HOST_DEVICE constexpr int register_bytes(int vector, int size, bool one_input) {
   return !one_input && vector == 1 && size < 8 ? 8 : size;
 }
 
-// Leaves that a warp takes at a time of a row; of a shifted one, a whole chunk's.
+// Leaves of a row that a warp takes at a time; in a shifted row those of a whole chunk.
 GPUREDUCE_HOST_DEVICE constexpr int row_unit(int vector, int elements, int size, Walk walk = Walk::dense) {
   return walk == Walk::shifted ? kLanes : row_groups(vector, elements, size) * kWarp * vector;
 }
 
-// Whether a chunk of so many elements is read as one of two a leaf.
+// True if a chunk of this many elements is read as one of two elements per leaf.
 GPUREDUCE_HOST_DEVICE constexpr bool is_short_chunk(int64_t elements) { return elements <= 2 * kLanes; }
 
-// Warps that a block has at most, and blocks of so many that a multiprocessor has room for: shifted rows, and lane sums of more
-// than 32 bytes a vector, need a few more registers than the 64 of 32 warps.
+// The most warps per block, and how many such blocks fit on a multiprocessor. 32 warps have 64 registers per thread. Shifted
+// rows, and vectors with more than 32 bytes of lane sums, need a few more.
 GPUREDUCE_HOST_DEVICE constexpr bool needs_registers(Walk walk, int sum_bytes) {
   return walk == Walk::shifted || sum_bytes > 32;
 }
@@ -51,12 +51,12 @@ GPUREDUCE_HOST_DEVICE constexpr int dense_warps(Walk walk, int sum_bytes) {
 }
 GPUREDUCE_HOST_DEVICE constexpr int dense_blocks(Walk walk, int sum_bytes) { return needs_registers(walk, sum_bytes) ? 3 : 2; }
 
-// A few elements beyond a row's last whole chunk, which are no work for a warp.
+// The elements beyond a row's last whole chunk, if a warp has at most one per thread; otherwise 0.
 GPUREDUCE_HOST_DEVICE constexpr int row_rest(int64_t length) {
   return length > kChunk && length % kChunk <= kWarp ? static_cast<int>(length % kChunk) : 0;
 }
 
-// Whether a warp takes such a row alone, of a shifted one with its rest.
+// True if a warp takes the row alone; for a shifted row, with its rest.
 GPUREDUCE_HOST_DEVICE constexpr bool row_alone(int64_t leaves, int unit_leaves, Walk walk) {
   return leaves <= unit_leaves + (walk == Walk::shifted ? kWarp : 0);
 }

@@ -5,7 +5,7 @@
 namespace gpureduce::expanded_kernel {
 
 namespace {
-constexpr int kWarps = 4;  // a block
+constexpr int kWarps = 4;  // per block
 }
 
 bool takes(const Request& q) {
@@ -13,7 +13,7 @@ bool takes(const Request& q) {
   return q.p.reduced.back().stride == 0 && q.p.reduced.back().second == 0;
 }
 
-// Instead of all others, which would add the element that often.
+// Replaces all other plans, which would add the element that many times.
 void propose(Proposals& proposals) {
   const Request& q = proposals.request;
   proposals.plans.clear();

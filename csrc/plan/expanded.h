@@ -1,4 +1,4 @@
-// expanded: a thread takes an output, which has one element many times.
+// expanded: one thread per output. All elements of an output are one and the same.
 #pragma once
 
 namespace gpureduce {

@@ -8,7 +8,7 @@ namespace gpureduce::flat_kernel {
 
 namespace {
 
-// The most elements, up to a load's, of which an input's rows are whole pieces at aligned addresses.
+// The most elements per load, up to a granule, with which an input's rows are whole aligned loads.
 template <class Step>
 int row_piece(const Request& q, const void* address, DType dtype, Step step) {
   const uint64_t size = info(dtype).size;
@@ -17,7 +17,7 @@ int row_piece(const Request& q, const void* address, DType dtype, Step step) {
   return static_cast<int>((all & -all) / size);
 }
 
-// And of both inputs'; of a second one that is the same for a row's neighbours, any.
+// The same for both inputs. A second input that is one element along a row sets no limit.
 int row_piece(const Request& q) {
   const int most = std::max(1, kGranule / q.element_bytes);
   const int piece = std::min(most, row_piece(q, q.r.input, q.r.in, [](const KeptDim& d) { return d.stride; }));
@@ -46,7 +46,8 @@ void propose_loads(Proposals& proposals, int vector) {
 
 bool takes(const Request& q) { return !q.by_columns && q.p.length <= kLanes && q.p.outputs < kMaxGrid; }
 
-// In pieces of memory of a word and more, where rows are such; or else in vectors of nested dims, or single elements.
+// Rows that are whole pieces of memory are read in loads of 4 bytes or more. Other rows are read in vectors, if their dims are
+// nested, or by single elements.
 void propose(Proposals& proposals) {
   const Request& q = proposals.request;
   const int piece = row_piece(q);

@@ -1,4 +1,4 @@
-// What a plan depends on besides the problem: the GPU. Pure C++.
+// The GPU, on which a plan depends besides the problem. Pure C++.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +8,18 @@ namespace gpureduce {
 
 class Choice;
 
-// What the driver says of a GPU. By default an H200's.
+// The driver's data about a GPU. The defaults are an H200's.
 struct Device {
   int multiprocessors = 132;
   int64_t l2_bytes = 60 << 20;
-  int64_t bandwidth = 4'900'000'000'000;   // of the memory, in bytes a second
-  int shared_bytes = 227 << 10;            // of shared memory, that a block may have
-  int processor_shared_bytes = 228 << 10;  // and the blocks of a multiprocessor together,
-  int reserved_shared_bytes = 1 << 10;     // with these of each block, which are the driver's
-  bool early = true;                       // the code that runs is for 9.0 or later: kernels that start early, bulk copies
-  bool clusters = true;                    // and kMaxCluster blocks of any kernel have room to run as a cluster
+  int64_t bandwidth = 4'900'000'000'000;   // of the memory, in bytes per second
+  int shared_bytes = 227 << 10;            // the most shared memory of a block
+  int processor_shared_bytes = 228 << 10;  // the shared memory of all blocks on a multiprocessor,
+  int reserved_shared_bytes = 1 << 10;     // including these bytes per block, which the driver uses
+  bool early = true;                       // the loaded code is for 9.0 or later: kernels that start early, bulk copies
+  bool clusters = true;                    // kMaxCluster blocks of any kernel can be resident as a cluster
   bool native = true;              // it runs the library's machine code, so kernels without PTX too (cuda/compiled/native)
-  const Choice* choice = nullptr;  // what plans are chosen by; null: what is known of the most similar GPU
+  const Choice* choice = nullptr;  // data that plans are chosen by; null: the most similar GPU's
 
   bool operator==(const Device& d) const {
     return multiprocessors == d.multiprocessors && l2_bytes == d.l2_bytes && bandwidth == d.bandwidth &&

@@ -1,5 +1,5 @@
-// What planners and kernels count with, and how kernels find elements. Constants of one kernel stand in
-// plan/<kernel>.h. Pure C++.
+// Limits that planners and kernels share, and how kernels find elements. Constants of one kernel stand in plan/<kernel>.h. Pure
+// C++.
 #pragma once
 
 #include <cstdint>
@@ -8,37 +8,37 @@
 
 namespace gpureduce {
 
-// Blocks of a grid along x, and along y and z.
+// The most blocks of a grid along x, and along y and z.
 constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1, kMaxGridDepth = 65535;
 
 constexpr int kWarp = 32;
 constexpr int kLoads = 8;           // vector loads a thread keeps in flight: a full leaf's depth
 constexpr int kGranule = 16;        // bytes of the widest load; bulk copies begin and end at multiples of it
-constexpr int kLine = 128;          // bytes of a line of the caches
-constexpr int kMaxRowWarps = 16;    // warps of a block whose kernel takes rows
-constexpr int kMaxColumnWarps = 8;  // and columns
-constexpr int kMaxCluster = 8;      // blocks of a cluster: as many as every device of capability 9.0 and later takes
-constexpr int kJoinRun = 8;         // partial sums one thread of the join kernel takes
-constexpr int kMaxJoin = 8192;      // and one block: 1024 threads
+constexpr int kLine = 128;          // bytes of a cache line
+constexpr int kMaxRowWarps = 16;    // most warps per block in kernels of rows
+constexpr int kMaxColumnWarps = 8;  // and in kernels of columns
+constexpr int kMaxCluster = 8;      // most blocks of a cluster, on any device of capability 9.0 and later
+constexpr int kJoinRun = 8;         // partial sums per thread of the join kernel
+constexpr int kMaxJoin = 8192;      // and per block of 1024 threads
 static_assert(kLoads == kDepth);
 
 // How a kernel finds the elements of an output.
 // dense    side by side
 // linear   one stride apart
 // nested   in nested dims
-// shifted  rows or columns at odd addresses: in aligned vectors that hold them (cuda/load/shifted.cuh)
-// spread   columns at odd addresses: a thread reads a vector's, one by one, apart from each other
-// deep     in more than two nested dims: a kernel's walk of rows, where that of the plan is nested
+// shifted  misaligned rows or columns: in the aligned vectors that hold them (cuda/load/shifted.cuh)
+// spread   misaligned columns: a thread reads as many as a vector has, one by one, apart from each other
+// deep     in more than two nested dims: the walk of kernels of rows, whose plans have the walk nested
 enum class Walk : uint8_t { dense, linear, nested, shifted, spread, deep };
 
-// Whether rows and columns of elements of this size are read in shifted vectors, or columns spread; single elements of other
-// sizes are as fast.
+// shifts(): true if misaligned rows and columns of elements of this size are read in shifted vectors. spreads(): true if
+// misaligned columns are read spread. Single elements of other sizes are as fast.
 GPUREDUCE_HOST_DEVICE constexpr bool shifts(int size) { return size < 4; }
 GPUREDUCE_HOST_DEVICE constexpr bool spreads(int size) { return size == 4 || size == 8; }
 
 GPUREDUCE_HOST_DEVICE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Of the least power of two that is not below `n`.
+// log2 of the least power of two that is not below `n`.
 template <class Int>
 GPUREDUCE_HOST_DEVICE int log2_up(Int n) {
 #ifdef __CUDA_ARCH__
@@ -47,8 +47,5 @@ GPUREDUCE_HOST_DEVICE int log2_up(Int n) {
   return n < 2 ? 0 : 64 - __builtin_clzll(n - 1);
 #endif
 }
-
-// Rounded up to whole lines.
-GPUREDUCE_HOST_DEVICE constexpr int whole_lines(int bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 }  // namespace gpureduce

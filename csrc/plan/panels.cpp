@@ -8,7 +8,7 @@ namespace gpureduce::panels_kernel {
 
 namespace {
 
-constexpr int kNarrowest = 8;  // threads side by side, that read a line
+constexpr int kNarrowest = 8;  // threads side by side that read a whole line
 
 // Columns read in one way, `width` threads side by side.
 struct Panels {
@@ -21,8 +21,8 @@ struct Panels {
   int64_t columns = q.p.kept.back().size;
   int64_t unit_leaves = int64_t{kWarp / width} * (kLoads / elements);
 
-  // Columns of a tile: of shifted ones so many fewer that its vectors hold them wherever they begin; of spread ones as many
-  // in each.
+  // Columns per tile. Shifted tiles have vector - 1 fewer, so that their vectors hold them wherever they begin. Spread tiles
+  // are equally wide.
   int64_t reach() const {
     const int64_t side = int64_t{width} * vector;
     if (walk == Walk::shifted) return side - (vector - 1);
@@ -32,7 +32,7 @@ struct Panels {
     return q.p.outputs / columns * ceil_div(columns, reach()) * ceil_div(q.leaves, units * unit_leaves);
   }
 
-  // A row of lane sums for each unit; of integers, which a warp adds up, for each warp.
+  // One row of lane sums per unit; for integers, which a warp adds up, one per warp.
   PanelsPlan shape(int64_t units, int warps) const {
     const int rows = q.order_free ? warps : static_cast<int>(units);
     const int parts = std::clamp(warps * kWarp / (width * vector), std::max(1, rows >> kLogPanelRows), kWarp);
@@ -52,7 +52,8 @@ struct Panels {
             const int warps = static_cast<int>(std::min<int64_t>(most, units));
             const int64_t splits = ceil_div(q.leaves, units * unit_leaves);
             if (splits > kMaxGridDepth || (most == 8 && units < 8)) return;
-            // Neighbouring columns write neighbouring partial sums, but those of few columns stand as the join reads them.
+            // Neighbouring columns have neighbouring partial sums. But if there are few columns, the partial sums of one column
+            // are neighbours, as the join reads them.
             const bool by_column = 2 * q.p.outputs > splits;
             proposals.add(
                 {shape(units, warps), variant, walk, vector, warps, reach(), units * unit_leaves, columns, by_column});
@@ -61,7 +62,7 @@ struct Panels {
   }
 };
 
-// Columns read in one way, as few side by side as most tiles are long.
+// Columns read in one way, in the narrowest tiles that are proposed.
 Panels narrowest(const Request& q, Walk walk, int vector) {
   const int before = walk == Walk::shifted ? vector - 1 : 0;
   const int64_t vectors = ceil_div(q.p.kept.back().size + before, vector);
@@ -71,7 +72,7 @@ Panels narrowest(const Request& q, Walk walk, int vector) {
 
 }  // namespace
 
-// Columns read in vectors, a stride from row to row, as many rows and batches as its grid has.
+// Takes columns in vectors with one stride from row to row, if a grid has room for their rows and batches.
 bool takes(const Request& q) {
   const bool in_vectors = q.vector > 1 || q.odd != q.walk;
   if (!q.by_columns || !in_vectors || q.walk == Walk::nested || q.p.kept.empty() || q.p.length <= kLoads) return false;

@@ -28,7 +28,7 @@ constexpr Planner kPlanners[] = {
 };
 static_assert(std::size(kPlanners) == std::variant_size_v<Shape>);
 
-// Whether neighbours in the fastest kept dim and in the fastest reduced dim are both in a line.
+// True if a cache line holds neighbours in the fastest kept dim and neighbours in the fastest reduced dim.
 bool reads_both_ways(const Reduction& r) {
   const auto near = [&](const auto& dims) {
     return !dims.empty() && dims.back().stride > 0 && dims.back().stride * info(r.in).size <= kLine;
@@ -48,7 +48,7 @@ std::vector<Plan> propose_all(const Reduction& r, const Device& device, const Tu
     for (int k = 0; k < static_cast<int>(std::size(kPlanners)); ++k)
       if ((tuning.kernel < 0 || tuning.kernel == k) && kPlanners[k].takes(request)) kPlanners[k].propose(proposals);
   }
-  // A join of one pass, where any plan has it: a third kernel costs more than smaller tiles gain.
+  // Drops plans with several passes of the join, if there are others: a third kernel costs more than smaller tiles gain.
   const auto passes = [](const Plan& plan) { return plan.joins.size() > 1; };
   if (!std::all_of(plans.begin(), plans.end(), passes))
     plans.erase(std::remove_if(plans.begin(), plans.end(), passes), plans.end());
@@ -68,10 +68,10 @@ Plan chosen_plan(const Reduction& r, const Device& device, const Tuning& tuning)
   return plans[tuning.candidate];
 }
 
-// All that a plan depends on.
+// Everything that a plan depends on.
 struct Key {
   Device device;
-  uint64_t address = 0, second_address = 0;  // in a granule
+  uint64_t address = 0, second_address = 0;  // modulo a granule
   DType in{}, out{}, second{};
   Addends addends{};
   Engine engine{};
@@ -115,7 +115,7 @@ struct Key {
            length == k.length && same(kept, k.kept) && same(reduced, k.reduced);
   }
 
-  // Calls of other shapes, dtypes or addresses rarely share a place.
+  // A hash: calls of other shapes, dtypes or addresses rarely share a place.
   size_t place(size_t places) const {
     uint64_t hash = static_cast<uint64_t>(outputs) * 0x9e3779b97f4a7c15 + static_cast<uint64_t>(length);
     hash = hash * 0x9e3779b97f4a7c15 + static_cast<uint64_t>(in) * 64 + static_cast<uint64_t>(out);
@@ -124,10 +124,10 @@ struct Key {
   }
 };
 
-// Plans that were timed for a call, and are taken by every thread. They are few.
+// Plans that were timed for a call. Every thread takes them. There are few.
 class TimedPlans {
  public:
-  void set(const Key& key, const Plan* plan) {  // null: the call has none any more
+  void set(const Key& key, const Plan* plan) {  // null: removes the call's plan
     const std::lock_guard lock(mutex_);
     plans_.erase(std::remove_if(plans_.begin(), plans_.end(), [&](const auto& known) { return known.first == key; }),
                  plans_.end());
@@ -155,10 +155,10 @@ TimedPlans& timed_plans() {
 
 struct Remembered {
   Key key;
-  uint64_t changes;  // of the timed plans, when it was made
+  uint64_t changes;  // TimedPlans::changes() when the plan was made
   Plan plan;
 };
-constexpr size_t kRemembered = 256;  // calls, of a thread
+constexpr size_t kRemembered = 256;  // calls per thread
 
 }  // namespace
 

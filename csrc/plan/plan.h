@@ -20,23 +20,23 @@ struct Tile {
   int64_t batch, column;  // of the first output
   int64_t output, outputs;
   int64_t leaf, leaves;
-  int64_t partial;  // index of the first output's partial sum; the next output's is `partial_output_stride` on
+  int64_t partial;  // index of the first output's partial sum; the next output's is `partial_output_stride` further
 };
 
-// How outputs and leaves are cut into tiles. Kernels and tests find tiles with this same code.
+// How outputs and leaves are cut into tiles. Kernels and tests share this code.
 struct Tiling {
   uint32_t column_tiles;  // tiles side by side in a batch
   uint32_t splits;        // tiles one after the other along the leaves, at most kMaxGrid; two or more write partial sums
   int32_t tile_outputs, tile_leaves;  // tile_leaves is a power of two
   int64_t batches;                    // of outputs
-  int64_t tiles;                      // all of them
+  int64_t tiles;                      // in all
   int64_t leaves;
-  int64_t columns;  // outputs in one batch; tiles do not reach over its end
+  int64_t columns;  // outputs per batch; no tile crosses its end
   int64_t partial_output_stride, partial_split_stride;
   int64_t outputs;
 
-  // Divides `rest` by `size` and returns what is left over. Most often there is nothing to divide, or little: to divide in 64
-  // bits is a lot of code, which stands once.
+  // Divides `rest` by `size` and returns the remainder. Usually there is nothing to divide, or 32 bits are enough. A 64-bit
+  // division is a lot of code, so it is not inlined.
   template <class Index>
   static GPUREDUCE_HOST_DEVICE uint32_t take(Index& rest, uint32_t size) {
     Index quotient = 0;
@@ -48,8 +48,8 @@ struct Tiling {
   }
   static GPUREDUCE_OUT_OF_LINE uint64_t quotient_of(uint64_t rest, uint32_t size) { return rest / size; }
 
-  // The tile of a number, counted along columns, then splits, then batches. Index: uint32_t where all are fewer than 2^32, or
-  // uint64_t.
+  // The tile with a number, counted along columns, then splits, then batches. Index: uint32_t if there are fewer than 2^32
+  // tiles, otherwise uint64_t.
   template <class Index>
   GPUREDUCE_HOST_DEVICE Tile tile(Index index) const {
     const uint32_t column_tile = take(index, column_tiles), split = take(index, splits);
@@ -72,7 +72,8 @@ struct Tiling {
   }
 };
 
-// Blocks side by side, along the leaves, and of batches. Each takes the tile at its place, and others a whole grid on, if any.
+// A grid of blocks along column tiles, splits and batches; grid_of() has the exceptions. A block takes the tile at its place,
+// and those that lie whole grids further, if any.
 struct Grid {
   uint32_t x = 1, y = 1, z = 1;
   uint32_t cluster = 1;  // blocks of a cluster, along x
@@ -83,17 +84,17 @@ struct Grid {
 struct Join {
   int64_t count;
   int32_t fan;      // a power of two: threads * kJoinRun
-  int32_t threads;  // an output
+  int32_t threads;  // per output
   int64_t results() const { return (count + fan - 1) / fan; }
 
-  // Of blocks that take `side` outputs each. Results stand along y and then z, whose last blocks may have none.
+  // The grid if a block takes `side` outputs. Results lie along y and then z, whose last blocks may have none.
   Grid grid(int64_t outputs, int64_t side) const {
     const int64_t depth = (results() + kMaxGridDepth - 1) / kMaxGridDepth, height = (results() + depth - 1) / depth;
     return {static_cast<uint32_t>((outputs + side - 1) / side), static_cast<uint32_t>(height), static_cast<uint32_t>(depth)};
   }
 };
 
-// The passes of the join kernel: three at most, for the splits of an output are at most kMaxGrid.
+// The passes of the join kernel: three at most, since an output has at most kMaxGrid splits.
 class Joins {
  public:
   void push_back(const Join& join) { joins_[size_++] = join; }
@@ -109,24 +110,24 @@ class Joins {
   Join joins_[4];
 };
 
-// What a plan says for its kernel alone. The kernel is the alternative that it holds.
+// The part of a plan that belongs to its kernel. The alternative that it holds tells the kernel.
 using Shape = std::variant<DensePlan, FlatPlan, RingPlan, ThinPlan, ColumnsPlan, PanelsPlan, ExpandedPlan>;
 
 const char* kernel_name(size_t alternative);
 
 struct Plan {
   Shape shape;
-  Variant variant;  // which of its kernels
-  Walk walk;        // that the problem needs; the kernel's may be more general
+  Variant variant;  // the compiled kernel
+  Walk walk;        // the walk that the problem needs; the kernel's may be more general
   bool by_columns;  // neighbouring threads own neighbouring outputs
-  int vector;       // elements a load
-  int warps;        // a block
-  int cluster;      // an output's splits, where they are a cluster and need no join; or 1
+  int vector;       // elements per load
+  int warps;        // per block
+  int cluster;      // the splits of an output if they are a cluster and need no join, otherwise 1
   Tiling tiling;
   Grid grid;
   Joins joins;
-  bool streams;  // the L2 is to let the input go before all else
-  bool early;    // kernels may start while the one before drains
+  bool streams;  // the L2 evicts the input first
+  bool early;    // kernels may start while the previous one drains
   int64_t workspace_bytes;
   int64_t bytes;  // that must move: input once, output once
 
@@ -144,7 +145,7 @@ struct Plan {
   std::string json() const;  // for tests
 };
 
-// What the input takes up in memory.
+// The range of memory that the input takes up.
 struct InputSpan { const char *begin, *end; };
 InputSpan input_span(const Reduction& reduction);
 

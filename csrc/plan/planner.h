@@ -6,13 +6,13 @@
 
 namespace gpureduce {
 
-// What is forced on the planner, for tests and measurements. Parsed from "key=value,key=value".
+// Settings that tests and measurements force on the planner. Parsed from "key=value,key=value".
 struct Tuning {
   int kernel = -1;          // which alternative of Shape
-  int candidate = -1;       // which of the plans that are proposed, of that kernel if one is named
+  int candidate = -1;       // which proposed plan, of that kernel if one is named
   int multiprocessors = 0;  // instead of the device's
-  int grid = 0;             // at most so many blocks, of kernels whose blocks take tile after tile
-  int cluster = 0;          // clusters of up to so many blocks, even more than can be launched
+  int grid = 0;             // most blocks, in kernels whose blocks take tile after tile
+  int cluster = 0;          // most blocks of a cluster, even more than can be launched
 
   bool forces() const { return kernel >= 0 || candidate >= 0 || multiprocessors > 0 || grid > 0 || cluster > 0; }
   static Tuning parse(const std::string& text);  // throws std::invalid_argument
@@ -23,14 +23,14 @@ struct Tuning {
   }
 };
 
-// The plan of a reduction. Each thread remembers those of its last calls.
+// The plan of a reduction. Each thread caches the plans of its last calls.
 Plan make_plan(const Reduction& reduction, const Device& device, const Tuning& tuning = {});
 
-// How many plans are proposed for a reduction.
+// The number of plans that are proposed for a reduction.
 int count_plans(const Reduction& reduction, const Device& device);
 
-// From now on a plan that was timed is taken for a reduction, by every thread: the one of this index among those that are
-// proposed, or for -1 whichever is chosen. Throws std::invalid_argument where there is no such plan.
+// From now on every thread takes a timed plan for a reduction: the proposed plan with the index `candidate`, or for -1 the
+// chosen one again. Throws std::invalid_argument if there is no such plan.
 void remember_plan(const Reduction& reduction, const Device& device, int candidate);
 
 }  // namespace gpureduce

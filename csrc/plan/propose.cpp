@@ -7,7 +7,7 @@ namespace gpureduce {
 
 namespace {
 
-// Different elements of an input, of which step(dim) is the stride: an expanded dim is read once.
+// The number of different elements of an input, whose stride is step(dim): an expanded dim is read once.
 template <class Step>
 int64_t distinct(const Problem& p, Step step) {
   int64_t elements = 1;
@@ -24,7 +24,7 @@ int64_t bytes_read(const Reduction& r) {
   return r.addends == Addends::products ? bytes + distinct(r.problem, kSecond) * info(r.second_dtype).size : bytes;
 }
 
-// Whether all vectors along the fastest dim are aligned in an input's memory.
+// True if all vectors along the fastest dim are aligned in an input's memory.
 template <class Step>
 bool is_aligned(const Problem& p, bool by_columns, int vector, const void* address, DType dtype, Step step) {
   if (reinterpret_cast<uintptr_t>(address) % (vector * info(dtype).size) != 0) return false;
@@ -36,8 +36,8 @@ bool is_aligned(const Problem& p, bool by_columns, int vector, const void* addre
   return true;
 }
 
-// Elements a load may take: 1, or a full vector where the fastest dim is dense and every place a vector may start is aligned.
-// Of a second input the neighbours in that dim may also be one element.
+// Elements per load: a full vector if the fastest dim is contiguous and every vector is aligned, otherwise 1. A second input
+// may also be broadcast along that dim.
 int vector_width(const Request& q) {
   const Problem& p = q.p;
   const int vector = std::max(1, kGranule / q.element_bytes);
@@ -46,11 +46,11 @@ int vector_width(const Request& q) {
   if (fast.stride != 1 || !is_aligned(p, q.by_columns, vector, q.r.input, q.r.in, kFirst)) return 1;
   if (q.r.addends == Addends::products && fast.second != 0)
     if (fast.second != 1 || !is_aligned(p, q.by_columns, vector, q.r.second, q.r.second_dtype, kSecond)) return 1;
-  const bool whole = q.by_columns || p.reduced.size() > 1;  // vectors must not reach over the end of the dim
+  const bool whole = q.by_columns || p.reduced.size() > 1;  // vectors must not cross the dim's end
   return whole && fast.size % vector != 0 ? 1 : vector;
 }
 
-// Bytes of an element as kernels have it, which are those of its source's Element (cuda/load/source.cuh).
+// Bytes of an element as kernels hold it: the size of its source's Element (cuda/load/source.cuh).
 int element_bytes_of(const Reduction& r) {
   if (r.engine == Engine::converted && r.addends != Addends::values) return kGranule;
   if (r.engine == Engine::converted)
@@ -71,7 +71,7 @@ Walk walk_of(const Problem& p) {
   return dense ? Walk::dense : Walk::linear;
 }
 
-// How rows or columns that are dense, but not at aligned addresses, are read a vector's a thread nevertheless; or else `walk`.
+// How kernels read contiguous but misaligned rows or columns a vector at a time; `walk` if they do not.
 Walk odd_walk(const Request& q) {
   if (!q.typed || q.r.addends != Addends::values || q.vector > 1 || q.p.reduced.size() != 1) return q.walk;
   const int64_t stride = q.p.reduced[0].stride;
@@ -79,12 +79,12 @@ Walk odd_walk(const Request& q) {
   if (!q.by_columns) return shifts(q.size) && long_rows ? Walk::shifted : q.walk;
   if (q.p.kept.empty() || q.p.kept.back().stride != 1 || q.p.kept.back().size == 1 || q.p.length <= kLoads) return q.walk;
   if (spreads(q.size)) return Walk::spread;
-  // Vectors of several rows may reach out of the input.
+  // With a short stride, vectors of several rows may cross the input's bounds.
   const bool reaches = stride * q.size < kGranule, few = q.p.length <= 2 * kLanes;
   return shifts(q.size) && !reaches && !(few && shifted_column_elements(q.size) > 1) ? Walk::shifted : q.walk;
 }
 
-// The blocks of a plan: a tile each, or where they take tile after tile, as tiles are numbered, perhaps fewer.
+// The blocks of a plan: one per tile, or perhaps fewer in kernels whose blocks take tile after tile.
 Grid grid_of(const Plan& plan, const Device& device, int most_blocks) {
   const Tiling& t = plan.tiling;
   int64_t most = most_blocks ? most_blocks : kMaxGrid;
@@ -107,8 +107,8 @@ Grid grid_of(const Plan& plan, const Device& device, int most_blocks) {
   return grid;
 }
 
-// Whether the input is too large to be of use in the L2 later on, so that its lines may go before results, partial sums and the
-// code of kernels; but what is written is not.
+// True if the input is too large to be of use in the L2 later on, but what is written is not. Then the input's lines are
+// evicted before results, partial sums and the code of kernels.
 bool is_streamed(const Request& q) {
   const int64_t share = q.device.l2_bytes / 4;
   return bytes_read(q.r) > share && q.p.outputs * q.written_bytes <= share;
@@ -182,7 +182,7 @@ void Proposals::add(const Proposal& proposal) {
   t.partial_output_stride = proposal.by_column || splits == 1 ? 1 : splits;
   t.partial_split_stride = proposal.by_column ? outputs : 1;
   plan.grid = grid_of(plan, q.device, tuning.grid);
-  // One pass of the join at least where only it rounds to the result's dtype.
+  // There is at least one pass of the join if only the join rounds to the result's dtype.
   for (int64_t count = splits / plan.cluster; count > 1 || (plan.joins.empty() && !q.direct);
        count = plan.joins.back().results()) {
     Join join{};

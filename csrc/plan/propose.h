@@ -1,4 +1,4 @@
-// What the planners of all kernels share. A planner answers two questions: whether its kernel is legal for a problem, and which
+// Shared by the planners of all kernels. A planner answers two questions: whether its kernel is legal for a problem, and which
 // of its few configurations fit. It knows nothing of speed; choose.h does.
 #pragma once
 
@@ -9,37 +9,37 @@
 
 namespace gpureduce {
 
-// A reduction on a device as it is read one way, by rows or by columns, and what planners ask of it.
+// A reduction on a device, read by rows or by columns, with the facts that planners need.
 struct Request {
   const Reduction& r;
   const Device& device;
   const Problem& p;
-  int size;           // bytes of an element in memory, of the larger one of two inputs
-  int element_bytes;  // and as kernels have it, after a conversion at run time if there is one
+  int size;           // bytes of an element in memory; of two inputs, the larger one's
+  int element_bytes;  // bytes of an element as kernels hold it, after a conversion at run time if there is one
   int lane_bytes;     // of a lane's sum (Lane in cuda/tree/lanes.cuh)
   int written_bytes;  // of an output as kernels write it: the result, or an accumulator that the join rounds
-  bool typed;         // there are kernels of this dtype; or else elements are converted
-  bool order_free;    // sums are of integers
+  bool typed;         // there are kernels for this dtype; otherwise elements are converted
+  bool order_free;    // sums of integers
   Variants variants;  // what is compiled
-  bool by_columns;    // neighbouring threads own neighbouring outputs; or else they read neighbouring elements of one
+  bool by_columns;    // neighbouring threads own neighbouring outputs; otherwise they read neighbouring elements of one
   Walk walk;
-  int vector;             // elements of a load, if all places where one may begin are aligned; or 1
-  Walk odd;               // how kernels read vectors at odd addresses, if they do; or else `walk`
-  int64_t leaves, bytes;  // of an output; that must move
-  bool direct;            // kernels write the results; or else only the join rounds them
-  bool streams;           // the L2 is to let the input go before all else
+  int vector;             // elements per load if all loads are aligned, otherwise 1
+  Walk odd;               // how kernels read misaligned vectors; `walk` if they do not
+  int64_t leaves, bytes;  // leaves per output; bytes that must move
+  bool direct;            // kernels write the results; otherwise only the join rounds them
+  bool streams;           // the L2 evicts the input first
 
   Request(const Reduction& r, const Device& device, bool by_columns);
 
   int odd_vector() const { return kGranule / size; }
 
-  // The kernel of this walk or a more general one, with so many loads or more; null where there is none.
+  // The kernel with this walk or a more general one, and with at least `loads` loads. Null if there is none.
   const Variant* variant(Kernel kernel, Walk walk, int vector, int loads = 1, int batches = 1) const {
     const int i = variants.serving(kernel, walk, vector, loads, batches);
     return i < 0 ? nullptr : &variants[i];
   }
 
-  // Calls with each way to read the elements: (walk, vector).
+  // Calls each(walk, vector) for each way to read the elements.
   template <class Each>
   void for_each_reading(const Each& each) const {
     each(walk, vector);
@@ -47,25 +47,25 @@ struct Request {
   }
 };
 
-// How outputs and leaves are to be cut, for a kernel of this shape.
+// How to cut outputs and leaves, for a kernel of this shape.
 struct Proposal {
   Shape shape;
   const Variant* variant;  // null: nothing is proposed
   Walk walk;
   int vector, warps;
-  int64_t tile_outputs, tile_leaves;  // a power of two
-  int64_t columns;                    // outputs of a batch
-  bool by_column = false;  // neighbouring outputs write neighbouring partial sums; or else an output's are neighbours
-  bool clusters = false;   // an output's splits may be a cluster, and are one where the device has such
+  int64_t tile_outputs, tile_leaves;  // tile_leaves is a power of two
+  int64_t columns;                    // outputs per batch
+  bool by_column = false;  // neighbouring outputs have neighbouring partial sums; otherwise an output's are neighbours
+  bool clusters = false;   // an output's splits are a cluster, if the device has room for it
 };
 
-// Where planners put what they propose for a request.
+// Collects the plans that planners propose for a request.
 class Proposals {
  public:
   Proposals(const Request& request, const Tuning& tuning, std::vector<Plan>& plans)
       : request(request), tuning(tuning), plans(plans) {}
 
-  // Adds the plan of a proposal, if a grid and the join can have its splits.
+  // Adds the plan of a proposal, unless it has too many splits or tiles for a grid.
   void add(const Proposal& proposal);
 
   const Request& request;
@@ -75,19 +75,19 @@ class Proposals {
 
 int64_t power_of_two_above(int64_t x);
 
-// Elements of a leaf that a thread should have in flight: 1, 2, 4 or kDepth, as many as the longest leaf has.
+// Elements of a leaf that a thread should have in flight: 1, 2, 4 or kDepth, at least as many as the longest leaf has.
 int leaf_elements(int64_t length);
 
-// Whether the fastest dim in memory is kept, so that a problem should be read by columns.
+// True if the fastest dim in memory is kept, so that a problem should be read by columns.
 bool columnwise(const Problem& p);
 
-// What all kernels propose, or the one that the tuning names. Where a line of memory holds neighbours both of an output and of
-// other outputs, as in short rows and few columns, the problem is read both ways.
+// The plans that all kernels propose, or the kernel that the tuning names. If a cache line holds neighbours of one output and
+// of other outputs, as with short rows and few columns, the problem is read both ways.
 std::vector<Plan> propose_all(const Reduction& r, const Device& device, const Tuning& tuning);
 
-// Sizes of a tile, powers of two up to `most`, of which `tiles(size)` are as few as a GPU can have at a time, or up to
-// kTileSizes times halved: calls with each.
-constexpr int kMostTiles = 16;  // a multiprocessor
+// Calls each(size) for up to kTileSizes sizes of a tile, which are powers of two up to `most`. The smallest one gives at most
+// kMostTiles tiles per multiprocessor, but is never above most / 4.
+constexpr int kMostTiles = 16;  // per multiprocessor
 constexpr int kTileSizes = 5;
 template <class Tiles, class Each>
 void for_each_tile_size(int64_t most, const Device& device, const Tiles& tiles, const Each& each) {
@@ -97,7 +97,7 @@ void for_each_tile_size(int64_t most, const Device& device, const Tiles& tiles, 
   for (int i = 0; i < kTileSizes && size <= most; ++i, size *= 2) each(size);
 }
 
-// The planners, each beside its kernel, as Shape names them: whether it takes the problem, and what it proposes.
+// The planners of all kernels, in the order of Shape. takes() tells whether the kernel is legal for the problem.
 #define GPUREDUCE_PLANNERS(X) X(dense) X(flat) X(ring) X(thin) X(columns) X(panels) X(expanded)
 #define GPUREDUCE_PLANNER(kernel)        \
   namespace kernel##_kernel {            \

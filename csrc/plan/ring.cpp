@@ -11,16 +11,16 @@ namespace {
 
 int64_t pitch_of(const Request& q) { return (q.p.kept.empty() ? q.p.length : q.p.kept.back().stride) * q.size; }
 
-// A thread reads its row word by word; where rows are an even number of words apart, too many threads meet in a bank.
+// A thread reads its row word by word. If rows were an even number of words apart, too many threads would meet in a bank.
 bool takes_pitch(const Request& q) { return pitch_of(q) % 8 != 0 && ceil_div(q.p.length * q.size, 4) <= kWholeRowWords; }
 
 void propose_stages(Proposals& proposals, RingPlan plan, int64_t bytes) {
   const Request& q = proposals.request;
-  // Rows of a stage: several times those that a warp takes at once, but no more than leave work for all warps.
+  // Rows per stage: several times as many as a warp takes at once, but so few that all warps have work.
   int64_t rows = std::max<int64_t>(kWarp, bytes / std::max<int64_t>(1, plan.pitch) / kWarp * kWarp);
   const int64_t warps = int64_t{kRingBlocks} * kMaxRingWarps * q.device.multiprocessors;
   rows = std::min(rows, std::max<int64_t>(kWarp, ceil_div(q.p.outputs, warps)));
-  // They may begin anywhere in a line, and the last read may go beyond their end.
+  // Rows may begin anywhere in a line, and the last read may go beyond their end.
   const int64_t stage = (rows - 1) * plan.pitch + q.p.length * q.size + kGranule + kLine;
   plan.stage_bytes = static_cast<int>(ceil_div(stage, kLine) * kLine);
   const Device& d = q.device;
@@ -34,7 +34,7 @@ void propose_stages(Proposals& proposals, RingPlan plan, int64_t bytes) {
 
 }  // namespace
 
-// Rows that bulk copies can bring as they stand, with what lies between them.
+// Takes rows that bulk copies can load as they lie, with the gaps between them.
 bool takes(const Request& q) {
   const bool is_short = q.p.reduced.size() == 1 && q.p.reduced[0].stride == 1 && q.p.length <= kLanes && q.p.outputs < kMaxGrid;
   const bool close = q.p.kept.empty() || 4 * q.p.kept.back().stride <= 5 * q.p.length;

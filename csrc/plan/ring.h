@@ -5,20 +5,20 @@
 
 namespace gpureduce {
 
-constexpr int kMaxRingWarps = 16;    // warps a block
-constexpr int kRingStageBytes = 32;  // that a stage takes besides its own: a note and a barrier
-constexpr int kRingBlocks = 2;       // a multiprocessor
-constexpr int kWholeRowWords = 256;  // of 4 bytes, of a row that a thread takes alone
+constexpr int kMaxRingWarps = 16;    // most warps per block
+constexpr int kRingStageBytes = 32;  // bytes per stage besides its data: a note and a barrier
+constexpr int kRingBlocks = 2;       // per multiprocessor
+constexpr int kWholeRowWords = 256;  // most words of 4 bytes of a row that a thread takes alone
 
 struct RingPlan {
   static constexpr const char* kName = "ring_rows";
-  int32_t stages, stage_bytes;  // a warp has
-  int32_t pitch;                // bytes between rows, which stand in a stage as in memory
+  int32_t stages, stage_bytes;  // per warp
+  int32_t pitch;                // bytes from row to row, in a stage as in memory
 
   int64_t shared_bytes(int warps) const { return int64_t{warps} * stages * (stage_bytes + kRingStageBytes); }
 };
 
-// Whether it takes rows of elements of this size.
+// True if it takes rows of elements of this size.
 GPUREDUCE_HOST_DEVICE constexpr bool rings_rows(int size) { return size <= 4; }
 
 }  // namespace gpureduce

@@ -9,22 +9,22 @@ namespace gpureduce::cuda {
 
 namespace {
 
-// Elements of a single column, in all or in a segment, that rows' kernel would take longer for.
+// The most elements of a single column, in all or per segment, for which the kernel of rows is slower.
 constexpr int64_t kFewInColumn = 1 << 18, kTinyInColumn = 8;
-// Threads and blocks of each multiprocessor that are to have work, and tiles that are enough.
+// Per multiprocessor: threads and blocks that should have work, and tiles that are enough.
 constexpr int64_t kThreadsOfEach = 1024, kBlocksOfEach = 2, kTilesOfEach = 16;
-// Rows of a segment, in the mean: from which on groups share it, and up to which a thread takes more than one.
+// Mean rows of a segment: the fewest for which groups share it, and the most for which a thread takes several segments.
 constexpr int64_t kLeastShared = 8, kShortMean = 16;
 
-// Whether the kernels compiled for a dtype read and write such segments.
+// True if kernels compiled for a dtype can read and write these segments.
 bool are_typed(const Segments& s) {
   const Reduction& r = s.reduction;
   const bool plain = r.map == Map::value && !r.negate && !r.conjugate && r.accumulator == info(r.in).accumulator;
   return plain && has_segments(info(r.in).family) && is_native(r.accumulator, r.out);
 }
 
-// Whether all elements of a row lie side by side, and the results do; or there is one column of few elements, in all or in a
-// segment, or of elements far apart.
+// True if the elements of each row lie side by side, and so do the results. Also true for a single column with few elements, in
+// all or per segment, or with elements that are not neighbours.
 bool are_columns(const Segments& s) {
   const Problem& p = s.reduction.problem;
   if (p.outputs == 1) return s.stride != 1 || s.length <= kFewInColumn || s.length <= s.count * kTinyInColumn;
@@ -38,7 +38,7 @@ SegmentKernel kernel_of(const Segments& s, bool native) {
   return s.stride == 1 && fits_fast_nest(p.kept, p.outputs) ? SegmentKernel::rows : SegmentKernel::converted;
 }
 
-// As plan_columns(), returns how many sums of parts there may be.
+// Like plan_columns(), returns for how many sums of parts there must be room.
 int64_t plan_rows(const Segments& s, int64_t multiprocessors, SegmentPlan& plan) {
   const int64_t rows = s.reduction.problem.outputs, in_row = s.length + s.count * kRowWeight, positions = rows * in_row;
   const int64_t warps = multiprocessors * kRowWarps;
@@ -67,12 +67,12 @@ int64_t plan_columns(const Segments& s, int64_t multiprocessors, SegmentPlan& pl
   plan.width_bits = std::min(5, log2_up(threads));
   plan.column_tiles = ceil_div(threads, int64_t{1} << plan.width_bits);
   const int groups = kColumnThreads >> plan.width_bits;
-  // Groups share segments where threads have too little to do without it.
+  // Groups share segments if threads would have too little to do otherwise.
   const auto more = [&](int parts) {
     return parts < groups && 2 * parts <= mean && s.count * threads * parts < kThreadsOfEach * multiprocessors;
   };
   while (mean >= kLeastShared && more(1 << plan.part_bits)) ++plan.part_bits;
-  // A group has as many rows as leave all multiprocessors work.
+  // A group has so few rows that all multiprocessors have work.
   int part_rows = kPartRows;
   const auto few = [&] {
     return ceil_div(s.length, std::min(kChunk, part_rows * groups)) * plan.column_tiles < kBlocksOfEach * multiprocessors;
@@ -104,7 +104,7 @@ SegmentPlan plan_segments(const Segments& s, const Device& device) {
   plan.kernel = kernel_of(s, device.native);
   const auto plan_kernel = plan.kernel == SegmentKernel::columns ? plan_columns : plan_rows;
   const int64_t partials = plan_kernel(s, device.multiprocessors, plan);
-  // Where elements are converted, real numbers have the accumulators of complex ones.
+  // If elements are converted, real numbers have complex accumulators.
   const Accumulator a = s.reduction.accumulator;
   const bool doubles = plan.kernel == SegmentKernel::converted && (a == Accumulator::f32 || a == Accumulator::f64);
   plan.workspace_bytes = plan.joins ? partials * (doubles ? 2 : 1) * size_of(a) : 0;

@@ -18,7 +18,7 @@ constexpr std::array<const char*, sizeof...(Kernels)> names_of(const std::varian
 constexpr auto kKernelNames = names_of(static_cast<const Shape*>(nullptr));
 constexpr const char* kWalkNames[] = {"dense", "linear", "nested", "shifted", "spread", "deep"};
 
-// Calls with the key and the value of each item of "key=value,key=value".
+// Calls take(key, value) for each item of "key=value,key=value".
 template <class Take>
 void for_each_setting(const std::string& text, const Take& take) {
   std::istringstream stream(text);
@@ -36,7 +36,7 @@ int64_t number_of(const char* what, const std::string& key, const std::string& v
 
 const char* text_of(bool b) { return b ? "true" : "false"; }
 
-// What a plan says for its kernel alone, as members of an object.
+// The part of a plan that belongs to its kernel, as members of a JSON object.
 struct Members {
   std::ostringstream& s;
   int warps;

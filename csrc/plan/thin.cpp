@@ -6,7 +6,7 @@
 
 namespace gpureduce::thin_kernel {
 
-// Of rows, those that are too many for the kernels of short rows.
+// Takes columns, and rows that are too many for the kernels of short rows.
 bool takes(const Request& q) { return q.p.length <= kLanes && (q.by_columns || q.p.outputs >= kMaxGrid); }
 
 void propose(Proposals& proposals) {
@@ -20,7 +20,7 @@ void propose(Proposals& proposals) {
   };
   const bool vectors = q.by_columns && q.vector > 1;
   if (vectors) propose_runs(q.vector, 1);
-  if (vectors && q.r.addends != Addends::values) return;  // pairs in vectors alone: single ones take two loads each
+  if (vectors && q.r.addends != Addends::values) return;  // pairs in vectors only: single ones take two loads each
   propose_runs(1, 1);
   const int runs = thin_runs(1, elements, q.element_bytes);
   if (elements <= kLoads && runs > 1) propose_runs(1, runs);

@@ -1,7 +1,7 @@
 // Which .cu file holds the kernels of a map, an accumulator and a dtype. Pure C++.
 //
-// A unit is a file of one line, cuda/compiled/<unit>.cu: in the folder native, if it is compiled without PTX. Similar kernels
-// stand together, since they are packed well together; and none takes much longer to compile than the others.
+// A unit is a file of one line, cuda/compiled/<unit>.cu; in the folder native if it is compiled without PTX. Similar kernels
+// share a unit, since they compress well together. No unit takes much longer to compile than the others.
 #pragma once
 
 #include "../problem/geometry.h"
@@ -18,12 +18,12 @@ enum class Unit : uint8_t {
 #undef GPUREDUCE_UNIT
 };
 
-// Whether the library has PTX of a unit, for GPUs that its machine code does not fit. There, elements of all other units are
+// True if the library has PTX of a unit, for GPUs that its machine code does not fit. On these, elements of all other units are
 // converted at run time. (setup.py compiles the folder native without PTX.)
 constexpr bool has_ptx(Unit unit) { return unit == Unit::floats || unit == Unit::halves; }
 
-// The map whose kernels take a reduction. By masks (masks.h), those of values take negatives and magnitudes too, but for sums
-// of complex magnitudes.
+// The map whose kernels take a reduction. With masks (masks.h), the kernels of values also take negatives and magnitudes, but
+// not sums of complex magnitudes.
 constexpr Map masked_map(Map map, Accumulator to, const DTypeInfo& in) {
   const bool masked = map == Map::negative || map == Map::magnitude || map == Map::negative_magnitude;
   const bool summed = in.kind == Kind::complex && to != largest_of(in);

@@ -1,9 +1,9 @@
-// Which kernels are compiled, as data: the one place that knows. Planners propose what stands here, launches look their kernel
-// up here (cuda/launch.cuh), and the .cu files are compiled from it. Pure C++.
+// The table of compiled kernels. Planners propose its variants, launches look up their kernel in it (cuda/launch.cuh), and the
+// .cu files are compiled from it. Pure C++.
 //
-// For example bfloat16, of which a load of 16 bytes brings 8. The variant {dense, nested, 8, 1, 8} reads rows in two nested
-// dims, 8 neighbours per load, with 8 elements of each leaf in flight. A row of 1500 elements has leaves of 3 elements at most,
-// so its planner asks for 4 loads or more, and serving() finds this variant: 5 of its 8 loads are predicated off.
+// For example bfloat16, with 8 elements per load of 16 bytes. The variant {dense, nested, 8, 1, 8} reads rows in two nested
+// dims, 8 neighbours per load, with 8 elements of each leaf in flight. A row of 94 times 16 elements has leaves of 3 elements
+// at most, so its planner asks for 4 loads or more, and serving() finds this variant: 5 of its 8 loads are predicated off.
 #pragma once
 
 #include <string>
@@ -21,19 +21,19 @@ namespace gpureduce {
 // In the order of Shape's alternatives (plan.h).
 enum class Kernel : uint8_t { dense, flat, ring, thin, columns, panels, expanded };
 
-constexpr int kAnyBatches = 0;  // the kernel is told how many at run time
+constexpr int kAnyBatches = 0;  // the kernel gets their number at run time
 
 struct Variant {
   Kernel kernel;
   Walk walk;
-  int8_t vector;   // elements of a load
-  int8_t batches;  // how often a thread loads so many
-  int16_t loads;   // elements of a leaf, or of a thin column, that it has in flight; more than kLoads one after the other
+  int8_t vector;   // elements per load
+  int8_t batches;  // how many times a thread does its loads
+  int16_t loads;   // elements of a leaf, or of a thin column, in flight; more than kLoads come in turn
 
   std::string json() const;  // for tests
 };
 
-// The walk that finds more elements than this one does, and all that this one finds; deep finds all.
+// The next more general walk, which also finds all elements that this one finds. The most general one is deep.
 constexpr Walk more_general(Walk walk) {
   switch (walk) {
     case Walk::dense: return Walk::linear;
@@ -56,8 +56,8 @@ class Variants {
     return false;
   }
 
-  // The index of the kernel that serves: with this walk or the least more general one, and then with as many loads or the
-  // fewest more. -1: there is none.
+  // The index of the variant that serves: with this walk or the next more general one, and with `loads` loads or the fewest
+  // more. -1 if there is none.
   constexpr int serving(Kernel kernel, Walk walk, int vector, int loads = 1, int batches = 1) const {
     for (;; walk = more_general(walk)) {
       int best = -1;
@@ -76,21 +76,21 @@ class Variants {
   Variant list_[64] = {};
 };
 
-// What decides which variants there are of a kernel.
+// The properties of elements that decide which variants are compiled.
 struct ElementClass {
   Engine engine;
-  int size;        // bytes of an element as kernels have it
-  bool outweighs;  // its map takes longer than a load (outweighs_loads())
-  bool one_input;  // or else two elements make an addend
+  int size;        // bytes of an element as kernels hold it
+  bool outweighs;  // its map costs more than a scalar load (outweighs_loads())
+  bool one_input;  // otherwise two elements make an addend
 
-  // Whether vectors at odd addresses are read as shifted ones, or by single elements.
+  // True if misaligned vectors are read shifted or spread, and not by single elements.
   constexpr bool reads_odd() const { return one_input && !outweighs; }
 
   constexpr int widest() const { return engine != Engine::converted && size < kGranule ? kGranule / size : 1; }
 };
 
-// Where a problem needs fewer loads than a kernel has, the others are predicated off. More variants than these were measured
-// on random sums: each gained less than 0.1% on average.
+// If a problem needs fewer loads than a kernel has, the others are predicated off. Further variants gain less than 0.1% on
+// average over random sums.
 
 constexpr void add_rows(Variants& all, const ElementClass& c, int vector) {
   const bool full = c.engine == Engine::full, converted = c.engine == Engine::converted;
@@ -104,7 +104,7 @@ constexpr void add_rows(Variants& all, const ElementClass& c, int vector) {
   if (vector == 1 || full) all.add(Kernel::flat, Walk::nested, vector);
 }
 
-// Rows that are pieces of memory, of a load of any size.
+// Rows that are whole pieces of memory, for each size of a load.
 constexpr void add_pieces(Variants& all, const ElementClass& c) {
   const bool full = c.engine == Engine::full;
   for (int bytes : {4, 8, 16})
@@ -114,7 +114,7 @@ constexpr void add_pieces(Variants& all, const ElementClass& c) {
 
 constexpr void add_columns(Variants& all, const ElementClass& c, int vector) {
   const bool full = c.engine == Engine::full, converted = c.engine == Engine::converted;
-  const Walk few = full ? Walk::linear : Walk::nested;  // of the shortest columns
+  const Walk few = full ? Walk::linear : Walk::nested;  // the walk of the shortest columns
   for (int loads : {2, 4, 8}) {
     if (full) all.add(Kernel::thin, Walk::linear, vector, loads);
     const int many = vector == 1 ? thin_runs(vector, loads, c.size) : 1;

@@ -5,23 +5,23 @@
 
 namespace gpureduce {
 
-// What is added up.
-// values      what a map makes of the elements of one input
+// The addends of a reduction.
+// values      the mapped elements of one input
 // products    products of the elements of two inputs (weighted.h)
 // deviations  differences from each output's first element, and their squares (variance.h)
 enum class Addends : uint8_t { values, products, deviations };
 
 // Which kernels take a reduction.
-// full       those of plain sums, which are compiled in all variants
-// reduced    those of all other operations and of rare dtypes, compiled in the few variants that every operation has
-// converted  those that convert each element at run time: for whatever no kernel is compiled for, or none that the GPU can run
+// full       kernels of plain sums, compiled in all variants
+// reduced    kernels of other operations and of rare dtypes, compiled in the few variants that every operation has
+// converted  kernels that convert each element at run time, if no kernel is compiled or the GPU can run none
 enum class Engine : uint8_t { full, reduced, converted };
 
 // Who writes the results, and how. The code for all dtypes and roots is large, so only the join kernel holds it.
 // raw        the kernel: the accumulator's bits are the result
 // native     the kernel finishes and rounds: float32, float16 and bfloat16 from float32, and so on (is_native() in dtypes.h)
 // own        the kernel: a bool from a count, or a maximum in the input's own integer type
-// joined     the join kernel, from one partial result per output at least
+// joined     the join kernel, from at least one partial result per output
 enum class ResultPath : uint8_t { raw, native, own, joined };
 
 }  // namespace gpureduce

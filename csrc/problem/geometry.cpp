@@ -7,10 +7,10 @@ namespace gpureduce {
 
 namespace {
 
-// A tensor whose elements an int64 counts has no more dims of two and more elements than this.
+// A tensor whose elements an int64 counts has at most this many dims of two or more elements.
 constexpr int kMaxLong = 63;
 
-// Keeps the order of dims for which `before` decides nothing.
+// Inserts in sorted order, behind equal dims.
 template <class Dim, class Before>
 void insert(Dim* dims, int& rank, const Dim& dim, Before before) {
   int at = rank++;
@@ -48,7 +48,7 @@ void append(DimList<Dim>& list, const Dim& dim, const char* inputs, const char* 
 Problem make_problem(const InputDim* dims, size_t rank, const char* inputs) {
   Problem p;
   int longs = 0;
-  double firsts = 1, seconds = 1;  // different elements
+  double firsts = 1, seconds = 1;  // distinct elements in memory
   for (size_t d = 0; d < rank; ++d) {
     (dims[d].reduced ? p.length : p.outputs) *= dims[d].size;
     longs += dims[d].size != 1;
@@ -58,8 +58,8 @@ Problem make_problem(const InputDim* dims, size_t rank, const char* inputs) {
   if (p.outputs == 0 || p.length == 0) return p;  // nothing is read
   if (longs > kMaxLong) throw std::invalid_argument(std::string(inputs) + " more elements than an int64 counts");
 
-  // The contract orders the reduced dims. Kept dims may stand in any order: here the fastest in memory is the last, and
-  // expanded dims are the first, since they read again what the caches hold.
+  // The contract orders the reduced dims. Kept dims may have any order. Here the fastest dim in memory comes last, and expanded
+  // dims come first, since they read again what the caches hold.
   ReducedDim reduced[kMaxLong];
   KeptDim kept[kMaxLong];
   int reduced_rank = 0, kept_rank = 0;

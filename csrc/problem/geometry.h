@@ -11,10 +11,10 @@
 
 namespace gpureduce {
 
-constexpr int kMaxRank = 32;  // dims that stay apart after merging, kept and reduced each
-constexpr int kFastRank = 4;  // and up to this many in the kernels compiled for a dtype
+constexpr int kMaxRank = 32;  // most dims left after merging, for kept and for reduced dims
+constexpr int kFastRank = 4;  // the same, for kernels compiled for a dtype
 
-// Strides are in elements. `second` is the second input's, and 0 where there is none.
+// Strides are in elements. `second` is the second input's stride, or 0 if there is none.
 struct ReducedDim { int64_t size, stride, second; };
 struct KeptDim { int64_t size, stride, out_stride, second; };
 
@@ -22,7 +22,7 @@ struct KeptDim { int64_t size, stride, out_stride, second; };
 template <class Dim>
 class DimList {
  public:
-  DimList() {}  // neither this nor a copy touches dims that are not there: all together are a kilobyte
+  DimList() {}  // neither this nor a copy writes unused dims, since the array is a kilobyte
   DimList(const DimList& other) { *this = other; }
   DimList& operator=(const DimList& other) {
     size_ = other.size_;
@@ -47,10 +47,10 @@ class DimList {
   Dim dims_[kMaxRank];
 };
 
-// A reduction of `outputs` results over `length` elements each, of one input or of two. Dims of size 1 are gone, and neighbours
-// that one stride of each tensor can walk are merged. `reduced` stands in the contract's element order (slowest first), by the
-// first input's strides alone. `kept` stands by decreasing stride of the larger input, so that the last one is the fastest in
-// memory; outputs are numbered in that order.
+// A reduction of one or two inputs to `outputs` results over `length` elements each. Dims of size 1 are dropped, and
+// neighbouring dims that one stride per tensor can walk are merged. `reduced` is in the contract's element order (slowest
+// first), by the first input's strides only. `kept` is sorted by decreasing stride of the larger input, so the last one is the
+// fastest in memory; outputs are numbered in that order.
 //
 // For example weights (8, 1) of rows (8, 64), summed over dim 0: reduced 8 (strides 64 and 1), kept 64 (strides 1 and 0).
 struct Problem {
@@ -60,55 +60,57 @@ struct Problem {
   DimList<KeptDim> kept;
   DimList<ReducedDim> reduced;
 
-  void swap_inputs();  // which changes no element's place in the order
+  void swap_inputs();  // does not change the order of elements
   std::string str() const;
 };
 
-// A dim of the input. `out_stride` is ignored where it is reduced.
+// A dim of the input. `out_stride` is ignored if the dim is reduced.
 struct InputDim {
   int64_t size, stride, out_stride;
   bool reduced;
   int64_t second;
 };
 
-// Throws std::invalid_argument, of whose text `inputs` is the begin, when more than kMaxRank dims stay apart.
+// Throws std::invalid_argument if more than kMaxRank dims are left after merging, or if an int64 cannot count the elements.
+// `inputs` begins its text.
 Problem make_problem(const InputDim* dims, size_t rank, const char* inputs = "sum: the input has");
 
-// Whether neighbours in the larger input's memory belong to different outputs.
+// True if neighbours in the larger input's memory belong to different outputs.
 bool has_columns(const Problem& problem);
 
-// Everything that a backend needs to know. The pointers include the storage offset.
+// A call, as backends see it. The pointers include the storage offset.
 struct Reduction {
   Problem problem;
   const void* input;
   void* output;
   DType in, out;
   Accumulator accumulator;
-  Map map = Map::value;    // of each element
+  Map map = Map::value;    // applied to each element
   bool negate = false;     // the input is a lazily negated view
   bool conjugate = false;  // the input is a lazily conjugated view
   Finish finish = Finish::none;
 
   Addends addends = Addends::values;
-  // Of products: the second input, the type in which they are rounded, and whether one counts as 1 if it is not zero.
+  // For products: the second input, the type that products are rounded to, and `truth`: a non-zero product counts as 1.
   const void* second = nullptr;
   DType second_dtype{};
   bool second_negate = false;
   Accumulator product{};
   bool truth = false;
-  // Of deviations, whose output is the variance: the mean, the count's correction, and whether the root is wanted.
+  // For deviations, whose `output` is the variance: the mean's memory, the correction of the count, and `root`: the variance's
+  // root is the result.
   void* mean = nullptr;
   double correction = 0;
   bool root = false;
 
   bool native = true;  // kernels without PTX run on its device
-  Engine engine{};     // these two as classify() says
+  Engine engine{};     // engine and path are set by classify()
   ResultPath path{};
 
   variance::Finishing finishing() const { return {problem.length, correction, root}; }
 };
 
-// Fills in `engine` and `path` from all that stands above them.
+// Sets `engine` and `path` from the other fields.
 void classify(Reduction& reduction);
 
 }  // namespace gpureduce

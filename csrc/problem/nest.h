@@ -1,5 +1,5 @@
-// Where elements and outputs lie: from an index to offsets, through any number of nested strided dims. Kernels and tests find
-// places with this same code.
+// Offsets of elements and outputs: from an index to offsets, through any number of nested strided dims. Kernels and tests share
+// this code.
 #pragma once
 
 #include <stdexcept>
@@ -17,12 +17,12 @@
 
 namespace gpureduce {
 
-// A place in each of two inputs, where one input has an int64_t.
+// An offset into each of two inputs. With one input, an int64_t takes its place.
 struct Both { int64_t first, second; };
 GPUREDUCE_HOST_DEVICE Both operator+(Both a, Both b) { return {a.first + b.first, a.second + b.second}; }
 GPUREDUCE_HOST_DEVICE Both operator*(Both a, int64_t n) { return {a.first * n, a.second * n}; }
 
-// Where an output stands: its elements, from which theirs are counted, and its result. In: int64_t or Both.
+// The offsets of an output: `in` to its first element, `out` to its result. In: int64_t or Both.
 template <class In>
 struct Spot {
   In in;
@@ -32,8 +32,8 @@ using Offsets = Spot<int64_t>;
 
 constexpr int kInnerDims = kFastRank - 1;
 
-// A place in nested dims that moves on by a fixed number of elements, without a division. It keeps its index in the kInner
-// fastest dims; the slowest dim needs none. Offset: int64_t or Both.
+// A position in nested dims. A Stride moves it by a fixed number of elements, without a division. It keeps the indices in the
+// kInner fastest dims; the slowest dim needs none. Offset: int64_t or Both.
 template <int kInner, class Offset = int64_t>
 struct Cursor {
   Offset offset;
@@ -42,10 +42,10 @@ struct Cursor {
 
 template <int kInner, class Offset = int64_t>
 struct Stride {
-  Offset offset, wrap[kInner];           // what a move adds, and what it adds beyond the end of a dim
-  uint32_t index[kInner], size[kInner];  // what it adds to the indices, and the dims' sizes
+  Offset offset, wrap[kInner];           // added by each move, and when the index of a dim overflows
+  uint32_t index[kInner], size[kInner];  // added to the indices by each move, and the dims' sizes
 
-  // The same stride, in up to two dims.
+  // The same stride, for up to two dims.
   GPUREDUCE_HOST_DEVICE Stride<1, Offset> in_two() const { return {offset, {wrap[0]}, {index[0]}, {size[0]}}; }
 
   GPUREDUCE_HOST_DEVICE void move(Cursor<kInner, Offset>& c) const {
@@ -63,15 +63,15 @@ struct Stride {
   }
 };
 
-// Nested dims, slowest first. Rank 0 and 1 need no division. Nests are kernel arguments, so the usual ones are small. In:
-// int64_t or Both.
+// Nested dims, slowest first. Rank 0 and 1 need no division. Nests are kernel arguments, so most have a small kCapacity.
+// In: int64_t or Both.
 template <int kCapacity, class In = int64_t>
 struct Nest {
   struct Dim {
     int64_t size;
     In in;
     int64_t out;
-    uint32_t magic, shift;  // division by `size` of indices below 2^31 (Hacker's Delight, 10-9; as in ATen's IntDivider)
+    uint32_t magic, shift;  // divide indices below 2^31 by `size` (Hacker's Delight, 10-9; as in ATen's IntDivider)
 
     GPUREDUCE_HOST_DEVICE uint32_t divide(uint32_t index) const {
       return (static_cast<uint32_t>(uint64_t{index} * magic >> 32) + index) >> shift;
@@ -79,7 +79,7 @@ struct Nest {
   };
 
   int rank = 0;
-  bool narrow = true;  // every index is below 2^31; always so up to kFastRank dims (fits_fast_nest)
+  bool narrow = true;  // every index is below 2^31; always true for 2 to kFastRank dims (fits_fast_nest)
   Dim dims[kCapacity];
 
   void add(int64_t size, In in, int64_t out) {
@@ -90,11 +90,11 @@ struct Nest {
       d.magic = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << d.shift) - size)) / size + 1);
   }
 
-  // Whether a cursor can move in these dims, as it always can in up to kFastRank dims; and whether they are two at most.
+  // moves(): true if a cursor can move in these dims. are_few(): also, there are at most two.
   GPUREDUCE_HOST_DEVICE bool moves() const { return kCapacity <= kFastRank || (narrow && rank <= kFastRank); }
   GPUREDUCE_HOST_DEVICE bool are_few() const { return rank <= 2 && moves(); }
 
-  // kInner: 1 in up to two dims, or kInnerDims.
+  // kInner: 1 for up to two dims, otherwise kInnerDims.
   template <int kInner>
   GPUREDUCE_HOST_DEVICE Cursor<kInner, In> cursor(int64_t index) const {
     Cursor<kInner, In> c{};
@@ -130,7 +130,7 @@ struct Nest {
     return s;
   }
 
-  // The first element of a row of the last dim: of up to two dims without a division.
+  // The first element of a row of the last dim. Up to two dims need no division.
   GPUREDUCE_HOST_DEVICE Spot<In> at_row(int64_t row) const {
     if (rank == 1) return {};
     if (rank == 2) return {dims[0].in * row, row * dims[0].out};
@@ -171,14 +171,14 @@ struct Nest {
   }
 };
 
-// Whether a nest of kFastRank dims can find the place of each of `count` indices. It divides in 32 bits, so the indices must
-// fit, unless there is no dim to divide by.
+// True if a nest of kFastRank dims can locate `count` indices. It divides in 32 bits, so indices must be below 2^31, unless
+// there is no dim to divide by.
 template <class Dim>
 bool fits_fast_nest(const DimList<Dim>& dims, int64_t count) {
   return dims.size() <= kFastRank && (dims.size() <= 1 || count < int64_t{1} << 31);
 }
 
-// The stride of a dim, of one input or of both.
+// The stride of a dim, for one input or for both.
 template <class In, class Dim>
 In stride_of(const Dim& d) {
   if constexpr (std::is_same_v<In, Both>) return {d.stride, d.second};

@@ -1,4 +1,4 @@
-// What the ranks tell each other before they add tensors, and how it is compared: one source for CPU and GPU.
+// The notices that ranks exchange before they add tensors, and their comparison: one source for CPU and GPU.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,14 @@
 
 namespace gpureduce {
 
-// A **notice** says what one rank is about to do. torch_reduce/_messages.py writes it, in these 64-bit words:
-//   0, 1   a digest: ranks whose digests are the same agree
+// A **notice** describes what one rank is about to do. torch_reduce/_messages.py writes it as these 64-bit words:
+//   0, 1   a digest: ranks with equal digests agree
 //   2      a number that may differ from rank to rank
-//   3      the bytes of the text; negative if the rank's host does not wait for the other notices
-//   4...   the text, as much of it as there is room for
+//   3      the length of the text in bytes; negative if the rank's host does not wait for the other notices
+//   4...   the text, cut to the room that is left
 constexpr int kDigestWords = 2, kLengthWord = 3, kTextWord = 4, kNoticeWords = 32;
 constexpr int kTextRoom = (kNoticeWords - kTextWord) * 8;
-constexpr int kDifferenceRoom = 2 * kTextRoom + 120;  // of what describe_difference writes
+constexpr int kDifferenceRoom = 2 * kTextRoom + 120;  // the text of describe_difference
 
 GPUREDUCE_HOST_DEVICE bool agree(const int64_t* a, const int64_t* b) {
   bool same = true;
@@ -22,7 +22,7 @@ GPUREDUCE_HOST_DEVICE bool agree(const int64_t* a, const int64_t* b) {
   return same;
 }
 
-// Characters that follow each other.
+// Appends characters.
 struct Line {
   char* to;
 
@@ -38,7 +38,7 @@ struct Line {
   }
 };
 
-// Writes what this rank and the first that does not agree with it have said, in the order of the ranks.
+// Writes the texts of this rank and of the first rank that disagrees with it, in the order of the ranks.
 GPUREDUCE_OUT_OF_LINE inline void describe_difference(const int64_t* notices, int64_t ranks, const int64_t* mine, char* to) {
   int64_t own = 0, other = 0;
   while (own < ranks - 1 && !agree(notices + own * kNoticeWords, mine)) ++own;

@@ -1,4 +1,4 @@
-// Nodes: accumulators that ranks send each other as tensors. How they are joined and finished, on the CPU and on GPUs.
+// Nodes: accumulators that ranks exchange as tensors. How they are finished, on the CPU and on GPUs.
 #pragma once
 
 #include "../numeric/variance.h"
@@ -6,8 +6,8 @@
 
 namespace gpureduce {
 
-// The operation whose results are the nodes of `op`: the one of the same map and combine that finishes nothing, a norm if `op`
-// is one. Extrema are their own nodes, since the largest of several results is a result.
+// The operation whose results are the nodes of `op`: it has the same map and combine but no finish, and is a norm if `op` is
+// one. Maxima and minima need no other operation, since the maximum of several results is a result.
 constexpr Operation node_of(Operation op) {
   const auto makes_nodes = [](const OperationInfo& row) { return row.finish == Finish::none && row.typing != Typing::truth; };
   const OperationInfo row = info(op);
@@ -21,10 +21,10 @@ constexpr Operation node_of(Operation op) {
   return op;
 }
 
-// What is left to do with the last node.
+// The finish to apply to the last node.
 constexpr Finish finish_of_nodes(Operation op) { return info(op).combine == Combine::largest ? Finish::none : info(op).finish; }
 
-// Nodes of an accumulator's type, one for each result.
+// Nodes of an accumulator's type, one per result.
 struct Nodes {
   const void* data;
   Accumulator type;  // a sum or a logsum
@@ -47,8 +47,8 @@ GPUREDUCE_HOST_DEVICE Complex<double> finished_node(Acc node, Finish finish, int
   else return finish == Finish::none ? widened(node) : widened(finished(node, finish, count));
 }
 
-// What is made of node `index`, of `count` elements, before its one rounding. The wider type holds every accumulator exactly,
-// but for an int64 with which nothing is done.
+// Node `index`, of `count` elements, finished but not yet rounded. The result's type holds every accumulator exactly, except an
+// int64 with Finish::none.
 GPUREDUCE_HOST_DEVICE Complex<double> finished_node(const Nodes& nodes, int64_t index, Finish finish, int64_t count) {
   switch (nodes.type) {
     case Accumulator::f32: return finished_node(nodes.at<float>(index), finish, count);
@@ -61,8 +61,8 @@ GPUREDUCE_HOST_DEVICE Complex<double> finished_node(const Nodes& nodes, int64_t 
   }
 }
 
-// Writes the result of a node as element `index` of `out`, which is of dtype `t`. Rounding to any dtype is a lot of code, which
-// stands here once: integers that stay as they are become a double that rounds as they do.
+// Writes the result of a node as element `index` of `out`, of dtype `t`. Rounding to any dtype is a lot of code, so it is
+// compiled once: an int64 for a float result becomes a double that rounds the same.
 GPUREDUCE_HOST_DEVICE void store_node(const Nodes& nodes, int64_t index, Finish finish, int64_t count, void* out, DType t) {
   Complex<double> value;
   if (nodes.type != Accumulator::i64 || finish != Finish::none) {

@@ -49,12 +49,12 @@ OptionalTensor optional(const Tensor& tensor) { return tensor.defined() ? Option
 
 bool is_double(const Tensor& tensor) { return tensor.defined() && tensor.scalar_type() == at::kDouble; }
 
-// Whether the formula is computed in float64.
+// True if the formula is computed in float64.
 bool computes_wide(Formula formula, const Tensor& self, const Tensor& grad) {
   return is_wide(formula) || is_double(self) || (formula != Formula::exponent && is_double(grad));
 }
 
-// The result, the elements, and the other operands, of which some are undefined.
+// The result, the elements, and the other operands, which may be undefined.
 using Operands = std::array<Tensor, 2 + kOthers>;
 
 void check(const Operands& operands, at::ScalarType dtype) {
@@ -79,7 +79,7 @@ at::TensorIterator iterator_of(const Operands& operands) {
   return config.build();
 }
 
-// Calls f(i, argument) with each operand that is there, and its place in the iterator.
+// Calls f(i, argument) for each operand that is defined; `argument` is its index in the iterator.
 template <class F>
 void each_operand(const Operands& operands, F f) {
   int argument = 0;
@@ -101,7 +101,7 @@ void run_on_gpu(const at::TensorIterator& whole, const Operands& operands, Formu
     call.rank = iterator.ndim();
     call.count = static_cast<uint32_t>(iterator.numel());
     TORCH_CHECK(call.rank <= kMaxRank, "_apply: more than ", kMaxRank, " dims stay apart");
-    for (int d = 0; d < call.rank; ++d) call.sizes[d] = iterator.shape()[call.rank - 1 - d];  // which begins with the fastest
+    for (int d = 0; d < call.rank; ++d) call.sizes[d] = iterator.shape()[call.rank - 1 - d];  // fastest last
     each_operand(operands, [&](size_t i, int argument) {
       cuda::Apply::Operand& to = call.operands[i];
       to.data = static_cast<char*>(const_cast<void*>(iterator.data_ptr(argument)));
@@ -173,7 +173,7 @@ void scale_meta(at::TensorList, const Tensor&) {}
 
 // --- derivatives of formulas ----------------------------------------------------------------------------------------------
 
-// What a formula's derivatives need to know besides its tensors.
+// The facts that a formula's derivatives need besides its tensors.
 struct Saved {
   int64_t formula = 0;
   c10::SymInt count = 1;
@@ -188,11 +188,11 @@ struct Saved {
   }
 };
 
-// The elements and the other operands, in the type that the formula is computed in; what is missing stays so.
+// The elements and the other operands, in the type that the formula is computed in; missing operands stay undefined.
 using Numbers = std::array<Tensor, 1 + kOthers>;
 
-// Differentiable torch operators on the operands, all in one dtype: the derivative of y by operand i, of the elements' shape or
-// one that broadcasts to it; undefined where it is 0.
+// The derivative of y by operand i, from differentiable torch operators on the operands, which have one dtype. Its shape
+// broadcasts to the elements' shape. Undefined if it is 0.
 Tensor derivative(Formula formula, const Numbers& x, int i, const Saved& saved) {
   const at::ScalarType dtype = x[0].scalar_type();
   const auto times = [](const Tensor& a, const Tensor& b) { return b.defined() ? a * b : a; };
@@ -228,13 +228,14 @@ Tensor derivative(Formula formula, const Numbers& x, int i, const Saved& saved) 
       if (i == 1) return x[0] - x[2];
       if (i == 3) return at::ones_like(x[0]);
       return i == 0 ? x[1].expand_as(x[0]) : -x[1].expand_as(x[0]);
-    case Formula::others: return i == 1 ? without_grad() : Tensor();  // by elements: products_without()
+    case Formula::others: return i == 1 ? without_grad() : Tensor();  // i == 0: see products_without()
   }
   return {};
 }
 
-// For each element k the sum over all other elements i of its output of w_i times the product of the elements but i and k: the
-// derivative of products of the others, which is symmetric. `outputs` has the outputs' shape, with reduced dims of size 1.
+// For each element k: the sum, over all other elements i of its output, of w_i times the product of all elements except i and
+// k. This is the derivative of Formula::others by the elements, which is symmetric. `outputs` has the outputs' shape, with
+// reduced dims of size 1.
 Tensor products_without(const Tensor& x, const Tensor& w, const Tensor& outputs) {
   Dims order, reduced;  // kept dims first
   for (int64_t d = 0; d < x.dim(); ++d) {
@@ -252,20 +253,20 @@ Tensor products_without(const Tensor& x, const Tensor& w, const Tensor& outputs)
   for (int64_t d : reduced) n *= x.sym_size(d);
   sizes.push_back(n);
   const Tensor row = permuted.reshape_symint(sizes), weights = w.expand_as(x).permute(order).reshape_symint(sizes);
-  const auto shifted = [&](const Tensor& t) {  // one place on, behind a 1
+  const auto shifted = [&](const Tensor& t) {  // by one place, with a 1 in front
     return at::cat({at::ones_like(t.narrow_symint(-1, 0, 1)), t.narrow_symint(-1, 0, n - 1)}, -1);
   };
   const auto unshifted = [&](const Tensor& t) {
     return at::cat({t.narrow_symint(-1, 1, n - 1), at::zeros_like(t.narrow_symint(-1, 0, 1))}, -1);
   };
   const Tensor ahead = shifted(row), behind = shifted(row.flip(-1));
-  const Tensor before = ahead.cumprod(-1), after = behind.cumprod(-1);  // products of those before, and of those after
+  const Tensor before = ahead.cumprod(-1), after = behind.cumprod(-1);  // products of the elements before and after
   const Tensor by_before = at::cumprod_backward(weights * after.flip(-1), ahead, -1, before);
   const Tensor by_after = at::cumprod_backward((weights * before).flip(-1), behind, -1, after);
   return (unshifted(by_before) + unshifted(by_after).flip(-1)).reshape_symint(permuted.sym_sizes()).permute(back);
 }
 
-// The sum of t over the dims along which `like` is broadcast.
+// Sums t over the dims along which `like` is broadcast.
 Tensor summed_as(const Tensor& t, const Tensor& like) {
   Dims dims;
   for (int64_t d = 0; d < t.dim(); ++d)
@@ -376,7 +377,7 @@ Tensor batched(const Tensor& self, const OptionalTensor& grad, const OptionalTen
     std::vector<c10::SymInt> sizes = values[0].sym_sizes().vec();
     sizes[0] = *size;
     values[0] = values[0].expand_symint(sizes);
-    if (values[2].defined()) {  // whose sizes of 1 are reduced dims, and a batch is none
+    if (values[2].defined()) {  // its dims of size 1 count as reduced, which the batch dim is not
       sizes = values[2].sym_sizes().vec();
       sizes[0] = *size;
       values[2] = values[2].expand_symint(sizes);

@@ -1,5 +1,5 @@
-// torch.autocast, with torch's own policies: some operations on smaller floats have float32 results, unless the call names a
-// dtype. The op reads the smaller floats itself, so the input is neither cast nor copied.
+// torch.autocast, with torch's own policies: some operations on small floats return float32, unless the call names a dtype. The
+// op reads small floats itself, so the input is neither cast nor copied.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 

@@ -1,6 +1,6 @@
-// Gradients, built as torch builds those of its own ops: a Node for the backward pass, and in forward mode the op itself on
-// tangents, or a sum of what they do to the result. Both call differentiable torch ops, so torch.func, tracing and derivatives
-// of any order work as well.
+// Gradients, built as for torch's own ops: a Node for the backward pass. In forward mode, the op itself is called on the
+// tangent, or a formula's products with the tangent are summed. Both call differentiable torch ops, so torch.func, tracing and
+// derivatives of any order work, too.
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -15,7 +15,7 @@ namespace {
 
 using Sizes = std::vector<c10::SymInt>;
 
-// What a backward pass needs to know about the input; that of a sum needs no data.
+// The facts about the input that a backward pass needs. A sum's pass needs no tensors.
 struct Saved {
   Sizes sizes;
   Dims dims;
@@ -32,11 +32,11 @@ struct Saved {
   }
 };
 
-// Numbers of outputs as float32, or as they are if they are wider: twice a half may be too large for a half.
+// Small floats as float32, others unchanged: twice a half may overflow a half.
 at::Tensor widened(const at::Tensor& x) { return x.to(at::toOpMathType(x.scalar_type())); }
 
-// The gradient of the input, rounded once to `dtype`, where results and their gradients have the reduced dims. Where a norm is
-// 0, the gradient is, as in torch. Elements are divided by the norm first: the quotient is at most 1, and cannot overflow.
+// The gradient of the input, rounded once to `dtype`. `grad` and `result` have the reduced dims. Where a norm is 0, so is the
+// gradient, as in torch. Elements are divided by the norm first: the quotient is at most 1, and cannot overflow.
 template <Operation op>
 at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& result, const Dims& dims,
                        at::ScalarType dtype) {
@@ -47,7 +47,7 @@ at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& self, const at:
   const auto count_of = [&](const at::Tensor& x) {
     return over_dims(std::integral_constant<Operation, Operation::_count_nonzero>(), x, std::nullopt);
   };
-  const auto magnitudes = [&] {  // of complex numbers: torch rounds them otherwise on other devices
+  const auto magnitudes = [&] {  // of complex numbers, since torch's abs() rounds differently on each device
     const at::ScalarType type =
         result.defined() ? c10::toComplexType(result.scalar_type()) : at::toOpMathType(self.scalar_type());
     return functional<Operation::_norm_1>().call(self.unsqueeze(-1), at::IntArrayRef(-1), false, type);
@@ -55,7 +55,7 @@ at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& self, const at:
   if constexpr (op == Operation::prod) {
     c10::SymInt count = 1;
     for (int64_t d : dims) count *= self.sym_size(d);
-    const at::Tensor x = self.detach();  // the formula knows how its other operands depend on the elements
+    const at::Tensor x = self.detach();  // the formula's derivative includes operands that depend on the elements
     const at::Tensor product = over_dims(std::integral_constant<Operation, Operation::_nonzero_prod>(), x, at::kDouble);
     return apply(Formula::others, self, {grad, product, count_of(x), count}, dtype);
   } else if constexpr (op == Operation::nansum) {
@@ -89,7 +89,7 @@ at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& self, const at:
     const at::Tensor part =
         over_root(apply(Formula::quotient, wide, {{}, {}, {}, op == Operation::_root_2 ? 2 : 3}, wide.scalar_type()));
     return (op == Operation::_root_2 ? part : over_root(part)).to(dtype).expand_as(self);
-  } else {  // shared by those that are the largest or smallest
+  } else {  // all largest or smallest elements share the gradient
     const at::Tensor sizes = complex ? magnitudes() : without_float8(self).abs(), x = sizes.detach();
     const at::Tensor ties = count_of(x.eq(result.detach()).logical_or(x.isnan()));
     if (!complex) return apply(Formula::extreme, self, {grad, result, ties}, dtype);
@@ -105,7 +105,7 @@ variable_list backward_of(const at::Tensor& grad, const Saved& input, const at::
   return {gradient_of<op>(with_reduced_dims(grad, input.dims, input.keepdim), self, all, input.dims, input.dtype)};
 }
 
-// What a tangent of the input does to the result.
+// The tangent of the result, from a tangent of the input.
 template <Operation op>
 at::Tensor tangent_of(const at::Tensor& tangent, const at::Tensor& self, const at::Tensor& norm, const Dims& dims,
                       bool keepdim) {
@@ -120,8 +120,8 @@ at::Tensor tangent_of(const at::Tensor& tangent, const at::Tensor& self, const a
   return functional<Operation::sum>().call(change, at::IntArrayRef(dims), keepdim, norm.scalar_type());
 }
 
-// The gradient of the input: an expanded view of the gradient of the result. A division or a conversion happens before the
-// expand, while the gradient is small.
+// The gradient of the input: an expanded view of the gradient of the result. Division and conversion come before the expand,
+// while the gradient is small.
 template <Operation op>
 variable_list backward(at::Tensor grad, const Saved& input) {
   if (!grad.defined()) return {at::Tensor()};
@@ -144,8 +144,8 @@ variable_list backward(at::Tensor grad, const Saved& input) {
   return {grad.expand_symint(input.sizes)};
 }
 
-// The dtype in which a result is kept for the backward pass where the result itself, of two bytes, has too few digits for its
-// gradient, or may be infinite; none for all others.
+// The dtype in which a result is saved for the backward pass if the result's own dtype, of two bytes, has too few digits for
+// the gradient or may overflow. Otherwise none.
 template <Operation op>
 OptionalDtype kept_dtype(at::ScalarType input, OptionalDtype dtype) {
   constexpr bool kRounds = op == Operation::_norm_2 || op == Operation::_norm_3 || op == Operation::_logsumexp;
@@ -157,7 +157,7 @@ template <Operation op>
 struct Rule : RuleOf<Saved> {
   static constexpr bool kKeeps = info(op).keeps_input();
   static constexpr auto kKept = [] {
-    if constexpr (kKeeps) return std::array<bool, 2>{false, true};  // the input, and the result if that is needed
+    if constexpr (kKeeps) return std::array<bool, 2>{false, true};  // the input, and the result if needed
     else return std::array<bool, 0>{};
   }();
 
@@ -199,7 +199,7 @@ at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims
     else change = functional<op>().call(tangent, dim, keepdim, dtype);
     result._set_fw_grad(change, /*level=*/0, /*is_inplace_op=*/false);
   }
-  if (backward && info(op).keeps_input()) {  // with their tangents, for derivatives of derivatives
+  if (backward && info(op).keeps_input()) {  // saved with their tangents, for second derivatives
     node->keep(0, self);
     if (info(op).keeps_result()) node->keep(1, result);
   }
@@ -220,7 +220,7 @@ at::Tensor& reduce_out(c10::DispatchKeySet keys, const at::Tensor& self, Optiona
 }
 
 // Counts the write to `out`, so that a backward pass that needs the old values raises an error, as after torch's op. A refused
-// call has written nothing, and counts nothing.
+// call writes nothing, so it is not counted.
 template <Operation op>
 at::Tensor& reduce_out_counted(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims dim, bool keepdim,
                                OptionalDtype dtype, at::Tensor& out) {

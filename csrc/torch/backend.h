@@ -1,4 +1,4 @@
-// What the op asks of a device, and how a call is turned into that: shared by the op and by the private ops for tests.
+// The interface between ops and backends, and how a call becomes a Reduction. Shared by all ops, private ones too.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,51 +9,50 @@
 
 namespace gpureduce {
 
-// Lists with an entry for each dim allocate no memory up to this rank.
+// Up to this rank, lists with an entry per dim allocate no memory.
 constexpr unsigned kCommonRank = 8;
 using DimMask = c10::SmallVector<bool, kCommonRank>;
 
-// The reduced dims as a mask; None and () mean all dims. It raises the errors that torch.sum raises.
+// The reduced dims as a mask; None and () mean all dims. Raises torch.sum's errors.
 DimMask reduced_dims(OptionalDims dim, int64_t rank);
 
-// The dtype of the result: `dtype`, or else torch's choice (float32 for float8). It raises the errors that torch raises.
+// The dtype of the result: `dtype`, or otherwise torch's choice (float32 for float8 sums). Raises torch's errors.
 at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dtype);
 
-// The dtype of the result that is written to `out`. It raises the errors that torch raises.
+// The dtype of the result that is written to `out`. Raises torch's errors.
 at::ScalarType out_type(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out);
 
-// The views, dtypes and flags of a call, as a backend sees them. `out` may be undefined where a call is only planned; `result`
-// is then its dtype.
+// A call, as backends see it. `out` may be undefined if the call is only planned. `result` is the dtype of the result.
 Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& reduce, at::ScalarType result,
                          const at::Tensor& out, bool keepdim);
 
-// The dims of a call's inputs, slowest first, with the strides of one element of each; `complete` fills in the rest.
+// The dims of a call's inputs, in the tensors' order, with sizes and input strides; `complete` fills in the rest.
 using InputDims = c10::SmallVector<InputDim, kCommonRank>;
 
-// Fills in what all reductions have in common: the problem, the result and the class, for a call on `device`. Without `out`,
-// the strides are a new contiguous result's. `inputs` begins the error that a view of too many dims raises.
+// Sets the fields that all reductions have: problem, output and class, for a call on `device`. Without `out`, the result's
+// strides are those of a new contiguous tensor. `inputs` begins the error for a view of too many dims.
 void complete(Reduction& reduction, InputDims& dims, const DimMask& reduce, const at::Tensor& out, bool keepdim,
               at::Device device, const char* inputs);
 
-// The row of a dtype in dtypes.h. Raises NotImplementedError, which names the function and `what`, if there is none.
+// The DType of a torch dtype. If there is none, raises NotImplementedError, which names `function` and `what`.
 DType dtype_of(at::ScalarType type, const char* what, const char* function = "torch_reduce");
 
-// A call and its plan, for people. And how many plans it has; none where there is nothing to read.
+// explained() describes a call and its plan. plans_of() counts its plans: 0 if there is nothing to read.
 std::string explained(const Reduction& reduction, at::Device device, const Tuning& tuning);
 int64_t plans_of(const Reduction& reduction, at::Device device);
 
 namespace cuda {
 
-// What the driver says about a device. It is asked once.
+// The driver's facts about a device. The driver is asked once.
 const Device& facts(at::Device device);
 
-// The name of a device, as the driver has it.
+// The driver's name of a device.
 std::string name_of(at::Device device);
 
 Plan plan(const Reduction& reduction, at::Device device, const Tuning& tuning);
 
 // Launches a plan that was made with `tuning`, on the current stream of `device`, which need not be the current device. Returns
-// whether there is a kernel for the reduction's map, accumulator and dtype.
+// false if there is no kernel for the reduction's map, accumulator and dtype.
 bool run(const Reduction& reduction, const Plan& plan, at::Device device, const Tuning& tuning);
 
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// The CUDA backend as the op sees it: the device's facts, its current stream, and memory for the partial sums.
+// The CUDA backend for the ops: a device's facts, its current stream, and memory for partial sums.
 #include "backend.h"
 
 #include <ATen/cuda/CUDAContext.h>
@@ -18,7 +18,7 @@ std::string name_of(at::Device device) { return at::cuda::getDeviceProperties(de
 
 namespace {
 
-// The user's own choice for this GPU if there is one, or else what is known of it or of one like it.
+// The user's own choice data for this GPU if there are any, otherwise the library's data for it or for the most similar GPU.
 const Choice* choice_of(const std::string& name, const Device& device) {
   const std::string path = choice_path(name);
   try {
@@ -55,7 +55,7 @@ bool run(const Reduction& r, const Plan& p, at::Device device, const Tuning& tun
   void* partials = workspace.defined() ? workspace.data_ptr() : nullptr;
   const cudaError_t error = run({r, p, partials, facts(device).shared_bytes, c10::cuda::getCurrentCUDAStream(device.index())});
   if (p.cluster > 1 && (error == cudaErrorInvalidClusterSize || error == cudaErrorLaunchOutOfResources)) {
-    // Too few multiprocessors side by side for so many blocks: a small GPU or a part of one, or what MPS leaves of it.
+    // The cluster does not fit: a small GPU or MIG slice, or MPS leaves too few multiprocessors.
     (void)cudaGetLastError();
     Device without = facts(device);
     without.clusters = false;

@@ -1,4 +1,4 @@
-// The operations as the dispatcher knows them.
+// The dispatcher's handles of the operations.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,8 +35,8 @@ const c10::TypedOperatorHandle<OutVariant>& out_variant() {
   return handle;
 }
 
-// Registers a function that calls other operators, which then have all that is asked: derivatives, batches, tracing. It stands
-// for the operator under vmap as well, where torch would call it for each element of a batch.
+// Registers a function that calls other operators; derivatives, batching and tracing are theirs. It also serves vmap, since
+// torch would otherwise call it once per element of a batch.
 template <class Function>
 void composite(torch::Library& m, const std::string& name, Function function) {
   using Key = c10::DispatchKey;
@@ -45,7 +45,7 @@ void composite(torch::Library& m, const std::string& name, Function function) {
     m.impl(name.c_str(), torch::dispatch(key, function));
 }
 
-// Calls `f` with each operation, as a compile-time constant.
+// Calls `f` with each operation as a compile-time constant.
 template <class F>
 void for_each_operation(F f) {
 #define GPUREDUCE_OPERATION(name, ...) f(std::integral_constant<Operation, Operation::name>());
@@ -53,7 +53,7 @@ void for_each_operation(F f) {
 #undef GPUREDUCE_OPERATION
 }
 
-// Calls `f` with this operation, as a compile-time constant.
+// Calls `f` with the operation as a compile-time constant.
 template <class F>
 auto with_operation(Operation op, F f) {
   switch (op) {

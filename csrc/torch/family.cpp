@@ -1,4 +1,4 @@
-// The operations without dtype=: each call is one of a row of the table (operation.h), which has all that the others have.
+// The functions without dtype=. Each calls an operation of the table (operation.h), which has gradients, vmap and the rest.
 #include <torch/library.h>
 
 #include "dispatch.h"
@@ -7,7 +7,7 @@ namespace gpureduce {
 
 namespace {
 
-// torch.any and torch.all reduce no dims if the list of them is empty; its other functions, and the rows, all dims.
+// torch.any and torch.all reduce no dims if the list of dims is empty. torch's other functions, and our operations, reduce all.
 template <Operation op>
 bool reduces_nothing(OptionalDims dim) {
   return info(op).typing == Typing::truth && dim && dim->empty();

@@ -1,4 +1,4 @@
-// The sums of powers of many tensors, each with the bits of its own linalg_powsum: on a GPU in one launch, hundreds at a time.
+// Sums of powers of many tensors, each with the bits of its own linalg_powsum. On a GPU one launch takes hundreds of tensors.
 #include <ATen/ATen.h>
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <torch/library.h>
@@ -29,17 +29,17 @@ at::Tensor powsum(const at::Tensor& self, const at::Scalar& ord, OptionalDtype d
 }
 
 #ifdef GPUREDUCE_WITH_CUDA
-// Tensors of one device and dtype, by their places in the list.
+// Tensors by device and dtype, as indices in the list.
 using Groups = std::map<std::pair<c10::DeviceIndex, at::ScalarType>, std::vector<size_t>>;
 
-// Whether a tensor's elements lie side by side in some order, which is then the contract's, and nothing but their sum is asked.
+// True if a tensor is dense, so that its order in memory is the contract's order, and no gradient is needed.
 bool is_array(const at::Tensor& tensor) {
   return tensor.is_cuda() && !at::isTensorSubclassLike(tensor) && tensor.layout() == at::kStrided &&
          tensor.is_non_overlapping_and_dense() && !(at::GradMode::is_enabled() && tensor.requires_grad()) &&
          !tensor._fw_grad(/*level=*/0).defined();
 }
 
-// Element i of a tensor of one dim, without a view's cost: there may be hundreds.
+// Element i of a tensor of one dim, without the cost of a view, since there may be hundreds.
 at::Tensor element_of(const at::Tensor& all, int64_t i) {
   at::Tensor one = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(all.storage()),
                                                             c10::DispatchKeySet(c10::DispatchKey::CUDA), all.dtype());
@@ -48,7 +48,7 @@ at::Tensor element_of(const at::Tensor& all, int64_t i) {
   return one;
 }
 
-// The results of up to kMostArrays of a group, side by side.
+// The results of up to kMostArrays tensors of a group, in one tensor.
 at::Tensor run_some(at::TensorList self, const size_t* group, size_t count, at::ScalarType result) {
   const at::Tensor& one = self[group[0]];
   const at::Device device = one.device();
@@ -71,7 +71,7 @@ at::Tensor run_some(at::TensorList self, const size_t* group, size_t count, at::
   return all;
 }
 
-// Those tensors that kernels for many arrays take, if there are such kernels for this power: they have no PTX.
+// The tensors that the kernels for many arrays take. These kernels exist only for power 2, and have no PTX.
 Groups groups_of(at::TensorList self, const at::Scalar& ord, OptionalDtype dtype) {
   Groups groups;
   if (ord.isComplex() || ord.toDouble() != 2) return groups;
@@ -104,7 +104,7 @@ std::vector<at::Tensor> foreach_powsum(at::TensorList self, const at::Scalar& or
   return results;
 }
 
-// The same side by side in one tensor, of the results' common dtype and on the first one's device.
+// The same in one tensor, of the results' promoted dtype and on the first result's device.
 at::Tensor powsums(at::TensorList self, const at::Scalar& ord, OptionalDtype dtype) {
   TORCH_CHECK(!self.empty(), "_powsums: self: there are no tensors");
 #ifdef GPUREDUCE_WITH_CUDA

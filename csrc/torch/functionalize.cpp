@@ -1,5 +1,5 @@
-// The out variant of an operation under functionalization (torch.compile, torch.export): it becomes a call of the plain
-// variant, whose result replaces `out`. torch does this by itself only for ops that do not return what they write.
+// The out variant of an operation under functionalization (torch.compile, torch.export) becomes a call of the plain variant,
+// whose result replaces `out`. torch does this by itself only for ops that do not return the tensor that they write.
 #include <ATen/FunctionalTensorWrapper.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/library.h>
@@ -26,11 +26,11 @@ at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, O
     return out_variant<op>().call(input, dim, keepdim, dtype, out);
   }
   const at::ScalarType result = out_type(op, input, dtype, out);
-  // The dtype of `out` decides for sums. Of other operations the result's is not what dtype= says: of norms of complex numbers
-  // that is complex.
+  // For sums, the dtype of `out` decides. Others get dtype= itself: for norms of complex numbers it is complex, unlike the
+  // result's dtype.
   constexpr bool kSum = info(op).has_dtype();
   const at::Tensor value = functional<op>().call(input, dim, keepdim, kSum ? OptionalDtype(result) : dtype);
-  functionalization::replace_(out, value.to(result));  // a truth may be a bool or uint8
+  functionalization::replace_(out, value.to(result));  // results of any and all may be bool or uint8
   functionalization::commit_update(out);
   functionalization::sync(out);
   return out;

@@ -1,4 +1,4 @@
-// What the backward passes of all operators have in common: the node that torch's graph of gradients holds.
+// Shared by the backward passes of all operators: the node in torch's autograd graph.
 #pragma once
 
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -29,21 +29,21 @@ inline at::Tensor with_reduced_dims(at::Tensor result, const Dims& dims, bool ke
   return result;
 }
 
-// Float8 numbers as float32: torch's arithmetic does not know them.
+// Converts float8 to float32, since torch has no float8 arithmetic.
 inline at::Tensor without_float8(const at::Tensor& x) { return at::isFloat8Type(x.scalar_type()) ? x.to(at::kFloat) : x; }
 
-// A result as another one of fewer digits, rounded once: torch takes float64 to the small floats through float32.
+// Rounds a result once to a smaller dtype. torch converts float64 to small floats through float32, which rounds twice.
 inline at::Tensor rounded(const at::Tensor& x, at::ScalarType dtype) {
   if (x.scalar_type() != at::kDouble || c10::elementSize(dtype) > 2) return x.to(dtype);
   return functional<Operation::sum>().call(x.unsqueeze(-1), at::IntArrayRef(-1), false, dtype);
 }
 
-// The backward pass of an operator, which its `Rule` describes:
-// Facts      what the pass needs to know besides tensors; Facts::each() calls a function with each member, in a fixed order
-// kKept      for each tensor that is kept, whether it is a result of the operator
-// name()     in graphs
-// gradients  (gradients of the results, facts, kept tensors) -> gradients of the inputs, by differentiable torch operators
-// A rule may have `asked`, too, which says what facts become where a pass wants some of the gradients alone.
+// The backward pass of an operator, described by its `Rule`:
+// Facts      the data that the pass needs besides tensors; Facts::each() calls a function with each member, in a fixed order
+// kKept      for each saved tensor: true if it is a result of the operator
+// name()     the node's name in graphs
+// gradients  (gradients of the results, facts, saved tensors) -> gradients of the inputs, by differentiable torch operators
+// A rule may also have `asked`, which adapts the facts to a pass that needs only some of the gradients.
 template <class Rule>
 struct BackwardNode : torch::autograd::TraceableFunction {
   using Facts = typename Rule::Facts;
@@ -51,7 +51,7 @@ struct BackwardNode : torch::autograd::TraceableFunction {
   using Tensors = std::array<at::Tensor, kCount>;
 
   Facts facts;
-  std::array<torch::autograd::SavedVariable, kCount> kept;  // those that this pass needs
+  std::array<torch::autograd::SavedVariable, kCount> kept;  // only tensors that this pass needs
 
   void keep(size_t i, const at::Tensor& tensor) { kept[i] = torch::autograd::SavedVariable(tensor, Rule::kKept[i]); }
 
@@ -65,7 +65,7 @@ struct BackwardNode : torch::autograd::TraceableFunction {
 
   std::string name() const override { return Rule::name(); }
 
-  // For compiled autograd: what it specializes on and what it traces, in the form that torch generates for its own nodes.
+  // For compiled autograd: the values that it specialises on and traces, in the form that torch generates for its own nodes.
   void compiled_args(torch::autograd::CompiledNodeArgs& args) const override {
     Facts::each(facts, [&](const auto& field) { args.collect(field); });
     for (size_t i = 0; i < kCount; ++i) args.collect(kept[i], Rule::kKept[i]);
@@ -76,7 +76,7 @@ struct BackwardNode : torch::autograd::TraceableFunction {
     Facts::each(facts, [&](auto& field) { swap.before(field); });
     for (auto& each : kept) swap.before(each);
     const auto& compiler = compiled::getPyCompilerInterface();
-    static const std::string bound = [&] {  // once in a process
+    static const std::string bound = [&] {  // once per process
       std::vector<at::TypePtr> types;
       Facts::each(facts, [&](const auto& field) {
         types.push_back(compiled::IValuePacker<std::decay_t<decltype(field)>>::packed_type());
@@ -113,14 +113,14 @@ struct BackwardNode : torch::autograd::TraceableFunction {
   }
 };
 
-// What a rule has where nothing else is said.
+// Defaults for a rule.
 template <class FactsOfRule>
 struct RuleOf {
   using Facts = FactsOfRule;
   static const Facts& asked(const Facts& facts, const torch::autograd::Node&) { return facts; }
 };
 
-// A node of a rule: torch owns it by an intrusive_ptr, or up to 2.11 by a shared_ptr.
+// Makes a rule's node. torch owns it by an intrusive_ptr, up to 2.11 by a shared_ptr.
 template <class Rule>
 auto make_node() {
   using Node = BackwardNode<Rule>;

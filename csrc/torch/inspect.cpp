@@ -37,7 +37,7 @@ Reduction reduction_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntAr
   return r;
 }
 
-// A row for each plan that is proposed for a view at such an address: what is known of it (choose.h). For bench/regret.py.
+// The features (choose.h) of each plan that is proposed for a view at `address`, one row per plan. For bench/regret.py.
 at::Tensor candidates(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input,
                       at::ScalarType result, const std::string& tuning, const std::string& device, int64_t address) {
   const Tuning forced = Tuning::parse(tuning);
@@ -59,7 +59,7 @@ std::string plan_json(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArr
   return make_plan(reduction_of(sizes, strides, dims, input, result, on, address), on, Tuning::parse(tuning)).json();
 }
 
-// The kernels that are compiled for such sums: name, walk, elements of a load, loads and batches each.
+// The kernels that are compiled for these sums: each one's name, walk, elements per load, loads and batches.
 std::string variants(at::ScalarType input, at::ScalarType result) {
   const Reduction r = reduction_of({2, 2}, {2, 1}, {1}, input, result);
   std::string all;
@@ -68,8 +68,8 @@ std::string variants(at::ScalarType input, at::ScalarType result) {
   return all + "]";
 }
 
-// A row for each of some tiles or of all, by the code that numbers them in the kernels: first output, outputs, first leaf,
-// leaves, first partial sum.
+// One row for each tile, of `tiles` or of all, from the code that numbers tiles in the kernels: first output, outputs, first
+// leaf, leaves, first partial sum.
 at::Tensor walk(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input,
                 at::ScalarType result, const std::string& tuning, const std::string& device, at::OptionalIntArrayRef tiles) {
   const Device on = Device::parse(device);
@@ -97,9 +97,8 @@ void find(const Nest& nest, at::IntArrayRef indices, int64_t* row) {
   }
 }
 
-// A row for each index, by the code that finds places in the kernels: the offsets, in the input and in the result, of outputs;
-// of outputs as the join finds them; or of an output's elements, from the output's own, where `what` is "kept", "joined" or
-// "reduced".
+// One row for each index, from the code that finds offsets in the kernels: the offsets into input and result. `what`: "kept",
+// outputs; "joined", outputs as the join kernel finds them; "reduced", an output's elements, counted from its first.
 at::Tensor places(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input,
                   at::ScalarType result, const std::string& what, at::IntArrayRef indices) {
   const Reduction r = reduction_of(sizes, strides, dims, input, result);
@@ -115,10 +114,10 @@ at::Tensor places(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRe
   return rows;
 }
 
-// The GPU whose data are those of a GPU of this name, or of one like it.
+// The GPU whose data are used for a GPU of this name: its own, or the most similar one's.
 std::string known(const std::string& gpu, const std::string& device) { return known_choice(gpu, Device::parse(device)).gpu(); }
 
-// What they guess of plans, a row of features each.
+// The guesses from these data for plans, each a row of features.
 at::Tensor guesses(const at::Tensor& features, const std::string& gpu) {
   TORCH_CHECK(features.dim() == 2 && features.size(1) == feature_count() && features.scalar_type() == at::kFloat,
               "features: expected a float32 matrix of ", feature_count(), " columns");

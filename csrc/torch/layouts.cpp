@@ -1,4 +1,4 @@
-// Tensors that are not strided: each operator refuses them in one sentence.
+// Refuses tensors that are not strided, with one message for all operators.
 #include <torch/library.h>
 
 #include "dispatch.h"

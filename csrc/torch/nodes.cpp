@@ -25,7 +25,7 @@ namespace {
 
 using at::Tensor;
 
-// Its elements, side by side.
+// The tensor's values, contiguous.
 Tensor plain(const Tensor& given) { return given.contiguous().resolve_conj().resolve_neg(); }
 
 template <class F>
@@ -36,7 +36,7 @@ void for_each(int64_t count, F f) {
   });
 }
 
-// --- pairs of logsumexp: complex numbers whose parts are those of the accumulator, as _logsum gives them -------------------
+// --- pairs of logsumexp: complex numbers that hold the parts of an accumulator, as _logsum returns them --------------------
 
 void check_pairs(const char* name, const Tensor& pairs) {
   TORCH_CHECK(pairs.is_complex() && pairs.scalar_type() != at::kComplexHalf, name,
@@ -70,7 +70,7 @@ void join(const Tensor& left, const Tensor& right, const Tensor& joined) {
   for_each(left.numel(), [&](int64_t i) { to[i] = a[i] + b[i]; });
 }
 
-// Pairs joined one by one, each left one with its right neighbour.
+// Joins each left pair with the right pair at the same index.
 Tensor join_logsums(const Tensor& given_left, const Tensor& given_right) {
   const Tensor joined = join_logsums_meta(given_left, given_right);
   const Tensor left = plain(given_left), right = plain(given_right);
@@ -109,7 +109,7 @@ Tensor finish_meta(const Tensor& nodes, const std::string& operation, int64_t, a
   return at::empty_symint(nodes.sym_sizes(), nodes.options().dtype(dtype));
 }
 
-// The results of an operation in `dtype`, of last nodes of `count` elements each: finished and rounded once.
+// The results of an operation from its last nodes, of `count` elements each: finished, and rounded once to `dtype`.
 Tensor finish(const Tensor& given, const std::string& operation, int64_t count, at::ScalarType dtype) {
   const Operation op = operation_of(operation);
   const Finish how = finish_of_nodes(op);
@@ -118,7 +118,7 @@ Tensor finish(const Tensor& given, const std::string& operation, int64_t count, 
   if (how == Finish::none && given.scalar_type() == dtype) return results.copy_(given);
   const Tensor given_plain = plain(given);
   const Nodes nodes{given_plain.const_data_ptr(), accumulator_of_nodes(op, given.scalar_type())};
-  const DType t = truth ? DType::Bool : dtype_of(dtype, "a result of dtype");  // uint8 has its bytes, too
+  const DType t = truth ? DType::Bool : dtype_of(dtype, "a result of dtype");  // uint8 stores the same bytes
   void* const out = results.mutable_data_ptr();
 #ifdef GPUREDUCE_WITH_CUDA
   if (given.is_cuda()) {
@@ -140,8 +140,8 @@ std::tuple<Tensor, Tensor> finish_moments_meta(const Tensor& moments, const Tens
   return {at::empty_symint(first.sym_sizes(), options), at::empty_symint(first.sym_sizes(), options)};
 }
 
-// Variances or deviations, and means, in `dtype`: of the sums of the deviations of `count` elements from the first one, and of
-// their squares, side by side.
+// Variances or standard deviations, and means, in `dtype`, from moments: for `count` elements, the sum of their differences
+// from the first one, and the sum of the squares.
 std::tuple<Tensor, Tensor> finish_moments(const Tensor& given, const Tensor& given_first, int64_t count, double correction,
                                           bool root, at::ScalarType dtype) {
   const auto [variances, means] = finish_moments_meta(given, given_first, count, correction, root, at::kDouble);

@@ -1,4 +1,4 @@
-// The norms of any order: each call becomes one of the operation of its power, which has all that the other operations have.
+// The norms, by order. Each calls the operation of its power (operation.h), which has gradients, vmap and the rest.
 #include <torch/library.h>
 
 #include "dispatch.h"
@@ -8,7 +8,7 @@ namespace gpureduce {
 
 namespace {
 
-// The operation for a power: of its norm, or of the sum of powers alone.
+// The operation for the norm of this order, or for its sum of powers.
 template <bool kNorm>
 Operation operation_of(const at::Scalar& ord) {
   TORCH_CHECK(!ord.isComplex(), "linalg.vector_norm: Expected a non-complex scalar as the order of norm.");

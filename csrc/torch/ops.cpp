@@ -1,4 +1,4 @@
-// The op: schema, checks, and the way to a backend. Semantics are torch.sum's unless docs/order.md says otherwise.
+// The ops: schemas, checks, and calls of backends. Semantics are torch.sum's unless docs/order.md says otherwise.
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/WrapDimUtils.h>
@@ -35,7 +35,7 @@ DimMask reduced_dims(OptionalDims dim, int64_t rank) {
 
 namespace {
 
-// Of a norm: the real type of the numbers that are reduced. The errors are those of torch.linalg.vector_norm.
+// For a norm: the real type of the numbers that are reduced. Raises torch.linalg.vector_norm's errors.
 at::ScalarType norm_type(at::ScalarType input, OptionalDtype dtype) {
   const auto is_complex = [](at::ScalarType type) { return at::isComplexType(type); };
   TORCH_CHECK(at::isFloatingType(input) || is_complex(input),
@@ -126,14 +126,14 @@ DType dtype_of(at::ScalarType type, const char* what, const char* function) {
 
 namespace {
 
-// The function of torch whose arguments and words an operation has.
+// The torch function whose arguments and error texts an operation copies.
 const char* function_of(Operation op) {
   const OperationInfo row = info(op);
   return row.typing == Typing::norm ? "linalg.vector_norm" : row.name[0] == '_' ? row.name + 1 : row.name;
 }
 
-// The largest of no elements does not exist: raises torch's error, in the words of torch.linalg.vector_norm or torch.amax. Of a
-// traced size that only the data decide nothing is known here; the kernel's own check comes when it is.
+// The maximum of no elements does not exist: raises the error of torch.linalg.vector_norm or torch.amax. Data-dependent traced
+// sizes pass here, and are checked when the op runs.
 void check_identity(Operation op, const at::Tensor& self, OptionalDims dim) {
   const OperationInfo row = info(op);
   if (row.combine != Combine::largest) return;
@@ -159,7 +159,7 @@ void check_identity(Operation op, const at::Tensor& self, OptionalDims dim) {
                 " norm on the dimension ", d, " because this dimension is empty and the operation does not have an identity");
 }
 
-// Writes the results of no elements.
+// Writes the results of outputs without elements.
 void fill_with_identity(Operation op, const at::Tensor& out) {
   const OperationInfo row = info(op);
   const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -170,14 +170,14 @@ void fill_with_identity(Operation op, const at::Tensor& out) {
   else out.fill_(nan);
 }
 
-// Warns once in a process, as torch does.
+// Warns once per process, as torch does.
 void warn_if_imaginary_is_lost(at::ScalarType input, at::ScalarType result) {
   if (at::isComplexType(input) && !at::isComplexType(result) && result != at::kBool) {
     TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
   }
 }
 
-// An operation whose row is new may have a map that kernels do not know yet for every accumulator.
+// A new operation may have a map that kernels do not support for every accumulator.
 void check_kernel(Operation op, const Reduction& r, bool found) {
   const char* const name = name_of(op);
   TORCH_CHECK_NOT_IMPLEMENTED(found, *name == '_' ? name + 1 : name, "(): there is no kernel for the map ", name_of(r.map),
@@ -228,7 +228,7 @@ at::Tensor reduce_forced(const at::Tensor& self, OptionalDims dim, bool keepdim,
   return reduce_tuned<op>(self, dim, keepdim, dtype, Tuning::parse(tuning));
 }
 
-// The checks that torch.sum makes of `out` before it writes anything.
+// torch.sum's checks of `out`, before anything is written.
 void check_out(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
   const at::ScalarType result = out_type(op, self, dtype, out);
   check_out_place(out, self.device());
@@ -245,7 +245,7 @@ at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, O
   check_writable(out, sizes);
   if (out.sizes() != at::IntArrayRef(sizes))  // refuses an input that cannot be reduced before `out` changes
     make_reduction(op, self, reduce, out.scalar_type(), {}, keepdim);
-  // Where writing `out` could change the input, or `out` is a lazy view, the result is computed in a tensor of its own.
+  // If writing `out` could change the input, or `out` is a lazy view, computes in a tensor of its own first.
   if (out.is_alias_of(self) || out.is_conj() || out.is_neg()) {
     const at::Tensor own = at::empty(sizes, out.options());
     compute(op, self, reduce, keepdim, own, {}, Unwatched{});
@@ -289,12 +289,12 @@ std::string explain(const at::Tensor& self, OptionalDims dim, bool keepdim, Opti
 }
 
 #ifdef GPUREDUCE_WITH_CUDA
-// How many plans a sum has; none where there is nothing to read.
+// The number of plans for a sum: 0 if there is nothing to read.
 int64_t plans(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
   return plans_of(planned(self, dim, keepdim, dtype), self.device());
 }
 
-// Takes the plan of this index for such calls from now on, of any operation; or for -1 the one that is chosen.
+// From now on, uses the plan with this index for calls of this kind, sums and means; -1 returns to the chosen plan.
 void remember(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, int64_t candidate) {
   Reduction r = planned(self, dim, keepdim, dtype);
   for (Finish finish : {Finish::none, Finish::quotient}) {  // sums and means
@@ -304,7 +304,7 @@ void remember(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDt
   }
 }
 
-// The microseconds that each stage of a sum takes, on average over so many calls.
+// The microseconds of each stage of a sum, on average over `calls` calls.
 std::vector<double> stages(const at::Tensor& self, OptionalDims dim, int64_t calls) {
   TORCH_CHECK(self.numel() > 0, "self: there is nothing to launch for no elements");
   TORCH_CHECK(calls > 0, "calls: expected a positive number, but got ", calls);
@@ -372,7 +372,7 @@ void complete(Reduction& r, InputDims& dims, const DimMask& reduce, const at::Te
 
 Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& reduce, at::ScalarType result,
                          const at::Tensor& out, bool keepdim) {
-  const bool truth = info(op).typing == Typing::truth;  // of uint8 the result is uint8, which has a bool's bytes
+  const bool truth = info(op).typing == Typing::truth;  // a uint8 result of uint8 stores a bool's bytes
   const Canonical call = canonical(op, dtype_of(self.scalar_type(), "an input of dtype"),
                                    truth ? DType::Bool : dtype_of(result, "a result of dtype"));
   Reduction r{};

@@ -1,4 +1,4 @@
-// The orders of norms, and the operation of each.
+// The orders of norms, and the operations for each.
 #pragma once
 
 #include <limits>
@@ -8,7 +8,7 @@
 
 namespace gpureduce {
 
-// The operation that is the norm, and the one that is the sum of powers, if there is one.
+// The operations for the norm and for the sum of powers, if there is one.
 struct Power {
   double ord;
   std::optional<Operation> norm, powsum;

@@ -1,4 +1,4 @@
-// Private ops of torch_reduce.distributed: what ranks agree on.
+// Private ops of torch_reduce.distributed: the agreement of ranks.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -24,7 +24,7 @@ namespace {
 
 std::tuple<int64_t, int64_t, int64_t> order() { return {kOrderVersion, kLanes, kChunk}; }
 
-// Integers as a tensor on the device of `like`, for which the host does not wait.
+// Integers as a tensor on the device of `like`. The host does not wait for a GPU.
 at::Tensor numbers(at::IntArrayRef values, const at::Tensor& like) {
   const auto count = static_cast<int64_t>(values.size());
   at::Tensor result = at::empty({count}, at::TensorOptions(like.device()).dtype(at::kLong));
@@ -43,8 +43,8 @@ at::Tensor numbers(at::IntArrayRef values, const at::Tensor& like) {
 
 int64_t notice_bytes() { return kNoticeWords * sizeof(int64_t); }
 
-// Raises an error unless all ranks' notices, one after the other, agree with `mine`: on a GPU as a device-side assertion, for
-// which the host does not wait. `report` is then 1 and the notices; it is pinned for those of a GPU.
+// Raises an error unless all ranks' notices, which lie one after the other, agree with `mine`. On a GPU this is a device-side
+// assertion, for which the host does not wait. On an error, `report` becomes 1 and the notices. For a GPU it must be pinned.
 void expect_agreement(const at::Tensor& notices, const at::Tensor& mine, const at::Tensor& report) {
   const int64_t ranks = static_cast<int64_t>(notices.nbytes()) / notice_bytes();
   TORCH_CHECK(static_cast<int64_t>(mine.nbytes()) == notice_bytes() && report.is_cpu() && report.scalar_type() == at::kLong &&

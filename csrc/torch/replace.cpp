@@ -1,6 +1,6 @@
-// torch's own reductions, computed by ours. While a replacement is on, the kernel that aten has for a device is one that calls
-// our op. It stands below autograd, autocast and vmap, so these remain torch's. The dispatcher keeps a stack of kernels: taking
-// ours off it again brings back exactly the original one.
+// Replaces torch's own reductions with ours. While a replacement is on, aten's kernel for a device is one that calls our op. It
+// lies below autograd, autocast and vmap, so these remain torch's. The dispatcher keeps a stack of kernels: removing ours
+// restores exactly the original one.
 #include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtilsMulti.h>
 #include <ATen/native/Resize.h>
@@ -55,11 +55,11 @@ namespace {
 
 using c10::DispatchKey;
 
-// Stands in the place of a device for the calls that a compiler traces, where no kernel runs. What then is the original's is
-// undefined, and the compiler goes on as without us.
+// Stands for a device in calls that a compiler traces, where no kernel runs. A call that is left to the original then returns
+// an undefined tensor, and the compiler continues as without us.
 constexpr DispatchKey kTraced = DispatchKey::Meta;
 
-// torch's own kernels of a name, which are called without the dispatcher.
+// torch's own kernels, by name, called without the dispatcher.
 #ifdef GPUREDUCE_WITH_CUDA
 #define GPUREDUCE_CALL(kernel)                                       \
   {                                                                  \
@@ -110,13 +110,13 @@ bool is_common(at::ScalarType type) {
          type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
 }
 
-// Those of them that are results of torch's kernel on a device.
+// True for the common dtypes that torch's kernel on a device can return.
 bool is_result(at::ScalarType type, at::Device device) {
   const bool is_wide_unsigned = type == at::kUInt16 || type == at::kUInt32 || type == at::kUInt64;
   return is_common(type) && !is_wide_unsigned && (type != at::kComplexHalf || device.is_cuda());
 }
 
-// Whether a tensor has named dims; later versions of torch have none.
+// True if a tensor has named dims. Later versions of torch have none.
 template <class Tensor>
 auto has_names(const Tensor& tensor, int) -> decltype(tensor.has_names()) {
   return tensor.has_names();
@@ -126,17 +126,17 @@ bool has_names(const Tensor&, long) {
   return false;
 }
 
-// Of traced sizes that only the data decide: no.
+// False for data-dependent traced sizes.
 bool is_empty(const at::Tensor& self) { return TORCH_GUARD_OR_FALSE(self.sym_numel().sym_eq(0)); }
 
-// Calls an operator of ours on a device, below all that torch does before its own kernels; or where it can be traced.
+// Calls our operator on a device, below everything that torch runs before its own kernels. A traced call uses the dispatcher.
 template <DispatchKey key, class Handle, class... Args>
 auto call_ours(const Handle& handle, const Args&... args) {
   if constexpr (key == kTraced) return handle.call(args...);
   else return handle.redispatch(c10::DispatchKeySet(key), args...);
 }
 
-// Everything else goes to the original kernel, which also raises the errors about it.
+// True if ours takes the call. Other calls go to the original kernel, which also raises the errors.
 template <Operation op>
 bool is_taken(const at::Tensor& self, OptionalDtype dtype) {
   constexpr OperationInfo row = info(op);
@@ -164,7 +164,7 @@ bool is_taken_into(const at::Tensor& self, OptionalDtype dtype, const at::Tensor
          out.device() == self.device() && at::has_internal_overlap(out) != at::MemOverlap::Yes;
 }
 
-// Ours where it takes the call, or else the original by `otherwise`.
+// Calls ours if it takes the call, otherwise the original by `otherwise`.
 template <Operation op, DispatchKey key, class Otherwise>
 at::Tensor reduce(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, Otherwise otherwise) {
   if (!is_taken<op>(self, dtype)) return otherwise();
@@ -179,8 +179,8 @@ at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, O
                                       kSum ? OptionalDtype(out.scalar_type()) : dtype, out);
 }
 
-// aten's kernels, by the arguments that they have. All of them are plain functions: taking them off the dispatcher's stack
-// frees nothing that a call in another thread may still need.
+// aten's kernels, by their arguments. All of them are plain functions, so removing them from the dispatcher's stack frees
+// nothing that a call in another thread may still need.
 template <Operation op, class Torch, DispatchKey key>
 struct Kernels {
   // dim, keepdim, dtype
@@ -191,7 +191,7 @@ struct Kernels {
     return reduce_out<op, key>(self, dim, keepdim, dtype, out,
                                [&]() -> at::Tensor& { return Torch::template out<key>(out, self, dim, keepdim, dtype); });
   }
-  // dims, keepdim; those dims that may be None reduce nothing if they are empty
+  // dims, keepdim; if dims may be None, an empty list reduces nothing
   template <class Dims>
   static at::Tensor plain(const at::Tensor& self, Dims dim, bool keepdim) {
     const auto otherwise = [&] { return Torch::template call<key>(self, dim, keepdim); };
@@ -237,7 +237,7 @@ struct Product {
   }
 };
 
-// The norms that we have; those of other orders are left to torch.
+// The norms that we have; other orders are left to torch.
 template <DispatchKey key>
 struct Norm {
   template <class Known, class Otherwise>
@@ -278,7 +278,7 @@ struct Count {
   }
 };
 
-// torch's kernel is one for all devices, and refuses a list of no dims.
+// torch has one kernel for all devices, which refuses an empty list of dims.
 template <DispatchKey key>
 struct Logarithm {
   static constexpr Operation op = Operation::_logsumexp;
@@ -290,7 +290,7 @@ struct Logarithm {
   }
 };
 
-// Variances have an operator with two results. torch warns where nothing is left to divide by.
+// Variances have an operator with two results. Calls without degrees of freedom are left to torch, which warns.
 template <DispatchKey key>
 struct Variance {
   using Correction = std::optional<at::Scalar>;
@@ -304,7 +304,7 @@ struct Variance {
     c10::SymInt count = 1;
     for (int64_t d = 0; d < self.dim(); ++d)
       if (reduce[d]) count *= self.sym_size(d);
-    const double most = std::floor(number(correction));  // at which nothing is left
+    const double most = std::floor(number(correction));  // the largest count without degrees of freedom
     return most < 0x1p62 && TORCH_GUARD_OR_TRUE(count.sym_gt(static_cast<int64_t>(std::max(most, -1.0))));
   }
   static double number(const Correction& correction) { return correction ? correction->toDouble() : 1; }
@@ -349,8 +349,8 @@ at::Tensor dot(const at::Tensor& self, const at::Tensor& other) {
   return call_ours<key>(handle, self, other, OptionalDims(), false, OptionalDtype(type));
 }
 
-// Where the kernels of a function go: into aten's table of a device; or, to be traced, into operators of our own with aten's
-// schemas, which stand for aten's in a compiler. There those that write `out` have become others.
+// The destination of a function's kernels: aten's table for a device; or, for tracing, operators of our own with aten's
+// schemas, which replace aten's in a compiler. Out variants need none, since a traced graph has none left.
 template <DispatchKey key>
 struct Table {
   torch::Library& library;
@@ -371,7 +371,7 @@ struct Table {
     }
   }
 
-  std::vector<std::string> names = {};  // of the operators to be traced
+  std::vector<std::string> names = {};  // of the operators for tracing
 };
 
 template <DispatchKey key>
@@ -466,7 +466,7 @@ void put_dot(Table<key>& m) {
   m.impl("dot", TORCH_FN(dot<key>));
 }
 
-// What can be replaced, by torch's names for it.
+// The functions that can be replaced, by torch's names.
 #define GPUREDUCE_REPLACED(X) \
   X(sum)                      \
   X(mean)                     \
@@ -514,12 +514,12 @@ const std::map<std::string, Replaced>& replaced() {
   return *table;
 }
 
-// The dispatcher warns once in a process that one kernel covers another. Here that is the purpose.
+// Drops the dispatcher's warning that one kernel overrides another, which is the purpose here.
 struct Silence : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// The replacement of one function on one device. It is on while it was switched on more often than off.
+// The replacement of one function on one device. It is on while on() was called more often than off().
 class Replacement {
  public:
   Replacement(DispatchKey key, Install kernels) : key_(key), kernels_(kernels) {}
@@ -578,8 +578,8 @@ Replacement& replacement(const std::string& title, const std::string& name, cons
   return *one;
 }
 
-// Switches all functions on all devices, or none if one is refused. Without names: all that there are. Returns what is on then,
-// each function and its device.
+// Switches all given functions on all given devices, or none if one is refused. Without names it switches all functions.
+// Returns the replacements that are then on, each as a function and a device.
 std::vector<std::string> replace(const std::string& title, bool on, std::optional<std::vector<std::string>> given,
                                  const std::vector<std::string>& devices) {
   std::vector<std::string> names = given.value_or(std::vector<std::string>());
@@ -605,7 +605,7 @@ std::vector<std::string> replace(const std::string& title, bool on, std::optiona
   return left;
 }
 
-// aten's operators, by the function whose replacement takes them, for which there is one of ours to be traced.
+// For each function that can be replaced: the aten operators for which there is one of ours for tracing.
 std::map<std::string, std::vector<std::string>>& traced() {
   static auto* const names = new std::map<std::string, std::vector<std::string>>();
   return *names;

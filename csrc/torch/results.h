@@ -1,4 +1,4 @@
-// The sizes of results, and the checks that torch makes of an `out` before it is written.
+// The sizes of results, and torch's checks of `out` before it is written.
 #pragma once
 
 #include "backend.h"
@@ -15,14 +15,14 @@ c10::SmallVector<Int, kCommonRank> result_sizes(at::ArrayRef<Int> sizes, const D
   return result;
 }
 
-// A new tensor on the device of `self`: at::empty without another pass through the dispatcher.
+// A new tensor on the device of `self`, like at::empty but without a dispatcher call.
 at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& self);
 
-// Raises torch's errors: `out` must be of this dtype, a strided tensor, and on this device.
+// Raise torch's errors unless `out` has this dtype, is strided, and is on this device.
 void check_out_dtype(const at::Tensor& out, at::ScalarType dtype);
 void check_out_place(const at::Tensor& out, at::Device device);
 
-// Checks that `out` has these sizes or can be resized to them. torch checks this after it has changed the sizes.
+// Checks that `out` has these sizes or can be resized to them. torch checks this only after it has changed the sizes.
 void check_writable(const at::Tensor& out, at::IntArrayRef sizes);
 
 }  // namespace gpureduce

@@ -1,5 +1,5 @@
-// segment_sum and segment_mean: sums of runs of unequal lengths, packed along one dim, each with the bits of its own sum. And
-// _segment_spread, their transpose, which their gradients are: each element gets its segment's number.
+// segment_sum and segment_mean: sums of runs of unequal lengths, packed along one dim, each with the bits of a sum of its own.
+// And _segment_spread, the transpose, which gradients call: each element gets the value of its segment.
 #include "../problem/segment.h"
 
 #include <ATen/ATen.h>
@@ -69,7 +69,7 @@ const c10::TypedOperatorHandle<Spread>& spread_segments() {
 
 // --- checks -----------------------------------------------------------------------------------------------------------------
 
-// The dim of the segments, which is the first or the last one.
+// The dim of the segments, which must be the first or the last one.
 int64_t segment_dim(const char* name, const char* argument, int64_t rank, int64_t dim) {
   TORCH_CHECK(rank > 0, name, ": ", argument, ": expected a tensor of at least one dim, but got one of none");
   const int64_t d = at::maybe_wrap_dim(dim, rank);
@@ -80,8 +80,8 @@ int64_t segment_dim(const char* name, const char* argument, int64_t rank, int64_
 constexpr const char* kNotLengths =
     ". If these are lengths, the offsets are torch.nn.functional.pad(lengths.cumsum(0), (1, 0))";
 
-// Raises an error that names the first offset that is less than the one before, or outside of the dim. Warns of offsets that
-// look like lengths.
+// Raises an error that names the first offset that is less than the one before or outside of the dim. Warns if the offsets look
+// like lengths.
 void check_values(const Segments& s, const char* function) {
   const char* const hint = s.offset(0) == 0 ? "" : kNotLengths;
   int64_t before = 0, total = 0;
@@ -121,7 +121,7 @@ at::Tensor empty(const Sizes& sizes, at::ScalarType dtype, const at::Tensor& lik
   return at::empty_symint(sizes, at::TensorOptions().dtype(dtype).device(like.device()));
 }
 
-// The wrapped dim of a call, after all checks that need no look at the offsets.
+// The wrapped dim of a call, after all checks that do not read the offsets.
 template <Operation op>
 int64_t check(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, at::ScalarType result) {
   const int64_t d = segment_dim(kName<op>, "data", data.dim(), dim);
@@ -133,7 +133,7 @@ int64_t check(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, at
 
 // --- backends ---------------------------------------------------------------------------------------------------------------
 
-// Of no elements at all.
+// Writes the results if there are no elements at all.
 void fill(Operation op, const at::Tensor& out) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   if (op == Operation::sum) out.zero_();
@@ -152,7 +152,7 @@ void run_cuda(const Segments& segments, at::Device device) {
 }
 #endif
 
-// `out` has the right sizes, and its elements lie in places of their own.
+// `out` has the right sizes, and its elements do not overlap.
 void compute(Operation op, const at::Tensor& data, const at::Tensor& offsets, int64_t dim, const at::Tensor& out) {
   if (at::isComplexType(data.scalar_type()) && !at::isComplexType(out.scalar_type()) && out.scalar_type() != at::kBool) {
     TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
@@ -214,7 +214,7 @@ at::Tensor& reduce_out(const at::Tensor& data, const at::Tensor& offsets, int64_
   const auto sizes = C10_AS_INTARRAYREF_SLOW(symbolic);
   const bool fits = out.sizes() == sizes;
   if (fits) at::assert_no_internal_overlap(out);
-  // Where writing `out` could change what is read, `out` is a lazy view, or has other sizes, the result is computed first.
+  // If writing `out` could change an input, or `out` is a lazy view or has other sizes, computes in a tensor of its own first.
   if (!fits || out.is_alias_of(data) || out.is_alias_of(offsets) || out.is_conj() || out.is_neg()) {
     const at::Tensor own = empty(symbolic, out.scalar_type(), data);
     compute(op, data, offsets, d, own);
@@ -234,10 +234,9 @@ at::Tensor& reduce_out_meta(const at::Tensor& data, const at::Tensor& offsets, i
   return out;
 }
 
-// --- the transpose
-// ------------------------------------------------------------------------------------------------------------
+// --- the transpose ----------------------------------------------------------------------------------------------------------
 
-// Integers of the same size, where there are any.
+// The integer dtype of the same size, if there is one.
 at::ScalarType bits_of(at::ScalarType type) {
   switch (c10::elementSize(type)) {
     case 1: return at::kByte;
@@ -248,7 +247,7 @@ at::ScalarType bits_of(at::ScalarType type) {
   }
 }
 
-// From (..., segments, ...) to (..., size, ...): what stands at a segment, for each of its elements; and 0 outside of segments.
+// From (..., segments, ...) to (..., size, ...): each element gets the value of its segment, or 0 outside of all segments.
 at::Tensor spread(const at::Tensor& input, const at::Tensor& offsets, c10::SymInt size, int64_t dim) {
   const int64_t d = segment_dim("_segment_spread", "input", input.dim(), dim), count = offsets.size(0) - 1;
   check_offsets("_segment_spread", offsets, input.device());
@@ -258,7 +257,7 @@ at::Tensor spread(const at::Tensor& input, const at::Tensor& offsets, c10::SymIn
   const at::Tensor places = at::arange(length, offsets.options());
   const at::Tensor number = at::searchsorted(offsets, places, /*out_int32=*/false, /*right=*/true).sub_(1);
   at::Tensor outside = number.lt(0).logical_or_(number.eq(count));
-  // By their bits, as torch has neither for all dtypes.
+  // As integers, since index_select and masked_fill_ do not take all dtypes.
   const at::ScalarType bits = bits_of(input.scalar_type());
   at::Tensor result = input.view(bits).index_select(d, number.clamp_(0, count - 1));
   for (int64_t i = d + 1; i < input.dim(); ++i) outside = outside.unsqueeze(-1);
@@ -271,10 +270,9 @@ at::Tensor spread_meta(const at::Tensor& input, const at::Tensor& offsets, c10::
   return empty(with_size(input, d, std::move(size)), input.scalar_type(), input);
 }
 
-// --- gradients
-// ----------------------------------------------------------------------------------------------------------------
+// --- gradients --------------------------------------------------------------------------------------------------------------
 
-// What a backward pass needs to know.
+// The facts that a backward pass needs.
 struct Saved {
   c10::SymInt size;
   int64_t dim = 0;
@@ -293,7 +291,7 @@ enum class Direction { sum, mean, spread };
 
 at::Tensor to_dtype(at::Tensor grad, at::ScalarType dtype) { return grad.scalar_type() == dtype ? grad : grad.to(dtype); }
 
-// Each segment's number divided by its length; 0 of a segment without elements.
+// Divides each segment's value by the segment's length; gives 0 for an empty segment.
 at::Tensor over_lengths(const at::Tensor& grad, const at::Tensor& offsets, int64_t dim, at::ScalarType dtype) {
   at::Tensor lengths = offsets.diff();
   for (int64_t i = 0; i < grad.dim(); ++i)
@@ -328,7 +326,7 @@ struct Rule : RuleOf<Saved> {
   }
 };
 
-// A call of `below`, which is linear in `input`, with its derivatives; `again` is the same call of a tangent.
+// Calls `below`, which is linear in `input`, and adds derivatives. `again` makes the same call for a tangent.
 template <Direction direction, class Below, class Again>
 at::Tensor differentiable(const at::Tensor& input, const at::Tensor& offsets, int64_t dim, Below below, Again again) {
   const bool backward = torch::autograd::compute_requires_grad(input), forward = torch::autograd::isFwGradDefined(input);
@@ -391,13 +389,12 @@ at::Tensor& reduce_out_counted(c10::DispatchKeySet keys, const at::Tensor& data,
   return out;
 }
 
-// --- vmap, autocast, functionalization
-// ----------------------------------------------------------------------------------------
+// --- vmap, autocast, functionalization --------------------------------------------------------------------------------------
 
 namespace functorch = at::functorch;
 
-// A batch of calls of `f(input, offsets, dim)`. With offsets of its own each is a call; else all are one: the batch is the last
-// dim where segments lie along the first one, or the first.
+// A batch of calls of `f(input, offsets, dim)`. If the offsets are batched, there is one call per batch element. Otherwise
+// there is one call: the batch becomes the last dim if segments lie along the first one, otherwise the first.
 template <class F>
 at::Tensor batched(const char* name, const at::Tensor& input, const at::Tensor& offsets, int64_t dim, F f) {
   const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
@@ -459,7 +456,7 @@ at::Tensor& reduce_out_functional(const at::Tensor& data, const at::Tensor& offs
   return out;
 }
 
-// Calls f with each operation, as a compile-time constant, and its name.
+// Calls f with each operation as a compile-time constant, and its name.
 template <class F>
 void for_each(F f) {
   f(std::integral_constant<Operation, Operation::sum>(), std::string(kName<Operation::sum>));

@@ -1,4 +1,4 @@
-// Where the host spends the time of a call. The op reports the end of each stage to a watch, which may note the time.
+// Measures where the host spends the time of a call. The op reports the end of each stage to a watch.
 #pragma once
 
 #include <array>
@@ -6,15 +6,15 @@
 
 namespace gpureduce {
 
-enum class Stage { result, problem, plan, launch };  // checks and the result's memory; the description of the problem; ...
+enum class Stage { result, problem, plan, launch };  // checks and the result's memory; making the problem; ...
 constexpr int kStages = 4;
 
-// The watch of a normal call: it notes nothing and costs nothing.
+// The watch of a normal call: it does nothing and costs nothing.
 struct Unwatched {
   void end(Stage) {}
 };
 
-// Adds up the microseconds of each stage: the time since the end of the stage before.
+// Adds up the microseconds of each stage, counted from the end of the stage before.
 class Stopwatch {
  public:
   void begin() { last_ = Clock::now(); }

@@ -1,4 +1,4 @@
-// The table of operations as Python sees it. torch_reduce/_operations.py reads it.
+// The table of operations for Python. torch_reduce/_operations.py reads it.
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
@@ -36,7 +36,7 @@ std::string text_of(double ord) {
   return ord == -kInfinity ? "-inf" : std::to_string(static_cast<int>(ord));
 }
 
-// The operator that joins nodes: that of their +.
+// The operator that joins nodes as their + does.
 std::string join_of(Operation op) {
   switch (info(op).combine) {
     case Combine::largest: return name_of(op);
@@ -46,7 +46,7 @@ std::string join_of(Operation op) {
   }
 }
 
-// Whether it serves other operations alone: pairs are nodes, and roots end sums of powers.
+// True if it only serves other operations: pairs are nodes, and roots finish sums of powers.
 bool is_part(Operation op) { return info(op).typing == Typing::pair || (info(op).is_norm() && info(op).map == Map::value); }
 
 std::string row(Operation op) {
@@ -68,8 +68,8 @@ std::string row(Operation op) {
   return json + ", \"part\": " + (is_part(op) ? "true" : "false") + "}";
 }
 
-// All rows in their order; and by order of a norm, the operators of the norm, of its sum of powers, and of what makes a norm of
-// sums of powers, or null.
+// All rows in their order. And for each order of a norm: the operators for the norm, for its sum of powers, and for the norm
+// from sums of powers; null if there is none.
 std::string operations() {
   std::string rows, powers;
   for_each_operation([&](auto op) { rows += (rows.empty() ? "" : ", ") + row(op); });
@@ -88,15 +88,15 @@ std::string operations() {
   return "{\"operations\": [" + rows + "], \"powers\": {" + powers + "}}";
 }
 
-// The dtype of a tensor of such accumulators, as torch calls it in Python.
+// torch's Python name of the dtype of a tensor of these accumulators.
 std::string dtype_name(Accumulator a) {
   if (a == Accumulator::logsum_f32) return name_of(Accumulator::c64);
   if (a == Accumulator::logsum_f64) return name_of(Accumulator::c128);
   return name_of(a);
 }
 
-// The dtype of the nodes of an operation on elements of dtype `input` with a result of dtype `result`: the accumulator's. Those
-// of typing `same` have the input's, which holds them.
+// The dtype of the nodes of an operation on elements of dtype `input` with a result of dtype `result`: the accumulator's. It
+// refuses operations of typing `same`, whose nodes have the input's dtype.
 std::string node_dtype(const std::string& operation, at::ScalarType input, at::ScalarType result) {
   std::optional<Operation> found;
   for_each_operation([&](auto op) {
@@ -108,7 +108,7 @@ std::string node_dtype(const std::string& operation, at::ScalarType input, at::S
   if (row.has_dtype() && result == at::kBool) return "bool";
   if (at::isComplexType(input) && !at::isComplexType(result)) input = at::toRealValueType(input);
   const Accumulator a = accumulator_of(*found, dtype_of(input, "elements of dtype"), dtype_of(result, "a result of dtype"));
-  return dtype_name(row.is_norm() && a == Accumulator::i64 ? Accumulator::f64 : a);  // the norms' results are floating
+  return dtype_name(row.is_norm() && a == Accumulator::i64 ? Accumulator::f64 : a);  // results of norms are floating
 }
 
 // The dtype of the products that a weighted sum adds.

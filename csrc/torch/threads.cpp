@@ -1,4 +1,4 @@
-// The CPU backend runs on torch's intra-op threads.
+// Threads for the CPU backend: torch's intra-op threads.
 #include "../cpu/threads.h"
 
 #include <ATen/Parallel.h>

@@ -1,4 +1,4 @@
-// var_mean, var and std: one operator with two results, and functions that call it.
+// var_mean, var and std: one operator with two results, and the functions that call it.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
@@ -25,7 +25,7 @@ const c10::TypedOperatorHandle<Both>& both() {
   return handle;
 }
 
-// The dtype of the results: `dtype`, or else torch's choice. Raises torch's error.
+// The dtype of the results: `dtype`, or otherwise torch's choice. Raises torch's errors.
 at::ScalarType result_type(const Tensor& self, OptionalDtype dtype = std::nullopt) {
   const at::ScalarType type = self.scalar_type();
   TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(type), "var and std of complex numbers are not supported: input has dtype ",
@@ -120,7 +120,7 @@ Pair reduce_meta(const Tensor& self, OptionalDims dim, double, bool, bool keepdi
 
 // --- gradients ------------------------------------------------------------------------------------------------------------
 
-// What a backward pass needs to know besides the input, the mean, and the standard deviation if that is the result.
+// The facts that a backward pass needs besides the input, the mean, and the standard deviation if that is the result.
 struct Saved {
   Dims dims;
   double correction = 1;
@@ -142,9 +142,10 @@ c10::SymInt count_of(const Tensor& self, const Dims& dims) {
   return count;
 }
 
-// The derivative of a variance or deviation by each element, times `grad`, plus `share`: (x - mean) * factor + share, where the
-// factor is 2 grad / (n - correction), or grad / deviation / (n - correction), and 0 where the deviation is. In float64, as are
-// the results, since differences from a mean far from 0 lose all digits otherwise. All but the elements have the reduced dims.
+// The derivative of a variance or deviation by each element, times `grad`, plus `share`: (x - mean) * factor + share. The
+// factor is 2 grad / (n - correction) for a variance; for a deviation it is grad / deviation / (n - correction), or 0 if the
+// deviation is 0. All is in float64, like the results, since differences from a mean far from 0 would lose all digits
+// otherwise. All tensors except the elements have the reduced dims.
 Tensor derivative(const Tensor& self, const Saved& saved, const Tensor& deviation, const Tensor& mean, const Tensor& grad,
                   const Tensor& share, at::ScalarType dtype) {
   const Tensor part = saved.root ? apply(Formula::ratio, grad, {{}, deviation}, at::kDouble) : 2 * grad.to(at::kDouble);
@@ -153,7 +154,7 @@ Tensor derivative(const Tensor& self, const Saved& saved, const Tensor& deviatio
 }
 
 struct Rule : RuleOf<Saved> {
-  static constexpr std::array<bool, 3> kKept = {false, true, true};  // the input, the deviation if that is wanted, the mean
+  static constexpr std::array<bool, 3> kKept = {false, true, true};  // the input, the deviation if needed, the mean
 
   static std::string name() { return "gpureduce_var_mean_backward"; }
 
@@ -175,7 +176,7 @@ struct Rule : RuleOf<Saved> {
 Pair reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, OptionalDims dim, double correction, bool root,
                            bool keepdim, OptionalDtype dtype) {
   const bool backward = torch::autograd::compute_requires_grad(self), forward = torch::autograd::isFwGradDefined(self);
-  if (backward || forward) {  // gradients need the digits that results of smaller dtypes lack
+  if (backward || forward) {  // gradients need more digits than smaller dtypes have
     if (const at::ScalarType result = result_type(self, dtype); result != at::kDouble) {
       const auto [variance, mean] = both().call(self, dim, correction, root, keepdim, at::kDouble);
       return {rounded(variance, result), rounded(mean, result)};
@@ -213,7 +214,7 @@ Pair reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, Optiona
     variance._set_fw_grad(change, /*level=*/0, /*is_inplace_op=*/false);
     mean._set_fw_grad(of_mean, /*level=*/0, /*is_inplace_op=*/false);
   }
-  if (backward) {  // with their tangents, for derivatives of derivatives
+  if (backward) {  // saved with their tangents, for second derivatives
     node->keep(0, self);
     if (root) node->keep(1, variance);
     node->keep(2, mean);
@@ -297,7 +298,7 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
       {at::Tag::pt2_compliant_tag});
   m.def(
       "_var_mean_tuned(Tensor self, int[1]? dim, float correction, bool root, bool keepdim, *, ScalarType? dtype=None, "
-      "str tuning=\"\") -> (Tensor, Tensor)");  // these four as those of sums
+      "str tuning=\"\") -> (Tensor, Tensor)");  // these four match those of sums
   const std::string arguments = "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None";
   m.def(("_var_mean_explain" + arguments + ", str tuning=\"\") -> str").c_str());
   m.def(("_var_mean_plans" + arguments + ") -> int").c_str());

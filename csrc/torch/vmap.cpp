@@ -1,6 +1,6 @@
-// torch.vmap: a batched call is one call of the op, whose dims are counted past the batch dim. There is no copy and no loop.
-// The bits are those of single calls, since the bits of an output depend on its own elements alone. torch's fallback refuses
-// `out`, as it does for torch.sum.
+// torch.vmap: a batched call is one call of the op, with dims that skip the batch dim. There is no copy and no loop. The bits
+// equal those of single calls, since an output's bits depend only on its own elements. torch's fallback refuses `out`, as it
+// does for torch.sum.
 #include <ATen/functorch/BatchedTensorImpl.h>
 #include <ATen/functorch/DynamicLayer.h>
 #include <ATen/functorch/PlumbingHelper.h>

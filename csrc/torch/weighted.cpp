@@ -1,5 +1,5 @@
-// weighted_sum, the sum of the products of two inputs: schema, checks, backends, and all that torch asks of an operator. And
-// dot, which is one of its calls.
+// weighted_sum, the sum of the products of two inputs: schema, checks, backends, and everything that torch needs of an
+// operator. And dot, which calls it.
 #include <ATen/ExpandUtils.h>
 #include <ATen/FunctionalTensorWrapper.h>
 #include <ATen/TensorOperators.h>
@@ -46,7 +46,7 @@ void check_dtype(at::ScalarType type, const char* what) {
   dtype_of(type, what, kName);
 }
 
-// The dtype of the result: `dtype`, or else that of a sum of elements of the promoted dtype.
+// The dtype of the result: `dtype`, or otherwise as for a sum of elements of the promoted dtype.
 at::ScalarType result_type(const Tensor& self, const Tensor& weight, OptionalDtype dtype) {
   check_dtype(self.scalar_type(), "a self of dtype");
   check_dtype(weight.scalar_type(), "a weight of dtype");
@@ -65,8 +65,8 @@ DimMask mask_of(const Tensor& self, const Tensor& weight, OptionalDims dim) {
   return reduced_dims(dim, std::max(self.dim(), weight.dim()));
 }
 
-// The sizes that both are expanded to. Traced sizes that only the data decide count as equal unless one is known to be 1, as in
-// torch; that they are is checked when they are known.
+// The sizes that both inputs are expanded to. Data-dependent traced sizes count as equal unless one is known to be 1, as in
+// torch; this is checked when they are known.
 c10::SymDimVector common_sizes(c10::SymIntArrayRef self, c10::SymIntArrayRef weight) {
   const int64_t rank = static_cast<int64_t>(std::max(self.size(), weight.size()));
   const auto size_of = [&](c10::SymIntArrayRef sizes, int64_t d) {
@@ -87,7 +87,7 @@ c10::SymDimVector common_sizes(c10::SymIntArrayRef self, c10::SymIntArrayRef wei
 
 // --- the problem and its backends -----------------------------------------------------------------------------------------
 
-// The stride of an input, expanded to sizes of `rank` dims.
+// The stride of an input that is expanded to `rank` dims.
 int64_t expanded_stride(const Tensor& input, int64_t d, int64_t rank) {
   const int64_t own = d - (rank - input.dim());
   return own < 0 || input.size(own) == 1 ? 0 : input.stride(own);
@@ -179,7 +179,7 @@ void remember(const Tensor& self, const Tensor& weight, OptionalDims dim, bool k
 }
 #endif
 
-// The checks that torch makes of `out` before it writes anything.
+// torch's checks of `out`, before anything is written.
 void check_out(const Tensor& self, const Tensor& weight, OptionalDtype dtype, const Tensor& out) {
   const at::ScalarType result = result_type(self, weight, dtype ? dtype : OptionalDtype(out.scalar_type()));
   check_out_dtype(out, result);
@@ -194,7 +194,7 @@ Tensor& reduce_out(const Tensor& self, const Tensor& weight, OptionalDims dim, b
   const auto own = result_sizes(at::IntArrayRef(sizes), mask, keepdim);
   check_writable(out, own);
   make_reduction(self, weight, sizes, mask, out.scalar_type(), {}, keepdim);  // refuses before `out` changes
-  // Where writing `out` could change an input, or `out` is a lazy view, the result is computed in a tensor of its own.
+  // If writing `out` could change an input, or `out` is a lazy view, computes in a tensor of its own first.
   if (out.is_alias_of(self) || out.is_alias_of(weight) || out.is_neg()) {
     const Tensor result = at::empty(own, out.options());
     compute(self, weight, sizes, mask, keepdim, result);
@@ -230,7 +230,7 @@ Tensor& reduce_out_meta(const Tensor& self, const Tensor& weight, OptionalDims d
 
 using Sizes = std::vector<c10::SymInt>;
 
-// What a backward pass needs to know besides the inputs.
+// The facts that a backward pass needs besides the inputs.
 struct Saved {
   Sizes self_sizes, weight_sizes;
   at::ScalarType self_dtype = at::kFloat, weight_dtype = at::kFloat;
@@ -251,8 +251,8 @@ struct Saved {
   }
 };
 
-// The gradient of one input: the result's times the other input, summed in the contract's order over the dims along which the
-// input was broadcast. `grad` has the reduced dims.
+// The gradient of one input: the result's gradient times the other input, summed in the contract's order over the dims along
+// which the input was broadcast. `grad` has the reduced dims.
 Tensor gradient(const Tensor& grad, const Tensor& other, const Sizes& sizes, at::ScalarType dtype) {
   const auto common = common_sizes(sizes, other.sym_sizes());
   const int64_t rank = grad.dim(), missing = rank - static_cast<int64_t>(sizes.size());
@@ -291,7 +291,7 @@ struct Rule : RuleOf<Saved> {
   }
 };
 
-// What tangents of the inputs do to the result.
+// The tangent of the result, from tangents of the inputs.
 Tensor tangent(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, at::ScalarType dtype) {
   const Tensor &of_self = self._fw_grad(/*level=*/0), &of_weight = weight._fw_grad(/*level=*/0);
   Tensor change;
@@ -344,7 +344,7 @@ Tensor& reduce_out_differentiable(c10::DispatchKeySet keys, const Tensor& self, 
   return out_variant().redispatch(keys & c10::after_autograd_keyset, self, weight, dim, keepdim, dtype, out);
 }
 
-// Counts the write to `out`. A refused call has written nothing, and counts nothing.
+// Counts the write to `out`. A refused call writes nothing, so it is not counted.
 Tensor& reduce_out_counted(c10::DispatchKeySet keys, const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim,
                            OptionalDtype dtype, Tensor& out) {
   {
@@ -359,7 +359,7 @@ Tensor& reduce_out_counted(c10::DispatchKeySet keys, const Tensor& self, const T
 
 namespace functorch = at::functorch;
 
-// An input whose batch, if it has one, comes first, and then as many dims as its `rank` asks for.
+// Moves the batch dim to the front, if there is one, and adds dims behind it until `rank` dims follow.
 Tensor batch_first(const Tensor& value, std::optional<int64_t> batch_dim, int64_t rank) {
   if (!batch_dim) return value;
   Tensor result = value.movedim(*batch_dim, 0);
@@ -426,7 +426,7 @@ Tensor& reduce_out_functional(const Tensor& self, const Tensor& weight, Optional
 
 // --- dot ------------------------------------------------------------------------------------------------------------------
 
-// Raises torch.dot's errors. The dtype of the result: under torch.autocast the wider one of two.
+// Raises torch.dot's errors. Returns the dtype of the result; under torch.autocast, different dtypes are promoted.
 OptionalDtype dot_dtype(const Tensor& self, const Tensor& other, OptionalDtype dtype) {
   TORCH_CHECK(self.dim() == 1 && other.dim() == 1, "1D tensors expected, but got ", self.dim(), "D and ", other.dim(),
               "D tensors");
@@ -468,7 +468,7 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   const std::string arguments = "(Tensor self, Tensor weight, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None";
   m.def(("weighted_sum" + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
   m.def(("weighted_sum.out" + arguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
-  m.def(("_weighted_sum_tuned" + arguments + ", str tuning=\"\") -> Tensor").c_str());  // these four as those of sums
+  m.def(("_weighted_sum_tuned" + arguments + ", str tuning=\"\") -> Tensor").c_str());  // these four match those of sums
   m.def(("_weighted_sum_explain" + arguments + ", str tuning=\"\") -> str").c_str());
   m.def(("_weighted_sum_plans" + arguments + ") -> int").c_str());
   m.def(("_weighted_sum_remember" + arguments + ", int candidate) -> ()").c_str());

@@ -1,7 +1,7 @@
-// Columns: neighbours in memory belong to different outputs, so that a vector holds as many of them and leaves need no shuffles
-// to be joined. `pitch` leads from a leaf to the next one, and `step` from an element of a leaf to the next one.
+// Columns: neighbours in memory belong to different outputs, so leaves are joined vector by vector, without shuffles. `pitch`
+// is the distance between leaves, `step` the distance between elements of a leaf.
 
-// The sum of kLeaves neighbouring leaves, up to eight, of kCount vectors of columns.
+// The sum of kLeaves neighbouring leaves, up to eight, for kCount vectors of columns.
 template <int kLeaves, int kCount, class Lane, class In>
 inline __attribute__((always_inline)) void sum_leaves(Vector<Lane>* v, const In* x, int64_t pitch, int64_t step,
                                                       int64_t depth) {
@@ -14,7 +14,7 @@ inline __attribute__((always_inline)) void sum_leaves(Vector<Lane>* v, const In*
       for (int i = 0; i < kCount; ++i) v[i] += load<Lane>(x + i * kVector<Lane>);
     }
   } else {
-    constexpr int kLeft = kLeaves > 4 ? 4 : kLeaves > 2 ? 2 : 1;  // the power of two below
+    constexpr int kLeft = kLeaves > 4 ? 4 : kLeaves > 2 ? 2 : 1;  // the next smaller power of two
     Vector<Lane> right[kCount];
     sum_leaves<kLeft, kCount, Lane>(v, x, pitch, step, depth);
     sum_leaves<kLeaves - kLeft, kCount, Lane>(right, x + kLeft * pitch, pitch, step, depth);
@@ -23,7 +23,7 @@ inline __attribute__((always_inline)) void sum_leaves(Vector<Lane>* v, const In*
   }
 }
 
-// The same of one column.
+// The same for one column.
 template <int kLeaves, class Lane, class In>
 inline __attribute__((always_inline)) Lane sum_leaves_of_one(const In* x, int64_t pitch, int64_t step, int64_t depth) {
   if constexpr (kLeaves == 1) {
@@ -37,7 +37,7 @@ inline __attribute__((always_inline)) Lane sum_leaves_of_one(const In* x, int64_
   }
 }
 
-// Of `width` columns, those from `first` on that kCount vectors hold, and as many more; returns the first one left.
+// Sums columns from `first` on, of `width`, kCount vectors at a time; returns the first column that is left.
 template <int kLeaves, int kCount, class Lane, class In>
 inline __attribute__((always_inline)) int64_t join_some(Lane* __restrict out, const In* __restrict x, int64_t first,
                                                         int64_t width, int64_t pitch, int64_t step, int64_t depth) {
@@ -51,8 +51,8 @@ inline __attribute__((always_inline)) int64_t join_some(Lane* __restrict out, co
   return first;
 }
 
-// All of them in runs of so many vectors, the last vector over the one before; returns the first one left of less than a
-// vector.
+// Sums all columns, kCounts vectors at a time; the last vector may overlap the one before. Returns how many columns are done: 0
+// if they are fewer than a vector, otherwise all.
 template <int kLeaves, int... kCounts, class Lane, class In>
 inline __attribute__((always_inline)) int64_t join_all(Lane* __restrict out, const In* __restrict x, int64_t width,
                                                        int64_t pitch, int64_t step, int64_t depth) {
@@ -62,11 +62,11 @@ inline __attribute__((always_inline)) int64_t join_all(Lane* __restrict out, con
   return done < width && last >= 0 ? join_some<kLeaves, 1>(out, x, last, width, pitch, step, depth) : done;
 }
 
-// Rows, of an element a leaf each, that are joined in registers; and in registers twice, eight sums of eight.
+// With one element per leaf: the most rows that are joined in registers, and in two rounds, eight sums of eight.
 constexpr int kThin = 8;
 constexpr int64_t kShort = kThin * kThin;
 
-// Sums `length` rows, up to kThin, of `width` columns, a vector or more.
+// Sums `length` rows, up to kThin, of `width` columns, at least a vector.
 template <int kLength = kThin, class Lane, class In>
 void sum_thin(Lane* __restrict out, const In* __restrict x, int64_t length, int64_t width, int64_t pitch) {
   if constexpr (kLength > 1)
@@ -74,7 +74,7 @@ void sum_thin(Lane* __restrict out, const In* __restrict x, int64_t length, int6
   join_all<kLength, 2, 1>(out, x, width, pitch, 0, 1);
 }
 
-// Up to kShort rows, eight by eight, in strips of as many columns as leave the sums of eight in a tile.
+// Sums up to kShort rows, eight at a time, in strips of columns whose sums of eight fit in a tile.
 template <class Lane, class In>
 void sum_short(Lane* __restrict out, Lane* __restrict eights, const In* __restrict x, int64_t length, int64_t width,
                int64_t pitch) {
@@ -89,8 +89,8 @@ void sum_short(Lane* __restrict out, Lane* __restrict eights, const In* __restri
   }
 }
 
-// Sums `leaves` leaves of `width` columns and joins four neighbours each while they are in registers: where a leaf has few
-// elements, to write it and read it again takes as long as to sum it.
+// Sums `leaves` leaves of `width` columns, and joins groups of four neighbours in registers: if a leaf has few elements,
+// writing it and reading it again takes as long as summing it.
 template <class Lane, class In>
 __attribute__((noinline)) void join_columns(Lane* __restrict out, const In* __restrict x, int64_t leaves, int64_t width,
                                             int64_t pitch, int64_t step, int64_t depth) {
@@ -100,14 +100,14 @@ __attribute__((noinline)) void join_columns(Lane* __restrict out, const In* __re
   }
 }
 
-// The sums of n lanes side by side, of any columns.
+// The sums of n neighbouring lanes, of any columns.
 template <class Lane, class In>
 __attribute__((noinline)) void sum_lanes(Lane* __restrict out, const In* __restrict x, int64_t n, int64_t step, int64_t depth) {
   for (int64_t done = join_all<1, 8, 1>(out, x, n, 0, step, depth); done < n; ++done)
     out[done] = sum_leaves_of_one<1, Lane>(x + done, 0, step, depth);
 }
 
-// Sums `lanes` lanes of each column: elements begin + i + d * step for i < lanes and d < depth, but for those from `end` on.
+// Sums `lanes` lanes of each column: elements begin + i + d * step for i < lanes and d < depth, but none from `end` on.
 template <Map C, class Lane, class In>
 void sum_tile(const Source<C, Lane, In>& source, Lane* out, Lane* buffer, int64_t row, int64_t begin, int64_t lanes,
               int64_t step, int64_t depth, int64_t end) {
@@ -125,12 +125,12 @@ void sum_tile(const Source<C, Lane, In>& source, Lane* out, Lane* buffer, int64_
   sum_lanes(out, buffer, lanes * width, lanes * width, depth);
 }
 
-// The leaves of many columns that begin with the elements begin, begin + 1, ..., joined in fours.
+// Sums the leaves of many columns that begin at elements begin, begin + 1, ..., joined in fours.
 template <class Lane, class In>
 void sum_columns(const Source<Map::value, Lane, In>& source, Lane* out, Lane* buffer, int64_t row, int64_t begin,
                  int64_t leaves, int64_t end) {
   const int64_t width = source.width, piece = source.problem.reduced.fastest().size;
-  int64_t some = leaves;  // that lie in one piece, all as long; or four
+  int64_t some = leaves;  // leaves of equal depth in one piece, or four
   for (int64_t done = 0; done < leaves; done += some, out += some / 4 * width) {
     if (done > 0) some = done & -done;
     const int64_t first = begin + done, depth = min(kDepth, ceil_div(end - first, kLanes));
@@ -141,7 +141,7 @@ void sum_columns(const Source<Map::value, Lane, In>& source, Lane* out, Lane* bu
     const Cursor at(source.problem.reduced, first);
     const int64_t left = min(end - first, at.left());
     const auto span = [&] { return (depth - 1) * kLanes + some; };
-    // Only fours in which a leaf ends before the others, or that reach over the end of a piece, are gathered.
+    // Gathers only fours whose leaves differ in depth or that cross the end of a piece.
     while (source.in_place && span() > left && some > 4 && (span() > end - first || span() <= piece)) some /= 2;
     if (source.in_place && span() <= left) {
       join_columns(out, source.at(row + at.offset()), some, width, source.pitch, kLanes * source.pitch, depth);

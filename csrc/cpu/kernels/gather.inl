@@ -1,5 +1,5 @@
-// Where a task's elements lie, and copies of those that no vector can load: strided, in pieces, lazily negated or conjugated,
-// or of types that take long to widen.
+// Locates a task's elements, and copies those that cannot be loaded as vectors: strided, in pieces, lazily negated or
+// conjugated, or slow to widen.
 
 template <int kSize>
 inline __attribute__((always_inline)) bool copy_by(char* to, const char* from, int64_t size) {
@@ -10,13 +10,13 @@ inline __attribute__((always_inline)) bool copy_by(char* to, const char* from, i
     memcpy(&bytes, from + at, kSize);
     memcpy(to + at, &bytes, kSize);
   };
-  move(0);  // the ends overlap what is in between, which is whole lines of the cache
+  move(0);  // the moves at both ends overlap the aligned ones between them
   for (int64_t i = kSize - reinterpret_cast<uintptr_t>(to) % kSize; i + kSize <= size; i += kSize) move(i);
   move(size - kSize);
   return true;
 }
 
-// memcpy for the short runs that it is slow for.
+// A memcpy for short runs, for which memcpy is slow.
 inline void copy(void* to, const void* from, int64_t size) {
   char* t = static_cast<char*>(to);
   const char* f = static_cast<const char*>(from);
@@ -48,10 +48,10 @@ void convert_signed(Lane* to, const In* x, int64_t n, int64_t stride, bool negat
   }
 }
 
-// Elements whose dtype and map are known at run time alone.
+// Elements whose dtype and map are known only at run time.
 struct Unknown {};
 
-// What the map makes of numbers.
+// Applies the map to n numbers.
 template <class T>
 void map_numbers(T* x, int64_t n, Map map) {
   const auto each = [&](auto f) __attribute__((always_inline)) {
@@ -67,7 +67,7 @@ void map_numbers(T* x, int64_t n, Map map) {
   }
 }
 
-// to[i] = x[i * stride], of this dtype, as the map has it
+// to[i] = the mapped x[i * stride], of dtype p.in
 template <class Lane>
 void convert_unknown(Lane* to, const char* x, int64_t n, int64_t stride, const CpuProblem& p) {
   switch (p.in) {
@@ -91,11 +91,11 @@ void convert_unknown(Lane* to, const char* x, int64_t n, int64_t stride, const C
   }
 }
 
-// The elements of `width` neighbouring columns, as they lie in memory, and as lanes.
+// The elements of `width` neighbouring columns, in memory, and gathered as lanes.
 template <Map C, class Lane, class In>
 struct Source {
   static constexpr bool kKnown = !std::is_same_v<In, Unknown>;
-  // 64-bit integers are all the same to a sum modulo 2^64.
+  // A sum modulo 2^64 is the same for signed and unsigned 64-bit integers.
   using Direct = std::conditional_t<std::is_integral_v<In> && std::is_integral_v<Lane> && sizeof(In) == sizeof(Lane), Lane, In>;
   static constexpr bool kSame = C == Map::value && std::is_same_v<Direct, Lane>;
   static constexpr bool kDirect = C == Map::value && kLoads<Lane, Direct>;
@@ -112,7 +112,7 @@ struct Source {
         abreast(plan.tile.abreast && in_place && block && problem.reduced.fastest().size * width >= kVector<Lane>),
         dense(width == 1 && stride == 1 && problem.reduced.rank == 1 && problem.rows.fastest().stride == problem.length) {}
 
-  // Whether all elements of neighbouring rows of memory are numbers T as they are.
+  // True if the elements are contiguous numbers T, which the map leaves unchanged.
   template <class T>
   bool is_as() const {
     if (stride != 1 || !block || problem.negate) return false;
@@ -124,7 +124,7 @@ struct Source {
     return same && plain;
   }
 
-  // What the lanes read where it is.
+  // The type of elements that are read in place.
   using Loaded = std::conditional_t<kDirect, Direct, Lane>;
   const Loaded* at(int64_t offset) const { return reinterpret_cast<const Loaded*>(input + bytes(offset)); }
 
@@ -150,7 +150,7 @@ struct Source {
     }
   }
 
-  // Writes all elements of some rows one after the other, and moves on behind them.
+  // Writes all elements of `rows` rows one after the other, and moves `row` behind them.
   void gather_rows(Lane* to, Cursor& row, int64_t rows) const {
     for (int64_t some; rows > 0; rows -= some, to += some * problem.length * width) {
       some = dense ? min(rows, row.left()) : 1;
@@ -160,10 +160,10 @@ struct Source {
     }
   }
 
-  // As gather() for elements begin + i + d * step, to to[d][i][width] for i < lanes and d < depth; those from `end` on are
-  // padding.
+  // Like gather(), for elements begin + i + d * step, to to[d][i][width], for i < lanes and d < depth. Elements from `end` on
+  // become padding.
   void gather_lanes(Lane* to, int64_t row, int64_t begin, int64_t lanes, int64_t step, int64_t depth, int64_t end) const {
-    const int64_t together = lanes == step ? depth : 1;  // neighbouring rows of lanes
+    const int64_t together = lanes == step ? depth : 1;  // contiguous rows of lanes
     for (int64_t d = 0; d < depth; d += together, begin += together * step) {
       const int64_t n = min(together * lanes, end - begin), all = together * lanes * width;
       gather(to, row, begin, n);
@@ -172,7 +172,7 @@ struct Source {
     }
   }
 
-  // n elements of the fastest dim.
+  // Writes n elements of the fastest dim.
   void gather_piece(Lane* to, const char* from, int64_t n) const {
     const int64_t calls = block ? 1 : n, count = block ? n * width : width;
     for (int64_t i = 0; i < calls; ++i, to += count, from += bytes(pitch)) {
@@ -192,10 +192,10 @@ struct Source {
   const CpuProblem& problem;
   const int64_t size;  // of an element
   const char* const input;
-  const int64_t width, stride;  // of neighbours in the tile
+  const int64_t width, stride;  // stride: between neighbours in the tile
   const int64_t pitch;          // from one element of a column to the next
   const bool block;             // one stride walks all columns of all elements of the fastest dim
-  const bool in_place;          // neighbours can be summed where they are
+  const bool in_place;          // neighbours can be summed in place
   const bool abreast;           // Tile::abreast, if pieces are worth it: at least a vector
   const bool dense;             // rows lie one after the other
 };

@@ -1,8 +1,8 @@
-// Joins of leaves in the contract's order, nearest neighbours first: of one or two columns by shuffles within vectors, of more
-// by joins of whole vectors; and of the accumulators of a tile to one leaf a row. An Acc says how numbers are joined: a number
-// by additions, one that holds a number as its own +.
+// Joins of leaves in the contract's order, nearest neighbours first. One or two columns are joined by shuffles within vectors,
+// more columns by joins of whole vectors. join_tile() joins a tile to one leaf per row. Acc says how numbers are joined: plain
+// numbers by addition, those in a Largest or Product by its +.
 
-// Numbers, a vector of them, joined as accumulators are that are one each or hold one.
+// Joins vectors of numbers as the + of the accumulator does.
 template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>, class V>
 inline __attribute__((always_inline)) V join_numbers(T, V a, V b) {
   return a + b;
@@ -18,7 +18,7 @@ inline __attribute__((always_inline)) Vector<T> join_numbers(Product<T>, Vector<
   return a * b;
 }
 
-// Two of them.
+// Joins two numbers.
 template <class Acc>
 inline __attribute__((always_inline)) Number<Acc> join_number(Number<Acc> a, Number<Acc> b) {
   return number(Acc{a} + Acc{b});
@@ -26,22 +26,22 @@ inline __attribute__((always_inline)) Number<Acc> join_number(Number<Acc> a, Num
 template <class Acc>
 using Numbers = Vector<Number<Acc>>;
 
-// Lane p * kWidth + w of the result is lane 2p * kWidth + w of a followed by b plus the one kWidth on.
+// Joins pairs: lane p * kWidth + w of the result joins lane 2p * kWidth + w of a followed by b with the lane kWidth further on.
 template <int kWidth, class Acc, int... I>
 inline __attribute__((always_inline)) Numbers<Acc> join_two(Numbers<Acc> a, Numbers<Acc> b, std::integer_sequence<int, I...>) {
   return join_numbers(Acc{}, select<Number<Acc>, (I / kWidth * 2 * kWidth + I % kWidth)...>(a, b),
                       select<Number<Acc>, (I / kWidth * 2 * kWidth + kWidth + I % kWidth)...>(a, b));
 }
 
-// Two levels of that.
+// Two levels of join_two().
 template <int kWidth, class Acc>
 inline __attribute__((always_inline)) Numbers<Acc> join_four(Numbers<Acc> a, Numbers<Acc> b, Numbers<Acc> c, Numbers<Acc> d) {
   constexpr std::make_integer_sequence<int, kVector<Acc>> lanes{};
   return join_two<kWidth, Acc>(join_two<kWidth, Acc>(a, b, lanes), join_two<kWidth, Acc>(c, d, lanes), lanes);
 }
 
-// Joins neighbours, kUnit lanes each and a multiple of eight bytes: those of a to the even units of the result, those of b to
-// the odd ones. That is one shuffle, of which most processors do one a cycle, and a blend.
+// Joins neighbouring units of kUnit lanes, a multiple of eight bytes: units of a go to even units of the result, units of b to
+// odd ones. That takes a blend and only one shuffle, since most processors do one shuffle per cycle.
 template <int kUnit, class Acc, int... I>
 inline __attribute__((always_inline)) Numbers<Acc> join_units(Numbers<Acc> a, Numbers<Acc> b,
                                                               std::integer_sequence<int, I...>) {
@@ -56,7 +56,7 @@ inline __attribute__((always_inline)) Numbers<Acc> join_units(Numbers<Acc> a, Nu
   return join_numbers(Acc{}, reinterpret_cast<Numbers<Acc>>(straight), reinterpret_cast<Numbers<Acc>>(crossed));
 }
 
-// The same for lanes of four bytes, in runs of four: first those of a, then those of b.
+// The same for lanes of four bytes. Each run of four has the results of a first, then those of b.
 template <class Acc, int... I>
 inline __attribute__((always_inline)) Numbers<Acc> join_lanes(Numbers<Acc> a, Numbers<Acc> b,
                                                               std::integer_sequence<int, I...>) {
@@ -64,7 +64,7 @@ inline __attribute__((always_inline)) Numbers<Acc> join_lanes(Numbers<Acc> a, Nu
   return join_numbers(Acc{}, select<Number<Acc>, from(I)...>(a, b), select<Number<Acc>, (from(I) + 1)...>(a, b));
 }
 
-// Joins the leaves of kVector / kWidth vectors to as many, in order: each is the sum of so many neighbours.
+// Joins kVector / kWidth vectors to one, in order: each lane is the sum of kVector / kWidth neighbouring leaves.
 template <int kWidth, class Acc, int kCount = kVector<Acc> / kWidth>
 inline __attribute__((always_inline)) Numbers<Acc> join_vectors(const Numbers<Acc>* v) {
   if constexpr (kCount == 1) {
@@ -72,14 +72,14 @@ inline __attribute__((always_inline)) Numbers<Acc> join_vectors(const Numbers<Ac
   } else {
     constexpr int kUnit = kCount / 2 * kWidth;
     const Numbers<Acc> a = join_vectors<kWidth, Acc, kCount / 2>(v), b = join_vectors<kWidth, Acc, kCount / 2>(v + kCount / 2);
-    // Twice within a run, lanes of four bytes come to where two joins of units would bring them.
+    // Two joins within a run bring lanes of four bytes to the same places as two joins of units.
     if constexpr (kWidth * sizeof(Acc) < 8 && kCount <= 4)
       return join_lanes<Acc>(a, b, std::make_integer_sequence<int, kVector<Acc>>{});
     else return join_units<kUnit, Acc>(a, b, std::make_integer_sequence<int, kVector<double>>{});
   }
 }
 
-// The same for kCount vectors; returns the end of what it wrote.
+// The same for kCount vectors; returns the end of the output.
 template <int kCount, class Acc>
 inline __attribute__((always_inline)) Acc* join_block(Acc* out, const Vector<Acc>* v, int64_t width) {
   constexpr int kOne = kVector<Acc>, kTwo = kOne / 2;
@@ -93,9 +93,9 @@ inline __attribute__((always_inline)) Acc* join_block(Acc* out, const Vector<Acc
   return out;
 }
 
-// --- of a tile --------------------------------------------------------------------------------------------------------------
+// --- joins of a tile --------------------------------------------------------------------------------------------------------
 
-// Whether vectors are joined: LogSum is two numbers.
+// True if accumulators are joined as vectors. A LogSum is two numbers.
 template <class Acc>
 constexpr bool kJoinsVectors = std::is_arithmetic_v<Number<Acc>>;
 
@@ -105,12 +105,12 @@ void join_pairs(Number<Acc>* __restrict out, const Number<Acc>* __restrict in, i
   if constexpr (kJoinsVectors<Acc>) {
     constexpr int kSize = kVector<Acc>;
     constexpr std::make_integer_sequence<int, kSize> lanes{};
-    // Vectors hold several pairs of one or two columns, which the compiler does not see.
+    // A vector holds several pairs of one or two columns; the compiler does not vectorise that.
     for (; width <= 2 && pairs * width >= kSize; pairs -= kSize / width, in += 2 * kSize, out += kSize) {
       const Numbers<Acc> a = load<Number<Acc>>(in), b = load<Number<Acc>>(in + kSize);
       store(out, width == 1 ? join_two<1, Acc>(a, b, lanes) : join_two<2, Acc>(a, b, lanes));
     }
-  } else if (width == 1) {  // a loop that the compiler vectorises, as it does not the one below
+  } else if (width == 1) {  // the compiler vectorises this loop, but not the one below
     for (int64_t p = 0; p < pairs; ++p) out[p] = join_number<Acc>(in[2 * p], in[2 * p + 1]);
     return;
   }
@@ -119,7 +119,7 @@ void join_pairs(Number<Acc>* __restrict out, const Number<Acc>* __restrict in, i
   }
 }
 
-// Two levels at once for one or two columns, which vectors hold several pairs of; n counts every column.
+// Joins two levels at once, for one or two columns; n counts all columns.
 template <class Acc, class In>
 void join_fours(Number<Acc>* __restrict out, const In* __restrict in, int64_t n, int64_t width) {
   using T = Number<Acc>;
@@ -135,7 +135,7 @@ void join_fours(Number<Acc>* __restrict out, const In* __restrict in, int64_t n,
   }
 }
 
-// All of a vector's leaves at once, of n lanes in all. Behind what is joined some more lanes of `out` are written.
+// Joins n lanes, as many leaves at once as a vector holds. Also writes some lanes of `out` behind the joined ones.
 template <int kWidth, class Acc>
 void join_whole(Number<Acc>* __restrict out, const Number<Acc>* __restrict in, int64_t n) {
   constexpr int kSize = kVector<Acc>, kCount = kSize / kWidth;
@@ -147,7 +147,7 @@ void join_whole(Number<Acc>* __restrict out, const Number<Acc>* __restrict in, i
   }
 }
 
-// Joins as many levels of in[rows][leaves][width] as are best joined at once; returns how many leaves a row are left.
+// Joins as many levels of in[rows][leaves][width] at once as is fastest; returns the number of leaves left per row.
 template <class Acc>
 int64_t join_levels(Number<Acc>* out, const Number<Acc>* in, int64_t rows, int64_t leaves, int64_t width) {
   if constexpr (kJoinsVectors<Acc>) {
@@ -171,7 +171,7 @@ int64_t join_levels(Number<Acc>* out, const Number<Acc>* in, int64_t rows, int64
   return leaves / 2;
 }
 
-// Joins tile[rows][leaves][width] to one leaf a row, back and forth between two buffers; returns the one it ended in.
+// Joins tile[rows][leaves][width] to one leaf per row, alternating between two buffers; returns the one with the result.
 template <class Acc>
 Number<Acc>* join_tile(Number<Acc>* tile, Number<Acc>* other, int64_t rows, int64_t leaves, int64_t width) {
   while (leaves > 1) {

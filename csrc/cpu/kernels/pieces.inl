@@ -1,11 +1,10 @@
-// Rows in pieces: one stride does not lead through a chunk. Long pieces are summed where they are; of short ones, all rows of a
-// tile take a chunk at a time, as pieces of neighbouring rows are mostly side by side and share the work of finding them.
+// Rows in pieces: no single stride walks a chunk. Long pieces are summed in place. With short pieces, all rows of a tile take a
+// chunk at a time: pieces of neighbouring rows usually lie side by side, and rows share the work of finding them.
 
-// As sum_run, for elements in **blocks** of kHeld vectors that lie anywhere, whole ones; in order, where registers can hold all
-// lanes.
+// Like sum_run, for whole **blocks** of kHeld vectors at any addresses. They are read in order if registers can hold all lanes.
 template <int kWidth, class Lane, class In>
 void sum_blocks(Lane* __restrict out, const In* const* blocks, int64_t count) {
-  constexpr int kSize = kVector<Lane>, kBlocks = kLanes * kWidth / (kHeld * kSize);  // of a row of lanes
+  constexpr int kSize = kVector<Lane>, kBlocks = kLanes * kWidth / (kHeld * kSize);  // per row of lanes
   constexpr int kTogether = GPUREDUCE_VECTOR_BYTES == 64 && kBlocks == 2 ? 2 : 1;
   for (int64_t b = 0; b < kBlocks; b += kTogether) {
     Vector<Lane> v[kTogether * kHeld];
@@ -24,7 +23,7 @@ void sum_blocks(Lane* __restrict out, const In* const* blocks, int64_t count) {
   }
 }
 
-// n elements from `begin` on, in pieces of a block or more. Only blocks that reach over the end of a piece are gathered.
+// Sums n elements from `begin` on, in pieces of at least a block. Gathers only blocks that cross the end of a piece.
 template <Map C, class Lane, class In>
 void sum_long_pieces(const Source<C, Lane, In>& source, Lane* out, Lane* buffer, int64_t row, int64_t begin, int64_t n) {
   using Loaded = typename Source<C, Lane, In>::Loaded;
@@ -55,7 +54,7 @@ void sum_long_pieces(const Source<C, Lane, In>& source, Lane* out, Lane* buffer,
   width == 1 ? sum_blocks<1>(out, blocks, count) : sum_blocks<2>(out, blocks, count);
 }
 
-// A chunk of one or two columns that is not whole, or in pieces: n elements from `begin` on.
+// Sums a chunk of one or two columns that is partial or in pieces: n elements from `begin` on.
 template <Map C, class Lane, class In>
 void sum_part(const Source<C, Lane, In>& source, Lane* out, Lane* buffer, int64_t row, int64_t begin, int64_t n) {
   const bool in_place = source.in_place && source.block;
@@ -70,15 +69,15 @@ void sum_part(const Source<C, Lane, In>& source, Lane* out, Lane* buffer, int64_
   }
 }
 
-// The vectors of a chunk in pieces, or of a part of one, in blocks of as many lanes as registers hold: where they lie, from a
-// row's begin. Those that begin in a piece and end in the next, or are not whole, are **split**: copied to a buffer first.
+// The byte offsets, from a row's begin, of the vectors of a chunk in pieces, or of a part of one. A block has as many lanes as
+// registers hold. Vectors that begin in one piece and end in the next, or are partial, are **split**: copied to a buffer first.
 template <int kWidth, class Lane, class In>
 class PieceVectors {
  public:
   static constexpr int kSize = kVector<Lane>;
   static constexpr int64_t kRow = kLanes * kWidth / kSize, kBlocks = kRow / kHeld;
 
-  // In memory of the caller's: it is up to 128 KiB, more than the stack may have.
+  // In the caller's memory: the object has up to 128 KiB, too much for a small stack.
   static void* operator new(size_t, void* memory) { return memory; }
 
   // n elements from `begin` on.
@@ -115,7 +114,7 @@ class PieceVectors {
       return load<Lane>(reinterpret_cast<const In*>(reinterpret_cast<const char*>(row) + place[i]));
     };
     Vector<Lane> v[kHeld];
-    int64_t left = count_ - b * kHeld;  // vectors of a row of lanes, from the block's first on
+    int64_t left = count_ - b * kHeld;  // vectors left, from the block's first one in this row of lanes
     GPUREDUCE_UNROLL
     for (int i = 0; i < kHeld; ++i) v[i] = i < left ? at(i) : padding<Lane>() - Vector<Lane>{};
     for (left -= kRow; left >= kHeld; left -= kRow) {
@@ -136,16 +135,16 @@ class PieceVectors {
 
  private:
   struct Split {
-    int64_t first, second;  // places of what would be its first element, in either piece
+    int64_t first, second;  // where element 0 would lie, counted from the first and from the second piece
     int32_t number;
-    int8_t here, all;  // its elements in the first piece, and in both
+    int8_t here, all;  // elements in the first piece, and in both
   };
   struct Block {
     int64_t count = 0;
     Split splits[kDepth * kHeld];
   };
 
-  // Of a vector, block by block.
+  // The index of a vector in place_, which is sorted by blocks.
   static int32_t number(int64_t v) { return static_cast<int32_t>((v % kRow / kHeld * kDepth + v / kRow) * kHeld + v % kHeld); }
 
   void copy_splits(char* to, const In* row, const Block& block) {
@@ -157,10 +156,10 @@ class PieceVectors {
     }
   }
 
-  // `here` elements at x, those up to `all` at y, and padding.
+  // Elements before `here` from x, those before `all` from y, then padding.
   Narrow<Lane, In> load_split(const In* x, const In* y, int64_t here, int64_t all) const {
 #if GPUREDUCE_VECTOR_BYTES < 64
-    if (apart_ && all == kSize) {  // whole vectors may be loaded at either place, which is faster
+    if (apart_ && all == kSize) {  // whole vectors are readable at x and y, and unmasked loads are faster
       using Loaded = Bits<Lane, In>;
       const Loaded first = numbers<Loaded>(std::make_integer_sequence<int, kSize>{}) < static_cast<Bit<In>>(here);
       Loaded left, right;
@@ -175,12 +174,12 @@ class PieceVectors {
   int64_t count_ = 0;
   int64_t place_[kDepth * kRow];  // in bytes
   Block blocks_[kBlocks];
-  bool apart_ = true;  // pieces lie behind each other
+  bool apart_ = true;  // pieces lie one behind the other
 };
 
 #if GPUREDUCE_VECTOR_BYTES == 64
-// Adds n neighbouring elements to the lanes first, first + 1, ...: in aligned vectors, which can be loaded again as soon as
-// they are stored. Meanwhile the elements that lie `ahead` of them are fetched.
+// Adds n neighbouring elements to lanes first, first + 1, ..., in aligned vectors, which can be loaded again right after they
+// are stored. Prefetches the elements that lie `ahead` of these.
 template <class Lane, class In>
 inline __attribute__((always_inline)) void add_run(Lane* __restrict lanes, int64_t first, const In* __restrict x, int64_t n,
                                                    int64_t ahead) {
@@ -189,7 +188,7 @@ inline __attribute__((always_inline)) void add_run(Lane* __restrict lanes, int64
     store(lanes + i, load<Lane>(lanes + i) + v);
     __builtin_prefetch(x + i + ahead);
   };
-  const int64_t before = first % kSize;  // lanes of the first vector that get nothing
+  const int64_t before = first % kSize;  // lanes of the first vector without an element
   lanes += first - before;
   x -= before;
   n += before;
@@ -202,8 +201,8 @@ inline __attribute__((always_inline)) void add_run(Lane* __restrict lanes, int64
   if (i < n) add(i, load_first<Lane>(x + i, n - i));
 }
 
-// Writes the lanes of some rows' chunks in pieces, or of parts of them, in the order of memory, while the lanes wait in the L1
-// cache.
+// Writes the lanes of `count` rows' chunks in pieces, or of parts of them. Reads in the order of memory, while the lanes stay
+// in the L1 cache.
 template <int kWidth, class Lane, class In>
 void add_runs_abreast(Lane* lanes, const In* const* rows, int64_t count, const Dims& dims, int64_t begin, int64_t n) {
   constexpr int64_t kRow = kLanes * kWidth;
@@ -217,7 +216,7 @@ void add_runs_abreast(Lane* lanes, const In* const* rows, int64_t count, const D
   }
 }
 
-// The same joined to leaves, `pitch` from one row's to the next. The buffer holds a tile of lanes.
+// The same, with leaves joined, and written `pitch` apart for each row. The buffer holds a tile of lanes.
 template <int kWidth, Map C, class Lane, class In>
 void sum_runs_abreast(const Source<C, Lane, In>& source, Lane* out, int64_t pitch, Lane* buffer, Cursor row, int64_t rows,
                       int64_t begin, int64_t n) {
@@ -232,7 +231,7 @@ void sum_runs_abreast(const Source<C, Lane, In>& source, Lane* out, int64_t pitc
 }
 #endif
 
-// The sums of rows' chunks in short pieces, or of parts of them, whose leaves are `pitch` apart.
+// Writes the joined leaves of rows' chunks in short pieces, or of parts of them, `pitch` apart for each row.
 template <int kWidth, Map C, class Lane, class In>
 void sum_pieces(const Source<C, Lane, In>& source, Lane* out, int64_t pitch, Lane* buffer, const Cursor& first, int64_t rows,
                 int64_t begin, int64_t n, bool shares_stream) {
@@ -240,7 +239,7 @@ void sum_pieces(const Source<C, Lane, In>& source, Lane* out, int64_t pitch, Lan
   using Vectors = PieceVectors<kWidth, Lane, Loaded>;
   const Dims& dims = source.problem.reduced;
 #if GPUREDUCE_VECTOR_BYTES == 64
-  // Split vectors are loaded twice, for which memory that was read only in part is no longer in the cache.
+  // Lines of memory with a split vector are read twice. When inputs stream, such a line has left the cache in between.
   if constexpr (std::is_same_v<Lane, Loaded>) {
     if (shares_stream && dims.fastest().size < kLanes && dims.fastest().size * kWidth % Vectors::kSize != 0)
       return sum_runs_abreast<kWidth>(source, out, pitch, buffer, first, rows, begin, n);
@@ -249,7 +248,7 @@ void sum_pieces(const Source<C, Lane, In>& source, Lane* out, int64_t pitch, Lan
   static_assert(sizeof(Vectors) <= kDepth * Vectors::kRow * kPlaceBytes &&
                 kDepth * kHeld * GPUREDUCE_VECTOR_BYTES <= kBufferBytes);
   Vectors& vectors = *new (buffer + kBufferBytes / sizeof(Lane)) Vectors(dims, begin, n);
-  for (int64_t b = 0; b < Vectors::kBlocks; ++b) {  // block by block, as neighbouring rows share pages
+  for (int64_t b = 0; b < Vectors::kBlocks; ++b) {  // block by block, since neighbouring rows share pages
     Cursor row = first;
     for (int64_t r = 0; r < rows; ++r, row.advance(1))
       vectors.sum_block(out + r * pitch + b * kHeld * kWidth, source.at(row.offset()), b, reinterpret_cast<char*>(buffer));

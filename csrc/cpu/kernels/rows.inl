@@ -1,15 +1,15 @@
-// Rows: neighbours in memory are neighbouring lanes of an output, or of two beside each other (a complex number). Lanes stay in
-// registers from the first addition to the joins of as many leaves as a vector has.
+// Rows: neighbours in memory are neighbouring lanes of one output, or of two interleaved ones (a complex number). Lanes stay in
+// registers from the first addition until as many leaves are joined as a vector holds.
 
 constexpr int kHeld = GPUREDUCE_VECTOR_BYTES == 64 ? 16 : 8;  // vectors of lanes in registers at once
-constexpr int kAheadBytes = 2048;                             // from what is read to what is fetched
+constexpr int kAheadBytes = 2048;                             // prefetch distance
 
-// Sums the first n elements of a chunk of kWidth columns that lie side by side; every column's count. Writes the chunk's
-// leaves, joined by kVector / kWidth, and returns their end.
+// Sums the first n elements of a chunk of kWidth interleaved columns; n counts all columns. Writes the chunk's leaves, joined
+// by kVector / kWidth, and returns their end.
 template <int kWidth, class Lane, class In>
 Lane* sum_run(Lane* __restrict out, const In* __restrict x, int64_t n) {
   constexpr int kSize = kVector<Lane>, kRow = kLanes * kWidth, kPart = kHeld * kSize;
-  // Skipping from row to row of lanes is nothing that the processor foresees: what comes after the run is fetched meanwhile.
+  // The hardware prefetcher does not follow jumps from row to row of lanes, so this prefetches the data after the run.
   const In* next = x + n;
   const auto fetch = [&next]() __attribute__((always_inline)) {
     GPUREDUCE_UNROLL
@@ -17,7 +17,7 @@ Lane* sum_run(Lane* __restrict out, const In* __restrict x, int64_t n) {
     next += kPart;
   };
   for (int64_t lane = 0; lane < kRow; lane += kPart, x += kPart, n -= kPart) {
-    if (n <= 0) {  // no element is left: as many joined leaves of padding
+    if (n <= 0) {  // no element is left: pads the remaining joined leaves
       pad(out, (kRow - lane) * kWidth / kSize);
       return out + (kRow - lane) * kWidth / kSize;
     }
@@ -50,14 +50,14 @@ Lane* sum_run(Lane* __restrict out, const In* __restrict x, int64_t n) {
   return out;
 }
 
-// The same of n elements of one or two columns.
+// The same for one or two columns; n counts one column.
 template <class Lane, class In>
 void sum_run(Lane* __restrict out, const In* __restrict x, int64_t n, int64_t width) {
   width == 1 ? sum_run<1>(out, x, n) : sum_run<2>(out, x, 2 * n);
 }
 
-// Whole chunks, side by side. Where all 32 registers can hold lanes, all is read strictly in order, which the processor
-// foresees best.
+// Contiguous whole chunks. If there are 32 registers, all of them hold lanes, so that reads are in order, or nearly, which the
+// hardware prefetcher handles best.
 template <int kWidth, class Lane, class In>
 void sum_chunks(Lane* __restrict out, const In* __restrict x, int64_t chunks) {
   constexpr int kSize = kVector<Lane>, kRow = kLanes * kWidth, kAll = 32;
@@ -79,25 +79,25 @@ void sum_chunks(Lane* __restrict out, const In* __restrict x, int64_t chunks, in
   width == 1 ? sum_chunks<1>(out, x, chunks) : sum_chunks<2>(out, x, chunks);
 }
 
-// Short rows of n elements of `width` columns, `pitch` from one to the next, padded to `size`; all three count every column.
-// With `whole`, writes their leaves joined by kVector / width. kPer vectors hold a row, or a part of one.
+// Short rows of n elements, `pitch` apart, padded to `size`; all three count all `width` columns. Writes their leaves, joined
+// by kVector / width. kPer vectors hold a row, or a part of one.
 template <int kPer, class Lane, class In>
 void join_rows(Lane* __restrict out, const In* __restrict x, int64_t rows, int64_t pitch, int64_t n, int64_t size,
                int64_t width) {
   constexpr int kSize = kVector<Lane>, kRows = kHeld / kPer;
   for (int64_t r = 0; r < rows; r += kRows, x += kRows * pitch) {
     for (int64_t begin = 0; begin < size; begin += kHeld * kSize) {
-      if (begin >= n) {  // no element is left: as many joined leaves of padding
+      if (begin >= n) {  // no element is left: pads the remaining joined leaves
         pad(out, (size - begin) * width / kSize);
         out += (size - begin) * width / kSize;
         break;
       }
-      const int64_t full = (n - begin) / kSize, rest = (n - begin) % kSize;  // vectors, and what the next one holds
+      const int64_t full = (n - begin) / kSize, rest = (n - begin) % kSize;  // full vectors, and elements of the next one
       Vector<Lane> v[kHeld];
       GPUREDUCE_UNROLL
       for (int j = 0; j < kRows; ++j) {
-        const In* row = x + min(j, rows - 1 - r) * pitch + begin;  // after the last row that one again
-        asm("" : "+r"(row));                                       // else the compiler keeps an address for every load
+        const In* row = x + min(j, rows - 1 - r) * pitch + begin;  // beyond the last row, repeats it
+        asm("" : "+r"(row));                                       // or the compiler keeps an address for each load
         const auto fill = [&](auto load_one) __attribute__((always_inline)) {
           GPUREDUCE_UNROLL
           for (int i = 0; i < kPer; ++i) {
@@ -119,7 +119,7 @@ void join_rows(Lane* __restrict out, const In* __restrict x, int64_t rows, int64
   }
 }
 
-// Any short rows. `together` leaves are joined to an accumulator: those of a vector, four, or one.
+// Short rows of any size. `together` leaves are joined into each accumulator: kVector / width, four, or one.
 template <class Lane, class In>
 void sum_short_rows(Lane* __restrict out, Lane* __restrict buffer, const In* __restrict x, int64_t rows, int64_t pitch,
                     int64_t n, int64_t size, int64_t width, int64_t together) {
@@ -135,7 +135,7 @@ void sum_short_rows(Lane* __restrict out, Lane* __restrict buffer, const In* __r
     if (together == 1) return sum_lanes(out, x, rows * size, 0, 1);
     return join_fours<Lane>(out, x, rows * size, width);
   }
-  // Side by side. What a row writes too much, the next one overwrites.
+  // Pads rows side by side. Each row overwrites what the one before has written beyond its end.
   Lane* const padded = together == 1 ? out : buffer;
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t i = 0; i < size; i += kSize) store(padded + r * size + i, load_first<Lane>(x + r * pitch + i, n - i));
@@ -143,11 +143,11 @@ void sum_short_rows(Lane* __restrict out, Lane* __restrict buffer, const In* __r
   if (together != 1) join_fours<Lane>(out, padded, rows * size, width);
 }
 
-// The sums of n elements of a chunk, of one or two columns side by side. `scratch` has room for kChunk numbers.
+// The sums of n elements of a chunk, for each of one or two interleaved columns. `scratch` has room for kChunk numbers.
 template <class T>
 void sum_chunk(const T* x, int64_t n, int64_t width, T* scratch, T* sums) {
   T* const other = scratch + kChunk / 2;
-  int64_t size = kVector<T>;  // leaves, if they are fewer than a chunk has
+  int64_t size = kVector<T>;  // the number of leaves, if it is less than kLanes
   while (size < n) size *= 2;
   if (size < kLanes) sum_short_rows(scratch, other, x, 1, n * width, n * width, size * width, width, kVector<T> / width);
   else sum_run(scratch, x, n, width);

@@ -1,7 +1,7 @@
-// The two kernels, which carry a task out: floating sums in the contract's order, tile by tile, and integer sums in any.
+// The kernels, which carry out tasks: floating sums in the contract's order, integer sums in any order, and other joins.
 
-// A task of floating sums. A tile of leaves is joined to one; tiles are joined like the bits of a counter: level k of the stack
-// holds the sum of 2^k tiles, and a tile that comes carries.
+// A task of floating sums. A tile is joined to one leaf per output. Tiles are joined like the bits of a counter: level k of the
+// stack holds the sum of 2^k tiles, and each new tile carries.
 template <class In, class Acc>
 class OrderedTask {
  public:
@@ -44,7 +44,8 @@ class OrderedTask {
   }
 
  private:
-  // Leaves that are joined to an accumulator before it is written: of one or two columns, those of a vector, or four.
+  // Leaves that are joined into an accumulator before it is written: for one or two columns, as many as a vector holds, or
+  // four.
   int64_t joined_at_once() const {
     const int64_t whole = kVector<Acc> / task_.width;
     if (few_ && leaves_ >= whole) return whole;
@@ -66,7 +67,7 @@ class OrderedTask {
     else fill_with_leaves(leaf);
   }
 
-  // Rows that are one tile, of a leaf an element.
+  // Rows that fit in a tile, with one element per leaf.
   void fill_with_short_rows(bool in_place) {
     const int64_t size = lanes_ * task_.width, n = p_.length * task_.width;
     Cursor row(p_.rows, task_.first_row);
@@ -84,7 +85,7 @@ class OrderedTask {
     }
   }
 
-  // Rows that are a chunk, or a part of one.
+  // Rows of one chunk, or of a part of one.
   void fill_with_chunks() {
     Cursor row(p_.rows, task_.first_row);
     Acc* out = tile_;
@@ -97,7 +98,7 @@ class OrderedTask {
   void fill_with_leaves(int64_t leaf) {
     const int64_t first = leaf_start(leaf);
     const Cursor at(p_.reduced, first);
-    int64_t chunks = 0;  // whole ones, side by side in every row
+    int64_t chunks = 0;  // whole chunks that are contiguous in each row
     if (source_.in_place && source_.block && few_ && p_.length >= kChunk)
       chunks = min(min(p_.length - first, at.left()) / kChunk, leaves_ / kLanes);
     const int64_t rows = source_.abreast ? task_.rows : 1;  // at once
@@ -110,7 +111,7 @@ class OrderedTask {
     }
   }
 
-  // The leaves of a chunk that begins with element `begin`, or as many as the tile has, of so many rows.
+  // Writes the leaves of the chunk from element `begin` on, or as many as the tile has, for `rows` rows.
   void fill_chunk(Acc* out, const Cursor& row, int64_t rows, int64_t begin) {
     const int64_t left = p_.length - begin, n = min(kChunk, left), depth = min(kDepth, ceil_div(left, kLanes));
     if (plan_.tile.wide) {
@@ -131,10 +132,10 @@ class OrderedTask {
   const CpuProblem& p_;
   const Task& task_;
   const Source<Map::value, Acc, In> source_;
-  const int64_t leaves_, lanes_;  // of the tile, and those of a chunk of it
+  const int64_t leaves_, lanes_;  // leaves per tile, and per chunk in it
   const bool few_;                // one or two columns
-  const int64_t together_;        // leaves of an accumulator of the tile
-  const int64_t row_size_;        // accumulators
+  const int64_t together_;        // leaves per accumulator of the tile
+  const int64_t row_size_;        // accumulators per row
   Acc *const buffer_, *const tile_, *const other_, *const stack_;
 };
 
@@ -150,7 +151,7 @@ inline uint64_t total(const T* x, int64_t n) {
   return sum;
 }
 
-// Integer sums, modulo 2^64 and so free of any order: the lanes of a tile take neighbouring elements, and many of them.
+// Integer sums modulo 2^64, in any order: each lane of a tile takes many elements, and neighbouring lanes take neighbours.
 template <class In, Map C>
 void sum_exactly(const Plan& plan, const Task& task, void* scratch, void* sums) {
   using Lane = typename ExactLane<In, C>::type;
@@ -160,7 +161,7 @@ void sum_exactly(const Plan& plan, const Task& task, void* scratch, void* sums) 
   Lane* tile = reinterpret_cast<Lane*>(static_cast<char*>(scratch) + plan.buffer_bytes);
   const Source<C, Lane, In> source(plan, task);
   const int64_t width = task.width, lanes = min(plan.tile.leaves, task.end - task.begin);
-  const int64_t most = plan.buffer_bytes / (lanes * width * int64_t{sizeof(Lane)});  // elements of a lane in the buffer
+  const int64_t most = plan.buffer_bytes / (lanes * width * int64_t{sizeof(Lane)});  // elements per lane that fit in the buffer
   Cursor row(plan.problem.rows, task.first_row);
   for (int64_t r = 0; r < task.rows; ++r, row.advance(1)) {
     uint64_t* __restrict sum = static_cast<uint64_t*>(sums) + r * width;
@@ -199,14 +200,14 @@ inline __attribute__((always_inline)) void join_each(Acc* __restrict all, const 
   for (; i < n; ++i) all[i] = all[i] + addend<Acc>(x[i]);
 }
 
-// The join of a vector's numbers, whose order is free: of those kHalf apart, in every lane, and so on.
+// Joins a vector's numbers, in any order: each lane with the one kHalf apart, then kHalf / 2 apart, and so on.
 template <int kHalf, class Acc, class T, int... I>
 inline __attribute__((always_inline)) Vector<T> join_across(Vector<T> v, std::integer_sequence<int, I...> lanes) {
   if constexpr (kHalf == 0) return v;
   else return join_across<kHalf / 2, Acc, T>(join_numbers(Acc{}, v, select<T, (I ^ kHalf)...>(v, v)), lanes);
 }
 
-// Of n numbers, in any order: kMany vectors at a time.
+// Joins n numbers in any order, kMany vectors at a time.
 template <class Acc, class T>
 inline __attribute__((always_inline)) Acc join_any(const T* x, int64_t n) {
   constexpr int kSize = kVector<T>, kMany = 8;
@@ -235,8 +236,8 @@ inline __attribute__((always_inline)) Acc join_any(const T* x, int64_t n) {
   return all;
 }
 
-// Calls take(row, elements) for each of a task's rows, from element `begin` to before `end`, of which at most `most` fit into
-// the buffer. Several whole rows are copied before the first is taken; elements that are what is wanted are not copied.
+// Calls take(row, elements) for each row of a task, with the elements from `begin` to `end` (exclusive). `most` elements fit in
+// the buffer. Several whole rows are copied at a time; elements that need no conversion are not copied.
 template <class T, class Source, class Take>
 inline __attribute__((always_inline)) void copy_rows(const Source& source, const Task& task, T* buffer, int64_t most,
                                                      int64_t begin, int64_t end, Take take) {
@@ -262,7 +263,7 @@ inline __attribute__((always_inline)) void copy_rows(const Source& source, const
   }
 }
 
-// The largest of `all` and n integers, of which some bits are turned first; and of each of n pairs.
+// larger(): the maximum of `all` and n integers, whose bits `turn` are flipped first. keep_larger(): the same for n pairs.
 template <class T>
 inline T larger(T all, const T* x, int64_t n, T turn) {
   for (int64_t i = 0; i < n; ++i) all = max(all, static_cast<T>(x[i] ^ turn));
@@ -273,8 +274,8 @@ inline void keep_larger(T* __restrict all, const T* __restrict x, int64_t n, T t
   for (int64_t i = 0; i < n; ++i) all[i] = max(all[i], static_cast<T>(x[i] ^ turn));
 }
 
-// A task's elements, whose order is free, as many as a buffer holds at a time: calls join(row, x, n) for n of a row of one
-// column, or join_each(output, x) for one of each column of a row, the first of which is that output.
+// Visits a task's elements, in any order, as many as the buffer holds at a time. Calls join(row, x, n) for n elements of a row
+// of one column, or join_each(output, x) for one element of each column of a row, whose first output is `output`.
 template <class T, class Source, class Join, class JoinEach>
 inline __attribute__((always_inline)) void join_parts(const Source& source, const Plan& plan, const Task& task, void* buffer,
                                                       Join join, JoinEach join_each) {
@@ -292,7 +293,7 @@ inline __attribute__((always_inline)) void join_parts(const Source& source, cons
   }
 }
 
-// Joins of any kind, whose order is free.
+// Joins of any kind, in any order.
 template <class Acc, class T>
 void join_in_any_order(const Plan& plan, const Task& task, void* scratch, void* sums) {
   const Source<Map::value, T, Unknown> source(plan, task);
@@ -305,8 +306,8 @@ void join_in_any_order(const Plan& plan, const Task& task, void* scratch, void* 
       [=](int64_t i, const T* x) __attribute__((always_inline)) { join_each(all + i, x, width); });
 }
 
-// The largest of integers, which are joined in their own width. Bits are turned, so that of unsigned ones, and where the
-// smallest is wanted, it is the largest of signed ones, too. Of bytes that are bools, any but 0 is 1.
+// The maximum of integers, in their own width. Flipped bits turn maxima of unsigned integers, and minima, into maxima of signed
+// integers. Any non-zero byte of a bool counts as 1.
 template <class T>
 void find_largest(const Plan& plan, const Task& task, void* scratch, void* sums) {
   const CpuProblem& p = plan.problem;
@@ -326,8 +327,8 @@ void find_largest(const Plan& plan, const Task& task, void* scratch, void* sums)
   }
 }
 
-// Joins of any kind in the contract's order: a tile of leaves at a time, of which an accumulator each waits for its neighbour,
-// as the bits of a counter do.
+// Joins of any kind in the contract's order, a tile of leaves at a time. Tiles are joined like the bits of a counter: the stack
+// holds those that wait for a neighbour.
 template <class Acc, class T>
 void join_in_order(const Plan& plan, const Task& task, void* scratch, void* sums) {
   const int64_t width = task.width, leaves = plan.tile.leaves, lanes = min(leaves, kLanes), length = plan.problem.length;
@@ -345,7 +346,7 @@ void join_in_order(const Plan& plan, const Task& task, void* scratch, void* sums
     using N = Number<Acc>;
     return reinterpret_cast<Acc*>(join_tile<Acc>(reinterpret_cast<N*>(tile), reinterpret_cast<N*>(other), rows, leaves, width));
   };
-  if (length <= lanes) {  // of a leaf an element; all rows are one tile
+  if (length <= lanes) {  // one element per leaf; all rows are one tile
     const int64_t most = plan.buffer_bytes / (width * int64_t{sizeof(T)});
     copy_rows<T>(source, task, buffer, most, 0, length, [=](int64_t r, const T* x) __attribute__((always_inline)) {
       begin_lanes(tile + r * lanes * width, x, length);
@@ -375,7 +376,7 @@ void join_in_order(const Plan& plan, const Task& task, void* scratch, void* sums
         memcpy(stack + level * width, joined, width * sizeof(Acc));
         continue;
       }
-      for (++level; tiles >> level; ++level)  // what still waits is on the left
+      for (++level; tiles >> level; ++level)  // tiles that still wait are on the left
         if (tiles >> level & 1) join_left(joined, stack + level * width, width);
     }
     memcpy(out + r * width, joined, width * sizeof(Acc));

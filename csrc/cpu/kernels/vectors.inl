@@ -1,7 +1,6 @@
-// Elements and vectors of them: how an element becomes an addend, and how as many as a vector of lanes has are loaded, widened,
-// and filled up with padding where there are fewer.
+// Elements and vectors: turns an element into an addend; loads a vector of lanes, widens it, and pads missing elements.
 
-// Negation in the element's own type, as a lazily negated view means it.
+// Negation in the element's own type, as in a lazily negated view.
 inline float negated(float x) { return -x; }
 inline double negated(double x) { return -x; }
 inline Half negated(Half x) { return {static_cast<uint16_t>(x.bits ^ 0x8000)}; }
@@ -14,7 +13,7 @@ inline T negated(T x) {
   return static_cast<T>(0 - static_cast<uint64_t>(x));
 }
 template <class T>
-inline Complex<T> negated(Complex<T> x) {  // comes here only to be compared with zero
+inline Complex<T> negated(Complex<T> x) {  // only compared with zero, so the sign has no effect
   return x;
 }
 
@@ -24,8 +23,8 @@ inline Lane lane(In x) {
   else return mapped<kMap, Lane>(x);
 }
 
-// What integers are added in, up to kExactDepth of them: twice as wide as they are, so that a vector holds many; what other
-// maps make of them may be any.
+// The type in which up to kExactDepth integers are added. It is twice as wide as they are, so that a vector holds many. Counts
+// of elements of two or more bytes are as wide as the elements. Other addends may have any value, and take 64 bits.
 template <class In, Map kMap>
 struct ExactLane {
   static constexpr bool kSmall = (std::is_integral_v<In> && kMap == Map::value) || kMap == Map::nonzero;
@@ -42,7 +41,7 @@ constexpr int kVector = GPUREDUCE_VECTOR_BYTES / sizeof(Lane);
 template <class Lane>
 using Vector = typename VectorOf<Lane, kVector<Lane>>::type;
 
-// Whether a vector of In becomes a vector of Lane in one or two instructions; all else is converted to a buffer first.
+// True if a vector of In becomes a vector of Lane in one or two instructions. Other elements are first converted to a buffer.
 template <class Lane, class In>
 constexpr bool kLoads =
     std::is_same_v<Lane, In> || (std::is_same_v<Lane, double> && std::is_same_v<In, float>) ||
@@ -64,7 +63,7 @@ inline __attribute__((always_inline)) Vector<Lane> widened(Narrow<Lane, In> x) {
     return reinterpret_cast<Vector<Lane>>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(x)), 16));
   } else if constexpr (std::is_same_v<In, Half>) {
     return reinterpret_cast<Vector<Lane>>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(x)));
-  } else if constexpr (std::is_same_v<In, float>) {  // for which some compilers take three instructions
+  } else if constexpr (std::is_same_v<In, float>) {  // some compilers emit three instructions for it
     return reinterpret_cast<Vector<Lane>>(_mm256_cvtps_pd(reinterpret_cast<__m128>(x)));
 #elif GPUREDUCE_VECTOR_BYTES == 64
   } else if constexpr (std::is_same_v<In, BFloat16>) {
@@ -102,10 +101,10 @@ inline __attribute__((always_inline)) V numbers(std::integer_sequence<int, I...>
   return V{I...};
 }
 
-// Integers as wide as T.
+// The signed integer as wide as T.
 template <class T>
 using Bit = std::make_signed_t<UnsignedOf<sizeof(T)>>;
-// As many as a vector of Lane has.
+// One such integer for each lane of a vector of Lane.
 template <class Lane, class In = Lane>
 using Bits = typename VectorOf<Bit<In>, kVector<Lane>>::type;
 
@@ -119,7 +118,7 @@ inline __attribute__((always_inline)) Vector<Acc> select(Vector<Acc> a, Vector<A
 #endif
 }
 
-// -0.0, as it lies in memory: what stands for no element.
+// The padding, -0.0, as it lies in memory.
 template <class In>
 constexpr Stored<In> kNoElement = static_cast<Stored<In>>(std::is_floating_point_v<In> ? -0.0 : 0x8000);
 
@@ -128,8 +127,7 @@ inline __attribute__((always_inline)) Narrow<Lane, In> none() {
   return kNoElement<In> - Narrow<Lane, In>{};
 }
 
-// Of as many elements as a vector of Lane has, those from `first` on and before `end`, and of `others` the rest. No others are
-// read.
+// A vector of elements: those from `first` to `end` (exclusive) from x, the rest from `others`. Reads nothing else from x.
 template <class Lane, class In>
 inline __attribute__((always_inline)) Narrow<Lane, In> load_over(Narrow<Lane, In> others, const In* x, int64_t first,
                                                                  int64_t end) {
@@ -159,7 +157,7 @@ inline __attribute__((always_inline)) Narrow<Lane, In> load_over(Narrow<Lane, In
     v = reinterpret_cast<Loaded>(_mm256_maskload_epi32(reinterpret_cast<const int*>(x), reinterpret_cast<__m256i>(mask)));
   } else if constexpr (sizeof(In) == 4) {
     v = reinterpret_cast<Loaded>(_mm_maskload_epi32(reinterpret_cast<const int*>(x), reinterpret_cast<__m128i>(mask)));
-  } else {  // by twos, and one at either end
+  } else {  // pairs by one masked load, then an element at each end
     using Twos = typename VectorOf<int32_t, kSize / 2>::type;
     const Twos two = 2 * numbers<Twos>(std::make_integer_sequence<int, kSize / 2>{});
     const Twos both = (two >= static_cast<int32_t>(first)) & (two < static_cast<int32_t>(end - 1));
@@ -187,7 +185,7 @@ inline __attribute__((always_inline)) Narrow<Lane, In> load_over(Narrow<Lane, In
 #endif
 }
 
-// The first n elements, or as many as a vector of Lane has, and then padding. No others are read.
+// The first n elements, at most a vector of Lane, then padding. Reads nothing else.
 template <class Lane, class In>
 inline __attribute__((always_inline)) Vector<Lane> load_first(const In* x, int64_t n) {
   if (n >= kVector<Lane>) return load<Lane>(x);

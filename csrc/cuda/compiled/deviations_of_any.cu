@@ -1,4 +1,4 @@
-// Variances of elements of any dtype, converted one by one at run time; and the way to those of a compiled dtype.
+// Variances of elements of any dtype, converted one by one at run time. Calls of a compiled dtype are passed on.
 #include "../launch.cuh"
 
 namespace gpureduce::cuda {

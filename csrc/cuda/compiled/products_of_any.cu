@@ -1,4 +1,4 @@
-// Weighted sums of elements of any dtypes, converted one by one at run time; and the way to those of a compiled pair.
+// Weighted sums of elements of any dtypes, converted one by one at run time. Calls of a compiled pair are passed on.
 #include "../launch_pairs.cuh"
 
 namespace gpureduce::cuda {

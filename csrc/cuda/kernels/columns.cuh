@@ -1,12 +1,19 @@
-// Reductions whose fastest dim in memory is kept: a thread owns V neighbouring outputs, its columns.
+// Columns in any dims: the fastest dim in memory is kept, and a thread owns V neighbouring outputs.
+//
+// For example x[:, :100] of an (8, 128, 256) float32 tensor, summed over dims 0 and 1: 256 columns of 800 elements. V = 4,
+// kElements = 8, and a thread takes 4 batches. 8 threads side by side cover 32 columns, and the 4 rows of threads of a warp
+// take 4 leaves each: a unit is 16 leaves. Thread 0 loads elements 0 and 512 of columns 0-3 (its other six loads are predicated
+// off) and adds them as leaf 0. It goes on with leaves 1 to 3, and joins neighbours on the way. Shuffles join threads 0, 8, 16
+// and 24, and threads 0-7 put the unit's 32 sums into shared memory. The 8 warps of a block take the 32 units of the 512 leaves
+// in turn. After a barrier 4 threads per column join 8 units each, shuffles join the 4, and one of them writes the result.
 #pragma once
 
 #include "../args.cuh"
 
 namespace gpureduce::cuda {
 
-// Blocks a multiprocessor that the compiler is to make room for. With no such word it aims for many more, and saves registers
-// by waiting for each load before the next.
+// Blocks per multiprocessor for __launch_bounds__. Without it the compiler aims for many more, and saves registers by waiting
+// for each load before the next.
 template <class Batch, int kBatches>
 constexpr int kColumnBlocks = sizeof(Batch) > 64                                                               ? 1
                               : sizeof(Batch) > 32 && kBatches > 2 && !Batch::kOrderFree                       ? 2
@@ -20,15 +27,15 @@ constexpr int kPairBlocks = has_one_input<Element> || kColumnBlocks<Batch, kBatc
 // Units of a column that a thread joins at once.
 constexpr int kLogSlotRun = 3, kSlotRun = 1 << kLogSlotRun;
 
-// A tile's part of some columns, in which leaves are counted from its own first. As far as their elements go, an int is enough.
+// A tile's part of some columns. Leaves are counted from its own first one, so that an int can index its elements.
 template <class Place>
 struct ColumnPiece {
-  Place place;    // of the columns; where their elements are one stride apart, of their first element here
-  int64_t first;  // this element's index
-  int length;     // elements from there on, or more than any tile has
+  Place place;    // of the columns; if elements are one stride apart, of the first element here
+  int64_t first;  // index of the first element here
+  int length;     // elements from there on, or a number above any tile's
 };
 
-// Adds kLeaves neighbouring leaves of V columns, whose order is free.
+// Adds kLeaves neighbouring leaves of V columns to `sum`. Their order is free.
 template <class Batch, int kLeaves, int kElements, class Element, int V>
 __device__ __forceinline__ void add_leaves(Batch& sum, const Vector<Element, V> (&x)[kLeaves][kElements]) {
   const auto& addends = ready(x);
@@ -38,7 +45,7 @@ __device__ __forceinline__ void add_leaves(Batch& sum, const Vector<Element, V> 
   sum.add(all);
 }
 
-// Joins the leaves from kFirst on, kCount of them, so that few sums exist at a time.
+// Joins kCount leaves from kFirst on, recursively, so that few sums are live at a time.
 template <class Batch, int kFirst, int kCount, class Addends>
 __device__ __forceinline__ Batch join_in_turn(const Addends& addends) {
   Batch sums;
@@ -51,7 +58,7 @@ __device__ __forceinline__ Batch join_in_turn(const Addends& addends) {
   return sums;
 }
 
-// The sums of kLeaves neighbouring leaves of V columns, joined.
+// Adds up kLeaves neighbouring leaves of V columns, and joins them.
 template <class Acc, int kLeaves, int kElements, class Element, int V>
 __device__ __forceinline__ Lanes<Element, Acc, V> join_leaves(const Vector<Element, V> (&x)[kLeaves][kElements]) {
   using Batch = Lanes<Element, Acc, V>;
@@ -70,7 +77,7 @@ __device__ __forceinline__ Lanes<Element, Acc, V> join_leaves(const Vector<Eleme
   }
 }
 
-// Loads of column_leaves() in nested dims.
+// Loads the elements of column_leaves() in nested dims.
 template <int V, int kElements, int kLeaves, int kInner, class Own, class Source, class Acc, class Place>
 __device__ __forceinline__ void load_leaves(Vector<typename Source::Element, V> (&x)[kLeaves][kElements],
                                             const Args<Source, Acc>& a, const Own& own, const ColumnPiece<Place>& piece,
@@ -94,15 +101,15 @@ __device__ __forceinline__ void load_leaves(Vector<typename Source::Element, V> 
   }
 }
 
-// kLeaves neighbouring leaves of V columns, up to kElements elements each, all in flight at once; joined in registers. `own`:
-// the source of the columns' elements.
+// Joins kLeaves neighbouring leaves of V columns, with up to kElements elements per leaf. All loads are in flight at once.
+// `own`: the source of the columns' elements.
 template <int V, int kElements, int kLeaves, Walk walk, class Own, class Source, class Acc>
 __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves(
     const Args<Source, Acc>& a, const Own& own, const ColumnPiece<typename Source::Place>& piece, int leaf) {
   using Element = typename Source::Element;
   const int first = leaf_start(leaf), left = min(piece.length - first, kChunk);
   Vector<Element, V> x[kLeaves][kElements];
-  if (walk == Walk::linear && left > kLeaves - 1 + (kElements - 1) * kLanes) {  // they are all there, as most often
+  if (walk == Walk::linear && left > kLeaves - 1 + (kElements - 1) * kLanes) {  // the usual case: all elements exist
     const auto at = piece.place + a.template element<walk>(first);
 #pragma unroll
     for (int l = 0; l < kLeaves; ++l) {
@@ -128,8 +135,8 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
   return join_leaves<Acc>(x);
 }
 
-// Takes batch `index` of a thread: it waits for its neighbour, as in carry(), or is added at once where the order is free. The
-// last one becomes the sum of all.
+// Takes batch number `index` of a thread: joins it as carry() does, or adds it at once if the order is free. After the last
+// batch, `batch` is the sum of all.
 template <int kLevels, class Batch>
 __device__ __forceinline__ void take_batch(Batch (&waiting)[kLevels], Batch& batch, int index) {
   if constexpr (Batch::kOrderFree) {
@@ -140,7 +147,7 @@ __device__ __forceinline__ void take_batch(Batch (&waiting)[kLevels], Batch& bat
   }
 }
 
-// Joins the leaves of a warp's columns, of which `width` threads lie side by side.
+// Joins a warp's leaves of the same columns, which threads `width` apart hold.
 template <class Batch>
 __device__ __forceinline__ void join_leaves_of_warp(Batch& batch, int width) {
   for (int mask = width; mask < kWarp; mask *= 2) {
@@ -149,13 +156,13 @@ __device__ __forceinline__ void join_leaves_of_warp(Batch& batch, int width) {
   }
 }
 
-// A warp reads `warp_columns` threads side by side; what is left of it takes further leaves of the same columns, and so do the
-// other warps, and each of them again, unit after unit. A unit's values are joined across the warp, and go to slots in shared
-// memory, where a column's are joined at last.
+// A warp reads `warp_columns` threads side by side. Its other threads take further leaves of the same columns, and so do the
+// other warps, and each warp again, unit after unit. A unit's values are joined across the warp and go to slots in shared
+// memory, where the values of each column are joined at the end.
 //
-// A thread takes kBatches batches (a power of two) of kLoads / kElements leaves, one batch in flight after the other, and keeps
-// the halves that wait for their neighbour, as a binary counter does; or one sum of integers, whose order is free. In nested
-// dims, where a batch is a lot of code, and stands once, it takes the plan's batches, kBatches at most.
+// A thread takes kBatches batches (a power of two) of kLoads / kElements leaves, with one batch at a time in flight. It keeps
+// the sums that wait for a neighbour, as a binary counter does, or one sum of integers, whose order is free. In nested dims a
+// batch is a lot of code, so the loop is not unrolled, and the plan says how many batches there are, at most kBatches.
 template <int V, int kElements, int kBatches, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
                                   (kPairBlocks<typename Source::Element, Lanes<typename Source::Element, Acc, V>, kBatches>))
@@ -166,7 +173,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
   __shared__ __align__(kLine) LaneSum memory[column_slots(V) * V];
   const LaneSums<LaneSum> slots{memory};
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  // Powers of two, so that nothing is divided.
+  // All are powers of two, so that nothing is divided.
   const int width = a.warp_columns, log_width = __ffs(width) - 1, column = (lane & (width - 1)) * V, row = lane >> log_width;
   const int batches = walk == Walk::nested ? a.batches : kBatches, thread_leaves = batches * kLeaves;
   const int unit_leaves = (kWarp * thread_leaves) >> log_width, units = a.tiling.tile_leaves >> (__ffs(unit_leaves) - 1);
@@ -202,7 +209,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
       if (lane < width) slots.put(unit * width * V + column, batch.sum);
     }
     __syncthreads();
-    // As many threads a column as have kSlotRun units each, if there are so many.
+    // One thread per kSlotRun units of a column, if the block has so many threads.
     const int log_threads = __ffs(blockDim.x) - 1, log_outputs = __ffs(width * V) - 1, log_units = __ffs(units) - 1;
     const int log_parts = max(0, min(min(log_units - kLogSlotRun, log_threads - log_outputs), 5)),
               part_units = units >> log_parts;
@@ -231,7 +238,7 @@ constexpr int kThinBlocks = sizeof(Batch) > 64                         ? 1
                             : sizeof(Batch) > 32 && !Batch::kOrderFree ? 2
                                                                        : 3;
 
-// Writes the sums of V neighbouring outputs, the first of which is output `index`, at `place`.
+// Writes the sums of V neighbouring outputs. The first one is output `index`, at `place`.
 template <class Source, class Acc, class Element, int V>
 __device__ __forceinline__ void write_lanes(const Args<Source, Acc>& a, const Spot<typename Source::Place>& place,
                                             int64_t index, const Lanes<Element, Acc, V>& lanes) {
@@ -241,7 +248,7 @@ __device__ __forceinline__ void write_lanes(const Args<Source, Acc>& a, const Sp
   a.output.write_neighbours(place, V > 1 ? a.kept.dims[a.kept.rank - 1].out : 0, index, v);
 }
 
-// At most kElements elements an output: a thread takes all of them, for kCount runs of V outputs, whose loads are in flight
+// Outputs of at most kElements elements. A thread takes all elements of kCount runs of V outputs, with all loads in flight
 // together.
 template <int V, int kElements, int kCount, Walk walk, class Source, class Acc>
 __device__ __forceinline__ void take_few(const Args<Source, Acc>& a, const Tile& tile) {
@@ -282,8 +289,8 @@ __device__ __forceinline__ void take_few(const Args<Source, Acc>& a, const Tile&
   }
 }
 
-// Up to kLanes elements an output, each a leaf: a thread takes those of V outputs, kLoads leaves in flight after the other, as
-// the threads of columns() take their part.
+// Outputs of up to kLanes elements, so every element is a leaf. A thread takes all elements of V outputs, with kLoads leaves at
+// a time in flight, and joins them as columns() does.
 template <int V, Walk walk, class Source, class Acc>
 __device__ __forceinline__ void take_whole(const Args<Source, Acc>& a, const Tile& tile) {
   const int length = static_cast<int>(a.length), column = threadIdx.x * V;
@@ -301,8 +308,7 @@ __device__ __forceinline__ void take_whole(const Args<Source, Acc>& a, const Til
   write_lanes(a, place, tile.output + column, batch);
 }
 
-// A thread takes all elements of its outputs, of kRuns runs of them: at most kElements each, which is kLoads or fewer, or
-// kLanes.
+// A thread takes all elements of kRuns runs of V outputs. An output has at most kElements elements: up to kLoads, or kLanes.
 template <int V, int kElements, int kRuns, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kThinBlocks<Lanes<typename Source::Element, Acc, V>>))
     thin(const __grid_constant__ Args<Source, Acc> a) {

@@ -1,5 +1,11 @@
-// Rows in any dims: with as little as can be between a launch and its loads, and after them, for that is most of the time
-// where a cache holds the input. And short rows, in any dims, of which a warp takes several.
+// Kernels of rows, in any dims. dense_rows() does as little as possible before and after its loads: if a cache holds the input,
+// that is most of its time. flat_rows() takes short rows, several per warp.
+//
+// For example 100 rows of 1500 float32, with V = 4 and kElements = 8. A unit is 128 leaves, so a row has 4 units, and a block
+// of 4 warps takes a row. Thread 0 of warp 0 loads elements 0-3, 512-515 and 1024-1027; its other five loads are beyond the
+// row's end and predicated off. It adds these as lanes 0-3 and joins the four. The warp joins its 32 threads through shuffles,
+// and puts the sum of leaves 0-127 into shared memory. Warps 1 to 3 do the same with leaves 128-255, 256-383 and 384-511. After
+// a barrier warp 0 joins the four sums, and its thread 0 writes the result.
 #pragma once
 
 #include "../load/shifted.cuh"
@@ -14,26 +20,26 @@ constexpr int kRegisterBytes = register_bytes(V, sizeof(Element), has_one_input<
 
 template <class Source, class Acc>
 struct DenseArgs {
-  // Elements that are converted at run time may stand in more than 2^32 rows, and in rows of more units than that.
+  // Converted elements may form more than 2^32 rows, or rows of more than 2^32 units.
   using Count = std::conditional_t<is_any<Source>, int64_t, uint32_t>;
 
   using Place = typename Source::Place;
 
   Source source;
-  Place pitch;  // of rows, unless their dims are nested
+  Place pitch;  // from row to row, unless rows are in nested dims
   Count rows;
-  uint8_t warps;        // of a block
-  uint8_t log_threads;  // of flat rows: loads that a row takes, width * groups
-  bool alone, nested;   // a warp takes a row alone; rows stand in nested dims
+  uint8_t warps;        // per block
+  uint8_t log_threads;  // flat rows: log2 of a row's loads, width * groups
+  bool alone, nested;   // one warp takes a whole row; rows are in nested dims
   int64_t length, result_pitch;
   Output<Acc, typename Source::Element> output;
   Count row_units;
   uint32_t splits;
   int32_t tile_units;
   Nest<Source::kRank, Place> kept, reduced;
-  Stride<kInnerDims, Place> next;  // in nested dims: to a thread's next element of a leaf; in flat rows, of a row
+  Stride<kInnerDims, Place> next;  // in nested dims, to a thread's next element: of its leaf, or of its flat row
   InputSpan input;
-  Stride<kInnerDims, Place> next_row;  // of flat rows: from a thread's row to its next
+  Stride<kInnerDims, Place> next_row;  // flat rows: from a thread's row to its next row
 
   __device__ __forceinline__ Spot<Place> place(Count row) const {
     if (nested) return kept.at(row);
@@ -46,8 +52,9 @@ struct DenseArgs {
   }
 };
 
-// A unit of a row: row_groups() groups of 32 * V neighbouring leaves from element `first` on. All of their elements are there,
-// or with kWhole false, those before the row's end. In nested dims vectors are whole. `own`: the source of the row's elements.
+// The sum of a unit of a row: row_groups() groups of 32 * V neighbouring leaves from element `first` on. kWhole: all elements
+// exist; otherwise only those before the row's end. In nested dims the row's end cuts no vector. `own`: the source of the row's
+// elements.
 template <int V, int kElements, Walk walk, bool kWhole, class Own, class Source, class Acc>
 __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, const Own& own, typename Source::Place row,
                                               int64_t first) {
@@ -62,7 +69,7 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, c
     load_deep<kWhole>(x, own, a.reduced, a.next, row, begin, left);
   } else if constexpr (walk == Walk::linear) {
     static_assert(V == 1);
-    // A group's address moves on from element to element: all of a unit's together do not fit the registers.
+    // Each group's address is advanced from element to element: the addresses of a whole unit do not fit into the registers.
     const auto next = a.template element<walk>(kLanes);
     typename Source::Place at[kCount];
 #pragma unroll
@@ -87,7 +94,7 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, c
     for (int d = 1; d < kElements; ++d) lanes[g].add(addends[g][d]);
   }
   if constexpr (!kWhole && V > 1 && walk == Walk::dense) {
-    // The row's last vector may be no whole one. Its elements are the last of their lanes.
+    // The row's last vector may be partial. Its elements are the last of their lanes.
     if (const int tail = static_cast<int>(a.length % V)) {
 #pragma unroll
       for (int g = 0; g < kCount; ++g) {
@@ -116,14 +123,14 @@ __device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, const
   } else {
     constexpr int kUnit = row_unit(V, kElements, kRegisterBytes<V, typename Source::Element>), kChunkUnits = kLanes / kUnit;
     const int64_t first = int64_t{unit / kChunkUnits} * kChunk + unit % kChunkUnits * kUnit;
-    if constexpr (walk != Walk::deep)  // in which all is that much code that it stands once
+    if constexpr (walk != Walk::deep)  // deep walks are so much code that only the general case is compiled
       if (first + (kElements - 1) * kLanes + kUnit <= a.length)
         return dense_elements<V, kElements, walk, true>(a, own, row, first);
     return dense_elements<V, kElements, walk, false>(a, own, row, first);
   }
 }
 
-// A row's rest: a thread an element.
+// Loads a row's rest, the few elements beyond its last whole chunk: one per thread.
 template <Walk walk, class Own, class Source, class Acc>
 __device__ __forceinline__ Vector<typename Source::Element, 1> load_rest(const DenseArgs<Source, Acc>& a, const Own& own,
                                                                          typename Source::Place row) {
@@ -138,14 +145,14 @@ __device__ __forceinline__ Acc join_rest(const Vector<Element, 1>& x) {
   return warp_join(lanes.join());
 }
 
-// The block's number in a grid of whole rows: there may be more than a grid has along x.
+// The block's number in a grid of whole rows, which may need more blocks than a grid has along x.
 template <class Count>
 __device__ __forceinline__ Count whole_rows_block() {
   if constexpr (sizeof(Count) > 4) return Count{blockIdx.y} * gridDim.x + blockIdx.x;
   else return blockIdx.x;
 }
 
-// A warp takes a row of a single unit; of a shifted one also the rest.
+// A warp takes a row of one unit, and the rest of a shifted row.
 template <int V, int kElements, Walk walk, class Source, class Acc>
 __device__ __forceinline__ void take_row(const DenseArgs<Source, Acc>& a) {
   using Count = typename DenseArgs<Source, Acc>::Count;
@@ -163,8 +170,8 @@ __device__ __forceinline__ void take_row(const DenseArgs<Source, Acc>& a) {
   if (threadIdx.x % kWarp == 0) a.output.write_at(place, row, v);
 }
 
-// A block takes some units of one row: its warps one after the other, and one warp joins what they come to. Splits of a row
-// that are a cluster are joined by its first block.
+// A block takes some units of one row. Its warps take them in turn, and warp 0 joins the units' sums. If the splits of a row
+// are a cluster, its first block joins them.
 template <int V, int kElements, Walk walk, class Source, class Acc>
 __device__ __forceinline__ void take_units(const DenseArgs<Source, Acc>& a) {
   using Element = typename Source::Element;
@@ -183,7 +190,7 @@ __device__ __forceinline__ void take_units(const DenseArgs<Source, Acc>& a) {
   const auto place = a.place(row);
   const bool clustered = split && !a.output.partial;
   const Inbox<Acc> inbox{&arrived, received};
-  // The last unit may be a few elements beyond a row's last whole chunk: the last warp loads them first.
+  // The last unit may be the row's rest, a few elements beyond the last whole chunk. The last warp loads it first.
   constexpr bool kHasRest = walk == Walk::shifted || (V == 1 && kElements == kDepth);
   const bool has_rest = kHasRest && last && row_rest(a.length) > 0;
   Vector<Element, 1> rest{};
@@ -229,18 +236,18 @@ __global__ void __launch_bounds__(dense_warps(walk, sum_bytes<Source, Acc, V>) *
                                   (dense_blocks(walk, sum_bytes<Source, Acc, V>)))
     dense_rows(const __grid_constant__ DenseArgs<Source, Acc> a) {
   constexpr bool kChunkUnits = row_unit(V, kElements, kRegisterBytes<V, typename Source::Element>, walk) == kLanes;
-  if constexpr (kElements < kDepth && kChunkUnits) {  // rows of less than a chunk, and so of one unit
+  if constexpr (kElements < kDepth && kChunkUnits) {  // rows shorter than a chunk: they are one unit
     take_row<V, kElements, walk>(a);
   } else {
-    if constexpr (kElements == 2 || kChunkUnits)  // else rows have more units than one
+    if constexpr (kElements == 2 || kChunkUnits)  // other rows have several units
       if (a.alone) return take_row<V, kElements, walk>(a);
     take_units<V, kElements, walk>(a);
   }
 }
 
-// Joins each of a thread's N values across 1 << log_width neighbouring threads, 1 << kLog of which hold joined values already,
-// and calls write(value, index) for each result with the number of the load that it came from. While there are several values,
-// a pair of threads shares the work, as in warp_transpose_join().
+// Joins each of a thread's N values across 1 << log_width neighbouring threads; groups of 1 << kLog of these are joined
+// already. Calls write(value, index) for each result, where `index` is the number of its load. While there are several values,
+// two threads share the work, as in warp_transpose_join().
 template <int kLog = 0, int kLogTurned = 0, int N, class Acc, class Write>
 __device__ __forceinline__ void join_loads(const Acc (&v)[N], int log_width, const Write& write) {
   const int lane = threadIdx.x % kWarp;
@@ -265,7 +272,7 @@ __device__ __forceinline__ void join_loads(const Acc (&v)[N], int log_width, con
   }
 }
 
-// The values of some loads of rows all elements of which are leaves.
+// Joins the elements of each load, which are all leaves, to one value per load.
 template <class Acc, class Source, int V, int kCount>
 __device__ __forceinline__ void join_vectors(const Vector<typename Source::Element, V> (&x)[1][kCount], Acc (&v)[kCount]) {
   const auto& addends = ready(x);
@@ -277,7 +284,8 @@ __device__ __forceinline__ void join_vectors(const Vector<typename Source::Eleme
   }
 }
 
-// Calls with a cursor at element `e` of a row, and with what moves it on by a.next; rows that are not dense.
+// For rows that are not dense: calls f(cursor, move). The cursor is at element `e` of a row, and move(cursor) advances it by
+// `next` elements, as a.next does.
 template <class Source, class Acc, class F>
 __device__ __forceinline__ void with_cursor(const DenseArgs<Source, Acc>& a, int e, int next, const F& f) {
   if (a.reduced.rank == 2 && a.reduced.moves()) {
@@ -294,7 +302,8 @@ __device__ __forceinline__ void with_cursor(const DenseArgs<Source, Acc>& a, int
   }
 }
 
-// Rows of up to 32 loads: 1 << log_threads neighbouring threads take one, a load each, and a warp several side by side.
+// Rows of up to 32 loads. 1 << log_threads neighbouring threads take a row, one load each, so a warp takes several rows side by
+// side.
 template <int V, Walk walk, class Source, class Acc>
 __device__ __forceinline__ void take_rows_of_loads(const DenseArgs<Source, Acc>& a) {
   using Element = typename Source::Element;
@@ -309,7 +318,7 @@ __device__ __forceinline__ void take_rows_of_loads(const DenseArgs<Source, Acc>&
   auto at = beside(a.source, e);  // the thread's place in a row
   if constexpr (!kDense) with_cursor(a, e, 0, [&](const auto& c, const auto&) { at = c.offset; });
   Vector<Element, V> x[1][kCount];
-  const auto load = [&](auto place) {  // the offset of the thread's next row
+  const auto load = [&](auto place) {  // place(row): the offset of the thread's next row
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const uint32_t row = mine + (i << log_side);
@@ -343,7 +352,7 @@ __device__ __forceinline__ void take_rows_of_loads(const DenseArgs<Source, Acc>&
   });
 }
 
-// Rows of more loads: 32 threads take one, and have several groups of 32 loads of it in flight, or of a few such rows.
+// Rows of more than 32 loads. A warp takes a row, and has several groups of 32 loads in flight, of one row or of a few.
 template <int V, Walk walk, class Source, class Acc>
 __device__ __forceinline__ void take_rows_of_groups(const DenseArgs<Source, Acc>& a) {
   using Element = typename Source::Element;
@@ -355,7 +364,8 @@ __device__ __forceinline__ void take_rows_of_groups(const DenseArgs<Source, Acc>
   if (first >= a.rows) return;
   const int e = lane * V, length = static_cast<int>(a.length);
   Vector<Element, V> x[1][kCount];
-  // place(row): where the row begins, which is the last one's or the next. Elements are found by `begin` and `move`.
+  // place(row, next): where the row begins. `next`: it is not the row of the call before. `begin` and `move` find the row's
+  // elements.
   const auto load = [&](auto place, const auto& begin, const auto& move) {
     auto c = begin;
 #pragma unroll
@@ -389,7 +399,7 @@ __device__ __forceinline__ void take_rows_of_groups(const DenseArgs<Source, Acc>
     load_rows([&](uint32_t row, bool) { return a.kept.at(row < a.rows ? row : 0).in; });
   }
   Acc v[kCount];
-  if constexpr (engine_of<Source> == Engine::reduced) {  // whose maps may take long
+  if constexpr (engine_of<Source> == Engine::reduced) {  // its maps may be slow, so empty groups are skipped
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       v[i] = padding<Acc>();
@@ -407,11 +417,12 @@ __device__ __forceinline__ void take_rows_of_groups(const DenseArgs<Source, Acc>
   if (lane < kCount && (lane & last_group) == 0 && row < a.rows) a.output.write_at(a.place(row), row, sum);
 }
 
-// Short rows, every element of which is a leaf. Then the values change hands, so that each shuffle joins two loads at once.
+// Short rows: every element is a leaf. A thread joins the elements of each of its loads. Then shuffles join the threads, and
+// each shuffle serves two loads at once.
 //
-// For example rows of 100 bfloat16: loads of 8 bytes, 4 elements each, are 25 a row, so 32 threads take a row, and each has
-// loads of 8 rows in flight. Rows of 10 float32 in loads of 8 bytes are 5 loads: 8 threads take one, and a warp 4 side by side.
-// Rows of 500 bfloat16 are 125 loads: a warp takes one in 4 groups of 32 loads, 2 rows in flight.
+// For example rows of 100 bfloat16 in loads of 8 bytes, 4 elements each: a row is 25 loads, so 32 threads take it, and a thread
+// has loads of 8 rows in flight. Rows of 10 float32 in loads of 8 bytes are 5 loads: 8 threads take a row, and a warp takes 4
+// rows side by side. Rows of 500 bfloat16 are 125 loads: a warp takes a row in 4 groups of 32 loads, with 2 rows in flight.
 template <int V, Walk walk, class Source, class Acc>
 __global__ void __launch_bounds__(kMaxRowWarps* kWarp, 2) flat_rows(const __grid_constant__ DenseArgs<Source, Acc> a) {
   wait_for_previous_kernel();

@@ -1,15 +1,21 @@
-// Reductions over expanded dims alone, whose elements of an output are all the same one: the gradient of a broadcast.
+// Reductions over expanded dims alone: all elements of an output are one and the same, as in the gradient of a broadcast.
+//
+// For example 5000 copies of the float v. Chunk 0 has 512 leaves that add v eight times. Chunk 1 has 904 elements: 392 leaves
+// of v + v, then 120 leaves of v. So one thread, which loads v once, walks the tree with three runs of equal values: 512, 392
+// and 120 of them. Joins of equal neighbours are equal, so one addition per run makes the next level: 256, 196, 60; 128, 98,
+// 30; 64, 49, 15. Now the last of the 49 joins the first of the 15, and the level has four runs: 32, 24, 1 and 7. After ten
+// levels one value is left, and the thread writes it.
 #pragma once
 
 #include "../args.cuh"
 
 namespace gpureduce::cuda {
 
-// The contract's sum of `length` times v, without adding them all: leaves of as many elements are equal, and so are the sums of
-// as many equal leaves. What is left of a level of the tree are a few runs of equal values.
+// The contract's sum of `length` copies of v, without adding them all. Leaves with equally many elements are equal, and so are
+// the joins of equal values. So each level of the tree is a few runs of equal values.
 template <class Acc>
 __device__ Acc sum_of_equals(Acc v, int64_t length) {
-  // Leaves: of whole chunks, then those that have one element more, then the others.
+  // Leaves of whole chunks; then in the last chunk those with one element more, and the others.
   const int64_t chunks = length / kChunk;
   const int rest = static_cast<int>(length - chunks * kChunk), depth = rest / kLanes, more = rest - depth * kLanes;
   Acc deeper = v, deep = v, whole = v;
@@ -22,21 +28,21 @@ __device__ Acc sum_of_equals(Acc v, int64_t length) {
     Acc value;
     int64_t count;
 
-    // Adds equal neighbours up, level by level, as long as that leaves none over.
+    // Joins equal neighbours, level by level, while their number is even.
     __device__ __forceinline__ void join() {
       const int levels = __ffsll(count) - 1;
       for (int level = 0; level < levels; ++level) value = value + value;
       count >>= levels;
     }
   };
-  // Most often all leaves are equal, and as many as a power of two: then nothing needs memory.
+  // Usually all leaves are equal, and their number is a power of two: then no array is needed.
   const bool equal = rest == 0 || (chunks == 0 && (depth == 0 || more == 0));
   Run all = rest == 0 ? Run{whole, chunks * kLanes} : more == 0 ? Run{deep, kLanes} : Run{deeper, more};
   if (equal) {
     all.join();
     if (all.count == 1) return all.value;
   }
-  constexpr int kMost = 12;  // three runs, between which up to two single values come to stand, and what these become
+  constexpr int kMost = 12;  // three runs with up to two single values between them, and what these become
   Run runs[kMost];
   int n = 0;
   const auto append = [&](Acc value, int64_t count) {
@@ -57,7 +63,7 @@ __device__ Acc sum_of_equals(Acc v, int64_t length) {
     const int old = n;
     Run next[kMost];
     n = 0;
-    bool waits = false;  // for its right neighbour
+    bool waits = false;  // a value waits for its right neighbour
     Acc waiting = v;
     for (int i = 0; i < old; ++i) {
       int64_t count = runs[i].count;
@@ -76,7 +82,7 @@ __device__ Acc sum_of_equals(Acc v, int64_t length) {
   return runs[0].value;
 }
 
-// A thread an output.
+// One thread per output.
 template <class Source, class Acc>
 __global__ void __launch_bounds__(kMaxColumnWarps* kWarp) expanded(const __grid_constant__ Args<Source, Acc> a) {
   wait_for_previous_kernel();

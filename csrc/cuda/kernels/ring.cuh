@@ -1,5 +1,8 @@
-// A warp's ring of stages in shared memory. The bulk copy engine fills them while the warp reads what has arrived, at any
-// alignment; what it has read it has filled anew at once. Needs compute capability 9.0.
+// A warp's ring of stages in shared memory. Bulk copies fill stages while the warp reads those that have arrived, at any
+// alignment. A stage that was read is filled anew at once. Needs compute capability 9.0.
+//
+// For example with two stages: thread 0 starts copies of tiles 0 and 1 into stages 0 and 1. The warp waits for stage 0 and
+// reads tile 0. Then thread 0 starts the copy of tile 2 into stage 0, and the warp waits for stage 1.
 #pragma once
 
 #include <cuda/ptx>
@@ -17,7 +20,7 @@ __device__ __forceinline__ const char* align_down(const char* p) {
   return p - past<kUnit>(p);
 }
 
-// Every lane of the warp calls every function. Note is what is to be known of a stage when it is read.
+// All threads of the warp must call every function. Note: what the reader of a stage must know about it.
 template <class Note>
 class Ring {
  public:
@@ -34,20 +37,20 @@ class Ring {
     ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
     __syncwarp();
   }
-  static constexpr int kOverhead = sizeof(Note) + sizeof(uint64_t);  // bytes of a stage besides its own
+  static constexpr int kOverhead = sizeof(Note) + sizeof(uint64_t);  // bytes per stage besides its data
 
-  // Has the stage filled with the bytes from `begin` to `end`, as far past a line as in global memory. A copy takes whole
-  // granules, so more than these bytes, but none outside of `input`. `policy`: l2_policy() in launch.h.
+  // Fills the stage with the bytes from `begin` to `end`, as far beyond a line as in global memory. The copy takes whole
+  // granules, so some bytes around these too, but none outside `input`. `policy`: l2_policy() in launch.h.
   __device__ __forceinline__ void fill_with(const Note& note, const char* begin, const char* end, const InputSpan& input,
                                             uint64_t policy) {
-    __syncwarp();  // it has been read
+    __syncwarp();  // the whole warp has read it
     if (lane() != 0) return;
     const Copy c = whole_granules(begin, end, past<kLine>(begin), input);
     announce(note, c.size);
     if (c.size) copy(c, policy);
   }
 
-  // Waits for the stage. Its address; note() is what was said of it.
+  // Waits for the stage, and returns its address. note() is its note.
   __device__ __forceinline__ const char* wait_until_full() const {
     while (!::cuda::ptx::mbarrier_try_wait_parity(full_ + at_, parity_)) {
     }
@@ -55,7 +58,7 @@ class Ring {
   }
   __device__ __forceinline__ const Note& note() const { return notes_[at_]; }
 
-  // On to the next stage, the oldest one. Before the first round of waits there is one of filling.
+  // Moves on to the next stage, the oldest one. The first round only fills stages; waits begin with the second.
   __device__ __forceinline__ void next() {
     if (++at_ == stages_) {
       at_ = 0;
@@ -80,13 +83,14 @@ class Ring {
         "l"(policy)
         : "memory");
   }
-  // `bytes` are to arrive before the stage is full.
+  // The stage is full when `bytes` have arrived.
   __device__ __forceinline__ void announce(const Note& note, uint32_t bytes) const {
     namespace ptx = ::cuda::ptx;
     notes_[at_] = note;
     ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, full_ + at_, bytes);
   }
-  // The copy that brings `begin` to `offset`. What no whole granule within `input` holds comes at once, by the lane itself.
+  // The copy that brings `begin` to `offset`. Bytes at the input's ends that fill no granule are copied at once, by this
+  // thread.
   __device__ __forceinline__ Copy whole_granules(const char* begin, const char* end, int offset, const InputSpan& input) const {
     const char* from = align_down<kGranule>(begin);
     const char* last = align_down<kGranule>(end + kGranule - 1);
@@ -107,9 +111,9 @@ class Ring {
 
   char* base_;
   Note* notes_;
-  uint64_t* full_;  // a barrier a stage
+  uint64_t* full_;  // one mbarrier per stage
   int stages_, bytes_;
-  int at_ = 0;           // stage
+  int at_ = 0;           // the current stage
   uint32_t parity_ = 1;  // of its wait: 0 after the first round
 };
 

@@ -1,11 +1,16 @@
 // Rows too short to be loaded by whole warps, through a ring of stages in shared memory.
+//
+// For example rows of 101 bfloat16, 202 bytes apart. A tile is 32 rows, 6464 bytes, which one bulk copy brings into a stage
+// while the warp works on another one. Thread 1 takes row 1, which begins in the middle of a word: it reads aligned words, and
+// a funnel shift makes each word of the row from two of them. It joins 6 runs of 8 words, which are 96 elements, then a run of
+// 2 words, then the last word, which is one element and padding. Each of the 32 threads writes the result of its row.
 #pragma once
 
 #include "ring.cuh"
 
 namespace gpureduce::cuda {
 
-// Elements in shared memory as a thread reads them: the words from any address on, one after the other.
+// Reads the elements at any address in shared memory, word by word.
 template <class Element>
 struct Words {
   static_assert(rings_rows(sizeof(Element)));
@@ -25,20 +30,21 @@ struct Words {
   }
 };
 
-// Short rows, every element of which is a leaf: a thread takes a whole one, word by word, so that nothing changes hands. Where
-// rows are no even number of words apart, at most four threads meet in a bank.
+// Short rows: every element is a leaf. A thread takes a whole row, word by word, so that no value moves between threads. If
+// rows are not an even number of words apart, at most four threads meet in a bank.
 template <class Element>
 struct WholeRows {
   static constexpr int V = Words<Element>::V;
-  static constexpr int kLogRun = 3, kLogRuns = 5;  // words read at once; runs of them
+  static constexpr int kLogRun = 3, kLogRuns = 5;  // log2 of the words read at once, and of the most runs of them
   static_assert(kWholeRowWords <= 1 << (kLogRun + kLogRuns));
 
-  int whole, rest, pitch;  // words before the last one, and its elements
+  int whole, rest, pitch;  // words before the last one, elements in the last one, bytes between rows
 
   // Rows of `count` elements, `pitch` bytes apart.
   __device__ __forceinline__ WholeRows(int count, int pitch) : whole((count - 1) / V), rest(count - whole * V), pitch(pitch) {}
 
-  // The sum of the thread's row of the warp's 32 from `p` on, of which `rows` are there; beyond them, of the last one.
+  // The sum of the thread's row, one of the warp's 32 rows from `p` on. If only `rows` exist, the other threads sum the last
+  // one.
   template <class Acc>
   __device__ __forceinline__ Acc sum(const char* p, int rows) const {
     using LaneSum = Lane<Element, Acc>;
@@ -49,7 +55,7 @@ struct WholeRows {
       carry(waiting, v, run);
     }
     take_rest<kLogRun - 1>(words, left);
-    // The last word is the right neighbour of all that wait.
+    // The last word is the right neighbour of all waiting sums.
     Sums<LaneSum> last;
     last.start(keep(words.next(), 0, rest));
     LaneSum v = last.join();
@@ -89,7 +95,7 @@ struct WholeRows {
     }
   }
 
-  // Words that are no whole run: four, two, and one, as the bits of their number say.
+  // Words after the last whole run: four, two and one, by the bits of their number.
   template <int kLevel, class LaneSum>
   __device__ __forceinline__ void take_rest(Words<Element>& words, LaneSum (&left)[kLogRun]) const {
     if (whole >> kLevel & 1) left[kLevel] = take<kLevel, LaneSum>(words);
@@ -99,14 +105,14 @@ struct WholeRows {
 
 struct RowsNote {
   int64_t place;    // of the first row's result
-  int64_t partial;  // or partial sum
+  int64_t partial;  // of its partial sum
   int32_t rows;
   int32_t offset;  // in the stage
 };
 static_assert(Ring<RowsNote>::kOverhead == kRingStageBytes);
 
-// A warp takes tiles, strided by all warps of the grid; neighbouring blocks take neighbouring tiles. A stage is one tile: as
-// many rows as it holds, as they stand in memory.
+// A warp takes tiles, strided by all warps of the grid; neighbouring blocks take neighbouring tiles. A stage holds one tile:
+// rows as they lie in memory.
 template <class Source, class Acc>
 __global__ void __launch_bounds__(kMaxRingWarps* kWarp, kRingBlocks) ring_rows(const __grid_constant__ Args<Source, Acc> a) {
 #if __CUDA_ARCH__ >= 900

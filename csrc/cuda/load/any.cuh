@@ -1,6 +1,6 @@
-// Elements of any dtype, converted at run time, for what no kernel is compiled for. A kernel finds the places of a unit's
-// elements first. Then a call reads and converts several of them at once: they are in flight together, and what comes before a
-// conversion, which takes longer than the conversion itself, is done once for all of them.
+// Elements of any dtype, converted at run time, for calls without a compiled kernel. A kernel first finds the places of a
+// unit's elements. Then one function call loads and converts several of them: their loads are in flight together, and the
+// selection of the conversion, which takes longer than the conversion itself, is done once.
 #pragma once
 
 #include "../early.cuh"
@@ -8,7 +8,7 @@
 
 namespace gpureduce::cuda {
 
-// What elements are and become, known at run time: in one word, as registers are few.
+// The dtype, map and signs of elements, known at run time. Packed into one word to save registers.
 class Conversion {
  public:
   Conversion() = default;
@@ -18,7 +18,7 @@ class Conversion {
 
   __device__ __forceinline__ DType dtype() const { return static_cast<DType>(word_ & 0xff); }
   __device__ __forceinline__ Map map() const { return static_cast<Map>(word_ >> 8 & 0xff); }
-  // Whether the view is lazily negated, or conjugated.
+  // True if the view is lazily negated, or conjugated.
   __device__ __forceinline__ bool negates() const { return word_ >> 16 & 1; }
   __device__ __forceinline__ bool conjugates() const { return word_ >> 17 & 1; }
 
@@ -37,7 +37,7 @@ struct Several {
   T of[N];
 };
 
-// What f makes of each.
+// Applies f to each value.
 template <class To, class T, int N, class F>
 __device__ __forceinline__ Several<To, N> each(const Several<T, N>& x, F f) {
   Several<To, N> made;
@@ -46,14 +46,14 @@ __device__ __forceinline__ Several<To, N> each(const Several<T, N>& x, F f) {
   return made;
 }
 
-// Puts some of them from `first` on.
+// Copies `some` into `all` from `first` on.
 template <class T, int N, int M>
 __device__ __forceinline__ void put(Several<T, N>& all, int first, const Several<T, M>& some) {
 #pragma unroll
   for (int i = 0; i < M; ++i) all.of[first + i] = some.of[i];
 }
 
-// An element of a view that may be lazily negated or conjugated: its value, or an integer in its own type.
+// Applies a view's lazy negation and conjugation. Gives the element's value; integers keep their own type.
 template <class In>
 __device__ __forceinline__ auto signed_element(In x, Conversion conversion) {
   if constexpr (std::is_integral_v<In>) {
@@ -72,7 +72,7 @@ __device__ __forceinline__ auto signed_element(In x, Conversion conversion) {
   }
 }
 
-// Of an accumulator, or of both of its numbers.
+// The type of an accumulator's number, or of its two numbers.
 template <class Acc>
 struct RealOf {
   using type = Number<Acc>;
@@ -86,14 +86,14 @@ struct RealOf<LogSum<T>> {
   using type = T;
 };
 
-// Elements that became numbers of the accumulator's type, whatever they were.
+// Elements converted to numbers of the accumulator's type. `complex`: they were complex.
 template <class Acc, int N>
 struct AnyNumbers {
   using Real = typename RealOf<Acc>::type;
   Several<Complex<Real>, N> numbers;
   bool complex;
 
-  // The numbers from `first` on.
+  // Sets the numbers from `first` on.
   template <class In, int M>
   __device__ __forceinline__ void set(int first, const Several<In, M>& x, Conversion conversion) {
     complex = IsComplex<In>::value;
@@ -138,7 +138,7 @@ struct AnyNumbers {
   }
 };
 
-// Elements that a call takes.
+// Elements per call of fetch().
 template <class Acc>
 constexpr int kTogether = 64 / converted_bytes<Acc>;
 template <class Acc>
@@ -146,8 +146,8 @@ using Together = Several<Acc, kTogether<Acc>>;
 template <class Acc>
 using Places = Several<int64_t, kTogether<Acc>>;
 
-// Whether some operation makes such accumulators of elements of a kind, whose own accumulator is `own`. (Segments of real
-// numbers have complex ones.)
+// True if some operation makes such accumulators from elements of a kind whose own accumulator is `own`. (Segments of real
+// numbers use complex accumulators.)
 template <class Acc>
 constexpr bool is_made_of(Kind kind, Accumulator own) {
   using Real = typename RealOf<Acc>::type;
@@ -156,12 +156,14 @@ constexpr bool is_made_of(Kind kind, Accumulator own) {
   return !std::is_same_v<Real, float> || (own != Accumulator::f64 && own != Accumulator::c128);
 }
 
-// Elements as accumulators: those at some places, of which a bit of `wanted` says that there is one, and padding elsewhere. A
-// call, so that its code stands once; of values, so that they stay in registers. kReal: they are real numbers as they are.
+// Loads the elements at some offsets and converts them to accumulators. Element i is padding unless bit i of `wanted` is set.
+// Not inlined, so that its code exists once; by value, so that all stays in registers. kReal: elements are real, and are not
+// mapped.
 template <class Acc, bool kReal = false>
 __device__ __noinline__ Together<Acc> fetch(AnyInput input, uint32_t wanted, Places<Acc> offsets) {
   constexpr int N = kTogether<Acc>;
-  // take(first, x): the elements from `first` on; of the largest ones, which need more registers, half of them at a time.
+  // take(first, x) gets the elements from `first` on. Elements of more than 8 bytes need more registers and may come in two
+  // halves.
   const auto with_elements = [&](auto take) {
     switch (input.conversion.dtype()) {
 #define GPUREDUCE_CASE(name, type, kind, accumulator, wide, family)                                                   \
@@ -204,7 +206,7 @@ __device__ __noinline__ Together<Acc> fetch(AnyInput input, uint32_t wanted, Pla
   return found;
 }
 
-// The same of kAll elements. place_of(i): the offset of one, and whether there is one.
+// The same for kAll elements. place_of(i): the offset of element i, and whether it exists.
 struct AnyPlace {
   int64_t offset;
   bool wanted;
@@ -230,7 +232,7 @@ __device__ __forceinline__ Several<Acc, kAll> fetch_all(const AnyInput& input, P
   return all;
 }
 
-// An element that is known by its place, and will be an accumulator. To plans it is as large as the largest ones.
+// A deferred element, loaded and converted later. Planners size it as the widest dtype.
 template <class Acc>
 struct Found {
   char bytes[converted_bytes<Acc>];
@@ -245,7 +247,7 @@ struct Vector<Found<Acc>, 1> {
   }
 };
 
-// What is loaded, as it is added: what is known by its place is fetched, all else is as it should be.
+// Turns loaded vectors into addends: fetches deferred elements, and leaves others as they are.
 template <class Loaded, int kCount, int kElements>
 __device__ __forceinline__ auto& ready(const Loaded (&x)[kCount][kElements]) {
   return x;
@@ -265,7 +267,7 @@ __device__ __forceinline__ auto ready(const Vector<Found<Acc>, 1> (&x)[kCount][k
   return made;
 }
 
-// What f makes of two real elements each, which are known by their places, in an input each; and padding where there are none.
+// Fetches two real elements each, one from each input, and applies f to them. Missing ones give padding.
 template <class Real, class Acc, class Pair, int kCount, int kElements, class F>
 __device__ __forceinline__ auto fetch_pairs(const Vector<Pair, 1> (&x)[kCount][kElements], F f) {
   constexpr int kAll = kCount * kElements;
@@ -280,8 +282,8 @@ __device__ __forceinline__ auto fetch_pairs(const Vector<Pair, 1> (&x)[kCount][k
   return made;
 }
 
-// Elements of any dtype: of results of an integer dtype from floats, of bool, from 64-bit integers to floats, of maps that no
-// kernel is compiled for, of lazily negated or conjugated views, and of views of many nested dims.
+// Elements of any dtype: for floats summed to integers, results of bool, 64-bit integers summed to floats, maps without
+// compiled kernels, lazily negated or conjugated views, and views of many nested dims.
 template <class Acc>
 struct Any {
   using Element = Found<Acc>;

@@ -1,4 +1,4 @@
-// The sources of weighted sums and of variances: two elements make an addend, as weighted.h and variance.h say.
+// The sources of weighted sums and of variances: an addend is made from two elements (weighted.h, variance.h).
 #pragma once
 
 #include "../../numeric/variance.h"
@@ -15,7 +15,7 @@ template <class In> struct IsMapped<Deviation<In>> : std::true_type {};
 
 namespace gpureduce::cuda {
 
-// Whether an element is a difference, and of what type.
+// True for deviations. `In` is the dtype of their elements.
 template <class T> struct IsDeviation : std::false_type {};
 template <class T>
 struct IsDeviation<Deviation<T>> : std::true_type {
@@ -29,8 +29,8 @@ constexpr bool has_one_input<Deviation<In>> = false;
 
 // --- products -------------------------------------------------------------------------------------------------------------
 
-// V pairs as loads bring them. Where the second input is one element for all of them, that alone is loaded, as `one`: which of
-// the two loads is on is the same for all threads, and both cost less than kernels for each case.
+// V pairs from two loads. If neighbours share one element of the second input, only that one is loaded, as `one`. The unused
+// load is predicated off in all threads alike, which costs less than separate kernels.
 template <class A, class B, int V>
 struct Vector<Factors<A, B>, V> {
   Vector<A, V> first;
@@ -40,7 +40,7 @@ struct Vector<Factors<A, B>, V> {
 
   __device__ __forceinline__ Factors<A, B> operator[](int j) const { return {first[j], V > 1 && same ? one[0] : second[j]}; }
 
-  // The second elements. Those that are all the same are filled in by whole words.
+  // The second elements. A shared one is broadcast in whole words.
   __device__ __forceinline__ Vector<B, V> seconds() const {
     if constexpr (V == 1) {
       return second;
@@ -68,8 +68,7 @@ __device__ __forceinline__ void unpack(const Vector<Factors<A, B>, V>& x, T (&to
   for (int j = 0; j < V; ++j) to[j] = addend<T>(Factors<A, B>{x.first[j], seconds[j]});
 }
 
-// Two inputs of dtypes that the kernel is compiled for. A missing second element is 1, so that the product is the first one's
-// padding.
+// Two inputs of compiled dtypes. A missing second element is 1, so that a missing product is the first element's padding.
 template <class A, class B>
 struct Pair {
   using Element = Factors<A, B>;
@@ -78,7 +77,7 @@ struct Pair {
   const A* first;
   const B* second;
   uint64_t first_policy, second_policy;
-  bool same;  // neighbours have one element of the second input
+  bool same;  // neighbours share one element of the second input
 
   template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<Element, V> load(Both at) const {
@@ -117,7 +116,8 @@ struct Pair {
 
 // --- deviations -----------------------------------------------------------------------------------------------------------
 
-// V elements, and the first one of each one's output. One that is missing differs by 0, as the first element itself does.
+// V elements, and the first element of each one's output. A missing element counts as a copy of the first: its deviation is +0,
+// as the first element's own is, so the sums keep their bits.
 template <class In, int V>
 struct Vector<Deviation<In>, V> {
   Vector<In, V> elements;
@@ -136,7 +136,7 @@ __device__ __forceinline__ void unpack(const Vector<Deviation<In>, V>& x, T (&to
   }
 }
 
-// The elements of kOutputs neighbouring outputs, whose first elements it holds.
+// The elements of kOutputs neighbouring outputs. It holds the first element of each output.
 template <class In, int kOutputs>
 struct HeldDeviations {
   using Element = Deviation<In>;
@@ -186,7 +186,7 @@ constexpr bool holds_first<Deviations<In>> = true;
 
 struct TwoInputs { AnyInput first, second; };
 
-// A product of two elements that are known by their places. `product`: the type in which it is rounded.
+// A deferred product of two elements: ready() loads, converts and multiplies them. `product`: the type it is rounded to.
 template <class Acc>
 struct FoundProduct {
   char bytes[kGranule];
@@ -241,7 +241,7 @@ constexpr bool is_any<AnyPair<Acc>> = true;
 template <class Acc>
 constexpr bool has_one_input<FoundProduct<Acc>> = false;
 
-// A difference from an output's first element.
+// A deferred deviation from an output's first element.
 struct FoundDeviation { char bytes[kGranule]; };
 template <>
 struct Vector<FoundDeviation, 1> {

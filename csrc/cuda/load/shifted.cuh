@@ -1,15 +1,15 @@
-// Rows and columns at odd addresses, in vectors. The elements of a leaf are kLanes apart, so they are all equally far beyond an
-// aligned address, their `shift`. A thread therefore reads aligned vectors and adds up what stands at the same place in them;
-// only the sums move, down by `shift`, from thread to thread. Where leaves have few elements, vectors are put together instead,
-// each of two aligned ones. Memory is read once either way.
+// Rows and columns at misaligned addresses, read in vectors. The elements of a leaf are kLanes apart, so all of them lie
+// equally far, `shift` elements, beyond an aligned address. A thread reads aligned vectors and adds elements at equal
+// positions; only the sums move down by `shift`, from thread to thread. If leaves have few elements, each vector is assembled
+// from two aligned ones instead. Memory is read once either way.
 #pragma once
 
 #include "../args.cuh"
 
 namespace gpureduce::cuda {
 
-// Moves lane sums down by `shift`, less than V: those of the warp's threads, group after group, by each bit of it from kStep
-// down. The first go to where the last were. All threads of the warp must call it, and neighbours with the same shift.
+// Moves the lane sums of a warp's threads, group after group, down by `shift` (less than V): bit by bit of `shift`, from kStep
+// down. The first sums wrap around to the end. All threads of the warp must call it, neighbours with the same shift.
 template <int kGroups, int kStep, class Element, class Acc, int V>
 __device__ __forceinline__ void move_down(Lanes<Element, Acc, V>* lanes, int shift) {
   const int lane = threadIdx.x % kWarp;
@@ -27,11 +27,12 @@ __device__ __forceinline__ void move_down(Lanes<Element, Acc, V>* lanes, int shi
       lanes[g].sum[j] =
           choose(shift & kStep, j + kStep < V ? lanes[g].sum[(j + kStep) % V] : next[g][(j + kStep) % V], lanes[g].sum[j]);
   }
-  if constexpr (kStep > 1) move_down<kGroups, kStep / 2>(lanes, shift);  // a loop over steps of 16 lanes is not unrolled
+  // recursive, because a loop over steps of 16 lanes is not unrolled
+  if constexpr (kStep > 1) move_down<kGroups, kStep / 2>(lanes, shift);
 }
 
-// The chunk from element `chunk` on of a row of `length` elements, for one warp; with kElements < kDepth, one of at most so
-// many a leaf. Every leaf has the first kSure of them. Reads no granule without an element of the row.
+// A warp sums the chunk that begins at element `chunk` of a row of `length` elements. With kElements < kDepth, a leaf has at
+// most kElements elements. Every leaf has at least kSure. Reads no granule without an element of the row.
 template <int V, int kElements, int kSure, class Acc, class Source>
 __device__ __forceinline__ Acc shifted_chunk(const Source& source, const InputSpan& input, int64_t length, int64_t row,
                                              int64_t chunk) {
@@ -42,9 +43,9 @@ __device__ __forceinline__ Acc shifted_chunk(const Source& source, const InputSp
   const int lane = threadIdx.x % kWarp, shift = source.template misalignment<V>(row);
   const int64_t begin = row + chunk, rest = length - chunk;
   const int left = static_cast<int>(min(rest, int64_t{kSpan})), reach = static_cast<int>(min(rest, int64_t{kSpan + V}));
-  // One vector more than kElements have two threads: the first, whose vectors begin with elements of the lanes before, so that
-  // this chunk's last are in one more; and the one that has the row's last elements, if they are no whole vector. What is in it
-  // of this chunk are the last elements of their lanes.
+  // Two threads read one vector more than kElements: thread 0, whose vectors begin with elements of the last lanes, so that the
+  // chunk's last elements are in an extra vector; and the thread that has the row's last elements, if they fill no vector. The
+  // chunk's elements in an extra vector are the last of their lanes.
   const bool wraps = lane == 0 && shift > 0, one_more = wraps && kSpan - shift + V <= reach;
   const int tail_begin = reach - (reach + shift) % V, tail_vector = (tail_begin + shift) / V;
   const bool has_tail = reach < kSpan + V && tail_begin < left && tail_vector % kWarp == lane;
@@ -52,7 +53,7 @@ __device__ __forceinline__ Acc shifted_chunk(const Source& source, const InputSp
   const int64_t more_place = begin + more_begin;
   const bool reads_more = one_more || has_tail, inside = source.inside(input, more_place, more_place + V);
   Vector<Element, V> more = source.template load_if<V>(reads_more && inside, more_place);
-  if (reads_more && !inside) more = source.template load_inside<V>(input, more_place);  // the input's end
+  if (reads_more && !inside) more = source.template load_inside<V>(input, more_place);  // at the input's ends
   Sums lanes[kGroups];
 #pragma unroll
   for (int base = 0; base < kGroups; base += kAtOnce) {
@@ -90,7 +91,7 @@ __device__ __forceinline__ Acc shifted_chunk(const Source& source, const InputSp
   return warp_join_groups(values);
 }
 
-// The vector that begins `shift` elements beyond `low`, out of it and of the next aligned one.
+// The misaligned vector that begins `shift` elements into `low` and ends in `high`, the next aligned vector.
 template <class Element, int V>
 __device__ __forceinline__ Vector<Element, V> funnel(const Vector<Element, V>& low, const Vector<Element, V>& high, int shift) {
   constexpr int kWords = V * sizeof(Element) / 4;
@@ -113,15 +114,15 @@ __device__ __forceinline__ Vector<Element, V> funnel(const Vector<Element, V>& l
   return v;
 }
 
-// The same, moving the elements and not the sums: cheaper where leaves have few elements, of which all are in flight at once.
-// Every granule with an element of the row must be the input's.
+// Like shifted_chunk(), but moves the elements and not the sums: cheaper if leaves have few elements, so that all are in flight
+// at once. Every granule with an element of the row must lie within the input.
 template <int V, int kElements, int kSure, class Acc, class Source>
 __device__ __forceinline__ Acc funneled_chunk(const Source& source, int64_t length, int64_t row, int64_t chunk) {
   using Element = typename Source::Element;
   constexpr int kGroups = kLanes / (kWarp * V);
   const int lane = threadIdx.x % kWarp, shift = source.template misalignment<V>(row);
   const int64_t begin = row + chunk + lane * V - shift;
-  const int left = static_cast<int>(length - chunk) - lane * V;  // elements from the thread's first on
+  const int left = static_cast<int>(length - chunk) - lane * V;  // elements from the thread's first to the row's end
   Vector<Element, V> low[kGroups][kElements], high[kGroups][kElements];
   for_constants(std::make_integer_sequence<int, kGroups * kElements>{}, [&](auto i) {
     constexpr int g = decltype(i)::value / kElements, d = decltype(i)::value % kElements, kBeyond = g * kWarp * V + d * kLanes;
@@ -144,24 +145,24 @@ __device__ __forceinline__ Acc funneled_chunk(const Source& source, int64_t leng
   return warp_join_groups(values);
 }
 
-// A chunk of fewer than kDepth elements a leaf, as is cheaper.
+// A chunk of fewer than kDepth elements per leaf, read in the cheaper way.
 template <int V, int kElements, int kSure, class Acc, class Source>
 __device__ __forceinline__ Acc short_chunk(const Source& source, const InputSpan& input, int64_t length, int64_t row,
                                            int64_t chunk) {
-  constexpr bool kOrderFree = RowLanes<typename Source::Element, Acc, V>::kOrderFree;  // then nothing moves
+  constexpr bool kOrderFree = RowLanes<typename Source::Element, Acc, V>::kOrderFree;  // then no sums move
   if constexpr (!kOrderFree && 2 * kElements * kLanes / (kWarp * V) <= kLoads) {
     const int over = source.template misalignment<V>(row + length);
     const int64_t end = row + length + (over > 0 ? V - over : 0);
-    if (__all_sync(~0u, source.inside(input, end - V, end)))  // a warp's condition, which the compiler cannot tell
+    if (__all_sync(~0u, source.inside(input, end - V, end)))  // uniform in the warp, which the compiler cannot know
       return funneled_chunk<V, kElements, kSure, Acc>(source, length, row, chunk);
   }
   return shifted_chunk<V, kElements, kSure, Acc>(source, input, length, row, chunk);
 }
 
-// kLeaves neighbouring leaves of the thread's V columns from `column` on, up to kElements elements each; all in flight at once,
-// and joined in registers. All threads of the warp must call it, and neighbours for the same rows: the first one is at `place`.
-// `columns` are wanted; beyond them it reads the first. kWhole: all elements are there, and no vector reaches out of the input;
-// or else those of the first `rows`.
+// Joins kLeaves neighbouring leaves of the thread's V columns from `column` on, with up to kElements elements per leaf. All
+// loads are in flight at once. The first row is at `place`. All threads of the warp must call it, neighbours for the same rows.
+// A thread beyond `columns` reads the first columns instead. kWhole: all elements exist, and no vector crosses the input's
+// bounds; otherwise only the first `rows` rows exist.
 template <int V, int kElements, int kLeaves, bool kWhole, class Acc, class Source>
 __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> shifted_leaves(const Source& source, const InputSpan& input,
                                                                                   int64_t place, int64_t pitch, int rows,
@@ -184,7 +185,7 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> shifted_leave
     }
   }
   if constexpr (!kWhole) {
-    // Only the input's first and its last row may have a vector that reaches out of it.
+    // Only the input's first and last row may have a vector that crosses the input's bounds.
     const auto cut = [&](int row) { return !source.inside(input, vector_of(row), vector_of(row) + V); };
     const int last = rows - 1;
     if (rows > 0 && cut(0)) x[0][0] = signed_source.template load_inside<V>(input, vector_of(0));

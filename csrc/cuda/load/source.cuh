@@ -7,12 +7,11 @@
 
 namespace gpureduce::cuda {
 
-// A source has a Place, which finds an element: an offset, or one in each of two inputs (nest.h). load_part() reads V
-// neighbours at a place, beside() is the place of a neighbour, and of_outputs() is the source of neighbouring outputs'
-// elements.
+// A Place locates an element: an offset, or an offset in each of two inputs (nest.h). load_part() reads V neighbours at a
+// place, beside() is the distance to a neighbour's place, and of_outputs() is the source for neighbouring outputs.
 
-// Elements of the type the kernel is compiled for. Signs are left out of sums by a mask of the second words; other elements are
-// masked as a whole, if at all. kSigned: elements come with their signs.
+// Elements of a compiled dtype. Sums of magnitudes clear signs with one mask: of each word, or of the second word of each
+// 8-byte element. Other operations mask whole elements, if at all. kSigned: loads keep the signs.
 template <class In, bool kSigned = false>
 struct Typed {
   using Element = In;
@@ -21,7 +20,7 @@ struct Typed {
   static constexpr bool kMasks = IsMasked<In>::value;
   static constexpr bool kDropsSigns = !kSigned && (std::is_same_v<In, float> || std::is_same_v<In, double> ||
                                                    std::is_same_v<In, Half> || std::is_same_v<In, BFloat16>);
-  using Kept = std::conditional_t<kMasks, Masks, uint32_t>;  // all masks, or the bits of second words that are kept
+  using Kept = std::conditional_t<kMasks, Masks, uint32_t>;  // all masks, or the kept bits of a (second) word
   const In* base;
   uint64_t policy;
   Kept masks;
@@ -31,13 +30,13 @@ struct Typed {
     else return {static_cast<const In*>(base), policy, masks.keep[1]};
   }
 
-  // kBeyond: elements beyond `offset`, which cost no arithmetic.
+  // kBeyond: elements beyond `offset`, a constant that the load instruction adds for free.
   template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<In, V> load(int64_t offset) const {
     return counted(load_vector<In, V>(base + offset + kBeyond, policy));
   }
 
-  // Where it is not wanted, its addends are padding.
+  // If not `wanted`, loads nothing and returns padding.
   template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<In, V> load_if(bool wanted, int64_t offset) const {
     using Bits = typename Vector<In, V>::Bits;
@@ -55,7 +54,7 @@ struct Typed {
     return x;
   }
 
-  // For kernels that leave all signs out at once, if they are to: few sums want that.
+  // For kernels that load with signs and clear them once, by drop_signs(): only sums of magnitudes need it.
   __device__ __forceinline__ Typed<In, true> with_signs() const { return {base, policy, masks}; }
   template <int V, int kCount, int kElements>
   __device__ __forceinline__ void drop_signs(Vector<In, V> (&x)[kCount][kElements]) const {
@@ -71,13 +70,13 @@ struct Typed {
 
   __device__ __forceinline__ const char* address(int64_t offset) const { return reinterpret_cast<const char*>(base + offset); }
 
-  // Elements between the last aligned address and the one at `offset`.
+  // Elements from the last aligned address to the one at `offset`.
   template <int V>
   __device__ __forceinline__ int misalignment(int64_t offset) const {
     return static_cast<int>(reinterpret_cast<uintptr_t>(base + offset) / sizeof(In) % V);
   }
 
-  // The vector at `offset` where it is the input's, and padding elsewhere.
+  // The vector at `offset`, loaded element by element, with padding outside the input.
   template <int V>
   __device__ __forceinline__ Vector<In, V> load_inside(const InputSpan& input, int64_t offset) const {
     Vector<In, V> x;
@@ -86,14 +85,14 @@ struct Typed {
     return x;
   }
 
-  // Whether the elements from `begin` to before `end` are the input's, or at least between two that are.
+  // True if the elements from `begin` to before `end` lie within the input's memory, perhaps in gaps between its elements.
   __device__ __forceinline__ bool inside(const InputSpan& input, int64_t begin, int64_t end) const {
     return address(begin) >= input.begin && address(end) <= input.end;
   }
 };
 
-// Whether elements are converted at run time (any.cuh), so that a load only notes their places; whether a source holds what the
-// elements of an output have in common; and whether there is one input of which a map makes the addends.
+// is_any: elements are converted at run time (any.cuh), so a load only notes their places. holds_first: the source holds the
+// first element of each output. has_one_input: an addend is made by a map from one element, not from two.
 template <class Source>
 constexpr bool is_any = false;
 template <class Source>
@@ -105,7 +104,7 @@ constexpr Engine engine_of = is_any<Source>                              ? Engin
                              : IsMapped<typename Source::Element>::value ? Engine::reduced
                                                                          : Engine::full;
 
-// The vector at `offset`, or kBeyond elements beyond it: there as kWhole says, or else if `wanted`.
+// The vector at `at`, or kBeyond elements beyond it. kWhole: it exists; otherwise it is loaded only if `wanted`.
 template <int V, bool kWhole, int kBeyond = 0, class Source>
 __device__ __forceinline__ Vector<typename Source::Element, V> load_part(const Source& source, bool wanted,
                                                                          typename Source::Place at) {
@@ -113,23 +112,23 @@ __device__ __forceinline__ Vector<typename Source::Element, V> load_part(const S
   else return source.template load_if<V, kBeyond>(kWhole || wanted, at);
 }
 
-// The way from an element to the one n elements on, of elements side by side.
+// The distance between the places of two elements, n apart in a contiguous run.
 template <class Source>
 __device__ __forceinline__ typename Source::Place beside(const Source& source, int64_t n) {
   if constexpr (std::is_same_v<typename Source::Place, Both>) return {n, source.same ? 0 : n};
   else return n;
 }
 
-// The source of the elements of N neighbouring outputs, the first of which begins at `place` if it is wanted: itself, or one
-// that holds the first element of each.
+// The source for N neighbouring outputs, the first of which begins at `place`. It is `source` itself, or one that holds the
+// first element of each output, loaded if `wanted`.
 template <int N, class Source>
 __device__ __forceinline__ decltype(auto) of_outputs(const Source& source, bool wanted, typename Source::Place place) {
   if constexpr (holds_first<Source>) return source.template holding<N>(wanted, place);
   else return (source);
 }
 
-// A unit's elements, of a row whose elements lie side by side: kCount groups of 32 * V neighbouring leaves, kElements of each
-// leaf; the thread's first at `begin`. All in flight at once. kWhole: they are all there; or else those of the next `left`.
+// Loads a unit of a contiguous row: kCount groups of 32 * V neighbouring leaves, kElements of each leaf. The thread's first
+// element is at `begin`. All loads are in flight at once. kWhole: all elements exist; otherwise only the next `left` do.
 template <bool kWhole, int V, int kCount, int kElements, class Source>
 __device__ __forceinline__ void load_unit(Vector<typename Source::Element, V> (&x)[kCount][kElements], const Source& source,
                                           typename Source::Place begin, int left) {

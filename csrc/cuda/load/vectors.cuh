@@ -17,15 +17,14 @@ template <> struct Word<4> { using type = uint32_t; };
 template <> struct Word<8> { using type = uint2; };
 template <> struct Word<16> { using type = uint4; };
 
-// V elements as one load brings them. They stay whole words until they are used: as single elements they would take a register
-// each, bytes too.
+// V elements from one load. They stay packed in words until they are used: unpacked, each would take a register, even a byte.
 template <class Element, int V>
 struct Vector {
   using Bits = typename Word<sizeof(Element) * V>::type;
   Bits bits;
 
   __device__ __forceinline__ Element operator[](int j) const {
-    if constexpr (sizeof(Element) == 2 && V > 1) {  // a shift, which the compiler merges with what follows
+    if constexpr (sizeof(Element) == 2 && V > 1) {  // a shift, which the compiler merges with the next instruction
       return bit_cast<Element>(static_cast<uint16_t>(word(j / 2) >> j % 2 * 16));
     } else {
       return reinterpret_cast<const Element*>(&bits)[j];
@@ -42,8 +41,8 @@ __device__ __forceinline__ Element element_of(float x) {
   else return result<Element>(x);
 }
 
-// What stands for an element that is not there, and changes no bit: -0.0 in its own format, 0 for integers; of factors 1; and
-// of the larger of two, and of exponents, the lowest number.
+// The padding in an element's own format: -0.0 for floats and 0 for integers that are added, 1 for factors, and the lowest
+// number for maxima and exponents.
 template <class Element>
 struct Padding {
   static __device__ __forceinline__ Element element() {
@@ -83,10 +82,10 @@ __device__ __forceinline__ Vector<Element, V> padding_vector() {
   return v;
 }
 
-// `x` where its elements are from `begin` to before `end`, and padding elsewhere. By masks of whole words.
+// Keeps the elements of `x` from `begin` to before `end`, and puts padding elsewhere, with bit masks of whole words.
 template <class Element, int V>
 __device__ __forceinline__ Vector<Element, V> keep(const Vector<Element, V>& x, int begin, int end) {
-  // A word's bits from the given byte of the vector on.
+  // The mask of the bits of word w that lie at or after a byte of the vector.
   const auto above = [](int byte, int w) { return __funnelshift_lc(0u, ~0u, 8 * min(max(byte - 4 * w, 0), 4)); };
   const auto rest = padding_vector<Element, V>();
   uint32_t words[V * sizeof(Element) / 4];
@@ -100,13 +99,13 @@ __device__ __forceinline__ Vector<Element, V> keep(const Vector<Element, V>& x, 
   return v;
 }
 
-// Of so many neighbouring values, those that are stored at once.
+// The number of neighbouring values, of `count`, that are stored at once.
 template <class T>
 constexpr int granule_values(int count) {
   return count < static_cast<int>(kGranule / sizeof(T)) ? count : kGranule / sizeof(T);
 }
 
-// Stores values in whole granules: the one from value g on to at(g).
+// Stores values in whole granules: the granule that begins with value g goes to at(g).
 template <class T, int V, class At>
 __device__ __forceinline__ void store_granules(At at, const T (&values)[V]) {
   constexpr int kCount = granule_values<T>(V);
@@ -119,9 +118,9 @@ __device__ __forceinline__ void store_granules(At at, const T (&values)[V]) {
   }
 }
 
-// How loads are spelt, with what the L2 is to do with the line (l2_policy() in launch.h). They are volatile, so that none comes
-// before wait_for_previous_kernel(); and they are not .nc, which is for memory that nobody writes while the kernel runs: until
-// that wait is over, the kernel before may still write it.
+// The load instruction, with an L2 policy (l2_policy() in launch.h). Its asm is volatile, so that no load moves before
+// wait_for_previous_kernel(). It is not .nc, which is only for memory that nobody writes while the kernel runs: until that wait
+// is over, the previous kernel may still write.
 #if __CUDA_ARCH__ >= 800
 #define GPUREDUCE_LOAD(type) "ld.global.L2::cache_hint." type
 #define GPUREDUCE_POLICY(operand) ", %" #operand
@@ -130,8 +129,8 @@ __device__ __forceinline__ void store_granules(At at, const T (&values)[V]) {
 #define GPUREDUCE_POLICY(operand) ""
 #endif
 
-// Loads from `p`, or kBeyond bytes beyond it, if `wanted` is not 0, else gives `otherwise`. In assembly, because the compiler
-// would put a conditional load next to its use, and the loads of a thread would no longer be in flight together.
+// Loads from `p` plus kBeyond bytes if `wanted` is not 0, and otherwise gives `otherwise`. In assembly, because the compiler
+// would move a conditional load next to its use, and a thread's loads would no longer be in flight together.
 template <int kBeyond>
 __device__ __forceinline__ uint4 load_if(uint32_t wanted, const uint4* p, uint4 otherwise, uint64_t policy) {
   uint4 v;
@@ -188,7 +187,7 @@ __device__ __forceinline__ uint4 load_always(const uint4* p, uint64_t policy) {
 #undef GPUREDUCE_LOAD
 #undef GPUREDUCE_POLICY
 
-// The bits of words that a mask keeps; of words by twos, with kPairs, in the second ones.
+// Clears the bits that `mask` does not have; with kPairs only in the second word of each pair.
 template <bool kPairs>
 __device__ __forceinline__ uint16_t keep_bits(uint16_t x, uint32_t mask) {
   return x & static_cast<uint16_t>(mask);
@@ -206,7 +205,7 @@ __device__ __forceinline__ uint4 keep_bits(uint4 x, uint32_t mask) {
   return {kPairs ? x.x : x.x & mask, x.y & mask, kPairs ? x.z : x.z & mask, x.w & mask};
 }
 
-// The same of both words of a pair, and then some bits turned.
+// Masks both words of a pair: clears bits that `keep` does not have, then flips those of `turn`.
 __device__ __forceinline__ uint32_t masked(uint32_t x, uint32_t keep, uint32_t turn) { return (x & keep) ^ turn; }
 __device__ __forceinline__ uint8_t masked(uint8_t x, const Masks& m) { return masked(uint32_t{x}, m.keep[0], m.turn[0]); }
 __device__ __forceinline__ uint16_t masked(uint16_t x, const Masks& m) { return masked(uint32_t{x}, m.keep[0], m.turn[0]); }
@@ -219,7 +218,7 @@ __device__ __forceinline__ uint4 masked(uint4 x, const Masks& m) {
           masked(x.w, m.keep[1], m.turn[1])};
 }
 
-// The word `x` in every word of a load.
+// Fills a load with the pair of words `x`.
 template <class Bits>
 __device__ __forceinline__ Bits filled(const uint32_t (&x)[2]) {
   if constexpr (sizeof(Bits) <= 4) return static_cast<Bits>(x[0]);
@@ -227,7 +226,7 @@ __device__ __forceinline__ Bits filled(const uint32_t (&x)[2]) {
   else return {x[0], x[1], x[0], x[1]};
 }
 
-// f of the constants 0, 1, ...: what a load is beyond a place has to be one.
+// Calls f with the constants 0, 1, ...: kBeyond of a load must be a compile-time constant.
 template <class F, int... i>
 __device__ __forceinline__ void for_constants(std::integer_sequence<int, i...>, F f) {
   (f(std::integral_constant<int, i>{}), ...);
@@ -238,7 +237,7 @@ __device__ __forceinline__ Vector<Element, V> load_vector(const Element* p, uint
   return {load_always(reinterpret_cast<const typename Vector<Element, V>::Bits*>(p), policy)};
 }
 
-// The same if it is wanted.
+// The same if `wanted`, else `otherwise`.
 template <class Element, int V, int kBeyond = 0>
 __device__ __forceinline__ Vector<Element, V> load_vector_if(uint32_t wanted, const Element* p, uint64_t policy,
                                                              typename Vector<Element, V>::Bits otherwise) {
@@ -246,7 +245,7 @@ __device__ __forceinline__ Vector<Element, V> load_vector_if(uint32_t wanted, co
   return {load_if<kBeyond* static_cast<int>(sizeof(Element))>(wanted, bits, otherwise, policy)};
 }
 
-// f of each word of some values.
+// Applies f to each 32-bit word of its arguments.
 template <class F, class T, class... More>
 __device__ __forceinline__ T by_words(F f, T a, More... more) {
   struct Words { uint32_t word[sizeof(T) / 4]; };
@@ -262,13 +261,13 @@ __device__ __forceinline__ T by_words(F f, T a, More... more) {
   return a;
 }
 
-// By words: a conditional choice between two elements of an array would put the array into memory.
+// Selects word by word: to choose between two elements of an array, the compiler would put the array into local memory.
 template <class T>
 __device__ __forceinline__ T choose(bool first, T a, T b) {
   return by_words([first](uint32_t x, uint32_t y) { return first ? x : y; }, a, b);
 }
 
-// uint64 is added and multiplied modulo 2^64 as int64 is, so the two share their kernels.
+// uint64 shares the kernels of int64: both add and multiply modulo 2^64.
 template <class T>
 using Compiled = std::conditional_t<std::is_same_v<T, uint64_t>, int64_t, T>;
 

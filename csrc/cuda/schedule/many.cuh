@@ -1,6 +1,12 @@
-// Many arrays in one launch, an output each. A block takes a tile of one array's chunks, and its warps the units of these as in
-// the dense kernel (dense/dense.cuh); a second kernel joins each array's partial results. The idea of one launch for arrays of
-// any number and size is NVIDIA Apex's multi_tensor_apply.
+// Many arrays in one launch, one output each. A block takes a tile of one array's chunks, and its warps take the tile's units
+// as in the dense kernel (kernels/dense.cuh). A second kernel joins each array's partial results. The idea of one launch for
+// arrays of any number and size is NVIDIA Apex's multi_tensor_apply.
+//
+// For example the sums of squares of two float32 arrays of 5000 and 100 elements, with tiles of one chunk. Block 0 takes
+// elements 0-4095 of the first array: 4 units of 128 leaves, one for each of warps 0-3. Thread 0 of warp 0 loads elements 0-3,
+// 512-515, ..., 3584-3587 and adds their squares as lanes 0-3. Warp 0 joins the sums of the 4 units, and thread 0 writes
+// partial result 0. Block 1 does the same with elements 4096-4999, and block 2 with the second array. In the second kernel
+// block 0 joins partial results 0 and 1 and writes the first array's result, and block 1 writes the second array's.
 #pragma once
 
 #include "../kernels/dense.cuh"
@@ -10,14 +16,14 @@ namespace gpureduce::cuda {
 
 constexpr int kManyWarps = 8;
 constexpr int kMostTileChunks = 128;  // a power of two
-constexpr int kMostJoined = 64;       // runs of kJoinRun partial results that a thread joins: a power of two
+constexpr int kMostJoined = 64;       // most runs of kJoinRun partial results per thread: a power of two
 
-// Which tiles each array has, and where its result goes. kCapacity: arrays that there is room for, since the parameters of a
-// launch take the longer the more they are.
+// The tiles of each array, and where its result goes. kCapacity: room for arrays, since a launch takes longer with larger
+// parameters.
 template <class Acc, int kCapacity>
 struct ManyTiles {
-  uint32_t first[kCapacity + 1];  // tile of each array
-  int32_t count;                  // of arrays
+  uint32_t first[kCapacity + 1];  // the first tile of each array
+  int32_t count;                  // arrays
   DType out;
   Acc* partials;  // null: every array is one tile
   void* results;
@@ -43,7 +49,8 @@ struct ManyArgs {
   uint64_t policy;
 };
 
-// The units of a tile, from chunk `chunk` on, one warp after the other; their sums stand in `sums`. Returns how many they are.
+// Sums the units of a tile that begins at chunk `chunk`, and puts their sums into `sums`. The warps take the units in turn.
+// Returns the number of units.
 template <int V, Walk walk, class Source, class Acc>
 __device__ __forceinline__ int take_tile(const DenseArgs<Source, Acc>& a, int64_t chunk, int chunks, Acc* sums) {
   constexpr int kUnit = row_unit(V, kDepth, sizeof(typename Source::Element), walk), kChunkUnits = kLanes / kUnit;
@@ -94,7 +101,8 @@ __global__ void __launch_bounds__(kManyWarps* kWarp, 3) many_arrays(const __grid
   else store_native(many.tiles.results, array, 0, many.tiles.out, {v});
 }
 
-// Joins the partial results of an array, a block each. A thread takes `run` neighbours, a power of two and kJoinRun at least.
+// Joins the partial results of each array, one block per array. A thread takes `run` neighbours: a power of two, at least
+// kJoinRun.
 template <class Acc, int kCapacity>
 __global__ void __launch_bounds__(1024) join_arrays(const __grid_constant__ ManyTiles<Acc, kCapacity> tiles) {
   __shared__ Acc slots[kWarp];

@@ -8,9 +8,9 @@
 
 namespace gpureduce::cuda {
 
-constexpr int kMostArrays = 1024;  // of a launch: what its parameters have room for
+constexpr int kMostArrays = 1024;  // per launch, limited by the room for parameters
 
-// Elements side by side.
+// Contiguous elements.
 struct Array {
   const void* data;
   int64_t length;
@@ -22,13 +22,13 @@ struct Many {
   int count;  // up to kMostArrays
   DType in, out;
   Map map;
-  void* results;  // side by side
+  void* results;  // contiguous
   int multiprocessors;
   int64_t l2_bytes;
   Queue queue;
 };
 
-// Whether there are kernels for such elements and results.
+// True if there are kernels for these dtypes and this map.
 bool takes_many(DType in, DType out, Map map);
 
 // Bytes of partial results.

@@ -1,4 +1,4 @@
-// What the CUDA kernels of segments offer to C++. Pure C++.
+// The C++ interface of the CUDA kernels of segments. Pure C++.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,11 +16,11 @@ struct SegmentsLaunch {
   Queue queue;
 };
 
-// Sums all segments. Offsets that do not ascend, or lie outside the dim, stop the kernel with an assertion; nothing outside the
-// data is read.
+// Sums all segments. If offsets do not ascend, or lie outside the dim, the kernel stops with an assertion. It reads nothing
+// outside the data.
 cudaError_t run_segments(const SegmentsLaunch& launch);
 
-// The same of the dtypes of a family, each added in its own accumulator.
+// The same for the dtypes of a family, each added in its own accumulator.
 template <Family family>
 cudaError_t segments_of_family(const SegmentsLaunch& launch);
 

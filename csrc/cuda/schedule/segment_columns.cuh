@@ -1,9 +1,18 @@
-// Segments of rows whose neighbours in memory belong to different results. A group of threads owns neighbouring columns, V a
-// thread. Groups side by side in a block share leaves, a run of them each, and join their sums.
+// Segments of rows whose neighbours in memory belong to different results. A group of threads owns neighbouring columns, V per
+// thread. Neighbouring groups of a block may share a segment: each takes a run of its leaves, and they join their sums.
 //
-// Blocks of one kind take whole segments of up to `short_rows` rows, some at a time, each by as many groups. Blocks of the
-// other kind own a tile of rows each. Longer segments are cut into *pieces*, runs of leaves of a chunk; a tile takes those that
-// begin in it, one after the other, each by all groups. A second kernel joins the pieces of segments that have several.
+// Blocks of one kind take whole segments of up to `short_rows` rows, one or several at a time, each with the same number of
+// groups. Blocks of the other kind own a tile of rows each. Longer segments are cut into *pieces*, runs of leaves of a chunk. A
+// tile takes the pieces that begin in it one after the other, each with all groups. A second kernel joins the pieces of
+// segments that have several.
+//
+// For example 64 float32 columns with segments of 3 and 3000 rows: V = 2, 8 groups of 32 threads, pieces of up to 256 rows. A
+// block takes the first segment: groups 0-2 load one row each, and their thread 0 loads columns 0 and 1. The groups join their
+// sums through shared memory, and group 0 writes the results. The second segment has 16 pieces of 32 leaves, whose positions
+// are 188 rows apart. The block of tile 0, rows 0-255, takes pieces 0 and 1, at rows 3 and 191. Each group takes 4 leaves of a
+// piece: a thread loads the six rows of a leaf at once (rows 3, 515, ..., 2563 for leaf 0), adds them, and joins its 4 leaves.
+// The groups join their sums, and group 0 stores a partial sum per column. The second kernel joins the 16 pieces and writes the
+// results.
 #pragma once
 
 #include "segment_tiles.cuh"
@@ -11,13 +20,13 @@
 namespace gpureduce::cuda {
 
 constexpr int kColumnWarps = kColumnThreads / kWarp;
-// Blocks that are to fit on a multiprocessor: as many as leave threads the registers that they need, by bytes of accumulators.
+// Blocks per multiprocessor that leave threads enough registers, by the bytes of a thread's accumulators.
 constexpr int column_blocks(int bytes) { return bytes <= 4 ? 5 : 4; }
 constexpr int kBatch = 8;       // rows that a thread loads at once
-constexpr int kTinyRows = 2;    // of kAtOnce segments that it takes together
-constexpr int kPartLevels = 5;  // of the tree above a group's batches
+constexpr int kTinyRows = 2;    // most rows of a tiny segment; a thread takes kAtOnce of these together
+constexpr int kPartLevels = 5;  // levels of the tree above a group's batches
 static_assert(kPartRows < kBatch << kPartLevels);
-// Of a tile. They are kPartRows apart or more, but for the last of a segment and the first of the next.
+// Most pieces of a tile. Pieces are at least kPartRows apart, but for the last one of a segment and the first one of the next.
 constexpr int kMostPieces = kMostTileRows / kPartRows + 4;
 
 template <int kValue>
@@ -30,30 +39,31 @@ struct SegmentColumnArgs {
   SegmentTiles offsets;
   int64_t columns;
   uint32_t column_tiles;
-  int32_t width_bits, part_bits;   // of the threads of a group, and of the groups that share a short segment: powers of two
-  int32_t run;                     // short segments that these take, one after the other
-  int32_t short_rows, piece_bits;  // of the rows of a piece
+  int32_t width_bits, part_bits;   // log2 of the threads per group, and of the groups that share a short segment
+  int32_t run;                     // short segments that these groups take one after the other
+  int32_t short_rows, piece_bits;  // most rows of a short segment; log2 of the most rows of a piece
   SegmentOutput<Acc> output;
   Acc* partials;
 };
 
 // How the rows of a chunk are cut into pieces.
 struct ChunkPieces {
-  int rows, leaf_bits, pieces;  // leaf_bits: of the leaves of a piece, so many that its rows are 2^piece_bits at most
+  int rows, leaf_bits, pieces;  // leaf_bits: log2 of the leaves of a piece, which has at most 2^piece_bits rows
 
   __device__ __forceinline__ ChunkPieces(int64_t left, int piece_bits) {
     rows = static_cast<int>(min(left, int64_t{kChunk}));
     leaf_bits = min(kLaneBits, piece_bits - max(0, log2_up(rows) - kLaneBits));
     pieces = max(1, (min(rows, kLanes) + (1 << leaf_bits) - 1) >> leaf_bits);
   }
-  // Rows from a piece's position to the next one's.
+  // Rows from the position of a piece to the next one's.
   __device__ __forceinline__ int spacing() const { return pieces == 1 ? rows : (rows + pieces - 1) / pieces; }
 };
 
-// The pieces of a segment, by numbers; those of a chunk that is not full end before all that a full one has.
+// The pieces of a segment, by number. Each chunk has as many numbers as a full chunk has pieces; a partial chunk leaves the
+// last ones unused.
 struct SegmentPieces {
   int64_t length;
-  int piece_bits, bits;  // bits: of the pieces of a full chunk
+  int piece_bits, bits;  // bits: log2 of the pieces of a full chunk
 
   __device__ __forceinline__ SegmentPieces(int64_t length, int piece_bits)
       : length(length), piece_bits(piece_bits), bits(kChunkBits - piece_bits) {}
@@ -64,11 +74,11 @@ struct SegmentPieces {
     const int64_t full = length > 0 ? (length - 1) / kChunk : 0;
     return (full << bits) + chunk(full).pieces;
   }
-  // The first row that counts as a piece's own.
+  // The row that is a piece's position.
   __device__ __forceinline__ int64_t row(int64_t piece) const {
     return chunk_of(piece) * kChunk + in_chunk(piece) * chunk(chunk_of(piece)).spacing();
   }
-  // The first piece at a row or after it, or a number past all of them.
+  // The first piece at or after a row, or a number beyond all pieces.
   __device__ __forceinline__ int64_t first_at(int64_t row) const {
     if (row <= 0) return 0;
     const int64_t c = row / kChunk;
@@ -77,26 +87,26 @@ struct SegmentPieces {
     const int spacing = p.spacing(), next = (static_cast<int>(row - c * kChunk) + spacing - 1) / spacing;
     return next < p.pieces ? (c << bits) + next : (c + 1) << bits;
   }
-  // Where a piece's sums stand, of a segment of several. Pieces are half of their most rows apart, or more; but a segment's
-  // last piece may begin near the next segment, and so has a place beside the others'.
+  // The index of a piece's sums in the workspace, if its segment has several pieces. Pieces are at least half of 2^piece_bits
+  // rows apart. But a segment's last piece may begin near the next segment's first one, so it has an odd index.
   __device__ __forceinline__ int64_t slot(int64_t begin, int64_t piece) const {
     return 2 * ((begin + row(piece)) >> (piece_bits - 1)) + (piece == count() - 1);
   }
 };
 
-// What a block's groups take together: leaves of a chunk, or a whole short segment.
+// The work that a block's groups take together: leaves of a chunk, or a whole short segment.
 struct SegmentPiece {
   int64_t number, length;       // of the segment
-  int64_t begin, slot;          // the chunk's first row; and where the sums stand, of a segment of several
-  int32_t rows, first, leaves;  // of the chunk; and the piece's first leaf, and how many it has at most
+  int64_t begin, slot;          // the chunk's first row; the index of the sums, if there are several pieces
+  int32_t rows, first, leaves;  // the chunk's rows; the piece's first leaf, and the most leaves that it has
 };
 
-// A thread's columns: kSides times V neighbours, a warp's apart.
+// A thread's columns: kSides times V neighbours, kWarp columns apart.
 template <int V, int kSides, class Source, class Acc>
 using ColumnLanes = Lanes<typename Source::Element, Acc, V * kSides>;
 
-// The sum of neighbouring leaves, of up to kElements elements each: of `rows` rows from `offset` on, those whose leaves are
-// from `leaf` to before `end`. `columns`: that are there from the thread's first one on.
+// Joins kLeaves neighbouring leaves from `leaf` on, with up to kElements elements per leaf, in a chunk of `rows` rows from
+// `offset` on. Leaves from `end` on are padding. `columns`: how many exist from the thread's first one on.
 template <int kLeaves, int kElements, int V, int kSides, class Acc, class Source>
 __device__ __forceinline__ ColumnLanes<V, kSides, Source, Acc> leaves_sum(const Source& source, int64_t pitch, int64_t offset,
                                                                           int rows, int leaf, int end, int columns) {
@@ -130,7 +140,7 @@ __device__ __forceinline__ ColumnLanes<V, kSides, Source, Acc> leaves_sum(const 
   return join_lanes(leaves);
 }
 
-// The sums of a part of a chunk of `rows` rows: its leaves from `leaf` to before `end`.
+// Joins the leaves from `leaf` to before `end` of a chunk of `rows` rows.
 template <int V, int kSides, class Acc, class Source>
 __device__ __forceinline__ ColumnLanes<V, kSides, Source, Acc> part_sum(const Source& source, int64_t pitch, int64_t offset,
                                                                         int rows, int leaf, int end, int columns) {
@@ -155,8 +165,8 @@ __device__ __forceinline__ ColumnLanes<V, kSides, Source, Acc> part_sum(const So
   return joined(waiting, batches, v);
 }
 
-// Joins the sums of `parts` neighbouring groups of `width` threads, which are powers of two. The first group gets the result.
-// All threads of the block must call it. `slots` has a place for each.
+// Joins the sums of `parts` neighbouring groups of `width` threads; both are powers of two. The first group gets the result.
+// All threads of the block must call it. `slots` has one entry per thread.
 template <int V, class Acc>
 __device__ __forceinline__ void join_groups(Neighbours<Acc, V>& v, int width, int parts, Neighbours<Acc, V>* slots) {
 #pragma unroll 1
@@ -180,7 +190,8 @@ __device__ __forceinline__ void join_groups(Neighbours<Acc, V>& v, int width, in
   v = join_neighbours(of_warps);
 }
 
-// The pieces of long segments that begin in a tile, in any order. All threads of the block must call it.
+// Finds the pieces of long segments that begin in a tile, in any order, and returns their number. All threads of the block must
+// call it.
 __device__ __forceinline__ int find_pieces(const SegmentTiles& t, int64_t tile, int short_rows, int piece_bits,
                                            SegmentPiece* pieces, int32_t& count) {
   const int64_t tile_begin = tile * t.tile, tile_end = tile_begin + t.tile;
@@ -196,7 +207,7 @@ __device__ __forceinline__ int find_pieces(const SegmentTiles& t, int64_t tile, 
       const int64_t chunk = all.chunk_of(piece);
       const ChunkPieces cut = all.chunk(chunk);
       const int at = atomicAdd(&count, 1);
-      if (at >= kMostPieces) return;  // the offsets do not ascend
+      if (at >= kMostPieces) return;  // only if offsets do not ascend
       pieces[at] = {s.number,
                     s.length,
                     s.begin + chunk * kChunk,
@@ -251,7 +262,7 @@ __global__ void __launch_bounds__(kColumnThreads, column_blocks(V * kSides * siz
     return sums;
   };
   const int columns = static_cast<int>(min(a.columns - column, int64_t{kSides * kWarp}));
-  // f of the sums of V neighbouring columns, and of the first of these.
+  // Calls f(column, sums) for each run of V neighbouring columns, where `column` is the first one.
   const auto for_sides = [&](const Sums& sums, auto f) {
 #pragma unroll
     for (int s = 0; s < kSides; ++s) {
@@ -265,7 +276,7 @@ __global__ void __launch_bounds__(kColumnThreads, column_blocks(V * kSides * siz
     for_sides(sums,
               [&](int64_t column, auto& v) { a.output.template write<false>(number * t.result_pitch + column, length, v); });
   };
-  // Takes the next kAtOnce segments where all of a warp's are tiny.
+  // Takes the next kAtOnce segments if all of the warp's are tiny; otherwise returns false.
   const auto take_tiny = [&] {
     SegmentEnds own[kAtOnce];
     bool are_tiny = true;
@@ -328,20 +339,21 @@ struct JoinColumnArgs {
   const Acc* partials;
 };
 
-constexpr int kJoinedByColumns = 2 * kJoinRun;  // pieces of a segment, that a warp joins; others are the block's
+constexpr int kJoinedByColumns = 2 * kJoinRun;  // most pieces of a segment that a warp joins; else its block does
 
-// Joins the pieces of those segments that have several, 32 columns at a time. Such a segment is longer than a tile: a warp of
-// each tile's sees to it that has the tile's first row, if the segment does not begin before the tile ahead of this one.
+// Joins the pieces of segments that have several, 32 columns at a time. There is a warp for each tile of 2^piece_bits rows.
+// Such a segment is longer than a tile, so a tile begins in it, and the warp of the first such tile joins it.
 template <class Acc>
 __global__ void __launch_bounds__(kJoinWarps* kWarp)
     join_segment_columns(const __grid_constant__ JoinColumnArgs<Acc> a, uint32_t column_tiles) {
-  __shared__ SegmentPlace large[kJoinWarps];  // of several batches, or empty
+  __shared__ SegmentPlace large[kJoinWarps];  // segments that the block joins, or empty
   __shared__ Acc sums[kJoinWarps][kWarp];
   const SegmentTiles& t = a.offsets;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const uint32_t block = blockIdx.x / column_tiles;
   const int64_t column = int64_t{blockIdx.x - block * column_tiles} * kWarp + lane;
-  // This needs no sums. The offsets are there: the first kernel has let this one start after waiting for them.
+  // This needs no sums, so it runs before the wait. The offsets are valid: the first kernel waited for them before it let this
+  // one start.
   const int64_t row = (int64_t{block} * kJoinWarps + warp) * t.tile;
   int64_t found[1] = {0};
   if (row < t.length) t.first_at({row + 1}, found);
@@ -353,7 +365,7 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
   wait_for_previous_kernel();
   allow_next_kernel();
 
-  // The sum of pieces `begin` to begin + run - 1, as many of them as there are.
+  // The sum of pieces `begin` to begin + run - 1, as far as they exist.
   const auto join = [&](const SegmentPlace& s, int64_t begin, int64_t run) {
     const SegmentPieces all(s.length, a.piece_bits);
     const int64_t count = all.count();
@@ -383,7 +395,7 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
   for (int i = 0; i < kJoinWarps; ++i) {
     const SegmentPlace s = large[i];
     if (s.length == 0) continue;
-    int64_t run = kJoinRun;  // of a warp: a power of two
+    int64_t run = kJoinRun;  // pieces per warp: a power of two
 #pragma unroll 1
     while (run * kJoinWarps < SegmentPieces(s.length, a.piece_bits).count()) run *= 2;
     sums[warp][lane] = join(s, warp * run, run);

@@ -1,7 +1,15 @@
-// Segments whose elements lie one stride apart, each reduced to one number. A warp owns a run of positions (tiles.cuh). The
-// elements of its items are neighbours in memory, so they stream through its ring in shared memory, which bulk copies fill far
-// ahead, whatever the segments' lengths are; from there they are read at any alignment. Tiny segments are a thread's each,
-// others the warp's, chunk by chunk. A second kernel joins the chunks of segments that several warps have.
+// Segments whose elements lie one stride apart, each reduced to one number. A warp owns a tile, which is a run of positions
+// (segment_tiles.cuh). The elements of its segments are contiguous, so they stream through a ring in shared memory, which bulk
+// copies fill far ahead, whatever the segments' lengths are. From there they are read at any alignment. A thread sums a tiny
+// segment, and the warp sums the others, chunk by chunk. A second kernel joins the chunks of segments that several warps have.
+//
+// For example 100 rows of float32 with segments of 3, 100 and 5000 elements, in tiles of 256 positions. The segments have the
+// positions 0, 7 and 111, and the last one's second chunk has position 4207. So the warp of a row's tile 0 takes elements
+// 0-4198, which arrive in stages of 1024. Thread 1 joins the 3 elements of the first segment. The whole warp sums the 100
+// elements of the second one: thread 0 loads numbers 0, 32, 64 and 96, and shuffles join all threads. Threads 1 and 2 write
+// both results. In the first chunk of the third segment thread 0 adds lanes 0, 32, ..., 480. Shuffles join the 512 lanes, and
+// thread 0 stores a partial sum. The warp of tile 16 does the same with the other 904 elements. In the second kernel the warp
+// of tile 0 joins both partial sums and writes the result.
 #pragma once
 
 #include <cuda/ptx>
@@ -10,12 +18,12 @@
 
 namespace gpureduce::cuda {
 
-constexpr int kAnyRowWarps = 16;  // of a multiprocessor, of those whose elements are converted
+constexpr int kAnyRowWarps = 16;  // warps per multiprocessor, if elements are converted
 constexpr int kRingBytes = 8192, kStageBytes = 4096, kStages = kRingBytes / kStageBytes;
 constexpr int kRowGroups = kLanes / kWarp;
-constexpr int kShort = 4 * kWarp;  // elements of a segment that a warp takes with its neighbours
-constexpr int kTiny = kWarp;       // and of one that a thread takes
-constexpr int kTinyBatch = 8;      // elements that it joins at once
+constexpr int kShort = 4 * kWarp;  // most elements of a segment that a warp takes with its neighbours
+constexpr int kTiny = kWarp;       // most elements of a segment that one thread takes
+constexpr int kTinyBatch = 8;      // elements that this thread joins at once
 constexpr int kSegmentsAhead = 256;
 
 template <class Source, class Acc>
@@ -23,21 +31,21 @@ struct SegmentRowArgs {
   Source source;
   int64_t stride;
   SegmentTiles tiles;
-  int64_t row_tiles;         // tiles of a row: none has segments of two
+  int64_t row_tiles;         // tiles per row: no tile has segments of two rows
   Nest<Source::kRank> kept;  // of rows
   SegmentOutput<Acc> output;
   Acc* partials;
 };
 
-// Elements `begin` to `end` of a row as a warp takes them: in order. Places count from the stream's own first one.
+// Streams elements `begin` to `end` of a row to a warp, in order. A place is an index into the stream.
 template <class Source, class Acc>
 class RowStream {
   using Element = typename Source::Element;
   static constexpr int kSize = sizeof(Element), kInGranule = kGranule / kSize, kInLine = kLine / kSize;
 
  public:
-  static constexpr int kMost = kRingBytes / 2 / kSize;                // elements that are there together
-  static constexpr int kStep = kLanes * (kSize < 4 ? 4 / kSize : 1);  // of a chunk, that are taken together
+  static constexpr int kMost = kRingBytes / 2 / kSize;                // most elements that are in the ring together
+  static constexpr int kStep = kLanes * (kSize < 4 ? 4 / kSize : 1);  // elements of a chunk that are taken together
   static_assert(kStep * kSize <= kRingBytes / 2);
   struct Shared {
     char ring[kRingBytes];
@@ -56,12 +64,12 @@ class RowStream {
 
   // `row`: where the row begins. Returns the place of `begin`.
   __device__ __forceinline__ int start(int64_t row, int64_t length, int64_t begin, int64_t end) {
-    // A stage begins at a line, here as there.
+    // Stages begin at lines, in shared memory as in global memory.
     const int shift = source_.template misalignment<kInLine>(row + begin), whole = shift / kInGranule * kInGranule;
     wait(end_);
     begin_ = row + begin - shift;
     end_ = end > begin ? static_cast<int>(end - begin) + shift : 0;
-    // Granules with elements of the row alone; the others' are read one by one.
+    // Only granules whose elements are all of this row are copied; elements of the others are read one by one.
     low_ = shift - whole > begin ? whole + kInGranule : whole;
     const int past_end = source_.template misalignment<kInGranule>(row + length);
     high_ = static_cast<int>(min(row + length - past_end - begin_, int64_t{(end_ + kInGranule - 1) / kInGranule * kInGranule}));
@@ -75,7 +83,7 @@ class RowStream {
     return shift;
   }
 
-  // Until all elements before a place are there.
+  // Waits until all elements before a place have arrived.
   __device__ __forceinline__ void wait(int end) {
 #pragma unroll 1
     for (; waited_ < stages_ && waited_ * kStage < end; ++waited_) {
@@ -88,7 +96,7 @@ class RowStream {
     }
     __syncwarp();
   }
-  // The element at a place, or else padding; as ready() takes it.
+  // The element at a place, or padding if not `wanted`; as ready() takes it.
   __device__ __forceinline__ Vector<Acc, 1> taken(bool wanted, int place) const {
     Vector<Acc, 1> x;
     x.set(0, wanted ? addend<Acc>(*at(place)) : padding<Acc>());
@@ -97,11 +105,11 @@ class RowStream {
   __device__ __forceinline__ Element* at(int place) const {
     return reinterpret_cast<Element*>(shared_.ring + (before_ * kStageBytes + place * kSize) % kRingBytes);
   }
-  // Whether the kStep elements from a place on stand one after the other.
+  // True if the kStep elements from a place on are contiguous in the ring.
   __device__ __forceinline__ bool is_straight(int place) const {
     return (before_ * kStageBytes + place * kSize) % kRingBytes <= kRingBytes - kStep * kSize;
   }
-  // Elements before a place are not read any more.
+  // Elements before a place are no longer needed, and their stages are filled anew.
   __device__ __forceinline__ void release(int end) {
     __syncwarp();
 #pragma unroll 1
@@ -111,7 +119,7 @@ class RowStream {
  private:
   static constexpr int kStage = kStageBytes / kSize;
   static __device__ __forceinline__ int lane() { return threadIdx.x % kWarp; }
-  // Fewer than a granule's.
+  // Reads elements one by one, fewer than a granule's.
   __device__ __forceinline__ void put(int begin, int end) const {
     const int i = begin + lane();
     if (i < end) *at(i) = load_part<1, true>(source_, true, begin_ + i)[0];
@@ -146,11 +154,11 @@ class RowStream {
   int64_t begin_ = 0;  // where place 0 is
   int end_ = 0, low_ = 0, high_ = 0;
   int stages_ = 0, filled_ = 0, waited_ = 0;
-  uint32_t before_ = 0;  // stages of the streams before
+  uint32_t before_ = 0;  // stages of earlier streams
 };
 
-// Elements of any dtype, which are read when they are needed. The accumulator is complex, or of integers: a real number's is
-// the real part of a complex one.
+// Elements of any dtype, read when they are needed. The accumulator is complex or an integer: real numbers are added in the
+// real part of a complex one.
 template <class Acc>
 class RowStream<Any<Acc>, Acc> {
  public:
@@ -177,7 +185,7 @@ class RowStream<Any<Acc>, Acc> {
 template <class Stream>
 using TakenFrom = decltype(std::declval<const Stream&>().taken(true, 0));
 
-// The sum of the `length` elements from a place on, a chunk at most, by a warp.
+// A warp sums `length` elements from a place on, a chunk at most.
 template <class Acc, class Stream>
 __device__ __forceinline__ Acc chunk_sum(Stream& in, int first, int length) {
   const int lane = threadIdx.x % kWarp;
@@ -214,7 +222,7 @@ __device__ __forceinline__ Acc chunk_sum(Stream& in, int first, int length) {
   return warp_join_groups(v);
 }
 
-// The same of up to kShort elements, which are there.
+// The same for up to kShort elements, which have arrived.
 template <class Acc, class Stream>
 __device__ __forceinline__ Acc short_sum(const Stream& in, int first, int length) {
   const int lane = threadIdx.x % kWarp;
@@ -228,9 +236,9 @@ __device__ __forceinline__ Acc short_sum(const Stream& in, int first, int length
   return warp_join_groups(v);
 }
 
-// The sum of a tiny segment, by a thread, of whose warp none has more than `most`. Each thread reads its elements in an order
-// of its own, so that those of segments of one length do not meet in a bank. An exclusive or leaves neighbours what they are,
-// if in turn left and right, so the sum's bits are the same.
+// Sums one segment per thread, in batches of kTinyBatch elements. All threads take the batches that `most` elements need, and
+// no segment is longer than these. Each thread XORs its indices with a number, so that segments of equal length cause no bank
+// conflicts. The XOR only swaps left and right neighbours in the tree, so the sum keeps its bits.
 template <class Acc, class Stream>
 __device__ __forceinline__ Acc tiny_sum(const Stream& in, int first, int length, int most) {
   const int lane = threadIdx.x % kWarp, turn = length > 1 ? lane & ((2 << (31 - __clz(length - 1))) - 1) : 0;
@@ -278,12 +286,13 @@ __global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWar
       a.output.template write<is_any<Source>>(kept.out + number * t.result_pitch, length, one);
     };
 
-    // The segments that begin in the tile. Every tile finds the same end as the next one its begin: so all of them are taken.
+    // Finds the segments that begin in the tile. The end of a tile is found as the begin of the next one is, so none is left
+    // out.
     int64_t found[2];
     t.first_at({tile_begin, tile_end}, found);
     const int64_t first = in_row == 0 ? 0 : found[0], end = in_row == a.row_tiles - 1 ? t.segments : found[1];
     assert(first <= end && "offsets: each must be no less than the one before");
-    // Three segments' places at once: of the one before, of the first, and of the last.
+    // Looks up three segments at once: the one before the first, the first, and the last.
     const int64_t looked = lane == 0 ? first - 1 : lane == 1 ? first : end - 1;
     const SegmentPlace found_places = t.place(looked);
     SegmentEnds next = t.ends(first - 1 + lane);
@@ -304,11 +313,11 @@ __global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWar
       stop = min(last.begin + last.chunks_before(tile_end) * kChunk, last.begin + last.length);
     }
     if (first == end && chunk == chunk_end) continue;
-    stop = min(stop, begin + t.tile + kChunk);  // also where offsets do not ascend
+    stop = min(stop, begin + t.tile + kChunk);  // even if offsets do not ascend
     const int origin = in.start(kept.in, t.length, begin, stop);
     const auto place_of = [&](int64_t element) { return origin + static_cast<int>(element - begin); };
 
-    // The segments, 32 at a time; before the first, the rest of the one that began in another tile.
+    // Takes 32 segments at a time. Before the first one comes the rest of the segment that began in an earlier tile.
 #pragma unroll 1
     for (int64_t base = first - 1; base < end; base += kWarp) {
       const auto [own_begin, own_end] = next;
@@ -322,12 +331,12 @@ __global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWar
       int at = base < 0 ? 1 : 0;
 #pragma unroll 1
       while (at < count) {
-        // Short ones that fit into the ring together.
+        // Short segments that fit into the ring together.
         const int at_place = shuffle(from, at);
         const unsigned others = ~__ballot_sync(~0u, lane < at || (is_short && from + length - at_place <= Stream::kMost));
         const int upto = others ? __ffs(others) - 1 : kWarp;
         if (upto <= at) {
-          // Chunks of a segment. If they are not all of it, another kernel joins them.
+          // Chunks of one segment. If it has other chunks, the second kernel joins them all.
           const SegmentPlace own = t.place(base + at, {shuffle(own_begin, at), shuffle(own_end, at)});
           const bool rest = is_rest && at == 0;
           const int64_t chunks = chunks_of(own.length), c_end = rest ? chunk_end : own.chunks_before(tile_end);
@@ -374,13 +383,13 @@ __global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWar
   }
 }
 
-constexpr int kJoinedByWarp = kWarp * kJoinRun;  // chunks of a segment, at most; others are the block's
+constexpr int kJoinedByWarp = kWarp * kJoinRun;  // most chunks of a segment that a warp joins; else its block does
 
-// Joins the chunks' sums of a segment, by `threads` neighbouring threads: a power of two.
+// Joins the sums of a segment's chunks, by `threads` neighbouring threads, a power of two. Each warp gets the sum of its part.
 template <class Acc>
 __device__ __forceinline__ Acc join_chunks(const Acc* partials, const SegmentPlace& s, int thread, int threads) {
   const int64_t chunks = chunks_of(s.length);
-  int64_t run = kJoinRun;  // of a thread
+  int64_t run = kJoinRun;  // chunks per thread
 #pragma unroll 1
   while (run * threads < chunks) run *= 2;
   Acc waiting[kJoinLevels], v = padding<Acc>();
@@ -408,8 +417,8 @@ struct JoinRowArgs {
   const Acc* partials;
 };
 
-// Joins the sums of chunks of those segments that several warps have: a warp for each tile, which looks for the segment that
-// begins in it and ends in another.
+// Joins the chunks of segments that several warps have. There is a warp for each tile, which looks for the segment that begins
+// in its tile and ends in another one.
 template <class Acc>
 __global__ void __launch_bounds__(kJoinWarps* kWarp) join_segment_rows(const __grid_constant__ JoinRowArgs<Acc> a) {
   __shared__ int64_t left[kJoinWarps];  // segments that are not joined yet, or -1
@@ -418,7 +427,8 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp) join_segment_rows(const __g
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int64_t first = int64_t{blockIdx.x} * kJoinWarps;
   const auto row_of = [&](int warp) { return a.row_tiles == t.tiles ? 0 : (first + warp) / a.row_tiles; };
-  // This needs no sums. The offsets are there: the first kernel has let this one start after waiting for them.
+  // This needs no sums, so it runs before the wait. The offsets are valid: the first kernel waited for them before it let this
+  // one start.
   int64_t own = -1;
   if (first + warp < t.tiles) {
     const int64_t tile_begin = (first + warp - row_of(warp) * a.row_tiles) * t.tile, tile_end = tile_begin + t.tile;
@@ -429,7 +439,7 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp) join_segment_rows(const __g
   }
   wait_for_previous_kernel();
   allow_next_kernel();
-  // A warp's own segment first, then those that the block takes together.
+  // First each warp joins its own segment, then the block joins long ones together.
 #pragma unroll 1
   for (int i = -1; i < kJoinWarps; ++i) {
     const bool together = i >= 0;

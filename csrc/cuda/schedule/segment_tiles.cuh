@@ -1,7 +1,7 @@
-// How the work on segments is cut into tiles, without a look at the offsets on the host.
+// How the work on segments is cut into tiles. The host does not read the offsets.
 //
-// Every segment has a *position*: its first element's index, and a *weight* more for each segment before it. A tile is a run of
-// positions, all tiles of the same size: so tiles have as much to do, whatever the lengths are. Segments of several chunks are
+// Every segment has a *position*: the index of its first element, plus a *weight* for each segment before it. A tile is a run
+// of positions. All tiles have the same size, so they have equal work, whatever the lengths are. Segments of several chunks are
 // cut at chunks, and a tile takes the chunks whose positions lie in it.
 #pragma once
 
@@ -13,13 +13,13 @@
 
 namespace gpureduce::cuda {
 
-constexpr int kJoinWarps = 16;   // of a block that joins partial sums
-constexpr int kJoinLevels = 32;  // of a thread's runs of partial sums
+constexpr int kJoinWarps = 16;   // warps per block that joins partial sums
+constexpr int kJoinLevels = 32;  // levels of the tree above a thread's runs of partial sums
 
 __device__ __forceinline__ int64_t chunks_of(int64_t length) { return (length + kChunk - 1) / kChunk; }
 
-// Where a chunk's sum stands, of a segment of several. A segment's last chunk may begin near the next segment, and so has a
-// place beside the others'.
+// The index of a chunk's sum in the workspace, if its segment has several chunks. A segment's last chunk may begin near the
+// next segment's first one, so it has an odd index.
 __device__ __forceinline__ int64_t chunk_slot(int64_t begin, int64_t chunk, int64_t length) {
   return 2 * (begin / kChunk + chunk) + (chunk == chunks_of(length) - 1);
 }
@@ -27,30 +27,30 @@ __device__ __forceinline__ int64_t chunk_slot(int64_t begin, int64_t chunk, int6
 struct SegmentPlace {
   int64_t number, begin, length, position;
 
-  // How many of its chunks begin before a position.
+  // The number of the segment's chunks that begin before a position, at least 1 if it has any.
   __device__ __forceinline__ int64_t chunks_before(int64_t before) const {
     return min(max((before - position + kChunk - 1) / kChunk, int64_t{1}), chunks_of(length));
   }
 };
 
-// As they stand in the offsets.
+// The ends of a segment as the offsets give them, unchecked.
 struct SegmentEnds { int64_t begin, end; };
 
 struct SegmentTiles {
   const void* offsets;
   bool wide;
   int64_t segments, length, tile, tiles;
-  int32_t weight;  // what a segment costs beside its elements, in elements
+  int32_t weight;  // the cost of a segment besides its elements, in elements
   int64_t result_pitch;
 
   __device__ __forceinline__ int64_t offset(int64_t i) const {
     return wide ? static_cast<const int64_t*>(offsets)[i] : static_cast<const int32_t*>(offsets)[i];
   }
-  // Empty where there is no such segment.
+  // Empty if there is no segment of this number.
   __device__ __forceinline__ SegmentEnds ends(int64_t number) const {
     return {offset(min(max(number, int64_t{0}), segments)), offset(min(max(number + 1, int64_t{0}), segments))};
   }
-  // Inside of the data, whatever the offsets are.
+  // Clamped to the data, whatever the offsets are.
   __device__ __forceinline__ SegmentPlace place(int64_t number, const SegmentEnds& ends) const {
     SegmentPlace s;
     s.number = number;
@@ -64,14 +64,14 @@ struct SegmentTiles {
     assert(ends.begin >= 0 && ends.begin <= ends.end && ends.end <= length &&
            "offsets: each must be no less than the one before, and in [0, the size of dim]");
   }
-  // Has an offset that will be wanted brought to the L2.
+  // Prefetches an offset that will be needed into the L2.
   __device__ __forceinline__ void prefetch(int64_t i) const {
     if (i > segments) return;
     const char* const p = static_cast<const char*>(offsets) + i * (wide ? 8 : 4);
     asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
   }
-  // The first segments at some positions or after them, by a warp. Where offsets do not ascend, a position has the same answer,
-  // whichever of them it is.
+  // A warp finds the first segment at or after each position. If offsets do not ascend, a position has the same answer at each
+  // index of `positions`, so neighbouring tiles agree.
   template <int kCount>
   __device__ __forceinline__ void first_at(const int64_t (&positions)[kCount], int64_t (&found)[kCount]) const {
     const int lane = threadIdx.x % kWarp;
@@ -102,19 +102,19 @@ struct SegmentTiles {
   }
 };
 
-// Where results go.
+// Writes results.
 template <class Acc>
 struct SegmentOutput {
   void* result;
   DType dtype;
   Finish finish;
 
-  // The sums of `count` elements of neighbouring columns. kAny: they may be of any dtype.
+  // Writes the sums of V neighbouring columns, of `count` elements each. kAny: results may have any dtype.
   template <bool kAny, int V>
   __device__ __forceinline__ void write(int64_t index, int64_t count, Acc (&v)[V]) const {
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      if (count == 0) v[j] = Acc{};  // all of it is padding
+      if (count == 0) v[j] = Acc{};  // the sum is padding
       if constexpr (kAny) {
         store_any(result, index + j, dtype, finish, count, v[j]);
       } else if constexpr (!std::is_integral_v<Acc>) {

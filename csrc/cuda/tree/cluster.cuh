@@ -1,5 +1,5 @@
-// Blocks that join their sums without a second kernel: a cluster's, which run at a time, and send each other values. They need
-// compute capability 9.0.
+// The blocks of a cluster join their sums without a second kernel: they are resident together and write to each other's shared
+// memory. Needs compute capability 9.0.
 #pragma once
 
 #include <cuda/ptx>
@@ -8,14 +8,14 @@
 
 namespace gpureduce::cuda {
 
-// What a block gets from the blocks of its cluster, in its shared memory, and a barrier that counts the bytes of it. No fence
-// is needed on either side, nor a barrier of the whole cluster after the values, which takes longer.
+// A block's receive buffer in its shared memory, with an mbarrier that counts the bytes that arrive. The mbarrier orders the
+// values, so neither side needs a fence, nor a second barrier of the whole cluster, which would take longer.
 template <class Acc>
 struct Inbox {
   uint64_t* arrived;
   Acc* values;
 
-  // Opens it for `count` values. All threads of all blocks must call it when they begin.
+  // Opens the inbox for `count` values. All threads of all blocks must call it when they begin.
   __device__ __forceinline__ void open(int count) const {
 #if __CUDA_ARCH__ >= 900
     namespace ptx = ::cuda::ptx;
@@ -28,14 +28,14 @@ struct Inbox {
 #endif
   }
 
-  // Waits for all blocks to open theirs. Whole warps must call it, before one of their threads sends.
+  // Waits until all blocks have opened their inboxes. Whole warps must call it before one of their threads sends.
   __device__ __forceinline__ void wait_for_others() const {
 #if __CUDA_ARCH__ >= 900
     __cluster_barrier_wait();
 #endif
   }
 
-  // Sends a value, which becomes values[index] of the block `rank`.
+  // Sends a value to values[index] of the block `rank`.
   __device__ __forceinline__ void send(uint32_t rank, int index, Acc value) const {
 #if __CUDA_ARCH__ >= 900
     using Word = std::conditional_t<sizeof(Acc) % 8 == 0, uint64_t, uint32_t>;
@@ -57,7 +57,7 @@ struct Inbox {
 #endif
   }
 
-  // The sum of the values of so many blocks.
+  // Joins the values of `blocks` blocks.
   __device__ __forceinline__ Acc join(int blocks) const {
     Acc v[kMaxCluster];
 #pragma unroll

@@ -1,12 +1,12 @@
-// Joins of threads, warps and blocks. All of them take nearest neighbours first, and a missing neighbour is padding<Acc>(),
-// which changes no bit.
+// Joins of threads, warps and blocks. All of them join nearest neighbours first. padding<Acc>() stands for a missing neighbour
+// and changes no bit.
 #pragma once
 
 #include "lanes.cuh"
 
 namespace gpureduce::cuda {
 
-// Joins kCount values of one thread, a power of two.
+// Joins kCount values of one thread. kCount is a power of two.
 template <int kCount, class T>
 __device__ __forceinline__ T join_neighbours(T (&v)[kCount]) {
 #pragma unroll
@@ -17,7 +17,7 @@ __device__ __forceinline__ T join_neighbours(T (&v)[kCount]) {
   return v[0];
 }
 
-// Sums of columns side by side.
+// Sums of neighbouring columns.
 template <class Acc, int V>
 struct Neighbours {
   Acc of[V];
@@ -30,11 +30,11 @@ struct Neighbours {
   }
 };
 
-constexpr int kUnrolledLevels = 8;  // more stand in local memory, whose code is short
+constexpr int kUnrolledLevels = 8;  // with more levels `waiting` is in local memory, and the code is a short loop
 
-// Joins values that come one by one, as a binary counter counts: `v` is the value of this index, and then the sum of all that
-// are complete with it. `waiting` has room for each bit of the index, or of all but the last of a power of two of them, which
-// completes the sum of all.
+// Joins values that arrive one by one, as a binary counter carries. `v` is the value of this index; on return it is the sum of
+// the longest aligned run of 2^k values that ends with it. `waiting` has one entry per bit of the index. For exactly 2^n
+// values, n entries are enough: the last value completes the sum of all (up to kUnrolledLevels).
 template <int kLevels, class T, class Index>
 __device__ __forceinline__ void carry(T (&waiting)[kLevels], T& v, Index index) {
   if constexpr (kLevels > kUnrolledLevels) {
@@ -56,11 +56,10 @@ __device__ __forceinline__ void carry(T (&waiting)[kLevels], T& v, Index index) 
   }
 }
 
-// Levels of `waiting` for a power of two of values.
+// Entries of `waiting` for `count` values, a power of two.
 constexpr int levels_of(int count) { return count < 4 ? 1 : 1 + levels_of(count / 2); }
 
-// Joins neighbouring values that came one by one through carry(), `count` of them: fewer than a power of two. `none`: of
-// none.
+// Joins what carry() left in `waiting` after `count` values, fewer than 2^kLevels. Returns `none` if there were no values.
 template <int kLevels, class T, class Index>
 __device__ __forceinline__ T joined(T (&waiting)[kLevels], Index count, T none) {
   T v = none;
@@ -74,7 +73,7 @@ __device__ __forceinline__ T joined(T (&waiting)[kLevels], Index count, T none) 
   return v;
 }
 
-// `v` of another thread of the warp.
+// `v` of the warp lane `lane`.
 template <class T>
 __device__ __forceinline__ T shuffle(T v, int lane) {
   return by_words([lane](uint32_t word) { return __shfl_sync(0xffffffffu, word, lane); }, v);
@@ -85,7 +84,8 @@ __device__ __forceinline__ T shuffle_xor(T v, int mask) {
   return by_words([mask](uint32_t word) { return __shfl_xor_sync(0xffffffffu, word, mask); }, v);
 }
 
-// Joins groups of threads of a warp: `from` neighbours already share a value, afterwards `to` do. Powers of two.
+// Joins values across a warp: groups of `from` neighbouring threads share a value before, groups of `to` do afterwards. Both
+// are powers of two.
 template <class Acc>
 __device__ __forceinline__ Acc warp_join(Acc v, int from, int to) {
   for (int mask = from; mask < to; mask *= 2) v = v + shuffle_xor(v, mask);
@@ -106,9 +106,9 @@ __device__ __forceinline__ void exchange_if(bool wanted, T& a, T& b) {
   a = first;
 }
 
-// Joins groups of kWidth neighbouring threads that hold kCount values each (up to kWidth): every value across its group. While
-// there are several values, a pair of threads shares the work: each keeps one half of them and hands the other half over. Then
-// the first thread of a group has its value 0, the next its value 1, and so on, again after kCount.
+// Joins kCount values per thread (up to kWidth), each value across a group of kWidth neighbouring threads. While there are
+// several values, two threads share the work: each keeps half of them and gives the other half away. At the end, thread i of a
+// group has the result of value i % kCount.
 template <int kCount, int kWidth = kWarp, int kMask = 1, class Acc>
 __device__ __forceinline__ Acc warp_transpose_join(const Acc (&v)[kCount]) {
   if constexpr (kCount == 1) {
@@ -126,15 +126,15 @@ __device__ __forceinline__ Acc warp_transpose_join(const Acc (&v)[kCount]) {
   }
 }
 
-// Joins kCount values a thread: each across the warp, then the kCount results.
+// Joins kCount values per thread: each across the warp, then the kCount results.
 template <int kCount, class Acc>
 __device__ __forceinline__ Acc warp_join_groups(const Acc (&v)[kCount]) {
   return warp_join(warp_transpose_join(v), 1, kCount);
 }
 
-// Joins groups of `width` neighbouring threads of the block (a power of two); the first thread of each group gets the group's
-// value. `slots` holds one value a warp. Every thread of the block must call it, and may use `slots` again after the next
-// __syncthreads().
+// Joins the values of groups of `width` neighbouring threads of the block (a power of two). Returns true in the first thread of
+// each group, whose `v` is then the group's sum. `slots` has one entry per warp. Every thread of the block must call it, and
+// may reuse `slots` after the next __syncthreads().
 template <class Acc>
 __device__ __forceinline__ bool block_join(Acc& v, int width, Acc* slots) {
   const int thread = threadIdx.x;
@@ -143,7 +143,7 @@ __device__ __forceinline__ bool block_join(Acc& v, int width, Acc* slots) {
   if (width <= kWarp) return first;
   if (thread % kWarp == 0) slots[thread / kWarp] = v;
   __syncthreads();
-  const int warps = width / kWarp, lane = thread % kWarp;  // every warp joins those of its group
+  const int warps = width / kWarp, lane = thread % kWarp;  // each warp joins the values of all warps of its group
   v = lane < warps ? slots[(thread / kWarp & -warps) + lane] : padding<Acc>();
   v = warp_join(v, 1, warps);
   return first;

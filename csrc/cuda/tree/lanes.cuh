@@ -6,8 +6,8 @@
 
 namespace gpureduce::cuda {
 
-// Integers of 8 and 16 bits are added in 32 bits as long as a warp's part of a tile lasts, and so are counts: exact, and
-// order-free. The larger of integers of up to 32 bits has as many.
+// The type of a lane's sum. Integers of 8 and 16 bits, and counts, are added in 32 bits within a warp's part of a tile: this is
+// exact, and their order is free. The maximum of integers of up to 32 bits also takes 32 bits.
 template <class Element, class Acc>
 struct LaneOf {
   static constexpr bool kSmall = std::is_same_v<Element, Boolean> || (std::is_integral_v<Element> && sizeof(Element) <= 2);
@@ -24,7 +24,7 @@ struct LaneOf<Ordered<In>, Largest<int64_t>> {
 template <class Element, class Acc>
 using Lane = typename LaneOf<Element, Acc>::type;
 
-// A lane's sum as an accumulator.
+// Converts a lane's sum to the accumulator.
 template <class Acc, class LaneSum>
 __device__ __forceinline__ Acc widened(LaneSum x) {
   if constexpr (std::is_same_v<Acc, LaneSum>) return x;
@@ -32,7 +32,7 @@ __device__ __forceinline__ Acc widened(LaneSum x) {
   else return static_cast<Acc>(x);
 }
 
-// Addends of a whole vector. Two float8 at a time share a conversion.
+// The addends of a whole vector. Two float8 share one conversion instruction.
 template <class T, class Element, int V>
 __device__ __forceinline__ void unpack(const Vector<Element, V>& x, T (&to)[V]) {
   constexpr bool kE4m3 = std::is_same_v<Element, Mapped<Float8_e4m3fn, Map::value>>;
@@ -52,23 +52,23 @@ __device__ __forceinline__ void unpack(const Vector<Element, V>& x, T (&to)[V]) 
   }
 }
 
-// Whether elements are bytes of which those that are not zero are counted.
+// True if elements are bytes and the non-zero ones are counted.
 template <class Element>
 constexpr bool kCountsBytes = std::is_same_v<Element, Boolean> || std::is_same_v<Element, Mapped<uint8_t, Map::nonzero>>;
 
-// Four bytes more in a sum, with the byte dot product.
+// Adds four bytes to a sum with one byte dot product.
 template <class Element>
 __device__ __forceinline__ int32_t add_bytes(uint32_t bytes, int32_t sum) {
   if constexpr (std::is_same_v<Element, int8_t>) {
     return __dp4a(static_cast<int32_t>(bytes), 0x01010101, sum);
   } else {
-    if constexpr (kCountsBytes<Element>)  // each non-zero byte to 1: a carry into, or already, its top bit
+    if constexpr (kCountsBytes<Element>)  // non-zero bytes become 1: adding 0x7f carries into the top bit
       bytes = ((((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) & 0x80808080u) >> 7;
     return static_cast<int32_t>(__dp4a(bytes, 0x01010101u, static_cast<uint32_t>(sum)));
   }
 }
 
-// The same for four neighbouring sums, each with one byte of each word.
+// Adds four words to four neighbouring sums: byte j of each word goes to sum j.
 template <class Element>
 __device__ __forceinline__ void add_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d, int32_t* sums) {
   const uint32_t ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);    // a0 b0 a1 b1, c0 d0 c1 d1
@@ -79,7 +79,8 @@ __device__ __forceinline__ void add_bytes(uint32_t a, uint32_t b, uint32_t c, ui
   sums[3] = add_bytes<Element>(__byte_perm(ab2, cd2, 0x7632), sums[3]);
 }
 
-// The sums of V neighbouring lanes in one thread. Elements are as they were loaded, or already addends (load/any.cuh).
+// The sums of V neighbouring lanes in one thread. It takes elements as they were loaded, or addends that are already converted
+// (load/any.cuh).
 template <class Element, class Acc, int V>
 struct Lanes {
   using LaneSum = Lane<Element, Acc>;
@@ -101,7 +102,7 @@ struct Lanes {
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] = sum[j] + more[j];
   }
-  // N elements a lane, the first of them first.
+  // Starts with N elements per lane, added in order.
   template <class Ready, int N>
   __device__ __forceinline__ void start(const Vector<Ready, V> (&x)[N]) {
     if constexpr (kOrderFree) {
@@ -113,7 +114,7 @@ struct Lanes {
       for (int i = 1; i < N; ++i) add(x[i]);
     }
   }
-  // N more elements a lane, whose order is free. Bytes four vectors at a time.
+  // Adds N more elements per lane, whose order is free. Bytes are added four vectors at a time.
   template <class Ready, int N>
   __device__ __forceinline__ void add(const Vector<Ready, V> (&x)[N]) {
     static_assert(kOrderFree);
@@ -142,7 +143,7 @@ struct Lanes {
     sums.add(right);
     return sums;
   }
-  // The join of the V lanes, nearest neighbours first.
+  // Joins the V lanes, nearest neighbours first.
   __device__ __forceinline__ Acc join() {
 #pragma unroll
     for (int width = 1; width < V; width *= 2) {
@@ -164,11 +165,11 @@ __device__ __forceinline__ Sums join_lanes(Sums (&leaves)[kLeaves]) {
   return leaves[0];
 }
 
-// Counts of elements of 16 bits, which both halves of a word hold.
+// True if elements of 16 bits are counted: the two halves of a word hold two counts.
 template <class Element>
 constexpr bool kCountsPairs = std::is_same_v<Element, Mapped<uint16_t, Map::nonzero>>;
 
-// Small elements, all of a word into one sum.
+// Small integers, whose order is free: all elements of a word are added into one sum.
 template <class Element, class Acc, int V>
 struct WordLanes {
   static constexpr bool kOrderFree = true;
@@ -203,18 +204,18 @@ struct RowLanesOf {
 template <class Element, class Acc, int V>
 using RowLanes = typename RowLanesOf<Element, Acc, V>::type;
 
-// Lane sums in shared memory. The 16-byte granules of a line change places by the line's number, so that threads that write
-// V neighbouring sums each, or read sums that lie far apart, seldom meet in a bank.
+// Lane sums in shared memory, swizzled: the index of a 16-byte granule is XORed with the number of its line. So threads that
+// write V neighbouring sums each, or read sums far apart, have few bank conflicts.
 template <class LaneSum>
 struct LaneSums {
   static constexpr int kInGranule = kGranule / sizeof(LaneSum), kInLine = kLine / sizeof(LaneSum);
-  LaneSum* memory;  // at the begin of a line
+  LaneSum* memory;  // aligned to a line
 
   __device__ __forceinline__ LaneSum& operator[](uint32_t index) const {
     return memory[index ^ (index / kInLine % (kLine / kGranule) * kInGranule)];
   }
 
-  // V of them from `index` on, a multiple of V.
+  // Stores V sums from `index` on, which is a multiple of V.
   template <int V>
   __device__ __forceinline__ void put(uint32_t index, const LaneSum (&sums)[V]) const {
     store_granules([&](int g) { return &(*this)[index + g]; }, sums);

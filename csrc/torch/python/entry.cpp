@@ -1,14 +1,14 @@
-// The short way from Python to the ops: torch_reduce._entry.sum(input, dim, keepdim, dtype, out) and so on, with all arguments
-// by position; and torch_reduce._entry.call(function, *args, **kwargs), for calls that take the long way.
+// The short way from Python to the ops: torch_reduce._entry.sum(input, dim, keepdim, dtype, out) and so on, with positional
+// arguments; and torch_reduce._entry.call(function, *args, **kwargs), for calls that take the long way.
 //
 // torch.ops matches every call against the schema and boxes its arguments, which takes longer than a small sum. Here a call in
-// one of the usual forms goes straight to the dispatcher, as torch.sum does, and so to dispatch modes, functorch and tracing.
-// For other forms, and where __torch_function__ is overridden, the answer is NotImplemented: torch_reduce.sum then calls
-// torch.ops, which knows every case.
+// a usual form goes straight to the dispatcher, as torch.sum does, and so to dispatch modes, functorch and tracing. For other
+// forms, or if __torch_function__ is overridden, a function returns NotImplemented: torch_reduce.sum then calls torch.ops,
+// which handles every case.
 //
-// Warnings of the C++ code reach Python's filters, as those of torch.sum do. torch.ops would print them to stderr.
+// Warnings of the C++ code reach Python's filters, as with torch.sum. torch.ops would print them to stderr.
 //
-// It keeps to Python's limited C API (setup.py sets Py_LIMITED_API), so that one file serves every Python from 3.10 on.
+// This file uses only Python's limited C API (setup.py sets Py_LIMITED_API), so one binary serves every Python from 3.10 on.
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/Tensor.h>
@@ -23,7 +23,7 @@
 
 #include "../dispatch.h"
 
-// From torch/csrc/autograd/python_variable.h and torch/csrc/Exceptions.h, whose pybind11 needs all of Python's C API.
+// Declarations from torch/csrc/autograd/python_variable.h and torch/csrc/Exceptions.h, whose pybind11 needs the full C API.
 extern PyObject *THPVariableClass, *ParameterClass;
 PyObject* THPVariable_Wrap(const at::TensorBase& tensor);
 namespace torch {
@@ -32,7 +32,7 @@ void translate_exception_to_python(const std::exception_ptr& exception);
 
 namespace {
 
-struct PythonTensor {  // the beginning of THPVariable; importing checks it
+struct PythonTensor {  // the beginning of THPVariable; PyInit__entry checks it
   PyObject head;
   at::Tensor tensor;
 };
@@ -46,7 +46,7 @@ bool is_plain_tensor(PyObject* object) {
 
 using namespace gpureduce;
 
-constexpr int kMaxDims = 64;  // named in a call
+constexpr int kMaxDims = 64;  // most dims in a call
 
 struct Dims {
   int64_t values[kMaxDims];
@@ -61,7 +61,7 @@ struct Dims {
     return overflow == 0;
   }
 
-  // False: the argument is not in one of the usual forms.
+  // Returns false if the argument does not have a usual form.
   bool read(PyObject* dim) {
     if (dim == Py_None) return true;
     count = 0;
@@ -92,15 +92,15 @@ PyObject* not_implemented() {
   return Py_NotImplemented;
 }
 
-// Collects warnings, since giving them to Python needs the GIL and may raise.
+// Collects warnings, since passing them to Python needs the GIL and may raise.
 struct Kept : c10::WarningHandler {
   std::vector<c10::Warning> warnings;
 
   void process(const c10::Warning& warning) override { warnings.push_back(warning); }
 };
 
-// Gives warnings to Python, as torch words them, at the line of the Python frame so many levels up. False: a filter made an
-// error of one. Where the call itself has raised, that error is printed, as torch does.
+// Passes warnings to Python in torch's words, at the line of the Python frame `level` levels up. Returns false if a filter made
+// an error of one. If the call itself has raised, the filter's error is only printed, as torch does.
 bool give(const std::vector<c10::Warning>& warnings, int level) {
   if (warnings.empty()) return true;
   PyObject *type, *value, *traceback;
@@ -118,7 +118,7 @@ bool give(const std::vector<c10::Warning>& warnings, int level) {
   return true;
 }
 
-// The object that `f` makes, or nullptr if it raises, or if one of its warnings becomes an error.
+// Returns the object that `f` makes, or nullptr if `f` raises or one of its warnings becomes an error.
 template <class F>
 PyObject* guarded(int level, F f) {
   Kept kept;
@@ -145,8 +145,8 @@ PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     return not_implemented();
   OptionalDtype type;
   if (dtype != Py_None) type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
-  const at::Tensor self = unpack(input);  // our own reference: swap_tensors may change the object meanwhile
-  // Above torch_reduce.sum; the functions of _family.py call one that calls this.
+  const at::Tensor self = unpack(input);  // our own reference, since swap_tensors may change the object meanwhile
+  // The caller of torch_reduce.sum. The functions of _family.py call this through one more function.
   constexpr int kCaller = op == Operation::sum || op == Operation::mean || info(op).is_norm() ? 2 : 3;
   return guarded(kCaller, [&] {
     if (out != Py_None) {
@@ -167,7 +167,7 @@ PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   });
 }
 
-// A correction as var takes it; false: it is not in one of the usual forms.
+// Reads the correction of var. Returns false if it does not have a usual form.
 bool read_correction(PyObject* correction, std::optional<at::Scalar>& scalar) {
   if (correction == Py_None) return true;
   if (Py_TYPE(correction) == &PyFloat_Type) {

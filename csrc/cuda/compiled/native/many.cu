@@ -7,7 +7,7 @@ namespace gpureduce::cuda {
 
 namespace {
 
-constexpr int kTilesOfEach = 32;  // multiprocessor, that there are at most while tiles can be larger
+constexpr int kTilesOfEach = 32;  // per multiprocessor: with more tiles than this, tiles are made larger
 
 uint32_t tiles_of(int64_t length, int tile_chunks) {
   const int64_t elements = int64_t{tile_chunks} * kChunk;
@@ -20,7 +20,7 @@ int64_t tiles_of(const Many& many, int tile_chunks) {
   return tiles;
 }
 
-// As few tiles as a GPU can have at a time, or as large as they can be.
+// Chunks per tile: tiles grow until there are at most kTilesOfEach per multiprocessor, or up to kMostTileChunks.
 int tile_chunks_of(const Many& many) {
   int chunks = 1;
   while (chunks < kMostTileChunks && tiles_of(many, chunks) > int64_t{kTilesOfEach} * many.multiprocessors) chunks *= 2;

@@ -1,5 +1,5 @@
-// A kernel that does nothing. As all in this folder it has machine code and no PTX, so the driver is asked about it (ask() in
-// ../launch.cu).
+// A kernel that does nothing. Like all kernels in this folder it has machine code and no PTX, so the driver is asked about it
+// (ask() in launch.cu).
 #include "../../launch.h"
 
 namespace gpureduce::cuda {
