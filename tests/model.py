@@ -431,6 +431,74 @@ def deviations(stored, source, what, correction, negate):
         return np.sqrt(variance) if what == "std" else variance
 
 
+# --- functions that keep their input's shape ---------------------------------------------------------------------------
+
+
+def whole_exponential(x):
+    """e^x where x may be far below 0: from -80 on (-700 in float64) the square of e^(x / 2)."""
+    low = x.dtype.type(-80 if x.dtype == np.float32 else -700)
+    root = exponential(np.where(x < low, x, low) * x.dtype.type(0.5))
+    far = np.where(x < 4 * low, x.dtype.type(0), root * root)
+    return np.where(np.isnan(x), x, np.where(x >= low, exponential(np.where(x >= low, x, low)), far))
+
+
+def row_moments(x):
+    """(rows, length) -> mean and variance of each row in float64, of deviations from its first element."""
+    first = x[:, :1].astype(np.float64)
+    d = x.astype(np.float64) - first
+    n = float(x.shape[1])
+    total, squares = ordered_sum(d), ordered_sum(d * d)
+    mean = total / n
+    rest = squares - total * mean
+    rest = np.where(rest < 0, 0.0, rest)
+    return first[:, 0] + mean, rest / n
+
+
+def softmaxes(x, logarithmic):
+    """(rows, length) of float32 or float64 -> softmax, or its logarithm, of each row."""
+    with np.errstate(all="ignore"):
+        largest = x.max(1, keepdims=True)
+        e = exponential(x - largest)
+        total = ordered_sum(e)[:, None]
+        if logarithmic:
+            y = (x - largest) - logarithm(total.astype(np.float64)).astype(x.dtype)
+        else:
+            y = e * (x.dtype.type(1) / total)
+        return np.where(np.isfinite(largest), y, np.nan).astype(x.dtype)
+
+
+def softmaxes_backward(grad, y, logarithmic):
+    with np.errstate(all="ignore"):
+        if logarithmic:
+            return grad - whole_exponential(y) * ordered_sum(grad)[:, None]
+        return (grad - ordered_sum(grad * y)[:, None]) * y
+
+
+def row_norms(x, weight, bias, eps, centered):
+    """(rows, length) -> layer_norm or rms_norm of each row, its mean and its factor r."""
+    kind = x.dtype.type
+    with np.errstate(all="ignore"):
+        if centered:
+            mean, variance = row_moments(x)
+            r = (1.0 / np.sqrt(variance + eps)).astype(kind)
+            mean = mean.astype(kind)
+        else:
+            mean = np.zeros(len(x), kind)
+            r = kind(1) / np.sqrt(ordered_sum(x * x) / kind(x.shape[1]) + kind(eps))
+        y = ((x - mean[:, None]) * r[:, None]) * weight
+        return y + bias if centered else y, mean, r
+
+
+def row_norms_backward(grad, x, mean, r, weight, centered):
+    """The gradients of x, weight and bias."""
+    n = x.dtype.type(x.shape[1])
+    with np.errstate(all="ignore"):
+        h, d = (x - mean[:, None]) * r[:, None], grad * weight
+        share = (ordered_sum(d * h) / n)[:, None]
+        y = d - (ordered_sum(d) / n)[:, None] if centered else d
+        return (y - h * share) * r[:, None], ordered_sum((grad * h).T.copy()), ordered_sum(grad.T.copy())
+
+
 def family(stored, source, target, kind, negate=False):
     """(outputs, length, parts) of stored elements -> the accumulators (outputs,) of an operation of that name."""
     if isinstance(kind, tuple):

@@ -30,6 +30,8 @@ __all__ = [
     "explain",
     "get_total_norm",
     "ladder",
+    "layer_norm",
+    "log_softmax",
     "logsumexp",
     "mean",
     "nansum",
@@ -37,8 +39,10 @@ __all__ = [
     "prod",
     "replace",
     "replace_torch_sum",
+    "rms_norm",
     "segment_mean",
     "segment_sum",
+    "softmax",
     "std",
     "sum",
     "tune",
@@ -74,6 +78,7 @@ else:
     from ._clip import clip_grad_norm_, get_total_norm
     from ._family import all, amax, amin, any, count_nonzero, logsumexp, nansum, prod
     from ._replace import replace, replace_torch_sum
+    from ._rows import layer_norm, log_softmax, rms_norm, softmax
     from ._segment import segment_mean, segment_sum
     from ._sum import explain, mean, powsum, sum, tune, vector_norm
     from ._variance import std, var, var_mean
@@ -81,7 +86,7 @@ else:
 
     _library.document(
         [all, amax, amin, any, count_nonzero, dot, logsumexp, mean, nansum, powsum, prod, segment_mean, segment_sum]
-        + [std, sum, var, var_mean, vector_norm, weighted_sum]
+        + [std, sum, var, var_mean, vector_norm, weighted_sum, layer_norm, log_softmax, rms_norm, softmax]
     )
     # What the operators do with a DTensor. It comes last, as it uses all of the above.
     _imports.when_imported("torch.distributed.tensor", lambda: import_module("._dtensor", __name__))

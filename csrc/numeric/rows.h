@@ -50,7 +50,7 @@ constexpr bool is_norm(RowFunction f) {
 // A row's mean and r, which forward passes of norms write and backward passes read.
 constexpr bool has_mean(RowFunction f) { return f == RowFunction::layer_norm || f == RowFunction::layer_norm_backward; }
 
-// e^x for x that is not above 0; 0 from where e^x is hardly a normal number.
+// e^x for x <= 0, or 0 where e^x would be subnormal. The result for NaN is arbitrary.
 template <class A>
 GPUREDUCE_HOST_DEVICE A exponential_or_zero(A x) {
   return x < A(sizeof(A) == 4 ? -87 : -708) ? A(0) : exponential_in_range(x);
@@ -103,10 +103,10 @@ GPUREDUCE_HOST_DEVICE Sum no_addend() {
 template <RowFunction f, class A, class Sum>
 GPUREDUCE_HOST_DEVICE void finish_row(RowNumbers<A>& row, Sum sum, A first, int64_t length, double eps) {
   const A n = static_cast<A>(length);
-  if constexpr (f == RowFunction::softmax) {
-    row.r = A(1) / sum;
-  } else if constexpr (f == RowFunction::log_softmax) {
-    row.r = static_cast<A>(logarithm(static_cast<double>(sum)));
+  if constexpr (takes_largest(f)) {
+    // Of infinities and NaN the difference x - m is NaN, which the exponential's bits do not keep.
+    if (!(row.mean > -INFINITY && row.mean < INFINITY)) row.r = NAN;
+    else row.r = f == RowFunction::softmax ? A(1) / sum : static_cast<A>(logarithm(static_cast<double>(sum)));
   } else if constexpr (f == RowFunction::rms_norm) {
     const A mean_square = sum / n, shifted = mean_square + static_cast<A>(eps);
     row.r = A(1) / static_cast<A>(sqrt(shifted));

@@ -1,3 +1,3 @@
 #include "../../launch.cuh"
 
-template cudaError_t gpureduce::cuda::launch_unit<gpureduce::cuda::Unit::float_extrema>(const gpureduce::cuda::Launch&);
+template cudaError_t gpureduce::cuda::launch_unit<gpureduce::Unit::float_extrema>(const gpureduce::cuda::Launch&);

@@ -1,0 +1,378 @@
+"""softmax, log_softmax, rms_norm and layer_norm: the model's bits forward and backward, derivatives, and torch's arguments."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+import model
+import torch_reduce
+from support import assert_same_bits, data, dtype_of, in_threads
+
+OPS = torch.ops.gpureduce
+FLOATS = ["float32", "bfloat16", "float16", "float64"]
+SOFTMAXES = {"softmax": False, "log_softmax": True}
+NORMS = {"rms_norm": False, "layer_norm": True}
+# Of a thread, a warp, several vectors, chunks; whole vectors and not; a block's and a cluster's.
+LENGTHS = [1, 2, 3, 7, 8, 33, 100, 128, 512, 513, 1000, 1024, 2048, 2049, 4096, 4100, 5000, 8192, 20_000, 50_257]
+
+every_float = pytest.mark.parametrize("name", FLOATS)
+every_softmax = pytest.mark.parametrize("function", SOFTMAXES)
+every_norm = pytest.mark.parametrize("function", NORMS)
+
+
+def numbers(x, wide):
+    """What a call computes with, as (rows, length) of NumPy: the last dim is a row."""
+    return x.detach().cpu().to(torch.float64 if wide else torch.float32).reshape(-1, x.shape[-1]).numpy()
+
+
+def result(y, like, dtype=None):
+    return torch.from_numpy(np.ascontiguousarray(y)).to(dtype or like.dtype).reshape(like.shape)
+
+
+def same(ours, y, like, dtype=None, what=""):
+    assert_same_bits(ours.detach().cpu(), result(y, like, dtype), what)
+
+
+def check_softmax(function, x, grad, dtype=None):
+    """The value and the gradient of softmaxes over the last dim."""
+    logarithmic, wide = SOFTMAXES[function], torch.float64 in (x.dtype, dtype, grad.dtype)
+    x = x.detach().requires_grad_()
+    y = getattr(OPS, function)(x, -1, dtype=dtype)
+    target = dtype or x.dtype
+    expected = model.softmaxes(numbers(x, wide), logarithmic)
+    what = f"{function} of {tuple(x.shape)} {x.stride()} {x.dtype}"
+    same(y, expected, x, target, what)
+    (gradient,) = torch.autograd.grad(y, x, grad)
+    kept = expected if logarithmic else numbers(result(expected, x, target), wide)  # a logarithm is kept in float32
+    same(gradient, model.softmaxes_backward(numbers(grad, wide), kept, logarithmic), x, None, f"the gradient of {what}")
+
+
+def check_norm(function, x, weight, bias, grad, eps=1e-5):
+    """The value and the gradients of norms over the last dim."""
+    centered = NORMS[function]
+    given = [t for t in (x, weight, bias) if t is not None]
+    wide = any(t.dtype == torch.float64 for t in (*given, grad))
+    x, weight, bias = (t if t is None else t.detach().requires_grad_() for t in (x, weight, bias))
+    arguments = (x, x.shape[-1:], weight, bias, eps) if centered else (x, x.shape[-1:], weight, eps)
+    y = getattr(OPS, function)(*arguments)
+    w = np.ones((), np.float64 if wide else np.float32) if weight is None else numbers(weight, wide)
+    b = np.zeros_like(w) if bias is None else numbers(bias, wide)
+    what = f"{function} of {tuple(x.shape)} {x.stride()} {x.dtype}, weight {weight is not None}"
+    expected, mean, r = model.row_norms(numbers(x, wide), w, b, eps, centered)
+    same(y, expected, x, None, what)
+    inputs = [t for t in (x, weight, bias) if t is not None]
+    found = torch.autograd.grad(y, inputs, grad)
+    dx, dw, db = model.row_norms_backward(numbers(grad, wide), numbers(x, wide), mean, r, w, centered)
+    same(found[0], dx, x, None, f"the gradient of {what}")
+    if weight is not None:
+        same(found[1], dw, weight, None, f"the weight's gradient of {what}")
+    if bias is not None:
+        same(found[-1], db, bias, None, f"the bias's gradient of {what}")
+
+
+def random(shape, name, seed, device):
+    generator = torch.Generator().manual_seed(seed)
+    return (3 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype_of(name)).to(device)
+
+
+# --- bits ---------------------------------------------------------------------------------------------------------------
+
+
+@every_float
+@pytest.mark.parametrize("length", LENGTHS)
+def test_softmaxes_of_every_length(length, name, device):
+    rows = max(1, min(37, 40_000 // length))
+    x, grad = random((rows, length), name, 1, device), random((rows, length), name, 2, device)
+    for function in SOFTMAXES:
+        check_softmax(function, x, grad)
+
+
+@every_float
+@pytest.mark.parametrize("length", LENGTHS)
+def test_norms_of_every_length(length, name, device):
+    rows = max(1, min(37, 40_000 // length))
+    x, grad = random((rows, length), name, 3, device), random((rows, length), name, 4, device)
+    weight, bias = random((length,), name, 5, device), random((length,), name, 6, device)
+    check_norm("rms_norm", x, weight, None, grad)
+    check_norm("layer_norm", x, weight, bias, grad)
+    if length in (100, 1024):
+        check_norm("rms_norm", x, None, None, grad, 1e-3)
+        check_norm("layer_norm", x, None, None, grad, 1e-3)
+        check_norm("layer_norm", x, weight, None, grad)
+        check_norm("layer_norm", x.to(torch.float32), weight, bias.to(torch.float64), grad)
+        check_norm("layer_norm", x, weight.float(), bias.float(), grad)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 33, 511, 512, 513, 700, 4096, 4097, 9000, 20_000])
+def test_gradients_of_weights_of_many_rows(rows, device):
+    """A weight's gradient is the contract's sum over all rows."""
+    for name, length in (("float32", 8), ("bfloat16", 24), ("bfloat16", 5)):
+        x, grad = random((rows, length), name, 7, device), random((rows, length), name, 8, device)
+        weight, bias = random((length,), name, 9, device), random((length,), name, 10, device)
+        check_norm("rms_norm", x, weight, None, grad)
+        check_norm("layer_norm", x, weight, bias, grad)
+
+
+@pytest.mark.parametrize("length", [151_936, 262_144, 262_145, 300_001])
+def test_rows_of_vocabularies(length, device):
+    """Rows that a cluster holds, and longer ones."""
+    for name in ("bfloat16", "float32"):
+        x, grad = random((2, length), name, 11, device), random((2, length), name, 12, device)
+        for function in SOFTMAXES:
+            check_softmax(function, x, grad)
+        check_norm("layer_norm", x, None, None, grad)
+
+
+@every_softmax
+def test_results_of_another_dtype(function, device):
+    for name, dtype in itertools.product(["float32", "bfloat16", "float16", "float64"], ["float32", "bfloat16", "float64"]):
+        x, grad = random((5, 300), name, 13, device), random((5, 300), dtype, 14, device)
+        if SOFTMAXES[function] and dtype == "bfloat16":
+            continue  # below: its gradient comes from the float32 logarithm
+        check_softmax(function, x, grad, dtype_of(dtype))
+    integers = data((4, 70), "int32", seed=15, device=device)
+    y = getattr(OPS, function)(integers, 1, dtype=torch.float32)
+    same(y, model.softmaxes(integers.cpu().numpy().astype(np.float32), SOFTMAXES[function]), integers, torch.float32)
+
+
+@every_float
+@pytest.mark.parametrize("function", [*SOFTMAXES, *NORMS])
+def test_layouts(function, name, device):
+    """Transposed, strided, expanded and misaligned tensors have the bits of contiguous ones, and so have their gradients."""
+
+    def call(x):
+        x = x.detach().requires_grad_()
+        if function in SOFTMAXES:
+            y = getattr(OPS, function)(x, 1)
+        else:
+            y = getattr(OPS, function)(x, x.shape[1:])
+        return y, torch.autograd.grad(y, x, grad.as_strided(y.shape, y.stride()) if False else grad)[0]
+
+    base = random((40, 1300), name, 16, device)
+    grad = random((40, 600), name, 17, device)
+    views = {
+        "transposed": random((600, 40), name, 18, device).t(),
+        "every second": base[:, :1200:2],
+        "misaligned": base[:, 1:601],
+        "expanded": base[:1, :600].expand(40, 600),
+        "overlapping": base.reshape(-1).as_strided((40, 600), (3, 1)),
+    }
+    for what, x in views.items():
+        for ours, plain in zip(call(x), call(x.contiguous()), strict=True):
+            assert_same_bits(ours.detach().cpu().contiguous(), plain.detach().cpu().contiguous(), f"{function}, {what}")
+
+
+@every_softmax
+def test_every_dim(function, device):
+    x = random((4, 5, 6, 7), "float32", 19, device)
+    for dim in range(-4, 4):
+        y = getattr(OPS, function)(x, dim)
+        moved = x.movedim(dim, -1).contiguous()
+        assert_same_bits(y.movedim(dim, -1).cpu().contiguous(), getattr(OPS, function)(moved, -1).cpu(), f"{dim=}")
+    scalar = torch.tensor(3.0, device=device)
+    assert getattr(OPS, function)(scalar, 0).item() == (0.0 if SOFTMAXES[function] else 1.0)
+
+
+@every_norm
+def test_several_dims(function, device):
+    """Of contiguous tensors their rows are those of the flattened one."""
+    x = random((6, 5, 4, 30), "float32", 20, device)
+    for shape in ((30,), (4, 30), (5, 4, 30), (6, 5, 4, 30)):
+        y = getattr(OPS, function)(x, shape)
+        flat = x.reshape(-1, math.prod(shape))
+        assert_same_bits(y.cpu(), getattr(OPS, function)(flat, flat.shape[1:]).reshape(x.shape).cpu(), f"{shape}")
+
+
+@pytest.mark.parametrize("function", [*SOFTMAXES, *NORMS])
+def test_batches(function, device):
+    """A row has the same bits alone and in any batch."""
+    x = random((300, 777), "bfloat16", 21, device)
+    call = (lambda x: getattr(OPS, function)(x, -1)) if function in SOFTMAXES else lambda x: getattr(OPS, function)(x, (777,))
+    all_rows = call(x)
+    for rows in (1, 2, 17, 256):
+        assert_same_bits(call(x[:rows]).cpu(), all_rows[:rows].cpu(), f"{rows} rows")
+
+
+@every_softmax
+def test_special_numbers(function, device):
+    """As torch: NaN and +inf make all of a row NaN, -inf alone has the probability 0, and a row of -inf alone is NaN."""
+    ours, torchs = getattr(OPS, function), getattr(torch, function)
+    for length in (3, 600, 5000):
+        x = random((5, length), "float32", 22, device)
+        x[0, 1] = math.nan
+        x[1, 2] = math.inf
+        x[2, 0] = -math.inf
+        x[3] = -math.inf
+        x[4, 0] = 200
+        y, expected = ours(x, 1), torchs(x, 1)
+        assert torch.equal(y.isnan(), expected.isnan())
+        torch.testing.assert_close(y, expected, equal_nan=True)
+    assert (OPS.softmax(torch.tensor([[0.0, -math.inf, -200.0]], device=device), 1) == torch.tensor([1.0, 0, 0], device=device)).all()
+
+
+@every_norm
+def test_special_rows(function, device):
+    for name in ("float32", "bfloat16"):
+        x = random((4, 600), name, 23, device)
+        x[0, 1], x[1, 2], x[2] = math.nan, math.inf, 0
+        y = getattr(OPS, function)(x, (600,))
+        assert y[0].isnan().all() and y[1].isnan().any() and (y[2] == 0).all() and y[3].isfinite().all()
+
+
+def test_empty(device):
+    for shape in ((0, 5), (5, 0), (0, 0)):
+        x = torch.empty(shape, device=device, requires_grad=True)
+        for function in SOFTMAXES:
+            y = getattr(OPS, function)(x, 1)
+            assert y.shape == shape and torch.autograd.grad(y.sum(), x)[0].shape == shape
+        weight = torch.ones(shape[1], device=device, requires_grad=True)
+        for function in NORMS:
+            y = getattr(OPS, function)(x, shape[1:], weight)
+            dx, dw = torch.autograd.grad(y.sum(), (x, weight))
+            assert y.shape == dx.shape == shape and (dw == 0).all()
+
+
+def test_any_number_of_threads():
+    x, grad = random((50, 3000), "float32", 24, "cpu"), random((50, 3000), "float32", 25, "cpu")
+    weight = random((3000,), "float32", 26, "cpu").requires_grad_()
+    threads = torch.get_num_threads()
+    try:
+        found = []
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            own = x.clone().requires_grad_()
+            y = OPS.layer_norm(own, (3000,), weight)
+            found.append((y.detach(), *torch.autograd.grad(y, (own, weight), grad), OPS.softmax(x, 1)))
+        for other in found[1:]:
+            for a, b in zip(found[0], other, strict=True):
+                assert_same_bits(a, b)
+    finally:
+        torch.set_num_threads(threads)
+    in_threads(lambda x: OPS.softmax(x, 1), [x] * 4)
+
+
+# --- derivatives --------------------------------------------------------------------------------------------------------
+
+
+def cases():
+    x = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weight, bias = torch.rand(5, dtype=torch.float64) + 1, torch.rand(5, dtype=torch.float64)
+    yield "softmax", lambda x: OPS.softmax(x, 1), (x,)
+    yield "log_softmax", lambda x: OPS.log_softmax(x, 0), (x,)
+    yield "rms_norm", lambda x, w: OPS.rms_norm(x, (5,), w), (x, weight)
+    yield "rms_norm of all", lambda x: OPS.rms_norm(x, (3, 5)), (x,)
+    yield "layer_norm", lambda x, w, b: OPS.layer_norm(x, (5,), w, b), (x, weight, bias)
+    yield "layer_norm of all", lambda x: OPS.layer_norm(x, (3, 5)), (x,)
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case[0])
+def test_derivatives(case, device):
+    _, function, inputs = case
+    inputs = tuple(x.to(device).requires_grad_() for x in inputs)
+    assert gradcheck(function, inputs, check_forward_ad=True)
+    assert gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case[0])
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_gradients_of_a_graph(case, name, device):
+    """With create_graph, a gradient has the bits that it has without."""
+    _, function, inputs = case
+    inputs = tuple(x.to(dtype_of(name)).to(device).requires_grad_() for x in inputs)
+    y = function(*inputs)
+    grad = random(y.shape, name, 27, device)
+    plain = torch.autograd.grad(y, inputs, grad, retain_graph=True)
+    for ours, wanted in zip(torch.autograd.grad(y, inputs, grad, create_graph=True), plain, strict=True):
+        assert_same_bits(ours.detach().cpu(), wanted.cpu())
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case[0])
+def test_vmap(case, device):
+    """A batch of inputs, also of weights, has the bits of single calls."""
+    _, function, inputs = case
+    inputs = [x.float().to(device) for x in inputs]
+    batch = [torch.stack([x, 2 * x, x - 1]) for x in inputs]
+    for batched in itertools.product((True, False), repeat=len(inputs)):
+        if not any(batched):
+            continue
+        given = [b if on else x for b, x, on in zip(batch, inputs, batched, strict=True)]
+        dims = tuple(0 if on else None for on in batched)
+        found = torch.vmap(function, in_dims=dims)(*given)
+        for i in range(3):
+            single = function(*[b[i] if on else x for b, x, on in zip(batch, inputs, batched, strict=True)])
+            assert_same_bits(found[i].cpu(), single.cpu(), f"{batched}")
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case[0])
+def test_opcheck(case, device):
+    name, _, inputs = case
+    x = inputs[0].float().to(device).requires_grad_()
+    weight, bias = (torch.rand(5, device=device, requires_grad=True) for _ in range(2))
+    checks = {
+        "softmax": (OPS.softmax.default, (x, 1)),
+        "log_softmax": (OPS.log_softmax.default, (x, -1)),
+        "rms_norm": (OPS._rms_norm.default, (x, 1, weight, 1e-5)),
+        "layer_norm": (OPS._layer_norm.default, (x, 1, weight, bias, 1e-5)),
+    }
+    if name in checks:
+        torch.library.opcheck(*checks[name])
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case[0])
+def test_compile(case, device):
+    _, function, inputs = case
+    inputs = tuple(x.float().to(device).requires_grad_() for x in inputs)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    y, expected = compiled(*inputs), function(*inputs)
+    assert_same_bits(y.detach().cpu(), expected.detach().cpu())
+    grad = torch.ones_like(y)
+    for a, b in zip(torch.autograd.grad(y, inputs, grad), torch.autograd.grad(expected, inputs, grad), strict=True):
+        assert_same_bits(a.cpu(), b.cpu())
+
+
+# --- torch's arguments --------------------------------------------------------------------------------------------------
+
+
+def test_functions(device):
+    """The functions of torch_reduce: names and defaults of torch's, and a residual."""
+    x = random((3, 40), "float32", 28, device)
+    weight, bias = random((40,), "float32", 29, device), random((40,), "float32", 30, device)
+    assert_same_bits(torch_reduce.softmax(x, dim=-1).cpu(), OPS.softmax(x, -1).cpu())
+    assert_same_bits(torch_reduce.log_softmax(input=x, dim=1, dtype=torch.float64).cpu(), OPS.log_softmax(x, 1, dtype=torch.float64).cpu())
+    out = torch.empty(0, device=device)
+    assert torch_reduce.softmax(x, 1, out=out) is out and torch.equal(out, OPS.softmax(x, 1))
+    torch.testing.assert_close(torch_reduce.rms_norm(x, 40, weight), torch.nn.functional.rms_norm(x, (40,), weight))
+    torch.testing.assert_close(torch_reduce.layer_norm(x, [40], weight, bias), torch.nn.functional.layer_norm(x, (40,), weight, bias))
+    small = (x * 1e-3).bfloat16()
+    torch.testing.assert_close(torch_reduce.rms_norm(small, 40), torch.nn.functional.rms_norm(small, (40,)))
+    residual = random((3, 40), "float32", 31, device)
+    for function in (torch_reduce.rms_norm, torch_reduce.layer_norm):
+        y, stored = function(x, 40, weight, residual=residual)
+        assert_same_bits(stored.cpu(), (x + residual).cpu())
+        assert_same_bits(y.cpu(), function(stored, 40, weight).cpu())
+
+
+def test_errors(device):
+    x = torch.zeros(3, 4, device=device)
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        torch_reduce.softmax(x, 2)
+    with pytest.raises(NotImplementedError, match="dtype= must name a floating one"):
+        torch_reduce.softmax(x.long(), 1)
+    with pytest.raises(NotImplementedError, match="complex"):
+        torch_reduce.log_softmax(x.to(torch.complex64), 1)
+    with pytest.raises(RuntimeError, match="dtype: expected float16"):
+        torch_reduce.softmax(x, 1, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match="expected input with shape"):
+        torch_reduce.rms_norm(x, (5,))
+    with pytest.raises(RuntimeError, match="at least 1-dimensional"):
+        torch_reduce.layer_norm(x, ())
+    with pytest.raises(RuntimeError, match="weight: expected the size"):
+        torch_reduce.rms_norm(x, (4,), torch.ones(3, device=device))
+    with pytest.raises(TypeError, match="argument 'input' must be Tensor"):
+        torch_reduce.softmax([1.0, 2.0], 0)
+    with pytest.raises(RuntimeError, match="grad"):
+        torch_reduce.softmax(x.requires_grad_(), 1, out=torch.empty(0, device=device))

@@ -1,0 +1,141 @@
+"""Functions that keep their input's shape: softmax, log_softmax, rms_norm, layer_norm."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from . import _arguments, _library
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["layer_norm", "log_softmax", "rms_norm", "softmax"]
+
+_ops = torch.ops.gpureduce
+
+
+def _softmax(operator, name, input, dim, dtype, out):
+    _arguments.tensors(name, input=input)
+    if out is not None:
+        return _library.warning(operator.out)(input, dim, dtype=dtype, out=out)
+    return _library.warning(operator.default)(input, dim, dtype=dtype)
+
+
+def softmax(
+    input: "Tensor", dim: int, *, dtype: "torch.dtype | None" = None, out: "Tensor | None" = None
+) -> "Tensor":
+    """The probabilities ``exp(input) / sum(exp(input))`` along ``dim``, as :func:`torch.softmax`, with fixed bits.
+
+    Args:
+        input: real, of any shape, strides and device. Integers and bools need ``dtype``.
+        dim: the dimension that is reduced.
+        dtype: of the result: float16, bfloat16, float32 or float64. The input is not rounded to it first. By default
+            the input's; float32 for the float8 types.
+        out: a tensor of that dtype, which the result is written to.
+
+    Returns:
+        A tensor of ``input``'s shape. A row with a NaN or +inf, or of nothing but -inf, is NaN, as in torch.
+
+    **Order and rounding.** m is the exact maximum of a row, S the contract's sum of e^(x - m), and the result is
+    e^(x - m) * (1 / S), in float32 (float64 if ``input`` or the result is), rounded once at the end. An e^(x - m) below
+    1.6e-38 counts as 0. A row has the same bits in every batch and layout, on any GPU and on the CPU, and so has its
+    gradient, (g - sum(g * y)) * y.
+
+    Raises:
+        TypeError, IndexError, RuntimeError: as torch's function.
+        NotImplementedError: complex numbers, or integers without ``dtype``.
+
+    >>> torch_reduce.softmax(torch.tensor([[0.0, 0.0], [0.0, -float("inf")]]), dim=1)
+    tensor([[0.5000, 0.5000],
+            [1.0000, 0.0000]])
+    """
+    return _softmax(_ops.softmax, "softmax", input, dim, dtype, out)
+
+
+def log_softmax(
+    input: "Tensor", dim: int, *, dtype: "torch.dtype | None" = None, out: "Tensor | None" = None
+) -> "Tensor":
+    """The logarithms of :func:`softmax`, as :func:`torch.log_softmax`, with fixed bits.
+
+    Args, errors: as for :func:`softmax`.
+
+    **Order and rounding.** With m and S as there, the result is (x - m) - log(S), rounded once at the end. Its gradient
+    is g - e^y * sum(g). If the result has 16 bits, the gradient is computed from the float32 logarithm y.
+
+    >>> torch_reduce.log_softmax(torch.tensor([0.0, 0.0]), dim=0)
+    tensor([-0.6931, -0.6931])
+    """
+    return _softmax(_ops.log_softmax, "log_softmax", input, dim, dtype, out)
+
+
+def _shape(normalized_shape):
+    return [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
+
+
+def rms_norm(
+    input: "Tensor",
+    normalized_shape: "int | list[int] | tuple[int, ...] | torch.Size",
+    weight: "Tensor | None" = None,
+    eps: "float | None" = None,
+    *,
+    residual: "Tensor | None" = None,
+) -> "Tensor | tuple[Tensor, Tensor]":
+    """``input`` over the root of its mean square, times ``weight``, as :func:`torch.nn.functional.rms_norm`.
+
+    Args:
+        input: float16, bfloat16, float32 or float64, of any strides and device.
+        normalized_shape: the last dimensions of ``input``, over which the mean is taken.
+        weight: of that shape, of any real dtype; None counts as 1.
+        eps: what is added to the mean square; by default 2^-23 (2^-52 for float64), as in torch.
+        residual: added to ``input`` first. The sum is rounded to its dtype, and its elements are normalized.
+
+    Returns:
+        A tensor of ``input``'s shape and dtype; with ``residual`` a pair of it and the sum.
+
+    **Order and rounding.** S is the contract's sum of squares of a row, as :func:`powsum` has it, n its length, and
+    r = 1 / sqrt(S / n + eps). The result is (x * r) * w, in float32 (float64 if any input is), rounded once at the end.
+    The weight's gradient is the contract's sum over all rows in logical order, so it depends neither on the GPU nor on
+    how rows are cut into blocks.
+
+    Raises:
+        TypeError, RuntimeError: as torch's function.
+        NotImplementedError: ``input`` is of another dtype.
+
+    >>> torch_reduce.rms_norm(torch.tensor([3.0, 4.0]), 2, eps=0.0)
+    tensor([0.8485, 1.1314])
+    """
+    _arguments.tensors("rms_norm", input=input)
+    if residual is None:
+        return _library.warning(_ops.rms_norm.default)(input, _shape(normalized_shape), weight, eps)
+    _arguments.tensors("rms_norm", residual=residual)
+    stored = input + residual
+    return _library.warning(_ops.rms_norm.default)(stored, _shape(normalized_shape), weight, eps), stored
+
+
+def layer_norm(
+    input: "Tensor",
+    normalized_shape: "int | list[int] | tuple[int, ...] | torch.Size",
+    weight: "Tensor | None" = None,
+    bias: "Tensor | None" = None,
+    eps: float = 1e-5,
+    *,
+    residual: "Tensor | None" = None,
+) -> "Tensor | tuple[Tensor, Tensor]":
+    """``input`` less its mean, over its deviation, as :func:`torch.nn.functional.layer_norm`.
+
+    Args, results and errors: as for :func:`rms_norm`; ``bias`` of ``normalized_shape`` is added last, None counts as 0.
+
+    **Order and rounding.** The mean and the variance of a row are those of :func:`var_mean` with ``correction=0``, and
+    r = 1 / sqrt(variance + eps) in float64. Mean and r are rounded to float32 (not if any input is float64), and the
+    result is ((x - mean) * r) * w + b, rounded once at the end. Gradients of weight and bias are as for
+    :func:`rms_norm`.
+
+    >>> torch_reduce.layer_norm(torch.tensor([1.0, 3.0]), 2, eps=0.0)
+    tensor([-1.,  1.])
+    """
+    _arguments.tensors("layer_norm", input=input)
+    if residual is None:
+        return _library.warning(_ops.layer_norm.default)(input, _shape(normalized_shape), weight, bias, eps)
+    _arguments.tensors("layer_norm", residual=residual)
+    stored = input + residual
+    return _library.warning(_ops.layer_norm.default)(stored, _shape(normalized_shape), weight, bias, eps), stored
