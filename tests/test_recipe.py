@@ -65,7 +65,12 @@ EDITS = [
     ("csrc/numeric/dtypes.h", "X(exponent)", " X(fourth)", "after"),
     ("csrc/numeric/map.h", "  return square(magnitude(x)) * magnitude(x);\n}\n", MAP, "after"),
     ("csrc/numeric/map.h", "X(magnitude) X(square) X(cube)", " X(fourth)", "after"),
-    ("csrc/numeric/map.h", "return {cube(v)};\n", "    else if constexpr (map == Map::fourth) return {fourth(v)};\n", "after"),
+    (
+        "csrc/numeric/map.h",
+        "return {cube(v)};\n",
+        "    else if constexpr (map == Map::fourth) return {fourth(v)};\n",
+        "after",
+    ),
     (
         "csrc/numeric/map.h",
         "    case Map::magnitude: return sum || largest;\n",
@@ -180,5 +185,9 @@ def test_recipe_is_written_down():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     (recipe,) = re.findall(r"### An operation\n(.*?)\n#", text, re.DOTALL)
     named = set(re.findall(r"`((?:csrc|torch_reduce|tests)/[\w/.]+)`", recipe))
-    formulas = {"csrc/numeric/apply.h", "csrc/torch/applied.cpp", "tests/test_gradients.py"}  # this operation needs no new one
+    formulas = {
+        "csrc/numeric/apply.h",
+        "csrc/torch/applied.cpp",
+        "tests/test_gradients.py",
+    }  # this operation needs no new one
     assert named == {file for file, *_ in EDITS} | {"tests/table.py", "tests/pinned.py"} | formulas

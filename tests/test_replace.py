@@ -515,9 +515,7 @@ def test_threads(x, device):
 
 def test_says_nothing():
     """torch warns where a kernel covers another; here it does not, in a process that has not warned before."""
-    code = (
-        'import torch, torch_reduce\nwith torch_reduce.replace_torch_sum("cpu"):\n    print(torch.ones(3).sum())'
-    )
+    code = 'import torch, torch_reduce\nwith torch_reduce.replace_torch_sum("cpu"):\n    print(torch.ones(3).sum())'
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert result.stdout == "tensor(3.)\n"
     assert "verrid" not in result.stderr

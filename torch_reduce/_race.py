@@ -125,9 +125,7 @@ class Race:
                     self.flush()
                     guesses[name].append(self._timed(lambda f=f: f(inputs[0])))
         torch.cuda.synchronize()
-        guesses = {
-            name: 1e3 * min(start.elapsed_time(end) for start, end in pairs) for name, pairs in guesses.items()
-        }
+        guesses = {name: 1e3 * min(start.elapsed_time(end) for start, end in pairs) for name, pairs in guesses.items()}
         fastest = min(guesses.values())
         most = HOPELESS * fastest + HOPELESS_US
         for name in [name for name, us in guesses.items() if us > most]:  # or was the host held up both times?

@@ -78,9 +78,7 @@ class replace(ContextDecorator):
 
     _title = "replace"
 
-    def __init__(
-        self, names: _Name | Iterable[_Name] | None = None, devices: str | Iterable[str] = "cuda"
-    ) -> None:
+    def __init__(self, names: _Name | Iterable[_Name] | None = None, devices: str | Iterable[str] = "cuda") -> None:
         self.names = None if names is None else [names] if isinstance(names, str) else list(names)
         self.devices = [devices] if isinstance(devices, str) else list(devices)
 

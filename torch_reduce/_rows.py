@@ -21,9 +21,7 @@ def _softmax(operator, name, input, dim, dtype, out):
     return _library.warning(operator.default)(input, dim, dtype=dtype)
 
 
-def softmax(
-    input: "Tensor", dim: int, *, dtype: "torch.dtype | None" = None, out: "Tensor | None" = None
-) -> "Tensor":
+def softmax(input: "Tensor", dim: int, *, dtype: "torch.dtype | None" = None, out: "Tensor | None" = None) -> "Tensor":
     """The probabilities ``exp(input) / sum(exp(input))`` along ``dim``, as :func:`torch.softmax`, with fixed bits.
 
     Args:

@@ -145,9 +145,7 @@ class Bench:
         return row
 
 
-def measure(
-    problems: list[_problems.Problem], seconds: float, bench: Bench, **how: bool
-) -> list[dict[str, Any]]:
+def measure(problems: list[_problems.Problem], seconds: float, bench: Bench, **how: bool) -> list[dict[str, Any]]:
     """A row of `Bench.row` for each problem, or as many as there is time for; says on stderr how far it is."""
     rows, begin = [], time.monotonic()
     for i, problem in enumerate(problems):

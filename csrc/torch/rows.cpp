@@ -326,7 +326,8 @@ using RmsNormBackward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&,
 using LayerNorm = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, int64_t, const OptionalTensor&, const OptionalTensor&,
                                                      double);
 using LayerNormBackward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, int64_t, const Tensor&,
-                                                             const Tensor&, const OptionalTensor&, double, std::array<bool, 3>);
+                                                             const Tensor&, const OptionalTensor&, const OptionalTensor&,
+                                                             double, std::array<bool, 3>);
 
 const auto& rms_norm_operator() {
   static const auto handle = find<RmsNorm>("_rms_norm");
@@ -419,16 +420,20 @@ Tensor plain(const Tensor& numbers, at::ScalarType dtype) { return numbers.to(dt
 template <bool centered>
 constexpr const char* kNormBackward = centered ? "_layer_norm_backward" : "_rms_norm_backward";
 
+at::ScalarType dtype_of_weight(const Tensor& input, const Tensor& weight) {
+  return weight.defined() ? weight.scalar_type() : input.scalar_type();
+}
+
 // The gradients of input, weight and bias, those that are wanted.
 template <bool centered>
 std::array<Tensor, 3> norm_backward(const Tensor& grad, const Tensor& input, int64_t dims, const Tensor& mean, const Tensor& r,
-                                    const Tensor& weight, std::array<bool, 3> mask) {
+                                    const Tensor& weight, const Tensor& bias, std::array<bool, 3> mask) {
   const char* const name = kNormBackward<centered>;
   check_backward(name, grad, input);
-  check_norm(name, input, dims, weight, {});
+  check_norm(name, input, dims, weight, bias);
   std::array<Tensor, 3> found;
   const DimMask across = last_dims(input, dims);
-  const at::ScalarType computed = computed_in({input, grad, weight, {}, {}});
+  const at::ScalarType computed = computed_in({input, grad, weight, bias, r});
   const Tensor own_mean = centered ? plain(mean, computed) : Tensor(), own_r = plain(r, computed);
   const auto set_numbers = [&](RowsCall& call) {
     call.wide = computed == at::kDouble;
@@ -454,26 +459,26 @@ std::array<Tensor, 3> norm_backward(const Tensor& grad, const Tensor& input, int
     call->bias = mask[2] ? found[2].data_ptr() : nullptr;
     run(*call, input);
     for (int i : {1, 2})
-      if (mask[i]) found[i] = rounded(found[i], weight.defined() ? weight.scalar_type() : input.scalar_type());
+      if (mask[i]) found[i] = rounded(found[i], dtype_of_weight(input, i == 1 ? weight : bias));
   }
   return found;
 }
 
 std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& input, int64_t dims, const Tensor& r,
                                              const OptionalTensor& weight, double, std::array<bool, 2> mask) {
-  auto found = norm_backward<false>(grad, input, dims, {}, r, of(weight), {mask[0], mask[1], false});
+  auto found = norm_backward<false>(grad, input, dims, {}, r, of(weight), {}, {mask[0], mask[1], false});
   return {found[0], found[1]};
 }
 
 std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const Tensor& input, int64_t dims,
                                                        const Tensor& mean, const Tensor& r, const OptionalTensor& weight,
-                                                       double, std::array<bool, 3> mask) {
-  auto found = norm_backward<true>(grad, input, dims, mean, r, of(weight), mask);
+                                                       const OptionalTensor& bias, double, std::array<bool, 3> mask) {
+  auto found = norm_backward<true>(grad, input, dims, mean, r, of(weight), of(bias), mask);
   return {found[0], found[1], found[2]};
 }
 
 Tensor weight_like(const Tensor& input, int64_t dims, const Tensor& weight) {
-  const auto dtype = weight.defined() ? weight.scalar_type() : input.scalar_type();
+  const at::ScalarType dtype = dtype_of_weight(input, weight);
   return at::empty_symint(input.sym_sizes().slice(input.dim() - dims), input.options().dtype(dtype));
 }
 
@@ -485,18 +490,18 @@ std::tuple<Tensor, Tensor> rms_norm_backward_meta(const Tensor& grad, const Tens
 }
 
 std::tuple<Tensor, Tensor, Tensor> layer_norm_backward_meta(const Tensor& grad, const Tensor& input, int64_t dims,
-                                                            const Tensor&, const Tensor&, const OptionalTensor& weight, double,
-                                                            std::array<bool, 3> mask) {
+                                                            const Tensor&, const Tensor&, const OptionalTensor& weight,
+                                                            const OptionalTensor& bias, double, std::array<bool, 3> mask) {
   check_backward("_layer_norm_backward", grad, input);
   return {mask[0] ? result_like(input, input.scalar_type()) : Tensor(),
-          mask[1] ? weight_like(input, dims, of(weight)) : Tensor(), mask[2] ? weight_like(input, dims, of(weight)) : Tensor()};
+          mask[1] ? weight_like(input, dims, of(weight)) : Tensor(), mask[2] ? weight_like(input, dims, of(bias)) : Tensor()};
 }
 
 // The gradients by operators that torch can differentiate again; what a row's numbers are is computed again, too.
 template <bool centered>
-std::array<Tensor, 3> norm_backward_composed(const Tensor& grad, const Tensor& input, int64_t dims, const Tensor& weight,
-                                             double eps, std::array<bool, 3> mask) {
-  const at::ScalarType computed = computed_in({input, grad, weight, {}, {}});
+std::array<Tensor, 3> norm_backward_composed(const Tensor& grad, const Tensor& input, int64_t dims, const Tensor& given_r,
+                                             const Tensor& weight, const Tensor& bias, double eps, std::array<bool, 3> mask) {
+  const at::ScalarType computed = computed_in({input, grad, weight, bias, given_r});
   std::vector<int64_t> across, along;
   c10::SymInt length = 1;
   for (int64_t d = 0; d < input.dim(); ++d) {
@@ -522,13 +527,12 @@ std::array<Tensor, 3> norm_backward_composed(const Tensor& grad, const Tensor& i
     Tensor y = centered ? d - total(d, across) / length : d;
     found[0] = rounded((y - h * (total(d * h, across) / length)) * r, input.scalar_type());
   }
-  const auto over_rows = [&](const Tensor& x) {
-    const auto dtype = weight.defined() ? weight.scalar_type() : input.scalar_type();
+  const auto over_rows = [&](const Tensor& x, const Tensor& like) {
     const Tensor sums = along.empty() ? x : functional<Operation::sum>().call(x, at::IntArrayRef(along), false, std::nullopt);
-    return rounded(sums, dtype);
+    return rounded(sums, dtype_of_weight(input, like));
   };
-  if (mask[1]) found[1] = over_rows(g * h);
-  if (mask[2]) found[2] = over_rows(g);
+  if (mask[1]) found[1] = over_rows(g * h, weight);
+  if (mask[2]) found[2] = over_rows(g, bias);
   return found;
 }
 
@@ -563,9 +567,10 @@ struct LayerNormRule : RuleOf<NormFacts> {
 
   static variable_list gradients(variable_list grads, const NormFacts& facts, const std::array<Tensor, 5>& kept) {
     if (!grads[0].defined()) return {Tensor(), Tensor(), Tensor()};
-    auto [dx, dw, db] = layer_norm_backward_operator().call(grads[0], kept[0], facts.dims, kept[1], kept[2], optional(kept[3]),
-                                                            facts.eps, {true, kept[3].defined(), kept[4].defined()});
-    return {dx, dw, kept[4].defined() ? db.to(kept[4].scalar_type()) : db};
+    auto [dx, dw, db] =
+        layer_norm_backward_operator().call(grads[0], kept[0], facts.dims, kept[1], kept[2], optional(kept[3]),
+                                            optional(kept[4]), facts.eps, {true, kept[3].defined(), kept[4].defined()});
+    return {dx, dw, db};
   }
 };
 
@@ -582,8 +587,8 @@ Tensor norm_tangent(const Tensor& input, int64_t dims, const Tensor& mean, const
   if (t.defined()) {
     const Tensor wide = x.to(computed);
     if constexpr (centered)
-      change = std::get<0>(
-          layer_norm_backward_operator().call(t.to(computed), wide, dims, mean, r, std::nullopt, eps, {true, false, false}));
+      change = std::get<0>(layer_norm_backward_operator().call(t.to(computed), wide, dims, mean, r, std::nullopt, std::nullopt,
+                                                               eps, {true, false, false}));
     else
       change = std::get<0>(rms_norm_backward_operator().call(t.to(computed), wide, dims, r, std::nullopt, eps, {true, false}));
     if (w.defined()) change = change * w.to(computed);
@@ -662,7 +667,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward_differentiable(c10::DispatchKeySet 
                                                             int64_t dims, const Tensor& r, const OptionalTensor& weight,
                                                             double eps, std::array<bool, 2> mask) {
   if (is_tracked(grad, input, of(weight))) {
-    auto found = norm_backward_composed<false>(grad, input, dims, of(weight), eps, {mask[0], mask[1], false});
+    auto found = norm_backward_composed<false>(grad, input, dims, r, of(weight), {}, eps, {mask[0], mask[1], false});
     return {found[0], found[1]};
   }
   const at::AutoDispatchBelowADInplaceOrView below;
@@ -671,15 +676,16 @@ std::tuple<Tensor, Tensor> rms_norm_backward_differentiable(c10::DispatchKeySet 
 
 std::tuple<Tensor, Tensor, Tensor> layer_norm_backward_differentiable(c10::DispatchKeySet keys, const Tensor& grad,
                                                                       const Tensor& input, int64_t dims, const Tensor& mean,
-                                                                      const Tensor& r, const OptionalTensor& weight, double eps,
+                                                                      const Tensor& r, const OptionalTensor& weight,
+                                                                      const OptionalTensor& bias, double eps,
                                                                       std::array<bool, 3> mask) {
   if (is_tracked(grad, input, of(weight))) {
-    auto found = norm_backward_composed<true>(grad, input, dims, of(weight), eps, mask);
+    auto found = norm_backward_composed<true>(grad, input, dims, r, of(weight), of(bias), eps, mask);
     return {found[0], found[1], found[2]};
   }
   const at::AutoDispatchBelowADInplaceOrView below;
-  return layer_norm_backward_operator().redispatch(keys & c10::after_autograd_keyset, grad, input, dims, mean, r, weight, eps,
-                                                   mask);
+  return layer_norm_backward_operator().redispatch(keys & c10::after_autograd_keyset, grad, input, dims, mean, r, weight, bias,
+                                                   eps, mask);
 }
 
 // --- the functions
@@ -841,7 +847,8 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
       "(Tensor, Tensor)");
   define("_layer_norm(Tensor input, int dims, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)");
   define(
-      "_layer_norm_backward(Tensor grad, Tensor input, int dims, Tensor mean, Tensor r, Tensor? weight, float eps, "
+      "_layer_norm_backward(Tensor grad, Tensor input, int dims, Tensor mean, Tensor r, Tensor? weight, Tensor? bias, float "
+      "eps, "
       "bool[3] mask) -> (Tensor, Tensor, Tensor)");
   define("rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor");
   define(

@@ -81,6 +81,7 @@ def _run(options: argparse.Namespace) -> int:
 
 # --- emulated rungs ---------------------------------------------------------------------------------------------------
 
+
 def _emulate_rungs(options: argparse.Namespace) -> int:
     known = {rung.name: rung for rung in rungs()}
     wanted = options.rungs or list(_emulate.rung_files())
