@@ -29,6 +29,10 @@ _Name: TypeAlias = Literal[
     "var_mean",
     "std_mean",
     "dot",
+    "softmax",
+    "log_softmax",
+    "layer_norm",
+    "rms_norm",
 ]
 
 _switch = threading.Lock()
@@ -55,6 +59,10 @@ class replace(ContextDecorator):
     ``"var"``, ``"std"``  ``torch.var``, ``torch.std`` of real floats
     ``"var_mean"``        ``torch.var_mean`` of real floats; and ``"std_mean"`` likewise
     ``"dot"``             ``torch.dot`` of real floats, without ``out=``
+    ``"softmax"``         ``torch.softmax`` of floats, and its gradient; and ``"log_softmax"`` likewise, with the losses
+                          that take it: ``cross_entropy``
+    ``"layer_norm"``      ``torch.nn.functional.layer_norm``, and its gradients
+    ``"rms_norm"``        ``torch.nn.functional.rms_norm`` on CUDA, and its gradients: elsewhere torch composes it
     ====================  ======================================================================
 
     :class:`replace_torch_sum` says the rest: what is left to the original kernel, what is never reached, what

@@ -6,6 +6,11 @@
 #include <ATen/native/Resize.h>
 #include <torch/library.h>
 
+#include <ATen/ops/_fused_rms_norm.h>
+#include <ATen/ops/_log_softmax_backward_data_cpu_dispatch.h>
+#include <ATen/ops/_log_softmax_cpu_dispatch.h>
+#include <ATen/ops/_softmax_backward_data_cpu_dispatch.h>
+#include <ATen/ops/_softmax_cpu_dispatch.h>
 #include <ATen/ops/all_cpu_dispatch.h>
 #include <ATen/ops/amax_cpu_dispatch.h>
 #include <ATen/ops/amin_cpu_dispatch.h>
@@ -16,6 +21,8 @@
 #include <ATen/ops/logsumexp_compositeexplicitautograd_dispatch.h>
 #include <ATen/ops/mean_cpu_dispatch.h>
 #include <ATen/ops/nansum_cpu_dispatch.h>
+#include <ATen/ops/native_layer_norm_backward_cpu_dispatch.h>
+#include <ATen/ops/native_layer_norm_cpu_dispatch.h>
 #include <ATen/ops/prod_cpu_dispatch.h>
 #include <ATen/ops/std_cpu_dispatch.h>
 #include <ATen/ops/std_mean_cpu_dispatch.h>
@@ -24,6 +31,12 @@
 #include <ATen/ops/var_mean_cpu_dispatch.h>
 
 #ifdef GPUREDUCE_WITH_CUDA
+#include <ATen/ops/_fused_rms_norm_backward_cuda_dispatch.h>
+#include <ATen/ops/_fused_rms_norm_cuda_dispatch.h>
+#include <ATen/ops/_log_softmax_backward_data_cuda_dispatch.h>
+#include <ATen/ops/_log_softmax_cuda_dispatch.h>
+#include <ATen/ops/_softmax_backward_data_cuda_dispatch.h>
+#include <ATen/ops/_softmax_cuda_dispatch.h>
 #include <ATen/ops/all_cuda_dispatch.h>
 #include <ATen/ops/amax_cuda_dispatch.h>
 #include <ATen/ops/amin_cuda_dispatch.h>
@@ -33,6 +46,8 @@
 #include <ATen/ops/linalg_vector_norm_cuda_dispatch.h>
 #include <ATen/ops/mean_cuda_dispatch.h>
 #include <ATen/ops/nansum_cuda_dispatch.h>
+#include <ATen/ops/native_layer_norm_backward_cuda_dispatch.h>
+#include <ATen/ops/native_layer_norm_cuda_dispatch.h>
 #include <ATen/ops/prod_cuda_dispatch.h>
 #include <ATen/ops/std_cuda_dispatch.h>
 #include <ATen/ops/std_mean_cuda_dispatch.h>
@@ -48,6 +63,7 @@
 #include <mutex>
 
 #include "backend.h"
+#include "rows.h"
 
 namespace gpureduce {
 
@@ -100,6 +116,12 @@ struct torch_count_nonzero { GPUREDUCE_ORIGINAL_WITHOUT_OUT(count_nonzero) };
 struct torch_var_mean { GPUREDUCE_ORIGINAL_WITHOUT_OUT(var_mean) };
 struct torch_std_mean { GPUREDUCE_ORIGINAL_WITHOUT_OUT(std_mean) };
 struct torch_dot { GPUREDUCE_ORIGINAL_WITHOUT_OUT(dot) };
+struct torch_softmax { GPUREDUCE_ORIGINAL(_softmax) };
+struct torch_log_softmax { GPUREDUCE_ORIGINAL(_log_softmax) };
+struct torch_softmax_backward { GPUREDUCE_ORIGINAL(_softmax_backward_data) };
+struct torch_log_softmax_backward { GPUREDUCE_ORIGINAL(_log_softmax_backward_data) };
+struct torch_layer_norm { GPUREDUCE_ORIGINAL_WITHOUT_OUT(native_layer_norm) };
+struct torch_layer_norm_backward { GPUREDUCE_ORIGINAL_WITHOUT_OUT(native_layer_norm_backward) };
 #undef GPUREDUCE_ORIGINAL
 #undef GPUREDUCE_ORIGINAL_WITHOUT_OUT
 #undef GPUREDUCE_CALL
@@ -349,6 +371,137 @@ at::Tensor dot(const at::Tensor& self, const at::Tensor& other) {
   return call_ours<key>(handle, self, other, OptionalDims(), false, OptionalDtype(type));
 }
 
+// True for tensors of a dtype that ours takes, with elements, and without names.
+bool is_float_row(const at::Tensor& x) {
+  return is_common(x.scalar_type()) && at::isFloatingType(x.scalar_type()) && x.dim() > 0 && !is_empty(x) && !has_names(x, 0);
+}
+
+template <bool logarithm, DispatchKey key>
+struct Softmax {
+  using Torch = std::conditional_t<logarithm, torch_log_softmax, torch_softmax>;
+  using TorchBackward = std::conditional_t<logarithm, torch_log_softmax_backward, torch_softmax_backward>;
+
+  static bool is_taken(const at::Tensor& self, int64_t dim, bool to_float) {
+    return is_float_row(self) && dim >= -self.dim() && dim < self.dim() &&
+           (!to_float || c10::elementSize(self.scalar_type()) == 2);
+  }
+  static at::Tensor ours(const at::Tensor& self, int64_t dim, bool to_float) {
+    const at::ScalarType dtype = to_float ? at::kFloat : self.scalar_type();
+    return call_ours<key>(rows::softmax_operator<logarithm>(), self, dim, OptionalDtype(dtype));
+  }
+  static at::Tensor forward(const at::Tensor& self, int64_t dim, bool to_float) {
+    return is_taken(self, dim, to_float) ? ours(self, dim, to_float) : Torch::template call<key>(self, dim, to_float);
+  }
+  static at::Tensor& forward_out(const at::Tensor& self, int64_t dim, bool to_float, at::Tensor& out) {
+    const at::ScalarType dtype = to_float ? at::kFloat : self.scalar_type();
+    if (!is_taken(self, dim, to_float) || !is_plain_out(out, self, dtype))
+      return Torch::template out<key>(out, self, dim, to_float);
+    return write(out, ours(self, dim, to_float));
+  }
+
+  static bool is_taken(const at::Tensor& grad, const at::Tensor& result, int64_t dim, at::ScalarType dtype) {
+    return is_taken(result, dim, false) && is_float_row(grad) && grad.sym_sizes() == result.sym_sizes() &&
+           grad.device() == result.device() && is_common(dtype) && at::isFloatingType(dtype);
+  }
+  static at::Tensor ours(const at::Tensor& grad, const at::Tensor& result, int64_t dim, at::ScalarType dtype) {
+    return call_ours<key>(rows::softmax_backward_operator<logarithm>(), grad, result, dim, dtype);
+  }
+  static at::Tensor backward(const at::Tensor& grad, const at::Tensor& result, int64_t dim, at::ScalarType dtype) {
+    if (!is_taken(grad, result, dim, dtype)) return TorchBackward::template call<key>(grad, result, dim, dtype);
+    return ours(grad, result, dim, dtype);
+  }
+  static at::Tensor& backward_out(const at::Tensor& grad, const at::Tensor& result, int64_t dim, at::ScalarType dtype,
+                                  at::Tensor& out) {
+    if (!is_taken(grad, result, dim, dtype) || !is_plain_out(out, result, dtype))
+      return TorchBackward::template out<key>(out, grad, result, dim, dtype);
+    return write(out, ours(grad, result, dim, dtype));
+  }
+
+  static bool is_plain_out(const at::Tensor& out, const at::Tensor& like, at::ScalarType dtype) {
+    return out.scalar_type() == dtype && out.device() == like.device() && out.layout() == at::kStrided && !has_names(out, 0) &&
+           at::has_internal_overlap(out) != at::MemOverlap::Yes;
+  }
+  static at::Tensor& write(at::Tensor& out, const at::Tensor& found) {
+    at::native::resize_output(out, found.sizes());
+    return out.copy_(found);
+  }
+};
+
+// How many dims a norm takes, of an input that ends with `shape`; 0 where ours does not take the call.
+int64_t norm_dims(const at::Tensor& input, c10::SymIntArrayRef shape, const rows::OptionalTensor& weight,
+                  const rows::OptionalTensor& bias) {
+  const int64_t dims = static_cast<int64_t>(shape.size());
+  if (!is_float_row(input) || dims < 1 || dims > input.dim()) return 0;
+  const auto ends = [&](c10::SymIntArrayRef sizes) {
+    for (int64_t d = 0; d < dims; ++d)
+      if (!TORCH_GUARD_OR_FALSE(sizes[sizes.size() - dims + d].sym_eq(shape[d]))) return false;
+    return true;
+  };
+  if (!ends(input.sym_sizes())) return 0;
+  for (const auto* x : {&weight, &bias}) {
+    if (!*x || !(*x)->defined()) continue;
+    const at::Tensor& w = **x;
+    if (!is_common(w.scalar_type()) || !at::isFloatingType(w.scalar_type()) || w.dim() != dims || !ends(w.sym_sizes()) ||
+        w.device() != input.device())
+      return 0;
+  }
+  return dims;
+}
+
+template <DispatchKey key>
+struct LayerNorm {
+  using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+  using Optional = rows::OptionalTensor;
+
+  static Three forward(const at::Tensor& input, c10::SymIntArrayRef shape, const Optional& weight, const Optional& bias,
+                       double eps) {
+    const int64_t dims = norm_dims(input, shape, weight, bias);
+    if (dims == 0) return torch_layer_norm::call<key>(input, C10_AS_INTARRAYREF_SLOW(shape), weight, bias, eps);
+    return call_ours<key>(rows::layer_norm_operator(), input, dims, weight, bias, eps);
+  }
+  static Three backward(const at::Tensor& grad, const at::Tensor& input, c10::SymIntArrayRef shape, const at::Tensor& mean,
+                        const at::Tensor& r, const Optional& weight, const Optional& bias, std::array<bool, 3> mask) {
+    const int64_t dims = norm_dims(input, shape, weight, bias);
+    if (dims == 0 || grad.sym_sizes() != input.sym_sizes() || !is_float_row(grad))
+      return torch_layer_norm_backward::call<key>(grad, input, C10_AS_INTARRAYREF_SLOW(shape), mean, r, weight, bias, mask);
+    return call_ours<key>(rows::layer_norm_backward_operator(), grad, input, dims, mean, r, weight, bias, 0.0, mask);
+  }
+};
+
+// torch has kernels of its own for CUDA alone; on the CPU it composes the function of others.
+template <DispatchKey key>
+struct RmsNorm {
+  using Two = std::tuple<at::Tensor, at::Tensor>;
+  using Optional = rows::OptionalTensor;
+
+  static Two forward(const at::Tensor& input, at::IntArrayRef shape, const Optional& weight, std::optional<double> eps) {
+    const int64_t dims = norm_dims(input, c10::fromIntArrayRefSlow(shape), weight, {});
+    if (dims == 0) return theirs(input, shape, weight, eps);
+    return call_ours<key>(rows::rms_norm_operator(), input, dims, weight, eps.value_or(rows::epsilon_of(input.scalar_type())));
+  }
+  static Two backward(const at::Tensor& grad, const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& r,
+                      const Optional& weight, std::array<bool, 2> mask) {
+    const int64_t dims = norm_dims(input, c10::fromIntArrayRefSlow(shape), weight, {});
+    if (dims == 0 || grad.sizes() != input.sizes() || !is_float_row(grad)) return theirs(grad, input, shape, r, weight, mask);
+    return call_ours<key>(rows::rms_norm_backward_operator(), grad, input, dims, r, weight, 0.0, mask);
+  }
+
+ private:
+  static Two theirs(const at::Tensor& input, at::IntArrayRef shape, const Optional& weight, std::optional<double> eps) {
+#ifdef GPUREDUCE_WITH_CUDA
+    if constexpr (key == DispatchKey::CUDA) return at::cuda::_fused_rms_norm(input, shape, weight, eps);
+#endif
+    return {};
+  }
+  static Two theirs(const at::Tensor& grad, const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& r,
+                    const Optional& weight, std::array<bool, 2> mask) {
+#ifdef GPUREDUCE_WITH_CUDA
+    if constexpr (key == DispatchKey::CUDA) return at::cuda::_fused_rms_norm_backward(grad, input, shape, r, weight, mask);
+#endif
+    return {};
+  }
+};
+
 // The destination of a function's kernels: aten's table for a device; or, for tracing, operators of our own with aten's
 // schemas, which replace aten's in a compiler. Out variants need none, since a traced graph has none left.
 template <DispatchKey key>
@@ -466,6 +619,34 @@ void put_dot(Table<key>& m) {
   m.impl("dot", TORCH_FN(dot<key>));
 }
 
+template <bool logarithm, DispatchKey key>
+void put_softmaxes(Table<key>& m, const std::string& name) {
+  using K = Softmax<logarithm, key>;
+  m.impl(name, TORCH_FN(K::forward));
+  m.impl(name + ".out", TORCH_FN(K::forward_out));
+  m.impl(name + "_backward_data", TORCH_FN(K::backward));
+  m.impl(name + "_backward_data.out", TORCH_FN(K::backward_out));
+}
+template <DispatchKey key>
+void put_softmax(Table<key>& m) {
+  put_softmaxes<false>(m, "_softmax");
+}
+template <DispatchKey key>
+void put_log_softmax(Table<key>& m) {
+  put_softmaxes<true>(m, "_log_softmax");
+}
+template <DispatchKey key>
+void put_layer_norm(Table<key>& m) {
+  m.impl("native_layer_norm", TORCH_FN(LayerNorm<key>::forward));
+  m.impl("native_layer_norm_backward", TORCH_FN(LayerNorm<key>::backward));
+}
+template <DispatchKey key>
+void put_rms_norm(Table<key>& m) {
+  if constexpr (key == DispatchKey::CPU) return;
+  m.impl("_fused_rms_norm", TORCH_FN(RmsNorm<key>::forward));
+  m.impl("_fused_rms_norm_backward", TORCH_FN(RmsNorm<key>::backward));
+}
+
 // The functions that can be replaced, by torch's names.
 #define GPUREDUCE_REPLACED(X) \
   X(sum)                      \
@@ -483,7 +664,11 @@ void put_dot(Table<key>& m) {
   X(std)                      \
   X(var_mean)                 \
   X(std_mean)                 \
-  X(dot)
+  X(dot)                      \
+  X(softmax)                  \
+  X(log_softmax)              \
+  X(layer_norm)               \
+  X(rms_norm)
 
 using Install = std::vector<std::string> (*)(torch::Library&);
 

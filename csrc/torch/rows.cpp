@@ -11,6 +11,7 @@
 #include "applied.h"
 #include "gradient.h"
 #include "results.h"
+#include "rows.h"
 
 #ifdef GPUREDUCE_WITH_CUDA
 #include <ATen/cuda/CUDAContext.h>
@@ -27,9 +28,6 @@
 namespace gpureduce::rows {
 
 namespace {
-
-using at::Tensor;
-using OptionalTensor = std::optional<Tensor>;
 
 // --- a call and its backends ------------------------------------------------------------------------------------------------
 
@@ -126,29 +124,6 @@ Tensor result_like(const Tensor& like, at::ScalarType dtype) {
 }
 
 // --- softmax and log_softmax ------------------------------------------------------------------------------------------------
-
-using SoftmaxFunction = Tensor(const Tensor&, int64_t, OptionalDtype);
-using SoftmaxBackward = Tensor(const Tensor&, const Tensor&, int64_t, at::ScalarType);
-
-template <bool logarithm>
-constexpr const char* kSoftmax = logarithm ? "log_softmax" : "softmax";
-template <bool logarithm>
-constexpr const char* kSoftmaxBackward = logarithm ? "_log_softmax_backward" : "_softmax_backward";
-
-template <class Signature>
-c10::TypedOperatorHandle<Signature> find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow((std::string("gpureduce::") + name).c_str(), "").typed<Signature>();
-}
-template <bool logarithm>
-const c10::TypedOperatorHandle<SoftmaxFunction>& softmax_operator() {
-  static const auto handle = find<SoftmaxFunction>(kSoftmax<logarithm>);
-  return handle;
-}
-template <bool logarithm>
-const c10::TypedOperatorHandle<SoftmaxBackward>& softmax_backward_operator() {
-  static const auto handle = find<SoftmaxBackward>(kSoftmaxBackward<logarithm>);
-  return handle;
-}
 
 at::ScalarType softmax_type(const char* name, const Tensor& self, OptionalDtype dtype) {
   real_dtype(self, name);
@@ -319,32 +294,6 @@ Tensor softmax_backward_differentiable(c10::DispatchKeySet keys, const Tensor& g
 }
 
 // --- rms_norm and layer_norm ------------------------------------------------------------------------------------------------
-
-using RmsNorm = std::tuple<Tensor, Tensor>(const Tensor&, int64_t, const OptionalTensor&, double);
-using RmsNormBackward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, int64_t, const Tensor&, const OptionalTensor&,
-                                                   double, std::array<bool, 2>);
-using LayerNorm = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, int64_t, const OptionalTensor&, const OptionalTensor&,
-                                                     double);
-using LayerNormBackward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, int64_t, const Tensor&,
-                                                             const Tensor&, const OptionalTensor&, const OptionalTensor&,
-                                                             double, std::array<bool, 3>);
-
-const auto& rms_norm_operator() {
-  static const auto handle = find<RmsNorm>("_rms_norm");
-  return handle;
-}
-const auto& rms_norm_backward_operator() {
-  static const auto handle = find<RmsNormBackward>("_rms_norm_backward");
-  return handle;
-}
-const auto& layer_norm_operator() {
-  static const auto handle = find<LayerNorm>("_layer_norm");
-  return handle;
-}
-const auto& layer_norm_backward_operator() {
-  static const auto handle = find<LayerNormBackward>("_layer_norm_backward");
-  return handle;
-}
 
 Tensor of(const OptionalTensor& x) { return x && x->defined() ? *x : Tensor(); }
 OptionalTensor optional(const Tensor& x) { return x.defined() ? OptionalTensor(x) : std::nullopt; }
@@ -703,9 +652,6 @@ int64_t dims_of_shape(const char* name, const Tensor& input, c10::SymIntArrayRef
               "], but got input of size ", input.sym_sizes());
   return dims;
 }
-
-// torch's default: the distance from 1 to the next number of the type that it computes with.
-double epsilon_of(at::ScalarType dtype) { return dtype == at::kDouble ? 0x1p-52 : 0x1p-23; }
 
 Tensor rms_norm_of(const Tensor& input, c10::SymIntArrayRef shape, const OptionalTensor& weight, std::optional<double> eps) {
   const int64_t dims = dims_of_shape("rms_norm", input, shape);
