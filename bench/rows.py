@@ -1,0 +1,211 @@
+"""Times of softmax, log_softmax, rms_norm and layer_norm, forward and backward, beside a copy, torch and torch.compile.
+
+    python bench/rows.py                 the table
+    python bench/rows.py --save          and keeps it in bench/results/<gpu>/rows.json
+    python bench/rows.py --eager         without torch.compile
+    python bench/rows.py --only rms_norm one function, and its backward pass
+
+GPU time in CUDA graphs, cold, as bench/grid.py takes it. The copy moves the same bytes: torch's add of two tensors for a backward
+pass, which reads two and writes one. Each result is first compared with the CPU's bits (small inputs) or with torch's in double precision.
+"""
+
+import argparse
+import concurrent.futures
+import multiprocessing
+import pathlib
+import sys
+
+import torch
+
+import contenders
+import provenance
+import torch_reduce  # noqa: F401 (registers the operators)
+from family import clones
+from torch_reduce._race import Race, same_bits
+
+OPS = torch.ops.gpureduce
+F = torch.nn.functional
+EPS = 1e-5
+
+SHAPES = {
+    "rows of 128": (262_144, 128),
+    "rows of 1024": (65_536, 1024),
+    "rows of 4096": (16_384, 4096),
+    "rows of 8192, few": (2048, 8192),
+    "rows of 32768": (2048, 32_768),
+    "rows of 151936": (512, 151_936),
+    "64 rows of 151936": (64, 151_936),
+    "1 row of 151936": (1, 151_936),
+    "rows of 50257": (1024, 50_257),
+}
+DTYPES = (torch.bfloat16, torch.float32)
+CHECKED = 1 << 22  # elements of inputs that are compared with the CPU's bits
+VOCABULARY = 100_000  # elements of rows that norms do not have
+
+
+def _norm_of(ours, centered):
+    def forward(x, w):
+        if ours:
+            return OPS._layer_norm(x, 1, w, w, EPS)[0] if centered else OPS._rms_norm(x, 1, w, EPS)[0]
+        return F.layer_norm(x, x.shape[-1:], w, w, EPS) if centered else F.rms_norm(x, x.shape[-1:], w, EPS)
+
+    def backward(x, w):
+        grad, own = x
+        n = own.shape[-1:]
+        if ours and centered:
+            mean, r = _numbers(own, True)
+            return OPS._layer_norm_backward(grad, own, 1, mean, r, w, w, EPS, [True] * 3)
+        if ours:
+            return OPS._rms_norm_backward(grad, own, 1, _numbers(own, False)[1], w, EPS, [True] * 2)
+        mean, r = _numbers(own, centered)
+        if centered:
+            return torch.ops.aten.native_layer_norm_backward(grad, own, n, mean, r, w, w, [True] * 3)
+        return torch.ops.aten._fused_rms_norm_backward(grad, own, n, r, w, [True] * 2)
+
+    return forward, backward
+
+
+_kept = {}
+
+
+def _numbers(x, centered):
+    """Means and factors of rows, computed once per input's shape: what they are does not change the time."""
+    key = (*x.shape, x.dtype, centered)
+    if key not in _kept:
+        r = torch.ones(x.shape[0], 1, device=x.device)
+        _kept[key] = (torch.zeros_like(r), r)
+    return _kept[key]
+
+
+def _softmax_of(ours, logarithmic):
+    name = "log_softmax" if logarithmic else "softmax"
+
+    def forward(x, w):
+        return getattr(OPS, name)(x, -1) if ours else getattr(torch, name)(x, -1)
+
+    def backward(x, w):
+        grad, result = x
+        if ours:
+            return getattr(OPS, f"_{name}_backward")(grad, result, -1, result.dtype)
+        return getattr(torch.ops.aten, f"_{name}_backward_data")(grad, result, -1, result.dtype)
+
+    return forward, backward
+
+
+MAKERS = {
+    "softmax": (_softmax_of, False),
+    "log_softmax": (_softmax_of, True),
+    "rms_norm": (_norm_of, False),
+    "layer_norm": (_norm_of, True),
+}
+
+
+def functions_of(name, backward):
+    make, kind = MAKERS[name]
+    return make(True, kind)[backward], make(False, kind)[backward]
+
+
+def cells(names, backward):
+    for name in names:
+        for shape_name, shape in SHAPES.items():
+            if name.endswith("norm") and shape[1] > VOCABULARY:
+                continue
+            for dtype in DTYPES:
+                yield name, backward, shape_name, shape, dtype
+
+
+def inputs_of(name, backward, shape, dtype, device="cuda"):
+    generator = torch.Generator(device=device).manual_seed(1)
+    x = torch.randn((2, *shape) if backward else shape, device=device, generator=generator)
+    if backward and name.endswith("softmax"):
+        x[1] = getattr(torch, name)(x[1], -1)
+    weight = torch.rand(shape[-1], device=device, generator=generator).to(dtype) if name.endswith("norm") else None
+    return x.to(dtype), weight
+
+
+def _compile_some(names, jobs, first):
+    torch._inductor.config.compile_threads = 1
+    all_cells = [cell for backward in (False, True) for cell in cells(names, backward)]
+    for name, backward, _, shape, dtype in all_cells[first::jobs]:
+        torch._dynamo.reset()
+        x, weight = inputs_of(name, backward, shape, dtype)
+        torch.compile(functions_of(name, backward)[1], dynamic=False)(x, weight)
+
+
+def compile_ahead(names, jobs=12):
+    print("compiling torch's functions ...", flush=True)
+    with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_compile_some, [names] * jobs, [jobs] * jobs, range(jobs)))
+
+
+def first_of(result):
+    return result[0] if isinstance(result, tuple) else result
+
+
+def is_right(ours, theirs, x, weight):
+    result = first_of(ours(x, weight))
+    if x.numel() <= CHECKED:
+        there = x.cpu(), None if weight is None else weight.cpu()
+        return same_bits(result.cpu(), first_of(ours(*there)))
+    wide = first_of(theirs(x.double(), None if weight is None else weight.double()))
+    return torch.allclose(result.double(), wide, rtol=2e-2, atol=2e-2)
+
+
+def measure(names, compiles):
+    race, rows = Race(5), []
+    if compiles:
+        compile_ahead(names)
+    for backward in (False, True):
+        for name, _, shape_name, shape, dtype in cells(names, backward):
+            ours, theirs = functions_of(name, backward)
+            x, weight = inputs_of(name, backward, shape, dtype)
+            if x.numel() <= 1 << 27 and not backward and not is_right(ours, theirs, x, weight):
+                sys.exit(f"WRONG: {name} of {shape_name} {dtype}")
+            functions = {"ours": lambda x, w=weight, f=ours: f(x, w), "torch": lambda x, w=weight, f=theirs: f(x, w)}
+            functions["copy"] = (lambda x: torch.add(x[0], x[1])) if backward else torch.clone  # the same bytes
+            if compiles:
+                torch._dynamo.reset()
+                compiled = torch.compile(theirs, dynamic=False)
+                functions["compiled"] = lambda x, w=weight, f=compiled: f(x, w)
+                functions["compiled"](x)
+            us, _ = race.times(
+                clones(x), {k: (lambda x, f=f: first_of(f(x))) for k, f in functions.items()}, unlike=tuple(functions)
+            )
+            row = {"function": name + (" backward" if backward else ""), "shape": shape_name}
+            row |= {
+                "dtype": str(dtype).removeprefix("torch."),
+                "us": us["ours"],
+                "torch_us": us["torch"],
+                "copy_us": us["copy"],
+            }
+            rows.append(row | ({"compiled_us": us["compiled"]} if compiles else {}))
+            print(told(rows[-1]), flush=True)
+            torch.cuda.empty_cache()
+    return rows
+
+
+def told(row):
+    line = f"{row['function'] + ', ' + row['shape'] + ', ' + row['dtype']:52} {row['us']:8.2f} µs"
+    line += f", {row['copy_us'] / row['us']:.2f} of a copy's speed"
+    for rival in ("torch", "compiled"):
+        if (took := row.get(f"{rival}_us")) is not None:
+            line += f", {rival} {took:8.2f} ({took / row['us']:.2f}x)"
+    return line
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", metavar="FILE", type=pathlib.Path, nargs="?", const="", help="keep the results")
+    parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--only", choices=list(MAKERS), help="measure this function")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        sys.exit("bench/rows.py needs an NVIDIA GPU")
+    names = [options.only] if options.only else list(MAKERS)
+    results = contenders.environment() | {"rows": measure(names, not options.eager)}
+    if options.save is not None:
+        provenance.save(results, "rows.json", options.save)
+
+
+if __name__ == "__main__":
+    main()
