@@ -3,10 +3,11 @@
     python bench/rows.py                 the table
     python bench/rows.py --save          and keeps it in bench/results/<gpu>/rows.json
     python bench/rows.py --eager         without torch.compile
-    python bench/rows.py --only rms_norm one function, and its backward pass
+    python bench/rows.py --only NAME     one function, and its backward pass
 
-GPU time in CUDA graphs, cold, as bench/grid.py takes it. The copy moves the same bytes: torch's add of two tensors for a backward
-pass, which reads two and writes one. Each result is first compared with the CPU's bits (small inputs) or with torch's in double precision.
+GPU time in CUDA graphs, cold, as bench/grid.py takes it. The copy moves the same bytes: for a backward pass it is torch's
+add of two tensors, which reads two and writes one. Each result is first compared with the CPU's bits (small inputs) or
+with torch's in double precision.
 """
 
 import argparse
