@@ -38,15 +38,14 @@ __device__ __noinline__ void write_any(char* to, DType dtype, A y) {
 }
 
 constexpr int kAnyThreads = 512;
-constexpr int kChunkLevels = 40;  // of the tree above chunks
 
 // Rows of any dtype, strides and length, read up to three times. For example a row of 10,000 elements: 512 threads, a lane
 // each, add the elements of a chunk that are 512 apart, and join their lanes; the three chunks' sums wait in the row's tree.
 template <RowFunction f, class A>
 __global__ void __launch_bounds__(kAnyThreads) any_rows_kernel(const __grid_constant__ RowsCall call, int threads) {
   using Sum = decltype(row_addend<f, A>({}, {}, A(0)));
-  __shared__ A largest_slots[kMostRowWarps], of_blocks[kMaxCluster];
-  __shared__ __align__(16) char sum_slots[(kMostRowWarps + kMaxCluster) * sizeof(Sum)];
+  __shared__ A largest_slots[kMostRowWarps];
+  __shared__ __align__(16) char sum_slots[kMostRowWarps * sizeof(Sum)];
   wait_for_previous_kernel();
   allow_next_kernel();
   const int thread = threadIdx.x % threads;
@@ -78,12 +77,9 @@ __global__ void __launch_bounds__(kAnyThreads) any_rows_kernel(const __grid_cons
   if constexpr (takes_largest(f)) {
     A largest = -INFINITY;
     for (int64_t i = thread; i < length; i += threads) largest = larger(largest, number(kRowX, i));
-    const RowJoin<A> join{largest_slots, of_blocks, threads, 1};
-    row.mean = join(largest, A(-INFINITY), [](A p, A q) { return larger(p, q); });
+    row.mean = join_row(largest, A(-INFINITY), threads, largest_slots, [](A p, A q) { return larger(p, q); });
   }
   Sum(&slots)[kMostRowWarps] = *reinterpret_cast<Sum(*)[kMostRowWarps]>(sum_slots);
-  Sum(&none_of_blocks)[kMaxCluster] = *reinterpret_cast<Sum(*)[kMaxCluster]>(sum_slots + sizeof(slots));
-  const RowJoin<Sum> join{slots, none_of_blocks, threads, 1};
   Sum waiting[kChunkLevels];
   int64_t chunks = 0;
   for (int64_t chunk = 0; chunk < length; chunk += kChunk, ++chunks) {
@@ -94,7 +90,7 @@ __global__ void __launch_bounds__(kAnyThreads) any_rows_kernel(const __grid_cons
       lane = i < chunk + kLanes ? addend : lane + addend;
     }
     __syncthreads();  // the chunk before has been read from the slots
-    Sum sum = join(lane, no_addend<Sum>(), [](Sum p, Sum q) { return p + q; });
+    Sum sum = join_row(lane, no_addend<Sum>(), threads, slots, [](Sum p, Sum q) { return p + q; });
     carry(waiting, sum, chunks);
   }
   finish_row<f>(row, joined(waiting, chunks, no_addend<Sum>()), first, length, call.eps);
@@ -147,7 +143,50 @@ struct WeightsArgs {
   RowsCall call;
   char* partials;  // per block along the rows, column by column
   bool has_weight;
+  uint64_t policy;
 };
+
+// The elements of a lane's rows: `row` and those 512, 1024, ... after it, all in flight at once.
+template <class T, class A, int V>
+__device__ __forceinline__ void load_rows(const RowsCall& call, const WeightsArgs& a, bool there, int64_t row, int64_t column,
+                                          A (&x)[kDepth][V], A (&g)[kDepth][V], A (&mean)[kDepth], A (&r)[kDepth]) {
+  const auto exists = [&](int d) { return there && row + d * kLanes < call.rows; };
+  const auto from = [&](RowOperandName name, int d) {
+    return call.operands[name].data + call.along.offset(name, row + d * kLanes);
+  };
+  if constexpr (std::is_void_v<T>) {
+    for (int d = 0; d < kDepth; ++d) {
+      if (!exists(d)) break;
+      g[d][0] = read_any<A>(from(kRowG, d) + call.across.offset(kRowG, column), call.operands[kRowG].dtype);
+      x[d][0] = A(0);
+      if (a.has_weight) x[d][0] = read_any<A>(from(kRowX, d) + call.across.offset(kRowX, column), call.operands[kRowX].dtype);
+    }
+  } else {
+    Vector<T, V> own_x[kDepth], own_g[kDepth];
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+      const auto vector_if = [&](bool wanted, RowOperandName name) {
+        return load_vector_if<T, V>(wanted, reinterpret_cast<const T*>(from(name, d)) + column, a.policy,
+                                    typename Vector<T, V>::Bits{});
+      };
+      own_g[d] = vector_if(exists(d), kRowG);
+      own_x[d] = vector_if(exists(d) && a.has_weight, kRowX);
+    }
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        g[d][j] = static_cast<A>(value(own_g[d][j]));
+        x[d][j] = static_cast<A>(value(own_x[d][j]));
+      }
+    }
+  }
+#pragma unroll
+  for (int d = 0; d < kDepth; ++d) {
+    mean[d] = call.mean && exists(d) ? static_cast<const A*>(call.mean)[row + d * kLanes] : A(0);
+    r[d] = call.r && exists(d) ? static_cast<const A*>(call.r)[row + d * kLanes] : A(0);
+  }
+}
 
 // The rows' sums of V neighbouring columns per thread. For example 16,384 rows: 4 chunks of 512 lanes. A thread takes lanes 4
 // to 7 of a chunk: it adds rows 4, 516, ... of the first one, and joins the four; the block joins its 8 threads of a column, so
@@ -165,42 +204,22 @@ __global__ void __launch_bounds__(kColumnThreads* kRowGroups) weights_kernel(con
   constexpr int kUnitsOfChunk = kLanes / kUnitLanes;
   const int64_t chunk = blockIdx.y / kUnitsOfChunk * int64_t{kChunk};
   const int64_t lane = blockIdx.y % kUnitsOfChunk * kUnitLanes + threadIdx.y * kGroupLanes;
-  const auto row_of = [&](int64_t row) {
-    Sums s;
-    A x[V], g[V];
-    const char* const from_g = call.operands[kRowG].data + call.along.offset(kRowG, row);
-    const char* const from_x = call.operands[kRowX].data + call.along.offset(kRowX, row);
-    if constexpr (std::is_void_v<T>) {
-      g[0] = read_any<A>(from_g + call.across.offset(kRowG, column), call.operands[kRowG].dtype);
-      x[0] = a.has_weight ? read_any<A>(from_x + call.across.offset(kRowX, column), call.operands[kRowX].dtype) : A(0);
-    } else {
-      const auto vector_g = *reinterpret_cast<const Vector<T, V>*>(from_g + column * sizeof(T));
-      Vector<T, V> vector_x{};
-      if (a.has_weight) vector_x = *reinterpret_cast<const Vector<T, V>*>(from_x + column * sizeof(T));
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        g[j] = static_cast<A>(value(vector_g[j]));
-        x[j] = static_cast<A>(value(vector_x[j]));
-      }
-    }
-    const A mean = call.mean ? static_cast<const A*>(call.mean)[row] : A(0);
-    const A r = call.r ? static_cast<const A*>(call.r)[row] : A(0);
-#pragma unroll
-    for (int j = 0; j < V; ++j) s.of[j] = {weight_addend(x[j], g[j], mean, r), g[j]};
-    return s;
-  };
   Sums none;
 #pragma unroll
   for (int j = 0; j < V; ++j) none.of[j] = no_addend<TwoSums<A>>();
   Sums group[kGroupLanes];
 #pragma unroll
   for (int l = 0; l < kGroupLanes; ++l) {
+    A x[kDepth][V], g[kDepth][V], mean[kDepth], r[kDepth];
+    load_rows<T>(call, a, there, chunk + lane + l, column, x, g, mean, r);
     group[l] = none;
-    if (there) {
-#pragma unroll 4
-      for (int d = 0; d < kDepth; ++d) {
-        const int64_t row = chunk + lane + l + d * kLanes;
-        if (row < call.rows) group[l] = d == 0 ? row_of(row) : group[l] + row_of(row);
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+      if (!there || chunk + lane + l + d * kLanes >= call.rows) continue;
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const TwoSums<A> addend{weight_addend(x[d][j], g[d][j], mean[d], r[d]), g[d][j]};
+        group[l].of[j] = d == 0 ? addend : group[l].of[j] + addend;
       }
     }
   }
@@ -253,7 +272,8 @@ int64_t units_of(const RowsCall& call) {
 template <class T, class A, int V>
 cudaError_t start_weights(const RowWeightsCall& weights, void* workspace, const Device& device, cudaStream_t stream) {
   const RowsCall& call = weights.call;
-  const WeightsArgs args{call, static_cast<char*>(workspace), weights.weight != nullptr};
+  const bool streams = call.rows * call.length * 4 > device.l2_bytes;
+  const WeightsArgs args{call, static_cast<char*>(workspace), weights.weight != nullptr, l2_policy(streams)};
   const int64_t units = units_of(call), side = kColumnThreads * V;
   Grid grid;
   grid.x = static_cast<uint32_t>((call.length + side - 1) / side);

@@ -53,11 +53,11 @@ struct RowDims {
   }
   GPUREDUCE_HOST_DEVICE int64_t offset(RowOperandName operand, int64_t index) const {
     int64_t offset = 0;
-    for (int d = rank - 1; d >= 0; --d) {
+    for (int d = rank - 1; d > 0; --d) {
       offset += index % dims[d].size * dims[d].strides[operand];
       index /= dims[d].size;
     }
-    return offset;
+    return rank > 0 ? offset + index * dims[0].strides[operand] : 0;
   }
 };
 

@@ -458,23 +458,27 @@ std::array<Tensor, 3> norm_backward_composed(const Tensor& grad, const Tensor& i
     if (d >= input.dim() - dims) length = length * input.sym_size(d);
   }
   const Tensor x = input.to(computed), g = grad.to(computed);
+  // torch divides by a number as it multiplies by its inverse, on some devices; this is a division.
+  const auto over = [&](const Tensor& sums) { return apply(Formula::quotient, sums, {{}, {}, {}, length}, computed); };
   Tensor h, r;
   if constexpr (centered) {
     static const auto var_mean =
         find<std::tuple<Tensor, Tensor>(const Tensor&, OptionalDims, double, bool, bool, OptionalDtype)>("_var_mean");
     const auto [variance, mean] = var_mean.call(input, at::IntArrayRef(across), 0, false, true, at::kDouble);
-    r = (variance + eps).sqrt().reciprocal().to(computed);
+    const Tensor root = (variance + eps).sqrt();
+    r = (at::ones_like(root).detach() / root).to(computed);
     h = (x - mean.to(computed)) * r;
   } else {
     static const auto powers = functional<Operation::_powsum_2>();
-    r = (powers.call(x, at::IntArrayRef(across), true, std::nullopt) / length + eps).sqrt().reciprocal();
+    const Tensor root = (over(powers.call(x, at::IntArrayRef(across), true, std::nullopt)) + eps).sqrt();
+    r = at::ones_like(root).detach() / root;
     h = x * r;
   }
   std::array<Tensor, 3> found;
   if (mask[0]) {
     const Tensor d = weight.defined() ? g * weight.to(computed) : g;
-    Tensor y = centered ? d - total(d, across) / length : d;
-    found[0] = rounded((y - h * (total(d * h, across) / length)) * r, input.scalar_type());
+    Tensor y = centered ? d - over(total(d, across)) : d;
+    found[0] = rounded((y - h * (over(total(d * h, across)))) * r, input.scalar_type());
   }
   const auto over_rows = [&](const Tensor& x, const Tensor& like) {
     const Tensor sums = along.empty() ? x : functional<Operation::sum>().call(x, at::IntArrayRef(along), false, std::nullopt);

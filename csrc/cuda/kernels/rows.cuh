@@ -19,87 +19,88 @@ struct RowsArgs {
   RowDims along;
   int64_t rows, length;
   double eps;
-  uint64_t policy;
+  uint64_t policy, weight_policy;
   int threads;        // per row and block: a power of two
   int cluster;        // blocks per row
-  bool vectors;       // rows are whole vectors at aligned addresses
+  int rounds;         // of a block's threads over its part of a row
   bool float_weight;  // weight and bias are float32
 };
 
 constexpr int kMostRowWarps = 32;
+constexpr int kChunkLevels = 40;  // of the tree above chunks
 
-// Threads of a block at most: what its registers allow, where each thread holds 8 vectors per input.
+// Threads per block at most: what its registers allow, where each thread holds 8 vectors per input.
 template <RowFunction f, class T>
 constexpr int kRowThreads = takes_grad(f) || sizeof(T) == 2 ? 512 : 1024;
 
-// The sum, or another join, of the values of a row's threads, in every thread. `slots`: of this join alone, one per warp and
-// row of the block, and then one per block of the cluster.
-template <class Value>
-struct RowJoin {
-  Value (&slots)[kMostRowWarps];
-  Value (&from_blocks)[kMaxCluster];
-  int threads, cluster;
+// The sum, or another join, of the values of a row's threads in a block, in every thread. `slots` has a place per warp, and no
+// other join may use it before the next barrier.
+template <class Value, class F>
+__device__ __forceinline__ Value join_row(Value v, Value none, int threads, Value (&slots)[kMostRowWarps], F combine) {
+  const int in_warp = min(threads, kWarp);
+  for (int step = 1; step < in_warp; step *= 2) v = combine(v, shuffle_xor(v, step));
+  if (threads <= kWarp) return v;
+  const int lane = threadIdx.x % kWarp, warps = threads / kWarp, first = threadIdx.x / threads * warps;
+  if (lane == 0) slots[threadIdx.x / kWarp] = v;
+  __syncthreads();
+  v = lane < warps ? slots[first + lane] : none;
+  for (int step = 1; step < warps; step *= 2) v = combine(v, shuffle_xor(v, step));
+  return shuffle(v, 0);
+}
 
-  template <class F>
-  __device__ __forceinline__ Value operator()(Value v, Value none, F combine) const {
-    const int in_warp = min(threads, kWarp);
-    for (int step = 1; step < in_warp; step *= 2) v = combine(v, shuffle_xor(v, step));
-    if (threads > kWarp) {
-      const int lane = threadIdx.x % kWarp, warps = threads / kWarp, first = threadIdx.x / threads * warps;
-      if (lane == 0) slots[threadIdx.x / kWarp] = v;
-      __syncthreads();
-      v = lane < warps ? slots[first + lane] : none;
-      for (int step = 1; step < warps; step *= 2) v = combine(v, shuffle_xor(v, step));
-      v = shuffle(v, 0);
-    }
+// The same of the values of a cluster's blocks. Each block must have arrived at the cluster's barrier before, and has arrived
+// again after.
+template <class Value, class F>
+__device__ __forceinline__ Value join_blocks(Value v, Value none, int cluster, Value (&from_blocks)[kMaxCluster], F combine) {
 #if __CUDA_ARCH__ >= 900
-    if (cluster > 1) {
-      const int own = blockIdx.x % cluster;
-      __cluster_barrier_wait();  // all blocks have begun, or have read what the last join sent
-      if (threadIdx.x < cluster) *static_cast<Value*>(__cluster_map_shared_rank(&from_blocks[own], threadIdx.x)) = v;
-      __cluster_barrier_arrive();
-      __cluster_barrier_wait();
-      v = from_blocks[0];
-      Value values[kMaxCluster];
+  if (cluster > 1) {
+    __cluster_barrier_wait();  // all blocks have begun, or have read what the last join sent
+    if (threadIdx.x < cluster)
+      *static_cast<Value*>(__cluster_map_shared_rank(&from_blocks[blockIdx.x % cluster], threadIdx.x)) = v;
+    __cluster_barrier_arrive();
+    __cluster_barrier_wait();
+    Value values[kMaxCluster];
 #pragma unroll
-      for (int b = 0; b < kMaxCluster; ++b) values[b] = b < cluster ? from_blocks[b] : none;
+    for (int b = 0; b < kMaxCluster; ++b) values[b] = b < cluster ? from_blocks[b] : none;
 #pragma unroll
-      for (int step = 1; step < kMaxCluster; step *= 2) {
+    for (int step = 1; step < kMaxCluster; step *= 2) {
 #pragma unroll
-        for (int b = 0; b < kMaxCluster; b += 2 * step) values[b] = combine(values[b], values[b + step]);
-      }
-      v = values[0];
-      __cluster_barrier_arrive();
+      for (int b = 0; b < kMaxCluster; b += 2 * step) values[b] = combine(values[b], values[b + step]);
     }
-#endif
-    return v;
+    v = values[0];
+    __cluster_barrier_arrive();
   }
-};
+#endif
+  return v;
+}
 
-// V neighbours of which `count` exist; the others are `missing`.
-template <class T, int V>
-__device__ __forceinline__ Vector<T, V> load_neighbours(const T* p, int64_t count, bool vectors, T missing, uint64_t policy) {
+// V neighbours of which `count` exist; the others are `missing`. kVectors: all of them exist, or none.
+template <bool kVectors, class T, int V>
+__device__ __forceinline__ Vector<T, V> load_neighbours(const T* p, int count, T missing, uint64_t policy) {
   Vector<T, V> x;
 #pragma unroll
   for (int j = 0; j < V; ++j) x.set(j, missing);
-  if (vectors) return load_vector_if<T, V>(count > 0, p, policy, x.bits);
+  if constexpr (kVectors) {
+    return load_vector_if<T, V>(count > 0, p, policy, x.bits);
+  } else {
 #pragma unroll
-  for (int j = 0; j < V; ++j)
-    if (j < count) x.set(j, p[j]);
-  return x;
+    for (int j = 0; j < V; ++j)
+      if (j < count) x.set(j, p[j]);
+    return x;
+  }
 }
 
 // The same of weights, which stay in the caches, as numbers.
-template <class T, class A, int V>
-__device__ __forceinline__ void load_weights(A (&to)[V], const char* from, int64_t first, int64_t count, bool vectors,
-                                             bool is_float, A missing, uint64_t policy) {
+template <bool kVectors, class T, class A, int V>
+__device__ __forceinline__ void load_weights(A (&to)[V], const char* from, int64_t first, int count, bool is_float, A missing,
+                                             uint64_t policy) {
   const auto load = [&](auto zero) {
     using W = decltype(zero);
     constexpr int N = granule_values<W>(V);
 #pragma unroll
     for (int i = 0; i < V; i += N) {
       const W* const p = reinterpret_cast<const W*>(from) + first + i;
-      const auto x = load_neighbours<W, N>(p, count - i, vectors, element_of<W>(static_cast<float>(missing)), policy);
+      const auto x = load_neighbours<kVectors, W, N>(p, count - i, element_of<W>(static_cast<float>(missing)), policy);
 #pragma unroll
       for (int j = 0; j < N; ++j) to[i + j] = static_cast<A>(value(x[j]));
     }
@@ -114,6 +115,22 @@ __device__ __forceinline__ void load_weights(A (&to)[V], const char* from, int64
   }
 }
 
+// Numbers, each rounded to an element.
+template <class R, class A, int V>
+__device__ __forceinline__ void round_all(R (&to)[V], const A (&from)[V]) {
+  if constexpr (std::is_same_v<R, BFloat16> && std::is_same_v<A, float>) {  // two at a time
+#pragma unroll
+    for (int j = 0; j < V; j += 2) {
+      const __nv_bfloat162 two = __floats2bfloat162_rn(from[j], from[j + 1]);
+      to[j] = {__bfloat16_as_ushort(two.x)};
+      to[j + 1] = {__bfloat16_as_ushort(two.y)};
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < V; ++j) to[j] = round_to<R>(from[j]);
+  }
+}
+
 // What stands for an element that does not exist, so that its addend changes no bit of the sum: e^-inf and 0 * 0 are +0, and
 // sums of exponentials and squares are never -0; -0.0 * 1 is the identity.
 template <RowFunction f, class T>
@@ -121,13 +138,19 @@ __device__ __forceinline__ T missing_x() {
   return element_of<T>(takes_largest(f) ? -INFINITY : f == RowFunction::rms_norm ? 0.0f : 1.0f);
 }
 
-template <RowFunction f, class T, class R, int D>
+// D: vectors of a thread in flight, of leaves with so many elements. kVectors: rows are whole vectors at aligned addresses.
+// kOnce: registers hold the row, otherwise it is read again for each step, in a.rounds rounds.
+template <RowFunction f, class T, class R, int D, bool kVectors, bool kOnce>
 __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_constant__ RowsArgs a) {
   using A = std::conditional_t<std::is_same_v<T, double>, double, float>;
   using Sum = decltype(row_addend<f, A>({}, {}, A(0)));
   constexpr int V = kGranule / sizeof(T), kUnits = kLanes / V;
   __shared__ A largest_slots[kMostRowWarps], largest_of_blocks[kMaxCluster];
   __shared__ __align__(16) char sum_slots[(kMostRowWarps + kMaxCluster) * sizeof(Sum)];
+  Sum(&slots)[kMostRowWarps] = *reinterpret_cast<Sum(*)[kMostRowWarps]>(sum_slots);
+  Sum(&sums_of_blocks)[kMaxCluster] = *reinterpret_cast<Sum(*)[kMaxCluster]>(sum_slots + sizeof(slots));
+  const auto larger_of = [](A p, A q) { return larger(p, q); };
+  const auto sum_of = [](Sum p, Sum q) { return p + q; };
 #if __CUDA_ARCH__ >= 900
   if (a.cluster > 1) __cluster_barrier_arrive_relaxed();
 #endif
@@ -138,32 +161,39 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
   const int64_t row_index =
       int64_t{blockIdx.x / static_cast<uint32_t>(a.cluster)} * (blockDim.x / a.threads) + threadIdx.x / a.threads;
   const bool there = row_index < a.rows;
-  const int64_t index = there ? row_index : 0;
-  const int unit = part * a.threads + thread;
-  const int64_t first = int64_t{unit / kUnits} * kChunk + unit % kUnits * V;
-  const int64_t left = there ? a.length - first : 0;
-
+  const int64_t index = there ? row_index : 0, length = there ? a.length : 0;
   const T* const row_x = reinterpret_cast<const T*>(a.x + a.along.offset(kRowX, index));
+  const T* const row_g = takes_grad(f) ? reinterpret_cast<const T*>(a.g + a.along.offset(kRowG, index)) : nullptr;
+  R* const row_y = reinterpret_cast<R*>(a.y + a.along.offset(kRowY, index));
   T missing = missing_x<f, T>();
   A first_element{};
   if constexpr (f == RowFunction::layer_norm) {
     missing = row_x[0];
     first_element = static_cast<A>(value(missing));
   }
+
+  // The thread's elements in a round: from `first` on, of which `left` exist.
+  int64_t first = 0;
+  int left = 0;
   Vector<T, V> x[D], g[takes_grad(f) ? D : 1];
+  const auto place = [&](int round) {
+    const int64_t unit = (int64_t{part} * a.rounds + round) * a.threads + thread;
+    first = unit / kUnits * kChunk + unit % kUnits * V;
+    left = static_cast<int>(min(max(length - first, int64_t{0}), int64_t{kChunk}));
+  };
+  const auto load = [&](int round) {
+    place(round);
 #pragma unroll
-  for (int d = 0; d < D; ++d) {
-    const int64_t here = left - d * kLanes;
-    x[d] = load_neighbours<T, V>(row_x + first + d * kLanes, here, a.vectors, missing, a.policy);
-  }
-  if constexpr (takes_grad(f)) {
-    const T* const row_g = reinterpret_cast<const T*>(a.g + a.along.offset(kRowG, index));
+    for (int d = 0; d < D; ++d)
+      x[d] = load_neighbours<kVectors, T, V>(row_x + first + d * kLanes, left - d * kLanes, missing, a.policy);
+    if constexpr (takes_grad(f)) {
 #pragma unroll
-    for (int d = 0; d < D; ++d) {
-      const int64_t here = left - d * kLanes;
-      g[d] = load_neighbours<T, V>(row_g + first + d * kLanes, here, a.vectors, element_of<T>(-0.0f), a.policy);
+      for (int d = 0; d < D; ++d)
+        g[d] = load_neighbours<kVectors, T, V>(row_g + first + d * kLanes, left - d * kLanes, element_of<T>(-0.0f), a.policy);
     }
-  }
+  };
+  const int rounds = kOnce ? 1 : a.rounds;
+  if constexpr (kOnce) load(0);
 
   RowNumbers<A> row;
   if constexpr (is_norm(f) && takes_grad(f)) {
@@ -172,23 +202,25 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
   }
   if constexpr (takes_largest(f)) {
     A largest = -INFINITY;
+    for (int round = 0; round < rounds; ++round) {
+      if constexpr (!kOnce) load(round);
 #pragma unroll
-    for (int d = 0; d < D; ++d) {
+      for (int d = 0; d < D; ++d) {
 #pragma unroll
-      for (int j = 0; j < V; ++j) largest = larger(largest, static_cast<A>(value(x[d][j])));
+        for (int j = 0; j < V; ++j) largest = larger(largest, static_cast<A>(value(x[d][j])));
+      }
     }
-    const RowJoin<A> join{largest_slots, largest_of_blocks, a.threads, a.cluster};
-    row.mean = join(largest, A(-INFINITY), [](A p, A q) { return larger(p, q); });
+    largest = join_row(largest, A(-INFINITY), a.threads, largest_slots, larger_of);
+    row.mean = join_blocks(largest, A(-INFINITY), a.cluster, largest_of_blocks, larger_of);
   }
 
   // Elements of vector d, with weights where the function has them.
   const auto elements = [&](int d, RowElement<A>(&e)[V]) {
     A w[V], b[V];
     if constexpr (is_norm(f)) {
-      const int64_t here = left - d * kLanes;
-      load_weights<T>(w, a.weight, first + d * kLanes, here, a.vectors, a.float_weight, A(1), a.policy);
+      load_weights<kVectors, T>(w, a.weight, first + d * kLanes, left - d * kLanes, a.float_weight, A(1), a.weight_policy);
       if constexpr (f == RowFunction::layer_norm)
-        load_weights<T>(b, a.bias, first + d * kLanes, here, a.vectors, a.float_weight, A(0), a.policy);
+        load_weights<kVectors, T>(b, a.bias, first + d * kLanes, left - d * kLanes, a.float_weight, A(0), a.weight_policy);
     }
 #pragma unroll
     for (int j = 0; j < V; ++j) {
@@ -197,33 +229,38 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
       if constexpr (is_norm(f)) e[j].w = w[j];
       if constexpr (f == RowFunction::layer_norm) e[j].b = b[j];
       if constexpr (f == RowFunction::layer_norm_backward)  // (mean - mean) * r is +0, and -0.0 * +0 the identity
-        if (d * kLanes + j >= left) e[j].x = row.mean;
+        e[j].x = d * kLanes + j < left ? e[j].x : row.mean;
     }
   };
 
-  constexpr bool kKeeps = f == RowFunction::softmax;  // the exponentials
+  constexpr bool kKeeps = kOnce && f == RowFunction::softmax;  // the exponentials
   A kept[kKeeps ? D : 1][V];
-  Sum lanes[V];
+  Sum waiting[kOnce ? 1 : kChunkLevels], sum{};
+  for (int round = 0; round < rounds; ++round) {
+    if constexpr (!kOnce) load(round);
+    Sum lanes[V];
 #pragma unroll
-  for (int d = 0; d < D; ++d) {
-    RowElement<A> e[V];
-    if constexpr (takes_grad(f)) {
-      elements(d, e);
-    } else {
+    for (int d = 0; d < D; ++d) {
+      RowElement<A> e[V];
+      if constexpr (takes_grad(f)) {
+        elements(d, e);
+      } else {
 #pragma unroll
-      for (int j = 0; j < V; ++j) e[j].x = static_cast<A>(value(x[d][j]));
+        for (int j = 0; j < V; ++j) e[j].x = static_cast<A>(value(x[d][j]));
+      }
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const Sum addend = row_addend<f>(e[j], row, first_element);
+        if constexpr (kKeeps) kept[d][j] = addend;
+        lanes[j] = d == 0 ? addend : lanes[j] + addend;
+      }
     }
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-      const Sum addend = row_addend<f>(e[j], row, first_element);
-      if constexpr (kKeeps) kept[d][j] = addend;
-      lanes[j] = d == 0 ? addend : lanes[j] + addend;
-    }
+    if (!kOnce) __syncthreads();  // all have read the slots of the round before
+    sum = join_row(join_neighbours(lanes), no_addend<Sum>(), a.threads, slots, sum_of);
+    if constexpr (!kOnce) carry(waiting, sum, round);
   }
-  Sum(&slots)[kMostRowWarps] = *reinterpret_cast<Sum(*)[kMostRowWarps]>(sum_slots);
-  Sum(&of_blocks)[kMaxCluster] = *reinterpret_cast<Sum(*)[kMaxCluster]>(sum_slots + sizeof(slots));
-  const RowJoin<Sum> join{slots, of_blocks, a.threads, a.cluster};
-  const Sum sum = join(join_neighbours(lanes), no_addend<Sum>(), [](Sum p, Sum q) { return p + q; });
+  if constexpr (!kOnce) sum = joined(waiting, rounds, no_addend<Sum>());
+  sum = join_blocks(sum, no_addend<Sum>(), a.cluster, sums_of_blocks, sum_of);
 #if __CUDA_ARCH__ >= 900
   if (a.cluster > 1) __cluster_barrier_wait();
 #endif
@@ -236,25 +273,30 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
       if (a.r) reinterpret_cast<A*>(a.r)[index] = row.r;
     }
   }
-  R* const row_y = reinterpret_cast<R*>(a.y + a.along.offset(kRowY, index)) + first;
+  for (int round = 0; round < rounds; ++round) {
+    if constexpr (!kOnce) load(round);
 #pragma unroll
-  for (int d = 0; d < D; ++d) {
-    const int64_t here = left - d * kLanes;
-    if (here <= 0) continue;
-    RowElement<A> e[V];
-    if constexpr (!kKeeps) elements(d, e);
-    R y[V];
+    for (int d = 0; d < D; ++d) {
+      const int here = left - d * kLanes;
+      if (here <= 0) continue;
+      RowElement<A> e[V];
+      if constexpr (!kKeeps) elements(d, e);
+      A y[V];
 #pragma unroll
-    for (int j = 0; j < V; ++j) {
-      if constexpr (kKeeps) y[j] = round_to<R>(kept[d][j] * row.r);
-      else y[j] = round_to<R>(row_applied<f>(e[j], row));
-    }
-    if (a.vectors) {
-      store_granules([&](int j) { return row_y + d * kLanes + j; }, y);
-    } else {
+      for (int j = 0; j < V; ++j) {
+        if constexpr (kKeeps) y[j] = kept[d][j] * row.r;
+        else y[j] = row_applied<f>(e[j], row);
+      }
+      R rounded[V];
+      round_all(rounded, y);
+      R* const to = row_y + first + d * kLanes;
+      if constexpr (kVectors) {
+        store_granules([&](int j) { return to + j; }, rounded);
+      } else {
 #pragma unroll
-      for (int j = 0; j < V; ++j)
-        if (j < here) row_y[d * kLanes + j] = y[j];
+        for (int j = 0; j < V; ++j)
+          if (j < here) to[j] = rounded[j];
+      }
     }
   }
 }
@@ -270,6 +312,20 @@ inline bool is_aligned(const RowsCall& call, RowOperandName name) {
   for (int d = 0; d < call.along.rank; ++d) all |= static_cast<uint64_t>(call.along.dims[d].strides[name]);
   return all % kGranule == 0;
 }
+
+// The kernel for rows of a length, and how its threads share a row.
+template <RowFunction f, class T, class R, bool kVectors>
+auto rows_kernel_of(int64_t n, bool once) {
+  if (!once) return rows_kernel<f, T, R, 8, kVectors, false>;
+  if (n <= kLanes) return rows_kernel<f, T, R, 1, kVectors, true>;
+  if (n <= 2 * kLanes) return rows_kernel<f, T, R, 2, kVectors, true>;
+  if (n <= 4 * kLanes) return rows_kernel<f, T, R, 4, kVectors, true>;
+  return rows_kernel<f, T, R, 8, kVectors, true>;
+}
+
+// Threads of a block that takes rows of one chunk and less, and the most of one that takes a part of a row and shares its
+// multiprocessor with blocks of other rows: while one of them computes, another one loads.
+constexpr int kFewRowThreads = 128;
 
 template <RowFunction f, class T, class R>
 cudaError_t start_rows(const RowsCall& call, const Device& device, cudaStream_t stream) {
@@ -290,31 +346,35 @@ cudaError_t start_rows(const RowsCall& call, const Device& device, cudaStream_t 
   a.eps = call.eps;
   const DType weight = call.operands[kRowWeight].data ? call.operands[kRowWeight].dtype : call.operands[kRowBias].dtype;
   a.float_weight = weight == DType::Float;
-  a.vectors = n % V == 0;
-  for (RowOperandName name : {kRowX, kRowG, kRowWeight, kRowBias, kRowY}) a.vectors = a.vectors && is_aligned(call, name);
-  const int64_t bytes = call.rows * n * static_cast<int64_t>(sizeof(T)) * (takes_grad(f) ? 2 : 1);
-  a.policy = l2_policy(bytes > device.l2_bytes / 2);
+  bool vectors = n % V == 0;
+  for (RowOperandName name : {kRowX, kRowG, kRowWeight, kRowBias, kRowY}) vectors = vectors && is_aligned(call, name);
 
   const auto power_of_two = [](int64_t least) {
     int64_t n = 1;
     while (n < least) n *= 2;
     return n;
   };
-  const int64_t all = n <= kLanes ? power_of_two((n + V - 1) / V) : power_of_two(chunks) * kUnits;
-  a.threads = static_cast<int>(std::min<int64_t>(all, kMost));
-  a.cluster = static_cast<int>(all / a.threads);
-  if (a.cluster > 1 && (a.cluster > kMaxCluster || !device.clusters)) return kNoKernel;
-  const int per_block = std::max(1, 128 / a.threads);
+  // Blocks take runs of chunks, whose number is a power of two, and the last one what is left.
+  const int64_t all = n <= kLanes ? power_of_two((n + V - 1) / V) : chunks * kUnits;
+  const int most_blocks = device.clusters ? kMaxCluster : 1;
+  int64_t run = std::min<int64_t>(power_of_two(all), std::max(kUnits, kFewRowThreads));
+  while (run * most_blocks < all) run *= 2;
+  a.threads = static_cast<int>(std::min<int64_t>(run, kMost));
+  a.rounds = static_cast<int>(run / a.threads);
+  a.cluster = static_cast<int>((all + run - 1) / run);
+  const bool once = a.rounds == 1;
+  const int64_t bytes = call.rows * n * static_cast<int64_t>(sizeof(T)) * (takes_grad(f) ? 2 : 1);
+  a.policy = l2_policy(once && bytes > device.l2_bytes / 2);
+  a.weight_policy = l2_policy();
+  const int per_block = std::max(1, kFewRowThreads / a.threads);
   const int64_t blocks = (call.rows + per_block - 1) / per_block * a.cluster;
   if (blocks >= kMaxGrid) return kNoKernel;
   Grid grid;
   grid.x = static_cast<uint32_t>(blocks);
   grid.cluster = static_cast<uint32_t>(a.cluster);
   const dim3 threads(per_block * a.threads);
-  const Queue queue{stream, device.early};
-  if (n <= kLanes) return start_kernel(queue, grid, threads, 0, rows_kernel<f, T, R, 1>, a);
-  if (n <= 4 * kLanes) return start_kernel(queue, grid, threads, 0, rows_kernel<f, T, R, 4>, a);
-  return start_kernel(queue, grid, threads, 0, rows_kernel<f, T, R, 8>, a);
+  const auto kernel = vectors ? rows_kernel_of<f, T, R, true>(n, once) : rows_kernel_of<f, T, R, false>(n, once);
+  return start_kernel({stream, device.early}, grid, threads, 0, kernel, a);
 }
 
 // Whether the kernels of elements T and results R take a call.
