@@ -118,9 +118,9 @@ def say(text):
 
 
 def without_ptx(text):
-    """A build.ninja that compiles csrc/cuda/compiled/native to machine code alone: PTX of all kernels is 40% of the library.
+    """A build.ninja that compiles csrc/cuda/compiled/native to machine code alone.
 
-    PTX is for GPUs that the machine code does not fit. There, other kernels take what these would, with the same
+    PTX of all kernels is 40% of the library. It is for GPUs that the machine code does not fit. There, other kernels take what these would, with the same
     results, but slower. Where nvcc is told of no machine code, PTX stays.
     """
     flags = re.search(r"^cuda_post_cflags = (.*)$", text, flags=re.MULTILINE)
@@ -135,8 +135,8 @@ def without_ptx(text):
 def run_ninja(command, **options):
     """subprocess.run for torch, whose flags are one list for all files: those that no plain call runs through get -Os.
 
-    The kernels of csrc/cuda/compiled/native are compiled without PTX (without_ptx). And ninja prints a file's name where torch
-    asks for its command, a kilobyte of flags. Where a command fails, ninja shows it.
+    The kernels of csrc/cuda/compiled/native are compiled without PTX (without_ptx). And ninja prints a file's name
+    where torch asks for its command, a kilobyte of flags. Where a command fails, ninja shows it.
     """
     if command[:2] == ["ninja", "-v"]:
         rules = Path(options["cwd"], "build.ninja")
@@ -241,9 +241,7 @@ def extension():
 
 def entry():
     options = dict(py_limited_api=True, extra_compile_args={"cxx": CXX_FLAGS})  # the former sets Py_LIMITED_API
-    return cpp_extension.CppExtension(
-        "torch_reduce._entry", [ENTRY], libraries=["torch_python"], **options
-    )
+    return cpp_extension.CppExtension("torch_reduce._entry", [ENTRY], libraries=["torch_python"], **options)
 
 
 LOCK = []

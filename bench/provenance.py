@@ -9,8 +9,9 @@ The engine is csrc/ without csrc/ladder/, and the ladder is csrc/ladder/: neithe
 stay true when the other changes. The ladder's rung "engine" runs the engine on a GPU. Results of a GPU stay true where
 only the CPU backend changes, csrc/cpu/; those of the CPU where only CUDA's sources do: csrc/cuda/ and the planner
 (csrc/plan/), which plans nothing else. The hash is SHA-256 over the files, sorted by their POSIX path relative to the
-repository root. Each file contributes: its path as UTF-8 bytes, one NUL byte, its content, one NUL byte. Nothing is skipped but editor backups (names that end in ~ .swp .swo .orig .rej .bak, or look like .#x or #x#) and
-anything in a __pycache__ folder.
+repository root. Each file contributes: its path as UTF-8 bytes, one NUL byte, its content, one NUL byte. Nothing is
+skipped but editor backups (names that end in ~ .swp .swo .orig .rej .bak, or look like .#x or #x#) and anything in a
+__pycache__ folder.
 """
 
 import argparse

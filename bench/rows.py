@@ -6,8 +6,8 @@
     python bench/rows.py --only NAME     one function, and its backward pass
 
 GPU time in CUDA graphs, cold, as bench/grid.py takes it. The copy moves the same bytes; for a backward pass it is the
-add of two tensors by torch, which reads two and writes one. Each result is first compared with the CPU's bits (small inputs) or
-with torch's in double precision.
+add of two tensors by torch, which reads two and writes one. Each result is first compared with the CPU's bits (small
+inputs) or with torch's in double precision.
 """
 
 import argparse

@@ -431,7 +431,7 @@ def deviations(stored, source, what, correction, negate):
         return np.sqrt(variance) if what == "std" else variance
 
 
-# --- functions that keep their input's shape ---------------------------------------------------------------------------
+# --- functions that keep their input's shape --------------------------------------------------------------------------
 
 
 def whole_exponential(x):

@@ -1,4 +1,4 @@
-"""softmax, log_softmax, rms_norm and layer_norm: the model's bits forward and backward, derivatives, and torch's arguments."""
+"""softmax, log_softmax, rms_norm and layer_norm: the model's bits, also of gradients, derivatives, torch's arguments."""
 
 import itertools
 import math
@@ -80,7 +80,7 @@ def random(shape, name, seed, device):
     return (3 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype_of(name)).to(device)
 
 
-# --- bits ---------------------------------------------------------------------------------------------------------------
+# --- bits -------------------------------------------------------------------------------------------------------------
 
 
 @every_float
@@ -143,14 +143,11 @@ def test_results_of_another_dtype(function, device):
 @every_float
 @pytest.mark.parametrize("function", [*SOFTMAXES, *NORMS])
 def test_layouts(function, name, device):
-    """Transposed, strided, expanded and misaligned tensors have the bits of contiguous ones, and so have their gradients."""
+    """Transposed, strided, expanded and misaligned tensors have the bits of contiguous ones, also their gradients."""
 
     def call(x):
         x = x.detach().requires_grad_()
-        if function in SOFTMAXES:
-            y = getattr(OPS, function)(x, 1)
-        else:
-            y = getattr(OPS, function)(x, x.shape[1:])
+        y = getattr(OPS, function)(x, 1 if function in SOFTMAXES else x.shape[1:])
         return y, torch.autograd.grad(y, x, grad)[0]
 
     base = random((40, 1300), name, 16, device)
@@ -204,7 +201,7 @@ def test_batches(function, device):
 
 @every_softmax
 def test_special_numbers(function, device):
-    """As torch: NaN and +inf make all of a row NaN, -inf alone has the probability 0, and a row of -inf alone is NaN."""
+    """As torch: NaN and +inf make all of a row NaN, -inf has the probability 0, and a row of -inf alone is NaN."""
     ours, torchs = getattr(OPS, function), getattr(torch, function)
     for length in (3, 600, 5000):
         x = random((5, length), "float32", 22, device)
@@ -263,7 +260,7 @@ def test_any_number_of_threads():
     in_threads(lambda x: OPS.softmax(x, 1), [x] * 4)
 
 
-# --- derivatives --------------------------------------------------------------------------------------------------------
+# --- derivatives ------------------------------------------------------------------------------------------------------
 
 
 def cases():
@@ -342,7 +339,7 @@ def test_compile(case, device):
         assert_same_bits(a.cpu(), b.cpu())
 
 
-# --- torch's arguments --------------------------------------------------------------------------------------------------
+# --- torch's arguments ------------------------------------------------------------------------------------------------
 
 
 def test_functions(device):
