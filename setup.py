@@ -120,8 +120,8 @@ def say(text):
 def without_ptx(text):
     """A build.ninja that compiles csrc/cuda/compiled/native to machine code alone.
 
-    PTX of all kernels is 40% of the library. It is for GPUs that the machine code does not fit. There, other kernels take what these would, with the same
-    results, but slower. Where nvcc is told of no machine code, PTX stays.
+    PTX of all kernels is 40% of the library. It is for GPUs that the machine code does not fit. There, other kernels
+    take what these would, with the same results, but slower. Where nvcc is told of no machine code, PTX stays.
     """
     flags = re.search(r"^cuda_post_cflags = (.*)$", text, flags=re.MULTILINE)
     if not flags or "code=sm_" not in flags[1]:

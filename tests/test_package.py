@@ -690,7 +690,7 @@ def test_build_cuda_in_any_folder(tmp_path):
     facts = json.loads((folder / "torch_reduce" / "_build.json").read_text())
     assert facts["architectures"] == ["9.0+PTX"] and "architectures 9.0+PTX" in said
     made = {name: set(re.findall(r",code=(\w+)", line)) for name, line in nvcc_lines(said)}
-    assert made == {"tiny.cu": {"sm_90", "compute_90"}, "native/typed.cu": {"sm_90"}}
+    assert made == {"tiny.cu": {"sm_90", "compute_90"}, "compiled/native/typed.cu": {"sm_90"}}
     (folder / "csrc" / "number.h").write_text("#define NUMBER 2\n")
     assert in_place(folder, **env)[1].cuda_number() == 2
 

@@ -1,4 +1,4 @@
-"""softmax, log_softmax, rms_norm and layer_norm: the model's bits, also of gradients, derivatives, torch's arguments."""
+"""softmax, log_softmax, rms_norm and layer_norm: the model's bits, gradients, derivatives, torch's arguments."""
 
 import itertools
 import math

@@ -1,15 +1,15 @@
 """Functions that keep their input's shape: softmax, log_softmax, rms_norm, layer_norm."""
 
-from typing import TYPE_CHECKING
+from typing import TypeAlias, overload
 
 import torch
+from torch import Tensor
 
 from . import _arguments, _library
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 __all__ = ["layer_norm", "log_softmax", "rms_norm", "softmax"]
+
+_Shape: TypeAlias = int | list[int] | tuple[int, ...] | torch.Size
 
 _ops = torch.ops.gpureduce
 
@@ -50,9 +50,7 @@ def softmax(input: "Tensor", dim: int, *, dtype: "torch.dtype | None" = None, ou
     return _softmax(_ops.softmax, "softmax", input, dim, dtype, out)
 
 
-def log_softmax(
-    input: "Tensor", dim: int, *, dtype: "torch.dtype | None" = None, out: "Tensor | None" = None
-) -> "Tensor":
+def log_softmax(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
     """The logarithms of :func:`softmax`, as :func:`torch.log_softmax`, with fixed bits.
 
     Args, errors: as for :func:`softmax`.
@@ -70,14 +68,27 @@ def _shape(normalized_shape):
     return [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
 
 
+@overload
 def rms_norm(
-    input: "Tensor",
-    normalized_shape: "int | list[int] | tuple[int, ...] | torch.Size",
-    weight: "Tensor | None" = None,
-    eps: "float | None" = None,
+    input: Tensor, normalized_shape: _Shape, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor: ...
+@overload
+def rms_norm(
+    input: Tensor,
+    normalized_shape: _Shape,
+    weight: Tensor | None = None,
+    eps: float | None = None,
     *,
-    residual: "Tensor | None" = None,
-) -> "Tensor | tuple[Tensor, Tensor]":
+    residual: Tensor,
+) -> tuple[Tensor, Tensor]: ...
+def rms_norm(
+    input: Tensor,
+    normalized_shape: _Shape,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    residual: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """``input`` over the root of its mean square, times ``weight``, as :func:`torch.nn.functional.rms_norm`.
 
     Args:
@@ -110,15 +121,33 @@ def rms_norm(
     return _library.warning(_ops.rms_norm.default)(stored, _shape(normalized_shape), weight, eps), stored
 
 
+@overload
 def layer_norm(
-    input: "Tensor",
-    normalized_shape: "int | list[int] | tuple[int, ...] | torch.Size",
-    weight: "Tensor | None" = None,
-    bias: "Tensor | None" = None,
+    input: Tensor,
+    normalized_shape: _Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor: ...
+@overload
+def layer_norm(
+    input: Tensor,
+    normalized_shape: _Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
-    residual: "Tensor | None" = None,
-) -> "Tensor | tuple[Tensor, Tensor]":
+    residual: Tensor,
+) -> tuple[Tensor, Tensor]: ...
+def layer_norm(
+    input: Tensor,
+    normalized_shape: _Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    residual: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """``input`` less its mean, over its deviation, as :func:`torch.nn.functional.layer_norm`.
 
     Args, results and errors: as for :func:`rms_norm`; ``bias`` of ``normalized_shape`` is added last, None counts as 0.

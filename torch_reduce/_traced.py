@@ -23,7 +23,7 @@ now: frozenset[str] = frozenset()  # the functions that are replaced, each with 
 # aten's functions whose own kernels call the reductions by the dispatcher. All others (softmax, layer_norm) have sums
 # of their own, which no replacement reaches; where they are decomposed, Inductor fuses them.
 _CALLERS = {"binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "mse_loss", "smooth_l1_loss"}
-_CALLERS |= {"count_nonzero", "dist", "logsumexp", "norm", "renorm", "soft_margin_loss"}
+_CALLERS |= {"count_nonzero", "cross_entropy_loss", "dist", "logsumexp", "norm", "renorm", "soft_margin_loss"}
 
 _warned: set[tuple[str, str]] = set()
 _hooked = False
@@ -163,7 +163,8 @@ def _decomposition(
     def decompose(self: torch.Tensor, *args: Any, **others: Any) -> Any:
         outer = torch.fx.traceback.get_current_meta().get("original_aten")
         caller = operator if outer is None else outer
-        called = caller.overloadpacket is operator.overloadpacket or caller.__name__.split(".")[0] in _CALLERS
+        by = caller.__name__.split(".")[0]
+        called = by.removeprefix("_") == operator.__name__.split(".")[0].removeprefix("_") or by in _CALLERS
         if called and f"{name} {self.device.type}" in replaced:
             result = ours(self, *args, **others)
             if (result[0] if isinstance(result, tuple) else result) is not None:
