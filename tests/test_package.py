@@ -67,6 +67,7 @@ def test_every_operation_is_tested():
     names = operators(".out")
     public = {name for name in names if not name.startswith("_")}
     others = {"dot", "linalg_powsum", "linalg_vector_norm", "segment_mean", "segment_sum", "std", "var", "weighted_sum"}
+    others |= {"softmax", "log_softmax"}  # tests/test_rows.py
     assert public == {*map(str, [*OPERATIONS, *FAMILY]), *others}
     assert names >= {*map(str, NORMS), *map(str, POWSUMS)}
     assert all(callable(op.function) for op in [*OPERATIONS, *FAMILY, *NORMS, *POWSUMS])
@@ -78,6 +79,7 @@ def test_documented_and_typed():
     wanted = {"__version__", "distributed", "explain", "ladder", "replace_torch_sum", "tune", *map(str, OPERATIONS)}
     wanted |= {"powsum", "vector_norm", "get_total_norm", "clip_grad_norm_", "weighted_sum", "dot", "replace"}
     wanted |= {*map(str, FAMILY), "segment_mean", "segment_sum", "std", "var", "var_mean"}
+    wanted |= {"softmax", "log_softmax", "rms_norm", "layer_norm"}
     assert set(torch_reduce.__all__) == wanted
     public = {name: getattr(torch_reduce, name) for name in wanted}
     for name, member in public.copy().items():

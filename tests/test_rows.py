@@ -384,5 +384,7 @@ def test_errors(device):
         torch_reduce.rms_norm(x, (4,), torch.ones(3, device=device))
     with pytest.raises(TypeError, match="argument 'input' must be Tensor"):
         torch_reduce.softmax([1.0, 2.0], 0)
+    with pytest.raises(TypeError, match="'residual' must be Tensor, not Shard"):
+        torch_reduce.rms_norm(x, 4, residual=torch_reduce.distributed.Shard(x, 0))
     with pytest.raises(RuntimeError, match="grad"):
         torch_reduce.softmax(x.requires_grad_(), 1, out=torch.empty(0, device=device))

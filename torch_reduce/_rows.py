@@ -14,8 +14,16 @@ _Shape: TypeAlias = int | list[int] | tuple[int, ...] | torch.Size
 _ops = torch.ops.gpureduce
 
 
+def _plain(name, **given):
+    """Refuses what is no tensor, a Shard too: these functions do not take one."""
+    _arguments.tensors(name, **given)
+    for argument, value in given.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name}(): argument '{argument}' must be Tensor, not {type(value).__name__}")
+
+
 def _softmax(operator, name, input, dim, dtype, out):
-    _arguments.tensors(name, input=input)
+    _plain(name, input=input)
     if out is not None:
         return _library.warning(operator.out)(input, dim, dtype=dtype, out=out)
     return _library.warning(operator.default)(input, dim, dtype=dtype)
@@ -113,10 +121,10 @@ def rms_norm(
     >>> torch_reduce.rms_norm(torch.tensor([3.0, 4.0]), 2, eps=0.0)
     tensor([0.8485, 1.1314])
     """
-    _arguments.tensors("rms_norm", input=input)
+    _plain("rms_norm", input=input)
     if residual is None:
         return _library.warning(_ops.rms_norm.default)(input, _shape(normalized_shape), weight, eps)
-    _arguments.tensors("rms_norm", residual=residual)
+    _plain("rms_norm", residual=residual)
     stored = input + residual
     return _library.warning(_ops.rms_norm.default)(stored, _shape(normalized_shape), weight, eps), stored
 
@@ -160,9 +168,9 @@ def layer_norm(
     >>> torch_reduce.layer_norm(torch.tensor([1.0, 3.0]), 2, eps=0.0)
     tensor([-1.,  1.])
     """
-    _arguments.tensors("layer_norm", input=input)
+    _plain("layer_norm", input=input)
     if residual is None:
         return _library.warning(_ops.layer_norm.default)(input, _shape(normalized_shape), weight, bias, eps)
-    _arguments.tensors("layer_norm", residual=residual)
+    _plain("layer_norm", residual=residual)
     stored = input + residual
     return _library.warning(_ops.layer_norm.default)(stored, _shape(normalized_shape), weight, bias, eps), stored
