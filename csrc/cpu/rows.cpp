@@ -116,18 +116,25 @@ void run_rows(const RowsCall& call, int64_t begin, int64_t end) {
     load(call, kRowX, call.along.offset(kRowX, index), x);
     if (takes_grad(f)) load(call, kRowG, call.along.offset(kRowG, index), g);
     RowNumbers<A> row;
-    if constexpr (takes_grad(f)) {
+    if constexpr (reads_numbers(f)) {
       row.mean = number_of<A>(call.mean, index);
       row.r = number_of<A>(call.r, index);
+    }
+    if constexpr (f == RowFunction::log_prob_backward) {
+      row.share = number_of<A>(call.row_grad, index);
+      std::fill_n(g, n, A(0));
+      if (call.target[index] >= 0) g[call.target[index]] = row.share;
     }
     if constexpr (takes_largest(f)) {
       row.mean = x[0];
       for (int64_t i = 1; i < n; ++i) row.mean = larger(row.mean, x[i]);
     }
     const auto element = [&](int64_t i) { return RowElement<A>{x[i], g[i], w[i], b[i]}; };
-    finish_row<f>(row, ordered_sum(n, leaves.get(), [&](int64_t i) { return row_addend<f>(element(i), row, x[0]); }), x[0], n,
-                  call.eps);
-    if constexpr (is_norm(f) && !takes_grad(f)) {
+    if constexpr (has_sum(f)) {
+      finish_row<f>(row, ordered_sum(n, leaves.get(), [&](int64_t i) { return row_addend<f>(element(i), row, x[0]); }), x[0], n,
+                    call.eps);
+    }
+    if constexpr (writes_numbers(f)) {
       if (call.mean) static_cast<A*>(call.mean)[index] = row.mean;
       if (call.r) static_cast<A*>(call.r)[index] = row.r;
     }

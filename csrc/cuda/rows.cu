@@ -63,6 +63,8 @@ __global__ void __launch_bounds__(kAnyThreads) any_rows_kernel(const __grid_cons
   const auto element = [&](int64_t i) {
     RowElement<A> e{number(kRowX, i), 0, 1, 0};
     if constexpr (takes_grad(f)) e.g = number(kRowG, i);
+    if constexpr (f == RowFunction::log_prob_backward)
+      e.g = call.target[index] == i ? static_cast<const A*>(call.row_grad)[index] : A(0);
     if (is_norm(f) && call.operands[kRowWeight].data) e.w = number(kRowWeight, i);
     if (f == RowFunction::layer_norm && call.operands[kRowBias].data) e.b = number(kRowBias, i);
     return e;
@@ -70,33 +72,36 @@ __global__ void __launch_bounds__(kAnyThreads) any_rows_kernel(const __grid_cons
 
   RowNumbers<A> row;
   const A first = number(kRowX, 0);
-  if constexpr (is_norm(f) && takes_grad(f)) {
+  if constexpr (reads_numbers(f)) {
     if constexpr (has_mean(f)) row.mean = static_cast<const A*>(call.mean)[index];
     row.r = static_cast<const A*>(call.r)[index];
   }
+  if constexpr (f == RowFunction::log_prob_backward) row.share = static_cast<const A*>(call.row_grad)[index];
   if constexpr (takes_largest(f)) {
     A largest = -INFINITY;
     for (int64_t i = thread; i < length; i += threads) largest = larger(largest, number(kRowX, i));
     row.mean = join_row(largest, A(-INFINITY), threads, largest_slots, [](A p, A q) { return larger(p, q); });
   }
-  Sum(&slots)[kMostRowWarps] = *reinterpret_cast<Sum(*)[kMostRowWarps]>(sum_slots);
-  Sum waiting[kChunkLevels];
-  int64_t chunks = 0;
-  for (int64_t chunk = 0; chunk < length; chunk += kChunk, ++chunks) {
-    Sum lane = no_addend<Sum>();
-    const int64_t end = min(length, chunk + kChunk);
-    for (int64_t i = chunk + thread; i < end; i += kLanes) {
-      const Sum addend = row_addend<f>(element(i), row, first);
-      lane = i < chunk + kLanes ? addend : lane + addend;
+  if constexpr (has_sum(f)) {
+    Sum(&slots)[kMostRowWarps] = *reinterpret_cast<Sum(*)[kMostRowWarps]>(sum_slots);
+    Sum waiting[kChunkLevels];
+    int64_t chunks = 0;
+    for (int64_t chunk = 0; chunk < length; chunk += kChunk, ++chunks) {
+      Sum lane = no_addend<Sum>();
+      const int64_t end = min(length, chunk + kChunk);
+      for (int64_t i = chunk + thread; i < end; i += kLanes) {
+        const Sum addend = row_addend<f>(element(i), row, first);
+        lane = i < chunk + kLanes ? addend : lane + addend;
+      }
+      __syncthreads();  // the chunk before has been read from the slots
+      Sum sum = join_row(lane, no_addend<Sum>(), threads, slots, [](Sum p, Sum q) { return p + q; });
+      carry(waiting, sum, chunks);
     }
-    __syncthreads();  // the chunk before has been read from the slots
-    Sum sum = join_row(lane, no_addend<Sum>(), threads, slots, [](Sum p, Sum q) { return p + q; });
-    carry(waiting, sum, chunks);
+    finish_row<f>(row, joined(waiting, chunks, no_addend<Sum>()), first, length, call.eps);
   }
-  finish_row<f>(row, joined(waiting, chunks, no_addend<Sum>()), first, length, call.eps);
 
   if (!there) return;
-  if constexpr (is_norm(f) && !takes_grad(f)) {
+  if constexpr (writes_numbers(f)) {
     if (thread == 0) {
       if (has_mean(f) && call.mean) static_cast<A*>(call.mean)[index] = row.mean;
       if (call.r) static_cast<A*>(call.r)[index] = row.r;

@@ -5,6 +5,9 @@
 
 namespace gpureduce::cuda {
 
+// The dtype of the results, or the elements' if there are none.
+inline DType result_dtype(const RowsCall& call) { return call.operands[call.operands[kRowY].data ? kRowY : kRowX].dtype; }
+
 // Elements T and results R of any function.
 template <class T, class R>
 cudaError_t launch_rows(const RowsCall& call, DType t, DType r, const Device& device, cudaStream_t stream) {

@@ -25,6 +25,8 @@ namespace gpureduce {
 // rms_norm_backward     d = g * w, h = x * r: S = sum of d * h              y = (d - h * (S / n)) * r
 // layer_norm_backward   d = g * w, h = (x - mean) * r: S = sum of d,
 //                       T = sum of d * h                                    y = ((d - S / n) - h * (T / n)) * r
+// log_prob_backward     m, log(S) and the incoming gradient G per row         y = (G at the target, otherwise 0)
+//                                                                                 - e^((x - m) - log(S)) * G
 #define GPUREDUCE_ROW_FUNCTIONS(X) \
   X(softmax)                       \
   X(log_softmax)                   \
@@ -33,7 +35,8 @@ namespace gpureduce {
   X(softmax_backward)              \
   X(log_softmax_backward)          \
   X(rms_norm_backward)             \
-  X(layer_norm_backward)
+  X(layer_norm_backward)           \
+  X(log_prob_backward)
 
 enum class RowFunction : uint8_t {
 #define GPUREDUCE_ROW_FUNCTION(name) name,
@@ -42,13 +45,21 @@ enum class RowFunction : uint8_t {
 };
 
 constexpr bool takes_largest(RowFunction f) { return f == RowFunction::softmax || f == RowFunction::log_softmax; }
-constexpr bool takes_grad(RowFunction f) { return f >= RowFunction::softmax_backward; }
+// A gradient per element; the one of log_prob_backward is per row.
+constexpr bool takes_grad(RowFunction f) { return f >= RowFunction::softmax_backward && f != RowFunction::log_prob_backward; }
+constexpr bool has_sum(RowFunction f) { return f != RowFunction::log_prob_backward; }
 constexpr bool is_norm(RowFunction f) {
   return f == RowFunction::rms_norm || f == RowFunction::layer_norm || f == RowFunction::rms_norm_backward ||
          f == RowFunction::layer_norm_backward;
 }
-// A row's mean and r, which forward passes of norms write and backward passes read.
-constexpr bool has_mean(RowFunction f) { return f == RowFunction::layer_norm || f == RowFunction::layer_norm_backward; }
+// A row's mean and r: forward passes of norms, and of log_softmax, write them, and backward passes read them.
+constexpr bool writes_numbers(RowFunction f) {
+  return f == RowFunction::rms_norm || f == RowFunction::layer_norm || f == RowFunction::log_softmax;
+}
+constexpr bool reads_numbers(RowFunction f) {
+  return f == RowFunction::rms_norm_backward || f == RowFunction::layer_norm_backward || f == RowFunction::log_prob_backward;
+}
+constexpr bool has_mean(RowFunction f) { return f != RowFunction::rms_norm && f != RowFunction::rms_norm_backward; }
 
 // e^x for x <= 0, or 0 where e^x would be subnormal. The result for NaN is arbitrary.
 template <class A>
@@ -97,6 +108,7 @@ GPUREDUCE_HOST_DEVICE auto row_addend(const RowElement<A>& e, const RowNumbers<A
   else if constexpr (f == RowFunction::softmax_backward) return e.g * e.x;
   else if constexpr (f == RowFunction::log_softmax_backward) return e.g;
   else if constexpr (f == RowFunction::rms_norm_backward) return (e.g * e.w) * (e.x * row.r);
+  else if constexpr (f == RowFunction::log_prob_backward) return A(0);  // there is no sum
   else return TwoSums<A>{e.g * e.w, (e.g * e.w) * ((e.x - row.mean) * row.r)};
 }
 
@@ -143,6 +155,7 @@ GPUREDUCE_HOST_DEVICE A row_applied(const RowElement<A>& e, const RowNumbers<A>&
   else if constexpr (f == RowFunction::softmax_backward) return (e.g - row.share) * e.x;
   else if constexpr (f == RowFunction::log_softmax_backward) return e.g - whole_exponential(e.x) * row.share;
   else if constexpr (f == RowFunction::rms_norm_backward) return (e.g * e.w - (e.x * row.r) * row.share) * row.r;
+  else if constexpr (f == RowFunction::log_prob_backward) return e.g - whole_exponential((e.x - row.mean) - row.r) * row.share;
   else return ((e.g * e.w - row.first_share) - ((e.x - row.mean) * row.r) * row.share) * row.r;
 }
 

@@ -27,19 +27,14 @@
 
 namespace gpureduce::rows {
 
-namespace {
-
 // --- a call and its backends ------------------------------------------------------------------------------------------------
-
-// The tensors of a call, of which some may be undefined: x, g, weight, bias, y. Weight and bias have the rows' dims alone.
-using Operands = std::array<Tensor, kRowOperands>;
 
 DType real_dtype(const Tensor& x, const char* function) {
   TORCH_CHECK_NOT_IMPLEMENTED(!x.is_complex(), function, "(): complex numbers are not supported");
   return dtype_of(x.scalar_type(), "an input of dtype", function);
 }
 
-bool is_wide(const Operands& operands) {
+static bool is_wide(const Operands& operands) {
   return std::any_of(operands.begin(), operands.end(),
                      [](const Tensor& x) { return x.defined() && x.scalar_type() == at::kDouble; });
 }
@@ -50,7 +45,7 @@ at::ScalarType computed_in(const Operands& operands) { return is_wide(operands) 
 // A call whose rows lie along all dims but `dims`. in_memory_order: a row's elements are added in the order of its memory, as a
 // sum's; otherwise in logical order.
 RowsCall make_call(RowFunction function, const Operands& operands, const DimMask& dims, const char* name,
-                   bool in_memory_order = true) {
+                   bool in_memory_order) {
   const Tensor& like = operands[kRowX];
   const int64_t rank = like.dim();
   RowsCall call{};
@@ -123,6 +118,15 @@ Tensor result_like(const Tensor& like, at::ScalarType dtype) {
   return at::empty_like(like, like.options().dtype(dtype), at::MemoryFormat::Preserve);
 }
 
+DimMask one_dim(const Tensor& self, int64_t dim) {
+  DimMask mask(self.dim(), false);
+  const int64_t d = c10::maybe_wrap_dim(dim, self.dim());
+  if (self.dim() > 0) mask[d] = true;
+  return mask;
+}
+
+namespace {
+
 // --- softmax and log_softmax ------------------------------------------------------------------------------------------------
 
 at::ScalarType softmax_type(const char* name, const Tensor& self, OptionalDtype dtype) {
@@ -134,13 +138,6 @@ at::ScalarType softmax_type(const char* name, const Tensor& self, OptionalDtype 
   TORCH_CHECK(at::isFloatingType(type) && !at::isFloat8Type(type), name,
               "(): dtype: expected float16, bfloat16, float32 or float64, but got ", type);
   return type;
-}
-
-DimMask one_dim(const Tensor& self, int64_t dim) {
-  DimMask mask(self.dim(), false);
-  const int64_t d = c10::maybe_wrap_dim(dim, self.dim());
-  if (self.dim() > 0) mask[d] = true;
-  return mask;
 }
 
 template <bool logarithm>
@@ -205,8 +202,6 @@ Tensor softmax_backward_meta(const Tensor& grad, const Tensor& result, int64_t d
   one_dim(result, dim);
   return result_like(result, dtype);
 }
-
-Tensor total(const Tensor& x, at::IntArrayRef dims) { return functional<Operation::sum>().call(x, dims, true, std::nullopt); }
 
 // The same by operators that torch can differentiate again, with the same bits.
 template <bool logarithm>
@@ -295,9 +290,6 @@ Tensor softmax_backward_differentiable(c10::DispatchKeySet keys, const Tensor& g
 
 // --- rms_norm and layer_norm ------------------------------------------------------------------------------------------------
 
-Tensor of(const OptionalTensor& x) { return x && x->defined() ? *x : Tensor(); }
-OptionalTensor optional(const Tensor& x) { return x.defined() ? OptionalTensor(x) : std::nullopt; }
-
 DimMask last_dims(const Tensor& input, int64_t dims) {
   DimMask mask(input.dim(), false);
   std::fill(mask.end() - dims, mask.end(), true);
@@ -362,9 +354,6 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm(const Tensor& input, int64_t dims,
   run(call, input);
   return results;
 }
-
-// What rows' numbers are kept as: of the dtype of the call, one after the other.
-Tensor plain(const Tensor& numbers, at::ScalarType dtype) { return numbers.to(dtype).contiguous(); }
 
 template <bool centered>
 constexpr const char* kNormBackward = centered ? "_layer_norm_backward" : "_rms_norm_backward";
@@ -611,11 +600,6 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_differentiable(c10::DispatchKeySet
   return results;
 }
 
-template <class... Each>
-bool is_tracked(const Each&... each) {
-  return torch::autograd::compute_requires_grad(each...) || (... || (each.defined() && torch::autograd::isFwGradDefined(each)));
-}
-
 std::tuple<Tensor, Tensor> rms_norm_backward_differentiable(c10::DispatchKeySet keys, const Tensor& grad, const Tensor& input,
                                                             int64_t dims, const Tensor& r, const OptionalTensor& weight,
                                                             double eps, std::array<bool, 2> mask) {
@@ -641,8 +625,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward_differentiable(c10::Dispa
                                                    eps, mask);
 }
 
-// --- the functions
-// ------------------------------------------------------------------------------------------------------------
+// --- the functions -------------------------------------------------------------------------------------------------------
 
 // How many of the last dims `shape` names. Raises torch's error if the input does not end with it.
 int64_t dims_of_shape(const char* name, const Tensor& input, c10::SymIntArrayRef shape) {
@@ -667,27 +650,9 @@ Tensor layer_norm_of(const Tensor& input, c10::SymIntArrayRef shape, const Optio
   return std::get<0>(layer_norm_operator().call(input, dims_of_shape("layer_norm", input, shape), weight, bias, eps));
 }
 
-// --- vmap
-// -----------------------------------------------------------------------------------------------------------------------
+// --- vmap ----------------------------------------------------------------------------------------------------------------
 
 namespace functorch = at::functorch;
-
-int64_t current_level(const char* name) {
-  const auto layer = functorch::maybeCurrentDynamicLayer();
-  TORCH_CHECK(layer.has_value(), name, "(): the input has escaped from inside a function being vmapped");
-  return layer->layerId();
-}
-
-// The tensor with its batch in front; one without a batch, if `size` is given, with as many of it.
-struct Batched {
-  Tensor value;
-  bool batched;
-};
-Batched in_front(const Tensor& x, int64_t level) {
-  if (!x.defined()) return {x, false};
-  auto [value, dim] = functorch::unwrapTensorAtLevel(x, level);
-  return {dim ? value.movedim(*dim, 0) : value, dim.has_value()};
-}
 
 template <bool logarithm>
 Tensor softmax_batched(const Tensor& self, int64_t dim, OptionalDtype dtype) {

@@ -1,20 +1,85 @@
-// The operators of rows.cpp, as the dispatcher knows them.
+// What the files of functions that keep their shape share (rows.cpp, losses.cpp): their calls, and operators.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
+#include <ATen/functorch/DynamicLayer.h>
+#include <ATen/functorch/PlumbingHelper.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 
 #include <array>
 #include <optional>
 #include <string>
 #include <tuple>
 
+#include "../problem/rows.h"
+#include "backend.h"
 #include "dispatch.h"
 
 namespace gpureduce::rows {
 
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
+
+// --- calls ------------------------------------------------------------------------------------------------------------------
+
+// The tensors of a call, of which some may be undefined: x, g, weight, bias, y. Weight and bias have the rows' dims alone.
+using Operands = std::array<Tensor, kRowOperands>;
+
+// The row of its dtype. Raises NotImplementedError for complex numbers, too.
+DType real_dtype(const Tensor& x, const char* function);
+
+// The dtype that a call computes with, and that it keeps per row.
+at::ScalarType computed_in(const Operands& operands);
+
+// A call whose rows lie along all dims but `dims`. in_memory_order: a row's elements are added in the order of its memory, as a
+// sum's; otherwise in logical order.
+RowsCall make_call(RowFunction function, const Operands& operands, const DimMask& dims, const char* name,
+                   bool in_memory_order = true);
+void run(const RowsCall& call, const Tensor& like);
+
+// A result in memory as `like` lies there.
+Tensor result_like(const Tensor& like, at::ScalarType dtype);
+
+DimMask one_dim(const Tensor& self, int64_t dim);
+
+inline Tensor of(const OptionalTensor& x) { return x && x->defined() ? *x : Tensor(); }
+inline OptionalTensor optional(const Tensor& x) { return x.defined() ? OptionalTensor(x) : std::nullopt; }
+
+// What rows' numbers are kept as: of the dtype of the call, one after the other.
+inline Tensor plain(const Tensor& numbers, at::ScalarType dtype) { return numbers.to(dtype).contiguous(); }
+
+inline Tensor total(const Tensor& x, at::IntArrayRef dims) {
+  return functional<Operation::sum>().call(x, dims, true, std::nullopt);
+}
+
+// True if a call on these needs derivatives.
+template <class... Each>
+bool is_tracked(const Each&... each) {
+  return torch::autograd::compute_requires_grad(each...) || (... || (each.defined() && torch::autograd::isFwGradDefined(each)));
+}
+
+// --- vmap ---------------------------------------------------------------------------------------------------------------
+
+inline int64_t current_level(const char* name) {
+  const auto layer = at::functorch::maybeCurrentDynamicLayer();
+  TORCH_CHECK(layer.has_value(), name, "(): the input has escaped from inside a function being vmapped");
+  return layer->layerId();
+}
+
+// The tensor with its batch in front; or as it is, if it has none.
+struct Batched {
+  Tensor value;
+  bool batched;
+};
+inline Batched in_front(const Tensor& x, int64_t level) {
+  if (!x.defined()) return {x, false};
+  auto [value, dim] = at::functorch::unwrapTensorAtLevel(x, level);
+  return {dim ? value.movedim(*dim, 0) : value, dim.has_value()};
+}
+
+// --- operators ----------------------------------------------------------------------------------------------------------
 
 using SoftmaxFunction = Tensor(const Tensor&, int64_t, OptionalDtype);
 using SoftmaxBackward = Tensor(const Tensor&, const Tensor&, int64_t, at::ScalarType);
@@ -62,6 +127,18 @@ inline const auto& layer_norm_operator() {
 }
 inline const auto& layer_norm_backward_operator() {
   static const auto handle = find<LayerNormBackward>("_layer_norm_backward");
+  return handle;
+}
+
+using LogProb = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, int64_t);
+using LogProbBackward = Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t, const Tensor&, const Tensor&);
+
+inline const auto& log_prob_operator() {
+  static const auto handle = find<LogProb>("_log_prob");
+  return handle;
+}
+inline const auto& log_prob_backward_operator() {
+  static const auto handle = find<LogProbBackward>("_log_prob_backward");
   return handle;
 }
 

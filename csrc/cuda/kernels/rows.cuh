@@ -16,6 +16,8 @@ namespace gpureduce::cuda {
 struct RowsArgs {
   const char *x, *g, *weight, *bias;
   char *y, *mean, *r;
+  const char* row_grad;
+  const int64_t* target;
   RowDims along;
   int64_t rows, length;
   double eps;
@@ -152,7 +154,7 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
   const auto larger_of = [](A p, A q) { return larger(p, q); };
   const auto sum_of = [](Sum p, Sum q) { return p + q; };
 #if __CUDA_ARCH__ >= 900
-  if (a.cluster > 1) __cluster_barrier_arrive_relaxed();
+  if (has_sum(f) && a.cluster > 1) __cluster_barrier_arrive_relaxed();
 #endif
   wait_for_previous_kernel();
   allow_next_kernel();
@@ -196,9 +198,14 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
   if constexpr (kOnce) load(0);
 
   RowNumbers<A> row;
-  if constexpr (is_norm(f) && takes_grad(f)) {
+  if constexpr (reads_numbers(f)) {
     if constexpr (has_mean(f)) row.mean = reinterpret_cast<const A*>(a.mean)[index];
     row.r = reinterpret_cast<const A*>(a.r)[index];
+  }
+  int64_t target = -1;
+  if constexpr (f == RowFunction::log_prob_backward) {
+    row.share = reinterpret_cast<const A*>(a.row_grad)[index];
+    target = a.target[index];
   }
   if constexpr (takes_largest(f)) {
     A largest = -INFINITY;
@@ -226,6 +233,7 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
     for (int j = 0; j < V; ++j) {
       e[j].x = static_cast<A>(value(x[d][j]));
       if constexpr (takes_grad(f)) e[j].g = static_cast<A>(value(g[d][j]));
+      if constexpr (f == RowFunction::log_prob_backward) e[j].g = target == first + d * kLanes + j ? row.share : A(0);
       if constexpr (is_norm(f)) e[j].w = w[j];
       if constexpr (f == RowFunction::layer_norm) e[j].b = b[j];
       if constexpr (f == RowFunction::layer_norm_backward)  // (mean - mean) * r is +0, and -0.0 * +0 the identity
@@ -235,43 +243,46 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
 
   constexpr bool kKeeps = kOnce && f == RowFunction::softmax;  // the exponentials
   A kept[kKeeps ? D : 1][V];
-  Sum waiting[kOnce ? 1 : kChunkLevels], sum{};
-  for (int round = 0; round < rounds; ++round) {
-    if constexpr (!kOnce) load(round);
-    Sum lanes[V];
+  if constexpr (has_sum(f)) {
+    Sum waiting[kOnce ? 1 : kChunkLevels], sum{};
+    for (int round = 0; round < rounds; ++round) {
+      if constexpr (!kOnce) load(round);
+      Sum lanes[V];
 #pragma unroll
-    for (int d = 0; d < D; ++d) {
-      RowElement<A> e[V];
-      if constexpr (takes_grad(f)) {
-        elements(d, e);
-      } else {
+      for (int d = 0; d < D; ++d) {
+        RowElement<A> e[V];
+        if constexpr (takes_grad(f)) {
+          elements(d, e);
+        } else {
 #pragma unroll
-        for (int j = 0; j < V; ++j) e[j].x = static_cast<A>(value(x[d][j]));
+          for (int j = 0; j < V; ++j) e[j].x = static_cast<A>(value(x[d][j]));
+        }
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          const Sum addend = row_addend<f>(e[j], row, first_element);
+          if constexpr (kKeeps) kept[d][j] = addend;
+          lanes[j] = d == 0 ? addend : lanes[j] + addend;
+        }
       }
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        const Sum addend = row_addend<f>(e[j], row, first_element);
-        if constexpr (kKeeps) kept[d][j] = addend;
-        lanes[j] = d == 0 ? addend : lanes[j] + addend;
-      }
+      if (!kOnce) __syncthreads();  // all have read the slots of the round before
+      sum = join_row(join_neighbours(lanes), no_addend<Sum>(), a.threads, slots, sum_of);
+      if constexpr (!kOnce) carry(waiting, sum, round);
     }
-    if (!kOnce) __syncthreads();  // all have read the slots of the round before
-    sum = join_row(join_neighbours(lanes), no_addend<Sum>(), a.threads, slots, sum_of);
-    if constexpr (!kOnce) carry(waiting, sum, round);
-  }
-  if constexpr (!kOnce) sum = joined(waiting, rounds, no_addend<Sum>());
-  sum = join_blocks(sum, no_addend<Sum>(), a.cluster, sums_of_blocks, sum_of);
+    if constexpr (!kOnce) sum = joined(waiting, rounds, no_addend<Sum>());
+    sum = join_blocks(sum, no_addend<Sum>(), a.cluster, sums_of_blocks, sum_of);
 #if __CUDA_ARCH__ >= 900
-  if (a.cluster > 1) __cluster_barrier_wait();
+    if (a.cluster > 1) __cluster_barrier_wait();
 #endif
-  finish_row<f>(row, sum, first_element, a.length, a.eps);
+    finish_row<f>(row, sum, first_element, a.length, a.eps);
+  }
 
   if (!there) return;
-  if constexpr (is_norm(f) && !takes_grad(f)) {
+  if constexpr (writes_numbers(f)) {
     if (thread == 0 && part == 0) {
       if (has_mean(f) && a.mean) reinterpret_cast<A*>(a.mean)[index] = row.mean;
       if (a.r) reinterpret_cast<A*>(a.r)[index] = row.r;
     }
+    if (!a.y) return;
   }
   for (int round = 0; round < rounds; ++round) {
     if constexpr (!kOnce) load(round);
@@ -340,6 +351,8 @@ cudaError_t start_rows(const RowsCall& call, const Device& device, cudaStream_t 
   a.y = data(kRowY);
   a.mean = static_cast<char*>(call.mean);
   a.r = static_cast<char*>(call.r);
+  a.row_grad = static_cast<const char*>(call.row_grad);
+  a.target = call.target;
   a.along = call.along;
   a.rows = call.rows;
   a.length = n;
@@ -386,7 +399,7 @@ bool takes_rows(const RowsCall& call, DType t, DType r) {
   for (RowOperandName name : {kRowX, kRowG, kRowWeight, kRowBias, kRowY})
     if (!is_contiguous(call, name)) return false;
   const bool weights = (is(kRowWeight, t) && is(kRowBias, t)) || (is(kRowWeight, DType::Float) && is(kRowBias, DType::Float));
-  return is(kRowX, t) && is(kRowG, t) && weights && call.operands[kRowY].data && is(kRowY, r);
+  return is(kRowX, t) && is(kRowG, t) && weights && is(kRowY, r);
 }
 
 }  // namespace gpureduce::cuda

@@ -1,0 +1,287 @@
+// log_prob and cross_entropy: a row's logits are read once, and no softmax is written.
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Reduction.h>
+#include <torch/library.h>
+
+#include "applied.h"
+#include "gradient.h"
+#include "results.h"
+#include "rows.h"
+
+namespace gpureduce::rows {
+
+namespace {
+
+// --- log_prob ---------------------------------------------------------------------------------------------------------------
+
+void check_target(const Tensor& logits, const Tensor& target, int64_t dim) {
+  real_dtype(logits, "log_prob");
+  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(logits.scalar_type()),
+                              "log_prob(): logits: expected a floating dtype, but got ", logits.scalar_type());
+  TORCH_CHECK(logits.dim() > 0, "log_prob(): logits: expected at least one dim");
+  TORCH_CHECK(target.scalar_type() == at::kLong || target.scalar_type() == at::kInt,
+              "log_prob(): target: expected int64 or int32, but got ", target.scalar_type());
+  TORCH_CHECK(target.device() == logits.device(), "log_prob(): Expected all tensors to be on the same device, but found ",
+              target.device(), " and ", logits.device());
+  c10::SmallVector<c10::SymInt, kCommonRank> sizes(logits.sym_sizes().begin(), logits.sym_sizes().end());
+  sizes.erase(sizes.begin() + c10::maybe_wrap_dim(dim, logits.dim()));
+  TORCH_CHECK(target.sym_sizes() == c10::SymIntArrayRef(sizes), "log_prob(): target: expected the size ",
+              c10::SymIntArrayRef(sizes), ", but got ", target.sym_sizes());
+}
+
+// Per row: the logarithm of its target's probability, m and log S. A negative target stands for a row to ignore, which gives 0.
+std::tuple<Tensor, Tensor, Tensor> log_prob_meta(const Tensor& logits, const Tensor& target, int64_t dim) {
+  check_target(logits, target, dim);
+  const auto options = logits.options().dtype(computed_in({logits, {}, {}, {}, {}}));
+  c10::SmallVector<c10::SymInt, kCommonRank> kept(logits.sym_sizes().begin(), logits.sym_sizes().end());
+  kept[c10::maybe_wrap_dim(dim, logits.dim())] = 1;
+  return {at::empty_symint(target.sym_sizes(), options), at::empty_symint(kept, options), at::empty_symint(kept, options)};
+}
+
+Tensor index_of(const Tensor& target, int64_t dim) { return target.to(at::kLong).clamp_min(0).unsqueeze(dim); }
+
+std::tuple<Tensor, Tensor, Tensor> log_prob(const Tensor& logits, const Tensor& target, int64_t dim) {
+  auto results = log_prob_meta(logits, target, dim);
+  auto& [found, m, log_sum] = results;
+  const int64_t d = c10::maybe_wrap_dim(dim, logits.dim());
+  if (target.numel() == 0) return results;
+  TORCH_CHECK(logits.size(d) > 0, "log_prob(): logits: there are no classes");
+  if (logits.is_cpu()) {
+    const int64_t most = target.max().item().toLong();
+    TORCH_CHECK_INDEX(most < logits.size(d), "log_prob(): Target ", most, " is out of bounds.");
+  }
+  RowsCall call = make_call(RowFunction::log_softmax, {logits, {}, {}, {}, {}}, one_dim(logits, d), "log_prob");
+  call.mean = m.data_ptr();
+  call.r = log_sum.data_ptr();
+  run(call, logits);
+  const Tensor at_target = without_float8(logits).gather(d, index_of(target, d)).to(m.scalar_type());
+  found = ((at_target - m) - log_sum).squeeze(d).masked_fill(target.lt(0), 0);
+  return results;
+}
+
+Tensor log_prob_backward(const Tensor& grad, const Tensor& logits, const Tensor& target, int64_t dim, const Tensor& m,
+                         const Tensor& log_sum) {
+  check_target(logits, target, dim);
+  const at::ScalarType computed = computed_in({logits, {}, {}, {}, {}});
+  const Tensor found = result_like(logits, logits.scalar_type());
+  const Tensor own_m = plain(m, computed), own_sum = plain(log_sum, computed), index = target.to(at::kLong).contiguous();
+  const Tensor row_grad = plain(grad.to(computed).masked_fill(target.lt(0), 0), computed);
+  RowsCall call =
+      make_call(RowFunction::log_prob_backward, {logits, {}, {}, {}, found}, one_dim(logits, dim), "_log_prob_backward");
+  call.mean = own_m.data_ptr();
+  call.r = own_sum.data_ptr();
+  call.row_grad = row_grad.data_ptr();
+  call.target = index.const_data_ptr<int64_t>();
+  run(call, logits);
+  return found;
+}
+
+Tensor log_prob_backward_meta(const Tensor&, const Tensor& logits, const Tensor& target, int64_t dim, const Tensor&,
+                              const Tensor&) {
+  check_target(logits, target, dim);
+  return result_like(logits, logits.scalar_type());
+}
+
+// The same by operators that torch can differentiate again, with the same bits.
+Tensor log_prob_backward_composed(const Tensor& grad, const Tensor& logits, const Tensor& target, int64_t dim) {
+  const int64_t d = c10::maybe_wrap_dim(dim, logits.dim());
+  const at::ScalarType computed = computed_in({logits, {}, {}, {}, {}});
+  const Tensor g = grad.to(computed).masked_fill(target.lt(0), 0).unsqueeze(d);
+  const Tensor y = softmax_operator<true>().call(logits, d, computed);
+  const Tensor zeros = at::zeros_like(g).detach();
+  const Tensor powers = apply(Formula::exponent, y, {at::ones_like(zeros), zeros}, computed);
+  return rounded(at::zeros_like(y).scatter(d, index_of(target, d), g) - powers * g, logits.scalar_type());
+}
+
+struct LogProbFacts {
+  int64_t dim = 0;
+
+  template <class Self, class F>
+  static void each(Self& self, F f) {
+    f(self.dim);
+  }
+};
+
+struct LogProbRule : RuleOf<LogProbFacts> {
+  static constexpr std::array<bool, 4> kKept = {false, false, true, true};  // logits, target, m, log S
+
+  static std::string name() { return "gpureduce_log_prob_backward"; }
+
+  static variable_list gradients(variable_list grads, const LogProbFacts& facts, const std::array<Tensor, 4>& kept) {
+    if (!grads[0].defined()) return {Tensor()};
+    return {log_prob_backward_operator().call(grads[0], kept[0], kept[1], facts.dim, kept[2], kept[3])};
+  }
+};
+
+std::tuple<Tensor, Tensor, Tensor> log_prob_differentiable(c10::DispatchKeySet keys, const Tensor& logits, const Tensor& target,
+                                                           int64_t dim) {
+  const bool backward = torch::autograd::compute_requires_grad(logits);
+  std::tuple<Tensor, Tensor, Tensor> results;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    results = log_prob_operator().redispatch(keys & c10::after_autograd_keyset, logits, target, dim);
+  }
+  auto& [found, m, log_sum] = results;
+  const auto node = backward ? make_node<LogProbRule>() : nullptr;
+  if (backward) {
+    node->set_next_edges(torch::autograd::collect_next_edges(logits));
+    node->facts = {dim};
+    torch::autograd::set_history(found, node);
+  }
+  if (torch::autograd::isFwGradDefined(logits)) {
+    const Tensor &tangent = logits._fw_grad(/*level=*/0), &primal = logits._fw_primal(/*level=*/0);
+    const int64_t d = c10::maybe_wrap_dim(dim, logits.dim());
+    const at::ScalarType computed = m.scalar_type();
+    const Tensor t = tangent.to(computed);
+    const Tensor change = t.gather(d, index_of(target, d)) - total(softmax_operator<false>().call(primal, d, computed) * t, d);
+    found._set_fw_grad(change.squeeze(d).masked_fill(target.lt(0), 0), /*level=*/0, /*is_inplace_op=*/false);
+  }
+  if (backward) {
+    node->keep(0, logits);
+    node->keep(1, target);
+    node->kept[2] = torch::autograd::SavedVariable(m, false);
+    node->kept[3] = torch::autograd::SavedVariable(log_sum, false);
+  }
+  return results;
+}
+
+Tensor log_prob_backward_differentiable(c10::DispatchKeySet keys, const Tensor& grad, const Tensor& logits,
+                                        const Tensor& target, int64_t dim, const Tensor& m, const Tensor& log_sum) {
+  if (is_tracked(grad, logits)) return log_prob_backward_composed(grad, logits, target, dim);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return log_prob_backward_operator().redispatch(keys & c10::after_autograd_keyset, grad, logits, target, dim, m, log_sum);
+}
+
+std::tuple<Tensor, Tensor, Tensor> log_prob_batched(const Tensor& logits, const Tensor& target, int64_t dim) {
+  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
+  const int64_t level = current_level("log_prob");
+  auto [x, x_batched] = in_front(logits, level);
+  auto [t, t_batched] = in_front(target, level);
+  if (!x_batched && !t_batched) return log_prob_operator().call(x, t, dim);
+  const auto with_batch = [](const Tensor& alone, const c10::SymInt& size) {
+    c10::SmallVector<c10::SymInt, kCommonRank> sizes{size};
+    sizes.append(alone.sym_sizes().begin(), alone.sym_sizes().end());
+    return alone.unsqueeze(0).expand_symint(sizes);
+  };
+  if (!x_batched) x = with_batch(x, t.sym_size(0));
+  if (!t_batched) t = with_batch(t, x.sym_size(0));
+  auto [found, m, log_sum] = log_prob_operator().call(x, t, c10::maybe_wrap_dim(dim, x.dim() - 1) + 1);
+  const auto batched = [&](Tensor each) { return at::functorch::makeBatched(std::move(each), 0, level); };
+  return {batched(found), batched(m), batched(log_sum)};
+}
+
+// A target to ignore becomes -1.
+Tensor marked(const Tensor& target, const Tensor& ignored) {
+  return at::where(ignored, at::scalar_tensor(-1, target.options()), target);
+}
+
+Tensor log_prob_of(const Tensor& logits, const Tensor& target, int64_t dim, double temperature, int64_t ignore_index) {
+  TORCH_CHECK(temperature > 0, "log_prob(): temperature: expected a number above 0, but got ", temperature);
+  const Tensor index = marked(target, target.eq(ignore_index));
+  if (temperature == 1) return std::get<0>(log_prob_operator().call(logits, index, dim));
+  const Tensor wide = without_float8(logits).to(computed_in({logits, {}, {}, {}, {}}));
+  return std::get<0>(log_prob_operator().call(wide / at::scalar_tensor(temperature, wide.options()), index, dim));
+}
+
+// --- cross_entropy ----------------------------------------------------------------------------------------------------------
+
+Tensor sum_of_all(const Tensor& x) { return functional<Operation::sum>().call(x, std::nullopt, false, std::nullopt); }
+
+Tensor reduced(const Tensor& losses, const Tensor& divisor, int64_t reduction, at::ScalarType dtype) {
+  if (reduction == at::Reduction::None) return rounded(losses, dtype);
+  const Tensor sum = sum_of_all(losses);
+  return rounded(reduction == at::Reduction::Mean ? sum / divisor : sum, dtype);
+}
+
+// A number of the host as a tensor: torch divides by a plain number as it multiplies by its inverse, on some devices.
+Tensor number(const c10::Scalar& x, const Tensor& like) { return at::scalar_tensor(x, like.options()); }
+
+// torch's loss. The mean is one quotient of two sums in the contract's order.
+Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTensor& given_weight, int64_t reduction,
+                     c10::SymInt ignore_index, double smoothing) {
+  const int64_t d = input.dim() == 1 ? 0 : 1;
+  real_dtype(input, "cross_entropy");
+  TORCH_CHECK(input.dim() > 0, "cross_entropy(): input: expected at least one dim");
+  TORCH_CHECK(smoothing >= 0 && smoothing <= 1, "cross_entropy(): label_smoothing: expected from 0 to 1, but got ", smoothing);
+  TORCH_CHECK(reduction >= at::Reduction::None && reduction < at::Reduction::END,
+              "cross_entropy(): reduction: expected 0 (none), 1 (mean) or 2 (sum), but got ", reduction);
+  const Tensor weight = of(given_weight);
+  const c10::SymInt classes = input.sym_size(d);
+  if (weight.defined())
+    TORCH_CHECK(weight.dim() == 1 && weight.sym_size(0) == classes, "cross_entropy(): weight: expected a number for each of ",
+                classes, " classes, but got the size ", weight.sym_sizes());
+  const at::ScalarType computed = computed_in({input, {}, weight, {}, {}}), dtype = input.scalar_type();
+  c10::SmallVector<c10::SymInt, kCommonRank> along(input.dim(), 1);
+  along[d] = classes;
+  const Tensor of_class = weight.defined() ? weight.to(computed).view_symint(along) : Tensor();
+
+  if (at::isFloatingType(target.scalar_type())) {  // probabilities of classes
+    TORCH_CHECK(target.sym_sizes() == input.sym_sizes(), "cross_entropy(): target: expected probabilities of the size ",
+                input.sym_sizes(), ", but got ", target.sym_sizes());
+    Tensor share = target.to(computed);
+    if (smoothing > 0) share = share * (1 - smoothing) + number(smoothing, share) / number(classes, share);
+    if (of_class.defined()) share = share * of_class;
+    const Tensor losses = -total(softmax_operator<true>().call(input, d, computed) * share, d).squeeze(d);
+    c10::SymInt rows = 1;
+    for (int64_t k = 0; k < input.dim(); ++k)
+      if (k != d) rows *= input.sym_size(k);
+    return reduced(losses, number(rows, losses), reduction, dtype);
+  }
+
+  const Tensor ignored = target.eq(ignore_index), index = marked(target, ignored);
+  const Tensor logits = computed == at::kDouble ? input.to(at::kDouble) : input;
+  Tensor losses = -std::get<0>(log_prob_operator().call(logits, index, d));
+  Tensor counted = ignored.logical_not().to(computed);
+  if (weight.defined()) {
+    counted = counted * weight.to(computed).index({index.clamp_min(0).to(at::kLong)});
+    losses = losses * counted;
+  }
+  if (smoothing > 0) {
+    const Tensor logarithms = softmax_operator<true>().call(input, d, computed);
+    const Tensor weighted = of_class.defined() ? logarithms * of_class : logarithms;
+    const Tensor smooth = -total(weighted, d).squeeze(d).masked_fill(ignored, 0);
+    losses = losses * (1 - smoothing) + smooth * (number(smoothing, smooth) / number(classes, smooth));
+  }
+  return reduced(losses, sum_of_all(counted), reduction, dtype);
+}
+
+}  // namespace
+
+}  // namespace gpureduce::rows
+
+TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
+  using namespace gpureduce;
+  const auto define = [&](const char* schema) { m.def(schema, {at::Tag::pt2_compliant_tag}); };
+  define("_log_prob(Tensor logits, Tensor target, int dim) -> (Tensor, Tensor, Tensor)");
+  define("_log_prob_backward(Tensor grad, Tensor logits, Tensor target, int dim, Tensor m, Tensor log_sum) -> Tensor");
+  define("log_prob(Tensor logits, Tensor target, int dim=-1, *, float temperature=1.0, int ignore_index=-100) -> Tensor");
+  define(
+      "cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=1, SymInt ignore_index=-100, "
+      "float label_smoothing=0.0) -> Tensor");
+  composite(m, "log_prob", TORCH_FN(rows::log_prob_of));
+  composite(m, "cross_entropy", TORCH_FN(rows::cross_entropy));
+}
+
+namespace {
+
+void register_backend(torch::Library& m) {
+  m.impl("_log_prob", &gpureduce::rows::log_prob);
+  m.impl("_log_prob_backward", &gpureduce::rows::log_prob_backward);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { register_backend(m); }
+#ifdef GPUREDUCE_WITH_CUDA
+TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) { register_backend(m); }
+#endif
+TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
+  m.impl("_log_prob", &gpureduce::rows::log_prob_meta);
+  m.impl("_log_prob_backward", &gpureduce::rows::log_prob_backward_meta);
+}
+TORCH_LIBRARY_IMPL(gpureduce, Autograd, m) {
+  m.impl("_log_prob", TORCH_FN(gpureduce::rows::log_prob_differentiable));
+  m.impl("_log_prob_backward", TORCH_FN(gpureduce::rows::log_prob_backward_differentiable));
+}
+TORCH_LIBRARY_IMPL(gpureduce, FuncTorchBatched, m) { m.impl("_log_prob", TORCH_FN(gpureduce::rows::log_prob_batched)); }
