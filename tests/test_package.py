@@ -79,7 +79,8 @@ def test_documented_and_typed():
     wanted = {"__version__", "distributed", "explain", "ladder", "replace_torch_sum", "tune", *map(str, OPERATIONS)}
     wanted |= {"powsum", "vector_norm", "get_total_norm", "clip_grad_norm_", "weighted_sum", "dot", "replace"}
     wanted |= {*map(str, FAMILY), "segment_mean", "segment_sum", "std", "var", "var_mean"}
-    wanted |= {"softmax", "log_softmax", "rms_norm", "layer_norm"}
+    wanted |= {"softmax", "log_softmax", "rms_norm", "layer_norm", "log_prob", "cross_entropy"}
+    wanted |= {"check_batch_invariance"}
     assert set(torch_reduce.__all__) == wanted
     public = {name: getattr(torch_reduce, name) for name in wanted}
     for name, member in public.copy().items():
@@ -98,7 +99,7 @@ def test_documented_and_typed():
 
 def functions():
     """The public functions of tensors."""
-    others = {"__version__", "clip_grad_norm_", "get_total_norm", "distributed", "ladder"}
+    others = {"__version__", "check_batch_invariance", "clip_grad_norm_", "get_total_norm", "distributed", "ladder"}
     return sorted(set(torch_reduce.__all__) - others - {"replace", "replace_torch_sum"})
 
 

@@ -23,14 +23,17 @@ __all__ = [
     "amax",
     "amin",
     "any",
+    "check_batch_invariance",
     "clip_grad_norm_",
     "count_nonzero",
+    "cross_entropy",
     "distributed",
     "dot",
     "explain",
     "get_total_norm",
     "ladder",
     "layer_norm",
+    "log_prob",
     "log_softmax",
     "logsumexp",
     "mean",
@@ -75,10 +78,11 @@ else:
     from . import _imports, _library
 
     _library.load()
+    from ._batches import check_batch_invariance
     from ._clip import clip_grad_norm_, get_total_norm
     from ._family import all, amax, amin, any, count_nonzero, logsumexp, nansum, prod
     from ._replace import replace, replace_torch_sum
-    from ._rows import layer_norm, log_softmax, rms_norm, softmax
+    from ._rows import cross_entropy, layer_norm, log_prob, log_softmax, rms_norm, softmax
     from ._segment import segment_mean, segment_sum
     from ._sum import explain, mean, powsum, sum, tune, vector_norm
     from ._variance import std, var, var_mean
@@ -86,7 +90,8 @@ else:
 
     _library.document(
         [all, amax, amin, any, count_nonzero, dot, logsumexp, mean, nansum, powsum, prod, segment_mean, segment_sum]
-        + [std, sum, var, var_mean, vector_norm, weighted_sum, layer_norm, log_softmax, rms_norm, softmax]
+        + [std, sum, var, var_mean, vector_norm, weighted_sum]
+        + [cross_entropy, layer_norm, log_prob, log_softmax, rms_norm, softmax]
     )
     # What the operators do with a DTensor. It comes last, as it uses all of the above.
     _imports.when_imported("torch.distributed.tensor", lambda: import_module("._dtensor", __name__))

@@ -1,13 +1,13 @@
-"""Functions that keep their input's shape: softmax, log_softmax, rms_norm, layer_norm."""
+"""Softmaxes, the losses that are made of them, and norms of rows."""
 
-from typing import TypeAlias, overload
+from typing import Literal, TypeAlias, overload
 
 import torch
 from torch import Tensor
 
 from . import _arguments, _library
 
-__all__ = ["layer_norm", "log_softmax", "rms_norm", "softmax"]
+__all__ = ["cross_entropy", "layer_norm", "log_prob", "log_softmax", "rms_norm", "softmax"]
 
 _Shape: TypeAlias = int | list[int] | tuple[int, ...] | torch.Size
 
@@ -70,6 +70,111 @@ def log_softmax(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, ou
     tensor([-0.6931, -0.6931])
     """
     return _softmax(_ops.log_softmax, "log_softmax", input, dim, dtype, out)
+
+
+@overload
+def log_prob(
+    logits: Tensor, target: Tensor, dim: int = -1, *, temperature: float = 1.0, ignore_index: int = -100
+) -> Tensor: ...
+@overload
+def log_prob(
+    logits: Tensor,
+    target: Tensor,
+    dim: int = -1,
+    *,
+    temperature: float = 1.0,
+    ignore_index: int = -100,
+    return_entropy: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+def log_prob(
+    logits: Tensor,
+    target: Tensor,
+    dim: int = -1,
+    *,
+    temperature: float = 1.0,
+    ignore_index: int = -100,
+    return_entropy: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The logarithm of the probability that ``softmax(logits / temperature)`` gives to each ``target``.
+
+    Args:
+        logits: of float16, bfloat16, float32, float64 or a float8 type, of any strides and device.
+        target: int64 or int32, of ``logits``'s shape without ``dim``: indices along ``dim``.
+        dim: the dimension of the classes.
+        temperature: above 0. If it is not 1, the quotients are written to memory, in float32 or float64.
+        ignore_index: targets of this value have the result 0, and no gradient.
+        return_entropy: also give the entropy of each row's probabilities, -sum(p * log(p)).
+
+    Returns:
+        float32 (float64 for float64 logits), whatever the logits are; of ``target``'s shape. With ``return_entropy`` a
+        pair of it and the entropies.
+
+    **Order and rounding.** The results have the bits of ``log_softmax(logits, dim, dtype=torch.float32)`` at the
+    targets, and the gradient has those of its gradient, rounded once to the dtype of ``logits``. Nothing of
+    ``logits``'s size is written, neither here nor for the gradient, but the gradient itself. (An entropy writes the
+    probabilities and their logarithms.)
+
+    Raises:
+        TypeError, RuntimeError: wrong dtypes, sizes or devices; ``temperature`` is not above 0.
+        IndexError: a target on the CPU is not below the number of classes. A GPU stops with torch's assertion.
+        NotImplementedError: complex or integer ``logits``.
+
+    >>> torch_reduce.log_prob(torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([0, 1]))
+    tensor([-0.6931, -0.3133])
+    """
+    _plain("log_prob", logits=logits, target=target)
+    call = _library.warning(_ops.log_prob.default)
+    found = call(logits, target, dim, temperature=temperature, ignore_index=ignore_index)
+    if not return_entropy:
+        return found
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    logarithms = log_softmax(wide if temperature == 1 else wide / wide.new_tensor(temperature), dim)
+    finite = logarithms.masked_fill(logarithms == -float("inf"), 0)  # 0 * -inf would be NaN
+    return found, -_ops.sum(logarithms.exp() * finite, [dim])
+
+
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The cross entropy between logits and targets, as :func:`torch.nn.functional.cross_entropy`, with fixed bits.
+
+    Args:
+        input: logits of shape (C,), (N, C) or (N, C, ...), as for :func:`log_prob`.
+        target: indices of classes, of ``input``'s shape without C, of int64 or int32; or probabilities of classes, of
+            ``input``'s shape.
+        weight: a number per class.
+        ignore_index: indices of this value count nothing.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        label_smoothing: from 0 to 1, the share of the targets that is spread over all classes.
+
+    Returns:
+        The loss, of ``input``'s dtype; with ``reduction="none"`` one per target.
+
+    **Order and rounding.** A loss is the negative :func:`log_prob` times its weight, in float32 or float64. The mean is
+    one quotient of two sums in the order of :func:`sum`: of the losses, and of the weights of the targets that count.
+    It is rounded once. So the loss of a batch does not depend on how the GPU cuts it into blocks.
+
+    Raises:
+        ValueError: another ``reduction``.
+        TypeError, RuntimeError, IndexError, NotImplementedError: as :func:`log_prob`.
+
+    >>> torch_reduce.cross_entropy(torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([0, 1]))
+    tensor(0.5032)
+    """
+    _plain("cross_entropy", input=input, target=target)
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"cross_entropy(): reduction: expected one of {_REDUCTIONS}, but got {reduction!r}")
+    call = _library.warning(_ops.cross_entropy.default)
+    return call(input, target, weight, _REDUCTIONS.index(reduction), ignore_index, label_smoothing)
 
 
 def _shape(normalized_shape):

@@ -219,6 +219,8 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
   if (at::isFloatingType(target.scalar_type())) {  // probabilities of classes
     TORCH_CHECK(target.sym_sizes() == input.sym_sizes(), "cross_entropy(): target: expected probabilities of the size ",
                 input.sym_sizes(), ", but got ", target.sym_sizes());
+    TORCH_CHECK(TORCH_GUARD_OR_TRUE(ignore_index.sym_lt(0)),
+                "cross_entropy(): ignore_index is not supported for floating point target");
     Tensor share = target.to(computed);
     if (smoothing > 0) share = share * (1 - smoothing) + number(smoothing, share) / number(classes, share);
     if (of_class.defined()) share = share * of_class;
