@@ -138,7 +138,7 @@ void run_rows(const RowsCall& call, int64_t begin, int64_t end) {
       if (call.mean) static_cast<A*>(call.mean)[index] = row.mean;
       if (call.r) static_cast<A*>(call.r)[index] = row.r;
     }
-    if (!call.operands[kRowY].data) continue;
+    if constexpr (!has_result(f)) continue;
     for (int64_t i = 0; i < n; ++i) y[i] = row_applied<f>(element(i), row);
     store(call, call.along.offset(kRowY, index), y);
   }

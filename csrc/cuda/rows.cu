@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kAnyThreads) any_rows_kernel(const __grid_cons
       if (call.r) static_cast<A*>(call.r)[index] = row.r;
     }
   }
-  if (!call.operands[kRowY].data) return;
+  if constexpr (!has_result(f)) return;
   for (int64_t i = thread; i < length; i += threads)
     write_any(const_cast<char*>(row_data[kRowY]) + call.across.offset(kRowY, i), call.operands[kRowY].dtype,
               row_applied<f>(element(i), row));

@@ -17,6 +17,7 @@ namespace gpureduce {
 //
 // softmax               S = sum of e^(x - m)                                y = e^(x - m) * (1 / S)
 // log_softmax           the same                                            y = (x - m) - log(S)
+// log_sum               the same, for log_prob: m and log(S) per row          no y
 // rms_norm              S = sum of x * x, r = 1 / sqrt(S / n + eps)         y = (x * r) * w
 // layer_norm            mean and variance as var_mean has them,
 //                       r = 1 / sqrt(variance + eps) in float64             y = ((x - mean) * r) * w + b
@@ -30,6 +31,7 @@ namespace gpureduce {
 #define GPUREDUCE_ROW_FUNCTIONS(X) \
   X(softmax)                       \
   X(log_softmax)                   \
+  X(log_sum)                       \
   X(rms_norm)                      \
   X(layer_norm)                    \
   X(softmax_backward)              \
@@ -44,7 +46,9 @@ enum class RowFunction : uint8_t {
 #undef GPUREDUCE_ROW_FUNCTION
 };
 
-constexpr bool takes_largest(RowFunction f) { return f == RowFunction::softmax || f == RowFunction::log_softmax; }
+constexpr bool takes_largest(RowFunction f) {
+  return f == RowFunction::softmax || f == RowFunction::log_softmax || f == RowFunction::log_sum;
+}
 // A gradient per element; the one of log_prob_backward is per row.
 constexpr bool takes_grad(RowFunction f) { return f >= RowFunction::softmax_backward && f != RowFunction::log_prob_backward; }
 constexpr bool has_sum(RowFunction f) { return f != RowFunction::log_prob_backward; }
@@ -52,9 +56,10 @@ constexpr bool is_norm(RowFunction f) {
   return f == RowFunction::rms_norm || f == RowFunction::layer_norm || f == RowFunction::rms_norm_backward ||
          f == RowFunction::layer_norm_backward;
 }
-// A row's mean and r: forward passes of norms, and of log_softmax, write them, and backward passes read them.
+constexpr bool has_result(RowFunction f) { return f != RowFunction::log_sum; }
+// A row's mean and r, or m and log(S): forward passes of norms, and log_sum, write them, and backward passes read them.
 constexpr bool writes_numbers(RowFunction f) {
-  return f == RowFunction::rms_norm || f == RowFunction::layer_norm || f == RowFunction::log_softmax;
+  return f == RowFunction::rms_norm || f == RowFunction::layer_norm || f == RowFunction::log_sum;
 }
 constexpr bool reads_numbers(RowFunction f) {
   return f == RowFunction::rms_norm_backward || f == RowFunction::layer_norm_backward || f == RowFunction::log_prob_backward;
@@ -150,6 +155,7 @@ template <RowFunction f, class A>
 GPUREDUCE_HOST_DEVICE A row_applied(const RowElement<A>& e, const RowNumbers<A>& row) {
   if constexpr (f == RowFunction::softmax) return exponential_or_zero(e.x - row.mean) * row.r;
   else if constexpr (f == RowFunction::log_softmax) return (e.x - row.mean) - row.r;
+  else if constexpr (f == RowFunction::log_sum) return A(0);  // there is no result
   else if constexpr (f == RowFunction::rms_norm) return (e.x * row.r) * e.w;
   else if constexpr (f == RowFunction::layer_norm) return ((e.x - row.mean) * row.r) * e.w + e.b;
   else if constexpr (f == RowFunction::softmax_backward) return (e.g - row.share) * e.x;

@@ -69,8 +69,8 @@ struct RowsCall {
   RowDims along, across;
   int64_t rows, length;
   double eps = 0;
-  // Per row, in logical order, of float64 if the call is wide and otherwise of float32: written by forward passes of norms, and
-  // of log_softmax (m and log S), read by backward passes. Null: not wanted, or none.
+  // Per row, in logical order, of float64 if the call is wide and otherwise of float32: written by forward passes of norms and
+  // by log_sum (m and log(S)), read by backward passes. Null: not wanted, or none.
   void *mean = nullptr, *r = nullptr;
   // Of log_prob_backward, per row: the incoming gradient, and the index of the row's target, or a negative one.
   const void* row_grad = nullptr;

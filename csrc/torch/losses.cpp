@@ -51,7 +51,7 @@ std::tuple<Tensor, Tensor, Tensor> log_prob(const Tensor& logits, const Tensor& 
     const int64_t most = target.max().item().toLong();
     TORCH_CHECK_INDEX(most < logits.size(d), "log_prob(): Target ", most, " is out of bounds.");
   }
-  RowsCall call = make_call(RowFunction::log_softmax, {logits, {}, {}, {}, {}}, one_dim(logits, d), "log_prob");
+  RowsCall call = make_call(RowFunction::log_sum, {logits, {}, {}, {}, {}}, one_dim(logits, d), "log_prob");
   call.mean = m.data_ptr();
   call.r = log_sum.data_ptr();
   run(call, logits);

@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
   const int64_t index = there ? row_index : 0, length = there ? a.length : 0;
   const T* const row_x = reinterpret_cast<const T*>(a.x + a.along.offset(kRowX, index));
   const T* const row_g = takes_grad(f) ? reinterpret_cast<const T*>(a.g + a.along.offset(kRowG, index)) : nullptr;
-  R* const row_y = reinterpret_cast<R*>(a.y + a.along.offset(kRowY, index));
+  R* const row_y = has_result(f) ? reinterpret_cast<R*>(a.y + a.along.offset(kRowY, index)) : nullptr;
   T missing = missing_x<f, T>();
   A first_element{};
   if constexpr (f == RowFunction::layer_norm) {
@@ -282,31 +282,32 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
       if (has_mean(f) && a.mean) reinterpret_cast<A*>(a.mean)[index] = row.mean;
       if (a.r) reinterpret_cast<A*>(a.r)[index] = row.r;
     }
-    if (!a.y) return;
   }
-  for (int round = 0; round < rounds; ++round) {
-    if constexpr (!kOnce) load(round);
+  if constexpr (has_result(f)) {
+    for (int round = 0; round < rounds; ++round) {
+      if constexpr (!kOnce) load(round);
 #pragma unroll
-    for (int d = 0; d < D; ++d) {
-      const int here = left - d * kLanes;
-      if (here <= 0) continue;
-      RowElement<A> e[V];
-      if constexpr (!kKeeps) elements(d, e);
-      A y[V];
+      for (int d = 0; d < D; ++d) {
+        const int here = left - d * kLanes;
+        if (here <= 0) continue;
+        RowElement<A> e[V];
+        if constexpr (!kKeeps) elements(d, e);
+        A y[V];
 #pragma unroll
-      for (int j = 0; j < V; ++j) {
-        if constexpr (kKeeps) y[j] = kept[d][j] * row.r;
-        else y[j] = row_applied<f>(e[j], row);
-      }
-      R rounded[V];
-      round_all(rounded, y);
-      R* const to = row_y + first + d * kLanes;
-      if constexpr (kVectors) {
-        store_granules([&](int j) { return to + j; }, rounded);
-      } else {
+        for (int j = 0; j < V; ++j) {
+          if constexpr (kKeeps) y[j] = kept[d][j] * row.r;
+          else y[j] = row_applied<f>(e[j], row);
+        }
+        R rounded[V];
+        round_all(rounded, y);
+        R* const to = row_y + first + d * kLanes;
+        if constexpr (kVectors) {
+          store_granules([&](int j) { return to + j; }, rounded);
+        } else {
 #pragma unroll
-        for (int j = 0; j < V; ++j)
-          if (j < here) to[j] = rounded[j];
+          for (int j = 0; j < V; ++j)
+            if (j < here) to[j] = rounded[j];
+        }
       }
     }
   }
