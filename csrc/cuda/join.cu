@@ -23,7 +23,7 @@ cudaError_t join_few(const Launch& launch) {
   const KeptDim dim = r.problem.kept.empty() ? KeptDim{} : r.problem.kept[0];
   return start_kernel(launch.queue().next(), grid, std::max(join.threads, kWarp), 0, join_rows<Acc>,
                       static_cast<const Acc*>(launch.workspace), static_cast<int>(join.count),
-                      Offsets{dim.stride, dim.out_stride}, output_of<AnyResult>(r, r.path, static_cast<Acc*>(nullptr)));
+                      Offsets{dim.stride, dim.out_stride}, output_of<AllPaths>(r, r.path, static_cast<Acc*>(nullptr)));
 }
 
 bool are_few(const Launch& launch) {
@@ -48,7 +48,7 @@ cudaError_t join_ranked(const Launch& launch) {
                                     outputs,
                                     join.count,
                                     join.threads,
-                                    output_of<AnyResult>(r, r.path, results > 1 ? next : nullptr),
+                                    output_of<AllPaths>(r, r.path, results > 1 ? next : nullptr),
                                     kept_nest<kRank>(r.problem)};
     const bool columns =
         output_stride == 1 && outputs >= kWarp && results == 1 && join.threads >= kLeastJoinRows && join.threads <= kWarp;

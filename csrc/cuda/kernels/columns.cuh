@@ -38,7 +38,7 @@ struct ColumnPiece {
 // Adds kLeaves neighbouring leaves of V columns to `sum`. Their order is free.
 template <class Batch, int kLeaves, int kElements, class Element, int V>
 __device__ __forceinline__ void add_leaves(Batch& sum, const Vector<Element, V> (&x)[kLeaves][kElements]) {
-  const auto& addends = ready(x);
+  const auto& addends = resolve(x);
   std::decay_t<decltype(addends[0][0])> all[kLeaves * kElements];
 #pragma unroll
   for (int i = 0; i < kLeaves * kElements; ++i) all[i] = addends[i / kElements][i % kElements];
@@ -68,7 +68,7 @@ __device__ __forceinline__ Lanes<Element, Acc, V> join_leaves(const Vector<Eleme
     add_leaves(sum, x);
     return sum;
   } else {
-    const auto& addends = ready(x);
+    const auto& addends = resolve(x);
     if constexpr (sizeof(Batch) > 32) return join_in_turn<Batch, 0, kLeaves>(addends);
     Batch lanes[kLeaves];
 #pragma unroll

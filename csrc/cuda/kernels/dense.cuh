@@ -21,7 +21,7 @@ constexpr int kRegisterBytes = register_bytes(V, sizeof(Element), has_one_input<
 template <class Source, class Acc>
 struct DenseArgs {
   // Converted elements may form more than 2^32 rows, or rows of more than 2^32 units.
-  using Count = std::conditional_t<is_any<Source>, int64_t, uint32_t>;
+  using Count = std::conditional_t<is_converted<Source>, int64_t, uint32_t>;
 
   using Place = typename Source::Place;
 
@@ -85,7 +85,7 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, c
   } else {
     load_unit<kWhole>(x, own, row + beside(a.source, begin), left);
   }
-  const auto& addends = ready(x);
+  const auto& addends = resolve(x);
   RowLanes<Element, Acc, V> lanes[kCount];
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
@@ -275,7 +275,7 @@ __device__ __forceinline__ void join_loads(const Acc (&v)[N], int log_width, con
 // Joins the elements of each load, which are all leaves, to one value per load.
 template <class Acc, class Source, int V, int kCount>
 __device__ __forceinline__ void join_vectors(const Vector<typename Source::Element, V> (&x)[1][kCount], Acc (&v)[kCount]) {
-  const auto& addends = ready(x);
+  const auto& addends = resolve(x);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     RowLanes<typename Source::Element, Acc, V> lanes;
@@ -297,7 +297,7 @@ __device__ __forceinline__ void with_cursor(const DenseArgs<Source, Acc>& a, int
       int e;
       typename Source::Place offset;
     };
-    constexpr Walk kWalk = is_any<Source> ? Walk::nested : Walk::linear;
+    constexpr Walk kWalk = is_converted<Source> ? Walk::nested : Walk::linear;
     f(Linear{e, a.template element<kWalk>(e)}, [&](Linear& c) { c = {c.e + next, a.template element<kWalk>(c.e + next)}; });
   }
 }

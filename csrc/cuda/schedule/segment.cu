@@ -8,8 +8,8 @@ namespace {
 template <class Acc>
 cudaError_t convert_segments(const SegmentsLaunch& launch) {
   const Reduction& r = launch.segments.reduction;
-  const Any<Acc> source{{r.input, policy_of(launch), {r.in, r.map, r.negate, r.conjugate}}};
-  return launch_segment_rows<Any<Acc>, Acc>(launch, source);
+  const Converted<Acc> source{{r.input, policy_of(launch), {r.in, r.map, r.negate, r.conjugate}}};
+  return launch_segment_rows<Converted<Acc>, Acc>(launch, source);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@
 
 namespace gpureduce::cuda {
 
-constexpr int kAnyRowWarps = 16;  // warps per multiprocessor, if elements are converted
+constexpr int kConvertedRowWarps = 16;  // warps per multiprocessor, if elements are converted
 constexpr int kRingBytes = 8192, kStageBytes = 4096, kStages = kRingBytes / kStageBytes;
 constexpr int kRowGroups = kLanes / kWarp;
 constexpr int kShort = 4 * kWarp;  // most elements of a segment that a warp takes with its neighbours
@@ -96,7 +96,7 @@ class RowStream {
     }
     __syncwarp();
   }
-  // The element at a place, or padding if not `wanted`; as ready() takes it.
+  // The element at a place, or padding if not `wanted`; as resolve() takes it.
   __device__ __forceinline__ Vector<Acc, 1> taken(bool wanted, int place) const {
     Vector<Acc, 1> x;
     x.set(0, wanted ? addend<Acc>(*at(place)) : padding<Acc>());
@@ -160,12 +160,12 @@ class RowStream {
 // Elements of any dtype, read when they are needed. The accumulator is complex or an integer: real numbers are added in the
 // real part of a complex one.
 template <class Acc>
-class RowStream<Any<Acc>, Acc> {
+class RowStream<Converted<Acc>, Acc> {
  public:
   static constexpr int kMost = kWarp * kShort, kStep = 0;
   struct Shared {};
 
-  __device__ __forceinline__ RowStream(Shared&, const SegmentRowArgs<Any<Acc>, Acc>& a)
+  __device__ __forceinline__ RowStream(Shared&, const SegmentRowArgs<Converted<Acc>, Acc>& a)
       : source_(a.source), stride_(a.stride) {}
   __device__ __forceinline__ int start(int64_t row, int64_t, int64_t begin, int64_t) {
     begin_ = row + begin * stride_;
@@ -178,7 +178,7 @@ class RowStream<Any<Acc>, Acc> {
   }
 
  private:
-  const Any<Acc>& source_;
+  const Converted<Acc>& source_;
   int64_t stride_, begin_ = 0;
 };
 
@@ -213,7 +213,7 @@ __device__ __forceinline__ Acc chunk_sum(Stream& in, int first, int length) {
     TakenFrom<Stream> x[1][kGroups];
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) x[0][g] = in.taken(g * kWarp + lane < here, begin + g * kWarp + lane);
-    const auto& addends = ready(x);
+    const auto& addends = resolve(x);
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) v[g] = v[g] + addends[0][g][0];
     done += here;
@@ -229,7 +229,7 @@ __device__ __forceinline__ Acc short_sum(const Stream& in, int first, int length
   TakenFrom<Stream> x[1][kShort / kWarp];
 #pragma unroll
   for (int g = 0; g < kShort / kWarp; ++g) x[0][g] = in.taken(g * kWarp + lane < length, first + g * kWarp + lane);
-  const auto& addends = ready(x);
+  const auto& addends = resolve(x);
   Acc v[kShort / kWarp];
 #pragma unroll
   for (int g = 0; g < kShort / kWarp; ++g) v[g] = addends[0][g][0];
@@ -249,7 +249,7 @@ __device__ __forceinline__ Acc tiny_sum(const Stream& in, int first, int length,
       const int e = (b * kTinyBatch + j) ^ turn;
       x[0][j] = in.taken(e < length, first + e);
     }
-    const auto& addends = ready(x);
+    const auto& addends = resolve(x);
     Acc v[kTinyBatch];
 #pragma unroll
     for (int j = 0; j < kTinyBatch; ++j) v[j] = addends[0][j][0];
@@ -266,7 +266,7 @@ __device__ __forceinline__ Acc tiny_sum(const Stream& in, int first, int length,
 }
 
 template <class Source, class Acc>
-__global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWarps)
+__global__ void __launch_bounds__(kWarp, is_converted<Source> ? kConvertedRowWarps : kRowWarps)
     segment_rows(const __grid_constant__ SegmentRowArgs<Source, Acc> a) {
   using Stream = RowStream<Source, Acc>;
   __shared__ __align__(kLine) typename Stream::Shared shared;
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWar
     const Offsets kept = a.kept.at(row);
     const auto write = [&](int64_t number, int64_t length, Acc v) {
       Acc one[1] = {v};
-      a.output.template write<is_any<Source>>(kept.out + number * t.result_pitch, length, one);
+      a.output.template write<is_converted<Source>>(kept.out + number * t.result_pitch, length, one);
     };
 
     // Finds the segments that begin in the tile. The end of a tile is found as the begin of the next one is, so none is left
@@ -363,7 +363,7 @@ __global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWar
         Acc v = padding<Acc>();
         if (__any_sync(~0u, tiny > 0)) {
           const int most = __any_sync(~0u, tiny > 2 * kTinyBatch) ? kTiny : __any_sync(~0u, tiny > kTinyBatch) ? kTiny / 2 : 1;
-          if (!is_any<Source> && __all_sync(~0u, tiny <= 1)) {
+          if (!is_converted<Source> && __all_sync(~0u, tiny <= 1)) {
             v = in.taken(tiny == 1, from)[0];
           } else {
             v = tiny_sum<Acc>(in, from, tiny, most);
