@@ -262,7 +262,7 @@ __device__ __forceinline__ void load_deep(Vector<typename Source::Element, V> (&
                                           const Nest<kRank, Place>& reduced, const Stride<kInner, Place>& next_in_lane,
                                           Place row, int64_t begin, int left) {
   if constexpr (engine_of<Source> == Engine::reduced)  // the full engine has separate kernels for few dims
-    if (reduced.are_few()) return load_nested<kWhole>(x, source, reduced, next_in_lane.in_two(), row, begin, left);
+    if (reduced.moves_in_two()) return load_nested<kWhole>(x, source, reduced, next_in_lane.in_two(), row, begin, left);
   if (reduced.moves()) return load_nested<kWhole>(x, source, reduced, next_in_lane, row, begin, left);
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {

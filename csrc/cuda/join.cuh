@@ -48,12 +48,12 @@ template <class Acc>
 __global__ void __launch_bounds__(1024) join_rows(const Acc* partials, int count, Offsets pitch, Output<Acc, AllPaths> output) {
   __shared__ Acc slots[kWarp];
   const int thread = threadIdx.x, left = count - thread * kJoinRun;
-  const Acc* mine = partials + int64_t{blockIdx.x} * count + thread * kJoinRun;
+  const Acc* thread_partials = partials + int64_t{blockIdx.x} * count + thread * kJoinRun;
   wait_for_previous_kernel();
   allow_next_kernel();
   Acc v[kJoinRun];
 #pragma unroll
-  for (int i = 0; i < kJoinRun; ++i) v[i] = i < left ? mine[i] : padding<Acc>();
+  for (int i = 0; i < kJoinRun; ++i) v[i] = i < left ? thread_partials[i] : padding<Acc>();
   Acc sum = warp_join(join_neighbours(v));
   if (blockDim.x > kWarp) {
     if (thread % kWarp == 0) slots[thread / kWarp] = sum;

@@ -131,8 +131,8 @@ template <class T, class In, int V>
 __device__ __forceinline__ void unpack(const Vector<Deviation<In>, V>& x, T (&to)[V]) {
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    const double own = value(x.elements[j]), first = value(x.first[j]);
-    to[j] = variance::moments_of(x.wanted ? own : first, first);
+    const double element = value(x.elements[j]), first = value(x.first[j]);
+    to[j] = variance::moments_of(x.wanted ? element : first, first);
   }
 }
 
@@ -203,22 +203,22 @@ struct Vector<DeferredProduct<Acc>, 1> {
 
 template <class Acc, int kCount, int kElements>
 __device__ __forceinline__ auto resolve(const Vector<DeferredProduct<Acc>, 1> (&x)[kCount][kElements]) {
-  const auto& own = x[0][0];
+  const auto& common = x[0][0];
   const auto multiply = [&](auto product) {
     return fetch_pairs<decltype(product), Acc>(
-        x, [&](auto a, auto b) { return weighted::counted<Acc>(weighted::times(a, b), own.truth); });
+        x, [&](auto a, auto b) { return weighted::counted<Acc>(weighted::times(a, b), common.truth); });
   };
   if constexpr (std::is_integral_v<Acc>) {
-    if (own.product == Accumulator::f32) return multiply(float{});
-    if (own.product == Accumulator::f64) return multiply(double{});
+    if (common.product == Accumulator::f32) return multiply(float{});
+    if (common.product == Accumulator::f64) return multiply(double{});
   }
   return multiply(Acc{});
 }
 
 template <class Acc>
 __device__ __forceinline__ Acc Vector<DeferredProduct<Acc>, 1>::operator[](int) const {
-  const Vector<DeferredProduct<Acc>, 1> own[1][1] = {{*this}};
-  return resolve(own).x[0][0][0];
+  const Vector<DeferredProduct<Acc>, 1> single[1][1] = {{*this}};
+  return resolve(single).x[0][0][0];
 }
 
 template <class Acc>
@@ -254,12 +254,12 @@ struct Vector<DeferredDeviation, 1> {
 
 template <int kCount, int kElements>
 __device__ __forceinline__ auto resolve(const Vector<DeferredDeviation, 1> (&x)[kCount][kElements]) {
-  return fetch_pairs<double, Moments>(x, [](double own, double first) { return variance::moments_of(own, first); });
+  return fetch_pairs<double, Moments>(x, [](double element, double first) { return variance::moments_of(element, first); });
 }
 
 __device__ __forceinline__ Moments Vector<DeferredDeviation, 1>::operator[](int) const {
-  const Vector<DeferredDeviation, 1> own[1][1] = {{*this}};
-  return resolve(own).x[0][0][0];
+  const Vector<DeferredDeviation, 1> single[1][1] = {{*this}};
+  return resolve(single).x[0][0][0];
 }
 
 struct HeldConvertedDeviations {

@@ -45,7 +45,7 @@ cudaError_t run_segments(const SegmentsLaunch& launch) {
   const Reduction& r = launch.segments.reduction;
   if (launch.plan.kernel != SegmentKernel::converted) {
     switch (r.in) {
-#define GPUREDUCE_FAMILY(name, type, kind, own, wide, family)                                      \
+#define GPUREDUCE_FAMILY(name, type, kind, accumulator, wide, family)                              \
   case DType::name:                                                                                \
     if constexpr (has_segments(Family::family)) return segments_of_family<Family::family>(launch); \
     break;
