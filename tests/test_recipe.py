@@ -79,7 +79,7 @@ EDITS = [
     ),
     ("csrc/numeric/map.h", "         map == Map::exponent", " || map == Map::fourth", "after"),
     ("csrc/cpu/kernels.inl", "  if (map != Map::value) return nullptr;\n", OF_INTEGERS, "before"),
-    ("csrc/cuda/load/any.cuh", "    return each<Acc>(numbers, [](Complex<Real> x) -> Acc {\n", ON_GPUS, "before"),
+    ("csrc/cuda/load/converted.cuh", "    return each<Acc>(numbers, [](Complex<Real> x) -> Acc {\n", ON_GPUS, "before"),
     ("csrc/operation.h", "  X(_amax, same,", ROWS, "before"),
     ("csrc/torch/autograd.cpp", "  } else if constexpr (op == Operation::nansum) {\n", GRADIENT, "before"),
     ("torch_reduce/_family.py", '"any", "count_nonzero", ', '"fourths", ', "after"),

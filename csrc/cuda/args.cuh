@@ -77,7 +77,7 @@ inline constexpr Finish kRoot<Mapped<In, Map::square>> = Finish::square_root;
 template <class In>
 inline constexpr Finish kRoot<Mapped<In, Map::cube>> = Finish::cube_root;
 
-struct AnyResult {};  // Output's Element in join kernels, which write results of all paths
+struct AllPaths {};  // Output's Element in join kernels, which write results of all paths
 
 // Writes values: to the results, finished and rounded, or unchanged to the partial sums, which the join kernel reads. For
 // example bfloat16 means of rows of 100 go by path native: the float 12.5 is divided by 100, and 0.125 is rounded and stored in
@@ -110,7 +110,7 @@ struct Output {
 
   template <int V>
   __device__ __forceinline__ void store(int64_t place, int64_t stride, const Acc (&v)[V]) const {
-    if constexpr (std::is_same_v<Element, AnyResult>) {
+    if constexpr (std::is_same_v<Element, AllPaths>) {
       if (path > ResultPath::native) {
 #pragma unroll
         for (int j = 0; j < V; ++j) store_any(to, place + j * stride, dtype, finish, count, v[j]);
@@ -150,7 +150,7 @@ struct Output {
     const auto x = number(v);
     if constexpr (IsLargest<Acc>::value) return opposite(v).value;
     else if constexpr (IsProduct<Acc>::value || IsLogSum<Acc>::value || std::is_integral_v<Acc>) return x;
-    else if constexpr (std::is_same_v<Element, AnyResult>) return finished(v, finish, count);
+    else if constexpr (std::is_same_v<Element, AllPaths>) return finished(v, finish, count);
     else if constexpr (kRoot<Element> == Finish::square_root) return square_root(x);
     else if constexpr (kRoot<Element> == Finish::cube_root) return cube_root(x);
     else return quotient(x, count);
@@ -165,7 +165,7 @@ struct Output<Moments, Element> {
   void* mean;
   DType dtype;
   variance::Finishing finishing;
-  AnyInput input;
+  ConvertedInput input;
 
   __device__ __forceinline__ void write_at(const Offsets& place, int64_t part, Moments v) const {
     if (partial) static_cast<Moments*>(to)[part] = v;
@@ -185,7 +185,7 @@ struct Output<Moments, Element> {
   }
   __device__ __forceinline__ double first(int64_t offset) const {
     if constexpr (IsDeviation<Element>::value) return first_as<typename IsDeviation<Element>::In>(offset);
-    else return fetch_all<double, 1, true>(input, [=](int) { return AnyPlace{offset, true}; }).of[0];
+    else return fetch_all<double, 1, true>(input, [=](int) { return PredicatedOffset{offset, true}; }).of[0];
   }
   // Not inlined, since it is a lot of code. By value, since kernel parameters are slow to read through an address.
   static __device__ __noinline__ void store(Output o, Offsets place, Moments v, double first) {
@@ -199,7 +199,7 @@ struct Output<Moments, Element> {
 template <class Element, class Acc>
 Output<Acc, Element> output_of(const Reduction& r, ResultPath path, Acc* partials) {
   if constexpr (std::is_same_v<Acc, Moments>) {
-    const AnyInput input{r.input, l2_policy(), {r.in, Map::value, r.negate, false}};
+    const ConvertedInput input{r.input, l2_policy(), {r.in, Map::value, r.negate, false}};
     return {partials ? partials : r.output, partials != nullptr, r.mean, r.out, r.finishing(), input};
   } else {
     if (partials) return {partials, true, ResultPath::raw, r.out, r.finish, r.problem.length};
@@ -262,7 +262,7 @@ __device__ __forceinline__ void load_deep(Vector<typename Source::Element, V> (&
                                           const Nest<kRank, Place>& reduced, const Stride<kInner, Place>& next_in_lane,
                                           Place row, int64_t begin, int left) {
   if constexpr (engine_of<Source> == Engine::reduced)  // the full engine has separate kernels for few dims
-    if (reduced.are_few()) return load_nested<kWhole>(x, source, reduced, next_in_lane.in_two(), row, begin, left);
+    if (reduced.moves_in_two()) return load_nested<kWhole>(x, source, reduced, next_in_lane.in_two(), row, begin, left);
   if (reduced.moves()) return load_nested<kWhole>(x, source, reduced, next_in_lane, row, begin, left);
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {

@@ -15,7 +15,7 @@ constexpr int kFewOutputs = 1024;
 
 // One block per output, if there are few outputs and one pass.
 template <class Acc>
-cudaError_t join_few(const Launch& launch) {
+cudaError_t join_few_outputs(const Launch& launch) {
   const Reduction& r = launch.reduction;
   const Plan& plan = launch.plan;
   const Join& join = plan.joins[0];
@@ -23,10 +23,10 @@ cudaError_t join_few(const Launch& launch) {
   const KeptDim dim = r.problem.kept.empty() ? KeptDim{} : r.problem.kept[0];
   return start_kernel(launch.queue().next(), grid, std::max(join.threads, kWarp), 0, join_rows<Acc>,
                       static_cast<const Acc*>(launch.workspace), static_cast<int>(join.count),
-                      Offsets{dim.stride, dim.out_stride}, output_of<AnyResult>(r, r.path, static_cast<Acc*>(nullptr)));
+                      Offsets{dim.stride, dim.out_stride}, output_of<AllPaths>(r, r.path, static_cast<Acc*>(nullptr)));
 }
 
-bool are_few(const Launch& launch) {
+bool has_few_outputs(const Launch& launch) {
   const Reduction& r = launch.reduction;
   const Plan& plan = launch.plan;
   return plan.joins.size() == 1 && plan.tiling.outputs <= kFewOutputs && plan.tiling.partial_split_stride == 1 &&
@@ -48,7 +48,7 @@ cudaError_t join_ranked(const Launch& launch) {
                                     outputs,
                                     join.count,
                                     join.threads,
-                                    output_of<AnyResult>(r, r.path, results > 1 ? next : nullptr),
+                                    output_of<AllPaths>(r, r.path, results > 1 ? next : nullptr),
                                     kept_nest<kRank>(r.problem)};
     const bool columns =
         output_stride == 1 && outputs >= kWarp && results == 1 && join.threads >= kLeastJoinRows && join.threads <= kWarp;
@@ -66,7 +66,7 @@ cudaError_t join_ranked(const Launch& launch) {
 template <class Acc>
 cudaError_t join_typed(const Launch& launch) {
   if (launch.plan.joins.empty()) return cudaSuccess;
-  if (are_few(launch)) return join_few<Acc>(launch);
+  if (has_few_outputs(launch)) return join_few_outputs<Acc>(launch);
   const Problem& p = launch.reduction.problem;
   if (fits_fast_nest(p.kept, p.outputs)) return join_ranked<Acc, kFastRank>(launch);
   return join_ranked<Acc, kMaxRank>(launch);

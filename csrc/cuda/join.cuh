@@ -15,7 +15,7 @@ struct JoinArgs {
   int64_t output_stride, split_stride;  // in partials
   int64_t outputs, count;               // `count`: partial sums per output
   int32_t threads;                      // per output; a power of two
-  Output<Acc, AnyResult> output;
+  Output<Acc, AllPaths> output;
   Nest<kRank> kept;
 
   __device__ __forceinline__ void write(int64_t index, uint32_t run, Acc v) const {
@@ -45,16 +45,15 @@ __global__ void __launch_bounds__(1024) join_partials(const __grid_constant__ Jo
 
 // The same for few outputs, one block each, whose partial sums are contiguous. It does little before its loads.
 template <class Acc>
-__global__ void __launch_bounds__(1024)
-    join_rows(const Acc* partials, int count, Offsets pitch, Output<Acc, AnyResult> output) {
+__global__ void __launch_bounds__(1024) join_rows(const Acc* partials, int count, Offsets pitch, Output<Acc, AllPaths> output) {
   __shared__ Acc slots[kWarp];
   const int thread = threadIdx.x, left = count - thread * kJoinRun;
-  const Acc* mine = partials + int64_t{blockIdx.x} * count + thread * kJoinRun;
+  const Acc* thread_partials = partials + int64_t{blockIdx.x} * count + thread * kJoinRun;
   wait_for_previous_kernel();
   allow_next_kernel();
   Acc v[kJoinRun];
 #pragma unroll
-  for (int i = 0; i < kJoinRun; ++i) v[i] = i < left ? mine[i] : padding<Acc>();
+  for (int i = 0; i < kJoinRun; ++i) v[i] = i < left ? thread_partials[i] : padding<Acc>();
   Acc sum = warp_join(join_neighbours(v));
   if (blockDim.x > kWarp) {
     if (thread % kWarp == 0) slots[thread / kWarp] = sum;

@@ -62,7 +62,7 @@ DenseArgs<Source, Acc> dense_args_of(const Launch& launch, const Source& source)
   using Count = typename DenseArgs<Source, Acc>::Count;
   int unit_leaves = t.tile_leaves, next = kLanes, next_row = 0;
   uint8_t log_threads = 0;
-  bool alone = false;
+  bool row_per_warp = false;
   if (const auto* flat = std::get_if<FlatPlan>(&plan.shape)) {
     log_threads = log2_of(flat->width * flat->groups);
     next = kWarp * plan.vector;
@@ -71,14 +71,14 @@ DenseArgs<Source, Acc> dense_args_of(const Launch& launch, const Source& source)
     using Element = typename Source::Element;
     const int bytes = register_bytes(plan.vector, sizeof(Element), has_one_input<Element>);
     unit_leaves = row_unit(plan.vector, plan.variant.loads, bytes, plan.walk);
-    alone = t.splits == 1 && row_alone(t.leaves, unit_leaves, plan.walk);
+    row_per_warp = t.splits == 1 && fits_warp(t.leaves, unit_leaves, plan.walk);
   }
   return {source,
           stride_of<Place>(row),
           static_cast<Count>(t.outputs),
           static_cast<uint8_t>(plan.warps),
           log_threads,
-          alone,
+          row_per_warp,
           kept.rank > 1,
           r.problem.length,
           row.out_stride,
@@ -198,7 +198,7 @@ template <Unit unit, Map map, Accumulator to>
 cudaError_t launch_dtype(const Launch& launch) {
   const Reduction& r = launch.reduction;
   switch (r.in) {
-#define GPUREDUCE_LAUNCH(name, type, kind, own, wide, family)                                                          \
+#define GPUREDUCE_LAUNCH(name, type, kind, accumulator, wide, family)                                                  \
   case DType::name:                                                                                                    \
     if constexpr (unit_of(map, to, DType::name) == unit) {                                                             \
       using Source = Typed<decltype(element_of_kernels<map, to, DType::name, type>())>;                                \

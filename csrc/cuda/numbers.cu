@@ -20,10 +20,10 @@ __global__ void write(const __grid_constant__ Numbers numbers, int count, int64_
 
 cudaError_t write_numbers(const int64_t* numbers, int64_t count, int64_t* to, cudaStream_t stream) {
   for (int64_t first = 0; first < count; first += kMostNumbers) {
-    const int some = static_cast<int>(std::min<int64_t>(kMostNumbers, count - first));
+    const int part_count = static_cast<int>(std::min<int64_t>(kMostNumbers, count - first));
     Numbers part;
-    std::copy_n(numbers + first, some, part.at);
-    write<<<1, (some + 31) / 32 * 32, 0, stream>>>(part, some, to + first);
+    std::copy_n(numbers + first, part_count, part.at);
+    write<<<1, (part_count + 31) / 32 * 32, 0, stream>>>(part, part_count, to + first);
     if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -24,22 +24,22 @@ struct Resident {
 
 // Features of single kernels: elements of a leaf, or stages, that a thread has in flight; how many times it does so; threads
 // side by side; bytes of a stage.
-struct Own { int elements, batches, width, stage; };
-struct OwnOf {
-  Own operator()(const DensePlan& p) const { return {p.elements, 1, kWarp, 1}; }
-  Own operator()(const FlatPlan& p) const { return {1, p.groups, p.width, 1}; }
-  Own operator()(const RingPlan& p) const { return {p.stages, 1, 1, p.stage_bytes}; }
-  Own operator()(const ThinPlan& p) const { return {p.elements, p.runs, 1, 1}; }
-  Own operator()(const ColumnsPlan& p) const { return {p.elements, p.batches, p.width, 1}; }
-  Own operator()(const PanelsPlan& p) const { return {p.elements, 1, p.width, 1}; }
-  Own operator()(const ExpandedPlan&) const { return {1, 1, 1, 1}; }
+struct ShapeFeatures { int elements, batches, width, stage; };
+struct ShapeFeaturesOf {
+  ShapeFeatures operator()(const DensePlan& p) const { return {p.elements, 1, kWarp, 1}; }
+  ShapeFeatures operator()(const FlatPlan& p) const { return {1, p.groups, p.width, 1}; }
+  ShapeFeatures operator()(const RingPlan& p) const { return {p.stages, 1, 1, p.stage_bytes}; }
+  ShapeFeatures operator()(const ThinPlan& p) const { return {p.elements, p.runs, 1, 1}; }
+  ShapeFeatures operator()(const ColumnsPlan& p) const { return {p.elements, p.batches, p.width, 1}; }
+  ShapeFeatures operator()(const PanelsPlan& p) const { return {p.elements, 1, p.width, 1}; }
+  ShapeFeatures operator()(const ExpandedPlan&) const { return {1, 1, 1, 1}; }
 };
 
 struct Facts {
   const Plan& plan;
   const Request& q;
   const Tiling& t = plan.tiling;
-  Own own = std::visit(OwnOf{}, plan.shape);
+  ShapeFeatures shape = std::visit(ShapeFeaturesOf{}, plan.shape);
   float processors = float(q.device.multiprocessors), length = float(q.p.length), outputs = float(q.p.outputs);
   float written = outputs * float(q.written_bytes);
   float read = float(q.bytes) - outputs * float(info(q.r.out).size);
@@ -83,10 +83,10 @@ struct Facts {
   X(filled, float(f.t.splits) * float(f.t.tile_leaves) / float(f.t.leaves) * float(f.t.column_tiles) * \
                 float(f.t.tile_outputs) / float(f.t.columns))                                          \
   X(ragged, float(q.p.length % kChunk) / kChunk)                                                       \
-  X(elements, f.own.elements)                                                                          \
-  X(batches, f.own.batches)                                                                            \
-  X(width, f.own.width)                                                                                \
-  X(stage, f.own.stage)                                                                                \
+  X(elements, f.shape.elements)                                                                        \
+  X(batches, f.shape.batches)                                                                          \
+  X(width, f.shape.width)                                                                              \
+  X(stage, f.shape.stage)                                                                              \
   X(block_written, f.t.tile_outputs* q.written_bytes)                                                  \
   X(thread_work, f.tile_elements / float(plan.warps * kWarp))                                          \
   X(in_flight, std::min(f.blocks, f.at_once) * f.tile_bytes / f.processors)                            \
@@ -127,7 +127,7 @@ std::string feature_names() {
 size_t choose(const std::vector<Plan>& plans, const Reduction& r, const Device& device) {
   if (plans.size() == 1) return 0;
   const Choice& choice = device.choice ? *device.choice : known_choice("", device);
-  const Request request(r, device, columnwise(r.problem));
+  const Request request(r, device, fastest_dim_is_kept(r.problem));
   size_t best = 0;
   float least = INFINITY;
   for (size_t i = 0; i < plans.size(); ++i) {

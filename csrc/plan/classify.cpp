@@ -29,9 +29,9 @@ Engine engine_of(const Reduction& r) {
   const bool plain = r.addends == Addends::values && is_plain_sum(r.map, r.accumulator, info(r.in));
   // Kernels compiled for a dtype find places with 32-bit divisions.
   const bool near = fits_fast_nest(p.kept, p.outputs) && fits_fast_nest(p.reduced, p.length);
-  const bool few =
-      columnwise(p) || p.length <= (plain ? kLanes : kLoads) || counts_rows(p);  // short rows are for the thin kernels
-  if (!near || !few || !has_kernel(r)) return Engine::converted;
+  // Short rows are for the thin kernels.
+  const bool rows_fit = fastest_dim_is_kept(p) || p.length <= (plain ? kLanes : kLoads) || counts_rows(p);
+  if (!near || !rows_fit || !has_kernel(r)) return Engine::converted;
   return plain ? Engine::full : Engine::reduced;
 }
 

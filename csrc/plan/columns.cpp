@@ -17,8 +17,8 @@ void propose(Proposals& proposals) {
   plan.elements = variant->loads;
   // With few elements per column, all outputs count as side by side, so that a warp has many columns even if the fastest kept
   // dim is short. Plain sums have thin kernels for these.
-  const bool few = q.r.engine != Engine::full && q.p.length <= kLanes;
-  const int64_t columns = few ? q.p.outputs : q.p.kept.back().size;
+  const bool short_columns = q.r.engine != Engine::full && q.p.length <= kLanes;
+  const int64_t columns = short_columns ? q.p.outputs : q.p.kept.back().size;
   const int64_t vectors = ceil_div(columns, vector), line = std::max(1, kLine / (vector * q.size));
   const int many = column_batches(vector);
   const auto propose_width = [&](int width) {

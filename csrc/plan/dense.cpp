@@ -38,7 +38,7 @@ struct Rows {
   }
 
   void propose() {
-    if (row_alone(q.leaves, unit_leaves, walk)) {  // one warp per row
+    if (fits_warp(q.leaves, unit_leaves, walk)) {  // one warp per row
       for (int warps : {1, 2, 4, 8})
         proposals.add({DensePlan{elements}, variant, walk, vector, warps, warps, power_of_two_above(q.leaves), side(warps)});
       return;

@@ -56,8 +56,8 @@ GPUREDUCE_HOST_DEVICE constexpr int row_rest(int64_t length) {
   return length > kChunk && length % kChunk <= kWarp ? static_cast<int>(length % kChunk) : 0;
 }
 
-// True if a warp takes the row alone; for a shifted row, with its rest.
-GPUREDUCE_HOST_DEVICE constexpr bool row_alone(int64_t leaves, int unit_leaves, Walk walk) {
+// True if one warp takes a whole row; of a shifted row, also its rest.
+GPUREDUCE_HOST_DEVICE constexpr bool fits_warp(int64_t leaves, int unit_leaves, Walk walk) {
   return leaves <= unit_leaves + (walk == Walk::shifted ? kWarp : 0);
 }
 

@@ -12,9 +12,9 @@ namespace {
 template <class Step>
 int row_piece(const Request& q, const void* address, DType dtype, Step step) {
   const uint64_t size = info(dtype).size;
-  uint64_t all = reinterpret_cast<uintptr_t>(address) | kGranule | q.p.length * size;
-  for (const KeptDim& d : q.p.kept) all |= static_cast<uint64_t>(step(d)) * size;
-  return static_cast<int>((all & -all) / size);
+  uint64_t combined = reinterpret_cast<uintptr_t>(address) | kGranule | q.p.length * size;
+  for (const KeptDim& d : q.p.kept) combined |= static_cast<uint64_t>(step(d)) * size;
+  return static_cast<int>((combined & -combined) / size);
 }
 
 // The same for both inputs. A second input that is one element along a row sets no limit.

@@ -20,8 +20,9 @@ GPUREDUCE_HOST_DEVICE constexpr int flat_groups(int bytes, int vector) {
 // Loads that a thread keeps in flight. `grouped`: rows have several groups of 32 loads. Rows that are not dense have more loads
 // in flight, since their places are computed first. `lane`: bytes of the sum that a thread has per load.
 GPUREDUCE_HOST_DEVICE constexpr int flat_loads(int bytes, int vector, bool dense, bool grouped, int lane) {
-  const int few = lane > 8 && vector > 1 ? 8 : 4;  // sums of vectors are joined across the warp: the more at once, the better
-  const int loads = bytes == kGranule || lane > 8 ? few : dense ? 8 : 16, most = flat_groups(bytes, vector);
+  // Sums of vectors are joined across the warp: the more at once, the better.
+  const int wide_loads = lane > 8 && vector > 1 ? 8 : 4;
+  const int loads = bytes == kGranule || lane > 8 ? wide_loads : dense ? 8 : 16, most = flat_groups(bytes, vector);
   return grouped && most > loads ? most : loads;
 }
 

@@ -40,7 +40,7 @@ bool reads_both_ways(const Reduction& r) {
 
 std::vector<Plan> propose_all(const Reduction& r, const Device& device, const Tuning& tuning) {
   std::vector<Plan> plans;
-  const bool natural = columnwise(r.problem);
+  const bool natural = fastest_dim_is_kept(r.problem);
   for (bool by_columns : {natural, !natural}) {
     if (by_columns != natural && !reads_both_ways(r)) break;
     const Request request(r, device, by_columns);

@@ -80,8 +80,8 @@ Walk odd_walk(const Request& q) {
   if (q.p.kept.empty() || q.p.kept.back().stride != 1 || q.p.kept.back().size == 1 || q.p.length <= kLoads) return q.walk;
   if (spreads(q.size)) return Walk::spread;
   // With a short stride, vectors of several rows may cross the input's bounds.
-  const bool reaches = stride * q.size < kGranule, few = q.p.length <= 2 * kLanes;
-  return shifts(q.size) && !reaches && !(few && shifted_column_elements(q.size) > 1) ? Walk::shifted : q.walk;
+  const bool reaches = stride * q.size < kGranule, short_columns = q.p.length <= 2 * kLanes;
+  return shifts(q.size) && !reaches && !(short_columns && shifted_column_elements(q.size) > 1) ? Walk::shifted : q.walk;
 }
 
 // The blocks of a plan: one per tile, or perhaps fewer in kernels whose blocks take tile after tile.
@@ -116,7 +116,7 @@ bool is_streamed(const Request& q) {
 
 }  // namespace
 
-bool columnwise(const Problem& p) {
+bool fastest_dim_is_kept(const Problem& p) {
   if (p.reduced.empty()) return true;
   if (p.kept.empty() || p.kept.back().stride == 0) return false;
   return p.reduced.back().stride == 0 || p.kept.back().stride < p.reduced.back().stride;

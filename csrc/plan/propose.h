@@ -79,7 +79,7 @@ int64_t power_of_two_above(int64_t x);
 int leaf_elements(int64_t length);
 
 // True if the fastest dim in memory is kept, so that a problem should be read by columns.
-bool columnwise(const Problem& p);
+bool fastest_dim_is_kept(const Problem& p);
 
 // The plans that all kernels propose, or the kernel that the tuning names. If a cache line holds neighbours of one output and
 // of other outputs, as with short rows and few columns, the problem is read both ways.

@@ -74,10 +74,10 @@ int64_t plan_columns(const Segments& s, int64_t multiprocessors, SegmentPlan& pl
   while (mean >= kLeastShared && more(1 << plan.part_bits)) ++plan.part_bits;
   // A group has so few rows that all multiprocessors have work.
   int part_rows = kPartRows;
-  const auto few = [&] {
+  const auto has_few_blocks = [&] {
     return ceil_div(s.length, std::min(kChunk, part_rows * groups)) * plan.column_tiles < kBlocksOfEach * multiprocessors;
   };
-  while (part_rows > kLeastPartRows && s.length > kPartRows * groups && few()) part_rows /= 2;
+  while (part_rows > kLeastPartRows && s.length > kPartRows * groups && has_few_blocks()) part_rows /= 2;
   plan.piece_bits = kChunkBits;
   while (1 << plan.piece_bits > part_rows * groups) --plan.piece_bits;
   plan.short_rows = std::min(1 << plan.piece_bits, kPartRows << plan.part_bits);

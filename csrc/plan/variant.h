@@ -114,11 +114,11 @@ constexpr void add_pieces(Variants& all, const ElementClass& c) {
 
 constexpr void add_columns(Variants& all, const ElementClass& c, int vector) {
   const bool full = c.engine == Engine::full, converted = c.engine == Engine::converted;
-  const Walk few = full ? Walk::linear : Walk::nested;  // the walk of the shortest columns
+  const Walk shortest = full ? Walk::linear : Walk::nested;  // the walk of the shortest columns
   for (int loads : {2, 4, 8}) {
     if (full) all.add(Kernel::thin, Walk::linear, vector, loads);
     const int many = vector == 1 ? thin_runs(vector, loads, c.size) : 1;
-    if (many > 1 && (full || (loads == 2 && !converted))) all.add(Kernel::thin, few, vector, loads, many);
+    if (many > 1 && (full || (loads == 2 && !converted))) all.add(Kernel::thin, shortest, vector, loads, many);
   }
   all.add(Kernel::thin, Walk::nested, vector, 8);
   if (vector > 1 && !c.one_input) all.add(Kernel::thin, Walk::nested, vector, 2);  // a pair's loads cost more

@@ -90,9 +90,9 @@ struct Nest {
       d.magic = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << d.shift) - size)) / size + 1);
   }
 
-  // moves(): true if a cursor can move in these dims. are_few(): also, there are at most two.
+  // moves(): true if a cursor can move in these dims. moves_in_two(): also, there are at most two.
   GPUREDUCE_HOST_DEVICE bool moves() const { return kCapacity <= kFastRank || (narrow && rank <= kFastRank); }
-  GPUREDUCE_HOST_DEVICE bool are_few() const { return rank <= 2 && moves(); }
+  GPUREDUCE_HOST_DEVICE bool moves_in_two() const { return rank <= 2 && moves(); }
 
   // kInner: 1 for up to two dims, otherwise kInnerDims.
   template <int kInner>

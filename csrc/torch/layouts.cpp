@@ -23,12 +23,12 @@ void refuse_quantized(const c10::OperatorHandle& op, torch::jit::Stack*) { refus
 
 template <c10::BoxedKernel::BoxedKernelFunction* refusal>
 void put(torch::Library& m) {
-  const auto put_one = [&](const std::string& name) {
+  const auto register_one = [&](const std::string& name) {
     for (const std::string& each : {name, name + ".out"})
       m.impl(each.c_str(), torch::CppFunction::makeFromBoxedFunction<refusal>());
   };
-  for_each_operation([&](auto op) { put_one(name_of(op)); });
-  for (const char* name : {"weighted_sum", "segment_sum", "segment_mean"}) put_one(name);
+  for_each_operation([&](auto op) { register_one(name_of(op)); });
+  for (const char* name : {"weighted_sum", "segment_sum", "segment_mean"}) register_one(name);
   m.impl("_var_mean", torch::CppFunction::makeFromBoxedFunction<refusal>());
 }
 

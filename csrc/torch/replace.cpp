@@ -528,44 +528,44 @@ struct Table {
 };
 
 template <DispatchKey key>
-void put_sum(Table<key>& m) {
+void register_sum(Table<key>& m) {
   using K = Kernels<Operation::sum, torch_sum, key>;
   m.impl("sum.dim_IntList", TORCH_FN(K::full));
   m.impl("sum.IntList_out", TORCH_FN(K::full_out));
 }
 template <DispatchKey key>
-void put_mean(Table<key>& m) {
+void register_mean(Table<key>& m) {
   using K = Kernels<Operation::mean, torch_mean, key>;
   m.impl("mean.dim", TORCH_FN(K::full));
   m.impl("mean.out", TORCH_FN(K::full_out));
 }
 template <DispatchKey key>
-void put_nansum(Table<key>& m) {
+void register_nansum(Table<key>& m) {
   using K = Kernels<Operation::nansum, torch_nansum, key>;
   m.impl("nansum", TORCH_FN(K::full));
   m.impl("nansum.out", TORCH_FN(K::full_out));
 }
 template <DispatchKey key>
-void put_prod(Table<key>& m) {
+void register_prod(Table<key>& m) {
   using K = Product<torch_prod, key>;
   m.impl("prod", TORCH_FN(K::all));
   m.impl("prod.dim_int", TORCH_FN(K::one));
   m.impl("prod.int_out", TORCH_FN(K::one_out));
 }
 template <DispatchKey key>
-void put_amax(Table<key>& m) {
+void register_amax(Table<key>& m) {
   using K = Kernels<Operation::_amax, torch_amax, key>;
   m.impl("amax", TORCH_FN(K::template plain<at::IntArrayRef>));
   m.impl("amax.out", TORCH_FN(K::template plain_out<at::IntArrayRef>));
 }
 template <DispatchKey key>
-void put_amin(Table<key>& m) {
+void register_amin(Table<key>& m) {
   using K = Kernels<Operation::_amin, torch_amin, key>;
   m.impl("amin", TORCH_FN(K::template plain<at::IntArrayRef>));
   m.impl("amin.out", TORCH_FN(K::template plain_out<at::IntArrayRef>));
 }
 template <Operation op, class Torch, DispatchKey key>
-void put_truth(Table<key>& m, const std::string& name) {
+void register_truth(Table<key>& m, const std::string& name) {
   using K = Kernels<op, Torch, key>;
   m.impl(name, TORCH_FN(K::all));
   m.impl(name + ".all_out", TORCH_FN(K::all_out));
@@ -575,52 +575,52 @@ void put_truth(Table<key>& m, const std::string& name) {
   m.impl(name + ".dims_out", TORCH_FN(K::template plain_out<OptionalDims>));
 }
 template <DispatchKey key>
-void put_any(Table<key>& m) {
-  put_truth<Operation::_any, torch_any, key>(m, "any");
+void register_any(Table<key>& m) {
+  register_truth<Operation::_any, torch_any, key>(m, "any");
 }
 template <DispatchKey key>
-void put_all(Table<key>& m) {
-  put_truth<Operation::_all, torch_all, key>(m, "all");
+void register_all(Table<key>& m) {
+  register_truth<Operation::_all, torch_all, key>(m, "all");
 }
 template <DispatchKey key>
-void put_count_nonzero(Table<key>& m) {
+void register_count_nonzero(Table<key>& m) {
   m.impl("count_nonzero.dim_IntList", TORCH_FN(Count<key>::dims));
 }
 template <DispatchKey key>
-void put_vector_norm(Table<key>& m) {
+void register_vector_norm(Table<key>& m) {
   m.impl("linalg_vector_norm", TORCH_FN(Norm<key>::full));
   m.impl("linalg_vector_norm.out", TORCH_FN(Norm<key>::full_out));
 }
 
 template <DispatchKey key>
-void put_logsumexp(Table<key>& m) {
+void register_logsumexp(Table<key>& m) {
   m.impl("logsumexp", TORCH_FN(Logarithm<key>::dims));
 }
 template <DispatchKey key>
-void put_var(Table<key>& m) {
+void register_var(Table<key>& m) {
   m.impl("var.correction", TORCH_FN((Variance<key>::template one<torch_var, false>)));
   m.impl("var.correction_out", TORCH_FN((Variance<key>::template one_out<torch_var, false>)));
 }
 template <DispatchKey key>
-void put_std(Table<key>& m) {
+void register_std(Table<key>& m) {
   m.impl("std.correction", TORCH_FN((Variance<key>::template one<torch_std, true>)));
   m.impl("std.correction_out", TORCH_FN((Variance<key>::template one_out<torch_std, true>)));
 }
 template <DispatchKey key>
-void put_var_mean(Table<key>& m) {
+void register_var_mean(Table<key>& m) {
   m.impl("var_mean.correction", TORCH_FN((Variance<key>::template pair<torch_var_mean, false>)));
 }
 template <DispatchKey key>
-void put_std_mean(Table<key>& m) {
+void register_std_mean(Table<key>& m) {
   m.impl("std_mean.correction", TORCH_FN((Variance<key>::template pair<torch_std_mean, true>)));
 }
 template <DispatchKey key>
-void put_dot(Table<key>& m) {
+void register_dot(Table<key>& m) {
   m.impl("dot", TORCH_FN(dot<key>));
 }
 
 template <bool logarithm, DispatchKey key>
-void put_softmaxes(Table<key>& m, const std::string& name) {
+void register_softmaxes(Table<key>& m, const std::string& name) {
   using K = Softmax<logarithm, key>;
   m.impl(name, TORCH_FN(K::forward));
   m.impl(name + ".out", TORCH_FN(K::forward_out));
@@ -628,20 +628,20 @@ void put_softmaxes(Table<key>& m, const std::string& name) {
   m.impl(name + "_backward_data.out", TORCH_FN(K::backward_out));
 }
 template <DispatchKey key>
-void put_softmax(Table<key>& m) {
-  put_softmaxes<false>(m, "_softmax");
+void register_softmax(Table<key>& m) {
+  register_softmaxes<false>(m, "_softmax");
 }
 template <DispatchKey key>
-void put_log_softmax(Table<key>& m) {
-  put_softmaxes<true>(m, "_log_softmax");
+void register_log_softmax(Table<key>& m) {
+  register_softmaxes<true>(m, "_log_softmax");
 }
 template <DispatchKey key>
-void put_layer_norm(Table<key>& m) {
+void register_layer_norm(Table<key>& m) {
   m.impl("native_layer_norm", TORCH_FN(LayerNorm<key>::forward));
   m.impl("native_layer_norm_backward", TORCH_FN(LayerNorm<key>::backward));
 }
 template <DispatchKey key>
-void put_rms_norm(Table<key>& m) {
+void register_rms_norm(Table<key>& m) {
   if constexpr (key == DispatchKey::CPU) return;
   m.impl("_fused_rms_norm", TORCH_FN(RmsNorm<key>::forward));
   m.impl("_fused_rms_norm_backward", TORCH_FN(RmsNorm<key>::backward));
@@ -672,10 +672,10 @@ void put_rms_norm(Table<key>& m) {
 
 using Install = std::vector<std::string> (*)(torch::Library&);
 
-template <DispatchKey key, void (*put)(Table<key>&)>
+template <DispatchKey key, void (*registers)(Table<key>&)>
 std::vector<std::string> install(torch::Library& library) {
   Table<key> table{library};
-  put(table);
+  registers(table);
   return table.names;
 }
 
@@ -683,7 +683,7 @@ struct Replaced { Install on_cpu, on_cuda, traced; };
 
 const std::map<std::string, Replaced>& replaced() {
   static const auto* table = new std::map<std::string, Replaced>{
-#define GPUREDUCE_INSTALL(name, key) install<key, put_##name<key>>
+#define GPUREDUCE_INSTALL(name, key) install<key, register_##name<key>>
 #ifdef GPUREDUCE_WITH_CUDA
 #define GPUREDUCE_ON_CUDA(name) GPUREDUCE_INSTALL(name, DispatchKey::CUDA)
 #else

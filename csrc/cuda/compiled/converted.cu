@@ -9,7 +9,7 @@ cudaError_t launch_converted(const Launch& launch) {
     if constexpr (std::is_same_v<decltype(acc), Moments>) {
       return kNoKernel;
     } else {
-      using Source = Any<decltype(acc)>;
+      using Source = Converted<decltype(acc)>;
       const Source source{{r.input, l2_policy(launch.plan.streams), {r.in, r.map, r.negate, r.conjugate}}};
       return launch_source<Source, decltype(acc)>(launch, source);
     }

@@ -38,11 +38,11 @@ struct ColumnPiece {
 // Adds kLeaves neighbouring leaves of V columns to `sum`. Their order is free.
 template <class Batch, int kLeaves, int kElements, class Element, int V>
 __device__ __forceinline__ void add_leaves(Batch& sum, const Vector<Element, V> (&x)[kLeaves][kElements]) {
-  const auto& addends = ready(x);
-  std::decay_t<decltype(addends[0][0])> all[kLeaves * kElements];
+  const auto& addends = resolve(x);
+  std::decay_t<decltype(addends[0][0])> vectors[kLeaves * kElements];
 #pragma unroll
-  for (int i = 0; i < kLeaves * kElements; ++i) all[i] = addends[i / kElements][i % kElements];
-  sum.add(all);
+  for (int i = 0; i < kLeaves * kElements; ++i) vectors[i] = addends[i / kElements][i % kElements];
+  sum.add(vectors);
 }
 
 // Joins kCount leaves from kFirst on, recursively, so that few sums are live at a time.
@@ -68,7 +68,7 @@ __device__ __forceinline__ Lanes<Element, Acc, V> join_leaves(const Vector<Eleme
     add_leaves(sum, x);
     return sum;
   } else {
-    const auto& addends = ready(x);
+    const auto& addends = resolve(x);
     if constexpr (sizeof(Batch) > 32) return join_in_turn<Batch, 0, kLeaves>(addends);
     Batch lanes[kLeaves];
 #pragma unroll
@@ -78,13 +78,13 @@ __device__ __forceinline__ Lanes<Element, Acc, V> join_leaves(const Vector<Eleme
 }
 
 // Loads the elements of column_leaves() in nested dims.
-template <int V, int kElements, int kLeaves, int kInner, class Own, class Source, class Acc, class Place>
+template <int V, int kElements, int kLeaves, int kInner, class ColumnSource, class Source, class Acc, class Place>
 __device__ __forceinline__ void load_leaves(Vector<typename Source::Element, V> (&x)[kLeaves][kElements],
-                                            const Args<Source, Acc>& a, const Own& own, const ColumnPiece<Place>& piece,
-                                            int first, int left, const Stride<kInner, Place>& next_in_lane,
-                                            const Stride<kInner, Place>& next_leaf) {
+                                            const Args<Source, Acc>& a, const ColumnSource& source,
+                                            const ColumnPiece<Place>& piece, int first, int left,
+                                            const Stride<kInner, Place>& next_in_lane, const Stride<kInner, Place>& next_leaf) {
   const auto load = [&](int l, int d, Place offset) {
-    x[l][d] = own.template load_if<V>(l + d * kLanes < left, piece.place + offset);
+    x[l][d] = source.template load_if<V>(l + d * kLanes < left, piece.place + offset);
   };
   const auto cursor = [&](int e) { return a.reduced.template cursor<kInner>(piece.first + first + e); };
   if constexpr (kLeaves == 1) {
@@ -102,10 +102,10 @@ __device__ __forceinline__ void load_leaves(Vector<typename Source::Element, V> 
 }
 
 // Joins kLeaves neighbouring leaves of V columns, with up to kElements elements per leaf. All loads are in flight at once.
-// `own`: the source of the columns' elements.
-template <int V, int kElements, int kLeaves, Walk walk, class Own, class Source, class Acc>
+// `source`: the columns', as of_outputs() gives it.
+template <int V, int kElements, int kLeaves, Walk walk, class ColumnSource, class Source, class Acc>
 __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves(
-    const Args<Source, Acc>& a, const Own& own, const ColumnPiece<typename Source::Place>& piece, int leaf) {
+    const Args<Source, Acc>& a, const ColumnSource& source, const ColumnPiece<typename Source::Place>& piece, int leaf) {
   using Element = typename Source::Element;
   const int first = leaf_start(leaf), left = min(piece.length - first, kChunk);
   Vector<Element, V> x[kLeaves][kElements];
@@ -115,12 +115,12 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
     for (int l = 0; l < kLeaves; ++l) {
 #pragma unroll
       for (int d = 0; d < kElements; ++d)
-        x[l][d] = load_part<V, true>(own, true, at + a.template element<walk>(l + d * kLanes));
+        x[l][d] = load_part<V, true>(source, true, at + a.template element<walk>(l + d * kLanes));
     }
-  } else if (walk == Walk::nested && a.reduced.are_few()) {
-    load_leaves(x, a, own, piece, first, left, a.next_in_lane.in_two(), a.next_leaf.in_two());
+  } else if (walk == Walk::nested && a.reduced.moves_in_two()) {
+    load_leaves(x, a, source, piece, first, left, a.next_in_lane.in_two(), a.next_leaf.in_two());
   } else if (walk == Walk::nested && a.reduced.moves()) {
-    load_leaves(x, a, own, piece, first, left, a.next_in_lane, a.next_leaf);
+    load_leaves(x, a, source, piece, first, left, a.next_in_lane, a.next_leaf);
   } else {
     const int64_t origin = walk == Walk::nested ? piece.first : 0;
 #pragma unroll
@@ -128,7 +128,7 @@ __device__ __forceinline__ Lanes<typename Source::Element, Acc, V> column_leaves
 #pragma unroll
       for (int d = 0; d < kElements; ++d) {
         const int e = l + d * kLanes;
-        x[l][d] = own.template load_if<V>(e < left, piece.place + a.template element<walk>(origin + first + e));
+        x[l][d] = source.template load_if<V>(e < left, piece.place + a.template element<walk>(origin + first + e));
       }
     }
   }
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
     piece.first = leaf_start(tile.leaf);
     piece.length = static_cast<int>(min(a.length - piece.first, int64_t{1} << 30));
     piece.place = a.kept.at(tile.output + (inside ? column : 0)).in;
-    const auto& own = of_outputs<V>(a.source, inside, piece.place);
+    const auto& source = of_outputs<V>(a.source, inside, piece.place);
     if (walk != Walk::nested) piece.place = piece.place + a.template element<Walk::linear>(piece.first);
 #pragma unroll 1
     for (int unit = warp; unit < units; unit += warps) {
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
 #pragma unroll(walk == Walk::nested ? 1 : kBatches)
         for (int b = 0; b < batches; ++b) {
           if (leaf + b * kLeaves < leaves)
-            batch = column_leaves<V, kElements, kLeaves, walk>(a, own, piece, leaf + b * kLeaves);
+            batch = column_leaves<V, kElements, kLeaves, walk>(a, source, piece, leaf + b * kLeaves);
           else batch.clear();
           take_batch(waiting, batch, b);
         }
@@ -251,7 +251,7 @@ __device__ __forceinline__ void write_lanes(const Args<Source, Acc>& a, const Sp
 // Outputs of at most kElements elements. A thread takes all elements of kCount runs of V outputs, with all loads in flight
 // together.
 template <int V, int kElements, int kCount, Walk walk, class Source, class Acc>
-__device__ __forceinline__ void take_few(const Args<Source, Acc>& a, const Tile& tile) {
+__device__ __forceinline__ void take_short(const Args<Source, Acc>& a, const Tile& tile) {
   const int outputs = static_cast<int>(tile.outputs), length = static_cast<int>(a.length);
   int column[kCount];
   Spot<typename Source::Place> places[kCount];
@@ -265,7 +265,7 @@ __device__ __forceinline__ void take_few(const Args<Source, Acc>& a, const Tile&
 #pragma unroll
     for (int e = 0; e < kElements; ++e, next.move(c)) at[e] = c.offset;
   };
-  if (walk == Walk::nested && a.reduced.are_few()) {
+  if (walk == Walk::nested && a.reduced.moves_in_two()) {
     move(a.reduced.template cursor<1>(0), a.next_leaf.in_two());
   } else if (walk == Walk::nested && a.reduced.moves()) {
     move(a.reduced.template cursor<kInnerDims>(0), a.next_leaf);
@@ -278,8 +278,8 @@ __device__ __forceinline__ void take_few(const Args<Source, Acc>& a, const Tile&
   for (int e = 0; e < kElements; ++e) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const auto& own = of_outputs<V>(a.source, column[i] < outputs, places[i].in);
-      x[i][e][0] = own.template load_if<V>(column[i] < outputs && e < length, places[i].in + at[e]);
+      const auto& source = of_outputs<V>(a.source, column[i] < outputs, places[i].in);
+      x[i][e][0] = source.template load_if<V>(column[i] < outputs && e < length, places[i].in + at[e]);
     }
   }
 #pragma unroll
@@ -292,16 +292,16 @@ __device__ __forceinline__ void take_few(const Args<Source, Acc>& a, const Tile&
 // Outputs of up to kLanes elements, so every element is a leaf. A thread takes all elements of V outputs, with kLoads leaves at
 // a time in flight, and joins them as columns() does.
 template <int V, Walk walk, class Source, class Acc>
-__device__ __forceinline__ void take_whole(const Args<Source, Acc>& a, const Tile& tile) {
+__device__ __forceinline__ void take_long(const Args<Source, Acc>& a, const Tile& tile) {
   const int length = static_cast<int>(a.length), column = threadIdx.x * V;
   if (column >= tile.outputs) return;
   const auto place = a.kept.at(tile.output + column);
   const ColumnPiece<typename Source::Place> piece{place.in, 0, length};
-  const auto& own = of_outputs<V>(a.source, true, place.in);
+  const auto& source = of_outputs<V>(a.source, true, place.in);
   Lanes<typename Source::Element, Acc, V> batch, waiting[levels_of(kLanes / kLoads)];
 #pragma unroll 1
   for (int leaf = 0; leaf < a.tiling.tile_leaves; leaf += kLoads) {
-    if (leaf < length) batch = column_leaves<V, 1, kLoads, walk>(a, own, piece, leaf);
+    if (leaf < length) batch = column_leaves<V, 1, kLoads, walk>(a, source, piece, leaf);
     else batch.clear();
     take_batch(waiting, batch, leaf / kLoads);
   }
@@ -318,9 +318,9 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (kThinBlocks<Lanes<typ
   do {
     const Tile tile = loop.tile(a.tiling);
     if constexpr (kElements > kLoads) {
-      take_whole<V, walk>(a, tile);
+      take_long<V, walk>(a, tile);
     } else {
-      take_few<V, kElements, kRuns, walk>(a, tile);
+      take_short<V, kElements, kRuns, walk>(a, tile);
     }
   } while (loop.next(a.tiling));
 }

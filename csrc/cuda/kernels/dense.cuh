@@ -21,16 +21,16 @@ constexpr int kRegisterBytes = register_bytes(V, sizeof(Element), has_one_input<
 template <class Source, class Acc>
 struct DenseArgs {
   // Converted elements may form more than 2^32 rows, or rows of more than 2^32 units.
-  using Count = std::conditional_t<is_any<Source>, int64_t, uint32_t>;
+  using Count = std::conditional_t<is_converted<Source>, int64_t, uint32_t>;
 
   using Place = typename Source::Place;
 
   Source source;
   Place pitch;  // from row to row, unless rows are in nested dims
   Count rows;
-  uint8_t warps;        // per block
-  uint8_t log_threads;  // flat rows: log2 of a row's loads, width * groups
-  bool alone, nested;   // one warp takes a whole row; rows are in nested dims
+  uint8_t warps;              // per block
+  uint8_t log_threads;        // flat rows: log2 of a row's loads, width * groups
+  bool row_per_warp, nested;  // one warp takes a whole row; rows are in nested dims
   int64_t length, result_pitch;
   Output<Acc, typename Source::Element> output;
   Count row_units;
@@ -53,20 +53,20 @@ struct DenseArgs {
 };
 
 // The sum of a unit of a row: row_groups() groups of 32 * V neighbouring leaves from element `first` on. kWhole: all elements
-// exist; otherwise only those before the row's end. In nested dims the row's end cuts no vector. `own`: the source of the row's
-// elements.
-template <int V, int kElements, Walk walk, bool kWhole, class Own, class Source, class Acc>
-__device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, const Own& own, typename Source::Place row,
-                                              int64_t first) {
+// exist; otherwise only those before the row's end. In nested dims the row's end cuts no vector. `source`: the row's, as
+// of_outputs() gives it.
+template <int V, int kElements, Walk walk, bool kWhole, class RowSource, class Source, class Acc>
+__device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, const RowSource& source,
+                                              typename Source::Place row, int64_t first) {
   using Element = typename Source::Element;
   constexpr int kCount = row_groups(V, kElements, kRegisterBytes<V, Element>);
   const int64_t begin = first + threadIdx.x % kWarp * V;
   const int left = static_cast<int>(min(a.length - begin, int64_t{kChunk}));
   Vector<Element, V> x[kCount][kElements];
   if constexpr (walk == Walk::nested) {
-    load_nested<kWhole>(x, own, a.reduced, a.next.in_two(), row, begin, left);
+    load_nested<kWhole>(x, source, a.reduced, a.next.in_two(), row, begin, left);
   } else if constexpr (walk == Walk::deep) {
-    load_deep<kWhole>(x, own, a.reduced, a.next, row, begin, left);
+    load_deep<kWhole>(x, source, a.reduced, a.next, row, begin, left);
   } else if constexpr (walk == Walk::linear) {
     static_assert(V == 1);
     // Each group's address is advanced from element to element: the addresses of a whole unit do not fit into the registers.
@@ -78,14 +78,14 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, c
     for (int d = 0; d < kElements; ++d) {
 #pragma unroll
       for (int g = 0; g < kCount; ++g) {
-        x[g][d] = load_part<V, kWhole>(own, g * kWarp + d * kLanes < left, at[g]);
+        x[g][d] = load_part<V, kWhole>(source, g * kWarp + d * kLanes < left, at[g]);
         at[g] = at[g] + next;
       }
     }
   } else {
-    load_unit<kWhole>(x, own, row + beside(a.source, begin), left);
+    load_unit<kWhole>(x, source, row + beside(a.source, begin), left);
   }
-  const auto& addends = ready(x);
+  const auto& addends = resolve(x);
   RowLanes<Element, Acc, V> lanes[kCount];
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
@@ -102,7 +102,7 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, c
         if (above < 0 || above >= kElements * kLanes || above % kLanes != 0) continue;
 #pragma unroll
         for (int j = 0; j < V - 1; ++j)
-          if (j < tail) lanes[g].add(j, load_part<1, true>(own, true, row + beside(a.source, a.length - tail + j))[0]);
+          if (j < tail) lanes[g].add(j, load_part<1, true>(source, true, row + beside(a.source, a.length - tail + j))[0]);
       }
     }
   }
@@ -112,8 +112,8 @@ __device__ __forceinline__ Acc dense_elements(const DenseArgs<Source, Acc>& a, c
   return warp_join_groups(values);
 }
 
-template <int V, int kElements, Walk walk, class Own, class Source, class Acc>
-__device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, const Own& own, typename Source::Place row,
+template <int V, int kElements, Walk walk, class RowSource, class Source, class Acc>
+__device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, const RowSource& source, typename Source::Place row,
                                           typename DenseArgs<Source, Acc>::Count unit) {
   if constexpr (walk == Walk::shifted) {
     const int64_t chunk = int64_t{unit} * kChunk;
@@ -125,17 +125,17 @@ __device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, const
     const int64_t first = int64_t{unit / kChunkUnits} * kChunk + unit % kChunkUnits * kUnit;
     if constexpr (walk != Walk::deep)  // deep walks are so much code that only the general case is compiled
       if (first + (kElements - 1) * kLanes + kUnit <= a.length)
-        return dense_elements<V, kElements, walk, true>(a, own, row, first);
-    return dense_elements<V, kElements, walk, false>(a, own, row, first);
+        return dense_elements<V, kElements, walk, true>(a, source, row, first);
+    return dense_elements<V, kElements, walk, false>(a, source, row, first);
   }
 }
 
 // Loads a row's rest, the few elements beyond its last whole chunk: one per thread.
-template <Walk walk, class Own, class Source, class Acc>
-__device__ __forceinline__ Vector<typename Source::Element, 1> load_rest(const DenseArgs<Source, Acc>& a, const Own& own,
-                                                                         typename Source::Place row) {
+template <Walk walk, class RowSource, class Source, class Acc>
+__device__ __forceinline__ Vector<typename Source::Element, 1> load_rest(const DenseArgs<Source, Acc>& a,
+                                                                         const RowSource& source, typename Source::Place row) {
   const int lane = threadIdx.x % kWarp, rest = row_rest(a.length);
-  return own.template load_if<1>(lane < rest, row + a.template element<walk>(a.length - rest + lane));
+  return source.template load_if<1>(lane < rest, row + a.template element<walk>(a.length - rest + lane));
 }
 
 template <class Acc, class Element>
@@ -161,11 +161,11 @@ __device__ __forceinline__ void take_row(const DenseArgs<Source, Acc>& a) {
   const auto place = a.place(row);
   wait_for_previous_kernel();
   allow_next_kernel();
-  const auto& own = of_outputs<1>(a.source, true, place.in);
+  const auto& source = of_outputs<1>(a.source, true, place.in);
   const bool has_rest = walk == Walk::shifted && a.length > kChunk;
   Vector<typename Source::Element, 1> rest{};
-  if (has_rest) rest = load_rest<walk>(a, own, place.in);
-  Acc v = dense_unit<V, kElements, walk>(a, own, place.in, 0);
+  if (has_rest) rest = load_rest<walk>(a, source, place.in);
+  Acc v = dense_unit<V, kElements, walk>(a, source, place.in, 0);
   if (has_rest) v = v + join_rest<Acc>(rest);
   if (threadIdx.x % kWarp == 0) a.output.write_at(place, row, v);
 }
@@ -197,11 +197,11 @@ __device__ __forceinline__ void take_units(const DenseArgs<Source, Acc>& a) {
   wait_for_previous_kernel();
   allow_next_kernel();
   if (clustered) inbox.open(tile == 0 ? a.splits : 0);
-  const auto& own = of_outputs<1>(a.source, true, place.in);
+  const auto& source = of_outputs<1>(a.source, true, place.in);
   if constexpr (kHasRest)
-    if (has_rest && warp == warps - 1) rest = load_rest<walk>(a, own, place.in);
+    if (has_rest && warp == warps - 1) rest = load_rest<walk>(a, source, place.in);
   for (int unit = warp; unit < units - has_rest; unit += warps) {
-    const Acc v = dense_unit<V, kElements, walk>(a, own, place.in, first + unit);
+    const Acc v = dense_unit<V, kElements, walk>(a, source, place.in, first + unit);
     if (lane == 0) sums[unit] = v;
   }
   if constexpr (kHasRest) {
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(dense_warps(walk, sum_bytes<Source, Acc, V>) *
     take_row<V, kElements, walk>(a);
   } else {
     if constexpr (kElements == 2 || kChunkUnits)  // other rows have several units
-      if (a.alone) return take_row<V, kElements, walk>(a);
+      if (a.row_per_warp) return take_row<V, kElements, walk>(a);
     take_units<V, kElements, walk>(a);
   }
 }
@@ -275,7 +275,7 @@ __device__ __forceinline__ void join_loads(const Acc (&v)[N], int log_width, con
 // Joins the elements of each load, which are all leaves, to one value per load.
 template <class Acc, class Source, int V, int kCount>
 __device__ __forceinline__ void join_vectors(const Vector<typename Source::Element, V> (&x)[1][kCount], Acc (&v)[kCount]) {
-  const auto& addends = ready(x);
+  const auto& addends = resolve(x);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     RowLanes<typename Source::Element, Acc, V> lanes;
@@ -297,7 +297,7 @@ __device__ __forceinline__ void with_cursor(const DenseArgs<Source, Acc>& a, int
       int e;
       typename Source::Place offset;
     };
-    constexpr Walk kWalk = is_any<Source> ? Walk::nested : Walk::linear;
+    constexpr Walk kWalk = is_converted<Source> ? Walk::nested : Walk::linear;
     f(Linear{e, a.template element<kWalk>(e)}, [&](Linear& c) { c = {c.e + next, a.template element<kWalk>(c.e + next)}; });
   }
 }
@@ -312,7 +312,7 @@ __device__ __forceinline__ void take_rows_of_loads(const DenseArgs<Source, Acc>&
   const int log_width = a.log_threads, log_side = 5 - log_width, lane = threadIdx.x % kWarp;
   const uint32_t warp = blockIdx.x * static_cast<uint32_t>(a.warps) + threadIdx.x / kWarp, first = warp * kCount << log_side;
   if (first >= a.rows) return;
-  const uint32_t mine = first + (lane >> log_width);
+  const uint32_t thread_row = first + (lane >> log_width);
   const int e = (lane & ((1 << log_width) - 1)) * V;
   const bool inside = e < static_cast<int>(a.length);
   auto at = beside(a.source, e);  // the thread's place in a row
@@ -321,13 +321,13 @@ __device__ __forceinline__ void take_rows_of_loads(const DenseArgs<Source, Acc>&
   const auto load = [&](auto place) {  // place(row): the offset of the thread's next row
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const uint32_t row = mine + (i << log_side);
+      const uint32_t row = thread_row + (i << log_side);
       const auto begin = place(row);
       x[0][i] = of_outputs<1>(a.source, row < a.rows, begin).template load_if<V>(inside && row < a.rows, begin + at);
     }
   };
   if (!kDense && a.nested && a.kept.moves()) {
-    Cursor c = a.kept.template cursor<kInnerDims>(mine < a.rows ? mine : 0);
+    Cursor c = a.kept.template cursor<kInnerDims>(thread_row < a.rows ? thread_row : 0);
     load([&](uint32_t) {
       const auto offset = c.offset;
       a.next_row.move(c);
@@ -336,7 +336,7 @@ __device__ __forceinline__ void take_rows_of_loads(const DenseArgs<Source, Acc>&
   } else if (a.nested) {
     load([&](uint32_t row) { return a.kept.at(row < a.rows ? row : 0).in; });
   } else {
-    auto next = a.pitch * mine;
+    auto next = a.pitch * thread_row;
     const auto step = a.pitch * (int64_t{1} << log_side);
     load([&](uint32_t) {
       const auto offset = next;

@@ -37,10 +37,10 @@ __device__ Acc sum_of_equals(Acc v, int64_t length) {
   };
   // Usually all leaves are equal, and their number is a power of two: then no array is needed.
   const bool equal = rest == 0 || (chunks == 0 && (depth == 0 || more == 0));
-  Run all = rest == 0 ? Run{whole, chunks * kLanes} : more == 0 ? Run{deep, kLanes} : Run{deeper, more};
+  Run single = rest == 0 ? Run{whole, chunks * kLanes} : more == 0 ? Run{deep, kLanes} : Run{deeper, more};
   if (equal) {
-    all.join();
-    if (all.count == 1) return all.value;
+    single.join();
+    if (single.count == 1) return single.value;
   }
   constexpr int kMost = 12;  // three runs with up to two single values between them, and what these become
   Run runs[kMost];
@@ -49,7 +49,7 @@ __device__ Acc sum_of_equals(Acc v, int64_t length) {
     if (count > 0) runs[n++] = {value, count};
   };
   if (equal) {
-    append(all.value, all.count);
+    append(single.value, single.count);
   } else {
     append(whole, chunks * kLanes);
     append(deeper, more);

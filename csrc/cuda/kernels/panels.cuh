@@ -95,15 +95,15 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
   const auto batch_place = a.place(blockIdx.z);
   // The columns where the thread's loads of a row begin. A thread beyond the last column reads the first one, and its sums are
   // not used.
-  constexpr int kMine = walk == Walk::spread ? V : 1;
-  int mine[kMine];
+  constexpr int kThreadColumns = walk == Walk::spread ? V : 1;
+  int thread_columns[kThreadColumns];
 #pragma unroll
-  for (int j = 0; j < kMine; ++j) mine[j] = column + j * width < outputs ? column + j * width : 0;
-  const auto top = batch_place.in + beside(a.source, first_column + (walk == Walk::linear ? mine[0] : 0));
+  for (int j = 0; j < kThreadColumns; ++j) thread_columns[j] = column + j * width < outputs ? column + j * width : 0;
+  const auto top = batch_place.in + beside(a.source, first_column + (walk == Walk::linear ? thread_columns[0] : 0));
   const auto place = top + a.pitch * first_row;
   const int log_part = a.log_rows - a.log_parts, log_turn = max(5 - a.log_parts, 2);
   // Sums the thread's leaves of a unit: adds them to `sum` if the order is free, and otherwise sets `sum`.
-  const auto take_leaves = [&](const auto& own, Batch& sum, auto whole, typename Source::Place at, int left) {
+  const auto take_leaves = [&](const auto& source, Batch& sum, auto whole, typename Source::Place at, int left) {
     if constexpr (walk == Walk::shifted) {
       const Batch more =
           shifted_leaves<V, kElements, kLeaves, whole, Acc>(a.source, a.input, at, a.pitch, left, column, outputs);
@@ -116,10 +116,10 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
         if constexpr (walk == Walk::spread) {
           Vector<Element, V> v;
 #pragma unroll
-          for (int j = 0; j < V; ++j) v.set(j, load_part<1, whole>(own, row < left, first + mine[j])[0]);
+          for (int j = 0; j < V; ++j) v.set(j, load_part<1, whole>(source, row < left, first + thread_columns[j])[0]);
           return v;
         } else {
-          return load_part<V, whole>(own, row < left, first);
+          return load_part<V, whole>(source, row < left, first);
         }
       });
       if constexpr (Batch::kOrderFree) add_leaves(sum, x);
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
   };
   wait_for_previous_kernel();
   allow_next_kernel();
-  const auto& own = of_outputs<V>(a.source, true, top);
+  const auto& source = of_outputs<V>(a.source, true, top);
   // Rows are swizzled, so that the threads that join one column read different banks.
   const auto place_in = [&](int row, int c) { return slots + row * side + (c ^ ((row >> log_part << log_turn) & (side - 1))); };
   const auto keep_in = [&](int row, const Batch& batch) {
@@ -154,14 +154,14 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
     if constexpr (walk == Walk::shifted)
       whole = __all_sync(0xffffffffu, whole && a.source.inside(a.input, at - V, at + last * a.pitch + side + V));
     if (whole) {
-      take_leaves(own, batch, std::true_type{}, at, left);
+      take_leaves(source, batch, std::true_type{}, at, left);
     } else if (kSkips && rows <= static_cast<int>(leaf_start(leaf_of(0)))) {
       if constexpr (!Batch::kOrderFree) batch.clear();
     } else {
       // If ptxas 13.0 knows that a row does not exist, it replaces float8's padding by another number. The asm hides it.
-      int some = left;
-      asm volatile("" : "+r"(some));
-      take_leaves(own, batch, std::false_type{}, at, some);
+      int hidden_left = left;
+      asm volatile("" : "+r"(hidden_left));
+      take_leaves(source, batch, std::false_type{}, at, hidden_left);
     }
     if constexpr (!Batch::kOrderFree) {
       join_leaves_of_warp(batch, width);
@@ -175,8 +175,8 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
   __syncthreads();
   for (int base = 0; base < side << a.log_parts; base += blockDim.x) {
     const int i = base + threadIdx.x, c = i >> a.log_parts, part = i & ((1 << a.log_parts) - 1);
-    const LaneSum* own_part = place_in(part << log_part, c & (side - 1));
-    const Acc sum = warp_join(join_slots<Acc>(own_part, side, log_part), 1, 1 << a.log_parts);
+    const LaneSum* part_slots = place_in(part << log_part, c & (side - 1));
+    const Acc sum = warp_join(join_slots<Acc>(part_slots, side, log_part), 1, 1 << a.log_parts);
     if (c >= outputs || part > 0) continue;
     const int64_t output = first_column + c;
     a.output.write_at(

@@ -78,7 +78,7 @@ struct WholeRows {
     constexpr int kCount = 1 << kLogCount;
     Vector<Element, V> x[kCount];
 #pragma unroll
-    for (auto& mine : x) mine = words.next();
+    for (auto& word : x) word = words.next();
     Sums<LaneSum> lanes[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -133,10 +133,10 @@ __global__ void __launch_bounds__(kMaxRingWarps* kWarp, kRingBlocks) ring_rows(c
       const char* p = stage + note.offset;
       for (int row = 0; row < note.rows; row += kWarp, p += kWarp * a.ring.pitch) {
         const Acc sum = whole_rows.template sum<Acc>(p, note.rows - row);
-        const int mine = row + static_cast<int>(threadIdx.x % kWarp);
-        if (mine < note.rows)
-          a.output.write_at(Offsets{0, note.place + mine * out_stride}, note.partial + mine * a.tiling.partial_output_stride,
-                            sum);
+        const int thread_row = row + static_cast<int>(threadIdx.x % kWarp);
+        if (thread_row < note.rows)
+          a.output.write_at(Offsets{0, note.place + thread_row * out_stride},
+                            note.partial + thread_row * a.tiling.partial_output_stride, sum);
       }
     }
     if (number + ahead < tiles) {

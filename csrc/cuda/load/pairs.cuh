@@ -4,7 +4,7 @@
 #include "../../numeric/variance.h"
 #include "../../numeric/weighted.h"
 #include "../../problem/nest.h"
-#include "any.cuh"
+#include "converted.cuh"
 
 namespace gpureduce {
 
@@ -131,8 +131,8 @@ template <class T, class In, int V>
 __device__ __forceinline__ void unpack(const Vector<Deviation<In>, V>& x, T (&to)[V]) {
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    const double own = value(x.elements[j]), first = value(x.first[j]);
-    to[j] = variance::moments_of(x.wanted ? own : first, first);
+    const double element = value(x.elements[j]), first = value(x.first[j]);
+    to[j] = variance::moments_of(x.wanted ? element : first, first);
   }
 }
 
@@ -184,15 +184,15 @@ constexpr bool holds_first<Deviations<In>> = true;
 
 // --- of any dtypes --------------------------------------------------------------------------------------------------------
 
-struct TwoInputs { AnyInput first, second; };
+struct TwoInputs { ConvertedInput first, second; };
 
-// A deferred product of two elements: ready() loads, converts and multiplies them. `product`: the type it is rounded to.
+// A deferred product of two elements: resolve() loads, converts and multiplies them. `product`: the type it is rounded to.
 template <class Acc>
-struct FoundProduct {
+struct DeferredProduct {
   char bytes[kGranule];
 };
 template <class Acc>
-struct Vector<FoundProduct<Acc>, 1> {
+struct Vector<DeferredProduct<Acc>, 1> {
   TwoInputs inputs;
   Accumulator product;
   bool truth, wanted;
@@ -202,28 +202,28 @@ struct Vector<FoundProduct<Acc>, 1> {
 };
 
 template <class Acc, int kCount, int kElements>
-__device__ __forceinline__ auto ready(const Vector<FoundProduct<Acc>, 1> (&x)[kCount][kElements]) {
-  const auto& own = x[0][0];
+__device__ __forceinline__ auto resolve(const Vector<DeferredProduct<Acc>, 1> (&x)[kCount][kElements]) {
+  const auto& common = x[0][0];
   const auto multiply = [&](auto product) {
     return fetch_pairs<decltype(product), Acc>(
-        x, [&](auto a, auto b) { return weighted::counted<Acc>(weighted::times(a, b), own.truth); });
+        x, [&](auto a, auto b) { return weighted::counted<Acc>(weighted::times(a, b), common.truth); });
   };
   if constexpr (std::is_integral_v<Acc>) {
-    if (own.product == Accumulator::f32) return multiply(float{});
-    if (own.product == Accumulator::f64) return multiply(double{});
+    if (common.product == Accumulator::f32) return multiply(float{});
+    if (common.product == Accumulator::f64) return multiply(double{});
   }
   return multiply(Acc{});
 }
 
 template <class Acc>
-__device__ __forceinline__ Acc Vector<FoundProduct<Acc>, 1>::operator[](int) const {
-  const Vector<FoundProduct<Acc>, 1> own[1][1] = {{*this}};
-  return ready(own).x[0][0][0];
+__device__ __forceinline__ Acc Vector<DeferredProduct<Acc>, 1>::operator[](int) const {
+  const Vector<DeferredProduct<Acc>, 1> single[1][1] = {{*this}};
+  return resolve(single).x[0][0][0];
 }
 
 template <class Acc>
-struct AnyPair {
-  using Element = FoundProduct<Acc>;
+struct ConvertedPair {
+  using Element = DeferredProduct<Acc>;
   using Place = Both;
   static constexpr int kRank = kMaxRank;
   TwoInputs inputs;
@@ -237,14 +237,14 @@ struct AnyPair {
   }
 };
 template <class Acc>
-constexpr bool is_any<AnyPair<Acc>> = true;
+constexpr bool is_converted<ConvertedPair<Acc>> = true;
 template <class Acc>
-constexpr bool has_one_input<FoundProduct<Acc>> = false;
+constexpr bool has_one_input<DeferredProduct<Acc>> = false;
 
 // A deferred deviation from an output's first element.
-struct FoundDeviation { char bytes[kGranule]; };
+struct DeferredDeviation { char bytes[kGranule]; };
 template <>
-struct Vector<FoundDeviation, 1> {
+struct Vector<DeferredDeviation, 1> {
   TwoInputs inputs;
   bool wanted;
   Both at;
@@ -253,19 +253,19 @@ struct Vector<FoundDeviation, 1> {
 };
 
 template <int kCount, int kElements>
-__device__ __forceinline__ auto ready(const Vector<FoundDeviation, 1> (&x)[kCount][kElements]) {
-  return fetch_pairs<double, Moments>(x, [](double own, double first) { return variance::moments_of(own, first); });
+__device__ __forceinline__ auto resolve(const Vector<DeferredDeviation, 1> (&x)[kCount][kElements]) {
+  return fetch_pairs<double, Moments>(x, [](double element, double first) { return variance::moments_of(element, first); });
 }
 
-__device__ __forceinline__ Moments Vector<FoundDeviation, 1>::operator[](int) const {
-  const Vector<FoundDeviation, 1> own[1][1] = {{*this}};
-  return ready(own).x[0][0][0];
+__device__ __forceinline__ Moments Vector<DeferredDeviation, 1>::operator[](int) const {
+  const Vector<DeferredDeviation, 1> single[1][1] = {{*this}};
+  return resolve(single).x[0][0][0];
 }
 
-struct HeldAnyDeviations {
-  using Element = FoundDeviation;
+struct HeldConvertedDeviations {
+  using Element = DeferredDeviation;
   using Place = int64_t;
-  AnyInput input;
+  ConvertedInput input;
   int64_t first;
 
   template <int V, int kBeyond = 0>
@@ -275,24 +275,24 @@ struct HeldAnyDeviations {
   }
 };
 
-struct AnyDeviations {
-  using Element = FoundDeviation;
+struct ConvertedDeviations {
+  using Element = DeferredDeviation;
   using Place = int64_t;
   static constexpr int kRank = kMaxRank;
-  AnyInput input;
+  ConvertedInput input;
 
   template <int N>
-  __device__ __forceinline__ HeldAnyDeviations holding(bool, int64_t place) const {
+  __device__ __forceinline__ HeldConvertedDeviations holding(bool, int64_t place) const {
     return {input, place};
   }
 };
 template <>
-inline constexpr bool holds_first<AnyDeviations> = true;
+inline constexpr bool holds_first<ConvertedDeviations> = true;
 template <>
-inline constexpr bool is_any<AnyDeviations> = true;
+inline constexpr bool is_converted<ConvertedDeviations> = true;
 template <>
-inline constexpr bool is_any<HeldAnyDeviations> = true;
+inline constexpr bool is_converted<HeldConvertedDeviations> = true;
 template <>
-inline constexpr bool has_one_input<FoundDeviation> = false;
+inline constexpr bool has_one_input<DeferredDeviation> = false;
 
 }  // namespace gpureduce::cuda

@@ -91,16 +91,16 @@ struct Typed {
   }
 };
 
-// is_any: elements are converted at run time (any.cuh), so a load only notes their places. holds_first: the source holds the
-// first element of each output. has_one_input: an addend is made by a map from one element, not from two.
+// is_converted: elements are converted at run time (converted.cuh), so a load only notes their places. holds_first: the source
+// holds the first element of each output. has_one_input: an addend is made by a map from one element, not from two.
 template <class Source>
-constexpr bool is_any = false;
+constexpr bool is_converted = false;
 template <class Source>
 constexpr bool holds_first = false;
 template <class Element>
 constexpr bool has_one_input = true;
 template <class Source>
-constexpr Engine engine_of = is_any<Source>                              ? Engine::converted
+constexpr Engine engine_of = is_converted<Source>                        ? Engine::converted
                              : IsMapped<typename Source::Element>::value ? Engine::reduced
                                                                          : Engine::full;
 
@@ -108,7 +108,7 @@ constexpr Engine engine_of = is_any<Source>                              ? Engin
 template <int V, bool kWhole, int kBeyond = 0, class Source>
 __device__ __forceinline__ Vector<typename Source::Element, V> load_part(const Source& source, bool wanted,
                                                                          typename Source::Place at) {
-  if constexpr (kWhole && !is_any<Source>) return source.template load<V, kBeyond>(at);
+  if constexpr (kWhole && !is_converted<Source>) return source.template load<V, kBeyond>(at);
   else return source.template load_if<V, kBeyond>(kWhole || wanted, at);
 }
 

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(1024) join_arrays(const __grid_constant__ Many
   while (run * static_cast<int>(blockDim.x) < count) run *= 2;
   wait_for_previous_kernel();
   allow_next_kernel();
-  Acc waiting[levels_of(kMostJoined)], all = padding<Acc>();
+  Acc waiting[levels_of(kMostJoined)], sum = padding<Acc>();
   for (int k = 0; k < run / kJoinRun; ++k) {
     Acc v[kJoinRun];
 #pragma unroll
@@ -120,10 +120,10 @@ __global__ void __launch_bounds__(1024) join_arrays(const __grid_constant__ Many
       const int at = threadIdx.x * run + k * kJoinRun + i;
       v[i] = at < count ? partials[at] : padding<Acc>();
     }
-    all = join_neighbours(v);
-    carry(waiting, all, k);
+    sum = join_neighbours(v);
+    carry(waiting, sum, k);
   }
-  if (block_join(all, blockDim.x, slots)) store_native(tiles.results, array, 0, tiles.out, {all});
+  if (block_join(sum, blockDim.x, slots)) store_native(tiles.results, array, 0, tiles.out, {sum});
 }
 
 }  // namespace gpureduce::cuda

@@ -8,8 +8,8 @@ namespace {
 template <class Acc>
 cudaError_t convert_segments(const SegmentsLaunch& launch) {
   const Reduction& r = launch.segments.reduction;
-  const Any<Acc> source{{r.input, policy_of(launch), {r.in, r.map, r.negate, r.conjugate}}};
-  return launch_segment_rows<Any<Acc>, Acc>(launch, source);
+  const Converted<Acc> source{{r.input, policy_of(launch), {r.in, r.map, r.negate, r.conjugate}}};
+  return launch_segment_rows<Converted<Acc>, Acc>(launch, source);
 }
 
 }  // namespace
@@ -45,7 +45,7 @@ cudaError_t run_segments(const SegmentsLaunch& launch) {
   const Reduction& r = launch.segments.reduction;
   if (launch.plan.kernel != SegmentKernel::converted) {
     switch (r.in) {
-#define GPUREDUCE_FAMILY(name, type, kind, own, wide, family)                                      \
+#define GPUREDUCE_FAMILY(name, type, kind, accumulator, wide, family)                              \
   case DType::name:                                                                                \
     if constexpr (has_segments(Family::family)) return segments_of_family<Family::family>(launch); \
     break;

@@ -200,20 +200,20 @@ __device__ __forceinline__ int find_pieces(const SegmentTiles& t, int64_t tile, 
   if (t.segments > kColumnThreads) t.first_at({tile_begin, tile_end}, found);
   __syncthreads();
   const auto enter = [&](const SegmentPlace& s) {
-    const SegmentPieces all(s.length, piece_bits);
-    const int64_t end = min(all.first_at(tile_end - s.begin), all.count());
+    const SegmentPieces segment_pieces(s.length, piece_bits);
+    const int64_t end = min(segment_pieces.first_at(tile_end - s.begin), segment_pieces.count());
 #pragma unroll 1
-    for (int64_t piece = all.first_at(tile_begin - s.begin); piece < end; ++piece) {
-      const int64_t chunk = all.chunk_of(piece);
-      const ChunkPieces cut = all.chunk(chunk);
+    for (int64_t piece = segment_pieces.first_at(tile_begin - s.begin); piece < end; ++piece) {
+      const int64_t chunk = segment_pieces.chunk_of(piece);
+      const ChunkPieces cut = segment_pieces.chunk(chunk);
       const int at = atomicAdd(&count, 1);
       if (at >= kMostPieces) return;  // only if offsets do not ascend
       pieces[at] = {s.number,
                     s.length,
                     s.begin + chunk * kChunk,
-                    all.slot(s.begin, piece),
+                    segment_pieces.slot(s.begin, piece),
                     cut.rows,
-                    all.in_chunk(piece) << cut.leaf_bits,
+                    segment_pieces.in_chunk(piece) << cut.leaf_bits,
                     1 << cut.leaf_bits};
     }
   };
@@ -278,26 +278,26 @@ __global__ void __launch_bounds__(kColumnThreads, column_blocks(V * kSides * siz
   };
   // Takes the next kAtOnce segments if all of the warp's are tiny; otherwise returns false.
   const auto take_tiny = [&] {
-    SegmentEnds own[kAtOnce];
+    SegmentEnds segments[kAtOnce];
     bool are_tiny = true;
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
-      own[k] = ends(index + k * units);
-      are_tiny &= own[k].end - own[k].begin <= kTinyRows;
+      segments[k] = ends(index + k * units);
+      are_tiny &= segments[k].end - segments[k].begin <= kTinyRows;
     }
     if (!__all_sync(~0u, are_tiny)) return false;
     Sums sums[kAtOnce];
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
-      t.check(own[k]);
-      const int rows = inside ? static_cast<int>(own[k].end - own[k].begin) : 0;
-      sums[k] =
-          widened(leaves_sum<kTinyRows, 1, V, kSides, Acc>(a.source, a.pitch, offset_of(own[k].begin), rows, 0, rows, columns));
+      t.check(segments[k]);
+      const int rows = inside ? static_cast<int>(segments[k].end - segments[k].begin) : 0;
+      sums[k] = widened(
+          leaves_sum<kTinyRows, 1, V, kSides, Acc>(a.source, a.pitch, offset_of(segments[k].begin), rows, 0, rows, columns));
     }
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       const int64_t number = index + k * units;
-      if (inside && number < t.segments) write(number, own[k].end - own[k].begin, sums[k]);
+      if (inside && number < t.segments) write(number, segments[k].end - segments[k].begin, sums[k]);
     }
     return true;
   };
@@ -309,22 +309,22 @@ __global__ void __launch_bounds__(kColumnThreads, column_blocks(V * kSides * siz
       continue;
     }
     SegmentPiece piece;
-    bool mine = inside;
+    bool active = inside;
     if (is_tile) {
       piece = pieces[i];
     } else {
-      const SegmentEnds own = ends(index);
-      t.check(own);
-      const int64_t length = own.end - own.begin;
-      mine = inside && index < t.segments && length <= a.short_rows;
-      piece = {index, length, own.begin, 0, static_cast<int>(length), 0, kLanes};
+      const SegmentEnds segment = ends(index);
+      t.check(segment);
+      const int64_t length = segment.end - segment.begin;
+      active = inside && index < t.segments && length <= a.short_rows;
+      piece = {index, length, segment.begin, 0, static_cast<int>(length), 0, kLanes};
     }
-    const int rows = mine ? piece.rows : 0, there = min(min(rows, kLanes) - piece.first, piece.leaves);
+    const int rows = active ? piece.rows : 0, there = min(min(rows, kLanes) - piece.first, piece.leaves);
     const int bits = max(0, log2_up(there) - part_bits);
     const int leaf = piece.first + (part << bits), end = min(leaf + (1 << bits), piece.first + there);
     Sums sums = widened(part_sum<V, kSides, Acc>(a.source, a.pitch, offset_of(piece.begin), rows, leaf, end, columns));
     join_groups(sums, width, parts, slots);
-    if (!mine || part > 0) continue;
+    if (!active || part > 0) continue;
     if (piece.length <= 1 << a.piece_bits) write(piece.number, piece.length, sums);
     else for_sides(sums, [&](int64_t column, auto& v) { store_as<Acc>(a.partials, piece.slot * a.columns + column, 1, v); });
   }
@@ -357,9 +357,9 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
   const int64_t row = (int64_t{block} * kJoinWarps + warp) * t.tile;
   int64_t found[1] = {0};
   if (row < t.length) t.first_at({row + 1}, found);
-  const int64_t own = found[0] - 1;
-  const SegmentPlace place = t.place(own);
-  const bool joins = own >= 0 && row < t.length && place.length > t.tile && place.begin > row - t.tile;
+  const int64_t number = found[0] - 1;
+  const SegmentPlace place = t.place(number);
+  const bool joins = number >= 0 && row < t.length && place.length > t.tile && place.begin > row - t.tile;
   const bool is_large = joins && SegmentPieces(place.length, a.piece_bits).count() > kJoinedByColumns;
   if (lane == 0) large[warp] = is_large ? place : SegmentPlace{};
   wait_for_previous_kernel();
@@ -367,8 +367,8 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
 
   // The sum of pieces `begin` to begin + run - 1, as far as they exist.
   const auto join = [&](const SegmentPlace& s, int64_t begin, int64_t run) {
-    const SegmentPieces all(s.length, a.piece_bits);
-    const int64_t count = all.count();
+    const SegmentPieces segment_pieces(s.length, a.piece_bits);
+    const int64_t count = segment_pieces.count();
     Acc waiting[kJoinLevels], v = padding<Acc>();
     int64_t batches = 0;
 #pragma unroll 1
@@ -378,7 +378,7 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
       for (int j = 0; j < kJoinRun; ++j) {
         const int64_t piece = begin + batches * kJoinRun + j;
         const bool is_there = column < a.columns && piece < count;
-        x[j] = is_there ? a.partials[all.slot(s.begin, piece) * a.columns + column] : padding<Acc>();
+        x[j] = is_there ? a.partials[segment_pieces.slot(s.begin, piece) * a.columns + column] : padding<Acc>();
       }
       v = join_neighbours(x);
       carry(waiting, v, batches++);

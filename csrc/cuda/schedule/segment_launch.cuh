@@ -90,9 +90,9 @@ cudaError_t segments_of(const SegmentsLaunch& launch) {
 template <Family family>
 cudaError_t segments_of_family(const SegmentsLaunch& launch) {
   switch (launch.segments.reduction.in) {
-#define GPUREDUCE_SEGMENTS(name, type, kind, own, wide, kernels)                                                \
-  case DType::name:                                                                                             \
-    if constexpr (Family::kernels == family) return segments_of<Compiled<type>, Sum<Accumulator::own>>(launch); \
+#define GPUREDUCE_SEGMENTS(name, type, kind, accumulator, wide, kernels)                                                \
+  case DType::name:                                                                                                     \
+    if constexpr (Family::kernels == family) return segments_of<Compiled<type>, Sum<Accumulator::accumulator>>(launch); \
     break;
     GPUREDUCE_DTYPES(GPUREDUCE_SEGMENTS)
 #undef GPUREDUCE_SEGMENTS

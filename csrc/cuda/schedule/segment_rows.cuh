@@ -18,7 +18,7 @@
 
 namespace gpureduce::cuda {
 
-constexpr int kAnyRowWarps = 16;  // warps per multiprocessor, if elements are converted
+constexpr int kConvertedRowWarps = 16;  // warps per multiprocessor, if elements are converted
 constexpr int kRingBytes = 8192, kStageBytes = 4096, kStages = kRingBytes / kStageBytes;
 constexpr int kRowGroups = kLanes / kWarp;
 constexpr int kShort = 4 * kWarp;  // most elements of a segment that a warp takes with its neighbours
@@ -96,7 +96,7 @@ class RowStream {
     }
     __syncwarp();
   }
-  // The element at a place, or padding if not `wanted`; as ready() takes it.
+  // The element at a place, or padding if not `wanted`; as resolve() takes it.
   __device__ __forceinline__ Vector<Acc, 1> taken(bool wanted, int place) const {
     Vector<Acc, 1> x;
     x.set(0, wanted ? addend<Acc>(*at(place)) : padding<Acc>());
@@ -160,12 +160,12 @@ class RowStream {
 // Elements of any dtype, read when they are needed. The accumulator is complex or an integer: real numbers are added in the
 // real part of a complex one.
 template <class Acc>
-class RowStream<Any<Acc>, Acc> {
+class RowStream<Converted<Acc>, Acc> {
  public:
   static constexpr int kMost = kWarp * kShort, kStep = 0;
   struct Shared {};
 
-  __device__ __forceinline__ RowStream(Shared&, const SegmentRowArgs<Any<Acc>, Acc>& a)
+  __device__ __forceinline__ RowStream(Shared&, const SegmentRowArgs<Converted<Acc>, Acc>& a)
       : source_(a.source), stride_(a.stride) {}
   __device__ __forceinline__ int start(int64_t row, int64_t, int64_t begin, int64_t) {
     begin_ = row + begin * stride_;
@@ -178,7 +178,7 @@ class RowStream<Any<Acc>, Acc> {
   }
 
  private:
-  const Any<Acc>& source_;
+  const Converted<Acc>& source_;
   int64_t stride_, begin_ = 0;
 };
 
@@ -200,9 +200,10 @@ __device__ __forceinline__ Acc chunk_sum(Stream& in, int first, int length) {
     if constexpr (Stream::kStep > 0) {
       if (length - done >= Stream::kStep && in.is_straight(begin)) {
         in.wait(begin + Stream::kStep);
-        const auto* const mine = in.at(begin + lane);
+        const auto* const lane_elements = in.at(begin + lane);
 #pragma unroll
-        for (int i = 0; i < Stream::kStep; i += kWarp) v[i / kWarp % kGroups] = v[i / kWarp % kGroups] + addend<Acc>(mine[i]);
+        for (int i = 0; i < Stream::kStep; i += kWarp)
+          v[i / kWarp % kGroups] = v[i / kWarp % kGroups] + addend<Acc>(lane_elements[i]);
         done += Stream::kStep;
         in.release(first + done);
         continue;
@@ -213,7 +214,7 @@ __device__ __forceinline__ Acc chunk_sum(Stream& in, int first, int length) {
     TakenFrom<Stream> x[1][kGroups];
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) x[0][g] = in.taken(g * kWarp + lane < here, begin + g * kWarp + lane);
-    const auto& addends = ready(x);
+    const auto& addends = resolve(x);
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) v[g] = v[g] + addends[0][g][0];
     done += here;
@@ -229,7 +230,7 @@ __device__ __forceinline__ Acc short_sum(const Stream& in, int first, int length
   TakenFrom<Stream> x[1][kShort / kWarp];
 #pragma unroll
   for (int g = 0; g < kShort / kWarp; ++g) x[0][g] = in.taken(g * kWarp + lane < length, first + g * kWarp + lane);
-  const auto& addends = ready(x);
+  const auto& addends = resolve(x);
   Acc v[kShort / kWarp];
 #pragma unroll
   for (int g = 0; g < kShort / kWarp; ++g) v[g] = addends[0][g][0];
@@ -249,7 +250,7 @@ __device__ __forceinline__ Acc tiny_sum(const Stream& in, int first, int length,
       const int e = (b * kTinyBatch + j) ^ turn;
       x[0][j] = in.taken(e < length, first + e);
     }
-    const auto& addends = ready(x);
+    const auto& addends = resolve(x);
     Acc v[kTinyBatch];
 #pragma unroll
     for (int j = 0; j < kTinyBatch; ++j) v[j] = addends[0][j][0];
@@ -266,7 +267,7 @@ __device__ __forceinline__ Acc tiny_sum(const Stream& in, int first, int length,
 }
 
 template <class Source, class Acc>
-__global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWarps)
+__global__ void __launch_bounds__(kWarp, is_converted<Source> ? kConvertedRowWarps : kRowWarps)
     segment_rows(const __grid_constant__ SegmentRowArgs<Source, Acc> a) {
   using Stream = RowStream<Source, Acc>;
   __shared__ __align__(kLine) typename Stream::Shared shared;
@@ -283,7 +284,7 @@ __global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWar
     const Offsets kept = a.kept.at(row);
     const auto write = [&](int64_t number, int64_t length, Acc v) {
       Acc one[1] = {v};
-      a.output.template write<is_any<Source>>(kept.out + number * t.result_pitch, length, one);
+      a.output.template write<is_converted<Source>>(kept.out + number * t.result_pitch, length, one);
     };
 
     // Finds the segments that begin in the tile. The end of a tile is found as the begin of the next one is, so none is left
@@ -320,11 +321,11 @@ __global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWar
     // Takes 32 segments at a time. Before the first one comes the rest of the segment that began in an earlier tile.
 #pragma unroll 1
     for (int64_t base = first - 1; base < end; base += kWarp) {
-      const auto [own_begin, own_end] = next;
-      t.check({own_begin, own_end});
+      const auto [lane_begin, lane_end] = next;
+      t.check({lane_begin, lane_end});
       const bool is_rest = base < first;
       const int count = static_cast<int>(min(end - base, int64_t{kWarp}));
-      const int length = static_cast<int>(min(own_end - own_begin, int64_t{kShort + 1})), from = place_of(own_begin);
+      const int length = static_cast<int>(min(lane_end - lane_begin, int64_t{kShort + 1})), from = place_of(lane_begin);
       const bool is_short = lane < count && length <= kShort && !(is_rest && lane == 0);
       next = t.ends(base + kWarp + lane);
       t.prefetch(base + kSegmentsAhead + lane);
@@ -337,45 +338,46 @@ __global__ void __launch_bounds__(kWarp, is_any<Source> ? kAnyRowWarps : kRowWar
         const int upto = others ? __ffs(others) - 1 : kWarp;
         if (upto <= at) {
           // Chunks of one segment. If it has other chunks, the second kernel joins them all.
-          const SegmentPlace own = t.place(base + at, {shuffle(own_begin, at), shuffle(own_end, at)});
+          const SegmentPlace segment = t.place(base + at, {shuffle(lane_begin, at), shuffle(lane_end, at)});
           const bool rest = is_rest && at == 0;
-          const int64_t chunks = chunks_of(own.length), c_end = rest ? chunk_end : own.chunks_before(tile_end);
-          const bool all = !rest && c_end == chunks;
-          Acc mine = padding<Acc>();
+          const int64_t chunks = chunks_of(segment.length), c_end = rest ? chunk_end : segment.chunks_before(tile_end);
+          const bool complete = !rest && c_end == chunks;
+          Acc lane_sum = padding<Acc>();
 #pragma unroll 1
           for (int64_t c = rest ? chunk : 0; c < c_end; ++c) {
-            const int here = static_cast<int>(min(own.length - c * kChunk, int64_t{kChunk}));
-            const Acc v = chunk_sum<Acc>(in, place_of(own.begin + c * kChunk), here);
-            if (all && c == lane) mine = v;
-            if (!all && lane == 0) a.partials[row * chunk_slots(t.length) + chunk_slot(own.begin, c, own.length)] = v;
+            const int here = static_cast<int>(min(segment.length - c * kChunk, int64_t{kChunk}));
+            const Acc v = chunk_sum<Acc>(in, place_of(segment.begin + c * kChunk), here);
+            if (complete && c == lane) lane_sum = v;
+            if (!complete && lane == 0)
+              a.partials[row * chunk_slots(t.length) + chunk_slot(segment.begin, c, segment.length)] = v;
           }
-          if (all) {
-            mine = warp_join(mine);
-            if (lane == 0) write(base + at, own.length, mine);
+          if (complete) {
+            lane_sum = warp_join(lane_sum);
+            if (lane == 0) write(base + at, segment.length, lane_sum);
           }
           ++at;
           continue;
         }
-        const bool mine = lane >= at && lane < upto;
+        const bool active = lane >= at && lane < upto;
         const int end_place = shuffle(from + length, upto - 1);
         in.wait(end_place);
-        const int tiny = mine && length <= kTiny ? length : 0;
+        const int tiny = active && length <= kTiny ? length : 0;
         Acc v = padding<Acc>();
         if (__any_sync(~0u, tiny > 0)) {
           const int most = __any_sync(~0u, tiny > 2 * kTinyBatch) ? kTiny : __any_sync(~0u, tiny > kTinyBatch) ? kTiny / 2 : 1;
-          if (!is_any<Source> && __all_sync(~0u, tiny <= 1)) {
+          if (!is_converted<Source> && __all_sync(~0u, tiny <= 1)) {
             v = in.taken(tiny == 1, from)[0];
           } else {
             v = tiny_sum<Acc>(in, from, tiny, most);
           }
         }
 #pragma unroll 1
-        for (unsigned more = __ballot_sync(~0u, mine && length > kTiny); more; more &= more - 1) {
+        for (unsigned more = __ballot_sync(~0u, active && length > kTiny); more; more &= more - 1) {
           const int which = __ffs(more) - 1;
           const Acc x = short_sum<Acc>(in, shuffle(from, which), shuffle(length, which));
           if (lane == which) v = x;
         }
-        if (mine) write(base + lane, length, v);
+        if (active) write(base + lane, length, v);
         in.release(end_place);
         at = upto;
       }
@@ -429,42 +431,42 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp) join_segment_rows(const __g
   const auto row_of = [&](int warp) { return a.row_tiles == t.tiles ? 0 : (first + warp) / a.row_tiles; };
   // This needs no sums, so it runs before the wait. The offsets are valid: the first kernel waited for them before it let this
   // one start.
-  int64_t own = -1;
+  int64_t warp_segment = -1;
   if (first + warp < t.tiles) {
     const int64_t tile_begin = (first + warp - row_of(warp) * a.row_tiles) * t.tile, tile_end = tile_begin + t.tile;
     int64_t found[1];
     t.first_at({tile_end}, found);
     const SegmentPlace s = t.place(found[0] - 1);
-    if (s.number >= 0 && s.position >= tile_begin && s.chunks_before(tile_end) < chunks_of(s.length)) own = s.number;
+    if (s.number >= 0 && s.position >= tile_begin && s.chunks_before(tile_end) < chunks_of(s.length)) warp_segment = s.number;
   }
   wait_for_previous_kernel();
   allow_next_kernel();
   // First each warp joins its own segment, then the block joins long ones together.
 #pragma unroll 1
   for (int i = -1; i < kJoinWarps; ++i) {
-    const bool together = i >= 0;
-    const int which = together ? i : warp;
-    const int64_t segment = together ? left[which] : own;
+    const bool by_block = i >= 0;
+    const int which = by_block ? i : warp;
+    const int64_t segment = by_block ? left[which] : warp_segment;
     if (segment >= 0) {
       const int64_t row = row_of(which);
       const SegmentPlace s = t.place(segment);
-      if (together || chunks_of(s.length) <= kJoinedByWarp) {
-        Acc v = join_chunks(a.partials + row * chunk_slots(t.length), s, together ? threadIdx.x : lane,
-                            (together ? kJoinWarps : 1) * kWarp);
-        if (together) {
+      if (by_block || chunks_of(s.length) <= kJoinedByWarp) {
+        Acc v = join_chunks(a.partials + row * chunk_slots(t.length), s, by_block ? threadIdx.x : lane,
+                            (by_block ? kJoinWarps : 1) * kWarp);
+        if (by_block) {
           if (lane == 0) sums[warp] = v;
           __syncthreads();
           v = warp_join(lane < kJoinWarps ? sums[lane] : padding<Acc>());
           __syncthreads();
         }
         Acc one[1] = {v};
-        if (lane == 0 && (!together || warp == 0))
+        if (lane == 0 && (!by_block || warp == 0))
           a.output.template write<true>(a.kept.at(row).out + s.number * t.result_pitch, s.length, one);
-        own = -1;
+        warp_segment = -1;
       }
     }
-    if (together) continue;
-    if (lane == 0) left[warp] = own;
+    if (by_block) continue;
+    if (lane == 0) left[warp] = warp_segment;
     __syncthreads();
   }
 }

@@ -109,19 +109,19 @@ struct SegmentOutput {
   DType dtype;
   Finish finish;
 
-  // Writes the sums of V neighbouring columns, of `count` elements each. kAny: results may have any dtype.
-  template <bool kAny, int V>
+  // Writes the sums of V neighbouring columns, of `count` elements each. kAnyDtype: results may have any dtype.
+  template <bool kAnyDtype, int V>
   __device__ __forceinline__ void write(int64_t index, int64_t count, Acc (&v)[V]) const {
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       if (count == 0) v[j] = Acc{};  // the sum is padding
-      if constexpr (kAny) {
+      if constexpr (kAnyDtype) {
         store_any(result, index + j, dtype, finish, count, v[j]);
       } else if constexpr (!std::is_integral_v<Acc>) {
         if (finish != Finish::none) v[j] = quotient(v[j], count);
       }
     }
-    if constexpr (!kAny) store_native(result, index, 1, dtype, v);
+    if constexpr (!kAnyDtype) store_native(result, index, 1, dtype, v);
   }
 };
 

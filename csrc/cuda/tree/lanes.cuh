@@ -80,7 +80,7 @@ __device__ __forceinline__ void add_bytes(uint32_t a, uint32_t b, uint32_t c, ui
 }
 
 // The sums of V neighbouring lanes in one thread. It takes elements as they were loaded, or addends that are already converted
-// (load/any.cuh).
+// (load/converted.cuh).
 template <class Element, class Acc, int V>
 struct Lanes {
   using LaneSum = Lane<Element, Acc>;
@@ -91,20 +91,20 @@ struct Lanes {
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] = padding<LaneSum>();
   }
-  template <class Ready>
-  __device__ __forceinline__ void start(const Vector<Ready, V>& x) {
+  template <class Loaded>
+  __device__ __forceinline__ void start(const Vector<Loaded, V>& x) {
     unpack(x, sum);
   }
-  template <class Ready>
-  __device__ __forceinline__ void add(const Vector<Ready, V>& x) {
+  template <class Loaded>
+  __device__ __forceinline__ void add(const Vector<Loaded, V>& x) {
     LaneSum more[V];
     unpack(x, more);
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] = sum[j] + more[j];
   }
   // Starts with N elements per lane, added in order.
-  template <class Ready, int N>
-  __device__ __forceinline__ void start(const Vector<Ready, V> (&x)[N]) {
+  template <class Loaded, int N>
+  __device__ __forceinline__ void start(const Vector<Loaded, V> (&x)[N]) {
     if constexpr (kOrderFree) {
       clear();
       add(x);
@@ -115,8 +115,8 @@ struct Lanes {
     }
   }
   // Adds N more elements per lane, whose order is free. Bytes are added four vectors at a time.
-  template <class Ready, int N>
-  __device__ __forceinline__ void add(const Vector<Ready, V> (&x)[N]) {
+  template <class Loaded, int N>
+  __device__ __forceinline__ void add(const Vector<Loaded, V> (&x)[N]) {
     static_assert(kOrderFree);
     if constexpr (sizeof(Element) == 1 && V % 4 == 0 && N % 4 == 0) {
 #pragma unroll

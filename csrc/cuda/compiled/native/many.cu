@@ -38,9 +38,9 @@ cudaError_t run_with_room(const Many& many, void* workspace) {
     args.data[i] = many.arrays[i].data;
     args.length[i] = many.arrays[i].length;
     tiles.first[i] = next;
-    const uint32_t own = tiles_of(many.arrays[i].length, args.tile_chunks);
-    next += own;
-    most = std::max(most, own);
+    const uint32_t array_tiles = tiles_of(many.arrays[i].length, args.tile_chunks);
+    next += array_tiles;
+    most = std::max(most, array_tiles);
     bytes += many.arrays[i].length * static_cast<int64_t>(sizeof(Element));
   }
   tiles.first[many.count] = next;
@@ -67,18 +67,18 @@ cudaError_t run_typed(const Many& many, void* workspace) {
 }  // namespace
 
 bool takes_many(DType in, DType out, Map map) {
-  const Accumulator own = info(in).accumulator;
-  return map == Map::square && is_compiled(map, own, in) && is_native(own, out);
+  const Accumulator accumulator = info(in).accumulator;
+  return map == Map::square && is_compiled(map, accumulator, in) && is_native(accumulator, out);
 }
 
 int64_t workspace_of(const Many& many) { return tiles_of(many, tile_chunks_of(many)) * size_of(info(many.in).accumulator); }
 
 cudaError_t run_many(const Many& many, void* workspace) {
   switch (many.in) {
-#define GPUREDUCE_MANY(name, type, kind, own, wide, family)                                \
-  case DType::name:                                                                        \
-    if constexpr (Kind::kind == Kind::floating && sizeof(type) > 1)                        \
-      return run_typed<Mapped<type, Map::square>, Sum<Accumulator::own>>(many, workspace); \
+#define GPUREDUCE_MANY(name, type, kind, accumulator, wide, family)                                \
+  case DType::name:                                                                                \
+    if constexpr (Kind::kind == Kind::floating && sizeof(type) > 1)                                \
+      return run_typed<Mapped<type, Map::square>, Sum<Accumulator::accumulator>>(many, workspace); \
     break;
     GPUREDUCE_DTYPES(GPUREDUCE_MANY)
 #undef GPUREDUCE_MANY

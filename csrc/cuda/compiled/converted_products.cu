@@ -6,12 +6,12 @@ namespace gpureduce::cuda {
 namespace {
 
 template <class Acc>
-cudaError_t launch_any(const Launch& launch) {
+cudaError_t launch_converted_pair(const Launch& launch) {
   const Reduction& r = launch.reduction;
-  const AnyInput first{r.input, l2_policy(launch.plan.streams), {r.in, Map::value, r.negate, false}};
-  const AnyInput second{r.second, second_policy(launch), {r.second_dtype, Map::value, r.second_negate, false}};
-  const AnyPair<Acc> source{{first, second}, r.product, r.truth, has_one_second(launch)};
-  return launch_source<AnyPair<Acc>, Acc>(launch, source);
+  const ConvertedInput first{r.input, l2_policy(launch.plan.streams), {r.in, Map::value, r.negate, false}};
+  const ConvertedInput second{r.second, second_policy(launch), {r.second_dtype, Map::value, r.second_negate, false}};
+  const ConvertedPair<Acc> source{{first, second}, r.product, r.truth, has_one_second(launch)};
+  return launch_source<ConvertedPair<Acc>, Acc>(launch, source);
 }
 
 }  // namespace
@@ -20,9 +20,9 @@ cudaError_t launch_products(const Launch& launch) {
   const Reduction& r = launch.reduction;
   if (r.engine == Engine::converted) {
     switch (r.accumulator) {
-      case Accumulator::f32: return launch_any<float>(launch);
-      case Accumulator::f64: return launch_any<double>(launch);
-      case Accumulator::i64: return launch_any<int64_t>(launch);
+      case Accumulator::f32: return launch_converted_pair<float>(launch);
+      case Accumulator::f64: return launch_converted_pair<double>(launch);
+      case Accumulator::i64: return launch_converted_pair<int64_t>(launch);
       default: return kNoKernel;
     }
   }

@@ -26,31 +26,31 @@ class Conversion {
   uint32_t word_;
 };
 
-struct AnyInput {
+struct ConvertedInput {
   const void* base;
   uint64_t policy;
   Conversion conversion;
 };
 
 template <class T, int N>
-struct Several {
+struct Values {
   T of[N];
 };
 
 // Applies f to each value.
 template <class To, class T, int N, class F>
-__device__ __forceinline__ Several<To, N> each(const Several<T, N>& x, F f) {
-  Several<To, N> made;
+__device__ __forceinline__ Values<To, N> each(const Values<T, N>& x, F f) {
+  Values<To, N> made;
 #pragma unroll
   for (int i = 0; i < N; ++i) made.of[i] = f(x.of[i]);
   return made;
 }
 
-// Copies `some` into `all` from `first` on.
+// Copies `from` into `to` from `first` on.
 template <class T, int N, int M>
-__device__ __forceinline__ void put(Several<T, N>& all, int first, const Several<T, M>& some) {
+__device__ __forceinline__ void put(Values<T, N>& to, int first, const Values<T, M>& from) {
 #pragma unroll
-  for (int i = 0; i < M; ++i) all.of[first + i] = some.of[i];
+  for (int i = 0; i < M; ++i) to.of[first + i] = from.of[i];
 }
 
 // Applies a view's lazy negation and conjugation. Gives the element's value; integers keep their own type.
@@ -88,19 +88,19 @@ struct RealOf<LogSum<T>> {
 
 // Elements converted to numbers of the accumulator's type. `complex`: they were complex.
 template <class Acc, int N>
-struct AnyNumbers {
+struct ConvertedNumbers {
   using Real = typename RealOf<Acc>::type;
-  Several<Complex<Real>, N> numbers;
+  Values<Complex<Real>, N> numbers;
   bool complex;
 
   // Sets the numbers from `first` on.
   template <class In, int M>
-  __device__ __forceinline__ void set(int first, const Several<In, M>& x, Conversion conversion) {
+  __device__ __forceinline__ void set(int first, const Values<In, M>& x, Conversion conversion) {
     complex = IsComplex<In>::value;
     put(numbers, first, each<Complex<Real>>(x, [&](In v) { return number_of(signed_element(v, conversion)); }));
   }
 
-  __device__ __forceinline__ Several<Acc, N> mapped(Map map) const {
+  __device__ __forceinline__ Values<Acc, N> mapped(Map map) const {
     if constexpr (std::is_floating_point_v<Number<Acc>> && !IsProduct<Acc>::value) {
       if (map == Map::magnitude) return mapped_by([](auto x) { return magnitude(x); });
     }
@@ -132,7 +132,7 @@ struct AnyNumbers {
   }
 
   template <class F>
-  __device__ __forceinline__ Several<Acc, N> mapped_by(F f) const {
+  __device__ __forceinline__ Values<Acc, N> mapped_by(F f) const {
     if (complex) return each<Acc>(numbers, [&](Complex<Real> x) { return Acc{f(x)}; });
     return each<Acc>(numbers, [&](Complex<Real> x) { return Acc{f(x.re)}; });
   }
@@ -140,11 +140,11 @@ struct AnyNumbers {
 
 // Elements per call of fetch().
 template <class Acc>
-constexpr int kTogether = 64 / converted_bytes<Acc>;
+constexpr int kFetchCount = 64 / converted_bytes<Acc>;
 template <class Acc>
-using Together = Several<Acc, kTogether<Acc>>;
+using Fetched = Values<Acc, kFetchCount<Acc>>;
 template <class Acc>
-using Places = Several<int64_t, kTogether<Acc>>;
+using FetchOffsets = Values<int64_t, kFetchCount<Acc>>;
 
 // True if some operation makes such accumulators from elements of a kind whose own accumulator is `own`. (Segments of real
 // numbers use complex accumulators.)
@@ -160,8 +160,8 @@ constexpr bool is_made_of(Kind kind, Accumulator own) {
 // Not inlined, so that its code exists once; by value, so that all stays in registers. kReal: elements are real, and are not
 // mapped.
 template <class Acc, bool kReal = false>
-__device__ __noinline__ Together<Acc> fetch(AnyInput input, uint32_t wanted, Places<Acc> offsets) {
-  constexpr int N = kTogether<Acc>;
+__device__ __noinline__ Fetched<Acc> fetch(ConvertedInput input, uint32_t wanted, FetchOffsets<Acc> offsets) {
+  constexpr int N = kFetchCount<Acc>;
   // take(first, x) gets the elements from `first` on. Elements of more than 8 bytes need more registers and may come in two
   // halves.
   const auto with_elements = [&](auto take) {
@@ -172,7 +172,7 @@ __device__ __noinline__ Together<Acc> fetch(AnyInput input, uint32_t wanted, Pla
       constexpr int M = sizeof(type) > 8 && N > 4 ? N / 2 : N;                                                        \
       const type* const base = static_cast<const type*>(input.base);                                                  \
       _Pragma("unroll") for (int first = 0; first < N; first += M) {                                                  \
-        Several<type, M> x;                                                                                           \
+        Values<type, M> x;                                                                                            \
         _Pragma("unroll") for (int i = 0; i < M; ++i) x.of[i] =                                                       \
             load_vector_if<type, 1>(wanted & 1u << (first + i), base + offsets.of[first + i], input.policy, {})[0];   \
         take(first, x);                                                                                               \
@@ -183,8 +183,8 @@ __device__ __noinline__ Together<Acc> fetch(AnyInput input, uint32_t wanted, Pla
 #undef GPUREDUCE_CASE
     }
   };
-  Together<Acc> found{};
-  const auto put_each = [&](auto f) { with_elements([&](int first, const auto& x) { put(found, first, each<Acc>(x, f)); }); };
+  Fetched<Acc> fetched{};
+  const auto put_each = [&](auto f) { with_elements([&](int first, const auto& x) { put(fetched, first, each<Acc>(x, f)); }); };
   if constexpr (kReal) {
     put_each([&](auto v) { return addend<Acc>(signed_element(v, input.conversion)); });
   } else {
@@ -194,53 +194,53 @@ __device__ __noinline__ Together<Acc> fetch(AnyInput input, uint32_t wanted, Pla
       if (counts) put_each([](auto v) { return static_cast<Acc>(nonzero(v)); });
     }
     if (!counts) {
-      AnyNumbers<Acc, N> numbers{};
+      ConvertedNumbers<Acc, N> numbers{};
       with_elements([&](int first, const auto& x) { numbers.set(first, x, input.conversion); });
-      found = numbers.mapped(input.conversion.map());
+      fetched = numbers.mapped(input.conversion.map());
     }
   }
   if (wanted != (1u << N) - 1) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) found.of[i] = wanted & 1u << i ? found.of[i] : padding<Acc>();
+    for (int i = 0; i < N; ++i) fetched.of[i] = wanted & 1u << i ? fetched.of[i] : padding<Acc>();
   }
-  return found;
+  return fetched;
 }
 
 // The same for kAll elements. place_of(i): the offset of element i, and whether it exists.
-struct AnyPlace {
+struct PredicatedOffset {
   int64_t offset;
   bool wanted;
 };
 template <class Acc, int kAll, bool kReal = false, class PlaceOf>
-__device__ __forceinline__ Several<Acc, kAll> fetch_all(const AnyInput& input, PlaceOf place_of) {
-  constexpr int N = kTogether<Acc>;
-  Several<Acc, kAll> all;
+__device__ __forceinline__ Values<Acc, kAll> fetch_all(const ConvertedInput& input, PlaceOf place_of) {
+  constexpr int N = kFetchCount<Acc>;
+  Values<Acc, kAll> all;
 #pragma unroll
   for (int first = 0; first < kAll; first += N) {
-    Places<Acc> offsets{};
+    FetchOffsets<Acc> offsets{};
     uint32_t wanted = 0;
 #pragma unroll
     for (int i = 0; i < N && first + i < kAll; ++i) {
-      const AnyPlace place = place_of(first + i);
+      const PredicatedOffset place = place_of(first + i);
       offsets.of[i] = place.offset;
       wanted |= static_cast<uint32_t>(place.wanted) << i;
     }
-    const auto found = fetch<Acc, kReal>(input, wanted, offsets);
+    const auto fetched = fetch<Acc, kReal>(input, wanted, offsets);
 #pragma unroll
-    for (int i = 0; i < N && first + i < kAll; ++i) all.of[first + i] = found.of[i];
+    for (int i = 0; i < N && first + i < kAll; ++i) all.of[first + i] = fetched.of[i];
   }
   return all;
 }
 
 // A deferred element, loaded and converted later. Planners size it as the widest dtype.
 template <class Acc>
-struct Found {
+struct Deferred {
   char bytes[converted_bytes<Acc>];
 };
 template <class Acc>
-struct Vector<Found<Acc>, 1> {
-  AnyInput input;
-  AnyPlace place;
+struct Vector<Deferred<Acc>, 1> {
+  ConvertedInput input;
+  PredicatedOffset place;
 
   __device__ __forceinline__ Acc operator[](int) const {
     return fetch_all<Acc, 1>(input, [this](int) { return place; }).of[0];
@@ -249,19 +249,19 @@ struct Vector<Found<Acc>, 1> {
 
 // Turns loaded vectors into addends: fetches deferred elements, and leaves others as they are.
 template <class Loaded, int kCount, int kElements>
-__device__ __forceinline__ auto& ready(const Loaded (&x)[kCount][kElements]) {
+__device__ __forceinline__ auto& resolve(const Loaded (&x)[kCount][kElements]) {
   return x;
 }
 template <class T, int kCount, int kElements>
-struct Ready {
+struct Resolved {
   T x[kCount][kElements];
   __device__ __forceinline__ auto& operator[](int i) const { return x[i]; }
 };
 template <class Acc, int kCount, int kElements>
-__device__ __forceinline__ auto ready(const Vector<Found<Acc>, 1> (&x)[kCount][kElements]) {
+__device__ __forceinline__ auto resolve(const Vector<Deferred<Acc>, 1> (&x)[kCount][kElements]) {
   const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
   const auto all = fetch_all<Acc, kCount * kElements>(at(0).input, [&](int i) { return at(i).place; });
-  Ready<Vector<Acc, 1>, kCount, kElements> made;
+  Resolved<Vector<Acc, 1>, kCount, kElements> made;
 #pragma unroll
   for (int i = 0; i < kCount * kElements; ++i) made.x[i / kElements][i % kElements].set(0, all.of[i]);
   return made;
@@ -272,10 +272,11 @@ template <class Real, class Acc, class Pair, int kCount, int kElements, class F>
 __device__ __forceinline__ auto fetch_pairs(const Vector<Pair, 1> (&x)[kCount][kElements], F f) {
   constexpr int kAll = kCount * kElements;
   const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
-  const auto a = fetch_all<Real, kAll, true>(at(0).inputs.first, [&](int i) { return AnyPlace{at(i).at.first, at(i).wanted}; });
+  const auto a =
+      fetch_all<Real, kAll, true>(at(0).inputs.first, [&](int i) { return PredicatedOffset{at(i).at.first, at(i).wanted}; });
   const auto b =
-      fetch_all<Real, kAll, true>(at(0).inputs.second, [&](int i) { return AnyPlace{at(i).at.second, at(i).wanted}; });
-  Ready<Vector<Acc, 1>, kCount, kElements> made;
+      fetch_all<Real, kAll, true>(at(0).inputs.second, [&](int i) { return PredicatedOffset{at(i).at.second, at(i).wanted}; });
+  Resolved<Vector<Acc, 1>, kCount, kElements> made;
 #pragma unroll
   for (int i = 0; i < kAll; ++i)
     made.x[i / kElements][i % kElements].set(0, at(i).wanted ? f(a.of[i], b.of[i]) : padding<Acc>());
@@ -285,11 +286,11 @@ __device__ __forceinline__ auto fetch_pairs(const Vector<Pair, 1> (&x)[kCount][k
 // Elements of any dtype: for floats summed to integers, results of bool, 64-bit integers summed to floats, maps without
 // compiled kernels, lazily negated or conjugated views, and views of many nested dims.
 template <class Acc>
-struct Any {
-  using Element = Found<Acc>;
+struct Converted {
+  using Element = Deferred<Acc>;
   using Place = int64_t;
   static constexpr int kRank = kMaxRank;
-  AnyInput input;
+  ConvertedInput input;
 
   template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<Element, 1> load_if(bool wanted, int64_t offset) const {
@@ -299,6 +300,6 @@ struct Any {
 };
 
 template <class Acc>
-constexpr bool is_any<Any<Acc>> = true;
+constexpr bool is_converted<Converted<Acc>> = true;
 
 }  // namespace gpureduce::cuda
