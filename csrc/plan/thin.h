@@ -17,7 +17,6 @@ GPUREDUCE_HOST_DEVICE constexpr int thin_runs(int vector, int elements, int size
   return vector > 1 ? 1 : (size <= 4 ? 2 : 1) * kLoads / elements;
 }
 
-
 // True if a thread takes whole columns of more than kLoads elements with such vectors. Vectors of bytes have too many sums.
 GPUREDUCE_HOST_DEVICE constexpr bool wholes_columns(int vector) { return vector <= 8; }
 
