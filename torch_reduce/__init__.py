@@ -89,7 +89,7 @@ else:
         + [std, sum, var, var_mean, vector_norm, weighted_sum, layer_norm, log_softmax, rms_norm, softmax]
     )
     # What the operators do with a DTensor. It comes last, as it uses all of the above.
-    _imports.when_imported("torch.distributed.tensor", lambda: import_module("._dtensor", __name__))
+    _imports.when_imported("torch.distributed.tensor", lambda: import_module(".distributed._dtensor", __name__))
 
     if TYPE_CHECKING:
         from . import distributed, ladder
