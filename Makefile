@@ -139,7 +139,7 @@ models: build
 NATIVE = $(shell find csrc tools torch_reduce/ladder/emulator -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu')
 lint: $(LINTERS)
 	$(BIN)ruff check .
-	$(BIN)codespell --skip '*/es.md,*/zh.md' README.md CONTRIBUTING.md Makefile setup.py docs/*.md docs/ladder/*.md csrc torch_reduce/*.py torch_reduce/ladder tests/*.py bench/*.py tools examples
+	$(BIN)codespell --skip '*/es.md,*/zh.md' README.md CONTRIBUTING.md Makefile setup.py docs/*.md docs/ladder/*.md csrc torch_reduce/*.py torch_reduce/distributed torch_reduce/tuning torch_reduce/ladder tests/*.py bench/*.py tools examples
 	$(BIN)clang-format --dry-run --Werror $(NATIVE)
 
 format: $(LINTERS)

@@ -19,7 +19,7 @@ import cases as grid
 import cub
 import provenance
 from timing import Candidate
-from torch_reduce._race import same_bits as same_bits
+from torch_reduce.tuning.race import same_bits as same_bits
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

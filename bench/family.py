@@ -9,9 +9,9 @@
     python bench/family.py --eager        without torch.compile, whose kernels take most of the time to make
 
 Times are of the GPU, between kernels that do not start early, in a CUDA graph, with a cold cache
-(torch_reduce/_race.py). torch.compile has its default options. A list is what clipping gradients sums: hundreds of
-tensors in one call, timed in a graph of its own, with the host's time of the call beside it. Results are first compared
-with the CPU's bits, where the input is small, or else with torch's.
+(torch_reduce/tuning/race.py). torch.compile has its default options. A list is what clipping gradients sums: hundreds
+of tensors in one call, timed in a graph of its own, with the host's time of the call beside it. Results are first
+compared with the CPU's bits, where the input is small, or else with torch's.
 """
 
 import argparse
@@ -29,8 +29,8 @@ import torch
 import contenders
 import provenance
 import torch_reduce
-from torch_reduce._problems import random_view
-from torch_reduce._race import HEAD_START, Flush, Race, same_bits
+from torch_reduce.tuning.problems import random_view
+from torch_reduce.tuning.race import HEAD_START, Flush, Race, same_bits
 
 OPS = torch.ops.gpureduce
 DTYPES = (torch.float32, torch.bfloat16)

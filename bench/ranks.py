@@ -30,7 +30,7 @@ import family
 import provenance
 import torch_reduce
 import torch_reduce.distributed as ours
-from torch_reduce._race import Flush, same_bits
+from torch_reduce.tuning.race import Flush, same_bits
 
 DTYPES = (torch.float32, torch.bfloat16)
 MEBIBYTES = (1, 4, 16, 64, 256, 1024)

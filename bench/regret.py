@@ -8,10 +8,10 @@
 
 A problem is a random contiguous tensor of 2 KiB to 800 MiB and a sum of it: all of it, rows, columns, a middle dim,
 or the dims of a batch norm. Each of the plans that the kernels propose is timed between kernels that do not start
-early, in a CUDA graph over rotating buffers (torch_reduce/_race.py; bench/timing.py explains the method), once in each
-of a few rounds; the median counts. The **regret** of a problem is the time of the plan that torch_reduce takes over
-the best plan's. It is never quite 1, for the best of many noisy times is lower than its plan's. All plans must have
-the same bits. `python -m torch_reduce tune` fits the choice to such times; its seeds are others than these.
+early, in a CUDA graph over rotating buffers (torch_reduce/tuning/race.py; bench/timing.py explains the method), once
+in each of a few rounds; the median counts. The **regret** of a problem is the time of the plan that torch_reduce takes
+over the best plan's. It is never quite 1, for the best of many noisy times is lower than its plan's. All plans must
+have the same bits. `python -m torch_reduce tune` fits the choice to such times; its seeds are others than these.
 """
 
 import argparse
@@ -24,7 +24,8 @@ import torch
 
 import contenders as who
 import provenance
-from torch_reduce import _problems, _tune
+from torch_reduce.tuning import tune
+from torch_reduce.tuning.problems import KINDS, random_problem
 
 SHOWN = 20
 
@@ -35,7 +36,7 @@ def quantile(values, q):
 
 
 def summary(rows):
-    """Lines about what `_tune.measure` returns."""
+    """Lines about what `tune.measure` returns."""
     against = [row["us"]["torch"] / row["us"]["ours"] for row in rows if "torch" in row["us"]]
     if against:
         slower = sum(r < 1 for r in against)
@@ -62,7 +63,7 @@ def summary(rows):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=2000, help="problems")
-    parser.add_argument("--kind", choices=_problems.KINDS, default="contiguous")
+    parser.add_argument("--kind", choices=KINDS, default="contiguous")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=600, help="stop after so many")
@@ -73,13 +74,13 @@ def main(arguments=None):
     if not torch.cuda.is_available():
         sys.exit("bench/regret.py needs a GPU")
     rng = random.Random(options.seed)
-    problems = [_problems.random_problem(rng, options.kind) for _ in range(options.count)]
+    problems = [random_problem(rng, options.kind) for _ in range(options.count)]
     if options.multiprocessors:
         torch.cuda.init()
         part = torch.cuda.green_contexts.GreenContext.create(options.multiprocessors)
         part.set_context()
-    bench = _tune.Bench(options.repeats, options.multiprocessors)
-    rows = _tune.measure(problems, options.seconds, bench, forced=options.candidates, torchs=True)
+    bench = tune.Bench(options.repeats, options.multiprocessors)
+    rows = tune.measure(problems, options.seconds, bench, forced=options.candidates, torchs=True)
     if options.save:
         how = {"kind": options.kind, "seed": options.seed, "features": torch.ops.gpureduce._features()}
         provenance.save({**who.environment(), **how, "problems": rows}, "regret.json", options.save)

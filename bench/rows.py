@@ -22,7 +22,7 @@ import contenders
 import provenance
 import torch_reduce  # noqa: F401 (registers the operators)
 from family import clones
-from torch_reduce._race import Race, same_bits
+from torch_reduce.tuning.race import Race, same_bits
 
 OPS = torch.ops.gpureduce
 F = torch.nn.functional

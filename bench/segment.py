@@ -7,7 +7,7 @@
     python bench/segment.py --cpu          on the CPU instead, smaller inputs
 
 Times are of the GPU, between kernels that do not start early, in a CUDA graph, with a cold cache
-(torch_reduce/_race.py). Results are first compared with the bits of each segment's own sum, for some segments.
+(torch_reduce/tuning/race.py). Results are first compared with the bits of each segment's own sum, for some segments.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import family
 import family_report
 import provenance
 import torch_reduce
-from torch_reduce._race import Race, same_bits
+from torch_reduce.tuning.race import Race, same_bits
 
 PADDED = 1 << 28  # elements that torch may pad a nested tensor to: from 2^31 on, torch 2.11 writes outside of it
 LONGEST = 1 << 20  # of a segment that torch.segment_reduce is asked for: of columns, a thread takes each

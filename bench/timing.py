@@ -32,7 +32,7 @@ from collections.abc import Callable
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))  # the library, where it is not installed
-from torch_reduce._race import Flush, Separator, l2_bytes
+from torch_reduce.tuning.race import Flush, Separator, l2_bytes
 
 COLD_FACTOR = 16  # with a few times the L2, it still has lines that kernels did not mark as streamed
 MAX_CALLS = 512  # calls in one graph

@@ -26,7 +26,7 @@ import contenders as who
 import provenance
 import report
 import timing
-from torch_reduce._problems import random_view
+from torch_reduce.tuning.problems import random_view
 
 CHECKED = 1 << 22  # elements of views whose bits are compared with the CPU's
 SHOWN = 40

@@ -6,8 +6,8 @@
     python bench/weighted.py --eager        without torch.compile, whose kernels take most of the time to make
 
 Times are of the GPU, between kernels that do not start early, in a CUDA graph, with a cold cache
-(torch_reduce/_race.py). The rate counts the bytes of both inputs, each element once. Results are first compared with
-the CPU's bits, where the inputs are small, or else with our sum of the product where that has the same bits.
+(torch_reduce/tuning/race.py). The rate counts the bytes of both inputs, each element once. Results are first compared
+with the CPU's bits, where the inputs are small, or else with our sum of the product where that has the same bits.
 """
 
 import argparse
@@ -22,8 +22,8 @@ import contenders
 import family
 import family_report
 import provenance
-from torch_reduce._problems import random_view
-from torch_reduce._race import Race, same_bits
+from torch_reduce.tuning.problems import random_view
+from torch_reduce.tuning.race import Race, same_bits
 
 OPS = torch.ops.gpureduce
 SLAB_BYTES = 4 << 30

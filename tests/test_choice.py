@@ -15,7 +15,8 @@ import torch
 import torch_reduce
 from support import assert_same_bits, invalid_argument
 from torch_reduce import __main__ as command
-from torch_reduce import _problems, _tune
+from torch_reduce.tuning import tune
+from torch_reduce.tuning.problems import random_problem
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA = sorted((ROOT / "csrc" / "plan" / "data").glob("*.inc"))
@@ -75,7 +76,7 @@ def test_files_that_come_with_it(path, choice):
     assert OPS._known_choice("another", smaller) == name
     rng, own = random.Random(1), choice(text)
     for _ in range(100):
-        problem = _problems.random_problem(rng, "mixed")
+        problem = random_problem(rng, "mixed")
         dtype = getattr(torch, problem.dtype)
         result = torch_reduce.sum(torch.empty(1, dtype=dtype)).dtype
         view = (problem.sizes, problem.strides, problem.dims, dtype, result)
@@ -122,13 +123,13 @@ def test_a_choice_on_another(choice):
 
 
 def made_up_times(best, count=150):
-    """Rows as _tune.measure returns them, where the plan of a problem with the largest `best` is the fastest."""
+    """Rows as tune.measure returns them, where the plan of a problem with the largest `best` is the fastest."""
     rng, rows = random.Random(2), []
     index = NAMES.index(best)
     facts = {"multiprocessors": 132}
     for _ in range(count):
-        problem = _problems.random_problem(rng, "contiguous")
-        features = _tune.candidates(problem, facts)
+        problem = random_problem(rng, "contiguous")
+        features = tune.candidates(problem, facts)
         us = {str(k): 10.0 + 5.0 * (max(row[index] for row in features) - row[index]) for k, row in enumerate(features)}
         rows.append({"problem": {}, "features": features, "us": us | {"ours": 10.0}})
     return rows
@@ -148,7 +149,7 @@ def test_the_fit(tmp_path, capsys):
     assert text_of(tmp_path / "choice.inc") == (tmp_path / "choice.txt").read_text()
     right = 0
     for seed in range(60):
-        problem = _problems.random_problem(random.Random(1000 + seed), "contiguous")
+        problem = random_problem(random.Random(1000 + seed), "contiguous")
         dtype = getattr(torch, problem.dtype)
         result = torch_reduce.sum(torch.empty(1, dtype=dtype)).dtype
         view = (problem.sizes, problem.strides, problem.dims, dtype, result)

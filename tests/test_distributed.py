@@ -36,8 +36,8 @@ from support import (
     whole,
     whole_of,
 )
-from torch_reduce import _messages, _operations, _rank_plan, _sharded
-from torch_reduce.distributed import Shard
+from torch_reduce import _operations
+from torch_reduce.distributed import Shard, _messages, _rank_plan, _sharded
 from worlds import World, here, traffic
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

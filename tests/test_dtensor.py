@@ -35,7 +35,8 @@ from support import (
     whole,
     whole_of,
 )
-from torch_reduce import _dtensor, _operations
+from torch_reduce import _operations
+from torch_reduce.distributed import _dtensor
 from worlds import TooFewRanks, here, traffic
 
 WORLDS = ["cpu", "gpus", "nccl"]

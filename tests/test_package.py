@@ -352,7 +352,7 @@ def test_import_in_a_clone_beside_an_installed_one(tmp_path):
         "print(*sorted({module.__file__.rpartition('/')[0] for module in ours}))\n"
     )
     result = run("-c", code, path=clone)
-    folders = f"{init.parent} {init.parent / 'ladder'}"
+    folders = " ".join(map(str, [init.parent, *(init.parent / name for name in ("distributed", "ladder", "tuning"))]))
     assert result.stdout.splitlines() == 2 * [f"1.0.site {init} {init} {init.parent}"] + [folders], result
     env = dict(os.environ, PYTHONPATH=str(site))
     command = [sys.executable, "-m", "torch_reduce", "--version"]
@@ -892,6 +892,7 @@ sysconfig.get_config_var = lambda name: {int(free_threaded)} if name == "Py_GIL_
     (wheel,) = folder.glob("dist/*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {"torch_reduce/libtorch_reduce.so", "torch_reduce/_build.json", "torch_reduce/__init__.py"} <= set(names)
+    assert {path.relative_to(PACKAGE.parent).as_posix() for path in PACKAGE.rglob("*.py")} <= set(names)
     course = {"sources/readme.md", "emulator/emulator.cpp", "emulator/cuda_runtime.h", "_emulate.py"}
     course |= {f"exercises/{path.name}" for path in (PACKAGE / "ladder" / "exercises").glob("*.cu")}
     assert {f"torch_reduce/ladder/{name}" for name in course} <= set(names)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import torch_reduce
-from torch_reduce import _race, ladder
+from torch_reduce import ladder
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = sorted((ROOT / "bench" / "results").glob("*/*.json"))
@@ -35,7 +35,8 @@ import provenance  # noqa: E402
 import report  # noqa: E402
 import timing  # noqa: E402
 import views  # noqa: E402
-from torch_reduce._problems import random_view  # noqa: E402
+from torch_reduce.tuning.problems import random_view  # noqa: E402
+from torch_reduce.tuning.race import Race  # noqa: E402
 
 
 def bench(*arguments):
@@ -1207,7 +1208,7 @@ class MadeUpMark:
         return (later.us - self.us) / 1e3
 
 
-class RaceOnAClock(_race.Race):
+class RaceOnAClock(Race):
     """A race on a made-up GPU. Calls move its clock on; the host is late by what `late` says, event by event."""
 
     def __init__(self, late):

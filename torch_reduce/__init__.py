@@ -94,7 +94,7 @@ else:
         + [cross_entropy, layer_norm, log_prob, log_softmax, rms_norm, softmax]
     )
     # What the operators do with a DTensor. It comes last, as it uses all of the above.
-    _imports.when_imported("torch.distributed.tensor", lambda: import_module("._dtensor", __name__))
+    _imports.when_imported("torch.distributed.tensor", lambda: import_module(".distributed._dtensor", __name__))
 
     if TYPE_CHECKING:
         from . import distributed, ladder

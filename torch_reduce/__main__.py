@@ -95,9 +95,9 @@ def main(arguments: list[str] | None = None) -> int:
     """``python -m torch_reduce``; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["tune"]:
-        from torch_reduce import _tune
+        from torch_reduce.tuning import tune
 
-        return _tune.main(arguments[1:])
+        return tune.main(arguments[1:])
     form = argparse.RawDescriptionHelpFormatter
     epilog = COMMANDS + IN_THE_SOURCE_TREE * in_the_source_tree()
     parser = argparse.ArgumentParser(

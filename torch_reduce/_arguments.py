@@ -14,7 +14,7 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 if TYPE_CHECKING:
-    from ._shard import Shard
+    from .distributed._shard import Shard
 
 # NumPy's names, as torch takes them.
 _NAMES = {"a": "input", "x": "input", "x1": "input", "axis": "dim", "keepdims": "keepdim"}

@@ -58,7 +58,7 @@ def _accumulators(tensors: list[Tensor], operator: str, ord: float) -> Tensor:
         else:
             blocks += [([i], getattr(_ops, operator)(tensors[i], dtype=dtype)[None]) for i in some]
     if cut:
-        from ._dtensor import reduce_all  # which takes long to import
+        from .distributed._dtensor import reduce_all  # which takes long to import
 
         given = [tensors[i] for i in cut]
         found = reduce_all(operator, given, [_accumulator(t.dtype) for t in given])
@@ -95,7 +95,7 @@ def _read_places(tensors: list[Tensor | None], places: Sequence[int]) -> list[in
 @between_graphs
 def _accumulators_of_all(tensors: list[Tensor | None], places: Any, ord: float, group: Any) -> Tensor:
     """The accumulators of all ranks' tensors, in the order of their places."""
-    from . import _messages
+    from .distributed import _messages
 
     known = [t for t in tensors if t is not None]
     device = known[0].device if known else _messages.carrier(torch.get_default_device(), group)

@@ -21,7 +21,7 @@ def _caller():
 def _reduce(operator, data, offsets, dim, dtype, out):
     if type(data) is not Tensor and mesh_of(data) is not None and mesh_of(offsets) is None:
         # A gradient is divided by lengths, and torch divides DTensors by DTensors alone.
-        from ._dtensor import replicated
+        from .distributed._dtensor import replicated
 
         offsets = replicated(offsets, data)
     overload, last = operator.default, dict(dtype=dtype)

@@ -9,7 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from . import _arguments, _library
 from ._operations import of_orders
-from ._tuned import Tuned
+from .tuning.tuned import Tuned
 
 __all__ = ["explain", "mean", "powsum", "sum", "tune", "vector_norm"]
 
@@ -349,4 +349,4 @@ def tune(
         raise ValueError("tune: input has no elements, so there is nothing to time")
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("tune: a CUDA graph is being captured, and nothing can be timed meanwhile")
-    return import_module("torch_reduce._tune").tune_call(begin, (input, *more), dim, keepdim, dtype)
+    return import_module("torch_reduce.tuning.tune").tune_call(begin, (input, *more), dim, keepdim, dtype)

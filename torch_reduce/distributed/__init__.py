@@ -25,8 +25,9 @@ from torch import Tensor
 
 import torch_reduce
 
-from . import _arguments, _messages, _operations, _rank_plan
-from ._graphs import between_graphs
+from .. import _arguments, _operations
+from .._graphs import between_graphs
+from . import _messages, _rank_plan
 from ._shard import Shard
 
 __all__ = [

@@ -35,7 +35,7 @@ class Times:
     """Of all plans of all problems: ``known`` (plans x features), ``us``, and ``problem``, the index of theirs.
 
     Args:
-        rows: what _tune.measure returns: for each problem the times ("us") and what is known ("features").
+        rows: what tune.measure returns: for each problem the times ("us") and what is known ("features").
     """
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:

@@ -21,10 +21,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import distributed
-from ._graphs import between_graphs
+from .. import distributed
+from .._graphs import between_graphs
+from .._operations import known, node_dtype
 from ._messages import exchange_parts, gather, place
-from ._operations import known, node_dtype
 from ._rank_plan import even, product
 from ._sharded import (
     Call,

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _arguments
-from ._graphs import between_graphs
+from .. import _arguments
+from .._graphs import between_graphs
+from .._operations import Operation, is_inexact, known, node_dtype, of_orders, product_dtype
 from ._messages import agree, check_device, exchange, exchange_parts, gather, kind_of, numbers, place, traced
-from ._operations import Operation, is_inexact, known, node_dtype, of_orders, product_dtype
 from ._rank_plan import CHUNK, Joins, Plan, Together, even, plan_of, product, together
 from ._shard import Shard
 

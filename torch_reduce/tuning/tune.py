@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _problems
-from ._race import MOST_CALLS, Race
-from ._tuned import Tuned
+from .problems import Problem, random_problem
+from .race import MOST_CALLS, Race
+from .tuned import Tuned
 
 SLAB_BYTES = 1 << 30
 ALIGNMENT = 512
@@ -92,7 +92,7 @@ def device_text(facts: dict[str, Any]) -> str:
     return ",".join(f"{name}={int(value)}" for name, value in facts.items() if not isinstance(value, str))
 
 
-def candidates(problem: _problems.Problem, facts: dict[str, Any]) -> list[list[float]]:
+def candidates(problem: Problem, facts: dict[str, Any]) -> list[list[float]]:
     """What is known of each plan that is proposed for a problem on such a GPU."""
     x = problem.of(torch.empty(problem.elements(), dtype=getattr(torch, problem.dtype), device="meta"))
     result = _ops.sum(x, problem.dims).dtype
@@ -120,14 +120,14 @@ class Bench:
         bits = torch.randint(-(2**31), 2**31 - 1, (SLAB_BYTES // 4,), **how)
         self.slab = bits.bitwise_and_(FINITE).view(torch.uint8)
 
-    def inputs(self, problem: _problems.Problem) -> list[Tensor]:
+    def inputs(self, problem: Problem) -> list[Tensor]:
         """Copies of the problem's input: one per call of a graph, and one more, if the slab has so many."""
         pitch = -(-problem.bytes() // ALIGNMENT) * ALIGNMENT
         count = max(1, min(MOST_CALLS + 1, SLAB_BYTES // pitch))
         dtype = getattr(torch, problem.dtype)
         return [problem.of(self.slab[i * pitch : i * pitch + problem.bytes()].view(dtype)) for i in range(count)]
 
-    def row(self, problem: _problems.Problem, forced: bool = True, torchs: bool = False) -> dict[str, Any]:
+    def row(self, problem: Problem, forced: bool = True, torchs: bool = False) -> dict[str, Any]:
         """{"problem", "us" of ours, of torch's if wanted, and if `forced` of each plan, with their "features"}"""
         functions = {"ours": lambda x: _ops._sum_tuned(x, problem.dims, tuning=self.tuning)}
         if torchs and not problem.dtype.startswith("float8"):
@@ -145,7 +145,7 @@ class Bench:
         return row
 
 
-def measure(problems: list[_problems.Problem], seconds: float, bench: Bench, **how: bool) -> list[dict[str, Any]]:
+def measure(problems: list[Problem], seconds: float, bench: Bench, **how: bool) -> list[dict[str, Any]]:
     """A row of `Bench.row` for each problem, or as many as there is time for; says on stderr how far it is."""
     rows, begin = [], time.monotonic()
     for i, problem in enumerate(problems):
@@ -173,7 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         import lightgbm  # noqa: F401
 
-        from . import _fit
+        from . import fit
     except ImportError as error:
         print(f"tune needs NumPy and LightGBM ({error}): run `python -m pip install lightgbm`", file=sys.stderr)
         return 1
@@ -181,7 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
         kept = json.loads(options.times.read_text(encoding="utf-8"))
     elif torch.cuda.is_available():
         rng = random.Random(options.seed)
-        problems = [_problems.random_problem(rng, "mixed") for _ in range(int(options.seconds * 60) + 1)]
+        problems = [random_problem(rng, "mixed") for _ in range(int(options.seconds * 60) + 1)]
         rows = measure(problems, options.seconds, Bench())
         kept = {"gpu": device_facts(), "features": _ops._features(), "problems": rows}
         if options.times:
@@ -198,17 +198,17 @@ def main(arguments: list[str] | None = None) -> int:
     if any("wrong" in row for row in kept["problems"]):
         print("plans have other bits: nothing is kept; please report this", file=sys.stderr)
         return 1
-    times = _fit.Times(kept["problems"])
+    times = fit.Times(kept["problems"])
     print(f"{times.count} problems, {len(times.us)} plans on an {kept['gpu']['name']}")
     base, known = "", None
     print("time over that of the best plan")
     if not options.alone:
         base = _ops._known_choice(kept["gpu"]["name"], device_text(kept["gpu"]))
         known = _ops._guesses(torch.from_numpy(times.known), base).numpy()
-        print(f"  by the data of an {base}: {_fit.told(times.regrets(known))}")
-    print(f"  by the new data, on problems left out of the fit: {_fit.told(_fit.cross_validated(times, known))}")
+        print(f"  by the data of an {base}: {fit.told(times.regrets(known))}")
+    print(f"  by the new data, on problems left out of the fit: {fit.told(fit.cross_validated(times, known))}")
     about = f"{len(times.us)} plans of {times.count} problems"
-    text = _fit.text_of(_fit.fit(times, base=known), kept["features"], kept["gpu"], about, base)
+    text = fit.text_of(fit.fit(times, base=known), kept["features"], kept["gpu"], about, base)
     if options.write:
         path = options.write
         literal = path.suffix == ".inc"  # a string for C++
