@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ._race import same_bits
+from .tuning.race import same_bits
 
 __all__ = ["BatchInvariance", "check_batch_invariance"]
 

@@ -15,7 +15,8 @@ struct Device;
 // guess.
 class Choice {
  public:
-  // Parses text that torch_reduce/_fit.py has written. Throws std::invalid_argument if it is no choice, or another version's.
+  // Parses text that torch_reduce/tuning/fit.py has written. Throws std::invalid_argument if it is no choice, or another
+  // version's.
   explicit Choice(const std::string& text);
 
   float guess(const float* known) const;

@@ -7,7 +7,7 @@
 
 namespace gpureduce {
 
-// A **notice** describes what one rank is about to do. torch_reduce/_messages.py writes it as these 64-bit words:
+// A **notice** describes what one rank is about to do. torch_reduce/distributed/_messages.py writes it as these 64-bit words:
 //   0, 1   a digest: ranks with equal digests agree
 //   2      a number that may differ from rank to rank
 //   3      the length of the text in bytes; negative if the rank's host does not wait for the other notices
