@@ -125,7 +125,9 @@ family: build
 	PYTHONPATH=. $(PY) bench/family.py --save $(ARGS)
 	PYTHONPATH=. $(PY) bench/weighted.py --save
 	PYTHONPATH=. $(PY) bench/segment.py --save
+	PYTHONPATH=. $(PY) bench/rows.py --save
 	$(PY) bench/family_report.py
+	$(PY) bench/rows_report.py
 
 ranks: build
 	PYTHONPATH=. $(PY) bench/ranks.py --save $(ARGS)
