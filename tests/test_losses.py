@@ -165,3 +165,5 @@ def test_errors(device):
 def test_targets_out_of_bounds():
     with pytest.raises(IndexError, match="Target 9 is out of bounds"):
         torch_reduce.cross_entropy(torch.zeros(3, 4), torch.tensor([0, 9, 1]))
+    with pytest.raises(IndexError, match=r"log_prob\(\): Target -2 is out of bounds"):
+        torch_reduce.log_prob(torch.zeros(3, 4), torch.tensor([0, -2, -1]), ignore_index=-1)

@@ -384,6 +384,12 @@ def test_errors(device):
         torch_reduce.rms_norm(x, (4,), torch.ones(3, device=device))
     with pytest.raises(TypeError, match="argument 'input' must be Tensor"):
         torch_reduce.softmax([1.0, 2.0], 0)
+    with pytest.raises(TypeError, match="argument 'dim' must be int, not NoneType"):
+        torch_reduce.log_softmax(x, None)
+    with pytest.raises(TypeError, match="argument 'normalized_shape' must be tuple of ints, not str"):
+        torch_reduce.layer_norm(x, "4")
+    with pytest.raises(TypeError, match="argument 'normalized_shape' must be int, not float"):
+        torch_reduce.rms_norm(x, [4.0])
     with pytest.raises(TypeError, match="'residual' must be Tensor, not Shard"):
         torch_reduce.rms_norm(x, 4, residual=torch_reduce.distributed.Shard(x, 0))
     with pytest.raises(RuntimeError, match="grad"):

@@ -3,7 +3,8 @@
 from typing import Literal, TypeAlias, overload
 
 import torch
-from torch import Tensor
+from torch import SymInt, Tensor
+from torch.compiler import is_compiling
 
 from . import _arguments, _library
 
@@ -22,8 +23,22 @@ def _plain(name, **given):
             raise TypeError(f"{name}(): argument '{argument}' must be Tensor, not {type(value).__name__}")
 
 
+def _integer(name, argument, value):
+    if not isinstance(value, (int, SymInt)) and not hasattr(value, "__index__"):
+        raise TypeError(f"{name}(): argument '{argument}' must be int, not {type(value).__name__}")
+
+
+def _in_bounds(name, target, ignore_index):
+    """Raises torch's error for a negative target that the host can read. Others are the operator's to refuse."""
+    if type(target) is Tensor and target.is_cpu and target.numel() and not is_compiling():
+        least = int(torch.where(target == ignore_index, 0, target).min())
+        if least < 0:
+            raise IndexError(f"{name}(): Target {least} is out of bounds.")
+
+
 def _softmax(operator, name, input, dim, dtype, out):
     _plain(name, input=input)
+    _integer(name, "dim", dim)
     if out is not None:
         return _library.warning(operator.out)(input, dim, dtype=dtype, out=out)
     return _library.warning(operator.default)(input, dim, dtype=dtype)
@@ -116,13 +131,16 @@ def log_prob(
 
     Raises:
         TypeError, RuntimeError: wrong dtypes, sizes or devices; ``temperature`` is not above 0.
-        IndexError: a target on the CPU is not below the number of classes. A GPU stops with torch's assertion.
+        IndexError: a target on the CPU is no class and is not ignored. On a GPU, torch's assertion stops a kernel for
+            targets that are too large, and negative ones count as ignored.
         NotImplementedError: complex or integer ``logits``.
 
     >>> torch_reduce.log_prob(torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([0, 1]))
     tensor([-0.6931, -0.3133])
     """
     _plain("log_prob", logits=logits, target=target)
+    _integer("log_prob", "dim", dim)
+    _in_bounds("log_prob", target, ignore_index)
     call = _library.warning(_ops.log_prob.default)
     found = call(logits, target, dim, temperature=temperature, ignore_index=ignore_index)
     if not return_entropy:
@@ -173,12 +191,21 @@ def cross_entropy(
     _plain("cross_entropy", input=input, target=target)
     if reduction not in _REDUCTIONS:
         raise ValueError(f"cross_entropy(): reduction: expected one of {_REDUCTIONS}, but got {reduction!r}")
+    if not target.is_floating_point():
+        _in_bounds("cross_entropy", target, ignore_index)
     call = _library.warning(_ops.cross_entropy.default)
     return call(input, target, weight, _REDUCTIONS.index(reduction), ignore_index, label_smoothing)
 
 
-def _shape(normalized_shape):
-    return [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
+def _shape(name, normalized_shape):
+    if hasattr(normalized_shape, "__index__"):
+        return [normalized_shape]
+    if not isinstance(normalized_shape, (list, tuple)):
+        kind = type(normalized_shape).__name__
+        raise TypeError(f"{name}(): argument 'normalized_shape' must be tuple of ints, not {kind}")
+    for size in normalized_shape:
+        _integer(name, "normalized_shape", size)
+    return list(normalized_shape)
 
 
 @overload
@@ -228,10 +255,10 @@ def rms_norm(
     """
     _plain("rms_norm", input=input)
     if residual is None:
-        return _library.warning(_ops.rms_norm.default)(input, _shape(normalized_shape), weight, eps)
+        return _library.warning(_ops.rms_norm.default)(input, _shape("rms_norm", normalized_shape), weight, eps)
     _plain("rms_norm", residual=residual)
     stored = input + residual
-    return _library.warning(_ops.rms_norm.default)(stored, _shape(normalized_shape), weight, eps), stored
+    return _library.warning(_ops.rms_norm.default)(stored, _shape("rms_norm", normalized_shape), weight, eps), stored
 
 
 @overload
@@ -275,7 +302,11 @@ def layer_norm(
     """
     _plain("layer_norm", input=input)
     if residual is None:
-        return _library.warning(_ops.layer_norm.default)(input, _shape(normalized_shape), weight, bias, eps)
+        return _library.warning(_ops.layer_norm.default)(
+            input, _shape("layer_norm", normalized_shape), weight, bias, eps
+        )
     _plain("layer_norm", residual=residual)
     stored = input + residual
-    return _library.warning(_ops.layer_norm.default)(stored, _shape(normalized_shape), weight, bias, eps), stored
+    return _library.warning(_ops.layer_norm.default)(
+        stored, _shape("layer_norm", normalized_shape), weight, bias, eps
+    ), stored
