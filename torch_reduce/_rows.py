@@ -30,7 +30,8 @@ def _integer(name, argument, value):
 
 def _in_bounds(name, target, ignore_index):
     """Raises torch's error for a negative target that the host can read. Others are the operator's to refuse."""
-    if type(target) is Tensor and target.is_cpu and target.numel() and not is_compiling():
+    readable = type(target) is Tensor and target.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(target)
+    if readable and target.numel() and not is_compiling():
         least = int(torch.where(target == ignore_index, 0, target).min())
         if least < 0:
             raise IndexError(f"{name}(): Target {least} is out of bounds.")
