@@ -8,10 +8,7 @@ The pages are written by hand but for what stands between "<!-- family:NAME -->"
 library only.
 """
 
-import argparse
-import pathlib
 import statistics
-import sys
 
 import provenance
 import report
@@ -272,18 +269,10 @@ def documents(root, times):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare only")
-    parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the repository")
-    options = parser.parse_args(arguments)
-    try:
-        made = documents(options.root, [times for name in FILES for times in report.load_results(options.root, name)])
-    except (OSError, ValueError) as error:
-        sys.exit(f"nothing can be made: {error}")
-    if options.check:
-        report.compare(options.root, made, [], "python bench/family_report.py")
-    else:
-        report.write(options.root, made, [])
+    def make(root):
+        return documents(root, [times for name in FILES for times in report.load_results(root, name)])
+
+    report.run(__doc__, "python bench/family_report.py", make, arguments)
 
 
 if __name__ == "__main__":

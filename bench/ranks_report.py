@@ -7,12 +7,7 @@ The page is written by hand but for what stands between "<!-- ranks:calls -->" a
 "<!-- ranks:times -->" and "<!-- /ranks:times -->". Standard library only.
 """
 
-import argparse
-import pathlib
-import sys
-
 import family_report
-import provenance
 import report
 
 PAGE, TIMES = "docs/distributed.md", "ranks.json"
@@ -82,18 +77,10 @@ def documents(root, found):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare only")
-    parser.add_argument("--root", type=pathlib.Path, default=provenance.ROOT, help="the repository")
-    options = parser.parse_args(arguments)
-    try:
-        made = documents(options.root, report.load_results(options.root, TIMES))
-    except (OSError, ValueError) as error:
-        sys.exit(f"nothing can be made: {error}")
-    if options.check:
-        report.compare(options.root, made, [], "python bench/ranks_report.py")
-    else:
-        report.write(options.root, made, [])
+    def make(root):
+        return documents(root, report.load_results(root, TIMES))
+
+    report.run(__doc__, "python bench/ranks_report.py", make, arguments)
 
 
 if __name__ == "__main__":

@@ -541,6 +541,29 @@ def fill(text, name, lines, note):
     return head + "\n".join([begin, note, "", *lines]) + end + rest.split(end)[1]
 
 
+def run(description, command, make, arguments=None):
+    """The program of a report: writes what ``make`` gives of the repository's root, or with --check compares it.
+
+    Args:
+        description: what --help says.
+        command: what to run if the documents are not what the results give.
+        make: takes the root and returns {path under root: text}.
+        arguments: those of the command line by default.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare only")
+    parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the repository")
+    options = parser.parse_args(arguments)
+    try:
+        made = make(options.root)
+    except (OSError, ValueError) as error:
+        sys.exit(f"nothing can be made: {error}")
+    if options.check:
+        compare(options.root, made, [], command)
+    else:
+        write(options.root, made, [])
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare only")

@@ -209,6 +209,16 @@ def _shape(name, normalized_shape):
     return list(normalized_shape)
 
 
+def _normalized(name, norm, input, residual):
+    """The norm of a tensor; or, if there is a residual, the norm of the two tensors' sum, and the sum."""
+    _plain(name, input=input)
+    if residual is None:
+        return norm(input)
+    _plain(name, residual=residual)
+    stored = input + residual
+    return norm(stored), stored
+
+
 @overload
 def rms_norm(
     input: Tensor, normalized_shape: _Shape, weight: Tensor | None = None, eps: float | None = None
@@ -254,12 +264,8 @@ def rms_norm(
     >>> torch_reduce.rms_norm(torch.tensor([3.0, 4.0]), 2, eps=0.0)
     tensor([0.8485, 1.1314])
     """
-    _plain("rms_norm", input=input)
-    if residual is None:
-        return _library.warning(_ops.rms_norm.default)(input, _shape("rms_norm", normalized_shape), weight, eps)
-    _plain("rms_norm", residual=residual)
-    stored = input + residual
-    return _library.warning(_ops.rms_norm.default)(stored, _shape("rms_norm", normalized_shape), weight, eps), stored
+    call, shape = _library.warning(_ops.rms_norm.default), _shape("rms_norm", normalized_shape)
+    return _normalized("rms_norm", lambda x: call(x, shape, weight, eps), input, residual)
 
 
 @overload
@@ -301,13 +307,5 @@ def layer_norm(
     >>> torch_reduce.layer_norm(torch.tensor([1.0, 3.0]), 2, eps=0.0)
     tensor([-1.,  1.])
     """
-    _plain("layer_norm", input=input)
-    if residual is None:
-        return _library.warning(_ops.layer_norm.default)(
-            input, _shape("layer_norm", normalized_shape), weight, bias, eps
-        )
-    _plain("layer_norm", residual=residual)
-    stored = input + residual
-    return _library.warning(_ops.layer_norm.default)(
-        stored, _shape("layer_norm", normalized_shape), weight, bias, eps
-    ), stored
+    call, shape = _library.warning(_ops.layer_norm.default), _shape("layer_norm", normalized_shape)
+    return _normalized("layer_norm", lambda x: call(x, shape, weight, bias, eps), input, residual)
