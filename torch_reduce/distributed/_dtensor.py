@@ -340,10 +340,10 @@ def _joined(local: Tensor, groups: list[Any]) -> Tensor:
 # --- this rank's part of the result ----------------------------------------------------------------------------------
 
 
-def _local_result(x: DTensor, call: Any) -> Any:
-    """What this rank holds of the result; no placement of `x` is Partial."""
+def _local_result(x: DTensor, call: Any, nodes: Tensor | None = None) -> Any:
+    """What this rank holds of the result; no placement of `x` is Partial. `nodes`: its own, where they are known."""
     if call.is_free(x.dtype):
-        return _free_result(x, call)
+        return _free_result(x, call, nodes)
     alone, shards = _shards(x, call)
     if shards is None:
         return alone
@@ -363,15 +363,16 @@ def _begun(x: DTensor, call: Any) -> "tuple[_Found, Tensor, Any]":
     return found, local, call(laid_out(local, call.dims, list(found.order)))
 
 
-def _free_result(x: DTensor, call: Any) -> Tensor:
+def _free_result(x: DTensor, call: Any, nodes: Tensor | None) -> Tensor:
     """The result of a call in which no order shows: wherever a rank's elements lie, it reduces them on its own."""
     found, local, alone = _begun(x, call)
     if alone is not None:
         return alone
     mesh, kept = x.device_mesh, [d for d in range(x.dim()) if d not in call.dims]
     held = {rank: all(_length(runs[d]) for d in call.dims) for rank, runs in found.held.items()}
-    nodes = own_nodes(local.resolve_conj().resolve_neg(), call)
-    group = _group(mesh, found.axes)
+    if nodes is None or 0 in local.shape:
+        nodes = own_nodes(local.resolve_conj().resolve_neg(), call)
+    nodes, group = nodes.reshape(-1), _group(mesh, found.axes)
     steps = [(found.axes, group)] if group else [((axis,), mesh.get_group(axis)) for axis in found.axes]
     for axes, group in steps:  # without a group of all, one dim of the mesh after the other
         ranks = _ranks(mesh, axes)
