@@ -172,7 +172,7 @@ FUNCTIONS = (
     (
         "logsumexp(x, 1)",
         "`torch.logsumexp`, `dim=None`",
-        "the logarithm of the sum of exponentials, in one pass",
+        "the logarithm of the sum of exponentials, relative to the largest element",
         "logsumexp",
     ),
     (

@@ -5,11 +5,12 @@
 
 #include <cstdint>
 
+#include "numeric/exponents.h"
 #include "numeric/finish.h"
 
 namespace gpureduce {
 
-enum class Combine : uint8_t { sum, largest, product, logsum };
+enum class Combine : uint8_t { sum, largest, product };
 
 // The inputs that an operation takes; the dtype of its result:
 // sum    any; the input's dtype (int64 for integers, float32 for float8), or dtype=
@@ -20,8 +21,7 @@ enum class Combine : uint8_t { sum, largest, product, logsum };
 // count  any; int64
 // truth  any; bool, but uint8 for uint8
 // log    real; the input's dtype (torch's default dtype for integers, float32 for float8), or dtype=
-// pair   real; a complex number, whose parts have the accumulator's precision
-enum class Typing : uint8_t { sum, mean, real, norm, same, count, truth, log, pair };
+enum class Typing : uint8_t { sum, mean, real, norm, same, count, truth, log };
 
 // Each row: name, typing, map, combine, finish, and true if torch.autocast makes the result float32 on CUDA (torch lists these
 // operations in AT_FORALL_FP32_SET_OPT_DTYPE and AT_FORALL_FP32; its list for the CPU has only products). Names that begin with
@@ -38,8 +38,7 @@ enum class Typing : uint8_t { sum, mean, real, norm, same, count, truth, log, pa
   X(_any, truth, nonzero, sum, none, false)                           \
   X(_all, truth, nonzero, sum, all, false)                            \
   X(_count_nonzero, count, nonzero, sum, none, false)                 \
-  X(_logsumexp, log, exponent, logsum, logarithm, true)               \
-  X(_logsum, pair, exponent, logsum, none, false)                     \
+  X(_logsumexp, log, exponent, sum, logarithm, true)                  \
   X(_norm_0, norm, nonzero, sum, none, true)                          \
   X(_norm_1, norm, magnitude, sum, none, true)                        \
   X(_norm_2, norm, square, sum, square_root, true)                    \
@@ -75,10 +74,10 @@ struct OperationInfo {
   // True if the gradient depends on the input's elements, or on the result. Autograd then saves them.
   constexpr bool keeps_input() const {
     return typing == Typing::norm || typing == Typing::same || typing == Typing::real || combine == Combine::product ||
-           combine == Combine::logsum;
+           map == Map::exponent;
   }
   constexpr bool keeps_result() const {
-    return combine == Combine::largest || combine == Combine::logsum || (is_norm() && finish != Finish::none);
+    return combine == Combine::largest || map == Map::exponent || (is_norm() && finish != Finish::none);
   }
 };
 
@@ -106,7 +105,7 @@ inline Accumulator accumulator_of(Operation op, DType in, DType out) {
     return wide ? Accumulator::product_f64 : Accumulator::product_f32;
   }
   if (row.typing == Typing::same) return largest_of(info(in));
-  if (row.combine == Combine::logsum) return own == Accumulator::f32 ? Accumulator::logsum_f32 : Accumulator::logsum_f64;
+  if (row.map == Map::exponent) return exponents::accumulator_of(in);
   if (!row.is_norm()) return accumulator_of(in, out, out == DType::Bool ? Map::nonzero : Map::value);
   const bool wide = out == DType::Double || own == Accumulator::f64 || own == Accumulator::c128;
   if (row.combine == Combine::largest) return wide ? Accumulator::largest_f64 : Accumulator::largest_f32;

@@ -389,27 +389,17 @@ def logarithm(x):
     return np.where(np.isfinite(x), k * 6.93147180369123816490e-01 - ((half - tail) - f), x)
 
 
-def log_sum(a, b):
-    """Two sums of exponentials, (largest, sum) in the last axis, as one."""
-    first = (a[..., 0] > b[..., 0]) | np.isnan(a[..., 0])
-    high, low = np.where(first[..., None], a, b), np.where(first[..., None], b, a)
-    with np.errstate(invalid="ignore"):
-        x = np.where(high[..., 0] == low[..., 0], np.zeros((), a.dtype), low[..., 0] - high[..., 0])
-        down = exponential(x)
-        parts = low[..., 1], down, high[..., 1]
-        one = fused(*parts) if a.dtype == np.float32 else parts[0] * down + parts[2]
-    return np.stack([high[..., 0], one], axis=-1)
-
-
 def log_sums(stored, source, negate):
     """(outputs, length, parts) of stored real elements -> the float64 logarithms of their sums of exponentials."""
     x = decode(stored[..., 0], source)
     x = (-x if negate else x).astype(np.float64 if source == "float64" or source in INTEGER else np.float32)
     if x.shape[1] == 0:
         return np.full(x.shape[0], -np.inf)
-    pairs = np.stack([x, np.ones_like(x)], axis=-1)
-    found = join(lane_sums(pairs, log_sum), log_sum)
-    return found[:, 0].astype(np.float64) + logarithm(found[:, 1].astype(np.float64))
+    with np.errstate(all="ignore"):
+        largest = x.max(1)
+        total = ordered_sum(exponential(x - largest[:, None]))
+        found = largest.astype(np.float64) + logarithm(total.astype(np.float64))
+    return np.where(np.isfinite(largest), found, largest.astype(np.float64))
 
 
 def deviations(stored, source, what, correction, negate):

@@ -17,7 +17,7 @@ from support import FAMILY, INTEGER, canonical, dtype_of, tensor_of, with_nans
 from table import CASES, WEIGHTED
 
 DATA = pathlib.Path(__file__).parent / "data"
-FAMILY_SHA = "ff048e8e03ff89f0debf7fac44bc56a9160c8bb6330e83f94a00703e7b946f2b"
+FAMILY_SHA = "02ff3ce6fabbf96b8dce77d3f4e4d25dcdd4828a60a1fb04baa1422ae5ebdf72"
 SHA = {
     "golden.json": "433b40a0ed41b47f6c2120e122163f7aa22df8b5d03b5c51e0623933e02af1fc",
     "norms.json": "f96b6b10038328331ea7a0181f6a87ddad68c423dc59f8bb42aa6e8b67210ecc",

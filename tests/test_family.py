@@ -50,41 +50,41 @@ def test_infinite_exponents(device):
             assert found.item() == pytest.approx(wanted + math.log(count))
 
 
+@pytest.mark.parametrize("dim", [0, 1, (0, 1)])
 @pytest.mark.parametrize("name", [name for name in REAL if LOGSUMEXP.takes(name)])
-def test_pairs(name, device):
-    """What ranks exchange: the pair of some chunks, joined with a neighbour's, is that of both; and it has the bits."""
+def test_sums_of_exponentials(name, dim, device):
+    """What ranks exchange: chunks' sums of e^(x - m) with the largest element of all make the sum, and the bits."""
     ops = torch.ops.gpureduce
-    x = LOGSUMEXP.elements((5, 8192 + 700), name, 83, device)
-    x[3, 5:9] = -math.inf if name not in INTEGER and not name.endswith("fn") else 0
-    wide = name == "float64" or name in INTEGER
-    parts = [ops._logsum(part, 1) for part in x.split(4096, 1)]
-    assert all(part.dtype == (torch.complex128 if wide else torch.complex64) for part in parts)
-    pair = ops._join_logsums(ops._join_logsums(parts[0], parts[1]), parts[2])
-    assert_same_bits(torch.view_as_real(pair), torch.view_as_real(ops._logsum(x, [1])))
-    assert_same_bits(pair.real, ops._amax(x, 1).to(pair.real.dtype))
-    found = ops._finish(pair, "_logsumexp", 1, torch.float64)
-    assert found.dtype == torch.float64
-    wanted = LOGSUMEXP.expected(x.cpu(), 1)
-    assert_same_bits(torch_reduce.sum(found[None], 0, dtype=LOGSUMEXP(x, 1).dtype), wanted)
-    assert ops._logsum(x[:, :0], 1).tolist() == [complex(-math.inf, 0)] * 5
+    x = LOGSUMEXP.elements((8192 + 700, 5), name, 83, device)
+    if dim == 1:
+        x = x[:5].t().repeat_interleave(800, 1)[:, :3300]
+    wide = torch.float64 if name == "float64" or name in INTEGER else torch.float32
+    for view in (x, x.t().contiguous().t()):
+        largest = ops._amax(view, dim, keepdim=True).to(wide)
+        total = ops._exponent_sum(view, largest, dim, True)
+        assert total.dtype == wide and total.shape == largest.shape
+        if dim == 0:
+            parts = torch.stack([ops._exponent_sum(part, largest, 0) for part in view.split(4096)])
+            assert_same_bits(((parts[0] + parts[1]) + parts[2])[None], total)
+        found = ops._finish_logsumexp(total, largest, LOGSUMEXP(x, 1).dtype)
+        assert_same_bits(found, LOGSUMEXP.expected(view.cpu(), dim, True))
+        assert_same_bits(LOGSUMEXP(view, dim, True), LOGSUMEXP.expected(view.cpu(), dim, True))
+    assert ops._exponent_sum(x[:0], largest if dim == 0 else x[:1].to(wide), 0).eq(0).all()
 
 
-def test_pairs_are_refused(device):
-    """Of complex numbers, of unlike pairs; and they have no gradient."""
-    ops, pair = torch.ops.gpureduce, torch.zeros(3, dtype=torch.complex64, device=device)
+def test_sums_of_exponentials_are_refused(device):
+    """Of complex numbers, and with largest elements of another dtype or shape; both have meta tensors."""
+    ops, x = torch.ops.gpureduce, torch.zeros(4, 3, device=device)
     with pytest.raises(NotImplementedError, match="complex numbers are not supported"):
-        ops._logsum(pair, 0)
-    for other in (pair.to(torch.complex128), pair[:2]):
-        with pytest.raises(RuntimeError, match="must be alike"):
-            ops._join_logsums(pair, other)
-    with pytest.raises(RuntimeError, match="pairs are complex64 or complex128, not Float"):
-        ops._join_logsums(pair.real, pair.real)
-    x = torch.ones(3, device=device, requires_grad=True)
-    with pytest.raises(NotImplementedError, match="pairs have no derivative"):
-        ops._logsum(x, 0).real.backward()
-    meta = torch.empty(4, 3, device="meta", dtype=torch.bfloat16)
-    found = ops._join_logsums(ops._logsum(meta, 1), ops._logsum(meta, 1))
-    assert found.is_meta and found.dtype == torch.complex64 and found.shape == (4,)
+        ops._exponent_sum(x.to(torch.complex64), x, 1)
+    for largest, words in ((x[:, :1].double(), "largest is Float, not Double"), (x, "largest has self's sizes")):
+        with pytest.raises(RuntimeError, match=words):
+            ops._exponent_sum(x, largest, 1)
+    with pytest.raises(RuntimeError, match="sum and largest are alike"):
+        ops._finish_logsumexp(x, x.double(), torch.float32)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(ops._exponent_sum.default, (x, x[:, :1], [1]), test_utils=checks)
+    torch.library.opcheck(ops._finish_logsumexp.default, (x.t(), x.t(), torch.float16), test_utils=checks)
 
 
 # --- semantics --------------------------------------------------------------------------------------------------------

@@ -207,10 +207,10 @@ def logsumexp(input=None, dim=None, keepdim=False, *, out=None, **others):
         A tensor of ``input``'s shape without the reduced dimensions, and of its dtype: float32 for the float8 types,
         and torch's default dtype for integers and bool. -inf of no elements, and where all are -inf; inf where one is.
 
-    **Order and rounding.** The input is read once. Each element is a pair: the largest exponent so far, and the sum of
-    exponentials relative to it. Pairs are joined in the order in which :func:`sum` adds, in float32, and in float64
-    for float64 and integers; exponentials and logarithms are of our own, with the same bits everywhere
-    (docs/order.md). The result is rounded once.
+    **Order and rounding.** With m the largest element of an output and S the sum of exp(input - m) in the order of
+    :func:`sum`, in float32, and in float64 for float64 and integers, the result is m + log(S), rounded once. The
+    exponential and the logarithm are of our own, with the same bits everywhere (docs/order.md). On a GPU, contiguous
+    rows of up to 262,144 elements are read once, and all other inputs twice.
 
     **Gradient.** ``exp(input - result)``, as in torch.
 

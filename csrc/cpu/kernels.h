@@ -17,12 +17,18 @@ using Kernel = void (*)(const Plan& plan, const Task& task, void* scratch, void*
 template <class T>
 using ChunkSum = void (*)(const T* x, int64_t n, int64_t width, T* scratch, T* sums);
 
+// to[i] = e^(x[i] - m[i * step]), or 0 where that would be subnormal.
+template <class T>
+using Exponentials = void (*)(const T* x, const T* m, int64_t step, int64_t n, T* to);
+
 struct InstructionSet {
   const char* name;
   int vector_bytes;
   Kernel (*kernel_for)(DType in, Accumulator accumulator, Map map);  // null if there is none
   ChunkSum<float> sum_floats;
   ChunkSum<double> sum_doubles;
+  Exponentials<float> exponentials_of_floats;
+  Exponentials<double> exponentials_of_doubles;
 };
 
 namespace generic {

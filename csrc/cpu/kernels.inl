@@ -40,8 +40,6 @@ Kernel mapped_kernel_of(Accumulator accumulator) {
     case Accumulator::product_i64: return join_in_any_order<Product<uint64_t>, uint64_t>;
     case Accumulator::product_f32: return join_in_order<Product<float>, float>;
     case Accumulator::product_f64: return join_in_order<Product<double>, double>;
-    case Accumulator::logsum_f32: return join_in_order<LogSum<float>, float>;
-    case Accumulator::logsum_f64: return join_in_order<LogSum<double>, double>;
     default: return nullptr;
   }
 }
@@ -90,12 +88,23 @@ Kernel kernel_for(DType in, Accumulator accumulator, Map map) {
   return nullptr;
 }
 
+template <class T>
+void exponentials(const T* __restrict x, const T* m, int64_t step, int64_t n, T* __restrict to) {
+  if (step == 0) {
+    const T largest = *m;
+    for (int64_t i = 0; i < n; ++i) to[i] = exponential_or_zero(x[i] - largest);
+  } else {
+    for (int64_t i = 0; i < n; ++i) to[i] = exponential_or_zero(x[i] - m[i * step]);
+  }
+}
+
 }  // namespace
 
 #define GPUREDUCE_TEXT_OF(name) #name
 #define GPUREDUCE_TEXT(name) GPUREDUCE_TEXT_OF(name)
 InstructionSet functions() {
-  return {GPUREDUCE_TEXT(GPUREDUCE_ISA), GPUREDUCE_VECTOR_BYTES, kernel_for, sum_chunk<float>, sum_chunk<double>};
+  return {GPUREDUCE_TEXT(GPUREDUCE_ISA), GPUREDUCE_VECTOR_BYTES, kernel_for, sum_chunk<float>, sum_chunk<double>,
+          exponentials<float>, exponentials<double>};
 }
 
 }  // namespace gpureduce::cpu::GPUREDUCE_ISA

@@ -1,6 +1,7 @@
 #include "variance.h"
 
 #include "../numeric/variance.h"
+#include "load.h"
 #include "pairs.h"
 
 namespace gpureduce::cpu {
@@ -10,7 +11,7 @@ namespace {
 // Makes moments from runs of elements with one stride: differences from the first elements of their outputs, and squares.
 class Deviations {
  public:
-  explicit Deviations(const Reduction& r) : input_(r.input), dtype_(r.in), negate_(r.negate) {}
+  explicit Deviations(const Reduction& r) : input_(r.input), negate_(r.negate), load_(loader_of<double>(r.in)) {}
 
   // Room for the elements of a chunk, and for the first ones.
   struct Scratch { std::unique_ptr<double[]> elements{new double[kChunk]}, first{new double[kChunk]}; };
@@ -33,26 +34,11 @@ class Deviations {
   }
 
  private:
-  template <class Real>  // double; a template, so that `if constexpr` discards complex types
-  void load(int64_t offset, int64_t stride, int64_t n, Real* to) const {
-    switch (dtype_) {
-#define GPUREDUCE_LOAD(name, type, kind, accumulator, wide, family)                       \
-  case DType::name:                                                                       \
-    if constexpr (Kind::kind == Kind::floating) {                                         \
-      const type* from = static_cast<const type*>(input_) + offset;                       \
-      for (int64_t i = 0; i < n; ++i) to[i] = static_cast<Real>(value(from[i * stride])); \
-    }                                                                                     \
-    break;
-      GPUREDUCE_DTYPES(GPUREDUCE_LOAD)
-#undef GPUREDUCE_LOAD
-    }
-    if (negate_)
-      for (int64_t i = 0; i < n; ++i) to[i] = -to[i];
-  }
+  void load(int64_t offset, int64_t stride, int64_t n, double* to) const { load_(input_, offset, stride, n, negate_, to); }
 
   const void* input_;
-  DType dtype_;
   bool negate_;
+  Loader<double> load_;
 };
 
 }  // namespace

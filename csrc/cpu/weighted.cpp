@@ -1,6 +1,6 @@
 #include "weighted.h"
 
-#include "../numeric/weighted.h"
+#include "load.h"
 #include "pairs.h"
 
 namespace gpureduce::cpu {
@@ -13,39 +13,6 @@ struct Input {
   DType dtype;
   bool negate;  // a lazily negated view
 };
-
-// --- products -------------------------------------------------------------------------------------------------------------
-
-// Loads n elements, `stride` apart, as factors.
-template <class Product>
-using Loader = void (*)(const void* base, int64_t offset, int64_t stride, int64_t n, bool negate, Product* to);
-
-template <class Product, class In>
-void load(const void* base, int64_t offset, int64_t stride, int64_t n, bool negate, Product* to) {
-  const In* from = static_cast<const In*>(base) + offset;
-  if (negate) {
-    for (int64_t i = 0; i < n; ++i) to[i] = weighted::negated_factor<Product>(from[i * stride]);
-  } else if (stride == 1) {
-    for (int64_t i = 0; i < n; ++i) to[i] = weighted::factor<Product>(from[i]);
-  } else if (stride == 0) {
-    std::fill(to, to + n, weighted::factor<Product>(*from));
-  } else {
-    for (int64_t i = 0; i < n; ++i) to[i] = weighted::factor<Product>(from[i * stride]);
-  }
-}
-
-template <class Product>
-Loader<Product> loader_of(DType dtype) {
-  switch (dtype) {
-#define GPUREDUCE_LOADER(name, type, kind, accumulator, wide, family)      \
-  case DType::name:                                                        \
-    if constexpr (Kind::kind != Kind::complex) return load<Product, type>; \
-    break;
-    GPUREDUCE_DTYPES(GPUREDUCE_LOADER)
-#undef GPUREDUCE_LOADER
-  }
-  return nullptr;
-}
 
 // Makes addends from products of runs of elements, each run with one stride.
 template <class Product, class Acc>

@@ -37,17 +37,6 @@ __device__ __forceinline__ void store_native(void* out, int64_t index, int64_t s
   store_as<Number>(out, index, stride, v);
 }
 
-// Stores the logarithm of a sum of exponentials. Not inlined, since it is a lot of code.
-template <class T>
-__device__ __noinline__ void store_logarithm(void* out, int64_t index, DType t, LogSum<T> v) {
-  const double x = finished(v, Finish::logarithm, 1);
-  if constexpr (sizeof(T) == 4) {
-    if (t == DType::BFloat16) return static_cast<void>(static_cast<BFloat16*>(out)[index] = result<BFloat16>(x));
-    if (t == DType::Half) return static_cast<void>(static_cast<Half*>(out)[index] = result<Half>(x));
-  }
-  static_cast<T*>(out)[index] = result<T>(x);
-}
-
 // Finishes and stores any result in any dtype. It is a lot of code, so only join kernels and converted segments use it.
 template <class Acc>
 __device__ __noinline__ void store_any(void* out, int64_t index, DType t, Finish finish, int64_t count, Acc v) {
@@ -119,13 +108,6 @@ struct Output {
     } else if constexpr (!std::is_void_v<Own>) {
       if (path == ResultPath::own) return store_own(place, stride, v);
     }
-    if constexpr (IsLogSum<Acc>::value) {
-      if (path == ResultPath::native) {
-#pragma unroll
-        for (int j = 0; j < V; ++j) store_logarithm(to, place + j * stride, dtype, v[j]);
-        return;
-      }
-    }
     Number<Acc> x[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) x[j] = finish == Finish::none ? number(v[j]) : finished_natively(v[j]);
@@ -149,7 +131,7 @@ struct Output {
   __device__ __forceinline__ Number<Acc> finished_natively(Acc v) const {
     const auto x = number(v);
     if constexpr (IsLargest<Acc>::value) return opposite(v).value;
-    else if constexpr (IsProduct<Acc>::value || IsLogSum<Acc>::value || std::is_integral_v<Acc>) return x;
+    else if constexpr (IsProduct<Acc>::value || std::is_integral_v<Acc>) return x;
     else if constexpr (std::is_same_v<Element, AllPaths>) return finished(v, finish, count);
     else if constexpr (kRoot<Element> == Finish::square_root) return square_root(x);
     else if constexpr (kRoot<Element> == Finish::cube_root) return cube_root(x);

@@ -106,6 +106,7 @@ cudaError_t reduce(const Launch& launch) {
   const Reduction& r = launch.reduction;
   if (r.addends == Addends::products) return launch_products(launch);
   if (r.addends == Addends::deviations) return launch_deviations(launch);
+  if (r.addends == Addends::exponents) return launch_exponents(launch);
   if (r.engine == Engine::converted)
     return is_convertible(r.map, r.accumulator, info(r.in)) ? launch_converted(launch) : kNoKernel;
   switch (unit_of(kernel_map(r), r.accumulator, r.in)) {

@@ -16,7 +16,7 @@ namespace gpureduce::cuda {
 
 template <class Source, class Acc>
 constexpr Variants kVariants = variants_of({engine_of<Source>, static_cast<int>(sizeof(typename Source::Element)),
-                                            IsLogSum<Acc>::value, has_one_input<typename Source::Element>});
+                                            has_one_input<typename Source::Element>});
 
 // --- arguments of kernels -------------------------------------------------------------------------------------------------
 

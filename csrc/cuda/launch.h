@@ -39,14 +39,16 @@ template <Unit unit>
 cudaError_t launch_unit(const Launch& launch);
 cudaError_t launch_converted(const Launch& launch);
 
-// The same for weighted sums and variances. launch_products() and launch_deviations() take all of them; the others take
-// compiled dtypes, by the first input's.
+// The same for weighted sums, variances and sums of exponentials. launch_products(), launch_deviations() and launch_exponents()
+// take all of them; the others take compiled dtypes, by the first input's.
 cudaError_t launch_products(const Launch& launch);
 cudaError_t launch_products_of_floats(const Launch& launch);
 cudaError_t launch_products_of_halves(const Launch& launch);
 cudaError_t launch_products_of_wholes(const Launch& launch);  // float64 and int32
 cudaError_t launch_deviations(const Launch& launch);
 cudaError_t launch_deviations_typed(const Launch& launch);
+cudaError_t launch_exponents(const Launch& launch);
+cudaError_t launch_exponents_typed(const Launch& launch);
 
 // A kernel for questions to the driver. All kernels on a GPU are compiled for the same architecture, and no block of another
 // kernel takes more of a multiprocessor than a block of this one with 1024 threads and all of the shared memory.

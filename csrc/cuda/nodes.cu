@@ -1,5 +1,8 @@
 #include "nodes.h"
 
+#include "../numeric/exponents.h"
+#include "../problem/nest.h"
+
 namespace gpureduce::cuda {
 
 namespace {
@@ -17,9 +20,9 @@ __device__ __forceinline__ void for_each(int64_t count, F f) {
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads) f(i);
 }
 
-template <class T>
-__global__ void join(const LogSum<T>* left, const LogSum<T>* right, LogSum<T>* joined, int64_t count) {
-  for_each(count, [&](int64_t i) { joined[i] = left[i] + right[i]; });
+template <class A>
+__global__ void finish(const A* sums, const A* largest, Nest<kMaxRank> kept, void* out, DType t, int64_t count) {
+  for_each(count, [&](int64_t i) { store(out, kept.at(i).out, t, logarithm_of_sum(sums[i], largest[i])); });
 }
 
 __global__ void finish(Nodes nodes, Finish finish, int64_t length, void* out, DType t, int64_t count) {
@@ -37,14 +40,15 @@ __global__ void finish(const Moments* moments, const double* first, variance::Fi
 
 }  // namespace
 
-template <class T>
-cudaError_t join_logsums(const LogSum<T>* left, const LogSum<T>* right, LogSum<T>* joined, int64_t count, cudaStream_t stream) {
-  if (count > 0) join<<<blocks_of(count), kThreads, 0, stream>>>(left, right, joined, count);
+template <class A>
+cudaError_t finish_exponents(const A* sums, const A* largest, const Problem& p, void* out, DType t, cudaStream_t stream) {
+  if (p.outputs > 0)
+    finish<<<blocks_of(p.outputs), kThreads, 0, stream>>>(sums, largest, kept_nest<kMaxRank>(p), out, t, p.outputs);
   return cudaGetLastError();
 }
 
-template cudaError_t join_logsums(const LogSum<float>*, const LogSum<float>*, LogSum<float>*, int64_t, cudaStream_t);
-template cudaError_t join_logsums(const LogSum<double>*, const LogSum<double>*, LogSum<double>*, int64_t, cudaStream_t);
+template cudaError_t finish_exponents(const float*, const float*, const Problem&, void*, DType, cudaStream_t);
+template cudaError_t finish_exponents(const double*, const double*, const Problem&, void*, DType, cudaStream_t);
 
 cudaError_t finish_nodes(const Nodes& nodes, Finish how, int64_t length, void* out, DType t, int64_t count,
                          cudaStream_t stream) {

@@ -3,13 +3,15 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../problem/geometry.h"
 #include "../ranks/nodes.h"
 
 namespace gpureduce::cuda {
 
-// joined[i] = left[i] + right[i], for `count` pairs of float or double.
-template <class T>
-cudaError_t join_logsums(const LogSum<T>* left, const LogSum<T>* right, LogSum<T>* joined, int64_t count, cudaStream_t stream);
+// Writes the logarithms of the sums of exponentials of a problem's outputs to `out`, of dtype `t`. `sums` and `largest`, of float
+// or double, are in the order of the outputs' numbers.
+template <class A>
+cudaError_t finish_exponents(const A* sums, const A* largest, const Problem& problem, void* out, DType t, cudaStream_t stream);
 
 // Writes the results of `count` nodes, of `length` elements each, to `out`, of dtype `t`.
 cudaError_t finish_nodes(const Nodes& nodes, Finish finish, int64_t length, void* out, DType t, int64_t count,

@@ -343,17 +343,19 @@ bool has_vectors(const RowsCall& call, DType dtype) {
 
 }  // namespace
 
-cudaError_t run_rows(const RowsCall& call, const Device& device, cudaStream_t stream) {
-  cudaError_t error = kNoKernel;
-  if (device.native) {
-    switch (call.operands[kRowX].dtype) {
-      case DType::Float:
-      case DType::Double: error = run_float_rows(call, device, stream); break;
-      case DType::Half: error = run_half_rows(call, device, stream); break;
-      case DType::BFloat16: error = run_bfloat16_rows(call, device, stream); break;
-      default: break;
-    }
+cudaError_t run_compiled_rows(const RowsCall& call, const Device& device, cudaStream_t stream) {
+  if (!device.native) return kNoKernel;
+  switch (call.operands[kRowX].dtype) {
+    case DType::Float:
+    case DType::Double: return run_float_rows(call, device, stream);
+    case DType::Half: return run_half_rows(call, device, stream);
+    case DType::BFloat16: return run_bfloat16_rows(call, device, stream);
+    default: return kNoKernel;
   }
+}
+
+cudaError_t run_rows(const RowsCall& call, const Device& device, cudaStream_t stream) {
+  const cudaError_t error = run_compiled_rows(call, device, stream);
   if (error != kNoKernel) return error;
   return with_row_function(call.function, [&](auto f) {
     return call.wide ? start_any<f.value, double>(call, device, stream) : start_any<f.value, float>(call, device, stream);

@@ -19,7 +19,8 @@ cudaError_t run_rows(const RowWeightsCall& call, void* workspace, const Device& 
 cudaError_t run_rows(const RowStepCall& call, cudaStream_t stream);
 cudaError_t run_rows(const RowFinishCall& call, cudaStream_t stream);
 
-// Rows of compiled dtypes, side by side in memory, that registers hold. kNoKernel: it is another call.
+// Rows of compiled dtypes, side by side in memory. kNoKernel: it is another call.
+cudaError_t run_compiled_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
 cudaError_t run_float_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
 cudaError_t run_half_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
 cudaError_t run_bfloat16_rows(const RowsCall& call, const Device& device, cudaStream_t stream);

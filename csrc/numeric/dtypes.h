@@ -48,12 +48,6 @@ struct Product {
   T value;
 };
 
-// A sum of exponentials, e^largest * sum. Neither part overflows (exponential.h).
-template <class T>
-struct LogSum {
-  T largest, sum;
-};
-
 // For a variance: the sum of differences from one number, and the sum of their squares (variance.h).
 struct Moments { double sum, squares; };
 GPUREDUCE_HOST_DEVICE Moments operator+(Moments a, Moments b) { return {a.sum + b.sum, a.squares + b.squares}; }
@@ -68,8 +62,6 @@ template <class T> struct IsLargest : std::false_type {};
 template <class T> struct IsLargest<Largest<T>> : std::true_type {};
 template <class T> struct IsProduct : std::false_type {};
 template <class T> struct IsProduct<Product<T>> : std::true_type {};
-template <class T> struct IsLogSum : std::false_type {};
-template <class T> struct IsLogSum<LogSum<T>> : std::true_type {};
 
 enum class Kind : uint8_t { integer, floating, complex };
 
@@ -86,8 +78,6 @@ enum class Kind : uint8_t { integer, floating, complex };
   X(product_f32, Product<float>, "float32")  \
   X(product_f64, Product<double>, "float64") \
   X(product_i64, Product<int64_t>, "int64")  \
-  X(logsum_f32, LogSum<float>, "float32")    \
-  X(logsum_f64, LogSum<double>, "float64")   \
   X(moments, Moments, "float64")
 
 enum class Accumulator : uint8_t {
@@ -229,12 +219,10 @@ inline bool is_native(Accumulator a, DType out) {
   switch (a) {
     case Accumulator::f32:
     case Accumulator::largest_f32:
-    case Accumulator::product_f32:
-    case Accumulator::logsum_f32: return out == DType::Float || out == DType::BFloat16 || out == DType::Half;
+    case Accumulator::product_f32: return out == DType::Float || out == DType::BFloat16 || out == DType::Half;
     case Accumulator::f64:
     case Accumulator::largest_f64:
-    case Accumulator::product_f64:
-    case Accumulator::logsum_f64: return out == DType::Double;
+    case Accumulator::product_f64: return out == DType::Double;
     case Accumulator::i64:
     case Accumulator::largest_i64:
     case Accumulator::product_i64: return out == DType::Long;
@@ -306,8 +294,6 @@ GPUREDUCE_HOST_DEVICE Acc padding() {
     return {lowest<Number<Acc>>()};
   } else if constexpr (IsProduct<Acc>::value) {
     return {Number<Acc>(1)};
-  } else if constexpr (IsLogSum<Acc>::value) {
-    return {lowest<decltype(Acc::sum)>(), 0};
   } else if constexpr (std::is_same_v<Acc, Moments>) {
     return {-0.0, -0.0};
   } else {
@@ -423,8 +409,6 @@ GPUREDUCE_HOST_DEVICE Acc addend(In x) {
   using V = decltype(v);
   if constexpr (kHolds<Acc>) {
     return {addend<Number<Acc>>(x)};
-  } else if constexpr (IsLogSum<Acc>::value) {
-    return {addend<decltype(Acc::sum)>(x), 1};
   } else if constexpr (IsComplex<Acc>::value) {
     using Real = decltype(Acc::re);
     if constexpr (IsComplex<V>::value) return {static_cast<Real>(v.re), static_cast<Real>(v.im)};
@@ -444,10 +428,6 @@ GPUREDUCE_HOST_DEVICE Acc addend(Largest<T> x) {  // already an accumulator
 }
 template <class Acc, class T>
 GPUREDUCE_HOST_DEVICE Acc addend(Product<T> x) {
-  return x;
-}
-template <class Acc, class T>
-GPUREDUCE_HOST_DEVICE Acc addend(LogSum<T> x) {
   return x;
 }
 
@@ -561,10 +541,6 @@ GPUREDUCE_HOST_DEVICE Out result(Acc v) {
     return ordered(static_cast<Out>(v.value));
   } else if constexpr (kHolds<Acc>) {
     return result<Out>(v.value);
-  } else if constexpr (IsLogSum<Acc>::value && IsComplex<Out>::value) {  // both parts
-    return {round_to<decltype(Out::re)>(v.largest), round_to<decltype(Out::re)>(v.sum)};
-  } else if constexpr (IsLogSum<Acc>::value) {  // a single element
-    return result<Out>(v.largest);
   } else if constexpr (IsComplex<Out>::value) {
     using Real = decltype(Out::re);
     if constexpr (IsComplex<Acc>::value) return {round_to<Real>(v.re), round_to<Real>(v.im)};

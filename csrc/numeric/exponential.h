@@ -44,7 +44,7 @@ GPUREDUCE_HOST_DEVICE double exponential_in_range(double x) {
   return bit_cast<double>(bit_cast<uint64_t>(y) + (bit_cast<uint64_t>(shifted) << 52));
 }
 
-// e^x for x <= 0. Where e^x would be subnormal, x is clamped: a LogSum adds e^x to 1 or more, so either value is lost.
+// e^x for x <= 0. Where e^x would be subnormal, x is clamped.
 GPUREDUCE_HOST_DEVICE float exponential(float x) {
 #ifdef __CUDA_ARCH__
   return exponential_in_range(fmaxf(x, -87.0f));
@@ -53,6 +53,21 @@ GPUREDUCE_HOST_DEVICE float exponential(float x) {
 #endif
 }
 GPUREDUCE_HOST_DEVICE double exponential(double x) { return exponential_in_range(x < -708.0 ? -708.0 : x); }
+
+// e^x for x <= 0, or 0 where e^x would be subnormal. The result for NaN is arbitrary.
+template <class A>
+GPUREDUCE_HOST_DEVICE A exponential_or_zero(A x) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(A) == 4) {  // in assembly, because the compiler would branch around the polynomial
+    float y;
+    asm("{\n .reg .pred p;\n setp.lt.f32 p, %1, 0fC2AE0000;\n selp.f32 %0, 0f00000000, %2, p;\n}"
+        : "=f"(y)
+        : "f"(x), "f"(exponential_in_range(x)));
+    return y;
+  }
+#endif
+  return x < A(sizeof(A) == 4 ? -87 : -708) ? A(0) : exponential_in_range(x);
+}
 
 // e^x for all x not far above 0. exponential() has no subnormal results, so below kLow this squares e^(x / 2).
 template <class A>
@@ -93,26 +108,11 @@ GPUREDUCE_HOST_DEVICE T larger(T a, T b) {
   return a > b || a != a ? a : b;
 }
 
-// -|a - b|, or 0 for equal infinities.
-template <class T>
-GPUREDUCE_HOST_DEVICE T below(T a, T b) {
-#ifdef __CUDA_ARCH__
-  return fmin(-fabs(a - b), T{0});  // gives 0 for NaN
-#else
-  return a == b ? T{0} : -std::fabs(a - b);
-#endif
-}
-
-// Keeps the larger exponent, and scales the other sum down to it.
-template <class T>
-GPUREDUCE_HOST_DEVICE LogSum<T> operator+(LogSum<T> a, LogSum<T> b) {
-  const bool left = a.largest > b.largest;
-  const T x = below(a.largest, b.largest);
-  const T down = exponential(x);
-  T sum;
-  if constexpr (sizeof(T) == 4) sum = left ? fused(b.sum, down, a.sum) : fused(a.sum, down, b.sum);
-  else sum = left ? b.sum * down + a.sum : a.sum * down + b.sum;
-  return {larger(a.largest, b.largest), sum};
+// The logarithm of a sum of exponentials: `sum` is the sum of e^(x - largest), in which the largest element counts 1.
+template <class A>
+GPUREDUCE_HOST_DEVICE double logarithm_of_sum(A sum, A largest) {
+  const bool finite = largest > -INFINITY && largest < INFINITY;
+  return finite ? static_cast<double>(largest) + logarithm(static_cast<double>(sum)) : static_cast<double>(largest);
 }
 
 }  // namespace gpureduce

@@ -6,7 +6,8 @@
 
 namespace gpureduce {
 
-// quotient divides by the number of elements; all gives 1 if the accumulator equals that number, otherwise 0.
+// quotient divides by the number of elements; all gives 1 if the accumulator equals that number, otherwise 0; logarithm needs
+// the output's largest element, too (exponents.h).
 enum class Finish : uint8_t { none, quotient, square_root, cube_root, negative, all, logarithm };
 
 // A sum divided by a count, in the accumulator's precision; integers in double.
@@ -50,8 +51,6 @@ GPUREDUCE_HOST_DEVICE auto finished(Acc x, Finish finish, int64_t count) {
     return finish == Finish::negative ? opposite(x) : x;
   } else if constexpr (IsProduct<Acc>::value) {
     return x;
-  } else if constexpr (IsLogSum<Acc>::value) {
-    return static_cast<double>(x.largest) + logarithm(x.sum);
   } else if constexpr (std::is_integral_v<Acc>) {
     return finish == Finish::all ? static_cast<double>(x == count) : quotient(x, count);
   } else if constexpr (std::is_floating_point_v<Acc>) {

@@ -75,7 +75,7 @@ GPUREDUCE_HOST_DEVICE Acc mapped(In x) {
     return in_order<Acc>(x);
   } else if constexpr (map == Map::negative) {
     return opposite(in_order<Acc>(x));
-  } else if constexpr (map == Map::value || map == Map::factor || map == Map::exponent) {
+  } else if constexpr (map == Map::value || map == Map::factor) {
     return addend<Acc>(x);
   } else {
     using Real = Number<Acc>;
@@ -86,9 +86,6 @@ GPUREDUCE_HOST_DEVICE Acc mapped(In x) {
     else return {magnitude(v)};
   }
 }
-
-// True if the map costs more than a scalar load, so vectorised loads bring nothing.
-constexpr bool outweighs_loads(Map map) { return map == Map::exponent; }
 
 // True if the result depends on the elements' signs.
 constexpr bool is_signed(Map map) {
@@ -112,7 +109,7 @@ constexpr bool is_convertible(Map map, Accumulator to, const DTypeInfo& in) {
     case Map::factor:
       return real && (to == Accumulator::product_f32 || to == Accumulator::product_f64 || to == Accumulator::product_i64);
     case Map::cofactor: return real && to == Accumulator::product_f64;
-    case Map::exponent: return real && (to == Accumulator::logsum_f32 || to == Accumulator::logsum_f64);
+    case Map::exponent: return false;  // exponents.h
     case Map::nonzero: return to == Accumulator::i64;
     case Map::number: return real && sum;
     case Map::square:
@@ -139,8 +136,6 @@ constexpr bool is_compiled(Map map, Accumulator to, DType dtype) {
     case Accumulator::largest_i64: return ordered && in.kind == Kind::integer;
     case Accumulator::product_f32: return single && map == Map::factor;
     case Accumulator::product_i64: return in.kind == Kind::integer && in.size >= 4 && !in.is_rare() && map == Map::factor;
-    case Accumulator::logsum_f32: return common && map == Map::exponent;
-    case Accumulator::logsum_f64: return false;
     default: break;
   }
   const bool widened = to == in.wide && plain && in.size > 2;

@@ -66,21 +66,6 @@ constexpr bool reads_numbers(RowFunction f) {
 }
 constexpr bool has_mean(RowFunction f) { return f != RowFunction::rms_norm && f != RowFunction::rms_norm_backward; }
 
-// e^x for x <= 0, or 0 where e^x would be subnormal. The result for NaN is arbitrary.
-template <class A>
-GPUREDUCE_HOST_DEVICE A exponential_or_zero(A x) {
-#ifdef __CUDA_ARCH__
-  if constexpr (sizeof(A) == 4) {  // in assembly, because the compiler would branch around the polynomial
-    float y;
-    asm("{\n .reg .pred p;\n setp.lt.f32 p, %1, 0fC2AE0000;\n selp.f32 %0, 0f00000000, %2, p;\n}"
-        : "=f"(y)
-        : "f"(x), "f"(exponential_in_range(x)));
-    return y;
-  }
-#endif
-  return x < A(sizeof(A) == 4 ? -87 : -708) ? A(0) : exponential_in_range(x);
-}
-
 // What a row is known by when its elements are applied: m and 1 / S or log(S); mean and r; and the sums of a backward pass.
 template <class A>
 struct RowNumbers {

@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "../numeric/exponents.h"
 #include "../numeric/variance.h"
 #include "../numeric/weighted.h"
 #include "../problem/geometry.h"
@@ -19,6 +20,7 @@ bool has_kernel(const Reduction& r) {
     case Addends::products:
       return r.native && !r.second_negate && !r.truth && weighted::is_compiled(r.in, r.second_dtype, r.accumulator);
     case Addends::deviations: return r.native && variance::is_compiled(r.in);
+    case Addends::exponents: return r.native && exponents::is_compiled(r.in);
   }
   if (!is_compiled(r.map, r.accumulator, r.in)) return false;
   return r.native || has_ptx(unit_of(kernel_map(r), r.accumulator, r.in));
@@ -47,11 +49,9 @@ bool finishes(const Reduction& r) {
 
 ResultPath path_of(const Reduction& r) {
   const DTypeInfo& out = info(r.out);
-  const bool logsum = r.accumulator == Accumulator::logsum_f32 || r.accumulator == Accumulator::logsum_f64;
-  const bool pair = logsum && r.finish == Finish::none;  // the result is the pair, not its logarithm
-  const bool native = pair ? out.kind == Kind::complex : is_native(r.accumulator, r.out);
+  const bool native = is_native(r.accumulator, r.out);
   if (native && r.finish == Finish::none && out.size == size_of(r.accumulator)) return ResultPath::raw;
-  if (native && !pair && finishes(r)) return ResultPath::native;
+  if (native && finishes(r)) return ResultPath::native;
   const bool truth = r.map == Map::nonzero && r.out == DType::Bool;
   const bool extremum = r.accumulator == Accumulator::largest_i64 && r.out == r.in;
   return r.engine == Engine::reduced && (truth || extremum) ? ResultPath::own : ResultPath::joined;

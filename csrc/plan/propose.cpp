@@ -60,6 +60,7 @@ int element_bytes_of(const Reduction& r) {
     case Addends::values: break;
     case Addends::products: return 2 * std::max(size, info(r.second_dtype).size);
     case Addends::deviations: return size > 4 ? 8 : 4;
+    case Addends::exponents: break;
   }
   return size;
 }
@@ -140,7 +141,7 @@ Request::Request(const Reduction& r, const Device& device, bool by_columns)
   const bool small = (order_free && values && ((size <= 2 && !info(r.in).is_rare()) || r.map == Map::nonzero)) ||
                      (r.accumulator == Accumulator::largest_i64 && size <= 4);
   lane_bytes = typed && small ? 4 : size_of(r.accumulator);
-  variants = variants_of({r.engine, element_bytes, outweighs_loads(r.map), values});
+  variants = variants_of({r.engine, element_bytes, values});
   written_bytes = direct ? info(r.out).size : size_of(r.accumulator);
   walk = walk_of(p);
   vector = typed ? vector_width(*this) : 1;

@@ -40,9 +40,7 @@ constexpr Unit unit_of(Map map, Accumulator to, DType dtype) {
     case Accumulator::largest_f64: return Unit::float_extrema;
     case Accumulator::product_f32:
     case Accumulator::product_f64:
-    case Accumulator::product_i64:
-    case Accumulator::logsum_f32:
-    case Accumulator::logsum_f64: return Unit::products;
+    case Accumulator::product_i64: return Unit::products;
     default: break;
   }
   if (map == Map::nonzero) return Unit::counts;

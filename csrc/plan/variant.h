@@ -80,11 +80,7 @@ class Variants {
 struct ElementClass {
   Engine engine;
   int size;        // bytes of an element as kernels hold it
-  bool outweighs;  // its map costs more than a scalar load (outweighs_loads())
-  bool one_input;  // otherwise two elements make an addend
-
-  // True if misaligned vectors are read shifted or spread, and not by single elements.
-  constexpr bool reads_odd() const { return one_input && !outweighs; }
+  bool one_input;  // a map makes the addend of one element; otherwise two operands do
 
   constexpr int widest() const { return engine != Engine::converted && size < kGranule ? kGranule / size : 1; }
 };
@@ -100,7 +96,8 @@ constexpr void add_rows(Variants& all, const ElementClass& c, int vector) {
     if (full) all.add(Kernel::dense, Walk::nested, vector, loads);
     all.add(Kernel::dense, Walk::deep, vector, loads);
   }
-  if (vector > 1 && shifts(c.size) && c.reads_odd()) all.add(Kernel::dense, Walk::shifted, vector, 8);
+  // Only maps read misaligned vectors shifted or spread; others read single elements.
+  if (vector > 1 && shifts(c.size) && c.one_input) all.add(Kernel::dense, Walk::shifted, vector, 8);
   if (vector == 1 || full) all.add(Kernel::flat, Walk::nested, vector);
 }
 
@@ -139,7 +136,7 @@ constexpr void add_panels(Variants& all, const ElementClass& c, int vector) {
   for (int loads : {1, 2, 4, 8}) {
     if (c.engine != Engine::full && (loads == 2 || loads == 4)) continue;
     all.add(Kernel::panels, Walk::linear, vector, loads);
-    if (!c.reads_odd()) continue;
+    if (!c.one_input) continue;
     if (shifts(c.size) && loads >= shifted_column_elements(c.size)) all.add(Kernel::panels, Walk::shifted, vector, loads);
     if (spreads(c.size)) all.add(Kernel::panels, Walk::spread, vector, loads);
   }

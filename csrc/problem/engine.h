@@ -9,7 +9,8 @@ namespace gpureduce {
 // values      the mapped elements of one input
 // products    products of the elements of two inputs (weighted.h)
 // deviations  differences from each output's first element, and their squares (variance.h)
-enum class Addends : uint8_t { values, products, deviations };
+// exponents   e^(x - m), where m is the output's largest element (exponents.h)
+enum class Addends : uint8_t { values, products, deviations, exponents };
 
 // Which kernels take a reduction.
 // full       kernels of plain sums, compiled in all variants

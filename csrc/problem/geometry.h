@@ -97,6 +97,8 @@ struct Reduction {
   bool second_negate = false;
   Accumulator product{};
   bool truth = false;
+  // For exponents: the largest element of each output, in the order of the outputs' numbers, of the accumulator's type.
+  const void* largest = nullptr;
   // For deviations, whose `output` is the variance: the mean's memory, the correction of the count, and `root`: the variance's
   // root is the result.
   void* mean = nullptr;

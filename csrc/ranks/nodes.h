@@ -27,7 +27,7 @@ constexpr Finish finish_of_nodes(Operation op) { return info(op).combine == Comb
 // Nodes of an accumulator's type, one per result.
 struct Nodes {
   const void* data;
-  Accumulator type;  // a sum or a logsum
+  Accumulator type;  // a sum
 
   template <class Acc>
   GPUREDUCE_HOST_DEVICE const Acc& at(int64_t index) const {
@@ -43,8 +43,7 @@ GPUREDUCE_HOST_DEVICE Complex<double> widened(Acc x) {
 
 template <class Acc>
 GPUREDUCE_HOST_DEVICE Complex<double> finished_node(Acc node, Finish finish, int64_t count) {
-  if constexpr (IsLogSum<Acc>::value) return widened(finished(node, finish, count));
-  else return finish == Finish::none ? widened(node) : widened(finished(node, finish, count));
+  return finish == Finish::none ? widened(node) : widened(finished(node, finish, count));
 }
 
 // Node `index`, of `count` elements, finished but not yet rounded. The result's type holds every accumulator exactly, except an
@@ -55,9 +54,7 @@ GPUREDUCE_HOST_DEVICE Complex<double> finished_node(const Nodes& nodes, int64_t 
     case Accumulator::f64: return finished_node(nodes.at<double>(index), finish, count);
     case Accumulator::i64: return finished_node(nodes.at<int64_t>(index), finish, count);
     case Accumulator::c64: return finished_node(nodes.at<Complex<float>>(index), finish, count);
-    case Accumulator::c128: return finished_node(nodes.at<Complex<double>>(index), finish, count);
-    case Accumulator::logsum_f32: return finished_node(nodes.at<LogSum<float>>(index), finish, count);
-    default: return finished_node(nodes.at<LogSum<double>>(index), finish, count);
+    default: return finished_node(nodes.at<Complex<double>>(index), finish, count);
   }
 }
 

@@ -62,9 +62,8 @@ at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& self, const at:
     return apply(Formula::kept, self, {grad}, dtype);
   } else if constexpr (op == Operation::_logsumexp) {
     return apply(Formula::exponent, self, {grad, result}, dtype);
-  } else if constexpr (op == Operation::_logsum || op == Operation::_nonzero_prod) {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, name_of(op), "(): ", op == Operation::_logsum ? "pairs have" : "it has",
-                                " no derivative");
+  } else if constexpr (op == Operation::_nonzero_prod) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, name_of(op), "(): it has no derivative");
     return {};
   } else if constexpr (op == Operation::_amax || op == Operation::_amin) {
     return apply(Formula::equal, self,

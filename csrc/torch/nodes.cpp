@@ -36,49 +36,6 @@ void for_each(int64_t count, F f) {
   });
 }
 
-// --- pairs of logsumexp: complex numbers that hold the parts of an accumulator, as _logsum returns them --------------------
-
-void check_pairs(const char* name, const Tensor& pairs) {
-  TORCH_CHECK(pairs.is_complex() && pairs.scalar_type() != at::kComplexHalf, name,
-              "(): pairs are complex64 or complex128, not ", pairs.scalar_type());
-}
-
-template <class T>
-LogSum<T>* pairs_of(const Tensor& pairs) {
-  return reinterpret_cast<LogSum<T>*>(const_cast<void*>(pairs.const_data_ptr()));
-}
-
-Tensor join_logsums_meta(const Tensor& left, const Tensor& right) {
-  check_pairs("_join_logsums", left);
-  TORCH_CHECK(
-      left.scalar_type() == right.scalar_type() && left.device() == right.device() && left.sym_sizes() == right.sym_sizes(),
-      "_join_logsums(): left and right must be alike");
-  return at::empty_symint(left.sym_sizes(), left.options());
-}
-
-template <class T>
-void join(const Tensor& left, const Tensor& right, const Tensor& joined) {
-  const LogSum<T>*a = pairs_of<T>(left), *b = pairs_of<T>(right);
-  LogSum<T>* const to = pairs_of<T>(joined);
-#ifdef GPUREDUCE_WITH_CUDA
-  if (left.is_cuda()) {
-    const c10::cuda::CUDAGuard guard(left.device());
-    C10_CUDA_CHECK(cuda::join_logsums(a, b, to, left.numel(), c10::cuda::getCurrentCUDAStream()));
-    return;
-  }
-#endif
-  for_each(left.numel(), [&](int64_t i) { to[i] = a[i] + b[i]; });
-}
-
-// Joins each left pair with the right pair at the same index.
-Tensor join_logsums(const Tensor& given_left, const Tensor& given_right) {
-  const Tensor joined = join_logsums_meta(given_left, given_right);
-  const Tensor left = plain(given_left), right = plain(given_right);
-  if (left.scalar_type() == at::kComplexFloat) join<float>(left, right, joined);
-  else join<double>(left, right, joined);
-  return joined;
-}
-
 // --- the last nodes --------------------------------------------------------------------------------------------------------
 
 Operation operation_of(const std::string& name) {
@@ -91,16 +48,11 @@ Operation operation_of(const std::string& name) {
 }
 
 Accumulator accumulator_of_nodes(Operation op, at::ScalarType type) {
-  if (info(op).combine == Combine::logsum) {
-    if (type == at::kComplexFloat) return Accumulator::logsum_f32;
-    if (type == at::kComplexDouble) return Accumulator::logsum_f64;
-  } else {
-    if (type == at::kFloat) return Accumulator::f32;
-    if (type == at::kDouble) return Accumulator::f64;
-    if (type == at::kLong) return Accumulator::i64;
-    if (type == at::kComplexFloat) return Accumulator::c64;
-    if (type == at::kComplexDouble) return Accumulator::c128;
-  }
+  if (type == at::kFloat) return Accumulator::f32;
+  if (type == at::kDouble) return Accumulator::f64;
+  if (type == at::kLong) return Accumulator::i64;
+  if (type == at::kComplexFloat) return Accumulator::c64;
+  if (type == at::kComplexDouble) return Accumulator::c128;
   TORCH_CHECK(false, "_finish(): nodes of ", name_of(op), " are its accumulators, not of dtype ", type);
 }
 
@@ -171,7 +123,6 @@ std::tuple<Tensor, Tensor> finish_moments(const Tensor& given, const Tensor& giv
 }  // namespace gpureduce
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
-  m.def("_join_logsums(Tensor left, Tensor right) -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("_finish(Tensor nodes, str operation, int count, ScalarType dtype) -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def(
       "_finish_moments(Tensor moments, Tensor first, int count, float correction, bool root, ScalarType dtype) -> "
@@ -180,19 +131,16 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
 }
 
 TORCH_LIBRARY_IMPL(gpureduce, CPU, m) {
-  m.impl("_join_logsums", &gpureduce::join_logsums);
   m.impl("_finish", &gpureduce::finish);
   m.impl("_finish_moments", &gpureduce::finish_moments);
 }
 #ifdef GPUREDUCE_WITH_CUDA
 TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) {
-  m.impl("_join_logsums", &gpureduce::join_logsums);
   m.impl("_finish", &gpureduce::finish);
   m.impl("_finish_moments", &gpureduce::finish_moments);
 }
 #endif
 TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
-  m.impl("_join_logsums", &gpureduce::join_logsums_meta);
   m.impl("_finish", &gpureduce::finish_meta);
   m.impl("_finish_moments", &gpureduce::finish_moments_meta);
 }

@@ -15,6 +15,7 @@
 
 #include "../cpu/sum.h"
 #include "backend.h"
+#include "exponents.h"
 #include "results.h"
 #include "stages.h"
 
@@ -64,12 +65,9 @@ at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dty
       TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(input), name_of(op) + 1,
                                   "(): complex numbers have no order: input has dtype ", input);
       return input;
-    case Typing::pair:
     case Typing::log:
       TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(input), "logsumexp(): complex numbers are not supported: input has dtype ",
                                   input);
-      if (row.typing == Typing::pair)
-        return input == at::kDouble || at::isIntegralType(input, /*includeBool=*/true) ? at::kComplexDouble : at::kComplexFloat;
       TORCH_CHECK(!dtype || at::isFloatingType(*dtype), "logsumexp(): Expected a floating dtype of the result, but got ",
                   *dtype);
       if (dtype) return *dtype;
@@ -164,7 +162,7 @@ void fill_with_identity(Operation op, const at::Tensor& out) {
   const OperationInfo row = info(op);
   const double nan = std::numeric_limits<double>::quiet_NaN();
   if (row.combine == Combine::product || row.finish == Finish::all) out.fill_(1);
-  else if (row.combine == Combine::logsum) out.fill_(-std::numeric_limits<double>::infinity());
+  else if (row.map == Map::exponent) out.fill_(-std::numeric_limits<double>::infinity());
   else if (row.finish != Finish::quotient) out.zero_();
   else if (out.is_complex()) out.fill_(c10::complex<double>(nan, nan));
   else out.fill_(nan);
@@ -192,6 +190,7 @@ void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool k
   if (r.problem.outputs == 0) return;
   if (r.problem.length == 0) return fill_with_identity(op, out);
   watch.end(Stage::problem);
+  if (r.map == Map::exponent) return run_logsumexp(r, self, tuning);
 #ifdef GPUREDUCE_WITH_CUDA
   if (self.is_cuda()) {
     const Plan plan = cuda::plan(r, self.device(), tuning);

@@ -15,12 +15,12 @@ namespace gpureduce {
 namespace {
 
 const char* name_of(Typing typing) {
-  constexpr const char* names[] = {"sum", "mean", "real", "norm", "same", "count", "truth", "log", "pair"};
+  constexpr const char* names[] = {"sum", "mean", "real", "norm", "same", "count", "truth", "log"};
   return names[static_cast<int>(typing)];
 }
 
 const char* name_of(Combine combine) {
-  constexpr const char* names[] = {"sum", "largest", "product", "logsum"};
+  constexpr const char* names[] = {"sum", "largest", "product"};
   return names[static_cast<int>(combine)];
 }
 
@@ -41,13 +41,12 @@ std::string join_of(Operation op) {
   switch (info(op).combine) {
     case Combine::largest: return name_of(op);
     case Combine::product: return name_of(Operation::prod);
-    case Combine::logsum: return "_join_logsums";
     default: return name_of(Operation::sum);
   }
 }
 
-// True if it only serves other operations: pairs are nodes, and roots finish sums of powers.
-bool is_part(Operation op) { return info(op).typing == Typing::pair || (info(op).is_norm() && info(op).map == Map::value); }
+// True if it only serves other operations: roots finish sums of powers.
+bool is_part(Operation op) { return info(op).is_norm() && info(op).map == Map::value; }
 
 std::string row(Operation op) {
   const OperationInfo& i = info(op);
@@ -90,8 +89,6 @@ std::string operations() {
 
 // torch's Python name of the dtype of a tensor of these accumulators.
 std::string dtype_name(Accumulator a) {
-  if (a == Accumulator::logsum_f32) return name_of(Accumulator::c64);
-  if (a == Accumulator::logsum_f64) return name_of(Accumulator::c128);
   return name_of(a);
 }
 

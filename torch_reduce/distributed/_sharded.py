@@ -4,7 +4,6 @@ docs/distributed.md says how it works. The calls come from torch_reduce.distribu
 """
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,9 +23,8 @@ from ._shard import Shard
 _ops = torch.ops.gpureduce
 
 
-JOIN_LOGSUMS = "_join_logsums"  # of pairs, which are complex numbers
 # What changes no bit of what it is joined to.
-PADDING = {"sum": complex(-0.0, -0.0), "prod": complex(1), JOIN_LOGSUMS: complex(-math.inf, 0.0)}
+PADDING = {"sum": complex(-0.0, -0.0), "prod": complex(1)}
 _ARRAYS = 1024  # that one launch takes: results of more are put side by side one by one
 
 
@@ -175,8 +173,6 @@ class Call:
 
     def _asked(self, part: Tensor, accumulator: torch.dtype) -> torch.dtype | None:
         """The dtype= by which a node is `accumulator`: complex, of a norm of complex numbers, as torch has it."""
-        if self.operation.combine == "logsum":
-            return None
         return accumulator.to_complex() if self.operation.is_norm and part.is_complex() else accumulator
 
     def join(self, nodes: Tensor) -> Tensor:
@@ -203,11 +199,11 @@ class ExponentCall(Call):
         return self.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
-        return exponent_sum(x, self.largest, self.dims, self.keepdim)
+        return _ops._exponent_sum(x, self.largest, self.dims, self.keepdim)
 
     def node(self, part: Tensor, dims: list[int], accumulator: torch.dtype) -> Tensor:
         largest = self.largest.reshape([1 if d in dims else n for d, n in enumerate(part.shape)])
-        return exponent_sum(part, largest, dims, False).reshape(-1)
+        return _ops._exponent_sum(part, largest, dims).reshape(-1)
 
     def of_outputs(self, first: int, last: int) -> Call:
         return replace(self, largest=self.largest.reshape(-1)[first:last])
@@ -224,12 +220,6 @@ class MomentsCall(Call):
     def node(self, part: Tensor, dims: list[int], accumulator: torch.dtype) -> Tensor:
         sums = (operator(part, dims).reshape(-1) for operator in (_ops.sum, _ops._powsum_2))
         return torch.stack(tuple(sums), 1).view(-1)
-
-
-def exponent_sum(x: Tensor, largest: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    dtype = largest.dtype
-    addends = _ops._row_step(x, "addends", "log_sum", dims, mean=largest, computed=dtype, dtype=dtype)
-    return _ops.sum(addends, dims, keepdim)
 
 
 @dataclass(frozen=True)
@@ -807,9 +797,4 @@ def join_table(table: Tensor, joins: Joins, operator: str) -> Tensor:
 
 def join_neighbours(sides: Tensor, operator: str, out: Tensor) -> None:
     """(groups, neighbours, outputs) -> (groups, outputs): the nearest first."""
-    if operator != JOIN_LOGSUMS:
-        getattr(_ops, operator)(sides, [1], dtype=sides.dtype, out=out)
-        return
-    while sides.shape[1] > 1:
-        sides = _ops._join_logsums(sides[:, ::2], sides[:, 1::2])
-    out.copy_(sides[:, 0])
+    getattr(_ops, operator)(sides, [1], dtype=sides.dtype, out=out)

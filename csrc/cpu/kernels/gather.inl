@@ -120,7 +120,7 @@ struct Source {
     const bool same = (std::is_same_v<T, float> && problem.in == DType::Float) ||
                       (std::is_same_v<T, double> && problem.in == DType::Double) ||
                       (std::is_same_v<T, uint64_t> && problem.in == DType::Long);
-    const bool plain = problem.map == Map::value || problem.map == Map::factor || problem.map == Map::exponent;
+    const bool plain = problem.map == Map::value || problem.map == Map::factor;
     return same && plain;
   }
 

@@ -95,24 +95,15 @@ inline __attribute__((always_inline)) Acc* join_block(Acc* out, const Vector<Acc
 
 // --- joins of a tile --------------------------------------------------------------------------------------------------------
 
-// True if accumulators are joined as vectors. A LogSum is two numbers.
-template <class Acc>
-constexpr bool kJoinsVectors = std::is_arithmetic_v<Number<Acc>>;
-
 // out[p][width] = in[2p][width] joined to in[2p + 1][width]
 template <class Acc>
 void join_pairs(Number<Acc>* __restrict out, const Number<Acc>* __restrict in, int64_t pairs, int64_t width) {
-  if constexpr (kJoinsVectors<Acc>) {
-    constexpr int kSize = kVector<Acc>;
-    constexpr std::make_integer_sequence<int, kSize> lanes{};
-    // A vector holds several pairs of one or two columns; the compiler does not vectorise that.
-    for (; width <= 2 && pairs * width >= kSize; pairs -= kSize / width, in += 2 * kSize, out += kSize) {
-      const Numbers<Acc> a = load<Number<Acc>>(in), b = load<Number<Acc>>(in + kSize);
-      store(out, width == 1 ? join_two<1, Acc>(a, b, lanes) : join_two<2, Acc>(a, b, lanes));
-    }
-  } else if (width == 1) {  // the compiler vectorises this loop, but not the one below
-    for (int64_t p = 0; p < pairs; ++p) out[p] = join_number<Acc>(in[2 * p], in[2 * p + 1]);
-    return;
+  constexpr int kSize = kVector<Acc>;
+  constexpr std::make_integer_sequence<int, kSize> lanes{};
+  // A vector holds several pairs of one or two columns; the compiler does not vectorise that.
+  for (; width <= 2 && pairs * width >= kSize; pairs -= kSize / width, in += 2 * kSize, out += kSize) {
+    const Numbers<Acc> a = load<Number<Acc>>(in), b = load<Number<Acc>>(in + kSize);
+    store(out, width == 1 ? join_two<1, Acc>(a, b, lanes) : join_two<2, Acc>(a, b, lanes));
   }
   for (int64_t p = 0; p < pairs; ++p, in += 2 * width, out += width) {
     for (int64_t w = 0; w < width; ++w) out[w] = join_number<Acc>(in[w], in[width + w]);
@@ -150,21 +141,19 @@ void join_whole(Number<Acc>* __restrict out, const Number<Acc>* __restrict in, i
 // Joins as many levels of in[rows][leaves][width] at once as is fastest; returns the number of leaves left per row.
 template <class Acc>
 int64_t join_levels(Number<Acc>* out, const Number<Acc>* in, int64_t rows, int64_t leaves, int64_t width) {
-  if constexpr (kJoinsVectors<Acc>) {
-    const int64_t whole = kVector<Acc> / width, n = rows * leaves * width;
-    if (width <= 2 && leaves >= whole && whole >= 4) {
-      width == 1 ? join_whole<1, Acc>(out, in, n) : join_whole<2, Acc>(out, in, n);
-      return leaves / whole;
-    }
-    if (width <= 2 && leaves >= 4) {
-      join_fours<Acc>(out, in, n, width);
+  const int64_t whole = kVector<Acc> / width, n = rows * leaves * width;
+  if (width <= 2 && leaves >= whole && whole >= 4) {
+    width == 1 ? join_whole<1, Acc>(out, in, n) : join_whole<2, Acc>(out, in, n);
+    return leaves / whole;
+  }
+  if (width <= 2 && leaves >= 4) {
+    join_fours<Acc>(out, in, n, width);
+    return leaves / 4;
+  }
+  if constexpr (std::is_arithmetic_v<Acc>) {
+    if (leaves >= 4 && width >= kVector<Acc>) {
+      join_columns(out, in, rows * leaves, width, width, 0, 1);
       return leaves / 4;
-    }
-    if constexpr (std::is_arithmetic_v<Acc>) {
-      if (leaves >= 4 && width >= kVector<Acc>) {
-        join_columns(out, in, rows * leaves, width, width, 0, 1);
-        return leaves / 4;
-      }
     }
   }
   join_pairs<Acc>(out, in, rows * leaves / 2, width);

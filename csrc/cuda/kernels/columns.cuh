@@ -187,8 +187,9 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp,
     ColumnPiece<typename Source::Place> piece;
     piece.first = leaf_start(tile.leaf);
     piece.length = static_cast<int>(min(a.length - piece.first, int64_t{1} << 30));
-    piece.place = a.kept.at(tile.output + (inside ? column : 0)).in;
-    const auto& source = of_outputs<V>(a.source, inside, piece.place);
+    const int64_t output = tile.output + (inside ? column : 0);
+    piece.place = a.kept.at(output).in;
+    const auto& source = of_outputs<V>(a.source, inside, piece.place, output);
     if (walk != Walk::nested) piece.place = piece.place + a.template element<Walk::linear>(piece.first);
 #pragma unroll 1
     for (int unit = warp; unit < units; unit += warps) {
@@ -278,7 +279,7 @@ __device__ __forceinline__ void take_short(const Args<Source, Acc>& a, const Til
   for (int e = 0; e < kElements; ++e) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const auto& source = of_outputs<V>(a.source, column[i] < outputs, places[i].in);
+      const auto& source = of_outputs<V>(a.source, column[i] < outputs, places[i].in, tile.output + column[i]);
       x[i][e][0] = source.template load_if<V>(column[i] < outputs && e < length, places[i].in + at[e]);
     }
   }
@@ -297,7 +298,7 @@ __device__ __forceinline__ void take_long(const Args<Source, Acc>& a, const Tile
   if (column >= tile.outputs) return;
   const auto place = a.kept.at(tile.output + column);
   const ColumnPiece<typename Source::Place> piece{place.in, 0, length};
-  const auto& source = of_outputs<V>(a.source, true, place.in);
+  const auto& source = of_outputs<V>(a.source, true, place.in, tile.output + column);
   Lanes<typename Source::Element, Acc, V> batch, waiting[levels_of(kLanes / kLoads)];
 #pragma unroll 1
   for (int leaf = 0; leaf < a.tiling.tile_leaves; leaf += kLoads) {

@@ -161,7 +161,7 @@ __device__ __forceinline__ void take_row(const DenseArgs<Source, Acc>& a) {
   const auto place = a.place(row);
   wait_for_previous_kernel();
   allow_next_kernel();
-  const auto& source = of_outputs<1>(a.source, true, place.in);
+  const auto& source = of_outputs<1>(a.source, true, place.in, row);
   const bool has_rest = walk == Walk::shifted && a.length > kChunk;
   Vector<typename Source::Element, 1> rest{};
   if (has_rest) rest = load_rest<walk>(a, source, place.in);
@@ -197,7 +197,7 @@ __device__ __forceinline__ void take_units(const DenseArgs<Source, Acc>& a) {
   wait_for_previous_kernel();
   allow_next_kernel();
   if (clustered) inbox.open(tile == 0 ? a.splits : 0);
-  const auto& source = of_outputs<1>(a.source, true, place.in);
+  const auto& source = of_outputs<1>(a.source, true, place.in, row);
   if constexpr (kHasRest)
     if (has_rest && warp == warps - 1) rest = load_rest<walk>(a, source, place.in);
   for (int unit = warp; unit < units - has_rest; unit += warps) {
@@ -323,7 +323,7 @@ __device__ __forceinline__ void take_rows_of_loads(const DenseArgs<Source, Acc>&
     for (int i = 0; i < kCount; ++i) {
       const uint32_t row = thread_row + (i << log_side);
       const auto begin = place(row);
-      x[0][i] = of_outputs<1>(a.source, row < a.rows, begin).template load_if<V>(inside && row < a.rows, begin + at);
+      x[0][i] = of_outputs<1>(a.source, row < a.rows, begin, row).template load_if<V>(inside && row < a.rows, begin + at);
     }
   };
   if (!kDense && a.nested && a.kept.moves()) {
@@ -375,7 +375,7 @@ __device__ __forceinline__ void take_rows_of_groups(const DenseArgs<Source, Acc>
       if (i > 0 && group == 0) c = begin;
       const bool wanted = row < a.rows && e + group * kGroup < length;
       const auto at = place(row, i > 0 && group == 0);
-      x[0][i] = of_outputs<1>(a.source, row < a.rows, at).template load_if<V>(wanted, at + c.offset);
+      x[0][i] = of_outputs<1>(a.source, row < a.rows, at, row).template load_if<V>(wanted, at + c.offset);
       move(c);
     }
   };

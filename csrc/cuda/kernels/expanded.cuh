@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp) expanded(const __grid_
   for (int64_t output = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; output < a.tiling.outputs; output += threads) {
     const auto place = a.kept.at(output);
     RowLanes<typename Source::Element, Acc, 1> lane;
-    lane.start(load_part<1, true>(of_outputs<1>(a.source, true, place.in), true, place.in));
+    lane.start(load_part<1, true>(of_outputs<1>(a.source, true, place.in, output), true, place.in));
     const Acc v = lane.join();
     if constexpr (std::is_integral_v<Acc>)  // modulo 2^64
       a.output.write_at(place, output, static_cast<Acc>(static_cast<uint64_t>(v) * static_cast<uint64_t>(a.length)));

@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kMaxColumnWarps* kWarp, (panel_wave(panel_word
   };
   wait_for_previous_kernel();
   allow_next_kernel();
-  const auto& source = of_outputs<V>(a.source, true, top);
+  const auto& source = of_outputs<V>(a.source, true, top, int64_t{blockIdx.z} * a.columns + first_column + thread_columns[0]);
   // Rows are swizzled, so that the threads that join one column read different banks.
   const auto place_in = [&](int row, int c) { return slots + row * side + (c ^ ((row >> log_part << log_turn) & (side - 1))); };
   const auto keep_in = [&](int row, const Batch& batch) {

@@ -81,10 +81,6 @@ template <class T>
 struct RealOf<Complex<T>> {
   using type = T;
 };
-template <class T>
-struct RealOf<LogSum<T>> {
-  using type = T;
-};
 
 // Elements converted to numbers of the accumulator's type. `complex`: they were complex.
 template <class Acc, int N>
@@ -118,7 +114,6 @@ struct ConvertedNumbers {
     }
     return each<Acc>(numbers, [](Complex<Real> x) -> Acc {
       if constexpr (IsComplex<Acc>::value) return x;
-      else if constexpr (IsLogSum<Acc>::value) return {x.re, 1};
       else return {x.re};
     });
   }
@@ -151,7 +146,7 @@ using FetchOffsets = Values<int64_t, kFetchCount<Acc>>;
 template <class Acc>
 constexpr bool is_made_of(Kind kind, Accumulator own) {
   using Real = typename RealOf<Acc>::type;
-  if (kind == Kind::complex && (IsProduct<Acc>::value || IsLogSum<Acc>::value)) return false;
+  if (kind == Kind::complex && IsProduct<Acc>::value) return false;
   if (IsLargest<Acc>::value && std::is_integral_v<Real> != (kind == Kind::integer)) return false;
   return !std::is_same_v<Real, float> || (own != Accumulator::f64 && own != Accumulator::c128);
 }

@@ -1,6 +1,8 @@
-// The sources of weighted sums and of variances: an addend is made from two elements (weighted.h, variance.h).
+// The sources of weighted sums, variances and sums of exponentials: an addend is made from two operands (weighted.h, variance.h,
+// exponents.h).
 #pragma once
 
+#include "../../numeric/exponents.h"
 #include "../../numeric/variance.h"
 #include "../../numeric/weighted.h"
 #include "../../problem/nest.h"
@@ -10,6 +12,7 @@ namespace gpureduce {
 
 template <class A, class B> struct IsMapped<Factors<A, B>> : std::true_type {};
 template <class In> struct IsMapped<Deviation<In>> : std::true_type {};
+template <class In> struct IsMapped<Exponent<In>> : std::true_type {};
 
 }  // namespace gpureduce
 
@@ -26,6 +29,8 @@ template <class A, class B>
 constexpr bool has_one_input<Factors<A, B>> = false;
 template <class In>
 constexpr bool has_one_input<Deviation<In>> = false;
+template <class In>
+constexpr bool has_one_input<Exponent<In>> = false;
 
 // --- products -------------------------------------------------------------------------------------------------------------
 
@@ -114,53 +119,85 @@ struct Pair {
   }
 };
 
-// --- deviations -----------------------------------------------------------------------------------------------------------
+// --- deviations and exponents ---------------------------------------------------------------------------------------------
 
-// V elements, and the first element of each one's output. A missing element counts as a copy of the first: its deviation is +0,
-// as the first element's own is, so the sums keep their bits.
-template <class In, int V>
-struct Vector<Deviation<In>, V> {
-  Vector<In, V> elements;
-  In first[V];
-  bool wanted;
-
-  __device__ __forceinline__ Difference<In> operator[](int j) const { return {elements[j], first[j]}; }
+// An element type whose addends are made with a number of the element's output. Of deviations it is the output's first element,
+// of exponents the largest one. In: of the elements. Number: the number's type. missing(): what stands for a missing element.
+template <class E>
+struct Numbered {};
+template <class T>
+struct Numbered<Deviation<T>> {
+  using In = T;
+  using Number = T;
+  static __device__ __forceinline__ T missing() { return {}; }  // unpack() takes the first element instead
+};
+template <class T>
+struct Numbered<Exponent<T>> {
+  using In = T;
+  using Number = exponents::Computed<T>;
+  static __device__ __forceinline__ T missing() { return element_of<T>(-INFINITY); }  // e^-inf is +0, and no addend is -0
 };
 
+// V elements, and the number of each one's output.
+template <class E, int V>
+struct NumberedElements {
+  using In = typename Numbered<E>::In;
+  using Number = typename Numbered<E>::Number;
+  Vector<In, V> elements;
+  Number numbers[V];
+  bool wanted;
+};
+
+template <class In, int V>
+struct Vector<Deviation<In>, V> : NumberedElements<Deviation<In>, V> {
+  __device__ __forceinline__ Difference<In> operator[](int j) const { return {this->elements[j], this->numbers[j]}; }
+};
+template <class In, int V>
+struct Vector<Exponent<In>, V> : NumberedElements<Exponent<In>, V> {
+  using A = exponents::Computed<In>;
+  __device__ __forceinline__ Exponential<In, A> operator[](int j) const { return {this->elements[j], this->numbers[j]}; }
+};
+
+// A missing element counts as a copy of the first: its deviation is +0, as the first element's own is, so the sums keep their
+// bits.
 template <class T, class In, int V>
 __device__ __forceinline__ void unpack(const Vector<Deviation<In>, V>& x, T (&to)[V]) {
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    const double element = value(x.elements[j]), first = value(x.first[j]);
+    const double element = value(x.elements[j]), first = value(x.numbers[j]);
     to[j] = variance::moments_of(x.wanted ? element : first, first);
   }
 }
 
-// The elements of kOutputs neighbouring outputs. It holds the first element of each output.
-template <class In, int kOutputs>
-struct HeldDeviations {
-  using Element = Deviation<In>;
+// The elements of kOutputs neighbouring outputs, with the number of each output.
+template <class E, int kOutputs>
+struct Held {
+  using Element = E;
   using Place = int64_t;
+  using In = typename Numbered<E>::In;
   const In* base;
   uint64_t policy;
-  Vector<In, kOutputs> first;
+  typename Numbered<E>::Number numbers[kOutputs];
 
   template <int V, int kBeyond = 0>
-  __device__ __forceinline__ Vector<Element, V> load(int64_t offset) const {
-    return with_first(load_vector<In, V>(base + offset + kBeyond, policy), true);
+  __device__ __forceinline__ Vector<E, V> load(int64_t offset) const {
+    return with_numbers(load_vector<In, V>(base + offset + kBeyond, policy), true);
   }
   template <int V, int kBeyond = 0>
-  __device__ __forceinline__ Vector<Element, V> load_if(bool wanted, int64_t offset) const {
-    return with_first(load_vector_if<In, V, kBeyond>(wanted, base + offset, policy, typename Vector<In, V>::Bits{}), wanted);
+  __device__ __forceinline__ Vector<E, V> load_if(bool wanted, int64_t offset) const {
+    Vector<In, V> missing;
+#pragma unroll
+    for (int j = 0; j < V; ++j) missing.set(j, Numbered<E>::missing());
+    return with_numbers(load_vector_if<In, V, kBeyond>(wanted, base + offset, policy, missing.bits), wanted);
   }
 
  private:
   template <int V>
-  __device__ __forceinline__ Vector<Element, V> with_first(Vector<In, V> x, bool wanted) const {
-    Vector<Element, V> v;
+  __device__ __forceinline__ Vector<E, V> with_numbers(Vector<In, V> x, bool wanted) const {
+    Vector<E, V> v;
     v.elements = x;
 #pragma unroll
-    for (int j = 0; j < V; ++j) v.first[j] = first[kOutputs == 1 ? 0 : j];
+    for (int j = 0; j < V; ++j) v.numbers[j] = numbers[kOutputs == 1 ? 0 : j];
     v.wanted = wanted;
     return v;
   }
@@ -175,12 +212,37 @@ struct Deviations {
   uint64_t policy;
 
   template <int N>
-  __device__ __forceinline__ HeldDeviations<In, N> holding(bool wanted, int64_t place) const {
-    return {base, policy, load_vector_if<In, N>(wanted, base + place, policy, typename Vector<In, N>::Bits{})};
+  __device__ __forceinline__ Held<Element, N> holding(bool wanted, int64_t place, int64_t) const {
+    Held<Element, N> held{base, policy, {}};
+    const auto first = load_vector_if<In, N>(wanted, base + place, policy, typename Vector<In, N>::Bits{});
+#pragma unroll
+    for (int j = 0; j < N; ++j) held.numbers[j] = first[j];
+    return held;
   }
 };
 template <class In>
-constexpr bool holds_first<Deviations<In>> = true;
+constexpr bool holds_numbers<Deviations<In>> = true;
+
+template <class In>
+struct Exponents {
+  using Element = Exponent<In>;
+  using Place = int64_t;
+  using Number = exponents::Computed<In>;
+  static constexpr int kRank = kFastRank;
+  const In* base;
+  uint64_t policy, number_policy;
+  const Number* largest;
+
+  template <int N>
+  __device__ __forceinline__ Held<Element, N> holding(bool wanted, int64_t, int64_t number) const {
+    Held<Element, N> held{base, policy, {}};
+#pragma unroll
+    for (int j = 0; j < N; ++j) held.numbers[j] = load_vector_if<Number, 1>(wanted, largest + number + j, number_policy, {})[0];
+    return held;
+  }
+};
+template <class In>
+constexpr bool holds_numbers<Exponents<In>> = true;
 
 // --- of any dtypes --------------------------------------------------------------------------------------------------------
 
@@ -282,17 +344,88 @@ struct ConvertedDeviations {
   ConvertedInput input;
 
   template <int N>
-  __device__ __forceinline__ HeldConvertedDeviations holding(bool, int64_t place) const {
+  __device__ __forceinline__ HeldConvertedDeviations holding(bool, int64_t place, int64_t) const {
     return {input, place};
   }
 };
 template <>
-inline constexpr bool holds_first<ConvertedDeviations> = true;
+inline constexpr bool holds_numbers<ConvertedDeviations> = true;
 template <>
 inline constexpr bool is_converted<ConvertedDeviations> = true;
 template <>
 inline constexpr bool is_converted<HeldConvertedDeviations> = true;
 template <>
 inline constexpr bool has_one_input<DeferredDeviation> = false;
+
+// A deferred exponential. Acc: float or double.
+template <class Acc>
+struct DeferredExponent {
+  char bytes[kGranule];
+};
+template <class Acc>
+struct Vector<DeferredExponent<Acc>, 1> {
+  ConvertedInput input;
+  PredicatedOffset place;
+  Acc largest;
+
+  __device__ __forceinline__ Acc operator[](int) const;
+};
+
+template <class Acc, int kCount, int kElements>
+__device__ __forceinline__ auto resolve(const Vector<DeferredExponent<Acc>, 1> (&x)[kCount][kElements]) {
+  constexpr int kAll = kCount * kElements;
+  const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
+  const auto elements = fetch_all<Acc, kAll, true>(at(0).input, [&](int i) { return at(i).place; });
+  Resolved<Vector<Acc, 1>, kCount, kElements> made;
+#pragma unroll
+  for (int i = 0; i < kAll; ++i) {
+    const Acc e = exponential_or_zero(elements.of[i] - at(i).largest);
+    made.x[i / kElements][i % kElements].set(0, at(i).place.wanted ? e : padding<Acc>());
+  }
+  return made;
+}
+
+template <class Acc>
+__device__ __forceinline__ Acc Vector<DeferredExponent<Acc>, 1>::operator[](int) const {
+  const Vector<DeferredExponent<Acc>, 1> single[1][1] = {{*this}};
+  return resolve(single).x[0][0][0];
+}
+
+template <class Acc>
+struct HeldConvertedExponents {
+  using Element = DeferredExponent<Acc>;
+  using Place = int64_t;
+  ConvertedInput input;
+  Acc largest;
+
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<Element, 1> load_if(bool wanted, int64_t offset) const {
+    static_assert(V == 1);
+    return {input, {offset + kBeyond, wanted}, largest};
+  }
+};
+
+template <class Acc>
+struct ConvertedExponents {
+  using Element = DeferredExponent<Acc>;
+  using Place = int64_t;
+  static constexpr int kRank = kMaxRank;
+  ConvertedInput input;
+  const Acc* largest;
+
+  template <int N>
+  __device__ __forceinline__ HeldConvertedExponents<Acc> holding(bool wanted, int64_t, int64_t number) const {
+    static_assert(N == 1);
+    return {input, wanted ? largest[number] : Acc{}};
+  }
+};
+template <class Acc>
+constexpr bool holds_numbers<ConvertedExponents<Acc>> = true;
+template <class Acc>
+constexpr bool is_converted<ConvertedExponents<Acc>> = true;
+template <class Acc>
+constexpr bool is_converted<HeldConvertedExponents<Acc>> = true;
+template <class Acc>
+constexpr bool has_one_input<DeferredExponent<Acc>> = false;
 
 }  // namespace gpureduce::cuda

@@ -91,12 +91,12 @@ struct Typed {
   }
 };
 
-// is_converted: elements are converted at run time (converted.cuh), so a load only notes their places. holds_first: the source
-// holds the first element of each output. has_one_input: an addend is made by a map from one element, not from two.
+// is_converted: elements are converted at run time (converted.cuh), so a load only notes their places. holds_numbers: the
+// source holds a number of each output, its first or largest element. has_one_input: an addend is made by a map from one element, not from two.
 template <class Source>
 constexpr bool is_converted = false;
 template <class Source>
-constexpr bool holds_first = false;
+constexpr bool holds_numbers = false;
 template <class Element>
 constexpr bool has_one_input = true;
 template <class Source>
@@ -119,11 +119,12 @@ __device__ __forceinline__ typename Source::Place beside(const Source& source, i
   else return n;
 }
 
-// The source for N neighbouring outputs, the first of which begins at `place`. It is `source` itself, or one that holds the
-// first element of each output, loaded if `wanted`.
+// The source for N neighbouring outputs, of which the first begins at `place` and has this number. It is `source` itself, or one
+// that holds a number of each output, loaded if `wanted`.
 template <int N, class Source>
-__device__ __forceinline__ decltype(auto) of_outputs(const Source& source, bool wanted, typename Source::Place place) {
-  if constexpr (holds_first<Source>) return source.template holding<N>(wanted, place);
+__device__ __forceinline__ decltype(auto) of_outputs(const Source& source, bool wanted, typename Source::Place place,
+                                                     int64_t number) {
+  if constexpr (holds_numbers<Source>) return source.template holding<N>(wanted, place, number);
   else return (source);
 }
 

@@ -42,14 +42,14 @@ __device__ __forceinline__ Element element_of(float x) {
 }
 
 // The padding in an element's own format: -0.0 for floats and 0 for integers that are added, 1 for factors, and the lowest
-// number for maxima and exponents.
+// number for maxima.
 template <class Element>
 struct Padding {
   static __device__ __forceinline__ Element element() {
     if constexpr (IsComplex<Element>::value) {
       const auto half = Padding<decltype(Element::re)>::element();
       return {half, half};
-    } else if constexpr (std::is_arithmetic_v<Element> || kHolds<Element> || IsLogSum<Element>::value) {
+    } else if constexpr (std::is_arithmetic_v<Element> || kHolds<Element>) {
       return padding<Element>();
     } else if constexpr (std::is_same_v<Element, Boolean>) {
       return {0};
@@ -62,7 +62,6 @@ template <class In, Map map>
 struct Padding<Mapped<In, map>> {
   static __device__ __forceinline__ Mapped<In, map> element() {
     if constexpr (map == Map::factor) return {element_of<In>(1)};
-    else if constexpr (map == Map::exponent) return {element_of<In>(-INFINITY)};
     else return {Padding<In>::element()};
   }
 };
