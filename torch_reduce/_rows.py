@@ -16,8 +16,7 @@ _ops = torch.ops.gpureduce
 
 
 def _plain(name, **given):
-    """Refuses what is no tensor, a Shard too: these functions do not take one."""
-    _arguments.tensors(name, **given)
+    """Refuses what is no tensor, a Shard too: it may only stand for the first argument."""
     for argument, value in given.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{name}(): argument '{argument}' must be Tensor, not {type(value).__name__}")
@@ -38,7 +37,7 @@ def _in_bounds(name, target, ignore_index):
 
 
 def _softmax(operator, name, input, dim, dtype, out):
-    _plain(name, input=input)
+    _arguments.tensors(name, input=input)
     _integer(name, "dim", dim)
     if out is not None:
         return _library.warning(operator.out)(input, dim, dtype=dtype, out=out)
@@ -139,13 +138,18 @@ def log_prob(
     >>> torch_reduce.log_prob(torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([0, 1]))
     tensor([-0.6931, -0.3133])
     """
-    _plain("log_prob", logits=logits, target=target)
+    _arguments.tensors("log_prob", logits=logits)
+    _plain("log_prob", target=target)
     _integer("log_prob", "dim", dim)
     _in_bounds("log_prob", target, ignore_index)
     call = _library.warning(_ops.log_prob.default)
     found = call(logits, target, dim, temperature=temperature, ignore_index=ignore_index)
     if not return_entropy:
         return found
+    if not isinstance(logits, Tensor):
+        from .distributed._rows import entropies
+
+        return found, entropies(logits, dim, temperature)
     wide = logits if logits.dtype == torch.float64 else logits.float()
     logarithms = log_softmax(wide if temperature == 1 else wide / wide.new_tensor(temperature), dim)
     finite = logarithms.masked_fill(logarithms == -float("inf"), 0)  # 0 * -inf would be NaN
@@ -189,7 +193,8 @@ def cross_entropy(
     >>> torch_reduce.cross_entropy(torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([0, 1]))
     tensor(0.5032)
     """
-    _plain("cross_entropy", input=input, target=target)
+    _arguments.tensors("cross_entropy", input=input)
+    _plain("cross_entropy", target=target)
     if reduction not in _REDUCTIONS:
         raise ValueError(f"cross_entropy(): reduction: expected one of {_REDUCTIONS}, but got {reduction!r}")
     if not target.is_floating_point():
@@ -211,12 +216,15 @@ def _shape(name, normalized_shape):
 
 def _normalized(name, norm, input, residual):
     """The norm of a tensor; or, if there is a residual, the norm of the two tensors' sum, and the sum."""
-    _plain(name, input=input)
+    _arguments.tensors(name, input=input)
     if residual is None:
         return norm(input)
     _plain(name, residual=residual)
-    stored = input + residual
-    return norm(stored), stored
+    if isinstance(input, Tensor):
+        stored = input + residual
+        return norm(stored), stored
+    stored = input.x + residual
+    return norm(type(input)(stored, input.dim, input.group, input.sizes)), stored
 
 
 @overload

@@ -144,6 +144,31 @@ void run_rows(const RowsCall& call, int64_t begin, int64_t end) {
   }
 }
 
+template <RowFunction f, class A>
+void run_step(const RowStepCall& step, int64_t begin, int64_t end) {
+  const RowsCall& call = step.call;
+  const int64_t n = call.length;
+  const std::unique_ptr<A[]> memory(new A[5 * n]);
+  A *const x = memory.get(), *const g = x + n, *const w = g + n, *const b = w + n, *const y = b + n;
+  std::fill_n(g, n, A(0));
+  std::fill_n(w, n, A(1));
+  std::fill_n(b, n, A(0));
+  if (call.operands[kRowWeight].data) load(call, kRowWeight, 0, w);
+  if (call.operands[kRowBias].data) load(call, kRowBias, 0, b);
+  for (int64_t index = begin; index < end; ++index) {
+    load(call, kRowX, call.along.offset(kRowX, index), x);
+    if (call.operands[kRowG].data) load(call, kRowG, call.along.offset(kRowG, index), g);
+    const RowNumbers<A> row{number_of<A>(call.mean, index), number_of<A>(call.r, index), number_of<A>(step.first_share, index),
+                            number_of<A>(step.share, index)};
+    if (call.target) {
+      std::fill_n(g, n, A(0));
+      if (call.target[index] >= 0) g[call.target[index]] = row.share;
+    }
+    for (int64_t i = 0; i < n; ++i) y[i] = row_step<f>(step.step, RowElement<A>{x[i], g[i], w[i], b[i]}, row);
+    store(call, call.along.offset(kRowY, index), y);
+  }
+}
+
 // The sums over all rows of neighbouring columns: of TwoSums, for weight and bias.
 template <class A>
 void run_weights(const RowWeightsCall& weights, int64_t begin, int64_t end) {
@@ -189,15 +214,47 @@ void run_weights(const RowWeightsCall& weights, int64_t begin, int64_t end) {
   }
 }
 
+// Calls `part(begin, end)` for the parts of so many rows.
+template <class F>
+void for_each_part(int64_t rows, int64_t length, F part) {
+  const int64_t grain = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, length));
+  parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+    const ExactFloats exact;
+    part(begin, end);
+  });
+}
+
 }  // namespace
 
 void run(const RowsCall& call) {
-  const int64_t grain = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, call.length));
-  parallel_for(0, call.rows, grain, [&](int64_t begin, int64_t end) {
-    const ExactFloats exact;
+  for_each_part(call.rows, call.length, [&](int64_t begin, int64_t end) {
     with_row_function(call.function, [&](auto f) {
       if (call.wide) run_rows<f.value, double>(call, begin, end);
       else run_rows<f.value, float>(call, begin, end);
+    });
+  });
+}
+
+void run(const RowStepCall& step) {
+  for_each_part(step.call.rows, step.call.length, [&](int64_t begin, int64_t end) {
+    with_row_function(step.call.function, [&](auto f) {
+      if (step.call.wide) run_step<f.value, double>(step, begin, end);
+      else run_step<f.value, float>(step, begin, end);
+    });
+  });
+}
+
+void run(const RowFinishCall& call) {
+  const auto finish = [&](auto f, auto a, int64_t begin, int64_t end) {
+    using A = decltype(a);
+    for (int64_t i = begin; i < end; ++i)
+      store_numbers<f.value>(row_numbers<f.value, A>(call.sum, call.other, i, call.length, call.eps), call.first, call.second,
+                             i);
+  };
+  for_each_part(call.rows, 1, [&](int64_t begin, int64_t end) {
+    with_row_function(call.function, [&](auto f) {
+      if (call.wide) finish(f, double(), begin, end);
+      else finish(f, float(), begin, end);
     });
   });
 }

@@ -7,5 +7,7 @@ namespace gpureduce::cpu {
 
 void run(const RowsCall& call);
 void run(const RowWeightsCall& call);
+void run(const RowStepCall& call);
+void run(const RowFinishCall& call);
 
 }  // namespace gpureduce::cpu

@@ -125,6 +125,44 @@ cudaError_t start_any(const RowsCall& call, const Device& device, cudaStream_t s
   return start_kernel({stream, device.early}, grid, dim3(per_block * threads), 0, any_rows_kernel<f, A>, call, threads);
 }
 
+// --- steps ------------------------------------------------------------------------------------------------------------------
+
+constexpr int kStepThreads = 256;
+
+unsigned blocks_of(int64_t count) {
+  const int64_t blocks = (count + kStepThreads - 1) / kStepThreads;
+  return static_cast<unsigned>(blocks < 65536 ? blocks : 65536);
+}
+
+// An element a thread.
+template <RowFunction f, class A>
+__global__ void __launch_bounds__(kStepThreads) step_kernel(const __grid_constant__ RowStepCall step) {
+  const RowsCall& call = step.call;
+  const int64_t count = call.rows * call.length;
+#pragma unroll 1
+  for (int64_t at = int64_t{blockIdx.x} * kStepThreads + threadIdx.x; at < count; at += int64_t{gridDim.x} * kStepThreads) {
+    const int64_t index = at / call.length, i = at % call.length;
+    const auto number = [&](RowOperandName name, A missing) {
+      const RowOperand& from = call.operands[name];
+      if (!from.data) return missing;
+      return read_any<A>(from.data + call.along.offset(name, index) + call.across.offset(name, i), from.dtype);
+    };
+    const auto of_row = [&](const void* numbers) { return numbers ? static_cast<const A*>(numbers)[index] : A(0); };
+    const RowNumbers<A> row{of_row(call.mean), of_row(call.r), of_row(step.first_share), of_row(step.share)};
+    RowElement<A> e{number(kRowX, A(0)), number(kRowG, A(0)), number(kRowWeight, A(1)), number(kRowBias, A(0))};
+    if (call.target) e.g = call.target[index] == i ? row.share : A(0);
+    char* const to = call.operands[kRowY].data + call.along.offset(kRowY, index) + call.across.offset(kRowY, i);
+    write_any(to, call.operands[kRowY].dtype, row_step<f>(step.step, e, row));
+  }
+}
+
+template <RowFunction f, class A>
+__global__ void __launch_bounds__(kStepThreads) finish_kernel(const __grid_constant__ RowFinishCall call) {
+#pragma unroll 1
+  for (int64_t i = int64_t{blockIdx.x} * kStepThreads + threadIdx.x; i < call.rows; i += int64_t{gridDim.x} * kStepThreads)
+    store_numbers<f>(row_numbers<f, A>(call.sum, call.other, i, call.length, call.eps), call.first, call.second, i);
+}
+
 // --- gradients of weights ---------------------------------------------------------------------------------------------------
 
 constexpr int kColumnThreads = 32, kRowGroups = 8;    // of a block
@@ -322,6 +360,23 @@ cudaError_t run_rows(const RowsCall& call, const Device& device, cudaStream_t st
   return with_row_function(call.function, [&](auto f) {
     return call.wide ? start_any<f.value, double>(call, device, stream) : start_any<f.value, float>(call, device, stream);
   });
+}
+
+cudaError_t run_rows(const RowStepCall& step, cudaStream_t stream) {
+  const unsigned blocks = blocks_of(step.call.rows * step.call.length);
+  with_row_function(step.call.function, [&](auto f) {
+    if (step.call.wide) step_kernel<f.value, double><<<blocks, kStepThreads, 0, stream>>>(step);
+    else step_kernel<f.value, float><<<blocks, kStepThreads, 0, stream>>>(step);
+  });
+  return cudaGetLastError();
+}
+
+cudaError_t run_rows(const RowFinishCall& call, cudaStream_t stream) {
+  with_row_function(call.function, [&](auto f) {
+    if (call.wide) finish_kernel<f.value, double><<<blocks_of(call.rows), kStepThreads, 0, stream>>>(call);
+    else finish_kernel<f.value, float><<<blocks_of(call.rows), kStepThreads, 0, stream>>>(call);
+  });
+  return cudaGetLastError();
 }
 
 int64_t workspace_of(const RowWeightsCall& weights) {

@@ -15,6 +15,10 @@ cudaError_t run_rows(const RowsCall& call, const Device& device, cudaStream_t st
 int64_t workspace_of(const RowWeightsCall& call);
 cudaError_t run_rows(const RowWeightsCall& call, void* workspace, const Device& device, cudaStream_t stream);
 
+// One step of a function, and the numbers of rows from their sums.
+cudaError_t run_rows(const RowStepCall& call, cudaStream_t stream);
+cudaError_t run_rows(const RowFinishCall& call, cudaStream_t stream);
+
 // Rows of compiled dtypes, side by side in memory. kNoKernel: it is another call.
 cudaError_t run_compiled_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
 cudaError_t run_float_rows(const RowsCall& call, const Device& device, cudaStream_t stream);

@@ -110,6 +110,13 @@ GPUREDUCE_HOST_DEVICE Sum no_addend() {
   else return {-0.0f, -0.0f};
 }
 
+// The numbers of layer_norm from the row's mean and variance.
+template <class A>
+GPUREDUCE_HOST_DEVICE void finish_centered(RowNumbers<A>& row, double mean, double variance, double eps) {
+  row.mean = static_cast<A>(mean);
+  row.r = static_cast<A>(1.0 / sqrt(variance + eps));
+}
+
 // The row's numbers from its sum. Those of a backward pass keep what the forward pass wrote.
 template <RowFunction f, class A, class Sum>
 GPUREDUCE_HOST_DEVICE void finish_row(RowNumbers<A>& row, Sum sum, A first, int64_t length, double eps) {
@@ -123,8 +130,7 @@ GPUREDUCE_HOST_DEVICE void finish_row(RowNumbers<A>& row, Sum sum, A first, int6
     row.r = A(1) / static_cast<A>(sqrt(shifted));
   } else if constexpr (f == RowFunction::layer_norm) {
     const auto found = variance::Finishing{length, 0, false}(sum, static_cast<double>(first));
-    row.mean = static_cast<A>(found.mean);
-    row.r = static_cast<A>(1.0 / sqrt(found.variance + eps));
+    finish_centered(row, found.mean, found.variance, eps);
   } else if constexpr (f == RowFunction::layer_norm_backward) {
     row.first_share = sum.first / n;
     row.share = sum.second / n;

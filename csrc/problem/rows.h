@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../numeric/rows.h"
+#include "../numeric/row_steps.h"
 #include "nest.h"
 
 namespace gpureduce {
@@ -85,6 +85,23 @@ struct RowsCall {
 struct RowWeightsCall {
   RowsCall call;
   void *weight, *bias;  // null: not wanted
+};
+
+// One step of a function, on parts of rows whose numbers are known. y is what the step makes of an element.
+struct RowStepCall {
+  RowsCall call;
+  RowStep step;
+  const void *first_share = nullptr, *share = nullptr;  // per row, of the dtype of mean and r; null counts as 0
+};
+
+// The numbers of rows whose sums are known: contiguous, of float64 if it is wide and otherwise of float32.
+struct RowFinishCall {
+  RowFunction function;
+  bool wide;
+  int64_t rows, length;
+  double eps;
+  const void *sum, *other;  // see row_numbers
+  void *first, *second;     // mean and r; of a backward pass the shares
 };
 
 }  // namespace gpureduce

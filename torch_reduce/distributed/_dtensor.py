@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .. import distributed
 from .._graphs import between_graphs
 from .._operations import known, node_dtype
+from . import _rows
 from ._messages import exchange_parts, gather, place
 from ._rank_plan import even, product
 from ._sharded import (
@@ -214,6 +215,189 @@ def _apply(
     return _from_local(local, x, x.placements, meta.shape, meta.stride())
 
 
+# --- functions that keep their input's shape -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _DTensorCut:
+    """How a DTensor is cut, none of whose placements is Partial."""
+
+    x: DTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(map(int, self.x.shape))
+
+    def crosses(self, dims: Sequence[int]) -> bool:
+        pairs = zip(self.x.placements, self.x.device_mesh.shape, strict=True)
+        return any(_is_shard(placement) and placement.dim in dims and size > 1 for placement, size in pairs)
+
+    def reduced(self, x: Tensor, call: Any, *, logical: bool = False, nodes: Tensor | None = None) -> Any:
+        strides = torch.empty(self.shape, device="meta").stride() if logical else self.x.stride()
+        return _local_result(_from_local(x, self.x, self.x.placements, self.shape, strides), call, nodes)
+
+    def held(self, dim: int) -> _Runs:
+        mesh = self.x.device_mesh
+        pairs = zip(self.x.placements, mesh.shape, strict=True)
+        cuts = tuple(_cut(one, parts) if parts > 1 and _is_shard(one) else None for one, parts in pairs)
+        return _held(self.shape, cuts, tuple(mesh.get_coordinate()))[dim]
+
+
+def _rowwise(title: str, x: DTensor, work: Any, metas: Sequence[Tensor | None], placements: Sequence[Any]) -> Any:
+    """The results that `work` makes of how `x` is cut, as DTensors of these shapes and placements; None as None."""
+    found: Sequence[Tensor | None]
+    if _inside(x):
+        shape, strides = tuple(map(int, x.shape)), tuple(map(int, x.stride()))
+        _check_local(title, x, shape, _find(x.device_mesh, tuple(x.placements), shape, strides, ()).local)
+        found = work(_DTensorCut(x))
+    else:
+        found = [meta if meta is None else meta.new_empty([0] * meta.dim(), device=x.device) for meta in metas]
+    return tuple(
+        None if local is None or meta is None else _from_local(local, x, where, meta.shape, meta.stride())
+        for local, meta, where in zip(found, metas, placements, strict=True)
+    )
+
+
+def _as_cut(other: Tensor | None, placements: Sequence[Placement]) -> Any:
+    """A DTensor with these placements; None stays None."""
+    if other is None:
+        return None
+    other = _without_partials(other)
+    if tuple(other.placements) == tuple(placements):
+        return other
+    # A tensor that requires a gradient cannot be redistributed below autograd.
+    alone = _from_local(other._local_tensor.detach(), other, other.placements, other.shape, other.stride())
+    return alone.redistribute(placements=placements)
+
+
+def _local(x: Tensor | None) -> Any:
+    return x if x is None else x._local_tensor
+
+
+def _meta_of(x: Tensor | None) -> Any:
+    return x if x is None else _without_data(x)
+
+
+def _per_row(title: str, x: DTensor, dims: list[int], keepdim: bool) -> list[Placement]:
+    """The placements of numbers of rows whose dims are these."""
+    return [_after(title, placement, dims, keepdim) for placement in x.placements]
+
+
+def _softmax(op: Any, self: DTensor, dim: int, *, dtype: torch.dtype | None = None) -> DTensor:
+    function, x, at = _name(op), _without_partials(self), dim % max(self.dim(), 1)
+    meta = op(_without_data(x), dim, dtype=dtype)
+
+    def work(cut: _DTensorCut) -> list[Tensor]:
+        return [_rows.softmax(cut, function, x._local_tensor, at, dtype)]
+
+    return _rowwise(function, x, work, [meta], [x.placements])[0]
+
+
+def _softmax_backward(op: Any, grad: DTensor, result: DTensor, dim: int, dtype: torch.dtype) -> DTensor:
+    function, y, at = _name(op).removeprefix("_").removesuffix("_backward"), _without_partials(result), dim
+    grad, at = _as_cut(grad, y.placements), dim % max(y.dim(), 1)
+    meta = op(_without_data(grad), _without_data(y), dim, dtype)
+
+    def work(cut: _DTensorCut) -> list[Tensor]:
+        return [_rows.softmax_backward(cut, function, grad._local_tensor, y._local_tensor, at, dtype)]
+
+    return _rowwise(function, y, work, [meta], [y.placements])[0]
+
+
+def _log_prob(op: Any, logits: Tensor, target: Tensor, dim: int) -> tuple[DTensor, ...]:
+    _expect_dtensors("log_prob", logits=logits, target=target)
+    metas = op(_without_data(logits), _without_data(target), dim)
+    x, at = _without_partials(logits), dim % logits.dim()
+    alone, kept = (_per_row("log_prob", x, [at], keepdim) for keepdim in (False, True))
+    target = _as_cut(target, alone)
+
+    def work(cut: _DTensorCut) -> tuple[Tensor, ...]:
+        return _rows.log_prob(cut, x._local_tensor, target._local_tensor, at)
+
+    return _rowwise("log_prob", x, work, metas, [alone, kept, kept])
+
+
+def _log_prob_backward(
+    op: Any, grad: DTensor, logits: DTensor, target: DTensor, dim: int, m: DTensor, log_sum: DTensor
+) -> DTensor:
+    meta = op(*map(_without_data, (grad, logits, target)), dim, *map(_without_data, (m, log_sum)))
+    x, at = _without_partials(logits), dim % logits.dim()
+    alone, kept = (_per_row("log_prob", x, [at], keepdim) for keepdim in (False, True))
+    grad, target, m, log_sum = _as_cut(grad, alone), _as_cut(target, alone), _as_cut(m, kept), _as_cut(log_sum, kept)
+
+    def work(cut: _DTensorCut) -> list[Tensor]:
+        given = (grad._local_tensor, x._local_tensor, target._local_tensor)
+        return [_rows.log_prob_backward(cut, *given, at, m._local_tensor, log_sum._local_tensor)]
+
+    return _rowwise("log_prob", x, work, [meta], [x.placements])[0]
+
+
+def _weight_placements(x: DTensor, dims: int) -> list[Placement]:
+    """Of a weight of the last dims of `x`: cut as they are, and the same on all ranks that differ in rows alone."""
+    first = x.dim() - dims
+    return [
+        _moved(placement, placement.dim - first) if _is_shard(placement) and placement.dim >= first else Replicate()
+        for placement in x.placements
+    ]
+
+
+def _norm(function: str, x: DTensor, dims: int, weight: Any, bias: Any, eps: float, metas: Any) -> tuple[Any, ...]:
+    _expect_dtensors(function, input=x, weight=weight, bias=bias)
+    x = _without_partials(x)
+    placements = _weight_placements(x, dims)
+    weight, bias = _as_cut(weight, placements), _as_cut(bias, placements)
+    kept = _per_row(function, x, [*range(x.dim() - dims, x.dim())], True)
+
+    def work(cut: _DTensorCut) -> tuple[Any, ...]:
+        return _rows.norm(cut, function, x._local_tensor, dims, _local(weight), _local(bias), eps)
+
+    return _rowwise(function, x, work, metas, [x.placements, kept, kept])
+
+
+def _rms_norm(op: Any, input: DTensor, dims: int, weight: Any, eps: float) -> tuple[Any, ...]:
+    y, r = op(_without_data(input), dims, _meta_of(weight), eps)
+    y, _, r = _norm("rms_norm", input, dims, weight, None, eps, (y, None, r))
+    return y, r
+
+
+def _layer_norm(op: Any, input: DTensor, dims: int, weight: Any, bias: Any, eps: float) -> tuple[Any, ...]:
+    metas = op(_without_data(input), dims, _meta_of(weight), _meta_of(bias), eps)
+    return _norm("layer_norm", input, dims, weight, bias, eps, metas)
+
+
+def _norm_backward(
+    function: str, grad: Any, x: Any, dims: int, mean: Any, r: Any, weight: Any, bias: Any, eps: float, mask: Any
+) -> tuple[Any, ...]:
+    x = _without_partials(x)
+    placements = _weight_placements(x, dims)
+    kept = _per_row(function, x, [*range(x.dim() - dims, x.dim())], True)
+    grad, mean, r = _as_cut(grad, x.placements), _as_cut(mean, kept), _as_cut(r, kept)
+    weight, bias = _as_cut(weight, placements), _as_cut(bias, placements)
+    shape = x.shape[x.dim() - dims :]
+    metas = [
+        torch.empty_like(_without_data(x)) if mask[0] else None,
+        *(torch.empty(shape, device="meta") if wanted else None for wanted in mask[1:]),
+    ]
+
+    def work(cut: _DTensorCut) -> tuple[Any, ...]:
+        here = (grad._local_tensor, x._local_tensor, dims, _local(mean), r._local_tensor, _local(weight), _local(bias))
+        return _rows.norm_backward(cut, function, *here, eps, mask)
+
+    return _rowwise(function, x, work, metas, [x.placements, placements, placements])
+
+
+def _rms_norm_backward(
+    op: Any, grad: Any, input: Any, dims: int, r: Any, weight: Any, eps: float, mask: Any
+) -> tuple[Any, ...]:
+    return _norm_backward("rms_norm", grad, input, dims, None, r, weight, None, eps, [*mask, False])[:2]
+
+
+def _layer_norm_backward(
+    op: Any, grad: Any, input: Any, dims: int, mean: Any, r: Any, weight: Any, bias: Any, eps: float, mask: Any
+) -> tuple[Any, ...]:
+    return _norm_backward("layer_norm", grad, input, dims, mean, r, weight, bias, eps, mask)
+
+
 def replicated(x: Tensor, like: DTensor) -> DTensor:
     """A tensor that every rank has, as a DTensor on the mesh of another one."""
     return DTensor.from_local(x, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
@@ -340,10 +524,10 @@ def _joined(local: Tensor, groups: list[Any]) -> Tensor:
 # --- this rank's part of the result ----------------------------------------------------------------------------------
 
 
-def _local_result(x: DTensor, call: Any) -> Any:
-    """What this rank holds of the result; no placement of `x` is Partial."""
+def _local_result(x: DTensor, call: Any, nodes: Tensor | None = None) -> Any:
+    """What this rank holds of the result; no placement of `x` is Partial. `nodes`: its own, where they are known."""
     if call.is_free(x.dtype):
-        return _free_result(x, call)
+        return _free_result(x, call, nodes)
     alone, shards = _shards(x, call)
     if shards is None:
         return alone
@@ -363,15 +547,16 @@ def _begun(x: DTensor, call: Any) -> "tuple[_Found, Tensor, Any]":
     return found, local, call(laid_out(local, call.dims, list(found.order)))
 
 
-def _free_result(x: DTensor, call: Any) -> Tensor:
+def _free_result(x: DTensor, call: Any, nodes: Tensor | None) -> Tensor:
     """The result of a call in which no order shows: wherever a rank's elements lie, it reduces them on its own."""
     found, local, alone = _begun(x, call)
     if alone is not None:
         return alone
     mesh, kept = x.device_mesh, [d for d in range(x.dim()) if d not in call.dims]
     held = {rank: all(_length(runs[d]) for d in call.dims) for rank, runs in found.held.items()}
-    nodes = own_nodes(local.resolve_conj().resolve_neg(), call)
-    group = _group(mesh, found.axes)
+    if nodes is None or 0 in local.shape:
+        nodes = own_nodes(local.resolve_conj().resolve_neg(), call)
+    nodes, group = nodes.reshape(-1), _group(mesh, found.axes)
     steps = [(found.axes, group)] if group else [((axis,), mesh.get_group(axis)) for axis in found.axes]
     for axes, group in steps:  # without a group of all, one dim of the mesh after the other
         ranks = _ranks(mesh, axes)
@@ -775,8 +960,20 @@ _RULES = {name: _reduce for name, operation in known().items() if not operation.
     "segment_sum": _segments,
     "segment_mean": _segments,
     "_segment_spread": _segment_spread,
+    "softmax": _softmax,
+    "log_softmax": _softmax,
+    "_softmax_backward": _softmax_backward,
+    "_log_softmax_backward": _softmax_backward,
+    "_log_prob": _log_prob,
+    "_log_prob_backward": _log_prob_backward,
+    "_rms_norm": _rms_norm,
+    "_rms_norm_backward": _rms_norm_backward,
+    "_layer_norm": _layer_norm,
+    "_layer_norm_backward": _layer_norm_backward,
 }
 for _operator, _reduction in _RULES.items():
     for _overload in getattr(torch.ops.gpureduce, _operator).overloads():
+        if _reduction is _softmax and _overload != "default":
+            continue  # it is composed of the default
         _whole_name = f"gpureduce::{_operator}" + ("" if _overload == "default" else f".{_overload}")
         torch.library.register_torch_dispatch(_whole_name, DTensor, _rule(_reduction))

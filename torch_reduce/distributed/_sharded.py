@@ -4,7 +4,6 @@ docs/distributed.md says how it works. The calls come from torch_reduce.distribu
 """
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,9 +23,8 @@ from ._shard import Shard
 _ops = torch.ops.gpureduce
 
 
-JOIN_LOGSUMS = "_join_logsums"  # of pairs, which are complex numbers
 # What changes no bit of what it is joined to.
-PADDING = {"sum": complex(-0.0, -0.0), "prod": complex(1), JOIN_LOGSUMS: complex(-math.inf, 0.0)}
+PADDING = {"sum": complex(-0.0, -0.0), "prod": complex(1)}
 _ARRAYS = 1024  # that one launch takes: results of more are put side by side one by one
 
 
@@ -152,6 +150,10 @@ class Call:
             return _ops.weighted_sum(part.x, part.weight, dims, dtype=accumulator).reshape(-1)
         return getattr(_ops, self.operation.node)(part, dims, dtype=self._asked(part, accumulator)).reshape(-1)
 
+    def of_outputs(self, first: int, last: int) -> "Call":
+        """The call for some of the outputs alone."""
+        return self
+
     def nodes_of(self, parts: Sequence[Tensor], kept: int, accumulator: torch.dtype) -> list[Tensor]:
         """The nodes of each of several parts over all dims but the first ones."""
         return [self.node(part, [*range(kept, part.dim())], accumulator) for part in parts]
@@ -171,8 +173,6 @@ class Call:
 
     def _asked(self, part: Tensor, accumulator: torch.dtype) -> torch.dtype | None:
         """The dtype= by which a node is `accumulator`: complex, of a norm of complex numbers, as torch has it."""
-        if self.operation.combine == "logsum":
-            return None
         return accumulator.to_complex() if self.operation.is_norm and part.is_complex() else accumulator
 
     def join(self, nodes: Tensor) -> Tensor:
@@ -187,6 +187,26 @@ class Call:
         """The same in the form that the result of a tensor of that shape has; of nodes of several numbers, these."""
         kept = [1 if d in self.dims else n for d, n in enumerate(shape) if self.keepdim or d not in self.dims]
         return total.view(*kept, self.width) if self.width > 1 else self.finish(total, count).view(kept)
+
+
+@dataclass(frozen=True)
+class ExponentCall(Call):
+    """The sum of e^(x - m), where every rank knows m of each output."""
+
+    largest: Tensor | None = None  # of size 1 in the reduced dims
+
+    def accumulator(self, source: torch.dtype) -> torch.dtype:
+        return self.dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return _ops._exponent_sum(x, self.largest, self.dims, self.keepdim)
+
+    def node(self, part: Tensor, dims: list[int], accumulator: torch.dtype) -> Tensor:
+        largest = self.largest.reshape([1 if d in dims else n for d, n in enumerate(part.shape)])
+        return _ops._exponent_sum(part, largest, dims).reshape(-1)
+
+    def of_outputs(self, first: int, last: int) -> Call:
+        return replace(self, largest=self.largest.reshape(-1)[first:last])
 
 
 class MomentsCall(Call):
@@ -212,7 +232,8 @@ class VarianceCall(Call):
         return _ops.var_mean(one, self.dims, correction=self.correction, keepdim=self.keepdim)[0]
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return _ops._var_mean(x, self.dims if x.dim() else None, self._correction, self.is_root, self.keepdim)
+        dims = self.dims if x.dim() else None
+        return _ops._var_mean(x, dims, self._correction, self.is_root, self.keepdim, dtype=self.given)
 
     @property
     def is_root(self) -> bool:
@@ -382,6 +403,9 @@ _KINDS: dict[str, type[Call]] = {
 }
 
 
+_KEEP_SHAPE = {"softmax", "log_softmax", "log_prob", "cross_entropy", "rms_norm", "layer_norm"}
+
+
 @cache
 def kind_of_call(function: str) -> tuple[type[Call], Operation]:
     """The kind of call of a function that is no operator of the table, and the operation that its nodes are of."""
@@ -414,7 +438,7 @@ def _schema_of(operator: Any) -> tuple[str | None, list[str]]:
     schema = getattr(getattr(operator, "default", operator), "_schema", None)
     space, _, name = schema.name.partition("::") if schema else ("", "", "")
     function = name.removeprefix("linalg_")
-    if space != "gpureduce" or function not in {"vector_norm", "powsum", *_operators(), *_KINDS}:
+    if space != "gpureduce" or function not in {"vector_norm", "powsum", *_operators(), *_KINDS, *_KEEP_SHAPE}:
         return None, []
     return function, [argument.name for argument in schema.arguments]
 
@@ -428,6 +452,13 @@ def call_operator(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     given = dict(zip(names, args, strict=False)) | kwargs
     if given.pop("out", None) is not None:
         raise TypeError(f"{function}(): 'out' cannot be given beside a Shard")
+    if function in _KEEP_SHAPE:
+        from ._rows import FUNCTIONS  # which needs this module
+
+        x = given.pop(names[0])
+        if not isinstance(x, Shard):
+            raise TypeError(f"{function}(): it is the {names[0]} that may be a Shard, and no other")
+        return FUNCTIONS[function](x, **given)
     x, ord, dim = given.pop(names[0]), given.pop("ord", 2), given.pop("dim", None)
     if function in _KINDS:
         kind, operation = kind_of_call(function)
@@ -495,16 +526,28 @@ def reduce_shards(
         size = 0 if error else x.shape[call.shard_dim]
         device = cut.x.device if isinstance(cut.x, Tensor) else torch.get_default_device()
         sizes, order = agree(title, facts, error, size, group, device)
+    return join_cut(x, call, tuple(map(int, sizes)), order, group)
+
+
+def join_cut(
+    x: Tensor, call: Call, sizes: tuple[int, ...], order: Sequence[int], group: Any, nodes: Tensor | None = None
+) -> Any:
+    """The result of a call on a global tensor of which this rank has `x`; a dim that it reduces is cut.
+
+    The order is of the reduced dims, where one shows; `nodes` are those of this rank, where they are known.
+    """
+    free = call.is_free(x.dtype)
     shape = list(x.shape)
     shape[call.shard_dim] = sum(sizes)
-    x, call = call.plain(laid_out(x, call.dims, order))  # the order is empty where none shows
+    x, call = call.plain(x if free else laid_out(x, call.dims, order))
     if 0 in shape:
         return call(x.new_empty(shape))
     if free:
         outputs = product(n for d, n in enumerate(shape) if d not in call.dims)
-        total = join_freely(own_nodes(x, call), outputs, [size > 0 for size in sizes], call, group)
+        mine = own_nodes(x, call) if nodes is None or 0 in x.shape else nodes.reshape(-1)
+        total = join_freely(mine, outputs, [size > 0 for size in sizes], call, group)
         return call.result(total, product(shape) // outputs, shape)
-    return call.join_shards(x, tuple(map(int, sizes)), order, group)
+    return call.join_shards(x, sizes, list(order), group)
 
 
 def check_sizes(name: str, sizes: Sequence[int], world: int, rank: int, size: int) -> None:
@@ -710,6 +753,7 @@ def values_elsewhere(matrix, plan, rank, call, accumulator, group) -> list[Tenso
     received = exchange_parts(parts, [rows * width for width in widths], group)
     if rows == 0 or first == last:
         return []
+    call = call.of_outputs(top, bottom)
     mine = torch.cat([block.view(rows, width) for block, width in zip(received, widths, strict=True)], 1)
     if plan.outer > 1:  # the ranks' elements alternate: where is each in `mine`?
         places = torch.arange(first, last, device=mine.device)
@@ -753,9 +797,4 @@ def join_table(table: Tensor, joins: Joins, operator: str) -> Tensor:
 
 def join_neighbours(sides: Tensor, operator: str, out: Tensor) -> None:
     """(groups, neighbours, outputs) -> (groups, outputs): the nearest first."""
-    if operator != JOIN_LOGSUMS:
-        getattr(_ops, operator)(sides, [1], dtype=sides.dtype, out=out)
-        return
-    while sides.shape[1] > 1:
-        sides = _ops._join_logsums(sides[:, ::2], sides[:, 1::2])
-    out.copy_(sides[:, 0])
+    getattr(_ops, operator)(sides, [1], dtype=sides.dtype, out=out)

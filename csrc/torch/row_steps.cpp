@@ -1,0 +1,143 @@
+// Private ops for rows that are cut over ranks: the steps of functions that keep their input's shape, one at a time.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "../cpu/rows.h"
+#include "rows.h"
+
+#ifdef GPUREDUCE_WITH_CUDA
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "../cuda/rows.h"
+#endif
+
+#include <iterator>
+#include <string_view>
+#include <tuple>
+
+namespace gpureduce::rows {
+
+namespace {
+
+constexpr const char* kFunctions[] = {
+#define GPUREDUCE_ROW_FUNCTION(name) #name,
+    GPUREDUCE_ROW_FUNCTIONS(GPUREDUCE_ROW_FUNCTION)
+#undef GPUREDUCE_ROW_FUNCTION
+};
+constexpr const char* kSteps[] = {"addends", "second_addends", "weight_addends", "applied"};
+
+template <class Enum, size_t n>
+Enum named(std::string_view name, const char* const (&names)[n], const char* what) {
+  for (size_t i = 0; i < n; ++i)
+    if (name == names[i]) return static_cast<Enum>(i);
+  TORCH_CHECK_VALUE(false, "_row_step: there is no ", what, " '", name, "'");
+}
+
+template <class Call>
+void run_call(const Call& call, const Tensor& like) {
+#ifdef GPUREDUCE_WITH_CUDA
+  if (like.is_cuda()) {
+    const c10::cuda::CUDAGuard guard(like.device());
+    C10_CUDA_CHECK(cuda::run_rows(call, c10::cuda::getCurrentCUDAStream()));
+    return;
+  }
+#endif
+  cpu::run(call);
+}
+
+Tensor row_step_meta(const Tensor& x, std::string_view, std::string_view, at::IntArrayRef, const OptionalTensor&,
+                     const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                     const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, at::ScalarType,
+                     at::ScalarType dtype) {
+  return result_like(x, dtype);
+}
+
+// What a step makes of each element of x, whose rows have the dims `dims`, rounded once to `dtype`. Numbers are those of
+// _finish_rows. A target is the index of a row's target among the elements that are here, or a negative number.
+Tensor row_step(const Tensor& x, std::string_view step, std::string_view function, at::IntArrayRef dims,
+                const OptionalTensor& grad, const OptionalTensor& weight, const OptionalTensor& bias,
+                const OptionalTensor& target, const OptionalTensor& mean, const OptionalTensor& r,
+                const OptionalTensor& first_share, const OptionalTensor& share, at::ScalarType computed, at::ScalarType dtype) {
+  const Tensor y = result_like(x, dtype);
+  DimMask across(x.dim(), false);
+  for (int64_t d : dims) across[d] = true;
+  RowStepCall call{};
+  call.step = named<RowStep>(step, kSteps, "step");
+  call.call = make_call(named<RowFunction>(function, kFunctions, "function"), {x, of(grad), of(weight), of(bias), y}, across,
+                        "_row_step");
+  call.call.wide = computed == at::kDouble;
+  std::array<Tensor, 4> numbers;
+  const auto data_of = [&](size_t i, const OptionalTensor& given) -> void* {
+    if (!of(given).defined()) return nullptr;
+    numbers[i] = plain(*given, computed);
+    TORCH_CHECK(numbers[i].numel() == call.call.rows, "_row_step: expected ", call.call.rows, " numbers, but got ",
+                numbers[i].numel());
+    return numbers[i].data_ptr();
+  };
+  call.call.mean = data_of(0, mean);
+  call.call.r = data_of(1, r);
+  call.first_share = data_of(2, first_share);
+  call.share = data_of(3, share);
+  const Tensor index = of(target).defined() ? target->to(at::kLong).contiguous() : Tensor();
+  if (index.defined()) call.call.target = index.const_data_ptr<int64_t>();
+  if (y.numel() > 0) run_call(call, x);
+  return y;
+}
+
+std::tuple<Tensor, Tensor> finish_rows_meta(const Tensor& sum, const OptionalTensor&, std::string_view, int64_t, double,
+                                            at::ScalarType dtype) {
+  const auto empty = [&] { return at::empty_symint(sum.sym_sizes(), sum.options().dtype(dtype)); };
+  return {empty(), empty()};
+}
+
+// The numbers of rows of `length` elements from their sums: mean and r, m and 1 / S or log(S), or the shares of a backward
+// pass.
+std::tuple<Tensor, Tensor> finish_rows(const Tensor& sum, const OptionalTensor& other, std::string_view function,
+                                       int64_t length, double eps, at::ScalarType dtype) {
+  const auto results = finish_rows_meta(sum, other, function, length, eps, dtype);
+  RowFinishCall call{};
+  call.function = named<RowFunction>(function, kFunctions, "function");
+  const at::ScalarType given = call.function == RowFunction::layer_norm ? at::kDouble : dtype;
+  const Tensor sums = plain(sum, given), others = of(other).defined() ? plain(*other, given) : Tensor();
+  call.wide = dtype == at::kDouble;
+  call.rows = sums.numel();
+  call.length = length;
+  call.eps = eps;
+  call.sum = sums.const_data_ptr();
+  call.other = others.defined() ? others.const_data_ptr() : nullptr;
+  call.first = std::get<0>(results).data_ptr();
+  call.second = std::get<1>(results).data_ptr();
+  if (call.rows > 0) run_call(call, sum);
+  return results;
+}
+
+}  // namespace
+
+}  // namespace gpureduce::rows
+
+TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
+  m.def(
+      "_row_step(Tensor x, str step, str function, int[] dims, Tensor? grad=None, Tensor? weight=None, Tensor? bias=None, "
+      "Tensor? target=None, Tensor? mean=None, Tensor? r=None, Tensor? first_share=None, Tensor? share=None, *, ScalarType "
+      "computed, ScalarType dtype) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def("_finish_rows(Tensor sum, Tensor? other, str function, int length, float eps, ScalarType dtype) -> (Tensor, Tensor)",
+        {at::Tag::pt2_compliant_tag});
+}
+
+TORCH_LIBRARY_IMPL(gpureduce, CPU, m) {
+  m.impl("_row_step", &gpureduce::rows::row_step);
+  m.impl("_finish_rows", &gpureduce::rows::finish_rows);
+}
+#ifdef GPUREDUCE_WITH_CUDA
+TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) {
+  m.impl("_row_step", &gpureduce::rows::row_step);
+  m.impl("_finish_rows", &gpureduce::rows::finish_rows);
+}
+#endif
+TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
+  m.impl("_row_step", &gpureduce::rows::row_step_meta);
+  m.impl("_finish_rows", &gpureduce::rows::finish_rows_meta);
+}

@@ -1,0 +1,587 @@
+"""Functions that keep their input's shape, of tensors that are cut over ranks: what each rank does between the sums.
+
+The numbers of a row, its largest element and its sums, come from the reductions of _sharded.py and _dtensor.py. What is
+added up for an element, and what it becomes, is made by private operators (csrc/torch/row_steps.cpp) with the formulas
+of csrc/numeric/rows.h. Nothing of a row's size is sent but the parts of chunks that docs/distributed.md tells of.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .._operations import known
+from ._messages import agree, check_device, kind_of, place, traced
+from ._rank_plan import product
+from ._shard import Shard
+from ._sharded import Call, ExponentCall, VarianceCall, check_sizes, dim_of, join_cut, kind_of_call, slowest_first
+
+_ops = torch.ops.gpureduce
+_Runs = Sequence[tuple[int, int]]
+
+
+class Cut(Protocol):
+    """How a tensor is cut over ranks."""
+
+    shape: tuple[int, ...]  # of the global tensor
+
+    def crosses(self, dims: Sequence[int]) -> bool:
+        """Whether one of these dims is cut."""
+
+    def reduced(self, x: Tensor, call: Call, *, logical: bool = False, nodes: Tensor | None = None) -> Any:
+        """The result of a call on a global tensor that is cut so, of which this rank has `x`.
+
+        Elements come in the order of memory, or in logical order; `nodes` are this rank's results, where they are
+        known.
+        """
+
+    def held(self, dim: int) -> _Runs:
+        """The indices along a dim that this rank has, ascending: from the first to before the second."""
+
+
+@dataclass(frozen=True)
+class ShardCut:
+    """How a Shard is cut."""
+
+    shape: tuple[int, ...]
+    dim: int
+    sizes: tuple[int, ...]
+    order: tuple[int, ...]  # of the dims that are reduced in the order of memory
+    rank: int
+    group: Any
+
+    def crosses(self, dims: Sequence[int]) -> bool:
+        return self.dim in dims
+
+    def reduced(self, x: Tensor, call: Call, *, logical: bool = False, nodes: Tensor | None = None) -> Any:
+        order = [d for d in (sorted(call.dims) if logical else self.order) if d in call.dims]
+        return join_cut(x.detach(), replace(call, shard_dim=self.dim), self.sizes, order, self.group, nodes)
+
+    def held(self, dim: int) -> _Runs:
+        if dim != self.dim:
+            return ((0, self.shape[dim]),)
+        first = sum(self.sizes[: self.rank])
+        return ((first, first + self.sizes[self.rank]),)
+
+
+# --- what a rank does -------------------------------------------------------------------------------------------------
+
+
+def widest(*tensors: Tensor | None) -> torch.dtype:
+    """The dtype that a call on these computes with."""
+    wide = any(x is not None and x.dtype == torch.float64 for x in tensors)
+    return torch.float64 if wide else torch.float32
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rounded once: torch rounds float64 to small floats by way of float32."""
+    if x.dtype == torch.float64 and dtype.itemsize <= 2:
+        return _ops.sum(x.unsqueeze(-1), [-1], dtype=dtype)
+    return x.to(dtype)
+
+
+def _sum(dims: Sequence[int], dtype: torch.dtype, name: str = "sum") -> Call:
+    return Call(known()[name], sorted(dims), True, dtype, dtype, -1)
+
+
+def _largest(dim: int, dtype: torch.dtype) -> Call:
+    return Call(known()["_amax"], [dim], True, None, dtype, -1)
+
+
+def _exponents(cut: Cut, function: str, x: Tensor, dim: int, computed: torch.dtype) -> tuple[Tensor, Tensor]:
+    """m of each row, and 1 / S or log S."""
+    m = cut.reduced(x, _largest(dim, x.dtype)).to(computed)
+    total = cut.reduced(x, ExponentCall(known()["sum"], [dim], True, computed, computed, -1, m))
+    return _ops._finish_rows(total, m, function, cut.shape[dim], 0.0, computed)
+
+
+def softmax(cut: Cut, function: str, x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+    """softmax or log_softmax."""
+    if not cut.crosses([dim]):
+        return getattr(_ops, function)(x, dim, dtype=dtype)
+    dtype = dtype or (torch.float32 if x.dtype.itemsize == 1 else x.dtype)
+    computed = torch.float64 if torch.float64 in (x.dtype, dtype) else torch.float32
+    if cut.shape[dim] == 0:
+        return torch.empty_like(x, dtype=dtype)
+    m, r = _exponents(cut, function, x, dim, computed)
+    return _ops._row_step(x, "applied", function, [dim], mean=m, r=r, computed=computed, dtype=dtype)
+
+
+def softmax_backward(cut: Cut, function: str, grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """The gradient of the input, of that dtype, from the result."""
+    name = f"{function}_backward"
+    if not cut.crosses([dim]):
+        return getattr(_ops, f"_{name}")(grad, y, dim, dtype)
+    computed, added = widest(grad, y), grad
+    if function == "softmax":
+        added = _ops._row_step(y, "addends", name, [dim], grad, computed=computed, dtype=computed)
+    share = cut.reduced(added, _sum([dim], computed))
+    return _ops._row_step(y, "applied", name, [dim], grad, share=share, computed=computed, dtype=dtype)
+
+
+def _here(cut: Cut, target: Tensor, dim: int) -> Tensor:
+    """The places of classes among those that this rank has, or -1."""
+    places, done = torch.full_like(target, -1), 0
+    for first, last in cut.held(dim):
+        inside = (target >= first) & (target < last)
+        places, done = torch.where(inside, target - first + done, places), done + last - first
+    return places
+
+
+def log_prob(cut: Cut, x: Tensor, target: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Per row: the logarithm of its target's probability, m and log S. Targets are not cut with the classes."""
+    if not cut.crosses([dim]):
+        return _ops._log_prob(x, target, dim)
+    computed, classes = widest(x), cut.shape[dim]
+    kept = [1 if d == dim else n for d, n in enumerate(x.shape)]
+    if target.numel() == 0:
+        empty = torch.empty(kept, dtype=computed, device=x.device)
+        return empty.squeeze(dim), empty, empty.clone()
+    if classes == 0:
+        raise RuntimeError("log_prob(): logits: there are no classes")
+    _expect_classes(target, classes)
+    m, log_sum = _exponents(cut, "log_sum", x, dim, computed)
+    place = _here(cut, target.to(torch.int64), dim).unsqueeze(dim)
+    least = torch.full(kept, -torch.inf, dtype=computed, device=x.device)
+    at_target = least
+    if x.shape[dim]:
+        plain = x.float() if x.dtype.itemsize == 1 else x
+        at_target = torch.where(place >= 0, plain.gather(dim, place.clamp_min(0)).to(computed), least)
+    at_target = cut.reduced(x.to(computed) if x.numel() == 0 else at_target.expand(x.shape), _largest(dim, computed), nodes=at_target)
+    found = _ops._row_step(
+        at_target, "applied", "log_softmax", [dim], mean=m, r=log_sum, computed=computed, dtype=computed
+    )
+    return found.squeeze(dim).masked_fill(target < 0, 0), m, log_sum
+
+
+def _expect_classes(target: Tensor, classes: int) -> None:
+    """Raises torch's error if a target is too large: on a GPU an assertion that stops a kernel."""
+    if traced(target):
+        return
+    if not target.is_cpu:
+        torch._assert_async((target < classes).all())
+    elif (most := int(target.max())) >= classes:
+        raise IndexError(f"log_prob(): Target {most} is out of bounds.")
+
+
+def log_prob_backward(
+    cut: Cut, grad: Tensor, x: Tensor, target: Tensor, dim: int, m: Tensor, log_sum: Tensor
+) -> Tensor:
+    """The gradient of the logits."""
+    if not cut.crosses([dim]):
+        return _ops._log_prob_backward(grad, x, target, dim, m, log_sum)
+    computed = widest(x)
+    share, place = grad.to(computed).masked_fill(target < 0, 0), _here(cut, target.to(torch.int64), dim)
+    given = dict(target=place, mean=m, r=log_sum, share=share)
+    return _ops._row_step(x, "applied", "log_prob_backward", [dim], **given, computed=computed, dtype=x.dtype)
+
+
+def norm(
+    cut: Cut, function: str, x: Tensor, dims: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """rms_norm or layer_norm over the last dims: the result, each row's mean, which is None for rms_norm, and r."""
+    across = [*range(x.dim() - dims, x.dim())]
+    centered = function == "layer_norm"
+    if not cut.crosses(across):
+        if centered:
+            return _ops._layer_norm(x, dims, weight, bias, eps)
+        y, r = _ops._rms_norm(x, dims, weight, eps)
+        return y, None, r
+    computed, length = widest(x, weight, bias), product(cut.shape[d] for d in across)
+    if centered:
+        kind, operation = kind_of_call("var_mean")
+        variance, mean = cut.reduced(x, kind(operation, across, True, torch.float64, torch.float64, -1, 0.0))
+        mean, r = _ops._finish_rows(variance, mean, function, length, eps, computed)
+    else:
+        squares = cut.reduced(x, _sum(across, computed, "_powsum_2"))
+        mean, (_, r) = None, _ops._finish_rows(squares, None, function, length, eps, computed)
+    given = dict(weight=weight, bias=bias, mean=mean, r=r, computed=computed)
+    return _ops._row_step(x, "applied", function, across, **given, dtype=x.dtype), mean, r
+
+
+def norm_backward(
+    cut: Cut,
+    function: str,
+    grad: Tensor,
+    x: Tensor,
+    dims: int,
+    mean: Tensor | None,
+    r: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of x, weight and bias, those that are wanted. Of the last two: the sums over all rows of all ranks."""
+    along, across = [*range(x.dim() - dims)], [*range(x.dim() - dims, x.dim())]
+    crosses_rows, crosses_weights = cut.crosses(across), cut.crosses(along)
+    here = [mask[0] and not crosses_rows, mask[1] and not crosses_weights, mask[2] and not crosses_weights]
+    found: list[Tensor | None] = [None, None, None]
+    if any(here) and function == "layer_norm":
+        found = list(_ops._layer_norm_backward(grad, x, dims, mean, r, weight, bias, eps, here))
+    elif any(here):
+        found = [*_ops._rms_norm_backward(grad, x, dims, r, weight, eps, here[:2]), None]
+    computed = widest(x, grad, weight, bias, r)
+    name, numbers = f"{function}_backward", dict(mean=mean, r=r, computed=computed)
+    if mask[0] and crosses_rows:
+
+        def total(step: str) -> Tensor:
+            addends = _ops._row_step(x, step, name, across, grad, weight, **numbers, dtype=computed)
+            return cut.reduced(addends, _sum(across, computed))
+
+        length = product(cut.shape[d] for d in across)
+        sums = (total("second_addends"), total("addends")) if mean is not None else (total("addends"), None)
+        first_share, share = _ops._finish_rows(*sums, name, length, 0.0, computed)
+        numbers |= dict(first_share=first_share, share=share)
+        found[0] = _ops._row_step(x, "applied", name, across, grad, weight, **numbers, dtype=x.dtype)
+    if crosses_weights:
+
+        def over_rows(addends: Tensor, like: Tensor | None) -> Tensor:
+            total = cut.reduced(addends, _sum(along, computed), logical=True)
+            return rounded(total.reshape(x.shape[x.dim() - dims :]), x.dtype if like is None else like.dtype)
+
+        numbers = dict(mean=mean, r=r, computed=computed)
+        if mask[1]:
+            addends = _ops._row_step(x, "weight_addends", name, across, grad, **numbers, dtype=computed)
+            found[1] = over_rows(addends, weight)
+        if mask[2]:
+            found[2] = over_rows(grad, bias)
+    return tuple(found)
+
+
+# --- gradients of Shards ----------------------------------------------------------------------------------------------
+# Of first order. Those of DTensors are the operators' own, of any order.
+
+
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, cut, function, dim, dtype):
+        y = softmax(cut, function, x, dim, dtype)
+        ctx.save_for_backward(y)
+        ctx.facts = cut, function, dim, x.dtype
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        cut, function, dim, dtype = ctx.facts
+        return softmax_backward(cut, function, grad, *ctx.saved_tensors, dim, dtype), None, None, None, None
+
+
+class _LogProb(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, cut, target, dim):
+        found, m, log_sum = log_prob(cut, x, target, dim)
+        ctx.save_for_backward(x, target, m, log_sum)
+        ctx.facts = cut, dim
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        (cut, dim), (x, target, m, log_sum) = ctx.facts, ctx.saved_tensors
+        return log_prob_backward(cut, grad, x, target, dim, m, log_sum), None, None, None
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, cut, function, dims, eps):
+        y, mean, r = norm(cut, function, x, dims, weight, bias, eps)
+        ctx.save_for_backward(x, weight, bias, mean, r)
+        ctx.facts = cut, function, dims, eps
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        (cut, function, dims, eps), (x, weight, bias, mean, r) = ctx.facts, ctx.saved_tensors
+        mask = ctx.needs_input_grad[:3]
+        found = norm_backward(cut, function, grad, x, dims, mean, r, weight, bias, eps, mask)
+        return *found, None, None, None, None
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over dims that are cut, which every rank gets; a gradient that every rank has goes to its own part."""
+
+    @staticmethod
+    def forward(ctx, x, cut, dims):
+        ctx.shape = x.shape
+        return cut.reduced(x, _sum(dims, x.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return grad.expand(ctx.shape), None, None
+
+
+# --- calls on Shards --------------------------------------------------------------------------------------------------
+
+
+def _opened(
+    title: str, shard: Shard, read: Callable[[Tensor, int], tuple[list[int], bool, dict[str, Any]]]
+) -> tuple[Tensor, ShardCut | None]:
+    """This rank's tensor, and how it is cut: None where ranks have nothing to do with each other.
+
+    `read` checks the arguments as far as one rank can, given the tensor and the dim that is cut. It returns the dims of
+    a row, whether ranks have to do with each other, and what else they must agree on.
+    """
+    group, sizes = shard.group, shard.sizes
+    world, rank = place(title, group)
+    error = facts = None
+    x, size, meets = shard.x, 0, True
+    try:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{title}(): the Shard's tensor must be Tensor, not {type(x).__name__}")
+        dim = dim_of(title, shard)
+        dims, meets, more = read(x, dim)
+        size = int(x.shape[dim])
+        if sizes is not None:
+            check_sizes(title, sizes, world, rank, size)
+        if meets and world > 1:
+            check_device(title, "x", x.device, group)
+        order = slowest_first(x.stride(), [d for d in dims if x.shape[d] != 1 or d == dim])
+        facts = {
+            "function": title,
+            "shape": ["*" if d == dim else n for d, n in enumerate(x.shape)],
+            "dtype": str(x.dtype),
+            "device": kind_of(x.device, group),
+            "dim of the Shard": dim,
+            "order": order,
+        } | more
+    except Exception as raised:
+        if sizes is not None or world == 1:
+            raise
+        error = raised
+    if error is None and (world == 1 or not meets):
+        return x, None
+    if sizes is None:
+        device = x.device if isinstance(x, Tensor) else torch.get_default_device()
+        sizes, order = agree(title, facts, error, size, group, device)
+    shape = (*x.shape[:dim], int(sum(sizes)), *x.shape[dim + 1 :])
+    return x, ShardCut(shape, dim, tuple(map(int, sizes)), tuple(order), rank, group)
+
+
+def _probe(x: Tensor | None) -> Tensor | None:
+    return None if x is None else torch.empty_like(x, device="meta")
+
+
+def _one(x: Tensor) -> Tensor:
+    return torch.empty([1] * x.dim(), dtype=x.dtype, device="meta")
+
+
+def _beside(title: str, x: Tensor, **given: Tensor | None) -> None:
+    """Raises an error unless these are tensors on the device of `x`, or None."""
+    for argument, tensor in given.items():
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{title}(): argument '{argument}' must be Tensor, not {type(tensor).__name__}")
+        if tensor.device != x.device:
+            devices = f"{tensor.device} and {x.device}"
+            raise RuntimeError(
+                f"{title}(): Expected all tensors to be on the same device, but found {devices} ('{argument}')"
+            )
+
+
+def _softmax_of(function: str, shard: Shard, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    def read(x: Tensor, cut_dim: int) -> tuple[list[int], bool, dict[str, Any]]:
+        result = getattr(_ops, function)(_one(x), dim, dtype=dtype)
+        at = dim % x.dim()
+        return [at], at == cut_dim, {"dim": at, "dtype of the result": str(result.dtype)}
+
+    x, cut = _opened(function, shard, read)
+    if cut is None:
+        return getattr(_ops, function)(x, dim, dtype=dtype)
+    return _differentiable_softmax(cut, function, x, dim % x.dim(), dtype)
+
+
+def _differentiable_softmax(cut: Cut, function: str, x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+    result = dtype or (torch.float32 if x.dtype.itemsize == 1 else x.dtype)
+    # A logarithm of two bytes has too few digits for its exponential.
+    if function == "log_softmax" and result.itemsize == 2 and x.requires_grad and torch.is_grad_enabled():
+        return rounded(_Softmax.apply(x, cut, function, dim, torch.float32), result)
+    return _Softmax.apply(x, cut, function, dim, dtype)
+
+
+def _log_prob_of(
+    shard: Shard, target: Tensor, dim: int = -1, *, temperature: float = 1.0, ignore_index: int = -100
+) -> Tensor:
+    title, options = "log_prob", dict(temperature=temperature, ignore_index=ignore_index)
+
+    def read(x: Tensor, cut_dim: int) -> tuple[list[int], bool, dict[str, Any]]:
+        _beside(title, x, target=target)
+        _ops.log_prob(_probe(x), _probe(target), dim, **options)
+        at = dim % x.dim()
+        return [at], at == cut_dim, {"dim": at, "dtype of 'target'": str(target.dtype), **options}
+
+    x, cut = _opened(title, shard, read)
+    if cut is None:
+        return _ops.log_prob(x, target, dim, **options)
+    if temperature != 1:
+        x = (x.float() if x.dtype != torch.float64 else x) / torch.scalar_tensor(
+            temperature, dtype=widest(x), device=x.device
+        )
+    return _LogProb.apply(x, cut, _marked(target, ignore_index), dim % x.dim())
+
+
+def _marked(target: Tensor, ignore_index: int) -> Tensor:
+    """A target to ignore becomes -1."""
+    return torch.where(target == ignore_index, torch.scalar_tensor(-1, dtype=target.dtype, device=target.device), target)
+
+
+def entropies(shard: Shard, dim: int, temperature: float) -> Tensor:
+    """The entropy of each row's probabilities, with `log_prob`'s arguments."""
+    x = shard.x if shard.x.dtype == torch.float64 else shard.x.float()
+    x = x if temperature == 1 else x / x.new_tensor(temperature)
+    x, cut = _opened("log_prob", replace_tensor(shard, x), lambda x, d: ([dim % x.dim()], d == dim % x.dim(), {}))
+    if cut is None:
+        logarithms = _ops.log_softmax(x, dim)
+    else:
+        logarithms = _differentiable_softmax(cut, "log_softmax", x, dim % x.dim(), None)
+    finite = logarithms.masked_fill(logarithms == -torch.inf, 0)  # 0 * -inf would be NaN
+    shares = logarithms.exp() * finite
+    if cut is None:
+        return -_ops.sum(shares, [dim])
+    return -_Sum.apply(shares, cut, [dim % x.dim()]).squeeze(dim)
+
+
+def replace_tensor(shard: Shard, x: Tensor) -> Shard:
+    """A Shard that is cut alike."""
+    return Shard(x, shard.dim, shard.group, shard.sizes)
+
+
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+def _cross_entropy_of(
+    shard: Shard,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    title = "cross_entropy"
+
+    def read(x: Tensor, cut_dim: int) -> tuple[list[int], bool, dict[str, Any]]:
+        _beside(title, x, target=target, weight=weight)
+        _ops.cross_entropy(_probe(x), _probe(target), None, reduction, ignore_index, label_smoothing)
+        at, wide = int(x.dim() > 1), str(widest(x, weight))
+        facts = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+        return [at], reduction > 0 or at == cut_dim, facts | {"computed in": wide, "dtype of 'target'": str(target.dtype)}
+
+    x, cut = _opened(title, shard, read)
+    if cut is None:
+        return _ops.cross_entropy(x, target, weight, reduction, ignore_index, label_smoothing)
+    dim = int(x.dim() > 1)
+    computed, classes = widest(x, weight), cut.shape[dim]
+    if weight is not None and (weight.dim() != 1 or weight.shape[0] != classes):
+        raise RuntimeError(
+            f"cross_entropy(): weight: expected a number for each of {classes} classes, but got the size "
+            f"{list(weight.shape)}"
+        )
+    across = cut.crosses([dim])  # otherwise the rows are cut
+
+    def logarithms() -> Tensor:
+        if across:
+            return _Softmax.apply(x, cut, "log_softmax", dim, computed)
+        return _ops.log_softmax(x, dim, dtype=computed)
+
+    def total(each: Tensor) -> Tensor:
+        return (_Sum.apply(each, cut, [dim]) if across else _ops.sum(each, [dim], True)).squeeze(dim)
+
+    def over_rows(each: Tensor) -> Tensor:
+        if across:
+            return _ops.sum(each)
+        at = cut.dim - (cut.dim > dim)
+        dims = [*range(each.dim())]
+        order = dims if each.is_contiguous() else slowest_first(each.stride(), dims)
+        rows = replace(cut, shape=(*cut.shape[:dim], *cut.shape[dim + 1 :]), dim=at, order=tuple(order))
+        return _Sum.apply(each, rows, dims).reshape(())
+
+    def number(value: float) -> Tensor:
+        return torch.scalar_tensor(value, dtype=computed, device=x.device)
+
+    def reduced(losses: Tensor, divisor: Callable[[], Tensor]) -> Tensor:
+        if reduction == 0:
+            return rounded(losses, x.dtype)
+        return rounded(over_rows(losses) / divisor() if reduction == 1 else over_rows(losses), x.dtype)
+
+    of_class = None
+    if weight is not None:
+        (first, last), *_ = cut.held(dim)
+        of_class = weight[first:last].to(computed).view([-1 if d == dim else 1 for d in range(x.dim())])
+    if target.is_floating_point():  # probabilities of classes
+        share = target.to(computed)
+        if label_smoothing > 0:
+            share = share * (1 - label_smoothing) + number(label_smoothing) / number(classes)
+        if of_class is not None:
+            share = share * of_class
+        rows = product(n for d, n in enumerate(cut.shape) if d != dim)
+        return reduced(-total(logarithms() * share), lambda: number(rows))
+
+    ignored, index = target == ignore_index, _marked(target, ignore_index)
+    logits = x.double() if computed == torch.float64 else x
+    losses = -(_LogProb.apply(logits, cut, index, dim) if across else _ops._log_prob(logits, index, dim)[0])
+    counted = ignored.logical_not().to(computed)
+    if weight is not None:
+        counted = counted * weight.to(computed)[index.clamp_min(0).to(torch.int64)]
+        losses = losses * counted
+    if label_smoothing > 0:
+        weighted = logarithms() if of_class is None else logarithms() * of_class
+        smooth = -total(weighted).masked_fill(ignored, 0)
+        losses = losses * (1 - label_smoothing) + smooth * (number(label_smoothing) / number(classes))
+    return reduced(losses, lambda: over_rows(counted))
+
+
+def _norm_of(
+    function: str,
+    shard: Shard,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    shape = [int(n) for n in normalized_shape]
+
+    def read(x: Tensor, cut_dim: int) -> tuple[list[int], bool, dict[str, Any]]:
+        _beside(function, x, weight=weight, bias=bias)
+        dims = len(shape)
+        own = list(shape)
+        across = [*range(max(x.dim() - dims, 0), x.dim())]
+        if cut_dim in across:  # of the global tensor
+            own[cut_dim - x.dim()] = x.shape[cut_dim]
+        arguments = (_probe(weight),) if function == "rms_norm" else (_probe(weight), _probe(bias))
+        getattr(_ops, function)(_probe(x), own, *arguments)
+        trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (weight, bias))
+        facts = {"normalized_shape": shape, "eps": eps, "weights": [None if t is None else str(t.dtype) for t in (weight, bias)]}
+        return across, cut_dim in across or trained, facts | {"weights with gradients": trained}
+
+    x, cut = _opened(function, shard, read)
+    arguments = (weight,) if function == "rms_norm" else (weight, bias)
+    if cut is None:
+        given = () if eps is None else (eps,)
+        return getattr(_ops, function)(x, shape, *arguments, *given)
+    dims = len(shape)
+    if list(cut.shape[x.dim() - dims :]) != shape:
+        raise RuntimeError(
+            f"{function}(): Given normalized_shape={shape}, expected input with shape [*, {', '.join(map(str, shape))}], "
+            f"but got input of size {list(cut.shape)}"
+        )
+    if eps is None:  # torch's defaults
+        eps = 1e-5 if function == "layer_norm" else torch.finfo(widest(x)).eps
+    return _Norm.apply(x, weight, bias, cut, function, dims, eps)
+
+
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {  # with the operators' names of arguments but the first
+    "softmax": partial(_softmax_of, "softmax"),
+    "log_softmax": partial(_softmax_of, "log_softmax"),
+    "log_prob": _log_prob_of,
+    "cross_entropy": _cross_entropy_of,
+    "rms_norm": partial(_norm_of, "rms_norm"),
+    "layer_norm": partial(_norm_of, "layer_norm"),
+}
