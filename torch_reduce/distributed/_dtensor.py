@@ -35,6 +35,7 @@ from ._sharded import (
     join_many,
     join_shards,
     kind_of_call,
+    kind_of_operation,
     laid_out,
     lies_in_order,
     own_nodes,
@@ -67,7 +68,7 @@ def _reduce(
     meta = _meta_result(op, operation.title, [self], dim, keepdim, dtype=dtype, out=out)
     complex_norm = self.is_complex() and operation.is_norm
     given = meta.dtype.to_complex() if complex_norm else meta.dtype
-    call = Call(operation, _reduced(dim, self.dim()), keepdim, given, meta.dtype, -1)
+    call = kind_of_operation(operation)(operation, _reduced(dim, self.dim()), keepdim, given, meta.dtype, -1)
     (result,) = _results(_without_partials(self), call, [meta])
     return result if out is None else out.copy_(result)
 

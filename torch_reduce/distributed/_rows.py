@@ -18,7 +18,7 @@ from .._operations import known
 from ._messages import agree, check_device, kind_of, place, traced
 from ._rank_plan import product
 from ._shard import Shard
-from ._sharded import Call, ExponentCall, VarianceCall, check_sizes, dim_of, join_cut, kind_of_call, slowest_first
+from ._sharded import Call, ExponentCall, check_sizes, dim_of, join_cut, kind_of_call, slowest_first
 
 _ops = torch.ops.gpureduce
 _Runs = Sequence[tuple[int, int]]
@@ -95,6 +95,8 @@ def _largest(dim: int, dtype: torch.dtype) -> Call:
 def _exponents(cut: Cut, function: str, x: Tensor, dim: int, computed: torch.dtype) -> tuple[Tensor, Tensor]:
     """m of each row, and 1 / S or log S."""
     m = cut.reduced(x, _largest(dim, x.dtype)).to(computed)
+    own = torch.float32 if x.is_floating_point() and x.dtype != torch.float64 else torch.float64
+    x = x if own == computed else x.to(computed)  # what the sum computes with follows from its elements
     total = cut.reduced(x, ExponentCall(known()["sum"], [dim], True, computed, computed, -1, m))
     return _ops._finish_rows(total, m, function, cut.shape[dim], 0.0, computed)
 
@@ -151,7 +153,9 @@ def log_prob(cut: Cut, x: Tensor, target: Tensor, dim: int) -> tuple[Tensor, Ten
     if x.shape[dim]:
         plain = x.float() if x.dtype.itemsize == 1 else x
         at_target = torch.where(place >= 0, plain.gather(dim, place.clamp_min(0)).to(computed), least)
-    at_target = cut.reduced(x.to(computed) if x.numel() == 0 else at_target.expand(x.shape), _largest(dim, computed), nodes=at_target)
+    at_target = cut.reduced(
+        x.to(computed) if x.numel() == 0 else at_target.expand(x.shape), _largest(dim, computed), nodes=at_target
+    )
     found = _ops._row_step(
         at_target, "applied", "log_softmax", [dim], mean=m, r=log_sum, computed=computed, dtype=computed
     )
@@ -216,7 +220,7 @@ def norm_backward(
     eps: float,
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of x, weight and bias, those that are wanted. Of the last two: the sums over all rows of all ranks."""
+    """The gradients of x, weight and bias that are wanted: of the last two the sums over all rows of all ranks."""
     along, across = [*range(x.dim() - dims)], [*range(x.dim() - dims, x.dim())]
     crosses_rows, crosses_weights = cut.crosses(across), cut.crosses(along)
     here = [mask[0] and not crosses_rows, mask[1] and not crosses_weights, mask[2] and not crosses_weights]
@@ -430,7 +434,9 @@ def _log_prob_of(
 
 def _marked(target: Tensor, ignore_index: int) -> Tensor:
     """A target to ignore becomes -1."""
-    return torch.where(target == ignore_index, torch.scalar_tensor(-1, dtype=target.dtype, device=target.device), target)
+    return torch.where(
+        target == ignore_index, torch.scalar_tensor(-1, dtype=target.dtype, device=target.device), target
+    )
 
 
 def entropies(shard: Shard, dim: int, temperature: float) -> Tensor:
@@ -472,7 +478,11 @@ def _cross_entropy_of(
         _ops.cross_entropy(_probe(x), _probe(target), None, reduction, ignore_index, label_smoothing)
         at, wide = int(x.dim() > 1), str(widest(x, weight))
         facts = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
-        return [at], reduction > 0 or at == cut_dim, facts | {"computed in": wide, "dtype of 'target'": str(target.dtype)}
+        return (
+            [at],
+            reduction > 0 or at == cut_dim,
+            facts | {"computed in": wide, "dtype of 'target'": str(target.dtype)},
+        )
 
     x, cut = _opened(title, shard, read)
     if cut is None:
@@ -558,7 +568,11 @@ def _norm_of(
         arguments = (_probe(weight),) if function == "rms_norm" else (_probe(weight), _probe(bias))
         getattr(_ops, function)(_probe(x), own, *arguments)
         trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (weight, bias))
-        facts = {"normalized_shape": shape, "eps": eps, "weights": [None if t is None else str(t.dtype) for t in (weight, bias)]}
+        facts = {
+            "normalized_shape": shape,
+            "eps": eps,
+            "weights": [None if t is None else str(t.dtype) for t in (weight, bias)],
+        }
         return across, cut_dim in across or trained, facts | {"weights with gradients": trained}
 
     x, cut = _opened(function, shard, read)
@@ -569,8 +583,8 @@ def _norm_of(
     dims = len(shape)
     if list(cut.shape[x.dim() - dims :]) != shape:
         raise RuntimeError(
-            f"{function}(): Given normalized_shape={shape}, expected input with shape [*, {', '.join(map(str, shape))}], "
-            f"but got input of size {list(cut.shape)}"
+            f"{function}(): Given normalized_shape={shape}, expected input with shape "
+            f"[*, {', '.join(map(str, shape))}], but got input of size {list(cut.shape)}"
         )
     if eps is None:  # torch's defaults
         eps = 1e-5 if function == "layer_norm" else torch.finfo(widest(x)).eps
