@@ -201,7 +201,7 @@ def test_pinned_results(op, pinned_cases, device):
 # --- plans on a GPU ---------------------------------------------------------------------------------------------------
 
 
-FORCED = [op for op in CASES if isinstance(op, Norm) or str(op) == "mean"]
+FORCED = [op for op in CASES if isinstance(op, Norm) or str(op) in ("mean", "logsumexp")]
 
 
 @taken("float32", "bfloat16", "float64", "float8_e4m3fn", "complex64", "complex128", "int8", cases=FORCED)
