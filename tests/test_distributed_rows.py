@@ -448,12 +448,18 @@ def refused(group):
     bad = x.to(torch.complex64) if rank == 1 else x
     kind, message = (NotImplementedError, "complex") if rank == 1 else (RuntimeError, "rank 1 failed: NotImpl")
     expect(group, kind, message, lambda: torch_reduce.softmax(Shard(bad, 1, group), 1))
-    # gradients of first order
-    leaf = x.clone().requires_grad_()
-    y = torch_reduce.softmax(Shard(leaf, 1, group), 1)
-    (gradient,) = torch.autograd.grad(y, leaf, torch.rand_like(y), create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+    # of every function gradients have the first order
+    leaf, weight = x.clone().requires_grad_(), torch.ones(6, device=here(), requires_grad=True)
+    mine = Shard(leaf, 1, group)
+    for y in (
+        torch_reduce.softmax(mine, 1),
+        torch_reduce.log_prob(mine, target),
+        torch_reduce.layer_norm(mine, 12, weight, weight),
+        torch_reduce.cross_entropy(mine, torch.ones_like(x) / 12),
+    ):
+        (gradient,) = torch.autograd.grad(y.sum(), leaf, create_graph=True)
+        with pytest.raises(RuntimeError, match="of a Shard through ranks are of first order"):
+            gradient.sum().backward()
 
 
 def test_refused(world):

@@ -7,12 +7,11 @@ of csrc/numeric/rows.h. Nothing of a row's size is sent but the parts of chunks 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .._operations import known
 from ._messages import agree, check_device, kind_of, place, traced
@@ -118,7 +117,7 @@ def softmax_backward(cut: Cut, function: str, grad: Tensor, y: Tensor, dim: int,
     name = f"{function}_backward"
     if not cut.crosses([dim]):
         return getattr(_ops, f"_{name}")(grad, y, dim, dtype)
-    computed, added = widest(grad, y), grad
+    computed, added = torch.float64 if dtype == torch.float64 else widest(grad, y), grad
     if function == "softmax":
         added = _ops._row_step(y, "addends", name, [dim], grad, computed=computed, dtype=computed)
     share = cut.reduced(added, _sum([dim], computed))
@@ -258,7 +257,27 @@ def norm_backward(
 
 
 # --- gradients of Shards ----------------------------------------------------------------------------------------------
-# Of first order. Those of DTensors are the operators' own, of any order.
+
+
+def _of_first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass whose gradients raise an error when they are differentiated.
+
+    torch's own once_differentiable lets those pass whose incoming gradient is a constant: a part would be missing.
+    """
+
+    @wraps(backward)
+    def once(ctx: Any, grad: Tensor) -> Any:
+        with torch.no_grad():
+            found = backward(ctx, grad)
+        if not torch.is_grad_enabled():
+            return found
+        found = [x if x is None else x.detach().requires_grad_() for x in found]
+        return torch._C._functions.DelayedError(_ONCE, len(found))(*found)
+
+    return once
+
+
+_ONCE = b"gradients of a Shard through ranks are of first order; those of DTensors have any order"
 
 
 class _Softmax(torch.autograd.Function):
@@ -270,7 +289,7 @@ class _Softmax(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @_of_first_order
     def backward(ctx, grad):
         cut, function, dim, dtype = ctx.facts
         return softmax_backward(cut, function, grad, *ctx.saved_tensors, dim, dtype), None, None, None, None
@@ -285,7 +304,7 @@ class _LogProb(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable
+    @_of_first_order
     def backward(ctx, grad):
         (cut, dim), (x, target, m, log_sum) = ctx.facts, ctx.saved_tensors
         return log_prob_backward(cut, grad, x, target, dim, m, log_sum), None, None, None
@@ -300,7 +319,7 @@ class _Norm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @_of_first_order
     def backward(ctx, grad):
         (cut, function, dims, eps), (x, weight, bias, mean, r) = ctx.facts, ctx.saved_tensors
         mask = ctx.needs_input_grad[:3]
@@ -317,7 +336,7 @@ class _Sum(torch.autograd.Function):
         return cut.reduced(x, _sum(dims, x.dtype))
 
     @staticmethod
-    @once_differentiable
+    @_of_first_order
     def backward(ctx, grad):
         return grad.expand(ctx.shape), None, None
 
