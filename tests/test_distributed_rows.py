@@ -412,8 +412,8 @@ def sent(group):
 
     found = traffic(group, call)
     assert found["all_to_all"] == [0, 0]
-    # Of each row m as bfloat16, a sum and the target's number as float32; and nothing for the gradient.
-    assert found["all_gather"] == [3 * (2 + 4 + 4), 3]
+    # Of each row m, the target's logit and a sum, as float32; and nothing for the gradient.
+    assert found["all_gather"] == [3 * (4 + 4 + 4), 2]
 
 
 def test_what_is_sent(world):

@@ -38,6 +38,9 @@ class Cut(Protocol):
         known.
         """
 
+    def stacked(self, count: int) -> "Cut":
+        """How so many such tensors are cut that are stacked along a new first dim."""
+
     def held(self, dim: int) -> _Runs:
         """The indices along a dim that this rank has, ascending: from the first to before the second."""
 
@@ -59,6 +62,10 @@ class ShardCut:
     def reduced(self, x: Tensor, call: Call, *, logical: bool = False, nodes: Tensor | None = None) -> Any:
         order = [d for d in (sorted(call.dims) if logical else self.order) if d in call.dims]
         return join_cut(x.detach(), replace(call, shard_dim=self.dim), self.sizes, order, self.group, nodes)
+
+    def stacked(self, count: int) -> "ShardCut":
+        order = tuple(d + 1 for d in self.order)
+        return replace(self, shape=(count, *self.shape), dim=self.dim + 1, order=order)
 
     def held(self, dim: int) -> _Runs:
         if dim != self.dim:
@@ -91,9 +98,9 @@ def _largest(dim: int, dtype: torch.dtype) -> Call:
     return Call(known()["_amax"], [dim], True, None, dtype, -1)
 
 
-def _exponents(cut: Cut, function: str, x: Tensor, dim: int, computed: torch.dtype) -> tuple[Tensor, Tensor]:
-    """m of each row, and 1 / S or log S."""
-    m = cut.reduced(x, _largest(dim, x.dtype)).to(computed)
+def _exponents(cut: Cut, function: str, x: Tensor, m: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """m of each row, and 1 / S or log S, in the dtype of m."""
+    computed = m.dtype
     own = torch.float32 if x.is_floating_point() and x.dtype != torch.float64 else torch.float64
     x = x if own == computed else x.to(computed)  # what the sum computes with follows from its elements
     total = cut.reduced(x, ExponentCall(known()["sum"], [dim], True, computed, computed, -1, m))
@@ -108,7 +115,8 @@ def softmax(cut: Cut, function: str, x: Tensor, dim: int, dtype: torch.dtype | N
     computed = torch.float64 if torch.float64 in (x.dtype, dtype) else torch.float32
     if cut.shape[dim] == 0:
         return torch.empty_like(x, dtype=dtype)
-    m, r = _exponents(cut, function, x, dim, computed)
+    largest = cut.reduced(x, _largest(dim, x.dtype)).to(computed)
+    m, r = _exponents(cut, function, x, largest, dim)
     return _ops._row_step(x, "applied", function, [dim], mean=m, r=r, computed=computed, dtype=dtype)
 
 
@@ -145,16 +153,16 @@ def log_prob(cut: Cut, x: Tensor, target: Tensor, dim: int) -> tuple[Tensor, Ten
     if classes == 0:
         raise RuntimeError("log_prob(): logits: there are no classes")
     _expect_classes(target, classes)
-    m, log_sum = _exponents(cut, "log_sum", x, dim, computed)
     place = _here(cut, target.to(torch.int64), dim).unsqueeze(dim)
-    least = torch.full(kept, -torch.inf, dtype=computed, device=x.device)
-    at_target = least
+    # This rank's largest logit, and its logit of the target, if it has that.
+    mine = torch.full((2, *kept), -torch.inf, dtype=computed, device=x.device)
     if x.shape[dim]:
-        plain = x.float() if x.dtype.itemsize == 1 else x
-        at_target = torch.where(place >= 0, plain.gather(dim, place.clamp_min(0)).to(computed), least)
-    at_target = cut.reduced(
-        x.to(computed) if x.numel() == 0 else at_target.expand(x.shape), _largest(dim, computed), nodes=at_target
-    )
+        logits = x.float() if x.dtype.itemsize == 1 else x
+        at_place = logits.gather(dim, place.clamp_min(0)).to(computed)
+        mine = torch.stack([_ops.amax(logits, [dim], True).to(computed), torch.where(place >= 0, at_place, mine[1])])
+    like = mine.new_empty(()).expand(2, *x.shape)
+    largest, at_target = cut.stacked(2).reduced(like, _largest(dim + 1, computed), nodes=mine).unbind(0)
+    m, log_sum = _exponents(cut, "log_sum", x, largest, dim)
     found = _ops._row_step(
         at_target, "applied", "log_softmax", [dim], mean=m, r=log_sum, computed=computed, dtype=computed
     )
