@@ -327,6 +327,15 @@ def test_gradients_of_a_graph(case, name, device):
         assert_same_bits(ours.detach().cpu(), wanted.cpu())
 
 
+@every_softmax
+def test_gradients_of_a_graph_to_another_dtype(function, device):
+    """The input's dtype counts among those that the gradient is computed in."""
+    x = random((3, 50), "float64", 32, device).requires_grad_()
+    y, grad = getattr(OPS, function)(x, 1, dtype=torch.float32), random((3, 50), "float32", 33, device)
+    (plain,) = torch.autograd.grad(y, x, grad, retain_graph=True)
+    assert_same_bits(torch.autograd.grad(y, x, grad, create_graph=True)[0].detach().cpu(), plain.cpu())
+
+
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case[0])
 def test_vmap(case, device):
     """A batch of inputs, also of weights, has the bits of single calls."""

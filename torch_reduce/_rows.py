@@ -44,18 +44,22 @@ def _softmax(operator, name, input, dim, dtype, out):
     return _library.warning(operator.default)(input, dim, dtype=dtype)
 
 
-def softmax(input: "Tensor", dim: int, *, dtype: "torch.dtype | None" = None, out: "Tensor | None" = None) -> "Tensor":
+def softmax(
+    input: _arguments.Input, dim: int, *, dtype: torch.dtype | None = None, out: Tensor | None = None
+) -> Tensor:
     """The probabilities ``exp(input) / sum(exp(input))`` along ``dim``, as :func:`torch.softmax`, with fixed bits.
 
     Args:
-        input: real, of any shape, strides and device. Integers and bools need ``dtype``.
+        input: real, of any shape, strides and device, or a DTensor, or a :class:`torch_reduce.distributed.Shard`.
+            Integers and bools need ``dtype``.
         dim: the dimension that is reduced.
         dtype: of the result: float16, bfloat16, float32 or float64. The input is not rounded to it first. By default
             the input's; float32 for the float8 types.
         out: a tensor of that dtype, which the result is written to.
 
     Returns:
-        A tensor of ``input``'s shape. A row with a NaN or +inf, or of nothing but -inf, is NaN, as in torch.
+        A tensor of ``input``'s shape; of a Shard this rank's part of it. A row with a NaN or +inf, or of nothing but
+        -inf, is NaN, as in torch.
 
     **Order and rounding.** m is the exact maximum of a row, S the contract's sum of e^(x - m), and the result is
     e^(x - m) * (1 / S), in float32 (float64 if ``input`` or the result is), rounded once at the end. An e^(x - m) below
@@ -73,7 +77,9 @@ def softmax(input: "Tensor", dim: int, *, dtype: "torch.dtype | None" = None, ou
     return _softmax(_ops.softmax, "softmax", input, dim, dtype, out)
 
 
-def log_softmax(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
+def log_softmax(
+    input: _arguments.Input, dim: int, *, dtype: torch.dtype | None = None, out: Tensor | None = None
+) -> Tensor:
     """The logarithms of :func:`softmax`, as :func:`torch.log_softmax`, with fixed bits.
 
     Args, errors: as for :func:`softmax`.
@@ -89,11 +95,11 @@ def log_softmax(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, ou
 
 @overload
 def log_prob(
-    logits: Tensor, target: Tensor, dim: int = -1, *, temperature: float = 1.0, ignore_index: int = -100
+    logits: _arguments.Input, target: Tensor, dim: int = -1, *, temperature: float = 1.0, ignore_index: int = -100
 ) -> Tensor: ...
 @overload
 def log_prob(
-    logits: Tensor,
+    logits: _arguments.Input,
     target: Tensor,
     dim: int = -1,
     *,
@@ -102,7 +108,7 @@ def log_prob(
     return_entropy: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
 def log_prob(
-    logits: Tensor,
+    logits: _arguments.Input,
     target: Tensor,
     dim: int = -1,
     *,
@@ -113,8 +119,10 @@ def log_prob(
     """The logarithm of the probability that ``softmax(logits / temperature)`` gives to each ``target``.
 
     Args:
-        logits: of float16, bfloat16, float32, float64 or a float8 type, of any strides and device.
-        target: int64 or int32, of ``logits``'s shape without ``dim``: indices along ``dim``.
+        logits: of float16, bfloat16, float32, float64 or a float8 type, of any strides and device, or a DTensor, or a
+            :class:`torch_reduce.distributed.Shard`.
+        target: int64 or int32, of ``logits``'s shape without ``dim``: indices along ``dim``. Beside a Shard whose rows
+            are cut those of this rank's rows; the index is that of the global tensor's class.
         dim: the dimension of the classes.
         temperature: above 0. If it is not 1, the quotients are written to memory, in float32 or float64.
         ignore_index: targets of this value have the result 0, and no gradient.
@@ -160,7 +168,7 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 
 def cross_entropy(
-    input: Tensor,
+    input: _arguments.Input,
     target: Tensor,
     weight: Tensor | None = None,
     *,
@@ -173,14 +181,15 @@ def cross_entropy(
     Args:
         input: logits of shape (C,), (N, C) or (N, C, ...), as for :func:`log_prob`.
         target: indices of classes, of ``input``'s shape without C, of int64 or int32; or probabilities of classes, of
-            ``input``'s shape.
-        weight: a number per class.
+            ``input``'s shape. Beside a Shard those that belong to this rank's part.
+        weight: a number per class, of all classes.
         ignore_index: indices of this value count nothing.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         label_smoothing: from 0 to 1, the share of the targets that is spread over all classes.
 
     Returns:
-        The loss, of ``input``'s dtype; with ``reduction="none"`` one per target.
+        The loss, of ``input``'s dtype; with ``reduction="none"`` one per target. Of a Shard the global tensor's loss,
+        on every rank, and its gradient is the same on every rank.
 
     **Order and rounding.** A loss is the negative :func:`log_prob` times its weight, in float32 or float64. The mean is
     one quotient of two sums in the order of :func:`sum`: of the losses, and of the weights of the targets that count.
@@ -229,11 +238,11 @@ def _normalized(name, norm, input, residual):
 
 @overload
 def rms_norm(
-    input: Tensor, normalized_shape: _Shape, weight: Tensor | None = None, eps: float | None = None
+    input: _arguments.Input, normalized_shape: _Shape, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor: ...
 @overload
 def rms_norm(
-    input: Tensor,
+    input: _arguments.Input,
     normalized_shape: _Shape,
     weight: Tensor | None = None,
     eps: float | None = None,
@@ -241,7 +250,7 @@ def rms_norm(
     residual: Tensor,
 ) -> tuple[Tensor, Tensor]: ...
 def rms_norm(
-    input: Tensor,
+    input: _arguments.Input,
     normalized_shape: _Shape,
     weight: Tensor | None = None,
     eps: float | None = None,
@@ -251,19 +260,21 @@ def rms_norm(
     """``input`` over the root of its mean square, times ``weight``, as :func:`torch.nn.functional.rms_norm`.
 
     Args:
-        input: float16, bfloat16, float32 or float64, of any strides and device.
-        normalized_shape: the last dimensions of ``input``, over which the mean is taken.
-        weight: of that shape, of any real dtype; None counts as 1.
+        input: float16, bfloat16, float32 or float64, of any strides and device, or a DTensor, or a
+            :class:`torch_reduce.distributed.Shard`.
+        normalized_shape: the last dimensions of ``input``, over which the mean is taken; those of the global tensor.
+        weight: of that shape, of any real dtype; None counts as 1. Beside a Shard of these dimensions this rank's part.
         eps: what is added to the mean square; by default 2^-23 (2^-52 for float64), as in torch.
         residual: added to ``input`` first. The sum is rounded to its dtype, and its elements are normalized.
 
     Returns:
-        A tensor of ``input``'s shape and dtype; with ``residual`` a pair of it and the sum.
+        A tensor of ``input``'s shape and dtype; with ``residual`` a pair of it and the sum. Of a Shard this rank's
+        part.
 
     **Order and rounding.** S is the contract's sum of squares of a row, as :func:`powsum` has it, n its length, and
     r = 1 / sqrt(S / n + eps). The result is (x * r) * w, in float32 (float64 if any input is), rounded once at the end.
     The weight's gradient is the contract's sum over all rows in logical order, so it depends neither on the GPU nor on
-    how rows are cut into blocks.
+    how rows are cut into blocks, or over ranks: every rank gets the sum over the rows of all ranks.
 
     Raises:
         TypeError, RuntimeError: as torch's function.
@@ -278,7 +289,7 @@ def rms_norm(
 
 @overload
 def layer_norm(
-    input: Tensor,
+    input: _arguments.Input,
     normalized_shape: _Shape,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -286,7 +297,7 @@ def layer_norm(
 ) -> Tensor: ...
 @overload
 def layer_norm(
-    input: Tensor,
+    input: _arguments.Input,
     normalized_shape: _Shape,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -295,7 +306,7 @@ def layer_norm(
     residual: Tensor,
 ) -> tuple[Tensor, Tensor]: ...
 def layer_norm(
-    input: Tensor,
+    input: _arguments.Input,
     normalized_shape: _Shape,
     weight: Tensor | None = None,
     bias: Tensor | None = None,

@@ -262,7 +262,7 @@ Tensor softmax_backward_meta(const Tensor& grad, const Tensor& result, int64_t d
 // The same by operators that torch can differentiate again, with the same bits.
 template <bool logarithm>
 Tensor softmax_backward_composed(const Tensor& grad, const Tensor& result, int64_t dim, at::ScalarType dtype) {
-  const at::ScalarType computed = computed_in({result, grad, {}, {}, {}});
+  const at::ScalarType computed = dtype == at::kDouble ? dtype : computed_in({result, grad, {}, {}, {}});
   const Tensor g = grad.to(computed), y = result.to(computed);
   const auto scalar = result.dim() == 0;
   const auto sum = [&](const Tensor& x) { return scalar ? x : total(x, dim); };

@@ -35,6 +35,7 @@ from ._sharded import (
     join_many,
     join_shards,
     kind_of_call,
+    kind_of_operation,
     laid_out,
     lies_in_order,
     own_nodes,
@@ -67,7 +68,7 @@ def _reduce(
     meta = _meta_result(op, operation.title, [self], dim, keepdim, dtype=dtype, out=out)
     complex_norm = self.is_complex() and operation.is_norm
     given = meta.dtype.to_complex() if complex_norm else meta.dtype
-    call = Call(operation, _reduced(dim, self.dim()), keepdim, given, meta.dtype, -1)
+    call = kind_of_operation(operation)(operation, _reduced(dim, self.dim()), keepdim, given, meta.dtype, -1)
     (result,) = _results(_without_partials(self), call, [meta])
     return result if out is None else out.copy_(result)
 
@@ -222,34 +223,42 @@ def _apply(
 class _DTensorCut:
     """How a DTensor is cut, none of whose placements is Partial."""
 
-    x: DTensor
+    of: DTensor  # on the same mesh
+    placements: tuple[Placement, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(map(int, self.x.shape))
+    @classmethod
+    def like(cls, x: DTensor) -> "_DTensorCut":
+        return cls(x, tuple(x.placements), tuple(map(int, x.shape)), tuple(map(int, x.stride())))
 
     def crosses(self, dims: Sequence[int]) -> bool:
-        pairs = zip(self.x.placements, self.x.device_mesh.shape, strict=True)
-        return any(_is_shard(placement) and placement.dim in dims and size > 1 for placement, size in pairs)
+        return any(cut is not None and cut[0] in dims for cut in self._cuts)
 
     def reduced(self, x: Tensor, call: Any, *, logical: bool = False, nodes: Tensor | None = None) -> Any:
-        strides = torch.empty(self.shape, device="meta").stride() if logical else self.x.stride()
-        return _local_result(_from_local(x, self.x, self.x.placements, self.shape, strides), call, nodes)
+        strides = torch.empty(self.shape, device="meta").stride() if logical else self.strides
+        return _local_result(_from_local(x, self.of, self.placements, self.shape, strides), call, nodes)
+
+    def stacked(self, count: int) -> "_DTensorCut":
+        placements = (_moved(one, one.dim + 1) if _is_shard(one) else one for one in self.placements)
+        strides = (product(self.shape), *self.strides)
+        return replace(self, placements=tuple(placements), shape=(count, *self.shape), strides=strides)
 
     def held(self, dim: int) -> _Runs:
-        mesh = self.x.device_mesh
-        pairs = zip(self.x.placements, mesh.shape, strict=True)
-        cuts = tuple(_cut(one, parts) if parts > 1 and _is_shard(one) else None for one, parts in pairs)
-        return _held(self.shape, cuts, tuple(mesh.get_coordinate()))[dim]
+        return _held(self.shape, self._cuts, tuple(self.of.device_mesh.get_coordinate()))[dim]
+
+    @property
+    def _cuts(self) -> tuple[_Cut | None, ...]:
+        return _cuts(self.placements, self.of.device_mesh)
 
 
 def _rowwise(title: str, x: DTensor, work: Any, metas: Sequence[Tensor | None], placements: Sequence[Any]) -> Any:
     """The results that `work` makes of how `x` is cut, as DTensors of these shapes and placements; None as None."""
     found: Sequence[Tensor | None]
     if _inside(x):
-        shape, strides = tuple(map(int, x.shape)), tuple(map(int, x.stride()))
-        _check_local(title, x, shape, _find(x.device_mesh, tuple(x.placements), shape, strides, ()).local)
-        found = work(_DTensorCut(x))
+        cut = _DTensorCut.like(x)
+        _check_local(title, x, cut.shape, _find(x.device_mesh, cut.placements, cut.shape, cut.strides, ()).local)
+        found = work(cut)
     else:
         found = [meta if meta is None else meta.new_empty([0] * meta.dim(), device=x.device) for meta in metas]
     return tuple(
@@ -763,8 +772,7 @@ def _find(
     reduced: tuple[int, ...],
 ) -> _Found:
     """It is kept: a model's tensors have few layouts, and a norm of hundreds of them should not take long."""
-    pairs = zip(placements, mesh.shape, strict=True)
-    cuts = tuple(_cut(placement, parts) if parts > 1 and _is_shard(placement) else None for placement, parts in pairs)
+    cuts = _cuts(placements, mesh)
     order = tuple(_order(shape, strides, reduced))
     local = tuple(map(_length, _held(shape, cuts, tuple(mesh.get_coordinate()))))
     axes = tuple(axis for axis, cut in enumerate(cuts) if cut and cut[0] in reduced)
@@ -773,6 +781,12 @@ def _find(
     held = {rank: _held(shape, cuts, _coordinates(mesh)[rank]) for rank in _ranks(mesh, axes)}
     of_all = tuple(held.values())
     return _Found(local, order, axes, held, of_all, *_slabs(of_all, shape, order, reduced))
+
+
+def _cuts(placements: Sequence[Placement], mesh: DeviceMesh) -> tuple[_Cut | None, ...]:
+    """What each dim of the mesh cuts."""
+    pairs = zip(placements, mesh.shape, strict=True)
+    return tuple(_cut(placement, parts) if parts > 1 and _is_shard(placement) else None for placement, parts in pairs)
 
 
 def _cut(placement: Placement, parts: int) -> _Cut:

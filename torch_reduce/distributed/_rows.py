@@ -7,18 +7,17 @@ of csrc/numeric/rows.h. Nothing of a row's size is sent but the parts of chunks 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .._operations import known
 from ._messages import agree, check_device, kind_of, place, traced
 from ._rank_plan import product
 from ._shard import Shard
-from ._sharded import Call, ExponentCall, VarianceCall, check_sizes, dim_of, join_cut, kind_of_call, slowest_first
+from ._sharded import Call, ExponentCall, check_sizes, dim_of, join_cut, kind_of_call, slowest_first
 
 _ops = torch.ops.gpureduce
 _Runs = Sequence[tuple[int, int]]
@@ -38,6 +37,9 @@ class Cut(Protocol):
         Elements come in the order of memory, or in logical order; `nodes` are this rank's results, where they are
         known.
         """
+
+    def stacked(self, count: int) -> "Cut":
+        """How so many such tensors are cut that are stacked along a new first dim."""
 
     def held(self, dim: int) -> _Runs:
         """The indices along a dim that this rank has, ascending: from the first to before the second."""
@@ -60,6 +62,10 @@ class ShardCut:
     def reduced(self, x: Tensor, call: Call, *, logical: bool = False, nodes: Tensor | None = None) -> Any:
         order = [d for d in (sorted(call.dims) if logical else self.order) if d in call.dims]
         return join_cut(x.detach(), replace(call, shard_dim=self.dim), self.sizes, order, self.group, nodes)
+
+    def stacked(self, count: int) -> "ShardCut":
+        order = tuple(d + 1 for d in self.order)
+        return replace(self, shape=(count, *self.shape), dim=self.dim + 1, order=order)
 
     def held(self, dim: int) -> _Runs:
         if dim != self.dim:
@@ -92,9 +98,11 @@ def _largest(dim: int, dtype: torch.dtype) -> Call:
     return Call(known()["_amax"], [dim], True, None, dtype, -1)
 
 
-def _exponents(cut: Cut, function: str, x: Tensor, dim: int, computed: torch.dtype) -> tuple[Tensor, Tensor]:
-    """m of each row, and 1 / S or log S."""
-    m = cut.reduced(x, _largest(dim, x.dtype)).to(computed)
+def _exponents(cut: Cut, function: str, x: Tensor, m: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """m of each row, and 1 / S or log S, in the dtype of m."""
+    computed = m.dtype
+    own = torch.float32 if x.is_floating_point() and x.dtype != torch.float64 else torch.float64
+    x = x if own == computed else x.to(computed)  # what the sum computes with follows from its elements
     total = cut.reduced(x, ExponentCall(known()["sum"], [dim], True, computed, computed, -1, m))
     return _ops._finish_rows(total, m, function, cut.shape[dim], 0.0, computed)
 
@@ -107,7 +115,8 @@ def softmax(cut: Cut, function: str, x: Tensor, dim: int, dtype: torch.dtype | N
     computed = torch.float64 if torch.float64 in (x.dtype, dtype) else torch.float32
     if cut.shape[dim] == 0:
         return torch.empty_like(x, dtype=dtype)
-    m, r = _exponents(cut, function, x, dim, computed)
+    largest = cut.reduced(x, _largest(dim, x.dtype)).to(computed)
+    m, r = _exponents(cut, function, x, largest, dim)
     return _ops._row_step(x, "applied", function, [dim], mean=m, r=r, computed=computed, dtype=dtype)
 
 
@@ -116,7 +125,7 @@ def softmax_backward(cut: Cut, function: str, grad: Tensor, y: Tensor, dim: int,
     name = f"{function}_backward"
     if not cut.crosses([dim]):
         return getattr(_ops, f"_{name}")(grad, y, dim, dtype)
-    computed, added = widest(grad, y), grad
+    computed, added = torch.float64 if dtype == torch.float64 else widest(grad, y), grad
     if function == "softmax":
         added = _ops._row_step(y, "addends", name, [dim], grad, computed=computed, dtype=computed)
     share = cut.reduced(added, _sum([dim], computed))
@@ -144,14 +153,16 @@ def log_prob(cut: Cut, x: Tensor, target: Tensor, dim: int) -> tuple[Tensor, Ten
     if classes == 0:
         raise RuntimeError("log_prob(): logits: there are no classes")
     _expect_classes(target, classes)
-    m, log_sum = _exponents(cut, "log_sum", x, dim, computed)
     place = _here(cut, target.to(torch.int64), dim).unsqueeze(dim)
-    least = torch.full(kept, -torch.inf, dtype=computed, device=x.device)
-    at_target = least
+    # This rank's largest logit, and its logit of the target, if it has that.
+    mine = torch.full((2, *kept), -torch.inf, dtype=computed, device=x.device)
     if x.shape[dim]:
-        plain = x.float() if x.dtype.itemsize == 1 else x
-        at_target = torch.where(place >= 0, plain.gather(dim, place.clamp_min(0)).to(computed), least)
-    at_target = cut.reduced(x.to(computed) if x.numel() == 0 else at_target.expand(x.shape), _largest(dim, computed), nodes=at_target)
+        logits = x.float() if x.dtype.itemsize == 1 else x
+        at_place = logits.gather(dim, place.clamp_min(0)).to(computed)
+        mine = torch.stack([_ops.amax(logits, [dim], True).to(computed), torch.where(place >= 0, at_place, mine[1])])
+    like = mine.new_empty(()).expand(2, *x.shape)
+    largest, at_target = cut.stacked(2).reduced(like, _largest(dim + 1, computed), nodes=mine).unbind(0)
+    m, log_sum = _exponents(cut, "log_sum", x, largest, dim)
     found = _ops._row_step(
         at_target, "applied", "log_softmax", [dim], mean=m, r=log_sum, computed=computed, dtype=computed
     )
@@ -216,7 +227,7 @@ def norm_backward(
     eps: float,
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of x, weight and bias, those that are wanted. Of the last two: the sums over all rows of all ranks."""
+    """The gradients of x, weight and bias that are wanted: of the last two the sums over all rows of all ranks."""
     along, across = [*range(x.dim() - dims)], [*range(x.dim() - dims, x.dim())]
     crosses_rows, crosses_weights = cut.crosses(across), cut.crosses(along)
     here = [mask[0] and not crosses_rows, mask[1] and not crosses_weights, mask[2] and not crosses_weights]
@@ -254,7 +265,27 @@ def norm_backward(
 
 
 # --- gradients of Shards ----------------------------------------------------------------------------------------------
-# Of first order. Those of DTensors are the operators' own, of any order.
+
+
+def _of_first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass whose gradients raise an error when they are differentiated.
+
+    torch's own once_differentiable lets those pass whose incoming gradient is a constant: a part would be missing.
+    """
+
+    @wraps(backward)
+    def once(ctx: Any, grad: Tensor) -> Any:
+        with torch.no_grad():
+            found = backward(ctx, grad)
+        if not torch.is_grad_enabled():
+            return found
+        found = [x if x is None else x.detach().requires_grad_() for x in found]
+        return torch._C._functions.DelayedError(_ONCE, len(found))(*found)
+
+    return once
+
+
+_ONCE = b"gradients of a Shard through ranks are of first order; those of DTensors have any order"
 
 
 class _Softmax(torch.autograd.Function):
@@ -266,7 +297,7 @@ class _Softmax(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @_of_first_order
     def backward(ctx, grad):
         cut, function, dim, dtype = ctx.facts
         return softmax_backward(cut, function, grad, *ctx.saved_tensors, dim, dtype), None, None, None, None
@@ -281,7 +312,7 @@ class _LogProb(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable
+    @_of_first_order
     def backward(ctx, grad):
         (cut, dim), (x, target, m, log_sum) = ctx.facts, ctx.saved_tensors
         return log_prob_backward(cut, grad, x, target, dim, m, log_sum), None, None, None
@@ -296,7 +327,7 @@ class _Norm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @_of_first_order
     def backward(ctx, grad):
         (cut, function, dims, eps), (x, weight, bias, mean, r) = ctx.facts, ctx.saved_tensors
         mask = ctx.needs_input_grad[:3]
@@ -313,7 +344,7 @@ class _Sum(torch.autograd.Function):
         return cut.reduced(x, _sum(dims, x.dtype))
 
     @staticmethod
-    @once_differentiable
+    @_of_first_order
     def backward(ctx, grad):
         return grad.expand(ctx.shape), None, None
 
@@ -430,7 +461,9 @@ def _log_prob_of(
 
 def _marked(target: Tensor, ignore_index: int) -> Tensor:
     """A target to ignore becomes -1."""
-    return torch.where(target == ignore_index, torch.scalar_tensor(-1, dtype=target.dtype, device=target.device), target)
+    return torch.where(
+        target == ignore_index, torch.scalar_tensor(-1, dtype=target.dtype, device=target.device), target
+    )
 
 
 def entropies(shard: Shard, dim: int, temperature: float) -> Tensor:
@@ -472,7 +505,11 @@ def _cross_entropy_of(
         _ops.cross_entropy(_probe(x), _probe(target), None, reduction, ignore_index, label_smoothing)
         at, wide = int(x.dim() > 1), str(widest(x, weight))
         facts = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
-        return [at], reduction > 0 or at == cut_dim, facts | {"computed in": wide, "dtype of 'target'": str(target.dtype)}
+        return (
+            [at],
+            reduction > 0 or at == cut_dim,
+            facts | {"computed in": wide, "dtype of 'target'": str(target.dtype)},
+        )
 
     x, cut = _opened(title, shard, read)
     if cut is None:
@@ -558,7 +595,11 @@ def _norm_of(
         arguments = (_probe(weight),) if function == "rms_norm" else (_probe(weight), _probe(bias))
         getattr(_ops, function)(_probe(x), own, *arguments)
         trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (weight, bias))
-        facts = {"normalized_shape": shape, "eps": eps, "weights": [None if t is None else str(t.dtype) for t in (weight, bias)]}
+        facts = {
+            "normalized_shape": shape,
+            "eps": eps,
+            "weights": [None if t is None else str(t.dtype) for t in (weight, bias)],
+        }
         return across, cut_dim in across or trained, facts | {"weights with gradients": trained}
 
     x, cut = _opened(function, shard, read)
@@ -569,8 +610,8 @@ def _norm_of(
     dims = len(shape)
     if list(cut.shape[x.dim() - dims :]) != shape:
         raise RuntimeError(
-            f"{function}(): Given normalized_shape={shape}, expected input with shape [*, {', '.join(map(str, shape))}], "
-            f"but got input of size {list(cut.shape)}"
+            f"{function}(): Given normalized_shape={shape}, expected input with shape "
+            f"[*, {', '.join(map(str, shape))}], but got input of size {list(cut.shape)}"
         )
     if eps is None:  # torch's defaults
         eps = 1e-5 if function == "layer_norm" else torch.finfo(widest(x)).eps

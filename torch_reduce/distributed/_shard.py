@@ -22,8 +22,8 @@ class Shard:
     Args:
         x: this rank's shard, of any dtype, strides and device that the function takes and whose device ``group`` has a
             backend for. Shards differ in size along ``dim`` alone, and may be empty. If one backend serves all devices,
-            as gloo does, some may be on GPUs and others on CPUs. It must not require a gradient where gradients are
-            recorded and ``dim`` is reduced: none would flow.
+            as gloo does, some may be on GPUs and others on CPUs. For functions that do not keep the shape it must not
+            require a gradient where gradients are recorded and ``dim`` is reduced: none would flow.
         dim: the dim of ``x`` along which the global tensor is cut, in ``[-x.dim(), x.dim())``.
         group: the ranks; by default all.
         sizes: the sizes of all shards along ``dim``, in elements, one per rank. By default the ranks tell each other,
@@ -34,6 +34,10 @@ class Shard:
     ``logsumexp``, ``vector_norm``, ``powsum``, ``var``, ``std``, ``var_mean``, ``weighted_sum``, ``dot``,
     ``segment_sum`` and ``segment_mean``, and the operators of ``torch.ops.gpureduce`` of these names, without ``out``.
     Their ``dim`` counts the dims of ``x``.
+
+    **Functions that keep their input's shape**: ``softmax``, ``log_softmax``, ``rms_norm``, ``layer_norm``, with
+    ``log_prob`` and ``cross_entropy``. They give this rank's part of the global tensor's result, and gradients flow, of
+    first order (docs/rows.md).
 
     **Order of several reduced dims.** By the contract (docs/order.md) the elements come in the order of the global
     tensor's strides, and that is the order of the shards' strides: dims of stride 0 first, then by decreasing stride,

@@ -209,6 +209,18 @@ class ExponentCall(Call):
         return replace(self, largest=self.largest.reshape(-1)[first:last])
 
 
+class LogsumexpCall(Call):
+    """A call of which the logarithm of the sum of exponentials is the result."""
+
+    def join_shards(self, x: Tensor, sizes: tuple[int, ...], order: list[int], group: Any) -> Tensor:
+        accumulator = self.accumulator(x.dtype)
+        amax = Call(known()["_amax"], self.dims, True, None, x.dtype, self.shard_dim)
+        largest = join_cut(x, amax, sizes, order, group).to(accumulator)
+        sums = ExponentCall(known()["sum"], self.dims, True, accumulator, accumulator, self.shard_dim, largest)
+        found = _ops._finish_logsumexp(join_shards(x, sums, sizes, order, group), largest, self.dtype)
+        return found if self.keepdim else found.squeeze(self.dims)
+
+
 class MomentsCall(Call):
     """The sums of the differences from the first elements, and of their squares: a node is both."""
 
@@ -413,6 +425,11 @@ def kind_of_call(function: str) -> tuple[type[Call], Operation]:
     return _KINDS[function], like._replace(function=function)
 
 
+def kind_of_operation(operation: Operation) -> type[Call]:
+    """The kind of call of an operation of the table."""
+    return LogsumexpCall if operation.function == "logsumexp" else Call
+
+
 @cache
 def _operators() -> dict[str, Operation]:
     """The operations by function. Those of norms are by order, too, and so they are not here."""
@@ -463,7 +480,8 @@ def call_operator(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if function in _KINDS:
         kind, operation = kind_of_call(function)
     else:
-        kind, operation = Call, _operators().get(function) or _of_order(function, ord)
+        operation = _operators().get(function) or _of_order(function, ord)
+        kind = kind_of_operation(operation)
     if kind is not WeightedCall and not isinstance(x, Shard):
         raise TypeError(f"{function}(): it is the tensor to reduce that may be a Shard, and no other")
     if operation.typing == "truth" and isinstance(dim, (tuple, list)) and not dim:  # no dim is reduced
@@ -790,11 +808,6 @@ def join_table(table: Tensor, joins: Joins, operator: str) -> Tensor:
     whole = torch.cat([table, table.new_empty(len(groups), table.shape[1]), filler])
     for step, taken in zip(joins, places.split([len(step) for step in joins]), strict=True):
         sides = whole.index_select(0, taken.view(-1)).view(len(step), neighbours, -1)
-        join_neighbours(sides, operator, whole[made : made + len(step)])
+        getattr(_ops, operator)(sides, [1], dtype=sides.dtype, out=whole[made : made + len(step)])
         made += len(step)
     return whole[:last]
-
-
-def join_neighbours(sides: Tensor, operator: str, out: Tensor) -> None:
-    """(groups, neighbours, outputs) -> (groups, outputs): the nearest first."""
-    getattr(_ops, operator)(sides, [1], dtype=sides.dtype, out=out)
