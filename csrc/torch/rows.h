@@ -130,8 +130,8 @@ inline const auto& layer_norm_backward_operator() {
   return handle;
 }
 
-using LogProb = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, int64_t);
-using LogProbBackward = Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t, const Tensor&, const Tensor&);
+using LogProb = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, int64_t, c10::SymInt);
+using LogProbBackward = Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t, c10::SymInt, const Tensor&, const Tensor&);
 
 inline const auto& log_prob_operator() {
   static const auto handle = find<LogProb>("_log_prob");
