@@ -1,4 +1,4 @@
-// log_prob and cross_entropy: a row's logits are read once, and no softmax is written.
+// log_prob and cross_entropy, and torch's nll_loss: a row's logits are read once, and no softmax is written.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Reduction.h>
@@ -34,25 +34,25 @@ struct Targets {
 
 // --- log_prob ---------------------------------------------------------------------------------------------------------------
 
-void check_target(const Tensor& logits, const Tensor& target, int64_t dim) {
-  real_dtype(logits, "log_prob");
-  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(logits.scalar_type()),
-                              "log_prob(): logits: expected a floating dtype, but got ", logits.scalar_type());
-  TORCH_CHECK(logits.dim() > 0, "log_prob(): logits: expected at least one dim");
+void check_target(const char* name, const Tensor& logits, const Tensor& target, int64_t dim) {
+  real_dtype(logits, name);
+  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(logits.scalar_type()), name, "(): logits: expected a floating dtype, but got ",
+                              logits.scalar_type());
+  TORCH_CHECK(logits.dim() > 0, name, "(): logits: expected at least one dim");
   const at::ScalarType type = target.scalar_type();
-  TORCH_CHECK(type == at::kLong || type == at::kInt || type == at::kByte,
-              "log_prob(): target: expected int64, int32 or uint8, but got ", type);
-  TORCH_CHECK(target.device() == logits.device(), "log_prob(): Expected all tensors to be on the same device, but found ",
+  TORCH_CHECK(type == at::kLong || type == at::kInt || type == at::kByte, name,
+              "(): target: expected int64, int32 or uint8, but got ", type);
+  TORCH_CHECK(target.device() == logits.device(), name, "(): Expected all tensors to be on the same device, but found ",
               target.device(), " and ", logits.device());
   c10::SmallVector<c10::SymInt, kCommonRank> sizes(logits.sym_sizes().begin(), logits.sym_sizes().end());
   sizes.erase(sizes.begin() + c10::maybe_wrap_dim(dim, logits.dim()));
-  TORCH_CHECK(target.sym_sizes() == c10::SymIntArrayRef(sizes), "log_prob(): target: expected the size ",
+  TORCH_CHECK(target.sym_sizes() == c10::SymIntArrayRef(sizes), name, "(): target: expected the size ",
               c10::SymIntArrayRef(sizes), ", but got ", target.sym_sizes());
 }
 
 // Per row: the logarithm of its target's probability, m and log S. A row whose target is to be ignored gives 0.
 std::tuple<Tensor, Tensor, Tensor> log_prob_meta(const Tensor& logits, const Tensor& target, int64_t dim, c10::SymInt) {
-  check_target(logits, target, dim);
+  check_target("log_prob", logits, target, dim);
   const auto options = logits.options().dtype(computed_in({logits, {}, {}, {}, {}}));
   c10::SmallVector<c10::SymInt, kCommonRank> kept(logits.sym_sizes().begin(), logits.sym_sizes().end());
   kept[c10::maybe_wrap_dim(dim, logits.dim())] = 1;
@@ -78,7 +78,7 @@ std::tuple<Tensor, Tensor, Tensor> log_prob(const Tensor& logits, const Tensor& 
 
 Tensor log_prob_backward(const Tensor& grad, const Tensor& logits, const Tensor& target, int64_t dim, int64_t ignore_index,
                          const Tensor& m, const Tensor& log_sum) {
-  check_target(logits, target, dim);
+  check_target("log_prob", logits, target, dim);
   const Targets targets(target, ignore_index);
   if (target.numel() > 0) targets.check(logits.size(c10::maybe_wrap_dim(dim, logits.dim())), "_log_prob_backward");
   const at::ScalarType computed = computed_in({logits, {}, {}, {}, {}});
@@ -98,7 +98,7 @@ Tensor log_prob_backward(const Tensor& grad, const Tensor& logits, const Tensor&
 
 Tensor log_prob_backward_meta(const Tensor&, const Tensor& logits, const Tensor& target, int64_t dim, c10::SymInt,
                               const Tensor&, const Tensor&) {
-  check_target(logits, target, dim);
+  check_target("log_prob", logits, target, dim);
   return result_like(logits, logits.scalar_type());
 }
 
@@ -220,6 +220,23 @@ Tensor reduced(const Tensor& losses, const Tensor& divisor, int64_t reduction, a
 // A number of the host as a tensor: torch divides by a plain number as it multiplies by its inverse, on some devices.
 Tensor number(const c10::Scalar& x, const Tensor& like) { return at::scalar_tensor(x, like.options()); }
 
+// How much each target counts: the weight of its class, or nothing where it is to be ignored.
+Tensor counts_of(const Targets& targets, const Tensor& weight, at::ScalarType dtype) {
+  if (!weight.defined()) return targets.ignored.logical_not().to(dtype);
+  return weight.to(dtype).index({targets.index}).masked_fill(targets.ignored, 0);
+}
+
+void check_reduction(const char* name, int64_t reduction) {
+  TORCH_CHECK(reduction >= at::Reduction::None && reduction < at::Reduction::END, name,
+              "(): reduction: expected 0 (none), 1 (mean) or 2 (sum), but got ", reduction);
+}
+
+void check_weight(const char* name, const Tensor& weight, const c10::SymInt& classes) {
+  TORCH_CHECK(!weight.defined() || (weight.dim() == 1 && weight.sym_size(0) == classes), name,
+              "(): weight: expected a number for each of ", classes, " classes, but got the size ",
+              weight.defined() ? weight.sym_sizes() : c10::SymIntArrayRef());
+}
+
 // torch's loss. The mean is one quotient of two sums in the contract's order.
 Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTensor& given_weight, int64_t reduction,
                      c10::SymInt ignore_index, double smoothing) {
@@ -227,13 +244,10 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
   real_dtype(input, "cross_entropy");
   TORCH_CHECK(input.dim() > 0, "cross_entropy(): input: expected at least one dim");
   TORCH_CHECK(smoothing >= 0 && smoothing <= 1, "cross_entropy(): label_smoothing: expected from 0 to 1, but got ", smoothing);
-  TORCH_CHECK(reduction >= at::Reduction::None && reduction < at::Reduction::END,
-              "cross_entropy(): reduction: expected 0 (none), 1 (mean) or 2 (sum), but got ", reduction);
+  check_reduction("cross_entropy", reduction);
   const Tensor weight = of(given_weight);
   const c10::SymInt classes = input.sym_size(d);
-  if (weight.defined())
-    TORCH_CHECK(weight.dim() == 1 && weight.sym_size(0) == classes, "cross_entropy(): weight: expected a number for each of ",
-                classes, " classes, but got the size ", weight.sym_sizes());
+  check_weight("cross_entropy", weight, classes);
   const at::ScalarType computed = computed_in({input, {}, weight, {}, {}}), dtype = input.scalar_type();
   c10::SmallVector<c10::SymInt, kCommonRank> along(input.dim(), 1);
   along[d] = classes;
@@ -256,19 +270,72 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
 
   const Tensor logits = computed == at::kDouble ? input.to(at::kDouble) : input;
   Tensor losses = -std::get<0>(log_prob_operator().call(logits, target, d, ignore_index));  // refuses targets out of bounds
-  const auto [index, ignored] = Targets(target, ignore_index);
-  Tensor counted = ignored.logical_not().to(computed);
-  if (weight.defined()) {
-    counted = counted * weight.to(computed).index({index});
-    losses = losses * counted;
-  }
+  const Targets targets(target, ignore_index);
+  const Tensor counts = counts_of(targets, weight, computed);
+  if (weight.defined()) losses = losses * counts;
   if (smoothing > 0) {
     const Tensor logarithms = softmax_operator<true>().call(input, d, computed);
     const Tensor weighted = of_class.defined() ? logarithms * of_class : logarithms;
-    const Tensor smooth = -total(weighted, d).squeeze(d).masked_fill(ignored, 0);
+    const Tensor smooth = -total(weighted, d).squeeze(d).masked_fill(targets.ignored, 0);
     losses = losses * (1 - smoothing) + smooth * (number(smoothing, smooth) / number(classes, smooth));
   }
-  return reduced(losses, sum_of_all(counted), reduction, dtype);
+  return reduced(losses, sum_of_all(counts), reduction, dtype);
+}
+
+// --- nll_loss, which torch's own cross_entropy calls (replace.cpp) --------------------------------------------------------
+
+int64_t class_dim(const Tensor& self) { return self.dim() == 1 ? 0 : 1; }
+
+// The loss, and what its mean is divided by; 0 for losses one by one, as in torch.
+std::tuple<Tensor, Tensor> nll_loss_meta(const Tensor& self, const Tensor& target, const OptionalTensor& weight,
+                                         int64_t reduction, c10::SymInt) {
+  TORCH_CHECK(self.dim() > 0, "nll_loss(): self: expected at least one dim");
+  check_target("nll_loss", self, target, class_dim(self));
+  check_reduction("nll_loss", reduction);
+  check_weight("nll_loss", of(weight), self.sym_size(class_dim(self)));
+  const bool one_by_one = reduction == at::Reduction::None;
+  return {at::empty_symint(one_by_one ? target.sym_sizes() : c10::SymIntArrayRef(), self.options()),
+          at::empty({}, self.options())};
+}
+
+std::tuple<Tensor, Tensor> nll_loss(const Tensor& self, const Tensor& target, const OptionalTensor& weight, int64_t reduction,
+                                    int64_t ignore_index) {
+  nll_loss_meta(self, target, weight, reduction, ignore_index);
+  const int64_t d = class_dim(self);
+  const at::ScalarType computed = computed_in({self, {}, of(weight), {}, {}}), dtype = self.scalar_type();
+  const Targets targets(target, ignore_index);
+  targets.check(self.size(d), "nll_loss");
+  Tensor losses = -self.gather(d, targets.index.unsqueeze(d)).squeeze(d).to(computed);
+  const Tensor counts = counts_of(targets, of(weight), computed), divisor = sum_of_all(counts);
+  if (of(weight).defined()) losses = losses * counts;
+  losses = losses.masked_fill(targets.ignored, 0);
+  const bool undivided = reduction == at::Reduction::None && self.dim() > 1;
+  return {reduced(losses, divisor, reduction, dtype), undivided ? at::zeros({}, self.options()) : rounded(divisor, dtype)};
+}
+
+// The gradient lies in memory as torch's.
+Tensor nll_loss_gradient(const Tensor& self) {
+  return at::zeros_like(self, self.options(), self.dim() > 2 ? at::MemoryFormat::Preserve : at::MemoryFormat::Contiguous);
+}
+
+Tensor nll_loss_backward_meta(const Tensor&, const Tensor& self, const Tensor& target, const OptionalTensor& weight,
+                              int64_t reduction, c10::SymInt ignore_index, const Tensor&) {
+  nll_loss_meta(self, target, weight, reduction, std::move(ignore_index));
+  return nll_loss_gradient(self);
+}
+
+Tensor nll_loss_backward(const Tensor& grad, const Tensor& self, const Tensor& target, const OptionalTensor& weight,
+                         int64_t reduction, int64_t ignore_index, const Tensor& total_weight) {
+  nll_loss_meta(self, target, weight, reduction, ignore_index);
+  const int64_t d = class_dim(self);
+  const at::ScalarType computed = computed_in({self, grad, of(weight), {}, {}});
+  const Targets targets(target, ignore_index);
+  targets.check(self.size(d), "nll_loss");
+  Tensor share = grad.to(computed);
+  if (reduction == at::Reduction::Mean) share = share / total_weight.to(computed);
+  share = of(weight).defined() ? share * counts_of(targets, of(weight), computed) : share.expand_as(target);
+  share = rounded((-share).masked_fill(targets.ignored, 0), self.scalar_type());
+  return nll_loss_gradient(self).scatter_(d, targets.index.unsqueeze(d), share.unsqueeze(d));
 }
 
 }  // namespace
@@ -287,6 +354,12 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   define(
       "cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=1, SymInt ignore_index=-100, "
       "float label_smoothing=0.0) -> Tensor");
+  define(
+      "_nll_loss(Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index) -> (Tensor output, Tensor "
+      "total_weight)");
+  define(
+      "_nll_loss_backward(Tensor grad_output, Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index, "
+      "Tensor total_weight) -> Tensor");
   composite(m, "log_prob", TORCH_FN(rows::log_prob_of));
   composite(m, "cross_entropy", TORCH_FN(rows::cross_entropy));
 }
@@ -296,6 +369,8 @@ namespace {
 void register_backend(torch::Library& m) {
   m.impl("_log_prob", &gpureduce::rows::log_prob);
   m.impl("_log_prob_backward", &gpureduce::rows::log_prob_backward);
+  m.impl("_nll_loss", &gpureduce::rows::nll_loss);
+  m.impl("_nll_loss_backward", &gpureduce::rows::nll_loss_backward);
 }
 
 }  // namespace
@@ -307,6 +382,8 @@ TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) { register_backend(m); }
 TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
   m.impl("_log_prob", &gpureduce::rows::log_prob_meta);
   m.impl("_log_prob_backward", &gpureduce::rows::log_prob_backward_meta);
+  m.impl("_nll_loss", &gpureduce::rows::nll_loss_meta);
+  m.impl("_nll_loss_backward", &gpureduce::rows::nll_loss_backward_meta);
 }
 TORCH_LIBRARY_IMPL(gpureduce, Autograd, m) {
   m.impl("_log_prob", TORCH_FN(gpureduce::rows::log_prob_differentiable));

@@ -142,6 +142,19 @@ inline const auto& log_prob_backward_operator() {
   return handle;
 }
 
+using NllLoss = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const OptionalTensor&, int64_t, c10::SymInt);
+using NllLossBackward = Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, int64_t, c10::SymInt,
+                               const Tensor&);
+
+inline const auto& nll_loss_operator() {
+  static const auto handle = find<NllLoss>("_nll_loss");
+  return handle;
+}
+inline const auto& nll_loss_backward_operator() {
+  static const auto handle = find<NllLossBackward>("_nll_loss_backward");
+  return handle;
+}
+
 // torch's default: the distance from 1 to the next number of the type that it computes with.
 inline double epsilon_of(at::ScalarType dtype) { return dtype == at::kDouble ? 0x1p-52 : 0x1p-23; }
 
