@@ -464,6 +464,22 @@ def softmaxes_backward(grad, y, logarithmic):
         return (grad - ordered_sum(grad * y)[:, None]) * y
 
 
+def log_probs(x, target):
+    """(rows, length) -> the logarithm of each target's probability, 0 for negative ones; each row's m and log(S)."""
+    with np.errstate(all="ignore"):
+        m = x.max(1)
+        log_sum = logarithm(ordered_sum(exponential(x - m[:, None])).astype(np.float64)).astype(x.dtype)
+        at_target = x[np.arange(len(x)), np.maximum(target, 0)]
+        return np.where(target < 0, x.dtype.type(0), (at_target - m) - log_sum), m, log_sum
+
+
+def log_probs_backward(grad, x, target, m, log_sum):
+    """The gradient of the logits: grad has a number per row."""
+    grad = np.where(target < 0, x.dtype.type(0), grad)[:, None]
+    at_target = np.where(np.arange(x.shape[1]) == target[:, None], grad, x.dtype.type(0))
+    return at_target - whole_exponential((x - m[:, None]) - log_sum[:, None]) * grad
+
+
 def row_norms(x, weight, bias, eps, centered):
     """(rows, length) -> layer_norm or rms_norm of each row, its mean and its factor r."""
     kind = x.dtype.type

@@ -1,6 +1,8 @@
 """log_prob and cross_entropy: the bits of log_softmax's, forward and backward, and torch's arguments."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -144,7 +146,7 @@ def test_errors(device):
     x, target = torch.zeros(3, 4, device=device), torch.zeros(3, dtype=torch.int64, device=device)
     with pytest.raises(RuntimeError, match="target: expected the size"):
         torch_reduce.log_prob(x, target[:2])
-    with pytest.raises(RuntimeError, match="target: expected int64 or int32"):
+    with pytest.raises(RuntimeError, match="target: expected int64, int32 or uint8"):
         torch_reduce.log_prob(x, target.float())
     with pytest.raises(NotImplementedError, match="floating"):
         torch_reduce.log_prob(x.long(), target)
@@ -162,8 +164,84 @@ def test_errors(device):
         torch_reduce.cross_entropy(x, [0, 1, 2])
 
 
-def test_targets_out_of_bounds():
-    with pytest.raises(IndexError, match="Target 9 is out of bounds"):
-        torch_reduce.cross_entropy(torch.zeros(3, 4), torch.tensor([0, 9, 1]))
-    with pytest.raises(IndexError, match=r"log_prob\(\): Target -2 is out of bounds"):
-        torch_reduce.log_prob(torch.zeros(3, 4), torch.tensor([0, -2, -1]), ignore_index=-1)
+BAD_TARGETS = [-1, -2, 4, -(2**63), 2**63 - 1]
+
+
+@pytest.mark.parametrize("bad", BAD_TARGETS)
+def test_targets_out_of_bounds(bad):
+    """Every class that there is not and that is not ignored is refused on the CPU, by operators as by functions."""
+    x, target = torch.zeros(3, 4, requires_grad=True), torch.tensor([0, bad, 1])
+    with pytest.raises(IndexError, match=rf"Target {bad} is out of bounds"):
+        F.cross_entropy(x, target)
+    images, many = torch.zeros(3, 4, 2, 2), torch.full((3, 2, 2), bad)
+    calls = [
+        lambda: OPS.log_prob(x, target),
+        lambda: OPS.log_prob(x, target, temperature=2.0),
+        lambda: OPS.log_prob(x.t(), target, 0, ignore_index=7),
+        lambda: torch_reduce.log_prob(x, target, return_entropy=True),
+        lambda: torch_reduce.log_prob(x[0], target[1]),
+        lambda: torch.vmap(torch_reduce.log_prob)(torch.zeros(2, 3, 4), target.expand(2, 3)),
+        lambda: torch.vmap(torch_reduce.log_prob, in_dims=(None, 0))(x, target.expand(2, 3)),
+        lambda: torch.compile(torch_reduce.log_prob, backend="aot_eager", fullgraph=True)(x, target),
+        lambda: OPS._log_prob_backward(*(y.detach() for y in (x.sum(1), x)), target, 1, -100, x[:, :1], x[:, :1]),
+        lambda: torch_reduce.cross_entropy(x[0], target[1]),
+        lambda: torch_reduce.cross_entropy(images, many),
+        lambda: torch_reduce.cross_entropy(images.flatten(2), many.flatten(1), reduction="none"),
+        *[
+            lambda w=weight, s=smoothing, r=reduction: OPS.cross_entropy(x, target, w, r, -100, s)
+            for weight, smoothing, reduction in itertools.product((None, torch.ones(4)), (0.0, 0.1), (0, 1, 2))
+        ],
+    ]
+    if abs(bad) < 2**31:
+        calls.append(lambda: torch_reduce.log_prob(x, target.int(), ignore_index=2**32 + bad))
+    for call in calls:
+        with pytest.raises(IndexError, match=rf"Target {bad} is out of bounds"):
+            call()
+
+
+def test_targets_that_are_ignored(device):
+    """Whatever their number is; in its own dtype it may be another one, which counts."""
+    x = random((3, 200), "float32", 52, device)
+    for ignored, other, dtype in (
+        (-100, 156, torch.uint8),
+        (255, 3, torch.uint8),
+        (2**32 + 3, 3, torch.int32),
+        (-(2**63), 0, torch.int64),
+        (-1, 5, torch.int64),
+        (300, 1, torch.int64),
+    ):
+        target = torch.tensor([1, other, 7], dtype=dtype, device=device)
+        assert_same_bits(
+            torch_reduce.cross_entropy(x, target, ignore_index=ignored).cpu(),
+            torch_reduce.cross_entropy(x, target.long(), ignore_index=-5).cpu(),
+            f"{ignored}, {dtype}",
+        )
+        if torch.iinfo(dtype).min <= ignored <= torch.iinfo(dtype).max:
+            target[1] = ignored
+            logits = x.clone().requires_grad_()
+            y = torch_reduce.log_prob(logits, target, ignore_index=ignored)
+            (gradient,) = torch.autograd.grad(y.sum(), logits)
+            assert y[1] == 0 and (gradient[1] == 0).all() and (gradient[0] != 0).any()
+            torch.testing.assert_close(
+                torch_reduce.cross_entropy(x, target, ignore_index=ignored),
+                F.cross_entropy(x, target.long(), ignore_index=ignored),
+            )
+
+
+@pytest.mark.parametrize("bad", [-1, 4])
+def test_targets_out_of_bounds_on_a_gpu(bad, cuda):
+    """torch's assertion stops the kernel, as in torch's own loss. It ends the process's CUDA."""
+    code = f"import torch, torch_reduce; x = torch.zeros(3, 4, device='cuda'); t = torch.tensor([0, {bad}, 1]).cuda()\n"
+    call = "torch_reduce.cross_entropy(x, t); torch.cuda.synchronize()"
+    ran = subprocess.run([sys.executable, "-c", code + call], capture_output=True, text=True, timeout=300)
+    assert ran.returncode != 0 and "device-side assert" in ran.stderr, ran.stderr[-2000:]
+
+
+def test_targets_without_values():
+    """Fake tensors and those of the meta device have no values that could be refused."""
+    with torch._subclasses.FakeTensorMode():
+        x, target = torch.zeros(3, 4, requires_grad=True), torch.zeros(3, dtype=torch.int64)
+        loss = torch_reduce.cross_entropy(x, target, torch.ones(4), label_smoothing=0.1)
+        assert torch.autograd.grad(loss, x)[0].shape == x.shape
+    x, target = torch.zeros(3, 4, device="meta"), torch.zeros(3, dtype=torch.int64, device="meta")
+    assert torch_reduce.log_prob(x, target).shape == (3,)

@@ -1,5 +1,6 @@
 """replace_torch_sum: what reaches our kernel, what stays with torch's, and that all is as before when it is off."""
 
+import itertools
 import subprocess
 import sys
 import threading
@@ -24,8 +25,10 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 OPINFO = opinfo()
+torch.vmap(torch.neg)(torch.ones(2))  # functorch registers kernels at its first call
 KERNELS = ["sum.dim_IntList", "sum.IntList_out", "sum", "sum.out", "mean.dim", "mean.out", "prod", "prod.dim_int"]
 KERNELS += ["amax", "amax.out", "amin", "any.dims", "any", "all.dim", "count_nonzero.dim_IntList", "linalg_vector_norm"]
+KERNELS += ["rms_norm", "_fused_rms_norm", "nll_loss_forward", "nll_loss_forward.output", "nll_loss2d_backward"]
 KERNELS = [f"aten::{name}" for name in KERNELS]
 
 
@@ -622,19 +625,61 @@ OTHERS = {
         (lambda x: F.layer_norm(x, (5000,)), lambda x: torch_reduce.layer_norm(x, 5000)),
         (lambda x: F.layer_norm(x, (5000,), x[0], x[1]), lambda x: torch_reduce.layer_norm(x, 5000, x[0], x[1])),
     ],
-    "rms_norm": [(lambda x: F.rms_norm(x, (5000,), x[0]), lambda x: torch_reduce.rms_norm(x, 5000, x[0]))],
+    "rms_norm": [
+        (lambda x: F.rms_norm(x, (5000,), x[0]), lambda x: torch_reduce.rms_norm(x, 5000, x[0])),
+        (lambda x: F.rms_norm(x.bfloat16(), (64, 5000)), lambda x: torch_reduce.rms_norm(x.bfloat16(), (64, 5000))),
+    ],
+    "nll_loss": [
+        (lambda x: F.nll_loss(x, classes(x)), lambda x: loss_of(x, classes(x))),
+        (lambda x: F.nll_loss(x, classes(x, 7), ignore_index=7), lambda x: loss_of(x, classes(x, 7), None, "mean", 7)),
+        (lambda x: F.nll_loss(x, classes(x), x[1]), lambda x: loss_of(x, classes(x), x[1])),
+        (
+            lambda x: F.nll_loss(x.t(), classes(x.t(), 3), x[:, 1], ignore_index=3, reduction="sum"),
+            lambda x: loss_of(x.t(), classes(x.t(), 3), x[:, 1], "sum", 3),
+        ),
+        (
+            lambda x: F.nll_loss(x.view(20, 50, 320), classes(x.view(20, 50, 320)), x[0, :50]),
+            lambda x: loss_of(x.view(20, 50, 320), classes(x.view(20, 50, 320)), x[0, :50]),
+        ),
+        (
+            lambda x: F.nll_loss(x.view(20, 50, 20, 16), classes(x.view(20, 50, 20, 16), 9), ignore_index=9),
+            lambda x: loss_of(x.view(20, 50, 20, 16), classes(x.view(20, 50, 20, 16), 9), None, "mean", 9),
+        ),
+        (
+            lambda x: F.nll_loss(x.bfloat16(), classes(x), reduction="none"),
+            lambda x: loss_of(x.bfloat16(), classes(x), None, "none"),
+        ),
+        (lambda x: F.nll_loss(x[0], classes(x)[0], x[1]), lambda x: loss_of(x[0], classes(x)[0], x[1])),
+    ],
 }
 
 
-def skip_what_torch_composes(name, device):
-    if name == "rms_norm" and device == "cpu":
-        pytest.skip("torch composes rms_norm of other functions on the CPU")
+def classes(x, ignored=None):
+    """A target of each row of (N, C) or (N, C, ...); every third one is to be ignored."""
+    shape = x.shape[:1] + x.shape[2:]
+    target = (torch.arange(shape.numel(), device=x.device) * 7919 % min(x.shape[1], 256)).view(shape)
+    if ignored is not None:
+        target.view(-1)[::3] = ignored
+    return target
+
+
+def loss_of(x, target, weight=None, reduction="mean", ignored=-100):
+    """The loss of given logarithms as the contract says it: products in float32, ordered sums, one quotient."""
+    dim = 0 if x.dim() == 1 else 1
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    skip = target == ignored
+    index = target.masked_fill(skip, 0)
+    counts = torch.ones_like(index, dtype=wide.dtype) if weight is None else weight.to(wide.dtype)[index]
+    counts = counts.masked_fill(skip, 0)
+    losses = (-wide.gather(dim, index.unsqueeze(dim)).squeeze(dim) * counts).masked_fill(skip, 0)
+    if reduction != "none":
+        losses = torch_reduce.sum(losses) / (torch_reduce.sum(counts) if reduction == "mean" else 1)
+    return losses.to(x.dtype)
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_others(name, device):
     """Every other function, under its name alone and together with all: ours inside, torch's own after."""
-    skip_what_torch_composes(name, device)
     x = data((64, 5000), "float32", device=device)
     x = 1 + x / x.abs().max() / 64 if name == "prod" else x
     before = [torchs(x) for torchs, _ in OTHERS[name]]
@@ -646,7 +691,9 @@ def test_others(name, device):
         assert_same_bits(torchs(x), old)
 
 
-@pytest.mark.parametrize("name", ["mean", "prod", "vector_norm", "logsumexp", "var", "std", "var_mean", "dot"])
+@pytest.mark.parametrize(
+    "name", ["mean", "prod", "vector_norm", "logsumexp", "var", "std", "var_mean", "dot", "nll_loss", "rms_norm"]
+)
 def test_others_show(name, device):
     """The replacement is seen: torch's own bits are others."""
     x = data((64, 5000), "float32", device=device)
@@ -670,7 +717,6 @@ def test_others_keep_gradients(device):
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm", "rms_norm"])
 def test_rows_have_gradients(name, device):
     """The backward passes of functions that keep their shape are ours, too, with the weights' gradients."""
-    skip_what_torch_composes(name, device)
     x, grad = data((64, 300), "float32", device=device) / 4096, data((64, 300), "float32", seed=2, device=device)
     weight, bias = (data((300,), "float32", seed=seed, device=device) / 4096 for seed in (3, 4))
     calls = {
@@ -686,6 +732,163 @@ def test_rows_have_gradients(name, device):
         replaced = torch.autograd.grad(theirs(*inputs), inputs, grad)
     for a, b in zip(replaced, torch.autograd.grad(ours(*inputs), inputs, grad), strict=True):
         assert_same_bits(a, b)
+
+
+FORMS = {
+    "rows": ((700, 130), {}),
+    "ignored": ((700, 130), dict(ignore_index=7)),
+    "a weight": ((700, 130), dict(weight=True, ignore_index=7)),
+    "one by one": ((700, 130), dict(weight=True, reduction="none")),
+    "their sum": ((700, 130), dict(reduction="sum")),
+    "sequences": ((30, 130, 50), dict(weight=True)),
+    "images": ((5, 130, 20, 30), dict(ignore_index=7)),
+    "volumes": ((3, 13, 4, 5, 6), dict(weight=True)),
+    "one row": ((130,), dict(weight=True)),
+    "bytes": ((700, 130), dict(dtype=torch.uint8)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_cross_entropy(form, dtype, device):
+    """torch's loss of indices, in all its forms, has the bits of ours; so have its gradients."""
+    shape, options = FORMS[form]
+    x = (data(shape, "float32", device=device) / 4096).to(dtype).requires_grad_()
+    target = classes(x, options.get("ignore_index")) if x.dim() > 1 else torch.tensor(5, device=device)
+    options = dict(options)
+    target = target.to(options.pop("dtype", torch.int64))
+    if options.get("weight"):
+        generator = torch.Generator().manual_seed(3)
+        weight = torch.rand(x.shape[min(1, x.dim() - 1)], generator=generator, dtype=dtype).to(device)
+        options["weight"] = weight
+
+    def run(function):
+        loss = function(x, target, **options)
+        grad = torch.linspace(1, 2, loss.numel(), device=device, dtype=dtype).view(loss.shape)
+        return [loss.detach(), torch.autograd.grad(loss, x, grad)[0]]
+
+    ours, before = run(torch_reduce.cross_entropy), run(F.cross_entropy)
+    with torch_reduce.replace(["log_softmax", "nll_loss"], device):
+        inside = run(F.cross_entropy)
+    for name, found, wanted, torchs in zip(("loss", "gradient"), inside, ours, before, strict=True):
+        assert_same_bits(found + 0.0, wanted + 0.0, name)  # where nothing counts, the sign of 0 is open
+        assert found.stride() == torchs.stride()
+        torch.testing.assert_close(found, torchs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "float16"])
+def test_parts_of_nll_loss(name, device):
+    """aten's functions with all their results: the divisor as torch has it, also into out=, and the gradient."""
+    aten = torch.ops.aten
+    x = (data((200, 30), "float32", device=device) / 4096).to(dtype_of(name))
+    images = x.view(20, 30, 5, 2)
+    for reduction, ignored, weighted in itertools.product((0, 1, 2), (-100, 7, "all"), (False, True)):
+        for given, form in ((x, "nll_loss"), (x[0], "nll_loss"), (images, "nll_loss2d")):
+            target = classes(given, 7) if given.dim() > 1 else torch.tensor(7, device=device)
+            target = target.fill_(3) if ignored == "all" else target
+            weight = x[1, : given.shape[min(1, given.dim() - 1)]].abs() if weighted else None
+            rest = (target, weight, reduction, 3 if ignored == "all" else ignored)
+            forward, backward = getattr(aten, form + "_forward"), getattr(aten, form + "_backward")
+            wide = (target, None if weight is None else weight.double(), *rest[2:])
+            exact = forward(given.double(), *wide)
+            grad = torch.ones_like(exact[0]) / 4
+            gradient = backward(grad, given.double(), *wide, exact[1])
+            grad = grad.to(given.dtype)
+            with torch_reduce.replace("nll_loss", device):
+                inside = forward(given, *rest)
+                out = forward.output(given, *rest, output=given.new_empty(0), total_weight=given.new_empty(0))
+                ours = backward(grad, given, *rest, inside[1])
+                into = backward.grad_input(grad, given, *rest, inside[1], grad_input=given.new_empty(0))
+            for a, b, c in zip(inside, out, exact, strict=True):
+                assert_same_bits(a, b)
+                torch.testing.assert_close(a, c.to(a.dtype), equal_nan=True)
+            assert_same_bits(ours, into)
+            torch.testing.assert_close(ours, gradient.to(ours.dtype), equal_nan=True)
+            assert ours.stride() == gradient.stride()
+
+
+def test_gradients_after_it(device):
+    """A gradient that is asked for when the replacement is off again exists, and is right."""
+    x = (data((30, 40), "float32", device=device) / 4096).requires_grad_()
+    weight = torch.ones(40, device=device, requires_grad=True)
+
+    def loss():
+        return F.cross_entropy(F.rms_norm(x, (40,), weight), classes(x))
+
+    with torch_reduce.replace(devices=device):
+        inside = loss()
+    for a, b in zip(*(torch.autograd.grad(each, (x, weight)) for each in (inside, loss())), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_rms_norm_in_every_mode(mode, device):
+    """torch composes it above autograd on the CPU: ours is there with and without autograd, and in what is compiled."""
+    torch._dynamo.reset()
+    x, weight = (data(shape, "float32", seed=5, device=device) / 4096 for shape in ((64, 5000), (5000,)))
+    ours = torch_reduce.rms_norm(x, 5000, weight)
+
+    def function(x):
+        return F.rms_norm(x, (5000,), weight)
+
+    calls = [function, torch.compile(function, backend="aot_eager", fullgraph=True)]
+    with mode():
+        before = [call(x) for call in calls]
+        with torch_reduce.replace("rms_norm", device):
+            for call in calls:
+                assert_same_bits(call(x), ours)
+                assert_same_bits(call(x.clone()), ours)
+        for call, old in zip(calls, before, strict=True):
+            assert_same_bits(call(x), old)
+            assert device != "cpu" or not torch.equal(old, ours)
+
+
+def test_derivatives_of_rows(device):
+    """Of the second order, and forward, where torch's own functions have them."""
+    x, weight = torch.randn(4, 5, dtype=torch.float64, device=device), torch.rand(5, dtype=torch.float64, device=device)
+    target = torch.tensor([1, 0, 4, 2], device=device)
+    x, weight = x.requires_grad_(), weight.requires_grad_()
+    with torch_reduce.replace(devices=device):
+        for function in (
+            lambda x, w: F.cross_entropy(x * w, target),
+            lambda x, w: F.cross_entropy(
+                x * w, target, 1 / torch.arange(1, 6, device=device).to(x), label_smoothing=0.1
+            ),
+            lambda x, w: F.rms_norm(x, (5,), w, 1e-5),
+        ):
+            assert torch.autograd.gradcheck(function, (x, weight), check_forward_ad=True)
+            assert torch.autograd.gradgradcheck(function, (x, weight))
+
+
+def test_losses_under_vmap(device):
+    """Losses of a batch, and gradients per example, are those of the single calls."""
+    x, target = data((6, 20, 30), "float32", device=device) / 4096, classes(data((20, 30), "float32", device=device))
+
+    def loss(x):
+        return F.cross_entropy(x, target)
+
+    with torch_reduce.replace(devices=device):
+        for function in (loss, torch.func.grad(loss)):
+            for found, row in zip(torch.vmap(function)(x), x, strict=True):
+                torch.testing.assert_close(found, function(row))
+
+
+def test_targets_out_of_bounds(device):
+    """torch's error on the CPU; on a GPU it is an assertion of the device, which tests/test_losses.py has."""
+    if device != "cpu":
+        pytest.skip("an assertion of a GPU ends the process")
+    x, images = torch.zeros(3, 4), torch.zeros(3, 4, 2, 2)
+    for bad, reduction in itertools.product((-1, 4), ("none", "mean", "sum")):
+        calls = [
+            lambda bad=bad, r=reduction: F.nll_loss(x, torch.tensor([0, bad, 1]), reduction=r),
+            lambda bad=bad, r=reduction: F.cross_entropy(images, torch.full((3, 2, 2), bad), reduction=r),
+        ]
+        for call in calls:
+            with (
+                torch_reduce.replace(devices=device),
+                pytest.raises(IndexError, match=f"Target {bad} is out of bounds"),
+            ):
+                call()
 
 
 def test_others_leave(device):
@@ -714,6 +917,16 @@ def test_others_leave(device):
         lambda: z.real[0].dot(z.real[:, 0]),
         lambda: z.real[0].dot(z.real[1].double()),
         lambda: z.real[0].int().dot(z.real[1].int()),
+        lambda: F.nll_loss(z.real, torch.zeros(2, dtype=torch.int64, device=device)),
+        lambda: F.nll_loss(z.real, torch.zeros(3, dtype=torch.int32, device=device)),
+        lambda: F.nll_loss(z.real, torch.zeros(3, dtype=torch.int64, device=device), z.real[:, 0]),
+        lambda: F.nll_loss(z.real, torch.zeros(3, dtype=torch.int64, device=device), z.real[0].double()),
+        lambda: F.nll_loss(z.real.int(), torch.zeros(3, dtype=torch.int64, device=device)),
+        lambda: F.nll_loss(z.real[:0], torch.zeros(0, dtype=torch.int64, device=device)),
+        lambda: F.rms_norm(empty, (0,)),
+        lambda: F.rms_norm(z, (4,)),
+        lambda: F.rms_norm(z.real, (3,)),
+        lambda: F.rms_norm(z.real.int(), (4,)),
     ]
 
     def outcome(call):
@@ -833,7 +1046,6 @@ def ours_in(graph):
 @pytest.mark.parametrize("name", CALLS)
 def test_compiled(name, decomposing, device):
     """Each function in each of its forms, under Inductor's decompositions: ours inside, torch's before and after."""
-    skip_what_torch_composes(name, device)
     x = data((64, 5000), "float32", device=device)
     x = 1 + x / x.abs().max() / 64 if name == "prod" else x
 
@@ -874,6 +1086,36 @@ def test_compiled_gradients(decomposing, device):
     forward, backward = decomposing.seen[2:]
     assert sorted(ours_in(forward)) == ["gpureduce._var_mean.default"] * 2 + ["gpureduce.softmax.default"]
     assert backward.count("gpureduce.sum.default") >= 2 and "aten.sum.dim_IntList" not in backward
+
+
+def test_compiled_rows_have_gradients(decomposing, device):
+    """A model's rows and its loss: compiled, they have the bits of eager mode, and all of them are ours."""
+    x = (data((64, 300), "float32", device=device) / 4096).requires_grad_()
+    weight = torch.ones(300, device=device, requires_grad=True)
+
+    def function(x, weight):
+        rows = F.layer_norm(F.rms_norm(x, (300,), weight), (300,)).softmax(1)
+        image = (rows.view(16, 30, 20, 2) * 100).requires_grad_()
+        return F.cross_entropy(rows * 100, classes(rows, 7), weight.detach(), ignore_index=7), F.cross_entropy(
+            image, classes(image)
+        )
+
+    def run(function):
+        losses = function(x, weight)
+        return [*losses, *torch.autograd.grad(losses, (x, weight))]
+
+    compiled = torch.compile(function, fullgraph=True, backend=decomposing)
+    before = run(compiled)
+    with torch_reduce.replace(devices=device):
+        for ours, eager in zip(run(compiled), run(function), strict=True):
+            assert_same_bits(ours.detach(), eager.detach())
+    for new, old in zip(run(compiled), before, strict=True):
+        assert_same_bits(new.detach(), old.detach())
+    forward, backward = (sorted(each.split(".")[1] for each in ours_in(graph)) for graph in decomposing.seen[2:])
+    wanted = {"_nll_loss": 2, "_rms_norm": 1, "_layer_norm": 1, "softmax": 1, "log_softmax": 2}
+    assert {name: forward.count(name) for name in wanted} == wanted, forward
+    for name, count in wanted.items():
+        assert backward.count(f"_{name.removeprefix('_')}_backward") == count, backward
 
 
 def test_compiled_leaves(decomposing, device):

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -9,9 +11,11 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import model
+import pinned_rows
 import torch_reduce
 from support import assert_same_bits, data, dtype_of, in_threads
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 OPS = torch.ops.gpureduce
 FLOATS = ["float32", "bfloat16", "float16", "float64"]
 SOFTMAXES = {"softmax": False, "log_softmax": True}
@@ -290,6 +294,30 @@ def test_any_number_of_threads():
     finally:
         torch.set_num_threads(threads)
     in_threads(lambda x: OPS.softmax(x, 1), [x] * 4)
+
+
+# --- pinned results ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", pinned_rows.DTYPES)
+def test_pinned_rows(function, device):
+    """Every result of a function and of its gradient has the pinned bits, for every dtype."""
+    pins = pinned_rows.read()
+    for case in pinned_rows.cases():
+        if case[0] == function:
+            assert pinned_rows.digests(pinned_rows.computed(*case, device)) == pins[pinned_rows.key_of(*case)], case
+
+
+def test_pinned_rows_are_the_models():
+    """The model makes the pinned bits, of all functions of csrc/numeric/rows.h and of all cases."""
+    pins = pinned_rows.read()
+    assert list(pins) == [pinned_rows.key_of(*case) for case in pinned_rows.cases()]
+    for case in pinned_rows.cases():
+        assert pinned_rows.digests(pinned_rows.modelled(*case)) == pins[pinned_rows.key_of(*case)], case
+    source = (ROOT / "csrc" / "numeric" / "rows.h").read_text()
+    functions = re.search(r"GPUREDUCE_ROW_FUNCTIONS\(X\)((?:.*\\\n)*.*)", source)[1]
+    found = {name.removesuffix("_backward") for name in re.findall(r"X\((\w+)\)", functions)}
+    assert found - {"log_sum"} == set(pinned_rows.DTYPES), "log_sum is pinned by log_prob"
 
 
 # --- derivatives ------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ _Name: TypeAlias = Literal[
     "log_softmax",
     "layer_norm",
     "rms_norm",
+    "nll_loss",
 ]
 
 _switch = threading.Lock()
@@ -59,11 +60,16 @@ class replace(ContextDecorator):
     ``"var"``, ``"std"``  ``torch.var``, ``torch.std`` of real floats
     ``"var_mean"``        ``torch.var_mean`` of real floats; and ``"std_mean"`` likewise
     ``"dot"``             ``torch.dot`` of real floats, without ``out=``
-    ``"softmax"``         ``torch.softmax`` of floats, and its gradient; and ``"log_softmax"`` likewise, with the losses
-                          that take it: ``cross_entropy``
+    ``"softmax"``         ``torch.softmax`` of floats, and its gradient; and ``"log_softmax"`` likewise
     ``"layer_norm"``      ``torch.nn.functional.layer_norm``, and its gradients
-    ``"rms_norm"``        ``torch.nn.functional.rms_norm`` on CUDA, and its gradients: elsewhere torch composes it
+    ``"rms_norm"``        ``torch.nn.functional.rms_norm``, and its gradients; not under ``torch.vmap``
+    ``"nll_loss"``        ``torch.nn.functional.nll_loss`` and its gradient: with ``"log_softmax"``, all of
+                          ``cross_entropy`` with indices of classes
     ====================  ======================================================================
+
+    A mean of ``nll_loss`` is one quotient of two sums in the contract's order, as that of :func:`cross_entropy`. A
+    ``cross_entropy`` of float32 or float64, and its gradient, have the bits of that function; of halves, torch rounds
+    the logarithms first. Label smoothing and probabilities as targets take ``"sum"`` and ``"mean"``, too.
 
     :class:`replace_torch_sum` says the rest: what is left to the original kernel, what is never reached, what
     ``torch.compile`` makes of it, that it is a switch of the whole process, and how it nests.
@@ -132,7 +138,8 @@ class replace_torch_sum(replace):
 
     **Not taken**, and left to the original kernel: dtypes that torch cannot sum, more than 64 dims, named tensors, and
     layouts that are not strided. Never reached: reductions that aten does not make with its sum (``mean`` on CUDA,
-    ``cross_entropy``, norms, matrix products, most gradients of convolutions and normalizations).
+    ``cross_entropy``, norms, matrix products, gradients of embeddings, most gradients of convolutions and
+    normalizations).
 
     **torch.compile**: compiled code has our bits too while it is on, forwards and backwards, and torch's own before and
     after. A model is compiled once for each set of replaced functions that it meets. AOTInductor does not replace, and

@@ -4,7 +4,6 @@ from typing import Literal, TypeAlias, overload
 
 import torch
 from torch import SymInt, Tensor
-from torch.compiler import is_compiling
 
 from . import _arguments, _library
 
@@ -25,15 +24,6 @@ def _plain(name, **given):
 def _integer(name, argument, value):
     if not isinstance(value, (int, SymInt)) and not hasattr(value, "__index__"):
         raise TypeError(f"{name}(): argument '{argument}' must be int, not {type(value).__name__}")
-
-
-def _in_bounds(name, target, ignore_index):
-    """Raises torch's error for a negative target that the host can read. Others are the operator's to refuse."""
-    readable = type(target) is Tensor and target.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(target)
-    if readable and target.numel() and not is_compiling():
-        least = int(torch.where(target == ignore_index, 0, target).min())
-        if least < 0:
-            raise IndexError(f"{name}(): Target {least} is out of bounds.")
 
 
 def _softmax(operator, name, input, dim, dtype, out):
@@ -121,8 +111,8 @@ def log_prob(
     Args:
         logits: of float16, bfloat16, float32, float64 or a float8 type, of any strides and device, or a DTensor, or a
             :class:`torch_reduce.distributed.Shard`.
-        target: int64 or int32, of ``logits``'s shape without ``dim``: indices along ``dim``. Beside a Shard whose rows
-            are cut those of this rank's rows; the index is that of the global tensor's class.
+        target: int64, int32 or uint8, of ``logits``'s shape without ``dim``: indices along ``dim``. Beside a Shard whose
+            rows are cut those of this rank's rows; the index is that of the global tensor's class.
         dim: the dimension of the classes.
         temperature: above 0. If it is not 1, the quotients are written to memory, in float32 or float64.
         ignore_index: targets of this value have the result 0, and no gradient.
@@ -139,8 +129,7 @@ def log_prob(
 
     Raises:
         TypeError, RuntimeError: wrong dtypes, sizes or devices; ``temperature`` is not above 0.
-        IndexError: a target on the CPU is no class and is not ignored. On a GPU, torch's assertion stops a kernel for
-            targets that are too large, and negative ones count as ignored.
+        IndexError: a target on the CPU is no class and is not ignored. On a GPU, torch's assertion stops the kernel.
         NotImplementedError: complex or integer ``logits``.
 
     >>> torch_reduce.log_prob(torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([0, 1]))
@@ -149,7 +138,6 @@ def log_prob(
     _arguments.tensors("log_prob", logits=logits)
     _plain("log_prob", target=target)
     _integer("log_prob", "dim", dim)
-    _in_bounds("log_prob", target, ignore_index)
     call = _library.warning(_ops.log_prob.default)
     found = call(logits, target, dim, temperature=temperature, ignore_index=ignore_index)
     if not return_entropy:
@@ -180,8 +168,8 @@ def cross_entropy(
 
     Args:
         input: logits of shape (C,), (N, C) or (N, C, ...), as for :func:`log_prob`.
-        target: indices of classes, of ``input``'s shape without C, of int64 or int32; or probabilities of classes, of
-            ``input``'s shape. Beside a Shard those that belong to this rank's part.
+        target: indices of classes, of ``input``'s shape without C, of int64, int32 or uint8; or probabilities of
+            classes, of ``input``'s shape. Beside a Shard those that belong to this rank's part.
         weight: a number per class, of all classes.
         ignore_index: indices of this value count nothing.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
@@ -206,8 +194,6 @@ def cross_entropy(
     _plain("cross_entropy", target=target)
     if reduction not in _REDUCTIONS:
         raise ValueError(f"cross_entropy(): reduction: expected one of {_REDUCTIONS}, but got {reduction!r}")
-    if not target.is_floating_point():
-        _in_bounds("cross_entropy", target, ignore_index)
     call = _library.warning(_ops.cross_entropy.default)
     return call(input, target, weight, _REDUCTIONS.index(reduction), ignore_index, label_smoothing)
 

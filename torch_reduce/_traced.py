@@ -25,6 +25,10 @@ now: frozenset[str] = frozenset()  # the functions that are replaced, each with 
 _CALLERS = {"binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "mse_loss", "smooth_l1_loss"}
 _CALLERS |= {"count_nonzero", "cross_entropy_loss", "dist", "logsumexp", "norm", "renorm", "soft_margin_loss"}
 
+# aten's functions that torch composes of others above autograd, on some devices: there ours lie, too (impl_composed in
+# csrc/torch/replace.cpp). Python's dispatcher, by which a compiler traces, remembers which kernel a function had.
+_COMPOSED = ["rms_norm"]
+
 _warned: set[tuple[str, str]] = set()
 _hooked = False
 _running: Any = None  # Dynamo's functions that get and set its callback, once hooked; False where there is no hook
@@ -34,6 +38,8 @@ def switched(on: frozenset[str]) -> None:
     """Says what is replaced from now on."""
     global now, _hooked
     now = on
+    for name in _COMPOSED:
+        getattr(torch.ops.aten, name).default._dispatch_cache.clear()
     if not _hooked:
         _hooked = True
         _imports.when_imported("torch._dynamo.eval_frame", _hook)

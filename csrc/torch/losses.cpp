@@ -1,4 +1,4 @@
-// log_prob and cross_entropy: a row's logits are read once, and no softmax is written.
+// log_prob and cross_entropy, and torch's nll_loss: a row's logits are read once, and no softmax is written.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Reduction.h>
@@ -13,60 +13,79 @@ namespace gpureduce::rows {
 
 namespace {
 
+// Indices of classes, of int64: 0 for those to ignore. They are widened first: ignore_index may be no number of their dtype.
+struct Targets {
+  Tensor index, ignored;
+
+  Targets(const Tensor& target, const c10::SymInt& ignore_index) {
+    const Tensor wide = target.to(at::kLong);
+    ignored = wide.eq(ignore_index);
+    index = wide.masked_fill(ignored, 0);
+  }
+
+  // Raises torch's error. The host cannot read those of a GPU: there at::gather's assertion stops the kernel.
+  void check(int64_t classes, const char* name) const {
+    if (!index.is_cpu()) return;
+    const auto [low, high] = index.aminmax();
+    const int64_t least = low.item<int64_t>(), most = high.item<int64_t>();
+    TORCH_CHECK_INDEX(least >= 0 && most < classes, name, "(): Target ", least < 0 ? least : most, " is out of bounds.");
+  }
+};
+
 // --- log_prob ---------------------------------------------------------------------------------------------------------------
 
-void check_target(const Tensor& logits, const Tensor& target, int64_t dim) {
-  real_dtype(logits, "log_prob");
-  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(logits.scalar_type()),
-                              "log_prob(): logits: expected a floating dtype, but got ", logits.scalar_type());
-  TORCH_CHECK(logits.dim() > 0, "log_prob(): logits: expected at least one dim");
-  TORCH_CHECK(target.scalar_type() == at::kLong || target.scalar_type() == at::kInt,
-              "log_prob(): target: expected int64 or int32, but got ", target.scalar_type());
-  TORCH_CHECK(target.device() == logits.device(), "log_prob(): Expected all tensors to be on the same device, but found ",
+void check_target(const char* name, const Tensor& logits, const Tensor& target, int64_t dim) {
+  real_dtype(logits, name);
+  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(logits.scalar_type()), name, "(): logits: expected a floating dtype, but got ",
+                              logits.scalar_type());
+  TORCH_CHECK(logits.dim() > 0, name, "(): logits: expected at least one dim");
+  const at::ScalarType type = target.scalar_type();
+  TORCH_CHECK(type == at::kLong || type == at::kInt || type == at::kByte, name,
+              "(): target: expected int64, int32 or uint8, but got ", type);
+  TORCH_CHECK(target.device() == logits.device(), name, "(): Expected all tensors to be on the same device, but found ",
               target.device(), " and ", logits.device());
   c10::SmallVector<c10::SymInt, kCommonRank> sizes(logits.sym_sizes().begin(), logits.sym_sizes().end());
   sizes.erase(sizes.begin() + c10::maybe_wrap_dim(dim, logits.dim()));
-  TORCH_CHECK(target.sym_sizes() == c10::SymIntArrayRef(sizes), "log_prob(): target: expected the size ",
+  TORCH_CHECK(target.sym_sizes() == c10::SymIntArrayRef(sizes), name, "(): target: expected the size ",
               c10::SymIntArrayRef(sizes), ", but got ", target.sym_sizes());
 }
 
-// Per row: the logarithm of its target's probability, m and log S. A negative target stands for a row to ignore, which gives 0.
-std::tuple<Tensor, Tensor, Tensor> log_prob_meta(const Tensor& logits, const Tensor& target, int64_t dim) {
-  check_target(logits, target, dim);
+// Per row: the logarithm of its target's probability, m and log S. A row whose target is to be ignored gives 0.
+std::tuple<Tensor, Tensor, Tensor> log_prob_meta(const Tensor& logits, const Tensor& target, int64_t dim, c10::SymInt) {
+  check_target("log_prob", logits, target, dim);
   const auto options = logits.options().dtype(computed_in({logits, {}, {}, {}, {}}));
   c10::SmallVector<c10::SymInt, kCommonRank> kept(logits.sym_sizes().begin(), logits.sym_sizes().end());
   kept[c10::maybe_wrap_dim(dim, logits.dim())] = 1;
   return {at::empty_symint(target.sym_sizes(), options), at::empty_symint(kept, options), at::empty_symint(kept, options)};
 }
 
-Tensor index_of(const Tensor& target, int64_t dim) { return target.to(at::kLong).clamp_min(0).unsqueeze(dim); }
-
-std::tuple<Tensor, Tensor, Tensor> log_prob(const Tensor& logits, const Tensor& target, int64_t dim) {
-  auto results = log_prob_meta(logits, target, dim);
+std::tuple<Tensor, Tensor, Tensor> log_prob(const Tensor& logits, const Tensor& target, int64_t dim, int64_t ignore_index) {
+  auto results = log_prob_meta(logits, target, dim, ignore_index);
   auto& [found, m, log_sum] = results;
   const int64_t d = c10::maybe_wrap_dim(dim, logits.dim());
   if (target.numel() == 0) return results;
   TORCH_CHECK(logits.size(d) > 0, "log_prob(): logits: there are no classes");
-  if (logits.is_cpu()) {
-    const int64_t most = target.max().item().toLong();
-    TORCH_CHECK_INDEX(most < logits.size(d), "log_prob(): Target ", most, " is out of bounds.");
-  }
+  const Targets targets(target, ignore_index);
+  targets.check(logits.size(d), "log_prob");
   RowsCall call = make_call(RowFunction::log_sum, {logits, {}, {}, {}, {}}, one_dim(logits, d), "log_prob");
   call.mean = m.data_ptr();
   call.r = log_sum.data_ptr();
   run(call, logits);
-  const Tensor at_target = without_float8(logits).gather(d, index_of(target, d)).to(m.scalar_type());
-  found = ((at_target - m) - log_sum).squeeze(d).masked_fill(target.lt(0), 0);
+  const Tensor at_target = without_float8(logits).gather(d, targets.index.unsqueeze(d)).to(m.scalar_type());
+  found = ((at_target - m) - log_sum).squeeze(d).masked_fill(targets.ignored, 0);
   return results;
 }
 
-Tensor log_prob_backward(const Tensor& grad, const Tensor& logits, const Tensor& target, int64_t dim, const Tensor& m,
-                         const Tensor& log_sum) {
-  check_target(logits, target, dim);
+Tensor log_prob_backward(const Tensor& grad, const Tensor& logits, const Tensor& target, int64_t dim, int64_t ignore_index,
+                         const Tensor& m, const Tensor& log_sum) {
+  check_target("log_prob", logits, target, dim);
+  const Targets targets(target, ignore_index);
+  if (target.numel() > 0) targets.check(logits.size(c10::maybe_wrap_dim(dim, logits.dim())), "_log_prob_backward");
   const at::ScalarType computed = computed_in({logits, {}, {}, {}, {}});
   const Tensor found = result_like(logits, logits.scalar_type());
-  const Tensor own_m = plain(m, computed), own_sum = plain(log_sum, computed), index = target.to(at::kLong).contiguous();
-  const Tensor row_grad = plain(grad.to(computed).masked_fill(target.lt(0), 0), computed);
+  const Tensor own_m = plain(m, computed), own_sum = plain(log_sum, computed);
+  const Tensor row_grad = plain(grad.to(computed).masked_fill(targets.ignored, 0), computed);
+  const Tensor index = targets.index.contiguous();
   RowsCall call =
       make_call(RowFunction::log_prob_backward, {logits, {}, {}, {}, found}, one_dim(logits, dim), "_log_prob_backward");
   call.mean = own_m.data_ptr();
@@ -77,29 +96,33 @@ Tensor log_prob_backward(const Tensor& grad, const Tensor& logits, const Tensor&
   return found;
 }
 
-Tensor log_prob_backward_meta(const Tensor&, const Tensor& logits, const Tensor& target, int64_t dim, const Tensor&,
-                              const Tensor&) {
-  check_target(logits, target, dim);
+Tensor log_prob_backward_meta(const Tensor&, const Tensor& logits, const Tensor& target, int64_t dim, c10::SymInt,
+                              const Tensor&, const Tensor&) {
+  check_target("log_prob", logits, target, dim);
   return result_like(logits, logits.scalar_type());
 }
 
 // The same by operators that torch can differentiate again, with the same bits.
-Tensor log_prob_backward_composed(const Tensor& grad, const Tensor& logits, const Tensor& target, int64_t dim) {
+Tensor log_prob_backward_composed(const Tensor& grad, const Tensor& logits, const Tensor& target, int64_t dim,
+                                  const c10::SymInt& ignore_index) {
+  const Targets targets(target, ignore_index);
   const int64_t d = c10::maybe_wrap_dim(dim, logits.dim());
   const at::ScalarType computed = computed_in({logits, {}, {}, {}, {}});
-  const Tensor g = grad.to(computed).masked_fill(target.lt(0), 0).unsqueeze(d);
+  const Tensor g = grad.to(computed).masked_fill(targets.ignored, 0).unsqueeze(d);
   const Tensor y = softmax_operator<true>().call(logits, d, computed);
   const Tensor zeros = at::zeros_like(g).detach();
   const Tensor powers = apply(Formula::exponent, y, {at::ones_like(zeros), zeros}, computed);
-  return rounded(at::zeros_like(y).scatter(d, index_of(target, d), g) - powers * g, logits.scalar_type());
+  return rounded(at::zeros_like(y).scatter(d, targets.index.unsqueeze(d), g) - powers * g, logits.scalar_type());
 }
 
 struct LogProbFacts {
   int64_t dim = 0;
+  c10::SymInt ignore_index = 0;
 
   template <class Self, class F>
   static void each(Self& self, F f) {
     f(self.dim);
+    f(self.ignore_index);
   }
 };
 
@@ -110,23 +133,23 @@ struct LogProbRule : RuleOf<LogProbFacts> {
 
   static variable_list gradients(variable_list grads, const LogProbFacts& facts, const std::array<Tensor, 4>& kept) {
     if (!grads[0].defined()) return {Tensor()};
-    return {log_prob_backward_operator().call(grads[0], kept[0], kept[1], facts.dim, kept[2], kept[3])};
+    return {log_prob_backward_operator().call(grads[0], kept[0], kept[1], facts.dim, facts.ignore_index, kept[2], kept[3])};
   }
 };
 
 std::tuple<Tensor, Tensor, Tensor> log_prob_differentiable(c10::DispatchKeySet keys, const Tensor& logits, const Tensor& target,
-                                                           int64_t dim) {
+                                                           int64_t dim, c10::SymInt ignore_index) {
   const bool backward = torch::autograd::compute_requires_grad(logits);
   std::tuple<Tensor, Tensor, Tensor> results;
   {
     const at::AutoDispatchBelowADInplaceOrView below;
-    results = log_prob_operator().redispatch(keys & c10::after_autograd_keyset, logits, target, dim);
+    results = log_prob_operator().redispatch(keys & c10::after_autograd_keyset, logits, target, dim, ignore_index);
   }
   auto& [found, m, log_sum] = results;
   const auto node = backward ? make_node<LogProbRule>() : nullptr;
   if (backward) {
     node->set_next_edges(torch::autograd::collect_next_edges(logits));
-    node->facts = {dim};
+    node->facts = {dim, ignore_index};
     torch::autograd::set_history(found, node);
   }
   if (torch::autograd::isFwGradDefined(logits)) {
@@ -134,8 +157,10 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_differentiable(c10::DispatchKeySet k
     const int64_t d = c10::maybe_wrap_dim(dim, logits.dim());
     const at::ScalarType computed = m.scalar_type();
     const Tensor t = tangent.to(computed);
-    const Tensor change = t.gather(d, index_of(target, d)) - total(softmax_operator<false>().call(primal, d, computed) * t, d);
-    found._set_fw_grad(change.squeeze(d).masked_fill(target.lt(0), 0), /*level=*/0, /*is_inplace_op=*/false);
+    const Targets targets(target, ignore_index);
+    const Tensor change =
+        t.gather(d, targets.index.unsqueeze(d)) - total(softmax_operator<false>().call(primal, d, computed) * t, d);
+    found._set_fw_grad(change.squeeze(d).masked_fill(targets.ignored, 0), /*level=*/0, /*is_inplace_op=*/false);
   }
   if (backward) {
     node->keep(0, logits);
@@ -147,18 +172,21 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_differentiable(c10::DispatchKeySet k
 }
 
 Tensor log_prob_backward_differentiable(c10::DispatchKeySet keys, const Tensor& grad, const Tensor& logits,
-                                        const Tensor& target, int64_t dim, const Tensor& m, const Tensor& log_sum) {
-  if (is_tracked(grad, logits)) return log_prob_backward_composed(grad, logits, target, dim);
+                                        const Tensor& target, int64_t dim, c10::SymInt ignore_index, const Tensor& m,
+                                        const Tensor& log_sum) {
+  if (is_tracked(grad, logits)) return log_prob_backward_composed(grad, logits, target, dim, ignore_index);
   const at::AutoDispatchBelowADInplaceOrView below;
-  return log_prob_backward_operator().redispatch(keys & c10::after_autograd_keyset, grad, logits, target, dim, m, log_sum);
+  return log_prob_backward_operator().redispatch(keys & c10::after_autograd_keyset, grad, logits, target, dim, ignore_index, m,
+                                                 log_sum);
 }
 
-std::tuple<Tensor, Tensor, Tensor> log_prob_batched(const Tensor& logits, const Tensor& target, int64_t dim) {
+std::tuple<Tensor, Tensor, Tensor> log_prob_batched(const Tensor& logits, const Tensor& target, int64_t dim,
+                                                    c10::SymInt ignore_index) {
   const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
   const int64_t level = current_level("log_prob");
   auto [x, x_batched] = in_front(logits, level);
   auto [t, t_batched] = in_front(target, level);
-  if (!x_batched && !t_batched) return log_prob_operator().call(x, t, dim);
+  if (!x_batched && !t_batched) return log_prob_operator().call(x, t, dim, ignore_index);
   const auto with_batch = [](const Tensor& alone, const c10::SymInt& size) {
     c10::SmallVector<c10::SymInt, kCommonRank> sizes{size};
     sizes.append(alone.sym_sizes().begin(), alone.sym_sizes().end());
@@ -166,22 +194,17 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_batched(const Tensor& logits, const 
   };
   if (!x_batched) x = with_batch(x, t.sym_size(0));
   if (!t_batched) t = with_batch(t, x.sym_size(0));
-  auto [found, m, log_sum] = log_prob_operator().call(x, t, c10::maybe_wrap_dim(dim, x.dim() - 1) + 1);
+  auto [found, m, log_sum] = log_prob_operator().call(x, t, c10::maybe_wrap_dim(dim, x.dim() - 1) + 1, ignore_index);
   const auto batched = [&](Tensor each) { return at::functorch::makeBatched(std::move(each), 0, level); };
   return {batched(found), batched(m), batched(log_sum)};
 }
 
-// A target to ignore becomes -1.
-Tensor marked(const Tensor& target, const Tensor& ignored) {
-  return at::where(ignored, at::scalar_tensor(-1, target.options()), target);
-}
-
 Tensor log_prob_of(const Tensor& logits, const Tensor& target, int64_t dim, double temperature, int64_t ignore_index) {
   TORCH_CHECK(temperature > 0, "log_prob(): temperature: expected a number above 0, but got ", temperature);
-  const Tensor index = marked(target, target.eq(ignore_index));
-  if (temperature == 1) return std::get<0>(log_prob_operator().call(logits, index, dim));
+  if (temperature == 1) return std::get<0>(log_prob_operator().call(logits, target, dim, ignore_index));
   const Tensor wide = without_float8(logits).to(computed_in({logits, {}, {}, {}, {}}));
-  return std::get<0>(log_prob_operator().call(wide / at::scalar_tensor(temperature, wide.options()), index, dim));
+  return std::get<0>(
+      log_prob_operator().call(wide / at::scalar_tensor(temperature, wide.options()), target, dim, ignore_index));
 }
 
 // --- cross_entropy ----------------------------------------------------------------------------------------------------------
@@ -197,6 +220,23 @@ Tensor reduced(const Tensor& losses, const Tensor& divisor, int64_t reduction, a
 // A number of the host as a tensor: torch divides by a plain number as it multiplies by its inverse, on some devices.
 Tensor number(const c10::Scalar& x, const Tensor& like) { return at::scalar_tensor(x, like.options()); }
 
+// How much each target counts: the weight of its class, or nothing where it is to be ignored.
+Tensor counts_of(const Targets& targets, const Tensor& weight, at::ScalarType dtype) {
+  if (!weight.defined()) return targets.ignored.logical_not().to(dtype);
+  return weight.to(dtype).index({targets.index}).masked_fill(targets.ignored, 0);
+}
+
+void check_reduction(const char* name, int64_t reduction) {
+  TORCH_CHECK(reduction >= at::Reduction::None && reduction < at::Reduction::END, name,
+              "(): reduction: expected 0 (none), 1 (mean) or 2 (sum), but got ", reduction);
+}
+
+void check_weight(const char* name, const Tensor& weight, const c10::SymInt& classes) {
+  TORCH_CHECK(!weight.defined() || (weight.dim() == 1 && weight.sym_size(0) == classes), name,
+              "(): weight: expected a number for each of ", classes, " classes, but got the size ",
+              weight.defined() ? weight.sym_sizes() : c10::SymIntArrayRef());
+}
+
 // torch's loss. The mean is one quotient of two sums in the contract's order.
 Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTensor& given_weight, int64_t reduction,
                      c10::SymInt ignore_index, double smoothing) {
@@ -204,13 +244,10 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
   real_dtype(input, "cross_entropy");
   TORCH_CHECK(input.dim() > 0, "cross_entropy(): input: expected at least one dim");
   TORCH_CHECK(smoothing >= 0 && smoothing <= 1, "cross_entropy(): label_smoothing: expected from 0 to 1, but got ", smoothing);
-  TORCH_CHECK(reduction >= at::Reduction::None && reduction < at::Reduction::END,
-              "cross_entropy(): reduction: expected 0 (none), 1 (mean) or 2 (sum), but got ", reduction);
+  check_reduction("cross_entropy", reduction);
   const Tensor weight = of(given_weight);
   const c10::SymInt classes = input.sym_size(d);
-  if (weight.defined())
-    TORCH_CHECK(weight.dim() == 1 && weight.sym_size(0) == classes, "cross_entropy(): weight: expected a number for each of ",
-                classes, " classes, but got the size ", weight.sym_sizes());
+  check_weight("cross_entropy", weight, classes);
   const at::ScalarType computed = computed_in({input, {}, weight, {}, {}}), dtype = input.scalar_type();
   c10::SmallVector<c10::SymInt, kCommonRank> along(input.dim(), 1);
   along[d] = classes;
@@ -231,21 +268,74 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
     return reduced(losses, number(rows, losses), reduction, dtype);
   }
 
-  const Tensor ignored = target.eq(ignore_index), index = marked(target, ignored);
   const Tensor logits = computed == at::kDouble ? input.to(at::kDouble) : input;
-  Tensor losses = -std::get<0>(log_prob_operator().call(logits, index, d));
-  Tensor counted = ignored.logical_not().to(computed);
-  if (weight.defined()) {
-    counted = counted * weight.to(computed).index({index.clamp_min(0).to(at::kLong)});
-    losses = losses * counted;
-  }
+  Tensor losses = -std::get<0>(log_prob_operator().call(logits, target, d, ignore_index));  // refuses targets out of bounds
+  const Targets targets(target, ignore_index);
+  const Tensor counts = counts_of(targets, weight, computed);
+  if (weight.defined()) losses = losses * counts;
   if (smoothing > 0) {
     const Tensor logarithms = softmax_operator<true>().call(input, d, computed);
     const Tensor weighted = of_class.defined() ? logarithms * of_class : logarithms;
-    const Tensor smooth = -total(weighted, d).squeeze(d).masked_fill(ignored, 0);
+    const Tensor smooth = -total(weighted, d).squeeze(d).masked_fill(targets.ignored, 0);
     losses = losses * (1 - smoothing) + smooth * (number(smoothing, smooth) / number(classes, smooth));
   }
-  return reduced(losses, sum_of_all(counted), reduction, dtype);
+  return reduced(losses, sum_of_all(counts), reduction, dtype);
+}
+
+// --- nll_loss, which torch's own cross_entropy calls (replace.cpp) --------------------------------------------------------
+
+int64_t class_dim(const Tensor& self) { return self.dim() == 1 ? 0 : 1; }
+
+// The loss, and what its mean is divided by; 0 for losses one by one, as in torch.
+std::tuple<Tensor, Tensor> nll_loss_meta(const Tensor& self, const Tensor& target, const OptionalTensor& weight,
+                                         int64_t reduction, c10::SymInt) {
+  TORCH_CHECK(self.dim() > 0, "nll_loss(): self: expected at least one dim");
+  check_target("nll_loss", self, target, class_dim(self));
+  check_reduction("nll_loss", reduction);
+  check_weight("nll_loss", of(weight), self.sym_size(class_dim(self)));
+  const bool one_by_one = reduction == at::Reduction::None;
+  return {at::empty_symint(one_by_one ? target.sym_sizes() : c10::SymIntArrayRef(), self.options()),
+          at::empty({}, self.options())};
+}
+
+std::tuple<Tensor, Tensor> nll_loss(const Tensor& self, const Tensor& target, const OptionalTensor& weight, int64_t reduction,
+                                    int64_t ignore_index) {
+  nll_loss_meta(self, target, weight, reduction, ignore_index);
+  const int64_t d = class_dim(self);
+  const at::ScalarType computed = computed_in({self, {}, of(weight), {}, {}}), dtype = self.scalar_type();
+  const Targets targets(target, ignore_index);
+  targets.check(self.size(d), "nll_loss");
+  Tensor losses = -self.gather(d, targets.index.unsqueeze(d)).squeeze(d).to(computed);
+  const Tensor counts = counts_of(targets, of(weight), computed), divisor = sum_of_all(counts);
+  if (of(weight).defined()) losses = losses * counts;
+  losses = losses.masked_fill(targets.ignored, 0);
+  const bool undivided = reduction == at::Reduction::None && self.dim() > 1;
+  return {reduced(losses, divisor, reduction, dtype), undivided ? at::zeros({}, self.options()) : rounded(divisor, dtype)};
+}
+
+// The gradient lies in memory as torch's.
+Tensor nll_loss_gradient(const Tensor& self) {
+  return at::zeros_like(self, self.options(), self.dim() > 2 ? at::MemoryFormat::Preserve : at::MemoryFormat::Contiguous);
+}
+
+Tensor nll_loss_backward_meta(const Tensor&, const Tensor& self, const Tensor& target, const OptionalTensor& weight,
+                              int64_t reduction, c10::SymInt ignore_index, const Tensor&) {
+  nll_loss_meta(self, target, weight, reduction, std::move(ignore_index));
+  return nll_loss_gradient(self);
+}
+
+Tensor nll_loss_backward(const Tensor& grad, const Tensor& self, const Tensor& target, const OptionalTensor& weight,
+                         int64_t reduction, int64_t ignore_index, const Tensor& total_weight) {
+  nll_loss_meta(self, target, weight, reduction, ignore_index);
+  const int64_t d = class_dim(self);
+  const at::ScalarType computed = computed_in({self, grad, of(weight), {}, {}});
+  const Targets targets(target, ignore_index);
+  targets.check(self.size(d), "nll_loss");
+  Tensor share = grad.to(computed);
+  if (reduction == at::Reduction::Mean) share = share / total_weight.to(computed);
+  share = of(weight).defined() ? share * counts_of(targets, of(weight), computed) : share.expand_as(target);
+  share = rounded((-share).masked_fill(targets.ignored, 0), self.scalar_type());
+  return nll_loss_gradient(self).scatter_(d, targets.index.unsqueeze(d), share.unsqueeze(d));
 }
 
 }  // namespace
@@ -255,12 +345,21 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   using namespace gpureduce;
   const auto define = [&](const char* schema) { m.def(schema, {at::Tag::pt2_compliant_tag}); };
-  define("_log_prob(Tensor logits, Tensor target, int dim) -> (Tensor, Tensor, Tensor)");
-  define("_log_prob_backward(Tensor grad, Tensor logits, Tensor target, int dim, Tensor m, Tensor log_sum) -> Tensor");
+  define("_log_prob(Tensor logits, Tensor target, int dim, SymInt ignore_index=-100) -> (Tensor, Tensor, Tensor)");
+  define(
+      "_log_prob_backward(Tensor grad, Tensor logits, Tensor target, int dim, SymInt ignore_index, Tensor m, Tensor log_sum) "
+      "-> "
+      "Tensor");
   define("log_prob(Tensor logits, Tensor target, int dim=-1, *, float temperature=1.0, int ignore_index=-100) -> Tensor");
   define(
       "cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=1, SymInt ignore_index=-100, "
       "float label_smoothing=0.0) -> Tensor");
+  define(
+      "_nll_loss(Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index) -> (Tensor output, Tensor "
+      "total_weight)");
+  define(
+      "_nll_loss_backward(Tensor grad_output, Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index, "
+      "Tensor total_weight) -> Tensor");
   composite(m, "log_prob", TORCH_FN(rows::log_prob_of));
   composite(m, "cross_entropy", TORCH_FN(rows::cross_entropy));
 }
@@ -270,6 +369,8 @@ namespace {
 void register_backend(torch::Library& m) {
   m.impl("_log_prob", &gpureduce::rows::log_prob);
   m.impl("_log_prob_backward", &gpureduce::rows::log_prob_backward);
+  m.impl("_nll_loss", &gpureduce::rows::nll_loss);
+  m.impl("_nll_loss_backward", &gpureduce::rows::nll_loss_backward);
 }
 
 }  // namespace
@@ -281,6 +382,8 @@ TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) { register_backend(m); }
 TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
   m.impl("_log_prob", &gpureduce::rows::log_prob_meta);
   m.impl("_log_prob_backward", &gpureduce::rows::log_prob_backward_meta);
+  m.impl("_nll_loss", &gpureduce::rows::nll_loss_meta);
+  m.impl("_nll_loss_backward", &gpureduce::rows::nll_loss_backward_meta);
 }
 TORCH_LIBRARY_IMPL(gpureduce, Autograd, m) {
   m.impl("_log_prob", TORCH_FN(gpureduce::rows::log_prob_differentiable));

@@ -1,6 +1,6 @@
 // Replaces torch's own reductions with ours. While a replacement is on, aten's kernel for a device is one that calls our op. It
-// lies below autograd, autocast and vmap, so these remain torch's. The dispatcher keeps a stack of kernels: removing ours
-// restores exactly the original one.
+// lies below autograd, autocast and vmap, so these remain torch's; only what torch composes above autograd is taken there
+// (impl_composed). The dispatcher keeps a stack of kernels: removing ours restores exactly the original one.
 #include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtilsMulti.h>
 #include <ATen/native/Resize.h>
@@ -23,7 +23,12 @@
 #include <ATen/ops/nansum_cpu_dispatch.h>
 #include <ATen/ops/native_layer_norm_backward_cpu_dispatch.h>
 #include <ATen/ops/native_layer_norm_cpu_dispatch.h>
+#include <ATen/ops/nll_loss2d_backward_cpu_dispatch.h>
+#include <ATen/ops/nll_loss2d_forward_cpu_dispatch.h>
+#include <ATen/ops/nll_loss_backward_cpu_dispatch.h>
+#include <ATen/ops/nll_loss_forward_cpu_dispatch.h>
 #include <ATen/ops/prod_cpu_dispatch.h>
+#include <ATen/ops/rms_norm_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/std_cpu_dispatch.h>
 #include <ATen/ops/std_mean_cpu_dispatch.h>
 #include <ATen/ops/sum_cpu_dispatch.h>
@@ -48,6 +53,10 @@
 #include <ATen/ops/nansum_cuda_dispatch.h>
 #include <ATen/ops/native_layer_norm_backward_cuda_dispatch.h>
 #include <ATen/ops/native_layer_norm_cuda_dispatch.h>
+#include <ATen/ops/nll_loss2d_backward_cuda_dispatch.h>
+#include <ATen/ops/nll_loss2d_forward_cuda_dispatch.h>
+#include <ATen/ops/nll_loss_backward_cuda_dispatch.h>
+#include <ATen/ops/nll_loss_forward_cuda_dispatch.h>
 #include <ATen/ops/prod_cuda_dispatch.h>
 #include <ATen/ops/std_cuda_dispatch.h>
 #include <ATen/ops/std_mean_cuda_dispatch.h>
@@ -122,6 +131,19 @@ struct torch_softmax_backward { GPUREDUCE_ORIGINAL(_softmax_backward_data) };
 struct torch_log_softmax_backward { GPUREDUCE_ORIGINAL(_log_softmax_backward_data) };
 struct torch_layer_norm { GPUREDUCE_ORIGINAL_WITHOUT_OUT(native_layer_norm) };
 struct torch_layer_norm_backward { GPUREDUCE_ORIGINAL_WITHOUT_OUT(native_layer_norm_backward) };
+struct torch_nll_loss_backward { GPUREDUCE_ORIGINAL(nll_loss_backward_symint) };
+struct torch_nll_loss2d_backward { GPUREDUCE_ORIGINAL(nll_loss2d_backward_symint) };
+// These have two results.
+#define GPUREDUCE_ORIGINAL_PAIR(name)                                                                            \
+  GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)                                                                           \
+  template <DispatchKey key, class... Args>                                                                      \
+  static std::tuple<at::Tensor&, at::Tensor&> out(at::Tensor& first, at::Tensor& second, const at::Tensor& self, \
+                                                  Args... args) {                                                \
+    GPUREDUCE_CALL(name##_out(first, second, self, args...))                                                     \
+  }
+struct torch_nll_loss { GPUREDUCE_ORIGINAL_PAIR(nll_loss_forward_symint) };
+struct torch_nll_loss2d { GPUREDUCE_ORIGINAL_PAIR(nll_loss2d_forward_symint) };
+#undef GPUREDUCE_ORIGINAL_PAIR
 #undef GPUREDUCE_ORIGINAL
 #undef GPUREDUCE_ORIGINAL_WITHOUT_OUT
 #undef GPUREDUCE_CALL
@@ -376,6 +398,16 @@ bool is_float_row(const at::Tensor& x) {
   return is_common(x.scalar_type()) && at::isFloatingType(x.scalar_type()) && x.dim() > 0 && !is_empty(x) && !has_names(x, 0);
 }
 
+// True for an out= that ours writes to as torch does.
+bool is_plain_out(const at::Tensor& out, const at::Tensor& like, at::ScalarType dtype) {
+  return out.scalar_type() == dtype && out.device() == like.device() && out.layout() == at::kStrided && !has_names(out, 0) &&
+         at::has_internal_overlap(out) != at::MemOverlap::Yes;
+}
+at::Tensor& write(at::Tensor& out, const at::Tensor& found) {
+  at::native::resize_output(out, found.sizes());
+  return out.copy_(found);
+}
+
 template <bool logarithm, DispatchKey key>
 struct Softmax {
   using Torch = std::conditional_t<logarithm, torch_log_softmax, torch_softmax>;
@@ -415,15 +447,6 @@ struct Softmax {
     if (!is_taken(grad, result, dim, dtype) || !is_plain_out(out, result, dtype))
       return TorchBackward::template out<key>(out, grad, result, dim, dtype);
     return write(out, ours(grad, result, dim, dtype));
-  }
-
-  static bool is_plain_out(const at::Tensor& out, const at::Tensor& like, at::ScalarType dtype) {
-    return out.scalar_type() == dtype && out.device() == like.device() && out.layout() == at::kStrided && !has_names(out, 0) &&
-           at::has_internal_overlap(out) != at::MemOverlap::Yes;
-  }
-  static at::Tensor& write(at::Tensor& out, const at::Tensor& found) {
-    at::native::resize_output(out, found.sizes());
-    return out.copy_(found);
   }
 };
 
@@ -468,7 +491,7 @@ struct LayerNorm {
   }
 };
 
-// torch has kernels of its own for CUDA alone; on the CPU it composes the function of others.
+// torch's kernels for CUDA.
 template <DispatchKey key>
 struct RmsNorm {
   using Two = std::tuple<at::Tensor, at::Tensor>;
@@ -502,11 +525,93 @@ struct RmsNorm {
   }
 };
 
+// On the CPU torch composes the function of others above autograd. So this lies there, too, and has our own derivatives.
+at::Tensor composed_rms_norm(const at::Tensor& input, c10::SymIntArrayRef shape, const rows::OptionalTensor& weight,
+                             std::optional<double> eps) {
+  const int64_t dims = norm_dims(input, shape, weight, {});
+  if (dims == 0) return at::compositeimplicitautograd::rms_norm_symint(input, shape, weight, eps);
+  return std::get<0>(rows::rms_norm_operator().call(input, dims, weight, eps.value_or(rows::epsilon_of(input.scalar_type()))));
+}
+
+// Losses of indices of classes. torch has kernels for (C) and (N, C), and others for (N, C, H, W), which all shapes become.
+template <bool images, DispatchKey key>
+struct NllLoss {
+  using Two = std::tuple<at::Tensor, at::Tensor>;
+  using Optional = rows::OptionalTensor;
+  using Torch = std::conditional_t<images, torch_nll_loss2d, torch_nll_loss>;
+  using TorchBackward = std::conditional_t<images, torch_nll_loss2d_backward, torch_nll_loss_backward>;
+
+  static bool is_taken(const at::Tensor& self, const at::Tensor& target, const Optional& weight, int64_t reduction) {
+    const int64_t rank = self.dim(), classes = rank == 1 ? 0 : 1;
+    if (!is_float_row(self) || (images ? rank != 4 : rank > 2) || target.dim() != rank - 1) return false;
+    if ((target.scalar_type() != at::kLong && target.scalar_type() != at::kByte) || target.device() != self.device() ||
+        has_names(target, 0) || reduction < at::Reduction::None || reduction >= at::Reduction::END)
+      return false;
+    const auto agree = [&](const at::Tensor& x, int64_t d, int64_t own) {
+      return TORCH_GUARD_OR_FALSE(x.sym_size(d).sym_eq(self.sym_size(own)));
+    };
+    for (int64_t d = 0; d < rank - 1; ++d)
+      if (!agree(target, d, d < classes ? d : d + 1)) return false;
+    if (!weight || !weight->defined()) return true;
+    return weight->scalar_type() == self.scalar_type() && weight->device() == self.device() && weight->dim() == 1 &&
+           agree(*weight, 0, classes);
+  }
+  static Two ours(const at::Tensor& self, const at::Tensor& target, const Optional& weight, int64_t reduction,
+                  const c10::SymInt& ignore_index) {
+    return call_ours<key>(rows::nll_loss_operator(), self, target, weight, reduction, ignore_index);
+  }
+  static Two forward(const at::Tensor& self, const at::Tensor& target, const Optional& weight, int64_t reduction,
+                     c10::SymInt ignore_index) {
+    if (!is_taken(self, target, weight, reduction))
+      return Torch::template call<key>(self, target, weight, reduction, ignore_index);
+    return ours(self, target, weight, reduction, ignore_index);
+  }
+  static std::tuple<at::Tensor&, at::Tensor&> forward_out(const at::Tensor& self, const at::Tensor& target,
+                                                          const Optional& weight, int64_t reduction, c10::SymInt ignore_index,
+                                                          at::Tensor& output, at::Tensor& total_weight) {
+    if (!is_taken(self, target, weight, reduction) || !is_plain_out(output, self, self.scalar_type()) ||
+        !is_plain_out(total_weight, self, self.scalar_type()))
+      return Torch::template out<key>(output, total_weight, self, target, weight, reduction, ignore_index);
+    const auto [loss, divisor] = ours(self, target, weight, reduction, ignore_index);
+    return {write(output, loss), write(total_weight, divisor)};
+  }
+
+  static bool is_taken(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target, const Optional& weight,
+                       int64_t reduction, const at::Tensor& total_weight) {
+    const auto is_like = [&](const at::Tensor& x) {
+      return x.scalar_type() == self.scalar_type() && x.device() == self.device();
+    };
+    if (!is_taken(self, target, weight, reduction) || !is_like(grad) || !is_like(total_weight) || total_weight.dim() != 0)
+      return false;
+    if (reduction != at::Reduction::None) return grad.dim() == 0;
+    return grad.sym_sizes() == target.sym_sizes();
+  }
+  static at::Tensor ours(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target, const Optional& weight,
+                         int64_t reduction, const c10::SymInt& ignore_index, const at::Tensor& total_weight) {
+    return call_ours<key>(rows::nll_loss_backward_operator(), grad, self, target, weight, reduction, ignore_index,
+                          total_weight);
+  }
+  static at::Tensor backward(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target, const Optional& weight,
+                             int64_t reduction, c10::SymInt ignore_index, const at::Tensor& total_weight) {
+    if (!is_taken(grad, self, target, weight, reduction, total_weight))
+      return TorchBackward::template call<key>(grad, self, target, weight, reduction, ignore_index, total_weight);
+    return ours(grad, self, target, weight, reduction, ignore_index, total_weight);
+  }
+  static at::Tensor& backward_out(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target,
+                                  const Optional& weight, int64_t reduction, c10::SymInt ignore_index,
+                                  const at::Tensor& total_weight, at::Tensor& out) {
+    if (!is_taken(grad, self, target, weight, reduction, total_weight) || !is_plain_out(out, self, self.scalar_type()))
+      return TorchBackward::template out<key>(out, grad, self, target, weight, reduction, ignore_index, total_weight);
+    return write(out, ours(grad, self, target, weight, reduction, ignore_index, total_weight));
+  }
+};
+
 // The destination of a function's kernels: aten's table for a device; or, for tracing, operators of our own with aten's
 // schemas, which replace aten's in a compiler. Out variants need none, since a traced graph has none left.
 template <DispatchKey key>
 struct Table {
   torch::Library& library;
+  torch::Library* above = nullptr;  // of the device's autograd
 
   template <class Kernel>
   void impl(const std::string& name, Kernel kernel) {
@@ -522,6 +627,13 @@ struct Table {
     } else {
       library.impl(name.c_str(), kernel);
     }
+  }
+
+  // A kernel that calls differentiable operators, for a function that torch composes of others.
+  template <class Kernel>
+  void impl_composed(const char* name, Kernel kernel) {
+    library.impl(name, kernel);
+    above->impl(name, kernel);
   }
 
   std::vector<std::string> names = {};  // of the operators for tracing
@@ -642,9 +754,25 @@ void register_layer_norm(Table<key>& m) {
 }
 template <DispatchKey key>
 void register_rms_norm(Table<key>& m) {
-  if constexpr (key == DispatchKey::CPU) return;
-  m.impl("_fused_rms_norm", TORCH_FN(RmsNorm<key>::forward));
-  m.impl("_fused_rms_norm_backward", TORCH_FN(RmsNorm<key>::backward));
+  if constexpr (key == DispatchKey::CPU) {
+    m.impl_composed("rms_norm", TORCH_FN(composed_rms_norm));
+  } else {
+    m.impl("_fused_rms_norm", TORCH_FN(RmsNorm<key>::forward));
+    m.impl("_fused_rms_norm_backward", TORCH_FN(RmsNorm<key>::backward));
+  }
+}
+template <bool images, DispatchKey key>
+void register_losses(Table<key>& m, const std::string& name) {
+  using K = NllLoss<images, key>;
+  m.impl(name + "_forward", TORCH_FN(K::forward));
+  m.impl(name + "_forward.output", TORCH_FN(K::forward_out));
+  m.impl(name + "_backward", TORCH_FN(K::backward));
+  m.impl(name + "_backward.grad_input", TORCH_FN(K::backward_out));
+}
+template <DispatchKey key>
+void register_nll_loss(Table<key>& m) {
+  register_losses<false>(m, "nll_loss");
+  register_losses<true>(m, "nll_loss2d");
 }
 
 // The functions that can be replaced, by torch's names.
@@ -668,13 +796,14 @@ void register_rms_norm(Table<key>& m) {
   X(softmax)                  \
   X(log_softmax)              \
   X(layer_norm)               \
-  X(rms_norm)
+  X(rms_norm)                 \
+  X(nll_loss)
 
-using Install = std::vector<std::string> (*)(torch::Library&);
+using Install = std::vector<std::string> (*)(torch::Library&, torch::Library*);
 
 template <DispatchKey key, void (*registers)(Table<key>&)>
-std::vector<std::string> install(torch::Library& library) {
-  Table<key> table{library};
+std::vector<std::string> install(torch::Library& library, torch::Library* above) {
+  Table<key> table{library, above};
   registers(table);
   return table.names;
 }
@@ -720,7 +849,9 @@ class Replacement {
   }
 
   void off() {
-    if (--count_ == 0) library_.reset();
+    if (--count_ > 0) return;
+    library_.reset();
+    above_.reset();
   }
 
   int64_t count() const { return count_; }
@@ -729,15 +860,20 @@ class Replacement {
   void install() {
     Silence silence;
     const c10::WarningUtils::WarningHandlerGuard guard(&silence);
-    auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key_, __FILE__, __LINE__);
-    kernels_(*library);
+    const auto library_of = [](DispatchKey key) {
+      return std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+    };
+    auto library = library_of(key_),
+         above = library_of(key_ == DispatchKey::CUDA ? DispatchKey::AutogradCUDA : DispatchKey::AutogradCPU);
+    kernels_(*library, above.get());
     library_ = std::move(library);
+    above_ = std::move(above);
   }
 
   DispatchKey key_;
   Install kernels_;
   int64_t count_ = 0;
-  std::unique_ptr<torch::Library> library_;
+  std::unique_ptr<torch::Library> library_, above_;
 };
 
 std::map<std::pair<std::string, std::string>, std::unique_ptr<Replacement>>& all_replacements() {
@@ -805,6 +941,6 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
         [](const std::string& title, bool on, std::optional<std::vector<std::string>> names, std::vector<std::string> devices) {
           return gpureduce::replace(title, on, std::move(names), devices);
         });
-  for (const auto& [name, row] : gpureduce::replaced()) gpureduce::traced()[name] = row.traced(m);
+  for (const auto& [name, row] : gpureduce::replaced()) gpureduce::traced()[name] = row.traced(m, nullptr);
   m.def("_traced(str name) -> str[]", [](const std::string& name) { return gpureduce::traced().at(name); });
 }

@@ -130,8 +130,8 @@ inline const auto& layer_norm_backward_operator() {
   return handle;
 }
 
-using LogProb = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, int64_t);
-using LogProbBackward = Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t, const Tensor&, const Tensor&);
+using LogProb = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, int64_t, c10::SymInt);
+using LogProbBackward = Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t, c10::SymInt, const Tensor&, const Tensor&);
 
 inline const auto& log_prob_operator() {
   static const auto handle = find<LogProb>("_log_prob");
@@ -139,6 +139,19 @@ inline const auto& log_prob_operator() {
 }
 inline const auto& log_prob_backward_operator() {
   static const auto handle = find<LogProbBackward>("_log_prob_backward");
+  return handle;
+}
+
+using NllLoss = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const OptionalTensor&, int64_t, c10::SymInt);
+using NllLossBackward = Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, int64_t, c10::SymInt,
+                               const Tensor&);
+
+inline const auto& nll_loss_operator() {
+  static const auto handle = find<NllLoss>("_nll_loss");
+  return handle;
+}
+inline const auto& nll_loss_backward_operator() {
+  static const auto handle = find<NllLossBackward>("_nll_loss_backward");
   return handle;
 }
 
