@@ -122,6 +122,28 @@ def test_gradients_of_weights_of_many_rows(rows, device):
         check_norm("layer_norm", x, weight, bias, grad)
 
 
+@every_float
+@pytest.mark.parametrize("length", [101, 250, 511, 1301, 2051, 4099, 8191, 50_257])
+def test_rows_that_begin_anywhere(length, name, device):
+    """Rows at all addresses have the bits of the model, and nothing beside the result is written."""
+    rows = 9 if length < 9000 else 3
+    for offset in (0, 1, 6):
+        flat, other = (random((rows * length + 16,), name, seed, device) for seed in (37, 38))
+        x = flat[offset : offset + rows * length].view(rows, length)
+        grad = other[3 : 3 + rows * length].view(rows, length)
+        for function in SOFTMAXES:
+            check_softmax(function, x, grad)
+        weight, bias = random((length + 1,), name, 39, device)[1:], random((length,), name, 40, device)
+        check_norm("rms_norm", x, weight, None, grad)
+        check_norm("layer_norm", x, weight, bias, grad)
+        buffer = torch.full((rows * length + 64,), 7, dtype=x.dtype, device=device)
+        begin = 32 + offset
+        out = buffer[begin : begin + rows * length].view(rows, length)
+        torch_reduce.softmax(x, 1, out=out)
+        same(out, model.softmaxes(numbers(x, name == "float64"), False), x)
+        assert (buffer[:begin] == 7).all() and (buffer[begin + rows * length :] == 7).all()
+
+
 @pytest.mark.parametrize("length", [151_936, 262_144, 262_145, 300_001])
 def test_rows_of_vocabularies(length, device):
     """Rows that a cluster holds, and longer ones."""

@@ -5,6 +5,9 @@
 // shuffles and shared memory find the row's, m. The thread adds e^(x - m) of elements that are 512 apart, which makes 8 lanes,
 // and joins the lanes, neighbours first; the warp joins its threads, the 4 warps of the row their sums. Last, the thread
 // multiplies what it kept by 1 / S and writes 8 vectors. Vectors beyond element 5999 are predicated off, and count as padding.
+//
+// Rows of 50,257 bfloat16 begin anywhere. Row 1 begins 2 bytes beyond a granule of 16: thread 3 loads the granule of elements
+// 23 to 30, thread 4 that of 31 to 38, and thread 3 makes the elements 24 to 31 of the two. Stores go the same way back.
 #pragma once
 
 #include "../early.cuh"
@@ -78,19 +81,92 @@ __device__ __forceinline__ Value join_blocks(Value v, Value none, int cluster, V
   return v;
 }
 
-// V neighbours of which `count` exist; the others are `missing`. kVectors: all of them exist, or none.
+// Elements from the last address at which a vector may lie to `p`.
+template <class T, int V>
+__device__ __forceinline__ int past_vector(const T* p) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(p) / sizeof(T) % V);
+}
+
+template <class T, int V>
+__device__ __forceinline__ void set_beyond(Vector<T, V>& x, int count, T missing) {
+  if (count >= V) return;
+#pragma unroll
+  for (int j = 0; j < V; ++j)
+    if (j >= count) x.set(j, missing);
+}
+
+// V neighbours of which `count` exist; the others are `missing`. kVectors: all of them exist, or none, at an aligned address.
+// Otherwise they are made of two aligned vectors. These may begin before `p` and end behind the elements, but each has one of
+// them.
 template <bool kVectors, class T, int V>
 __device__ __forceinline__ Vector<T, V> load_neighbours(const T* p, int count, T missing, uint64_t policy) {
-  Vector<T, V> x;
-#pragma unroll
-  for (int j = 0; j < V; ++j) x.set(j, missing);
+  using Bits = typename Vector<T, V>::Bits;
   if constexpr (kVectors) {
+    Vector<T, V> x;
+#pragma unroll
+    for (int j = 0; j < V; ++j) x.set(j, missing);
     return load_vector_if<T, V>(count > 0, p, policy, x.bits);
   } else {
+    const int shift = past_vector<T, V>(p);
+    const auto low = load_vector_if<T, V>(count > 0, p - shift, policy, Bits{});
+    const auto high = load_vector_if<T, V, V>(shift > 0 && count > V - shift, p - shift, policy, Bits{});
+    Vector<T, V> x = funnel(low, high, shift);
+    set_beyond(x, count, missing);
+    return x;
+  }
+}
+
+// The same D times, 512 elements apart, of which `left` exist from the first one on. Where a thread has several vectors, the
+// warp's threads are neighbours: each loads one aligned vector, and has the next one from the next thread. Thread d loads the
+// one behind the warp's vectors d.
+template <bool kVectors, class T, int V, int D>
+__device__ __forceinline__ void load_deep(Vector<T, V> (&x)[D], const T* p, int left, T missing, uint64_t policy) {
+  if constexpr (kVectors || D == 1) {
+#pragma unroll
+    for (int d = 0; d < D; ++d) x[d] = load_neighbours<kVectors, T, V>(p + d * kLanes, left - d * kLanes, missing, policy);
+  } else {
+    using Bits = typename Vector<T, V>::Bits;
+    const int shift = past_vector<T, V>(p), lane = threadIdx.x % kWarp;
+    const T* const low = p - shift;
+#pragma unroll
+    for (int d = 0; d < D; ++d) x[d] = load_vector_if<T, V>(d * kLanes - shift < left, low + d * kLanes, policy, Bits{});
+    const int behind = (kWarp - lane) * V + lane * kLanes;
+    const bool loads = lane < D && shift > 0 && behind - shift < left;
+    const Vector<T, V> last = load_vector_if<T, V>(loads, low + behind, policy, Bits{});
+#pragma unroll
+    for (int d = 0; d < D; ++d) {
+      const Vector<T, V> next{shuffle(x[d].bits, (lane + 1) % kWarp)}, end{shuffle(last.bits, d)};
+      x[d] = funnel(x[d], {choose(lane == kWarp - 1, end.bits, next.bits)}, shift);
+      set_beyond(x[d], left - d * kLanes, missing);
+    }
+  }
+}
+
+// Stores V neighbours at any address, of which `count` exist, in aligned vectors: each has the end of one thread's elements and
+// the beginning of the next one's. Runs of `threads` of a warp are neighbours; all threads of the warp must call it.
+template <class R, int V>
+__device__ __forceinline__ void store_shifted(R* to, int count, const R (&values)[V], int threads) {
+  constexpr int N = granule_values<R>(V), kCount = V / N;
+  const int past = past_vector<R, N>(to), lane = threadIdx.x % threads;
+  Vector<R, N> own[kCount];
+#pragma unroll
+  for (int j = 0; j < V; ++j) own[j / N].set(j % N, values[j]);
+  Vector<R, N> before{shuffle(own[kCount - 1].bits, (threadIdx.x + kWarp - 1) % kWarp)};
+  // Whether this thread, and the next one, stores vectors, the first of which has the last elements of the thread before.
+  const bool whole = (lane > 0 || past == 0) && count >= V - past;
+  const bool next_whole = lane + 1 < threads && count - V >= V - past;
+  if (whole) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const auto vector = past == 0 ? own[i] : funnel(before, own[i], N - past);
+      reinterpret_cast<Vector<R, N>*>(to - past + i * N)->bits = vector.bits;
+      before = own[i];
+    }
+  }
+  if (!whole || (past > 0 && !next_whole)) {
 #pragma unroll
     for (int j = 0; j < V; ++j)
-      if (j < count) x.set(j, p[j]);
-    return x;
+      if (j < count && !(j < V - past ? whole : next_whole)) to[j] = values[j];
   }
 }
 
@@ -179,25 +255,19 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
     first_element = static_cast<A>(value(missing));
   }
 
-  // The thread's elements in a round: from `first` on, of which `left` exist.
+  // The thread's elements in a round: from `first` on, of which `left` exist, or none if that is negative.
   int64_t first = 0;
   int left = 0;
   Vector<T, V> x[D], g[takes_grad(f) ? D : 1];
   const auto place = [&](int round) {
     const int64_t unit = (int64_t{part} * a.rounds + round) * a.threads + thread;
     first = unit / kUnits * kChunk + unit % kUnits * V;
-    left = static_cast<int>(min(max(length - first, int64_t{0}), int64_t{kChunk}));
+    left = static_cast<int>(min(max(length - first, int64_t{-kChunk}), int64_t{kChunk}));
   };
   const auto load = [&](int round) {
     place(round);
-#pragma unroll
-    for (int d = 0; d < D; ++d)
-      x[d] = load_neighbours<kVectors, T, V>(row_x + first + d * kLanes, left - d * kLanes, missing, a.policy);
-    if constexpr (takes_grad(f)) {
-#pragma unroll
-      for (int d = 0; d < D; ++d)
-        g[d] = load_neighbours<kVectors, T, V>(row_g + first + d * kLanes, left - d * kLanes, element_of<T>(-0.0f), a.policy);
-    }
+    load_deep<kVectors>(x, row_x + first, left, missing, a.policy);
+    if constexpr (takes_grad(f)) load_deep<kVectors>(g, row_g + first, left, element_of<T>(-0.0f), a.policy);
   };
   const int rounds = kOnce ? 1 : a.rounds;
   if constexpr (kOnce) load(0);
@@ -298,7 +368,7 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
 #pragma unroll
       for (int d = 0; d < D; ++d) {
         const int here = left - d * kLanes;
-        if (here <= 0) continue;
+        if (kVectors && here <= 0) continue;
         RowElement<A> e[V];
         if constexpr (!kKeeps) elements(d, e);
         A y[V];
@@ -313,9 +383,7 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
         if constexpr (kVectors) {
           store_granules([&](int j) { return to + j; }, rounded);
         } else {
-#pragma unroll
-          for (int j = 0; j < V; ++j)
-            if (j < here) to[j] = rounded[j];
+          store_shifted(to, here, rounded, min(a.threads, kWarp));
         }
       }
     }

@@ -244,6 +244,29 @@ __device__ __forceinline__ Vector<Element, V> load_vector_if(uint32_t wanted, co
   return {load_if<kBeyond* static_cast<int>(sizeof(Element))>(wanted, bits, otherwise, policy)};
 }
 
+// The misaligned vector that begins `shift` elements into `low` and ends in `high`, the next aligned vector.
+template <class Element, int V>
+__device__ __forceinline__ Vector<Element, V> funnel(const Vector<Element, V>& low, const Vector<Element, V>& high, int shift) {
+  constexpr int kWords = V * sizeof(Element) / 4;
+  const int bytes = shift * static_cast<int>(sizeof(Element));
+  uint32_t x[2 * kWords];
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) {
+    x[w] = low.word(w);
+    x[w + kWords] = high.word(w);
+  }
+#pragma unroll
+  for (int step = kWords / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (int w = 0; w < kWords + step; ++w) x[w] = bytes & 4 * step ? x[w + step] : x[w];
+  }
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) x[w] = __funnelshift_r(x[w], x[w + 1], bytes % 4 * 8);
+  Vector<Element, V> v;
+  memcpy(&v, x, sizeof(v));
+  return v;
+}
+
 // Applies f to each 32-bit word of its arguments.
 template <class F, class T, class... More>
 __device__ __forceinline__ T by_words(F f, T a, More... more) {
