@@ -145,8 +145,8 @@ template <class Rule, class F>
 void each_differentiable(at::Tensor& result, F f) {
   f(result, 0);
 }
-template <class Rule, class... Each, class F>
-void each_differentiable(std::tuple<Each...>& results, F f) {
+template <class Rule, class Results, class F>
+void each_differentiable(Results& results, F f) {
   size_t i = 0;
   std::apply([&](auto&... each) { (..., (i < Rule::kResults ? f(each, i++) : void())); }, results);
 }

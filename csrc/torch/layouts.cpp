@@ -41,6 +41,4 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
     refuse_layouts(m, name_of(op));
     refuse_layouts(m, std::string(name_of(op)) + ".out");
   });
-  for (const char* name : {"segment_sum", "segment_mean", "segment_sum.out", "segment_mean.out", "_var_mean"})
-    refuse_layouts(m, name);
 }

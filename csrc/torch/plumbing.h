@@ -206,14 +206,16 @@ inline void put_fallthrough(torch::Library& m, const std::string& name) {
 // Refuses tensors that are not strided, with one message for all operators.
 void refuse_layouts(torch::Library& m, const std::string& name);
 
+// Pointers to kernels, not TORCH_FN: kernels of one type then share the code that unpacks torch's stack of arguments.
+
 // Defines the operator of a family without an out variant.
 template <class Family>
 void define_reduction(torch::Library& m, const std::string& result) {
   using Kernels = Plumbing<Family>;
   const std::string name = Family::name();
   m.def((name + Family::kArguments + ") -> " + result).c_str(), {at::Tag::pt2_compliant_tag});
-  put_on_backends(m, name, TORCH_FN(Kernels::reduce));
-  put(m, Key::Meta, name, TORCH_FN(Kernels::reduce_meta));
+  put_on_backends(m, name, &Kernels::reduce);
+  put(m, Key::Meta, name, &Kernels::reduce_meta);
   put_fallthrough(m, name);
   refuse_layouts(m, name);
 }
@@ -225,15 +227,15 @@ void define_reduction_with_out(torch::Library& m) {
   define_reduction<Family>(m, "Tensor");
   const std::string out = std::string(Family::name()) + ".out";
   m.def((out + Family::kArguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
-  put_on_backends(m, out, TORCH_FN(Kernels::reduce_out));
-  put(m, Key::Meta, out, TORCH_FN(Kernels::reduce_out_meta));
-  put(m, Key::Autograd, out, TORCH_FN(Kernels::reduce_out_autograd));
-  put(m, Key::ADInplaceOrView, out, TORCH_FN(Kernels::reduce_out_counted));
-  put(m, Key::Functionalize, out, TORCH_FN(Kernels::reduce_out_functional));
+  put_on_backends(m, out, &Kernels::reduce_out);
+  put(m, Key::Meta, out, &Kernels::reduce_out_meta);
+  put(m, Key::Autograd, out, &Kernels::reduce_out_autograd);
+  put(m, Key::ADInplaceOrView, out, &Kernels::reduce_out_counted);
+  put(m, Key::Functionalize, out, &Kernels::reduce_out_functional);
   if constexpr (Family::autocasts(at::kCUDA))
-    put(m, Key::AutocastCUDA, Family::name(), TORCH_FN(Kernels::template reduce_autocast<at::kCUDA>));
+    put(m, Key::AutocastCUDA, Family::name(), &Kernels::template reduce_autocast<at::kCUDA>);
   if constexpr (Family::autocasts(at::kCPU))
-    put(m, Key::AutocastCPU, Family::name(), TORCH_FN(Kernels::template reduce_autocast<at::kCPU>));
+    put(m, Key::AutocastCPU, Family::name(), &Kernels::template reduce_autocast<at::kCPU>);
   put_fallthrough(m, out);
   refuse_layouts(m, out);
 }
@@ -243,7 +245,7 @@ template <class Family>
 void define_tuned(torch::Library& m, const std::string& prefix, const std::string& result) {
   const std::string name = prefix + "_tuned";
   m.def((name + Family::kArguments + ", str tuning=\"\") -> " + result).c_str());
-  put_on_backends(m, name, TORCH_FN(Plumbing<Family>::reduce_forced));
+  put_on_backends(m, name, &Plumbing<Family>::reduce_forced);
   put_fallthrough(m, name);
 }
 
@@ -281,10 +283,10 @@ void define_planning(torch::Library& m, const std::string& prefix, const std::st
   m.def((prefix + "_explain" + arguments + ", str tuning=\"\") -> str").c_str());
   m.def((prefix + "_plans" + arguments + ") -> int").c_str());
   m.def((prefix + "_remember" + arguments + ", int candidate) -> ()").c_str());
-  put_on_backends(m, prefix + "_explain", TORCH_FN(Kernels::explain));
+  put_on_backends(m, prefix + "_explain", &Kernels::explain);
 #ifdef GPUREDUCE_WITH_CUDA
-  put(m, Key::CUDA, prefix + "_plans", TORCH_FN(Kernels::plans));
-  put(m, Key::CUDA, prefix + "_remember", TORCH_FN(Kernels::remember));
+  put(m, Key::CUDA, prefix + "_plans", &Kernels::plans);
+  put(m, Key::CUDA, prefix + "_remember", &Kernels::remember);
 #endif
   for (const char* each : {"_explain", "_plans", "_remember"}) put_fallthrough(m, prefix + each);
 }

@@ -113,8 +113,7 @@ struct WeightedSum {
   template <class Int>
   static Call<Int> check(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype,
                          const Tensor* out) {
-    TORCH_CHECK(self.device() == weight.device(), kName, ": Expected all tensors to be on the same device, but self is on ",
-                self.device(), " and weight is on ", weight.device());
+    check_devices(self, weight);
     Call<Int> call;
     call.dtype = result_type(self, weight, dtype || !out ? dtype : OptionalDtype(out->scalar_type()));
     if (out) check_out_dtype(*out, call.dtype);
