@@ -34,11 +34,3 @@ void refuse_layouts(torch::Library& m, const std::string& name) {
 }
 
 }  // namespace gpureduce
-
-TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
-  using namespace gpureduce;
-  for_each_operation([&](auto op) {
-    refuse_layouts(m, name_of(op));
-    refuse_layouts(m, std::string(name_of(op)) + ".out");
-  });
-}
