@@ -95,7 +95,7 @@ HOST_FLAGS += [f"-ffile-prefix-map={SOURCE}/=", f"-ffile-prefix-map={plain(TORCH
 # -O2: the CPU's kernels are as fast as with -O3, in two thirds of the code, if GCC vectorizes as it does there (below).
 CXX_FLAGS = ["-O2", "-g0", "-Wall", "-fvisibility-inlines-hidden", *HOST_FLAGS]
 # What no plain call and no gradient runs through: a third smaller, and calls take as long as before.
-BUILT_FOR_SIZE = [f"torch/{name}" for name in ("autocast", "foreach", "functionalize", "inspect", "replace", "vmap")]
+BUILT_FOR_SIZE = [f"torch/{name}" for name in ("foreach", "inspect", "layouts", "replace")]
 BUILT_FOR_SIZE.append("ladder/ops")
 # -Os: the host's code, which runs once a launch, takes as long as with -O2, and is a quarter smaller; device code does
 # not differ.

@@ -450,9 +450,9 @@ TINY = {  # a library that takes seconds, for setup.py and tools/ as they are
           return 0;
         }
     """,
-    "csrc/torch/vmap.cpp": """
+    "csrc/torch/foreach.cpp": """
         #ifdef __OPTIMIZE_SIZE__
-        extern "C" __attribute__((visibility("default"))) int vmap_is_small() { return 1; }
+        extern "C" __attribute__((visibility("default"))) int foreach_is_small() { return 1; }
         #endif
     """,
     "csrc/torch/python/entry.cpp": "int unused;\n",
@@ -535,7 +535,7 @@ def test_build_in_any_folder_with_any_compiler(tmp_path, set_threads, name, cxx)
     library.file.restype = ctypes.c_char_p
     library.parallel.restype = ctypes.c_bool
     assert (library.number(), library.file()) == (1, b"csrc/tiny.cpp")
-    assert library.vmap_is_small() == 1  # a file that no plain call runs through; tiny.cpp is built for speed
+    assert library.foreach_is_small() == 1  # a file that no plain call runs through; tiny.cpp is built for speed
     set_threads(2)
     assert library.parallel()
     assert library.thrown() == 7

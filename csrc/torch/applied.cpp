@@ -2,13 +2,9 @@
 
 #include <ATen/ATen.h>
 #include <ATen/TensorIterator.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/functorch/BatchedTensorImpl.h>
-#include <ATen/functorch/DynamicLayer.h>
-#include <ATen/functorch/PlumbingHelper.h>
-#include <torch/library.h>
 
 #include "../cpu/apply.h"
+#include "batch.h"
 #include "gradient.h"
 
 #ifdef GPUREDUCE_WITH_CUDA
@@ -29,7 +25,7 @@ using Signature = Tensor(const Tensor&, const OptionalTensor&, const OptionalTen
                          c10::SymInt, double, at::ScalarType);
 
 const c10::TypedOperatorHandle<Signature>& applied() {
-  static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow("gpureduce::_apply", "").typed<Signature>();
+  static const auto handle = find<Signature>("_apply");
   return handle;
 }
 
@@ -311,69 +307,55 @@ struct Rule : RuleOf<Saved> {
   }
 };
 
+// The change of the result by the tangents of its operands.
+Tensor tangent(const Saved& saved, const std::array<Tensor, 1 + kOthers>& given) {
+  const Formula formula = static_cast<Formula>(saved.formula);
+  std::array<Tensor, 1 + kOthers> primals;
+  for (size_t i = 0; i < given.size(); ++i)
+    if (given[i].defined()) primals[i] = given[i]._fw_primal(/*level=*/0);
+  const Numbers x = numbers_of(formula, primals);
+  Tensor change = at::zeros_like(x[0]);
+  for (int i = 0; i <= kOthers; ++i) {
+    if (!torch::autograd::isFwGradDefined(given[i])) continue;
+    const Tensor tangent = given[i]._fw_grad(/*level=*/0).to(x[0].scalar_type());
+    if (formula == Formula::others && i == 0) {
+      const Tensor by = products_without(x[0], tangent, x[2]);
+      change = change + (x[1].defined() ? by * x[1] : by);
+    } else if (const Tensor by = derivative(formula, x, i, saved); by.defined()) {
+      change = change + by * tangent;
+    }
+  }
+  return change;
+}
+
 Tensor differentiable(c10::DispatchKeySet keys, const Tensor& self, const OptionalTensor& grad, const OptionalTensor& result,
                       const OptionalTensor& more, std::string_view name, c10::SymInt count, double correction,
                       at::ScalarType dtype) {
   const std::array<Tensor, 1 + kOthers> given{self, grad.value_or(Tensor()), result.value_or(Tensor()),
                                               more.value_or(Tensor())};
-  const bool backward = torch::autograd::compute_requires_grad(given[0], given[1], given[2], given[3]);
-  const bool forward =
-      std::any_of(given.begin(), given.end(), [](const Tensor& t) { return torch::autograd::isFwGradDefined(t); });
-  Tensor y;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    y = applied().redispatch(keys & c10::after_autograd_keyset, self, grad, result, more, name, count, correction, dtype);
-  }
-  if (!backward && !forward) return y;
-  Saved saved;
-  saved.formula = static_cast<int64_t>(formula_of(name));
-  saved.count = count;
-  saved.correction = correction;
-  if (backward) {
-    const auto node = make_node<Rule>();
-    node->set_next_edges(torch::autograd::collect_next_edges(given[0], given[1], given[2], given[3]));
-    node->facts = saved;
-    for (size_t i = 0; i < given.size(); ++i)
-      if (given[i].defined()) node->keep(i, given[i]);
-    torch::autograd::set_history(y, node);
-  }
-  if (forward) {
-    const Formula formula = static_cast<Formula>(saved.formula);
-    std::array<Tensor, 1 + kOthers> primals;
-    for (size_t i = 0; i < given.size(); ++i)
-      if (given[i].defined()) primals[i] = given[i]._fw_primal(/*level=*/0);
-    const Numbers x = numbers_of(formula, primals);
-    Tensor change = at::zeros_like(x[0]);
-    for (int i = 0; i <= kOthers; ++i) {
-      if (!torch::autograd::isFwGradDefined(given[i])) continue;
-      const Tensor tangent = given[i]._fw_grad(/*level=*/0).to(x[0].scalar_type());
-      if (formula == Formula::others && i == 0) {
-        const Tensor by = products_without(x[0], tangent, x[2]);
-        change = change + (x[1].defined() ? by * x[1] : by);
-      } else if (const Tensor by = derivative(formula, x, i, saved); by.defined()) {
-        change = change + by * tangent;
-      }
-    }
-    y._set_fw_grad(change.to(dtype), /*level=*/0, /*is_inplace_op=*/false);
-  }
-  return y;
+  const auto saved = [&] { return Saved{static_cast<int64_t>(formula_of(name)), count, correction}; };
+  return with_derivatives<Rule>(
+      given,
+      [&] {
+        return applied().redispatch(keys & c10::after_autograd_keyset, self, grad, result, more, name, count, correction,
+                                    dtype);
+      },
+      saved, [&](const Tensor&) { return given; }, [&](const Tensor&) { return tangent(saved(), given).to(dtype); });
 }
 
 // --- vmap -----------------------------------------------------------------------------------------------------------------
 
 Tensor batched(const Tensor& self, const OptionalTensor& grad, const OptionalTensor& result, const OptionalTensor& more,
                std::string_view name, c10::SymInt count, double correction, at::ScalarType dtype) {
-  namespace functorch = at::functorch;
-  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
-  const auto layer = functorch::maybeCurrentDynamicLayer();
-  TORCH_CHECK(layer.has_value(), "_apply: an input has escaped from inside a function being vmapped");
+  const c10::impl::ExcludeDispatchKeyGuard below(Key::FuncTorchBatched);
+  const int64_t level = current_level("_apply");
   std::array<Tensor, 1 + kOthers> values{self, grad.value_or(Tensor()), result.value_or(Tensor()), more.value_or(Tensor())};
   std::optional<c10::SymInt> size;
   for (Tensor& each : values) {
     if (!each.defined()) continue;
-    const auto [value, batch] = functorch::unwrapTensorAtLevel(each, layer->layerId());
-    if (batch) size = value.sym_size(*batch);
-    each = batch ? value.movedim(*batch, 0) : value.unsqueeze(0);
+    const auto [value, batched] = in_front(each, level);
+    if (batched) size = value.sym_size(0);
+    each = batched ? value : value.unsqueeze(0);
   }
   if (size) {
     std::vector<c10::SymInt> sizes = values[0].sym_sizes().vec();
@@ -390,7 +372,7 @@ Tensor batched(const Tensor& self, const OptionalTensor& grad, const OptionalTen
   }
   Tensor y =
       applied().call(values[0], optional(values[1]), optional(values[2]), optional(values[3]), name, count, correction, dtype);
-  return size ? functorch::makeBatched(std::move(y), 0, layer->layerId()) : y;
+  return size ? with_batch(std::move(y), 0, level) : y;
 }
 
 }  // namespace
@@ -409,25 +391,10 @@ Tensor apply(Formula formula, const Tensor& self, Given given, at::ScalarType dt
 }  // namespace gpureduce
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
-  m.def(
+  using namespace gpureduce;
+  define_operator<compute, compute_meta, differentiable, batched>(
+      m,
       "_apply(Tensor self, Tensor? grad, Tensor? result, Tensor? more, str formula, SymInt count, float correction, "
-      "ScalarType dtype) -> Tensor",
-      {at::Tag::pt2_compliant_tag});
-  m.def("_scale_(Tensor(a!)[] self, Tensor factor) -> ()", {at::Tag::pt2_compliant_tag});  // for torch_reduce.clip_grad_norm_
+      "ScalarType dtype) -> Tensor");
+  define_operator<scale, scale_meta>(m, "_scale_(Tensor(a!)[] self, Tensor factor) -> ()");  // for clip_grad_norm_
 }
-TORCH_LIBRARY_IMPL(gpureduce, CPU, m) {
-  m.impl("_apply", &gpureduce::compute);
-  m.impl("_scale_", &gpureduce::scale);
-}
-#ifdef GPUREDUCE_WITH_CUDA
-TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) {
-  m.impl("_apply", &gpureduce::compute);
-  m.impl("_scale_", &gpureduce::scale);
-}
-#endif
-TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
-  m.impl("_apply", &gpureduce::compute_meta);
-  m.impl("_scale_", &gpureduce::scale_meta);
-}
-TORCH_LIBRARY_IMPL(gpureduce, Autograd, m) { m.impl("_apply", TORCH_FN(gpureduce::differentiable)); }
-TORCH_LIBRARY_IMPL(gpureduce, FuncTorchBatched, m) { m.impl("_apply", TORCH_FN(gpureduce::batched)); }

@@ -3,8 +3,6 @@
 // derivatives of any order work, too.
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <torch/library.h>
 
 #include "applied.h"
 #include "gradient.h"
@@ -175,75 +173,27 @@ at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims
   if (backward || forward)
     if (const OptionalDtype wide = kept_dtype<op>(self.scalar_type(), dtype))
       return rounded(functional<op>().call(self, dim, keepdim, wide), result_type(op, self.scalar_type(), dtype));
-  at::Tensor result;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    result = functional<op>().redispatch(keys & c10::after_autograd_keyset, self, dim, keepdim, dtype);
-  }
-  if (!(backward || forward) || !torch::autograd::isDifferentiableType(result.scalar_type())) return result;
-  const Dims dims = dims_of(reduced_dims(dim, self.dim()));
-  const auto node = backward ? make_node<Rule<op>>() : nullptr;
-  if (backward) {
-    node->set_next_edges(torch::autograd::collect_next_edges(self));
-    node->facts.dims = dims;
-    node->facts.sizes = self.sym_sizes().vec();
-    node->facts.keepdim = keepdim;
-    node->facts.dtype = self.scalar_type();
-    torch::autograd::set_history(result, node);
-  }
-  if (forward) {
-    const at::Tensor& tangent = self._fw_grad(/*level=*/0);
-    at::Tensor change;
-    if constexpr (info(op).keeps_input()) change = tangent_of<op>(tangent, self._fw_primal(/*level=*/0), result, dims, keepdim);
-    else change = functional<op>().call(tangent, dim, keepdim, dtype);
-    result._set_fw_grad(change, /*level=*/0, /*is_inplace_op=*/false);
-  }
-  if (backward && info(op).keeps_input()) {  // saved with their tangents, for second derivatives
-    node->keep(0, self);
-    if (info(op).keeps_result()) node->keep(1, result);
-  }
-  return result;
-}
-
-template <Operation op>
-at::Tensor& reduce_out(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype,
-                       at::Tensor& out) {
-  constexpr bool kGradient = info(op).has_gradient();
-  if (kGradient && torch::autograd::compute_requires_grad(self, out))
-    torch::autograd::throw_error_out_requires_grad(name_of(op));
-  TORCH_CHECK_NOT_IMPLEMENTED(!kGradient || !(torch::autograd::isFwGradDefined(self) || torch::autograd::isFwGradDefined(out)),
-                              "Trying to use forward AD with ", name_of(op),
-                              "_out that does not support it because it is an out= function");
-  const at::AutoDispatchBelowAutograd below;
-  return out_variant<op>().redispatch(keys & c10::after_autograd_keyset, self, dim, keepdim, dtype, out);
-}
-
-// Counts the write to `out`, so that a backward pass that needs the old values raises an error, as after torch's op. A refused
-// call writes nothing, so it is not counted.
-template <Operation op>
-at::Tensor& reduce_out_counted(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims dim, bool keepdim,
-                               OptionalDtype dtype, at::Tensor& out) {
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    out_variant<op>().redispatch(keys & c10::after_ADInplaceOrView_keyset, self, dim, keepdim, dtype, out);
-  }
-  torch::autograd::increment_version(out);
-  return out;
+  const auto dims = [&] { return dims_of(reduced_dims(dim, self.dim())); };
+  return with_derivatives<Rule<op>>(
+      std::tie(self), [&] { return functional<op>().redispatch(keys & c10::after_autograd_keyset, self, dim, keepdim, dtype); },
+      [&] { return Saved{self.sym_sizes().vec(), dims(), keepdim, self.scalar_type()}; },
+      [&](const at::Tensor& result) {
+        if constexpr (info(op).keeps_input()) return std::array{self, info(op).keeps_result() ? result : at::Tensor()};
+        else return std::array<at::Tensor, 0>();
+      },
+      [&](const at::Tensor& result) {
+        const at::Tensor& tangent = self._fw_grad(/*level=*/0);
+        if constexpr (info(op).keeps_input())
+          return tangent_of<op>(tangent, self._fw_primal(/*level=*/0), result, dims(), keepdim);
+        else return functional<op>().call(tangent, dim, keepdim, dtype);
+      });
 }
 
 }  // namespace
 
 }  // namespace gpureduce
 
-TORCH_LIBRARY_IMPL(gpureduce, Autograd, m) {
-  gpureduce::for_each_operation([&](auto op) {
-    const std::string name = name_of(op);
-    m.impl(name.c_str(), TORCH_FN(gpureduce::reduce<op>));
-    m.impl((name + ".out").c_str(), TORCH_FN(gpureduce::reduce_out<op>));
-  });
-}
-
-TORCH_LIBRARY_IMPL(gpureduce, ADInplaceOrView, m) {
-  gpureduce::for_each_operation(
-      [&](auto op) { m.impl((std::string(name_of(op)) + ".out").c_str(), TORCH_FN(gpureduce::reduce_out_counted<op>)); });
+TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
+  using namespace gpureduce;
+  for_each_operation([&](auto op) { put(m, Key::Autograd, name_of(op), TORCH_FN(reduce<op>)); });
 }

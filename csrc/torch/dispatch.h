@@ -1,4 +1,4 @@
-// The dispatcher's handles of the operations.
+// The dispatcher's handles of operators, and how operators are registered.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,33 +17,69 @@ using Functional = at::Tensor(const at::Tensor&, OptionalDims, bool, OptionalDty
 using OutVariant = at::Tensor&(const at::Tensor&, OptionalDims, bool, OptionalDtype, at::Tensor&);
 
 template <class Signature>
-c10::TypedOperatorHandle<Signature> find_overload(Operation op, const char* overload) {
+c10::TypedOperatorHandle<Signature> find(const char* name, const char* overload = "") {
   return c10::Dispatcher::singleton()
-      .findSchemaOrThrow((std::string("gpureduce::") + name_of(op)).c_str(), overload)
+      .findSchemaOrThrow((std::string("gpureduce::") + name).c_str(), overload)
       .typed<Signature>();
 }
 
 template <Operation op>
 const c10::TypedOperatorHandle<Functional>& functional() {
-  static const auto handle = find_overload<Functional>(op, "");
+  static const auto handle = find<Functional>(name_of(op));
   return handle;
 }
 
 template <Operation op>
 const c10::TypedOperatorHandle<OutVariant>& out_variant() {
-  static const auto handle = find_overload<OutVariant>(op, "out");
+  static const auto handle = find<OutVariant>(name_of(op), "out");
   return handle;
+}
+
+// --- registration -----------------------------------------------------------------------------------------------------------
+
+using Key = c10::DispatchKey;
+
+template <class Function>
+void put(torch::Library& m, Key key, const std::string& name, Function function) {
+  m.impl(name.c_str(), torch::dispatch(key, std::move(function)));
+}
+
+template <class Function>
+void put_on_backends(torch::Library& m, const std::string& name, Function function) {
+  put(m, Key::CPU, name, function);
+#ifdef GPUREDUCE_WITH_CUDA
+  put(m, Key::CUDA, name, function);
+#endif
+}
+
+// Defines an operator and its out variant, whose results are one tensor. `arguments` has an opening parenthesis only.
+inline void define_with_out(torch::Library& m, const std::string& name, const std::string& arguments) {
+  const char* const between = arguments.find('*') == std::string::npos ? ", *, " : ", ";
+  m.def((name + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
+  m.def((name + ".out" + arguments + between + "Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
+}
+
+// Defines an operator that has a kernel of its own for each key. nullptr: torch's fallback serves it.
+template <auto backends, auto meta, auto autograd = nullptr, auto batched = nullptr>
+void define_operator(torch::Library& m, const std::string& schema) {
+  const std::string name = schema.substr(0, schema.find('('));
+  m.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
+  put_on_backends(m, name, TORCH_FN(backends));
+  put(m, Key::Meta, name, TORCH_FN(meta));
+  if constexpr (autograd != nullptr) put(m, Key::Autograd, name, TORCH_FN(autograd));
+  if constexpr (batched != nullptr) put(m, Key::FuncTorchBatched, name, TORCH_FN(batched));
 }
 
 // Registers a function that calls other operators; derivatives, batching and tracing are theirs. It also serves vmap, since
 // torch would otherwise call it once per element of a batch.
 template <class Function>
 void composite(torch::Library& m, const std::string& name, Function function) {
-  using Key = c10::DispatchKey;
-  for (const auto key :
+  for (const Key key :
        {Key::CompositeImplicitAutograd, Key::CompositeImplicitAutogradNestedTensor, Key::FuncTorchBatchedDecomposition})
-    m.impl(name.c_str(), torch::dispatch(key, function));
+    put(m, key, name, function);
 }
+
+// --- operations -------------------------------------------------------------------------------------------------------------
 
 // Calls `f` with each operation as a compile-time constant.
 template <class F>

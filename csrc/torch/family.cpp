@@ -29,9 +29,7 @@ at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, a
 template <Operation op>
 void define(torch::Library& m) {
   const std::string name = name_of(op) + 1;  // without its underscore
-  const std::string arguments = "(Tensor self, int[1]? dim=None, bool keepdim=False";
-  m.def((name + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
-  m.def((name + ".out" + arguments + ", *, Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
+  define_with_out(m, name, "(Tensor self, int[1]? dim=None, bool keepdim=False");
   composite(m, name, TORCH_FN(reduce<op>));
   composite(m, name + ".out", TORCH_FN(reduce_out<op>));
 }

@@ -22,9 +22,8 @@ namespace gpureduce {
 namespace {
 
 at::Tensor powsum(const at::Tensor& self, const at::Scalar& ord, OptionalDtype dtype) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("gpureduce::linalg_powsum", "")
-                             .typed<at::Tensor(const at::Tensor&, const at::Scalar&, OptionalDims, bool, OptionalDtype)>();
+  static const auto op =
+      find<at::Tensor(const at::Tensor&, const at::Scalar&, OptionalDims, bool, OptionalDtype)>("linalg_powsum");
   return op.call(self, ord, std::nullopt, false, dtype);
 }
 

@@ -1,11 +1,13 @@
-// Shared by the backward passes of all operators: the node in torch's autograd graph.
+// Shared by the derivatives of all operators: the node in torch's autograd graph, and the call that makes it.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <array>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "backend.h"
@@ -43,7 +45,8 @@ inline at::Tensor rounded(const at::Tensor& x, at::ScalarType dtype) {
 // kKept      for each saved tensor: true if it is a result of the operator
 // name()     the node's name in graphs
 // gradients  (gradients of the results, facts, saved tensors) -> gradients of the inputs, by differentiable torch operators
-// A rule may also have `asked`, which adapts the facts to a pass that needs only some of the gradients.
+// A rule may also have `asked`, which adapts the facts to a pass that needs only some of the gradients, and kResults, the
+// number of results that have a gradient: the first ones.
 template <class Rule>
 struct BackwardNode : torch::autograd::TraceableFunction {
   using Facts = typename Rule::Facts;
@@ -117,6 +120,7 @@ struct BackwardNode : torch::autograd::TraceableFunction {
 template <class FactsOfRule>
 struct RuleOf {
   using Facts = FactsOfRule;
+  static constexpr size_t kResults = 1;
   static const Facts& asked(const Facts& facts, const torch::autograd::Node&) { return facts; }
 };
 
@@ -126,6 +130,70 @@ auto make_node() {
   using Node = BackwardNode<Rule>;
   if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, torch::autograd::Node>) return c10::make_intrusive<Node>();
   else return std::shared_ptr<Node>(new Node, [](Node* node) { deleteNode(node); });
+}
+
+// --- calls ------------------------------------------------------------------------------------------------------------------
+
+// True if a call on these needs derivatives.
+template <class... Each>
+bool is_tracked(const Each&... each) {
+  return torch::autograd::compute_requires_grad(each...) || (... || torch::autograd::isFwGradDefined(each));
+}
+
+// Calls f(result, i) with each result that has a gradient.
+template <class Rule, class F>
+void each_differentiable(at::Tensor& result, F f) {
+  f(result, 0);
+}
+template <class Rule, class Results, class F>
+void each_differentiable(Results& results, F f) {
+  size_t i = 0;
+  std::apply([&](auto&... each) { (..., (i < Rule::kResults ? f(each, i++) : void())); }, results);
+}
+
+inline const at::Tensor& one_of(const at::Tensor& tangent, size_t) { return tangent; }
+template <size_t n>
+const at::Tensor& one_of(const std::array<at::Tensor, n>& tangents, size_t i) {
+  return tangents[i];
+}
+
+// An operator's call under autograd, with the derivatives that are asked for, as in torch's own operators.
+// inputs   the tensors that may need gradients, in the order in which the rule gives them: std::tie(...)
+// below    () -> result, or a tuple of results: calls the operator below autograd
+// facts    () -> Rule::Facts
+// kept     (results) -> the array of tensors that the rule keeps; undefined where this call's pass needs none
+// tangent  (results) -> the tangent of the result, or an array of tangents
+template <class Rule, class Inputs, class Below, class Facts, class Kept, class Tangent>
+auto with_derivatives(const Inputs& inputs, Below below, Facts facts, Kept kept, Tangent tangent) {
+  namespace autograd = torch::autograd;
+  const bool backward = std::apply([](const auto&... each) { return autograd::compute_requires_grad(each...); }, inputs);
+  const bool forward = std::apply([](const auto&... each) { return (... || autograd::isFwGradDefined(each)); }, inputs);
+  auto results = [&] {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return below();
+  }();
+  bool wanted = backward || forward;
+  if (wanted)
+    each_differentiable<Rule>(results,
+                              [&](at::Tensor& r, size_t) { wanted &= autograd::isDifferentiableType(r.scalar_type()); });
+  if (!wanted) return results;
+  const auto node = backward ? make_node<Rule>() : nullptr;
+  if (backward) {
+    node->set_next_edges(std::apply([](const auto&... each) { return autograd::collect_next_edges(each...); }, inputs));
+    node->facts = facts();
+    each_differentiable<Rule>(results, [&](at::Tensor& r, size_t) { autograd::set_history(r, node); });
+  }
+  if (forward) {
+    const auto tangents = tangent(results);
+    each_differentiable<Rule>(
+        results, [&](at::Tensor& r, size_t i) { r._set_fw_grad(one_of(tangents, i), /*level=*/0, /*is_inplace_op=*/false); });
+  }
+  if (backward) {  // saved with their tangents, for second derivatives
+    const std::array<at::Tensor, Rule::kKept.size()> tensors = kept(results);
+    for (size_t i = 0; i < tensors.size(); ++i)
+      if (tensors[i].defined()) node->keep(i, tensors[i]);
+  }
+  return results;
 }
 
 }  // namespace gpureduce

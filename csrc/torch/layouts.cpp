@@ -1,7 +1,4 @@
-// Refuses tensors that are not strided, with one message for all operators.
-#include <torch/library.h>
-
-#include "dispatch.h"
+#include "plumbing.h"
 
 namespace gpureduce {
 
@@ -22,31 +19,18 @@ void refuse_nested(const c10::OperatorHandle& op, torch::jit::Stack*) { refuse(o
 void refuse_quantized(const c10::OperatorHandle& op, torch::jit::Stack*) { refuse(op, "quantized"); }
 
 template <c10::BoxedKernel::BoxedKernelFunction* refusal>
-void put(torch::Library& m) {
-  const auto register_one = [&](const std::string& name) {
-    for (const std::string& each : {name, name + ".out"})
-      m.impl(each.c_str(), torch::CppFunction::makeFromBoxedFunction<refusal>());
-  };
-  for_each_operation([&](auto op) { register_one(name_of(op)); });
-  for (const char* name : {"weighted_sum", "segment_sum", "segment_mean"}) register_one(name);
-  m.impl("_var_mean", torch::CppFunction::makeFromBoxedFunction<refusal>());
+void put_refusal(torch::Library& m, const std::string& name, std::initializer_list<Key> keys) {
+  for (const Key key : keys) put(m, key, name, torch::CppFunction::makeFromBoxedFunction<refusal>());
 }
 
 }  // namespace
 
-}  // namespace gpureduce
+void refuse_layouts(torch::Library& m, const std::string& name) {
+  put_refusal<&refuse_sparse>(
+      m, name, {Key::SparseCPU, Key::SparseCUDA, Key::SparseMeta, Key::SparseCsrCPU, Key::SparseCsrCUDA, Key::SparseCsrMeta});
+  put_refusal<&refuse_mkldnn>(m, name, {Key::MkldnnCPU});
+  put_refusal<&refuse_nested>(m, name, {Key::NestedTensorCPU, Key::NestedTensorCUDA});
+  put_refusal<&refuse_quantized>(m, name, {Key::QuantizedCPU, Key::QuantizedCUDA});
+}
 
-#define GPUREDUCE_REFUSE(key, kind) \
-  TORCH_LIBRARY_IMPL(gpureduce, key, m) { gpureduce::put<&gpureduce::refuse_##kind>(m); }
-GPUREDUCE_REFUSE(SparseCPU, sparse)
-GPUREDUCE_REFUSE(SparseCUDA, sparse)
-GPUREDUCE_REFUSE(SparseMeta, sparse)
-GPUREDUCE_REFUSE(SparseCsrCPU, sparse)
-GPUREDUCE_REFUSE(SparseCsrCUDA, sparse)
-GPUREDUCE_REFUSE(SparseCsrMeta, sparse)
-GPUREDUCE_REFUSE(MkldnnCPU, mkldnn)
-GPUREDUCE_REFUSE(NestedTensorCPU, nested)
-GPUREDUCE_REFUSE(NestedTensorCUDA, nested)
-GPUREDUCE_REFUSE(QuantizedCPU, quantized)
-GPUREDUCE_REFUSE(QuantizedCUDA, quantized)
-#undef GPUREDUCE_REFUSE
+}  // namespace gpureduce

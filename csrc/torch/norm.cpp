@@ -35,9 +35,7 @@ at::Tensor& reduce_out(const at::Tensor& self, const at::Scalar& ord, OptionalDi
 
 template <bool kNorm>
 void define(torch::Library& m, const std::string& name) {
-  const std::string arguments = "(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None";
-  m.def((name + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
-  m.def((name + ".out" + arguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
+  define_with_out(m, name, "(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None");
   composite(m, name, TORCH_FN(reduce<kNorm>));
   composite(m, name + ".out", TORCH_FN(reduce_out<kNorm>));
 }

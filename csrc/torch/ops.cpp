@@ -1,10 +1,7 @@
-// The ops: schemas, checks, and calls of backends. Semantics are torch.sum's unless docs/order.md says otherwise.
+// The table's operators: checks, and calls of backends. Semantics are torch.sum's unless docs/order.md says otherwise.
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/WrapDimUtils.h>
-#include <ATen/native/Resize.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include <limits>
 #include <vector>
@@ -14,9 +11,9 @@
 #endif
 
 #include "../cpu/sum.h"
-#include "backend.h"
+#include "batch.h"
 #include "exponents.h"
-#include "results.h"
+#include "plumbing.h"
 #include "stages.h"
 
 namespace gpureduce {
@@ -35,6 +32,8 @@ DimMask reduced_dims(OptionalDims dim, int64_t rank) {
 }
 
 namespace {
+
+constexpr const char* kArguments = "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None";
 
 // For a norm: the real type of the numbers that are reduced. Raises torch.linalg.vector_norm's errors.
 at::ScalarType norm_type(at::ScalarType input, OptionalDtype dtype) {
@@ -202,80 +201,55 @@ void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool k
   check_kernel(op, r, cpu::run(r));
 }
 
-template <Operation op, class Watch = Unwatched>
-at::Tensor reduce_tuned(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const Tuning& tuning,
-                        Watch&& watch = {}) {
-  const DimMask reduce = reduced_dims(dim, self.dim());
-  check_identity(op, self, dim);
-  const at::ScalarType result = result_type(op, self.scalar_type(), dtype);
-  dtype_of(self.scalar_type(), "an input of dtype", function_of(op));
-  dtype_of(result, "a result of dtype", function_of(op));
-  const at::Tensor out = allocate(result_sizes(self.sizes(), reduce, keepdim), result, self);
-  watch.end(Stage::result);
-  compute(op, self, reduce, keepdim, out, tuning, watch);
-  return out;
-}
+template <class Int>
+struct Call {
+  SizesOf<Int> sizes;
+  at::ScalarType dtype;
+  DimMask reduce;
+};
 
+// A row of the table.
 template <Operation op>
-at::Tensor reduce(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
-  return reduce_tuned<op>(self, dim, keepdim, dtype, {});
-}
-
-template <Operation op>
-at::Tensor reduce_forced(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype,
-                         const std::string& tuning) {
-  return reduce_tuned<op>(self, dim, keepdim, dtype, Tuning::parse(tuning));
-}
-
-// torch.sum's checks of `out`, before anything is written.
-void check_out(Operation op, const at::Tensor& self, OptionalDtype dtype, const at::Tensor& out) {
-  const at::ScalarType result = out_type(op, self, dtype, out);
-  check_out_place(out, self.device());
-  dtype_of(self.scalar_type(), "an input of dtype", function_of(op));
-  dtype_of(result, "an out tensor of dtype", function_of(op));
-}
-
-template <Operation op>
-at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out) {
-  check_out(op, self, dtype, out);
-  const DimMask reduce = reduced_dims(dim, self.dim());
-  check_identity(op, self, dim);
-  const auto sizes = result_sizes(self.sizes(), reduce, keepdim);
-  check_writable(out, sizes);
-  if (out.sizes() != at::IntArrayRef(sizes))  // refuses an input that cannot be reduced before `out` changes
-    make_reduction(op, self, reduce, out.scalar_type(), {}, keepdim);
-  // If writing `out` could change the input, or `out` is a lazy view, computes in a tensor of its own first.
-  if (out.is_alias_of(self) || out.is_conj() || out.is_neg()) {
-    const at::Tensor own = at::empty(sizes, out.options());
-    compute(op, self, reduce, keepdim, own, {}, Unwatched{});
-    at::native::resize_output(out, sizes);
-    out.copy_(own);
-    return out;
+struct TableReduction {
+  static const char* name() { return name_of(op); }
+  static constexpr const char* kArguments = gpureduce::kArguments;
+  // For sums, the dtype of `out` decides. Others get dtype= itself: for norms of complex numbers it is complex, unlike the
+  // result's dtype.
+  static constexpr bool kOutHasDtype = info(op).has_dtype(), kHasGradient = info(op).has_gradient();
+  static constexpr bool autocasts(c10::DeviceType device) {
+    return device == at::kCUDA ? info(op).autocasts : info(op).autocasts_on_cpu();
   }
-  at::native::resize_output(out, sizes);
-  compute(op, self, reduce, keepdim, out, {}, Unwatched{});
-  return out;
-}
+  using Function = gpureduce::Functional;
 
-template <Operation op>
-at::Tensor reduce_meta(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
-  const DimMask reduce = reduced_dims(dim, self.dim());
-  check_identity(op, self, dim);
-  const at::ScalarType result = result_type(op, self.scalar_type(), dtype);
-  dtype_of(self.scalar_type(), "an input of dtype", function_of(op));
-  dtype_of(result, "a result of dtype", function_of(op));
-  return at::empty_symint(result_sizes(self.sym_sizes(), reduce, keepdim),
-                          at::TensorOptions().dtype(result).device(self.device()));
-}
+  template <class Int>
+  static Call<Int> check(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const at::Tensor* out) {
+    Call<Int> call;
+    call.reduce = reduced_dims(dim, self.dim());
+    check_identity(op, self, dim);
+    call.dtype = out ? out_type(op, self, dtype, *out) : result_type(op, self.scalar_type(), dtype);
+    if (out) check_out_place(*out, self.device());
+    dtype_of(self.scalar_type(), "an input of dtype", function_of(op));
+    dtype_of(call.dtype, out ? "an out tensor of dtype" : "a result of dtype", function_of(op));
+    call.sizes = result_sizes(sizes_of<Int>(self), call.reduce, keepdim);
+    return call;
+  }
 
-template <Operation op>
-at::Tensor& reduce_out_meta(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out) {
-  check_out(op, self, dtype, out);
-  const DimMask reduce = reduced_dims(dim, self.dim());
-  check_identity(op, self, dim);
-  at::native::resize_output_symint(out, result_sizes(self.sym_sizes(), reduce, keepdim));
-  return out;
-}
+  static void refuse(const Call<int64_t>& call, const at::Tensor& self, OptionalDims, bool keepdim, OptionalDtype) {
+    make_reduction(op, self, call.reduce, call.dtype, {}, keepdim);
+  }
+
+  static void compute(const Call<int64_t>& call, const at::Tensor& self, OptionalDims, bool keepdim, OptionalDtype,
+                      const at::Tensor& out, const Tuning& tuning) {
+    gpureduce::compute(op, self, call.reduce, keepdim, out, tuning, Unwatched{});
+  }
+
+  static at::Tensor batched(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+    return batched_reduction(name(), std::array{self}, dim, keepdim,
+                             [&](const std::array<at::Tensor, 1>& input, OptionalDims dims, bool keeps) {
+                               return functional<op>().call(input[0], dims, keeps, dtype);
+                             });
+  }
+};
 
 // A sum that is only planned.
 Reduction planned(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
@@ -283,26 +257,7 @@ Reduction planned(const at::Tensor& self, OptionalDims dim, bool keepdim, Option
   return make_reduction(Operation::sum, self, reduce, result_type(Operation::sum, self.scalar_type(), dtype), {}, keepdim);
 }
 
-std::string explain(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const std::string& tuning) {
-  return explained(planned(self, dim, keepdim, dtype), self.device(), Tuning::parse(tuning));
-}
-
 #ifdef GPUREDUCE_WITH_CUDA
-// The number of plans for a sum: 0 if there is nothing to read.
-int64_t plans(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
-  return plans_of(planned(self, dim, keepdim, dtype), self.device());
-}
-
-// From now on, uses the plan with this index for calls of this kind, sums and means; -1 returns to the chosen plan.
-void remember(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, int64_t candidate) {
-  Reduction r = planned(self, dim, keepdim, dtype);
-  for (Finish finish : {Finish::none, Finish::quotient}) {  // sums and means
-    r.finish = finish;
-    classify(r);
-    remember_plan(r, cuda::facts(self.device()), static_cast<int>(candidate));
-  }
-}
-
 // The microseconds of each stage of a sum, on average over `calls` calls.
 std::vector<double> stages(const at::Tensor& self, OptionalDims dim, int64_t calls) {
   TORCH_CHECK(self.numel() > 0, "self: there is nothing to launch for no elements");
@@ -310,7 +265,10 @@ std::vector<double> stages(const at::Tensor& self, OptionalDims dim, int64_t cal
   Stopwatch watch;
   for (int64_t i = 0; i < calls; ++i) {
     watch.begin();
-    reduce_tuned<Operation::sum>(self, dim, false, {}, {}, watch);
+    const auto call = TableReduction<Operation::sum>::check<int64_t>(self, dim, false, {}, nullptr);
+    const at::Tensor out = allocate(call.sizes, call.dtype, self);
+    watch.end(Stage::result);
+    compute(Operation::sum, self, call.reduce, false, out, {}, watch);
   }
   std::vector<double> each;
   for (int s = 0; s < kStages; ++s) each.push_back(watch.spent(static_cast<Stage>(s)) / calls);
@@ -392,61 +350,17 @@ Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& re
 
 }  // namespace gpureduce
 
-namespace {
-
-using gpureduce::for_each_operation;
-
-void register_backend(torch::Library& m) {
-  for_each_operation([&](auto op) {
-    const std::string name = name_of(op);
-    m.impl(name.c_str(), &gpureduce::reduce<op>);
-    m.impl((name + ".out").c_str(), &gpureduce::reduce_out<op>);
-    m.impl(("_" + name + "_tuned").c_str(), &gpureduce::reduce_forced<op>);
-  });
-  m.impl("_explain", &gpureduce::explain);
-}
-
-// Lazily conjugated and negated views reach the kernels as they are, without a copy.
-void register_fallthrough(torch::Library& m) {
-  for_each_operation([&](auto op) {
-    const std::string name = name_of(op);
-    for (const std::string& each : {name, name + ".out", "_" + name + "_tuned"})
-      m.impl(each.c_str(), torch::CppFunction::makeFallthrough());
-  });
-  for (const char* each : {"_explain", "_plans", "_remember"}) m.impl(each, torch::CppFunction::makeFallthrough());
-}
-
-}  // namespace
-
 TORCH_LIBRARY(gpureduce, m) {
-  const std::string arguments = "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None";
+  using namespace gpureduce;
   for_each_operation([&](auto op) {
-    const std::string name = name_of(op);
-    m.def((name + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
-    m.def((name + ".out" + arguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
-    m.def(("_" + name + "_tuned" + arguments + ", str tuning=\"\") -> Tensor").c_str());  // for tests and tuning
+    using Row = TableReduction<op>;
+    define_reduction_with_out<Row>(m);
+    define_tuned<Row>(m, std::string("_") + name_of(op), "Tensor");
+    put(m, Key::FuncTorchBatched, name_of(op), &Row::batched);
   });
-  m.def(("_explain" + arguments + ", str tuning=\"\") -> str").c_str());  // for torch_reduce.explain
-  m.def(("_plans" + arguments + ") -> int").c_str());                     // for torch_reduce.tune
-  m.def(("_remember" + arguments + ", int candidate) -> ()").c_str());    // for torch_reduce.tune
-  m.def("_stages(Tensor self, int[1]? dim, int calls) -> float[]");       // for bench/grid.py
-}
-
-TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { register_backend(m); }
+  define_planning<planned>(m, "", kArguments);
+  m.def("_stages(Tensor self, int[1]? dim, int calls) -> float[]");  // for bench/grid.py
 #ifdef GPUREDUCE_WITH_CUDA
-TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) {
-  register_backend(m);
-  m.impl("_plans", &gpureduce::plans);
-  m.impl("_remember", &gpureduce::remember);
-  m.impl("_stages", &gpureduce::stages);
-}
+  put(m, Key::CUDA, "_stages", &stages);
 #endif
-TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
-  for_each_operation([&](auto op) {
-    const std::string name = name_of(op);
-    m.impl(name.c_str(), &gpureduce::reduce_meta<op>);
-    m.impl((name + ".out").c_str(), &gpureduce::reduce_out_meta<op>);
-  });
 }
-TORCH_LIBRARY_IMPL(gpureduce, Conjugate, m) { register_fallthrough(m); }
-TORCH_LIBRARY_IMPL(gpureduce, Negative, m) { register_fallthrough(m); }

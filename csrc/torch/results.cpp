@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
 
 namespace gpureduce {
 
@@ -13,6 +14,12 @@ void check_out_dtype(const at::Tensor& out, at::ScalarType dtype) {
 void check_out_place(const at::Tensor& out, at::Device device) {
   TORCH_CHECK(out.device() == device, "Expected out tensor to have device ", device, ", but got ", out.device(), " instead");
   TORCH_CHECK(out.layout() == at::kStrided, "Expected out tensor to have strided layout, but got ", out.layout(), " instead");
+}
+
+void check_out_gradient(const char* function, const at::Tensor& self, const at::Tensor& out) {
+  TORCH_CHECK(!(at::GradMode::is_enabled() && (self.requires_grad() || out.requires_grad())), function,
+              "(): functions with out=... arguments don't support automatic differentiation, but one of the arguments requires "
+              "grad.");
 }
 
 void check_writable(const at::Tensor& out, at::IntArrayRef sizes) {

@@ -22,6 +22,9 @@ at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tenso
 void check_out_dtype(const at::Tensor& out, at::ScalarType dtype);
 void check_out_place(const at::Tensor& out, at::Device device);
 
+// Raises torch's error if a function that copies its result to `out` would need a gradient.
+void check_out_gradient(const char* function, const at::Tensor& self, const at::Tensor& out);
+
 // Checks that `out` has these sizes or can be resized to them. torch checks this only after it has changed the sizes.
 void check_writable(const at::Tensor& out, at::IntArrayRef sizes);
 

@@ -1,11 +1,6 @@
 // softmax, log_softmax, rms_norm and layer_norm with their gradients: functions that keep their input's shape (numeric/rows.h).
 #include <ATen/ATen.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/functorch/BatchedTensorImpl.h>
-#include <ATen/functorch/DynamicLayer.h>
-#include <ATen/functorch/PlumbingHelper.h>
 #include <ATen/native/Resize.h>
-#include <torch/library.h>
 
 #include "../cpu/rows.h"
 #include "applied.h"
@@ -222,9 +217,7 @@ Tensor& softmax_out(const Tensor& self, int64_t dim, OptionalDtype dtype, Tensor
   const at::ScalarType type = softmax_type(kSoftmax<logarithm>, self, dtype ? dtype : OptionalDtype(out.scalar_type()));
   check_out_dtype(out, type);
   check_out_place(out, self.device());
-  TORCH_CHECK(!(at::GradMode::is_enabled() && (self.requires_grad() || out.requires_grad())), kSoftmax<logarithm>,
-              "(): functions with out=... arguments don't support automatic differentiation, but one of the arguments requires "
-              "grad.");
+  check_out_gradient(kSoftmax<logarithm>, self, out);
   const Tensor found = softmax_operator<logarithm>().call(self, dim, type);
   at::native::resize_output_symint(out, found.sym_sizes());
   return out.copy_(found);
@@ -300,46 +293,27 @@ struct SoftmaxRule : RuleOf<SoftmaxFacts> {
 
 template <bool logarithm>
 Tensor softmax_differentiable(c10::DispatchKeySet keys, const Tensor& self, int64_t dim, OptionalDtype dtype) {
-  const bool backward = torch::autograd::compute_requires_grad(self) && at::isFloatingType(self.scalar_type());
-  const bool forward = torch::autograd::isFwGradDefined(self);
   const at::ScalarType type = softmax_type(kSoftmax<logarithm>, self, dtype);
   // A logarithm of two bytes has too few digits for its exponential.
-  if (logarithm && (backward || forward) && c10::elementSize(type) == 2)
+  if (logarithm && is_tracked(self) && c10::elementSize(type) == 2)
     return rounded(softmax_operator<logarithm>().call(self, dim, at::kFloat), type);
-  Tensor result;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    result = softmax_operator<logarithm>().redispatch(keys & c10::after_autograd_keyset, self, dim, dtype);
-  }
-  const auto node = backward ? make_node<SoftmaxRule<logarithm>>() : nullptr;
-  if (backward) {
-    node->set_next_edges(torch::autograd::collect_next_edges(self));
-    node->facts.dim = dim;
-    node->facts.dtype = self.scalar_type();
-    torch::autograd::set_history(result, node);
-  }
-  if (forward) {
-    const Tensor &tangent = self._fw_grad(/*level=*/0), &primal = self._fw_primal(/*level=*/0);
-    Tensor change;
-    if constexpr (logarithm) {
-      const at::ScalarType computed = computed_in({primal, tangent, {}, {}, result});
-      const Tensor t = tangent.to(computed), part = softmax_operator<false>().call(primal, dim, computed) * t;
-      change = rounded(t - (part.dim() == 0 ? part : total(part, dim)), type);
-    } else {
-      change = softmax_backward_operator<false>().call(tangent, result, dim, type);
-    }
-    result._set_fw_grad(change, /*level=*/0, /*is_inplace_op=*/false);
-  }
-  if (backward) node->keep(0, result);
-  return result;
+  return with_derivatives<SoftmaxRule<logarithm>>(
+      std::tie(self),
+      [&] { return softmax_operator<logarithm>().redispatch(keys & c10::after_autograd_keyset, self, dim, dtype); },
+      [&] { return SoftmaxFacts{dim, self.scalar_type()}; }, [&](const Tensor& result) { return std::array{result}; },
+      [&](const Tensor& result) {
+        const Tensor &tangent = self._fw_grad(/*level=*/0), &primal = self._fw_primal(/*level=*/0);
+        if constexpr (!logarithm) return softmax_backward_operator<false>().call(tangent, result, dim, type);
+        const at::ScalarType computed = computed_in({primal, tangent, {}, {}, result});
+        const Tensor t = tangent.to(computed), part = softmax_operator<false>().call(primal, dim, computed) * t;
+        return rounded(t - (part.dim() == 0 ? part : total(part, dim)), type);
+      });
 }
 
 template <bool logarithm>
 Tensor softmax_backward_differentiable(c10::DispatchKeySet keys, const Tensor& grad, const Tensor& result, int64_t dim,
                                        at::ScalarType dtype) {
-  if (torch::autograd::compute_requires_grad(grad, result) || torch::autograd::isFwGradDefined(grad) ||
-      torch::autograd::isFwGradDefined(result))
-    return softmax_backward_composed<logarithm>(grad, result, dim, dtype);
+  if (is_tracked(grad, result)) return softmax_backward_composed<logarithm>(grad, result, dim, dtype);
   const at::AutoDispatchBelowADInplaceOrView below;
   return softmax_backward_operator<logarithm>().redispatch(keys & c10::after_autograd_keyset, grad, result, dim, dtype);
 }
@@ -352,7 +326,87 @@ DimMask last_dims(const Tensor& input, int64_t dims) {
   return mask;
 }
 
-void check_norm(const char* name, const Tensor& input, int64_t dims, const Tensor& weight, const Tensor& bias) {
+// An rms_norm is a layer_norm without a bias, which keeps r alone per row. Both are written once, by the tensors of a
+// layer_norm, of which those that an rms_norm has not are undefined.
+using Weights = std::array<Tensor, 2>;    // weight and bias
+using Normed = std::array<Tensor, 3>;     // y; and per row: mean and r
+using Gradients = std::array<Tensor, 3>;  // of input, weight and bias
+using Wanted = std::array<bool, 3>;       // which of these
+
+template <bool centered>
+constexpr const char* kNorm = centered ? "layer_norm" : "rms_norm";
+template <bool centered>
+constexpr const char* kNormBackward = centered ? "_layer_norm_backward" : "_rms_norm_backward";
+
+// Calls `op`; or below autograd, with its `keys`.
+template <class Op, class... Args>
+auto call_of(const Op& op, std::optional<c10::DispatchKeySet> keys, const Args&... args) {
+  return keys ? op.redispatch(*keys & c10::after_autograd_keyset, args...) : op.call(args...);
+}
+
+template <bool centered>
+Normed call_norm(const Tensor& input, int64_t dims, const Weights& w, double eps,
+                 std::optional<c10::DispatchKeySet> keys = std::nullopt) {
+  if constexpr (centered) {
+    auto [y, mean, r] = call_of(layer_norm_operator(), keys, input, dims, optional(w[0]), optional(w[1]), eps);
+    return {std::move(y), std::move(mean), std::move(r)};
+  } else {
+    auto [y, r] = call_of(rms_norm_operator(), keys, input, dims, optional(w[0]), eps);
+    return {std::move(y), Tensor(), std::move(r)};
+  }
+}
+
+template <bool centered>
+Gradients call_norm_backward(const Tensor& grad, const Tensor& input, int64_t dims, const Tensor& mean, const Tensor& r,
+                             const Weights& w, double eps, Wanted wanted,
+                             std::optional<c10::DispatchKeySet> keys = std::nullopt) {
+  if constexpr (centered) {
+    auto [dx, dw, db] =
+        call_of(layer_norm_backward_operator(), keys, grad, input, dims, mean, r, optional(w[0]), optional(w[1]), eps, wanted);
+    return {std::move(dx), std::move(dw), std::move(db)};
+  } else {
+    auto [dx, dw] = call_of(rms_norm_backward_operator(), keys, grad, input, dims, r, optional(w[0]), eps,
+                            std::array<bool, 2>{wanted[0], wanted[1]});
+    return {std::move(dx), std::move(dw), Tensor()};
+  }
+}
+
+// A kernel of both, for the operators' schemas. Autograd's kernels have `Keys`.
+template <auto kernel, class... Keys>
+struct Rms {
+  static std::tuple<Tensor, Tensor> forward(Keys... keys, const Tensor& input, int64_t dims, const OptionalTensor& weight,
+                                            double eps) {
+    const Weights weights{of(weight)};
+    auto [y, mean, r] = kernel(keys..., input, dims, weights, eps);
+    return {std::move(y), std::move(r)};
+  }
+  static std::tuple<Tensor, Tensor> backward(Keys... keys, const Tensor& grad, const Tensor& input, int64_t dims,
+                                             const Tensor& r, const OptionalTensor& weight, double eps,
+                                             std::array<bool, 2> mask) {
+    const Weights weights{of(weight)};
+    const Tensor mean;
+    auto [dx, dw, db] = kernel(keys..., grad, input, dims, mean, r, weights, eps, Wanted{mask[0], mask[1], false});
+    return {std::move(dx), std::move(dw)};
+  }
+};
+template <auto kernel, class... Keys>
+struct Layer {
+  static std::tuple<Tensor, Tensor, Tensor> forward(Keys... keys, const Tensor& input, int64_t dims,
+                                                    const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
+    const Weights weights{of(weight), of(bias)};
+    auto [y, mean, r] = kernel(keys..., input, dims, weights, eps);
+    return {std::move(y), std::move(mean), std::move(r)};
+  }
+  static std::tuple<Tensor, Tensor, Tensor> backward(Keys... keys, const Tensor& grad, const Tensor& input, int64_t dims,
+                                                     const Tensor& mean, const Tensor& r, const OptionalTensor& weight,
+                                                     const OptionalTensor& bias, double eps, std::array<bool, 3> mask) {
+    const Weights weights{of(weight), of(bias)};
+    auto [dx, dw, db] = kernel(keys..., grad, input, dims, mean, r, weights, eps, mask);
+    return {std::move(dx), std::move(dw), std::move(db)};
+  }
+};
+
+void check_norm(const char* name, const Tensor& input, int64_t dims, const Weights& weights) {
   real_dtype(input, name);
   TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(input.scalar_type()) && !at::isFloat8Type(input.scalar_type()), name,
                               "(): input: expected float16, bfloat16, float32 or float64, but got ", input.scalar_type());
@@ -365,8 +419,8 @@ void check_norm(const char* name, const Tensor& input, int64_t dims, const Tenso
                 " and ", input.device());
     real_dtype(x, name);
   };
-  check(weight, "weight");
-  check(bias, "bias");
+  check(weights[0], "weight");
+  check(weights[1], "bias");
 }
 
 // A number per row, of the input's dims with those of a row of size 1.
@@ -376,56 +430,39 @@ Tensor numbers_like(const Tensor& input, int64_t dims, at::ScalarType dtype) {
   return at::empty_symint(sizes, input.options().dtype(dtype));
 }
 
-std::tuple<Tensor, Tensor> rms_norm_meta(const Tensor& input, int64_t dims, const OptionalTensor& weight, double) {
-  check_norm("rms_norm", input, dims, of(weight), {});
-  return {result_like(input, input.scalar_type()), numbers_like(input, dims, computed_in({input, {}, of(weight), {}, {}}))};
-}
-
-std::tuple<Tensor, Tensor> rms_norm(const Tensor& input, int64_t dims, const OptionalTensor& weight, double eps) {
-  const auto results = rms_norm_meta(input, dims, weight, eps);
-  const auto& [y, r] = results;
-  RowsCall call = make_call(RowFunction::rms_norm, {input, {}, of(weight), {}, y}, last_dims(input, dims), "rms_norm");
-  call.eps = eps;
-  call.r = r.data_ptr();
-  run(call, input);
-  return results;
-}
-
-std::tuple<Tensor, Tensor, Tensor> layer_norm_meta(const Tensor& input, int64_t dims, const OptionalTensor& weight,
-                                                   const OptionalTensor& bias, double) {
-  check_norm("layer_norm", input, dims, of(weight), of(bias));
-  const at::ScalarType computed = computed_in({input, {}, of(weight), of(bias), {}});
-  return {result_like(input, input.scalar_type()), numbers_like(input, dims, computed), numbers_like(input, dims, computed)};
-}
-
-std::tuple<Tensor, Tensor, Tensor> layer_norm(const Tensor& input, int64_t dims, const OptionalTensor& weight,
-                                              const OptionalTensor& bias, double eps) {
-  const auto results = layer_norm_meta(input, dims, weight, bias, eps);
-  const auto& [y, mean, r] = results;
-  RowsCall call =
-      make_call(RowFunction::layer_norm, {input, {}, of(weight), of(bias), y}, last_dims(input, dims), "layer_norm");
-  call.eps = eps;
-  call.mean = mean.data_ptr();
-  call.r = r.data_ptr();
-  run(call, input);
-  return results;
+template <bool centered>
+Normed norm_meta(const Tensor& input, int64_t dims, const Weights& weights, double) {
+  check_norm(kNorm<centered>, input, dims, weights);
+  const at::ScalarType computed = computed_in({input, {}, weights[0], weights[1], {}});
+  return {result_like(input, input.scalar_type()), centered ? numbers_like(input, dims, computed) : Tensor(),
+          numbers_like(input, dims, computed)};
 }
 
 template <bool centered>
-constexpr const char* kNormBackward = centered ? "_layer_norm_backward" : "_rms_norm_backward";
+Normed norm(const Tensor& input, int64_t dims, const Weights& weights, double eps) {
+  Normed results = norm_meta<centered>(input, dims, weights, eps);
+  const auto& [y, mean, r] = results;
+  RowsCall call = make_call(centered ? RowFunction::layer_norm : RowFunction::rms_norm, {input, {}, weights[0], weights[1], y},
+                            last_dims(input, dims), kNorm<centered>);
+  call.eps = eps;
+  call.mean = centered ? mean.data_ptr() : nullptr;
+  call.r = r.data_ptr();
+  run(call, input);
+  return results;
+}
 
 at::ScalarType dtype_of_weight(const Tensor& input, const Tensor& weight) {
   return weight.defined() ? weight.scalar_type() : input.scalar_type();
 }
 
-// The gradients of input, weight and bias, those that are wanted.
 template <bool centered>
-std::array<Tensor, 3> norm_backward(const Tensor& grad, const Tensor& input, int64_t dims, const Tensor& mean, const Tensor& r,
-                                    const Tensor& weight, const Tensor& bias, std::array<bool, 3> mask) {
+Gradients norm_backward(const Tensor& grad, const Tensor& input, int64_t dims, const Tensor& mean, const Tensor& r,
+                        const Weights& weights, double, Wanted mask) {
   const char* const name = kNormBackward<centered>;
+  const auto& [weight, bias] = weights;
   check_backward(name, grad, input);
-  check_norm(name, input, dims, weight, bias);
-  std::array<Tensor, 3> found;
+  check_norm(name, input, dims, weights);
+  Gradients found;
   const DimMask across = last_dims(input, dims);
   const at::ScalarType computed = computed_in({input, grad, weight, bias, r});
   const Tensor own_mean = centered ? plain(mean, computed) : Tensor(), own_r = plain(r, computed);
@@ -458,43 +495,24 @@ std::array<Tensor, 3> norm_backward(const Tensor& grad, const Tensor& input, int
   return found;
 }
 
-std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& input, int64_t dims, const Tensor& r,
-                                             const OptionalTensor& weight, double, std::array<bool, 2> mask) {
-  auto found = norm_backward<false>(grad, input, dims, {}, r, of(weight), {}, {mask[0], mask[1], false});
-  return {found[0], found[1]};
-}
-
-std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const Tensor& input, int64_t dims,
-                                                       const Tensor& mean, const Tensor& r, const OptionalTensor& weight,
-                                                       const OptionalTensor& bias, double, std::array<bool, 3> mask) {
-  auto found = norm_backward<true>(grad, input, dims, mean, r, of(weight), of(bias), mask);
-  return {found[0], found[1], found[2]};
-}
-
 Tensor weight_like(const Tensor& input, int64_t dims, const Tensor& weight) {
   const at::ScalarType dtype = dtype_of_weight(input, weight);
   return at::empty_symint(input.sym_sizes().slice(input.dim() - dims), input.options().dtype(dtype));
 }
 
-std::tuple<Tensor, Tensor> rms_norm_backward_meta(const Tensor& grad, const Tensor& input, int64_t dims, const Tensor&,
-                                                  const OptionalTensor& weight, double, std::array<bool, 2> mask) {
-  check_backward("_rms_norm_backward", grad, input);
+template <bool centered>
+Gradients norm_backward_meta(const Tensor& grad, const Tensor& input, int64_t dims, const Tensor&, const Tensor&,
+                             const Weights& weights, double, Wanted mask) {
+  check_backward(kNormBackward<centered>, grad, input);
   return {mask[0] ? result_like(input, input.scalar_type()) : Tensor(),
-          mask[1] ? weight_like(input, dims, of(weight)) : Tensor()};
-}
-
-std::tuple<Tensor, Tensor, Tensor> layer_norm_backward_meta(const Tensor& grad, const Tensor& input, int64_t dims,
-                                                            const Tensor&, const Tensor&, const OptionalTensor& weight,
-                                                            const OptionalTensor& bias, double, std::array<bool, 3> mask) {
-  check_backward("_layer_norm_backward", grad, input);
-  return {mask[0] ? result_like(input, input.scalar_type()) : Tensor(),
-          mask[1] ? weight_like(input, dims, of(weight)) : Tensor(), mask[2] ? weight_like(input, dims, of(bias)) : Tensor()};
+          mask[1] ? weight_like(input, dims, weights[0]) : Tensor(), mask[2] ? weight_like(input, dims, weights[1]) : Tensor()};
 }
 
 // The gradients by operators that torch can differentiate again; what a row's numbers are is computed again, too.
 template <bool centered>
-std::array<Tensor, 3> norm_backward_composed(const Tensor& grad, const Tensor& input, int64_t dims, const Tensor& given_r,
-                                             const Tensor& weight, const Tensor& bias, double eps, std::array<bool, 3> mask) {
+Gradients norm_backward_composed(const Tensor& grad, const Tensor& input, int64_t dims, const Tensor& given_r,
+                                 const Weights& weights, double eps, Wanted mask) {
+  const auto& [weight, bias] = weights;
   const at::ScalarType computed = computed_in({input, grad, weight, bias, given_r});
   std::vector<int64_t> across, along;
   c10::SymInt length = 1;
@@ -519,7 +537,7 @@ std::array<Tensor, 3> norm_backward_composed(const Tensor& grad, const Tensor& i
     r = at::ones_like(root).detach() / root;
     h = x * r;
   }
-  std::array<Tensor, 3> found;
+  Gradients found;
   if (mask[0]) {
     const Tensor d = weight.defined() ? g * weight.to(computed) : g;
     Tensor y = centered ? d - over(total(d, across)) : d;
@@ -545,29 +563,16 @@ struct NormFacts {
   }
 };
 
-struct RmsNormRule : RuleOf<NormFacts> {
-  static constexpr std::array<bool, 3> kKept = {false, true, false};  // input, r, weight
+template <bool centered>
+struct NormRule : RuleOf<NormFacts> {
+  static constexpr std::array<bool, 5> kKept = {false, false, false, false, false};  // input, mean, r, weight, bias
 
-  static std::string name() { return "gpureduce_rms_norm_backward"; }
-
-  static variable_list gradients(variable_list grads, const NormFacts& facts, const std::array<Tensor, 3>& kept) {
-    if (!grads[0].defined()) return {Tensor(), Tensor()};
-    auto [dx, dw] = rms_norm_backward_operator().call(grads[0], kept[0], facts.dims, kept[1], optional(kept[2]), facts.eps,
-                                                      {true, kept[2].defined()});
-    return {dx, dw};
-  }
-};
-
-struct LayerNormRule : RuleOf<NormFacts> {
-  static constexpr std::array<bool, 5> kKept = {false, true, true, false, false};  // input, mean, r, weight, bias
-
-  static std::string name() { return "gpureduce_layer_norm_backward"; }
+  static std::string name() { return centered ? "gpureduce_layer_norm_backward" : "gpureduce_rms_norm_backward"; }
 
   static variable_list gradients(variable_list grads, const NormFacts& facts, const std::array<Tensor, 5>& kept) {
-    if (!grads[0].defined()) return {Tensor(), Tensor(), Tensor()};
-    auto [dx, dw, db] =
-        layer_norm_backward_operator().call(grads[0], kept[0], facts.dims, kept[1], kept[2], optional(kept[3]),
-                                            optional(kept[4]), facts.eps, {true, kept[3].defined(), kept[4].defined()});
+    if (!grads[0].defined()) return variable_list(3);
+    auto [dx, dw, db] = call_norm_backward<centered>(grads[0], kept[0], facts.dims, kept[1], kept[2], Weights{kept[3], kept[4]},
+                                                     facts.eps, {true, kept[3].defined(), kept[4].defined()});
     return {dx, dw, db};
   }
 };
@@ -575,8 +580,9 @@ struct LayerNormRule : RuleOf<NormFacts> {
 // The change of a norm's result y = h * w + b by those of its arguments. The derivative of h by x is symmetric, so that the
 // backward pass without a weight gives it.
 template <bool centered>
-Tensor norm_tangent(const Tensor& input, int64_t dims, const Tensor& mean, const Tensor& r, const Tensor& weight,
-                    const Tensor& bias, double eps) {
+Tensor norm_tangent(const Tensor& input, int64_t dims, const Tensor& mean, const Tensor& r, const Weights& weights,
+                    double eps) {
+  const auto& [weight, bias] = weights;
   const at::ScalarType computed = r.scalar_type();
   const auto tangent_of = [](const Tensor& x) { return x.defined() ? x._fw_grad(/*level=*/0) : Tensor(); };
   const auto primal_of = [](const Tensor& x) { return x.defined() ? x._fw_primal(/*level=*/0) : Tensor(); };
@@ -584,11 +590,7 @@ Tensor norm_tangent(const Tensor& input, int64_t dims, const Tensor& mean, const
   Tensor change = at::zeros_like(x, x.options().dtype(computed));
   if (t.defined()) {
     const Tensor wide = x.to(computed);
-    if constexpr (centered)
-      change = std::get<0>(layer_norm_backward_operator().call(t.to(computed), wide, dims, mean, r, std::nullopt, std::nullopt,
-                                                               eps, {true, false, false}));
-    else
-      change = std::get<0>(rms_norm_backward_operator().call(t.to(computed), wide, dims, r, std::nullopt, eps, {true, false}));
+    change = call_norm_backward<centered>(t.to(computed), wide, dims, mean, r, {}, eps, {true, false, false})[0];
     if (w.defined()) change = change * w.to(computed);
   }
   if (const Tensor tw = tangent_of(weight); tw.defined()) {
@@ -599,86 +601,21 @@ Tensor norm_tangent(const Tensor& input, int64_t dims, const Tensor& mean, const
   return rounded(change, x.scalar_type());
 }
 
-bool has_tangent(const OptionalTensor& x) { return x && x->defined() && torch::autograd::isFwGradDefined(*x); }
-
-std::tuple<Tensor, Tensor> rms_norm_differentiable(c10::DispatchKeySet keys, const Tensor& input, int64_t dims,
-                                                   const OptionalTensor& weight, double eps) {
-  const Tensor w = of(weight);
-  const bool backward = torch::autograd::compute_requires_grad(input, w);
-  std::tuple<Tensor, Tensor> results;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    results = rms_norm_operator().redispatch(keys & c10::after_autograd_keyset, input, dims, weight, eps);
-  }
-  auto& [y, r] = results;
-  const auto node = backward ? make_node<RmsNormRule>() : nullptr;
-  if (backward) {
-    node->set_next_edges(torch::autograd::collect_next_edges(input, w));
-    node->facts = {dims, eps};
-    torch::autograd::set_history(y, node);
-  }
-  if (has_tangent(input) || has_tangent(weight))
-    y._set_fw_grad(norm_tangent<false>(input, dims, {}, r, w, {}, eps), /*level=*/0, /*is_inplace_op=*/false);
-  if (backward) {
-    node->keep(0, input);
-    node->kept[1] = torch::autograd::SavedVariable(r, false);
-    node->keep(2, w);
-  }
-  return results;
+template <bool centered>
+Normed norm_differentiable(c10::DispatchKeySet keys, const Tensor& input, int64_t dims, const Weights& weights, double eps) {
+  return with_derivatives<NormRule<centered>>(
+      std::tie(input, weights[0], weights[1]), [&] { return call_norm<centered>(input, dims, weights, eps, keys); },
+      [&] { return NormFacts{dims, eps}; },
+      [&](const Normed& results) { return std::array{input, results[1], results[2], weights[0], weights[1]}; },
+      [&](const Normed& results) { return norm_tangent<centered>(input, dims, results[1], results[2], weights, eps); });
 }
 
-std::tuple<Tensor, Tensor, Tensor> layer_norm_differentiable(c10::DispatchKeySet keys, const Tensor& input, int64_t dims,
-                                                             const OptionalTensor& weight, const OptionalTensor& bias,
-                                                             double eps) {
-  const Tensor w = of(weight), b = of(bias);
-  const bool backward = torch::autograd::compute_requires_grad(input, w, b);
-  std::tuple<Tensor, Tensor, Tensor> results;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    results = layer_norm_operator().redispatch(keys & c10::after_autograd_keyset, input, dims, weight, bias, eps);
-  }
-  auto& [y, mean, r] = results;
-  const auto node = backward ? make_node<LayerNormRule>() : nullptr;
-  if (backward) {
-    node->set_next_edges(torch::autograd::collect_next_edges(input, w, b));
-    node->facts = {dims, eps};
-    torch::autograd::set_history(y, node);
-  }
-  if (has_tangent(input) || has_tangent(weight) || has_tangent(bias))
-    y._set_fw_grad(norm_tangent<true>(input, dims, mean, r, w, b, eps), /*level=*/0, /*is_inplace_op=*/false);
-  if (backward) {
-    node->keep(0, input);
-    node->kept[1] = torch::autograd::SavedVariable(mean, false);
-    node->kept[2] = torch::autograd::SavedVariable(r, false);
-    node->keep(3, w);
-    node->keep(4, b);
-  }
-  return results;
-}
-
-std::tuple<Tensor, Tensor> rms_norm_backward_differentiable(c10::DispatchKeySet keys, const Tensor& grad, const Tensor& input,
-                                                            int64_t dims, const Tensor& r, const OptionalTensor& weight,
-                                                            double eps, std::array<bool, 2> mask) {
-  if (is_tracked(grad, input, of(weight))) {
-    auto found = norm_backward_composed<false>(grad, input, dims, r, of(weight), {}, eps, {mask[0], mask[1], false});
-    return {found[0], found[1]};
-  }
+template <bool centered>
+Gradients norm_backward_differentiable(c10::DispatchKeySet keys, const Tensor& grad, const Tensor& input, int64_t dims,
+                                       const Tensor& mean, const Tensor& r, const Weights& weights, double eps, Wanted mask) {
+  if (is_tracked(grad, input, weights[0])) return norm_backward_composed<centered>(grad, input, dims, r, weights, eps, mask);
   const at::AutoDispatchBelowADInplaceOrView below;
-  return rms_norm_backward_operator().redispatch(keys & c10::after_autograd_keyset, grad, input, dims, r, weight, eps, mask);
-}
-
-std::tuple<Tensor, Tensor, Tensor> layer_norm_backward_differentiable(c10::DispatchKeySet keys, const Tensor& grad,
-                                                                      const Tensor& input, int64_t dims, const Tensor& mean,
-                                                                      const Tensor& r, const OptionalTensor& weight,
-                                                                      const OptionalTensor& bias, double eps,
-                                                                      std::array<bool, 3> mask) {
-  if (is_tracked(grad, input, of(weight))) {
-    auto found = norm_backward_composed<true>(grad, input, dims, r, of(weight), of(bias), eps, mask);
-    return {found[0], found[1], found[2]};
-  }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return layer_norm_backward_operator().redispatch(keys & c10::after_autograd_keyset, grad, input, dims, mean, r, weight, bias,
-                                                   eps, mask);
+  return call_norm_backward<centered>(grad, input, dims, mean, r, weights, eps, mask, keys);
 }
 
 // --- the functions -------------------------------------------------------------------------------------------------------
@@ -755,49 +692,40 @@ Tensor weighted(const Tensor& h, const Batched& weight, const Batched& bias, at:
   return rounded(y, dtype);
 }
 
-std::tuple<Tensor, Tensor> rms_norm_batched(const Tensor& input, int64_t dims, const OptionalTensor& weight, double eps) {
-  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
-  const int64_t level = current_level("rms_norm");
+template <bool centered>
+Normed norm_batched(const Tensor& input, int64_t dims, const Weights& weights, double eps) {
+  const c10::impl::ExcludeDispatchKeyGuard below(Key::FuncTorchBatched);
+  const int64_t level = current_level(kNorm<centered>);
   auto x = in_front(input, level);
-  const auto w = in_front(of(weight), level);
-  if (!x.batched && !w.batched) return rms_norm_operator().call(x.value, dims, weight, eps);
-  if (!x.batched)
-    x.value = x.value.unsqueeze(0).expand_symint([&] {
-      c10::SmallVector<c10::SymInt, kCommonRank> sizes{w.value.sym_size(0)};
-      sizes.append(x.value.sym_sizes().begin(), x.value.sym_sizes().end());
-      return sizes;
-    }());
-  const auto batched = [&](Tensor t) { return functorch::makeBatched(std::move(t), 0, level); };
-  if (!w.batched) {
-    auto [y, r] = rms_norm_operator().call(x.value, dims, optional(w.value), eps);
-    return {batched(y), batched(r)};
+  const auto w = in_front(weights[0], level), b = in_front(weights[1], level);
+  if (!x.batched && !w.batched && !b.batched) return call_norm<centered>(x.value, dims, {w.value, b.value}, eps);
+  if (!x.batched) {
+    c10::SmallVector<c10::SymInt, kCommonRank> sizes{(w.batched ? w : b).value.sym_size(0)};
+    sizes.append(x.value.sym_sizes().begin(), x.value.sym_sizes().end());
+    x.value = x.value.unsqueeze(0).expand_symint(sizes);
   }
-  const at::ScalarType computed = computed_in({x.value, {}, w.value, {}, {}});
-  auto [h, r] = rms_norm_operator().call(x.value.to(computed), dims, std::nullopt, eps);
-  return {batched(weighted(h, w, {}, x.value.scalar_type())), batched(r)};
+  Normed found;
+  if (!w.batched && !b.batched) {
+    found = call_norm<centered>(x.value, dims, {w.value, b.value}, eps);
+  } else {
+    found = call_norm<centered>(x.value.to(computed_in({x.value, {}, w.value, b.value, {}})), dims, {}, eps);
+    found[0] = weighted(found[0], w, b, x.value.scalar_type());
+  }
+  for (Tensor& each : found)
+    if (each.defined()) each = with_batch(std::move(each), 0, level);
+  return found;
 }
 
-std::tuple<Tensor, Tensor, Tensor> layer_norm_batched(const Tensor& input, int64_t dims, const OptionalTensor& weight,
-                                                      const OptionalTensor& bias, double eps) {
-  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
-  const int64_t level = current_level("layer_norm");
-  auto x = in_front(input, level);
-  const auto w = in_front(of(weight), level), b = in_front(of(bias), level);
-  if (!x.batched && !w.batched && !b.batched) return layer_norm_operator().call(x.value, dims, weight, bias, eps);
-  if (!x.batched)
-    x.value = x.value.unsqueeze(0).expand_symint([&] {
-      c10::SmallVector<c10::SymInt, kCommonRank> sizes{(w.batched ? w : b).value.sym_size(0)};
-      sizes.append(x.value.sym_sizes().begin(), x.value.sym_sizes().end());
-      return sizes;
-    }());
-  const auto batched = [&](Tensor t) { return functorch::makeBatched(std::move(t), 0, level); };
-  if (!w.batched && !b.batched) {
-    auto [y, mean, r] = layer_norm_operator().call(x.value, dims, optional(w.value), optional(b.value), eps);
-    return {batched(y), batched(mean), batched(r)};
-  }
-  const at::ScalarType computed = computed_in({x.value, {}, w.value, b.value, {}});
-  auto [h, mean, r] = layer_norm_operator().call(x.value.to(computed), dims, std::nullopt, std::nullopt, eps);
-  return {batched(weighted(h, w, b, x.value.scalar_type())), batched(mean), batched(r)};
+template <bool logarithm>
+void define_softmax(torch::Library& m) {
+  const std::string name = kSoftmax<logarithm>, arguments = "(Tensor self, int dim, *, ScalarType? dtype=None";
+  define_operator<softmax<logarithm>, softmax_meta<logarithm>, softmax_differentiable<logarithm>, softmax_batched<logarithm>>(
+      m, name + arguments + ") -> Tensor");
+  define_operator<softmax_backward<logarithm>, softmax_backward_meta<logarithm>, softmax_backward_differentiable<logarithm>,
+                  softmax_backward_batched<logarithm>>(
+      m, kSoftmaxBackward<logarithm> + std::string("(Tensor grad, Tensor result, int dim, ScalarType dtype) -> Tensor"));
+  m.def((name + ".out" + arguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
+  composite(m, name + ".out", TORCH_FN(softmax_out<logarithm>));
 }
 
 }  // namespace
@@ -806,78 +734,30 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_batched(const Tensor& input, int64
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   using namespace gpureduce;
-  const auto define = [&](const std::string& schema) { m.def(schema.c_str(), {at::Tag::pt2_compliant_tag}); };
-  for (const std::string name : {"softmax", "log_softmax"}) {
-    define(name + "(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor");
-    define(name + ".out(Tensor self, int dim, *, ScalarType? dtype=None, Tensor(a!) out) -> Tensor(a!)");
-    define("_" + name + "_backward(Tensor grad, Tensor result, int dim, ScalarType dtype) -> Tensor");
-  }
-  define("_rms_norm(Tensor input, int dims, Tensor? weight, float eps) -> (Tensor, Tensor)");
-  define(
+  using namespace gpureduce::rows;
+  using Keys = c10::DispatchKeySet;
+  define_softmax<false>(m);
+  define_softmax<true>(m);
+  define_operator<Rms<&norm<false>>::forward, Rms<&norm_meta<false>>::forward, Rms<&norm_differentiable<false>, Keys>::forward,
+                  Rms<&norm_batched<false>>::forward>(
+      m, "_rms_norm(Tensor input, int dims, Tensor? weight, float eps) -> (Tensor, Tensor)");
+  define_operator<Rms<&norm_backward<false>>::backward, Rms<&norm_backward_meta<false>>::backward,
+                  Rms<&norm_backward_differentiable<false>, Keys>::backward>(
+      m,
       "_rms_norm_backward(Tensor grad, Tensor input, int dims, Tensor r, Tensor? weight, float eps, bool[2] mask) -> "
       "(Tensor, Tensor)");
-  define("_layer_norm(Tensor input, int dims, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)");
-  define(
-      "_layer_norm_backward(Tensor grad, Tensor input, int dims, Tensor mean, Tensor r, Tensor? weight, Tensor? bias, float "
-      "eps, "
-      "bool[3] mask) -> (Tensor, Tensor, Tensor)");
+  define_operator<Layer<&norm<true>>::forward, Layer<&norm_meta<true>>::forward,
+                  Layer<&norm_differentiable<true>, Keys>::forward, Layer<&norm_batched<true>>::forward>(
+      m, "_layer_norm(Tensor input, int dims, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)");
+  define_operator<Layer<&norm_backward<true>>::backward, Layer<&norm_backward_meta<true>>::backward,
+                  Layer<&norm_backward_differentiable<true>, Keys>::backward>(
+      m,
+      "_layer_norm_backward(Tensor grad, Tensor input, int dims, Tensor mean, Tensor r, Tensor? weight, Tensor? bias, "
+      "float eps, bool[3] mask) -> (Tensor, Tensor, Tensor)");
+  const auto define = [&](const char* schema) { m.def(schema, {at::Tag::pt2_compliant_tag}); };
   define("rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor");
   define(
       "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-5) -> Tensor");
-  composite(m, "rms_norm", TORCH_FN(rows::rms_norm_of));
-  composite(m, "layer_norm", TORCH_FN(rows::layer_norm_of));
-  composite(m, "softmax.out", TORCH_FN(rows::softmax_out<false>));
-  composite(m, "log_softmax.out", TORCH_FN(rows::softmax_out<true>));
-}
-
-namespace {
-
-void register_backend(torch::Library& m) {
-  using namespace gpureduce::rows;
-  m.impl("softmax", &softmax<false>);
-  m.impl("log_softmax", &softmax<true>);
-  m.impl("_softmax_backward", &softmax_backward<false>);
-  m.impl("_log_softmax_backward", &softmax_backward<true>);
-  m.impl("_rms_norm", &rms_norm);
-  m.impl("_rms_norm_backward", &rms_norm_backward);
-  m.impl("_layer_norm", &layer_norm);
-  m.impl("_layer_norm_backward", &layer_norm_backward);
-}
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { register_backend(m); }
-#ifdef GPUREDUCE_WITH_CUDA
-TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) { register_backend(m); }
-#endif
-TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
-  using namespace gpureduce::rows;
-  m.impl("softmax", &softmax_meta<false>);
-  m.impl("log_softmax", &softmax_meta<true>);
-  m.impl("_softmax_backward", &softmax_backward_meta<false>);
-  m.impl("_log_softmax_backward", &softmax_backward_meta<true>);
-  m.impl("_rms_norm", &rms_norm_meta);
-  m.impl("_rms_norm_backward", &rms_norm_backward_meta);
-  m.impl("_layer_norm", &layer_norm_meta);
-  m.impl("_layer_norm_backward", &layer_norm_backward_meta);
-}
-TORCH_LIBRARY_IMPL(gpureduce, Autograd, m) {
-  using namespace gpureduce::rows;
-  m.impl("softmax", TORCH_FN(softmax_differentiable<false>));
-  m.impl("log_softmax", TORCH_FN(softmax_differentiable<true>));
-  m.impl("_softmax_backward", TORCH_FN(softmax_backward_differentiable<false>));
-  m.impl("_log_softmax_backward", TORCH_FN(softmax_backward_differentiable<true>));
-  m.impl("_rms_norm", TORCH_FN(rms_norm_differentiable));
-  m.impl("_rms_norm_backward", TORCH_FN(rms_norm_backward_differentiable));
-  m.impl("_layer_norm", TORCH_FN(layer_norm_differentiable));
-  m.impl("_layer_norm_backward", TORCH_FN(layer_norm_backward_differentiable));
-}
-TORCH_LIBRARY_IMPL(gpureduce, FuncTorchBatched, m) {
-  using namespace gpureduce::rows;
-  m.impl("softmax", TORCH_FN(softmax_batched<false>));
-  m.impl("log_softmax", TORCH_FN(softmax_batched<true>));
-  m.impl("_softmax_backward", TORCH_FN(softmax_backward_batched<false>));
-  m.impl("_log_softmax_backward", TORCH_FN(softmax_backward_batched<true>));
-  m.impl("_rms_norm", TORCH_FN(rms_norm_batched));
-  m.impl("_layer_norm", TORCH_FN(layer_norm_batched));
+  composite(m, "rms_norm", TORCH_FN(rms_norm_of));
+  composite(m, "layer_norm", TORCH_FN(layer_norm_of));
 }

@@ -3,9 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/functorch/BatchedTensorImpl.h>
-#include <ATen/functorch/DynamicLayer.h>
-#include <ATen/functorch/PlumbingHelper.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 
 #include <array>
@@ -15,6 +12,7 @@
 
 #include "../problem/rows.h"
 #include "backend.h"
+#include "batch.h"
 #include "dispatch.h"
 
 namespace gpureduce::rows {
@@ -54,31 +52,6 @@ inline Tensor total(const Tensor& x, at::IntArrayRef dims) {
   return functional<Operation::sum>().call(x, dims, true, std::nullopt);
 }
 
-// True if a call on these needs derivatives.
-template <class... Each>
-bool is_tracked(const Each&... each) {
-  return torch::autograd::compute_requires_grad(each...) || (... || (each.defined() && torch::autograd::isFwGradDefined(each)));
-}
-
-// --- vmap ---------------------------------------------------------------------------------------------------------------
-
-inline int64_t current_level(const char* name) {
-  const auto layer = at::functorch::maybeCurrentDynamicLayer();
-  TORCH_CHECK(layer.has_value(), name, "(): the input has escaped from inside a function being vmapped");
-  return layer->layerId();
-}
-
-// The tensor with its batch in front; or as it is, if it has none.
-struct Batched {
-  Tensor value;
-  bool batched;
-};
-inline Batched in_front(const Tensor& x, int64_t level) {
-  if (!x.defined()) return {x, false};
-  auto [value, dim] = at::functorch::unwrapTensorAtLevel(x, level);
-  return {dim ? value.movedim(*dim, 0) : value, dim.has_value()};
-}
-
 // --- operators ----------------------------------------------------------------------------------------------------------
 
 using SoftmaxFunction = Tensor(const Tensor&, int64_t, OptionalDtype);
@@ -89,10 +62,6 @@ constexpr const char* kSoftmax = logarithm ? "log_softmax" : "softmax";
 template <bool logarithm>
 constexpr const char* kSoftmaxBackward = logarithm ? "_log_softmax_backward" : "_softmax_backward";
 
-template <class Signature>
-c10::TypedOperatorHandle<Signature> find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow((std::string("gpureduce::") + name).c_str(), "").typed<Signature>();
-}
 template <bool logarithm>
 inline const c10::TypedOperatorHandle<SoftmaxFunction>& softmax_operator() {
   static const auto handle = find<SoftmaxFunction>(kSoftmax<logarithm>);

@@ -4,16 +4,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/FunctionalTensorWrapper.h>
-#include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtils.h>
-#include <ATen/autocast_mode.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/functorch/BatchedTensorImpl.h>
-#include <ATen/functorch/DynamicLayer.h>
-#include <ATen/functorch/PlumbingHelper.h>
-#include <ATen/native/Resize.h>
-#include <torch/library.h>
 
 #ifdef GPUREDUCE_WITH_CUDA
 #include <ATen/cuda/CUDAContext.h>
@@ -28,44 +19,17 @@
 
 #include "../cpu/segment.h"
 #include "applied.h"
+#include "batch.h"
 #include "gradient.h"
-#include "results.h"
+#include "plumbing.h"
 
 namespace gpureduce {
 
 namespace {
 
-using Sizes = c10::SmallVector<c10::SymInt, kCommonRank>;
-using SegmentFunction = at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, OptionalDtype);
-using SegmentOut = at::Tensor&(const at::Tensor&, const at::Tensor&, int64_t, OptionalDtype, at::Tensor&);
-using Spread = at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymInt, int64_t);
-
 template <Operation op>
 constexpr const char* kName = op == Operation::sum ? "segment_sum" : "segment_mean";
-
-template <class Signature>
-c10::TypedOperatorHandle<Signature> find(const char* name, const char* overload) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow((std::string("gpureduce::") + name).c_str(), overload)
-      .typed<Signature>();
-}
-
-template <Operation op>
-const c10::TypedOperatorHandle<SegmentFunction>& segments() {
-  static const auto handle = find<SegmentFunction>(kName<op>, "");
-  return handle;
-}
-
-template <Operation op>
-const c10::TypedOperatorHandle<SegmentOut>& segments_out() {
-  static const auto handle = find<SegmentOut>(kName<op>, "out");
-  return handle;
-}
-
-const c10::TypedOperatorHandle<Spread>& spread_segments() {
-  static const auto handle = find<Spread>("_segment_spread", "");
-  return handle;
-}
+constexpr const char* kSpread = "_segment_spread";
 
 // --- checks -----------------------------------------------------------------------------------------------------------------
 
@@ -80,9 +44,9 @@ int64_t segment_dim(const char* name, const char* argument, int64_t rank, int64_
 constexpr const char* kNotLengths =
     ". If these are lengths, the offsets are torch.nn.functional.pad(lengths.cumsum(0), (1, 0))";
 
-// Raises an error that names the first offset that is less than the one before or outside of the dim. Warns if the offsets look
-// like lengths.
-void check_values(const Segments& s, const char* function) {
+// Raises an error that names the first offset that is less than the one before or outside of the dim. Returns true if the
+// offsets look like lengths.
+bool check_values(const Segments& s, const char* function) {
   const char* const hint = s.offset(0) == 0 ? "" : kNotLengths;
   int64_t before = 0, total = 0;
   for (int64_t i = 0; i <= s.count; ++i) {
@@ -94,10 +58,7 @@ void check_values(const Segments& s, const char* function) {
     before = here;
     total += total <= s.length ? here : 0;
   }
-  if (s.offset(0) != 0 && total == s.length) {
-    TORCH_WARN(function, "(): offsets: they do not begin with 0, and their sum is ", s.length, ", the size of dim",
-               kNotLengths);
-  }
+  return s.offset(0) != 0 && total == s.length;
 }
 
 void check_offsets(const char* name, const at::Tensor& offsets, c10::Device device) {
@@ -111,24 +72,11 @@ void check_offsets(const char* name, const at::Tensor& offsets, c10::Device devi
               offsets.device());
 }
 
-Sizes with_size(const at::Tensor& tensor, int64_t dim, c10::SymInt size) {
-  Sizes sizes(tensor.sym_sizes().begin(), tensor.sym_sizes().end());
+template <class Int>
+SizesOf<Int> with_size(const at::Tensor& tensor, int64_t dim, Int size) {
+  SizesOf<Int> sizes(sizes_of<Int>(tensor).begin(), sizes_of<Int>(tensor).end());
   sizes[dim] = std::move(size);
   return sizes;
-}
-
-at::Tensor empty(const Sizes& sizes, at::ScalarType dtype, const at::Tensor& like) {
-  return at::empty_symint(sizes, at::TensorOptions().dtype(dtype).device(like.device()));
-}
-
-// The wrapped dim of a call, after all checks that do not read the offsets.
-template <Operation op>
-int64_t check(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, at::ScalarType result) {
-  const int64_t d = segment_dim(kName<op>, "data", data.dim(), dim);
-  check_offsets(kName<op>, offsets, data.device());
-  dtype_of(data.scalar_type(), "an input of dtype", kName<op>);
-  dtype_of(result, "a result of dtype", kName<op>);
-  return d;
 }
 
 // --- backends ---------------------------------------------------------------------------------------------------------------
@@ -152,89 +100,98 @@ void run_cuda(const Segments& segments, at::Device device) {
 }
 #endif
 
-// `out` has the right sizes, and its elements do not overlap.
-void compute(Operation op, const at::Tensor& data, const at::Tensor& offsets, int64_t dim, const at::Tensor& out) {
-  if (at::isComplexType(data.scalar_type()) && !at::isComplexType(out.scalar_type()) && out.scalar_type() != at::kBool) {
-    TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
-  }
-  const at::Tensor ends = offsets.resolve_neg().contiguous();
+at::Tensor values_of(const at::Tensor& offsets) { return offsets.resolve_neg().contiguous(); }
+
+Segments segments_of(const at::Tensor& data, const at::Tensor& ends, int64_t dim) {
   Segments s;
   s.offsets = ends.const_data_ptr();
   s.wide = ends.scalar_type() == at::kLong;
   s.count = ends.size(0) - 1;
   s.length = data.size(dim);
-  if (data.is_cpu()) check_values(s, op == Operation::sum ? kName<Operation::sum> : kName<Operation::mean>);
-  if (data.numel() == 0) {
-#ifdef GPUREDUCE_WITH_CUDA
-    if (data.is_cuda() && s.length == 0) at::_assert_async(ends.eq(0).all(), "offsets: each must be in [0, the size of dim]");
-#endif
-    return fill(op, out);
+  return s;
+}
+
+// A call after its checks: the wrapped dim of the segments.
+template <class Int>
+struct Call {
+  SizesOf<Int> sizes;
+  at::ScalarType dtype;
+  int64_t dim;
+};
+
+template <Operation op>
+struct SegmentReduction {
+  static const char* name() { return kName<op>; }
+  static constexpr const char* kArguments = "(Tensor data, Tensor offsets, int dim=0, *, ScalarType? dtype=None";
+  static constexpr bool kOutHasDtype = true, kHasGradient = true;
+  static constexpr bool autocasts(c10::DeviceType device) { return op == Operation::sum && device == at::kCUDA; }
+  using Function = at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, OptionalDtype);
+
+  template <class Int>
+  static Call<Int> check(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype,
+                         const at::Tensor* out) {
+    Call<Int> call;
+    call.dtype = out ? out_type(op, data, dtype, *out) : result_type(op, data.scalar_type(), dtype);
+    call.dim = segment_dim(kName<op>, "data", data.dim(), dim);
+    check_offsets(kName<op>, offsets, data.device());
+    dtype_of(data.scalar_type(), "an input of dtype", kName<op>);
+    dtype_of(call.dtype, "a result of dtype", kName<op>);
+    if (out) check_out_place(*out, data.device());
+    call.sizes = with_size<Int>(data, call.dim, sizes_of<Int>(offsets)[0] - 1);
+    return call;
   }
-  DimMask reduce;
-  reduce.resize(data.dim(), false);
-  reduce[dim] = true;
-  s.reduction = make_reduction(op, data, reduce, out.scalar_type(), out, /*keepdim=*/true);
-  s.stride = data.stride(dim) * (static_cast<int64_t>(data.itemsize()) / info(s.reduction.in).size);
-  s.result_pitch = out.stride(dim);
-  if (s.count == 0) return;
-#ifdef GPUREDUCE_WITH_CUDA
-  if (data.is_cuda()) return run_cuda(s, data.device());
-#endif
-  cpu::run(s);
-}
 
-template <Operation op>
-at::Tensor reduce(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype) {
-  const at::ScalarType result = result_type(op, data.scalar_type(), dtype);
-  const int64_t d = check<op>(data, offsets, dim, result);
-  const at::Tensor out = empty(with_size(data, d, offsets.sym_size(0) - 1), result, data);
-  compute(op, data, offsets, d, out);
-  return out;
-}
-
-template <Operation op>
-at::Tensor reduce_meta(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype) {
-  const at::ScalarType result = result_type(op, data.scalar_type(), dtype);
-  const int64_t d = check<op>(data, offsets, dim, result);
-  return empty(with_size(data, d, offsets.sym_size(0) - 1), result, data);
-}
-
-// The checks of an out variant, before anything is written.
-template <Operation op>
-int64_t check_out(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype, const at::Tensor& out) {
-  const int64_t d = check<op>(data, offsets, dim, out_type(op, data, dtype, out));
-  check_out_place(out, data.device());
-  return d;
-}
-
-template <Operation op>
-at::Tensor& reduce_out(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype, at::Tensor& out) {
-  const int64_t d = check_out<op>(data, offsets, dim, dtype, out);
-  const Sizes symbolic = with_size(data, d, offsets.sym_size(0) - 1);
-  const auto sizes = C10_AS_INTARRAYREF_SLOW(symbolic);
-  const bool fits = out.sizes() == sizes;
-  if (fits) at::assert_no_internal_overlap(out);
-  // If writing `out` could change an input, or `out` is a lazy view or has other sizes, computes in a tensor of its own first.
-  if (!fits || out.is_alias_of(data) || out.is_alias_of(offsets) || out.is_conj() || out.is_neg()) {
-    const at::Tensor own = empty(symbolic, out.scalar_type(), data);
-    compute(op, data, offsets, d, own);
-    at::native::resize_output(out, sizes);
-    out.copy_(own);
-  } else {
-    compute(op, data, offsets, d, out);
+  static void refuse(const Call<int64_t>& call, const at::Tensor& data, const at::Tensor& offsets, int64_t, OptionalDtype) {
+    const at::Tensor ends = values_of(offsets);
+    if (data.is_cpu()) check_values(segments_of(data, ends, call.dim), name());
+    if (data.numel() > 0) reduction_of(call, data, {});
   }
-  return out;
-}
+
+  static void compute(const Call<int64_t>& call, const at::Tensor& data, const at::Tensor& offsets, int64_t, OptionalDtype,
+                      const at::Tensor& out, const Tuning&) {
+    if (at::isComplexType(data.scalar_type()) && !at::isComplexType(call.dtype) && call.dtype != at::kBool) {
+      TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
+    }
+    const at::Tensor ends = values_of(offsets);
+    Segments s = segments_of(data, ends, call.dim);
+    if (data.is_cpu() && check_values(s, name()))
+      TORCH_WARN(name(), "(): offsets: they do not begin with 0, and their sum is ", s.length, ", the size of dim",
+                 kNotLengths);
+    if (data.numel() == 0) {
+#ifdef GPUREDUCE_WITH_CUDA
+      if (data.is_cuda() && s.length == 0) at::_assert_async(ends.eq(0).all(), "offsets: each must be in [0, the size of dim]");
+#endif
+      return fill(op, out);
+    }
+    s.reduction = reduction_of(call, data, out);
+    s.stride = data.stride(call.dim) * (static_cast<int64_t>(data.itemsize()) / info(s.reduction.in).size);
+    s.result_pitch = out.stride(call.dim);
+    if (s.count == 0) return;
+#ifdef GPUREDUCE_WITH_CUDA
+    if (data.is_cuda()) return run_cuda(s, data.device());
+#endif
+    cpu::run(s);
+  }
+
+ private:
+  static Reduction reduction_of(const Call<int64_t>& call, const at::Tensor& data, const at::Tensor& out) {
+    DimMask reduce(data.dim(), false);
+    reduce[call.dim] = true;
+    return make_reduction(op, data, reduce, call.dtype, out, /*keepdim=*/true);
+  }
+};
 
 template <Operation op>
-at::Tensor& reduce_out_meta(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype,
-                            at::Tensor& out) {
-  const int64_t d = check_out<op>(data, offsets, dim, dtype, out);
-  at::native::resize_output_symint(out, with_size(data, d, offsets.sym_size(0) - 1));
-  return out;
+const auto& segments() {
+  return Plumbing<SegmentReduction<op>>::functional();
 }
 
 // --- the transpose ----------------------------------------------------------------------------------------------------------
+
+const auto& spread_segments() {
+  static const auto handle = find<at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymInt, int64_t)>(kSpread);
+  return handle;
+}
 
 // The integer dtype of the same size, if there is one.
 at::ScalarType bits_of(at::ScalarType type) {
@@ -249,11 +206,11 @@ at::ScalarType bits_of(at::ScalarType type) {
 
 // From (..., segments, ...) to (..., size, ...): each element gets the value of its segment, or 0 outside of all segments.
 at::Tensor spread(const at::Tensor& input, const at::Tensor& offsets, c10::SymInt size, int64_t dim) {
-  const int64_t d = segment_dim("_segment_spread", "input", input.dim(), dim), count = offsets.size(0) - 1;
-  check_offsets("_segment_spread", offsets, input.device());
-  TORCH_CHECK(input.size(d) == count, "_segment_spread: input: expected ", count, " segments, but got ", input.size(d));
+  const int64_t d = segment_dim(kSpread, "input", input.dim(), dim), count = offsets.size(0) - 1;
+  check_offsets(kSpread, offsets, input.device());
+  TORCH_CHECK(input.size(d) == count, kSpread, ": input: expected ", count, " segments, but got ", input.size(d));
   const int64_t length = size.expect_int();
-  if (count == 0) return at::zeros_symint(with_size(input, d, length), input.options());
+  if (count == 0) return at::zeros(with_size(input, d, length), input.options());
   const at::Tensor places = at::arange(length, offsets.options());
   const at::Tensor number = at::searchsorted(offsets, places, /*out_int32=*/false, /*right=*/true).sub_(1);
   at::Tensor outside = number.lt(0).logical_or_(number.eq(count));
@@ -265,9 +222,9 @@ at::Tensor spread(const at::Tensor& input, const at::Tensor& offsets, c10::SymIn
 }
 
 at::Tensor spread_meta(const at::Tensor& input, const at::Tensor& offsets, c10::SymInt size, int64_t dim) {
-  const int64_t d = segment_dim("_segment_spread", "input", input.dim(), dim);
-  check_offsets("_segment_spread", offsets, input.device());
-  return empty(with_size(input, d, std::move(size)), input.scalar_type(), input);
+  const int64_t d = segment_dim(kSpread, "input", input.dim(), dim);
+  check_offsets(kSpread, offsets, input.device());
+  return at::empty_symint(with_size(input, d, std::move(size)), input.options());
 }
 
 // --- gradients --------------------------------------------------------------------------------------------------------------
@@ -329,24 +286,14 @@ struct Rule : RuleOf<Saved> {
 // Calls `below`, which is linear in `input`, and adds derivatives. `again` makes the same call for a tangent.
 template <Direction direction, class Below, class Again>
 at::Tensor differentiable(const at::Tensor& input, const at::Tensor& offsets, int64_t dim, Below below, Again again) {
-  const bool backward = torch::autograd::compute_requires_grad(input), forward = torch::autograd::isFwGradDefined(input);
-  at::Tensor result;
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    result = below();
-  }
-  if (!(backward || forward) || !torch::autograd::isDifferentiableType(result.scalar_type())) return result;
-  if (backward) {
-    const auto node = make_node<Rule<direction>>();
-    node->set_next_edges(torch::autograd::collect_next_edges(input, offsets));
-    node->facts.dim = at::maybe_wrap_dim(dim, input.dim());
-    node->facts.size = input.sym_size(node->facts.dim);
-    node->facts.dtype = input.scalar_type();
-    node->keep(0, offsets);
-    torch::autograd::set_history(result, node);
-  }
-  if (forward) result._set_fw_grad(again(input._fw_grad(/*level=*/0)), /*level=*/0, /*is_inplace_op=*/false);
-  return result;
+  return with_derivatives<Rule<direction>>(
+      std::tie(input, offsets), below,
+      [&] {
+        const int64_t d = at::maybe_wrap_dim(dim, input.dim());
+        return Saved{input.sym_size(d), d, input.scalar_type()};
+      },
+      [&](const at::Tensor&) { return std::array{offsets}; },
+      [&](const at::Tensor&) { return again(input._fw_grad(/*level=*/0)); });
 }
 
 template <Operation op>
@@ -366,30 +313,7 @@ at::Tensor spread_differentiable(c10::DispatchKeySet keys, const at::Tensor& inp
       [&](const at::Tensor& tangent) { return spread_segments().call(tangent, offsets, size, dim); });
 }
 
-template <Operation op>
-at::Tensor& reduce_out_differentiable(c10::DispatchKeySet keys, const at::Tensor& data, const at::Tensor& offsets, int64_t dim,
-                                      OptionalDtype dtype, at::Tensor& out) {
-  if (torch::autograd::compute_requires_grad(data, out)) torch::autograd::throw_error_out_requires_grad(kName<op>);
-  TORCH_CHECK_NOT_IMPLEMENTED(!torch::autograd::isFwGradDefined(data) && !torch::autograd::isFwGradDefined(out),
-                              "Trying to use forward AD with ", kName<op>,
-                              "_out that does not support it because it is an out= function");
-  const at::AutoDispatchBelowAutograd below;
-  return segments_out<op>().redispatch(keys & c10::after_autograd_keyset, data, offsets, dim, dtype, out);
-}
-
-// Counts the write to `out`, so that a backward pass that needs the old values raises an error.
-template <Operation op>
-at::Tensor& reduce_out_counted(c10::DispatchKeySet keys, const at::Tensor& data, const at::Tensor& offsets, int64_t dim,
-                               OptionalDtype dtype, at::Tensor& out) {
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    segments_out<op>().redispatch(keys & c10::after_ADInplaceOrView_keyset, data, offsets, dim, dtype, out);
-  }
-  torch::autograd::increment_version(out);
-  return out;
-}
-
-// --- vmap, autocast, functionalization --------------------------------------------------------------------------------------
+// --- vmap -------------------------------------------------------------------------------------------------------------------
 
 namespace functorch = at::functorch;
 
@@ -397,10 +321,8 @@ namespace functorch = at::functorch;
 // there is one call: the batch becomes the last dim if segments lie along the first one, otherwise the first.
 template <class F>
 at::Tensor batched(const char* name, const at::Tensor& input, const at::Tensor& offsets, int64_t dim, F f) {
-  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
-  const auto layer = functorch::maybeCurrentDynamicLayer();
-  TORCH_CHECK(layer.has_value(), name, ": an input has escaped from inside a function being vmapped");
-  const int64_t level = layer->layerId();
+  const c10::impl::ExcludeDispatchKeyGuard below(Key::FuncTorchBatched);
+  const int64_t level = current_level(name);
   const auto [value, batch] = functorch::unwrapTensorAtLevel(input, level);
   const auto [ends, ends_batch] = functorch::unwrapTensorAtLevel(offsets, level);
   if (!batch && !ends_batch) return f(value, ends, dim);
@@ -424,58 +346,16 @@ at::Tensor reduce_batched(const at::Tensor& data, const at::Tensor& offsets, int
 }
 
 at::Tensor spread_batched(const at::Tensor& input, const at::Tensor& offsets, c10::SymInt size, int64_t dim) {
-  return batched("_segment_spread", input, offsets, dim, [&](const at::Tensor& value, const at::Tensor& ends, int64_t d) {
+  return batched(kSpread, input, offsets, dim, [&](const at::Tensor& value, const at::Tensor& ends, int64_t d) {
     return spread_segments().call(value, ends, size, d);
   });
 }
 
-at::Tensor call_sum(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype) {
-  return segments<Operation::sum>().call(data, offsets, dim, dtype);
-}
-
-// The out variant becomes a call of the plain one, whose result replaces `out`.
 template <Operation op>
-at::Tensor& reduce_out_functional(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype,
-                                  at::Tensor& out) {
-  namespace functionalization = at::functionalization::impl;
-  const auto plain = [](const at::Tensor& tensor) {
-    if (!functionalization::isFunctionalTensor(tensor)) return tensor;
-    functionalization::sync(tensor);
-    return functionalization::from_functional_tensor(tensor);
-  };
-  const at::Tensor input = plain(data), ends = plain(offsets);
-  const at::AutoDispatchSkipFunctionalize below;
-  if (!functionalization::isFunctionalTensor(out)) {
-    TORCH_CHECK(!functionalization::isFunctionalTensor(data), kName<op>,
-                ": out is written, so it must be functionalized where the data are");
-    return segments_out<op>().call(input, ends, dim, dtype, out);
-  }
-  functionalization::replace_(out, segments<op>().call(input, ends, dim, out_type(op, input, dtype, out)));
-  functionalization::commit_update(out);
-  functionalization::sync(out);
-  return out;
-}
-
-// Calls f with each operation as a compile-time constant, and its name.
-template <class F>
-void for_each(F f) {
-  f(std::integral_constant<Operation, Operation::sum>(), std::string(kName<Operation::sum>));
-  f(std::integral_constant<Operation, Operation::mean>(), std::string(kName<Operation::mean>));
-}
-
-void register_segments(torch::Library& m) {
-  for_each([&](auto op, const std::string& name) {
-    m.impl(name.c_str(), &reduce<op>);
-    m.impl((name + ".out").c_str(), &reduce_out<op>);
-  });
-  m.impl("_segment_spread", &spread);
-}
-
-// Lazily conjugated and negated views reach the kernels as they are, without a copy.
-void register_segments_fallthrough(torch::Library& m) {
-  for_each([&](auto, const std::string& name) {
-    for (const std::string& each : {name, name + ".out"}) m.impl(each.c_str(), torch::CppFunction::makeFallthrough());
-  });
+void define_segments(torch::Library& m) {
+  define_reduction_with_out<SegmentReduction<op>>(m);
+  put(m, Key::Autograd, kName<op>, TORCH_FN(reduce_differentiable<op>));
+  put(m, Key::FuncTorchBatched, kName<op>, TORCH_FN(reduce_batched<op>));
 }
 
 }  // namespace
@@ -483,54 +363,9 @@ void register_segments_fallthrough(torch::Library& m) {
 }  // namespace gpureduce
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
-  gpureduce::for_each([&](auto, const std::string& name) {
-    const std::string arguments = "(Tensor data, Tensor offsets, int dim=0, *, ScalarType? dtype=None";
-    m.def((name + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
-    m.def((name + ".out" + arguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
-  });
-  m.def("_segment_spread(Tensor input, Tensor offsets, SymInt size, int dim=0) -> Tensor", {at::Tag::pt2_compliant_tag});
-}
-
-TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { gpureduce::register_segments(m); }
-#ifdef GPUREDUCE_WITH_CUDA
-TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) { gpureduce::register_segments(m); }
-#endif
-TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
   using namespace gpureduce;
-  for_each([&](auto op, const std::string& name) {
-    m.impl(name.c_str(), &reduce_meta<op>);
-    m.impl((name + ".out").c_str(), &reduce_out_meta<op>);
-  });
-  m.impl("_segment_spread", &spread_meta);
-}
-TORCH_LIBRARY_IMPL(gpureduce, Conjugate, m) { gpureduce::register_segments_fallthrough(m); }
-TORCH_LIBRARY_IMPL(gpureduce, Negative, m) { gpureduce::register_segments_fallthrough(m); }
-TORCH_LIBRARY_IMPL(gpureduce, Autograd, m) {
-  using namespace gpureduce;
-  for_each([&](auto op, const std::string& name) {
-    m.impl(name.c_str(), TORCH_FN(reduce_differentiable<op>));
-    m.impl((name + ".out").c_str(), TORCH_FN(reduce_out_differentiable<op>));
-  });
-  m.impl("_segment_spread", TORCH_FN(spread_differentiable));
-}
-TORCH_LIBRARY_IMPL(gpureduce, ADInplaceOrView, m) {
-  using namespace gpureduce;
-  for_each([&](auto op, const std::string& name) { m.impl((name + ".out").c_str(), TORCH_FN(reduce_out_counted<op>)); });
-}
-TORCH_LIBRARY_IMPL(gpureduce, FuncTorchBatched, m) {
-  using namespace gpureduce;
-  for_each([&](auto op, const std::string& name) { m.impl(name.c_str(), TORCH_FN(reduce_batched<op>)); });
-  m.impl("_segment_spread", TORCH_FN(spread_batched));
-}
-TORCH_LIBRARY_IMPL(gpureduce, Functionalize, m) {
-  using namespace gpureduce;
-  for_each([&](auto op, const std::string& name) { m.impl((name + ".out").c_str(), &reduce_out_functional<op>); });
-}
-TORCH_LIBRARY_IMPL(gpureduce, AutocastCUDA, m) {
-  using namespace gpureduce;
-  using namespace at::autocast;
-  m.impl(
-      "segment_sum",
-      TORCH_FN(
-          (WrapFunction<CastPolicy::fp32_set_opt_dtype, at::kCUDA, SegmentFunction, SegmentFunction, &call_sum>::type::call)));
+  define_segments<Operation::sum>(m);
+  define_segments<Operation::mean>(m);
+  define_operator<spread, spread_meta, spread_differentiable, spread_batched>(
+      m, "_segment_spread(Tensor input, Tensor offsets, SymInt size, int dim=0) -> Tensor");
 }

@@ -1,16 +1,11 @@
 // var_mean, var and std: one operator with two results, and the functions that call it.
 #include <ATen/ATen.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/functorch/BatchedTensorImpl.h>
-#include <ATen/functorch/DynamicLayer.h>
-#include <ATen/functorch/PlumbingHelper.h>
-#include <ATen/native/Resize.h>
-#include <torch/library.h>
 
 #include "../cpu/variance.h"
 #include "applied.h"
+#include "batch.h"
 #include "gradient.h"
-#include "results.h"
+#include "plumbing.h"
 
 namespace gpureduce::variance {
 
@@ -18,12 +13,6 @@ namespace {
 
 using at::Tensor;
 using Pair = std::tuple<Tensor, Tensor>;
-using Both = Pair(const Tensor&, OptionalDims, double, bool, bool, OptionalDtype);
-
-const c10::TypedOperatorHandle<Both>& both() {
-  static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow("gpureduce::_var_mean", "").typed<Both>();
-  return handle;
-}
 
 // The dtype of the results: `dtype`, or otherwise torch's choice. Raises torch's errors.
 at::ScalarType result_type(const Tensor& self, OptionalDtype dtype = std::nullopt) {
@@ -55,67 +44,56 @@ Reduction make_reduction(const Tensor& self, const DimMask& reduce, at::ScalarTy
   return r;
 }
 
-Pair reduce_tuned(const Tensor& self, OptionalDims dim, double correction, bool root, bool keepdim, OptionalDtype dtype,
-                  const Tuning& tuning) {
-  const at::ScalarType result = result_type(self, dtype);
-  const DimMask mask = reduced_dims(dim, self.dim());
-  const auto sizes = result_sizes(self.sizes(), mask, keepdim);
-  Pair results{allocate(sizes, result, self), allocate(sizes, result, self)};
-  const auto& [variance, mean] = results;
-  const Reduction r = make_reduction(self, mask, result, variance, mean, correction, root);
-  if (static_cast<double>(r.problem.outputs == 0 ? 0 : r.problem.length) <= correction)
-    TORCH_WARN(root ? "std" : "var", "(): degrees of freedom is <= 0. Correction should be strictly less than the reduction ",
-               "factor (input numel divided by output numel).");
-  if (r.problem.outputs == 0) return results;
-  if (r.problem.length == 0) {
-    variance.fill_(std::numeric_limits<double>::quiet_NaN());
-    mean.fill_(std::numeric_limits<double>::quiet_NaN());
-    return results;
+template <class Int>
+struct Call {
+  SizesOf<Int> sizes;
+  at::ScalarType dtype;
+  DimMask reduce;
+};
+
+struct VarMean {
+  static const char* name() { return "_var_mean"; }
+  static constexpr const char* kArguments =
+      "(Tensor self, int[1]? dim, float correction, bool root, bool keepdim, *, ScalarType? dtype=None";
+  using Function = Pair(const Tensor&, OptionalDims, double, bool, bool, OptionalDtype);
+
+  template <class Int>
+  static Call<Int> check(const Tensor& self, OptionalDims dim, double, bool, bool keepdim, OptionalDtype dtype, const Tensor*) {
+    Call<Int> call;
+    call.dtype = result_type(self, dtype);
+    call.reduce = reduced_dims(dim, self.dim());
+    call.sizes = result_sizes(sizes_of<Int>(self), call.reduce, keepdim);
+    return call;
   }
+
+  static void compute(const Call<int64_t>& call, const Tensor& self, OptionalDims, double correction, bool root, bool,
+                      OptionalDtype, const Pair& results, const Tuning& tuning) {
+    const auto& [variance, mean] = results;
+    const Reduction r = make_reduction(self, call.reduce, call.dtype, variance, mean, correction, root);
+    if (static_cast<double>(r.problem.outputs == 0 ? 0 : r.problem.length) <= correction)
+      TORCH_WARN(root ? "std" : "var", "(): degrees of freedom is <= 0. Correction should be strictly less than the reduction ",
+                 "factor (input numel divided by output numel).");
+    if (r.problem.outputs == 0) return;
+    if (r.problem.length == 0) {
+      variance.fill_(std::numeric_limits<double>::quiet_NaN());
+      mean.fill_(std::numeric_limits<double>::quiet_NaN());
+      return;
+    }
 #ifdef GPUREDUCE_WITH_CUDA
-  if (self.is_cuda()) {
-    cuda::run(r, cuda::plan(r, self.device(), tuning), self.device(), tuning);
-    return results;
-  }
+    if (self.is_cuda()) {
+      cuda::run(r, cuda::plan(r, self.device(), tuning), self.device(), tuning);
+      return;
+    }
 #endif
-  cpu::run_variance(r);
-  return results;
-}
+    cpu::run_variance(r);
+  }
+};
 
-Pair reduce(const Tensor& self, OptionalDims dim, double correction, bool root, bool keepdim, OptionalDtype dtype) {
-  return reduce_tuned(self, dim, correction, root, keepdim, dtype, {});
-}
-
-Pair reduce_forced(const Tensor& self, OptionalDims dim, double correction, bool root, bool keepdim, OptionalDtype dtype,
-                   const std::string& tuning) {
-  return reduce_tuned(self, dim, correction, root, keepdim, dtype, Tuning::parse(tuning));
-}
+const auto& both() { return Plumbing<VarMean>::functional(); }
 
 // A call that is only planned.
-Reduction planned(const Tensor& self, OptionalDims dim, OptionalDtype dtype) {
+Reduction planned(const Tensor& self, OptionalDims dim, bool, OptionalDtype dtype) {
   return make_reduction(self, reduced_dims(dim, self.dim()), result_type(self, dtype), {}, {}, 1, false);
-}
-
-std::string explain(const Tensor& self, OptionalDims dim, bool, OptionalDtype dtype, const std::string& tuning) {
-  return explained(planned(self, dim, dtype), self.device(), Tuning::parse(tuning));
-}
-
-#ifdef GPUREDUCE_WITH_CUDA
-int64_t plans(const Tensor& self, OptionalDims dim, bool, OptionalDtype dtype) {
-  return plans_of(planned(self, dim, dtype), self.device());
-}
-
-void remember(const Tensor& self, OptionalDims dim, bool, OptionalDtype dtype, int64_t candidate) {
-  remember_plan(planned(self, dim, dtype), cuda::facts(self.device()), static_cast<int>(candidate));
-}
-#endif
-
-Pair reduce_meta(const Tensor& self, OptionalDims dim, double, bool, bool keepdim, OptionalDtype dtype) {
-  const at::ScalarType result = result_type(self, dtype);
-  const DimMask mask = reduced_dims(dim, self.dim());
-  const auto sizes = result_sizes(self.sym_sizes(), mask, keepdim);
-  const at::TensorOptions options = at::TensorOptions().dtype(result).device(self.device());
-  return {at::empty_symint(sizes, options), at::empty_symint(sizes, options)};
 }
 
 // --- gradients ------------------------------------------------------------------------------------------------------------
@@ -155,6 +133,7 @@ Tensor derivative(const Tensor& self, const Saved& saved, const Tensor& deviatio
 
 struct Rule : RuleOf<Saved> {
   static constexpr std::array<bool, 3> kKept = {false, true, true};  // the input, the deviation if needed, the mean
+  static constexpr size_t kResults = 2;
 
   static std::string name() { return "gpureduce_var_mean_backward"; }
 
@@ -173,78 +152,41 @@ struct Rule : RuleOf<Saved> {
   }
 };
 
+// The tangents of the results, in float64, from that of the input.
+std::array<Tensor, 2> tangents(const Tensor& self, const Saved& saved, const Pair& results) {
+  const Tensor &tangent = self._fw_grad(/*level=*/0), &primal = self._fw_primal(/*level=*/0), wide = tangent.to(at::kDouble);
+  const auto spread = [&](const Tensor& x) { return with_reduced_dims(x, saved.dims, saved.keepdim); };
+  const Tensor variance = spread(std::get<0>(results)), mean = spread(std::get<1>(results));
+  const Tensor change = derivative(primal, saved, variance, mean, at::ones_like(variance).detach(), {}, at::kDouble) * wide;
+  if (saved.dims.empty()) return {change, wide};
+  const at::IntArrayRef dims(saved.dims);
+  return {functional<Operation::sum>().call(change, dims, saved.keepdim, std::nullopt),
+          functional<Operation::mean>().call(tangent, dims, saved.keepdim, at::kDouble)};
+}
+
 Pair reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, OptionalDims dim, double correction, bool root,
                            bool keepdim, OptionalDtype dtype) {
-  const bool backward = torch::autograd::compute_requires_grad(self), forward = torch::autograd::isFwGradDefined(self);
-  if (backward || forward) {  // gradients need more digits than smaller dtypes have
+  if (is_tracked(self)) {  // gradients need more digits than smaller dtypes have
     if (const at::ScalarType result = result_type(self, dtype); result != at::kDouble) {
       const auto [variance, mean] = both().call(self, dim, correction, root, keepdim, at::kDouble);
       return {rounded(variance, result), rounded(mean, result)};
     }
   }
-  Pair results;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    results = both().redispatch(keys & c10::after_autograd_keyset, self, dim, correction, root, keepdim, dtype);
-  }
-  if (!backward && !forward) return results;
-  auto& [variance, mean] = results;
-  Saved saved;
-  saved.dims = dims_of(reduced_dims(dim, self.dim()));
-  saved.correction = correction;
-  saved.root = root;
-  saved.keepdim = keepdim;
-  const auto node = backward ? make_node<Rule>() : nullptr;
-  if (backward) {
-    node->set_next_edges(torch::autograd::collect_next_edges(self));
-    node->facts = saved;
-    torch::autograd::set_history(variance, node);
-    torch::autograd::set_history(mean, node);
-  }
-  if (forward) {
-    const Tensor &tangent = self._fw_grad(/*level=*/0), &primal = self._fw_primal(/*level=*/0);
-    const auto spread = [&](const Tensor& x) { return with_reduced_dims(x, saved.dims, keepdim); };
-    const Tensor ones = at::ones_like(spread(variance)).detach();
-    Tensor change = derivative(primal, saved, spread(variance), spread(mean), ones, {}, at::kDouble) * tangent.to(at::kDouble);
-    Tensor of_mean = tangent.to(at::kDouble);
-    if (!saved.dims.empty()) {
-      change = functional<Operation::sum>().call(change, at::IntArrayRef(saved.dims), keepdim, std::nullopt);
-      of_mean = functional<Operation::mean>().call(tangent, at::IntArrayRef(saved.dims), keepdim, at::kDouble);
-    }
-    variance._set_fw_grad(change, /*level=*/0, /*is_inplace_op=*/false);
-    mean._set_fw_grad(of_mean, /*level=*/0, /*is_inplace_op=*/false);
-  }
-  if (backward) {  // saved with their tangents, for second derivatives
-    node->keep(0, self);
-    if (root) node->keep(1, variance);
-    node->keep(2, mean);
-  }
-  return results;
+  const auto saved = [&] { return Saved{dims_of(reduced_dims(dim, self.dim())), correction, root, keepdim}; };
+  return with_derivatives<Rule>(
+      std::tie(self),
+      [&] { return both().redispatch(keys & c10::after_autograd_keyset, self, dim, correction, root, keepdim, dtype); }, saved,
+      [&](const Pair& results) {
+        return std::array<Tensor, 3>{self, root ? std::get<0>(results) : Tensor(), std::get<1>(results)};
+      },
+      [&](const Pair& results) { return tangents(self, saved(), results); });
 }
 
-// --- vmap -----------------------------------------------------------------------------------------------------------------
-
 Pair reduce_batched(const Tensor& self, OptionalDims dim, double correction, bool root, bool keepdim, OptionalDtype dtype) {
-  namespace functorch = at::functorch;
-  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
-  const auto layer = functorch::maybeCurrentDynamicLayer();
-  TORCH_CHECK(layer.has_value(), "var_mean: the input has escaped from inside a function being vmapped");
-  auto [value, batch_dim] = functorch::unwrapTensorAtLevel(self, layer->layerId());
-  if (!batch_dim) return both().call(self, dim, correction, root, keepdim, dtype);
-  value = value.movedim(*batch_dim, 0);
-  const int64_t rank = value.dim() - 1;
-  const DimMask reduce = reduced_dims(dim, rank);
-  c10::SmallVector<int64_t, kCommonRank> dims;
-  for (int64_t d = 0; d < rank; ++d)
-    if (reduce[d]) dims.push_back(d + 1);
-  if (rank == 0) {  // a batch of scalars: an empty list of dims would mean all dims
-    value = value.unsqueeze(1);
-    dims.push_back(1);
-    keepdim = false;
-  }
-  auto [variance, mean] = both().call(value, at::IntArrayRef(dims), correction, root, keepdim, dtype);
-  const auto level = layer->layerId();
-  return {functorch::makeBatched(std::move(variance), 0, level), functorch::makeBatched(std::move(mean), 0, level)};
+  return batched_reduction("var_mean", std::array{self}, dim, keepdim,
+                           [&](const std::array<Tensor, 1>& input, OptionalDims dims, bool keeps) {
+                             return both().call(input[0], dims, correction, root, keeps, dtype);
+                           });
 }
 
 // --- the functions --------------------------------------------------------------------------------------------------------
@@ -269,9 +211,7 @@ Tensor& var_out(const Tensor& self, OptionalDims dim, const std::optional<at::Sc
   TORCH_CHECK(at::isFloatingType(out.scalar_type()) && !at::isFloat8Type(out.scalar_type()), root ? "std" : "var",
               "(): Expected out tensor to have a floating dtype of 16 bits or more, but got ", out.scalar_type(), " instead");
   check_out_place(out, self.device());
-  TORCH_CHECK(!(at::GradMode::is_enabled() && (self.requires_grad() || out.requires_grad())), root ? "std" : "var",
-              "(): functions with out=... arguments don't support automatic differentiation, but one of the arguments requires "
-              "grad.");
+  check_out_gradient(root ? "std" : "var", self, out);
   const Tensor found = std::get<0>(both().call(self, dim, correction_of(correction), root, keepdim, out.scalar_type()));
   at::native::resize_output_symint(out, found.sym_sizes());
   return out.copy_(found);
@@ -279,9 +219,7 @@ Tensor& var_out(const Tensor& self, OptionalDims dim, const std::optional<at::Sc
 
 template <bool root>
 void define(torch::Library& m, const std::string& name) {
-  const std::string arguments = "(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False";
-  m.def((name + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
-  m.def((name + ".out" + arguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
+  define_with_out(m, name, "(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False");
   composite(m, name, TORCH_FN(var<root>));
   composite(m, name + ".out", TORCH_FN(var_out<root>));
 }
@@ -292,47 +230,15 @@ void define(torch::Library& m, const std::string& name) {
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   using namespace gpureduce;
-  m.def(
-      "_var_mean(Tensor self, int[1]? dim, float correction, bool root, bool keepdim, *, ScalarType? dtype=None) -> "
-      "(Tensor, Tensor)",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "_var_mean_tuned(Tensor self, int[1]? dim, float correction, bool root, bool keepdim, *, ScalarType? dtype=None, "
-      "str tuning=\"\") -> (Tensor, Tensor)");  // these four match those of sums
-  const std::string arguments = "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None";
-  m.def(("_var_mean_explain" + arguments + ", str tuning=\"\") -> str").c_str());
-  m.def(("_var_mean_plans" + arguments + ") -> int").c_str());
-  m.def(("_var_mean_remember" + arguments + ", int candidate) -> ()").c_str());
+  using namespace gpureduce::variance;
+  define_reduction<VarMean>(m, "(Tensor, Tensor)");
+  define_tuned<VarMean>(m, "_var_mean", "(Tensor, Tensor)");
+  define_planning<planned>(m, "_var_mean", "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None");
+  put(m, Key::Autograd, "_var_mean", TORCH_FN(reduce_differentiable));
+  put(m, Key::FuncTorchBatched, "_var_mean", TORCH_FN(reduce_batched));
   m.def("var_mean(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)",
         {at::Tag::pt2_compliant_tag});
-  composite(m, "var_mean", TORCH_FN(variance::var_mean));
-  variance::define<false>(m, "var");
-  variance::define<true>(m, "std");
-}
-
-namespace {
-
-void register_backend(torch::Library& m) {
-  m.impl("_var_mean", &gpureduce::variance::reduce);
-  m.impl("_var_mean_tuned", &gpureduce::variance::reduce_forced);
-  m.impl("_var_mean_explain", &gpureduce::variance::explain);
-}
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { register_backend(m); }
-#ifdef GPUREDUCE_WITH_CUDA
-TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) {
-  register_backend(m);
-  m.impl("_var_mean_plans", &gpureduce::variance::plans);
-  m.impl("_var_mean_remember", &gpureduce::variance::remember);
-}
-#endif
-TORCH_LIBRARY_IMPL(gpureduce, Meta, m) { m.impl("_var_mean", &gpureduce::variance::reduce_meta); }
-TORCH_LIBRARY_IMPL(gpureduce, Autograd, m) { m.impl("_var_mean", TORCH_FN(gpureduce::variance::reduce_differentiable)); }
-TORCH_LIBRARY_IMPL(gpureduce, FuncTorchBatched, m) { m.impl("_var_mean", TORCH_FN(gpureduce::variance::reduce_batched)); }
-// Lazily negated views reach the kernels as they are, without a copy.
-TORCH_LIBRARY_IMPL(gpureduce, Negative, m) {
-  for (const char* each : {"_var_mean", "_var_mean_tuned", "_var_mean_explain", "_var_mean_plans", "_var_mean_remember"})
-    m.impl(each, torch::CppFunction::makeFallthrough());
+  composite(m, "var_mean", TORCH_FN(var_mean));
+  define<false>(m, "var");
+  define<true>(m, "std");
 }

@@ -1,0 +1,294 @@
+// What torch asks of a reduction besides its results, written once for all families: out=, meta tensors, functionalization,
+// autocast, lazily conjugated views, forced plans, and refusals of layouts. A family is described by a struct:
+//
+// name()           the operator's name
+// kArguments       its schema's arguments without the closing parenthesis; the last one is dtype=
+// Function         its C++ type, Result(self, ..., dtype). A Result is a tensor, or a tuple of tensors of one size and dtype
+// check<Int>       (arguments, out) -> a call, after all checks that read no elements: its `sizes` and `dtype` are the
+//                  result's. Int is int64_t, or c10::SymInt for meta tensors. `out` is nullptr if the result is new
+// compute          (call, arguments, result, tuning): writes the result
+//
+// A family that has an out variant has also:
+//
+// refuse           (call, arguments): raises compute()'s errors, for an `out` that must be resized before
+// kOutHasDtype     true if the dtype of `out` serves as dtype=
+// kHasGradient     true if results may have gradients
+// autocasts        (device type) -> true if torch.autocast makes results float32
+//
+// Gradients (gradient.h) and vmap (batch.h) differ from family to family, which registers them itself.
+#pragma once
+
+#include <ATen/FunctionalTensorWrapper.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+
+#include <string>
+#include <tuple>
+
+#include "results.h"
+
+namespace gpureduce {
+
+template <class Int>
+using SizesOf = c10::SmallVector<Int, kCommonRank>;
+
+template <class Int>
+at::ArrayRef<Int> sizes_of(const at::Tensor& x) {
+  if constexpr (std::is_same_v<Int, int64_t>) return x.sizes();
+  else return x.sym_sizes();
+}
+
+// --- arguments of a call ----------------------------------------------------------------------------------------------------
+
+template <class... More>
+const at::Tensor& first_of(const at::Tensor& self, const More&...) {
+  return self;
+}
+
+// True if `test` is true of any argument that is a tensor.
+template <class Test, class... Args>
+bool any_tensor(Test test, const Args&... args) {
+  const auto one = [&](const auto& x) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(x)>, at::Tensor>) return test(x);
+    else return false;
+  };
+  return (... || one(args));
+}
+
+// An argument as it is, but for dtype=.
+template <class T>
+const T& with_dtype(const T& x, OptionalDtype) {
+  return x;
+}
+inline OptionalDtype with_dtype(const OptionalDtype&, OptionalDtype dtype) { return dtype; }
+
+// An argument below functionalization.
+template <class T>
+const T& functionless(const T& x) {
+  return x;
+}
+inline at::Tensor functionless(const at::Tensor& x) {
+  namespace functionalization = at::functionalization::impl;
+  if (!functionalization::isFunctionalTensor(x)) return x;
+  functionalization::sync(x);
+  return functionalization::from_functional_tensor(x);
+}
+
+template <class Result, class Make>
+Result new_results(Make make) {
+  if constexpr (std::is_same_v<Result, at::Tensor>) return make();
+  else return Result{make(), make()};
+}
+
+// --- kernels ----------------------------------------------------------------------------------------------------------------
+
+template <class Family, class Function = typename Family::Function>
+struct Plumbing;
+
+template <class Family, class Result, class... Args>
+struct Plumbing<Family, Result(Args...)> {
+  using Tensor = at::Tensor;
+
+  static const auto& functional() {
+    static const auto handle = find<Result(Args...)>(Family::name());
+    return handle;
+  }
+  static const auto& out_variant() {
+    static const auto handle = find<Tensor&(Args..., Tensor&)>(Family::name(), "out");
+    return handle;
+  }
+
+  static Result reduce_tuned(Args... args, const Tuning& tuning) {
+    const auto call = Family::template check<int64_t>(args..., nullptr);
+    Result result = new_results<Result>([&] { return allocate(call.sizes, call.dtype, first_of(args...)); });
+    Family::compute(call, args..., result, tuning);
+    return result;
+  }
+
+  static Result reduce(Args... args) { return reduce_tuned(args..., {}); }
+
+  static Result reduce_forced(Args... args, const std::string& tuning) { return reduce_tuned(args..., Tuning::parse(tuning)); }
+
+  static Result reduce_meta(Args... args) {
+    const auto call = Family::template check<c10::SymInt>(args..., nullptr);
+    const auto options = at::TensorOptions().dtype(call.dtype).device(first_of(args...).device());
+    return new_results<Result>([&] { return at::empty_symint(call.sizes, options); });
+  }
+
+  static Tensor& reduce_out(Args... args, Tensor& out) {
+    const auto call = Family::template check<int64_t>(args..., &out);
+    check_writable(out, call.sizes);
+    if (out.sizes() != at::IntArrayRef(call.sizes)) Family::refuse(call, args...);
+    // If writing `out` could change an input, or `out` is a lazy view, computes in a tensor of its own first.
+    if (any_tensor([&](const Tensor& x) { return out.is_alias_of(x); }, args...) || out.is_conj() || out.is_neg()) {
+      const Tensor own = at::empty(call.sizes, out.options());
+      Family::compute(call, args..., own, {});
+      at::native::resize_output(out, call.sizes);
+      out.copy_(own);
+      return out;
+    }
+    at::native::resize_output(out, call.sizes);
+    Family::compute(call, args..., out, {});
+    return out;
+  }
+
+  static Tensor& reduce_out_meta(Args... args, Tensor& out) {
+    at::native::resize_output_symint(out, Family::template check<c10::SymInt>(args..., &out).sizes);
+    return out;
+  }
+
+  static Tensor& reduce_out_autograd(c10::DispatchKeySet keys, Args... args, Tensor& out) {
+    if (Family::kHasGradient) {
+      const auto needs_grad = [](const Tensor& x) { return torch::autograd::compute_requires_grad(x); };
+      const auto has_tangent = [](const Tensor& x) { return torch::autograd::isFwGradDefined(x); };
+      if (any_tensor(needs_grad, args..., out)) torch::autograd::throw_error_out_requires_grad(Family::name());
+      TORCH_CHECK_NOT_IMPLEMENTED(!any_tensor(has_tangent, args..., out), "Trying to use forward AD with ", Family::name(),
+                                  "_out that does not support it because it is an out= function");
+    }
+    const at::AutoDispatchBelowAutograd below;
+    return out_variant().redispatch(keys & c10::after_autograd_keyset, args..., out);
+  }
+
+  // Counts the write to `out`, so that a backward pass that needs the old values raises an error, as after torch's op. A
+  // refused call writes nothing, so it is not counted.
+  static Tensor& reduce_out_counted(c10::DispatchKeySet keys, Args... args, Tensor& out) {
+    {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      out_variant().redispatch(keys & c10::after_ADInplaceOrView_keyset, args..., out);
+    }
+    torch::autograd::increment_version(out);
+    return out;
+  }
+
+  // Under functionalization (torch.compile, torch.export) the out variant becomes a call of the plain one, whose result
+  // replaces `out`. torch does this by itself only for ops that do not return the tensor that they write.
+  static Tensor& reduce_out_functional(Args... args, Tensor& out) {
+    namespace functionalization = at::functionalization::impl;
+    const bool from_functional = any_tensor([](const Tensor& x) { return functionalization::isFunctionalTensor(x); }, args...);
+    return [&](const auto&... plain) -> Tensor& {
+      const at::AutoDispatchSkipFunctionalize below;
+      if (!functionalization::isFunctionalTensor(out)) {
+        TORCH_CHECK(!from_functional, Family::name(), ": out is written, so it must be functionalized where an input is");
+        return out_variant().call(plain..., out);
+      }
+      const at::ScalarType result = Family::template check<c10::SymInt>(plain..., &out).dtype;
+      const Tensor value = Family::kOutHasDtype ? functional().call(with_dtype(plain, result)...) : functional().call(plain...);
+      functionalization::replace_(out, value.to(result));  // results of any and all may be bool or uint8
+      functionalization::commit_update(out);
+      functionalization::sync(out);
+      return out;
+    }(functionless(args)...);
+  }
+
+  // torch's policy fp32_set_opt_dtype: the result is float32, unless the call names a dtype or an input is float64. The op
+  // reads small floats itself, so inputs are neither cast nor copied.
+  template <c10::DeviceType device>
+  static Result reduce_autocast(Args... args) {
+    const c10::impl::ExcludeDispatchKeyGuard below(at::autocast::get_autocast_dispatch_key_from_device_type(device));
+    const auto eligible = [](const Tensor& x) { return at::autocast::is_eligible(x, device); };
+    const auto wide = [](const Tensor& x) { return x.scalar_type() == at::kDouble; };
+    const OptionalDtype given = std::get<sizeof...(Args) - 1>(std::tie(args...));
+    const bool casts = !given && any_tensor(eligible, args...) && !any_tensor(wide, args...);
+    return functional().call(with_dtype(args, casts ? OptionalDtype(at::kFloat) : given)...);
+  }
+};
+
+// --- registration -----------------------------------------------------------------------------------------------------------
+
+// Lazily conjugated and negated views reach the kernels as they are, without a copy.
+inline void put_fallthrough(torch::Library& m, const std::string& name) {
+  for (const Key key : {Key::Conjugate, Key::Negative}) put(m, key, name, torch::CppFunction::makeFallthrough());
+}
+
+// Refuses tensors that are not strided, with one message for all operators.
+void refuse_layouts(torch::Library& m, const std::string& name);
+
+// Pointers to kernels, not TORCH_FN: kernels of one type then share the code that unpacks torch's stack of arguments.
+
+// Defines the operator of a family without an out variant.
+template <class Family>
+void define_reduction(torch::Library& m, const std::string& result) {
+  using Kernels = Plumbing<Family>;
+  const std::string name = Family::name();
+  m.def((name + Family::kArguments + ") -> " + result).c_str(), {at::Tag::pt2_compliant_tag});
+  put_on_backends(m, name, &Kernels::reduce);
+  put(m, Key::Meta, name, &Kernels::reduce_meta);
+  put_fallthrough(m, name);
+  refuse_layouts(m, name);
+}
+
+// Defines the operator of a family and its out variant.
+template <class Family>
+void define_reduction_with_out(torch::Library& m) {
+  using Kernels = Plumbing<Family>;
+  define_reduction<Family>(m, "Tensor");
+  const std::string out = std::string(Family::name()) + ".out";
+  m.def((out + Family::kArguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
+  put_on_backends(m, out, &Kernels::reduce_out);
+  put(m, Key::Meta, out, &Kernels::reduce_out_meta);
+  put(m, Key::Autograd, out, &Kernels::reduce_out_autograd);
+  put(m, Key::ADInplaceOrView, out, &Kernels::reduce_out_counted);
+  put(m, Key::Functionalize, out, &Kernels::reduce_out_functional);
+  if constexpr (Family::autocasts(at::kCUDA))
+    put(m, Key::AutocastCUDA, Family::name(), &Kernels::template reduce_autocast<at::kCUDA>);
+  if constexpr (Family::autocasts(at::kCPU))
+    put(m, Key::AutocastCPU, Family::name(), &Kernels::template reduce_autocast<at::kCPU>);
+  put_fallthrough(m, out);
+  refuse_layouts(m, out);
+}
+
+// Defines `prefix`_tuned, which forces a plan, for tests and tuning.
+template <class Family>
+void define_tuned(torch::Library& m, const std::string& prefix, const std::string& result) {
+  const std::string name = prefix + "_tuned";
+  m.def((name + Family::kArguments + ", str tuning=\"\") -> " + result).c_str());
+  put_on_backends(m, name, &Plumbing<Family>::reduce_forced);
+  put_fallthrough(m, name);
+}
+
+// --- plans ------------------------------------------------------------------------------------------------------------------
+
+template <auto planned, class Function = decltype(planned)>
+struct Planning;
+
+template <auto planned, class... Args>
+struct Planning<planned, Reduction (*)(Args...)> {
+  static std::string explain(Args... args, const std::string& tuning) {
+    return explained(planned(args...), first_of(args...).device(), Tuning::parse(tuning));
+  }
+#ifdef GPUREDUCE_WITH_CUDA
+  static int64_t plans(Args... args) { return plans_of(planned(args...), first_of(args...).device()); }
+
+  static void remember(Args... args, int64_t candidate) {
+    Reduction r = planned(args...);
+    const Device& device = cuda::facts(first_of(args...).device());
+    remember_plan(r, device, static_cast<int>(candidate));
+    if (r.addends != Addends::values) return;
+    r.finish = Finish::quotient;  // a sum's plan serves means, too
+    classify(r);
+    remember_plan(r, device, static_cast<int>(candidate));
+  }
+#endif
+};
+
+// Defines the operators that show and choose the plan of a call, which `planned` makes from (self, ..., dtype):
+// `prefix`_explain, for torch_reduce.explain; _plans, the number of plans, 0 if there is nothing to read; and _remember, which
+// from now on uses the plan with this index for calls of this kind, or the chosen one for -1. Both are for torch_reduce.tune.
+template <auto planned>
+void define_planning(torch::Library& m, const std::string& prefix, const std::string& arguments) {
+  using Kernels = Planning<planned>;
+  m.def((prefix + "_explain" + arguments + ", str tuning=\"\") -> str").c_str());
+  m.def((prefix + "_plans" + arguments + ") -> int").c_str());
+  m.def((prefix + "_remember" + arguments + ", int candidate) -> ()").c_str());
+  put_on_backends(m, prefix + "_explain", &Kernels::explain);
+#ifdef GPUREDUCE_WITH_CUDA
+  put(m, Key::CUDA, prefix + "_plans", &Kernels::plans);
+  put(m, Key::CUDA, prefix + "_remember", &Kernels::remember);
+#endif
+  for (const char* each : {"_explain", "_plans", "_remember"}) put_fallthrough(m, prefix + each);
+}
+
+}  // namespace gpureduce
