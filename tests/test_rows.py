@@ -112,7 +112,7 @@ def test_norms_of_every_length(length, name, device):
         check_norm("layer_norm", x, weight.float(), bias.float(), grad)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 33, 511, 512, 513, 700, 4096, 4097, 9000, 20_000])
+@pytest.mark.parametrize("rows", [1, 2, 5, 33, 511, 512, 513, 700, 1500, 4096, 4097, 9000, 20_000])
 def test_gradients_of_weights_of_many_rows(rows, device):
     """A weight's gradient is the contract's sum over all rows."""
     for name, length in (("float32", 8), ("bfloat16", 24), ("bfloat16", 5)):
@@ -120,6 +120,43 @@ def test_gradients_of_weights_of_many_rows(rows, device):
         weight, bias = random((length,), name, 9, device), random((length,), name, 10, device)
         check_norm("rms_norm", x, weight, None, grad)
         check_norm("layer_norm", x, weight, bias, grad)
+
+
+# Rows whose backward pass is one kernel on a GPU: one of each way that threads share a row, rows that are shorter than
+# that, and lanes of no, some and all of their rows.
+ONE_KERNEL = [
+    (1, 4096),
+    (600, 4096),
+    (4100, 128),
+    (9000, 64),
+    (700, 256),
+    (5000, 264),
+    (1300, 512),
+    (700, 1024),
+    (600, 2048),
+]
+ONE_KERNEL += [(520, 3072), (300, 5120), (300, 8192), (70, 16_384), (20, 16_392)]
+
+
+@pytest.mark.parametrize("rows, length", ONE_KERNEL)
+def test_gradients_of_norms_at_once(rows, length, device):
+    """The input's gradient, and the sums over all rows, of rows in whole vectors."""
+    for name in ("bfloat16", "float16", "float32"):
+        x, grad = random((rows, length), name, 32, device), random((rows, length), name, 33, device)
+        weight, bias = random((length,), name, 34, device), random((length,), name, 35, device)
+        check_norm("rms_norm", x, weight, None, grad)
+        check_norm("layer_norm", x, weight, bias, grad)
+    if rows == 600:
+        check_norm("rms_norm", x.bfloat16(), weight.float(), None, grad)
+        check_norm("layer_norm", x.bfloat16(), weight.float(), bias.float(), grad)
+        check_norm("layer_norm", x, weight, None, grad)
+        check_norm("layer_norm", x, None, bias, grad)
+        wide = random((rows, length + 8), "float32", 36, device)[
+            :, :length
+        ]  # rows are farther apart than they are long
+        check_norm("rms_norm", wide, weight, None, grad)
+        x[3, 5], grad[7, 11] = math.nan, math.inf
+        check_norm("rms_norm", x, weight, None, grad)
 
 
 @every_float
@@ -243,14 +280,15 @@ def test_several_dims(function, device):
         assert_same_bits(y.cpu(), getattr(OPS, function)(flat, flat.shape[1:]).reshape(x.shape).cpu(), f"{shape}")
 
 
+@pytest.mark.parametrize("length", [777, 20_000])
 @pytest.mark.parametrize("function", [*SOFTMAXES, *NORMS])
-def test_batches(function, device):
+def test_batches(function, length, device):
     """A row has the same bits alone and in any batch."""
-    x = random((300, 777), "bfloat16", 21, device)
+    x = random((300, length), "bfloat16", 21, device)
     call = (
         (lambda x: getattr(OPS, function)(x, -1))
         if function in SOFTMAXES
-        else lambda x: getattr(OPS, function)(x, (777,))
+        else lambda x: getattr(OPS, function)(x, (length,))
     )
     all_rows = call(x)
     for rows in (1, 2, 17, 256):

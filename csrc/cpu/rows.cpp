@@ -208,8 +208,8 @@ void run_weights(const RowWeightsCall& weights, int64_t begin, int64_t end) {
       return addends;
     });
     for (int64_t i = 0; i < width; ++i) {
-      if (weights.weight) static_cast<A*>(weights.weight)[first + i] = sums.of[i].first;
-      if (weights.bias) static_cast<A*>(weights.bias)[first + i] = sums.of[i].second;
+      if (weights.weight.data) gpureduce::store(weights.weight.data, first + i, weights.weight.dtype, sums.of[i].first);
+      if (weights.bias.data) gpureduce::store(weights.bias.data, first + i, weights.bias.dtype, sums.of[i].second);
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "early.cuh"
+#include "kernels/norm_backward.cuh"
 #include "kernels/rows.cuh"
 #include "tree/joins.cuh"
 
@@ -168,7 +169,7 @@ __global__ void __launch_bounds__(kStepThreads) finish_kernel(const __grid_const
 constexpr int kColumnThreads = 32, kRowGroups = 8;    // of a block
 constexpr int kGroupLanes = 4;                        // lanes of rows that a thread joins
 constexpr int kUnitLanes = kGroupLanes * kRowGroups;  // and a block
-constexpr int kJoinRuns = 32;                         // runs of partial sums that a block joins
+constexpr int kJoinThreads = 1024, kJoinBatch = 8;    // of a block, and partial sums that a thread loads at once
 
 template <class A, int V>
 struct ColumnSums {
@@ -184,57 +185,56 @@ struct ColumnSums {
 
 struct WeightsArgs {
   RowsCall call;
-  char* partials;  // per block along the rows, column by column
-  bool has_weight;
+  char* partials;  // per block along the rows: the weight's, then the bias's; those that are wanted
+  bool has_weight, has_bias;
   uint64_t policy;
 };
 
-// The elements of a lane's rows: `row` and those 512, 1024, ... after it, all in flight at once.
-template <class T, class A, int V>
-__device__ __forceinline__ void load_rows(const RowsCall& call, const WeightsArgs& a, bool there, int64_t row, int64_t column,
+// The elements of kDepth rows, all in flight at once: row_of(0), row_of(1), ..., of which those below call.rows exist.
+template <class T, class A, int V, bool kVectors, class RowOf>
+__device__ __forceinline__ void load_rows(const RowsCall& call, const WeightsArgs& a, bool there, RowOf row_of, int64_t column,
                                           A (&x)[kDepth][V], A (&g)[kDepth][V], A (&mean)[kDepth], A (&r)[kDepth]) {
-  const auto exists = [&](int d) { return there && row + d * kLanes < call.rows; };
-  const auto from = [&](RowOperandName name, int d) {
-    return call.operands[name].data + call.along.offset(name, row + d * kLanes);
-  };
+  const auto exists = [&](int i) { return there && row_of(i) < call.rows; };
+  const auto from = [&](RowOperandName name, int i) { return call.operands[name].data + call.along.offset(name, row_of(i)); };
   if constexpr (std::is_void_v<T>) {
-    for (int d = 0; d < kDepth; ++d) {
-      if (!exists(d)) break;
-      g[d][0] = read_any<A>(from(kRowG, d) + call.across.offset(kRowG, column), call.operands[kRowG].dtype);
-      x[d][0] = A(0);
-      if (a.has_weight) x[d][0] = read_any<A>(from(kRowX, d) + call.across.offset(kRowX, column), call.operands[kRowX].dtype);
+    for (int i = 0; i < kDepth; ++i) {
+      if (!exists(i)) continue;
+      g[i][0] = read_any<A>(from(kRowG, i) + call.across.offset(kRowG, column), call.operands[kRowG].dtype);
+      x[i][0] = A(0);
+      if (a.has_weight) x[i][0] = read_any<A>(from(kRowX, i) + call.across.offset(kRowX, column), call.operands[kRowX].dtype);
     }
   } else {
     Vector<T, V> own_x[kDepth], own_g[kDepth];
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
+    for (int i = 0; i < kDepth; ++i) {
       const auto vector_if = [&](bool wanted, RowOperandName name) {
-        return load_vector_if<T, V>(wanted, reinterpret_cast<const T*>(from(name, d)) + column, a.policy,
-                                    typename Vector<T, V>::Bits{});
+        const int count = wanted ? static_cast<int>(min(call.length - column, int64_t{V})) : 0;
+        return load_neighbours<kVectors, T, V>(reinterpret_cast<const T*>(from(name, i)) + column, count, T{}, a.policy);
       };
-      own_g[d] = vector_if(exists(d), kRowG);
-      own_x[d] = vector_if(exists(d) && a.has_weight, kRowX);
+      own_g[i] = vector_if(exists(i), kRowG);
+      own_x[i] = vector_if(exists(i) && a.has_weight, kRowX);
     }
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
+    for (int i = 0; i < kDepth; ++i) {
 #pragma unroll
       for (int j = 0; j < V; ++j) {
-        g[d][j] = static_cast<A>(value(own_g[d][j]));
-        x[d][j] = static_cast<A>(value(own_x[d][j]));
+        g[i][j] = static_cast<A>(value(own_g[i][j]));
+        x[i][j] = static_cast<A>(value(own_x[i][j]));
       }
     }
   }
 #pragma unroll
-  for (int d = 0; d < kDepth; ++d) {
-    mean[d] = call.mean && exists(d) ? static_cast<const A*>(call.mean)[row + d * kLanes] : A(0);
-    r[d] = call.r && exists(d) ? static_cast<const A*>(call.r)[row + d * kLanes] : A(0);
+  for (int i = 0; i < kDepth; ++i) {
+    mean[i] = call.mean && exists(i) ? static_cast<const A*>(call.mean)[row_of(i)] : A(0);
+    r[i] = call.r && exists(i) ? static_cast<const A*>(call.r)[row_of(i)] : A(0);
   }
 }
 
 // The rows' sums of V neighbouring columns per thread. For example 16,384 rows: 4 chunks of 512 lanes. A thread takes lanes 4
 // to 7 of a chunk: it adds rows 4, 516, ... of the first one, and joins the four; the block joins its 8 threads of a column, so
-// a chunk has 16 partial sums per column. T: the dtype of all operands, side by side in vectors; or void for any.
-template <class T, class A, int V>
+// a chunk has 16 partial sums per column. Of 2048 rows a lane has 4, and a thread takes two lanes at once. T: the dtype of all
+// operands, side by side; or void for any. kVectors: rows are whole vectors at aligned addresses.
+template <class T, class A, int V, bool kVectors>
 __global__ void __launch_bounds__(kColumnThreads* kRowGroups) weights_kernel(const __grid_constant__ WeightsArgs a) {
   using Sums = ColumnSums<A, V>;
   __shared__ __align__(16) char shared[kRowGroups / 2 * kColumnThreads * sizeof(Sums)];
@@ -252,20 +252,31 @@ __global__ void __launch_bounds__(kColumnThreads* kRowGroups) weights_kernel(con
   for (int j = 0; j < V; ++j) none.of[j] = no_addend<TwoSums<A>>();
   Sums group[kGroupLanes];
 #pragma unroll
-  for (int l = 0; l < kGroupLanes; ++l) {
-    A x[kDepth][V], g[kDepth][V], mean[kDepth], r[kDepth];
-    load_rows<T>(call, a, there, chunk + lane + l, column, x, g, mean, r);
-    group[l] = none;
+  for (int l = 0; l < kGroupLanes; ++l) group[l] = none;
+  const auto take = [&](auto at_once) {
+    constexpr int kAtOnce = decltype(at_once)::value, kDeep = kDepth / kAtOnce;  // lanes, and rows of each
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      if (!there || chunk + lane + l + d * kLanes >= call.rows) continue;
+    for (int l = 0; l < kGroupLanes; l += kAtOnce) {
+      const auto row_of = [&](int i) { return chunk + lane + l + i / kDeep + int64_t{i % kDeep * kLanes}; };
+      A x[kDepth][V], g[kDepth][V], mean[kDepth], r[kDepth];
+      load_rows<T, A, V, kVectors>(call, a, there, row_of, column, x, g, mean, r);
 #pragma unroll
-      for (int j = 0; j < V; ++j) {
-        const TwoSums<A> addend{weight_addend(x[d][j], g[d][j], mean[d], r[d]), g[d][j]};
-        group[l].of[j] = d == 0 ? addend : group[l].of[j] + addend;
+      for (int i = 0; i < kDepth; ++i) {
+        if (!there || row_of(i) >= call.rows) continue;
+        Sums& sums = group[l + i / kDeep];
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          const TwoSums<A> addend{weight_addend(x[i][j], g[i][j], mean[i], r[i]), g[i][j]};
+          sums.of[j] = i % kDeep == 0 ? addend : sums.of[j] + addend;
+        }
       }
     }
-  }
+  };
+  const int64_t left = call.rows - chunk;
+  if constexpr (std::is_void_v<T>) take(std::integral_constant<int, 1>());  // one element after the other, whatever there is
+  else if (left <= 2 * kLanes) take(std::integral_constant<int, 4>());
+  else if (left <= 4 * kLanes) take(std::integral_constant<int, 2>());
+  else take(std::integral_constant<int, 1>());
   Sums sums = join_neighbours(group);
   for (int step = 1; step < kRowGroups; step *= 2) {
     __syncthreads();
@@ -274,36 +285,74 @@ __global__ void __launch_bounds__(kColumnThreads* kRowGroups) weights_kernel(con
     if (threadIdx.y % (2 * step) == 0) sums = sums + waiting_sums[threadIdx.y / (2 * step) * kColumnThreads + threadIdx.x];
   }
   if (threadIdx.y != 0) return;
-  TwoSums<A>* const to = reinterpret_cast<TwoSums<A>*>(a.partials) + blockIdx.y * call.length + column;
+  A* const weight = reinterpret_cast<A*>(a.partials) + blockIdx.y * (a.has_weight + a.has_bias) * call.length + column;
+  A* const bias = weight + (a.has_weight ? call.length : 0);
 #pragma unroll
-  for (int j = 0; j < V; ++j)
-    if (column + j < call.length) to[j] = sums.of[j];
+  for (int j = 0; j < V; ++j) {
+    if (column + j >= call.length) break;
+    if (a.has_weight) weight[j] = sums.of[j].first;
+    if (a.has_bias) bias[j] = sums.of[j].second;
+  }
 }
 
-// Joins the partial sums of 32 columns: a thread a run of them, whose length is a power of two, then the block its threads.
-template <class A>
-__global__ void __launch_bounds__(kColumnThreads* kJoinRuns)
-    join_weights_kernel(const TwoSums<A>* partials, int64_t columns, int64_t count, int64_t run, A* weight, A* bias) {
-  __shared__ TwoSums<A> sums[kJoinRuns][kColumnThreads];
+struct JoinArgs {
+  const char* partials;  // `count` rows of `pitch` sums
+  int64_t length, pitch, count, run;
+  uint64_t policy;
+  RowOperand results[2];  // of the first `length` columns, and of the next ones; null: not wanted
+};
+
+// Joins the rows of partial sums. For example 512 rows of 4096: a block takes 32 columns, and 32 threads a column. Each joins a
+// run of 16 neighbouring rows, 8 at a time, and the block joins its threads. A run is a power of two long. kLevels: of a run's
+// batches.
+template <class A, int kLevels>
+__global__ void __launch_bounds__(kJoinThreads) join_weights_kernel(const __grid_constant__ JoinArgs a) {
+  __shared__ A sums[kJoinThreads];
   wait_for_previous_kernel();
   allow_next_kernel();
-  const int64_t column = int64_t{blockIdx.x} * kColumnThreads + threadIdx.x, begin = threadIdx.y * run;
-  const int64_t left = column < columns ? min(run, count - begin) : 0;
-  TwoSums<A> waiting[kChunkLevels];
-#pragma unroll 8
-  for (int64_t i = 0; i < left; ++i) {
-    TwoSums<A> sum = partials[(begin + i) * columns + column];
-    carry(waiting, sum, i);
+  const int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, begin = threadIdx.y * a.run;
+  const bool second = column >= a.length;
+  const RowOperand result = a.results[second];
+  const bool there = column < a.pitch && result.data;
+  const int64_t left = there ? min(a.run, a.count - begin) : 0;
+  const A* const from = reinterpret_cast<const A*>(a.partials) + begin * a.pitch + column;
+  A waiting[kLevels];
+  int64_t batches = 0;
+  for (; batches * kJoinBatch < left; ++batches) {
+    Vector<A, 1> loaded[kJoinBatch];
+#pragma unroll
+    for (int i = 0; i < kJoinBatch; ++i) {
+      const int64_t row = batches * kJoinBatch + i;
+      loaded[i] = load_vector_if<A, 1>(row < left, from + row * a.pitch, a.policy, padding_vector<A, 1>().bits);
+    }
+    A batch[kJoinBatch];
+#pragma unroll
+    for (int i = 0; i < kJoinBatch; ++i) batch[i] = loaded[i][0];
+    A sum = join_neighbours(batch);
+    carry(waiting, sum, batches);
   }
-  sums[threadIdx.y][threadIdx.x] = left > 0 ? joined(waiting, left, no_addend<TwoSums<A>>()) : no_addend<TwoSums<A>>();
-  for (int step = 1; step < kJoinRuns; step *= 2) {
+  A* const own = sums + threadIdx.y * blockDim.x + threadIdx.x;
+  *own = joined(waiting, batches, no_addend<A>());
+  for (int step = 1; step < blockDim.y; step *= 2) {
     __syncthreads();
-    if (threadIdx.y % (2 * step) == 0)
-      sums[threadIdx.y][threadIdx.x] = sums[threadIdx.y][threadIdx.x] + sums[threadIdx.y + step][threadIdx.x];
+    if (threadIdx.y % (2 * step) == 0) *own = *own + own[step * blockDim.x];
   }
-  if (threadIdx.y != 0 || column >= columns) return;
-  if (weight) weight[column] = sums[0][threadIdx.x].first;
-  if (bias) bias[column] = sums[0][threadIdx.x].second;
+  if (threadIdx.y == 0 && there) gpureduce::store(result.data, second ? column - a.length : column, result.dtype, *own);
+}
+
+// `first`, `second`: which results the partial sums are of.
+template <class A>
+cudaError_t start_join(const void* partials, int64_t length, int64_t count, const RowOperand& first, const RowOperand& second,
+                       bool has_second, Queue queue) {
+  JoinArgs a{
+      static_cast<const char*>(partials), length, has_second ? 2 * length : length, count, 1, l2_policy(), {first, second}};
+  const int side = a.pitch < 4096 ? 8 : kWarp, runs = kJoinThreads / side;  // few columns: more blocks
+  while (a.run * runs < count) a.run *= 2;
+  Grid grid;
+  grid.x = static_cast<uint32_t>((a.pitch + side - 1) / side);
+  const bool few = a.run <= kJoinBatch << (kUnrolledLevels - 1);
+  const auto kernel = few ? join_weights_kernel<A, kUnrolledLevels> : join_weights_kernel<A, kChunkLevels>;
+  return start_kernel(queue, grid, dim3(side, runs), 0, kernel, a);
 }
 
 int64_t units_of(const RowsCall& call) {
@@ -312,33 +361,35 @@ int64_t units_of(const RowsCall& call) {
   return chunks * kUnitsOfChunk + (std::min<int64_t>(rest, kLanes) + kUnitLanes - 1) / kUnitLanes;
 }
 
-template <class T, class A, int V>
+template <class T, class A, int V, bool kVectors>
 cudaError_t start_weights(const RowWeightsCall& weights, void* workspace, const Device& device, cudaStream_t stream) {
   const RowsCall& call = weights.call;
-  const bool streams = call.rows * call.length * 4 > device.l2_bytes;
-  const WeightsArgs args{call, static_cast<char*>(workspace), weights.weight != nullptr, l2_policy(streams)};
+  const bool streams = call.rows * call.length * 4 > device.l2_bytes, has_weight = weights.weight.data,
+             has_bias = weights.bias.data;
+  const WeightsArgs args{call, static_cast<char*>(workspace), has_weight, has_bias, l2_policy(streams)};
   const int64_t units = units_of(call), side = kColumnThreads * V;
   Grid grid;
   grid.x = static_cast<uint32_t>((call.length + side - 1) / side);
   grid.y = static_cast<uint32_t>(units);
   const Queue queue{stream, device.early};
-  const cudaError_t error = start_kernel(queue, grid, dim3(kColumnThreads, kRowGroups), 0, weights_kernel<T, A, V>, args);
+  const cudaError_t error =
+      start_kernel(queue, grid, dim3(kColumnThreads, kRowGroups), 0, weights_kernel<T, A, V, kVectors>, args);
   if (error != cudaSuccess) return error;
-  int64_t run = 1;
-  while (run * kJoinRuns < units) run *= 2;
-  Grid join;
-  join.x = static_cast<uint32_t>((call.length + kColumnThreads - 1) / kColumnThreads);
-  return start_kernel(queue.next(), join, dim3(kColumnThreads, kJoinRuns), 0, join_weights_kernel<A>,
-                      static_cast<const TwoSums<A>*>(workspace), call.length, units, run, static_cast<A*>(weights.weight),
-                      static_cast<A*>(weights.bias));
+  return start_join<A>(workspace, call.length, units, has_weight ? weights.weight : weights.bias, weights.bias,
+                       has_weight && has_bias, queue.next());
 }
 
-// Whether x and g are T in whole vectors at aligned addresses.
+// Where x and g are T, side by side. Returns kNoKernel for other calls.
 template <class T>
-bool has_vectors(const RowsCall& call, DType dtype) {
-  for (RowOperandName name : {kRowX, kRowG})
-    if (call.operands[name].dtype != dtype || !is_contiguous(call, name) || !is_aligned(call, name)) return false;
-  return call.length % (kGranule / sizeof(T)) == 0;
+cudaError_t start_typed_weights(const RowWeightsCall& weights, DType dtype, void* workspace, const Device& device,
+                                cudaStream_t stream) {
+  bool vectors = weights.call.length % (kGranule / sizeof(T)) == 0;
+  for (RowOperandName name : {kRowX, kRowG}) {
+    if (weights.call.operands[name].dtype != dtype || !is_contiguous(weights.call, name)) return kNoKernel;
+    vectors = vectors && is_aligned(weights.call, name);
+  }
+  return vectors ? start_weights<T, float, 4, true>(weights, workspace, device, stream)
+                 : start_weights<T, float, 4, false>(weights, workspace, device, stream);
 }
 
 }  // namespace
@@ -379,18 +430,72 @@ cudaError_t run_rows(const RowFinishCall& call, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-int64_t workspace_of(const RowWeightsCall& weights) {
-  return units_of(weights.call) * weights.call.length * 2 * (weights.call.wide ? 8 : 4);
+NormPlan norm_plan(const RowsCall& input, const RowWeightsCall& weights, const Device& device) {
+  const DType t = input.operands[kRowX].dtype;
+  const int64_t n = input.length, size = info(t).size;
+  const bool centered = has_mean(input.function);
+  if (!device.native || !device.early || input.wide || input.along.rank > 1) return {};
+  if (t != DType::Float && t != DType::Half && t != DType::BFloat16) return {};
+  for (RowOperandName name : {kRowX, kRowG, kRowY}) {
+    const bool is_one = name == kRowY || is_contiguous(weights.call, name);
+    if (input.operands[name].dtype != t || !is_contiguous(input, name) || !is_one || !is_aligned(input, name)) return {};
+  }
+  const RowOperand& weight = input.operands[kRowWeight];
+  if (weight.data && ((weight.dtype != t && weight.dtype != DType::Float) || !is_contiguous(input, kRowWeight))) return {};
+  if (n * size % kGranule != 0 || n < kLeastNormRow || n > kMostNormRow || (!centered && !weights.weight.data)) return {};
+
+  NormPlan plan;
+  plan.depth = n <= kLanes ? 1 : n <= 2 * kLanes ? 2 : n <= 4 * kLanes ? 4 : 8;
+  plan.vector = n <= 4 * kWarp || plan.depth == 8 ? 4 : 8;
+  const int64_t chunks = (n + kChunk - 1) / kChunk, all = n < kLanes ? n / plan.vector : chunks * kLanes / plan.vector;
+  plan.threads = kWarp;
+  while (plan.threads < all) plan.threads *= 2;
+  // Groups share a block, and the weights in its memory, but not where a few lanes of rows would leave multiprocessors idle.
+  const int64_t lanes = input.rows / kChunk * kLanes + std::min<int64_t>(input.rows % kChunk, kLanes);
+  const int64_t most = device.shared_bytes / norm_blocks(plan.vector * plan.depth) - kNormStaticBytes, stage = 2 * n * size;
+  const auto bytes = [&](int64_t stages) {
+    return plan.groups * stages * stage + (1 + plan.groups / 2) * n * static_cast<int64_t>(sizeof(float));
+  };
+  plan.groups = kNormThreads / plan.threads;
+  while (plan.groups > 1 && (bytes(2) > most || lanes / plan.groups < device.multiprocessors)) plan.groups /= 2;
+  if (bytes(2) > most) return {};
+  plan.stages = 2;
+  while (plan.stages < kMostNormStages && bytes(plan.stages + 1) <= most) ++plan.stages;
+  plan.shared_bytes = static_cast<int>(bytes(plan.stages));
+  plan.units = (lanes + plan.groups - 1) / plan.groups;
+  return plan;
 }
 
-cudaError_t run_rows(const RowWeightsCall& weights, void* workspace, const Device& device, cudaStream_t stream) {
-  const RowsCall& call = weights.call;
-  if (call.wide) return start_weights<void, double, 1>(weights, workspace, device, stream);
-  if (has_vectors<float>(call, DType::Float)) return start_weights<float, float, 4>(weights, workspace, device, stream);
-  if (has_vectors<Half>(call, DType::Half)) return start_weights<Half, float, 4>(weights, workspace, device, stream);
-  if (has_vectors<BFloat16>(call, DType::BFloat16))
-    return start_weights<BFloat16, float, 4>(weights, workspace, device, stream);
-  return start_weights<void, float, 1>(weights, workspace, device, stream);
+int64_t workspace_of(const RowsCall* input, const RowWeightsCall& weights, const Device& device) {
+  const NormPlan plan = input ? norm_plan(*input, weights, device) : NormPlan();
+  const int64_t rows = plan.depth ? plan.units : units_of(weights.call);
+  return rows * weights.call.length * 2 * (weights.call.wide ? 8 : 4);
+}
+
+static cudaError_t run_weights(const RowWeightsCall& weights, void* workspace, const Device& device, cudaStream_t stream) {
+  if (weights.call.wide) return start_weights<void, double, 1, false>(weights, workspace, device, stream);
+  cudaError_t error = kNoKernel;
+  switch (weights.call.operands[kRowX].dtype) {
+    case DType::Float: error = start_typed_weights<float>(weights, DType::Float, workspace, device, stream); break;
+    case DType::Half: error = start_typed_weights<Half>(weights, DType::Half, workspace, device, stream); break;
+    case DType::BFloat16: error = start_typed_weights<BFloat16>(weights, DType::BFloat16, workspace, device, stream); break;
+    default: break;
+  }
+  return error == kNoKernel ? start_weights<void, float, 1, false>(weights, workspace, device, stream) : error;
+}
+
+cudaError_t run_rows(const RowsCall* input, const RowWeightsCall& weights, void* workspace, const Device& device,
+                     cudaStream_t stream) {
+  const NormPlan plan = input ? norm_plan(*input, weights, device) : NormPlan();
+  if (plan.depth) {
+    const Queue queue{stream, device.early};
+    if (cudaError_t error = launch_norm_backward(plan, *input, static_cast<float*>(workspace), device, stream)) return error;
+    return start_join<float>(workspace, input->length, plan.units, weights.weight, weights.bias, has_mean(input->function),
+                             queue.next());
+  }
+  if (input)
+    if (cudaError_t error = run_rows(*input, device, stream)) return error;
+  return run_weights(weights, workspace, device, stream);
 }
 
 }  // namespace gpureduce::cuda

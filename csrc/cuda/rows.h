@@ -11,9 +11,11 @@ namespace gpureduce::cuda {
 
 cudaError_t run_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
 
-// Bytes of the partial sums of weights' gradients.
-int64_t workspace_of(const RowWeightsCall& call);
-cudaError_t run_rows(const RowWeightsCall& call, void* workspace, const Device& device, cudaStream_t stream);
+// The gradients of weights, and of the input if that is wanted, of which `input` is the call. The workspace is for partial
+// sums.
+int64_t workspace_of(const RowsCall* input, const RowWeightsCall& weights, const Device& device);
+cudaError_t run_rows(const RowsCall* input, const RowWeightsCall& weights, void* workspace, const Device& device,
+                     cudaStream_t stream);
 
 // One step of a function, and the numbers of rows from their sums.
 cudaError_t run_rows(const RowStepCall& call, cudaStream_t stream);

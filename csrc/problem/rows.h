@@ -79,12 +79,11 @@ struct RowsCall {
   const int64_t* target = nullptr;
 };
 
-// The gradients of weight and bias: sums over all rows. `results` are contiguous, in the logical order of the row's elements,
-// of float64 if the call is wide and otherwise of float32. Of `call` all but y, weight and bias is read; `across` is in logical
-// order.
+// The gradients of weight and bias: sums over all rows. The results are contiguous, in the logical order of the row's elements,
+// of any floating dtype. Of `call` all but y, weight and bias is read; `across` is in logical order.
 struct RowWeightsCall {
   RowsCall call;
-  void *weight, *bias;  // null: not wanted
+  RowOperand weight, bias;  // null: not wanted
 };
 
 // One step of a function, on parts of rows whose numbers are known. y is what the step makes of an element.

@@ -94,18 +94,22 @@ void run(const RowsCall& call, const Tensor& like) {
   cpu::run(call);
 }
 
-void run(const RowWeightsCall& call, const Tensor& like) {
-  if (call.call.length == 0 || call.call.rows == 0) return;
+// The gradients of weights, and of the input where `input` is its call.
+void run(const RowsCall* input, const RowWeightsCall& weights, const Tensor& like) {
+  if (weights.call.length == 0 || weights.call.rows == 0) return;
 #ifdef GPUREDUCE_WITH_CUDA
   if (like.is_cuda()) {
     const c10::cuda::CUDAGuard guard(like.device());
-    const Tensor workspace = at::empty({cuda::workspace_of(call)}, at::TensorOptions().dtype(at::kByte).device(like.device()));
+    const Device& device = cuda::facts(like.device());
+    const int64_t bytes = cuda::workspace_of(input, weights, device);
+    const Tensor workspace = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(like.device()));
     const auto stream = c10::cuda::getCurrentCUDAStream(like.device().index());
-    C10_CUDA_CHECK(cuda::run_rows(call, workspace.data_ptr(), cuda::facts(like.device()), stream));
+    C10_CUDA_CHECK(cuda::run_rows(input, weights, workspace.data_ptr(), device, stream));
     return;
   }
 #endif
-  cpu::run(call);
+  if (input) cpu::run(*input);
+  cpu::run(weights);
 }
 
 // A result in memory as `like` lies there.
@@ -471,26 +475,31 @@ Gradients norm_backward(const Tensor& grad, const Tensor& input, int64_t dims, c
     call.mean = centered ? own_mean.data_ptr() : nullptr;
     call.r = own_r.data_ptr();
   };
+  std::unique_ptr<RowsCall> own;
   if (mask[0]) {
     found[0] = result_like(input, input.scalar_type());
-    const auto call =
-        std::make_unique<RowsCall>(make_call(centered ? RowFunction::layer_norm_backward : RowFunction::rms_norm_backward,
-                                             {input, grad, weight, {}, found[0]}, across, name));
-    set_numbers(*call);
-    run(*call, input);
+    own = std::make_unique<RowsCall>(make_call(centered ? RowFunction::layer_norm_backward : RowFunction::rms_norm_backward,
+                                               {input, grad, weight, {}, found[0]}, across, name));
+    set_numbers(*own);
   }
   if (mask[1] || mask[2]) {
-    const auto sizes = input.sizes().slice(input.dim() - dims);
     const auto call = std::make_unique<RowWeightsCall>();
     call->call = make_call(RowFunction::rms_norm_backward, {input, grad, {}, {}, {}}, across, name, false);
     set_numbers(call->call);
-    for (int i : {1, 2})
-      if (mask[i]) found[i] = at::zeros(sizes, input.options().dtype(computed));
-    call->weight = mask[1] ? found[1].data_ptr() : nullptr;
-    call->bias = mask[2] ? found[2].data_ptr() : nullptr;
-    run(*call, input);
+    for (int i : {1, 2}) {
+      if (!mask[i]) continue;
+      const at::ScalarType wanted = dtype_of_weight(input, i == 1 ? weight : bias);
+      const at::ScalarType dtype = at::isFloatingType(wanted) ? wanted : computed;
+      const auto sizes = input.sizes().slice(input.dim() - dims);
+      found[i] = call->call.rows == 0 ? at::zeros(sizes, input.options().dtype(dtype))
+                                      : at::empty(sizes, input.options().dtype(dtype));
+      (i == 1 ? call->weight : call->bias) = RowOperand{static_cast<char*>(found[i].data_ptr()), real_dtype(found[i], name)};
+    }
+    run(own.get(), *call, input);
     for (int i : {1, 2})
       if (mask[i]) found[i] = rounded(found[i], dtype_of_weight(input, i == 1 ? weight : bias));
+  } else if (own) {
+    run(*own, input);
   }
   return found;
 }

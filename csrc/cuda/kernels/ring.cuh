@@ -5,9 +5,8 @@
 // reads tile 0. Then thread 0 starts the copy of tile 2 into stage 0, and the warp waits for stage 1.
 #pragma once
 
-#include <cuda/ptx>
-
 #include "../args.cuh"
+#include "../bulk.cuh"
 
 namespace gpureduce::cuda {
 
@@ -47,13 +46,12 @@ class Ring {
     if (lane() != 0) return;
     const Copy c = whole_granules(begin, end, past<kLine>(begin), input);
     announce(note, c.size);
-    if (c.size) copy(c, policy);
+    if (c.size) bulk_copy(c.to, c.from, c.size, full_ + at_, policy);
   }
 
   // Waits for the stage, and returns its address. note() is its note.
   __device__ __forceinline__ const char* wait_until_full() const {
-    while (!::cuda::ptx::mbarrier_try_wait_parity(full_ + at_, parity_)) {
-    }
+    wait_for_bytes(full_ + at_, parity_);
     return base_ + at_ * bytes_;
   }
   __device__ __forceinline__ const Note& note() const { return notes_[at_]; }
@@ -74,20 +72,10 @@ class Ring {
   };
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % kWarp; }
-  // Not cuda::ptx::cp_async_bulk, which takes no policy.
-  __device__ __forceinline__ void copy(const Copy& c, uint64_t policy) const {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-            static_cast<uint32_t>(__cvta_generic_to_shared(c.to))),
-        "l"(__cvta_generic_to_global(c.from)), "r"(c.size), "r"(static_cast<uint32_t>(__cvta_generic_to_shared(full_ + at_))),
-        "l"(policy)
-        : "memory");
-  }
   // The stage is full when `bytes` have arrived.
   __device__ __forceinline__ void announce(const Note& note, uint32_t bytes) const {
-    namespace ptx = ::cuda::ptx;
     notes_[at_] = note;
-    ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, full_ + at_, bytes);
+    expect_bytes(full_ + at_, bytes);
   }
   // The copy that brings `begin` to `offset`. Bytes at the input's ends that fill no granule are copied at once, by this
   // thread.

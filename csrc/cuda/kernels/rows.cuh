@@ -448,7 +448,8 @@ cudaError_t start_rows(const RowsCall& call, const Device& device, cudaStream_t 
   // Blocks take runs of chunks, whose number is a power of two, and the last one what is left.
   const int64_t all = n <= kLanes ? power_of_two((n + V - 1) / V) : chunks * kUnits;
   const int most_blocks = device.clusters ? kMaxCluster : 1;
-  int64_t run = std::min<int64_t>(power_of_two(all), std::max(kUnits, kFewRowThreads));
+  const bool in_block = all <= kMost && call.rows >= 2 * device.multiprocessors;  // a block waits for itself alone
+  int64_t run = std::min<int64_t>(power_of_two(all), in_block ? kMost : std::max(kUnits, kFewRowThreads));
   while (run * most_blocks < all) run *= 2;
   a.threads = static_cast<int>(std::min<int64_t>(run, kMost));
   a.rounds = static_cast<int>(run / a.threads);

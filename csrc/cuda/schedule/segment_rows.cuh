@@ -12,8 +12,7 @@
 // of tile 0 joins both partial sums and writes the result.
 #pragma once
 
-#include <cuda/ptx>
-
+#include "../bulk.cuh"
 #include "segment_tiles.cuh"
 
 namespace gpureduce::cuda {
@@ -89,9 +88,7 @@ class RowStream {
     for (; waited_ < stages_ && waited_ * kStage < end; ++waited_) {
 #if __CUDA_ARCH__ >= 900
       const uint32_t stage = before_ + waited_;
-#pragma unroll 1
-      while (!::cuda::ptx::mbarrier_try_wait_parity(shared_.full + stage % kStages, stage / kStages & 1)) {
-      }
+      wait_for_bytes(shared_.full + stage % kStages, stage / kStages & 1);
 #endif
     }
     __syncwarp();
@@ -128,19 +125,10 @@ class RowStream {
     const int begin = max(filled_ * kStage, low_), end = min((filled_ + 1) * kStage, high_);
 #if __CUDA_ARCH__ >= 900
     if (lane() == 0) {
-      namespace ptx = ::cuda::ptx;
       uint64_t* const full = shared_.full + (before_ + filled_) % kStages;
       const uint32_t bytes = end > begin ? (end - begin) * kSize : 0;
-      ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, full, bytes);
-      if (bytes > 0) {
-        // Not cuda::ptx::cp_async_bulk, which takes no policy.
-        asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                static_cast<uint32_t>(__cvta_generic_to_shared(at(begin)))),
-            "l"(__cvta_generic_to_global(source_.address(begin_ + begin))), "r"(bytes),
-            "r"(static_cast<uint32_t>(__cvta_generic_to_shared(full))), "l"(source_.policy)
-            : "memory");
-      }
+      expect_bytes(full, bytes);
+      if (bytes > 0) bulk_copy(at(begin), source_.address(begin_ + begin), bytes, full, source_.policy);
     }
 #else
     for (int i = begin + lane() * kInGranule; i < end; i += kWarp * kInGranule)
