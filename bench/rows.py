@@ -1,12 +1,14 @@
-"""Times of softmax, log_softmax, rms_norm and layer_norm, forward and backward, beside a copy, torch and torch.compile.
+"""Times of functions that keep their input's shape, and of logarithms of rows, beside a copy, torch and torch.compile.
 
     python bench/rows.py                 the table
     python bench/rows.py --save          and keeps it in bench/results/<gpu>/rows.json
     python bench/rows.py --eager         without torch.compile
     python bench/rows.py --only NAME     one function, and its backward pass
 
-GPU time in CUDA graphs, cold, as bench/grid.py takes it. The copy moves the same bytes; for a backward pass it is the
-add of two tensors by torch, which reads two and writes one. Each result is first compared with the CPU's bits (small
+softmax, log_softmax, rms_norm and layer_norm, forward and backward; softmax over dim 0; logsumexp and log_prob, which
+write one number per row. GPU time in CUDA graphs, cold, as bench/grid.py takes it. The copy moves the same bytes; for a
+backward pass it is the add of two tensors by torch, which reads two and writes one, and beside logsumexp and log_prob
+it is our sum of the rows. Each result is first compared with the CPU's bits (small
 inputs) or with torch's in double precision.
 """
 
@@ -20,7 +22,7 @@ import torch
 
 import contenders
 import provenance
-import torch_reduce  # noqa: F401 (registers the operators)
+import torch_reduce
 from family import clones
 from torch_reduce.tuning.race import Race, same_bits
 
@@ -93,12 +95,32 @@ def _softmax_of(ours, logarithmic):
     return forward, backward
 
 
+def _columns_of(ours, logarithmic):
+    def forward(x, w):
+        return OPS.softmax(x, 0) if ours else torch.softmax(x, 0)
+
+    return forward, None
+
+
+def _reading_of(ours, name):
+    def forward(x, w):
+        if name == "logsumexp":
+            return torch_reduce.logsumexp(x, -1) if ours else torch.logsumexp(x, -1)
+        return torch_reduce.log_prob(x, w) if ours else -F.cross_entropy(x, w, reduction="none")
+
+    return forward, None
+
+
 MAKERS = {
     "softmax": (_softmax_of, False),
     "log_softmax": (_softmax_of, True),
     "rms_norm": (_norm_of, False),
     "layer_norm": (_norm_of, True),
+    "softmax over dim 0": (_columns_of, False),
+    "logsumexp": (_reading_of, "logsumexp"),
+    "log_prob": (_reading_of, "log_prob"),
 }
+READS = ("logsumexp", "log_prob")
 
 
 def functions_of(name, backward):
@@ -111,6 +133,8 @@ def cells(names, backward):
         for shape_name, shape in SHAPES.items():
             if name.endswith("norm") and shape[1] > VOCABULARY:
                 continue
+            if functions_of(name, backward)[0] is None or (name == "softmax over dim 0" and shape[0] < 512):
+                continue
             for dtype in DTYPES:
                 yield name, backward, shape_name, shape, dtype
 
@@ -121,6 +145,8 @@ def inputs_of(name, backward, shape, dtype, device="cuda"):
     if backward and name.endswith("softmax"):
         x[1] = getattr(torch, name)(x[1], -1)
     weight = torch.rand(shape[-1], device=device, generator=generator).to(dtype) if name.endswith("norm") else None
+    if name == "log_prob":
+        weight = torch.randint(shape[-1], shape[:1], device=device, generator=generator)
     return x.to(dtype), weight
 
 
@@ -148,7 +174,9 @@ def is_right(ours, theirs, x, weight):
     if x.numel() <= CHECKED:
         there = x.cpu(), None if weight is None else weight.cpu()
         return same_bits(result.cpu(), first_of(ours(*there)))
-    wide = first_of(theirs(x.double(), None if weight is None else weight.double()))
+    wide = first_of(
+        theirs(x.double(), weight.double() if weight is not None and weight.is_floating_point() else weight)
+    )
     return torch.allclose(result.double(), wide, rtol=2e-2, atol=2e-2)
 
 
@@ -164,6 +192,8 @@ def measure(names, compiles):
                 sys.exit(f"WRONG: {name} of {shape_name} {dtype}")
             functions = {"ours": lambda x, w=weight, f=ours: f(x, w), "torch": lambda x, w=weight, f=theirs: f(x, w)}
             functions["copy"] = (lambda x: torch.add(x[0], x[1])) if backward else torch.clone  # the same bytes
+            if name in READS:
+                functions["copy"] = lambda x: torch_reduce.sum(x, -1)
             if compiles:
                 torch._dynamo.reset()
                 compiled = torch.compile(theirs, dynamic=False)
@@ -187,7 +217,7 @@ def measure(names, compiles):
 
 def told(row):
     line = f"{row['function'] + ', ' + row['shape'] + ', ' + row['dtype']:52} {row['us']:8.2f} µs"
-    line += f", {row['copy_us'] / row['us']:.2f} of a copy's speed"
+    line += f", {row['copy_us'] / row['us']:.2f} of {'our sum' if row['function'] in READS else 'a copy'}'s speed"
     for rival in ("torch", "compiled"):
         if (took := row.get(f"{rival}_us")) is not None:
             line += f", {rival} {took:8.2f} ({took / row['us']:.2f}x)"

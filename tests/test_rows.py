@@ -175,6 +175,38 @@ def test_every_dim(function, device):
     assert getattr(OPS, function)(scalar, 0).item() == (0.0 if SOFTMAXES[function] else 1.0)
 
 
+@every_float
+@every_softmax
+def test_other_dims_of_many_elements(function, name, device):
+    """Where rows do not lie side by side, many elements are computed by parts: the model's bits, of gradients too."""
+    whole = random((70, 3, 700), name, 29, device)
+    whole[:, 0, 5], whole[3, 1, 7], whole[4, 2, 9] = -math.inf, math.inf, math.nan
+    whole[:40, 0, 6] = -math.inf
+    grad = random((70, 3, 700), name, 30, device)
+    for x, dim in (
+        (whole, 0),
+        (whole, 1),
+        (whole.transpose(0, 2), 2),
+        (whole[:, :, 1:], 0),
+        (whole[:1].expand(70, 3, 700), 0),
+    ):
+        leaf, g = x.detach().requires_grad_(), grad.reshape(-1)[: x.numel()].reshape(x.shape)
+        y = getattr(OPS, function)(leaf, dim)
+        rows = x.movedim(dim, -1).contiguous().requires_grad_()
+        wide, logarithmic = name == "float64", SOFTMAXES[function]
+        expected = model.softmaxes(numbers(rows, wide), logarithmic)
+        what = f"{function} over {dim} of {tuple(x.shape)} {x.stride()}"
+        same(y.movedim(dim, -1).contiguous(), expected, rows, None, what)
+        (ours,) = torch.autograd.grad(y, leaf, g)
+        (plain,) = torch.autograd.grad(getattr(OPS, function)(rows, -1), rows, g.movedim(dim, -1).contiguous())
+        assert_same_bits(ours.movedim(dim, -1).cpu().contiguous(), plain.cpu(), f"the gradient of {what}")
+    integers = data((40, 1000), "int16", seed=31, device=device)
+    for x, dtype in ((integers, torch.float32), (integers, torch.float64), (whole[:, 1], torch.float64)):
+        y = getattr(OPS, function)(x, 0, dtype=dtype)
+        rows = x.t().contiguous()
+        assert_same_bits(y.t().cpu().contiguous(), getattr(OPS, function)(rows, -1, dtype=dtype).cpu(), f"{dtype}")
+
+
 @every_norm
 def test_several_dims(function, device):
     """Of contiguous tensors their rows are those of the flattened one."""

@@ -15,9 +15,7 @@ class Exponents {
   explicit Exponents(const Reduction& r)
       : input_(r.input), largest_(static_cast<const A*>(r.largest)), negate_(r.negate), load_(loader_of<A>(r.in)) {}
 
-  struct Scratch {
-    std::unique_ptr<A[]> elements{new A[kChunk]};
-  };
+  struct Scratch { std::unique_ptr<A[]> elements{new A[kChunk]}; };
 
   void make(Both at, Both step, int64_t n, Scratch& scratch, A* to) const {
     A* const x = scratch.elements.get();

@@ -104,7 +104,7 @@ void exponentials(const T* __restrict x, const T* m, int64_t step, int64_t n, T*
 #define GPUREDUCE_TEXT(name) GPUREDUCE_TEXT_OF(name)
 InstructionSet functions() {
   return {GPUREDUCE_TEXT(GPUREDUCE_ISA), GPUREDUCE_VECTOR_BYTES, kernel_for, sum_chunk<float>, sum_chunk<double>,
-          exponentials<float>, exponentials<double>};
+          exponentials<float>,           exponentials<double>};
 }
 
 }  // namespace gpureduce::cpu::GPUREDUCE_ISA

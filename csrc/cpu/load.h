@@ -28,8 +28,8 @@ void load(const void* base, int64_t offset, int64_t stride, int64_t n, bool nega
 template <class Number>
 Loader<Number> loader_of(DType dtype) {
   switch (dtype) {
-#define GPUREDUCE_LOADER(name, type, kind, accumulator, wide, family)      \
-  case DType::name:                                                        \
+#define GPUREDUCE_LOADER(name, type, kind, accumulator, wide, family)     \
+  case DType::name:                                                       \
     if constexpr (Kind::kind != Kind::complex) return load<Number, type>; \
     break;
     GPUREDUCE_DTYPES(GPUREDUCE_LOADER)

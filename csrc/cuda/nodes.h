@@ -8,8 +8,8 @@
 
 namespace gpureduce::cuda {
 
-// Writes the logarithms of the sums of exponentials of a problem's outputs to `out`, of dtype `t`. `sums` and `largest`, of float
-// or double, are in the order of the outputs' numbers.
+// Writes the logarithms of the sums of exponentials of a problem's outputs to `out`, of dtype `t`. `sums` and `largest`, of
+// float or double, are in the order of the outputs' numbers.
 template <class A>
 cudaError_t finish_exponents(const A* sums, const A* largest, const Problem& problem, void* out, DType t, cudaStream_t stream);
 

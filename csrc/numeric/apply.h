@@ -24,6 +24,12 @@ namespace gpureduce {
 // deviation     (x - r) * g + m
 // others        g times the product of the output's other elements; r: the product of its non-zero elements, m: their count,
 //               `number`: the count of all elements
+//
+// Of functions that keep their input's shape (rows.h), where no kernel takes whole rows:
+// softmax               e^(x - g) * r; g: the row's largest element, r: 1 / S
+// log_softmax           (x - g) - r; r: log(S)
+// softmax_backward      (g - r) * x; x: softmax's result, g: the incoming gradient, r: the sum of g * x
+// log_softmax_backward  g - e^x * r; x: log_softmax's result, r: the sum of g
 #define GPUREDUCE_FORMULAS(X) \
   X(quotient)                 \
   X(kept)                     \
@@ -36,7 +42,11 @@ namespace gpureduce {
   X(square)                   \
   X(ratio_square)             \
   X(deviation)                \
-  X(others)
+  X(others)                   \
+  X(softmax)                  \
+  X(log_softmax)              \
+  X(softmax_backward)         \
+  X(log_softmax_backward)
 
 enum class Formula : uint8_t {
 #define GPUREDUCE_FORMULA(name) name,
@@ -76,6 +86,10 @@ GPUREDUCE_HOST_DEVICE A applied(A x, A g, A r, A m, A number) {
   else if constexpr (f == Formula::square) return x * magnitude_of(x) * g;
   else if constexpr (f == Formula::ratio_square) return r == 0 ? A(0) : x / r * magnitude_of(x / r) * g;
   else if constexpr (f == Formula::deviation) return (x - r) * g + m;
+  else if constexpr (f == Formula::softmax) return exponential_or_zero(x - g) * r;
+  else if constexpr (f == Formula::log_softmax) return (x - g) - r;
+  else if constexpr (f == Formula::softmax_backward) return (g - r) * x;
+  else if constexpr (f == Formula::log_softmax_backward) return g - whole_exponential(x) * r;
   else return number - m == 0 ? r / x * g : number - m == 1 && x == 0 ? r * g : r * A(0) * g;
 }
 

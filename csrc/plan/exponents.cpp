@@ -44,8 +44,7 @@ Reduction largest_elements(const Reduction& r, void* to) {
 
 // A sum of one element each.
 Reduction copied_numbers(const Reduction& r, const Problem& from_problem, const void* from, DType from_dtype, void* to) {
-  Reduction made =
-      plain(numbered(from_problem), Operation::sum, from_dtype, exponents::dtype_of(r.in), from, to, r.native);
+  Reduction made = plain(numbered(from_problem), Operation::sum, from_dtype, exponents::dtype_of(r.in), from, to, r.native);
   made.problem.reduced = {};
   made.problem.length = 1;
   classify(made);

@@ -229,6 +229,8 @@ Tensor derivative(Formula formula, const Numbers& x, int i, const Saved& saved) 
       if (i == 3) return at::ones_like(x[0]);
       return i == 0 ? x[1].expand_as(x[0]) : -x[1].expand_as(x[0]);
     case Formula::others: return i == 1 ? without_grad() : Tensor();  // i == 0: see products_without()
+    default:
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "_apply: the formula ", kNames[static_cast<int>(formula)], " has no derivative");
   }
   return {};
 }

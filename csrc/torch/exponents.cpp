@@ -64,8 +64,7 @@ bool run_as_rows(const Reduction& r, at::Device device) {
     call.across.add(dim);
   }
   const c10::cuda::CUDAGuard guard(device);
-  const cudaError_t error =
-      cuda::run_compiled_rows(call, cuda::facts(device), c10::cuda::getCurrentCUDAStream(device.index()));
+  const cudaError_t error = cuda::run_compiled_rows(call, cuda::facts(device), c10::cuda::getCurrentCUDAStream(device.index()));
   if (error == cuda::kNoKernel) return false;
   C10_CUDA_CHECK(error);
   return true;
@@ -151,8 +150,7 @@ Tensor exponent_sum(const Tensor& self, const Tensor& given, OptionalDims dim, b
   r.negate = self.is_neg();
   r.input = self.const_data_ptr();
   InputDims dims(self.dim());
-  for (int64_t d = 0; d < self.dim(); ++d)
-    dims[d] = {self.size(d), self.stride(d), 0, false, mask[d] ? 0 : largest.stride(d)};
+  for (int64_t d = 0; d < self.dim(); ++d) dims[d] = {self.size(d), self.stride(d), 0, false, mask[d] ? 0 : largest.stride(d)};
   complete(r, dims, mask, result, keepdim, self.device(), "_exponent_sum: the input has");
   if (r.problem.outputs == 0) return result;
   if (r.problem.length == 0) return result.zero_();

@@ -140,18 +140,73 @@ at::ScalarType softmax_type(const char* name, const Tensor& self, OptionalDtype 
   return type;
 }
 
+const auto& exponent_sum() {
+  static const auto handle = find<Tensor(const Tensor&, const Tensor&, OptionalDims, bool)>("_exponent_sum");
+  return handle;
+}
+using FinishRows = std::tuple<Tensor, Tensor>(const Tensor&, const OptionalTensor&, std::string_view, int64_t, double,
+                                              at::ScalarType);
+const auto& finish_rows() {
+  static const auto handle = find<FinishRows>("_finish_rows");
+  return handle;
+}
+const auto& weighted_sum() {
+  static const auto handle = find<Tensor(const Tensor&, const Tensor&, OptionalDims, bool, OptionalDtype)>("weighted_sum");
+  return handle;
+}
+
+// Below so many elements a call is one launch of the kernel that takes anything, which costs less than several launches.
+constexpr int64_t kFewElements = 1 << 15;
+
+// Runs a call, unless it had better be computed by parts, and returns false then.
+bool run_unless_by_parts(const RowsCall& call, const Tensor& like) {
+#ifdef GPUREDUCE_WITH_CUDA
+  if (like.is_cuda() && call.rows * call.length >= kFewElements) {
+    const c10::cuda::CUDAGuard guard(like.device());
+    const auto stream = c10::cuda::getCurrentCUDAStream(like.device().index());
+    const cudaError_t error = cuda::run_compiled_rows(call, cuda::facts(like.device()), stream);
+    if (error == cuda::kNoKernel) return false;
+    C10_CUDA_CHECK(error);
+    return true;
+  }
+#endif
+  run(call, like);
+  return true;
+}
+
+// Softmaxes whose rows no compiled kernel takes, as of other dims than the last: the numbers of rows by reductions, then a
+// formula. Everything is read twice more, but at the speed of memory.
 template <bool logarithm>
-void softmax_into(const Tensor& self, int64_t dim, const Tensor& result) {
-  const RowFunction function = logarithm ? RowFunction::log_softmax : RowFunction::softmax;
-  run(make_call(function, {self, {}, {}, {}, result}, one_dim(self, dim), kSoftmax<logarithm>), self);
+Tensor softmax_by_parts(const Tensor& self, int64_t dim, at::ScalarType type) {
+  const at::ScalarType computed = computed_in({self, {}, {}, {}, at::empty({0}, self.options().dtype(type))});
+  const bool as_it_is = at::isFloatingType(self.scalar_type()) && (computed == at::kFloat || self.scalar_type() == at::kDouble);
+  const Tensor x = as_it_is ? self : self.to(computed);
+  const Tensor largest = functional<Operation::_amax>().call(x, dim, true, std::nullopt).to(computed);
+  const Tensor sum = exponent_sum().call(x, largest, dim, true);
+  const auto [m, number] = finish_rows().call(sum, largest, kSoftmax<logarithm>, self.size(dim), 0, computed);
+  return apply(logarithm ? Formula::log_softmax : Formula::softmax, x, {m, number}, type);
+}
+
+template <bool logarithm>
+Tensor softmax_backward_by_parts(const Tensor& grad, const Tensor& y, int64_t dim, at::ScalarType dtype) {
+  const at::ScalarType computed = computed_in({y, grad, {}, {}, {}});
+  if constexpr (logarithm) {
+    const Tensor sum = functional<Operation::sum>().call(grad, dim, true, computed);
+    return apply(Formula::log_softmax_backward, y, {grad, sum}, dtype);
+  } else {
+    const Tensor sum = weighted_sum().call(grad, y, dim, true, computed);
+    return apply(Formula::softmax_backward, y, {grad, sum}, dtype);
+  }
 }
 
 template <bool logarithm>
 Tensor softmax(const Tensor& self, int64_t dim, OptionalDtype dtype) {
   const at::ScalarType type = softmax_type(kSoftmax<logarithm>, self, dtype);
-  one_dim(self, dim);
+  const DimMask mask = one_dim(self, dim);
   const Tensor result = result_like(self, type);
-  softmax_into<logarithm>(self, dim, result);
+  const RowFunction function = logarithm ? RowFunction::log_softmax : RowFunction::softmax;
+  const RowsCall call = make_call(function, {self, {}, {}, {}, result}, mask, kSoftmax<logarithm>);
+  if (!run_unless_by_parts(call, self)) return softmax_by_parts<logarithm>(self, dim, type);
   return result;
 }
 
@@ -192,7 +247,8 @@ Tensor softmax_backward(const Tensor& grad, const Tensor& result, int64_t dim, a
   const DimMask mask = one_dim(result, dim);
   const Tensor found = result_like(result, dtype);
   const RowFunction function = logarithm ? RowFunction::log_softmax_backward : RowFunction::softmax_backward;
-  run(make_call(function, {result, grad, {}, {}, found}, mask, name), result);
+  if (!run_unless_by_parts(make_call(function, {result, grad, {}, {}, found}, mask, name), result))
+    return softmax_backward_by_parts<logarithm>(grad, result, dim, dtype);
   return found;
 }
 

@@ -1,5 +1,5 @@
-// The sources of weighted sums, variances and sums of exponentials: an addend is made from two operands (weighted.h, variance.h,
-// exponents.h).
+// The sources of weighted sums, variances and sums of exponentials: an addend is made from two operands (weighted.h,
+// variance.h, exponents.h).
 #pragma once
 
 #include "../../numeric/exponents.h"
