@@ -539,18 +539,18 @@ def test_softmaxes_of_dtensors(name, layout, world):
     world.run(world.size, softmaxes_of_dtensors, *LAYOUTS[layout], name)
 
 
-def norms_of_dtensors(group, shape, placements, name):
+def norms_of_dtensors(group, shape, placements, name, sizes):
     mesh = mesh_of(shape)
-    x, grad = data([700, 130], name, 1).to(here()), data([700, 130], name, 2).to(here())
-    weight, bias = data([130], name, 3).to(here()), data([130], "float32", 4).to(here())
+    x, grad = data(sizes, name, 1).to(here()), data(sizes, name, 2).to(here())
+    weight, bias = data(sizes[1:], name, 3).to(here()), data(sizes[1:], "float32", 4).to(here())
     like = [ShardOf(0) if one == S1 else R for one in placements]
     for function, of_weights in itertools.product(("rms_norm", "layer_norm"), ([R] * len(shape), like)):
         arguments = (weight,) if function == "rms_norm" else (weight, bias)
         whole = [one.clone().requires_grad_() for one in (x, *arguments)]
         leaves = [cut(x, mesh, placements), *(cut(one, mesh, of_weights) for one in arguments)]
         leaves = [leaf.requires_grad_() for leaf in leaves]
-        one = getattr(torch_reduce, function)(whole[0], 130, *whole[1:])
-        got = getattr(torch_reduce, function)(leaves[0], 130, *leaves[1:])
+        one = getattr(torch_reduce, function)(whole[0], sizes[1:], *whole[1:])
+        got = getattr(torch_reduce, function)(leaves[0], sizes[1:], *leaves[1:])
         same_parts(got, one.detach(), mesh, placements, function)
         wanted = torch.autograd.grad(one, whole, grad)
         gradients = torch.autograd.grad(got, leaves, cut(grad, mesh, placements))
@@ -562,8 +562,10 @@ def norms_of_dtensors(group, shape, placements, name):
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "strided"])
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_norms_of_dtensors(name, layout, world):
+    """Of many rows, and of long ones; weights on every rank, and cut as the normalized dim."""
     only_where_torch_moves(world)
-    world.run(world.size, norms_of_dtensors, *LAYOUTS[layout], name)
+    for sizes in ([4200, 6], [5, 9001]):
+        world.run(world.size, norms_of_dtensors, *LAYOUTS[layout], name, sizes)
 
 
 def higher_orders(group, shape, placements):
@@ -632,6 +634,7 @@ def compiled(group, placements):
 
     def function(x, target, weight):
         loss = torch_reduce.log_prob(x, target).sum() + torch_reduce.log_softmax(x, 1).sum()
+        loss = loss + torch_reduce.cross_entropy(x, target, label_smoothing=0.1)
         return loss + torch_reduce.rms_norm(x, 9001, weight).float().sum()
 
     if not inside(mesh):
