@@ -111,8 +111,8 @@ def log_prob(
     Args:
         logits: of float16, bfloat16, float32, float64 or a float8 type, of any strides and device, or a DTensor, or a
             :class:`torch_reduce.distributed.Shard`.
-        target: int64, int32 or uint8, of ``logits``'s shape without ``dim``: indices along ``dim``. Beside a Shard whose
-            rows are cut those of this rank's rows; the index is that of the global tensor's class.
+        target: int64, int32 or uint8, of ``logits``'s shape without ``dim``: indices along ``dim``. Beside a Shard
+            whose rows are cut those of this rank's rows; the index is that of the global tensor's class.
         dim: the dimension of the classes.
         temperature: above 0. If it is not 1, the quotients are written to memory, in float32 or float64.
         ignore_index: targets of this value have the result 0, and no gradient.

@@ -15,8 +15,8 @@
 namespace gpureduce::cuda {
 
 template <class Source, class Acc>
-constexpr Variants kVariants = variants_of({engine_of<Source>, static_cast<int>(sizeof(typename Source::Element)),
-                                            has_one_input<typename Source::Element>});
+constexpr Variants kVariants = variants_of(
+    {engine_of<Source>, static_cast<int>(sizeof(typename Source::Element)), has_one_input<typename Source::Element>});
 
 // --- arguments of kernels -------------------------------------------------------------------------------------------------
 

@@ -88,9 +88,7 @@ std::string operations() {
 }
 
 // torch's Python name of the dtype of a tensor of these accumulators.
-std::string dtype_name(Accumulator a) {
-  return name_of(a);
-}
+std::string dtype_name(Accumulator a) { return name_of(a); }
 
 // The dtype of the nodes of an operation on elements of dtype `input` with a result of dtype `result`: the accumulator's. It
 // refuses operations of typing `same`, whose nodes have the input's dtype.

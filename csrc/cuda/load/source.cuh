@@ -92,7 +92,8 @@ struct Typed {
 };
 
 // is_converted: elements are converted at run time (converted.cuh), so a load only notes their places. holds_numbers: the
-// source holds a number of each output, its first or largest element. has_one_input: an addend is made by a map from one element, not from two.
+// source holds a number of each output, its first or largest element. has_one_input: an addend is made by a map from one
+// element, not from two.
 template <class Source>
 constexpr bool is_converted = false;
 template <class Source>
@@ -119,8 +120,8 @@ __device__ __forceinline__ typename Source::Place beside(const Source& source, i
   else return n;
 }
 
-// The source for N neighbouring outputs, of which the first begins at `place` and has this number. It is `source` itself, or one
-// that holds a number of each output, loaded if `wanted`.
+// The source for N neighbouring outputs, of which the first begins at `place` and has this number. It is `source` itself, or
+// one that holds a number of each output, loaded if `wanted`.
 template <int N, class Source>
 __device__ __forceinline__ decltype(auto) of_outputs(const Source& source, bool wanted, typename Source::Place place,
                                                      int64_t number) {
