@@ -187,8 +187,9 @@ Tensor softmax_by_parts(const Tensor& self, int64_t dim, at::ScalarType type) {
 }
 
 template <bool logarithm>
-Tensor softmax_backward_by_parts(const Tensor& grad, const Tensor& y, int64_t dim, at::ScalarType dtype) {
-  const at::ScalarType computed = computed_in({y, grad, {}, {}, {}});
+Tensor softmax_backward_by_parts(const Tensor& grad, const Tensor& result, int64_t dim, at::ScalarType dtype) {
+  const at::ScalarType computed = dtype == at::kDouble ? dtype : computed_in({result, grad, {}, {}, {}});
+  const Tensor y = computed == at::kDouble ? result.to(computed) : result;  // the formula is computed in its type
   if constexpr (logarithm) {
     const Tensor sum = functional<Operation::sum>().call(grad, dim, true, computed);
     return apply(Formula::log_softmax_backward, y, {grad, sum}, dtype);
