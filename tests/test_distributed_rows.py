@@ -443,6 +443,12 @@ def refused(group):
         expect(group, kind, message, call)
     if here().type == "cpu":
         expect(group, IndexError, "Target 12 is out of bounds", lambda: torch_reduce.log_prob(mine, target + 12))
+        expect(
+            group,
+            IndexError,
+            "Target -3 is out of bounds",
+            lambda: torch_reduce.log_prob(mine, target.clone().fill_(-3)),
+        )
     odd = torch_reduce.softmax if rank == 1 else torch_reduce.log_softmax
     expect(group, RuntimeError, "disagree about the function", lambda: odd(mine, 1))
     bad = x.to(torch.complex64) if rank == 1 else x

@@ -313,30 +313,37 @@ def _softmax_backward(op: Any, grad: DTensor, result: DTensor, dim: int, dtype: 
     return _rowwise(function, y, work, [meta], [y.placements])[0]
 
 
-def _log_prob(op: Any, logits: Tensor, target: Tensor, dim: int) -> tuple[DTensor, ...]:
+def _log_prob(op: Any, logits: Tensor, target: Tensor, dim: int, ignore_index: int = -100) -> tuple[DTensor, ...]:
     _expect_dtensors("log_prob", logits=logits, target=target)
-    metas = op(_without_data(logits), _without_data(target), dim)
+    metas = op(_without_data(logits), _without_data(target), dim, ignore_index)
     x, at = _without_partials(logits), dim % logits.dim()
     alone, kept = (_per_row("log_prob", x, [at], keepdim) for keepdim in (False, True))
     target = _as_cut(target, alone)
 
     def work(cut: _DTensorCut) -> tuple[Tensor, ...]:
-        return _rows.log_prob(cut, x._local_tensor, target._local_tensor, at)
+        return _rows.log_prob(cut, x._local_tensor, target._local_tensor, at, ignore_index)
 
     return _rowwise("log_prob", x, work, metas, [alone, kept, kept])
 
 
 def _log_prob_backward(
-    op: Any, grad: DTensor, logits: DTensor, target: DTensor, dim: int, m: DTensor, log_sum: DTensor
+    op: Any,
+    grad: DTensor,
+    logits: DTensor,
+    target: DTensor,
+    dim: int,
+    ignore_index: int,
+    m: DTensor,
+    log_sum: DTensor,
 ) -> DTensor:
-    meta = op(*map(_without_data, (grad, logits, target)), dim, *map(_without_data, (m, log_sum)))
+    meta = op(*map(_without_data, (grad, logits, target)), dim, ignore_index, *map(_without_data, (m, log_sum)))
     x, at = _without_partials(logits), dim % logits.dim()
     alone, kept = (_per_row("log_prob", x, [at], keepdim) for keepdim in (False, True))
     grad, target, m, log_sum = _as_cut(grad, alone), _as_cut(target, alone), _as_cut(m, kept), _as_cut(log_sum, kept)
 
     def work(cut: _DTensorCut) -> list[Tensor]:
         given = (grad._local_tensor, x._local_tensor, target._local_tensor)
-        return [_rows.log_prob_backward(cut, *given, at, m._local_tensor, log_sum._local_tensor)]
+        return [_rows.log_prob_backward(cut, *given, at, ignore_index, m._local_tensor, log_sum._local_tensor)]
 
     return _rowwise("log_prob", x, work, [meta], [x.placements])[0]
 

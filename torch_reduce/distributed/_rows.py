@@ -141,10 +141,10 @@ def _here(cut: Cut, target: Tensor, dim: int) -> Tensor:
     return places
 
 
-def log_prob(cut: Cut, x: Tensor, target: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+def log_prob(cut: Cut, x: Tensor, target: Tensor, dim: int, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
     """Per row: the logarithm of its target's probability, m and log S. Targets are not cut with the classes."""
     if not cut.crosses([dim]):
-        return _ops._log_prob(x, target, dim)
+        return _ops._log_prob(x, target, dim, ignore_index)
     computed, classes = widest(x), cut.shape[dim]
     kept = [1 if d == dim else n for d, n in enumerate(x.shape)]
     if target.numel() == 0:
@@ -152,8 +152,9 @@ def log_prob(cut: Cut, x: Tensor, target: Tensor, dim: int) -> tuple[Tensor, Ten
         return empty.squeeze(dim), empty, empty.clone()
     if classes == 0:
         raise RuntimeError("log_prob(): logits: there are no classes")
-    _expect_classes(target, classes)
-    place = _here(cut, target.to(torch.int64), dim).unsqueeze(dim)
+    given, target = target, _marked(target, ignore_index)
+    _expect_classes(given, target, classes)
+    place = _here(cut, target, dim).unsqueeze(dim)
     # This rank's largest logit, and its logit of the target, if it has that.
     mine = torch.full((2, *kept), -torch.inf, dtype=computed, device=x.device)
     if x.shape[dim]:
@@ -169,24 +170,32 @@ def log_prob(cut: Cut, x: Tensor, target: Tensor, dim: int) -> tuple[Tensor, Ten
     return found.squeeze(dim).masked_fill(target < 0, 0), m, log_sum
 
 
-def _expect_classes(target: Tensor, classes: int) -> None:
-    """Raises torch's error if a target is too large: on a GPU an assertion that stops a kernel."""
-    if traced(target):
+def _marked(target: Tensor, ignore_index: int) -> Tensor:
+    """A target to ignore becomes -1, and any other negative one -2. As int64, since ignore_index may be no uint8."""
+    target = target.to(torch.int64)
+    ignored = target == ignore_index
+    return torch.where(ignored, target.new_full((), -1), torch.where(target < 0, target.new_full((), -2), target))
+
+
+def _expect_classes(target: Tensor, marked: Tensor, classes: int) -> None:
+    """Raises torch's error if a target is out of bounds: on a GPU an assertion that stops a kernel."""
+    if traced(marked):
         return
-    if not target.is_cpu:
-        torch._assert_async((target < classes).all())
-    elif (most := int(target.max())) >= classes:
-        raise IndexError(f"log_prob(): Target {most} is out of bounds.")
+    wrong = (marked < -1) | (marked >= classes)
+    if not marked.is_cpu:
+        torch._assert_async(wrong.logical_not().all())
+    elif wrong.any():
+        raise IndexError(f"log_prob(): Target {int(target[wrong][0])} is out of bounds.")
 
 
 def log_prob_backward(
-    cut: Cut, grad: Tensor, x: Tensor, target: Tensor, dim: int, m: Tensor, log_sum: Tensor
+    cut: Cut, grad: Tensor, x: Tensor, target: Tensor, dim: int, ignore_index: int, m: Tensor, log_sum: Tensor
 ) -> Tensor:
     """The gradient of the logits."""
     if not cut.crosses([dim]):
-        return _ops._log_prob_backward(grad, x, target, dim, m, log_sum)
-    computed = widest(x)
-    share, place = grad.to(computed).masked_fill(target < 0, 0), _here(cut, target.to(torch.int64), dim)
+        return _ops._log_prob_backward(grad, x, target, dim, ignore_index, m, log_sum)
+    computed, target = widest(x), _marked(target, ignore_index)
+    share, place = grad.to(computed).masked_fill(target < 0, 0), _here(cut, target, dim)
     given = dict(target=place, mean=m, r=log_sum, share=share)
     return _ops._row_step(x, "applied", "log_prob_backward", [dim], **given, computed=computed, dtype=x.dtype)
 
@@ -305,17 +314,17 @@ class _Softmax(torch.autograd.Function):
 
 class _LogProb(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, cut, target, dim):
-        found, m, log_sum = log_prob(cut, x, target, dim)
+    def forward(ctx, x, cut, target, dim, ignore_index):
+        found, m, log_sum = log_prob(cut, x, target, dim, ignore_index)
         ctx.save_for_backward(x, target, m, log_sum)
-        ctx.facts = cut, dim
+        ctx.facts = cut, dim, ignore_index
         return found
 
     @staticmethod
     @_of_first_order
     def backward(ctx, grad):
-        (cut, dim), (x, target, m, log_sum) = ctx.facts, ctx.saved_tensors
-        return log_prob_backward(cut, grad, x, target, dim, m, log_sum), None, None, None
+        (cut, dim, ignore_index), (x, target, m, log_sum) = ctx.facts, ctx.saved_tensors
+        return log_prob_backward(cut, grad, x, target, dim, ignore_index, m, log_sum), None, None, None, None
 
 
 class _Norm(torch.autograd.Function):
@@ -456,14 +465,7 @@ def _log_prob_of(
         x = (x.float() if x.dtype != torch.float64 else x) / torch.scalar_tensor(
             temperature, dtype=widest(x), device=x.device
         )
-    return _LogProb.apply(x, cut, _marked(target, ignore_index), dim % x.dim())
-
-
-def _marked(target: Tensor, ignore_index: int) -> Tensor:
-    """A target to ignore becomes -1."""
-    return torch.where(
-        target == ignore_index, torch.scalar_tensor(-1, dtype=target.dtype, device=target.device), target
-    )
+    return _LogProb.apply(x, cut, target, dim % x.dim(), ignore_index)
 
 
 def entropies(shard: Shard, dim: int, temperature: float) -> Tensor:
@@ -561,12 +563,14 @@ def _cross_entropy_of(
         rows = product(n for d, n in enumerate(cut.shape) if d != dim)
         return reduced(-total(logarithms() * share), lambda: number(rows))
 
-    ignored, index = target == ignore_index, _marked(target, ignore_index)
+    index = _marked(target, ignore_index)
+    ignored = index == -1
     logits = x.double() if computed == torch.float64 else x
-    losses = -(_LogProb.apply(logits, cut, index, dim) if across else _ops._log_prob(logits, index, dim)[0])
+    given = target, dim, ignore_index
+    losses = -(_LogProb.apply(logits, cut, *given) if across else _ops._log_prob(logits, *given)[0])
     counted = ignored.logical_not().to(computed)
     if weight is not None:
-        counted = counted * weight.to(computed)[index.clamp_min(0).to(torch.int64)]
+        counted = counted * weight.to(computed)[index.clamp_min(0)]
         losses = losses * counted
     if label_smoothing > 0:
         weighted = logarithms() if of_class is None else logarithms() * of_class
