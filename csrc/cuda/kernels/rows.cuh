@@ -219,7 +219,7 @@ __device__ __forceinline__ T missing_x() {
 }
 
 // Not inlined, since it is a lot of code.
-__device__ __noinline__ void store_logarithm(void* to, DType t, double x) { store(to, 0, t, x); }
+inline __device__ __noinline__ void store_logarithm(void* to, DType t, double x) { store(to, 0, t, x); }
 
 // D: vectors of a thread in flight, of leaves with so many elements. kVectors: rows are whole vectors at aligned addresses.
 // kOnce: registers hold the row, otherwise it is read again for each step, in a.rounds rounds.
