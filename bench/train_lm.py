@@ -95,7 +95,13 @@ class Model(nn.Module):
         self.norm, self.head = nn.RMSNorm(sizes.width), Linear(sizes.width, sizes.vocabulary)
 
     def forward(self, tokens, pieces=None):
-        x = by_pieces(self.embedding, pieces, tokens) + self.positions
+        embedding = self.embedding
+        if pieces and tokens.is_cuda:  # on a GPU torch adds up the gradient of an embedding in no fixed order
+
+            def embedding(part):
+                return F.one_hot(part, len(self.embedding.weight)).to(self.embedding.weight) @ self.embedding.weight
+
+        x = by_pieces(embedding, pieces, tokens) + self.positions
         for layer in self.layers:
             x = layer(x, pieces)
         return self.head(self.norm(x), pieces)

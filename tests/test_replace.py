@@ -688,7 +688,10 @@ def test_others(name, device):
             for torchs, ours in OTHERS[name]:
                 assert_same_bits(torchs(x), ours(x))
     for old, (torchs, _) in zip(before, OTHERS[name], strict=True):
-        assert_same_bits(torchs(x), old)
+        if name == "nll_loss" and device != "cpu":  # torch's own adds images' losses in another order each time
+            torch.testing.assert_close(torchs(x), old)
+        else:
+            assert_same_bits(torchs(x), old)
 
 
 @pytest.mark.parametrize(
@@ -789,11 +792,13 @@ def test_parts_of_nll_loss(name, device):
             weight = x[1, : given.shape[min(1, given.dim() - 1)]].abs() if weighted else None
             rest = (target, weight, reduction, 3 if ignored == "all" else ignored)
             forward, backward = getattr(aten, form + "_forward"), getattr(aten, form + "_backward")
-            wide = (target, None if weight is None else weight.double(), *rest[2:])
-            exact = forward(given.double(), *wide)
+            # torch's own on the CPU: on a GPU it has 0 for one target that is ignored, and no divisor for "none".
+            wide = (target.cpu(), None if weight is None else weight.double().cpu(), *rest[2:])
+            there = given.double().cpu()
+            exact = forward(there, *wide)
             grad = torch.ones_like(exact[0]) / 4
-            gradient = backward(grad, given.double(), *wide, exact[1])
-            grad = grad.to(given.dtype)
+            gradient = backward(grad, there, *wide, exact[1])
+            grad = grad.to(given)
             with torch_reduce.replace("nll_loss", device):
                 inside = forward(given, *rest)
                 out = forward.output(given, *rest, output=given.new_empty(0), total_weight=given.new_empty(0))
@@ -801,9 +806,9 @@ def test_parts_of_nll_loss(name, device):
                 into = backward.grad_input(grad, given, *rest, inside[1], grad_input=given.new_empty(0))
             for a, b, c in zip(inside, out, exact, strict=True):
                 assert_same_bits(a, b)
-                torch.testing.assert_close(a, c.to(a.dtype), equal_nan=True)
+                torch.testing.assert_close(a, c.to(a), equal_nan=True)
             assert_same_bits(ours, into)
-            torch.testing.assert_close(ours, gradient.to(ours.dtype), equal_nan=True)
+            torch.testing.assert_close(ours, gradient.to(ours), equal_nan=True)
             assert ours.stride() == gradient.stride()
 
 
