@@ -548,7 +548,7 @@ def run(description, command, make, arguments=None):
         description: what --help says.
         command: what to run if the documents are not what the results give.
         make: takes the root and returns {path under root: text}.
-        arguments: those of the command line by default.
+        arguments: of the command line; None means this process's own.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare only")

@@ -146,10 +146,19 @@ def log_prob(
         from .distributed._rows import entropies
 
         return found, entropies(logits, dim, temperature)
+    return found, -_ops.sum(entropy_terms(log_softmax(softened(logits, temperature), dim)), [dim])
+
+
+def softened(logits: Tensor, temperature: float) -> Tensor:
+    """logits / temperature, in float32 or float64."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    logarithms = log_softmax(wide if temperature == 1 else wide / wide.new_tensor(temperature), dim)
+    return wide if temperature == 1 else wide / wide.new_tensor(temperature)
+
+
+def entropy_terms(logarithms: Tensor) -> Tensor:
+    """p * log(p) of each probability p, given log(p): 0 where p is 0."""
     finite = logarithms.masked_fill(logarithms == -float("inf"), 0)  # 0 * -inf would be NaN
-    return found, -_ops.sum(logarithms.exp() * finite, [dim])
+    return logarithms.exp() * finite
 
 
 _REDUCTIONS = ("none", "mean", "sum")

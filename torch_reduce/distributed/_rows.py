@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .._operations import known
+from .._rows import entropy_terms, softened
 from ._messages import agree, check_device, kind_of, place, traced
 from ._rank_plan import product
 from ._shard import Shard
@@ -462,26 +463,22 @@ def _log_prob_of(
     if cut is None:
         return _ops.log_prob(x, target, dim, **options)
     if temperature != 1:
-        x = (x.float() if x.dtype != torch.float64 else x) / torch.scalar_tensor(
-            temperature, dtype=widest(x), device=x.device
-        )
+        x = softened(x, temperature)
     return _LogProb.apply(x, cut, target, dim % x.dim(), ignore_index)
 
 
 def entropies(shard: Shard, dim: int, temperature: float) -> Tensor:
     """The entropy of each row's probabilities, with `log_prob`'s arguments."""
-    x = shard.x if shard.x.dtype == torch.float64 else shard.x.float()
-    x = x if temperature == 1 else x / x.new_tensor(temperature)
+    x = softened(shard.x, temperature)
     x, cut = _opened("log_prob", replace_tensor(shard, x), lambda x, d: ([dim % x.dim()], d == dim % x.dim(), {}))
     if cut is None:
         logarithms = _ops.log_softmax(x, dim)
     else:
         logarithms = _differentiable_softmax(cut, "log_softmax", x, dim % x.dim(), None)
-    finite = logarithms.masked_fill(logarithms == -torch.inf, 0)  # 0 * -inf would be NaN
-    shares = logarithms.exp() * finite
+    terms = entropy_terms(logarithms)
     if cut is None:
-        return -_ops.sum(shares, [dim])
-    return -_Sum.apply(shares, cut, [dim % x.dim()]).squeeze(dim)
+        return -_ops.sum(terms, [dim])
+    return -_Sum.apply(terms, cut, [dim % x.dim()]).squeeze(dim)
 
 
 def replace_tensor(shard: Shard, x: Tensor) -> Shard:
