@@ -1,6 +1,7 @@
 """Softmaxes, losses and norms over ranks: Shards and DTensors have the model's bits, forward and backward."""
 
 import itertools
+import math
 import random
 
 import numpy as np
@@ -349,6 +350,23 @@ def losses(group, name):
 @pytest.mark.parametrize("name", FLOATS)
 def test_cross_entropy(name, world):
     world.run(3, losses, name)
+
+
+def infinite_weights(group):
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    x, target = data([7, 4], "float32", 1), torch.tensor([1, -100, 3, 2, -100, 1, 2])
+    weight = torch.tensor([math.inf, 2.0, 0.5, 1.0])
+    for dim, cuts in ((0, [7 * r // world for r in range(world + 1)]), (1, [4 * r // world for r in range(world + 1)])):
+        mine = shard(target, 0, cuts, rank) if dim == 0 else target
+        given = Shard(shard(x, dim, cuts, rank).to(here()), dim, group), mine.to(here()), weight.to(here())
+        wanted = torch_reduce.cross_entropy(x, target, weight)
+        assert wanted.isfinite()
+        assert_same_bits(torch_reduce.cross_entropy(*given).cpu(), wanted, f"{dim} cut")
+
+
+def test_infinite_weights(world):
+    """A target that is ignored counts nothing, whatever the weight of a class is."""
+    world.run(3, infinite_weights)
 
 
 def mean_of_many(group, name, wanted):

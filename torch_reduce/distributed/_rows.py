@@ -567,7 +567,7 @@ def _cross_entropy_of(
     losses = -(_LogProb.apply(logits, cut, *given) if across else _ops._log_prob(logits, *given)[0])
     counted = ignored.logical_not().to(computed)
     if weight is not None:
-        counted = counted * weight.to(computed)[index.clamp_min(0)]
+        counted = weight.to(computed)[index.clamp_min(0)].masked_fill(ignored, 0)  # 0 times an infinite weight is NaN
         losses = losses * counted
     if label_smoothing > 0:
         weighted = logarithms() if of_class is None else logarithms() * of_class
