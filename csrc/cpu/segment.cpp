@@ -1,9 +1,12 @@
 #include "segment.h"
 
 #include <algorithm>
+#include <memory>
 #include <stdexcept>
+#include <vector>
 
 #include "exact_floats.h"
+#include "load.h"
 #include "plan.h"
 #include "plus.h"
 #include "sum.h"
@@ -13,10 +16,11 @@ namespace gpureduce::cpu {
 
 namespace {
 
-constexpr int64_t kSegmentGrain = 64;   // a segment's fixed cost, in elements
-constexpr int64_t kShortBytes = 4096;   // of a short segment's accumulators, on the stack
-constexpr int64_t kShortWork = 4096;    // segments with more elements, over all columns, run the vector kernels
-constexpr int64_t kTasksPerThread = 8;  // so that no thread waits long for the last
+constexpr int64_t kSegmentGrain = 64;        // a segment's fixed cost, in elements
+constexpr int64_t kShortBytes = 4096;        // of a short segment's accumulators, on the stack
+constexpr int64_t kShortWork = 4096;         // segments with more elements, over all columns, run the vector kernels
+constexpr int64_t kGatheredBytes = 1 << 24;  // of the rows that are gathered at a time, unless one segment has more
+constexpr int64_t kTasksPerThread = 8;       // so that no thread waits long for the last
 
 // Runs one segment, which is not empty, as a reduction of its own.
 void run_alone(const Segments& s, int64_t number) {
@@ -47,29 +51,33 @@ void for_each_run(const Problem& p, F f) {
   }
 }
 
+// Finishes sums, `step` apart, and rounds them to any dtype. That is a lot of code, so it is compiled once per accumulator.
+template <class Acc>
+[[gnu::noinline]] void store_short(const Reduction& r, int64_t place, int64_t stride, const Acc* sums, int64_t step,
+                                   int64_t columns, int64_t length) {
+  for (int64_t c = 0; c < columns; ++c) {
+    if (r.finish == Finish::none) store(r.output, place + c * stride, r.out, sums[c * step]);
+    else store(r.output, place + c * stride, r.out, finished(sums[c * step], r.finish, length));
+  }
+}
+
 // Writes the results of an empty segment.
 void write_empty(const Segments& s, int64_t number) {
   const Reduction& r = s.reduction;
-  const double each = r.finish == Finish::quotient ? NAN : 0;
-  for_each_run(r.problem, [&](const KeptDim& run, int64_t, int64_t out) {
-    for (int64_t c = 0; c < run.size; ++c)
-      store(r.output, number * s.result_pitch + out + c * run.out_stride, r.out, Complex<double>{each, each});
+  with_accumulator(r.accumulator, [&](auto acc) {
+    using Acc = decltype(acc);
+    if constexpr (!std::is_same_v<Acc, Moments>) {
+      const Acc none = of_none<Acc>(r.out);
+      for_each_run(r.problem, [&](const KeptDim& run, int64_t, int64_t out) {
+        store_short(r, number * s.result_pitch + out, run.out_stride, &none, 0, run.size, 0);
+      });
+    }
   });
-}
-
-// Rounds sums to any dtype. That is a lot of code, so it is compiled once per accumulator.
-template <class Acc>
-[[gnu::noinline]] void store_short(const Reduction& r, int64_t place, int64_t stride, const Acc* sums, int64_t columns,
-                                   int64_t length) {
-  for (int64_t c = 0; c < columns; ++c) {
-    if (r.finish == Finish::none) store(r.output, place + c * stride, r.out, sums[c]);
-    else store(r.output, place + c * stride, r.out, quotient(sums[c], length));
-  }
 }
 
 // Sums a short segment, of up to kLanes elements per output, so that every element is a leaf. Copies some columns at a time to
 // `buffer`, and joins them there.
-template <class In, class Acc>
+template <class In, class Acc, Map map>
 void run_short(const Segments& s, int64_t number, int64_t begin, int64_t length) {
   const Reduction& r = s.reduction;
   const In* const input = static_cast<const In*>(r.input) + begin * s.stride;
@@ -81,7 +89,7 @@ void run_short(const Segments& s, int64_t number, int64_t begin, int64_t length)
       const int64_t columns = std::min(most, run.size - first);
       const In* x = input + in + first * run.stride;
       for (int64_t e = 0; e < length; ++e) {
-        for (int64_t c = 0; c < columns; ++c) buffer[e * columns + c] = addend<Acc>(x[e * s.stride + c * run.stride]);
+        for (int64_t c = 0; c < columns; ++c) buffer[e * columns + c] = mapped<map, Acc>(x[e * s.stride + c * run.stride]);
       }
       for (int64_t n = length; n > 1; n = (n + 1) / 2) {
         for (int64_t p = 0; p < n / 2; ++p) {
@@ -91,28 +99,136 @@ void run_short(const Segments& s, int64_t number, int64_t begin, int64_t length)
         if (n % 2) std::copy_n(buffer + (n - 1) * columns, columns, buffer + n / 2 * columns);
       }
       const int64_t place = number * s.result_pitch + out + first * run.out_stride;
-      store_short(r, place, run.out_stride, buffer, columns, length);
+      store_short(r, place, run.out_stride, buffer, 1, columns, length);
     }
   });
 }
 
 using Short = void (*)(const Segments&, int64_t number, int64_t begin, int64_t length);
 
-// run_short for these elements, or null if they need a map, a sign or another accumulator than their own.
+template <class In, Accumulator own, Accumulator largest>
+Short short_of(Map map, Accumulator to) {
+  if (map == Map::value && to == own) return run_short<In, Sum<own>, Map::value>;
+  if constexpr (!IsComplex<In>::value) {
+    if (map == Map::value && to == largest) return run_short<In, Sum<largest>, Map::value>;
+    if (map == Map::negative && to == largest) return run_short<In, Sum<largest>, Map::negative>;
+  }
+  return nullptr;
+}
+
+// run_short for these elements, or null if they need another map, or a sign.
 Short short_of(const Reduction& r) {
-  if (r.map != Map::value || r.negate || r.conjugate || r.accumulator != info(r.in).accumulator) return nullptr;
+  if (r.negate || r.conjugate) return nullptr;
   switch (r.in) {
 #define GPUREDUCE_SHORT(name, type, kind, own, wide, family) \
-  case DType::name: return run_short<type, Sum<Accumulator::own>>;
+  case DType::name: return short_of<type, Accumulator::own, largest_of(info(DType::name))>(r.map, r.accumulator);
     GPUREDUCE_DTYPES(GPUREDUCE_SHORT)
 #undef GPUREDUCE_SHORT
   }
   return nullptr;
 }
 
+// The rows of a run of entries, side by side, as a problem of segments of their own.
+class Gathered {
+ public:
+  explicit Gathered(const Segments& s) : from_(s), size_(info(s.reduction.in).size), segments_(s) {
+    Reduction& r = segments_.reduction;
+    if (s.gather.weights) {  // products are made here
+      const Accumulator to = r.accumulator;
+      r.in = to == Accumulator::f32 ? DType::Float : to == Accumulator::f64 ? DType::Double : DType::Long;
+      r.negate = false;
+    }
+    int64_t stride = 1;
+    for (size_t d = r.problem.kept.size(); d-- > 0;) {
+      KeptDim& dim = r.problem.kept.begin()[d];
+      dim.stride = stride;
+      stride *= dim.size;
+    }
+    segments_.gather = {};
+    segments_.wide = true;
+    segments_.stride = r.problem.outputs;
+    bytes_ = r.problem.outputs * info(r.in).size;
+  }
+
+  int64_t row_bytes() const { return bytes_; }
+
+  // Sums the segments from `first` to before `last`.
+  void run(int64_t first, int64_t last) {
+    const int64_t begin = from_.offset(first), entries = from_.offset(last) - begin;
+    offsets_.resize(last - first + 1);
+    for (int64_t i = first; i <= last; ++i) offsets_[i - first] = from_.offset(i) - begin;
+    const std::unique_ptr<char[]> rows(new char[std::max<int64_t>(1, entries * bytes_)]);
+    const int64_t outputs = segments_.reduction.problem.outputs;
+    parallel_for(0, entries, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, outputs)), [&](int64_t from, int64_t to) {
+      const ExactFloats exact;
+      for (int64_t i = from; i < to; ++i) copy(begin + i, rows.get() + i * bytes_);
+    });
+    segments_.offsets = offsets_.data();
+    segments_.count = last - first;
+    segments_.length = entries;
+    segments_.reduction.input = rows.get();
+    segments_.reduction.output =
+        static_cast<char*>(from_.reduction.output) + first * from_.result_pitch * info(from_.reduction.out).size;
+    cpu::run(segments_);
+  }
+
+ private:
+  void copy(int64_t entry, char* to) const {
+    const int64_t row = from_.gather.number(entry), place = row * from_.stride;
+    const Problem& p = from_.reduction.problem;
+    if (from_.gather.weights) {
+      const int64_t which = from_.gather.by_row ? row : entry;
+      switch (from_.reduction.accumulator) {
+        case Accumulator::f32: return weigh(place, which, reinterpret_cast<float*>(to));
+        case Accumulator::f64: return weigh(place, which, reinterpret_cast<double*>(to));
+        default: return weigh(place, which, reinterpret_cast<int64_t*>(to));
+      }
+    }
+    for_each_run(p, [&](const KeptDim& run, int64_t in, int64_t) {
+      const char* const at = static_cast<const char*>(from_.reduction.input) + (place + in) * size_;
+      if (run.stride == 1) {
+        std::copy_n(at, run.size * size_, to);
+      } else {
+        for (int64_t c = 0; c < run.size; ++c) std::copy_n(at + c * run.stride * size_, size_, to + c * size_);
+      }
+      to += run.size * size_;
+    });
+  }
+
+  template <class Number>
+  void weigh(int64_t place, int64_t which, Number* to) const {
+    const Number weight = static_cast<const Number*>(from_.gather.weights)[which];
+    const Reduction& r = from_.reduction;
+    const Loader<Number> load = loader_of<Number>(r.in);
+    for_each_run(r.problem, [&](const KeptDim& run, int64_t in, int64_t) {
+      load(r.input, place + in, run.stride, run.size, r.negate, to);
+      for (int64_t c = 0; c < run.size; ++c) to[c] = weighted::times(to[c], weight);
+      to += run.size;
+    });
+  }
+
+  const Segments& from_;
+  int64_t size_, bytes_ = 0;
+  Segments segments_;
+  std::vector<int64_t> offsets_;
+};
+
+// Gathers rows for some segments at a time, so that a copy of all rows is never needed at once.
+void run_gathered(const Segments& s) {
+  Gathered gathered(s);
+  for (int64_t first = 0; first < s.count;) {
+    const int64_t rows = std::max<int64_t>(1, kGatheredBytes / std::max<int64_t>(1, gathered.row_bytes()));
+    int64_t last = first + 1;
+    while (last < s.count && s.offset(last + 1) - s.offset(first) <= rows) ++last;
+    gathered.run(first, last);
+    first = last;
+  }
+}
+
 }  // namespace
 
 void run(const Segments& s) {
+  if (s.gather.numbers) return run_gathered(s);
   const int64_t outputs = s.reduction.problem.outputs, first = s.offset(0);
   const auto work_before = [&](int64_t i) {
     return static_cast<double>(s.offset(i) - first) * static_cast<double>(outputs) + static_cast<double>(i * kSegmentGrain);

@@ -309,6 +309,25 @@ GPUREDUCE_HOST_DEVICE To bit_cast(From from) {
   return to;
 }
 
+// The lowest number of an integer dtype, as a signed one at the same place in the order.
+GPUREDUCE_HOST_DEVICE int64_t lowest_in_order(DType t) {
+  switch (t) {
+#define GPUREDUCE_CASE(name, type, ...) \
+  case DType::name: return static_cast<int64_t>(~uint64_t{0} << (8 * (sizeof(type) > 8 ? 8 : sizeof(type)) - 1));
+    GPUREDUCE_DTYPES(GPUREDUCE_CASE)
+#undef GPUREDUCE_CASE
+  }
+  return 0;
+}
+
+// The accumulator of no elements, for a result of a dtype.
+template <class Acc>
+GPUREDUCE_HOST_DEVICE Acc of_none(DType t) {
+  if constexpr (IsLargest<Acc>::value && std::is_integral_v<Number<Acc>>) return {lowest_in_order(t)};
+  else if constexpr (kHolds<Acc>) return padding<Acc>();
+  else return Acc{};
+}
+
 // Flips the top bit: an unsigned integer becomes the bits of the signed integer at the same place in the order, and back.
 template <class T>
 GPUREDUCE_HOST_DEVICE T ordered(T x) {

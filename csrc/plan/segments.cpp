@@ -19,14 +19,19 @@ constexpr int64_t kLeastShared = 8, kShortMean = 16;
 // True if kernels compiled for a dtype can read and write these segments.
 bool are_typed(const Segments& s) {
   const Reduction& r = s.reduction;
-  const bool plain = r.map == Map::value && !r.negate && !r.conjugate && r.accumulator == info(r.in).accumulator;
-  return plain && has_segments(info(r.in).family) && is_native(r.accumulator, r.out);
+  const DTypeInfo& in = info(r.in);
+  if (r.negate || r.conjugate || !is_native(r.accumulator, r.out)) return false;
+  if (r.accumulator == Accumulator::largest_f32)
+    return (in.family == Family::single || in.family == Family::half) && in.size <= 4;
+  if (s.gather.weights && in.kind == Kind::integer) return false;
+  return r.map == Map::value && r.accumulator == in.accumulator && has_segments(in.family);
 }
 
 // True if the elements of each row lie side by side, and so do the results. Also true for a single column with few elements, in
 // all or per segment, or with elements that are not neighbours.
 bool are_columns(const Segments& s) {
   const Problem& p = s.reduction.problem;
+  if (p.outputs == 1 && s.gather.numbers) return true;
   if (p.outputs == 1) return s.stride != 1 || s.length <= kFewInColumn || s.length <= s.count * kTinyInColumn;
   return p.kept.size() == 1 && p.kept[0].stride == 1 && p.kept[0].out_stride == 1;
 }
@@ -35,7 +40,8 @@ SegmentKernel kernel_of(const Segments& s, bool native) {
   if (!native || !are_typed(s)) return SegmentKernel::converted;
   if (are_columns(s)) return SegmentKernel::columns;
   const Problem& p = s.reduction.problem;
-  return s.stride == 1 && fits_fast_nest(p.kept, p.outputs) ? SegmentKernel::rows : SegmentKernel::converted;
+  return s.stride == 1 && !s.gather.numbers && fits_fast_nest(p.kept, p.outputs) ? SegmentKernel::rows
+                                                                                 : SegmentKernel::converted;
 }
 
 // Like plan_columns(), returns for how many sums of parts there must be room.
@@ -53,7 +59,7 @@ int64_t plan_rows(const Segments& s, int64_t multiprocessors, SegmentPlan& plan)
 
 void plan_thread(const Segments& s, SegmentPlan& plan) {
   const Reduction& r = s.reduction;
-  const int size = info(r.in).size, vector = segment_vector(size), sides = segment_sides(size);
+  const int size = info(r.in).size, vector = segment_vector(size), sides = s.gather.numbers ? 1 : segment_sides(size);
   const bool is_aligned = reinterpret_cast<uintptr_t>(r.input) % (vector * size) == 0 && s.stride % vector == 0;
   const bool are_short = s.length <= s.count * kShortMean;
   plan.vector = is_aligned && r.problem.outputs % vector == 0 ? vector : 1;
@@ -104,9 +110,10 @@ SegmentPlan plan_segments(const Segments& s, const Device& device) {
   plan.kernel = kernel_of(s, device.native);
   const auto plan_kernel = plan.kernel == SegmentKernel::columns ? plan_columns : plan_rows;
   const int64_t partials = plan_kernel(s, device.multiprocessors, plan);
-  // If elements are converted, real numbers have complex accumulators.
+  // If elements are converted, real numbers have complex accumulators, and maxima of floats double ones.
   const Accumulator a = s.reduction.accumulator;
-  const bool doubles = plan.kernel == SegmentKernel::converted && (a == Accumulator::f32 || a == Accumulator::f64);
+  const bool doubles = plan.kernel == SegmentKernel::converted &&
+                       (a == Accumulator::f32 || a == Accumulator::f64 || a == Accumulator::largest_f32);
   plan.workspace_bytes = plan.joins ? partials * (doubles ? 2 : 1) * size_of(a) : 0;
   return plan;
 }

@@ -1,22 +1,39 @@
-// Sums of segments: runs of neighbours along one dim, delimited by a tensor of offsets. Pure C++.
+// Segments: runs of neighbouring entries along one dim, delimited by a tensor of offsets. An entry is a row of that dim: its
+// own, or one that a list names. Pure C++.
 #pragma once
 
 #include "geometry.h"
 
 namespace gpureduce {
 
+// An integer of a contiguous array of int64 or int32.
+GPUREDUCE_HOST_DEVICE int64_t integer_at(const void* array, bool wide, int64_t i) {
+  return wide ? static_cast<const int64_t*>(array)[i] : static_cast<const int32_t*>(array)[i];
+}
+
+// Entries that are rows in any order: entry i is row number(i) of the dim. With weights it counts as the product of both,
+// rounded once to the accumulator's type; the weights are of that type.
+struct Gather {
+  const void* numbers = nullptr;  // contiguous int64 or int32, one per entry; null if entry i is row i
+  bool wide = false;              // numbers are int64
+  int64_t rows = 0;               // of the dim
+  const void* weights = nullptr;  // contiguous; null if there are none
+  bool by_row = false;            // weights are numbered as rows are, not as entries
+
+  int64_t number(int64_t i) const { return integer_at(numbers, wide, i); }  // numbers must be in host memory
+};
+
 struct Segments {
   Reduction reduction;  // of the whole dim; `output` is the first segment's
-  const void* offsets;  // count + 1 contiguous int64 or int32
+  const void* offsets;  // count + 1 contiguous int64 or int32; null if each entry is a segment
   bool wide;            // offsets are int64
   int64_t count;
-  int64_t length;        // of the dim
+  int64_t length;        // entries
   int64_t stride;        // of the dim
   int64_t result_pitch;  // from one segment's result to the next one's
+  Gather gather = {};
 
-  int64_t offset(int64_t i) const {  // offsets must be in host memory
-    return wide ? static_cast<const int64_t*>(offsets)[i] : static_cast<const int32_t*>(offsets)[i];
-  }
+  int64_t offset(int64_t i) const { return offsets ? integer_at(offsets, wide, i) : i; }  // offsets must be in host memory
 };
 
 }  // namespace gpureduce

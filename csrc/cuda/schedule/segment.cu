@@ -26,6 +26,7 @@ cudaError_t join_rows(const SegmentsLaunch& launch) {
 template cudaError_t join_rows<float>(const SegmentsLaunch&);
 template cudaError_t join_rows<double>(const SegmentsLaunch&);
 template cudaError_t join_rows<int64_t>(const SegmentsLaunch&);
+template cudaError_t join_rows<Largest<float>>(const SegmentsLaunch&);
 
 template <class Acc>
 cudaError_t join_columns(const SegmentsLaunch& launch) {
@@ -40,10 +41,12 @@ cudaError_t join_columns(const SegmentsLaunch& launch) {
 template cudaError_t join_columns<float>(const SegmentsLaunch&);
 template cudaError_t join_columns<double>(const SegmentsLaunch&);
 template cudaError_t join_columns<int64_t>(const SegmentsLaunch&);
+template cudaError_t join_columns<Largest<float>>(const SegmentsLaunch&);
 
 cudaError_t run_segments(const SegmentsLaunch& launch) {
   const Reduction& r = launch.segments.reduction;
   if (launch.plan.kernel != SegmentKernel::converted) {
+    if (r.accumulator == Accumulator::largest_f32) return segment_extrema(launch);
     switch (r.in) {
 #define GPUREDUCE_FAMILY(name, type, kind, accumulator, wide, family)                              \
   case DType::name:                                                                                \
@@ -55,6 +58,13 @@ cudaError_t run_segments(const SegmentsLaunch& launch) {
     return cudaErrorInvalidValue;
   }
   switch (r.accumulator) {
+    // A maximum of floats is exact in doubles, too.
+    case Accumulator::largest_f32:
+    case Accumulator::largest_f64: return convert_segments<Largest<double>>(launch);
+    case Accumulator::largest_i64: return convert_segments<Largest<int64_t>>(launch);
+    case Accumulator::product_f32: return convert_segments<Product<float>>(launch);
+    case Accumulator::product_f64: return convert_segments<Product<double>>(launch);
+    case Accumulator::product_i64: return convert_segments<Product<int64_t>>(launch);
     case Accumulator::f32:
     case Accumulator::c64: return convert_segments<Complex<float>>(launch);
     case Accumulator::f64:

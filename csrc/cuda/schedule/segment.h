@@ -24,4 +24,7 @@ cudaError_t run_segments(const SegmentsLaunch& launch);
 template <Family family>
 cudaError_t segments_of_family(const SegmentsLaunch& launch);
 
+// Maxima and minima of float32, float16 and bfloat16.
+cudaError_t segment_extrema(const SegmentsLaunch& launch);
+
 }  // namespace gpureduce::cuda

@@ -15,13 +15,14 @@
 // results.
 #pragma once
 
-#include "segment_tiles.cuh"
+#include "segment_entries.cuh"
 
 namespace gpureduce::cuda {
 
 constexpr int kColumnWarps = kColumnThreads / kWarp;
-// Blocks per multiprocessor that leave threads enough registers, by the bytes of a thread's accumulators.
-constexpr int column_blocks(int bytes) { return bytes <= 4 ? 5 : 4; }
+// Blocks per multiprocessor that leave threads enough registers, by the bytes of a thread's accumulators. Row numbers take
+// some, too.
+constexpr int column_blocks(int bytes, bool gathers) { return (bytes <= 4 ? 5 : 4) - gathers; }
 constexpr int kBatch = 8;       // rows that a thread loads at once
 constexpr int kTinyRows = 2;    // most rows of a tiny segment; a thread takes kAtOnce of these together
 constexpr int kPartLevels = 5;  // levels of the tree above a group's batches
@@ -32,10 +33,13 @@ constexpr int kMostPieces = kMostTileRows / kPartRows + 4;
 template <int kValue>
 using Constant = std::integral_constant<int, kValue>;
 
-template <class Source, class Acc>
+template <class Loads, class Rows, class Accumulated>
 struct SegmentColumnArgs {
+  using Source = Loads;
+  using Entries = Rows;
+  using Acc = Accumulated;
   Source source;
-  int64_t pitch;  // from a row to the next one
+  Entries entries;
   SegmentTiles offsets;
   int64_t columns;
   uint32_t column_tiles;
@@ -102,37 +106,50 @@ struct SegmentPiece {
 };
 
 // A thread's columns: kSides times V neighbours, kWarp columns apart.
-template <int V, int kSides, class Source, class Acc>
-using ColumnLanes = Lanes<typename Source::Element, Acc, V * kSides>;
+template <int V, int kSides, class Args>
+using ColumnLanes = Lanes<typename Args::Source::Element, typename Args::Acc, V * kSides>;
 
-// Joins kLeaves neighbouring leaves from `leaf` on, with up to kElements elements per leaf, in a chunk of `rows` rows from
-// `offset` on. Leaves from `end` on are padding. `columns`: how many exist from the thread's first one on.
-template <int kLeaves, int kElements, int V, int kSides, class Acc, class Source>
-__device__ __forceinline__ ColumnLanes<V, kSides, Source, Acc> leaves_sum(const Source& source, int64_t pitch, int64_t offset,
-                                                                          int rows, int leaf, int end, int columns) {
+// Joins kLeaves neighbouring leaves from `leaf` on, with up to kElements elements per leaf, in a chunk of `rows` rows that
+// begins at entry `first`. Leaves from `end` on are padding. `column`: the thread's first one; `columns`: how many exist from
+// it on.
+template <int kLeaves, int kElements, int V, int kSides, class Args>
+__device__ __forceinline__ ColumnLanes<V, kSides, Args> leaves_sum(const Args& a, int64_t first, int rows, int leaf, int end,
+                                                                   int64_t column, int columns) {
+  using Source = typename Args::Source;
+  decltype(a.entries.row(true, 0, 0)) row[kLeaves][kElements];  // all are known before the first load waits for one
   Vector<typename Source::Element, V> x[kLeaves][kElements][kSides];
-  int64_t at = offset + leaf * pitch;
+  const auto wanted = [&](int l, int d) { return leaf + l < end && (kElements == 1 || leaf + l + d * kLanes < rows); };
 #pragma unroll
-  for (int l = 0; l < kLeaves; ++l, at += pitch) {
-    int64_t place = at;
+  for (int l = 0; l < kLeaves; ++l) {
 #pragma unroll
-    for (int d = 0; d < kElements; ++d, place += kLanes * pitch) {
-      const bool wanted = leaf + l < end && (kElements == 1 || leaf + l + d * kLanes < rows);
+    for (int d = 0; d < kElements; ++d) row[l][d] = a.entries.row(wanted(l, d), first + leaf, l + d * kLanes);
+  }
+#pragma unroll
+  for (int l = 0; l < kLeaves; ++l) {
+#pragma unroll
+    for (int d = 0; d < kElements; ++d) {
       for_constants(std::make_integer_sequence<int, kSides>{}, [&](auto side) {
         constexpr int kBeyond = decltype(side)::value * kWarp;
-        x[l][d][side] = source.template load_if<V, kBeyond>(wanted && (kBeyond == 0 || kBeyond < columns), place);
+        const bool inside = wanted(l, d) && (kBeyond == 0 || kBeyond < columns);
+        x[l][d][side] = a.source.template load_if<V, kBeyond>(inside, row[l][d].place + column);
       });
     }
   }
-  ColumnLanes<V, kSides, Source, Acc> leaves[kLeaves];
+  ColumnLanes<V, kSides, Args> leaves[kLeaves];
 #pragma unroll
   for (int l = 0; l < kLeaves; ++l) {
 #pragma unroll
     for (int s = 0; s < kSides; ++s) {
-      Lanes<typename Source::Element, Acc, V> side;
+      Lanes<typename Source::Element, typename Args::Acc, V> side;
       side.start(x[l][0][s]);
+      row[l][0].weigh(side);
 #pragma unroll
-      for (int d = 1; d < kElements; ++d) side.add(x[l][d][s]);
+      for (int d = 1; d < kElements; ++d) {
+        Lanes<typename Source::Element, typename Args::Acc, V> more;
+        more.start(x[l][d][s]);
+        row[l][d].weigh(more);
+        side.add(more);
+      }
 #pragma unroll
       for (int j = 0; j < V; ++j) leaves[l].sum[s * V + j] = side.sum[j];
     }
@@ -141,18 +158,18 @@ __device__ __forceinline__ ColumnLanes<V, kSides, Source, Acc> leaves_sum(const 
 }
 
 // Joins the leaves from `leaf` to before `end` of a chunk of `rows` rows.
-template <int V, int kSides, class Acc, class Source>
-__device__ __forceinline__ ColumnLanes<V, kSides, Source, Acc> part_sum(const Source& source, int64_t pitch, int64_t offset,
-                                                                        int rows, int leaf, int end, int columns) {
+template <int V, int kSides, class Args>
+__device__ __forceinline__ ColumnLanes<V, kSides, Args> part_sum(const Args& a, int64_t first, int rows, int leaf, int end,
+                                                                 int64_t column, int columns) {
   const int in_batch = rows <= kLanes ? kBatch : rows <= 2 * kLanes ? kBatch / 2 : rows <= 4 * kLanes ? kBatch / 4 : 1;
-  ColumnLanes<V, kSides, Source, Acc> waiting[kPartLevels], v;
+  ColumnLanes<V, kSides, Args> waiting[kPartLevels], v;
   v.clear();
   int batches = 0;
 #pragma unroll 1
   while (leaf < end) {
     const auto sum = [&](auto kLeaves, auto kElements) {
-      return leaves_sum<decltype(kLeaves)::value, decltype(kElements)::value, V, kSides, Acc>(source, pitch, offset, rows, leaf,
-                                                                                              end, columns);
+      return leaves_sum<decltype(kLeaves)::value, decltype(kElements)::value, V, kSides>(a, first, rows, leaf, end, column,
+                                                                                         columns);
     };
     if (in_batch == kBatch) v = sum(Constant<kBatch>{}, Constant<1>{});
     else if (in_batch == kBatch / 2) v = sum(Constant<kBatch / 2>{}, Constant<2>{});
@@ -232,9 +249,11 @@ __device__ __forceinline__ int find_pieces(const SegmentTiles& t, int64_t tile, 
   return min(count, kMostPieces);
 }
 
-template <int V, int kSides, class Source, class Acc>
-__global__ void __launch_bounds__(kColumnThreads, column_blocks(V * kSides * sizeof(Acc)))
-    segment_columns(const __grid_constant__ SegmentColumnArgs<Source, Acc> a) {
+template <int V, int kSides, class Args>
+__global__ void __launch_bounds__(kColumnThreads,
+                                  column_blocks(V * kSides * sizeof(typename Args::Acc), Args::Entries::kGathers))
+    segment_columns(const __grid_constant__ Args a) {
+  using Acc = typename Args::Acc;
   __shared__ SegmentPiece pieces[kMostPieces];
   __shared__ int32_t piece_count;
   __shared__ Neighbours<Acc, V * kSides> slots[kColumnThreads];
@@ -253,12 +272,11 @@ __global__ void __launch_bounds__(kColumnThreads, column_blocks(V * kSides * siz
   const auto ends = [&](int64_t index) {
     return index < t.segments ? SegmentEnds{t.offset(index), t.offset(index + 1)} : SegmentEnds{};
   };
-  const auto offset_of = [&](int64_t begin) { return begin * a.pitch + column; };
   using Sums = Neighbours<Acc, V * kSides>;
-  const auto widened = [](const ColumnLanes<V, kSides, Source, Acc>& lanes) {
+  const auto widened = [](const ColumnLanes<V, kSides, Args>& lanes) {
     Sums sums;
 #pragma unroll
-    for (int j = 0; j < V * kSides; ++j) sums.of[j] = static_cast<Acc>(lanes.sum[j]);
+    for (int j = 0; j < V * kSides; ++j) sums.of[j] = cuda::widened<Acc>(lanes.sum[j]);
     return sums;
   };
   const int columns = static_cast<int>(min(a.columns - column, int64_t{kSides * kWarp}));
@@ -291,8 +309,7 @@ __global__ void __launch_bounds__(kColumnThreads, column_blocks(V * kSides * siz
     for (int k = 0; k < kAtOnce; ++k) {
       t.check(segments[k]);
       const int rows = inside ? static_cast<int>(segments[k].end - segments[k].begin) : 0;
-      sums[k] = widened(
-          leaves_sum<kTinyRows, 1, V, kSides, Acc>(a.source, a.pitch, offset_of(segments[k].begin), rows, 0, rows, columns));
+      sums[k] = widened(leaves_sum<kTinyRows, 1, V, kSides>(a, segments[k].begin, rows, 0, rows, column, columns));
     }
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
@@ -322,7 +339,7 @@ __global__ void __launch_bounds__(kColumnThreads, column_blocks(V * kSides * siz
     const int rows = active ? piece.rows : 0, there = min(min(rows, kLanes) - piece.first, piece.leaves);
     const int bits = max(0, log2_up(there) - part_bits);
     const int leaf = piece.first + (part << bits), end = min(leaf + (1 << bits), piece.first + there);
-    Sums sums = widened(part_sum<V, kSides, Acc>(a.source, a.pitch, offset_of(piece.begin), rows, leaf, end, columns));
+    Sums sums = widened(part_sum<V, kSides>(a, piece.begin, rows, leaf, end, column, columns));
     join_groups(sums, width, parts, slots);
     if (!active || part > 0) continue;
     if (piece.length <= 1 << a.piece_bits) write(piece.number, piece.length, sums);

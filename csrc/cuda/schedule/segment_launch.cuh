@@ -13,6 +13,23 @@ cudaError_t start_segments(Queue queue, void (*kernel)(Args...), int64_t blocks,
   return start_kernel(queue, {static_cast<uint32_t>(blocks)}, threads, 0, kernel, args...);
 }
 
+template <class Acc>
+GatheredRows<Acc> gathered_rows(const Segments& s) {
+  const Gather& g = s.gather;
+  return {s.stride, g.rows, g.numbers, static_cast<const Number<Acc>*>(g.weights), g.wide, g.by_row, l2_policy()};
+}
+
+template <class Source, class Acc>
+auto entries_of(const Segments& s) {
+  if constexpr (is_converted<Source>) {
+    const Gather& g = s.gather;
+    return AnyRows<Acc>{s.stride, g.rows,  g.numbers, static_cast<const typename RealOf<Acc>::type*>(g.weights),
+                        g.wide,   g.by_row};
+  } else {
+    return OwnRows{s.stride};
+  }
+}
+
 inline SegmentTiles tiles_of(const Segments& s, int64_t tile, int64_t tiles, int weight) {
   return {s.offsets, s.wide, s.count, s.length, tile, tiles, weight, s.result_pitch};
 }
@@ -43,7 +60,7 @@ cudaError_t launch_segment_rows(const SegmentsLaunch& launch, const Source& sour
   const Segments& s = launch.segments;
   const SegmentPlan& plan = launch.plan;
   const SegmentRowArgs<Source, Acc> args{source,
-                                         s.stride,
+                                         entries_of<Source, Acc>(s),
                                          tiles_of(s, plan.tile, plan.tiles, kRowWeight),
                                          plan.row_tiles,
                                          kept_nest<Source::kRank>(s.reduction.problem),
@@ -53,24 +70,25 @@ cudaError_t launch_segment_rows(const SegmentsLaunch& launch, const Source& sour
   return plan.joins ? join_rows<Acc>(launch) : cudaSuccess;
 }
 
-template <int V, int kSides, class Acc, class Source>
-cudaError_t launch_segment_columns(const SegmentsLaunch& launch, const Source& source) {
+template <int V, int kSides, class Acc, class Source, class Entries>
+cudaError_t launch_segment_columns(const SegmentsLaunch& launch, const Source& source, const Entries& entries) {
   const Segments& s = launch.segments;
   const SegmentPlan& plan = launch.plan;
   if (plan.column_tiles > kMaxGrid || plan.blocks > kMaxGrid) return cudaErrorInvalidConfiguration;
-  const SegmentColumnArgs<Source, Acc> args{source,
-                                            s.stride,
-                                            tiles_of(s, plan.tile, plan.tiles, 0),
-                                            s.reduction.problem.outputs,
-                                            static_cast<uint32_t>(plan.column_tiles),
-                                            plan.width_bits,
-                                            plan.part_bits,
-                                            plan.run,
-                                            plan.short_rows,
-                                            plan.piece_bits,
-                                            output_of<Acc>(s),
-                                            partials_of<Acc>(launch)};
-  const auto kernel = segment_columns<V, kSides, Source, Acc>;
+  using Args = SegmentColumnArgs<Source, Entries, Acc>;
+  const Args args{source,
+                  entries,
+                  tiles_of(s, plan.tile, plan.tiles, 0),
+                  s.reduction.problem.outputs,
+                  static_cast<uint32_t>(plan.column_tiles),
+                  plan.width_bits,
+                  plan.part_bits,
+                  plan.run,
+                  plan.short_rows,
+                  plan.piece_bits,
+                  output_of<Acc>(s),
+                  partials_of<Acc>(launch)};
+  const auto kernel = segment_columns<V, kSides, Args>;
   if (cudaError_t error = start_segments(launch.queue, kernel, plan.blocks * plan.column_tiles, kColumnThreads, args))
     return error;
   return plan.joins ? join_columns<Acc>(launch) : cudaSuccess;
@@ -80,11 +98,18 @@ template <class In, class Acc>
 cudaError_t segments_of(const SegmentsLaunch& launch) {
   const Segments& s = launch.segments;
   const SegmentPlan& plan = launch.plan;
+  constexpr int kVector = segment_vector(sizeof(In)), kSides = segment_sides(sizeof(In));
   const auto source = Typed<In>::of(s.reduction.input, policy_of(launch), masks_of(s.reduction));
+  if (s.gather.numbers) {
+    const auto gathered = gathered_rows<Acc>(s);
+    if (plan.vector > 1) return launch_segment_columns<kVector, 1, Acc>(launch, source, gathered);
+    return launch_segment_columns<1, 1, Acc>(launch, source, gathered);
+  }
   if (plan.kernel == SegmentKernel::rows) return launch_segment_rows<Typed<In>, Acc>(launch, source);
-  if (plan.sides > 1) return launch_segment_columns<1, segment_sides(sizeof(In)), Acc>(launch, source);
-  if (plan.vector > 1) return launch_segment_columns<segment_vector(sizeof(In)), 1, Acc>(launch, source);
-  return launch_segment_columns<1, 1, Acc>(launch, source);
+  const OwnRows own{s.stride};
+  if (plan.sides > 1) return launch_segment_columns<1, kSides, Acc>(launch, source, own);
+  if (plan.vector > 1) return launch_segment_columns<kVector, 1, Acc>(launch, source, own);
+  return launch_segment_columns<1, 1, Acc>(launch, source, own);
 }
 
 template <Family family>

@@ -13,7 +13,7 @@
 #pragma once
 
 #include "../bulk.cuh"
-#include "segment_tiles.cuh"
+#include "segment_entries.cuh"
 
 namespace gpureduce::cuda {
 
@@ -28,7 +28,7 @@ constexpr int kSegmentsAhead = 256;
 template <class Source, class Acc>
 struct SegmentRowArgs {
   Source source;
-  int64_t stride;
+  std::conditional_t<is_converted<Source>, AnyRows<Acc>, OwnRows> entries;
   SegmentTiles tiles;
   int64_t row_tiles;         // tiles per row: no tile has segments of two rows
   Nest<Source::kRank> kept;  // of rows
@@ -96,9 +96,19 @@ class RowStream {
   // The element at a place, or padding if not `wanted`; as resolve() takes it.
   __device__ __forceinline__ Vector<Acc, 1> taken(bool wanted, int place) const {
     Vector<Acc, 1> x;
-    x.set(0, wanted ? addend<Acc>(*at(place)) : padding<Acc>());
+    x.set(0, wanted ? counted(*at(place)) : padding<Acc>());
     return x;
   }
+  // The ring holds elements as they are in memory.
+  __device__ __forceinline__ Acc counted(Element element) const {
+    if constexpr (Source::kMasks) {
+      Vector<Element, 1> x;
+      x.set(0, element);
+      element = source_.counted(x)[0];
+    }
+    return addend<Acc>(element);
+  }
+  __device__ __forceinline__ void weigh(bool, int, Acc&) const {}
   __device__ __forceinline__ Element* at(int place) const {
     return reinterpret_cast<Element*>(shared_.ring + (before_ * kStageBytes + place * kSize) % kRingBytes);
   }
@@ -119,7 +129,7 @@ class RowStream {
   // Reads elements one by one, fewer than a granule's.
   __device__ __forceinline__ void put(int begin, int end) const {
     const int i = begin + lane();
-    if (i < end) *at(i) = load_part<1, true>(source_, true, begin_ + i)[0];
+    if (i < end) *at(i) = load_vector<Element, 1>(source_.base + begin_ + i, source_.policy)[0];
   }
   __device__ __forceinline__ void fill() {
     const int begin = max(filled_ * kStage, low_), end = min((filled_ + 1) * kStage, high_);
@@ -132,7 +142,8 @@ class RowStream {
     }
 #else
     for (int i = begin + lane() * kInGranule; i < end; i += kWarp * kInGranule)
-      reinterpret_cast<Vector<Element, kInGranule>*>(at(i))->bits = source_.template load<kInGranule>(begin_ + i).bits;
+      reinterpret_cast<Vector<Element, kInGranule>*>(at(i))->bits =
+          load_vector<Element, kInGranule>(source_.base + begin_ + i, source_.policy).bits;
 #endif
     if (++filled_ == stages_) put(max(high_, static_cast<int>(low_)), end_);
   }
@@ -154,20 +165,25 @@ class RowStream<Converted<Acc>, Acc> {
   struct Shared {};
 
   __device__ __forceinline__ RowStream(Shared&, const SegmentRowArgs<Converted<Acc>, Acc>& a)
-      : source_(a.source), stride_(a.stride) {}
+      : source_(a.source), entries_(a.entries) {}
   __device__ __forceinline__ int start(int64_t row, int64_t, int64_t begin, int64_t) {
-    begin_ = row + begin * stride_;
+    row_ = row;
+    begin_ = begin;
     return 0;
   }
   __device__ __forceinline__ void wait(int) const {}
   __device__ __forceinline__ void release(int) const {}
   __device__ __forceinline__ auto taken(bool wanted, int place) const {
-    return source_.template load_if<1>(wanted, begin_ + place * stride_);
+    return source_.template load_if<1>(wanted, row_ + (wanted ? entries_.place(begin_ + place) : 0));
+  }
+  __device__ __forceinline__ void weigh(bool wanted, int place, Acc& v) const {
+    if (entries_.weights && wanted) entries_.weigh(begin_ + place, v);
   }
 
  private:
   const Converted<Acc>& source_;
-  int64_t stride_, begin_ = 0;
+  const AnyRows<Acc>& entries_;
+  int64_t row_ = 0, begin_ = 0;
 };
 
 template <class Stream>
@@ -191,7 +207,7 @@ __device__ __forceinline__ Acc chunk_sum(Stream& in, int first, int length) {
         const auto* const lane_elements = in.at(begin + lane);
 #pragma unroll
         for (int i = 0; i < Stream::kStep; i += kWarp)
-          v[i / kWarp % kGroups] = v[i / kWarp % kGroups] + addend<Acc>(lane_elements[i]);
+          v[i / kWarp % kGroups] = v[i / kWarp % kGroups] + in.counted(lane_elements[i]);
         done += Stream::kStep;
         in.release(first + done);
         continue;
@@ -204,7 +220,11 @@ __device__ __forceinline__ Acc chunk_sum(Stream& in, int first, int length) {
     for (int g = 0; g < kGroups; ++g) x[0][g] = in.taken(g * kWarp + lane < here, begin + g * kWarp + lane);
     const auto& addends = resolve(x);
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) v[g] = v[g] + addends[0][g][0];
+    for (int g = 0; g < kGroups; ++g) {
+      Acc addend = addends[0][g][0];
+      in.weigh(g * kWarp + lane < here, begin + g * kWarp + lane, addend);
+      v[g] = v[g] + addend;
+    }
     done += here;
     in.release(first + done);
   }
@@ -221,7 +241,10 @@ __device__ __forceinline__ Acc short_sum(const Stream& in, int first, int length
   const auto& addends = resolve(x);
   Acc v[kShort / kWarp];
 #pragma unroll
-  for (int g = 0; g < kShort / kWarp; ++g) v[g] = addends[0][g][0];
+  for (int g = 0; g < kShort / kWarp; ++g) {
+    v[g] = addends[0][g][0];
+    in.weigh(g * kWarp + lane < length, first + g * kWarp + lane, v[g]);
+  }
   return warp_join_groups(v);
 }
 
@@ -241,7 +264,11 @@ __device__ __forceinline__ Acc tiny_sum(const Stream& in, int first, int length,
     const auto& addends = resolve(x);
     Acc v[kTinyBatch];
 #pragma unroll
-    for (int j = 0; j < kTinyBatch; ++j) v[j] = addends[0][j][0];
+    for (int j = 0; j < kTinyBatch; ++j) {
+      const int e = (b * kTinyBatch + j) ^ turn;
+      v[j] = addends[0][j][0];
+      in.weigh(e < length, first + e, v[j]);
+    }
     return join_neighbours(v);
   };
   Acc left = padding<Acc>(), v = left;

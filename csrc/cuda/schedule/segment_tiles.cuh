@@ -37,13 +37,14 @@ struct SegmentPlace {
 struct SegmentEnds { int64_t begin, end; };
 
 struct SegmentTiles {
-  const void* offsets;
+  const void* offsets;  // null if each entry is a segment
   bool wide;
   int64_t segments, length, tile, tiles;
   int32_t weight;  // the cost of a segment besides its elements, in elements
   int64_t result_pitch;
 
   __device__ __forceinline__ int64_t offset(int64_t i) const {
+    if (!offsets) return i;
     return wide ? static_cast<const int64_t*>(offsets)[i] : static_cast<const int32_t*>(offsets)[i];
   }
   // Empty if there is no segment of this number.
@@ -66,7 +67,7 @@ struct SegmentTiles {
   }
   // Prefetches an offset that will be needed into the L2.
   __device__ __forceinline__ void prefetch(int64_t i) const {
-    if (i > segments) return;
+    if (i > segments || !offsets) return;
     const char* const p = static_cast<const char*>(offsets) + i * (wide ? 8 : 4);
     asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
   }
@@ -114,14 +115,21 @@ struct SegmentOutput {
   __device__ __forceinline__ void write(int64_t index, int64_t count, Acc (&v)[V]) const {
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      if (count == 0) v[j] = Acc{};  // the sum is padding
+      if (count == 0) v[j] = of_none<Acc>(dtype);  // the accumulator is padding
       if constexpr (kAnyDtype) {
         store_any(result, index + j, dtype, finish, count, v[j]);
+      } else if constexpr (IsLargest<Acc>::value) {
+        if (finish != Finish::none) v[j] = opposite(v[j]);
       } else if constexpr (!std::is_integral_v<Acc>) {
         if (finish != Finish::none) v[j] = quotient(v[j], count);
       }
     }
-    if constexpr (!kAnyDtype) store_native(result, index, 1, dtype, v);
+    if constexpr (!kAnyDtype) {
+      Number<Acc> x[V];
+#pragma unroll
+      for (int j = 0; j < V; ++j) x[j] = number(v[j]);
+      store_native(result, index, 1, dtype, x);
+    }
   }
 };
 
