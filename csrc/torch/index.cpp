@@ -1,5 +1,6 @@
-// Sorts by index, which sums by index are made of: _index_plan, the entries' positions in a stable sort; _index_sort_values,
-// the values of entries themselves, which saves a gather if an entry is one number; and _gather_values, those of a plan.
+// Sorts by index, which sums by index are made of. _index_plan gives the entries' positions in a stable sort.
+// _index_sort_values gives their values, which saves a gather if an entry is one number. _gather_values puts values into the
+// order of a plan.
 #include "../problem/index.h"
 
 #include <ATen/ATen.h>
@@ -67,23 +68,29 @@ void check_length(const char* name, const char* argument, const Tensor& x, const
               like.sym_size(0), " elements as ", other, " has, but got ", x.sym_size(0));
 }
 
-void check_values(const char* name, const Tensor& values, const OptionalTensor& weight, const char* other, const Tensor& like) {
-  check_floats(name, "values", values, other, like);
+void check_weight(const char* name, const OptionalTensor& weight, const Tensor& values) {
   if (!weight) return;
   check_floats(name, "weight", *weight, "values", values);
   check_length(name, "weight", *weight, "values", values);
 }
 
+void check_plan(const Tensor& index, const c10::SymInt& size) {
+  check_index(kPlan, "index", index);
+  check_size(kPlan, size);
+}
+
 void check_sort(const Tensor& values, const Tensor& index, const c10::SymInt& size, const OptionalTensor& weight) {
   check_index(kSort, "index", index);
   check_size(kSort, size);
-  check_values(kSort, values, weight, "index", index);
+  check_floats(kSort, "values", values, "index", index);
   check_length(kSort, "values", values, "index", index);
+  check_weight(kSort, weight, values);
 }
 
 void check_gather(const Tensor& values, const Tensor& order, const OptionalTensor& weight) {
   check_index(kGather, "order", order);
-  check_values(kGather, values, weight, "order", order);
+  check_floats(kGather, "values", values, "order", order);
+  check_weight(kGather, weight, values);
 }
 
 // Raises the error of an entry that is out of range, unless its position is -1.
@@ -92,12 +99,36 @@ void refuse(const char* name, const char* argument, const Index& index, int64_t 
                     position, " is ", index.at(std::max<int64_t>(position, 0)));
 }
 
-// --- backends ---------------------------------------------------------------------------------------------------------------
+// --- without data -----------------------------------------------------------------------------------------------------------
 
 // The dtype of positions and offsets.
 at::ScalarType position_type(const c10::SymInt& count) {
   return TORCH_GUARD_OR_TRUE(count.sym_lt(int64_t{1} << 31)) ? at::kInt : at::kLong;
 }
+
+// New results: what is sorted has the dtype of positions if it has no other.
+Pair results_of(const Tensor& index, c10::SymInt size, OptionalDtype sorted = std::nullopt) {
+  const auto options = index.options().dtype(position_type(index.sym_size(0)));
+  return {at::empty_symint({index.sym_size(0)}, sorted ? options.dtype(*sorted) : options),
+          at::empty_symint({std::move(size) + 1}, options)};
+}
+
+Pair plan_meta(const Tensor& index, c10::SymInt size) {
+  check_plan(index, size);
+  return results_of(index, std::move(size));
+}
+
+Pair sort_values_meta(const Tensor& values, const Tensor& index, c10::SymInt size, const OptionalTensor& weight) {
+  check_sort(values, index, size, weight);
+  return results_of(index, std::move(size), at::kFloat);
+}
+
+Tensor gather_meta(const Tensor& values, const Tensor& order, const OptionalTensor& weight) {
+  check_gather(values, order, weight);
+  return at::empty_symint({order.sym_size(0)}, values.options().dtype(at::kFloat));
+}
+
+// --- backends ---------------------------------------------------------------------------------------------------------------
 
 Index index_of(const Tensor& index, int64_t size) {
   return {index.const_data_ptr(), index.scalar_type() == at::kLong, index.stride(0), index.size(0), size};
@@ -136,8 +167,8 @@ Pair large_plan(const Tensor& index, int64_t size) {
     const auto [keys, order] = at::sort(index.to(at::kLong), /*stable=*/true, /*dim=*/0, /*descending=*/false);
     return {order.to(at::kInt), at::searchsorted(keys, outputs, /*out_int32=*/true)};
   }
-  // Plans of parts. An output has its entries of the first part, then those of the second, and so on.
-  constexpr int64_t kPart = int64_t{1} << 30;
+  // torch's sort does not take so many: plans of parts. An output has its entries of the first part first, and so on.
+  constexpr int64_t kPart = int64_t{1} << 29;
   std::vector<Pair> parts;
   Tensor offsets = at::zeros_like(outputs);
   for (int64_t begin = 0; begin < count; begin += kPart) {
@@ -160,40 +191,38 @@ Pair large_plan(const Tensor& index, int64_t size) {
 }
 #endif
 
-// Sorts what `values` has, or positions. An empty tuple: on this device the call is too large.
-std::optional<Pair> sorted_by(const char* name, const Tensor& index, int64_t size, const IndexValues& values) {
-  const Index entries = index_of(index, size);
-  const at::ScalarType positions = position_type(entries.count);
-  const auto options = index.options().dtype(positions);
-  const Tensor sorted = at::empty({entries.count}, values.values.data ? options.dtype(at::kFloat) : options);
-  if (entries.count == 0) return Pair(sorted, at::zeros({size + 1}, options));
-  TORCH_CHECK_INDEX(size > 0, spoken(name), "(): index: expected no entries, as size is 0, but got ", entries.count);
+// Sorts what `values` has, or positions, into new `results`.
+Pair sorted_into(Pair results, const char* name, const Index& index, const IndexValues& values) {
+  auto& [sorted, offsets] = results;
+  if (index.count == 0) {
+    offsets.zero_();
+    return results;
+  }
+  TORCH_CHECK_INDEX(index.size > 0, spoken(name), "(): index: expected no entries, as size is 0, but got ", index.count);
+  const IndexSort sort{index, values, offsets.scalar_type() == at::kLong, sorted.mutable_data_ptr(),
+                       offsets.mutable_data_ptr()};
 #ifdef GPUREDUCE_WITH_CUDA
-  if (index.is_cuda() && !cuda::can_sort(entries)) return std::nullopt;
+  if (sorted.is_cuda()) {
+    sorted = sort_on_gpu(sort, sorted);
+    return results;
+  }
 #endif
-  const Tensor offsets = at::empty({size + 1}, options);
-  const IndexSort sort{entries, values, positions == at::kLong, sorted.mutable_data_ptr(), offsets.mutable_data_ptr()};
-#ifdef GPUREDUCE_WITH_CUDA
-  if (index.is_cuda()) return Pair(sort_on_gpu(sort, sorted), offsets);
-#endif
-  refuse(name, "index", entries, cpu::sort_by_index(sort));
-  return Pair(sorted, offsets);
+  refuse(name, "index", index, cpu::sort_by_index(sort));
+  return results;
 }
 
 Pair plan(const Tensor& index, int64_t size) {
-  check_index(kPlan, "index", index);
-  check_size(kPlan, size);
-  auto found = sorted_by(kPlan, index, size, {});
+  check_plan(index, size);
+  const Index entries = index_of(index, size);
 #ifdef GPUREDUCE_WITH_CUDA
-  if (!found) return large_plan(index, size);
+  if (index.is_cuda() && !cuda::can_sort(entries)) return large_plan(index, size);
 #endif
-  return std::move(*found);
+  return sorted_into(results_of(index, size), kPlan, entries, {});
 }
 
 Tensor gather(const Tensor& values, const Tensor& order, const OptionalTensor& weight) {
-  check_gather(values, order, weight);
+  const Tensor out = gather_meta(values, order, weight);
   const Index entries = index_of(order, values.size(0));
-  const Tensor out = at::empty({entries.count}, values.options().dtype(at::kFloat));
   if (entries.count == 0) return out;
   TORCH_CHECK_INDEX(entries.size > 0, spoken(kGather), "(): order: expected no entries, as there are no values, but got ",
                     entries.count);
@@ -211,38 +240,14 @@ Tensor gather(const Tensor& values, const Tensor& order, const OptionalTensor& w
 
 Pair sort_values(const Tensor& values, const Tensor& index, int64_t size, const OptionalTensor& weight) {
   check_sort(values, index, size, weight);
-  auto found = sorted_by(kSort, index, size, values_of(values, weight));
+  const Index entries = index_of(index, size);
 #ifdef GPUREDUCE_WITH_CUDA
-  if (!found) {
+  if (index.is_cuda() && !cuda::can_sort(entries)) {
     const auto [order, offsets] = large_plan(index, size);
     return {gather(values, order, weight), offsets};
   }
 #endif
-  return std::move(*found);
-}
-
-// --- without data -----------------------------------------------------------------------------------------------------------
-
-Pair results_of(const Tensor& index, c10::SymInt size, std::optional<at::ScalarType> sorted) {
-  const auto options = index.options().dtype(position_type(index.sym_size(0)));
-  return {at::empty_symint({index.sym_size(0)}, sorted ? options.dtype(*sorted) : options),
-          at::empty_symint({std::move(size) + 1}, options)};
-}
-
-Pair plan_meta(const Tensor& index, c10::SymInt size) {
-  check_index(kPlan, "index", index);
-  check_size(kPlan, size);
-  return results_of(index, std::move(size), std::nullopt);
-}
-
-Pair sort_values_meta(const Tensor& values, const Tensor& index, c10::SymInt size, const OptionalTensor& weight) {
-  check_sort(values, index, size, weight);
-  return results_of(index, std::move(size), at::kFloat);
-}
-
-Tensor gather_meta(const Tensor& values, const Tensor& order, const OptionalTensor& weight) {
-  check_gather(values, order, weight);
-  return at::empty_symint({order.sym_size(0)}, values.options().dtype(at::kFloat));
+  return sorted_into(results_of(index, size, at::kFloat), kSort, entries, values_of(values, weight));
 }
 
 // --- vmap -------------------------------------------------------------------------------------------------------------------
