@@ -33,6 +33,7 @@ class IndexPlan:
 
     @property
     def size(self) -> int:
+        """The number of outputs."""
         return self.offsets.size(0) - 1
 
     def __repr__(self) -> str:
