@@ -80,7 +80,7 @@ def test_documented_and_typed():
     wanted |= {"powsum", "vector_norm", "get_total_norm", "clip_grad_norm_", "weighted_sum", "dot", "replace"}
     wanted |= {*map(str, FAMILY), "segment_mean", "segment_sum", "std", "var", "var_mean"}
     wanted |= {"softmax", "log_softmax", "rms_norm", "layer_norm", "log_prob", "cross_entropy"}
-    wanted |= {"check_batch_invariance"}
+    wanted |= {"check_batch_invariance", "IndexPlan", "index_plan"}
     assert set(torch_reduce.__all__) == wanted
     public = {name: getattr(torch_reduce, name) for name in wanted}
     for name, member in public.copy().items():
@@ -100,7 +100,7 @@ def test_documented_and_typed():
 def functions():
     """The public functions of tensors."""
     others = {"__version__", "check_batch_invariance", "clip_grad_norm_", "get_total_norm", "distributed", "ladder"}
-    return sorted(set(torch_reduce.__all__) - others - {"replace", "replace_torch_sum"})
+    return sorted(set(torch_reduce.__all__) - others - {"IndexPlan", "replace", "replace_torch_sum"})
 
 
 @pytest.mark.parametrize("name", functions())

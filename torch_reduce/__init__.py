@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 __all__ = [
+    "IndexPlan",
     "__version__",
     "all",
     "amax",
@@ -31,6 +32,7 @@ __all__ = [
     "dot",
     "explain",
     "get_total_norm",
+    "index_plan",
     "ladder",
     "layer_norm",
     "log_prob",
@@ -81,6 +83,7 @@ else:
     from ._batches import check_batch_invariance
     from ._clip import clip_grad_norm_, get_total_norm
     from ._family import all, amax, amin, any, count_nonzero, logsumexp, nansum, prod
+    from ._index import IndexPlan, index_plan
     from ._replace import replace, replace_torch_sum
     from ._rows import cross_entropy, layer_norm, log_prob, log_softmax, rms_norm, softmax
     from ._segment import segment_mean, segment_sum

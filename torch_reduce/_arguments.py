@@ -107,6 +107,19 @@ def tensors(function: str, **given: Any) -> None:
             raise TypeError(f"{function}(): argument '{argument}' must be Tensor, not {kind}{hint}") from None
 
 
+def plain_tensors(function: str, **given: Any) -> None:
+    """The same, but a Shard is refused, too: in most places nothing stands for a tensor."""
+    for argument, value in given.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{function}(): argument '{argument}' must be Tensor, not {type(value).__name__}")
+
+
+def integer(function: str, argument: str, value: Any) -> None:
+    """Raises torch's error if an argument that must be an integer is none."""
+    if not isinstance(value, (int, SymInt)) and not hasattr(value, "__index__"):
+        raise TypeError(f"{function}(): argument '{argument}' must be int, not {type(value).__name__}")
+
+
 def rename(error: Exception, *names: str, to: str) -> None:
     """Lets an error, whose words are another function's, name the function that was called."""
     text = str(error)

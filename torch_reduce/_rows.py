@@ -3,7 +3,7 @@
 from typing import Literal, TypeAlias, overload
 
 import torch
-from torch import SymInt, Tensor
+from torch import Tensor
 
 from . import _arguments, _library
 
@@ -14,21 +14,9 @@ _Shape: TypeAlias = int | list[int] | tuple[int, ...] | torch.Size
 _ops = torch.ops.gpureduce
 
 
-def _plain(name, **given):
-    """Refuses what is no tensor, a Shard too: it may only stand for the first argument."""
-    for argument, value in given.items():
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name}(): argument '{argument}' must be Tensor, not {type(value).__name__}")
-
-
-def _integer(name, argument, value):
-    if not isinstance(value, (int, SymInt)) and not hasattr(value, "__index__"):
-        raise TypeError(f"{name}(): argument '{argument}' must be int, not {type(value).__name__}")
-
-
 def _softmax(operator, name, input, dim, dtype, out):
     _arguments.tensors(name, input=input)
-    _integer(name, "dim", dim)
+    _arguments.integer(name, "dim", dim)
     if out is not None:
         return _library.warning(operator.out)(input, dim, dtype=dtype, out=out)
     return _library.warning(operator.default)(input, dim, dtype=dtype)
@@ -136,8 +124,8 @@ def log_prob(
     tensor([-0.6931, -0.3133])
     """
     _arguments.tensors("log_prob", logits=logits)
-    _plain("log_prob", target=target)
-    _integer("log_prob", "dim", dim)
+    _arguments.plain_tensors("log_prob", target=target)
+    _arguments.integer("log_prob", "dim", dim)
     call = _library.warning(_ops.log_prob.default)
     found = call(logits, target, dim, temperature=temperature, ignore_index=ignore_index)
     if not return_entropy:
@@ -200,7 +188,7 @@ def cross_entropy(
     tensor(0.5032)
     """
     _arguments.tensors("cross_entropy", input=input)
-    _plain("cross_entropy", target=target)
+    _arguments.plain_tensors("cross_entropy", target=target)
     if reduction not in _REDUCTIONS:
         raise ValueError(f"cross_entropy(): reduction: expected one of {_REDUCTIONS}, but got {reduction!r}")
     call = _library.warning(_ops.cross_entropy.default)
@@ -214,7 +202,7 @@ def _shape(name, normalized_shape):
         kind = type(normalized_shape).__name__
         raise TypeError(f"{name}(): argument 'normalized_shape' must be tuple of ints, not {kind}")
     for size in normalized_shape:
-        _integer(name, "normalized_shape", size)
+        _arguments.integer(name, "normalized_shape", size)
     return list(normalized_shape)
 
 
@@ -223,7 +211,7 @@ def _normalized(name, norm, input, residual):
     _arguments.tensors(name, input=input)
     if residual is None:
         return norm(input)
-    _plain(name, residual=residual)
+    _arguments.plain_tensors(name, residual=residual)
     if isinstance(input, Tensor):
         stored = input + residual
         return norm(stored), stored
