@@ -48,11 +48,14 @@ const at::Tensor& first_of(const at::Tensor& self, const More&...) {
   return self;
 }
 
+using OptionalTensor = std::optional<at::Tensor>;
+
 // True if `test` is true of any argument that is a tensor.
 template <class Test, class... Args>
 bool any_tensor(Test test, const Args&... args) {
   const auto one = [&](const auto& x) {
     if constexpr (std::is_same_v<std::decay_t<decltype(x)>, at::Tensor>) return test(x);
+    else if constexpr (std::is_same_v<std::decay_t<decltype(x)>, OptionalTensor>) return x && test(*x);
     else return false;
   };
   return (... || one(args));
@@ -76,6 +79,7 @@ inline at::Tensor functionless(const at::Tensor& x) {
   functionalization::sync(x);
   return functionalization::from_functional_tensor(x);
 }
+inline OptionalTensor functionless(const OptionalTensor& x) { return x ? OptionalTensor(functionless(*x)) : std::nullopt; }
 
 template <class Result, class Make>
 Result new_results(Make make) {

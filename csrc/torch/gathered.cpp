@@ -1,0 +1,471 @@
+// Sums, means, maxima and minima of gathered rows: what index_sum, embedding_bag and their gradients call.
+//
+// A list of edges, each from a row of the data to an output, is given twice. Forward it is sorted by outputs: entry i of an
+// output reads row rows[i], and is edge edges[i]. Back it is sorted by the data's rows: entry j of a row reads output
+// back_rows[j], and is edge back_edges[j]. Without offsets each output (or row) has one entry, its own; without edges an
+// entry's number is its edge's. An edge's weight multiplies the row. The gradient of the data is the same operator with both
+// lists swapped, so that derivatives of all orders add the same elements in the same order. Without the list back, a sort makes
+// it.
+//
+// For example index_sum of rows a, b, c with index 1, 0, 1: forward rows 1, 0, 2, offsets 0, 1, 3 and edges 1, 0, 2 give the
+// outputs b, a + c; back rows 1, 0, 1 give the rows' gradients.
+#include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
+#include <ATen/WrapDimUtils.h>
+
+#include <limits>
+
+#include "../numeric/weighted.h"
+#include "batch.h"
+#include "gradient.h"
+#include "segments.h"
+
+namespace gpureduce::gathered {
+
+namespace {
+
+using at::Tensor;
+
+constexpr const char* kArguments =
+    "(Tensor data, Tensor rows, Tensor? offsets=None, Tensor? weight=None, Tensor? edges=None, Tensor? back_rows=None, Tensor? "
+    "back_offsets=None, Tensor? back_edges=None, int dim=0, *, ScalarType? dtype=None";
+
+template <Operation op>
+constexpr const char* kName = op == Operation::sum     ? "_gather_sum"
+                              : op == Operation::mean  ? "_gather_mean"
+                              : op == Operation::_amax ? "_gather_amax"
+                                                       : "_gather_amin";
+
+// --- checks -----------------------------------------------------------------------------------------------------------------
+
+void check_integers(const char* name, const char* argument, const Tensor& x, at::Device device) {
+  TORCH_CHECK(x.scalar_type() == at::kLong || x.scalar_type() == at::kInt, name, ": ", argument,
+              ": expected a tensor of int64 or int32, but got ", x.scalar_type());
+  TORCH_CHECK(x.dim() == 1, name, ": ", argument, ": expected a tensor of one dim, but got ", x.dim());
+  TORCH_CHECK(x.device() == device, name, ": ", argument, ": expected to be on ", device, " as the data, but is on ",
+              x.device());
+}
+
+void check_numbers(const char* name, const Gather& g, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t number = g.number(i);
+    TORCH_CHECK_INDEX(number >= 0 && number < g.rows, name, "(): index out of range: entry ", i, " is ", number,
+                      ", and there are ", g.rows, " rows");
+  }
+}
+
+// The dtype of the result: `dtype`, or otherwise as for a sum of elements of the promoted dtype.
+at::ScalarType result_of(const char* name, Operation op, const Tensor& data, const OptionalTensor& weight,
+                         OptionalDtype dtype) {
+  if (!weight) return gpureduce::result_type(op, data.scalar_type(), dtype);
+  TORCH_CHECK_NOT_IMPLEMENTED(!data.is_complex() && !weight->is_complex(), name,
+                              ": complex numbers are not supported with weights");
+  const at::ScalarType promoted = dtype ? *dtype : at::promoteTypes(data.scalar_type(), weight->scalar_type());
+  return gpureduce::result_type(op, promoted, dtype);
+}
+
+template <class Int>
+struct Call {
+  SizesOf<Int> sizes;
+  at::ScalarType dtype;
+  int64_t dim;
+};
+
+// --- kernels ----------------------------------------------------------------------------------------------------------------
+
+// A list of edges, sorted by outputs or by rows.
+struct Edges { Tensor rows, offsets, edges; };
+
+// A weight per entry, or per row of the data where rows are edges, in the type that products have.
+Tensor weights_of(const Tensor& weight, const OptionalTensor& edges, bool by_row, Accumulator product) {
+  const at::ScalarType type = product == Accumulator::f32 ? at::kFloat : product == Accumulator::f64 ? at::kDouble : at::kLong;
+  const Tensor typed = weight.resolve_neg().to(type);
+  return (edges && !by_row ? typed.index_select(0, *edges) : typed).contiguous();
+}
+
+// Writes the results if nothing is read.
+void fill(Operation op, const Tensor& out) {
+  const double none = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  const auto lowest = [&](auto zero) -> c10::Scalar {
+    using T = decltype(zero);
+    return op == Operation::_amax ? std::numeric_limits<T>::lowest() : std::numeric_limits<T>::max();
+  };
+  if (op == Operation::sum || out.numel() == 0) {
+    out.zero_();
+  } else if (op == Operation::mean) {
+    if (out.is_complex()) out.fill_(c10::complex<double>(nan, nan));
+    else out.fill_(nan);
+  } else if (out.is_floating_point()) {
+    out.fill_(op == Operation::_amax ? -none : none);
+  } else {
+    switch (out.scalar_type()) {
+      case at::kBool: out.fill_(op == Operation::_amin); break;
+      case at::kByte: out.fill_(lowest(uint8_t{})); break;
+      case at::kChar: out.fill_(lowest(int8_t{})); break;
+      case at::kShort: out.fill_(lowest(int16_t{})); break;
+      case at::kInt: out.fill_(lowest(int32_t{})); break;
+      case at::kUInt16: out.fill_(lowest(uint16_t{})); break;
+      case at::kUInt32: out.fill_(lowest(uint32_t{})); break;
+      case at::kUInt64: out.fill_(lowest(uint64_t{})); break;
+      default: out.fill_(lowest(int64_t{}));
+    }
+  }
+}
+
+template <Operation op>
+struct GatherReduction {
+  static const char* name() { return kName<op>; }
+  static constexpr const char* kArguments = gathered::kArguments;
+  static constexpr bool kOutHasDtype = info(op).has_dtype(), kHasGradient = true;
+  static constexpr bool autocasts(c10::DeviceType) { return false; }
+  using Function = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                          const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, int64_t, OptionalDtype);
+
+  template <class Int>
+  static Call<Int> check(const Tensor& data, const Tensor& rows, const OptionalTensor& offsets, const OptionalTensor& weight,
+                         const OptionalTensor& edges, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                         int64_t dim, OptionalDtype dtype, const Tensor* out) {
+    Call<Int> call;
+    TORCH_CHECK(!weight || op == Operation::sum, name(), ": weight: only sums have weights");
+    const OptionalDtype wanted = dtype || !out || !kOutHasDtype ? dtype : OptionalDtype(out->scalar_type());
+    call.dtype = result_of(name(), op, data, weight, wanted);
+    if (out) check_out_dtype(*out, call.dtype);
+    TORCH_CHECK(data.dim() > 0, name(), ": expected a tensor of at least one dim, but got one of none");
+    call.dim = at::maybe_wrap_dim(dim, data.dim());
+    check_integers(name(), "rows", rows, data.device());
+    if (offsets) check_offsets(name(), *offsets, data.device());
+    if (edges) check_integers(name(), "edges", *edges, data.device());
+    dtype_of(data.scalar_type(), "an input of dtype", name());
+    dtype_of(call.dtype, "a result of dtype", name());
+    if (weight) {
+      TORCH_CHECK(weight->dim() == 1, name(), ": weight: expected a tensor of one dim, but got ", weight->dim());
+      TORCH_CHECK(weight->device() == data.device(), name(), ": weight: expected to be on ", data.device(),
+                  " as the data, but is on ", weight->device());
+      dtype_of(weight->scalar_type(), "a weight of dtype", name());
+      const Accumulator product = product_type(data, *weight, call.dtype);
+      TORCH_CHECK(weighted::accumulator_of(product, gpureduce::dtype_of(call.dtype, "")) == product && call.dtype != at::kBool,
+                  name(), ": dtype: a result of ", call.dtype, " cannot be summed from products of ", data.scalar_type(),
+                  " and ", weight->scalar_type());
+    }
+    if (out) check_out_place(*out, data.device());
+    call.sizes = with_size<Int>(data, call.dim, offsets ? sizes_of<Int>(*offsets)[0] - 1 : sizes_of<Int>(rows)[0]);
+    return call;
+  }
+
+  static void refuse(const Call<int64_t>& call, const Tensor& data, const Tensor& rows, const OptionalTensor& offsets,
+                     const OptionalTensor& weight, const OptionalTensor& edges, const OptionalTensor&, const OptionalTensor&,
+                     const OptionalTensor&, int64_t, OptionalDtype) {
+    if (data.numel() > 0) segments(call, data, {}, values_of(rows), offsets ? values_of(*offsets) : Tensor());
+  }
+
+  static void compute(const Call<int64_t>& call, const Tensor& data, const Tensor& given_rows, const OptionalTensor& offsets,
+                      const OptionalTensor& weight, const OptionalTensor& edges, const OptionalTensor&, const OptionalTensor&,
+                      const OptionalTensor&, int64_t, OptionalDtype, const Tensor& out, const Tuning&) {
+    if (data.is_complex() && !at::isComplexType(call.dtype) && call.dtype != at::kBool)
+      TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
+    const Tensor rows = values_of(given_rows), ends = offsets ? values_of(*offsets) : Tensor();
+    Tensor weights;
+    Segments s = segments(call, data, out, rows, ends);
+    if (weight) {
+      const Accumulator product = product_type(data, *weight, call.dtype);
+      s.gather.by_row = edges && edges->const_data_ptr() == given_rows.const_data_ptr();
+      weights = weights_of(*weight, edges, s.gather.by_row, product);
+      const int64_t needed = s.gather.by_row ? s.gather.rows : s.length;
+      TORCH_CHECK(weights.numel() == needed, name(), ": weight: expected ", needed, " elements, but got ", weights.numel());
+      s.gather.weights = weights.const_data_ptr();
+      s.reduction.accumulator = product;
+      s.reduction.map = Map::value;
+    }
+    if (out.numel() == 0) return;
+    if (s.length == 0) return fill(op, out);
+#ifdef GPUREDUCE_WITH_CUDA
+    if (data.is_cuda()) return run_cuda(s, data.device());
+#endif
+    cpu::run(s);
+  }
+
+ private:
+  static Accumulator product_type(const Tensor& data, const Tensor& weight, at::ScalarType result) {
+    return weighted::product_of(gpureduce::dtype_of(data.scalar_type(), ""), gpureduce::dtype_of(weight.scalar_type(), ""),
+                                gpureduce::dtype_of(result, ""));
+  }
+
+  static Segments segments(const Call<int64_t>& call, const Tensor& data, const Tensor& out, const Tensor& rows,
+                           const Tensor& ends) {
+    Segments s{};
+    s.length = rows.size(0);
+    s.count = ends.defined() ? ends.size(0) - 1 : s.length;
+    s.offsets = ends.defined() ? ends.const_data_ptr() : nullptr;
+    s.wide = ends.defined() && ends.scalar_type() == at::kLong;
+    s.gather = {rows.const_data_ptr(), rows.scalar_type() == at::kLong, data.size(call.dim)};
+    if (data.is_cpu()) {
+      if (s.offsets) check_values(s, name());
+      check_numbers(name(), s.gather, s.length);
+    }
+    if (s.length == 0 || data.numel() == 0) return s;
+    DimMask reduce(data.dim(), false);
+    reduce[call.dim] = true;
+    s.reduction = make_reduction(op, data, reduce, call.dtype, out, /*keepdim=*/true);
+    s.stride = data.stride(call.dim) * (static_cast<int64_t>(data.itemsize()) / info(s.reduction.in).size);
+    s.result_pitch = out.defined() ? out.stride(call.dim) : 0;
+    return s;
+  }
+};
+
+template <Operation op>
+const auto& gather() {
+  return Plumbing<GatherReduction<op>>::functional();
+}
+
+// --- derivatives ------------------------------------------------------------------------------------------------------------
+
+OptionalTensor optional(const Tensor& x) { return x.defined() ? OptionalTensor(x) : std::nullopt; }
+Tensor defined(const OptionalTensor& x) { return x ? *x : Tensor(); }
+
+// Rows of `data` along `dim`, weighted and summed along `forward`.
+template <Operation op = Operation::sum>
+Tensor along(const Tensor& data, const Tensor& weight, const Edges& forward, const Edges& back, int64_t dim,
+             OptionalDtype dtype) {
+  return gather<op>().call(data, forward.rows, optional(forward.offsets), optional(weight), optional(forward.edges),
+                           optional(back.rows), optional(back.offsets), optional(back.edges), dim, dtype);
+}
+
+// The number of each entry's output; and whether the entry lies outside of all of them.
+struct Numbers { Tensor number, outside; };
+Numbers numbers_of(const Tensor& offsets, const c10::SymInt& entries) {
+  const Tensor places = at::arange(entries, offsets.options());
+  const Tensor number = at::searchsorted(offsets, places, /*out_int32=*/offsets.scalar_type() == at::kInt, /*right=*/true) - 1;
+  const c10::SymInt count = offsets.sym_size(0) - 1;
+  return {number, number.lt(0).logical_or(number.ge(count))};
+}
+
+// The list of edges, sorted by rows of the data, of which there are `size`.
+Edges sorted_by_rows(const Edges& forward, const c10::SymInt& size) {
+  static const auto plan = find<std::tuple<Tensor, Tensor>(const Tensor&, c10::SymInt)>("_index_plan");
+  const auto edges_at = [&](const Tensor& entries) {
+    return forward.edges.defined() ? forward.edges.index_select(0, entries) : entries;
+  };
+  if (!forward.offsets.defined()) {
+    const auto [order, offsets] = plan.call(forward.rows, size);
+    return {order, offsets, edges_at(order)};
+  }
+  // Entries outside of all outputs get a row of their own, the last one, which nobody reads.
+  const auto [number, outside] = numbers_of(forward.offsets, forward.rows.sym_size(0));
+  const auto [order, offsets] = plan.call(at::where(outside, size, forward.rows), size + 1);
+  return {number.index_select(0, order), offsets.slice_symint(0, 0, size + 1), edges_at(order)};
+}
+
+// The dot products of the rows that each edge joins, in the order of the edges.
+Tensor dots(const Tensor& data, const Tensor& grad, const Edges& forward, const Edges& back, int64_t dim,
+            at::ScalarType dtype) {
+  static const auto weighted_sum =
+      find<Tensor(const Tensor&, const Tensor&, OptionalDims, bool, OptionalDtype)>("weighted_sum");
+  const bool by_outputs = !forward.edges.defined();
+  const Edges& list = by_outputs ? forward : back;
+  TORCH_INTERNAL_ASSERT(list.rows.defined() && !list.edges.defined());
+  const Tensor &far = by_outputs ? data : grad, &near = by_outputs ? grad : data;
+  const Tensor there = along(far, {}, {list.rows, {}, {}}, {}, dim, far.scalar_type());
+  Tensor here = near, outside;
+  if (list.offsets.defined()) {
+    const Numbers found = numbers_of(list.offsets, list.rows.sym_size(0));
+    here = along(near, {}, {found.number.clamp(0, near.sym_size(dim) - 1), {}, {}}, {}, dim, near.scalar_type());
+    outside = found.outside;
+  }
+  Dims others;
+  for (int64_t d = 0; d < data.dim(); ++d)
+    if (d != dim) others.push_back(d);
+  Tensor result;
+  if (others.empty()) result = weighted_sum.call(there.unsqueeze(-1), here.unsqueeze(-1), at::IntArrayRef(-1), false, dtype);
+  else result = weighted_sum.call(there, here, at::IntArrayRef(others), false, dtype);
+  return outside.defined() ? result.masked_fill(outside, 0) : result;
+}
+
+// The facts that a backward pass needs.
+struct Saved {
+  c10::SymInt size;  // of the data's dim
+  int64_t dim = 0;
+  at::ScalarType dtype = at::kFloat, weight_dtype = at::kFloat;
+  bool needs_data = false, needs_weight = false;
+
+  // Calls f with each member, in a fixed order.
+  template <class Self, class F>
+  static void each(Self& self, F f) {
+    f(self.size);
+    f(self.dim);
+    f(self.dtype);
+    f(self.weight_dtype);
+    f(self.needs_data);
+    f(self.needs_weight);
+  }
+};
+
+// The saved tensors: the data and the weight where a pass needs them, the lists of edges, and the result of extrema.
+using Kept = std::array<Tensor, 9>;
+Edges forward_of(const Kept& kept) { return {kept[2], kept[3], kept[4]}; }
+Edges back_of(const Kept& kept) { return {kept[5], kept[6], kept[7]}; }
+
+// What each element of extrema counts for: it shares its output's `grad` equally with those that equal it.
+template <Operation op>
+Tensor shares(const Tensor& data, const Tensor& grad, const Tensor& result, const Edges& forward, const Edges& back,
+              int64_t dim, at::ScalarType dtype) {
+  TORCH_CHECK_NOT_IMPLEMENTED(back.rows.defined() && !back.offsets.defined(), kName<op>,
+                              "(): rows that several entries share have no derivative");
+  const auto spread = [&](const Tensor& x) { return along(x, {}, back, forward, dim, x.scalar_type()); };
+  const Tensor largest = spread(result.detach()), equal = without_float8(data.detach()).eq(without_float8(largest));
+  const Tensor ties = spread(along(equal, {}, forward, back, dim, at::kLong));
+  return apply(Formula::equal, data, {spread(grad), largest, ties}, dtype);
+}
+
+template <Operation op>
+struct Rule : RuleOf<Saved> {
+  static constexpr std::array<bool, 9> kKept = {false, false, false, false, false, false, false, false, true};
+
+  static std::string name() { return std::string("gpureduce") + kName<op> + "_backward"; }
+
+  static Saved asked(Saved saved, torch::autograd::Node& node) {
+    saved.needs_data = saved.needs_data && node.task_should_compute_output(0);
+    saved.needs_weight = saved.needs_weight && node.task_should_compute_output(1);
+    return saved;
+  }
+
+  static variable_list gradients(variable_list grads, const Saved& saved, const Kept& kept) {
+    variable_list result(2);
+    Tensor grad = std::move(grads[0]);
+    if (!grad.defined()) return result;
+    const Edges forward = forward_of(kept), back = back_of(kept);
+    if (grad.is_complex() && !at::isComplexType(saved.dtype)) grad = at::real(grad);
+    if constexpr (op == Operation::_amax || op == Operation::_amin) {
+      result[0] = shares<op>(kept[0], grad, kept[8], forward, back, saved.dim, saved.dtype);
+    } else {
+      if (op == Operation::mean && forward.offsets.defined())
+        grad = over_lengths(grad, forward.offsets, saved.dim, at::toOpMathType(saved.dtype));
+      if (saved.needs_data)
+        result[0] = along(grad, kept[1], back.rows.defined() ? back : sorted_by_rows(forward, saved.size), forward, saved.dim,
+                          saved.dtype);
+      if (saved.needs_weight) result[1] = dots(kept[0], grad, forward, back, saved.dim, saved.weight_dtype);
+    }
+    return result;
+  }
+};
+
+template <Operation op>
+Tensor tangent(const Tensor& data, const Tensor& weight, const Tensor& result, const Edges& forward, const Edges& back,
+               int64_t dim) {
+  const at::ScalarType dtype = result.scalar_type();
+  const Tensor change = data._fw_grad(/*level=*/0);
+  if constexpr (op == Operation::_amax || op == Operation::_amin) {
+    const Tensor share = shares<op>(data._fw_primal(/*level=*/0), at::ones_like(result), result, forward, back, dim, dtype);
+    return along(share * change, {}, forward, back, dim, dtype);
+  } else {
+    Tensor sum;
+    if (change.defined())
+      sum = along<op>(change, weight.defined() ? weight._fw_primal(/*level=*/0) : weight, forward, back, dim, dtype);
+    const Tensor of_weight = weight.defined() ? weight._fw_grad(/*level=*/0) : Tensor();
+    if (!of_weight.defined()) return sum;
+    const Tensor more = along<op>(data._fw_primal(/*level=*/0), of_weight, forward, back, dim, dtype);
+    return sum.defined() ? sum + more : more;
+  }
+}
+
+template <Operation op>
+Tensor reduce_differentiable(c10::DispatchKeySet keys, const Tensor& data, const Tensor& rows, const OptionalTensor& offsets,
+                             const OptionalTensor& weights, const OptionalTensor& edges, const OptionalTensor& back_rows,
+                             const OptionalTensor& back_offsets, const OptionalTensor& back_edges, int64_t dim,
+                             OptionalDtype dtype) {
+  const Tensor weight = defined(weights);
+  const Edges forward{rows, defined(offsets), defined(edges)};
+  const Edges back{defined(back_rows), defined(back_offsets), defined(back_edges)};
+  const bool extreme = op == Operation::_amax || op == Operation::_amin;
+  const bool needs_weight = weight.defined() && weight.requires_grad();
+  return with_derivatives<Rule<op>>(
+      std::tie(data, weight),
+      [&] {
+        return gather<op>().redispatch(keys & c10::after_autograd_keyset, data, rows, offsets, weights, edges, back_rows,
+                                       back_offsets, back_edges, dim, dtype);
+      },
+      [&] {
+        const int64_t d = at::maybe_wrap_dim(dim, data.dim());
+        return Saved{data.sym_size(d),     d,
+                     data.scalar_type(),   weight.defined() ? weight.scalar_type() : at::kFloat,
+                     data.requires_grad(), needs_weight};
+      },
+      [&](const Tensor& result) {
+        return Kept{extreme || needs_weight ? data : Tensor(),
+                    data.requires_grad() ? weight : Tensor(),
+                    forward.rows,
+                    forward.offsets,
+                    forward.edges,
+                    back.rows,
+                    back.offsets,
+                    back.edges,
+                    extreme ? result : Tensor()};
+      },
+      [&](const Tensor& result) {
+        return tangent<op>(data, weight, result, forward, back, at::maybe_wrap_dim(dim, data.dim()));
+      });
+}
+
+// --- vmap -------------------------------------------------------------------------------------------------------------------
+
+// Batched data are one call, whose results have the batch where the data have it. If anything else is batched, there is one
+// call per element of the batch.
+template <Operation op>
+Tensor reduce_batched(const Tensor& data, const Tensor& rows, const OptionalTensor& offsets, const OptionalTensor& weight,
+                      const OptionalTensor& edges, const OptionalTensor& back_rows, const OptionalTensor& back_offsets,
+                      const OptionalTensor& back_edges, int64_t dim, OptionalDtype dtype) {
+  const c10::impl::ExcludeDispatchKeyGuard below(Key::FuncTorchBatched);
+  const int64_t level = current_level(kName<op>);
+  std::array<Tensor, 8> all = {data,
+                               rows,
+                               defined(offsets),
+                               defined(weight),
+                               defined(edges),
+                               defined(back_rows),
+                               defined(back_offsets),
+                               defined(back_edges)};
+  std::array<std::optional<int64_t>, 8> where;
+  int64_t count = -1;
+  bool lists = false;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (!all[i].defined()) continue;
+    std::tie(all[i], where[i]) = at::functorch::unwrapTensorAtLevel(all[i], level);
+    if (where[i]) count = all[i].size(*where[i]);
+    lists |= i > 0 && where[i];
+  }
+  const auto call = [&](const std::array<Tensor, 8>& x, int64_t d) {
+    return along<op>(x[0], x[3], {x[1], x[2], x[4]}, {x[5], x[6], x[7]}, d, dtype);
+  };
+  if (count < 0) return call(all, dim);
+  if (!lists) {
+    const int64_t d = at::maybe_wrap_dim(dim, all[0].dim() - 1), batch = *where[0];
+    return with_batch(call(all, d + (d >= batch)), batch, level);
+  }
+  std::vector<Tensor> each;
+  for (int64_t b = 0; b < count; ++b) {
+    std::array<Tensor, 8> one = all;
+    for (size_t i = 0; i < one.size(); ++i)
+      if (where[i]) one[i] = one[i].select(*where[i], b);
+    each.push_back(call(one, dim));
+  }
+  TORCH_CHECK(!each.empty(), kName<op>, ": a batch of none has no result");
+  return with_batch(at::stack(each), 0, level);
+}
+
+template <Operation op>
+void define(torch::Library& m) {
+  define_reduction_with_out<GatherReduction<op>>(m);
+  put(m, Key::Autograd, kName<op>, TORCH_FN(reduce_differentiable<op>));
+  put(m, Key::FuncTorchBatched, kName<op>, TORCH_FN(reduce_batched<op>));
+}
+
+}  // namespace
+
+}  // namespace gpureduce::gathered
+
+TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
+  using namespace gpureduce;
+  gathered::define<Operation::sum>(m);
+  gathered::define<Operation::mean>(m);
+  gathered::define<Operation::_amax>(m);
+  gathered::define<Operation::_amin>(m);
+}
