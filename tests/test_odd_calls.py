@@ -263,12 +263,6 @@ MEANT = {
     "an out with several elements in one place is refused": lambda f, call, ours, theirs: (
         call == "out with elements in one place" and says(ours, "more than one element")
     ),
-    "of a wrong dim and an out of a wrong dtype, the dim is named": lambda f, call, ours, theirs: (
-        f in ("any", "all")
-        and call == "out, dim=7"
-        and isinstance(ours.error, IndexError)
-        and says(theirs, "only supports bool tensor")
-    ),
     "other layouts are refused": lambda f, call, ours, theirs: (
         call in LAYOUTS and (says(ours, "tensors are not supported") or says(ours, "strided layout"))
     ),

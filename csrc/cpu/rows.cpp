@@ -100,72 +100,83 @@ A number_of(const void* numbers, int64_t row) {
   return numbers ? static_cast<const A*>(numbers)[row] : A(0);
 }
 
+// The operands of one row at a time, and room for its result. What there is not: g and bias are 0, weight is 1.
+template <class A>
+class Row {
+ public:
+  explicit Row(const RowsCall& call) : call_(call), n_(call.length), memory_(new A[5 * n_]) {
+    std::fill_n(g_, n_, A(0));
+    std::fill_n(w_, n_, A(1));
+    std::fill_n(b_, n_, A(0));
+    if (call.operands[kRowWeight].data) load(call, kRowWeight, 0, w_);
+    if (call.operands[kRowBias].data) load(call, kRowBias, 0, b_);
+  }
+
+  // `share`: of the row's target, if the call has targets.
+  void read(int64_t index, A share) {
+    load(call_, kRowX, call_.along.offset(kRowX, index), x_);
+    if (call_.operands[kRowG].data) load(call_, kRowG, call_.along.offset(kRowG, index), g_);
+    if (!call_.target) return;
+    std::fill_n(g_, n_, A(0));
+    if (call_.target[index] >= 0) g_[call_.target[index]] = share;
+  }
+  const A* x() const { return x_; }
+  RowElement<A> operator[](int64_t i) const { return {x_[i], g_[i], w_[i], b_[i]}; }
+
+  // Stores what `applied` makes of each element.
+  template <class F>
+  void write(int64_t index, F applied) {
+    for (int64_t i = 0; i < n_; ++i) y_[i] = applied((*this)[i]);
+    store(call_, call_.along.offset(kRowY, index), y_);
+  }
+
+ private:
+  const RowsCall& call_;
+  const int64_t n_;
+  const std::unique_ptr<A[]> memory_;
+  A *const x_ = memory_.get(), *const g_ = x_ + n_, *const w_ = g_ + n_, *const b_ = w_ + n_, *const y_ = b_ + n_;
+};
+
 template <RowFunction f, class A>
 void run_rows(const RowsCall& call, int64_t begin, int64_t end) {
   using Sum = decltype(row_addend<f, A>({}, {}, A(0)));
   const int64_t n = call.length;
-  const std::unique_ptr<A[]> memory(new A[5 * n]);
+  Row<A> elements(call);
+  const A* const x = elements.x();
   const std::unique_ptr<Sum[]> leaves(new Sum[kRoom]);
-  A *const x = memory.get(), *const g = x + n, *const w = g + n, *const b = w + n, *const y = b + n;
-  std::fill_n(g, n, A(1));
-  std::fill_n(w, n, A(1));
-  std::fill_n(b, n, A(0));
-  if (call.operands[kRowWeight].data) load(call, kRowWeight, 0, w);
-  if (call.operands[kRowBias].data) load(call, kRowBias, 0, b);
   for (int64_t index = begin; index < end; ++index) {
-    load(call, kRowX, call.along.offset(kRowX, index), x);
-    if (takes_grad(f)) load(call, kRowG, call.along.offset(kRowG, index), g);
     RowNumbers<A> row;
     if constexpr (reads_numbers(f)) {
       row.mean = number_of<A>(call.mean, index);
       row.r = number_of<A>(call.r, index);
     }
-    if constexpr (f == RowFunction::log_prob_backward) {
-      row.share = number_of<A>(call.row_grad, index);
-      std::fill_n(g, n, A(0));
-      if (call.target[index] >= 0) g[call.target[index]] = row.share;
-    }
+    if constexpr (f == RowFunction::log_prob_backward) row.share = number_of<A>(call.row_grad, index);
+    elements.read(index, row.share);
     if constexpr (takes_largest(f)) {
       row.mean = x[0];
       for (int64_t i = 1; i < n; ++i) row.mean = larger(row.mean, x[i]);
     }
-    const auto element = [&](int64_t i) { return RowElement<A>{x[i], g[i], w[i], b[i]}; };
     if constexpr (has_sum(f)) {
-      finish_row<f>(row, ordered_sum(n, leaves.get(), [&](int64_t i) { return row_addend<f>(element(i), row, x[0]); }), x[0], n,
-                    call.eps);
+      const auto addend = [&](int64_t i) { return row_addend<f>(elements[i], row, x[0]); };
+      finish_row<f>(row, ordered_sum(n, leaves.get(), addend), x[0], n, call.eps);
     }
     if constexpr (writes_numbers(f)) {
       if (call.mean) static_cast<A*>(call.mean)[index] = row.mean;
       if (call.r) static_cast<A*>(call.r)[index] = row.r;
     }
-    if constexpr (!has_result(f)) continue;
-    for (int64_t i = 0; i < n; ++i) y[i] = row_applied<f>(element(i), row);
-    store(call, call.along.offset(kRowY, index), y);
+    if constexpr (has_result(f)) elements.write(index, [row](const RowElement<A>& e) { return row_applied<f>(e, row); });
   }
 }
 
 template <RowFunction f, class A>
 void run_step(const RowStepCall& step, int64_t begin, int64_t end) {
   const RowsCall& call = step.call;
-  const int64_t n = call.length;
-  const std::unique_ptr<A[]> memory(new A[5 * n]);
-  A *const x = memory.get(), *const g = x + n, *const w = g + n, *const b = w + n, *const y = b + n;
-  std::fill_n(g, n, A(0));
-  std::fill_n(w, n, A(1));
-  std::fill_n(b, n, A(0));
-  if (call.operands[kRowWeight].data) load(call, kRowWeight, 0, w);
-  if (call.operands[kRowBias].data) load(call, kRowBias, 0, b);
+  Row<A> elements(call);
   for (int64_t index = begin; index < end; ++index) {
-    load(call, kRowX, call.along.offset(kRowX, index), x);
-    if (call.operands[kRowG].data) load(call, kRowG, call.along.offset(kRowG, index), g);
     const RowNumbers<A> row{number_of<A>(call.mean, index), number_of<A>(call.r, index), number_of<A>(step.first_share, index),
                             number_of<A>(step.share, index)};
-    if (call.target) {
-      std::fill_n(g, n, A(0));
-      if (call.target[index] >= 0) g[call.target[index]] = row.share;
-    }
-    for (int64_t i = 0; i < n; ++i) y[i] = row_step<f>(step.step, RowElement<A>{x[i], g[i], w[i], b[i]}, row);
-    store(call, call.along.offset(kRowY, index), y);
+    elements.read(index, row.share);
+    elements.write(index, [kind = step.step, row](const RowElement<A>& e) { return row_step<f>(kind, e, row); });
   }
 }
 

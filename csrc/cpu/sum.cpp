@@ -99,7 +99,7 @@ void store_sums(const CpuProblem& p, const Reduction& r, int64_t first, const Ac
   }
 }
 
-// Joins the splits' partial sums of outputs begin to end (exclusive), nearest neighbours first, into those of split 0.
+// Joins the splits' partial sums of outputs begin to end (exclusive), nearest neighbours first, into split 0's.
 template <class Acc>
 void join_splits(Acc* partials, int64_t splits, int64_t outputs, int64_t begin, int64_t end) {
   for (int64_t n = splits; n > 1; n = (n + 1) / 2) {

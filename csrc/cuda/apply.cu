@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "any.cuh"
 #include "early.cuh"
 #include "launch.h"
 #include "tree/joins.cuh"
@@ -23,45 +24,6 @@ struct Args {
   Apply::Operand operands[2 + kOthers];
 };
 
-// Reads V numbers of an operand of any real dtype. Not inlined, so that a kernel has its code once.
-template <class A, int V>
-struct Numbers {
-  A of[V];
-};
-template <class A, int V>
-__device__ __noinline__ Numbers<A, V> read(const char* from, DType dtype, int stride) {
-  Numbers<A, V> found{};
-  switch (dtype) {
-#define GPUREDUCE_READ(name, type, kind, accumulator, wide, family)        \
-  case DType::name:                                                        \
-    if constexpr (Kind::kind != Kind::complex) {                           \
-      if (stride == 0) {                                                   \
-        const A x = operand<A>(*reinterpret_cast<const type*>(from));      \
-        _Pragma("unroll") for (int j = 0; j < V; ++j) found.of[j] = x;     \
-      } else {                                                             \
-        _Pragma("unroll") for (int j = 0; j < V; ++j) found.of[j] =        \
-            operand<A>(*reinterpret_cast<const type*>(from + j * stride)); \
-      }                                                                    \
-    }                                                                      \
-    break;
-    GPUREDUCE_DTYPES(GPUREDUCE_READ)
-#undef GPUREDUCE_READ
-  }
-  return found;
-}
-
-template <class A>
-__device__ __noinline__ void write(char* to, DType dtype, A y) {
-  switch (dtype) {
-#define GPUREDUCE_WRITE(name, type, kind, accumulator, wide, family)                              \
-  case DType::name:                                                                               \
-    if constexpr (Kind::kind == Kind::floating) *reinterpret_cast<type*>(to) = round_to<type>(y); \
-    break;
-    GPUREDUCE_DTYPES(GPUREDUCE_WRITE)
-#undef GPUREDUCE_WRITE
-  }
-}
-
 // T: the dtype of elements and results, which lie in whole vectors; or void for any dtypes, one element at a time.
 template <class T, class A, int V>
 __global__ void __launch_bounds__(kThreads) apply_kernel(const __grid_constant__ Args a) {
@@ -79,7 +41,7 @@ __global__ void __launch_bounds__(kThreads) apply_kernel(const __grid_constant__
     }
     const auto numbers = [&](int i) {
       const Apply::Operand& operand = a.operands[i];
-      if (operand.data) return read<A, V>(operand.data + offsets[i], operand.dtype, operand.strides[inner]);
+      if (operand.data) return read_any<A, V>(operand.data + offsets[i], operand.dtype, operand.strides[inner]);
       Numbers<A, V> same;
 #pragma unroll
       for (int j = 0; j < V; ++j) same.of[j] = static_cast<A>(missing(a.formula, i - 2));
@@ -102,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) apply_kernel(const __grid_constant__
     });
     char* const to = a.operands[0].data + offsets[0];
     if constexpr (std::is_void_v<T>) {
-      write(to, a.operands[0].dtype, y[0]);
+      write_any(to, a.operands[0].dtype, y[0]);
     } else {
       Vector<T, V> results;
 #pragma unroll

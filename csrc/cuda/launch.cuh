@@ -182,6 +182,18 @@ cudaError_t launch_source(const Launch& launch, const Source& source) {
 
 // --- sources --------------------------------------------------------------------------------------------------------------
 
+// Calls `typed` with a zero of the input's dtype, if that is one of the floats of 16 bits and more.
+template <class F>
+cudaError_t launch_floats(const Launch& launch, F typed) {
+  switch (launch.reduction.in) {
+    case DType::Float: return typed(float{});
+    case DType::Half: return typed(Half{});
+    case DType::BFloat16: return typed(BFloat16{});
+    case DType::Double: return typed(double{});
+    default: return kNoKernel;
+  }
+}
+
 // The elements that kernels are compiled for. Masks (masks.h) clear or flip signs as elements are loaded, so most maps share
 // the kernels of values. Counted elements of one size share a type, and so do integers of one size whose maximum is taken.
 template <Map map, Accumulator to, DType dtype, class In>

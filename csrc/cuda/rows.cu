@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "any.cuh"
 #include "early.cuh"
 #include "kernels/norm_backward.cuh"
 #include "kernels/rows.cuh"
@@ -11,32 +12,6 @@
 namespace gpureduce::cuda {
 
 namespace {
-
-// An element of any real dtype. A call, so that its code stands once in a kernel.
-template <class A>
-__device__ __noinline__ A read_any(const char* from, DType dtype) {
-  switch (dtype) {
-#define GPUREDUCE_READ(name, type, kind, accumulator, wide, family)                                                \
-  case DType::name:                                                                                                \
-    if constexpr (Kind::kind != Kind::complex) return static_cast<A>(value(*reinterpret_cast<const type*>(from))); \
-    break;
-    GPUREDUCE_DTYPES(GPUREDUCE_READ)
-#undef GPUREDUCE_READ
-  }
-  return A{};
-}
-
-template <class A>
-__device__ __noinline__ void write_any(char* to, DType dtype, A y) {
-  switch (dtype) {
-#define GPUREDUCE_WRITE(name, type, kind, accumulator, wide, family)                              \
-  case DType::name:                                                                               \
-    if constexpr (Kind::kind == Kind::floating) *reinterpret_cast<type*>(to) = round_to<type>(y); \
-    break;
-    GPUREDUCE_DTYPES(GPUREDUCE_WRITE)
-#undef GPUREDUCE_WRITE
-  }
-}
 
 constexpr int kAnyThreads = 512;
 
@@ -190,7 +165,7 @@ struct WeightsArgs {
   uint64_t policy;
 };
 
-// The elements of kDepth rows, all in flight at once: row_of(0), row_of(1), ..., of which those below call.rows exist.
+// The elements of kDepth rows, all in flight at once: row_of(0), row_of(1), ... Rows below call.rows exist.
 template <class T, class A, int V, bool kVectors, class RowOf>
 __device__ __forceinline__ void load_rows(const RowsCall& call, const WeightsArgs& a, bool there, RowOf row_of, int64_t column,
                                           A (&x)[kDepth][V], A (&g)[kDepth][V], A (&mean)[kDepth], A (&r)[kDepth]) {

@@ -11,8 +11,7 @@ namespace gpureduce::cuda {
 
 cudaError_t run_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
 
-// The gradients of weights, and of the input if that is wanted, of which `input` is the call. The workspace is for partial
-// sums.
+// The gradients of weights; and of the input if it is wanted, whose call is `input`. The workspace is for partial sums.
 int64_t workspace_of(const RowsCall* input, const RowWeightsCall& weights, const Device& device);
 cudaError_t run_rows(const RowsCall* input, const RowWeightsCall& weights, void* workspace, const Device& device,
                      cudaStream_t stream);

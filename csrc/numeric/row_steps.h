@@ -15,7 +15,7 @@ GPUREDUCE_HOST_DEVICE A row_step(RowStep step, const RowElement<A>& e, const Row
   if (step == RowStep::applied) return row_applied<f>(e, row);
   if (step == RowStep::weight_addends) return weight_addend(e.x, e.g, row.mean, row.r);
   if constexpr (f == RowFunction::layer_norm) {
-    return A(0);  // its addends are those of a variance
+    return A(0);  // its addends are a variance's
   } else {
     const auto addend = row_addend<f>(e, row, A(0));
     if constexpr (std::is_floating_point_v<std::decay_t<decltype(addend)>>) return addend;

@@ -33,7 +33,7 @@ GPUREDUCE_HOST_DEVICE constexpr int register_bytes(int vector, int size, bool on
   return !one_input && vector == 1 && size < 8 ? 8 : size;
 }
 
-// Leaves of a row that a warp takes at a time; in a shifted row those of a whole chunk.
+// Leaves of a row that a warp takes at a time; in a shifted row a whole chunk's.
 GPUREDUCE_HOST_DEVICE constexpr int row_unit(int vector, int elements, int size, Walk walk = Walk::dense) {
   return walk == Walk::shifted ? kLanes : row_groups(vector, elements, size) * kWarp * vector;
 }

@@ -46,7 +46,7 @@ struct SegmentPlan {
   int short_rows;           // most rows of a short segment
   int piece_bits;           // log2 of the most rows of a piece of a longer segment
   int64_t column_tiles;     // side by side
-  int64_t blocks;           // of the grid; of columns, per column tile: first those of tiles, then those of short segments
+  int64_t blocks;           // of the grid; of columns, per column tile: first the tiles, then the short segments
   bool joins;               // segments may have parts in several tiles: a second kernel writes their results
   int64_t workspace_bytes;  // for the sums of parts
 };

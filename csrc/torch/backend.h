@@ -29,8 +29,8 @@ Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& re
 // The dims of a call's inputs, in the tensors' order, with sizes and input strides; `complete` fills in the rest.
 using InputDims = c10::SmallVector<InputDim, kCommonRank>;
 
-// Sets the fields that all reductions have: problem, output and class, for a call on `device`. Without `out`, the result's
-// strides are those of a new contiguous tensor. `inputs` begins the error for a view of too many dims.
+// Sets the fields that all reductions have: problem, output and class, for a call on `device`. Without `out`, the result has
+// the strides of a new contiguous tensor. `inputs` begins the error for a view of too many dims.
 void complete(Reduction& reduction, InputDims& dims, const DimMask& reduce, const at::Tensor& out, bool keepdim,
               at::Device device, const char* inputs);
 

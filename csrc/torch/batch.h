@@ -1,4 +1,4 @@
-// torch.vmap: a batched call is one call of the operator, with one dim more. The bits equal those of single calls, since an
+// torch.vmap: a batched call is one call of the operator, with one dim more. The bits equal a single call's, since an
 // output's bits depend only on its own elements. torch's fallback refuses `out`, as it does for torch.sum.
 #pragma once
 

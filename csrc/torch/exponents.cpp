@@ -43,7 +43,10 @@ void run(const Reduction& r, at::Device device, const Tuning& tuning = {}) {
 // Rows that registers hold are read once. Returns false if no such kernel takes the call.
 bool run_as_rows(const Reduction& r, at::Device device) {
   const Problem& p = r.problem;
-  if (r.negate || p.reduced.size() > 1 || (p.length > 1 && p.reduced[0].stride != 1)) return false;
+  // Here a warp computes float64 logarithms for one row or a few, in finish() for 32. In short rows this costs more than a
+  // second read.
+  if (p.length <= kLanes) return false;
+  if (r.negate || p.reduced.size() != 1 || p.reduced[0].stride != 1) return false;
   const int64_t size = info(r.in).size, result_size = info(r.out).size;
   RowsCall call{};
   call.function = RowFunction::log_sum;
@@ -58,11 +61,9 @@ bool run_as_rows(const Reduction& r, at::Device device) {
     dim.strides[kRowY] = d.out_stride * result_size;
     if (!call.along.add(dim)) return false;
   }
-  if (p.length > 1) {
-    RowDim dim{p.length, {}};
-    dim.strides[kRowX] = size;
-    call.across.add(dim);
-  }
+  RowDim row{p.length, {}};
+  row.strides[kRowX] = size;
+  call.across.add(row);
   const c10::cuda::CUDAGuard guard(device);
   const cudaError_t error = cuda::run_compiled_rows(call, cuda::facts(device), c10::cuda::getCurrentCUDAStream(device.index()));
   if (error == cuda::kNoKernel) return false;

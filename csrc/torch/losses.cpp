@@ -23,7 +23,7 @@ struct Targets {
     index = wide.masked_fill(ignored, 0);
   }
 
-  // Raises torch's error. The host cannot read those of a GPU: there at::gather's assertion stops the kernel.
+  // Raises torch's error. The host cannot read a GPU's targets: there at::gather's assertion stops the kernel.
   void check(int64_t classes, const char* name) const {
     if (!index.is_cpu()) return;
     const auto [low, high] = index.aminmax();

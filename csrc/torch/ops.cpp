@@ -224,6 +224,7 @@ struct TableReduction {
   template <class Int>
   static Call<Int> check(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const at::Tensor* out) {
     Call<Int> call;
+    if (out && info(op).typing == Typing::truth) out_type(op, self, dtype, *out);  // torch checks any's and all's before dims
     call.reduce = reduced_dims(dim, self.dim());
     check_identity(op, self, dim);
     call.dtype = out ? out_type(op, self, dtype, *out) : result_type(op, self.scalar_type(), dtype);

@@ -731,21 +731,22 @@ void register_dot(Table<key>& m) {
   m.impl("dot", TORCH_FN(dot<key>));
 }
 
-template <bool logarithm, DispatchKey key>
-void register_softmaxes(Table<key>& m, const std::string& name) {
-  using K = Softmax<logarithm, key>;
-  m.impl(name, TORCH_FN(K::forward));
-  m.impl(name + ".out", TORCH_FN(K::forward_out));
-  m.impl(name + "_backward_data", TORCH_FN(K::backward));
-  m.impl(name + "_backward_data.out", TORCH_FN(K::backward_out));
+// A function and its backward pass, and the out variant of each.
+template <class K, DispatchKey key>
+void register_both(Table<key>& m, const std::string& forward, const char* out, const std::string& backward,
+                   const char* backward_out) {
+  m.impl(forward, TORCH_FN(K::forward));
+  m.impl(forward + out, TORCH_FN(K::forward_out));
+  m.impl(backward, TORCH_FN(K::backward));
+  m.impl(backward + backward_out, TORCH_FN(K::backward_out));
 }
 template <DispatchKey key>
 void register_softmax(Table<key>& m) {
-  register_softmaxes<false>(m, "_softmax");
+  register_both<Softmax<false, key>>(m, "_softmax", ".out", "_softmax_backward_data", ".out");
 }
 template <DispatchKey key>
 void register_log_softmax(Table<key>& m) {
-  register_softmaxes<true>(m, "_log_softmax");
+  register_both<Softmax<true, key>>(m, "_log_softmax", ".out", "_log_softmax_backward_data", ".out");
 }
 template <DispatchKey key>
 void register_layer_norm(Table<key>& m) {
@@ -761,18 +762,10 @@ void register_rms_norm(Table<key>& m) {
     m.impl("_fused_rms_norm_backward", TORCH_FN(RmsNorm<key>::backward));
   }
 }
-template <bool images, DispatchKey key>
-void register_losses(Table<key>& m, const std::string& name) {
-  using K = NllLoss<images, key>;
-  m.impl(name + "_forward", TORCH_FN(K::forward));
-  m.impl(name + "_forward.output", TORCH_FN(K::forward_out));
-  m.impl(name + "_backward", TORCH_FN(K::backward));
-  m.impl(name + "_backward.grad_input", TORCH_FN(K::backward_out));
-}
 template <DispatchKey key>
 void register_nll_loss(Table<key>& m) {
-  register_losses<false>(m, "nll_loss");
-  register_losses<true>(m, "nll_loss2d");
+  register_both<NllLoss<false, key>>(m, "nll_loss_forward", ".output", "nll_loss_backward", ".grad_input");
+  register_both<NllLoss<true, key>>(m, "nll_loss2d_forward", ".output", "nll_loss2d_backward", ".grad_input");
 }
 
 // The functions that can be replaced, by torch's names.

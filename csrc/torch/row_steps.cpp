@@ -54,7 +54,7 @@ Tensor row_step_meta(const Tensor& x, std::string_view, std::string_view, at::In
   return result_like(x, dtype);
 }
 
-// What a step makes of each element of x, whose rows have the dims `dims`, rounded once to `dtype`. Numbers are those of
+// What a step makes of each element of x, whose rows have the dims `dims`, rounded once to `dtype`. Numbers come from
 // _finish_rows. A target is the index of a row's target among the elements that are here, or a negative number.
 Tensor row_step(const Tensor& x, std::string_view step, std::string_view function, at::IntArrayRef dims,
                 const OptionalTensor& grad, const OptionalTensor& weight, const OptionalTensor& bias,

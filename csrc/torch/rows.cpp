@@ -332,7 +332,7 @@ DimMask last_dims(const Tensor& input, int64_t dims) {
 }
 
 // An rms_norm is a layer_norm without a bias, which keeps r alone per row. Both are written once, by the tensors of a
-// layer_norm, of which those that an rms_norm has not are undefined.
+// layer_norm. Tensors that an rms_norm does not have are undefined.
 using Weights = std::array<Tensor, 2>;    // weight and bias
 using Normed = std::array<Tensor, 3>;     // y; and per row: mean and r
 using Gradients = std::array<Tensor, 3>;  // of input, weight and bias
@@ -428,7 +428,7 @@ void check_norm(const char* name, const Tensor& input, int64_t dims, const Weigh
   check(weights[1], "bias");
 }
 
-// A number per row, of the input's dims with those of a row of size 1.
+// A number per row, of the input's dims; the dims of a row have size 1.
 Tensor numbers_like(const Tensor& input, int64_t dims, at::ScalarType dtype) {
   c10::SmallVector<c10::SymInt, kCommonRank> sizes(input.sym_sizes().begin(), input.sym_sizes().end());
   std::fill(sizes.end() - dims, sizes.end(), 1);
@@ -587,7 +587,7 @@ struct NormRule : RuleOf<NormFacts> {
   }
 };
 
-// The change of a norm's result y = h * w + b by those of its arguments. The derivative of h by x is symmetric, so that the
+// The change of a norm's result y = h * w + b by its arguments' changes. The derivative of h by x is symmetric, so that the
 // backward pass without a weight gives it.
 template <bool centered>
 Tensor norm_tangent(const Tensor& input, int64_t dims, const Tensor& mean, const Tensor& r, const Weights& weights,

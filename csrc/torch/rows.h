@@ -22,7 +22,7 @@ using OptionalTensor = std::optional<Tensor>;
 
 // --- calls ------------------------------------------------------------------------------------------------------------------
 
-// The tensors of a call, of which some may be undefined: x, g, weight, bias, y. Weight and bias have the rows' dims alone.
+// The tensors of a call: x, g, weight, bias, y. Some may be undefined. Weight and bias have the rows' dims alone.
 using Operands = std::array<Tensor, kRowOperands>;
 
 // The row of its dtype. Raises NotImplementedError for complex numbers, too.

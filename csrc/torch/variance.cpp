@@ -152,7 +152,7 @@ struct Rule : RuleOf<Saved> {
   }
 };
 
-// The tangents of the results, in float64, from that of the input.
+// The tangents of the results, in float64, from the input's tangent.
 std::array<Tensor, 2> tangents(const Tensor& self, const Saved& saved, const Pair& results) {
   const Tensor &tangent = self._fw_grad(/*level=*/0), &primal = self._fw_primal(/*level=*/0), wide = tangent.to(at::kDouble);
   const auto spread = [&](const Tensor& x) { return with_reduced_dims(x, saved.dims, saved.keepdim); };

@@ -1,6 +1,6 @@
 // Joins of leaves in the contract's order, nearest neighbours first. One or two columns are joined by shuffles within vectors,
 // more columns by joins of whole vectors. join_tile() joins a tile to one leaf per row. Acc says how numbers are joined: plain
-// numbers by addition, those in a Largest or Product by its +.
+// numbers by addition, a Largest or Product by its +.
 
 // Joins vectors of numbers as the + of the accumulator does.
 template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>, class V>
@@ -56,7 +56,7 @@ inline __attribute__((always_inline)) Numbers<Acc> join_units(Numbers<Acc> a, Nu
   return join_numbers(Acc{}, reinterpret_cast<Numbers<Acc>>(straight), reinterpret_cast<Numbers<Acc>>(crossed));
 }
 
-// The same for lanes of four bytes. Each run of four has the results of a first, then those of b.
+// The same for lanes of four bytes. Each run of four has a's results first, then b's.
 template <class Acc, int... I>
 inline __attribute__((always_inline)) Numbers<Acc> join_lanes(Numbers<Acc> a, Numbers<Acc> b,
                                                               std::integer_sequence<int, I...>) {

@@ -156,7 +156,7 @@ class PieceVectors {
     }
   }
 
-  // Elements before `here` from x, those before `all` from y, then padding.
+  // Elements before `here` from x, then elements before `all` from y, then padding.
   Narrow<Lane, In> load_split(const In* x, const In* y, int64_t here, int64_t all) const {
 #if GPUREDUCE_VECTOR_BYTES < 64
     if (apart_ && all == kSize) {  // whole vectors are readable at x and y, and unmasked loads are faster

@@ -127,7 +127,7 @@ inline __attribute__((always_inline)) Narrow<Lane, In> none() {
   return kNoElement<In> - Narrow<Lane, In>{};
 }
 
-// A vector of elements: those from `first` to `end` (exclusive) from x, the rest from `others`. Reads nothing else from x.
+// A vector of elements: from `first` to `end` (exclusive) of x, the rest of `others`. Reads nothing else from x.
 template <class Lane, class In>
 inline __attribute__((always_inline)) Narrow<Lane, In> load_over(Narrow<Lane, In> others, const In* x, int64_t first,
                                                                  int64_t end) {

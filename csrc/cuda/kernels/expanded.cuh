@@ -15,7 +15,7 @@ namespace gpureduce::cuda {
 // the joins of equal values. So each level of the tree is a few runs of equal values.
 template <class Acc>
 __device__ Acc sum_of_equals(Acc v, int64_t length) {
-  // Leaves of whole chunks; then in the last chunk those with one element more, and the others.
+  // Leaves of whole chunks; then, in the last chunk, leaves with one element more, and the others.
   const int64_t chunks = length / kChunk;
   const int rest = static_cast<int>(length - chunks * kChunk), depth = rest / kLanes, more = rest - depth * kLanes;
   Acc deeper = v, deep = v, whole = v;

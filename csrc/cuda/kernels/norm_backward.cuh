@@ -6,7 +6,7 @@
 // ahead. Thread 3 has the elements 12 to 15, 524 to 527, and so on, 512 apart. It adds up its lanes of the row's sum, which the
 // group joins, and writes its 32 elements of the input's gradient; and it adds each element's g * h to one of 32 sums, which
 // stay in registers over the 8 rows. Then the block joins the 4 lanes of rows, and writes 4096 partial sums. Another kernel
-// joins those of all 512 units.
+// joins the partial sums of all 512 units.
 #pragma once
 
 #include "../bulk.cuh"

@@ -7,7 +7,8 @@
 // multiplies what it kept by 1 / S and writes 8 vectors. Vectors beyond element 5999 are predicated off, and count as padding.
 //
 // Rows of 50,257 bfloat16 begin anywhere. Row 1 begins 2 bytes beyond a granule of 16: thread 3 loads the granule of elements
-// 23 to 30, thread 4 that of 31 to 38, and thread 3 makes the elements 24 to 31 of the two. Stores go the same way back.
+// 23 to 30, thread 4 the one of elements 31 to 38, and thread 3 makes the elements 24 to 31 of the two. Stores go the same way
+// back.
 #pragma once
 
 #include "../early.cuh"
@@ -95,7 +96,7 @@ __device__ __forceinline__ void set_beyond(Vector<T, V>& x, int count, T missing
     if (j >= count) x.set(j, missing);
 }
 
-// V neighbours of which `count` exist; the others are `missing`. kVectors: all of them exist, or none, at an aligned address.
+// V neighbours. The first `count` exist; the others are `missing`. kVectors: all of them exist, or none, at an aligned address.
 // Otherwise they are made of two aligned vectors. These may begin before `p` and end behind the elements, but each has one of
 // them.
 template <bool kVectors, class T, int V>
@@ -116,7 +117,7 @@ __device__ __forceinline__ Vector<T, V> load_neighbours(const T* p, int count, T
   }
 }
 
-// The same D times, 512 elements apart, of which `left` exist from the first one on. Where a thread has several vectors, the
+// The same D times, 512 elements apart. From the first one on, `left` elements exist. Where a thread has several vectors, the
 // warp's threads are neighbours: each loads one aligned vector, and has the next one from the next thread. Thread d loads the
 // one behind the warp's vectors d.
 template <bool kVectors, class T, int V, int D>
@@ -142,7 +143,7 @@ __device__ __forceinline__ void load_deep(Vector<T, V> (&x)[D], const T* p, int 
   }
 }
 
-// Stores V neighbours at any address, of which `count` exist, in aligned vectors: each has the end of one thread's elements and
+// Stores the first `count` of V neighbours, at any address, in aligned vectors: each has the end of one thread's elements and
 // the beginning of the next one's. Runs of `threads` of a warp are neighbours; all threads of the warp must call it.
 template <class R, int V>
 __device__ __forceinline__ void store_shifted(R* to, int count, const R (&values)[V], int threads) {
@@ -152,7 +153,7 @@ __device__ __forceinline__ void store_shifted(R* to, int count, const R (&values
 #pragma unroll
   for (int j = 0; j < V; ++j) own[j / N].set(j % N, values[j]);
   Vector<R, N> before{shuffle(own[kCount - 1].bits, (threadIdx.x + kWarp - 1) % kWarp)};
-  // Whether this thread, and the next one, stores vectors, the first of which has the last elements of the thread before.
+  // Whether this thread, and the next one, stores vectors. The first vector has the last elements of the thread before.
   const bool whole = (lane > 0 || past == 0) && count >= V - past;
   const bool next_whole = lane + 1 < threads && count - V >= V - past;
   if (whole) {
@@ -243,7 +244,7 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
   const int thread = threadIdx.x % a.threads, part = blockIdx.x % a.cluster;
   const int64_t row_index =
       int64_t{blockIdx.x / static_cast<uint32_t>(a.cluster)} * (blockDim.x / a.threads) + threadIdx.x / a.threads;
-  const bool there = row_index < a.rows;
+  const bool there = row_index < a.rows, is_first = thread == 0 && part == 0;
   const int64_t index = there ? row_index : 0, length = there ? a.length : 0;
   const T* const row_x = reinterpret_cast<const T*>(a.x + a.along.offset(kRowX, index));
   const T* const row_g = takes_grad(f) ? reinterpret_cast<const T*>(a.g + a.along.offset(kRowG, index)) : nullptr;
@@ -255,7 +256,7 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
     first_element = static_cast<A>(value(missing));
   }
 
-  // The thread's elements in a round: from `first` on, of which `left` exist, or none if that is negative.
+  // The thread's elements in a round: from `first` on. `left` of them exist, or none if it is negative.
   int64_t first = 0;
   int left = 0;
   Vector<T, V> x[D], g[takes_grad(f) ? D : 1];
@@ -349,13 +350,17 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
 #if __CUDA_ARCH__ >= 900
     if (a.cluster > 1) __cluster_barrier_wait();
 #endif
-    if constexpr (f == RowFunction::log_sum) logarithm = logarithm_of_sum(sum, row.mean);
-    finish_row<f>(row, sum, first_element, a.length, a.eps);
+    if constexpr (has_result(f)) {
+      finish_row<f>(row, sum, first_element, a.length, a.eps);
+    } else if (is_first) {  // no other thread needs a logarithm
+      if (a.r) finish_row<f>(row, sum, first_element, a.length, a.eps);
+      if (a.logarithm) logarithm = logarithm_of_sum(sum, row.mean);
+    }
   }
 
   if (!there) return;
   if constexpr (writes_numbers(f)) {
-    if (thread == 0 && part == 0) {
+    if (is_first) {
       if (has_mean(f) && a.mean) reinterpret_cast<A*>(a.mean)[index] = row.mean;
       if (a.r) reinterpret_cast<A*>(a.r)[index] = row.r;
       if constexpr (f == RowFunction::log_sum)

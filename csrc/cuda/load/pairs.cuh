@@ -54,7 +54,8 @@ struct Vector<Factors<A, B>, V> {
 #pragma unroll
       for (int j = 0; j < V; ++j) filled.set(j, same ? one[0] : second[j]);
       return filled;
-    } else if constexpr (sizeof(B) <= 4) {
+    } else {
+      static_assert(sizeof(B) <= 4);  // pairs of 8-byte elements come one at a time
       const uint32_t word = one.bits * (sizeof(B) == 1 ? 0x01010101u : sizeof(B) == 2 ? 0x00010001u : 1u);
       uint32_t words[V * sizeof(B) / 4];
 #pragma unroll

@@ -120,7 +120,7 @@ __device__ __forceinline__ typename Source::Place beside(const Source& source, i
   else return n;
 }
 
-// The source for N neighbouring outputs, of which the first begins at `place` and has this number. It is `source` itself, or
+// The source for N neighbouring outputs. The first one begins at `place` and has this number. It is `source` itself, or
 // one that holds a number of each output, loaded if `wanted`.
 template <int N, class Source>
 __device__ __forceinline__ decltype(auto) of_outputs(const Source& source, bool wanted, typename Source::Place place,

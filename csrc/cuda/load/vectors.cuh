@@ -204,7 +204,7 @@ __device__ __forceinline__ uint4 keep_bits(uint4 x, uint32_t mask) {
   return {kPairs ? x.x : x.x & mask, x.y & mask, kPairs ? x.z : x.z & mask, x.w & mask};
 }
 
-// Masks both words of a pair: clears bits that `keep` does not have, then flips those of `turn`.
+// Masks both words of a pair: clears bits that `keep` does not have, then flips the bits of `turn`.
 __device__ __forceinline__ uint32_t masked(uint32_t x, uint32_t keep, uint32_t turn) { return (x & keep) ^ turn; }
 __device__ __forceinline__ uint8_t masked(uint8_t x, const Masks& m) { return masked(uint32_t{x}, m.keep[0], m.turn[0]); }
 __device__ __forceinline__ uint16_t masked(uint16_t x, const Masks& m) { return masked(uint32_t{x}, m.keep[0], m.turn[0]); }

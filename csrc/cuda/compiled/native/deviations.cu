@@ -13,13 +13,7 @@ cudaError_t launch_typed(const Launch& launch) {
 }  // namespace
 
 cudaError_t launch_deviations_typed(const Launch& launch) {
-  switch (launch.reduction.in) {
-    case DType::Float: return launch_typed<float>(launch);
-    case DType::Half: return launch_typed<Half>(launch);
-    case DType::BFloat16: return launch_typed<BFloat16>(launch);
-    case DType::Double: return launch_typed<double>(launch);
-    default: return kNoKernel;
-  }
+  return launch_floats(launch, [&](auto zero) { return launch_typed<decltype(zero)>(launch); });
 }
 
 }  // namespace gpureduce::cuda
