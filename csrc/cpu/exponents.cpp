@@ -1,7 +1,6 @@
 #include "exponents.h"
 
 #include "../numeric/exponents.h"
-#include "../plan/exponents.h"
 #include "load.h"
 #include "pairs.h"
 
@@ -50,7 +49,13 @@ void finish(const A* sums, const A* largest, const Problem& p, void* out, DType 
 }  // namespace
 
 void run_exponents(const Reduction& r) {
-  Problem p = numbered(r.problem, &KeptDim::second);
+  Problem p = r.problem;
+  int64_t number = 1;
+  for (size_t d = p.kept.size(); d-- > 0;) {
+    KeptDim& dim = p.kept.begin()[d];
+    dim.second = number;
+    number *= dim.size;
+  }
   for (ReducedDim& d : p.reduced) d.second = 0;
   if (r.accumulator == Accumulator::f32) run<float>(r, p);
   else run<double>(r, p);

@@ -1,6 +1,6 @@
 // Rung 7, unroll_warps8. Chapter 1: in place, in global memory.
 //
-// threads   As unrolling8, but one warp takes the last six steps, without barriers for the block.
+// threads   As unrolling8, but the last six steps are those of one warp, without barriers for the block.
 // idea      What one warp does alone needs no __syncthreads.
 // removes   Six barriers a block.
 // wrong     The loop over the other steps is still a loop, with its counter and its test.

@@ -25,7 +25,7 @@ __global__ void warming_up(T* c, int64_t n) {
   c[tid] = ia + ib;
 }
 
-// Differs from the lesson: it writes n elements, not what the grid happens to cover; indices have 64 bits, where the
+// Differs from the lesson: it writes n elements, not what the grid happens to cover; indices have 64 bits, of which the
 // division needs but 32, without a sign.
 
 int run(const Call& call) {

@@ -1,7 +1,7 @@
 // Rung 35, long_by_warp. Chapter 5: divergence itself.
 //
-// threads   A thread an element: the threads of even warps walk to 100 in many dependent steps, the threads of
-//           odd warps to 200.
+// threads   A thread an element: the threads of even warps walk to 100 in many dependent steps, those of odd warps to
+//           200.
 // idea      long_by_thread's loops, cut along warps as in math_kernel2: as many threads on either side, the same
 //           arithmetic in each.
 // removes   Divergence: a warp walks one loop, with all of its threads.

@@ -24,12 +24,12 @@ Reduction plain(const Problem& problem, Operation op, DType in, DType out, const
 
 }  // namespace
 
-Problem numbered(Problem p, int64_t KeptDim::* stride) {
-  int64_t number = 1;
+Problem numbered(Problem p) {
+  int64_t stride = 1;
   for (size_t d = p.kept.size(); d-- > 0;) {
     KeptDim& dim = p.kept.begin()[d];
-    dim.*stride = number;
-    number *= dim.size;
+    dim.out_stride = stride;
+    stride *= dim.size;
   }
   return p;
 }

@@ -6,9 +6,8 @@
 
 namespace gpureduce {
 
-// The problem with its results side by side, in the order of the outputs' numbers. Or, with `second`, one second operand per
-// output.
-Problem numbered(Problem problem, int64_t KeptDim::* stride = &KeptDim::out_stride);
+// The problem with its results side by side, in the order of the outputs' numbers.
+Problem numbered(Problem problem);
 
 // The calls that make a logsumexp `r`. Each writes one number per output to `to`, by its number.
 // largest_elements  of exponents::dtype_of(r.in), but of the input's own dtype if that is an integer
