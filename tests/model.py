@@ -314,10 +314,22 @@ def products(stored, source, target, negate):
         return join(lane_sums(x, np.multiply), np.multiply)
 
 
+def bounds(name):
+    """The lowest and the highest number of a real dtype, as accumulators: infinities, where it has them."""
+    if name == "bool":
+        return np.array([0, 1])
+    if name in INTEGER:
+        info = np.iinfo(STORAGE[name][0])
+        return np.array([info.min, info.max]).astype(np.int64)
+    return np.array([-448.0, 448.0] if name == "float8_e4m3fn" else [-np.inf, np.inf])
+
+
 def extrema(stored, source, largest, negate):
     """(outputs, length, parts) of stored real elements -> the largest or smallest; NaN if one is; 0.0 is above -0.0."""
     x = decode(stored[..., 0], source)
     x = -x if negate else x
+    if x.shape[1] == 0:  # an empty segment
+        return np.full(x.shape[0], bounds(source)[not largest])
     with np.errstate(invalid="ignore"):
         found = x.max(1) if largest else x.min(1)
     if source in INTEGER:

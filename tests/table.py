@@ -24,13 +24,16 @@ from support import (
     FAMILY,
     FLOATING,
     INTEGER,
+    MEAN,
     NORMS,
     OPERATIONS,
     POWSUMS,
+    SUM,
     Operation,
     assert_same_bits,
     bytes_of,
     data,
+    kin,
     name_of,
     numpy_of,
     reduced_dims,
@@ -189,7 +192,34 @@ def ends(lengths, first=0, dtype=torch.int64, device="cpu"):
 
 @dataclasses.dataclass(frozen=True)
 class Segments(Operation):
-    """segment_sum or segment_mean, of data and offsets, over the first or the last dim; a result has one a segment."""
+    """An operation over segments, of data and offsets, over the first or the last dim; a result has one a segment."""
+
+    whole: Operation = SUM  # what each segment's elements go through
+
+    @property
+    def has_dtype(self):
+        return self.whole.has_dtype
+
+    @property
+    def schema(self):
+        return self.operator if self.has_dtype else getattr(torch.ops.gpureduce, f"_{self.name}")
+
+    @property
+    def model(self):
+        return self.whole.model
+
+    @property
+    def empty(self):
+        return {"amax": -math.inf, "amin": math.inf}.get(self.whole.name, self.whole.empty)
+
+    def result(self, name, dtype=None):
+        return self.whole.result(name, dtype)
+
+    def takes(self, name, dtype=None):
+        return self.whole.takes(name, dtype)
+
+    def elements(self, shape, name, seed=0, device="cpu"):
+        return self.whole.elements(shape, name, seed, device)
 
     @property
     def function(self):
@@ -197,6 +227,8 @@ class Segments(Operation):
         return lambda packed, dim=0, keepdim=False, **named: function(*packed, _one(dim), **named)
 
     def __call__(self, packed, dim=0, keepdim=False, **named):
+        if not self.has_dtype and named.get("dtype", ...) is None:
+            del named["dtype"]
         return self.operator(*packed, _one(dim), **named)
 
     @property
@@ -205,7 +237,12 @@ class Segments(Operation):
 
     @property
     def torch(self):
-        whole = torch.mean if self.divides else torch.sum
+        def whole(x, dim, **named):
+            if x.shape[dim] == 0 and self.whole.empty is None:
+                kept = [n for d, n in enumerate(x.shape) if d != dim % x.dim()]
+                lowest, highest = model.bounds(name_of(x.dtype))
+                return x.new_full(kept, (lowest if self.empty < 0 else highest).item())
+            return self.whole.torch(x, dim, **named)
 
         def reduce(packed, dim=0, keepdim=False, **named):
             (x, offsets), dim = packed, _one(dim)
@@ -260,7 +297,8 @@ def _one(dim):
 
 VARIANCES = [Variance("var", ("", "")), Variance("std", ("", ""), correction=0), Variance("var_mean", ("", ""))]
 WEIGHTED = Weighted("weighted_sum", ("", ""))
-SEGMENTS = [Segments("segment_sum", ("", "")), Segments("segment_mean", ("", ""), divides=True)]
+SEGMENTS = [Segments("segment_sum", ("", "")), Segments("segment_mean", ("", ""), divides=True, whole=MEAN)]
+SEGMENTS += [Segments(f"segment_{op}", ("", ""), whole=op) for op in kin("prod", "amax", "amin", "logsumexp")]
 
 CASES = [*OPERATIONS, *NORMS, *POWSUMS, *FAMILY, *VARIANCES, WEIGHTED, *SEGMENTS]
 every_case = pytest.mark.parametrize("op", CASES, ids=str)

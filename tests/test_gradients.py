@@ -257,7 +257,19 @@ def test_second_derivatives_of_no_elements(device):
 
 # --- the operator -----------------------------------------------------------------------------------------------------
 
-FORMULAS = ["kept", "product", "exponent", "equal", "sign", "extreme", "ratio", "square", "ratio_square", "deviation"]
+FORMULAS = [
+    "kept",
+    "product",
+    "exponent",
+    "equal",
+    "share",
+    "sign",
+    "extreme",
+    "ratio",
+    "square",
+    "ratio_square",
+    "deviation",
+]
 
 
 @pytest.mark.parametrize("formula", ["quotient", *FORMULAS])
@@ -267,7 +279,7 @@ def test_derivatives_of_formulas(formula, device):
     g = torch.tensor([[1.5], [-0.5]], dtype=torch.float64, device=device).requires_grad_()
     r = torch.tensor([[2.0], [3.0]], dtype=torch.float64, device=device).requires_grad_()
     m = torch.tensor([[0.5], [4.0]], dtype=torch.float64, device=device).requires_grad_()
-    constant = formula in ("equal", "extreme")  # in what decides, and in the number of ties
+    constant = formula in ("equal", "share", "extreme")  # in what decides, and in the number of ties
     operands = (x, None if formula == "quotient" else g, *((r, m) if formula in ("deviation",) else (r, None)))
     if constant:
         operands = (x, g, r.detach(), m.detach())

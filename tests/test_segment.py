@@ -1,6 +1,8 @@
 """What is segments' alone: lengths of all kinds packed beside each other, and their offsets."""
 
+import functools
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -11,32 +13,39 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
+import model
 import torch_reduce
 from support import (
     COMPLEX,
     DTYPES,
+    FLOATING,
     INTEGER,
-    MEAN,
     SUM,
     assert_same_bits,
     data,
     dtype_of,
+    name_of,
+    numpy_of,
+    tensor_of,
 )
 from table import SEGMENTS, ends
+from test_autocast import without_a_gpu
 from test_autograd import leaf
+from test_gradients import elements, gradient, modelled
 from test_meta import opcheck
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
 OPS = torch.ops.gpureduce
-FORMS = {
-    "segment_sum": (OPS.segment_sum, torch_reduce.segment_sum, SUM),
-    "segment_mean": (OPS.segment_mean, torch_reduce.segment_mean, MEAN),
-}
+FORMS = {str(op): (op.operator, getattr(torch_reduce, op.name), op.whole) for op in SEGMENTS}
 BY_NAME = {str(op): op for op in SEGMENTS}
 every_form = pytest.mark.parametrize("form", list(FORMS))
+LINEAR = ["segment_sum", "segment_mean"]
+every_function = pytest.mark.parametrize(
+    "function", [*(form[1] for form in FORMS.values()), torch_reduce.segment_softmax], ids=lambda f: f.__name__
+)
 INT32 = torch.int32
 
 
@@ -73,10 +82,11 @@ def test_dtypes(name, form, device):
     offsets = ends([3, 0, 700, 1, 5000, 64, 2], first=2, device=device)
     targets = (None, "float64", "float16", "int32", "bool") if name not in COMPLEX else (None, "complex128", "float32")
     for dtype in operation.targets(name, *targets):
-        check(data((5800,), name, device=device), offsets, 0, dtype, form)
-        check(data((3, 5800), name, device=device), offsets, -1, dtype, form)
-        check(data((5800, 6), name, device=device), offsets, 0, dtype, form)
-        check(data((5800, 4, 3), name, device=device)[:, ::2], offsets, 0, dtype, form)
+        make = functools.partial(BY_NAME[form].elements, name=name, device=device)
+        check(make((5800,)), offsets, 0, dtype, form)
+        check(make((3, 5800)), offsets, -1, dtype, form)
+        check(make((5800, 6)), offsets, 0, dtype, form)
+        check(make((5800, 4, 3))[:, ::2], offsets, 0, dtype, form)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 3])
@@ -107,9 +117,10 @@ def test_mixed_lengths(longest, form, device):
     """Many segments of all magnitudes, as a vector and as columns."""
     lengths = mixed(3000 if longest <= 1000 else 60, longest, seed=longest)
     offsets = ends(lengths, device=device)
-    check(data((sum(lengths),), "float32", device=device), offsets, form=form)
+    make = BY_NAME[form].elements
+    check(make((sum(lengths),), "float32", device=device), offsets, form=form)
     lengths = lengths[:400]
-    check(data((sum(lengths), 12), "bfloat16", device=device), ends(lengths, device=device), form=form)
+    check(make((sum(lengths), 12), "bfloat16", device=device), ends(lengths, device=device), form=form)
 
 
 @pytest.mark.parametrize("columns", [None, 1, 8, 40])
@@ -274,11 +285,12 @@ def test_flush_denormal_changes_nothing():
 @every_form
 def test_results_and_forms(form, device):
     """Shapes, dtypes, and the two ways to call it; no segments, no rows, no columns, no elements."""
-    operator, function, _ = FORMS[form]
+    operator, function, whole = FORMS[form]
     x, offsets = data((3, 10), "bfloat16", device=device), torch.tensor([1, 4, 4, 10], device=device)
     assert_same_bits(function(x, offsets, dim=1), operator(x, offsets, -1))
     assert_same_bits(function(x[0], offsets), operator(x, offsets, 1)[0])
-    assert function(x, offsets, 1, dtype=torch.float64).dtype == torch.float64
+    if whole.has_dtype:
+        assert function(x, offsets, 1, dtype=torch.float64).dtype == torch.float64
     assert_same_bits(operator(x, offsets.repeat_interleave(2)[::2], 1), operator(x, offsets, 1))
     assert operator(x, offsets[:1], 1).shape == (3, 0)
     assert operator(x[:0], offsets, 1).shape == (0, 3)
@@ -290,8 +302,9 @@ def test_results_and_forms(form, device):
 @every_form
 def test_out(form, device):
     """out= is written where it lies, resized, and may be anything but what is read."""
-    operator, function, _ = FORMS[form]
-    x, offsets = data((7000, 3), "float32", device=device), ends([5, 0, 6000, 900], device=device)
+    operator, function, whole = FORMS[form]
+    x = BY_NAME[form].elements((7000, 3), "float32", device=device)
+    offsets = ends([5, 0, 6000, 900], device=device)
     wanted = operator(x, offsets)
     for out in (
         torch.empty(4, 3, device=device),
@@ -316,9 +329,16 @@ def test_out(form, device):
     with pytest.warns(UserWarning, match="resized"):
         function(x, offsets, out=torch.empty(2, device=device))
     narrow = torch.empty(4, 3, dtype=torch.float16, device=device)
-    assert_same_bits(function(x, offsets, out=narrow), operator(x, offsets, dtype=torch.float16))
-    with pytest.raises(RuntimeError, match="dtype"):
-        function(x, offsets, dtype=torch.float32, out=narrow)
+    if whole.has_dtype:
+        assert_same_bits(function(x, offsets, out=narrow), operator(x, offsets, dtype=torch.float16))
+        with pytest.raises(RuntimeError, match="dtype"):
+            function(x, offsets, dtype=torch.float32, out=narrow)
+    elif form == "segment_logsumexp":  # any floating one
+        wanted = torch.ops.gpureduce._segment_logsumexp(x, offsets, dtype=torch.float16)
+        assert_same_bits(function(x, offsets, out=narrow), wanted)
+    else:
+        with pytest.raises(RuntimeError, match="dtype"):
+            function(x, offsets, out=narrow)
     with pytest.raises(RuntimeError, match="device"):
         function(x, offsets, out=torch.empty(4, 3, device="meta"))
     with pytest.raises(RuntimeError, match="single memory location|overlap"):
@@ -352,7 +372,7 @@ def test_errors(form, device):
                 call(x.int(), offsets)
 
 
-@pytest.mark.parametrize("function", [torch_reduce.segment_sum, torch_reduce.segment_mean])
+@every_function
 def test_lists_and_lengths(function, device, recwarn):
     """A list is refused in one sentence; where offsets look like lengths, the error or a warning says so."""
     x, lengths = torch.ones(10), torch.tensor([7, 3])
@@ -368,13 +388,19 @@ def test_lists_and_lengths(function, device, recwarn):
         function(x, torch.tensor([0, 11]))
     assert "lengths" not in str(caught.value)
     fine = [[0, 10], [0, 3, 7], [1, 4, 6], [0, 0], [3]]
-    assert all(function(x, torch.tensor(offsets)).shape == (len(offsets) - 1,) for offsets in fine) and not recwarn
-    with pytest.warns(UserWarning, match=rf"^{function.__name__}\(\): .* sum is 10, the size of dim. If these are"):
-        function(x, lengths.flip(0))
-    assert function(x, torch.nn.functional.pad(lengths.cumsum(0), (1, 0))).shape == (2,)
+    keeps = function is torch_reduce.segment_softmax
+    for offsets in fine:
+        assert function(x, torch.tensor(offsets)).shape == (10 if keeps else len(offsets) - 1,)
+    assert not recwarn
+    with pytest.warns(
+        UserWarning, match=rf"^{function.__name__}\(\): .* sum is 10, the size of dim. If these are"
+    ) as told:
+        function(x.requires_grad_(), lengths.flip(0)).sum().backward()
+    assert len(told) == 1
+    assert function(x, torch.nn.functional.pad(lengths.cumsum(0), (1, 0))).shape == (10 if keeps else 2,)
 
 
-@pytest.mark.parametrize("function", [torch_reduce.segment_sum, torch_reduce.segment_mean])
+@every_function
 def test_symbolic_trace(function):
     """torch.fx records the operator; its stand-ins for tensors are no DTensors."""
     traced = torch.fx.symbolic_trace(lambda x, offsets: function(x, offsets, -1))
@@ -450,18 +476,19 @@ def test_compile(device):
     """Inductor has one graph for all sizes and numbers of segments, with eager's bits, and one of gradients."""
     torch._dynamo.reset()
 
-    def model(x, offsets):
+    def function(x, offsets):
         y = torch.relu(x) + 1
         results = []
-        for _, function, _ in FORMS.values():
-            results += [function(y, offsets), function(y.t(), offsets, -1, dtype=torch.float64) * 2]
-        return results
+        for _, reduce, whole in FORMS.values():
+            wide = dict(dtype=torch.float64) if whole.has_dtype else {}
+            results += [reduce(y, offsets), reduce(y.t(), offsets, -1, **wide) * 2]
+        return [*results, torch_reduce.segment_softmax(y, offsets), torch_reduce.segment_softmax(y.t(), offsets, 1)]
 
-    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    compiled = torch.compile(function, fullgraph=True, dynamic=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for lengths, columns in (([3, 60], 5), ([5000, 2, 70], 7)):
             x, offsets = data((sum(lengths), columns), "float32", device=device), ends(lengths, device=device)
-            ours, theirs = (f(x.requires_grad_(), offsets) for f in (compiled, model))
+            ours, theirs = (f(x.requires_grad_(), offsets) for f in (compiled, function))
             for got, wanted in zip(ours, theirs, strict=True):
                 assert_same_bits(got, wanted)
             grads = [torch.autograd.grad([y.sin().sum() for y in results], x)[0] for results in (ours, theirs)]
@@ -488,6 +515,10 @@ def test_opcheck(device):
     """torch.library.opcheck of the transpose that gradients are, and of empty segments' meta tensors."""
     offsets = torch.tensor([1, 3, 4, 9], device=device)
     opcheck(OPS._segment_spread.default, (leaf((3, 4), "float32", device), offsets, 10, 0))
+    x, y, dtype = leaf((9, 4), "float32", device), leaf((3, 4), "float32", device, seed=1), torch.float32
+    opcheck(OPS._segment_prod_backward.default, (y, x, offsets, 0, dtype))
+    opcheck(OPS.segment_softmax.default, (x, offsets), dict(dtype=torch.float64))
+    opcheck(OPS._segment_softmax_backward.default, (leaf((9, 4), "float32", device, seed=2), x, offsets, 0, dtype))
     meta = torch.empty(3, dtype=INT32, device="meta")
     assert OPS.segment_sum(torch.empty(6, 0, device="meta"), meta).shape == (2, 0)
     with pytest.raises(RuntimeError, match="first or the last"):
@@ -498,7 +529,7 @@ def test_opcheck(device):
 
 
 @pytest.mark.parametrize("name", [name for name in DTYPES if name not in INTEGER])
-@every_form
+@pytest.mark.parametrize("form", LINEAR)
 def test_gradients(form, name, device):
     """Each element gets its segment's gradient, in its own dtype: exactly 0 outside, a quotient for means."""
     operator, _, operation = FORMS[form]
@@ -547,6 +578,236 @@ def test_second_derivative_has_fixed_bits(device):
     weights = data((9005,), "float32", seed=3, device=device)
     (twice,) = torch.autograd.grad(grad, given, weights)
     assert_same_bits(twice, expected(weights, offsets))
+
+
+def given_of(count, name, device):
+    """Incoming gradients, one of which is 0, and no two alike."""
+    return (torch.arange(float(count), dtype=torch.float64) - 2).to(dtype_of(name)).to(device)
+
+
+NONLINEAR = ["prod", "amax", "amin", "logsumexp"]
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("kind", NONLINEAR)
+def test_bits_of_gradients(kind, name, device):
+    """Each segment's gradient has the model's bits, in every layout, by create_graph too; 0 outside of all segments."""
+    lengths = [1, 2, 7, 513, 4097]
+    parts = [elements(kind, 5, length, name) for length in lengths]
+    function = getattr(torch_reduce, f"segment_{kind}")
+    for row in range(5):  # with zeros, ties, and rows of -inf
+        segments = [part[row] for part in parts]
+        count = len(segments)
+        given = given_of(count + 1, name, "cpu")
+        wanted = [
+            model.encode(modelled(kind, numpy_of(part)[None], name, given[i : i + 1].double().numpy()), name)[
+                0, :, None
+            ]
+            for i, part in enumerate(segments)
+        ]
+        edge = torch.tensor([math.nan, 0.0, math.inf]).to(dtype_of(name))
+        nothing = numpy_of(torch.zeros(3, dtype=dtype_of(name)))
+        x = torch.cat([edge, *segments, edge]).to(device)
+        wanted = tensor_of(np.concatenate([nothing, *wanted, nothing]), name, device)
+        offsets, given = ends([*lengths, 0], first=3, device=device), given.to(device)
+        for graph in (False, True):
+            assert_same_bits(gradient(lambda x, o=offsets: function(x, o), x, given, create_graph=graph), wanted)
+        columns = torch.stack([x, x], 1)
+        found = gradient(lambda x, o=offsets: function(x, o), columns, torch.stack([given, given], 1))
+        assert_same_bits(found[:, 1], wanted)
+        found = gradient(lambda x, o=offsets: function(x, o, -1), columns.t(), torch.stack([given, given]))
+        assert_same_bits(found[0], wanted)
+
+
+@pytest.mark.parametrize("kind", ["amax", "amin"])
+def test_gradient_of_nan(kind, device):
+    """Where a segment has NaN, its whole gradient is NaN, as torch's; others have none of it."""
+    x = torch.tensor([1.0, math.nan, 2.0, 3.0, 3.0], device=device)
+    offsets = torch.tensor([0, 2, 4, 5], device=device)
+    found = gradient(lambda x: getattr(torch_reduce, f"segment_{kind}")(x, offsets), x)
+    wanted = [math.nan, math.nan, *((0.0, 1.0) if kind == "amax" else (1.0, 0.0)), 1.0]
+    assert_same_bits(found, torch.tensor(wanted, device=device))
+
+
+@pytest.mark.parametrize("zeros", range(4))
+def test_derivatives_of_products(zeros, device):
+    """First to third order, in both modes and batched, with zeros; large numbers elsewhere touch nothing."""
+    offsets = torch.tensor([1, 2, 6, 6, 8], device=device)
+    x = torch.tensor([math.inf, 2, 3, -1, 0.5, 2, 4, 1.5, math.inf], dtype=torch.float64, device=device)
+    x[2 : 2 + zeros] = 0
+
+    def function(own):
+        return OPS.segment_prod(torch.cat([x[:1], own, x[8:]]), offsets)
+
+    given = x[1:8].clone().requires_grad_()
+    assert gradcheck(function, given, check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(function, given, check_fwd_over_rev=True, check_rev_over_rev=True, check_batched_grad=True)
+
+    def hessian(own):
+        return torch.func.hessian(lambda y: function(y).sum())(own)
+
+    assert gradcheck(hessian, given)
+    rows = torch.stack([given.detach(), given.detach() + 1])
+    alone = torch.stack([hessian(row) for row in rows])
+    torch.testing.assert_close(torch.vmap(hessian)(rows), alone)
+    theirs = torch.func.hessian(lambda y: y[:1].prod() + y[1:5].prod() + y[5:].prod())(given.detach())
+    torch.testing.assert_close(hessian(given.detach()), theirs)
+
+
+# --- softmax ----------------------------------------------------------------------------------------------------------
+
+
+def softmaxes(x, offsets, target=None):
+    """The model's result for a vector, as stored elements: of each segment on its own, 0 outside."""
+    name = name_of(x.dtype)
+    target = target or ("float32" if name.startswith("float8") else name)
+    values = model.decode(numpy_of(x)[:, 0], name)
+    values = values.astype(np.float64 if "float64" in (name, target) else np.float32)
+    found = np.zeros_like(values)
+    for begin, end in itertools.pairwise(offsets.tolist()):
+        if begin < end:
+            found[begin:end] = model.softmaxes(values[None, begin:end], False)[0]
+    return model.encode(found, target)[:, None]
+
+
+def logits(shape, name, seed=0, device="cpu"):
+    """Numbers whose softmax shows something."""
+    values = data(shape, "int16", seed=seed, device=device).double() / 2500
+    return (values * 4 if "float" in name else values).to(dtype_of(name))
+
+
+@pytest.mark.parametrize("name", [*FLOATING, "int32", "bool"])
+def test_softmax(name, device):
+    """The model's bits for each segment, as a vector, rows, columns and strided, with other dtypes; 0 outside."""
+    lengths = [3, 0, 700, 1, 5000, 64, 2]
+    offsets = ends(lengths, first=2, device=device)
+    x = logits((5800,), name, device=device)
+    if "float" in name:
+        x[0], x[-1] = math.nan, math.nan
+    for target in (None, "float64", "float16") if "float" in name else ("float32", "float64"):
+        dtype = target and dtype_of(target)
+        wanted = tensor_of(
+            softmaxes(x, offsets, target), target or name_of(OPS.segment_softmax(x, offsets).dtype), device
+        )
+        assert_same_bits(torch_reduce.segment_softmax(x, offsets, dtype=dtype), wanted)
+        assert_same_bits(OPS.segment_softmax(x, offsets.int(), -1, dtype=dtype), wanted)
+        columns = torch.stack([x, x.flip(0), x], 1)
+        assert_same_bits(OPS.segment_softmax(columns, offsets, dtype=dtype)[:, 2], wanted)
+        assert_same_bits(OPS.segment_softmax(columns.t(), offsets, 1, dtype=dtype)[0], wanted)
+        assert_same_bits(OPS.segment_softmax(columns.view(5800, 3)[:, ::2], offsets, dtype=dtype)[:, 1], wanted)
+
+
+@pytest.mark.parametrize("longest", [4, 1000, 100_000])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
+def test_softmax_of_mixed_lengths(longest, name, device):
+    """Many segments of all magnitudes."""
+    lengths = mixed(3000 if longest <= 1000 else 60, longest, seed=longest)
+    offsets = ends(lengths, first=1, device=device)
+    x = logits((sum(lengths) + 3,), name, device=device)
+    assert_same_bits(OPS.segment_softmax(x, offsets), softmaxes(x, offsets))
+
+
+def test_softmax_of_special_numbers(device):
+    """NaN where a segment has NaN or inf, or nothing but -inf; no segment touches another."""
+    inf, nan = math.inf, math.nan
+    x = torch.tensor([1.0, inf, 2.0, -inf, 5.0, -inf, -inf, nan, 0.0, -200.0, 0.0, nan], device=device)
+    offsets = torch.tensor([0, 2, 5, 7, 9, 9, 11], device=device)
+    wanted = softmaxes(x, offsets)
+    assert_same_bits(OPS.segment_softmax(x, offsets), wanted)
+    assert np.isnan(wanted[[0, 1, 5, 6, 7, 8], 0]).all() and wanted[3, 0] == 0 and wanted[4, 0] > 0.9
+    for shape, dim in (((0,), 0), ((0, 3), 0), ((3, 0), 1), ((5, 0), 0)):
+        nothing = torch.empty(shape, device=device)
+        assert OPS.segment_softmax(nothing, torch.zeros(3, dtype=INT32, device=device), dim).shape == shape
+    assert_same_bits(OPS.segment_softmax(x, offsets[:1]), torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float64"])
+def test_bits_of_softmaxs_gradient(name, device):
+    """The model's for each segment, by create_graph too; 0 outside of all segments, whatever comes in there."""
+    lengths = [1, 2, 0, 700, 4097]
+    offsets = ends(lengths, first=2, device=device)
+    x, given = logits((sum(lengths) + 5,), name, device=device), data((sum(lengths) + 5,), name, seed=3, device=device)
+    given[:2], given[-1] = math.nan, math.inf
+    real = np.float64 if name == "float64" else np.float32
+    y = model.decode(softmaxes(x, offsets), name)[:, 0].astype(real)
+    g, wanted = model.decode(numpy_of(given)[:, 0], name).astype(real), np.zeros_like(y)
+    for begin, end in itertools.pairwise(offsets.tolist()):
+        if begin < end:
+            wanted[begin:end] = model.softmaxes_backward(g[None, begin:end], y[None, begin:end], False)[0]
+    wanted = tensor_of(model.encode(wanted, name)[:, None], name, device)
+    for graph in (False, True):
+        function = lambda x: OPS.segment_softmax(x, offsets)  # noqa: E731
+        assert_same_bits(gradient(function, x, given, create_graph=graph), wanted)
+    found = gradient(lambda x: OPS.segment_softmax(x, offsets, 1), torch.stack([x, x]), torch.stack([given, given]))
+    assert_same_bits(found[1], wanted)
+
+
+def test_derivatives_of_softmax(device):
+    """First and second order, in both modes and batched; under torch.func and vmap, with offsets of its own, too."""
+    offsets = torch.tensor([1, 3, 3, 6, 7], device=device)
+    for shape, dim in (((8,), 0), ((8, 2), 0), ((2, 8), -1)):
+        x = leaf(shape, device=device)
+        function = lambda x, dim=dim: OPS.segment_softmax(x, offsets, dim)  # noqa: E731
+        batched = dict(check_batched_grad=True)
+        assert gradcheck(function, x, check_forward_ad=True, check_batched_forward_grad=True, **batched)
+        assert gradgradcheck(function, x, check_fwd_over_rev=True, check_rev_over_rev=True, **batched)
+    x = leaf((3, 8), device=device).detach()
+    own = torch.stack([offsets, offsets.clamp(max=5), offsets - 1])
+
+    def hessian(x, offsets):
+        return torch.func.hessian(lambda x: (OPS.segment_softmax(x, offsets) ** 3).sum())(x)
+
+    torch.testing.assert_close(
+        torch.vmap(hessian)(x, own), torch.stack([hessian(*pair) for pair in zip(x, own, strict=True)])
+    )
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "float8_e5m2"])
+def test_vmap_of_softmax(name, device):
+    """Any place of the batch, any dim, alone and with batched offsets: the bits of the calls one by one."""
+    x = logits((4, 5, 6), name, device=device)
+    for batch, dim in itertools.product((0, 1, 2), (0, 1)):
+        call = functools.partial(OPS.segment_softmax, dim=dim)
+        offsets = torch.tensor([0, 1, 1, x.select(batch, 0).shape[dim] - 1], device=device)
+        own = torch.stack([offsets] * x.shape[batch])
+        wanted = torch.stack([call(one, offsets) for one in x.unbind(batch)])
+        assert_same_bits(torch.vmap(call, (batch, None))(x, offsets), wanted)
+        assert_same_bits(torch.vmap(call, (batch, 0))(x, own), wanted)
+
+
+def test_softmax_arguments(device):
+    """Wrong dtypes and dims are refused; a meta tensor's result is described as the real one's is."""
+    x, offsets = torch.ones(4, 5, 6, device=device), torch.tensor([0, 4], device=device)
+    for call in (torch_reduce.segment_softmax, OPS.segment_softmax):
+        with pytest.raises(RuntimeError, match="dim: expected the first or the last of 3 dims, but got 1"):
+            call(x, offsets, 1)
+        with pytest.raises(NotImplementedError, match="dtype= must name a floating one"):
+            call(x.int(), offsets)
+        with pytest.raises(NotImplementedError, match="complex"):
+            call(x.to(torch.complex64), offsets)
+        with pytest.raises(RuntimeError, match="dtype: expected float16"):
+            call(x, offsets, dtype=torch.int64)
+        with pytest.raises(NotImplementedError, match="sparse"):
+            call(x.to_sparse(), offsets)
+    for view in (x, x.permute(2, 0, 1), x[:, ::2], x[:1].expand(4, 5, 6)):
+        real = OPS.segment_softmax(view, offsets)
+        meta = torch.empty_strided(view.shape, view.stride(), device="meta")
+        described = OPS.segment_softmax(meta, offsets.to("meta"))
+        assert (described.shape, described.stride(), described.dtype) == (real.shape, real.stride(), real.dtype)
+
+
+def test_softmax_under_autocast():
+    """CUDA's autocast makes the result float32, as of torch.softmax; no dtype= is changed, and no float64."""
+    with without_a_gpu():
+        offsets = torch.empty(4, dtype=torch.int64, device="cuda")
+        for name, dtype, wanted in (
+            ("float16", None, torch.float32),
+            ("bfloat16", torch.bfloat16, torch.bfloat16),
+            ("float64", None, torch.float64),
+        ):
+            x = torch.empty(3, 40, dtype=dtype_of(name), device="cuda")
+            assert torch_reduce.segment_softmax(x, offsets, 1, dtype=dtype).dtype == wanted
+            assert torch.softmax(x, 1, dtype=dtype).dtype == wanted
 
 
 # --- vmap and autocast ------------------------------------------------------------------------------------------------

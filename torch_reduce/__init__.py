@@ -45,7 +45,12 @@ __all__ = [
     "replace",
     "replace_torch_sum",
     "rms_norm",
+    "segment_amax",
+    "segment_amin",
+    "segment_logsumexp",
     "segment_mean",
+    "segment_prod",
+    "segment_softmax",
     "segment_sum",
     "softmax",
     "std",
@@ -86,13 +91,22 @@ else:
     from ._index import IndexPlan, index_plan
     from ._replace import replace, replace_torch_sum
     from ._rows import cross_entropy, layer_norm, log_prob, log_softmax, rms_norm, softmax
-    from ._segment import segment_mean, segment_sum
+    from ._segment import (
+        segment_amax,
+        segment_amin,
+        segment_logsumexp,
+        segment_mean,
+        segment_prod,
+        segment_softmax,
+        segment_sum,
+    )
     from ._sum import explain, mean, powsum, sum, tune, vector_norm
     from ._variance import std, var, var_mean
     from ._weighted import dot, weighted_sum
 
     _library.document(
-        [all, amax, amin, any, count_nonzero, dot, logsumexp, mean, nansum, powsum, prod, segment_mean, segment_sum]
+        [all, amax, amin, any, count_nonzero, dot, logsumexp, mean, nansum, powsum, prod]
+        + [segment_amax, segment_amin, segment_logsumexp, segment_mean, segment_prod, segment_softmax, segment_sum]
         + [std, sum, var, var_mean, vector_norm, weighted_sum]
         + [cross_entropy, layer_norm, log_prob, log_softmax, rms_norm, softmax]
     )

@@ -1,4 +1,4 @@
-"""Sums and means of segments: runs of unequal lengths, packed one after the other along one dim."""
+"""Reductions of segments, and their softmax: runs of unequal lengths, packed one after the other along one dim."""
 
 import functools
 
@@ -18,15 +18,15 @@ def _caller():
     return _library.entry("call")
 
 
-def _reduce(operator, data, offsets, dim, dtype, out):
+def _reduce(operator, data, offsets, dim, out=None, **last):
     if type(data) is not Tensor and mesh_of(data) is not None and mesh_of(offsets) is None:
         # A gradient is divided by lengths, and torch divides DTensors by DTensors alone.
         from .distributed._dtensor import replicated
 
         offsets = replicated(offsets, data)
-    overload, last = operator.default, dict(dtype=dtype)
+    overload = operator.default
     if out is not None:
-        overload, last = operator.out, dict(dtype=dtype, out=out)
+        overload, last = operator.out, dict(last, out=out)
     try:
         if is_dynamo_compiling() or not (call := _caller()):
             return overload(data, offsets, dim, **last)
@@ -92,7 +92,7 @@ def segment_sum(
     >>> torch_reduce.segment_sum(torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([0, 1, 1, 4]))
     tensor([ 1.,  0., 14.])
     """
-    return _reduce(_ops.segment_sum, data, offsets, dim, dtype, out)
+    return _reduce(_ops.segment_sum, data, offsets, dim, out, dtype=dtype)
 
 
 def segment_mean(
@@ -122,4 +122,134 @@ def segment_mean(
     >>> torch_reduce.segment_mean(torch.tensor([1.0, 2.0, 4.0, 6.0]), torch.tensor([0, 1, 1, 4]))
     tensor([1., nan, 4.])
     """
-    return _reduce(_ops.segment_mean, data, offsets, dim, dtype, out)
+    return _reduce(_ops.segment_mean, data, offsets, dim, out, dtype=dtype)
+
+
+def segment_prod(
+    data: Input,
+    offsets: Tensor,
+    dim: int = 0,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The products of segments of ``data`` along ``dim``, each with the bits of its own :func:`torch_reduce.prod`.
+
+    Args:
+        data: as for :func:`segment_sum`, but real. On a GPU elements are converted one by one.
+        offsets: as for :func:`segment_sum`.
+        dim: as for :func:`segment_sum`.
+        dtype: the dtype of the result, as of :func:`torch_reduce.prod`.
+        out: as for :func:`segment_sum`.
+
+    Returns:
+        A tensor as of :func:`segment_sum`. The product of an empty segment is 1.
+
+    **Gradient.** Each element's is the product of all others of its segment, also where some are 0; it has the bits of
+    the gradient of :func:`torch_reduce.prod`. Second derivatives multiply neighbours of 1, 2, 4 and so on places, and
+    write about as many tensors of ``data``'s size as that size has binary digits.
+
+    Raises:
+        TypeError, IndexError, RuntimeError, NotImplementedError: as :func:`segment_sum`; or complex numbers.
+
+    >>> torch_reduce.segment_prod(torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([0, 1, 1, 4]))
+    tensor([ 1.,  1., 64.])
+    """
+    return _reduce(_ops.segment_prod, data, offsets, dim, out, dtype=dtype)
+
+
+def segment_amax(data: Input, offsets: Tensor, dim: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """The largest element of each segment of ``data`` along ``dim``, as :func:`torch_reduce.amax` finds it.
+
+    Args:
+        data: as for :func:`segment_sum`, but real. On a GPU there are kernels for float32, bfloat16 and float16 that
+            lie side by side along ``dim``, or whose rows do; other dtypes and strides are converted one by one.
+        offsets: as for :func:`segment_sum`.
+        dim: as for :func:`segment_sum`.
+        out: as for :func:`segment_sum`, of ``data``'s dtype.
+
+    Returns:
+        A tensor as of :func:`segment_sum`, of ``data``'s dtype. NaN if an element of the segment is. The maximum of an
+        empty segment is -inf, and the lowest number of a dtype without infinities: False of bool.
+
+    **Gradient.** Shared by all elements of a segment that are the largest, as that of :func:`torch_reduce.amax`, with
+    the same bits.
+
+    Raises:
+        TypeError, IndexError, RuntimeError, NotImplementedError: as :func:`segment_sum`; or complex numbers.
+
+    >>> torch_reduce.segment_amax(torch.tensor([1.0, 2.0, 8.0, 4.0]), torch.tensor([0, 1, 1, 4]))
+    tensor([1., -inf, 8.])
+    """
+    return _reduce(_ops.segment_amax, data, offsets, dim, out)
+
+
+def segment_amin(data: Input, offsets: Tensor, dim: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """The smallest element of each segment of ``data`` along ``dim``, as :func:`torch_reduce.amin` finds it.
+
+    Args, gradient and errors: as for :func:`segment_amax`.
+
+    Returns:
+        A tensor as of :func:`segment_amax`. The minimum of an empty segment is inf, and the highest number of a dtype
+        without infinities: True of bool.
+
+    >>> torch_reduce.segment_amin(torch.tensor([1.0, 2.0, 8.0, 4.0]), torch.tensor([0, 1, 1, 4]))
+    tensor([1., inf, 2.])
+    """
+    return _reduce(_ops.segment_amin, data, offsets, dim, out)
+
+
+def segment_logsumexp(data: Input, offsets: Tensor, dim: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """The logarithm of the sum of ``exp(data)`` of each segment, with the bits of :func:`torch_reduce.logsumexp`.
+
+    Args:
+        data: as for :func:`segment_sum`, but real.
+        offsets: as for :func:`segment_sum`.
+        dim: as for :func:`segment_sum`.
+        out: as for :func:`segment_sum`, of any floating dtype.
+
+    Returns:
+        A tensor as of :func:`segment_sum`, and of ``data``'s dtype: float32 for the float8 types, and torch's default
+        dtype for integers and bool. -inf of an empty segment, and where all elements are -inf; inf where one is.
+
+    It writes two tensors of ``data``'s size, of float32, or of float64 for float64 and integers: the largest element of
+    each element's segment, and the exponentials.
+
+    **Gradient**. As of :func:`torch_reduce.logsumexp`, with the same bits.
+
+    Raises:
+        TypeError, IndexError, RuntimeError, NotImplementedError: as :func:`segment_sum`; or complex numbers.
+
+    >>> torch_reduce.segment_logsumexp(torch.tensor([0.0, 0.0, 1.0, 3.0]), torch.tensor([0, 2, 2, 4]))
+    tensor([0.6931,   -inf, 3.1269])
+    """
+    return _reduce(_ops.segment_logsumexp, data, offsets, dim, out)
+
+
+def segment_softmax(data: Input, offsets: Tensor, dim: int = 0, *, dtype: torch.dtype | None = None) -> Tensor:
+    """The softmax of each segment of ``data`` along ``dim``, with the bits of its own :func:`torch_reduce.softmax`.
+
+    Such as the attention of a node over its neighbours, where the edges of each node are a segment.
+
+    Args:
+        data: as for :func:`segment_sum`, but real. Integers and bool need a ``dtype``.
+        offsets: as for :func:`segment_sum`.
+        dim: as for :func:`segment_sum`.
+        dtype: the dtype of the result, as of :func:`torch_reduce.softmax`: float16, bfloat16, float32 or float64.
+
+    Returns:
+        A tensor of ``data``'s shape. Elements before the first offset and after the last one, which belong to no
+        segment, become 0; so is their gradient. NaN in a segment that has NaN or inf, or nothing but -inf.
+
+    It writes three more tensors of ``data``'s size, of float32, or of float64 where ``data`` or ``dtype`` is. Gradients
+    of any order, ``torch.vmap`` and the rest work as for :func:`segment_sum`; the gradient has the bits of that of
+    :func:`torch_reduce.softmax`.
+
+    Raises:
+        TypeError, IndexError, RuntimeError: as :func:`segment_sum`; or ``dtype`` is none of these.
+        NotImplementedError: complex numbers; integers or bool without a ``dtype``.
+
+    >>> torch_reduce.segment_softmax(torch.tensor([0.0, 0.0, 5.0]), torch.tensor([0, 2, 3]))
+    tensor([0.5000, 0.5000, 1.0000])
+    """
+    return _reduce(_ops.segment_softmax, data, offsets, dim, dtype=dtype)

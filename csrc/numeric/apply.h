@@ -14,8 +14,9 @@ namespace gpureduce {
 // quotient      x / number
 // kept          g, or 0 where x is NaN
 // product       x * g
-// exponent      g * e^(x - r); 0 where r is -inf (then all elements of the output are)
+// exponent      g * e^(x - r); 0 where r is -inf (then all elements of the output are), or m is 0
 // equal         (g where x == r, otherwise 0) / m
+// share         g where x == r, NaN where r is NaN, otherwise 0
 // sign          sgn(x) * g
 // extreme       sgn(x) * g / m where |x| == r or x is NaN, otherwise 0
 // ratio         (x / r) * g; 0 where r is 0
@@ -26,9 +27,9 @@ namespace gpureduce {
 //               `number`: the count of all elements
 //
 // Of functions that keep their input's shape (rows.h), where no kernel takes whole rows:
-// softmax               e^(x - g) * r; g: the row's largest element, r: 1 / S
+// softmax               e^(x - g) * r, or 0 where m is 0; g: the row's largest element, r: 1 / S
 // log_softmax           (x - g) - r; r: log(S)
-// softmax_backward      (g - r) * x; x: softmax's result, g: the incoming gradient, r: the sum of g * x
+// softmax_backward      (g - r) * x, or 0 where m is 0; x: softmax's result, g: the incoming gradient, r: the sum of g * x
 // log_softmax_backward  g - e^x * r; x: log_softmax's result, r: the sum of g
 #define GPUREDUCE_FORMULAS(X) \
   X(quotient)                 \
@@ -36,6 +37,7 @@ namespace gpureduce {
   X(product)                  \
   X(exponent)                 \
   X(equal)                    \
+  X(share)                    \
   X(sign)                     \
   X(extreme)                  \
   X(ratio)                    \
@@ -78,17 +80,18 @@ GPUREDUCE_HOST_DEVICE A applied(A x, A g, A r, A m, A number) {
   if constexpr (f == Formula::quotient) return x / number;
   else if constexpr (f == Formula::kept) return x != x ? A(0) : g;
   else if constexpr (f == Formula::product) return x * g;
-  else if constexpr (f == Formula::exponent) return r == -INFINITY ? A(0) : g * whole_exponential(x - r);
+  else if constexpr (f == Formula::exponent) return r == -INFINITY || m == 0 ? A(0) : g * whole_exponential(x - r);
   else if constexpr (f == Formula::equal) return (x == r ? g : A(0)) / m;
+  else if constexpr (f == Formula::share) return x == r ? g : r != r ? r : A(0);
   else if constexpr (f == Formula::sign) return sign_of(x) * g;
   else if constexpr (f == Formula::extreme) return magnitude_of(x) == r || x != x ? sign_of(x) * (g / m) : A(0);
   else if constexpr (f == Formula::ratio) return r == 0 ? A(0) : x / r * g;
   else if constexpr (f == Formula::square) return x * magnitude_of(x) * g;
   else if constexpr (f == Formula::ratio_square) return r == 0 ? A(0) : x / r * magnitude_of(x / r) * g;
   else if constexpr (f == Formula::deviation) return (x - r) * g + m;
-  else if constexpr (f == Formula::softmax) return exponential_or_zero(x - g) * r;
+  else if constexpr (f == Formula::softmax) return m == 0 ? A(0) : exponential_or_zero(x - g) * r;
   else if constexpr (f == Formula::log_softmax) return (x - g) - r;
-  else if constexpr (f == Formula::softmax_backward) return (g - r) * x;
+  else if constexpr (f == Formula::softmax_backward) return m == 0 ? A(0) : (g - r) * x;
   else if constexpr (f == Formula::log_softmax_backward) return g - whole_exponential(x) * r;
   else return number - m == 0 ? r / x * g : number - m == 1 && x == 0 ? r * g : r * A(0) * g;
 }

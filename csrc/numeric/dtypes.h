@@ -320,10 +320,11 @@ GPUREDUCE_HOST_DEVICE int64_t lowest_in_order(DType t) {
   return 0;
 }
 
-// The accumulator of no elements, for a result of a dtype.
+// The accumulator of no elements, for a result of a dtype. A dtype without infinities has its own lowest number.
 template <class Acc>
 GPUREDUCE_HOST_DEVICE Acc of_none(DType t) {
   if constexpr (IsLargest<Acc>::value && std::is_integral_v<Number<Acc>>) return {lowest_in_order(t)};
+  else if constexpr (IsLargest<Acc>::value) return t == DType::Float8_e4m3fn ? Acc{-448} : padding<Acc>();
   else if constexpr (kHolds<Acc>) return padding<Acc>();
   else return Acc{};
 }

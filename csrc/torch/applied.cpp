@@ -204,6 +204,7 @@ Tensor derivative(Formula formula, const Numbers& x, int i, const Saved& saved) 
       return {};
     case Formula::kept:
     case Formula::equal:
+    case Formula::share:
     case Formula::sign:
     case Formula::extreme: return i == 1 ? without_grad() : Tensor();
     case Formula::product: return i == 0 ? (x[1].defined() ? x[1] : at::ones_like(x[0])) : i == 1 ? x[0] : Tensor();

@@ -13,12 +13,12 @@
 #include <ATen/OpMathType.h>
 #include <ATen/WrapDimUtils.h>
 
-#include <limits>
-
 #include "../numeric/weighted.h"
+#include "applied.h"
 #include "batch.h"
 #include "gradient.h"
-#include "segments.h"
+#include "plumbing.h"
+#include "segment.h"
 
 namespace gpureduce::gathered {
 
@@ -71,6 +71,9 @@ struct Call {
   int64_t dim;
 };
 
+// Offsets or numbers, as the kernels read them.
+Tensor values_of(const Tensor& x) { return x.resolve_neg().contiguous(); }
+
 // --- kernels ----------------------------------------------------------------------------------------------------------------
 
 // A list of edges, sorted by outputs or by rows.
@@ -81,35 +84,6 @@ Tensor weights_of(const Tensor& weight, const OptionalTensor& edges, bool by_row
   const at::ScalarType type = product == Accumulator::f32 ? at::kFloat : product == Accumulator::f64 ? at::kDouble : at::kLong;
   const Tensor typed = weight.resolve_neg().to(type);
   return (edges && !by_row ? typed.index_select(0, *edges) : typed).contiguous();
-}
-
-// Writes the results if nothing is read.
-void fill(Operation op, const Tensor& out) {
-  const double none = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
-  const auto lowest = [&](auto zero) -> c10::Scalar {
-    using T = decltype(zero);
-    return op == Operation::_amax ? std::numeric_limits<T>::lowest() : std::numeric_limits<T>::max();
-  };
-  if (op == Operation::sum || out.numel() == 0) {
-    out.zero_();
-  } else if (op == Operation::mean) {
-    if (out.is_complex()) out.fill_(c10::complex<double>(nan, nan));
-    else out.fill_(nan);
-  } else if (out.is_floating_point()) {
-    out.fill_(op == Operation::_amax ? -none : none);
-  } else {
-    switch (out.scalar_type()) {
-      case at::kBool: out.fill_(op == Operation::_amin); break;
-      case at::kByte: out.fill_(lowest(uint8_t{})); break;
-      case at::kChar: out.fill_(lowest(int8_t{})); break;
-      case at::kShort: out.fill_(lowest(int16_t{})); break;
-      case at::kInt: out.fill_(lowest(int32_t{})); break;
-      case at::kUInt16: out.fill_(lowest(uint16_t{})); break;
-      case at::kUInt32: out.fill_(lowest(uint32_t{})); break;
-      case at::kUInt64: out.fill_(lowest(uint64_t{})); break;
-      default: out.fill_(lowest(int64_t{}));
-    }
-  }
 }
 
 template <Operation op>
@@ -177,11 +151,12 @@ struct GatherReduction {
       s.reduction.map = Map::value;
     }
     if (out.numel() == 0) return;
-    if (s.length == 0) return fill(op, out);
-#ifdef GPUREDUCE_WITH_CUDA
-    if (data.is_cuda()) return run_cuda(s, data.device());
-#endif
-    cpu::run(s);
+    if (s.length == 0) {  // each output is empty, as one beside a single element
+      out.copy_(reduce_segments(op, at::zeros({1}, data.options()), at::zeros({2}, at::device(data.device()).dtype(at::kInt)),
+                                0, call.dtype));
+      return;
+    }
+    run_segments(s, data.device());
   }
 
  private:

@@ -124,10 +124,6 @@ DimMask one_dim(const Tensor& self, int64_t dim) {
   return mask;
 }
 
-namespace {
-
-// --- softmax and log_softmax ------------------------------------------------------------------------------------------------
-
 at::ScalarType softmax_type(const char* name, const Tensor& self, OptionalDtype dtype) {
   real_dtype(self, name);
   const at::ScalarType own = at::isFloat8Type(self.scalar_type()) ? at::kFloat : self.scalar_type();
@@ -138,6 +134,10 @@ at::ScalarType softmax_type(const char* name, const Tensor& self, OptionalDtype 
               "(): dtype: expected float16, bfloat16, float32 or float64, but got ", type);
   return type;
 }
+
+namespace {
+
+// --- softmax and log_softmax ------------------------------------------------------------------------------------------------
 
 const auto& exponent_sum() {
   static const auto handle = find<Tensor(const Tensor&, const Tensor&, OptionalDims, bool)>("_exponent_sum");

@@ -40,6 +40,9 @@ void run(const RowsCall& call, const Tensor& like);
 // A result in memory as `like` lies there.
 Tensor result_like(const Tensor& like, at::ScalarType dtype);
 
+// The dtype of the result of a softmax. Raises an error for dtypes that it does not take.
+at::ScalarType softmax_type(const char* name, const Tensor& self, OptionalDtype dtype);
+
 DimMask one_dim(const Tensor& self, int64_t dim);
 
 inline Tensor of(const OptionalTensor& x) { return x && x->defined() ? *x : Tensor(); }

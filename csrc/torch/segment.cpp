@@ -1,44 +1,77 @@
-// segment_sum and segment_mean: sums of runs of unequal lengths, packed along one dim, each with the bits of a sum of its own.
-// And _segment_spread, the transpose, which gradients call: each element gets the value of its segment.
-#include "../problem/segment.h"
+// Reductions of segments: runs of unequal lengths, packed along one dim, each with the bits of a reduction of its own. And
+// _segment_spread, the transpose of their sum, which gradients call: each element gets the value of its segment.
+#include "segment.h"
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/OpMathType.h>
 #include <ATen/WrapDimUtils.h>
 
-#include <limits>
+#ifdef GPUREDUCE_WITH_CUDA
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/EmptyTensor.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
 
-#include "batch.h"
+#include "../cuda/schedule/segment.h"
+#endif
+
+#include "../cpu/segment.h"
+#include "applied.h"
 #include "gradient.h"
-#include "segments.h"
+#include "plumbing.h"
 
 namespace gpureduce {
 
 namespace {
 
+// The operations over segments, with their operators. An operator that begins with _ serves the function of that name, which
+// has no dtype=.
+#define GPUREDUCE_SEGMENT_OPERATIONS(X) \
+  X(sum, "segment_sum")                 \
+  X(mean, "segment_mean")               \
+  X(prod, "segment_prod")               \
+  X(_amax, "_segment_amax")             \
+  X(_amin, "_segment_amin")             \
+  X(_logsumexp, "_segment_logsumexp")
+
 template <Operation op>
-constexpr const char* kName = op == Operation::sum ? "segment_sum" : "segment_mean";
+constexpr const char* kName = nullptr;
+#define GPUREDUCE_SEGMENT_NAME(op, name) \
+  template <>                            \
+  constexpr const char* kName<Operation::op> = name;
+GPUREDUCE_SEGMENT_OPERATIONS(GPUREDUCE_SEGMENT_NAME)
+#undef GPUREDUCE_SEGMENT_NAME
+
+// The function, for errors.
+template <Operation op>
+constexpr const char* kTitle = kName<op> + (kName<op>[0] == '_');
 constexpr const char* kSpread = "_segment_spread";
+constexpr const char* kProdBackward = "_segment_prod_backward";
 
 // --- checks -----------------------------------------------------------------------------------------------------------------
 
-// The dim of the segments, which must be the first or the last one.
-int64_t segment_dim(const char* name, const char* argument, int64_t rank, int64_t dim) {
-  TORCH_CHECK(rank > 0, name, ": ", argument, ": expected a tensor of at least one dim, but got one of none");
-  const int64_t d = at::maybe_wrap_dim(dim, rank);
-  TORCH_CHECK(d == 0 || d == rank - 1, name, ": dim: expected the first or the last of ", rank, " dims, but got ", dim);
-  return d;
+constexpr const char* kNotLengths =
+    ". If these are lengths, the offsets are torch.nn.functional.pad(lengths.cumsum(0), (1, 0))";
+
+}  // namespace
+
+bool check_values(const Segments& s, const char* function) {
+  const char* const hint = s.offset(0) == 0 ? "" : kNotLengths;
+  int64_t before = 0, total = 0;
+  for (int64_t i = 0; i <= s.count; ++i) {
+    const int64_t here = s.offset(i);
+    TORCH_CHECK(here >= 0 && here <= s.length, function, "(): offsets: expected each in [0, ", s.length,
+                "], the size of dim, but entry ", i, " is ", here, hint);
+    TORCH_CHECK(here >= before, function, "(): offsets: expected each to be no less than the one before, but entry ", i, " is ",
+                here, " after ", before, hint);
+    before = here;
+    total += total <= s.length ? here : 0;
+  }
+  return s.offset(0) != 0 && total == s.length;
 }
 
-// --- backends ---------------------------------------------------------------------------------------------------------------
-
-// Writes the results if there are no elements at all.
-void fill(Operation op, const at::Tensor& out) {
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  if (op == Operation::sum) out.zero_();
-  else if (out.is_complex()) out.fill_(c10::complex<double>(nan, nan));
-  else out.fill_(nan);
-}
+namespace {
 
 Segments segments_of(const at::Tensor& data, const at::Tensor& ends, int64_t dim) {
   Segments s;
@@ -48,6 +81,110 @@ Segments segments_of(const at::Tensor& data, const at::Tensor& ends, int64_t dim
   s.length = data.size(dim);
   return s;
 }
+
+}  // namespace
+
+int64_t segment_dim(const char* name, const char* argument, int64_t rank, int64_t dim) {
+  TORCH_CHECK(rank > 0, name, ": ", argument, ": expected a tensor of at least one dim, but got one of none");
+  const int64_t d = at::maybe_wrap_dim(dim, rank);
+  TORCH_CHECK(d == 0 || d == rank - 1, name, ": dim: expected the first or the last of ", rank, " dims, but got ", dim);
+  return d;
+}
+
+void check_offsets(const char* name, const at::Tensor& offsets, c10::Device device) {
+  TORCH_CHECK(offsets.scalar_type() == at::kLong || offsets.scalar_type() == at::kInt, name,
+              ": offsets: expected a tensor of int64 or int32, but got ", offsets.scalar_type());
+  TORCH_CHECK(offsets.layout() == at::kStrided, name, ": offsets: expected a strided tensor, but got ", offsets.layout());
+  TORCH_CHECK(offsets.dim() == 1, name, ": offsets: expected a tensor of one dim, but got ", offsets.dim());
+  TORCH_CHECK(offsets.sym_size(0).is_symbolic() || offsets.sym_size(0) >= 1, name,
+              ": offsets: expected one more than there are segments, but got none");
+  TORCH_CHECK(offsets.device() == device, name, ": offsets: expected to be on ", device, " as the data, but is on ",
+              offsets.device());
+}
+
+at::Tensor checked_ends(const char* name, const at::Tensor& data, const at::Tensor& offsets, int64_t dim, bool warns) {
+  const at::Tensor ends = offsets.resolve_neg().contiguous();
+  const Segments s = segments_of(data, ends, dim);
+  if (data.is_cpu() && check_values(s, name) && warns)
+    TORCH_WARN(name, "(): offsets: they do not begin with 0, and their sum is ", s.length, ", the size of dim", kNotLengths);
+#ifdef GPUREDUCE_WITH_CUDA
+  if (data.is_cuda() && s.length == 0) at::_assert_async(ends.eq(0).all(), "offsets: each must be in [0, the size of dim]");
+#endif
+  return ends;
+}
+
+// --- backends ---------------------------------------------------------------------------------------------------------------
+
+void run_segments(const Segments& segments, at::Device device) {
+#ifdef GPUREDUCE_WITH_CUDA
+  if (!device.is_cuda()) return cpu::run(segments);
+  const c10::cuda::CUDAGuard guard(device);
+  const Device& facts = cuda::facts(device);
+  const cuda::SegmentPlan plan = cuda::plan_segments(segments, facts);
+  const at::Tensor workspace(at::detail::empty_cuda({plan.workspace_bytes}, at::kByte, device, std::nullopt));
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device.index());
+  C10_CUDA_CHECK(cuda::run_segments({segments, plan, facts, workspace.mutable_data_ptr(), {stream, facts.early}}));
+#else
+  cpu::run(segments);
+#endif
+}
+
+namespace {
+
+Reduction reduction_of(Operation op, const at::Tensor& data, int64_t dim, at::ScalarType dtype, const at::Tensor& out) {
+  DimMask reduce(data.dim(), false);
+  reduce[dim] = true;
+  return make_reduction(op, data, reduce, dtype, out, /*keepdim=*/true);
+}
+
+void run(Operation op, const at::Tensor& data, const at::Tensor& ends, int64_t dim, const at::Tensor& out);
+
+void run_logsumexp(const at::Tensor& data, const at::Tensor& ends, int64_t dim, const at::Tensor& out) {
+  static const auto finish = find<at::Tensor(const at::Tensor&, const at::Tensor&, at::ScalarType)>("_finish_logsumexp");
+  const DType in = dtype_of(data.scalar_type(), "an input of dtype");
+  const at::ScalarType computed = exponents::dtype_of(in) == DType::Float ? at::kFloat : at::kDouble;
+  const SegmentPlaces places(ends, data.size(dim), dim, data.dim());
+  const SegmentExponentials found = segment_exponentials(data, ends, places, dim, computed);
+  out.copy_(finish.call(found.sums, found.largest, out.scalar_type()));
+}
+
+// Writes the results of segments.
+void run(Operation op, const at::Tensor& data, const at::Tensor& ends, int64_t dim, const at::Tensor& out) {
+  if (out.numel() == 0) return;
+  if (data.numel() == 0) {  // each segment is empty, as one beside a single element
+    const at::Tensor one = at::empty({1}, out.options());
+    run(op, at::zeros({1}, data.options()), at::zeros({2}, ends.options()), 0, one);
+    out.copy_(one);
+    return;
+  }
+  if (info(op).map == Map::exponent) return run_logsumexp(data, ends, dim, out);
+  Segments s = segments_of(data, ends, dim);
+  s.reduction = reduction_of(op, data, dim, out.scalar_type(), out);
+  s.stride = data.stride(dim) * (static_cast<int64_t>(data.itemsize()) / info(s.reduction.in).size);
+  s.result_pitch = out.stride(dim);
+  run_segments(s, data.device());
+}
+
+}  // namespace
+
+at::Tensor reduce_segments(Operation op, const at::Tensor& data, const at::Tensor& ends, int64_t dim, at::ScalarType dtype) {
+  at::Tensor result = allocate(with_size<int64_t>(data, dim, ends.size(0) - 1), dtype, data);
+  run(op, data, ends, dim, result);
+  return result;
+}
+
+SegmentExponentials segment_exponentials(const at::Tensor& data, const at::Tensor& ends, const SegmentPlaces& places,
+                                         int64_t dim, at::ScalarType computed) {
+  // The largest of an empty segment must be -inf, which not all dtypes have.
+  const bool as_it_is = at::isFloatingType(data.scalar_type()) && data.itemsize() > 1 &&
+                        (computed == at::kFloat || data.scalar_type() == at::kDouble);
+  const at::Tensor x = as_it_is ? data : data.to(computed);
+  const at::Tensor largest = reduce_segments(Operation::_amax, x, ends, dim, x.scalar_type()).to(computed);
+  const at::Tensor each = apply(Formula::softmax, x, {places.select(largest), {}, places.inside()}, computed);
+  return {each, largest, reduce_segments(Operation::sum, each, ends, dim, computed)};
+}
+
+namespace {
 
 // A call after its checks: the wrapped dim of the segments.
 template <class Int>
@@ -61,8 +198,10 @@ template <Operation op>
 struct SegmentReduction {
   static const char* name() { return kName<op>; }
   static constexpr const char* kArguments = "(Tensor data, Tensor offsets, int dim=0, *, ScalarType? dtype=None";
-  static constexpr bool kOutHasDtype = true, kHasGradient = true;
-  static constexpr bool autocasts(c10::DeviceType device) { return op == Operation::sum && device == at::kCUDA; }
+  static constexpr bool kOutHasDtype = info(op).has_dtype(), kHasGradient = true;
+  static constexpr bool autocasts(c10::DeviceType device) {
+    return device == at::kCUDA ? info(op).autocasts : info(op).autocasts_on_cpu();
+  }
   using Function = at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, OptionalDtype);
 
   template <class Int>
@@ -70,19 +209,18 @@ struct SegmentReduction {
                          const at::Tensor* out) {
     Call<Int> call;
     call.dtype = out ? out_type(op, data, dtype, *out) : result_type(op, data.scalar_type(), dtype);
-    call.dim = segment_dim(kName<op>, "data", data.dim(), dim);
-    check_offsets(kName<op>, offsets, data.device());
-    dtype_of(data.scalar_type(), "an input of dtype", kName<op>);
-    dtype_of(call.dtype, "a result of dtype", kName<op>);
+    call.dim = segment_dim(kTitle<op>, "data", data.dim(), dim);
+    check_offsets(kTitle<op>, offsets, data.device());
+    dtype_of(data.scalar_type(), "an input of dtype", kTitle<op>);
+    dtype_of(call.dtype, "a result of dtype", kTitle<op>);
     if (out) check_out_place(*out, data.device());
     call.sizes = with_size<Int>(data, call.dim, sizes_of<Int>(offsets)[0] - 1);
     return call;
   }
 
   static void refuse(const Call<int64_t>& call, const at::Tensor& data, const at::Tensor& offsets, int64_t, OptionalDtype) {
-    const at::Tensor ends = values_of(offsets);
-    if (data.is_cpu()) check_values(segments_of(data, ends, call.dim), name());
-    if (data.numel() > 0) reduction_of(call, data, {});
+    checked_ends(kTitle<op>, data, offsets, call.dim, /*warns=*/false);
+    if (data.numel() > 0) reduction_of(op, data, call.dim, call.dtype, {});
   }
 
   static void compute(const Call<int64_t>& call, const at::Tensor& data, const at::Tensor& offsets, int64_t, OptionalDtype,
@@ -90,37 +228,12 @@ struct SegmentReduction {
     if (at::isComplexType(data.scalar_type()) && !at::isComplexType(call.dtype) && call.dtype != at::kBool) {
       TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
     }
-    const at::Tensor ends = values_of(offsets);
-    Segments s = segments_of(data, ends, call.dim);
-    if (data.is_cpu() && check_values(s, name()))
-      TORCH_WARN(name(), "(): offsets: they do not begin with 0, and their sum is ", s.length, ", the size of dim",
-                 kNotLengths);
-    if (data.numel() == 0) {
-#ifdef GPUREDUCE_WITH_CUDA
-      if (data.is_cuda() && s.length == 0) at::_assert_async(ends.eq(0).all(), "offsets: each must be in [0, the size of dim]");
-#endif
-      return fill(op, out);
-    }
-    s.reduction = reduction_of(call, data, out);
-    s.stride = data.stride(call.dim) * (static_cast<int64_t>(data.itemsize()) / info(s.reduction.in).size);
-    s.result_pitch = out.stride(call.dim);
-    if (s.count == 0) return;
-#ifdef GPUREDUCE_WITH_CUDA
-    if (data.is_cuda()) return run_cuda(s, data.device());
-#endif
-    cpu::run(s);
-  }
-
- private:
-  static Reduction reduction_of(const Call<int64_t>& call, const at::Tensor& data, const at::Tensor& out) {
-    DimMask reduce(data.dim(), false);
-    reduce[call.dim] = true;
-    return make_reduction(op, data, reduce, call.dtype, out, /*keepdim=*/true);
+    run(op, data, checked_ends(kTitle<op>, data, offsets, call.dim, /*warns=*/true), call.dim, out);
   }
 };
 
 template <Operation op>
-const auto& segments() {
+const auto& over_segments() {
   return Plumbing<SegmentReduction<op>>::functional();
 }
 
@@ -142,21 +255,37 @@ at::ScalarType bits_of(at::ScalarType type) {
   }
 }
 
+}  // namespace
+
+SegmentPlaces::SegmentPlaces(const at::Tensor& offsets, int64_t size, int64_t dim, int64_t rank)
+    : dim_(dim), size_(size), count_(offsets.size(0) - 1) {
+  const at::Tensor places = at::arange(size, offsets.options());
+  number_ = at::searchsorted(offsets, places, /*out_int32=*/false, /*right=*/true).sub_(1);
+  outside_ = along(number_.lt(0).logical_or_(number_.eq(count_)), dim, rank);
+  number_.clamp_(0, std::max<int64_t>(count_ - 1, 0));
+}
+
+at::Tensor SegmentPlaces::select(const at::Tensor& values) const {
+  if (count_ == 0) return at::zeros(with_size(values, dim_, size_), values.options());
+  // As integers, since index_select does not take all dtypes.
+  const at::ScalarType type = values.scalar_type();
+  return values.view(bits_of(type)).index_select(dim_, number_).view(type);
+}
+
+at::Tensor SegmentPlaces::spread(const at::Tensor& values) const {
+  const at::Tensor all = select(values);
+  all.view(bits_of(values.scalar_type())).masked_fill_(outside_, 0);
+  return all;
+}
+
+namespace {
+
 // From (..., segments, ...) to (..., size, ...): each element gets the value of its segment, or 0 outside of all segments.
 at::Tensor spread(const at::Tensor& input, const at::Tensor& offsets, c10::SymInt size, int64_t dim) {
   const int64_t d = segment_dim(kSpread, "input", input.dim(), dim), count = offsets.size(0) - 1;
   check_offsets(kSpread, offsets, input.device());
   TORCH_CHECK(input.size(d) == count, kSpread, ": input: expected ", count, " segments, but got ", input.size(d));
-  const int64_t length = size.expect_int();
-  if (count == 0) return at::zeros(with_size(input, d, length), input.options());
-  const at::Tensor places = at::arange(length, offsets.options());
-  const at::Tensor number = at::searchsorted(offsets, places, /*out_int32=*/false, /*right=*/true).sub_(1);
-  at::Tensor outside = number.lt(0).logical_or_(number.eq(count));
-  // As integers, since index_select and masked_fill_ do not take all dtypes.
-  const at::ScalarType bits = bits_of(input.scalar_type());
-  at::Tensor result = input.view(bits).index_select(d, number.clamp_(0, count - 1));
-  for (int64_t i = d + 1; i < input.dim(); ++i) outside = outside.unsqueeze(-1);
-  return result.masked_fill_(outside, 0).view(input.scalar_type());
+  return SegmentPlaces(offsets, size.expect_int(), d, input.dim()).spread(input);
 }
 
 at::Tensor spread_meta(const at::Tensor& input, const at::Tensor& offsets, c10::SymInt size, int64_t dim) {
@@ -164,6 +293,23 @@ at::Tensor spread_meta(const at::Tensor& input, const at::Tensor& offsets, c10::
   check_offsets(kSpread, offsets, input.device());
   return at::empty_symint(with_size(input, d, std::move(size)), input.options());
 }
+
+}  // namespace
+
+at::Tensor call_segment_sum(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype) {
+  return over_segments<Operation::sum>().call(data, offsets, dim, dtype);
+}
+
+at::Tensor call_segment_spread(const at::Tensor& input, const at::Tensor& offsets, c10::SymInt size, int64_t dim) {
+  return spread_segments().call(input, offsets, std::move(size), dim);
+}
+
+at::Tensor inside_segments(const at::Tensor& offsets, c10::SymInt size, int64_t dim, int64_t rank) {
+  const at::Tensor ones = at::ones_like(offsets.slice(0, 1), offsets.options().dtype(at::kBool));
+  return along(call_segment_spread(ones, offsets, std::move(size), 0), dim, rank);
+}
+
+namespace {
 
 // --- gradients --------------------------------------------------------------------------------------------------------------
 
@@ -182,103 +328,269 @@ struct Saved {
   }
 };
 
-enum class Direction { sum, mean, spread };
+Saved saved_of(const at::Tensor& input, int64_t dim, at::ScalarType dtype) {
+  const int64_t d = at::maybe_wrap_dim(dim, input.dim());
+  return Saved{input.sym_size(d), d, dtype};
+}
 
 at::Tensor to_dtype(at::Tensor grad, at::ScalarType dtype) { return grad.scalar_type() == dtype ? grad : grad.to(dtype); }
 
-template <Direction direction>
-at::Tensor gradient(at::Tensor grad, const at::Tensor& offsets, const Saved& input) {
-  if (!grad.defined()) return grad;
-  if constexpr (direction == Direction::spread) {
-    return segments<Operation::sum>().call(grad, offsets, input.dim, input.dtype);
-  } else {
-    if (grad.is_complex() && !at::isComplexType(input.dtype)) grad = at::real(grad);
-    if constexpr (direction == Direction::mean) grad = over_lengths(grad, offsets, input.dim, input.dtype);
-    return spread_segments().call(to_dtype(std::move(grad), input.dtype), offsets, input.size, input.dim);
+at::Tensor lengths_of(const at::Tensor& offsets, int64_t dim, int64_t rank) { return along(offsets.diff(), dim, rank); }
+
+}  // namespace
+
+at::Tensor over_lengths(const at::Tensor& grad, const at::Tensor& offsets, int64_t dim, at::ScalarType dtype) {
+  return apply(Formula::ratio, grad, {{}, lengths_of(offsets, dim, grad.dim())},
+               grad.is_complex() ? dtype : c10::toRealValueType(dtype));
+}
+
+namespace {
+
+// The gradient of a sum or a mean.
+template <Operation op>
+at::Tensor linear_gradient(at::Tensor grad, const at::Tensor& offsets, const Saved& input) {
+  if (grad.is_complex() && !at::isComplexType(input.dtype)) grad = at::real(grad);
+  if constexpr (op == Operation::mean) grad = over_lengths(grad, offsets, input.dim, input.dtype);
+  return call_segment_spread(to_dtype(std::move(grad), input.dtype), offsets, input.size, input.dim);
+}
+
+using ProdBackward = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, at::ScalarType);
+const auto& prod_backward_operator() {
+  static const auto handle = find<ProdBackward>(kProdBackward);
+  return handle;
+}
+
+// The gradient of the data, rounded once to `dtype`. The formulas are the ones of dense reductions (autograd.cpp).
+template <Operation op>
+at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& data, const at::Tensor& result, const at::Tensor& offsets,
+                       int64_t dim, at::ScalarType dtype) {
+  const c10::SymInt size = data.sym_size(dim);
+  const auto spread = [&](const at::Tensor& x) { return call_segment_spread(x, offsets, size, dim); };
+  if constexpr (op == Operation::prod) {
+    return prod_backward_operator().call(grad, data, offsets, dim, dtype);
+  } else if constexpr (op == Operation::_logsumexp) {
+    const at::Tensor inside = inside_segments(offsets, size, dim, data.dim());
+    return apply(Formula::exponent, data, {spread(grad), spread(result), inside}, dtype);
+  } else {  // all largest or smallest elements share the gradient
+    const at::Tensor extremum = spread(result.detach());
+    const at::Tensor ties =
+        call_segment_sum(without_float8(data.detach()).eq(without_float8(extremum)), offsets, dim, at::kLong);
+    const bool wide = data.scalar_type() == at::kDouble || grad.scalar_type() == at::kDouble;
+    const at::Tensor share = apply(Formula::ratio, grad, {{}, ties}, wide ? at::kDouble : at::kFloat);
+    return apply(Formula::share, data, {spread(share), extremum}, dtype);
   }
 }
 
-template <Direction direction>
+// The tangent of the result, from a tangent of the data.
+template <Operation op>
+at::Tensor tangent_of(const at::Tensor& tangent, const at::Tensor& data, const at::Tensor& result, const at::Tensor& offsets,
+                      int64_t dim) {
+  const at::ScalarType wide = at::isFloat8Type(data.scalar_type()) ? at::kFloat : at::toOpMathType(data.scalar_type());
+  const at::Tensor change = gradient_of<op>(at::ones_like(result), data, result, offsets, dim, wide);
+  return call_segment_sum(change * tangent.to(wide), offsets, dim, result.scalar_type());
+}
+
+template <Operation op>
 struct Rule : RuleOf<Saved> {
-  static constexpr std::array<bool, 1> kKept = {false};  // the offsets
+  static constexpr bool kKeeps = info(op).keeps_input();
+  static constexpr auto kKept = [] {
+    if constexpr (kKeeps) return std::array<bool, 3>{false, false, true};  // offsets, data, and the result if needed
+    else return std::array<bool, 1>{false};
+  }();
 
-  static std::string name() {
-    return direction == Direction::sum    ? "gpureduce_segment_sum_backward"
-           : direction == Direction::mean ? "gpureduce_segment_mean_backward"
-                                          : "gpureduce_segment_spread_backward";
-  }
+  static std::string name() { return std::string("gpureduce_") + kTitle<op> + "_backward"; }
 
-  static variable_list gradients(variable_list grads, const Saved& input, const std::array<at::Tensor, 1>& kept) {
-    return {gradient<direction>(std::move(grads[0]), kept[0], input), at::Tensor()};
+  template <class Tensors>
+  static variable_list gradients(variable_list grads, const Saved& input, const Tensors& kept) {
+    if (!grads[0].defined()) return variable_list(2);
+    if constexpr (kKeeps) return {gradient_of<op>(grads[0], kept[1], kept[2], kept[0], input.dim, input.dtype), at::Tensor()};
+    else return {linear_gradient<op>(std::move(grads[0]), kept[0], input), at::Tensor()};
   }
 };
-
-// Calls `below`, which is linear in `input`, and adds derivatives. `again` makes the same call for a tangent.
-template <Direction direction, class Below, class Again>
-at::Tensor differentiable(const at::Tensor& input, const at::Tensor& offsets, int64_t dim, Below below, Again again) {
-  return with_derivatives<Rule<direction>>(
-      std::tie(input, offsets), below,
-      [&] {
-        const int64_t d = at::maybe_wrap_dim(dim, input.dim());
-        return Saved{input.sym_size(d), d, input.scalar_type()};
-      },
-      [&](const at::Tensor&) { return std::array{offsets}; },
-      [&](const at::Tensor&) { return again(input._fw_grad(/*level=*/0)); });
-}
 
 template <Operation op>
 at::Tensor reduce_differentiable(c10::DispatchKeySet keys, const at::Tensor& data, const at::Tensor& offsets, int64_t dim,
                                  OptionalDtype dtype) {
-  return differentiable<op == Operation::sum ? Direction::sum : Direction::mean>(
-      data, offsets, dim,
-      [&] { return segments<op>().redispatch(keys & c10::after_autograd_keyset, data, offsets, dim, dtype); },
-      [&](const at::Tensor& tangent) { return segments<op>().call(tangent, offsets, dim, dtype); });
+  if constexpr (op == Operation::_logsumexp) {  // a result of two bytes has too few digits for the gradient
+    const at::ScalarType type = result_type(op, data.scalar_type(), dtype);
+    if (is_tracked(data) && c10::elementSize(type) == 2)
+      return rounded(over_segments<op>().call(data, offsets, dim, at::kDouble), type);
+  }
+  return with_derivatives<Rule<op>>(
+      std::tie(data, offsets),
+      [&] { return over_segments<op>().redispatch(keys & c10::after_autograd_keyset, data, offsets, dim, dtype); },
+      [&] { return saved_of(data, dim, data.scalar_type()); },
+      [&](const at::Tensor& result) {
+        if constexpr (info(op).keeps_input()) return std::array{offsets, data, info(op).keeps_result() ? result : at::Tensor()};
+        else return std::array{offsets};
+      },
+      [&](const at::Tensor& result) {
+        const at::Tensor& tangent = data._fw_grad(/*level=*/0);
+        if constexpr (info(op).keeps_input())
+          return tangent_of<op>(tangent, data._fw_primal(/*level=*/0), result, offsets, at::maybe_wrap_dim(dim, data.dim()));
+        else return over_segments<op>().call(tangent, offsets, dim, dtype);
+      });
 }
+
+struct SpreadRule : RuleOf<Saved> {
+  static constexpr std::array<bool, 1> kKept = {false};  // the offsets
+
+  static std::string name() { return "gpureduce_segment_spread_backward"; }
+
+  static variable_list gradients(variable_list grads, const Saved& input, const std::array<at::Tensor, 1>& kept) {
+    if (!grads[0].defined()) return variable_list(2);
+    return {call_segment_sum(grads[0], kept[0], input.dim, input.dtype), at::Tensor()};
+  }
+};
 
 at::Tensor spread_differentiable(c10::DispatchKeySet keys, const at::Tensor& input, const at::Tensor& offsets, c10::SymInt size,
                                  int64_t dim) {
-  return differentiable<Direction::spread>(
-      input, offsets, dim,
+  return with_derivatives<SpreadRule>(
+      std::tie(input, offsets),
       [&] { return spread_segments().redispatch(keys & c10::after_autograd_keyset, input, offsets, size, dim); },
-      [&](const at::Tensor& tangent) { return spread_segments().call(tangent, offsets, size, dim); });
+      [&] { return saved_of(input, dim, input.scalar_type()); }, [&](const at::Tensor&) { return std::array{offsets}; },
+      [&](const at::Tensor&) { return spread_segments().call(input._fw_grad(/*level=*/0), offsets, size, dim); });
+}
+
+// --- the gradient of products -----------------------------------------------------------------------------------------------
+
+void check_prod_backward(const at::Tensor& grad, const at::Tensor& data, const at::Tensor& offsets, int64_t dim) {
+  check_offsets(kProdBackward, offsets, data.device());
+  const int64_t d = segment_dim(kProdBackward, "data", data.dim(), dim);
+  const auto sizes = with_size<c10::SymInt>(data, d, offsets.sym_size(0) - 1);
+  TORCH_CHECK(grad.sym_sizes() == c10::SymIntArrayRef(sizes), kProdBackward, ": grad: expected the results' sizes, ",
+              c10::SymIntArrayRef(sizes), ", but got ", grad.sym_sizes());
+}
+
+// grad times the product of all other elements of the segment, for each element; 0 outside of all segments.
+at::Tensor prod_backward(const at::Tensor& grad, const at::Tensor& data, const at::Tensor& offsets, int64_t dim,
+                         at::ScalarType dtype) {
+  check_prod_backward(grad, data, offsets, dim);
+  const int64_t d = at::maybe_wrap_dim(dim, data.dim());
+  const at::Tensor ends = checked_ends(kProdBackward, data, offsets, d, /*warns=*/false);
+  const SegmentPlaces places(ends, data.size(d), d, data.dim());
+  const at::Tensor product = reduce_segments(Operation::_nonzero_prod, data, ends, d, at::kDouble);
+  const at::Tensor zeros =
+      lengths_of(ends, d, data.dim()) - reduce_segments(Operation::_count_nonzero, data, ends, d, at::kLong);
+  // The formula subtracts from the number of all elements the number of those that are not 0. From 2 - zeros that gives the
+  // zeros, and 2 outside of segments, where the formula's result is 0.
+  return apply(Formula::others, data, {places.spread(grad), places.spread(product), places.spread(2 - zeros), 2}, dtype);
+}
+
+at::Tensor prod_backward_meta(const at::Tensor& grad, const at::Tensor& data, const at::Tensor& offsets, int64_t dim,
+                              at::ScalarType dtype) {
+  check_prod_backward(grad, data, offsets, dim);
+  return at::empty_like(data, data.options().dtype(dtype));
+}
+
+// A product, and its change if each element changes by its weight.
+struct Changing { at::Tensor value, change; };
+Changing operator*(const Changing& a, const Changing& b) {
+  return {a.value * b.value, a.value * b.change + a.change * b.value};
+}
+
+// For each element, the product of the elements before it in its segment, in as many steps as the size has binary digits:
+// neighbours of 1, 2, 4 ... places are multiplied. `number`: the segment of each place.
+Changing products_before(const Changing& x, const at::Tensor& number, int64_t dim) {
+  const int64_t size = number.sym_size(0).guard_int(__FILE__, __LINE__);
+  const auto moved = [&](const Changing& p, int64_t by) {  // 1 where that leaves the segment
+    const at::Tensor same = at::cat({at::zeros_like(number.narrow(0, 0, by), number.options().dtype(at::kBool)),
+                                     number.narrow(0, by, size - by).eq(number.narrow(0, 0, size - by))});
+    const auto move = [&](const at::Tensor& t, double edge) {
+      const at::Tensor filled = at::full_like(t.narrow(dim, 0, by), edge).detach();
+      const at::Tensor all = at::cat({filled, t.narrow(dim, 0, size - by)}, dim);
+      return at::where(along(same, dim, t.dim()), all, at::full_like(all, edge).detach());
+    };
+    return Changing{move(p.value, 1), move(p.change, 0)};
+  };
+  Changing p = moved(x, 1);
+  for (int64_t by = 1; by < size; by *= 2) p = moved(p, by) * p;
+  return p;
+}
+
+// For each element k: the sum, over all other elements i of its segment, of w_i times the product of all elements of the
+// segment except i and k; 0 outside of all segments. It is made of operators that torch differentiates.
+at::Tensor products_without(const at::Tensor& x, const at::Tensor& w, const at::Tensor& offsets, int64_t dim) {
+  if (TORCH_GUARD_OR_FALSE(x.sym_numel().sym_eq(0))) return at::zeros_like(x);
+  const c10::SymInt size = x.sym_size(dim);
+  const at::Tensor inside = inside_segments(offsets, size, dim, x.dim());
+  const at::Tensor number = at::searchsorted(offsets, at::arange(size, offsets.options()), /*out_int32=*/false, /*right=*/true);
+  const Changing all{at::where(inside, x, at::ones_like(x).detach()), at::where(inside, w, at::zeros_like(w).detach())};
+  const Changing flipped{all.value.flip(dim), all.change.flip(dim)};
+  const Changing before = products_before(all, number, dim), behind = products_before(flipped, number.flip(0), dim);
+  const at::Tensor found = (before * Changing{behind.value.flip(dim), behind.change.flip(dim)}).change;
+  return at::where(inside, found, at::zeros_like(found).detach());
+}
+
+struct ProdBackwardRule : RuleOf<Saved> {
+  static constexpr std::array<bool, 3> kKept = {false, false, false};  // grad, data, offsets
+
+  static std::string name() { return "gpureduce_segment_prod_backward_backward"; }
+
+  static variable_list gradients(variable_list grads, const Saved& saved, const std::array<at::Tensor, 3>& kept) {
+    if (!grads[0].defined()) return variable_list(3);
+    const auto& [grad, data, offsets] = kept;
+    const at::Tensor given = grads[0].to(at::kDouble), wide = grad.to(at::kDouble), x = data.to(at::kDouble);
+    const at::Tensor others = prod_backward_operator().call(at::ones_like(wide), x, offsets, saved.dim, at::kDouble);
+    const at::Tensor all = call_segment_spread(wide, offsets, saved.size, saved.dim);
+    return {rounded(call_segment_sum(given * others, offsets, saved.dim), grad.scalar_type()),
+            rounded(all * products_without(x, given, offsets, saved.dim), data.scalar_type()), at::Tensor()};
+  }
+};
+
+at::Tensor prod_backward_differentiable(c10::DispatchKeySet keys, const at::Tensor& grad, const at::Tensor& data,
+                                        const at::Tensor& offsets, int64_t dim, at::ScalarType dtype) {
+  return with_derivatives<ProdBackwardRule>(
+      std::tie(grad, data, offsets),
+      [&] { return prod_backward_operator().redispatch(keys & c10::after_autograd_keyset, grad, data, offsets, dim, dtype); },
+      [&] { return saved_of(data, dim, dtype); }, [&](const at::Tensor&) { return std::array{grad, data, offsets}; },
+      [&](const at::Tensor&) {
+        const int64_t d = at::maybe_wrap_dim(dim, data.dim());
+        const at::Tensor x = data._fw_primal(/*level=*/0).to(at::kDouble), g = grad._fw_primal(/*level=*/0).to(at::kDouble);
+        const auto spread = [&](const at::Tensor& t) { return call_segment_spread(t, offsets, x.sym_size(d), d); };
+        at::Tensor change = at::zeros_like(x);
+        if (const at::Tensor& t = data._fw_grad(/*level=*/0); t.defined())
+          change = change + spread(g) * products_without(x, t.to(at::kDouble), offsets, d);
+        if (const at::Tensor& t = grad._fw_grad(/*level=*/0); t.defined())
+          change = change + prod_backward_operator().call(t.to(at::kDouble), x, offsets, d, at::kDouble);
+        return rounded(change, dtype);
+      });
 }
 
 // --- vmap -------------------------------------------------------------------------------------------------------------------
 
-namespace functorch = at::functorch;
-
-// A batch of calls of `f(input, offsets, dim)`. If the offsets are batched, there is one call per batch element. Otherwise
-// there is one call: the batch becomes the last dim if segments lie along the first one, otherwise the first.
-template <class F>
-at::Tensor batched(const char* name, const at::Tensor& input, const at::Tensor& offsets, int64_t dim, F f) {
-  const c10::impl::ExcludeDispatchKeyGuard below(Key::FuncTorchBatched);
-  const int64_t level = current_level(name);
-  const auto [value, batch] = functorch::unwrapTensorAtLevel(input, level);
-  const auto [ends, ends_batch] = functorch::unwrapTensorAtLevel(offsets, level);
-  if (!batch && !ends_batch) return f(value, ends, dim);
-  if (ends_batch) {
-    std::vector<at::Tensor> each;
-    for (int64_t i = 0; i < ends.size(*ends_batch); ++i)
-      each.push_back(f(batch ? value.select(*batch, i) : value, ends.select(*ends_batch, i), dim));
-    TORCH_CHECK(!each.empty(), name, ": offsets: a batch of none has no result");
-    return functorch::makeBatched(at::stack(each), 0, level);
-  }
-  const int64_t rank = value.dim() - 1, d = segment_dim(name, "data", rank, dim);
-  if (d == rank - 1 && (d > 0 || *batch == 0)) return functorch::makeBatched(f(value.movedim(*batch, 0), ends, -1), 0, level);
-  return functorch::makeBatched(f(value.movedim(*batch, -1), ends, 0), rank, level);
-}
-
 template <Operation op>
 at::Tensor reduce_batched(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype) {
-  return batched(kName<op>, data, offsets, dim, [&](const at::Tensor& value, const at::Tensor& ends, int64_t d) {
-    return segments<op>().call(value, ends, d, dtype);
-  });
+  return batched_segments(kTitle<op>, std::array{data}, offsets, dim,
+                          [&](const auto& inputs, const at::Tensor& ends, int64_t d) {
+                            return over_segments<op>().call(inputs[0], ends, d, dtype);
+                          });
 }
 
 at::Tensor spread_batched(const at::Tensor& input, const at::Tensor& offsets, c10::SymInt size, int64_t dim) {
-  return batched(kSpread, input, offsets, dim, [&](const at::Tensor& value, const at::Tensor& ends, int64_t d) {
-    return spread_segments().call(value, ends, size, d);
+  return batched_segments(kSpread, std::array{input}, offsets, dim, [&](const auto& inputs, const at::Tensor& ends, int64_t d) {
+    return spread_segments().call(inputs[0], ends, size, d);
   });
+}
+
+at::Tensor prod_backward_batched(const at::Tensor& grad, const at::Tensor& data, const at::Tensor& offsets, int64_t dim,
+                                 at::ScalarType dtype) {
+  return batched_segments(kProdBackward, std::array{grad, data}, offsets, dim,
+                          [&](const auto& inputs, const at::Tensor& ends, int64_t d) {
+                            return prod_backward_operator().call(inputs[0], inputs[1], ends, d, dtype);
+                          });
+}
+
+// --- registration -----------------------------------------------------------------------------------------------------------
+
+template <Operation op>
+at::Tensor without_dtype(const at::Tensor& data, const at::Tensor& offsets, int64_t dim) {
+  return over_segments<op>().call(data, offsets, dim, std::nullopt);
+}
+
+template <Operation op>
+at::Tensor& without_dtype_out(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, at::Tensor& out) {
+  return Plumbing<SegmentReduction<op>>::out_variant().call(data, offsets, dim, std::nullopt, out);
 }
 
 template <Operation op>
@@ -286,6 +598,11 @@ void define_segments(torch::Library& m) {
   define_reduction_with_out<SegmentReduction<op>>(m);
   put(m, Key::Autograd, kName<op>, TORCH_FN(reduce_differentiable<op>));
   put(m, Key::FuncTorchBatched, kName<op>, TORCH_FN(reduce_batched<op>));
+  if constexpr (kName<op>[0] == '_') {
+    define_with_out(m, kTitle<op>, "(Tensor data, Tensor offsets, int dim=0");
+    composite(m, kTitle<op>, TORCH_FN(without_dtype<op>));
+    composite(m, std::string(kTitle<op>) + ".out", TORCH_FN(without_dtype_out<op>));
+  }
 }
 
 }  // namespace
@@ -294,8 +611,11 @@ void define_segments(torch::Library& m) {
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   using namespace gpureduce;
-  define_segments<Operation::sum>(m);
-  define_segments<Operation::mean>(m);
+#define GPUREDUCE_DEFINE_SEGMENTS(op, name) define_segments<Operation::op>(m);
+  GPUREDUCE_SEGMENT_OPERATIONS(GPUREDUCE_DEFINE_SEGMENTS)
+#undef GPUREDUCE_DEFINE_SEGMENTS
   define_operator<spread, spread_meta, spread_differentiable, spread_batched>(
       m, "_segment_spread(Tensor input, Tensor offsets, SymInt size, int dim=0) -> Tensor");
+  define_operator<prod_backward, prod_backward_meta, prod_backward_differentiable, prod_backward_batched>(
+      m, "_segment_prod_backward(Tensor grad, Tensor data, Tensor offsets, int dim, ScalarType dtype) -> Tensor");
 }

@@ -1,0 +1,134 @@
+// What the files of functions over segments share (segment.cpp, segment_softmax.cpp).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/stack.h>
+
+#include <array>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "../problem/segment.h"
+#include "batch.h"
+#include "plumbing.h"
+
+namespace gpureduce {
+
+// --- checks -----------------------------------------------------------------------------------------------------------------
+
+// The dim of the segments, which must be the first or the last one.
+int64_t segment_dim(const char* name, const char* argument, int64_t rank, int64_t dim);
+
+// Raises an error unless these may be offsets of data on this device. Reads no offset.
+void check_offsets(const char* name, const at::Tensor& offsets, c10::Device device);
+
+// Raises an error that names the first offset that is less than the one before or outside of the entries. Returns true if the
+// offsets look like lengths.
+bool check_values(const Segments& s, const char* function);
+
+// The offsets as kernels read them, after the checks of their values. On a GPU the kernels check them. warns: of lengths.
+at::Tensor checked_ends(const char* name, const at::Tensor& data, const at::Tensor& offsets, int64_t dim, bool warns);
+
+// --- parts of kernels, below autograd, for checked offsets ------------------------------------------------------------------
+
+// The tensor's sizes, but with `size` along `dim`.
+template <class Int>
+SizesOf<Int> with_size(const at::Tensor& tensor, int64_t dim, Int size) {
+  SizesOf<Int> sizes(sizes_of<Int>(tensor).begin(), sizes_of<Int>(tensor).end());
+  sizes[dim] = std::move(size);
+  return sizes;
+}
+
+// Runs the kernels of a device.
+void run_segments(const Segments& segments, at::Device device);
+
+// The results of segments, in a new tensor.
+at::Tensor reduce_segments(Operation op, const at::Tensor& data, const at::Tensor& ends, int64_t dim, at::ScalarType dtype);
+
+// To which segment each place along the dim belongs.
+class SegmentPlaces {
+ public:
+  SegmentPlaces(const at::Tensor& offsets, int64_t size, int64_t dim, int64_t rank);
+
+  // From (..., segments, ...) to (..., size, ...): each element gets the value of its segment. spread(): or 0 outside of all
+  // segments. select(): or any value.
+  at::Tensor select(const at::Tensor& values) const;
+  at::Tensor spread(const at::Tensor& values) const;
+
+  // (..., size, ...) of bool, with sizes 1 beside it: true inside of segments.
+  at::Tensor inside() const { return outside_.logical_not(); }
+
+ private:
+  int64_t dim_, size_, count_;
+  at::Tensor number_, outside_;
+};
+
+// e^(x - m) of all elements, where m is the largest one of the segment, or 0 outside of all segments; m, and the sums.
+struct SegmentExponentials { at::Tensor each, largest, sums; };
+SegmentExponentials segment_exponentials(const at::Tensor& data, const at::Tensor& ends, const SegmentPlaces& places,
+                                         int64_t dim, at::ScalarType computed);
+
+// --- calls of operators, which have derivatives -----------------------------------------------------------------------------
+
+at::Tensor call_segment_sum(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype = {});
+at::Tensor call_segment_spread(const at::Tensor& input, const at::Tensor& offsets, c10::SymInt size, int64_t dim);
+
+// Divides each segment's value by the segment's length; gives 0 for an empty segment.
+at::Tensor over_lengths(const at::Tensor& grad, const at::Tensor& offsets, int64_t dim, at::ScalarType dtype);
+
+// As SegmentPlaces::inside().
+at::Tensor inside_segments(const at::Tensor& offsets, c10::SymInt size, int64_t dim, int64_t rank);
+
+// Gives a tensor of one dim as many as `rank`; it lies along `dim`.
+inline at::Tensor along(at::Tensor x, int64_t dim, int64_t rank) {
+  for (int64_t i = 0; i < rank; ++i)
+    if (i != dim) x = x.unsqueeze(i < dim ? 0 : -1);
+  return x;
+}
+
+// --- vmap -------------------------------------------------------------------------------------------------------------------
+
+// A batch of calls of `f(inputs, offsets, dim)`. If the offsets are batched, there is one call per batch element. Otherwise
+// there is one call: the batch becomes the last dim if segments lie along the first one, otherwise the first.
+template <size_t n, class F>
+at::Tensor batched_segments(const char* name, std::array<at::Tensor, n> inputs, const at::Tensor& offsets, int64_t dim, F f) {
+  namespace functorch = at::functorch;
+  const c10::impl::ExcludeDispatchKeyGuard below(Key::FuncTorchBatched);
+  const int64_t level = current_level(name);
+  const auto [ends, ends_batch] = functorch::unwrapTensorAtLevel(offsets, level);
+  std::array<std::optional<int64_t>, n> where;
+  std::optional<size_t> first;  // the first batched input
+  for (size_t i = 0; i < n; ++i) {
+    std::tie(inputs[i], where[i]) = functorch::unwrapTensorAtLevel(inputs[i], level);
+    if (where[i] && !first) first = i;
+  }
+  if (!first && !ends_batch) return f(inputs, ends, dim);
+  if (ends_batch) {
+    std::vector<at::Tensor> each;
+    for (int64_t b = 0; b < ends.size(*ends_batch); ++b) {
+      std::array<at::Tensor, n> own = inputs;
+      for (size_t i = 0; i < n; ++i)
+        if (where[i]) own[i] = inputs[i].select(*where[i], b);
+      each.push_back(f(own, ends.select(*ends_batch, b), dim));
+    }
+    TORCH_CHECK(!each.empty(), name, ": offsets: a batch of none has no result");
+    return functorch::makeBatched(at::stack(each), 0, level);
+  }
+  const int64_t batch = *where[*first], rank = inputs[*first].dim() - 1, d = segment_dim(name, "data", rank, dim);
+  const bool in_front = d == rank - 1 && (d > 0 || batch == 0);
+  const c10::SymInt size = inputs[*first].sym_size(batch);
+  for (size_t i = 0; i < n; ++i) {
+    if (where[i]) {
+      inputs[i] = inputs[i].movedim(*where[i], in_front ? 0 : -1);
+    } else {
+      inputs[i] = inputs[i].unsqueeze(in_front ? 0 : -1);
+      std::vector<c10::SymInt> sizes = inputs[i].sym_sizes().vec();
+      (in_front ? sizes.front() : sizes.back()) = size;
+      inputs[i] = inputs[i].expand_symint(sizes);
+    }
+  }
+  return functorch::makeBatched(f(inputs, ends, in_front ? -1 : 0), in_front ? 0 : rank, level);
+}
+
+}  // namespace gpureduce
