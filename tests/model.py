@@ -320,7 +320,7 @@ def bounds(name):
         return np.array([0, 1])
     if name in INTEGER:
         info = np.iinfo(STORAGE[name][0])
-        return np.array([info.min, info.max]).astype(np.int64)
+        return np.array([info.min, info.max], STORAGE[name][0]).astype(np.int64)
     return np.array([-448.0, 448.0] if name == "float8_e4m3fn" else [-np.inf, np.inf])
 
 
@@ -329,7 +329,7 @@ def extrema(stored, source, largest, negate):
     x = decode(stored[..., 0], source)
     x = -x if negate else x
     if x.shape[1] == 0:  # an empty segment
-        return np.full(x.shape[0], bounds(source)[not largest])
+        return np.full(x.shape[0], bounds(source)[0 if largest else 1])
     with np.errstate(invalid="ignore"):
         found = x.max(1) if largest else x.min(1)
     if source in INTEGER:

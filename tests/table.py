@@ -33,6 +33,7 @@ from support import (
     assert_same_bits,
     bytes_of,
     data,
+    dtype_of,
     kin,
     name_of,
     numpy_of,
@@ -238,10 +239,10 @@ class Segments(Operation):
     @property
     def torch(self):
         def whole(x, dim, **named):
-            if x.shape[dim] == 0 and self.whole.empty is None:
+            if x.shape[dim] == 0 and math.isinf(self.empty):  # torch's are an error, or have NaN as derivatives
                 kept = [n for d, n in enumerate(x.shape) if d != dim % x.dim()]
-                lowest, highest = model.bounds(name_of(x.dtype))
-                return x.new_full(kept, (lowest if self.empty < 0 else highest).item())
+                result = self.result(name_of(x.dtype))
+                return x.new_full(kept, model.bounds(result)[0 if self.empty < 0 else 1].item(), dtype=dtype_of(result))
             return self.whole.torch(x, dim, **named)
 
         def reduce(packed, dim=0, keepdim=False, **named):

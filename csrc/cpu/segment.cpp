@@ -64,14 +64,15 @@ template <class Acc>
 // Writes the results of an empty segment.
 void write_empty(const Segments& s, int64_t number) {
   const Reduction& r = s.reduction;
+  const auto write = [&](auto none) {
+    for_each_run(r.problem, [&](const KeptDim& run, int64_t, int64_t out) {
+      store_short(r, number * s.result_pitch + out, run.out_stride, &none, 0, run.size, 0);
+    });
+  };
+  if (r.finish == Finish::quotient) return write(Complex<double>{});  // both parts of a complex mean of real numbers are NaN
   with_accumulator(r.accumulator, [&](auto acc) {
     using Acc = decltype(acc);
-    if constexpr (!std::is_same_v<Acc, Moments>) {
-      const Acc none = of_none<Acc>(r.out);
-      for_each_run(r.problem, [&](const KeptDim& run, int64_t, int64_t out) {
-        store_short(r, number * s.result_pitch + out, run.out_stride, &none, 0, run.size, 0);
-      });
-    }
+    if constexpr (!std::is_same_v<Acc, Moments>) write(of_none<Acc>(r.out));
   });
 }
 

@@ -497,9 +497,9 @@ Changing products_before(const Changing& x, const at::Tensor& number, int64_t di
     const at::Tensor same = at::cat({at::zeros_like(number.narrow(0, 0, by), number.options().dtype(at::kBool)),
                                      number.narrow(0, by, size - by).eq(number.narrow(0, 0, size - by))});
     const auto move = [&](const at::Tensor& t, double edge) {
-      const at::Tensor filled = at::full_like(t.narrow(dim, 0, by), edge).detach();
+      const at::Tensor filled = at::full_like(t.narrow(dim, 0, by), edge);
       const at::Tensor all = at::cat({filled, t.narrow(dim, 0, size - by)}, dim);
-      return at::where(along(same, dim, t.dim()), all, at::full_like(all, edge).detach());
+      return at::where(along(same, dim, t.dim()), all, at::full_like(all, edge));
     };
     return Changing{move(p.value, 1), move(p.change, 0)};
   };
@@ -515,11 +515,11 @@ at::Tensor products_without(const at::Tensor& x, const at::Tensor& w, const at::
   const c10::SymInt size = x.sym_size(dim);
   const at::Tensor inside = inside_segments(offsets, size, dim, x.dim());
   const at::Tensor number = at::searchsorted(offsets, at::arange(size, offsets.options()), /*out_int32=*/false, /*right=*/true);
-  const Changing all{at::where(inside, x, at::ones_like(x).detach()), at::where(inside, w, at::zeros_like(w).detach())};
+  const Changing all{at::where(inside, x, at::ones_like(x)), at::where(inside, w, at::zeros_like(w))};
   const Changing flipped{all.value.flip(dim), all.change.flip(dim)};
   const Changing before = products_before(all, number, dim), behind = products_before(flipped, number.flip(0), dim);
   const at::Tensor found = (before * Changing{behind.value.flip(dim), behind.change.flip(dim)}).change;
-  return at::where(inside, found, at::zeros_like(found).detach());
+  return at::where(inside, found, at::zeros_like(found));
 }
 
 struct ProdBackwardRule : RuleOf<Saved> {
