@@ -72,8 +72,8 @@ struct RowsCall {
   // Per row, in logical order, of float64 if the call is wide and otherwise of float32: written by forward passes of norms and
   // by log_sum (m and log(S)), read by backward passes. Null: not wanted, or none.
   void *mean = nullptr, *r = nullptr;
-  // Of log_sum: m + log(S) per row, rounded once, at kRowY's places along the rows. Null: not wanted.
-  RowOperand logarithm{};
+  // Of log_sum: S per row, like m and log(S). Null: not wanted.
+  void* sum = nullptr;
   // Of log_prob_backward, per row: the incoming gradient, and the index of the row's target, or a negative one.
   const void* row_grad = nullptr;
   const int64_t* target = nullptr;

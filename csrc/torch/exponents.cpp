@@ -40,30 +40,30 @@ void run(const Reduction& r, at::Device device, const Tuning& tuning = {}) {
 }
 
 #ifdef GPUREDUCE_WITH_CUDA
-// Rows that registers hold are read once. Returns false if no such kernel takes the call.
-bool run_as_rows(const Reduction& r, at::Device device) {
+// Writes the largest element and the sum of each row. Rows that registers hold are read once. The logarithms are another
+// kernel's: here a warp would compute them for one row or a few, there for 32. Returns false if no such kernel takes the call.
+bool run_as_rows(const Reduction& r, at::Device device, void* largest, void* sums) {
   const Problem& p = r.problem;
-  // Here a warp computes float64 logarithms for one row or a few, in finish() for 32. In short rows this costs more than a
-  // second read.
-  if (p.length <= kLanes) return false;
-  if (r.negate || p.reduced.size() != 1 || p.reduced[0].stride != 1) return false;
-  const int64_t size = info(r.in).size, result_size = info(r.out).size;
+  if (r.negate || p.reduced.size() > 1 || (p.length > 1 && p.reduced[0].stride != 1)) return false;
+  const int64_t size = info(r.in).size;
   RowsCall call{};
   call.function = RowFunction::log_sum;
   call.wide = exponents::dtype_of(r.in) == DType::Double;
   call.operands[kRowX] = {static_cast<char*>(const_cast<void*>(r.input)), r.in};
-  call.logarithm = {static_cast<char*>(r.output), r.out};
+  call.mean = largest;
+  call.sum = sums;
   call.rows = p.outputs;
   call.length = p.length;
   for (const KeptDim& d : p.kept) {
     RowDim dim{d.size, {}};
     dim.strides[kRowX] = d.stride * size;
-    dim.strides[kRowY] = d.out_stride * result_size;
     if (!call.along.add(dim)) return false;
   }
-  RowDim row{p.length, {}};
-  row.strides[kRowX] = size;
-  call.across.add(row);
+  if (p.length > 1) {
+    RowDim dim{p.length, {}};
+    dim.strides[kRowX] = size;
+    call.across.add(dim);
+  }
   const c10::cuda::CUDAGuard guard(device);
   const cudaError_t error = cuda::run_compiled_rows(call, cuda::facts(device), c10::cuda::getCurrentCUDAStream(device.index()));
   if (error == cuda::kNoKernel) return false;
@@ -108,11 +108,15 @@ void finish(const Tensor& sums, const Tensor& largest, const Problem& p, void* o
 }  // namespace
 
 void run_logsumexp(const Reduction& r, const Tensor& self, const Tuning& tuning) {
+  const Tensor sums = allocate({r.problem.outputs}, computed_in(r.in), self);
 #ifdef GPUREDUCE_WITH_CUDA
-  if (self.is_cuda() && !tuning.forces() && run_as_rows(r, self.device())) return;
+  if (self.is_cuda() && !tuning.forces()) {
+    const Tensor read_once = allocate({r.problem.outputs}, computed_in(r.in), self);
+    if (run_as_rows(r, self.device(), read_once.mutable_data_ptr(), sums.mutable_data_ptr()))
+      return finish(sums, read_once, r.problem, r.output, r.out);
+  }
 #endif
   const Tensor largest = largest_of(r, self);
-  const Tensor sums = allocate({r.problem.outputs}, computed_in(r.in), self);
   Reduction by_number = r;
   by_number.problem = numbered(r.problem);
   run(exponent_sums(by_number, largest.const_data_ptr(), sums.mutable_data_ptr()), self.device(), tuning);

@@ -30,8 +30,7 @@ struct RowsArgs {
   int cluster;        // blocks per row
   int rounds;         // of a block's threads over its part of a row
   bool float_weight;  // weight and bias are float32
-  DType logarithm_dtype;
-  char* logarithm;
+  char* sum;          // per row, of log_sum
 };
 
 constexpr int kMostRowWarps = 32;
@@ -219,9 +218,6 @@ __device__ __forceinline__ T missing_x() {
   return element_of<T>(takes_largest(f) ? -INFINITY : f == RowFunction::rms_norm ? 0.0f : 1.0f);
 }
 
-// Not inlined, since it is a lot of code.
-inline __device__ __noinline__ void store_logarithm(void* to, DType t, double x) { store(to, 0, t, x); }
-
 // D: vectors of a thread in flight, of leaves with so many elements. kVectors: rows are whole vectors at aligned addresses.
 // kOnce: registers hold the row, otherwise it is read again for each step, in a.rounds rounds.
 template <RowFunction f, class T, class R, int D, bool kVectors, bool kOnce>
@@ -318,7 +314,6 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
   };
 
   constexpr bool kKeeps = kOnce && f == RowFunction::softmax;  // the exponentials
-  double logarithm = 0;
   A kept[kKeeps ? D : 1][V];
   if constexpr (has_sum(f)) {
     Sum waiting[kOnce ? 1 : kChunkLevels], sum{};
@@ -352,9 +347,9 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
 #endif
     if constexpr (has_result(f)) {
       finish_row<f>(row, sum, first_element, a.length, a.eps);
-    } else if (is_first) {  // no other thread needs a logarithm
+    } else if (is_first) {  // no other thread needs the logarithm
       if (a.r) finish_row<f>(row, sum, first_element, a.length, a.eps);
-      if (a.logarithm) logarithm = logarithm_of_sum(sum, row.mean);
+      if (there && a.sum) reinterpret_cast<A*>(a.sum)[index] = sum;
     }
   }
 
@@ -363,8 +358,6 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
     if (is_first) {
       if (has_mean(f) && a.mean) reinterpret_cast<A*>(a.mean)[index] = row.mean;
       if (a.r) reinterpret_cast<A*>(a.r)[index] = row.r;
-      if constexpr (f == RowFunction::log_sum)
-        if (a.logarithm) store_logarithm(a.logarithm + a.along.offset(kRowY, index), a.logarithm_dtype, logarithm);
     }
   }
   if constexpr (has_result(f)) {
@@ -460,9 +453,8 @@ cudaError_t start_rows(const RowsCall& call, const Device& device, cudaStream_t 
   a.rounds = static_cast<int>(run / a.threads);
   a.cluster = static_cast<int>((all + run - 1) / run);
   const bool once = a.rounds == 1;
-  if (!once && call.logarithm.data) return kNoKernel;  // sums of exponentials cut long rows over the whole GPU
-  a.logarithm = call.logarithm.data;
-  a.logarithm_dtype = call.logarithm.dtype;
+  if (!once && call.sum) return kNoKernel;  // sums of exponentials cut long rows over the whole GPU
+  a.sum = static_cast<char*>(call.sum);
   const int64_t bytes = call.rows * n * static_cast<int64_t>(sizeof(T)) * (takes_grad(f) ? 2 : 1);
   a.policy = l2_policy(once && bytes > device.l2_bytes / 2);
   a.weight_policy = l2_policy();
