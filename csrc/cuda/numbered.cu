@@ -1,0 +1,260 @@
+// Rows that are chosen by number. For example rows of 3 float32 with the numbers 2, 0, 2: a row has 3 words of 4 bytes, so unit
+// 4 of the 9 is word 1 of entry 1, and is copied from word 1 of row 0.
+#include "numbered.h"
+
+#undef NDEBUG  // numbers are checked in every build
+#include <algorithm>
+#include <cassert>
+
+#include "../problem/nest.h"
+#include "load/vectors.cuh"
+
+namespace gpureduce::cuda {
+
+namespace {
+
+constexpr int kThreads = 256, kAtOnce = 4;  // per block; units per thread, whose loads are in flight together
+constexpr int kUnits = kThreads * kAtOnce;
+constexpr int64_t kMostUnits = (int64_t{1} << 31) - kUnits;  // of a launch
+
+// The place of a unit in sizes (outer, entries, words).
+struct Places {
+  Nest<3> nest;
+  struct Place { uint32_t outer, entry, word; };
+
+  Places(int64_t outer, int64_t entries, int64_t words) {
+    for (int64_t size : {outer, entries, words}) nest.add(size, 0, 0);
+  }
+  __device__ __forceinline__ Place at(uint32_t unit) const {
+    const uint32_t row = nest.dims[2].divide(unit), outer = nest.dims[1].divide(row);
+    return {outer, row - outer * static_cast<uint32_t>(nest.dims[1].size),
+            unit - row * static_cast<uint32_t>(nest.dims[2].size)};
+  }
+};
+
+uint32_t blocks_of(int64_t units) { return static_cast<uint32_t>((units + kUnits - 1) / kUnits); }
+
+// --- copies
+// -------------------------------------------------------------------------------------------------------------------
+
+template <class Word>
+__global__ void __launch_bounds__(kThreads)
+    copy(const __grid_constant__ CopiedRows a, const __grid_constant__ Places places, uint32_t units) {
+  const uint32_t first = blockIdx.x * kUnits + threadIdx.x;
+  Places::Place place[kAtOnce];
+  int64_t number[kAtOnce];
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    const uint32_t unit = first + k * kThreads;
+    place[k] = places.at(min(unit, units - 1));
+    number[k] = integer_at(a.numbers, a.wide, place[k].entry);
+  }
+  Word word[kAtOnce];
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    assert(number[k] < a.rows && "an index is not in [0, the number of rows)");
+    const char* const from = a.from + place[k].outer * a.from_outer + number[k] * a.from_stride;
+    word[k] = number[k] < 0 ? Word{} : reinterpret_cast<const Word*>(from)[place[k].word];
+  }
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    char* const to = a.to + place[k].outer * a.to_outer + place[k].entry * a.to_stride;
+    if (first + k * kThreads < units) reinterpret_cast<Word*>(to)[place[k].word] = word[k];
+  }
+}
+
+template <class Word>
+cudaError_t copy_words(const CopiedRows& call, cudaStream_t stream) {
+  const int64_t words = call.row_bytes / sizeof(Word), each = call.outer * words;
+  if (each > kMostUnits) return cudaErrorNotSupported;
+  for (int64_t first = 0; first < call.entries;) {
+    CopiedRows part = call;
+    part.entries = std::min(call.entries - first, kMostUnits / each);
+    part.numbers = static_cast<const char*>(call.numbers) + first * (call.wide ? 8 : 4);
+    part.to = call.to + first * call.to_stride;
+    const int64_t units = part.entries * each;
+    copy<Word>
+        <<<blocks_of(units), kThreads, 0, stream>>>(part, {call.outer, part.entries, words}, static_cast<uint32_t>(units));
+    if (const cudaError_t error = cudaGetLastError()) return error;
+    first += part.entries;
+  }
+  return cudaSuccess;
+}
+
+// --- numbers of entries
+// -------------------------------------------------------------------------------------------------------
+
+struct Offsets {
+  const void* at;
+  bool wide;
+
+  // The first place after `low`, up to `high`, whose offset is greater than `entry`.
+  __device__ __forceinline__ int64_t above(int64_t entry, int64_t low, int64_t high) const {
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (integer_at(at, wide, middle) > entry) high = middle;
+      else low = middle + 1;
+    }
+    return low;
+  }
+};
+
+// A block searches for its first and last entry, and its threads between these.
+__global__ void __launch_bounds__(kThreads) number(Offsets offsets, int64_t count, int64_t entries, int32_t* numbers) {
+  __shared__ int64_t bounds[2];
+  const int64_t first = int64_t{blockIdx.x} * kUnits, last = min(first + kUnits, entries) - 1;
+  if (threadIdx.x < 2) bounds[threadIdx.x] = offsets.above(threadIdx.x ? last : first, 0, count + 1);
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    const int64_t entry = first + k * kThreads + threadIdx.x;
+    if (entry > last) return;
+    const int64_t found = offsets.above(entry, bounds[0], bounds[1]) - 1;
+    numbers[entry] = static_cast<int32_t>(found < count ? found : -1);
+  }
+}
+
+// --- formulas
+// -----------------------------------------------------------------------------------------------------------------
+
+struct ApplyArgs {
+  Formula formula;
+  const char *x, *g;
+  char* y;
+  const float* tables[kOthers];
+  const int32_t* numbers;
+  int64_t count;
+  uint32_t units, inner;  // inner: elements of a row
+};
+
+template <class A, int V>
+struct Run {
+  A of[V];
+};
+
+// A run of V neighbours of a table, or one number of V rows.
+template <bool kOneColumn, int V>
+__device__ __forceinline__ Run<float, V> of_table(const float* table, const int64_t (&at)[V], float missing) {
+  Run<float, V> found;
+#pragma unroll
+  for (int j = 0; j < V; ++j) found.of[j] = missing;
+  if (!table) return found;
+  if constexpr (kOneColumn || V == 1) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) found.of[j] = table[at[j]];
+  } else {
+#pragma unroll
+    for (int j = 0; j < V; j += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(table + at[0] + j);
+      found.of[j] = four.x;
+      found.of[j + 1] = four.y;
+      found.of[j + 2] = four.z;
+      found.of[j + 3] = four.w;
+    }
+  }
+  return found;
+}
+
+// A thread takes V neighbours. kOneColumn: each is a row of its own, otherwise they are of one row.
+template <class T, class R, int V, bool kOneColumn>
+__global__ void __launch_bounds__(kThreads)
+    numbered(const __grid_constant__ ApplyArgs a, const __grid_constant__ Places places) {
+  const uint32_t unit = blockIdx.x * kThreads + threadIdx.x;
+  if (unit >= a.units) return;
+  const Places::Place place = places.at(unit);
+  int64_t at[V];
+  bool inside[V];
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    int32_t row = 0;
+    if constexpr (kOneColumn) row = a.numbers[place.word * V + j];
+    else row = a.numbers[place.entry];
+    inside[j] = row >= 0;
+    const int64_t in_tables = place.outer * a.count + max(row, 0);
+    at[j] = kOneColumn ? in_tables : in_tables * a.inner + place.word * V;
+  }
+  const auto x = reinterpret_cast<const Vector<T, V>*>(a.x)[unit];
+  const auto g = of_table<kOneColumn>(a.tables[0], at, 1.0f), r = of_table<kOneColumn>(a.tables[1], at, 1.0f),
+             m = of_table<kOneColumn>(a.tables[2], at, 1.0f);
+  Vector<T, V> grad{};
+  if (a.g) grad = reinterpret_cast<const Vector<T, V>*>(a.g)[unit];
+  R y[V];
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const float e = static_cast<float>(value(x[j])), of_e = a.g ? static_cast<float>(value(grad[j])) : g.of[j];
+    float found = 0;
+    if (a.formula == Formula::softmax) found = applied<Formula::softmax>(e, of_e, r.of[j], m.of[j], 1.0f);
+    else if (a.formula == Formula::equal) found = applied<Formula::equal>(e, of_e, r.of[j], m.of[j], 1.0f);
+    else found = applied<Formula::softmax_backward>(e, of_e, r.of[j], m.of[j], 1.0f);
+    y[j] = round_to<R>(inside[j] ? found : 0.0f);
+  }
+  store_granules([&](int i) { return reinterpret_cast<R*>(a.y) + int64_t{unit} * V + i; }, y);
+}
+
+template <class T, class R>
+cudaError_t start(const NumberedApply& call, cudaStream_t stream) {
+  constexpr int V = kGranule / sizeof(T);
+  const int64_t elements = call.outer * call.entries * call.inner;
+  if (elements > kMostUnits) return cudaErrorNotSupported;
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % kGranule == 0; };
+  bool vectors = aligned(call.x) && aligned(call.y);
+  for (const void* p : {call.g, call.r, call.m}) vectors = vectors && aligned(p);
+  const bool elementwise = call.formula == Formula::softmax_backward;
+  ApplyArgs a{call.formula,
+              static_cast<const char*>(call.x),
+              static_cast<const char*>(elementwise ? call.g : nullptr),
+              static_cast<char*>(call.y),
+              {static_cast<const float*>(elementwise ? nullptr : call.g), static_cast<const float*>(call.r),
+               static_cast<const float*>(call.m)},
+              call.numbers,
+              call.count,
+              0,
+              static_cast<uint32_t>(call.inner)};
+  const auto run = [&](auto kernel, int each, const Places& places) {
+    a.units = static_cast<uint32_t>(elements / each);
+    kernel<<<(a.units + kThreads - 1) / kThreads, kThreads, 0, stream>>>(a, places);
+    return cudaGetLastError();
+  };
+  if (elements == 0) return cudaSuccess;
+  if (vectors && call.inner == 1 && call.entries % V == 0)
+    return run(numbered<T, R, V, true>, V, {call.outer, 1, call.entries / V});
+  if (vectors && call.inner % V == 0) return run(numbered<T, R, V, false>, V, {call.outer, call.entries, call.inner / V});
+  return run(numbered<T, R, 1, false>, 1, {call.outer, call.entries, call.inner});
+}
+
+template <class T>
+cudaError_t start(const NumberedApply& call, cudaStream_t stream, DType own) {
+  if (call.out == own) return start<T, T>(call, stream);
+  return call.out == DType::Float ? start<T, float>(call, stream) : cudaErrorNotSupported;
+}
+
+}  // namespace
+
+cudaError_t copy_rows(const CopiedRows& call, cudaStream_t stream) {
+  if (call.entries == 0 || call.outer == 0 || call.row_bytes == 0) return cudaSuccess;
+  const uint64_t all = reinterpret_cast<uintptr_t>(call.from) | reinterpret_cast<uintptr_t>(call.to) | call.row_bytes |
+                       call.from_stride | call.to_stride | call.from_outer | call.to_outer;
+  if (all % 16 == 0) return copy_words<uint4>(call, stream);
+  if (all % 8 == 0) return copy_words<uint2>(call, stream);
+  if (all % 4 == 0) return copy_words<uint32_t>(call, stream);
+  return all % 2 == 0 ? copy_words<uint16_t>(call, stream) : copy_words<uint8_t>(call, stream);
+}
+
+cudaError_t number_entries(const void* offsets, bool wide, int64_t count, int64_t entries, int32_t* numbers,
+                           cudaStream_t stream) {
+  if (entries > 0)
+    number<<<static_cast<uint32_t>((entries + kUnits - 1) / kUnits), kThreads, 0, stream>>>({offsets, wide}, count, entries,
+                                                                                            numbers);
+  return cudaGetLastError();
+}
+
+cudaError_t apply_numbered(const NumberedApply& call, cudaStream_t stream) {
+  switch (call.in) {
+    case DType::Float: return start<float>(call, stream, DType::Float);
+    case DType::Half: return start<Half>(call, stream, DType::Half);
+    case DType::BFloat16: return start<BFloat16>(call, stream, DType::BFloat16);
+    default: return cudaErrorNotSupported;
+  }
+}
+
+}  // namespace gpureduce::cuda

@@ -1,0 +1,53 @@
+// Tables whose rows are chosen by number: gathers, and formulas of elements and their segment's results. Pure C++.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "../numeric/apply.h"
+#include "../problem/segment.h"
+
+namespace gpureduce::cuda {
+
+// Row i of the result is row numbers[i] of `from`; there are `entries` of them, in each of `outer` tables that lie side by
+// side. Negative numbers give rows of zeros. Sizes and strides are in bytes; neighbours in a row are contiguous.
+struct CopiedRows {
+  const char* from;
+  char* to;
+  const void* numbers;
+  bool wide;  // numbers are int64
+  int64_t entries, rows, outer, row_bytes, from_stride, to_stride, from_outer, to_outer;
+};
+
+// If a number is not less than `rows`, the kernel stops with an assertion. Returns cudaErrorNotSupported if there are too many
+// bytes for its grid.
+cudaError_t copy_rows(const CopiedRows& call, cudaStream_t stream);
+
+// Writes to which segment each of `entries` entries belongs, or -1 if to none. int32, so that there are fewer than 2^31
+// segments.
+cudaError_t number_entries(const void* offsets, bool wide, int64_t count, int64_t entries, int32_t* numbers,
+                           cudaStream_t stream);
+
+// A formula of elements x and of what their segments have: contiguous x of sizes (outer, entries, inner), contiguous float32
+// tables of sizes (outer, count, inner), null if missing; the number of an entry chooses a row of the tables. Entries with
+// negative numbers give 0. Of softmax_backward, g is no table but lies like x, with x's dtype.
+struct NumberedApply {
+  Formula formula;
+  const void* x;
+  DType in;
+  void* y;
+  DType out;
+  const void *g, *r, *m;
+  const int32_t* numbers;
+  int64_t outer, entries, inner, count;
+};
+
+// The formulas with kernels.
+constexpr bool has_numbered(Formula f) {
+  return f == Formula::softmax || f == Formula::equal || f == Formula::softmax_backward;
+}
+
+// Returns cudaErrorNotSupported if no kernel takes the call: there are kernels for float32, float16 and bfloat16, with results
+// of the same dtype or of float32, and fewer than 2^31 elements.
+cudaError_t apply_numbered(const NumberedApply& call, cudaStream_t stream);
+
+}  // namespace gpureduce::cuda
