@@ -397,6 +397,10 @@ def test_lists_and_lengths(function, device, recwarn):
     ) as told:
         function(x, lengths.flip(0))
     assert len(told) == 1
+    if not keeps:
+        with pytest.warns(UserWarning, match="size of dim") as told:
+            function(x, lengths.flip(0), out=torch.empty(0))
+        assert len(told) == 1
     assert function(x, torch.nn.functional.pad(lengths.cumsum(0), (1, 0))).shape == (10 if keeps else 2,)
 
 
@@ -719,6 +723,7 @@ def test_softmax_of_special_numbers(device):
         nothing = torch.empty(shape, device=device)
         assert OPS.segment_softmax(nothing, torch.zeros(3, dtype=INT32, device=device), dim).shape == shape
     assert_same_bits(OPS.segment_softmax(x, offsets[:1]), torch.zeros_like(x))
+    assert not OPS.segment_softmax(x, offsets[3:5])[:7].any() and not OPS.segment_softmax(x, offsets[3:5])[9:].any()
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float64"])
