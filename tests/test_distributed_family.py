@@ -511,17 +511,47 @@ def segments_of_dtensors(group, shape, cases):
 def test_segments_of_dtensors(shape, meshes):
     only_where_torch_moves(meshes)
     rng, cases = random.Random(f"segments {shape}"), []
-    for _ in range(12):
+    for op in itertools.chain(SEGMENTS, SEGMENTS, SEGMENTS, SEGMENTS):
         size, dim = [rng.choice([1, 40, 9001]), rng.choice([1, 2, 5]), rng.choice([1, 3])], 0
         if rng.random() < 0.5:
             size, dim = size[::-1], -1
-        name = rng.choice(["segment_sum", "segment_mean"])
         arguments = size, rng.choice(["float32", "bfloat16", "float64"]), rng.randrange(9), rng.sample(range(3), 3)
         offsets = random_offsets(rng, size[dim])
         placements = [random_placement(rng, 3) for _ in shape]
-        wanted = SEGMENTS[name == "segment_mean"].expected((whole(*arguments), offsets), dim)
-        cases.append((name, arguments, offsets, dim, placements, wanted, arguments[1]))
+        if op.name not in (
+            "segment_sum",
+            "segment_mean",
+        ):  # torch gathers no _StridedShard whose other Shard is missing
+            placements = [Shard(one.dim) if isinstance(one, _StridedShard) else one for one in placements]
+        wanted = op.expected((whole(*arguments), offsets), dim)
+        cases.append((op.name, arguments, offsets, dim, placements, wanted, arguments[1]))
     meshes.run(meshes.size, segments_of_dtensors, shape, cases)
+
+
+def segment_softmaxes_of_dtensors(group, shape):
+    mesh, offsets = mesh_of(shape), torch.tensor([1, 3, 3, 30], device=here())
+    x, given = (data([32, 32], "float32", seed).clamp(-9, 9).to(here()) for seed in (3, 4))
+    for placements, dim in itertools.product(([S0] * len(shape), [S1] * len(shape)), (0, 1)):
+        leaf = x.clone().requires_grad_()
+        wanted = torch_reduce.segment_softmax(leaf, offsets, dim)
+        wanted.backward(given)
+        after = [R] * len(shape) if placements[0].dim == dim else placements
+        own = cut(x, mesh, placements).requires_grad_()
+        got = torch_reduce.segment_softmax(own, offsets, dim)
+        assert_result(got.detach(), wanted.detach(), mesh, after, f"{placements} {dim}")
+        got.backward(cut(given, mesh, after))
+        assert_result(own.grad.redistribute(placements=after), leaf.grad, mesh, after, f"{placements} {dim}")
+        out = cut(torch.zeros(3, 32, device=here()), mesh, [R] * len(shape)) if dim == 0 else None
+        if out is not None:
+            torch_reduce.segment_amax(own.detach(), offsets, out=out)
+            assert_result(out, torch_reduce.segment_amax(x, offsets), mesh, [R] * len(shape), "out")
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 2)], ids=str)
+def test_segment_softmaxes_of_dtensors(shape, meshes):
+    """The bits of the whole tensor's, and of its gradient; every rank gets all of a dim that is cut. And out=."""
+    only_where_torch_moves(meshes)
+    meshes.run(meshes.size, segment_softmaxes_of_dtensors, shape)
 
 
 S2, STRIDED = Shard(2), _StridedShard(2, split_factor=2)
@@ -624,6 +654,9 @@ def gradients(group):
             lambda x, w: torch_reduce.weighted_sum(w[:, :1], x),
             lambda x, w: torch_reduce.segment_sum(x, torch.tensor([1, 20, 20, 36], device=x.device)),
             lambda x, w: torch_reduce.segment_mean(x, torch.tensor([0, 7, 40], device=x.device), 1),
+            lambda x, w: torch_reduce.segment_prod(x / 4096, torch.tensor([1, 3, 3, 6], device=x.device)),
+            lambda x, w: torch_reduce.segment_amax(x, torch.tensor([1, 3, 33], device=x.device), 1),
+            lambda x, w: torch_reduce.segment_logsumexp(x / 512, torch.tensor([1, 3, 33], device=x.device)),
         ):
             x, w = data([36, 48], "float64", 3).requires_grad_(), data([36, 48], "float64", 4)
             function(x, w).square().sum().backward()

@@ -373,6 +373,7 @@ WARNING = {
     "dot": lambda d: torch_reduce.dot(x(d, 3), x(d, 3), out=resized(d)),
     "segment_sum": lambda d: torch_reduce.segment_sum(*packed(d), out=resized(d)),
     "segment_mean": lambda d: torch_reduce.segment_mean(*packed(d), out=resized(d)),
+    "segment_amax": lambda d: torch_reduce.segment_amax(*packed(d), out=resized(d)),
     "var": lambda d: torch_reduce.var(x(d, 1)),
     "std": lambda d: torch_reduce.std(x(d), 1, correction=3),
     "var_mean": lambda d: torch_reduce.var_mean(x(d, 1)),
@@ -402,7 +403,8 @@ def test_filters(label, device, capfd):
 def test_segments(name, device):
     """torch.segment_reduce's results, dtypes and shapes, with an empty segment; sparse data are refused."""
     data, offsets = x(device, 6, 2, dtype=dtype_of(name)), torch.tensor([0, 2, 2, 6], device=device)
-    for function, reduce in ((torch_reduce.segment_sum, "sum"), (torch_reduce.segment_mean, "mean")):
+    theirs = dict(segment_sum="sum", segment_mean="mean", segment_prod="prod", segment_amax="max", segment_amin="min")
+    for function, reduce in ((getattr(torch_reduce, ours), reduce) for ours, reduce in theirs.items()):
         wanted = torch.segment_reduce(data, reduce, offsets=offsets, axis=0)
         torch.testing.assert_close(function(data, offsets), wanted, equal_nan=True)
         with pytest.raises(NotImplementedError, match=r"^segment_\w+\(\): sparse tensors are not supported"):

@@ -180,16 +180,47 @@ def _segments(
     return result if out is None else out.copy_(result)
 
 
+def _whole_segments(op: Any, inputs: Sequence[DTensor], offsets: Tensor, dim: int, *more: Any, **named: Any) -> DTensor:
+    """An operator of several tensors that are cut alike: where the segments' dim is cut, every rank gets all of it."""
+    meta = op(*map(_without_data, inputs), _without_data(offsets), *more, **named)
+    offsets, x = _on_every_rank(offsets), _without_partials(inputs[0])
+    at = dim % x.dim()
+    placements = [Replicate() if _is_shard(one) and one.dim == at else one for one in x.placements]
+    parts = [_as_cut(one, placements) for one in (x, *inputs[1:])]
+    if _inside(x):
+        local = op(*map(_local, parts), offsets, *more, **named)
+    else:
+        local = meta.new_empty([0] * meta.dim(), device=x.device)
+    return _from_local(local, x, placements, meta.shape, meta.stride())
+
+
 def _segment_spread(op: Any, input: DTensor, offsets: Tensor, size: int, dim: int = 0) -> DTensor:
-    """To every element of a segment the segment's number: where that dim is cut, every rank gets all of it."""
-    meta = op(_without_data(input), _without_data(offsets), size, dim)
-    offsets, x = _on_every_rank(offsets), _without_partials(input)
-    cut = [_is_shard(placement) and placement.dim == dim % x.dim() for placement in x.placements]
-    if any(cut):
-        pairs = zip(x.placements, cut, strict=True)
-        x = x.redistribute(placements=[Replicate() if is_cut else placement for placement, is_cut in pairs])
-    local = op(x._local_tensor, offsets, size, dim) if _inside(x) else meta.new_empty([0] * meta.dim(), device=x.device)
-    return _from_local(local, x, x.placements, meta.shape, meta.stride())
+    """To every element of a segment the segment's number."""
+    return _whole_segments(op, [input], offsets, dim, size, dim)
+
+
+def _segments_of_whole(
+    op: Any,
+    data: DTensor,
+    offsets: Tensor,
+    dim: int = 0,
+    *,
+    dtype: torch.dtype | None = None,
+    out: DTensor | None = None,
+) -> DTensor:
+    title = _name(op).removeprefix("_")
+    _expect_dtensors(title, data=data, out=out)
+    meta = _meta_result(op, title, [data], _without_data(offsets), dim, dtype=dtype, out=out)
+    operator = getattr(torch.ops.gpureduce, _name(op)).default
+    result = _whole_segments(operator, [data], offsets, dim, dim, dtype=meta.dtype if out is not None else dtype)
+    return result if out is None else out.copy_(result)
+
+
+def _segments_backward(
+    op: Any, grad: DTensor, other: DTensor, offsets: Tensor, dim: int, dtype: torch.dtype
+) -> DTensor:
+    _expect_dtensors(_name(op), grad=grad, other=other)
+    return _whole_segments(op, [grad, other], offsets, dim, dim, dtype)
 
 
 def _apply(
@@ -980,6 +1011,10 @@ _RULES = {name: _reduce for name, operation in known().items() if not operation.
     "weighted_sum": _weighted_sum,
     "segment_sum": _segments,
     "segment_mean": _segments,
+    **dict.fromkeys(("segment_prod", "_segment_amax", "_segment_amin", "_segment_logsumexp"), _segments_of_whole),
+    "segment_softmax": _segments_of_whole,
+    "_segment_prod_backward": _segments_backward,
+    "_segment_softmax_backward": _segments_backward,
     "_segment_spread": _segment_spread,
     "softmax": _softmax,
     "log_softmax": _softmax,
