@@ -17,6 +17,7 @@
 
 #include "../numeric/weighted.h"
 #include "batch.h"
+#include "gathered.h"
 #include "gradient.h"
 #include "segments.h"
 
@@ -30,12 +31,6 @@ constexpr const char* kArguments =
     "(Tensor data, Tensor rows, Tensor? offsets=None, Tensor? weight=None, Tensor? edges=None, Tensor? back_rows=None, Tensor? "
     "back_offsets=None, Tensor? back_edges=None, int dim=0, *, ScalarType? dtype=None";
 
-template <Operation op>
-constexpr const char* kName = op == Operation::sum     ? "_gather_sum"
-                              : op == Operation::mean  ? "_gather_mean"
-                              : op == Operation::_amax ? "_gather_amax"
-                                                       : "_gather_amin";
-
 // --- checks -----------------------------------------------------------------------------------------------------------------
 
 void check_integers(const char* name, const char* argument, const Tensor& x, at::Device device) {
@@ -46,11 +41,12 @@ void check_integers(const char* name, const char* argument, const Tensor& x, at:
               x.device());
 }
 
-void check_numbers(const char* name, const Gather& g, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t number = g.number(i);
-    TORCH_CHECK_INDEX(number >= 0 && number < g.rows, name, "(): index out of range: entry ", i, " is ", number,
-                      ", and there are ", g.rows, " rows");
+// Entries outside of all outputs are not read, and may have any number.
+void check_numbers(const char* name, const Segments& s) {
+  for (int64_t i = s.offset(0); i < s.offset(s.count); ++i) {
+    const int64_t number = s.gather.number(i);
+    TORCH_CHECK_INDEX(number >= 0 && number < s.gather.rows, name, "(): index out of range: entry ", i, " is ", number,
+                      ", and there are ", s.gather.rows, " rows");
   }
 }
 
@@ -72,9 +68,6 @@ struct Call {
 };
 
 // --- kernels ----------------------------------------------------------------------------------------------------------------
-
-// A list of edges, sorted by outputs or by rows.
-struct Edges { Tensor rows, offsets, edges; };
 
 // A weight per entry, or per row of the data where rows are edges, in the type that products have.
 Tensor weights_of(const Tensor& weight, const OptionalTensor& edges, bool by_row, Accumulator product) {
@@ -118,8 +111,7 @@ struct GatherReduction {
   static constexpr const char* kArguments = gathered::kArguments;
   static constexpr bool kOutHasDtype = info(op).has_dtype(), kHasGradient = true;
   static constexpr bool autocasts(c10::DeviceType) { return false; }
-  using Function = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                          const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, int64_t, OptionalDtype);
+  using Function = gathered::Function;
 
   template <class Int>
   static Call<Int> check(const Tensor& data, const Tensor& rows, const OptionalTensor& offsets, const OptionalTensor& weight,
@@ -200,7 +192,7 @@ struct GatherReduction {
     s.gather = {rows.const_data_ptr(), rows.scalar_type() == at::kLong, data.size(call.dim)};
     if (data.is_cpu()) {
       if (s.offsets) check_values(s, name());
-      check_numbers(name(), s.gather, s.length);
+      check_numbers(name(), s);
     }
     if (s.length == 0 || data.numel() == 0) return s;
     DimMask reduce(data.dim(), false);
@@ -212,23 +204,9 @@ struct GatherReduction {
   }
 };
 
-template <Operation op>
-const auto& gather() {
-  return Plumbing<GatherReduction<op>>::functional();
-}
-
 // --- derivatives ------------------------------------------------------------------------------------------------------------
 
-OptionalTensor optional(const Tensor& x) { return x.defined() ? OptionalTensor(x) : std::nullopt; }
 Tensor defined(const OptionalTensor& x) { return x ? *x : Tensor(); }
-
-// Rows of `data` along `dim`, weighted and summed along `forward`.
-template <Operation op = Operation::sum>
-Tensor along(const Tensor& data, const Tensor& weight, const Edges& forward, const Edges& back, int64_t dim,
-             OptionalDtype dtype) {
-  return gather<op>().call(data, forward.rows, optional(forward.offsets), optional(weight), optional(forward.edges),
-                           optional(back.rows), optional(back.offsets), optional(back.edges), dim, dtype);
-}
 
 // The number of each entry's output; and whether the entry lies outside of all of them.
 struct Numbers { Tensor number, outside; };
