@@ -24,15 +24,24 @@ __all__ = [
     "amax",
     "amin",
     "any",
+    "bincount",
     "check_batch_invariance",
     "clip_grad_norm_",
     "count_nonzero",
     "cross_entropy",
     "distributed",
     "dot",
+    "embedding",
+    "embedding_bag",
     "explain",
     "get_total_norm",
+    "index_add",
+    "index_add_",
+    "index_amax",
+    "index_amin",
+    "index_mean",
     "index_plan",
+    "index_sum",
     "ladder",
     "layer_norm",
     "log_prob",
@@ -45,6 +54,7 @@ __all__ = [
     "replace",
     "replace_torch_sum",
     "rms_norm",
+    "scatter_add",
     "segment_amax",
     "segment_amin",
     "segment_logsumexp",
@@ -89,6 +99,18 @@ else:
     from ._clip import clip_grad_norm_, get_total_norm
     from ._family import all, amax, amin, any, count_nonzero, logsumexp, nansum, prod
     from ._index import IndexPlan, index_plan
+    from ._indexed import (
+        bincount,
+        embedding,
+        embedding_bag,
+        index_add,
+        index_add_,
+        index_amax,
+        index_amin,
+        index_mean,
+        index_sum,
+        scatter_add,
+    )
     from ._replace import replace, replace_torch_sum
     from ._rows import cross_entropy, layer_norm, log_prob, log_softmax, rms_norm, softmax
     from ._segment import (
@@ -109,6 +131,8 @@ else:
         + [segment_amax, segment_amin, segment_logsumexp, segment_mean, segment_prod, segment_softmax, segment_sum]
         + [std, sum, var, var_mean, vector_norm, weighted_sum]
         + [cross_entropy, layer_norm, log_prob, log_softmax, rms_norm, softmax]
+        + [bincount, embedding, embedding_bag, index_add, index_add_, index_amax, index_amin, index_mean, index_sum]
+        + [scatter_add]
     )
     # What the operators do with a DTensor. It comes last, as it uses all of the above.
     _imports.when_imported("torch.distributed.tensor", lambda: import_module(".distributed._dtensor", __name__))

@@ -23,6 +23,7 @@ namespace gpureduce {
 // square        (x * |x|) * g
 // ratio_square  (x / r) * |x / r| * g; 0 where r is 0
 // deviation     (x - r) * g + m
+// added         x + g * m; x where r is 0
 // others        g times the product of the output's other elements; r: the product of its non-zero elements, m: their count,
 //               `number`: the count of all elements
 //
@@ -44,6 +45,7 @@ namespace gpureduce {
   X(square)                   \
   X(ratio_square)             \
   X(deviation)                \
+  X(added)                    \
   X(others)                   \
   X(softmax)                  \
   X(log_softmax)              \
@@ -89,6 +91,7 @@ GPUREDUCE_HOST_DEVICE A applied(A x, A g, A r, A m, A number) {
   else if constexpr (f == Formula::square) return x * magnitude_of(x) * g;
   else if constexpr (f == Formula::ratio_square) return r == 0 ? A(0) : x / r * magnitude_of(x / r) * g;
   else if constexpr (f == Formula::deviation) return (x - r) * g + m;
+  else if constexpr (f == Formula::added) return r == 0 ? x : x + g * m;
   else if constexpr (f == Formula::softmax) return m == 0 ? A(0) : exponential_or_zero(x - g) * r;
   else if constexpr (f == Formula::log_softmax) return (x - g) - r;
   else if constexpr (f == Formula::softmax_backward) return m == 0 ? A(0) : (g - r) * x;

@@ -174,6 +174,7 @@ struct Saved {
   int64_t formula = 0;
   c10::SymInt count = 1;
   double correction = 0;
+  at::ScalarType self_dtype = at::kFloat, grad_dtype = at::kFloat;
 
   // Calls f with each member, in a fixed order.
   template <class Self, class F>
@@ -181,6 +182,8 @@ struct Saved {
     f(self.formula);
     f(self.count);
     f(self.correction);
+    f(self.self_dtype);
+    f(self.grad_dtype);
   }
 };
 
@@ -290,6 +293,12 @@ struct Rule : RuleOf<Saved> {
     variable_list found(1 + kOthers);
     if (!grads[0].defined()) return found;
     const Formula formula = static_cast<Formula>(saved.formula);
+    if (formula == Formula::added) {
+      const Tensor& factor = kept[3];
+      found[0] = grads[0].to(saved.self_dtype);
+      found[1] = (factor.defined() ? grads[0].to(factor.scalar_type()) * factor : grads[0]).to(saved.grad_dtype);
+      return found;
+    }
     const Numbers x = numbers_of(formula, kept);
     const Tensor grad = grads[0].to(x[0].scalar_type());
     for (int i = 0; i <= kOthers; ++i) {
@@ -311,6 +320,12 @@ struct Rule : RuleOf<Saved> {
 // The change of the result by the tangents of its operands.
 Tensor tangent(const Saved& saved, const std::array<Tensor, 1 + kOthers>& given) {
   const Formula formula = static_cast<Formula>(saved.formula);
+  if (formula == Formula::added) {
+    const auto change = [&](int i) {
+      return torch::autograd::isFwGradDefined(given[i]) ? given[i]._fw_grad(/*level=*/0) : at::zeros_like(given[i]);
+    };
+    return apply(formula, change(0), {change(1), given[2], given[3]}, given[0].scalar_type());
+  }
   std::array<Tensor, 1 + kOthers> primals;
   for (size_t i = 0; i < given.size(); ++i)
     if (given[i].defined()) primals[i] = given[i]._fw_primal(/*level=*/0);
@@ -334,14 +349,20 @@ Tensor differentiable(c10::DispatchKeySet keys, const Tensor& self, const Option
                       at::ScalarType dtype) {
   const std::array<Tensor, 1 + kOthers> given{self, grad.value_or(Tensor()), result.value_or(Tensor()),
                                               more.value_or(Tensor())};
-  const auto saved = [&] { return Saved{static_cast<int64_t>(formula_of(name)), count, correction}; };
+  const bool linear = formula_of(name) == Formula::added;  // then x and g are not kept, and may be written
+  const auto saved = [&] {
+    return Saved{static_cast<int64_t>(formula_of(name)), count, correction, self.scalar_type(),
+                 given[1].defined() ? given[1].scalar_type() : at::kFloat};
+  };
   return with_derivatives<Rule>(
       given,
       [&] {
         return applied().redispatch(keys & c10::after_autograd_keyset, self, grad, result, more, name, count, correction,
                                     dtype);
       },
-      saved, [&](const Tensor&) { return given; }, [&](const Tensor&) { return tangent(saved(), given).to(dtype); });
+      saved,
+      [&](const Tensor&) { return linear ? std::array<Tensor, 1 + kOthers>{Tensor(), Tensor(), Tensor(), given[3]} : given; },
+      [&](const Tensor&) { return tangent(saved(), given).to(dtype); });
 }
 
 // --- vmap -----------------------------------------------------------------------------------------------------------------
@@ -362,6 +383,11 @@ Tensor batched(const Tensor& self, const OptionalTensor& grad, const OptionalTen
     std::vector<c10::SymInt> sizes = values[0].sym_sizes().vec();
     sizes[0] = *size;
     values[0] = values[0].expand_symint(sizes);
+    if (formula_of(name) == Formula::added) {  // its gradients are not summed
+      sizes = values[1].sym_sizes().vec();
+      sizes[0] = *size;
+      values[1] = values[1].expand_symint(sizes);
+    }
     if (values[2].defined()) {  // its dims of size 1 count as reduced, which the batch dim is not
       sizes = values[2].sym_sizes().vec();
       sizes[0] = *size;

@@ -16,7 +16,9 @@
 #include "../numeric/weighted.h"
 #include "applied.h"
 #include "batch.h"
+#include "gathered.h"
 #include "gradient.h"
+#include "numbered.h"
 #include "plumbing.h"
 #include "segment.h"
 
@@ -30,12 +32,6 @@ constexpr const char* kArguments =
     "(Tensor data, Tensor rows, Tensor? offsets=None, Tensor? weight=None, Tensor? edges=None, Tensor? back_rows=None, Tensor? "
     "back_offsets=None, Tensor? back_edges=None, int dim=0, *, ScalarType? dtype=None";
 
-template <Operation op>
-constexpr const char* kName = op == Operation::sum     ? "_gather_sum"
-                              : op == Operation::mean  ? "_gather_mean"
-                              : op == Operation::_amax ? "_gather_amax"
-                                                       : "_gather_amin";
-
 // --- checks -----------------------------------------------------------------------------------------------------------------
 
 void check_integers(const char* name, const char* argument, const Tensor& x, at::Device device) {
@@ -46,11 +42,12 @@ void check_integers(const char* name, const char* argument, const Tensor& x, at:
               x.device());
 }
 
-void check_numbers(const char* name, const Gather& g, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t number = g.number(i);
-    TORCH_CHECK_INDEX(number >= 0 && number < g.rows, name, "(): index out of range: entry ", i, " is ", number,
-                      ", and there are ", g.rows, " rows");
+// Entries outside of all outputs are not read, and may have any number.
+void check_numbers(const char* name, const Segments& s) {
+  for (int64_t i = s.offset(0); i < s.offset(s.count); ++i) {
+    const int64_t number = s.gather.number(i);
+    TORCH_CHECK_INDEX(number >= 0 && number < s.gather.rows, name, "(): index out of range: entry ", i, " is ", number,
+                      ", and there are ", s.gather.rows, " rows");
   }
 }
 
@@ -76,9 +73,6 @@ Tensor values_of(const Tensor& x) { return x.resolve_neg().contiguous(); }
 
 // --- kernels ----------------------------------------------------------------------------------------------------------------
 
-// A list of edges, sorted by outputs or by rows.
-struct Edges { Tensor rows, offsets, edges; };
-
 // A weight per entry, or per row of the data where rows are edges, in the type that products have.
 Tensor weights_of(const Tensor& weight, const OptionalTensor& edges, bool by_row, Accumulator product) {
   const at::ScalarType type = product == Accumulator::f32 ? at::kFloat : product == Accumulator::f64 ? at::kDouble : at::kLong;
@@ -92,8 +86,7 @@ struct GatherReduction {
   static constexpr const char* kArguments = gathered::kArguments;
   static constexpr bool kOutHasDtype = info(op).has_dtype(), kHasGradient = true;
   static constexpr bool autocasts(c10::DeviceType) { return false; }
-  using Function = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                          const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, int64_t, OptionalDtype);
+  using Function = gathered::Function;
 
   template <class Int>
   static Call<Int> check(const Tensor& data, const Tensor& rows, const OptionalTensor& offsets, const OptionalTensor& weight,
@@ -156,10 +149,39 @@ struct GatherReduction {
                                 0, call.dtype));
       return;
     }
+    if (!offsets && !weight && call.dtype == data.scalar_type() && copy_numbered(data, call.dim, rows, out)) return;
+    Tensor values;
+    if (ends.defined() && edges && edges->const_data_ptr() == given_rows.const_data_ptr() &&
+        are_single(s, data, weight, call.dtype)) {
+      values = in_order(data, rows, weight, call.dim);
+      s.reduction = reduction_of(call, values, out);
+      s.stride = 1;
+      s.gather = {};
+    }
     run_segments(s, data.device());
   }
 
  private:
+  // True if entries are single numbers that a sort's order can put side by side first. That is faster than to gather them one
+  // by one in the kernel.
+  static bool are_single(const Segments& s, const Tensor& data, const OptionalTensor& weight, at::ScalarType result) {
+    const auto is_small = [](at::ScalarType t) { return t == at::kFloat || t == at::kHalf || t == at::kBFloat16; };
+    return (op == Operation::sum || op == Operation::mean) && data.numel() == s.gather.rows && is_small(data.scalar_type()) &&
+           is_small(result) && (!weight || is_small(weight->scalar_type()));
+  }
+
+  static Tensor in_order(const Tensor& data, const Tensor& rows, const OptionalTensor& weight, int64_t dim) {
+    static const auto ordered = find<Tensor(const Tensor&, const Tensor&, const OptionalTensor&)>("_gather_values");
+    const Tensor values = ordered.call(data.reshape(-1), rows, weight);
+    return values.view(with_size<int64_t>(data, dim, values.size(0)));
+  }
+
+  static Reduction reduction_of(const Call<int64_t>& call, const Tensor& data, const Tensor& out) {
+    DimMask reduce(data.dim(), false);
+    reduce[call.dim] = true;
+    return make_reduction(op, data, reduce, call.dtype, out, /*keepdim=*/true);
+  }
+
   static Accumulator product_type(const Tensor& data, const Tensor& weight, at::ScalarType result) {
     return weighted::product_of(gpureduce::dtype_of(data.scalar_type(), ""), gpureduce::dtype_of(weight.scalar_type(), ""),
                                 gpureduce::dtype_of(result, ""));
@@ -175,35 +197,19 @@ struct GatherReduction {
     s.gather = {rows.const_data_ptr(), rows.scalar_type() == at::kLong, data.size(call.dim)};
     if (data.is_cpu()) {
       if (s.offsets) check_values(s, name());
-      check_numbers(name(), s.gather, s.length);
+      check_numbers(name(), s);
     }
     if (s.length == 0 || data.numel() == 0) return s;
-    DimMask reduce(data.dim(), false);
-    reduce[call.dim] = true;
-    s.reduction = make_reduction(op, data, reduce, call.dtype, out, /*keepdim=*/true);
+    s.reduction = reduction_of(call, data, out);
     s.stride = data.stride(call.dim) * (static_cast<int64_t>(data.itemsize()) / info(s.reduction.in).size);
     s.result_pitch = out.defined() ? out.stride(call.dim) : 0;
     return s;
   }
 };
 
-template <Operation op>
-const auto& gather() {
-  return Plumbing<GatherReduction<op>>::functional();
-}
-
 // --- derivatives ------------------------------------------------------------------------------------------------------------
 
-OptionalTensor optional(const Tensor& x) { return x.defined() ? OptionalTensor(x) : std::nullopt; }
 Tensor defined(const OptionalTensor& x) { return x ? *x : Tensor(); }
-
-// Rows of `data` along `dim`, weighted and summed along `forward`.
-template <Operation op = Operation::sum>
-Tensor along(const Tensor& data, const Tensor& weight, const Edges& forward, const Edges& back, int64_t dim,
-             OptionalDtype dtype) {
-  return gather<op>().call(data, forward.rows, optional(forward.offsets), optional(weight), optional(forward.edges),
-                           optional(back.rows), optional(back.offsets), optional(back.edges), dim, dtype);
-}
 
 // The number of each entry's output; and whether the entry lies outside of all of them.
 struct Numbers { Tensor number, outside; };
@@ -227,7 +233,7 @@ Edges sorted_by_rows(const Edges& forward, const c10::SymInt& size) {
   // Entries outside of all outputs get a row of their own, the last one, which nobody reads.
   const auto [number, outside] = numbers_of(forward.offsets, forward.rows.sym_size(0));
   const auto [order, offsets] = plan.call(at::where(outside, size, forward.rows), size + 1);
-  return {number.index_select(0, order), offsets.slice_symint(0, 0, size + 1), edges_at(order)};
+  return {number.masked_fill(outside, 0).index_select(0, order), offsets.slice_symint(0, 0, size + 1), edges_at(order)};
 }
 
 // The dot products of the rows that each edge joins, in the order of the edges.

@@ -19,6 +19,7 @@
 #include "../cpu/segment.h"
 #include "applied.h"
 #include "gradient.h"
+#include "numbered.h"
 #include "plumbing.h"
 
 namespace gpureduce {
@@ -180,7 +181,8 @@ SegmentExponentials segment_exponentials(const at::Tensor& data, const at::Tenso
                         (computed == at::kFloat || data.scalar_type() == at::kDouble);
   const at::Tensor x = as_it_is ? data : data.to(computed);
   const at::Tensor largest = reduce_segments(Operation::_amax, x, ends, dim, x.scalar_type()).to(computed);
-  const at::Tensor each = apply(Formula::softmax, x, {places.select(largest), {}, places.inside()}, computed);
+  at::Tensor each = apply_numbered(Formula::softmax, x, dim, places.numbers(), largest, {}, computed);
+  if (!each.defined()) each = apply(Formula::softmax, x, {places.select(largest), {}, places.inside()}, computed);
   return {each, largest, reduce_segments(Operation::sum, each, ends, dim, computed)};
 }
 
@@ -258,24 +260,21 @@ at::ScalarType bits_of(at::ScalarType type) {
 }  // namespace
 
 SegmentPlaces::SegmentPlaces(const at::Tensor& offsets, int64_t size, int64_t dim, int64_t rank)
-    : dim_(dim), size_(size), count_(offsets.size(0) - 1) {
+    : dim_(dim), rank_(rank), size_(size), count_(offsets.size(0) - 1), number_(number_entries(offsets, size)) {
+  if (number_.defined()) return;
   const at::Tensor places = at::arange(size, offsets.options());
   number_ = at::searchsorted(offsets, places, /*out_int32=*/false, /*right=*/true).sub_(1);
-  outside_ = along(number_.lt(0).logical_or_(number_.eq(count_)), dim, rank);
-  number_.clamp_(0, std::max<int64_t>(count_ - 1, 0));
+  number_.masked_fill_(number_.eq(count_), -1);
 }
 
 at::Tensor SegmentPlaces::select(const at::Tensor& values) const {
-  if (count_ == 0) return at::zeros(with_size(values, dim_, size_), values.options());
-  // As integers, since index_select does not take all dtypes.
-  const at::ScalarType type = values.scalar_type();
-  return values.view(bits_of(type)).index_select(dim_, number_).view(type);
-}
-
-at::Tensor SegmentPlaces::spread(const at::Tensor& values) const {
-  const at::Tensor all = select(values);
-  all.view(bits_of(values.scalar_type())).masked_fill_(outside_, 0);
-  return all;
+  const at::Tensor found = at::empty(with_size(values, dim_, size_), values.options());
+  if (count_ == 0) return found.zero_();
+  if (copy_numbered(values, dim_, number_, found)) return found;
+  // As integers, since index_select and masked_fill_ do not take all dtypes.
+  const at::ScalarType type = values.scalar_type(), bits = bits_of(type);
+  const at::Tensor all = values.view(bits).index_select(dim_, number_.clamp(0));
+  return all.masked_fill_(along(number_.lt(0), dim_, rank_), 0).view(type);
 }
 
 namespace {
@@ -285,7 +284,7 @@ at::Tensor spread(const at::Tensor& input, const at::Tensor& offsets, c10::SymIn
   const int64_t d = segment_dim(kSpread, "input", input.dim(), dim), count = offsets.size(0) - 1;
   check_offsets(kSpread, offsets, input.device());
   TORCH_CHECK(input.size(d) == count, kSpread, ": input: expected ", count, " segments, but got ", input.size(d));
-  return SegmentPlaces(offsets, size.expect_int(), d, input.dim()).spread(input);
+  return SegmentPlaces(offsets, size.expect_int(), d, input.dim()).select(input);
 }
 
 at::Tensor spread_meta(const at::Tensor& input, const at::Tensor& offsets, c10::SymInt size, int64_t dim) {
@@ -474,7 +473,7 @@ at::Tensor prod_backward(const at::Tensor& grad, const at::Tensor& data, const a
       lengths_of(ends, d, data.dim()) - reduce_segments(Operation::_count_nonzero, data, ends, d, at::kLong);
   // The formula subtracts from the number of all elements the number of those that are not 0. From 2 - zeros that gives the
   // zeros, and 2 outside of segments, where the formula's result is 0.
-  return apply(Formula::others, data, {places.spread(grad), places.spread(product), places.spread(2 - zeros), 2}, dtype);
+  return apply(Formula::others, data, {places.select(grad), places.select(product), places.select(2 - zeros), 2}, dtype);
 }
 
 at::Tensor prod_backward_meta(const at::Tensor& grad, const at::Tensor& data, const at::Tensor& offsets, int64_t dim,

@@ -46,22 +46,30 @@ void run_segments(const Segments& segments, at::Device device);
 // The results of segments, in a new tensor.
 at::Tensor reduce_segments(Operation op, const at::Tensor& data, const at::Tensor& ends, int64_t dim, at::ScalarType dtype);
 
+// Gives a tensor of one dim as many as `rank`; it lies along `dim`.
+inline at::Tensor along(at::Tensor x, int64_t dim, int64_t rank) {
+  for (int64_t i = 0; i < rank; ++i)
+    if (i != dim) x = x.unsqueeze(i < dim ? 0 : -1);
+  return x;
+}
+
 // To which segment each place along the dim belongs.
 class SegmentPlaces {
  public:
   SegmentPlaces(const at::Tensor& offsets, int64_t size, int64_t dim, int64_t rank);
 
-  // From (..., segments, ...) to (..., size, ...): each element gets the value of its segment. spread(): or 0 outside of all
-  // segments. select(): or any value.
+  // From (..., segments, ...) to (..., size, ...): each element gets the value of its segment, or 0 outside of all segments.
   at::Tensor select(const at::Tensor& values) const;
-  at::Tensor spread(const at::Tensor& values) const;
 
   // (..., size, ...) of bool, with sizes 1 beside it: true inside of segments.
-  at::Tensor inside() const { return outside_.logical_not(); }
+  at::Tensor inside() const { return along(number_.ge(0), dim_, rank_); }
+
+  // The number of the segment of each place, or -1 outside of all.
+  const at::Tensor& numbers() const { return number_; }
 
  private:
-  int64_t dim_, size_, count_;
-  at::Tensor number_, outside_;
+  int64_t dim_, rank_, size_, count_;
+  at::Tensor number_;
 };
 
 // e^(x - m) of all elements, where m is the largest one of the segment, or 0 outside of all segments; m, and the sums.
@@ -79,13 +87,6 @@ at::Tensor over_lengths(const at::Tensor& grad, const at::Tensor& offsets, int64
 
 // As SegmentPlaces::inside().
 at::Tensor inside_segments(const at::Tensor& offsets, c10::SymInt size, int64_t dim, int64_t rank);
-
-// Gives a tensor of one dim as many as `rank`; it lies along `dim`.
-inline at::Tensor along(at::Tensor x, int64_t dim, int64_t rank) {
-  for (int64_t i = 0; i < rank; ++i)
-    if (i != dim) x = x.unsqueeze(i < dim ? 0 : -1);
-  return x;
-}
 
 // --- vmap -------------------------------------------------------------------------------------------------------------------
 

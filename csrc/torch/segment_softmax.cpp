@@ -4,6 +4,7 @@
 
 #include "applied.h"
 #include "gradient.h"
+#include "numbered.h"
 #include "plumbing.h"
 #include "rows.h"
 #include "segment.h"
@@ -47,8 +48,10 @@ Tensor softmax(const Tensor& data, const Tensor& offsets, int64_t dim, OptionalD
   const SegmentPlaces places(ends, data.size(d), d, data.dim());
   const SegmentExponentials found = segment_exponentials(data, ends, places, d, computed);
   const auto [m, factor] = finish.call(found.sums, found.largest, "softmax", data.size(d), 0, computed);
+  if (const Tensor y = apply_numbered(Formula::softmax, data, d, places.numbers(), found.largest, factor, type); y.defined())
+    return y;
   // Outside of segments the exponentials are 0, and so must be the factor, which might be NaN.
-  return apply(Formula::product, found.each, {places.spread(factor)}, type);
+  return apply(Formula::product, found.each, {places.select(factor)}, type);
 }
 
 Tensor softmax_meta(const Tensor& data, const Tensor& offsets, int64_t dim, OptionalDtype dtype) {
@@ -79,6 +82,8 @@ Tensor backward(const Tensor& grad, const Tensor& result, const Tensor& offsets,
   const Tensor y = computed == at::kDouble ? result.to(computed) : result;  // the formulas are computed in its type
   const Tensor products = apply(Formula::product, y, {grad}, computed);
   const Tensor sums = reduce_segments(Operation::sum, products, ends, d, computed);
+  if (const Tensor x = apply_numbered(Formula::softmax_backward, y, d, places.numbers(), grad, sums, dtype); x.defined())
+    return x;
   return apply(Formula::softmax_backward, y, {grad, places.select(sums), places.inside()}, dtype);
 }
 

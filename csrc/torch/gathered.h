@@ -1,0 +1,37 @@
+// The operators of gathered.cpp, for those that are made of them.
+#pragma once
+
+#include "plumbing.h"
+
+namespace gpureduce::gathered {
+
+using Function = at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
+                            const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, int64_t,
+                            OptionalDtype);
+
+template <Operation op>
+constexpr const char* kName = op == Operation::sum     ? "_gather_sum"
+                              : op == Operation::mean  ? "_gather_mean"
+                              : op == Operation::_amax ? "_gather_amax"
+                                                       : "_gather_amin";
+
+template <Operation op>
+const auto& gather() {
+  static const auto handle = find<Function>(kName<op>);
+  return handle;
+}
+
+// A list of edges, sorted by outputs or by rows. Tensors may be undefined.
+struct Edges { at::Tensor rows, offsets, edges; };
+
+inline OptionalTensor optional(const at::Tensor& x) { return x.defined() ? OptionalTensor(x) : std::nullopt; }
+
+// Rows of `data` along `dim`, weighted and summed along `forward`.
+template <Operation op = Operation::sum>
+at::Tensor along(const at::Tensor& data, const at::Tensor& weight, const Edges& forward, const Edges& back, int64_t dim,
+                 OptionalDtype dtype) {
+  return gather<op>().call(data, forward.rows, optional(forward.offsets), optional(weight), optional(forward.edges),
+                           optional(back.rows), optional(back.offsets), optional(back.edges), dim, dtype);
+}
+
+}  // namespace gpureduce::gathered

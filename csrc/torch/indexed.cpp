@@ -1,0 +1,527 @@
+// Sums by index without atomics. A stable sort of the index (index.cpp) finds the entries of each output, and the operators of
+// gathered.cpp or segment.cpp reduce them. Derivatives, vmap and tracing are theirs.
+#include "indexed.h"
+
+#include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
+#include <ATen/WrapDimUtils.h>
+#include <ATen/autocast_mode.h>
+
+#include "applied.h"
+#include "batch.h"
+#include "gathered.h"
+#include "gradient.h"
+
+namespace gpureduce::indexed {
+
+namespace {
+
+using at::Tensor;
+using c10::SymInt;
+using gathered::along;
+using gathered::Edges;
+using gathered::optional;
+using Pair = std::tuple<Tensor, Tensor>;
+
+Pair plan_of(const Tensor& index, const SymInt& size) {
+  static const auto handle = find<Pair(const Tensor&, SymInt)>("_index_plan");
+  return handle.call(index, size);
+}
+
+Tensor defined(const OptionalTensor& x) { return x ? *x : Tensor(); }
+
+void check_index(const char* name, const Tensor& index, const Tensor& source) {
+  TORCH_CHECK(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt, name,
+              "(): index: expected a tensor of int64 or int32, but got ", index.scalar_type());
+  TORCH_CHECK(index.device() == source.device(), name, "(): index: expected to be on ", source.device(),
+              " as the source, but is on ", index.device());
+}
+
+// --- sums of single elements ------------------------------------------------------------------------------------------------
+
+// The sums, and the offsets of their entries in the sort.
+Pair sums_by_plan(const Tensor& source, const Tensor& index, const SymInt& size, const Tensor& weight, int64_t dim,
+                  OptionalDtype dtype) {
+  const auto [order, offsets] = plan_of(index, size);
+  return {along(source, weight, {order, offsets, order}, {index, {}, {}}, dim, dtype), offsets};
+}
+
+// If an entry is one number, the sort can move it along, which saves a gather.
+constexpr const char* kSumValues = "_index_sum_values";
+using SumValues = Pair(const Tensor&, const Tensor&, SymInt, const OptionalTensor&, at::ScalarType);
+const auto& sum_values() {
+  static const auto handle = find<SumValues>(kSumValues);
+  return handle;
+}
+
+bool can_sort_values(const Tensor& source, const OptionalTensor& weight, at::ScalarType result) {
+  const auto is_small_float = [](at::ScalarType t) { return t == at::kFloat || t == at::kHalf || t == at::kBFloat16; };
+  return source.dim() == 1 && is_small_float(source.scalar_type()) && is_small_float(result) &&
+         (!weight || is_small_float(weight->scalar_type()));
+}
+
+Pair values_summed(const Tensor& source, const Tensor& index, SymInt size, const OptionalTensor& weight, at::ScalarType dtype) {
+  static const auto sort = find<Pair(const Tensor&, const Tensor&, SymInt, const OptionalTensor&)>("_index_sort_values");
+  static const auto sum = find<Tensor(const Tensor&, const Tensor&, int64_t, OptionalDtype)>("segment_sum");
+  const auto [sorted, offsets] = sort.call(source, index, std::move(size), weight);
+  return {sum.call(sorted, offsets, 0, dtype), offsets};
+}
+
+Pair values_summed_by_plan(const Tensor& source, const Tensor& index, SymInt size, const OptionalTensor& weight,
+                           at::ScalarType dtype) {
+  return sums_by_plan(source, index, size, defined(weight), 0, dtype);
+}
+
+// Where derivatives are asked for, the operators that have them.
+Pair values_summed_differentiable(c10::DispatchKeySet keys, const Tensor& source, const Tensor& index, SymInt size,
+                                  const OptionalTensor& weight, at::ScalarType dtype) {
+  const Tensor factor = defined(weight);
+  if (is_tracked(source, factor)) return values_summed_by_plan(source, index, std::move(size), weight, dtype);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return sum_values().redispatch(keys & c10::after_autograd_keyset, source, index, std::move(size), weight, dtype);
+}
+
+// The sums with the offsets, by the faster way. The index has one dim.
+Pair sums(const Tensor& source, const Tensor& index, const SymInt& size, const OptionalTensor& weight, int64_t dim,
+          OptionalDtype dtype) {
+  const at::ScalarType natural = weight ? at::promoteTypes(source.scalar_type(), weight->scalar_type()) : source.scalar_type();
+  if (can_sort_values(source, weight, dtype.value_or(natural)))
+    return sum_values().call(source, index, size, weight, dtype.value_or(natural));
+  return sums_by_plan(source, index, size, defined(weight), dim, dtype);
+}
+
+// --- index_sum, index_mean, index_amax, index_amin --------------------------------------------------------------------------
+
+template <Operation op>
+constexpr const char* kPublic = op == Operation::sum     ? "index_sum"
+                                : op == Operation::mean  ? "index_mean"
+                                : op == Operation::_amax ? "index_amax"
+                                                         : "index_amin";
+
+// Raises errors of arguments that do not fit, and returns the dim.
+template <Operation op>
+int64_t check_reduce(const Tensor& source, const Tensor& index, const OptionalTensor& weight, int64_t dim) {
+  const char* const name = kPublic<op>;
+  TORCH_CHECK(source.dim() > 0, name, "(): source: expected a tensor of at least one dim, but got one of none");
+  const int64_t d = at::maybe_wrap_dim(dim, source.dim());
+  check_index(name, index, source);
+  TORCH_CHECK(index.dim() == 1, name, "(): index: expected a tensor of one dim, but got ", index.dim());
+  TORCH_SYM_CHECK(index.sym_size(0).sym_eq(source.sym_size(d)), name, "(): index: expected ", source.sym_size(d),
+                  " entries, the size of source's dim, but got ", index.sym_size(0));
+  if (!weight) return d;
+  TORCH_CHECK(weight->dim() == 1, name, "(): weight: expected a tensor of one dim, but got ", weight->dim());
+  TORCH_SYM_CHECK(weight->sym_size(0).sym_eq(source.sym_size(d)), name, "(): weight: expected ", source.sym_size(d),
+                  " elements, the size of source's dim, but got ", weight->sym_size(0));
+  return d;
+}
+
+Tensor index_sum(const Tensor& source, const Tensor& index, SymInt size, int64_t dim, const OptionalTensor& weight,
+                 OptionalDtype dtype) {
+  const int64_t d = check_reduce<Operation::sum>(source, index, weight, dim);
+  return std::get<0>(sums(source, index, size, weight, d, dtype));
+}
+
+template <Operation op>
+Tensor index_reduce(const Tensor& source, const Tensor& index, SymInt size, int64_t dim, OptionalDtype dtype) {
+  const int64_t d = check_reduce<op>(source, index, {}, dim);
+  const auto [order, offsets] = plan_of(index, size);
+  return along<op>(source, {}, {order, offsets, order}, {index, {}, {}}, d, dtype);
+}
+
+template <Operation op>
+Tensor& index_reduce_into(const Tensor& source, const Tensor& index, SymInt size, int64_t dim, const OptionalTensor& weight,
+                          OptionalDtype dtype, Tensor& out) {
+  static const auto gather_out =
+      find<Tensor&(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                   const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, int64_t, OptionalDtype, Tensor&)>(
+          gathered::kName<op>, "out");
+  const int64_t d = check_reduce<op>(source, index, weight, dim);
+  const auto [order, offsets] = plan_of(index, size);
+  return gather_out.call(source, order, offsets, weight, order, index, {}, {}, d, dtype, out);
+}
+
+template <Operation op>
+Tensor& index_reduce_out(const Tensor& source, const Tensor& index, SymInt size, int64_t dim, OptionalDtype dtype,
+                         Tensor& out) {
+  return index_reduce_into<op>(source, index, std::move(size), dim, {}, dtype, out);
+}
+
+// --- index_add and scatter_add ----------------------------------------------------------------------------------------------
+
+// The type that sums of elements of this dtype have before they are rounded.
+at::ScalarType sum_type(at::ScalarType type) {
+  if (type == at::kBool) return type;
+  return at::isIntegralType(type, /*includeBool=*/false) ? at::kLong : at::toOpMathType(type);
+}
+
+// input + alpha * sum where `counts`, which broadcasts to the sums, is not 0, and input elsewhere.
+Tensor added(const Tensor& input, const Tensor& sum, const Tensor& counts, const at::Scalar& alpha) {
+  const at::ScalarType dtype = input.scalar_type();
+  if (!at::isFloatingType(dtype) && !input.is_complex()) return at::add(input.to(sum.scalar_type()), sum, alpha).to(dtype);
+  TORCH_CHECK(input.is_complex() || !alpha.isComplex(),
+              "For non-complex input tensors, argument alpha must not be a complex "
+              "number.");
+  const auto factor = [&](const Tensor& like) {
+    if (alpha.isComplex() || alpha.equal(1)) return Tensor();
+    return at::full(std::vector<int64_t>(like.dim(), 1), alpha, like.options());
+  };
+  if (!input.is_complex()) return apply(Formula::added, input, {sum, counts, factor(sum)}, dtype);
+  Tensor parts = at::view_as_real(sum);
+  if (alpha.isComplex()) {  // each operation is rounded, on every device
+    const auto by = alpha.toComplexDouble();
+    const Tensor re = parts.select(-1, 0), im = parts.select(-1, 1);
+    parts = at::stack({re * by.real() - im * by.imag(), re * by.imag() + im * by.real()}, -1);
+  }
+  return at::view_as_complex(apply(Formula::added, at::view_as_real(input.resolve_conj()),
+                                   {parts, counts.unsqueeze(-1), factor(parts)}, c10::toRealValueType(dtype)));
+}
+
+// A vector along `dim` of a tensor of `rank` dims.
+Tensor beside(Tensor vector, int64_t dim, int64_t rank) {
+  for (int64_t d = 0; d < rank; ++d)
+    if (d != dim) vector = vector.unsqueeze(d < dim ? 0 : -1);
+  return vector;
+}
+
+// Sums by index, added to `input`, whose other dims are the source's.
+Tensor add_rows(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& source, const at::Scalar& alpha) {
+  const auto [sum, offsets] = sums(source, index, input.sym_size(dim), {}, dim, sum_type(input.scalar_type()));
+  return added(input, sum, beside(offsets.diff(), dim, input.dim()), alpha);
+}
+
+void check_index_add(const Tensor& input, const Tensor& index, const Tensor& source, int64_t dim) {
+  constexpr const char* kName = "index_add_(): ";
+  TORCH_CHECK_INDEX(index.dim() <= 1, kName, "Index is supposed to be a vector, but got dim: ", index.dim(),
+                    " with type: ", index.scalar_type(), " and size: ", index.sym_sizes());
+  TORCH_CHECK(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt, kName,
+              "Expected dtype int32/int64 for index but got: ", index.scalar_type());
+  TORCH_CHECK(input.scalar_type() == source.scalar_type(), kName, "self (", input.scalar_type(), ") and source (",
+              source.scalar_type(), ") must have the same scalar type");
+  for (const Tensor* each : {&index, &source})
+    TORCH_CHECK(each->device() == input.device(), kName, "Expected all tensors to be on the same device, but found ",
+                each->device(), " and ", input.device());
+  bool fits = input.dim() == source.dim();
+  for (int64_t d = 0; fits && d < input.dim(); ++d)
+    fits = d == dim || TORCH_GUARD_OR_TRUE(input.sym_size(d).sym_eq(source.sym_size(d)));
+  TORCH_CHECK(fits, "source tensor shape must match self tensor shape, excluding the specified dimension. Got self.shape = ",
+              input.sym_sizes(), " source.shape = ", source.sym_sizes());
+  const SymInt entries = index.sym_numel(), rows = source.dim() == 0 ? SymInt(1) : source.sym_size(dim);
+  TORCH_SYM_CHECK(entries.sym_eq(rows), kName, "Number of indices (", entries, ") should be equal to source.size(dim): (", rows,
+                  "), for dim: ", dim);
+}
+
+// True if the index is the same for all positions of the other dims.
+bool is_one_vector(const Tensor& index, int64_t dim) {
+  for (int64_t d = 0; d < index.dim(); ++d)
+    if (d != dim && !TORCH_GUARD_OR_FALSE(index.sym_size(d).sym_eq(1)) && !TORCH_GUARD_OR_FALSE(index.sym_stride(d).sym_eq(0)))
+      return false;
+  return true;
+}
+
+void check_scatter_add(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& src) {
+  TORCH_CHECK(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt,
+              "scatter(): Expected dtype int32/int64 for index");
+  TORCH_CHECK(input.scalar_type() == src.scalar_type(), "scatter(): Expected self.dtype to be equal to src.dtype");
+  for (const Tensor* each : {&index, &src})
+    TORCH_CHECK(each->device() == input.device(), "scatter(): Expected all tensors to be on the same device, but found ",
+                each->device(), " and ", input.device());
+  if (TORCH_GUARD_OR_FALSE(index.sym_numel().sym_eq(0))) return;
+  const auto rank = [](const Tensor& x) { return std::max<int64_t>(x.dim(), 1); };
+  TORCH_CHECK(rank(index) == rank(input), "Index tensor must have the same number of dimensions as self tensor");
+  TORCH_CHECK(rank(index) == rank(src), "Index tensor must have the same number of dimensions as src tensor");
+  bool fits = true;
+  for (int64_t d = 0; d < index.dim(); ++d) {
+    const auto within = [&](const Tensor& x) {
+      return TORCH_GUARD_OR_TRUE(index.sym_size(d).sym_le(x.dim() == 0 ? SymInt(1) : x.sym_size(d)));
+    };
+    fits &= within(src) && (d == dim || within(input));
+  }
+  TORCH_CHECK(fits, "Expected index ", index.sym_sizes(), " to be no larger than self ", input.sym_sizes(),
+              " apart from dimension ", dim, " and to be no larger size than src ", src.sym_sizes());
+}
+
+// index_add of single elements: each entry's output is counted in row-major order.
+Tensor add_elements(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& src) {
+  const SymInt size = input.sym_size(dim);
+  SymInt stride = 1;
+  Tensor place;
+  for (int64_t d = input.dim(); d-- > 0;) {
+    const Tensor own = d == dim ? index.to(at::kLong)
+                                : beside(at::arange(index.sym_size(d), index.options().dtype(at::kLong)), d, input.dim());
+    const Tensor shift = own * stride;
+    place = place.defined() ? place + shift : shift;
+    stride = stride * input.sym_size(d);
+  }
+  place = at::where(index.lt(0).logical_or(index.ge(size)), -1, place).reshape(-1);
+  const auto [sum, offsets] = sums(src.reshape(-1), place, stride, {}, 0, sum_type(input.scalar_type()));
+  return added(input, sum.reshape_symint(input.sym_sizes()), offsets.diff().reshape_symint(input.sym_sizes()), 1);
+}
+
+// index_add of a vector, for a part of the input that may be smaller in other dims.
+Tensor add_vector(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& src) {
+  Tensor vector = index, rows = src;
+  std::vector<SymInt> missing;
+  bool whole = true;
+  for (int64_t d = input.dim(); d-- > 0;) {
+    if (d != dim) vector = vector.select(d, 0);
+    const SymInt more = d == dim ? SymInt(0) : input.sym_size(d) - index.sym_size(d);
+    whole &= TORCH_GUARD_OR_FALSE(more.sym_eq(0));
+    missing.insert(missing.end(), {0, more});
+  }
+  if (whole) return add_rows(input, dim, vector, rows, 1);
+  const auto [sum, offsets] = sums(rows, vector, input.sym_size(dim), {}, dim, sum_type(input.scalar_type()));
+  const double nothing = at::isIntegralType(sum.scalar_type(), /*includeBool=*/true) ? 0.0 : -0.0;  // x + -0.0 is x
+  return added(input, at::constant_pad_nd_symint(sum, missing, nothing), beside(offsets.diff(), dim, input.dim()), 1);
+}
+
+// torch.autocast promotes both to the wider one on CUDA.
+Tensor scatter_add_autocast(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& src) {
+  const c10::impl::ExcludeDispatchKeyGuard below(Key::AutocastCUDA);
+  const at::ScalarType type =
+      at::autocast::promote_type(at::autocast::get_lower_precision_fp_from_device_type(at::kCUDA), at::kCUDA, input, src);
+  const auto cast = [&](const Tensor& x) { return at::autocast::cached_cast(type, x, at::kCUDA); };
+  static const auto handle = find<Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&)>("scatter_add");
+  return handle.call(cast(input), dim, index, cast(src));
+}
+
+// --- embeddings -------------------------------------------------------------------------------------------------------------
+
+// _embedding reads rows of a table. Entries of the row `padding` give it no gradient.
+constexpr const char* kEmbedding = "_embedding";
+using Embedding = Tensor(const Tensor&, const Tensor&, SymInt, int64_t);
+const auto& padded_embedding() {
+  static const auto handle = find<Embedding>(kEmbedding);
+  return handle;
+}
+
+Tensor rows_of(const Tensor& table, const Tensor& rows, int64_t dim) {
+  return along(table, {}, {rows, {}, {}}, {}, dim, table.scalar_type());
+}
+
+Tensor embedding_rows(const Tensor& table, const Tensor& rows, SymInt, int64_t dim) { return rows_of(table, rows, dim); }
+
+struct Facts {
+  SymInt size, padding;
+  int64_t dim = 0;
+  at::ScalarType dtype = at::kFloat;
+
+  // Calls f with each member, in a fixed order.
+  template <class Self, class F>
+  static void each(Self& self, F f) {
+    f(self.size);
+    f(self.padding);
+    f(self.dim);
+    f(self.dtype);
+  }
+};
+
+struct EmbeddingRule : RuleOf<Facts> {
+  static constexpr std::array<bool, 1> kKept = {false};  // the rows
+
+  static std::string name() { return "gpureduce_embedding_backward"; }
+
+  // Entries of `padding` are sorted behind all rows, where nobody reads them.
+  static variable_list gradients(variable_list grads, const Facts& facts, const std::array<Tensor, 1>& kept) {
+    if (!grads[0].defined()) return {Tensor()};
+    const auto [order, offsets] = plan_of(at::where(kept[0].eq(facts.padding), facts.size, kept[0]), facts.size + 1);
+    return {along(grads[0], {}, {order, offsets.slice_symint(0, 0, facts.size + 1), {}}, {}, facts.dim, facts.dtype)};
+  }
+};
+
+Tensor embedding_differentiable(c10::DispatchKeySet keys, const Tensor& table, const Tensor& rows, SymInt padding,
+                                int64_t dim) {
+  return with_derivatives<EmbeddingRule>(
+      std::tie(table),
+      [&] { return padded_embedding().redispatch(keys & c10::after_autograd_keyset, table, rows, padding, dim); },
+      [&] {
+        const int64_t d = at::maybe_wrap_dim(dim, table.dim());
+        return Facts{table.sym_size(d), padding, d, table.scalar_type()};
+      },
+      [&](const Tensor&) { return std::array{rows}; },
+      [&](const Tensor&) { return rows_of(table._fw_grad(/*level=*/0), rows, dim); });
+}
+
+Tensor embedding_batched(const Tensor& given_table, const Tensor& given_rows, SymInt padding, int64_t dim) {
+  const c10::impl::ExcludeDispatchKeyGuard below(Key::FuncTorchBatched);
+  const int64_t level = current_level(kEmbedding);
+  const auto [table, table_batched] = in_front(given_table, level);
+  const auto [rows, rows_batched] = in_front(given_rows, level);
+  const int64_t d = at::maybe_wrap_dim(dim, table.dim() - table_batched) + table_batched;
+  if (!rows_batched) {
+    const Tensor found = padded_embedding().call(table, rows, padding, d);
+    return table_batched ? with_batch(found, 0, level) : found;
+  }
+  if (!table_batched) {  // one call for all
+    const Tensor found = padded_embedding().call(table, rows.reshape(-1), padding, d);
+    const SymInt count = rows.sym_size(0), each = rows.sym_size(1);
+    std::vector<SymInt> sizes = found.sym_sizes().vec();
+    sizes[d] = count;
+    sizes.insert(sizes.begin() + d + 1, each);
+    return with_batch(found.reshape_symint(sizes), d, level);
+  }
+  std::vector<Tensor> each;
+  for (int64_t b = 0; b < rows.size(0); ++b)
+    each.push_back(padded_embedding().call(table.select(0, b), rows.select(0, b), padding, d - 1));
+  TORCH_CHECK(!each.empty(), "embedding(): a batch of none has no result");
+  return with_batch(at::stack(each), 0, level);
+}
+
+void check_table(const char* name, const Tensor& input, const Tensor& weight) {
+  const char* const kinds = "' to have one of the following scalar types: Long, Int; but got ";
+  TORCH_CHECK(weight.dim() == 2, name, "(): 'weight' must be 2-D");
+  TORCH_CHECK(input.scalar_type() == at::kLong || input.scalar_type() == at::kInt, name,
+              "(): Expected tensor for argument #1 'indices", kinds, input.scalar_type(), " instead");
+  TORCH_CHECK(input.device() == weight.device(), name, "(): Expected all tensors to be on the same device, but found ",
+              input.device(), " and ", weight.device());
+}
+
+Tensor embedding(const Tensor& input, const Tensor& weight, std::optional<SymInt> padding_idx) {
+  check_table("embedding", input, weight);
+  const SymInt count = weight.sym_size(0);
+  const Tensor flat = input.reshape(-1);
+  Tensor found;
+  if (padding_idx) {
+    TORCH_CHECK_VALUE(TORCH_GUARD_OR_TRUE(padding_idx->sym_lt(count)) && TORCH_GUARD_OR_TRUE((-count).sym_le(*padding_idx)),
+                      "embedding(): Padding_idx must be within num_embeddings");
+    const bool negative = TORCH_GUARD_OR_FALSE(padding_idx->sym_lt(0));
+    found = padded_embedding().call(weight, flat, negative ? *padding_idx + count : *padding_idx, 0);
+  } else {
+    found = rows_of(weight, flat, 0);
+  }
+  std::vector<SymInt> sizes = input.sym_sizes().vec();
+  sizes.push_back(weight.sym_size(1));
+  return found.reshape_symint(sizes);
+}
+
+Tensor embedding_bag(const Tensor& input, const Tensor& weight, const Tensor& offsets, std::string_view mode,
+                     const OptionalTensor& per_sample_weights) {
+  constexpr const char* kName = "embedding_bag";
+  check_table(kName, input, weight);
+  TORCH_CHECK_VALUE(input.dim() == 1, kName, "(): input: expected a tensor of one dim, but got ", input.dim());
+  TORCH_CHECK_VALUE(mode == "sum" || mode == "mean", kName, "(): mode has to be one of sum or mean, but is ", mode);
+  const at::ScalarType dtype = weight.scalar_type();
+  if (mode == "sum") {
+    if (per_sample_weights) {
+      TORCH_CHECK_VALUE(per_sample_weights->sym_sizes() == input.sym_sizes(), kName, "(): If per_sample_weights (",
+                        per_sample_weights->sym_sizes(), ") is not None, then it must have the same shape as the input (",
+                        input.sym_sizes(), ")");
+      TORCH_CHECK(per_sample_weights->scalar_type() == dtype, kName,
+                  "(): Expected tensor for argument #1 'weight' to have the same type as tensor for argument #1 "
+                  "'per_sample_weights'; but type ",
+                  dtype, " does not equal ", per_sample_weights->scalar_type());
+    }
+    return along(weight, defined(per_sample_weights), {input, offsets, {}}, {}, 0, dtype);
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(!per_sample_weights, kName,
+                              "(): per_sample_weights was not None. per_sample_weights is only supported for mode='sum' (got "
+                              "mode='mean').");
+  const Tensor means = along<Operation::mean>(weight, {}, {input, offsets, {}}, {}, 0, dtype);
+  return means.masked_fill(offsets.diff().eq(0).unsqueeze(-1), 0);  // torch's mean of no rows
+}
+
+}  // namespace
+
+Tensor index_add(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& source, const at::Scalar& alpha) {
+  const int64_t d = at::maybe_wrap_dim(dim, input.dim());
+  check_index_add(input, index, source, d);
+  const Tensor vector = index.reshape(-1);
+  if (input.dim() > 0) return add_rows(input, d, vector, source, alpha);
+  return add_rows(input.unsqueeze(0), 0, vector, source.unsqueeze(0), alpha).squeeze(0);
+}
+
+Tensor scatter_add(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& src) {
+  const int64_t d = at::maybe_wrap_dim(dim, input.dim());
+  check_scatter_add(input, d, index, src);
+  if (TORCH_GUARD_OR_FALSE(index.sym_numel().sym_eq(0))) return input.clone();
+  const auto with_dim = [](const Tensor& x) { return x.dim() == 0 ? x.unsqueeze(0) : x; };
+  const Tensor self = with_dim(input), entries = with_dim(index);
+  Tensor taken = with_dim(src);
+  for (int64_t k = 0; k < taken.dim(); ++k)
+    if (!TORCH_GUARD_OR_FALSE(taken.sym_size(k).sym_eq(entries.sym_size(k))))
+      taken = taken.narrow_symint(k, 0, entries.sym_size(k));
+  try {
+    const Tensor result =
+        is_one_vector(entries, d) ? add_vector(self, d, entries, taken) : add_elements(self, d, entries, taken);
+    return input.dim() == 0 ? result.squeeze(0) : result;
+  } catch (const c10::IndexError&) {  // torch's class
+    TORCH_CHECK(false, "scatter_add(): an index is out of bounds for dimension ", d, " with size ", self.sym_size(d));
+  }
+}
+
+Tensor bincount(const Tensor& input, const OptionalTensor& weights, SymInt minlength) {
+  if (!weights) return at::bincount_symint(input, {}, std::move(minlength));  // counts are exact in any order
+  TORCH_SYM_CHECK(minlength.sym_ge(0), "minlength should be >= 0");
+  constexpr const char* kWords = "bincount only supports 1-d non-negative integral inputs.";
+  TORCH_CHECK(input.dim() == 1, kWords);
+  TORCH_CHECK_NOT_IMPLEMENTED(at::isIntegralType(input.scalar_type(), /*includeBool=*/false), kWords);
+  TORCH_CHECK(weights->dim() == 1 && TORCH_GUARD_OR_TRUE(weights->sym_size(0).sym_eq(input.sym_size(0))),
+              "weights should be 1-d and have the same length as input");
+  TORCH_CHECK(weights->device() == input.device(), "bincount(): Expected all tensors to be on the same device, but found ",
+              weights->device(), " and ", input.device());
+  if (TORCH_GUARD_OR_FALSE(input.sym_numel().sym_eq(0)))
+    return at::zeros_symint({std::move(minlength)}, input.options().dtype(at::kLong));
+  const Tensor index = input.to(at::kLong);
+  const auto [least, most] = index.aminmax();
+  TORCH_CHECK(least.item<int64_t>() >= 0, kWords);
+  const SymInt size = std::max<SymInt>(most.item().toSymInt() + 1, minlength);
+  const at::ScalarType dtype = weights->scalar_type() == at::kFloat ? at::kFloat : at::kDouble;
+  return std::get<0>(sums(dtype == at::kFloat ? *weights : weights->to(dtype), index, size, {}, 0, dtype));
+}
+
+namespace {
+
+Tensor& index_add_into(Tensor& input, int64_t dim, const Tensor& index, const Tensor& source, const at::Scalar& alpha) {
+  return input.copy_(indexed::index_add(input, dim, index, source, alpha));
+}
+
+template <Operation op>
+void define(torch::Library& m) {
+  const std::string name = kPublic<op>;
+  define_with_out(m, name, "(Tensor source, Tensor index, SymInt size, int dim=0, *, ScalarType? dtype=None");
+  composite(m, name, TORCH_FN(index_reduce<op>));
+  composite(m, name + ".out", TORCH_FN(index_reduce_out<op>));
+}
+
+}  // namespace
+
+}  // namespace gpureduce::indexed
+
+TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
+  using namespace gpureduce;
+  using namespace gpureduce::indexed;
+  m.def(
+      "_index_sum_values(Tensor source, Tensor index, SymInt size, Tensor? weight, ScalarType dtype) -> (Tensor sum, Tensor "
+      "offsets)",
+      {at::Tag::pt2_compliant_tag});
+  for (const Key key : {Key::CompositeExplicitAutograd}) put(m, key, kSumValues, TORCH_FN(values_summed));
+  put(m, Key::Autograd, kSumValues, TORCH_FN(values_summed_differentiable));
+  put(m, Key::FuncTorchBatchedDecomposition, kSumValues, TORCH_FN(values_summed_by_plan));
+  m.def("_embedding(Tensor table, Tensor rows, SymInt padding, int dim=0) -> Tensor", {at::Tag::pt2_compliant_tag});
+  put(m, Key::CompositeExplicitAutograd, kEmbedding, TORCH_FN(embedding_rows));
+  put(m, Key::Autograd, kEmbedding, TORCH_FN(embedding_differentiable));
+  put(m, Key::FuncTorchBatched, kEmbedding, TORCH_FN(embedding_batched));
+
+  define_with_out(m, "index_sum",
+                  "(Tensor source, Tensor index, SymInt size, int dim=0, *, Tensor? weight=None, ScalarType? dtype=None");
+  composite(m, "index_sum", TORCH_FN(index_sum));
+  composite(m, "index_sum.out", TORCH_FN(index_reduce_into<Operation::sum>));
+  define<Operation::mean>(m);
+  define<Operation::_amax>(m);
+  define<Operation::_amin>(m);
+  const auto define_composite = [&](const std::string& schema, auto function) {
+    m.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
+    composite(m, schema.substr(0, schema.find('(')), std::move(function));
+  };
+  define_composite("index_add(Tensor input, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor",
+                   TORCH_FN(index_add));
+  define_composite("index_add_(Tensor(a!) input, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor(a!)",
+                   TORCH_FN(index_add_into));
+  define_composite("scatter_add(Tensor input, int dim, Tensor index, Tensor src) -> Tensor", TORCH_FN(indexed::scatter_add));
+  put(m, Key::AutocastCUDA, "scatter_add", TORCH_FN(scatter_add_autocast));
+  define_composite("embedding(Tensor input, Tensor weight, SymInt? padding_idx=None) -> Tensor", TORCH_FN(embedding));
+  define_composite(
+      "embedding_bag(Tensor input, Tensor weight, Tensor offsets, *, str mode=\"sum\", Tensor? per_sample_weights=None) -> "
+      "Tensor",
+      TORCH_FN(embedding_bag));
+  define_composite("bincount(Tensor input, Tensor? weights=None, SymInt minlength=0) -> Tensor", TORCH_FN(indexed::bincount));
+}

@@ -1,0 +1,16 @@
+// Sums by index as functions, for replace.cpp.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+namespace gpureduce::indexed {
+
+// As torch's functions of these names.
+at::Tensor index_add(const at::Tensor& input, int64_t dim, const at::Tensor& index, const at::Tensor& source,
+                     const at::Scalar& alpha);
+at::Tensor scatter_add(const at::Tensor& input, int64_t dim, const at::Tensor& index, const at::Tensor& src);
+at::Tensor bincount(const at::Tensor& input, const std::optional<at::Tensor>& weights, c10::SymInt minlength);
+
+}  // namespace gpureduce::indexed

@@ -1,0 +1,108 @@
+#include "numbered.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#ifdef GPUREDUCE_WITH_CUDA
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "../cuda/numbered.h"
+#endif
+
+#include "results.h"
+
+namespace gpureduce {
+
+#ifdef GPUREDUCE_WITH_CUDA
+
+namespace {
+
+using at::Tensor;
+
+// The sizes and strides of the dims before `dim`, as of one dim, and whether they can be walked so, and the dims after it are
+// contiguous.
+struct Layout {
+  int64_t outer = 1, outer_stride = 0, inner = 1;
+  bool fits = true;
+
+  Layout(const Tensor& x, int64_t dim) {
+    for (int64_t d = x.dim() - 1; d > dim; --d) {
+      fits &= x.size(d) == 1 || x.stride(d) == inner;
+      inner *= x.size(d);
+    }
+    for (int64_t d = dim - 1; d >= 0; --d) {
+      if (x.size(d) == 1) continue;
+      fits &= outer == 1 || x.stride(d) == outer_stride * outer;
+      if (outer == 1) outer_stride = x.stride(d);
+      outer *= x.size(d);
+    }
+  }
+};
+
+bool is_plain(const Tensor& x) { return x.is_cuda() && !x.is_neg() && !x.is_conj(); }
+
+bool done(cudaError_t error) {
+  if (error == cudaErrorNotSupported) return false;
+  C10_CUDA_CHECK(error);
+  return true;
+}
+
+cudaStream_t stream_of(const Tensor& x) { return c10::cuda::getCurrentCUDAStream(x.device().index()); }
+
+}  // namespace
+
+bool copy_numbered(const Tensor& from, int64_t dim, const Tensor& numbers, const Tensor& to) {
+  if (!is_plain(from) || !is_plain(to) || from.scalar_type() != to.scalar_type() || !numbers.is_contiguous()) return false;
+  const Layout in(from, dim), out(to, dim);
+  if (!in.fits || !out.fits) return false;
+  const int64_t size = from.itemsize();
+  const c10::cuda::CUDAGuard guard(from.device());
+  return done(cuda::copy_rows(
+      {static_cast<const char*>(from.const_data_ptr()), static_cast<char*>(to.mutable_data_ptr()), numbers.const_data_ptr(),
+       numbers.scalar_type() == at::kLong, numbers.numel(), from.size(dim), in.outer, in.inner * size, from.stride(dim) * size,
+       to.stride(dim) * size, in.outer_stride * size, out.outer_stride * size},
+      stream_of(from)));
+}
+
+Tensor number_entries(const Tensor& offsets, int64_t entries) {
+  const int64_t count = offsets.numel() - 1;
+  if (!is_plain(offsets) || !offsets.is_contiguous() || count >= int64_t{1} << 31) return {};
+  const Tensor numbers = allocate({entries}, at::kInt, offsets);
+  const c10::cuda::CUDAGuard guard(offsets.device());
+  C10_CUDA_CHECK(cuda::number_entries(offsets.const_data_ptr(), offsets.scalar_type() == at::kLong, count, entries,
+                                      numbers.mutable_data_ptr<int32_t>(), stream_of(offsets)));
+  return numbers;
+}
+
+Tensor apply_numbered(Formula formula, const Tensor& x, int64_t dim, const Tensor& numbers, const Tensor& g, const Tensor& r,
+                      at::ScalarType dtype) {
+  const bool elementwise = formula == Formula::softmax_backward;
+  const auto is_table = [](const Tensor& t) { return t.is_contiguous() && t.scalar_type() == at::kFloat && is_plain(t); };
+  if (!is_plain(x) || !x.is_contiguous() || numbers.scalar_type() != at::kInt || !at::isFloatingType(dtype)) return {};
+  if (elementwise ? !is_plain(g) || !g.is_contiguous() || g.scalar_type() != x.scalar_type() : !is_table(g)) return {};
+  if (r.defined() && !is_table(r)) return {};
+  const Layout layout(x, dim);
+  const Tensor result = allocate(x.sizes(), dtype, x);
+  const c10::cuda::CUDAGuard guard(x.device());
+  const bool found = done(cuda::apply_numbered(
+      {formula, x.const_data_ptr(), dtype_of(x.scalar_type(), "an input of dtype"), result.mutable_data_ptr(),
+       dtype_of(dtype, "a result of dtype"), g.const_data_ptr(), r.defined() ? r.const_data_ptr() : nullptr, nullptr,
+       numbers.const_data_ptr<int32_t>(), layout.outer, x.size(dim), layout.inner, elementwise ? r.size(dim) : g.size(dim)},
+      stream_of(x)));
+  return found ? result : Tensor();
+}
+
+#else
+
+bool copy_numbered(const at::Tensor&, int64_t, const at::Tensor&, const at::Tensor&) { return false; }
+at::Tensor number_entries(const at::Tensor&, int64_t) { return {}; }
+at::Tensor apply_numbered(Formula, const at::Tensor&, int64_t, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                          at::ScalarType) {
+  return {};
+}
+
+#endif
+
+}  // namespace gpureduce
