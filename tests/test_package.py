@@ -21,6 +21,7 @@ import torch
 
 import torch_reduce
 from support import FAMILY, NORMS, OPERATIONS, POWSUMS, assert_same_bits, data
+from table import SEGMENTS
 from torch_reduce._library import entry
 
 PACKAGE = pathlib.Path(torch_reduce.__file__).resolve().parent
@@ -66,7 +67,7 @@ def test_every_operation_is_tested():
     """Each op with an out= overload is in tests/support.py, or takes the power of such ones; all have functions."""
     names = operators(".out")
     public = {name for name in names if not name.startswith("_")}
-    others = {"dot", "linalg_powsum", "linalg_vector_norm", "segment_mean", "segment_sum", "std", "var", "weighted_sum"}
+    others = {"dot", "linalg_powsum", "linalg_vector_norm", "std", "var", "weighted_sum", *map(str, SEGMENTS)}
     others |= {"softmax", "log_softmax"}  # tests/test_rows.py
     assert public == {*map(str, [*OPERATIONS, *FAMILY]), *others}
     assert names >= {*map(str, NORMS), *map(str, POWSUMS)}
@@ -78,7 +79,7 @@ def test_documented_and_typed():
     assert (PACKAGE / "py.typed").exists()
     wanted = {"__version__", "distributed", "explain", "ladder", "replace_torch_sum", "tune", *map(str, OPERATIONS)}
     wanted |= {"powsum", "vector_norm", "get_total_norm", "clip_grad_norm_", "weighted_sum", "dot", "replace"}
-    wanted |= {*map(str, FAMILY), "segment_mean", "segment_sum", "std", "var", "var_mean"}
+    wanted |= {*map(str, [*FAMILY, *SEGMENTS]), "segment_softmax", "std", "var", "var_mean"}
     wanted |= {"softmax", "log_softmax", "rms_norm", "layer_norm", "log_prob", "cross_entropy"}
     wanted |= {"check_batch_invariance", "IndexPlan", "index_plan"}
     assert set(torch_reduce.__all__) == wanted
