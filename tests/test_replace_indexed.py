@@ -83,7 +83,14 @@ def variants(device):
 def test_index_add(name, device):
     """Each output is its element plus alpha times the sum of its entries, rounded once; in all forms and layouts."""
     for (shape, dim, count), alpha, index_type in itertools.product(
-        [((7,), 0, 5000), ((5, 3), 0, 1200), ((3, 6, 2), 1, 700), ((2, 9), -1, 900)],
+        [
+            ((7,), 0, 5000),
+            ((5, 3), 0, 1200),
+            ((3, 6, 2), 1, 700),
+            ((2, 9), -1, 900),
+            ((9000, 2), 0, 1000),
+            ((2, 30), 1, 1),
+        ],
         (1, -0.3),
         (torch.int64, torch.int32),
     ):
@@ -109,6 +116,8 @@ def test_scatter_add(name, device):
         ((5, 4), 0, (900, 4), (900, 4)),
         ((5, 40), 1, (4, 800), (5, 801)),
         ((2, 6, 3), 1, (2, 500, 2), (2, 500, 3)),
+        ((9, 4000), 1, (8, 300), (8, 300)),
+        ((400, 5, 30), 0, (700, 4, 1), (701, 5, 2)),
     ]:
         x, src = data(shape, name, seed=1, device=device), data(src_shape, name, seed=2, device=device)
         index = problem(index_shape, shape[dim], 3, device)
@@ -141,6 +150,9 @@ INDICES = {
     "apart": ((5, 2, 4), lambda i, m: [i((600,), 5), None, i((600,), 4)]),
     "apart, at the end": ((2, 5, 3, 4), lambda i, m: [None, i((600,), 5), None, i((600,), 4)]),
     "all": ((5, 4), lambda i, m: [i((900,), 5), i((900,), 4)]),
+    "few": ((9000, 2), lambda i, m: [i((600,), 90)]),
+    "few of two": ((300, 2, 200), lambda i, m: [i((600,), 3, -3), None, i((600,), 4)]),
+    "few in the middle": ((2, 100, 90, 2), lambda i, m: [None, i((40, 1), 4), i((20,), 5)]),
     "a mask": ((60, 3), lambda i, m: [m((60,))]),
     "a mask of two dims": ((6, 50, 3), lambda i, m: [m((6, 50))]),
     "a mask and a tensor": ((40, 7), lambda i, m: [m((40,)), i((1,), 7)]),
@@ -219,6 +231,27 @@ def test_bincount(name, device):
         wide = weights.to(torch.float32 if name == "float32" else torch.float64)
         zeros = torch.zeros(max(minlength, int(index.max()) + 1), dtype=wide.dtype)
         assert_same_bits(found, added(zeros, index.cpu().numpy(), wide))
+
+
+def allocated(call):
+    """The bytes that a call allocates on the CPU, of all its tensors together."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        call()
+    return sum(max(event.self_cpu_memory_usage, 0) for event in profile.key_averages())
+
+
+def test_few_entries_need_little_memory():
+    """What is added in place to few outputs of many takes memory of the entries' size alone."""
+    x = torch.zeros(1000, 4000)
+    i, j = problem((100,), 1000, 1, "cpu"), problem((100,), 4000, 2, "cpu")
+    with replaced("cpu"):
+        for call in (
+            lambda: x.index_put_((i, j), torch.ones(100), accumulate=True),
+            lambda: x.index_add_(0, i[:9], torch.ones(9, 4000)),
+            lambda: x.scatter_add_(1, j[:, None], torch.ones(100, 1)),
+        ):
+            call()  # the first one loads code
+            assert 0 < allocated(call) < x.nbytes / 8
 
 
 # --- torch's values ---------------------------------------------------------------------------------------------------

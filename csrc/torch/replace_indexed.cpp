@@ -91,12 +91,40 @@ decltype(auto) checked(Ours ours, Otherwise otherwise) {
   }
 }
 
+// --- few entries ------------------------------------------------------------------------------------------------------------
+
+// True if there are so few entries that the sums of all outputs would take longer. No guard on traced sizes that may change.
+bool is_few(const c10::SymInt& entries, const c10::SymInt& outputs) {
+  const auto some = entries.maybe_as_int(), all = outputs.maybe_as_int();
+  return some && all && *some <= *all / 8;
+}
+
+// What each entry's output becomes, where no other output is looked at. Entries lie along `dim`.
+//
+// numbers  the number of each entry's output: equal ones have one output
+// before   the output of each entry
+//
+// Outputs with entries are numbered anew, in a row. Entries of one output have equal results, so that the order in which a
+// caller writes these does not matter.
+Tensor after_adding(const Tensor& numbers, const Tensor& before, const Tensor& values, int64_t dim, const at::Scalar& alpha) {
+  const auto [sorted, order] = at::sort(numbers, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const c10::SymInt count = numbers.sym_size(0);
+  const Tensor next = sorted.slice_symint(0, 1).ne(sorted.slice_symint(0, 0, count - 1)).to(at::kLong).cumsum(0);
+  const Tensor own = at::zeros_like(order).scatter(0, order, at::cat({at::zeros({1}, next.options()), next}));
+  const Tensor outputs = before.index_copy(dim, own, before);
+  return indexed::index_add(outputs, dim, own, values, alpha).index_select(dim, own);
+}
+
+// --- kernels ----------------------------------------------------------------------------------------------------------------
+
 // The kernels of a function that adds to its first argument. Function has:
 //
-// Torch   the originals
-// ours    (self, rest...) -> the result
-// takes   (self, rest...) -> whether it is ours
-// reads   (rest...) -> the tensors that are read, which may not be where the result is written
+// Torch          the originals
+// ours           (self, rest...) -> the result
+// takes          (self, rest...) -> whether it is ours
+// has_few        (self, rest...) -> whether there are few entries
+// few<in_place>  (self, rest...) -> the result if there are few
+// reads          (rest...) -> the tensors that are read, which may not be where the result is written
 template <class Function, DispatchKey key, class... Rest>
 struct Adding {
   using Torch = typename Function::Torch;
@@ -104,20 +132,29 @@ struct Adding {
   static Tensor functional(const Tensor& self, Rest... rest) {
     const auto otherwise = [&] { return Torch::template call<key>(self, rest...); };
     if (!Function::takes(self, rest...)) return otherwise();
-    return checked<key>([&] { return Function::ours(self, rest...); }, otherwise);
+    return checked<key>([&] { return ours(self, rest...); }, otherwise);
   }
   static Tensor& in_place(Tensor& self, Rest... rest) {
     const auto otherwise = [&]() -> Tensor& { return Torch::template in_place<key>(self, rest...); };
     if (!Function::takes(self, rest...) || !may_write(self, self, rest...)) return otherwise();
-    return checked<key>([&]() -> Tensor& { return self.copy_(Function::ours(self, rest...)); }, otherwise);
+    return checked<key>(
+        [&]() -> Tensor& {
+          if (Function::has_few(self, rest...)) Function::template few<true>(self, rest...);
+          else self.copy_(Function::ours(self, rest...));
+          return self;
+        },
+        otherwise);
   }
   static Tensor& out(const Tensor& self, Rest... rest, Tensor& out) {
     const auto otherwise = [&]() -> Tensor& { return Torch::template out<key>(out, self, rest...); };
     if (!Function::takes(self, rest...) || !may_write(out, self, rest...)) return otherwise();
-    return checked<key>([&]() -> Tensor& { return write(out, Function::ours(self, rest...)); }, otherwise);
+    return checked<key>([&]() -> Tensor& { return write(out, ours(self, rest...)); }, otherwise);
   }
 
  private:
+  static Tensor ours(const Tensor& self, const Rest&... rest) {
+    return Function::has_few(self, rest...) ? Function::template few<false>(self, rest...) : Function::ours(self, rest...);
+  }
   static bool may_write(const Tensor& written, const Tensor& self, const Rest&... rest) {
     return std::apply([&](const auto&... read) { return is_writable(written, self, read...); }, Function::reads(rest...));
   }
@@ -137,6 +174,15 @@ struct IndexAdd {
     return true;
   }
   static constexpr auto ours = indexed::index_add;
+  static bool has_few(const Tensor& self, int64_t dim, const Tensor& index, const Tensor&, const at::Scalar&) {
+    return is_few(index.sym_numel(), self.sym_size(dim));
+  }
+  template <bool in_place>
+  static Tensor few(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source, const at::Scalar& alpha) {
+    const Tensor at = index.reshape(-1).to(at::kLong);
+    const Tensor after = after_adding(at, self.index_select(dim, at), source, dim, alpha);
+    return in_place ? self.index_copy_(dim, at, after) : self.index_copy(dim, at, after);
+  }
   static auto reads(int64_t, const Tensor& index, const Tensor& source, const at::Scalar&) { return std::tie(index, source); }
 
  private:
@@ -164,6 +210,27 @@ struct ScatterAdd {
     return true;
   }
   static constexpr auto ours = indexed::scatter_add;
+  static bool has_few(const Tensor& self, int64_t, const Tensor& index, const Tensor&) {
+    return is_few(index.sym_numel(), self.sym_numel());
+  }
+  template <bool in_place>
+  static Tensor few(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src) {
+    const int64_t rank = self.dim(), along = at::maybe_wrap_dim(dim, rank);
+    Tensor numbers, values = src;
+    for (int64_t d = 0; d < rank; ++d) {
+      Tensor place = index;
+      if (d != along) {
+        at::DimVector shape(rank, 1);
+        shape[d] = -1;
+        place = at::arange(index.sym_size(d), index.options()).view(shape);
+      }
+      numbers = numbers.defined() ? numbers.mul(self.sym_size(d)).add(place) : place;
+      values = values.narrow_symint(d, 0, index.sym_size(d));
+    }
+    const Tensor after = after_adding(numbers.reshape(-1), self.gather(dim, index).reshape(-1), values.reshape(-1), 0, 1)
+                             .reshape_symint(index.sym_sizes());
+    return in_place ? self.scatter_(dim, index, after) : self.scatter(dim, index, after);
+  }
   static auto reads(int64_t, const Tensor& index, const Tensor& src) { return std::tie(index, src); }
 };
 template <DispatchKey key>
@@ -173,7 +240,9 @@ using ScatterAddKernels = Adding<ScatterAdd, key, int64_t, const Tensor&, const 
 
 // self[indices] += values as an index_add: of values to `view` along `dim`, once the `count` dims from there on are one.
 struct Flat {
-  Tensor view;  // self with its dims in `order`, in which the indexed ones are side by side
+  Indices indices;  // one for each dim of self
+  Sizes read;       // the shape of self[indices]
+  Tensor view;      // self with its dims in `order`, in which the indexed ones are side by side
   at::DimVector order;
   int64_t dim = 0, count = 0;
   Tensor index, values;
@@ -300,6 +369,8 @@ std::optional<Flat> flattened(const Tensor& self, const Indices& given, const Te
   flat.index = linear_index(self, dims, trusted).expand_symint(shape).reshape_symint({entries});
   flat.values = values.expand_symint(wanted).reshape_symint(
       with_sizes(wanted, flat.dim, static_cast<int64_t>(shape.size()), c10::SymIntArrayRef(entries)));
+  flat.read = wanted;
+  for (const Tensor& index : dims.index) flat.indices.push_back(gathered::optional(index));
   return flat;
 }
 
@@ -309,6 +380,18 @@ Tensor added(const Flat& flat) {
   const c10::SymInt outputs = product(sizes.slice(flat.dim, flat.count));
   const Tensor target = flat.view.reshape_symint(with_sizes(sizes, flat.dim, flat.count, c10::SymIntArrayRef(outputs)));
   return IndexAdd::ours(target, flat.dim, flat.index, flat.values, 1).reshape_symint(sizes);
+}
+
+bool has_few(const Flat& flat) {
+  return is_few(flat.index.sym_size(0), product(flat.view.sym_sizes().slice(flat.dim, flat.count)));
+}
+
+// The result if there are few entries.
+template <bool in_place>
+Tensor few(const Tensor& self, const Flat& flat) {
+  const Tensor before = self.index(flat.indices).reshape_symint(flat.values.sym_sizes());
+  const Tensor after = after_adding(flat.index, before, flat.values, flat.dim, 1).reshape_symint(flat.read);
+  return in_place ? self.index_put_(flat.indices, after) : self.index_put(flat.indices, after);
 }
 
 template <DispatchKey key>
@@ -329,7 +412,8 @@ struct IndexPut {
     if (!flat) return otherwise();
     return checked<key>(
         [&]() -> Tensor& {
-          flat->view.copy_(added(*flat));
+          if (has_few(*flat)) few<true>(self, *flat);
+          else flat->view.copy_(added(*flat));
           return self;
         },
         otherwise);
@@ -340,6 +424,7 @@ struct IndexPut {
     if (!takes(self, indices, values, accumulate)) return {};
     const auto flat = flattened<key>(self, indices, values, false);
     if (!flat) return {};
+    if (has_few(*flat)) return few<false>(self, *flat);
     at::DimVector back(flat->order.size());
     for (size_t i = 0; i < back.size(); ++i) back[flat->order[i]] = static_cast<int64_t>(i);
     const Tensor result = added(*flat).permute(back);
