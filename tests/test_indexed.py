@@ -654,6 +654,7 @@ def test_torch_errors(device):
         wrong += [
             both("scatter_add", x, 0, index[None] + 2, y),
             both("scatter_add", x, 0, -index[None], y),
+            both("scatter_add", x, 1, index[None] * 2, y),  # in memory it is an element of the next row
             both("scatter_add", x, 0, index[:, None].expand(2, 2) + 2, y),
             both("embedding", index + 2, x),
             both("embedding", -index, x),
