@@ -24,15 +24,24 @@ __all__ = [
     "amax",
     "amin",
     "any",
+    "bincount",
     "check_batch_invariance",
     "clip_grad_norm_",
     "count_nonzero",
     "cross_entropy",
     "distributed",
     "dot",
+    "embedding",
+    "embedding_bag",
     "explain",
     "get_total_norm",
+    "index_add",
+    "index_add_",
+    "index_amax",
+    "index_amin",
+    "index_mean",
     "index_plan",
+    "index_sum",
     "ladder",
     "layer_norm",
     "log_prob",
@@ -45,6 +54,7 @@ __all__ = [
     "replace",
     "replace_torch_sum",
     "rms_norm",
+    "scatter_add",
     "segment_mean",
     "segment_sum",
     "softmax",
@@ -84,6 +94,18 @@ else:
     from ._clip import clip_grad_norm_, get_total_norm
     from ._family import all, amax, amin, any, count_nonzero, logsumexp, nansum, prod
     from ._index import IndexPlan, index_plan
+    from ._indexed import (
+        bincount,
+        embedding,
+        embedding_bag,
+        index_add,
+        index_add_,
+        index_amax,
+        index_amin,
+        index_mean,
+        index_sum,
+        scatter_add,
+    )
     from ._replace import replace, replace_torch_sum
     from ._rows import cross_entropy, layer_norm, log_prob, log_softmax, rms_norm, softmax
     from ._segment import segment_mean, segment_sum
@@ -95,6 +117,8 @@ else:
         [all, amax, amin, any, count_nonzero, dot, logsumexp, mean, nansum, powsum, prod, segment_mean, segment_sum]
         + [std, sum, var, var_mean, vector_norm, weighted_sum]
         + [cross_entropy, layer_norm, log_prob, log_softmax, rms_norm, softmax]
+        + [bincount, embedding, embedding_bag, index_add, index_add_, index_amax, index_amin, index_mean, index_sum]
+        + [scatter_add]
     )
     # What the operators do with a DTensor. It comes last, as it uses all of the above.
     _imports.when_imported("torch.distributed.tensor", lambda: import_module(".distributed._dtensor", __name__))

@@ -170,6 +170,14 @@ struct GatherReduction {
     }
     if (out.numel() == 0) return;
     if (s.length == 0) return fill(op, out);
+    Tensor values;
+    if (ends.defined() && edges && edges->const_data_ptr() == given_rows.const_data_ptr() &&
+        are_single(s, data, weight, call.dtype)) {
+      values = in_order(data, rows, weight, call.dim);
+      s.reduction = reduction_of(call, values, out);
+      s.stride = 1;
+      s.gather = {};
+    }
 #ifdef GPUREDUCE_WITH_CUDA
     if (data.is_cuda()) return run_cuda(s, data.device());
 #endif
@@ -177,6 +185,26 @@ struct GatherReduction {
   }
 
  private:
+  // True if entries are single numbers that a sort's order can put side by side first. That is faster than to gather them one
+  // by one in the kernel.
+  static bool are_single(const Segments& s, const Tensor& data, const OptionalTensor& weight, at::ScalarType result) {
+    const auto is_small = [](at::ScalarType t) { return t == at::kFloat || t == at::kHalf || t == at::kBFloat16; };
+    return (op == Operation::sum || op == Operation::mean) && data.numel() == s.gather.rows && is_small(data.scalar_type()) &&
+           is_small(result) && (!weight || is_small(weight->scalar_type()));
+  }
+
+  static Tensor in_order(const Tensor& data, const Tensor& rows, const OptionalTensor& weight, int64_t dim) {
+    static const auto ordered = find<Tensor(const Tensor&, const Tensor&, const OptionalTensor&)>("_gather_values");
+    const Tensor values = ordered.call(data.reshape(-1), rows, weight);
+    return values.view(with_size<int64_t>(data, dim, values.size(0)));
+  }
+
+  static Reduction reduction_of(const Call<int64_t>& call, const Tensor& data, const Tensor& out) {
+    DimMask reduce(data.dim(), false);
+    reduce[call.dim] = true;
+    return make_reduction(op, data, reduce, call.dtype, out, /*keepdim=*/true);
+  }
+
   static Accumulator product_type(const Tensor& data, const Tensor& weight, at::ScalarType result) {
     return weighted::product_of(gpureduce::dtype_of(data.scalar_type(), ""), gpureduce::dtype_of(weight.scalar_type(), ""),
                                 gpureduce::dtype_of(result, ""));
@@ -195,9 +223,7 @@ struct GatherReduction {
       check_numbers(name(), s);
     }
     if (s.length == 0 || data.numel() == 0) return s;
-    DimMask reduce(data.dim(), false);
-    reduce[call.dim] = true;
-    s.reduction = make_reduction(op, data, reduce, call.dtype, out, /*keepdim=*/true);
+    s.reduction = reduction_of(call, data, out);
     s.stride = data.stride(call.dim) * (static_cast<int64_t>(data.itemsize()) / info(s.reduction.in).size);
     s.result_pitch = out.defined() ? out.stride(call.dim) : 0;
     return s;
@@ -230,7 +256,7 @@ Edges sorted_by_rows(const Edges& forward, const c10::SymInt& size) {
   // Entries outside of all outputs get a row of their own, the last one, which nobody reads.
   const auto [number, outside] = numbers_of(forward.offsets, forward.rows.sym_size(0));
   const auto [order, offsets] = plan.call(at::where(outside, size, forward.rows), size + 1);
-  return {number.index_select(0, order), offsets.slice_symint(0, 0, size + 1), edges_at(order)};
+  return {number.masked_fill(outside, 0).index_select(0, order), offsets.slice_symint(0, 0, size + 1), edges_at(order)};
 }
 
 // The dot products of the rows that each edge joins, in the order of the edges.

@@ -1,0 +1,687 @@
+"""Sums by index: index_sum and its kin, index_add, scatter_add, embeddings and bincount."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck, gradgradcheck
+
+import model
+import torch_reduce
+from support import COMPLEX, DTYPES, INTEGER, MEAN, SUM, assert_same_bits, data, dtype_of, kin, name_of, numpy_of
+from table import WEIGHTED
+from test_autocast import without_a_gpu
+from test_autograd import leaf
+from test_meta import opcheck
+from torch_reduce import index_plan
+
+pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
+
+OPS = torch.ops.gpureduce
+AMAX, AMIN = kin("amax", "amin")
+FUNCTIONS = {
+    "sum": (torch_reduce.index_sum, SUM),
+    "mean": (torch_reduce.index_mean, MEAN),
+    "amax": (torch_reduce.index_amax, AMAX),
+    "amin": (torch_reduce.index_amin, AMIN),
+}
+every_function = pytest.mark.parametrize("kind", list(FUNCTIONS))
+FLOATS = ["float32", "float16", "bfloat16", "float64"]
+
+
+def index_of(n, size, device="cpu", seed=0, hot=False):
+    """An index in which output 1 has no entry, if there are several; or one output has most of them."""
+    rng = np.random.default_rng([n, size, seed])
+    found = rng.integers(0, size, n)
+    found[(found == 1) & (size > 1)] = 0
+    if hot:
+        found[rng.random(n) < 0.9] = size - 1
+    return torch.from_numpy(found).to(device)
+
+
+def extreme_of_none(name, largest):
+    """The extremum of no elements: what any element replaces."""
+    if name in INTEGER and name != "bool":
+        info = torch.iinfo(dtype_of(name))
+        return info.min if largest else info.max
+    return (not largest) if name == "bool" else (-math.inf if largest else math.inf)
+
+
+def rows_of(source, index, k, dim):
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(source.element_size(), source.dtype)
+    chosen = (index == k).nonzero()[:, 0]
+    return source.resolve_neg().view(bits).index_select(dim, chosen).view(source.dtype)  # torch takes not all dtypes
+
+
+def expected(kind, source, index, size, dim, weight=None, dtype=None):
+    """The model's results of each output, as stored elements."""
+    each = []
+    for k in range(size):
+        rows = rows_of(source, index, k, dim)
+        if weight is not None:
+            beside = [-1 if d == dim % source.dim() else 1 for d in range(source.dim())]
+            pair = rows, weight[index == k].view(beside).expand(rows.shape)
+            each.append(WEIGHTED.expected(pair, dim, dtype=dtype))
+        elif kind in ("amax", "amin") and rows.shape[dim] == 0:
+            none = torch.tensor(extreme_of_none(name_of(source.dtype), kind == "amax"), dtype=torch.float64)
+            if source.dtype in (torch.int64, torch.uint64):
+                none = torch.tensor(int(extreme_of_none(name_of(source.dtype), kind == "amax")), dtype=source.dtype)
+            shape = [n for d, n in enumerate(source.shape) if d != dim % source.dim()]
+            each.append(numpy_of(none.to(source.dtype).expand(shape).contiguous()))
+        else:
+            each.append(FUNCTIONS[kind][1].expected(rows, dim, dtype=dtype))
+    return np.stack(each, axis=dim % source.dim())
+
+
+def check(kind, source, index, size, dim=0, *, weight=None, dtype=None):
+    """The function has the model's bits, with an index and with a plan. Returns its result."""
+    last = {} if dtype is None else {"dtype": dtype}
+    last |= {} if weight is None else {"weight": weight}
+    function = FUNCTIONS[kind][0]
+    wanted = expected(kind, source, index.to(torch.int64), size, dim, weight, dtype)
+    found = function(source, index, size, dim, **last)
+    assert found.device == source.device
+    assert_same_bits(found, wanted, f"{kind} of {source.dtype}, {tuple(source.shape)}, dim={dim}, {last}")
+    assert_same_bits(function(source, index_plan(index, size), dim=dim, **last), wanted, "with a plan")
+    return found
+
+
+# --- bits -------------------------------------------------------------------------------------------------------------
+
+
+@every_function
+@pytest.mark.parametrize("name", DTYPES)
+def test_dtypes(name, kind, device):
+    """Every dtype, along the first, a middle and the last dim, as a vector and as a view; int32 and int64 indices."""
+    if not FUNCTIONS[kind][1].targets(name, None):
+        pytest.skip("not of this dtype")
+    for shape, dim in (((90,), 0), ((90, 5), 0), ((3, 90, 4), 1), ((3, 90), -1)):
+        index = index_of(90, 7, device)
+        source = data(shape, name, seed=3, device=device)
+        check(kind, source, index, 7, dim)
+        check(kind, data(shape, name, seed=5, device=device), index.to(torch.int32), 7, dim)
+    check(kind, data((90, 10), name, device=device)[:, ::2], index, 7)
+
+
+@pytest.mark.parametrize("target", ["float64", "float16", "int64", "bool"])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int16"])
+def test_results_of_other_dtypes(name, target, device):
+    """dtype= chooses the result's dtype; elements are never rounded to it."""
+    for shape in ((800,), (800, 3)):
+        check("sum", data(shape, name, device=device), index_of(800, 5, device), 5, dtype=dtype_of(target))
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+def test_single_numbers(name, device):
+    """One number per entry: sorted with the index, put in the plan's order, with weights and without."""
+    for n, size, hot in ((1, 1, False), (5000, 3, False), (20_000, 700, True), (9000, 1, False), (300, 4000, False)):
+        source, index = data((n,), name, seed=2, device=device), index_of(n, size, device, hot=hot)
+        some = size if size < 20 else 20
+        found = check("sum", source, index, size) if size < 20 else torch_reduce.index_sum(source, index, size)
+        weight = data((n,), "float32", seed=5, device=device)
+        weighted = torch_reduce.index_sum(source, index, size, weight=weight)
+        for k in [*range(some - 1), size - 1]:
+            rows = rows_of(source, index, k, 0)
+            assert_same_bits(found[k], SUM.expected(rows, 0))
+            assert_same_bits(weighted[k], WEIGHTED.expected((rows, weight[index == k]), 0))
+        planned = torch_reduce.index_sum(source[:, None], index_plan(index, size), weight=weight)
+        assert_same_bits(planned[:, 0], weighted)
+        assert_same_bits(
+            torch_reduce.index_mean(source, index, size)[-1], MEAN.expected(rows_of(source, index, size - 1, 0), 0)
+        )
+
+
+@pytest.mark.parametrize("of", ["float32", "float64", "bfloat16", "int32", "bool"])
+@pytest.mark.parametrize("name", ["float32", "float16", "float64", "int64"])
+def test_weights(name, of, device):
+    """A weight for each row; each product is rounded once."""
+    weight = data((400,), of, seed=7, device=device)
+    for shape, dim in (((400,), 0), ((400, 6), 0), ((2, 400, 3), 1)):
+        check("sum", data(shape, name, device=device), index_of(400, 6, device), 6, dim, weight=weight)
+
+
+def test_hot_and_empty(device):
+    """One output with nearly all entries; outputs, rows and columns of none."""
+    check("sum", data((30_000, 3), "float32", device=device), index_of(30_000, 4, device, hot=True), 4)
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    for kind in FUNCTIONS:
+        check(kind, torch.empty(0, 3, device=device), none, 5)
+        check(kind, torch.empty(0, device=device), none, 2)
+        assert FUNCTIONS[kind][0](torch.empty(0, 3, device=device), none, 0).shape == (0, 3)
+        assert FUNCTIONS[kind][0](torch.empty(9, 0, device=device), index_of(9, 4, device), 4).shape == (4, 0)
+
+
+@given(st.data())
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+def test_random_problems(device, chosen):
+    """Any dtype, dim, strides, index and weight."""
+
+    def choose(a, b):
+        return chosen.draw(st.integers(a, b))
+
+    kind, name = chosen.draw(st.sampled_from(list(FUNCTIONS))), chosen.draw(st.sampled_from(DTYPES))
+    if not FUNCTIONS[kind][1].targets(name, None):
+        return
+    rank, n, size = choose(1, 3), choose(0, [5, 70, 900][choose(0, 2)]), choose(1, 6)
+    dim = choose(0, rank - 1)
+    shape = [choose(0, 4) for _ in range(rank)]
+    shape[dim] = n
+    order = chosen.draw(st.permutations(range(rank)))
+    source = data([shape[d] for d in order], name, seed=choose(0, 3), device=device).permute(np.argsort(order).tolist())
+    index = index_of(n, size, device, choose(0, 5), hot=bool(choose(0, 1)))
+    index = index.to(torch.int32) if choose(0, 1) else index
+    weight = None
+    if kind == "sum" and name not in COMPLEX and "uint" not in name and "float8" not in name and choose(0, 1):
+        weight = data((n,), chosen.draw(st.sampled_from(["float32", "float64", "int32"])), device=device)
+    check(kind, source, index, size, dim - rank * choose(0, 1), weight=weight)
+
+
+def test_same_bits_each_run(cuda):
+    """Five runs on a GPU and one on the CPU."""
+    source, index = data((300_000, 5), "float32", device=cuda), index_of(300_000, 100, cuda, hot=True)
+    for one, at in ((source, index), (source[:, 0].contiguous(), index)):
+        wanted = torch_reduce.index_sum(one.cpu(), at.cpu(), 100)
+        for _ in range(5):
+            assert_same_bits(torch_reduce.index_sum(one, at, 100), wanted)
+            assert_same_bits(torch_reduce.index_sum(one, index_plan(at, 100)), wanted)
+
+
+# --- index_add and scatter_add ----------------------------------------------------------------------------------------
+
+
+def expected_added(input, dim, index, source, alpha=1):
+    """input + alpha * S, where S is the model's sum before it is rounded; real and complex floats, and integers."""
+    name = name_of(input.dtype)
+    if name in INTEGER:
+        wide = (index[:, None] == torch.arange(input.shape[dim], device=index.device)).to("cpu", torch.int64)
+        sums = torch.tensordot(source.cpu().to(torch.int64).movedim(dim, -1), wide, 1).movedim(-1, dim)
+        if name == "bool":
+            return numpy_of(input.cpu() | (sums != 0))
+        return numpy_of((input.cpu().to(torch.int64) + alpha * sums).to(input.dtype))
+    acc = {"float64": "float64", "complex128": "complex128"}.get(name, "complex64" if name in COMPLEX else "float32")
+    part = {"complex64": "float32", "complex128": "float64"}.get(acc, acc)
+    stored = expected("sum", source, index, input.shape[dim], dim, dtype=dtype_of(acc))
+    sums = model.decode(stored, part)
+    own = model.decode(numpy_of(input), {"complex64": "float32", "complex128": "float64"}.get(name, name))
+    number = sums.dtype.type
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = own.astype(number) + number(alpha) * sums
+    shape = [-1 if d == dim % input.dim() else 1 for d in range(input.dim())] + [1]
+    touched = (
+        (index[:, None] == torch.arange(input.shape[dim], device=index.device)).any(0).cpu().numpy().reshape(shape)
+    )
+    found = np.where(touched, found, own.astype(number))
+    return model.encode(found, {"complex64": "float32", "complex128": "float64"}.get(name, name))
+
+
+@pytest.mark.parametrize("alpha", [1, 3, -2])
+@pytest.mark.parametrize("name", [*FLOATS, "int32", "int64", "uint8", "bool", "complex64"])
+def test_index_add(name, alpha, device):
+    """The model's bits, of all dims; scatter_add has them too, by rows and by elements."""
+    for shape, dim in (((70,), 0), ((70, 5), 0), ((2, 70, 3), 1), ((3, 70), -1)):
+        source, index = data(shape, name, seed=1, device=device), index_of(70, 6, device)
+        size = list(shape)
+        size[dim] = 6
+        input = data(size, name, seed=2, device=device)
+        wanted = expected_added(input, dim, index, source, alpha)
+        assert_same_bits(torch_reduce.index_add(input, dim, index, source, alpha=alpha), wanted, f"{shape}, {dim}")
+        assert_same_bits(torch_reduce.index_add(input, dim, index.to(torch.int32), source, alpha=alpha), wanted)
+        own = input.clone()
+        assert torch_reduce.index_add_(own, dim, index, source, alpha=alpha) is own
+        assert_same_bits(own, wanted)
+        if alpha == 1:
+            wide = index.view([-1 if d == dim % source.dim() else 1 for d in range(source.dim())]).expand(shape)
+            assert_same_bits(torch_reduce.scatter_add(input, dim, wide, source), wanted)
+            assert_same_bits(torch_reduce.scatter_add(input, dim, wide.contiguous(), source), wanted)
+            assert_same_bits(torch_reduce.scatter_add(input, dim, wide.contiguous().to(torch.int32), source), wanted)
+
+
+def test_rounded_once(device):
+    """Small floats are added in float32: 2048 ones are 2048, and 0.5 more than 2048 is not lost before the next 0.5."""
+    index = torch.zeros(5000, dtype=torch.int64, device=device)
+    ones = torch.ones(5000, dtype=torch.bfloat16, device=device)
+    result = torch_reduce.index_add(torch.full((1,), 8.0, dtype=torch.bfloat16, device=device), 0, index, ones)
+    assert result.item() == torch.tensor(5008.0).bfloat16().item()
+    half = torch.tensor([257.0], device=device).bfloat16(), torch.tensor([-256.0, 0.5], device=device).bfloat16()
+    assert torch_reduce.index_add(half[0], 0, index[:2], half[1]).item() == half[0].item() - 255.5
+
+
+def test_rows_without_entries(device):
+    """They stay as they are: -0.0, and with any alpha."""
+    input = torch.full((3, 4), -0.0, device=device)
+    index = torch.tensor([1], device=device)
+    found = torch_reduce.index_add(input, 0, index, torch.ones(1, 4, device=device), alpha=math.inf)
+    wanted = input.clone()
+    wanted[1] = math.inf
+    assert_same_bits(found, wanted)
+    wanted[1] = -0.0
+    wanted[0, :2] = 1
+    one, row = torch.ones(1, 2, device=device), torch.zeros(1, 1, dtype=torch.int64, device=device)
+    assert_same_bits(torch_reduce.scatter_add(input, 0, row.expand(1, 2), one), wanted)
+    assert_same_bits(torch_reduce.scatter_add(input, 0, row.repeat(1, 2), one), wanted)
+    assert_same_bits(torch_reduce.scatter_add(input, 0, row[:0], one), input)
+
+
+def small(name, shape, seed, device):
+    return (data(shape, "int8", seed=seed, device=device).double() / 16).to(dtype_of(name))
+
+
+def test_as_torch(device):
+    """In float64 the results are torch's, to rounding: all functions, general scatters, smaller indices, no dims."""
+    close = torch.testing.assert_close
+    input, source = small("float64", (6, 5, 4), 1, device), small("float64", (6, 9, 4), 2, device)
+    index = index_of(9, 5, device)
+    close(torch_reduce.index_add(input, 1, index, source, alpha=2.5), input.index_add(1, index, source, alpha=2.5))
+    wide = index_of(5 * 7 * 3, 5, device).view(5, 7, 3)
+    close(torch_reduce.scatter_add(input, 1, wide, source), input.scatter_add(1, wide, source))
+    thin = index.view(1, 9, 1).expand(5, 9, 2)
+    close(torch_reduce.scatter_add(input, 1, thin, source), input.scatter_add(1, thin, source))
+    scalar, zero = torch.tensor(1.5, device=device), torch.tensor(0, device=device)
+    close(torch_reduce.index_add(scalar, 0, zero, scalar), scalar + scalar)
+    close(torch_reduce.scatter_add(scalar, 0, zero, scalar), scalar + scalar)
+    complexes = data((9, 2), "complex128", device=device) / 100, data((5, 2), "complex128", device=device) / 100
+    ours = torch_reduce.index_add(complexes[1], 0, index, complexes[0], alpha=2 - 1j)
+    close(ours, complexes[1].index_add(0, index, complexes[0], alpha=2 - 1j))
+
+    table, rows = small("float64", (7, 3), 3, device), index_of(12, 7, device).view(3, 4)
+    functional = torch.nn.functional
+    for padding in (None, 2, -1):
+        ours, theirs = (table.clone().requires_grad_() for _ in range(2))
+        first, second = torch_reduce.embedding(rows, ours, padding), functional.embedding(rows, theirs, padding)
+        assert_same_bits(first.detach(), second.detach())
+        close(*(torch.autograd.grad((y * y).sum(), x)[0] for x, y in ((ours, first), (theirs, second))))
+    ends, flat = torch.tensor([0, 3, 3, 12], device=device), rows.reshape(-1)
+    weight = small("float64", (12,), 4, device)
+    for mode, own in (("sum", None), ("mean", None), ("sum", weight)):
+        ours = torch_reduce.embedding_bag(flat, table, ends, mode=mode, per_sample_weights=own)
+        more = dict(mode=mode, per_sample_weights=own, include_last_offset=True)
+        close(ours, functional.embedding_bag(flat, table, ends, **more))
+    for given_weights in (None, weight, weight.float(), weight.half(), flat):
+        for least in (0, 20):
+            ours = torch_reduce.bincount(flat, given_weights, least)
+            close(ours, torch.bincount(flat, given_weights, least))
+    close(torch_reduce.bincount(flat[:0], weight[:0], 3), torch.bincount(flat[:0], weight[:0], 3))
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_embeddings(name, device):
+    """A row's gradient has the bits of the sum of its entries' gradients, and a bag has those of its rows' sum."""
+    rows, table = index_of(600, 9, device), data((9, 5), name, device=device).requires_grad_()
+    given_grad = data((20, 30, 5), name, seed=4, device=device)
+    result = torch_reduce.embedding(rows.view(20, 30), table, 4)
+    assert_same_bits(result.detach(), table.detach()[rows].view(20, 30, 5))
+    (grad,) = torch.autograd.grad(result, table, given_grad)
+    wanted = torch_reduce.index_sum(given_grad.view(600, 5), rows, 9)
+    assert_same_bits(wanted, expected("sum", given_grad.view(600, 5), rows, 9, 0))
+    wanted[4] = 0
+    assert_same_bits(grad, wanted)
+    offsets = torch.tensor([0, 7, 7, 600], device=device)
+    weights = data((600,), name, seed=6, device=device)
+    for mode, operation in (("sum", SUM), ("mean", MEAN)):
+        bags = torch_reduce.embedding_bag(rows, table.detach(), offsets, mode=mode)
+        assert_same_bits(bags[2], operation.expected(table.detach()[rows[7:]], 0))
+        assert_same_bits(bags[1], torch.zeros(5, dtype=table.dtype, device=device))
+    bags = torch_reduce.embedding_bag(rows, table.detach(), offsets, per_sample_weights=weights)
+    pair = table.detach()[rows[7:]], weights[7:, None].expand(593, 5)
+    assert_same_bits(bags[2], WEIGHTED.expected(pair, 0))
+
+
+def test_bincount(device):
+    """Counts are int64, and sums of weights have the model's bits, in torch's dtypes."""
+    rows = index_of(5000, 7, device)
+    assert_same_bits(torch_reduce.bincount(rows, minlength=9), torch.bincount(rows.cpu(), minlength=9).to(device))
+    for name, result in (("float32", "float32"), ("float16", "float64"), ("int32", "float64"), ("float64", "float64")):
+        weights = data((5000,), name, device=device)
+        wanted = expected("sum", weights.to(dtype_of(result)), rows, 7, 0)
+        assert_same_bits(torch_reduce.bincount(rows.to(torch.uint8), weights), wanted)
+
+
+# --- derivatives, vmap, tracing ---------------------------------------------------------------------------------------
+
+INDEX = [3, 0, 0, 3, 2, 0]
+
+
+def differentiable(device):
+    """Functions of float64 leaves, with those leaves: no output of extrema is empty, and none has ties."""
+    index, plain = torch.tensor(INDEX, device=device), torch.tensor([1, 0, 0, 1, 2, 0], device=device)
+    wide = index_of(15, 4, device).view(5, 3)
+    plan, ends = index_plan(index, 4), torch.tensor([0, 2, 2, 6], device=device)
+    rows, weight, vector = leaf((6, 3), device=device), leaf((6,), device=device, seed=1), leaf((6,), device=device)
+    base, single = leaf((4, 3), device=device, seed=2), leaf((4,), "complex128", device)
+    line = leaf((6,), "complex128", device)
+    reduce = torch_reduce
+    return {
+        "sum": (lambda x, w: reduce.index_sum(x, index, 4, weight=w), (rows, weight)),
+        "sum, plan": (lambda x, w: reduce.index_sum(x, plan, weight=w), (rows, weight)),
+        "sum of a vector": (lambda x, w: reduce.index_sum(x, index, 4, weight=w), (vector, weight)),
+        "mean": (lambda x: reduce.index_mean(x, plain, 3), (rows,)),
+        "amax": (lambda x: reduce.index_amax(x, plain, 3), (rows,)),
+        "amin": (lambda x: reduce.index_amin(x.t(), index_plan(plain, 3), dim=1), (rows,)),
+        "index_add": (lambda x, y: reduce.index_add(x, 0, index, y, alpha=2.5), (base, rows)),
+        "index_add_": (lambda x, y: reduce.index_add_(x * 1, 0, index, y), (base, rows)),
+        "index_add, complex": (lambda x, y: reduce.index_add(x, 0, index, y, alpha=2 + 1j), (single, line)),
+        "scatter_add": (lambda x, y: reduce.scatter_add(x, 0, wide, y), (base, rows)),
+        "scatter_add, rows": (lambda x, y: reduce.scatter_add(x, 0, index[:, None].expand(6, 2), y), (base, rows)),
+        "embedding": (lambda x: reduce.embedding(index.view(2, 3), x), (base,)),
+        "bag": (lambda x, w: reduce.embedding_bag(index, x, ends, per_sample_weights=w), (base, weight)),
+        "bag, mean": (lambda x: reduce.embedding_bag(index, x, ends, mode="mean"), (base,)),
+        "bincount": (lambda w: reduce.bincount(index, w), (weight,)),
+    }
+
+
+every_differentiable = pytest.mark.parametrize("form", list(differentiable("cpu")))
+
+
+@every_differentiable
+def test_derivatives(form, device):
+    """First and second derivatives, backward and forward."""
+    function, inputs = differentiable(device)[form]
+    assert gradcheck(function, inputs, check_forward_ad=True)
+    assert gradgradcheck(function, inputs)
+
+
+def test_padding_has_no_derivative(device):
+    """Entries of padding_idx give the table nothing, and in the derivative of the gradient neither."""
+    rows, table = torch.tensor([[1, 2], [0, 2]], device=device), leaf((4, 3), device=device)
+    (grad,) = torch.autograd.grad(torch_reduce.embedding(rows, table, 2).sum(), table)
+    assert grad[:, 0].tolist() == [1, 1, 0, 0]
+
+    def gradient(given_grad):
+        return torch.autograd.grad(torch_reduce.embedding(rows, table, 2), table, given_grad, create_graph=True)[0]
+
+    assert gradcheck(gradient, (leaf((2, 2, 3), device=device),))
+    batched = torch.vmap(torch.func.grad(lambda x: (torch_reduce.embedding(rows, x, -2) ** 2).sum()))(
+        table.detach().expand(2, 4, 3)
+    )
+    assert_same_bits(batched[1, 2], torch.zeros(3, dtype=torch.float64, device=device))
+
+
+def test_gradients_of_vectors(device):
+    """A vector that needs a gradient has the same sums, and float32 gradients of small floats are rounded once."""
+    source, index = data((3000,), "bfloat16", device=device), index_of(3000, 5, device)
+    tracked = source.clone().requires_grad_()
+    result = torch_reduce.index_sum(tracked, index, 5)
+    assert_same_bits(result.detach(), torch_reduce.index_sum(source, index, 5))
+    given_grad = data((5,), "bfloat16", device=device)
+    (grad,) = torch.autograd.grad(result, tracked, given_grad)
+    assert_same_bits(grad, given_grad[index])
+    base = data((5,), "bfloat16", seed=3, device=device).requires_grad_()
+    first, second = torch.autograd.grad(torch_reduce.index_add(base, 0, index, tracked), (base, tracked), given_grad)
+    assert_same_bits(first, given_grad)
+    assert_same_bits(second, given_grad[index])
+
+
+def test_inputs_may_change_before_the_backward_pass(device):
+    """index_add keeps neither of its inputs."""
+    base, rows = leaf((4, 3), device=device), leaf((6, 3), device=device)
+    index = torch.tensor(INDEX, device=device)
+    own, more = base * 1, rows * 1
+    result = torch_reduce.index_add(own, 0, index, more)
+    own.zero_()
+    more.zero_()
+    grads = torch.autograd.grad(result.sum(), (base, rows))
+    assert all(grad.eq(1).all() for grad in grads)
+
+
+@every_differentiable
+def test_vmap(form, device):
+    """A batch has the results of its calls, of each input batched and of all; with gradients."""
+    if form in ("bincount", "index_add_"):
+        pytest.skip("waits for the host, or writes an input that is not batched")
+    function, inputs = differentiable(device)[form]
+    plain = [x.detach() for x in inputs]
+    for batched in {(True,) * len(plain), *(tuple(i == k for i in range(len(plain))) for k in range(len(plain)))}:
+        given_inputs = [torch.stack([x, x * 2, x - 1], 1) if b else x for x, b in zip(plain, batched, strict=True)]
+        dims = tuple(1 if b else None for b in batched)
+        found = torch.vmap(function, dims)(*given_inputs)
+        for i in range(3):
+            one = [x.select(1, i) if b else x for x, b in zip(given_inputs, batched, strict=True)]
+            assert_same_bits(found[i], function(*one))
+        gradient = torch.func.grad(lambda *x: (function(*x).abs() ** 2).sum())
+        if not plain[0].is_complex():
+            assert_same_bits(
+                torch.vmap(gradient, dims)(*given_inputs)[1],
+                gradient(*(x.select(1, 1) if b else x for x, b in zip(given_inputs, batched, strict=True))),
+            )
+
+
+def test_vmap_over_indices(device):
+    """An index for each of a batch: each has its own sort."""
+    index = torch.stack([index_of(50, 6, device, seed) for seed in range(3)])
+    table, source = data((6, 4), "float32", device=device), data((50, 4), "float32", device=device)
+    base = data((6, 4), "float32", seed=4, device=device)
+    for function in (
+        lambda i: torch_reduce.index_sum(source, i, 6),
+        lambda i: torch_reduce.index_sum(source[:, 0], i, 6),
+        lambda i: torch_reduce.index_add(base, 0, i, source),
+        lambda i: torch_reduce.scatter_add(base, 0, i[:, None].expand(50, 4), source),
+        lambda i: torch_reduce.embedding(i.view(5, 10), table, 2),
+    ):
+        assert_same_bits(torch.vmap(function)(index), torch.stack([function(i) for i in index]))
+    tables = torch.stack([table, table * 2, -table])
+    found = torch.vmap(lambda i, t: torch_reduce.embedding(i, t, 2))(index, tables)
+    assert_same_bits(found[1], tables[1][index[1]])
+
+
+@every_differentiable
+def test_compile(form, device):
+    """One graph, with eager's bits, also of gradients."""
+    if form == "bincount":
+        pytest.skip("waits for the host, as torch.bincount")
+    function, inputs = differentiable(device)[form]
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    assert_same_bits(compiled(*inputs).detach(), function(*inputs).detach())
+    for one in ([x.detach() for x in inputs], inputs):
+        assert_same_bits(compiled(*one).detach(), function(*one).detach())
+    grads = [torch.autograd.grad(f(*inputs).abs().pow(2).sum(), inputs) for f in (compiled, function)]
+    assert_same_bits(tuple(grads[0]), tuple(grads[1]))
+
+
+def test_compile_with_sizes(device):
+    """One graph for all sizes."""
+    torch._dynamo.reset()
+
+    def sums(x, index, base):
+        added = torch_reduce.index_add(base, 0, index, x)
+        more = torch_reduce.scatter_add(base, 0, index[:, None].expand_as(x), x)
+        single = torch_reduce.index_sum(x[:, 0].contiguous(), index, base.shape[0])
+        return added, more, single, torch_reduce.embedding(index, base, 0)
+
+    compiled = torch.compile(sums, fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for n, size, columns in ((50, 6, 3), (90, 8, 5)):
+            x, base = data((n, columns), "float32", device=device), data((size, columns), "float32", device=device)
+            index = index_of(n, size, device)
+            assert_same_bits(compiled(x, index, base), sums(x, index, base))
+
+
+def test_opcheck(device):
+    """torch.library.opcheck of every operator."""
+    index, x = torch.tensor(INDEX, device=device), leaf((6, 3), "float32", device)
+    base, weight = leaf((4, 3), "float32", device), leaf((6,), "float32", device)
+    opcheck(OPS.index_sum.default, (x, index, 4), dict(weight=weight))
+    opcheck(OPS.index_mean.default, (x, torch.tensor([0, 1, 0, 1, 2, 2], device=device), 3))
+    opcheck(OPS.index_amax.default, (x, torch.tensor([0, 1, 0, 1, 2, 2], device=device), 3))
+    opcheck(OPS.index_add.default, (base, 0, index, x), dict(alpha=2))
+    opcheck(OPS.scatter_add.default, (base, 0, index[:, None].expand(6, 3), x))
+    opcheck(OPS.scatter_add.default, (base, 0, index[:, None].repeat(1, 3), x))
+    opcheck(OPS.embedding.default, (index, base, 3))
+    opcheck(OPS._embedding.default, (base, index, 3))
+    opcheck(OPS.embedding_bag.default, (index, base, torch.tensor([0, 2, 6], device=device)))
+    opcheck(OPS._index_sum_values.default, (weight, index, 4, None, torch.float32))
+
+
+def test_graphs(cuda):
+    """A captured call serves other data and other indices, and nothing waits for the GPU."""
+    x, index = data((4000, 3), "float32", device=cuda), index_of(4000, 50, cuda)
+    base = data((50, 3), "float32", seed=1, device=cuda)
+
+    def work():
+        sums = torch_reduce.index_sum(x, index, 50), torch_reduce.index_sum(x[:, 0].contiguous(), index, 50)
+        added = torch_reduce.index_add(base, 0, index, x, alpha=2)
+        return *sums, added, torch_reduce.scatter_add(base, 0, index[:, None].repeat(1, 3), x)
+
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        work()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = work()
+    for seed in range(3):
+        x.copy_(data((4000, 3), "float32", seed=seed))
+        index.copy_(index_of(4000, 50, seed=seed))
+        graph.replay()
+        assert_same_bits(tuple(y.clone() for y in results), work())
+
+
+def test_autocast():
+    """scatter_add promotes on CUDA, as torch's; sums stay what they are."""
+    with without_a_gpu():
+        low, wide = (torch.empty(3, 4, dtype=d, device="cuda") for d in (torch.float16, torch.float32))
+        index = torch.empty(3, 4, dtype=torch.int64, device="cuda")
+        assert torch_reduce.scatter_add(low, 0, index, wide).dtype == torch.float32
+        assert torch_reduce.scatter_add(wide, 0, index, low).dtype == torch.float32
+        assert torch_reduce.scatter_add(low, 0, index, low).dtype == torch.float16
+        assert torch_reduce.index_sum(low, index[:, 0], 3).dtype == torch.float16
+        with pytest.raises(RuntimeError, match="same scalar type"):
+            torch_reduce.index_add(low, 0, index[:, 0], wide)
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@every_function
+def test_out(kind, device):
+    """out= is written where it lies, or resized; not where a gradient is needed."""
+    function = FUNCTIONS[kind][0]
+    x, index = data((90, 3), "float32", device=device), index_of(90, 4, device)
+    wanted = function(x, index, 4)
+    for at in (index, index_plan(index, 4)):
+        for out in (torch.empty(3, 4, device=device).t(), torch.empty(0, device=device)):
+            assert function(x, at, 4, out=out) is out
+            assert_same_bits(out, wanted)
+        if kind == "sum":  # of any dtype, which dtype= would name
+            counts = torch.empty(4, 3, dtype=torch.int64, device=device)
+            assert_same_bits(function(x, at, 4, out=counts), function(x, at, 4, dtype=torch.int64))
+        else:
+            with pytest.raises(RuntimeError, match="dtype"):
+                function(x, at, 4, out=torch.empty(4, 3, dtype=torch.int16, device=device))
+        with pytest.raises(RuntimeError, match="don't support automatic differentiation"):
+            function(x.requires_grad_(), at, 4, out=torch.empty(4, 3, device=device))
+        x = x.detach()
+
+
+def test_wrong_arguments(device):
+    """Errors name the argument."""
+    x, index = torch.ones(3, 2, device=device), torch.tensor([0, 1, 0], device=device)
+    plan, call = index_plan(index, 2), torch_reduce.index_sum
+    for error, words, work in (
+        (TypeError, "size", lambda: call(x, index)),
+        (TypeError, "size.*must be int", lambda: call(x, index, "2")),
+        (TypeError, "'index' must be Tensor or IndexPlan", lambda: call(x, [0, 1, 0], 2)),
+        (TypeError, "'source' must be Tensor", lambda: call([1.0], index, 2)),
+        (TypeError, "'weight' must be Tensor", lambda: call(x, index, 2, weight=[1.0])),
+        (ValueError, "size: the plan has 2", lambda: call(x, plan, 3)),
+        (RuntimeError, "source: expected 3 rows", lambda: call(x, plan, dim=1)),
+        (RuntimeError, "weight: expected 3 rows", lambda: call(x, plan, weight=x[:2, 0])),
+        (RuntimeError, "index: expected 3 entries", lambda: call(x, index[:2], 2)),
+        (RuntimeError, "weight: expected 3 elements", lambda: call(x, index, 2, weight=x[0])),
+        (RuntimeError, "weight: expected a tensor of one dim", lambda: call(x, index, 2, weight=x)),
+        (RuntimeError, "index: expected a tensor of one dim", lambda: call(x, index[:, None], 2)),
+        (RuntimeError, "index: expected a tensor of int64", lambda: call(x, index.half(), 2)),
+        (RuntimeError, "size: expected a number", lambda: call(x, index, -1)),
+        (RuntimeError, "at least one dim", lambda: call(x[0, 0], index, 2)),
+        (IndexError, "Dimension out of range", lambda: call(x, index, 2, 2)),
+        (NotImplementedError, "complex", lambda: call(x + 1j, index, 2, weight=x[:, 0])),
+        (RuntimeError, "floating", lambda: torch_reduce.index_mean(x.int(), index, 2)),
+        (ValueError, "[Pp]adding_idx", lambda: torch_reduce.embedding(index, x, 3)),
+        (ValueError, "[Pp]adding_idx", lambda: torch_reduce.embedding(index, x, -4)),
+        (ValueError, "mode", lambda: torch_reduce.embedding_bag(index, x, index, mode="max")),
+    ):
+        with pytest.raises(error, match=words):
+            work()
+
+
+def both(work, *args, **kwargs):
+    """The function of torch_reduce and torch's of this name, called so."""
+    functional = torch.nn.functional
+    theirs = getattr(torch, work) if work not in ("embedding", "embedding_bag") else getattr(functional, work)
+    more = dict(include_last_offset=True) if work == "embedding_bag" else {}
+    return lambda: getattr(torch_reduce, work)(*args, **kwargs), lambda: theirs(*args, **kwargs, **more)
+
+
+def test_torch_errors(device):
+    """What torch refuses is refused with an error of its class."""
+    x, index = torch.ones(3, 2, device=device), torch.tensor([0, 1], device=device)
+    y = torch.ones(2, 2, device=device)
+    wrong = [
+        both("index_add", x, 0, index, y[:, :1]),
+        both("index_add", x, 0, index, x),
+        both("index_add", x, 0, index, y.double()),
+        both("index_add", x, 0, index.short(), y),
+        both("index_add", x, 0, index[None], y),
+        both("index_add", x, 2, index, y),
+        both("index_add", x, 0, index, y, alpha=1j),
+        both("index_add", x[0, 0], 0, index, y[0]),
+        both("scatter_add", x, 0, index[None].short(), y),
+        both("scatter_add", x, 0, index[None], y.double()),
+        both("scatter_add", x, 0, torch.zeros(1, 3, dtype=torch.int64, device=device), torch.ones(1, 3, device=device)),
+        both("scatter_add", x, 0, torch.zeros(3, 2, dtype=torch.int64, device=device), y),
+        both("scatter_add", x, 2, index[None], y),
+        both("embedding", index.float(), x),
+        both("embedding", index, x[0]),
+        both("embedding_bag", index, x, index, mode="none"),
+        both("embedding_bag", index, x, torch.tensor([0, 2], device=device), mode="mean", per_sample_weights=x[0]),
+        both("embedding_bag", index, x, torch.tensor([0, 2], device=device), mode="sum", per_sample_weights=x[:, 0]),
+        both(
+            "embedding_bag", index, x, torch.tensor([0, 2], device=device), mode="sum", per_sample_weights=x[0].double()
+        ),
+        both("bincount", index[None]),
+        both("bincount", index, x[:, 0]),
+        both("bincount", index, x[0], minlength=-1),
+        both("bincount", index.float(), x[0]),
+        both("bincount", index - 1, x[0]),
+        both("bincount", [1]),
+    ]
+    if device == "cpu":  # on a GPU an assertion stops the kernel
+        wrong += [
+            both("scatter_add", x, 0, index[None] + 2, y),
+            both("scatter_add", x, 0, -index[None], y),
+            both("scatter_add", x, 1, index[None] * 2, y),  # in memory it is an element of the next row
+            both("scatter_add", x, 0, index[:, None].expand(2, 2) + 2, y),
+            both("embedding", index + 2, x),
+            both("embedding", -index, x),
+        ]
+        for bad in (index + 2, -index):
+            with pytest.raises(IndexError, match=r"index_add\(\).*entry 1"):
+                torch_reduce.index_add(x, 0, bad, y)
+            with pytest.raises(IndexError, match=r"index_sum\(\).*entry 1"):
+                torch_reduce.index_sum(y, bad, 3)
+            with pytest.raises(IndexError, match=r"embedding\(\).*entry"):
+                torch_reduce.embedding(bad * 2, x)
+    for ours, theirs in wrong:
+        with pytest.raises(Exception) as error:
+            theirs()
+        with pytest.raises(error.type):
+            ours()
+    with pytest.raises(RuntimeError, match="more than one element"):
+        torch_reduce.index_add_(torch.ones(1, device=device).expand(3), 0, index, x[:2, 0])
+    own = torch.ones(3, 2, requires_grad=True, device=device)
+    with pytest.raises(RuntimeError, match="leaf"):
+        torch_reduce.index_add_(own, 0, index, y)
+
+
+def test_operators_are_the_functions(device):
+    """torch.ops.gpureduce has each, with the function's documentation."""
+    x, index = data((50, 2), "float32", device=device), index_of(50, 4, device)
+    assert_same_bits(OPS.index_sum(x, index, 4, -2), torch_reduce.index_sum(x, index, 4))
+    assert_same_bits(OPS.index_sum(x, index, 4, 0, out=x.new_empty(4, 2)), torch_reduce.index_sum(x, index, 4))
+    for name in ("index_sum", "index_add", "index_add_", "scatter_add", "embedding", "embedding_bag", "bincount"):
+        assert getattr(OPS, name).__doc__ == getattr(torch_reduce, name).__doc__
