@@ -654,15 +654,18 @@ def test_torch_errors(device):
         wrong += [
             both("scatter_add", x, 0, index[None] + 2, y),
             both("scatter_add", x, 0, -index[None], y),
+            both("scatter_add", x, 1, index[None] * 2, y),  # in memory it is an element of the next row
             both("scatter_add", x, 0, index[:, None].expand(2, 2) + 2, y),
             both("embedding", index + 2, x),
             both("embedding", -index, x),
         ]
         for bad in (index + 2, -index):
-            with pytest.raises(IndexError, match="entry 1"):
+            with pytest.raises(IndexError, match=r"index_add\(\).*entry 1"):
                 torch_reduce.index_add(x, 0, bad, y)
-            with pytest.raises(IndexError, match="entry 1"):
+            with pytest.raises(IndexError, match=r"index_sum\(\).*entry 1"):
                 torch_reduce.index_sum(y, bad, 3)
+            with pytest.raises(IndexError, match=r"embedding\(\).*entry"):
+                torch_reduce.embedding(bad * 2, x)
     for ours, theirs in wrong:
         with pytest.raises(Exception) as error:
             theirs()

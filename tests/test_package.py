@@ -69,6 +69,7 @@ def test_every_operation_is_tested():
     public = {name for name in names if not name.startswith("_")}
     others = {"dot", "linalg_powsum", "linalg_vector_norm", "std", "var", "weighted_sum", *map(str, SEGMENTS)}
     others |= {"softmax", "log_softmax"}  # tests/test_rows.py
+    others |= {"index_sum", "index_mean", "index_amax", "index_amin"}  # tests/test_indexed.py
     assert public == {*map(str, [*OPERATIONS, *FAMILY]), *others}
     assert names >= {*map(str, NORMS), *map(str, POWSUMS)}
     assert all(callable(op.function) for op in [*OPERATIONS, *FAMILY, *NORMS, *POWSUMS])
@@ -81,7 +82,16 @@ def test_documented_and_typed():
     wanted |= {"powsum", "vector_norm", "get_total_norm", "clip_grad_norm_", "weighted_sum", "dot", "replace"}
     wanted |= {*map(str, [*FAMILY, *SEGMENTS]), "segment_softmax", "std", "var", "var_mean"}
     wanted |= {"softmax", "log_softmax", "rms_norm", "layer_norm", "log_prob", "cross_entropy"}
-    wanted |= {"check_batch_invariance", "IndexPlan", "index_plan"}
+    wanted |= {
+        "check_batch_invariance",
+        "IndexPlan",
+        "index_plan",
+        "index_sum",
+        "index_mean",
+        "index_amax",
+        "index_amin",
+    }
+    wanted |= {"index_add", "index_add_", "scatter_add", "embedding", "embedding_bag", "bincount"}
     assert set(torch_reduce.__all__) == wanted
     public = {name: getattr(torch_reduce, name) for name in wanted}
     for name, member in public.copy().items():

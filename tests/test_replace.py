@@ -28,6 +28,7 @@ OPINFO = opinfo()
 torch.vmap(torch.neg)(torch.ones(2))  # functorch registers kernels at its first call
 KERNELS = ["sum.dim_IntList", "sum.IntList_out", "sum", "sum.out", "mean.dim", "mean.out", "prod", "prod.dim_int"]
 KERNELS += ["amax", "amax.out", "amin", "any.dims", "any", "all.dim", "count_nonzero.dim_IntList", "linalg_vector_norm"]
+KERNELS += ["index_add", "index_add_", "scatter_add.out", "_index_put_impl_", "bincount", "embedding_dense_backward"]
 KERNELS += ["rms_norm", "_fused_rms_norm", "nll_loss_forward", "nll_loss_forward.output", "nll_loss2d_backward"]
 KERNELS = [f"aten::{name}" for name in KERNELS]
 
@@ -651,7 +652,35 @@ OTHERS = {
         ),
         (lambda x: F.nll_loss(x[0], classes(x)[0], x[1]), lambda x: loss_of(x[0], classes(x)[0], x[1])),
     ],
+    # test_replace_indexed.py has more of these
+    "index_add": [(lambda x: rows_of(x).index_add(0, bins(x), x.t()), lambda x: in_bins(x))],
+    "scatter_add": [
+        (lambda x: rows_of(x).scatter_add(0, bins(x)[:, None].expand(5000, 64), x.t()), lambda x: in_bins(x)),
+        (lambda x: rows_of(x).scatter_add_(0, bins(x)[:, None].expand(5000, 64).clone(), x.t()), lambda x: in_bins(x)),
+    ],
+    "index_put": [
+        (lambda x: rows_of(x).index_put((bins(x),), x.t(), accumulate=True), lambda x: in_bins(x)),
+        (lambda x: torch.ops.aten.index_put(rows_of(x).t(), [None, bins(x)], x, True).t(), lambda x: in_bins(x)),
+    ],
+    "embedding": [
+        (lambda x: torch.ops.aten.embedding_dense_backward(x.t(), bins(x), 7, -1, False), lambda x: in_bins(x)),
+    ],
+    "bincount": [(lambda x: torch.bincount(bins(x), x[0]), lambda x: in_bins(x)[:, 0].contiguous())],
 }
+
+
+def rows_of(x):
+    return x.new_zeros(7, x.shape[0])
+
+
+def bins(x):
+    """Which of 7 outputs each column of x goes to."""
+    return torch.arange(x.shape[1], device=x.device) // 3 % 7
+
+
+def in_bins(x):
+    """The sums of the columns of each bin."""
+    return torch.stack([torch_reduce.sum(x[:, bins(x) == k], 1) for k in range(7)])
 
 
 def classes(x, ignored=None):
@@ -1019,7 +1048,12 @@ MORE = {
     ],
     "std": [lambda x: torch.std(x, 1, False)],
 }
-CALLS = {name: [torchs for torchs, _ in OTHERS.get(name, [])] + MORE.get(name, []) for name in ["sum", *OTHERS]}
+BY_INDEX = {"index_add", "scatter_add", "index_put", "embedding", "bincount"}  # test_replace_indexed.py compiles these
+CALLS = {
+    name: [torchs for torchs, _ in OTHERS.get(name, [])] + MORE.get(name, [])
+    for name in ["sum", *OTHERS]
+    if name not in BY_INDEX
+}
 del CALLS["std"][1]  # it resizes out=, which Dynamo refuses
 
 

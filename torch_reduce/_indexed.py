@@ -6,11 +6,22 @@ import torch
 from torch import SymInt, Tensor
 
 from . import _library
-from ._arguments import integer, plain_tensors
+from ._arguments import integer, plain_tensors, rename
 from ._index import IndexPlan
 
 _ops = torch.ops.gpureduce
 _GATHERS = {"sum": "_gather_sum", "mean": "_gather_mean", "amax": "_gather_amax", "amin": "_gather_amin"}
+# What the functions are made of, as errors name it.
+_PARTS = (*_GATHERS.values(), "index_plan", "index_sort_values", "gather_values", "segment_sum", "segment_mean")
+
+
+def _call(name: str, overload: Any, *args: Any, **named: Any) -> Tensor:
+    """Calls an operator whose errors name the function."""
+    try:
+        return _library.warning(overload)(*args, **named)
+    except Exception as error:
+        rename(error, *_PARTS, to=name)
+        raise
 
 
 def _reduce(
@@ -40,7 +51,7 @@ def _reduce(
                     f"but got {tensor.size(at)}"
                 )
         lists = (index.order, index.offsets, weight, index.order, index.index, None, None)
-        return _library.warning(getattr(getattr(_ops, _GATHERS[kind]), overload))(source, *lists, dim, **last)
+        return _call(name, getattr(getattr(_ops, _GATHERS[kind]), overload), source, *lists, dim, **last)
     if not isinstance(index, Tensor):
         raise TypeError(f"{name}(): argument 'index' must be Tensor or IndexPlan, not {type(index).__name__}")
     if size is None:
@@ -51,7 +62,7 @@ def _reduce(
     integer(name, "size", size)
     if weight is not None:
         last["weight"] = weight
-    return _library.warning(getattr(getattr(_ops, name), overload))(source, index, size, dim, **last)
+    return _call(name, getattr(getattr(_ops, name), overload), source, index, size, dim, **last)
 
 
 def index_sum(
@@ -231,7 +242,7 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
     tensor([3., 1., 6.])
     """
     plain_tensors("index_add", input=input, index=index, source=source)
-    return _ops.index_add(input, dim, index, source, alpha=alpha)
+    return _call("index_add", _ops.index_add.default, input, dim, index, source, alpha=alpha)
 
 
 def index_add_(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: complex = 1) -> Tensor:
@@ -256,7 +267,7 @@ def index_add_(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha:
     tensor([3., 1., 6.])
     """
     plain_tensors("index_add_", input=input, index=index, source=source)
-    return _ops.index_add_(input, dim, index, source, alpha=alpha)
+    return _call("index_add_", _ops.index_add_.default, input, dim, index, source, alpha=alpha)
 
 
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
@@ -275,8 +286,8 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
         A new tensor of the shape and dtype of ``input``. Elements that no entry names are those of ``input``.
 
     **Bits** as of :func:`index_add`, where the elements of one output come in the order that they have along ``dim``.
-    An ``index`` that is expanded along all other dims, as :meth:`torch.Tensor.expand_as` makes it, takes rows at a
-    time, which is faster; the bits are the same.
+    Of an ``index`` that is expanded along all other dims, as :meth:`torch.Tensor.expand_as` makes it, one
+    vector is sorted, and whole rows are added; the bits are the same.
 
     **Gradients** as of :func:`index_add`. ``torch.autocast`` on CUDA promotes ``input`` and ``src`` to the wider dtype,
     as it does for torch's function.
@@ -292,7 +303,7 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
             [2., 1.]])
     """
     plain_tensors("scatter_add", input=input, index=index, src=src)
-    return _ops.scatter_add(input, dim, index, src)
+    return _call("scatter_add", _ops.scatter_add.default, input, dim, index, src)
 
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | SymInt | None = None) -> Tensor:
@@ -320,7 +331,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | SymInt | None = 
             [1., 2.]])
     """
     plain_tensors("embedding", input=input, weight=weight)
-    return _ops.embedding(input, weight, padding_idx)
+    return _call("embedding", _ops.embedding.default, input, weight, padding_idx)
 
 
 def embedding_bag(
@@ -368,7 +379,15 @@ def embedding_bag(
     """
     given = {} if per_sample_weights is None else {"per_sample_weights": per_sample_weights}
     plain_tensors("embedding_bag", input=input, weight=weight, offsets=offsets, **given)
-    return _ops.embedding_bag(input, weight, offsets, mode=mode, per_sample_weights=per_sample_weights)
+    return _call(
+        "embedding_bag",
+        _ops.embedding_bag.default,
+        input,
+        weight,
+        offsets,
+        mode=mode,
+        per_sample_weights=per_sample_weights,
+    )
 
 
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
@@ -396,4 +415,4 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     """
     given = {} if weights is None else {"weights": weights}
     plain_tensors("bincount", input=input, **given)
-    return _ops.bincount(input, weights, minlength)
+    return _call("bincount", _ops.bincount.default, input, weights, minlength)

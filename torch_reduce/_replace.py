@@ -34,6 +34,11 @@ _Name: TypeAlias = Literal[
     "layer_norm",
     "rms_norm",
     "nll_loss",
+    "index_add",
+    "scatter_add",
+    "index_put",
+    "embedding",
+    "bincount",
 ]
 
 _switch = threading.Lock()
@@ -65,11 +70,21 @@ class replace(ContextDecorator):
     ``"rms_norm"``        ``torch.nn.functional.rms_norm``, and its gradients; not under ``torch.vmap``
     ``"nll_loss"``        ``torch.nn.functional.nll_loss`` and its gradient: with ``"log_softmax"``, all of
                           ``cross_entropy`` with indices of classes
+    ``"index_add"``       ``torch.index_add``, and the gradient of ``torch.index_select``
+    ``"scatter_add"``     ``torch.scatter_add``, and the gradient of ``torch.gather``
+    ``"index_put"``       ``torch.index_put`` with ``accumulate=True``, and the gradient of ``x[index]``
+    ``"embedding"``       the gradient of ``torch.nn.functional.embedding``, without ``scale_grad_by_freq``
+    ``"bincount"``        ``torch.bincount`` with ``weights``
     ====================  ======================================================================
 
     A mean of ``nll_loss`` is one quotient of two sums in the contract's order, as that of :func:`cross_entropy`. A
     ``cross_entropy`` of float32 or float64, and its gradient, have the bits of that function; of halves, torch rounds
     the logarithms first. Label smoothing and probabilities as targets take ``"sum"`` and ``"mean"``, too.
+
+    What adds by index uses no atomics: an output's entries are added in the order in which the index names them, the
+    sum is added to what was there, and rounded once. So nothing of it is refused under
+    :func:`torch.use_deterministic_algorithms`. Gradients of :func:`torch.nn.functional.embedding_bag`,
+    ``scatter_reduce``, ``index_reduce`` and ``Tensor.put_`` stay torch's.
 
     :class:`replace_torch_sum` says the rest: what is left to the original kernel, what is never reached, what
     ``torch.compile`` makes of it, that it is a switch of the whole process, and how it nests.

@@ -59,7 +59,9 @@ int64_t plan_rows(const Segments& s, int64_t multiprocessors, SegmentPlan& plan)
 
 void plan_thread(const Segments& s, SegmentPlan& plan) {
   const Reduction& r = s.reduction;
-  const int size = info(r.in).size, vector = segment_vector(size), sides = s.gather.numbers ? 1 : segment_sides(size);
+  const int size = info(r.in).size, sides = s.gather.numbers ? 1 : segment_sides(size);
+  const bool integer = info(r.in).kind == Kind::integer;
+  const int vector = s.gather.numbers ? gathered_vector(size, integer) : segment_vector(size);
   const bool is_aligned = reinterpret_cast<uintptr_t>(r.input) % (vector * size) == 0 && s.stride % vector == 0;
   const bool are_short = s.length <= s.count * kShortMean;
   plan.vector = is_aligned && r.problem.outputs % vector == 0 ? vector : 1;

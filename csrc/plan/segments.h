@@ -22,6 +22,8 @@ static_assert(1 << kLaneBits == kLanes && 1 << kChunkBits == kChunk);
 
 // Columns per thread: a load of 8 bytes. Wider loads need more registers, and are no faster.
 constexpr int segment_vector(int size) { return kGranule / 2 / size; }
+// The same of gathered rows: a load of 16 bytes, so that more rows are in flight. Sums of integers take more registers.
+constexpr int gathered_vector(int size, bool integer) { return integer ? segment_vector(size) : kGranule / size; }
 // Single columns per thread, if loads are misaligned and segments so short that columns should share their cost. Columns of 8
 // bytes would take too many registers.
 constexpr int segment_sides(int size) { return size < 4 ? 4 : size < 8 ? 2 : 1; }

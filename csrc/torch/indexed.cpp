@@ -449,11 +449,11 @@ Tensor scatter_add(const Tensor& input, int64_t dim, const Tensor& index, const 
 }
 
 Tensor bincount(const Tensor& input, const OptionalTensor& weights, SymInt minlength) {
+  constexpr const char* kWords = "bincount only supports 1-d non-negative integral inputs.";
+  TORCH_CHECK_NOT_IMPLEMENTED(at::isIntegralType(input.scalar_type(), /*includeBool=*/false), kWords);
   if (!weights) return at::bincount_symint(input, {}, std::move(minlength));  // counts are exact in any order
   TORCH_SYM_CHECK(minlength.sym_ge(0), "minlength should be >= 0");
-  constexpr const char* kWords = "bincount only supports 1-d non-negative integral inputs.";
   TORCH_CHECK(input.dim() == 1, kWords);
-  TORCH_CHECK_NOT_IMPLEMENTED(at::isIntegralType(input.scalar_type(), /*includeBool=*/false), kWords);
   TORCH_CHECK(weights->dim() == 1 && TORCH_GUARD_OR_TRUE(weights->sym_size(0).sym_eq(input.sym_size(0))),
               "weights should be 1-d and have the same length as input");
   TORCH_CHECK(weights->device() == input.device(), "bincount(): Expected all tensors to be on the same device, but found ",

@@ -1,10 +1,7 @@
 // Replaces torch's own reductions with ours. While a replacement is on, aten's kernel for a device is one that calls our op. It
 // lies below autograd, autocast and vmap, so these remain torch's; only what torch composes above autograd is taken there
 // (impl_composed). The dispatcher keeps a stack of kernels: removing ours restores exactly the original one.
-#include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtilsMulti.h>
-#include <ATen/native/Resize.h>
-#include <torch/library.h>
 
 #include <ATen/ops/_fused_rms_norm.h>
 #include <ATen/ops/_log_softmax_backward_data_cpu_dispatch.h>
@@ -65,51 +62,18 @@
 #include <ATen/ops/var_mean_cuda_dispatch.h>
 #endif
 
-#include <algorithm>
 #include <cmath>
-#include <map>
 #include <memory>
 #include <mutex>
 
-#include "backend.h"
+#include "replace.h"
 #include "rows.h"
 
-namespace gpureduce {
+namespace gpureduce::replacing {
 
 namespace {
 
-using c10::DispatchKey;
-
-// Stands for a device in calls that a compiler traces, where no kernel runs. A call that is left to the original then returns
-// an undefined tensor, and the compiler continues as without us.
-constexpr DispatchKey kTraced = DispatchKey::Meta;
-
-// torch's own kernels, by name, called without the dispatcher.
-#ifdef GPUREDUCE_WITH_CUDA
-#define GPUREDUCE_CALL(kernel)                                       \
-  {                                                                  \
-    if constexpr (key == DispatchKey::CUDA) return at::cuda::kernel; \
-    else return at::cpu::kernel;                                     \
-  }
-#else
-#define GPUREDUCE_CALL(kernel) \
-  {                            \
-    return at::cpu::kernel;    \
-  }
-#endif
-#define GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)               \
-  template <DispatchKey key, class... Args>                \
-  static auto call(const at::Tensor& self, Args... args) { \
-    using Result = decltype(at::cpu::name(self, args...)); \
-    if constexpr (key == kTraced) return Result();         \
-    else GPUREDUCE_CALL(name(self, args...))               \
-  }
-#define GPUREDUCE_ORIGINAL(name)                                                  \
-  GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)                                            \
-  template <DispatchKey key, class... Args>                                       \
-  static at::Tensor& out(at::Tensor& out, const at::Tensor& self, Args... args) { \
-    GPUREDUCE_CALL(name##_out(out, self, args...))                                \
-  }
+// torch's own kernels.
 struct torch_sum { GPUREDUCE_ORIGINAL(sum) };
 struct torch_mean { GPUREDUCE_ORIGINAL(mean) };
 struct torch_nansum { GPUREDUCE_ORIGINAL(nansum) };
@@ -133,53 +97,8 @@ struct torch_layer_norm { GPUREDUCE_ORIGINAL_WITHOUT_OUT(native_layer_norm) };
 struct torch_layer_norm_backward { GPUREDUCE_ORIGINAL_WITHOUT_OUT(native_layer_norm_backward) };
 struct torch_nll_loss_backward { GPUREDUCE_ORIGINAL(nll_loss_backward_symint) };
 struct torch_nll_loss2d_backward { GPUREDUCE_ORIGINAL(nll_loss2d_backward_symint) };
-// These have two results.
-#define GPUREDUCE_ORIGINAL_PAIR(name)                                                                            \
-  GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)                                                                           \
-  template <DispatchKey key, class... Args>                                                                      \
-  static std::tuple<at::Tensor&, at::Tensor&> out(at::Tensor& first, at::Tensor& second, const at::Tensor& self, \
-                                                  Args... args) {                                                \
-    GPUREDUCE_CALL(name##_out(first, second, self, args...))                                                     \
-  }
 struct torch_nll_loss { GPUREDUCE_ORIGINAL_PAIR(nll_loss_forward_symint) };
 struct torch_nll_loss2d { GPUREDUCE_ORIGINAL_PAIR(nll_loss2d_forward_symint) };
-#undef GPUREDUCE_ORIGINAL_PAIR
-#undef GPUREDUCE_ORIGINAL
-#undef GPUREDUCE_ORIGINAL_WITHOUT_OUT
-#undef GPUREDUCE_CALL
-
-// The dtypes that both libraries reduce. torch does not sum float8, so there is no result dtype that ours could take over.
-bool is_common(at::ScalarType type) {
-  return at::isIntegralType(type, /*includeBool=*/true) || at::isComplexType(type) || type == at::kDouble ||
-         type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
-}
-
-// True for the common dtypes that torch's kernel on a device can return.
-bool is_result(at::ScalarType type, at::Device device) {
-  const bool is_wide_unsigned = type == at::kUInt16 || type == at::kUInt32 || type == at::kUInt64;
-  return is_common(type) && !is_wide_unsigned && (type != at::kComplexHalf || device.is_cuda());
-}
-
-// True if a tensor has named dims. Later versions of torch have none.
-template <class Tensor>
-auto has_names(const Tensor& tensor, int) -> decltype(tensor.has_names()) {
-  return tensor.has_names();
-}
-template <class Tensor>
-bool has_names(const Tensor&, long) {
-  return false;
-}
-
-// False for data-dependent traced sizes.
-bool is_empty(const at::Tensor& self) { return TORCH_GUARD_OR_FALSE(self.sym_numel().sym_eq(0)); }
-
-// Calls our operator on a device, below everything that torch runs before its own kernels. A traced call uses the dispatcher.
-template <DispatchKey key, class Handle, class... Args>
-auto call_ours(const Handle& handle, const Args&... args) {
-  if constexpr (key == kTraced) return handle.call(args...);
-  else return handle.redispatch(c10::DispatchKeySet(key), args...);
-}
-
 // True if ours takes the call. Other calls go to the original kernel, which also raises the errors.
 template <Operation op>
 bool is_taken(const at::Tensor& self, OptionalDtype dtype) {
@@ -398,16 +317,6 @@ bool is_float_row(const at::Tensor& x) {
   return is_common(x.scalar_type()) && at::isFloatingType(x.scalar_type()) && x.dim() > 0 && !is_empty(x) && !has_names(x, 0);
 }
 
-// True for an out= that ours writes to as torch does.
-bool is_plain_out(const at::Tensor& out, const at::Tensor& like, at::ScalarType dtype) {
-  return out.scalar_type() == dtype && out.device() == like.device() && out.layout() == at::kStrided && !has_names(out, 0) &&
-         at::has_internal_overlap(out) != at::MemOverlap::Yes;
-}
-at::Tensor& write(at::Tensor& out, const at::Tensor& found) {
-  at::native::resize_output(out, found.sizes());
-  return out.copy_(found);
-}
-
 template <bool logarithm, DispatchKey key>
 struct Softmax {
   using Torch = std::conditional_t<logarithm, torch_log_softmax, torch_softmax>;
@@ -606,39 +515,6 @@ struct NllLoss {
   }
 };
 
-// The destination of a function's kernels: aten's table for a device; or, for tracing, operators of our own with aten's
-// schemas, which replace aten's in a compiler. Out variants need none, since a traced graph has none left.
-template <DispatchKey key>
-struct Table {
-  torch::Library& library;
-  torch::Library* above = nullptr;  // of the device's autograd
-
-  template <class Kernel>
-  void impl(const std::string& name, Kernel kernel) {
-    if constexpr (key == kTraced) {
-      const size_t dot = std::min(name.find('.'), name.size());
-      const std::string overload = name.substr(std::min(dot + 1, name.size()));
-      const auto aten =
-          c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name.substr(0, dot)).c_str(), overload.c_str());
-      if (aten.schema().is_mutable()) return;
-      library.def(aten.schema().cloneWithName("gpureduce::_traced_" + name.substr(0, dot), overload));
-      composite(library, "_traced_" + name, kernel);
-      names.push_back(name);
-    } else {
-      library.impl(name.c_str(), kernel);
-    }
-  }
-
-  // A kernel that calls differentiable operators, for a function that torch composes of others.
-  template <class Kernel>
-  void impl_composed(const char* name, Kernel kernel) {
-    library.impl(name, kernel);
-    above->impl(name, kernel);
-  }
-
-  std::vector<std::string> names = {};  // of the operators for tracing
-};
-
 template <DispatchKey key>
 void register_sum(Table<key>& m) {
   using K = Kernels<Operation::sum, torch_sum, key>;
@@ -792,33 +668,13 @@ void register_nll_loss(Table<key>& m) {
   X(rms_norm)                 \
   X(nll_loss)
 
-using Install = std::vector<std::string> (*)(torch::Library&, torch::Library*);
-
-template <DispatchKey key, void (*registers)(Table<key>&)>
-std::vector<std::string> install(torch::Library& library, torch::Library* above) {
-  Table<key> table{library, above};
-  registers(table);
-  return table.names;
-}
-
-struct Replaced { Install on_cpu, on_cuda, traced; };
-
-const std::map<std::string, Replaced>& replaced() {
-  static const auto* table = new std::map<std::string, Replaced>{
-#define GPUREDUCE_INSTALL(name, key) install<key, register_##name<key>>
-#ifdef GPUREDUCE_WITH_CUDA
-#define GPUREDUCE_ON_CUDA(name) GPUREDUCE_INSTALL(name, DispatchKey::CUDA)
-#else
-#define GPUREDUCE_ON_CUDA(name) nullptr
-#endif
-#define GPUREDUCE_ROW(name) \
-  {#name, {GPUREDUCE_INSTALL(name, DispatchKey::CPU), GPUREDUCE_ON_CUDA(name), GPUREDUCE_INSTALL(name, kTraced)}},
-      GPUREDUCE_REPLACED(GPUREDUCE_ROW)
-#undef GPUREDUCE_ROW
-#undef GPUREDUCE_ON_CUDA
-#undef GPUREDUCE_INSTALL
-  };
-  return *table;
+const Functions& replaced() {
+  static auto* const all = [] {
+    auto* functions = new Functions{GPUREDUCE_REPLACED(GPUREDUCE_FUNCTION)};
+    functions->merge(functions_by_index());
+    return functions;
+  }();
+  return *all;
 }
 
 // Drops the dispatcher's warning that one kernel overrides another, which is the purpose here.
@@ -927,13 +783,14 @@ std::map<std::string, std::vector<std::string>>& traced() {
 
 }  // namespace
 
-}  // namespace gpureduce
+}  // namespace gpureduce::replacing
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   m.def("_replace(str title, bool on, str[]? names, str[] devices) -> str[]",
         [](const std::string& title, bool on, std::optional<std::vector<std::string>> names, std::vector<std::string> devices) {
-          return gpureduce::replace(title, on, std::move(names), devices);
+          return gpureduce::replacing::replace(title, on, std::move(names), devices);
         });
-  for (const auto& [name, row] : gpureduce::replaced()) gpureduce::traced()[name] = row.traced(m, nullptr);
-  m.def("_traced(str name) -> str[]", [](const std::string& name) { return gpureduce::traced().at(name); });
+  for (const auto& [name, row] : gpureduce::replacing::replaced())
+    gpureduce::replacing::traced()[name] = row.traced(m, nullptr);
+  m.def("_traced(str name) -> str[]", [](const std::string& name) { return gpureduce::replacing::traced().at(name); });
 }

@@ -22,13 +22,11 @@ struct OwnRows {
   __device__ __forceinline__ Row row(bool, int64_t begin, int next) const { return {begin * pitch + next * pitch}; }
 };
 
-// Entries that a list numbers. Missing weights count as 1, so that one kernel takes calls with and without: -0.0 * 1 is still
-// padding. Weights of maxima do not exist.
-template <class Acc>
+// Entries that a list numbers.
+template <class Acc, bool kWeighs>
 struct GatheredRows {
   using Weight = Number<Acc>;
   static constexpr bool kGathers = true;
-  static constexpr bool kWeighs = std::is_floating_point_v<Acc>;
   struct Row {
     int64_t place;
     Weight weight;
@@ -58,9 +56,9 @@ struct GatheredRows {
     Row found{number * pitch, {}};
     if constexpr (kWeighs) {
       using Bits = typename Vector<Weight, 1>::Bits;
-      const auto one = bit_cast<Bits>(Weight{1});
+      const auto one = bit_cast<Bits>(Weight{1});  // -0.0 * 1 is still padding
       const Weight* const at = weights + (by_row ? number : begin + next);
-      found.weight = bit_cast<Weight>(load_if<0>(wanted && weights, reinterpret_cast<const Bits*>(at), one, policy));
+      found.weight = bit_cast<Weight>(load_if<0>(wanted, reinterpret_cast<const Bits*>(at), one, policy));
     }
     return found;
   }

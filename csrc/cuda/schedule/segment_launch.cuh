@@ -13,8 +13,8 @@ cudaError_t start_segments(Queue queue, void (*kernel)(Args...), int64_t blocks,
   return start_kernel(queue, {static_cast<uint32_t>(blocks)}, threads, 0, kernel, args...);
 }
 
-template <class Acc>
-GatheredRows<Acc> gathered_rows(const Segments& s) {
+template <class Acc, bool kWeighs>
+GatheredRows<Acc, kWeighs> gathered_rows(const Segments& s) {
   const Gather& g = s.gather;
   return {s.stride, g.rows, g.numbers, static_cast<const Number<Acc>*>(g.weights), g.wide, g.by_row, l2_policy()};
 }
@@ -101,9 +101,15 @@ cudaError_t segments_of(const SegmentsLaunch& launch) {
   constexpr int kVector = segment_vector(sizeof(In)), kSides = segment_sides(sizeof(In));
   const auto source = Typed<In>::of(s.reduction.input, policy_of(launch), masks_of(s.reduction));
   if (s.gather.numbers) {
-    const auto gathered = gathered_rows<Acc>(s);
-    if (plan.vector > 1) return launch_segment_columns<kVector, 1, Acc>(launch, source, gathered);
-    return launch_segment_columns<1, 1, Acc>(launch, source, gathered);
+    const auto gather = [&](auto weighs) {
+      constexpr int kGathered = gathered_vector(sizeof(In), std::is_integral_v<Acc>);
+      const auto rows = gathered_rows<Acc, decltype(weighs)::value>(s);
+      if (plan.vector > 1) return launch_segment_columns<kGathered, 1, Acc>(launch, source, rows);
+      return launch_segment_columns<1, 1, Acc>(launch, source, rows);
+    };
+    if constexpr (std::is_floating_point_v<Acc>)
+      if (s.gather.weights) return gather(std::true_type{});
+    return gather(std::false_type{});
   }
   if (plan.kernel == SegmentKernel::rows) return launch_segment_rows<Typed<In>, Acc>(launch, source);
   const OwnRows own{s.stride};

@@ -1,0 +1,169 @@
+// What the files that replace torch's functions share (replace.cpp, replace_indexed.cpp): torch's own kernels, the calls that
+// ours take, and the table of functions.
+#pragma once
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/native/Resize.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "backend.h"
+#include "dispatch.h"
+
+namespace gpureduce::replacing {
+
+using c10::DispatchKey;
+
+// Stands for a device in calls that a compiler traces, where no kernel runs. A call that is left to the original then returns
+// an undefined tensor, and the compiler continues as without us.
+inline constexpr DispatchKey kTraced = DispatchKey::Meta;
+
+// torch's own kernels, by name, called without the dispatcher.
+#ifdef GPUREDUCE_WITH_CUDA
+#define GPUREDUCE_CALL(kernel)                                       \
+  {                                                                  \
+    if constexpr (key == DispatchKey::CUDA) return at::cuda::kernel; \
+    else return at::cpu::kernel;                                     \
+  }
+#else
+#define GPUREDUCE_CALL(kernel) \
+  {                            \
+    return at::cpu::kernel;    \
+  }
+#endif
+#define GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)               \
+  template <DispatchKey key, class... Args>                \
+  static auto call(const at::Tensor& self, Args... args) { \
+    using Result = decltype(at::cpu::name(self, args...)); \
+    if constexpr (key == kTraced) return Result();         \
+    else GPUREDUCE_CALL(name(self, args...))               \
+  }
+#define GPUREDUCE_ORIGINAL(name)                                                  \
+  GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)                                            \
+  template <DispatchKey key, class... Args>                                       \
+  static at::Tensor& out(at::Tensor& out, const at::Tensor& self, Args... args) { \
+    GPUREDUCE_CALL(name##_out(out, self, args...))                                \
+  }
+// These can write to their first argument.
+#define GPUREDUCE_ORIGINAL_INPLACE(name)                               \
+  template <DispatchKey key, class... Args>                            \
+  static at::Tensor& in_place(at::Tensor& self, const Args&... args) { \
+    GPUREDUCE_CALL(name##_(self, args...))                             \
+  }
+// These have two results.
+#define GPUREDUCE_ORIGINAL_PAIR(name)                                                                            \
+  GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)                                                                           \
+  template <DispatchKey key, class... Args>                                                                      \
+  static std::tuple<at::Tensor&, at::Tensor&> out(at::Tensor& first, at::Tensor& second, const at::Tensor& self, \
+                                                  Args... args) {                                                \
+    GPUREDUCE_CALL(name##_out(first, second, self, args...))                                                     \
+  }
+
+// The dtypes that both libraries reduce. torch does not sum float8, so there is no result dtype that ours could take over.
+inline bool is_common(at::ScalarType type) {
+  return at::isIntegralType(type, /*includeBool=*/true) || at::isComplexType(type) || type == at::kDouble ||
+         type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
+}
+
+// True for the common dtypes that torch's kernel on a device can return.
+inline bool is_result(at::ScalarType type, at::Device device) {
+  const bool is_wide_unsigned = type == at::kUInt16 || type == at::kUInt32 || type == at::kUInt64;
+  return is_common(type) && !is_wide_unsigned && (type != at::kComplexHalf || device.is_cuda());
+}
+
+// True if a tensor has named dims. Later versions of torch have none.
+template <class Tensor>
+auto has_names(const Tensor& tensor, int) -> decltype(tensor.has_names()) {
+  return tensor.has_names();
+}
+template <class Tensor>
+bool has_names(const Tensor&, long) {
+  return false;
+}
+
+// False for data-dependent traced sizes.
+inline bool is_empty(const at::Tensor& self) { return TORCH_GUARD_OR_FALSE(self.sym_numel().sym_eq(0)); }
+
+// Calls our operator on a device, below everything that torch runs before its own kernels. A traced call uses the dispatcher.
+template <DispatchKey key, class Handle, class... Args>
+auto call_ours(const Handle& handle, const Args&... args) {
+  if constexpr (key == kTraced) return handle.call(args...);
+  else return handle.redispatch(c10::DispatchKeySet(key), args...);
+}
+
+// True for an out= that ours writes to as torch does.
+inline bool is_plain_out(const at::Tensor& out, const at::Tensor& like, at::ScalarType dtype) {
+  return out.scalar_type() == dtype && out.device() == like.device() && out.layout() == at::kStrided && !has_names(out, 0) &&
+         at::has_internal_overlap(out) != at::MemOverlap::Yes;
+}
+inline at::Tensor& write(at::Tensor& out, const at::Tensor& found) {
+  at::native::resize_output(out, found.sizes());
+  return out.copy_(found);
+}
+
+// The destination of a function's kernels: aten's table for a device; or, for tracing, operators of our own with aten's
+// schemas, which replace aten's in a compiler. Out variants need none, since a traced graph has none left.
+template <DispatchKey key>
+struct Table {
+  torch::Library& library;
+  torch::Library* above = nullptr;  // of the device's autograd
+
+  template <class Kernel>
+  void impl(const std::string& name, Kernel kernel) {
+    if constexpr (key == kTraced) {
+      const size_t dot = std::min(name.find('.'), name.size());
+      const std::string overload = name.substr(std::min(dot + 1, name.size()));
+      const auto aten =
+          c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name.substr(0, dot)).c_str(), overload.c_str());
+      if (aten.schema().is_mutable()) return;
+      library.def(aten.schema().cloneWithName("gpureduce::_traced_" + name.substr(0, dot), overload));
+      composite(library, "_traced_" + name, kernel);
+      names.push_back(name);
+    } else {
+      library.impl(name.c_str(), kernel);
+    }
+  }
+
+  // A kernel that calls differentiable operators, for a function that torch composes of others.
+  template <class Kernel>
+  void impl_composed(const char* name, Kernel kernel) {
+    library.impl(name, kernel);
+    above->impl(name, kernel);
+  }
+
+  std::vector<std::string> names = {};  // of the operators for tracing
+};
+
+// --- functions ------------------------------------------------------------------------------------------------------------
+
+using Install = std::vector<std::string> (*)(torch::Library&, torch::Library*);
+
+template <DispatchKey key, void (*registers)(Table<key>&)>
+std::vector<std::string> install(torch::Library& library, torch::Library* above) {
+  Table<key> table{library, above};
+  registers(table);
+  return table.names;
+}
+
+struct Replaced { Install on_cpu, on_cuda, traced; };
+using Functions = std::map<std::string, Replaced>;  // by the names that users give
+
+// A row of Functions, of a function with a template register_NAME<key>(Table<key>&).
+#define GPUREDUCE_INSTALL(name, key) gpureduce::replacing::install<key, register_##name<key>>
+#ifdef GPUREDUCE_WITH_CUDA
+#define GPUREDUCE_ON_CUDA(name) GPUREDUCE_INSTALL(name, c10::DispatchKey::CUDA)
+#else
+#define GPUREDUCE_ON_CUDA(name) nullptr
+#endif
+#define GPUREDUCE_FUNCTION(name) \
+  {#name, {GPUREDUCE_INSTALL(name, c10::DispatchKey::CPU), GPUREDUCE_ON_CUDA(name), GPUREDUCE_INSTALL(name, kTraced)}},
+
+// What adds by index.
+Functions functions_by_index();
+
+}  // namespace gpureduce::replacing

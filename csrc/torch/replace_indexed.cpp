@@ -1,0 +1,526 @@
+// Replaces what torch adds by index: index_add, scatter_add, index_put with accumulate=True, the gradient of an embedding and
+// bincount with weights. So the gradients of x[index], index_select and gather are ours, too, which autograd makes of these.
+// Where a call cannot be ours, torch's kernel takes it unchanged.
+#include <ATen/ATen.h>
+#include <ATen/ops/_index_put_impl_cpu_dispatch.h>
+#include <ATen/ops/bincount_cpu_dispatch.h>
+#include <ATen/ops/embedding_dense_backward_cpu_dispatch.h>
+#include <ATen/ops/index_add_cpu_dispatch.h>
+#include <ATen/ops/scatter_add_cpu_dispatch.h>
+
+#ifdef GPUREDUCE_WITH_CUDA
+#include <ATen/ops/_index_put_impl_cuda_dispatch.h>
+#include <ATen/ops/bincount_cuda_dispatch.h>
+#include <ATen/ops/embedding_dense_backward_cuda_dispatch.h>
+#include <ATen/ops/index_add_cuda_dispatch.h>
+#include <ATen/ops/scatter_add_cuda_dispatch.h>
+#endif
+
+#include <optional>
+#include <tuple>
+
+#include "gathered.h"
+#include "indexed.h"
+#include "replace.h"
+
+namespace gpureduce::replacing {
+
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+using Indices = c10::List<OptionalTensor>;
+using Sizes = c10::SymDimVector;
+
+struct torch_index_add {
+  GPUREDUCE_ORIGINAL(index_add)
+  GPUREDUCE_ORIGINAL_INPLACE(index_add)
+};
+struct torch_scatter_add {
+  GPUREDUCE_ORIGINAL(scatter_add)
+  GPUREDUCE_ORIGINAL_INPLACE(scatter_add)
+};
+struct torch_index_put { GPUREDUCE_ORIGINAL_INPLACE(_index_put_impl) };
+struct torch_embedding_backward { GPUREDUCE_ORIGINAL_WITHOUT_OUT(embedding_dense_backward_symint) };
+struct torch_bincount { GPUREDUCE_ORIGINAL_WITHOUT_OUT(bincount_symint) };
+
+// --- what is taken ----------------------------------------------------------------------------------------------------------
+
+// False for data-dependent traced sizes.
+bool same(const c10::SymInt& a, const c10::SymInt& b) { return TORCH_GUARD_OR_FALSE(a.sym_eq(b)); }
+bool at_most(const c10::SymInt& a, const c10::SymInt& b) { return TORCH_GUARD_OR_FALSE(a.sym_le(b)); }
+
+bool is_plain(const Tensor& x, at::Device device) {
+  return x.layout() == at::kStrided && x.device() == device && !has_names(x, 0);
+}
+
+// True for a target and what is added to it, of a dtype that both libraries add, with elements.
+bool is_pair(const Tensor& self, const Tensor& source) {
+  return is_result(self.scalar_type(), self.device()) && source.scalar_type() == self.scalar_type() &&
+         is_plain(self, self.device()) && is_plain(source, self.device()) && !is_empty(self) && !is_empty(source) &&
+         self.dim() <= static_cast<int64_t>(at::dim_bitset_size);
+}
+
+bool is_index(const Tensor& index, at::Device device) {
+  return (index.scalar_type() == at::kLong || index.scalar_type() == at::kInt) && is_plain(index, device) && !is_empty(index);
+}
+
+bool is_apart(const Tensor& written, const Tensor& read) {
+  const at::MemOverlapStatus status = at::get_overlap_status(written, read);
+  return status != at::MemOverlapStatus::Full && status != at::MemOverlapStatus::Partial;
+}
+
+// True if ours may write to a tensor of the call, as torch does.
+template <class... Read>
+bool is_writable(const Tensor& written, const Tensor& like, const Read&... read) {
+  return is_plain_out(written, like, like.scalar_type()) && (is_apart(written, read) && ...);
+}
+
+// Calls ours, below autograd. What it refuses on the CPU, as an index out of range, it refuses before anything is written: then
+// torch raises its own error.
+template <DispatchKey key, class Ours, class Otherwise>
+decltype(auto) checked(Ours ours, Otherwise otherwise) {
+  if constexpr (key == DispatchKey::CPU) {
+    try {
+      return ours();
+    } catch (const c10::Error&) {
+    }
+    return otherwise();
+  } else {
+    return ours();
+  }
+}
+
+// --- few entries ------------------------------------------------------------------------------------------------------------
+
+// True if there are so few entries that the sums of all outputs would take longer. No guard on traced sizes that may change.
+bool is_few(const c10::SymInt& entries, const c10::SymInt& outputs) {
+  const auto some = entries.maybe_as_int(), all = outputs.maybe_as_int();
+  return some && all && *some <= *all / 8;
+}
+
+// What each entry's output becomes, where no other output is looked at. Entries lie along `dim`.
+//
+// numbers  the number of each entry's output: equal ones have one output
+// before   the output of each entry
+//
+// Outputs with entries are numbered anew, in a row. Entries of one output have equal results, so that the order in which a
+// caller writes these does not matter.
+Tensor after_adding(const Tensor& numbers, const Tensor& before, const Tensor& values, int64_t dim, const at::Scalar& alpha) {
+  const auto [sorted, order] = at::sort(numbers, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const c10::SymInt count = numbers.sym_size(0);
+  const Tensor next = sorted.slice_symint(0, 1).ne(sorted.slice_symint(0, 0, count - 1)).to(at::kLong).cumsum(0);
+  const Tensor own = at::zeros_like(order).scatter(0, order, at::cat({at::zeros({1}, next.options()), next}));
+  const Tensor outputs = before.index_copy(dim, own, before);
+  return indexed::index_add(outputs, dim, own, values, alpha).index_select(dim, own);
+}
+
+// --- kernels ----------------------------------------------------------------------------------------------------------------
+
+// The kernels of a function that adds to its first argument. Function has:
+//
+// Torch          the originals
+// ours           (self, rest...) -> the result
+// takes          (self, rest...) -> whether it is ours
+// has_few        (self, rest...) -> whether there are few entries
+// few<in_place>  (self, rest...) -> the result if there are few
+// reads          (rest...) -> the tensors that are read, which may not be where the result is written
+template <class Function, DispatchKey key, class... Rest>
+struct Adding {
+  using Torch = typename Function::Torch;
+
+  static Tensor functional(const Tensor& self, Rest... rest) {
+    const auto otherwise = [&] { return Torch::template call<key>(self, rest...); };
+    if (!Function::takes(self, rest...)) return otherwise();
+    return checked<key>([&] { return ours(self, rest...); }, otherwise);
+  }
+  static Tensor& in_place(Tensor& self, Rest... rest) {
+    const auto otherwise = [&]() -> Tensor& { return Torch::template in_place<key>(self, rest...); };
+    if (!Function::takes(self, rest...) || !may_write(self, self, rest...)) return otherwise();
+    return checked<key>(
+        [&]() -> Tensor& {
+          if (Function::has_few(self, rest...)) Function::template few<true>(self, rest...);
+          else self.copy_(Function::ours(self, rest...));
+          return self;
+        },
+        otherwise);
+  }
+  static Tensor& out(const Tensor& self, Rest... rest, Tensor& out) {
+    const auto otherwise = [&]() -> Tensor& { return Torch::template out<key>(out, self, rest...); };
+    if (!Function::takes(self, rest...) || !may_write(out, self, rest...)) return otherwise();
+    return checked<key>([&]() -> Tensor& { return write(out, ours(self, rest...)); }, otherwise);
+  }
+
+ private:
+  static Tensor ours(const Tensor& self, const Rest&... rest) {
+    return Function::has_few(self, rest...) ? Function::template few<false>(self, rest...) : Function::ours(self, rest...);
+  }
+  static bool may_write(const Tensor& written, const Tensor& self, const Rest&... rest) {
+    return std::apply([&](const auto&... read) { return is_writable(written, self, read...); }, Function::reads(rest...));
+  }
+};
+
+// --- index_add --------------------------------------------------------------------------------------------------------------
+
+struct IndexAdd {
+  using Torch = torch_index_add;
+
+  static bool takes(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source, const at::Scalar& alpha) {
+    const int64_t rank = self.dim();
+    if (!is_pair(self, source) || !is_index(index, self.device()) || index.dim() > 1) return false;
+    if (dim < -rank || dim >= rank || source.dim() != rank || !is_factor(alpha, self.scalar_type())) return false;
+    for (int64_t d = 0; d < rank; ++d)
+      if (!same(source.sym_size(d), d == at::maybe_wrap_dim(dim, rank) ? index.sym_numel() : self.sym_size(d))) return false;
+    return true;
+  }
+  static constexpr auto ours = indexed::index_add;
+  static bool has_few(const Tensor& self, int64_t dim, const Tensor& index, const Tensor&, const at::Scalar&) {
+    return is_few(index.sym_numel(), self.sym_size(dim));
+  }
+  template <bool in_place>
+  static Tensor few(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source, const at::Scalar& alpha) {
+    const Tensor at = index.reshape(-1).to(at::kLong);
+    const Tensor after = after_adding(at, self.index_select(dim, at), source, dim, alpha);
+    return in_place ? self.index_copy_(dim, at, after) : self.index_copy(dim, at, after);
+  }
+  static auto reads(int64_t, const Tensor& index, const Tensor& source, const at::Scalar&) { return std::tie(index, source); }
+
+ private:
+  static bool is_factor(const at::Scalar& alpha, at::ScalarType type) {
+    if (at::isComplexType(type)) return true;
+    return at::isFloatingType(type) ? !alpha.isComplex() : alpha.isIntegral(/*includeBool=*/true);
+  }
+};
+template <DispatchKey key>
+using IndexAddKernels = Adding<IndexAdd, key, int64_t, const Tensor&, const Tensor&, const at::Scalar&>;
+
+// --- scatter_add ------------------------------------------------------------------------------------------------------------
+
+struct ScatterAdd {
+  using Torch = torch_scatter_add;
+
+  static bool takes(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src) {
+    const int64_t rank = self.dim();
+    if (!is_pair(self, src) || !is_index(index, self.device()) || index.scalar_type() != at::kLong) return false;
+    if (dim < -rank || dim >= rank || index.dim() != rank || src.dim() != rank) return false;
+    for (int64_t d = 0; d < rank; ++d) {
+      if (!at_most(index.sym_size(d), src.sym_size(d))) return false;
+      if (d != at::maybe_wrap_dim(dim, rank) && !at_most(index.sym_size(d), self.sym_size(d))) return false;
+    }
+    return true;
+  }
+  static constexpr auto ours = indexed::scatter_add;
+  static bool has_few(const Tensor& self, int64_t, const Tensor& index, const Tensor&) {
+    return is_few(index.sym_numel(), self.sym_numel());
+  }
+  template <bool in_place>
+  static Tensor few(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src) {
+    const int64_t rank = self.dim(), along = at::maybe_wrap_dim(dim, rank);
+    Tensor numbers, values = src;
+    for (int64_t d = 0; d < rank; ++d) {
+      Tensor place = index;
+      if (d != along) {
+        at::DimVector shape(rank, 1);
+        shape[d] = -1;
+        place = at::arange(index.sym_size(d), index.options()).view(shape);
+      }
+      numbers = numbers.defined() ? numbers.mul(self.sym_size(d)).add(place) : place;
+      values = values.narrow_symint(d, 0, index.sym_size(d));
+    }
+    const Tensor after = after_adding(numbers.reshape(-1), self.gather(dim, index).reshape(-1), values.reshape(-1), 0, 1)
+                             .reshape_symint(index.sym_sizes());
+    return in_place ? self.scatter_(dim, index, after) : self.scatter(dim, index, after);
+  }
+  static auto reads(int64_t, const Tensor& index, const Tensor& src) { return std::tie(index, src); }
+};
+template <DispatchKey key>
+using ScatterAddKernels = Adding<ScatterAdd, key, int64_t, const Tensor&, const Tensor&>;
+
+// --- index_put --------------------------------------------------------------------------------------------------------------
+
+// self[indices] += values as an index_add: of values to `view` along `dim`, once the `count` dims from there on are one.
+struct Flat {
+  Indices indices;  // one for each dim of self
+  Sizes read;       // the shape of self[indices]
+  Tensor view;      // self with its dims in `order`, in which the indexed ones are side by side
+  at::DimVector order;
+  int64_t dim = 0, count = 0;
+  Tensor index, values;
+};
+
+// The index tensors of each dim of self, undefined for those that are not indexed; and whether it lies in its range for sure.
+struct PerDim {
+  std::vector<Tensor> index;
+  std::vector<bool> within;
+
+  void push(const Tensor& one, bool is_within) {
+    index.push_back(one);
+    within.push_back(is_within);
+  }
+};
+
+// Masks become the positions of what is true in them, one tensor per dim. Fails where ours does not take the indices.
+template <DispatchKey key>
+bool expand_masks(const Tensor& self, const Indices& given, PerDim& dims) {
+  for (const OptionalTensor& one : given) {
+    if (!one || !one->defined()) {
+      dims.push(Tensor(), true);
+      continue;
+    }
+    const Tensor& index = *one;
+    if (!is_plain(index, index.device()) || (index.device() != self.device() && !index.is_cpu())) return false;
+    if (index.scalar_type() == at::kLong || index.scalar_type() == at::kInt) {
+      dims.push(index.to(self.device(), at::kLong), false);
+    } else if (index.scalar_type() == at::kBool && key != kTraced && index.dim() > 0) {
+      const int64_t first = static_cast<int64_t>(dims.index.size());
+      if (first + index.dim() > self.dim()) return false;
+      for (int64_t d = 0; d < index.dim(); ++d)
+        if (index.size(d) != self.size(first + d)) return false;
+      const Tensor places = index.nonzero().to(self.device());
+      for (int64_t d = 0; d < index.dim(); ++d) dims.push(places.select(1, d), true);
+    } else {
+      return false;
+    }
+  }
+  if (static_cast<int64_t>(dims.index.size()) > self.dim()) return false;
+  while (static_cast<int64_t>(dims.index.size()) < self.dim()) dims.push(Tensor(), true);
+  return true;
+}
+
+// Broadcasts `shape` with `other`, if they can be.
+bool broadcast(Sizes& shape, c10::SymIntArrayRef other) {
+  if (other.size() > shape.size()) shape.insert(shape.begin(), other.size() - shape.size(), c10::SymInt(1));
+  for (size_t i = 1; i <= other.size(); ++i) {
+    c10::SymInt& own = shape[shape.size() - i];
+    const c10::SymInt& size = other[other.size() - i];
+    if (same(own, 1)) own = size;
+    else if (!same(size, 1) && !same(size, own)) return false;
+  }
+  return true;
+}
+
+// True if a tensor of these sizes can be expanded to `shape`.
+bool expands(c10::SymIntArrayRef sizes, c10::SymIntArrayRef shape) {
+  if (sizes.size() > shape.size()) return false;
+  for (size_t i = 1; i <= sizes.size(); ++i)
+    if (!same(sizes[sizes.size() - i], 1) && !same(sizes[sizes.size() - i], shape[shape.size() - i])) return false;
+  return true;
+}
+
+c10::SymInt product(c10::SymIntArrayRef sizes) {
+  c10::SymInt result = 1;
+  for (const c10::SymInt& size : sizes) result *= size;
+  return result;
+}
+
+// `sizes` with those of `count` dims from `dim` on replaced by `by`.
+Sizes with_sizes(c10::SymIntArrayRef sizes, int64_t dim, int64_t count, c10::SymIntArrayRef by) {
+  Sizes result(sizes.begin(), sizes.begin() + dim);
+  result.append(by.begin(), by.end());
+  result.append(sizes.begin() + dim + count, sizes.end());
+  return result;
+}
+
+// The number of each entry's output, where outputs are numbered along the indexed dims of self. An index out of range gives a
+// number out of range. trusted: none is, as a backward pass knows from the forward one.
+Tensor linear_index(const Tensor& self, const PerDim& dims, bool trusted) {
+  Tensor linear, outside;
+  int64_t count = 0;
+  for (int64_t d = 0; d < self.dim(); ++d) {
+    Tensor index = dims.index[d];
+    if (!index.defined()) continue;
+    const c10::SymInt size = self.sym_size(d);
+    if (!dims.within[d] && trusted) {
+      index = index.remainder(size.guard_int(__FILE__, __LINE__));
+    } else if (!dims.within[d]) {
+      index = at::where(index.lt(0), index.add(size), index);
+      const Tensor wrong = index.lt(0).logical_or(index.ge(size));
+      outside = outside.defined() ? outside.logical_or(wrong) : wrong;
+    }
+    linear = linear.defined() ? linear.mul(size).add(index) : index;
+    ++count;
+  }
+  return count > 1 && outside.defined() ? linear.masked_fill(outside, -1) : linear;
+}
+
+template <DispatchKey key>
+std::optional<Flat> flattened(const Tensor& self, const Indices& given, const Tensor& values, bool trusted) {
+  PerDim dims;
+  if (!expand_masks<key>(self, given, dims)) return {};
+  Flat flat;
+  Sizes shape;  // of the indices, broadcast
+  at::DimVector indexed, others;
+  for (int64_t d = 0; d < self.dim(); ++d) {
+    if (dims.index[d].defined() && !broadcast(shape, dims.index[d].sym_sizes())) return {};
+    (dims.index[d].defined() ? indexed : others).push_back(d);
+  }
+  if (indexed.empty()) return {};
+  // As torch does: what is indexed goes to the front, unless it is side by side already.
+  flat.count = static_cast<int64_t>(indexed.size());
+  const bool side_by_side = indexed.back() - indexed.front() + 1 == flat.count;
+  flat.dim = side_by_side ? indexed.front() : 0;
+  flat.order.append(others.begin(), others.begin() + flat.dim);
+  flat.order.append(indexed.begin(), indexed.end());
+  flat.order.append(others.begin() + flat.dim, others.end());
+  flat.view = self.permute(flat.order);
+  const Sizes wanted = with_sizes(flat.view.sym_sizes(), flat.dim, flat.count, shape);
+  const c10::SymInt entries = product(shape);
+  if (!expands(values.sym_sizes(), wanted) || TORCH_GUARD_OR_TRUE(entries.sym_eq(0))) return {};
+  flat.index = linear_index(self, dims, trusted).expand_symint(shape).reshape_symint({entries});
+  flat.values = values.expand_symint(wanted).reshape_symint(
+      with_sizes(wanted, flat.dim, static_cast<int64_t>(shape.size()), c10::SymIntArrayRef(entries)));
+  flat.read = wanted;
+  for (const Tensor& index : dims.index) flat.indices.push_back(gathered::optional(index));
+  return flat;
+}
+
+// The result, whose dims are those of `view`.
+Tensor added(const Flat& flat) {
+  const c10::SymIntArrayRef sizes = flat.view.sym_sizes();
+  const c10::SymInt outputs = product(sizes.slice(flat.dim, flat.count));
+  const Tensor target = flat.view.reshape_symint(with_sizes(sizes, flat.dim, flat.count, c10::SymIntArrayRef(outputs)));
+  return IndexAdd::ours(target, flat.dim, flat.index, flat.values, 1).reshape_symint(sizes);
+}
+
+bool has_few(const Flat& flat) {
+  return is_few(flat.index.sym_size(0), product(flat.view.sym_sizes().slice(flat.dim, flat.count)));
+}
+
+// The result if there are few entries.
+template <bool in_place>
+Tensor few(const Tensor& self, const Flat& flat) {
+  const Tensor before = self.index(flat.indices).reshape_symint(flat.values.sym_sizes());
+  const Tensor after = after_adding(flat.index, before, flat.values, flat.dim, 1).reshape_symint(flat.read);
+  return in_place ? self.index_put_(flat.indices, after) : self.index_put(flat.indices, after);
+}
+
+template <DispatchKey key>
+struct IndexPut {
+  static bool takes(const Tensor& self, const Indices& indices, const Tensor& values, bool accumulate) {
+    return accumulate && !indices.empty() && is_pair(self, values);
+  }
+
+  static Tensor& in_place(Tensor& self, const Indices& indices, const Tensor& values, bool accumulate, bool unsafe) {
+    const auto otherwise = [&]() -> Tensor& {
+      return torch_index_put::in_place<key>(self, indices, values, accumulate, unsafe);
+    };
+    const Tensor here = values.dim() == 0 && values.is_cpu() ? values.to(self.device()) : values;
+    if (!takes(self, indices, here, accumulate) || !is_writable(self, self, values)) return otherwise();
+    for (const OptionalTensor& one : indices)
+      if (one && one->defined() && !is_apart(self, *one)) return otherwise();
+    const auto flat = flattened<key>(self, indices, here, unsafe && !self.is_cpu());
+    if (!flat) return otherwise();
+    return checked<key>(
+        [&]() -> Tensor& {
+          if (has_few(*flat)) few<true>(self, *flat);
+          else flat->view.copy_(added(*flat));
+          return self;
+        },
+        otherwise);
+  }
+
+  // For tracing, where a graph has no in-place operators left. The result lies in memory as torch's does.
+  static Tensor functional(const Tensor& self, const Indices& indices, const Tensor& values, bool accumulate) {
+    if (!takes(self, indices, values, accumulate)) return {};
+    const auto flat = flattened<key>(self, indices, values, false);
+    if (!flat) return {};
+    if (has_few(*flat)) return few<false>(self, *flat);
+    at::DimVector back(flat->order.size());
+    for (size_t i = 0; i < back.size(); ++i) back[flat->order[i]] = static_cast<int64_t>(i);
+    const Tensor result = added(*flat).permute(back);
+    bool lies_so = true;
+    for (int64_t d = 0; d < self.dim(); ++d) lies_so &= same(result.sym_stride(d), self.sym_stride(d));
+    return lies_so ? result : at::copy(at::empty_like(self), result);
+  }
+};
+
+// --- the gradient of an embedding -------------------------------------------------------------------------------------------
+
+template <DispatchKey key>
+struct Embedding {
+  static bool takes(const Tensor& grad, const Tensor& indices, const c10::SymInt& num_weights, bool scale_grad_by_freq) {
+    if (scale_grad_by_freq || !is_pair(grad, grad) || !at::isFloatingType(grad.scalar_type())) return false;
+    if (!is_index(indices, grad.device()) || grad.dim() != indices.dim() + 1) return false;
+    for (int64_t d = 0; d < indices.dim(); ++d)
+      if (!same(indices.sym_size(d), grad.sym_size(d))) return false;
+    return TORCH_GUARD_OR_FALSE(num_weights.sym_gt(0));
+  }
+
+  // Entries of the padding are sorted behind all rows, where nobody reads them.
+  static Tensor ours(const Tensor& grad, const Tensor& indices, const c10::SymInt& num_weights,
+                     const c10::SymInt& padding_idx) {
+    static const auto plan = find<std::tuple<Tensor, Tensor>(const Tensor&, c10::SymInt)>("_index_plan");
+    const bool pads = TORCH_GUARD_OR_TRUE(padding_idx.sym_ge(0));
+    Tensor rows = indices.reshape(-1);
+    if (pads) rows = at::where(rows.eq(padding_idx), num_weights, rows);
+    const auto [order, ends] = plan.call(rows, pads ? num_weights + 1 : num_weights);
+    const Tensor offsets = pads ? ends.slice_symint(0, 0, num_weights + 1) : ends;
+    return gathered::along(grad.reshape_symint({rows.sym_size(0), grad.sym_size(-1)}), {}, {order, offsets, {}}, {}, 0, {});
+  }
+
+  static Tensor backward(const Tensor& grad, const Tensor& indices, c10::SymInt num_weights, c10::SymInt padding_idx,
+                         bool scale_grad_by_freq) {
+    const auto otherwise = [&] {
+      return torch_embedding_backward::call<key>(grad, indices, num_weights, padding_idx, scale_grad_by_freq);
+    };
+    if (!takes(grad, indices, num_weights, scale_grad_by_freq)) return otherwise();
+    return checked<key>([&] { return ours(grad, indices, num_weights, padding_idx); }, otherwise);
+  }
+};
+
+// --- bincount ---------------------------------------------------------------------------------------------------------------
+
+template <DispatchKey key>
+Tensor bincount(const Tensor& self, const OptionalTensor& weights, c10::SymInt minlength) {
+  const bool taken = weights && weights->defined() && at::isIntegralType(self.scalar_type(), /*includeBool=*/false) &&
+                     is_result(self.scalar_type(), self.device()) && is_plain(self, self.device()) &&
+                     is_plain(*weights, self.device()) && self.dim() == 1 && weights->dim() == 1 &&
+                     same(self.sym_size(0), weights->sym_size(0)) && !is_empty(self) &&
+                     is_result(weights->scalar_type(), self.device()) && !at::isComplexType(weights->scalar_type());
+  const auto otherwise = [&] { return torch_bincount::call<key>(self, weights, minlength); };
+  return taken ? checked<key>([&] { return indexed::bincount(self, weights, minlength); }, otherwise) : otherwise();
+}
+
+// --- tables -----------------------------------------------------------------------------------------------------------------
+
+template <DispatchKey key>
+void register_index_add(Table<key>& m) {
+  using K = IndexAddKernels<key>;
+  m.impl("index_add", TORCH_FN(K::functional));
+  m.impl("index_add.out", TORCH_FN(K::out));
+  m.impl("index_add_", TORCH_FN(K::in_place));
+}
+template <DispatchKey key>
+void register_scatter_add(Table<key>& m) {
+  using K = ScatterAddKernels<key>;
+  m.impl("scatter_add", TORCH_FN(K::functional));
+  m.impl("scatter_add.out", TORCH_FN(K::out));
+  m.impl("scatter_add_", TORCH_FN(K::in_place));
+}
+template <DispatchKey key>
+void register_index_put(Table<key>& m) {
+  if constexpr (key == kTraced) m.impl("index_put", TORCH_FN(IndexPut<key>::functional));
+  else m.impl("_index_put_impl_", TORCH_FN(IndexPut<key>::in_place));
+}
+template <DispatchKey key>
+void register_embedding(Table<key>& m) {
+  m.impl("embedding_dense_backward", TORCH_FN(Embedding<key>::backward));
+}
+// Its size depends on data: what is compiled calls torch's operator, and so the kernel that it has then.
+template <DispatchKey key>
+void register_bincount(Table<key>& m) {
+  if constexpr (key != kTraced) m.impl("bincount", TORCH_FN(bincount<key>));
+}
+
+#define GPUREDUCE_BY_INDEX(X) \
+  X(index_add)                \
+  X(scatter_add)              \
+  X(index_put)                \
+  X(embedding)                \
+  X(bincount)
+
+}  // namespace
+
+Functions functions_by_index() { return {GPUREDUCE_BY_INDEX(GPUREDUCE_FUNCTION)}; }
+
+}  // namespace gpureduce::replacing
