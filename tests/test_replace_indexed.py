@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
 
 import model
 import torch_reduce
-from support import assert_same_bits, data, dtype_of, name_of, numpy_of
+from support import assert_same_bits, data, dtype_of, name_of, numpy_of, opinfo
 from test_replace import BY_INDEX, decomposing, ours_in, restored  # noqa: F401  (fixtures)
 
 NAMES = sorted(BY_INDEX)
@@ -295,6 +296,51 @@ def test_values(call, name, device):
         torch.testing.assert_close(found, exact, rtol=rtol, atol=1e-4)
     else:
         assert torch.equal(found, original)
+
+
+SAMPLED = [
+    "index_add",
+    "scatter_add",
+    "index_put",
+    "index_select",
+    "gather",
+    "take_along_dim",
+    "__getitem__",
+    "bincount",
+]
+SAMPLED += ["nn.functional.embedding", "masked_select", "scatter_reduce", "unfold_copy"]  # the last two are torch's
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.complex64], ids=str)
+@pytest.mark.parametrize("name", SAMPLED)
+def test_opinfo_samples(name, dtype, device):
+    """On torch's own samples: its dtype, shape and strides, its values, its gradients, and its errors."""
+    op = opinfo(name)
+    if dtype not in op.supported_dtypes(device):
+        pytest.skip(f"torch has no {dtype} there")
+    differentiable = op.supports_autograd and dtype == torch.float64
+
+    def run(sample):
+        result = op(sample.input, *sample.args, **sample.kwargs)
+        leaves = [
+            x for x in tree_leaves((sample.input, sample.args)) if isinstance(x, torch.Tensor) and x.requires_grad
+        ]
+        if not leaves:
+            return [result.detach()]
+        return [result.detach(), *torch.autograd.grad(result.sum(), leaves, allow_unused=True)]
+
+    samples = list(op.sample_inputs(device, dtype, requires_grad=differentiable))
+    assert samples
+    for sample in samples:
+        original = run(sample)
+        with replaced(device):
+            found = run(sample)
+        for ours, own in zip(found, original, strict=True):
+            assert ours.stride() == own.stride()
+            torch.testing.assert_close(ours, own, equal_nan=True)
+    for each in op.error_inputs(device) if op.error_inputs_func else []:
+        with replaced(device), pytest.raises(each.error_type, match=each.error_regex):
+            op(each.sample_input.input, *each.sample_input.args, **each.sample_input.kwargs)
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
@@ -621,6 +667,9 @@ COMPILED = {
     "scatter_add": lambda x, i, g: x.scatter_add(0, i[:, None].expand(-1, 5), g),
     "gather": lambda x, i, g: x.gather(0, i[:, None] % (i[:, None] + torch.arange(1, 6, device=x.device))) * g,
     "index_put": lambda x, i, g: x.index_put((i,), g, accumulate=True),
+    "index_put of columns": lambda x, i, g: x.t().contiguous().t().index_put((i,), g, accumulate=True),
+    "index_put apart": lambda x, i, g: aten.index_put(x[:, None], [i, None, i % 5], g[:, :1], True),
+    "index_put of few": lambda x, i, g: x.repeat(500, 1).index_put((i[:9] * 400,), g[:9], accumulate=True),
     "x[index]": lambda x, i, g: x[i] * g,
     "x[index, index]": lambda x, i, g: x[i, i % 5][:, None] * g,
     "embedding": lambda x, i, g: F.embedding(i, x, padding_idx=2) * g,
@@ -643,6 +692,7 @@ def test_compiled(call, decomposing, device):  # noqa: F811
     with replaced(device):
         for found, wanted in zip(run(compiled), run(COMPILED[call]), strict=True):
             assert_same_bits(found, wanted)
+            assert found.stride() == wanted.stride()
     inside = list(itertools.chain(*decomposing.seen))[len(before) :]
     assert not ours_in(before) and ours_in(inside), inside
 
