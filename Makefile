@@ -126,8 +126,10 @@ family: build
 	PYTHONPATH=. $(PY) bench/weighted.py --save
 	PYTHONPATH=. $(PY) bench/segment.py --save
 	PYTHONPATH=. $(PY) bench/rows.py --save
+	PYTHONPATH=. $(PY) bench/index.py --save
 	$(PY) bench/family_report.py
 	$(PY) bench/rows_report.py
+	$(PY) bench/index_report.py
 
 ranks: build
 	PYTHONPATH=. $(PY) bench/ranks.py --save $(ARGS)

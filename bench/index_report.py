@@ -1,0 +1,79 @@
+"""Makes the measured part of docs/index.md from bench/results/*/index.json, which bench/index.py writes.
+
+    python bench/index_report.py            writes it
+    python bench/index_report.py --check    changes nothing; exit status 1 and a diff if the results give another
+
+The page is written by hand but for what stands between "<!-- index:times -->" and "<!-- /index:times -->". Standard
+library only.
+"""
+
+import family_report
+import report
+
+PAGE, TIMES = "docs/index.md", "index.json"
+NOTE = "<!-- made by bench/index_report.py; do not edit -->"
+
+
+def entries(row):
+    kind = ", half of them to one" if row["kind"] == "one hot" else ""
+    return [f"{row['entries']:,} x {row['columns']} {row['dtype']}", f"{row['outputs']:,}{kind}"]
+
+
+def ratio(us, name, other):
+    return report.times(us[other] / us[name])
+
+
+def sums(rows):
+    header = ["rows", "outputs", "with a plan", "of a copy's speed", "with the sort", "atomics", "deterministic"]
+    lines = []
+    for row in rows:
+        us = row["us"]
+        others = [f"{report.number(us[k])} ({ratio(us, 'sort', k)})" for k in ("atomics", "deterministic")]
+        lines.append([*entries(row), report.number(us["plan"]), f"{row['share']:.2f}", report.number(us["sort"]), *others])
+    return report.table(header, lines)
+
+
+def embeddings(rows):
+    lines = [[*entries(row), *(report.number(row["us"][k]) for k in ("sort", "torch"))] for row in rows]
+    return report.table(["gradients of rows", "rows of the table", "torch_reduce", "torch"], lines)
+
+
+def graphs(rows):
+    lines = []
+    for row in rows:
+        for name, us in row["us"].items():
+            same = "yes" if row["same_gradients"][name] else "no"
+            lines.append([name, f"{us / 1000:.1f}", same])
+    return report.table(["a training step of a graph network", "ms", "the same gradients twice"], lines)
+
+
+def segments(rows):
+    names = ("sum", "amax", "amin", "prod", "logsumexp", "softmax")
+    lines = [[*entries(row), *(report.number(row["us"][name]) for name in names)] for row in rows]
+    return report.table(["elements", "segments", *names], lines)
+
+
+def times(results, root):
+    found = family_report.source_lines(results, root)
+    for part, made in (("sums", sums), ("embeddings", embeddings), ("graphs", graphs), ("segments", segments)):
+        if part in results:
+            found += [*made(results[part]), ""]
+    return found
+
+
+def documents(root, found):
+    """{path under root: text} of all that is made."""
+    page = (root / PAGE).read_text(encoding="utf-8")
+    lines = [line for _, results in found for line in times(results, root)]
+    return {PAGE: report.fill(page, "index:times", lines or ["not measured yet", ""], NOTE)}
+
+
+def main(arguments=None):
+    def make(root):
+        return documents(root, report.load_results(root, TIMES))
+
+    report.run(__doc__, "python bench/index_report.py", make, arguments)
+
+
+if __name__ == "__main__":
+    main()
