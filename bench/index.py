@@ -157,6 +157,7 @@ def embeddings(race):
     rows = []
     for case in EMBEDDINGS:
         grad, tokens = torch.randn(case.shape, device="cuda").to(case.dtype), case.index()
+        torch.cuda.synchronize()  # the race has a stream of its own
         functions = {
             "sort": lambda g, t=tokens, case=case: torch_reduce.index_sum(g, t, case.outputs),
             "torch": lambda g, t=tokens, case=case: torch.ops.aten.embedding_dense_backward(g, t, case.outputs, -1, False),
@@ -174,6 +175,7 @@ def segments(race):
         x = torch.randn(case.shape, device="cuda").to(case.dtype)
         lengths = torch.bincount(case.index(), minlength=case.outputs)
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        torch.cuda.synchronize()  # the race has a stream of its own
         functions = {
             name: lambda x, f=getattr(torch_reduce, f"segment_{name}"), o=offsets: f(x, o)
             for name in ("sum", "amax", "amin", "prod", "logsumexp", "softmax")

@@ -47,7 +47,8 @@ def extreme_of_none(name, largest):
     if name in INTEGER and name != "bool":
         info = torch.iinfo(dtype_of(name))
         return info.min if largest else info.max
-    return (not largest) if name == "bool" else (-math.inf if largest else math.inf)
+    most = 448 if name == "float8_e4m3fn" else math.inf  # it has no infinity
+    return (not largest) if name == "bool" else (-most if largest else most)
 
 
 def rows_of(source, index, k, dim):

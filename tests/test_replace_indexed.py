@@ -473,7 +473,7 @@ def left(d):
     return {
         "assigned": lambda: x.clone().index_put_((i,), one[:1]),
         "assigned by a mask": lambda: x.clone().index_put_((x > 3,), one[0, 0]),
-        "no dims": lambda: torch.zeros((), device=d).index_add(0, i[0], torch.ones((), device=d)),
+        "no dims": lambda: torch.zeros((), device=d).index_add(0, i[0] - 1, torch.ones((), device=d)),
         "no entries": lambda: x.index_add(0, i[:0], one[:0]),
         "no elements": lambda: x[:, :0].index_add(0, i, one[:, :0]),
         "another dtype": lambda: x.index_add(0, i, one.double()),

@@ -12,9 +12,9 @@ namespace gpureduce::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int64_t kOutputs = 1024;  // whose offsets a block writes
-constexpr size_t kAligned = 256;    // each array of the workspace
+constexpr int kThreads = 256, kAtOnce = 4;  // per block; entries per thread, whose loads are in flight together
+constexpr int64_t kOutputs = 1024;          // whose offsets a block writes
+constexpr size_t kAligned = 256;            // each array of the workspace
 
 unsigned blocks_of(int64_t count, int64_t each) { return static_cast<unsigned>((count + each - 1) / each); }
 
@@ -34,11 +34,27 @@ __device__ __forceinline__ int64_t checked(const Index& index, int64_t i) {
   return min(max(output, int64_t{0}), index.size - 1);
 }
 
+// Calls f(k, i) for the thread's entries.
+template <class F>
+__device__ __forceinline__ void for_each(int64_t count, F f) {
+  const int64_t first = int64_t{blockIdx.x} * (kThreads * kAtOnce) + threadIdx.x;
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    const int64_t i = first + k * kThreads;
+    if (i < count) f(k, i);
+  }
+}
+
 __global__ void prepare(Index index, IndexValues values, uint32_t* keys, uint32_t* payload) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= index.count) return;
-  keys[i] = static_cast<uint32_t>(checked(index, i));
-  payload[i] = values.values.data ? bit_cast<uint32_t>(values.at(i)) : static_cast<uint32_t>(i);
+  uint32_t key[kAtOnce], carried[kAtOnce];
+  for_each(index.count, [&](int k, int64_t i) {
+    key[k] = static_cast<uint32_t>(checked(index, i));
+    carried[k] = values.values.data ? bit_cast<uint32_t>(values.at(i)) : static_cast<uint32_t>(i);
+  });
+  for_each(index.count, [&](int k, int64_t i) {
+    keys[i] = key[k];
+    payload[i] = carried[k];
+  });
 }
 
 // A warp finds the first key that is no less than `output`.
@@ -74,8 +90,11 @@ __global__ void write_offsets(const uint32_t* keys, uint32_t count, int64_t size
 }
 
 __global__ void gather_values(Index order, IndexValues values, float* out) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < order.count) out[i] = values.at(checked(order, i));
+  int64_t at[kAtOnce];
+  float value[kAtOnce];
+  for_each(order.count, [&](int k, int64_t i) { at[k] = checked(order, i); });
+  for_each(order.count, [&](int k, int64_t) { value[k] = values.at(at[k]); });
+  for_each(order.count, [&](int k, int64_t i) { out[i] = value[k]; });
 }
 
 using Buffers = cub::DoubleBuffer<uint32_t>;
@@ -102,7 +121,8 @@ cudaError_t sort_by_index(const IndexSort& sort, void* spare, void* workspace, s
   const auto array = [&](int i) { return static_cast<char*>(workspace) + i * bytes_of_keys(index); };
   Buffers keys(reinterpret_cast<uint32_t*>(array(0)), reinterpret_cast<uint32_t*>(array(1)));
   Buffers payload(static_cast<uint32_t*>(sort.sorted), static_cast<uint32_t*>(spare));
-  prepare<<<blocks_of(index.count, kThreads), kThreads, 0, stream>>>(index, sort.values, keys.Current(), payload.Current());
+  prepare<<<blocks_of(index.count, kThreads * kAtOnce), kThreads, 0, stream>>>(index, sort.values, keys.Current(),
+                                                                               payload.Current());
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   size_t rest = bytes - 2 * bytes_of_keys(index);
   if (const cudaError_t error = sort_pairs(array(2), rest, keys, payload, index, stream); error != cudaSuccess) return error;
@@ -113,7 +133,7 @@ cudaError_t sort_by_index(const IndexSort& sort, void* spare, void* workspace, s
 }
 
 cudaError_t gather_by_order(const Index& order, const IndexValues& values, float* out, cudaStream_t stream) {
-  if (order.count > 0) gather_values<<<blocks_of(order.count, kThreads), kThreads, 0, stream>>>(order, values, out);
+  if (order.count > 0) gather_values<<<blocks_of(order.count, kThreads * kAtOnce), kThreads, 0, stream>>>(order, values, out);
   return cudaGetLastError();
 }
 

@@ -21,7 +21,8 @@ __device__ __forceinline__ void for_each(int64_t count, F f) {
 }
 
 template <class A>
-__global__ void finish(const A* sums, const A* largest, Nest<kMaxRank> kept, void* out, DType t, int64_t count) {
+__global__ void finish(const A* sums, const A* largest, const __grid_constant__ Nest<kMaxRank> kept, void* out, DType t,
+                       int64_t count) {
   for_each(count, [&](int64_t i) { store(out, kept.at(i).out, t, logarithm_of_sum(sums[i], largest[i])); });
 }
 

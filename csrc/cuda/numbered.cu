@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads)
   Word word[kAtOnce];
 #pragma unroll
   for (int k = 0; k < kAtOnce; ++k) {
-    assert(number[k] < a.rows && "an index is not in [0, the number of rows)");
+    assert(number[k] < a.rows && (a.zeros || number[k] >= 0) && "an index is not in [0, the number of rows)");
     const char* const from = a.from + place[k].outer * a.from_outer + number[k] * a.from_stride;
     word[k] = number[k] < 0 ? Word{} : reinterpret_cast<const Word*>(from)[place[k].word];
   }
@@ -133,13 +133,13 @@ struct Run {
 };
 
 // A run of V neighbours of a table, or one number of V rows.
-template <bool kOneColumn, int V>
-__device__ __forceinline__ Run<float, V> of_table(const float* table, const int64_t (&at)[V], float missing) {
+template <int V, int kRows>
+__device__ __forceinline__ Run<float, V> of_table(const float* table, const int64_t (&at)[kRows], float missing) {
   Run<float, V> found;
 #pragma unroll
   for (int j = 0; j < V; ++j) found.of[j] = missing;
   if (!table) return found;
-  if constexpr (kOneColumn || V == 1) {
+  if constexpr (kRows == V) {
 #pragma unroll
     for (int j = 0; j < V; ++j) found.of[j] = table[at[j]];
   } else {
@@ -162,20 +162,24 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t unit = blockIdx.x * kThreads + threadIdx.x;
   if (unit >= a.units) return;
   const Places::Place place = places.at(unit);
-  int64_t at[V];
-  bool inside[V];
+  constexpr int kRows = kOneColumn ? V : 1;  // of the tables
+  int32_t number[kRows];
+  if constexpr (kOneColumn && V >= 4) {
 #pragma unroll
-  for (int j = 0; j < V; ++j) {
-    int32_t row = 0;
-    if constexpr (kOneColumn) row = a.numbers[place.word * V + j];
-    else row = a.numbers[place.entry];
-    inside[j] = row >= 0;
-    const int64_t in_tables = place.outer * a.count + max(row, 0);
+    for (int j = 0; j < V; j += 4)
+      *reinterpret_cast<int4*>(number + j) = *reinterpret_cast<const int4*>(a.numbers + place.word * V + j);
+  } else {
+    number[0] = a.numbers[kOneColumn ? place.word : place.entry];
+  }
+  int64_t at[kRows];
+#pragma unroll
+  for (int j = 0; j < kRows; ++j) {
+    const int64_t in_tables = place.outer * a.count + max(number[j], 0);
     at[j] = kOneColumn ? in_tables : in_tables * a.inner + place.word * V;
   }
   const auto x = reinterpret_cast<const Vector<T, V>*>(a.x)[unit];
-  const auto g = of_table<kOneColumn>(a.tables[0], at, 1.0f), r = of_table<kOneColumn>(a.tables[1], at, 1.0f),
-             m = of_table<kOneColumn>(a.tables[2], at, 1.0f);
+  const auto g = of_table<V>(a.tables[0], at, 1.0f), r = of_table<V>(a.tables[1], at, 1.0f),
+             m = of_table<V>(a.tables[2], at, 1.0f);
   Vector<T, V> grad{};
   if (a.g) grad = reinterpret_cast<const Vector<T, V>*>(a.g)[unit];
   R y[V];
@@ -186,7 +190,7 @@ __global__ void __launch_bounds__(kThreads)
     if (a.formula == Formula::softmax) found = applied<Formula::softmax>(e, of_e, r.of[j], m.of[j], 1.0f);
     else if (a.formula == Formula::equal) found = applied<Formula::equal>(e, of_e, r.of[j], m.of[j], 1.0f);
     else found = applied<Formula::softmax_backward>(e, of_e, r.of[j], m.of[j], 1.0f);
-    y[j] = round_to<R>(inside[j] ? found : 0.0f);
+    y[j] = round_to<R>(number[kOneColumn ? j : 0] >= 0 ? found : 0.0f);
   }
   store_granules([&](int i) { return reinterpret_cast<R*>(a.y) + int64_t{unit} * V + i; }, y);
 }

@@ -9,17 +9,17 @@
 namespace gpureduce::cuda {
 
 // Row i of the result is row numbers[i] of `from`; there are `entries` of them, in each of `outer` tables that lie side by
-// side. Negative numbers give rows of zeros. Sizes and strides are in bytes; neighbours in a row are contiguous.
+// side. If `zeros`, negative numbers give rows of zeros. Sizes and strides are in bytes; neighbours in a row are contiguous.
 struct CopiedRows {
   const char* from;
   char* to;
   const void* numbers;
-  bool wide;  // numbers are int64
+  bool wide, zeros;  // wide: numbers are int64
   int64_t entries, rows, outer, row_bytes, from_stride, to_stride, from_outer, to_outer;
 };
 
-// If a number is not less than `rows`, the kernel stops with an assertion. Returns cudaErrorNotSupported if there are too many
-// bytes for its grid.
+// If another number is not in [0, rows), the kernel stops with an assertion. Returns cudaErrorNotSupported if there are too
+// many bytes for its grid.
 cudaError_t copy_rows(const CopiedRows& call, cudaStream_t stream);
 
 // Writes to which segment each of `entries` entries belongs, or -1 if to none. int32, so that there are fewer than 2^31

@@ -151,29 +151,33 @@ struct GatherReduction {
     }
     if (!offsets && !weight && call.dtype == data.scalar_type() && copy_numbered(data, call.dim, rows, out)) return;
     Tensor values;
-    if (ends.defined() && edges && edges->const_data_ptr() == given_rows.const_data_ptr() &&
-        are_single(s, data, weight, call.dtype)) {
-      values = in_order(data, rows, weight, call.dim);
+    if (ends.defined() && s.length <= 2 * s.gather.rows) values = side_by_side(s, data, rows, weight, call);
+    if (values.defined()) {
       s.reduction = reduction_of(call, values, out);
-      s.stride = 1;
+      s.stride = values.stride(call.dim) * (static_cast<int64_t>(values.itemsize()) / info(s.reduction.in).size);
       s.gather = {};
     }
     run_segments(s, data.device());
   }
 
  private:
-  // True if entries are single numbers that a sort's order can put side by side first. That is faster than to gather them one
-  // by one in the kernel.
-  static bool are_single(const Segments& s, const Tensor& data, const OptionalTensor& weight, at::ScalarType result) {
+  // Entries of narrow rows, copied so that they lie side by side: less than a sector of memory each, they would keep the
+  // reducing kernel waiting. Products are made while they are copied. Undefined if rows are wide, or no kernel takes them.
+  static Tensor side_by_side(const Segments& s, const Tensor& data, const Tensor& rows, const OptionalTensor& weight,
+                             const Call<int64_t>& call) {
+    constexpr int64_t kNarrowBytes = 32;
     const auto is_small = [](at::ScalarType t) { return t == at::kFloat || t == at::kHalf || t == at::kBFloat16; };
-    return (op == Operation::sum || op == Operation::mean) && data.numel() == s.gather.rows && is_small(data.scalar_type()) &&
-           is_small(result) && (!weight || is_small(weight->scalar_type()));
-  }
-
-  static Tensor in_order(const Tensor& data, const Tensor& rows, const OptionalTensor& weight, int64_t dim) {
+    if (data.numel() / s.gather.rows * static_cast<int64_t>(data.itemsize()) >= kNarrowBytes) return {};
+    const auto sizes = with_size<int64_t>(data, call.dim, s.length);
+    if (!weight) {
+      const Tensor values = at::empty(sizes, data.options());
+      return copy_numbered(data, call.dim, rows, values) ? values : Tensor();
+    }
+    if (!s.gather.by_row || data.numel() != s.gather.rows || !is_small(data.scalar_type()) || !is_small(call.dtype) ||
+        !is_small(weight->scalar_type()))
+      return {};
     static const auto ordered = find<Tensor(const Tensor&, const Tensor&, const OptionalTensor&)>("_gather_values");
-    const Tensor values = ordered.call(data.reshape(-1), rows, weight);
-    return values.view(with_size<int64_t>(data, dim, values.size(0)));
+    return ordered.call(data.reshape(-1), rows, weight).view(sizes);
   }
 
   static Reduction reduction_of(const Call<int64_t>& call, const Tensor& data, const Tensor& out) {

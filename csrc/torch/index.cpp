@@ -165,7 +165,13 @@ Pair large_plan(const Tensor& index, int64_t size) {
   if (count < int64_t{1} << 31) {
     at::_assert_async(index.ge(0).logical_and_(index.lt(size)).all(), "index: each must be in [0, size)");
     const auto [keys, order] = at::sort(index.to(at::kLong), /*stable=*/true, /*dim=*/0, /*descending=*/false);
-    return {order.to(at::kInt), at::searchsorted(keys, outputs, /*out_int32=*/true)};
+    const Tensor offsets = at::empty({size + 1}, outputs.options().dtype(at::kInt));
+    constexpr int64_t kAtOnce = int64_t{1} << 30;  // searchsorted does not take 2^32
+    for (int64_t first = 0; first <= size; first += kAtOnce) {
+      const int64_t here = std::min(kAtOnce, size + 1 - first);
+      offsets.narrow(0, first, here).copy_(at::searchsorted(keys, outputs.narrow(0, first, here), /*out_int32=*/true));
+    }
+    return {order.to(at::kInt), offsets};
   }
   // torch's sort does not take so many: plans of parts. An output has its entries of the first part first, and so on.
   constexpr int64_t kPart = int64_t{1} << 29;

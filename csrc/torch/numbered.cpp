@@ -53,7 +53,7 @@ cudaStream_t stream_of(const Tensor& x) { return c10::cuda::getCurrentCUDAStream
 
 }  // namespace
 
-bool copy_numbered(const Tensor& from, int64_t dim, const Tensor& numbers, const Tensor& to) {
+bool copy_numbered(const Tensor& from, int64_t dim, const Tensor& numbers, const Tensor& to, bool zeros) {
   if (!is_plain(from) || !is_plain(to) || from.scalar_type() != to.scalar_type() || !numbers.is_contiguous()) return false;
   const Layout in(from, dim), out(to, dim);
   if (!in.fits || !out.fits) return false;
@@ -61,8 +61,8 @@ bool copy_numbered(const Tensor& from, int64_t dim, const Tensor& numbers, const
   const c10::cuda::CUDAGuard guard(from.device());
   return done(cuda::copy_rows(
       {static_cast<const char*>(from.const_data_ptr()), static_cast<char*>(to.mutable_data_ptr()), numbers.const_data_ptr(),
-       numbers.scalar_type() == at::kLong, numbers.numel(), from.size(dim), in.outer, in.inner * size, from.stride(dim) * size,
-       to.stride(dim) * size, in.outer_stride * size, out.outer_stride * size},
+       numbers.scalar_type() == at::kLong, zeros, numbers.numel(), from.size(dim), in.outer, in.inner * size,
+       from.stride(dim) * size, to.stride(dim) * size, in.outer_stride * size, out.outer_stride * size},
       stream_of(from)));
 }
 
@@ -96,7 +96,7 @@ Tensor apply_numbered(Formula formula, const Tensor& x, int64_t dim, const Tenso
 
 #else
 
-bool copy_numbered(const at::Tensor&, int64_t, const at::Tensor&, const at::Tensor&) { return false; }
+bool copy_numbered(const at::Tensor&, int64_t, const at::Tensor&, const at::Tensor&, bool) { return false; }
 at::Tensor number_entries(const at::Tensor&, int64_t) { return {}; }
 at::Tensor apply_numbered(Formula, const at::Tensor&, int64_t, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                           at::ScalarType) {

@@ -8,8 +8,8 @@
 
 namespace gpureduce {
 
-// Writes to row i of `to`, along `dim`, the row numbers[i] of `from`, or 0 if that is negative.
-bool copy_numbered(const at::Tensor& from, int64_t dim, const at::Tensor& numbers, const at::Tensor& to);
+// Writes to row i of `to`, along `dim`, the row numbers[i] of `from`; if `zeros`, 0 where that is negative.
+bool copy_numbered(const at::Tensor& from, int64_t dim, const at::Tensor& numbers, const at::Tensor& to, bool zeros = false);
 
 // To which segment each of `entries` entries belongs, or -1 if to none: int32.
 at::Tensor number_entries(const at::Tensor& offsets, int64_t entries);

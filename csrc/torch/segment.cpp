@@ -270,7 +270,7 @@ SegmentPlaces::SegmentPlaces(const at::Tensor& offsets, int64_t size, int64_t di
 at::Tensor SegmentPlaces::select(const at::Tensor& values) const {
   const at::Tensor found = at::empty(with_size(values, dim_, size_), values.options());
   if (count_ == 0) return found.zero_();
-  if (copy_numbered(values, dim_, number_, found)) return found;
+  if (copy_numbered(values, dim_, number_, found, /*zeros=*/true)) return found;
   // As integers, since index_select and masked_fill_ do not take all dtypes.
   const at::ScalarType type = values.scalar_type(), bits = bits_of(type);
   const at::Tensor all = values.view(bits).index_select(dim_, number_.clamp(0));

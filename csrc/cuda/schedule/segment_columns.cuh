@@ -23,8 +23,9 @@ constexpr int kColumnWarps = kColumnThreads / kWarp;
 // Blocks per multiprocessor that leave threads enough registers, by the bytes of a thread's accumulators. Row numbers take
 // some, too.
 constexpr int column_blocks(int bytes, bool gathers) { return (bytes <= 4 ? 5 : 4) - gathers; }
-constexpr int kBatch = 8;       // rows that a thread loads at once
-constexpr int kTinyRows = 2;    // most rows of a tiny segment; a thread takes kAtOnce of these together
+constexpr int kBatch = 8;     // rows that a thread loads at once
+constexpr int kTinyRows = 2;  // most rows of a tiny segment, of which a thread takes kAtOnce together; twice as many of half as
+                              // many segments where rows are gathered
 constexpr int kPartLevels = 5;  // levels of the tree above a group's batches
 static_assert(kPartRows < kBatch << kPartLevels);
 // Most pieces of a tile. Pieces are at least kPartRows apart, but for the last one of a segment and the first one of the next.
@@ -109,53 +110,65 @@ struct SegmentPiece {
 template <int V, int kSides, class Args>
 using ColumnLanes = Lanes<typename Args::Source::Element, typename Args::Acc, V * kSides>;
 
-// Joins kLeaves neighbouring leaves from `leaf` on, with up to kElements elements per leaf, in a chunk of `rows` rows that
-// begins at entry `first`. Leaves from `end` on are padding. `column`: the thread's first one; `columns`: how many exist from
-// it on.
+// kLeaves neighbouring leaves with up to kElements elements each. Rows are found, then loaded, then joined: where rows must be
+// looked up, a thread with several Leaves takes each step for all of them, so that no load waits for another lookup.
 template <int kLeaves, int kElements, int V, int kSides, class Args>
-__device__ __forceinline__ ColumnLanes<V, kSides, Args> leaves_sum(const Args& a, int64_t first, int rows, int leaf, int end,
-                                                                   int64_t column, int columns) {
+struct Leaves {
   using Source = typename Args::Source;
-  decltype(a.entries.row(true, 0, 0)) row[kLeaves][kElements];  // all are known before the first load waits for one
+  decltype(std::declval<const Args&>().entries.row(true, 0, 0)) row[kLeaves][kElements];
   Vector<typename Source::Element, V> x[kLeaves][kElements][kSides];
-  const auto wanted = [&](int l, int d) { return leaf + l < end && (kElements == 1 || leaf + l + d * kLanes < rows); };
+
+  // The leaves from `leaf` on, in a chunk of `rows` rows that begins at entry `first`. Leaves from `end` on are padding.
+  __device__ __forceinline__ void find(const Args& a, int64_t first, int rows, int leaf, int end) {
 #pragma unroll
-  for (int l = 0; l < kLeaves; ++l) {
+    for (int l = 0; l < kLeaves; ++l) {
 #pragma unroll
-    for (int d = 0; d < kElements; ++d) row[l][d] = a.entries.row(wanted(l, d), first + leaf, l + d * kLanes);
-  }
-#pragma unroll
-  for (int l = 0; l < kLeaves; ++l) {
-#pragma unroll
-    for (int d = 0; d < kElements; ++d) {
-      for_constants(std::make_integer_sequence<int, kSides>{}, [&](auto side) {
-        constexpr int kBeyond = decltype(side)::value * kWarp;
-        const bool inside = wanted(l, d) && (kBeyond == 0 || kBeyond < columns);
-        x[l][d][side] = a.source.template load_if<V, kBeyond>(inside, row[l][d].place + column);
-      });
+      for (int d = 0; d < kElements; ++d)
+        row[l][d] = a.entries.row(is_wanted(l, d, rows, leaf, end), first + leaf, l + d * kLanes);
     }
   }
-  ColumnLanes<V, kSides, Args> leaves[kLeaves];
+  // `column`: the thread's first one; `columns`: how many exist from it on.
+  __device__ __forceinline__ void load(const Args& a, int rows, int leaf, int end, int64_t column, int columns) {
 #pragma unroll
-  for (int l = 0; l < kLeaves; ++l) {
+    for (int l = 0; l < kLeaves; ++l) {
 #pragma unroll
-    for (int s = 0; s < kSides; ++s) {
-      Lanes<typename Source::Element, typename Args::Acc, V> side;
-      side.start(x[l][0][s]);
-      row[l][0].weigh(side);
-#pragma unroll
-      for (int d = 1; d < kElements; ++d) {
-        Lanes<typename Source::Element, typename Args::Acc, V> more;
-        more.start(x[l][d][s]);
-        row[l][d].weigh(more);
-        side.add(more);
+      for (int d = 0; d < kElements; ++d) {
+        for_constants(std::make_integer_sequence<int, kSides>{}, [&](auto side) {
+          constexpr int kBeyond = decltype(side)::value * kWarp;
+          const bool inside = is_wanted(l, d, rows, leaf, end) && (kBeyond == 0 || kBeyond < columns);
+          x[l][d][side] = a.source.template load_if<V, kBeyond>(inside, row[l][d].place + column);
+        });
       }
-#pragma unroll
-      for (int j = 0; j < V; ++j) leaves[l].sum[s * V + j] = side.sum[j];
     }
   }
-  return join_lanes(leaves);
-}
+  __device__ __forceinline__ ColumnLanes<V, kSides, Args> join() const {
+    ColumnLanes<V, kSides, Args> leaves[kLeaves];
+#pragma unroll
+    for (int l = 0; l < kLeaves; ++l) {
+#pragma unroll
+      for (int s = 0; s < kSides; ++s) {
+        Lanes<typename Source::Element, typename Args::Acc, V> side;
+        side.start(x[l][0][s]);
+        row[l][0].weigh(side);
+#pragma unroll
+        for (int d = 1; d < kElements; ++d) {
+          Lanes<typename Source::Element, typename Args::Acc, V> more;
+          more.start(x[l][d][s]);
+          row[l][d].weigh(more);
+          side.add(more);
+        }
+#pragma unroll
+        for (int j = 0; j < V; ++j) leaves[l].sum[s * V + j] = side.sum[j];
+      }
+    }
+    return join_lanes(leaves);
+  }
+
+ private:
+  static __device__ __forceinline__ bool is_wanted(int l, int d, int rows, int leaf, int end) {
+    return leaf + l < end && (kElements == 1 || leaf + l + d * kLanes < rows);
+  }
+};
 
 // Joins the leaves from `leaf` to before `end` of a chunk of `rows` rows.
 template <int V, int kSides, class Args>
@@ -168,8 +181,10 @@ __device__ __forceinline__ ColumnLanes<V, kSides, Args> part_sum(const Args& a, 
 #pragma unroll 1
   while (leaf < end) {
     const auto sum = [&](auto kLeaves, auto kElements) {
-      return leaves_sum<decltype(kLeaves)::value, decltype(kElements)::value, V, kSides>(a, first, rows, leaf, end, column,
-                                                                                         columns);
+      Leaves<decltype(kLeaves)::value, decltype(kElements)::value, V, kSides, Args> leaves;
+      leaves.find(a, first, rows, leaf, end);
+      leaves.load(a, rows, leaf, end, column, columns);
+      return leaves.join();
     };
     if (in_batch == kBatch) v = sum(Constant<kBatch>{}, Constant<1>{});
     else if (in_batch == kBatch / 2) v = sum(Constant<kBatch / 2>{}, Constant<2>{});
@@ -294,35 +309,40 @@ __global__ void __launch_bounds__(kColumnThreads,
     for_sides(sums,
               [&](int64_t column, auto& v) { a.output.template write<false>(number * t.result_pitch + column, length, v); });
   };
-  // Takes the next kAtOnce segments if all of the warp's are tiny; otherwise returns false.
+  // Takes the next kTogether segments if all of the warp's are tiny; otherwise returns false.
+  constexpr bool kGathers = Args::Entries::kGathers;
+  constexpr int kTogether = kGathers ? kAtOnce / 2 : kAtOnce, kTiny = kGathers ? 2 * kTinyRows : kTinyRows;
   const auto take_tiny = [&] {
-    SegmentEnds segments[kAtOnce];
+    SegmentEnds segments[kTogether];
     bool are_tiny = true;
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
+    for (int k = 0; k < kTogether; ++k) {
       segments[k] = ends(index + k * units);
-      are_tiny &= segments[k].end - segments[k].begin <= kTinyRows;
+      are_tiny &= segments[k].end - segments[k].begin <= kTiny;
     }
     if (!__all_sync(~0u, are_tiny)) return false;
-    Sums sums[kAtOnce];
+    Leaves<kTiny, 1, V, kSides, Args> leaves[kTogether];
+    int rows[kTogether];
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
+    for (int k = 0; k < kTogether; ++k) {
       t.check(segments[k]);
-      const int rows = inside ? static_cast<int>(segments[k].end - segments[k].begin) : 0;
-      sums[k] = widened(leaves_sum<kTinyRows, 1, V, kSides>(a, segments[k].begin, rows, 0, rows, column, columns));
+      rows[k] = inside ? static_cast<int>(segments[k].end - segments[k].begin) : 0;
+      leaves[k].find(a, segments[k].begin, rows[k], 0, rows[k]);
     }
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
+    for (int k = 0; k < kTogether; ++k) leaves[k].load(a, rows[k], 0, rows[k], column, columns);
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
       const int64_t number = index + k * units;
-      if (inside && number < t.segments) write(number, segments[k].end - segments[k].begin, sums[k]);
+      if (inside && number < t.segments) write(number, segments[k].end - segments[k].begin, widened(leaves[k].join()));
     }
     return true;
   };
 #pragma unroll 1
   for (int i = 0; i < count; ++i, index += units) {
-    if (!is_tile && i % kAtOnce == 0 && count >= kAtOnce && take_tiny()) {
-      i += kAtOnce - 1;
-      index += (kAtOnce - 1) * units;
+    if (!is_tile && i % kTogether == 0 && count >= kTogether && take_tiny()) {
+      i += kTogether - 1;
+      index += (kTogether - 1) * units;
       continue;
     }
     SegmentPiece piece;
