@@ -89,7 +89,8 @@ void fill(Operation op, const Tensor& out) {
     if (out.is_complex()) out.fill_(c10::complex<double>(nan, nan));
     else out.fill_(nan);
   } else if (out.is_floating_point()) {
-    out.fill_(op == Operation::_amax ? -none : none);
+    // fill_ refuses infinity for a dtype that has none, where a conversion makes NaN.
+    out.copy_(at::full({}, op == Operation::_amax ? -none : none, out.options().dtype(at::kDouble)));
   } else {
     switch (out.scalar_type()) {
       case at::kBool: out.fill_(op == Operation::_amin); break;
