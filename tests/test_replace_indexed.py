@@ -183,6 +183,10 @@ def puts(x, indices, values):
     assert aten.index_put_(y, indices, values, True) is y
     yield y
     yield aten._unsafe_index_put(x, indices, values, True)
+    traced = torch.ops.gpureduce._traced_index_put(x, indices, values, True)  # what compiled code decomposes
+    assert (traced is None) == any(index is not None and index.dtype == torch.bool for index in indices)
+    if traced is not None:
+        yield traced
     if None not in indices:
         yield x.clone().index_put_(tuple(indices), values, accumulate=True)
 
@@ -501,7 +505,7 @@ def left(d):
         "put with shapes that do not fit": lambda: aten.index_put(x, [i, torch.tensor([0, 1, 2], device=d)], one, True),
         "put with too many": lambda: aten.index_put(x, [i, i, i], one, True),
         "put by floats": lambda: aten.index_put(x, [i.float()], one, True),
-        "put by bytes": lambda: aten.index_put(x, [torch.tensor([1, 0, 1], dtype=torch.uint8, device=d)], one, True),
+        "put by bytes": lambda: x.clone().index_put_((i.new_tensor([1, 0, 1]).byte(),), one, accumulate=True),
         "put by a mask that does not fit": lambda: aten.index_put(x, [one > 0], one[0, 0], True),
         "put by one bool": lambda: x.clone().index_put_((torch.tensor(True, device=d),), one[0, 0], accumulate=True),
         "put from itself": lambda: (y := x.clone()).index_put_((i,), y[:2], accumulate=True),
