@@ -161,13 +161,13 @@ struct GatherReduction {
   }
 
  private:
-  // Entries of narrow rows, copied so that they lie side by side: less than a sector of memory each, they would keep the
-  // reducing kernel waiting. Products are made while they are copied. Undefined if rows are wide, or no kernel takes them.
+  // Entries of narrow rows, copied so that they lie side by side, as the kernel of rows needs them. Products are made while
+  // they are copied. Undefined if rows are wide, or no kernel takes them.
   static Tensor side_by_side(const Segments& s, const Tensor& data, const Tensor& rows, const OptionalTensor& weight,
                              const Call<int64_t>& call) {
-    constexpr int64_t kNarrowBytes = 32;
+    constexpr int64_t kNarrowBytes = 8;
     const auto is_small = [](at::ScalarType t) { return t == at::kFloat || t == at::kHalf || t == at::kBFloat16; };
-    if (data.numel() / s.gather.rows * static_cast<int64_t>(data.itemsize()) >= kNarrowBytes) return {};
+    if (data.numel() / s.gather.rows * static_cast<int64_t>(data.itemsize()) > kNarrowBytes) return {};
     const auto sizes = with_size<int64_t>(data, call.dim, s.length);
     if (!weight) {
       const Tensor values = at::empty(sizes, data.options());

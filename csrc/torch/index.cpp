@@ -161,22 +161,22 @@ Pair plan(const Tensor& index, int64_t size);
 // A plan of outputs or entries that 32 bits cannot count. Hardly anybody needs it, so that torch's operators must do.
 Pair large_plan(const Tensor& index, int64_t size) {
   const int64_t count = index.size(0);
-  const Tensor outputs = at::arange(size + 1, index.options().dtype(at::kLong));
   if (count < int64_t{1} << 31) {
     at::_assert_async(index.ge(0).logical_and_(index.lt(size)).all(), "index: each must be in [0, size)");
     const auto [keys, order] = at::sort(index.to(at::kLong), /*stable=*/true, /*dim=*/0, /*descending=*/false);
-    const Tensor offsets = at::empty({size + 1}, outputs.options().dtype(at::kInt));
-    constexpr int64_t kAtOnce = int64_t{1} << 30;  // searchsorted does not take 2^32
+    const Tensor offsets = at::empty({size + 1}, index.options().dtype(at::kInt));
+    constexpr int64_t kAtOnce = int64_t{1} << 30;  // outputs: torch's functions do not take 2^32
     for (int64_t first = 0; first <= size; first += kAtOnce) {
       const int64_t here = std::min(kAtOnce, size + 1 - first);
-      offsets.narrow(0, first, here).copy_(at::searchsorted(keys, outputs.narrow(0, first, here), /*out_int32=*/true));
+      offsets.narrow(0, first, here)
+          .copy_(at::searchsorted(keys, at::arange(first, first + here, keys.options()), /*out_int32=*/true));
     }
     return {order.to(at::kInt), offsets};
   }
   // torch's sort does not take so many: plans of parts. An output has its entries of the first part first, and so on.
   constexpr int64_t kPart = int64_t{1} << 29;
   std::vector<Pair> parts;
-  Tensor offsets = at::zeros_like(outputs);
+  Tensor offsets = at::zeros({size + 1}, index.options().dtype(at::kLong));
   for (int64_t begin = 0; begin < count; begin += kPart) {
     parts.push_back(plan(index.narrow(0, begin, std::min(kPart, count - begin)), size));
     offsets.add_(std::get<1>(parts.back()));
