@@ -10,6 +10,7 @@ import types
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_reduce
 from support import data, expected, python
@@ -357,6 +358,25 @@ def test_graph_network_geometric(device):
     pytest.importorskip("torch_geometric")
     text = run("graph_network", "--device", device, "--geometric")
     assert "torch_geometric's layers" in text and len(agreeing(cells(text), device)) == 3
+
+
+def test_graph_network_geometric_calls(example):
+    """torch_geometric's layers call what the example says, forwards and backwards; replace() takes what adds."""
+    pytest.importorskip("torch_geometric")
+    module, calls = example("graph_network"), set()
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            calls.add(function.overloadpacket.__name__)
+            if function.overloadpacket == torch.ops.aten.scatter_reduce_:
+                assert args[4] == "amax"
+            return function(*args, **(kwargs or {}))
+
+    graph = module.make_graph(**module.SMALL["graph"], device=torch.device("cpu"))
+    with Calls():
+        module.train(module.geometric(), graph, module.SMALL["width"], steps=1)
+    by_index = {name for name in calls if re.search("index|scatter|gather|put|embedding|segment|spmm", name)}
+    assert by_index - {"index"} == {"index_select", "index_add", "scatter_add_", "scatter_reduce_", "gather"}
 
 
 def test_graph_network_without_geometric(example, monkeypatch):
