@@ -1,5 +1,6 @@
 """examples/: each one runs at a small size, and keeps what it says."""
 
+import contextlib
 import importlib.util
 import json
 import pathlib
@@ -9,9 +10,10 @@ import types
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_reduce
-from support import data, python
+from support import data, expected, python
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -53,7 +55,16 @@ def main(module, monkeypatch, *arguments):
 
 def test_all_are_here():
     """Each example has a test below."""
-    assert NAMES == ["batch_invariance", "distributed", "first_steps", "replace", "same_bits_cpu_gpu", "train"]
+    assert NAMES == [
+        "batch_invariance",
+        "distributed",
+        "first_steps",
+        "graph_network",
+        "mixture_of_experts",
+        "replace",
+        "same_bits_cpu_gpu",
+        "train",
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -310,3 +321,195 @@ def test_replace_compares(example, monkeypatch):
     torchs, ours = module.compare(*module.make(torch.device("cpu"), small=True), rounds=1).values()
     assert torchs["batches"] == {2: 3072, 5: 3072} and ours["batches"] == {2: 0, 5: 0}
     assert torchs["again"] == ours["again"] == 0
+
+
+# --- graph_network.py and mixture_of_experts.py -----------------------------------------------------------------------
+
+WAYS = ["torch, deterministic", "torch_reduce.replace()"]
+
+
+def agreeing(rows, device):
+    """{way: (how many gradients agree, of how many)} of a table; all must, but for those of torch's atomics."""
+    assert [row[0] for row in rows[:3]] == ["torch, atomics" if device == "cuda" else "torch, no atomics", *WAYS]
+    found = {name: tuple(map(int, same.split(" of "))) for name, same, _ in rows}
+    assert all(float(ms) > 0 for *_, ms in rows)
+    assert len({count for _, count in found.values()}) == 1
+    assert all(same == count > 0 for name, (same, count) in found.items() if name != "torch, atomics")
+    return found
+
+
+def differs_by_atomics(module, run, device):
+    """Whether torch's atomics give five runs gradients of which one differs; three tries, since it takes luck."""
+    place = module.places(torch.device(device))["torch, atomics"]
+    runs = {"torch, atomics": (place, run)}
+    tries = (module.compare(runs, torch.device(device))["torch, atomics"] for _ in range(3))
+    return any(same < count for same, count, _ in tries)
+
+
+def test_graph_network(device):
+    """Five trainings have the same gradients under the replacement, on the CPU with torch's own sums, too."""
+    text = run("graph_network", "--device", device)
+    assert list(agreeing(cells(text), device).values())[-1] == (4188, 4188)
+    assert ("fixed order" in text) == (device == "cpu") and ("in another order" in text) == (device == "cuda")
+
+
+def test_graph_network_geometric(device):
+    """torch_geometric's layers are taken as they are, in the forward and in the backward pass."""
+    pytest.importorskip("torch_geometric")
+    text = run("graph_network", "--device", device, "--geometric")
+    assert "torch_geometric's layers" in text and len(agreeing(cells(text), device)) == 3
+
+
+def test_graph_network_geometric_calls(example):
+    """torch_geometric's layers call what the example says, forwards and backwards; replace() takes what adds."""
+    pytest.importorskip("torch_geometric")
+    module, calls = example("graph_network"), set()
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            calls.add(function.overloadpacket.__name__)
+            if function.overloadpacket == torch.ops.aten.scatter_reduce_:
+                assert args[4] == "amax"
+            return function(*args, **(kwargs or {}))
+
+    graph = module.make_graph(**module.SMALL["graph"], device=torch.device("cpu"))
+    with Calls():
+        module.train(module.geometric(), graph, module.SMALL["width"], steps=1)
+    by_index = {name for name in calls if re.search("index|scatter|gather|put|embedding|segment|spmm", name)}
+    assert by_index - {"index"} == {"index_select", "index_add", "scatter_add_", "scatter_reduce_", "gather"}
+
+
+def test_graph_network_without_geometric(example, monkeypatch):
+    """Where torch_geometric is not installed, --geometric says how to install it, before anything is run."""
+    for name in ("torch_geometric", "torch_geometric.nn"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SystemExit, match="pip install torch_geometric"):
+        main(example("graph_network"), monkeypatch, "--small", "--device", "cpu", "--geometric")
+
+
+def test_graph_network_adds_by_ours(example, device):
+    """The third way has the contract's bits in means over up to hundreds of neighbours; torch's sums have others."""
+    module, place = example("graph_network"), torch.device(device)
+    x, edges, _ = module.make_graph(40, 3000, 4, place)
+    with module.places(place)["torch_reduce.replace()"]():
+        means = module.mean_of_neighbours(x, edges)
+    torchs = module.mean_of_neighbours(x, edges)
+    torch.testing.assert_close(means, torchs)
+    assert not means.equal(torchs)
+    for node, mean in enumerate(means.cpu()):
+        sent = x[edges[0, edges[1] == node]].cpu()
+        assert mean.equal(torch.from_numpy(expected(sent, 0)[:, 0]) / max(len(sent), 1))
+
+
+def test_graph_network_adds_by_atomics(example, cuda):
+    """On a GPU the gradients of torch's own sums do differ from run to run, so that there is something to see."""
+    module = example("graph_network")
+    graph = module.make_graph(5000, 200_000, 16, torch.device(cuda))
+    assert differs_by_atomics(module, lambda: module.train(module.plain_layers, graph, 32, 2)[1], cuda)
+
+
+def test_graph_network_learns(example, device):
+    """The gradients that are compared are of use."""
+    module = example("graph_network")
+    graph = module.make_graph(**module.SMALL["graph"], device=torch.device(device))
+    losses, _ = module.train(module.plain_layers, graph, module.SMALL["width"], steps=40)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_mixture_of_experts(device):
+    """Our ways have one gradient in five runs; a token's sums are the same in a batch and in its halves."""
+    *_, first, second = run("mixture_of_experts", "--device", device).split("\n\n")
+    assert list(agreeing(cells(first), device))[3:] == ["torch_reduce.index_sum"]
+    rows = cells(second)
+    assert [row[0] for row in rows] == [
+        "tokens plus given outputs",
+        "the gradient of gathering, of given gradients",
+        "what the model makes of the tokens",
+        "the gradient of the tokens",
+        "the gradient of the experts' weights",
+    ]
+    for row in rows[:2]:
+        assert row[-2:] == ["0 of 1536", "0 of 1536"]
+
+
+def test_mixture_of_experts_adds_by_ours(example, device):
+    """Both of our ways add a token's two outputs, and then the token; torch adds the outputs one by one."""
+    module, place = example("mixture_of_experts"), torch.device(device)
+    _, x, _ = module.make(place, **module.SMALL)
+    token = torch.arange(len(x)).repeat(2)[torch.randperm(2 * len(x))].to(place)
+    outputs, weight = data((len(token), x.shape[1]), "float32", device=device), torch.rand(len(token), device=device)
+    with module.places(place)["torch_reduce.replace()"]():
+        replaced = module.TORCH.combine(x, outputs, weight, token)
+    products = outputs.cpu() * weight.cpu()[:, None]
+    wanted = torch.stack([one + sum(products[token.cpu() == i]) for i, one in enumerate(x.cpu())])
+    assert replaced.cpu().equal(wanted) and module.OURS.combine(x, outputs, weight, token).cpu().equal(wanted)
+    torchs = module.TORCH.combine(x, outputs, weight, token)
+    torch.testing.assert_close(torchs, replaced)
+    assert not torchs.equal(replaced)
+
+
+def test_mixture_of_experts_routes(example):
+    """Each token goes to its two best experts, with weights that add up to 1, and gets what they make of it."""
+    module = example("mixture_of_experts")
+    model, x, _ = module.make(torch.device("cpu"), **module.SMALL)
+    layer = model.layers[0]
+    normalized = layer.norm(x)
+    scores, wanted = layer.router(normalized), x.clone()
+    for i, row in enumerate(normalized):
+        best = scores[i].argsort(descending=True)[:2]
+        for expert, share in zip(best, scores[i, best].softmax(0), strict=True):
+            wanted[i] += share * (torch.nn.functional.gelu(row @ layer.up[expert]) @ layer.down[expert])
+    for sums in (module.TORCH, module.OURS):
+        torch.testing.assert_close(layer(x, sums), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_mixture_of_experts_adds_by_atomics(example, cuda):
+    """On a GPU the gradients of torch's own sums do differ from run to run."""
+    module = example("mixture_of_experts")
+    batch = module.make(torch.device(cuda), **module.BIG)
+    assert differs_by_atomics(module, lambda: module.flat(module.gradients(*batch, module.TORCH).values()), cuda)
+
+
+def test_mixture_of_experts_sees_a_batch(example, monkeypatch, capsys):
+    """A sum of ours that depended on the batch would be an error."""
+    module = example("mixture_of_experts")
+
+    def combine(x, outputs, weight, token):
+        return module.add_by_ours(x, outputs, weight, token) * (1 + 1e-3 * (len(x) > 48))
+
+    monkeypatch.setattr(module, "OURS", module.OURS._replace(combine=combine))
+    with pytest.raises(SystemExit, match="depends on the batch"):
+        main(module, monkeypatch, "--small", "--device", "cpu")
+    row = cells(capsys.readouterr().out.split("\n\n")[-1])[0]
+    assert row[0] == "tokens plus given outputs" and row[3] == "0 of 1536" and row[4] != "0 of 1536"
+
+
+def test_runs_see_a_difference(example, capsys):
+    """A gradient that differs in one run of the five is counted; of ours it is an error, of torch's a row."""
+    module, runs, nothing = example("_runs"), [], contextlib.nullcontext
+
+    def run():
+        runs.append(torch.zeros(7))
+        runs[-1][2] = -0.0 if len(runs) == 4 else 0.0
+        return runs[-1]
+
+    found = module.compare({"torch": (nothing, run)}, torch.device("cpu"), steps=2)
+    assert found["torch"][:2] == (6, 7) and len(runs) == 5
+    module.report(found)
+    assert cells(capsys.readouterr().out)[0][:2] == ["torch", "6 of 7"]
+    with pytest.raises(SystemExit, match="differs between the runs"):
+        module.report({"torch_reduce.replace()": (6, 7, 1.0)})
+
+
+def test_places(example, device):
+    """torch is told to be deterministic in the second place alone, and replaced in the third alone."""
+    module, x = example("_runs"), torch.full((3,), 1e8, device=device)
+    index, small = torch.zeros(5, dtype=torch.int64, device=device), torch.full((5,), 3.0, device=device)
+    for name, place in module.places(torch.device(device)).items():
+        with place():
+            told = torch.are_deterministic_algorithms_enabled()
+            first = float(x.index_add(0, index, small)[0])
+        assert told == (name == "torch, deterministic")
+        if not told:  # then torch may add in either way
+            assert first == (100000016.0 if name == "torch_reduce.replace()" else 1e8)
+    assert not torch.are_deterministic_algorithms_enabled()
