@@ -8,7 +8,7 @@
 
 Times are of the GPU, between kernels that do not start early, in a CUDA graph, with a cold cache
 (torch_reduce/tuning/race.py); of steps, the median of ten, with events around the whole step. Some results are first
-compared with the bits of their own sums. `share` is the speed of moving the bytes that must move, as a part of a copy's.
+compared with the bits of their own sums. `share`: how fast the bytes move that must move, as a part of a copy's speed.
 """
 
 import argparse
@@ -160,7 +160,9 @@ def embeddings(race):
         torch.cuda.synchronize()  # the race has a stream of its own
         functions = {
             "sort": lambda g, t=tokens, case=case: torch_reduce.index_sum(g, t, case.outputs),
-            "torch": lambda g, t=tokens, case=case: torch.ops.aten.embedding_dense_backward(g, t, case.outputs, -1, False),
+            "torch": lambda g, t=tokens, case=case: torch.ops.aten.embedding_dense_backward(
+                g, t, case.outputs, -1, False
+            ),
         }
         us, _ = race.times(family.clones(grad), functions, unlike=tuple(functions))
         rows.append(row_of(case, us, plan=False))
@@ -177,7 +179,7 @@ def segments(race):
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         torch.cuda.synchronize()  # the race has a stream of its own
         functions = {
-            name: lambda x, f=getattr(torch_reduce, f"segment_{name}"), o=offsets: f(x, o)
+            name: lambda x, name=name, o=offsets: getattr(torch_reduce, f"segment_{name}")(x, o)
             for name in ("sum", "amax", "amin", "prod", "logsumexp", "softmax")
         }
         us, _ = race.times(family.clones(x), functions, unlike=tuple(functions))

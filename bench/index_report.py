@@ -29,7 +29,9 @@ def sums(rows):
     for row in rows:
         us = row["us"]
         others = [f"{report.number(us[k])} ({ratio(us, 'sort', k)})" for k in ("atomics", "deterministic")]
-        lines.append([*entries(row), report.number(us["plan"]), f"{row['share']:.2f}", report.number(us["sort"]), *others])
+        lines.append(
+            [*entries(row), report.number(us["plan"]), f"{row['share']:.2f}", report.number(us["sort"]), *others]
+        )
     return report.table(header, lines)
 
 
