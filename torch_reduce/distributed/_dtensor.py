@@ -171,7 +171,7 @@ def _segments(
     out: Tensor | None = None,
 ) -> DTensor:
     """Of segments along a dim that is cut, every rank gets all results."""
-    kind, operation = kind_of_call(_name(op))
+    kind, operation = kind_of_call(_name(op).removeprefix("_"))
     _expect_dtensors(operation.title, data=data, out=out)
     meta = _meta_result(op, operation.title, [data], _without_data(offsets), dim, dtype=dtype, out=out)
     here, at = _on_every_rank(offsets), dim % data.dim()
@@ -1009,10 +1009,8 @@ _RULES = {name: _reduce for name, operation in known().items() if not operation.
     "_var_mean": _var_mean,
     "_apply": _apply,
     "weighted_sum": _weighted_sum,
-    "segment_sum": _segments,
-    "segment_mean": _segments,
-    **dict.fromkeys(("segment_prod", "_segment_amax", "_segment_amin", "_segment_logsumexp"), _segments_of_whole),
-    "segment_softmax": _segments_of_whole,
+    **dict.fromkeys(("segment_sum", "segment_mean", "segment_prod", "_segment_amax", "_segment_amin"), _segments),
+    **dict.fromkeys(("_segment_logsumexp", "segment_softmax"), _segments_of_whole),
     "_segment_prod_backward": _segments_backward,
     "_segment_softmax_backward": _segments_backward,
     "_segment_spread": _segment_spread,
