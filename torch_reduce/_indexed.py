@@ -6,7 +6,7 @@ import torch
 from torch import SymInt, Tensor
 
 from . import _library
-from ._arguments import integer, plain_tensors, rename
+from ._arguments import integer, mesh_of, plain_tensors, rename, tensors
 from ._index import IndexPlan
 
 _ops = torch.ops.gpureduce
@@ -17,11 +17,24 @@ _PARTS = (*_GATHERS.values(), "index_plan", "index_sort_values", "gather_values"
 
 def _call(name: str, overload: Any, *args: Any, **named: Any) -> Tensor:
     """Calls an operator whose errors name the function."""
+    return _named(name, _library.warning(overload), *args, **named)
+
+
+def _named(name: str, made: Any, *args: Any, **named: Any) -> Tensor:
     try:
-        return _library.warning(overload)(*args, **named)
+        return made(*args, **named)
     except Exception as error:
         rename(error, *_PARTS, to=name)
         raise
+
+
+def _lists(name: str, given: dict[str, Any], **lists: Any) -> Any:
+    """The lists of integers that say what is added where; beside DTensors, as tensors of which every rank has all."""
+    if all(mesh_of(one) is None for one in (*given.values(), *lists.values())):
+        return lists.values()
+    from .distributed._dtensor import lists_beside
+
+    return lists_beside(name, given, lists)
 
 
 def _reduce(
@@ -36,8 +49,12 @@ def _reduce(
 ) -> Tensor:
     name = f"index_{kind}"
     given = {key: value for key, value in (("weight", weight), ("out", out)) if value is not None}
-    plain_tensors(name, source=source, **given)
+    tensors(name, source=source, **given)
     overload = "default" if out is None else "out"
+    if mesh_of(source) is not None:
+        from .distributed._dtensor import joined
+
+        source = joined(source)
     if out is not None:
         last["out"] = out
     if isinstance(index, IndexPlan):
@@ -45,12 +62,14 @@ def _reduce(
             raise ValueError(f"{name}(): size: the plan has {index.size} outputs, but size is {size}")
         entries = index.index.shape[0]
         for argument, tensor, at in (("source", source, dim), ("weight", weight, 0)):
-            if tensor is not None and tensor.dim() > 0 and tensor.size(at) != entries:
+            if isinstance(tensor, Tensor) and tensor.dim() > 0 and tensor.size(at) != entries:
                 raise RuntimeError(
                     f"{name}(): {argument}: expected {entries} rows along dim {at}, as many as the plan has entries, "
                     f"but got {tensor.size(at)}"
                 )
-        lists = (index.order, index.offsets, weight, index.order, index.index, None, None)
+        named = {"order": index.order, "offsets": index.offsets, "index": index.index}
+        order, offsets, numbers = _lists(name, {"source": source, **given}, **named)
+        lists = (order, offsets, weight, order, numbers, None, None)
         return _call(name, getattr(getattr(_ops, _GATHERS[kind]), overload), source, *lists, dim, **last)
     if not isinstance(index, Tensor):
         raise TypeError(f"{name}(): argument 'index' must be Tensor or IndexPlan, not {type(index).__name__}")
@@ -60,6 +79,7 @@ def _reduce(
             "index on a GPU is not known without waiting for it"
         )
     integer(name, "size", size)
+    (index,) = _lists(name, {"source": source, **given}, index=index)
     if weight is not None:
         last["weight"] = weight
     return _call(name, getattr(getattr(_ops, name), overload), source, index, size, dim, **last)
@@ -98,7 +118,7 @@ def index_sum(
 
     **Gradients** of any order and in forward mode: each row has its output's gradient, times its weight; a weight has
     the dot product of its row and its output's gradient, in the order of :func:`weighted_sum`. ``torch.vmap``,
-    ``torch.compile``, ``torch.export`` and CUDA graphs work. DTensors and Shards are not taken.
+    ``torch.compile``, ``torch.export`` and CUDA graphs work.
 
     **An index on a GPU** is read by the GPU alone, and nothing waits for it. An entry that is out of range stops the
     kernel with an assertion, as in :func:`index_plan`.
@@ -241,7 +261,9 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
     >>> torch_reduce.index_add(torch.ones(3), 0, torch.tensor([2, 0, 2]), torch.tensor([1.0, 2.0, 4.0]))
     tensor([3., 1., 6.])
     """
-    plain_tensors("index_add", input=input, index=index, source=source)
+    plain_tensors("index_add", index=index)
+    tensors("index_add", input=input, source=source)
+    (index,) = _lists("index_add", {"input": input, "source": source}, index=index)
     return _call("index_add", _ops.index_add.default, input, dim, index, source, alpha=alpha)
 
 
@@ -266,7 +288,9 @@ def index_add_(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha:
     >>> torch_reduce.index_add_(x, 0, torch.tensor([2, 0, 2]), torch.tensor([1.0, 2.0, 4.0]))
     tensor([3., 1., 6.])
     """
-    plain_tensors("index_add_", input=input, index=index, source=source)
+    plain_tensors("index_add_", index=index)
+    tensors("index_add_", input=input, source=source)
+    (index,) = _lists("index_add_", {"input": input, "source": source}, index=index)
     return _call("index_add_", _ops.index_add_.default, input, dim, index, source, alpha=alpha)
 
 
@@ -302,7 +326,12 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     tensor([[0., 1.],
             [2., 1.]])
     """
-    plain_tensors("scatter_add", input=input, index=index, src=src)
+    plain_tensors("scatter_add", index=index)
+    tensors("scatter_add", input=input, src=src)
+    if any(mesh_of(one) is not None for one in (input, index, src)):
+        from .distributed._dtensor import scatter_add as of_dtensors
+
+        return _named("scatter_add", of_dtensors, input, dim, index, src)
     return _call("scatter_add", _ops.scatter_add.default, input, dim, index, src)
 
 
@@ -330,7 +359,12 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | SymInt | None = 
     tensor([[5., 6.],
             [1., 2.]])
     """
-    plain_tensors("embedding", input=input, weight=weight)
+    plain_tensors("embedding", input=input)
+    tensors("embedding", weight=weight)
+    if mesh_of(input) is not None or mesh_of(weight) is not None:
+        from .distributed._dtensor import embedding as of_dtensors
+
+        return _named("embedding", of_dtensors, input, weight, padding_idx)
     return _call("embedding", _ops.embedding.default, input, weight, padding_idx)
 
 
@@ -378,7 +412,12 @@ def embedding_bag(
             [3., 4.]])
     """
     given = {} if per_sample_weights is None else {"per_sample_weights": per_sample_weights}
-    plain_tensors("embedding_bag", input=input, weight=weight, offsets=offsets, **given)
+    plain_tensors("embedding_bag", input=input, offsets=offsets, **given)
+    tensors("embedding_bag", weight=weight)
+    if any(mesh_of(one) is not None for one in (input, weight, offsets, per_sample_weights)):
+        from .distributed._dtensor import embedding_bag as of_dtensors
+
+        return _named("embedding_bag", of_dtensors, input, weight, offsets, mode, per_sample_weights)
     return _call(
         "embedding_bag",
         _ops.embedding_bag.default,
