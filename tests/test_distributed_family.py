@@ -621,6 +621,15 @@ def others(group):
         assert_result(got, wanted, mesh, [R], "Partial")
     got = torch_reduce.weighted_sum(partial, cut(torch.ones(10), mesh, [R]), 1)
     assert_result(got, torch_reduce.sum(whole, 1), mesh, [R], "Partial")
+    offsets, given = torch.tensor([1, 20, 20, 36], device=here()), data([3, 10], "float32", 9)
+    for name in (op.name for op in SEGMENTS):  # whose gradients see the sum that was reduced
+        leaf, own = whole.clone().requires_grad_(), mine.clone().requires_grad_()
+        wanted = getattr(torch_reduce, name)(leaf, offsets.cpu())
+        got = getattr(torch_reduce, name)(DTensor.from_local(own, mesh, [Partial()]), offsets)
+        assert_result(got.detach(), wanted.detach(), mesh, [R], f"{name} of a Partial")
+        if inside(mesh):
+            (gradient,) = torch.autograd.grad(got, own, cut(given, mesh, [R]))
+            assert_same_bits(gradient, torch.autograd.grad(wanted, leaf, given)[0], name)
 
 
 def test_others(meshes):
@@ -630,13 +639,16 @@ def test_others(meshes):
 
 def refused_dtensors(group):
     mesh, other = mesh_of((4,)), mesh_of((2,))
-    x = cut(torch.ones(8, 6), mesh, [S0])
+    x, plain, offsets = cut(torch.ones(8, 6), mesh, [S0]), torch.ones(8), cut(torch.tensor([0, 8]), mesh, [R])
     for kind, message, call in (
         (TypeError, "'weight' must be one too, not a Tensor", lambda: torch_reduce.weighted_sum(x, torch.ones(6))),
         (TypeError, "'input' must be one too, not a Tensor", lambda: torch_reduce.weighted_sum(torch.ones(6), x)),
         (ValueError, "another mesh", lambda: torch_reduce.weighted_sum(x, cut(torch.ones(6), other, [R]))),
         (RuntimeError, "must match the size", lambda: torch_reduce.weighted_sum(x, cut(torch.ones(5), mesh, [R]))),
         (IndexError, "Dimension out of range", lambda: torch_reduce.var(x, 5)),
+        (TypeError, "'offsets' is a DTensor, so 'data' must be", lambda: torch_reduce.segment_sum(plain, offsets)),
+        (TypeError, "'offsets' is a DTensor, so 'data' must be", lambda: torch_reduce.segment_softmax(plain, offsets)),
+        (TypeError, "argument 'offsets' must be Tensor, not list", lambda: torch_reduce.segment_amax(x, [0, 8])),
         (RuntimeError, "only support floating point", lambda: torch_reduce.std(cut(torch.ones(8).int(), mesh, [S0]))),
     ):
         with pytest.raises(kind, match=message):

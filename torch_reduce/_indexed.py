@@ -103,13 +103,15 @@ def index_sum(
 
     Args:
         source: a tensor of one dim or more, of any strides and of any dtype that :func:`torch_reduce.sum` takes, on the
-            CPU, a CUDA device or meta.
+            CPU, a CUDA device or meta; or a DTensor, or a :class:`torch_reduce.distributed.Shard` that is cut along
+            another dim than ``dim`` (docs/distributed.md).
         index: int64 or int32, of shape (source.size(dim),), on the same device: the output of each row, in [0, size).
             Or an :class:`IndexPlan` of such an index, by :func:`index_plan`: calls with the same index then share one
             sort.
         size: the number of outputs. With a plan it may be left out.
         dim: the dim of the rows. It may be any, and counted from the end.
         weight: a real tensor of shape (source.size(dim),) that each row is multiplied by. ``source`` must be real, too.
+            Beside a DTensor it is one.
         dtype: the dtype of the result, as of :func:`torch_reduce.sum`; with weights, as of :func:`weighted_sum`.
         out: a tensor to write the result to; it is resized if its shape differs, with a warning if it had elements.
 
@@ -124,7 +126,8 @@ def index_sum(
     kernel with an assertion, as in :func:`index_plan`.
 
     Raises:
-        TypeError: an argument is no tensor; or ``size`` is not given, and ``index`` is no plan.
+        TypeError: an argument is no tensor; ``size`` is not given, and ``index`` is no plan; or ``source`` is a Shard
+            that is cut along ``dim``.
         IndexError: on the CPU, an entry of ``index`` is not in [0, size); ``dim`` is out of range.
         ValueError: ``size`` is not the plan's.
         RuntimeError: shapes, dtypes or devices that do not fit; a wrong ``out``, or ``out`` where a gradient is needed.
@@ -234,7 +237,8 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
     """``input`` plus ``alpha`` times the sums of the rows of ``source`` by index, as :func:`torch.index_add`.
 
     Args:
-        input: a tensor of any shape, strides and dtype that :func:`torch_reduce.sum` takes.
+        input: a tensor of any shape, strides and dtype that :func:`torch_reduce.sum` takes; or a DTensor or a Shard, as
+            for :func:`index_sum`.
         dim: the dim of the rows, which may be counted from the end.
         index: int64 or int32, of one dim (or none), on the device of ``input``: the row of ``input`` that each row of
             ``source`` is added to, in [0, input.size(dim)).
@@ -300,7 +304,8 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     With two dims and ``dim=0``, ``src[i, j]`` is added to ``input[index[i, j], j]``.
 
     Args:
-        input: a tensor of any shape, strides and dtype that :func:`torch_reduce.sum` takes.
+        input: a tensor of any shape, strides and dtype that :func:`torch_reduce.sum` takes; or a DTensor or a Shard, as
+            for :func:`index_sum`.
         dim: the dim that ``index`` is in, which may be counted from the end.
         index: int64 or int32, of as many dims as ``input``, with entries in [0, input.size(dim)). It may be smaller
             than ``src``, and smaller than ``input`` in the other dims.
@@ -340,7 +345,8 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | SymInt | None = 
 
     Args:
         input: int64 or int32, of any shape: the numbers of the rows, in [0, weight.size(0)).
-        weight: the table, of shape (rows, columns), of any dtype and strides, on the device of ``input``.
+        weight: the table, of shape (rows, columns), of any dtype and strides, on the device of ``input``; or a DTensor,
+            or a Shard of columns, as for :func:`index_sum`.
         padding_idx: a row, which may be counted from the end, whose gradient is 0. It is read as any other.
 
     Returns:
@@ -382,7 +388,8 @@ def embedding_bag(
 
     Args:
         input: int64 or int32, of one dim: the numbers of the rows of all bags, in [0, weight.size(0)).
-        weight: the table, of shape (rows, columns), of any floating dtype and strides.
+        weight: the table, of shape (rows, columns), of any floating dtype and strides; or a DTensor, or a Shard of
+            columns, as for :func:`index_sum`.
         offsets: int64 or int32, of one dim, ascending: bag ``b`` has the entries ``input[offsets[b]:offsets[b + 1]]``.
             The last offset is the end of the last bag. Entries outside of all bags are not read.
         mode: "sum" or "mean".

@@ -172,7 +172,7 @@ def _segments(
 ) -> DTensor:
     """Of segments along a dim that is cut, every rank gets all results."""
     kind, operation = kind_of_call(_name(op).removeprefix("_"))
-    _expect_dtensors(operation.title, data=data, out=out)
+    _expect_beside(operation.title, {"data": data, "out": out}, {"offsets": offsets})
     meta = _meta_result(op, operation.title, [data], _without_data(offsets), dim, dtype=dtype, out=out)
     here, at = _on_every_rank(offsets), dim % data.dim()
     call = kind(operation, [at], True, dtype, meta.dtype, at, here)
@@ -209,7 +209,7 @@ def _segments_of_whole(
     out: DTensor | None = None,
 ) -> DTensor:
     title = _name(op).removeprefix("_")
-    _expect_dtensors(title, data=data, out=out)
+    _expect_beside(title, {"data": data, "out": out}, {"offsets": offsets})
     meta = _meta_result(op, title, [data], _without_data(offsets), dim, dtype=dtype, out=out)
     operator = getattr(torch.ops.gpureduce, _name(op)).default
     result = _whole_segments(operator, [data], offsets, dim, dim, dtype=meta.dtype if out is not None else dtype)
@@ -362,8 +362,8 @@ class _Joined(torch.autograd.Function):
 
 
 def joined(x: DTensor) -> DTensor:
-    """`x`, not Partial. Gradients of extrema ask torch which elements equal one: it must see the sums that were reduced,
-    and torch's own sum of a Partial has other bits."""
+    """`x`, not Partial. Gradients of extrema ask torch which elements equal one: it must see the sums that we reduced,
+    and its own sum of a Partial has other bits."""
     return _Joined.apply(x) if any(one.is_partial() for one in x.placements) else x
 
 
