@@ -341,13 +341,17 @@ def segments(group, cases):
     for name, arguments, offsets, dim, dtype, cuts, tells, wanted in cases:
         local = shard(whole(*arguments).to(here()), dim, cuts, rank)
         sizes = [b - a for a, b in itertools.pairwise(cuts)] if tells else None
-        got = getattr(torch_reduce, name)(Cut(local, dim, group, sizes), offsets.to(here()), dim, dtype=dtype)
+        more = {} if dtype is None else {"dtype": dtype}
+        got = getattr(torch_reduce, name)(Cut(local, dim, group, sizes), offsets.to(here()), dim, **more)
         assert got.is_contiguous()
         assert_same_bits(got, wanted, f"{name} {arguments} {offsets.tolist()} dim {dim} {dtype} {cuts}")
 
 
+OVER_RANKS = {op.name: op for op in SEGMENTS if op.name != "segment_logsumexp"}
+
+
 def segment_case(name, arguments, offsets, dim, cuts, dtype=None, tells=False):
-    wanted = SEGMENTS[name == "segment_mean"].expected((whole(*arguments), offsets), dim, dtype=dtype)
+    wanted = OVER_RANKS[name].expected((whole(*arguments), offsets), dim, dtype=dtype)
     return name, arguments, offsets, dim, dtype, cuts, tells, wanted
 
 
@@ -362,22 +366,23 @@ def random_offsets(rng, size):
 def test_segments(size, world):
     """Cuts between segments, through one and through many of them, in one segment, and around empty ones."""
     rng, cases = random.Random(f"segments {size}"), []
-    for _ in range(40):
+    for name in rng.sample(list(OVER_RANKS), 5) * 12:
         length, others = rng.choice([(1, 1), (40, 3), (9001, 1), (9001, 3), (30_001, 1)]), rng.randint(1, 3)
         shape = [rng.choice([1, 2, 5]) for _ in range(others)]
         shape[0], dim = length[0], 0
         if others > 1 and rng.random() < 0.5:
             shape, dim = shape[::-1], -1
-        name = rng.choice(["segment_sum", "segment_mean"])
-        dtypes = ["float32", "bfloat16", "float64", "complex64", "float8_e5m2"]
-        dtypes += ["int32", "bool"] if name == "segment_sum" else []
+        dtypes = ["float32", "bfloat16", "float64", "complex64", "float8_e5m2", "int32", "bool"]
+        dtypes = [one for one in dtypes if OVER_RANKS[name].takes(one)]
         permutation = rng.sample(range(len(shape)), len(shape))
         arguments = shape, rng.choice(dtypes), rng.randrange(9), permutation
         offsets = random_offsets(rng, length[0])
         cuts = random_cuts(rng, length[0], size)
         if rng.random() < 0.3 and len(offsets) > 1:  # at ends of segments
             cuts = [0, *sorted(rng.choice(offsets.tolist()) for _ in range(size - 1)), length[0]]
-        dtype = rng.choice([None, None, torch.float64]) if "complex" not in arguments[1] else None
+        dtype = rng.choice([None, None, torch.float64])
+        if "complex" in arguments[1] or not OVER_RANKS[name].has_dtype:
+            dtype = None
         tells = rng.random() < 0.5
         cases.append(segment_case(name, arguments, offsets, dim, cuts, dtype, tells))
     world.run(size, segments, cases)
@@ -386,6 +391,10 @@ def test_segments(size, world):
 def refused_segments(group):
     rank, x = dist.get_rank(group), torch.ones(4, 6, device=here())
     offsets = torch.tensor([0, 5, 12], device=here())
+
+    def product(x, offsets, dim=0, *, group):
+        return torch_reduce.segment_prod(Cut(x, dim, group), offsets, dim)
+
     for kind, message, call in (
         (RuntimeError, "'x' requires a gradient", lambda f: f(x.clone().requires_grad_(), offsets, group=group)),
         (TypeError, "'offsets' must be a Tensor, not list", lambda f: f(x, [0, 5], group=group)),
@@ -398,7 +407,7 @@ def refused_segments(group):
         (RuntimeError, "'offsets' must ascend, from 0 to at most 12", lambda f: f(x, offsets - 1, group=group)),
         (RuntimeError, "disagree about the offsets: 3 of", lambda f: f(x, offsets // (1 + rank), group=group)),
     ):
-        for function in (distributed.segment_sum, distributed.segment_mean):
+        for function in (distributed.segment_sum, distributed.segment_mean, product):
             with pytest.raises(kind, match=message):
                 call(function)
     with pytest.raises(RuntimeError, match="Input dtype must be"):
@@ -518,10 +527,7 @@ def test_segments_of_dtensors(shape, meshes):
         arguments = size, rng.choice(["float32", "bfloat16", "float64"]), rng.randrange(9), rng.sample(range(3), 3)
         offsets = random_offsets(rng, size[dim])
         placements = [random_placement(rng, 3) for _ in shape]
-        if op.name not in (
-            "segment_sum",
-            "segment_mean",
-        ):  # torch gathers no _StridedShard whose other Shard is missing
+        if op.name == "segment_logsumexp":  # torch gathers no _StridedShard whose other Shard is missing
             placements = [Shard(one.dim) if isinstance(one, _StridedShard) else one for one in placements]
         wanted = op.expected((whole(*arguments), offsets), dim)
         cases.append((op.name, arguments, offsets, dim, placements, wanted, arguments[1]))
@@ -615,6 +621,15 @@ def others(group):
         assert_result(got, wanted, mesh, [R], "Partial")
     got = torch_reduce.weighted_sum(partial, cut(torch.ones(10), mesh, [R]), 1)
     assert_result(got, torch_reduce.sum(whole, 1), mesh, [R], "Partial")
+    offsets, given = torch.tensor([1, 20, 20, 36], device=here()), data([3, 10], "float32", 9)
+    for name in (op.name for op in SEGMENTS):  # whose gradients see the sum that was reduced
+        leaf, own = whole.clone().requires_grad_(), mine.clone().requires_grad_()
+        wanted = getattr(torch_reduce, name)(leaf, offsets.cpu())
+        got = getattr(torch_reduce, name)(DTensor.from_local(own, mesh, [Partial()]), offsets)
+        assert_result(got.detach(), wanted.detach(), mesh, [R], f"{name} of a Partial")
+        if inside(mesh):
+            (gradient,) = torch.autograd.grad(got, own, cut(given, mesh, [R]))
+            assert_same_bits(gradient, torch.autograd.grad(wanted, leaf, given)[0], name)
 
 
 def test_others(meshes):
@@ -624,13 +639,16 @@ def test_others(meshes):
 
 def refused_dtensors(group):
     mesh, other = mesh_of((4,)), mesh_of((2,))
-    x = cut(torch.ones(8, 6), mesh, [S0])
+    x, plain, offsets = cut(torch.ones(8, 6), mesh, [S0]), torch.ones(8), cut(torch.tensor([0, 8]), mesh, [R])
     for kind, message, call in (
         (TypeError, "'weight' must be one too, not a Tensor", lambda: torch_reduce.weighted_sum(x, torch.ones(6))),
         (TypeError, "'input' must be one too, not a Tensor", lambda: torch_reduce.weighted_sum(torch.ones(6), x)),
         (ValueError, "another mesh", lambda: torch_reduce.weighted_sum(x, cut(torch.ones(6), other, [R]))),
         (RuntimeError, "must match the size", lambda: torch_reduce.weighted_sum(x, cut(torch.ones(5), mesh, [R]))),
         (IndexError, "Dimension out of range", lambda: torch_reduce.var(x, 5)),
+        (TypeError, "'offsets' is a DTensor, so 'data' must be", lambda: torch_reduce.segment_sum(plain, offsets)),
+        (TypeError, "'offsets' is a DTensor, so 'data' must be", lambda: torch_reduce.segment_softmax(plain, offsets)),
+        (TypeError, "argument 'offsets' must be Tensor, not list", lambda: torch_reduce.segment_amax(x, [0, 8])),
         (RuntimeError, "only support floating point", lambda: torch_reduce.std(cut(torch.ones(8).int(), mesh, [S0]))),
     ):
         with pytest.raises(kind, match=message):

@@ -52,7 +52,8 @@ def index_plan(index: Tensor, size: int | SymInt) -> IndexPlan:
 
     Args:
         index: int64 or int32, of any shape and strides, on the CPU, a CUDA device or meta. With several dims it is
-            flattened in row-major order. An output is not counted from the end: no entry may be negative.
+            flattened in row-major order. An output is not counted from the end: no entry may be negative. Of a DTensor
+            every rank gets all, and the plan's tensors are DTensors with the placement Replicate.
         size: the number of outputs. Each entry of ``index`` must be in [0, size).
 
     Returns:
@@ -86,6 +87,10 @@ def index_plan(index: Tensor, size: int | SymInt) -> IndexPlan:
     """
     _arguments.plain_tensors("index_plan", index=index)
     _arguments.integer("index_plan", "size", size)
+    if _arguments.mesh_of(index) is not None:  # of some cuts torch makes no vector
+        from .distributed._dtensor import everywhere
+
+        index = everywhere(index)
     flat = index.reshape(-1)
     order, offsets = torch.ops.gpureduce._index_plan(flat, size)
     return IndexPlan(flat, order, offsets)

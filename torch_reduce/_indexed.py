@@ -6,7 +6,7 @@ import torch
 from torch import SymInt, Tensor
 
 from . import _library
-from ._arguments import integer, plain_tensors, rename
+from ._arguments import integer, mesh_of, plain_tensors, rename, tensors
 from ._index import IndexPlan
 
 _ops = torch.ops.gpureduce
@@ -17,11 +17,24 @@ _PARTS = (*_GATHERS.values(), "index_plan", "index_sort_values", "gather_values"
 
 def _call(name: str, overload: Any, *args: Any, **named: Any) -> Tensor:
     """Calls an operator whose errors name the function."""
+    return _named(name, _library.warning(overload), *args, **named)
+
+
+def _named(name: str, made: Any, *args: Any, **named: Any) -> Tensor:
     try:
-        return _library.warning(overload)(*args, **named)
+        return made(*args, **named)
     except Exception as error:
         rename(error, *_PARTS, to=name)
         raise
+
+
+def _lists(name: str, given: dict[str, Any], **lists: Any) -> Any:
+    """The lists of integers that say what is added where; beside DTensors, as tensors of which every rank has all."""
+    if all(mesh_of(one) is None for one in (*given.values(), *lists.values())):
+        return lists.values()
+    from .distributed._dtensor import lists_beside
+
+    return lists_beside(name, given, lists)
 
 
 def _reduce(
@@ -36,8 +49,12 @@ def _reduce(
 ) -> Tensor:
     name = f"index_{kind}"
     given = {key: value for key, value in (("weight", weight), ("out", out)) if value is not None}
-    plain_tensors(name, source=source, **given)
+    tensors(name, source=source, **given)
     overload = "default" if out is None else "out"
+    if mesh_of(source) is not None:
+        from .distributed._dtensor import joined
+
+        source = joined(source)
     if out is not None:
         last["out"] = out
     if isinstance(index, IndexPlan):
@@ -45,12 +62,14 @@ def _reduce(
             raise ValueError(f"{name}(): size: the plan has {index.size} outputs, but size is {size}")
         entries = index.index.shape[0]
         for argument, tensor, at in (("source", source, dim), ("weight", weight, 0)):
-            if tensor is not None and tensor.dim() > 0 and tensor.size(at) != entries:
+            if isinstance(tensor, Tensor) and tensor.dim() > 0 and tensor.size(at) != entries:
                 raise RuntimeError(
                     f"{name}(): {argument}: expected {entries} rows along dim {at}, as many as the plan has entries, "
                     f"but got {tensor.size(at)}"
                 )
-        lists = (index.order, index.offsets, weight, index.order, index.index, None, None)
+        named = {"order": index.order, "offsets": index.offsets, "index": index.index}
+        order, offsets, numbers = _lists(name, {"source": source, **given}, **named)
+        lists = (order, offsets, weight, order, numbers, None, None)
         return _call(name, getattr(getattr(_ops, _GATHERS[kind]), overload), source, *lists, dim, **last)
     if not isinstance(index, Tensor):
         raise TypeError(f"{name}(): argument 'index' must be Tensor or IndexPlan, not {type(index).__name__}")
@@ -60,6 +79,7 @@ def _reduce(
             "index on a GPU is not known without waiting for it"
         )
     integer(name, "size", size)
+    (index,) = _lists(name, {"source": source, **given}, index=index)
     if weight is not None:
         last["weight"] = weight
     return _call(name, getattr(getattr(_ops, name), overload), source, index, size, dim, **last)
@@ -83,13 +103,15 @@ def index_sum(
 
     Args:
         source: a tensor of one dim or more, of any strides and of any dtype that :func:`torch_reduce.sum` takes, on the
-            CPU, a CUDA device or meta.
+            CPU, a CUDA device or meta; or a DTensor, or a :class:`torch_reduce.distributed.Shard` that is cut along
+            another dim than ``dim`` (docs/distributed.md).
         index: int64 or int32, of shape (source.size(dim),), on the same device: the output of each row, in [0, size).
             Or an :class:`IndexPlan` of such an index, by :func:`index_plan`: calls with the same index then share one
             sort.
         size: the number of outputs. With a plan it may be left out.
         dim: the dim of the rows. It may be any, and counted from the end.
         weight: a real tensor of shape (source.size(dim),) that each row is multiplied by. ``source`` must be real, too.
+            Beside a DTensor it is one.
         dtype: the dtype of the result, as of :func:`torch_reduce.sum`; with weights, as of :func:`weighted_sum`.
         out: a tensor to write the result to; it is resized if its shape differs, with a warning if it had elements.
 
@@ -98,13 +120,14 @@ def index_sum(
 
     **Gradients** of any order and in forward mode: each row has its output's gradient, times its weight; a weight has
     the dot product of its row and its output's gradient, in the order of :func:`weighted_sum`. ``torch.vmap``,
-    ``torch.compile``, ``torch.export`` and CUDA graphs work. DTensors and Shards are not taken.
+    ``torch.compile``, ``torch.export`` and CUDA graphs work.
 
     **An index on a GPU** is read by the GPU alone, and nothing waits for it. An entry that is out of range stops the
     kernel with an assertion, as in :func:`index_plan`.
 
     Raises:
-        TypeError: an argument is no tensor; or ``size`` is not given, and ``index`` is no plan.
+        TypeError: an argument is no tensor; ``size`` is not given, and ``index`` is no plan; or ``source`` is a Shard
+            that is cut along ``dim``.
         IndexError: on the CPU, an entry of ``index`` is not in [0, size); ``dim`` is out of range.
         ValueError: ``size`` is not the plan's.
         RuntimeError: shapes, dtypes or devices that do not fit; a wrong ``out``, or ``out`` where a gradient is needed.
@@ -214,7 +237,8 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
     """``input`` plus ``alpha`` times the sums of the rows of ``source`` by index, as :func:`torch.index_add`.
 
     Args:
-        input: a tensor of any shape, strides and dtype that :func:`torch_reduce.sum` takes.
+        input: a tensor of any shape, strides and dtype that :func:`torch_reduce.sum` takes; or a DTensor or a Shard, as
+            for :func:`index_sum`.
         dim: the dim of the rows, which may be counted from the end.
         index: int64 or int32, of one dim (or none), on the device of ``input``: the row of ``input`` that each row of
             ``source`` is added to, in [0, input.size(dim)).
@@ -241,7 +265,9 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
     >>> torch_reduce.index_add(torch.ones(3), 0, torch.tensor([2, 0, 2]), torch.tensor([1.0, 2.0, 4.0]))
     tensor([3., 1., 6.])
     """
-    plain_tensors("index_add", input=input, index=index, source=source)
+    plain_tensors("index_add", index=index)
+    tensors("index_add", input=input, source=source)
+    (index,) = _lists("index_add", {"input": input, "source": source}, index=index)
     return _call("index_add", _ops.index_add.default, input, dim, index, source, alpha=alpha)
 
 
@@ -266,7 +292,9 @@ def index_add_(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha:
     >>> torch_reduce.index_add_(x, 0, torch.tensor([2, 0, 2]), torch.tensor([1.0, 2.0, 4.0]))
     tensor([3., 1., 6.])
     """
-    plain_tensors("index_add_", input=input, index=index, source=source)
+    plain_tensors("index_add_", index=index)
+    tensors("index_add_", input=input, source=source)
+    (index,) = _lists("index_add_", {"input": input, "source": source}, index=index)
     return _call("index_add_", _ops.index_add_.default, input, dim, index, source, alpha=alpha)
 
 
@@ -276,7 +304,8 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     With two dims and ``dim=0``, ``src[i, j]`` is added to ``input[index[i, j], j]``.
 
     Args:
-        input: a tensor of any shape, strides and dtype that :func:`torch_reduce.sum` takes.
+        input: a tensor of any shape, strides and dtype that :func:`torch_reduce.sum` takes; or a DTensor or a Shard, as
+            for :func:`index_sum`.
         dim: the dim that ``index`` is in, which may be counted from the end.
         index: int64 or int32, of as many dims as ``input``, with entries in [0, input.size(dim)). It may be smaller
             than ``src``, and smaller than ``input`` in the other dims.
@@ -302,7 +331,12 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     tensor([[0., 1.],
             [2., 1.]])
     """
-    plain_tensors("scatter_add", input=input, index=index, src=src)
+    plain_tensors("scatter_add", index=index)
+    tensors("scatter_add", input=input, src=src)
+    if any(mesh_of(one) is not None for one in (input, index, src)):
+        from .distributed._dtensor import scatter_add as of_dtensors
+
+        return _named("scatter_add", of_dtensors, input, dim, index, src)
     return _call("scatter_add", _ops.scatter_add.default, input, dim, index, src)
 
 
@@ -311,7 +345,8 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | SymInt | None = 
 
     Args:
         input: int64 or int32, of any shape: the numbers of the rows, in [0, weight.size(0)).
-        weight: the table, of shape (rows, columns), of any dtype and strides, on the device of ``input``.
+        weight: the table, of shape (rows, columns), of any dtype and strides, on the device of ``input``; or a DTensor,
+            or a Shard of columns, as for :func:`index_sum`.
         padding_idx: a row, which may be counted from the end, whose gradient is 0. It is read as any other.
 
     Returns:
@@ -330,7 +365,12 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | SymInt | None = 
     tensor([[5., 6.],
             [1., 2.]])
     """
-    plain_tensors("embedding", input=input, weight=weight)
+    plain_tensors("embedding", input=input)
+    tensors("embedding", weight=weight)
+    if mesh_of(input) is not None or mesh_of(weight) is not None:
+        from .distributed._dtensor import embedding as of_dtensors
+
+        return _named("embedding", of_dtensors, input, weight, padding_idx)
     return _call("embedding", _ops.embedding.default, input, weight, padding_idx)
 
 
@@ -348,7 +388,8 @@ def embedding_bag(
 
     Args:
         input: int64 or int32, of one dim: the numbers of the rows of all bags, in [0, weight.size(0)).
-        weight: the table, of shape (rows, columns), of any floating dtype and strides.
+        weight: the table, of shape (rows, columns), of any floating dtype and strides; or a DTensor, or a Shard of
+            columns, as for :func:`index_sum`.
         offsets: int64 or int32, of one dim, ascending: bag ``b`` has the entries ``input[offsets[b]:offsets[b + 1]]``.
             The last offset is the end of the last bag. Entries outside of all bags are not read.
         mode: "sum" or "mean".
@@ -378,7 +419,12 @@ def embedding_bag(
             [3., 4.]])
     """
     given = {} if per_sample_weights is None else {"per_sample_weights": per_sample_weights}
-    plain_tensors("embedding_bag", input=input, weight=weight, offsets=offsets, **given)
+    plain_tensors("embedding_bag", input=input, offsets=offsets, **given)
+    tensors("embedding_bag", weight=weight)
+    if any(mesh_of(one) is not None for one in (input, weight, offsets, per_sample_weights)):
+        from .distributed._dtensor import embedding_bag as of_dtensors
+
+        return _named("embedding_bag", of_dtensors, input, weight, offsets, mode, per_sample_weights)
     return _call(
         "embedding_bag",
         _ops.embedding_bag.default,

@@ -19,11 +19,13 @@ def _caller():
 
 
 def _reduce(operator, data, offsets, dim, out=None, **last):
-    if type(data) is not Tensor and mesh_of(data) is not None and mesh_of(offsets) is None:
-        # A gradient is divided by lengths, and torch divides DTensors by DTensors alone.
-        from .distributed._dtensor import replicated
+    if type(data) is not Tensor and mesh_of(data) is not None:
+        from .distributed._dtensor import joined, replicated
 
-        offsets = replicated(offsets, data)
+        data = joined(data)
+        if isinstance(offsets, Tensor) and mesh_of(offsets) is None:
+            # A gradient is divided by lengths, and torch divides DTensors by DTensors alone.
+            offsets = replicated(offsets, data)
     overload = operator.default
     if out is not None:
         overload, last = operator.out, dict(last, out=out)

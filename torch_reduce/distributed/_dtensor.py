@@ -171,8 +171,8 @@ def _segments(
     out: Tensor | None = None,
 ) -> DTensor:
     """Of segments along a dim that is cut, every rank gets all results."""
-    kind, operation = kind_of_call(_name(op))
-    _expect_dtensors(operation.title, data=data, out=out)
+    kind, operation = kind_of_call(_name(op).removeprefix("_"))
+    _expect_beside(operation.title, {"data": data, "out": out}, {"offsets": offsets})
     meta = _meta_result(op, operation.title, [data], _without_data(offsets), dim, dtype=dtype, out=out)
     here, at = _on_every_rank(offsets), dim % data.dim()
     call = kind(operation, [at], True, dtype, meta.dtype, at, here)
@@ -209,7 +209,7 @@ def _segments_of_whole(
     out: DTensor | None = None,
 ) -> DTensor:
     title = _name(op).removeprefix("_")
-    _expect_dtensors(title, data=data, out=out)
+    _expect_beside(title, {"data": data, "out": out}, {"offsets": offsets})
     meta = _meta_result(op, title, [data], _without_data(offsets), dim, dtype=dtype, out=out)
     operator = getattr(torch.ops.gpureduce, _name(op)).default
     result = _whole_segments(operator, [data], offsets, dim, dim, dtype=meta.dtype if out is not None else dtype)
@@ -232,19 +232,233 @@ def _apply(
     def beside(other: Tensor | None) -> Tensor | None:
         if other is None:
             return None
-        if not isinstance(other, DTensor):
-            return other
         placements = [
             placement if _is_shard(placement) and other.shape[placement.dim] > 1 else Replicate()
             for placement in x.placements
         ]
-        return other if list(other.placements) == placements else other.redistribute(placements=placements)
+        if not isinstance(other, DTensor):  # every rank has it, as the lengths of segments
+            if not any(map(_is_shard, placements)):
+                return other
+            other = replicated(other, x)
+        return _as_cut(other, placements)
 
     others = [beside(other) for other in (grad, result, more)]
     meta = op(_without_data(x), *(other if other is None else _without_data(other) for other in others), *arguments)
     here = [other._local_tensor if isinstance(other, DTensor) else other for other in others]
     local = op(x._local_tensor, *here, *arguments) if _inside(x) else meta.new_empty([0] * meta.dim(), device=x.device)
     return _from_local(local, x, x.placements, meta.shape, meta.stride())
+
+
+# --- sums by index ---------------------------------------------------------------------------------------------------
+
+
+def _expect_beside(title: str, given: dict[str, Any], lists: dict[str, Any]) -> None:
+    """Lists of integers may be plain tensors, the same on every rank; what is reduced by DTensors must be one."""
+    _expect_dtensors(title, **given, **{name: one for name, one in lists.items() if isinstance(one, DTensor)})
+
+
+def everywhere(x: DTensor) -> DTensor:
+    return x.redistribute(placements=[Replicate()] * x.device_mesh.ndim)
+
+
+def lists_beside(title: str, given: dict[str, Any], lists: dict[str, Any]) -> list[Any]:
+    """The lists, of which this rank has all; the others must be DTensors of one mesh.
+
+    Autograd keeps lists, and torch's own operators take no plain tensor beside a DTensor: so none is a DTensor.
+    """
+    _expect_beside(title, given, lists)
+    meshes = {name: one.device_mesh for name, one in given.items() if one is not None}
+    first, *others = meshes
+    for other in others:
+        if meshes[other] != meshes[first]:
+            both = f"{meshes[other]}, {meshes[first]}"
+            raise ValueError(f"{title}(): '{other}' is on another mesh than '{first}': {both}")
+    found = [everywhere(one) if isinstance(one, DTensor) else one for one in lists.values()]
+    # Outside of the mesh a rank has no list, and a DTensor tells its shape.
+    return [_local(one) if isinstance(one, DTensor) and _inside(one) else one for one in found]
+
+
+def _with_rows(
+    title: str, data: DTensor, lists: Sequence[Any], weight: Any, dim: int, meta: Tensor, call: Any
+) -> DTensor:
+    """What `call` makes of this rank's data, lists and weight. Every rank gets all of the rows, where they are cut."""
+    x = _without_partials(data)
+    at = dim % x.dim()
+    placements = [Replicate() if _is_shard(one) and one.dim == at else one for one in x.placements]
+    x, lists = _as_cut(x, placements), [one if one is None else _on_every_rank(one) for one in lists]
+    weight = _as_cut(weight, [Replicate()] * len(placements))
+    if _inside(x):
+        shape, strides = tuple(map(int, x.shape)), tuple(map(int, x.stride()))
+        _check_local(title, x, shape, _find(x.device_mesh, x.placements, shape, strides, ()).local)
+        local = call(_local(x), lists, _local(weight))
+    else:
+        local = meta.new_empty([0] * meta.dim(), device=x.device)
+    return _from_local(local, x, placements, meta.shape, meta.stride())
+
+
+def _gather(
+    op: Any,
+    data: DTensor,
+    rows: Tensor,
+    offsets: Tensor | None = None,
+    weight: Tensor | None = None,
+    edges: Tensor | None = None,
+    back_rows: Tensor | None = None,
+    back_offsets: Tensor | None = None,
+    back_edges: Tensor | None = None,
+    dim: int = 0,
+    *,
+    dtype: torch.dtype | None = None,
+    out: DTensor | None = None,
+) -> DTensor:
+    title, lists = _name(op), (rows, offsets, edges, back_rows, back_offsets, back_edges)
+    _expect_beside(title, {"data": data, "weight": weight, "out": out}, {"rows": rows, "offsets": offsets})
+    metas = [_meta_of(one) for one in (rows, offsets, weight, *lists[2:])]
+    meta = _meta_result(op, title, [data], *metas, dim, dtype=dtype, out=out)
+    operator = getattr(torch.ops.gpureduce, title).default
+    given = dtype if out is None else meta.dtype
+
+    def call(x: Tensor, lists: Sequence[Any], weight: Any) -> Tensor:
+        return operator(x, *lists[:2], weight, *lists[2:], dim, dtype=given)
+
+    result = _with_rows(title, data, lists, weight, dim, meta, call)
+    return result if out is None else out.copy_(result)
+
+
+def _embedding(op: Any, table: DTensor, rows: Tensor, padding: int, dim: int = 0) -> DTensor:
+    _expect_beside("embedding", {"weight": table}, {"input": rows})
+    meta = op(_without_data(table), _without_data(rows), padding, dim)
+    return _with_rows("embedding", table, [rows], None, dim, meta, lambda x, rows, _: op(x, *rows, padding, dim))
+
+
+def _on_all(op: Any, *arguments: Any, **named: Any) -> Any:
+    """An operator of vectors, of which every rank gets all."""
+    metas = op(*(_meta_of(one) if isinstance(one, Tensor) else one for one in arguments), **named)
+    like = next(one for one in arguments if isinstance(one, DTensor))
+    here = [_on_every_rank(_without_partials(one)) if isinstance(one, DTensor) else one for one in arguments]
+    found = op(*here, **named) if _inside(like) else None
+    several = not isinstance(metas, Tensor)
+    metas = metas if several else [metas]
+    if found is None:
+        found = [meta.new_empty(0, device=like.device) for meta in metas]
+    elif not several:
+        found = [found]
+    everywhere = [Replicate()] * like.device_mesh.ndim
+    pairs = zip(found, metas, strict=True)
+    results = tuple(_from_local(one, like, everywhere, meta.shape, meta.stride()) for one, meta in pairs)
+    return results if several else results[0]
+
+
+class _Joined(torch.autograd.Function):
+    """_without_partials, with a gradient: each addend has that of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: DTensor) -> DTensor:
+        return _without_partials(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: DTensor) -> DTensor:
+        return grad
+
+
+def joined(x: DTensor) -> DTensor:
+    """`x`, not Partial. Gradients of extrema ask torch which elements equal one: it must see the sums that we reduced,
+    and its own sum of a Partial has other bits."""
+    return _Joined.apply(x) if any(one.is_partial() for one in x.placements) else x
+
+
+class _Outside(torch.autograd.Function):
+    """What a rank outside of the mesh has of a result, and of the gradients of DTensors: nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, placements: Sequence[Placement], meta: Tensor, *tensors: DTensor | None) -> DTensor:
+        ctx.tensors = tensors
+        like = next(x for x in tensors if x is not None)
+        return _Outside.nothing(like, placements, meta)
+
+    @staticmethod
+    def backward(ctx: Any, grad: DTensor) -> tuple[DTensor | None, ...]:
+        return None, None, *(None if x is None else _Outside.nothing(x, x.placements, x) for x in ctx.tensors)
+
+    @staticmethod
+    def nothing(like: DTensor, placements: Sequence[Placement], of: Tensor) -> DTensor:
+        local = torch.empty([0] * min(of.dim(), 1), dtype=of.dtype, device=like.device)
+        return _from_local(local, like, placements, of.shape, of.stride())
+
+
+def _of_parts(
+    tensors: Sequence[Any], cuts: Sequence[Sequence[Placement]], call: Any, after: Sequence[Placement], meta: Tensor
+) -> DTensor:
+    """The result, of the placements `after`, of `call` of what this rank has of tensors that are cut so. Gradients flow
+    through each rank's call."""
+    like = tensors[0]
+    if not _inside(like):
+        return _Outside.apply(after, meta, *tensors)
+    pairs = zip(tensors, cuts, strict=True)
+    parts = [x if x is None else joined(x).redistribute(placements=where).to_local() for x, where in pairs]
+    return _from_local(call(*parts), like, after, meta.shape, meta.stride())
+
+
+def scatter_add(input: Any, dim: int, index: Tensor, src: Any) -> DTensor:
+    """Of the parts that the ranks have, where another dim than `dim` is cut, of one size in all three tensors.
+
+    Composed of operators of DTensors it would make one vector of the entries, which no Shard survives.
+    """
+    (index,) = lists_beside("scatter_add", {"input": input, "src": src}, {"index": index})
+    operator, mesh = torch.ops.gpureduce.scatter_add.default, input.device_mesh
+    meta = operator(_without_data(input), dim, _without_data(index), _without_data(src))
+    at = dim % max(meta.dim(), 1)
+
+    def independent(placement: Placement) -> bool:
+        d = getattr(placement, "dim", at)
+        return d != at and not hasattr(placement, "split_factor") and input.size(d) == index.size(d) == src.size(d)
+
+    pairs = zip(input.placements, src.placements, strict=True)
+    placements = [next(filter(independent, pair), Replicate()) for pair in pairs]
+
+    def call(here: Tensor, entries: Tensor) -> Tensor:
+        own = index
+        held = _held(tuple(index.shape), _cuts(placements, mesh), tuple(mesh.get_coordinate()))
+        for d, runs in enumerate(held):  # a view, so that an index that is expanded stays so
+            own = own.narrow(d, runs[0][0] if runs else 0, _length(runs))
+        if own.numel() == 0 < index.numel():  # of nothing; but the gradients of both are exchanged on every rank
+            return here + entries.sum().to(here.dtype)
+        return operator(here, dim, own, entries)
+
+    return _of_parts([input, src], [placements, placements], call, placements, meta)
+
+
+def _columns(weight: DTensor, whole: bool = False) -> list[Placement]:
+    """How a table is cut for its rows to be read: along columns, if at all."""
+    return [
+        one if getattr(one, "dim", 0) == 1 and not whole and not hasattr(one, "split_factor") else Replicate()
+        for one in weight.placements
+    ]
+
+
+def embedding(input: Tensor, weight: Any, padding_idx: Any) -> DTensor:
+    """Of the columns that a rank has. A gradient may be cut as it likes: torch makes no matrix of all of them."""
+    (input,) = lists_beside("embedding", {"weight": weight}, {"input": input})
+    operator = torch.ops.gpureduce.embedding.default
+    meta, cut = operator(_without_data(input), _without_data(weight), padding_idx), _columns(weight)
+    after = [_moved(one, meta.dim() - 1) if _is_shard(one) else one for one in cut]
+    return _of_parts([weight], [cut], lambda table: operator(input, table, padding_idx), after, meta)
+
+
+def embedding_bag(input: Tensor, weight: Any, offsets: Tensor, mode: str, per_sample_weights: Any) -> DTensor:
+    """Of the columns that a rank has. The gradient of weights is a sum over columns, so it needs all of them."""
+    given = {"weight": weight, "per_sample_weights": per_sample_weights}
+    input, offsets = lists_beside("embedding_bag", given, {"input": input, "offsets": offsets})
+    operator = torch.ops.gpureduce.embedding_bag.default
+    metas = [_meta_of(one) for one in (input, weight, offsets)]
+    meta = operator(*metas, mode=mode, per_sample_weights=_meta_of(per_sample_weights))
+    summed = per_sample_weights is not None and per_sample_weights.requires_grad and torch.is_grad_enabled()
+
+    def call(table: Tensor, weights: Tensor | None) -> Tensor:
+        return operator(input, table, offsets, mode=mode, per_sample_weights=weights)
+
+    cut, all_ranks = _columns(weight, summed), [Replicate()] * weight.device_mesh.ndim
+    return _of_parts([weight, per_sample_weights], [cut, all_ranks], call, cut, meta)
 
 
 # --- functions that keep their input's shape -------------------------------------------------------------------------
@@ -1005,17 +1219,26 @@ def _put(slab: Tensor, block: Tensor, places: list[tuple[int, _Runs]]) -> None:
         done += last - first
 
 
+def _composed(op: Any, *arguments: Any, **named: Any) -> Any:
+    """What an operator is composed of. Autograd comes here without being asked, but not in inference mode."""
+    return op.decompose(*arguments, **named)
+
+
 _RULES = {name: _reduce for name, operation in known().items() if not operation.part} | {
     "_var_mean": _var_mean,
     "_apply": _apply,
     "weighted_sum": _weighted_sum,
-    "segment_sum": _segments,
-    "segment_mean": _segments,
-    **dict.fromkeys(("segment_prod", "_segment_amax", "_segment_amin", "_segment_logsumexp"), _segments_of_whole),
-    "segment_softmax": _segments_of_whole,
+    **dict.fromkeys(("segment_sum", "segment_mean", "segment_prod", "_segment_amax", "_segment_amin"), _segments),
+    **dict.fromkeys(("_segment_logsumexp", "segment_softmax"), _segments_of_whole),
     "_segment_prod_backward": _segments_backward,
     "_segment_softmax_backward": _segments_backward,
     "_segment_spread": _segment_spread,
+    **dict.fromkeys(("_gather_sum", "_gather_mean", "_gather_amax", "_gather_amin"), _gather),
+    "_embedding": _embedding,
+    **dict.fromkeys(("_index_plan", "_index_sort_values", "_gather_values", "_index_sum_values"), _on_all),
+    **dict.fromkeys((f"index_{name}" for name in ("sum", "mean", "amax", "amin", "add", "add_")), _composed),
+    **dict.fromkeys(("scatter_add", "embedding", "embedding_bag", "bincount"), _composed),
+    **dict.fromkeys((f"segment_{name}" for name in ("amax", "amin", "logsumexp")), _composed),
     "softmax": _softmax,
     "log_softmax": _softmax,
     "_softmax_backward": _softmax_backward,

@@ -32,8 +32,8 @@ class Shard:
 
     **Functions.** ``sum``, ``mean``, ``nansum``, ``prod``, ``amax``, ``amin``, ``any``, ``all``, ``count_nonzero``,
     ``logsumexp``, ``vector_norm``, ``powsum``, ``var``, ``std``, ``var_mean``, ``weighted_sum``, ``dot``,
-    ``segment_sum`` and ``segment_mean``, and the operators of ``torch.ops.gpureduce`` of these names, without ``out``.
-    Their ``dim`` counts the dims of ``x``.
+    ``segment_sum``, ``segment_mean``, ``segment_prod``, ``segment_amax`` and ``segment_amin``, and the operators of
+    ``torch.ops.gpureduce`` of these names, without ``out``. Their ``dim`` counts the dims of ``x``.
 
     **Functions that keep their input's shape**: ``softmax``, ``log_softmax``, ``rms_norm``, ``layer_norm``, with
     ``log_prob`` and ``cross_entropy``. They give this rank's part of the global tensor's result, and gradients flow, of
@@ -53,10 +53,16 @@ class Shard:
     **Segments.** The offsets are those of the global tensor, the same on every rank. If the segments lie along ``dim``,
     the host waits for some offsets, also where ``sizes`` are given.
 
+    **Along another dim alone.** ``segment_logsumexp``, ``segment_softmax``, ``index_sum``, ``index_mean``,
+    ``index_amax``, ``index_amin``, ``index_add``, ``index_add_``, ``scatter_add``, ``embedding`` and ``embedding_bag``
+    take Shards that are cut along another dim than the one that they work along. For embeddings that is the columns of
+    the table.
+
     Raises:
         TypeError, IndexError, ValueError, RuntimeError: by the functions, as of a tensor. Without ``sizes``, the other
             ranks raise a RuntimeError that names this rank and its error.
-        TypeError: ``dim`` is no int, ``group`` no group, or ``out`` is given.
+        TypeError: ``dim`` is no int, ``group`` no group, or ``out`` is given; or the function works along another dim
+            alone.
         IndexError: ``dim`` is out of range, or no rank has an element to find the largest of.
         ValueError: ``sizes`` are not one per rank, or not ``x``'s on this one; this rank is not in ``group``; or two
             Shards are not cut alike.

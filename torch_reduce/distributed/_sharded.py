@@ -333,7 +333,7 @@ class SegmentCall(Call):
         title, local, dim = operation.title, x.x, 0 if dim is None else dim
         expect_tensors(title, x=local, offsets=offsets)
         metas = (torch.empty_like(one, device="meta") for one in (local, offsets))
-        probe = getattr(_ops, title)(*metas, dim, dtype=dtype)
+        probe = _over_segments(title)(*metas, dim, dtype=dtype)
         call = cls(operation, [dim % local.dim()], True, dtype, probe.dtype, dim_of(title, x), offsets)
         call.refuse_gradients("x", local)
         return local, call
@@ -342,7 +342,7 @@ class SegmentCall(Call):
         return self._of(x, self.offsets)
 
     def _of(self, x: Tensor, offsets: Tensor) -> Tensor:
-        return getattr(_ops, self.title)(x, offsets, self.dims[0], dtype=self.given)
+        return _over_segments(self.title)(x, offsets, self.dims[0], dtype=self.given)
 
     def facts(self, x: Tensor, order: list[int], group: Any) -> dict[str, Any]:
         told = hashlib.sha256(self.offsets.to("cpu", torch.int64).numpy().tobytes()).hexdigest()[:16]
@@ -408,10 +408,34 @@ class SegmentCall(Call):
         return owned, crossing
 
 
+# The operation that each segment goes through.
+_SEGMENTS = {"sum": "sum", "mean": "mean", "prod": "prod", "amax": "_amax", "amin": "_amin"}
+_SEGMENTS = {f"segment_{name}": operation for name, operation in _SEGMENTS.items()}
+
 _KINDS: dict[str, type[Call]] = {
     **dict.fromkeys(("var_mean", "var", "std"), VarianceCall),
     **dict.fromkeys(("weighted_sum", "dot"), WeightedCall),
-    **dict.fromkeys(("segment_sum", "segment_mean"), SegmentCall),
+    **dict.fromkeys(_SEGMENTS, SegmentCall),
+}
+
+
+def _over_segments(function: str) -> Any:
+    """The operator of a function over segments that has dtype=."""
+    return getattr(_ops, f"_{function}" if _SEGMENTS[function].startswith("_") else function)
+
+
+# Functions whose result is of a Shard alone, where they do not work along the dim that is cut: which arguments may be
+# Shards, and the one whose gradient would be a sum over ranks.
+_ALONE: dict[str, tuple[tuple[str, ...], str | None]] = {
+    "index_sum": (("source",), "weight"),
+    **dict.fromkeys(("index_mean", "index_amax", "index_amin"), (("source",), None)),
+    "_gather_sum": (("data",), "weight"),
+    **dict.fromkeys(("_gather_mean", "_gather_amax", "_gather_amin"), (("data",), None)),
+    **dict.fromkeys(("index_add", "index_add_"), (("input", "source"), None)),
+    "scatter_add": (("input", "src"), None),
+    "embedding": (("weight",), None),
+    "embedding_bag": (("weight",), "per_sample_weights"),
+    **dict.fromkeys(("segment_logsumexp", "segment_softmax"), (("data",), None)),
 }
 
 
@@ -421,7 +445,7 @@ _KEEP_SHAPE = {"softmax", "log_softmax", "log_prob", "cross_entropy", "rms_norm"
 @cache
 def kind_of_call(function: str) -> tuple[type[Call], Operation]:
     """The kind of call of a function that is no operator of the table, and the operation that its nodes are of."""
-    like = known()["mean" if function == "segment_mean" else "sum"]
+    like = known()[_SEGMENTS.get(function, "sum")]
     return _KINDS[function], like._replace(function=function)
 
 
@@ -455,7 +479,8 @@ def _schema_of(operator: Any) -> tuple[str | None, list[str]]:
     schema = getattr(getattr(operator, "default", operator), "_schema", None)
     space, _, name = schema.name.partition("::") if schema else ("", "", "")
     function = name.removeprefix("linalg_")
-    if space != "gpureduce" or function not in {"vector_norm", "powsum", *_operators(), *_KINDS, *_KEEP_SHAPE}:
+    taken = {"vector_norm", "powsum", *_operators(), *_KINDS, *_KEEP_SHAPE, *_ALONE}
+    if space != "gpureduce" or function not in taken:
         return None, []
     return function, [argument.name for argument in schema.arguments]
 
@@ -476,6 +501,8 @@ def call_operator(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         if not isinstance(x, Shard):
             raise TypeError(f"{function}(): it is the {names[0]} that may be a Shard, and no other")
         return FUNCTIONS[function](x, **given)
+    if function in _ALONE:
+        return _alone(operator, function, given)
     x, ord, dim = given.pop(names[0]), given.pop("ord", 2), given.pop("dim", None)
     if function in _KINDS:
         kind, operation = kind_of_call(function)
@@ -490,6 +517,34 @@ def call_operator(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         given["weight"] = given.pop("other")
     found = reduce_shards(kind, operation, x, dim, given.pop("keepdim", False), given.pop("dtype", None), **given)
     return found[0] if function in ("var", "std") else found
+
+
+def _alone(operator: Any, title: str, given: dict[str, Any]) -> Any:
+    """What an operator gives of Shards whose cut dim it does not work along: nothing is sent, and gradients flow."""
+    may, summed = _ALONE[title]
+    named = " or ".join(f"'{name}'" for name in may)
+    shards = {name: one for name, one in given.items() if isinstance(one, Shard)}
+    cuts = set()
+    for name, one in shards.items():
+        if name not in may:
+            raise TypeError(f"{title}(): it is {named} that may be a Shard, and no other")
+        if not isinstance(one.x, Tensor):
+            raise TypeError(f"{title}(): argument '{name}' must be Tensor, not {type(one.x).__name__}")
+        cut = dim_of(title, one)
+        cuts.add((cut - one.x.dim(), one.group))
+        if cut == given.get("dim", 0) % one.x.dim():
+            raise TypeError(
+                f"{title}(): '{name}' is a Shard that is cut along dim {cut}, the one that the function works along, "
+                "where it does not reach over ranks: give the whole tensor, a DTensor, or a Shard of another dim"
+            )
+        given[name] = one.x
+    if len(cuts) > 1:
+        raise ValueError(f"{title}(): two Shards must be of one group, and cut alike")
+    if summed and torch.is_grad_enabled() and getattr(given.get(summed), "requires_grad", False):
+        raise RuntimeError(
+            f"{title}(): '{summed}' requires a gradient, but none flows through ranks: give {summed}.detach()"
+        )
+    return operator(**given)
 
 
 def dim_of(title: str, shard: Shard) -> int:
