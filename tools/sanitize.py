@@ -150,6 +150,40 @@ def segments(views):
                     yield [torch_reduce.segment_mean(t.t(), offsets.to(t.device), -1) for t in (there, here)]
 
 
+def indices(views):
+    """Sums, means and extrema by index, with plans and without, weights, gathers, and functions over segments."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int16):
+        for length, columns, outputs in (
+            (1, 1, 1),
+            (5000, 1, 700),
+            (40_001, 1, 3),
+            (9001, 3, 9001),
+            (5000, 64, 300),
+            (4099, 130, 5),
+        ):
+            x = torch.randint(-50, 100, (length, columns)).to(dtype).squeeze(1 if columns == 1 else 0)
+            index = torch.randint(0, outputs, (length,))
+            weight = torch.randint(-3, 4, (length,)).to(dtype)
+            for indexes in (index, index.int()):
+                pair = [(t, indexes.to(t.device)) for t in (x.cuda(), x)]
+                for f in (torch_reduce.index_sum, torch_reduce.index_amax, torch_reduce.index_amin):
+                    yield [f(t, i, outputs) for t, i in pair]
+                    yield [f(t, torch_reduce.index_plan(i, outputs)) for t, i in pair]
+                yield [torch_reduce.index_sum(t, i, outputs, weight=weight.to(t.device)) for t, i in pair]
+                yield [torch_reduce.embedding(i, t.narrow(0, 0, min(outputs, length)).clone()) for t, i in pair]
+                yield [
+                    torch_reduce.index_add(t.narrow(0, 0, min(outputs, length)).clone(), 0, i % length, t)
+                    for t, i in pair
+                ]
+            offsets = torch.tensor([0, 0, min(3, length), length // 2, length])
+            for name in ("amax", "amin", "prod", "softmax", "logsumexp"):
+                if name in ("softmax", "logsumexp") and not dtype.is_floating_point:
+                    continue
+                f = getattr(torch_reduce, f"segment_{name}")
+                if length >= 6:
+                    yield [f(t, offsets.to(t.device)) for t, _ in pair]
+
+
 LENGTHS = (0, 1, 7, 31, 128, 511, 513, 1000, 4095, 4097, 12_289, 40_000, 600_001)
 
 
@@ -174,6 +208,7 @@ def lists(views):
 
 
 KINDS = {"sums": sums, "norms": norms, "lists": lists, "kin": kin, "weighted": weighted, "segments": segments}
+KINDS["indices"] = indices
 
 
 def main():
