@@ -170,11 +170,9 @@ def indices(views):
                     yield [f(t, i, outputs) for t, i in pair]
                     yield [f(t, torch_reduce.index_plan(i, outputs)) for t, i in pair]
                 yield [torch_reduce.index_sum(t, i, outputs, weight=weight.to(t.device)) for t, i in pair]
-                yield [torch_reduce.embedding(i, t.reshape(length, -1)[: min(outputs, length)].clone()) for t, i in pair]
-                yield [
-                    torch_reduce.index_add(t.narrow(0, 0, min(outputs, length)).clone(), 0, i % length, t)
-                    for t, i in pair
-                ]
+                most = min(outputs, length)
+                yield [torch_reduce.embedding(i, t.reshape(length, -1)[:most].clone()) for t, i in pair]
+                yield [torch_reduce.index_add(t[:most].clone(), 0, i % length, t) for t, i in pair]
             offsets = torch.tensor([0, 0, min(3, length), length // 2, length])
             for name in ("amax", "amin", "prod", "softmax", "logsumexp"):
                 if name in ("softmax", "logsumexp") and not dtype.is_floating_point:
