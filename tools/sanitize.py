@@ -182,6 +182,41 @@ def indices(views):
                     yield [f(t, offsets.to(t.device)) for t, _ in pair]
 
 
+def rows(views):
+    """Functions that keep their shape, and their gradients: rows of many lengths, at aligned and at odd addresses."""
+    functions = {
+        "softmax": lambda x, w: torch_reduce.softmax(x, 1),
+        "log_softmax": lambda x, w: torch_reduce.log_softmax(x, 1),
+        "logsumexp": lambda x, w: torch_reduce.logsumexp(x, 1),
+        "rms_norm": lambda x, w: torch_reduce.rms_norm(x, w.shape, w),
+        "layer_norm": lambda x, w: torch_reduce.layer_norm(x, w.shape, w, w),
+    }
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for count, length in (
+            (300, 1),
+            (300, 7),
+            (300, 100),
+            (40, 513),
+            (30, 4096),
+            (9, 5001),
+            (3, 33_001),
+            (2, 150_001),
+        ):
+            for offset in (0, 1):
+                memory = torch.randn(count * length + offset).to(dtype)
+                there = memory[offset:].view(count, length)
+                here = memory.cuda()[offset:].view(count, length)
+                weight = torch.randn(length).to(dtype)
+                for f in functions.values():
+                    found = []
+                    for x, w in ((here, weight.cuda()), (there, weight)):
+                        leaves = [x.detach().requires_grad_(), w.requires_grad_()]
+                        y = f(*leaves)
+                        gradients = torch.autograd.grad(y, leaves, y.detach(), allow_unused=True)
+                        found.append([y.detach(), *(g for g in gradients if g is not None)])
+                    yield from zip(*found, strict=True)
+
+
 LENGTHS = (0, 1, 7, 31, 128, 511, 513, 1000, 4095, 4097, 12_289, 40_000, 600_001)
 
 
@@ -206,7 +241,7 @@ def lists(views):
 
 
 KINDS = {"sums": sums, "norms": norms, "lists": lists, "kin": kin, "weighted": weighted, "segments": segments}
-KINDS["indices"] = indices
+KINDS |= {"indices": indices, "rows": rows}
 
 
 def main():
