@@ -628,6 +628,23 @@ def test_import(before, after):
     python("-c", f"{before}\n{AFTER}\n{after}")
 
 
+AGAIN = (
+    "import torch, torch.distributed as dist, torch_reduce\n"
+    "from torch.distributed.tensor import Shard, distribute_tensor\n"
+    "for _ in range(2):\n"
+    "    dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+    "    mesh = dist.init_device_mesh('cpu', (1,))\n"
+    "    total = torch_reduce.sum(distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)]), 1)\n"
+    "    print(total.device_mesh is mesh, total.to_local().tolist())\n"
+    "    dist.destroy_process_group()\n"
+)
+
+
+def test_groups_anew():
+    """A result has the mesh of its input, also where an equal mesh of groups that are gone was reduced before."""
+    assert python("-c", AGAIN).splitlines() == ["True [3.0, 3.0, 3.0, 3.0]"] * 2
+
+
 def test_rules_have_the_operators_arguments():
     """The rule takes what the schema names."""
     for op in OPERATIONS:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import distributed
@@ -707,7 +708,22 @@ def _meta_result(
     return meta
 
 
+@lru_cache(maxsize=256)
+def _spec(
+    mesh: DeviceMesh, placements: tuple[Placement, ...], shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype
+) -> DTensorSpec:
+    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(shape, strides, dtype))
+
+
 def _from_local(local: Tensor, of: DTensor, placements: Any, shape: Any, strides: Any) -> DTensor:
+    # Rules run below autograd. What from_local() does for it takes longer than all of ours.
+    if type(local) is Tensor and not local.requires_grad and _inside(of):
+        mesh, size = of.device_mesh, torch.Size(map(int, shape))
+        given = mesh, tuple(placements), size, tuple(map(int, strides)), local.dtype
+        spec = _spec(*given)
+        if spec.mesh is not mesh:  # meshes of groups that are gone are equal to those of new ones
+            spec = _spec.__wrapped__(*given)
+        return DTensor(local.view_as(local), spec, requires_grad=False)
     return DTensor.from_local(local, of.device_mesh, placements, run_check=False, shape=shape, stride=strides)
 
 
