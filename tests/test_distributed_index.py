@@ -1,6 +1,7 @@
 """Sums by index over ranks: of DTensors, and of Shards that are cut along another dim than the index."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -201,10 +202,18 @@ def test_nothing_is_sent(meshes):  # noqa: F811
         assert sent == {"all_to_all": [0, 0], "all_gather": [0, 0]}
 
 
+WITHOUT_LISTS = {
+    "amax": Case(lambda x: T.amax(x, 0), ["rows"], []),
+    "amin": Case(lambda x: T.amin(x, 1, keepdim=True), ["rows"], []),
+    "largest norm": Case(lambda x: T.vector_norm(x, math.inf, 0), ["rows"], []),
+    "norm": Case(lambda x: T.vector_norm(x, 2, 1), ["rows"], []),
+}
+
+
 def partials(group, shape, names):
     mesh, rank, world = mesh_of(shape), dist.get_rank(), len(mesh_of(shape).mesh.flatten())
     for name in names:
-        case = CASES[name]
+        case = (CASES | WITHOUT_LISTS)[name]
         tensors, lists = case.given()
         each = [[data(x.shape, "float32", 10 * k + r) for r in range(world)] for k, x in enumerate(tensors)]
         sums = [tensor_of(SUM.expected(torch.stack(addends), 0), "float32") for addends in each]
@@ -226,6 +235,13 @@ def test_partials(shape, meshes):  # noqa: F811
     """Addends of the ranks are joined first, pairwise in rank order; each has the gradient of the sum."""
     only_where_torch_moves(meshes)
     meshes.run(meshes.size, partials, shape, [name for name in CASES if name != "index_add_"])  # it stays Partial
+
+
+@pytest.mark.parametrize("shape", [(2,), (4,)], ids=str)
+def test_partials_without_an_index(shape, meshes):  # noqa: F811
+    """The same of functions of all rows, whose gradients ask which elements are the largest."""
+    only_where_torch_moves(meshes)
+    meshes.run(meshes.size, partials, shape, list(WITHOUT_LISTS))
 
 
 def others(group):

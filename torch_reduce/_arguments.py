@@ -98,6 +98,16 @@ def mesh_of(tensor: Any) -> Any:
     return getattr(tensor, "device_mesh", None) if isinstance(tensor, Tensor) else None  # torch.fx's have any attribute
 
 
+def joined(tensor: Any) -> Any:
+    """A DTensor whose Partial placements are joined, for functions whose gradients ask which elements are the extreme
+    ones; others as they are."""
+    if type(tensor) is Tensor or mesh_of(tensor) is None:
+        return tensor
+    from .distributed import _dtensor
+
+    return _dtensor.joined(tensor)
+
+
 def tensors(function: str, **given: Any) -> None:
     """Raises torch's error if an argument that must be a tensor is none: torch.ops has a RuntimeError for that."""
     for argument, value in given.items():

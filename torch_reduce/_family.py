@@ -25,6 +25,8 @@ def _reduce(name, input, dim, keepdim, out, others, dtype=None):
         return result
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
     input, dim, keepdim, dtype, out = _arguments.read(name, given, others).values()
+    if name in ("amax", "amin"):
+        input = _arguments.joined(input)
     last = {"dtype": dtype} if name in _WITH_DTYPE else {}
     operator = getattr(_ops, name)
     overload = operator.default

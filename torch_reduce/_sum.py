@@ -27,6 +27,8 @@ def _directs(kind):
 def _through_ops(operator, name, others, like=None, **given):
     """Calls that csrc/torch/python/entry.cpp does not take: with subclasses, modes or unusual arguments."""
     first = _arguments.read(name, given, others, like)
+    if name == "vector_norm":
+        first["input"] = _arguments.joined(first["input"])
     last = dict(dtype=first.pop("dtype"))
     out = first.pop("out")
     overload = operator.default
