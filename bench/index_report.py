@@ -11,7 +11,6 @@ import family_report
 import report
 
 PAGE, TIMES = "docs/index.md", "index.json"
-NOTE = "<!-- made by bench/index_report.py; do not edit -->"
 
 
 def entries(row):
@@ -63,18 +62,8 @@ def times(results, root):
     return found
 
 
-def documents(root, found):
-    """{path under root: text} of all that is made."""
-    page = (root / PAGE).read_text(encoding="utf-8")
-    lines = [line for _, results in found for line in times(results, root)]
-    return {PAGE: report.fill(page, "index:times", lines or ["not measured yet", ""], NOTE)}
-
-
 def main(arguments=None):
-    def make(root):
-        return documents(root, report.load_results(root, TIMES))
-
-    report.run(__doc__, "python bench/index_report.py", make, arguments)
+    report.run_page(__doc__, "index_report", PAGE, TIMES, {"index:times": times}, arguments)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import family_report
 import report
 
 PAGE, TIMES = "docs/distributed.md", "ranks.json"
-NOTE = "<!-- made by bench/ranks_report.py; do not edit -->"
 
 
 def rows_of(results):
@@ -67,20 +66,8 @@ def times(results, root):
     return [*source(results, root), *report.table(header, rows_of(results)), ""]
 
 
-def documents(root, found):
-    """{path under root: text} of all that is made."""
-    page = (root / PAGE).read_text(encoding="utf-8")
-    for name, part in (("ranks:calls", calls), ("ranks:times", times)):
-        lines = [line for _, results in found for line in part(results, root)]
-        page = report.fill(page, name, lines or ["not measured yet", ""], NOTE)
-    return {PAGE: page}
-
-
 def main(arguments=None):
-    def make(root):
-        return documents(root, report.load_results(root, TIMES))
-
-    report.run(__doc__, "python bench/ranks_report.py", make, arguments)
+    report.run_page(__doc__, "ranks_report", PAGE, TIMES, {"ranks:calls": calls, "ranks:times": times}, arguments)
 
 
 if __name__ == "__main__":

@@ -564,6 +564,28 @@ def run(description, command, make, arguments=None):
         write(options.root, made, [])
 
 
+def run_page(description, script, path, results_name, parts, arguments=None):
+    """The program of a report that fills the measured parts of one page from one kind of results.
+
+    Args:
+        description, arguments: as for :func:`run`.
+        script: the program's name, without .py.
+        path: the page, under the root.
+        results_name: of the files with results, under bench/results/<gpu>/.
+        parts: {marker: function of (results, root) that gives lines}.
+    """
+    note = f"<!-- made by bench/{script}.py; do not edit -->"
+
+    def make(root):
+        page, found = (root / path).read_text(encoding="utf-8"), load_results(root, results_name)
+        for marker, part in parts.items():
+            lines = [line for _, results in found for line in part(results, root)]
+            page = fill(page, marker, lines or ["not measured yet", ""], note)
+        return {path: page}
+
+    run(description, f"python bench/{script}.py", make, arguments)
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare only")

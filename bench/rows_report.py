@@ -11,7 +11,6 @@ import family_report
 import report
 
 PAGE, TIMES = "docs/rows.md", "rows.json"
-NOTE = "<!-- made by bench/rows_report.py; do not edit -->"
 
 
 def cell(row):
@@ -32,18 +31,8 @@ def times(results, root):
     return [*family_report.source_lines(results, root), *report.table(header, lines), ""]
 
 
-def documents(root, found):
-    """{path under root: text} of all that is made."""
-    page = (root / PAGE).read_text(encoding="utf-8")
-    lines = [line for _, results in found for line in times(results, root)]
-    return {PAGE: report.fill(page, "rows:times", lines or ["not measured yet", ""], NOTE)}
-
-
 def main(arguments=None):
-    def make(root):
-        return documents(root, report.load_results(root, TIMES))
-
-    report.run(__doc__, "python bench/rows_report.py", make, arguments)
+    report.run_page(__doc__, "rows_report", PAGE, TIMES, {"rows:times": times}, arguments)
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ def logsumexp(input=None, dim=None, keepdim=False, *, out=None, **others):
     **Order and rounding.** With m the largest element of an output and S the sum of exp(input - m) in the order of
     :func:`sum`, in float32, and in float64 for float64 and integers, the result is m + log(S), rounded once. The
     exponential and the logarithm are of our own, with the same bits everywhere (docs/order.md). On a GPU, contiguous
-    rows of 513 to 262,144 elements are read once, and all other inputs twice.
+    rows of up to 262,144 elements are read once, and all other inputs twice.
 
     **Gradient.** ``exp(input - result)``, as in torch.
 

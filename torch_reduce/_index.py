@@ -45,7 +45,7 @@ register_dataclass(IndexPlan, serialized_type_name="torch_reduce.IndexPlan")
 
 
 def index_plan(index: Tensor, size: int | SymInt) -> IndexPlan:
-    """Sorts the entries of ``index``, each of which names the output that something is added to.
+    """Sorts the entries of ``index`` by output: an entry is the number of the output that something is added to.
 
     A sum by index needs this sort before it can add without atomics. If several sums have the same index, they can
     share one plan. ``segment_sum(x[plan.order], plan.offsets)`` is the sum of the rows of ``x`` by index.

@@ -6,7 +6,7 @@ import torch
 from torch import SymInt, Tensor
 
 from . import _library
-from ._arguments import integer, mesh_of, plain_tensors, rename, tensors
+from ._arguments import integer, joined, mesh_of, plain_tensors, rename, tensors
 from ._index import IndexPlan
 
 _ops = torch.ops.gpureduce
@@ -51,10 +51,7 @@ def _reduce(
     given = {key: value for key, value in (("weight", weight), ("out", out)) if value is not None}
     tensors(name, source=source, **given)
     overload = "default" if out is None else "out"
-    if mesh_of(source) is not None:
-        from .distributed._dtensor import joined
-
-        source = joined(source)
+    source = joined(source)
     if out is not None:
         last["out"] = out
     if isinstance(index, IndexPlan):
@@ -246,7 +243,7 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
         alpha: a number that the sums are multiplied by.
 
     Returns:
-        A new tensor of the shape and dtype of ``input``. Rows that no entry names are those of ``input``.
+        A new tensor of the shape and dtype of ``input``. Rows that no entry names keep the values of ``input``.
 
     **Bits.** The sum of a row's entries is S, as of :func:`index_sum`, but not rounded to the dtype: it is float32 for
     float16 and bfloat16, and int64 for integers. Then ``input + alpha * S`` has a rounding of the product and one of
@@ -312,7 +309,7 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
         src: of the dtype of ``input`` and of as many dims, and in no dim smaller than ``index``.
 
     Returns:
-        A new tensor of the shape and dtype of ``input``. Elements that no entry names are those of ``input``.
+        A new tensor of the shape and dtype of ``input``. Elements that no entry names keep the values of ``input``.
 
     **Bits** as of :func:`index_add`, where the elements of one output come in the order that they have along ``dim``.
     Of an ``index`` that is expanded along all other dims, as :meth:`torch.Tensor.expand_as` makes it, one

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from . import _library
-from ._arguments import Input, mesh_of, tensors
+from ._arguments import Input, joined, mesh_of, tensors
 
 _ops = torch.ops.gpureduce
 
@@ -20,10 +20,10 @@ def _caller():
 
 def _reduce(operator, data, offsets, dim, out=None, **last):
     if type(data) is not Tensor and mesh_of(data) is not None:
-        from .distributed._dtensor import joined, replicated
-
         data = joined(data)
         if isinstance(offsets, Tensor) and mesh_of(offsets) is None:
+            from .distributed._dtensor import replicated
+
             # A gradient is divided by lengths, and torch divides DTensors by DTensors alone.
             offsets = replicated(offsets, data)
     overload = operator.default

@@ -185,13 +185,9 @@ def _whole_segments(op: Any, inputs: Sequence[DTensor], offsets: Tensor, dim: in
     """An operator of several tensors that are cut alike: where the segments' dim is cut, every rank gets all of it."""
     meta = op(*map(_without_data, inputs), _without_data(offsets), *more, **named)
     offsets, x = _on_every_rank(offsets), _without_partials(inputs[0])
-    at = dim % x.dim()
-    placements = [Replicate() if _is_shard(one) and one.dim == at else one for one in x.placements]
+    placements = _uncut(x, dim)
     parts = [_as_cut(one, placements) for one in (x, *inputs[1:])]
-    if _inside(x):
-        local = op(*map(_local, parts), offsets, *more, **named)
-    else:
-        local = meta.new_empty([0] * meta.dim(), device=x.device)
+    local = op(*map(_local, parts), offsets, *more, **named) if _inside(x) else _none_of(meta, x)
     return _from_local(local, x, placements, meta.shape, meta.stride())
 
 
@@ -246,7 +242,7 @@ def _apply(
     others = [beside(other) for other in (grad, result, more)]
     meta = op(_without_data(x), *(other if other is None else _without_data(other) for other in others), *arguments)
     here = [other._local_tensor if isinstance(other, DTensor) else other for other in others]
-    local = op(x._local_tensor, *here, *arguments) if _inside(x) else meta.new_empty([0] * meta.dim(), device=x.device)
+    local = op(x._local_tensor, *here, *arguments) if _inside(x) else _none_of(meta, x)
     return _from_local(local, x, x.placements, meta.shape, meta.stride())
 
 
@@ -284,8 +280,7 @@ def _with_rows(
 ) -> DTensor:
     """What `call` makes of this rank's data, lists and weight. Every rank gets all of the rows, where they are cut."""
     x = _without_partials(data)
-    at = dim % x.dim()
-    placements = [Replicate() if _is_shard(one) and one.dim == at else one for one in x.placements]
+    placements = _uncut(x, dim)
     x, lists = _as_cut(x, placements), [one if one is None else _on_every_rank(one) for one in lists]
     weight = _as_cut(weight, [Replicate()] * len(placements))
     if _inside(x):
@@ -293,7 +288,7 @@ def _with_rows(
         _check_local(title, x, shape, _find(x.device_mesh, x.placements, shape, strides, ()).local)
         local = call(_local(x), lists, _local(weight))
     else:
-        local = meta.new_empty([0] * meta.dim(), device=x.device)
+        local = _none_of(meta, x)
     return _from_local(local, x, placements, meta.shape, meta.stride())
 
 
@@ -506,7 +501,7 @@ def _rowwise(title: str, x: DTensor, work: Any, metas: Sequence[Tensor | None], 
         _check_local(title, x, cut.shape, _find(x.device_mesh, cut.placements, cut.shape, cut.strides, ()).local)
         found = work(cut)
     else:
-        found = [meta if meta is None else meta.new_empty([0] * meta.dim(), device=x.device) for meta in metas]
+        found = [meta if meta is None else _none_of(meta, x) for meta in metas]
     return tuple(
         None if local is None or meta is None else _from_local(local, x, where, meta.shape, meta.stride())
         for local, meta, where in zip(found, metas, placements, strict=True)
@@ -732,6 +727,11 @@ def _inside(x: DTensor) -> bool:
     return x.device_mesh.get_coordinate() is not None
 
 
+def _none_of(meta: Tensor, x: DTensor) -> Tensor:
+    """What a rank outside of the mesh of `x` has of a result."""
+    return meta.new_empty([0] * meta.dim(), device=x.device)
+
+
 def _results(x: DTensor, call: Any, metas: Sequence[Tensor]) -> tuple[DTensor, ...]:
     """The results of a call, of these shapes, strides and dtypes; no placement of `x` is Partial."""
     found = _local_result(x, call) if _inside(x) else None
@@ -755,6 +755,12 @@ def _placed(
 def _is_shard(placement: Placement) -> bool:
     """Whether it is a Shard or a _StridedShard."""
     return hasattr(placement, "dim")
+
+
+def _uncut(x: DTensor, dim: int) -> list[Placement]:
+    """The placements of `x` once every rank has all of a dim."""
+    at = dim % x.dim()
+    return [Replicate() if _is_shard(one) and one.dim == at else one for one in x.placements]
 
 
 def _after(name: str, placement: Placement, reduced: list[int], keepdim: bool) -> Placement:
