@@ -50,12 +50,7 @@ void finish(const A* sums, const A* largest, const Problem& p, void* out, DType 
 
 void run_exponents(const Reduction& r) {
   Problem p = r.problem;
-  int64_t number = 1;
-  for (size_t d = p.kept.size(); d-- > 0;) {
-    KeptDim& dim = p.kept.begin()[d];
-    dim.second = number;
-    number *= dim.size;
-  }
+  p.number_outputs(&KeptDim::second);
   for (ReducedDim& d : p.reduced) d.second = 0;
   if (r.accumulator == Accumulator::f32) run<float>(r, p);
   else run<double>(r, p);

@@ -225,48 +225,38 @@ void run_weights(const RowWeightsCall& weights, int64_t begin, int64_t end) {
   }
 }
 
-// Calls `part(begin, end)` for the parts of so many rows.
-template <class F>
-void for_each_part(int64_t rows, int64_t length, F part) {
+// Calls `part(function, zero, begin, end)` for parts of the call's rows: its function as a constant, and a 0 of the type that
+// it computes with.
+template <class Call, class F>
+void for_each_part(const Call& call, int64_t length, F part) {
   const int64_t grain = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, length));
-  parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, call.rows, grain, [&](int64_t begin, int64_t end) {
     const ExactFloats exact;
-    part(begin, end);
+    with_row_function(call.function, [&](auto f) {
+      if (call.wide) part(f, 0.0, begin, end);
+      else part(f, 0.0f, begin, end);
+    });
   });
 }
 
 }  // namespace
 
 void run(const RowsCall& call) {
-  for_each_part(call.rows, call.length, [&](int64_t begin, int64_t end) {
-    with_row_function(call.function, [&](auto f) {
-      if (call.wide) run_rows<f.value, double>(call, begin, end);
-      else run_rows<f.value, float>(call, begin, end);
-    });
-  });
+  for_each_part(call, call.length,
+                [&](auto f, auto zero, int64_t begin, int64_t end) { run_rows<f.value, decltype(zero)>(call, begin, end); });
 }
 
 void run(const RowStepCall& step) {
-  for_each_part(step.call.rows, step.call.length, [&](int64_t begin, int64_t end) {
-    with_row_function(step.call.function, [&](auto f) {
-      if (step.call.wide) run_step<f.value, double>(step, begin, end);
-      else run_step<f.value, float>(step, begin, end);
-    });
-  });
+  for_each_part(step.call, step.call.length,
+                [&](auto f, auto zero, int64_t begin, int64_t end) { run_step<f.value, decltype(zero)>(step, begin, end); });
 }
 
 void run(const RowFinishCall& call) {
-  const auto finish = [&](auto f, auto a, int64_t begin, int64_t end) {
-    using A = decltype(a);
+  for_each_part(call, 1, [&](auto f, auto zero, int64_t begin, int64_t end) {
+    using A = decltype(zero);
     for (int64_t i = begin; i < end; ++i)
       store_numbers<f.value>(row_numbers<f.value, A>(call.sum, call.other, i, call.length, call.eps), call.first, call.second,
                              i);
-  };
-  for_each_part(call.rows, 1, [&](int64_t begin, int64_t end) {
-    with_row_function(call.function, [&](auto f) {
-      if (call.wide) finish(f, double(), begin, end);
-      else finish(f, float(), begin, end);
-    });
   });
 }
 

@@ -25,12 +25,7 @@ Reduction plain(const Problem& problem, Operation op, DType in, DType out, const
 }  // namespace
 
 Problem numbered(Problem p) {
-  int64_t stride = 1;
-  for (size_t d = p.kept.size(); d-- > 0;) {
-    KeptDim& dim = p.kept.begin()[d];
-    dim.out_stride = stride;
-    stride *= dim.size;
-  }
+  p.number_outputs(&KeptDim::out_stride);
   return p;
 }
 

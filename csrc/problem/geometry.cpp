@@ -88,6 +88,15 @@ void Problem::swap_inputs() {
   for (ReducedDim& d : reduced) std::swap(d.stride, d.second);
 }
 
+void Problem::number_outputs(int64_t KeptDim::* stride) {
+  int64_t next = 1;
+  for (size_t d = kept.size(); d-- > 0;) {
+    KeptDim& dim = kept.begin()[d];
+    dim.*stride = next;
+    next *= dim.size;
+  }
+}
+
 bool has_columns(const Problem& p) {
   if (p.kept.empty()) return false;
   if (p.reduced.empty()) return true;

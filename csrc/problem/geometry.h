@@ -60,7 +60,8 @@ struct Problem {
   DimList<KeptDim> kept;
   DimList<ReducedDim> reduced;
 
-  void swap_inputs();  // does not change the order of elements
+  void swap_inputs();                              // does not change the order of elements
+  void number_outputs(int64_t KeptDim::* stride);  // sets the stride of each kept dim for a tensor of one element per output
   std::string str() const;
 };
 

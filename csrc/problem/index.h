@@ -5,6 +5,11 @@
 
 namespace gpureduce {
 
+// An integer of a contiguous array of int64 or int32.
+GPUREDUCE_HOST_DEVICE int64_t integer_at(const void* array, bool wide, int64_t i) {
+  return wide ? static_cast<const int64_t*>(array)[i] : static_cast<const int32_t*>(array)[i];
+}
+
 // For each of `count` entries the number of its output, `stride` apart.
 struct Index {
   const void* data;
@@ -12,9 +17,7 @@ struct Index {
   int64_t stride, count;
   int64_t size;  // of the outputs
 
-  GPUREDUCE_HOST_DEVICE int64_t at(int64_t i) const {
-    return wide ? static_cast<const int64_t*>(data)[i * stride] : static_cast<const int32_t*>(data)[i * stride];
-  }
+  GPUREDUCE_HOST_DEVICE int64_t at(int64_t i) const { return integer_at(data, wide, i * stride); }
   GPUREDUCE_HOST_DEVICE bool has(int64_t output) const { return output >= 0 && output < size; }
 };
 

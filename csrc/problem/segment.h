@@ -3,13 +3,9 @@
 #pragma once
 
 #include "geometry.h"
+#include "index.h"
 
 namespace gpureduce {
-
-// An integer of a contiguous array of int64 or int32.
-GPUREDUCE_HOST_DEVICE int64_t integer_at(const void* array, bool wide, int64_t i) {
-  return wide ? static_cast<const int64_t*>(array)[i] : static_cast<const int32_t*>(array)[i];
-}
 
 // Entries that are rows in any order: entry i is row number(i) of the dim. With weights it counts as the product of both,
 // rounded once to the accumulator's type; the weights are of that type.

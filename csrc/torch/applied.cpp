@@ -20,14 +20,10 @@ namespace gpureduce {
 namespace {
 
 using at::Tensor;
-using OptionalTensor = std::optional<Tensor>;
-using Signature = Tensor(const Tensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, std::string_view,
-                         c10::SymInt, double, at::ScalarType);
 
-const c10::TypedOperatorHandle<Signature>& applied() {
-  static const auto handle = find<Signature>("_apply");
-  return handle;
-}
+GPUREDUCE_HANDLE(applied, "_apply",
+                 Tensor(const Tensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, std::string_view,
+                        c10::SymInt, double, at::ScalarType))
 
 const char* const kNames[] = {
 #define GPUREDUCE_FORMULA(name) #name,
@@ -40,8 +36,6 @@ Formula formula_of(std::string_view name) {
     if (name == kNames[i]) return static_cast<Formula>(i);
   TORCH_CHECK_VALUE(false, "_apply: there is no formula '", name, "'");
 }
-
-OptionalTensor optional(const Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; }
 
 bool is_double(const Tensor& tensor) { return tensor.defined() && tensor.scalar_type() == at::kDouble; }
 
@@ -138,7 +132,7 @@ void run(const Operands& operands, Formula formula, double number) {
 Tensor compute(const Tensor& self, const OptionalTensor& grad, const OptionalTensor& result, const OptionalTensor& more,
                std::string_view name, c10::SymInt count, double correction, at::ScalarType dtype) {
   const Formula formula = formula_of(name);
-  Operands operands{Tensor(), self, grad.value_or(Tensor()), result.value_or(Tensor()), more.value_or(Tensor())};
+  Operands operands{Tensor(), self, tensor_of(grad), tensor_of(result), tensor_of(more)};
   check(operands, dtype);
   operands[0] = at::empty_like(self, self.options().dtype(dtype));
   if (self.sym_numel() == 0) return operands[0];
@@ -150,7 +144,7 @@ Tensor compute(const Tensor& self, const OptionalTensor& grad, const OptionalTen
 Tensor compute_meta(const Tensor& self, const OptionalTensor& grad, const OptionalTensor& result, const OptionalTensor& more,
                     std::string_view name, c10::SymInt, double, at::ScalarType dtype) {
   formula_of(name);
-  check({Tensor(), self, grad.value_or(Tensor()), result.value_or(Tensor()), more.value_or(Tensor())}, dtype);
+  check({Tensor(), self, tensor_of(grad), tensor_of(result), tensor_of(more)}, dtype);
   return at::empty_like(self, self.options().dtype(dtype));
 }
 
@@ -347,8 +341,7 @@ Tensor tangent(const Saved& saved, const std::array<Tensor, 1 + kOthers>& given)
 Tensor differentiable(c10::DispatchKeySet keys, const Tensor& self, const OptionalTensor& grad, const OptionalTensor& result,
                       const OptionalTensor& more, std::string_view name, c10::SymInt count, double correction,
                       at::ScalarType dtype) {
-  const std::array<Tensor, 1 + kOthers> given{self, grad.value_or(Tensor()), result.value_or(Tensor()),
-                                              more.value_or(Tensor())};
+  const std::array<Tensor, 1 + kOthers> given{self, tensor_of(grad), tensor_of(result), tensor_of(more)};
   const bool linear = formula_of(name) == Formula::added;  // then x and g are not kept, and may be written
   const auto saved = [&] {
     return Saved{static_cast<int64_t>(formula_of(name)), count, correction, self.scalar_type(),
@@ -371,7 +364,7 @@ Tensor batched(const Tensor& self, const OptionalTensor& grad, const OptionalTen
                std::string_view name, c10::SymInt count, double correction, at::ScalarType dtype) {
   const c10::impl::ExcludeDispatchKeyGuard below(Key::FuncTorchBatched);
   const int64_t level = current_level("_apply");
-  std::array<Tensor, 1 + kOthers> values{self, grad.value_or(Tensor()), result.value_or(Tensor()), more.value_or(Tensor())};
+  std::array<Tensor, 1 + kOthers> values{self, tensor_of(grad), tensor_of(result), tensor_of(more)};
   std::optional<c10::SymInt> size;
   for (Tensor& each : values) {
     if (!each.defined()) continue;

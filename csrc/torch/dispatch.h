@@ -11,10 +11,15 @@
 
 namespace gpureduce {
 
+using OptionalTensor = std::optional<at::Tensor>;
 using OptionalDims = at::OptionalIntArrayRef;
 using OptionalDtype = std::optional<at::ScalarType>;
 using Functional = at::Tensor(const at::Tensor&, OptionalDims, bool, OptionalDtype);
 using OutVariant = at::Tensor&(const at::Tensor&, OptionalDims, bool, OptionalDtype, at::Tensor&);
+
+// An argument that may be missing, as schemas have it, and as an undefined tensor.
+inline OptionalTensor optional(const at::Tensor& x) { return x.defined() ? OptionalTensor(x) : std::nullopt; }
+inline at::Tensor tensor_of(const OptionalTensor& x) { return x ? *x : at::Tensor(); }
 
 template <class Signature>
 c10::TypedOperatorHandle<Signature> find(const char* name, const char* overload = "") {
@@ -23,17 +28,28 @@ c10::TypedOperatorHandle<Signature> find(const char* name, const char* overload 
       .typed<Signature>();
 }
 
+// Defines function(): the handle of an operator, which is found once. The signature is last, as it may have commas.
+#define GPUREDUCE_HANDLE(function, name, ...)           \
+  inline const auto& function() {                       \
+    static const auto handle = find<__VA_ARGS__>(name); \
+    return handle;                                      \
+  }
+
 template <Operation op>
-const c10::TypedOperatorHandle<Functional>& functional() {
-  static const auto handle = find<Functional>(name_of(op));
-  return handle;
-}
+GPUREDUCE_HANDLE(functional, name_of(op), Functional)
 
 template <Operation op>
 const c10::TypedOperatorHandle<OutVariant>& out_variant() {
   static const auto handle = find<OutVariant>(name_of(op), "out");
   return handle;
 }
+
+// Operators that several files call.
+using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
+GPUREDUCE_HANDLE(index_plan_operator, "_index_plan", TwoTensors(const at::Tensor&, c10::SymInt))
+GPUREDUCE_HANDLE(weighted_sum_operator, "weighted_sum",
+                 at::Tensor(const at::Tensor&, const at::Tensor&, OptionalDims, bool, OptionalDtype))
+GPUREDUCE_HANDLE(var_mean_operator, "_var_mean", TwoTensors(const at::Tensor&, OptionalDims, double, bool, bool, OptionalDtype))
 
 // --- registration -----------------------------------------------------------------------------------------------------------
 
@@ -52,18 +68,16 @@ void put_on_backends(torch::Library& m, const std::string& name, Function functi
 #endif
 }
 
-// Defines an operator and its out variant, whose results are one tensor. `arguments` has an opening parenthesis only.
-inline void define_with_out(torch::Library& m, const std::string& name, const std::string& arguments) {
-  const char* const between = arguments.find('*') == std::string::npos ? ", *, " : ", ";
-  m.def((name + arguments + ") -> Tensor").c_str(), {at::Tag::pt2_compliant_tag});
-  m.def((name + ".out" + arguments + between + "Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
+// Defines an operator without kernels, and returns its name.
+inline std::string define_schema(torch::Library& m, const std::string& schema) {
+  m.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
+  return schema.substr(0, schema.find('('));
 }
 
 // Defines an operator that has a kernel of its own for each key. nullptr: torch's fallback serves it.
 template <auto backends, auto meta, auto autograd = nullptr, auto batched = nullptr>
 void define_operator(torch::Library& m, const std::string& schema) {
-  const std::string name = schema.substr(0, schema.find('('));
-  m.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
+  const std::string name = define_schema(m, schema);
   put_on_backends(m, name, TORCH_FN(backends));
   put(m, Key::Meta, name, TORCH_FN(meta));
   if constexpr (autograd != nullptr) put(m, Key::Autograd, name, TORCH_FN(autograd));
@@ -77,6 +91,20 @@ void composite(torch::Library& m, const std::string& name, Function function) {
   for (const Key key :
        {Key::CompositeImplicitAutograd, Key::CompositeImplicitAutogradNestedTensor, Key::FuncTorchBatchedDecomposition})
     put(m, key, name, function);
+}
+
+// Defines an operator that calls others.
+template <class Function>
+void define_composite(torch::Library& m, const std::string& schema, Function function) {
+  composite(m, define_schema(m, schema), std::move(function));
+}
+
+// The same with an out variant. The result is one tensor. `arguments` has an opening parenthesis only.
+template <class Function, class Out>
+void define_composite(torch::Library& m, const std::string& name, const std::string& arguments, Function function, Out out) {
+  const char* const between = arguments.find('*') == std::string::npos ? ", *, " : ", ";
+  define_composite(m, name + arguments + ") -> Tensor", std::move(function));
+  define_composite(m, name + ".out" + arguments + between + "Tensor(a!) out) -> Tensor(a!)", std::move(out));
 }
 
 // --- operations -------------------------------------------------------------------------------------------------------------

@@ -178,7 +178,6 @@ Tensor finish_logsumexp_meta(const Tensor& sum, const Tensor& largest, at::Scala
 // The logarithms of sums of exponentials, rounded once to `dtype`.
 Tensor finish_logsumexp(const Tensor& given_sum, const Tensor& given_largest, at::ScalarType dtype) {
   const Tensor result = finish_logsumexp_meta(given_sum, given_largest, dtype).contiguous();
-  const auto plain = [](const Tensor& x) { return x.contiguous().resolve_neg(); };
   Problem p;
   p.outputs = result.numel();
   p.kept.push_back({p.outputs, 1, 1, 0});
@@ -187,27 +186,15 @@ Tensor finish_logsumexp(const Tensor& given_sum, const Tensor& given_largest, at
   return result;
 }
 
-void register_backend(torch::Library& m) {
-  m.impl("_exponent_sum", &exponent_sum);
-  m.impl("_finish_logsumexp", &finish_logsumexp);
-}
-
 }  // namespace
 
 }  // namespace gpureduce
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
-  m.def("_exponent_sum(Tensor self, Tensor largest, int[1]? dim=None, bool keepdim=False) -> Tensor",
-        {at::Tag::pt2_compliant_tag});
-  m.def("_finish_logsumexp(Tensor sum, Tensor largest, ScalarType dtype) -> Tensor", {at::Tag::pt2_compliant_tag});
+  using namespace gpureduce;
+  define_operator<exponent_sum, exponent_sum_meta>(
+      m, "_exponent_sum(Tensor self, Tensor largest, int[1]? dim=None, bool keepdim=False) -> Tensor");
+  put(m, Key::Negative, "_exponent_sum", torch::CppFunction::makeFallthrough());
+  define_operator<finish_logsumexp, finish_logsumexp_meta>(
+      m, "_finish_logsumexp(Tensor sum, Tensor largest, ScalarType dtype) -> Tensor");
 }
-
-TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { gpureduce::register_backend(m); }
-#ifdef GPUREDUCE_WITH_CUDA
-TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) { gpureduce::register_backend(m); }
-#endif
-TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
-  m.impl("_exponent_sum", &gpureduce::exponent_sum_meta);
-  m.impl("_finish_logsumexp", &gpureduce::finish_logsumexp_meta);
-}
-TORCH_LIBRARY_IMPL(gpureduce, Negative, m) { m.impl("_exponent_sum", torch::CppFunction::makeFallthrough()); }

@@ -124,8 +124,8 @@ at::Tensor powsums(at::TensorList self, const at::Scalar& ord, OptionalDtype dty
 }  // namespace gpureduce
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
-  m.def("_foreach_powsum(Tensor[] self, Scalar ord=2, *, ScalarType? dtype=None) -> Tensor[]", {at::Tag::pt2_compliant_tag});
+  gpureduce::define_composite(m, "_foreach_powsum(Tensor[] self, Scalar ord=2, *, ScalarType? dtype=None) -> Tensor[]",
+                              TORCH_FN(gpureduce::foreach_powsum));
   m.def("_powsums(Tensor[] self, Scalar ord=2, *, ScalarType? dtype=None) -> Tensor");  // for torch_reduce.get_total_norm
-  gpureduce::composite(m, "_foreach_powsum", TORCH_FN(gpureduce::foreach_powsum));
   gpureduce::composite(m, "_powsums", TORCH_FN(gpureduce::powsums));
 }

@@ -34,14 +34,6 @@ constexpr const char* kArguments =
 
 // --- checks -----------------------------------------------------------------------------------------------------------------
 
-void check_integers(const char* name, const char* argument, const Tensor& x, at::Device device) {
-  TORCH_CHECK(x.scalar_type() == at::kLong || x.scalar_type() == at::kInt, name, ": ", argument,
-              ": expected a tensor of int64 or int32, but got ", x.scalar_type());
-  TORCH_CHECK(x.dim() == 1, name, ": ", argument, ": expected a tensor of one dim, but got ", x.dim());
-  TORCH_CHECK(x.device() == device, name, ": ", argument, ": expected to be on ", device, " as the data, but is on ",
-              x.device());
-}
-
 // Entries outside of all outputs are not read, and may have any number.
 void check_numbers(const char* name, const Segments& s) {
   for (int64_t i = s.offset(0); i < s.offset(s.count); ++i) {
@@ -67,9 +59,6 @@ struct Call {
   at::ScalarType dtype;
   int64_t dim;
 };
-
-// Offsets or numbers, as the kernels read them.
-Tensor values_of(const Tensor& x) { return x.resolve_neg().contiguous(); }
 
 // --- kernels ----------------------------------------------------------------------------------------------------------------
 
@@ -99,15 +88,18 @@ struct GatherReduction {
     if (out) check_out_dtype(*out, call.dtype);
     TORCH_CHECK(data.dim() > 0, name(), ": expected a tensor of at least one dim, but got one of none");
     call.dim = at::maybe_wrap_dim(dim, data.dim());
-    check_integers(name(), "rows", rows, data.device());
+    check_integers(name(), ": rows", rows);
+    check_device(name(), ": rows", rows, data.device(), "the data");
     if (offsets) check_offsets(name(), *offsets, data.device());
-    if (edges) check_integers(name(), "edges", *edges, data.device());
+    if (edges) {
+      check_integers(name(), ": edges", *edges);
+      check_device(name(), ": edges", *edges, data.device(), "the data");
+    }
     dtype_of(data.scalar_type(), "an input of dtype", name());
     dtype_of(call.dtype, "a result of dtype", name());
     if (weight) {
-      TORCH_CHECK(weight->dim() == 1, name(), ": weight: expected a tensor of one dim, but got ", weight->dim());
-      TORCH_CHECK(weight->device() == data.device(), name(), ": weight: expected to be on ", data.device(),
-                  " as the data, but is on ", weight->device());
+      check_vector(name(), ": weight", *weight);
+      check_device(name(), ": weight", *weight, data.device(), "the data");
       dtype_of(weight->scalar_type(), "a weight of dtype", name());
       const Accumulator product = product_type(data, *weight, call.dtype);
       TORCH_CHECK(weighted::accumulator_of(product, gpureduce::dtype_of(call.dtype, "")) == product && call.dtype != at::kBool,
@@ -122,7 +114,7 @@ struct GatherReduction {
   static void refuse(const Call<int64_t>& call, const Tensor& data, const Tensor& rows, const OptionalTensor& offsets,
                      const OptionalTensor& weight, const OptionalTensor& edges, const OptionalTensor&, const OptionalTensor&,
                      const OptionalTensor&, int64_t, OptionalDtype) {
-    if (data.numel() > 0) segments(call, data, {}, values_of(rows), offsets ? values_of(*offsets) : Tensor());
+    if (data.numel() > 0) segments(call, data, {}, plain(rows), offsets ? plain(*offsets) : Tensor());
   }
 
   static void compute(const Call<int64_t>& call, const Tensor& data, const Tensor& given_rows, const OptionalTensor& offsets,
@@ -130,7 +122,7 @@ struct GatherReduction {
                       const OptionalTensor&, int64_t, OptionalDtype, const Tensor& out, const Tuning&) {
     if (data.is_complex() && !at::isComplexType(call.dtype) && call.dtype != at::kBool)
       TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
-    const Tensor rows = values_of(given_rows), ends = offsets ? values_of(*offsets) : Tensor();
+    const Tensor rows = plain(given_rows), ends = offsets ? plain(*offsets) : Tensor();
     Tensor weights;
     Segments s = segments(call, data, out, rows, ends);
     if (weight) {
@@ -213,8 +205,6 @@ struct GatherReduction {
 
 // --- derivatives ------------------------------------------------------------------------------------------------------------
 
-Tensor defined(const OptionalTensor& x) { return x ? *x : Tensor(); }
-
 // The number of each entry's output; and whether the entry lies outside of all of them.
 struct Numbers { Tensor number, outside; };
 Numbers numbers_of(const Tensor& offsets, const c10::SymInt& entries) {
@@ -243,8 +233,6 @@ Edges sorted_by_rows(const Edges& forward, const c10::SymInt& size) {
 // The dot products of the rows that each edge joins, in the order of the edges.
 Tensor dots(const Tensor& data, const Tensor& grad, const Edges& forward, const Edges& back, int64_t dim,
             at::ScalarType dtype) {
-  static const auto weighted_sum =
-      find<Tensor(const Tensor&, const Tensor&, OptionalDims, bool, OptionalDtype)>("weighted_sum");
   const bool by_outputs = !forward.edges.defined();
   const Edges& list = by_outputs ? forward : back;
   TORCH_INTERNAL_ASSERT(list.rows.defined() && !list.edges.defined());
@@ -260,8 +248,9 @@ Tensor dots(const Tensor& data, const Tensor& grad, const Edges& forward, const 
   for (int64_t d = 0; d < data.dim(); ++d)
     if (d != dim) others.push_back(d);
   Tensor result;
-  if (others.empty()) result = weighted_sum.call(there.unsqueeze(-1), here.unsqueeze(-1), at::IntArrayRef(-1), false, dtype);
-  else result = weighted_sum.call(there, here, at::IntArrayRef(others), false, dtype);
+  if (others.empty())
+    result = weighted_sum_operator().call(there.unsqueeze(-1), here.unsqueeze(-1), at::IntArrayRef(-1), false, dtype);
+  else result = weighted_sum_operator().call(there, here, at::IntArrayRef(others), false, dtype);
   return outside.defined() ? result.masked_fill(outside, 0) : result;
 }
 
@@ -357,9 +346,9 @@ Tensor reduce_differentiable(c10::DispatchKeySet keys, const Tensor& data, const
                              const OptionalTensor& weights, const OptionalTensor& edges, const OptionalTensor& back_rows,
                              const OptionalTensor& back_offsets, const OptionalTensor& back_edges, int64_t dim,
                              OptionalDtype dtype) {
-  const Tensor weight = defined(weights);
-  const Edges forward{rows, defined(offsets), defined(edges)};
-  const Edges back{defined(back_rows), defined(back_offsets), defined(back_edges)};
+  const Tensor weight = tensor_of(weights);
+  const Edges forward{rows, tensor_of(offsets), tensor_of(edges)};
+  const Edges back{tensor_of(back_rows), tensor_of(back_offsets), tensor_of(back_edges)};
   const bool extreme = op == Operation::_amax || op == Operation::_amin;
   const bool needs_weight = weight.defined() && weight.requires_grad();
   return with_derivatives<Rule<op>>(
@@ -400,40 +389,17 @@ Tensor reduce_batched(const Tensor& data, const Tensor& rows, const OptionalTens
                       const OptionalTensor& back_edges, int64_t dim, OptionalDtype dtype) {
   const c10::impl::ExcludeDispatchKeyGuard below(Key::FuncTorchBatched);
   const int64_t level = current_level(kName<op>);
-  std::array<Tensor, 8> all = {data,
-                               rows,
-                               defined(offsets),
-                               defined(weight),
-                               defined(edges),
-                               defined(back_rows),
-                               defined(back_offsets),
-                               defined(back_edges)};
-  std::array<std::optional<int64_t>, 8> where;
-  int64_t count = -1;
-  bool lists = false;
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (!all[i].defined()) continue;
-    std::tie(all[i], where[i]) = at::functorch::unwrapTensorAtLevel(all[i], level);
-    if (where[i]) count = all[i].size(*where[i]);
-    lists |= i > 0 && where[i];
-  }
+  const Unwrapped<8> batch({data, rows, tensor_of(offsets), tensor_of(weight), tensor_of(edges), tensor_of(back_rows),
+                            tensor_of(back_offsets), tensor_of(back_edges)},
+                           level);
   const auto call = [&](const std::array<Tensor, 8>& x, int64_t d) {
     return along<op>(x[0], x[3], {x[1], x[2], x[4]}, {x[5], x[6], x[7]}, d, dtype);
   };
-  if (count < 0) return call(all, dim);
-  if (!lists) {
-    const int64_t d = at::maybe_wrap_dim(dim, all[0].dim() - 1), batch = *where[0];
-    return with_batch(call(all, d + (d >= batch)), batch, level);
-  }
-  std::vector<Tensor> each;
-  for (int64_t b = 0; b < count; ++b) {
-    std::array<Tensor, 8> one = all;
-    for (size_t i = 0; i < one.size(); ++i)
-      if (where[i]) one[i] = one[i].select(*where[i], b);
-    each.push_back(call(one, dim));
-  }
-  TORCH_CHECK(!each.empty(), kName<op>, ": a batch of none has no result");
-  return with_batch(at::stack(each), 0, level);
+  if (!batch.first) return call(batch.inputs, dim);
+  if (std::any_of(batch.where.begin() + 1, batch.where.end(), [](const auto& where) { return where.has_value(); }))
+    return call_per_element(kName<op>, batch.size(), level, [&](int64_t i) { return call(batch.at(i), dim); });
+  const int64_t d = at::maybe_wrap_dim(dim, batch.inputs[0].dim() - 1), place = *batch.where[0];
+  return with_batch(call(batch.inputs, d + (d >= place)), place, level);
 }
 
 template <Operation op>

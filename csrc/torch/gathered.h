@@ -16,15 +16,10 @@ constexpr const char* kName = op == Operation::sum     ? "_gather_sum"
                                                        : "_gather_amin";
 
 template <Operation op>
-const auto& gather() {
-  static const auto handle = find<Function>(kName<op>);
-  return handle;
-}
+GPUREDUCE_HANDLE(gather, kName<op>, Function)
 
 // A list of edges, sorted by outputs or by rows. Tensors may be undefined.
 struct Edges { at::Tensor rows, offsets, edges; };
-
-inline OptionalTensor optional(const at::Tensor& x) { return x.defined() ? OptionalTensor(x) : std::nullopt; }
 
 // Rows of `data` along `dim`, weighted and summed along `forward`.
 template <Operation op = Operation::sum>

@@ -29,7 +29,6 @@ namespace gpureduce {
 namespace {
 
 using at::Tensor;
-using OptionalTensor = std::optional<Tensor>;
 using Pair = std::tuple<Tensor, Tensor>;
 
 // Without the leading underscore these are the functions that errors name.
@@ -38,17 +37,6 @@ constexpr const char* spoken(const char* name) { return name + 1; }
 
 // --- checks -----------------------------------------------------------------------------------------------------------------
 
-void check_vector(const char* name, const char* argument, const Tensor& x) {
-  TORCH_CHECK(x.layout() == at::kStrided, spoken(name), "(): ", argument, ": expected a strided tensor, but got ", x.layout());
-  TORCH_CHECK(x.dim() == 1, spoken(name), "(): ", argument, ": expected a tensor of one dim, but got ", x.dim());
-}
-
-void check_index(const char* name, const char* argument, const Tensor& index) {
-  TORCH_CHECK(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt, spoken(name), "(): ", argument,
-              ": expected a tensor of int64 or int32, but got ", index.scalar_type());
-  check_vector(name, argument, index);
-}
-
 void check_size(const char* name, const c10::SymInt& size) {
   TORCH_CHECK(TORCH_GUARD_OR_TRUE(size.sym_ge(0)), spoken(name), "(): size: expected a number that is not negative, but got ",
               size);
@@ -56,40 +44,39 @@ void check_size(const char* name, const c10::SymInt& size) {
 
 void check_floats(const char* name, const char* argument, const Tensor& x, const char* other, const Tensor& like) {
   const at::ScalarType type = x.scalar_type();
-  TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kHalf || type == at::kBFloat16, spoken(name), "(): ", argument,
+  TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kHalf || type == at::kBFloat16, spoken(name), argument,
                               ": expected float32, float16 or bfloat16, but got ", type);
-  check_vector(name, argument, x);
-  TORCH_CHECK(x.device() == like.device(), spoken(name), "(): ", argument, ": expected to be on ", like.device(), " as ", other,
-              ", but is on ", x.device());
+  check_vector(spoken(name), argument, x);
+  check_device(spoken(name), argument, x, like.device(), other);
 }
 
 void check_length(const char* name, const char* argument, const Tensor& x, const char* other, const Tensor& like) {
-  TORCH_CHECK(TORCH_GUARD_OR_TRUE(x.sym_size(0).sym_eq(like.sym_size(0))), spoken(name), "(): ", argument, ": expected ",
+  TORCH_CHECK(TORCH_GUARD_OR_TRUE(x.sym_size(0).sym_eq(like.sym_size(0))), spoken(name), argument, ": expected ",
               like.sym_size(0), " elements as ", other, " has, but got ", x.sym_size(0));
 }
 
 void check_weight(const char* name, const OptionalTensor& weight, const Tensor& values) {
   if (!weight) return;
-  check_floats(name, "weight", *weight, "values", values);
-  check_length(name, "weight", *weight, "values", values);
+  check_floats(name, "(): weight", *weight, "values", values);
+  check_length(name, "(): weight", *weight, "values", values);
 }
 
 void check_plan(const Tensor& index, const c10::SymInt& size) {
-  check_index(kPlan, "index", index);
+  check_integers(spoken(kPlan), "(): index", index);
   check_size(kPlan, size);
 }
 
 void check_sort(const Tensor& values, const Tensor& index, const c10::SymInt& size, const OptionalTensor& weight) {
-  check_index(kSort, "index", index);
+  check_integers(spoken(kSort), "(): index", index);
   check_size(kSort, size);
-  check_floats(kSort, "values", values, "index", index);
-  check_length(kSort, "values", values, "index", index);
+  check_floats(kSort, "(): values", values, "index", index);
+  check_length(kSort, "(): values", values, "index", index);
   check_weight(kSort, weight, values);
 }
 
 void check_gather(const Tensor& values, const Tensor& order, const OptionalTensor& weight) {
-  check_index(kGather, "order", order);
-  check_floats(kGather, "values", values, "order", order);
+  check_integers(spoken(kGather), "(): order", order);
+  check_floats(kGather, "(): values", values, "order", order);
   check_weight(kGather, weight, values);
 }
 
@@ -258,57 +245,29 @@ Pair sort_values(const Tensor& values, const Tensor& index, int64_t size, const 
 
 // --- vmap -------------------------------------------------------------------------------------------------------------------
 
-Tensor stacked(const std::vector<Tensor>& each) { return at::stack(each); }
-Pair stacked(const std::vector<Pair>& each) {
-  std::vector<Tensor> first, second;
-  for (const auto& [one, other] : each) {
-    first.push_back(one);
-    second.push_back(other);
-  }
-  return {at::stack(first), at::stack(second)};
-}
-
 // A call per element of a batch: `call` takes the inputs of one.
 template <size_t n, class Call>
-auto batched(const char* name, std::array<Tensor, n> inputs, Call call) {
+auto batched(const char* name, const std::array<Tensor, n>& inputs, Call call) {
   const c10::impl::ExcludeDispatchKeyGuard below(Key::FuncTorchBatched);
   const int64_t level = current_level(name);
-  std::array<bool, n> is_batched{};
-  std::optional<int64_t> size;
-  for (size_t i = 0; i < n; ++i) {
-    const Batched input = in_front(inputs[i], level);
-    inputs[i] = input.value;
-    is_batched[i] = input.batched;
-    if (input.batched) size = input.value.size(0);
-  }
-  if (!size) return call(inputs);
-  TORCH_CHECK(*size > 0, spoken(name), "(): a batch of none has no result");
-  std::vector<decltype(call(inputs))> each;
-  for (int64_t b = 0; b < *size; ++b) {
-    std::array<Tensor, n> own = inputs;
-    for (size_t i = 0; i < n; ++i)
-      if (is_batched[i]) own[i] = inputs[i].select(0, b);
-    each.push_back(call(own));
-  }
-  return with_batch(stacked(each), 0, level);
+  const Unwrapped<n> batch(inputs, level);
+  if (!batch.first) return call(batch.inputs);
+  return call_per_element(std::string(spoken(name)) + "()", batch.size(), level, [&](int64_t i) { return call(batch.at(i)); });
 }
 
-OptionalTensor optional(const Tensor& x) { return x.defined() ? OptionalTensor(x) : std::nullopt; }
-
 Pair plan_batched(const Tensor& index, c10::SymInt size) {
-  static const auto below = find<Pair(const Tensor&, c10::SymInt)>(kPlan);
-  return batched<1>(kPlan, {index}, [&](const auto& own) { return below.call(own[0], size); });
+  return batched<1>(kPlan, {index}, [&](const auto& own) { return index_plan_operator().call(own[0], size); });
 }
 
 Pair sort_values_batched(const Tensor& values, const Tensor& index, c10::SymInt size, const OptionalTensor& weight) {
   static const auto below = find<Pair(const Tensor&, const Tensor&, c10::SymInt, const OptionalTensor&)>(kSort);
-  return batched<3>(kSort, {values, index, weight.value_or(Tensor())},
+  return batched<3>(kSort, {values, index, tensor_of(weight)},
                     [&](const auto& own) { return below.call(own[0], own[1], size, optional(own[2])); });
 }
 
 Tensor gather_batched(const Tensor& values, const Tensor& order, const OptionalTensor& weight) {
   static const auto below = find<Tensor(const Tensor&, const Tensor&, const OptionalTensor&)>(kGather);
-  return batched<3>(kGather, {values, order, weight.value_or(Tensor())},
+  return batched<3>(kGather, {values, order, tensor_of(weight)},
                     [&](const auto& own) { return below.call(own[0], own[1], optional(own[2])); });
 }
 

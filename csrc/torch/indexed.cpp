@@ -20,22 +20,9 @@ using at::Tensor;
 using c10::SymInt;
 using gathered::along;
 using gathered::Edges;
-using gathered::optional;
 using Pair = std::tuple<Tensor, Tensor>;
 
-Pair plan_of(const Tensor& index, const SymInt& size) {
-  static const auto handle = find<Pair(const Tensor&, SymInt)>("_index_plan");
-  return handle.call(index, size);
-}
-
-Tensor defined(const OptionalTensor& x) { return x ? *x : Tensor(); }
-
-void check_index(const char* name, const Tensor& index, const Tensor& source) {
-  TORCH_CHECK(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt, name,
-              "(): index: expected a tensor of int64 or int32, but got ", index.scalar_type());
-  TORCH_CHECK(index.device() == source.device(), name, "(): index: expected to be on ", source.device(),
-              " as the source, but is on ", index.device());
-}
+Pair plan_of(const Tensor& index, const SymInt& size) { return index_plan_operator().call(index, size); }
 
 // --- sums of single elements ------------------------------------------------------------------------------------------------
 
@@ -48,11 +35,7 @@ Pair sums_by_plan(const Tensor& source, const Tensor& index, const SymInt& size,
 
 // If an entry is one number, the sort can move it along, which saves a gather.
 constexpr const char* kSumValues = "_index_sum_values";
-using SumValues = Pair(const Tensor&, const Tensor&, SymInt, const OptionalTensor&, at::ScalarType);
-const auto& sum_values() {
-  static const auto handle = find<SumValues>(kSumValues);
-  return handle;
-}
+GPUREDUCE_HANDLE(sum_values, kSumValues, Pair(const Tensor&, const Tensor&, SymInt, const OptionalTensor&, at::ScalarType))
 
 bool can_sort_values(const Tensor& source, const OptionalTensor& weight, at::ScalarType result) {
   const auto is_small_float = [](at::ScalarType t) { return t == at::kFloat || t == at::kHalf || t == at::kBFloat16; };
@@ -69,13 +52,13 @@ Pair values_summed(const Tensor& source, const Tensor& index, SymInt size, const
 
 Pair values_summed_by_plan(const Tensor& source, const Tensor& index, SymInt size, const OptionalTensor& weight,
                            at::ScalarType dtype) {
-  return sums_by_plan(source, index, size, defined(weight), 0, dtype);
+  return sums_by_plan(source, index, size, tensor_of(weight), 0, dtype);
 }
 
 // Where derivatives are asked for, the operators that have them.
 Pair values_summed_differentiable(c10::DispatchKeySet keys, const Tensor& source, const Tensor& index, SymInt size,
                                   const OptionalTensor& weight, at::ScalarType dtype) {
-  const Tensor factor = defined(weight);
+  const Tensor factor = tensor_of(weight);
   if (is_tracked(source, factor)) return values_summed_by_plan(source, index, std::move(size), weight, dtype);
   const at::AutoDispatchBelowADInplaceOrView below;
   return sum_values().redispatch(keys & c10::after_autograd_keyset, source, index, std::move(size), weight, dtype);
@@ -87,7 +70,7 @@ Pair sums(const Tensor& source, const Tensor& index, const SymInt& size, const O
   const at::ScalarType natural = weight ? at::promoteTypes(source.scalar_type(), weight->scalar_type()) : source.scalar_type();
   if (can_sort_values(source, weight, dtype.value_or(natural)))
     return sum_values().call(source, index, size, weight, dtype.value_or(natural));
-  return sums_by_plan(source, index, size, defined(weight), dim, dtype);
+  return sums_by_plan(source, index, size, tensor_of(weight), dim, dtype);
 }
 
 // --- index_sum, index_mean, index_amax, index_amin --------------------------------------------------------------------------
@@ -104,12 +87,12 @@ int64_t check_reduce(const Tensor& source, const Tensor& index, const OptionalTe
   const char* const name = kPublic<op>;
   TORCH_CHECK(source.dim() > 0, name, "(): source: expected a tensor of at least one dim, but got one of none");
   const int64_t d = at::maybe_wrap_dim(dim, source.dim());
-  check_index(name, index, source);
-  TORCH_CHECK(index.dim() == 1, name, "(): index: expected a tensor of one dim, but got ", index.dim());
+  check_integers(name, "(): index", index);
+  check_device(name, "(): index", index, source.device(), "the source");
   TORCH_SYM_CHECK(index.sym_size(0).sym_eq(source.sym_size(d)), name, "(): index: expected ", source.sym_size(d),
                   " entries, the size of source's dim, but got ", index.sym_size(0));
   if (!weight) return d;
-  TORCH_CHECK(weight->dim() == 1, name, "(): weight: expected a tensor of one dim, but got ", weight->dim());
+  check_vector(name, "(): weight", *weight);
   TORCH_SYM_CHECK(weight->sym_size(0).sym_eq(source.sym_size(d)), name, "(): weight: expected ", source.sym_size(d),
                   " elements, the size of source's dim, but got ", weight->sym_size(0));
   return d;
@@ -288,11 +271,7 @@ Tensor scatter_add_autocast(const Tensor& input, int64_t dim, const Tensor& inde
 
 // _embedding reads rows of a table. Entries of the row `padding` give it no gradient.
 constexpr const char* kEmbedding = "_embedding";
-using Embedding = Tensor(const Tensor&, const Tensor&, SymInt, int64_t);
-const auto& padded_embedding() {
-  static const auto handle = find<Embedding>(kEmbedding);
-  return handle;
-}
+GPUREDUCE_HANDLE(padded_embedding, kEmbedding, Tensor(const Tensor&, const Tensor&, SymInt, int64_t))
 
 Tensor rows_of(const Tensor& table, const Tensor& rows, int64_t dim) {
   return along(table, {}, {rows, {}, {}}, {}, dim, table.scalar_type());
@@ -359,11 +338,9 @@ Tensor embedding_batched(const Tensor& given_table, const Tensor& given_rows, Sy
     sizes.insert(sizes.begin() + d + 1, each);
     return with_batch(found.reshape_symint(sizes), d, level);
   }
-  std::vector<Tensor> each;
-  for (int64_t b = 0; b < rows.size(0); ++b)
-    each.push_back(padded_embedding().call(table.select(0, b), rows.select(0, b), padding, d - 1));
-  TORCH_CHECK(!each.empty(), "embedding(): a batch of none has no result");
-  return with_batch(at::stack(each), 0, level);
+  return call_per_element("embedding()", rows.sym_size(0), level, [&, &table = table, &rows = rows](int64_t i) {
+    return padded_embedding().call(table.select(0, i), rows.select(0, i), padding, d - 1);
+  });
 }
 
 void check_table(const char* name, const Tensor& input, const Tensor& weight) {
@@ -410,7 +387,7 @@ Tensor embedding_bag(const Tensor& input, const Tensor& weight, const Tensor& of
                   "'per_sample_weights'; but type ",
                   dtype, " does not equal ", per_sample_weights->scalar_type());
     }
-    return along(weight, defined(per_sample_weights), {input, offsets, {}}, {}, 0, dtype);
+    return along(weight, tensor_of(per_sample_weights), {input, offsets, {}}, {}, 0, dtype);
   }
   TORCH_CHECK_NOT_IMPLEMENTED(!per_sample_weights, kName,
                               "(): per_sample_weights was not None. per_sample_weights is only supported for mode='sum' (got "
@@ -476,10 +453,8 @@ Tensor& index_add_into(Tensor& input, int64_t dim, const Tensor& index, const Te
 
 template <Operation op>
 void define(torch::Library& m) {
-  const std::string name = kPublic<op>;
-  define_with_out(m, name, "(Tensor source, Tensor index, SymInt size, int dim=0, *, ScalarType? dtype=None");
-  composite(m, name, TORCH_FN(index_reduce<op>));
-  composite(m, name + ".out", TORCH_FN(index_reduce_out<op>));
+  define_composite(m, kPublic<op>, "(Tensor source, Tensor index, SymInt size, int dim=0, *, ScalarType? dtype=None",
+                   TORCH_FN(index_reduce<op>), TORCH_FN(index_reduce_out<op>));
 }
 
 }  // namespace
@@ -489,39 +464,35 @@ void define(torch::Library& m) {
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   using namespace gpureduce;
   using namespace gpureduce::indexed;
-  m.def(
-      "_index_sum_values(Tensor source, Tensor index, SymInt size, Tensor? weight, ScalarType dtype) -> (Tensor sum, Tensor "
-      "offsets)",
-      {at::Tag::pt2_compliant_tag});
-  for (const Key key : {Key::CompositeExplicitAutograd}) put(m, key, kSumValues, TORCH_FN(values_summed));
+  define_schema(m,
+                "_index_sum_values(Tensor source, Tensor index, SymInt size, Tensor? weight, ScalarType dtype) -> (Tensor sum, "
+                "Tensor offsets)");
+  put(m, Key::CompositeExplicitAutograd, kSumValues, TORCH_FN(values_summed));
   put(m, Key::Autograd, kSumValues, TORCH_FN(values_summed_differentiable));
   put(m, Key::FuncTorchBatchedDecomposition, kSumValues, TORCH_FN(values_summed_by_plan));
-  m.def("_embedding(Tensor table, Tensor rows, SymInt padding, int dim=0) -> Tensor", {at::Tag::pt2_compliant_tag});
+  define_schema(m, "_embedding(Tensor table, Tensor rows, SymInt padding, int dim=0) -> Tensor");
   put(m, Key::CompositeExplicitAutograd, kEmbedding, TORCH_FN(embedding_rows));
   put(m, Key::Autograd, kEmbedding, TORCH_FN(embedding_differentiable));
   put(m, Key::FuncTorchBatched, kEmbedding, TORCH_FN(embedding_batched));
 
-  define_with_out(m, "index_sum",
-                  "(Tensor source, Tensor index, SymInt size, int dim=0, *, Tensor? weight=None, ScalarType? dtype=None");
-  composite(m, "index_sum", TORCH_FN(index_sum));
-  composite(m, "index_sum.out", TORCH_FN(index_reduce_into<Operation::sum>));
+  define_composite(m, "index_sum",
+                   "(Tensor source, Tensor index, SymInt size, int dim=0, *, Tensor? weight=None, ScalarType? dtype=None",
+                   TORCH_FN(index_sum), TORCH_FN(index_reduce_into<Operation::sum>));
   define<Operation::mean>(m);
   define<Operation::_amax>(m);
   define<Operation::_amin>(m);
-  const auto define_composite = [&](const std::string& schema, auto function) {
-    m.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
-    composite(m, schema.substr(0, schema.find('(')), std::move(function));
-  };
-  define_composite("index_add(Tensor input, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor",
+  define_composite(m, "index_add(Tensor input, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor",
                    TORCH_FN(index_add));
-  define_composite("index_add_(Tensor(a!) input, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor(a!)",
+  define_composite(m, "index_add_(Tensor(a!) input, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor(a!)",
                    TORCH_FN(index_add_into));
-  define_composite("scatter_add(Tensor input, int dim, Tensor index, Tensor src) -> Tensor", TORCH_FN(indexed::scatter_add));
+  define_composite(m, "scatter_add(Tensor input, int dim, Tensor index, Tensor src) -> Tensor", TORCH_FN(indexed::scatter_add));
   put(m, Key::AutocastCUDA, "scatter_add", TORCH_FN(scatter_add_autocast));
-  define_composite("embedding(Tensor input, Tensor weight, SymInt? padding_idx=None) -> Tensor", TORCH_FN(embedding));
+  define_composite(m, "embedding(Tensor input, Tensor weight, SymInt? padding_idx=None) -> Tensor", TORCH_FN(embedding));
   define_composite(
+      m,
       "embedding_bag(Tensor input, Tensor weight, Tensor offsets, *, str mode=\"sum\", Tensor? per_sample_weights=None) -> "
       "Tensor",
       TORCH_FN(embedding_bag));
-  define_composite("bincount(Tensor input, Tensor? weights=None, SymInt minlength=0) -> Tensor", TORCH_FN(indexed::bincount));
+  define_composite(m, "bincount(Tensor input, Tensor? weights=None, SymInt minlength=0) -> Tensor",
+                   TORCH_FN(indexed::bincount));
 }

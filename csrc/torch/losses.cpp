@@ -51,7 +51,7 @@ void check_target(const char* name, const Tensor& logits, const Tensor& target, 
 }
 
 // Per row: the logarithm of its target's probability, m and log S. A row whose target is to be ignored gives 0.
-std::tuple<Tensor, Tensor, Tensor> log_prob_meta(const Tensor& logits, const Tensor& target, int64_t dim, c10::SymInt) {
+ThreeTensors log_prob_meta(const Tensor& logits, const Tensor& target, int64_t dim, c10::SymInt) {
   check_target("log_prob", logits, target, dim);
   const auto options = logits.options().dtype(computed_in({logits, {}, {}, {}, {}}));
   c10::SmallVector<c10::SymInt, kCommonRank> kept(logits.sym_sizes().begin(), logits.sym_sizes().end());
@@ -59,7 +59,7 @@ std::tuple<Tensor, Tensor, Tensor> log_prob_meta(const Tensor& logits, const Ten
   return {at::empty_symint(target.sym_sizes(), options), at::empty_symint(kept, options), at::empty_symint(kept, options)};
 }
 
-std::tuple<Tensor, Tensor, Tensor> log_prob(const Tensor& logits, const Tensor& target, int64_t dim, int64_t ignore_index) {
+ThreeTensors log_prob(const Tensor& logits, const Tensor& target, int64_t dim, int64_t ignore_index) {
   auto results = log_prob_meta(logits, target, dim, ignore_index);
   auto& [found, m, log_sum] = results;
   const int64_t d = c10::maybe_wrap_dim(dim, logits.dim());
@@ -83,8 +83,8 @@ Tensor log_prob_backward(const Tensor& grad, const Tensor& logits, const Tensor&
   if (target.numel() > 0) targets.check(logits.size(c10::maybe_wrap_dim(dim, logits.dim())), "_log_prob_backward");
   const at::ScalarType computed = computed_in({logits, {}, {}, {}, {}});
   const Tensor found = result_like(logits, logits.scalar_type());
-  const Tensor own_m = plain(m, computed), own_sum = plain(log_sum, computed);
-  const Tensor row_grad = plain(grad.to(computed).masked_fill(targets.ignored, 0), computed);
+  const Tensor own_m = plain(m.to(computed)), own_sum = plain(log_sum.to(computed));
+  const Tensor row_grad = plain(grad.to(computed).masked_fill(targets.ignored, 0));
   const Tensor index = targets.index.contiguous();
   RowsCall call =
       make_call(RowFunction::log_prob_backward, {logits, {}, {}, {}, found}, one_dim(logits, dim), "_log_prob_backward");
@@ -127,7 +127,7 @@ struct LogProbFacts {
 };
 
 struct LogProbRule : RuleOf<LogProbFacts> {
-  static constexpr std::array<bool, 4> kKept = {false, false, true, true};  // logits, target, m, log S
+  static constexpr std::array<bool, 4> kKept = {false, false, false, false};  // logits, target, m, log S
 
   static std::string name() { return "gpureduce_log_prob_backward"; }
 
@@ -137,38 +137,22 @@ struct LogProbRule : RuleOf<LogProbFacts> {
   }
 };
 
-std::tuple<Tensor, Tensor, Tensor> log_prob_differentiable(c10::DispatchKeySet keys, const Tensor& logits, const Tensor& target,
-                                                           int64_t dim, c10::SymInt ignore_index) {
-  const bool backward = torch::autograd::compute_requires_grad(logits);
-  std::tuple<Tensor, Tensor, Tensor> results;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    results = log_prob_operator().redispatch(keys & c10::after_autograd_keyset, logits, target, dim, ignore_index);
-  }
-  auto& [found, m, log_sum] = results;
-  const auto node = backward ? make_node<LogProbRule>() : nullptr;
-  if (backward) {
-    node->set_next_edges(torch::autograd::collect_next_edges(logits));
-    node->facts = {dim, ignore_index};
-    torch::autograd::set_history(found, node);
-  }
-  if (torch::autograd::isFwGradDefined(logits)) {
-    const Tensor &tangent = logits._fw_grad(/*level=*/0), &primal = logits._fw_primal(/*level=*/0);
-    const int64_t d = c10::maybe_wrap_dim(dim, logits.dim());
-    const at::ScalarType computed = m.scalar_type();
-    const Tensor t = tangent.to(computed);
-    const Targets targets(target, ignore_index);
-    const Tensor change =
-        t.gather(d, targets.index.unsqueeze(d)) - total(softmax_operator<false>().call(primal, d, computed) * t, d);
-    found._set_fw_grad(change.squeeze(d).masked_fill(targets.ignored, 0), /*level=*/0, /*is_inplace_op=*/false);
-  }
-  if (backward) {
-    node->keep(0, logits);
-    node->keep(1, target);
-    node->kept[2] = torch::autograd::SavedVariable(m, false);
-    node->kept[3] = torch::autograd::SavedVariable(log_sum, false);
-  }
-  return results;
+ThreeTensors log_prob_differentiable(c10::DispatchKeySet keys, const Tensor& logits, const Tensor& target, int64_t dim,
+                                     c10::SymInt ignore_index) {
+  return with_derivatives<LogProbRule>(
+      std::tie(logits),
+      [&] { return log_prob_operator().redispatch(keys & c10::after_autograd_keyset, logits, target, dim, ignore_index); },
+      [&] { return LogProbFacts{dim, ignore_index}; },
+      [&](const ThreeTensors& results) { return std::array{logits, target, std::get<1>(results), std::get<2>(results)}; },
+      [&](const ThreeTensors& results) {
+        const int64_t d = c10::maybe_wrap_dim(dim, logits.dim());
+        const at::ScalarType computed = std::get<1>(results).scalar_type();
+        const Tensor t = logits._fw_grad(/*level=*/0).to(computed), primal = logits._fw_primal(/*level=*/0);
+        const Targets targets(target, ignore_index);
+        const Tensor change =
+            t.gather(d, targets.index.unsqueeze(d)) - total(softmax_operator<false>().call(primal, d, computed) * t, d);
+        return change.squeeze(d).masked_fill(targets.ignored, 0);
+      });
 }
 
 Tensor log_prob_backward_differentiable(c10::DispatchKeySet keys, const Tensor& grad, const Tensor& logits,
@@ -180,23 +164,15 @@ Tensor log_prob_backward_differentiable(c10::DispatchKeySet keys, const Tensor& 
                                                  log_sum);
 }
 
-std::tuple<Tensor, Tensor, Tensor> log_prob_batched(const Tensor& logits, const Tensor& target, int64_t dim,
-                                                    c10::SymInt ignore_index) {
-  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
+ThreeTensors log_prob_batched(const Tensor& logits, const Tensor& target, int64_t dim, c10::SymInt ignore_index) {
+  const c10::impl::ExcludeDispatchKeyGuard below(Key::FuncTorchBatched);
   const int64_t level = current_level("log_prob");
   auto [x, x_batched] = in_front(logits, level);
   auto [t, t_batched] = in_front(target, level);
   if (!x_batched && !t_batched) return log_prob_operator().call(x, t, dim, ignore_index);
-  const auto with_batch = [](const Tensor& alone, const c10::SymInt& size) {
-    c10::SmallVector<c10::SymInt, kCommonRank> sizes{size};
-    sizes.append(alone.sym_sizes().begin(), alone.sym_sizes().end());
-    return alone.unsqueeze(0).expand_symint(sizes);
-  };
-  if (!x_batched) x = with_batch(x, t.sym_size(0));
-  if (!t_batched) t = with_batch(t, x.sym_size(0));
-  auto [found, m, log_sum] = log_prob_operator().call(x, t, c10::maybe_wrap_dim(dim, x.dim() - 1) + 1, ignore_index);
-  const auto batched = [&](Tensor each) { return at::functorch::makeBatched(std::move(each), 0, level); };
-  return {batched(found), batched(m), batched(log_sum)};
+  if (!x_batched) x = repeated(x, t.sym_size(0));
+  if (!t_batched) t = repeated(t, x.sym_size(0));
+  return with_batch(log_prob_operator().call(x, t, c10::maybe_wrap_dim(dim, x.dim() - 1) + 1, ignore_index), 0, level);
 }
 
 Tensor log_prob_of(const Tensor& logits, const Tensor& target, int64_t dim, double temperature, int64_t ignore_index) {
@@ -245,7 +221,7 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
   TORCH_CHECK(input.dim() > 0, "cross_entropy(): input: expected at least one dim");
   TORCH_CHECK(smoothing >= 0 && smoothing <= 1, "cross_entropy(): label_smoothing: expected from 0 to 1, but got ", smoothing);
   check_reduction("cross_entropy", reduction);
-  const Tensor weight = of(given_weight);
+  const Tensor weight = tensor_of(given_weight);
   const c10::SymInt classes = input.sym_size(d);
   check_weight("cross_entropy", weight, classes);
   const at::ScalarType computed = computed_in({input, {}, weight, {}, {}}), dtype = input.scalar_type();
@@ -287,27 +263,27 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
 int64_t class_dim(const Tensor& self) { return self.dim() == 1 ? 0 : 1; }
 
 // The loss, and what its mean is divided by; 0 for losses one by one, as in torch.
-std::tuple<Tensor, Tensor> nll_loss_meta(const Tensor& self, const Tensor& target, const OptionalTensor& weight,
-                                         int64_t reduction, c10::SymInt) {
+TwoTensors nll_loss_meta(const Tensor& self, const Tensor& target, const OptionalTensor& weight, int64_t reduction,
+                         c10::SymInt) {
   TORCH_CHECK(self.dim() > 0, "nll_loss(): self: expected at least one dim");
   check_target("nll_loss", self, target, class_dim(self));
   check_reduction("nll_loss", reduction);
-  check_weight("nll_loss", of(weight), self.sym_size(class_dim(self)));
+  check_weight("nll_loss", tensor_of(weight), self.sym_size(class_dim(self)));
   const bool one_by_one = reduction == at::Reduction::None;
   return {at::empty_symint(one_by_one ? target.sym_sizes() : c10::SymIntArrayRef(), self.options()),
           at::empty({}, self.options())};
 }
 
-std::tuple<Tensor, Tensor> nll_loss(const Tensor& self, const Tensor& target, const OptionalTensor& weight, int64_t reduction,
-                                    int64_t ignore_index) {
+TwoTensors nll_loss(const Tensor& self, const Tensor& target, const OptionalTensor& weight, int64_t reduction,
+                    int64_t ignore_index) {
   nll_loss_meta(self, target, weight, reduction, ignore_index);
   const int64_t d = class_dim(self);
-  const at::ScalarType computed = computed_in({self, {}, of(weight), {}, {}}), dtype = self.scalar_type();
+  const at::ScalarType computed = computed_in({self, {}, tensor_of(weight), {}, {}}), dtype = self.scalar_type();
   const Targets targets(target, ignore_index);
   targets.check(self.size(d), "nll_loss");
   Tensor losses = -self.gather(d, targets.index.unsqueeze(d)).squeeze(d).to(computed);
-  const Tensor counts = counts_of(targets, of(weight), computed), divisor = sum_of_all(counts);
-  if (of(weight).defined()) losses = losses * counts;
+  const Tensor counts = counts_of(targets, tensor_of(weight), computed), divisor = sum_of_all(counts);
+  if (tensor_of(weight).defined()) losses = losses * counts;
   losses = losses.masked_fill(targets.ignored, 0);
   const bool undivided = reduction == at::Reduction::None && self.dim() > 1;
   return {reduced(losses, divisor, reduction, dtype), undivided ? at::zeros({}, self.options()) : rounded(divisor, dtype)};
@@ -328,12 +304,12 @@ Tensor nll_loss_backward(const Tensor& grad, const Tensor& self, const Tensor& t
                          int64_t reduction, int64_t ignore_index, const Tensor& total_weight) {
   nll_loss_meta(self, target, weight, reduction, ignore_index);
   const int64_t d = class_dim(self);
-  const at::ScalarType computed = computed_in({self, grad, of(weight), {}, {}});
+  const at::ScalarType computed = computed_in({self, grad, tensor_of(weight), {}, {}});
   const Targets targets(target, ignore_index);
   targets.check(self.size(d), "nll_loss");
   Tensor share = grad.to(computed);
   if (reduction == at::Reduction::Mean) share = share / total_weight.to(computed);
-  share = of(weight).defined() ? share * counts_of(targets, of(weight), computed) : share.expand_as(target);
+  share = tensor_of(weight).defined() ? share * counts_of(targets, tensor_of(weight), computed) : share.expand_as(target);
   share = rounded((-share).masked_fill(targets.ignored, 0), self.scalar_type());
   return nll_loss_gradient(self).scatter_(d, targets.index.unsqueeze(d), share.unsqueeze(d));
 }
@@ -344,49 +320,26 @@ Tensor nll_loss_backward(const Tensor& grad, const Tensor& self, const Tensor& t
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   using namespace gpureduce;
-  const auto define = [&](const char* schema) { m.def(schema, {at::Tag::pt2_compliant_tag}); };
-  define("_log_prob(Tensor logits, Tensor target, int dim, SymInt ignore_index=-100) -> (Tensor, Tensor, Tensor)");
-  define(
+  using namespace gpureduce::rows;
+  define_operator<log_prob, log_prob_meta, log_prob_differentiable, log_prob_batched>(
+      m, "_log_prob(Tensor logits, Tensor target, int dim, SymInt ignore_index=-100) -> (Tensor, Tensor, Tensor)");
+  define_operator<log_prob_backward, log_prob_backward_meta, log_prob_backward_differentiable>(
+      m,
       "_log_prob_backward(Tensor grad, Tensor logits, Tensor target, int dim, SymInt ignore_index, Tensor m, Tensor log_sum) "
-      "-> "
-      "Tensor");
-  define("log_prob(Tensor logits, Tensor target, int dim=-1, *, float temperature=1.0, int ignore_index=-100) -> Tensor");
-  define(
-      "cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=1, SymInt ignore_index=-100, "
-      "float label_smoothing=0.0) -> Tensor");
-  define(
+      "-> Tensor");
+  define_operator<nll_loss, nll_loss_meta>(
+      m,
       "_nll_loss(Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index) -> (Tensor output, Tensor "
       "total_weight)");
-  define(
+  define_operator<nll_loss_backward, nll_loss_backward_meta>(
+      m,
       "_nll_loss_backward(Tensor grad_output, Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index, "
       "Tensor total_weight) -> Tensor");
-  composite(m, "log_prob", TORCH_FN(rows::log_prob_of));
-  composite(m, "cross_entropy", TORCH_FN(rows::cross_entropy));
+  define_composite(
+      m, "log_prob(Tensor logits, Tensor target, int dim=-1, *, float temperature=1.0, int ignore_index=-100) -> Tensor",
+      TORCH_FN(log_prob_of));
+  define_composite(m,
+                   "cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=1, SymInt ignore_index=-100, "
+                   "float label_smoothing=0.0) -> Tensor",
+                   TORCH_FN(cross_entropy));
 }
-
-namespace {
-
-void register_backend(torch::Library& m) {
-  m.impl("_log_prob", &gpureduce::rows::log_prob);
-  m.impl("_log_prob_backward", &gpureduce::rows::log_prob_backward);
-  m.impl("_nll_loss", &gpureduce::rows::nll_loss);
-  m.impl("_nll_loss_backward", &gpureduce::rows::nll_loss_backward);
-}
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(gpureduce, CPU, m) { register_backend(m); }
-#ifdef GPUREDUCE_WITH_CUDA
-TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) { register_backend(m); }
-#endif
-TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
-  m.impl("_log_prob", &gpureduce::rows::log_prob_meta);
-  m.impl("_log_prob_backward", &gpureduce::rows::log_prob_backward_meta);
-  m.impl("_nll_loss", &gpureduce::rows::nll_loss_meta);
-  m.impl("_nll_loss_backward", &gpureduce::rows::nll_loss_backward_meta);
-}
-TORCH_LIBRARY_IMPL(gpureduce, Autograd, m) {
-  m.impl("_log_prob", TORCH_FN(gpureduce::rows::log_prob_differentiable));
-  m.impl("_log_prob_backward", TORCH_FN(gpureduce::rows::log_prob_backward_differentiable));
-}
-TORCH_LIBRARY_IMPL(gpureduce, FuncTorchBatched, m) { m.impl("_log_prob", TORCH_FN(gpureduce::rows::log_prob_batched)); }

@@ -16,17 +16,13 @@
 #include <tuple>
 
 #include "../ranks/nodes.h"
-#include "backend.h"
-#include "dispatch.h"
+#include "results.h"
 
 namespace gpureduce {
 
 namespace {
 
 using at::Tensor;
-
-// The tensor's values, contiguous.
-Tensor plain(const Tensor& given) { return given.contiguous().resolve_conj().resolve_neg(); }
 
 template <class F>
 void for_each(int64_t count, F f) {
@@ -123,24 +119,10 @@ std::tuple<Tensor, Tensor> finish_moments(const Tensor& given, const Tensor& giv
 }  // namespace gpureduce
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
-  m.def("_finish(Tensor nodes, str operation, int count, ScalarType dtype) -> Tensor", {at::Tag::pt2_compliant_tag});
-  m.def(
+  using namespace gpureduce;
+  define_operator<finish, finish_meta>(m, "_finish(Tensor nodes, str operation, int count, ScalarType dtype) -> Tensor");
+  define_operator<finish_moments, finish_moments_meta>(
+      m,
       "_finish_moments(Tensor moments, Tensor first, int count, float correction, bool root, ScalarType dtype) -> "
-      "(Tensor, Tensor)",
-      {at::Tag::pt2_compliant_tag});
-}
-
-TORCH_LIBRARY_IMPL(gpureduce, CPU, m) {
-  m.impl("_finish", &gpureduce::finish);
-  m.impl("_finish_moments", &gpureduce::finish_moments);
-}
-#ifdef GPUREDUCE_WITH_CUDA
-TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) {
-  m.impl("_finish", &gpureduce::finish);
-  m.impl("_finish_moments", &gpureduce::finish_moments);
-}
-#endif
-TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
-  m.impl("_finish", &gpureduce::finish_meta);
-  m.impl("_finish_moments", &gpureduce::finish_moments_meta);
+      "(Tensor, Tensor)");
 }

@@ -35,9 +35,8 @@ at::Tensor& reduce_out(const at::Tensor& self, const at::Scalar& ord, OptionalDi
 
 template <bool kNorm>
 void define(torch::Library& m, const std::string& name) {
-  define_with_out(m, name, "(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None");
-  composite(m, name, TORCH_FN(reduce<kNorm>));
-  composite(m, name + ".out", TORCH_FN(reduce_out<kNorm>));
+  define_composite(m, name, "(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None",
+                   TORCH_FN(reduce<kNorm>), TORCH_FN(reduce_out<kNorm>));
 }
 
 }  // namespace

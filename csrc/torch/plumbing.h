@@ -48,8 +48,6 @@ const at::Tensor& first_of(const at::Tensor& self, const More&...) {
   return self;
 }
 
-using OptionalTensor = std::optional<at::Tensor>;
-
 // True if `test` is true of any argument that is a tensor.
 template <class Test, class... Args>
 bool any_tensor(Test test, const Args&... args) {
@@ -80,6 +78,20 @@ inline at::Tensor functionless(const at::Tensor& x) {
   return functionalization::from_functional_tensor(x);
 }
 inline OptionalTensor functionless(const OptionalTensor& x) { return x ? OptionalTensor(functionless(*x)) : std::nullopt; }
+
+// Checks of one argument. `name` and `argument` begin the error, as "index_sum" and "(): index" do.
+inline void check_vector(const char* name, const char* argument, const at::Tensor& x) {
+  TORCH_CHECK(x.layout() == at::kStrided, name, argument, ": expected a strided tensor, but got ", x.layout());
+  TORCH_CHECK(x.dim() == 1, name, argument, ": expected a tensor of one dim, but got ", x.dim());
+}
+inline void check_integers(const char* name, const char* argument, const at::Tensor& x) {
+  TORCH_CHECK(x.scalar_type() == at::kLong || x.scalar_type() == at::kInt, name, argument,
+              ": expected a tensor of int64 or int32, but got ", x.scalar_type());
+  check_vector(name, argument, x);
+}
+inline void check_device(const char* name, const char* argument, const at::Tensor& x, at::Device device, const char* other) {
+  TORCH_CHECK(x.device() == device, name, argument, ": expected to be on ", device, " as ", other, ", but is on ", x.device());
+}
 
 template <class Result, class Make>
 Result new_results(Make make) {

@@ -123,8 +123,7 @@ bool is_taken_into(const at::Tensor& self, OptionalDtype dtype, const at::Tensor
   const at::ScalarType result = out.scalar_type();
   const OptionalDtype asked = kSum ? OptionalDtype(result) : dtype;
   return is_taken<op>(self, asked) && result_type(op, self.scalar_type(), asked) == result &&
-         (!kSum || dtype.value_or(result) == result) && !has_names(out, 0) && out.layout() == at::kStrided &&
-         out.device() == self.device() && at::has_internal_overlap(out) != at::MemOverlap::Yes;
+         (!kSum || dtype.value_or(result) == result) && is_plain_out(out, self, result);
 }
 
 // Calls ours if it takes the call, otherwise the original by `otherwise`.
@@ -167,36 +166,25 @@ struct Kernels {
   }
   static bool is_nothing(at::IntArrayRef) { return false; }
   static bool is_nothing(OptionalDims dim) { return dim.has_value() && dim->empty(); }
-  // one dim, keepdim
-  static at::Tensor one(const at::Tensor& self, int64_t dim, bool keepdim) {
-    return reduce<op, key>(self, dim, keepdim, {}, [&] { return Torch::template call<key>(self, dim, keepdim); });
+  // one dim, keepdim; some have dtype
+  template <class... Dtype>
+  static at::Tensor one(const at::Tensor& self, int64_t dim, bool keepdim, Dtype... dtype) {
+    return reduce<op, key>(self, dim, keepdim, {dtype...},
+                           [&] { return Torch::template call<key>(self, dim, keepdim, dtype...); });
   }
-  static at::Tensor& one_out(const at::Tensor& self, int64_t dim, bool keepdim, at::Tensor& out) {
-    return reduce_out<op, key>(self, dim, keepdim, {}, out,
-                               [&]() -> at::Tensor& { return Torch::template out<key>(out, self, dim, keepdim); });
+  template <class... Dtype>
+  static at::Tensor& one_out(const at::Tensor& self, int64_t dim, bool keepdim, Dtype... dtype, at::Tensor& out) {
+    return reduce_out<op, key>(self, dim, keepdim, {dtype...}, out,
+                               [&]() -> at::Tensor& { return Torch::template out<key>(out, self, dim, keepdim, dtype...); });
   }
-  // all
-  static at::Tensor all(const at::Tensor& self) {
-    return reduce<op, key>(self, std::nullopt, false, {}, [&] { return Torch::template call<key>(self); });
+  // all; some have dtype
+  template <class... Dtype>
+  static at::Tensor all(const at::Tensor& self, Dtype... dtype) {
+    return reduce<op, key>(self, std::nullopt, false, {dtype...}, [&] { return Torch::template call<key>(self, dtype...); });
   }
   static at::Tensor& all_out(const at::Tensor& self, at::Tensor& out) {
     return reduce_out<op, key>(self, std::nullopt, false, {}, out,
                                [&]() -> at::Tensor& { return Torch::template out<key>(out, self); });
-  }
-};
-
-template <class Torch, DispatchKey key>
-struct Product {
-  static constexpr Operation op = Operation::prod;
-  static at::Tensor all(const at::Tensor& self, OptionalDtype dtype) {
-    return reduce<op, key>(self, std::nullopt, false, dtype, [&] { return Torch::template call<key>(self, dtype); });
-  }
-  static at::Tensor one(const at::Tensor& self, int64_t dim, bool keepdim, OptionalDtype dtype) {
-    return reduce<op, key>(self, dim, keepdim, dtype, [&] { return Torch::template call<key>(self, dim, keepdim, dtype); });
-  }
-  static at::Tensor& one_out(const at::Tensor& self, int64_t dim, bool keepdim, OptionalDtype dtype, at::Tensor& out) {
-    return reduce_out<op, key>(self, dim, keepdim, dtype, out,
-                               [&]() -> at::Tensor& { return Torch::template out<key>(out, self, dim, keepdim, dtype); });
   }
 };
 
@@ -272,10 +260,7 @@ struct Variance {
   }
   static double number(const Correction& correction) { return correction ? correction->toDouble() : 1; }
   static Pair both(const at::Tensor& self, OptionalDims dim, const Correction& correction, bool root, bool keepdim) {
-    static const auto handle = c10::Dispatcher::singleton()
-                                   .findSchemaOrThrow("gpureduce::_var_mean", "")
-                                   .template typed<Pair(const at::Tensor&, OptionalDims, double, bool, bool, OptionalDtype)>();
-    return call_ours<key>(handle, self, dim, number(correction), root, keepdim, OptionalDtype());
+    return call_ours<key>(var_mean_operator(), self, dim, number(correction), root, keepdim, OptionalDtype());
   }
   template <class Torch, bool root>
   static Pair pair(const at::Tensor& self, OptionalDims dim, const Correction& correction, bool keepdim) {
@@ -290,26 +275,20 @@ struct Variance {
   template <class Torch, bool root>
   static at::Tensor& one_out(const at::Tensor& self, OptionalDims dim, const Correction& correction, bool keepdim,
                              at::Tensor& out) {
-    if (!is_taken(self, dim, correction) || out.scalar_type() != self.scalar_type() || out.device() != self.device() ||
-        out.layout() != at::kStrided || has_names(out, 0) || at::has_internal_overlap(out) == at::MemOverlap::Yes)
+    if (!is_taken(self, dim, correction) || !is_plain_out(out, self, self.scalar_type()))
       return Torch::template out<key>(out, self, dim, correction, keepdim);
-    const at::Tensor found = std::get<0>(both(self, dim, correction, root, keepdim));
-    at::native::resize_output(out, found.sizes());
-    return out.copy_(found);
+    return write(out, std::get<0>(both(self, dim, correction, root, keepdim)));
   }
 };
 
 template <DispatchKey key>
 at::Tensor dot(const at::Tensor& self, const at::Tensor& other) {
-  using Weighted = at::Tensor(const at::Tensor&, const at::Tensor&, OptionalDims, bool, OptionalDtype);
-  static const auto handle =
-      c10::Dispatcher::singleton().findSchemaOrThrow("gpureduce::weighted_sum", "").template typed<Weighted>();
   const at::ScalarType type = self.scalar_type();
   const bool taken = is_common(type) && at::isFloatingType(type) && type == other.scalar_type() && self.dim() == 1 &&
                      other.dim() == 1 && TORCH_GUARD_OR_TRUE(self.sym_size(0).sym_eq(other.sym_size(0))) &&
                      self.device() == other.device() && !has_names(self, 0) && !has_names(other, 0);
   if (!taken) return torch_dot::call<key>(self, other);
-  return call_ours<key>(handle, self, other, OptionalDims(), false, OptionalDtype(type));
+  return call_ours<key>(weighted_sum_operator(), self, other, OptionalDims(), false, OptionalDtype(type));
 }
 
 // True for tensors of a dtype that ours takes, with elements, and without names.
@@ -360,8 +339,8 @@ struct Softmax {
 };
 
 // How many dims a norm takes, of an input that ends with `shape`; 0 where ours does not take the call.
-int64_t norm_dims(const at::Tensor& input, c10::SymIntArrayRef shape, const rows::OptionalTensor& weight,
-                  const rows::OptionalTensor& bias) {
+int64_t norm_dims(const at::Tensor& input, c10::SymIntArrayRef shape, const OptionalTensor& weight,
+                  const OptionalTensor& bias) {
   const int64_t dims = static_cast<int64_t>(shape.size());
   if (!is_float_row(input) || dims < 1 || dims > input.dim()) return 0;
   const auto ends = [&](c10::SymIntArrayRef sizes) {
@@ -383,16 +362,16 @@ int64_t norm_dims(const at::Tensor& input, c10::SymIntArrayRef shape, const rows
 template <DispatchKey key>
 struct LayerNorm {
   using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-  using Optional = rows::OptionalTensor;
 
-  static Three forward(const at::Tensor& input, c10::SymIntArrayRef shape, const Optional& weight, const Optional& bias,
-                       double eps) {
+  static Three forward(const at::Tensor& input, c10::SymIntArrayRef shape, const OptionalTensor& weight,
+                       const OptionalTensor& bias, double eps) {
     const int64_t dims = norm_dims(input, shape, weight, bias);
     if (dims == 0) return torch_layer_norm::call<key>(input, C10_AS_INTARRAYREF_SLOW(shape), weight, bias, eps);
     return call_ours<key>(rows::layer_norm_operator(), input, dims, weight, bias, eps);
   }
   static Three backward(const at::Tensor& grad, const at::Tensor& input, c10::SymIntArrayRef shape, const at::Tensor& mean,
-                        const at::Tensor& r, const Optional& weight, const Optional& bias, std::array<bool, 3> mask) {
+                        const at::Tensor& r, const OptionalTensor& weight, const OptionalTensor& bias,
+                        std::array<bool, 3> mask) {
     const int64_t dims = norm_dims(input, shape, weight, bias);
     if (dims == 0 || grad.sym_sizes() != input.sym_sizes() || !is_float_row(grad))
       return torch_layer_norm_backward::call<key>(grad, input, C10_AS_INTARRAYREF_SLOW(shape), mean, r, weight, bias, mask);
@@ -404,29 +383,28 @@ struct LayerNorm {
 template <DispatchKey key>
 struct RmsNorm {
   using Two = std::tuple<at::Tensor, at::Tensor>;
-  using Optional = rows::OptionalTensor;
 
-  static Two forward(const at::Tensor& input, at::IntArrayRef shape, const Optional& weight, std::optional<double> eps) {
+  static Two forward(const at::Tensor& input, at::IntArrayRef shape, const OptionalTensor& weight, std::optional<double> eps) {
     const int64_t dims = norm_dims(input, c10::fromIntArrayRefSlow(shape), weight, {});
     if (dims == 0) return theirs(input, shape, weight, eps);
     return call_ours<key>(rows::rms_norm_operator(), input, dims, weight, eps.value_or(rows::epsilon_of(input.scalar_type())));
   }
   static Two backward(const at::Tensor& grad, const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& r,
-                      const Optional& weight, std::array<bool, 2> mask) {
+                      const OptionalTensor& weight, std::array<bool, 2> mask) {
     const int64_t dims = norm_dims(input, c10::fromIntArrayRefSlow(shape), weight, {});
     if (dims == 0 || grad.sizes() != input.sizes() || !is_float_row(grad)) return theirs(grad, input, shape, r, weight, mask);
     return call_ours<key>(rows::rms_norm_backward_operator(), grad, input, dims, r, weight, 0.0, mask);
   }
 
  private:
-  static Two theirs(const at::Tensor& input, at::IntArrayRef shape, const Optional& weight, std::optional<double> eps) {
+  static Two theirs(const at::Tensor& input, at::IntArrayRef shape, const OptionalTensor& weight, std::optional<double> eps) {
 #ifdef GPUREDUCE_WITH_CUDA
     if constexpr (key == DispatchKey::CUDA) return at::cuda::_fused_rms_norm(input, shape, weight, eps);
 #endif
     return {};
   }
   static Two theirs(const at::Tensor& grad, const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& r,
-                    const Optional& weight, std::array<bool, 2> mask) {
+                    const OptionalTensor& weight, std::array<bool, 2> mask) {
 #ifdef GPUREDUCE_WITH_CUDA
     if constexpr (key == DispatchKey::CUDA) return at::cuda::_fused_rms_norm_backward(grad, input, shape, r, weight, mask);
 #endif
@@ -435,7 +413,7 @@ struct RmsNorm {
 };
 
 // On the CPU torch composes the function of others above autograd. So this lies there, too, and has our own derivatives.
-at::Tensor composed_rms_norm(const at::Tensor& input, c10::SymIntArrayRef shape, const rows::OptionalTensor& weight,
+at::Tensor composed_rms_norm(const at::Tensor& input, c10::SymIntArrayRef shape, const OptionalTensor& weight,
                              std::optional<double> eps) {
   const int64_t dims = norm_dims(input, shape, weight, {});
   if (dims == 0) return at::compositeimplicitautograd::rms_norm_symint(input, shape, weight, eps);
@@ -446,11 +424,10 @@ at::Tensor composed_rms_norm(const at::Tensor& input, c10::SymIntArrayRef shape,
 template <bool images, DispatchKey key>
 struct NllLoss {
   using Two = std::tuple<at::Tensor, at::Tensor>;
-  using Optional = rows::OptionalTensor;
   using Torch = std::conditional_t<images, torch_nll_loss2d, torch_nll_loss>;
   using TorchBackward = std::conditional_t<images, torch_nll_loss2d_backward, torch_nll_loss_backward>;
 
-  static bool is_taken(const at::Tensor& self, const at::Tensor& target, const Optional& weight, int64_t reduction) {
+  static bool is_taken(const at::Tensor& self, const at::Tensor& target, const OptionalTensor& weight, int64_t reduction) {
     const int64_t rank = self.dim(), classes = rank == 1 ? 0 : 1;
     if (!is_float_row(self) || (images ? rank != 4 : rank > 2) || target.dim() != rank - 1) return false;
     if ((target.scalar_type() != at::kLong && target.scalar_type() != at::kByte) || target.device() != self.device() ||
@@ -465,19 +442,20 @@ struct NllLoss {
     return weight->scalar_type() == self.scalar_type() && weight->device() == self.device() && weight->dim() == 1 &&
            agree(*weight, 0, classes);
   }
-  static Two ours(const at::Tensor& self, const at::Tensor& target, const Optional& weight, int64_t reduction,
+  static Two ours(const at::Tensor& self, const at::Tensor& target, const OptionalTensor& weight, int64_t reduction,
                   const c10::SymInt& ignore_index) {
     return call_ours<key>(rows::nll_loss_operator(), self, target, weight, reduction, ignore_index);
   }
-  static Two forward(const at::Tensor& self, const at::Tensor& target, const Optional& weight, int64_t reduction,
+  static Two forward(const at::Tensor& self, const at::Tensor& target, const OptionalTensor& weight, int64_t reduction,
                      c10::SymInt ignore_index) {
     if (!is_taken(self, target, weight, reduction))
       return Torch::template call<key>(self, target, weight, reduction, ignore_index);
     return ours(self, target, weight, reduction, ignore_index);
   }
   static std::tuple<at::Tensor&, at::Tensor&> forward_out(const at::Tensor& self, const at::Tensor& target,
-                                                          const Optional& weight, int64_t reduction, c10::SymInt ignore_index,
-                                                          at::Tensor& output, at::Tensor& total_weight) {
+                                                          const OptionalTensor& weight, int64_t reduction,
+                                                          c10::SymInt ignore_index, at::Tensor& output,
+                                                          at::Tensor& total_weight) {
     if (!is_taken(self, target, weight, reduction) || !is_plain_out(output, self, self.scalar_type()) ||
         !is_plain_out(total_weight, self, self.scalar_type()))
       return Torch::template out<key>(output, total_weight, self, target, weight, reduction, ignore_index);
@@ -485,7 +463,7 @@ struct NllLoss {
     return {write(output, loss), write(total_weight, divisor)};
   }
 
-  static bool is_taken(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target, const Optional& weight,
+  static bool is_taken(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target, const OptionalTensor& weight,
                        int64_t reduction, const at::Tensor& total_weight) {
     const auto is_like = [&](const at::Tensor& x) {
       return x.scalar_type() == self.scalar_type() && x.device() == self.device();
@@ -495,19 +473,20 @@ struct NllLoss {
     if (reduction != at::Reduction::None) return grad.dim() == 0;
     return grad.sym_sizes() == target.sym_sizes();
   }
-  static at::Tensor ours(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target, const Optional& weight,
+  static at::Tensor ours(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target, const OptionalTensor& weight,
                          int64_t reduction, const c10::SymInt& ignore_index, const at::Tensor& total_weight) {
     return call_ours<key>(rows::nll_loss_backward_operator(), grad, self, target, weight, reduction, ignore_index,
                           total_weight);
   }
-  static at::Tensor backward(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target, const Optional& weight,
-                             int64_t reduction, c10::SymInt ignore_index, const at::Tensor& total_weight) {
+  static at::Tensor backward(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target,
+                             const OptionalTensor& weight, int64_t reduction, c10::SymInt ignore_index,
+                             const at::Tensor& total_weight) {
     if (!is_taken(grad, self, target, weight, reduction, total_weight))
       return TorchBackward::template call<key>(grad, self, target, weight, reduction, ignore_index, total_weight);
     return ours(grad, self, target, weight, reduction, ignore_index, total_weight);
   }
   static at::Tensor& backward_out(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target,
-                                  const Optional& weight, int64_t reduction, c10::SymInt ignore_index,
+                                  const OptionalTensor& weight, int64_t reduction, c10::SymInt ignore_index,
                                   const at::Tensor& total_weight, at::Tensor& out) {
     if (!is_taken(grad, self, target, weight, reduction, total_weight) || !is_plain_out(out, self, self.scalar_type()))
       return TorchBackward::template out<key>(out, grad, self, target, weight, reduction, ignore_index, total_weight);
@@ -535,10 +514,10 @@ void register_nansum(Table<key>& m) {
 }
 template <DispatchKey key>
 void register_prod(Table<key>& m) {
-  using K = Product<torch_prod, key>;
-  m.impl("prod", TORCH_FN(K::all));
-  m.impl("prod.dim_int", TORCH_FN(K::one));
-  m.impl("prod.int_out", TORCH_FN(K::one_out));
+  using K = Kernels<Operation::prod, torch_prod, key>;
+  m.impl("prod", TORCH_FN(K::template all<OptionalDtype>));
+  m.impl("prod.dim_int", TORCH_FN(K::template one<OptionalDtype>));
+  m.impl("prod.int_out", TORCH_FN(K::template one_out<OptionalDtype>));
 }
 template <DispatchKey key>
 void register_amax(Table<key>& m) {
@@ -555,10 +534,10 @@ void register_amin(Table<key>& m) {
 template <Operation op, class Torch, DispatchKey key>
 void register_truth(Table<key>& m, const std::string& name) {
   using K = Kernels<op, Torch, key>;
-  m.impl(name, TORCH_FN(K::all));
+  m.impl(name, TORCH_FN(K::template all<>));
   m.impl(name + ".all_out", TORCH_FN(K::all_out));
-  m.impl(name + ".dim", TORCH_FN(K::one));
-  m.impl(name + ".out", TORCH_FN(K::one_out));
+  m.impl(name + ".dim", TORCH_FN(K::template one<>));
+  m.impl(name + ".out", TORCH_FN(K::template one_out<>));
   m.impl(name + ".dims", TORCH_FN(K::template plain<OptionalDims>));
   m.impl(name + ".dims_out", TORCH_FN(K::template plain_out<OptionalDims>));
 }

@@ -28,7 +28,6 @@ namespace gpureduce::replacing {
 namespace {
 
 using at::Tensor;
-using OptionalTensor = std::optional<Tensor>;
 using Indices = c10::List<OptionalTensor>;
 using Sizes = c10::SymDimVector;
 
@@ -313,7 +312,7 @@ c10::SymInt product(c10::SymIntArrayRef sizes) {
   return result;
 }
 
-// `sizes` with those of `count` dims from `dim` on replaced by `by`.
+// `sizes`, with `by` in place of the sizes of `count` dims from `dim` on.
 Sizes with_sizes(c10::SymIntArrayRef sizes, int64_t dim, int64_t count, c10::SymIntArrayRef by) {
   Sizes result(sizes.begin(), sizes.begin() + dim);
   result.append(by.begin(), by.end());
@@ -370,11 +369,11 @@ std::optional<Flat> flattened(const Tensor& self, const Indices& given, const Te
   flat.values = values.expand_symint(wanted).reshape_symint(
       with_sizes(wanted, flat.dim, static_cast<int64_t>(shape.size()), c10::SymIntArrayRef(entries)));
   flat.read = wanted;
-  for (const Tensor& index : dims.index) flat.indices.push_back(gathered::optional(index));
+  for (const Tensor& index : dims.index) flat.indices.push_back(optional(index));
   return flat;
 }
 
-// The result, whose dims are those of `view`.
+// The result, with the dims of `view`.
 Tensor added(const Flat& flat) {
   const c10::SymIntArrayRef sizes = flat.view.sym_sizes();
   const c10::SymInt outputs = product(sizes.slice(flat.dim, flat.count));
@@ -449,11 +448,10 @@ struct Embedding {
   // Entries of the padding are sorted behind all rows, where nobody reads them.
   static Tensor ours(const Tensor& grad, const Tensor& indices, const c10::SymInt& num_weights,
                      const c10::SymInt& padding_idx) {
-    static const auto plan = find<std::tuple<Tensor, Tensor>(const Tensor&, c10::SymInt)>("_index_plan");
     const bool pads = TORCH_GUARD_OR_TRUE(padding_idx.sym_ge(0));
     Tensor rows = indices.reshape(-1);
     if (pads) rows = at::where(rows.eq(padding_idx), num_weights, rows);
-    const auto [order, ends] = plan.call(rows, pads ? num_weights + 1 : num_weights);
+    const auto [order, ends] = index_plan_operator().call(rows, pads ? num_weights + 1 : num_weights);
     const Tensor offsets = pads ? ends.slice_symint(0, 0, num_weights + 1) : ends;
     return gathered::along(grad.reshape_symint({rows.sym_size(0), grad.sym_size(-1)}), {}, {order, offsets, {}}, {}, 0, {});
   }

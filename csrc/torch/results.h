@@ -1,4 +1,4 @@
-// The sizes of results, and torch's checks of `out` before it is written.
+// The memory of arguments and results, and torch's checks of `out` before it is written.
 #pragma once
 
 #include "backend.h"
@@ -17,6 +17,9 @@ c10::SmallVector<Int, kCommonRank> result_sizes(at::ArrayRef<Int> sizes, const D
 
 // A new tensor on the device of `self`, like at::empty but without a dispatcher call.
 at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& self);
+
+// A tensor as kernels read one without strides: contiguous, and no lazy view.
+inline at::Tensor plain(const at::Tensor& x) { return x.resolve_conj().resolve_neg().contiguous(); }
 
 // Raise torch's errors unless `out` has this dtype, is strided, and is on this device.
 void check_out_dtype(const at::Tensor& out, at::ScalarType dtype);

@@ -65,13 +65,13 @@ Tensor row_step(const Tensor& x, std::string_view step, std::string_view functio
   for (int64_t d : dims) across[d] = true;
   RowStepCall call{};
   call.step = named<RowStep>(step, kSteps, "step");
-  call.call = make_call(named<RowFunction>(function, kFunctions, "function"), {x, of(grad), of(weight), of(bias), y}, across,
-                        "_row_step");
+  call.call = make_call(named<RowFunction>(function, kFunctions, "function"),
+                        {x, tensor_of(grad), tensor_of(weight), tensor_of(bias), y}, across, "_row_step");
   call.call.wide = computed == at::kDouble;
   std::array<Tensor, 4> numbers;
   const auto data_of = [&](size_t i, const OptionalTensor& given) -> void* {
-    if (!of(given).defined()) return nullptr;
-    numbers[i] = plain(*given, computed);
+    if (!tensor_of(given).defined()) return nullptr;
+    numbers[i] = plain(given->to(computed));
     TORCH_CHECK(numbers[i].numel() == call.call.rows, "_row_step: expected ", call.call.rows, " numbers, but got ",
                 numbers[i].numel());
     return numbers[i].data_ptr();
@@ -80,7 +80,7 @@ Tensor row_step(const Tensor& x, std::string_view step, std::string_view functio
   call.call.r = data_of(1, r);
   call.first_share = data_of(2, first_share);
   call.share = data_of(3, share);
-  const Tensor index = of(target).defined() ? target->to(at::kLong).contiguous() : Tensor();
+  const Tensor index = tensor_of(target).defined() ? target->to(at::kLong).contiguous() : Tensor();
   if (index.defined()) call.call.target = index.const_data_ptr<int64_t>();
   if (y.numel() > 0) run_call(call, x);
   return y;
@@ -100,7 +100,7 @@ std::tuple<Tensor, Tensor> finish_rows(const Tensor& sum, const OptionalTensor& 
   RowFinishCall call{};
   call.function = named<RowFunction>(function, kFunctions, "function");
   const at::ScalarType given = call.function == RowFunction::layer_norm ? at::kDouble : dtype;
-  const Tensor sums = plain(sum, given), others = of(other).defined() ? plain(*other, given) : Tensor();
+  const Tensor sums = plain(sum.to(given)), others = tensor_of(other).defined() ? plain(other->to(given)) : Tensor();
   call.wide = dtype == at::kDouble;
   call.rows = sums.numel();
   call.length = length;
@@ -118,26 +118,12 @@ std::tuple<Tensor, Tensor> finish_rows(const Tensor& sum, const OptionalTensor& 
 }  // namespace gpureduce::rows
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
-  m.def(
+  using namespace gpureduce;
+  define_operator<rows::row_step, rows::row_step_meta>(
+      m,
       "_row_step(Tensor x, str step, str function, int[] dims, Tensor? grad=None, Tensor? weight=None, Tensor? bias=None, "
       "Tensor? target=None, Tensor? mean=None, Tensor? r=None, Tensor? first_share=None, Tensor? share=None, *, ScalarType "
-      "computed, ScalarType dtype) -> Tensor",
-      {at::Tag::pt2_compliant_tag});
-  m.def("_finish_rows(Tensor sum, Tensor? other, str function, int length, float eps, ScalarType dtype) -> (Tensor, Tensor)",
-        {at::Tag::pt2_compliant_tag});
-}
-
-TORCH_LIBRARY_IMPL(gpureduce, CPU, m) {
-  m.impl("_row_step", &gpureduce::rows::row_step);
-  m.impl("_finish_rows", &gpureduce::rows::finish_rows);
-}
-#ifdef GPUREDUCE_WITH_CUDA
-TORCH_LIBRARY_IMPL(gpureduce, CUDA, m) {
-  m.impl("_row_step", &gpureduce::rows::row_step);
-  m.impl("_finish_rows", &gpureduce::rows::finish_rows);
-}
-#endif
-TORCH_LIBRARY_IMPL(gpureduce, Meta, m) {
-  m.impl("_row_step", &gpureduce::rows::row_step_meta);
-  m.impl("_finish_rows", &gpureduce::rows::finish_rows_meta);
+      "computed, ScalarType dtype) -> Tensor");
+  define_operator<rows::finish_rows, rows::finish_rows_meta>(
+      m, "_finish_rows(Tensor sum, Tensor? other, str function, int length, float eps, ScalarType dtype) -> (Tensor, Tensor)");
 }

@@ -139,20 +139,9 @@ namespace {
 
 // --- softmax and log_softmax ------------------------------------------------------------------------------------------------
 
-const auto& exponent_sum() {
-  static const auto handle = find<Tensor(const Tensor&, const Tensor&, OptionalDims, bool)>("_exponent_sum");
-  return handle;
-}
-using FinishRows = std::tuple<Tensor, Tensor>(const Tensor&, const OptionalTensor&, std::string_view, int64_t, double,
-                                              at::ScalarType);
-const auto& finish_rows() {
-  static const auto handle = find<FinishRows>("_finish_rows");
-  return handle;
-}
-const auto& weighted_sum() {
-  static const auto handle = find<Tensor(const Tensor&, const Tensor&, OptionalDims, bool, OptionalDtype)>("weighted_sum");
-  return handle;
-}
+GPUREDUCE_HANDLE(exponent_sum, "_exponent_sum", Tensor(const Tensor&, const Tensor&, OptionalDims, bool))
+GPUREDUCE_HANDLE(finish_rows, "_finish_rows",
+                 TwoTensors(const Tensor&, const OptionalTensor&, std::string_view, int64_t, double, at::ScalarType))
 
 // Below so many elements a call is one launch of the kernel that takes anything, which costs less than several launches.
 constexpr int64_t kFewElements = 1 << 15;
@@ -194,7 +183,7 @@ Tensor softmax_backward_by_parts(const Tensor& grad, const Tensor& result, int64
     const Tensor sum = functional<Operation::sum>().call(grad, dim, true, computed);
     return apply(Formula::log_softmax_backward, y, {grad, sum}, dtype);
   } else {
-    const Tensor sum = weighted_sum().call(grad, y, dim, true, computed);
+    const Tensor sum = weighted_sum_operator().call(grad, y, dim, true, computed);
     return apply(Formula::softmax_backward, y, {grad, sum}, dtype);
   }
 }
@@ -381,14 +370,14 @@ template <auto kernel, class... Keys>
 struct Rms {
   static std::tuple<Tensor, Tensor> forward(Keys... keys, const Tensor& input, int64_t dims, const OptionalTensor& weight,
                                             double eps) {
-    const Weights weights{of(weight)};
+    const Weights weights{tensor_of(weight)};
     auto [y, mean, r] = kernel(keys..., input, dims, weights, eps);
     return {std::move(y), std::move(r)};
   }
   static std::tuple<Tensor, Tensor> backward(Keys... keys, const Tensor& grad, const Tensor& input, int64_t dims,
                                              const Tensor& r, const OptionalTensor& weight, double eps,
                                              std::array<bool, 2> mask) {
-    const Weights weights{of(weight)};
+    const Weights weights{tensor_of(weight)};
     const Tensor mean;
     auto [dx, dw, db] = kernel(keys..., grad, input, dims, mean, r, weights, eps, Wanted{mask[0], mask[1], false});
     return {std::move(dx), std::move(dw)};
@@ -398,14 +387,14 @@ template <auto kernel, class... Keys>
 struct Layer {
   static std::tuple<Tensor, Tensor, Tensor> forward(Keys... keys, const Tensor& input, int64_t dims,
                                                     const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
-    const Weights weights{of(weight), of(bias)};
+    const Weights weights{tensor_of(weight), tensor_of(bias)};
     auto [y, mean, r] = kernel(keys..., input, dims, weights, eps);
     return {std::move(y), std::move(mean), std::move(r)};
   }
   static std::tuple<Tensor, Tensor, Tensor> backward(Keys... keys, const Tensor& grad, const Tensor& input, int64_t dims,
                                                      const Tensor& mean, const Tensor& r, const OptionalTensor& weight,
                                                      const OptionalTensor& bias, double eps, std::array<bool, 3> mask) {
-    const Weights weights{of(weight), of(bias)};
+    const Weights weights{tensor_of(weight), tensor_of(bias)};
     auto [dx, dw, db] = kernel(keys..., grad, input, dims, mean, r, weights, eps, mask);
     return {std::move(dx), std::move(dw), std::move(db)};
   }
@@ -470,7 +459,7 @@ Gradients norm_backward(const Tensor& grad, const Tensor& input, int64_t dims, c
   Gradients found;
   const DimMask across = last_dims(input, dims);
   const at::ScalarType computed = computed_in({input, grad, weight, bias, r});
-  const Tensor own_mean = centered ? plain(mean, computed) : Tensor(), own_r = plain(r, computed);
+  const Tensor own_mean = centered ? plain(mean.to(computed)) : Tensor(), own_r = plain(r.to(computed));
   const auto set_numbers = [&](RowsCall& call) {
     call.wide = computed == at::kDouble;
     call.mean = centered ? own_mean.data_ptr() : nullptr;
@@ -535,9 +524,7 @@ Gradients norm_backward_composed(const Tensor& grad, const Tensor& input, int64_
   const auto over = [&](const Tensor& sums) { return apply(Formula::quotient, sums, {{}, {}, {}, length}, computed); };
   Tensor h, r;
   if constexpr (centered) {
-    static const auto var_mean =
-        find<std::tuple<Tensor, Tensor>(const Tensor&, OptionalDims, double, bool, bool, OptionalDtype)>("_var_mean");
-    const auto [variance, mean] = var_mean.call(input, at::IntArrayRef(across), 0, false, true, at::kDouble);
+    const auto [variance, mean] = var_mean_operator().call(input, at::IntArrayRef(across), 0, false, true, at::kDouble);
     const Tensor root = (variance + eps).sqrt();
     r = (at::ones_like(root).detach() / root).to(computed);
     h = (x - mean.to(computed)) * r;
@@ -655,11 +642,9 @@ Tensor layer_norm_of(const Tensor& input, c10::SymIntArrayRef shape, const Optio
 
 // --- vmap ----------------------------------------------------------------------------------------------------------------
 
-namespace functorch = at::functorch;
-
 template <bool logarithm>
 Tensor softmax_batched(const Tensor& self, int64_t dim, OptionalDtype dtype) {
-  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
+  const c10::impl::ExcludeDispatchKeyGuard below(Key::FuncTorchBatched);
   const int64_t level = current_level(kSoftmax<logarithm>);
   const auto [value, batched] = in_front(self, level);
   if (!batched) return softmax_operator<logarithm>().call(value, dim, dtype);
@@ -667,25 +652,25 @@ Tensor softmax_batched(const Tensor& self, int64_t dim, OptionalDtype dtype) {
   const int64_t own = c10::maybe_wrap_dim(dim, rank);
   const Tensor wide = rank == 0 ? value.unsqueeze(1) : value;  // a batch of scalars
   Tensor found = softmax_operator<logarithm>().call(wide, own + 1, dtype);
-  return functorch::makeBatched(rank == 0 ? found.squeeze(1) : found, 0, level);
+  return with_batch(rank == 0 ? found.squeeze(1) : found, 0, level);
 }
 
 template <bool logarithm>
 Tensor softmax_backward_batched(const Tensor& grad, const Tensor& result, int64_t dim, at::ScalarType dtype) {
-  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
+  const c10::impl::ExcludeDispatchKeyGuard below(Key::FuncTorchBatched);
   const int64_t level = current_level(kSoftmaxBackward<logarithm>);
   auto [g, g_batched] = in_front(grad, level);
   auto [y, y_batched] = in_front(result, level);
   if (!g_batched && !y_batched) return softmax_backward_operator<logarithm>().call(g, y, dim, dtype);
-  if (!g_batched) g = g.unsqueeze(0).expand_as(y);
-  if (!y_batched) y = y.unsqueeze(0).expand_as(g);
+  if (!g_batched) g = repeated(g, y.sym_size(0));
+  if (!y_batched) y = repeated(y, g.sym_size(0));
   const int64_t rank = y.dim() - 1, own = c10::maybe_wrap_dim(dim, rank);
   if (rank == 0) {
     g = g.unsqueeze(1);
     y = y.unsqueeze(1);
   }
   Tensor found = softmax_backward_operator<logarithm>().call(g, y, own + 1, dtype);
-  return functorch::makeBatched(rank == 0 ? found.squeeze(1) : found, 0, level);
+  return with_batch(rank == 0 ? found.squeeze(1) : found, 0, level);
 }
 
 // y = h * w + b with a batch of weights: in what the call computes with, rounded once.
@@ -709,11 +694,7 @@ Normed norm_batched(const Tensor& input, int64_t dims, const Weights& weights, d
   auto x = in_front(input, level);
   const auto w = in_front(weights[0], level), b = in_front(weights[1], level);
   if (!x.batched && !w.batched && !b.batched) return call_norm<centered>(x.value, dims, {w.value, b.value}, eps);
-  if (!x.batched) {
-    c10::SmallVector<c10::SymInt, kCommonRank> sizes{(w.batched ? w : b).value.sym_size(0)};
-    sizes.append(x.value.sym_sizes().begin(), x.value.sym_sizes().end());
-    x.value = x.value.unsqueeze(0).expand_symint(sizes);
-  }
+  if (!x.batched) x.value = repeated(x.value, (w.batched ? w : b).value.sym_size(0));
   Normed found;
   if (!w.batched && !b.batched) {
     found = call_norm<centered>(x.value, dims, {w.value, b.value}, eps);
@@ -734,8 +715,7 @@ void define_softmax(torch::Library& m) {
   define_operator<softmax_backward<logarithm>, softmax_backward_meta<logarithm>, softmax_backward_differentiable<logarithm>,
                   softmax_backward_batched<logarithm>>(
       m, kSoftmaxBackward<logarithm> + std::string("(Tensor grad, Tensor result, int dim, ScalarType dtype) -> Tensor"));
-  m.def((name + ".out" + arguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
-  composite(m, name + ".out", TORCH_FN(softmax_out<logarithm>));
+  define_composite(m, name + ".out" + arguments + ", Tensor(a!) out) -> Tensor(a!)", TORCH_FN(softmax_out<logarithm>));
 }
 
 }  // namespace
@@ -764,10 +744,10 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
       m,
       "_layer_norm_backward(Tensor grad, Tensor input, int dims, Tensor mean, Tensor r, Tensor? weight, Tensor? bias, "
       "float eps, bool[3] mask) -> (Tensor, Tensor, Tensor)");
-  const auto define = [&](const char* schema) { m.def(schema, {at::Tag::pt2_compliant_tag}); };
-  define("rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor");
-  define(
-      "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-5) -> Tensor");
-  composite(m, "rms_norm", TORCH_FN(rms_norm_of));
-  composite(m, "layer_norm", TORCH_FN(layer_norm_of));
+  define_composite(m, "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor",
+                   TORCH_FN(rms_norm_of));
+  define_composite(
+      m,
+      "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-5) -> Tensor",
+      TORCH_FN(layer_norm_of));
 }

@@ -93,18 +93,14 @@ int64_t segment_dim(const char* name, const char* argument, int64_t rank, int64_
 }
 
 void check_offsets(const char* name, const at::Tensor& offsets, c10::Device device) {
-  TORCH_CHECK(offsets.scalar_type() == at::kLong || offsets.scalar_type() == at::kInt, name,
-              ": offsets: expected a tensor of int64 or int32, but got ", offsets.scalar_type());
-  TORCH_CHECK(offsets.layout() == at::kStrided, name, ": offsets: expected a strided tensor, but got ", offsets.layout());
-  TORCH_CHECK(offsets.dim() == 1, name, ": offsets: expected a tensor of one dim, but got ", offsets.dim());
+  check_integers(name, ": offsets", offsets);
   TORCH_CHECK(offsets.sym_size(0).is_symbolic() || offsets.sym_size(0) >= 1, name,
               ": offsets: expected one more than there are segments, but got none");
-  TORCH_CHECK(offsets.device() == device, name, ": offsets: expected to be on ", device, " as the data, but is on ",
-              offsets.device());
+  check_device(name, ": offsets", offsets, device, "the data");
 }
 
 at::Tensor checked_ends(const char* name, const at::Tensor& data, const at::Tensor& offsets, int64_t dim, bool warns) {
-  const at::Tensor ends = offsets.resolve_neg().contiguous();
+  const at::Tensor ends = plain(offsets);
   const Segments s = segments_of(data, ends, dim);
   if (data.is_cpu() && check_values(s, name) && warns)
     TORCH_WARN(name, "(): offsets: they do not begin with 0, and their sum is ", s.length, ", the size of dim", kNotLengths);
@@ -597,11 +593,9 @@ void define_segments(torch::Library& m) {
   define_reduction_with_out<SegmentReduction<op>>(m);
   put(m, Key::Autograd, kName<op>, TORCH_FN(reduce_differentiable<op>));
   put(m, Key::FuncTorchBatched, kName<op>, TORCH_FN(reduce_batched<op>));
-  if constexpr (kName<op>[0] == '_') {
-    define_with_out(m, kTitle<op>, "(Tensor data, Tensor offsets, int dim=0");
-    composite(m, kTitle<op>, TORCH_FN(without_dtype<op>));
-    composite(m, std::string(kTitle<op>) + ".out", TORCH_FN(without_dtype_out<op>));
-  }
+  if constexpr (kName<op>[0] == '_')
+    define_composite(m, kTitle<op>, "(Tensor data, Tensor offsets, int dim=0", TORCH_FN(without_dtype<op>),
+                     TORCH_FN(without_dtype_out<op>));
 }
 
 }  // namespace

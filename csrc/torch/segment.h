@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/stack.h>
 
 #include <array>
 #include <optional>
@@ -93,32 +92,20 @@ at::Tensor inside_segments(const at::Tensor& offsets, c10::SymInt size, int64_t 
 // A batch of calls of `f(inputs, offsets, dim)`. If the offsets are batched, there is one call per batch element. Otherwise
 // there is one call: the batch becomes the last dim if segments lie along the first one, otherwise the first.
 template <size_t n, class F>
-at::Tensor batched_segments(const char* name, std::array<at::Tensor, n> inputs, const at::Tensor& offsets, int64_t dim, F f) {
-  namespace functorch = at::functorch;
+at::Tensor batched_segments(const char* name, const std::array<at::Tensor, n>& given, const at::Tensor& offsets, int64_t dim,
+                            F f) {
   const c10::impl::ExcludeDispatchKeyGuard below(Key::FuncTorchBatched);
   const int64_t level = current_level(name);
-  const auto [ends, ends_batch] = functorch::unwrapTensorAtLevel(offsets, level);
-  std::array<std::optional<int64_t>, n> where;
-  std::optional<size_t> first;  // the first batched input
-  for (size_t i = 0; i < n; ++i) {
-    std::tie(inputs[i], where[i]) = functorch::unwrapTensorAtLevel(inputs[i], level);
-    if (where[i] && !first) first = i;
-  }
-  if (!first && !ends_batch) return f(inputs, ends, dim);
-  if (ends_batch) {
-    std::vector<at::Tensor> each;
-    for (int64_t b = 0; b < ends.size(*ends_batch); ++b) {
-      std::array<at::Tensor, n> own = inputs;
-      for (size_t i = 0; i < n; ++i)
-        if (where[i]) own[i] = inputs[i].select(*where[i], b);
-      each.push_back(f(own, ends.select(*ends_batch, b), dim));
-    }
-    TORCH_CHECK(!each.empty(), name, ": offsets: a batch of none has no result");
-    return functorch::makeBatched(at::stack(each), 0, level);
-  }
+  const Unwrapped<1> ends({offsets}, level);
+  const Unwrapped<n> all(given, level);
+  auto [inputs, where, first] = all;
+  if (ends.first)
+    return call_per_element(std::string(name) + ": offsets", ends.size(), level,
+                            [&](int64_t i) { return f(all.at(i), ends.at(i)[0], dim); });
+  if (!first) return f(inputs, ends.inputs[0], dim);
   const int64_t batch = *where[*first], rank = inputs[*first].dim() - 1, d = segment_dim(name, "data", rank, dim);
   const bool in_front = d == rank - 1 && (d > 0 || batch == 0);
-  const c10::SymInt size = inputs[*first].sym_size(batch);
+  const c10::SymInt size = all.size();
   for (size_t i = 0; i < n; ++i) {
     if (where[i]) {
       inputs[i] = inputs[i].movedim(*where[i], in_front ? 0 : -1);
@@ -129,7 +116,7 @@ at::Tensor batched_segments(const char* name, std::array<at::Tensor, n> inputs, 
       inputs[i] = inputs[i].expand_symint(sizes);
     }
   }
-  return functorch::makeBatched(f(inputs, ends, in_front ? -1 : 0), in_front ? 0 : rank, level);
+  return with_batch(f(inputs, ends.inputs[0], in_front ? -1 : 0), in_front ? 0 : rank, level);
 }
 
 }  // namespace gpureduce

@@ -89,8 +89,6 @@ struct VarMean {
   }
 };
 
-const auto& both() { return Plumbing<VarMean>::functional(); }
-
 // A call that is only planned.
 Reduction planned(const Tensor& self, OptionalDims dim, bool, OptionalDtype dtype) {
   return make_reduction(self, reduced_dims(dim, self.dim()), result_type(self, dtype), {}, {}, 1, false);
@@ -168,14 +166,17 @@ Pair reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, Optiona
                            bool keepdim, OptionalDtype dtype) {
   if (is_tracked(self)) {  // gradients need more digits than smaller dtypes have
     if (const at::ScalarType result = result_type(self, dtype); result != at::kDouble) {
-      const auto [variance, mean] = both().call(self, dim, correction, root, keepdim, at::kDouble);
+      const auto [variance, mean] = var_mean_operator().call(self, dim, correction, root, keepdim, at::kDouble);
       return {rounded(variance, result), rounded(mean, result)};
     }
   }
   const auto saved = [&] { return Saved{dims_of(reduced_dims(dim, self.dim())), correction, root, keepdim}; };
   return with_derivatives<Rule>(
       std::tie(self),
-      [&] { return both().redispatch(keys & c10::after_autograd_keyset, self, dim, correction, root, keepdim, dtype); }, saved,
+      [&] {
+        return var_mean_operator().redispatch(keys & c10::after_autograd_keyset, self, dim, correction, root, keepdim, dtype);
+      },
+      saved,
       [&](const Pair& results) {
         return std::array<Tensor, 3>{self, root ? std::get<0>(results) : Tensor(), std::get<1>(results)};
       },
@@ -185,7 +186,7 @@ Pair reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, Optiona
 Pair reduce_batched(const Tensor& self, OptionalDims dim, double correction, bool root, bool keepdim, OptionalDtype dtype) {
   return batched_reduction("var_mean", std::array{self}, dim, keepdim,
                            [&](const std::array<Tensor, 1>& input, OptionalDims dims, bool keeps) {
-                             return both().call(input[0], dims, correction, root, keeps, dtype);
+                             return var_mean_operator().call(input[0], dims, correction, root, keeps, dtype);
                            });
 }
 
@@ -197,12 +198,12 @@ double correction_of(const std::optional<at::Scalar>& correction) {
 }
 
 Pair var_mean(const Tensor& self, OptionalDims dim, const std::optional<at::Scalar>& correction, bool keepdim) {
-  return both().call(self, dim, correction_of(correction), false, keepdim, std::nullopt);
+  return var_mean_operator().call(self, dim, correction_of(correction), false, keepdim, std::nullopt);
 }
 
 template <bool root>
 Tensor var(const Tensor& self, OptionalDims dim, const std::optional<at::Scalar>& correction, bool keepdim) {
-  return std::get<0>(both().call(self, dim, correction_of(correction), root, keepdim, std::nullopt));
+  return std::get<0>(var_mean_operator().call(self, dim, correction_of(correction), root, keepdim, std::nullopt));
 }
 
 template <bool root>
@@ -212,16 +213,16 @@ Tensor& var_out(const Tensor& self, OptionalDims dim, const std::optional<at::Sc
               "(): Expected out tensor to have a floating dtype of 16 bits or more, but got ", out.scalar_type(), " instead");
   check_out_place(out, self.device());
   check_out_gradient(root ? "std" : "var", self, out);
-  const Tensor found = std::get<0>(both().call(self, dim, correction_of(correction), root, keepdim, out.scalar_type()));
+  const Tensor found =
+      std::get<0>(var_mean_operator().call(self, dim, correction_of(correction), root, keepdim, out.scalar_type()));
   at::native::resize_output_symint(out, found.sym_sizes());
   return out.copy_(found);
 }
 
 template <bool root>
 void define(torch::Library& m, const std::string& name) {
-  define_with_out(m, name, "(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False");
-  composite(m, name, TORCH_FN(var<root>));
-  composite(m, name + ".out", TORCH_FN(var_out<root>));
+  define_composite(m, name, "(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False",
+                   TORCH_FN(var<root>), TORCH_FN(var_out<root>));
 }
 
 }  // namespace
@@ -236,9 +237,9 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   define_planning<planned>(m, "_var_mean", "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None");
   put(m, Key::Autograd, "_var_mean", TORCH_FN(reduce_differentiable));
   put(m, Key::FuncTorchBatched, "_var_mean", TORCH_FN(reduce_batched));
-  m.def("var_mean(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)",
-        {at::Tag::pt2_compliant_tag});
-  composite(m, "var_mean", TORCH_FN(var_mean));
+  define_composite(
+      m, "var_mean(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)",
+      TORCH_FN(var_mean));
   define<false>(m, "var");
   define<true>(m, "std");
 }

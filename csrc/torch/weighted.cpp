@@ -147,8 +147,6 @@ struct WeightedSum {
   }
 };
 
-const auto& functional() { return Plumbing<WeightedSum>::functional(); }
-
 // A call that is only planned.
 Reduction planned(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
   const auto call = WeightedSum::check<int64_t>(self, weight, dim, keepdim, dtype, nullptr);
@@ -193,7 +191,7 @@ Tensor gradient(const Tensor& grad, const Tensor& other, const Sizes& sizes, at:
   if (over.empty()) {
     result = apply(Formula::product, other.expand_symint(common), {grad}, dtype);
   } else {
-    result = functional().call(other, grad, at::IntArrayRef(over), true, dtype);
+    result = weighted_sum_operator().call(other, grad, at::IntArrayRef(over), true, dtype);
     for (int64_t d = 0; d < missing; ++d) result = result.squeeze(0);
   }
   return result.expand_symint(sizes);
@@ -224,9 +222,9 @@ struct Rule : RuleOf<Saved> {
 Tensor tangent(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, at::ScalarType dtype) {
   const Tensor &of_self = self._fw_grad(/*level=*/0), &of_weight = weight._fw_grad(/*level=*/0);
   Tensor change;
-  if (of_self.defined()) change = functional().call(of_self, weight._fw_primal(/*level=*/0), dim, keepdim, dtype);
+  if (of_self.defined()) change = weighted_sum_operator().call(of_self, weight._fw_primal(/*level=*/0), dim, keepdim, dtype);
   if (of_weight.defined()) {
-    const Tensor more = functional().call(self._fw_primal(/*level=*/0), of_weight, dim, keepdim, dtype);
+    const Tensor more = weighted_sum_operator().call(self._fw_primal(/*level=*/0), of_weight, dim, keepdim, dtype);
     change = change.defined() ? change + more : more;
   }
   return change;
@@ -236,7 +234,7 @@ Tensor reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, const
                              OptionalDtype dtype) {
   return with_derivatives<Rule>(
       std::tie(self, weight),
-      [&] { return functional().redispatch(keys & c10::after_autograd_keyset, self, weight, dim, keepdim, dtype); },
+      [&] { return weighted_sum_operator().redispatch(keys & c10::after_autograd_keyset, self, weight, dim, keepdim, dtype); },
       [&] {
         return Saved{self.sym_sizes().vec(),
                      weight.sym_sizes().vec(),
@@ -256,7 +254,7 @@ Tensor reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, const
 Tensor reduce_batched(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
   return batched_reduction(kName, std::array{self, weight}, dim, keepdim,
                            [&](const std::array<Tensor, 2>& inputs, OptionalDims dims, bool keeps) {
-                             return functional().call(inputs[0], inputs[1], dims, keeps, dtype);
+                             return weighted_sum_operator().call(inputs[0], inputs[1], dims, keeps, dtype);
                            });
 }
 
@@ -279,7 +277,7 @@ OptionalDtype dot_dtype(const Tensor& self, const Tensor& other, OptionalDtype d
 }
 
 Tensor dot(const Tensor& self, const Tensor& other, OptionalDtype dtype) {
-  return functional().call(self, other, std::nullopt, false, dot_dtype(self, other, dtype));
+  return weighted_sum_operator().call(self, other, std::nullopt, false, dot_dtype(self, other, dtype));
 }
 
 // torch.dot's `out` must have the dtype of the result.
@@ -301,7 +299,5 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   define_planning<planned>(m, "_weighted_sum", kArguments);
   put(m, Key::Autograd, kName, TORCH_FN(reduce_differentiable));
   put(m, Key::FuncTorchBatched, kName, TORCH_FN(reduce_batched));
-  define_with_out(m, "dot", "(Tensor self, Tensor other, *, ScalarType? dtype=None");
-  composite(m, "dot", TORCH_FN(dot));
-  composite(m, "dot.out", TORCH_FN(dot_out));
+  define_composite(m, "dot", "(Tensor self, Tensor other, *, ScalarType? dtype=None", TORCH_FN(dot), TORCH_FN(dot_out));
 }
