@@ -8,7 +8,7 @@ namespace gpureduce::cpu {
 
 namespace {
 
-// Makes e^(x - m) from runs of elements with one stride. An output's m has the output's number.
+// Makes e^(x - m) from runs of elements with one stride. The second strides lead to m.
 template <class A>
 class Exponents {
  public:
@@ -20,9 +20,7 @@ class Exponents {
   void make(Both at, Both step, int64_t n, Scratch& scratch, A* to) const {
     A* const x = scratch.elements.get();
     load_(input_, at.first, step.first, n, negate_, x);
-    const InstructionSet& set = instruction_set();
-    if constexpr (std::is_same_v<A, float>) set.exponentials_of_floats(x, largest_ + at.second, step.second, n, to);
-    else set.exponentials_of_doubles(x, largest_ + at.second, step.second, n, to);
+    exponentials(x, largest_ + at.second, step.second, n, to);
   }
 
  private:
@@ -48,12 +46,12 @@ void finish(const A* sums, const A* largest, const Problem& p, void* out, DType 
 
 }  // namespace
 
-void run_exponents(const Reduction& r) {
+void run_exponents(const Reduction& r, bool beside_results) {
   Problem p = r.problem;
   int64_t number = 1;
   for (size_t d = p.kept.size(); d-- > 0;) {
     KeptDim& dim = p.kept.begin()[d];
-    dim.second = number;
+    dim.second = beside_results ? dim.out_stride : number;
     number *= dim.size;
   }
   for (ReducedDim& d : p.reduced) d.second = 0;

@@ -72,10 +72,9 @@ class SegmentPlaces {
   at::Tensor number_;
 };
 
-// e^(x - m) of all elements, where m is the largest one of the segment, or 0 outside of all segments; m, and the sums.
-struct SegmentExponentials { at::Tensor each, largest, sums; };
-SegmentExponentials segment_exponentials(const at::Tensor& data, const at::Tensor& ends, const SegmentPlaces& places,
-                                         int64_t dim, at::ScalarType computed);
+// The largest element m of each segment, and the sum of e^(x - m), both of type `computed`.
+struct SegmentExponentials { at::Tensor largest, sums; };
+SegmentExponentials segment_exponentials(const at::Tensor& data, const at::Tensor& ends, int64_t dim, at::ScalarType computed);
 
 // --- calls of operators, which have derivatives -----------------------------------------------------------------------------
 

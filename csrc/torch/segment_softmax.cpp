@@ -46,12 +46,12 @@ Tensor softmax(const Tensor& data, const Tensor& offsets, int64_t dim, OptionalD
   const bool wide = data.scalar_type() == at::kDouble || type == at::kDouble;
   const at::ScalarType computed = wide ? at::kDouble : at::kFloat;
   const SegmentPlaces places(ends, data.size(d), d, data.dim());
-  const SegmentExponentials found = segment_exponentials(data, ends, places, d, computed);
+  const SegmentExponentials found = segment_exponentials(data, ends, d, computed);
   const auto [m, factor] = finish.call(found.sums, found.largest, "softmax", data.size(d), 0, computed);
   if (const Tensor y = apply_numbered(Formula::softmax, data, d, places.numbers(), found.largest, factor, type); y.defined())
     return y;
-  // Outside of segments the exponentials are 0, and so must be the factor, which might be NaN.
-  return apply(Formula::product, found.each, {places.select(factor)}, type);
+  const Tensor x = wide ? data.to(computed) : data;  // the formula is computed in its type
+  return apply(Formula::softmax, x, {places.select(found.largest), places.select(factor), places.inside()}, type);
 }
 
 Tensor softmax_meta(const Tensor& data, const Tensor& offsets, int64_t dim, OptionalDtype dtype) {

@@ -46,6 +46,7 @@ template cudaError_t join_columns<Largest<float>>(const SegmentsLaunch&);
 cudaError_t run_segments(const SegmentsLaunch& launch) {
   const Reduction& r = launch.segments.reduction;
   if (launch.plan.kernel != SegmentKernel::converted) {
+    if (r.addends == Addends::exponents) return segment_exponents(launch);
     if (r.accumulator == Accumulator::largest_f32) return segment_extrema(launch);
     switch (r.in) {
 #define GPUREDUCE_FAMILY(name, type, kind, accumulator, wide, family)                              \

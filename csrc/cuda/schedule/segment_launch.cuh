@@ -17,8 +17,13 @@ template <class Source, class Acc>
 auto entries_of(const Segments& s) {
   if constexpr (is_converted<Source>) {
     const Gather& g = s.gather;
-    return AnyRows<Acc>{s.stride, g.rows,  g.numbers, static_cast<const typename RealOf<Acc>::type*>(g.weights),
-                        g.wide,   g.by_row};
+    return AnyRows<Acc>{s.stride,
+                        g.rows,
+                        g.numbers,
+                        static_cast<const typename RealOf<Acc>::type*>(g.weights),
+                        g.wide,
+                        g.by_row,
+                        static_cast<const typename RealOf<Acc>::type*>(s.reduction.largest)};
   } else {
     return OwnRows{s.stride};
   }

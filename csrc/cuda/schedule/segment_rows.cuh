@@ -39,7 +39,7 @@ struct SegmentRowArgs {
 // Streams elements `begin` to `end` of a row to a warp, in order. A place is an index into the stream.
 template <class Source, class Acc>
 class RowStream {
-  using Element = typename Source::Element;
+  using Element = std::remove_const_t<std::remove_pointer_t<decltype(Source::base)>>;
   static constexpr int kSize = sizeof(Element), kInGranule = kGranule / kSize, kInLine = kLine / kSize;
 
  public:
@@ -64,13 +64,13 @@ class RowStream {
   // `row`: where the row begins. Returns the place of `begin`.
   __device__ __forceinline__ int start(int64_t row, int64_t length, int64_t begin, int64_t end) {
     // Stages begin at lines, in shared memory as in global memory.
-    const int shift = source_.template misalignment<kInLine>(row + begin), whole = shift / kInGranule * kInGranule;
+    const int shift = misalignment<kInLine>(source_.base + row + begin), whole = shift / kInGranule * kInGranule;
     wait(end_);
     begin_ = row + begin - shift;
     end_ = end > begin ? static_cast<int>(end - begin) + shift : 0;
     // Only granules whose elements are all of this row are copied; elements of the others are read one by one.
     low_ = shift - whole > begin ? whole + kInGranule : whole;
-    const int past_end = source_.template misalignment<kInGranule>(row + length);
+    const int past_end = misalignment<kInGranule>(source_.base + row + length);
     high_ = static_cast<int>(min(row + length - past_end - begin_, int64_t{(end_ + kInGranule - 1) / kInGranule * kInGranule}));
     before_ += stages_;
     stages_ = (end_ + kStage - 1) / kStage;
@@ -101,13 +101,24 @@ class RowStream {
   }
   // The ring holds elements as they are in memory.
   __device__ __forceinline__ Acc counted(Element element) const {
-    if constexpr (Source::kMasks) {
-      Vector<Element, 1> x;
-      x.set(0, element);
-      element = source_.counted(x)[0];
+    if constexpr (holds_numbers<Source>) {
+      return addend<Acc>(Exponential<Element, Acc>{element, largest_});
+    } else {
+      if constexpr (Source::kMasks) {
+        Vector<Element, 1> x;
+        x.set(0, element);
+        element = source_.counted(x)[0];
+      }
+      return addend<Acc>(element);
     }
-    return addend<Acc>(element);
   }
+  // The largest element of the result at an index, if exponentials are summed.
+  __device__ __forceinline__ Acc largest(bool wanted, int64_t index) const {
+    if constexpr (holds_numbers<Source>) return source_.template holding<1>(wanted, 0, index).numbers[0];
+    else return {};
+  }
+  // From here on elements are of the segment with this largest one.
+  __device__ __forceinline__ void hold(Acc largest) { largest_ = largest; }
   __device__ __forceinline__ void weigh(bool, int, Acc&) const {}
   __device__ __forceinline__ Element* at(int place) const {
     return reinterpret_cast<Element*>(shared_.ring + (before_ * kStageBytes + place * kSize) % kRingBytes);
@@ -138,7 +149,7 @@ class RowStream {
       uint64_t* const full = shared_.full + (before_ + filled_) % kStages;
       const uint32_t bytes = end > begin ? (end - begin) * kSize : 0;
       expect_bytes(full, bytes);
-      if (bytes > 0) bulk_copy(at(begin), source_.address(begin_ + begin), bytes, full, source_.policy);
+      if (bytes > 0) bulk_copy(at(begin), source_.base + begin_ + begin, bytes, full, source_.policy);
     }
 #else
     for (int i = begin + lane() * kInGranule; i < end; i += kWarp * kInGranule)
@@ -150,6 +161,7 @@ class RowStream {
 
   Shared& shared_;
   const Source& source_;
+  Acc largest_{};
   int64_t begin_ = 0;  // where place 0 is
   int end_ = 0, low_ = 0, high_ = 0;
   int stages_ = 0, filled_ = 0, waited_ = 0;
@@ -160,6 +172,8 @@ class RowStream {
 // real part of a complex one.
 template <class Acc>
 class RowStream<Converted<Acc>, Acc> {
+  using Real = typename RealOf<Acc>::type;
+
  public:
   static constexpr int kMost = kWarp * kShort, kStep = 0;
   struct Shared {};
@@ -177,12 +191,20 @@ class RowStream<Converted<Acc>, Acc> {
     return source_.template load_if<1>(wanted, row_ + (wanted ? entries_.place(begin_ + place) : 0));
   }
   __device__ __forceinline__ void weigh(bool wanted, int place, Acc& v) const {
-    if (entries_.weights && wanted) entries_.weigh(begin_ + place, v);
+    if (!wanted) return;
+    if (entries_.weights) entries_.weigh(begin_ + place, v);
+    if constexpr (IsComplex<Acc>::value)
+      if (entries_.largest) v.re = exponentiated(v.re - largest_);
   }
+  __device__ __forceinline__ Real largest(bool wanted, int64_t index) const {
+    return IsComplex<Acc>::value && wanted && entries_.largest ? entries_.largest[index] : Real{};
+  }
+  __device__ __forceinline__ void hold(Real largest) { largest_ = largest; }
 
  private:
   const Converted<Acc>& source_;
   const AnyRows<Acc>& entries_;
+  Real largest_{};
   int64_t row_ = 0, begin_ = 0;
 };
 
@@ -338,6 +360,7 @@ __global__ void __launch_bounds__(kWarp, is_converted<Source> ? kConvertedRowWar
     for (int64_t base = first - 1; base < end; base += kWarp) {
       const auto [lane_begin, lane_end] = next;
       t.check({lane_begin, lane_end});
+      const auto largest = in.largest(base + lane >= 0 && base + lane < end, kept.out + (base + lane) * t.result_pitch);
       const bool is_rest = base < first;
       const int count = static_cast<int>(min(end - base, int64_t{kWarp}));
       const int length = static_cast<int>(min(lane_end - lane_begin, int64_t{kShort + 1})), from = place_of(lane_begin);
@@ -358,6 +381,7 @@ __global__ void __launch_bounds__(kWarp, is_converted<Source> ? kConvertedRowWar
           const int64_t chunks = chunks_of(segment.length), c_end = rest ? chunk_end : segment.chunks_before(tile_end);
           const bool complete = !rest && c_end == chunks;
           Acc lane_sum = padding<Acc>();
+          in.hold(shuffle(largest, at));
 #pragma unroll 1
           for (int64_t c = rest ? chunk : 0; c < c_end; ++c) {
             const int here = static_cast<int>(min(segment.length - c * kChunk, int64_t{kChunk}));
@@ -378,6 +402,7 @@ __global__ void __launch_bounds__(kWarp, is_converted<Source> ? kConvertedRowWar
         in.wait(end_place);
         const int tiny = active && length <= kTiny ? length : 0;
         Acc v = padding<Acc>();
+        in.hold(largest);
         if (__any_sync(~0u, tiny > 0)) {
           const int most = __any_sync(~0u, tiny > 2 * kTinyBatch) ? kTiny : __any_sync(~0u, tiny > kTinyBatch) ? kTiny / 2 : 1;
           if (!is_converted<Source> && __all_sync(~0u, tiny <= 1)) {
@@ -389,6 +414,7 @@ __global__ void __launch_bounds__(kWarp, is_converted<Source> ? kConvertedRowWar
 #pragma unroll 1
         for (unsigned more = __ballot_sync(~0u, active && length > kTiny); more; more &= more - 1) {
           const int which = __ffs(more) - 1;
+          in.hold(shuffle(largest, which));
           const Acc x = short_sum<Acc>(in, shuffle(from, which), shuffle(length, which));
           if (lane == which) v = x;
         }

@@ -36,28 +36,32 @@ cudaError_t launch_segment_columns(const SegmentsLaunch& launch, const Source& s
   return plan.joins ? join_columns<Acc>(launch) : cudaSuccess;
 }
 
+// Entry i is row i.
+template <class Acc, class Source>
+cudaError_t launch_own_rows(const SegmentsLaunch& launch, const Source& source) {
+  constexpr int kSize = sizeof(typename Source::Element);
+  const SegmentPlan& plan = launch.plan;
+  if (plan.kernel == SegmentKernel::rows) return launch_segment_rows<Source, Acc>(launch, source);
+  const OwnRows own{launch.segments.stride};
+  if (plan.sides > 1) return launch_segment_columns<1, segment_sides(kSize), Acc>(launch, source, own);
+  if (plan.vector > 1) return launch_segment_columns<segment_vector(kSize), 1, Acc>(launch, source, own);
+  return launch_segment_columns<1, 1, Acc>(launch, source, own);
+}
+
 template <class In, class Acc>
 cudaError_t segments_of(const SegmentsLaunch& launch) {
   const Segments& s = launch.segments;
-  const SegmentPlan& plan = launch.plan;
-  constexpr int kVector = segment_vector(sizeof(In)), kSides = segment_sides(sizeof(In));
   const auto source = Typed<In>::of(s.reduction.input, policy_of(launch), masks_of(s.reduction));
-  if (s.gather.numbers) {
-    const auto gather = [&](auto weighs) {
-      constexpr int kGathered = gathered_vector(sizeof(In), std::is_integral_v<Acc>);
-      const auto rows = gathered_rows<Acc, decltype(weighs)::value>(s);
-      if (plan.vector > 1) return launch_segment_columns<kGathered, 1, Acc>(launch, source, rows);
-      return launch_segment_columns<1, 1, Acc>(launch, source, rows);
-    };
-    if constexpr (std::is_floating_point_v<Acc>)
-      if (s.gather.weights) return gather(std::true_type{});
-    return gather(std::false_type{});
-  }
-  if (plan.kernel == SegmentKernel::rows) return launch_segment_rows<Typed<In>, Acc>(launch, source);
-  const OwnRows own{s.stride};
-  if (plan.sides > 1) return launch_segment_columns<1, kSides, Acc>(launch, source, own);
-  if (plan.vector > 1) return launch_segment_columns<kVector, 1, Acc>(launch, source, own);
-  return launch_segment_columns<1, 1, Acc>(launch, source, own);
+  if (!s.gather.numbers) return launch_own_rows<Acc>(launch, source);
+  const auto gather = [&](auto weighs) {
+    constexpr int kGathered = gathered_vector(sizeof(In), std::is_integral_v<Acc>);
+    const auto rows = gathered_rows<Acc, decltype(weighs)::value>(s);
+    if (launch.plan.vector > 1) return launch_segment_columns<kGathered, 1, Acc>(launch, source, rows);
+    return launch_segment_columns<1, 1, Acc>(launch, source, rows);
+  };
+  if constexpr (std::is_floating_point_v<Acc>)
+    if (s.gather.weights) return gather(std::true_type{});
+  return gather(std::false_type{});
 }
 
 template <Family family>
