@@ -82,14 +82,14 @@ Tensor apply_numbered(Formula formula, const Tensor& x, int64_t dim, const Tenso
   const auto is_table = [](const Tensor& t) { return t.is_contiguous() && t.scalar_type() == at::kFloat && is_plain(t); };
   if (!is_plain(x) || !x.is_contiguous() || numbers.scalar_type() != at::kInt || !at::isFloatingType(dtype)) return {};
   if (elementwise ? !is_plain(g) || !g.is_contiguous() || g.scalar_type() != x.scalar_type() : !is_table(g)) return {};
-  if (r.defined() && !is_table(r)) return {};
+  if (!is_table(r)) return {};
   const Layout layout(x, dim);
   const Tensor result = allocate(x.sizes(), dtype, x);
   const c10::cuda::CUDAGuard guard(x.device());
   const bool found = done(cuda::apply_numbered(
       {formula, x.const_data_ptr(), dtype_of(x.scalar_type(), "an input of dtype"), result.mutable_data_ptr(),
-       dtype_of(dtype, "a result of dtype"), g.const_data_ptr(), r.defined() ? r.const_data_ptr() : nullptr, nullptr,
-       numbers.const_data_ptr<int32_t>(), layout.outer, x.size(dim), layout.inner, elementwise ? r.size(dim) : g.size(dim)},
+       dtype_of(dtype, "a result of dtype"), g.const_data_ptr(), r.const_data_ptr(), numbers.const_data_ptr<int32_t>(),
+       layout.outer, x.size(dim), layout.inner, elementwise ? r.size(dim) : g.size(dim)},
       stream_of(x)));
   return found ? result : Tensor();
 }

@@ -23,9 +23,10 @@ constexpr int kColumnWarps = kColumnThreads / kWarp;
 // Blocks per multiprocessor that leave threads enough registers, by the bytes of a thread's accumulators. Row numbers take
 // some, too, and so do the exponentials of several columns.
 constexpr int column_blocks(int bytes, bool takes_more) { return (bytes <= 4 ? 5 : 4) - takes_more; }
-constexpr int kBatch = 8;     // rows that a thread loads at once
-constexpr int kTinyRows = 2;  // most rows of a tiny segment, of which a thread takes kAtOnce together; twice as many of half as
-                              // many segments where rows are gathered
+constexpr int kBatch = 8;  // rows that a thread loads at once
+// The most rows of a tiny segment. A thread takes kAtOnce tiny segments together. Where rows are gathered, it takes half as
+// many segments, of up to twice as many rows.
+constexpr int kTinyRows = 2;
 constexpr int kPartLevels = 5;  // levels of the tree above a group's batches
 static_assert(kPartRows < kBatch << kPartLevels);
 // Most pieces of a tile. Pieces are at least kPartRows apart, but for the last one of a segment and the first one of the next.
