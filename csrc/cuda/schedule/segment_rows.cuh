@@ -46,6 +46,7 @@ class RowStream {
   static constexpr int kMost = kRingBytes / 2 / kSize;                // most elements that are in the ring together
   static constexpr int kStep = kLanes * (kSize < 4 ? 4 / kSize : 1);  // elements of a chunk that are taken together
   static_assert(kStep * kSize <= kRingBytes / 2);
+  static constexpr bool kHolds = holds_numbers<Source>;  // addends are exponentials
   struct Shared {
     char ring[kRingBytes];
     uint64_t full[kStages];
@@ -101,7 +102,7 @@ class RowStream {
   }
   // The ring holds elements as they are in memory.
   __device__ __forceinline__ Acc counted(Element element) const {
-    if constexpr (holds_numbers<Source>) {
+    if constexpr (kHolds) {
       return addend<Acc>(Exponential<Element, Acc>{element, largest_});
     } else {
       if constexpr (Source::kMasks) {
@@ -112,12 +113,12 @@ class RowStream {
       return addend<Acc>(element);
     }
   }
-  // The largest element of the result at an index, if exponentials are summed.
+  // The largest element of the segment whose result is at an index.
   __device__ __forceinline__ Acc largest(bool wanted, int64_t index) const {
-    if constexpr (holds_numbers<Source>) return source_.template holding<1>(wanted, 0, index).numbers[0];
+    if constexpr (kHolds) return source_.template holding<1>(wanted, 0, index).numbers[0];
     else return {};
   }
-  // From here on elements are of the segment with this largest one.
+  // The elements taken from here on are of the segment with this largest one.
   __device__ __forceinline__ void hold(Acc largest) { largest_ = largest; }
   __device__ __forceinline__ void weigh(bool, int, Acc&) const {}
   __device__ __forceinline__ Element* at(int place) const {
@@ -176,6 +177,7 @@ class RowStream<Converted<Acc>, Acc> {
 
  public:
   static constexpr int kMost = kWarp * kShort, kStep = 0;
+  static constexpr bool kHolds = IsComplex<Acc>::value;  // addends may be exponentials
   struct Shared {};
 
   __device__ __forceinline__ RowStream(Shared&, const SegmentRowArgs<Converted<Acc>, Acc>& a)
@@ -193,11 +195,11 @@ class RowStream<Converted<Acc>, Acc> {
   __device__ __forceinline__ void weigh(bool wanted, int place, Acc& v) const {
     if (!wanted) return;
     if (entries_.weights) entries_.weigh(begin_ + place, v);
-    if constexpr (IsComplex<Acc>::value)
+    if constexpr (kHolds)
       if (entries_.largest) v.re = exponentiated(v.re - largest_);
   }
   __device__ __forceinline__ Real largest(bool wanted, int64_t index) const {
-    return IsComplex<Acc>::value && wanted && entries_.largest ? entries_.largest[index] : Real{};
+    return kHolds && wanted && entries_.largest ? entries_.largest[index] : Real{};
   }
   __device__ __forceinline__ void hold(Real largest) { largest_ = largest; }
 
@@ -361,6 +363,9 @@ __global__ void __launch_bounds__(kWarp, is_converted<Source> ? kConvertedRowWar
       const auto [lane_begin, lane_end] = next;
       t.check({lane_begin, lane_end});
       const auto largest = in.largest(base + lane >= 0 && base + lane < end, kept.out + (base + lane) * t.result_pitch);
+      const auto hold_largest_of = [&](int which) {
+        if constexpr (Stream::kHolds) in.hold(shuffle(largest, which));
+      };
       const bool is_rest = base < first;
       const int count = static_cast<int>(min(end - base, int64_t{kWarp}));
       const int length = static_cast<int>(min(lane_end - lane_begin, int64_t{kShort + 1})), from = place_of(lane_begin);
@@ -381,7 +386,7 @@ __global__ void __launch_bounds__(kWarp, is_converted<Source> ? kConvertedRowWar
           const int64_t chunks = chunks_of(segment.length), c_end = rest ? chunk_end : segment.chunks_before(tile_end);
           const bool complete = !rest && c_end == chunks;
           Acc lane_sum = padding<Acc>();
-          in.hold(shuffle(largest, at));
+          hold_largest_of(at);
 #pragma unroll 1
           for (int64_t c = rest ? chunk : 0; c < c_end; ++c) {
             const int here = static_cast<int>(min(segment.length - c * kChunk, int64_t{kChunk}));
@@ -414,7 +419,7 @@ __global__ void __launch_bounds__(kWarp, is_converted<Source> ? kConvertedRowWar
 #pragma unroll 1
         for (unsigned more = __ballot_sync(~0u, active && length > kTiny); more; more &= more - 1) {
           const int which = __ffs(more) - 1;
-          in.hold(shuffle(largest, which));
+          hold_largest_of(which);
           const Acc x = short_sum<Acc>(in, shuffle(from, which), shuffle(length, which));
           if (lane == which) v = x;
         }
