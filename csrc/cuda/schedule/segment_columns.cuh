@@ -467,7 +467,7 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
   };
   const auto write = [&](const SegmentPlace& s, Acc v) {
     Acc one[1] = {v};
-    if (column < a.columns) a.output.template write<true>(s.number * t.result_pitch + column, s.length, one);
+    if (column < a.columns) a.output.template write<false>(s.number * t.result_pitch + column, s.length, one);
   };
   if (joins && !is_large) write(place, join(place, 0, kJoinedByColumns));
   __syncthreads();

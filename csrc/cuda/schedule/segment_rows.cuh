@@ -465,6 +465,10 @@ struct JoinRowArgs {
   const Acc* partials;
 };
 
+// True for accumulators of converted elements, whose results may have any dtype.
+template <class Acc>
+constexpr bool has_any_dtype = !std::is_floating_point_v<Acc> && !std::is_same_v<Acc, Largest<float>>;
+
 // Joins the chunks of segments that several warps have. There is a warp for each tile, which looks for the segment that begins
 // in its tile and ends in another one.
 template <class Acc>
@@ -507,7 +511,7 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp) join_segment_rows(const __g
         }
         Acc one[1] = {v};
         if (lane == 0 && (!by_block || warp == 0))
-          a.output.template write<true>(a.kept.at(row).out + s.number * t.result_pitch, s.length, one);
+          a.output.template write<has_any_dtype<Acc>>(a.kept.at(row).out + s.number * t.result_pitch, s.length, one);
         warp_segment = -1;
       }
     }
