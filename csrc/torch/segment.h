@@ -64,9 +64,6 @@ class SegmentPlaces {
   // (..., size, ...) of bool, with sizes 1 beside it: true inside of segments.
   at::Tensor inside() const { return along(number_.ge(0), dim_, rank_); }
 
-  // The number of the segment of each place, or -1 outside of all.
-  const at::Tensor& numbers() const { return number_; }
-
  private:
   int64_t dim_, rank_, size_, count_;
   at::Tensor number_;
