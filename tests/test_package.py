@@ -430,6 +430,33 @@ def test_layers_of_sources(layer):
             assert other in LAYERS[layer] | {layer}, f"{path} includes {included}"
 
 
+# Whoever includes these compiles all kernels of the dtypes that it names.
+LAUNCHES = ("launch.cuh", "launch_pairs.cuh", "rows_launch.cuh", "schedule/many.cuh", "schedule/segment_typed.cuh")
+
+
+def included_by(path):
+    """The files that a source file includes, itself and those that they include in turn."""
+    found, left = set(), [path.resolve()]
+    while left:
+        path = left.pop()
+        if path in found or not path.is_file():
+            continue
+        found.add(path)
+        left += [(path.parent / name).resolve() for name in re.findall(r'#include "([^"]+)"', path.read_text("utf-8"))]
+    return found
+
+
+def test_kernels_are_compiled_once():
+    """Only the files of cuda/compiled compile kernels of dtypes: no kernel is in the library a second time."""
+    root = (PACKAGE.parent / "csrc" / "cuda").resolve()
+    launches = {root / name for name in LAUNCHES}
+    assert all(path.is_file() for path in launches)
+    files = list(root.glob("**/*.cu"))
+    compiling = [path for path in files if included_by(path) & launches]
+    assert len(compiling) > 20
+    assert not [path for path in compiling if root / "compiled" not in path.parents]
+
+
 # --- building ---------------------------------------------------------------------------------------------------------
 
 ODD = "a b,c$d:e'f"  # what ninja's files, shells, nvcc's lists and linkers' options take apart

@@ -111,6 +111,62 @@ def test_columns_of_every_length(name, columns, device):
     check(data((sum(lengths) + 4, columns + 3), name, device=device)[:, 1 : columns + 1], offsets)
 
 
+@pytest.mark.parametrize("columns", [None, 1, 2, 3, 4, 33, 64, 130])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64"])
+def test_exponentials_of_every_length(name, columns, device):
+    """Exponentials are of differences from the largest element of the same segment and column, in rows and columns."""
+    lengths = [length for length in LENGTHS if length * (columns or 1) < 200_000]
+    offsets = ends(lengths, first=1, device=device)
+    size = sum(lengths) + 4
+    make = functools.partial(logits, name=name, device=device)
+    if columns is None:
+        check(make((size,)), offsets, form="segment_logsumexp")
+        check(make((2, size + 1))[:, 1:], offsets, -1, form="segment_logsumexp")
+        check(make((3 * size,))[::3], offsets, form="segment_logsumexp")
+    else:
+        check(make((size, columns)), offsets, form="segment_logsumexp")
+        check(make((size, columns + 3))[:, 1 : columns + 1], offsets, form="segment_logsumexp")
+        check(make((columns, 2, size)).permute(2, 1, 0), offsets, form="segment_logsumexp")
+
+
+def test_exponentials_of_many_tiny(cuda):
+    """So many segments that threads of a GPU have several of one or two rows, or several of one column."""
+    lengths = np.random.default_rng(7).integers(0, 4, 300_000)
+    offsets = ends(lengths)
+    for name, columns in itertools.product(("float32", "bfloat16"), (1, 2, 41, 64)):
+        count = min(len(lengths), len(lengths) // columns + 20_000)
+        size = -(-int(offsets[count]) // 8) * 8  # whole vectors of one column
+        for shape, dim in (((size, columns), 0), ((3, size), 1), ((70, 4000), 1)):
+            some = offsets[: count + 1] if size in shape else offsets[offsets < 3990]
+            x = logits(shape, name)
+            for function in (OPS.segment_logsumexp, OPS.segment_softmax):
+                got = function(x.to(cuda), some.to(cuda), dim)
+                assert_same_bits(got, function(x, some, dim), f"{name} {shape}")
+
+
+def allocated(call, device):
+    """Bytes that a call allocates; on a GPU the most at a time."""
+    call()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
+        call()
+    return sum(max(0, event.self_cpu_memory_usage) for event in profiled.events())
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
+def test_exponentials_are_not_stored(name, device):
+    """A logsumexp allocates nothing of the data's size."""
+    offsets = ends([100] * 1000, device=device)
+    for x in (logits((100_000,), name, device=device), logits((100_000, 8), name, device=device)):
+        assert allocated(lambda x=x: OPS.segment_sum(x, offsets), device) > 0
+        assert allocated(lambda x=x: OPS.segment_logsumexp(x, offsets), device) < x.nbytes / 2
+
+
 @every_form
 @pytest.mark.parametrize("longest", [1, 4, 40, 1000, 100_000])
 def test_mixed_lengths(longest, form, device):

@@ -8,7 +8,7 @@ namespace gpureduce::cpu {
 
 namespace {
 
-// Makes e^(x - m) from runs of elements with one stride. An output's m has the output's number.
+// Makes e^(x - m) from runs of elements with one stride. The second strides lead to m.
 template <class A>
 class Exponents {
  public:
@@ -20,9 +20,7 @@ class Exponents {
   void make(Both at, Both step, int64_t n, Scratch& scratch, A* to) const {
     A* const x = scratch.elements.get();
     load_(input_, at.first, step.first, n, negate_, x);
-    const InstructionSet& set = instruction_set();
-    if constexpr (std::is_same_v<A, float>) set.exponentials_of_floats(x, largest_ + at.second, step.second, n, to);
-    else set.exponentials_of_doubles(x, largest_ + at.second, step.second, n, to);
+    exponentials(x, largest_ + at.second, step.second, n, to);
   }
 
  private:
@@ -48,9 +46,12 @@ void finish(const A* sums, const A* largest, const Problem& p, void* out, DType 
 
 }  // namespace
 
-void run_exponents(const Reduction& r) {
+void run_exponents(const Reduction& r, bool beside_results) {
   Problem p = r.problem;
-  p.number_outputs(&KeptDim::second);
+  if (beside_results)
+    for (KeptDim& d : p.kept) d.second = d.out_stride;
+  else
+    p.number_outputs(&KeptDim::second);
   for (ReducedDim& d : p.reduced) d.second = 0;
   if (r.accumulator == Accumulator::f32) run<float>(r, p);
   else run<double>(r, p);

@@ -5,7 +5,9 @@
 #include <stdexcept>
 #include <vector>
 
+#include "../numeric/exponents.h"
 #include "exact_floats.h"
+#include "exponents.h"
 #include "load.h"
 #include "plan.h"
 #include "plus.h"
@@ -17,7 +19,7 @@ namespace gpureduce::cpu {
 namespace {
 
 constexpr int64_t kSegmentGrain = 64;        // a segment's fixed cost, in elements
-constexpr int64_t kShortBytes = 4096;        // of a short segment's accumulators, on the stack
+constexpr int64_t kShortBytes = 4096;        // of a short segment's accumulators and elements, on the stack
 constexpr int64_t kShortWork = 4096;         // segments with more elements, over all columns, run the vector kernels
 constexpr int64_t kGatheredBytes = 1 << 24;  // of the rows that are gathered at a time, unless one segment has more
 constexpr int64_t kTasksPerThread = 8;       // so that no thread waits long for the last
@@ -31,6 +33,10 @@ void run_alone(const Segments& s, int64_t number) {
   r.problem.length = length;
   r.problem.reduced = {};
   if (length > 1) r.problem.reduced.push_back({length, s.stride});
+  if (r.addends == Addends::exponents) {
+    r.largest = static_cast<const char*>(r.largest) + number * s.result_pitch * info(r.out).size;
+    return run_exponents(r, /*beside_results=*/true);
+  }
   if (!run(r)) throw std::logic_error("there is no kernel of a segment's elements");
 }
 
@@ -76,21 +82,34 @@ void write_empty(const Segments& s, int64_t number) {
   });
 }
 
+// The most addends of a short segment that are on the stack. Exponentials are there beside their elements.
+constexpr int64_t short_room(int64_t size, bool exponents) { return kShortBytes / size / (exponents ? 2 : 1); }
+
 // Sums a short segment, of up to kLanes elements per output, so that every element is a leaf. Copies some columns at a time to
 // `buffer`, and joins them there.
 template <class In, class Acc, Map map>
 void run_short(const Segments& s, int64_t number, int64_t begin, int64_t length) {
   const Reduction& r = s.reduction;
   const In* const input = static_cast<const In*>(r.input) + begin * s.stride;
-  constexpr int64_t kRoom = kShortBytes / sizeof(Acc);
-  Acc buffer[kRoom];
+  constexpr bool kExponents = map == Map::exponent;
+  constexpr int64_t kRoom = short_room(sizeof(Acc), kExponents);
+  Acc buffer[kRoom], elements[kExponents ? kRoom : 1];
+  Acc* const taken = kExponents ? elements : buffer;
   const int64_t most = kRoom / length;  // columns
   for_each_run(r.problem, [&](const KeptDim& run, int64_t in, int64_t out) {
     for (int64_t first = 0; first < run.size; first += most) {
       const int64_t columns = std::min(most, run.size - first);
       const In* x = input + in + first * run.stride;
       for (int64_t e = 0; e < length; ++e) {
-        for (int64_t c = 0; c < columns; ++c) buffer[e * columns + c] = mapped<map, Acc>(x[e * s.stride + c * run.stride]);
+        for (int64_t c = 0; c < columns; ++c)
+          taken[e * columns + c] = mapped<kExponents ? Map::value : map, Acc>(x[e * s.stride + c * run.stride]);
+      }
+      const int64_t place = number * s.result_pitch + out + first * run.out_stride;
+      if constexpr (kExponents) {
+        const Acc* const largest = static_cast<const Acc*>(r.largest) + place;
+        const int64_t runs = columns == 1 ? 1 : length, n = columns == 1 ? length : columns;
+        for (int64_t i = 0; i < runs; ++i)
+          exponentials(elements + i * n, largest, columns == 1 ? 0 : run.out_stride, n, buffer + i * n);
       }
       for (int64_t n = length; n > 1; n = (n + 1) / 2) {
         for (int64_t p = 0; p < n / 2; ++p) {
@@ -99,7 +118,6 @@ void run_short(const Segments& s, int64_t number, int64_t begin, int64_t length)
         }
         if (n % 2) std::copy_n(buffer + (n - 1) * columns, columns, buffer + n / 2 * columns);
       }
-      const int64_t place = number * s.result_pitch + out + first * run.out_stride;
       store_short(r, place, run.out_stride, buffer, 1, columns, length);
     }
   });
@@ -108,7 +126,9 @@ void run_short(const Segments& s, int64_t number, int64_t begin, int64_t length)
 using Short = void (*)(const Segments&, int64_t number, int64_t begin, int64_t length);
 
 template <class In, Accumulator own, Accumulator largest>
-Short short_of(Map map, Accumulator to) {
+Short short_of(Map map, Accumulator to, bool exponents) {
+  if constexpr (std::is_floating_point_v<Sum<own>>)
+    if (exponents) return run_short<In, Sum<own>, Map::exponent>;
   if (map == Map::value && to == own) return run_short<In, Sum<own>, Map::value>;
   if constexpr (!IsComplex<In>::value) {
     if (map == Map::value && to == largest) return run_short<In, Sum<largest>, Map::value>;
@@ -120,9 +140,10 @@ Short short_of(Map map, Accumulator to) {
 // run_short for these elements, or null if they need another map, or a sign.
 Short short_of(const Reduction& r) {
   if (r.negate || r.conjugate) return nullptr;
+  const bool exponents = r.addends == Addends::exponents;
   switch (r.in) {
 #define GPUREDUCE_SHORT(name, type, kind, own, wide, family) \
-  case DType::name: return short_of<type, Accumulator::own, largest_of(info(DType::name))>(r.map, r.accumulator);
+  case DType::name: return short_of<type, Accumulator::own, largest_of(info(DType::name))>(r.map, r.accumulator, exponents);
     GPUREDUCE_DTYPES(GPUREDUCE_SHORT)
 #undef GPUREDUCE_SHORT
   }
@@ -238,7 +259,8 @@ void run(const Segments& s) {
   const int threads = all < 2 * kGrain ? 1 : thread_count();
   const int64_t tasks = threads == 1 ? 1 : threads * kTasksPerThread;
   const Short take_short = short_of(s.reduction);
-  const int64_t longest = std::min<int64_t>(kLanes, kShortBytes / size_of(s.reduction.accumulator));
+  const int64_t room = short_room(size_of(s.reduction.accumulator), s.reduction.addends == Addends::exponents);
+  const int64_t longest = std::min<int64_t>(kLanes, room);
   const auto is_short = [&](int64_t length) { return take_short && length <= longest && length * outputs <= kShortWork; };
   // All threads together sum a segment that is larger than a task's share.
   const auto is_large = [&](int64_t length) {

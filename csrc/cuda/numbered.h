@@ -28,26 +28,31 @@ cudaError_t number_entries(const void* offsets, bool wide, int64_t count, int64_
                            cudaStream_t stream);
 
 // A formula of elements x and of what their segments have: contiguous x of sizes (outer, entries, inner), contiguous float32
-// tables of sizes (outer, count, inner), null if missing; the number of an entry chooses a row of the tables. Entries with
-// negative numbers give 0. Of softmax_backward, g is no table but lies like x, with x's dtype.
+// tables g and r of sizes (outer, count, inner), with a count of at least 1. The number of an entry's segment chooses a row of
+// the tables. Entries outside of all segments have the number -1, and give 0. Of softmax_backward, g is no table but lies like
+// x, with x's dtype.
 struct NumberedApply {
   Formula formula;
   const void* x;
   DType in;
   void* y;
   DType out;
-  const void *g, *r, *m;
+  const void *g, *r;
+  const void* offsets;  // of the segments: count + 1 contiguous int64 or int32
+  bool wide;            // offsets are int64
   const int32_t* numbers;
   int64_t outer, entries, inner, count;
 };
 
 // The formulas with kernels.
-constexpr bool has_numbered(Formula f) {
-  return f == Formula::softmax || f == Formula::equal || f == Formula::softmax_backward;
-}
+constexpr bool has_numbered(Formula f) { return f == Formula::softmax || f == Formula::softmax_backward; }
+
+// True if the kernel finds the entries' numbers itself, and does not read `numbers`. That saves a third of the bytes of a
+// single column; of several columns it would save little.
+bool takes_offsets(const NumberedApply& call);
 
 // Returns cudaErrorNotSupported if no kernel takes the call: there are kernels for float32, float16 and bfloat16, with results
-// of the same dtype or of float32, and fewer than 2^31 elements.
+// of the same dtype or of float32, and fewer than 2^31 elements of x and of each table.
 cudaError_t apply_numbered(const NumberedApply& call, cudaStream_t stream);
 
 }  // namespace gpureduce::cuda

@@ -21,7 +21,7 @@ bool are_typed(const Segments& s) {
   const Reduction& r = s.reduction;
   const DTypeInfo& in = info(r.in);
   if (r.negate || r.conjugate || !is_native(r.accumulator, r.out)) return false;
-  if (r.accumulator == Accumulator::largest_f32)
+  if (r.accumulator == Accumulator::largest_f32 || r.addends == Addends::exponents)
     return (in.family == Family::single || in.family == Family::half) && in.size <= 4;
   if (s.gather.weights && in.kind == Kind::integer) return false;
   return r.map == Map::value && r.accumulator == in.accumulator && has_segments(in.family);

@@ -20,7 +20,8 @@ struct Gather {
 };
 
 struct Segments {
-  Reduction reduction;  // of the whole dim; `output` is the first segment's
+  // Of the whole dim; `output` is the first segment's. Of exponentials, the largest elements lie as the results do.
+  Reduction reduction;
   const void* offsets;  // count + 1 contiguous int64 or int32; null if each entry is a segment
   bool wide;            // offsets are int64
   int64_t count;

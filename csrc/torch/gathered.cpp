@@ -214,7 +214,7 @@ Numbers numbers_of(const Tensor& offsets, const c10::SymInt& entries) {
   return {number, number.lt(0).logical_or(number.ge(count))};
 }
 
-// The list of edges, sorted by rows of the data, of which there are `size`.
+// The list of edges, sorted by the data's rows. The data has `size` rows.
 Edges sorted_by_rows(const Edges& forward, const c10::SymInt& size) {
   static const auto plan = find<std::tuple<Tensor, Tensor>(const Tensor&, c10::SymInt)>("_index_plan");
   const auto edges_at = [&](const Tensor& entries) {

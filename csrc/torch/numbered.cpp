@@ -43,6 +43,11 @@ struct Layout {
 
 bool is_plain(const Tensor& x) { return x.is_cuda() && !x.is_neg() && !x.is_conj(); }
 
+// True if kernels take these offsets, and int32 has the numbers of their segments.
+bool are_plain(const Tensor& offsets) {
+  return is_plain(offsets) && offsets.is_contiguous() && offsets.numel() <= int64_t{1} << 31;
+}
+
 bool done(cudaError_t error) {
   if (error == cudaErrorNotSupported) return false;
   C10_CUDA_CHECK(error);
@@ -68,7 +73,7 @@ bool copy_numbered(const Tensor& from, int64_t dim, const Tensor& numbers, const
 
 Tensor number_entries(const Tensor& offsets, int64_t entries) {
   const int64_t count = offsets.numel() - 1;
-  if (!is_plain(offsets) || !offsets.is_contiguous() || count >= int64_t{1} << 31) return {};
+  if (!are_plain(offsets)) return {};
   const Tensor numbers = allocate({entries}, at::kInt, offsets);
   const c10::cuda::CUDAGuard guard(offsets.device());
   C10_CUDA_CHECK(cuda::number_entries(offsets.const_data_ptr(), offsets.scalar_type() == at::kLong, count, entries,
@@ -76,22 +81,37 @@ Tensor number_entries(const Tensor& offsets, int64_t entries) {
   return numbers;
 }
 
-Tensor apply_numbered(Formula formula, const Tensor& x, int64_t dim, const Tensor& numbers, const Tensor& g, const Tensor& r,
+Tensor apply_numbered(Formula formula, const Tensor& x, int64_t dim, const Tensor& offsets, const Tensor& g, const Tensor& r,
                       at::ScalarType dtype) {
   const bool elementwise = formula == Formula::softmax_backward;
   const auto is_table = [](const Tensor& t) { return t.is_contiguous() && t.scalar_type() == at::kFloat && is_plain(t); };
-  if (!is_plain(x) || !x.is_contiguous() || numbers.scalar_type() != at::kInt || !at::isFloatingType(dtype)) return {};
+  const int64_t count = offsets.numel() - 1;
+  if (!is_plain(x) || !x.is_contiguous() || !are_plain(offsets) || count == 0 || !at::isFloatingType(dtype)) return {};
   if (elementwise ? !is_plain(g) || !g.is_contiguous() || g.scalar_type() != x.scalar_type() : !is_table(g)) return {};
-  if (r.defined() && !is_table(r)) return {};
+  if (!is_table(r)) return {};
   const Layout layout(x, dim);
   const Tensor result = allocate(x.sizes(), dtype, x);
+  cuda::NumberedApply call{formula,
+                           x.const_data_ptr(),
+                           dtype_of(x.scalar_type(), "an input of dtype"),
+                           result.mutable_data_ptr(),
+                           dtype_of(dtype, "a result of dtype"),
+                           g.const_data_ptr(),
+                           r.const_data_ptr(),
+                           offsets.const_data_ptr(),
+                           offsets.scalar_type() == at::kLong,
+                           nullptr,
+                           layout.outer,
+                           x.size(dim),
+                           layout.inner,
+                           count};
+  Tensor numbers;
+  if (!cuda::takes_offsets(call)) {
+    numbers = number_entries(offsets, call.entries);
+    call.numbers = numbers.const_data_ptr<int32_t>();
+  }
   const c10::cuda::CUDAGuard guard(x.device());
-  const bool found = done(cuda::apply_numbered(
-      {formula, x.const_data_ptr(), dtype_of(x.scalar_type(), "an input of dtype"), result.mutable_data_ptr(),
-       dtype_of(dtype, "a result of dtype"), g.const_data_ptr(), r.defined() ? r.const_data_ptr() : nullptr, nullptr,
-       numbers.const_data_ptr<int32_t>(), layout.outer, x.size(dim), layout.inner, elementwise ? r.size(dim) : g.size(dim)},
-      stream_of(x)));
-  return found ? result : Tensor();
+  return done(cuda::apply_numbered(call, stream_of(x))) ? result : Tensor();
 }
 
 #else

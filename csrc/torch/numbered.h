@@ -14,9 +14,9 @@ bool copy_numbered(const at::Tensor& from, int64_t dim, const at::Tensor& number
 // To which segment each of `entries` entries belongs, or -1 if to none: int32.
 at::Tensor number_entries(const at::Tensor& offsets, int64_t entries);
 
-// A formula that has_numbered(), of elements x and of rows of float32 tables, which are chosen along `dim`. Elements with a
-// negative number give 0. Of softmax_backward, g is no table but has x's sizes and dtype.
-at::Tensor apply_numbered(Formula formula, const at::Tensor& x, int64_t dim, const at::Tensor& numbers, const at::Tensor& g,
+// A formula that has_numbered(), of elements x and of rows of float32 tables, one per segment along `dim`. Elements outside of
+// all segments give 0. Of softmax_backward, g is no table but has x's sizes and dtype.
+at::Tensor apply_numbered(Formula formula, const at::Tensor& x, int64_t dim, const at::Tensor& offsets, const at::Tensor& g,
                           const at::Tensor& r, at::ScalarType dtype);
 
 }  // namespace gpureduce

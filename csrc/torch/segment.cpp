@@ -140,9 +140,22 @@ void run_logsumexp(const at::Tensor& data, const at::Tensor& ends, int64_t dim, 
   static const auto finish = find<at::Tensor(const at::Tensor&, const at::Tensor&, at::ScalarType)>("_finish_logsumexp");
   const DType in = dtype_of(data.scalar_type(), "an input of dtype");
   const at::ScalarType computed = exponents::dtype_of(in) == DType::Float ? at::kFloat : at::kDouble;
-  const SegmentPlaces places(ends, data.size(dim), dim, data.dim());
-  const SegmentExponentials found = segment_exponentials(data, ends, places, dim, computed);
+  const SegmentExponentials found = segment_exponentials(data, ends, dim, computed);
   out.copy_(finish.call(found.sums, found.largest, out.scalar_type()));
+}
+
+// Runs the kernels of an operation, or of sums of e^(x - largest) if `largest` is defined, which lies as `out` does.
+void run_kernels(Operation op, const at::Tensor& data, const at::Tensor& ends, int64_t dim, const at::Tensor& out,
+                 const at::Tensor& largest = {}) {
+  Segments s = segments_of(data, ends, dim);
+  s.reduction = reduction_of(op, data, dim, out.scalar_type(), out);
+  if (largest.defined()) {
+    s.reduction.addends = Addends::exponents;
+    s.reduction.largest = largest.const_data_ptr();
+  }
+  s.stride = data.stride(dim) * (static_cast<int64_t>(data.itemsize()) / info(s.reduction.in).size);
+  s.result_pitch = out.stride(dim);
+  run_segments(s, data.device());
 }
 
 // Writes the results of segments.
@@ -154,12 +167,8 @@ void run(Operation op, const at::Tensor& data, const at::Tensor& ends, int64_t d
     out.copy_(one);
     return;
   }
-  if (info(op).map == Map::exponent) return run_logsumexp(data, ends, dim, out);
-  Segments s = segments_of(data, ends, dim);
-  s.reduction = reduction_of(op, data, dim, out.scalar_type(), out);
-  s.stride = data.stride(dim) * (static_cast<int64_t>(data.itemsize()) / info(s.reduction.in).size);
-  s.result_pitch = out.stride(dim);
-  run_segments(s, data.device());
+  if (info(op).map == Map::exponent) run_logsumexp(data, ends, dim, out);
+  else run_kernels(op, data, ends, dim, out);
 }
 
 }  // namespace
@@ -170,16 +179,15 @@ at::Tensor reduce_segments(Operation op, const at::Tensor& data, const at::Tenso
   return result;
 }
 
-SegmentExponentials segment_exponentials(const at::Tensor& data, const at::Tensor& ends, const SegmentPlaces& places,
-                                         int64_t dim, at::ScalarType computed) {
+SegmentExponentials segment_exponentials(const at::Tensor& data, const at::Tensor& ends, int64_t dim, at::ScalarType computed) {
   // The largest of an empty segment must be -inf, which not all dtypes have.
   const bool as_it_is = at::isFloatingType(data.scalar_type()) && data.itemsize() > 1 &&
                         (computed == at::kFloat || data.scalar_type() == at::kDouble);
   const at::Tensor x = as_it_is ? data : data.to(computed);
-  const at::Tensor largest = reduce_segments(Operation::_amax, x, ends, dim, x.scalar_type()).to(computed);
-  at::Tensor each = apply_numbered(Formula::softmax, x, dim, places.numbers(), largest, {}, computed);
-  if (!each.defined()) each = apply(Formula::softmax, x, {places.select(largest), {}, places.inside()}, computed);
-  return {each, largest, reduce_segments(Operation::sum, each, ends, dim, computed)};
+  const at::Tensor largest = reduce_segments(Operation::_amax, x, ends, dim, computed);
+  const at::Tensor sums = allocate(largest.sizes(), computed, data);
+  if (sums.numel() > 0) run_kernels(Operation::sum, x, ends, dim, sums, largest);
+  return {largest, sums};
 }
 
 namespace {

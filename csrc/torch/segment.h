@@ -63,18 +63,14 @@ class SegmentPlaces {
   // (..., size, ...) of bool, with sizes 1 beside it: true inside of segments.
   at::Tensor inside() const { return along(number_.ge(0), dim_, rank_); }
 
-  // The number of the segment of each place, or -1 outside of all.
-  const at::Tensor& numbers() const { return number_; }
-
  private:
   int64_t dim_, rank_, size_, count_;
   at::Tensor number_;
 };
 
-// e^(x - m) of all elements, where m is the largest one of the segment, or 0 outside of all segments; m, and the sums.
-struct SegmentExponentials { at::Tensor each, largest, sums; };
-SegmentExponentials segment_exponentials(const at::Tensor& data, const at::Tensor& ends, const SegmentPlaces& places,
-                                         int64_t dim, at::ScalarType computed);
+// The largest element m of each segment, and the sum of e^(x - m), both of type `computed`.
+struct SegmentExponentials { at::Tensor largest, sums; };
+SegmentExponentials segment_exponentials(const at::Tensor& data, const at::Tensor& ends, int64_t dim, at::ScalarType computed);
 
 // --- calls of operators, which have derivatives -----------------------------------------------------------------------------
 

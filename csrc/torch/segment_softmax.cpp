@@ -45,13 +45,12 @@ Tensor softmax(const Tensor& data, const Tensor& offsets, int64_t dim, OptionalD
   if (data.numel() == 0) return rows::result_like(data, type);
   const bool wide = data.scalar_type() == at::kDouble || type == at::kDouble;
   const at::ScalarType computed = wide ? at::kDouble : at::kFloat;
-  const SegmentPlaces places(ends, data.size(d), d, data.dim());
-  const SegmentExponentials found = segment_exponentials(data, ends, places, d, computed);
+  const SegmentExponentials found = segment_exponentials(data, ends, d, computed);
   const auto [m, factor] = finish.call(found.sums, found.largest, "softmax", data.size(d), 0, computed);
-  if (const Tensor y = apply_numbered(Formula::softmax, data, d, places.numbers(), found.largest, factor, type); y.defined())
-    return y;
-  // Outside of segments the exponentials are 0, and so must be the factor, which might be NaN.
-  return apply(Formula::product, found.each, {places.select(factor)}, type);
+  if (const Tensor y = apply_numbered(Formula::softmax, data, d, ends, found.largest, factor, type); y.defined()) return y;
+  const SegmentPlaces places(ends, data.size(d), d, data.dim());
+  const Tensor x = wide ? data.to(computed) : data;  // the formula is computed in its type
+  return apply(Formula::softmax, x, {places.select(found.largest), places.select(factor), places.inside()}, type);
 }
 
 Tensor softmax_meta(const Tensor& data, const Tensor& offsets, int64_t dim, OptionalDtype dtype) {
@@ -78,12 +77,11 @@ Tensor backward(const Tensor& grad, const Tensor& result, const Tensor& offsets,
   const int64_t d = check(result, offsets, dim);
   const Tensor ends = checked_ends(kBackward, result, offsets, d, /*warns=*/false);
   const at::ScalarType computed = computed_in(grad, result, dtype);
-  const SegmentPlaces places(ends, result.size(d), d, result.dim());
   const Tensor y = computed == at::kDouble ? result.to(computed) : result;  // the formulas are computed in its type
   const Tensor products = apply(Formula::product, y, {grad}, computed);
   const Tensor sums = reduce_segments(Operation::sum, products, ends, d, computed);
-  if (const Tensor x = apply_numbered(Formula::softmax_backward, y, d, places.numbers(), grad, sums, dtype); x.defined())
-    return x;
+  if (const Tensor x = apply_numbered(Formula::softmax_backward, y, d, ends, grad, sums, dtype); x.defined()) return x;
+  const SegmentPlaces places(ends, result.size(d), d, result.dim());
   return apply(Formula::softmax_backward, y, {grad, places.select(sums), places.inside()}, dtype);
 }
 

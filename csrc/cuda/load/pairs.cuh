@@ -224,7 +224,8 @@ struct Deviations {
 template <class In>
 constexpr bool holds_numbers<Deviations<In>> = true;
 
-template <class In>
+// kAligned: the largest elements of N outputs lie in whole granules.
+template <class In, bool kAligned = false>
 struct Exponents {
   using Element = Exponent<In>;
   using Place = int64_t;
@@ -237,13 +238,18 @@ struct Exponents {
   template <int N>
   __device__ __forceinline__ Held<Element, N> holding(bool wanted, int64_t, int64_t number) const {
     Held<Element, N> held{base, policy, {}};
+    constexpr int kCount = kAligned ? granule_values<Number>(N) : 1;
 #pragma unroll
-    for (int j = 0; j < N; ++j) held.numbers[j] = load_vector_if<Number, 1>(wanted, largest + number + j, number_policy, {})[0];
+    for (int j = 0; j < N; j += kCount) {
+      const auto some = load_vector_if<Number, kCount>(wanted, largest + number + j, number_policy, {});
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) held.numbers[j + i] = some[i];
+    }
     return held;
   }
 };
-template <class In>
-constexpr bool holds_numbers<Exponents<In>> = true;
+template <class In, bool kAligned>
+constexpr bool holds_numbers<Exponents<In, kAligned>> = true;
 
 // --- of any dtypes --------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,12 @@ namespace gpureduce::cuda {
 // A Place locates an element: an offset, or an offset in each of two inputs (nest.h). load_part() reads V neighbours at a
 // place, beside() is the distance to a neighbour's place, and of_outputs() is the source for neighbouring outputs.
 
+// Elements from the last aligned address to p.
+template <int V, class In>
+__device__ __forceinline__ int misalignment(const In* p) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(p) / sizeof(In) % V);
+}
+
 // Elements of a compiled dtype. Sums of magnitudes clear signs with one mask: of each word, or of the second word of each
 // 8-byte element. Other operations mask whole elements, if at all. kSigned: loads keep the signs.
 template <class In, bool kSigned = false>
@@ -70,10 +76,9 @@ struct Typed {
 
   __device__ __forceinline__ const char* address(int64_t offset) const { return reinterpret_cast<const char*>(base + offset); }
 
-  // Elements from the last aligned address to the one at `offset`.
   template <int V>
   __device__ __forceinline__ int misalignment(int64_t offset) const {
-    return static_cast<int>(reinterpret_cast<uintptr_t>(base + offset) / sizeof(In) % V);
+    return cuda::misalignment<V>(base + offset);
   }
 
   // The vector at `offset`, loaded element by element, with padding outside the input.

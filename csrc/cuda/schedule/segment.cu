@@ -1,4 +1,4 @@
-#include "segment_launch.cuh"
+#include "segment_joins.cuh"
 
 namespace gpureduce::cuda {
 
@@ -14,38 +14,12 @@ cudaError_t convert_segments(const SegmentsLaunch& launch) {
 
 }  // namespace
 
-template <class Acc>
-cudaError_t join_rows(const SegmentsLaunch& launch) {
-  const Segments& s = launch.segments;
-  const SegmentPlan& plan = launch.plan;
-  const JoinRowArgs<Acc> args{tiles_of(s, plan.tile, plan.tiles, kRowWeight), plan.row_tiles,
-                              kept_nest<kMaxRank>(s.reduction.problem), output_of<Acc>(s), partials_of<Acc>(launch)};
-  return start_segments(launch.queue.next(), join_segment_rows<Acc>, ceil_div(plan.tiles, kJoinWarps), kJoinWarps * kWarp,
-                        args);
-}
-template cudaError_t join_rows<float>(const SegmentsLaunch&);
-template cudaError_t join_rows<double>(const SegmentsLaunch&);
 template cudaError_t join_rows<int64_t>(const SegmentsLaunch&);
-template cudaError_t join_rows<Largest<float>>(const SegmentsLaunch&);
-
-template <class Acc>
-cudaError_t join_columns(const SegmentsLaunch& launch) {
-  const Segments& s = launch.segments;
-  const int piece_bits = launch.plan.piece_bits;
-  const int64_t columns = s.reduction.problem.outputs, column_tiles = ceil_div(columns, kWarp);
-  const int64_t tile = int64_t{1} << piece_bits, tiles = ceil_div(s.length, tile);
-  const JoinColumnArgs<Acc> args{tiles_of(s, tile, tiles, 0), columns, piece_bits, output_of<Acc>(s), partials_of<Acc>(launch)};
-  return start_segments(launch.queue.next(), join_segment_columns<Acc>, ceil_div(tiles, kJoinWarps) * column_tiles,
-                        kJoinWarps * kWarp, args, static_cast<uint32_t>(column_tiles));
-}
-template cudaError_t join_columns<float>(const SegmentsLaunch&);
-template cudaError_t join_columns<double>(const SegmentsLaunch&);
-template cudaError_t join_columns<int64_t>(const SegmentsLaunch&);
-template cudaError_t join_columns<Largest<float>>(const SegmentsLaunch&);
 
 cudaError_t run_segments(const SegmentsLaunch& launch) {
   const Reduction& r = launch.segments.reduction;
   if (launch.plan.kernel != SegmentKernel::converted) {
+    if (r.addends == Addends::exponents) return segment_exponents(launch);
     if (r.accumulator == Accumulator::largest_f32) return segment_extrema(launch);
     switch (r.in) {
 #define GPUREDUCE_FAMILY(name, type, kind, accumulator, wide, family)                              \

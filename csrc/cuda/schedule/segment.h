@@ -27,4 +27,7 @@ cudaError_t segments_of_family(const SegmentsLaunch& launch);
 // Maxima and minima of float32, float16 and bfloat16.
 cudaError_t segment_extrema(const SegmentsLaunch& launch);
 
+// Sums of exponentials of float32, float16 and bfloat16.
+cudaError_t segment_exponents(const SegmentsLaunch& launch);
+
 }  // namespace gpureduce::cuda

@@ -21,11 +21,12 @@ namespace gpureduce::cuda {
 
 constexpr int kColumnWarps = kColumnThreads / kWarp;
 // Blocks per multiprocessor that leave threads enough registers, by the bytes of a thread's accumulators. Row numbers take
-// some, too.
-constexpr int column_blocks(int bytes, bool gathers) { return (bytes <= 4 ? 5 : 4) - gathers; }
-constexpr int kBatch = 8;     // rows that a thread loads at once
-constexpr int kTinyRows = 2;  // most rows of a tiny segment, of which a thread takes kAtOnce together; twice as many of half as
-                              // many segments where rows are gathered
+// some, too, and so do the exponentials of several columns.
+constexpr int column_blocks(int bytes, bool takes_more) { return (bytes <= 4 ? 5 : 4) - takes_more; }
+constexpr int kBatch = 8;  // rows that a thread loads at once
+// The most rows of a tiny segment. A thread takes kAtOnce tiny segments together. Where rows are gathered, it takes half as
+// many segments, of up to twice as many rows.
+constexpr int kTinyRows = 2;
 constexpr int kPartLevels = 5;  // levels of the tree above a group's batches
 static_assert(kPartRows < kBatch << kPartLevels);
 // Most pieces of a tile. Pieces are at least kPartRows apart, but for the last one of a segment and the first one of the next.
@@ -110,6 +111,40 @@ struct SegmentPiece {
 template <int V, int kSides, class Args>
 using ColumnLanes = Lanes<typename Args::Source::Element, typename Args::Acc, V * kSides>;
 
+// What a source holds of N outputs; nothing, of most sources.
+template <class Source, int N, bool = holds_numbers<Source>>
+struct HeldOf {
+  struct type {};
+};
+template <class Source, int N>
+struct HeldOf<Source, N, true> {
+  using type = decltype(std::declval<const Source&>().template holding<N>(true, 0, 0));
+};
+
+// The source of the elements of a thread's columns, for each of its sides.
+template <int V, int kSides, class Args>
+class SideSources {
+  using Source = typename Args::Source;
+
+ public:
+  // `result`: the index of the result of the thread's first column; `columns`: how many exist from this one on.
+  __device__ __forceinline__ SideSources(const Args& a, bool wanted, int64_t result, int columns) : source_(a.source) {
+    if constexpr (holds_numbers<Source>) {
+#pragma unroll
+      for (int s = 0; s < kSides; ++s)
+        held_[s] = a.source.template holding<V>(wanted && s * kWarp < columns, 0, result + s * kWarp);
+    }
+  }
+  __device__ __forceinline__ auto& operator[](int side) const {
+    if constexpr (holds_numbers<Source>) return held_[side];
+    else return source_;
+  }
+
+ private:
+  const Source& source_;
+  typename HeldOf<Source, V>::type held_[kSides];
+};
+
 // kLeaves neighbouring leaves with up to kElements elements each. Rows are found, then loaded, then joined: where rows must be
 // looked up, a thread with several Leaves takes each step for all of them, so that no load waits for another lookup.
 template <int kLeaves, int kElements, int V, int kSides, class Args>
@@ -128,7 +163,8 @@ struct Leaves {
     }
   }
   // `column`: the thread's first one; `columns`: how many exist from it on.
-  __device__ __forceinline__ void load(const Args& a, int rows, int leaf, int end, int64_t column, int columns) {
+  __device__ __forceinline__ void load(const SideSources<V, kSides, Args>& sources, int rows, int leaf, int end, int64_t column,
+                                       int columns) {
 #pragma unroll
     for (int l = 0; l < kLeaves; ++l) {
 #pragma unroll
@@ -136,7 +172,7 @@ struct Leaves {
         for_constants(std::make_integer_sequence<int, kSides>{}, [&](auto side) {
           constexpr int kBeyond = decltype(side)::value * kWarp;
           const bool inside = is_wanted(l, d, rows, leaf, end) && (kBeyond == 0 || kBeyond < columns);
-          x[l][d][side] = a.source.template load_if<V, kBeyond>(inside, row[l][d].place + column);
+          x[l][d][side] = sources[side].template load_if<V, kBeyond>(inside, row[l][d].place + column);
         });
       }
     }
@@ -172,8 +208,9 @@ struct Leaves {
 
 // Joins the leaves from `leaf` to before `end` of a chunk of `rows` rows.
 template <int V, int kSides, class Args>
-__device__ __forceinline__ ColumnLanes<V, kSides, Args> part_sum(const Args& a, int64_t first, int rows, int leaf, int end,
-                                                                 int64_t column, int columns) {
+__device__ __forceinline__ ColumnLanes<V, kSides, Args> part_sum(const Args& a, const SideSources<V, kSides, Args>& sources,
+                                                                 int64_t first, int rows, int leaf, int end, int64_t column,
+                                                                 int columns) {
   const int in_batch = rows <= kLanes ? kBatch : rows <= 2 * kLanes ? kBatch / 2 : rows <= 4 * kLanes ? kBatch / 4 : 1;
   ColumnLanes<V, kSides, Args> waiting[kPartLevels], v;
   v.clear();
@@ -183,7 +220,7 @@ __device__ __forceinline__ ColumnLanes<V, kSides, Args> part_sum(const Args& a, 
     const auto sum = [&](auto kLeaves, auto kElements) {
       Leaves<decltype(kLeaves)::value, decltype(kElements)::value, V, kSides, Args> leaves;
       leaves.find(a, first, rows, leaf, end);
-      leaves.load(a, rows, leaf, end, column, columns);
+      leaves.load(sources, rows, leaf, end, column, columns);
       return leaves.join();
     };
     if (in_batch == kBatch) v = sum(Constant<kBatch>{}, Constant<1>{});
@@ -265,8 +302,9 @@ __device__ __forceinline__ int find_pieces(const SegmentTiles& t, int64_t tile, 
 }
 
 template <int V, int kSides, class Args>
-__global__ void __launch_bounds__(kColumnThreads,
-                                  column_blocks(V * kSides * sizeof(typename Args::Acc), Args::Entries::kGathers))
+__global__ void __launch_bounds__(kColumnThreads, column_blocks(V * kSides * sizeof(typename Args::Acc),
+                                                                Args::Entries::kGathers ||
+                                                                    (holds_numbers<typename Args::Source> && V * kSides > 2)))
     segment_columns(const __grid_constant__ Args a) {
   using Acc = typename Args::Acc;
   __shared__ SegmentPiece pieces[kMostPieces];
@@ -309,6 +347,9 @@ __global__ void __launch_bounds__(kColumnThreads,
     for_sides(sums,
               [&](int64_t column, auto& v) { a.output.template write<false>(number * t.result_pitch + column, length, v); });
   };
+  const auto sources_of = [&](int64_t number, int rows) {
+    return SideSources<V, kSides, Args>(a, rows > 0, number * t.result_pitch + column, columns);
+  };
   // Takes the next kTogether segments if all of the warp's are tiny; otherwise returns false.
   constexpr bool kGathers = Args::Entries::kGathers;
   constexpr int kTogether = kGathers ? kAtOnce / 2 : kAtOnce, kTiny = kGathers ? 2 * kTinyRows : kTinyRows;
@@ -330,7 +371,8 @@ __global__ void __launch_bounds__(kColumnThreads,
       leaves[k].find(a, segments[k].begin, rows[k], 0, rows[k]);
     }
 #pragma unroll
-    for (int k = 0; k < kTogether; ++k) leaves[k].load(a, rows[k], 0, rows[k], column, columns);
+    for (int k = 0; k < kTogether; ++k)
+      leaves[k].load(sources_of(index + k * units, rows[k]), rows[k], 0, rows[k], column, columns);
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
       const int64_t number = index + k * units;
@@ -359,7 +401,8 @@ __global__ void __launch_bounds__(kColumnThreads,
     const int rows = active ? piece.rows : 0, there = min(min(rows, kLanes) - piece.first, piece.leaves);
     const int bits = max(0, log2_up(there) - part_bits);
     const int leaf = piece.first + (part << bits), end = min(leaf + (1 << bits), piece.first + there);
-    Sums sums = widened(part_sum<V, kSides>(a, piece.begin, rows, leaf, end, column, columns));
+    const auto sources = sources_of(piece.number, rows);
+    Sums sums = widened(part_sum<V, kSides>(a, sources, piece.begin, rows, leaf, end, column, columns));
     join_groups(sums, width, parts, slots);
     if (!active || part > 0) continue;
     if (piece.length <= 1 << a.piece_bits) write(piece.number, piece.length, sums);
@@ -424,7 +467,7 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
   };
   const auto write = [&](const SegmentPlace& s, Acc v) {
     Acc one[1] = {v};
-    if (column < a.columns) a.output.template write<true>(s.number * t.result_pitch + column, s.length, one);
+    if (column < a.columns) a.output.template write<false>(s.number * t.result_pitch + column, s.length, one);
   };
   if (joins && !is_large) write(place, join(place, 0, kJoinedByColumns));
   __syncthreads();

@@ -72,6 +72,7 @@ struct AnyRows {
   const void* numbers;  // null if entry i is row i
   const Weight* weights;
   bool wide, by_row;
+  const Weight* largest;  // of each result; not null if elements count as e^(x - largest)
 
   __device__ __forceinline__ int64_t number(int64_t entry) const {
     if (!numbers) return entry;
@@ -87,5 +88,11 @@ struct AnyRows {
     else if constexpr (!kHolds<Acc>) v = weighted::times(v, weight);
   }
 };
+
+// Not inlined, since it is a lot of code.
+template <class A>
+__device__ __noinline__ A exponentiated(A x) {
+  return exponential_or_zero(x);
+}
 
 }  // namespace gpureduce::cuda

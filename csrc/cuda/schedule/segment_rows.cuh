@@ -39,13 +39,14 @@ struct SegmentRowArgs {
 // Streams elements `begin` to `end` of a row to a warp, in order. A place is an index into the stream.
 template <class Source, class Acc>
 class RowStream {
-  using Element = typename Source::Element;
+  using Element = std::remove_const_t<std::remove_pointer_t<decltype(Source::base)>>;
   static constexpr int kSize = sizeof(Element), kInGranule = kGranule / kSize, kInLine = kLine / kSize;
 
  public:
   static constexpr int kMost = kRingBytes / 2 / kSize;                // most elements that are in the ring together
   static constexpr int kStep = kLanes * (kSize < 4 ? 4 / kSize : 1);  // elements of a chunk that are taken together
   static_assert(kStep * kSize <= kRingBytes / 2);
+  static constexpr bool kHolds = holds_numbers<Source>;  // addends are exponentials
   struct Shared {
     char ring[kRingBytes];
     uint64_t full[kStages];
@@ -64,13 +65,13 @@ class RowStream {
   // `row`: where the row begins. Returns the place of `begin`.
   __device__ __forceinline__ int start(int64_t row, int64_t length, int64_t begin, int64_t end) {
     // Stages begin at lines, in shared memory as in global memory.
-    const int shift = source_.template misalignment<kInLine>(row + begin), whole = shift / kInGranule * kInGranule;
+    const int shift = misalignment<kInLine>(source_.base + row + begin), whole = shift / kInGranule * kInGranule;
     wait(end_);
     begin_ = row + begin - shift;
     end_ = end > begin ? static_cast<int>(end - begin) + shift : 0;
     // Only granules whose elements are all of this row are copied; elements of the others are read one by one.
     low_ = shift - whole > begin ? whole + kInGranule : whole;
-    const int past_end = source_.template misalignment<kInGranule>(row + length);
+    const int past_end = misalignment<kInGranule>(source_.base + row + length);
     high_ = static_cast<int>(min(row + length - past_end - begin_, int64_t{(end_ + kInGranule - 1) / kInGranule * kInGranule}));
     before_ += stages_;
     stages_ = (end_ + kStage - 1) / kStage;
@@ -101,13 +102,24 @@ class RowStream {
   }
   // The ring holds elements as they are in memory.
   __device__ __forceinline__ Acc counted(Element element) const {
-    if constexpr (Source::kMasks) {
-      Vector<Element, 1> x;
-      x.set(0, element);
-      element = source_.counted(x)[0];
+    if constexpr (kHolds) {
+      return addend<Acc>(Exponential<Element, Acc>{element, largest_});
+    } else {
+      if constexpr (Source::kMasks) {
+        Vector<Element, 1> x;
+        x.set(0, element);
+        element = source_.counted(x)[0];
+      }
+      return addend<Acc>(element);
     }
-    return addend<Acc>(element);
   }
+  // The largest element of the segment whose result is at an index.
+  __device__ __forceinline__ Acc largest(bool wanted, int64_t index) const {
+    if constexpr (kHolds) return source_.template holding<1>(wanted, 0, index).numbers[0];
+    else return {};
+  }
+  // The elements taken from here on are of the segment with this largest one.
+  __device__ __forceinline__ void hold(Acc largest) { largest_ = largest; }
   __device__ __forceinline__ void weigh(bool, int, Acc&) const {}
   __device__ __forceinline__ Element* at(int place) const {
     return reinterpret_cast<Element*>(shared_.ring + (before_ * kStageBytes + place * kSize) % kRingBytes);
@@ -138,7 +150,7 @@ class RowStream {
       uint64_t* const full = shared_.full + (before_ + filled_) % kStages;
       const uint32_t bytes = end > begin ? (end - begin) * kSize : 0;
       expect_bytes(full, bytes);
-      if (bytes > 0) bulk_copy(at(begin), source_.address(begin_ + begin), bytes, full, source_.policy);
+      if (bytes > 0) bulk_copy(at(begin), source_.base + begin_ + begin, bytes, full, source_.policy);
     }
 #else
     for (int i = begin + lane() * kInGranule; i < end; i += kWarp * kInGranule)
@@ -150,6 +162,7 @@ class RowStream {
 
   Shared& shared_;
   const Source& source_;
+  Acc largest_{};
   int64_t begin_ = 0;  // where place 0 is
   int end_ = 0, low_ = 0, high_ = 0;
   int stages_ = 0, filled_ = 0, waited_ = 0;
@@ -160,8 +173,11 @@ class RowStream {
 // real part of a complex one.
 template <class Acc>
 class RowStream<Converted<Acc>, Acc> {
+  using Real = typename RealOf<Acc>::type;
+
  public:
   static constexpr int kMost = kWarp * kShort, kStep = 0;
+  static constexpr bool kHolds = IsComplex<Acc>::value;  // addends may be exponentials
   struct Shared {};
 
   __device__ __forceinline__ RowStream(Shared&, const SegmentRowArgs<Converted<Acc>, Acc>& a)
@@ -177,12 +193,20 @@ class RowStream<Converted<Acc>, Acc> {
     return source_.template load_if<1>(wanted, row_ + (wanted ? entries_.place(begin_ + place) : 0));
   }
   __device__ __forceinline__ void weigh(bool wanted, int place, Acc& v) const {
-    if (entries_.weights && wanted) entries_.weigh(begin_ + place, v);
+    if (!wanted) return;
+    if (entries_.weights) entries_.weigh(begin_ + place, v);
+    if constexpr (kHolds)
+      if (entries_.largest) v.re = exponentiated(v.re - largest_);
   }
+  __device__ __forceinline__ Real largest(bool wanted, int64_t index) const {
+    return kHolds && wanted && entries_.largest ? entries_.largest[index] : Real{};
+  }
+  __device__ __forceinline__ void hold(Real largest) { largest_ = largest; }
 
  private:
   const Converted<Acc>& source_;
   const AnyRows<Acc>& entries_;
+  Real largest_{};
   int64_t row_ = 0, begin_ = 0;
 };
 
@@ -338,6 +362,10 @@ __global__ void __launch_bounds__(kWarp, is_converted<Source> ? kConvertedRowWar
     for (int64_t base = first - 1; base < end; base += kWarp) {
       const auto [lane_begin, lane_end] = next;
       t.check({lane_begin, lane_end});
+      const auto largest = in.largest(base + lane >= 0 && base + lane < end, kept.out + (base + lane) * t.result_pitch);
+      const auto hold_largest_of = [&](int which) {
+        if constexpr (Stream::kHolds) in.hold(shuffle(largest, which));
+      };
       const bool is_rest = base < first;
       const int count = static_cast<int>(min(end - base, int64_t{kWarp}));
       const int length = static_cast<int>(min(lane_end - lane_begin, int64_t{kShort + 1})), from = place_of(lane_begin);
@@ -358,6 +386,7 @@ __global__ void __launch_bounds__(kWarp, is_converted<Source> ? kConvertedRowWar
           const int64_t chunks = chunks_of(segment.length), c_end = rest ? chunk_end : segment.chunks_before(tile_end);
           const bool complete = !rest && c_end == chunks;
           Acc lane_sum = padding<Acc>();
+          hold_largest_of(at);
 #pragma unroll 1
           for (int64_t c = rest ? chunk : 0; c < c_end; ++c) {
             const int here = static_cast<int>(min(segment.length - c * kChunk, int64_t{kChunk}));
@@ -378,6 +407,7 @@ __global__ void __launch_bounds__(kWarp, is_converted<Source> ? kConvertedRowWar
         in.wait(end_place);
         const int tiny = active && length <= kTiny ? length : 0;
         Acc v = padding<Acc>();
+        in.hold(largest);
         if (__any_sync(~0u, tiny > 0)) {
           const int most = __any_sync(~0u, tiny > 2 * kTinyBatch) ? kTiny : __any_sync(~0u, tiny > kTinyBatch) ? kTiny / 2 : 1;
           if (!is_converted<Source> && __all_sync(~0u, tiny <= 1)) {
@@ -389,6 +419,7 @@ __global__ void __launch_bounds__(kWarp, is_converted<Source> ? kConvertedRowWar
 #pragma unroll 1
         for (unsigned more = __ballot_sync(~0u, active && length > kTiny); more; more &= more - 1) {
           const int which = __ffs(more) - 1;
+          hold_largest_of(which);
           const Acc x = short_sum<Acc>(in, shuffle(from, which), shuffle(length, which));
           if (lane == which) v = x;
         }
@@ -434,6 +465,10 @@ struct JoinRowArgs {
   const Acc* partials;
 };
 
+// True for accumulators of converted elements, whose results may have any dtype.
+template <class Acc>
+constexpr bool has_any_dtype = !std::is_floating_point_v<Acc> && !std::is_same_v<Acc, Largest<float>>;
+
 // Joins the chunks of segments that several warps have. There is a warp for each tile, which looks for the segment that begins
 // in its tile and ends in another one.
 template <class Acc>
@@ -476,7 +511,7 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp) join_segment_rows(const __g
         }
         Acc one[1] = {v};
         if (lane == 0 && (!by_block || warp == 0))
-          a.output.template write<true>(a.kept.at(row).out + s.number * t.result_pitch, s.length, one);
+          a.output.template write<has_any_dtype<Acc>>(a.kept.at(row).out + s.number * t.result_pitch, s.length, one);
         warp_segment = -1;
       }
     }

@@ -1,4 +1,4 @@
-#include "../../schedule/segment_launch.cuh"
+#include "../../schedule/segment_typed.cuh"
 
 namespace gpureduce::cuda {
 
