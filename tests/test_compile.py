@@ -63,6 +63,33 @@ def test_no_graph_break():
         assert str(graph.graph).count(f"gpureduce.{op}") == 6
 
 
+def guards(function):
+    """How many things a compiled call checks before it runs."""
+
+    def compiled(x):
+        return function(x)
+
+    torch._dynamo.reset()
+    torch.compile(compiled, backend="eager", fullgraph=True)(torch.ones(5, 7))
+    (entry,) = torch._dynamo.eval_frame._debug_get_cache_entry_list(compiled.__code__)
+    return str(entry.guard_manager).count("GuardManager:")
+
+
+def test_few_guards():
+    """All that reads the arguments of a function is checked at each compiled call, which takes host time."""
+    calls = [
+        lambda x: torch_reduce.sum(x, 1),
+        lambda x: torch_reduce.mean(x, (0, -1), True, dtype=torch.float64),
+        lambda x: torch_reduce.sum(x, [0]),
+        lambda x: torch_reduce.amax(x, -1),
+        lambda x: torch_reduce.vector_norm(x, 3.0, 0),
+        lambda x: torch_reduce.var(x, 1),
+    ]
+    unusual = guards(lambda x: torch_reduce.sum(x, axis=1))
+    for k, call in enumerate(calls):
+        assert guards(call) < unusual - 10, k
+
+
 @pytest.mark.parametrize("op, name", taken("float32", "bfloat16", "int32"), ids=str)
 def test_no_recompilation(op, name, device):
     """Without dynamic=True: the first size is compiled as it is, the second for all, and then no more."""

@@ -7,6 +7,7 @@ import functools
 import inspect
 import math
 import random
+import sys
 import time
 
 import pytest
@@ -643,6 +644,137 @@ AGAIN = (
 def test_groups_anew():
     """A result has the mesh of its input, also where an equal mesh of groups that are gone was reduced before."""
     assert python("-c", AGAIN).splitlines() == ["True [3.0, 3.0, 3.0, 3.0]"] * 2
+
+
+OTHER_RANK = (
+    "import torch, torch.distributed as dist, torch_reduce\n"
+    "from torch.distributed.tensor import DTensor, Shard\n"
+    "from torch.testing._internal.distributed.fake_pg import FakeStore\n"
+    "from torch_reduce.distributed import _dtensor\n"
+    "join = _dtensor.join_many\n"
+    "_dtensor.join_many = lambda shards, *more: print(shards[0].rank) or join(shards, *more)\n"
+    "for rank in range(2):\n"
+    "    dist.init_process_group('fake', store=FakeStore(), rank=rank, world_size=2)\n"
+    "    mesh = dist.init_device_mesh('cpu', (2,))\n"
+    "    def shard(here, rows):\n"
+    "        shape, stride = torch.Size([rows, 4]), (4, 1)\n"
+    "        return DTensor.from_local(torch.ones(here, 4), mesh, [Shard(0)], shape=shape, stride=stride)\n"
+    "    x, even = shard(2 - rank, 3), shard(2, 4)\n"
+    "    totals = [torch_reduce.sum(x, 1).to_local().tolist() for _ in range(2)]\n"
+    "    print(totals, end=' ')\n"
+    "    torch_reduce.get_total_norm([even])\n"
+    "    dist.destroy_process_group()\n"
+)
+
+
+def test_another_rank_anew():
+    """The groups that come after those that are gone may number the ranks in another way."""
+    ranks = [4.0, 4.0], [4.0]
+    assert python("-c", OTHER_RANK).splitlines() == [f"{[totals] * 2} {rank}" for rank, totals in enumerate(ranks)]
+
+
+# --- what is remembered of a layout -----------------------------------------------------------------------------------
+
+
+def called(function):
+    """The functions of _dtensor.py that a call runs."""
+    names = set()
+
+    def profile(frame, event, _):
+        if event == "call" and frame.f_code.co_filename == _dtensor.__file__:
+            names.add(frame.f_code.co_name)
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+def alone(group):
+    """Each rank has all of what it reduces: whole rows, or tensors that are not cut."""
+    mesh = mesh_of((2,))
+    x = data([37, 60], "float32", 3)
+    weight = data([60], "float32", 4)
+    calls = [
+        ([S0], lambda x: torch_reduce.sum(x, 1, dtype=torch.float64)),
+        ([R], torch_reduce.mean),
+        ([S1], lambda x: torch_reduce.amax(x, 0, True)),
+        ([S0], lambda x: torch_reduce.var(x, -1)),
+        ([S0], lambda x: torch_reduce.softmax(x, 1)),
+        ([S0], lambda x: torch_reduce.weighted_sum(x, x, 1)),
+        ([R], lambda x: torch_reduce.weighted_sum(x, cut(weight, mesh, [R]) if isinstance(x, DTensor) else weight, 1)),
+        ([S0], lambda x: torch_reduce.rms_norm(x, 60)),
+        ([R], lambda x: torch_reduce.layer_norm(x, 60)),
+    ]
+    if not inside(mesh):
+        return
+    for k, (placements, call) in enumerate(calls):
+        wanted = call(x)
+        leaf = cut(x, mesh, placements).requires_grad_()
+        first, grads = call(leaf), []
+        for _ in range(2):
+            names = called(lambda leaf=leaf, call=call: call(leaf))
+            assert names <= {"rule", "_layout", "_with_spec", "<genexpr>", "joined", "<lambda>"}, (k, names)
+            result = call(leaf)
+            assert result._spec == first._spec and result.requires_grad, k
+            assert_result(result, wanted, mesh, result.placements, k)
+            result.sum().backward()
+            grads.append(leaf.grad)
+            leaf.grad = None
+        assert grads[0]._spec == grads[1]._spec
+        assert_same_bits(grads[0].to_local(), grads[1].to_local(), k)
+
+
+def test_remembered(world):
+    """A rule runs once with a layout. After that a call without messages is one of the operator."""
+    world.run(world.size, alone)
+
+
+def other_order(group):
+    """A local tensor may lie in another order than the global one, whose order counts."""
+    mesh = mesh_of((1,))
+    if inside(mesh):
+        x = data([8, 3, 20_000], "float32", 3, here())
+        turned = x.transpose(1, 2).contiguous().transpose(1, 2)
+        wanted, other = (torch_reduce.sum(one, (1, 2)) for one in (x, turned))
+        assert not torch.equal(wanted, other)
+        local = DTensor.from_local(turned, mesh, [R], shape=x.shape, stride=x.stride())
+        for one in (local, cut(x, mesh, [R]), local):
+            for _ in range(2):
+                assert_same_bits(torch_reduce.sum(one, (1, 2)).to_local(), wanted)
+
+
+def test_order_of_a_local_tensor(world):
+    world.run(world.size, other_order)
+
+
+def test_no_end_of_layouts():
+    """What is remembered has a bound, and none of it is a tensor."""
+    assert _dtensor._learnt.cache_info().maxsize is not None
+    python("-c", BOUND)
+
+
+BOUND = (
+    "import gc, weakref, torch, torch.distributed as dist, torch_reduce\n"
+    "from torch.distributed.tensor import DTensor, Replicate\n"
+    "from torch_reduce.distributed import _dtensor\n"
+    "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+    "mesh = dist.init_device_mesh('cpu', (1,))\n"
+    "locals = []\n"
+    "for n in range(_dtensor._learnt.cache_info().maxsize + 10):\n"
+    "    local = torch.ones(n, 2)\n"
+    "    x = DTensor.from_local(local, mesh, [Replicate()]).requires_grad_()\n"
+    "    for _ in range(2): assert torch_reduce.sum(x, 1).to_local().tolist() == [2.0] * n\n"
+    "    locals += weakref.ref(local), weakref.ref(x)\n"
+    "del local, x\n"
+    "gc.collect()\n"
+    "assert not any(one() is not None for one in locals)\n"
+    "info = _dtensor._learnt.cache_info()\n"
+    "assert info.currsize == info.maxsize and info.hits, info\n"
+    "dist.destroy_process_group()\n"
+)
 
 
 def test_rules_have_the_operators_arguments():

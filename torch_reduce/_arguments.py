@@ -5,7 +5,7 @@ Plain calls do not come here. What torch refuses is refused in torch's own words
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral, Number
 from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, SupportsIndex, TypeAlias, TypeVar
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # NumPy's names, as torch takes them.
 _NAMES = {"a": "input", "x": "input", "x1": "input", "axis": "dim", "keepdims": "keepdim"}
 _DEFAULTS = {"input": None, "ord": 2, "dim": None, "keepdim": False}
+_LARGE = 1 << 63
 _DTYPES = ((float, torch.float64), (int, torch.int64), (bool, torch.bool), (complex, torch.complex128))
 
 Input: TypeAlias = "Tensor | Shard"
@@ -150,11 +151,34 @@ def read(name: str, given: dict[str, Any], others: dict[str, Any], like: str | N
     Raises:
         TypeError, and whatever else torch's function raises for these arguments.
     """
+    if not others and _is_plain(**given):
+        return given
     try:
         return _plain(given, others)
     except (TypeError, OverflowError) as error:
         reason = str(error)
     _refuse(name, given, others, reason, like or name)
+
+
+def _is_plain(input: Any, dim: Any, keepdim: Any, dtype: Any, out: Any, ord: Any = 2) -> bool:
+    """Whether this is a form that most calls have, and the operator too. A compiled call checks all that is read here
+    each time, which for the other forms is much more."""
+    return (
+        isinstance(input, Tensor)
+        and (
+            dim is None
+            or (type(dim) is int and -_LARGE < dim < _LARGE)
+            or (type(dim) in (tuple, list) and _are_plain(dim))
+        )
+        and type(keepdim) is bool
+        and (dtype is None or type(dtype) is torch.dtype)
+        and out is None
+        and (type(ord) is int or type(ord) is float)
+    )
+
+
+def _are_plain(dims: Sequence[Any]) -> bool:
+    return all(type(dim) is int and -_LARGE < dim < _LARGE for dim in dims)
 
 
 def _plain(given: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:

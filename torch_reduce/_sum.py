@@ -29,11 +29,11 @@ def _through_ops(operator, name, others, like=None, **given):
     first = _arguments.read(name, given, others, like)
     if name == "vector_norm":
         first["input"] = _arguments.joined(first["input"])
-    last = dict(dtype=first.pop("dtype"))
+    last = {"dtype": first.pop("dtype")}
     out = first.pop("out")
     overload = operator.default
     if out is not None:
-        overload, last = operator.out, dict(last, out=out)
+        overload, last["out"] = operator.out, out
     if is_dynamo_compiling() or not _call:
         return overload(*first.values(), **last)
     return _call(overload, *first.values(), **last)

@@ -8,7 +8,7 @@ output, where the tree of additions needs several.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -50,9 +50,110 @@ _Runs = tuple[tuple[int, int], ...]  # of indices along a dim, ascending: from t
 _Held = tuple[_Runs, ...]  # the indices along each dim
 
 
+def _kept(count: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """As functools.lru_cache, for functions whose first argument is a mesh.
+
+    A mesh of groups that are gone is equal to one of new groups, in which this rank may have another place.
+    """
+
+    def keep(function: Callable[..., Any]) -> Callable[..., Any]:
+        @lru_cache(maxsize=count)
+        def cached(which: int, *arguments: Any) -> Any:
+            return function(*arguments)
+
+        return lambda mesh, *others: cached(id(mesh), mesh, *others)
+
+    return keep
+
+
 def _rule(reduce: Any) -> Any:
     """What torch.library.register_torch_dispatch takes."""
-    return lambda cls, op, types, args, kwargs: reduce(op, *args, **(kwargs or {}))
+    dims_of = _NEEDED.get(reduce)
+    if dims_of is None:
+        return lambda cls, op, types, args, kwargs: reduce(op, *args, **(kwargs or {}))
+
+    def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        kwargs = kwargs or {}
+        layout, local = _layout(args, kwargs)
+        if layout is None:
+            return reduce(op, *args, **kwargs)
+        learnt = _learnt(op, *layout)
+        if not learnt:
+            results = reduce(op, *args, **kwargs)
+            learnt.append(_specs(results) if _is_alone(args, dims_of) else None)
+            return results
+        if (specs := learnt[0]) is None:
+            return reduce(op, *args, **kwargs)
+        found = op(*local, **kwargs)
+        if type(specs) is DTensorSpec:
+            return _with_spec(found, specs)
+        return tuple(None if spec is None else _with_spec(one, spec) for one, spec in zip(found, specs, strict=True))
+
+    return rule
+
+
+# --- calls that a rank makes alone ------------------------------------------------------------------------------------
+# Where a rank needs nothing of others, it calls the operator with its own tensors. Whether that is so, and how the
+# results are placed, follows from the layouts of the arguments. Rules are slow to find it out, so it is remembered.
+
+
+@lru_cache(maxsize=1024)
+def _learnt(op: Any, *layout: Any) -> list[Any]:
+    """A list that is empty until a rule has run once with this layout. Then it has one item: the results' specs, if the
+    rank makes the call alone; otherwise None."""
+    return []
+
+
+def _layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any] | None, list[Any]]:
+    """All of a call's arguments but the elements, and the arguments with this rank's tensors.
+
+    The layout is None where nothing can be remembered: tensors are traced, or do not belong to a DTensor.
+    """
+    layout, local = [*kwargs.items()], []
+    for one in args:
+        if isinstance(one, DTensor):
+            spec, one = one._spec, one._local_tensor
+            if type(one) is not Tensor:
+                return None, local
+            layout += spec, id(spec.mesh), one.shape, one.stride(), one.dtype  # the id for the reason of _kept
+        elif isinstance(one, Tensor):
+            return None, local
+        else:
+            layout.append(tuple(one) if isinstance(one, list) else one)
+        local.append(one)
+    return (None if "out" in kwargs else layout), local
+
+
+def _specs(results: Any) -> Any:
+    """Those of a DTensor or of several; of None it is None."""
+    if isinstance(results, tuple):
+        return tuple(map(_specs, results))
+    return None if results is None else results._spec
+
+
+def _with_spec(local: Tensor, spec: DTensorSpec) -> DTensor:
+    # Rules run below autograd. What from_local() and DTensor.__init__() do for it takes longer than all of ours.
+    return DTensor.__new__(DTensor, local, spec, requires_grad=False)
+
+
+def _is_alone(args: Sequence[Any], dims_of: Any) -> bool:
+    """Whether the operator makes of this rank's tensors its part of the results; `dims_of` is of _NEEDED."""
+    tensors = [one for one in args if isinstance(one, DTensor)]
+    x, layouts = tensors[0], set()
+    if not _inside(x):
+        return False
+    for one in tensors:
+        if one.device_mesh is not x.device_mesh or any(placement.is_partial() for placement in one.placements):
+            return False
+        shape, strides, local = tuple(one.shape), tuple(one.stride()), one._local_tensor
+        whole = _order(shape, strides, range(len(shape)))
+        if tuple(local.shape) != _find(one.device_mesh, one.placements, shape, strides, ()).local:
+            return False
+        if not lies_in_order(local.shape, local.stride(), whole):  # the sums would have another order
+            return False
+        layouts.add((_cuts(one.placements, one.device_mesh), shape))
+    cut = {cut[0] for cuts, _ in layouts for cut in cuts if cut}
+    return not cut or (len(layouts) == 1 and cut.isdisjoint(dims_of(*args)))
 
 
 def _reduce(
@@ -703,7 +804,7 @@ def _meta_result(
     return meta
 
 
-@lru_cache(maxsize=256)
+@_kept(256)
 def _spec(
     mesh: DeviceMesh, placements: tuple[Placement, ...], shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype
 ) -> DTensorSpec:
@@ -711,14 +812,10 @@ def _spec(
 
 
 def _from_local(local: Tensor, of: DTensor, placements: Any, shape: Any, strides: Any) -> DTensor:
-    # Rules run below autograd. What from_local() does for it takes longer than all of ours.
     if type(local) is Tensor and not local.requires_grad and _inside(of):
-        mesh, size = of.device_mesh, torch.Size(map(int, shape))
-        given = mesh, tuple(placements), size, tuple(map(int, strides)), local.dtype
-        spec = _spec(*given)
-        if spec.mesh is not mesh:  # meshes of groups that are gone are equal to those of new ones
-            spec = _spec.__wrapped__(*given)
-        return DTensor(local.view_as(local), spec, requires_grad=False)
+        size = torch.Size(map(int, shape))
+        spec = _spec(of.device_mesh, tuple(placements), size, tuple(map(int, strides)), local.dtype)
+        return _with_spec(local.view_as(local), spec)
     return DTensor.from_local(local, of.device_mesh, placements, run_check=False, shape=shape, stride=strides)
 
 
@@ -901,7 +998,8 @@ def reduce_all(
     known: dict[_Whole, _Bundle] = {}  # hundreds of tensors have few layouts
     here = [x._local_tensor for x in tensors]
     given = zip(tensors, here, dtypes, strict=True)
-    wholes = _wholes(name, tuple((x._spec, dtype, t.shape, t.stride(), t.device) for x, t, dtype in given))
+    layouts = ((id(x.device_mesh), x._spec, dtype, t.shape, t.stride(), t.device) for x, t, dtype in given)
+    wholes = _wholes(name, tuple(layouts))
     for i, (x, local, whole) in enumerate(zip(tensors, here, wholes, strict=True)):
         bundle, shards = known.get(whole), whole.shards
         if not whole.ready:
@@ -967,13 +1065,15 @@ def _wholes(name: str, layouts: tuple[Any, ...]) -> list[_Whole]:
 @lru_cache(maxsize=1024)
 def _whole(
     name: str,
+    which: int,
     spec: Any,
     dtype: torch.dtype | None,
     local: tuple[int, ...],
     strides: tuple[int, ...],
     device: torch.device,
 ) -> _Whole:
-    """It is kept: a model's gradients have few layouts, the same in every step. `local` is the shape that is here."""
+    """It is kept: a model's gradients have few layouts, the same in every step. `local` is the shape that is here, and
+    `which` the id of the mesh, for the reason of _kept."""
     mesh, placements, meta = spec.mesh, spec.placements, spec.tensor_meta
     shape, result = tuple(meta.shape), _dtype_of_result(name, meta.dtype, dtype, min(product(meta.shape), 1))
     call = Call(known()[name], [*range(len(shape))], False, dtype, result, -1)
@@ -1037,7 +1137,7 @@ class _Found:
     sizes: list[int] | None
 
 
-@lru_cache(maxsize=256)
+@_kept(256)
 def _find(
     mesh: DeviceMesh,
     placements: tuple[Placement, ...],
@@ -1245,6 +1345,27 @@ def _composed(op: Any, *arguments: Any, **named: Any) -> Any:
     """What an operator is composed of. Autograd comes here without being asked, but not in inference mode."""
     return op.decompose(*arguments, **named)
 
+
+def _every_dim(x: Tensor, *others: Any) -> Sequence[int]:
+    return range(x.dim())
+
+
+# Rules whose results' layouts follow from those of the arguments: which dims a rank must have all of, to make its part
+# of the results alone.
+_NEEDED = {
+    _reduce: lambda self, dim=None, *others: _reduced(dim, self.dim()),
+    _var_mean: lambda self, dim, *others: _reduced(dim, self.dim()),
+    _weighted_sum: lambda self, weight, dim=None, *others: _reduced(dim, self.dim()),
+    _apply: _every_dim,
+    _softmax: lambda self, dim: _reduced([dim], self.dim()),
+    _softmax_backward: lambda grad, result, dim, dtype: _reduced([dim], grad.dim()),
+    _log_prob: _every_dim,
+    _log_prob_backward: _every_dim,
+    _rms_norm: lambda input, dims, *others: range(input.dim() - dims, input.dim()),
+    _rms_norm_backward: _every_dim,
+    _layer_norm: lambda input, dims, *others: range(input.dim() - dims, input.dim()),
+    _layer_norm_backward: _every_dim,
+}
 
 _RULES = {name: _reduce for name, operation in known().items() if not operation.part} | {
     "_var_mean": _var_mean,
