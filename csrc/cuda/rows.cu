@@ -73,7 +73,8 @@ __global__ void __launch_bounds__(kAnyThreads) any_rows_kernel(const __grid_cons
       Sum sum = join_row(lane, no_addend<Sum>(), threads, slots, [](Sum p, Sum q) { return p + q; });
       carry(waiting, sum, chunks);
     }
-    finish_row<f>(row, joined(waiting, chunks, no_addend<Sum>()), first, length, call.eps);
+    // No other thread needs a logarithm.
+    if (has_result(f) || thread == 0) finish_row<f>(row, joined(waiting, chunks, no_addend<Sum>()), first, length, call.eps);
   }
 
   if (!there) return;
@@ -83,10 +84,11 @@ __global__ void __launch_bounds__(kAnyThreads) any_rows_kernel(const __grid_cons
       if (call.r) static_cast<A*>(call.r)[index] = row.r;
     }
   }
-  if constexpr (!has_result(f)) return;
-  for (int64_t i = thread; i < length; i += threads)
-    write_any(const_cast<char*>(row_data[kRowY]) + call.across.offset(kRowY, i), call.operands[kRowY].dtype,
-              row_applied<f>(element(i), row));
+  if constexpr (has_result(f)) {
+    for (int64_t i = thread; i < length; i += threads)
+      write_any(const_cast<char*>(row_data[kRowY]) + call.across.offset(kRowY, i), call.operands[kRowY].dtype,
+                row_applied<f>(element(i), row));
+  }
 }
 
 template <RowFunction f, class A>
@@ -163,9 +165,10 @@ struct WeightsArgs {
   char* partials;  // per block along the rows: the weight's, then the bias's; those that are wanted
   bool has_weight, has_bias;
   uint64_t policy;
+  InputSpan x, g;
 };
 
-// The elements of kDepth rows, all in flight at once: row_of(0), row_of(1), ... Rows below call.rows exist.
+// The elements of kDepth rows, many in flight at once: row_of(0), row_of(1), ... Rows below call.rows exist.
 template <class T, class A, int V, bool kVectors, class RowOf>
 __device__ __forceinline__ void load_rows(const RowsCall& call, const WeightsArgs& a, bool there, RowOf row_of, int64_t column,
                                           A (&x)[kDepth][V], A (&g)[kDepth][V], A (&mean)[kDepth], A (&r)[kDepth]) {
@@ -179,22 +182,32 @@ __device__ __forceinline__ void load_rows(const RowsCall& call, const WeightsArg
       if (a.has_weight) x[i][0] = read_any<A>(from(kRowX, i) + call.across.offset(kRowX, column), call.operands[kRowX].dtype);
     }
   } else {
-    Vector<T, V> own_x[kDepth], own_g[kDepth];
+    // Rows in flight. Of small elements a half, so that two blocks fit on a multiprocessor: two aligned vectors take twice the
+    // registers.
+    constexpr int kAtOnce = kVectors || sizeof(T) > 2 ? kDepth : kDepth / 2;
 #pragma unroll
-    for (int i = 0; i < kDepth; ++i) {
-      const auto vector_if = [&](bool wanted, RowOperandName name) {
-        const int count = wanted ? static_cast<int>(min(call.length - column, int64_t{V})) : 0;
-        return load_neighbours<kVectors, T, V>(reinterpret_cast<const T*>(from(name, i)) + column, count, T{}, a.policy);
-      };
-      own_g[i] = vector_if(exists(i), kRowG);
-      own_x[i] = vector_if(exists(i) && a.has_weight, kRowX);
-    }
+    for (int first = 0; first < kDepth; first += kAtOnce) {
+      DeepVectors<kVectors, T, V, 1> own_x[kAtOnce], own_g[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kDepth; ++i) {
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int i = first + k;
+        const auto start = [&](auto& own, bool wanted, RowOperandName name, const InputSpan& input) {
+          const T* const row = reinterpret_cast<const T*>(from(name, i));
+          const int count = wanted ? static_cast<int>(min(call.length - column, int64_t{V})) : 0;
+          own.start(row + column, count, row + call.length, T{}, input, a.policy);
+        };
+        start(own_g[k], exists(i), kRowG, a.g);
+        start(own_x[k], exists(i) && a.has_weight, kRowX, a.x);
+      }
 #pragma unroll
-      for (int j = 0; j < V; ++j) {
-        g[i][j] = static_cast<A>(value(own_g[i][j]));
-        x[i][j] = static_cast<A>(value(own_x[i][j]));
+      for (int k = 0; k < kAtOnce; ++k) {
+        own_g[k].finish();
+        own_x[k].finish();
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          g[first + k][j] = static_cast<A>(value(own_g[k][0][j]));
+          x[first + k][j] = static_cast<A>(value(own_x[k][0][j]));
+        }
       }
     }
   }
@@ -341,7 +354,13 @@ cudaError_t start_weights(const RowWeightsCall& weights, void* workspace, const 
   const RowsCall& call = weights.call;
   const bool streams = call.rows * call.length * 4 > device.l2_bytes, has_weight = weights.weight.data,
              has_bias = weights.bias.data;
-  const WeightsArgs args{call, static_cast<char*>(workspace), has_weight, has_bias, l2_policy(streams)};
+  const WeightsArgs args{call,
+                         static_cast<char*>(workspace),
+                         has_weight,
+                         has_bias,
+                         l2_policy(streams),
+                         span_of(call, kRowX),
+                         span_of(call, kRowG)};
   const int64_t units = units_of(call), side = kColumnThreads * V;
   Grid grid;
   grid.x = static_cast<uint32_t>((call.length + side - 1) / side);
