@@ -114,6 +114,9 @@ __device__ __forceinline__ int cut_off(const T* row_end, const InputSpan& input)
   return static_cast<int>(max(row_end - (end - past_vector<T, V>(end)), int64_t{0}));
 }
 
+// For elements whose aligned vectors are known to be inside: the compiler drops the checks.
+__device__ __forceinline__ InputSpan all_memory() { return {nullptr, reinterpret_cast<const char*>(UINTPTR_MAX)}; }
+
 // D vectors of V neighbours, 512 elements apart. start() begins their loads and finish() waits for them, so that the loads of
 // several of these are in flight together. kVectors: all elements of a vector exist, or none, at an aligned address. Otherwise
 // it is made of two aligned vectors, low and high. These may reach over the ends of the row. Where they would reach over the
