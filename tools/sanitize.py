@@ -182,39 +182,49 @@ def indices(views):
                     yield [f(t, offsets.to(t.device)) for t, _ in pair]
 
 
+# Rows, their length, and the offset of the first one: all kernels, and every distance of both ends from 16 bytes.
+ROWS = [
+    (count, length, offset) for count, length in ((300, 7), (300, 100), (30, 4096), (3, 33_001)) for offset in (0, 1)
+]
+ROWS += [(3, length, offset) for length in range(1, 10) for offset in range(8)]
+ROWS += [(2, n, 3 * n % 8) for most in (100, 512, 1024, 2048, 4099, 9003) for n in range(most - 7, most + 1)]
+ROWS += [(1, 150_001, 1), (1, 600_003, 3)]
+
+
+def placed(x, offset):
+    """A copy of x on the GPU that ends where its allocation ends. Nobody has written the elements before it."""
+    memory = torch.empty(offset + x.numel(), dtype=x.dtype, device="cuda")
+    return memory[offset:].view(x.shape).copy_(x)
+
+
 def rows(views):
     """Functions that keep their shape, and their gradients: rows of many lengths, at aligned and at odd addresses."""
     functions = {
-        "softmax": lambda x, w: torch_reduce.softmax(x, 1),
-        "log_softmax": lambda x, w: torch_reduce.log_softmax(x, 1),
-        "logsumexp": lambda x, w: torch_reduce.logsumexp(x, 1),
-        "rms_norm": lambda x, w: torch_reduce.rms_norm(x, w.shape, w),
-        "layer_norm": lambda x, w: torch_reduce.layer_norm(x, w.shape, w, w),
+        "softmax": lambda x, w, b: torch_reduce.softmax(x, 1),
+        "log_softmax": lambda x, w, b: torch_reduce.log_softmax(x, 1),
+        "logsumexp": lambda x, w, b: torch_reduce.logsumexp(x, 1),
+        "log_prob": lambda x, w, b: torch_reduce.log_prob(x, torch.arange(len(x), device=x.device) % len(w)),
+        "rms_norm": lambda x, w, b: torch_reduce.rms_norm(x, w.shape, w),
+        "layer_norm": lambda x, w, b: torch_reduce.layer_norm(x, w.shape, w, b),
     }
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        for count, length in (
-            (300, 1),
-            (300, 7),
-            (300, 100),
-            (40, 513),
-            (30, 4096),
-            (9, 5001),
-            (3, 33_001),
-            (2, 150_001),
-        ):
-            for offset in (0, 1):
-                memory = torch.randn(count * length + offset).to(dtype)
-                there = memory[offset:].view(count, length)
-                here = memory.cuda()[offset:].view(count, length)
-                weight = torch.randn(length).to(dtype)
-                for f in functions.values():
-                    found = []
-                    for x, w in ((here, weight.cuda()), (there, weight)):
-                        leaves = [x.detach().requires_grad_(), w.requires_grad_()]
-                        y = f(*leaves)
-                        gradients = torch.autograd.grad(y, leaves, y.detach(), allow_unused=True)
-                        found.append([y.detach(), *(g for g in gradients if g is not None)])
-                    yield from zip(*found, strict=True)
+        for count, length, offset in ROWS:
+            of_weights = dtype if length % 2 else torch.float32
+            there = [
+                torch.randn(count, length).to(dtype),
+                torch.randn(length).to(of_weights),
+                torch.randn(length).to(of_weights),
+            ]
+            here = [placed(t, (offset + i) % 8) for i, t in enumerate(there)]
+            for f in functions.values():
+                results = [f(*(t.requires_grad_() for t in leaves)) for leaves in (here, there)]
+                grad = torch.randn(results[1].shape).to(results[1].dtype)
+                grads = [placed(grad, (offset + 3) % 8), grad]
+                found = [
+                    [y.detach(), *(g for g in torch.autograd.grad(y, leaves, dy, allow_unused=True) if g is not None)]
+                    for y, leaves, dy in zip(results, (here, there), grads, strict=True)
+                ]
+                yield from zip(*found, strict=True)
 
 
 LENGTHS = (0, 1, 7, 31, 128, 511, 513, 1000, 4095, 4097, 12_289, 40_000, 600_001)

@@ -73,7 +73,8 @@ __global__ void __launch_bounds__(kAnyThreads) any_rows_kernel(const __grid_cons
       Sum sum = join_row(lane, no_addend<Sum>(), threads, slots, [](Sum p, Sum q) { return p + q; });
       carry(waiting, sum, chunks);
     }
-    finish_row<f>(row, joined(waiting, chunks, no_addend<Sum>()), first, length, call.eps);
+    // No other thread needs a logarithm.
+    if (has_result(f) || thread == 0) finish_row<f>(row, joined(waiting, chunks, no_addend<Sum>()), first, length, call.eps);
   }
 
   if (!there) return;
@@ -83,10 +84,11 @@ __global__ void __launch_bounds__(kAnyThreads) any_rows_kernel(const __grid_cons
       if (call.r) static_cast<A*>(call.r)[index] = row.r;
     }
   }
-  if constexpr (!has_result(f)) return;
-  for (int64_t i = thread; i < length; i += threads)
-    write_any(const_cast<char*>(row_data[kRowY]) + call.across.offset(kRowY, i), call.operands[kRowY].dtype,
-              row_applied<f>(element(i), row));
+  if constexpr (has_result(f)) {
+    for (int64_t i = thread; i < length; i += threads)
+      write_any(const_cast<char*>(row_data[kRowY]) + call.across.offset(kRowY, i), call.operands[kRowY].dtype,
+                row_applied<f>(element(i), row));
+  }
 }
 
 template <RowFunction f, class A>
@@ -165,8 +167,14 @@ struct WeightsArgs {
   uint64_t policy;
 };
 
+// How a thread loads V neighbours of a row.
+// whole   rows are whole vectors at aligned addresses
+// around  in two aligned vectors, which may reach over a row's ends, but not over those of the memory that the rows take up
+// each    element by element
+enum class RowLoads : uint8_t { whole, around, each };
+
 // The elements of kDepth rows, all in flight at once: row_of(0), row_of(1), ... Rows below call.rows exist.
-template <class T, class A, int V, bool kVectors, class RowOf>
+template <class T, class A, int V, RowLoads kLoads, class RowOf>
 __device__ __forceinline__ void load_rows(const RowsCall& call, const WeightsArgs& a, bool there, RowOf row_of, int64_t column,
                                           A (&x)[kDepth][V], A (&g)[kDepth][V], A (&mean)[kDepth], A (&r)[kDepth]) {
   const auto exists = [&](int i) { return there && row_of(i) < call.rows; };
@@ -179,23 +187,25 @@ __device__ __forceinline__ void load_rows(const RowsCall& call, const WeightsArg
       if (a.has_weight) x[i][0] = read_any<A>(from(kRowX, i) + call.across.offset(kRowX, column), call.operands[kRowX].dtype);
     }
   } else {
-    Vector<T, V> own_x[kDepth], own_g[kDepth];
-#pragma unroll
-    for (int i = 0; i < kDepth; ++i) {
-      const auto vector_if = [&](bool wanted, RowOperandName name) {
-        const int count = wanted ? static_cast<int>(min(call.length - column, int64_t{V})) : 0;
-        return load_neighbours<kVectors, T, V>(reinterpret_cast<const T*>(from(name, i)) + column, count, T{}, a.policy);
-      };
-      own_g[i] = vector_if(exists(i), kRowG);
-      own_x[i] = vector_if(exists(i) && a.has_weight, kRowX);
-    }
-#pragma unroll
-    for (int i = 0; i < kDepth; ++i) {
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        g[i][j] = static_cast<A>(value(own_g[i][j]));
-        x[i][j] = static_cast<A>(value(own_x[i][j]));
+    const auto load = [&](A(&to)[V], bool wanted, RowOperandName name, int i) {
+      const T* const p = reinterpret_cast<const T*>(from(name, i)) + column;
+      const int count = wanted ? static_cast<int>(min(call.length - column, int64_t{V})) : 0;
+      Vector<T, V> found;
+      if constexpr (kLoads == RowLoads::each) {
+        found = load_each<T, V>(p, count, T{}, a.policy);
+      } else {
+        DeepVectors<kLoads == RowLoads::whole, T, V, 1> one;
+        one.start(p, count, p - column + call.length, T{}, all_memory(), a.policy);
+        one.finish();
+        found = one[0];
       }
+#pragma unroll
+      for (int j = 0; j < V; ++j) to[j] = static_cast<A>(value(found[j]));
+    };
+#pragma unroll
+    for (int i = 0; i < kDepth; ++i) {
+      load(g[i], exists(i), kRowG, i);
+      load(x[i], exists(i) && a.has_weight, kRowX, i);
     }
   }
 #pragma unroll
@@ -208,8 +218,8 @@ __device__ __forceinline__ void load_rows(const RowsCall& call, const WeightsArg
 // The rows' sums of V neighbouring columns per thread. For example 16,384 rows: 4 chunks of 512 lanes. A thread takes lanes 4
 // to 7 of a chunk: it adds rows 4, 516, ... of the first one, and joins the four; the block joins its 8 threads of a column, so
 // a chunk has 16 partial sums per column. Of 2048 rows a lane has 4, and a thread takes two lanes at once. T: the dtype of all
-// operands, side by side; or void for any. kVectors: rows are whole vectors at aligned addresses.
-template <class T, class A, int V, bool kVectors>
+// operands, side by side; or void for any.
+template <class T, class A, int V, RowLoads kLoads>
 __global__ void __launch_bounds__(kColumnThreads* kRowGroups) weights_kernel(const __grid_constant__ WeightsArgs a) {
   using Sums = ColumnSums<A, V>;
   __shared__ __align__(16) char shared[kRowGroups / 2 * kColumnThreads * sizeof(Sums)];
@@ -234,7 +244,7 @@ __global__ void __launch_bounds__(kColumnThreads* kRowGroups) weights_kernel(con
     for (int l = 0; l < kGroupLanes; l += kAtOnce) {
       const auto row_of = [&](int i) { return chunk + lane + l + i / kDeep + int64_t{i % kDeep * kLanes}; };
       A x[kDepth][V], g[kDepth][V], mean[kDepth], r[kDepth];
-      load_rows<T, A, V, kVectors>(call, a, there, row_of, column, x, g, mean, r);
+      load_rows<T, A, V, kLoads>(call, a, there, row_of, column, x, g, mean, r);
 #pragma unroll
       for (int i = 0; i < kDepth; ++i) {
         if (!there || row_of(i) >= call.rows) continue;
@@ -336,7 +346,7 @@ int64_t units_of(const RowsCall& call) {
   return chunks * kUnitsOfChunk + (std::min<int64_t>(rest, kLanes) + kUnitLanes - 1) / kUnitLanes;
 }
 
-template <class T, class A, int V, bool kVectors>
+template <class T, class A, int V, RowLoads kLoads>
 cudaError_t start_weights(const RowWeightsCall& weights, void* workspace, const Device& device, cudaStream_t stream) {
   const RowsCall& call = weights.call;
   const bool streams = call.rows * call.length * 4 > device.l2_bytes, has_weight = weights.weight.data,
@@ -348,7 +358,7 @@ cudaError_t start_weights(const RowWeightsCall& weights, void* workspace, const 
   grid.y = static_cast<uint32_t>(units);
   const Queue queue{stream, device.early};
   const cudaError_t error =
-      start_kernel(queue, grid, dim3(kColumnThreads, kRowGroups), 0, weights_kernel<T, A, V, kVectors>, args);
+      start_kernel(queue, grid, dim3(kColumnThreads, kRowGroups), 0, weights_kernel<T, A, V, kLoads>, args);
   if (error != cudaSuccess) return error;
   return start_join<A>(workspace, call.length, units, has_weight ? weights.weight : weights.bias, weights.bias,
                        has_weight && has_bias, queue.next());
@@ -358,13 +368,19 @@ cudaError_t start_weights(const RowWeightsCall& weights, void* workspace, const 
 template <class T>
 cudaError_t start_typed_weights(const RowWeightsCall& weights, DType dtype, void* workspace, const Device& device,
                                 cudaStream_t stream) {
-  bool vectors = weights.call.length % (kGranule / sizeof(T)) == 0;
+  constexpr int V = 4;
+  const RowsCall& call = weights.call;
+  bool whole = call.length % (kGranule / sizeof(T)) == 0, around = true;
   for (RowOperandName name : {kRowX, kRowG}) {
-    if (weights.call.operands[name].dtype != dtype || !is_contiguous(weights.call, name)) return kNoKernel;
-    vectors = vectors && is_aligned(weights.call, name);
+    if (call.operands[name].dtype != dtype || !is_contiguous(call, name)) return kNoKernel;
+    whole = whole && is_aligned(call, name);
+    const InputSpan memory = span_of(call, name);
+    around =
+        around && (reinterpret_cast<uintptr_t>(memory.begin) | reinterpret_cast<uintptr_t>(memory.end)) % (V * sizeof(T)) == 0;
   }
-  return vectors ? start_weights<T, float, 4, true>(weights, workspace, device, stream)
-                 : start_weights<T, float, 4, false>(weights, workspace, device, stream);
+  if (whole) return start_weights<T, float, V, RowLoads::whole>(weights, workspace, device, stream);
+  if (around) return start_weights<T, float, V, RowLoads::around>(weights, workspace, device, stream);
+  return start_weights<T, float, V, RowLoads::each>(weights, workspace, device, stream);
 }
 
 }  // namespace
@@ -448,7 +464,7 @@ int64_t workspace_of(const RowsCall* input, const RowWeightsCall& weights, const
 }
 
 static cudaError_t run_weights(const RowWeightsCall& weights, void* workspace, const Device& device, cudaStream_t stream) {
-  if (weights.call.wide) return start_weights<void, double, 1, false>(weights, workspace, device, stream);
+  if (weights.call.wide) return start_weights<void, double, 1, RowLoads::each>(weights, workspace, device, stream);
   cudaError_t error = kNoKernel;
   switch (weights.call.operands[kRowX].dtype) {
     case DType::Float: error = start_typed_weights<float>(weights, DType::Float, workspace, device, stream); break;
@@ -456,7 +472,7 @@ static cudaError_t run_weights(const RowWeightsCall& weights, void* workspace, c
     case DType::BFloat16: error = start_typed_weights<BFloat16>(weights, DType::BFloat16, workspace, device, stream); break;
     default: break;
   }
-  return error == kNoKernel ? start_weights<void, float, 1, false>(weights, workspace, device, stream) : error;
+  return error == kNoKernel ? start_weights<void, float, 1, RowLoads::each>(weights, workspace, device, stream) : error;
 }
 
 cudaError_t run_rows(const RowsCall* input, const RowWeightsCall& weights, void* workspace, const Device& device,

@@ -8,7 +8,8 @@
 //
 // Rows of 50,257 bfloat16 begin anywhere. Row 1 begins 2 bytes beyond a granule of 16: thread 3 loads the granule of elements
 // 23 to 30, thread 4 the one of elements 31 to 38, and thread 3 makes the elements 24 to 31 of the two. Stores go the same way
-// back.
+// back. The tensor may end between the first element of a granule and its last: the elements of such a granule are loaded one
+// by one.
 #pragma once
 
 #include "../early.cuh"
@@ -18,7 +19,7 @@
 namespace gpureduce::cuda {
 
 struct RowsArgs {
-  const char *x, *g, *weight, *bias;
+  InputSpan x, g, weight, bias;
   char *y, *mean, *r;
   const char* row_grad;
   const int64_t* target;
@@ -95,52 +96,129 @@ __device__ __forceinline__ void set_beyond(Vector<T, V>& x, int count, T missing
     if (j >= count) x.set(j, missing);
 }
 
-// V neighbours. The first `count` exist; the others are `missing`. kVectors: all of them exist, or none, at an aligned address.
-// Otherwise they are made of two aligned vectors. These may begin before `p` and end behind the elements, but each has one of
-// them.
-template <bool kVectors, class T, int V>
-__device__ __forceinline__ Vector<T, V> load_neighbours(const T* p, int count, T missing, uint64_t policy) {
-  using Bits = typename Vector<T, V>::Bits;
-  if constexpr (kVectors) {
-    Vector<T, V> x;
+// V neighbours, element by element. The first `count` exist; the others are `missing`.
+template <class T, int V>
+__device__ __forceinline__ Vector<T, V> load_each(const T* p, int count, T missing, uint64_t policy) {
+  Vector<T, 1> none;
+  none.set(0, missing);
+  Vector<T, V> x;
 #pragma unroll
-    for (int j = 0; j < V; ++j) x.set(j, missing);
-    return load_vector_if<T, V>(count > 0, p, policy, x.bits);
-  } else {
-    const int shift = past_vector<T, V>(p);
-    const auto low = load_vector_if<T, V>(count > 0, p - shift, policy, Bits{});
-    const auto high = load_vector_if<T, V, V>(shift > 0 && count > V - shift, p - shift, policy, Bits{});
-    Vector<T, V> x = funnel(low, high, shift);
-    set_beyond(x, count, missing);
-    return x;
-  }
+  for (int j = 0; j < V; ++j) x.set(j, load_vector_if<T, 1>(j < count, p + j, policy, none.bits)[0]);
+  return x;
 }
 
-// The same D times, 512 elements apart. From the first one on, `left` elements exist. Where a thread has several vectors, the
-// warp's threads are neighbours: each loads one aligned vector, and has the next one from the next thread. Thread d loads the
-// one behind the warp's vectors d.
+// How many of a row's last elements lie in a vector that reaches over the end of the memory that their operand takes up.
+template <class T, int V>
+__device__ __forceinline__ int cut_off(const T* row_end, const InputSpan& input) {
+  const T* const end = reinterpret_cast<const T*>(input.end);
+  return static_cast<int>(max(row_end - (end - past_vector<T, V>(end)), int64_t{0}));
+}
+
+// For elements whose aligned vectors are known to be inside: the compiler drops the checks.
+__device__ __forceinline__ InputSpan all_memory() { return {nullptr, reinterpret_cast<const char*>(UINTPTR_MAX)}; }
+
+// D vectors of V neighbours, 512 elements apart. start() begins their loads and finish() waits for them, so that the loads of
+// several of these are in flight together. kVectors: all elements of a vector exist, or none, at an aligned address. Otherwise
+// it is made of two aligned vectors, low and high. These may reach over the ends of the row. Where they would reach over the
+// ends of the memory that the operand takes up, elements are loaded one by one.
+//
+// Where a thread has several vectors, the warp's threads are neighbours: each loads the low ones, and has the high ones from
+// the next thread. Thread d loads the one behind the warp's vectors d.
 template <bool kVectors, class T, int V, int D>
-__device__ __forceinline__ void load_deep(Vector<T, V> (&x)[D], const T* p, int left, T missing, uint64_t policy) {
-  if constexpr (kVectors || D == 1) {
+class DeepVectors {
+ public:
+  __device__ __forceinline__ Vector<T, V>& operator[](int d) { return x_[d]; }
+
+  // From `p` on, `left` elements exist; the others are `missing`. `row_end`: the end of their row.
+  __device__ __forceinline__ void start(const T* p, int left, const T* row_end, T missing, const InputSpan& input,
+                                        uint64_t policy) {
+    left_ = left;
+    missing_ = missing;
+    if constexpr (kVectors) {
 #pragma unroll
-    for (int d = 0; d < D; ++d) x[d] = load_neighbours<kVectors, T, V>(p + d * kLanes, left - d * kLanes, missing, policy);
-  } else {
-    using Bits = typename Vector<T, V>::Bits;
-    const int shift = past_vector<T, V>(p), lane = threadIdx.x % kWarp;
-    const T* const low = p - shift;
+      for (int d = 0; d < D; ++d) {
 #pragma unroll
-    for (int d = 0; d < D; ++d) x[d] = load_vector_if<T, V>(d * kLanes - shift < left, low + d * kLanes, policy, Bits{});
-    const int behind = (kWarp - lane) * V + lane * kLanes;
-    const bool loads = lane < D && shift > 0 && behind - shift < left;
-    const Vector<T, V> last = load_vector_if<T, V>(loads, low + behind, policy, Bits{});
-#pragma unroll
-    for (int d = 0; d < D; ++d) {
-      const Vector<T, V> next{shuffle(x[d].bits, (lane + 1) % kWarp)}, end{shuffle(last.bits, d)};
-      x[d] = funnel(x[d], {choose(lane == kWarp - 1, end.bits, next.bits)}, shift);
-      set_beyond(x[d], left - d * kLanes, missing);
+        for (int j = 0; j < V; ++j) x_[d].set(j, missing);
+        x_[d] = load_vector_if<T, V>(d * kLanes < left, p + d * kLanes, policy, x_[d].bits);
+      }
+    } else {
+      shift_ = past_vector<T, V>(p);
+      low_ = p - shift_;
+      input_ = input;
+      policy_ = policy;
+      if constexpr (D == 1) start_one(p);
+      else start_all(cut_off<T, V>(row_end, input));
     }
   }
-}
+
+  __device__ __forceinline__ void finish() {
+    if constexpr (!kVectors) {
+      if constexpr (D > 1) mend();
+#pragma unroll
+      for (int d = 0; d < D; ++d) {
+        auto high = more_;
+        if constexpr (D > 1) {
+          const int lane = threadIdx.x % kWarp;
+          const Vector<T, V> next{shuffle(x_[d].bits, (lane + 1) % kWarp)}, end{shuffle(more_.bits, d)};
+          high = choose(lane == kWarp - 1, end, next);
+        }
+        x_[d] = funnel(x_[d], high, shift_);
+        set_beyond(x_[d], left_ - d * kLanes, missing_);
+      }
+    }
+  }
+
+ private:
+  using Bits = typename Vector<T, V>::Bits;
+
+  __device__ __forceinline__ void start_one(const T* p) {
+    const bool inside = !begins_outside() && reinterpret_cast<const char*>(low_ + 2 * V) <= input_.end;
+    x_[0] = load_vector_if<T, V>(inside && left_ > 0, low_, policy_, Bits{});
+    more_ = load_vector_if<T, V, V>(inside && shift_ > 0 && left_ > V - shift_, low_, policy_, Bits{});
+    if (!inside && left_ > 0) {
+      x_[0] = load_each<T, V>(p, left_, missing_, policy_);
+      shift_ = 0;
+    }
+  }
+
+  // Places are counted in elements from low_. The neighbours need each thread's low vectors as they are in memory, so only
+  // those that reach over the input's ends are loaded again.
+  __device__ __forceinline__ void start_all(int cut) {
+    whole_ = left_ + shift_ - cut;
+#pragma unroll
+    for (int d = 0; d < D; ++d) {
+      const bool wanted = d * kLanes < whole_ && !(d == 0 && begins_outside());
+      x_[d] = load_vector_if<T, V>(wanted, low_ + d * kLanes, policy_, Bits{});
+    }
+    more_ = load_vector_if<T, V>(has_more() && more_at() < whole_, low_ + more_at(), policy_, Bits{});
+  }
+  __device__ __forceinline__ void mend() {
+    if (begins_outside()) load_inside(0);
+    if (whole_ < left_ + shift_ && reads(whole_)) load_inside(whole_);
+  }
+  __device__ __forceinline__ void load_inside(int at) {
+    const auto inside = Typed<T, true>{low_, policy_, ~0u}.template load_inside<V>(input_, at);
+#pragma unroll
+    for (int d = 0; d < D; ++d) x_[d] = choose(at == d * kLanes, inside, x_[d]);
+    more_ = choose(at == more_at(), inside, more_);
+  }
+  static __device__ __forceinline__ int more_at() {
+    const int lane = threadIdx.x % kWarp;
+    return (kWarp - lane) * V + lane * kLanes;
+  }
+  __device__ __forceinline__ bool has_more() const { return shift_ > 0 && threadIdx.x % kWarp < D; }
+  __device__ __forceinline__ bool reads(int at) const {
+    return (at % kLanes == 0 && static_cast<unsigned>(at) < D * kLanes) || (has_more() && at == more_at());
+  }
+  __device__ __forceinline__ bool begins_outside() const { return reinterpret_cast<const char*>(low_) < input_.begin; }
+
+  Vector<T, V> x_[D], more_;  // the low ones, then the results; the high one, or the thread's part of the warp's high ones
+  const T* low_;              // the aligned vector that has the first element
+  int left_, shift_, whole_;  // elements from p on; from low_ to p; from low_ to the row's end or the last whole vector's
+  T missing_;
+  InputSpan input_;
+  uint64_t policy_;
+};
 
 // Stores the first `count` of V neighbours, at any address, in aligned vectors: each has the end of one thread's elements and
 // the beginning of the next one's. Runs of `threads` of a warp are neighbours; all threads of the warp must call it.
@@ -170,22 +248,26 @@ __device__ __forceinline__ void store_shifted(R* to, int count, const R (&values
   }
 }
 
-// The same of weights, which stay in the caches, as numbers.
+// V neighbouring weights, which stay in the caches, as numbers. `missing` stands for those that do not exist.
 template <bool kVectors, class T, class A, int V>
-__device__ __forceinline__ void load_weights(A (&to)[V], const char* from, int64_t first, int count, bool is_float, A missing,
-                                             uint64_t policy) {
+__device__ __forceinline__ void load_weights(A (&to)[V], const InputSpan& from, int64_t first, int count, bool is_float,
+                                             A missing, uint64_t policy) {
   const auto load = [&](auto zero) {
     using W = decltype(zero);
     constexpr int N = granule_values<W>(V);
+    const W *const begin = reinterpret_cast<const W*>(from.begin), *const end = reinterpret_cast<const W*>(from.end);
+    DeepVectors<kVectors, W, N, 1> x[V / N];
 #pragma unroll
-    for (int i = 0; i < V; i += N) {
-      const W* const p = reinterpret_cast<const W*>(from) + first + i;
-      const auto x = load_neighbours<kVectors, W, N>(p, count - i, element_of<W>(static_cast<float>(missing)), policy);
+    for (int i = 0; i < V / N; ++i)
+      x[i].start(begin + first + i * N, count - i * N, end, element_of<W>(static_cast<float>(missing)), from, policy);
 #pragma unroll
-      for (int j = 0; j < N; ++j) to[i + j] = static_cast<A>(value(x[j]));
+    for (int i = 0; i < V / N; ++i) {
+      x[i].finish();
+#pragma unroll
+      for (int j = 0; j < N; ++j) to[i * N + j] = static_cast<A>(value(x[i][0][j]));
     }
   };
-  if (!from) {
+  if (!from.begin) {
 #pragma unroll
     for (int j = 0; j < V; ++j) to[j] = missing;
   } else if (!std::is_same_v<T, float> && is_float) {
@@ -242,8 +324,8 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
       int64_t{blockIdx.x / static_cast<uint32_t>(a.cluster)} * (blockDim.x / a.threads) + threadIdx.x / a.threads;
   const bool there = row_index < a.rows, is_first = thread == 0 && part == 0;
   const int64_t index = there ? row_index : 0, length = there ? a.length : 0;
-  const T* const row_x = reinterpret_cast<const T*>(a.x + a.along.offset(kRowX, index));
-  const T* const row_g = takes_grad(f) ? reinterpret_cast<const T*>(a.g + a.along.offset(kRowG, index)) : nullptr;
+  const T* const row_x = reinterpret_cast<const T*>(a.x.begin + a.along.offset(kRowX, index));
+  const T* const row_g = takes_grad(f) ? reinterpret_cast<const T*>(a.g.begin + a.along.offset(kRowG, index)) : nullptr;
   R* const row_y = has_result(f) ? reinterpret_cast<R*>(a.y + a.along.offset(kRowY, index)) : nullptr;
   T missing = missing_x<f, T>();
   A first_element{};
@@ -255,7 +337,7 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
   // The thread's elements in a round: from `first` on. `left` of them exist, or none if it is negative.
   int64_t first = 0;
   int left = 0;
-  Vector<T, V> x[D], g[takes_grad(f) ? D : 1];
+  DeepVectors<kVectors, T, V, D> x, g;
   const auto place = [&](int round) {
     const int64_t unit = (int64_t{part} * a.rounds + round) * a.threads + thread;
     first = unit / kUnits * kChunk + unit % kUnits * V;
@@ -263,8 +345,14 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
   };
   const auto load = [&](int round) {
     place(round);
-    load_deep<kVectors>(x, row_x + first, left, missing, a.policy);
-    if constexpr (takes_grad(f)) load_deep<kVectors>(g, row_g + first, left, element_of<T>(-0.0f), a.policy);
+    x.start(row_x + first, left, row_x + length, missing, a.x, a.policy);
+    if constexpr (takes_grad(f)) {
+      g.start(row_g + first, left, row_g + length, element_of<T>(-0.0f), a.g, a.policy);
+      x.finish();
+      g.finish();
+    } else {
+      x.finish();
+    }
   };
   const int rounds = kOnce ? 1 : a.rounds;
   if constexpr (kOnce) load(0);
@@ -297,9 +385,11 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
   const auto elements = [&](int d, RowElement<A>(&e)[V]) {
     A w[V], b[V];
     if constexpr (is_norm(f)) {
-      load_weights<kVectors, T>(w, a.weight, first + d * kLanes, left - d * kLanes, a.float_weight, A(1), a.weight_policy);
-      if constexpr (f == RowFunction::layer_norm)
-        load_weights<kVectors, T>(b, a.bias, first + d * kLanes, left - d * kLanes, a.float_weight, A(0), a.weight_policy);
+      const auto load = [&](A(&to)[V], const InputSpan& from, A missing) {
+        load_weights<kVectors, T>(to, from, first + d * kLanes, left - d * kLanes, a.float_weight, missing, a.weight_policy);
+      };
+      load(w, a.weight, A(1));
+      if constexpr (f == RowFunction::layer_norm) load(b, a.bias, A(0));
     }
 #pragma unroll
     for (int j = 0; j < V; ++j) {
@@ -393,6 +483,15 @@ inline bool is_contiguous(const RowsCall& call, RowOperandName name) {
   if (!call.operands[name].data || call.across.rank == 0) return true;
   return call.across.rank == 1 && call.across.dims[0].strides[name] == info(call.operands[name].dtype).size;
 }
+// The memory that an operand takes up.
+inline InputSpan span_of(const RowsCall& call, RowOperandName name) {
+  const RowOperand& operand = call.operands[name];
+  if (!operand.data) return {};
+  const char* end = operand.data + info(operand.dtype).size;
+  for (const RowDims* dims : {&call.along, &call.across})
+    for (int d = 0; d < dims->rank; ++d) end += (dims->dims[d].size - 1) * dims->dims[d].strides[name];
+  return {operand.data, end};
+}
 inline bool is_aligned(const RowsCall& call, RowOperandName name) {
   if (!call.operands[name].data) return true;
   uint64_t all = reinterpret_cast<uintptr_t>(call.operands[name].data);
@@ -419,12 +518,11 @@ cudaError_t start_rows(const RowsCall& call, const Device& device, cudaStream_t 
   constexpr int V = kGranule / sizeof(T), kUnits = kLanes / V, kMost = kRowThreads<f, T>;
   const int64_t n = call.length, chunks = (n + kChunk - 1) / kChunk;
   RowsArgs a{};
-  const auto data = [&](RowOperandName name) { return call.operands[name].data; };
-  a.x = data(kRowX);
-  a.g = data(kRowG);
-  a.weight = data(kRowWeight);
-  a.bias = data(kRowBias);
-  a.y = data(kRowY);
+  a.x = span_of(call, kRowX);
+  a.g = span_of(call, kRowG);
+  a.weight = span_of(call, kRowWeight);
+  a.bias = span_of(call, kRowBias);
+  a.y = call.operands[kRowY].data;
   a.mean = static_cast<char*>(call.mean);
   a.r = static_cast<char*>(call.r);
   a.row_grad = static_cast<const char*>(call.row_grad);
