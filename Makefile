@@ -127,9 +127,11 @@ family: build
 	PYTHONPATH=. $(PY) bench/segment.py --save
 	PYTHONPATH=. $(PY) bench/rows.py --save
 	PYTHONPATH=. $(PY) bench/index.py --save
+	PYTHONPATH=. $(PY) bench/exact.py --save
 	$(PY) bench/family_report.py
 	$(PY) bench/rows_report.py
 	$(PY) bench/index_report.py
+	$(PY) bench/exact_report.py
 
 ranks: build
 	PYTHONPATH=. $(PY) bench/ranks.py --save $(ARGS)

@@ -1,0 +1,122 @@
+"""Measures exact sums on a GPU, beside the ordinary sum and torch's, on data of several kinds.
+
+    python bench/exact.py                a minute: every case
+    python bench/exact.py --save         into bench/results/<gpu>/exact.json
+    python bench/exact.py --save FILE    into FILE
+
+Times are of the GPU, between kernels that do not start early, in a CUDA graph, with a cold cache
+(torch_reduce/tuning/race.py). Some results of each case are first compared with Python's fractions.
+"""
+
+import argparse
+import dataclasses
+import fractions
+import pathlib
+import random
+import sys
+
+import torch
+from torch import Tensor
+
+import contenders
+import family
+import provenance
+import torch_reduce
+from torch_reduce.tuning.race import Race
+
+CHECKED = 5  # results, of up to MOST elements
+MOST = 100_000
+LARGE, HALF = 1 << 28, torch.bfloat16
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    rows: int
+    columns: int
+    dim: int | None  # None: all elements
+    dtype: torch.dtype = torch.float32
+    data: str = "normal"
+
+    def make(self) -> Tensor:
+        x = torch.randn(self.rows, self.columns, device="cuda")
+        if self.data == "gradients":
+            x *= 1e-4 * torch.exp(2 * torch.randn_like(x))
+        elif self.data == "cancelling":  # each element but the last has its negative
+            x[self.rows // 2 :] = -x[: self.rows // 2].flip(0)
+        elif self.data == "any magnitude":  # over most of float32's exponents
+            x = torch.randn_like(x) * torch.exp2(torch.randint(-120, 120, x.shape, device="cuda"))
+        return x.to(self.dtype)
+
+
+SHAPES = [
+    (1, LARGE, None),
+    (LARGE // 4096, 4096, 1),
+    (LARGE // 1000, 1000, 1),
+    (LARGE // 128, 128, 1),
+    (LARGE // 32, 32, 1),
+    (LARGE // 8, 8, 1),
+    (LARGE // 4096, 4096, 0),
+    (LARGE // 64, 64, 0),
+    (1 << 20, 16, None),
+]
+CASES = [Case(*shape) for shape in SHAPES]
+CASES += [Case(rows, columns, dim, HALF) for rows, columns, dim in SHAPES]
+CASES += [Case(*shape, torch.float16) for shape in SHAPES[:2]]
+CASES += [
+    Case(max(rows // 2, 1), columns // (2 if rows == 1 else 1), dim, torch.float64) for rows, columns, dim in SHAPES
+]
+CASES += [Case(*SHAPES[i], data=data) for data in ("gradients", "cancelling", "any magnitude") for i in (1, 3, 4, 6)]
+
+
+def check(x, dim, result):
+    """Checks of some results that neither neighbouring number is nearer to the exact sum."""
+    rows = x.reshape(1, -1) if dim is None else x if dim == 1 else x.t()
+    results = result.reshape(-1).cpu()
+    if rows.shape[1] > MOST:
+        return
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
+    rng = random.Random(1)
+    for k in {0, len(results) - 1, *(rng.randrange(len(results)) for _ in range(CHECKED))}:
+        total = sum(map(fractions.Fraction, rows[k].double().tolist()), fractions.Fraction())
+        bits = results[k : k + 1].view(integer)
+        near = [fractions.Fraction((bits + step).view(x.dtype).item()) for step in (0, -1, 1)] if bits.any() else [0]
+        if min(abs(total - n) for n in near) != abs(total - near[0]) or (near == [0] and total):
+            sys.exit(
+                f"WRONG: result {k} of {len(results)}, {tuple(x.shape)} {x.dtype}: {results[k]}, not {float(total)}"
+            )
+
+
+def measure(race):
+    rows = []
+    for case in CASES:
+        x = case.make()
+        check(x, case.dim, torch_reduce.sum(x, case.dim, exact=True))
+        functions = {
+            "exact": lambda x, case=case: torch_reduce.sum(x, case.dim, exact=True),
+            "ordered": lambda x, case=case: torch_reduce.sum(x, case.dim),
+            "torch": lambda x, case=case: torch.sum(x, case.dim),
+        }
+        torch.cuda.synchronize()  # the race has a stream of its own
+        us, _ = race.times(family.clones(x), functions, unlike=tuple(functions))
+        rows.append(dataclasses.asdict(case) | {"dtype": str(case.dtype)[6:], "us": us})
+        times = ", ".join(f"{name} {value:.1f}" for name, value in us.items())
+        print(f"{case.rows} x {case.columns} over {case.dim} {rows[-1]['dtype']} {case.data}: {times} µs", flush=True)
+        del x
+        torch.cuda.empty_cache()
+    return rows
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", metavar="FILE", type=pathlib.Path, nargs="?", const="", help="keep the results")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        sys.exit("bench/exact.py needs an NVIDIA GPU")
+    results, race = contenders.environment(), Race(5)
+    results["sums"] = measure(race)
+    if options.save is not None:
+        provenance.save(results, "exact.json", options.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Makes the measured part of docs/exact.md from bench/results/*/exact.json, which bench/exact.py writes.
+
+    python bench/exact_report.py            writes it
+    python bench/exact_report.py --check    changes nothing; exit status 1 and a diff if the results give another
+
+The page is written by hand but for what stands between "<!-- exact:times -->" and "<!-- /exact:times -->". Standard
+library only.
+"""
+
+import family_report
+import report
+
+PAGE, TIMES = "docs/exact.md", "exact.json"
+
+
+def what(row):
+    if row["dim"] is None:
+        return f"all of {row['rows'] * row['columns']:,}"
+    shape = f"({row['rows']:,}, {row['columns']:,})"
+    return f"rows of {shape}" if row["dim"] == 1 else f"columns of {shape}"
+
+
+def sums(rows):
+    header = ["sums", "dtype", "data", "exact", "ordered", "exact : ordered", "torch.sum"]
+    lines = []
+    for row in rows:
+        us = row["us"]
+        numbers = [report.number(us[k]) for k in ("exact", "ordered")]
+        ratio = f"{us['exact'] / us['ordered']:.2f}"
+        lines.append([what(row), row["dtype"], row["data"], *numbers, ratio, report.number(us["torch"])])
+    return report.table(header, lines)
+
+
+def times(results, root):
+    return [*family_report.source_lines(results, root), *sums(results["sums"]), ""]
+
+
+def main(arguments=None):
+    report.run_page(__doc__, "exact_report", PAGE, TIMES, {"exact:times": times}, arguments)
+
+
+if __name__ == "__main__":
+    main()
