@@ -8,6 +8,13 @@
 
 #include "dtypes.h"
 
+// Loops over digits are short code on a GPU, too.
+#ifdef __CUDACC__
+#define GPUREDUCE_DIGITS _Pragma("unroll 1")
+#else
+#define GPUREDUCE_DIGITS
+#endif
+
 namespace gpureduce::exact {
 
 // The powers of two that an exact sum counts: from 2^lowest, in digits of 32 bits. Up to 2^62 addends fit.
@@ -27,10 +34,12 @@ struct FixedPoint {
   uint32_t seen;
 
   GPUREDUCE_HOST_DEVICE void clear() {
+    GPUREDUCE_DIGITS
     for (int64_t& d : digits) d = 0;
     seen = 0;
   }
   GPUREDUCE_HOST_DEVICE void add(const FixedPoint& other) {
+    GPUREDUCE_DIGITS
     for (int i = 0; i < kDigits; ++i) digits[i] += other.digits[i];
     seen |= other.seen;
   }
@@ -45,12 +54,14 @@ struct FixedPoint {
   }
   // Brings all digits but the last into [0, 2^32).
   GPUREDUCE_HOST_DEVICE void carry() {
+    GPUREDUCE_DIGITS
     for (int i = 0; i + 1 < kDigits; ++i) {
       digits[i + 1] += digits[i] >> 32;
       digits[i] &= 0xffffffff;
     }
   }
   GPUREDUCE_HOST_DEVICE void negate() {
+    GPUREDUCE_DIGITS
     for (int64_t& d : digits) d = -d;
   }
 };
@@ -135,6 +146,7 @@ GPUREDUCE_HOST_DEVICE Leading leading(FixedPoint<Range>& sum, uint64_t divisor =
   uint32_t found[3] = {0, 0, 0};
   int count = 0;
   uint64_t rest = 0;  // of the division
+  GPUREDUCE_DIGITS
   for (int i = kDigits; count < 3 || i >= 0; --i) {
     // The last digit may have more than 32 bits. Below the first digit there are zeros.
     const uint64_t digit = i == kDigits ? static_cast<uint64_t>(sum.digits[kDigits - 1]) >> 32
@@ -142,7 +154,7 @@ GPUREDUCE_HOST_DEVICE Leading leading(FixedPoint<Range>& sum, uint64_t divisor =
                                         : 0;
     if (i < 0 && rest == 0) break;
     uint32_t quotient;
-    if (divisor == 1) {
+    if (divisor == 1 || (digit == 0 && rest == 0)) {
       quotient = static_cast<uint32_t>(digit);
     } else if (divisor >> 32 == 0) {
       const uint64_t dividend = rest << 32 | digit;
@@ -229,22 +241,22 @@ GPUREDUCE_HOST_DEVICE R round_leading(const Leading& x, uint32_t seen) {
 // --- states ---------------------------------------------------------------------------------------------------------------
 
 // A state is a carried number as int64s that are added one by one, up to 2^31 states in any order: the digits, how many states
-// had +infinity and -infinity (in the low and high 32 bits), and how many had -0 and other addends.
+// had +infinity and -infinity (in the low and high 32 bits), and how many had only -0 and how many had other addends.
 template <class Range>
 constexpr int kStateSize = Range::kDigits + 2;
 
 template <class Range>
 GPUREDUCE_HOST_DEVICE void write_state(int64_t* to, const FixedPoint<Range>& carried) {
+  GPUREDUCE_DIGITS
   for (int i = 0; i < Range::kDigits; ++i) to[i] = carried.digits[i];
-  const auto both = [&](uint32_t low, uint32_t high) {
-    return int64_t{(carried.seen & low) != 0} | int64_t{(carried.seen & high) != 0} << 32;
-  };
-  to[Range::kDigits] = both(kPlusInfinity, kMinusInfinity);
-  to[Range::kDigits + 1] = both(kMinusZero, kOther);
+  const auto both = [](bool low, bool high) { return int64_t{low} | int64_t{high} << 32; };
+  to[Range::kDigits] = both(carried.seen & kPlusInfinity, carried.seen & kMinusInfinity);
+  to[Range::kDigits + 1] = both(carried.seen == kMinusZero, carried.seen & ~kMinusZero);
 }
 
 template <class Range>
 GPUREDUCE_HOST_DEVICE void add_state(FixedPoint<Range>& sum, const int64_t* from) {
+  GPUREDUCE_DIGITS
   for (int i = 0; i < Range::kDigits; ++i) sum.digits[i] += from[i];
   const auto has = [](int64_t both, uint32_t low, uint32_t high) {
     return ((both & 0xffffffff) ? low : 0u) | (both >> 32 ? high : 0u);

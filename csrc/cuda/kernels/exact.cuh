@@ -1,0 +1,741 @@
+// Exact sums: kernels of long rows, short rows, columns, and of everything else, and the one that joins parts.
+//
+// For example 10 rows of 2^20 float32, on a GPU with 132 multiprocessors. Each row is cut into 106 parts of 10 tiles, of 1024
+// elements, and a block's 8 warps take a part. A thread adds 32 elements of a tile to an int64, whose bits mean the same in all
+// threads of its warp (exact_tile.cuh). At the part's end the warp adds its 32 integers to a fixed-point number of 10 digits,
+// which lie in the registers of lanes 0-9. Shared memory joins the numbers of the 8 warps, and the block writes 10 digits and
+// what they do not show (infinities and signs of zeros). The second kernel adds the 106 parts of each row, carries and rounds.
+#pragma once
+
+#include "../../problem/nest.h"
+#include "../early.cuh"
+#include "exact_tile.cuh"
+
+namespace gpureduce::cuda {
+
+struct ExactInput {
+  const void* data;
+  uint64_t policy;
+  ExactSigns signs;
+};
+
+// The words of a vector of elements that add nothing, not even a sign: -0, before a negation.
+template <class T>
+struct Nothing {
+  uint32_t words[2];
+  __device__ __forceinline__ explicit Nothing(bool negate)
+      : words{negate || sizeof(T) == 8 ? 0 : Exponents<T>::kTop, negate ? 0 : Exponents<T>::kTop} {}
+  template <int V>
+  __device__ __forceinline__ typename Vector<T, V>::Bits bits() const {
+    return filled<typename Vector<T, V>::Bits>(words);
+  }
+  // Not 0 if x has another element.
+  template <int V>
+  __device__ __forceinline__ uint32_t differs(const Vector<T, V>& x) const {
+    uint32_t other = 0;
+#pragma unroll
+    for (int w = 0; w < static_cast<int>(V * sizeof(T) / 4); ++w) other |= x.word(w) ^ words[sizeof(T) == 8 ? w % 2 : 0];
+    return other;
+  }
+};
+
+// The place of an index in dims. Two dims and more are one piece of code.
+using Dims = Nest<kMaxRank>;
+__device__ __noinline__ Offsets far_place(const Dims& dims, int64_t index) { return dims.at(index); }
+__device__ __forceinline__ Offsets place_of(const Dims& dims, int64_t index) {
+  if (dims.rank == 0) return {};
+  if (dims.rank == 1) return {dims.dims[0].in * index, dims.dims[0].out * index};
+  return far_place(dims, index);
+}
+
+// --- loads of rows --------------------------------------------------------------------------------------------------------
+
+// Runs of neighbouring elements, each shorter than a tile. 1 << log_lanes threads take a run, with 1 << log_steps vectors each.
+// With `vectors` all runs lie in whole aligned vectors; otherwise a thread's elements are loaded one by one.
+struct ShortRuns {
+  int64_t count, length;
+  int8_t log_lanes, log_steps;
+  bool vectors;
+  __host__ __device__ int side() const { return kWarp >> log_lanes; }  // runs of a warp side by side
+};
+
+template <int K, int V, class T, class At>
+__device__ __forceinline__ void load_runs(Vector<T, V> (&x)[K], const ExactInput& input, const ShortRuns& runs, int64_t first,
+                                          int lane, Nothing<T> nothing, At at) {
+  const int lanes = 1 << runs.log_lanes, steps = 1 << runs.log_steps, inner = lane & (lanes - 1);
+  const T* const data = static_cast<const T*>(input.data);
+  const int length = static_cast<int>(runs.length);
+  const T* p = data;
+  int left = 0;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const int step = k & (steps - 1);
+    if (step == 0) {
+      const int64_t run = first + (k >> runs.log_steps) * runs.side() + (lane >> runs.log_lanes);
+      left = run < runs.count ? length : 0;
+      p = data + (run < runs.count ? at(run) : 0);
+    }
+    if (runs.vectors) {
+      const int e = (step * lanes + inner) * V;
+      x[k] = load_vector_if<T, V>(e < left, p + e, input.policy, nothing.template bits<V>());
+    } else {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const int e = (step * V + j) * lanes + inner;
+        x[k].set(j, load_vector_if<T, 1>(e < left, p + e, input.policy, nothing.template bits<1>())[0]);
+      }
+    }
+  }
+}
+
+// A tile of the run at `p`. `begin`: its first element, which is at an aligned address. Elements outside the run are nothing.
+template <int K, int V, class T>
+__device__ __forceinline__ void load_tile(Vector<T, V> (&x)[K], const T* p, int64_t begin, int64_t length, uint64_t policy,
+                                          int lane, Nothing<T> nothing) {
+  if (begin >= 0 && begin + K * V * kWarp <= length) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) x[k] = load_vector<T, V>(p + begin + (k * kWarp + lane) * V, policy);
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const int64_t e = begin + (k * kWarp + lane) * V;
+    x[k].bits = nothing.template bits<V>();
+    if (e >= 0 && e + V <= length) {
+      x[k] = load_vector<T, V>(p + e, policy);
+    } else if (e + V > 0 && e < length) {
+#pragma unroll
+      for (int j = 0; j < V; ++j)
+        x[k].set(j, load_vector_if<T, 1>(e + j >= 0 && e + j < length, p + e + j, policy, nothing.template bits<1>())[0]);
+    }
+  }
+}
+
+constexpr int kRowLoads = 8;
+template <class T>
+constexpr int kRowVector = kGranule / sizeof(T);
+template <class T>
+constexpr int kRowTile = kWarp* kRowLoads* kRowVector<T>;  // elements
+
+// Threads per block: those of float64 have many digits in shared memory.
+template <class T>
+constexpr int kRowThreads = sizeof(T) == 8 ? 64 : 256;
+template <class T>
+constexpr int kColumnThreads = sizeof(T) == 8 ? 64 : 128;
+// Blocks per multiprocessor that registers must allow.
+template <class T>
+constexpr int kRowResident = sizeof(T) == 8 ? 6 : 3;
+constexpr int kColumnResident = 5;
+
+// --- long rows ------------------------------------------------------------------------------------------------------------
+
+struct ExactRows {
+  ExactInput input;
+  ShortRuns runs;  // of an output
+  bool aligned;    // all runs begin at addresses of whole vectors
+  int8_t log_warps;
+  int64_t tiles, tiles_of_run;  // per output; per run, or 0 if runs are short
+  int64_t parts, part_tiles;
+  ExactResult result;
+  Dims kept, outer;  // outer: the runs' places
+};
+
+// 1 << log_warps warps take a part of an output, tile by tile in turn.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_rows(const __grid_constant__ ExactRows a) {
+  using Range = typename ExactFormat<T>::Range;
+  constexpr int kThreads = kRowThreads<T>, K = kRowLoads, V = kRowVector<T>, kWords = kExactWords<Range>;
+  __shared__ int64_t memory[kRowDigits<Range> * kThreads], joined[kThreads / kWarp][kWords];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = 1 << a.log_warps, member = warp & (warps - 1);
+  const int64_t unit = (int64_t{blockIdx.x} * (kThreads / kWarp) + warp) >> a.log_warps;
+  const int64_t output = a.parts == 1 ? unit : unit / a.parts, part = unit - output * a.parts;
+  const Digits digits{memory + threadIdx.x, kThreads};
+  const Nothing<T> nothing(a.input.signs.negate);
+  const T* const data = static_cast<const T*>(a.input.data);
+  WarpNumber<Range> number;
+  uint32_t seen[1] = {}, other = 0;
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  if (output < a.result.outputs) {
+    const T* const row = data + place_of(a.kept, output).in;
+    const int64_t end = min(a.tiles, (part + 1) * a.part_tiles);
+    int64_t tile = part * a.part_tiles + member, run = 0, tile_in_run = tile;
+    if (a.tiles_of_run > 0 && a.runs.count > 1) {
+      run = tile / a.tiles_of_run;
+      tile_in_run = tile - run * a.tiles_of_run;
+    }
+    Window<T> window;
+    WindowSum<T> sum;
+    bool used = false;  // the digits
+    int left = kExactAdds / (K * V);
+    const auto flush_window = [&] {
+      if (window.top < 0) return;
+      number.add_lanes(sum.low, window.bit(), lane);
+      if constexpr (sizeof(T) == 8)
+        number.add_lanes(sum.high, window.bit() + ExactFormat<T>::low_bits(kLogExactAdds), lane);
+      sum = {};
+    };
+    const auto flush = [&] {
+      flush_window();
+      if (used)
+#pragma unroll 1
+        for (int d = 0; d < kRowDigits<Range>; ++d) number.add_lanes(digits[d], 32 * d, lane);
+      used = false;
+      left = kExactAdds / (K * V);
+    };
+    for (; tile < end; tile += warps) {
+      Vector<T, V> x[K];
+      if (a.tiles_of_run == 0) {
+        ExactInput input = a.input;
+        input.data = row;
+        load_runs(x, input, a.runs, tile * ((K >> a.runs.log_steps) * a.runs.side()), lane, nothing,
+                  [&](int64_t i) { return place_of(a.outer, i).in; });
+      } else {
+        while (tile_in_run >= a.tiles_of_run && a.runs.count > 1) {
+          tile_in_run -= a.tiles_of_run;
+          ++run;
+        }
+        const T* const p = row + place_of(a.outer, run).in;
+        const int head = a.aligned ? 0 : static_cast<int>(reinterpret_cast<uintptr_t>(p) % kGranule / sizeof(T));
+        load_tile(x, p, tile_in_run * kRowTile<T> - head, a.runs.length, a.input.policy, lane, nothing);
+        tile_in_run += warps;
+      }
+      Exponents<T> exponents;
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        exponents.add(x[k]);
+        other |= nothing.differs(x[k]);
+      }
+      int highest = exponents.highest(), lowest = exponents.lowest();
+      bool fits = __all_sync(~0u, window.has(highest, lowest));
+      if (!fits) {
+        highest = warp_max(highest);
+        lowest = warp_min(lowest);
+        Window<T> next;
+        fits = next.place(highest, lowest, kLogExactAdds, a.input.signs.negate);
+        if (fits) {
+          flush_window();
+          window = next;
+        }
+      }
+      if (fits) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+#pragma unroll
+          for (int j = 0; j < V; ++j) window.add(sum, x[k][j], kLogExactAdds);
+        }
+      } else {
+        if (!used) digits.clear(kRowDigits<Range>);
+        used = true;
+        add_elements(x, [&](int) { return digits; }, seen, a.input.signs);
+      }
+      if (--left == 0 || tile + warps >= end) flush();
+    }
+  }
+  // Joins the warps of the part.
+  const uint32_t all_seen = warp_or(seen[0] | (other ? exact::kOther : exact::kMinusZero));
+#pragma unroll
+  for (int i = 0; i < number.kEach; ++i)
+    if (lane + i * kWarp < Range::kDigits) joined[warp][lane + i * kWarp] = number.digits[i];
+  if (lane == 0) joined[warp][Range::kDigits] = all_seen;
+  __syncthreads();
+  if (member > 0 || output >= a.result.outputs) return;
+  for (int i = lane; i < kWords; i += kWarp) {
+    int64_t word = joined[warp][i];
+    for (int w = 1; w < warps; ++w) word = i < Range::kDigits ? word + joined[warp + w][i] : word | joined[warp + w][i];
+    if (a.result.partials) a.result.partials[(part * kWords + i) * a.result.outputs + output] = word;
+    else joined[warp][i] = word;
+  }
+  __syncwarp();
+  if (a.result.partials || lane > 0) return;
+  exact::FixedPoint<Range> all;
+  for (int i = 0; i < Range::kDigits; ++i) all.digits[i] = joined[warp][i];
+  all.seen = static_cast<uint32_t>(joined[warp][Range::kDigits]);
+  store_exact(all, a.result, place_of(a.kept, output).out);
+}
+
+// --- short rows -----------------------------------------------------------------------------------------------------------
+
+struct ExactShortRows {
+  ExactInput input;
+  ShortRuns runs;   // one per output
+  int8_t log_adds;  // a row has at most 1 << log_adds elements
+  int8_t shift;     // the divisor is 1 << shift, or shift is -1
+  ExactResult result;
+  Dims kept;
+};
+
+// The leading bits of n * 2^exponent / divisor.
+__device__ __forceinline__ exact::Leading leading_of(int64_t n, int exponent, int shift, uint32_t divisor) {
+  if (n == 0) return {0, 0, false, false};
+  uint64_t bits = n < 0 ? 0 - static_cast<uint64_t>(n) : static_cast<uint64_t>(n);
+  const int zeros = __clzll(bits);
+  bits <<= zeros;
+  exponent -= zeros;
+  if (shift >= 0) return {bits, exponent - shift, false, n < 0};
+  const uint64_t quotient = bits / divisor;
+  const int more = __clzll(quotient);
+  return {quotient << more, exponent - more, quotient * divisor != bits, n < 0};
+}
+__device__ __forceinline__ exact::Leading leading_of(__int128 n, int exponent, int shift) {
+  if (n == 0) return {0, 0, false, false};
+  const unsigned __int128 magnitude = n < 0 ? -static_cast<unsigned __int128>(n) : static_cast<unsigned __int128>(n);
+  const uint64_t high = static_cast<uint64_t>(magnitude >> 64), low = static_cast<uint64_t>(magnitude);
+  if (high == 0) {
+    const int zeros = __clzll(low);
+    return {low << zeros, exponent - zeros - shift, false, n < 0};
+  }
+  const int zeros = __clzll(high);
+  const unsigned __int128 bits = magnitude << zeros;
+  return {static_cast<uint64_t>(bits >> 64), exponent + 64 - zeros - shift, static_cast<uint64_t>(bits) != 0, n < 0};
+}
+
+// A warp takes a tile of whole rows, in one window. If there is none, each row goes through the digits of its threads.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_short_rows(const __grid_constant__ ExactShortRows a) {
+  using Range = typename ExactFormat<T>::Range;
+  using Number = exact::FixedPoint<Range>;
+  constexpr int kThreads = kRowThreads<T>, K = kRowLoads, V = kRowVector<T>;
+  constexpr int kPending = sizeof(T) == 8 ? 4 : kWarp;  // rows whose numbers wait for a thread each
+  constexpr int kDigitWords = kRowDigits<Range> * kWarp, kPitch = Range::kDigits + 1;
+  static_assert(kDigitWords * 8 >= K * kWarp * static_cast<int>(sizeof(WindowSum<T>)));
+  __shared__ int64_t memory[kThreads / kWarp][kDigitWords + kPending * kPitch];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, log_lanes = a.runs.log_lanes, log_steps = a.runs.log_steps;
+  const int lanes = 1 << log_lanes, side = a.runs.side(), slots = K >> log_steps, inner = lane & (lanes - 1);
+  int64_t first = (int64_t{blockIdx.x} * (kThreads / kWarp) + warp) * (slots * side);
+  const Nothing<T> nothing(a.input.signs.negate);
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  if (first >= a.runs.count) return;
+  const int rows = static_cast<int>(min(a.runs.count - first, static_cast<int64_t>(slots * side)));
+  Vector<T, V> x[K];
+  load_runs(x, a.input, a.runs, first, lane, nothing, [&](int64_t i) { return place_of(a.kept, i).in; });
+  Exponents<T> exponents;
+#pragma unroll
+  for (int k = 0; k < K; ++k) exponents.add(x[k]);
+  Window<T> window;
+  if (window.place(warp_max(exponents.highest()), warp_min(exponents.lowest()), a.log_adds, a.input.signs.negate)) {
+    WindowSum<T> sums[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) window.add(sums[k], x[k][j], a.log_adds);
+    }
+#pragma unroll
+    for (int level = 0; level < 3; ++level) {
+      if (log_steps > level) {
+#pragma unroll
+        for (int i = 0; i < K >> (level + 1); ++i) {
+          sums[i] = sums[2 * i];
+          sums[i] += sums[2 * i + 1];
+        }
+      }
+    }
+    constexpr int kShared = 8;  // sums of a row that are joined through shared memory
+    for (int step = lanes / 2; step >= kShared; step /= 2) {
+      WindowSum<T> more;
+      more.low = __shfl_xor_sync(~0u, sums[0].low, step);
+      if constexpr (sizeof(T) == 8) more.high = __shfl_xor_sync(~0u, sums[0].high, step);
+      sums[0] += more;
+    }
+    WindowSum<T>* const slot = reinterpret_cast<WindowSum<T>*>(memory[warp]);
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (k < slots) slot[k * kWarp + lane] = sums[k];
+    __syncwarp();
+    const int count = min(lanes, kShared);
+    for (int i = lane; i < rows; i += kWarp) {
+      WindowSum<T> sum;
+      for (int s = 0; s < count; ++s) sum += slot[i * lanes + ((s + i / 2) & (count - 1))];  // turned: threads read other banks
+      const auto place = place_of(a.kept, first + i);
+      bool zero = sum.low == 0;
+      if constexpr (sizeof(T) == 8) zero &= sum.high == 0;
+      uint32_t seen = exact::kOther;
+      if (zero) {  // -0 if all elements are
+        seen = exact::kMinusZero;
+        for (int e = 0; e < static_cast<int>(a.runs.length) && seen == exact::kMinusZero; ++e)
+          if (nothing.differs(load_vector<T, 1>(static_cast<const T*>(a.input.data) + place.in + e, a.input.policy)))
+            seen = exact::kOther;
+      }
+      constexpr int kLowBits = sizeof(T) == 8 ? 1 : 0;  // float64 alone has them
+      const int exponent = window.bit() + Range::kLowest;
+      const bool simple = sizeof(T) == 8 ? a.shift >= 0
+                                         : a.shift >= 0 || (a.result.divisor >> 32 == 0 && a.result.dtype != DType::Double);
+      if (!a.result.states && simple) {
+        exact::Leading leading;
+        if constexpr (kLowBits) {
+          const auto high = static_cast<unsigned __int128>(static_cast<__int128>(sum.high));
+          const auto n = static_cast<__int128>((high << ExactFormat<T>::low_bits(a.log_adds)) + static_cast<__int128>(sum.low));
+          leading = leading_of(n, exponent, a.shift);
+        } else {
+          leading = leading_of(sum.low, exponent, a.shift, static_cast<uint32_t>(a.result.divisor));
+        }
+        store_rounded(a.result.output, place.out, a.result.dtype, leading, seen);
+      } else {
+        Number number;
+        number.clear();
+        number.seen = seen;
+        number.add(sum.low, window.bit());
+        if constexpr (kLowBits) number.add(sum.high, window.bit() + ExactFormat<T>::low_bits(a.log_adds));
+        store_exact(number, a.result, place.out);
+      }
+    }
+    return;
+  }
+  // Rows that lie side by side in the warp at once. Their digits' sums wait until each thread has a number to finish.
+  const Digits digits{memory[warp] + lane, kWarp};
+  int64_t* const waiting = memory[warp] + kDigitWords;
+  int pending = 0;
+  const int batch = min(side, kPending);
+  for (int s = 0; s < slots; ++s) {
+    digits.clear(kRowDigits<Range>);
+    uint32_t seen = 0, other = 0;
+#pragma unroll 1
+    for (int k = 0; k < 1 << log_steps; ++k) {
+      other |= nothing.differs(x[0]);
+#pragma unroll
+      for (int j = 0; j < V; ++j) add_element(digits, seen, value(x[0][j]), a.input.signs);
+#pragma unroll
+      for (int i = 0; i + 1 < K; ++i) x[i] = x[i + 1];
+    }
+    seen |= other ? exact::kOther : exact::kMinusZero;
+    for (int step = lanes / 2; step > 0; step /= 2) seen |= __shfl_xor_sync(~0u, seen, step);
+    __syncwarp();
+    for (int q = 0; q < side; q += batch) {
+      const int group = (lane >> log_lanes) - q;
+      if (group >= 0 && group < batch) {
+        int64_t* const number = waiting + (pending + group) * kPitch;
+        const int64_t* const threads = memory[warp] + (lane & ~(lanes - 1));
+        for (int d = inner; d < Range::kDigits; d += lanes) {
+          int64_t sum = 0;
+          for (int i = 0; i < lanes; ++i) {
+            const int64_t* const thread = threads + ((i + inner) & (lanes - 1));
+            if (d < kRowDigits<Range>) sum += thread[d * kWarp] & 0xffffffff;
+            if (d > 0 && d <= kRowDigits<Range>) sum += thread[(d - 1) * kWarp] >> 32;
+          }
+          number[d] = sum;
+        }
+        if (inner == 0) number[Range::kDigits] = seen;
+      }
+      pending += batch;
+      if (pending + batch <= kPending && (s + 1 < slots || q + batch < side)) continue;
+      __syncwarp();
+      if (lane < pending && first + lane < a.runs.count) {
+        Number number;
+        for (int i = 0; i < Range::kDigits; ++i) number.digits[i] = waiting[lane * kPitch + i];
+        number.seen = static_cast<uint32_t>(waiting[lane * kPitch + Range::kDigits]);
+        store_exact(number, a.result, place_of(a.kept, first + lane).out);
+      }
+      __syncwarp();
+      first += pending;
+      pending = 0;
+    }
+    __syncwarp();
+  }
+}
+
+// --- columns --------------------------------------------------------------------------------------------------------------
+
+struct ExactColumns {
+  ExactInput input;
+  int64_t columns, rows, parts, part_rows;  // columns: of a batch
+  uint32_t column_tiles;
+  int8_t log_width;  // threads side by side
+  bool vectors;      // all rows lie in whole aligned vectors; otherwise a thread's columns lie 1 << log_width apart
+  ExactResult result;
+  int64_t out_stride;            // of columns
+  Dims batch, reduced;  // the kept dims but the last; the rows
+};
+
+template <class T>
+constexpr int kColumnVector = sizeof(T) == 8 ? 1 : 4;
+template <class T>
+constexpr int kColumnLoads = 128 / (kColumnVector<T> * sizeof(T));
+
+// A thread takes a few neighbouring columns, with one window. The threads of a block that lie one below the other take rows in
+// turn. At the end each adds its integers to its digits, and the block joins them column by column.
+template <class T>
+__global__ void __launch_bounds__(kColumnThreads<T>, kColumnResident) exact_columns(const __grid_constant__ ExactColumns a) {
+  using Range = typename ExactFormat<T>::Range;
+  constexpr int kThreads = kColumnThreads<T>, V = kColumnVector<T>, K = kColumnLoads<T>, kDigits = Range::kDigits;
+  __shared__ int64_t memory[V * kDigits * kThreads];
+  __shared__ uint32_t seen_by[V * kThreads];
+  const int width = 1 << a.log_width, x = threadIdx.x & (width - 1), y = threadIdx.x >> a.log_width;
+  const int height = kThreads >> a.log_width;
+  const int64_t part = blockIdx.x / a.column_tiles, batch = int64_t{blockIdx.z} * gridDim.y + blockIdx.y;
+  const int64_t first_column = int64_t{blockIdx.x - static_cast<uint32_t>(part) * a.column_tiles} * (width * V);
+  const int64_t left = a.columns - first_column;
+  if (batch * a.columns >= a.result.outputs) return;
+  const auto place = place_of(a.batch, batch);
+  const auto column_of = [&](int x, int c) { return a.vectors ? x * V + c : x + c * width; };
+  // A thread beyond the last column reads the first one, and its sums are not used.
+  int thread_columns[V];
+#pragma unroll
+  for (int c = 0; c < V; ++c) thread_columns[c] = column_of(x, c) < left ? column_of(x, c) : 0;
+  const T* const data = static_cast<const T*>(a.input.data) + place.in + first_column;
+  const Nothing<T> nothing(a.input.signs.negate);
+  const auto digits_of = [&](int c) { return Digits{memory + c * kDigits * kThreads + threadIdx.x, kThreads}; };
+  Window<T> window;
+  WindowSum<T> sums[V];
+  uint32_t seen[V] = {}, other[V] = {};
+  bool used = false, slow = false;  // the digits, and element by element
+  const auto clear = [&] {
+    if (used) return;
+    digits_of(0).clear(kDigits);
+#pragma unroll 1
+    for (int c = 1; c < V; ++c) digits_of(c).clear(kDigits);
+    used = true;
+  };
+  const auto flush_window = [&] {
+    if (window.top < 0) return;
+    clear();
+#pragma unroll
+    for (int c = 0; c < V; ++c) {
+      digits_of(c).add(sums[c].low, window.bit());
+      if constexpr (sizeof(T) == 8) digits_of(c).add(sums[c].high, window.bit() + ExactFormat<T>::low_bits(kLogExactAdds));
+      sums[c] = {};
+    }
+  };
+  const auto flush = [&] {
+    flush_window();
+    clear();
+    if (slow) {
+#pragma unroll 1
+      for (int c = 0; c < V; ++c) digits_of(c).carry(kDigits);
+    }
+    slow = false;
+  };
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const int64_t end = min(a.rows, (part + 1) * a.part_rows);
+  int tiles = kExactAdds / K;
+  for (int64_t row = part * a.part_rows; row < end; row += K * height) {
+    Vector<T, V> v[K];
+    const int rows = static_cast<int>(min(end - row, static_cast<int64_t>(K * height))) - y;
+    const auto load = [&](auto whole) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const bool has = whole || k * height < rows;
+        const T* const p = data + place_of(a.reduced, row + (has ? k * height + y : 0)).in;
+        if (a.vectors) {
+          if constexpr (whole) v[k] = load_vector<T, V>(p + thread_columns[0], a.input.policy);
+          else v[k] = load_vector_if<T, V>(has, p + thread_columns[0], a.input.policy, nothing.template bits<V>());
+        } else {
+#pragma unroll
+          for (int c = 0; c < V; ++c)
+            v[k].set(c, load_vector_if<T, 1>(has, p + thread_columns[c], a.input.policy, nothing.template bits<1>())[0]);
+        }
+      }
+    };
+    if (end - row >= K * height) load(std::true_type{});
+    else load(std::false_type{});
+    Exponents<T> exponents;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      exponents.add(v[k]);
+      if constexpr (sizeof(T) == 2) {
+        other[0] |= v[k].word(0) ^ nothing.words[0];
+        other[2] |= v[k].word(1) ^ nothing.words[0];
+      } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+        for (int c = 0; c < V; ++c) other[c] |= v[k].word(c) ^ nothing.words[0];
+      } else {
+        other[0] |= nothing.differs(v[k]);
+      }
+    }
+    const int highest = exponents.highest(), lowest = exponents.lowest();
+    bool fits = window.has(highest, lowest);
+    if (!fits) {
+      Window<T> next;
+      fits = next.place(highest, lowest, kLogExactAdds, a.input.signs.negate);
+      if (fits) {
+        flush_window();
+        window = next;
+      }
+    }
+    if (fits) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+#pragma unroll
+        for (int c = 0; c < V; ++c) window.add(sums[c], v[k][c], kLogExactAdds);
+      }
+    } else {
+      clear();
+      slow = true;
+      add_elements(v, digits_of, seen, a.input.signs);
+    }
+    if (--tiles == 0 || row + K * height >= end) {
+      flush();
+      tiles = kExactAdds / K;
+    }
+  }
+  if constexpr (sizeof(T) == 2) {  // two columns in each word
+    other[1] = other[0] >> 16;
+    other[0] &= 0xffff;
+    other[3] = other[2] >> 16;
+    other[2] &= 0xffff;
+  }
+#pragma unroll
+  for (int c = 0; c < V; ++c)
+    seen_by[c * kThreads + threadIdx.x] = seen[c] | (other[c] ? exact::kOther : exact::kMinusZero);
+  __syncthreads();
+  // Sum i: of a digit, or of what was seen, of one of the columns. It replaces the one of the first thread.
+  for (int i = threadIdx.x; i < V * (kDigits + 1) * width; i += kThreads) {
+    const int x = i & (width - 1), word = i >> a.log_width, c = word / (kDigits + 1), d = word % (kDigits + 1);
+    const int64_t output = batch * a.columns + first_column + column_of(x, c);
+    int64_t sum = 0;
+    if (d < kDigits) {
+      int64_t* const digits = memory + (c * kDigits + d) * kThreads + x;
+      for (int t = 0; t < height; ++t) sum += digits[t * width];
+      digits[0] = sum;
+    } else {
+      uint32_t* const seen = seen_by + c * kThreads + x;
+      for (int t = 0; t < height; ++t) sum |= seen[t * width];
+      *seen = static_cast<uint32_t>(sum);
+    }
+    if (a.result.partials && column_of(x, c) < left)
+      a.result.partials[(part * kExactWords<Range> + d) * a.result.outputs + output] = sum;
+  }
+  if (a.result.partials) return;
+  __syncthreads();
+  for (int i = threadIdx.x; i < V * width; i += kThreads) {
+    const int x = i & (width - 1), c = i >> a.log_width;
+    if (column_of(x, c) >= left) continue;
+    exact::FixedPoint<Range> number;
+    for (int d = 0; d < kDigits; ++d) number.digits[d] = memory[(c * kDigits + d) * kThreads + x];
+    number.seen = seen_by[c * kThreads + x];
+    store_exact(number, a.result, place.out + (first_column + column_of(x, c)) * a.out_stride);
+  }
+}
+
+// --- everything else ------------------------------------------------------------------------------------------------------
+
+struct ExactAny {
+  ExactInput input;
+  DType dtype;
+  int8_t log_lanes;
+  int64_t length, parts, part_length;
+  ExactResult result;
+  Dims kept, reduced;
+};
+constexpr int kAnyThreads = 128;
+
+// Adds element `index` of any dtype.
+template <class Range>
+__device__ __noinline__ void add_any(exact::FixedPoint<Range>& sum, const void* data, int64_t index, DType dtype,
+                                     ExactSigns signs) {
+  switch (dtype) {
+#define GPUREDUCE_CASE(name, type, kind, ...)                                                                      \
+  case DType::name:                                                                                                \
+    if constexpr (Kind::kind != Kind::complex && (sizeof(Range) > 0) &&                                            \
+                  std::is_same_v<Range, exact::RangeOf<type>>)                                                     \
+      exact::add(sum, static_cast<const type*>(data)[index], signs.negate, signs.nan_is_zero);                     \
+    break;
+    GPUREDUCE_DTYPES(GPUREDUCE_CASE)
+#undef GPUREDUCE_CASE
+  }
+}
+
+// 1 << log_lanes threads take a part of an output, element by element in turn, each with a number of its own.
+template <class Range>
+__global__ void __launch_bounds__(kAnyThreads) exact_any(const __grid_constant__ ExactAny a) {
+  const int lanes = 1 << a.log_lanes, lane = threadIdx.x & (lanes - 1);
+  const int64_t unit = (int64_t{blockIdx.x} * kAnyThreads + threadIdx.x) >> a.log_lanes;
+  // Neighbouring units are neighbouring outputs.
+  const int64_t part = unit / a.result.outputs, output = unit - part * a.result.outputs;
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const bool valid = part < a.parts;
+  const auto place = place_of(a.kept, valid ? output : 0);
+  exact::FixedPoint<Range> sum;
+  sum.clear();
+  if (valid) {
+    const int64_t end = min(a.length, (part + 1) * a.part_length);
+    uint32_t adds = 0;
+    for (int64_t i = part * a.part_length + lane; i < end; i += lanes) {
+      add_any(sum, a.input.data, place.in + place_of(a.reduced, i).in, a.dtype, a.input.signs);
+      if (++adds >> 28) {
+        sum.carry();
+        adds = 0;
+      }
+    }
+    sum.carry();
+  }
+  for (int step = lanes / 2; step > 0; step /= 2) {
+#pragma unroll 1
+    for (int i = 0; i < Range::kDigits; ++i) sum.digits[i] += __shfl_xor_sync(~0u, sum.digits[i], step);
+    sum.seen |= __shfl_xor_sync(~0u, sum.seen, step);
+  }
+  if (!valid || lane > 0) return;
+  if (!a.result.partials) return store_exact(sum, a.result, place.out);
+  int64_t* const to = a.result.partials + part * kExactWords<Range> * a.result.outputs + output;
+  for (int i = 0; i < Range::kDigits; ++i) to[i * a.result.outputs] = sum.digits[i];
+  to[Range::kDigits * a.result.outputs] = sum.seen;
+}
+
+// --- parts ----------------------------------------------------------------------------------------------------------------
+
+struct ExactJoin {
+  const int64_t* partials;
+  int64_t parts;
+  int32_t log_outputs;  // of a block
+  ExactResult result;
+  Dims kept;
+};
+template <class Range>
+constexpr int kJoinSlots = Range::kDigits == 10 ? 32 : 8;
+
+// A block has kJoinSlots threads for each word of a number; 1 << log_outputs of them take an output each, and the others more
+// parts of these outputs.
+template <class Range>
+__global__ void __launch_bounds__(kJoinSlots<Range>* kExactWords<Range>) exact_join(const __grid_constant__ ExactJoin a) {
+  constexpr int kSlots = kJoinSlots<Range>, kWords = kExactWords<Range>, kInFlight = 8;
+  __shared__ int64_t memory[kWords][kSlots + 1];
+  const int word = threadIdx.x / kSlots, slot = threadIdx.x % kSlots, outputs = 1 << a.log_outputs;
+  const int64_t first = int64_t{blockIdx.x} << a.log_outputs, output = first + (slot & (outputs - 1));
+  const int member = slot >> a.log_outputs, members = kSlots >> a.log_outputs;
+  const bool adds = word < Range::kDigits, valid = output < a.result.outputs;
+  const int64_t* const partials = a.partials + word * a.result.outputs + (valid ? output : 0);
+  const int64_t pitch = a.result.outputs * kWords;
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  int64_t sum = 0;
+  for (int64_t part = member; valid && part < a.parts; part += kInFlight * members) {
+    int64_t more[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) more[i] = part + i * members < a.parts ? partials[(part + i * members) * pitch] : 0;
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum = adds ? sum + more[i] : sum | more[i];
+  }
+  memory[word][slot] = sum;
+  __syncthreads();
+  if (member == 0) {
+    for (int m = 1; m < members; ++m) {
+      const int64_t more = memory[word][slot + m * outputs];
+      sum = adds ? sum + more : sum | more;
+    }
+    memory[word][slot] = sum;
+  }
+  __syncthreads();
+  const int64_t mine = first + threadIdx.x;
+  if (static_cast<int>(threadIdx.x) >= outputs || mine >= a.result.outputs) return;
+  exact::FixedPoint<Range> number;
+  for (int i = 0; i < Range::kDigits; ++i) number.digits[i] = memory[i][threadIdx.x];
+  number.seen = static_cast<uint32_t>(memory[Range::kDigits][threadIdx.x]);
+  store_exact(number, a.result, place_of(a.kept, mine).out);
+}
+
+// One thread per state.
+template <class Range>
+__global__ void __launch_bounds__(kAnyThreads) exact_round(const int64_t* states, int64_t count, ExactResult result) {
+  const int64_t i = int64_t{blockIdx.x} * kAnyThreads + threadIdx.x;
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  if (i >= count) return;
+  exact::FixedPoint<Range> sum;
+  sum.clear();
+  exact::add_state(sum, states + i * exact::kStateSize<Range>);
+  store_exact(sum, result, i);
+}
+
+}  // namespace gpureduce::cuda
