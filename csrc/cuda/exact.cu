@@ -165,8 +165,9 @@ cudaError_t start(const ExactSum& sum, const ExactPlan& plan, const ExactResult&
       return with_dtype(sum.in, [&](auto element) {
         using T = decltype(element);
         constexpr int kThreads = kRowThreads<T>;
-        return start_kernel(queue, line(ceil_div((p.outputs * plan.parts) << plan.log_warps, kThreads / kWarp)), kThreads, 0,
-                            exact_rows<T>, args);
+        const Grid grid{static_cast<uint32_t>(ceil_div(p.outputs << plan.log_warps, kThreads / kWarp)),
+                        static_cast<uint32_t>(plan.parts)};
+        return start_kernel(queue, grid, kThreads, 0, exact_rows<T>, args);
       });
     }
     case Kernel::columns: {

@@ -161,9 +161,15 @@ GPUREDUCE_HOST_DEVICE Leading leading(FixedPoint<Range>& sum, uint64_t divisor =
       quotient = static_cast<uint32_t>(dividend / divisor);
       rest = dividend - quotient * divisor;
     } else {
-      const unsigned __int128 dividend = static_cast<unsigned __int128>(rest) << 32 | digit;
-      quotient = static_cast<uint32_t>(dividend / divisor);
-      rest = static_cast<uint64_t>(dividend - static_cast<unsigned __int128>(quotient) * divisor);
+      quotient = 0;
+      GPUREDUCE_DIGITS
+      for (int bit = 31; bit >= 0; --bit) {
+        const bool over = rest >> 63;  // then it is at least the divisor once it is doubled
+        rest = rest << 1 | (digit >> bit & 1);
+        const bool fits = over || rest >= divisor;
+        if (fits) rest -= divisor;
+        quotient = quotient << 1 | fits;
+      }
     }
     if (count == 0 && quotient == 0) continue;
     if (count == 0) result.exponent = Range::kLowest + 32 * i;
@@ -179,50 +185,35 @@ GPUREDUCE_HOST_DEVICE Leading leading(FixedPoint<Range>& sum, uint64_t divisor =
   return result;
 }
 
-// A floating format: digits of its mantissa, the exponent of its smallest number, and the bits of infinity and of NaN.
-template <class R> struct Format;
-template <> struct Format<double> {
-  static constexpr int kDigits = 53, kLowest = -1074;
-  static constexpr uint64_t kInfinity = 0x7ffull << 52, kNaN = 0x7ff8ull << 48, kSign = 1ull << 63;
+// A floating format: its bytes, the digits of its mantissa, the exponent of its smallest number, and the bits of infinity and of
+// NaN.
+struct Format {
+  int bytes, digits, lowest;
+  uint64_t infinity, nan;
 };
-template <> struct Format<float> {
-  static constexpr int kDigits = 24, kLowest = -149;
-  static constexpr uint64_t kInfinity = 0x7f800000, kNaN = 0x7fc00000, kSign = 0x80000000;
-};
-template <> struct Format<BFloat16> {
-  static constexpr int kDigits = 8, kLowest = -133;
-  static constexpr uint64_t kInfinity = 0x7f80, kNaN = 0x7fc0, kSign = 0x8000;
-};
-template <> struct Format<Half> {
-  static constexpr int kDigits = 11, kLowest = -24;
-  static constexpr uint64_t kInfinity = 0x7c00, kNaN = 0x7e00, kSign = 0x8000;
-};
-template <> struct Format<Float8_e5m2> {
-  static constexpr int kDigits = 3, kLowest = -16;
-  static constexpr uint64_t kInfinity = 0x7c, kNaN = 0x7e, kSign = 0x80;
-};
-template <> struct Format<Float8_e4m3fn> {  // no infinity: larger numbers become NaN, as in round_to()
-  static constexpr int kDigits = 4, kLowest = -9;
-  static constexpr uint64_t kInfinity = 0x7f, kNaN = 0x7f, kSign = 0x80;
-};
-
-// The nearest number of R, ties to even.
 template <class R>
-GPUREDUCE_HOST_DEVICE R round_leading(const Leading& x, uint32_t seen) {
-  using F = Format<R>;
-  using Bits = UnsignedOf<sizeof(R)>;
+GPUREDUCE_HOST_DEVICE constexpr Format format_of() {
+  if constexpr (std::is_same_v<R, double>) return {8, 53, -1074, 0x7ffull << 52, 0x7ff8ull << 48};
+  else if constexpr (std::is_same_v<R, float>) return {4, 24, -149, 0x7f800000, 0x7fc00000};
+  else if constexpr (std::is_same_v<R, BFloat16>) return {2, 8, -133, 0x7f80, 0x7fc0};
+  else if constexpr (std::is_same_v<R, Half>) return {2, 11, -24, 0x7c00, 0x7e00};
+  else if constexpr (std::is_same_v<R, Float8_e5m2>) return {1, 3, -16, 0x7c, 0x7e};
+  else return {1, 4, -9, 0x7f, 0x7f};  // float8_e4m3fn has no infinity: larger numbers become NaN, as in round_to()
+}
+
+// The bits of the nearest number of a format, ties to even.
+GPUREDUCE_HOST_DEVICE uint64_t rounded_bits(const Format& f, const Leading& x, uint32_t seen) {
   uint64_t bits = 0;
   bool negative = x.negative;
   if (seen & kNaN) {
     negative = (seen & kNaN) == kMinusInfinity;
-    bits = (seen & kNaN) == kNaN ? F::kNaN : F::kInfinity;
+    bits = (seen & kNaN) == kNaN ? f.nan : f.infinity;
   } else if (x.bits == 0) {
     negative = seen == kMinusZero;
   } else {
-    const int normal = x.exponent + 64 - F::kDigits;  // the exponent of the last kept bit of a normal number
-    const int last = normal < F::kLowest ? F::kLowest : normal, dropped = last - x.exponent;
+    const int normal = x.exponent + 64 - f.digits;  // the exponent of the last kept bit of a normal number
+    const int last = normal < f.lowest ? f.lowest : normal, dropped = last - x.exponent;
     uint64_t kept = 0, rest = 0;
-    bool more = x.more;
     if (dropped < 64) {
       kept = x.bits >> dropped;
       rest = x.bits << (64 - dropped);
@@ -230,12 +221,16 @@ GPUREDUCE_HOST_DEVICE R round_leading(const Leading& x, uint32_t seen) {
       rest = x.bits;
     }
     const uint64_t half = 1ull << 63;
-    kept += rest > half || (rest == half && (more || (kept & 1)));
+    kept += rest > half || (rest == half && (x.more || (kept & 1)));
     // A carry into the next power of two is a carry into the exponent.
-    bits = kept + (static_cast<uint64_t>(last - F::kLowest) << (F::kDigits - 1));
-    if (bits > F::kInfinity) bits = F::kInfinity;
+    bits = kept + (static_cast<uint64_t>(last - f.lowest) << (f.digits - 1));
+    if (bits > f.infinity) bits = f.infinity;
   }
-  return bit_cast<R>(static_cast<Bits>(bits | (negative ? F::kSign : 0)));
+  return bits | uint64_t{negative} << (8 * f.bytes - 1);
+}
+template <class R>
+GPUREDUCE_HOST_DEVICE R round_leading(const Leading& x, uint32_t seen) {
+  return bit_cast<R>(static_cast<UnsignedOf<sizeof(R)>>(rounded_bits(format_of<R>(), x, seen)));
 }
 
 // --- states ---------------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ struct Nothing {
   // Not 0 if x has another element.
   template <int V>
   __device__ __forceinline__ uint32_t differs(const Vector<T, V>& x) const {
+    if constexpr (V * sizeof(T) < 4) return x.bits ^ bits<V>();
     uint32_t other = 0;
 #pragma unroll
     for (int w = 0; w < static_cast<int>(V * sizeof(T) / 4); ++w) other |= x.word(w) ^ words[sizeof(T) == 8 ? w % 2 : 0];
@@ -51,7 +52,7 @@ __device__ __forceinline__ Offsets place_of(const Dims& dims, int64_t index) {
 // --- loads of rows --------------------------------------------------------------------------------------------------------
 
 // Runs of neighbouring elements, each shorter than a tile. 1 << log_lanes threads take a run, with 1 << log_steps vectors each.
-// With `vectors` all runs lie in whole aligned vectors; otherwise a thread's elements are loaded one by one.
+// With kVectors all runs lie in whole aligned vectors; otherwise a thread's elements are loaded one by one.
 struct ShortRuns {
   int64_t count, length;
   int8_t log_lanes, log_steps;
@@ -59,7 +60,7 @@ struct ShortRuns {
   __host__ __device__ int side() const { return kWarp >> log_lanes; }  // runs of a warp side by side
 };
 
-template <int K, int V, class T, class At>
+template <bool kVectors, int K, int V, class T, class At>
 __device__ __forceinline__ void load_runs(Vector<T, V> (&x)[K], const ExactInput& input, const ShortRuns& runs, int64_t first,
                                           int lane, Nothing<T> nothing, At at) {
   const int lanes = 1 << runs.log_lanes, steps = 1 << runs.log_steps, inner = lane & (lanes - 1);
@@ -75,7 +76,7 @@ __device__ __forceinline__ void load_runs(Vector<T, V> (&x)[K], const ExactInput
       left = run < runs.count ? length : 0;
       p = data + (run < runs.count ? at(run) : 0);
     }
-    if (runs.vectors) {
+    if constexpr (kVectors) {
       const int e = (step * lanes + inner) * V;
       x[k] = load_vector_if<T, V>(e < left, p + e, input.policy, nothing.template bits<V>());
     } else {
@@ -97,16 +98,14 @@ __device__ __forceinline__ void load_tile(Vector<T, V> (&x)[K], const T* p, int6
     for (int k = 0; k < K; ++k) x[k] = load_vector<T, V>(p + begin + (k * kWarp + lane) * V, policy);
     return;
   }
+  const int64_t first = begin + lane * V;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    const int64_t e = begin + (k * kWarp + lane) * V;
-    x[k].bits = nothing.template bits<V>();
-    if (e >= 0 && e + V <= length) {
-      x[k] = load_vector<T, V>(p + e, policy);
-    } else if (e + V > 0 && e < length) {
 #pragma unroll
-      for (int j = 0; j < V; ++j)
-        x[k].set(j, load_vector_if<T, 1>(e + j >= 0 && e + j < length, p + e + j, policy, nothing.template bits<1>())[0]);
+    for (int j = 0; j < V; ++j) {
+      const int64_t e = first + k * kWarp * V + j;
+      const bool has = static_cast<uint64_t>(e) < static_cast<uint64_t>(length);
+      x[k].set(j, load_vector_if<T, 1>(has, p + e, policy, nothing.template bits<1>())[0]);
     }
   }
 }
@@ -147,8 +146,7 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_rows(co
   constexpr int kThreads = kRowThreads<T>, K = kRowLoads, V = kRowVector<T>, kWords = kExactWords<Range>;
   __shared__ int64_t memory[kRowDigits<Range> * kThreads], joined[kThreads / kWarp][kWords];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = 1 << a.log_warps, member = warp & (warps - 1);
-  const int64_t unit = (int64_t{blockIdx.x} * (kThreads / kWarp) + warp) >> a.log_warps;
-  const int64_t output = a.parts == 1 ? unit : unit / a.parts, part = unit - output * a.parts;
+  const int64_t output = (int64_t{blockIdx.x} * (kThreads / kWarp) + warp) >> a.log_warps, part = blockIdx.y;
   const Digits digits{memory + threadIdx.x, kThreads};
   const Nothing<T> nothing(a.input.signs.negate);
   const T* const data = static_cast<const T*>(a.input.data);
@@ -168,56 +166,52 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_rows(co
     WindowSum<T> sum;
     bool used = false;  // the digits
     int left = kExactAdds / (K * V);
-    const auto flush_window = [&] {
-      if (window.top < 0) return;
-      number.add_lanes(sum.low, window.bit(), lane);
-      if constexpr (sizeof(T) == 8)
-        number.add_lanes(sum.high, window.bit() + ExactFormat<T>::low_bits(kLogExactAdds), lane);
-      sum = {};
-    };
-    const auto flush = [&] {
-      flush_window();
-      if (used)
-#pragma unroll 1
-        for (int d = 0; d < kRowDigits<Range>; ++d) number.add_lanes(digits[d], 32 * d, lane);
-      used = false;
-      left = kExactAdds / (K * V);
-    };
-    for (; tile < end; tile += warps) {
+    while (true) {
+      const bool more = tile < end;
       Vector<T, V> x[K];
-      if (a.tiles_of_run == 0) {
-        ExactInput input = a.input;
-        input.data = row;
-        load_runs(x, input, a.runs, tile * ((K >> a.runs.log_steps) * a.runs.side()), lane, nothing,
-                  [&](int64_t i) { return place_of(a.outer, i).in; });
-      } else {
-        while (tile_in_run >= a.tiles_of_run && a.runs.count > 1) {
-          tile_in_run -= a.tiles_of_run;
-          ++run;
+      bool fits = true;
+      Window<T> next = window;
+      if (more) {
+        if (a.tiles_of_run == 0) {
+          ExactInput input = a.input;
+          input.data = row;
+          load_runs<false>(x, input, a.runs, tile * ((K >> a.runs.log_steps) * a.runs.side()), lane, nothing,
+                           [&](int64_t i) { return place_of(a.outer, i).in; });
+        } else {
+          while (tile_in_run >= a.tiles_of_run && a.runs.count > 1) {
+            tile_in_run -= a.tiles_of_run;
+            ++run;
+          }
+          const T* const p = row + place_of(a.outer, run).in;
+          const int head = a.aligned ? 0 : static_cast<int>(reinterpret_cast<uintptr_t>(p) % kGranule / sizeof(T));
+          load_tile(x, p, tile_in_run * kRowTile<T> - head, a.runs.length, a.input.policy, lane, nothing);
+          tile_in_run += warps;
         }
-        const T* const p = row + place_of(a.outer, run).in;
-        const int head = a.aligned ? 0 : static_cast<int>(reinterpret_cast<uintptr_t>(p) % kGranule / sizeof(T));
-        load_tile(x, p, tile_in_run * kRowTile<T> - head, a.runs.length, a.input.policy, lane, nothing);
-        tile_in_run += warps;
-      }
-      Exponents<T> exponents;
+        Exponents<T> exponents;
 #pragma unroll
-      for (int k = 0; k < K; ++k) {
-        exponents.add(x[k]);
-        other |= nothing.differs(x[k]);
-      }
-      int highest = exponents.highest(), lowest = exponents.lowest();
-      bool fits = __all_sync(~0u, window.has(highest, lowest));
-      if (!fits) {
-        highest = warp_max(highest);
-        lowest = warp_min(lowest);
-        Window<T> next;
-        fits = next.place(highest, lowest, kLogExactAdds, a.input.signs.negate);
-        if (fits) {
-          flush_window();
-          window = next;
+        for (int k = 0; k < K; ++k) {
+          exponents.add(x[k]);
+          other |= nothing.differs(x[k]);
         }
+        const int highest = exponents.highest(), lowest = exponents.lowest();
+        fits = __all_sync(~0u, window.has(highest, lowest));
+        if (!fits) fits = next.place(warp_max(highest), warp_min(lowest), kLogExactAdds, a.input.signs.negate);
       }
+      if (!more || left == 0 || next.base != window.base) {  // flushes
+        if (window.top >= 0) {
+          number.add_lanes(sum.low, window.bit(), lane);
+          if constexpr (sizeof(T) == 8)
+            number.add_lanes(sum.high, window.bit() + ExactFormat<T>::low_bits(kLogExactAdds), lane);
+          sum = {};
+        }
+        if (used)
+#pragma unroll 1
+          for (int d = 0; d < kRowDigits<Range>; ++d) number.add_lanes(digits[d], 32 * d, lane);
+        used = false;
+        left = kExactAdds / (K * V);
+      }
+      if (!more) break;
+      window = next;
       if (fits) {
 #pragma unroll
         for (int k = 0; k < K; ++k) {
@@ -229,7 +223,8 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_rows(co
         used = true;
         add_elements(x, [&](int) { return digits; }, seen, a.input.signs);
       }
-      if (--left == 0 || tile + warps >= end) flush();
+      --left;
+      tile += warps;
     }
   }
   // Joins the warps of the part.
@@ -309,7 +304,9 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_short_r
   if (first >= a.runs.count) return;
   const int rows = static_cast<int>(min(a.runs.count - first, static_cast<int64_t>(slots * side)));
   Vector<T, V> x[K];
-  load_runs(x, a.input, a.runs, first, lane, nothing, [&](int64_t i) { return place_of(a.kept, i).in; });
+  const auto place = [&](int64_t i) { return place_of(a.kept, i).in; };
+  if (a.runs.vectors) load_runs<true>(x, a.input, a.runs, first, lane, nothing, place);
+  else load_runs<false>(x, a.input, a.runs, first, lane, nothing, place);
   Exponents<T> exponents;
 #pragma unroll
   for (int k = 0; k < K; ++k) exponents.add(x[k]);
@@ -477,82 +474,73 @@ __global__ void __launch_bounds__(kColumnThreads<T>, kColumnResident) exact_colu
   const auto digits_of = [&](int c) { return Digits{memory + c * kDigits * kThreads + threadIdx.x, kThreads}; };
   Window<T> window;
   WindowSum<T> sums[V];
-  uint32_t seen[V] = {}, other[V] = {};
-  bool used = false, slow = false;  // the digits, and element by element
-  const auto clear = [&] {
-    if (used) return;
-    digits_of(0).clear(kDigits);
-#pragma unroll 1
-    for (int c = 1; c < V; ++c) digits_of(c).clear(kDigits);
-    used = true;
-  };
-  const auto flush_window = [&] {
-    if (window.top < 0) return;
-    clear();
-#pragma unroll
-    for (int c = 0; c < V; ++c) {
-      digits_of(c).add(sums[c].low, window.bit());
-      if constexpr (sizeof(T) == 8) digits_of(c).add(sums[c].high, window.bit() + ExactFormat<T>::low_bits(kLogExactAdds));
-      sums[c] = {};
-    }
-  };
-  const auto flush = [&] {
-    flush_window();
-    clear();
-    if (slow) {
-#pragma unroll 1
-      for (int c = 0; c < V; ++c) digits_of(c).carry(kDigits);
-    }
-    slow = false;
-  };
+  constexpr int kOtherWords = ceil_div(V * sizeof(T), 4) > V ? V : ceil_div(V * sizeof(T), 4);
+  uint32_t seen[V] = {}, other[kOtherWords] = {};  // other: by words
+  bool used = false, slow = false;  // the digits are used; for elements
   wait_for_previous_kernel();
   allow_next_kernel();
   const int64_t end = min(a.rows, (part + 1) * a.part_rows);
   int tiles = kExactAdds / K;
-  for (int64_t row = part * a.part_rows; row < end; row += K * height) {
+  for (int64_t row = part * a.part_rows + y;; row += K * height) {
+    const int64_t rows = end - row;
     Vector<T, V> v[K];
-    const int rows = static_cast<int>(min(end - row, static_cast<int64_t>(K * height))) - y;
-    const auto load = [&](auto whole) {
+    bool fits = true;
+    Window<T> next = window;
+    if (rows > 0) {
+      const auto row_of = [&](int k) {
+        const int64_t i = row + k * height;
+        return data + (a.reduced.rank == 1 ? i * a.reduced.dims[0].in : place_of(a.reduced, i).in);
+      };
+      if (a.vectors && rows > (K - 1) * height) {
 #pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const bool has = whole || k * height < rows;
-        const T* const p = data + place_of(a.reduced, row + (has ? k * height + y : 0)).in;
-        if (a.vectors) {
-          if constexpr (whole) v[k] = load_vector<T, V>(p + thread_columns[0], a.input.policy);
-          else v[k] = load_vector_if<T, V>(has, p + thread_columns[0], a.input.policy, nothing.template bits<V>());
-        } else {
+        for (int k = 0; k < K; ++k) v[k] = load_vector<T, V>(row_of(k) + thread_columns[0], a.input.policy);
+      } else {
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+          const bool has = rows > k * height;
+          const T* const p = has ? row_of(k) : data;
 #pragma unroll
           for (int c = 0; c < V; ++c)
             v[k].set(c, load_vector_if<T, 1>(has, p + thread_columns[c], a.input.policy, nothing.template bits<1>())[0]);
         }
       }
-    };
-    if (end - row >= K * height) load(std::true_type{});
-    else load(std::false_type{});
-    Exponents<T> exponents;
+      Exponents<T> exponents;
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      exponents.add(v[k]);
-      if constexpr (sizeof(T) == 2) {
-        other[0] |= v[k].word(0) ^ nothing.words[0];
-        other[2] |= v[k].word(1) ^ nothing.words[0];
-      } else if constexpr (sizeof(T) == 4) {
+      for (int k = 0; k < K; ++k) {
+        exponents.add(v[k]);
+        if constexpr (sizeof(T) == 8) {
+          other[0] |= nothing.differs(v[k]);
+        } else {
 #pragma unroll
-        for (int c = 0; c < V; ++c) other[c] |= v[k].word(c) ^ nothing.words[0];
-      } else {
-        other[0] |= nothing.differs(v[k]);
+          for (int w = 0; w < kOtherWords; ++w) other[w] |= v[k].word(w) ^ nothing.words[0];
+        }
       }
+      const int highest = exponents.highest(), lowest = exponents.lowest();
+      fits = window.has(highest, lowest) || next.place(highest, lowest, kLogExactAdds, a.input.signs.negate);
     }
-    const int highest = exponents.highest(), lowest = exponents.lowest();
-    bool fits = window.has(highest, lowest);
-    if (!fits) {
-      Window<T> next;
-      fits = next.place(highest, lowest, kLogExactAdds, a.input.signs.negate);
-      if (fits) {
-        flush_window();
-        window = next;
+    if (rows <= 0 || tiles == 0 || next.base != window.base || (!fits && !used)) {  // flushes
+      if (!used) {
+#pragma unroll 1
+        for (int c = 0; c < V; ++c) digits_of(c).clear(kDigits);
       }
+      used = true;
+      if (window.top >= 0) {
+#pragma unroll
+        for (int c = 0; c < V; ++c) {
+          digits_of(c).add(sums[c].low, window.bit());
+          if constexpr (sizeof(T) == 8) digits_of(c).add(sums[c].high, window.bit() + ExactFormat<T>::low_bits(kLogExactAdds));
+          sums[c] = {};
+        }
+      }
+      if (slow) {
+#pragma unroll 1
+        for (int c = 0; c < V; ++c) digits_of(c).carry(kDigits);
+      }
+      slow = false;
+      tiles = kExactAdds / K;
     }
+    if (rows <= 0) break;
+    window = next;
     if (fits) {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
@@ -560,24 +548,16 @@ __global__ void __launch_bounds__(kColumnThreads<T>, kColumnResident) exact_colu
         for (int c = 0; c < V; ++c) window.add(sums[c], v[k][c], kLogExactAdds);
       }
     } else {
-      clear();
       slow = true;
       add_elements(v, digits_of, seen, a.input.signs);
     }
-    if (--tiles == 0 || row + K * height >= end) {
-      flush();
-      tiles = kExactAdds / K;
-    }
-  }
-  if constexpr (sizeof(T) == 2) {  // two columns in each word
-    other[1] = other[0] >> 16;
-    other[0] &= 0xffff;
-    other[3] = other[2] >> 16;
-    other[2] &= 0xffff;
+    --tiles;
   }
 #pragma unroll
-  for (int c = 0; c < V; ++c)
-    seen_by[c * kThreads + threadIdx.x] = seen[c] | (other[c] ? exact::kOther : exact::kMinusZero);
+  for (int c = 0; c < V; ++c) {
+    const uint32_t others = sizeof(T) == 2 ? other[c / 2] >> c % 2 * 16 & 0xffff : other[c];
+    seen_by[c * kThreads + threadIdx.x] = seen[c] | (others ? exact::kOther : exact::kMinusZero);
+  }
   __syncthreads();
   // Sum i: of a digit, or of what was seen, of one of the columns. It replaces the one of the first thread.
   for (int i = threadIdx.x; i < V * (kDigits + 1) * width; i += kThreads) {

@@ -264,10 +264,10 @@ struct WarpNumber {
   }
   // Adds every lane's n, times 2^bit: in three parts whose sums have less than 31 bits.
   __device__ __forceinline__ void add_lanes(int64_t n, int bit, int lane) {
-    constexpr int kPart = 22, kMask = (1 << kPart) - 1;
-    add(warp_add(static_cast<int>(n) & kMask), bit, lane);
-    add(warp_add(static_cast<int>(n >> kPart) & kMask), bit + kPart, lane);
-    add(warp_add(static_cast<int>(n >> 2 * kPart)), bit + 2 * kPart, lane);
+    constexpr int kPart = 22, kParts = 3;
+#pragma unroll 1
+    for (int i = 0; i < kParts; ++i, n >>= kPart, bit += kPart)
+      add(warp_add(i + 1 < kParts ? static_cast<int>(n) & ((1 << kPart) - 1) : static_cast<int>(n)), bit, lane);
   }
 };
 
@@ -285,14 +285,27 @@ struct ExactResult {
 template <class Range>
 constexpr int kExactWords = Range::kDigits + 1;
 
-__device__ __noinline__ void store_rounded(void* to, int64_t index, DType dtype, const exact::Leading& x, uint32_t seen) {
+__device__ __forceinline__ exact::Format format_of(DType dtype) {
+  exact::Format format{};
   switch (dtype) {
-#define GPUREDUCE_CASE(name, type, kind, accumulator, wide, family)                                                             \
-  case DType::name:                                                                                                             \
-    if constexpr (Kind::kind == Kind::floating) static_cast<type*>(to)[index] = exact::round_leading<type>(x, seen); \
+#define GPUREDUCE_CASE(name, type, kind, ...)                                           \
+  case DType::name:                                                                     \
+    if constexpr (Kind::kind == Kind::floating) format = exact::format_of<type>(); \
     break;
     GPUREDUCE_DTYPES(GPUREDUCE_CASE)
 #undef GPUREDUCE_CASE
+  }
+  return format;
+}
+
+__device__ __noinline__ void store_rounded(void* to, int64_t index, DType dtype, const exact::Leading& x, uint32_t seen) {
+  const exact::Format format = format_of(dtype);
+  const uint64_t bits = exact::rounded_bits(format, x, seen);
+  switch (format.bytes) {
+    case 1: static_cast<uint8_t*>(to)[index] = static_cast<uint8_t>(bits); break;
+    case 2: static_cast<uint16_t*>(to)[index] = static_cast<uint16_t>(bits); break;
+    case 4: static_cast<uint32_t*>(to)[index] = static_cast<uint32_t>(bits); break;
+    default: static_cast<uint64_t*>(to)[index] = bits;
   }
 }
 
