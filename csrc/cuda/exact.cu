@@ -11,8 +11,8 @@ namespace gpureduce::cuda {
 
 namespace {
 
-// The kernels' blocks per multiprocessor, where outputs are too few to be more: what is resident, twice.
-constexpr int kRowBlocks = 8, kColumnBlocks = 10, kAnyBlocks = 16;
+// Where outputs are too few to fill the GPU, all multiprocessors' blocks of a kernel are resident, this often.
+constexpr int kRounds = 2, kAnyBlocks = 16;
 constexpr int kLeastTiles = 2;  // of a warp, or of a column's thread, where outputs are cut
 
 enum class Kernel : uint8_t { short_rows, rows, columns, any };
@@ -38,13 +38,9 @@ cudaError_t with_dtype(DType dtype, F f) {
   }
 }
 
-bool has_kernels(DType t) {
-  return t == DType::Float || t == DType::BFloat16 || t == DType::Half || t == DType::Double;
-}
+bool has_kernels(DType t) { return t == DType::Float || t == DType::BFloat16 || t == DType::Half || t == DType::Double; }
 bool is_wide(DType t) { return t == DType::Double; }
-int words_of(DType t) {
-  return is_wide(t) ? kExactWords<exact::WideRange> : kExactWords<exact::NarrowRange>;
-}
+int words_of(DType t) { return is_wide(t) ? kExactWords<exact::WideRange> : kExactWords<exact::NarrowRange>; }
 
 // True if the address and all strides but those of the dims in `but` are multiples of `elements`.
 template <class Dims>
@@ -61,6 +57,11 @@ int64_t part_of(int64_t length, int64_t wanted, int64_t least) {
   return std::max(ceil_div(length, std::max<int64_t>(wanted, 1)), std::min(least, length));
 }
 
+int shift_of(uint64_t divisor) { return divisor & (divisor - 1) ? -1 : log2_up(divisor); }
+
+// True if only exact_round() divides by this.
+bool has_long_division(const ExactSum& sum) { return !sum.states && shift_of(sum.divisor) < 0 && sum.divisor >> 32; }
+
 ExactPlan plan_of(const ExactSum& sum, const Device& device) {
   const Problem& p = sum.problem;
   const int64_t size = info(sum.in).size;
@@ -69,7 +70,8 @@ ExactPlan plan_of(const ExactSum& sum, const Device& device) {
     return plan;
   };
   const bool columns = has_columns(p), wide = is_wide(sum.in);
-  if (has_kernels(sum.in) && !p.reduced.empty() && !columns && p.reduced.back().stride == 1) {
+  const bool fast = has_kernels(sum.in) && fits_fast_nest(p.kept, p.outputs) && fits_fast_nest(p.reduced, p.length);
+  if (fast && !p.reduced.empty() && !columns && p.reduced.back().stride == 1) {
     const int64_t vector = kGranule / size, tile = kWarp * kRowLoads * vector, length = p.reduced.back().size;
     const bool aligned = reinterpret_cast<uintptr_t>(sum.input) % kGranule == 0 && all_multiples(p.kept, vector, false) &&
                          all_multiples(p.reduced, vector, true);
@@ -80,7 +82,7 @@ ExactPlan plan_of(const ExactSum& sum, const Device& device) {
     if (is_short) {
       plan.runs.log_lanes = static_cast<int8_t>(vectors <= 64 ? std::min(log2_up(vectors), 3) : log2_up(vectors) - 3);
       plan.runs.log_steps = static_cast<int8_t>(log2_up(vectors) - plan.runs.log_lanes);
-      if (p.length == length) {
+      if (p.length == length && !has_long_division(sum)) {
         plan.kernel = Kernel::short_rows;
         plan.runs.count = p.outputs;
         plan.part_size = 1;
@@ -91,15 +93,14 @@ ExactPlan plan_of(const ExactSum& sum, const Device& device) {
     const int64_t run_tiles = packed ? 0 : ceil_div(length + (aligned ? 0 : vector - 1), tile);
     const int64_t tile_runs = (kRowLoads >> plan.runs.log_steps) * plan.runs.side();
     plan.tiles = packed ? ceil_div(plan.runs.count, tile_runs) : run_tiles * plan.runs.count;
-    const int most = wide ? 1 : 3;
-    const int64_t threads = wide ? kRowThreads<double> : kRowThreads<float>, blocks = kRowBlocks * 256 / threads;
+    const int most = wide ? 1 : 2;
     plan.log_warps = log2_of_wanted(plan.tiles / 8, most);
-    const int64_t wanted = ceil_div(device.multiprocessors * blocks, p.outputs);
+    const int64_t wanted = device.multiprocessors * kRounds * (wide ? kRowResident<double> : kRowResident<float>) / p.outputs;
     if (wanted > 1) plan.log_warps = log2_of_wanted(plan.tiles / kLeastTiles, most);
     plan.part_size = part_of(plan.tiles, wanted, kLeastTiles << plan.log_warps);
     return finish(plan, plan.tiles);
   }
-  if (has_kernels(sum.in) && !p.kept.empty() && columns && p.kept.back().stride == 1) {
+  if (fast && !p.kept.empty() && columns && p.kept.back().stride == 1) {
     const int vector = wide ? kColumnVector<double> : kColumnVector<float>, loads = 128 / (vector * static_cast<int>(size));
     const int64_t width = p.kept.back().size, bytes = vector * size;
     ExactPlan plan{Kernel::columns};
@@ -109,25 +110,27 @@ ExactPlan plan_of(const ExactSum& sum, const Device& device) {
     plan.tiles = ceil_div(width, int64_t{vector} << plan.log_width);
     const int threads = wide ? kColumnThreads<double> : kColumnThreads<float>, height = threads >> plan.log_width;
     const int64_t blocks = plan.tiles * (p.outputs / width);
-    plan.part_size = part_of(p.length, ceil_div(device.multiprocessors * kColumnBlocks, blocks), kLeastTiles * loads * height);
+    plan.part_size =
+        part_of(p.length, device.multiprocessors * kRounds * kColumnResident / blocks, kLeastTiles * loads * height);
     plan.parts = ceil_div(p.length, plan.part_size);
     if (plan.tiles * plan.parts <= kMaxGrid && p.outputs / width <= kMaxGridDepth * kMaxGridDepth) return plan;
   }
   ExactPlan plan{Kernel::any};
   const int64_t threads = int64_t{device.multiprocessors} * kAnyBlocks * kAnyThreads;
   if (p.outputs < threads) plan.log_lanes = log2_of_wanted(p.length / 4, 5);
-  plan.part_size = part_of(p.length, threads / (p.outputs << plan.log_lanes), 16 << plan.log_lanes);
+  const bool whole = !fits_fast_nest(p.kept, p.outputs);  // the second kernel has no so many dims
+  plan.part_size = part_of(p.length, whole ? 1 : threads / (p.outputs << plan.log_lanes), 16 << plan.log_lanes);
   return finish(plan, p.length);
 }
 
-Nest<kMaxRank> nest_of_outer(const Problem& p) {
-  Nest<kMaxRank> n;
+Dims nest_of_outer(const Problem& p) {
+  Dims n;
   for (size_t i = 0; i + 1 < p.reduced.size(); ++i) n.add(p.reduced[i].size, p.reduced[i].stride, 0);
   n.narrow = p.length / p.reduced.back().size < int64_t{1} << 31;
   return n;
 }
-Nest<kMaxRank> nest_of_batches(const Problem& p) {
-  Nest<kMaxRank> n;
+Dims nest_of_batches(const Problem& p) {
+  Dims n;
   for (size_t i = 0; i + 1 < p.kept.size(); ++i) n.add(p.kept[i].size, p.kept[i].stride, p.kept[i].out_stride);
   n.narrow = p.outputs / p.kept.back().size < int64_t{1} << 31;
   return n;
@@ -140,13 +143,8 @@ cudaError_t start(const ExactSum& sum, const ExactPlan& plan, const ExactResult&
   switch (plan.kernel) {
     case Kernel::short_rows: {
       const int64_t rows = (kRowLoads >> plan.runs.log_steps) * plan.runs.side();
-      const bool power = (sum.divisor & (sum.divisor - 1)) == 0;
-      const ExactShortRows args{input,
-                                plan.runs,
-                                static_cast<int8_t>(log2_up(plan.runs.length)),
-                                static_cast<int8_t>(power ? log2_up(sum.divisor) : -1),
-                                result,
-                                kept_nest<kMaxRank>(p)};
+      const ExactShortRows args{input, plan.runs, static_cast<int8_t>(log2_up(plan.runs.length)), result,
+                                kept_nest<kFastRank>(p)};
       return with_dtype(sum.in, [&](auto element) {
         using T = decltype(element);
         constexpr int kThreads = kRowThreads<T>;
@@ -159,9 +157,12 @@ cudaError_t start(const ExactSum& sum, const ExactPlan& plan, const ExactResult&
       const bool aligned = reinterpret_cast<uintptr_t>(sum.input) % kGranule == 0 && all_multiples(p.kept, vector, false) &&
                            all_multiples(p.reduced, vector, true);
       const int64_t run_tiles = plan.runs.length <= tile / 2 ? 0 : plan.tiles / plan.runs.count;
-      const ExactRows args{input,          plan.runs, aligned, static_cast<int8_t>(plan.log_warps), plan.tiles, run_tiles,
-                           plan.parts,     plan.part_size,     result,
-                           kept_nest<kMaxRank>(p), nest_of_outer(p)};
+      const ExactRows args{input,           plan.runs,
+                           aligned,         static_cast<int8_t>(plan.log_warps),
+                           plan.tiles,      run_tiles,
+                           plan.parts,      plan.part_size,
+                           result,          kept_nest<kFastRank>(p),
+                           nest_of_outer(p)};
       return with_dtype(sum.in, [&](auto element) {
         using T = decltype(element);
         constexpr int kThreads = kRowThreads<T>;
@@ -183,7 +184,7 @@ cudaError_t start(const ExactSum& sum, const ExactPlan& plan, const ExactResult&
                               result,
                               p.kept.back().out_stride,
                               nest_of_batches(p),
-                              reduced_nest<kMaxRank>(p)};
+                              reduced_nest<kFastRank>(p)};
       const int64_t depth = std::min(batches, kMaxGridDepth);
       const Grid grid{static_cast<uint32_t>(plan.tiles * plan.parts), static_cast<uint32_t>(depth),
                       static_cast<uint32_t>(ceil_div(batches, depth))};
@@ -194,47 +195,94 @@ cudaError_t start(const ExactSum& sum, const ExactPlan& plan, const ExactResult&
     }
     case Kernel::any: break;
   }
-  const ExactAny args{input,  sum.in, static_cast<int8_t>(plan.log_lanes), p.length, plan.parts, plan.part_size,
-                      result, kept_nest<kMaxRank>(p), reduced_nest<kMaxRank>(p)};
+  const ExactAny args{input,
+                      sum.in,
+                      static_cast<int8_t>(plan.log_lanes),
+                      p.length,
+                      plan.parts,
+                      plan.part_size,
+                      result,
+                      kept_nest<kMaxRank>(p),
+                      reduced_nest<kMaxRank>(p)};
   const auto kernel = is_wide(sum.in) ? exact_any<exact::WideRange> : exact_any<exact::NarrowRange>;
   return start_kernel(queue, line(ceil_div((p.outputs * plan.parts) << plan.log_lanes, kAnyThreads)), kAnyThreads, 0, kernel,
                       args);
 }
 
 template <class Range>
-cudaError_t join(const ExactJoin& args, Queue queue) {
-  constexpr int kThreads = kJoinSlots<Range> * kExactWords<Range>;
-  return start_kernel(queue, line(ceil_div(args.result.outputs, int64_t{1} << args.log_outputs)), kThreads, 0,
-                      exact_join<Range>, args);
+cudaError_t join_parts(int64_t parts, const ExactResult& result, const Dims& kept, Queue queue) {
+  constexpr int kThreads = kJoinSlots<Range> * kExactWords<Range>, kLogSlots = kJoinSlots<Range> == 32 ? 5 : 3;
+  const int log_members = log2_of_wanted(ceil_div(parts, 8), kLogSlots);  // a thread adds about eight parts
+  const ExactJoin args{result.partials, parts, kLogSlots - log_members, result, kept};
+  return start_kernel(queue, line(ceil_div(result.outputs, int64_t{1} << args.log_outputs)), kThreads, 0, exact_join<Range>,
+                      args);
 }
+
+cudaError_t round(bool wide, const int64_t* states, const ExactResult& result, const Nest<kMaxRank>& kept, Queue queue) {
+  const auto kernel = wide ? exact_round<exact::WideRange> : exact_round<exact::NarrowRange>;
+  return start_kernel(queue, line(ceil_div(result.outputs, kAnyThreads)), kAnyThreads, 0, kernel,
+                      ExactRound{states, result, kept});
+}
+
+// The outputs one after the other.
+template <int kRank>
+Nest<kRank> line_of(int64_t outputs) {
+  Nest<kRank> nest;
+  nest.narrow = outputs < int64_t{1} << 31;
+  nest.add(outputs, 0, 1);
+  return nest;
+}
+
+ExactResult result_of(void* output, DType dtype, bool states, uint64_t divisor, int64_t outputs) {
+  return {output, nullptr, outputs, divisor, static_cast<int8_t>(shift_of(divisor)), dtype, states};
+}
+
+// What a call puts into its workspace: the parts' sums, then states, if the second kernel cannot divide.
+struct Workspace {
+  int64_t partials, states;  // int64s
+
+  Workspace(const ExactSum& sum, const ExactPlan& plan) {
+    const bool divides = plan.kernel != Kernel::any && has_long_division(sum), joined = plan.parts > 1 || divides;
+    partials = joined ? sum.problem.outputs * plan.parts * words_of(sum.in) : 0;
+    states = joined && has_long_division(sum) ? sum.problem.outputs * (words_of(sum.in) + 1) : 0;
+  }
+};
 
 }  // namespace
 
 int64_t exact_workspace(const ExactSum& sum, const Device& device) {
-  const int64_t parts = plan_of(sum, device).parts;
-  return parts == 1 ? 0 : sum.problem.outputs * parts * words_of(sum.in) * static_cast<int64_t>(sizeof(int64_t));
+  const Workspace workspace(sum, plan_of(sum, device));
+  return (workspace.partials + workspace.states) * static_cast<int64_t>(sizeof(int64_t));
 }
 
 cudaError_t run_exact(const ExactSum& sum, void* workspace, const Device& device, cudaStream_t stream) {
   const Problem& p = sum.problem;
   const ExactPlan plan = plan_of(sum, device);
+  const Workspace room(sum, plan);
   const Queue queue{stream, device.early};
-  const bool streams = p.outputs * p.length * info(sum.in).size > device.l2_bytes / 4;
+  const bool streams = p.outputs * p.length * info(sum.in).size > device.l2_bytes / 4, wide = is_wide(sum.in);
   const ExactInput input{sum.input, l2_policy(streams), {sum.negate, sum.nan_is_zero}};
-  int64_t* const partials = plan.parts == 1 ? nullptr : static_cast<int64_t*>(workspace);
-  const ExactResult result{sum.output, partials, p.outputs, sum.divisor, sum.out, sum.states};
+  const ExactResult final = result_of(sum.output, sum.out, sum.states, sum.divisor, p.outputs);
+  ExactResult result = final;
+  if (room.partials > 0) result.partials = static_cast<int64_t*>(workspace);
   if (cudaError_t error = start(sum, plan, result, input, queue)) return error;
-  if (plan.parts == 1) return cudaSuccess;
-  // Each thread adds about eight parts.
-  const int log_slots = is_wide(sum.in) ? 3 : 5, log_members = log2_of_wanted(ceil_div(plan.parts, 8), log_slots);
-  const ExactJoin args{partials, plan.parts, log_slots - log_members, result, kept_nest<kMaxRank>(p)};
-  return is_wide(sum.in) ? join<exact::WideRange>(args, queue.next()) : join<exact::NarrowRange>(args, queue.next());
+  if (room.partials == 0) return cudaSuccess;
+  int64_t* const states = result.partials + room.partials;
+  Dims kept = line_of<kFastRank>(p.outputs);
+  if (room.states > 0) {
+    result = result_of(states, sum.out, true, 1, p.outputs);
+    result.partials = static_cast<int64_t*>(workspace);
+  } else {
+    kept = kept_nest<kFastRank>(p);
+  }
+  const auto join = wide ? join_parts<exact::WideRange> : join_parts<exact::NarrowRange>;
+  if (cudaError_t error = join(plan.parts, result, kept, queue.next())) return error;
+  return room.states > 0 ? round(wide, states, final, kept_nest<kMaxRank>(p), queue.next()) : cudaSuccess;
 }
 
 cudaError_t round_exact(const ExactRounding& r, cudaStream_t stream) {
-  const ExactResult result{r.output, nullptr, r.count, r.divisor, r.out, false};
-  const auto kernel = r.wide ? exact_round<exact::WideRange> : exact_round<exact::NarrowRange>;
-  return start_kernel({stream, false}, line(ceil_div(r.count, kAnyThreads)), kAnyThreads, 0, kernel, r.states, r.count, result);
+  return round(r.wide, r.states, result_of(r.output, r.out, false, r.divisor, r.count), line_of<kMaxRank>(r.count),
+               {stream, false});
 }
 
 }  // namespace gpureduce::cuda

@@ -1,9 +1,9 @@
 // Exact sums: a fixed-point number with a bit for every power of two that an addend can have, and one rounding at the end.
 //
 // For example 2^30 + 1.5 - 2^30 in float32. Bit 0 of the number counts 2^-149, and its digits have 32 bits: 2^30 is bit 179,
-// that is bit 19 of digit 5, and 1.5 are the bits 149 and 148, of digit 4. Addends are added to digits of 64 bits, which need no
-// carries for the first billion of them. Here 2^19 - 2^19 is left in digit 5, and 1.5 in digit 4, in whatever order they came.
-// round_exact() carries, takes the 64 leading bits, 1.1000..., and rounds them to the result's dtype: 1.5.
+// that is bit 19 of digit 5, and 1.5 are the bits 149 and 148, of digit 4. Addends are added to digits of 64 bits, which need
+// no carries for the first billion of them. Here 2^19 - 2^19 is left in digit 5, and 1.5 in digit 4, in whatever order they
+// came. round_exact() carries, takes the 64 leading bits, 1.1000..., and rounds them to the result's dtype: 1.5.
 #pragma once
 
 #include "dtypes.h"
@@ -18,8 +18,8 @@
 namespace gpureduce::exact {
 
 // The powers of two that an exact sum counts: from 2^lowest, in digits of 32 bits. Up to 2^62 addends fit.
-struct NarrowRange { static constexpr int kLowest = -149, kDigits = 10; };   // float32, all smaller floats, integers
-struct WideRange { static constexpr int kLowest = -1074, kDigits = 68; };    // float64
+struct NarrowRange { static constexpr int kLowest = -149, kDigits = 10; };  // float32, all smaller floats, integers
+struct WideRange { static constexpr int kLowest = -1074, kDigits = 68; };   // float64
 template <class T>
 using RangeOf = std::conditional_t<std::is_same_v<T, double>, WideRange, NarrowRange>;
 
@@ -185,8 +185,8 @@ GPUREDUCE_HOST_DEVICE Leading leading(FixedPoint<Range>& sum, uint64_t divisor =
   return result;
 }
 
-// A floating format: its bytes, the digits of its mantissa, the exponent of its smallest number, and the bits of infinity and of
-// NaN.
+// A floating format: its bytes, the digits of its mantissa, the exponent of its smallest number, and the bits of infinity and
+// of NaN.
 struct Format {
   int bytes, digits, lowest;
   uint64_t infinity, nan;
@@ -241,12 +241,16 @@ template <class Range>
 constexpr int kStateSize = Range::kDigits + 2;
 
 template <class Range>
+GPUREDUCE_HOST_DEVICE void write_seen(int64_t* state, uint32_t seen) {
+  const auto both = [](bool low, bool high) { return int64_t{low} | int64_t{high} << 32; };
+  state[Range::kDigits] = both(seen & kPlusInfinity, seen & kMinusInfinity);
+  state[Range::kDigits + 1] = both(seen == kMinusZero, seen & ~kMinusZero);
+}
+template <class Range>
 GPUREDUCE_HOST_DEVICE void write_state(int64_t* to, const FixedPoint<Range>& carried) {
   GPUREDUCE_DIGITS
   for (int i = 0; i < Range::kDigits; ++i) to[i] = carried.digits[i];
-  const auto both = [](bool low, bool high) { return int64_t{low} | int64_t{high} << 32; };
-  to[Range::kDigits] = both(carried.seen & kPlusInfinity, carried.seen & kMinusInfinity);
-  to[Range::kDigits + 1] = both(carried.seen == kMinusZero, carried.seen & ~kMinusZero);
+  write_seen<Range>(to, carried.seen);
 }
 
 template <class Range>

@@ -41,7 +41,7 @@ struct Nothing {
 };
 
 // The place of an index in dims. Two dims and more are one piece of code.
-using Dims = Nest<kMaxRank>;
+using Dims = Nest<kFastRank>;
 __device__ __noinline__ Offsets far_place(const Dims& dims, int64_t index) { return dims.at(index); }
 __device__ __forceinline__ Offsets place_of(const Dims& dims, int64_t index) {
   if (dims.rank == 0) return {};
@@ -60,22 +60,24 @@ struct ShortRuns {
   __host__ __device__ int side() const { return kWarp >> log_lanes; }  // runs of a warp side by side
 };
 
-template <bool kVectors, int K, int V, class T, class At>
-__device__ __forceinline__ void load_runs(Vector<T, V> (&x)[K], const ExactInput& input, const ShortRuns& runs, int64_t first,
-                                          int lane, Nothing<T> nothing, At at) {
-  const int lanes = 1 << runs.log_lanes, steps = 1 << runs.log_steps, inner = lane & (lanes - 1);
+template <bool kVectors, int K, int V, class T>
+__device__ __forceinline__ void load_runs(Vector<T, V> (&x)[K], const ExactInput& input, const ShortRuns& runs,
+                                          const Dims& dims, int64_t first, int lane, Nothing<T> nothing) {
+  const int lanes = 1 << runs.log_lanes, steps = 1 << runs.log_steps, inner = lane & (lanes - 1), side = runs.side();
   const T* const data = static_cast<const T*>(input.data);
   const int length = static_cast<int>(runs.length);
-  const T* p = data;
-  int left = 0;
+  const int64_t run = first + (lane >> runs.log_lanes), pitch = dims.rank == 1 ? dims.dims[0].in : 0;
+  int64_t places[K];  // of runs in several dims
+  if (dims.rank > 1) {
+#pragma unroll 1
+    for (int i = 0; i < K >> runs.log_steps; ++i)
+      places[i] = run + i * side < runs.count ? far_place(dims, run + i * side).in : 0;
+  }
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    const int step = k & (steps - 1);
-    if (step == 0) {
-      const int64_t run = first + (k >> runs.log_steps) * runs.side() + (lane >> runs.log_lanes);
-      left = run < runs.count ? length : 0;
-      p = data + (run < runs.count ? at(run) : 0);
-    }
+    const int step = k & (steps - 1), i = k >> runs.log_steps;
+    const int left = run + i * side < runs.count ? length : 0;
+    const T* const p = data + (dims.rank > 1 ? places[i] : left > 0 ? (run + i * side) * pitch : 0);
     if constexpr (kVectors) {
       const int e = (step * lanes + inner) * V;
       x[k] = load_vector_if<T, V>(e < left, p + e, input.policy, nothing.template bits<V>());
@@ -114,16 +116,16 @@ constexpr int kRowLoads = 8;
 template <class T>
 constexpr int kRowVector = kGranule / sizeof(T);
 template <class T>
-constexpr int kRowTile = kWarp* kRowLoads* kRowVector<T>;  // elements
+constexpr int kRowTile = kWarp * kRowLoads * kRowVector<T>;  // elements
 
 // Threads per block: those of float64 have many digits in shared memory.
 template <class T>
-constexpr int kRowThreads = sizeof(T) == 8 ? 64 : 256;
+constexpr int kRowThreads = sizeof(T) == 8 ? 64 : 128;
 template <class T>
 constexpr int kColumnThreads = sizeof(T) == 8 ? 64 : 128;
 // Blocks per multiprocessor that registers must allow.
 template <class T>
-constexpr int kRowResident = sizeof(T) == 8 ? 6 : 3;
+constexpr int kRowResident = sizeof(T) == 8 ? 6 : 5;
 constexpr int kColumnResident = 5;
 
 // --- long rows ------------------------------------------------------------------------------------------------------------
@@ -175,8 +177,7 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_rows(co
         if (a.tiles_of_run == 0) {
           ExactInput input = a.input;
           input.data = row;
-          load_runs<false>(x, input, a.runs, tile * ((K >> a.runs.log_steps) * a.runs.side()), lane, nothing,
-                           [&](int64_t i) { return place_of(a.outer, i).in; });
+          load_runs<false>(x, input, a.runs, a.outer, tile * ((K >> a.runs.log_steps) * a.runs.side()), lane, nothing);
         } else {
           while (tile_in_run >= a.tiles_of_run && a.runs.count > 1) {
             tile_in_run -= a.tiles_of_run;
@@ -235,18 +236,17 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_rows(co
   if (lane == 0) joined[warp][Range::kDigits] = all_seen;
   __syncthreads();
   if (member > 0 || output >= a.result.outputs) return;
-  for (int i = lane; i < kWords; i += kWarp) {
-    int64_t word = joined[warp][i];
-    for (int w = 1; w < warps; ++w) word = i < Range::kDigits ? word + joined[warp + w][i] : word | joined[warp + w][i];
-    if (a.result.partials) a.result.partials[(part * kWords + i) * a.result.outputs + output] = word;
-    else joined[warp][i] = word;
+  for (int i = 0; i < number.kEach; ++i) {
+    const int word = lane + i * kWarp;
+    number.digits[i] = 0;
+    for (int w = 0; w < warps && word < Range::kDigits; ++w) number.digits[i] += joined[warp + w][word];
+    if (a.result.partials && word < Range::kDigits)
+      a.result.partials[(part * kWords + word) * a.result.outputs + output] = number.digits[i];
   }
-  __syncwarp();
-  if (a.result.partials || lane > 0) return;
-  exact::FixedPoint<Range> all;
-  for (int i = 0; i < Range::kDigits; ++i) all.digits[i] = joined[warp][i];
-  all.seen = static_cast<uint32_t>(joined[warp][Range::kDigits]);
-  store_exact(all, a.result, place_of(a.kept, output).out);
+  uint32_t row_seen = 0;
+  for (int w = 0; w < warps; ++w) row_seen |= static_cast<uint32_t>(joined[warp + w][Range::kDigits]);
+  if (!a.result.partials) number.store(a.result, place_of(a.kept, output).out, row_seen, lane);
+  else if (lane == 0) a.result.partials[(part * kWords + Range::kDigits) * a.result.outputs + output] = row_seen;
 }
 
 // --- short rows -----------------------------------------------------------------------------------------------------------
@@ -255,58 +255,57 @@ struct ExactShortRows {
   ExactInput input;
   ShortRuns runs;   // one per output
   int8_t log_adds;  // a row has at most 1 << log_adds elements
-  int8_t shift;     // the divisor is 1 << shift, or shift is -1
   ExactResult result;
   Dims kept;
 };
 
-// The leading bits of n * 2^exponent / divisor.
-__device__ __forceinline__ exact::Leading leading_of(int64_t n, int exponent, int shift, uint32_t divisor) {
-  if (n == 0) return {0, 0, false, false};
-  uint64_t bits = n < 0 ? 0 - static_cast<uint64_t>(n) : static_cast<uint64_t>(n);
-  const int zeros = __clzll(bits);
-  bits <<= zeros;
-  exponent -= zeros;
-  if (shift >= 0) return {bits, exponent - shift, false, n < 0};
-  const uint64_t quotient = bits / divisor;
-  const int more = __clzll(quotient);
-  return {quotient << more, exponent - more, quotient * divisor != bits, n < 0};
-}
-__device__ __forceinline__ exact::Leading leading_of(__int128 n, int exponent, int shift) {
-  if (n == 0) return {0, 0, false, false};
-  const unsigned __int128 magnitude = n < 0 ? -static_cast<unsigned __int128>(n) : static_cast<unsigned __int128>(n);
-  const uint64_t high = static_cast<uint64_t>(magnitude >> 64), low = static_cast<uint64_t>(magnitude);
-  if (high == 0) {
-    const int zeros = __clzll(low);
-    return {low << zeros, exponent - zeros - shift, false, n < 0};
+// Stores n * 2^bit, of the bits of a fixed-point number.
+template <class Range, class Integer>
+__device__ __forceinline__ void store_integer(const ExactResult& result, int64_t index, Integer n, int bit, uint32_t seen) {
+  if (result.states) {
+    int64_t* const to = static_cast<int64_t*>(result.output) + index * exact::kStateSize<Range>;
+    constexpr int kBits = 8 * sizeof(Integer);
+#pragma unroll 1
+    for (int i = 0; i < Range::kDigits; ++i) {
+      const int from = 32 * i - bit;
+      const Integer shifted = from >= kBits ? (n < 0 ? -1 : 0)
+                              : from >= 0   ? n >> from
+                              : from > -32  ? n * (Integer{1} << -from)
+                                            : 0;
+      to[i] = i + 1 < Range::kDigits ? static_cast<int64_t>(shifted) & 0xffffffff : static_cast<int64_t>(shifted);
+    }
+    exact::write_seen<Range>(to, seen);
+    return;
   }
-  const int zeros = __clzll(high);
-  const unsigned __int128 bits = magnitude << zeros;
-  return {static_cast<uint64_t>(bits >> 64), exponent + 64 - zeros - shift, static_cast<uint64_t>(bits) != 0, n < 0};
+  Magnitude x{0, 0, bit + Range::kLowest, false, n < 0};
+  if constexpr (sizeof(Integer) == 8) {
+    x.low = n < 0 ? 0 - static_cast<uint64_t>(n) : static_cast<uint64_t>(n);
+  } else {
+    const auto magnitude = n < 0 ? 0 - static_cast<unsigned __int128>(n) : static_cast<unsigned __int128>(n);
+    x.high = static_cast<uint64_t>(magnitude >> 64);
+    x.low = static_cast<uint64_t>(magnitude);
+  }
+  store_magnitude(result, index, x, seen);
 }
 
 // A warp takes a tile of whole rows, in one window. If there is none, each row goes through the digits of its threads.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_short_rows(const __grid_constant__ ExactShortRows a) {
   using Range = typename ExactFormat<T>::Range;
-  using Number = exact::FixedPoint<Range>;
-  constexpr int kThreads = kRowThreads<T>, K = kRowLoads, V = kRowVector<T>;
-  constexpr int kPending = sizeof(T) == 8 ? 4 : kWarp;  // rows whose numbers wait for a thread each
-  constexpr int kDigitWords = kRowDigits<Range> * kWarp, kPitch = Range::kDigits + 1;
-  static_assert(kDigitWords * 8 >= K * kWarp * static_cast<int>(sizeof(WindowSum<T>)));
-  __shared__ int64_t memory[kThreads / kWarp][kDigitWords + kPending * kPitch];
+  constexpr int kThreads = kRowThreads<T>, K = kRowLoads, V = kRowVector<T>, kWords = kRowDigits<Range> * kWarp;
+  static_assert(kWords * 8 >= K * kWarp * static_cast<int>(sizeof(WindowSum<T>)));
+  __shared__ int64_t memory[kThreads / kWarp][kWords];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, log_lanes = a.runs.log_lanes, log_steps = a.runs.log_steps;
-  const int lanes = 1 << log_lanes, side = a.runs.side(), slots = K >> log_steps, inner = lane & (lanes - 1);
-  int64_t first = (int64_t{blockIdx.x} * (kThreads / kWarp) + warp) * (slots * side);
+  const int lanes = 1 << log_lanes, side = a.runs.side(), slots = K >> log_steps;
+  const int64_t first = (int64_t{blockIdx.x} * (kThreads / kWarp) + warp) * (slots * side);
   const Nothing<T> nothing(a.input.signs.negate);
   wait_for_previous_kernel();
   allow_next_kernel();
   if (first >= a.runs.count) return;
   const int rows = static_cast<int>(min(a.runs.count - first, static_cast<int64_t>(slots * side)));
   Vector<T, V> x[K];
-  const auto place = [&](int64_t i) { return place_of(a.kept, i).in; };
-  if (a.runs.vectors) load_runs<true>(x, a.input, a.runs, first, lane, nothing, place);
-  else load_runs<false>(x, a.input, a.runs, first, lane, nothing, place);
+  if (a.runs.vectors) load_runs<true>(x, a.input, a.runs, a.kept, first, lane, nothing);
+  else load_runs<false>(x, a.input, a.runs, a.kept, first, lane, nothing);
   Exponents<T> exponents;
 #pragma unroll
   for (int k = 0; k < K; ++k) exponents.add(x[k]);
@@ -354,36 +353,17 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_short_r
           if (nothing.differs(load_vector<T, 1>(static_cast<const T*>(a.input.data) + place.in + e, a.input.policy)))
             seen = exact::kOther;
       }
-      constexpr int kLowBits = sizeof(T) == 8 ? 1 : 0;  // float64 alone has them
-      const int exponent = window.bit() + Range::kLowest;
-      const bool simple = sizeof(T) == 8 ? a.shift >= 0
-                                         : a.shift >= 0 || (a.result.divisor >> 32 == 0 && a.result.dtype != DType::Double);
-      if (!a.result.states && simple) {
-        exact::Leading leading;
-        if constexpr (kLowBits) {
-          const auto high = static_cast<unsigned __int128>(static_cast<__int128>(sum.high));
-          const auto n = static_cast<__int128>((high << ExactFormat<T>::low_bits(a.log_adds)) + static_cast<__int128>(sum.low));
-          leading = leading_of(n, exponent, a.shift);
-        } else {
-          leading = leading_of(sum.low, exponent, a.shift, static_cast<uint32_t>(a.result.divisor));
-        }
-        store_rounded(a.result.output, place.out, a.result.dtype, leading, seen);
+      if constexpr (sizeof(T) == 8) {
+        const auto high = static_cast<__int128>(sum.high) * (int64_t{1} << ExactFormat<T>::low_bits(a.log_adds));
+        store_integer<Range>(a.result, place.out, high + sum.low, window.bit(), seen);
       } else {
-        Number number;
-        number.clear();
-        number.seen = seen;
-        number.add(sum.low, window.bit());
-        if constexpr (kLowBits) number.add(sum.high, window.bit() + ExactFormat<T>::low_bits(a.log_adds));
-        store_exact(number, a.result, place.out);
+        store_integer<Range>(a.result, place.out, sum.low, window.bit(), seen);
       }
     }
     return;
   }
-  // Rows that lie side by side in the warp at once. Their digits' sums wait until each thread has a number to finish.
+  // The rows that lie side by side in the warp, then the next ones.
   const Digits digits{memory[warp] + lane, kWarp};
-  int64_t* const waiting = memory[warp] + kDigitWords;
-  int pending = 0;
-  const int batch = min(side, kPending);
   for (int s = 0; s < slots; ++s) {
     digits.clear(kRowDigits<Range>);
     uint32_t seen = 0, other = 0;
@@ -398,34 +378,18 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_short_r
     seen |= other ? exact::kOther : exact::kMinusZero;
     for (int step = lanes / 2; step > 0; step /= 2) seen |= __shfl_xor_sync(~0u, seen, step);
     __syncwarp();
-    for (int q = 0; q < side; q += batch) {
-      const int group = (lane >> log_lanes) - q;
-      if (group >= 0 && group < batch) {
-        int64_t* const number = waiting + (pending + group) * kPitch;
-        const int64_t* const threads = memory[warp] + (lane & ~(lanes - 1));
-        for (int d = inner; d < Range::kDigits; d += lanes) {
-          int64_t sum = 0;
-          for (int i = 0; i < lanes; ++i) {
-            const int64_t* const thread = threads + ((i + inner) & (lanes - 1));
-            if (d < kRowDigits<Range>) sum += thread[d * kWarp] & 0xffffffff;
-            if (d > 0 && d <= kRowDigits<Range>) sum += thread[(d - 1) * kWarp] >> 32;
-          }
-          number[d] = sum;
+#pragma unroll 1
+    for (int q = 0; q < side && s * side + q < rows; ++q) {
+      WarpNumber<Range> number;
+      for (int i = 0; i < number.kEach; ++i) {
+        const int d = lane + i * kWarp;
+        for (int t = 0; t < lanes; ++t) {
+          const int64_t* const thread = memory[warp] + q * lanes + ((t + lane) & (lanes - 1));
+          if (d < kRowDigits<Range>) number.digits[i] += thread[d * kWarp] & 0xffffffff;
+          if (d > 0 && d <= kRowDigits<Range>) number.digits[i] += thread[(d - 1) * kWarp] >> 32;
         }
-        if (inner == 0) number[Range::kDigits] = seen;
       }
-      pending += batch;
-      if (pending + batch <= kPending && (s + 1 < slots || q + batch < side)) continue;
-      __syncwarp();
-      if (lane < pending && first + lane < a.runs.count) {
-        Number number;
-        for (int i = 0; i < Range::kDigits; ++i) number.digits[i] = waiting[lane * kPitch + i];
-        number.seen = static_cast<uint32_t>(waiting[lane * kPitch + Range::kDigits]);
-        store_exact(number, a.result, place_of(a.kept, first + lane).out);
-      }
-      __syncwarp();
-      first += pending;
-      pending = 0;
+      number.store(a.result, place_of(a.kept, first + s * side + q).out, __shfl_sync(~0u, seen, q * lanes), lane);
     }
     __syncwarp();
   }
@@ -440,7 +404,7 @@ struct ExactColumns {
   int8_t log_width;  // threads side by side
   bool vectors;      // all rows lie in whole aligned vectors; otherwise a thread's columns lie 1 << log_width apart
   ExactResult result;
-  int64_t out_stride;            // of columns
+  int64_t out_stride;   // of columns
   Dims batch, reduced;  // the kept dims but the last; the rows
 };
 
@@ -476,7 +440,7 @@ __global__ void __launch_bounds__(kColumnThreads<T>, kColumnResident) exact_colu
   WindowSum<T> sums[V];
   constexpr int kOtherWords = ceil_div(V * sizeof(T), 4) > V ? V : ceil_div(V * sizeof(T), 4);
   uint32_t seen[V] = {}, other[kOtherWords] = {};  // other: by words
-  bool used = false, slow = false;  // the digits are used; for elements
+  bool used = false, slow = false;                 // the digits are used; for elements
   wait_for_previous_kernel();
   allow_next_kernel();
   const int64_t end = min(a.rows, (part + 1) * a.part_rows);
@@ -578,13 +542,25 @@ __global__ void __launch_bounds__(kColumnThreads<T>, kColumnResident) exact_colu
   }
   if (a.result.partials) return;
   __syncthreads();
-  for (int i = threadIdx.x; i < V * width; i += kThreads) {
-    const int x = i & (width - 1), c = i >> a.log_width;
-    if (column_of(x, c) >= left) continue;
-    exact::FixedPoint<Range> number;
-    for (int d = 0; d < kDigits; ++d) number.digits[d] = memory[(c * kDigits + d) * kThreads + x];
-    number.seen = seen_by[c * kThreads + x];
-    store_exact(number, a.result, place.out + (first_column + column_of(x, c)) * a.out_stride);
+  const auto out = [&](int x, int c) { return place.out + (first_column + column_of(x, c)) * a.out_stride; };
+  if constexpr (sizeof(T) == 8) {  // a warp for each number, which is long
+    const int lane = threadIdx.x % kWarp;
+    for (int i = threadIdx.x / kWarp; i < width && i < left; i += kThreads / kWarp) {
+      WarpNumber<Range> number;
+#pragma unroll
+      for (int w = 0; w < number.kEach; ++w)
+        if (lane + w * kWarp < kDigits) number.digits[w] = memory[(lane + w * kWarp) * kThreads + i];
+      number.store(a.result, out(i, 0), seen_by[i], lane);
+    }
+  } else {
+    for (int i = threadIdx.x; i < V * width; i += kThreads) {
+      const int x = i & (width - 1), c = i >> a.log_width;
+      if (column_of(x, c) >= left) continue;
+      exact::FixedPoint<Range> number;
+      for (int d = 0; d < kDigits; ++d) number.digits[d] = memory[(c * kDigits + d) * kThreads + x];
+      number.seen = seen_by[c * kThreads + x];
+      store_exact(number, a.result, out(x, c));
+    }
   }
 }
 
@@ -596,7 +572,7 @@ struct ExactAny {
   int8_t log_lanes;
   int64_t length, parts, part_length;
   ExactResult result;
-  Dims kept, reduced;
+  Nest<kMaxRank> kept, reduced;
 };
 constexpr int kAnyThreads = 128;
 
@@ -605,11 +581,10 @@ template <class Range>
 __device__ __noinline__ void add_any(exact::FixedPoint<Range>& sum, const void* data, int64_t index, DType dtype,
                                      ExactSigns signs) {
   switch (dtype) {
-#define GPUREDUCE_CASE(name, type, kind, ...)                                                                      \
-  case DType::name:                                                                                                \
-    if constexpr (Kind::kind != Kind::complex && (sizeof(Range) > 0) &&                                            \
-                  std::is_same_v<Range, exact::RangeOf<type>>)                                                     \
-      exact::add(sum, static_cast<const type*>(data)[index], signs.negate, signs.nan_is_zero);                     \
+#define GPUREDUCE_CASE(name, type, kind, ...)                                                                        \
+  case DType::name:                                                                                                  \
+    if constexpr (Kind::kind != Kind::complex && (sizeof(Range) > 0) && std::is_same_v<Range, exact::RangeOf<type>>) \
+      exact::add(sum, static_cast<const type*>(data)[index], signs.negate, signs.nan_is_zero);                       \
     break;
     GPUREDUCE_DTYPES(GPUREDUCE_CASE)
 #undef GPUREDUCE_CASE
@@ -626,14 +601,14 @@ __global__ void __launch_bounds__(kAnyThreads) exact_any(const __grid_constant__
   wait_for_previous_kernel();
   allow_next_kernel();
   const bool valid = part < a.parts;
-  const auto place = place_of(a.kept, valid ? output : 0);
+  const auto place = a.kept.at(valid ? output : 0);
   exact::FixedPoint<Range> sum;
   sum.clear();
   if (valid) {
     const int64_t end = min(a.length, (part + 1) * a.part_length);
     uint32_t adds = 0;
     for (int64_t i = part * a.part_length + lane; i < end; i += lanes) {
-      add_any(sum, a.input.data, place.in + place_of(a.reduced, i).in, a.dtype, a.input.signs);
+      add_any(sum, a.input.data, place.in + a.reduced.at(i).in, a.dtype, a.input.signs);
       if (++adds >> 28) {
         sum.carry();
         adds = 0;
@@ -697,25 +672,35 @@ __global__ void __launch_bounds__(kJoinSlots<Range>* kExactWords<Range>) exact_j
     memory[word][slot] = sum;
   }
   __syncthreads();
-  const int64_t mine = first + threadIdx.x;
-  if (static_cast<int>(threadIdx.x) >= outputs || mine >= a.result.outputs) return;
-  exact::FixedPoint<Range> number;
-  for (int i = 0; i < Range::kDigits; ++i) number.digits[i] = memory[i][threadIdx.x];
-  number.seen = static_cast<uint32_t>(memory[Range::kDigits][threadIdx.x]);
-  store_exact(number, a.result, place_of(a.kept, mine).out);
+  constexpr int kWarps = kSlots * kWords / kWarp;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  if (warp >= kWarps) return;
+  for (int i = warp; i < outputs && first + i < a.result.outputs; i += kWarps) {  // a warp finishes an output
+    WarpNumber<Range> number;
+#pragma unroll
+    for (int w = 0; w < number.kEach; ++w)
+      if (lane + w * kWarp < Range::kDigits) number.digits[w] = memory[lane + w * kWarp][i];
+    const auto seen = static_cast<uint32_t>(memory[Range::kDigits][i]);
+    number.store(a.result, place_of(a.kept, first + i).out, seen, lane);
+  }
 }
 
-// One thread per state.
+// The rounding of states that lie one after the other, a thread each. `kept`: the places of their results.
+struct ExactRound {
+  const int64_t* states;
+  ExactResult result;
+  Nest<kMaxRank> kept;
+};
 template <class Range>
-__global__ void __launch_bounds__(kAnyThreads) exact_round(const int64_t* states, int64_t count, ExactResult result) {
+__global__ void __launch_bounds__(kAnyThreads) exact_round(const __grid_constant__ ExactRound a) {
   const int64_t i = int64_t{blockIdx.x} * kAnyThreads + threadIdx.x;
   wait_for_previous_kernel();
   allow_next_kernel();
-  if (i >= count) return;
+  if (i >= a.result.outputs) return;
   exact::FixedPoint<Range> sum;
   sum.clear();
-  exact::add_state(sum, states + i * exact::kStateSize<Range>);
-  store_exact(sum, result, i);
+  exact::add_state(sum, a.states + i * exact::kStateSize<Range>);
+  store_exact(sum, a.result, a.kept.at(i).out);
 }
 
 }  // namespace gpureduce::cuda

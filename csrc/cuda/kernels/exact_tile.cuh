@@ -4,8 +4,8 @@
 // For example the float32 elements 1.5, -0.25 and 3. Their exponents lie in a *window* of 31 exponents that begins with 2^-27,
 // whose last bit is 2^-50. So each element times 2^50 is an integer below 2^55, and 256 of them add up to less than 2^63. The
 // thread adds 1.5 * 2^50 - 0.25 * 2^50 + 3 * 2^50 = 4.25 * 2^50 in an int64. Bit 0 of the fixed-point number counts 2^-149, so
-// the int64 is then added to it from bit 99 on: that is from bit 3 of digit 3. A tile that also has 1e30 or 1e-30 fits no window:
-// each of its elements is added to the digit where it begins.
+// the int64 is then added to it from bit 99 on: that is from bit 3 of digit 3. A tile that also has 1e30 or 1e-30 fits no
+// window: each of its elements is added to the digit where it begins.
 #pragma once
 
 #include "../../numeric/exact.h"
@@ -58,8 +58,8 @@ __device__ __forceinline__ double wide_power_of_two(int exponent, bool negative)
 }
 
 // The highest and the lowest exponent of elements that are not 0. An element's magnitude with the sign bit set is, as a signed
-// integer, ordered as the magnitude; minus 1, zeros become the largest integer. So the lowest exponent is one too low for powers
-// of two, which only makes a window wider than it need be. Two bytes: both elements of a word at once.
+// integer, ordered as the magnitude; minus 1, zeros become the largest integer. So the lowest exponent is one too low for
+// powers of two, which only makes a window wider than it need be. Two bytes: both elements of a word at once.
 template <class T>
 struct Exponents {
   static constexpr uint32_t kTop = sizeof(T) == 2 ? 0x80008000u : 0x80000000u;
@@ -134,10 +134,8 @@ struct Window {
     if (highest > Format::kMost || lowest < Format::kLeast || highest - lowest >= width) return false;
     base = max(min(min(highest + kRoom, Format::kMost) - width + 1, lowest), Format::kLeast);
     top = min(base + width - 1, Format::kMost);
-    if constexpr (std::is_same_v<T, double>)
-      scale = wide_power_of_two(1075 - Format::low_bits(log_adds) - base, negate);
-    else
-      scale = power_of_two(Format::scale(base), negate);
+    if constexpr (std::is_same_v<T, double>) scale = wide_power_of_two(1075 - Format::low_bits(log_adds) - base, negate);
+    else scale = power_of_two(Format::scale(base), negate);
     return true;
   }
   __device__ __forceinline__ int bit() const { return base + Format::kBit; }
@@ -227,6 +225,105 @@ __device__ __forceinline__ void add_elements(Vector<T, V> (&x)[K], DigitsOf digi
   }
 }
 
+// --- results --------------------------------------------------------------------------------------------------------------
+
+// Where sums go. Partial sums of the parts of an output: digits, then what was seen, each `outputs` apart.
+struct ExactResult {
+  void* output;
+  int64_t* partials;  // null: none, and results are written
+  int64_t outputs;
+  uint64_t divisor;
+  int8_t shift;  // the divisor is 1 << shift, or shift is -1
+  DType dtype;
+  bool states;
+};
+template <class Range>
+constexpr int kExactWords = Range::kDigits + 1;
+
+__device__ __forceinline__ exact::Format format_of(DType dtype) {
+  exact::Format format{};
+  switch (dtype) {
+#define GPUREDUCE_CASE(name, type, kind, ...)                                      \
+  case DType::name:                                                                \
+    if constexpr (Kind::kind == Kind::floating) format = exact::format_of<type>(); \
+    break;
+    GPUREDUCE_DTYPES(GPUREDUCE_CASE)
+#undef GPUREDUCE_CASE
+  }
+  return format;
+}
+
+__device__ __forceinline__ void store_rounded(const ExactResult& result, int64_t index, const exact::Leading& x,
+                                              uint32_t seen) {
+  const exact::Format format = format_of(result.dtype);
+  const uint64_t bits = exact::rounded_bits(format, x, seen);
+  switch (format.bytes) {
+    case 1: static_cast<uint8_t*>(result.output)[index] = static_cast<uint8_t>(bits); break;
+    case 2: static_cast<uint16_t*>(result.output)[index] = static_cast<uint16_t>(bits); break;
+    case 4: static_cast<uint32_t*>(result.output)[index] = static_cast<uint32_t>(bits); break;
+    default: static_cast<uint64_t*>(result.output)[index] = bits;
+  }
+}
+
+// The magnitude (high * 2^64 + low) * 2^exponent, and a little more if `more`: then it has at least 96 bits.
+struct Magnitude {
+  uint64_t high, low;
+  int exponent;
+  bool more, negative;
+};
+
+// Divides, by less than 2^32 or by a power of two, rounds and stores.
+__device__ __noinline__ void store_magnitude(const ExactResult& result, int64_t index, Magnitude x, uint32_t seen) {
+  exact::Leading leading{0, 0, false, x.negative};
+  if ((x.high | x.low) != 0) {
+    if (result.shift < 0) {
+      const uint64_t divisor = result.divisor;
+      uint64_t rest = 0;
+#pragma unroll 1
+      for (int i = 0; i < 4; ++i) {
+        const uint64_t dividend = rest << 32 | x.high >> 32, quotient = dividend / divisor;
+        rest = dividend - quotient * divisor;
+        x.high = x.high << 32 | x.low >> 32;
+        x.low = x.low << 32 | quotient;
+      }
+      if (x.high == 0) {  // a small integer: the next bits of its quotient
+        const uint64_t more = (rest << 32) / divisor;
+        rest = (rest << 32) - more * divisor;
+        const uint64_t last = (rest << 32) / divisor;
+        rest = (rest << 32) - last * divisor;
+        x.high = x.low;
+        x.low = more << 32 | last;
+        x.exponent -= 64;
+      }
+      x.more |= rest != 0;
+    } else {
+      x.exponent -= result.shift;
+    }
+    if (x.high == 0) {
+      x.high = x.low;
+      x.low = 0;
+      x.exponent -= 64;
+    }
+    const int zeros = __clzll(x.high);
+    if (zeros > 0) x.high = x.high << zeros | x.low >> (64 - zeros);
+    leading.bits = x.high;
+    leading.exponent = x.exponent + 64 - zeros;
+    leading.more = x.more || x.low << zeros != 0;
+  }
+  store_rounded(result, index, leading, seen);
+}
+
+// Writes a result or a state of a thread's number, whatever the divisor.
+template <class Range>
+__device__ __noinline__ void store_exact(exact::FixedPoint<Range>& sum, const ExactResult& result, int64_t index) {
+  if (result.states) {
+    sum.carry();
+    exact::write_state(static_cast<int64_t*>(result.output) + index * exact::kStateSize<Range>, sum);
+  } else {
+    store_rounded(result, index, exact::leading(sum, result.divisor), sum.seen);
+  }
+}
+
 // --- warps ----------------------------------------------------------------------------------------------------------------
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
@@ -236,10 +333,18 @@ __device__ __forceinline__ int warp_reduced(int x, F f) {
   for (int step = kWarp / 2; step > 0; step /= 2) x = f(x, __shfl_xor_sync(~0u, x, step));
   return x;
 }
-__device__ __forceinline__ int warp_add(int x) { return warp_reduced(x, [](int a, int b) { return a + b; }); }
-__device__ __forceinline__ int warp_max(int x) { return warp_reduced(x, [](int a, int b) { return max(a, b); }); }
-__device__ __forceinline__ int warp_min(int x) { return warp_reduced(x, [](int a, int b) { return min(a, b); }); }
-__device__ __forceinline__ uint32_t warp_or(uint32_t x) { return warp_reduced(x, [](int a, int b) { return a | b; }); }
+__device__ __forceinline__ int warp_add(int x) {
+  return warp_reduced(x, [](int a, int b) { return a + b; });
+}
+__device__ __forceinline__ int warp_max(int x) {
+  return warp_reduced(x, [](int a, int b) { return max(a, b); });
+}
+__device__ __forceinline__ int warp_min(int x) {
+  return warp_reduced(x, [](int a, int b) { return min(a, b); });
+}
+__device__ __forceinline__ uint32_t warp_or(uint32_t x) {
+  return warp_reduced(x, [](int a, int b) { return a | b; });
+}
 #else
 __device__ __forceinline__ int warp_add(int x) { return __reduce_add_sync(~0u, x); }
 __device__ __forceinline__ int warp_max(int x) { return __reduce_max_sync(~0u, x); }
@@ -250,7 +355,7 @@ __device__ __forceinline__ uint32_t warp_or(uint32_t x) { return __reduce_or_syn
 // A warp's number: lane l has the digits l, l + 32, ...
 template <class Range>
 struct WarpNumber {
-  static constexpr int kEach = (Range::kDigits + kWarp - 1) / kWarp;
+  static constexpr int kEach = (Range::kDigits + kWarp - 1) / kWarp, kLast = Range::kDigits + 1;  // beyond all sums: the sign
   int64_t digits[kEach] = {};
 
   // Adds n * 2^bit, where all lanes have the same n, below 2^31.
@@ -269,56 +374,85 @@ struct WarpNumber {
     for (int i = 0; i < kParts; ++i, n >>= kPart, bit += kPart)
       add(warp_add(i + 1 < kParts ? static_cast<int>(n) & ((1 << kPart) - 1) : static_cast<int>(n)), bit, lane);
   }
+
+  // Brings all digits but the last into [0, 2^32).
+  __device__ __forceinline__ void carry(int lane) {
+    bool again = true;
+    while (again) {
+      int64_t over[kEach];
+      bool any = false;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        over[i] = lane + i * kWarp < kLast ? digits[i] >> 32 : 0;
+        digits[i] -= over[i] << 32;
+        any |= over[i] != 0;
+      }
+      again = __any_sync(~0u, any);
+#pragma unroll
+      for (int i = kEach - 1; i >= 0; --i) {
+        const int64_t from = __shfl_sync(~0u, over[i], (lane + kWarp - 1) % kWarp);
+        const int64_t before = i > 0 ? __shfl_sync(~0u, over[i > 0 ? i - 1 : 0], kWarp - 1) : 0;
+        digits[i] += lane > 0 ? from : before;
+      }
+    }
+  }
+  __device__ __forceinline__ void negate() {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) digits[i] = -digits[i];
+  }
+  // The last digit that is not 0, or -1.
+  __device__ __forceinline__ int leading() const {
+    int last = -1;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      if (const uint32_t some = __ballot_sync(~0u, digits[i] != 0)) last = i * kWarp + 31 - __clz(some);
+    return last;
+  }
+  __device__ __forceinline__ int64_t at(int index) const {  // the same for all lanes
+    int64_t digit = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      if (index / kWarp == i) digit = digits[i];
+    digit = __shfl_sync(~0u, digit, index % kWarp);
+    return index < 0 ? 0 : digit;
+  }
+
+  // Writes a result or a state. The divisor is below 2^32 or a power of two.
+  __device__ __forceinline__ void store(const ExactResult& result, int64_t index, uint32_t seen, int lane) {
+    // Negative numbers have a negative leading digit, nearly always; if not, the carries tell.
+    bool negative = at(leading()) < 0;
+    if (negative) negate();
+    carry(lane);
+    if (at(kLast) < 0) {
+      negative = !negative;
+      negate();
+      carry(lane);
+    }
+    if (result.states) {
+      if (negative) {
+        negate();
+        carry(lane);
+      }
+      int64_t* const to = static_cast<int64_t*>(result.output) + index * exact::kStateSize<Range>;
+      const int64_t beyond = at(Range::kDigits);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int d = lane + i * kWarp;
+        if (d < Range::kDigits)
+          to[d] = d + 1 < Range::kDigits ? digits[i] : digits[i] | static_cast<int64_t>(static_cast<uint64_t>(beyond) << 32);
+      }
+      if (lane == 0) exact::write_seen<Range>(to, seen);
+      return;
+    }
+    const int last = leading();
+    const auto word = [&](int i) { return static_cast<uint64_t>(at(last - i)); };
+    const uint64_t high = word(0) << 32 | word(1), low = word(2) << 32 | word(3);
+    bool more = false;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) more |= digits[i] != 0 && lane + i * kWarp < last - 3;
+    more = __any_sync(~0u, more);
+    if (lane == 0) store_magnitude(result, index, {high, low, Range::kLowest + 32 * (last - 3), more, negative}, seen);
+  }
 };
-
-// --- results --------------------------------------------------------------------------------------------------------------
-
-// Where sums go. Partial sums of the parts of an output: digits, then what was seen, each `outputs` apart.
-struct ExactResult {
-  void* output;
-  int64_t* partials;  // null: none, and results are written
-  int64_t outputs;
-  uint64_t divisor;
-  DType dtype;
-  bool states;
-};
-template <class Range>
-constexpr int kExactWords = Range::kDigits + 1;
-
-__device__ __forceinline__ exact::Format format_of(DType dtype) {
-  exact::Format format{};
-  switch (dtype) {
-#define GPUREDUCE_CASE(name, type, kind, ...)                                           \
-  case DType::name:                                                                     \
-    if constexpr (Kind::kind == Kind::floating) format = exact::format_of<type>(); \
-    break;
-    GPUREDUCE_DTYPES(GPUREDUCE_CASE)
-#undef GPUREDUCE_CASE
-  }
-  return format;
-}
-
-__device__ __noinline__ void store_rounded(void* to, int64_t index, DType dtype, const exact::Leading& x, uint32_t seen) {
-  const exact::Format format = format_of(dtype);
-  const uint64_t bits = exact::rounded_bits(format, x, seen);
-  switch (format.bytes) {
-    case 1: static_cast<uint8_t*>(to)[index] = static_cast<uint8_t>(bits); break;
-    case 2: static_cast<uint16_t*>(to)[index] = static_cast<uint16_t>(bits); break;
-    case 4: static_cast<uint32_t*>(to)[index] = static_cast<uint32_t>(bits); break;
-    default: static_cast<uint64_t*>(to)[index] = bits;
-  }
-}
-
-// Writes a result or a state.
-template <class Range>
-__device__ __noinline__ void store_exact(exact::FixedPoint<Range>& sum, const ExactResult& result, int64_t index) {
-  if (result.states) {
-    sum.carry();
-    exact::write_state(static_cast<int64_t*>(result.output) + index * exact::kStateSize<Range>, sum);
-  } else {
-    const exact::Leading leading = exact::leading(sum, result.divisor);
-    store_rounded(result.output, index, result.dtype, leading, sum.seen);
-  }
-}
 
 }  // namespace gpureduce::cuda
