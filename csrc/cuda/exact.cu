@@ -4,8 +4,7 @@
 #include <algorithm>
 
 #include "../plan/gpu.h"
-#include "kernels/exact.cuh"
-#include "launch.h"
+#include "exact_launch.cuh"
 
 namespace gpureduce::cuda {
 
@@ -15,40 +14,11 @@ namespace {
 constexpr int kRounds = 2, kAnyBlocks = 16;
 constexpr int kLeastTiles = 2;  // of a warp, or of a column's thread, where outputs are cut
 
-enum class Kernel : uint8_t { short_rows, rows, columns, any };
-
-struct ExactPlan {
-  Kernel kernel;
-  int64_t parts = 1;
-  int64_t part_size = 0;  // tiles of rows; otherwise rows of columns, or elements
-  int64_t tiles = 0;
-  int log_warps = 0, log_width = 0, log_lanes = 0;
-  ShortRuns runs{};
-};
-
-// Calls f with an element of the dtype, if it has kernels.
-template <class F>
-cudaError_t with_dtype(DType dtype, F f) {
-  switch (dtype) {
-    case DType::Float: return f(float{});
-    case DType::BFloat16: return f(BFloat16{});
-    case DType::Half: return f(Half{});
-    case DType::Double: return f(double{});
-    default: return kNoKernel;
-  }
-}
+using Kernel = ExactPlan::Kernel;
 
 bool has_kernels(DType t) { return t == DType::Float || t == DType::BFloat16 || t == DType::Half || t == DType::Double; }
 bool is_wide(DType t) { return t == DType::Double; }
 int words_of(DType t) { return is_wide(t) ? kExactWords<exact::WideRange> : kExactWords<exact::NarrowRange>; }
-
-// True if the address and all strides but those of the dims in `but` are multiples of `elements`.
-template <class Dims>
-bool all_multiples(const Dims& dims, int64_t elements, bool but_last) {
-  for (size_t i = 0; i + but_last < dims.size(); ++i)
-    if (dims[i].stride % elements != 0) return false;
-  return true;
-}
 
 int log2_of_wanted(int64_t wanted, int most) { return std::min(log2_up(wanted), most); }
 
@@ -62,139 +32,93 @@ int shift_of(uint64_t divisor) { return divisor & (divisor - 1) ? -1 : log2_up(d
 // True if only exact_round() divides by this.
 bool has_long_division(const ExactSum& sum) { return !sum.states && shift_of(sum.divisor) < 0 && sum.divisor >> 32; }
 
-ExactPlan plan_of(const ExactSum& sum, const Device& device) {
+// True if the strides of all dims, or of all but the last, are multiples of `elements`.
+template <class List>
+bool are_multiples(const List& dims, int64_t elements, bool but_last) {
+  for (size_t i = 0; i + but_last < dims.size(); ++i)
+    if (dims[i].stride % elements != 0) return false;
+  return true;
+}
+
+// Rows: the last reduced dim is a run of neighbours. Short ones are outputs of their own, or several are in a tile.
+ExactPlan rows_plan(const ExactSum& sum, const Device& device) {
   const Problem& p = sum.problem;
-  const int64_t size = info(sum.in).size;
-  const auto finish = [](ExactPlan plan, int64_t length) {
-    plan.parts = ceil_div(length, plan.part_size);
-    return plan;
-  };
-  const bool columns = has_columns(p), wide = is_wide(sum.in);
-  const bool fast = has_kernels(sum.in) && fits_fast_nest(p.kept, p.outputs) && fits_fast_nest(p.reduced, p.length);
-  if (fast && !p.reduced.empty() && !columns && p.reduced.back().stride == 1) {
-    const int64_t vector = kGranule / size, tile = kWarp * kRowLoads * vector, length = p.reduced.back().size;
-    const bool aligned = reinterpret_cast<uintptr_t>(sum.input) % kGranule == 0 && all_multiples(p.kept, vector, false) &&
-                         all_multiples(p.reduced, vector, true);
-    ExactPlan plan{Kernel::rows};
-    plan.runs = {p.length / length, length, 0, 0, aligned && length % vector == 0};
-    const int64_t vectors = ceil_div(length, vector);
-    const bool is_short = length <= tile;
-    if (is_short) {
-      plan.runs.log_lanes = static_cast<int8_t>(vectors <= 64 ? std::min(log2_up(vectors), 3) : log2_up(vectors) - 3);
-      plan.runs.log_steps = static_cast<int8_t>(log2_up(vectors) - plan.runs.log_lanes);
-      if (p.length == length && !has_long_division(sum)) {
-        plan.kernel = Kernel::short_rows;
-        plan.runs.count = p.outputs;
-        plan.part_size = 1;
-        return plan;
-      }
+  const bool wide = is_wide(sum.in);
+  const int64_t vector = kGranule / info(sum.in).size, tile = kWarp * kRowLoads * vector, length = p.reduced.back().size;
+  ExactPlan plan{Kernel::rows};
+  plan.aligned = reinterpret_cast<uintptr_t>(sum.input) % kGranule == 0 && are_multiples(p.kept, vector, false) &&
+                 are_multiples(p.reduced, vector, true);
+  plan.runs = {p.length / length, length, 0, 0, plan.aligned && length % vector == 0};
+  if (length <= tile) {
+    const int log_vectors = log2_up(ceil_div(length, vector));
+    plan.runs.log_lanes = static_cast<int8_t>(log_vectors <= 6 ? std::min(log_vectors, 3) : log_vectors - 3);
+    plan.runs.log_steps = static_cast<int8_t>(log_vectors - plan.runs.log_lanes);
+    if (p.length == length && !has_long_division(sum)) {
+      plan.kernel = Kernel::short_rows;
+      plan.runs.count = p.outputs;
+      return plan;
     }
-    const bool packed = length <= tile / 2;  // a tile has several runs
-    const int64_t run_tiles = packed ? 0 : ceil_div(length + (aligned ? 0 : vector - 1), tile);
-    const int64_t tile_runs = (kRowLoads >> plan.runs.log_steps) * plan.runs.side();
-    plan.tiles = packed ? ceil_div(plan.runs.count, tile_runs) : run_tiles * plan.runs.count;
-    const int most = wide ? 1 : 2;
-    plan.log_warps = log2_of_wanted(plan.tiles / 8, most);
-    const int64_t wanted = device.multiprocessors * kRounds * (wide ? kRowResident<double> : kRowResident<float>) / p.outputs;
-    if (wanted > 1) plan.log_warps = log2_of_wanted(plan.tiles / kLeastTiles, most);
-    plan.part_size = part_of(plan.tiles, wanted, kLeastTiles << plan.log_warps);
-    return finish(plan, plan.tiles);
   }
-  if (fast && !p.kept.empty() && columns && p.kept.back().stride == 1) {
-    const int vector = wide ? kColumnVector<double> : kColumnVector<float>, loads = 128 / (vector * static_cast<int>(size));
-    const int64_t width = p.kept.back().size, bytes = vector * size;
-    ExactPlan plan{Kernel::columns};
-    plan.runs.vectors = width % vector == 0 && reinterpret_cast<uintptr_t>(sum.input) % bytes == 0 &&
-                        all_multiples(p.kept, vector, true) && all_multiples(p.reduced, vector, false);
-    plan.log_width = log2_of_wanted(ceil_div(width, vector), 5);
-    plan.tiles = ceil_div(width, int64_t{vector} << plan.log_width);
-    const int threads = wide ? kColumnThreads<double> : kColumnThreads<float>, height = threads >> plan.log_width;
-    const int64_t blocks = plan.tiles * (p.outputs / width);
-    plan.part_size =
-        part_of(p.length, device.multiprocessors * kRounds * kColumnResident / blocks, kLeastTiles * loads * height);
-    plan.parts = ceil_div(p.length, plan.part_size);
-    if (plan.tiles * plan.parts <= kMaxGrid && p.outputs / width <= kMaxGridDepth * kMaxGridDepth) return plan;
+  if (length <= tile / 2) {
+    plan.tiles = ceil_div(plan.runs.count, (kRowLoads >> plan.runs.log_steps) * plan.runs.side());
+  } else {
+    plan.tiles_of_run = ceil_div(length + (plan.aligned ? 0 : vector - 1), tile);
+    plan.tiles = plan.tiles_of_run * plan.runs.count;
   }
+  const int most = wide ? 1 : 2;
+  const int64_t wanted = device.multiprocessors * kRounds * (wide ? kRowResident<double> : kRowResident<float>) / p.outputs;
+  plan.log_warps = log2_of_wanted(plan.tiles / (wanted > 1 ? kLeastTiles : 8), most);
+  plan.part_size = part_of(plan.tiles, wanted, kLeastTiles << plan.log_warps);
+  plan.parts = ceil_div(plan.tiles, plan.part_size);
+  return plan;
+}
+
+ExactPlan columns_plan(const ExactSum& sum, const Device& device) {
+  const Problem& p = sum.problem;
+  const bool wide = is_wide(sum.in);
+  const int64_t size = info(sum.in).size, vector = wide ? kColumnVector<double> : kColumnVector<float>;
+  const int64_t loads = 128 / (vector * size), width = p.kept.back().size;
+  ExactPlan plan{Kernel::columns};
+  plan.aligned = width % vector == 0 && reinterpret_cast<uintptr_t>(sum.input) % (vector * size) == 0 &&
+                 are_multiples(p.kept, vector, true) && are_multiples(p.reduced, vector, false);
+  plan.log_width = log2_of_wanted(ceil_div(width, vector), 5);
+  plan.tiles = ceil_div(width, vector << plan.log_width);
+  const int height = (wide ? kColumnThreads<double> : kColumnThreads<float>) >> plan.log_width;
+  const int64_t blocks = plan.tiles * (p.outputs / width), resident = device.multiprocessors * kColumnResident;
+  plan.part_size = part_of(p.length, kRounds * resident / blocks, kLeastTiles * loads * height);
+  plan.parts = ceil_div(p.length, plan.part_size);
+  return plan;
+}
+
+ExactPlan any_plan(const ExactSum& sum, const Device& device) {
+  const Problem& p = sum.problem;
   ExactPlan plan{Kernel::any};
   const int64_t threads = int64_t{device.multiprocessors} * kAnyBlocks * kAnyThreads;
   if (p.outputs < threads) plan.log_lanes = log2_of_wanted(p.length / 4, 5);
-  const bool whole = !fits_fast_nest(p.kept, p.outputs);  // the second kernel has no so many dims
-  plan.part_size = part_of(p.length, whole ? 1 : threads / (p.outputs << plan.log_lanes), 16 << plan.log_lanes);
-  return finish(plan, p.length);
+  const bool cut = fits_fast_nest(p.kept, p.outputs);  // the kernel that joins parts has no more dims
+  plan.part_size = part_of(p.length, cut ? threads / (p.outputs << plan.log_lanes) : 1, 16 << plan.log_lanes);
+  plan.parts = ceil_div(p.length, plan.part_size);
+  return plan;
 }
 
-Dims nest_of_outer(const Problem& p) {
-  Dims n;
-  for (size_t i = 0; i + 1 < p.reduced.size(); ++i) n.add(p.reduced[i].size, p.reduced[i].stride, 0);
-  n.narrow = p.length / p.reduced.back().size < int64_t{1} << 31;
-  return n;
-}
-Dims nest_of_batches(const Problem& p) {
-  Dims n;
-  for (size_t i = 0; i + 1 < p.kept.size(); ++i) n.add(p.kept[i].size, p.kept[i].stride, p.kept[i].out_stride);
-  n.narrow = p.outputs / p.kept.back().size < int64_t{1} << 31;
-  return n;
+ExactPlan plan_of(const ExactSum& sum, const Device& device) {
+  const Problem& p = sum.problem;
+  const bool columns = has_columns(p);
+  if (device.native && has_kernels(sum.in) && fits_fast_nest(p.kept, p.outputs) && fits_fast_nest(p.reduced, p.length)) {
+    if (!columns && !p.reduced.empty() && p.reduced.back().stride == 1) return rows_plan(sum, device);
+    if (columns && p.kept.back().stride == 1) {
+      const ExactPlan plan = columns_plan(sum, device);
+      if (plan.tiles * plan.parts <= kMaxGrid && p.outputs / p.kept.back().size <= kMaxGridDepth * kMaxGridDepth) return plan;
+    }
+  }
+  return any_plan(sum, device);
 }
 
 Grid line(int64_t blocks) { return {static_cast<uint32_t>(blocks)}; }
 
 cudaError_t start(const ExactSum& sum, const ExactPlan& plan, const ExactResult& result, const ExactInput& input, Queue queue) {
+  if (plan.kernel != Kernel::any) return start_exact(sum, plan, result, input, queue);
   const Problem& p = sum.problem;
-  switch (plan.kernel) {
-    case Kernel::short_rows: {
-      const int64_t rows = (kRowLoads >> plan.runs.log_steps) * plan.runs.side();
-      const ExactShortRows args{input, plan.runs, static_cast<int8_t>(log2_up(plan.runs.length)), result,
-                                kept_nest<kFastRank>(p)};
-      return with_dtype(sum.in, [&](auto element) {
-        using T = decltype(element);
-        constexpr int kThreads = kRowThreads<T>;
-        return start_kernel(queue, line(ceil_div(ceil_div(p.outputs, rows), kThreads / kWarp)), kThreads, 0,
-                            exact_short_rows<T>, args);
-      });
-    }
-    case Kernel::rows: {
-      const int64_t vector = kGranule / info(sum.in).size, tile = kWarp * kRowLoads * vector;
-      const bool aligned = reinterpret_cast<uintptr_t>(sum.input) % kGranule == 0 && all_multiples(p.kept, vector, false) &&
-                           all_multiples(p.reduced, vector, true);
-      const int64_t run_tiles = plan.runs.length <= tile / 2 ? 0 : plan.tiles / plan.runs.count;
-      const ExactRows args{input,           plan.runs,
-                           aligned,         static_cast<int8_t>(plan.log_warps),
-                           plan.tiles,      run_tiles,
-                           plan.parts,      plan.part_size,
-                           result,          kept_nest<kFastRank>(p),
-                           nest_of_outer(p)};
-      return with_dtype(sum.in, [&](auto element) {
-        using T = decltype(element);
-        constexpr int kThreads = kRowThreads<T>;
-        const Grid grid{static_cast<uint32_t>(ceil_div(p.outputs << plan.log_warps, kThreads / kWarp)),
-                        static_cast<uint32_t>(plan.parts)};
-        return start_kernel(queue, grid, kThreads, 0, exact_rows<T>, args);
-      });
-    }
-    case Kernel::columns: {
-      const int64_t columns = p.kept.back().size, batches = p.outputs / columns;
-      const ExactColumns args{input,
-                              columns,
-                              p.length,
-                              plan.parts,
-                              plan.part_size,
-                              static_cast<uint32_t>(plan.tiles),
-                              static_cast<int8_t>(plan.log_width),
-                              plan.runs.vectors,
-                              result,
-                              p.kept.back().out_stride,
-                              nest_of_batches(p),
-                              reduced_nest<kFastRank>(p)};
-      const int64_t depth = std::min(batches, kMaxGridDepth);
-      const Grid grid{static_cast<uint32_t>(plan.tiles * plan.parts), static_cast<uint32_t>(depth),
-                      static_cast<uint32_t>(ceil_div(batches, depth))};
-      return with_dtype(sum.in, [&](auto element) {
-        using T = decltype(element);
-        return start_kernel(queue, grid, kColumnThreads<T>, 0, exact_columns<T>, args);
-      });
-    }
-    case Kernel::any: break;
-  }
   const ExactAny args{input,
                       sum.in,
                       static_cast<int8_t>(plan.log_lanes),

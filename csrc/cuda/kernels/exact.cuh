@@ -91,27 +91,6 @@ __device__ __forceinline__ void load_runs(Vector<T, V> (&x)[K], const ExactInput
   }
 }
 
-// A tile of the run at `p`. `begin`: its first element, which is at an aligned address. Elements outside the run are nothing.
-template <int K, int V, class T>
-__device__ __forceinline__ void load_tile(Vector<T, V> (&x)[K], const T* p, int64_t begin, int64_t length, uint64_t policy,
-                                          int lane, Nothing<T> nothing) {
-  if (begin >= 0 && begin + K * V * kWarp <= length) {
-#pragma unroll
-    for (int k = 0; k < K; ++k) x[k] = load_vector<T, V>(p + begin + (k * kWarp + lane) * V, policy);
-    return;
-  }
-  const int64_t first = begin + lane * V;
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-      const int64_t e = first + k * kWarp * V + j;
-      const bool has = static_cast<uint64_t>(e) < static_cast<uint64_t>(length);
-      x[k].set(j, load_vector_if<T, 1>(has, p + e, policy, nothing.template bits<1>())[0]);
-    }
-  }
-}
-
 constexpr int kRowLoads = 8;
 template <class T>
 constexpr int kRowVector = kGranule / sizeof(T);
@@ -174,19 +153,32 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_rows(co
       bool fits = true;
       Window<T> next = window;
       if (more) {
-        if (a.tiles_of_run == 0) {
-          ExactInput input = a.input;
-          input.data = row;
-          load_runs<false>(x, input, a.runs, a.outer, tile * ((K >> a.runs.log_steps) * a.runs.side()), lane, nothing);
-        } else {
+        ExactInput input = a.input;
+        input.data = row;
+        ShortRuns runs = a.runs;
+        int64_t first = tile * ((K >> runs.log_steps) * runs.side());
+        bool whole = false;
+        if (a.tiles_of_run > 0) {
           while (tile_in_run >= a.tiles_of_run && a.runs.count > 1) {
             tile_in_run -= a.tiles_of_run;
             ++run;
           }
           const T* const p = row + place_of(a.outer, run).in;
           const int head = a.aligned ? 0 : static_cast<int>(reinterpret_cast<uintptr_t>(p) % kGranule / sizeof(T));
-          load_tile(x, p, tile_in_run * kRowTile<T> - head, a.runs.length, a.input.policy, lane, nothing);
+          const int64_t begin = max(tile_in_run * kRowTile<T> - head, int64_t{0});
+          const int64_t end = min((tile_in_run + 1) * kRowTile<T> - head, a.runs.length);
+          input.data = p + begin;
+          whole = end - begin == kRowTile<T>;
+          runs = {1, end - begin, 5, 3, false};  // otherwise it is a short run
+          first = 0;
           tile_in_run += warps;
+        }
+        if (whole) {
+#pragma unroll
+          for (int k = 0; k < K; ++k)
+            x[k] = load_vector<T, V>(static_cast<const T*>(input.data) + (k * kWarp + lane) * V, input.policy);
+        } else {
+          load_runs<false>(x, input, runs, a.outer, first, lane, nothing);
         }
         Exponents<T> exponents;
 #pragma unroll
