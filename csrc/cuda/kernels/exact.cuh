@@ -568,19 +568,33 @@ struct ExactAny {
 };
 constexpr int kAnyThreads = 128;
 
-// Adds element `index` of any dtype.
+// Adds element `index` of any dtype. There is one addition of floats and one of integers.
 template <class Range>
 __device__ __noinline__ void add_any(exact::FixedPoint<Range>& sum, const void* data, int64_t index, DType dtype,
                                      ExactSigns signs) {
+  std::conditional_t<std::is_same_v<Range, exact::WideRange>, double, float> number = 0;
+  int64_t whole = 0;
+  bool integer = false;
+  const auto take = [&](auto x) {
+    if constexpr (!IsComplex<decltype(x)>::value) {
+      const auto v = value(x);
+      if constexpr (std::is_integral_v<decltype(value(x))>) {
+        whole = static_cast<int64_t>(v);
+        integer = true;
+      } else if constexpr (sizeof(v) <= sizeof(number)) {
+        number = v;
+      }
+    }
+  };
   switch (dtype) {
-#define GPUREDUCE_CASE(name, type, kind, ...)                                                                        \
-  case DType::name:                                                                                                  \
-    if constexpr (Kind::kind != Kind::complex && (sizeof(Range) > 0) && std::is_same_v<Range, exact::RangeOf<type>>) \
-      exact::add(sum, static_cast<const type*>(data)[index], signs.negate, signs.nan_is_zero);                       \
-    break;
+#define GPUREDUCE_CASE(name, type, ...) \
+  case DType::name: take(static_cast<const type*>(data)[index]); break;
     GPUREDUCE_DTYPES(GPUREDUCE_CASE)
 #undef GPUREDUCE_CASE
   }
+  if (!integer) return exact::add(sum, number, signs.negate, signs.nan_is_zero);
+  exact::add(sum, whole, signs.negate);
+  if (dtype == DType::UInt64 && whole < 0) sum.add(signs.negate ? -1 : 1, 64 - Range::kLowest);  // it stood for 2^64 more
 }
 
 // 1 << log_lanes threads take a part of an output, element by element in turn, each with a number of its own.
