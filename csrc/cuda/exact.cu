@@ -84,7 +84,8 @@ ExactPlan columns_plan(const ExactSum& sum, const Device& device) {
   plan.log_width = log2_of_wanted(ceil_div(width, vector), 5);
   plan.tiles = ceil_div(width, vector << plan.log_width);
   const int height = (wide ? kColumnThreads<double> : kColumnThreads<float>) >> plan.log_width;
-  const int64_t blocks = plan.tiles * (p.outputs / width), resident = device.multiprocessors * kColumnResident;
+  const int64_t blocks = plan.tiles * (p.outputs / width);
+  const int64_t resident = device.multiprocessors * (wide ? kColumnResident<double> : kColumnResident<float>);
   plan.part_size = part_of(p.length, kRounds * resident / blocks, kLeastTiles * loads * height);
   plan.parts = ceil_div(p.length, plan.part_size);
   return plan;

@@ -105,7 +105,8 @@ constexpr int kColumnThreads = sizeof(T) == 8 ? 64 : 128;
 // Blocks per multiprocessor that registers must allow.
 template <class T>
 constexpr int kRowResident = sizeof(T) == 8 ? 6 : 5;
-constexpr int kColumnResident = 5;
+template <class T>
+constexpr int kColumnResident = sizeof(T) == 8 ? 6 : 5;
 
 // --- long rows ------------------------------------------------------------------------------------------------------------
 
@@ -231,11 +232,13 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_rows(co
   for (int i = 0; i < number.kEach; ++i) {
     const int word = lane + i * kWarp;
     number.digits[i] = 0;
+#pragma unroll 1
     for (int w = 0; w < warps && word < Range::kDigits; ++w) number.digits[i] += joined[warp + w][word];
     if (a.result.partials && word < Range::kDigits)
       a.result.partials[(part * kWords + word) * a.result.outputs + output] = number.digits[i];
   }
   uint32_t row_seen = 0;
+#pragma unroll 1
   for (int w = 0; w < warps; ++w) row_seen |= static_cast<uint32_t>(joined[warp + w][Range::kDigits]);
   if (!a.result.partials) number.store(a.result, place_of(a.kept, output).out, row_seen, lane);
   else if (lane == 0) a.result.partials[(part * kWords + Range::kDigits) * a.result.outputs + output] = row_seen;
@@ -368,6 +371,7 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_short_r
       for (int i = 0; i + 1 < K; ++i) x[i] = x[i + 1];
     }
     seen |= other ? exact::kOther : exact::kMinusZero;
+#pragma unroll 1
     for (int step = lanes / 2; step > 0; step /= 2) seen |= __shfl_xor_sync(~0u, seen, step);
     __syncwarp();
 #pragma unroll 1
@@ -375,6 +379,7 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_short_r
       WarpNumber<Range> number;
       for (int i = 0; i < number.kEach; ++i) {
         const int d = lane + i * kWarp;
+#pragma unroll 1
         for (int t = 0; t < lanes; ++t) {
           const int64_t* const thread = memory[warp] + q * lanes + ((t + lane) & (lanes - 1));
           if (d < kRowDigits<Range>) number.digits[i] += thread[d * kWarp] & 0xffffffff;
@@ -408,7 +413,7 @@ constexpr int kColumnLoads = 128 / (kColumnVector<T> * sizeof(T));
 // A thread takes a few neighbouring columns, with one window. The threads of a block that lie one below the other take rows in
 // turn. At the end each adds its integers to its digits, and the block joins them column by column.
 template <class T>
-__global__ void __launch_bounds__(kColumnThreads<T>, kColumnResident) exact_columns(const __grid_constant__ ExactColumns a) {
+__global__ void __launch_bounds__(kColumnThreads<T>, kColumnResident<T>) exact_columns(const __grid_constant__ ExactColumns a) {
   using Range = typename ExactFormat<T>::Range;
   constexpr int kThreads = kColumnThreads<T>, V = kColumnVector<T>, K = kColumnLoads<T>, kDigits = Range::kDigits;
   __shared__ int64_t memory[V * kDigits * kThreads];
@@ -522,10 +527,12 @@ __global__ void __launch_bounds__(kColumnThreads<T>, kColumnResident) exact_colu
     int64_t sum = 0;
     if (d < kDigits) {
       int64_t* const digits = memory + (c * kDigits + d) * kThreads + x;
+#pragma unroll 2
       for (int t = 0; t < height; ++t) sum += digits[t * width];
       digits[0] = sum;
     } else {
       uint32_t* const seen = seen_by + c * kThreads + x;
+#pragma unroll 1
       for (int t = 0; t < height; ++t) sum |= seen[t * width];
       *seen = static_cast<uint32_t>(sum);
     }
@@ -549,6 +556,7 @@ __global__ void __launch_bounds__(kColumnThreads<T>, kColumnResident) exact_colu
       const int x = i & (width - 1), c = i >> a.log_width;
       if (column_of(x, c) >= left) continue;
       exact::FixedPoint<Range> number;
+#pragma unroll 1
       for (int d = 0; d < kDigits; ++d) number.digits[d] = memory[(c * kDigits + d) * kThreads + x];
       number.seen = seen_by[c * kThreads + x];
       store_exact(number, a.result, out(x, c));
@@ -630,6 +638,7 @@ __global__ void __launch_bounds__(kAnyThreads) exact_any(const __grid_constant__
   if (!valid || lane > 0) return;
   if (!a.result.partials) return store_exact(sum, a.result, place.out);
   int64_t* const to = a.result.partials + part * kExactWords<Range> * a.result.outputs + output;
+#pragma unroll 1
   for (int i = 0; i < Range::kDigits; ++i) to[i * a.result.outputs] = sum.digits[i];
   to[Range::kDigits * a.result.outputs] = sum.seen;
 }
@@ -671,6 +680,7 @@ __global__ void __launch_bounds__(kJoinSlots<Range>* kExactWords<Range>) exact_j
   memory[word][slot] = sum;
   __syncthreads();
   if (member == 0) {
+#pragma unroll 2
     for (int m = 1; m < members; ++m) {
       const int64_t more = memory[word][slot + m * outputs];
       sum = adds ? sum + more : sum | more;

@@ -186,30 +186,32 @@ struct Digits {
 
 struct ExactSigns { bool negate, nan_is_zero; };
 
-// Adds an element to a thread's digits, whatever it is.
+// Adds an element to a thread's digits, whatever it is. Without branches: infinities and NaN are added as 0.
+__device__ __forceinline__ uint32_t seen_of(bool negative, bool nan, ExactSigns signs) {
+  return nan ? signs.nan_is_zero ? 0 : exact::kNaN : negative ? exact::kMinusInfinity : exact::kPlusInfinity;
+}
 __device__ __forceinline__ void add_element(const Digits& digits, uint32_t& seen, float x, ExactSigns signs) {
   const uint32_t bits = bit_cast<uint32_t>(x) ^ static_cast<uint32_t>(signs.negate) << 31, exponent = bits >> 23 & 0xff;
   const uint32_t fraction = bits & 0x7fffff, bit = max(exponent, 1u) - 1;
-  if (exponent == 0xff) {
-    seen |= fraction ? signs.nan_is_zero ? 0 : exact::kNaN : bits >> 31 ? exact::kMinusInfinity : exact::kPlusInfinity;
-    return;
-  }
-  const int sign = static_cast<int>(bits) >> 31, mantissa = static_cast<int>(exponent ? fraction | 1u << 23 : fraction);
+  if (exponent == 0xff) seen |= seen_of(bits >> 31, fraction != 0, signs);
+  const int sign = static_cast<int>(bits) >> 31;
+  const int mantissa = static_cast<int>(exponent == 0xff ? 0 : exponent ? fraction | 1u << 23 : fraction);
   digits[bit / 32] += static_cast<int64_t>(static_cast<uint64_t>(static_cast<int64_t>((mantissa ^ sign) - sign)) << bit % 32);
 }
 __device__ __forceinline__ void add_element(const Digits& digits, uint32_t& seen, double x, ExactSigns signs) {
   const uint64_t bits = bit_cast<uint64_t>(x) ^ static_cast<uint64_t>(signs.negate) << 63;
   const uint32_t exponent = static_cast<uint32_t>(bits >> 52) & 0x7ff, bit = max(exponent, 1u) - 1;
   const uint64_t fraction = bits & ((1ull << 52) - 1);
-  if (exponent == 0x7ff) {
-    seen |= fraction ? signs.nan_is_zero ? 0 : exact::kNaN : bits >> 63 ? exact::kMinusInfinity : exact::kPlusInfinity;
-    return;
-  }
-  const uint64_t mantissa = exponent ? fraction | 1ull << 52 : fraction;
+  if (exponent == 0x7ff) seen |= seen_of(bits >> 63, fraction != 0, signs);
+  const uint64_t mantissa = exponent == 0x7ff ? 0 : exponent ? fraction | 1ull << 52 : fraction;
   const uint64_t low = (mantissa & 0xffffffffu) << bit % 32, high = (low >> 32) + (mantissa >> 32 << bit % 32);
   const int64_t sign = static_cast<int64_t>(bits) >> 63;
-  digits[bit / 32] += (static_cast<int64_t>(low & 0xffffffffu) ^ sign) - sign;
-  digits[bit / 32 + 1] += (static_cast<int64_t>(high) ^ sign) - sign;
+  int64_t& first = digits[bit / 32];
+  int64_t& second = digits[bit / 32 + 1];
+  const int64_t sums[2] = {first + ((static_cast<int64_t>(low & 0xffffffffu) ^ sign) - sign),
+                           second + ((static_cast<int64_t>(high) ^ sign) - sign)};
+  first = sums[0];
+  second = sums[1];
 }
 
 // Adds a tile element by element. The loop's body is short: the next vector moves into the first one's registers. digits_of(j):
