@@ -190,13 +190,17 @@ struct ExactSigns { bool negate, nan_is_zero; };
 __device__ __forceinline__ uint32_t seen_of(bool negative, bool nan, ExactSigns signs) {
   return nan ? signs.nan_is_zero ? 0 : exact::kNaN : negative ? exact::kMinusInfinity : exact::kPlusInfinity;
 }
+// The addend is a product with -2^n, since 2^31 is no int: one instruction multiplies and adds.
 __device__ __forceinline__ void add_element(const Digits& digits, uint32_t& seen, float x, ExactSigns signs) {
-  const uint32_t bits = bit_cast<uint32_t>(x) ^ static_cast<uint32_t>(signs.negate) << 31, exponent = bits >> 23 & 0xff;
-  const uint32_t fraction = bits & 0x7fffff, bit = max(exponent, 1u) - 1;
-  if (exponent == 0xff) seen |= seen_of(bits >> 31, fraction != 0, signs);
-  const int sign = static_cast<int>(bits) >> 31;
-  const int mantissa = static_cast<int>(exponent == 0xff ? 0 : exponent ? fraction | 1u << 23 : fraction);
-  digits[bit / 32] += static_cast<int64_t>(static_cast<uint64_t>(static_cast<int64_t>((mantissa ^ sign) - sign)) << bit % 32);
+  constexpr uint32_t kOne = 1u << 23, kInfinity = 0xff * kOne;  // of an exponent
+  const uint32_t bits = bit_cast<uint32_t>(x) ^ static_cast<uint32_t>(signs.negate) << 31, magnitude = bits & 0x7fffffff;
+  const uint32_t bit = static_cast<uint32_t>(max(static_cast<int>(magnitude - kOne), 0)) >> 23;
+  const uint32_t mantissa = magnitude >= kInfinity ? 0 : magnitude - bit * kOne;
+  if (magnitude >= kInfinity) seen |= seen_of(bits >> 31, magnitude > kInfinity, signs);
+  const int opposite = static_cast<int>(~bits) >> 31;  // -1 for positive numbers
+  int64_t* const digit =
+      reinterpret_cast<int64_t*>(reinterpret_cast<char*>(digits.first) + (bit & ~31u) * (digits.step * sizeof(int64_t) / 32));
+  *digit += int64_t{static_cast<int>((mantissa ^ opposite) - opposite)} * static_cast<int>(__funnelshift_l(0u, ~0u, bit));
 }
 __device__ __forceinline__ void add_element(const Digits& digits, uint32_t& seen, double x, ExactSigns signs) {
   const uint64_t bits = bit_cast<uint64_t>(x) ^ static_cast<uint64_t>(signs.negate) << 63;
@@ -214,16 +218,20 @@ __device__ __forceinline__ void add_element(const Digits& digits, uint32_t& seen
   second = sums[1];
 }
 
-// Adds a tile element by element. The loop's body is short: the next vector moves into the first one's registers. digits_of(j):
+// Adds a tile element by element. The loop's body is short: the next vectors move into the first ones' registers. digits_of(j):
 // where element j of a vector goes, seen[j % C].
 template <int K, int V, class T, class DigitsOf, int C>
 __device__ __forceinline__ void add_elements(Vector<T, V> (&x)[K], DigitsOf digits_of, uint32_t (&seen)[C], ExactSigns signs) {
+  constexpr int kOnce = V < 8 ? 2 : 1;
 #pragma unroll 1
-  for (int k = 0; k < K; ++k) {
+  for (int k = 0; k < K; k += kOnce) {
 #pragma unroll
-    for (int j = 0; j < V; ++j) add_element(digits_of(j), seen[j % C], value(x[0][j]), signs);
+    for (int i = 0; i < kOnce; ++i) {
 #pragma unroll
-    for (int i = 0; i + 1 < K; ++i) x[i] = x[i + 1];
+      for (int j = 0; j < V; ++j) add_element(digits_of(j), seen[j % C], value(x[i][j]), signs);
+    }
+#pragma unroll
+    for (int i = 0; i + kOnce < K; ++i) x[i] = x[i + kOnce];
   }
 }
 
