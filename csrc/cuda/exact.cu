@@ -105,7 +105,9 @@ ExactPlan any_plan(const ExactSum& sum, const Device& device) {
 ExactPlan plan_of(const ExactSum& sum, const Device& device) {
   const Problem& p = sum.problem;
   const bool columns = has_columns(p);
-  if (device.native && has_kernels(sum.in) && fits_fast_nest(p.kept, p.outputs) && fits_fast_nest(p.reduced, p.length)) {
+  const bool fits = p.outputs < int64_t{1} << 31;  // grids
+  if (fits && device.native && has_kernels(sum.in) && fits_fast_nest(p.kept, p.outputs) &&
+      fits_fast_nest(p.reduced, p.length)) {
     if (!columns && !p.reduced.empty() && p.reduced.back().stride == 1) return rows_plan(sum, device);
     if (columns && p.kept.back().stride == 1) {
       const ExactPlan plan = columns_plan(sum, device);

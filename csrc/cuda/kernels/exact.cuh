@@ -1,10 +1,11 @@
 // Exact sums: kernels of long rows, short rows, columns, and of everything else, and the one that joins parts.
 //
-// For example 10 rows of 2^20 float32, on a GPU with 132 multiprocessors. Each row is cut into 106 parts of 10 tiles, of 1024
-// elements, and a block's 8 warps take a part. A thread adds 32 elements of a tile to an int64, whose bits mean the same in all
-// threads of its warp (exact_tile.cuh). At the part's end the warp adds its 32 integers to a fixed-point number of 10 digits,
-// which lie in the registers of lanes 0-9. Shared memory joins the numbers of the 8 warps, and the block writes 10 digits and
-// what they do not show (infinities and signs of zeros). The second kernel adds the 106 parts of each row, carries and rounds.
+// For example 10 rows of 2^20 float32, on a GPU with 132 multiprocessors. Each row is cut into 128 parts of 8 tiles, of 1024
+// elements, and the 4 warps of a block take a part. A thread adds 32 elements of a tile to an int64, whose bits mean the same
+// in all threads of its warp (exact_tile.cuh). At the part's end the warp adds its 32 integers to a fixed-point number of 10
+// digits, which lie in the registers of lanes 0-9. Shared memory joins the numbers of the 4 warps, and the block writes 10
+// digits and what they do not show (infinities and signs of zeros). The second kernel adds the 128 parts of each row, carries
+// and rounds.
 #pragma once
 
 #include "../../problem/nest.h"
@@ -97,7 +98,7 @@ constexpr int kRowVector = kGranule / sizeof(T);
 template <class T>
 constexpr int kRowTile = kWarp * kRowLoads * kRowVector<T>;  // elements
 
-// Threads per block: those of float64 have many digits in shared memory.
+// Threads per block: threads of float64 have many digits in shared memory.
 template <class T>
 constexpr int kRowThreads = sizeof(T) == 8 ? 64 : 128;
 template <class T>

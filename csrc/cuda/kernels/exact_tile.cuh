@@ -1,11 +1,11 @@
 // Floats that are added exactly, a tile of a thread at a time: as integers where the tile's exponents allow it, and otherwise
 // bit by bit into the digits of a fixed-point number.
 //
-// For example the float32 elements 1.5, -0.25 and 3. Their exponents lie in a *window* of 31 exponents that begins with 2^-27,
-// whose last bit is 2^-50. So each element times 2^50 is an integer below 2^55, and 256 of them add up to less than 2^63. The
-// thread adds 1.5 * 2^50 - 0.25 * 2^50 + 3 * 2^50 = 4.25 * 2^50 in an int64. Bit 0 of the fixed-point number counts 2^-149, so
-// the int64 is then added to it from bit 99 on: that is from bit 3 of digit 3. A tile that also has 1e30 or 1e-30 fits no
-// window: each of its elements is added to the digit where it begins.
+// For example the float32 elements 1.5, -0.25 and 3. Their exponents lie in a *window* of 31 exponents, from 2^-27 to 2^3. The
+// last bit of a number of 2^-27 is 2^-50, so each element times 2^50 is an integer below 2^54, and 256 of them add up to less
+// than 2^62. The thread adds 1.5 * 2^50 - 0.25 * 2^50 + 3 * 2^50 = 4.25 * 2^50 in an int64. Bit 0 of the fixed-point number
+// counts 2^-149, so the int64 is added to it from bit 99 on: that is from bit 3 of digit 3. A tile that also has 1e30 or 1e-30
+// fits no window: each of its elements is added to the digit where it begins.
 #pragma once
 
 #include "../../numeric/exact.h"
@@ -286,29 +286,6 @@ struct Magnitude {
 __device__ __noinline__ void store_magnitude(const ExactResult& result, int64_t index, Magnitude x, uint32_t seen) {
   exact::Leading leading{0, 0, false, x.negative};
   if ((x.high | x.low) != 0) {
-    if (result.shift < 0) {
-      const uint64_t divisor = result.divisor;
-      uint64_t rest = 0;
-#pragma unroll 1
-      for (int i = 0; i < 4; ++i) {
-        const uint64_t dividend = rest << 32 | x.high >> 32, quotient = dividend / divisor;
-        rest = dividend - quotient * divisor;
-        x.high = x.high << 32 | x.low >> 32;
-        x.low = x.low << 32 | quotient;
-      }
-      if (x.high == 0) {  // a small integer: the next bits of its quotient
-        const uint64_t more = (rest << 32) / divisor;
-        rest = (rest << 32) - more * divisor;
-        const uint64_t last = (rest << 32) / divisor;
-        rest = (rest << 32) - last * divisor;
-        x.high = x.low;
-        x.low = more << 32 | last;
-        x.exponent -= 64;
-      }
-      x.more |= rest != 0;
-    } else {
-      x.exponent -= result.shift;
-    }
     if (x.high == 0) {
       x.high = x.low;
       x.low = 0;
@@ -316,9 +293,21 @@ __device__ __noinline__ void store_magnitude(const ExactResult& result, int64_t 
     }
     const int zeros = __clzll(x.high);
     if (zeros > 0) x.high = x.high << zeros | x.low >> (64 - zeros);
-    leading.bits = x.high;
+    x.low <<= zeros;
     leading.exponent = x.exponent + 64 - zeros;
-    leading.more = x.more || x.low << zeros != 0;
+    if (result.shift >= 0) {
+      leading.bits = x.high;
+      leading.exponent -= result.shift;
+      leading.more = x.more || x.low != 0;
+    } else {  // a quotient of 64 bits or more, by long division of the leading 96
+      const uint64_t divisor = result.divisor, first = x.high / divisor;
+      const uint64_t rest = (x.high - first * divisor) << 32 | x.low >> 32, second = rest / divisor;
+      const int shift = __clzll(first);  // at most 32
+      leading.bits = first << shift | second << shift >> 32;
+      leading.exponent -= shift;
+      leading.more = x.more || static_cast<uint32_t>(second << shift) != 0 || second * divisor != rest ||
+                     static_cast<uint32_t>(x.low) != 0;
+    }
   }
   store_rounded(result, index, leading, seen);
 }
