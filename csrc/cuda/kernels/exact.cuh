@@ -378,13 +378,33 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_short_r
 #pragma unroll 1
     for (int q = 0; q < side && s * side + q < rows; ++q) {
       WarpNumber<Range> number;
-      for (int i = 0; i < number.kEach; ++i) {
-        const int d = lane + i * kWarp;
+      const int64_t* const group = memory[warp] + q * lanes;
+      // A lane adds a digit of some of the row's threads, from another one on than its neighbours: they read other banks.
+      const auto gather = [&](int d, int first, int step, int64_t& low, int64_t& high) {
 #pragma unroll 1
-        for (int t = 0; t < lanes; ++t) {
-          const int64_t* const thread = memory[warp] + q * lanes + ((t + lane) & (lanes - 1));
-          if (d < kRowDigits<Range>) number.digits[i] += thread[d * kWarp] & 0xffffffff;
-          if (d > 0 && d <= kRowDigits<Range>) number.digits[i] += thread[(d - 1) * kWarp] >> 32;
+        for (int t = first; t < lanes; t += step) {
+          const int64_t digit = group[d * kWarp + ((t + d) & (lanes - 1))];
+          low += digit & 0xffffffff;
+          high += digit >> 32;
+        }
+      };
+      if constexpr (kRowDigits<Range> == 8) {
+        int64_t low = 0, high = 0;
+        gather(lane % 8, lane / 8, kWarp / 8, low, high);
+#pragma unroll
+        for (int step = 8; step < kWarp; step *= 2) {
+          low += __shfl_xor_sync(~0u, low, step);
+          high += __shfl_xor_sync(~0u, high, step);
+        }
+        const int64_t from = __shfl_sync(~0u, high, (lane + kWarp - 1) % kWarp);
+        number.digits[0] = (lane < 8 ? low : 0) + (lane > 0 && lane <= 8 ? from : 0);
+      } else {
+#pragma unroll
+        for (int i = 0; i < number.kEach; ++i) {
+          const int d = lane + i * kWarp;
+          int64_t unused = 0;
+          if (d < kRowDigits<Range>) gather(d, 0, 1, number.digits[i], unused);
+          if (d > 0 && d <= kRowDigits<Range>) gather(d - 1, 0, 1, unused, number.digits[i]);
         }
       }
       number.store(a.result, place_of(a.kept, first + s * side + q).out, __shfl_sync(~0u, seen, q * lanes), lane);
