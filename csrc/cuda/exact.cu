@@ -1,0 +1,215 @@
+// Exact sums: which kernel takes a problem, and how it is cut.
+#include "exact.h"
+
+#include <algorithm>
+
+#include "../plan/gpu.h"
+#include "exact_launch.cuh"
+
+namespace gpureduce::cuda {
+
+namespace {
+
+// Where outputs are too few to fill the GPU, all multiprocessors' blocks of a kernel are resident, this often.
+constexpr int kRounds = 2, kAnyBlocks = 16;
+constexpr int kLeastTiles = 2;  // of a warp, or of a column's thread, where outputs are cut
+
+using Kernel = ExactPlan::Kernel;
+
+bool has_kernels(DType t) { return t == DType::Float || t == DType::BFloat16 || t == DType::Half || t == DType::Double; }
+bool is_wide(DType t) { return t == DType::Double; }
+int words_of(DType t) { return is_wide(t) ? kExactWords<exact::WideRange> : kExactWords<exact::NarrowRange>; }
+
+int log2_of_wanted(int64_t wanted, int most) { return std::min(log2_up(wanted), most); }
+
+// Cuts `length` into at most `wanted` parts of at least `least` each; gives the parts' length.
+int64_t part_of(int64_t length, int64_t wanted, int64_t least) {
+  return std::max(ceil_div(length, std::max<int64_t>(wanted, 1)), std::min(least, length));
+}
+
+int shift_of(uint64_t divisor) { return divisor & (divisor - 1) ? -1 : log2_up(divisor); }
+
+// True if only exact_round() divides by this.
+bool has_long_division(const ExactSum& sum) { return !sum.states && shift_of(sum.divisor) < 0 && sum.divisor >> 32; }
+
+// True if the strides of all dims, or of all but the last, are multiples of `elements`.
+template <class List>
+bool are_multiples(const List& dims, int64_t elements, bool but_last) {
+  for (size_t i = 0; i + but_last < dims.size(); ++i)
+    if (dims[i].stride % elements != 0) return false;
+  return true;
+}
+
+// Rows: the last reduced dim is a run of neighbours. Short ones are outputs of their own, or several are in a tile.
+ExactPlan rows_plan(const ExactSum& sum, const Device& device) {
+  const Problem& p = sum.problem;
+  const bool wide = is_wide(sum.in);
+  const int64_t vector = kGranule / info(sum.in).size, tile = kWarp * kRowLoads * vector, length = p.reduced.back().size;
+  ExactPlan plan{Kernel::rows};
+  plan.aligned = reinterpret_cast<uintptr_t>(sum.input) % kGranule == 0 && are_multiples(p.kept, vector, false) &&
+                 are_multiples(p.reduced, vector, true);
+  plan.runs = {p.length / length, length, 0, 0, plan.aligned && length % vector == 0};
+  if (length <= tile) {
+    const int log_vectors = log2_up(ceil_div(length, vector));
+    plan.runs.log_lanes = static_cast<int8_t>(log_vectors <= 6 ? std::min(log_vectors, 3) : log_vectors - 3);
+    plan.runs.log_steps = static_cast<int8_t>(log_vectors - plan.runs.log_lanes);
+    if (p.length == length && !has_long_division(sum)) {
+      plan.kernel = Kernel::short_rows;
+      plan.runs.count = p.outputs;
+      return plan;
+    }
+  }
+  if (length <= tile / 2) {
+    plan.tiles = ceil_div(plan.runs.count, (kRowLoads >> plan.runs.log_steps) * plan.runs.side());
+  } else {
+    plan.tiles_of_run = ceil_div(length + (plan.aligned ? 0 : vector - 1), tile);
+    plan.tiles = plan.tiles_of_run * plan.runs.count;
+  }
+  const int most = wide ? 1 : 2;
+  const int64_t wanted = device.multiprocessors * kRounds * (wide ? kRowResident<double> : kRowResident<float>) / p.outputs;
+  plan.log_warps = log2_of_wanted(plan.tiles / (wanted > 1 ? kLeastTiles : 8), most);
+  plan.part_size = part_of(plan.tiles, wanted, kLeastTiles << plan.log_warps);
+  plan.parts = ceil_div(plan.tiles, plan.part_size);
+  return plan;
+}
+
+ExactPlan columns_plan(const ExactSum& sum, const Device& device) {
+  const Problem& p = sum.problem;
+  const bool wide = is_wide(sum.in);
+  const int64_t size = info(sum.in).size, vector = wide ? kColumnVector<double> : kColumnVector<float>;
+  const int64_t loads = 128 / (vector * size), width = p.kept.back().size;
+  ExactPlan plan{Kernel::columns};
+  plan.aligned = width % vector == 0 && reinterpret_cast<uintptr_t>(sum.input) % (vector * size) == 0 &&
+                 are_multiples(p.kept, vector, true) && are_multiples(p.reduced, vector, false);
+  plan.log_width = log2_of_wanted(ceil_div(width, vector), 5);
+  plan.tiles = ceil_div(width, vector << plan.log_width);
+  const int height = (wide ? kColumnThreads<double> : kColumnThreads<float>) >> plan.log_width;
+  const int64_t blocks = plan.tiles * (p.outputs / width);
+  const int64_t resident = device.multiprocessors * (wide ? kColumnResident<double> : kColumnResident<float>);
+  plan.part_size = part_of(p.length, kRounds * resident / blocks, kLeastTiles * loads * height);
+  plan.parts = ceil_div(p.length, plan.part_size);
+  return plan;
+}
+
+ExactPlan any_plan(const ExactSum& sum, const Device& device) {
+  const Problem& p = sum.problem;
+  ExactPlan plan{Kernel::any};
+  const int64_t threads = int64_t{device.multiprocessors} * kAnyBlocks * kAnyThreads;
+  if (p.outputs < threads) plan.log_lanes = log2_of_wanted(p.length / 4, 5);
+  const bool cut = fits_fast_nest(p.kept, p.outputs);  // the kernel that joins parts has no more dims
+  plan.part_size = part_of(p.length, cut ? threads / (p.outputs << plan.log_lanes) : 1, 16 << plan.log_lanes);
+  plan.parts = ceil_div(p.length, plan.part_size);
+  return plan;
+}
+
+ExactPlan plan_of(const ExactSum& sum, const Device& device) {
+  const Problem& p = sum.problem;
+  const bool columns = has_columns(p);
+  const bool fits = p.outputs < int64_t{1} << 31;  // grids
+  if (fits && device.native && has_kernels(sum.in) && fits_fast_nest(p.kept, p.outputs) &&
+      fits_fast_nest(p.reduced, p.length)) {
+    if (!columns && !p.reduced.empty() && p.reduced.back().stride == 1) return rows_plan(sum, device);
+    if (columns && p.kept.back().stride == 1) {
+      const ExactPlan plan = columns_plan(sum, device);
+      if (plan.tiles * plan.parts <= kMaxGrid && p.outputs / p.kept.back().size <= kMaxGridDepth * kMaxGridDepth) return plan;
+    }
+  }
+  return any_plan(sum, device);
+}
+
+Grid line(int64_t blocks) { return {static_cast<uint32_t>(blocks)}; }
+
+cudaError_t start(const ExactSum& sum, const ExactPlan& plan, const ExactResult& result, const ExactInput& input, Queue queue) {
+  if (plan.kernel != Kernel::any) return start_exact(sum, plan, result, input, queue);
+  const Problem& p = sum.problem;
+  const ExactAny args{input,
+                      sum.in,
+                      static_cast<int8_t>(plan.log_lanes),
+                      p.length,
+                      plan.parts,
+                      plan.part_size,
+                      result,
+                      kept_nest<kMaxRank>(p),
+                      reduced_nest<kMaxRank>(p)};
+  const auto kernel = is_wide(sum.in) ? exact_any<exact::WideRange> : exact_any<exact::NarrowRange>;
+  return start_kernel(queue, line(ceil_div((p.outputs * plan.parts) << plan.log_lanes, kAnyThreads)), kAnyThreads, 0, kernel,
+                      args);
+}
+
+template <class Range>
+cudaError_t join_parts(int64_t parts, const ExactResult& result, const Dims& kept, Queue queue) {
+  constexpr int kThreads = kJoinSlots<Range> * kExactWords<Range>, kLogSlots = kJoinSlots<Range> == 32 ? 5 : 3;
+  const int log_members = log2_of_wanted(ceil_div(parts, 8), kLogSlots);  // a thread adds about eight parts
+  const ExactJoin args{result.partials, parts, kLogSlots - log_members, result, kept};
+  return start_kernel(queue, line(ceil_div(result.outputs, int64_t{1} << args.log_outputs)), kThreads, 0, exact_join<Range>,
+                      args);
+}
+
+cudaError_t round(bool wide, const int64_t* states, const ExactResult& result, const Nest<kMaxRank>& kept, Queue queue) {
+  const auto kernel = wide ? exact_round<exact::WideRange> : exact_round<exact::NarrowRange>;
+  return start_kernel(queue, line(ceil_div(result.outputs, kAnyThreads)), kAnyThreads, 0, kernel,
+                      ExactRound{states, result, kept});
+}
+
+// The outputs one after the other.
+template <int kRank>
+Nest<kRank> line_of(int64_t outputs) {
+  Nest<kRank> nest;
+  nest.narrow = outputs < int64_t{1} << 31;
+  nest.add(outputs, 0, 1);
+  return nest;
+}
+
+ExactResult result_of(void* output, DType dtype, bool states, uint64_t divisor, int64_t outputs) {
+  return {output, nullptr, outputs, divisor, static_cast<int8_t>(shift_of(divisor)), dtype, states};
+}
+
+// What a call puts into its workspace: the parts' sums, then states, if the second kernel cannot divide.
+struct Workspace {
+  int64_t partials, states;  // int64s
+
+  Workspace(const ExactSum& sum, const ExactPlan& plan) {
+    const bool divides = plan.kernel != Kernel::any && has_long_division(sum), joined = plan.parts > 1 || divides;
+    partials = joined ? sum.problem.outputs * plan.parts * words_of(sum.in) : 0;
+    states = joined && has_long_division(sum) ? sum.problem.outputs * (words_of(sum.in) + 1) : 0;
+  }
+};
+
+}  // namespace
+
+int64_t exact_workspace(const ExactSum& sum, const Device& device) {
+  const Workspace workspace(sum, plan_of(sum, device));
+  return (workspace.partials + workspace.states) * static_cast<int64_t>(sizeof(int64_t));
+}
+
+cudaError_t run_exact(const ExactSum& sum, void* workspace, const Device& device, cudaStream_t stream) {
+  const Problem& p = sum.problem;
+  const ExactPlan plan = plan_of(sum, device);
+  const Workspace room(sum, plan);
+  const Queue queue{stream, device.early};
+  const bool streams = p.outputs * p.length * info(sum.in).size > device.l2_bytes / 4, wide = is_wide(sum.in);
+  const ExactInput input{sum.input, l2_policy(streams), {sum.negate, sum.nan_is_zero}};
+  const ExactResult final = result_of(sum.output, sum.out, sum.states, sum.divisor, p.outputs);
+  ExactResult result = final;
+  if (room.partials > 0) result.partials = static_cast<int64_t*>(workspace);
+  if (cudaError_t error = start(sum, plan, result, input, queue)) return error;
+  if (room.partials == 0) return cudaSuccess;
+  int64_t* const states = result.partials + room.partials;
+  Dims kept = line_of<kFastRank>(p.outputs);
+  if (room.states > 0) {
+    result = result_of(states, sum.out, true, 1, p.outputs);
+    result.partials = static_cast<int64_t*>(workspace);
+  } else {
+    kept = kept_nest<kFastRank>(p);
+  }
+  const auto join = wide ? join_parts<exact::WideRange> : join_parts<exact::NarrowRange>;
+  if (cudaError_t error = join(plan.parts, result, kept, queue.next())) return error;
+  return room.states > 0 ? round(wide, states, final, kept_nest<kMaxRank>(p), queue.next()) : cudaSuccess;
+}
+
+cudaError_t round_exact(const ExactRounding& r, cudaStream_t stream) {
+  return round(r.wide, r.states, result_of(r.output, r.out, false, r.divisor, r.count), line_of<kMaxRank>(r.count),
+               {stream, false});
+}
+
+}  // namespace gpureduce::cuda

@@ -1,0 +1,26 @@
+// How an exact sum is cut, and the start of its kernels of rows and columns, which have machine code alone.
+#pragma once
+
+#include "../problem/exact.h"
+#include "kernels/exact.cuh"
+#include "launch.h"
+
+namespace gpureduce::cuda {
+
+struct ExactPlan {
+  enum class Kernel : uint8_t { short_rows, rows, columns, any };
+
+  Kernel kernel;
+  int64_t parts = 1;
+  int64_t part_size = 0;                // tiles of rows; otherwise rows of columns, or elements
+  int64_t tiles = 0, tiles_of_run = 0;  // of an output's rows; of columns side by side
+  bool aligned = false;
+  int log_warps = 0, log_width = 0, log_lanes = 0;
+  ShortRuns runs{};
+};
+
+// Starts the plan's kernel, which is not `any`.
+cudaError_t start_exact(const ExactSum& sum, const ExactPlan& plan, const ExactResult& result, const ExactInput& input,
+                        Queue queue);
+
+}  // namespace gpureduce::cuda
