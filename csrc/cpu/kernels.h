@@ -21,6 +21,29 @@ using ChunkSum = void (*)(const T* x, int64_t n, int64_t width, T* scratch, T* s
 template <class T>
 using Exponentials = void (*)(const T* x, const T* m, int64_t step, int64_t n, T* to);
 
+constexpr int kExactLevels = 7;                // enough for all float32 numbers
+constexpr int kNotFinite = -1, kTooWide = -2;  // why there are no such doubles
+
+// Writes a few doubles whose sum is the exact sum of n elements, at most kChunk, and returns how many; the last one is -0 if
+// all elements are. Or returns kNotFinite or kTooWide.
+template <class T>
+using ExactRow = int (*)(const T* x, int64_t n, double* sums);
+
+// The same for each of `width` neighbouring columns. The sums' first doubles come first.
+template <class T>
+using ExactColumns = int (*)(const T* x, int64_t pitch, int64_t rows, int64_t width, double* sums);
+
+// to[i] = x[i * stride] as the problem maps it, where T holds its elements exactly.
+template <class T>
+using Convert = void (*)(const CpuProblem& problem, const void* x, int64_t n, int64_t stride, T* to);
+
+template <class T>
+struct ExactKernels {
+  ExactRow<T> row;
+  ExactColumns<T> columns;
+  Convert<T> convert;
+};
+
 struct InstructionSet {
   const char* name;
   int vector_bytes;
@@ -29,6 +52,8 @@ struct InstructionSet {
   ChunkSum<double> sum_doubles;
   Exponentials<float> exponentials_of_floats;
   Exponentials<double> exponentials_of_doubles;
+  ExactKernels<float> exact_floats;
+  ExactKernels<double> exact_doubles;
 };
 
 namespace generic {

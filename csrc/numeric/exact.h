@@ -1,9 +1,9 @@
 // Exact sums: a fixed-point number with a bit for every power of two that an addend can have, and one rounding at the end.
 //
 // For example 2^30 + 1.5 - 2^30 in float32. Bit 0 of the number counts 2^-149, and its digits have 32 bits: 2^30 is bit 179,
-// that is bit 19 of digit 5, and 1.5 are the bits 149 and 148, of digit 4. Addends are added to digits of 64 bits, which need no
-// carries for the first billion of them. Here 2^19 - 2^19 is left in digit 5, and 1.5 in digit 4, in whatever order they came.
-// round_exact() carries, takes the 64 leading bits, 1.1000..., and rounds them to the result's dtype: 1.5.
+// that is bit 19 of digit 5, and 1.5 are the bits 149 and 148, of digit 4. Addends are added to digits of 64 bits, which need
+// no carries for the first billion of them. Here 2^19 - 2^19 is left in digit 5, and 1.5 in digit 4, in whatever order they
+// came. round_exact() carries, takes the 64 leading bits, 1.1000..., and rounds them to the result's dtype: 1.5.
 #pragma once
 
 #include "dtypes.h"
@@ -11,8 +11,8 @@
 namespace gpureduce::exact {
 
 // The powers of two that an exact sum counts: from 2^lowest, in digits of 32 bits. Up to 2^62 addends fit.
-struct NarrowRange { static constexpr int kLowest = -149, kDigits = 10; };   // float32, all smaller floats, integers
-struct WideRange { static constexpr int kLowest = -1074, kDigits = 68; };    // float64
+struct NarrowRange { static constexpr int kLowest = -149, kDigits = 10; };  // float32, all smaller floats, integers
+struct WideRange { static constexpr int kLowest = -1074, kDigits = 68; };   // float64
 template <class T>
 using RangeOf = std::conditional_t<std::is_same_v<T, double>, WideRange, NarrowRange>;
 
@@ -233,14 +233,15 @@ GPUREDUCE_HOST_DEVICE R round_leading(const Leading& x, uint32_t seen) {
 template <class Range>
 constexpr int kStateSize = Range::kDigits + 2;
 
+// What cannot change the result is left out, so that the order of the elements does not show: the digits beside an infinity,
+// and a -0 beside other addends.
 template <class Range>
 GPUREDUCE_HOST_DEVICE void write_state(int64_t* to, const FixedPoint<Range>& carried) {
-  for (int i = 0; i < Range::kDigits; ++i) to[i] = carried.digits[i];
-  const auto both = [&](uint32_t low, uint32_t high) {
-    return int64_t{(carried.seen & low) != 0} | int64_t{(carried.seen & high) != 0} << 32;
-  };
+  const uint32_t seen = carried.seen;
+  const auto both = [&](uint32_t low, uint32_t high) { return int64_t{(seen & low) != 0} | int64_t{(seen & high) != 0} << 32; };
+  for (int i = 0; i < Range::kDigits; ++i) to[i] = seen & kNaN ? 0 : carried.digits[i];
   to[Range::kDigits] = both(kPlusInfinity, kMinusInfinity);
-  to[Range::kDigits + 1] = both(kMinusZero, kOther);
+  to[Range::kDigits + 1] = seen & kNaN ? 0 : seen & kOther ? both(0, kOther) : both(kMinusZero, 0);
 }
 
 template <class Range>
