@@ -59,7 +59,7 @@ def nearest(value, name):
     unit = fractions.Fraction(2) ** max(exponent - digits + 1, lowest)
     rounded = round(value / unit) * unit  # Python rounds ties to even
     if abs(rounded) > torch.finfo(dtype_of(name)).max:
-        return math.nan if name == "float8_e4m3fn" else math.copysign(math.inf, value)
+        return math.nan if name == "float8_e4m3fn" else math.inf if value > 0 else -math.inf
     return float(rounded)
 
 
@@ -86,20 +86,24 @@ def modelled(elements, name, mean=False, nan_is_zero=False):
         return -0.0
     total = fractions.Fraction(sum(map(multiple, elements)), ONE * (len(elements) if mean else 1))
     rounded = nearest(total, name)
-    return math.copysign(rounded, total) if rounded == 0 and total else rounded
+    return -0.0 if rounded == 0 and total < 0 else rounded
 
 
 def lists(x, dim):
     """The shape of the kept dims, and the elements of each output, as Python's numbers."""
     dims = reduced_dims(x.dim(), dim)
     kept = [d for d in range(x.dim()) if d not in dims]
-    x = x.detach().cpu().resolve_neg().permute(*kept, *dims)
+    negative = x.is_neg()
+    x = (torch._neg_view(x) if negative else x).detach().cpu().permute([*kept, *dims])
     shape = x.shape[: len(kept)]
     count = math.prod(x.shape[len(kept) :])
     name = name_of(x.dtype)
-    x = numpy_of(x.contiguous())[..., 0] if name in INTEGER else x.double().contiguous().numpy()
-    rows = x.reshape(math.prod(shape), count).tolist()
-    return shape, [[int(e) if name in INTEGER else e for e in row] for row in rows]
+    if name in INTEGER:
+        x = x.neg() if negative else x  # it wraps
+        rows = numpy_of(x.contiguous())[..., 0].reshape(math.prod(shape), count).tolist()
+        return shape, [list(map(int, row)) for row in rows]
+    rows = x.double().reshape(math.prod(shape), count).tolist()
+    return shape, [[-e for e in row] for row in rows] if negative else rows
 
 
 def expected(x, dim=None, keepdim=False, dtype=None, function="sum"):
@@ -148,21 +152,21 @@ def finite_max(name):
 
 
 def rows_of(name, n=1501, seed=0):
-    """Rows of each kind of data, by name."""
+    """Rows of each kind of data, by name. They are made as float64, as torch has little of float8."""
     rng = np.random.default_rng([seed, n])
     dtype = dtype_of(name)
     digits, lowest = FORMATS[name]
 
     def made(values):
-        return torch.from_numpy(np.asarray(values, dtype=np.float64)).to(dtype)
+        return torch.from_numpy(np.asarray(values, dtype=np.float64)).to(dtype).double()
 
     normal = made(rng.standard_normal(n))
-    wide = patterns((n,), name, seed)
+    wide = patterns((n,), name, seed).double()
     tiny = made(rng.integers(-(2**digits) // 2, 2**digits // 2, n) * 2.0 ** max(lowest, -1074))
     huge = made(rng.uniform(0.5, 1.0, n) * finite_max(name) * rng.choice([-1, 1], n))
-    ups = torch.full((n // 2,), finite_max(name), dtype=torch.float64).to(dtype)
-    zeros = torch.zeros(n, dtype=dtype)
-    return {
+    ups = torch.full((n // 2,), finite_max(name), dtype=torch.float64)
+    zeros = torch.zeros(n, dtype=torch.float64)
+    rows = {
         "normal": normal,
         "uniform": made(rng.random(n)),
         "gradients": made(rng.standard_normal(n) * np.exp(rng.standard_normal(n) * 3) * 2.0**-6),
@@ -186,6 +190,7 @@ def rows_of(name, n=1501, seed=0):
         "NaN alone": made([math.nan] * 5),
         "one element": normal[:1],
     }
+    return {kind: row.to(dtype) for kind, row in rows.items()}
 
 
 KINDS = list(rows_of("float32", 4))
@@ -235,10 +240,10 @@ def test_ties(name, to, device):
         low, high = max(lowest + 1, FORMATS[name][1] + 1), 5 if "float8" in to else 14 if to == "float16" else 100
         exponent = choose.randrange(low, high - digits)
         whole = choose.choice([choose.randrange(2 ** (digits - 1), 2**digits), choose.randrange(8), 2**digits - 1])
-        at, half = whole * 2.0**exponent, 2.0 ** (exponent - 1)
+        half = 2.0 ** (exponent - 1)
         noise = [choose.uniform(-1, 1) * 2.0**60 for _ in range(4)]
         noise = torch.tensor(noise, dtype=torch.float32).double().tolist()
-        parts = [math.ldexp(whole >> 8, exponent + 8), math.ldexp(whole & 255, exponent)] if whole >> 8 else [at, 0.0]
+        parts = [math.ldexp(whole >> s & 0xFFFFF, exponent + s) for s in (0, 20, 40)]
         for beside in (-unit, 0.0, unit):
             row = [*parts, half, beside, *noise, *(-x for x in noise)]
             choose.shuffle(row)
@@ -267,7 +272,7 @@ def test_beside_the_largest(name, device):
 @pytest.mark.parametrize("name", REALS)
 def test_dtypes(name, device):
     """Every real dtype, of all floating results; integers are added without a modulus."""
-    x = patterns((40, 1030), name) if name in FLOATING else data((40, 1030), name)
+    x = patterns((12, 1030), name) if name in FLOATING else data((12, 1030), name)
     x = x.to(device)
     for dtype in map(dtype_of, FORMATS):
         for dim in (None, 0, 1):
@@ -372,7 +377,6 @@ def test_threads(device):
 IN_A_PROCESS = """
 import torch, torch_reduce
 from test_exact import rows_of, check
-assert torch_reduce.explain(torch.ones(9)).splitlines()[0].endswith({name!r})
 torch.set_flush_denormal(True)
 for name in ("float32", "float64", "bfloat16"):
     for kind in ("normal", "any bits", "subnormal", "cancelling"):
@@ -382,10 +386,10 @@ for name in ("float32", "float64", "bfloat16"):
 """
 
 
-@pytest.mark.parametrize("name", instruction_sets(*INSTRUCTIONS))
-def test_instruction_sets(name):
+@instruction_sets(*INSTRUCTIONS)
+def test_instruction_sets(instructions):
     """Each set of instructions gives the model's bits, also where a thread flushes subnormals."""
-    python("-c", IN_A_PROCESS.format(name={"default": "generic"}.get(name, name)), ATEN_CPU_CAPABILITY=name)
+    python("-c", IN_A_PROCESS, ATEN_CPU_CAPABILITY=instructions)
 
 
 # --- states -----------------------------------------------------------------------------------------------------------
