@@ -19,11 +19,11 @@ namespace {
 
 using exact::FixedPoint;
 
-constexpr int64_t kBlock = 1024;                // most elements of a row's block
-constexpr int64_t kRows = 128;                  // most elements of a column in a block
+constexpr int64_t kBlock = 1024;                // most elements of an output in a block
+constexpr int64_t kBlockBytes = 32768;          // of a block of several outputs
 constexpr int64_t kWidthBytes = 1024;           // of the columns that are summed together
-constexpr int64_t kLeastColumns = 8;            // fewer columns are summed one after the other
-constexpr int64_t kShortRow = 64;               // shorter rows are summed as columns
+constexpr int64_t kRows = 64;                   // rows that are summed together
+constexpr int64_t kShortRow = 512;              // shorter rows are summed together
 constexpr int64_t kTask = 32768;                // fewest elements per task
 constexpr int64_t kTasksOfEach = 4;             // tasks per thread, if there are enough elements
 constexpr int64_t kAddends = int64_t{1} << 29;  // additions to a number before it must carry
@@ -52,6 +52,23 @@ void add_doubles(FixedPoint<Range>& sum, const double* x, int64_t step, int coun
   for (int i = 0; i < count; ++i) add_double(sum, x[i * step]);
   const double last = x[(count - 1) * step];
   sum.seen |= last == 0 && std::signbit(last) ? exact::kMinusZero : exact::kOther;
+}
+
+// Writes a sum that one double holds, divided by a power of two. Returns false if that would round twice.
+bool finish(double sum, void* output, int64_t offset, DType out, uint64_t divisor) {
+  if (divisor > 1) {
+    if (sum != 0 && std::fabs(sum) < 0x1p-900) return false;
+    sum /= static_cast<double>(divisor);
+  }
+  switch (out) {
+#define GPUREDUCE_STORE(name, type, kind, accumulator, wide, family)                                      \
+  case DType::name:                                                                                       \
+    if constexpr (Kind::kind == Kind::floating) static_cast<type*>(output)[offset] = round_to<type>(sum); \
+    break;
+    GPUREDUCE_DTYPES(GPUREDUCE_STORE)
+#undef GPUREDUCE_STORE
+  }
+  return true;
 }
 
 // Writes a result, or a state. Leaves the number in another form.
@@ -97,8 +114,17 @@ class Elements {
 
   // True if elements that lie side by side are read where they are.
   bool in_place() const { return in_place_; }
+  // The kernel that reads a row where it is, if there is one.
+  ExactRow row() const {
+    const bool plain = problem_.map == Map::value && !problem_.negate;
+    if (!plain) return nullptr;
+    if (in_place_) return kernels<T>().row;
+    if (problem_.in == DType::Half) return instruction_set().exact_row_of_halves;
+    return problem_.in == DType::BFloat16 ? instruction_set().exact_row_of_bfloats : nullptr;
+  }
+  const void* address(int64_t offset) const { return static_cast<const char*>(problem_.input) + offset * size_; }
   int numbers() const { return halves_ ? 2 : 1; }
-  const T* at(int64_t offset) const { return reinterpret_cast<const T*>(address(offset)); }
+  const T* at(int64_t offset) const { return static_cast<const T*>(address(offset)); }
 
   // Writes the numbers of n elements; the second ones `second` behind the first.
   void load(int64_t offset, int64_t stride, int64_t n, T* to, int64_t second) const {
@@ -111,8 +137,6 @@ class Elements {
   }
 
  private:
-  const char* address(int64_t offset) const { return static_cast<const char*>(problem_.input) + offset * size_; }
-
   const CpuProblem& problem_;
   int64_t size_;
   bool halves_, in_place_;
@@ -120,100 +144,174 @@ class Elements {
 
 // --- tasks ----------------------------------------------------------------------------------------------------------------
 
-// Adds the elements of a task to the numbers of its columns.
+// How outputs are summed: each by itself, or several together, as neighbouring columns or rows.
+enum class Side { one, columns, rows };
+
+// Adds the elements of a task to its outputs.
 template <class T, class Range>
 class Adder {
  public:
-  // Of up to `width` columns.
-  Adder(const CpuProblem& p, int64_t width)
+  // Of up to `width` outputs.
+  Adder(const CpuProblem& p, Side side, int64_t width)
       : problem_(p),
+        side_(side),
         elements_(p),
-        capacity_(p.columns > 1 ? kRows * width : kBlock),
-        memory_(bytes(elements_, capacity_, width)),
-        buffer_(reinterpret_cast<T*>(memory_.get())),
-        doubles_(reinterpret_cast<double*>(buffer_ + capacity_ * elements_.numbers())),
-        numbers_(reinterpret_cast<FixedPoint<Range>*>(doubles_ + kExactLevels * width)) {}
+        row_(elements_.row()),
+        most_(side == Side::one ? kBlock : std::clamp<int64_t>(kBlockBytes / sizeof(T) / width, 16, kBlock)),
+        capacity_(most_ * width),
+        room_(kExactLevels * std::max(width, kExactWidth)),
+        memory_((room_ + width) * sizeof(double) + width * sizeof(FixedPoint<Range>) +
+                capacity_ * elements_.numbers() * sizeof(T)),
+        doubles_(reinterpret_cast<double*>(memory_.get())),
+        held_sums_(doubles_ + room_),
+        numbers_(reinterpret_cast<FixedPoint<Range>*>(held_sums_ + width)),
+        buffer_(reinterpret_cast<T*>(numbers_ + width)) {}
 
-  FixedPoint<Range>* numbers() { return numbers_; }
-
-  // Elements begin to end (exclusive) of `width` columns, the first of which begins at `offset`.
+  // Elements begin to end (exclusive) of `width` outputs, the first of which begins at `offset`.
   void run(int64_t offset, int64_t width, int64_t begin, int64_t end) {
-    for (int64_t i = 0; i < width; ++i) (new (numbers_ + i) FixedPoint<Range>)->clear();
-    added_ = 0;
-    const bool columns = problem_.columns > 1;
-    const int64_t most = columns ? kRows : kBlock, pitch = problem_.reduced.fastest().stride;
-    const bool in_place = elements_.in_place() && (columns ? problem_.column_stride : pitch) == 1;
-    int64_t held = 0;  // elements of each column in the buffer
+    width_ = width;
+    used_ = false;
+    held_ = added_ = 0;
+    const int64_t pitch = problem_.reduced.fastest().stride, across = problem_.column_stride;
+    const bool columns = side_ == Side::columns;
+    const bool in_place = columns ? elements_.in_place() && across == 1
+                                  : pitch == 1 && (side_ == Side::one ? row_ != nullptr : elements_.in_place());
+    int64_t filled = 0;  // elements of each output in the buffer
     Cursor at(problem_.reduced, begin);
     for (int64_t left = end - begin, n; left > 0; left -= n, at.advance(n)) {
       const int64_t place = offset + at.offset();
-      n = std::min({left, at.left(), most - held});
-      if (in_place && held == 0 && (n == most || n == left)) {
-        add(elements_.at(place), pitch, n, width);
+      n = std::min({left, at.left(), most_ - filled});
+      const bool whole = filled == 0 && (n == most_ || n == left);  // a block
+      if (in_place && whole) {
+        if (side_ != Side::one) add(elements_.at(place), columns ? pitch : across, n);
+        else if (!add(row_(elements_.address(place), n, doubles_), n)) add_row(place, n);
         continue;
       }
-      if (columns) {
+      int64_t step = columns ? width : most_;
+      if (columns && across == 1 && pitch == width) {
+        elements_.load(place, 1, n * width, buffer_ + filled * width, capacity_);
+      } else if (columns) {
         for (int64_t i = 0; i < n; ++i)
-          elements_.load(place + i * pitch, problem_.column_stride, width, buffer_ + (held + i) * width, capacity_);
+          elements_.load(place + i * pitch, across, width, buffer_ + (filled + i) * width, capacity_);
+      } else if (whole && pitch == 1 && across == n) {
+        elements_.load(place, 1, n * width, buffer_, capacity_);
+        step = n;
       } else {
-        elements_.load(place, pitch, n, buffer_ + held, capacity_);
+        for (int64_t i = 0; i < width; ++i)
+          elements_.load(place + i * across, pitch, n, buffer_ + i * most_ + filled, capacity_);
       }
-      held += n;
-      if (held < most && n < left) continue;
-      for (int i = 0; i < elements_.numbers(); ++i) add(buffer_ + i * capacity_, width, held, width);
-      held = 0;
+      filled += n;
+      if (filled < most_ && n < left) continue;
+      for (int i = 0; i < elements_.numbers(); ++i) add(buffer_ + i * capacity_, step, filled);
+      filled = 0;
     }
+  }
+
+  // Each output's sum as one double, if that is all there is.
+  const double* sums() const { return used_ || held_ == 0 ? nullptr : held_sums_; }
+
+  // Each output's sum.
+  FixedPoint<Range>* numbers() {
+    use();
+    flush();
+    return numbers_;
   }
 
  private:
-  static int64_t bytes(const Elements<T>& elements, int64_t capacity, int64_t width) {
-    return capacity * elements.numbers() * sizeof(T) + width * (kExactLevels * sizeof(double) + sizeof(FixedPoint<Range>));
+  // Elements of a row that no double holds.
+  void add_row(int64_t place, int64_t n) {
+    elements_.load(place, 1, n, buffer_, capacity_);
+    add(buffer_, n, n);
   }
 
-  // A block: n elements of each column, `pitch` apart.
-  void add(const T* x, int64_t pitch, int64_t n, int64_t width) {
-    const bool columns = problem_.columns > 1;
-    const int count = columns ? kernels<T>().columns(x, pitch, n, width, doubles_) : kernels<T>().row(x, n, doubles_);
-    added_ += n;
-    if (added_ > kAddends) {
-      for (int64_t i = 0; i < width; ++i) numbers_[i].carry();
-      added_ = n;
+  // A block: n elements of each output, whose rows, in memory, begin `pitch` apart.
+  void add(const T* x, int64_t pitch, int64_t n) {
+    const ExactKernels<T>& kernel = kernels<T>();
+    const bool columns = side_ == Side::columns;
+    const ExactParts parts = side_ == Side::one ? kernel.row(x, n, doubles_)
+                             : columns          ? kernel.columns(x, pitch, n, width_, buffer_, doubles_)
+                                                : kernel.rows(x, pitch, width_, n, doubles_);
+    if (add(parts, n)) return;
+    use();
+    count(n);
+    for (int64_t i = 0; i < width_; ++i)
+      for (int64_t k = 0; k < n; ++k) exact::add(numbers_[i], columns ? x[k * pitch + i] : x[i * pitch + k]);
+  }
+
+  // A block of n elements of each output, whose doubles are there. Single doubles are held and added to those of the next block
+  // while no digit is lost. Returns false if there are none.
+  bool add(const ExactParts& parts, int64_t n) {
+    if (parts.levels < 0) return false;
+    if (parts.levels > 1) {
+      use();
+      count(parts.levels);
+      for (int64_t i = 0; i < width_; ++i) add_doubles(numbers_[i], doubles_ + i, width_, parts.levels);
+      return true;
     }
-    if (count > 0) {
-      for (int64_t i = 0; i < width; ++i) add_doubles(numbers_[i], doubles_ + i, width, count);
-    } else if (columns) {
-      for (int64_t r = 0; r < n; ++r)
-        for (int64_t i = 0; i < width; ++i) exact::add(numbers_[i], x[r * pitch + i]);
-    } else {
-      for (int64_t i = 0; i < n; ++i) exact::add(*numbers_, x[i]);
+    const int top = std::max(parts.top, top_), unit = std::min(parts.unit, unit_);
+    if (held_ > 0 && top + 64 - __builtin_clzll(held_ + n - 1) - 53 <= unit) {
+      for (int64_t i = 0; i < width_; ++i) held_sums_[i] += doubles_[i];
+      held_ += n;
+      top_ = top;
+      unit_ = unit;
+      return true;
     }
+    flush();
+    std::copy(doubles_, doubles_ + width_, held_sums_);
+    held_ = n;
+    top_ = parts.top;
+    unit_ = parts.unit;
+    return true;
+  }
+
+  void use() {
+    if (used_) return;
+    for (int64_t i = 0; i < width_; ++i) (new (numbers_ + i) FixedPoint<Range>)->clear();
+    used_ = true;
+  }
+  void flush() {
+    if (held_ == 0) return;
+    use();
+    count(1);
+    for (int64_t i = 0; i < width_; ++i) add_doubles(numbers_[i], held_sums_ + i, width_, 1);
+    held_ = 0;
+  }
+  void count(int64_t additions) {
+    added_ += additions;
+    if (added_ <= kAddends) return;
+    for (int64_t i = 0; i < width_; ++i) numbers_[i].carry();
+    added_ = additions;
   }
 
   const CpuProblem& problem_;
+  const Side side_;
   const Elements<T> elements_;
+  const ExactRow row_;
+  const int64_t most_;      // elements of each output in a block
   const int64_t capacity_;  // elements of the buffer
+  const int64_t room_;      // doubles of a block
   const Scratch memory_;
-  T* const buffer_;
-  double* const doubles_;
+  double *const doubles_, *const held_sums_;
   FixedPoint<Range>* const numbers_;
-  int64_t added_ = 0;  // since the numbers carried
+  T* const buffer_;
+  int64_t width_ = 0;
+  bool used_ = false;       // the numbers
+  int64_t held_ = 0;        // elements of each output in held_sums_
+  int top_ = 0, unit_ = 0;  // of these, as in ExactParts
+  int64_t added_ = 0;       // to the numbers since they carried
 };
 
-// Too few columns to be summed together become rows, and short rows become columns.
-void set_columns(CpuProblem& p) {
+// Short rows are summed together: they become columns of the problem.
+Side set_side(CpuProblem& p) {
+  if (p.columns > 1) return Side::columns;
   Dims& rows = p.rows;
-  if (p.columns > 1 && p.columns < kLeastColumns) {
-    if (rows.rank == 1 && rows.dims[0].size == 1) rows.rank = 0;
-    rows.dims[rows.rank++] = {p.columns, p.column_stride, 0};
-    p.row_count *= p.columns;
-    p.columns = p.column_stride = 1;
-  } else if (p.columns == 1 && p.length < kShortRow && rows.fastest().size >= kLeastColumns) {
-    p.columns = rows.fastest().size;
-    p.column_stride = rows.fastest().stride;
-    p.row_count /= p.columns;
-    if (rows.rank == 1) rows.dims[0] = {1, 0, 0};
-    else --rows.rank;
-  }
+  if (p.length >= kShortRow || rows.fastest().size < 2) return Side::one;
+  p.columns = rows.fastest().size;
+  p.column_stride = rows.fastest().stride;
+  p.row_count /= p.columns;
+  if (rows.rank == 1) rows.dims[0] = {1, 0, 0};
+  else --rows.rank;
+  return Side::rows;
 }
 
 CpuProblem problem_of(const ExactSum& sum) {
@@ -224,15 +322,14 @@ CpuProblem problem_of(const ExactSum& sum) {
   r.out = sum.out;
   r.map = sum.nan_is_zero && info(sum.in).kind == Kind::floating ? Map::number : Map::value;
   r.negate = sum.negate;
-  CpuProblem p = make_cpu_problem(r);
-  set_columns(p);
-  return p;
+  return make_cpu_problem(r);
 }
 
 template <class T, class Range>
 void run(const ExactSum& sum) {
-  const CpuProblem p = problem_of(sum);
-  const int64_t most = kWidthBytes / sizeof(T), tiles = (p.columns + most - 1) / most;
+  CpuProblem p = problem_of(sum);
+  const Side side = set_side(p);
+  const int64_t most = side == Side::rows ? kRows : kWidthBytes / sizeof(T), tiles = (p.columns + most - 1) / most;
   const int64_t width = (p.columns + tiles - 1) / tiles, groups = p.row_count * tiles;
   const int threads = thread_count();
   int64_t splits = 1;
@@ -247,23 +344,30 @@ void run(const ExactSum& sum) {
     finish(number, sum.output, offset, sum.out, sum.states, sum.divisor);
   };
 
+  const bool halves = !sum.states && (sum.divisor & (sum.divisor - 1)) == 0;  // the division is exact
   const int64_t each = std::max<int64_t>(1, std::min(split_size, p.length) * width);
   parallel_for(0, groups * splits, std::max<int64_t>(1, kTask / each), [&](int64_t from, int64_t to) {
     const ExactFloats exact;
-    Adder<T, Range> adder(p, width);
+    Adder<T, Range> adder(p, side, width);
     for (int64_t task = from; task < to; ++task) {
       const int64_t split = task % splits, group = task / splits, row = group / tiles, column = group % tiles * width;
       const int64_t some = std::min(width, p.columns - column), begin = split * split_size;
       const int64_t offset = Cursor(p.rows, row).offset() + column * p.column_stride, first = row * p.columns + column;
       adder.run(offset, some, begin, std::min(p.length, begin + split_size));
       Cursor place(p.results, first);
+      const double* const sums = halves && !partials ? adder.sums() : nullptr;
+      FixedPoint<Range>* const numbers = sums ? nullptr : adder.numbers();
       for (int64_t i = 0; i < some; ++i, place.advance(1)) {
-        FixedPoint<Range>& number = adder.numbers()[i];
-        if (!partials) {
+        if (partials) {
+          numbers[i].carry();
+          partials[(first + i) * splits + split] = numbers[i];
+        } else if (!sums) {
+          write(numbers[i], place.offset());
+        } else if (!finish(sums[i], sum.output, place.offset(), sum.out, sum.divisor)) {
+          FixedPoint<Range> number;
+          number.clear();
+          add_doubles(number, sums + i, 1, 1);
           write(number, place.offset());
-        } else {
-          number.carry();
-          partials[(first + i) * splits + split] = number;
         }
       }
     }

@@ -24,14 +24,22 @@ using Exponentials = void (*)(const T* x, const T* m, int64_t step, int64_t n, T
 constexpr int kExactLevels = 7;                // enough for all float32 numbers
 constexpr int kNotFinite = -1, kTooWide = -2;  // why there are no such doubles
 
-// Writes a few doubles whose sum is the exact sum of n elements, at most kChunk, and returns how many; the last one is -0 if
-// all elements are. Or returns kNotFinite or kTooWide.
-template <class T>
-using ExactRow = int (*)(const T* x, int64_t n, double* sums);
+// How a block of elements was summed to doubles without rounding: `levels` doubles for each output, or a reason why there are
+// none. All magnitudes are at most 2^top, and multiples of 2^unit.
+struct ExactParts { int levels, top, unit; };
 
-// The same for each of `width` neighbouring columns. The sums' first doubles come first.
+// Writes the doubles of n elements, at most kChunk. The last one is -0 if all elements are.
+using ExactRow = ExactParts (*)(const void* x, int64_t n, double* sums);
+
+// The same for rows of n elements, which begin `pitch` apart; the rows' first doubles come first.
 template <class T>
-using ExactColumns = int (*)(const T* x, int64_t pitch, int64_t rows, int64_t width, double* sums);
+using ExactRows = ExactParts (*)(const T* x, int64_t pitch, int64_t rows, int64_t n, double* sums);
+
+// The same for each of `width` neighbouring columns. `copy` has room for all elements, and `sums` for kExactLevels doubles of
+// at least kExactWidth columns.
+template <class T>
+using ExactColumns = ExactParts (*)(const T* x, int64_t pitch, int64_t rows, int64_t width, T* copy, double* sums);
+constexpr int64_t kExactWidth = 128;
 
 // to[i] = x[i * stride] as the problem maps it, where T holds its elements exactly.
 template <class T>
@@ -39,7 +47,8 @@ using Convert = void (*)(const CpuProblem& problem, const void* x, int64_t n, in
 
 template <class T>
 struct ExactKernels {
-  ExactRow<T> row;
+  ExactRow row;
+  ExactRows<T> rows;
   ExactColumns<T> columns;
   Convert<T> convert;
 };
@@ -54,6 +63,7 @@ struct InstructionSet {
   Exponentials<double> exponentials_of_doubles;
   ExactKernels<float> exact_floats;
   ExactKernels<double> exact_doubles;
+  ExactRow exact_row_of_halves, exact_row_of_bfloats;  // null if they are converted first
 };
 
 namespace generic {

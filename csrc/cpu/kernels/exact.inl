@@ -6,6 +6,16 @@
 // It is cut again, with M = 2^12, at multiples of 2^-41, and so on, until the digits left fit. Each level of cuts has a sum: 0,
 // 3 + 2^-20 and 0. Most data need one level, which is a plain sum in doubles.
 
+template <class T>
+constexpr int kMantissaBits = sizeof(T) == 8            ? 52
+                              : sizeof(T) == 4          ? 23
+                              : std::is_same_v<T, Half> ? 10
+                                                        : 7;
+template <class T>
+constexpr int kBias = sizeof(T) == 8            ? 1023
+                      : std::is_same_v<T, Half> ? 15
+                                                : 127;
+
 // The bits of the largest magnitude, and those of the smallest one that is not 0, less 1. Zeros alone: 0 and the largest
 // number.
 template <class T>
@@ -22,20 +32,27 @@ struct Magnitudes {
     most = most > x ? most : x;
     least = least < y ? least : y;
   }
-  inline __attribute__((always_inline)) void add(const T* x, int64_t n) {
+  // kCopy: also copies the elements.
+  template <bool kCopy = false>
+  inline __attribute__((always_inline)) void add(const T* x, int64_t n, T* copy = nullptr) {
     int64_t i = 0;
     V bits;
     for (; i + kSize <= n; i += kSize) {
       memcpy(&bits, x + i, sizeof(bits));
+      if constexpr (kCopy) memcpy(copy + i, &bits, sizeof(bits));
       add(bits);
     }
     if (i == n) return;
-    bits = V{};
-    memcpy(&bits, x + i, (n - i) * sizeof(T));
+    U rest[kSize] = {};
+    for (int64_t j = i; j < n; ++j) {
+      rest[j - i] = bit_cast<U>(x[j]);
+      if constexpr (kCopy) copy[j] = x[j];
+    }
+    memcpy(&bits, rest, sizeof(bits));
     add(bits);
   }
   inline __attribute__((always_inline)) void join(U& all_most, U& all_least) const {
-    all_most = 0, all_least = ~U{0};
+    all_most = 0, all_least = static_cast<U>(~U{0});
     for (int i = 0; i < kSize; ++i) {
       all_most = most[i] > all_most ? most[i] : all_most;
       all_least = least[i] < all_least ? least[i] : all_least;
@@ -43,45 +60,47 @@ struct Magnitudes {
   }
 };
 
-// How numbers are cut: each M, and the number of levels, the last of which has none. Or kNotFinite or kTooWide.
+// How numbers are cut: each M. The last level has none.
 struct Cuts {
-  int levels;
+  ExactParts parts;
   double at[kExactLevels];
 };
 
 inline double power_of_two(int exponent) { return bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); }
 
-// For sums of up to n numbers.
+// For sums of up to n numbers, with at most `most_levels`.
 template <class T>
-Cuts cuts_for(const Magnitudes<T>& magnitudes, int64_t n) {
+Cuts cuts_for(const Magnitudes<T>& magnitudes, int64_t n, int most_levels = kExactLevels) {
   using U = UnsignedOf<sizeof(T)>;
-  constexpr int kMantissa = sizeof(T) == 4 ? 23 : 52, kBias = sizeof(T) == 4 ? 127 : 1023;
   U most, least;
   magnitudes.join(most, least);
-  const int high = static_cast<int>(most >> kMantissa), low = static_cast<int>((least + 1) >> kMantissa);
+  const int high = most >> kMantissaBits<T>, low = static_cast<U>(least + 1) >> kMantissaBits<T>;
   Cuts cuts;
-  cuts.levels = 1;
+  cuts.parts = {1, -4096, 4096};  // zeros alone
   if (most == 0) return cuts;
-  if (high == 2 * kBias + 1) return {kNotFinite, {}};
-  int bits = 0;  // n <= 2^bits
-  while ((int64_t{1} << bits) < n) ++bits;
-  int top = high - kBias + 1;  // all rests are at most 2^top, and multiples of 2^unit
-  const int unit = (low > 0 ? low - 1 : 0) + 1 - kBias - kMantissa;
+  const int bits = n > 1 ? 64 - __builtin_clzll(n - 1) : 0;  // n <= 2^bits
+  int top = (high > 0 ? high : 1) - kBias<T> + 1;
+  const int unit = (low > 0 ? low : 1) - kBias<T> - kMantissaBits<T>;
+  cuts.parts = {high == 2 * kBias<T> + 1 ? kNotFinite : 1, top, unit};
+  if (cuts.parts.levels < 0) return cuts;
+  // What is left of each number is at most 2^top, and a multiple of 2^unit.
   for (; top + bits - 53 > unit; top += bits - 53) {
-    if (cuts.levels == kExactLevels || top + bits > 1023) return {kTooWide, {}};
-    cuts.at[cuts.levels - 1] = power_of_two(top + bits);
-    ++cuts.levels;
+    if (cuts.parts.levels == most_levels || top + bits > 1023) {
+      cuts.parts.levels = kTooWide;
+      return cuts;
+    }
+    cuts.at[cuts.parts.levels++ - 1] = power_of_two(top + bits);
   }
   return cuts;
 }
 
-// Sums of up to kHeld vectors at once. A sum begins at -0, so that the last level's is -0 if all elements are.
+// Sums of kCount vectors at once. A sum begins at -0, so that the last level's is -0 if all elements are.
 template <int kLevels, int kCount>
 struct Levels {
   using V = Vector<double>;
   V cuts[kLevels], sums[kLevels][kCount];
 
-  explicit Levels(const Cuts& c) {
+  inline __attribute__((always_inline)) explicit Levels(const Cuts& c) {
     GPUREDUCE_UNROLL
     for (int l = 0; l < kLevels; ++l) {
       if (l + 1 < kLevels) cuts[l] = c.at[l] - V{};
@@ -98,29 +117,65 @@ struct Levels {
     }
     sums[kLevels - 1][k] += x;
   }
+  // The elements of as many vectors as a register of floats or doubles holds.
+  inline __attribute__((always_inline)) void add_loaded(int k, Vector<double> x) { add(k, x); }
+  inline __attribute__((always_inline)) void add_loaded(int k, Vector<float> x) {
+    Narrow<double, float> half[2];
+    memcpy(half, &x, sizeof(x));
+    add(k, widened<double, float>(half[0]));
+    add(k + 1, widened<double, float>(half[1]));
+  }
+  // The sum of all vectors' lanes, for each level.
+  inline __attribute__((always_inline)) void across(double* to, int64_t step) const {
+    GPUREDUCE_UNROLL
+    for (int l = 0; l < kLevels; ++l) {
+      V sum = sums[l][0];
+      GPUREDUCE_UNROLL
+      for (int k = 1; k < kCount; ++k) sum += sums[l][k];
+      to[l * step] = lanes<kVector<double>>(sum);
+    }
+  }
+
+ private:
+  template <int kSize>
+  static inline __attribute__((always_inline)) double lanes(typename VectorOf<double, kSize>::type x) {
+    if constexpr (kSize == 2) {
+      return x[0] + x[1];
+    } else {
+      typename VectorOf<double, kSize / 2>::type half[2];
+      memcpy(half, &x, sizeof(x));
+      return lanes<kSize / 2>(half[0] + half[1]);
+    }
+  }
 };
 
+// Floats and doubles are loaded as doubles, and halves as floats.
+template <class T>
+using Loaded = std::conditional_t<sizeof(T) == 2, float, double>;
+
 template <int kLevels, class T>
-__attribute__((noinline)) void sum_row_exactly(const T* x, int64_t n, const Cuts& cuts, double* to) {
-  constexpr int kSize = kVector<double>, kCount = kLevels < 3 ? 4 : 2;
+inline __attribute__((always_inline)) void sum_row_exactly(const T* x, int64_t n, const Cuts& cuts, double* to, int64_t step) {
+  using In = Loaded<T>;
+  constexpr int kSize = kVector<In>, kEach = sizeof(double) / sizeof(In), kCount = kLevels < 3 ? 4 : 2;
   Levels<kLevels, kCount> all(cuts);
   int64_t i = 0;
-  for (; i + kCount * kSize <= n; i += kCount * kSize) {
+  for (; i + kCount / kEach * kSize <= n; i += kCount / kEach * kSize) {
     GPUREDUCE_UNROLL
-    for (int k = 0; k < kCount; ++k) all.add(k, load<double>(x + i + k * kSize));
+    for (int k = 0; k < kCount / kEach; ++k) all.add_loaded(k * kEach, load<In>(x + i + k * kSize));
   }
-  for (; i < n; i += kSize) all.add(0, load_first<double>(x + i, n - i));
-  for (int l = 0; l < kLevels; ++l) {
-    Vector<double> sum = all.sums[l][0];
-    for (int k = 1; k < kCount; ++k) sum += all.sums[l][k];
-    to[l] = sum[0];
-    for (int k = 1; k < kSize; ++k) to[l] += sum[k];
-  }
+  for (; i < n; i += kSize) all.add_loaded(0, load_first<In>(x + i, n - i));
+  all.across(to, step);
+}
+
+template <int kLevels, class T>
+__attribute__((noinline)) void sum_rows_exactly(const T* x, int64_t pitch, int64_t rows, int64_t n, const Cuts& cuts,
+                                                double* to) {
+  for (int64_t r = 0; r < rows; ++r) sum_row_exactly<kLevels>(x + r * pitch, n, cuts, to + r, rows);
 }
 
 template <int kLevels, class T>
 __attribute__((noinline)) void sum_columns_exactly(const T* x, int64_t pitch, int64_t rows, int64_t width, const Cuts& cuts,
-                                                   double* to) {
+                                                   double* to, int64_t step) {
   constexpr int kSize = kVector<double>, kCount = kLevels < 3 ? 4 : 2;
   int64_t c = 0;
   for (; c + kCount * kSize <= width; c += kCount * kSize) {
@@ -130,40 +185,78 @@ __attribute__((noinline)) void sum_columns_exactly(const T* x, int64_t pitch, in
       for (int k = 0; k < kCount; ++k) all.add(k, load<double>(x + r * pitch + c + k * kSize));
     }
     for (int l = 0; l < kLevels; ++l)
-      for (int k = 0; k < kCount; ++k) store(to + l * width + c + k * kSize, all.sums[l][k]);
+      for (int k = 0; k < kCount; ++k) store(to + l * step + c + k * kSize, all.sums[l][k]);
   }
   for (; c < width; c += kSize) {
     Levels<kLevels, 1> all(cuts);
     for (int64_t r = 0; r < rows; ++r) all.add(0, load_first<double>(x + r * pitch + c, width - c));
     for (int l = 0; l < kLevels; ++l)
-      for (int64_t k = 0; k < min(kSize, width - c); ++k) to[l * width + c + k] = all.sums[l][0][k];
+      for (int64_t k = 0; k < min(kSize, width - c); ++k) to[l * step + c + k] = all.sums[l][0][k];
   }
 }
 
-// Calls f with the number of levels as a compile-time constant.
-template <int kLevels, class F>
+// Calls f with the number of levels as a compile-time constant, if there are doubles.
+template <int kMost, int kLevels = 1, class F>
 inline __attribute__((always_inline)) void with_levels(int levels, F f) {
   if (levels == kLevels) f(std::integral_constant<int, kLevels>());
-  else if constexpr (kLevels < kExactLevels) with_levels<kLevels + 1>(levels, f);
+  else if constexpr (kLevels < kMost) with_levels<kMost, kLevels + 1>(levels, f);
 }
 
-// ExactRow and ExactColumns of kernels.h.
 template <class T>
-int exact_row(const T* x, int64_t n, double* sums) {
+ExactParts exact_rows(const T* x, int64_t pitch, int64_t rows, int64_t n, double* sums) {
   Magnitudes<T> magnitudes;
-  magnitudes.add(x, n);
+  if (pitch == n) magnitudes.add(x, rows * n);
+  else
+    for (int64_t r = 0; r < rows; ++r) magnitudes.add(x + r * pitch, n);
   const Cuts cuts = cuts_for(magnitudes, n);
-  with_levels<1>(cuts.levels, [&](auto levels) { sum_row_exactly<levels.value>(x, n, cuts, sums); });
-  return cuts.levels;
+  with_levels<kExactLevels>(cuts.parts.levels,
+                            [&](auto levels) { sum_rows_exactly<levels.value>(x, pitch, rows, n, cuts, sums); });
+  return cuts.parts;
 }
 
 template <class T>
-int exact_columns(const T* x, int64_t pitch, int64_t rows, int64_t width, double* sums) {
+ExactParts exact_row(const void* x, int64_t n, double* sums) {
+  constexpr int kMost = sizeof(T) == 2 ? 2 : kExactLevels;  // wider rows of halves are rare: they are converted
+  const T* const elements = static_cast<const T*>(x);
   Magnitudes<T> magnitudes;
-  for (int64_t r = 0; r < rows; ++r) magnitudes.add(x + r * pitch, width);
+  magnitudes.add(elements, n);
+  const Cuts cuts = cuts_for(magnitudes, n, kMost);
+  with_levels<kMost>(cuts.parts.levels, [&](auto levels) { sum_rows_exactly<levels.value>(elements, n, 1, n, cuts, sums); });
+  return cuts.parts;
+}
+
+template <class T>
+ExactRow exact_row_if_loaded() {
+  if constexpr (kLoads<float, T>) return exact_row<T>;
+  else return nullptr;
+}
+
+// Columns that do not lie side by side, with nothing between their rows, are copied: a second reading is slow over many pages.
+// And of a few columns several rows are summed side by side, as if they were one.
+template <class T>
+ExactParts exact_columns(const T* x, int64_t pitch, int64_t rows, int64_t width, T* copy, double* sums) {
+  Magnitudes<T> magnitudes;
+  if (pitch == width) {
+    magnitudes.add(x, rows * width);
+  } else {
+    for (int64_t r = 0; r < rows; ++r) magnitudes.template add<true>(x + r * pitch, width, copy + r * width);
+    x = copy;
+  }
   const Cuts cuts = cuts_for(magnitudes, rows);
-  with_levels<1>(cuts.levels, [&](auto levels) { sum_columns_exactly<levels.value>(x, pitch, rows, width, cuts, sums); });
-  return cuts.levels;
+  const int64_t side = max<int64_t>(1, min(rows, kExactWidth / width)), all = side * width;
+  const int64_t full = rows / side, rest = rows % side * width;
+  with_levels<kExactLevels>(cuts.parts.levels, [&](auto levels) {
+    sum_columns_exactly<levels.value>(x, all, full + 1, rest, cuts, sums, all);
+    sum_columns_exactly<levels.value>(x + rest, all, full, all - rest, cuts, sums + rest, all);
+    if (side == 1) return;
+    for (int l = 0; l < levels.value; ++l) {
+      double* const to = sums + l * width;  // not behind what is read next
+      for (int64_t c = 0; c < width; ++c) to[c] = sums[l * all + c];
+      for (int64_t i = 1; i < side; ++i)
+        for (int64_t c = 0; c < width; ++c) to[c] += sums[l * all + i * width + c];
+    }
+  });
+  return cuts.parts;
 }
 
 template <class T>
