@@ -20,8 +20,8 @@ namespace {
 using exact::FixedPoint;
 
 constexpr int64_t kBlock = 1024;                // most elements of an output in a block
-constexpr int64_t kBlockBytes = 32768;          // of a block of several outputs
-constexpr int64_t kWidthBytes = 1024;           // of the columns that are summed together
+constexpr int64_t kBlockBytes = 65536;          // of a block of several outputs
+constexpr int64_t kWidthBytes = 4096;           // of the columns that are summed together
 constexpr int64_t kRows = 64;                   // rows that are summed together
 constexpr int64_t kShortRow = 512;              // shorter rows are summed together
 constexpr int64_t kTask = 32768;                // fewest elements per task
@@ -160,11 +160,11 @@ class Adder {
         most_(side == Side::one ? kBlock : std::clamp<int64_t>(kBlockBytes / sizeof(T) / width, 16, kBlock)),
         capacity_(most_ * width),
         room_(kExactLevels * std::max(width, kExactWidth)),
-        memory_((room_ + width) * sizeof(double) + width * sizeof(FixedPoint<Range>) +
+        memory_((room_ + 2 * width) * sizeof(double) + width * sizeof(FixedPoint<Range>) +
                 capacity_ * elements_.numbers() * sizeof(T)),
         doubles_(reinterpret_cast<double*>(memory_.get())),
         held_sums_(doubles_ + room_),
-        numbers_(reinterpret_cast<FixedPoint<Range>*>(held_sums_ + width)),
+        numbers_(reinterpret_cast<FixedPoint<Range>*>(held_sums_ + 2 * width)),
         buffer_(reinterpret_cast<T*>(numbers_ + width)) {}
 
   // Elements begin to end (exclusive) of `width` outputs, the first of which begins at `offset`.
@@ -207,8 +207,13 @@ class Adder {
     }
   }
 
-  // Each output's sum as one double, if that is all there is.
-  const double* sums() const { return used_ || held_ == 0 ? nullptr : held_sums_; }
+  // Each output's sum as one double, if it is one; or, if `rounds`, the double nearest to it.
+  const double* sums(bool rounds) {
+    if (used_ || held_ == 0 || (held_levels_ > 1 && !rounds)) return nullptr;
+    if (held_levels_ > 1)  // one addition of two doubles is rounded once
+      for (int64_t i = 0; i < width_; ++i) held_sums_[i] += held_sums_[width_ + i];
+    return held_sums_;
+  }
 
   // Each output's sum.
   FixedPoint<Range>* numbers() {
@@ -238,26 +243,33 @@ class Adder {
       for (int64_t k = 0; k < n; ++k) exact::add(numbers_[i], columns ? x[k * pitch + i] : x[i * pitch + k]);
   }
 
-  // A block of n elements of each output, whose doubles are there. Single doubles are held and added to those of the next block
-  // while no digit is lost. Returns false if there are none.
+  // A block of n elements of each output, whose doubles are there. The doubles of one level are held, and added to those of the
+  // next block while no digit is lost. Those of two are held, as short outputs have no other block. Returns false if there are
+  // no doubles.
   bool add(const ExactParts& parts, int64_t n) {
     if (parts.levels < 0) return false;
-    if (parts.levels > 1) {
-      use();
-      count(parts.levels);
-      for (int64_t i = 0; i < width_; ++i) add_doubles(numbers_[i], doubles_ + i, width_, parts.levels);
-      return true;
-    }
     const int top = std::max(parts.top, top_), unit = std::min(parts.unit, unit_);
-    if (held_ > 0 && top + 64 - __builtin_clzll(held_ + n - 1) - 53 <= unit) {
+    const bool both = held_ > 0 && held_levels_ == 1 && parts.levels == 1;
+    if (both && top + 64 - __builtin_clzll(held_ + n - 1) - 53 <= unit) {
       for (int64_t i = 0; i < width_; ++i) held_sums_[i] += doubles_[i];
       held_ += n;
       top_ = top;
       unit_ = unit;
       return true;
     }
+    if (parts.levels > 1 && (used_ || held_ > 0)) {  // no short output
+      use();
+      count(parts.levels);
+      for (int64_t i = 0; i < width_; ++i) add_doubles(numbers_[i], doubles_ + i, width_, parts.levels);
+      return true;
+    }
+    if (parts.levels > 2) {
+      use();
+      return add(parts, n);
+    }
     flush();
-    std::copy(doubles_, doubles_ + width_, held_sums_);
+    std::copy(doubles_, doubles_ + parts.levels * width_, held_sums_);
+    held_levels_ = parts.levels;
     held_ = n;
     top_ = parts.top;
     unit_ = parts.unit;
@@ -272,8 +284,8 @@ class Adder {
   void flush() {
     if (held_ == 0) return;
     use();
-    count(1);
-    for (int64_t i = 0; i < width_; ++i) add_doubles(numbers_[i], held_sums_ + i, width_, 1);
+    count(held_levels_);
+    for (int64_t i = 0; i < width_; ++i) add_doubles(numbers_[i], held_sums_ + i, width_, held_levels_);
     held_ = 0;
   }
   void count(int64_t additions) {
@@ -297,6 +309,7 @@ class Adder {
   int64_t width_ = 0;
   bool used_ = false;       // the numbers
   int64_t held_ = 0;        // elements of each output in held_sums_
+  int held_levels_ = 1;     // doubles of each output there
   int top_ = 0, unit_ = 0;  // of these, as in ExactParts
   int64_t added_ = 0;       // to the numbers since they carried
 };
@@ -355,7 +368,7 @@ void run(const ExactSum& sum) {
       const int64_t offset = Cursor(p.rows, row).offset() + column * p.column_stride, first = row * p.columns + column;
       adder.run(offset, some, begin, std::min(p.length, begin + split_size));
       Cursor place(p.results, first);
-      const double* const sums = halves && !partials ? adder.sums() : nullptr;
+      const double* const sums = halves && !partials ? adder.sums(sum.out == DType::Double && sum.divisor == 1) : nullptr;
       FixedPoint<Range>* const numbers = sums ? nullptr : adder.numbers();
       for (int64_t i = 0; i < some; ++i, place.advance(1)) {
         if (partials) {

@@ -16,6 +16,8 @@ constexpr int kBias = sizeof(T) == 8            ? 1023
                       : std::is_same_v<T, Half> ? 15
                                                 : 127;
 
+constexpr int kRowsAtOnce = 8;  // as many streams of memory as are read well
+
 // The bits of the largest magnitude, and those of the smallest one that is not 0, less 1. Zeros alone: 0 and the largest
 // number.
 template <class T>
@@ -50,6 +52,26 @@ struct Magnitudes {
     }
     memcpy(&bits, rest, sizeof(bits));
     add(bits);
+  }
+  // Rows of n elements, `pitch` apart, of which several are read at once. The copies have nothing between them.
+  template <bool kCopy>
+  void add_rows(const T* x, int64_t pitch, int64_t rows, int64_t n, T* copy) {
+    const int64_t whole = n / kSize * kSize;
+    int64_t r = 0;
+    for (; r + kRowsAtOnce <= rows; r += kRowsAtOnce, x += kRowsAtOnce * pitch, copy += kRowsAtOnce * n) {
+      for (int64_t c = 0; c < whole; c += kSize) {
+        GPUREDUCE_UNROLL
+        for (int i = 0; i < kRowsAtOnce; ++i) {
+          V bits;
+          memcpy(&bits, x + i * pitch + c, sizeof(bits));
+          if constexpr (kCopy) memcpy(copy + i * n + c, &bits, sizeof(bits));
+          add(bits);
+        }
+      }
+      if (whole == n) continue;
+      for (int64_t i = 0; i < kRowsAtOnce; ++i) add<kCopy>(x + i * pitch + whole, n - whole, copy + i * n + whole);
+    }
+    for (; r < rows; ++r, x += pitch, copy += n) add<kCopy>(x, n, copy);
   }
   inline __attribute__((always_inline)) void join(U& all_most, U& all_least) const {
     all_most = 0, all_least = static_cast<U>(~U{0});
@@ -177,21 +199,34 @@ template <int kLevels, class T>
 __attribute__((noinline)) void sum_columns_exactly(const T* x, int64_t pitch, int64_t rows, int64_t width, const Cuts& cuts,
                                                    double* to, int64_t step) {
   constexpr int kSize = kVector<double>, kCount = kLevels < 3 ? 4 : 2;
-  int64_t c = 0;
-  for (; c + kCount * kSize <= width; c += kCount * kSize) {
-    Levels<kLevels, kCount> all(cuts);
-    for (int64_t r = 0; r < rows; ++r) {
+  for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
+    const int64_t end = min(rows, first + kRowsAtOnce);
+    int64_t c = 0;
+    for (; c + kCount * kSize <= width; c += kCount * kSize) {
+      Levels<kLevels, kCount> all(cuts);
+      for (int64_t r = first; r < end; ++r) {
+        GPUREDUCE_UNROLL
+        for (int k = 0; k < kCount; ++k) all.add(k, load<double>(x + r * pitch + c + k * kSize));
+      }
       GPUREDUCE_UNROLL
-      for (int k = 0; k < kCount; ++k) all.add(k, load<double>(x + r * pitch + c + k * kSize));
+      for (int l = 0; l < kLevels; ++l) {
+        GPUREDUCE_UNROLL
+        for (int k = 0; k < kCount; ++k) {
+          double* const sum = to + l * step + c + k * kSize;
+          store(sum, first == 0 ? all.sums[l][k] : load<double>(sum) + all.sums[l][k]);
+        }
+      }
     }
-    for (int l = 0; l < kLevels; ++l)
-      for (int k = 0; k < kCount; ++k) store(to + l * step + c + k * kSize, all.sums[l][k]);
-  }
-  for (; c < width; c += kSize) {
-    Levels<kLevels, 1> all(cuts);
-    for (int64_t r = 0; r < rows; ++r) all.add(0, load_first<double>(x + r * pitch + c, width - c));
-    for (int l = 0; l < kLevels; ++l)
-      for (int64_t k = 0; k < min(kSize, width - c); ++k) to[l * step + c + k] = all.sums[l][0][k];
+    for (; c < width; c += kSize) {
+      Levels<kLevels, 1> all(cuts);
+      for (int64_t r = first; r < end; ++r) all.add(0, load_first<double>(x + r * pitch + c, width - c));
+      for (int l = 0; l < kLevels; ++l) {
+        for (int64_t k = 0; k < min(kSize, width - c); ++k) {
+          double& sum = to[l * step + c + k];
+          sum = first == 0 ? all.sums[l][0][k] : sum + all.sums[l][0][k];
+        }
+      }
+    }
   }
 }
 
@@ -231,23 +266,28 @@ ExactRow exact_row_if_loaded() {
   else return nullptr;
 }
 
-// Columns that do not lie side by side, with nothing between their rows, are copied: a second reading is slow over many pages.
-// And of a few columns several rows are summed side by side, as if they were one.
+// Of a few columns several rows are summed side by side, as if they were one. So there is nothing between rows, or they are
+// copied, as are many rows that may lie too far apart for the caches.
 template <class T>
 ExactParts exact_columns(const T* x, int64_t pitch, int64_t rows, int64_t width, T* copy, double* sums) {
+  constexpr int64_t kManyRows = 16;
+  const int64_t side = max<int64_t>(1, min(rows, kExactWidth / width)), all = side * width;
+  const int64_t full = rows / side, rest = rows % side * width;
   Magnitudes<T> magnitudes;
   if (pitch == width) {
     magnitudes.add(x, rows * width);
+  } else if (side == 1 && rows <= kManyRows) {
+    magnitudes.template add_rows<false>(x, pitch, rows, width, copy);
   } else {
-    for (int64_t r = 0; r < rows; ++r) magnitudes.template add<true>(x + r * pitch, width, copy + r * width);
+    magnitudes.template add_rows<true>(x, pitch, rows, width, copy);
     x = copy;
+    pitch = width;
   }
   const Cuts cuts = cuts_for(magnitudes, rows);
-  const int64_t side = max<int64_t>(1, min(rows, kExactWidth / width)), all = side * width;
-  const int64_t full = rows / side, rest = rows % side * width;
+  pitch *= side;
   with_levels<kExactLevels>(cuts.parts.levels, [&](auto levels) {
-    sum_columns_exactly<levels.value>(x, all, full + 1, rest, cuts, sums, all);
-    sum_columns_exactly<levels.value>(x + rest, all, full, all - rest, cuts, sums + rest, all);
+    sum_columns_exactly<levels.value>(x, pitch, full + 1, rest, cuts, sums, all);
+    sum_columns_exactly<levels.value>(x + rest, pitch, full, all - rest, cuts, sums + rest, all);
     if (side == 1) return;
     for (int l = 0; l < levels.value; ++l) {
       double* const to = sums + l * width;  // not behind what is read next
