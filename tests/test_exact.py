@@ -269,6 +269,15 @@ def test_beside_the_largest(name, device):
     assert torch_reduce.sum(torch.tensor(rows[1], dtype=dtype_of(name), device=device), exact=True).item() == math.inf
 
 
+def test_subnormal_means(device):
+    """A mean of short rows is rounded once, where it is subnormal and its sum has more digits than a float64."""
+    rng = np.random.default_rng(1)
+    for n in (2, 4, 64):
+        whole = rng.integers(-(2**53), 2**53, (500, n)) * 2.0 ** rng.integers(-1074, -1071, (500, n))
+        check(torch.from_numpy(whole).to(device), 1, function="mean")
+        check(torch.from_numpy(whole).to(device), 1)
+
+
 @pytest.mark.parametrize("name", REALS)
 def test_dtypes(name, device):
     """Every real dtype, of all floating results; integers are added without a modulus."""

@@ -210,8 +210,11 @@ class Adder {
   // Each output's sum as one double, if it is one; or, if `rounds`, the double nearest to it.
   const double* sums(bool rounds) {
     if (used_ || held_ == 0 || (held_levels_ > 1 && !rounds)) return nullptr;
-    if (held_levels_ > 1)  // one addition of two doubles is rounded once
-      for (int64_t i = 0; i < width_; ++i) held_sums_[i] += held_sums_[width_ + i];
+    for (int64_t i = 0; held_levels_ > 1 && i < width_; ++i) {
+      // One addition of two doubles is rounded once. It would lose the sign of a sum of -0 alone.
+      const double first = held_sums_[i], second = held_sums_[width_ + i];
+      held_sums_[i] = first == 0 ? second : first + second;
+    }
     return held_sums_;
   }
 
