@@ -368,6 +368,14 @@ def test_large(name, device):
         assert found.tolist() == [math.fsum(row) for row in other.tolist()]
 
 
+def test_digits_of_many_blocks(device):
+    """Sums of blocks that fill all digits of a double are not added as doubles."""
+    big, small = float(2**24 - 1), (2**23 + 1) * 2.0**-19
+    x = torch.tensor(([big] * 1023 + [small]) * 8 + [-big] * 8 * 1023, device=device)
+    check(x, dtype=torch.float64)
+    check(torch.stack([x, -x], 1), 0, dtype=torch.float64)
+
+
 def test_threads(device):
     """The number of threads changes nothing."""
     x = rows_of("float32", 300_000)["gradients"].to(device)
@@ -453,6 +461,9 @@ def test_states_show_no_order(device):
                 assert torch.equal(torch_reduce.exact.partial(other), wanted), (name, kind)
             columns = torch_reduce.exact.partial(x.repeat(9, 1).t(), 0)
             assert all(torch.equal(column, wanted) for column in columns)
+            long = torch.cat([torch.zeros(1024, dtype=torch.float64), -x.double()]).neg().to(x.dtype)
+            wanted, other = (torch_reduce.exact.partial(each) for each in (long, shuffled(long)))
+            assert torch.equal(wanted, other), (name, kind)
 
 
 def test_state_shapes(device):

@@ -54,12 +54,10 @@ void add_doubles(FixedPoint<Range>& sum, const double* x, int64_t step, int coun
   sum.seen |= last == 0 && std::signbit(last) ? exact::kMinusZero : exact::kOther;
 }
 
-// Writes a sum that one double holds, divided by a power of two. Returns false if that would round twice.
-bool finish(double sum, void* output, int64_t offset, DType out, uint64_t divisor) {
-  if (divisor > 1) {
-    if (sum != 0 && std::fabs(sum) < 0x1p-900) return false;
-    sum /= static_cast<double>(divisor);
-  }
+// Writes a sum that one double holds, divided by a power of two. Only where the quotient is a subnormal double is that rounded,
+// and there smaller dtypes have 0.
+void finish(double sum, void* output, int64_t offset, DType out, uint64_t divisor) {
+  sum /= static_cast<double>(divisor);
   switch (out) {
 #define GPUREDUCE_STORE(name, type, kind, accumulator, wide, family)                                      \
   case DType::name:                                                                                       \
@@ -68,7 +66,6 @@ bool finish(double sum, void* output, int64_t offset, DType out, uint64_t diviso
     GPUREDUCE_DTYPES(GPUREDUCE_STORE)
 #undef GPUREDUCE_STORE
   }
-  return true;
 }
 
 // Writes a result, or a state. Leaves the number in another form.
@@ -377,13 +374,10 @@ void run(const ExactSum& sum) {
         if (partials) {
           numbers[i].carry();
           partials[(first + i) * splits + split] = numbers[i];
-        } else if (!sums) {
+        } else if (sums) {
+          finish(sums[i], sum.output, place.offset(), sum.out, sum.divisor);
+        } else {
           write(numbers[i], place.offset());
-        } else if (!finish(sums[i], sum.output, place.offset(), sum.out, sum.divisor)) {
-          FixedPoint<Range> number;
-          number.clear();
-          add_doubles(number, sums + i, 1, 1);
-          write(number, place.offset());
         }
       }
     }
