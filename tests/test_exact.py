@@ -370,8 +370,10 @@ def test_large(name, device):
 
 def test_digits_of_many_blocks(device):
     """Sums of blocks that fill all digits of a double are not added as doubles."""
-    big, small = float(2**24 - 1), (2**23 + 1) * 2.0**-19
-    x = torch.tensor(([big] * 1023 + [small]) * 8 + [-big] * 8 * 1023, device=device)
+    big, rng = float(2**24 - 1), np.random.default_rng(2)
+    smalls = [float(2**23 + 2 * k + 1) * 2.0**-19 for k in rng.integers(0, 2**22, 31)]
+    rows = [[big] * 1023 + [small] for small in smalls]
+    x = torch.tensor([*(e for row in rows for e in row), *[-big] * 1023 * 31], device=device)
     check(x, dtype=torch.float64)
     check(torch.stack([x, -x], 1), 0, dtype=torch.float64)
 
