@@ -69,6 +69,10 @@ struct OperationInfo {
   constexpr bool has_dtype() const {
     return typing == Typing::sum || typing == Typing::mean || typing == Typing::real || typing == Typing::log;
   }
+  // True if exact sums have it, too: as a correctly rounded sum of the elements.
+  constexpr bool has_exact() const {
+    return combine == Combine::sum && (typing == Typing::sum || typing == Typing::mean || typing == Typing::real);
+  }
   constexpr bool has_gradient() const { return typing != Typing::count && typing != Typing::truth; }
   constexpr bool autocasts_on_cpu() const { return autocasts && combine == Combine::product; }
   // True if the gradient depends on the input's elements, or on the result. Autograd then saves them.

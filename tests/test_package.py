@@ -50,10 +50,13 @@ def test_signature(op):
         ("keepdim", "POSITIONAL_OR_KEYWORD", False),
         ("dtype", "KEYWORD_ONLY", None),
         ("out", "KEYWORD_ONLY", None),
+        ("exact", "KEYWORD_ONLY", False),
     ]
     schema = "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None"
-    assert str(op.operator.default._schema) == f"gpureduce::{op}{schema}) -> Tensor"
-    assert str(op.operator.out._schema) == f"gpureduce::{op}.out{schema}, Tensor(a!) out) -> Tensor(a!)"
+    for name in (str(op), f"exact_{op}"):
+        operator = getattr(torch.ops.gpureduce, name)
+        assert str(operator.default._schema) == f"gpureduce::{name}{schema}) -> Tensor"
+        assert str(operator.out._schema) == f"gpureduce::{name}.out{schema}, Tensor(a!) out) -> Tensor(a!)"
 
 
 def operators(overload=""):
@@ -69,6 +72,7 @@ def test_every_operation_is_tested():
     public = {name for name in names if not name.startswith("_")}
     others = {"dot", "linalg_powsum", "linalg_vector_norm", "std", "var", "weighted_sum", *map(str, SEGMENTS)}
     others |= {"softmax", "log_softmax"}  # tests/test_rows.py
+    others |= {"exact_sum", "exact_mean", "exact_nansum"}  # tests/test_exact.py
     others |= {"index_sum", "index_mean", "index_amax", "index_amin"}  # tests/test_indexed.py
     assert public == {*map(str, [*OPERATIONS, *FAMILY]), *others}
     assert names >= {*map(str, NORMS), *map(str, POWSUMS)}
@@ -78,7 +82,8 @@ def test_every_operation_is_tested():
 def test_documented_and_typed():
     """Everything public has a docstring and type hints, methods of classes too, and the package says it is typed."""
     assert (PACKAGE / "py.typed").exists()
-    wanted = {"__version__", "distributed", "explain", "ladder", "replace_torch_sum", "tune", *map(str, OPERATIONS)}
+    wanted = {"__version__", "distributed", "exact", "explain", "ladder", "replace_torch_sum", "tune"}
+    wanted |= {*map(str, OPERATIONS)}
     wanted |= {"powsum", "vector_norm", "get_total_norm", "clip_grad_norm_", "weighted_sum", "dot", "replace"}
     wanted |= {*map(str, [*FAMILY, *SEGMENTS]), "segment_softmax", "std", "var", "var_mean"}
     wanted |= {"softmax", "log_softmax", "rms_norm", "layer_norm", "log_prob", "cross_entropy"}
@@ -110,7 +115,8 @@ def test_documented_and_typed():
 
 def functions():
     """The public functions of tensors."""
-    others = {"__version__", "check_batch_invariance", "clip_grad_norm_", "get_total_norm", "distributed", "ladder"}
+    others = {"__version__", "check_batch_invariance", "clip_grad_norm_", "get_total_norm"}
+    others |= {"distributed", "exact", "ladder"}
     return sorted(set(torch_reduce.__all__) - others - {"IndexPlan", "replace", "replace_torch_sum"})
 
 

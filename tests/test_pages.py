@@ -137,8 +137,8 @@ def test_commands_exist(page):
 def test_reference():
     """docs/reference.md is what the docstrings say, of every function and class that is public, and of its methods."""
     assert reference.page() == text_of("docs/reference.md"), "run `python tools/reference.py`"
-    for module in ("torch_reduce", "torch_reduce.distributed", "torch_reduce.ladder"):
-        names = set(importlib.import_module(module).__all__) - {"__version__", "distributed", "ladder"}
+    for module in reference.MODULES:
+        names = set(importlib.import_module(module).__all__) - {"__version__", "distributed", "exact", "ladder"}
         assert all(f"\n### {module}.{name}\n" in reference.page() for name in names)
     made = """
         What ``f`` does, see :func:`sum` and docs/order.md.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference.md"
-MODULES = ("torch_reduce", "torch_reduce.distributed", "torch_reduce.ladder")
+MODULES = ("torch_reduce", "torch_reduce.exact", "torch_reduce.distributed", "torch_reduce.ladder")
 SECTIONS = "Args|Attributes|Returns|Raises|Warns"
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "dot",
     "embedding",
     "embedding_bag",
+    "exact",
     "explain",
     "get_total_norm",
     "index_add",
@@ -95,6 +96,7 @@ else:
     from . import _imports, _library
 
     _library.load()
+    from . import exact
     from ._batches import check_batch_invariance
     from ._clip import clip_grad_norm_, get_total_norm
     from ._family import all, amax, amin, any, count_nonzero, logsumexp, nansum, prod

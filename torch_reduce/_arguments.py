@@ -56,6 +56,18 @@ def reduction_to(
     raise NotImplementedError
 
 
+def summation(
+    input: Input,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: Dtype = None,
+    out: Tensor | None = None,
+    exact: bool = False,
+) -> Tensor:
+    raise NotImplementedError
+
+
 def norm(
     input: Input,
     ord: Ord = 2,

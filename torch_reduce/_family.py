@@ -3,7 +3,7 @@
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from . import _arguments, _library
+from . import _arguments, _exact, _library
 
 __all__ = ["all", "amax", "amin", "any", "count_nonzero", "logsumexp", "nansum", "prod"]
 _WITH_DTYPE = ("nansum", "prod")
@@ -69,8 +69,8 @@ def prod(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others)
     return _reduce("prod", input, dim, keepdim, out, others, dtype)
 
 
-@_arguments.called_as(_arguments.reduction_to)
-def nansum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others):
+@_arguments.called_as(_arguments.summation)
+def nansum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=False, **others):
     """The sum over ``dim`` of all elements that are not NaN, with the semantics of :func:`torch.nansum`.
 
     Args:
@@ -79,6 +79,7 @@ def nansum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **other
         keepdim: as for :func:`sum`.
         dtype: as for :func:`sum`, but real, and floating where ``input`` is.
         out: as for :func:`sum`.
+        exact: as for :func:`sum`.
 
     Returns:
         A tensor of ``input``'s shape without the reduced dimensions, as :func:`sum` returns it for an ``input`` in
@@ -94,6 +95,8 @@ def nansum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **other
     >>> torch_reduce.nansum(torch.tensor([[1.0, float("nan")], [3.0, 4.0]]), dim=1)
     tensor([1., 7.])
     """
+    if exact is not False:
+        return _exact.reduce("nansum", exact, input, dim, keepdim, dtype, out, others)
     return _reduce("nansum", input, dim, keepdim, out, others, dtype)
 
 

@@ -66,6 +66,8 @@ def document(functions: Iterable[Callable[..., Any]]) -> None:
     for function in functions:
         name = prefixes.get(function.__name__, "") + function.__name__
         getattr(torch.ops.gpureduce, name).__doc__ = function.__doc__
+    for name in ("sum", "mean", "nansum"):  # with exact=True
+        getattr(torch.ops.gpureduce, f"exact_{name}").__doc__ = getattr(torch.ops.gpureduce, name).__doc__
 
 
 def warning(overload: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from . import _arguments, _library
+from . import _arguments, _exact, _library
 from ._operations import of_orders
 from .tuning.tuned import Tuned
 
@@ -39,8 +39,8 @@ def _through_ops(operator, name, others, like=None, **given):
     return _call(overload, *first.values(), **last)
 
 
-@_arguments.called_as(_arguments.reduction_to)
-def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others):
+@_arguments.called_as(_arguments.summation)
+def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=False, **others):
     """The sum of ``input`` over ``dim``, with the semantics of :func:`torch.sum` and fixed bits.
 
     Args:
@@ -57,6 +57,8 @@ def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others):
             ``input.dtype`` for all others. ``bool``, ``int``, ``float`` and ``complex`` are bool, int64, float64 and
             complex128.
         out: a tensor to write the result to; it is resized if its shape differs, with a warning if it had elements.
+        exact: whether the result is correctly rounded: the number of its dtype that is nearest to the exact sum, ties
+            to even. docs/exact.md says what that costs.
 
     An argument's default means that it was not given: ``keepdim`` and ``out`` need no ``dim`` beside them. NumPy's
     names are taken, too, as :func:`torch.sum` takes them: ``axis`` for ``dim``, ``keepdims`` for ``keepdim``, and
@@ -75,6 +77,11 @@ def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others):
     to bfloat16 first, as ``torch.sum`` does. Integers of up to 32 bits reduced to a floating ``dtype`` are summed
     exactly and converted once. A floating ``input`` with an integer ``dtype`` converts every element first.
 
+    **Exact sums.** With ``exact=True`` and a floating or complex result nothing is rounded before the end, and no order
+    shows. A partial sum beyond the largest number is no infinity. NaN and infinities count as in IEEE arithmetic, and
+    the sum is -0.0 only where all elements are. Integers are added without a modulus, and complex numbers by
+    component. Integer and bool results are the same as without ``exact``.
+
     Raises:
         TypeError: an argument of another type, given twice, or unknown.
         IndexError: a dimension out of range.
@@ -82,6 +89,7 @@ def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others):
         RuntimeError: a dimension named twice; an ``out`` of another dtype or device, or with several elements in one
             place; a dtype that cannot be reduced; a CUDA tensor where the library was built without CUDA. A refused
             call writes nothing.
+        NotImplementedError: ``exact`` of a DTensor or a Shard.
 
     Warns:
         UserWarning: ``out`` was resized; or, once in a process, imaginary parts were discarded.
@@ -89,6 +97,8 @@ def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others):
     >>> torch_reduce.sum(torch.ones(3, 4), dim=1)
     tensor([4., 4., 4.])
     """
+    if exact is not False:
+        return _exact.reduce("sum", exact, input, dim, keepdim, dtype, out, others)
     # It serves plain calls and leaves the others. Dynamo cannot look into it.
     if (
         not others
@@ -100,8 +110,8 @@ def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others):
     return _through_ops(_ops.sum, "sum", others, input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
 
 
-@_arguments.called_as(_arguments.reduction_to)
-def mean(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others):
+@_arguments.called_as(_arguments.summation)
+def mean(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=False, **others):
     """The mean of ``input`` over ``dim``, with the semantics of :func:`torch.mean` and fixed bits.
 
     The sum in the order of :func:`sum`, divided once by the number of elements in the accumulator's precision, and then
@@ -114,6 +124,7 @@ def mean(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others)
         dtype: the dtype of the result, floating or complex. By default ``input.dtype``, and float32 for the float8
             types.
         out: as for :func:`sum`.
+        exact: as for :func:`sum`: the number nearest to the exact sum divided by the number of elements.
 
     Returns:
         A tensor of ``input``'s shape without the reduced dimensions. The mean of no elements is NaN.
@@ -128,6 +139,8 @@ def mean(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others)
     >>> torch_reduce.mean(torch.arange(4.0).view(2, 2), dim=1)
     tensor([0.5000, 2.5000])
     """
+    if exact is not False:
+        return _exact.reduce("mean", exact, input, dim, keepdim, dtype, out, others)
     if (
         not others
         and not is_dynamo_compiling()

@@ -21,6 +21,38 @@ using ChunkSum = void (*)(const T* x, int64_t n, int64_t width, T* scratch, T* s
 template <class T>
 using Exponentials = void (*)(const T* x, const T* m, int64_t step, int64_t n, T* to);
 
+constexpr int kExactLevels = 7;                // enough for all float32 numbers
+constexpr int kNotFinite = -1, kTooWide = -2;  // why there are no such doubles
+
+// How a block of elements was summed to doubles without rounding: `levels` doubles for each output, or a reason why there are
+// none. All magnitudes are at most 2^top, and multiples of 2^unit.
+struct ExactParts { int levels, top, unit; };
+
+// Writes the doubles of n elements, at most kChunk. The last one is -0 if all elements are.
+using ExactRow = ExactParts (*)(const void* x, int64_t n, double* sums);
+
+// The same for rows of n elements, which begin `pitch` apart; the rows' first doubles come first.
+template <class T>
+using ExactRows = ExactParts (*)(const T* x, int64_t pitch, int64_t rows, int64_t n, double* sums);
+
+// The same for each of `width` neighbouring columns. `copy` has room for all elements, and `sums` for kExactLevels doubles of
+// at least kExactWidth columns.
+template <class T>
+using ExactColumns = ExactParts (*)(const T* x, int64_t pitch, int64_t rows, int64_t width, T* copy, double* sums);
+constexpr int64_t kExactWidth = 128;
+
+// to[i] = x[i * stride] as the problem maps it, where T holds its elements exactly.
+template <class T>
+using Convert = void (*)(const CpuProblem& problem, const void* x, int64_t n, int64_t stride, T* to);
+
+template <class T>
+struct ExactKernels {
+  ExactRow row;
+  ExactRows<T> rows;
+  ExactColumns<T> columns;
+  Convert<T> convert;
+};
+
 struct InstructionSet {
   const char* name;
   int vector_bytes;
@@ -29,6 +61,9 @@ struct InstructionSet {
   ChunkSum<double> sum_doubles;
   Exponentials<float> exponentials_of_floats;
   Exponentials<double> exponentials_of_doubles;
+  ExactKernels<float> exact_floats;
+  ExactKernels<double> exact_doubles;
+  ExactRow exact_row_of_halves, exact_row_of_bfloats;  // null if they are converted first
 };
 
 namespace generic {

@@ -28,6 +28,7 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 #include "kernels/rows.inl"
 #include "kernels/pieces.inl"
 #include "kernels/tasks.inl"
+#include "kernels/exact.inl"
 // clang-format on
 
 // The kernel for accumulators that are no sums, and for maps other than value and nonzero.
@@ -103,8 +104,17 @@ void exponentials(const T* __restrict x, const T* m, int64_t step, int64_t n, T*
 #define GPUREDUCE_TEXT_OF(name) #name
 #define GPUREDUCE_TEXT(name) GPUREDUCE_TEXT_OF(name)
 InstructionSet functions() {
-  return {GPUREDUCE_TEXT(GPUREDUCE_ISA), GPUREDUCE_VECTOR_BYTES, kernel_for, sum_chunk<float>, sum_chunk<double>,
-          exponentials<float>,           exponentials<double>};
+  return {GPUREDUCE_TEXT(GPUREDUCE_ISA),
+          GPUREDUCE_VECTOR_BYTES,
+          kernel_for,
+          sum_chunk<float>,
+          sum_chunk<double>,
+          exponentials<float>,
+          exponentials<double>,
+          {exact_row<float>, exact_rows<float>, exact_columns<float>, convert_numbers<float>},
+          {exact_row<double>, exact_rows<double>, exact_columns<double>, convert_numbers<double>},
+          exact_row_if_loaded<Half>(),
+          exact_row_if_loaded<BFloat16>()};
 }
 
 }  // namespace gpureduce::cpu::GPUREDUCE_ISA

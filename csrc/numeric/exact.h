@@ -240,16 +240,20 @@ GPUREDUCE_HOST_DEVICE R round_leading(const Leading& x, uint32_t seen) {
 template <class Range>
 constexpr int kStateSize = Range::kDigits + 2;
 
+// What cannot change the result is left out, so that the order of the elements does not show: the digits beside an infinity,
+// and a -0 beside other addends.
+GPUREDUCE_HOST_DEVICE int64_t shown_digit(int64_t digit, uint32_t seen) { return seen & kNaN ? 0 : digit; }
 template <class Range>
 GPUREDUCE_HOST_DEVICE void write_seen(int64_t* state, uint32_t seen) {
   const auto both = [](bool low, bool high) { return int64_t{low} | int64_t{high} << 32; };
+  const uint32_t zeros_and_others = seen & kNaN ? 0 : seen;
   state[Range::kDigits] = both(seen & kPlusInfinity, seen & kMinusInfinity);
-  state[Range::kDigits + 1] = both(seen == kMinusZero, seen & ~kMinusZero);
+  state[Range::kDigits + 1] = both(zeros_and_others == kMinusZero, zeros_and_others & kOther);
 }
 template <class Range>
 GPUREDUCE_HOST_DEVICE void write_state(int64_t* to, const FixedPoint<Range>& carried) {
   GPUREDUCE_DIGITS
-  for (int i = 0; i < Range::kDigits; ++i) to[i] = carried.digits[i];
+  for (int i = 0; i < Range::kDigits; ++i) to[i] = shown_digit(carried.digits[i], carried.seen);
   write_seen<Range>(to, carried.seen);
 }
 

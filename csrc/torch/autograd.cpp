@@ -103,7 +103,7 @@ variable_list backward_of(const at::Tensor& grad, const Saved& input, const at::
 }
 
 // The tangent of the result, from a tangent of the input.
-template <Operation op>
+template <Operation op, bool exact>
 at::Tensor tangent_of(const at::Tensor& tangent, const at::Tensor& self, const at::Tensor& norm, const Dims& dims,
                       bool keepdim) {
   if (op == Operation::_norm_0) return at::zeros_like(norm);
@@ -114,7 +114,7 @@ at::Tensor tangent_of(const at::Tensor& tangent, const at::Tensor& self, const a
   change = change * tangent.to(wide);
   if (change.is_complex()) change = at::real(change);
   if (dims.empty()) return change.to(norm.scalar_type());
-  return functional<Operation::sum>().call(change, at::IntArrayRef(dims), keepdim, norm.scalar_type());
+  return functional<Operation::sum, exact>().call(change, at::IntArrayRef(dims), keepdim, norm.scalar_type());
 }
 
 // The gradient of the input: an expanded view of the gradient of the result. Division and conversion come before the expand,
@@ -150,7 +150,7 @@ OptionalDtype kept_dtype(at::ScalarType input, OptionalDtype dtype) {
   return op == Operation::_logsumexp ? at::kDouble : at::isComplexType(input) ? at::kComplexFloat : at::kFloat;
 }
 
-template <Operation op>
+template <Operation op, bool exact>
 struct Rule : RuleOf<Saved> {
   static constexpr bool kKeeps = info(op).keeps_input();
   static constexpr auto kKept = [] {
@@ -158,7 +158,7 @@ struct Rule : RuleOf<Saved> {
     else return std::array<bool, 0>{};
   }();
 
-  static std::string name() { return std::string("gpureduce_") + name_of(op) + "_backward"; }
+  static std::string name() { return std::string("gpureduce_") + operator_name<op, exact>() + "_backward"; }
 
   template <class Tensors>
   static variable_list gradients(variable_list grads, const Saved& input, const Tensors& kept) {
@@ -167,15 +167,16 @@ struct Rule : RuleOf<Saved> {
   }
 };
 
-template <Operation op>
+template <Operation op, bool exact = false>
 at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
   const bool backward = torch::autograd::compute_requires_grad(self), forward = torch::autograd::isFwGradDefined(self);
   if (backward || forward)
     if (const OptionalDtype wide = kept_dtype<op>(self.scalar_type(), dtype))
-      return rounded(functional<op>().call(self, dim, keepdim, wide), result_type(op, self.scalar_type(), dtype));
+      return rounded(functional<op, exact>().call(self, dim, keepdim, wide), result_type(op, self.scalar_type(), dtype));
   const auto dims = [&] { return dims_of(reduced_dims(dim, self.dim())); };
-  return with_derivatives<Rule<op>>(
-      std::tie(self), [&] { return functional<op>().redispatch(keys & c10::after_autograd_keyset, self, dim, keepdim, dtype); },
+  return with_derivatives<Rule<op, exact>>(
+      std::tie(self),
+      [&] { return functional<op, exact>().redispatch(keys & c10::after_autograd_keyset, self, dim, keepdim, dtype); },
       [&] { return Saved{self.sym_sizes().vec(), dims(), keepdim, self.scalar_type()}; },
       [&](const at::Tensor& result) {
         if constexpr (info(op).keeps_input()) return std::array{self, info(op).keeps_result() ? result : at::Tensor()};
@@ -184,8 +185,8 @@ at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims
       [&](const at::Tensor& result) {
         const at::Tensor& tangent = self._fw_grad(/*level=*/0);
         if constexpr (info(op).keeps_input())
-          return tangent_of<op>(tangent, self._fw_primal(/*level=*/0), result, dims(), keepdim);
-        else return functional<op>().call(tangent, dim, keepdim, dtype);
+          return tangent_of<op, exact>(tangent, self._fw_primal(/*level=*/0), result, dims(), keepdim);
+        else return functional<op, exact>().call(tangent, dim, keepdim, dtype);
       });
 }
 
@@ -196,4 +197,5 @@ at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   using namespace gpureduce;
   for_each_operation([&](auto op) { put(m, Key::Autograd, name_of(op), TORCH_FN(reduce<op>)); });
+  for_each_exact_operation([&](auto op) { put(m, Key::Autograd, operator_name<op, true>(), TORCH_FN((reduce<op, true>))); });
 }

@@ -35,12 +35,22 @@ c10::TypedOperatorHandle<Signature> find(const char* name, const char* overload 
     return handle;                                      \
   }
 
-template <Operation op>
-GPUREDUCE_HANDLE(functional, name_of(op), Functional)
+// The name of an operation's operator; or of the one that adds exactly (exact.cpp).
+template <Operation op, bool exact = false>
+const char* operator_name() {
+  static const std::string name = std::string(exact ? "exact_" : "") + name_of(op);
+  return name.c_str();
+}
 
-template <Operation op>
+template <Operation op, bool exact = false>
+const c10::TypedOperatorHandle<Functional>& functional() {
+  static const auto handle = find<Functional>(operator_name<op, exact>());
+  return handle;
+}
+
+template <Operation op, bool exact = false>
 const c10::TypedOperatorHandle<OutVariant>& out_variant() {
-  static const auto handle = find<OutVariant>(name_of(op), "out");
+  static const auto handle = find<OutVariant>(operator_name<op, exact>(), "out");
   return handle;
 }
 
@@ -115,6 +125,14 @@ void for_each_operation(F f) {
 #define GPUREDUCE_OPERATION(name, ...) f(std::integral_constant<Operation, Operation::name>());
   GPUREDUCE_OPERATIONS(GPUREDUCE_OPERATION)
 #undef GPUREDUCE_OPERATION
+}
+
+// Calls `f` with each operation that exact sums have, too.
+template <class F>
+void for_each_exact_operation(F f) {
+  for_each_operation([&](auto op) {
+    if constexpr (info(op).has_exact()) f(op);
+  });
 }
 
 // Calls `f` with the operation as a compile-time constant.

@@ -268,7 +268,8 @@ __device__ __forceinline__ void store_integer(const ExactResult& result, int64_t
                               : from >= 0   ? n >> from
                               : from > -32  ? n * (Integer{1} << -from)
                                             : 0;
-      to[i] = i + 1 < Range::kDigits ? static_cast<int64_t>(shifted) & 0xffffffff : static_cast<int64_t>(shifted);
+      const int64_t digit = static_cast<int64_t>(shifted);
+      to[i] = exact::shown_digit(i + 1 < Range::kDigits ? digit & 0xffffffff : digit, seen);
     }
     exact::write_seen<Range>(to, seen);
     return;

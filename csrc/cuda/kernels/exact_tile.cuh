@@ -434,11 +434,13 @@ struct WarpNumber {
       }
       int64_t* const to = static_cast<int64_t*>(result.output) + index * exact::kStateSize<Range>;
       const int64_t beyond = at(Range::kDigits);
+      seen = __shfl_sync(~0u, seen, 0);
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         const int d = lane + i * kWarp;
         if (d < Range::kDigits)
-          to[d] = d + 1 < Range::kDigits ? digits[i] : digits[i] | static_cast<int64_t>(static_cast<uint64_t>(beyond) << 32);
+          to[d] = exact::shown_digit(
+              d + 1 < Range::kDigits ? digits[i] : digits[i] | static_cast<int64_t>(static_cast<uint64_t>(beyond) << 32), seen);
       }
       if (lane == 0) exact::write_seen<Range>(to, seen);
       return;

@@ -134,7 +134,7 @@ PyObject* guarded(int level, F f) {
   return nullptr;
 }
 
-template <Operation op>
+template <Operation op, bool exact = false>
 PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 5) return not_implemented();
   PyObject *input = arguments[0], *dim = arguments[1], *keepdim = arguments[2], *dtype = arguments[3], *out = arguments[4];
@@ -146,14 +146,14 @@ PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   OptionalDtype type;
   if (dtype != Py_None) type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
   const at::Tensor self = unpack(input);  // our own reference, since swap_tensors may change the object meanwhile
-  // The caller of torch_reduce.sum. The functions of _family.py call this through one more function.
-  constexpr int kCaller = op == Operation::sum || op == Operation::mean || info(op).is_norm() ? 2 : 3;
+  // The caller of torch_reduce.sum. The functions of _family.py, and exact sums, call this through one more function.
+  constexpr int kCaller = !exact && (op == Operation::sum || op == Operation::mean || info(op).is_norm()) ? 2 : 3;
   return guarded(kCaller, [&] {
     if (out != Py_None) {
       at::Tensor result = unpack(out);
       {
         const NoGil no_gil;
-        out_variant<op>().call(self, dims.ref(), keepdim == Py_True, type, result);
+        out_variant<op, exact>().call(self, dims.ref(), keepdim == Py_True, type, result);
       }
       Py_INCREF(out);
       return out;
@@ -161,7 +161,7 @@ PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     at::Tensor result;
     {
       const NoGil no_gil;
-      result = functional<op>().call(self, dims.ref(), keepdim == Py_True, type);
+      result = functional<op, exact>().call(self, dims.ref(), keepdim == Py_True, type);
     }
     return THPVariable_Wrap(result);
   });
@@ -219,16 +219,21 @@ using Call = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
 #define GPUREDUCE_METHOD(name, ...)                                                                                  \
   {#name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Call(reduce<Operation::name>))), METH_FASTCALL, \
    #name "(input, dim, keepdim, dtype, out, /)\n--\n\nThe " #name ", or NotImplemented where torch.ops must be called."},
+#define GPUREDUCE_EXACT(name)                                                                                        \
+  {"exact_" #name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Call(reduce<Operation::name, true>))), \
+   METH_FASTCALL, "exact_" #name "(input, dim, keepdim, dtype, out, /)\n--\n\nThe exact " #name ", or NotImplemented."},
 #define GPUREDUCE_VARIANCE(name, root)                                                                      \
   {#name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Call(variance<root>))), METH_FASTCALL, \
    #name "(input, dim, correction, keepdim, /)\n--\n\nThe " #name ", or NotImplemented where torch.ops must be called."},
 PyMethodDef methods[] = {
-    GPUREDUCE_OPERATIONS(GPUREDUCE_METHOD)                        //
-    GPUREDUCE_VARIANCE(var, false) GPUREDUCE_VARIANCE(std, true)  //
+    GPUREDUCE_OPERATIONS(GPUREDUCE_METHOD)                              //
+    GPUREDUCE_EXACT(sum) GPUREDUCE_EXACT(mean) GPUREDUCE_EXACT(nansum)  //
+    GPUREDUCE_VARIANCE(var, false) GPUREDUCE_VARIANCE(std, true)        //
     {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call)), METH_VARARGS | METH_KEYWORDS,
      "call(function, *args, **kwargs)\n--\n\nCalls the function; what it warns of in C++ reaches Python's filters."},
     {}};
 #undef GPUREDUCE_METHOD
+#undef GPUREDUCE_EXACT
 #undef GPUREDUCE_VARIANCE
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_entry", "The short way from Python to the op.", -1, methods};

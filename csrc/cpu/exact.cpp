@@ -1,0 +1,421 @@
+#include "exact.h"
+
+#include <cmath>
+#include <new>
+
+#include "../numeric/exact.h"
+#include "exact_floats.h"
+#include "kernels.h"
+#include "scratch.h"
+#include "threads.h"
+
+// Elements are taken in blocks of a row, or of neighbouring columns. Each block becomes a few doubles, whose sum is the exact
+// sum of its elements (kernels/exact.inl), and these are added to the outputs' fixed-point numbers. For example 20,000 float32
+// elements of one output: 20 blocks, of usually one double each, and 20 additions to its number, which is rounded at the end.
+
+namespace gpureduce::cpu {
+
+namespace {
+
+using exact::FixedPoint;
+
+constexpr int64_t kBlock = 1024;                // most elements of an output in a block
+constexpr int64_t kBlockBytes = 65536;          // of a block of several outputs
+constexpr int64_t kWidthBytes = 4096;           // of the columns that are summed together
+constexpr int64_t kRows = 64;                   // rows that are summed together
+constexpr int64_t kShortRow = 512;              // shorter rows are summed together
+constexpr int64_t kTask = 32768;                // fewest elements per task
+constexpr int64_t kTasksOfEach = 4;             // tasks per thread, if there are enough elements
+constexpr int64_t kAddends = int64_t{1} << 29;  // additions to a number before it must carry
+
+template <class T>
+const ExactKernels<T>& kernels() {
+  if constexpr (std::is_same_v<T, float>) return instruction_set().exact_floats;
+  else return instruction_set().exact_doubles;
+}
+
+// --- numbers --------------------------------------------------------------------------------------------------------------
+
+// Adds a double that is a multiple of the range's lowest power of two.
+template <class Range>
+void add_double(FixedPoint<Range>& sum, double x) {
+  if (x == 0) return;
+  const exact::Addend a = exact::addend_of(x);
+  const int shift = a.shift + exact::WideRange::kLowest - Range::kLowest;
+  if (shift >= 0) sum.add(a.mantissa, shift);
+  else sum.add(a.mantissa >> -shift, 0);
+}
+
+// Adds the doubles of one output's block, `step` apart.
+template <class Range>
+void add_doubles(FixedPoint<Range>& sum, const double* x, int64_t step, int count) {
+  for (int i = 0; i < count; ++i) add_double(sum, x[i * step]);
+  const double last = x[(count - 1) * step];
+  sum.seen |= last == 0 && std::signbit(last) ? exact::kMinusZero : exact::kOther;
+}
+
+// Writes a sum that one double holds, divided by a power of two. Only where the quotient is a subnormal double is that rounded,
+// and there smaller dtypes have 0.
+void finish(double sum, void* output, int64_t offset, DType out, uint64_t divisor) {
+  sum /= static_cast<double>(divisor);
+  switch (out) {
+#define GPUREDUCE_STORE(name, type, kind, accumulator, wide, family)                                      \
+  case DType::name:                                                                                       \
+    if constexpr (Kind::kind == Kind::floating) static_cast<type*>(output)[offset] = round_to<type>(sum); \
+    break;
+    GPUREDUCE_DTYPES(GPUREDUCE_STORE)
+#undef GPUREDUCE_STORE
+  }
+}
+
+// Writes a result, or a state. Leaves the number in another form.
+template <class Range>
+void finish(FixedPoint<Range>& number, void* output, int64_t offset, DType out, bool state, uint64_t divisor) {
+  if (state) {
+    number.carry();
+    return exact::write_state(static_cast<int64_t*>(output) + offset * exact::kStateSize<Range>, number);
+  }
+  const exact::Leading leading = exact::leading(number, divisor);
+  switch (out) {
+#define GPUREDUCE_STORE(name, type, kind, accumulator, wide, family)                         \
+  case DType::name:                                                                          \
+    if constexpr (Kind::kind == Kind::floating)                                              \
+      static_cast<type*>(output)[offset] = exact::round_leading<type>(leading, number.seen); \
+    break;
+    GPUREDUCE_DTYPES(GPUREDUCE_STORE)
+#undef GPUREDUCE_STORE
+  }
+}
+
+// --- elements -------------------------------------------------------------------------------------------------------------
+
+// Half of each 64-bit integer, as a double: the low 32 bits, or the high ones times 2^32.
+template <class In>
+void convert_half(const CpuProblem&, const void* x, int64_t n, int64_t stride, double* to, bool high) {
+  const In* from = static_cast<const In*>(x);
+  for (int64_t i = 0; i < n; ++i) {
+    const In v = from[i * stride];
+    to[i] = high ? static_cast<double>(v >> 32) * 4294967296.0 : static_cast<double>(static_cast<uint32_t>(v));
+  }
+}
+
+// Elements of one dtype, as T: a number each, or two numbers each for 64-bit integers.
+template <class T>
+class Elements {
+ public:
+  explicit Elements(const CpuProblem& p)
+      : problem_(p),
+        size_(info(p.in).size),
+        halves_(info(p.in).kind == Kind::integer && size_ == 8),
+        in_place_(p.in == (std::is_same_v<T, float> ? DType::Float : DType::Double) && p.map == Map::value && !p.negate) {}
+
+  // True if elements that lie side by side are read where they are.
+  bool in_place() const { return in_place_; }
+  // The kernel that reads a row where it is, if there is one.
+  ExactRow row() const {
+    const bool plain = problem_.map == Map::value && !problem_.negate;
+    if (!plain) return nullptr;
+    if (in_place_) return kernels<T>().row;
+    if (problem_.in == DType::Half) return instruction_set().exact_row_of_halves;
+    return problem_.in == DType::BFloat16 ? instruction_set().exact_row_of_bfloats : nullptr;
+  }
+  const void* address(int64_t offset) const { return static_cast<const char*>(problem_.input) + offset * size_; }
+  int numbers() const { return halves_ ? 2 : 1; }
+  const T* at(int64_t offset) const { return static_cast<const T*>(address(offset)); }
+
+  // Writes the numbers of n elements; the second ones `second` behind the first.
+  void load(int64_t offset, int64_t stride, int64_t n, T* to, int64_t second) const {
+    if (!halves_) return kernels<T>().convert(problem_, address(offset), n, stride, to);
+    if constexpr (std::is_same_v<T, double>) {
+      const auto convert = problem_.in == DType::Long ? convert_half<int64_t> : convert_half<uint64_t>;
+      convert(problem_, address(offset), n, stride, to, false);
+      convert(problem_, address(offset), n, stride, to + second, true);
+    }
+  }
+
+ private:
+  const CpuProblem& problem_;
+  int64_t size_;
+  bool halves_, in_place_;
+};
+
+// --- tasks ----------------------------------------------------------------------------------------------------------------
+
+// How outputs are summed: each by itself, or several together, as neighbouring columns or rows.
+enum class Side { one, columns, rows };
+
+// Adds the elements of a task to its outputs.
+template <class T, class Range>
+class Adder {
+ public:
+  // Of up to `width` outputs.
+  Adder(const CpuProblem& p, Side side, int64_t width)
+      : problem_(p),
+        side_(side),
+        elements_(p),
+        row_(elements_.row()),
+        most_(side == Side::one ? kBlock : std::clamp<int64_t>(kBlockBytes / sizeof(T) / width, 16, kBlock)),
+        capacity_(most_ * width),
+        room_(kExactLevels * std::max(width, kExactWidth)),
+        memory_((room_ + 2 * width) * sizeof(double) + width * sizeof(FixedPoint<Range>) +
+                capacity_ * elements_.numbers() * sizeof(T)),
+        doubles_(reinterpret_cast<double*>(memory_.get())),
+        held_sums_(doubles_ + room_),
+        numbers_(reinterpret_cast<FixedPoint<Range>*>(held_sums_ + 2 * width)),
+        buffer_(reinterpret_cast<T*>(numbers_ + width)) {}
+
+  // Elements begin to end (exclusive) of `width` outputs, the first of which begins at `offset`.
+  void run(int64_t offset, int64_t width, int64_t begin, int64_t end) {
+    width_ = width;
+    used_ = false;
+    held_ = added_ = 0;
+    const int64_t pitch = problem_.reduced.fastest().stride, across = problem_.column_stride;
+    const bool columns = side_ == Side::columns;
+    const bool in_place = columns ? elements_.in_place() && across == 1
+                                  : pitch == 1 && (side_ == Side::one ? row_ != nullptr : elements_.in_place());
+    int64_t filled = 0;  // elements of each output in the buffer
+    Cursor at(problem_.reduced, begin);
+    for (int64_t left = end - begin, n; left > 0; left -= n, at.advance(n)) {
+      const int64_t place = offset + at.offset();
+      n = std::min({left, at.left(), most_ - filled});
+      const bool whole = filled == 0 && (n == most_ || n == left);  // a block
+      if (in_place && whole) {
+        if (side_ != Side::one) add(elements_.at(place), columns ? pitch : across, n);
+        else if (!add(row_(elements_.address(place), n, doubles_), n)) add_row(place, n);
+        continue;
+      }
+      int64_t step = columns ? width : most_;
+      if (columns && across == 1 && pitch == width) {
+        elements_.load(place, 1, n * width, buffer_ + filled * width, capacity_);
+      } else if (columns) {
+        for (int64_t i = 0; i < n; ++i)
+          elements_.load(place + i * pitch, across, width, buffer_ + (filled + i) * width, capacity_);
+      } else if (whole && pitch == 1 && across == n) {
+        elements_.load(place, 1, n * width, buffer_, capacity_);
+        step = n;
+      } else {
+        for (int64_t i = 0; i < width; ++i)
+          elements_.load(place + i * across, pitch, n, buffer_ + i * most_ + filled, capacity_);
+      }
+      filled += n;
+      if (filled < most_ && n < left) continue;
+      for (int i = 0; i < elements_.numbers(); ++i) add(buffer_ + i * capacity_, step, filled);
+      filled = 0;
+    }
+  }
+
+  // Each output's sum as one double, if it is one; or, if `rounds`, the double nearest to it.
+  const double* sums(bool rounds) {
+    if (used_ || held_ == 0 || (held_levels_ > 1 && !rounds)) return nullptr;
+    for (int64_t i = 0; held_levels_ > 1 && i < width_; ++i) {
+      // One addition of two doubles is rounded once. It would lose the sign of a sum of -0 alone.
+      const double first = held_sums_[i], second = held_sums_[width_ + i];
+      held_sums_[i] = first == 0 ? second : first + second;
+    }
+    return held_sums_;
+  }
+
+  // Each output's sum.
+  FixedPoint<Range>* numbers() {
+    use();
+    flush();
+    return numbers_;
+  }
+
+ private:
+  // Elements of a row that no double holds.
+  void add_row(int64_t place, int64_t n) {
+    elements_.load(place, 1, n, buffer_, capacity_);
+    add(buffer_, n, n);
+  }
+
+  // A block: n elements of each output, whose rows, in memory, begin `pitch` apart.
+  void add(const T* x, int64_t pitch, int64_t n) {
+    const ExactKernels<T>& kernel = kernels<T>();
+    const bool columns = side_ == Side::columns;
+    const ExactParts parts = side_ == Side::one ? kernel.row(x, n, doubles_)
+                             : columns          ? kernel.columns(x, pitch, n, width_, buffer_, doubles_)
+                                                : kernel.rows(x, pitch, width_, n, doubles_);
+    if (add(parts, n)) return;
+    use();
+    count(n);
+    for (int64_t i = 0; i < width_; ++i)
+      for (int64_t k = 0; k < n; ++k) exact::add(numbers_[i], columns ? x[k * pitch + i] : x[i * pitch + k]);
+  }
+
+  // A block of n elements of each output, whose doubles are there. The doubles of one level are held, and added to those of the
+  // next block while no digit is lost. Those of two are held, as short outputs have no other block. Returns false if there are
+  // no doubles.
+  bool add(const ExactParts& parts, int64_t n) {
+    if (parts.levels < 0) return false;
+    const int top = std::max(parts.top, top_), unit = std::min(parts.unit, unit_);
+    const bool both = held_ > 0 && held_levels_ == 1 && parts.levels == 1;
+    if (both && top + 64 - __builtin_clzll(held_ + n - 1) - 53 <= unit) {
+      for (int64_t i = 0; i < width_; ++i) held_sums_[i] += doubles_[i];
+      held_ += n;
+      top_ = top;
+      unit_ = unit;
+      return true;
+    }
+    if (parts.levels > 1 && (used_ || held_ > 0)) {  // no short output
+      use();
+      count(parts.levels);
+      for (int64_t i = 0; i < width_; ++i) add_doubles(numbers_[i], doubles_ + i, width_, parts.levels);
+      return true;
+    }
+    if (parts.levels > 2) {
+      use();
+      return add(parts, n);
+    }
+    flush();
+    std::copy(doubles_, doubles_ + parts.levels * width_, held_sums_);
+    held_levels_ = parts.levels;
+    held_ = n;
+    top_ = parts.top;
+    unit_ = parts.unit;
+    return true;
+  }
+
+  void use() {
+    if (used_) return;
+    for (int64_t i = 0; i < width_; ++i) (new (numbers_ + i) FixedPoint<Range>)->clear();
+    used_ = true;
+  }
+  void flush() {
+    if (held_ == 0) return;
+    use();
+    count(held_levels_);
+    for (int64_t i = 0; i < width_; ++i) add_doubles(numbers_[i], held_sums_ + i, width_, held_levels_);
+    held_ = 0;
+  }
+  void count(int64_t additions) {
+    added_ += additions;
+    if (added_ <= kAddends) return;
+    for (int64_t i = 0; i < width_; ++i) numbers_[i].carry();
+    added_ = additions;
+  }
+
+  const CpuProblem& problem_;
+  const Side side_;
+  const Elements<T> elements_;
+  const ExactRow row_;
+  const int64_t most_;      // elements of each output in a block
+  const int64_t capacity_;  // elements of the buffer
+  const int64_t room_;      // doubles of a block
+  const Scratch memory_;
+  double *const doubles_, *const held_sums_;
+  FixedPoint<Range>* const numbers_;
+  T* const buffer_;
+  int64_t width_ = 0;
+  bool used_ = false;       // the numbers
+  int64_t held_ = 0;        // elements of each output in held_sums_
+  int held_levels_ = 1;     // doubles of each output there
+  int top_ = 0, unit_ = 0;  // of these, as in ExactParts
+  int64_t added_ = 0;       // to the numbers since they carried
+};
+
+// Short rows are summed together: they become columns of the problem.
+Side set_side(CpuProblem& p) {
+  if (p.columns > 1) return Side::columns;
+  Dims& rows = p.rows;
+  if (p.length >= kShortRow || rows.fastest().size < 2) return Side::one;
+  p.columns = rows.fastest().size;
+  p.column_stride = rows.fastest().stride;
+  p.row_count /= p.columns;
+  if (rows.rank == 1) rows.dims[0] = {1, 0, 0};
+  else --rows.rank;
+  return Side::rows;
+}
+
+CpuProblem problem_of(const ExactSum& sum) {
+  Reduction r{};
+  r.problem = sum.problem;
+  r.input = sum.input;
+  r.in = sum.in;
+  r.out = sum.out;
+  r.map = sum.nan_is_zero && info(sum.in).kind == Kind::floating ? Map::number : Map::value;
+  r.negate = sum.negate;
+  return make_cpu_problem(r);
+}
+
+template <class T, class Range>
+void run(const ExactSum& sum) {
+  CpuProblem p = problem_of(sum);
+  const Side side = set_side(p);
+  const int64_t most = side == Side::rows ? kRows : kWidthBytes / sizeof(T), tiles = (p.columns + most - 1) / most;
+  const int64_t width = (p.columns + tiles - 1) / tiles, groups = p.row_count * tiles;
+  const int threads = thread_count();
+  int64_t splits = 1;
+  if (threads > 1 && groups < kTasksOfEach * threads) {
+    const int64_t worth = std::max<int64_t>(1, p.length / std::max<int64_t>(1, kTask / width));
+    splits = std::min((kTasksOfEach * threads + groups - 1) / groups, worth);
+  }
+  const int64_t split_size = ((p.length + splits - 1) / splits + kBlock - 1) / kBlock * kBlock;
+  splits = (p.length + split_size - 1) / split_size;
+  const std::unique_ptr<FixedPoint<Range>[]> partials(splits > 1 ? new FixedPoint<Range>[splits * p.outputs()] : nullptr);
+  const auto write = [&](FixedPoint<Range>& number, int64_t offset) {
+    finish(number, sum.output, offset, sum.out, sum.states, sum.divisor);
+  };
+
+  const bool halves = !sum.states && (sum.divisor & (sum.divisor - 1)) == 0;  // the division is exact
+  const int64_t each = std::max<int64_t>(1, std::min(split_size, p.length) * width);
+  parallel_for(0, groups * splits, std::max<int64_t>(1, kTask / each), [&](int64_t from, int64_t to) {
+    const ExactFloats exact;
+    Adder<T, Range> adder(p, side, width);
+    for (int64_t task = from; task < to; ++task) {
+      const int64_t split = task % splits, group = task / splits, row = group / tiles, column = group % tiles * width;
+      const int64_t some = std::min(width, p.columns - column), begin = split * split_size;
+      const int64_t offset = Cursor(p.rows, row).offset() + column * p.column_stride, first = row * p.columns + column;
+      adder.run(offset, some, begin, std::min(p.length, begin + split_size));
+      Cursor place(p.results, first);
+      const double* const sums = halves && !partials ? adder.sums(sum.out == DType::Double && sum.divisor == 1) : nullptr;
+      FixedPoint<Range>* const numbers = sums ? nullptr : adder.numbers();
+      for (int64_t i = 0; i < some; ++i, place.advance(1)) {
+        if (partials) {
+          numbers[i].carry();
+          partials[(first + i) * splits + split] = numbers[i];
+        } else if (sums) {
+          finish(sums[i], sum.output, place.offset(), sum.out, sum.divisor);
+        } else {
+          write(numbers[i], place.offset());
+        }
+      }
+    }
+  });
+  if (!partials) return;
+  parallel_for(0, p.outputs(), std::max<int64_t>(1, kTask / 32 / splits), [&](int64_t from, int64_t to) {
+    Cursor place(p.results, from);
+    for (int64_t output = from; output < to; ++output, place.advance(1)) {
+      FixedPoint<Range>& number = partials[output * splits];
+      for (int64_t i = 1; i < splits; ++i) number.add(partials[output * splits + i]);
+      write(number, place.offset());
+    }
+  });
+}
+
+template <class Range>
+void round_states(const ExactRounding& r) {
+  parallel_for(0, r.count, kTask / 32, [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i) {
+      FixedPoint<Range> number;
+      number.clear();
+      exact::add_state(number, r.states + i * exact::kStateSize<Range>);
+      finish(number, r.output, i, r.out, false, r.divisor);
+    }
+  });
+}
+
+}  // namespace
+
+void run_exact(const ExactSum& sum) {
+  if (sum.in == DType::Double) run<double, exact::WideRange>(sum);
+  else if (info(sum.in).kind == Kind::integer) run<double, exact::NarrowRange>(sum);
+  else run<float, exact::NarrowRange>(sum);
+}
+
+void round_exact(const ExactRounding& r) {
+  if (r.wide) round_states<exact::WideRange>(r);
+  else round_states<exact::NarrowRange>(r);
+}
+
+}  // namespace gpureduce::cpu

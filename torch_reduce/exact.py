@@ -1,0 +1,96 @@
+"""Exact sums in parts: states that are added as integers, in any order, and rounded once.
+
+``sum``, ``mean`` and ``nansum`` of torch_reduce take ``exact=True`` and need nothing of this. A state is for sums whose
+elements are in several places or come one after the other: in micro-batches, in files, or on the ranks of a group.
+
+    state = torch_reduce.exact.partial(gradient, dim=0)
+    torch.distributed.all_reduce(state)
+    total = torch_reduce.exact.round(state)
+
+A state has all digits of its sum, so no cut and no order changes the result. docs/exact.md says how that is done.
+"""
+
+import torch
+from torch import Tensor
+
+from . import _arguments, _exact
+
+__all__ = ["partial", "round"]
+
+_ops = torch.ops.gpureduce
+
+
+def partial(input: Tensor, dim: _arguments.Dims = None, keepdim: bool = False, *, nan_is_zero: bool = False) -> Tensor:
+    """The exact sums of ``input`` over ``dim``, as states that can be added.
+
+    Args:
+        input: as for :func:`torch_reduce.sum`, but real, and no DTensor or Shard. On each rank it may be the local part
+            of one.
+        dim: as for :func:`torch_reduce.sum`.
+        keepdim: as for :func:`torch_reduce.sum`.
+        nan_is_zero: whether NaN counts as 0, as for :func:`torch_reduce.nansum`.
+
+    Returns:
+        An int64 tensor of the sizes that the sum has, and a last dimension more: of 12 numbers, or of 70 where
+        ``input`` is of float64. There is no gradient.
+
+    **Addition.** States of one size are added with ``+``, :func:`torch.sum` or any all_reduce that adds, up to 2**31 of
+    them. The sum is a state of all their elements. The numbers are the digits of a fixed-point number, 32 bits apart,
+    from the smallest subnormal to beyond the largest finite number, and counts of infinities and signed zeros. This is
+    the idea of Neal (2015), *Fast exact summation using small and large superaccumulators*, arXiv:1505.05571, and of
+    Collange, Defour, Graillat and Iakymchuk (2015), *Numerical reproducibility for the parallel reduction on multi- and
+    many-core architectures*.
+
+    Raises:
+        TypeError, IndexError, ValueError, RuntimeError: as :func:`torch_reduce.sum`.
+        NotImplementedError: ``input`` is complex, a DTensor or a Shard, or of a dtype that :func:`torch_reduce.sum`
+            does not take.
+
+    >>> one = torch_reduce.exact.partial(torch.tensor([1e30, 1.0]))
+    >>> other = torch_reduce.exact.partial(torch.tensor([-1e30]))
+    >>> torch_reduce.exact.round(one + other)
+    tensor(1.)
+    """
+    if _exact.is_cut(input):
+        raise NotImplementedError("partial(): input is a DTensor or a Shard: give this rank's part of it")
+    given = dict(input=input, dim=dim, keepdim=keepdim, dtype=None, out=None)
+    input, dim, keepdim, _, _ = _arguments.read("partial", given, {}, "sum").values()
+    if not isinstance(nan_is_zero, bool):
+        raise TypeError(f"partial(): argument 'nan_is_zero' must be bool, not {type(nan_is_zero).__name__}")
+    return _ops._exact_partial.default(input, dim, keepdim, nan_is_zero)
+
+
+def round(state: Tensor, dtype: torch.dtype | None = None, count: int | None = None) -> Tensor:
+    """The numbers nearest to the sums that states hold, ties to even.
+
+    Args:
+        state: of :func:`partial`, or a sum of such states.
+        dtype: the dtype of the result, floating. By default float64 for states of float64 numbers, and float32 for
+            others.
+        count: divides the sums, before they are rounded: the number of elements, for their mean. At least 1.
+
+    Returns:
+        A tensor of ``state``'s shape without the last dimension. What is too large for ``dtype`` is infinity, or NaN in
+        float8_e4m3fn, which has none. There is no gradient.
+
+    Raises:
+        TypeError: an argument of another type.
+        ValueError: ``count`` is below 1.
+        RuntimeError: ``state`` is no state, or ``dtype`` not floating.
+        NotImplementedError: a ``dtype`` that :func:`torch_reduce.sum` does not take.
+
+    >>> state = torch_reduce.exact.partial(torch.tensor([1.0, 2.0, 4.0]))
+    >>> torch_reduce.exact.round(state, count=3)
+    tensor(2.3333)
+    """
+    _arguments.plain_tensors("round", state=state)
+    if dtype is None:
+        dtype = torch.float64 if state.dim() and state.shape[-1] == _WIDE else torch.float32
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"round(): argument 'dtype' must be torch.dtype, not {type(dtype).__name__}")
+    if count is not None:
+        _arguments.integer("round", "count", count)
+    return _ops._exact_round.default(state, dtype, 1 if count is None else count)
+
+
+_WIDE = 70  # numbers of a state of float64
