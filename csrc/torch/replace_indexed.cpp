@@ -2,6 +2,7 @@
 // bincount with weights. So the gradients of x[index], index_select and gather are ours, too, which autograd makes of these.
 // Where a call cannot be ours, torch's kernel takes it unchanged.
 #include <ATen/ATen.h>
+#include <ATen/WrapDimUtilsMulti.h>
 #include <ATen/ops/_index_put_impl_cpu_dispatch.h>
 #include <ATen/ops/bincount_cpu_dispatch.h>
 #include <ATen/ops/embedding_dense_backward_cpu_dispatch.h>
