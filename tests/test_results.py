@@ -90,7 +90,8 @@ def test_table_of_functions_compares_with_the_fastest_way():
 
 
 @pytest.mark.parametrize(
-    "script", ["report", "models_report", "family_report", "index_report", "exact_report", "ranks_report", "rows_report"]
+    "script",
+    ["report", "models_report", "family_report", "index_report", "exact_report", "ranks_report", "rows_report"],
 )
 def test_documentation_is_what_the_results_give(script):
     """README's sections, docs/performance.md, docs/models.md and the pictures; that needs no package to tell."""

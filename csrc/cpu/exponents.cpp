@@ -50,8 +50,7 @@ void run_exponents(const Reduction& r, bool beside_results) {
   Problem p = r.problem;
   if (beside_results)
     for (KeptDim& d : p.kept) d.second = d.out_stride;
-  else
-    p.number_outputs(&KeptDim::second);
+  else p.number_outputs(&KeptDim::second);
   for (ReducedDim& d : p.reduced) d.second = 0;
   if (r.accumulator == Accumulator::f32) run<float>(r, p);
   else run<double>(r, p);
