@@ -1033,6 +1033,10 @@ def norms():
         yield from of_one_input(lambda x, dim, ord=ord: torch_reduce.vector_norm(x, ord, dim), "float32", "complex64")
 
 
+def exact_sum(x, dim):
+    return torch_reduce.sum(x, dim, exact=True)
+
+
 # Functions of each kind of kernel. Each yields a call, its inputs on the GPU, and the same ones on the CPU. No call
 # needs a kernel of torch, which has no PTX for most GPUs.
 WITHOUT_MACHINE_CODE = {
@@ -1043,6 +1047,7 @@ WITHOUT_MACHINE_CODE = {
     "products": lambda: of_one_input(torch_reduce.prod, "float32", "int64"),
     "norms": norms,
     "counts": lambda: of_one_input(torch_reduce.count_nonzero, "float32", "int32"),
+    "exact sums": lambda: of_one_input(exact_sum, "float32", "bfloat16", "float64"),
     "exponents": lambda: of_one_input(torch_reduce.logsumexp, "float32", "bfloat16"),
     "weighted sums": weighted_sums,
     "variances": lambda: of_one_input(torch_reduce.var_mean, "float32", "bfloat16"),

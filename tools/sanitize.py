@@ -86,6 +86,16 @@ def norms(views):
                 yield [torch.ops.gpureduce.linalg_vector_norm(x, ord, dims) for x in (there, here)]
 
 
+def exact(views):
+    """Exact sums and their states."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.float8_e5m2):
+        for *view, dims in views:
+            here, there = on_both(dtype, view)
+            of = dict(dtype=torch.float32) if not dtype.is_floating_point else {}
+            yield torch_reduce.sum(there, dims, exact=True, **of), torch_reduce.sum(here, dims, exact=True, **of)
+            yield torch_reduce.exact.partial(there, dims), torch_reduce.exact.partial(here, dims)
+
+
 def is_real(dtype):
     return not dtype.is_complex
 
@@ -251,7 +261,7 @@ def lists(views):
 
 
 KINDS = {"sums": sums, "norms": norms, "lists": lists, "kin": kin, "weighted": weighted, "segments": segments}
-KINDS |= {"indices": indices, "rows": rows}
+KINDS |= {"indices": indices, "rows": rows, "exact": exact}
 
 
 def main():
