@@ -43,7 +43,7 @@ struct Nothing {
 
 // The place of an index in dims. Two dims and more are one piece of code.
 using Dims = Nest<kFastRank>;
-__device__ __noinline__ Offsets far_place(const Dims& dims, int64_t index) { return dims.at(index); }
+inline __device__ __noinline__ Offsets far_place(const Dims& dims, int64_t index) { return dims.at(index); }
 __device__ __forceinline__ Offsets place_of(const Dims& dims, int64_t index) {
   if (dims.rank == 0) return {};
   if (dims.rank == 1) return {dims.dims[0].in * index, dims.dims[0].out * index};

@@ -283,7 +283,7 @@ struct Magnitude {
 };
 
 // Divides, by less than 2^32 or by a power of two, rounds and stores.
-__device__ __noinline__ void store_magnitude(const ExactResult& result, int64_t index, Magnitude x, uint32_t seen) {
+inline __device__ __noinline__ void store_magnitude(const ExactResult& result, int64_t index, Magnitude x, uint32_t seen) {
   exact::Leading leading{0, 0, false, x.negative};
   if ((x.high | x.low) != 0) {
     if (x.high == 0) {
