@@ -463,7 +463,7 @@ def test_states_show_no_order(device):
                 assert torch.equal(torch_reduce.exact.partial(other), wanted), (name, kind)
             columns = torch_reduce.exact.partial(x.repeat(9, 1).t(), 0)
             assert all(torch.equal(column, wanted) for column in columns)
-            long = torch.cat([torch.zeros(1024, dtype=torch.float64), -x.double()]).neg().to(x.dtype)
+            long = torch.cat([torch.zeros(1024, dtype=torch.float64, device=device), -x.double()]).neg().to(x.dtype)
             wanted, other = (torch_reduce.exact.partial(each) for each in (long, shuffled(long)))
             assert torch.equal(wanted, other), (name, kind)
 
