@@ -115,7 +115,7 @@ def _layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any] | No
             spec, one = one._spec, one._local_tensor
             if type(one) is not Tensor:
                 return None, local
-            layout += spec, id(spec.mesh), one.shape, one.stride(), one.dtype  # the id for the reason of _kept
+            layout += spec, id(spec.mesh), one.shape, one.stride(), one.dtype  # the id: _kept says why
         elif isinstance(one, Tensor):
             return None, local
         else:
@@ -125,7 +125,7 @@ def _layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any] | No
 
 
 def _specs(results: Any) -> Any:
-    """Those of a DTensor or of several; of None it is None."""
+    """The spec of a DTensor, or the specs of several. None has None."""
     if isinstance(results, tuple):
         return tuple(map(_specs, results))
     return None if results is None else results._spec
@@ -137,7 +137,7 @@ def _with_spec(local: Tensor, spec: DTensorSpec) -> DTensor:
 
 
 def _is_alone(args: Sequence[Any], dims_of: Any) -> bool:
-    """Whether the operator makes of this rank's tensors its part of the results; `dims_of` is of _NEEDED."""
+    """Whether this rank's tensors are enough for its part of the results. `dims_of`: a function of _NEEDED."""
     tensors = [one for one in args if isinstance(one, DTensor)]
     x, layouts = tensors[0], set()
     if not _inside(x):
@@ -1073,7 +1073,7 @@ def _whole(
     device: torch.device,
 ) -> _Whole:
     """It is kept: a model's gradients have few layouts, the same in every step. `local` is the shape that is here, and
-    `which` the id of the mesh, for the reason of _kept."""
+    `which` the id of the mesh: _kept says why."""
     mesh, placements, meta = spec.mesh, spec.placements, spec.tensor_meta
     shape, result = tuple(meta.shape), _dtype_of_result(name, meta.dtype, dtype, min(product(meta.shape), 1))
     call = Call(known()[name], [*range(len(shape))], False, dtype, result, -1)
@@ -1350,8 +1350,8 @@ def _every_dim(x: Tensor, *others: Any) -> Sequence[int]:
     return range(x.dim())
 
 
-# Rules whose results' layouts follow from those of the arguments: which dims a rank must have all of, to make its part
-# of the results alone.
+# Rules whose results have layouts that follow from the arguments' layouts. For each, the dims that a rank must have all
+# of, to make its part of the results alone.
 _NEEDED = {
     _reduce: lambda self, dim=None, *others: _reduced(dim, self.dim()),
     _var_mean: lambda self, dim, *others: _reduced(dim, self.dim()),
