@@ -685,11 +685,8 @@ def test_errors_of_states(device):
             rounded(state, count=count)
 
 
-def test_shards(device):
-    """What is cut over ranks says how to add its states."""
+def test_states_of_shards(device):
+    """A state is of one rank's elements."""
     shard = torch_reduce.distributed.Shard(torch.ones(3, device=device))
-    for function in FUNCTIONS:
-        with pytest.raises(NotImplementedError, match=r"exact\.partial"):
-            getattr(torch_reduce, function)(shard, exact=True)
     with pytest.raises(NotImplementedError, match=r"^partial\(\)"):
         torch_reduce.exact.partial(shard)

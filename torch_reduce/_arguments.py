@@ -143,6 +143,12 @@ def integer(function: str, argument: str, value: Any) -> None:
         raise TypeError(f"{function}(): argument '{argument}' must be int, not {type(value).__name__}")
 
 
+def boolean(function: str, argument: str, value: Any) -> None:
+    """Raises torch's error if an argument that must be a bool is none."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{function}(): argument '{argument}' must be bool, not {type(value).__name__}")
+
+
 def rename(error: Exception, *names: str, to: str) -> None:
     """Lets an error, whose words are another function's, name the function that was called."""
     text = str(error)

@@ -96,6 +96,14 @@ def product_dtype(x: torch.dtype, weight: torch.dtype, result: torch.dtype) -> t
         return getattr(torch, _ops._product_dtype(x, weight, result))
 
 
+@_told
+def state_size(source: torch.dtype) -> int:
+    """How many numbers the state of an exact sum is, of elements of dtype `source` or of one component of them."""
+    with _disable_current_modes():
+        part = source.to_real() if source.is_complex else source
+        return _ops._exact_partial(torch.empty(0, dtype=part, device="meta")).numel()
+
+
 def is_inexact(dtype: torch.dtype) -> bool:
     """Whether its additions round, and so show their order; and whether gradients flow."""
     return dtype.is_floating_point or dtype.is_complex

@@ -80,7 +80,8 @@ def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=Fals
     **Exact sums.** With ``exact=True`` and a floating or complex result nothing is rounded before the end, and no order
     shows. A partial sum beyond the largest number is no infinity. NaN and infinities count as in IEEE arithmetic, and
     the sum is -0.0 only where all elements are. Integers are added without a modulus, and complex numbers by
-    component. Integer and bool results are the same as without ``exact``.
+    component. Integer and bool results are the same as without ``exact``. Of DTensors and Shards the result is that of
+    the whole tensor.
 
     Raises:
         TypeError: an argument of another type, given twice, or unknown.
@@ -89,7 +90,6 @@ def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=Fals
         RuntimeError: a dimension named twice; an ``out`` of another dtype or device, or with several elements in one
             place; a dtype that cannot be reduced; a CUDA tensor where the library was built without CUDA. A refused
             call writes nothing.
-        NotImplementedError: ``exact`` of a DTensor or a Shard.
 
     Warns:
         UserWarning: ``out`` was resized; or, once in a process, imaginary parts were discarded.

@@ -7,13 +7,16 @@ elements are in several places or come one after the other: in micro-batches, in
     torch.distributed.all_reduce(state)
     total = torch_reduce.exact.round(state)
 
-A state has all digits of its sum, so no cut and no order changes the result. docs/exact.md says how that is done.
+DTensors and Shards need no states: of them, ``exact=True`` adds over the ranks by itself. A state has all digits of its
+sum, so no cut and no order changes the result. docs/exact.md says how that is done.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _arguments, _exact
+from . import _arguments
 
 __all__ = ["partial", "round"]
 
@@ -51,13 +54,19 @@ def partial(input: Tensor, dim: _arguments.Dims = None, keepdim: bool = False, *
     >>> torch_reduce.exact.round(one + other)
     tensor(1.)
     """
-    if _exact.is_cut(input):
+    if _is_cut(input):
         raise NotImplementedError("partial(): input is a DTensor or a Shard: give this rank's part of it")
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=None, out=None)
     input, dim, keepdim, _, _ = _arguments.read("partial", given, {}, "sum").values()
-    if not isinstance(nan_is_zero, bool):
-        raise TypeError(f"partial(): argument 'nan_is_zero' must be bool, not {type(nan_is_zero).__name__}")
+    _arguments.boolean("partial", "nan_is_zero", nan_is_zero)
     return _ops._exact_partial.default(input, dim, keepdim, nan_is_zero)
+
+
+def _is_cut(input: Any) -> bool:
+    """Whether it is a DTensor or a Shard."""
+    if isinstance(input, Tensor):
+        return _arguments.mesh_of(input) is not None
+    return type(input).__module__ == "torch_reduce.distributed._shard"
 
 
 def round(state: Tensor, dtype: torch.dtype | None = None, count: int | None = None) -> Tensor:

@@ -201,7 +201,12 @@ weighted_sum = _older("weighted_sum", _weighted)
 
 
 def all_reduce(
-    tensor: Tensor, group: dist.ProcessGroup | None = None, async_op: bool = False, *, check: bool = True
+    tensor: Tensor,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    check: bool = True,
+    exact: bool = False,
 ) -> "Work | None":
     """Puts the sum of the ranks' tensors into ``tensor``, as ``torch.distributed.all_reduce`` does, with fixed bits.
 
@@ -220,6 +225,8 @@ def all_reduce(
             all_gather of 256 bytes per rank. The host waits for it, but on a group with NCCL alone only at the first
             call of its kind: then the GPUs compare. Without it, what happens if the ranks disagree is the backend's
             affair, which may be a crash or a hang.
+        exact: whether each element is the number nearest to the exact sum of the ranks' values, as with ``exact=True``
+            of :func:`torch_reduce.sum`: then the order of the ranks does not show either.
 
     Returns:
         None, or a :class:`Work` with ``async_op``.
@@ -234,9 +241,10 @@ def all_reduce(
             who has what, and so does the RuntimeError of the next call of a function of this module on ``group``.
     """
     _arguments.tensors("all_reduce", tensor=tensor)
-    facts = {"function": "all_reduce", "shape": list(tensor.shape), "dtype": str(tensor.dtype)}
+    _arguments.boolean("all_reduce", "exact", exact)
+    facts = {"function": _told("all_reduce", exact), "shape": list(tensor.shape), "dtype": str(tensor.dtype)}
     _check("all_reduce", facts, {"tensor": tensor}, None, group, check)
-    return _all_reduce(tensor, group, False, async_op)
+    return _all_reduce(tensor, group, False, async_op, exact)
 
 
 def reduce_scatter(
@@ -246,6 +254,7 @@ def reduce_scatter(
     async_op: bool = False,
     *,
     check: bool = True,
+    exact: bool = False,
 ) -> "Work | None":
     """Puts a piece of the sum of the ranks' ``input`` into each ``output``, as ``reduce_scatter_tensor`` does.
 
@@ -257,6 +266,7 @@ def reduce_scatter(
         group: as for :func:`all_reduce`.
         async_op: as for :func:`all_reduce`.
         check: as for :func:`all_reduce`.
+        exact: as for :func:`all_reduce`.
 
     Returns:
         None, or a :class:`Work` with ``async_op``.
@@ -267,15 +277,25 @@ def reduce_scatter(
         TypeError, NotImplementedError, RuntimeError: as :func:`all_reduce`.
     """
     _arguments.tensors("reduce_scatter", output=output, input=input)
+    _arguments.boolean("reduce_scatter", "exact", exact)
     (world, _), error = _messages.place("reduce_scatter", group), None
     if input.numel() != world * output.numel() or input.dtype != output.dtype:
         error = ValueError(
             f"reduce_scatter(): 'input' must have {world} times as many elements as 'output', of one dtype, but they "
             f"are {_messages.shown(input)} and {_messages.shown(output)}"
         )
-    facts = {"function": "reduce_scatter", "elements of 'output'": output.numel(), "dtype": str(input.dtype)}
+    facts = {
+        "function": _told("reduce_scatter", exact),
+        "elements of 'output'": output.numel(),
+        "dtype": str(input.dtype),
+    }
     _check("reduce_scatter", facts, {"input": input, "output": output}, error, group, check)
-    return _reduce_scatter(output, input, group, False, async_op)
+    return _reduce_scatter(output, input, group, False, async_op, exact)
+
+
+def _told(name: str, exact: bool) -> str:
+    """What ranks tell each other that they call."""
+    return f"{name} with exact=True" if exact else name
 
 
 @between_graphs
@@ -288,7 +308,7 @@ def _check(
     """
     world, _ = _messages.place(name, group)
     tells = tells and world > 1
-    call = name, *((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors.values())
+    call = facts["function"], *((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors.values())
     if tells and not error and _messages.agreements_of(group).renew(call, group):
         return
     first, device = next((argument, tensor.device) for argument, tensor in tensors.items())
@@ -353,14 +373,14 @@ class Work:
 
 
 @between_graphs
-def _all_reduce(tensor: Tensor, group: Any, averages: bool, async_op: bool) -> Work | None:
+def _all_reduce(tensor: Tensor, group: Any, averages: bool, async_op: bool, exact: bool = False) -> Work | None:
     """Every rank adds one piece of all tensors, and gives it to the others."""
     world, rank = _messages.place("all_reduce", group)
     cuts = _rank_plan.even(tensor.numel(), world)
     counts = [b - a for a, b in pairwise(cuts)]
 
     def rest(received: Tensor) -> None:
-        sums, whole = _over_ranks(received.view(world, -1), averages), tensor.detach()
+        sums, whole = _over_ranks(received.view(world, -1), averages, exact), tensor.detach()
         if min(counts) == max(counts) and _is_plain(whole):
             _messages.gather(sums, counts, group, whole.view(-1))
         else:
@@ -370,13 +390,15 @@ def _all_reduce(tensor: Tensor, group: Any, averages: bool, async_op: bool) -> W
 
 
 @between_graphs
-def _reduce_scatter(output: Tensor, input: Tensor, group: Any, averages: bool, async_op: bool) -> Work | None:
+def _reduce_scatter(
+    output: Tensor, input: Tensor, group: Any, averages: bool, async_op: bool, exact: bool = False
+) -> Work | None:
     """Every rank adds its piece of all inputs."""
     world, _ = _messages.place("reduce_scatter", group)
     counts = [output.numel()] * world
 
     def rest(received: Tensor) -> None:
-        output.detach().copy_(_over_ranks(received.view(world, -1), averages).view(output.shape))
+        output.detach().copy_(_over_ranks(received.view(world, -1), averages, exact).view(output.shape))
 
     return _begin(input, counts, counts, group, rest, async_op)
 
@@ -398,11 +420,11 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg() or _messages.traced(tensor))
 
 
-def _over_ranks(rows: Tensor, averages: bool) -> Tensor:
-    """(ranks, n) -> (n,): the sum or the mean, joined pairwise in rank order."""
+def _over_ranks(rows: Tensor, averages: bool, exact: bool = False) -> Tensor:
+    """(ranks, n) -> (n,): the sum or the mean, joined pairwise in rank order; or exact."""
     world, dtype = len(rows), rows.dtype
-    if world <= _LANES:  # each is a lane, and lanes are joined pairwise
-        return (torch_reduce.mean if averages else torch_reduce.sum)(rows, 0, dtype=dtype)
+    if exact or world <= _LANES:  # each is a lane, and lanes are joined pairwise
+        return (torch_reduce.mean if averages else torch_reduce.sum)(rows, 0, dtype=dtype, exact=exact)
     accumulator = _operations.node_dtype("sum", dtype, dtype)
     while len(rows) > 1:
         rows = torch.stack([torch_reduce.sum(run, 0, dtype=accumulator) for run in rows.split(_LANES)])

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import distributed
 from .._graphs import between_graphs
-from .._operations import known, node_dtype
+from .._operations import is_inexact, known, node_dtype
 from . import _rows
 from ._messages import exchange_parts, gather, place
 from ._rank_plan import even, product
@@ -32,6 +32,7 @@ from ._sharded import (
     Call,
     Shards,
     axes_of,
+    exact_operators,
     join_freely,
     join_many,
     join_shards,
@@ -165,12 +166,15 @@ def _reduce(
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> DTensor:
-    operation = known()[_name(op)]
+    name = _name(op)
+    plain = exact_operators().get(name, name)
+    operation = known()[plain]
     _expect_dtensors(operation.title, input=self, out=out)
     meta = _meta_result(op, operation.title, [self], dim, keepdim, dtype=dtype, out=out)
     complex_norm = self.is_complex() and operation.is_norm
     given = meta.dtype.to_complex() if complex_norm else meta.dtype
-    call = kind_of_operation(operation)(operation, _reduced(dim, self.dim()), keepdim, given, meta.dtype, -1)
+    kind = kind_of_operation(operation, plain != name and is_inexact(meta.dtype))
+    call = kind(operation, _reduced(dim, self.dim()), keepdim, given, meta.dtype, -1)
     (result,) = _results(_without_partials(self), call, [meta])
     return result if out is None else out.copy_(result)
 
@@ -941,8 +945,8 @@ def _free_result(x: DTensor, call: Any, nodes: Tensor | None) -> Tensor:
     for axes, group in steps:  # without a group of all, one dim of the mesh after the other
         ranks = _ranks(mesh, axes)
         if any(held[rank] for rank in ranks):
-            outputs = product(found.local[d] for d in kept)
-            nodes = join_freely(nodes, outputs, [held[rank] for rank in ranks], call, group)
+            size = product(found.local[d] for d in kept) * call.width(x.dtype)
+            nodes = join_freely(nodes, size, [held[rank] for rank in ranks], call, group)
         held = _held_along(mesh, axes, held)
     count = product(int(x.shape[d]) for d in call.dims)
     return call.result(nodes, count, found.local)
@@ -1368,6 +1372,7 @@ _NEEDED = {
 }
 
 _RULES = {name: _reduce for name, operation in known().items() if not operation.part} | {
+    **dict.fromkeys(exact_operators(), _reduce),
     "_var_mean": _var_mean,
     "_apply": _apply,
     "weighted_sum": _weighted_sum,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import _arguments
 from .._graphs import between_graphs
-from .._operations import Operation, is_inexact, known, node_dtype, of_orders, product_dtype
+from .._operations import Operation, is_inexact, known, node_dtype, of_orders, product_dtype, state_size
 from ._messages import agree, check_device, exchange, exchange_parts, gather, kind_of, numbers, place, traced
 from ._rank_plan import CHUNK, Joins, Plan, Together, even, plan_of, product, together
 from ._shard import Shard
@@ -25,6 +25,7 @@ _ops = torch.ops.gpureduce
 
 # What changes no bit of what it is joined to.
 PADDING = {"sum": complex(-0.0, -0.0), "prod": complex(1)}
+EXACT = "exact_"  # before the name of an operator: the one that adds exactly
 _ARRAYS = 1024  # that one launch takes: results of more are put side by side one by one
 
 
@@ -112,7 +113,9 @@ class Call:
         """For errors."""
         return self.operation.title
 
-    width = 1  # how many numbers a node is
+    def width(self, source: torch.dtype) -> int:
+        """How many numbers the node of an output is, whose elements are of dtype `source`."""
+        return 1
 
     def facts(self, x: Tensor, order: list[int], group: Any) -> dict[str, Any]:
         """What all ranks must agree on, as JSON can hold it; and the order, on which small shards have no say."""
@@ -176,7 +179,7 @@ class Call:
         return accumulator.to_complex() if self.operation.is_norm and part.is_complex() else accumulator
 
     def join(self, nodes: Tensor) -> Tensor:
-        """(n, outputs) -> (outputs,): joins nodes whose order does not matter."""
+        """(n, numbers) -> (numbers,): joins nodes whose order does not matter."""
         return getattr(_ops, self.operation.join)(nodes, [0], dtype=nodes.dtype)
 
     def finish(self, total: Tensor, count: int) -> Tensor:
@@ -184,9 +187,51 @@ class Call:
         return _ops._finish(total, self.operation.name, count, self.dtype)
 
     def result(self, total: Tensor, count: int, shape: Sequence[int]) -> Tensor:
-        """The same in the form that the result of a tensor of that shape has; of nodes of several numbers, these."""
-        kept = [1 if d in self.dims else n for d, n in enumerate(shape) if self.keepdim or d not in self.dims]
-        return total.view(*kept, self.width) if self.width > 1 else self.finish(total, count).view(kept)
+        """The same in the form that the result of a tensor of that shape has."""
+        return self.finish(total, count).view(self.kept(shape))
+
+    def kept(self, shape: Sequence[int]) -> list[int]:
+        """The shape of the result of a tensor of that shape."""
+        return [1 if d in self.dims else n for d, n in enumerate(shape) if self.keepdim or d not in self.dims]
+
+
+class ExactCall(Call):
+    """A call with exact=True, whose result is floating or complex. A node is the state of an exact sum, flat: of
+    integers, so that no order shows. A complex result has two, one per component."""
+
+    @classmethod
+    def read(cls, *arguments: Any, **more: Any):
+        x, call = super().read(*arguments, **more)
+        return x, call if is_inexact(call.dtype) else Call(**vars(call))  # integers are exact in any case
+
+    def __call__(self, x: Tensor) -> Tensor:
+        operator = getattr(_ops, EXACT + self.operation.name)
+        return operator(x, self.dims if x.dim() else None, self.keepdim, dtype=self.given)
+
+    def facts(self, x: Tensor, order: list[int], group: Any) -> dict[str, Any]:
+        return super().facts(x, order, group) | {"function": f"{self.title} with exact=True"}
+
+    def accumulator(self, source: torch.dtype) -> torch.dtype:
+        return torch.int64
+
+    def width(self, source: torch.dtype) -> int:
+        return (2 if self.dtype.is_complex else 1) * state_size(source)
+
+    def node(self, part: Tensor, dims: list[int], accumulator: torch.dtype) -> Tensor:
+        nan_is_zero, both = self.operation.map == "number", self.dtype.is_complex
+        if part.is_complex():
+            part = torch.view_as_real(part.resolve_conj().resolve_neg())
+            states = _ops._exact_partial(part if both else part[..., 0], dims, nan_is_zero=nan_is_zero)
+        else:
+            states = _ops._exact_partial(part, dims, nan_is_zero=nan_is_zero)
+            states = torch.stack([states, torch.zeros_like(states)], -2) if both else states  # a state of 0
+        return states.reshape(-1)
+
+    def result(self, total: Tensor, count: int, shape: Sequence[int]) -> Tensor:
+        divisor = count if self.operation.finish == "quotient" else 1
+        parts = [2] if self.dtype.is_complex else []
+        found = _ops._exact_round(total.view(*self.kept(shape), *parts, -1), self.dtype.to_real(), divisor)
+        return torch.view_as_complex(found) if parts else found
 
 
 @dataclass(frozen=True)
@@ -224,7 +269,8 @@ class LogsumexpCall(Call):
 class MomentsCall(Call):
     """The sums of the differences from the first elements, and of their squares: a node is both."""
 
-    width = 2
+    def width(self, source: torch.dtype) -> int:
+        return 2
 
     def accumulator(self, source: torch.dtype) -> torch.dtype:
         return torch.float64
@@ -232,6 +278,10 @@ class MomentsCall(Call):
     def node(self, part: Tensor, dims: list[int], accumulator: torch.dtype) -> Tensor:
         sums = (operator(part, dims).reshape(-1) for operator in (_ops.sum, _ops._powsum_2))
         return torch.stack(tuple(sums), 1).view(-1)
+
+    def result(self, total: Tensor, count: int, shape: Sequence[int]) -> Tensor:
+        """The two sums, in a last dim."""
+        return total.view(*self.kept(shape), 2)
 
 
 @dataclass(frozen=True)
@@ -449,15 +499,21 @@ def kind_of_call(function: str) -> tuple[type[Call], Operation]:
     return _KINDS[function], like._replace(function=function)
 
 
-def kind_of_operation(operation: Operation) -> type[Call]:
-    """The kind of call of an operation of the table."""
-    return LogsumexpCall if operation.function == "logsumexp" else Call
+def kind_of_operation(operation: Operation, exact: bool = False) -> type[Call]:
+    """The kind of call of an operation of the table, or with exact=True."""
+    return ExactCall if exact else LogsumexpCall if operation.function == "logsumexp" else Call
 
 
 @cache
 def _operators() -> dict[str, Operation]:
     """The operations by function. Those of norms are by order, too, and so they are not here."""
     return {one.function: one for one in known().values() if not one.part and one.order is None}
+
+
+@cache
+def exact_operators() -> dict[str, str]:
+    """The operators that add exactly, and the operations of the table that they are."""
+    return {EXACT + name: name for name in known() if hasattr(_ops, EXACT + name)}
 
 
 def _of_order(function: str, ord: Any) -> Operation:
@@ -479,7 +535,7 @@ def _schema_of(operator: Any) -> tuple[str | None, list[str]]:
     schema = getattr(getattr(operator, "default", operator), "_schema", None)
     space, _, name = schema.name.partition("::") if schema else ("", "", "")
     function = name.removeprefix("linalg_")
-    taken = {"vector_norm", "powsum", *_operators(), *_KINDS, *_KEEP_SHAPE, *_ALONE}
+    taken = {"vector_norm", "powsum", *_operators(), *exact_operators(), *_KINDS, *_KEEP_SHAPE, *_ALONE}
     if space != "gpureduce" or function not in taken:
         return None, []
     return function, [argument.name for argument in schema.arguments]
@@ -507,8 +563,9 @@ def call_operator(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if function in _KINDS:
         kind, operation = kind_of_call(function)
     else:
-        operation = _operators().get(function) or _of_order(function, ord)
-        kind = kind_of_operation(operation)
+        plain = exact_operators().get(function, function)
+        operation = _operators().get(plain) or _of_order(plain, ord)
+        kind = kind_of_operation(operation, plain != function)
     if kind is not WeightedCall and not isinstance(x, Shard):
         raise TypeError(f"{function}(): it is the tensor to reduce that may be a Shard, and no other")
     if operation.typing == "truth" and isinstance(dim, (tuple, list)) and not dim:  # no dim is reduced
@@ -618,7 +675,7 @@ def join_cut(
     if free:
         outputs = product(n for d, n in enumerate(shape) if d not in call.dims)
         mine = own_nodes(x, call) if nodes is None or 0 in x.shape else nodes.reshape(-1)
-        total = join_freely(mine, outputs, [size > 0 for size in sizes], call, group)
+        total = join_freely(mine, outputs * call.width(x.dtype), [size > 0 for size in sizes], call, group)
         return call.result(total, product(shape) // outputs, shape)
     return call.join_shards(x, sizes, list(order), group)
 
@@ -703,7 +760,7 @@ class Shards:
         axes = [*kept, *order, *(d for d in call.dims if d not in order)]
         at = order.index(call.shard_dim)
         outer, inner, outputs = (product(shape[d] for d in dims) for dims in (order[:at], order[at + 1 :], kept))
-        node = call.width * call.accumulator(dtype).itemsize
+        node = call.width(dtype) * call.accumulator(dtype).itemsize
         plan = plan_of(tuple(sizes), outer, inner, outputs, dtype.itemsize, node, by_outputs)
         moved = None if axes == [*range(len(shape))] else axes
         return cls(rank, shape, tuple(shape[d] for d in kept), moved, outputs, sum(sizes) * outer * inner, plan)
@@ -729,7 +786,7 @@ class Shards:
 def join_shards(x: Tensor, call: Call, sizes: tuple[int, ...], order: list[int], group: Any) -> Tensor:
     """The result of a call whose global tensor is not empty."""
     shards = Shards.of(x, call, sizes, order, group)
-    plan, outputs, accumulator = shards.plan, shards.outputs, call.accumulator(x.dtype)
+    plan, accumulator, width = shards.plan, call.accumulator(x.dtype), call.width(x.dtype)
     if plan.realigns:
         own = together((plan,), shards.rank)
         pieces, shared = realigned([shards], [x], own, group)
@@ -737,12 +794,12 @@ def join_shards(x: Tensor, call: Call, sizes: tuple[int, ...], order: list[int],
         values = call.nodes_of(whole, len(shards.kept), accumulator)
         values += call.nodes_of(shared(), len(shards.kept), accumulator)
     else:
-        matrix = made(shards.rows(x)).reshape(outputs, -1)
+        matrix = made(shards.rows(x)).reshape(shards.outputs, -1)
         values = values_elsewhere(matrix, plan, shards.rank, call, accumulator, group)
     mine = torch.cat(values) if values else x.new_empty(0, dtype=accumulator)
-    gathered = gather(mine, [count * call.width for count in plan.counts], group)
+    gathered = gather(mine, [count * width for count in plan.counts], group)
     if not plan.by_outputs:
-        gathered = join(gathered.view(-1, outputs * call.width), plan.joins, call.operation.join)
+        gathered = join(gathered.view(-1, shards.outputs * width), plan.joins, call.operation.join)
     return shards.result(call, gathered)
 
 
@@ -754,16 +811,17 @@ def own_nodes(x: Tensor, call: Call) -> Tensor:
     return call.node(x, call.dims, accumulator)
 
 
-def join_freely(mine: Tensor, outputs: int, held: Sequence[bool], call: Call, group: Any) -> Tensor:
+def join_freely(mine: Tensor, size: int, held: Sequence[bool], call: Call, group: Any) -> Tensor:
     """Joins the nodes of all ranks that hold elements, to one per output, on every rank: their order does not matter.
 
-    They are sent to all, or each rank joins a part of the outputs: whatever sends less.
+    They are sent to all, or each rank joins a part of the numbers: whatever sends less. `size` is that of all nodes of
+    a rank.
     """
     world = len(held)
-    if outputs < world or world == 2:
-        return call.join(gather(mine, [outputs if has else 0 for has in held], group).view(-1, outputs))
+    if size < world or world == 2:
+        return call.join(gather(mine, [size if has else 0 for has in held], group).view(-1, size))
     _, rank = place(call.title, group)
-    counts = [b - a for a, b in pairwise(even(outputs, world))]
+    counts = [b - a for a, b in pairwise(even(size, world))]
     parts = mine.split(counts) if held[rank] else [mine] * world
     received = exchange_parts(parts, [counts[rank] if has else 0 for has in held], group)
     return gather(call.join(torch.cat(received).view(-1, counts[rank])), counts, group)
