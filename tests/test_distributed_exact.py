@@ -155,8 +155,8 @@ def gradients_of_dtensors(group, function):
     for shape, placements in (((2,), [S0]), ((3,), [S1]), ((2, 2), [S0, S1]), ((2, 2), [R, S0])):
         mesh = mesh_of(shape)
         for name, dim in itertools.product(("float32", "bfloat16", "complex64"), (0, 1, None)):
-            if function == "nansum" and name == "complex64":
-                continue
+            if name == "complex64" and (function == "nansum" or dim is None):
+                continue  # torch has no view_as_real of a scalar DTensor, which the gradient of a mean needs
             found = []
             for exact in (False, True):
                 leaf = cut(data([37, 5], name, 3), mesh, placements).requires_grad_()
@@ -340,8 +340,9 @@ def test_errors(world):
 def reduce_ranks(group, name):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     for shape in ((0, 3), (1, 1), (7, 5), (size * 3, 11)):
-        parts = torch.stack([elements(shape, name, k, "usual") for k in range(size - 1)]).to(here())
-        parts = torch.cat([parts, parts[:1].neg() if name in FLOATING else parts[:1]])  # the last cancels the first
+        parts = torch.stack([elements(shape, name, k, "usual") for k in range(size)]).to(here())
+        if size > 1 and name in FLOATING:
+            parts[-1] = -parts[0]
         wanted = torch_reduce.sum(parts, 0, dtype=dtype_of(name), exact=True)
         total = parts[rank].clone()
         assert distributed.all_reduce(total, group, exact=True) is None
