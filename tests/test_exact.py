@@ -655,9 +655,9 @@ def test_errors(function, device):
 def test_errors_of_states(device):
     x = torch.ones(3, 4, device=device)
     partial, rounded = torch_reduce.exact.partial, torch_reduce.exact.round
-    with pytest.raises(TypeError, match=r"^partial\(\)"):
+    with pytest.raises(TypeError, match=r"^exact.partial\(\)"):
         partial([1.0])
-    with pytest.raises(TypeError, match=r"^partial\(\): argument 'nan_is_zero'"):
+    with pytest.raises(TypeError, match=r"^exact.partial\(\): argument 'nan_is_zero'"):
         partial(x, nan_is_zero=1)
     with pytest.raises(NotImplementedError, match="view_as_real"):
         partial(x.to(torch.complex64))
@@ -674,19 +674,27 @@ def test_errors_of_states(device):
         rounded(state, torch.int32)
     with pytest.raises(NotImplementedError, match=r"exact.round\(\)"):
         rounded(state, torch.float8_e5m2fnuz)
-    with pytest.raises(TypeError, match=r"^round\(\)"):
+    with pytest.raises(TypeError, match=r"^exact.round\(\)"):
         rounded([1])
     with pytest.raises(TypeError, match="dtype"):
         rounded(state, "float32")
-    with pytest.raises(TypeError, match="count"):
-        rounded(state, count=1.5)
-    for count in (0, -3):
+    for count in (1.5, True, torch.tensor([3, 4])):
+        with pytest.raises(TypeError, match="'count' must be int"):
+            rounded(state, count=count)
+    for count in (0, -3, 1 << 63):
         with pytest.raises(ValueError, match="count"):
             rounded(state, count=count)
+
+
+def test_states_have_no_gradient(device):
+    """A state of a tensor that requires a gradient requires none."""
+    x = torch.ones(3, device=device, requires_grad=True)
+    state = torch_reduce.exact.partial(x)
+    assert not state.requires_grad and not torch_reduce.exact.round(state).requires_grad
 
 
 def test_states_of_shards(device):
     """A state is of one rank's elements."""
     shard = torch_reduce.distributed.Shard(torch.ones(3, device=device))
-    with pytest.raises(NotImplementedError, match=r"^partial\(\)"):
+    with pytest.raises(NotImplementedError, match=r"^exact.partial\(\)"):
         torch_reduce.exact.partial(shard)

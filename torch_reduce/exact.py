@@ -39,10 +39,10 @@ def partial(input: Tensor, dim: _arguments.Dims = None, keepdim: bool = False, *
 
     **Addition.** States of one size are added with ``+``, :func:`torch.sum` or any all_reduce that adds, up to 2**31 of
     them. The sum is a state of all their elements. The numbers are the digits of a fixed-point number, 32 bits apart,
-    from the smallest subnormal to beyond the largest finite number, and counts of infinities and signed zeros. This is
-    the idea of Neal (2015), *Fast exact summation using small and large superaccumulators*, arXiv:1505.05571, and of
-    Collange, Defour, Graillat and Iakymchuk (2015), *Numerical reproducibility for the parallel reduction on multi- and
-    many-core architectures*.
+    from the smallest subnormal to beyond the largest finite number. Two more say how many of the states that were added
+    had infinities or NaN, and how many had -0 alone or other addends. This is the idea of Neal (2015), *Fast exact
+    summation using small and large superaccumulators*, arXiv:1505.05571, and of Collange, Defour, Graillat and
+    Iakymchuk (2015), *Numerical reproducibility for the parallel reduction on multi- and many-core architectures*.
 
     Raises:
         TypeError, IndexError, ValueError, RuntimeError: as :func:`torch_reduce.sum`.
@@ -55,10 +55,10 @@ def partial(input: Tensor, dim: _arguments.Dims = None, keepdim: bool = False, *
     tensor(1.)
     """
     if _is_cut(input):
-        raise NotImplementedError("partial(): input is a DTensor or a Shard: give this rank's part of it")
+        raise NotImplementedError("exact.partial(): input is a DTensor or a Shard: give this rank's part of it")
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=None, out=None)
-    input, dim, keepdim, _, _ = _arguments.read("partial", given, {}, "sum").values()
-    _arguments.boolean("partial", "nan_is_zero", nan_is_zero)
+    input, dim, keepdim, _, _ = _arguments.read("exact.partial", given, {}, "sum").values()
+    _arguments.boolean("exact.partial", "nan_is_zero", nan_is_zero)
     return _ops._exact_partial.default(input, dim, keepdim, nan_is_zero)
 
 
@@ -76,7 +76,8 @@ def round(state: Tensor, dtype: torch.dtype | None = None, count: int | None = N
         state: of :func:`partial`, or a sum of such states.
         dtype: the dtype of the result, floating. By default float64 for states of float64 numbers, and float32 for
             others.
-        count: divides the sums, before they are rounded: the number of elements, for their mean. At least 1.
+        count: divides the sums, before they are rounded: the number of elements, for their mean. From 1 to 2**63 - 1;
+            None is 1.
 
     Returns:
         A tensor of ``state``'s shape without the last dimension. What is too large for ``dtype`` is infinity, or NaN in
@@ -84,22 +85,31 @@ def round(state: Tensor, dtype: torch.dtype | None = None, count: int | None = N
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: ``count`` is below 1.
-        RuntimeError: ``state`` is no state, or ``dtype`` not floating.
-        NotImplementedError: a ``dtype`` that :func:`torch_reduce.sum` does not take.
+        ValueError: ``count`` is below 1, or too large.
+        RuntimeError: ``state`` has another dtype or last size than states have, or ``dtype`` is not floating. Nothing
+            else of a state can be checked.
+        NotImplementedError: ``state`` is a DTensor, or a ``dtype`` that :func:`torch_reduce.sum` does not take.
 
     >>> state = torch_reduce.exact.partial(torch.tensor([1.0, 2.0, 4.0]))
     >>> torch_reduce.exact.round(state, count=3)
     tensor(2.3333)
     """
-    _arguments.plain_tensors("round", state=state)
+    _arguments.plain_tensors("exact.round", state=state)
+    if _is_cut(state):
+        raise NotImplementedError(
+            "exact.round(): state is a DTensor: give the states of this rank, added over the ranks"
+        )
     if dtype is None:
         dtype = torch.float64 if state.dim() and state.shape[-1] == _WIDE else torch.float32
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"round(): argument 'dtype' must be torch.dtype, not {type(dtype).__name__}")
-    if count is not None:
-        _arguments.integer("round", "count", count)
-    return _ops._exact_round.default(state, dtype, 1 if count is None else count)
+        raise TypeError(f"exact.round(): argument 'dtype' must be torch.dtype, not {type(dtype).__name__}")
+    if count is None:
+        count = 1
+    if isinstance(count, bool) or not isinstance(count, (int, torch.SymInt)):
+        raise TypeError(f"exact.round(): argument 'count' must be int, not {type(count).__name__}")
+    if isinstance(count, int) and count >= 1 << 63:
+        raise ValueError(f"exact.round(): count must be below 2**63, but is {count}")
+    return _ops._exact_round.default(state, dtype, count)
 
 
 _WIDE = 70  # numbers of a state of float64
