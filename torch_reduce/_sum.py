@@ -78,10 +78,10 @@ def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=Fals
     exactly and converted once. A floating ``input`` with an integer ``dtype`` converts every element first.
 
     **Exact sums.** With ``exact=True`` and a floating or complex result nothing is rounded before the end, and no order
-    shows. A partial sum beyond the largest number is no infinity. NaN and infinities count as in IEEE arithmetic, and
-    the sum is -0.0 only where all elements are. Integers are added without a modulus, and complex numbers by
-    component. Integer and bool results are the same as without ``exact``. Of DTensors and Shards the result is that of
-    the whole tensor.
+    shows. A partial sum beyond the largest number is no infinity. NaN and infinities count as in IEEE arithmetic, and a
+    sum of exactly zero is -0.0 only where all elements are. Integers are added without a modulus, and complex numbers
+    by component. Integer and bool results are the same as without ``exact``. Of DTensors and Shards the result is that
+    of the whole tensor.
 
     Raises:
         TypeError: an argument of another type, given twice, or unknown.
