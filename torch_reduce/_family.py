@@ -1,40 +1,10 @@
 """Products, extrema, counts and logarithms of sums: beside the sum, in its order and with all that it has."""
 
-import torch
-from torch.compiler import is_dynamo_compiling
-
-from . import _arguments, _exact, _library
+from . import _arguments, _reduction
 
 __all__ = ["all", "amax", "amin", "any", "count_nonzero", "logsumexp", "nansum", "prod"]
 _WITH_DTYPE = ("nansum", "prod")
-
-_ops = torch.ops.gpureduce
-# Operators without dtype= begin with _: they are rows of csrc/operation.h.
-_direct = {name: _library.entry(name if name in _WITH_DTYPE else f"_{name}") for name in __all__}
-_call = _library.entry("call")
-
-
-def _reduce(name, input, dim, keepdim, out, others, dtype=None):
-    """As of `sum` in _sum.py: plain calls directly, all others through the operator."""
-    if (
-        not others
-        and not is_dynamo_compiling()
-        and (direct := _direct[name])
-        and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented
-    ):
-        return result
-    given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
-    input, dim, keepdim, dtype, out = _arguments.read(name, given, others).values()
-    if name in ("amax", "amin"):
-        input = _arguments.joined(input)
-    last = {"dtype": dtype} if name in _WITH_DTYPE else {}
-    operator = getattr(_ops, name)
-    overload = operator.default
-    if out is not None:
-        overload, last = operator.out, dict(last, out=out)
-    if is_dynamo_compiling() or not _call:
-        return overload(input, dim, keepdim, **last)
-    return _call(overload, input, dim, keepdim, **last)
+_reduction.expect(__all__, with_dtype=_WITH_DTYPE)
 
 
 @_arguments.called_as(_arguments.reduction_to)
@@ -66,7 +36,7 @@ def prod(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others)
     >>> torch_reduce.prod(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), dim=1)
     tensor([ 2., 12.])
     """
-    return _reduce("prod", input, dim, keepdim, out, others, dtype)
+    return _reduction.reduce("prod", input, dim, keepdim, out, others, dtype)
 
 
 @_arguments.called_as(_arguments.summation)
@@ -95,9 +65,7 @@ def nansum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=F
     >>> torch_reduce.nansum(torch.tensor([[1.0, float("nan")], [3.0, 4.0]]), dim=1)
     tensor([1., 7.])
     """
-    if exact is not False:
-        return _exact.reduce("nansum", exact, input, dim, keepdim, dtype, out, others)
-    return _reduce("nansum", input, dim, keepdim, out, others, dtype)
+    return _reduction.reduce("nansum", input, dim, keepdim, out, others, dtype, exact)
 
 
 @_arguments.called_as(_arguments.reduction)
@@ -125,7 +93,7 @@ def amax(input=None, dim=None, keepdim=False, *, out=None, **others):
     >>> torch_reduce.amax(torch.tensor([[1.0, 4.0], [3.0, 2.0]]), dim=1)
     tensor([4., 3.])
     """
-    return _reduce("amax", input, dim, keepdim, out, others)
+    return _reduction.reduce("amax", input, dim, keepdim, out, others)
 
 
 @_arguments.called_as(_arguments.reduction)
@@ -141,7 +109,7 @@ def amin(input=None, dim=None, keepdim=False, *, out=None, **others):
     >>> torch_reduce.amin(torch.tensor([[1.0, 4.0], [3.0, 2.0]]), dim=1)
     tensor([1., 2.])
     """
-    return _reduce("amin", input, dim, keepdim, out, others)
+    return _reduction.reduce("amin", input, dim, keepdim, out, others)
 
 
 @_arguments.called_as(_arguments.reduction)
@@ -164,7 +132,7 @@ def any(input=None, dim=None, keepdim=False, *, out=None, **others):
     >>> torch_reduce.any(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), dim=1)
     tensor([ True, False])
     """
-    return _reduce("any", input, dim, keepdim, out, others)
+    return _reduction.reduce("any", input, dim, keepdim, out, others)
 
 
 @_arguments.called_as(_arguments.reduction)
@@ -179,7 +147,7 @@ def all(input=None, dim=None, keepdim=False, *, out=None, **others):
     >>> torch_reduce.all(torch.tensor([[1.0, 2.0], [0.0, 3.0]]), dim=1)
     tensor([ True, False])
     """
-    return _reduce("all", input, dim, keepdim, out, others)
+    return _reduction.reduce("all", input, dim, keepdim, out, others)
 
 
 @_arguments.called_as(_arguments.reduction)
@@ -195,7 +163,7 @@ def count_nonzero(input=None, dim=None, keepdim=False, *, out=None, **others):
     >>> torch_reduce.count_nonzero(torch.tensor([[0.0, 2.0], [1.0, 3.0]]), dim=1)
     tensor([1, 2])
     """
-    return _reduce("count_nonzero", input, dim, keepdim, out, others)
+    return _reduction.reduce("count_nonzero", input, dim, keepdim, out, others)
 
 
 @_arguments.called_as(_arguments.reduction)
@@ -226,4 +194,4 @@ def logsumexp(input=None, dim=None, keepdim=False, *, out=None, **others):
     >>> torch_reduce.logsumexp(torch.tensor([[0.0, 0.0], [1.0, 3.0]]), dim=1)
     tensor([0.6931, 3.1269])
     """
-    return _reduce("logsumexp", input, dim, keepdim, out, others)
+    return _reduction.reduce("logsumexp", input, dim, keepdim, out, others)

@@ -65,9 +65,9 @@ def document(functions: Iterable[Callable[..., Any]]) -> None:
     prefixes = {"vector_norm": "linalg_", "powsum": "linalg_"}
     for function in functions:
         name = prefixes.get(function.__name__, "") + function.__name__
-        getattr(torch.ops.gpureduce, name).__doc__ = function.__doc__
-    for name in ("sum", "mean", "nansum"):  # with exact=True
-        getattr(torch.ops.gpureduce, f"exact_{name}").__doc__ = getattr(torch.ops.gpureduce, name).__doc__
+        for operator in (name, f"exact_{name}"):  # the latter with exact=True
+            if hasattr(torch.ops.gpureduce, operator):
+                getattr(torch.ops.gpureduce, operator).__doc__ = function.__doc__
 
 
 def warning(overload: Callable[..., Any]) -> Callable[..., Any]:

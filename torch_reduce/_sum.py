@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from . import _arguments, _exact, _library
+from . import _arguments, _library, _reduction
 from ._operations import of_orders
 from .tuning.tuned import Tuned
 
@@ -98,7 +98,7 @@ def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=Fals
     tensor([4., 4., 4.])
     """
     if exact is not False:
-        return _exact.reduce("sum", exact, input, dim, keepdim, dtype, out, others)
+        return _reduction.reduce("sum", input, dim, keepdim, out, others, dtype, exact)
     # It serves plain calls and leaves the others. Dynamo cannot look into it.
     if (
         not others
@@ -140,7 +140,7 @@ def mean(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=Fal
     tensor([0.5000, 2.5000])
     """
     if exact is not False:
-        return _exact.reduce("mean", exact, input, dim, keepdim, dtype, out, others)
+        return _reduction.reduce("mean", input, dim, keepdim, out, others, dtype, exact)
     if (
         not others
         and not is_dynamo_compiling()
