@@ -71,7 +71,8 @@ struct OperationInfo {
   }
   // True if exact sums have it, too: as a correctly rounded sum of the elements.
   constexpr bool has_exact() const {
-    return combine == Combine::sum && (typing == Typing::sum || typing == Typing::mean || typing == Typing::real);
+    return combine == Combine::sum && (map == Map::value || map == Map::number) &&
+           (typing == Typing::sum || typing == Typing::mean || typing == Typing::real);
   }
   constexpr bool has_gradient() const { return typing != Typing::count && typing != Typing::truth; }
   constexpr bool autocasts_on_cpu() const { return autocasts && combine == Combine::product; }
