@@ -414,7 +414,7 @@ void run_exact(const ExactSum& sum) {
 }
 
 void round_exact(const ExactRounding& r) {
-  if (r.wide) round_states<exact::WideRange>(r);
+  if (r.range == ExactRange::wide) round_states<exact::WideRange>(r);
   else round_states<exact::NarrowRange>(r);
 }
 

@@ -208,8 +208,8 @@ cudaError_t run_exact(const ExactSum& sum, void* workspace, const Device& device
 }
 
 cudaError_t round_exact(const ExactRounding& r, cudaStream_t stream) {
-  return round(r.wide, r.states, result_of(r.output, r.out, false, r.divisor, r.count), line_of<kMaxRank>(r.count),
-               {stream, false});
+  return round(r.range == ExactRange::wide, r.states, result_of(r.output, r.out, false, r.divisor, r.count),
+               line_of<kMaxRank>(r.count), {stream, false});
 }
 
 }  // namespace gpureduce::cuda

@@ -18,8 +18,9 @@
 namespace gpureduce::exact {
 
 // The powers of two that an exact sum counts: from 2^lowest, in digits of 32 bits. Up to 2^62 addends fit.
-struct NarrowRange { static constexpr int kLowest = -149, kDigits = 10; };  // float32, all smaller floats, integers
-struct WideRange { static constexpr int kLowest = -1074, kDigits = 68; };   // float64
+struct NarrowRange { static constexpr int kLowest = -149, kDigits = 10; };     // float32, all smaller floats, integers
+struct WideRange { static constexpr int kLowest = -1074, kDigits = 68; };      // float64, products of all others
+struct ProductRange { static constexpr int kLowest = -2148, kDigits = 136; };  // products with float64
 template <class T>
 using RangeOf = std::conditional_t<std::is_same_v<T, double>, WideRange, NarrowRange>;
 

@@ -5,27 +5,48 @@
 
 namespace gpureduce {
 
-// The exact sum of each output's elements. The results are the nearest numbers of `out` to sum / divisor, or states
-// (numeric/exact.h): int64s, whose strides in `problem` count states.
+// What is added exactly: the input's elements, their squares, or their products with a second input's elements.
+enum class ExactAddends : uint8_t { elements, squares, products };
+
+// The powers of two that a fixed-point number counts (numeric/exact.h). It says what a state's size is.
+enum class ExactRange : uint8_t { narrow, wide, products };
+
+// Products of numbers that have at most 64 bits and float32's exponents are in float64's range.
+constexpr ExactRange exact_range(ExactAddends addends, DType in, DType second) {
+  if (addends == ExactAddends::elements) return in == DType::Double ? ExactRange::wide : ExactRange::narrow;
+  const bool has_double = in == DType::Double || (addends == ExactAddends::products && second == DType::Double);
+  return has_double ? ExactRange::products : ExactRange::wide;
+}
+
+// The exact sum of each output's addends. The results are the nearest numbers of `out` to sum / divisor, or to its square root,
+// or states (numeric/exact.h): int64s, whose strides in `problem` count states.
 struct ExactSum {
   Problem problem;
   const void* input;
   void* output;
-  DType in, out;  // a real dtype; a floating one, unless the results are states
+  DType in, out;  // real dtypes; `out` is a floating one, unless the results are states
   bool states;
-  bool nan_is_zero;  // NaN counts as +0
+  bool nan_is_zero;  // NaN counts as +0; only of elements
   bool negate;       // the input is a lazily negated view
   uint64_t divisor;  // 1, or a mean's count
+  ExactAddends addends;
+  const void* second;  // of products; its places are those of `problem` as in a weighted sum
+  DType second_dtype;
+  bool second_negate;
+  bool root;  // the square root is rounded, once; not of states; the divisor is 1
+
+  ExactRange range() const { return exact_range(addends, in, second_dtype); }
 };
 
-// The rounding of `count` states that lie one after the other, of inputs of float64 if they are wide.
+// The rounding of `count` states that lie one after the other.
 struct ExactRounding {
   const int64_t* states;
-  bool wide;
+  ExactRange range;
   void* output;
   DType out;
   int64_t count;
   uint64_t divisor;
+  bool root;
 };
 
 }  // namespace gpureduce

@@ -199,7 +199,7 @@ Tensor round(const Tensor& given, at::ScalarType dtype, int64_t divisor) {
   if (result.numel() == 0) return result;
   ExactRounding rounding{};
   rounding.states = state.const_data_ptr<int64_t>();
-  rounding.wide = state.size(-1) == state_size(true);
+  rounding.range = state.size(-1) == state_size(true) ? ExactRange::wide : ExactRange::narrow;
   rounding.output = result.mutable_data_ptr();
   rounding.out = dtype_of(dtype, "a result of dtype");
   rounding.count = result.numel();
