@@ -36,55 +36,65 @@ const ExactKernels<T>& kernels() {
 
 // --- numbers --------------------------------------------------------------------------------------------------------------
 
-// Adds a double that is a multiple of the range's lowest power of two.
-template <class Range>
-void add_double(FixedPoint<Range>& sum, double x) {
-  if (x == 0) return;
-  const exact::Addend a = exact::addend_of(x);
-  const int shift = a.shift + exact::WideRange::kLowest - Range::kLowest;
-  if (shift >= 0) sum.add(a.mantissa, shift);
-  else sum.add(a.mantissa >> -shift, 0);
-}
-
-// Adds the doubles of one output's block, `step` apart.
+// Adds the doubles of one output's block, `step` apart. The last one alone tells if all elements are -0.
 template <class Range>
 void add_doubles(FixedPoint<Range>& sum, const double* x, int64_t step, int count) {
-  for (int i = 0; i < count; ++i) add_double(sum, x[i * step]);
-  const double last = x[(count - 1) * step];
-  sum.seen |= last == 0 && std::signbit(last) ? exact::kMinusZero : exact::kOther;
+  for (int i = 0; i < count; ++i) {
+    exact::Element element = exact::element_of(x[i * step]);
+    if (i + 1 < count) element.seen = 0;
+    exact::add(sum, element);
+  }
 }
 
-// Writes a sum that one double holds, divided by a power of two. Only where the quotient is a subnormal double is that rounded,
-// and there smaller dtypes have 0.
-void finish(double sum, void* output, int64_t offset, DType out, uint64_t divisor) {
-  sum /= static_cast<double>(divisor);
-  switch (out) {
-#define GPUREDUCE_STORE(name, type, kind, accumulator, wide, family)                                      \
-  case DType::name:                                                                                       \
-    if constexpr (Kind::kind == Kind::floating) static_cast<type*>(output)[offset] = round_to<type>(sum); \
+// What a call makes of its sums, but for their places.
+struct Form {
+  void* output;
+  DType out;
+  bool states, root;
+  uint64_t divisor;
+
+  // True if results are made of sums of one double without a fixed-point number: they are roots, or are divided exactly.
+  bool takes_doubles() const { return !states && (divisor & (divisor - 1)) == 0; }
+};
+
+// Calls `f` with a pointer to a floating result.
+template <class F>
+void with_result(const Form& form, int64_t offset, F f) {
+  switch (form.out) {
+#define GPUREDUCE_RESULT(name, type, kind, accumulator, wide, family)                        \
+  case DType::name:                                                                          \
+    if constexpr (Kind::kind == Kind::floating) f(static_cast<type*>(form.output) + offset); \
     break;
-    GPUREDUCE_DTYPES(GPUREDUCE_STORE)
-#undef GPUREDUCE_STORE
+    GPUREDUCE_DTYPES(GPUREDUCE_RESULT)
+#undef GPUREDUCE_RESULT
   }
+}
+
+void finish(const exact::Leading& leading, uint32_t seen, const Form& form, int64_t offset) {
+  with_result(form, offset, [&](auto* to) { *to = exact::round_leading<std::decay_t<decltype(*to)>>(leading, seen); });
+}
+
+// Writes a sum that one double holds. Only a quotient that is a subnormal double is rounded here, and then smaller dtypes
+// have 0.
+void finish(double sum, const Form& form, int64_t offset) {
+  if (form.root) {
+    const exact::Element x = exact::element_of(sum);
+    exact::Magnitude magnitude{x.magnitude, 0, x.exponent - 64, false, false};
+    magnitude.normalize();
+    return finish(exact::root(magnitude), x.seen, form, offset);
+  }
+  const double quotient = sum / static_cast<double>(form.divisor);
+  with_result(form, offset, [&](auto* to) { *to = round_to<std::decay_t<decltype(*to)>>(quotient); });
 }
 
 // Writes a result, or a state. Leaves the number in another form.
 template <class Range>
-void finish(FixedPoint<Range>& number, void* output, int64_t offset, DType out, bool state, uint64_t divisor) {
-  if (state) {
+void finish(FixedPoint<Range>& number, const Form& form, int64_t offset) {
+  if (form.states) {
     number.carry();
-    return exact::write_state(static_cast<int64_t*>(output) + offset * exact::kStateSize<Range>, number);
+    return exact::write_state(static_cast<int64_t*>(form.output) + offset * exact::kStateSize<Range>, number);
   }
-  const exact::Leading leading = exact::leading(number, divisor);
-  switch (out) {
-#define GPUREDUCE_STORE(name, type, kind, accumulator, wide, family)                         \
-  case DType::name:                                                                          \
-    if constexpr (Kind::kind == Kind::floating)                                              \
-      static_cast<type*>(output)[offset] = exact::round_leading<type>(leading, number.seen); \
-    break;
-    GPUREDUCE_DTYPES(GPUREDUCE_STORE)
-#undef GPUREDUCE_STORE
-  }
+  finish(exact::leading(number, form.divisor, form.root), number.seen, form, offset);
 }
 
 // --- elements -------------------------------------------------------------------------------------------------------------
@@ -144,6 +154,10 @@ class Elements {
 // How outputs are summed: each by itself, or several together, as neighbouring columns or rows.
 enum class Side { one, columns, rows };
 
+int64_t offset_of(const CpuProblem& p, int64_t row, int64_t column) {
+  return Cursor(p.rows, row).offset() + column * p.column_stride;
+}
+
 // Adds the elements of a task to its outputs.
 template <class T, class Range>
 class Adder {
@@ -164,8 +178,9 @@ class Adder {
         numbers_(reinterpret_cast<FixedPoint<Range>*>(held_sums_ + 2 * width)),
         buffer_(reinterpret_cast<T*>(numbers_ + width)) {}
 
-  // Elements begin to end (exclusive) of `width` outputs, the first of which begins at `offset`.
-  void run(int64_t offset, int64_t width, int64_t begin, int64_t end) {
+  // Elements begin to end (exclusive) of `width` outputs of a row, from a column on.
+  void run(int64_t row, int64_t column, int64_t width, int64_t begin, int64_t end) {
+    const int64_t offset = offset_of(problem_, row, column);
     width_ = width;
     used_ = false;
     held_ = added_ = 0;
@@ -240,7 +255,7 @@ class Adder {
     use();
     count(n);
     for (int64_t i = 0; i < width_; ++i)
-      for (int64_t k = 0; k < n; ++k) exact::add(numbers_[i], columns ? x[k * pitch + i] : x[i * pitch + k]);
+      for (int64_t k = 0; k < n; ++k) exact::add(numbers_[i], exact::element_of(columns ? x[k * pitch + i] : x[i * pitch + k]));
   }
 
   // A block of n elements of each output, whose doubles are there. The doubles of one level are held, and added to those of the
@@ -314,6 +329,56 @@ class Adder {
   int64_t added_ = 0;       // to the numbers since they carried
 };
 
+// Reads one element, or its negative.
+using Read = exact::Element (*)(const void* data, int64_t offset, bool negate);
+template <class T>
+exact::Element read(const void* data, int64_t offset, bool negate) {
+  return exact::element_of(static_cast<const T*>(data)[offset], negate);
+}
+template <class Result = Read>
+Result reader_of(DType dtype) {
+  switch (dtype) {
+#define GPUREDUCE_READER(name, type, kind, accumulator, wide, family) \
+  case DType::name:                                                   \
+    if constexpr (Kind::kind != Kind::complex) return read<type>;     \
+    break;
+    GPUREDUCE_DTYPES(GPUREDUCE_READER)
+#undef GPUREDUCE_READER
+  }
+  return nullptr;
+}
+
+// Adds the products of a task, one by one, of any dtypes.
+template <class Range>
+class ProductAdder {
+ public:
+  ProductAdder(const CpuProblem (&inputs)[2], int64_t width)
+      : inputs_(inputs), read_{reader_of(inputs[0].in), reader_of(inputs[1].in)}, numbers_(new FixedPoint<Range>[width]) {}
+
+  void run(int64_t row, int64_t column, int64_t width, int64_t begin, int64_t end) {
+    for (int64_t i = 0; i < width; ++i) numbers_[i].clear();
+    const CpuProblem &x = inputs_[0], &y = inputs_[1];
+    const int64_t first = offset_of(x, row, column), second = offset_of(y, row, column);
+    Cursor at(x.reduced, begin), and_at(y.reduced, begin);
+    for (int64_t k = begin, added = 0; k < end; ++k, at.advance(1), and_at.advance(1)) {
+      for (int64_t i = 0; i < width; ++i) {
+        exact::add_product(numbers_[i], read_[0](x.input, first + at.offset() + i * x.column_stride, x.negate),
+                           read_[1](y.input, second + and_at.offset() + i * y.column_stride, y.negate));
+      }
+      if (++added < kAddends) continue;
+      for (int64_t i = 0; i < width; ++i) numbers_[i].carry();
+      added = 0;
+    }
+  }
+  const double* sums(bool) const { return nullptr; }
+  FixedPoint<Range>* numbers() { return numbers_.get(); }
+
+ private:
+  const CpuProblem (&inputs_)[2];
+  const Read read_[2];
+  const std::unique_ptr<FixedPoint<Range>[]> numbers_;
+};
+
 // Short rows are summed together: they become columns of the problem.
 Side set_side(CpuProblem& p) {
   if (p.columns > 1) return Side::columns;
@@ -321,6 +386,7 @@ Side set_side(CpuProblem& p) {
   if (p.length >= kShortRow || rows.fastest().size < 2) return Side::one;
   p.columns = rows.fastest().size;
   p.column_stride = rows.fastest().stride;
+  p.column_second = rows.fastest().second;
   p.row_count /= p.columns;
   if (rows.rank == 1) rows.dims[0] = {1, 0, 0};
   else --rows.rank;
@@ -338,11 +404,11 @@ CpuProblem problem_of(const ExactSum& sum) {
   return make_cpu_problem(r);
 }
 
-template <class T, class Range>
-void run(const ExactSum& sum) {
-  CpuProblem p = problem_of(sum);
-  const Side side = set_side(p);
-  const int64_t most = side == Side::rows ? kRows : kWidthBytes / sizeof(T), tiles = (p.columns + most - 1) / most;
+// Cuts a problem into tasks of a part of the elements of at most `most` columns, and runs them. make_adder(width) makes what
+// adds a task.
+template <class Range, class MakeAdder>
+void run(const ExactSum& sum, const CpuProblem& p, int64_t most, MakeAdder make_adder) {
+  const int64_t tiles = (p.columns + most - 1) / most;
   const int64_t width = (p.columns + tiles - 1) / tiles, groups = p.row_count * tiles;
   const int threads = thread_count();
   int64_t splits = 1;
@@ -353,31 +419,28 @@ void run(const ExactSum& sum) {
   const int64_t split_size = ((p.length + splits - 1) / splits + kBlock - 1) / kBlock * kBlock;
   splits = (p.length + split_size - 1) / split_size;
   const std::unique_ptr<FixedPoint<Range>[]> partials(splits > 1 ? new FixedPoint<Range>[splits * p.outputs()] : nullptr);
-  const auto write = [&](FixedPoint<Range>& number, int64_t offset) {
-    finish(number, sum.output, offset, sum.out, sum.states, sum.divisor);
-  };
+  const Form form{sum.output, sum.out, sum.states, sum.root, sum.divisor};
+  const bool rounds = sum.out == DType::Double && sum.divisor == 1 && !sum.root;  // two doubles are added as one result
 
-  const bool halves = !sum.states && (sum.divisor & (sum.divisor - 1)) == 0;  // the division is exact
   const int64_t each = std::max<int64_t>(1, std::min(split_size, p.length) * width);
   parallel_for(0, groups * splits, std::max<int64_t>(1, kTask / each), [&](int64_t from, int64_t to) {
     const ExactFloats exact;
-    Adder<T, Range> adder(p, side, width);
+    auto adder = make_adder(width);
     for (int64_t task = from; task < to; ++task) {
       const int64_t split = task % splits, group = task / splits, row = group / tiles, column = group % tiles * width;
-      const int64_t some = std::min(width, p.columns - column), begin = split * split_size;
-      const int64_t offset = Cursor(p.rows, row).offset() + column * p.column_stride, first = row * p.columns + column;
-      adder.run(offset, some, begin, std::min(p.length, begin + split_size));
+      const int64_t some = std::min(width, p.columns - column), begin = split * split_size, first = row * p.columns + column;
+      adder.run(row, column, some, begin, std::min(p.length, begin + split_size));
       Cursor place(p.results, first);
-      const double* const sums = halves && !partials ? adder.sums(sum.out == DType::Double && sum.divisor == 1) : nullptr;
+      const double* const sums = form.takes_doubles() && !partials ? adder.sums(rounds) : nullptr;
       FixedPoint<Range>* const numbers = sums ? nullptr : adder.numbers();
       for (int64_t i = 0; i < some; ++i, place.advance(1)) {
         if (partials) {
           numbers[i].carry();
           partials[(first + i) * splits + split] = numbers[i];
         } else if (sums) {
-          finish(sums[i], sum.output, place.offset(), sum.out, sum.divisor);
+          finish(sums[i], form, place.offset());
         } else {
-          write(numbers[i], place.offset());
+          finish(numbers[i], form, place.offset());
         }
       }
     }
@@ -388,19 +451,54 @@ void run(const ExactSum& sum) {
     for (int64_t output = from; output < to; ++output, place.advance(1)) {
       FixedPoint<Range>& number = partials[output * splits];
       for (int64_t i = 1; i < splits; ++i) number.add(partials[output * splits + i]);
-      write(number, place.offset());
+      finish(number, form, place.offset());
     }
   });
 }
 
+// The sums of elements, which are converted to T.
+template <class T, class Range>
+void run_elements(const ExactSum& sum) {
+  CpuProblem p = problem_of(sum);
+  const Side side = set_side(p);
+  run<Range>(sum, p, side == Side::rows ? kRows : kWidthBytes / static_cast<int64_t>(sizeof(T)),
+             [&](int64_t width) { return Adder<T, Range>(p, side, width); });
+}
+
+// The larger input is the first one, whose memory decides how tasks are cut.
+template <class Range>
+void run_products(ExactSum sum) {
+  if (sum.addends == ExactAddends::squares) {
+    for (KeptDim& d : sum.problem.kept) d.second = d.stride;
+    for (ReducedDim& d : sum.problem.reduced) d.second = d.stride;
+    sum.second = sum.input;
+    sum.second_dtype = sum.in;
+    sum.second_negate = sum.negate;
+  } else if (sum.problem.second_larger) {
+    sum.problem.swap_inputs();
+    std::swap(sum.input, sum.second);
+    std::swap(sum.in, sum.second_dtype);
+    std::swap(sum.negate, sum.second_negate);
+  }
+  CpuProblem p = problem_of(sum);
+  const Side side = set_side(p);
+  CpuProblem inputs[2] = {p, places_of_second(p)};
+  inputs[1].input = sum.second;
+  inputs[1].in = sum.second_dtype;
+  inputs[1].negate = sum.second_negate;
+  run<Range>(sum, p, side == Side::rows ? kRows : kWidthBytes / static_cast<int64_t>(sizeof(double)),
+             [&](int64_t width) { return ProductAdder<Range>(inputs, width); });
+}
+
 template <class Range>
 void round_states(const ExactRounding& r) {
+  const Form form{r.output, r.out, false, r.root, r.divisor};
   parallel_for(0, r.count, kTask / 32, [&](int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) {
       FixedPoint<Range> number;
       number.clear();
       exact::add_state(number, r.states + i * exact::kStateSize<Range>);
-      finish(number, r.output, i, r.out, false, r.divisor);
+      finish(number, form, i);
     }
   });
 }
@@ -408,14 +506,24 @@ void round_states(const ExactRounding& r) {
 }  // namespace
 
 void run_exact(const ExactSum& sum) {
-  if (sum.in == DType::Double) run<double, exact::WideRange>(sum);
-  else if (info(sum.in).kind == Kind::integer) run<double, exact::NarrowRange>(sum);
-  else run<float, exact::NarrowRange>(sum);
+  if (sum.addends != ExactAddends::elements) {
+    if (sum.range() == ExactRange::wide) run_products<exact::WideRange>(sum);
+    else run_products<exact::ProductRange>(sum);
+  } else if (sum.in == DType::Double) {
+    run_elements<double, exact::WideRange>(sum);
+  } else if (info(sum.in).kind == Kind::integer) {
+    run_elements<double, exact::NarrowRange>(sum);
+  } else {
+    run_elements<float, exact::NarrowRange>(sum);
+  }
 }
 
 void round_exact(const ExactRounding& r) {
-  if (r.range == ExactRange::wide) round_states<exact::WideRange>(r);
-  else round_states<exact::NarrowRange>(r);
+  switch (r.range) {
+    case ExactRange::narrow: return round_states<exact::NarrowRange>(r);
+    case ExactRange::wide: return round_states<exact::WideRange>(r);
+    case ExactRange::products: return round_states<exact::ProductRange>(r);
+  }
 }
 
 }  // namespace gpureduce::cpu

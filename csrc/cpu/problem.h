@@ -70,8 +70,8 @@ struct CpuProblem {
   bool conjugate;  // negates the odd columns
   int64_t length;  // elements of an output
   int64_t row_count, columns;
-  int64_t column_stride;
-  Dims reduced, rows;  // of the input, at least one dim each
+  int64_t column_stride, column_second;
+  Dims reduced, rows;  // of the inputs, at least one dim each
   Dims results;        // of the outputs, row by row
 
   int64_t outputs() const { return row_count * columns; }
@@ -94,5 +94,8 @@ struct CpuProblem {
 };
 
 CpuProblem make_cpu_problem(const Reduction& r);
+
+// The same problem, with the places of the second input.
+CpuProblem places_of_second(CpuProblem problem);
 
 }  // namespace gpureduce::cpu

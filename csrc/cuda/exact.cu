@@ -161,7 +161,7 @@ Nest<kRank> line_of(int64_t outputs) {
 }
 
 ExactResult result_of(void* output, DType dtype, bool states, uint64_t divisor, int64_t outputs) {
-  return {output, nullptr, outputs, divisor, static_cast<int8_t>(shift_of(divisor)), dtype, states};
+  return {output, nullptr, outputs, divisor, static_cast<int8_t>(shift_of(divisor)), dtype, states, false};
 }
 
 // What a call puts into its workspace: the parts' sums, then states, if the second kernel cannot divide.

@@ -24,8 +24,8 @@ struct ProductRange { static constexpr int kLowest = -2148, kDigits = 136; };  /
 template <class T>
 using RangeOf = std::conditional_t<std::is_same_v<T, double>, WideRange, NarrowRange>;
 
-// What no digit shows. NaN counts as both infinities.
-enum Seen : uint32_t { kPlusInfinity = 1, kMinusInfinity = 2, kNaN = 3, kMinusZero = 4, kOther = 8 };  // kOther: not -0
+// What was among the addends and is in no digit. A sum of both infinities is NaN, so NaN has both bits. kOther: all but -0.
+enum Seen : uint32_t { kPlusInfinity = 1, kMinusInfinity = 2, kNaN = 3, kMinusZero = 4, kOther = 8 };
 
 // A sum's digits. The last one is signed, and so are the others before carry().
 template <class Range>
@@ -44,14 +44,14 @@ struct FixedPoint {
     for (int i = 0; i < kDigits; ++i) digits[i] += other.digits[i];
     seen |= other.seen;
   }
-  // Adds n * 2^(lowest + shift). Digit shift / 32 + 2 must exist.
-  GPUREDUCE_HOST_DEVICE void add(int64_t n, int shift) {
+  // Adds magnitude * 2^(lowest + shift), or subtracts it. Digit shift / 32 + 2 must exist.
+  GPUREDUCE_HOST_DEVICE void add(uint64_t magnitude, int shift, bool subtracts) {
     const int first = shift / 32, bit = shift % 32;
-    const uint64_t low = (static_cast<uint64_t>(n) & 0xffffffffu) << bit;
-    const int64_t high = static_cast<int64_t>(static_cast<uint64_t>(n >> 32) << bit);
-    digits[first] += static_cast<int64_t>(low & 0xffffffffu);
-    digits[first + 1] += static_cast<int64_t>(low >> 32) + static_cast<int64_t>(static_cast<uint64_t>(high) & 0xffffffffu);
-    digits[first + 2] += high >> 32;
+    const uint64_t low = (magnitude & 0xffffffffu) << bit, high = (low >> 32) + (magnitude >> 32 << bit);
+    const int64_t sign = -int64_t{subtracts};
+    digits[first] += (static_cast<int64_t>(low & 0xffffffffu) ^ sign) - sign;
+    digits[first + 1] += (static_cast<int64_t>(high & 0xffffffffu) ^ sign) - sign;
+    digits[first + 2] += (static_cast<int64_t>(high >> 32) ^ sign) - sign;
   }
   // Brings all digits but the last into [0, 2^32).
   GPUREDUCE_HOST_DEVICE void carry() {
@@ -69,121 +69,209 @@ struct FixedPoint {
 
 // --- addends --------------------------------------------------------------------------------------------------------------
 
-// A finite addend is mantissa * 2^(lowest + shift) of its range.
-struct Addend {
-  int64_t mantissa;
-  int shift;
+// A finite element is magnitude * 2^exponent, or its negative. `seen` is what a sum of this element alone has seen.
+struct Element {
+  uint64_t magnitude;
+  int exponent;
+  bool negative;
   uint32_t seen;
+
+  GPUREDUCE_HOST_DEVICE bool finite() const { return (seen & kNaN) == 0; }
+  GPUREDUCE_HOST_DEVICE bool zero() const { return magnitude == 0 && finite(); }
 };
 
-GPUREDUCE_HOST_DEVICE Addend addend_of(float x) {
-  const uint32_t bits = bit_cast<uint32_t>(x), exponent = bits >> 23 & 0xff, fraction = bits & 0x7fffff;
-  const bool negative = bits >> 31;
-  if (exponent == 0xff) return {0, 0, fraction ? kNaN : negative ? kMinusInfinity : kPlusInfinity};
-  const int64_t magnitude = exponent ? fraction | 1u << 23 : fraction;
-  return {negative ? -magnitude : magnitude, exponent ? static_cast<int>(exponent) - 1 : 0,
-          bits == 0x80000000u ? kMinusZero : kOther};
-}
-GPUREDUCE_HOST_DEVICE Addend addend_of(double x) {
-  const uint64_t bits = bit_cast<uint64_t>(x), exponent = bits >> 52 & 0x7ff, fraction = bits & ((1ull << 52) - 1);
-  const bool negative = bits >> 63;
-  if (exponent == 0x7ff) return {0, 0, fraction ? kNaN : negative ? kMinusInfinity : kPlusInfinity};
-  const int64_t magnitude = static_cast<int64_t>(exponent ? fraction | 1ull << 52 : fraction);
-  return {negative ? -magnitude : magnitude, exponent ? static_cast<int>(exponent) - 1 : 0,
-          bits == 1ull << 63 ? kMinusZero : kOther};
+// From the bits of a float, without the sign.
+template <int kFractionBits, int kLowest>
+GPUREDUCE_HOST_DEVICE Element float_element(uint64_t bits, bool negative) {
+  constexpr uint64_t kOne = uint64_t{1} << kFractionBits;  // of an exponent
+  constexpr int kInfinity = kFractionBits == 52 ? 0x7ff : 0xff;
+  const int exponent = static_cast<int>(bits >> kFractionBits);
+  const uint64_t fraction = bits & (kOne - 1);
+  if (exponent == kInfinity) return {0, 0, negative, fraction ? kNaN : negative ? kMinusInfinity : kPlusInfinity};
+  return {exponent ? fraction | kOne : fraction, kLowest + (exponent ? exponent - 1 : 0), negative,
+          bits == 0 && negative ? kMinusZero : kOther};
 }
 
-// Adds an element. nan_is_zero: NaN counts as +0.
-template <class Range, class T>
-GPUREDUCE_HOST_DEVICE void add(FixedPoint<Range>& sum, T x, bool negate = false, bool nan_is_zero = false) {
+// The element, or its negative. Integers are not negated.
+template <class T>
+GPUREDUCE_HOST_DEVICE Element element_of(T x, bool negate = false) {
   const auto v = value(x);
   using V = std::decay_t<decltype(v)>;
-  if constexpr (std::is_floating_point_v<V>) {
-    const Addend a = addend_of(negate ? -v : v);
-    sum.seen |= nan_is_zero && a.seen == kNaN ? kOther : a.seen;
-    if (a.mantissa) sum.add(a.mantissa, a.shift);
+  if constexpr (std::is_same_v<V, double>) {
+    const uint64_t bits = bit_cast<uint64_t>(v);
+    return float_element<52, -1074>(bits & ~(uint64_t{1} << 63), (bits >> 63 != 0) != negate);
+  } else if constexpr (std::is_same_v<V, float>) {
+    const uint32_t bits = bit_cast<uint32_t>(v);
+    return float_element<23, -149>(bits & ~(1u << 31), (bits >> 31 != 0) != negate);
   } else {
-    constexpr int kOne = -Range::kLowest;
-    sum.seen |= kOther;
-    if constexpr (std::is_same_v<V, uint64_t>) {
-      const int64_t low = static_cast<int64_t>(v & 0xffffffffu), high = static_cast<int64_t>(v >> 32);
-      sum.add(negate ? -low : low, kOne);
-      sum.add(negate ? -high : high, kOne + 32);
-    } else {  // the lowest int64 has no negative, so its halves are negated
-      const int64_t wide = static_cast<int64_t>(v), low = wide & 0xffffffff, high = wide >> 32;
-      sum.add(negate ? -low : low, kOne);
-      if (high) sum.add(negate ? -high : high, kOne + 32);
-    }
+    const bool negative = std::is_signed_v<V> && v < V{};
+    const uint64_t bits = static_cast<uint64_t>(v);
+    return {negative ? 0 - bits : bits, 0, negative, kOther};
   }
+}
+
+// Adds an element. The range may begin above the element's dtype if the element's bits below are 0.
+template <class Range>
+GPUREDUCE_HOST_DEVICE void add(FixedPoint<Range>& sum, Element x) {
+  sum.seen |= x.seen;
+  if (x.magnitude == 0) return;
+  const int shift = x.exponent - Range::kLowest;
+  sum.add(shift < 0 ? x.magnitude >> -shift : x.magnitude, shift < 0 ? 0 : shift, x.negative);
+}
+
+struct Bits128 { uint64_t high, low; };
+GPUREDUCE_HOST_DEVICE Bits128 multiplied(uint64_t a, uint64_t b) {
+#ifdef __CUDA_ARCH__
+  return {__umul64hi(a, b), a * b};
+#else
+  const auto product = static_cast<unsigned __int128>(a) * b;
+  return {static_cast<uint64_t>(product >> 64), static_cast<uint64_t>(product)};
+#endif
+}
+
+// Adds a product of two elements, whose zeros, infinities and NaNs are those of IEEE arithmetic.
+template <class Range>
+GPUREDUCE_HOST_DEVICE void add_product(FixedPoint<Range>& sum, const Element& a, const Element& b) {
+  const bool negative = a.negative != b.negative;
+  if (!a.finite() || !b.finite()) {
+    const bool nan = (a.seen & kNaN) == kNaN || (b.seen & kNaN) == kNaN || a.zero() || b.zero();
+    sum.seen |= nan ? kNaN : negative ? kMinusInfinity : kPlusInfinity;
+    return;
+  }
+  const Bits128 product = multiplied(a.magnitude, b.magnitude);
+  const int shift = a.exponent + b.exponent - Range::kLowest;
+  sum.seen |= negative && (a.zero() || b.zero()) ? kMinusZero : kOther;
+  if (product.low) sum.add(product.low, shift, negative);
+  if (product.high) sum.add(product.high, shift + 64, negative);
 }
 
 // --- the one rounding -----------------------------------------------------------------------------------------------------
 
-// The leading bits of a number: bits * 2^exponent, and a little more if `more`. The top bit of `bits` is set, or all are 0.
+GPUREDUCE_HOST_DEVICE int leading_zeros(uint64_t x) {
+#ifdef __CUDA_ARCH__
+  return __clzll(x);
+#else
+  return __builtin_clzll(x);
+#endif
+}
+
+// The magnitude (high * 2^64 + low) * 2^exponent, and a little more if `more`: less than 2^exponent.
+struct Magnitude {
+  uint64_t high, low;
+  int exponent;
+  bool more, negative;
+
+  // Moves the first bit that is 1 to the top, if there is one. Returns by how much.
+  GPUREDUCE_HOST_DEVICE int normalize() {
+    if ((high | low) == 0) return 0;
+    int moved = 0;
+    if (high == 0) {
+      high = low;
+      low = 0;
+      moved = 64;
+    }
+    const int zeros = leading_zeros(high);
+    if (zeros > 0) high = high << zeros | low >> (64 - zeros);
+    low <<= zeros;
+    exponent -= moved + zeros;
+    return moved + zeros;
+  }
+};
+
+// The leading 128 bits of a sum, normalized. `sum` is left carried, as a magnitude.
+template <class Range>
+GPUREDUCE_HOST_DEVICE Magnitude magnitude_of(FixedPoint<Range>& sum) {
+  constexpr int kDigits = Range::kDigits;
+  sum.carry();
+  Magnitude result{0, 0, 0, false, sum.digits[kDigits - 1] < 0};
+  if (result.negative) {
+    sum.negate();
+    sum.carry();
+  }
+  // The last digit may have more than 32 bits. Below the first digit there are zeros.
+  const auto word = [&](int i) -> uint64_t {
+    if (i == kDigits) return static_cast<uint64_t>(sum.digits[kDigits - 1]) >> 32;
+    return i >= 0 ? static_cast<uint64_t>(sum.digits[i]) & 0xffffffffu : 0;
+  };
+  int last = kDigits;
+  GPUREDUCE_DIGITS
+  while (last >= 0 && word(last) == 0) --last;
+  if (last < 0) return result;
+  result.high = word(last) << 32 | word(last - 1);
+  result.low = word(last - 2) << 32 | word(last - 3);
+  result.exponent = Range::kLowest + 32 * (last - 3);
+  const uint64_t next = word(last - 4) << result.normalize();
+  result.low |= next >> 32;
+  result.more = (next & 0xffffffffu) != 0;
+  GPUREDUCE_DIGITS
+  for (int i = last - 5; i >= 0; --i) result.more |= sum.digits[i] != 0;
+  return result;
+}
+
+// The leading bits of a result: bits * 2^exponent, and a little more if `more`. The top bit of `bits` is set, or all are 0.
 struct Leading {
   uint64_t bits;
   int exponent;
   bool more, negative;
 };
 
-GPUREDUCE_HOST_DEVICE int leading_zeros(uint32_t x) {
-#ifdef __CUDA_ARCH__
-  return __clz(x);
-#else
-  return __builtin_clz(x);
-#endif
+// Divides a normalized magnitude, by long division. If `more`, its leading 96 bits are known, or 128 for divisors from 2^32 on.
+// So a quotient has at least 64 bits.
+GPUREDUCE_HOST_DEVICE Leading quotient(const Magnitude& x, uint64_t divisor) {
+  Leading result{x.high, x.exponent + 64, x.more || x.low != 0, x.negative};
+  if (divisor == 1 || x.high == 0) return result;
+  if (divisor >> 32 == 0) {  // by digits of 32 bits
+    const uint64_t first = x.high / divisor;
+    const uint64_t rest = (x.high - first * divisor) << 32 | x.low >> 32, second = rest / divisor;
+    const int shift = leading_zeros(first);  // at most 32
+    result.bits = first << shift | second << shift >> 32;
+    result.exponent -= shift;
+    result.more =
+        x.more || static_cast<uint32_t>(second << shift) != 0 || second * divisor != rest || static_cast<uint32_t>(x.low) != 0;
+    return result;
+  }
+  Magnitude q{0, 0, x.exponent, x.more, x.negative};
+  uint64_t rest = 0;
+  GPUREDUCE_DIGITS
+  for (int bit = 127; bit >= 0; --bit) {
+    const bool over = rest >> 63;  // then it is at least the divisor once it is doubled
+    rest = rest << 1 | ((bit < 64 ? x.low >> bit : x.high >> (bit - 64)) & 1);
+    const bool fits = over || rest >= divisor;
+    if (fits) rest -= divisor;
+    q.high = q.high << 1 | q.low >> 63;
+    q.low = q.low << 1 | uint64_t{fits};
+  }
+  q.normalize();
+  return {q.high, q.exponent + 64, q.more || q.low != 0 || rest != 0, q.negative};
 }
 
-// The leading bits of sum / divisor, by long division, digit by digit. `sum` is left carried, as a magnitude.
-template <class Range>
-GPUREDUCE_HOST_DEVICE Leading leading(FixedPoint<Range>& sum, uint64_t divisor = 1) {
-  constexpr int kDigits = Range::kDigits;
-  sum.carry();
-  Leading result{0, 0, false, sum.digits[kDigits - 1] < 0};
-  if (result.negative) {
-    sum.negate();
-    sum.carry();
+// The square root of a normalized magnitude of 128 known bits. The root of an integer of 127 or 128 bits has 64 bits.
+GPUREDUCE_HOST_DEVICE Leading root(Magnitude x) {
+  if (x.high == 0) return {0, 0, false, x.negative};
+  if (x.exponent % 2 != 0) {
+    x.more |= x.low & 1;
+    x.low = x.low >> 1 | x.high << 63;
+    x.high >>= 1;
+    ++x.exponent;
   }
-  uint32_t found[3] = {0, 0, 0};
-  int count = 0;
-  uint64_t rest = 0;  // of the division
+  uint64_t bits = 0;
+  bool less = false;  // the square of `bits` is less than x
   GPUREDUCE_DIGITS
-  for (int i = kDigits; count < 3 || i >= 0; --i) {
-    // The last digit may have more than 32 bits. Below the first digit there are zeros.
-    const uint64_t digit = i == kDigits ? static_cast<uint64_t>(sum.digits[kDigits - 1]) >> 32
-                           : i >= 0     ? static_cast<uint64_t>(sum.digits[i]) & 0xffffffffu
-                                        : 0;
-    if (i < 0 && rest == 0) break;
-    uint32_t quotient;
-    if (divisor == 1 || (digit == 0 && rest == 0)) {
-      quotient = static_cast<uint32_t>(digit);
-    } else if (divisor >> 32 == 0) {
-      const uint64_t dividend = rest << 32 | digit;
-      quotient = static_cast<uint32_t>(dividend / divisor);
-      rest = dividend - quotient * divisor;
-    } else {
-      quotient = 0;
-      GPUREDUCE_DIGITS
-      for (int bit = 31; bit >= 0; --bit) {
-        const bool over = rest >> 63;  // then it is at least the divisor once it is doubled
-        rest = rest << 1 | (digit >> bit & 1);
-        const bool fits = over || rest >= divisor;
-        if (fits) rest -= divisor;
-        quotient = quotient << 1 | fits;
-      }
-    }
-    if (count == 0 && quotient == 0) continue;
-    if (count == 0) result.exponent = Range::kLowest + 32 * i;
-    if (count < 3) found[count++] = quotient;
-    else result.more |= quotient != 0;
+  for (int bit = 63; bit >= 0; --bit) {
+    const uint64_t more = bits | uint64_t{1} << bit;
+    const Bits128 square = multiplied(more, more);
+    if (square.high > x.high || (square.high == x.high && square.low > x.low)) continue;
+    bits = more;
+    less = square.high != x.high || square.low != x.low;
   }
-  if (count == 0) return result;
-  result.more |= rest != 0;
-  const int zeros = leading_zeros(found[0]);
-  result.bits = (uint64_t{found[0]} << 32 | found[1]) << zeros | (uint64_t{found[2]} << zeros >> 32);
-  result.exponent -= 32 + zeros;
-  result.more |= static_cast<uint32_t>(found[2] << zeros) != 0;
-  return result;
+  return {bits, x.exponent / 2, x.more || less, x.negative};
+}
+
+// The leading bits of a sum's result: its root, or its quotient.
+template <class Range>
+GPUREDUCE_HOST_DEVICE Leading leading(FixedPoint<Range>& sum, uint64_t divisor, bool takes_root) {
+  const Magnitude x = magnitude_of(sum);
+  return takes_root ? root(x) : quotient(x, divisor);
 }
 
 // A floating format: its bytes, the digits of its mantissa, the exponent of its smallest number, and the bits of infinity and

@@ -274,7 +274,7 @@ __device__ __forceinline__ void store_integer(const ExactResult& result, int64_t
     exact::write_seen<Range>(to, seen);
     return;
   }
-  Magnitude x{0, 0, bit + Range::kLowest, false, n < 0};
+  exact::Magnitude x{0, 0, bit + Range::kLowest, false, n < 0};
   if constexpr (sizeof(Integer) == 8) {
     x.low = n < 0 ? 0 - static_cast<uint64_t>(n) : static_cast<uint64_t>(n);
   } else {
@@ -598,22 +598,17 @@ struct ExactAny {
 };
 constexpr int kAnyThreads = 128;
 
-// Adds element `index` of any dtype. There is one addition of floats and one of integers.
-template <class Range>
-__device__ __noinline__ void add_any(exact::FixedPoint<Range>& sum, const void* data, int64_t index, DType dtype,
-                                     ExactSigns signs) {
-  std::conditional_t<std::is_same_v<Range, exact::WideRange>, double, float> number = 0;
+// Element `index` of any dtype, or its negative.
+inline __device__ __noinline__ exact::Element element_any(const void* data, int64_t index, DType dtype, bool negate) {
+  double number = 0;
   int64_t whole = 0;
   bool integer = false;
   const auto take = [&](auto x) {
     if constexpr (!IsComplex<decltype(x)>::value) {
       const auto v = value(x);
-      if constexpr (std::is_integral_v<decltype(value(x))>) {
-        whole = static_cast<int64_t>(v);
-        integer = true;
-      } else if constexpr (sizeof(v) <= sizeof(number)) {
-        number = v;
-      }
+      integer = std::is_integral_v<decltype(value(x))>;
+      if constexpr (std::is_integral_v<decltype(value(x))>) whole = static_cast<int64_t>(v);
+      else number = v;
     }
   };
   switch (dtype) {
@@ -622,9 +617,8 @@ __device__ __noinline__ void add_any(exact::FixedPoint<Range>& sum, const void* 
     GPUREDUCE_DTYPES(GPUREDUCE_CASE)
 #undef GPUREDUCE_CASE
   }
-  if (!integer) return exact::add(sum, number, signs.negate, signs.nan_is_zero);
-  exact::add(sum, whole, signs.negate);
-  if (dtype == DType::UInt64 && whole < 0) sum.add(signs.negate ? -1 : 1, 64 - Range::kLowest);  // it stood for 2^64 more
+  if (!integer) return exact::element_of(number, negate);
+  return dtype == DType::UInt64 ? exact::element_of(static_cast<uint64_t>(whole)) : exact::element_of(whole);
 }
 
 // 1 << log_lanes threads take a part of an output, element by element in turn, each with a number of its own.
@@ -644,7 +638,9 @@ __global__ void __launch_bounds__(kAnyThreads) exact_any(const __grid_constant__
     const int64_t end = min(a.length, (part + 1) * a.part_length);
     uint32_t adds = 0;
     for (int64_t i = part * a.part_length + lane; i < end; i += lanes) {
-      add_any(sum, a.input.data, place.in + a.reduced.at(i).in, a.dtype, a.input.signs);
+      exact::Element x = element_any(a.input.data, place.in + a.reduced.at(i).in, a.dtype, a.input.signs.negate);
+      if (a.input.signs.nan_is_zero && (x.seen & exact::kNaN) == exact::kNaN) x.seen = exact::kOther;
+      exact::add(sum, x);
       if (++adds >> 28) {
         sum.carry();
         adds = 0;

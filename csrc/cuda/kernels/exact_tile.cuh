@@ -246,6 +246,7 @@ struct ExactResult {
   int8_t shift;  // the divisor is 1 << shift, or shift is -1
   DType dtype;
   bool states;
+  bool root;  // the square root is stored; only exact_round() takes it
 };
 template <class Range>
 constexpr int kExactWords = Range::kDigits + 1;
@@ -275,51 +276,22 @@ __device__ __forceinline__ void store_rounded(const ExactResult& result, int64_t
   }
 }
 
-// The magnitude (high * 2^64 + low) * 2^exponent, and a little more if `more`: then it has at least 96 bits.
-struct Magnitude {
-  uint64_t high, low;
-  int exponent;
-  bool more, negative;
-};
-
-// Divides, by less than 2^32 or by a power of two, rounds and stores.
-inline __device__ __noinline__ void store_magnitude(const ExactResult& result, int64_t index, Magnitude x, uint32_t seen) {
-  exact::Leading leading{0, 0, false, x.negative};
-  if ((x.high | x.low) != 0) {
-    if (x.high == 0) {
-      x.high = x.low;
-      x.low = 0;
-      x.exponent -= 64;
-    }
-    const int zeros = __clzll(x.high);
-    if (zeros > 0) x.high = x.high << zeros | x.low >> (64 - zeros);
-    x.low <<= zeros;
-    leading.exponent = x.exponent + 64 - zeros;
-    if (result.shift >= 0) {
-      leading.bits = x.high;
-      leading.exponent -= result.shift;
-      leading.more = x.more || x.low != 0;
-    } else {  // a quotient of 64 bits or more, by long division of the leading 96
-      const uint64_t divisor = result.divisor, first = x.high / divisor;
-      const uint64_t rest = (x.high - first * divisor) << 32 | x.low >> 32, second = rest / divisor;
-      const int shift = __clzll(first);  // at most 32
-      leading.bits = first << shift | second << shift >> 32;
-      leading.exponent -= shift;
-      leading.more = x.more || static_cast<uint32_t>(second << shift) != 0 || second * divisor != rest ||
-                     static_cast<uint32_t>(x.low) != 0;
-    }
-  }
-  store_rounded(result, index, leading, seen);
+// Divides, by less than 2^32 or by a power of two, rounds and stores. At least 96 of the magnitude's bits are known.
+inline __device__ __noinline__ void store_magnitude(const ExactResult& result, int64_t index, exact::Magnitude x,
+                                                    uint32_t seen) {
+  x.normalize();
+  if (result.shift >= 0) x.exponent -= result.shift;
+  store_rounded(result, index, exact::quotient(x, result.shift >= 0 ? 1 : result.divisor), seen);
 }
 
-// Writes a result or a state of a thread's number, whatever the divisor.
+// Writes a result or a state of a thread's number, whatever the divisor. Roots, too.
 template <class Range>
 __device__ __noinline__ void store_exact(exact::FixedPoint<Range>& sum, const ExactResult& result, int64_t index) {
   if (result.states) {
     sum.carry();
     exact::write_state(static_cast<int64_t*>(result.output) + index * exact::kStateSize<Range>, sum);
   } else {
-    store_rounded(result, index, exact::leading(sum, result.divisor), sum.seen);
+    store_rounded(result, index, exact::leading(sum, result.divisor, result.root), sum.seen);
   }
 }
 
