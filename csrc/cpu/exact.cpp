@@ -352,7 +352,7 @@ Result reader_of(DType dtype) {
 template <class Range>
 class ProductAdder {
  public:
-  ProductAdder(const CpuProblem (&inputs)[2], int64_t width)
+  ProductAdder(const CpuProblem* inputs, int64_t width)
       : inputs_(inputs), read_{reader_of(inputs[0].in), reader_of(inputs[1].in)}, numbers_(new FixedPoint<Range>[width]) {}
 
   void run(int64_t row, int64_t column, int64_t width, int64_t begin, int64_t end) {
@@ -374,7 +374,7 @@ class ProductAdder {
   FixedPoint<Range>* numbers() { return numbers_.get(); }
 
  private:
-  const CpuProblem (&inputs_)[2];
+  const CpuProblem* const inputs_;
   const Read read_[2];
   const std::unique_ptr<FixedPoint<Range>[]> numbers_;
 };
@@ -465,29 +465,19 @@ void run_elements(const ExactSum& sum) {
              [&](int64_t width) { return Adder<T, Range>(p, side, width); });
 }
 
-// The larger input is the first one, whose memory decides how tasks are cut.
+// The products of two inputs. The first one's memory decides how tasks are cut.
 template <class Range>
-void run_products(ExactSum sum) {
-  if (sum.addends == ExactAddends::squares) {
-    for (KeptDim& d : sum.problem.kept) d.second = d.stride;
-    for (ReducedDim& d : sum.problem.reduced) d.second = d.stride;
-    sum.second = sum.input;
-    sum.second_dtype = sum.in;
-    sum.second_negate = sum.negate;
-  } else if (sum.problem.second_larger) {
-    sum.problem.swap_inputs();
-    std::swap(sum.input, sum.second);
-    std::swap(sum.in, sum.second_dtype);
-    std::swap(sum.negate, sum.second_negate);
-  }
-  CpuProblem p = problem_of(sum);
-  const Side side = set_side(p);
-  CpuProblem inputs[2] = {p, places_of_second(p)};
+void run_products(const ExactSum& sum) {
+  const std::unique_ptr<CpuProblem[]> inputs(new CpuProblem[2]);  // not on the stack, which may be small
+  inputs[0] = problem_of(sum);
+  const Side side = set_side(inputs[0]);
+  inputs[1] = inputs[0];
+  inputs[1].swap_places();
   inputs[1].input = sum.second;
   inputs[1].in = sum.second_dtype;
   inputs[1].negate = sum.second_negate;
-  run<Range>(sum, p, side == Side::rows ? kRows : kWidthBytes / static_cast<int64_t>(sizeof(double)),
-             [&](int64_t width) { return ProductAdder<Range>(inputs, width); });
+  run<Range>(sum, inputs[0], side == Side::rows ? kRows : kWidthBytes / static_cast<int64_t>(sizeof(double)),
+             [&](int64_t width) { return ProductAdder<Range>(inputs.get(), width); });
 }
 
 template <class Range>
@@ -507,8 +497,7 @@ void round_states(const ExactRounding& r) {
 
 void run_exact(const ExactSum& sum) {
   if (sum.addends != ExactAddends::elements) {
-    if (sum.range() == ExactRange::wide) run_products<exact::WideRange>(sum);
-    else run_products<exact::ProductRange>(sum);
+    with_range(sum.range(), [&](auto range) { run_products<decltype(range)>(sum.ordered()); });
   } else if (sum.in == DType::Double) {
     run_elements<double, exact::WideRange>(sum);
   } else if (info(sum.in).kind == Kind::integer) {
@@ -519,11 +508,7 @@ void run_exact(const ExactSum& sum) {
 }
 
 void round_exact(const ExactRounding& r) {
-  switch (r.range) {
-    case ExactRange::narrow: return round_states<exact::NarrowRange>(r);
-    case ExactRange::wide: return round_states<exact::WideRange>(r);
-    case ExactRange::products: return round_states<exact::ProductRange>(r);
-  }
+  with_range(r.range, [&](auto range) { round_states<decltype(range)>(r); });
 }
 
 }  // namespace gpureduce::cpu

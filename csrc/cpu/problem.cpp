@@ -78,14 +78,10 @@ CpuProblem make_cpu_problem(const Reduction& r) {
   return p;
 }
 
-CpuProblem places_of_second(CpuProblem p) {
-  const auto swap = [](Dims& dims) {
-    for (int i = 0; i < dims.rank; ++i) std::swap(dims.dims[i].stride, dims.dims[i].second);
-  };
-  swap(p.reduced);
-  swap(p.rows);
-  std::swap(p.column_stride, p.column_second);
-  return p;
+void CpuProblem::swap_places() {
+  for (Dims* dims : {&reduced, &rows})
+    for (int i = 0; i < dims->rank; ++i) std::swap(dims->dims[i].stride, dims->dims[i].second);
+  std::swap(column_stride, column_second);
 }
 
 }  // namespace gpureduce::cpu

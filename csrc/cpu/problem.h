@@ -75,6 +75,7 @@ struct CpuProblem {
   Dims results;        // of the outputs, row by row
 
   int64_t outputs() const { return row_count * columns; }
+  void swap_places();  // the second input's strides become the first one's
   // Integer sums and products modulo 2^64, and maxima, have the same bits in any order.
   bool is_order_free() const {
     switch (accumulator) {
@@ -94,8 +95,5 @@ struct CpuProblem {
 };
 
 CpuProblem make_cpu_problem(const Reduction& r);
-
-// The same problem, with the places of the second input.
-CpuProblem places_of_second(CpuProblem problem);
 
 }  // namespace gpureduce::cpu

@@ -16,9 +16,19 @@ constexpr int kLeastTiles = 2;  // of a warp, or of a column's thread, where out
 
 using Kernel = ExactPlan::Kernel;
 
-bool has_kernels(DType t) { return t == DType::Float || t == DType::BFloat16 || t == DType::Half || t == DType::Double; }
-bool is_wide(DType t) { return t == DType::Double; }
-int words_of(DType t) { return is_wide(t) ? kExactWords<exact::WideRange> : kExactWords<exact::NarrowRange>; }
+// What kernels of rows and of columns add: elements, or products of two narrow ones, as doubles.
+bool has_products(const ExactSum& sum) { return sum.addends != ExactAddends::elements; }
+bool is_narrow(DType t) { return t == DType::Float || t == DType::BFloat16 || t == DType::Half; }
+bool has_kernels(const ExactSum& sum) {
+  if (has_products(sum)) return is_narrow(sum.in) && is_narrow(sum.second_dtype);
+  return is_narrow(sum.in) || sum.in == DType::Double;
+}
+bool is_wide(const ExactSum& sum) { return has_products(sum) || sum.in == DType::Double; }
+int64_t size_of(const ExactSum& sum) { return is_wide(sum) ? sizeof(double) : info(sum.in).size; }
+
+int words_of(ExactRange range) {
+  return with_range(range, [](auto r) { return kExactWords<decltype(r)>; });
+}
 
 int log2_of_wanted(int64_t wanted, int most) { return std::min(log2_up(wanted), most); }
 
@@ -29,31 +39,40 @@ int64_t part_of(int64_t length, int64_t wanted, int64_t least) {
 
 int shift_of(uint64_t divisor) { return divisor & (divisor - 1) ? -1 : log2_up(divisor); }
 
-// True if only exact_round() divides by this.
-bool has_long_division(const ExactSum& sum) { return !sum.states && shift_of(sum.divisor) < 0 && sum.divisor >> 32; }
+// True if only exact_round() makes this result.
+bool is_rounded_last(const ExactSum& sum) {
+  return !sum.states && (sum.root || (shift_of(sum.divisor) < 0 && sum.divisor >> 32));
+}
 
 // True if the strides of all dims, or of all but the last, are multiples of `elements`.
 template <class List>
 bool are_multiples(const List& dims, int64_t elements, bool but_last) {
   for (size_t i = 0; i + but_last < dims.size(); ++i)
-    if (dims[i].stride % elements != 0) return false;
+    if (dims[i].stride % elements != 0 || dims[i].second % elements != 0) return false;
   return true;
+}
+
+// True if the inputs begin at whole vectors.
+bool begin_aligned(const ExactSum& sum, int64_t vector) {
+  const auto fits = [&](const void* data, DType t) { return reinterpret_cast<uintptr_t>(data) % (vector * info(t).size) == 0; };
+  return fits(sum.input, sum.in) && (!has_products(sum) || fits(sum.second, sum.second_dtype));
 }
 
 // Rows: the last reduced dim is a run of neighbours. Short ones are outputs of their own, or several are in a tile.
 ExactPlan rows_plan(const ExactSum& sum, const Device& device) {
   const Problem& p = sum.problem;
-  const bool wide = is_wide(sum.in);
-  const int64_t vector = kGranule / info(sum.in).size, tile = kWarp * kRowLoads * vector, length = p.reduced.back().size;
+  const bool wide = is_wide(sum);
+  const int64_t vector = kGranule / size_of(sum), tile = kWarp * kRowLoads * vector, length = p.reduced.back().size;
   ExactPlan plan{Kernel::rows};
-  plan.aligned = reinterpret_cast<uintptr_t>(sum.input) % kGranule == 0 && are_multiples(p.kept, vector, false) &&
+  plan.repeats = has_products(sum) && p.reduced.back().second == 0;
+  plan.aligned = !plan.repeats && begin_aligned(sum, vector) && are_multiples(p.kept, vector, false) &&
                  are_multiples(p.reduced, vector, true);
   plan.runs = {p.length / length, length, 0, 0, plan.aligned && length % vector == 0};
   if (length <= tile) {
     const int log_vectors = log2_up(ceil_div(length, vector));
     plan.runs.log_lanes = static_cast<int8_t>(log_vectors <= 6 ? std::min(log_vectors, 3) : log_vectors - 3);
     plan.runs.log_steps = static_cast<int8_t>(log_vectors - plan.runs.log_lanes);
-    if (p.length == length && !has_long_division(sum)) {
+    if (p.length == length && !is_rounded_last(sum)) {
       plan.kernel = Kernel::short_rows;
       plan.runs.count = p.outputs;
       return plan;
@@ -62,7 +81,7 @@ ExactPlan rows_plan(const ExactSum& sum, const Device& device) {
   if (length <= tile / 2) {
     plan.tiles = ceil_div(plan.runs.count, (kRowLoads >> plan.runs.log_steps) * plan.runs.side());
   } else {
-    plan.tiles_of_run = ceil_div(length + (plan.aligned ? 0 : vector - 1), tile);
+    plan.tiles_of_run = ceil_div(length + (plan.aligned || has_products(sum) ? 0 : vector - 1), tile);
     plan.tiles = plan.tiles_of_run * plan.runs.count;
   }
   const int most = wide ? 1 : 2;
@@ -75,12 +94,13 @@ ExactPlan rows_plan(const ExactSum& sum, const Device& device) {
 
 ExactPlan columns_plan(const ExactSum& sum, const Device& device) {
   const Problem& p = sum.problem;
-  const bool wide = is_wide(sum.in);
-  const int64_t size = info(sum.in).size, vector = wide ? kColumnVector<double> : kColumnVector<float>;
+  const bool wide = is_wide(sum);
+  const int64_t size = size_of(sum), vector = wide ? kColumnVector<double> : kColumnVector<float>;
   const int64_t loads = 128 / (vector * size), width = p.kept.back().size;
   ExactPlan plan{Kernel::columns};
-  plan.aligned = width % vector == 0 && reinterpret_cast<uintptr_t>(sum.input) % (vector * size) == 0 &&
-                 are_multiples(p.kept, vector, true) && are_multiples(p.reduced, vector, false);
+  plan.repeats = has_products(sum) && p.kept.back().second == 0;
+  plan.aligned = width % vector == 0 && begin_aligned(sum, vector) && are_multiples(p.kept, vector, true) &&
+                 are_multiples(p.reduced, vector, false);
   plan.log_width = log2_of_wanted(ceil_div(width, vector), 5);
   plan.tiles = ceil_div(width, vector << plan.log_width);
   const int height = (wide ? kColumnThreads<double> : kColumnThreads<float>) >> plan.log_width;
@@ -102,14 +122,20 @@ ExactPlan any_plan(const ExactSum& sum, const Device& device) {
   return plan;
 }
 
+// True if one stride walks neighbours of both inputs; the second one may have the same element for all of them.
+template <class Dim>
+bool is_run(const ExactSum& sum, const Dim& dim) {
+  return dim.stride == 1 && (!has_products(sum) || dim.second == 1 || dim.second == 0);
+}
+
+// `sum` is ordered().
 ExactPlan plan_of(const ExactSum& sum, const Device& device) {
   const Problem& p = sum.problem;
   const bool columns = has_columns(p);
   const bool fits = p.outputs < int64_t{1} << 31;  // grids
-  if (fits && device.native && has_kernels(sum.in) && fits_fast_nest(p.kept, p.outputs) &&
-      fits_fast_nest(p.reduced, p.length)) {
-    if (!columns && !p.reduced.empty() && p.reduced.back().stride == 1) return rows_plan(sum, device);
-    if (columns && p.kept.back().stride == 1) {
+  if (fits && device.native && has_kernels(sum) && fits_fast_nest(p.kept, p.outputs) && fits_fast_nest(p.reduced, p.length)) {
+    if (!columns && !p.reduced.empty() && is_run(sum, p.reduced.back())) return rows_plan(sum, device);
+    if (columns && is_run(sum, p.kept.back())) {
       const ExactPlan plan = columns_plan(sum, device);
       if (plan.tiles * plan.parts <= kMaxGrid && p.outputs / p.kept.back().size <= kMaxGridDepth * kMaxGridDepth) return plan;
     }
@@ -119,36 +145,38 @@ ExactPlan plan_of(const ExactSum& sum, const Device& device) {
 
 Grid line(int64_t blocks) { return {static_cast<uint32_t>(blocks)}; }
 
-cudaError_t start(const ExactSum& sum, const ExactPlan& plan, const ExactResult& result, const ExactInput& input, Queue queue) {
-  if (plan.kernel != Kernel::any) return start_exact(sum, plan, result, input, queue);
+cudaError_t start(const ExactSum& sum, const ExactPlan& plan, const ExactResult& result, bool streams, Queue queue) {
+  if (plan.kernel != Kernel::any) return start_exact(sum, plan, result, streams, queue);
   const Problem& p = sum.problem;
-  const ExactAny args{input,
-                      sum.in,
+  const ExactAny args{{{sum.input, sum.in, sum.negate}, {sum.second, sum.second_dtype, sum.second_negate}},
+                      has_products(sum),
+                      sum.nan_is_zero,
                       static_cast<int8_t>(plan.log_lanes),
                       p.length,
                       plan.parts,
                       plan.part_size,
                       result,
-                      kept_nest<kMaxRank>(p),
-                      reduced_nest<kMaxRank>(p)};
-  const auto kernel = is_wide(sum.in) ? exact_any<exact::WideRange> : exact_any<exact::NarrowRange>;
-  return start_kernel(queue, line(ceil_div((p.outputs * plan.parts) << plan.log_lanes, kAnyThreads)), kAnyThreads, 0, kernel,
-                      args);
+                      kept_nest<kMaxRank, Both>(p),
+                      reduced_nest<kMaxRank, Both>(p)};
+  const Grid grid = line(ceil_div((p.outputs * plan.parts) << plan.log_lanes, kAnyThreads));
+  return with_range(sum.range(),
+                    [&](auto range) { return start_kernel(queue, grid, kAnyThreads, 0, exact_any<decltype(range)>, args); });
 }
 
 template <class Range>
 cudaError_t join_parts(int64_t parts, const ExactResult& result, const Dims& kept, Queue queue) {
-  constexpr int kThreads = kJoinSlots<Range> * kExactWords<Range>, kLogSlots = kJoinSlots<Range> == 32 ? 5 : 3;
+  constexpr int kThreads = kJoinSlots<Range> * kExactWords<Range>, kLogSlots = kLogJoinSlots<Range>;
   const int log_members = log2_of_wanted(ceil_div(parts, 8), kLogSlots);  // a thread adds about eight parts
   const ExactJoin args{result.partials, parts, kLogSlots - log_members, result, kept};
   return start_kernel(queue, line(ceil_div(result.outputs, int64_t{1} << args.log_outputs)), kThreads, 0, exact_join<Range>,
                       args);
 }
 
-cudaError_t round(bool wide, const int64_t* states, const ExactResult& result, const Nest<kMaxRank>& kept, Queue queue) {
-  const auto kernel = wide ? exact_round<exact::WideRange> : exact_round<exact::NarrowRange>;
-  return start_kernel(queue, line(ceil_div(result.outputs, kAnyThreads)), kAnyThreads, 0, kernel,
-                      ExactRound{states, result, kept});
+cudaError_t round(ExactRange range, const int64_t* states, const ExactResult& result, const Nest<kMaxRank>& kept, Queue queue) {
+  return with_range(range, [&](auto r) {
+    return start_kernel(queue, line(ceil_div(result.outputs, kAnyThreads)), kAnyThreads, 0, exact_round<decltype(r)>,
+                        ExactRound{states, result, kept});
+  });
 }
 
 // The outputs one after the other.
@@ -160,56 +188,58 @@ Nest<kRank> line_of(int64_t outputs) {
   return nest;
 }
 
-ExactResult result_of(void* output, DType dtype, bool states, uint64_t divisor, int64_t outputs) {
-  return {output, nullptr, outputs, divisor, static_cast<int8_t>(shift_of(divisor)), dtype, states, false};
+ExactResult result_of(void* output, DType dtype, bool states, uint64_t divisor, bool root, int64_t outputs) {
+  return {output, nullptr, outputs, divisor, static_cast<int8_t>(shift_of(divisor)), dtype, states, root};
 }
 
-// What a call puts into its workspace: the parts' sums, then states, if the second kernel cannot divide.
+// What a call puts into its workspace: the parts' sums, then states, if the kernel that joins them cannot make the results.
 struct Workspace {
   int64_t partials, states;  // int64s
 
   Workspace(const ExactSum& sum, const ExactPlan& plan) {
-    const bool divides = plan.kernel != Kernel::any && has_long_division(sum), joined = plan.parts > 1 || divides;
-    partials = joined ? sum.problem.outputs * plan.parts * words_of(sum.in) : 0;
-    states = joined && has_long_division(sum) ? sum.problem.outputs * (words_of(sum.in) + 1) : 0;
+    const bool last = is_rounded_last(sum), joined = plan.parts > 1 || (plan.kernel != Kernel::any && last);
+    const int64_t words = words_of(sum.range());
+    partials = joined ? sum.problem.outputs * plan.parts * words : 0;
+    states = joined && last ? sum.problem.outputs * (words + 1) : 0;
   }
 };
 
 }  // namespace
 
-int64_t exact_workspace(const ExactSum& sum, const Device& device) {
+int64_t exact_workspace(const ExactSum& given, const Device& device) {
+  const ExactSum sum = given.ordered();
   const Workspace workspace(sum, plan_of(sum, device));
   return (workspace.partials + workspace.states) * static_cast<int64_t>(sizeof(int64_t));
 }
 
-cudaError_t run_exact(const ExactSum& sum, void* workspace, const Device& device, cudaStream_t stream) {
+cudaError_t run_exact(const ExactSum& given, void* workspace, const Device& device, cudaStream_t stream) {
+  const ExactSum sum = given.ordered();
   const Problem& p = sum.problem;
   const ExactPlan plan = plan_of(sum, device);
   const Workspace room(sum, plan);
   const Queue queue{stream, device.early};
-  const bool streams = p.outputs * p.length * info(sum.in).size > device.l2_bytes / 4, wide = is_wide(sum.in);
-  const ExactInput input{sum.input, l2_policy(streams), {sum.negate, sum.nan_is_zero}};
-  const ExactResult final = result_of(sum.output, sum.out, sum.states, sum.divisor, p.outputs);
+  const bool streams = p.outputs * p.length * info(sum.in).size > device.l2_bytes / 4;
+  const ExactResult final = result_of(sum.output, sum.out, sum.states, sum.divisor, sum.root, p.outputs);
   ExactResult result = final;
   if (room.partials > 0) result.partials = static_cast<int64_t*>(workspace);
-  if (cudaError_t error = start(sum, plan, result, input, queue)) return error;
+  if (cudaError_t error = start(sum, plan, result, streams, queue)) return error;
   if (room.partials == 0) return cudaSuccess;
   int64_t* const states = result.partials + room.partials;
   Dims kept = line_of<kFastRank>(p.outputs);
   if (room.states > 0) {
-    result = result_of(states, sum.out, true, 1, p.outputs);
+    result = result_of(states, sum.out, true, 1, false, p.outputs);
     result.partials = static_cast<int64_t*>(workspace);
   } else {
     kept = kept_nest<kFastRank>(p);
   }
-  const auto join = wide ? join_parts<exact::WideRange> : join_parts<exact::NarrowRange>;
-  if (cudaError_t error = join(plan.parts, result, kept, queue.next())) return error;
-  return room.states > 0 ? round(wide, states, final, kept_nest<kMaxRank>(p), queue.next()) : cudaSuccess;
+  const auto join = [&](auto range) { return join_parts<decltype(range)>(plan.parts, result, kept, queue.next()); };
+  if (cudaError_t error = with_range(sum.range(), join)) return error;
+  return room.states > 0 ? round(sum.range(), states, final, kept_nest<kMaxRank>(p), queue.next()) : cudaSuccess;
 }
 
 cudaError_t round_exact(const ExactRounding& r, cudaStream_t stream) {
-  return round(r.range == ExactRange::wide, r.states, result_of(r.output, r.out, false, r.divisor, r.count),
-               line_of<kMaxRank>(r.count), {stream, false});
+  return round(r.range, r.states, result_of(r.output, r.out, false, r.divisor, r.root, r.count), line_of<kMaxRank>(r.count),
+               {stream, false});
 }
 
 }  // namespace gpureduce::cuda

@@ -1,6 +1,9 @@
 // Exact sums, as backends see them. Pure C++: no torch, no CUDA.
 #pragma once
 
+#include <utility>
+
+#include "../numeric/exact.h"
 #include "geometry.h"
 
 namespace gpureduce {
@@ -16,6 +19,16 @@ constexpr ExactRange exact_range(ExactAddends addends, DType in, DType second) {
   if (addends == ExactAddends::elements) return in == DType::Double ? ExactRange::wide : ExactRange::narrow;
   const bool has_double = in == DType::Double || (addends == ExactAddends::products && second == DType::Double);
   return has_double ? ExactRange::products : ExactRange::wide;
+}
+
+// Calls `f` with a range of numeric/exact.h.
+template <class F>
+auto with_range(ExactRange range, F f) {
+  switch (range) {
+    case ExactRange::narrow: return f(exact::NarrowRange{});
+    case ExactRange::wide: return f(exact::WideRange{});
+    default: return f(exact::ProductRange{});
+  }
 }
 
 // The exact sum of each output's addends. The results are the nearest numbers of `out` to sum / divisor, or to its square root,
@@ -36,6 +49,24 @@ struct ExactSum {
   bool root;  // the square root is rounded, once; not of states; the divisor is 1
 
   ExactRange range() const { return exact_range(addends, in, second_dtype); }
+
+  // The same sum as backends take it: the second input of squares is the input, and that of products is not the larger one.
+  ExactSum ordered() const {
+    ExactSum sum = *this;
+    if (addends == ExactAddends::squares) {
+      for (KeptDim& d : sum.problem.kept) d.second = d.stride;
+      for (ReducedDim& d : sum.problem.reduced) d.second = d.stride;
+      sum.second = input;
+      sum.second_dtype = in;
+      sum.second_negate = negate;
+    } else if (problem.second_larger) {
+      sum.problem.swap_inputs();
+      std::swap(sum.input, sum.second);
+      std::swap(sum.in, sum.second_dtype);
+      std::swap(sum.negate, sum.second_negate);
+    }
+    return sum;
+  }
 };
 
 // The rounding of `count` states that lie one after the other.

@@ -31,6 +31,7 @@ class DimList {
   }
 
   void push_back(const Dim& dim) { dims_[size_++] = dim; }
+  void pop_back() { --size_; }
   size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
   bool full() const { return size_ == kMaxRank; }

@@ -8,43 +8,21 @@
 // and rounds.
 #pragma once
 
-#include "../../problem/nest.h"
 #include "../early.cuh"
-#include "exact_tile.cuh"
+#include "exact_source.cuh"
 
 namespace gpureduce::cuda {
 
-struct ExactInput {
-  const void* data;
-  uint64_t policy;
-  ExactSigns signs;
-};
-
-// The words of a vector of elements that add nothing, not even a sign: -0, before a negation.
-template <class T>
-struct Nothing {
-  uint32_t words[2];
-  __device__ __forceinline__ explicit Nothing(bool negate)
-      : words{negate || sizeof(T) == 8 ? 0 : Exponents<T>::kTop, negate ? 0 : Exponents<T>::kTop} {}
-  template <int V>
-  __device__ __forceinline__ typename Vector<T, V>::Bits bits() const {
-    return filled<typename Vector<T, V>::Bits>(words);
-  }
-  // Not 0 if x has another element.
-  template <int V>
-  __device__ __forceinline__ uint32_t differs(const Vector<T, V>& x) const {
-    if constexpr (V * sizeof(T) < 4) return x.bits ^ bits<V>();
-    uint32_t other = 0;
-#pragma unroll
-    for (int w = 0; w < static_cast<int>(V * sizeof(T) / 4); ++w) other |= x.word(w) ^ words[sizeof(T) == 8 ? w % 2 : 0];
-    return other;
-  }
-};
-
 // The place of an index in dims. Two dims and more are one piece of code.
-using Dims = Nest<kFastRank>;
-inline __device__ __noinline__ Offsets far_place(const Dims& dims, int64_t index) { return dims.at(index); }
-__device__ __forceinline__ Offsets place_of(const Dims& dims, int64_t index) {
+template <class Place>
+using DimsOf = Nest<kFastRank, Place>;
+using Dims = DimsOf<int64_t>;
+template <class Place>
+__device__ __noinline__ Spot<Place> far_place(const DimsOf<Place>& dims, int64_t index) {
+  return dims.at(index);
+}
+template <class Place>
+__device__ __forceinline__ Spot<Place> place_of(const DimsOf<Place>& dims, int64_t index) {
   if (dims.rank == 0) return {};
   if (dims.rank == 1) return {dims.dims[0].in * index, dims.dims[0].out * index};
   return far_place(dims, index);
@@ -61,34 +39,39 @@ struct ShortRuns {
   __host__ __device__ int side() const { return kWarp >> log_lanes; }  // runs of a warp side by side
 };
 
-template <bool kVectors, int K, int V, class T>
-__device__ __forceinline__ void load_runs(Vector<T, V> (&x)[K], const ExactInput& input, const ShortRuns& runs,
-                                          const Dims& dims, int64_t first, int lane, Nothing<T> nothing) {
+template <bool kVectors, int K, int V, class T, class Source, class Place>
+__device__ __forceinline__ void load_runs(Vector<T, V> (&x)[K], const Source& source, Place start, const ShortRuns& runs,
+                                          const DimsOf<Place>& dims, int64_t first, int lane, const Nothing<T>& nothing) {
   const int lanes = 1 << runs.log_lanes, steps = 1 << runs.log_steps, inner = lane & (lanes - 1), side = runs.side();
-  const T* const data = static_cast<const T*>(input.data);
   const int length = static_cast<int>(runs.length);
-  const int64_t run = first + (lane >> runs.log_lanes), pitch = dims.rank == 1 ? dims.dims[0].in : 0;
-  int64_t places[K];  // of runs in several dims
+  const int64_t run = first + (lane >> runs.log_lanes);
+  const Place pitch = dims.rank == 1 ? dims.dims[0].in : Place{};
+  Place places[K];  // of runs in several dims
   if (dims.rank > 1) {
 #pragma unroll 1
     for (int i = 0; i < K >> runs.log_steps; ++i)
-      places[i] = run + i * side < runs.count ? far_place(dims, run + i * side).in : 0;
+      places[i] = run + i * side < runs.count ? far_place(dims, run + i * side).in : Place{};
   }
+  typename Source::template Loaded<V> loaded[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     const int step = k & (steps - 1), i = k >> runs.log_steps;
     const int left = run + i * side < runs.count ? length : 0;
-    const T* const p = data + (dims.rank > 1 ? places[i] : left > 0 ? (run + i * side) * pitch : 0);
+    const Place place = start + (dims.rank > 1 ? places[i] : left > 0 ? pitch * (run + i * side) : Place{});
     if constexpr (kVectors) {
       const int e = (step * lanes + inner) * V;
-      x[k] = load_vector_if<T, V>(e < left, p + e, input.policy, nothing.template bits<V>());
+      loaded[k] = source.template load_if<V>(e < left, source.along(place, e), nothing);
     } else {
 #pragma unroll
       for (int j = 0; j < V; ++j) {
         const int e = (step * V + j) * lanes + inner;
-        x[k].set(j, load_vector_if<T, 1>(e < left, p + e, input.policy, nothing.template bits<1>())[0]);
+        x[k].set(j, source.elements(source.template load_if<1>(e < left, source.along(place, e), nothing))[0]);
       }
     }
+  }
+  if constexpr (kVectors) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) x[k] = source.elements(loaded[k]);
   }
 }
 
@@ -111,20 +94,22 @@ constexpr int kColumnResident = sizeof(T) == 8 ? 6 : 5;
 
 // --- long rows ------------------------------------------------------------------------------------------------------------
 
+template <class Source>
 struct ExactRows {
-  ExactInput input;
+  Source input;
   ShortRuns runs;  // of an output
   bool aligned;    // all runs begin at addresses of whole vectors
   int8_t log_warps;
   int64_t tiles, tiles_of_run;  // per output; per run, or 0 if runs are short
   int64_t parts, part_tiles;
   ExactResult result;
-  Dims kept, outer;  // outer: the runs' places
+  DimsOf<typename Source::Place> kept, outer;  // outer: the runs' places
 };
 
 // 1 << log_warps warps take a part of an output, tile by tile in turn.
-template <class T>
-__global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_rows(const __grid_constant__ ExactRows a) {
+template <class Source, class T = typename Source::Type>
+__global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_rows(const __grid_constant__ ExactRows<Source> a) {
+  using Place = typename Source::Place;
   using Range = typename ExactFormat<T>::Range;
   constexpr int kThreads = kRowThreads<T>, K = kRowLoads, V = kRowVector<T>, kWords = kExactWords<Range>;
   __shared__ int64_t memory[kRowDigits<Range> * kThreads], joined[kThreads / kWarp][kWords];
@@ -132,13 +117,12 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_rows(co
   const int64_t output = (int64_t{blockIdx.x} * (kThreads / kWarp) + warp) >> a.log_warps, part = blockIdx.y;
   const Digits digits{memory + threadIdx.x, kThreads};
   const Nothing<T> nothing(a.input.signs.negate);
-  const T* const data = static_cast<const T*>(a.input.data);
   WarpNumber<Range> number;
   uint32_t seen[1] = {}, other = 0;
   wait_for_previous_kernel();
   allow_next_kernel();
   if (output < a.result.outputs) {
-    const T* const row = data + place_of(a.kept, output).in;
+    const Place row = place_of(a.kept, output).in;
     const int64_t end = min(a.tiles, (part + 1) * a.part_tiles);
     int64_t tile = part * a.part_tiles + member, run = 0, tile_in_run = tile;
     if (a.tiles_of_run > 0 && a.runs.count > 1) {
@@ -155,8 +139,7 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_rows(co
       bool fits = true;
       Window<T> next = window;
       if (more) {
-        ExactInput input = a.input;
-        input.data = row;
+        Place start = row;
         ShortRuns runs = a.runs;
         int64_t first = tile * ((K >> runs.log_steps) * runs.side());
         bool whole = false;
@@ -165,22 +148,24 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_rows(co
             tile_in_run -= a.tiles_of_run;
             ++run;
           }
-          const T* const p = row + place_of(a.outer, run).in;
-          const int head = a.aligned ? 0 : static_cast<int>(reinterpret_cast<uintptr_t>(p) % kGranule / sizeof(T));
+          start = row + place_of(a.outer, run).in;
+          const int head = a.aligned ? 0 : a.input.head(start);
           const int64_t begin = max(tile_in_run * kRowTile<T> - head, int64_t{0});
           const int64_t end = min((tile_in_run + 1) * kRowTile<T> - head, a.runs.length);
-          input.data = p + begin;
-          whole = end - begin == kRowTile<T>;
+          start = a.input.along(start, begin);
+          whole = end - begin == kRowTile<T> && (a.aligned || Source::kHasHeads);
           runs = {1, end - begin, 5, 3, false};  // otherwise it is a short run
           first = 0;
           tile_in_run += warps;
         }
         if (whole) {
+          typename Source::template Loaded<V> loaded[K];
 #pragma unroll
-          for (int k = 0; k < K; ++k)
-            x[k] = load_vector<T, V>(static_cast<const T*>(input.data) + (k * kWarp + lane) * V, input.policy);
+          for (int k = 0; k < K; ++k) loaded[k] = a.input.template load<V>(a.input.along(start, (k * kWarp + lane) * V));
+#pragma unroll
+          for (int k = 0; k < K; ++k) x[k] = a.input.elements(loaded[k]);
         } else {
-          load_runs<false>(x, input, runs, a.outer, first, lane, nothing);
+          load_runs<false>(x, a.input, start, runs, a.outer, first, lane, nothing);
         }
         Exponents<T> exponents;
 #pragma unroll
@@ -247,12 +232,13 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_rows(co
 
 // --- short rows -----------------------------------------------------------------------------------------------------------
 
+template <class Source>
 struct ExactShortRows {
-  ExactInput input;
+  Source input;
   ShortRuns runs;   // one per output
   int8_t log_adds;  // a row has at most 1 << log_adds elements
   ExactResult result;
-  Dims kept;
+  DimsOf<typename Source::Place> kept;
 };
 
 // Stores n * 2^bit, of the bits of a fixed-point number.
@@ -286,8 +272,9 @@ __device__ __forceinline__ void store_integer(const ExactResult& result, int64_t
 }
 
 // A warp takes a tile of whole rows, in one window. If there is none, each row goes through the digits of its threads.
-template <class T>
-__global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_short_rows(const __grid_constant__ ExactShortRows a) {
+template <class Source, class T = typename Source::Type>
+__global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>)
+    exact_short_rows(const __grid_constant__ ExactShortRows<Source> a) {
   using Range = typename ExactFormat<T>::Range;
   constexpr int kThreads = kRowThreads<T>, K = kRowLoads, V = kRowVector<T>, kWords = kRowDigits<Range> * kWarp;
   static_assert(kWords * 8 >= K * kWarp * static_cast<int>(sizeof(WindowSum<T>)));
@@ -301,8 +288,8 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_short_r
   if (first >= a.runs.count) return;
   const int rows = static_cast<int>(min(a.runs.count - first, static_cast<int64_t>(slots * side)));
   Vector<T, V> x[K];
-  if (a.runs.vectors) load_runs<true>(x, a.input, a.runs, a.kept, first, lane, nothing);
-  else load_runs<false>(x, a.input, a.runs, a.kept, first, lane, nothing);
+  if (a.runs.vectors) load_runs<true>(x, a.input, {}, a.runs, a.kept, first, lane, nothing);
+  else load_runs<false>(x, a.input, {}, a.runs, a.kept, first, lane, nothing);
   Exponents<T> exponents;
 #pragma unroll
   for (int k = 0; k < K; ++k) exponents.add(x[k]);
@@ -347,8 +334,7 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_short_r
       if (zero) {  // -0 if all elements are
         seen = exact::kMinusZero;
         for (int e = 0; e < static_cast<int>(a.runs.length) && seen == exact::kMinusZero; ++e)
-          if (nothing.differs(load_vector<T, 1>(static_cast<const T*>(a.input.data) + place.in + e, a.input.policy)))
-            seen = exact::kOther;
+          if (nothing.differs(a.input.elements(a.input.template load<1>(a.input.along(place.in, e))))) seen = exact::kOther;
       }
       if constexpr (sizeof(T) == 8) {
         const auto high = static_cast<__int128>(sum.high) * (int64_t{1} << ExactFormat<T>::low_bits(a.log_adds));
@@ -416,15 +402,16 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_short_r
 
 // --- columns --------------------------------------------------------------------------------------------------------------
 
+template <class Source>
 struct ExactColumns {
-  ExactInput input;
+  Source input;
   int64_t columns, rows, parts, part_rows;  // columns: of a batch
   uint32_t column_tiles;
   int8_t log_width;  // threads side by side
   bool vectors;      // all rows lie in whole aligned vectors; otherwise a thread's columns lie 1 << log_width apart
   ExactResult result;
-  int64_t out_stride;   // of columns
-  Dims batch, reduced;  // the kept dims but the last; the rows
+  int64_t out_stride;                             // of columns
+  DimsOf<typename Source::Place> batch, reduced;  // the kept dims but the last; the rows
 };
 
 template <class T>
@@ -434,8 +421,10 @@ constexpr int kColumnLoads = 128 / (kColumnVector<T> * sizeof(T));
 
 // A thread takes a few neighbouring columns, with one window. The threads of a block that lie one below the other take rows in
 // turn. At the end each adds its integers to its digits, and the block joins them column by column.
-template <class T>
-__global__ void __launch_bounds__(kColumnThreads<T>, kColumnResident<T>) exact_columns(const __grid_constant__ ExactColumns a) {
+template <class Source, class T = typename Source::Type>
+__global__ void __launch_bounds__(kColumnThreads<T>, kColumnResident<T>)
+    exact_columns(const __grid_constant__ ExactColumns<Source> a) {
+  using Place = typename Source::Place;
   using Range = typename ExactFormat<T>::Range;
   constexpr int kThreads = kColumnThreads<T>, V = kColumnVector<T>, K = kColumnLoads<T>, kDigits = Range::kDigits;
   __shared__ int64_t memory[V * kDigits * kThreads];
@@ -452,7 +441,7 @@ __global__ void __launch_bounds__(kColumnThreads<T>, kColumnResident<T>) exact_c
   int thread_columns[V];
 #pragma unroll
   for (int c = 0; c < V; ++c) thread_columns[c] = column_of(x, c) < left ? column_of(x, c) : 0;
-  const T* const data = static_cast<const T*>(a.input.data) + place.in + first_column;
+  const Place start = a.input.along(place.in, first_column);
   const Nothing<T> nothing(a.input.signs.negate);
   const auto digits_of = [&](int c) { return Digits{memory + c * kDigits * kThreads + threadIdx.x, kThreads}; };
   Window<T> window;
@@ -472,19 +461,22 @@ __global__ void __launch_bounds__(kColumnThreads<T>, kColumnResident<T>) exact_c
     if (rows > 0) {
       const auto row_of = [&](int k) {
         const int64_t i = row + k * height;
-        return data + (a.reduced.rank == 1 ? i * a.reduced.dims[0].in : place_of(a.reduced, i).in);
+        return start + (a.reduced.rank == 1 ? a.reduced.dims[0].in * i : place_of(a.reduced, i).in);
       };
       if (a.vectors && rows > (K - 1) * height) {
+        typename Source::template Loaded<V> loaded[K];
 #pragma unroll
-        for (int k = 0; k < K; ++k) v[k] = load_vector<T, V>(row_of(k) + thread_columns[0], a.input.policy);
+        for (int k = 0; k < K; ++k) loaded[k] = a.input.template load<V>(a.input.along(row_of(k), thread_columns[0]));
+#pragma unroll
+        for (int k = 0; k < K; ++k) v[k] = a.input.elements(loaded[k]);
       } else {
 #pragma unroll
         for (int k = 0; k < K; ++k) {
           const bool has = rows > k * height;
-          const T* const p = has ? row_of(k) : data;
+          const Place row = has ? row_of(k) : start;
 #pragma unroll
           for (int c = 0; c < V; ++c)
-            v[k].set(c, load_vector_if<T, 1>(has, p + thread_columns[c], a.input.policy, nothing.template bits<1>())[0]);
+            v[k].set(c, a.input.elements(a.input.template load_if<1>(has, a.input.along(row, thread_columns[c]), nothing))[0]);
         }
       }
       Exponents<T> exponents;
@@ -589,17 +581,22 @@ __global__ void __launch_bounds__(kColumnThreads<T>, kColumnResident<T>) exact_c
 // --- everything else ------------------------------------------------------------------------------------------------------
 
 struct ExactAny {
-  ExactInput input;
-  DType dtype;
+  struct Input {
+    const void* data;
+    DType dtype;
+    bool negate;
+  };
+  Input inputs[2];
+  bool products, nan_is_zero;
   int8_t log_lanes;
   int64_t length, parts, part_length;
   ExactResult result;
-  Nest<kMaxRank> kept, reduced;
+  Nest<kMaxRank, Both> kept, reduced;
 };
 constexpr int kAnyThreads = 128;
 
 // Element `index` of any dtype, or its negative.
-inline __device__ __noinline__ exact::Element element_any(const void* data, int64_t index, DType dtype, bool negate) {
+inline __device__ __noinline__ exact::Element element_any(const ExactAny::Input& input, int64_t index) {
   double number = 0;
   int64_t whole = 0;
   bool integer = false;
@@ -611,14 +608,14 @@ inline __device__ __noinline__ exact::Element element_any(const void* data, int6
       else number = v;
     }
   };
-  switch (dtype) {
+  switch (input.dtype) {
 #define GPUREDUCE_CASE(name, type, ...) \
-  case DType::name: take(static_cast<const type*>(data)[index]); break;
+  case DType::name: take(static_cast<const type*>(input.data)[index]); break;
     GPUREDUCE_DTYPES(GPUREDUCE_CASE)
 #undef GPUREDUCE_CASE
   }
-  if (!integer) return exact::element_of(number, negate);
-  return dtype == DType::UInt64 ? exact::element_of(static_cast<uint64_t>(whole)) : exact::element_of(whole);
+  if (!integer) return exact::element_of(number, input.negate);
+  return input.dtype == DType::UInt64 ? exact::element_of(static_cast<uint64_t>(whole)) : exact::element_of(whole);
 }
 
 // 1 << log_lanes threads take a part of an output, element by element in turn, each with a number of its own.
@@ -631,16 +628,18 @@ __global__ void __launch_bounds__(kAnyThreads) exact_any(const __grid_constant__
   wait_for_previous_kernel();
   allow_next_kernel();
   const bool valid = part < a.parts;
-  const auto place = a.kept.at(valid ? output : 0);
+  const Spot<Both> place = a.kept.at(valid ? output : 0);
   exact::FixedPoint<Range> sum;
   sum.clear();
   if (valid) {
     const int64_t end = min(a.length, (part + 1) * a.part_length);
     uint32_t adds = 0;
     for (int64_t i = part * a.part_length + lane; i < end; i += lanes) {
-      exact::Element x = element_any(a.input.data, place.in + a.reduced.at(i).in, a.dtype, a.input.signs.negate);
-      if (a.input.signs.nan_is_zero && (x.seen & exact::kNaN) == exact::kNaN) x.seen = exact::kOther;
-      exact::add(sum, x);
+      const Both at = place.in + a.reduced.at(i).in;
+      exact::Element x = element_any(a.inputs[0], at.first);
+      if (a.nan_is_zero && (x.seen & exact::kNaN) == exact::kNaN) x.seen = exact::kOther;
+      if (a.products) exact::add_product(sum, x, element_any(a.inputs[1], at.second));
+      else exact::add(sum, x);
       if (++adds >> 28) {
         sum.carry();
         adds = 0;
@@ -670,8 +669,13 @@ struct ExactJoin {
   ExactResult result;
   Dims kept;
 };
+// As many as a block of 1024 threads has room for.
 template <class Range>
-constexpr int kJoinSlots = Range::kDigits == 10 ? 32 : 8;
+constexpr int kLogJoinSlots = kExactWords<Range> <= 1024 / 32  ? 5
+                              : kExactWords<Range> <= 1024 / 8 ? 3
+                                                               : 2;
+template <class Range>
+constexpr int kJoinSlots = 1 << kLogJoinSlots<Range>;
 
 // A block has kJoinSlots threads for each word of a number; 1 << log_outputs of them take an output each, and the others more
 // parts of these outputs.

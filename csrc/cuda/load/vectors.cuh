@@ -183,6 +183,37 @@ __device__ __forceinline__ uint4 load_always(const uint4* p, uint64_t policy) {
                : "l"(p), "l"(policy));
   return v;
 }
+
+// V elements of 4 or of 2 bytes, of which only a running kernel knows: each kind is loaded into registers of its own, so that
+// no load waits for another.
+template <int V>
+struct Either {
+  uint32_t wide[V], narrow;  // narrow: V elements
+};
+__device__ __forceinline__ Either<2> load_either(bool wide, bool narrow, const void* p, const Either<2>& otherwise,
+                                                 uint64_t policy) {
+  Either<2> v;
+  asm volatile(
+      "{ .reg .pred q, r; setp.ne.u32 q, %4, 0; setp.ne.u32 r, %5, 0; mov.u32 %0, %6; mov.u32 %1, %7; mov.u32 %2, %8;"
+      " @q " GPUREDUCE_LOAD("v2.u32") " {%0, %1}, [%3]" GPUREDUCE_POLICY(9) ";"
+      " @r " GPUREDUCE_LOAD("u32") " %2, [%3]" GPUREDUCE_POLICY(9) "; }"
+      : "=&r"(v.wide[0]), "=&r"(v.wide[1]), "=&r"(v.narrow)
+      : "l"(p), "r"(static_cast<uint32_t>(wide)), "r"(static_cast<uint32_t>(narrow)), "r"(otherwise.wide[0]),
+        "r"(otherwise.wide[1]), "r"(otherwise.narrow), "l"(policy));
+  return v;
+}
+__device__ __forceinline__ Either<1> load_either(bool wide, bool narrow, const void* p, const Either<1>& otherwise,
+                                                 uint64_t policy) {
+  Either<1> v;
+  asm volatile(
+      "{ .reg .pred q, r; setp.ne.u32 q, %3, 0; setp.ne.u32 r, %4, 0; mov.u32 %0, %5; mov.u32 %1, %6;"
+      " @q " GPUREDUCE_LOAD("u32") " %0, [%2]" GPUREDUCE_POLICY(7) ";"
+      " @r " GPUREDUCE_LOAD("u16") " %1, [%2]" GPUREDUCE_POLICY(7) "; }"
+      : "=&r"(v.wide[0]), "=&r"(v.narrow)
+      : "l"(p), "r"(static_cast<uint32_t>(wide)), "r"(static_cast<uint32_t>(narrow)), "r"(otherwise.wide[0]),
+        "r"(otherwise.narrow), "l"(policy));
+  return v;
+}
 #undef GPUREDUCE_LOAD
 #undef GPUREDUCE_POLICY
 
