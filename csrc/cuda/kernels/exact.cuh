@@ -278,7 +278,9 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>)
   using Range = typename ExactFormat<T>::Range;
   constexpr int kThreads = kRowThreads<T>, K = kRowLoads, V = kRowVector<T>, kWords = kRowDigits<Range> * kWarp;
   static_assert(kWords * 8 >= K * kWarp * static_cast<int>(sizeof(WindowSum<T>)));
+  constexpr int kPitch = kRowDigits<Range> + 1;
   __shared__ int64_t memory[kThreads / kWarp][kWords];
+  __shared__ int64_t row_digits[kThreads / kWarp][sizeof(T) < 8 ? kWarp * kPitch : 1];  // of the rows that are rounded next
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, log_lanes = a.runs.log_lanes, log_steps = a.runs.log_steps;
   const int lanes = 1 << log_lanes, side = a.runs.side(), slots = K >> log_steps;
   const int64_t first = (int64_t{blockIdx.x} * (kThreads / kWarp) + warp) * (slots * side);
@@ -345,10 +347,13 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>)
     }
     return;
   }
-  // The rows that lie side by side in the warp, then the next ones.
+  // Without a window each thread has digits of its own, for the rows that lie side by side in the warp and then for the next.
   const Digits digits{memory[warp] + lane, kWarp};
+  constexpr int kDigits = kRowDigits<Range>;
+  const int batch = min(slots, lanes);  // slots whose rows are rounded at once, a lane each
+  uint32_t row_seen = 0;                // of the lane's row
   for (int s = 0; s < slots; ++s) {
-    digits.clear(kRowDigits<Range>);
+    digits.clear(kDigits);
     uint32_t seen = 0, other = 0;
 #pragma unroll 1
     for (int k = 0; k < 1 << log_steps; ++k) {
@@ -362,39 +367,54 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>)
 #pragma unroll 1
     for (int step = lanes / 2; step > 0; step /= 2) seen |= __shfl_xor_sync(~0u, seen, step);
     __syncwarp();
+    // A lane adds digit d of the threads of row q, from another thread on than its neighbours: they read other banks.
+    const auto gather = [&](int q, int d, int64_t& low, int64_t& high) {
+      const int64_t* const group = memory[warp] + d * kWarp + q * lanes;
 #pragma unroll 1
-    for (int q = 0; q < side && s * side + q < rows; ++q) {
-      WarpNumber<Range> number;
-      const int64_t* const group = memory[warp] + q * lanes;
-      // A lane adds a digit of some of the row's threads, from another one on than its neighbours: they read other banks.
-      const auto gather = [&](int d, int first, int step, int64_t& low, int64_t& high) {
+      for (int t = 0; t < lanes; ++t) {
+        const int64_t digit = group[(t + d) & (lanes - 1)];
+        low += digit & 0xffffffff;
+        high += digit >> 32;
+      }
+    };
+    if constexpr (sizeof(T) < 8) {
+      const int ready = s & (batch - 1);  // slots before this one in the batch
 #pragma unroll 1
-        for (int t = first; t < lanes; t += step) {
-          const int64_t digit = group[d * kWarp + ((t + d) & (lanes - 1))];
-          low += digit & 0xffffffff;
-          high += digit >> 32;
-        }
-      };
-      if constexpr (kRowDigits<Range> == 8) {
+      for (int pair = lane; pair - lane < side * kDigits; pair += kWarp) {
+        const int q = pair / kDigits, d = lane % kDigits;
         int64_t low = 0, high = 0;
-        gather(lane % 8, lane / 8, kWarp / 8, low, high);
-#pragma unroll
-        for (int step = 8; step < kWarp; step *= 2) {
-          low += __shfl_xor_sync(~0u, low, step);
-          high += __shfl_xor_sync(~0u, high, step);
-        }
-        const int64_t from = __shfl_sync(~0u, high, (lane + kWarp - 1) % kWarp);
-        number.digits[0] = (lane < 8 ? low : 0) + (lane > 0 && lane <= 8 ? from : 0);
-      } else {
+        if (q < side) gather(q, d, low, high);
+        const int64_t from = __shfl_up_sync(~0u, high, 1);
+        int64_t* const row = row_digits[warp] + (ready * side + q) * kPitch;
+        if (q < side) row[d] = low + (d > 0 ? from : 0);
+        if (q < side && d + 1 == kDigits) row[kDigits] = high;
+      }
+      const int q = lane - ready * side;
+      const uint32_t of_row = __shfl_sync(~0u, seen, q * lanes & (kWarp - 1));
+      if (q >= 0 && q < side) row_seen = of_row;
+      __syncwarp();
+      const int row = (s - ready) * side + lane;
+      if (ready + 1 == batch && lane < batch * side && row < rows) {
+        exact::FixedPoint<Range> number;
+        number.clear();
+#pragma unroll 1
+        for (int d = 0; d <= kDigits; ++d) number.digits[d] = row_digits[warp][lane * kPitch + d];
+        number.seen = row_seen;
+        store_exact(number, a.result, place_of(a.kept, first + row).out);
+      }
+    } else {  // a warp rounds each row's number, which is long
+#pragma unroll 1
+      for (int q = 0; q < side && s * side + q < rows; ++q) {
+        WarpNumber<Range> number;
 #pragma unroll
         for (int i = 0; i < number.kEach; ++i) {
           const int d = lane + i * kWarp;
           int64_t unused = 0;
-          if (d < kRowDigits<Range>) gather(d, 0, 1, number.digits[i], unused);
-          if (d > 0 && d <= kRowDigits<Range>) gather(d - 1, 0, 1, unused, number.digits[i]);
+          if (d < kDigits) gather(q, d, number.digits[i], unused);
+          if (d > 0 && d <= kDigits) gather(q, d - 1, unused, number.digits[i]);
         }
+        number.store(a.result, place_of(a.kept, first + s * side + q).out, __shfl_sync(~0u, seen, q * lanes), lane);
       }
-      number.store(a.result, place_of(a.kept, first + s * side + q).out, __shfl_sync(~0u, seen, q * lanes), lane);
     }
     __syncwarp();
   }
@@ -681,7 +701,7 @@ constexpr int kJoinSlots = 1 << kLogJoinSlots<Range>;
 // parts of these outputs.
 template <class Range>
 __global__ void __launch_bounds__(kJoinSlots<Range>* kExactWords<Range>) exact_join(const __grid_constant__ ExactJoin a) {
-  constexpr int kSlots = kJoinSlots<Range>, kWords = kExactWords<Range>, kInFlight = 8;
+  constexpr int kSlots = kJoinSlots<Range>, kWords = kExactWords<Range>, kInFlight = 32;
   __shared__ int64_t memory[kWords][kSlots + 1];
   const int word = threadIdx.x / kSlots, slot = threadIdx.x % kSlots, outputs = 1 << a.log_outputs;
   const int64_t first = int64_t{blockIdx.x} << a.log_outputs, output = first + (slot & (outputs - 1));
