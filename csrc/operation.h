@@ -69,10 +69,11 @@ struct OperationInfo {
   constexpr bool has_dtype() const {
     return typing == Typing::sum || typing == Typing::mean || typing == Typing::real || typing == Typing::log;
   }
-  // True if exact sums have it, too: as a correctly rounded sum of the elements.
+  // True if exact sums have it, too: as a correctly rounded sum of the elements or of their squares, or as its root.
   constexpr bool has_exact() const {
-    return combine == Combine::sum && (map == Map::value || map == Map::number) &&
-           (typing == Typing::sum || typing == Typing::mean || typing == Typing::real);
+    const bool elements = (map == Map::value || map == Map::number) &&
+                          (typing == Typing::sum || typing == Typing::mean || typing == Typing::real);
+    return combine == Combine::sum && (elements || map == Map::square);
   }
   constexpr bool has_gradient() const { return typing != Typing::count && typing != Typing::truth; }
   constexpr bool autocasts_on_cpu() const { return autocasts && combine == Combine::product; }

@@ -76,6 +76,7 @@ def norm(
     *,
     dtype: Dtype = None,
     out: Tensor | None = None,
+    exact: bool = False,
 ) -> Tensor:
     raise NotImplementedError
 

@@ -96,12 +96,27 @@ def product_dtype(x: torch.dtype, weight: torch.dtype, result: torch.dtype) -> t
         return getattr(torch, _ops._product_dtype(x, weight, result))
 
 
+def exact_name(operator: str) -> str:
+    """The operator that adds exactly, beside one that adds in order."""
+    return f"_exact{operator}" if operator.startswith("_") else f"exact_{operator}"
+
+
 @_told
-def state_size(source: torch.dtype) -> int:
-    """How many numbers the state of an exact sum is, of elements of dtype `source` or of one component of them."""
+def exact_operators() -> dict[str, str]:
+    """The operators that add exactly, and the operations of the table that they are."""
+    return {exact_name(name): name for name in known() if hasattr(_ops, exact_name(name))}
+
+
+@_told
+def state_size(source: torch.dtype, weight: torch.dtype | None = None) -> int:
+    """How many numbers the state of an exact sum is, of elements of dtype `source` or of one component of them; or of
+    their products with numbers of dtype `weight`."""
     with _disable_current_modes():
-        part = source.to_real() if source.is_complex else source
-        return _ops._exact_partial(torch.empty(0, dtype=part, device="meta")).numel()
+        one, other = (
+            dtype and torch.empty(0, dtype=dtype.to_real() if dtype.is_complex else dtype, device="meta")
+            for dtype in (source, weight)
+        )
+        return _ops._exact_partial(one, weight=other).numel()
 
 
 def is_inexact(dtype: torch.dtype) -> bool:

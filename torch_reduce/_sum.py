@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from . import _arguments, _library, _reduction
-from ._operations import of_orders
+from ._operations import exact_name, exact_operators, of_orders
 from .tuning.tuned import Tuned
 
 __all__ = ["explain", "mean", "powsum", "sum", "tune", "vector_norm"]
@@ -19,9 +19,12 @@ _call = _library.entry("call")
 
 
 @cache
-def _directs(kind):
+def _directs(kind, exact):
     """The entries of norms or sums of powers by order. Each is an operator of its own, which needs no look at `ord`."""
-    return {order: _library.entry(operator) for order, operator in of_orders(kind).items()}
+    if not exact:
+        return {order: _library.entry(operator) for order, operator in of_orders(kind).items()}
+    orders = {order: exact_name(operator) for order, operator in of_orders(kind).items()}
+    return {order: _library.entry(operator) for order, operator in orders.items() if operator in exact_operators()}
 
 
 def _through_ops(operator, name, others, like=None, **given):
@@ -151,14 +154,14 @@ def mean(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=Fal
     return _through_ops(_ops.mean, "mean", others, input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
 
 
-def _direct(kind, ord, others):
+def _direct(kind, ord, others, exact):
     """The entry of a norm or a sum of powers, of a plain call, if there is one. It warns at its caller's caller."""
     plain = not others and not is_dynamo_compiling() and (type(ord) is int or type(ord) is float)
-    return _directs(kind).get(ord) if plain else None
+    return _directs(kind, exact).get(ord) if plain else None
 
 
 @_arguments.called_as(_arguments.norm)
-def vector_norm(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=None, **others):
+def vector_norm(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=None, exact=False, **others):
     """The norm of the vectors along ``dim``, with the semantics of :func:`torch.linalg.vector_norm` and fixed bits.
 
     ====================  ==============================================
@@ -182,6 +185,8 @@ def vector_norm(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=N
             complex128.
         out: a tensor to write the result to, of the result's dtype; it is resized if its shape differs, with a warning
             if it had elements.
+        exact: whether the result is correctly rounded, for ``ord`` 2 alone: the number of its dtype that is nearest to
+            the root of the exact sum of squares, ties to even. docs/exact.md says what that costs.
 
     An argument's default means that it was not given: ``keepdim`` and ``out`` need no ``dim`` beside them.
 
@@ -194,11 +199,11 @@ def vector_norm(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=N
     ``dtype`` is float64 or complex128. Every multiplication that makes a power is rounded to that precision, and so is
     the root, which is correctly rounded. The result is rounded once more where its dtype is narrower: a float16 norm is
     finite where its sum of squares is beyond float16. docs/order.md says all of it. A square that float32 cannot hold
-    overflows or vanishes: ``dtype=torch.float64`` has more room.
+    overflows or vanishes: ``dtype=torch.float64`` has more room, and with ``exact=True`` no square is rounded.
 
     Raises:
         TypeError, IndexError, ValueError: as :func:`sum`; an ``ord`` that is not a number.
-        NotImplementedError: another ``ord``, or a dtype that :func:`sum` does not take.
+        NotImplementedError: another ``ord``, also than 2 with ``exact=True``; a dtype that :func:`sum` does not take.
         RuntimeError: as :func:`sum`; ``input`` is of integers or bool; ``dtype`` is narrower than ``input``, or real
             for a complex one, or complex for a real one; ``ord`` is complex; ``inf`` or ``-inf`` of no elements.
 
@@ -208,15 +213,18 @@ def vector_norm(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=N
     >>> torch_reduce.vector_norm(torch.tensor([[3.0, 4.0], [5.0, 12.0]]), dim=1)
     tensor([ 5., 13.])
     """
-    direct = _direct("norm", ord, others)
+    if exact is not False:
+        _arguments.boolean("vector_norm", "exact", exact)
+    direct = _direct("norm", ord, others, exact)
     if direct and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented:
         return result
     given = dict(input=input, ord=ord, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
-    return _through_ops(_ops.linalg_vector_norm, "vector_norm", others, **given)
+    operator = _ops.exact_linalg_vector_norm if exact else _ops.linalg_vector_norm
+    return _through_ops(operator, "vector_norm", others, **given)
 
 
 @_arguments.called_as(_arguments.norm)
-def powsum(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=None, **others):
+def powsum(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=None, exact=False, **others):
     """The sum of ``abs(input) ** ord`` over ``dim``: :func:`vector_norm` without its root, with fixed bits.
 
     ``powsum(x)`` is the sum of squares. Where a norm is taken over several parts, their sums of powers can be added
@@ -229,6 +237,8 @@ def powsum(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=None, 
         keepdim: as for :func:`sum`.
         dtype: as for :func:`vector_norm`.
         out: as for :func:`vector_norm`.
+        exact: whether the result is correctly rounded, for ``ord`` 2 alone: the number of its dtype that is nearest to
+            the exact sum of squares, ties to even.
 
     Returns:
         A tensor as of :func:`vector_norm`: its bits before the root, rounded once to the result's dtype. A float16
@@ -243,12 +253,15 @@ def powsum(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=None, 
     >>> torch_reduce.powsum(torch.tensor([[3.0, 4.0], [5.0, 12.0]]), dim=1)
     tensor([ 25., 169.])
     """
-    direct = _direct("powsum", ord, others)
+    if exact is not False:
+        _arguments.boolean("powsum", "exact", exact)
+    direct = _direct("powsum", ord, others, exact)
     given = dict(input=input, ord=ord, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
     try:
         if direct and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented:
             return result
-        return _through_ops(_ops.linalg_powsum, "powsum", others, "vector_norm", **given)
+        operator = _ops.exact_linalg_powsum if exact else _ops.linalg_powsum
+        return _through_ops(operator, "powsum", others, "vector_norm", **given)
     except Exception as error:
         _arguments.rename(error, "linalg.vector_norm", "linalg_powsum", to="powsum")
         raise

@@ -22,6 +22,7 @@ def weighted_sum(
     *,
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    exact: bool = False,
 ) -> Tensor:
     """The sum of ``input * weight`` over ``dim``, with fixed bits, where both are read once and nothing is stored.
 
@@ -35,6 +36,8 @@ def weighted_sum(
         dtype: the dtype of the result. By default it is ``torch.promote_types(input.dtype, weight.dtype)``, but int64
             for integers and bool, and float32 for the float8 types.
         out: a tensor to write the result to; it is resized if its shape differs.
+        exact: whether a floating result is correctly rounded: the number of its dtype that is nearest to the exact sum
+            of the exact products, ties to even. docs/exact.md says what that costs.
 
     Returns:
         A tensor of the common shape without the reduced dimensions. The sum of no products is 0.
@@ -45,12 +48,13 @@ def weighted_sum(
     **Rounding.** Both factors are converted to the accumulator: float32; float64 if one is float64 or the result is;
     int64 for integers and bool. Their product is rounded once, with no fused multiply-add (integers: modulo 2**64), and
     the sum once more at the end. ``dtype`` never rounds the factors. A zero weight does not hide NaN or infinity.
+    With ``exact=True`` no factor and no product is rounded, and none overflows or vanishes.
 
     Raises:
         RuntimeError: shapes that cannot be broadcast, dtypes that cannot be promoted, tensors on two devices, a
             dimension named twice, or a wrong ``out``.
         IndexError: a dimension out of range.
-        TypeError: ``dim`` is neither an int nor several.
+        TypeError: ``dim`` is neither an int nor several; ``exact`` is not a bool.
         NotImplementedError: complex numbers.
 
     >>> torch_reduce.weighted_sum(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 10.0]), dim=1)
@@ -58,8 +62,11 @@ def weighted_sum(
     """
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
     input, dim, keepdim, dtype, out = _arguments.read("weighted_sum", given, {}, "sum").values()
+    _arguments.boolean("weighted_sum", "exact", exact)
     try:
-        return _reduce(_ops.weighted_sum, input, weight, dim, keepdim, dtype=dtype, out=out)
+        return _reduce(
+            _ops.exact_weighted_sum if exact else _ops.weighted_sum, input, weight, dim, keepdim, dtype=dtype, out=out
+        )
     except RuntimeError:
         _arguments.tensors("weighted_sum", input=input, weight=weight)
         raise
@@ -71,6 +78,7 @@ def dot(
     *,
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    exact: bool = False,
 ) -> Tensor:
     """The dot product of two vectors, as :func:`torch.dot`, with the bits of :func:`weighted_sum`.
 
@@ -80,6 +88,7 @@ def dot(
         dtype: the dtype of the result: by default the vectors', but int64 for integers and bool, and float32 for the
             float8 types.
         out: as for :func:`weighted_sum`, but of the result's dtype.
+        exact: as for :func:`weighted_sum`.
 
     Returns:
         A tensor without dimensions.
@@ -91,8 +100,9 @@ def dot(
     >>> torch_reduce.dot(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
     tensor(11.)
     """
+    _arguments.boolean("dot", "exact", exact)
     try:
-        return _reduce(_ops.dot, input, other, dtype=dtype, out=out)
+        return _reduce(_ops.exact_dot if exact else _ops.dot, input, other, dtype=dtype, out=out)
     except Exception as error:
         _arguments.tensors("dot", input=input, other=other)
         _arguments.rename(error, "weighted_sum", to="dot")

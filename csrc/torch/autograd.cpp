@@ -150,11 +150,12 @@ OptionalDtype kept_dtype(at::ScalarType input, OptionalDtype dtype) {
   return op == Operation::_logsumexp ? at::kDouble : at::isComplexType(input) ? at::kComplexFloat : at::kFloat;
 }
 
-template <Operation op, bool exact>
+// `wide`: the pass keeps a wider result than the operator's own.
+template <Operation op, bool exact, bool wide = false>
 struct Rule : RuleOf<Saved> {
   static constexpr bool kKeeps = info(op).keeps_input();
   static constexpr auto kKept = [] {
-    if constexpr (kKeeps) return std::array<bool, 2>{false, true};  // the input, and the result if needed
+    if constexpr (kKeeps) return std::array<bool, 2>{false, !wide};  // the input, and the result if needed
     else return std::array<bool, 0>{};
   }();
 
@@ -167,27 +168,43 @@ struct Rule : RuleOf<Saved> {
   }
 };
 
-template <Operation op, bool exact = false>
-at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
-  const bool backward = torch::autograd::compute_requires_grad(self), forward = torch::autograd::isFwGradDefined(self);
-  if (backward || forward)
-    if (const OptionalDtype wide = kept_dtype<op>(self.scalar_type(), dtype))
-      return rounded(functional<op, exact>().call(self, dim, keepdim, wide), result_type(op, self.scalar_type(), dtype));
+// A call under autograd. `wide`: the result of a wider dtype, for the pass; undefined if the operator's own serves.
+template <class Rule, Operation op, bool exact>
+at::Tensor differentiable(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype,
+                          const at::Tensor& wide) {
   const auto dims = [&] { return dims_of(reduced_dims(dim, self.dim())); };
-  return with_derivatives<Rule<op, exact>>(
+  return with_derivatives<Rule>(
       std::tie(self),
       [&] { return functional<op, exact>().redispatch(keys & c10::after_autograd_keyset, self, dim, keepdim, dtype); },
       [&] { return Saved{self.sym_sizes().vec(), dims(), keepdim, self.scalar_type()}; },
       [&](const at::Tensor& result) {
-        if constexpr (info(op).keeps_input()) return std::array{self, info(op).keeps_result() ? result : at::Tensor()};
+        if constexpr (info(op).keeps_input())
+          return std::array{self, !info(op).keeps_result() ? at::Tensor() : wide.defined() ? wide : result};
         else return std::array<at::Tensor, 0>();
       },
       [&](const at::Tensor& result) {
         const at::Tensor& tangent = self._fw_grad(/*level=*/0);
-        if constexpr (info(op).keeps_input())
-          return tangent_of<op, exact>(tangent, self._fw_primal(/*level=*/0), result, dims(), keepdim);
-        else return functional<op, exact>().call(tangent, dim, keepdim, dtype);
+        if constexpr (info(op).keeps_input()) {
+          const at::Tensor primal = wide.defined() ? wide._fw_primal(/*level=*/0) : result;
+          return rounded(tangent_of<op, exact>(tangent, self._fw_primal(/*level=*/0), primal, dims(), keepdim),
+                         result.scalar_type());
+        } else {
+          return functional<op, exact>().call(tangent, dim, keepdim, dtype);
+        }
       });
+}
+
+template <Operation op, bool exact = false>
+at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  if (is_tracked(self)) {
+    if (const OptionalDtype wide = kept_dtype<op>(self.scalar_type(), dtype)) {
+      const at::Tensor result = functional<op, exact>().call(self, dim, keepdim, wide);
+      if constexpr (exact)  // rounded from `wide` it would be rounded twice
+        return differentiable<Rule<op, exact, true>, op, exact>(keys, self, dim, keepdim, dtype, result);
+      else return rounded(result, result_type(op, self.scalar_type(), dtype));
+    }
+  }
+  return differentiable<Rule<op, exact>, op, exact>(keys, self, dim, keepdim, dtype, {});
 }
 
 }  // namespace

@@ -35,10 +35,22 @@ c10::TypedOperatorHandle<Signature> find(const char* name, const char* overload 
     return handle;                                      \
   }
 
-// The name of an operation's operator; or of the one that adds exactly (exact.cpp).
+// The name of the operator that adds exactly (exact.cpp): "exact_sum", and "_exact_norm_2" of "_norm_2", as internal operators
+// begin with _.
+inline std::string exact_name(const std::string& name) { return (name[0] == '_' ? "_exact" : "exact_") + name; }
+
+// The function that an operator belongs to, as errors name it.
+inline std::string function_name(std::string name) {
+  if (name[0] == '_') name.erase(0, 1);
+  if (name.rfind("exact_", 0) == 0) name.erase(0, 6);
+  if (name.rfind("norm_", 0) == 0) return "linalg_vector_norm";
+  return name.rfind("powsum_", 0) == 0 ? "linalg_powsum" : name;
+}
+
+// The name of an operation's operator; or of the one that adds exactly.
 template <Operation op, bool exact = false>
 const char* operator_name() {
-  static const std::string name = std::string(exact ? "exact_" : "") + name_of(op);
+  static const std::string name = exact ? exact_name(name_of(op)) : name_of(op);
   return name.c_str();
 }
 

@@ -1,8 +1,10 @@
-// exact_sum, exact_mean and exact_nansum: the correctly rounded results of sum, mean and nansum. And the states of exact sums,
-// for torch_reduce.exact. An integer or bool result is the ordinary operator's, which rounds nothing.
-#include "../cpu/exact.h"
+// exact_sum, exact_mean, exact_nansum and the operators of sums of squares and their roots: correctly rounded results. And the
+// states of exact sums, for torch_reduce.exact. An integer or bool result is the ordinary operator's, which rounds nothing.
+#include "exact.h"
 
 #include <ATen/ATen.h>
+
+#include "../cpu/exact.h"
 
 #ifdef GPUREDUCE_WITH_CUDA
 #include <c10/cuda/CUDAException.h>
@@ -13,8 +15,8 @@
 #endif
 
 #include "../numeric/exact.h"
-#include "batch.h"
-#include "plumbing.h"
+#include "table.h"
+#include "weighted.h"
 
 namespace gpureduce::exact {
 
@@ -22,24 +24,70 @@ namespace {
 
 using at::Tensor;
 
-constexpr const char* kName = "exact_sum";  // in errors about problems, which all of them share
+constexpr const char* kName = "sum";  // in errors about problems, as of the ordinary operators
 
 // --- the problem and its backends -----------------------------------------------------------------------------------------
 
-// The sum of real elements over dims. Without `out` the results are new and contiguous, or the call is only checked.
-ExactSum make_sum(const Tensor& self, const DimMask& reduce, const Tensor& out, bool keepdim) {
+// What is added: the elements of `self`, or their products with those of `weight`, to which it is broadcast. Both are real.
+struct Given {
+  Tensor self, weight;
+  bool nan_is_zero = false;
+
+  // Backends do not know that a lazily negated integer wraps. Products commute: the input with more numbers comes first.
+  Given(const Tensor& x, const Tensor& w = {}, bool nan_is_zero = false)
+      : self(taken(x)), weight(w.defined() ? taken(w) : w), nan_is_zero(nan_is_zero) {
+    if (!weight.defined()) return;
+    if (weight.sizes() != self.sizes()) {
+      const auto sizes = weighted::common_sizes(self.sizes(), weight.sizes());
+      self = self.expand(sizes);
+      weight = weight.expand(sizes);
+    }
+    if (numbers(weight) > numbers(self)) std::swap(self, weight);
+  }
+
+  // True if each product is a square.
+  bool squares() const {
+    return weight.defined() && weight.const_data_ptr() == self.const_data_ptr() && weight.strides() == self.strides() &&
+           weight.scalar_type() == self.scalar_type() && weight.is_neg() == self.is_neg();
+  }
+
+ private:
+  static Tensor taken(const Tensor& x) { return x.is_floating_point() ? x : x.resolve_neg(); }
+
+  // How many there are in memory.
+  static double numbers(const Tensor& x) {
+    double count = 1;
+    for (int64_t d = 0; d < x.dim(); ++d)
+      if (x.stride(d) != 0) count *= static_cast<double>(x.size(d));
+    return count;
+  }
+};
+
+// The sum over dims. Without `out` the results are new and contiguous, or the call is only checked.
+ExactSum make_sum(const Given& given, const DimMask& reduce, const Tensor& out, bool keepdim) {
+  const Tensor& self = given.self;
+  const bool products = given.weight.defined() && !given.squares();
   Reduction r{};
   r.in = dtype_of(self.scalar_type(), "an input of dtype", kName);
   InputDims dims(self.dim());
-  for (int64_t d = 0; d < self.dim(); ++d) dims[d] = {self.size(d), self.stride(d), 0, false, 0};
-  complete(r, dims, reduce, out, keepdim, self.device(), "exact_sum: the input has");
+  for (int64_t d = 0; d < self.dim(); ++d)
+    dims[d] = {self.size(d), self.stride(d), 0, false, products ? given.weight.stride(d) : 0};
+  complete(r, dims, reduce, out, keepdim, self.device(),
+           products ? "weighted_sum: self and weight have" : "sum: the input has");
   ExactSum sum{};
   sum.problem = r.problem;
   sum.input = self.const_data_ptr();
   sum.output = r.output;
   sum.in = r.in;
   sum.negate = self.is_neg();
+  sum.nan_is_zero = given.nan_is_zero;
   sum.divisor = 1;
+  if (given.weight.defined()) sum.addends = products ? ExactAddends::products : ExactAddends::squares;
+  if (products) {
+    sum.second = given.weight.const_data_ptr();
+    sum.second_dtype = dtype_of(given.weight.scalar_type(), "a weight of dtype", kName);
+    sum.second_negate = given.weight.is_neg();
+  }
   return sum;
 }
 
@@ -58,27 +106,23 @@ void run(const ExactSum& sum, at::Device device) {
   cpu::run_exact(sum);
 }
 
-// The input as backends take it: a lazily negated integer wraps, which they do not know.
-Tensor taken(const Tensor& self) { return self.is_floating_point() ? self : self.resolve_neg(); }
-
-// Writes the results of real elements to a floating `out`. `mean`: divides by their number.
-void sum_reals(const Tensor& given, const DimMask& reduce, bool keepdim, const Tensor& out, bool mean, bool nan_is_zero) {
-  const Tensor self = taken(given);
-  ExactSum sum = make_sum(self, reduce, out, keepdim);
+// Writes the results to a real, floating `out`: the sums, their quotients by the number of addends, or their square roots.
+void sum_reals(const Given& given, const DimMask& reduce, bool keepdim, const Tensor& out, Finish finish = Finish::none) {
+  ExactSum sum = make_sum(given, reduce, out, keepdim);
   if (sum.problem.outputs == 0) return;
   if (sum.problem.length == 0) {
-    out.fill_(mean ? std::numeric_limits<double>::quiet_NaN() : 0.0);
+    out.fill_(finish == Finish::quotient ? std::numeric_limits<double>::quiet_NaN() : 0.0);
     return;
   }
   sum.out = dtype_of(out.scalar_type(), "a result of dtype", kName);
-  sum.nan_is_zero = nan_is_zero;
-  if (mean) sum.divisor = static_cast<uint64_t>(sum.problem.length);
-  run(sum, self.device());
+  if (finish == Finish::quotient) sum.divisor = static_cast<uint64_t>(sum.problem.length);
+  sum.root = finish == Finish::square_root;
+  run(sum, given.self.device());
 }
 
 // The same for real and complex elements and results.
-void sum_numbers(const Tensor& self, const DimMask& reduce, bool keepdim, const Tensor& out, bool mean, bool nan_is_zero) {
-  const auto sum = [&](const Tensor& x, const Tensor& to) { sum_reals(x, reduce, keepdim, to, mean, nan_is_zero); };
+void sum_numbers(const Tensor& self, const DimMask& reduce, bool keepdim, const Tensor& out, Finish finish, bool nan_is_zero) {
+  const auto sum = [&](const Tensor& x, const Tensor& to) { sum_reals({x, {}, nan_is_zero}, reduce, keepdim, to, finish); };
   if (!out.is_complex()) {
     if (self.is_complex()) {
       TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
@@ -88,122 +132,126 @@ void sum_numbers(const Tensor& self, const DimMask& reduce, bool keepdim, const 
   if (self.is_complex() && !self.is_conj() && !self.is_neg()) {  // reads the input once
     DimMask parts = reduce;
     parts.push_back(false);
-    return sum_reals(at::view_as_real(self), parts, keepdim, at::view_as_real(out), mean, nan_is_zero);
+    return sum_reals(at::view_as_real(self), parts, keepdim, at::view_as_real(out), finish);
   }
   sum(self.is_complex() ? at::real(self) : self, at::real(out));
   if (self.is_complex()) sum(at::imag(self), at::imag(out));
   else at::imag(out).zero_();
 }
 
+// Writes the sums of squared magnitudes, or their roots. A complex number's are those of both parts.
+void sum_squares(const Tensor& self, const DimMask& reduce, bool keepdim, const Tensor& out, Finish finish) {
+  Tensor x = self.is_conj() ? self.conj() : self;  // of lazy views as they are stored, since no sign matters
+  if (x.is_neg()) x = x._neg_view();
+  if (!x.is_complex()) return sum_reals({x, x}, reduce, keepdim, out, finish);
+  DimMask parts = reduce;
+  parts.push_back(true);
+  x = at::view_as_real(x);
+  sum_reals({x, x}, parts, keepdim, keepdim ? out.unsqueeze(-1) : out, finish);
+}
+
 // --- the operators --------------------------------------------------------------------------------------------------------
 
-template <class Int>
-struct Call {
-  SizesOf<Int> sizes;
-  at::ScalarType dtype;
-  DimMask reduce;
-};
-
 template <Operation op>
-struct ExactReduction {
-  static const char* name() { return operator_name<op, true>(); }
-  static constexpr const char* kArguments = "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None";
-  static constexpr bool kOutHasDtype = true, kHasGradient = true;
-  static constexpr bool autocasts(c10::DeviceType device) {
-    return device == at::kCUDA ? info(op).autocasts : info(op).autocasts_on_cpu();
-  }
-  using Function = gpureduce::Functional;
-
-  template <class Int>
-  static Call<Int> check(const Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const Tensor* out) {
-    Call<Int> call;
-    call.reduce = reduced_dims(dim, self.dim());
-    call.dtype = out ? out_type(op, self, dtype, *out) : result_type(op, self.scalar_type(), dtype);
-    if (out) check_out_place(*out, self.device());
-    dtype_of(self.scalar_type(), "an input of dtype", name_of(op));
-    dtype_of(call.dtype, out ? "an out tensor of dtype" : "a result of dtype", name_of(op));
-    call.sizes = result_sizes(sizes_of<Int>(self), call.reduce, keepdim);
-    return call;
-  }
-
-  static void refuse(const Call<int64_t>& call, const Tensor& self, OptionalDims, bool keepdim, OptionalDtype) {
-    make_reduction(op, self, call.reduce, call.dtype, {}, keepdim);
-  }
-
-  static void compute(const Call<int64_t>& call, const Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype,
+struct Exact : TableReduction<op, true> {
+  static void compute(const TableCall<int64_t>& call, const Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype,
                       const Tensor& out, const Tuning&) {
+    constexpr OperationInfo row = info(op);
     if (at::isIntegralType(call.dtype, /*includeBool=*/true)) {
       Tensor result = out;
       out_variant<op>().call(self, dim, keepdim, call.dtype, result);
+    } else if (row.map == Map::square) {
+      sum_squares(self, call.reduce, keepdim, out, row.finish);
     } else {
-      sum_numbers(self, call.reduce, keepdim, out, info(op).finish == Finish::quotient, info(op).map == Map::number);
+      sum_numbers(self, call.reduce, keepdim, out, row.finish, row.map == Map::number);
     }
-  }
-
-  static Tensor batched(const Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
-    return batched_reduction(name(), std::array{self}, dim, keepdim,
-                             [&](const std::array<Tensor, 1>& input, OptionalDims dims, bool keeps) {
-                               return functional<op, true>().call(input[0], dims, keeps, dtype);
-                             });
   }
 };
 
 // --- states ---------------------------------------------------------------------------------------------------------------
 
-int64_t state_size(bool wide) { return wide ? kStateSize<WideRange> : kStateSize<NarrowRange>; }
+constexpr const char* kPartial = "exact.partial";
 
-Tensor partial_meta(const Tensor& self, OptionalDims dim, bool keepdim, bool) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!self.is_complex(), "exact.partial(): complex numbers are not supported: use torch.view_as_real");
-  const DType in = dtype_of(self.scalar_type(), "an input of dtype", "exact.partial");
-  auto sizes = result_sizes(self.sym_sizes(), reduced_dims(dim, self.dim()), keepdim);
-  sizes.push_back(state_size(in == DType::Double));
+int64_t state_size(ExactRange range) {
+  switch (range) {
+    case ExactRange::narrow: return kStateSize<NarrowRange>;
+    case ExactRange::wide: return kStateSize<WideRange>;
+    default: return kStateSize<ProductRange>;
+  }
+}
+
+DType partial_dtype(const Tensor& x, const char* what) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!x.is_complex(), kPartial, "(): complex numbers are not supported: use torch.view_as_real");
+  return dtype_of(x.scalar_type(), what, kPartial);
+}
+
+Tensor partial_meta(const Tensor& self, OptionalDims dim, bool keepdim, bool nan_is_zero, const OptionalTensor& weight) {
+  const DType in = partial_dtype(self, "an input of dtype");
+  c10::SymDimVector common(self.sym_sizes().begin(), self.sym_sizes().end());
+  ExactRange range = exact_range(ExactAddends::elements, in, in);
+  if (weight) {
+    TORCH_CHECK_VALUE(!nan_is_zero, kPartial, "(): nan_is_zero is of elements, and cannot be given beside a weight");
+    weighted::check_devices("exact.partial()", self, *weight);
+    range = exact_range(ExactAddends::products, in, partial_dtype(*weight, "a weight of dtype"));
+    common = weighted::common_sizes(self.sym_sizes(), weight->sym_sizes());
+  }
+  const DimMask reduce = reduced_dims(dim, static_cast<int64_t>(common.size()));
+  auto sizes = result_sizes(c10::SymIntArrayRef(common), reduce, keepdim);
+  sizes.push_back(state_size(range));
   return at::empty_symint(sizes, at::TensorOptions().dtype(at::kLong).device(self.device()));
 }
 
 // The states of sums over dims, in a last dim.
-Tensor partial(const Tensor& given, OptionalDims dim, bool keepdim, bool nan_is_zero) {
-  const Tensor self = taken(given), states = partial_meta(self, dim, keepdim, nan_is_zero);
-  ExactSum sum = make_sum(self, reduced_dims(dim, self.dim()), {}, keepdim);
+Tensor partial(const Tensor& self, OptionalDims dim, bool keepdim, bool nan_is_zero, const OptionalTensor& weight) {
+  const Tensor states = partial_meta(self, dim, keepdim, nan_is_zero, weight);
+  const Given given(self, tensor_of(weight), nan_is_zero);
+  ExactSum sum = make_sum(given, reduced_dims(dim, given.self.dim()), {}, keepdim);
   if (sum.problem.outputs == 0) return states;
   if (sum.problem.length == 0) return states.zero_();
   sum.output = states.mutable_data_ptr();
   sum.out = DType::Long;
   sum.states = true;
-  sum.nan_is_zero = nan_is_zero;
   run(sum, self.device());
   return states;
 }
 
-Tensor partial_batched(const Tensor& self, OptionalDims dim, bool keepdim, bool nan_is_zero) {
-  static const auto handle = find<Tensor(const Tensor&, OptionalDims, bool, bool)>("_exact_partial");
-  return batched_reduction("exact.partial", std::array{self}, dim, keepdim,
-                           [&](const std::array<Tensor, 1>& input, OptionalDims dims, bool keeps) {
-                             return handle.call(input[0], dims, keeps, nan_is_zero);
-                           });
+Tensor partial_batched(const Tensor& self, OptionalDims dim, bool keepdim, bool nan_is_zero, const OptionalTensor& weight) {
+  static const auto handle = find<Tensor(const Tensor&, OptionalDims, bool, bool, const OptionalTensor&)>("_exact_partial");
+  const auto call = [&](const auto& inputs, OptionalDims dims, bool keeps) {
+    return handle.call(inputs[0], dims, keeps, nan_is_zero,
+                       inputs.size() > 1 ? optional(inputs[inputs.size() - 1]) : std::nullopt);
+  };
+  if (weight) return batched_reduction(kPartial, std::array{self, *weight}, dim, keepdim, call);
+  return batched_reduction(kPartial, std::array{self}, dim, keepdim, call);
 }
 
-Tensor round_meta(const Tensor& state, at::ScalarType dtype, int64_t divisor) {
+Tensor round_meta(const Tensor& state, at::ScalarType dtype, int64_t divisor, bool root) {
   TORCH_CHECK(state.scalar_type() == at::kLong, "exact.round(): a state is of int64, not ", state.scalar_type());
-  const auto has = [&](bool wide) { return state.dim() > 0 && state.sym_size(-1) == state_size(wide); };
-  TORCH_CHECK(has(false) || has(true), "exact.round(): the last dim of a state has the size ", state_size(false), " or ",
-              state_size(true), ", but the sizes are ", state.sym_sizes());
+  const auto has = [&](ExactRange range) { return state.dim() > 0 && state.sym_size(-1) == state_size(range); };
+  TORCH_CHECK(has(ExactRange::narrow) || has(ExactRange::wide) || has(ExactRange::products),
+              "exact.round(): the last dim of a state has the size ", state_size(ExactRange::narrow), ", ",
+              state_size(ExactRange::wide), " or ", state_size(ExactRange::products), ", but the sizes are ",
+              state.sym_sizes());
   TORCH_CHECK(at::isFloatingType(dtype), "exact.round(): dtype must be floating, but is ", dtype);
   dtype_of(dtype, "a result of dtype", "exact.round");
   TORCH_CHECK_VALUE(divisor > 0, "exact.round(): count must be positive, but is ", divisor);
+  TORCH_CHECK_VALUE(!root || divisor == 1, "exact.round(): count cannot be given beside root, but is ", divisor);
   return at::empty_symint(state.sym_sizes().slice(0, state.dim() - 1), state.options().dtype(dtype));
 }
 
-// The numbers that are nearest to the states' sums, over `divisor`.
-Tensor round(const Tensor& given, at::ScalarType dtype, int64_t divisor) {
-  const Tensor result = round_meta(given, dtype, divisor), state = given.resolve_neg().contiguous();
+// The numbers that are nearest to the states' sums over `divisor`, or to their square roots.
+Tensor round(const Tensor& given, at::ScalarType dtype, int64_t divisor, bool root) {
+  const Tensor result = round_meta(given, dtype, divisor, root), state = given.resolve_neg().contiguous();
   if (result.numel() == 0) return result;
   ExactRounding rounding{};
   rounding.states = state.const_data_ptr<int64_t>();
-  rounding.range = state.size(-1) == state_size(true) ? ExactRange::wide : ExactRange::narrow;
+  for (const ExactRange range : {ExactRange::narrow, ExactRange::wide, ExactRange::products})
+    if (state.size(-1) == state_size(range)) rounding.range = range;
   rounding.output = result.mutable_data_ptr();
   rounding.out = dtype_of(dtype, "a result of dtype");
   rounding.count = result.numel();
   rounding.divisor = static_cast<uint64_t>(divisor);
+  rounding.root = root;
 #ifdef GPUREDUCE_WITH_CUDA
   if (state.is_cuda()) {
     const c10::cuda::CUDAGuard guard(state.device());
@@ -215,30 +263,36 @@ Tensor round(const Tensor& given, at::ScalarType dtype, int64_t divisor) {
   return result;
 }
 
-Tensor round_batched(const Tensor& state, at::ScalarType dtype, int64_t divisor) {
-  static const auto handle = find<Tensor(const Tensor&, at::ScalarType, int64_t)>("_exact_round");
+Tensor round_batched(const Tensor& state, at::ScalarType dtype, int64_t divisor, bool root) {
+  static const auto handle = find<Tensor(const Tensor&, at::ScalarType, int64_t, bool)>("_exact_round");
   const c10::impl::ExcludeDispatchKeyGuard below(Key::FuncTorchBatched);
   const int64_t level = current_level("exact.round");
   const auto [value, batched] = in_front(state, level);
-  const Tensor result = handle.call(value, dtype, divisor);
+  const Tensor result = handle.call(value, dtype, divisor, root);
   return batched ? with_batch(result, 0, level) : result;
 }
 
 }  // namespace
+
+void sum_products(const Tensor& self, const Tensor& weight, const DimMask& reduce, bool keepdim, const Tensor& out) {
+  sum_reals({self, weight}, reduce, keepdim, out);
+}
 
 }  // namespace gpureduce::exact
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   using namespace gpureduce;
   for_each_exact_operation([&](auto op) {
-    using Row = exact::ExactReduction<op>;
+    using Row = exact::Exact<op>;
     define_reduction_with_out<Row>(m);
     put(m, Key::FuncTorchBatched, Row::name(), &Row::batched);
   });
   define_operator<exact::partial, exact::partial_meta, nullptr, exact::partial_batched>(
-      m, "_exact_partial(Tensor self, int[1]? dim=None, bool keepdim=False, bool nan_is_zero=False) -> Tensor");
+      m,
+      "_exact_partial(Tensor self, int[1]? dim=None, bool keepdim=False, bool nan_is_zero=False, Tensor? weight=None) -> "
+      "Tensor");
   define_operator<exact::round, exact::round_meta, nullptr, exact::round_batched>(
-      m, "_exact_round(Tensor state, ScalarType dtype, int divisor=1) -> Tensor");
+      m, "_exact_round(Tensor state, ScalarType dtype, int divisor=1, bool root=False) -> Tensor");
   put_fallthrough(m, "_exact_partial");
   for (const char* each : {"_exact_partial", "_exact_round"}) refuse_layouts(m, each);
 }

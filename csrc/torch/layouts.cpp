@@ -5,12 +5,9 @@ namespace gpureduce {
 namespace {
 
 void refuse(const c10::OperatorHandle& op, const char* kind) {
-  std::string name = op.schema().name();
-  name = name.substr(name.find("::") + 2);
-  if (name[0] == '_') name = name.substr(1);
-  if (name.rfind("norm_", 0) == 0) name = "linalg_vector_norm";
-  if (name.rfind("powsum_", 0) == 0) name = "linalg_powsum";
-  TORCH_CHECK_NOT_IMPLEMENTED(false, name, "(): ", kind, " tensors are not supported");
+  const std::string& name = op.schema().name();
+  TORCH_CHECK_NOT_IMPLEMENTED(false, function_name(name.substr(name.find("::") + 2)), "(): ", kind,
+                              " tensors are not supported");
 }
 
 void refuse_sparse(const c10::OperatorHandle& op, torch::jit::Stack*) { refuse(op, "sparse"); }

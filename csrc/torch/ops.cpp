@@ -11,10 +11,9 @@
 #endif
 
 #include "../cpu/sum.h"
-#include "batch.h"
 #include "exponents.h"
-#include "plumbing.h"
 #include "stages.h"
+#include "table.h"
 
 namespace gpureduce {
 
@@ -32,8 +31,6 @@ DimMask reduced_dims(OptionalDims dim, int64_t rank) {
 }
 
 namespace {
-
-constexpr const char* kArguments = "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None";
 
 // For a norm: the real type of the numbers that are reduced. Raises torch.linalg.vector_norm's errors.
 at::ScalarType norm_type(at::ScalarType input, OptionalDtype dtype) {
@@ -74,12 +71,13 @@ at::ScalarType result_type(Operation op, at::ScalarType input, OptionalDtype dty
       return at::isFloat8Type(input) ? at::kFloat : input;
     default: break;
   }
-  if (row.combine == Combine::product)
-    TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(input) && !(dtype && at::isComplexType(*dtype)), name_of(op),
-                                "(): products of complex numbers are not supported: input has dtype ", input);
+  if (row.combine == Combine::product || row.typing == Typing::real) {
+    const char* const what = row.combine == Combine::product ? "(): products of complex numbers" : "(): complex numbers";
+    TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(input), name_of(op), what, " are not supported: input has dtype ", input);
+    TORCH_CHECK_NOT_IMPLEMENTED(!dtype || !at::isComplexType(*dtype), name_of(op), what,
+                                " are not supported: the result has dtype ", *dtype);
+  }
   if (row.typing == Typing::real) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(input) && !(dtype && at::isComplexType(*dtype)), name_of(op),
-                                "(): complex numbers are not supported: input has dtype ", input);
     TORCH_CHECK_NOT_IMPLEMENTED(!at::isFloatingType(input) || !dtype || at::isFloatingType(*dtype), name_of(op),
                                 "(): the dtype of a floating input's result must be floating, but is ", *dtype);
   }
@@ -201,54 +199,12 @@ void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool k
   check_kernel(op, r, cpu::run(r));
 }
 
-template <class Int>
-struct Call {
-  SizesOf<Int> sizes;
-  at::ScalarType dtype;
-  DimMask reduce;
-};
-
-// A row of the table.
+// A row's ordinary operator.
 template <Operation op>
-struct TableReduction {
-  static const char* name() { return name_of(op); }
-  static constexpr const char* kArguments = gpureduce::kArguments;
-  // For sums, the dtype of `out` decides. Others get dtype= itself: for norms of complex numbers it is complex, unlike the
-  // result's dtype.
-  static constexpr bool kOutHasDtype = info(op).has_dtype(), kHasGradient = info(op).has_gradient();
-  static constexpr bool autocasts(c10::DeviceType device) {
-    return device == at::kCUDA ? info(op).autocasts : info(op).autocasts_on_cpu();
-  }
-  using Function = gpureduce::Functional;
-
-  template <class Int>
-  static Call<Int> check(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, const at::Tensor* out) {
-    Call<Int> call;
-    if (out && info(op).typing == Typing::truth) out_type(op, self, dtype, *out);  // torch checks any's and all's before dims
-    call.reduce = reduced_dims(dim, self.dim());
-    check_identity(op, self, dim);
-    call.dtype = out ? out_type(op, self, dtype, *out) : result_type(op, self.scalar_type(), dtype);
-    if (out) check_out_place(*out, self.device());
-    dtype_of(self.scalar_type(), "an input of dtype", function_of(op));
-    dtype_of(call.dtype, out ? "an out tensor of dtype" : "a result of dtype", function_of(op));
-    call.sizes = result_sizes(sizes_of<Int>(self), call.reduce, keepdim);
-    return call;
-  }
-
-  static void refuse(const Call<int64_t>& call, const at::Tensor& self, OptionalDims, bool keepdim, OptionalDtype) {
-    make_reduction(op, self, call.reduce, call.dtype, {}, keepdim);
-  }
-
-  static void compute(const Call<int64_t>& call, const at::Tensor& self, OptionalDims, bool keepdim, OptionalDtype,
+struct Ordinary : TableReduction<op> {
+  static void compute(const TableCall<int64_t>& call, const at::Tensor& self, OptionalDims, bool keepdim, OptionalDtype,
                       const at::Tensor& out, const Tuning& tuning) {
     gpureduce::compute(op, self, call.reduce, keepdim, out, tuning, Unwatched{});
-  }
-
-  static at::Tensor batched(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
-    return batched_reduction(name(), std::array{self}, dim, keepdim,
-                             [&](const std::array<at::Tensor, 1>& input, OptionalDims dims, bool keeps) {
-                               return functional<op>().call(input[0], dims, keeps, dtype);
-                             });
   }
 };
 
@@ -266,7 +222,7 @@ std::vector<double> stages(const at::Tensor& self, OptionalDims dim, int64_t cal
   Stopwatch watch;
   for (int64_t i = 0; i < calls; ++i) {
     watch.begin();
-    const auto call = TableReduction<Operation::sum>::check<int64_t>(self, dim, false, {}, nullptr);
+    const auto call = checked<int64_t>(Operation::sum, self, dim, false, {}, nullptr);
     const at::Tensor out = allocate(call.sizes, call.dtype, self);
     watch.end(Stage::result);
     compute(Operation::sum, self, call.reduce, false, out, {}, watch);
@@ -278,6 +234,23 @@ std::vector<double> stages(const at::Tensor& self, OptionalDims dim, int64_t cal
 #endif
 
 }  // namespace
+
+template <class Int>
+TableCall<Int> checked(Operation op, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype,
+                       const at::Tensor* out) {
+  TableCall<Int> call;
+  if (out && info(op).typing == Typing::truth) out_type(op, self, dtype, *out);  // torch checks any's and all's before dims
+  call.reduce = reduced_dims(dim, self.dim());
+  check_identity(op, self, dim);
+  call.dtype = out ? out_type(op, self, dtype, *out) : result_type(op, self.scalar_type(), dtype);
+  if (out) check_out_place(*out, self.device());
+  dtype_of(self.scalar_type(), "an input of dtype", function_of(op));
+  dtype_of(call.dtype, out ? "an out tensor of dtype" : "a result of dtype", function_of(op));
+  call.sizes = result_sizes(sizes_of<Int>(self), call.reduce, keepdim);
+  return call;
+}
+template TableCall<int64_t> checked(Operation, const at::Tensor&, OptionalDims, bool, OptionalDtype, const at::Tensor*);
+template TableCall<c10::SymInt> checked(Operation, const at::Tensor&, OptionalDims, bool, OptionalDtype, const at::Tensor*);
 
 std::string explained(const Reduction& r, at::Device device, const Tuning& tuning) {
   std::string text = std::string(info(r.in).name);
@@ -354,12 +327,12 @@ Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& re
 TORCH_LIBRARY(gpureduce, m) {
   using namespace gpureduce;
   for_each_operation([&](auto op) {
-    using Row = TableReduction<op>;
+    using Row = Ordinary<op>;
     define_reduction_with_out<Row>(m);
     define_tuned<Row>(m, std::string("_") + name_of(op), "Tensor");
     put(m, Key::FuncTorchBatched, name_of(op), &Row::batched);
   });
-  define_planning<planned>(m, "", kArguments);
+  define_planning<planned>(m, "", Ordinary<Operation::sum>::kArguments);
   m.def("_stages(Tensor self, int[1]? dim, int calls) -> float[]");  // for bench/grid.py
 #ifdef GPUREDUCE_WITH_CUDA
   put(m, Key::CUDA, "_stages", &stages);

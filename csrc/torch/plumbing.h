@@ -160,8 +160,9 @@ struct Plumbing<Family, Result(Args...)> {
     if (Family::kHasGradient) {
       const auto needs_grad = [](const Tensor& x) { return torch::autograd::compute_requires_grad(x); };
       const auto has_tangent = [](const Tensor& x) { return torch::autograd::isFwGradDefined(x); };
-      if (any_tensor(needs_grad, args..., out)) torch::autograd::throw_error_out_requires_grad(Family::name());
-      TORCH_CHECK_NOT_IMPLEMENTED(!any_tensor(has_tangent, args..., out), "Trying to use forward AD with ", Family::name(),
+      const auto function = [] { return function_name(Family::name()); };
+      if (any_tensor(needs_grad, args..., out)) torch::autograd::throw_error_out_requires_grad(function().c_str());
+      TORCH_CHECK_NOT_IMPLEMENTED(!any_tensor(has_tangent, args..., out), "Trying to use forward AD with ", function(),
                                   "_out that does not support it because it is an out= function");
     }
     const at::AutoDispatchBelowAutograd below;

@@ -1,4 +1,6 @@
-// weighted_sum, the sum of the products of two inputs, and dot, which calls it.
+// weighted_sum, the sum of the products of two inputs, and dot, which calls it. And both of exact products, rounded once.
+#include "weighted.h"
+
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
@@ -7,10 +9,36 @@
 #include "../numeric/weighted.h"
 #include "applied.h"
 #include "batch.h"
+#include "exact.h"
 #include "gradient.h"
 #include "plumbing.h"
 
 namespace gpureduce::weighted {
+
+at::DimVector common_sizes(at::IntArrayRef self, at::IntArrayRef weight) { return at::infer_size_dimvector(self, weight); }
+
+c10::SymDimVector common_sizes(c10::SymIntArrayRef self, c10::SymIntArrayRef weight) {
+  const int64_t rank = static_cast<int64_t>(std::max(self.size(), weight.size()));
+  const auto size_of = [&](c10::SymIntArrayRef sizes, int64_t d) {
+    const int64_t own = d - (rank - static_cast<int64_t>(sizes.size()));
+    return own < 0 ? c10::SymInt(1) : sizes[own];
+  };
+  c10::SymDimVector common;
+  for (int64_t d = 0; d < rank; ++d) {
+    const c10::SymInt a = size_of(self, d), b = size_of(weight, d);
+    const bool stretched = TORCH_GUARD_OR_FALSE(a.sym_eq(1));
+    if (!stretched && !TORCH_GUARD_OR_FALSE(b.sym_eq(1)))
+      TORCH_SYM_CHECK(a.sym_eq(b), "The size of tensor a (", a, ") must match the size of tensor b (", b,
+                      ") at non-singleton dimension ", d);
+    common.push_back(stretched ? b : a);
+  }
+  return common;
+}
+
+void check_devices(const char* name, const at::Tensor& self, const at::Tensor& weight) {
+  TORCH_CHECK(self.device() == weight.device(), name, ": Expected all tensors to be on the same device, but self is on ",
+              self.device(), " and weight is on ", weight.device());
+}
 
 namespace {
 
@@ -35,32 +63,6 @@ at::ScalarType result_type(const Tensor& self, const Tensor& weight, OptionalDty
   const at::ScalarType result = gpureduce::result_type(Operation::sum, promoted, dtype);
   check_dtype(result, "a result of dtype");
   return result;
-}
-
-void check_devices(const Tensor& self, const Tensor& weight) {
-  TORCH_CHECK(self.device() == weight.device(), kName, ": Expected all tensors to be on the same device, but self is on ",
-              self.device(), " and weight is on ", weight.device());
-}
-
-// The sizes that both inputs are expanded to. Data-dependent traced sizes count as equal unless one is known to be 1, as in
-// torch; this is checked when they are known.
-at::DimVector common_sizes(at::IntArrayRef self, at::IntArrayRef weight) { return at::infer_size_dimvector(self, weight); }
-c10::SymDimVector common_sizes(c10::SymIntArrayRef self, c10::SymIntArrayRef weight) {
-  const int64_t rank = static_cast<int64_t>(std::max(self.size(), weight.size()));
-  const auto size_of = [&](c10::SymIntArrayRef sizes, int64_t d) {
-    const int64_t own = d - (rank - static_cast<int64_t>(sizes.size()));
-    return own < 0 ? c10::SymInt(1) : sizes[own];
-  };
-  c10::SymDimVector common;
-  for (int64_t d = 0; d < rank; ++d) {
-    const c10::SymInt a = size_of(self, d), b = size_of(weight, d);
-    const bool stretched = TORCH_GUARD_OR_FALSE(a.sym_eq(1));
-    if (!stretched && !TORCH_GUARD_OR_FALSE(b.sym_eq(1)))
-      TORCH_SYM_CHECK(a.sym_eq(b), "The size of tensor a (", a, ") must match the size of tensor b (", b,
-                      ") at non-singleton dimension ", d);
-    common.push_back(stretched ? b : a);
-  }
-  return common;
 }
 
 // --- the problem and its backends -----------------------------------------------------------------------------------------
@@ -103,17 +105,21 @@ struct Call {
   decltype(common_sizes(at::ArrayRef<Int>(), at::ArrayRef<Int>())) common;
 };
 
+using Function = Tensor(const Tensor&, const Tensor&, OptionalDims, bool, OptionalDtype);
+
+// `exact`: the products are not rounded, and the result is rounded once.
+template <bool exact>
 struct WeightedSum {
-  static const char* name() { return kName; }
+  static const char* name() { return exact ? "exact_weighted_sum" : kName; }
   static constexpr const char* kArguments = weighted::kArguments;
   static constexpr bool kOutHasDtype = true, kHasGradient = true;
   static constexpr bool autocasts(c10::DeviceType device) { return device == at::kCUDA; }
-  using Function = Tensor(const Tensor&, const Tensor&, OptionalDims, bool, OptionalDtype);
+  using Function = weighted::Function;
 
   template <class Int>
   static Call<Int> check(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype,
                          const Tensor* out) {
-    check_devices(self, weight);
+    check_devices(kName, self, weight);
     Call<Int> call;
     call.dtype = result_type(self, weight, dtype || !out ? dtype : OptionalDtype(out->scalar_type()));
     if (out) check_out_dtype(*out, call.dtype);
@@ -131,6 +137,7 @@ struct WeightedSum {
 
   static void compute(const Call<int64_t>& call, const Tensor& self, const Tensor& weight, OptionalDims, bool keepdim,
                       OptionalDtype, const Tensor& out, const Tuning& tuning) {
+    if (exact && out.is_floating_point()) return exact::sum_products(self, weight, call.reduce, keepdim, out);
     const Reduction r = make_reduction(self, weight, call.common, call.reduce, call.dtype, out, keepdim);
     if (r.problem.outputs == 0) return;
     if (r.problem.length == 0) {
@@ -149,7 +156,7 @@ struct WeightedSum {
 
 // A call that is only planned.
 Reduction planned(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
-  const auto call = WeightedSum::check<int64_t>(self, weight, dim, keepdim, dtype, nullptr);
+  const auto call = WeightedSum<false>::check<int64_t>(self, weight, dim, keepdim, dtype, nullptr);
   return make_reduction(self, weight, call.common, call.reduce, call.dtype, {}, keepdim);
 }
 
@@ -197,10 +204,11 @@ Tensor gradient(const Tensor& grad, const Tensor& other, const Sizes& sizes, at:
   return result.expand_symint(sizes);
 }
 
+template <bool exact>
 struct Rule : RuleOf<Saved> {
   static constexpr std::array<bool, 2> kKept = {false, false};  // self and weight
 
-  static std::string name() { return "gpureduce_weighted_sum_backward"; }
+  static std::string name() { return std::string("gpureduce_") + WeightedSum<exact>::name() + "_backward"; }
 
   static Saved asked(Saved saved, torch::autograd::Node& node) {
     saved.needs_self = saved.needs_self && node.task_should_compute_output(0);
@@ -218,23 +226,30 @@ struct Rule : RuleOf<Saved> {
   }
 };
 
+template <bool exact>
+const auto& operator_of() {
+  return Plumbing<WeightedSum<exact>>::functional();
+}
+
 // The tangent of the result, from tangents of the inputs.
+template <bool exact>
 Tensor tangent(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, at::ScalarType dtype) {
   const Tensor &of_self = self._fw_grad(/*level=*/0), &of_weight = weight._fw_grad(/*level=*/0);
   Tensor change;
-  if (of_self.defined()) change = weighted_sum_operator().call(of_self, weight._fw_primal(/*level=*/0), dim, keepdim, dtype);
+  if (of_self.defined()) change = operator_of<exact>().call(of_self, weight._fw_primal(/*level=*/0), dim, keepdim, dtype);
   if (of_weight.defined()) {
-    const Tensor more = weighted_sum_operator().call(self._fw_primal(/*level=*/0), of_weight, dim, keepdim, dtype);
+    const Tensor more = operator_of<exact>().call(self._fw_primal(/*level=*/0), of_weight, dim, keepdim, dtype);
     change = change.defined() ? change + more : more;
   }
   return change;
 }
 
+template <bool exact>
 Tensor reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim,
                              OptionalDtype dtype) {
-  return with_derivatives<Rule>(
+  return with_derivatives<Rule<exact>>(
       std::tie(self, weight),
-      [&] { return weighted_sum_operator().redispatch(keys & c10::after_autograd_keyset, self, weight, dim, keepdim, dtype); },
+      [&] { return operator_of<exact>().redispatch(keys & c10::after_autograd_keyset, self, weight, dim, keepdim, dtype); },
       [&] {
         return Saved{self.sym_sizes().vec(),
                      weight.sym_sizes().vec(),
@@ -248,13 +263,14 @@ Tensor reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, const
       [&](const Tensor&) {
         return std::array<Tensor, 2>{weight.requires_grad() ? self : Tensor(), self.requires_grad() ? weight : Tensor()};
       },
-      [&](const Tensor& result) { return tangent(self, weight, dim, keepdim, result.scalar_type()); });
+      [&](const Tensor& result) { return tangent<exact>(self, weight, dim, keepdim, result.scalar_type()); });
 }
 
+template <bool exact>
 Tensor reduce_batched(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
   return batched_reduction(kName, std::array{self, weight}, dim, keepdim,
                            [&](const std::array<Tensor, 2>& inputs, OptionalDims dims, bool keeps) {
-                             return weighted_sum_operator().call(inputs[0], inputs[1], dims, keeps, dtype);
+                             return operator_of<exact>().call(inputs[0], inputs[1], dims, keeps, dtype);
                            });
 }
 
@@ -276,15 +292,27 @@ OptionalDtype dot_dtype(const Tensor& self, const Tensor& other, OptionalDtype d
   return dtype || !promotes ? dtype : OptionalDtype(gpureduce::result_type(Operation::sum, promoted, {}));
 }
 
+template <bool exact>
 Tensor dot(const Tensor& self, const Tensor& other, OptionalDtype dtype) {
-  return weighted_sum_operator().call(self, other, std::nullopt, false, dot_dtype(self, other, dtype));
+  return operator_of<exact>().call(self, other, std::nullopt, false, dot_dtype(self, other, dtype));
 }
 
 // torch.dot's `out` must have the dtype of the result.
+template <bool exact>
 Tensor& dot_out(const Tensor& self, const Tensor& other, OptionalDtype dtype, Tensor& out) {
   dtype = dot_dtype(self, other, dtype);
   check_out_dtype(out, result_type(self, other, dtype));
-  return Plumbing<WeightedSum>::out_variant().call(self, other, std::nullopt, false, dtype, out);
+  return Plumbing<WeightedSum<exact>>::out_variant().call(self, other, std::nullopt, false, dtype, out);
+}
+
+template <bool exact>
+void define(torch::Library& m) {
+  const std::string name = WeightedSum<exact>::name();
+  define_reduction_with_out<WeightedSum<exact>>(m);
+  put(m, Key::Autograd, name, TORCH_FN(reduce_differentiable<exact>));
+  put(m, Key::FuncTorchBatched, name, TORCH_FN(reduce_batched<exact>));
+  define_composite(m, exact ? exact_name("dot") : "dot", "(Tensor self, Tensor other, *, ScalarType? dtype=None",
+                   TORCH_FN(dot<exact>), TORCH_FN(dot_out<exact>));
 }
 
 }  // namespace
@@ -294,10 +322,8 @@ Tensor& dot_out(const Tensor& self, const Tensor& other, OptionalDtype dtype, Te
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   using namespace gpureduce;
   using namespace gpureduce::weighted;
-  define_reduction_with_out<WeightedSum>(m);
-  define_tuned<WeightedSum>(m, "_weighted_sum", "Tensor");
+  define<false>(m);
+  define<true>(m);
+  define_tuned<WeightedSum<false>>(m, "_weighted_sum", "Tensor");
   define_planning<planned>(m, "_weighted_sum", kArguments);
-  put(m, Key::Autograd, kName, TORCH_FN(reduce_differentiable));
-  put(m, Key::FuncTorchBatched, kName, TORCH_FN(reduce_batched));
-  define_composite(m, "dot", "(Tensor self, Tensor other, *, ScalarType? dtype=None", TORCH_FN(dot), TORCH_FN(dot_out));
 }

@@ -24,15 +24,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import distributed
 from .._graphs import between_graphs
-from .._operations import is_inexact, known, node_dtype
+from .._operations import exact_operators, is_inexact, known, node_dtype, state_size
 from . import _rows
 from ._messages import exchange_parts, gather, place
 from ._rank_plan import even, product
 from ._sharded import (
     Call,
+    ExactProducts,
+    Factors,
     Shards,
     axes_of,
-    exact_operators,
     join_freely,
     join_many,
     join_shards,
@@ -215,10 +216,17 @@ def _weighted_sum(
     shape = torch.broadcast_shapes(self.shape, weight.shape)
     dims = _reduced(dim, len(shape))
     call = Call(operation, dims, keepdim, meta.dtype, meta.dtype, -1)
+    exact = _name(op) != "weighted_sum" and is_inexact(meta.dtype)
     x, w = _without_partials(self), _without_partials(weight)
     together = _cut_together(x, w, shape)
+    if exact and not together:
+        x, w = _recut(x, w, shape)
+        together = _cut_together(x, w, shape)
     if together and not any(_is_shard(placement) and placement.dim in dims for placement in together):
-        result = _weighted_sum_here(x, w, len(shape), together, call, meta)
+        operator = torch.ops.gpureduce.exact_weighted_sum if exact else torch.ops.gpureduce.weighted_sum
+        result = _weighted_sum_here(operator, x, w, len(shape), together, call, meta)
+    elif exact:
+        result = _exact_products(x, w, shape, together, call, meta)
     else:  # the strides say in which order to add
         made, strides = products(x, w, meta.dtype), _without_data(x).expand(shape).stride()
         made = _from_local(made._local_tensor, made, made.placements, shape, strides)
@@ -227,20 +235,63 @@ def _weighted_sum(
 
 
 def _weighted_sum_here(
-    x: DTensor, w: DTensor, rank: int, placements: list[Placement], call: Any, meta: Tensor
+    operator: Any, x: DTensor, w: DTensor, rank: int, placements: list[Placement], call: Any, meta: Tensor
 ) -> DTensor:
     """Of what each rank holds, where no reduced dim is cut: no product is written to memory."""
     found = None
     if _inside(x):
-        for one in (x, w):
-            shape, strides = tuple(map(int, one.shape)), tuple(map(int, one.stride()))
-            _check_local(call.title, one, shape, _find(one.device_mesh, one.placements, shape, strides, ()).local)
+        _check_locals(call.title, x, w)
         missing = rank - x.dim()
         own = [d - missing for d in call.dims if d >= missing]
         local = laid_out(x._local_tensor, own, _order(x.shape, x.stride(), own))
-        found = torch.ops.gpureduce.weighted_sum(local, w._local_tensor, call.dims, call.keepdim, dtype=call.given)
+        found = operator(local, w._local_tensor, call.dims, call.keepdim, dtype=call.given)
     (result,) = _placed(found, x, placements, call, [meta])
     return result
+
+
+def _exact_products(
+    x: DTensor, w: DTensor, shape: torch.Size, placements: list[Placement], call: Call, meta: Tensor
+) -> DTensor:
+    """The exact sum where a reduced dim is cut: each rank adds the products of what it holds, and sends states."""
+    call, found = ExactProducts(**vars(call), size=state_size(x.dtype, w.dtype)), None
+    if _inside(x):
+        _check_locals(call.title, x, w)
+        here = torch.broadcast_tensors(x._local_tensor, w._local_tensor)
+        strides = _without_data(x).expand(shape).stride()
+        whole = _from_local(here[0], x, placements, shape, strides)
+        states = None if 0 in here[0].shape else call.node(Factors(*here, x.dtype), call.dims, torch.int64)
+        found = _local_result(whole, call, states)
+    (result,) = _placed(found, x, placements, call, [meta])
+    return result
+
+
+def _check_locals(title: str, *tensors: DTensor) -> None:
+    for one in tensors:
+        shape, strides = tuple(map(int, one.shape)), tuple(map(int, one.stride()))
+        _check_local(title, one, shape, _find(one.device_mesh, one.placements, shape, strides, ()).local)
+
+
+def _recut(x: DTensor, w: DTensor, shape: Sequence[int]) -> list[DTensor]:
+    """The two tensors, cut alike along the common shape: as `x` is, or where it is not cut, as `w`."""
+    cuts = [
+        next((cut for cut in pair if cut), None) for pair in zip(_cuts_of(x, shape), _cuts_of(w, shape), strict=True)
+    ]
+    found = []
+    for one in (x, w):
+        missing = len(shape) - one.dim()
+        has = [cut is not None and cut.dim >= missing and one.shape[cut.dim - missing] > 1 for cut in cuts]
+        pairs = zip(cuts, has, strict=True)
+        found.append(_as_cut(one, [_moved(cut, cut.dim - missing) if here else Replicate() for cut, here in pairs]))
+    return found
+
+
+def _cuts_of(x: DTensor, shape: Sequence[int]) -> list[Placement | None]:
+    """The placements that cut a dim of the common shape, counting its dims; None for the others."""
+    missing = len(shape) - x.dim()
+    return [
+        _moved(one, one.dim + missing) if _is_shard(one) and x.shape[one.dim] == shape[one.dim + missing] else None
+        for one in x.placements
+    ]
 
 
 def _cut_together(x: DTensor, w: DTensor, shape: Sequence[int]) -> list[Placement] | None:
@@ -1373,6 +1424,7 @@ _NEEDED = {
 
 _RULES = {name: _reduce for name, operation in known().items() if not operation.part} | {
     **dict.fromkeys(exact_operators(), _reduce),
+    "exact_weighted_sum": _weighted_sum,
     "_var_mean": _var_mean,
     "_apply": _apply,
     "weighted_sum": _weighted_sum,

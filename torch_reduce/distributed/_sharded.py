@@ -15,7 +15,17 @@ from torch import Tensor
 
 from .. import _arguments
 from .._graphs import between_graphs
-from .._operations import Operation, is_inexact, known, node_dtype, of_orders, product_dtype, state_size
+from .._operations import (
+    Operation,
+    exact_name,
+    exact_operators,
+    is_inexact,
+    known,
+    node_dtype,
+    of_orders,
+    product_dtype,
+    state_size,
+)
 from ._messages import agree, check_device, exchange, exchange_parts, gather, kind_of, numbers, place, traced
 from ._rank_plan import CHUNK, Joins, Plan, Together, even, plan_of, product, together
 from ._shard import Shard
@@ -25,7 +35,6 @@ _ops = torch.ops.gpureduce
 
 # What changes no bit of what it is joined to.
 PADDING = {"sum": complex(-0.0, -0.0), "prod": complex(1)}
-EXACT = "exact_"  # before the name of an operator: the one that adds exactly
 _ARRAYS = 1024  # that one launch takes: results of more are put side by side one by one
 
 
@@ -205,7 +214,7 @@ class ExactCall(Call):
         return x, call if is_inexact(call.dtype) else Call(**vars(call))  # integers are exact in any case
 
     def __call__(self, x: Tensor) -> Tensor:
-        operator = getattr(_ops, EXACT + self.operation.name)
+        operator = getattr(_ops, exact_name(self.operation.name))
         return operator(x, self.dims if x.dim() else None, self.keepdim, dtype=self.given)
 
     def facts(self, x: Tensor, order: list[int], group: Any) -> dict[str, Any]:
@@ -214,24 +223,44 @@ class ExactCall(Call):
     def accumulator(self, source: torch.dtype) -> torch.dtype:
         return torch.int64
 
-    def width(self, source: torch.dtype) -> int:
-        return (2 if self.dtype.is_complex else 1) * state_size(source)
+    @property
+    def _squares(self) -> bool:
+        return self.operation.map == "square"
 
-    def node(self, part: Tensor, dims: list[int], accumulator: torch.dtype) -> Tensor:
+    def width(self, source: torch.dtype) -> int:
+        return (2 if self.dtype.is_complex else 1) * state_size(source, source if self._squares else None)
+
+    def node(self, part: "Tensor | Factors", dims: list[int], accumulator: torch.dtype) -> Tensor:
+        if isinstance(part, Factors):
+            return _ops._exact_partial(part.x, dims, weight=part.weight).reshape(-1)
         nan_is_zero, both = self.operation.map == "number", self.dtype.is_complex
         if part.is_complex():
-            part = torch.view_as_real(part.resolve_conj().resolve_neg())
-            states = _ops._exact_partial(part if both else part[..., 0], dims, nan_is_zero=nan_is_zero)
+            parts = torch.view_as_real(part.resolve_conj().resolve_neg())
+            if self._squares:  # of both parts
+                return self.node(parts, [*dims, part.dim()], accumulator)
+            states = _ops._exact_partial(parts if both else parts[..., 0], dims, nan_is_zero=nan_is_zero)
+        elif self._squares:
+            states = _ops._exact_partial(part, dims, weight=part)
         else:
             states = _ops._exact_partial(part, dims, nan_is_zero=nan_is_zero)
             states = torch.stack([states, torch.zeros_like(states)], -2) if both else states  # a state of 0
         return states.reshape(-1)
 
     def result(self, total: Tensor, count: int, shape: Sequence[int]) -> Tensor:
-        divisor = count if self.operation.finish == "quotient" else 1
+        divisor, root = count if self.operation.finish == "quotient" else 1, self.operation.finish == "square_root"
         parts = [2] if self.dtype.is_complex else []
-        found = _ops._exact_round(total.view(*self.kept(shape), *parts, -1), self.dtype.to_real(), divisor)
+        found = _ops._exact_round(total.view(*self.kept(shape), *parts, -1), self.dtype.to_real(), divisor, root)
         return torch.view_as_complex(found) if parts else found
+
+
+@dataclass(frozen=True)
+class ExactProducts(ExactCall):
+    """The exact sum of products. Its tensors are Factors, of which no product is written to memory."""
+
+    size: int = 0  # of a state
+
+    def width(self, source: torch.dtype) -> int:
+        return self.size
 
 
 @dataclass(frozen=True)
@@ -372,6 +401,29 @@ class WeightedCall(Call):
         return Call(self.operation, self.dims, self.keepdim, self.dtype, self.dtype, self.shard_dim)
 
 
+class ExactWeightedCall(WeightedCall):
+    """The same with exact=True, and with a floating result."""
+
+    @classmethod
+    def read(cls, *arguments: Any, **more: Any):
+        x, call = super().read(*arguments, **more)
+        return x, call if is_inexact(call.dtype) else WeightedCall(**vars(call))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return _ops.exact_weighted_sum(x, self.weight, self.dims if x.dim() else None, self.keepdim, dtype=self.given)
+
+    def facts(self, x: Tensor, order: list[int], group: Any) -> dict[str, Any]:
+        return super().facts(x, order, group) | {"function": f"{self.title} with exact=True"}
+
+    def plain(self, x: Tensor) -> tuple[Factors, Call]:
+        factors, call = super().plain(x)
+        return factors, replace(call, size=state_size(x.dtype, self.weight.dtype))
+
+    @property
+    def _summing(self) -> Call:
+        return ExactProducts(**vars(super()._summing))
+
+
 @dataclass(frozen=True)
 class SegmentCall(Call):
     """A call that reduces segments of a dim; where it is cut, `offsets` are of the global tensor."""
@@ -467,6 +519,7 @@ _KINDS: dict[str, type[Call]] = {
     **dict.fromkeys(("weighted_sum", "dot"), WeightedCall),
     **dict.fromkeys(_SEGMENTS, SegmentCall),
 }
+_EXACT_KINDS: dict[str, type[Call]] = dict.fromkeys(("weighted_sum", "dot"), ExactWeightedCall)
 
 
 def _over_segments(function: str) -> Any:
@@ -493,10 +546,10 @@ _KEEP_SHAPE = {"softmax", "log_softmax", "log_prob", "cross_entropy", "rms_norm"
 
 
 @cache
-def kind_of_call(function: str) -> tuple[type[Call], Operation]:
+def kind_of_call(function: str, exact: bool = False) -> tuple[type[Call], Operation]:
     """The kind of call of a function that is no operator of the table, and the operation that its nodes are of."""
     like = known()[_SEGMENTS.get(function, "sum")]
-    return _KINDS[function], like._replace(function=function)
+    return (_EXACT_KINDS if exact else _KINDS)[function], like._replace(function=function)
 
 
 def kind_of_operation(operation: Operation, exact: bool = False) -> type[Call]:
@@ -510,13 +563,7 @@ def _operators() -> dict[str, Operation]:
     return {one.function: one for one in known().values() if not one.part and one.order is None}
 
 
-@cache
-def exact_operators() -> dict[str, str]:
-    """The operators that add exactly, and the operations of the table that they are."""
-    return {EXACT + name: name for name in known() if hasattr(_ops, EXACT + name)}
-
-
-def _of_order(function: str, ord: Any) -> Operation:
+def _of_order(function: str, ord: Any, exact: bool) -> Operation:
     """A norm or a sum of powers."""
     try:
         order = float(_arguments.number("ord", ord))
@@ -526,25 +573,29 @@ def _of_order(function: str, ord: Any) -> Operation:
     if order not in orders:
         names = ", ".join(f"{one:g}" for one in orders)
         raise NotImplementedError(f"{function}(): 'ord' must be one of {names}, but it is {ord}")
+    if exact and exact_name(orders[order]) not in exact_operators():
+        raise NotImplementedError(f"{function}(): 'ord' must be 2 with exact=True, but it is {ord}")
     return known()[orders[order]]
 
 
 @cache
-def _schema_of(operator: Any) -> tuple[str | None, list[str]]:
-    """The function of torch_reduce that an operator is, if it takes Shards, or None; and its arguments' names."""
+def _schema_of(operator: Any) -> tuple[str | None, bool, list[str]]:
+    """The function of torch_reduce that an operator is, if it takes Shards, or None; whether it adds exactly; and its
+    arguments' names."""
     schema = getattr(getattr(operator, "default", operator), "_schema", None)
     space, _, name = schema.name.partition("::") if schema else ("", "", "")
-    function = name.removeprefix("linalg_")
-    taken = {"vector_norm", "powsum", *_operators(), *exact_operators(), *_KINDS, *_KEEP_SHAPE, *_ALONE}
+    exact = name.startswith("exact_")
+    function = name.removeprefix("exact_").removeprefix("linalg_")
+    taken = {"vector_norm", "powsum", *_operators(), *_KINDS, *_KEEP_SHAPE, *_ALONE}
     if space != "gpureduce" or function not in taken:
-        return None, []
-    return function, [argument.name for argument in schema.arguments]
+        return None, exact, []
+    return function, exact, [argument.name for argument in schema.arguments]
 
 
 @between_graphs
 def call_operator(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an operator of torch.ops.gpureduce gives if one of its arguments is a Shard: NotImplemented of others."""
-    function, names = _schema_of(operator)
+    function, exact, names = _schema_of(operator)
     if function is None:
         return NotImplemented
     given = dict(zip(names, args, strict=False)) | kwargs
@@ -561,12 +612,11 @@ def call_operator(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return _alone(operator, function, given)
     x, ord, dim = given.pop(names[0]), given.pop("ord", 2), given.pop("dim", None)
     if function in _KINDS:
-        kind, operation = kind_of_call(function)
+        kind, operation = kind_of_call(function, exact)
     else:
-        plain = exact_operators().get(function, function)
-        operation = _operators().get(plain) or _of_order(plain, ord)
-        kind = kind_of_operation(operation, plain != function)
-    if kind is not WeightedCall and not isinstance(x, Shard):
+        operation = _operators().get(function) or _of_order(function, ord, exact)
+        kind = kind_of_operation(operation, exact)
+    if not issubclass(kind, WeightedCall) and not isinstance(x, Shard):
         raise TypeError(f"{function}(): it is the tensor to reduce that may be a Shard, and no other")
     if operation.typing == "truth" and isinstance(dim, (tuple, list)) and not dim:  # no dim is reduced
         return operator(x.x, dim)

@@ -147,7 +147,8 @@ PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (dtype != Py_None) type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
   const at::Tensor self = unpack(input);  // our own reference, since swap_tensors may change the object meanwhile
   // The caller of torch_reduce.sum. The functions of _family.py, and exact sums, call this through one more function.
-  constexpr int kCaller = !exact && (op == Operation::sum || op == Operation::mean || info(op).is_norm()) ? 2 : 3;
+  constexpr bool kDirect = (!exact && (op == Operation::sum || op == Operation::mean)) || info(op).is_norm();
+  constexpr int kCaller = kDirect ? 2 : 3;
   return guarded(kCaller, [&] {
     if (out != Py_None) {
       at::Tensor result = unpack(out);
@@ -219,16 +220,17 @@ using Call = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
 #define GPUREDUCE_METHOD(name, ...)                                                                                  \
   {#name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Call(reduce<Operation::name>))), METH_FASTCALL, \
    #name "(input, dim, keepdim, dtype, out, /)\n--\n\nThe " #name ", or NotImplemented where torch.ops must be called."},
-#define GPUREDUCE_EXACT(name)                                                                                        \
-  {"exact_" #name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Call(reduce<Operation::name, true>))), \
-   METH_FASTCALL, "exact_" #name "(input, dim, keepdim, dtype, out, /)\n--\n\nThe exact " #name ", or NotImplemented."},
+#define GPUREDUCE_EXACT(name, exact)                                                                                        \
+  {#exact, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Call(reduce<Operation::name, true>))), METH_FASTCALL, \
+   #exact "(input, dim, keepdim, dtype, out, /)\n--\n\nThe exact " #name ", or NotImplemented."},
 #define GPUREDUCE_VARIANCE(name, root)                                                                      \
   {#name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Call(variance<root>))), METH_FASTCALL, \
    #name "(input, dim, correction, keepdim, /)\n--\n\nThe " #name ", or NotImplemented where torch.ops must be called."},
 PyMethodDef methods[] = {
-    GPUREDUCE_OPERATIONS(GPUREDUCE_METHOD)                              //
-    GPUREDUCE_EXACT(sum) GPUREDUCE_EXACT(mean) GPUREDUCE_EXACT(nansum)  //
-    GPUREDUCE_VARIANCE(var, false) GPUREDUCE_VARIANCE(std, true)        //
+    GPUREDUCE_OPERATIONS(GPUREDUCE_METHOD)                                                                   //
+    GPUREDUCE_EXACT(sum, exact_sum) GPUREDUCE_EXACT(mean, exact_mean) GPUREDUCE_EXACT(nansum, exact_nansum)  //
+    GPUREDUCE_EXACT(_powsum_2, _exact_powsum_2) GPUREDUCE_EXACT(_norm_2, _exact_norm_2)                      //
+    GPUREDUCE_VARIANCE(var, false) GPUREDUCE_VARIANCE(std, true)                                             //
     {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call)), METH_VARARGS | METH_KEYWORDS,
      "call(function, *args, **kwargs)\n--\n\nCalls the function; what it warns of in C++ reaches Python's filters."},
     {}};
