@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from . import _library
-from ._arguments import Input, joined, mesh_of, tensors
+from ._arguments import Input, boolean, joined, mesh_of, tensors
 
 _ops = torch.ops.gpureduce
 
@@ -34,7 +34,7 @@ def _reduce(operator, data, offsets, dim, out=None, **last):
             return overload(data, offsets, dim, **last)
         return call(overload, data, offsets, dim, **last)
     except RuntimeError:  # as torch.ops words it
-        tensors(operator.__name__, data=data, offsets=offsets)
+        tensors(operator.__name__.removeprefix("exact_"), data=data, offsets=offsets)
         raise
 
 
@@ -45,6 +45,7 @@ def segment_sum(
     *,
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    exact: bool = False,
 ) -> Tensor:
     """The sums of segments of ``data`` along ``dim``, each with the bits of its own :func:`torch_reduce.sum`.
 
@@ -63,6 +64,8 @@ def segment_sum(
         dim: the first or the last dim, which may be counted from the end.
         dtype: the dtype of the result, as of :func:`torch_reduce.sum`.
         out: a tensor to write the result to; it is resized if its shape differs, with a warning if it had elements.
+        exact: whether each result is correctly rounded, as by :func:`torch_reduce.sum` with ``exact=True``. Then no
+            order of the elements of a segment shows. docs/exact.md says what that costs.
 
     Returns:
         A tensor of ``data``'s shape, but with the number of segments in place of the size of ``dim``. The sum of an
@@ -80,7 +83,7 @@ def segment_sum(
     batched too: then each is a call.
 
     Raises:
-        TypeError: ``data`` or ``offsets`` are no tensors, but a list.
+        TypeError: ``data`` or ``offsets`` are no tensors, but a list; ``exact`` is no bool.
         IndexError: ``dim`` is out of range.
         RuntimeError: ``dim`` is neither the first nor the last; ``data`` has no dims; ``offsets`` of another dtype,
             device or number of dims, or empty; on the CPU, offsets that do not ascend or lie outside of the dim; an
@@ -94,7 +97,11 @@ def segment_sum(
     >>> torch_reduce.segment_sum(torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([0, 1, 1, 4]))
     tensor([ 1.,  0., 14.])
     """
-    return _reduce(_ops.segment_sum, data, offsets, dim, out, dtype=dtype)
+    operator = _ops.segment_sum
+    if exact is not False:
+        boolean("segment_sum", "exact", exact)
+        operator = _ops.exact_segment_sum
+    return _reduce(operator, data, offsets, dim, out, dtype=dtype)
 
 
 def segment_mean(

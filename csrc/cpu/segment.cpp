@@ -6,23 +6,19 @@
 #include <vector>
 
 #include "../numeric/exponents.h"
-#include "exact_floats.h"
 #include "exponents.h"
 #include "load.h"
-#include "plan.h"
 #include "plus.h"
+#include "segment_tasks.h"
 #include "sum.h"
-#include "threads.h"
 
 namespace gpureduce::cpu {
 
 namespace {
 
-constexpr int64_t kSegmentGrain = 64;        // a segment's fixed cost, in elements
 constexpr int64_t kShortBytes = 4096;        // of a short segment's accumulators and elements, on the stack
 constexpr int64_t kShortWork = 4096;         // segments with more elements, over all columns, run the vector kernels
 constexpr int64_t kGatheredBytes = 1 << 24;  // of the rows that are gathered at a time, unless one segment has more
-constexpr int64_t kTasksPerThread = 8;       // so that no thread waits long for the last
 
 // Runs one segment, which is not empty, as a reduction of its own.
 void run_alone(const Segments& s, int64_t number) {
@@ -38,23 +34,6 @@ void run_alone(const Segments& s, int64_t number) {
     return run_exponents(r, /*beside_results=*/true);
   }
   if (!run(r)) throw std::logic_error("there is no kernel of a segment's elements");
-}
-
-// Calls f(last kept dim, input offset, result offset) for each position in the other kept dims.
-template <class F>
-void for_each_run(const Problem& p, F f) {
-  const KeptDim last = p.kept.empty() ? KeptDim{1, 0, 0} : p.kept.back();
-  const int64_t runs = p.outputs / last.size;
-  for (int64_t i = 0; i < runs; ++i) {
-    int64_t in = 0, out = 0, rest = i;
-    for (int d = static_cast<int>(p.kept.size()) - 2; d >= 0; --d) {
-      const int64_t at = rest % p.kept[d].size;
-      in += at * p.kept[d].stride;
-      out += at * p.kept[d].out_stride;
-      rest /= p.kept[d].size;
-    }
-    f(last, in, out);
-  }
 }
 
 // Finishes sums, `step` apart, and rounds them to any dtype. That is a lot of code, so it is compiled once per accumulator.
@@ -251,46 +230,16 @@ void run_gathered(const Segments& s) {
 
 void run(const Segments& s) {
   if (s.gather.numbers) return run_gathered(s);
-  const int64_t outputs = s.reduction.problem.outputs, first = s.offset(0);
-  const auto work_before = [&](int64_t i) {
-    return static_cast<double>(s.offset(i) - first) * static_cast<double>(outputs) + static_cast<double>(i * kSegmentGrain);
-  };
-  const double all = work_before(s.count);
-  const int threads = all < 2 * kGrain ? 1 : thread_count();
-  const int64_t tasks = threads == 1 ? 1 : threads * kTasksPerThread;
+  const int64_t outputs = s.reduction.problem.outputs;
   const Short take_short = short_of(s.reduction);
   const int64_t room = short_room(size_of(s.reduction.accumulator), s.reduction.addends == Addends::exponents);
   const int64_t longest = std::min<int64_t>(kLanes, room);
-  const auto is_short = [&](int64_t length) { return take_short && length <= longest && length * outputs <= kShortWork; };
-  // All threads together sum a segment that is larger than a task's share.
-  const auto is_large = [&](int64_t length) {
-    const double work = static_cast<double>(length) * static_cast<double>(outputs);
-    return tasks > 1 && work > all / static_cast<double>(tasks) && work > 2 * kGrain;
-  };
-  const auto task_begin = [&](int64_t task) {  // the first segment of a task
-    int64_t low = 0, high = s.count;
-    while (low < high) {
-      const int64_t middle = (low + high) / 2;
-      if (work_before(middle) * static_cast<double>(tasks) < all * static_cast<double>(task)) low = middle + 1;
-      else high = middle;
-    }
-    return low;
-  };
-  parallel_for(0, tasks, tasks == 1 ? 2 : 1, [&](int64_t begin, int64_t end) {
-    const ExactFloats exact;
-    const int64_t last = end == tasks ? s.count : task_begin(end);
-    for (int64_t i = begin == 0 ? 0 : task_begin(begin); i < last; ++i) {
-      const int64_t from = s.offset(i), length = s.offset(i + 1) - from;
-      if (length == 0) write_empty(s, i);
-      else if (is_short(length)) take_short(s, i, from, length);
-      else if (!is_large(length)) run_alone(s, i);
-    }
+  static_assert(kShortWork <= 2 * kGrain);  // one thread takes a short segment
+  for_each_segment(s, [&](int64_t i, int64_t from, int64_t length) {
+    if (length == 0) write_empty(s, i);
+    else if (take_short && length <= longest && length * outputs <= kShortWork) take_short(s, i, from, length);
+    else run_alone(s, i);
   });
-  if (tasks == 1) return;
-  for (int64_t i = 0; i < s.count; ++i) {
-    const int64_t length = s.offset(i + 1) - s.offset(i);
-    if (length > 0 && !is_short(length) && is_large(length)) run_alone(s, i);
-  }
 }
 
 }  // namespace gpureduce::cpu

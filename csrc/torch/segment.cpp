@@ -26,27 +26,29 @@ namespace gpureduce {
 
 namespace {
 
-// The operations over segments, with their operators. An operator that begins with _ serves the function of that name, which
-// has no dtype=.
-#define GPUREDUCE_SEGMENT_OPERATIONS(X) \
-  X(sum, "segment_sum")                 \
-  X(mean, "segment_mean")               \
-  X(prod, "segment_prod")               \
-  X(_amax, "_segment_amax")             \
-  X(_amin, "_segment_amin")             \
-  X(_logsumexp, "_segment_logsumexp")
+// The operations over segments, with their operators and functions: in order, or exact. An operator that begins with _ serves
+// the function of that name, which has no dtype=.
+#define GPUREDUCE_SEGMENT_OPERATIONS(X)            \
+  X(sum, false, "segment_sum", "segment_sum")      \
+  X(sum, true, "exact_segment_sum", "segment_sum") \
+  X(mean, false, "segment_mean", "segment_mean")   \
+  X(prod, false, "segment_prod", "segment_prod")   \
+  X(_amax, false, "_segment_amax", "segment_amax") \
+  X(_amin, false, "_segment_amin", "segment_amin") \
+  X(_logsumexp, false, "_segment_logsumexp", "segment_logsumexp")
 
-template <Operation op>
+// The operator, and the function, for errors.
+template <Operation op, bool exact = false>
 constexpr const char* kName = nullptr;
-#define GPUREDUCE_SEGMENT_NAME(op, name) \
-  template <>                            \
-  constexpr const char* kName<Operation::op> = name;
+template <Operation op, bool exact = false>
+constexpr const char* kTitle = nullptr;
+#define GPUREDUCE_SEGMENT_NAME(op, exact, name, title)      \
+  template <>                                               \
+  constexpr const char* kName<Operation::op, exact> = name; \
+  template <>                                               \
+  constexpr const char* kTitle<Operation::op, exact> = title;
 GPUREDUCE_SEGMENT_OPERATIONS(GPUREDUCE_SEGMENT_NAME)
 #undef GPUREDUCE_SEGMENT_NAME
-
-// The function, for errors.
-template <Operation op>
-constexpr const char* kTitle = kName<op> + (kName<op>[0] == '_');
 constexpr const char* kSpread = "_segment_spread";
 constexpr const char* kProdBackward = "_segment_prod_backward";
 
@@ -144,17 +146,26 @@ void run_logsumexp(const at::Tensor& data, const at::Tensor& ends, int64_t dim, 
   out.copy_(finish.call(found.sums, found.largest, out.scalar_type()));
 }
 
+}  // namespace
+
+Segments make_segments(Operation op, const at::Tensor& data, const at::Tensor& ends, int64_t dim, const at::Tensor& out) {
+  Segments s = segments_of(data, ends, dim);
+  s.reduction = reduction_of(op, data, dim, out.scalar_type(), out);
+  s.stride = data.stride(dim) * (static_cast<int64_t>(data.itemsize()) / info(s.reduction.in).size);
+  s.result_pitch = out.stride(dim);
+  return s;
+}
+
+namespace {
+
 // Runs the kernels of an operation, or of sums of e^(x - largest) if `largest` is defined, which lies as `out` does.
 void run_kernels(Operation op, const at::Tensor& data, const at::Tensor& ends, int64_t dim, const at::Tensor& out,
                  const at::Tensor& largest = {}) {
-  Segments s = segments_of(data, ends, dim);
-  s.reduction = reduction_of(op, data, dim, out.scalar_type(), out);
+  Segments s = make_segments(op, data, ends, dim, out);
   if (largest.defined()) {
     s.reduction.addends = Addends::exponents;
     s.reduction.largest = largest.const_data_ptr();
   }
-  s.stride = data.stride(dim) * (static_cast<int64_t>(data.itemsize()) / info(s.reduction.in).size);
-  s.result_pitch = out.stride(dim);
   run_segments(s, data.device());
 }
 
@@ -200,9 +211,9 @@ struct Call {
   int64_t dim;
 };
 
-template <Operation op>
+template <Operation op, bool exact = false>
 struct SegmentReduction {
-  static const char* name() { return kName<op>; }
+  static const char* name() { return kName<op, exact>; }
   static constexpr const char* kArguments = "(Tensor data, Tensor offsets, int dim=0, *, ScalarType? dtype=None";
   static constexpr bool kOutHasDtype = info(op).has_dtype(), kHasGradient = true;
   static constexpr bool autocasts(c10::DeviceType device) {
@@ -215,17 +226,17 @@ struct SegmentReduction {
                          const at::Tensor* out) {
     Call<Int> call;
     call.dtype = out ? out_type(op, data, dtype, *out) : result_type(op, data.scalar_type(), dtype);
-    call.dim = segment_dim(kTitle<op>, "data", data.dim(), dim);
-    check_offsets(kTitle<op>, offsets, data.device());
-    dtype_of(data.scalar_type(), "an input of dtype", kTitle<op>);
-    dtype_of(call.dtype, "a result of dtype", kTitle<op>);
+    call.dim = segment_dim(kTitle<op, exact>, "data", data.dim(), dim);
+    check_offsets(kTitle<op, exact>, offsets, data.device());
+    dtype_of(data.scalar_type(), "an input of dtype", kTitle<op, exact>);
+    dtype_of(call.dtype, "a result of dtype", kTitle<op, exact>);
     if (out) check_out_place(*out, data.device());
     call.sizes = with_size<Int>(data, call.dim, sizes_of<Int>(offsets)[0] - 1);
     return call;
   }
 
   static void refuse(const Call<int64_t>& call, const at::Tensor& data, const at::Tensor& offsets, int64_t, OptionalDtype) {
-    checked_ends(kTitle<op>, data, offsets, call.dim, /*warns=*/false);
+    checked_ends(kTitle<op, exact>, data, offsets, call.dim, /*warns=*/false);
     if (data.numel() > 0) reduction_of(op, data, call.dim, call.dtype, {});
   }
 
@@ -234,13 +245,15 @@ struct SegmentReduction {
     if (at::isComplexType(data.scalar_type()) && !at::isComplexType(call.dtype) && call.dtype != at::kBool) {
       TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
     }
-    run(op, data, checked_ends(kTitle<op>, data, offsets, call.dim, /*warns=*/true), call.dim, out);
+    const at::Tensor ends = checked_ends(kTitle<op, exact>, data, offsets, call.dim, /*warns=*/true);
+    if (exact && !at::isIntegralType(call.dtype, /*includeBool=*/true)) add_segments_exactly(data, ends, call.dim, out);
+    else run(op, data, ends, call.dim, out);
   }
 };
 
-template <Operation op>
+template <Operation op, bool exact = false>
 const auto& over_segments() {
-  return Plumbing<SegmentReduction<op>>::functional();
+  return Plumbing<SegmentReduction<op, exact>>::functional();
 }
 
 // --- the transpose ----------------------------------------------------------------------------------------------------------
@@ -393,7 +406,7 @@ at::Tensor tangent_of(const at::Tensor& tangent, const at::Tensor& data, const a
   return call_segment_sum(change * tangent.to(wide), offsets, dim, result.scalar_type());
 }
 
-template <Operation op>
+template <Operation op, bool exact>
 struct Rule : RuleOf<Saved> {
   static constexpr bool kKeeps = info(op).keeps_input();
   static constexpr auto kKept = [] {
@@ -401,7 +414,7 @@ struct Rule : RuleOf<Saved> {
     else return std::array<bool, 1>{false};
   }();
 
-  static std::string name() { return std::string("gpureduce_") + kTitle<op> + "_backward"; }
+  static std::string name() { return std::string("gpureduce_") + (exact ? "exact_" : "") + kTitle<op, exact> + "_backward"; }
 
   template <class Tensors>
   static variable_list gradients(variable_list grads, const Saved& input, const Tensors& kept) {
@@ -411,7 +424,7 @@ struct Rule : RuleOf<Saved> {
   }
 };
 
-template <Operation op>
+template <Operation op, bool exact>
 at::Tensor reduce_differentiable(c10::DispatchKeySet keys, const at::Tensor& data, const at::Tensor& offsets, int64_t dim,
                                  OptionalDtype dtype) {
   if constexpr (op == Operation::_logsumexp) {  // a result of two bytes has too few digits for the gradient
@@ -419,9 +432,9 @@ at::Tensor reduce_differentiable(c10::DispatchKeySet keys, const at::Tensor& dat
     if (is_tracked(data) && c10::elementSize(type) == 2)
       return rounded(over_segments<op>().call(data, offsets, dim, at::kDouble), type);
   }
-  return with_derivatives<Rule<op>>(
+  return with_derivatives<Rule<op, exact>>(
       std::tie(data, offsets),
-      [&] { return over_segments<op>().redispatch(keys & c10::after_autograd_keyset, data, offsets, dim, dtype); },
+      [&] { return over_segments<op, exact>().redispatch(keys & c10::after_autograd_keyset, data, offsets, dim, dtype); },
       [&] { return saved_of(data, dim, data.scalar_type()); },
       [&](const at::Tensor& result) {
         if constexpr (info(op).keeps_input()) return std::array{offsets, data, info(op).keeps_result() ? result : at::Tensor()};
@@ -431,7 +444,7 @@ at::Tensor reduce_differentiable(c10::DispatchKeySet keys, const at::Tensor& dat
         const at::Tensor& tangent = data._fw_grad(/*level=*/0);
         if constexpr (info(op).keeps_input())
           return tangent_of<op>(tangent, data._fw_primal(/*level=*/0), result, offsets, at::maybe_wrap_dim(dim, data.dim()));
-        else return over_segments<op>().call(tangent, offsets, dim, dtype);
+        else return over_segments<op, exact>().call(tangent, offsets, dim, dtype);
       });
 }
 
@@ -562,11 +575,11 @@ at::Tensor prod_backward_differentiable(c10::DispatchKeySet keys, const at::Tens
 
 // --- vmap -------------------------------------------------------------------------------------------------------------------
 
-template <Operation op>
+template <Operation op, bool exact>
 at::Tensor reduce_batched(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype) {
-  return batched_segments(kTitle<op>, std::array{data}, offsets, dim,
+  return batched_segments(kTitle<op, exact>, std::array{data}, offsets, dim,
                           [&](const auto& inputs, const at::Tensor& ends, int64_t d) {
-                            return over_segments<op>().call(inputs[0], ends, d, dtype);
+                            return over_segments<op, exact>().call(inputs[0], ends, d, dtype);
                           });
 }
 
@@ -596,13 +609,14 @@ at::Tensor& without_dtype_out(const at::Tensor& data, const at::Tensor& offsets,
   return Plumbing<SegmentReduction<op>>::out_variant().call(data, offsets, dim, std::nullopt, out);
 }
 
-template <Operation op>
+template <Operation op, bool exact>
 void define_segments(torch::Library& m) {
-  define_reduction_with_out<SegmentReduction<op>>(m);
-  put(m, Key::Autograd, kName<op>, TORCH_FN(reduce_differentiable<op>));
-  put(m, Key::FuncTorchBatched, kName<op>, TORCH_FN(reduce_batched<op>));
-  if constexpr (kName<op>[0] == '_')
-    define_composite(m, kTitle<op>, "(Tensor data, Tensor offsets, int dim=0", TORCH_FN(without_dtype<op>),
+  const char* const name = kName<op, exact>;
+  define_reduction_with_out<SegmentReduction<op, exact>>(m);
+  put(m, Key::Autograd, name, TORCH_FN((reduce_differentiable<op, exact>)));
+  put(m, Key::FuncTorchBatched, name, TORCH_FN((reduce_batched<op, exact>)));
+  if constexpr (kName<op, exact>[0] == '_')
+    define_composite(m, kTitle<op, exact>, "(Tensor data, Tensor offsets, int dim=0", TORCH_FN(without_dtype<op>),
                      TORCH_FN(without_dtype_out<op>));
 }
 
@@ -612,7 +626,7 @@ void define_segments(torch::Library& m) {
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   using namespace gpureduce;
-#define GPUREDUCE_DEFINE_SEGMENTS(op, name) define_segments<Operation::op>(m);
+#define GPUREDUCE_DEFINE_SEGMENTS(op, exact, ...) define_segments<Operation::op, exact>(m);
   GPUREDUCE_SEGMENT_OPERATIONS(GPUREDUCE_DEFINE_SEGMENTS)
 #undef GPUREDUCE_DEFINE_SEGMENTS
   define_operator<spread, spread_meta, spread_differentiable, spread_batched>(

@@ -1,4 +1,4 @@
-// What the files of functions over segments share (segment.cpp, segment_softmax.cpp).
+// What the files of functions over segments share (segment.cpp, exact_segment.cpp, segment_softmax.cpp).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,11 +39,17 @@ SizesOf<Int> with_size(const at::Tensor& tensor, int64_t dim, Int size) {
   return sizes;
 }
 
+// A call as backends see it, of data that is not empty. `out` has its results.
+Segments make_segments(Operation op, const at::Tensor& data, const at::Tensor& ends, int64_t dim, const at::Tensor& out);
+
 // Runs the kernels of a device.
 void run_segments(const Segments& segments, at::Device device);
 
 // The results of segments, in a new tensor.
 at::Tensor reduce_segments(Operation op, const at::Tensor& data, const at::Tensor& ends, int64_t dim, at::ScalarType dtype);
+
+// Writes the correctly rounded sums of segments to a floating or complex `out` (exact_segment.cpp).
+void add_segments_exactly(const at::Tensor& data, const at::Tensor& ends, int64_t dim, const at::Tensor& out);
 
 // Gives a tensor of one dim as many as `rank`; it lies along `dim`.
 inline at::Tensor along(at::Tensor x, int64_t dim, int64_t rank) {

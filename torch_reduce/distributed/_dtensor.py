@@ -328,7 +328,9 @@ def _segments(
     out: Tensor | None = None,
 ) -> DTensor:
     """Of segments along a dim that is cut, every rank gets all results."""
-    kind, operation = kind_of_call(_name(op).removeprefix("_"))
+    name = _name(op).removeprefix("_")
+    function = name.removeprefix("exact_")
+    kind, operation = kind_of_call(function, function != name)
     _expect_beside(operation.title, {"data": data, "out": out}, {"offsets": offsets})
     meta = _meta_result(op, operation.title, [data], _without_data(offsets), dim, dtype=dtype, out=out)
     here, at = _on_every_rank(offsets), dim % data.dim()
@@ -1429,6 +1431,7 @@ _RULES = {name: _reduce for name, operation in known().items() if not operation.
     "_apply": _apply,
     "weighted_sum": _weighted_sum,
     **dict.fromkeys(("segment_sum", "segment_mean", "segment_prod", "_segment_amax", "_segment_amin"), _segments),
+    "exact_segment_sum": _segments,
     **dict.fromkeys(("_segment_logsumexp", "segment_softmax"), _segments_of_whole),
     "_segment_prod_backward": _segments_backward,
     "_segment_softmax_backward": _segments_backward,

@@ -34,7 +34,8 @@ class Shard:
     ``logsumexp``, ``vector_norm``, ``powsum``, ``var``, ``std``, ``var_mean``, ``weighted_sum``, ``dot``,
     ``segment_sum``, ``segment_mean``, ``segment_prod``, ``segment_amax`` and ``segment_amin``, and the operators of
     ``torch.ops.gpureduce`` of these names, without ``out``. Their ``dim`` counts the dims of ``x``. ``sum``, ``mean``,
-    ``nansum``, ``dot`` and ``weighted_sum`` take ``exact=True``, and so do ``powsum`` and ``vector_norm`` of order 2.
+    ``nansum``, ``dot``, ``weighted_sum`` and ``segment_sum`` take ``exact=True``, and so do ``powsum`` and
+    ``vector_norm`` of order 2.
 
     **Functions that keep their input's shape**: ``softmax``, ``log_softmax``, ``rms_norm``, ``layer_norm``, with
     ``log_prob`` and ``cross_entropy``. They give this rank's part of the global tensor's result, and gradients flow, of

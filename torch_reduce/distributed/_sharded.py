@@ -435,16 +435,21 @@ class SegmentCall(Call):
         title, local, dim = operation.title, x.x, 0 if dim is None else dim
         expect_tensors(title, x=local, offsets=offsets)
         metas = (torch.empty_like(one, device="meta") for one in (local, offsets))
-        probe = _over_segments(title)(*metas, dim, dtype=dtype)
+        probe = cls.operator(title)(*metas, dim, dtype=dtype)
         call = cls(operation, [dim % local.dim()], True, dtype, probe.dtype, dim_of(title, x), offsets)
         call.refuse_gradients("x", local)
         return local, call
+
+    @classmethod
+    def operator(cls, title: str) -> Any:
+        """The operator of a function over segments that has dtype=."""
+        return getattr(_ops, f"_{title}" if _SEGMENTS[title].startswith("_") else title)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._of(x, self.offsets)
 
     def _of(self, x: Tensor, offsets: Tensor) -> Tensor:
-        return _over_segments(self.title)(x, offsets, self.dims[0], dtype=self.given)
+        return self.operator(self.title)(x, offsets, self.dims[0], dtype=self.given)
 
     def facts(self, x: Tensor, order: list[int], group: Any) -> dict[str, Any]:
         told = hashlib.sha256(self.offsets.to("cpu", torch.int64).numpy().tobytes()).hexdigest()[:16]
@@ -469,18 +474,25 @@ class SegmentCall(Call):
 
         kept = [n for d, n in enumerate(x.shape) if d != dim]
         pieces = list(gathered.view(-1, *kept).split(counts))
-        call = Call(self.operation, [dim], False, self.given, self.dtype, dim)
-        shards, parts = [], []
+        parts, sizes_of = [], []
         for first, last in crossing.values():
             cuts = [min(max(start, first), last) for start in starts]
             length = cuts[rank + 1] - cuts[rank]
-            part = x.narrow(dim, cuts[rank] - starts[rank] if length else 0, length)
-            parts.append(part)
-            shards.append(Shards.of(part, call, [b - a for a, b in pairwise(cuts)], [dim], group, by_outputs=False))
-        joined = join_many(shards, parts, call, group) if shards else []
-        for at, one, total in zip(crossing, shards, joined, strict=True):
-            pieces[at] = torch.cat([pieces[at], one.result(call, total)[None]])
+            parts.append(x.narrow(dim, cuts[rank] - starts[rank] if length else 0, length))
+            sizes_of.append([b - a for a, b in pairwise(cuts)])
+        joined = self._joined(parts, sizes_of, group) if parts else []
+        for at, one in zip(crossing, joined, strict=True):
+            pieces[at] = torch.cat([pieces[at], one[None]])
         return torch.cat(pieces).movedim(0, dim).contiguous()
+
+    def _joined(self, parts: Sequence[Tensor], sizes: Sequence[Sequence[int]], group: Any) -> list[Tensor]:
+        """The result of each segment that a cut crosses, of which the ranks have parts of these sizes."""
+        dim = self.shard_dim
+        call = Call(self.operation, [dim], False, self.given, self.dtype, dim)
+        pairs = zip(parts, sizes, strict=True)
+        shards = [Shards.of(part, call, each, [dim], group, by_outputs=False) for part, each in pairs]
+        joined = join_many(shards, parts, call, group)
+        return [one.result(call, total) for one, total in zip(shards, joined, strict=True)]
 
     def _found(self, starts: list[int]) -> tuple[list[tuple[int, int]], dict[int, tuple[int, int]]]:
         """The segments that each rank holds, from the first to before the last. And the elements of each segment that a
@@ -510,6 +522,28 @@ class SegmentCall(Call):
         return owned, crossing
 
 
+class ExactSegmentCall(SegmentCall):
+    """The same with exact=True."""
+
+    @classmethod
+    def operator(cls, title: str) -> Any:
+        return getattr(_ops, exact_name(title))
+
+    def facts(self, x: Tensor, order: list[int], group: Any) -> dict[str, Any]:
+        return super().facts(x, order, group) | {"function": f"{self.title} with exact=True"}
+
+    def _joined(self, parts: Sequence[Tensor], sizes: Sequence[Sequence[int]], group: Any) -> list[Tensor]:
+        """The ranks' states are added, all segments' together. A rank that has nothing of a segment has zeros."""
+        if not is_inexact(self.dtype):  # integers are exact in any case
+            return super()._joined(parts, sizes, group)
+        call = ExactCall(self.operation, [self.shard_dim], False, self.given, self.dtype, self.shard_dim)
+        states = torch.stack([call.node(part, call.dims, torch.int64) for part in parts])
+        world, _ = place(self.title, group)
+        total = join_freely(states.view(-1), states.numel(), [True] * world, call, group)
+        lengths, shape = map(sum, sizes), parts[0].shape
+        return [call.result(own, n, shape) for own, n in zip(total.view_as(states), lengths, strict=True)]
+
+
 # The operation that each segment goes through.
 _SEGMENTS = {"sum": "sum", "mean": "mean", "prod": "prod", "amax": "_amax", "amin": "_amin"}
 _SEGMENTS = {f"segment_{name}": operation for name, operation in _SEGMENTS.items()}
@@ -519,12 +553,10 @@ _KINDS: dict[str, type[Call]] = {
     **dict.fromkeys(("weighted_sum", "dot"), WeightedCall),
     **dict.fromkeys(_SEGMENTS, SegmentCall),
 }
-_EXACT_KINDS: dict[str, type[Call]] = dict.fromkeys(("weighted_sum", "dot"), ExactWeightedCall)
-
-
-def _over_segments(function: str) -> Any:
-    """The operator of a function over segments that has dtype=."""
-    return getattr(_ops, f"_{function}" if _SEGMENTS[function].startswith("_") else function)
+_EXACT_KINDS: dict[str, type[Call]] = {
+    **dict.fromkeys(("weighted_sum", "dot"), ExactWeightedCall),
+    "segment_sum": ExactSegmentCall,
+}
 
 
 # Functions whose result is of a Shard alone, where they do not work along the dim that is cut: which arguments may be

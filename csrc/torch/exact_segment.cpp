@@ -1,0 +1,54 @@
+// The results of exact_segment_sum, whose operator is defined in segment.cpp: correctly rounded sums of segments.
+#include "../cpu/exact_segment.h"
+
+#include <ATen/ATen.h>
+
+#ifdef GPUREDUCE_WITH_CUDA
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "../cuda/exact_segment.h"
+#endif
+
+#include "segment.h"
+
+namespace gpureduce {
+
+namespace {
+
+void run(const Segments& segments, at::Device device) {
+#ifdef GPUREDUCE_WITH_CUDA
+  if (device.is_cuda()) {
+    const c10::cuda::CUDAGuard guard(device);
+    const Device& facts = cuda::facts(device);
+    const int64_t bytes = cuda::exact_segments_workspace(segments, facts);
+    const at::Tensor workspace = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+    const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
+    C10_CUDA_CHECK(cuda::run_exact_segments(segments, workspace.mutable_data_ptr(), facts, stream));
+    return;
+  }
+#endif
+  cpu::run_exact_segments(segments);
+}
+
+}  // namespace
+
+void add_segments_exactly(const at::Tensor& data, const at::Tensor& ends, int64_t dim, const at::Tensor& out) {
+  if (out.numel() == 0) return;
+  if (data.numel() == 0) {
+    out.zero_();
+    return;
+  }
+  const auto add = [&](const at::Tensor& given, const at::Tensor& to) {
+    const at::Tensor x = given.is_floating_point() ? given : given.resolve_neg();  // a negated integer wraps
+    run(make_segments(Operation::sum, x, ends, dim, to), x.device());
+  };
+  if (!out.is_complex()) return add(data.is_complex() ? at::real(data) : data, out);
+  if (data.is_complex() && !data.is_conj() && !data.is_neg()) return add(at::view_as_real(data), at::view_as_real(out));
+  add(data.is_complex() ? at::real(data) : data, at::real(out));
+  if (data.is_complex()) add(at::imag(data), at::imag(out));
+  else at::imag(out).zero_();
+}
+
+}  // namespace gpureduce
