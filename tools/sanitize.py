@@ -87,13 +87,21 @@ def norms(views):
 
 
 def exact(views):
-    """Exact sums and their states."""
+    """Exact sums and their states, and exact sums of segments."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.float8_e5m2):
         for *view, dims in views:
             here, there = on_both(dtype, view)
             of = dict(dtype=torch.float32) if not dtype.is_floating_point else {}
             yield torch_reduce.sum(there, dims, exact=True, **of), torch_reduce.sum(here, dims, exact=True, **of)
             yield torch_reduce.exact.partial(there, dims), torch_reduce.exact.partial(here, dims)
+        for length, columns in ((1, 1), (9001, 1), (3000, 3), (3000, 64)):
+            x = torch.randint(0, 100, (length, columns)).to(dtype)
+            for offsets in offsets_of(length):
+                for layout in LAYOUTS:
+                    pair = layout(x.cuda()), layout(x)
+                    of = dict(dtype=torch.float32, exact=True)
+                    yield [torch_reduce.segment_sum(t, offsets.to(t.device), **of) for t in pair]
+                    yield [torch_reduce.segment_sum(t.t(), offsets.to(t.device), -1, **of) for t in pair]
 
 
 def is_real(dtype):

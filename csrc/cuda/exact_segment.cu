@@ -2,15 +2,16 @@
 #include "exact_segment.h"
 
 #include <algorithm>
+#include <cstdlib>
 
-#include "../plan/gpu.h"
 #include "exact_segment_launch.cuh"
 
 namespace gpureduce::cuda {
 
 namespace {
 
-constexpr int kWarpsOfEach = 64;  // warps per multiprocessor that should have a tile
+constexpr int kWarpsOfEach = 64;                  // warps per multiprocessor that should have a tile
+constexpr int64_t kSlotBytes = int64_t{1} << 24;  // of all slots, unless a quarter of the data is more
 
 // The logarithms of a tile's rows: the most for one column, the fewest of these if there are many columns, and the least.
 constexpr int kLogTile = 12, kLogManyColumns = 10, kLeastLogTile = 6;
@@ -19,8 +20,14 @@ bool is_wide(DType t) { return t == DType::Double; }
 
 struct ExactSegmentPlan {
   int log_width, log_tile;
-  int64_t column_tiles, tiles, slots;  // slots: 0 if no segment is cut
+  int64_t column_tiles, tiles;
+  int64_t slots;  // each of one number per column; 0 if no segment is cut
 };
+
+int64_t bytes_of_slots(const Segments& s, int64_t slots) {
+  const int words = is_wide(s.reduction.in) ? kExactWords<exact::WideRange> : kExactWords<exact::NarrowRange>;
+  return slots * s.reduction.problem.outputs * words * static_cast<int64_t>(sizeof(int64_t));
+}
 
 // True if the elements of a row lie closer together than rows do.
 bool are_columns(const Segments& s) {
@@ -31,7 +38,7 @@ bool are_columns(const Segments& s) {
 }
 
 ExactSegmentPlan plan_of(const Segments& s, const Device& device) {
-  const int64_t columns = s.reduction.problem.outputs;
+  const int64_t columns = s.reduction.problem.outputs, bytes = columns * s.length * info(s.reduction.in).size;
   ExactSegmentPlan plan{};
   plan.log_width = are_columns(s) ? std::min(5, log2_up(columns)) : 0;
   plan.column_tiles = ceil_div(columns, int64_t{1} << plan.log_width);
@@ -39,9 +46,12 @@ ExactSegmentPlan plan_of(const Segments& s, const Device& device) {
   const int most = is_wide(s.reduction.in) ? kMostLogTile<double> : kMostLogTile<float>;
   plan.log_tile = std::min(most, std::max(kLogTile + 1 - plan.log_width, kLogManyColumns));
   const int least = std::max(kLeastLogTile, 8 - plan.log_width);
-  while (plan.log_tile > least && tiles() * plan.column_tiles < int64_t{kWarpsOfEach} * device.multiprocessors) --plan.log_tile;
+  const auto has_few_warps = [&] { return tiles() * plan.column_tiles < int64_t{kWarpsOfEach} * device.multiprocessors; };
+  const auto slots = [&](int log_tile) { return s.length >> log_tile > 0 ? (s.length >> log_tile) + 1 : 0; };
+  const auto has_room = [&] { return bytes_of_slots(s, slots(plan.log_tile - 1)) <= std::max(bytes / 4, kSlotBytes); };
+  while (plan.log_tile > least && has_few_warps() && has_room()) --plan.log_tile;
   plan.tiles = tiles();
-  if (s.length >> plan.log_tile > 0) plan.slots = (s.length >> plan.log_tile) + 1;
+  plan.slots = slots(plan.log_tile);
   return plan;
 }
 
@@ -80,8 +90,7 @@ cudaError_t start_parts(const Segments& s, const ExactSegmentPlan& plan, int64_t
 }  // namespace
 
 int64_t exact_segments_workspace(const Segments& s, const Device& device) {
-  const int words = is_wide(s.reduction.in) ? kExactWords<exact::WideRange> : kExactWords<exact::NarrowRange>;
-  return plan_of(s, device).slots * s.reduction.problem.outputs * words * static_cast<int64_t>(sizeof(int64_t));
+  return bytes_of_slots(s, plan_of(s, device).slots);
 }
 
 cudaError_t run_exact_segments(const Segments& s, void* workspace, const Device& device, cudaStream_t stream) {
