@@ -271,16 +271,18 @@ class Whole(build):
 
 
 class Python(build_py):
-    """Puts the rungs' sources beside Python's files, for `ladder show` and the emulator: a clone has them in csrc/."""
+    """Puts the rungs' sources beside Python's files, for `ladder show` and the emulator, and what they include: a clone
+    has them in csrc/."""
 
     def run(self):
         super().run()
         if self.editable_mode:
             return
-        to = Path(self.build_lib, "torch_reduce", "ladder", "sources")
-        for source in sorted((ROOT / "csrc" / "ladder").glob("*.*")):
-            self.mkpath(str(to))
-            self.copy_file(str(source), str(to / source.name))
+        csrc, to = ROOT / "csrc", Path(self.build_lib, "torch_reduce", "ladder", "sources")
+        for source in sorted([*csrc.glob("ladder/*.*"), *csrc.glob("numeric/*.h"), *csrc.glob("order.h")]):
+            copy = to / source.relative_to(csrc)
+            self.mkpath(str(copy.parent))
+            self.copy_file(str(source), str(copy))
 
 
 class Build(cpp_extension.BuildExtension):

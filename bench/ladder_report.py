@@ -186,6 +186,7 @@ ORDERS = {  # what it depends on
     "engine": "n alone, on every device",
     "cub": "not documented",
     "torch_sum": "the shape and the GPU",
+    "fixed_point": "nothing: any order has the same bits",
 }
 SHOWN = {  # of a chapter, what its picture is about
     1: "what each rung loads, and its time",
@@ -258,7 +259,7 @@ def before(slug, results):
 
 # --- effective bandwidth ----------------------------------------------------------------------------------------------
 
-KINDS = ("in_place", "in_passes", "with_atomics", "writing", "from_library", "on_cpu", "Finish::all_atomic")
+KINDS = ("in_place", "in_passes", "with_atomics", "writing", "from_library", "on_cpu", "exactly", "Finish::all_atomic")
 
 
 def source_of(name):

@@ -5,8 +5,9 @@
     python bench/provenance.py --cpu      of what it is made of on the CPU
     python bench/provenance.py --ladder   of the ladder's
 
-The engine is csrc/ without csrc/ladder/, and the ladder is csrc/ladder/: neither includes the other, so results of one
-stay true when the other changes. The ladder's rung "engine" runs the engine on a GPU. Results of a GPU stay true where
+The engine is csrc/ without csrc/ladder/, and the ladder is csrc/ladder/ and the arithmetic of exact sums, which a rung
+includes. They have no more in common, so results of one stay true when the rest of the other changes. The ladder's rung
+"engine" runs the engine on a GPU. Results of a GPU stay true where
 only the CPU backend changes, csrc/cpu/; those of the CPU where only CUDA's sources do: csrc/cuda/ and the planner
 (csrc/plan/), which plans nothing else. The hash is SHA-256 over the files, sorted by their POSIX path relative to the
 repository root. Each file contributes: its path as UTF-8 bytes, one NUL byte, its content, one NUL byte. Nothing is
@@ -27,9 +28,10 @@ VENDOR_WORDS = {"nvidia", "geforce", "tesla", "quadro", "graphics", "device", "g
 VARIANT_WORD = re.compile(r"sxm\d*|pcie|nvl\d*|hbm\w*|\d+gb")
 
 
+LADDER = ("ladder/", "numeric/exact.h", "numeric/dtypes.h", "order.h")  # what its files include, too
 PARTS = {  # of csrc/, by the paths in it
     "engine": lambda path: not path.startswith("ladder/"),
-    "ladder": lambda path: path.startswith("ladder/"),
+    "ladder": lambda path: path.startswith(LADDER),
     "cuda": lambda path: not path.startswith(("ladder/", "cpu/")),
     "cpu": lambda path: not path.startswith(("ladder/", "cuda/", "plan/")),
 }

@@ -1,8 +1,11 @@
 """The emulator: rungs on the CPU with a GPU's counters, the faults that it finds, steps, and a learner's own kernel."""
 
+import array
 import json
+import math
 import os
 import pathlib
+import random
 import re
 import shlex
 import subprocess
@@ -98,11 +101,82 @@ def test_right_for_every_op(everything, op):
 
 @pytest.mark.parametrize("elements", [1, 2, 4, 8, 16, 32])
 def test_elements_per_thread(everything, elements):
-    """The two rungs with a choice of a power of two, with sizes at the end of a tile."""
-    for name in ("multi_element", "multi_element_partials"):
+    """The rungs with a choice of a power of two, with sizes at the end of a tile."""
+    for name in ("multi_element", "multi_element_partials", "fixed_point"):
         for size in (64 * elements - 1, 64 * elements + 1, 40_000):
             found = _emulate.emulate(name, everything, size=size, block=64, elements=elements)
             assert found.right and found.elements == elements and not found.wrong, (name, size, found)
+
+
+def summed(program, folder, name, values, code="f", **choices):
+    """A rung's sum of these numbers, of an element type of the struct module."""
+    path = folder / "input"
+    path.write_bytes(array.array(code, values).tobytes())
+    dtype = {"f": "float32", "d": "float64", "i": "int32", "q": "int64"}[code]
+    found = _emulate.emulate(name, program, size=len(values), dtype=dtype, input=path, **choices)
+    assert not found.findings, found
+    return found.found
+
+
+def test_which_bits_a_sum_has(everything, tmp_path):
+    """The lesson of chapter 6. Atomics: the bits depend on who comes first. A tree: on the order of the elements alone.
+    Integers: on neither, nor on the block."""
+    numbers = random.Random(0)
+    values = [numbers.uniform(-1, 1) * 10 ** numbers.uniform(-6, 6) for _ in range(3000)]
+    shuffles = [numbers.sample(values, len(values)) for _ in range(4)]
+
+    def results(name, shuffled, **choices):
+        orders = shuffles if shuffled else shuffles[:1]
+        return {
+            summed(everything, tmp_path, name, order, descending=descending, **choices)
+            for order in orders
+            for descending in (False, True)
+        }
+
+    assert len(results("atomic", False)) == 2
+    assert len(results("shared_partials", False)) == 1 < len(results("shared_partials", True))
+    choices = [dict(block=block, elements=elements) for block in (64, 1024) for elements in (1, 32)]
+    exact = set().union(*(results("fixed_point", True, **choice) for choice in choices))
+    rounded = array.array("f", [math.fsum(array.array("f", values))])[0]
+    assert exact == {rounded}
+
+
+@pytest.mark.parametrize(
+    ("code", "values", "wanted"),
+    [
+        ("f", [1e8, 1, -1e8, 1], 2),
+        ("f", [1, 2**-24], 1),  # a tie, to even
+        ("f", [1, 2**-24, 2**-149], 1 + 2**-23),  # more than a tie, by the least float
+        ("f", [-1, -(2**-24), -(2**-149)], -1 - 2**-23),
+        ("f", [2**-149] * 3 + [-(2**-148)], 2**-149),
+        ("f", [2.0**127, 2.0**127, -(2.0**127), -(2.0**126)], 2.0**126),  # a partial sum is beyond the largest float
+        ("f", [2.0**127, 2.0**127], math.inf),
+        ("f", [1, -math.inf], -math.inf),
+        ("d", [1, 2**-53, 2**-1074], 1 + 2**-52),
+        ("d", [2.0**1023, 2.0**1023, -(2.0**1023), 1], 2.0**1023),
+        ("i", [2**31 - 1, 1], -(2**31)),  # integers wrap
+        ("i", [-5, 3], -2),
+        ("q", [2**63 - 1, 1], -(2.0**63)),
+        ("q", [-(2**62), 2**40], -(2.0**62) + 2**40),
+    ],
+)
+def test_exact_sums(everything, tmp_path, code, values, wanted):
+    """fixed_point rounds once: ties, sums beyond the largest float on the way, the least floats, integers that wrap."""
+    for order in (values, values[::-1]):
+        assert summed(everything, tmp_path, "fixed_point", order, code, block=64) == wanted
+
+
+def test_exact_sums_without_a_value(everything, tmp_path):
+    """NaN, and infinities of both signs, make fixed_point's sum NaN."""
+    for values in ([1, math.nan], [math.inf, 1, -math.inf]):
+        assert math.isnan(summed(everything, tmp_path, "fixed_point", values, block=64))
+
+
+def test_an_input_that_is_too_short(everything, tmp_path):
+    """A file of fewer elements than the size is named, and not read further."""
+    (tmp_path / "input").write_bytes(b"1234")
+    found = _emulate.emulate("fixed_point", everything, size=2, input=tmp_path / "input")
+    assert found.fault and "input does not hold 2 elements" in found.fault.text
 
 
 def test_threads_in_another_order(everything):

@@ -156,6 +156,24 @@ def test_more_elements_than_32_bits_count(rung):
     assert int(ladder.run(rung.name, x)) == 7000  # the 2^32 ones wrap
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("block", RUNGS["fixed_point"].blocks or (512,))
+def test_exact_sum(block, dtype, cuda):
+    """fixed_point has the bits of the library's exact sum, for elements in any order, infinities and NaN included."""
+    generator = torch.Generator(cuda).manual_seed(0)
+    for n in (1, 33, 5003, 300_007):
+        x = torch.randn(n, device=cuda, dtype=getattr(torch, dtype), generator=generator)
+        x *= 10 ** (60 * torch.rand(x.shape, device=cuda, generator=generator) - 30)
+        for special in ((), (math.inf,), (math.inf, -math.inf), (math.nan,)):
+            y = torch.cat([x, torch.tensor(special, device=cuda, dtype=x.dtype)])
+            wanted = torch_reduce.sum(y, exact=True)
+            for order in (y, y.flip(0), y[torch.randperm(len(y), device=cuda, generator=generator)]):
+                got = ladder.run("fixed_point", order, block)
+                torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+    zeros = torch.full((1000,), -0.0, device=cuda, dtype=x.dtype)
+    assert torch.signbit(ladder.run("fixed_point", zeros, block))
+
+
 # --- other ops --------------------------------------------------------------------------------------------------------
 
 REFERENCE = {"product": torch.prod, "max": torch.max, "min": torch.min}
@@ -378,9 +396,9 @@ def test_the_first_pass_is_less_than_the_sum(rung, cuda):
 
 
 def test_numbers():
-    """The CPU's rung and at least 38 others, numbered in order, chapter after chapter, each by its own name."""
+    """The CPU's rung and at least 39 others, numbered in order, chapter after chapter, each by its own name."""
     assert [rung.number for rung in ALL] == list(range(len(ALL)))
-    assert len(RUNGS) == len(ALL) >= 39
+    assert len(RUNGS) == len(ALL) >= 40
     assert [rung.chapter for rung in ALL] == sorted(rung.chapter for rung in ALL)
     for chapter in {rung.chapter for rung in ALL}:
         assert len({rung.title for rung in ALL if rung.chapter == chapter}) == 1
@@ -408,7 +426,7 @@ def test_files(path):
     assert "// Differs from the lesson:" in text
     if path.suffix == ".cu" and name != "cub":
         assert re.search(rf"__global__ void (__launch_bounds__\(\d+\) )?{name}\(", text)
-    assert not re.search(r'#include "\.\.', text)
+    assert not re.search(r'#include "\.\./(?!numeric/)', text)
 
 
 KEPT = {  # of the lessons' code, what makes the rung that rung
@@ -453,6 +471,14 @@ def test_the_engine_knows_no_ladder():
 def test_what_the_library_holds_is_what_the_files_say():
     """The heads in the library are those of the files: it was built from them."""
     assert json.loads(torch.ops.gpureduce._ladder_lessons()) == lessons.lessons()
+
+
+def test_results_depend_on_what_the_rungs_include():
+    """The hash that results of the ladder are known by covers all that its sources include."""
+    covered = {path.resolve() for path in provenance.csrc_files(part="ladder")}
+    for path in covered:
+        for name in re.findall(r'#include "([^"]+)"', path.read_text()):
+            assert (path.parent / name).resolve() in covered, (path, name)
 
 
 def test_a_new_rung_is_one_file(tmp_path):
@@ -880,6 +906,7 @@ def test_roundings():
     assert _climb.roundings(RUNGS["unrolling8"], 512 * 8 * 3) == 2 * (7 + 9)
     assert _climb.roundings(RUNGS["shared"], 512 * 10) == 9 + 10
     assert _climb.roundings(RUNGS["atomic"], 1000) == 1000
+    assert _climb.roundings(RUNGS["fixed_point"], 1000) == 1
     assert _climb.roundings(RUNGS["host_recursive"], 1025) == 11
 
 

@@ -21,7 +21,7 @@ namespace gpureduce::ladder {
 namespace {
 
 constexpr const char* kOps[] = {"sum", "product", "max", "min"};  // in the order of Op
-constexpr const char* kFinishes[] = {"again", "atomic", "all_atomic", "recursive", "library", "written"};
+constexpr const char* kFinishes[] = {"again", "atomic", "all_atomic", "recursive", "library", "written", "exact"};
 
 // --- what is asked for -----------------------------------------------------------------------------------------------------
 
@@ -109,10 +109,10 @@ class Run {
 
   void prepare() {
     if (rung_.finish != Finish::written) out_.fill_(identity(call_.op, x_.scalar_type()));
-    if (!rung_.in_place || call_.n == 0) return;
+    if (scratch_.defined()) scratch_.zero_();  // digits to add to, and partial sums that fill whole tiles
+    if (!copy_.defined()) return;
     copy_.narrow(0, 0, call_.n).copy_(x_.view({-1}));
     copy_.narrow(0, call_.n, copy_.numel() - call_.n).zero_();
-    if (scratch_.defined()) scratch_.zero_();  // partial sums are filled up to whole tiles as well
   }
 
   void climb(bool first_pass = false) {

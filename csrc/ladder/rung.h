@@ -1,7 +1,8 @@
 // A rung of the ladder, as the rest of the library sees it: a function on raw pointers, and what may be asked of it. What a
 // rung teaches stands in the comment at the head of its file, NN_name.cu or .cpp, which the build reads as well
-// (tools/lessons.py): a new rung is a new file. The ladder and the engine do not include each other. Every kernel is a template
-// over the element's type, where the lessons have int (in chapter 5: float); their indices are 32-bit ints.
+// (torch_reduce/ladder/_lessons.py): a new rung is a new file. The ladder and the engine do not include each other;
+// csrc/numeric serves both. Every kernel is a template over the element's type, where the lessons have int (in chapter 5:
+// float); their indices are 32-bit ints.
 #pragma once
 
 #include <cstddef>
@@ -23,6 +24,7 @@ enum class Finish {
   recursive,   // halves of the array are added until one element is left
   library,     // in a library's own way
   written,     // not at all: this is no reduction, each thread writes one element of the output
+  exact,       // as integers, which are rounded once
 };
 
 // One run of a rung. Everything that is not the rung itself is done before, so that it is not in its time.
@@ -34,7 +36,7 @@ struct Call {
   // n > 0 elements. For a rung that works in place it is a copy, filled up with the op's identity to a whole number of tiles.
   void* input;
   int64_t n;
-  void* scratch;    // scratch_bytes()
+  void* scratch;    // scratch_bytes(), which are 0
   void* output;     // one element that holds the op's identity; Finish::written: n elements
   void* stream;     // a cudaStream_t
   bool first_pass;  // of Finish::again: the lesson's own kernel alone, once; the output stays as it was
@@ -73,6 +75,9 @@ inline Rung in_passes(std::vector<int> elements, int (*run)(const Call&), std::v
 }
 inline Rung with_atomics(std::vector<int> elements, int (*run)(const Call&)) {
   return {run, kBlocks, std::move(elements), kAllOps, Finish::atomic};
+}
+inline Rung exactly(std::vector<int> elements, int (*run)(const Call&), size_t (*bytes_of_digits)(const Call&)) {
+  return {run, kBlocks, std::move(elements), {Op::sum}, Finish::exact, false, false, bytes_of_digits};
 }
 inline Rung writing(int (*run)(const Call&)) { return {run, kBlocks, {1}, {Op::sum}, Finish::written}; }
 inline Rung on_cpu(int (*run)(const Call&)) { return {run, {}, {}, {Op::sum}, Finish::recursive, true, true}; }

@@ -49,8 +49,8 @@ class Rung:
             1 to 32; empty where there is no choice.
         elements_per_thread: the same for elements per thread.
         ops: of "sum", "product", "max", "min", those it knows.
-        finish: how the results of the blocks become one: "again", "atomic", "all_atomic", "recursive", "library", or
-            "written" for the rungs that are no reduction.
+        finish: how the results of the blocks become one: "again", "atomic", "all_atomic", "recursive", "library",
+            "exact", or "written" for the rungs that are no reduction.
         in_place: whether it destroys its input, and gets a copy therefore.
     """
 
@@ -114,13 +114,15 @@ def run(
         x: a contiguous tensor of float32, float64, int32 or int64, of any shape with n elements; on a GPU, or on the
             CPU for ``host_recursive``. It is not changed: rungs that work in place get a copy.
         block: threads per block, one of the rung's ``blocks``; the rung's default if ``None``.
-        elements_per_thread: elements per thread, for ``multi_element``, ``multi_element_partials`` and ``grid_stride``.
+        elements_per_thread: elements per thread, for ``multi_element``, ``multi_element_partials``, ``grid_stride`` and
+            ``fixed_point``.
         op: "sum", or another one that the rung knows.
 
     Returns:
         A tensor without dimensions, of ``x``'s dtype: integers wrap, and floats are added in their own precision, as in
-        the lessons. The sum of no elements is 0 and their product 1. The rungs of chapter 5 are no reductions: they
-        return the tensor that they write, of ``x``'s shape, and do not read ``x``'s values.
+        the lessons, or exactly by ``fixed_point``. The sum of no elements is 0 and their product 1. The rungs of
+        chapter 5 are no reductions: they return the tensor that they write, of ``x``'s shape, and do not read ``x``'s
+        values.
 
     Raises:
         ValueError: no such rung, block, number of elements or op.
@@ -164,10 +166,10 @@ def emulate(
     time, in about a second; the object is kept in the user's cache.
 
     Args:
-        name: a CUDA rung of chapters 1 to 5 that is a kernel of its own: not ``engine``, ``cub``, ``torch_sum``.
+        name: a CUDA rung that is a kernel of its own: not ``engine``, ``cub``, ``torch_sum``.
         size: elements of the input, small integers without a pattern.
         block: threads per block, at most 1024; the rung's default if ``None``.
-        elements_per_thread: for ``multi_element``, ``multi_element_partials`` and ``grid_stride``.
+        elements_per_thread: for ``multi_element``, ``multi_element_partials``, ``grid_stride`` and ``fixed_point``.
         dtype: "float32", "float64", "int32" or "int64".
 
     Returns:

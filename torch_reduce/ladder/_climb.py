@@ -106,6 +106,8 @@ def roundings(rung, n, block=None, elements_per_thread=None):
         return min(n, 1024)  # a generous bound: not every library documents its own
     if rung.finish == "all_atomic":
         return n
+    if rung.finish == "exact":
+        return 1
     block, elements = block or rung.blocks[0], elements_per_thread or rung.elements_per_thread[0]
     in_block = elements - 1 + round(math.log2(block))
     blocks = math.ceil(n / (block * elements))

@@ -111,9 +111,12 @@ class Emulated:
 
 
 def sources() -> Path:
-    """The folder with the rungs' sources: a clone's csrc/ladder, or the copy that an installed package has."""
+    """The folder with the rungs' sources: a clone's csrc/ladder, or the copy that an installed package has.
+
+    Beside it lies what they include: numeric/, order.h.
+    """
     here = Path(__file__).resolve().parent
-    for folder in (here / "sources", here.parent.parent / "csrc" / "ladder"):
+    for folder in (here / "sources" / "ladder", here.parent.parent / "csrc" / "ladder"):
         if (folder / "rung.cuh").exists():
             return folder
     raise CannotEmulate("the rungs' sources are not there: reinstall torch_reduce, or run in a clone of it")
@@ -181,7 +184,8 @@ def headers() -> Path:
     """A folder with rung.h and the emulator's rung.cuh; its name changes with everything that kernels include."""
     folder = sources()
     rung, cuh = (folder / "rung.h").read_text(encoding="utf-8"), shared_part().text
-    own = [path.read_text(encoding="utf-8") for path in sorted(EMULATOR.glob("*.h"))]
+    beside = sorted([*EMULATOR.glob("*.h"), *folder.parent.glob("numeric/*.h"), folder.parent / "order.h"])
+    own = [path.read_text(encoding="utf-8") for path in beside]
     place = cache() / f"include-{digest(rung, cuh, str(folder), *own)}"
     place.mkdir(exist_ok=True)
     for name, text in (("rung.h", rung), ("rung.cuh", cuh)):
@@ -199,7 +203,7 @@ def put(path: Path, text: str) -> None:
 
 def compile_object(text: str, name: str, flags: list[str]) -> Path:
     """The object of a source, from the cache if it is there. CannotEmulate shows the compiler's errors."""
-    command = [*compiler()[0], *flags, "-I", str(EMULATOR), "-I", str(headers())]
+    command = [*compiler()[0], *flags, "-I", str(EMULATOR), "-I", str(headers()), "-I", str(sources())]
     key = digest(text, *command)
     made = cache() / f"{name}-{key}.o"
     if made.exists():
@@ -398,11 +402,11 @@ def read(said: dict, name: str, program: Path, tests: list[_translate.Test]) -> 
 
 
 def options(
-    size=None, block=None, elements=None, dtype=None, op=None, descending=False, in_step=False, trace=False
+    size=None, block=None, elements=None, dtype=None, op=None, descending=False, in_step=False, trace=False, input=None
 ) -> list[str]:
     """The program's arguments: see main.cpp and emulator.h."""
     found = []
-    given = {"--size": size, "--block": block, "--elements": elements, "--dtype": dtype, "--op": op}
+    given = {"--size": size, "--block": block, "--elements": elements, "--dtype": dtype, "--op": op, "--input": input}
     for option, value in given.items():
         found += [option, str(value)] if value else []
     return found + ["--descending"] * descending + ["--in-step"] * in_step + ["--trace"] * trace

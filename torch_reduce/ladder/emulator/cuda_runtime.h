@@ -193,6 +193,18 @@ EMULATE_ATOMIC T atomicMin(T* where, std::common_type_t<T> value) {
   return emulate::change(where, __builtin_return_address(0), [&](T old) { return value < old ? value : old; });
 }
 template <class T>
+EMULATE_ATOMIC T atomicAnd(T* where, std::common_type_t<T> value) {
+  return emulate::change(where, __builtin_return_address(0), [&](T old) { return old & value; });
+}
+template <class T>
+EMULATE_ATOMIC T atomicOr(T* where, std::common_type_t<T> value) {
+  return emulate::change(where, __builtin_return_address(0), [&](T old) { return old | value; });
+}
+template <class T>
+EMULATE_ATOMIC T atomicXor(T* where, std::common_type_t<T> value) {
+  return emulate::change(where, __builtin_return_address(0), [&](T old) { return old ^ value; });
+}
+template <class T>
 EMULATE_ATOMIC T atomicCAS(T* where, std::common_type_t<T> expected, std::common_type_t<T> value) {
   return emulate::change(where, __builtin_return_address(0), [&](T old) { return old == expected ? value : old; });
 }

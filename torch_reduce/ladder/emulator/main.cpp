@@ -1,4 +1,5 @@
-// The program: one rung, or one learner's kernel, on an input of small integers, and what it did as a JSON object.
+// The program: one rung, or one learner's kernel, on an input of small integers or on the --size elements that a file --input
+// holds, and what it did as a JSON object.
 //
 //   rungs NAME --size 65536 --block 512 --elements 8 --dtype float32 --op sum --descending --in-step --trace --sampled 16
 #ifdef __linux__
@@ -66,8 +67,15 @@ T identity(Op op) {
 }
 
 template <class T>
-void fill(void* where, Op op, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) static_cast<T*>(where)[i] = static_cast<T>(element(op, i, n));
+void fill(void* where, Op op, int64_t n, const std::string& file) {
+  if (file.empty()) {
+    for (int64_t i = 0; i < n; ++i) static_cast<T*>(where)[i] = static_cast<T>(element(op, i, n));
+    return;
+  }
+  std::FILE* const opened = std::fopen(file.c_str(), "rb");
+  if (!opened || std::fread(where, sizeof(T), static_cast<size_t>(n), opened) != static_cast<size_t>(n))
+    emulate::fault(file + " does not hold " + std::to_string(n) + " elements");
+  std::fclose(opened);
 }
 template <class T>
 double sum(const void* where, int64_t n) {
@@ -149,13 +157,14 @@ int main(int count, char** arguments) {
   with(call.dtype, [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
     const size_t size = sizeof(T);
+    call.input = emulate::allocate(static_cast<size_t>(padded ? tiles * call.tile() : call.n) * size, size, "in");
+    fill<T>(call.input, call.op, call.n, options["--input"]);
     const double wanted = [&] {
       double total = identity<double>(call.op);
-      for (int64_t i = 0; i < call.n; ++i) total = combine(call.op, total, element(call.op, i, call.n));
+      for (int64_t i = 0; i < call.n; ++i)
+        total = combine(call.op, total, static_cast<double>(static_cast<const T*>(call.input)[i]));
       return total;
     }();
-    call.input = emulate::allocate(static_cast<size_t>(padded ? tiles * call.tile() : call.n) * size, size, "in");
-    fill<T>(call.input, call.op, call.n);
     if (learned) {
       // A learner's kernel leaves one sum, or one sum a block: `out` has room for these.
       call.output = emulate::allocate(static_cast<size_t>(tiles) * size, size, "out");
