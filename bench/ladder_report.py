@@ -289,6 +289,8 @@ def asked(step):
     if how == "Finish::all_atomic":
         return n, n
     blocks, block, loads = tiles(step), step["block"], step["elements_per_thread"]
+    if how == "exactly":  # a block's ten digits, which are as long as two floats, and its marks
+        return n, 21 * blocks
     if how != "in_place":
         return n, blocks
     # A tree in global memory: an addition reads two elements and writes one. The last warp takes six steps as a whole.

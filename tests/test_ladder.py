@@ -877,6 +877,12 @@ def test_every_rung_has_a_kind_and_a_block():
     ]
 
 
+def test_bytes_of_an_exact_sum():
+    """fixed_point reads each element once, and a block of it adds ten int64s and an int32 to the grid's."""
+    step = {"name": "fixed_point", "elements": 1 << 20, "block": 512, "elements_per_thread": 16}
+    assert ladder_report.asked(step) == (1 << 20, 128 * (10 * 8 + 4) // 4)
+
+
 def test_does_the_lesson_hold():
     """A verdict follows the numbers of two rungs; a GPU without results has a column that says so."""
     before = {"name": "neighbored", "us": 100.0, "counters": {"branch efficiency": 70.0}}
