@@ -261,11 +261,9 @@ __global__ void __launch_bounds__(kThreads, kApplyBlocks)
 
 template <class T, class R>
 cudaError_t start(const NumberedApply& call, cudaStream_t stream) {
-  if (!has_numbered(call.formula)) return cudaErrorNotSupported;
   constexpr int V = kGranule / sizeof(T);
   const bool by_offsets = takes_offsets(call);
   const int64_t elements = call.outer * call.entries * call.inner;
-  if (elements > kMostUnits || call.outer * call.count * call.inner > kMostUnits) return cudaErrorNotSupported;
   const bool vectors = are_aligned(call);
   ApplyArgs a{call.formula,
               call.x,
@@ -290,9 +288,8 @@ cudaError_t start(const NumberedApply& call, cudaStream_t stream) {
 }
 
 template <class T>
-cudaError_t start(const NumberedApply& call, cudaStream_t stream, DType own) {
-  if (call.out == own) return start<T, T>(call, stream);
-  return call.out == DType::Float ? start<T, float>(call, stream) : cudaErrorNotSupported;
+cudaError_t start(const NumberedApply& call, cudaStream_t stream) {
+  return call.out == call.in ? start<T, T>(call, stream) : start<T, float>(call, stream);
 }
 
 }  // namespace
@@ -315,15 +312,21 @@ cudaError_t number_entries(const void* offsets, bool wide, int64_t count, int64_
   return cudaGetLastError();
 }
 
+bool takes(const NumberedApply& call) {
+  const bool of_dtype = call.in == DType::Float || call.in == DType::Half || call.in == DType::BFloat16;
+  return has_numbered(call.formula) && of_dtype && (call.out == call.in || call.out == DType::Float) &&
+         call.outer * call.entries * call.inner <= kMostUnits && call.outer * call.count * call.inner <= kMostUnits;
+}
+
 bool takes_offsets(const NumberedApply& call) {
   return call.inner == 1 && call.entries * info(call.in).size % kGranule == 0 && are_aligned(call);
 }
 
 cudaError_t apply_numbered(const NumberedApply& call, cudaStream_t stream) {
   switch (call.in) {
-    case DType::Float: return start<float>(call, stream, DType::Float);
-    case DType::Half: return start<Half>(call, stream, DType::Half);
-    case DType::BFloat16: return start<BFloat16>(call, stream, DType::BFloat16);
+    case DType::Float: return start<float>(call, stream);
+    case DType::Half: return start<Half>(call, stream);
+    case DType::BFloat16: return start<BFloat16>(call, stream);
     default: return cudaErrorNotSupported;
   }
 }

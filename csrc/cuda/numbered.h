@@ -47,12 +47,15 @@ struct NumberedApply {
 // The formulas with kernels.
 constexpr bool has_numbered(Formula f) { return f == Formula::softmax || f == Formula::softmax_backward; }
 
-// True if the kernel finds the entries' numbers itself, and does not read `numbers`. That saves a third of the bytes of a
-// single column; of several columns it would save little.
+// True if a kernel takes the call, whatever its pointers are. There are kernels for float32, float16 and bfloat16, with results
+// of the same dtype or of float32, and fewer than 2^31 elements of x and of each table.
+bool takes(const NumberedApply& call);
+
+// True if the kernel finds the entries' numbers itself, and does not read `numbers`. It does so for one column, which
+// saves a third of the bytes. For several columns it would save little.
 bool takes_offsets(const NumberedApply& call);
 
-// Returns cudaErrorNotSupported if no kernel takes the call: there are kernels for float32, float16 and bfloat16, with results
-// of the same dtype or of float32, and fewer than 2^31 elements of x and of each table.
+// For calls that a kernel takes().
 cudaError_t apply_numbered(const NumberedApply& call, cudaStream_t stream);
 
 }  // namespace gpureduce::cuda

@@ -169,7 +169,7 @@ struct WeightsArgs {
 
 // How a thread loads V neighbours of a row.
 // whole   rows are whole vectors at aligned addresses
-// around  in two aligned vectors, which may reach over a row's ends, but not over those of the memory that the rows take up
+// around  in two aligned vectors, which may reach into the rows before and after, but stay in the memory of all rows
 // each    element by element
 enum class RowLoads : uint8_t { whole, around, each };
 

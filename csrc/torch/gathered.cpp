@@ -216,17 +216,16 @@ Numbers numbers_of(const Tensor& offsets, const c10::SymInt& entries) {
 
 // The list of edges, sorted by the data's rows. The data has `size` rows.
 Edges sorted_by_rows(const Edges& forward, const c10::SymInt& size) {
-  static const auto plan = find<std::tuple<Tensor, Tensor>(const Tensor&, c10::SymInt)>("_index_plan");
   const auto edges_at = [&](const Tensor& entries) {
     return forward.edges.defined() ? forward.edges.index_select(0, entries) : entries;
   };
   if (!forward.offsets.defined()) {
-    const auto [order, offsets] = plan.call(forward.rows, size);
+    const auto [order, offsets] = index_plan_operator().call(forward.rows, size);
     return {order, offsets, edges_at(order)};
   }
   // Entries outside of all outputs get a row of their own, the last one, which nobody reads.
   const auto [number, outside] = numbers_of(forward.offsets, forward.rows.sym_size(0));
-  const auto [order, offsets] = plan.call(at::where(outside, size, forward.rows), size + 1);
+  const auto [order, offsets] = index_plan_operator().call(at::where(outside, size, forward.rows), size + 1);
   return {number.masked_fill(outside, 0).index_select(0, order), offsets.slice_symint(0, 0, size + 1), edges_at(order)};
 }
 

@@ -90,11 +90,10 @@ Tensor apply_numbered(Formula formula, const Tensor& x, int64_t dim, const Tenso
   if (elementwise ? !is_plain(g) || !g.is_contiguous() || g.scalar_type() != x.scalar_type() : !is_table(g)) return {};
   if (!is_table(r)) return {};
   const Layout layout(x, dim);
-  const Tensor result = allocate(x.sizes(), dtype, x);
   cuda::NumberedApply call{formula,
                            x.const_data_ptr(),
                            dtype_of(x.scalar_type(), "an input of dtype"),
-                           result.mutable_data_ptr(),
+                           nullptr,
                            dtype_of(dtype, "a result of dtype"),
                            g.const_data_ptr(),
                            r.const_data_ptr(),
@@ -105,13 +104,17 @@ Tensor apply_numbered(Formula formula, const Tensor& x, int64_t dim, const Tenso
                            x.size(dim),
                            layout.inner,
                            count};
+  if (!cuda::takes(call)) return {};
+  const Tensor result = allocate(x.sizes(), dtype, x);
+  call.y = result.mutable_data_ptr();
   Tensor numbers;
   if (!cuda::takes_offsets(call)) {
     numbers = number_entries(offsets, call.entries);
     call.numbers = numbers.const_data_ptr<int32_t>();
   }
   const c10::cuda::CUDAGuard guard(x.device());
-  return done(cuda::apply_numbered(call, stream_of(x))) ? result : Tensor();
+  C10_CUDA_CHECK(cuda::apply_numbered(call, stream_of(x)));
+  return result;
 }
 
 #else

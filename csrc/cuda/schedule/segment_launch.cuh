@@ -48,8 +48,8 @@ inline uint64_t policy_of(const SegmentsLaunch& launch) {
   return l2_policy(r.problem.outputs * launch.segments.length * info(r.in).size > launch.device.l2_bytes / 4);
 }
 
-// The second kernels, which depend on the accumulator alone and are compiled once for each. Those of kernels that are compiled
-// for a dtype have no PTX, either (segment_joins.cuh).
+// The second kernels depend on the accumulator alone. Each is compiled once: with PTX (segment.cu) if the first kernels read
+// any dtype, and without (compiled/native/segment_joins.cu) if they are compiled for a dtype.
 template <class Acc>
 cudaError_t join_rows(const SegmentsLaunch& launch);
 template <class Acc>
