@@ -14,6 +14,7 @@ import fractions
 import pathlib
 import random
 import sys
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -36,6 +37,26 @@ class Case:
     dim: int | None  # None: all elements
     dtype: torch.dtype = torch.float32
     data: str = "normal"
+    segment: int = 0  # the rows of each segment; 0: there are no segments
+
+    def functions(self) -> dict[str, Callable[[Tensor], Tensor]]:
+        if not self.segment:
+            return {
+                "exact": lambda x: torch_reduce.sum(x, self.dim, exact=True),
+                "ordered": lambda x: torch_reduce.sum(x, self.dim),
+                "torch": lambda x: torch.sum(x, self.dim),
+            }
+        offsets = torch.arange(0, self.rows + 1, self.segment, device="cuda")
+        return {
+            "exact": lambda x: torch_reduce.segment_sum(x, offsets, exact=True),
+            "ordered": lambda x: torch_reduce.segment_sum(x, offsets),
+        }
+
+    def addends(self, x: Tensor) -> Tensor:
+        """(results, elements of each)"""
+        if self.segment:
+            return x.view(-1, self.segment, self.columns).transpose(1, 2).flatten(0, 1)
+        return x.reshape(1, -1) if self.dim is None else x if self.dim == 1 else x.t()
 
     def make(self) -> Tensor:
         x = torch.randn(self.rows, self.columns, device="cuda")
@@ -66,41 +87,42 @@ CASES += [
     Case(max(rows // 2, 1), columns // (2 if rows == 1 else 1), dim, torch.float64) for rows, columns, dim in SHAPES
 ]
 CASES += [Case(*SHAPES[i], data=data) for data in ("gradients", "cancelling", "any magnitude") for i in (1, 3, 4, 6)]
+CASES += [
+    Case(LARGE // 4 // columns, columns, 0, dtype, segment=segment)
+    for dtype in (torch.float32, torch.float64)
+    for columns in (1, 64)
+    for segment in (1, 32, 4096, LARGE // 4 // columns)
+]
 
 
-def check(x, dim, result):
-    """Checks of some results that neither neighbouring number is nearer to the exact sum."""
-    rows = x.reshape(1, -1) if dim is None else x if dim == 1 else x.t()
+def check(rows, result):
+    """Checks of some results that neither neighbouring number is nearer to the exact sum of a row."""
     results = result.reshape(-1).cpu()
     if rows.shape[1] > MOST:
         return
-    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.dtype.itemsize]
     rng = random.Random(1)
     for k in {0, len(results) - 1, *(rng.randrange(len(results)) for _ in range(CHECKED))}:
         total = sum(map(fractions.Fraction, rows[k].double().tolist()), fractions.Fraction())
         bits = results[k : k + 1].view(integer)
-        near = [fractions.Fraction((bits + step).view(x.dtype).item()) for step in (0, -1, 1)] if bits.any() else [0]
+        near = [fractions.Fraction((bits + step).view(rows.dtype).item()) for step in (0, -1, 1)] if bits.any() else [0]
         if min(abs(total - n) for n in near) != abs(total - near[0]) or (near == [0] and total):
-            sys.exit(
-                f"WRONG: result {k} of {len(results)}, {tuple(x.shape)} {x.dtype}: {results[k]}, not {float(total)}"
-            )
+            told = f"{tuple(rows.shape)} {rows.dtype}: {results[k]}, not {float(total)}"
+            sys.exit(f"WRONG: result {k} of {len(results)}, {told}")
 
 
 def measure(race):
     rows = []
     for case in CASES:
         x = case.make()
-        check(x, case.dim, torch_reduce.sum(x, case.dim, exact=True))
-        functions = {
-            "exact": lambda x, case=case: torch_reduce.sum(x, case.dim, exact=True),
-            "ordered": lambda x, case=case: torch_reduce.sum(x, case.dim),
-            "torch": lambda x, case=case: torch.sum(x, case.dim),
-        }
+        functions = case.functions()
+        check(case.addends(x), functions["exact"](x))
         torch.cuda.synchronize()  # the race has a stream of its own
         us, _ = race.times(family.clones(x), functions, unlike=tuple(functions))
         rows.append(dataclasses.asdict(case) | {"dtype": str(case.dtype)[6:], "us": us})
         times = ", ".join(f"{name} {value:.1f}" for name, value in us.items())
-        print(f"{case.rows} x {case.columns} over {case.dim} {rows[-1]['dtype']} {case.data}: {times} µs", flush=True)
+        over = f"segments of {case.segment}" if case.segment else f"over {case.dim}"
+        print(f"{case.rows} x {case.columns} {over} {rows[-1]['dtype']} {case.data}: {times} µs", flush=True)
         del x
         torch.cuda.empty_cache()
     return rows

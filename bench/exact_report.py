@@ -17,6 +17,8 @@ def what(row):
     if row["dim"] is None:
         return f"all of {row['rows'] * row['columns']:,}"
     shape = f"({row['rows']:,}, {row['columns']:,})"
+    if row.get("segment"):
+        return f"segments of {row['segment']:,} rows of {shape}"
     return f"rows of {shape}" if row["dim"] == 1 else f"columns of {shape}"
 
 
@@ -27,7 +29,8 @@ def sums(rows):
         us = row["us"]
         numbers = [report.number(us[k]) for k in ("exact", "ordered")]
         ratio = f"{us['exact'] / us['ordered']:.2f}"
-        lines.append([what(row), row["dtype"], row["data"], *numbers, ratio, report.number(us["torch"])])
+        torchs = report.number(us["torch"]) if "torch" in us else ""
+        lines.append([what(row), row["dtype"], row["data"], *numbers, ratio, torchs])
     return report.table(header, lines)
 
 

@@ -102,10 +102,11 @@ def gradients_and_out(group):
         if inside(mesh):
             got.backward(cut(given, mesh, got.placements))
             assert_same_bits(own.grad.full_tensor(), wanted, f"{placements}")
-        for dtype in (torch.float32, torch.float64):
+        for flag, dtype in itertools.product((True, False), (torch.float32, torch.float64)):
             out = cut(torch.zeros(3, 8, dtype=dtype, device=here()), mesh, [R])
-            assert exact(cut(x, mesh, placements), offsets, out=out) is out
-            assert_result(out, exact(x, offsets, dtype=dtype), mesh, [R], f"{placements} {dtype}")
+            assert torch_reduce.segment_sum(cut(x, mesh, placements), offsets, out=out, exact=flag) is out
+            wanted_out = torch_reduce.segment_sum(x, offsets, dtype=dtype, exact=flag)
+            assert_result(out, wanted_out, mesh, [R], f"{placements} {dtype} {flag}")
 
 
 def test_gradients_and_out(world):

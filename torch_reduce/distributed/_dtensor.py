@@ -334,7 +334,8 @@ def _segments(
     _expect_beside(operation.title, {"data": data, "out": out}, {"offsets": offsets})
     meta = _meta_result(op, operation.title, [data], _without_data(offsets), dim, dtype=dtype, out=out)
     here, at = _on_every_rank(offsets), dim % data.dim()
-    call = kind(operation, [at], True, dtype, meta.dtype, at, here)
+    given = meta.dtype if out is not None else dtype
+    call = kind(operation, [at], True, given, meta.dtype, at, here)
     (result,) = _results(_without_partials(data), call, [meta])
     return result if out is None else out.copy_(result)
 
