@@ -22,7 +22,7 @@ from test_autocast import without_a_gpu
 from test_autograd import leaf
 from test_exact import FORMATS, KINDS, patterns, rows_of, shuffled
 from test_meta import opcheck
-from test_segment import CALL, CHANGED, FEW, LENGTHS, MANY, mixed
+from test_segment import CALL, CHANGED, FEW, LENGTHS, MANY, allocated, mixed
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
@@ -479,6 +479,17 @@ def test_graphs(cuda):
             offsets.copy_(ends(other))
             graph.replay()
             assert_same_bits(result, exact(x.cpu(), offsets.cpu(), dtype=torch.float32))
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "int8"])
+def test_memory(name, cuda):
+    """Beyond the result a call takes 16 MiB, or a quarter of the data's memory; of rows side by side far less."""
+    offsets = ends([1, 1_000_000, 1], device=cuda)
+    for shape, dim, most in (((1_000_002, 64), 0, 0.25), ((20, 1_000_002), 1, 0.1)):
+        x = torch.ones(shape, dtype=dtype_of(name), device=cuda)
+        result = exact(x, offsets, dim, dtype=torch.float32)
+        room = max(most * x.nbytes, 1 << 24) + result.nbytes + (1 << 20)
+        assert allocated(lambda x=x, dim=dim: exact(x, offsets, dim, dtype=torch.float32), "cuda") < room
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64"])

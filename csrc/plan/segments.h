@@ -38,7 +38,7 @@ enum class SegmentKernel : uint8_t { rows, columns, converted };
 
 struct SegmentPlan {
   SegmentKernel kernel;
-  int64_t tile, tiles;  // positions per tile (segment_tiles.cuh), or rows per tile of columns; tiles in all
+  int64_t tile, tiles;  // positions per tile (segment_places.cuh), or rows per tile of columns; tiles in all
   int64_t row_tiles;    // rows: tiles per row
   // Of columns:
   int vector, sides;        // columns per thread: `sides` loads of `vector` neighbours

@@ -178,15 +178,14 @@ __global__ void __launch_bounds__(kAnyThreads) exact_segment_slots(const __grid_
 
 template <class T>
 constexpr int kSegmentThreads = sizeof(T) == 8 ? 64 : 128;
-template <class T>
-constexpr int kSegmentResident = 6;
+constexpr int kSegmentResident = 6;  // blocks per multiprocessor that registers must allow
 constexpr int kSegmentLoads = 8;
 // The most elements of a part, as a logarithm: more would leave too narrow a window, and of float64 too large a scale.
 template <class T>
 constexpr int kMostLogTile = sizeof(T) == 8 ? 11 : 12;
 
 template <class T>
-__global__ void __launch_bounds__(kSegmentThreads<T>, kSegmentResident<T>)
+__global__ void __launch_bounds__(kSegmentThreads<T>, kSegmentResident)
     exact_segments(const __grid_constant__ ExactSegmentArgs<kFastRank> a) {
   using Range = typename ExactFormat<T>::Range;
   constexpr int kThreads = kSegmentThreads<T>, K = kSegmentLoads, V = sizeof(T) == 2 ? 2 : 1, kDigits = Range::kDigits;

@@ -2,7 +2,7 @@
 //
 // Every segment has a *position*: the index of its first element, plus a *weight* for each segment before it. A tile is a run
 // of positions. All tiles have the same size, so they have equal work, whatever the lengths are. Segments of several chunks are
-// cut at chunks, and a tile takes the chunks whose positions lie in it.
+// cut at chunks, and a tile takes the chunks whose positions lie in it. Exact sums cut them at any row.
 #pragma once
 
 #undef NDEBUG  // offsets are checked in every build

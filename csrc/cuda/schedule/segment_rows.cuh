@@ -1,5 +1,5 @@
 // Segments whose elements lie one stride apart, each reduced to one number. A warp owns a tile, which is a run of positions
-// (segment_tiles.cuh). The elements of its segments are contiguous, so they stream through a ring in shared memory, which bulk
+// (segment_places.cuh). The elements of its segments are contiguous, so they stream through a ring in shared memory, which bulk
 // copies fill far ahead, whatever the segments' lengths are. From there they are read at any alignment. A thread sums a tiny
 // segment, and the warp sums the others, chunk by chunk. A second kernel joins the chunks of segments that several warps have.
 //
