@@ -41,9 +41,18 @@ struct ExactPart {
   __device__ __forceinline__ int count() const { return exists ? (rows - y + (1 << log_threads) - 1) >> log_threads : 0; }
 };
 
-// A warp's parts of segments. It takes as many short ones at once as its threads allow.
-template <class F>
-__device__ __forceinline__ void for_each_part(const SegmentTiles& tiles, int64_t tile, int log_width, F f) {
+// Whole segments of a few rows each, of which a thread takes 1 << log_each. Thread i of the warp has the facts of segment
+// `first` + i: its begin relative to `begin`, whether it exists, and its rows.
+struct ExactTiny {
+  int64_t first, begin;
+  int log_each, facts;
+};
+constexpr int kLogTinyRows = 3;  // rows of a thread
+
+// A warp's parts of segments. It takes as many short ones at once as its threads allow. `tiny` is called with tiny segments
+// first, and may refuse them.
+template <class Tiny, class F>
+__device__ __forceinline__ void for_each_part(const SegmentTiles& tiles, int64_t tile, int log_width, Tiny tiny, F f) {
   const int lane = threadIdx.x % kWarp, y = lane >> log_width, log_height = 5 - log_width;
   const int64_t low = tile * tiles.tile, high = low + tiles.tile, positions[2] = {low, high};
   int64_t found[2];
@@ -51,10 +60,10 @@ __device__ __forceinline__ void for_each_part(const SegmentTiles& tiles, int64_t
   const int64_t first = tile == 0 ? 0 : found[0], last = tile + 1 == tiles.tiles ? tiles.segments : found[1];
   // A cut segment that begins in another tile comes first.
   int64_t next = first > 0 && tiles.place(first - 1).length > tiles.tile ? first - 1 : first;
-  SegmentEnds ends = tiles.ends(next + y);
+  SegmentEnds ends = tiles.ends(next + lane);
 #pragma unroll 1
   while (next < last || next < first) {
-    const int64_t number = next + y;  // each thread looks at one
+    const int64_t number = next + lane;  // each thread looks at one
     const SegmentPlace place = tiles.place(number, ends);
     const bool own = number >= first && number < last, whole = place.length <= tiles.tile;
     if (own) tiles.check(ends);
@@ -63,22 +72,38 @@ __device__ __forceinline__ void for_each_part(const SegmentTiles& tiles, int64_t
     const bool exists = own || (number < first && to > from);
     const int64_t begin = place.begin + from;
     const int rows = exists ? static_cast<int>(to - from) : 0;
+
+    ExactTiny some{next, __shfl_sync(~0u, begin, 0), min(kLogTinyRows, log_width), 0};
+    const auto fit = [&](int log_each) {
+      return lane >> (log_height + log_each) != 0 || ((!exists || whole) && rows <= 1 << (kLogTinyRows - log_each));
+    };
+    while (some.log_each > 0 && !__all_sync(~0u, fit(some.log_each))) --some.log_each;
+    if (some.log_each > 0) {
+      if (exists) some.facts = static_cast<int>(begin - some.begin) << 5 | 1 << 4 | rows;
+      const int64_t after = next + (int64_t{1} << (log_height + some.log_each));
+      const SegmentEnds ends_after = tiles.ends(after + lane);
+      if (tiny(some)) {
+        next = after;
+        ends = ends_after;
+        continue;
+      }
+    }
     const int log_wanted = rows <= 1 << kLogThreadRows ? 0 : 32 - __clz((rows - 1) >> kLogThreadRows);
     int log_parts = log_height;  // of segments at once
-    while (log_parts > 0 && !__all_sync(~0u, y >> log_parts != 0 || log_wanted + log_parts <= log_height)) --log_parts;
+    while (log_parts > 0 && !__all_sync(~0u, lane >> log_parts != 0 || log_wanted + log_parts <= log_height)) --log_parts;
 
     ExactPart part;
     part.log_threads = log_height - log_parts;
-    const int group = y >> part.log_threads, from_lane = group << log_width | (lane & ((1 << log_width) - 1));
+    const int group = y >> part.log_threads;
     part.y = y & ((1 << part.log_threads) - 1);
     part.segment = next + group;
-    part.begin = __shfl_sync(~0u, begin, from_lane);
-    const int facts = __shfl_sync(~0u, rows << 2 | exists << 1 | whole, from_lane);
+    part.begin = __shfl_sync(~0u, begin, group);
+    const int facts = __shfl_sync(~0u, rows << 2 | exists << 1 | whole, group);
     part.rows = facts >> 2;
     part.exists = facts >> 1 & 1;
     part.whole = facts & 1;
     next += int64_t{1} << log_parts;
-    ends = tiles.ends(next + y);  // is there when it is needed
+    ends = tiles.ends(next + lane);  // is there when it is needed
     f(part);
   }
 }
@@ -201,7 +226,67 @@ __global__ void __launch_bounds__(kSegmentThreads<T>, kSegmentResident)
   const auto place = place_of(a.kept, has_column ? at.column : 0);
   const T* const data = static_cast<const T*>(a.input.data) + place.in;
 
-  for_each_part(a.tiles, at.tile, a.log_width, [&](const ExactPart& part) {
+  // Adds tiny segments, if all threads have a window for theirs. A thread loads all elements before it needs the first.
+  const auto add_tiny = [&](const ExactTiny& tiny) {
+    constexpr int kRows = 1 << kLogTinyRows;
+    const int first = threadIdx.x % kWarp >> a.log_width << tiny.log_each, log_rows = kLogTinyRows - tiny.log_each;
+    const T* const rows = data + tiny.begin * a.pitch;
+    Vector<T, V> x[kRows / V];
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const int facts = __shfl_sync(~0u, tiny.facts, first + (k >> log_rows)), row = k & ((1 << log_rows) - 1);
+      const bool has = has_column && row < (facts & 0xf);
+      const T* const p = has ? rows + ((facts >> 5) + row) * a.pitch : data;
+      x[k / V].set(k % V, load_vector_if<T, 1>(has, p, a.input.policy, nothing.template bits<1>())[0]);
+    }
+    Exponents<T> exponents;
+#pragma unroll
+    for (int k = 0; k < kRows / V; ++k) exponents.add(x[k]);
+    Window<T> window;
+    const bool fits = window.place(exponents.highest(), exponents.lowest(), kLogTinyRows, a.input.signs.negate);
+    if (!__all_sync(~0u, fits)) return false;
+    WindowSum<T> sums[kRows];
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) window.add(sums[k], x[k / V][k % V], kLogTinyRows);
+#pragma unroll
+    for (int level = 0; level < kLogTinyRows; ++level) {
+      if (log_rows <= level) break;
+#pragma unroll
+      for (int k = 0; k < kRows >> (level + 1); ++k) {
+        sums[k] = sums[2 * k];
+        sums[k] += sums[2 * k + 1];
+      }
+    }
+    static_assert(kDigits >= (sizeof(T) == 8 ? 2 : 1) * kRows);
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      digits[k] = sums[k].low;
+      if constexpr (sizeof(T) == 8) digits[kRows + k] = sums[k].high;
+    }
+#pragma unroll 1
+    for (int i = 0; i < 1 << tiny.log_each; ++i) {
+      const int facts = __shfl_sync(~0u, tiny.facts, first + i);
+      if (!has_column || !(facts >> 4 & 1)) continue;
+      bool zero = digits[i] == 0;
+      if constexpr (sizeof(T) == 8) zero &= digits[kRows + i] == 0;
+      uint32_t seen = facts & 0xf ? exact::kOther : 0;
+      if (zero && seen) {  // -0 if all elements are
+        seen = exact::kMinusZero;
+        for (int row = 0; row < (facts & 0xf); ++row)
+          if (nothing.differs(load_vector<T, 1>(rows + ((facts >> 5) + row) * a.pitch, a.input.policy))) seen = exact::kOther;
+      }
+      const int64_t index = place.out + (tiny.first + first + i) * a.tiles.result_pitch;
+      if constexpr (sizeof(T) == 8) {
+        const auto high = static_cast<__int128>(digits[kRows + i]) * (int64_t{1} << ExactFormat<T>::low_bits(kLogTinyRows));
+        store_integer<Range>(a.result, index, high + digits[i], window.bit(), seen);
+      } else {
+        store_integer<Range>(a.result, index, digits[i], window.bit(), seen);
+      }
+    }
+    return true;
+  };
+
+  for_each_part(a.tiles, at.tile, a.log_width, add_tiny, [&](const ExactPart& part) {
     const int count = has_column ? part.count() : 0, end = width << part.log_threads;
     const int64_t step = a.pitch << part.log_threads;
     const T* p = data + (part.begin + part.y) * a.pitch;
@@ -338,7 +423,8 @@ __global__ void __launch_bounds__(kAnyThreads) exact_segments_any(const __grid_c
   if (!at.valid) return;
   const bool has_column = at.column < a.columns;
   const auto place = a.kept.at(has_column ? at.column : 0);
-  for_each_part(a.tiles, at.tile, a.log_width, [&](const ExactPart& part) {
+  const auto none = [](const ExactTiny&) { return false; };
+  for_each_part(a.tiles, at.tile, a.log_width, none, [&](const ExactPart& part) {
     exact::FixedPoint<Range> sum;
     sum.clear();
     const int count = has_column ? part.count() : 0;
