@@ -64,8 +64,8 @@ ExactSegmentArgs<kRank> args_of(const Segments& s, const ExactSegmentPlan& plan,
                                 const Device& device) {
   const Reduction& r = s.reduction;
   const bool streams = r.problem.outputs * s.length * info(r.in).size > device.l2_bytes / 4;
-  return {{r.input, l2_policy(streams), {r.negate, false}},
-          r.in,
+  return {{r.input, r.in, r.negate},
+          l2_policy(streams),
           static_cast<int8_t>(plan.log_width),
           tiles_of(s, plan, plan.tiles, kExactSegmentWeight),
           r.problem.outputs,

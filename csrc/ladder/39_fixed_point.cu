@@ -10,15 +10,13 @@
 // faster    no: engine adds in registers, and this rung in shared memory, by atomics that wait for each other.
 // command   python -m torch_reduce.ladder run --rungs engine,fixed_point --profile
 //
-// For example 1e8 + 1 - 1e8 + 1, which is 0 in float32 from left to right. Bit 0 counts 2^-149, so 1 is bit 21 of digit 4. The
-// element -1e8 is written as a two's complement: its top digit is -1, and the others are positive.
-//             digit 4                digit 5                digit 6
-//    1e8       536870912              48828                  0
-//    1           2097152              0                      0
-//   -1e8      3758096384              4294918467            -1
-//    1           2097152              0                      0
-//   sum       4299161600              4294967295            -1
-//   carried      4194304              0                      0       that is bit 22 of digit 4: 2
+// For example 1e8 + 1 - 1e8 + 1, which is 0 in float32 from left to right. Bit 0 counts 2^-149, so 1 is bit 21 of digit 4.
+//             digit 4    digit 5
+//    1e8     536870912     48828
+//    1         2097152         0
+//   -1e8    -536870912    -48828
+//    1         2097152         0
+//   sum        4194304         0     that is bit 22 of digit 4: 2
 #include "../numeric/exact.h"
 #include "rung.cuh"
 
@@ -29,15 +27,11 @@ namespace {
 // The digits of a sum: 10 for float32, 68 for float64. Integers wrap, so that two digits are enough; an addend has three.
 struct Integers { static constexpr int kLowest = 0, kDigits = 3; };
 template <class T>
-using Digits = exact::FixedPoint<std::conditional_t<std::is_integral_v<T>, Integers, exact::RangeOf<T>>>;
+using Range = std::conditional_t<std::is_integral_v<T>, Integers, exact::RangeOf<T>>;
+template <class T>
+using Digits = exact::FixedPoint<Range<T>>;
 
 __device__ unsigned long long* word(int64_t* digit) { return reinterpret_cast<unsigned long long*>(digit); }
-
-template <class T>
-__device__ exact::Addend addend(T x) {
-  if constexpr (std::is_integral_v<T>) return {static_cast<int64_t>(x), 0, exact::kOther};
-  else return exact::addend_of(x);
-}
 
 template <class T>
 __global__ void fixed_point(const T* x, Digits<T>* total, int64_t n, int elements) {
@@ -49,12 +43,13 @@ __global__ void fixed_point(const T* x, Digits<T>* total, int64_t n, int element
   for (int k = 0; k < elements; ++k) {
     const int64_t i = (int64_t{blockIdx.x} * elements + k) * blockDim.x + threadIdx.x;
     if (i >= n) break;
-    const exact::Addend a = addend(x[i]);
+    const exact::Element a = exact::element_of(x[i]);
+    const int bit = a.exponent - Range<T>::kLowest;
     Digits<unsigned> part{};
-    part.add(a.mantissa, a.shift % 32);
+    part.add(a.magnitude, bit % 32, a.negative);
 #pragma unroll
     for (int d = 0; d < 3; ++d)
-      if (part.digits[d]) atomicAdd(word(&sum.digits[a.shift / 32 + d]), static_cast<unsigned long long>(part.digits[d]));
+      if (part.digits[d]) atomicAdd(word(&sum.digits[bit / 32 + d]), static_cast<unsigned long long>(part.digits[d]));
     seen |= a.seen;
   }
   atomicOr(&sum.seen, seen);
@@ -71,7 +66,7 @@ template <class T>
 __global__ void round_once(Digits<T>* total, T* out) {
   total->carry();
   if constexpr (std::is_integral_v<T>) *out = static_cast<T>(static_cast<uint64_t>(total->digits[1]) << 32 | total->digits[0]);
-  else *out = exact::round_leading<T>(exact::leading(*total), total->seen);
+  else *out = exact::round_leading<T>(exact::leading(*total, 1, false), total->seen);
 }
 
 // Differs from the lesson: there is none. The library's own kernels save most of the atomics: while exponents are close to each

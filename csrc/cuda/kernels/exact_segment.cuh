@@ -21,8 +21,8 @@ constexpr int kLogThreadRows = 3;  // a segment has no more threads than it need
 // The threads of a warp lie side by side along columns, and below each other along rows.
 template <int kRank>
 struct ExactSegmentArgs {
-  ExactInput input;
-  DType dtype;
+  ExactAny::Input input;
+  uint64_t policy;
   int8_t log_width;    // threads side by side
   SegmentTiles tiles;  // a segment of more rows than a tile is cut
   int64_t columns, column_tiles;
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kSegmentThreads<T>, kSegmentResident)
   const Digits digits{memory + threadIdx.x, kThreads};
   const ExactSegmentPlace at = segment_place(a);
   const int log_adds = 31 - __clz(static_cast<int>(a.tiles.tile)), width = 1 << a.log_width;
-  const Nothing<T> nothing(a.input.signs.negate);
+  const Nothing<T> nothing(a.input.negate);
   wait_for_previous_kernel();
   allow_next_kernel();
   if (!at.valid) return;
@@ -237,13 +237,13 @@ __global__ void __launch_bounds__(kSegmentThreads<T>, kSegmentResident)
       const int facts = __shfl_sync(~0u, tiny.facts, first + (k >> log_rows)), row = k & ((1 << log_rows) - 1);
       const bool has = has_column && row < (facts & 0xf);
       const T* const p = has ? rows + ((facts >> 5) + row) * a.pitch : data;
-      x[k / V].set(k % V, load_vector_if<T, 1>(has, p, a.input.policy, nothing.template bits<1>())[0]);
+      x[k / V].set(k % V, load_vector_if<T, 1>(has, p, a.policy, nothing.template bits<1>())[0]);
     }
     Exponents<T> exponents;
 #pragma unroll
     for (int k = 0; k < kRows / V; ++k) exponents.add(x[k]);
     Window<T> window;
-    const bool fits = window.place(exponents.highest(), exponents.lowest(), kLogTinyRows, a.input.signs.negate);
+    const bool fits = window.place(exponents.highest(), exponents.lowest(), kLogTinyRows, a.input.negate);
     if (!__all_sync(~0u, fits)) return false;
     WindowSum<T> sums[kRows];
 #pragma unroll
@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(kSegmentThreads<T>, kSegmentResident)
       if (zero && seen) {  // -0 if all elements are
         seen = exact::kMinusZero;
         for (int row = 0; row < (facts & 0xf); ++row)
-          if (nothing.differs(load_vector<T, 1>(rows + ((facts >> 5) + row) * a.pitch, a.input.policy))) seen = exact::kOther;
+          if (nothing.differs(load_vector<T, 1>(rows + ((facts >> 5) + row) * a.pitch, a.policy))) seen = exact::kOther;
       }
       const int64_t index = place.out + (tiny.first + first + i) * a.tiles.result_pitch;
       if constexpr (sizeof(T) == 8) {
@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(kSegmentThreads<T>, kSegmentResident)
 #pragma unroll
         for (int k = 0; k < K; ++k) {
 #pragma unroll
-          for (int j = 0; j < V; ++j) x[k].set(j, load_vector<T, 1>(p + (k * V + j) * step, a.input.policy)[0]);
+          for (int j = 0; j < V; ++j) x[k].set(j, load_vector<T, 1>(p + (k * V + j) * step, a.policy)[0]);
         }
       } else {
 #pragma unroll
@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(kSegmentThreads<T>, kSegmentResident)
           for (int j = 0; j < V; ++j) {
             const int e = k * V + j;
             const bool has = i + e < count;
-            x[k].set(j, load_vector_if<T, 1>(has, has ? p + e * step : data, a.input.policy, nothing.template bits<1>())[0]);
+            x[k].set(j, load_vector_if<T, 1>(has, has ? p + e * step : data, a.policy, nothing.template bits<1>())[0]);
           }
         }
       }
@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(kSegmentThreads<T>, kSegmentResident)
         }
         Window<T> moved;
         fits = window.has(highest, lowest);
-        if (!fits && moved.place(highest, lowest, log_adds, a.input.signs.negate)) {
+        if (!fits && moved.place(highest, lowest, log_adds, a.input.negate)) {
           flush();
           window = moved;
           fits = true;
@@ -363,7 +363,7 @@ __global__ void __launch_bounds__(kSegmentThreads<T>, kSegmentResident)
           digits.carry(kDigits);
           adds = K * V;
         }
-        add_elements(x, [&](int) { return digits; }, seen, a.input.signs);
+        add_elements(x, [&](int) { return digits; }, seen, {a.input.negate, false});
       }
     }
     // Joins the threads of a segment and column. What was seen, and whether any used its digits.
@@ -429,7 +429,7 @@ __global__ void __launch_bounds__(kAnyThreads) exact_segments_any(const __grid_c
     sum.clear();
     const int count = has_column ? part.count() : 0;
     const int64_t first = place.in + (part.begin + part.y) * a.pitch, step = a.pitch << part.log_threads;
-    for (int i = 0; i < count; ++i) add_any(sum, a.input.data, first + i * step, a.dtype, a.input.signs);
+    for (int i = 0; i < count; ++i) exact::add(sum, element_any(a.input, first + i * step));
     sum.carry();
     __syncwarp();
 #pragma unroll 1
