@@ -1,7 +1,7 @@
 #include "exact.h"
 
-#include <cmath>
 #include <new>
+#include <optional>
 
 #include "../numeric/exact.h"
 #include "exact_floats.h"
@@ -109,7 +109,12 @@ void convert_half(const CpuProblem&, const void* x, int64_t n, int64_t stride, d
   }
 }
 
-// Elements of one dtype, as T: a number each, or two numbers each for 64-bit integers.
+int64_t offset_of(const CpuProblem& p, int64_t row, int64_t column) {
+  return Cursor(p.rows, row).offset() + column * p.column_stride;
+}
+
+// Elements of one dtype, as T: a number each, or two numbers each for 64-bit integers. They are read from a place on that moves
+// through a task's elements.
 template <class T>
 class Elements {
  public:
@@ -118,6 +123,21 @@ class Elements {
         size_(info(p.in).size),
         halves_(info(p.in).kind == Kind::integer && size_ == 8),
         in_place_(p.in == (std::is_same_v<T, float> ? DType::Float : DType::Double) && p.map == Map::value && !p.negate) {}
+
+  // Goes to an element of an output, and n elements on, at most left().
+  void go(int64_t row, int64_t column, int64_t element) {
+    first_ = offset_of(problem_, row, column);
+    at_.emplace(problem_.reduced, element);
+  }
+  int64_t left() const { return at_->left(); }
+  void advance(int64_t n) { at_->advance(n); }
+  // From an element of an output to the next one, and to the next output's.
+  int64_t pitch() const { return problem_.reduced.fastest().stride; }
+  int64_t across() const { return problem_.column_stride; }
+  // True if one stride of 1 walks all elements of a block, which is loaded by columns or by rows.
+  bool is_flat(bool by_columns, int64_t n, int64_t width) const {
+    return by_columns ? across() == 1 && pitch() == width : pitch() == 1 && across() == n;
+  }
 
   // True if elements that lie side by side are read where they are.
   bool in_place() const { return in_place_; }
@@ -129,24 +149,94 @@ class Elements {
     if (problem_.in == DType::Half) return instruction_set().exact_row_of_halves;
     return problem_.in == DType::BFloat16 ? instruction_set().exact_row_of_bfloats : nullptr;
   }
-  const void* address(int64_t offset) const { return static_cast<const char*>(problem_.input) + offset * size_; }
-  int numbers() const { return halves_ ? 2 : 1; }
-  const T* at(int64_t offset) const { return static_cast<const T*>(address(offset)); }
+  const void* here() const { return address(0); }
 
-  // Writes the numbers of n elements; the second ones `second` behind the first.
-  void load(int64_t offset, int64_t stride, int64_t n, T* to, int64_t second) const {
-    if (!halves_) return kernels<T>().convert(problem_, address(offset), n, stride, to);
+  // Writes the numbers of n elements, or of n outputs' elements, from element i of output j on; the second numbers `second`
+  // behind the first.
+  void load(int64_t i, int64_t j, bool by_columns, int64_t n, T* to, int64_t second) const {
+    const void* const from = address(i * pitch() + j * across());
+    const int64_t stride = by_columns ? across() : pitch();
+    if (!halves_) return kernels<T>().convert(problem_, from, n, stride, to);
     if constexpr (std::is_same_v<T, double>) {
       const auto convert = problem_.in == DType::Long ? convert_half<int64_t> : convert_half<uint64_t>;
-      convert(problem_, address(offset), n, stride, to, false);
-      convert(problem_, address(offset), n, stride, to + second, true);
+      convert(problem_, from, n, stride, to, false);
+      convert(problem_, from, n, stride, to + second, true);
     }
   }
+  static constexpr bool kMultiplies = false;
+  int numbers() const { return halves_ ? 2 : 1; }
 
  private:
+  const void* address(int64_t offset) const {
+    return static_cast<const char*>(problem_.input) + (first_ + at_->offset() + offset) * size_;
+  }
+
   const CpuProblem& problem_;
   int64_t size_;
   bool halves_, in_place_;
+  int64_t first_ = 0;
+  std::optional<Cursor> at_;
+};
+
+// The bits of a dtype's magnitudes.
+int bits_of(DType dtype) {
+  switch (dtype) {
+#define GPUREDUCE_BITS(name, type, kind, accumulator, wide, family)                     \
+  case DType::name:                                                                     \
+    if constexpr (Kind::kind == Kind::floating) return exact::format_of<type>().digits; \
+    break;
+    GPUREDUCE_DTYPES(GPUREDUCE_BITS)
+#undef GPUREDUCE_BITS
+  }
+  return 8 * info(dtype).size;
+}
+
+// Products of elements that doubles hold: a double each, or two. Until multiply() the two numbers are the factors.
+class Products {
+ public:
+  explicit Products(const CpuProblem* inputs)
+      : factors_{Elements<double>(inputs[0]), Elements<double>(inputs[1])},
+        narrow_(bits_of(inputs[0].in) + bits_of(inputs[1].in) <= 53) {}
+  static bool has(DType first, DType second) {
+    constexpr int kLongest = 53;
+    if (bits_of(first) > kLongest || bits_of(second) > kLongest) return false;
+    return bits_of(first) + bits_of(second) <= kLongest || instruction_set().exact_products;
+  }
+
+  void go(int64_t row, int64_t column, int64_t element) {
+    for (Elements<double>& each : factors_) each.go(row, column, element);
+  }
+  int64_t left() const { return factors_[0].left(); }
+  void advance(int64_t n) {
+    for (Elements<double>& each : factors_) each.advance(n);
+  }
+  int64_t pitch() const { return factors_[0].pitch(); }
+  int64_t across() const { return factors_[0].across(); }
+  bool is_flat(bool by_columns, int64_t n, int64_t width) const {
+    return factors_[0].is_flat(by_columns, n, width) && factors_[1].is_flat(by_columns, n, width);
+  }
+  bool in_place() const { return false; }
+  ExactRow row() const { return nullptr; }
+  const void* here() const { return nullptr; }
+  void load(int64_t i, int64_t j, bool by_columns, int64_t n, double* to, int64_t second) const {
+    factors_[0].load(i, j, by_columns, n, to, 0);
+    factors_[1].load(i, j, by_columns, n, to + second, 0);
+  }
+  static constexpr bool kMultiplies = true;
+  int numbers() const { return 2; }
+
+  // Replaces the factors of rows of n, which begin `pitch` apart, by one or two doubles per product, whose count it returns; or
+  // returns 0 if that are too few.
+  int multiply(double* x, double* y, int64_t pitch, int64_t rows, int64_t n) const {
+    if (!narrow_) return instruction_set().exact_products(x, y, pitch, rows, n) ? 2 : 0;
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < n; ++i) x[r * pitch + i] *= y[r * pitch + i];
+    return 1;
+  }
+
+ private:
+  Elements<double> factors_[2];
+  const bool narrow_;
 };
 
 // --- tasks ----------------------------------------------------------------------------------------------------------------
@@ -154,19 +244,15 @@ class Elements {
 // How outputs are summed: each by itself, or several together, as neighbouring columns or rows.
 enum class Side { one, columns, rows };
 
-int64_t offset_of(const CpuProblem& p, int64_t row, int64_t column) {
-  return Cursor(p.rows, row).offset() + column * p.column_stride;
-}
-
-// Adds the elements of a task to its outputs.
-template <class T, class Range>
+// Adds the elements of a task to its outputs. Source: Elements or Products, which it makes from its problems.
+template <class T, class Range, class Source>
 class Adder {
  public:
   // Of up to `width` outputs.
-  Adder(const CpuProblem& p, Side side, int64_t width)
-      : problem_(p),
-        side_(side),
-        elements_(p),
+  template <class Problems>
+  Adder(const Problems& problems, Side side, int64_t width)
+      : side_(side),
+        elements_(problems),
         row_(elements_.row()),
         most_(side == Side::one ? kBlock : std::clamp<int64_t>(kBlockBytes / sizeof(T) / width, 16, kBlock)),
         capacity_(most_ * width),
@@ -180,41 +266,39 @@ class Adder {
 
   // Elements begin to end (exclusive) of `width` outputs of a row, from a column on.
   void run(int64_t row, int64_t column, int64_t width, int64_t begin, int64_t end) {
-    const int64_t offset = offset_of(problem_, row, column);
     width_ = width;
     used_ = false;
     held_ = added_ = 0;
-    const int64_t pitch = problem_.reduced.fastest().stride, across = problem_.column_stride;
+    elements_.go(row, column, begin);
+    const int64_t pitch = elements_.pitch(), across = elements_.across();
     const bool columns = side_ == Side::columns;
     const bool in_place = columns ? elements_.in_place() && across == 1
                                   : pitch == 1 && (side_ == Side::one ? row_ != nullptr : elements_.in_place());
     int64_t filled = 0;  // elements of each output in the buffer
-    Cursor at(problem_.reduced, begin);
-    for (int64_t left = end - begin, n; left > 0; left -= n, at.advance(n)) {
-      const int64_t place = offset + at.offset();
-      n = std::min({left, at.left(), most_ - filled});
+    for (int64_t left = end - begin, n; left > 0; left -= n, elements_.advance(n)) {
+      n = std::min({left, elements_.left(), most_ - filled});
       const bool whole = filled == 0 && (n == most_ || n == left);  // a block
       if (in_place && whole) {
-        if (side_ != Side::one) add(elements_.at(place), columns ? pitch : across, n);
-        else if (!add(row_(elements_.address(place), n, doubles_), n)) add_row(place, n);
+        if (side_ != Side::one) add(static_cast<const T*>(elements_.here()), columns ? pitch : across, n);
+        else if (!add(row_(elements_.here(), n, doubles_), n)) add_row(n);
         continue;
       }
       int64_t step = columns ? width : most_;
-      if (columns && across == 1 && pitch == width) {
-        elements_.load(place, 1, n * width, buffer_ + filled * width, capacity_);
+      if (columns && elements_.is_flat(true, n, width)) {
+        elements_.load(0, 0, true, n * width, buffer_ + filled * width, capacity_);
       } else if (columns) {
-        for (int64_t i = 0; i < n; ++i)
-          elements_.load(place + i * pitch, across, width, buffer_ + (filled + i) * width, capacity_);
-      } else if (whole && pitch == 1 && across == n) {
-        elements_.load(place, 1, n * width, buffer_, capacity_);
+        for (int64_t i = 0; i < n; ++i) elements_.load(i, 0, true, width, buffer_ + (filled + i) * width, capacity_);
+      } else if (whole && elements_.is_flat(false, n, width)) {
+        elements_.load(0, 0, false, n * width, buffer_, capacity_);
         step = n;
       } else {
-        for (int64_t i = 0; i < width; ++i)
-          elements_.load(place + i * across, pitch, n, buffer_ + i * most_ + filled, capacity_);
+        for (int64_t i = 0; i < width; ++i) elements_.load(0, i, false, n, buffer_ + i * most_ + filled, capacity_);
       }
       filled += n;
       if (filled < most_ && n < left) continue;
-      for (int i = 0; i < elements_.numbers(); ++i) add(buffer_ + i * capacity_, step, filled);
+      int numbers = elements_.numbers();
+      if constexpr (Source::kMultiplies) numbers = multiply(step, filled);
+      for (int i = 0; i < numbers; ++i) add(buffer_ + i * capacity_, step, filled);
       filled = 0;
     }
   }
@@ -239,9 +323,26 @@ class Adder {
 
  private:
   // Elements of a row that no double holds.
-  void add_row(int64_t place, int64_t n) {
-    elements_.load(place, 1, n, buffer_, capacity_);
+  void add_row(int64_t n) {
+    elements_.load(0, 0, false, n, buffer_, capacity_);
     add(buffer_, n, n);
+  }
+
+  // Multiplies a block of n products of each output. If doubles do not hold them, adds them. Returns the doubles of a product.
+  int multiply(int64_t step, int64_t n) {
+    const bool columns = side_ == Side::columns, flat = columns || step == n;
+    T *const x = buffer_, *const y = buffer_ + capacity_;
+    const int numbers = elements_.multiply(x, y, step, flat ? 1 : width_, flat ? n * width_ : n);
+    if (numbers > 0) return numbers;
+    use();
+    count(n);
+    for (int64_t i = 0; i < width_; ++i) {
+      for (int64_t k = 0; k < n; ++k) {
+        const int64_t at = columns ? k * step + i : i * step + k;
+        exact::add_product(numbers_[i], exact::element_of(x[at]), exact::element_of(y[at]));
+      }
+    }
+    return 0;
   }
 
   // A block: n elements of each output, whose rows, in memory, begin `pitch` apart.
@@ -310,9 +411,8 @@ class Adder {
     added_ = additions;
   }
 
-  const CpuProblem& problem_;
   const Side side_;
-  const Elements<T> elements_;
+  Source elements_;
   const ExactRow row_;
   const int64_t most_;      // elements of each output in a block
   const int64_t capacity_;  // elements of the buffer
@@ -462,7 +562,7 @@ void run_elements(const ExactSum& sum) {
   CpuProblem p = problem_of(sum);
   const Side side = set_side(p);
   run<Range>(sum, p, side == Side::rows ? kRows : kWidthBytes / static_cast<int64_t>(sizeof(T)),
-             [&](int64_t width) { return Adder<T, Range>(p, side, width); });
+             [&](int64_t width) { return Adder<T, Range, Elements<T>>(p, side, width); });
 }
 
 // The products of two inputs. The first one's memory decides how tasks are cut.
@@ -476,8 +576,11 @@ void run_products(const ExactSum& sum) {
   inputs[1].input = sum.second;
   inputs[1].in = sum.second_dtype;
   inputs[1].negate = sum.second_negate;
-  run<Range>(sum, inputs[0], side == Side::rows ? kRows : kWidthBytes / static_cast<int64_t>(sizeof(double)),
-             [&](int64_t width) { return ProductAdder<Range>(inputs.get(), width); });
+  const int64_t most = side == Side::rows ? kRows : kWidthBytes / static_cast<int64_t>(sizeof(double));
+  const CpuProblem* const both = inputs.get();
+  if (Products::has(both[0].in, both[1].in))
+    run<Range>(sum, both[0], most, [&](int64_t width) { return Adder<double, Range, Products>(both, side, width); });
+  else run<Range>(sum, both[0], most, [&](int64_t width) { return ProductAdder<Range>(both, width); });
 }
 
 template <class Range>

@@ -45,6 +45,10 @@ constexpr int64_t kExactWidth = 128;
 template <class T>
 using Convert = void (*)(const CpuProblem& problem, const void* x, int64_t n, int64_t stride, T* to);
 
+// Replaces factors x and y, in `rows` rows of n which begin `pitch` apart, by their products rounded to doubles and by what the
+// rounding left, which is -0 instead of 0. Returns false, and changes nothing, if two doubles are not enough.
+using ExactProducts = bool (*)(double* x, double* y, int64_t pitch, int64_t rows, int64_t n);
+
 template <class T>
 struct ExactKernels {
   ExactRow row;
@@ -64,6 +68,7 @@ struct InstructionSet {
   ExactKernels<float> exact_floats;
   ExactKernels<double> exact_doubles;
   ExactRow exact_row_of_halves, exact_row_of_bfloats;  // null if they are converted first
+  ExactProducts exact_products;                        // null if there are no fused multiply-adds
 };
 
 namespace generic {

@@ -114,7 +114,8 @@ InstructionSet functions() {
           {exact_row<float>, exact_rows<float>, exact_columns<float>, convert_numbers<float>},
           {exact_row<double>, exact_rows<double>, exact_columns<double>, convert_numbers<double>},
           exact_row_if_loaded<Half>(),
-          exact_row_if_loaded<BFloat16>()};
+          exact_row_if_loaded<BFloat16>(),
+          kFuses ? exact_products : nullptr};
 }
 
 }  // namespace gpureduce::cpu::GPUREDUCE_ISA

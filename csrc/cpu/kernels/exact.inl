@@ -303,3 +303,37 @@ template <class T>
 void convert_numbers(const CpuProblem& p, const void* x, int64_t n, int64_t stride, T* to) {
   convert_unknown(to, static_cast<const char*>(x), n, stride, p);
 }
+
+// --- products -------------------------------------------------------------------------------------------------------------
+
+#if defined(__ARM_FEATURE_FMA)
+constexpr bool kFuses = true;
+#else
+constexpr bool kFuses = GPUREDUCE_VECTOR_BYTES >= 32;
+#endif
+
+// A product of two doubles is p + r, where p is the product rounded and r = fma(x, y, -p), if p is finite and no bit of r is
+// below 2^-1074. The last bit of x * y is at least |p| * 2^-106. So p is 0 for a factor of 0, or at least 2^-968.
+bool has_products(const double* x, const double* y, int64_t n) {
+  constexpr double kLeast = 0x1p-968, kMost = 0x1.fffffffffffffp1023;
+  int64_t others = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const double magnitude = __builtin_fabs(x[i] * y[i]), zero = x[i] == 0 ? x[i] : y[i], least = zero == 0 ? 0 : kLeast;
+    const int64_t large = magnitude <= kMost ? 0 : 1, small = magnitude >= least ? 0 : 1;  // both of NaN
+    others |= large | small;
+  }
+  return others == 0;
+}
+void split_products(double* __restrict x, double* __restrict y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const double p = x[i] * y[i], rest = __builtin_fma(x[i], y[i], -p);
+    x[i] = p;
+    y[i] = rest == 0 ? -0.0 : rest;
+  }
+}
+bool exact_products(double* x, double* y, int64_t pitch, int64_t rows, int64_t n) {
+  for (int64_t r = 0; r < rows; ++r)
+    if (!has_products(x + r * pitch, y + r * pitch, n)) return false;
+  for (int64_t r = 0; r < rows; ++r) split_products(x + r * pitch, y + r * pitch, n);
+  return true;
+}
