@@ -27,6 +27,7 @@ constexpr int64_t kShortRow = 512;              // shorter rows are summed toget
 constexpr int64_t kTask = 32768;                // fewest elements per task
 constexpr int64_t kTasksOfEach = 4;             // tasks per thread, if there are enough elements
 constexpr int64_t kAddends = int64_t{1} << 29;  // additions to a number before it must carry
+constexpr int64_t kPartialBytes = 1 << 24;      // most memory for the numbers of outputs that several tasks take
 
 template <class T>
 const ExactKernels<T>& kernels() {
@@ -226,7 +227,7 @@ class Products {
   int numbers() const { return 2; }
 
   // Replaces the factors of rows of n, which begin `pitch` apart, by one or two doubles per product, whose count it returns; or
-  // returns 0 if that are too few.
+  // returns 0 if two doubles are not enough.
   int multiply(double* x, double* y, int64_t pitch, int64_t rows, int64_t n) const {
     if (!narrow_) return instruction_set().exact_products(x, y, pitch, rows, n) ? 2 : 0;
     for (int64_t r = 0; r < rows; ++r)
@@ -264,7 +265,7 @@ class Adder {
         numbers_(reinterpret_cast<FixedPoint<Range>*>(held_sums_ + 2 * width)),
         buffer_(reinterpret_cast<T*>(numbers_ + width)) {}
 
-  // Elements begin to end (exclusive) of `width` outputs of a row, from a column on.
+  // Adds the elements from `begin` to before `end` of `width` outputs: neighbouring columns of a row.
   void run(int64_t row, int64_t column, int64_t width, int64_t begin, int64_t end) {
     width_ = width;
     used_ = false;
@@ -359,9 +360,9 @@ class Adder {
       for (int64_t k = 0; k < n; ++k) exact::add(numbers_[i], exact::element_of(columns ? x[k * pitch + i] : x[i * pitch + k]));
   }
 
-  // A block of n elements of each output, whose doubles are there. The doubles of one level are held, and added to those of the
-  // next block while no digit is lost. Those of two are held, as short outputs have no other block. Returns false if there are
-  // no doubles.
+  // Adds a block of n elements of each output, whose sums are in doubles_. One double per output is held. The next block's
+  // double is added to it while no digit is lost. Two doubles per output are held if nothing else is: an output of one block
+  // needs no fixed-point number. Returns false if there are no doubles.
   bool add(const ExactParts& parts, int64_t n) {
     if (parts.levels < 0) return false;
     const int top = std::max(parts.top, top_), unit = std::min(parts.unit, unit_);
@@ -514,7 +515,8 @@ void run(const ExactSum& sum, const CpuProblem& p, int64_t most, MakeAdder make_
   int64_t splits = 1;
   if (threads > 1 && groups < kTasksOfEach * threads) {
     const int64_t worth = std::max<int64_t>(1, p.length / std::max<int64_t>(1, kTask / width));
-    splits = std::min((kTasksOfEach * threads + groups - 1) / groups, worth);
+    const int64_t room = kPartialBytes / (p.outputs() * static_cast<int64_t>(sizeof(FixedPoint<Range>)));
+    splits = std::max<int64_t>(1, std::min({(kTasksOfEach * threads + groups - 1) / groups, worth, room}));
   }
   const int64_t split_size = ((p.length + splits - 1) / splits + kBlock - 1) / kBlock * kBlock;
   splits = (p.length + split_size - 1) / split_size;

@@ -166,7 +166,7 @@ cudaError_t start(const ExactSum& sum, const ExactPlan& plan, const ExactResult&
 template <class Range>
 cudaError_t join_parts(int64_t parts, const ExactResult& result, const Dims& kept, Queue queue) {
   constexpr int kThreads = kJoinSlots<Range> * kExactWords<Range>, kLogSlots = kLogJoinSlots<Range>;
-  const int log_members = log2_of_wanted(ceil_div(parts, 8), kLogSlots);  // a thread adds about eight parts
+  const int log_members = log2_of_wanted(ceil_div(parts, 8), kLogSlots);  // each thread adds about eight parts
   const ExactJoin args{result.partials, parts, kLogSlots - log_members, result, kept};
   return start_kernel(queue, line(ceil_div(result.outputs, int64_t{1} << args.log_outputs)), kThreads, 0, exact_join<Range>,
                       args);

@@ -92,7 +92,7 @@ GPUREDUCE_HOST_DEVICE Element float_element(uint64_t bits, bool negative) {
           bits == 0 && negative ? kMinusZero : kOther};
 }
 
-// The element, or its negative. Integers are not negated.
+// The element or, if it is a float, its negative.
 template <class T>
 GPUREDUCE_HOST_DEVICE Element element_of(T x, bool negate = false) {
   const auto v = value(x);

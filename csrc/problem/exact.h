@@ -1,6 +1,7 @@
 // Exact sums, as backends see them. Pure C++: no torch, no CUDA.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "../numeric/exact.h"
@@ -64,6 +65,10 @@ struct ExactSum {
       std::swap(sum.input, sum.second);
       std::swap(sum.in, sum.second_dtype);
       std::swap(sum.negate, sum.second_negate);
+      // No order of elements shows, so the dims are sorted by the larger input's strides. Stride 0 is the slowest.
+      std::stable_sort(sum.problem.reduced.begin(), sum.problem.reduced.end(), [](const ReducedDim& x, const ReducedDim& y) {
+        return y.stride != 0 && (x.stride == 0 || x.stride > y.stride);
+      });
     }
     return sum;
   }

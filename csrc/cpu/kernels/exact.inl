@@ -18,8 +18,8 @@ constexpr int kBias = sizeof(T) == 8            ? 1023
 
 constexpr int kRowsAtOnce = 8;  // as many streams of memory as are read well
 
-// The bits of the largest magnitude, and those of the smallest one that is not 0, less 1. Zeros alone: 0 and the largest
-// number.
+// Finds the bits of the largest magnitude, and the bits of the smallest magnitude but 0, minus 1. If all elements are 0, these
+// are 0 and the largest integer.
 template <class T>
 struct Magnitudes {
   using U = UnsignedOf<sizeof(T)>;
@@ -53,7 +53,7 @@ struct Magnitudes {
     memcpy(&bits, rest, sizeof(bits));
     add(bits);
   }
-  // Rows of n elements, `pitch` apart, of which several are read at once. The copies have nothing between them.
+  // Adds rows of n elements, which begin `pitch` apart. It reads several rows at once. The copies lie one after the other.
   template <bool kCopy>
   void add_rows(const T* x, int64_t pitch, int64_t rows, int64_t n, T* copy) {
     const int64_t whole = n / kSize * kSize;

@@ -743,7 +743,7 @@ __global__ void __launch_bounds__(kJoinSlots<Range>* kExactWords<Range>) exact_j
   }
 }
 
-// The rounding of states that lie one after the other, a thread each. `kept`: the places of their results.
+// Rounds states that lie one after the other: one state per thread. `kept`: the places of the results.
 struct ExactRound {
   const int64_t* states;
   ExactResult result;
