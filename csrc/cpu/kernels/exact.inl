@@ -314,7 +314,7 @@ constexpr bool kFuses = GPUREDUCE_VECTOR_BYTES >= 32;
 
 // A product of two doubles is p + r, where p is the product rounded and r = fma(x, y, -p), if p is finite and no bit of r is
 // below 2^-1074. The last bit of x * y is at least |p| * 2^-106. So p is 0 for a factor of 0, or at least 2^-968.
-bool has_products(const double* x, const double* y, int64_t n) {
+bool are_two_doubles(const double* x, const double* y, int64_t n) {
   constexpr double kLeast = 0x1p-968, kMost = 0x1.fffffffffffffp1023;
   int64_t others = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -333,7 +333,7 @@ void split_products(double* __restrict x, double* __restrict y, int64_t n) {
 }
 bool exact_products(double* x, double* y, int64_t pitch, int64_t rows, int64_t n) {
   for (int64_t r = 0; r < rows; ++r)
-    if (!has_products(x + r * pitch, y + r * pitch, n)) return false;
+    if (!are_two_doubles(x + r * pitch, y + r * pitch, n)) return false;
   for (int64_t r = 0; r < rows; ++r) split_products(x + r * pitch, y + r * pitch, n);
   return true;
 }

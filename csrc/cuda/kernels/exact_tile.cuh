@@ -246,7 +246,7 @@ struct ExactResult {
   int8_t shift;  // the divisor is 1 << shift, or shift is -1
   DType dtype;
   bool states;
-  bool root;  // the square root is stored; only exact_round() takes it
+  bool root;  // the square root is the result; only store_exact() takes it
 };
 template <class Range>
 constexpr int kExactWords = Range::kDigits + 1;
