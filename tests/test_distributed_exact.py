@@ -16,11 +16,13 @@ if not torch.distributed.is_available():
 
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import Shard as DShard
 
 import torch_reduce
 import torch_reduce.distributed as distributed
 from support import DTYPES, FLOATING, assert_same_bits, data, dtype_of
 from test_distributed import compared_late, expect, random_cuts, shard
+from test_distributed_family import common_part, random_problem, random_weights
 from test_dtensor import (
     S0,
     S1,
@@ -39,6 +41,7 @@ from worlds import here, traffic
 
 WORLDS = ["cpu", "gpus", "nccl"]
 OPS = torch.ops.gpureduce
+NORMS = ("powsum", "vector_norm")
 functions = pytest.mark.parametrize("function", FUNCTIONS)
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
@@ -68,6 +71,8 @@ KINDS = ("usual", "cancels", "wide", "not finite")
 
 def targets(function, name):
     """The dtypes that may be asked for."""
+    if function in NORMS:
+        return [None, torch.complex128 if name.startswith("complex") else torch.float64]
     taken = [torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.float8_e4m3fn]
     if function == "nansum":  # which makes no complex number of others
         taken = taken[:3]
@@ -77,7 +82,7 @@ def targets(function, name):
 
 def random_call(rng, k):
     """A function, what elements() takes, and the function's arguments."""
-    function = FUNCTIONS[k % len(FUNCTIONS)]
+    function = [*FUNCTIONS, *NORMS][k % 5]
     ndim = rng.randint(1, 4)
     shape = [rng.choice([1, 2, 3, 5, 17, 64]) for _ in range(ndim)]
     shape[rng.randrange(ndim)] = rng.choice([0, 1, 7, 100, 2000])
@@ -88,9 +93,20 @@ def random_call(rng, k):
     name = rng.choice([*often, rng.choice(DTYPES)])
     if function == "nansum" and not dtype_of(name).is_floating_point:
         name = "float32"
+    if function in NORMS and name not in FLOATING and not name.startswith("complex"):
+        name = "float64"
     dims = rng.choice([None, [d for d in range(ndim) if rng.random() < 0.6] or [0]])
     what = shape, name, k, rng.choice(KINDS), rng.sample(range(ndim), ndim)
     return function, what, (dims, rng.random() < 0.5), rng.choice(targets(function, name))
+
+
+def exactly(function, x, dims, keepdim, dtype):
+    return getattr(torch_reduce, function)(x, dim=dims, keepdim=keepdim, dtype=dtype, exact=True)
+
+
+def by_operator(function, x, dims, keepdim, dtype):
+    operator = getattr(OPS, f"exact_linalg_{function}" if function in NORMS else f"exact_{function}")
+    return operator(x, dim=dims, keepdim=keepdim, dtype=dtype)
 
 
 # --- DTensors ---------------------------------------------------------------------------------------------------------
@@ -100,25 +116,18 @@ def reduce_dtensors(group, shape, cases):
     mesh = mesh_of(shape)
     for (function, what, (dims, keepdim), dtype), placements in cases:
         x = elements(*what)
-        wanted = getattr(torch_reduce, function)(x, dims, keepdim, dtype=dtype, exact=True)
+        wanted = exactly(function, x, dims, keepdim, dtype)
         places = placed(placements, range(x.dim()) if dims is None else dims, keepdim)
         told = f"{function} {what} {dims} {keepdim} {dtype} {placements}"
-        for call in (
-            lambda *a, f=function, **k: getattr(torch_reduce, f)(*a, exact=True, **k),
-            exact_operator(function),
-        ):
-            assert_result(call(cut(x, mesh, placements), dims, keepdim, dtype=dtype), wanted, mesh, places, told)
-
-
-def exact_operator(function):
-    return getattr(OPS, f"exact_{function}")
+        for call in (exactly, by_operator):
+            assert_result(call(function, cut(x, mesh, placements), dims, keepdim, dtype), wanted, mesh, places, told)
 
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (3,), (2, 2), (3, 2)], ids=str)
 def test_dtensors(shape, world):
     """Of all placements, dims, layouts and dtypes; cuts are uneven, and some ranks have nothing."""
     rng = random.Random(f"exact {shape}")
-    calls = [random_call(rng, k) for k in range(45)]
+    calls = [random_call(rng, k) for k in range(75)]
     cases = [(call, [random_placement(rng, len(call[1][0])) for _ in shape]) for call in calls]
     world.run(world.size, reduce_dtensors, shape, cases)
 
@@ -128,9 +137,11 @@ def test_order_would_tell():
     for name in ("float32", "bfloat16", "float64"):
         for kind in ("usual", "cancels", "wide"):
             x = elements([701, 5], name, 1, kind)
-            for function in FUNCTIONS:
-                ordered, exact = (getattr(torch_reduce, function)(x, 0, exact=exact) for exact in (False, True))
+            for function in (*FUNCTIONS, *(["powsum"] if kind == "usual" else [])):
+                ordered, exact = (getattr(torch_reduce, function)(x, dim=0, exact=exact) for exact in (False, True))
                 assert not ordered.equal(exact) or name == "bfloat16", (name, kind, function)
+            ordered, exact = (torch_reduce.weighted_sum(x, x.flip(0), 0, exact=exact) for exact in (False, True))
+            assert not ordered.equal(exact) or name == "bfloat16" or kind == "wide", (name, kind)
 
 
 def partial_dtensors(group):
@@ -139,11 +150,15 @@ def partial_dtensors(group):
     whole = torch_reduce.sum(torch.stack(parts), 0)  # pairwise in rank order, and rounded: that is the global tensor
     if inside(mesh):
         x = DTensor.from_local(parts[rank], mesh, [Partial()])
-        for function in FUNCTIONS:
+        for function in (*FUNCTIONS, *NORMS):
             for dim in (0, 1, None):
-                call = getattr(torch_reduce, function)
                 places = placed([Partial()], [0], False)
-                assert_result(call(x, dim, exact=True), call(whole, dim, exact=True), mesh, places, function)
+                found, wanted = (exactly(function, one, dim, False, None) for one in (x, whole))
+                assert_result(found, wanted, mesh, places, function)
+        for dim in (0, 1, None):
+            got = torch_reduce.weighted_sum(x, cut(data([7], "float32", 9), mesh, [S0]), dim, exact=True)
+            wanted = torch_reduce.weighted_sum(whole, data([7], "float32", 9, whole.device), dim, exact=True)
+            assert_result(got, wanted, mesh, got.placements, f"weighted {dim}")
 
 
 def test_partials(world):
@@ -235,29 +250,147 @@ def test_traffic(mesh, placements, shape, dim, exchanged, gathered, world):
         assert [sent["all_to_all"][0], sent["all_gather"][0]] == [exchanged, gathered]
 
 
+def random_product(rng, k, budget=4000):
+    """What elements() takes for two tensors that are broadcast, their common shape, the dim to cut, and the arguments
+    of weighted_sum."""
+    shape, shard_dim, dims, permutation = random_problem(rng, budget)
+    names = PAIRS[k % len(PAIRS)]
+    pair = [
+        (*one[:2], k + at, rng.choice(KINDS), one[3])
+        for at, one in enumerate(random_weights(rng, shape, names, permutation))
+    ]
+    taken = [None, None, torch.float32, torch.bfloat16, torch.float64, torch.int32]
+    return pair, shape, shard_dim, (dims, rng.random() < 0.5), rng.choice(taken)
+
+
+PAIRS = [("float32", "float32"), ("bfloat16", "bool"), ("bfloat16", "float32"), ("float64", "float32")]
+PAIRS += [("float64", "float64"), ("int32", "int64"), ("float8_e5m2", "float8_e5m2"), ("int16", "float16")]
+
+
+def weighted_dtensors(group, shape, cases):
+    mesh = mesh_of(shape)
+    for (pair, _, _, (dims, keepdim), dtype), placements in cases:
+        x, w = (elements(*one) for one in pair)
+        wanted = torch_reduce.weighted_sum(x, w, dims, keepdim, dtype=dtype, exact=True)
+        mine = [cut(one, mesh, own) for one, own in zip((x, w), placements, strict=True)]
+        for call in (lambda *a, **k: torch_reduce.weighted_sum(*a, exact=True, **k), OPS.exact_weighted_sum):
+            got = call(*mine, dims, keepdim, dtype=dtype)
+            assert_result(got, wanted, mesh, got.placements, f"{pair} {placements} {dims} {dtype}")
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,), (3,), (2, 2), (3, 2)], ids=str)
+def test_weighted_dtensors(shape, world):
+    """Both are DTensors of any placements of their own."""
+    only_where_torch_moves(world)
+    rng, cases = random.Random(f"exact products {shape}"), []
+    for k in range(48):
+        call = random_product(rng, k)
+        placements = [[rng.choice([R, *map(DShard, range(len(one[0])))]) for _ in shape] for one in call[0]]
+        cases.append((call, placements))
+    world.run(world.size, weighted_dtensors, shape, cases)
+
+
+def other_products(group):
+    """dot, out=, gradients of each function, and a compiled graph."""
+    mesh, x, w = mesh_of((2, 2)), elements([40, 6], "float32", 3, "cancels"), elements([40, 6], "float32", 4, "usual")
+    for placements in ([S0, S0], [S0, S1], [R, S0], [S0, R]):
+        a, b = cut(x, mesh, placements), cut(w, mesh, placements)
+        for one, other in ((a[:, 0], b[:, 0]), (a[:, 1], cut(w[:, 1], mesh, [R, R]))):
+            if inside(mesh):
+                wanted = torch_reduce.dot(one.full_tensor(), other.full_tensor(), exact=True)
+                assert_same_bits(torch_reduce.dot(one, other, exact=True).to_local(), wanted, f"dot {placements}")
+        for function in (
+            lambda x, w, **more: torch_reduce.weighted_sum(x, w, 0, exact=True, **more),
+            lambda x, w, **more: torch_reduce.powsum(x, 2, 0, exact=True, **more),
+            lambda x, w, **more: torch_reduce.vector_norm(x, 2, 0, exact=True, **more),
+        ):
+            out = cut(torch.zeros(6), mesh, [R, S0])
+            assert function(a, b, out=out) is out
+            wanted = function(x, w)
+            assert_result(out, wanted, mesh, [R, S0], f"{placements}")
+            leaves = [one.clone().requires_grad_() for one in (x, w)]
+            wanted = torch.autograd.grad(function(*leaves), leaves, torch.ones(6), allow_unused=True)
+            if inside(mesh):
+                ours = [one.detach().requires_grad_() for one in (a, b)]
+                for run in (function, torch.compile(function, backend="aot_eager", fullgraph=True)):
+                    result = run(*ours)
+                    found = torch.autograd.grad(result, ours, torch.ones_like(result), allow_unused=True)
+                    for got, whole in zip(found, wanted, strict=True):
+                        assert (got is None) == (whole is None)
+                        if got is not None:
+                            assert_same_bits(got.full_tensor(), whole.to(got.device), f"gradient {placements}")
+
+
+def test_other_products(world):
+    only_where_torch_moves(world)
+    world.run(world.size, other_products)
+
+
+def add_products_exactly(group, placements, of_w, dim):
+    x, w = (cut(torch.ones(100, 6, device=here()), mesh_of((2,)), one) for one in (placements, of_w))
+    torch_reduce.weighted_sum(x, w, dim, exact=True)
+
+
+@pytest.mark.parametrize(
+    "placements, of_w, dim, states", [([S0], [S0], 1, 0), ([S0], [R], 0, 6), ([R], [S0], 0, 6), ([R], [R], 0, 0)]
+)
+def test_traffic_of_products(placements, of_w, dim, states, world):
+    """A state of 70 numbers an output, and no factor that every rank has."""
+    for sent in world.run(world.size, traffic, add_products_exactly, placements, of_w, dim)[:2]:
+        assert [sent["all_to_all"][0], sent["all_gather"][0]] == [0, states * 70 * 8]
+
+
 # --- Shards -----------------------------------------------------------------------------------------------------------
+
+
+def weighted_shards(group, cases):
+    rank = dist.get_rank(group)
+    for (pair, shape, shard_dim, (dims, keepdim), dtype), cuts, tells in cases:
+        x, w = (elements(*one).to(here()) for one in pair)
+        wanted = torch_reduce.weighted_sum(x, w, dims, keepdim, dtype=dtype, exact=True)
+        if shard_dim not in dims:
+            wanted = shard(wanted, shard_dim - (0 if keepdim else sum(d < shard_dim for d in dims)), cuts, rank)
+        sizes = [b - a for a, b in itertools.pairwise(cuts)] if tells else None
+        mine, at = [common_part(one, shape, shard_dim, cuts, rank) for one in (x, w)], shard_dim - len(shape)
+        local = [Shard(one, at, group, sizes) if -at <= one.dim() else one for one in mine]
+        for factors in ((local[0], mine[1]), (mine[0], local[1]), local):
+            if any(isinstance(one, Shard) for one in factors):
+                got = torch_reduce.weighted_sum(*factors, dims, keepdim, dtype=dtype, exact=True)
+                assert_same_bits(got, wanted, f"{pair} {dims} {keepdim} {dtype} {shard_dim} {cuts}")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_weighted_shards(size, world):
+    """Either may be the Shard, or both; of any cuts, dtypes and shapes, and of ranks that have nothing."""
+    rng, cases = random.Random(f"exact products {size}"), []
+    for k in range(48):
+        call = random_product(rng, k)
+        cuts = random_cuts(rng, call[1][call[2]], size)
+        # A dim of size 1 on one rank alone would be broadcast there.
+        tells = min(b - a for a, b in itertools.pairwise(cuts)) > 1
+        cases.append((call, cuts, tells))
+    world.run(size, weighted_shards, cases)
 
 
 def reduce_shards(group, cases):
     rank = dist.get_rank(group)
     for (function, what, (dims, keepdim), dtype), shard_dim, cuts, tells in cases:
         x = elements(*what).to(here())
-        wanted = getattr(torch_reduce, function)(x, dims, keepdim, dtype=dtype, exact=True)
+        wanted = exactly(function, x, dims, keepdim, dtype)
         sizes = [b - a for a, b in itertools.pairwise(cuts)]
         local = Shard(shard(x, shard_dim, cuts, rank), shard_dim, group, sizes if tells else None)
         if dims is not None and shard_dim not in dims:  # the result is still cut
             wanted = shard(wanted, shard_dim - (0 if keepdim else sum(d < shard_dim for d in dims)), cuts, rank)
         told = f"{function} {what} {dims} {keepdim} {dtype} {shard_dim} {cuts}"
-        got = getattr(torch_reduce, function)(local, dims, keepdim, dtype=dtype, exact=True)
-        assert_same_bits(got, wanted, told)
-        assert_same_bits(exact_operator(function)(local, dims, keepdim, dtype=dtype), wanted, told)
+        assert_same_bits(exactly(function, local, dims, keepdim, dtype), wanted, told)
+        assert_same_bits(by_operator(function, local, dims, keepdim, dtype), wanted, told)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_shards(size, world):
     """Of any cuts, layouts and dtypes, with sizes and without."""
     rng, cases = random.Random(f"exact {size}"), []
-    for k in range(45):
+    for k in range(75):
         call = random_call(rng, k)
         shard_dim = rng.randrange(len(call[1][0]))
         cuts = random_cuts(rng, call[1][0][shard_dim], size)
@@ -320,6 +453,36 @@ def refused(group):
         TypeError,
         "'out' cannot be given beside a Shard",
         lambda: torch_reduce.sum(Shard(x, 0, group), out=x, exact=True),
+    )
+    expect(
+        group,
+        RuntimeError,
+        re.escape(
+            f"the ranks disagree about the function: weighted_sum with exact=True on {others}; weighted_sum on rank 1"
+        ),
+        lambda: torch_reduce.weighted_sum(Shard(x, 0, group), x, exact=rank != 1),
+    )
+    for call in (
+        lambda shard: torch_reduce.vector_norm(shard, 3, exact=True),
+        lambda shard: torch_reduce.powsum(shard, 1, exact=True),
+    ):
+        expect(
+            group, NotImplementedError, r"'ord' must be 2 with exact=True", lambda call=call: call(Shard(x, 0, group))
+        )
+    for function in ("sum", "vector_norm", "dot"):  # by their operators, too
+        operator = getattr(OPS, "exact_linalg_vector_norm" if function == "vector_norm" else f"exact_{function}")
+        more = [x[0]] if function == "dot" else []
+        expect(
+            group,
+            TypeError,
+            rf"^{function}\(\): 'out' cannot be given",
+            lambda operator=operator, more=more: operator.out(Shard(x[0], 0, group), *more, out=x[0, 0]),
+        )
+    expect(
+        group,
+        RuntimeError,
+        r"weighted_sum\(\): 'weight' requires a gradient",
+        lambda: torch_reduce.weighted_sum(Shard(x, 0, group), x.clone().requires_grad_(), exact=True),
     )
     expect(group, TypeError, "'exact' must be bool, not int", lambda: torch_reduce.sum(Shard(x, 0, group), exact=1))
     expect(

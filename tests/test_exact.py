@@ -642,21 +642,40 @@ def test_errors(function, device):
         call(x, (0, -2), exact=True)
     with pytest.raises(NotImplementedError, match=rf"\b{function}\(\)"):
         call(x.to(torch.float8_e5m2fnuz), exact=True)
-    with pytest.raises(NotImplementedError, match="sparse"):
+    with pytest.raises(NotImplementedError, match=rf"^{function}\(\): sparse tensors are not supported"):
         call(x.to_sparse(), exact=True)
+    with pytest.raises(RuntimeError, match=rf"^{function}\(\): functions with out="):
+        call(x.clone().requires_grad_(), out=x[0, 0], exact=True)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=rf"forward AD with {function}_out"):
+        call(forward_ad.make_dual(x, x), out=x[0, 0], exact=True)
     if function == "mean":
         with pytest.raises(RuntimeError, match="could not infer"):
             call(x.int(), exact=True)
     if function == "nansum":
-        with pytest.raises(NotImplementedError, match="complex"):
+        with pytest.raises(NotImplementedError, match="complex.*input has dtype ComplexFloat"):
             call(x.to(torch.complex64), exact=True)
+        for exact in (False, True):
+            with pytest.raises(NotImplementedError, match="complex.*the result has dtype ComplexFloat"):
+                call(x, dtype=torch.complex64, exact=exact)
 
 
 def test_errors_of_states(device):
     x = torch.ones(3, 4, device=device)
     partial, rounded = torch_reduce.exact.partial, torch_reduce.exact.round
-    with pytest.raises(TypeError, match=r"^exact.partial\(\)"):
-        partial([1.0])
+    for call, told in (
+        (lambda: partial([1.0]), "argument 'input' must be Tensor, not list"),
+        (lambda: partial(x, "rows"), "'dim' must be an int, or a tuple or list of them, not str"),
+        (lambda: partial(x, 1.0), "'dim' must be an int, or a tuple or list of them, not float"),
+        (lambda: partial(x, 0, 1), "argument 'keepdim' must be bool, not int"),
+    ):
+        with pytest.raises(TypeError, match=rf"^exact.partial\(\): {told}$"):
+            call()
+    with pytest.raises(ValueError, match=r"^exact.partial\(\): 'dim' must be of 64 bits"):
+        partial(x, 1 << 64)
+    assert torch.equal(partial(x, np.int64(1)), partial(x, (1,)))
+    for call, name in ((lambda one: partial(one), "partial"), (lambda one: rounded(one.long()), "round")):
+        with pytest.raises(NotImplementedError, match=rf"^exact.{name}\(\): sparse tensors are not supported"):
+            call(x.to_sparse())
     with pytest.raises(TypeError, match=r"^exact.partial\(\): argument 'nan_is_zero'"):
         partial(x, nan_is_zero=1)
     with pytest.raises(NotImplementedError, match="view_as_real"):
@@ -664,9 +683,9 @@ def test_errors_of_states(device):
     with pytest.raises(IndexError):
         partial(x, 5)
     state = partial(x, 0)
-    with pytest.raises(RuntimeError, match="size 12 or 70"):
+    with pytest.raises(RuntimeError, match="size 12, 70 or 138"):
         rounded(state[:, :11])
-    with pytest.raises(RuntimeError, match="size 12 or 70"):
+    with pytest.raises(RuntimeError, match="size 12, 70 or 138"):
         rounded(state[0, 0])
     with pytest.raises(RuntimeError, match="int64"):
         rounded(state.int())

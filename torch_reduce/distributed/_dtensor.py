@@ -222,7 +222,7 @@ def _weighted_sum(
     if exact and not together:
         x, w = _recut(x, w, shape)
         together = _cut_together(x, w, shape)
-    if together and not any(_is_shard(placement) and placement.dim in dims for placement in together):
+    if together and not any(cut and cut[0] in dims for cut in _cuts(together, self.device_mesh)):
         operator = torch.ops.gpureduce.exact_weighted_sum if exact else torch.ops.gpureduce.weighted_sum
         result = _weighted_sum_here(operator, x, w, len(shape), together, call, meta)
     elif exact:
@@ -280,9 +280,15 @@ def _recut(x: DTensor, w: DTensor, shape: Sequence[int]) -> list[DTensor]:
     for one in (x, w):
         missing = len(shape) - one.dim()
         has = [cut is not None and cut.dim >= missing and one.shape[cut.dim - missing] > 1 for cut in cuts]
+        one = one.to(_SENT.get(one.dtype, one.dtype))
         pairs = zip(cuts, has, strict=True)
         found.append(_as_cut(one, [_moved(cut, cut.dim - missing) if here else Replicate() for cut, here in pairs]))
     return found
+
+
+# Dtypes that not all backends send, and wider ones that have their numbers.
+_SENT = {torch.bool: torch.uint8, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
+_SENT |= dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2), torch.float32)
 
 
 def _cuts_of(x: DTensor, shape: Sequence[int]) -> list[Placement | None]:
