@@ -370,6 +370,34 @@ def test_gradient_of_a_partial(world):
     world.run(world.size, gradient_of_a_partial)
 
 
+def gradient_of_partial_extrema(group):
+    mesh = mesh_of((4,))
+    parts = [data([37, 10], "float32", rank, here()) for rank in range(4)]
+    offsets = torch.tensor([0, 20, 37], device=here())
+    ops = torch.ops.gpureduce
+    calls = {
+        "amax": lambda x: ops._amax(x, [0]),
+        "amin": lambda x: ops._amin(x, [1]),
+        "inf": lambda x: ops._norm_inf(x, [0]),
+        "-inf": lambda x: ops._norm_neg_inf(x, [1]),
+        "segments": lambda x: ops.segment_amin(x, offsets),
+    }
+    for name, call in calls.items():
+        whole = join(parts, "float32").to(here()).requires_grad_()
+        call(whole).sum().backward()
+        if inside(mesh):
+            mine = parts[dist.get_rank()].clone().requires_grad_()
+            call(DTensor.from_local(mine, mesh, [Partial()])).to_local().sum().backward()
+            assert mine.grad.count_nonzero() and mine.grad.equal(whole.grad), name
+
+
+def test_gradient_of_partial_extrema(world):
+    """The operators join the ranks' values in our order also where their gradients ask which elements are extreme. In
+    torch's order the values have other bits, and none is extreme: shares of nothing are NaN."""
+    only_where_torch_moves(world)
+    world.run(world.size, gradient_of_partial_extrema)
+
+
 def forward_mode(group):
     import torch.autograd.forward_ad as forward
 

@@ -25,6 +25,8 @@ GPUREDUCE_HANDLE(applied, "_apply",
                  Tensor(const Tensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, std::string_view,
                         c10::SymInt, double, at::ScalarType))
 
+GPUREDUCE_HANDLE(joined, "_joined", Tensor(const Tensor&))
+
 const char* const kNames[] = {
 #define GPUREDUCE_FORMULA(name) #name,
     GPUREDUCE_FORMULAS(GPUREDUCE_FORMULA)
@@ -408,6 +410,11 @@ Tensor apply(Formula formula, const Tensor& self, Given given, at::ScalarType dt
                         kNames[static_cast<int>(formula)], given.count, given.correction, dtype);
 }
 
+Tensor compared(const Tensor& self) {
+  const Tensor x = self.detach();
+  return x.key_set().has(Key::Python) ? joined().call(x) : x;
+}
+
 }  // namespace gpureduce
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
@@ -416,5 +423,9 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
       m,
       "_apply(Tensor self, Tensor? grad, Tensor? result, Tensor? more, str formula, SymInt count, float correction, "
       "ScalarType dtype) -> Tensor");
+  // DTensors have a rule for it. For all other tensors it is nothing, so that traces do not show it.
+  m.def("_joined(Tensor(a) self) -> Tensor(a)", [](const Tensor& self) { return self; });
+  for (const Key key : {Key::AutogradCPU, Key::AutogradCUDA})
+    m.impl("_joined", torch::dispatch(key, torch::CppFunction::makeFallthrough()));
   define_operator<scale, scale_meta>(m, "_scale_(Tensor(a!)[] self, Tensor factor) -> ()");  // for clip_grad_norm_
 }

@@ -19,4 +19,8 @@ struct Given {
 // applied to both parts. The result has the elements' memory layout if no two elements overlap.
 at::Tensor apply(Formula formula, const at::Tensor& self, Given given, at::ScalarType dtype);
 
+// The elements as formulas see them, for comparisons by torch's operators, without a gradient. A DTensor's Partial placements
+// are joined in our order: torch would add them in another one, with other bits. Other tensors are as they are.
+at::Tensor compared(const at::Tensor& self);
+
 }  // namespace gpureduce

@@ -65,7 +65,7 @@ at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& self, const at:
     return {};
   } else if constexpr (op == Operation::_amax || op == Operation::_amin) {
     return apply(Formula::equal, self,
-                 {grad, result, count_of(without_float8(self.detach()).eq(without_float8(result.detach())))}, dtype);
+                 {grad, result, count_of(without_float8(compared(self)).eq(without_float8(result.detach())))}, dtype);
   } else if constexpr (op == Operation::_norm_1) {
     return complex ? apply(Formula::ratio, self, {grad, magnitudes()}, dtype) : apply(Formula::sign, self, {grad}, dtype);
   } else if constexpr (op == Operation::_powsum_2) {
@@ -87,7 +87,7 @@ at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& self, const at:
         over_root(apply(Formula::quotient, wide, {{}, {}, {}, op == Operation::_root_2 ? 2 : 3}, wide.scalar_type()));
     return (op == Operation::_root_2 ? part : over_root(part)).to(dtype).expand_as(self);
   } else {  // all largest or smallest elements share the gradient
-    const at::Tensor sizes = complex ? magnitudes() : without_float8(self).abs(), x = sizes.detach();
+    const at::Tensor sizes = complex ? magnitudes() : without_float8(compared(self)).abs(), x = sizes.detach();
     const at::Tensor ties = count_of(x.eq(result.detach()).logical_or(x.isnan()));
     if (!complex) return apply(Formula::extreme, self, {grad, result, ties}, dtype);
     const at::Tensor share = apply(Formula::extreme, x, {grad, result, ties}, sizes.scalar_type());

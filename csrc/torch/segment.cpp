@@ -390,7 +390,7 @@ at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& data, const at:
   } else {  // all largest or smallest elements share the gradient
     const at::Tensor extremum = spread(result.detach());
     const at::Tensor ties =
-        call_segment_sum(without_float8(data.detach()).eq(without_float8(extremum)), offsets, dim, at::kLong);
+        call_segment_sum(without_float8(compared(data)).eq(without_float8(extremum)), offsets, dim, at::kLong);
     const bool wide = data.scalar_type() == at::kDouble || grad.scalar_type() == at::kDouble;
     const at::Tensor share = apply(Formula::ratio, grad, {{}, ties}, wide ? at::kDouble : at::kFloat);
     return apply(Formula::share, data, {spread(share), extremum}, dtype);

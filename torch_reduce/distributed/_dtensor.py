@@ -1436,6 +1436,7 @@ _RULES = {name: _reduce for name, operation in known().items() if not operation.
     "exact_weighted_sum": _weighted_sum,
     "_var_mean": _var_mean,
     "_apply": _apply,
+    "_joined": lambda op, self: _without_partials(self),
     "weighted_sum": _weighted_sum,
     **dict.fromkeys(("segment_sum", "segment_mean", "segment_prod", "_segment_amax", "_segment_amin"), _segments),
     "exact_segment_sum": _segments,
