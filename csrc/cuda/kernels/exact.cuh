@@ -52,20 +52,27 @@ __device__ __forceinline__ void load_runs(Vector<T, V> (&x)[K], const Source& so
     for (int i = 0; i < K >> runs.log_steps; ++i)
       places[i] = run + i * side < runs.count ? far_place(dims, run + i * side).in : Place{};
   }
+  // The places of all vectors come before the loads, which are then in flight together.
+  Place at[K];
+  int left[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const int i = k >> runs.log_steps;
+    left[k] = run + i * side < runs.count ? length : 0;
+    at[k] = start + (dims.rank > 1 ? places[i] : left[k] > 0 ? pitch * (run + i * side) : Place{});
+  }
   typename Source::template Loaded<V> loaded[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    const int step = k & (steps - 1), i = k >> runs.log_steps;
-    const int left = run + i * side < runs.count ? length : 0;
-    const Place place = start + (dims.rank > 1 ? places[i] : left > 0 ? pitch * (run + i * side) : Place{});
+    const int step = k & (steps - 1);
     if constexpr (kVectors) {
       const int e = (step * lanes + inner) * V;
-      loaded[k] = source.template load_if<V>(e < left, source.along(place, e), nothing);
+      loaded[k] = source.template load_if<V>(e < left[k], source.along(at[k], e), nothing);
     } else {
 #pragma unroll
       for (int j = 0; j < V; ++j) {
         const int e = (step * V + j) * lanes + inner;
-        x[k].set(j, source.elements(source.template load_if<1>(e < left, source.along(place, e), nothing))[0]);
+        x[k].set(j, source.elements(source.template load_if<1>(e < left[k], source.along(at[k], e), nothing))[0]);
       }
     }
   }
@@ -483,20 +490,23 @@ __global__ void __launch_bounds__(kColumnThreads<T>, kColumnResident<T>)
         const int64_t i = row + k * height;
         return start + (a.reduced.rank == 1 ? a.reduced.dims[0].in * i : place_of(a.reduced, i).in);
       };
+      Place at[K];
+#pragma unroll
+      for (int k = 0; k < K; ++k) at[k] = rows > k * height ? row_of(k) : start;
       if (a.vectors && rows > (K - 1) * height) {
         typename Source::template Loaded<V> loaded[K];
 #pragma unroll
-        for (int k = 0; k < K; ++k) loaded[k] = a.input.template load<V>(a.input.along(row_of(k), thread_columns[0]));
+        for (int k = 0; k < K; ++k) loaded[k] = a.input.template load<V>(a.input.along(at[k], thread_columns[0]));
 #pragma unroll
         for (int k = 0; k < K; ++k) v[k] = a.input.elements(loaded[k]);
       } else {
 #pragma unroll
         for (int k = 0; k < K; ++k) {
-          const bool has = rows > k * height;
-          const Place row = has ? row_of(k) : start;
 #pragma unroll
-          for (int c = 0; c < V; ++c)
-            v[k].set(c, a.input.elements(a.input.template load_if<1>(has, a.input.along(row, thread_columns[c]), nothing))[0]);
+          for (int c = 0; c < V; ++c) {
+            const Place place = a.input.along(at[k], thread_columns[c]);
+            v[k].set(c, a.input.elements(a.input.template load_if<1>(rows > k * height, place, nothing))[0]);
+          }
         }
       }
       Exponents<T> exponents;
