@@ -2,8 +2,8 @@
 //
 // For example 6000 rows of 64 columns of float32, in segments of 3, 1, 0 and 5996 rows, and tiles of 1024 positions. The
 // segments have the positions 0, 11, 20 and 28 (segment_places.cuh, with a weight of 8). A warp takes 32 columns of a tile, and
-// a thread one column. In tile 0 it adds the 3 rows of the first segment as integers, in one window (exact_tile.cuh), rounds
-// the sum and writes it; then the 1 row of the second. The third is empty: 0. The last one has more rows than a tile, so it is
+// a thread one column. In tile 0 it loads the 4 rows of the first two segments at once, adds those of each as integers, in one
+// window (exact_tile.cuh), and writes the rounded sums. The third is empty: 0. The last one has more rows than a tile, so it is
 // cut: tile 0 adds its first 996 rows, and tiles 1 to 5 the others. Each adds its integers to the digits of *slot* 0, whose
 // number is that of the tile of rows, 0-1023, in which the segment begins. Integers have no order. The last kernel rounds them.
 //
