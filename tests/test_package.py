@@ -74,6 +74,7 @@ def test_every_operation_is_tested():
     others |= {"softmax", "log_softmax"}  # tests/test_rows.py
     others |= {"exact_sum", "exact_mean", "exact_nansum"}  # tests/test_exact.py
     others |= {"exact_dot", "exact_weighted_sum", "exact_linalg_powsum", "exact_linalg_vector_norm"}
+    others |= {"exact_segment_sum"}  # tests/test_exact_segment.py
     others |= {"index_sum", "index_mean", "index_amax", "index_amin"}  # tests/test_indexed.py
     assert public == {*map(str, [*OPERATIONS, *FAMILY]), *others}
     assert names >= {*map(str, NORMS), *map(str, POWSUMS)}
