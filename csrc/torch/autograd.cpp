@@ -213,6 +213,6 @@ at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   using namespace gpureduce;
-  for_each_operation([&](auto op) { put(m, Key::Autograd, name_of(op), TORCH_FN(reduce<op>)); });
-  for_each_exact_operation([&](auto op) { put(m, Key::Autograd, operator_name<op, true>(), TORCH_FN((reduce<op, true>))); });
+  for_each_operation([&](auto op) { put(m, Key::Autograd, name_of(op), &reduce<op>); });
+  for_each_exact_operation([&](auto op) { put(m, Key::Autograd, operator_name<op, true>(), &reduce<op, true>); });
 }

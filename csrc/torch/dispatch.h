@@ -75,6 +75,8 @@ GPUREDUCE_HANDLE(var_mean_operator, "_var_mean", TwoTensors(const at::Tensor&, O
 
 // --- registration -----------------------------------------------------------------------------------------------------------
 
+// Kernels are pointers, not TORCH_FN: those of one type then share the code that unpacks torch's stack of arguments.
+
 using Key = c10::DispatchKey;
 
 template <class Function>
@@ -100,10 +102,10 @@ inline std::string define_schema(torch::Library& m, const std::string& schema) {
 template <auto backends, auto meta, auto autograd = nullptr, auto batched = nullptr>
 void define_operator(torch::Library& m, const std::string& schema) {
   const std::string name = define_schema(m, schema);
-  put_on_backends(m, name, TORCH_FN(backends));
-  put(m, Key::Meta, name, TORCH_FN(meta));
-  if constexpr (autograd != nullptr) put(m, Key::Autograd, name, TORCH_FN(autograd));
-  if constexpr (batched != nullptr) put(m, Key::FuncTorchBatched, name, TORCH_FN(batched));
+  put_on_backends(m, name, backends);
+  put(m, Key::Meta, name, meta);
+  if constexpr (autograd != nullptr) put(m, Key::Autograd, name, autograd);
+  if constexpr (batched != nullptr) put(m, Key::FuncTorchBatched, name, batched);
 }
 
 // Registers a function that calls other operators; derivatives, batching and tracing are theirs. It also serves vmap, since

@@ -29,8 +29,7 @@ at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, a
 template <Operation op>
 void define(torch::Library& m) {
   const std::string name = name_of(op) + 1;  // without its underscore
-  define_composite(m, name, "(Tensor self, int[1]? dim=None, bool keepdim=False", TORCH_FN(reduce<op>),
-                   TORCH_FN(reduce_out<op>));
+  define_composite(m, name, "(Tensor self, int[1]? dim=None, bool keepdim=False", &reduce<op>, &reduce_out<op>);
 }
 
 }  // namespace

@@ -125,7 +125,7 @@ at::Tensor powsums(at::TensorList self, const at::Scalar& ord, OptionalDtype dty
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   gpureduce::define_composite(m, "_foreach_powsum(Tensor[] self, Scalar ord=2, *, ScalarType? dtype=None) -> Tensor[]",
-                              TORCH_FN(gpureduce::foreach_powsum));
+                              &gpureduce::foreach_powsum);
   m.def("_powsums(Tensor[] self, Scalar ord=2, *, ScalarType? dtype=None) -> Tensor");  // for torch_reduce.get_total_norm
-  gpureduce::composite(m, "_powsums", TORCH_FN(gpureduce::powsums));
+  gpureduce::composite(m, "_powsums", &gpureduce::powsums);
 }

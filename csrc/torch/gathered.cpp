@@ -404,8 +404,8 @@ Tensor reduce_batched(const Tensor& data, const Tensor& rows, const OptionalTens
 template <Operation op>
 void define(torch::Library& m) {
   define_reduction_with_out<GatherReduction<op>>(m);
-  put(m, Key::Autograd, kName<op>, TORCH_FN(reduce_differentiable<op>));
-  put(m, Key::FuncTorchBatched, kName<op>, TORCH_FN(reduce_batched<op>));
+  put(m, Key::Autograd, kName<op>, &reduce_differentiable<op>);
+  put(m, Key::FuncTorchBatched, kName<op>, &reduce_batched<op>);
 }
 
 }  // namespace

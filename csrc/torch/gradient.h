@@ -40,6 +40,14 @@ inline at::Tensor rounded(const at::Tensor& x, at::ScalarType dtype) {
   return functional<Operation::sum>().call(x.unsqueeze(-1), at::IntArrayRef(-1), false, dtype);
 }
 
+// Gives a pass to compiled autograd as a function, and returns its name there; and calls it for a node.
+using PackedPass = variable_list (*)(const variable_list& grads, const std::vector<c10::IValue>& arguments);
+std::string bind_function(const torch::autograd::SwapSavedVariables& swap, const std::string& name, PackedPass pass,
+                          const std::vector<at::TypePtr>& types);
+variable_list call_function(const torch::autograd::SwapSavedVariables& swap, const std::string& bound,
+                            const variable_list& grads, torch::dynamo::autograd::PackedArgs& packed,
+                            const torch::autograd::Node& node);
+
 // The backward pass of an operator, described by its `Rule`:
 // Facts      the data that the pass needs besides tensors; Facts::each() calls a function with each member, in a fixed order
 // kKept      for each saved tensor: true if it is a result of the operator
@@ -78,22 +86,18 @@ struct BackwardNode : torch::autograd::TraceableFunction {
     namespace compiled = torch::dynamo::autograd;
     Facts::each(facts, [&](auto& field) { swap.before(field); });
     for (auto& each : kept) swap.before(each);
-    const auto& compiler = compiled::getPyCompilerInterface();
     static const std::string bound = [&] {  // once per process
       std::vector<at::TypePtr> types;
       Facts::each(facts, [&](const auto& field) {
         types.push_back(compiled::IValuePacker<std::decay_t<decltype(field)>>::packed_type());
       });
       types.insert(types.end(), kCount, compiled::IValuePacker<at::Tensor>::packed_type());
-      return compiler->bind_function(swap.get_py_compiler(), name(), apply_packed, types);
+      return bind_function(swap, name(), apply_packed, types);
     }();
     compiled::PackedArgs packed;
     Facts::each(facts, [&](const auto& field) { packed.pack(field); });
     for (const at::Tensor& each : tensors()) packed.pack(each);
-    const auto metadata = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
-        compiled::get_input_metadata(next_edges()));
-    const variable_list found =
-        compiler->call_function(swap.get_py_compiler(), "apply_functional", bound, grads, packed.vec(), metadata);
+    const variable_list found = call_function(swap, bound, grads, packed, *this);
     Facts::each(facts, [&](auto& field) { swap.after(field); });
     for (auto& each : kept) swap.after(each);
     return found;

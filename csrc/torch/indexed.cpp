@@ -454,7 +454,7 @@ Tensor& index_add_into(Tensor& input, int64_t dim, const Tensor& index, const Te
 template <Operation op>
 void define(torch::Library& m) {
   define_composite(m, kPublic<op>, "(Tensor source, Tensor index, SymInt size, int dim=0, *, ScalarType? dtype=None",
-                   TORCH_FN(index_reduce<op>), TORCH_FN(index_reduce_out<op>));
+                   &index_reduce<op>, &index_reduce_out<op>);
 }
 
 }  // namespace
@@ -467,32 +467,30 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   define_schema(m,
                 "_index_sum_values(Tensor source, Tensor index, SymInt size, Tensor? weight, ScalarType dtype) -> (Tensor sum, "
                 "Tensor offsets)");
-  put(m, Key::CompositeExplicitAutograd, kSumValues, TORCH_FN(values_summed));
-  put(m, Key::Autograd, kSumValues, TORCH_FN(values_summed_differentiable));
-  put(m, Key::FuncTorchBatchedDecomposition, kSumValues, TORCH_FN(values_summed_by_plan));
+  put(m, Key::CompositeExplicitAutograd, kSumValues, &values_summed);
+  put(m, Key::Autograd, kSumValues, &values_summed_differentiable);
+  put(m, Key::FuncTorchBatchedDecomposition, kSumValues, &values_summed_by_plan);
   define_schema(m, "_embedding(Tensor table, Tensor rows, SymInt padding, int dim=0) -> Tensor");
-  put(m, Key::CompositeExplicitAutograd, kEmbedding, TORCH_FN(embedding_rows));
-  put(m, Key::Autograd, kEmbedding, TORCH_FN(embedding_differentiable));
-  put(m, Key::FuncTorchBatched, kEmbedding, TORCH_FN(embedding_batched));
+  put(m, Key::CompositeExplicitAutograd, kEmbedding, &embedding_rows);
+  put(m, Key::Autograd, kEmbedding, &embedding_differentiable);
+  put(m, Key::FuncTorchBatched, kEmbedding, &embedding_batched);
 
   define_composite(m, "index_sum",
                    "(Tensor source, Tensor index, SymInt size, int dim=0, *, Tensor? weight=None, ScalarType? dtype=None",
-                   TORCH_FN(index_sum), TORCH_FN(index_reduce_into<Operation::sum>));
+                   &index_sum, &index_reduce_into<Operation::sum>);
   define<Operation::mean>(m);
   define<Operation::_amax>(m);
   define<Operation::_amin>(m);
-  define_composite(m, "index_add(Tensor input, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor",
-                   TORCH_FN(index_add));
+  define_composite(m, "index_add(Tensor input, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor", &index_add);
   define_composite(m, "index_add_(Tensor(a!) input, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor(a!)",
-                   TORCH_FN(index_add_into));
-  define_composite(m, "scatter_add(Tensor input, int dim, Tensor index, Tensor src) -> Tensor", TORCH_FN(indexed::scatter_add));
-  put(m, Key::AutocastCUDA, "scatter_add", TORCH_FN(scatter_add_autocast));
-  define_composite(m, "embedding(Tensor input, Tensor weight, SymInt? padding_idx=None) -> Tensor", TORCH_FN(embedding));
+                   &index_add_into);
+  define_composite(m, "scatter_add(Tensor input, int dim, Tensor index, Tensor src) -> Tensor", &indexed::scatter_add);
+  put(m, Key::AutocastCUDA, "scatter_add", &scatter_add_autocast);
+  define_composite(m, "embedding(Tensor input, Tensor weight, SymInt? padding_idx=None) -> Tensor", &embedding);
   define_composite(
       m,
       "embedding_bag(Tensor input, Tensor weight, Tensor offsets, *, str mode=\"sum\", Tensor? per_sample_weights=None) -> "
       "Tensor",
-      TORCH_FN(embedding_bag));
-  define_composite(m, "bincount(Tensor input, Tensor? weights=None, SymInt minlength=0) -> Tensor",
-                   TORCH_FN(indexed::bincount));
+      &embedding_bag);
+  define_composite(m, "bincount(Tensor input, Tensor? weights=None, SymInt minlength=0) -> Tensor", &indexed::bincount);
 }

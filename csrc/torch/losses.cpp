@@ -337,9 +337,9 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
       "Tensor total_weight) -> Tensor");
   define_composite(
       m, "log_prob(Tensor logits, Tensor target, int dim=-1, *, float temperature=1.0, int ignore_index=-100) -> Tensor",
-      TORCH_FN(log_prob_of));
+      &log_prob_of);
   define_composite(m,
                    "cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=1, SymInt ignore_index=-100, "
                    "float label_smoothing=0.0) -> Tensor",
-                   TORCH_FN(cross_entropy));
+                   &cross_entropy);
 }

@@ -41,7 +41,7 @@ template <bool kNorm, bool exact>
 void define(torch::Library& m, const std::string& name) {
   define_composite(m, exact ? exact_name(name) : name,
                    "(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None",
-                   TORCH_FN((reduce<kNorm, exact>)), TORCH_FN((reduce_out<kNorm, exact>)));
+                   &reduce<kNorm, exact>, &reduce_out<kNorm, exact>);
 }
 
 }  // namespace

@@ -32,6 +32,9 @@
 
 namespace gpureduce {
 
+// For what no plain call runs through: it is built for size in files that are built for speed, too.
+#define GPUREDUCE_SMALL [[gnu::cold]]
+
 template <class Int>
 using SizesOf = c10::SmallVector<Int, kCommonRank>;
 
@@ -126,15 +129,17 @@ struct Plumbing<Family, Result(Args...)> {
 
   static Result reduce(Args... args) { return reduce_tuned(args..., {}); }
 
-  static Result reduce_forced(Args... args, const std::string& tuning) { return reduce_tuned(args..., Tuning::parse(tuning)); }
+  GPUREDUCE_SMALL static Result reduce_forced(Args... args, const std::string& tuning) {
+    return reduce_tuned(args..., Tuning::parse(tuning));
+  }
 
-  static Result reduce_meta(Args... args) {
+  GPUREDUCE_SMALL static Result reduce_meta(Args... args) {
     const auto call = Family::template check<c10::SymInt>(args..., nullptr);
     const auto options = at::TensorOptions().dtype(call.dtype).device(first_of(args...).device());
     return new_results<Result>([&] { return at::empty_symint(call.sizes, options); });
   }
 
-  static Tensor& reduce_out(Args... args, Tensor& out) {
+  GPUREDUCE_SMALL static Tensor& reduce_out(Args... args, Tensor& out) {
     const auto call = Family::template check<int64_t>(args..., &out);
     check_writable(out, call.sizes);
     if (out.sizes() != at::IntArrayRef(call.sizes)) Family::refuse(call, args...);
@@ -151,12 +156,12 @@ struct Plumbing<Family, Result(Args...)> {
     return out;
   }
 
-  static Tensor& reduce_out_meta(Args... args, Tensor& out) {
+  GPUREDUCE_SMALL static Tensor& reduce_out_meta(Args... args, Tensor& out) {
     at::native::resize_output_symint(out, Family::template check<c10::SymInt>(args..., &out).sizes);
     return out;
   }
 
-  static Tensor& reduce_out_autograd(c10::DispatchKeySet keys, Args... args, Tensor& out) {
+  GPUREDUCE_SMALL static Tensor& reduce_out_autograd(c10::DispatchKeySet keys, Args... args, Tensor& out) {
     if (Family::kHasGradient) {
       const auto needs_grad = [](const Tensor& x) { return torch::autograd::compute_requires_grad(x); };
       const auto has_tangent = [](const Tensor& x) { return torch::autograd::isFwGradDefined(x); };
@@ -171,7 +176,7 @@ struct Plumbing<Family, Result(Args...)> {
 
   // Counts the write to `out`, so that a backward pass that needs the old values raises an error, as after torch's op. A
   // refused call writes nothing, so it is not counted.
-  static Tensor& reduce_out_counted(c10::DispatchKeySet keys, Args... args, Tensor& out) {
+  GPUREDUCE_SMALL static Tensor& reduce_out_counted(c10::DispatchKeySet keys, Args... args, Tensor& out) {
     {
       const at::AutoDispatchBelowADInplaceOrView below;
       out_variant().redispatch(keys & c10::after_ADInplaceOrView_keyset, args..., out);
@@ -182,7 +187,7 @@ struct Plumbing<Family, Result(Args...)> {
 
   // Under functionalization (torch.compile, torch.export) the out variant becomes a call of the plain one, whose result
   // replaces `out`. torch does this by itself only for ops that do not return the tensor that they write.
-  static Tensor& reduce_out_functional(Args... args, Tensor& out) {
+  GPUREDUCE_SMALL static Tensor& reduce_out_functional(Args... args, Tensor& out) {
     namespace functionalization = at::functionalization::impl;
     const bool from_functional = any_tensor([](const Tensor& x) { return functionalization::isFunctionalTensor(x); }, args...);
     return [&](const auto&... plain) -> Tensor& {
@@ -203,7 +208,7 @@ struct Plumbing<Family, Result(Args...)> {
   // torch's policy fp32_set_opt_dtype: the result is float32, unless the call names a dtype or an input is float64. The op
   // reads small floats itself, so inputs are neither cast nor copied.
   template <c10::DeviceType device>
-  static Result reduce_autocast(Args... args) {
+  GPUREDUCE_SMALL static Result reduce_autocast(Args... args) {
     const c10::impl::ExcludeDispatchKeyGuard below(at::autocast::get_autocast_dispatch_key_from_device_type(device));
     const auto eligible = [](const Tensor& x) { return at::autocast::is_eligible(x, device); };
     const auto wide = [](const Tensor& x) { return x.scalar_type() == at::kDouble; };
@@ -223,11 +228,9 @@ inline void put_fallthrough(torch::Library& m, const std::string& name) {
 // Refuses tensors that are not strided, with one message for all operators.
 void refuse_layouts(torch::Library& m, const std::string& name);
 
-// Pointers to kernels, not TORCH_FN: kernels of one type then share the code that unpacks torch's stack of arguments.
-
 // Defines the operator of a family without an out variant.
 template <class Family>
-void define_reduction(torch::Library& m, const std::string& result) {
+GPUREDUCE_SMALL void define_reduction(torch::Library& m, const std::string& result) {
   using Kernels = Plumbing<Family>;
   const std::string name = Family::name();
   m.def((name + Family::kArguments + ") -> " + result).c_str(), {at::Tag::pt2_compliant_tag});
@@ -239,7 +242,7 @@ void define_reduction(torch::Library& m, const std::string& result) {
 
 // Defines the operator of a family and its out variant.
 template <class Family>
-void define_reduction_with_out(torch::Library& m) {
+GPUREDUCE_SMALL void define_reduction_with_out(torch::Library& m) {
   using Kernels = Plumbing<Family>;
   define_reduction<Family>(m, "Tensor");
   const std::string out = std::string(Family::name()) + ".out";
@@ -259,7 +262,7 @@ void define_reduction_with_out(torch::Library& m) {
 
 // Defines `prefix`_tuned, which forces a plan, for tests and tuning.
 template <class Family>
-void define_tuned(torch::Library& m, const std::string& prefix, const std::string& result) {
+GPUREDUCE_SMALL void define_tuned(torch::Library& m, const std::string& prefix, const std::string& result) {
   const std::string name = prefix + "_tuned";
   m.def((name + Family::kArguments + ", str tuning=\"\") -> " + result).c_str());
   put_on_backends(m, name, &Plumbing<Family>::reduce_forced);
@@ -273,13 +276,13 @@ struct Planning;
 
 template <auto planned, class... Args>
 struct Planning<planned, Reduction (*)(Args...)> {
-  static std::string explain(Args... args, const std::string& tuning) {
+  GPUREDUCE_SMALL static std::string explain(Args... args, const std::string& tuning) {
     return explained(planned(args...), first_of(args...).device(), Tuning::parse(tuning));
   }
 #ifdef GPUREDUCE_WITH_CUDA
-  static int64_t plans(Args... args) { return plans_of(planned(args...), first_of(args...).device()); }
+  GPUREDUCE_SMALL static int64_t plans(Args... args) { return plans_of(planned(args...), first_of(args...).device()); }
 
-  static void remember(Args... args, int64_t candidate) {
+  GPUREDUCE_SMALL static void remember(Args... args, int64_t candidate) {
     Reduction r = planned(args...);
     const Device& device = cuda::facts(first_of(args...).device());
     remember_plan(r, device, static_cast<int>(candidate));
@@ -295,7 +298,7 @@ struct Planning<planned, Reduction (*)(Args...)> {
 // `prefix`_explain, for torch_reduce.explain; _plans, the number of plans, 0 if there is nothing to read; and _remember, which
 // from now on uses the plan with this index for calls of this kind, or the chosen one for -1. Both are for torch_reduce.tune.
 template <auto planned>
-void define_planning(torch::Library& m, const std::string& prefix, const std::string& arguments) {
+GPUREDUCE_SMALL void define_planning(torch::Library& m, const std::string& prefix, const std::string& arguments) {
   using Kernels = Planning<planned>;
   m.def((prefix + "_explain" + arguments + ", str tuning=\"\") -> str").c_str());
   m.def((prefix + "_plans" + arguments + ") -> int").c_str());

@@ -78,8 +78,8 @@ void expect_agreement(const at::Tensor& notices, const at::Tensor& mine, const a
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   m.def("_order() -> (int version, int lanes, int chunk)", &gpureduce::order);
   m.def("_numbers(int[] values, Tensor like) -> Tensor",
-        torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(gpureduce::numbers)));
+        torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &gpureduce::numbers));
   m.def("_notice_bytes() -> int", &gpureduce::notice_bytes);
   m.def("_expect_agreement(Tensor notices, Tensor mine, Tensor(a!) report) -> ()",
-        torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(gpureduce::expect_agreement)));
+        torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &gpureduce::expect_agreement));
 }

@@ -715,7 +715,7 @@ void define_softmax(torch::Library& m) {
   define_operator<softmax_backward<logarithm>, softmax_backward_meta<logarithm>, softmax_backward_differentiable<logarithm>,
                   softmax_backward_batched<logarithm>>(
       m, kSoftmaxBackward<logarithm> + std::string("(Tensor grad, Tensor result, int dim, ScalarType dtype) -> Tensor"));
-  define_composite(m, name + ".out" + arguments + ", Tensor(a!) out) -> Tensor(a!)", TORCH_FN(softmax_out<logarithm>));
+  define_composite(m, name + ".out" + arguments + ", Tensor(a!) out) -> Tensor(a!)", &softmax_out<logarithm>);
 }
 
 }  // namespace
@@ -745,9 +745,9 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
       "_layer_norm_backward(Tensor grad, Tensor input, int dims, Tensor mean, Tensor r, Tensor? weight, Tensor? bias, "
       "float eps, bool[3] mask) -> (Tensor, Tensor, Tensor)");
   define_composite(m, "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor",
-                   TORCH_FN(rms_norm_of));
+                   &rms_norm_of);
   define_composite(
       m,
       "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-5) -> Tensor",
-      TORCH_FN(layer_norm_of));
+      &layer_norm_of);
 }

@@ -613,11 +613,11 @@ template <Operation op, bool exact>
 void define_segments(torch::Library& m) {
   const char* const name = kName<op, exact>;
   define_reduction_with_out<SegmentReduction<op, exact>>(m);
-  put(m, Key::Autograd, name, TORCH_FN((reduce_differentiable<op, exact>)));
-  put(m, Key::FuncTorchBatched, name, TORCH_FN((reduce_batched<op, exact>)));
+  put(m, Key::Autograd, name, &reduce_differentiable<op, exact>);
+  put(m, Key::FuncTorchBatched, name, &reduce_batched<op, exact>);
   if constexpr (kName<op, exact>[0] == '_')
-    define_composite(m, kTitle<op, exact>, "(Tensor data, Tensor offsets, int dim=0", TORCH_FN(without_dtype<op>),
-                     TORCH_FN(without_dtype_out<op>));
+    define_composite(m, kTitle<op, exact>, "(Tensor data, Tensor offsets, int dim=0", &without_dtype<op>,
+                     &without_dtype_out<op>);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ struct TableReduction {
     make_reduction(op, self, call.reduce, call.dtype, {}, keepdim);
   }
 
-  static at::Tensor batched(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  GPUREDUCE_SMALL static at::Tensor batched(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
     return batched_reduction(name(), std::array{self}, dim, keepdim,
                              [&](const std::array<at::Tensor, 1>& input, OptionalDims dims, bool keeps) {
                                return functional<op, exact>().call(input[0], dims, keeps, dtype);

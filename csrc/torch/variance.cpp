@@ -221,8 +221,8 @@ Tensor& var_out(const Tensor& self, OptionalDims dim, const std::optional<at::Sc
 
 template <bool root>
 void define(torch::Library& m, const std::string& name) {
-  define_composite(m, name, "(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False",
-                   TORCH_FN(var<root>), TORCH_FN(var_out<root>));
+  define_composite(m, name, "(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False", &var<root>,
+                   &var_out<root>);
 }
 
 }  // namespace
@@ -235,11 +235,11 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   define_reduction<VarMean>(m, "(Tensor, Tensor)");
   define_tuned<VarMean>(m, "_var_mean", "(Tensor, Tensor)");
   define_planning<planned>(m, "_var_mean", "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None");
-  put(m, Key::Autograd, "_var_mean", TORCH_FN(reduce_differentiable));
-  put(m, Key::FuncTorchBatched, "_var_mean", TORCH_FN(reduce_batched));
+  put(m, Key::Autograd, "_var_mean", &reduce_differentiable);
+  put(m, Key::FuncTorchBatched, "_var_mean", &reduce_batched);
   define_composite(
       m, "var_mean(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)",
-      TORCH_FN(var_mean));
+      &var_mean);
   define<false>(m, "var");
   define<true>(m, "std");
 }

@@ -309,10 +309,10 @@ template <bool exact>
 void define(torch::Library& m) {
   const std::string name = WeightedSum<exact>::name();
   define_reduction_with_out<WeightedSum<exact>>(m);
-  put(m, Key::Autograd, name, TORCH_FN(reduce_differentiable<exact>));
-  put(m, Key::FuncTorchBatched, name, TORCH_FN(reduce_batched<exact>));
-  define_composite(m, exact ? exact_name("dot") : "dot", "(Tensor self, Tensor other, *, ScalarType? dtype=None",
-                   TORCH_FN(dot<exact>), TORCH_FN(dot_out<exact>));
+  put(m, Key::Autograd, name, &reduce_differentiable<exact>);
+  put(m, Key::FuncTorchBatched, name, &reduce_batched<exact>);
+  define_composite(m, exact ? exact_name("dot") : "dot", "(Tensor self, Tensor other, *, ScalarType? dtype=None", &dot<exact>,
+                   &dot_out<exact>);
 }
 
 }  // namespace
