@@ -33,16 +33,14 @@ struct Given {
   Tensor self, weight;
   bool nan_is_zero = false;
 
-  // Backends do not know that a lazily negated integer wraps. Products commute: the input with more numbers comes first.
+  // Backends do not know that a lazily negated integer wraps.
   Given(const Tensor& x, const Tensor& w = {}, bool nan_is_zero = false)
       : self(taken(x)), weight(w.defined() ? taken(w) : w), nan_is_zero(nan_is_zero) {
-    if (!weight.defined()) return;
-    if (weight.sizes() != self.sizes()) {
+    if (weight.defined() && weight.sizes() != self.sizes()) {
       const auto sizes = weighted::common_sizes(self.sizes(), weight.sizes());
       self = self.expand(sizes);
       weight = weight.expand(sizes);
     }
-    if (numbers(weight) > numbers(self)) std::swap(self, weight);
   }
 
   // True if each product is a square.
@@ -53,14 +51,6 @@ struct Given {
 
  private:
   static Tensor taken(const Tensor& x) { return x.is_floating_point() ? x : x.resolve_neg(); }
-
-  // How many there are in memory.
-  static double numbers(const Tensor& x) {
-    double count = 1;
-    for (int64_t d = 0; d < x.dim(); ++d)
-      if (x.stride(d) != 0) count *= static_cast<double>(x.size(d));
-    return count;
-  }
 };
 
 // The sum over dims. Without `out` the results are new and contiguous, or the call is only checked.
