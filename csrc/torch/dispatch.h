@@ -75,7 +75,8 @@ GPUREDUCE_HANDLE(var_mean_operator, "_var_mean", TwoTensors(const at::Tensor&, O
 
 // --- registration -----------------------------------------------------------------------------------------------------------
 
-// Kernels are pointers, not TORCH_FN: those of one type then share the code that unpacks torch's stack of arguments.
+// Kernels are pointers, not TORCH_FN: those of one type then share the code that unpacks torch's stack of arguments. Kernels
+// that are removed again are TORCH_FN (replace.h).
 
 using Key = c10::DispatchKey;
 

@@ -71,15 +71,6 @@
 
 namespace gpureduce::replacing {
 
-std::string define_traced(torch::Library& library, const std::string& name) {
-  const size_t dot = std::min(name.find('.'), name.size());
-  const std::string overload = name.substr(std::min(dot + 1, name.size()));
-  const auto aten = c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name.substr(0, dot)).c_str(), overload.c_str());
-  if (aten.schema().is_mutable()) return {};
-  library.def(aten.schema().cloneWithName("gpureduce::_traced_" + name.substr(0, dot), overload));
-  return "_traced_" + name;
-}
-
 namespace {
 
 // torch's own kernels.
@@ -506,49 +497,49 @@ struct NllLoss {
 template <DispatchKey key>
 void register_sum(Table<key>& m) {
   using K = Kernels<Operation::sum, torch_sum, key>;
-  m.impl("sum.dim_IntList", &K::full);
-  m.impl("sum.IntList_out", &K::full_out);
+  m.impl("sum.dim_IntList", TORCH_FN(K::full));
+  m.impl("sum.IntList_out", TORCH_FN(K::full_out));
 }
 template <DispatchKey key>
 void register_mean(Table<key>& m) {
   using K = Kernels<Operation::mean, torch_mean, key>;
-  m.impl("mean.dim", &K::full);
-  m.impl("mean.out", &K::full_out);
+  m.impl("mean.dim", TORCH_FN(K::full));
+  m.impl("mean.out", TORCH_FN(K::full_out));
 }
 template <DispatchKey key>
 void register_nansum(Table<key>& m) {
   using K = Kernels<Operation::nansum, torch_nansum, key>;
-  m.impl("nansum", &K::full);
-  m.impl("nansum.out", &K::full_out);
+  m.impl("nansum", TORCH_FN(K::full));
+  m.impl("nansum.out", TORCH_FN(K::full_out));
 }
 template <DispatchKey key>
 void register_prod(Table<key>& m) {
   using K = Kernels<Operation::prod, torch_prod, key>;
-  m.impl("prod", &K::template all<OptionalDtype>);
-  m.impl("prod.dim_int", &K::template one<OptionalDtype>);
-  m.impl("prod.int_out", &K::template one_out<OptionalDtype>);
+  m.impl("prod", TORCH_FN(K::template all<OptionalDtype>));
+  m.impl("prod.dim_int", TORCH_FN(K::template one<OptionalDtype>));
+  m.impl("prod.int_out", TORCH_FN(K::template one_out<OptionalDtype>));
 }
 template <DispatchKey key>
 void register_amax(Table<key>& m) {
   using K = Kernels<Operation::_amax, torch_amax, key>;
-  m.impl("amax", &K::template plain<at::IntArrayRef>);
-  m.impl("amax.out", &K::template plain_out<at::IntArrayRef>);
+  m.impl("amax", TORCH_FN(K::template plain<at::IntArrayRef>));
+  m.impl("amax.out", TORCH_FN(K::template plain_out<at::IntArrayRef>));
 }
 template <DispatchKey key>
 void register_amin(Table<key>& m) {
   using K = Kernels<Operation::_amin, torch_amin, key>;
-  m.impl("amin", &K::template plain<at::IntArrayRef>);
-  m.impl("amin.out", &K::template plain_out<at::IntArrayRef>);
+  m.impl("amin", TORCH_FN(K::template plain<at::IntArrayRef>));
+  m.impl("amin.out", TORCH_FN(K::template plain_out<at::IntArrayRef>));
 }
 template <Operation op, class Torch, DispatchKey key>
 void register_truth(Table<key>& m, const std::string& name) {
   using K = Kernels<op, Torch, key>;
-  m.impl(name, &K::template all<>);
-  m.impl(name + ".all_out", &K::all_out);
-  m.impl(name + ".dim", &K::template one<>);
-  m.impl(name + ".out", &K::template one_out<>);
-  m.impl(name + ".dims", &K::template plain<OptionalDims>);
-  m.impl(name + ".dims_out", &K::template plain_out<OptionalDims>);
+  m.impl(name, TORCH_FN(K::template all<>));
+  m.impl(name + ".all_out", TORCH_FN(K::all_out));
+  m.impl(name + ".dim", TORCH_FN(K::template one<>));
+  m.impl(name + ".out", TORCH_FN(K::template one_out<>));
+  m.impl(name + ".dims", TORCH_FN(K::template plain<OptionalDims>));
+  m.impl(name + ".dims_out", TORCH_FN(K::template plain_out<OptionalDims>));
 }
 template <DispatchKey key>
 void register_any(Table<key>& m) {
@@ -560,49 +551,49 @@ void register_all(Table<key>& m) {
 }
 template <DispatchKey key>
 void register_count_nonzero(Table<key>& m) {
-  m.impl("count_nonzero.dim_IntList", &Count<key>::dims);
+  m.impl("count_nonzero.dim_IntList", TORCH_FN(Count<key>::dims));
 }
 template <DispatchKey key>
 void register_vector_norm(Table<key>& m) {
-  m.impl("linalg_vector_norm", &Norm<key>::full);
-  m.impl("linalg_vector_norm.out", &Norm<key>::full_out);
+  m.impl("linalg_vector_norm", TORCH_FN(Norm<key>::full));
+  m.impl("linalg_vector_norm.out", TORCH_FN(Norm<key>::full_out));
 }
 
 template <DispatchKey key>
 void register_logsumexp(Table<key>& m) {
-  m.impl("logsumexp", &Logarithm<key>::dims);
+  m.impl("logsumexp", TORCH_FN(Logarithm<key>::dims));
 }
 template <DispatchKey key>
 void register_var(Table<key>& m) {
-  m.impl("var.correction", &Variance<key>::template one<torch_var, false>);
-  m.impl("var.correction_out", &Variance<key>::template one_out<torch_var, false>);
+  m.impl("var.correction", TORCH_FN((Variance<key>::template one<torch_var, false>)));
+  m.impl("var.correction_out", TORCH_FN((Variance<key>::template one_out<torch_var, false>)));
 }
 template <DispatchKey key>
 void register_std(Table<key>& m) {
-  m.impl("std.correction", &Variance<key>::template one<torch_std, true>);
-  m.impl("std.correction_out", &Variance<key>::template one_out<torch_std, true>);
+  m.impl("std.correction", TORCH_FN((Variance<key>::template one<torch_std, true>)));
+  m.impl("std.correction_out", TORCH_FN((Variance<key>::template one_out<torch_std, true>)));
 }
 template <DispatchKey key>
 void register_var_mean(Table<key>& m) {
-  m.impl("var_mean.correction", &Variance<key>::template pair<torch_var_mean, false>);
+  m.impl("var_mean.correction", TORCH_FN((Variance<key>::template pair<torch_var_mean, false>)));
 }
 template <DispatchKey key>
 void register_std_mean(Table<key>& m) {
-  m.impl("std_mean.correction", &Variance<key>::template pair<torch_std_mean, true>);
+  m.impl("std_mean.correction", TORCH_FN((Variance<key>::template pair<torch_std_mean, true>)));
 }
 template <DispatchKey key>
 void register_dot(Table<key>& m) {
-  m.impl("dot", &dot<key>);
+  m.impl("dot", TORCH_FN(dot<key>));
 }
 
 // A function and its backward pass, and the out variant of each.
 template <class K, DispatchKey key>
 void register_both(Table<key>& m, const std::string& forward, const char* out, const std::string& backward,
                    const char* backward_out) {
-  m.impl(forward, &K::forward);
-  m.impl(forward + out, &K::forward_out);
-  m.impl(backward, &K::backward);
-  m.impl(backward + backward_out, &K::backward_out);
+  m.impl(forward, TORCH_FN(K::forward));
+  m.impl(forward + out, TORCH_FN(K::forward_out));
+  m.impl(backward, TORCH_FN(K::backward));
+  m.impl(backward + backward_out, TORCH_FN(K::backward_out));
 }
 template <DispatchKey key>
 void register_softmax(Table<key>& m) {
@@ -614,16 +605,16 @@ void register_log_softmax(Table<key>& m) {
 }
 template <DispatchKey key>
 void register_layer_norm(Table<key>& m) {
-  m.impl("native_layer_norm", &LayerNorm<key>::forward);
-  m.impl("native_layer_norm_backward", &LayerNorm<key>::backward);
+  m.impl("native_layer_norm", TORCH_FN(LayerNorm<key>::forward));
+  m.impl("native_layer_norm_backward", TORCH_FN(LayerNorm<key>::backward));
 }
 template <DispatchKey key>
 void register_rms_norm(Table<key>& m) {
   if constexpr (key == DispatchKey::CPU) {
-    m.impl_composed("rms_norm", &composed_rms_norm);
+    m.impl_composed("rms_norm", TORCH_FN(composed_rms_norm));
   } else {
-    m.impl("_fused_rms_norm", &RmsNorm<key>::forward);
-    m.impl("_fused_rms_norm_backward", &RmsNorm<key>::backward);
+    m.impl("_fused_rms_norm", TORCH_FN(RmsNorm<key>::forward));
+    m.impl("_fused_rms_norm_backward", TORCH_FN(RmsNorm<key>::backward));
   }
 }
 template <DispatchKey key>

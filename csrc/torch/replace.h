@@ -106,23 +106,24 @@ inline at::Tensor& write(at::Tensor& out, const at::Tensor& found) {
   return out.copy_(found);
 }
 
-// Defines _traced_`name` with the schema of aten's operator, and returns its name; "" if aten's writes to an argument: a traced
-// graph has no such calls left.
-std::string define_traced(torch::Library& library, const std::string& name);
-
 // The destination of a function's kernels: aten's table for a device; or, for tracing, operators of our own with aten's
-// schemas, which replace aten's in a compiler.
+// schemas, which replace aten's in a compiler. Out variants need none, since a traced graph has none left.
 template <DispatchKey key>
 struct Table {
   torch::Library& library;
   torch::Library* above = nullptr;  // of the device's autograd
 
+  // `kernel` is a TORCH_FN. It has no state, so that a call in another thread may go on while the kernel is removed.
   template <class Kernel>
   void impl(const std::string& name, Kernel kernel) {
     if constexpr (key == kTraced) {
-      const std::string traced = define_traced(library, name);
-      if (traced.empty()) return;
-      composite(library, traced, kernel);
+      const size_t dot = std::min(name.find('.'), name.size());
+      const std::string overload = name.substr(std::min(dot + 1, name.size()));
+      const auto aten =
+          c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name.substr(0, dot)).c_str(), overload.c_str());
+      if (aten.schema().is_mutable()) return;
+      library.def(aten.schema().cloneWithName("gpureduce::_traced_" + name.substr(0, dot), overload));
+      composite(library, "_traced_" + name, kernel);
       names.push_back(name);
     } else {
       library.impl(name.c_str(), kernel);

@@ -485,30 +485,30 @@ Tensor bincount(const Tensor& self, const OptionalTensor& weights, c10::SymInt m
 template <DispatchKey key>
 void register_index_add(Table<key>& m) {
   using K = IndexAddKernels<key>;
-  m.impl("index_add", &K::functional);
-  m.impl("index_add.out", &K::out);
-  m.impl("index_add_", &K::in_place);
+  m.impl("index_add", TORCH_FN(K::functional));
+  m.impl("index_add.out", TORCH_FN(K::out));
+  m.impl("index_add_", TORCH_FN(K::in_place));
 }
 template <DispatchKey key>
 void register_scatter_add(Table<key>& m) {
   using K = ScatterAddKernels<key>;
-  m.impl("scatter_add", &K::functional);
-  m.impl("scatter_add.out", &K::out);
-  m.impl("scatter_add_", &K::in_place);
+  m.impl("scatter_add", TORCH_FN(K::functional));
+  m.impl("scatter_add.out", TORCH_FN(K::out));
+  m.impl("scatter_add_", TORCH_FN(K::in_place));
 }
 template <DispatchKey key>
 void register_index_put(Table<key>& m) {
-  if constexpr (key == kTraced) m.impl("index_put", &IndexPut<key>::functional);
-  else m.impl("_index_put_impl_", &IndexPut<key>::in_place);
+  if constexpr (key == kTraced) m.impl("index_put", TORCH_FN(IndexPut<key>::functional));
+  else m.impl("_index_put_impl_", TORCH_FN(IndexPut<key>::in_place));
 }
 template <DispatchKey key>
 void register_embedding(Table<key>& m) {
-  m.impl("embedding_dense_backward", &Embedding<key>::backward);
+  m.impl("embedding_dense_backward", TORCH_FN(Embedding<key>::backward));
 }
 // Its size depends on data: what is compiled calls torch's operator, and so the kernel that it has then.
 template <DispatchKey key>
 void register_bincount(Table<key>& m) {
-  if constexpr (key != kTraced) m.impl("bincount", &bincount<key>);
+  if constexpr (key != kTraced) m.impl("bincount", TORCH_FN(bincount<key>));
 }
 
 #define GPUREDUCE_BY_INDEX(X) \

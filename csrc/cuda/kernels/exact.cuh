@@ -486,13 +486,16 @@ __global__ void __launch_bounds__(kColumnThreads<T>, kColumnResident<T>)
     bool fits = true;
     Window<T> next = window;
     if (rows > 0) {
-      const auto row_of = [&](int k) {
-        const int64_t i = row + k * height;
-        return start + (a.reduced.rank == 1 ? a.reduced.dims[0].in * i : place_of(a.reduced, i).in);
-      };
-      Place at[K];
+      Place at[K];  // beyond the last row nothing is loaded
+      if (a.reduced.rank == 1) {
+        const Place pitch = a.reduced.dims[0].in * int64_t{height};
+        at[0] = start + a.reduced.dims[0].in * row;
 #pragma unroll
-      for (int k = 0; k < K; ++k) at[k] = rows > k * height ? row_of(k) : start;
+        for (int k = 1; k < K; ++k) at[k] = at[k - 1] + pitch;
+      } else {
+#pragma unroll
+        for (int k = 0; k < K; ++k) at[k] = rows > k * height ? start + place_of(a.reduced, row + k * height).in : start;
+      }
       if (a.vectors && rows > (K - 1) * height) {
         typename Source::template Loaded<V> loaded[K];
 #pragma unroll
