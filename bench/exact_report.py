@@ -18,7 +18,8 @@ def what(row):
         return f"all of {row['rows'] * row['columns']:,}"
     shape = f"({row['rows']:,}, {row['columns']:,})"
     if row.get("segment"):
-        return f"segments of {row['segment']:,} rows of {shape}"
+        rows = "1 row" if row["segment"] == 1 else f"{row['segment']:,} rows"
+        return f"segments of {rows} of {shape}"
     return f"rows of {shape}" if row["dim"] == 1 else f"columns of {shape}"
 
 
