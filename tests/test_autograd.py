@@ -23,7 +23,9 @@ from support import (
     dtype_of,
     every_operation,
     name_of,
+    numpy_of,
     opinfo,
+    tensor_of,
 )
 from table import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, floats, gradients, leaves, taken, tensors
 
@@ -166,11 +168,15 @@ def test_gradients_are_torchs(op, name, device):
 
 @taken("float8_e5m2", "float8_e4m3fn", cases=WITH_GRADIENT)
 def test_gradients_of_float8(op, name, device):
-    """float8 has a gradient, of its own dtype: that of the same numbers in float32, rounded."""
+    """float8 has a gradient, of its own dtype: that of the same numbers in float32, rounded.
+
+    Later versions of torch make the largest number of what overflows, so the rounding is not torch's.
+    """
     small = leaves(op, op.inputs((3, 50), name, 96, device, 1))
     wide = leaves(op, tree_map(lambda t: t.detach().float() if floats(t) else t, small))
     for a, b in zip(*(gradients(op(x, 1), x, 1.0) for x in (small, wide)), strict=True):
-        assert_same_bits(a, b.to(a.dtype))
+        stored = model.encode(numpy_of(b), name_of(a.dtype))
+        assert_same_bits(a, tensor_of(stored, name_of(a.dtype), device))
 
 
 @taken("float32", "complex64", cases=[op for op in WITH_GRADIENT if op.has_dtype])
