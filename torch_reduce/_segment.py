@@ -87,7 +87,7 @@ def segment_sum(
         IndexError: ``dim`` is out of range.
         RuntimeError: ``dim`` is neither the first nor the last; ``data`` has no dims; ``offsets`` of another dtype,
             device or number of dims, or empty; on the CPU, offsets that do not ascend or lie outside of the dim; an
-            ``out`` of another dtype or device, or with several elements in one place.
+            ``out`` of another dtype than ``dtype``, on another device, or with several elements in one place.
         NotImplementedError: a dtype that cannot be reduced.
 
     Warns:

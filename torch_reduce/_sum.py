@@ -56,9 +56,9 @@ def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=Fals
             list of them, which may be empty. ``None`` and ``()`` reduce all. NumPy's integers are ints, and so are
             integer tensors of one element; bools are not.
         keepdim: whether the reduced dimensions stay, with size 1: a bool.
-        dtype: the dtype of the result. By default it is int64 for integers and bool, float32 for the float8 types, and
-            ``input.dtype`` for all others. ``bool``, ``int``, ``float`` and ``complex`` are bool, int64, float64 and
-            complex128.
+        dtype: the dtype of the result. By default it is ``out``'s; without ``out`` it is int64 for integers and bool,
+            float32 for the float8 types, and ``input.dtype`` for all others. ``bool``, ``int``, ``float`` and
+            ``complex`` are bool, int64, float64 and complex128.
         out: a tensor to write the result to; it is resized if its shape differs, with a warning if it had elements.
         exact: whether the result is correctly rounded: the number of its dtype that is nearest to the exact sum, ties
             to even. docs/exact.md says what that costs.
@@ -90,9 +90,9 @@ def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=Fals
         TypeError: an argument of another type, given twice, or unknown.
         IndexError: a dimension out of range.
         ValueError: a dimension beyond 64 bits.
-        RuntimeError: a dimension named twice; an ``out`` of another dtype or device, or with several elements in one
-            place; a dtype that cannot be reduced; a CUDA tensor where the library was built without CUDA. A refused
-            call writes nothing.
+        RuntimeError: a dimension named twice; an ``out`` of another dtype than ``dtype``, on another device, or with
+            several elements in one place; a dtype that cannot be reduced; a CUDA tensor where the library was built
+            without CUDA. A refused call writes nothing.
 
     Warns:
         UserWarning: ``out`` was resized; or, once in a process, imaginary parts were discarded.
@@ -124,8 +124,8 @@ def mean(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=Fal
         input: as for :func:`sum`. Integers and bool need a floating or complex ``dtype``.
         dim: as for :func:`sum`.
         keepdim: as for :func:`sum`.
-        dtype: the dtype of the result, floating or complex. By default ``input.dtype``, and float32 for the float8
-            types.
+        dtype: the dtype of the result, floating or complex. By default ``out``'s; without ``out`` it is
+            ``input.dtype``, and float32 for the float8 types.
         out: as for :func:`sum`.
         exact: as for :func:`sum`: the number nearest to the exact sum divided by the number of elements.
 
@@ -216,11 +216,15 @@ def vector_norm(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=N
     if exact is not False:
         _arguments.boolean("vector_norm", "exact", exact)
     direct = _direct("norm", ord, others, exact)
-    if direct and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented:
-        return result
-    given = dict(input=input, ord=ord, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
-    operator = _ops.exact_linalg_vector_norm if exact else _ops.linalg_vector_norm
-    return _through_ops(operator, "vector_norm", others, **given)
+    try:
+        if direct and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented:
+            return result
+        given = dict(input=input, ord=ord, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
+        operator = _ops.exact_linalg_vector_norm if exact else _ops.linalg_vector_norm
+        return _through_ops(operator, "vector_norm", others, **given)
+    except NotImplementedError as error:  # torch's own errors say linalg.vector_norm, and stay as they are
+        _arguments.rename(error, "linalg_vector_norm", to="vector_norm")
+        raise
 
 
 @_arguments.called_as(_arguments.norm)

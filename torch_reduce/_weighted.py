@@ -33,8 +33,9 @@ def weighted_sum(
         dim: the dimensions to reduce, of the common shape: an int, or a tuple or list of them. ``None`` and ``()``
             reduce all.
         keepdim: whether the reduced dimensions stay, with size 1.
-        dtype: the dtype of the result. By default it is ``torch.promote_types(input.dtype, weight.dtype)``, but int64
-            for integers and bool, and float32 for the float8 types.
+        dtype: the dtype of the result. By default it is ``out``'s; without ``out`` it is
+            ``torch.promote_types(input.dtype, weight.dtype)``, but int64 for integers and bool, and float32 for the
+            float8 types.
         out: a tensor to write the result to; it is resized if its shape differs.
         exact: whether a floating result is correctly rounded: the number of its dtype that is nearest to the exact sum
             of the exact products, ties to even. docs/exact.md says what that costs.
@@ -52,7 +53,8 @@ def weighted_sum(
 
     Raises:
         RuntimeError: shapes that cannot be broadcast, dtypes that cannot be promoted, tensors on two devices, a
-            dimension named twice, or a wrong ``out``.
+            dimension named twice, or an ``out`` of another dtype than ``dtype``, on another device, or with several
+            elements in one place.
         IndexError: a dimension out of range.
         TypeError: ``dim`` is neither an int nor several; ``exact`` is not a bool.
         NotImplementedError: complex numbers.
