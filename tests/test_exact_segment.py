@@ -22,7 +22,7 @@ from test_autocast import without_a_gpu
 from test_autograd import leaf
 from test_exact import FORMATS, KINDS, patterns, rows_of, shuffled
 from test_meta import opcheck
-from test_segment import CALL, CHANGED, FEW, LENGTHS, MANY, allocated, mixed
+from test_segment import CALL, CHANGED, FEW, LENGTHS, MANY, allocated, mixed, random_layout
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
@@ -199,14 +199,7 @@ def test_random_views(device, chosen):
     lengths = [choose(0, [3, 40, 600, 9000][choose(0, 3)]) for _ in range(choose(1, 5))]
     first = choose(0, 3)
     shape[dim] = first + sum(lengths) + choose(0, 3)
-    order, strides, span = chosen.draw(st.permutations(range(rank))), [0] * rank, choose(1, 2)
-    for d in order:
-        if choose(0, 7) == 0:
-            continue  # expanded
-        strides[d] = span
-        span = span * max(1, shape[d]) + choose(0, 2)
-    start = choose(0, 9)
-    size = start + 1 + sum(max(0, n - 1) * s for n, s in zip(shape, strides, strict=True))
+    strides, start, size = random_layout(chosen, shape)
     make = patterns if name in FLOATING and choose(0, 1) else data
     x = make((size,), name, choose(0, 3)).to(device).as_strided(shape, strides, start)
     offsets = ends(lengths, first, dtype=INT32 if choose(0, 1) else torch.int64, device=device)

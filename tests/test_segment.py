@@ -277,6 +277,25 @@ def test_lazy_offsets(device):
     check(data((3, 2000), "float32", 4, device), torch._neg_view(-ends([100, 0, 900, 5], device=device)), -1)
 
 
+def random_layout(chosen, shape):
+    """The strides, the offset and the elements of memory of a drawn view. Its dims lie in any order, with gaps, or are
+    expanded."""
+
+    def choose(a, b):
+        return chosen.draw(st.integers(a, b))
+
+    rank = len(shape)
+    order, strides, span = chosen.draw(st.permutations(range(rank))), [0] * rank, choose(1, 2)
+    for d in order:
+        if choose(0, 7) == 0:
+            continue  # expanded
+        strides[d] = span
+        span = span * max(1, shape[d]) + choose(0, 2)
+    start = choose(0, 9)
+    size = start + 1 + sum(max(0, n - 1) * s for n, s in zip(shape, strides, strict=True))
+    return strides, start, size
+
+
 @given(st.data())
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_views(device, chosen):
@@ -291,14 +310,7 @@ def test_random_views(device, chosen):
     lengths = [choose(0, [3, 40, 600, 9000][choose(0, 3)]) for _ in range(choose(0, 5))]
     first = choose(0, 3)
     shape[dim] = first + sum(lengths) + choose(0, 3)
-    order, strides, span = chosen.draw(st.permutations(range(rank))), [0] * rank, choose(1, 2)
-    for d in order:
-        if choose(0, 7) == 0:
-            continue  # expanded
-        strides[d] = span
-        span = span * max(1, shape[d]) + choose(0, 2)
-    start = choose(0, 9)
-    size = start + 1 + sum(max(0, n - 1) * s for n, s in zip(shape, strides, strict=True))
+    strides, start, size = random_layout(chosen, shape)
     x = data((size,), name, seed=choose(0, 3), device=device).as_strided(shape, strides, start)
     offsets = ends(lengths, first, dtype=INT32 if choose(0, 1) else torch.int64, device=device)
     form = chosen.draw(st.sampled_from(list(FORMS)))

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from . import _arguments, _library
+from ._operations import exact_name
 
-_EXACT = {name: f"exact_{name}" for name in ("sum", "mean", "nansum")}
+_EXACT = {name: exact_name(name) for name in ("sum", "mean", "nansum")}
 
 _ops = torch.ops.gpureduce
 _call = _library.entry("call")
