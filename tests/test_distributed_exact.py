@@ -398,6 +398,26 @@ def test_shards(size, world):
     world.run(size, reduce_shards, cases)
 
 
+def older_names(group):
+    x, weight = (patterns((30,), "float32", seed).to(here()) for seed in (5, 6))
+    offsets, sizes = torch.tensor([0, 5, 20, 30], device=here()), [11, 19]
+    mine, factors = (one.split(sizes)[dist.get_rank(group)] for one in (x, weight))
+    named = dict(group=group, sizes=sizes, exact=True)
+    for name in ("sum", "mean", "nansum", "powsum", "vector_norm"):
+        wanted = getattr(torch_reduce, name)(x, exact=True)
+        assert_same_bits(getattr(distributed, name)(mine, shard_dim=0, **named), wanted, name)
+    wanted = torch_reduce.dot(x, weight, exact=True)
+    assert_same_bits(distributed.weighted_sum(mine, factors, shard_dim=0, **named), wanted)
+    assert_same_bits(distributed.dot(mine, factors, **named), wanted)
+    found = distributed.segment_sum(mine, offsets, **named)
+    assert_same_bits(found, torch_reduce.segment_sum(x, offsets, exact=True))
+
+
+def test_older_names(world):
+    """The functions of torch_reduce.distributed of these names take exact=True, too."""
+    world.run(2, older_names)
+
+
 def special_shards(group):
     rank = dist.get_rank(group)
 

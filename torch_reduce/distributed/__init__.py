@@ -106,6 +106,20 @@ def _to(
     raise NotImplementedError
 
 
+def _summation(
+    x: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+    exact: bool = False,
+    group: _Group = None,
+    shard_dim: int,
+    sizes: _Sizes = None,
+) -> Tensor:
+    raise NotImplementedError
+
+
 def _plain(
     x: Tensor, dim: Any = None, keepdim: bool = False, *, group: _Group = None, shard_dim: int, sizes: _Sizes = None
 ) -> Tensor:
@@ -119,6 +133,7 @@ def _norm(
     keepdim: bool = False,
     *,
     dtype: Any = None,
+    exact: bool = False,
     group: _Group = None,
     shard_dim: int,
     sizes: _Sizes = None,
@@ -159,6 +174,7 @@ def _weighted(
     keepdim: bool = False,
     *,
     dtype: Any = None,
+    exact: bool = False,
     group: _Group = None,
     shard_dim: int,
     sizes: _Sizes = None,
@@ -166,12 +182,27 @@ def _weighted(
     raise NotImplementedError
 
 
-def _dot(x: Tensor, other: Tensor, *, dtype: Any = None, group: _Group = None, sizes: _Sizes = None) -> Tensor:
+def _dot(
+    x: Tensor, other: Tensor, *, dtype: Any = None, exact: bool = False, group: _Group = None, sizes: _Sizes = None
+) -> Tensor:
     raise NotImplementedError
 
 
 def _segments(
     x: Tensor, offsets: Tensor, dim: int = 0, *, dtype: Any = None, group: _Group = None, sizes: _Sizes = None
+) -> Tensor:
+    raise NotImplementedError
+
+
+def _segment_sums(
+    x: Tensor,
+    offsets: Tensor,
+    dim: int = 0,
+    *,
+    dtype: Any = None,
+    exact: bool = False,
+    group: _Group = None,
+    sizes: _Sizes = None,
 ) -> Tensor:
     raise NotImplementedError
 
@@ -183,14 +214,14 @@ any = _older("any", _plain)
 count_nonzero = _older("count_nonzero", _plain)
 dot = _older("dot", _dot)
 logsumexp = _older("logsumexp", _plain)
-mean = _older("mean", _to)
-nansum = _older("nansum", _to)
+mean = _older("mean", _summation)
+nansum = _older("nansum", _summation)
 powsum = _older("powsum", _norm)
 prod = _older("prod", _to)
 segment_mean = _older("segment_mean", _segments)
-segment_sum = _older("segment_sum", _segments)
+segment_sum = _older("segment_sum", _segment_sums)
 std = _older("std", _variance)
-sum = _older("sum", _to)
+sum = _older("sum", _summation)
 var = _older("var", _variance)
 var_mean = _older("var_mean", _variance_and_mean)
 vector_norm = _older("vector_norm", _norm)
