@@ -1,5 +1,11 @@
-"""Builds torch_reduce/libtorch_reduce.so: the operators, registered with torch in C++, and no Python. And
-torch_reduce/_entry.so, a short way from Python to them, which is only there to save time.
+"""Builds the libraries in torch_reduce/:
+
+libtorch_reduce_core.so    kernels, plans, the CPU backend and the ladder: no torch and no Python
+libtorch_reduce_2_11.so    the glue: the operators, registered with one version of torch, in C++; no Python
+_entry_2_11.so             a short way from Python to the operators, which is only there to save time
+
+The glue is built for the torch that is there. GPUREDUCE_TORCHES="2.11.0 2.15.0" names others, whose headers
+tools/torches.py has fetched.
 
 Environment: GPUREDUCE_CUDA=0, or torch's USE_CUDA=0, leaves CUDA out (where both are set, the former decides);
 TORCH_CUDA_ARCH_LIST ("9.0 10.0+PTX", "Hopper"), CUDA_HOME, CXX, CC and MAX_JOBS are as in torch;
@@ -47,6 +53,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "torch_reduce" / "ladder")]
 import _lessons as lessons  # noqa: E402
 import toolkit  # noqa: E402
+import torches  # noqa: E402
 
 
 def plain(folder):
@@ -80,10 +87,12 @@ from torch.utils import cpp_extension  # noqa: E402
 RELEASE = torch.__version__.split("+")[0]
 if tuple(map(int, RELEASE.split(".")[:2])) < (2, 11):
     sys.exit(f"torch_reduce: it needs torch {RANGE}, and this is torch {torch.__version__}.")
-# Objects of one torch never meet those of another, and switching back finds them again.
-BUILD_TEMP = f"build/torch-{RELEASE}-" + (f"cuda-{torch.version.cuda}" if CUDA else "cpu")
+RELEASES = os.environ.get("GPUREDUCE_TORCHES", "").split() or [RELEASE]
+DEVICE = f"cuda-{torch.version.cuda}" if CUDA else "cpu"
+BUILD = "build"
+LINUX = platform.system() == "Linux"
+CORE_TEMP = f"core-{DEVICE}"
 SOURCE = plain(ROOT)
-TORCH = Path(torch.__file__).parent
 # A Python without the GIL has no limited API, and would bring the GIL back for a module that does not say it can do
 # without. So it gets no _entry, and a wheel of its own.
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
@@ -91,7 +100,7 @@ FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 # The contract fixes bits: no contraction to fused multiply-add, no flushing to zero, no fast math, on either side.
 # No path of this machine gets into the library: an error names csrc/torch/ops.cpp, and no folder above it.
 HOST_FLAGS = ["-ffp-contract=off", "-fvisibility=hidden"]
-HOST_FLAGS += [f"-ffile-prefix-map={SOURCE}/=", f"-ffile-prefix-map={plain(TORCH)}/=torch/"]
+HOST_FLAGS += [f"-ffile-prefix-map={SOURCE}/="]
 # -O2: the CPU's kernels are as fast as with -O3, in two thirds of the code, if GCC vectorizes as it does there (below).
 CXX_FLAGS = ["-O2", "-g0", "-Wall", "-fvisibility-inlines-hidden", *HOST_FLAGS]
 # Host code takes about as long with -Os, and a third less space. What every plain sum runs through keeps -O2.
@@ -107,12 +116,9 @@ CXX_FLAGS += ["-Wframe-larger-than=8192", "-Werror=frame-larger-than=8192"]
 if CUDA and int(torch.version.cuda.split(".")[0]) >= 13:
     # CUDA 13's own format, packed more tightly, so that a wheel stays small.
     NVCC_FLAGS.append("--compress-mode=size")
-if platform.system() == "Linux":
-    # Without it at::parallel_for is a plain loop. Nothing is linked: torch brings its OpenMP, and two would fight.
-    CXX_FLAGS.append("-fopenmp")
 # The names of thousands of templates are a seventh of the library, and nobody needs those that it does not export; nor
 # code that nothing calls.
-LINK_FLAGS = ["-Wl,-s", "-Wl,--gc-sections"] if platform.system() == "Linux" else []
+LINK_FLAGS = ["-Wl,-s", "-Wl,--gc-sections"]
 
 
 def say(text):
@@ -188,7 +194,7 @@ def cudart_link():
     """A folder with a libcudart.so to link, for toolkits from PyPI: they have the library, but not under that name."""
     if glob(f"{CUDA_HOME}/lib*/libcudart.so") or not (named := sorted(glob(f"{CUDA_HOME}/lib/libcudart.so.*"))):
         return []
-    link = ROOT / BUILD_TEMP / "lib" / "libcudart.so"
+    link = ROOT / BUILD / CORE_TEMP / "lib" / "libcudart.so"
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to(named[-1])
@@ -203,7 +209,7 @@ def write(file, text):
         path.write_text(text, encoding="utf-8")
 
 
-LADDER_LESSONS = f"{BUILD_TEMP}/ladder_lessons.cpp"
+LADDER_LESSONS = f"{BUILD}/{CORE_TEMP}/ladder_lessons.cpp"
 
 
 def write_ladder_lessons():
@@ -211,7 +217,7 @@ def write_ladder_lessons():
     write(LADDER_LESSONS, lessons.source())
 
 
-PLAN_DATA = f"{BUILD_TEMP}/plan_data.cpp"
+PLAN_DATA = f"{BUILD}/{CORE_TEMP}/plan_data.cpp"
 
 
 def write_plan_data():
@@ -221,29 +227,94 @@ def write_plan_data():
     write(PLAN_DATA, text + f"const char* const kKnownChoices[] = {{\n{files}nullptr}};\n}}\n")
 
 
+CORE = "libtorch_reduce_core"
 ENTRY = "csrc/torch/python/entry.cpp"  # a library of its own, which knows Python
 DEVICES = "csrc/torch/cuda.cpp"  # needs the toolkit
 
 
-def extension():
-    sources = {*glob("csrc/**/*.cpp", recursive=True), LADDER_LESSONS, PLAN_DATA} - {ENTRY}
-    options = dict(
+def includes_torch(source):
+    """Whether a source includes torch's headers, itself or through ours: then it belongs to the glue."""
+    waiting, read = [source], set()
+    while waiting:
+        file = os.path.normpath(waiting.pop())
+        if file in read or not os.path.exists(file):
+            continue
+        read.add(file)
+        text = Path(file).read_text(encoding="utf-8")
+        if re.search(r'^ *#include ["<](?:ATen|c10|torch)/', text, re.MULTILINE):
+            return True
+        ours = re.findall(r'^ *#include "(.+)"', text, re.MULTILINE)
+        waiting += [os.path.join(os.path.dirname(file), name) for name in ours]
+    return False
+
+
+def sources():
+    """The sources of the core and of the glue."""
+    every = {*glob("csrc/**/*.cpp", recursive=True)} - {ENTRY}
+    glue = {source for source in every if includes_torch(source)}
+    core = every - glue | {LADDER_LESSONS, PLAN_DATA}
+    if CUDA_HOME:
+        core.update(glob("csrc/**/*.cu", recursive=True))
+    else:
+        glue.discard(DEVICES)
+    return core, glue
+
+
+def extension(name, sources, temp, flags, links, headers=(), folders=(), cuda=True):
+    """A library; `temp` is a folder for its objects, so that those of one torch never meet those of another."""
+    toolkit = ("cuda", False) if cuda and CUDA_HOME else None  # False: without torch's own folders
+    made = setuptools.Extension(
+        f"torch_reduce.{name}",
+        sorted(sources),
         depends=sorted(glob("csrc/**/*.*", recursive=True)),
-        include_dirs=[f"{SOURCE}/csrc/missing"],  # what torch's headers need and its wheels lack
-        py_limited_api=True,  # for torch: do not link torch_python
-        extra_compile_args={"cxx": CXX_FLAGS, "nvcc": NVCC_FLAGS + nvcc_host()},
-        extra_link_args=LINK_FLAGS,
+        include_dirs=[*headers, *(cpp_extension.include_paths(*toolkit) if toolkit else [])],
+        library_dirs=[*folders, *(cpp_extension.library_paths(*toolkit) if toolkit else [])],
+        libraries=["cudart"] if toolkit else [],
+        extra_compile_args={"cxx": [*CXX_FLAGS, *flags], "nvcc": [*NVCC_FLAGS, *nvcc_host(), "-std=c++17"]},
+        extra_link_args=[word for word in LINK_FLAGS + links if LINUX or word.startswith("-l")],
+        define_macros=[("GPUREDUCE_WITH_CUDA", None)] if toolkit else [],
+        language="c++",
+        py_limited_api=True,  # no libpython, and Py_LIMITED_API
     )
-    if not CUDA_HOME:
-        return cpp_extension.CppExtension("torch_reduce.libtorch_reduce", sorted(sources - {DEVICES}), **options)
-    sources.update(glob("csrc/**/*.cu", recursive=True))
-    options.update(define_macros=[("GPUREDUCE_WITH_CUDA", None)])
-    return cpp_extension.CUDAExtension("torch_reduce.libtorch_reduce", sorted(sources), **options)
+    made.temp, made.calls_core = temp, False
+    return made
 
 
-def entry():
-    options = dict(py_limited_api=True, extra_compile_args={"cxx": CXX_FLAGS})  # the former sets Py_LIMITED_API
-    return cpp_extension.CppExtension("torch_reduce._entry", [ENTRY], libraries=["torch_python"], **options)
+def extensions():
+    """The core, and for each torch its glue and its entry."""
+    core, glue = sources()
+    made = [extension(CORE, core, CORE_TEMP, ["-std=c++17"], links=[f"-Wl,-soname,{CORE}.so"])]
+    for release in RELEASES:
+        folder = Path(torch.__file__).parent if release == RELEASE else torches.folder(release)
+        if not (folder / "include").exists():
+            sys.exit(f"torch_reduce: there are no headers of torch {release}: run `python tools/torches.py {release}`.")
+        headers = [folder / "include", folder / "include/torch/csrc/api/include"]
+        options = dict(temp=f"torch-{release}-{DEVICE}", folders=[plain(folder / "lib")])
+        options["headers"] = [f"{SOURCE}/csrc/missing", *map(plain, headers)]  # the first: what torch's wheels lack
+        options["flags"] = [torches.standard(folder), f"-ffile-prefix-map={plain(folder)}/=torch/"]
+        if LINUX:
+            # Or at::parallel_for is a plain loop. Nothing is linked: torch brings its OpenMP, and two would fight.
+            options["flags"].append("-fopenmp")
+        # --no-as-needed: libraries from tools/torches.py have no symbols. $ORIGIN: the core lies beside the glue.
+        links = ["-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN", "-lc10", "-ltorch_cpu"]
+        of_cuda = ["-lc10_cuda", "-ltorch_cuda"] if CUDA_HOME else []
+        name = "_".join(release.split(".")[:2])
+        made.append(extension(f"libtorch_reduce_{name}", glue, links=links + of_cuda, **options))
+        made[-1].calls_core = True
+        if not FREE_THREADED:
+            links = [*links, "-ltorch_python"]
+            made.append(extension(f"_entry_{name}", [ENTRY], links=links, cuda=False, **options))
+    return made
+
+
+def requirement():
+    """The torch to install beside a wheel: torch keeps its C++ interface within a minor release."""
+    minors = sorted(tuple(map(int, release.split(".")[:2])) for release in RELEASES)
+    if len(minors) == 1:
+        return f"torch=={RELEASES[0]}" if torches.is_early(RELEASES[0]) else "torch=={}.{}.*".format(*minors[0])
+    (major, first), (_, last) = minors[0], minors[-1]
+    gaps = "".join(f",!={major}.{minor}.*" for minor in range(first, last) if (major, minor) not in minors)
+    return f"torch>={major}.{first},<{major}.{last + 1}{gaps}"
 
 
 LOCK = []
@@ -289,8 +360,8 @@ class Build(cpp_extension.BuildExtension):
     """Compiles with ninja (only what changed), and writes beside the library what it was built for."""
 
     def finalize_options(self):
-        self.no_python_abi_suffix = True  # libtorch_reduce.so: nothing in it depends on a Python version
-        self.build_temp = self.build_temp or BUILD_TEMP
+        self.no_python_abi_suffix = True  # plain names: nothing in the libraries depends on a Python version
+        self.build_temp = self.build_temp or BUILD
         super().finalize_options()
 
     def run(self):
@@ -302,7 +373,7 @@ class Build(cpp_extension.BuildExtension):
             )
         begin = time.time()
         cxx = compiler()
-        facts = dict(torch=RELEASE, cuda=None, nvcc=None, architectures=[])
+        facts = dict(torch=RELEASES, cuda=None, nvcc=None, architectures=[])
         facts["compiler"] = output(*cxx, "--version").splitlines()[0]
         if CUDA:
             try:
@@ -311,7 +382,7 @@ class Build(cpp_extension.BuildExtension):
                 sys.exit(f"torch_reduce: {error}")
             os.environ["TORCH_CUDA_ARCH_LIST"] = chosen
             facts.update(cuda=torch.version.cuda, nvcc=toolkit.version(CUDA_HOME), architectures=numbers)
-            say(f"building for torch {torch.__version__} with nvcc {facts['nvcc']} of {CUDA_HOME}")
+            say(f"building for torch {', '.join(RELEASES)} with nvcc {facts['nvcc']} of {CUDA_HOME}")
             say(f"architectures {' '.join(numbers)} ({why})")
         else:
             why = toolkit.left_out() or f"torch {torch.__version__} has none"
@@ -328,18 +399,23 @@ class Build(cpp_extension.BuildExtension):
         if not clang:
             # No gaps before jumps' targets: they are a fortieth of the host's code.
             CXX_FLAGS.extend(["-fvect-cost-model=dynamic", "-fno-align-jumps", "-fno-align-labels"])
-        serial = clang and platform.system() == "Linux"
+        serial = clang and LINUX
         self.build_with_plain_paths([f"{SOURCE}/tools/clang"] if serial else [], cudart_link() if CUDA else [])
-        library = Path(self.get_ext_fullpath("torch_reduce.libtorch_reduce"))
+        for each in self.extensions:
+            library = Path(self.get_ext_fullpath(each.name))
+            say(f"built {library} ({library.stat().st_size / 2**20:.1f} MiB)")
         record = library.with_name("_build.json")
         record.write_text(json.dumps(facts, indent=2) + "\n")
         os.utime(record, (begin, begin))  # what is edited during a build is newer, and the next one takes it up
-        say(f"built {library} ({library.stat().st_size / 2**20:.1f} MiB)")
 
     def build_extension(self, extension):
         cpp_extension.subprocess = types.SimpleNamespace(**{**vars(subprocess), "run": run_ninja})
         if not os.environ.get("VERBOSE"):
             self.compiler.spawn = self.link
+        self.build_temp = f"{self.folder}/{extension.temp}"
+        Path(self.build_temp).mkdir(exist_ok=True)
+        if extension.calls_core:
+            extension.extra_objects = [self.get_ext_fullpath(f"torch_reduce.{CORE}")]
         super().build_extension(extension)
 
     def link(self, command, **options):
@@ -355,12 +431,11 @@ class Build(cpp_extension.BuildExtension):
     def build_with_plain_paths(self, include_dirs, library_dirs):
         """Sources, objects and headers by paths that every tool can read; a source distribution keeps the real ones."""
         Path(self.build_temp).mkdir(parents=True, exist_ok=True)
-        self.build_temp = plain(Path(self.build_temp).absolute())
+        self.folder = plain(Path(self.build_temp).absolute())
         self.include_dirs = [plain(folder) for folder in self.include_dirs]
         real = [each.sources for each in self.extensions]
         for each in self.extensions:
-            headers = [folder.replace(str(TORCH), plain(TORCH)) for folder in each.include_dirs]
-            each.include_dirs = include_dirs + [plain(folder) for folder in headers]
+            each.include_dirs = include_dirs + [plain(folder) for folder in each.include_dirs]
             each.library_dirs = each.library_dirs + library_dirs
             if str(ROOT) != SOURCE:
                 each.sources = [f"{SOURCE}/{source}" for source in each.sources]
@@ -374,10 +449,10 @@ def main():
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
     wheel = {} if FREE_THREADED else {"py_limited_api": "cp310"}  # one wheel for every Python from 3.10 on
     setuptools.setup(
-        ext_modules=[extension()] if FREE_THREADED else [extension(), entry()],
+        ext_modules=extensions(),
         cmdclass={"build": Whole, "build_py": Python, "build_ext": Build},
         options={"bdist_wheel": wheel},
-        install_requires=[f"torch=={RELEASE}"],  # torch's C++ interface changes with every release
+        install_requires=[requirement()],
     )
 
 

@@ -22,6 +22,7 @@ from support import assert_same_bits, data, every_operation, operators_warn_in_p
 from test_package import PACKAGE, package_copy, run
 from torch_reduce import _library, _sum
 
+ENTRY = f"_entry_{_library.MINOR}.so"
 needs_entry = pytest.mark.skipif(_library.entry("sum") is None, reason="needs torch_reduce._entry, which was not built")
 
 
@@ -81,7 +82,7 @@ FORMS = {
 
 def test_there(op, entry):
     """The build makes it, for every operation, and torch_reduce takes it."""
-    assert entry is not None and (PACKAGE / "_entry.so").exists()
+    assert entry is not None and (PACKAGE / ENTRY).exists()
     assert getattr(_sum, f"_direct_{op}") is entry
 
 
@@ -425,9 +426,9 @@ def test_warns_once():
 def test_without_it(how, tmp_path):
     """Everything works without the entry."""
     copy = package_copy(tmp_path)
-    (copy / "_entry.so").unlink(missing_ok=True)
+    (copy / ENTRY).unlink(missing_ok=True)
     if how == "unreadable":
-        (copy / "_entry.so").write_bytes(b"no library")
+        (copy / ENTRY).write_bytes(b"no library")
     code = (
         "import torch, torch_reduce; x = torch.arange(12.0).view(3, 4); out = torch.empty(4)\n"
         "assert torch_reduce._sum._direct_sum is torch_reduce._sum._direct_mean is None\n"
@@ -576,7 +577,7 @@ def test_threads_at_once(op, device):
 def test_any_python_can_load_it():
     """Of Python it needs only what is in the stable ABI from 3.10 on."""
     symbols = subprocess.run(
-        ["readelf", "--dyn-syms", "--wide", PACKAGE / "_entry.so"], capture_output=True, text=True, check=True
+        ["readelf", "--dyn-syms", "--wide", PACKAGE / ENTRY], capture_output=True, text=True, check=True
     ).stdout
     stable = """
         _Py_Dealloc _Py_FalseStruct _Py_NoneStruct _Py_NotImplementedStruct _Py_TrueStruct PyErr_Fetch PyErr_Print

@@ -22,14 +22,15 @@ import torch
 import torch_reduce
 from support import FAMILY, NORMS, OPERATIONS, POWSUMS, assert_same_bits, data
 from table import SEGMENTS
-from torch_reduce._library import entry
+from torch_reduce._library import CORE, GLUE, MINOR, RELEASE, entry, fits
 
 PACKAGE = pathlib.Path(torch_reduce.__file__).resolve().parent
-LIBRARY = PACKAGE / "libtorch_reduce.so"
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tools"))
 import install_torch  # noqa: E402
 import toolkit  # noqa: E402
+import torches  # noqa: E402
+import wheels  # noqa: E402
 
 
 def run(*command, path=PACKAGE.parent):
@@ -148,7 +149,7 @@ def test_reload(op):
     x = data((3, 700), "float32")
     before = op.function(x, 1)
     importlib.reload(torch_reduce)
-    torch.ops.load_library(str(LIBRARY))
+    torch.ops.load_library(str(GLUE))
     assert_same_bits(op.function(x, 1), before)
 
 
@@ -192,7 +193,15 @@ def test_main():
     """python -m torch_reduce: versions, architectures, devices, and a self-check that passes."""
     result = run("-m", "torch_reduce")
     assert result.returncode == 0, result.stdout + result.stderr
-    for fact in (torch_reduce.__version__, torch.__version__, "order version 1", "CUDA", "self-check"):
+    for fact in (
+        torch_reduce.__version__,
+        torch.__version__,
+        CORE.name,
+        GLUE.name,
+        "order version 1",
+        "CUDA",
+        "self-check",
+    ):
         assert fact in result.stdout
     assert re.search(r"self-check +cpu: passed", result.stdout)
     if torch.cuda.is_available():
@@ -328,21 +337,40 @@ def import_error(folder, before=""):
     return result.stderr.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize("facts", [dict(torch="2.9.1"), dict(torch="3.0.0"), dict(cuda="12.8")], ids=str)
+@pytest.mark.parametrize("facts", [dict(torch=["2.9.1", "2.10.0"]), dict(torch=["3.0.0"]), dict(cuda="12.8")], ids=str)
 def test_import_under_the_wrong_torch(tmp_path, facts):
     """One readable sentence: what it was built for, what is there, what to do. No undefined symbol."""
     package_copy(tmp_path, **facts)
     message = import_error(tmp_path)
     assert message.startswith("ImportError: ") and "undefined symbol" not in message
-    assert next(iter(facts.values())) in message  # what it was built for
+    (wanted,) = facts.values()
+    assert (wanted if "cuda" in facts else " or ".join(wanted)) in message  # what it was built for
     assert torch.__version__.split("+")[0] in message  # what is there
     assert "install" in message  # what to do
+
+
+def test_which_torch_a_glue_fits():
+    """A glue fits its torch's minor version; what is no final release fits itself alone."""
+    assert fits("2.14.0", "2.14.0") and fits("2.14.0", "2.14.1") and fits("2.14.1", "2.14.0")
+    assert not fits("2.1.0", "2.14.0") and not fits("2.14.0", "2.1.0") and not fits("2.14.0", "3.14.0")
+    assert fits("2.14.0a0", "2.14.0a0") and not fits("2.14.0", "2.14.0a0") and not fits("2.14.0.dev1", "2.14.0.dev2")
+
+
+def test_glue_is_chosen_by_torch(tmp_path):
+    """Of several glues the one of this torch is loaded: others may be there that cannot be."""
+    copy = package_copy(tmp_path, torch=["2.0.0", RELEASE, "2.99.0"])
+    for name in ("libtorch_reduce_2_0.so", "libtorch_reduce_2_99.so"):
+        (copy / name).write_bytes(b"no library")
+    result = run("-m", "torch_reduce", path=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"built for 2.0.0, {RELEASE}, 2.99.0\n" in result.stdout
+    assert re.search(rf"^glue +{re.escape(str(copy))}/{GLUE.name} .*, built for torch {RELEASE}$", result.stdout, re.M)
 
 
 ALONE = f"import sys; sys.path = [folder for folder in sys.path if folder != {str(PACKAGE.parent)!r}]\n"
 
 
-@pytest.mark.parametrize("missing", ["libtorch_reduce.so", "_build.json"])
+@pytest.mark.parametrize("missing", ["libtorch_reduce_core.so", "_build.json"])
 def test_import_without_the_library(missing, tmp_path):
     """A source tree that was never built says how to build it, where no other torch_reduce is installed."""
     (package_copy(tmp_path) / missing).unlink()
@@ -355,8 +383,8 @@ def test_import_in_a_clone_beside_an_installed_one(tmp_path):
     clone, site = tmp_path / "clone", tmp_path / "site"
     (package_copy(site) / "only_here.py").touch()
     shutil.copytree(site / "torch_reduce", clone / "torch_reduce")
-    for name in ("libtorch_reduce.so", "_build.json", "_entry.so", "only_here.py"):
-        (clone / "torch_reduce" / name).unlink(missing_ok=True)
+    for name in ("_build.json", "only_here.py", *(path.name for path in PACKAGE.glob("*.so"))):
+        (clone / "torch_reduce" / name).unlink()
     for folder, version in ((clone, "1.0.clone"), (site, "1.0.site")):
         init = folder / "torch_reduce" / "__init__.py"
         init.write_text(re.sub(r'__version__ = ".*"', f'__version__ = "{version}"', init.read_text()))
@@ -382,32 +410,64 @@ def test_import_in_a_clone_beside_an_installed_one(tmp_path):
 # --- the library ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf")
-def test_library_holds_no_python():
-    """The library neither links libpython nor leaves symbols of Python open, so it loads under any Python."""
-    dynamic = subprocess.run(
-        ["readelf", "--dynamic", "--wide", LIBRARY], capture_output=True, text=True, check=True
-    ).stdout
-    needed = re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic)
-    assert any(name.startswith("libtorch") for name in needed)
-    assert not [name for name in needed if "python" in name], needed
-    symbols = subprocess.run(
-        ["readelf", "--dyn-syms", "--wide", LIBRARY], capture_output=True, text=True, check=True
-    ).stdout
-    assert "gpureduce" in symbols or "TorchLibraryInit" in symbols or "torch" in symbols
-    assert not re.findall(r"UND +_?(Py[A-Z]\w+)", symbols)
+needs_readelf = pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf")
+
+
+def elf(library):
+    """The libraries that a library needs, the symbols that it leaves open, and those that it exports."""
+
+    def said(what):
+        return subprocess.run(["readelf", what, "--wide", library], capture_output=True, text=True, check=True).stdout
+
+    symbols = [line.split() for line in said("--dyn-syms").splitlines()]
+    symbols = [(line[6], line[7].partition("@")[0]) for line in symbols if len(line) >= 8 and line[0] != "Num:"]
+    needed = re.findall(r"\(NEEDED\).*\[(.+)\]", said("--dynamic"))
+    return needed, {name for at, name in symbols if at == "UND"}, {name for at, name in symbols if at != "UND"}
+
+
+@needs_readelf
+def test_libraries_hold_no_python():
+    """Neither library links libpython or leaves symbols of Python open, so they load under any Python."""
+    for library in (CORE, GLUE):
+        needed, wanted, _ = elf(library)
+        assert not [name for name in needed if "python" in name], needed
+        assert wanted and not [name for name in wanted if re.match(r"_?Py[A-Z]", name)]
+
+
+@needs_readelf
+def test_core_holds_no_torch():
+    """The core serves every torch: it links none of torch's libraries, and no symbol names torch, c10 or OpenMP."""
+    of_torch = re.compile(r"N[VK]*(2at|3c10|5torch|6caffe2)\d|^(GOMP|omp)_")
+    needed, wanted, exported = elf(CORE)
+    assert not [name for name in needed if re.match(r"lib(torch|c10|gomp|omp)", name)], needed
+    assert not [name for name in wanted | exported if of_torch.search(name)]
+    needed, wanted, _ = elf(GLUE)  # which shows that the test would see them
+    assert {"libtorch_cpu.so", CORE.name} <= set(needed)
+    assert {"_ZN2at", "_ZN3c1", "GOMP_p"} <= {name[:6] for name in wanted if of_torch.search(name)}
+
+
+@needs_readelf
+def test_core_exports_what_the_glue_calls():
+    """All of our own that the glue leaves open is in the core, and the core exports little more: see csrc/api.h."""
+    ours = re.compile(r"_ZNK?9gpureduce")
+    _, wanted, _ = elf(GLUE)
+    wanted = {name for name in wanted if ours.match(name)}
+    exported = {name for name in elf(CORE)[2] if ours.match(name)}
+    assert wanted and wanted <= exported, wanted - exported
+    assert len(exported) <= len(wanted) + 25, exported - wanted
 
 
 def test_library_size():
-    """At most 25 MiB for one architecture."""
+    """At most 25 MiB of a core for one architecture, and 2.5 MiB of a glue, or 5 MiB with CUDA."""
     architectures = json.loads((PACKAGE / "_build.json").read_text())["architectures"]
-    assert LIBRARY.stat().st_size <= 25 * 2**20 * max(1, len(architectures))
+    assert CORE.stat().st_size <= 25 * 2**20 * max(1, len(architectures))
+    assert GLUE.stat().st_size <= (5 if architectures else 2.5) * 2**20
 
 
-def test_library_does_not_name_its_build_folder():
-    """No path of the machine that built it is in the library."""
+def test_libraries_do_not_name_their_build_folder():
+    """No path of the machine that built them is in the libraries."""
     root = os.fsencode(PACKAGE.parent / "csrc")
-    assert root not in LIBRARY.read_bytes()
+    assert not [library for library in PACKAGE.glob("*.so") if root in library.read_bytes()]
 
 
 LAYERS = {  # what the files of a folder of csrc/ include, besides its own and the standard library's
@@ -498,9 +558,13 @@ TINY = {  # a library that takes seconds, for setup.py and tools/ as they are
         }
     """,
     "csrc/torch/foreach.cpp": """
+        #include <ATen/Parallel.h>
         #ifdef __OPTIMIZE_SIZE__
         extern "C" __attribute__((visibility("default"))) int foreach_is_small() { return 1; }
         #endif
+    """,
+    "csrc/core.cpp": """
+        extern "C" __attribute__((visibility("default"))) int core() { return 1; }
     """,
     "csrc/torch/python/entry.cpp": "int unused;\n",
     "csrc/ladder/readme.md": "No rungs.\n",
@@ -543,14 +607,14 @@ def setup_py(folder, *arguments, before="", **env):
     return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=env, **pipes)
 
 
-def in_place(folder, **options):
-    """The output of a build in place, which must succeed, and the library."""
+def in_place(folder, core=False, **options):
+    """The output of a build in place, which must succeed, and the glue, or the core."""
     process = setup_py(folder, "build_ext", "--inplace", **options)
     said = process.communicate(timeout=300)[0]
     assert process.returncode == 0, said
-    path = folder.parent / f"loaded-{len(list(folder.parent.iterdir()))}.so"  # dlopen loads no path twice
-    shutil.copy(folder / "torch_reduce" / "libtorch_reduce.so", path)
-    return said, ctypes.CDLL(str(path))
+    loaded = folder.parent / f"loaded-{len(list(folder.parent.iterdir()))}"  # dlopen loads no path twice
+    shutil.copytree(folder / "torch_reduce", loaded, ignore=lambda *_: ["__pycache__"])
+    return said, ctypes.CDLL(str(loaded / (CORE if core else GLUE).name))
 
 
 def refusal(folder, **options):
@@ -583,11 +647,13 @@ def test_build_in_any_folder_with_any_compiler(tmp_path, set_threads, name, cxx)
     library.parallel.restype = ctypes.c_bool
     assert (library.number(), library.file()) == (1, b"csrc/tiny.cpp")
     assert library.foreach_is_small() == 1  # a file that no plain call runs through; tiny.cpp is built for speed
+    core = ctypes.CDLL(str(next(tmp_path.glob(f"loaded-*/{CORE.name}"))))
+    assert core.core() == 1 and not hasattr(core, "number")  # what includes no header of torch is in the core
     set_threads(2)
     assert library.parallel()
     assert library.thrown() == 7
     assert "WARNING" not in said
-    record, built = folder / "torch_reduce" / "_build.json", folder / "torch_reduce" / "libtorch_reduce.so"
+    record, built = folder / "torch_reduce" / "_build.json", folder / "torch_reduce" / GLUE.name
     facts = json.loads(record.read_text())
     assert facts["compiler"] and ("clang" in facts["compiler"]) == (cxx == "clang++")
     assert record.stat().st_mtime < built.stat().st_ctime  # so that `make` sees what was edited during the build
@@ -621,7 +687,7 @@ def test_build_shows_its_progress(tmp_path):
     assert re.search(r"^.* -c \S*csrc/tiny.cpp .*-ffp-contract=off.*$", said, re.MULTILINE)
     (folder / "csrc" / "tiny.cpp").write_text(tiny)
     status, said = build(LDFLAGS="-lno-such-library")
-    assert status != 0 and re.search(r"^.* -shared .*-lno-such-library.*tiny\.o.*$", said, re.MULTILINE)
+    assert status != 0 and re.search(r"^.* -shared .*-lno-such-library.*core\.o.*$", said, re.MULTILINE)
     status, said = build(VERBOSE="1")
     assert status == 0 and re.search(r"^.* -shared .*tiny\.o.*$", said, re.MULTILINE)
 
@@ -734,7 +800,7 @@ def test_build_cuda_in_any_folder(tmp_path):
     home.symlink_to(toolkit.find())
     env = dict(GPUREDUCE_CUDA="1", CUDA_HOME=str(home), CC="ccache cc -DTINY", TORCH_CUDA_ARCH_LIST="Hopper;")
     env = dict(launcher(tmp_path / "bin"), **env)
-    said, library = in_place(folder, VERBOSE="1", **env)
+    said, library = in_place(folder, True, VERBOSE="1", **env)
     library.cuda_file.restype = ctypes.c_char_p
     assert (library.cuda_number(), library.cuda_file()) == (1, b"csrc/cuda/tiny.cu")
     facts = json.loads((folder / "torch_reduce" / "_build.json").read_text())
@@ -742,7 +808,7 @@ def test_build_cuda_in_any_folder(tmp_path):
     made = {name: set(re.findall(r",code=(\w+)", line)) for name, line in nvcc_lines(said)}
     assert made == {"tiny.cu": {"sm_90", "compute_90"}, "compiled/native/typed.cu": {"sm_90"}}
     (folder / "csrc" / "number.h").write_text("#define NUMBER 2\n")
-    assert in_place(folder, **env)[1].cuda_number() == 2
+    assert in_place(folder, True, **env)[1].cuda_number() == 2
 
 
 def test_which_files_have_ptx():
@@ -826,9 +892,9 @@ def test_has_code_for():
 @needs_nvcc
 def test_a_library_that_the_system_cannot_load(tmp_path):
     """As one that was built on a newer system: the error says what to do."""
-    (package_copy(tmp_path) / "libtorch_reduce.so").write_bytes(b"not a library")
+    (package_copy(tmp_path) / GLUE.name).write_bytes(b"not a library")
     last = import_error(tmp_path)
-    assert last.startswith("ImportError: torch_reduce's library cannot be loaded on this system (")
+    assert last.startswith("ImportError: torch_reduce's libraries cannot be loaded on this system (")
     assert last.endswith("build torch_reduce here with `pip install --no-build-isolation .` in its source tree.")
 
 
@@ -876,7 +942,7 @@ def test_builds_of_one_tree_wait_for_each_other(tmp_path):
     for each in both:
         said = each.communicate(timeout=300)[0]
         assert each.returncode == 0, said
-    assert (folder / "torch_reduce" / "libtorch_reduce.so").exists() and len(list(folder.glob("dist/*.whl"))) == 1
+    assert (folder / "torch_reduce" / GLUE.name).exists() and len(list(folder.glob("dist/*.whl"))) == 1
 
 
 BUILT = """
@@ -897,15 +963,19 @@ setuptools.setup = setup_without_compiling
 
 @pytest.mark.skipif(not entry(), reason="this Python's library has no _entry to put into a wheel")
 def test_wheel_without_a_compiler(tmp_path):
-    """The wheel of this library works in a new environment that has torch, where no compiler is to be found."""
-    process = setup_py(tiny_tree(tmp_path / "tree"), "bdist_wheel", before=BUILT.format(built=str(LIBRARY.parent)))
+    """The wheel of this library works in a new environment that has torch, where no compiler is to be found.
+
+    There it passes the self-check and the tests of a sum's bits.
+    """
+    process = setup_py(tiny_tree(tmp_path / "tree"), "bdist_wheel", before=BUILT.format(built=str(PACKAGE)))
     said = process.communicate(timeout=300)[0]
     assert process.returncode == 0, said
     (wheel,) = tmp_path.glob("tree/dist/*.whl")
     shutil.rmtree(tmp_path / "tree" / "torch_reduce")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "new"], check=True, timeout=120)
     (folder,) = tmp_path.glob("new/lib/python*/site-packages")
-    (folder / "torch.pth").write_text(str(pathlib.Path(torch.__file__).parent.parent))  # instead of 5 GB
+    there = {str(pathlib.Path(module.__file__).parent.parent) for module in (torch, pytest)}
+    (folder / "there.pth").write_text("\n".join(there))  # instead of 5 GB
     new = tmp_path / "new" / "bin" / "python"
     install = [sys.executable, "-m", "pip", "--python", new, "install", "--no-index", wheel]  # torch must suffice
     result = subprocess.run(install, capture_output=True, text=True, timeout=300)
@@ -914,15 +984,81 @@ def test_wheel_without_a_compiler(tmp_path):
     bare["PATH"] = str(tmp_path / "empty")
 
     def in_new(*command):
-        result = subprocess.run([new, *command], cwd=tmp_path, env=bare, capture_output=True, text=True, timeout=300)
+        result = subprocess.run([new, *command], cwd=tmp_path, env=bare, capture_output=True, text=True, timeout=600)
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout
 
     said = in_new("-m", "torch_reduce")
     assert re.search(r"self-check +cpu: passed", said) and str(folder / "torch_reduce") in said
     assert "entry          there" in said and "make bench" not in said
+    assert re.search(rf"^wheel +{re.escape(torch_reduce.__version__)}, cp310-abi3-linux_", said, re.MULTILINE)
     code = "import torch, torch_reduce; print(torch.ops.gpureduce.sum(torch.arange(5)))"
     assert in_new("-c", code) == "tensor(10)\n"
+    tests = [ROOT / "tests" / name for name in ("test_selfcheck.py", "test_bits.py")]
+    said = in_new("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "cpu and sum", *tests)
+    assert int(re.search(r"(\d+) passed", said)[1]) >= 200
+
+
+def fetched(cache, release):
+    """A release of torch as tools/torches.py leaves it in a cache folder, with this torch's headers."""
+    folder = cache / "torches" / release
+    package = pathlib.Path(torch.__file__).parent
+    archive = cache / "torch.whl"
+    cache.mkdir(exist_ok=True)
+    with zipfile.ZipFile(archive, "w") as wheel:
+        wheel.writestr("torch/include/ATen/only_here.h", "")
+        wheel.writestr("torch/lib/libtorch_cpu.so", "a gigabyte")
+        wheel.writestr("torch/utils/cpp_extension.py", (package / "utils" / "cpp_extension.py").read_text())
+    torches.unpack(archive, folder)
+    assert (folder / "torch" / "include" / "ATen" / "only_here.h").exists()
+    shutil.rmtree(folder / "torch" / "include")
+    (folder / "torch" / "include").symlink_to(package / "include")
+    return folder / "torch"
+
+
+@needs_readelf
+def test_wheel_for_several_torches(tmp_path, monkeypatch):
+    """GPUREDUCE_TORCHES="2.11.0 2.98.0" makes a wheel with one core, and a glue and an entry for each torch."""
+    monkeypatch.setenv("TORCH_REDUCE_CACHE", str(tmp_path / "cache"))
+    other = fetched(tmp_path / "cache", "2.98.0")
+    assert torches.folder("2.98.0") == other and torches.standard(other).startswith("-std=c++")
+    folder = tiny_tree(tmp_path / "tree")
+    env = dict(GPUREDUCE_TORCHES=f"{RELEASE} 2.98.0", TORCH_REDUCE_CACHE=str(tmp_path / "cache"))
+    process = setup_py(folder, "bdist_wheel", **env)
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
+    (wheel,) = folder.glob("dist/*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "wheel")
+    built = tmp_path / "wheel" / "torch_reduce"
+    glues = [f"libtorch_reduce_{MINOR}.so", "libtorch_reduce_2_98.so"]
+    entries = [f"_entry_{MINOR}.so", "_entry_2_98.so"] if entry() else []
+    assert {path.name for path in built.glob("*.so")} == {CORE.name, *glues, *entries}
+    assert json.loads((built / "_build.json").read_text())["torch"] == [RELEASE, "2.98.0"]
+    (metadata,) = tmp_path.glob("wheel/*.dist-info/METADATA")
+    first = int(MINOR.split("_")[1])
+    gaps = "".join(f"!=2.{minor}.*," for minor in range(first + 1, 98))
+    wanted = set(f"{gaps}<2.99,>=2.{first}".split(","))
+    assert set(re.search(r"^Requires-Dist: torch(.+)$", metadata.read_text(), re.MULTILINE)[1].split(",")) == wanted
+    for name in glues:  # libraries without symbols are linked all the same
+        needed = elf(built / name)[0]
+        assert {"libtorch_cpu.so", "libc10.so"} <= set(needed)
+    last = refusal(tiny_tree(tmp_path / "other"), GPUREDUCE_TORCHES="2.97.0")
+    assert last == "torch_reduce: there are no headers of torch 2.97.0: run `python tools/torches.py 2.97.0`."
+
+
+@needs_nvcc
+def test_sizes_of_architectures(tmp_path):
+    """tools/wheels.py finds in a library what each architecture takes."""
+    (tmp_path / "a.cu").write_text("__global__ void kernel(int* x) { *x = 1; }\n")
+    pairs = [("80", "sm_80"), ("90", "sm_90"), ("90", "compute_90")]
+    targets = [f"-gencode=arch=compute_{arch},code={code}" for arch, code in pairs]
+    nvcc = [f"{toolkit.find()}/bin/nvcc", "-c", "-Xfatbin=-compress-all", *targets, "a.cu", "-o", "a.o"]
+    subprocess.run(nvcc, cwd=tmp_path, check=True, timeout=300)
+    found = dict(wheels.fatbins((tmp_path / "a.o").read_bytes()))
+    assert set(found) == {"sm_80", "sm_90", "PTX 90"}
+    assert all(200 < size < (tmp_path / "a.o").stat().st_size for size in found.values())
+    assert not list(wheels.fatbins(b"x" + bytes.fromhex("50ed55ba0100") + bytes(100)))
 
 
 @pytest.mark.parametrize("free_threaded", [False, True], ids=["gil", "free-threaded"])
@@ -938,7 +1074,7 @@ sysconfig.get_config_var = lambda name: {int(free_threaded)} if name == "Py_GIL_
     assert process.returncode == 0, said
     (wheel,) = folder.glob("dist/*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"torch_reduce/libtorch_reduce.so", "torch_reduce/_build.json", "torch_reduce/__init__.py"} <= set(names)
+    assert {f"torch_reduce/{name}" for name in (CORE.name, GLUE.name, "_build.json", "__init__.py")} <= set(names)
     assert {path.relative_to(PACKAGE.parent).as_posix() for path in PACKAGE.rglob("*.py")} <= set(names)
     course = {"sources/ladder/readme.md", "emulator/emulator.cpp", "emulator/cuda_runtime.h", "_emulate.py"}
     course |= {f"exercises/{path.name}" for path in (PACKAGE / "ladder" / "exercises").glob("*.cu")}
@@ -948,3 +1084,5 @@ sysconfig.get_config_var = lambda name: {int(free_threaded)} if name == "Py_GIL_
     assert (f"-cp{version}-cp{version}" in wheel.name) == free_threaded
     assert bool([name for name in names if "_entry" in name]) != free_threaded
     assert ("without _entry" in said) == free_threaded
+    metadata = zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("METADATA"))).decode()
+    assert f"\nRequires-Dist: torch=={'.'.join(MINOR.split('_'))}.*\n" in metadata

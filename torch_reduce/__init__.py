@@ -80,7 +80,7 @@ def _installed() -> ModuleSpec | None:
     """Where another torch_reduce is that has a library, if this one is a source tree that was not built in place."""
 
     def built(init: str) -> bool:
-        return Path(init).with_name("libtorch_reduce.so").exists() and Path(init).with_name("_build.json").exists()
+        return Path(init).with_name("libtorch_reduce_core.so").exists() and Path(init).with_name("_build.json").exists()
 
     if built(__file__):
         return None

@@ -11,12 +11,13 @@ import os
 import platform
 import re
 import sys
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import torch
 
 import torch_reduce
-from torch_reduce._library import LIBRARY, build_facts, entry
+from torch_reduce._library import CORE, GLUE, build_facts, entry, serving
 from torch_reduce._selfcheck import check
 
 
@@ -70,6 +71,21 @@ def row(name: str, value: object) -> None:
     print(f"{name:<14} {value}")
 
 
+def wheel() -> str:
+    """The version and the tag of the wheel that this package was installed from."""
+    try:
+        found = distribution("torch_reduce")
+    except PackageNotFoundError:
+        return "none"
+    here = Path(str(found.locate_file("torch_reduce"))).resolve() == CORE.parent.resolve()
+    tag = re.search(r"^Tag: (.+)$", found.read_text("WHEEL") or "", re.MULTILINE)
+    return f"{found.version}, {tag[1]}" if here and tag else "none"
+
+
+def size(library: Path) -> str:
+    return f"{library} ({library.stat().st_size / 2**20:.1f} MiB)"
+
+
 def in_the_source_tree() -> bool:
     return Path("examples/first_steps.py").exists()
 
@@ -108,9 +124,11 @@ def main(arguments: list[str] | None = None) -> int:
     facts = build_facts()
     registered = json.loads(torch.ops.gpureduce._build_info())
     row("torch_reduce", f"{torch_reduce.__version__}, order version {registered['order']}")
-    row("torch", f"{torch.__version__}, built for {facts['torch']}")
+    row("torch", f"{torch.__version__}, built for {', '.join(facts['torch'])}")
     row("Python", platform.python_version())
-    row("library", f"{LIBRARY} ({LIBRARY.stat().st_size / 2**20:.1f} MiB)")
+    row("wheel", wheel())
+    row("core", size(CORE))
+    row("glue", f"{size(GLUE)}, built for torch {serving()}")
     row("entry", "there" if entry() else "none: calls from Python take longer")
     row("compiler", facts["compiler"])
     if registered["cuda"]:

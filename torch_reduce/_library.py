@@ -1,24 +1,44 @@
-"""Finds and loads the library of operators, once it is known to fit the torch that is there."""
+"""Finds and loads the libraries: the core, and the glue that fits the torch that is there."""
 
 import json
+import re
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache, partial
-from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 HERE = Path(__file__).parent
-LIBRARY = HERE / "libtorch_reduce.so"
+CORE = HERE / "libtorch_reduce_core.so"
 FACTS = HERE / "_build.json"
+RELEASE = torch.__version__.split("+")[0]
+MINOR = "_".join(RELEASE.split(".")[:2])
+GLUE = HERE / f"libtorch_reduce_{MINOR}.so"
 
 
 @cache
 def build_facts() -> dict[str, Any]:
-    """The torch, CUDA, architectures, nvcc and compiler that the library was built with, as setup.py wrote them."""
+    """The torches, CUDA, architectures, nvcc and compiler that this was built with, as setup.py wrote them."""
     return json.loads(FACTS.read_text())
+
+
+def fits(built: str, release: str) -> bool:
+    """Whether a glue that was built for one release of torch serves another one.
+
+    torch keeps its C++ interface from a minor version's first final release on.
+    """
+    minors = [re.match(r"(\d+\.\d+)[.0-9]*$", version) for version in (built, release)]
+    return built == release or bool(minors[0] and minors[1] and minors[0][1] == minors[1][1])
+
+
+def serving() -> str | None:
+    """The release that the glue for this torch was built for. None: no glue serves it."""
+    return next((built for built in build_facts()["torch"] if fits(built, RELEASE)), None)
 
 
 def load() -> None:
@@ -26,27 +46,39 @@ def load() -> None:
 
     A library built for another torch would fail with an undefined symbol, or not at all and then crash.
     """
-    if not (LIBRARY.exists() and FACTS.exists()):
+    if not (CORE.exists() and FACTS.exists()):
         raise ImportError(
             f"torch_reduce has no library in {HERE}: run `make build` in its source tree, or "
             "`pip install --no-build-isolation .` there."
         )
     built = build_facts()
-    release = torch.__version__.split("+")[0]
     wrong_cuda = built["cuda"] is not None and _major(built["cuda"]) != _major(torch.version.cuda)
-    if release != built["torch"] or wrong_cuda:
+    if serving() is None or wrong_cuda:
+        *others, last = built["torch"]
+        releases = f"{', '.join(others)} or {last}" if others else last
         raise ImportError(
-            f"torch_reduce was built for torch {built['torch']} ({_cuda(built['cuda'])}), but this is torch {release} "
-            f"({_cuda(torch.version.cuda)}): install torch {built['torch']}, or build torch_reduce for this one with "
+            f"torch_reduce was built for torch {releases} ({_cuda(built['cuda'])}), but this is torch {RELEASE} "
+            f"({_cuda(torch.version.cuda)}): install torch {releases}, or build torch_reduce for this one with "
             "`pip install --no-build-isolation .` in its source tree."
         )
     try:
-        torch.ops.load_library(LIBRARY)  # a second time, as in importlib.reload, changes nothing
+        torch.ops.load_library(GLUE)  # a second time, as in importlib.reload, changes nothing
     except OSError as error:  # it was built on a system with newer libraries, or for another processor
         raise ImportError(
-            f"torch_reduce's library cannot be loaded on this system ({error}): build torch_reduce here with "
+            f"torch_reduce's libraries cannot be loaded on this system ({error}): build torch_reduce here with "
             "`pip install --no-build-isolation .` in its source tree."
         ) from error
+
+
+@cache
+def _entry() -> ModuleType | None:
+    spec = spec_from_file_location("torch_reduce._entry", HERE / f"_entry_{MINOR}.so")
+    try:
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError:
+        return None
+    return sys.modules.setdefault(spec.name, module)
 
 
 def entry(function: str = "sum") -> Callable[..., Any] | None:
@@ -54,10 +86,7 @@ def entry(function: str = "sum") -> Callable[..., Any] | None:
 
     It saves time, and takes warnings to Python's filters. Without it they go to stderr, as warnings of torch.ops do.
     """
-    try:
-        return getattr(import_module("torch_reduce._entry"), function)
-    except ImportError:
-        return None
+    return getattr(_entry(), function, None)
 
 
 def document(functions: Iterable[Callable[..., Any]]) -> None:

@@ -1,14 +1,15 @@
 // Exact sums on the CPU.
 #pragma once
 
+#include "../api.h"
 #include "../problem/exact.h"
 
 namespace gpureduce::cpu {
 
 // Computes `sum`, whose pointers are in host memory, on torch's intra-op threads. `length` and `outputs` are at least 1, and
 // integers are not negated.
-void run_exact(const ExactSum& sum);
+GPUREDUCE_API void run_exact(const ExactSum& sum);
 
-void round_exact(const ExactRounding& rounding);
+GPUREDUCE_API void round_exact(const ExactRounding& rounding);
 
 }  // namespace gpureduce::cpu

@@ -1,6 +1,7 @@
 // Sums of exponentials on the CPU: the executable specification of their order.
 #pragma once
 
+#include "../api.h"
 #include "../problem/geometry.h"
 #include "kernels.h"
 
@@ -15,10 +16,11 @@ void exponentials(const T* x, const T* m, int64_t step, int64_t n, T* to) {
 }
 
 // An output's largest element has the output's number; if `beside_results`, the place of its result.
-void run_exponents(const Reduction& reduction, bool beside_results = false);
+GPUREDUCE_API void run_exponents(const Reduction& reduction, bool beside_results = false);
 
 // Writes the logarithms to `out`, of dtype `t`, at the places of the problem's outputs. Accumulator: of `sums` and `largest`,
 // which are in the order of the outputs' numbers.
-void finish_exponents(Accumulator type, const void* sums, const void* largest, const Problem& problem, void* out, DType t);
+GPUREDUCE_API void finish_exponents(Accumulator type, const void* sums, const void* largest, const Problem& problem, void* out,
+                                    DType t);
 
 }  // namespace gpureduce::cpu

@@ -1,13 +1,14 @@
 // Functions that keep their input's shape, on the CPU.
 #pragma once
 
+#include "../api.h"
 #include "../problem/rows.h"
 
 namespace gpureduce::cpu {
 
-void run(const RowsCall& call);
-void run(const RowWeightsCall& call);
-void run(const RowStepCall& call);
-void run(const RowFinishCall& call);
+GPUREDUCE_API void run(const RowsCall& call);
+GPUREDUCE_API void run(const RowWeightsCall& call);
+GPUREDUCE_API void run(const RowStepCall& call);
+GPUREDUCE_API void run(const RowFinishCall& call);
 
 }  // namespace gpureduce::cpu

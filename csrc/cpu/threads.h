@@ -4,7 +4,19 @@
 #include <cstdint>
 #include <string>
 
+#include "../api.h"
+
 namespace gpureduce::cpu {
+
+using Part = void (*)(const void* context, int64_t from, int64_t to);
+
+// Sets what the functions below call. The glue does so when it is loaded.
+struct Threads {
+  int (*count)();
+  std::string (*capability)();
+  void (*parallel_for)(int64_t begin, int64_t end, int64_t grain, Part part, const void* context);
+};
+GPUREDUCE_API void use(const Threads& threads);
 
 // The threads that a call may use: 1 within a task of another call.
 int thread_count();
@@ -12,8 +24,8 @@ int thread_count();
 // AVX512, AVX2 or another name: the highest instruction set to use (ATEN_CPU_CAPABILITY).
 std::string capability();
 
-// Calls task(context, from, to) for parts of [begin, end) on all threads: at most one part for each `grain` indices.
-void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*task)(const void*, int64_t, int64_t), const void* context);
+// Calls part(context, from, to) for parts of [begin, end) on all threads: at most one part for each `grain` indices.
+void parallel_for(int64_t begin, int64_t end, int64_t grain, Part part, const void* context);
 
 // The same with a function object.
 template <class F>

@@ -1,10 +1,11 @@
 // Variances on the CPU: the executable specification of their order.
 #pragma once
 
+#include "../api.h"
 #include "../problem/geometry.h"
 
 namespace gpureduce::cpu {
 
-void run_variance(const Reduction& reduction);
+GPUREDUCE_API void run_variance(const Reduction& reduction);
 
 }  // namespace gpureduce::cpu

@@ -5,10 +5,13 @@
 
 #include <cstdint>
 
+#include "../api.h"
+
 namespace gpureduce::cuda {
 
 // Fails a device-side assertion, which ends all work on the device, unless `ranks` notices agree with `mine`. Then `report`,
 // host memory that the device can write, has a 1 and after it all notices.
-cudaError_t expect_agreement(const int64_t* notices, int64_t ranks, const int64_t* mine, int64_t* report, cudaStream_t stream);
+GPUREDUCE_API cudaError_t expect_agreement(const int64_t* notices, int64_t ranks, const int64_t* mine, int64_t* report,
+                                           cudaStream_t stream);
 
 }  // namespace gpureduce::cuda

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../api.h"
 #include "../numeric/apply.h"
 #include "../problem/nest.h"
 
@@ -25,6 +26,6 @@ struct Apply {
   int multiprocessors;
 };
 
-cudaError_t apply(const Apply& call, cudaStream_t stream);
+GPUREDUCE_API cudaError_t apply(const Apply& call, cudaStream_t stream);
 
 }  // namespace gpureduce::cuda

@@ -3,16 +3,18 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../api.h"
 #include "../plan/gpu.h"
 #include "../problem/segment.h"
 
 namespace gpureduce::cuda {
 
 // The bytes of workspace that a call needs. They need not be initialised.
-int64_t exact_segments_workspace(const Segments& segments, const Device& device);
+GPUREDUCE_API int64_t exact_segments_workspace(const Segments& segments, const Device& device);
 
 // The correctly rounded sums of all segments, of real elements and a floating result. There is no gather. Wrong offsets: as for
 // run_segments().
-cudaError_t run_exact_segments(const Segments& segments, void* workspace, const Device& device, cudaStream_t stream);
+GPUREDUCE_API cudaError_t run_exact_segments(const Segments& segments, void* workspace, const Device& device,
+                                             cudaStream_t stream);
 
 }  // namespace gpureduce::cuda

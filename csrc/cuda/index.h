@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../api.h"
 #include "../problem/index.h"
 
 namespace gpureduce::cuda {
@@ -12,14 +13,14 @@ namespace gpureduce::cuda {
 inline bool can_sort(const Index& index) { return index.count < int64_t{1} << 31 && index.size <= int64_t{1} << 32; }
 
 // The bytes of sort_by_index()'s workspace.
-cudaError_t workspace_of(const Index& index, size_t& bytes);
+GPUREDUCE_API cudaError_t workspace_of(const Index& index, size_t& bytes);
 
 // Sorts entries that can_sort() takes; there are some, and outputs. The sort goes back and forth between sort.sorted and
 // `spare`, a second buffer of its size; in_spare tells where the result is.
-cudaError_t sort_by_index(const IndexSort& sort, void* spare, void* workspace, size_t bytes, bool& in_spare,
-                          cudaStream_t stream);
+GPUREDUCE_API cudaError_t sort_by_index(const IndexSort& sort, void* spare, void* workspace, size_t bytes, bool& in_spare,
+                                        cudaStream_t stream);
 
 // Writes the value at each entry's index: `order` has a position in `values` per entry.
-cudaError_t gather_by_order(const Index& order, const IndexValues& values, float* out, cudaStream_t stream);
+GPUREDUCE_API cudaError_t gather_by_order(const Index& order, const IndexValues& values, float* out, cudaStream_t stream);
 
 }  // namespace gpureduce::cuda

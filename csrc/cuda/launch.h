@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../api.h"
 #include "../plan/plan.h"
 #include "../plan/units.h"
 
@@ -61,7 +62,7 @@ const void* native_kernel();
 cudaError_t join(const Launch& launch);
 
 // Asks the driver about the current device.
-cudaError_t ask(Device& device);
+GPUREDUCE_API cudaError_t ask(Device& device);
 
 // `attributes` must live until the launch.
 using LaunchAttributes = cudaLaunchAttribute[3];
@@ -89,6 +90,6 @@ cudaError_t start_kernel(Queue queue, const Grid& grid, dim3 threads, int shared
 uint64_t l2_policy(bool streams = false);
 
 // Runs the plan's kernel, then the joins.
-cudaError_t run(const Launch& launch);
+GPUREDUCE_API cudaError_t run(const Launch& launch);
 
 }  // namespace gpureduce::cuda

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../api.h"
 #include "../problem/geometry.h"
 #include "../ranks/nodes.h"
 
@@ -11,14 +12,15 @@ namespace gpureduce::cuda {
 // Writes the logarithms of the sums of exponentials of a problem's outputs to `out`, of dtype `t`. `sums` and `largest`, of
 // float or double, are in the order of the outputs' numbers.
 template <class A>
-cudaError_t finish_exponents(const A* sums, const A* largest, const Problem& problem, void* out, DType t, cudaStream_t stream);
+GPUREDUCE_API cudaError_t finish_exponents(const A* sums, const A* largest, const Problem& problem, void* out, DType t,
+                                           cudaStream_t stream);
 
 // Writes the results of `count` nodes, of `length` elements each, to `out`, of dtype `t`.
-cudaError_t finish_nodes(const Nodes& nodes, Finish finish, int64_t length, void* out, DType t, int64_t count,
-                         cudaStream_t stream);
+GPUREDUCE_API cudaError_t finish_nodes(const Nodes& nodes, Finish finish, int64_t length, void* out, DType t, int64_t count,
+                                       cudaStream_t stream);
 
 // Computes variances or standard deviations, and means, from moments of deviations from `first`.
-cudaError_t finish_moments(const Moments* moments, const double* first, variance::Finishing finishing, double* variance,
-                           double* mean, int64_t count, cudaStream_t stream);
+GPUREDUCE_API cudaError_t finish_moments(const Moments* moments, const double* first, variance::Finishing finishing,
+                                         double* variance, double* mean, int64_t count, cudaStream_t stream);
 
 }  // namespace gpureduce::cuda

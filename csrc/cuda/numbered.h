@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../api.h"
 #include "../numeric/apply.h"
 #include "../problem/segment.h"
 
@@ -20,12 +21,12 @@ struct CopiedRows {
 
 // If another number is not in [0, rows), the kernel stops with an assertion. Returns cudaErrorNotSupported if there are too
 // many bytes for its grid.
-cudaError_t copy_rows(const CopiedRows& call, cudaStream_t stream);
+GPUREDUCE_API cudaError_t copy_rows(const CopiedRows& call, cudaStream_t stream);
 
 // Writes to which segment each of `entries` entries belongs, or -1 if to none. int32, so that there are fewer than 2^31
 // segments.
-cudaError_t number_entries(const void* offsets, bool wide, int64_t count, int64_t entries, int32_t* numbers,
-                           cudaStream_t stream);
+GPUREDUCE_API cudaError_t number_entries(const void* offsets, bool wide, int64_t count, int64_t entries, int32_t* numbers,
+                                         cudaStream_t stream);
 
 // A formula of elements x and of what their segments have: contiguous x of sizes (outer, entries, inner), contiguous float32
 // tables g and r of sizes (outer, count, inner), with a count of at least 1. The number of an entry's segment chooses a row of
@@ -49,13 +50,13 @@ constexpr bool has_numbered(Formula f) { return f == Formula::softmax || f == Fo
 
 // True if a kernel takes the call, whatever its pointers are. There are kernels for float32, float16 and bfloat16, with results
 // of the same dtype or of float32, and fewer than 2^31 elements of x and of each table.
-bool takes(const NumberedApply& call);
+GPUREDUCE_API bool takes(const NumberedApply& call);
 
 // True if the kernel finds the entries' numbers itself, and does not read `numbers`. It does so for one column, which
 // saves a third of the bytes. For several columns it would save little.
-bool takes_offsets(const NumberedApply& call);
+GPUREDUCE_API bool takes_offsets(const NumberedApply& call);
 
 // For calls that a kernel takes().
-cudaError_t apply_numbered(const NumberedApply& call, cudaStream_t stream);
+GPUREDUCE_API cudaError_t apply_numbered(const NumberedApply& call, cudaStream_t stream);
 
 }  // namespace gpureduce::cuda

@@ -5,10 +5,12 @@
 
 #include <cstdint>
 
+#include "../api.h"
+
 namespace gpureduce::cuda {
 
 // Writes `count` numbers to the device. They are read before this returns. The host does not wait, and a CUDA graph keeps the
 // numbers.
-cudaError_t write_numbers(const int64_t* numbers, int64_t count, int64_t* to, cudaStream_t stream);
+GPUREDUCE_API cudaError_t write_numbers(const int64_t* numbers, int64_t count, int64_t* to, cudaStream_t stream);
 
 }  // namespace gpureduce::cuda

@@ -3,25 +3,26 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../api.h"
 #include "../plan/gpu.h"
 #include "../problem/rows.h"
 #include "launch.h"
 
 namespace gpureduce::cuda {
 
-cudaError_t run_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
+GPUREDUCE_API cudaError_t run_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
 
 // The gradients of weights; and of the input if it is wanted, whose call is `input`. The workspace is for partial sums.
-int64_t workspace_of(const RowsCall* input, const RowWeightsCall& weights, const Device& device);
-cudaError_t run_rows(const RowsCall* input, const RowWeightsCall& weights, void* workspace, const Device& device,
-                     cudaStream_t stream);
+GPUREDUCE_API int64_t workspace_of(const RowsCall* input, const RowWeightsCall& weights, const Device& device);
+GPUREDUCE_API cudaError_t run_rows(const RowsCall* input, const RowWeightsCall& weights, void* workspace, const Device& device,
+                                   cudaStream_t stream);
 
 // One step of a function, and the numbers of rows from their sums.
-cudaError_t run_rows(const RowStepCall& call, cudaStream_t stream);
-cudaError_t run_rows(const RowFinishCall& call, cudaStream_t stream);
+GPUREDUCE_API cudaError_t run_rows(const RowStepCall& call, cudaStream_t stream);
+GPUREDUCE_API cudaError_t run_rows(const RowFinishCall& call, cudaStream_t stream);
 
 // Rows of compiled dtypes, side by side in memory. kNoKernel: it is another call.
-cudaError_t run_compiled_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
+GPUREDUCE_API cudaError_t run_compiled_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
 cudaError_t run_float_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
 cudaError_t run_half_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
 cudaError_t run_bfloat16_rows(const RowsCall& call, const Device& device, cudaStream_t stream);

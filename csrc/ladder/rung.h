@@ -83,7 +83,9 @@ inline Rung writing(int (*run)(const Call&)) { return {run, kBlocks, {1}, {Op::s
 inline Rung on_cpu(int (*run)(const Call&)) { return {run, {}, {}, {Op::sum}, Finish::recursive, true, true}; }
 inline Rung from_library(int (*run)(const Call&)) { return {run, {}, {}, {Op::sum}, Finish::library}; }
 
-std::map<std::string, Rung>& registry();
+// This and kLessons are exported, as csrc/api.h says. It is not included here: the emulator has
+// this folder, numeric/ and order.h alone.
+__attribute__((visibility("default"))) std::map<std::string, Rung>& registry();
 
 // `const Register rung("name", …);` at the end of a file adds it.
 struct Register {
@@ -91,6 +93,6 @@ struct Register {
 };
 
 // What the heads of the files say, as JSON: written by setup.py.
-extern const char* const kLessons;
+__attribute__((visibility("default"))) extern const char* const kLessons;
 
 }  // namespace gpureduce::ladder

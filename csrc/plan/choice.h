@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "../api.h"
+
 namespace gpureduce {
 
 struct Device;
@@ -17,11 +19,11 @@ class Choice {
  public:
   // Parses text that torch_reduce/tuning/fit.py has written. Throws std::invalid_argument if it is no choice, or another
   // version's.
-  explicit Choice(const std::string& text);
+  GPUREDUCE_API explicit Choice(const std::string& text);
 
-  float guess(const float* known) const;
+  GPUREDUCE_API float guess(const float* known) const;
   const std::string& gpu() const { return gpu_; }
-  double distance(const Device& device) const;  // between the GPUs: 0 if they are alike
+  GPUREDUCE_API double distance(const Device& device) const;  // between the GPUs: 0 if they are alike
 
  private:
   struct Node {
@@ -40,13 +42,13 @@ class Choice {
 };
 
 // The library's own choice for a GPU of this name, or for the most similar GPU.
-const Choice& known_choice(const std::string& gpu, const Device& device);
+GPUREDUCE_API const Choice& known_choice(const std::string& gpu, const Device& device);
 
 // The path of the user's own choice for a GPU of this name: in the folder that the environment variable TORCH_REDUCE_CACHE
 // names, or in the user's cache folder.
-std::string choice_path(const std::string& gpu);
+GPUREDUCE_API std::string choice_path(const std::string& gpu);
 
 // Reads a choice, which lives as long as the process. Null if there is no such file. Throws as the constructor does.
-const Choice* read_choice(const std::string& path);
+GPUREDUCE_API const Choice* read_choice(const std::string& path);
 
 }  // namespace gpureduce

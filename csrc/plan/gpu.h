@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "../api.h"
+
 namespace gpureduce {
 
 class Choice;
@@ -29,8 +31,8 @@ struct Device {
   }
 
   // From "key=value,key=value", for tests; a flag is 0 or 1, and "choice" a file. Throws std::invalid_argument.
-  static Device parse(const std::string& text);
-  std::string json() const;  // for tests
+  GPUREDUCE_API static Device parse(const std::string& text);
+  GPUREDUCE_API std::string json() const;  // for tests
 };
 
 }  // namespace gpureduce

@@ -8,6 +8,7 @@
 #include <string>
 #include <variant>
 
+#include "../api.h"
 #include "../problem/geometry.h"
 #include "dense.h"
 #include "expanded.h"
@@ -113,7 +114,7 @@ class Joins {
 // The part of a plan that belongs to its kernel. The alternative that it holds tells the kernel.
 using Shape = std::variant<DensePlan, FlatPlan, RingPlan, ThinPlan, ColumnsPlan, PanelsPlan, ExpandedPlan>;
 
-const char* kernel_name(size_t alternative);
+GPUREDUCE_API const char* kernel_name(size_t alternative);
 
 struct Plan {
   Shape shape;
@@ -141,8 +142,8 @@ struct Plan {
   }
   const char* kernel() const { return kernel_name(shape.index()); }
 
-  std::string str() const;   // for people
-  std::string json() const;  // for tests
+  GPUREDUCE_API std::string str() const;   // for people
+  GPUREDUCE_API std::string json() const;  // for tests
 };
 
 // The range of memory that the input takes up.

@@ -1,6 +1,7 @@
 // From a problem and a GPU to a plan.
 #pragma once
 
+#include "../api.h"
 #include "gpu.h"
 #include "plan.h"
 
@@ -15,7 +16,7 @@ struct Tuning {
   int cluster = 0;          // most blocks of a cluster, even more than can be launched
 
   bool forces() const { return kernel >= 0 || candidate >= 0 || multiprocessors > 0 || grid > 0 || cluster > 0; }
-  static Tuning parse(const std::string& text);  // throws std::invalid_argument
+  GPUREDUCE_API static Tuning parse(const std::string& text);  // throws std::invalid_argument
 
   Device on(Device device) const {
     if (multiprocessors) device.multiprocessors = multiprocessors;
@@ -24,13 +25,13 @@ struct Tuning {
 };
 
 // The plan of a reduction. Each thread caches the plans of its last calls.
-Plan make_plan(const Reduction& reduction, const Device& device, const Tuning& tuning = {});
+GPUREDUCE_API Plan make_plan(const Reduction& reduction, const Device& device, const Tuning& tuning = {});
 
 // The number of plans that are proposed for a reduction.
-int count_plans(const Reduction& reduction, const Device& device);
+GPUREDUCE_API int count_plans(const Reduction& reduction, const Device& device);
 
 // From now on every thread takes a timed plan for a reduction: the proposed plan with the index `candidate`, or for -1 the
 // chosen one again. Throws std::invalid_argument if there is no such plan.
-void remember_plan(const Reduction& reduction, const Device& device, int candidate);
+GPUREDUCE_API void remember_plan(const Reduction& reduction, const Device& device, int candidate);
 
 }  // namespace gpureduce

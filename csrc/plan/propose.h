@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "../api.h"
 #include "planner.h"
 
 namespace gpureduce {
@@ -29,7 +30,7 @@ struct Request {
   bool direct;            // kernels write the results; otherwise only the join rounds them
   bool streams;           // the L2 evicts the input first
 
-  Request(const Reduction& r, const Device& device, bool by_columns);
+  GPUREDUCE_API Request(const Reduction& r, const Device& device, bool by_columns);
 
   int odd_vector() const { return kGranule / size; }
 
@@ -83,7 +84,7 @@ bool fastest_dim_is_kept(const Problem& p);
 
 // The plans that all kernels propose, or the kernel that the tuning names. If a cache line holds neighbours of one output and
 // of other outputs, as with short rows and few columns, the problem is read both ways.
-std::vector<Plan> propose_all(const Reduction& r, const Device& device, const Tuning& tuning);
+GPUREDUCE_API std::vector<Plan> propose_all(const Reduction& r, const Device& device, const Tuning& tuning);
 
 // Calls each(size) for up to kTileSizes sizes of a tile, which are powers of two up to `most`. The smallest one gives at most
 // kMostTiles tiles per multiprocessor, but is never above most / 4.

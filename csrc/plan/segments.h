@@ -1,6 +1,7 @@
 // Which kernel takes segments, and how it cuts the work. Pure C++.
 #pragma once
 
+#include "../api.h"
 #include "../problem/segment.h"
 #include "gpu.h"
 #include "limits.h"
@@ -53,7 +54,7 @@ struct SegmentPlan {
   int64_t workspace_bytes;  // for the sums of parts
 };
 
-SegmentPlan plan_segments(const Segments& segments, const Device& device);
+GPUREDUCE_API SegmentPlan plan_segments(const Segments& segments, const Device& device);
 
 // True if kernels are compiled for segments of a family's dtypes.
 constexpr bool has_segments(Family f) { return f == Family::single || f == Family::half || f == Family::integer; }

@@ -8,6 +8,7 @@
 
 #include <string>
 
+#include "../api.h"
 #include "../problem/engine.h"
 #include "columns.h"
 #include "flat.h"
@@ -30,7 +31,7 @@ struct Variant {
   int8_t batches;  // how many times a thread does its loads
   int16_t loads;   // elements of a leaf, or of a thin column, in flight; more than kLoads come in turn
 
-  std::string json() const;  // for tests
+  GPUREDUCE_API std::string json() const;  // for tests
 };
 
 // The next more general walk, which also finds all elements that this one finds. The most general one is deep.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "../api.h"
 #include "../numeric/finish.h"
 #include "../numeric/variance.h"
 #include "engine.h"
@@ -63,7 +64,7 @@ struct Problem {
 
   void swap_inputs();                              // does not change the order of elements
   void number_outputs(int64_t KeptDim::* stride);  // sets the stride of each kept dim for a tensor of one element per output
-  std::string str() const;
+  GPUREDUCE_API std::string str() const;
 };
 
 // A dim of the input. `out_stride` is ignored if the dim is reduced.
@@ -75,10 +76,10 @@ struct InputDim {
 
 // Throws std::invalid_argument if more than kMaxRank dims are left after merging, or if an int64 cannot count the elements.
 // `inputs` begins its text.
-Problem make_problem(const InputDim* dims, size_t rank, const char* inputs = "sum: the input has");
+GPUREDUCE_API Problem make_problem(const InputDim* dims, size_t rank, const char* inputs = "sum: the input has");
 
 // True if neighbours in the larger input's memory belong to different outputs.
-bool has_columns(const Problem& problem);
+GPUREDUCE_API bool has_columns(const Problem& problem);
 
 // A call, as backends see it. The pointers include the storage offset.
 struct Reduction {
@@ -115,6 +116,6 @@ struct Reduction {
 };
 
 // Sets `engine` and `path` from the other fields.
-void classify(Reduction& reduction);
+GPUREDUCE_API void classify(Reduction& reduction);
 
 }  // namespace gpureduce

@@ -6,12 +6,16 @@
 
 namespace gpureduce::cpu {
 
-int thread_count() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
+namespace {
 
-std::string capability() { return at::get_cpu_capability(); }
+int count() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 
-void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*task)(const void*, int64_t, int64_t), const void* context) {
-  at::parallel_for(begin, end, grain, [&](int64_t from, int64_t to) { task(context, from, to); });
+void parallel(int64_t begin, int64_t end, int64_t grain, Part part, const void* context) {
+  at::parallel_for(begin, end, grain, [&](int64_t from, int64_t to) { part(context, from, to); });
 }
+
+[[maybe_unused]] const bool used = (use({count, at::get_cpu_capability, parallel}), true);
+
+}  // namespace
 
 }  // namespace gpureduce::cpu

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../../api.h"
 #include "../../problem/geometry.h"
 #include "../launch.h"
 
@@ -29,11 +30,11 @@ struct Many {
 };
 
 // True if there are kernels for these dtypes and this map.
-bool takes_many(DType in, DType out, Map map);
+GPUREDUCE_API bool takes_many(DType in, DType out, Map map);
 
 // Bytes of partial results.
-int64_t workspace_of(const Many& many);
+GPUREDUCE_API int64_t workspace_of(const Many& many);
 
-cudaError_t run_many(const Many& many, void* workspace);
+GPUREDUCE_API cudaError_t run_many(const Many& many, void* workspace);
 
 }  // namespace gpureduce::cuda

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "../../api.h"
 #include "../../plan/segments.h"
 #include "../launch.h"
 
@@ -18,7 +19,7 @@ struct SegmentsLaunch {
 
 // Sums all segments. If offsets do not ascend, or lie outside the dim, the kernel stops with an assertion. It reads nothing
 // outside the data.
-cudaError_t run_segments(const SegmentsLaunch& launch);
+GPUREDUCE_API cudaError_t run_segments(const SegmentsLaunch& launch);
 
 // The same for the dtypes of a family, each added in its own accumulator.
 template <Family family>
