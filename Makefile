@@ -4,6 +4,7 @@
 TORCH  ?= 2.11.0#   the torch to install in .venv and to build for: 2.11 to 2.15
 CUDA   ?= $(or $(GPUREDUCE_CUDA),$(USE_CUDA))#  0 leaves CUDA out
 TORCH_INDEX ?=#     where pip looks for torch, too: with CUDA=0, for its wheel without CUDA
+TORCHES ?= 2.11.0 2.12.0 2.13.0 2.14.0 2.15.0#  that the wheels of `make wheels` serve, and `make test-wheels` tries
 PYTHON ?= python3#  what .venv is made with
 JOBS   ?=#          so many processes share the tests; for a CPU: on a GPU, some tests want all of its memory
 ARGS   ?=#          more arguments for pytest (make test), bench/grid.py (make bench, make grid) or the ladder
@@ -16,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help build test test-docs bench grid ladder course models family ranks tune lint format wheel clean FORCE
+.PHONY: help build test test-docs bench grid ladder course models family ranks tune lint format wheel wheels test-wheels clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -33,7 +34,9 @@ help:
 	@echo 'make build   set up, and build the library in place'
 	@echo 'make lint    check the style of Python, C++ and CUDA'
 	@echo 'make format  put it in order, as far as the tools can'
-	@echo 'make wheel   put a wheel into dist/'
+	@echo 'make wheel   put a wheel for this torch into dist/'
+	@echo 'make wheels  put wheels for every torch of TORCHES into dist/: for the CPU alone and, without CUDA=0, with CUDA'
+	@echo 'make test-wheels  try them beside each of these torches, in new environments without a compiler'
 	@echo 'make clean   remove what was built; .venv stays'
 	@echo
 	@echo 'TORCH=$(TORCH) another torch (2.11.0 to 2.15.0)   CUDA=0 the CPU alone   PYTHON=$(strip $(PYTHON)) for a new .venv'
@@ -49,6 +52,7 @@ ifeq ($(origin PY),file)
 GOT     := $(VENV)/.torch-$(TORCH)$(if $(filter 0,$(GPUREDUCE_CUDA)),-cpu)
 READY   := $(GOT) $(VENV)/.toolkit-$(TORCH)-$(GPUREDUCE_CUDA)$(GPUREDUCE_TOOLKIT)
 LINTERS := $(VENV)/.lint
+WHEELS  := $(VENV)/.wheels
 BIN     := $(VENV)/bin/
 endif
 
@@ -77,6 +81,10 @@ $(VENV)/.lint: $(VENV)/.python pyproject.toml
 	@$(PY) -m pip install --quiet --group lint
 	@touch $@
 
+$(VENV)/.wheels: $(VENV)/.python pyproject.toml
+	@$(PY) -m pip install --quiet --group wheels
+	@touch $@
+
 # --- build ----------------------------------------------------------------------------------------------------------------
 # _build.json is written last, with the time at which the build began: what is edited meanwhile is newer. The settings count as
 # a source; folders do, for removed files.
@@ -88,7 +96,7 @@ build/settings: FORCE
 
 torch_reduce/_build.json: $(READY) build/settings setup.py $(shell find csrc tools/clang) torch_reduce/ladder/_lessons.py tools/toolkit.py
 	@command -v $${CXX:-c++} > /dev/null || { echo 'No C++ compiler: on Debian and Ubuntu, run `apt install g++`.'; exit 1; }
-	@echo '==> building torch_reduce/libtorch_reduce.so and _entry.so'
+	@echo '==> building the libraries in torch_reduce/'
 	@$(PY) setup.py --quiet build_ext --inplace
 
 build: torch_reduce/_build.json
@@ -155,6 +163,13 @@ format: $(LINTERS)
 wheel: build
 	@rm -rf build/lib.* build/bdist.*
 	$(PY) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+wheels: $(READY) $(WHEELS)
+	$(PY) tools/wheels.py build --cpu $(TORCHES)
+	$(if $(filter 0,$(GPUREDUCE_CUDA)),,$(PY) tools/wheels.py build $(TORCHES))
+
+test-wheels: $(VENV)/.python
+	$(PY) tools/wheels.py try $(wildcard dist/*-abi3-manylinux*.whl) $(TORCHES) $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info torch_reduce/*.so torch_reduce/_build.json
