@@ -17,6 +17,7 @@
 #include "../numeric/exact.h"
 #include "table.h"
 #include "weighted.h"
+#include "workspace.h"
 
 namespace gpureduce::exact {
 
@@ -84,13 +85,9 @@ ExactSum make_sum(const Given& given, const DimMask& reduce, const Tensor& out, 
 void run(const ExactSum& sum, at::Device device) {
 #ifdef GPUREDUCE_WITH_CUDA
   if (device.is_cuda()) {
-    const c10::cuda::CUDAGuard guard(device);
     const Device& facts = cuda::facts(device);
-    const int64_t bytes = cuda::exact_workspace(sum, facts);
-    const Tensor workspace = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
-    const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
-    C10_CUDA_CHECK(cuda::run_exact(sum, workspace.mutable_data_ptr(), facts, stream));
-    return;
+    const auto launch = [&](void* workspace, cudaStream_t stream) { return cuda::run_exact(sum, workspace, facts, stream); };
+    return cuda::with_workspace(device, cuda::exact_workspace(sum, facts), launch);
   }
 #endif
   cpu::run_exact(sum);

@@ -4,14 +4,11 @@
 #include <ATen/ATen.h>
 
 #ifdef GPUREDUCE_WITH_CUDA
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-
 #include "../cuda/exact_segment.h"
 #endif
 
 #include "segment.h"
+#include "workspace.h"
 
 namespace gpureduce {
 
@@ -20,13 +17,11 @@ namespace {
 void run(const Segments& segments, at::Device device) {
 #ifdef GPUREDUCE_WITH_CUDA
   if (device.is_cuda()) {
-    const c10::cuda::CUDAGuard guard(device);
     const Device& facts = cuda::facts(device);
     const int64_t bytes = cuda::exact_segments_workspace(segments, facts);
-    const at::Tensor workspace = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
-    const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
-    C10_CUDA_CHECK(cuda::run_exact_segments(segments, workspace.mutable_data_ptr(), facts, stream));
-    return;
+    return cuda::with_workspace(device, bytes, [&](void* workspace, cudaStream_t stream) {
+      return cuda::run_exact_segments(segments, workspace, facts, stream);
+    });
   }
 #endif
   cpu::run_exact_segments(segments);

@@ -7,6 +7,7 @@
 #include "gradient.h"
 #include "results.h"
 #include "rows.h"
+#include "workspace.h"
 
 #ifdef GPUREDUCE_WITH_CUDA
 #include <ATen/cuda/CUDAContext.h>
@@ -99,13 +100,11 @@ void run(const RowsCall* input, const RowWeightsCall& weights, const Tensor& lik
   if (weights.call.length == 0 || weights.call.rows == 0) return;
 #ifdef GPUREDUCE_WITH_CUDA
   if (like.is_cuda()) {
-    const c10::cuda::CUDAGuard guard(like.device());
-    const Device& device = cuda::facts(like.device());
-    const int64_t bytes = cuda::workspace_of(input, weights, device);
-    const Tensor workspace = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(like.device()));
-    const auto stream = c10::cuda::getCurrentCUDAStream(like.device().index());
-    C10_CUDA_CHECK(cuda::run_rows(input, weights, workspace.data_ptr(), device, stream));
-    return;
+    const Device& facts = cuda::facts(like.device());
+    const int64_t bytes = cuda::workspace_of(input, weights, facts);
+    return cuda::with_workspace(like.device(), bytes, [&](void* workspace, cudaStream_t stream) {
+      return cuda::run_rows(input, weights, workspace, facts, stream);
+    });
   }
 #endif
   if (input) cpu::run(*input);

@@ -3,16 +3,10 @@
 #include "segment.h"
 
 #include <ATen/ATen.h>
-#include <ATen/EmptyTensor.h>
 #include <ATen/OpMathType.h>
 #include <ATen/WrapDimUtils.h>
 
 #ifdef GPUREDUCE_WITH_CUDA
-#include <ATen/cuda/CUDAContext.h>
-#include <ATen/cuda/EmptyTensor.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-
 #include "../cuda/schedule/segment.h"
 #endif
 
@@ -21,6 +15,7 @@
 #include "gradient.h"
 #include "numbered.h"
 #include "plumbing.h"
+#include "workspace.h"
 
 namespace gpureduce {
 
@@ -117,12 +112,11 @@ at::Tensor checked_ends(const char* name, const at::Tensor& data, const at::Tens
 void run_segments(const Segments& segments, at::Device device) {
 #ifdef GPUREDUCE_WITH_CUDA
   if (!device.is_cuda()) return cpu::run(segments);
-  const c10::cuda::CUDAGuard guard(device);
   const Device& facts = cuda::facts(device);
   const cuda::SegmentPlan plan = cuda::plan_segments(segments, facts);
-  const at::Tensor workspace(at::detail::empty_cuda({plan.workspace_bytes}, at::kByte, device, std::nullopt));
-  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device.index());
-  C10_CUDA_CHECK(cuda::run_segments({segments, plan, facts, workspace.mutable_data_ptr(), {stream, facts.early}}));
+  cuda::with_workspace(device, plan.workspace_bytes, [&](void* workspace, cudaStream_t stream) {
+    return cuda::run_segments({segments, plan, facts, workspace, {stream, facts.early}});
+  });
 #else
   cpu::run(segments);
 #endif
