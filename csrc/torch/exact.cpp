@@ -109,21 +109,12 @@ void sum_reals(const Given& given, const DimMask& reduce, bool keepdim, const Te
 
 // The same for real and complex elements and results.
 void sum_numbers(const Tensor& self, const DimMask& reduce, bool keepdim, const Tensor& out, Finish finish, bool nan_is_zero) {
-  const auto sum = [&](const Tensor& x, const Tensor& to) { sum_reals({x, {}, nan_is_zero}, reduce, keepdim, to, finish); };
-  if (!out.is_complex()) {
-    if (self.is_complex()) {
-      TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
-    }
-    return sum(self.is_complex() ? at::real(self) : self, out);
-  }
-  if (self.is_complex() && !self.is_conj() && !self.is_neg()) {  // reads the input once
-    DimMask parts = reduce;
-    parts.push_back(false);
-    return sum_reals(at::view_as_real(self), parts, keepdim, at::view_as_real(out), finish);
-  }
-  sum(self.is_complex() ? at::real(self) : self, at::real(out));
-  if (self.is_complex()) sum(at::imag(self), at::imag(out));
-  else at::imag(out).zero_();
+  warn_if_imaginary_is_lost(self.scalar_type(), out.scalar_type());
+  by_parts(self, out, [&](const Tensor& x, const Tensor& to) {
+    DimMask dims = reduce;
+    dims.resize(x.dim(), false);  // the parts are kept
+    sum_reals({x, {}, nan_is_zero}, dims, keepdim, to, finish);
+  });
 }
 
 // Writes the sums of squared magnitudes, or their roots. A complex number's are those of both parts.

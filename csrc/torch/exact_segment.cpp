@@ -35,15 +35,10 @@ void add_segments_exactly(const at::Tensor& data, const at::Tensor& ends, int64_
     out.zero_();
     return;
   }
-  const auto add = [&](const at::Tensor& given, const at::Tensor& to) {
+  by_parts(data, out, [&](const at::Tensor& given, const at::Tensor& to) {
     const at::Tensor x = given.is_floating_point() ? given : given.resolve_neg();  // a negated integer wraps
     run(make_segments(Operation::sum, x, ends, dim, to), x.device());
-  };
-  if (!out.is_complex()) return add(data.is_complex() ? at::real(data) : data, out);
-  if (data.is_complex() && !data.is_conj() && !data.is_neg()) return add(at::view_as_real(data), at::view_as_real(out));
-  add(data.is_complex() ? at::real(data) : data, at::real(out));
-  if (data.is_complex()) add(at::imag(data), at::imag(out));
-  else at::imag(out).zero_();
+  });
 }
 
 }  // namespace gpureduce

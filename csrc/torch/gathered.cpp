@@ -120,8 +120,7 @@ struct GatherReduction {
   static void compute(const Call<int64_t>& call, const Tensor& data, const Tensor& given_rows, const OptionalTensor& offsets,
                       const OptionalTensor& weight, const OptionalTensor& edges, const OptionalTensor&, const OptionalTensor&,
                       const OptionalTensor&, int64_t, OptionalDtype, const Tensor& out, const Tuning&) {
-    if (data.is_complex() && !at::isComplexType(call.dtype) && call.dtype != at::kBool)
-      TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
+    warn_if_imaginary_is_lost(data.scalar_type(), call.dtype);
     const Tensor rows = plain(given_rows), ends = offsets ? plain(*offsets) : Tensor();
     Tensor weights;
     Segments s = segments(call, data, out, rows, ends);

@@ -165,13 +165,6 @@ void fill_with_identity(Operation op, const at::Tensor& out) {
   else out.fill_(nan);
 }
 
-// Warns once per process, as torch does.
-void warn_if_imaginary_is_lost(at::ScalarType input, at::ScalarType result) {
-  if (at::isComplexType(input) && !at::isComplexType(result) && result != at::kBool) {
-    TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
-  }
-}
-
 // A new operation may have a map that kernels do not support for every accumulator.
 void check_kernel(Operation op, const Reduction& r, bool found) {
   const char* const name = name_of(op);

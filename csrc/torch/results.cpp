@@ -6,6 +6,12 @@
 
 namespace gpureduce {
 
+void warn_if_imaginary_is_lost(at::ScalarType input, at::ScalarType result) {
+  if (at::isComplexType(input) && !at::isComplexType(result) && result != at::kBool) {
+    TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
+  }
+}
+
 void check_out_dtype(const at::Tensor& out, at::ScalarType dtype) {
   TORCH_CHECK(out.scalar_type() == dtype, "Expected out tensor to have dtype ", dtype, ", but got ", out.scalar_type(),
               " instead");

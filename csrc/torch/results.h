@@ -1,6 +1,10 @@
 // The memory of arguments and results, and torch's checks of `out` before it is written.
 #pragma once
 
+#include <ATen/ops/imag.h>
+#include <ATen/ops/real.h>
+#include <ATen/ops/view_as_real.h>
+
 #include "backend.h"
 
 namespace gpureduce {
@@ -20,6 +24,21 @@ at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tenso
 
 // A tensor as kernels read one without strides: contiguous, and no lazy view.
 inline at::Tensor plain(const at::Tensor& x) { return x.resolve_conj().resolve_neg().contiguous(); }
+
+// Makes a real or complex `out` of a real or complex `x` with f(input, output), which takes real tensors: once for each part;
+// or once for both, which then lie in a last dim. The imaginary part for a real `x` is 0.
+template <class F>
+void by_parts(const at::Tensor& x, const at::Tensor& out, F f) {
+  const at::Tensor real = x.is_complex() ? at::real(x) : x;
+  if (!out.is_complex()) return f(real, out);
+  if (x.is_complex() && !x.is_conj() && !x.is_neg()) return f(at::view_as_real(x), at::view_as_real(out));  // reads x once
+  f(real, at::real(out));
+  if (x.is_complex()) f(at::imag(x), at::imag(out));
+  else at::imag(out).zero_();
+}
+
+// Warns once per process, as torch does, if the result of complex elements is real. To bool nothing is lost.
+void warn_if_imaginary_is_lost(at::ScalarType input, at::ScalarType result);
 
 // Raise torch's errors unless `out` has this dtype, is strided, and is on this device.
 void check_out_dtype(const at::Tensor& out, at::ScalarType dtype);

@@ -236,9 +236,7 @@ struct SegmentReduction {
 
   static void compute(const Call<int64_t>& call, const at::Tensor& data, const at::Tensor& offsets, int64_t, OptionalDtype,
                       const at::Tensor& out, const Tuning&) {
-    if (at::isComplexType(data.scalar_type()) && !at::isComplexType(call.dtype) && call.dtype != at::kBool) {
-      TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
-    }
+    warn_if_imaginary_is_lost(data.scalar_type(), call.dtype);
     const at::Tensor ends = checked_ends(kTitle<op, exact>, data, offsets, call.dim, /*warns=*/true);
     if (exact && !at::isIntegralType(call.dtype, /*includeBool=*/true)) add_segments_exactly(data, ends, call.dim, out);
     else run(op, data, ends, call.dim, out);
