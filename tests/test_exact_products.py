@@ -378,18 +378,26 @@ def test_states_of_one_size(device):
 
 
 def test_roots_of_any_state(device):
-    """The root of a sum of elements; of one below 0 it is NaN, and of -0 it is -0."""
-    for name in ("float32", "float64"):
+    """The root of a sum of elements, or of products; of one below 0 it is NaN, and of -0 it is -0."""
+    for name, weight in (("float32", None), ("float64", None), ("float32", "float32"), ("float64", "float64")):
         for values, wanted in (
             ([1.0, 3.0], 2.0),
             ([2.0, -2.0], 0.0),
             ([-1.0], math.nan),
+            ([2.0**-126, -(2.0**100)], math.nan),
             ([-0.0], -0.0),
             ([math.inf], math.inf),
+            ([math.inf, -1.0], math.inf),  # whatever the digits say
+            ([-math.inf], math.nan),
+            ([-math.inf, 1.0], math.nan),
+            ([math.inf, -math.inf], math.nan),
         ):
-            state = torch_reduce.exact.partial(torch.tensor(values, dtype=dtype_of(name), device=device))
-            found = torch_reduce.exact.round(state, torch.float32, root=True)
-            assert_same_bits(found.cpu(), torch.tensor(wanted), f"{name} {values}")
+            x = torch.tensor(values, dtype=dtype_of(name), device=device)
+            one = None if weight is None else torch.ones((), dtype=dtype_of(weight), device=device)
+            state = torch_reduce.exact.partial(x[:, None], 1, weight=one).sum(0)  # of a state per element
+            for to in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+                for found in (torch_reduce.exact.round(state, to, root=True), OPS._exact_round(state, to, 1, True)):
+                    assert_same_bits(found.cpu(), torch.tensor(wanted, dtype=to), f"{name} {weight} {values} {to}")
 
 
 def test_state_shapes(device):

@@ -117,7 +117,7 @@ def round(state: Tensor, dtype: torch.dtype | None = None, count: int | None = N
 
     Returns:
         A tensor of ``state``'s shape without the last dimension. What is too large for ``dtype`` is infinity, or NaN in
-        float8_e4m3fn, which has none. There is no gradient.
+        float8_e4m3fn, which has none. The root of a sum below 0 is NaN. There is no gradient.
 
     Raises:
         TypeError: an argument of another type.
@@ -149,17 +149,7 @@ def round(state: Tensor, dtype: torch.dtype | None = None, count: int | None = N
     if isinstance(count, int) and count >= 1 << 63:
         raise ValueError(f"exact.round(): count must be below 2**63, but is {count}")
     _arguments.boolean("exact.round", "root", root)
-    if root and count == 1:
-        state = _with_roots(state)
     return _call("round", state, dtype, count, root)
 
 
-def _with_roots(state: Tensor) -> Tensor:
-    """The states, but NaN for sums below 0. Operators take roots of magnitudes, and keep the sign."""
-    below = _call("round", state, torch.float64, 1, True) < 0
-    infinities = torch.where(below, _NAN, state[..., -2])
-    return torch.cat([state[..., :-2], infinities[..., None], state[..., -1:]], -1)
-
-
 _NARROW = 12  # numbers of a state of elements that are not of float64
-_NAN = 1 | 1 << 32  # the last number but one: an infinity of each sign

@@ -95,7 +95,8 @@ void finish(FixedPoint<Range>& number, const Form& form, int64_t offset) {
     number.carry();
     return exact::write_state(static_cast<int64_t*>(form.output) + offset * exact::kStateSize<Range>, number);
   }
-  finish(exact::leading(number, form.divisor, form.root), number.seen, form, offset);
+  const exact::Leading result = exact::leading(number, form.divisor, form.root);
+  finish(result, number.seen, form, offset);
 }
 
 // --- elements -------------------------------------------------------------------------------------------------------------

@@ -267,11 +267,16 @@ GPUREDUCE_HOST_DEVICE Leading root(Magnitude x) {
   return {bits, x.exponent / 2, x.more || less, x.negative};
 }
 
-// The leading bits of a sum's result: its root, or its quotient.
+// The leading bits of a sum's result: its root, or its quotient. The root of a sum below 0 is NaN, which `seen` then says.
+GPUREDUCE_HOST_DEVICE Leading leading(const Magnitude& x, uint64_t divisor, bool takes_root, uint32_t& seen) {
+  if (!takes_root) return quotient(x, divisor);
+  const bool finite = (seen & kNaN) == 0;
+  if (finite ? x.negative && x.high != 0 : (seen & kNaN) == kMinusInfinity) seen |= kNaN;
+  return root(x);
+}
 template <class Range>
 GPUREDUCE_HOST_DEVICE Leading leading(FixedPoint<Range>& sum, uint64_t divisor, bool takes_root) {
-  const Magnitude x = magnitude_of(sum);
-  return takes_root ? root(x) : quotient(x, divisor);
+  return leading(magnitude_of(sum), divisor, takes_root, sum.seen);
 }
 
 // A floating format: its bytes, the digits of its mantissa, the exponent of its smallest number, and the bits of infinity and

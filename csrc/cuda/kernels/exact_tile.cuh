@@ -291,7 +291,8 @@ __device__ __noinline__ void store_exact(exact::FixedPoint<Range>& sum, const Ex
     sum.carry();
     exact::write_state(static_cast<int64_t*>(result.output) + index * exact::kStateSize<Range>, sum);
   } else {
-    store_rounded(result, index, exact::leading(sum, result.divisor, result.root), sum.seen);
+    const exact::Leading x = exact::leading(sum, result.divisor, result.root);
+    store_rounded(result, index, x, sum.seen);
   }
 }
 
