@@ -37,13 +37,6 @@ int64_t part_of(int64_t length, int64_t wanted, int64_t least) {
   return std::max(ceil_div(length, std::max<int64_t>(wanted, 1)), std::min(least, length));
 }
 
-int shift_of(uint64_t divisor) { return divisor & (divisor - 1) ? -1 : log2_up(divisor); }
-
-// True if only exact_round() makes this result.
-bool is_rounded_last(const ExactSum& sum) {
-  return !sum.states && (sum.root || (shift_of(sum.divisor) < 0 && sum.divisor >> 32));
-}
-
 // True if the strides of all dims, or of all but the last, are multiples of `elements`.
 template <class List>
 bool are_multiples(const List& dims, int64_t elements, bool but_last) {
@@ -72,7 +65,7 @@ ExactPlan rows_plan(const ExactSum& sum, const Device& device) {
     const int log_vectors = log2_up(ceil_div(length, vector));
     plan.runs.log_lanes = static_cast<int8_t>(log_vectors <= 6 ? std::min(log_vectors, 3) : log_vectors - 3);
     plan.runs.log_steps = static_cast<int8_t>(log_vectors - plan.runs.log_lanes);
-    if (p.length == length && !is_rounded_last(sum)) {
+    if (p.length == length) {
       plan.kernel = Kernel::short_rows;
       plan.runs.count = p.outputs;
       return plan;
@@ -172,74 +165,36 @@ cudaError_t join_parts(int64_t parts, const ExactResult& result, const Dims& kep
                       args);
 }
 
-cudaError_t round(ExactRange range, const int64_t* states, const ExactResult& result, const Nest<kMaxRank>& kept, Queue queue) {
-  return with_range(range, [&](auto r) {
-    return start_kernel(queue, line(ceil_div(result.outputs, kAnyThreads)), kAnyThreads, 0, exact_round<decltype(r)>,
-                        ExactRound{states, result, kept});
-  });
-}
-
-// The outputs one after the other.
-template <int kRank>
-Nest<kRank> line_of(int64_t outputs) {
-  Nest<kRank> nest;
-  nest.narrow = outputs < int64_t{1} << 31;
-  nest.add(outputs, 0, 1);
-  return nest;
-}
-
-ExactResult result_of(void* output, DType dtype, bool states, uint64_t divisor, bool root, int64_t outputs) {
-  return {output, nullptr, outputs, divisor, static_cast<int8_t>(shift_of(divisor)), dtype, states, root};
-}
-
-// What a call puts into its workspace: the parts' sums, then states, if the kernel that joins them cannot make the results.
-struct Workspace {
-  int64_t partials, states;  // int64s
-
-  Workspace(const ExactSum& sum, const ExactPlan& plan) {
-    const bool last = is_rounded_last(sum), joined = plan.parts > 1 || (plan.kernel != Kernel::any && last);
-    const int64_t words = words_of(sum.range());
-    partials = joined ? sum.problem.outputs * plan.parts * words : 0;
-    states = joined && last ? sum.problem.outputs * (words + 1) : 0;
-  }
-};
-
 }  // namespace
 
 int64_t exact_workspace(const ExactSum& given, const Device& device) {
   const ExactSum sum = given.ordered();
-  const Workspace workspace(sum, plan_of(sum, device));
-  return (workspace.partials + workspace.states) * static_cast<int64_t>(sizeof(int64_t));
+  const int64_t parts = plan_of(sum, device).parts;
+  return parts > 1 ? sum.problem.outputs * parts * words_of(sum.range()) * static_cast<int64_t>(sizeof(int64_t)) : 0;
 }
 
 cudaError_t run_exact(const ExactSum& given, void* workspace, const Device& device, cudaStream_t stream) {
   const ExactSum sum = given.ordered();
   const Problem& p = sum.problem;
   const ExactPlan plan = plan_of(sum, device);
-  const Workspace room(sum, plan);
   const Queue queue{stream, device.early};
   const bool streams = p.outputs * p.length * info(sum.in).size > device.l2_bytes / 4;
-  const ExactResult final = result_of(sum.output, sum.out, sum.states, sum.divisor, sum.root, p.outputs);
-  ExactResult result = final;
-  if (room.partials > 0) result.partials = static_cast<int64_t*>(workspace);
+  const ExactResult result{
+      sum.output, plan.parts > 1 ? static_cast<int64_t*>(workspace) : nullptr, p.outputs, sum.divisor, sum.out, sum.states,
+      sum.root};
   if (cudaError_t error = start(sum, plan, result, streams, queue)) return error;
-  if (room.partials == 0) return cudaSuccess;
-  int64_t* const states = result.partials + room.partials;
-  Dims kept = line_of<kFastRank>(p.outputs);
-  if (room.states > 0) {
-    result = result_of(states, sum.out, true, 1, false, p.outputs);
-    result.partials = static_cast<int64_t*>(workspace);
-  } else {
-    kept = kept_nest<kFastRank>(p);
-  }
-  const auto join = [&](auto range) { return join_parts<decltype(range)>(plan.parts, result, kept, queue.next()); };
-  if (cudaError_t error = with_range(sum.range(), join)) return error;
-  return room.states > 0 ? round(sum.range(), states, final, kept_nest<kMaxRank>(p), queue.next()) : cudaSuccess;
+  if (plan.parts == 1) return cudaSuccess;
+  return with_range(sum.range(), [&](auto range) {
+    return join_parts<decltype(range)>(plan.parts, result, kept_nest<kFastRank>(p), queue.next());
+  });
 }
 
 cudaError_t round_exact(const ExactRounding& r, cudaStream_t stream) {
-  return round(r.range, r.states, result_of(r.output, r.out, false, r.divisor, r.root, r.count), line_of<kMaxRank>(r.count),
-               {stream, false});
+  const ExactRound args{r.states, {r.output, nullptr, r.count, r.divisor, r.out, false, r.root}};
+  return with_range(r.range, [&](auto range) {
+    return start_kernel(Queue{stream, false}, line(ceil_div(r.count, kAnyThreads)), kAnyThreads, 0,
+                        exact_round<decltype(range)>, args);
+  });
 }
 
 }  // namespace gpureduce::cuda

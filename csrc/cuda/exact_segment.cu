@@ -96,7 +96,7 @@ int64_t exact_segments_workspace(const Segments& s, const Device& device) {
 cudaError_t run_exact_segments(const Segments& s, void* workspace, const Device& device, cudaStream_t stream) {
   const Reduction& r = s.reduction;
   const ExactSegmentPlan plan = plan_of(s, device);
-  const ExactResult result{r.output, nullptr, r.problem.outputs, 1, 0, r.out, false};
+  const ExactResult result{r.output, nullptr, r.problem.outputs, 1, r.out, false, false};
   int64_t* const slots = plan.slots > 0 ? static_cast<int64_t*>(workspace) : nullptr;
   Queue queue{stream, device.early};
   const auto start_slots = [&](bool rounds) {

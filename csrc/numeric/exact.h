@@ -161,9 +161,10 @@ struct Magnitude {
   int exponent;
   bool more, negative;
 
-  // Moves the first bit that is 1 to the top, if there is one. Returns by how much.
-  GPUREDUCE_HOST_DEVICE int normalize() {
-    if ((high | low) == 0) return 0;
+  // Moves the first bit that is 1 to the top, if there is one, and bits of `next` to the end: the 32 bits below `low`, which
+  // are 0 unless one of the first 32 bits is 1.
+  GPUREDUCE_HOST_DEVICE void normalize(uint32_t next = 0) {
+    if ((high | low) == 0) return;
     int moved = 0;
     if (high == 0) {
       high = low;
@@ -172,9 +173,10 @@ struct Magnitude {
     }
     const int zeros = leading_zeros(high);
     if (zeros > 0) high = high << zeros | low >> (64 - zeros);
-    low <<= zeros;
+    const uint64_t after = uint64_t{next} << zeros;
+    low = low << zeros | after >> 32;
+    more |= static_cast<uint32_t>(after) != 0;
     exponent -= moved + zeros;
-    return moved + zeros;
   }
 };
 
@@ -200,9 +202,7 @@ GPUREDUCE_HOST_DEVICE Magnitude magnitude_of(FixedPoint<Range>& sum) {
   result.high = word(last) << 32 | word(last - 1);
   result.low = word(last - 2) << 32 | word(last - 3);
   result.exponent = Range::kLowest + 32 * (last - 3);
-  const uint64_t next = word(last - 4) << result.normalize();
-  result.low |= next >> 32;
-  result.more = (next & 0xffffffffu) != 0;
+  result.normalize(static_cast<uint32_t>(word(last - 4)));
   GPUREDUCE_DIGITS
   for (int i = last - 5; i >= 0; --i) result.more |= sum.digits[i] != 0;
   return result;
@@ -215,11 +215,14 @@ struct Leading {
   bool more, negative;
 };
 
-// Divides a normalized magnitude, by long division. If `more`, its leading 96 bits are known, or 128 for divisors from 2^32 on.
-// So a quotient has at least 64 bits.
+// Divides a normalized magnitude, by long division. Its 128 bits and 64 of the divisor give a quotient of at least 64 bits.
 GPUREDUCE_HOST_DEVICE Leading quotient(const Magnitude& x, uint64_t divisor) {
   Leading result{x.high, x.exponent + 64, x.more || x.low != 0, x.negative};
-  if (divisor == 1 || x.high == 0) return result;
+  if (x.high == 0) return result;
+  if ((divisor & (divisor - 1)) == 0) {  // a power of two
+    result.exponent -= 63 - leading_zeros(divisor);
+    return result;
+  }
   if (divisor >> 32 == 0) {  // by digits of 32 bits
     const uint64_t first = x.high / divisor;
     const uint64_t rest = (x.high - first * divisor) << 32 | x.low >> 32, second = rest / divisor;
@@ -245,7 +248,7 @@ GPUREDUCE_HOST_DEVICE Leading quotient(const Magnitude& x, uint64_t divisor) {
   return {q.high, q.exponent + 64, q.more || q.low != 0 || rest != 0, q.negative};
 }
 
-// The square root of a normalized magnitude of 128 known bits. The root of an integer of 127 or 128 bits has 64 bits.
+// The square root of a normalized magnitude. The root of an integer of 127 or 128 bits has 64 bits.
 GPUREDUCE_HOST_DEVICE Leading root(Magnitude x) {
   if (x.high == 0) return {0, 0, false, x.negative};
   if (x.exponent % 2 != 0) {

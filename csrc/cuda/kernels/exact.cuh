@@ -275,7 +275,7 @@ __device__ __forceinline__ void store_integer(const ExactResult& result, int64_t
     x.high = static_cast<uint64_t>(magnitude >> 64);
     x.low = static_cast<uint64_t>(magnitude);
   }
-  store_magnitude(result, index, x, seen);
+  store_magnitude(result, index, x, 0, seen);
 }
 
 // A warp takes a tile of whole rows, in one window. If there is none, each row goes through the digits of its threads.
@@ -756,11 +756,10 @@ __global__ void __launch_bounds__(kJoinSlots<Range>* kExactWords<Range>) exact_j
   }
 }
 
-// Rounds states that lie one after the other: one state per thread. `kept`: the places of the results.
+// Rounds states that lie one after the other, as the results do: one state per thread.
 struct ExactRound {
   const int64_t* states;
   ExactResult result;
-  Nest<kMaxRank> kept;
 };
 template <class Range>
 __global__ void __launch_bounds__(kAnyThreads) exact_round(const __grid_constant__ ExactRound a) {
@@ -771,7 +770,7 @@ __global__ void __launch_bounds__(kAnyThreads) exact_round(const __grid_constant
   exact::FixedPoint<Range> sum;
   sum.clear();
   exact::add_state(sum, a.states + i * exact::kStateSize<Range>);
-  store_exact(sum, a.result, a.kept.at(i).out);
+  store_exact(sum, a.result, i);
 }
 
 }  // namespace gpureduce::cuda

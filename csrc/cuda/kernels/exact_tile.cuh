@@ -243,10 +243,9 @@ struct ExactResult {
   int64_t* partials;  // null: none, and results are written
   int64_t outputs;
   uint64_t divisor;
-  int8_t shift;  // the divisor is 1 << shift, or shift is -1
   DType dtype;
   bool states;
-  bool root;  // the square root is the result; only store_exact() takes it
+  bool root;  // the square root is the result
 };
 template <class Range>
 constexpr int kExactWords = Range::kDigits + 1;
@@ -276,15 +275,15 @@ __device__ __forceinline__ void store_rounded(const ExactResult& result, int64_t
   }
 }
 
-// Divides, by less than 2^32 or by a power of two, rounds and stores. At least 96 of the magnitude's bits are known.
-inline __device__ __noinline__ void store_magnitude(const ExactResult& result, int64_t index, exact::Magnitude x,
+// Divides or takes the root, rounds and stores. `next`: as normalize() takes it.
+inline __device__ __noinline__ void store_magnitude(const ExactResult& result, int64_t index, exact::Magnitude x, uint32_t next,
                                                     uint32_t seen) {
-  x.normalize();
-  if (result.shift >= 0) x.exponent -= result.shift;
-  store_rounded(result, index, exact::quotient(x, result.shift >= 0 ? 1 : result.divisor), seen);
+  x.normalize(next);
+  const exact::Leading leading = exact::leading(x, result.divisor, result.root, seen);
+  store_rounded(result, index, leading, seen);
 }
 
-// Writes a result or a state of a thread's number, whatever the divisor. Roots, too.
+// Writes a result or a state of a thread's number.
 template <class Range>
 __device__ __noinline__ void store_exact(exact::FixedPoint<Range>& sum, const ExactResult& result, int64_t index) {
   if (result.states) {
@@ -389,7 +388,7 @@ struct WarpNumber {
     return index < 0 ? 0 : digit;
   }
 
-  // Writes a result or a state. The divisor is below 2^32 or a power of two.
+  // Writes a result or a state.
   __device__ __forceinline__ void store(const ExactResult& result, int64_t index, uint32_t seen, int lane) {
     // Negative numbers have a negative leading digit, nearly always; if not, the carries tell.
     bool negative = at(leading()) < 0;
@@ -421,11 +420,12 @@ struct WarpNumber {
     const int last = leading();
     const auto word = [&](int i) { return static_cast<uint64_t>(at(last - i)); };
     const uint64_t high = word(0) << 32 | word(1), low = word(2) << 32 | word(3);
+    const auto next = static_cast<uint32_t>(word(4));
     bool more = false;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) more |= digits[i] != 0 && lane + i * kWarp < last - 3;
+    for (int i = 0; i < kEach; ++i) more |= digits[i] != 0 && lane + i * kWarp < last - 4;
     more = __any_sync(~0u, more);
-    if (lane == 0) store_magnitude(result, index, {high, low, Range::kLowest + 32 * (last - 3), more, negative}, seen);
+    if (lane == 0) store_magnitude(result, index, {high, low, Range::kLowest + 32 * (last - 3), more, negative}, next, seen);
   }
 };
 
