@@ -186,9 +186,7 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>) exact_rows(co
       }
       if (!more || left == 0 || next.base != window.base) {  // flushes
         if (window.top >= 0) {
-          number.add_lanes(sum.low, window.bit(), lane);
-          if constexpr (sizeof(T) == 8)
-            number.add_lanes(sum.high, window.bit() + ExactFormat<T>::low_bits(kLogExactAdds), lane);
+          window.split(sum, kLogExactAdds, [&](int64_t n, int bit) { number.add_lanes(n, bit, lane); });
           sum = {};
         }
         if (used)
@@ -278,6 +276,19 @@ __device__ __forceinline__ void store_integer(const ExactResult& result, int64_t
   store_magnitude(result, index, x, 0, seen);
 }
 
+// Stores a sum in a window.
+template <class T>
+__device__ __forceinline__ void store_sum(const ExactResult& result, int64_t index, const WindowSum<T>& sum,
+                                          const Window<T>& window, int log_adds, uint32_t seen) {
+  using Range = typename ExactFormat<T>::Range;
+  if constexpr (sizeof(T) == 8) {
+    const auto high = static_cast<__int128>(sum.high) * (int64_t{1} << ExactFormat<T>::low_bits(log_adds));
+    store_integer<Range>(result, index, high + sum.low, window.bit(), seen);
+  } else {
+    store_integer<Range>(result, index, sum.low, window.bit(), seen);
+  }
+}
+
 // A warp takes a tile of whole rows, in one window. If there is none, each row goes through the digits of its threads.
 template <class Source, class T = typename Source::Type>
 __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>)
@@ -321,12 +332,7 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>)
       }
     }
     constexpr int kShared = 8;  // sums of a row that are joined through shared memory
-    for (int step = lanes / 2; step >= kShared; step /= 2) {
-      WindowSum<T> more;
-      more.low = __shfl_xor_sync(~0u, sums[0].low, step);
-      if constexpr (sizeof(T) == 8) more.high = __shfl_xor_sync(~0u, sums[0].high, step);
-      sums[0] += more;
-    }
+    for (int step = lanes / 2; step >= kShared; step /= 2) add_other_lane(sums[0], step);
     WindowSum<T>* const slot = reinterpret_cast<WindowSum<T>*>(memory[warp]);
 #pragma unroll
     for (int k = 0; k < K; ++k)
@@ -337,20 +343,13 @@ __global__ void __launch_bounds__(kRowThreads<T>, kRowResident<T>)
       WindowSum<T> sum;
       for (int s = 0; s < count; ++s) sum += slot[i * lanes + ((s + i / 2) & (count - 1))];  // turned: threads read other banks
       const auto place = place_of(a.kept, first + i);
-      bool zero = sum.low == 0;
-      if constexpr (sizeof(T) == 8) zero &= sum.high == 0;
       uint32_t seen = exact::kOther;
-      if (zero) {  // -0 if all elements are
+      if (sum.zero()) {  // -0 if all elements are
         seen = exact::kMinusZero;
         for (int e = 0; e < static_cast<int>(a.runs.length) && seen == exact::kMinusZero; ++e)
           if (nothing.differs(a.input.elements(a.input.template load<1>(a.input.along(place.in, e))))) seen = exact::kOther;
       }
-      if constexpr (sizeof(T) == 8) {
-        const auto high = static_cast<__int128>(sum.high) * (int64_t{1} << ExactFormat<T>::low_bits(a.log_adds));
-        store_integer<Range>(a.result, place.out, high + sum.low, window.bit(), seen);
-      } else {
-        store_integer<Range>(a.result, place.out, sum.low, window.bit(), seen);
-      }
+      store_sum(a.result, place.out, sum, window, a.log_adds, seen);
     }
     return;
   }
@@ -535,8 +534,7 @@ __global__ void __launch_bounds__(kColumnThreads<T>, kColumnResident<T>)
       if (window.top >= 0) {
 #pragma unroll
         for (int c = 0; c < V; ++c) {
-          digits_of(c).add(sums[c].low, window.bit());
-          if constexpr (sizeof(T) == 8) digits_of(c).add(sums[c].high, window.bit() + ExactFormat<T>::low_bits(kLogExactAdds));
+          window.split(sums[c], kLogExactAdds, [&](int64_t n, int bit) { digits_of(c).add(n, bit); });
           sums[c] = {};
         }
       }

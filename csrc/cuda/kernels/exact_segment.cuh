@@ -137,13 +137,7 @@ struct ExactSlot {
   }
   // Adds n * 2^bit, as Digits::add() does.
   __device__ __forceinline__ void add(int64_t n, int bit) const {
-    const int shift = bit % 32;
-    int64_t* const digit = first + bit / 32 * columns;
-    const uint64_t low = (static_cast<uint64_t>(n) & 0xffffffffu) << shift;
-    const int64_t high = (n >> 32) * (int64_t{1} << shift);
-    add_to_word(digit, static_cast<int64_t>(low & 0xffffffffu));
-    add_to_word(digit + columns, static_cast<int64_t>(low >> 32) + (high & 0xffffffff));
-    add_to_word(digit + 2 * columns, high >> 32);
+    add_by_words(n, bit, [&](int i, int64_t word) { add_to_word(first + i * columns, word); });
   }
 };
 
@@ -267,21 +261,17 @@ __global__ void __launch_bounds__(kSegmentThreads<T>, kSegmentResident)
     for (int i = 0; i < 1 << tiny.log_each; ++i) {
       const int facts = __shfl_sync(~0u, tiny.facts, first + i);
       if (!has_column || !(facts >> 4 & 1)) continue;
-      bool zero = digits[i] == 0;
-      if constexpr (sizeof(T) == 8) zero &= digits[kRows + i] == 0;
+      WindowSum<T> sum;
+      sum.low = digits[i];
+      if constexpr (sizeof(T) == 8) sum.high = digits[kRows + i];
       uint32_t seen = facts & 0xf ? exact::kOther : 0;
-      if (zero && seen) {  // -0 if all elements are
+      if (sum.zero() && seen) {  // -0 if all elements are
         seen = exact::kMinusZero;
         for (int row = 0; row < (facts & 0xf); ++row)
           if (nothing.differs(load_vector<T, 1>(rows + ((facts >> 5) + row) * a.pitch, a.policy))) seen = exact::kOther;
       }
       const int64_t index = place.out + (tiny.first + first + i) * a.tiles.result_pitch;
-      if constexpr (sizeof(T) == 8) {
-        const auto high = static_cast<__int128>(digits[kRows + i]) * (int64_t{1} << ExactFormat<T>::low_bits(kLogTinyRows));
-        store_integer<Range>(a.result, index, high + digits[i], window.bit(), seen);
-      } else {
-        store_integer<Range>(a.result, index, digits[i], window.bit(), seen);
-      }
+      store_sum(a.result, index, sum, window, kLogTinyRows, seen);
     }
     return true;
   };
@@ -300,12 +290,9 @@ __global__ void __launch_bounds__(kSegmentThreads<T>, kSegmentResident)
       used = true;
     };
     const auto flush = [&] {
-      bool zero = sum.low == 0;
-      if constexpr (sizeof(T) == 8) zero &= sum.high == 0;
-      if (zero) return;
+      if (sum.zero()) return;
       use();
-      digits.add(sum.low, window.bit());
-      if constexpr (sizeof(T) == 8) digits.add(sum.high, window.bit() + ExactFormat<T>::low_bits(log_adds));
+      window.split(sum, log_adds, [&](int64_t n, int bit) { digits.add(n, bit); });
       sum = {};
     };
 #pragma unroll 1
@@ -373,10 +360,7 @@ __global__ void __launch_bounds__(kSegmentThreads<T>, kSegmentResident)
 #pragma unroll 1
     for (int lanes = width; lanes < end; lanes *= 2) {
       facts |= __shfl_xor_sync(~0u, facts, lanes);
-      WindowSum<T> more;
-      more.low = __shfl_xor_sync(~0u, all.low, lanes);
-      if constexpr (sizeof(T) == 8) more.high = __shfl_xor_sync(~0u, all.high, lanes);
-      all += more;
+      add_other_lane(all, lanes);
     }
     const bool any_used = facts & kUsed, stores = has_column && part.exists && part.y == 0;
     if (any_used) {
@@ -395,18 +379,11 @@ __global__ void __launch_bounds__(kSegmentThreads<T>, kSegmentResident)
       }
       finish_part(number, a, part, at.column, place.out);
     } else if (stores && part.whole) {
-      const int64_t index = place.out + part.segment * a.tiles.result_pitch;
-      if constexpr (sizeof(T) == 8) {
-        const auto high = static_cast<__int128>(all.high) * (int64_t{1} << ExactFormat<T>::low_bits(log_adds));
-        store_integer<Range>(a.result, index, high + all.low, window.bit(), facts);
-      } else {
-        store_integer<Range>(a.result, index, all.low, window.bit(), facts);
-      }
+      store_sum(a.result, place.out + part.segment * a.tiles.result_pitch, all, window, log_adds, facts);
     } else if (stores) {
       const ExactSlot<Range> slot = slot_of<Range>(a, part, at.column);
       slot.see(facts);
-      slot.add(all.low, window.bit());
-      if constexpr (sizeof(T) == 8) slot.add(all.high, window.bit() + ExactFormat<T>::low_bits(log_adds));
+      window.split(all, log_adds, [&](int64_t n, int bit) { slot.add(n, bit); });
     }
     __syncwarp();  // the digits are used again
   });

@@ -103,6 +103,7 @@ struct Exponents {
 template <class T>
 struct WindowSum {
   int64_t low = 0;
+  __device__ __forceinline__ bool zero() const { return low == 0; }
   __device__ __forceinline__ WindowSum& operator+=(WindowSum other) {
     low += other.low;
     return *this;
@@ -111,12 +112,22 @@ struct WindowSum {
 template <>
 struct WindowSum<double> {
   int64_t low = 0, high = 0;
+  __device__ __forceinline__ bool zero() const { return low == 0 && high == 0; }
   __device__ __forceinline__ WindowSum& operator+=(WindowSum other) {
     low += other.low;
     high += other.high;
     return *this;
   }
 };
+
+// Adds the sum of the thread `step` lanes away. All threads of the warp must call it.
+template <class T>
+__device__ __forceinline__ void add_other_lane(WindowSum<T>& sum, int step) {
+  WindowSum<T> more;
+  more.low = __shfl_xor_sync(~0u, sum.low, step);
+  if constexpr (sizeof(T) == 8) more.high = __shfl_xor_sync(~0u, sum.high, step);
+  sum += more;
+}
 
 // The exponents from base to top. Nothing is in it before it is placed.
 template <class T>
@@ -149,7 +160,25 @@ struct Window {
       sum.low += __float2ll_rn(value(x) * scale);
     }
   }
+
+  // Calls add(n, bit) for each integer of a sum. It counts bit `bit` of a fixed-point number.
+  template <class Add>
+  __device__ __forceinline__ void split(WindowSum<T> sum, int log_adds, Add add) const {
+    add(sum.low, bit());
+    if constexpr (std::is_same_v<T, double>) add(sum.high, bit() + Format::low_bits(log_adds));
+  }
 };
+
+// Adds n * 2^bit: calls add(i, word) for each digit i that a word of it is added to.
+template <class Add>
+__device__ __forceinline__ void add_by_words(int64_t n, int bit, Add add) {
+  const int first = bit / 32, shift = bit % 32;
+  const uint64_t low = (static_cast<uint64_t>(n) & 0xffffffffu) << shift;
+  const int64_t high = (n >> 32) * (int64_t{1} << shift);
+  add(first, static_cast<int64_t>(low & 0xffffffffu));
+  add(first + 1, static_cast<int64_t>(low >> 32) + (high & 0xffffffff));
+  add(first + 2, high >> 32);
+}
 
 // The digits of a thread, in shared memory. kRowDigits: those that elements begin or end in.
 template <class Range>
@@ -175,12 +204,7 @@ struct Digits {
   }
   // Adds n * 2^bit.
   __device__ __forceinline__ void add(int64_t n, int bit) const {
-    const int first = bit / 32, shift = bit % 32;
-    const uint64_t low = (static_cast<uint64_t>(n) & 0xffffffffu) << shift;
-    const int64_t high = (n >> 32) * (int64_t{1} << shift);
-    (*this)[first] += static_cast<int64_t>(low & 0xffffffffu);
-    (*this)[first + 1] += static_cast<int64_t>(low >> 32) + (high & 0xffffffff);
-    (*this)[first + 2] += high >> 32;
+    add_by_words(n, bit, [&](int i, int64_t word) { (*this)[i] += word; });
   }
 };
 
