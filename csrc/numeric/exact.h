@@ -24,7 +24,7 @@ struct ProductRange { static constexpr int kLowest = -2148, kDigits = 136; };  /
 template <class T>
 using RangeOf = std::conditional_t<std::is_same_v<T, double>, WideRange, NarrowRange>;
 
-// What was among the addends and is in no digit. A sum of both infinities is NaN, so NaN has both bits. kOther: all but -0.
+// What the digits do not show of the addends. A sum of both infinities is NaN, so NaN has both bits. kOther: any but -0.
 enum Seen : uint32_t { kPlusInfinity = 1, kMinusInfinity = 2, kNaN = 3, kMinusZero = 4, kOther = 8 };
 
 // A sum's digits. The last one is signed, and so are the others before carry().
@@ -129,7 +129,7 @@ GPUREDUCE_HOST_DEVICE Bits128 multiplied(uint64_t a, uint64_t b) {
 #endif
 }
 
-// Adds a product of two elements, whose zeros, infinities and NaNs are those of IEEE arithmetic.
+// Adds a product of two elements. IEEE arithmetic says which products are -0, infinite or NaN.
 template <class Range>
 GPUREDUCE_HOST_DEVICE void add_product(FixedPoint<Range>& sum, const Element& a, const Element& b) {
   const bool negative = a.negative != b.negative;

@@ -44,14 +44,15 @@ struct ExactSum {
   bool negate;       // the input is a lazily negated view
   uint64_t divisor;  // 1, or a mean's count
   ExactAddends addends;
-  const void* second;  // of products; its places are those of `problem` as in a weighted sum
+  const void* second;  // the second input of products; its strides are `second` in the dims of `problem`
   DType second_dtype;
   bool second_negate;
   bool root;  // the square root is rounded, once; not of states; the divisor is 1
 
   ExactRange range() const { return exact_range(addends, in, second_dtype); }
 
-  // The same sum as backends take it: the second input of squares is the input, and that of products is not the larger one.
+  // The same sum as backends take it. Squares have the input as their second input. Of products, the second input is not larger
+  // than the first one.
   ExactSum ordered() const {
     ExactSum sum = *this;
     if (addends == ExactAddends::squares) {

@@ -1,4 +1,4 @@
-// Exact sums: kernels of long rows, short rows, columns, and of everything else, and the one that joins parts.
+// Exact sums: kernels for long rows, short rows, columns and everything else, and the one that joins parts.
 //
 // For example 10 rows of 2^20 float32, on a GPU with 132 multiprocessors. Each row is cut into 128 parts of 8 tiles, of 1024
 // elements, and the 4 warps of a block take a part. A thread adds 32 elements of a tile to an int64, whose bits mean the same

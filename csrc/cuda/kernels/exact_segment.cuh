@@ -1,13 +1,14 @@
-// Exact sums of segments: of parts of segments, and the one that clears and rounds the sums of segments of several parts.
+// Exact sums of segments: the kernels for parts of segments, and the one that clears and rounds the sums of cut segments.
 //
 // For example 6000 rows of 64 columns of float32, in segments of 3, 1, 0 and 5996 rows, and tiles of 1024 positions. The
 // segments have the positions 0, 11, 20 and 28 (segment_places.cuh, with a weight of 8). A warp takes 32 columns of a tile, and
-// a thread one column. In tile 0 it loads the 4 rows of the first two segments at once, adds those of each as integers, in one
-// window (exact_tile.cuh), and writes the rounded sums. The third is empty: 0. The last one has more rows than a tile, so it is
-// cut: tile 0 adds its first 996 rows, and tiles 1 to 5 the others. Each adds its integers to the digits of *slot* 0, whose
-// number is that of the tile of rows, 0-1023, in which the segment begins. Integers have no order. The last kernel rounds them.
+// a thread one column. In tile 0 a thread loads the 4 rows of the first two segments at once. It adds each segment's rows as
+// integers, in one window (exact_tile.cuh), and writes two rounded sums. The third segment is empty: its sum is 0. The last one
+// has more rows than a tile, so it is cut: tile 0 adds its first 996 rows, and tiles 1 to 5 add the others. Each tile adds its
+// integers to the digits of *slot* 0, because the segment begins in the rows 0-1023: slot i is for the rows from 1024 i on.
+// Integers have no order. The last kernel rounds the digits.
 //
-// With one column the 32 threads of a warp lie along the rows: of up to 32 short segments, or all of one long segment.
+// With one column the 32 threads of a warp lie along the rows, of up to 32 short segments or of one long segment.
 #pragma once
 
 #include "../schedule/segment_places.cuh"
@@ -41,7 +42,7 @@ struct ExactPart {
   __device__ __forceinline__ int count() const { return exists ? (rows - y + (1 << log_threads) - 1) >> log_threads : 0; }
 };
 
-// Whole segments of a few rows each, of which a thread takes 1 << log_each. Thread i of the warp has the facts of segment
+// Whole segments of a few rows each: a thread takes 1 << log_each of them. Thread i of the warp has the facts of segment
 // `first` + i: its begin relative to `begin`, whether it exists, and its rows.
 struct ExactTiny {
   int64_t first, begin;
@@ -141,12 +142,13 @@ struct ExactSlot {
   }
 };
 
-// Where a part's sum goes: a whole segment's is rounded and written.
+// The slot of a part's segment.
 template <class Range, int kRank>
 __device__ __forceinline__ ExactSlot<Range> slot_of(const ExactSegmentArgs<kRank>& a, const ExactPart& part, int64_t column) {
   const int64_t slot = a.tiles.place(part.segment).begin / a.tiles.tile;
   return {a.slots + slot * kExactWords<Range> * a.columns + column, a.columns};
 }
+// Writes the rounded sum of a whole segment, or adds a part's sum to the slot.
 template <class Range, int kRank>
 __device__ __noinline__ void finish_part(exact::FixedPoint<Range>& sum, const ExactSegmentArgs<kRank>& a, const ExactPart& part,
                                          int64_t column, int64_t out) {
@@ -167,7 +169,7 @@ struct ExactSegmentSlots {
   Nest<kMaxRank> kept;
 };
 
-// A warp takes 32 columns of a slot, if there is a cut segment that begins in its tile of rows: it is the last one there.
+// A warp takes 32 columns of a slot, if a cut segment begins in its tile of rows. That is the last segment that begins there.
 template <class Range>
 __global__ void __launch_bounds__(kAnyThreads) exact_segment_slots(const __grid_constant__ ExactSegmentSlots a) {
   const int64_t warp = (int64_t{blockIdx.x} * kAnyThreads + threadIdx.x) / kWarp, tile = warp / a.column_tiles;

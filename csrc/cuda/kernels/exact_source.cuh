@@ -70,7 +70,7 @@ struct OneTensor {
   }
 };
 
-// The products of two tensors of float32, bfloat16 or float16. Which of them a running kernel looks up, so there is one kernel.
+// The products of two tensors of float32, bfloat16 or float16. There is one kernel, which looks up the dtypes as it runs.
 struct TwoTensors {
   using Type = double;
   using Place = Both;

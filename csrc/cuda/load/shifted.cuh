@@ -2,6 +2,10 @@
 // equally far, `shift` elements, beyond an aligned address. A thread reads aligned vectors and adds elements at equal
 // positions; only the sums move down by `shift`, from thread to thread. If leaves have few elements, each vector is assembled
 // from two aligned ones instead. Memory is read once either way.
+//
+// The vector with a row's first element may begin up to 15 bytes before the row, and so before the input. No such load faults,
+// whoever made the memory: torch's allocator, from_blob() or DLPack. A vector has at most 16 bytes and is aligned to its size,
+// so it lies in one page of memory; it has a byte of the input, so that page is mapped. The sums do not use the bytes before.
 #pragma once
 
 #include "../args.cuh"
@@ -92,7 +96,7 @@ __device__ __forceinline__ Acc shifted_chunk(const Source& source, const InputSp
 }
 
 // Like shifted_chunk(), but moves the elements and not the sums: cheaper if leaves have few elements, so that all are in flight
-// at once. Every granule with an element of the row must lie within the input.
+// at once. The row's last granule must end within the input.
 template <int V, int kElements, int kSure, class Acc, class Source>
 __device__ __forceinline__ Acc funneled_chunk(const Source& source, int64_t length, int64_t row, int64_t chunk) {
   using Element = typename Source::Element;

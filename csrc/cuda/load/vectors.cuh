@@ -184,7 +184,7 @@ __device__ __forceinline__ uint4 load_always(const uint4* p, uint64_t policy) {
   return v;
 }
 
-// V elements of 4 or of 2 bytes, of which only a running kernel knows: each kind is loaded into registers of its own, so that
+// V elements of 4 or of 2 bytes. Only a running kernel knows the size. Each size is loaded into registers of its own, so that
 // no load waits for another.
 template <int V>
 struct Either {
