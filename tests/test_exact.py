@@ -443,6 +443,33 @@ def test_states(name, device):
     )
 
 
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_counts_of_any_length(name, device):
+    """Sums are divided by powers of two, by counts of 32 bits and by longer ones, with one rounding."""
+    counts = [1, 2, 3, 1 << 20, (1 << 32) - 1, 1 << 32, (1 << 32) + 1, 3**39, 1 << 62, (1 << 63) - 1]
+    rows = [[1.0], [-5.0, 2.0**-100], [2.0**127, 1.0], [2.0**-149], [1.0, 2.0**-30, 2.0**-60, -(2.0**-140)]]
+    rows += [data((50,), name, seed).tolist() for seed in range(5)]
+    for row in rows:
+        state = torch_reduce.exact.partial(torch.tensor(row, dtype=dtype_of(name), device=device))
+        total = sum(map(fractions.Fraction, row))
+        for count, to in itertools.product(counts, ("float64", "float32", "bfloat16")):
+            found = torch_reduce.exact.round(state, dtype_of(to), count=count).item()
+            assert found == nearest(total / count, to), (row, count, to)
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_means_of_long_counts(name, device):
+    """A count of more than 32 bits that is no power of two, in rows, in columns and in parts of one output."""
+    if device == "cpu":
+        pytest.skip("the CPU adds 2**32 numbers for minutes; test_counts_of_any_length has the same division")
+    third = (1 << 32) // 3 + 1
+    x = torch.tensor([1.0, 2.0**-20, 3.0 + 2.0**-20], dtype=dtype_of(name), device=device)
+    mean = nearest(sum(map(fractions.Fraction, x.tolist())) / 3, name)
+    assert torch_reduce.mean(x.expand(third, 3), exact=True).item() == mean
+    columns = torch_reduce.mean(x.expand(3 * third, 3), 0, exact=True)
+    assert torch.equal(columns, x)
+
+
 def test_states_of_many_parts(device):
     """A state holds two thousand million carried states: 2**31 times the largest number, and back."""
     for dtype in (torch.float32, torch.float64):

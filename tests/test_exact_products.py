@@ -290,6 +290,25 @@ def test_roots_beside_ties(to, device):
     assert found == {(-1, 0), (0, 0), (0, 2), (1, 2)}
 
 
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_norms_beside_ties(name, device):
+    """A square far below a tie decides: in short rows, in long ones that are cut, and in columns."""
+    digits, _ = FORMATS[name]
+    k = 2**digits // 5 // 4 * 4 + 5  # 3, 4, 5: the root 5k is in the middle of two numbers, and the lower one is even
+    tie = 5 * k
+    assert 2**digits < tie < 2 ** (digits + 1) and tie % 4 == 1
+    tiny = [0.0, *(2.0**-e for e in range(0, 74 if name == "float32" else 500, 1 if name == "float32" else 11))]
+    x = torch.tensor([[3.0 * k, 4.0 * k, t] for t in tiny], dtype=torch.float64).to(dtype_of(name)).to(device)
+    wanted = torch.tensor([float(tie - 1 if t == 0 else tie + 1) for t in tiny], dtype=torch.float64).to(x.dtype)
+    zeros = x.new_zeros(len(tiny), 7000)
+    long = torch.cat([x[:, :2], zeros, x[:, 2:]], 1)
+    few = torch.cat([x[-2:], x.new_zeros(2, 200_000)], 1)
+    for rows in (x, long, few):
+        for view in (rows, rows.t().contiguous().t()):
+            found = torch_reduce.vector_norm(view, 2, 1, exact=True)
+            assert_same_bits(found.cpu(), wanted[-2:] if rows is few else wanted)
+
+
 def test_beyond_float64(device):
     """Squares that float64 cannot hold: the roots are finite, and none vanishes."""
     for scale in (2.0**1000, 2.0**-1000, 2.0**-1070):
