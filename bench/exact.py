@@ -1,4 +1,4 @@
-"""Measures exact sums on a GPU, beside the ordinary sum and torch's, on data of several kinds.
+"""Measures exact sums and sums of exact products on a GPU, beside ordinary ones and torch's, on data of several kinds.
 
     python bench/exact.py                a minute: every case
     python bench/exact.py --save         into bench/results/<gpu>/exact.json
@@ -11,6 +11,7 @@ Times are of the GPU, between kernels that do not start early, in a CUDA graph, 
 import argparse
 import dataclasses
 import fractions
+import functools
 import pathlib
 import random
 import sys
@@ -38,22 +39,36 @@ class Case:
     dtype: torch.dtype = torch.float32
     data: str = "normal"
     segment: int = 0  # the rows of each segment; 0: there are no segments
+    function: str = "sum"  # or dot, of two rows; vector_norm; weighted_sum, of rows with one weight per column
 
     def functions(self) -> dict[str, Callable[[Tensor], Tensor]]:
-        if not self.segment:
+        if self.segment:
+            offsets = torch.arange(0, self.rows + 1, self.segment, device="cuda")
             return {
-                "exact": lambda x: torch_reduce.sum(x, self.dim, exact=True),
-                "ordered": lambda x: torch_reduce.sum(x, self.dim),
-                "torch": lambda x: torch.sum(x, self.dim),
+                "exact": lambda x: torch_reduce.segment_sum(x, offsets, exact=True),
+                "ordered": lambda x: torch_reduce.segment_sum(x, offsets),
             }
-        offsets = torch.arange(0, self.rows + 1, self.segment, device="cuda")
-        return {
-            "exact": lambda x: torch_reduce.segment_sum(x, offsets, exact=True),
-            "ordered": lambda x: torch_reduce.segment_sum(x, offsets),
+        calls = {  # as (ours, torch's)
+            "sum": (lambda x, **exact: torch_reduce.sum(x, self.dim, **exact), lambda x: torch.sum(x, self.dim)),
+            "dot": (lambda x, **exact: torch_reduce.dot(*x, **exact), lambda x: torch.dot(*x)),
+            "vector_norm": (
+                lambda x, **exact: torch_reduce.vector_norm(x, dim=self.dim, **exact),
+                lambda x: torch.linalg.vector_norm(x, dim=self.dim),
+            ),
+            "weighted_sum": (
+                lambda x, **exact: torch_reduce.weighted_sum(x, weight_of(self), self.dim, **exact),
+                lambda x: torch.mv(x, weight_of(self)),
+            ),
         }
+        ours, torchs = calls[self.function]
+        return {"exact": lambda x: ours(x, exact=True), "ordered": ours, "torch": torchs}
 
     def addends(self, x: Tensor) -> Tensor:
-        """(results, elements of each)"""
+        """(results, elements of each): products are exact in float64."""
+        if self.function == "dot":
+            return x[:1].double() * x[1:].double()
+        if self.function != "sum":
+            return x.double() * (x if self.function == "vector_norm" else weight_of(self)).double()
         if self.segment:
             return x.view(-1, self.segment, self.columns).transpose(1, 2).flatten(0, 1)
         return x.reshape(1, -1) if self.dim is None else x if self.dim == 1 else x.t()
@@ -93,21 +108,32 @@ CASES += [
     for columns in (1, 64)
     for segment in (1, 32, 4096, LARGE // 4 // columns)
 ]
+for dtype in (torch.float32, HALF):
+    elements = (1 << 26) // dtype.itemsize
+    CASES += [Case(2, elements, None, dtype, function="dot")]
+    CASES += [Case(elements // 4096, 4096, 1, dtype, function=name) for name in ("vector_norm", "weighted_sum")]
 
 
-def check(rows, result):
-    """Checks of some results that neither neighbouring number is nearer to the exact sum of a row."""
+@functools.cache
+def weight_of(case: Case) -> Tensor:
+    return torch.randn(case.columns, device="cuda").to(case.dtype)
+
+
+def check(rows, result, power=1):
+    """Checks of some results that neither neighbouring number is nearer to the exact sum of a row, or to its root."""
     results = result.reshape(-1).cpu()
     if rows.shape[1] > MOST:
         return
-    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.dtype.itemsize]
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[result.dtype.itemsize]
     rng = random.Random(1)
     for k in {0, len(results) - 1, *(rng.randrange(len(results)) for _ in range(CHECKED))}:
         total = sum(map(fractions.Fraction, rows[k].double().tolist()), fractions.Fraction())
         bits = results[k : k + 1].view(integer)
-        near = [fractions.Fraction((bits + step).view(rows.dtype).item()) for step in (0, -1, 1)] if bits.any() else [0]
-        if min(abs(total - n) for n in near) != abs(total - near[0]) or (near == [0] and total):
-            told = f"{tuple(rows.shape)} {rows.dtype}: {results[k]}, not {float(total)}"
+        steps = (0, -1, 1) if bits.any() else (0, 0, 0)
+        number, *near = [fractions.Fraction((bits + step).view(result.dtype).item()) for step in steps]
+        least, most = sorted((number + other) / 2 for other in near)  # what is rounded to the number
+        if not least**power <= total <= most**power:
+            told = f"{tuple(rows.shape)} {result.dtype}: {results[k]}, not {float(total) ** (1 / power)}"
             sys.exit(f"WRONG: result {k} of {len(results)}, {told}")
 
 
@@ -116,13 +142,14 @@ def measure(race):
     for case in CASES:
         x = case.make()
         functions = case.functions()
-        check(case.addends(x), functions["exact"](x))
+        check(case.addends(x), functions["exact"](x), 2 if case.function == "vector_norm" else 1)
         torch.cuda.synchronize()  # the race has a stream of its own
         us, _ = race.times(family.clones(x), functions, unlike=tuple(functions))
         rows.append(dataclasses.asdict(case) | {"dtype": str(case.dtype)[6:], "us": us})
         times = ", ".join(f"{name} {value:.1f}" for name, value in us.items())
         over = f"segments of {case.segment}" if case.segment else f"over {case.dim}"
-        print(f"{case.rows} x {case.columns} {over} {rows[-1]['dtype']} {case.data}: {times} µs", flush=True)
+        what = f"{case.function} of {case.rows} x {case.columns} {over}"
+        print(f"{what} {rows[-1]['dtype']} {case.data}: {times} µs", flush=True)
         del x
         torch.cuda.empty_cache()
     return rows

@@ -11,9 +11,17 @@ import family_report
 import report
 
 PAGE, TIMES = "docs/exact.md", "exact.json"
+PRODUCTS = {
+    "dot": "dot of two of {columns:,}",
+    "vector_norm": "norms of {of}",
+    "weighted_sum": "weighted {of} (torch.mv)",
+}
 
 
 def what(row):
+    function = row.get("function", "sum")  # older results are all of sums
+    if function != "sum":
+        return PRODUCTS[function].format(of=what(row | {"function": "sum"}), columns=row["columns"])
     if row["dim"] is None:
         return f"all of {row['rows'] * row['columns']:,}"
     shape = f"({row['rows']:,}, {row['columns']:,})"
@@ -24,7 +32,7 @@ def what(row):
 
 
 def sums(rows):
-    header = ["sums", "dtype", "data", "exact", "ordered", "exact : ordered", "torch.sum"]
+    header = ["sums", "dtype", "data", "exact", "ordered", "exact : ordered", "torch"]
     lines = []
     for row in rows:
         us = row["us"]
