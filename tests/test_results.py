@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import bars  # noqa: E402
 import cases  # noqa: E402
 import contenders  # noqa: E402
+import exact_report  # noqa: E402
 import family_report  # noqa: E402
 import grid  # noqa: E402
 import models  # noqa: E402
@@ -87,6 +88,14 @@ def test_table_of_functions_compares_with_the_fastest_way():
     assert family_report.ratios_of(lists, "powsum") == [(2.5, None)]
     text = "\n".join(family_report.summary([PLACE | {"rows": [{"us": segments}], "columns": []}], ROOT))
     assert "| 2.00 (2.00 to 2.00) |  |" in text
+
+
+def test_table_of_exact_sums_names_products():
+    """Results of products have lines beside the sums', which older files have alone."""
+    row = {"rows": 2, "columns": 4096, "dim": 1, "dtype": "float32", "data": "normal", "us": {"exact": 3, "ordered": 2}}
+    names = {"dot": "dot of two of 4,096", "vector_norm": "norms of rows", "weighted_sum": "weighted rows"}
+    for given, name in [({}, "rows"), *(({"function": function}, name) for function, name in names.items())]:
+        assert f"| {name}" in "\n".join(exact_report.sums([row | given]))
 
 
 @pytest.mark.parametrize(
