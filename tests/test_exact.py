@@ -707,6 +707,8 @@ def test_errors_of_states(device):
         partial(x, nan_is_zero=1)
     with pytest.raises(NotImplementedError, match="view_as_real"):
         partial(x.to(torch.complex64))
+    with pytest.raises(NotImplementedError, match=r"^exact.partial\(\): .*; supported are .*, integers and bool$"):
+        partial(torch.empty(3, dtype=torch.float8_e8m0fnu, device=device))
     with pytest.raises(IndexError):
         partial(x, 5)
     state = partial(x, 0)

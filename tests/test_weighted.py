@@ -217,8 +217,9 @@ def test_many_dims(device):
     x = data((64,), "float32", 1, device).as_strided([2] * 62, strides)
     w = data((64,), "float32", 2, device).as_strided([2] * 62, strides[::-1])
     assert check(x[(0,) * 40], w[(0,) * 40]).shape == ()
-    with pytest.raises(RuntimeError, match="weighted_sum: self and weight have more than 32 reduced dims"):
-        OP(x, w)
+    for operator in (OP, torch.ops.gpureduce.exact_weighted_sum):
+        with pytest.raises(RuntimeError, match="weighted_sum: input and weight have more than 32 reduced dims"):
+            operator(x, w)
 
 
 @common_pairs
@@ -381,15 +382,15 @@ def test_errors(form, device):
         form(x, w, [2])
     with pytest.raises(RuntimeError, match="appears multiple times"):
         form(x, w, [0, -2])
-    with pytest.raises(NotImplementedError, match="self of dtype ComplexFloat"):
+    with pytest.raises(NotImplementedError, match="an input of dtype ComplexFloat"):
         form(x.cfloat(), w)
-    with pytest.raises(NotImplementedError, match="weight of dtype ComplexDouble"):
+    with pytest.raises(NotImplementedError, match="a weight of dtype ComplexDouble"):
         form(x, w.cdouble())
     with pytest.raises(NotImplementedError, match="result of dtype ComplexFloat"):
         form(x, w, dtype=torch.complex64)
     with pytest.raises(RuntimeError, match="(?i)promotion"):
         form(x, w.to(torch.float8_e5m2))
-    with pytest.raises(RuntimeError, match="same device, but self is on .* and weight is on meta"):
+    with pytest.raises(RuntimeError, match="same device, but input is on .* and weight is on meta"):
         form(x, w.to("meta"))
     with pytest.raises((TypeError, RuntimeError), match="(?i)tensor"):
         form(x, 2.0)
@@ -443,6 +444,9 @@ def test_dot(device):
             with pytest.raises(RuntimeError) as theirs:
                 torch.dot(*wrong)
             assert str(ours.value).splitlines()[0].strip() == str(theirs.value).splitlines()[0].strip()
+    for exact in (False, True):
+        with pytest.raises(RuntimeError, match="^dot: .* but input is on .* and other is on meta"):
+            torch_reduce.dot(x, x.to("meta"), exact=exact)
     with pytest.raises(RuntimeError, match="Expected out tensor to have dtype"):
         torch_reduce.dot(x, x, dtype=x.dtype, out=torch.empty((), dtype=torch.float64, device=device))
     assert gradcheck(torch_reduce.dot, (leaf((4,), device=device), leaf((4,), device=device, seed=1)))

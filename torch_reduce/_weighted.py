@@ -108,4 +108,5 @@ def dot(
     except Exception as error:
         _arguments.tensors("dot", input=input, other=other)
         _arguments.rename(error, "weighted_sum", to="dot")
+        _arguments.rename(error, "weight", to="other")
         raise

@@ -34,8 +34,16 @@ using InputDims = c10::SmallVector<InputDim, kCommonRank>;
 void complete(Reduction& reduction, InputDims& dims, const DimMask& reduce, const at::Tensor& out, bool keepdim,
               at::Device device, const char* inputs);
 
-// The DType of a torch dtype. If there is none, raises NotImplementedError, which names `function` and `what`.
-DType dtype_of(at::ScalarType type, const char* what, const char* function = "torch_reduce");
+// True if an operation takes complex numbers.
+constexpr bool takes_complex(Operation op) {
+  const OperationInfo row = info(op);
+  return row.combine != Combine::product && row.typing != Typing::real && row.typing != Typing::same &&
+         row.typing != Typing::log;
+}
+
+// The DType of a torch dtype. If there is none, raises NotImplementedError, which names `function`, `what` and the dtypes that
+// the function takes.
+DType dtype_of(at::ScalarType type, const char* what, const char* function = "torch_reduce", bool complex = false);
 
 // explained() describes a call and its plan. plans_of() counts its plans: 0 if there is nothing to read.
 std::string explained(const Reduction& reduction, at::Device device, const Tuning& tuning);

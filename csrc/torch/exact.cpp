@@ -64,7 +64,7 @@ ExactSum make_sum(const Given& given, const DimMask& reduce, const Tensor& out, 
   for (int64_t d = 0; d < self.dim(); ++d)
     dims[d] = {self.size(d), self.stride(d), 0, false, products ? given.weight.stride(d) : 0};
   complete(r, dims, reduce, out, keepdim, self.device(),
-           products ? "weighted_sum: self and weight have" : "sum: the input has");
+           products ? "weighted_sum: input and weight have" : "sum: the input has");
   ExactSum sum{};
   sum.problem = r.problem;
   sum.input = self.const_data_ptr();

@@ -95,8 +95,9 @@ struct GatherReduction {
       check_integers(name(), ": edges", *edges);
       check_device(name(), ": edges", *edges, data.device(), "the data");
     }
-    dtype_of(data.scalar_type(), "an input of dtype", name());
-    dtype_of(call.dtype, "a result of dtype", name());
+    const bool complex = takes_complex(op) && !weight;
+    dtype_of(data.scalar_type(), "an input of dtype", name(), complex);
+    dtype_of(call.dtype, "a result of dtype", name(), complex);
     if (weight) {
       check_vector(name(), ": weight", *weight);
       check_device(name(), ": weight", *weight, data.device(), "the data");

@@ -106,7 +106,7 @@ at::ScalarType out_type(Operation op, const at::Tensor& self, OptionalDtype dtyp
   return result;
 }
 
-DType dtype_of(at::ScalarType type, const char* what, const char* function) {
+DType dtype_of(at::ScalarType type, const char* what, const char* function, bool complex) {
   switch (type) {
 #define GPUREDUCE_FROM_TORCH(name, type, kind, accumulator, wide, family) \
   case at::ScalarType::name: return DType::name;
@@ -114,8 +114,8 @@ DType dtype_of(at::ScalarType type, const char* what, const char* function) {
 #undef GPUREDUCE_FROM_TORCH
     default:
       TORCH_CHECK_NOT_IMPLEMENTED(false, function, "(): ", what, " ", type,
-                                  " is not supported; supported are the floats of 8 (e4m3fn, e5m2) "
-                                  "to 64 bits, integers, bool and complex");
+                                  " is not supported; supported are the floats of 8 (e4m3fn, e5m2) to 64 bits, integers",
+                                  complex ? ", bool and complex" : " and bool");
   }
 }
 
@@ -237,8 +237,8 @@ TableCall<Int> checked(Operation op, const at::Tensor& self, OptionalDims dim, b
   check_identity(op, self, dim);
   call.dtype = out ? out_type(op, self, dtype, *out) : result_type(op, self.scalar_type(), dtype);
   if (out) check_out_place(*out, self.device());
-  dtype_of(self.scalar_type(), "an input of dtype", function_of(op));
-  dtype_of(call.dtype, out ? "an out tensor of dtype" : "a result of dtype", function_of(op));
+  dtype_of(self.scalar_type(), "an input of dtype", function_of(op), takes_complex(op));
+  dtype_of(call.dtype, out ? "an out tensor of dtype" : "a result of dtype", function_of(op), takes_complex(op));
   call.sizes = result_sizes(sizes_of<Int>(self), call.reduce, keepdim);
   return call;
 }

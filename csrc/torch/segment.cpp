@@ -222,8 +222,8 @@ struct SegmentReduction {
     call.dtype = out ? out_type(op, data, dtype, *out) : result_type(op, data.scalar_type(), dtype);
     call.dim = segment_dim(kTitle<op, exact>, "data", data.dim(), dim);
     check_offsets(kTitle<op, exact>, offsets, data.device());
-    dtype_of(data.scalar_type(), "an input of dtype", kTitle<op, exact>);
-    dtype_of(call.dtype, "a result of dtype", kTitle<op, exact>);
+    dtype_of(data.scalar_type(), "an input of dtype", kTitle<op, exact>, takes_complex(op));
+    dtype_of(call.dtype, "a result of dtype", kTitle<op, exact>, takes_complex(op));
     if (out) check_out_place(*out, data.device());
     call.sizes = with_size<Int>(data, call.dim, sizes_of<Int>(offsets)[0] - 1);
     return call;

@@ -36,7 +36,7 @@ c10::SymDimVector common_sizes(c10::SymIntArrayRef self, c10::SymIntArrayRef wei
 }
 
 void check_devices(const char* name, const at::Tensor& self, const at::Tensor& weight) {
-  TORCH_CHECK(self.device() == weight.device(), name, ": Expected all tensors to be on the same device, but self is on ",
+  TORCH_CHECK(self.device() == weight.device(), name, ": Expected all tensors to be on the same device, but input is on ",
               self.device(), " and weight is on ", weight.device());
 }
 
@@ -57,7 +57,7 @@ void check_dtype(at::ScalarType type, const char* what) {
 
 // The dtype of the result: `dtype`, or otherwise as for a sum of elements of the promoted dtype.
 at::ScalarType result_type(const Tensor& self, const Tensor& weight, OptionalDtype dtype) {
-  check_dtype(self.scalar_type(), "a self of dtype");
+  check_dtype(self.scalar_type(), "an input of dtype");
   check_dtype(weight.scalar_type(), "a weight of dtype");
   const at::ScalarType promoted = dtype ? *dtype : at::promoteTypes(self.scalar_type(), weight.scalar_type());
   const at::ScalarType result = gpureduce::result_type(Operation::sum, promoted, dtype);
@@ -80,7 +80,7 @@ Reduction make_reduction(const Tensor& self, const Tensor& weight, at::IntArrayR
   r.addends = Addends::products;
   r.out = dtype_of(result, "a result of dtype");
   r.input = self.const_data_ptr();
-  r.in = dtype_of(self.scalar_type(), "a self of dtype");
+  r.in = dtype_of(self.scalar_type(), "an input of dtype");
   r.negate = self.is_neg();
   r.second = weight.const_data_ptr();
   r.second_dtype = dtype_of(weight.scalar_type(), "a weight of dtype");
@@ -92,7 +92,7 @@ Reduction make_reduction(const Tensor& self, const Tensor& weight, at::IntArrayR
   InputDims dims(sizes.size());
   for (int64_t d = 0; d < rank; ++d)
     dims[d] = {sizes[d], expanded_stride(self, d, rank), 0, false, expanded_stride(weight, d, rank)};
-  complete(r, dims, reduce, out, keepdim, self.device(), "weighted_sum: self and weight have");
+  complete(r, dims, reduce, out, keepdim, self.device(), "weighted_sum: input and weight have");
   return r;
 }
 
