@@ -295,46 +295,80 @@ bool is_float_row(const at::Tensor& x) {
   return is_common(x.scalar_type()) && at::isFloatingType(x.scalar_type()) && x.dim() > 0 && !is_empty(x) && !has_names(x, 0);
 }
 
-template <bool logarithm, DispatchKey key>
+// A function in torch's forms: with new results, and with one or two that are given. Function::is_taken has torch's arguments,
+// and says whether ours takes them; ours() calls it; all results have one dtype, result().
+template <class Function, DispatchKey key, class = decltype(Function::is_taken)>
+struct Forms;
+template <class Function, DispatchKey key, class... Rest>
+struct Forms<Function, key, bool(const at::Tensor&, Rest...)> {
+  using Torch = typename Function::Torch;
+
+  static auto made(const at::Tensor& first, Rest... rest) {
+    if (!Function::is_taken(first, rest...)) return Torch::template call<key>(first, rest...);
+    return Function::template ours<key>(first, rest...);
+  }
+  static at::Tensor& into(const at::Tensor& first, Rest... rest, at::Tensor& out) {
+    if (!is_taken_into(first, rest..., out)) return Torch::template out<key>(out, first, rest...);
+    return write(out, Function::template ours<key>(first, rest...));
+  }
+  static std::tuple<at::Tensor&, at::Tensor&> into_both(const at::Tensor& first, Rest... rest, at::Tensor& out,
+                                                        at::Tensor& second_out) {
+    if (!is_taken_into(first, rest..., out) || !is_plain_out(second_out, first, out.scalar_type()))
+      return Torch::template out<key>(out, second_out, first, rest...);
+    const auto [found, second] = Function::template ours<key>(first, rest...);
+    return {write(out, found), write(second_out, second)};
+  }
+
+ private:
+  static bool is_taken_into(const at::Tensor& first, Rest... rest, const at::Tensor& out) {
+    return Function::is_taken(first, rest...) && is_plain_out(out, first, Function::result(first, rest...));
+  }
+};
+
+// Of an operator of ours that takes torch's arguments.
+template <auto handle>
+struct Alike {
+  template <DispatchKey key, class... Args>
+  static auto ours(const Args&... args) {
+    return call_ours<key>(handle(), args...);
+  }
+};
+struct OfFirstDtype {
+  template <class... Rest>
+  static at::ScalarType result(const at::Tensor& first, const Rest&...) {
+    return first.scalar_type();
+  }
+};
+
+bool is_softmax_taken(const at::Tensor& self, int64_t dim) {
+  return is_float_row(self) && dim >= -self.dim() && dim < self.dim();
+}
+
+template <bool logarithm>
 struct Softmax {
   using Torch = std::conditional_t<logarithm, torch_log_softmax, torch_softmax>;
-  using TorchBackward = std::conditional_t<logarithm, torch_log_softmax_backward, torch_softmax_backward>;
 
   static bool is_taken(const at::Tensor& self, int64_t dim, bool to_float) {
-    return is_float_row(self) && dim >= -self.dim() && dim < self.dim() &&
-           (!to_float || c10::elementSize(self.scalar_type()) == 2);
+    return is_softmax_taken(self, dim) && (!to_float || c10::elementSize(self.scalar_type()) == 2);
   }
+  static at::ScalarType result(const at::Tensor& self, int64_t, bool to_float) {
+    return to_float ? at::kFloat : self.scalar_type();
+  }
+  template <DispatchKey key>
   static at::Tensor ours(const at::Tensor& self, int64_t dim, bool to_float) {
-    const at::ScalarType dtype = to_float ? at::kFloat : self.scalar_type();
-    return call_ours<key>(rows::softmax_operator<logarithm>(), self, dim, OptionalDtype(dtype));
+    return call_ours<key>(rows::softmax_operator<logarithm>(), self, dim, OptionalDtype(result(self, dim, to_float)));
   }
-  static at::Tensor forward(const at::Tensor& self, int64_t dim, bool to_float) {
-    return is_taken(self, dim, to_float) ? ours(self, dim, to_float) : Torch::template call<key>(self, dim, to_float);
-  }
-  static at::Tensor& forward_out(const at::Tensor& self, int64_t dim, bool to_float, at::Tensor& out) {
-    const at::ScalarType dtype = to_float ? at::kFloat : self.scalar_type();
-    if (!is_taken(self, dim, to_float) || !is_plain_out(out, self, dtype))
-      return Torch::template out<key>(out, self, dim, to_float);
-    return write(out, ours(self, dim, to_float));
-  }
+};
+
+template <bool logarithm>
+struct SoftmaxBackward : Alike<rows::softmax_backward_operator<logarithm>> {
+  using Torch = std::conditional_t<logarithm, torch_log_softmax_backward, torch_softmax_backward>;
 
   static bool is_taken(const at::Tensor& grad, const at::Tensor& result, int64_t dim, at::ScalarType dtype) {
-    return is_taken(result, dim, false) && is_float_row(grad) && grad.sym_sizes() == result.sym_sizes() &&
+    return is_softmax_taken(result, dim) && is_float_row(grad) && grad.sym_sizes() == result.sym_sizes() &&
            grad.device() == result.device() && is_common(dtype) && at::isFloatingType(dtype);
   }
-  static at::Tensor ours(const at::Tensor& grad, const at::Tensor& result, int64_t dim, at::ScalarType dtype) {
-    return call_ours<key>(rows::softmax_backward_operator<logarithm>(), grad, result, dim, dtype);
-  }
-  static at::Tensor backward(const at::Tensor& grad, const at::Tensor& result, int64_t dim, at::ScalarType dtype) {
-    if (!is_taken(grad, result, dim, dtype)) return TorchBackward::template call<key>(grad, result, dim, dtype);
-    return ours(grad, result, dim, dtype);
-  }
-  static at::Tensor& backward_out(const at::Tensor& grad, const at::Tensor& result, int64_t dim, at::ScalarType dtype,
-                                  at::Tensor& out) {
-    if (!is_taken(grad, result, dim, dtype) || !is_plain_out(out, result, dtype))
-      return TorchBackward::template out<key>(out, grad, result, dim, dtype);
-    return write(out, ours(grad, result, dim, dtype));
-  }
+  static at::ScalarType result(const at::Tensor&, const at::Tensor&, int64_t, at::ScalarType dtype) { return dtype; }
 };
 
 // How many dims a norm takes, of an input that ends with `shape`; 0 where ours does not take the call.
@@ -420,13 +454,12 @@ at::Tensor composed_rms_norm(const at::Tensor& input, c10::SymIntArrayRef shape,
 }
 
 // Losses of indices of classes. torch has kernels for (C) and (N, C), and others for (N, C, H, W), which all shapes become.
-template <bool images, DispatchKey key>
-struct NllLoss {
-  using Two = std::tuple<at::Tensor, at::Tensor>;
+template <bool images>
+struct NllLoss : Alike<rows::nll_loss_operator>, OfFirstDtype {
   using Torch = std::conditional_t<images, torch_nll_loss2d, torch_nll_loss>;
-  using TorchBackward = std::conditional_t<images, torch_nll_loss2d_backward, torch_nll_loss_backward>;
 
-  static bool is_taken(const at::Tensor& self, const at::Tensor& target, const OptionalTensor& weight, int64_t reduction) {
+  static bool is_taken(const at::Tensor& self, const at::Tensor& target, const OptionalTensor& weight, int64_t reduction,
+                       c10::SymInt) {
     const int64_t rank = self.dim(), classes = rank == 1 ? 0 : 1;
     if (!is_float_row(self) || (images ? rank != 4 : rank > 2) || target.dim() != rank - 1) return false;
     if ((target.scalar_type() != at::kLong && target.scalar_type() != at::kByte) || target.device() != self.device() ||
@@ -441,55 +474,22 @@ struct NllLoss {
     return weight->scalar_type() == self.scalar_type() && weight->device() == self.device() && weight->dim() == 1 &&
            agree(*weight, 0, classes);
   }
-  static Two ours(const at::Tensor& self, const at::Tensor& target, const OptionalTensor& weight, int64_t reduction,
-                  const c10::SymInt& ignore_index) {
-    return call_ours<key>(rows::nll_loss_operator(), self, target, weight, reduction, ignore_index);
-  }
-  static Two forward(const at::Tensor& self, const at::Tensor& target, const OptionalTensor& weight, int64_t reduction,
-                     c10::SymInt ignore_index) {
-    if (!is_taken(self, target, weight, reduction))
-      return Torch::template call<key>(self, target, weight, reduction, ignore_index);
-    return ours(self, target, weight, reduction, ignore_index);
-  }
-  static std::tuple<at::Tensor&, at::Tensor&> forward_out(const at::Tensor& self, const at::Tensor& target,
-                                                          const OptionalTensor& weight, int64_t reduction,
-                                                          c10::SymInt ignore_index, at::Tensor& output,
-                                                          at::Tensor& total_weight) {
-    if (!is_taken(self, target, weight, reduction) || !is_plain_out(output, self, self.scalar_type()) ||
-        !is_plain_out(total_weight, self, self.scalar_type()))
-      return Torch::template out<key>(output, total_weight, self, target, weight, reduction, ignore_index);
-    const auto [loss, divisor] = ours(self, target, weight, reduction, ignore_index);
-    return {write(output, loss), write(total_weight, divisor)};
-  }
+};
+
+template <bool images>
+struct NllLossBackward : Alike<rows::nll_loss_backward_operator>, OfFirstDtype {
+  using Torch = std::conditional_t<images, torch_nll_loss2d_backward, torch_nll_loss_backward>;
 
   static bool is_taken(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target, const OptionalTensor& weight,
-                       int64_t reduction, const at::Tensor& total_weight) {
+                       int64_t reduction, c10::SymInt ignore_index, const at::Tensor& total_weight) {
     const auto is_like = [&](const at::Tensor& x) {
       return x.scalar_type() == self.scalar_type() && x.device() == self.device();
     };
-    if (!is_taken(self, target, weight, reduction) || !is_like(grad) || !is_like(total_weight) || total_weight.dim() != 0)
+    if (!NllLoss<images>::is_taken(self, target, weight, reduction, std::move(ignore_index)) || !is_like(grad) ||
+        !is_like(total_weight) || total_weight.dim() != 0)
       return false;
     if (reduction != at::Reduction::None) return grad.dim() == 0;
     return grad.sym_sizes() == target.sym_sizes();
-  }
-  static at::Tensor ours(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target, const OptionalTensor& weight,
-                         int64_t reduction, const c10::SymInt& ignore_index, const at::Tensor& total_weight) {
-    return call_ours<key>(rows::nll_loss_backward_operator(), grad, self, target, weight, reduction, ignore_index,
-                          total_weight);
-  }
-  static at::Tensor backward(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target,
-                             const OptionalTensor& weight, int64_t reduction, c10::SymInt ignore_index,
-                             const at::Tensor& total_weight) {
-    if (!is_taken(grad, self, target, weight, reduction, total_weight))
-      return TorchBackward::template call<key>(grad, self, target, weight, reduction, ignore_index, total_weight);
-    return ours(grad, self, target, weight, reduction, ignore_index, total_weight);
-  }
-  static at::Tensor& backward_out(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target,
-                                  const OptionalTensor& weight, int64_t reduction, c10::SymInt ignore_index,
-                                  const at::Tensor& total_weight, at::Tensor& out) {
-    if (!is_taken(grad, self, target, weight, reduction, total_weight) || !is_plain_out(out, self, self.scalar_type()))
-      return TorchBackward::template out<key>(out, grad, self, target, weight, reduction, ignore_index, total_weight);
-    return write(out, ours(grad, self, target, weight, reduction, ignore_index, total_weight));
   }
 };
 
@@ -585,22 +585,20 @@ void register_dot(Table<key>& m) {
   m.impl("dot", TORCH_FN(dot<key>));
 }
 
-// A function and its backward pass, and the out variant of each.
-template <class K, DispatchKey key>
-void register_both(Table<key>& m, const std::string& forward, const char* out, const std::string& backward,
-                   const char* backward_out) {
-  m.impl(forward, TORCH_FN(K::forward));
-  m.impl(forward + out, TORCH_FN(K::forward_out));
-  m.impl(backward, TORCH_FN(K::backward));
-  m.impl(backward + backward_out, TORCH_FN(K::backward_out));
+template <class Function, DispatchKey key>
+void register_forms(Table<key>& m, const std::string& name, const char* out) {
+  m.impl(name, TORCH_FN((Forms<Function, key>::made)));
+  m.impl(name + out, TORCH_FN((Forms<Function, key>::into)));
 }
 template <DispatchKey key>
 void register_softmax(Table<key>& m) {
-  register_both<Softmax<false, key>>(m, "_softmax", ".out", "_softmax_backward_data", ".out");
+  register_forms<Softmax<false>>(m, "_softmax", ".out");
+  register_forms<SoftmaxBackward<false>>(m, "_softmax_backward_data", ".out");
 }
 template <DispatchKey key>
 void register_log_softmax(Table<key>& m) {
-  register_both<Softmax<true, key>>(m, "_log_softmax", ".out", "_log_softmax_backward_data", ".out");
+  register_forms<Softmax<true>>(m, "_log_softmax", ".out");
+  register_forms<SoftmaxBackward<true>>(m, "_log_softmax_backward_data", ".out");
 }
 template <DispatchKey key>
 void register_layer_norm(Table<key>& m) {
@@ -616,10 +614,16 @@ void register_rms_norm(Table<key>& m) {
     m.impl("_fused_rms_norm_backward", TORCH_FN(RmsNorm<key>::backward));
   }
 }
+template <bool images, DispatchKey key>
+void register_nll_loss_of(Table<key>& m, const std::string& name) {
+  m.impl(name + "_forward", TORCH_FN((Forms<NllLoss<images>, key>::made)));
+  m.impl(name + "_forward.output", TORCH_FN((Forms<NllLoss<images>, key>::into_both)));
+  register_forms<NllLossBackward<images>>(m, name + "_backward", ".grad_input");
+}
 template <DispatchKey key>
 void register_nll_loss(Table<key>& m) {
-  register_both<NllLoss<false, key>>(m, "nll_loss_forward", ".output", "nll_loss_backward", ".grad_input");
-  register_both<NllLoss<true, key>>(m, "nll_loss2d_forward", ".output", "nll_loss2d_backward", ".grad_input");
+  register_nll_loss_of<false>(m, "nll_loss");
+  register_nll_loss_of<true>(m, "nll_loss2d");
 }
 
 // The functions that can be replaced, by torch's names.
