@@ -381,6 +381,8 @@ def gradient_of_partial_extrema(group):
         "inf": lambda x: ops._norm_inf(x, [0]),
         "-inf": lambda x: ops._norm_neg_inf(x, [1]),
         "segments": lambda x: ops.segment_amin(x, offsets),
+        "index_amax": lambda x: ops.index_amax(x, torch.arange(37, device=x.device) % 5, 5),
+        "index_amin": lambda x: ops.index_amin(x, torch.arange(10, device=x.device) % 3, 3, 1),
     }
     for name, call in calls.items():
         whole = join(parts, "float32").to(here()).requires_grad_()

@@ -284,7 +284,7 @@ Tensor shares(const Tensor& data, const Tensor& grad, const Tensor& result, cons
   TORCH_CHECK_NOT_IMPLEMENTED(back.rows.defined() && !back.offsets.defined(), kName<op>,
                               "(): rows that several entries share have no derivative");
   const auto spread = [&](const Tensor& x) { return along(x, {}, back, forward, dim, x.scalar_type()); };
-  const Tensor largest = spread(result.detach()), equal = without_float8(data.detach()).eq(without_float8(largest));
+  const Tensor largest = spread(result.detach()), equal = without_float8(compared(data)).eq(without_float8(largest));
   const Tensor ties = spread(along(equal, {}, forward, back, dim, at::kLong));
   return apply(Formula::equal, data, {spread(grad), largest, ties}, dtype);
 }
