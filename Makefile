@@ -169,7 +169,7 @@ wheels: $(READY) $(WHEELS)
 	$(if $(filter 0,$(GPUREDUCE_CUDA)),,$(PY) tools/wheels.py build $(TORCHES))
 
 test-wheels: $(VENV)/.python
-	$(PY) tools/wheels.py try $(wildcard dist/*-abi3-manylinux*.whl) $(TORCHES) $(ARGS)
+	$(PY) tools/wheels.py try $(wildcard dist/*-abi3-manylinux*_$(shell uname -m).whl) $(TORCHES) $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info torch_reduce/*.so torch_reduce/_build.json

@@ -285,7 +285,8 @@ def extensions():
     core, glue = sources()
     made = [extension(CORE, core, CORE_TEMP, ["-std=c++17"], links=[f"-Wl,-soname,{CORE}.so"])]
     for release in RELEASES:
-        folder = Path(torch.__file__).parent if release == RELEASE else torches.folder(release)
+        ours = release == RELEASE and not torches.CROSS
+        folder = Path(torch.__file__).parent if ours else torches.folder(release)
         if not (folder / "include").exists():
             sys.exit(f"torch_reduce: there are no headers of torch {release}: run `python tools/torches.py {release}`.")
         headers = [folder / "include", folder / "include/torch/csrc/api/include"]

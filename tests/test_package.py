@@ -1047,6 +1047,24 @@ def test_wheel_for_several_torches(tmp_path, monkeypatch):
     assert last == "torch_reduce: there are no headers of torch 2.97.0: run `python tools/torches.py 2.97.0`."
 
 
+def test_wheel_for_another_processor(tmp_path):
+    """_PYTHON_HOST_PLATFORM names the platform that a cross build is for: its headers are taken, and the wheel says it.
+
+    The compiler is this machine's here, and the headers are this torch's.
+    """
+    cross = dict(_PYTHON_HOST_PLATFORM="linux-aarch64", TORCH_REDUCE_CACHE=str(tmp_path / "cache"))
+    last = refusal(tiny_tree(tmp_path / "other"), **cross)  # those of the torch that is there do not serve
+    wanted = f"run `python tools/torches.py {RELEASE}`."
+    assert last == f"torch_reduce: there are no headers of torch {RELEASE}: {wanted}"
+    fetched(tmp_path / "cache", f"linux-aarch64/{RELEASE}")
+    folder = tiny_tree(tmp_path / "tree")
+    process = setup_py(folder, "bdist_wheel", **cross)
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
+    (wheel,) = folder.glob("dist/*.whl")
+    assert wheel.name.endswith("-linux_aarch64.whl")
+
+
 @needs_nvcc
 def test_sizes_of_architectures(tmp_path):
     """tools/wheels.py finds in a library what each architecture takes."""

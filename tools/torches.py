@@ -16,13 +16,15 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+# linux-aarch64 where this builds for another processor: Python's own name for that, which pip obeys.
+CROSS = os.environ.get("_PYTHON_HOST_PLATFORM", "")
 LIBRARIES = ("c10", "torch_cpu", "torch_python", "c10_cuda", "torch_cuda")
 
 
 def folder(release):
     """Where the headers of a release are, or will be."""
     cache = os.environ.get("TORCH_REDUCE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torch_reduce")
-    return Path(cache).expanduser() / "torches" / release / "torch"
+    return Path(cache).expanduser() / "torches" / CROSS / release / "torch"
 
 
 def standard(torch):

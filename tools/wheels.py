@@ -38,7 +38,7 @@ def build(releases, cpu):
 
     there = torch.__version__.split("+")[0]
     for release in releases:
-        if release != there:
+        if release != there or torches.CROSS:
             torches.fetch(release)
     env = dict(os.environ, GPUREDUCE_TORCHES=" ".join(releases), GPUREDUCE_CUDA="0" if cpu else "1")
     env.setdefault("TORCH_CUDA_ARCH_LIST", ARCHITECTURES)
