@@ -107,7 +107,7 @@ PYTEST = $(PY) -m pytest $(if $(JOBS),-n $(JOBS) --dist loadfile)
 test: build
 	$(PYTEST) -m 'not docs' $(ARGS)
 
-test-docs: build
+test-docs: build $(WHEELS)
 	$(PYTEST) -m docs $(ARGS)
 
 bench: build

@@ -5,6 +5,7 @@ import ctypes
 import fcntl
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import json
 import os
@@ -1063,6 +1064,29 @@ def test_wheel_for_another_processor(tmp_path):
     assert process.returncode == 0, said
     (wheel,) = folder.glob("dist/*.whl")
     assert wheel.name.endswith("-linux_aarch64.whl")
+
+
+needs_auditwheel = pytest.mark.skipif(
+    not importlib.util.find_spec("auditwheel"), reason="needs auditwheel: `pip install --group wheels`"
+)
+
+
+@needs_auditwheel
+def test_wheel_with_a_tag(tmp_path):
+    """tools/wheels.py makes a wheel for the CPU that names the oldest system it serves, without torch's libraries."""
+    folder = tiny_tree(tmp_path / "tree")
+    env = dict(os.environ, PYTHONPATH="", MAX_JOBS="2")
+    command = [sys.executable, "tools/wheels.py", "build", "--cpu", RELEASE]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = folder.glob("dist/*.whl")
+    version = re.escape(torch_reduce.__version__)
+    assert re.fullmatch(rf"torch_reduce-{version}\+cpu-cp\d+-.*manylinux_2_\d+_.*\.whl", wheel.name)
+    assert f"{wheel}: " in done.stdout
+    with zipfile.ZipFile(wheel) as archive:
+        libraries = {name for name in archive.namelist() if ".so" in name}
+    entries = {f"torch_reduce/_entry_{MINOR}.so"} if entry() else set()
+    assert libraries == {f"torch_reduce/{CORE.name}", f"torch_reduce/{GLUE.name}", *entries}
 
 
 @needs_nvcc
