@@ -682,7 +682,10 @@ COMPILED = {
 
 @pytest.mark.parametrize("call", COMPILED)
 def test_compiled(call, decomposing, device):  # noqa: F811
-    """Compiled, forwards and backwards: the bits of eager mode inside, and torch's operators before."""
+    """Compiled, forwards and backwards: the bits of eager mode inside, and torch's operators and strides before.
+
+    From torch.compile, gradients may have other strides than in eager mode: those of columns do in torch 2.15.
+    """
     x = data((9, 5), "float32", device=device).requires_grad_()
     index, g = problem((900,), 9, 1, device), data((900, 5), "float32", seed=2, device=device)
 
@@ -691,12 +694,12 @@ def test_compiled(call, decomposing, device):  # noqa: F811
         return result.detach(), torch.autograd.grad(result, x, data(result.shape, "float32", seed=3, device=device))[0]
 
     compiled = torch.compile(COMPILED[call], fullgraph=True, backend=decomposing)
-    run(compiled)
+    plain = run(compiled)
     before = list(itertools.chain(*decomposing.seen))
     with replaced(device):
-        for found, wanted in zip(run(compiled), run(COMPILED[call]), strict=True):
+        for found, wanted, own in zip(run(compiled), run(COMPILED[call]), plain, strict=True):
             assert_same_bits(found, wanted)
-            assert found.stride() == wanted.stride()
+            assert found.stride() == own.stride()
     inside = list(itertools.chain(*decomposing.seen))[len(before) :]
     assert not ours_in(before) and ours_in(inside), inside
 
