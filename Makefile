@@ -4,7 +4,7 @@
 TORCH  ?= 2.11.0#   the torch to install in .venv and to build for: 2.11 to 2.15
 CUDA   ?= $(or $(GPUREDUCE_CUDA),$(USE_CUDA))#  0 leaves CUDA out
 TORCH_INDEX ?=#     where pip looks for torch, too: with CUDA=0, for its wheel without CUDA
-TORCHES ?= 2.11.0 2.12.0 2.13.0 2.14.0 2.15.0#  that the wheels of `make wheels` serve, and `make test-wheels` tries
+TORCHES ?= 2.11.0 2.12.0 2.13.0 2.14.0 2.15.0#  the torches that `make wheels` builds for and `make test-wheels` tries
 PYTHON ?= python3#  what .venv is made with
 JOBS   ?=#          so many processes share the tests; for a CPU: on a GPU, some tests want all of its memory
 ARGS   ?=#          more arguments for pytest (make test), bench/grid.py (make bench, make grid) or the ladder
@@ -35,11 +35,12 @@ help:
 	@echo 'make lint    check the style of Python, C++ and CUDA'
 	@echo 'make format  put it in order, as far as the tools can'
 	@echo 'make wheel   put a wheel for this torch into dist/'
-	@echo 'make wheels  put wheels for every torch of TORCHES into dist/: for the CPU alone and, without CUDA=0, with CUDA'
-	@echo 'make test-wheels  try them beside each of these torches, in new environments without a compiler'
+	@echo 'make wheels  put two wheels into dist/, each for all of TORCHES: for the CPU alone, and (not if CUDA=0) with CUDA'
+	@echo 'make test-wheels  try them with each of TORCHES, in new environments without a compiler'
 	@echo 'make clean   remove what was built; .venv stays'
 	@echo
 	@echo 'TORCH=$(TORCH) another torch (2.11.0 to 2.15.0)   CUDA=0 the CPU alone   PYTHON=$(strip $(PYTHON)) for a new .venv'
+	@echo 'TORCHES="$(strip $(TORCHES))" the torches of make wheels and make test-wheels'
 	@echo 'TORCH_INDEX=URL where pip also looks for torch: with CUDA=0 it takes a wheel without CUDA, where it finds one'
 	@echo 'VERBOSE=1 every command of the compiler'
 	@echo 'PY=python3 an environment of your own: it must have torch, ninja, setuptools and pytest; nothing is installed'

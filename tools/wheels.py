@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 MOST = {"cpu": 6 * 2**20, "cuda": 60 * 2**20}  # bytes of a wheel
 ARCHITECTURES = "8.0 9.0 10.0 12.0+PTX"
-# What torch has loaded by then. The CUDA runtime comes with torch.
+# auditwheel leaves these out of the wheel: torch has loaded them before ours. The CUDA runtime comes with torch.
 FROM_TORCH = [f"lib{name}.so" for name in torches.LIBRARIES] + ["libcudart.so.12", "libcudart.so.13"]
 TESTS = ["test_bits.py", "test_selfcheck.py", "test_entry.py", "test_autograd.py"]
 
@@ -57,7 +57,7 @@ def build(releases, cpu):
     size, most = wheel.stat().st_size, MOST["cpu" if cpu else "cuda"]
     print(f"{wheel}: {size / 2**20:.1f} MiB")
     if size > most:
-        sys.exit(f"That is more than {most / 2**20:.0f} MiB: `python tools/wheels.py sizes {wheel}` says what of.")
+        sys.exit(f"That is more than {most / 2**20:.0f} MiB: `python tools/wheels.py sizes {wheel}` lists the parts.")
 
 
 def attempt(wheel, release, tests):
@@ -83,7 +83,7 @@ def attempt(wheel, release, tests):
 
 
 def fatbins(data):
-    """The parts of a library's device code: what it is for ("sm_90", "PTX 90"), and its bytes in the file."""
+    """The parts of a library's device code: the target ("sm_90", "PTX 90"), and the bytes in the file."""
     magic = bytes.fromhex("50ed55ba0100")
     at = data.find(magic)
     while at >= 0:
@@ -101,7 +101,7 @@ def fatbins(data):
 
 
 def sizes(wheel):
-    """Prints the libraries of a wheel, and what each architecture takes of it: device code is compressed already."""
+    """Prints the libraries of a wheel, and each architecture's part of them, as compressed by nvcc."""
     with zipfile.ZipFile(wheel) as archive:
         print(f"{Path(wheel).name}: {Path(wheel).stat().st_size / 2**20:.2f} MiB")
         for each in sorted(archive.infolist(), key=lambda each: -each.compress_size):
