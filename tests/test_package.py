@@ -165,6 +165,12 @@ def test_import_needs_torch_alone():
     assert set(result.stdout.split()) <= {"torch_reduce", "torch"}
 
 
+def test_import_takes_little_time():
+    """At most 50 ms of processor time more than torch's own import."""
+    clock = "import time, torch; begin = time.process_time(); import torch_reduce; print(time.process_time() - begin)"
+    assert min(float(run("-c", clock).stdout) for _ in range(3)) <= 0.05
+
+
 # --- explain ----------------------------------------------------------------------------------------------------------
 
 
