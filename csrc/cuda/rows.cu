@@ -235,26 +235,30 @@ __global__ void __launch_bounds__(kColumnThreads* kRowGroups) weights_kernel(con
   Sums none;
 #pragma unroll
   for (int j = 0; j < V; ++j) none.of[j] = no_addend<TwoSums<A>>();
-  Sums group[kGroupLanes];
-#pragma unroll
-  for (int l = 0; l < kGroupLanes; ++l) group[l] = none;
+  Sums sums;
   const auto take = [&](auto at_once) {
     constexpr int kAtOnce = decltype(at_once)::value, kDeep = kDepth / kAtOnce;  // lanes, and rows of each
-#pragma unroll
+    Sums waiting[levels_of(kGroupLanes)];
+#pragma unroll 1
     for (int l = 0; l < kGroupLanes; l += kAtOnce) {
       const auto row_of = [&](int i) { return chunk + lane + l + i / kDeep + int64_t{i % kDeep * kLanes}; };
       A x[kDepth][V], g[kDepth][V], mean[kDepth], r[kDepth];
       load_rows<T, A, V, kLoads>(call, a, there, row_of, column, x, g, mean, r);
+      Sums lanes[kAtOnce];
+#pragma unroll
+      for (Sums& each : lanes) each = none;
 #pragma unroll
       for (int i = 0; i < kDepth; ++i) {
         if (!there || row_of(i) >= call.rows) continue;
-        Sums& sums = group[l + i / kDeep];
+        Sums& own = lanes[i / kDeep];
 #pragma unroll
         for (int j = 0; j < V; ++j) {
           const TwoSums<A> addend{weight_addend(x[i][j], g[i][j], mean[i], r[i]), g[i][j]};
-          sums.of[j] = i % kDeep == 0 ? addend : sums.of[j] + addend;
+          own.of[j] = i % kDeep == 0 ? addend : own.of[j] + addend;
         }
       }
+      sums = join_neighbours(lanes);
+      carry(waiting, sums, l / kAtOnce);
     }
   };
   const int64_t left = call.rows - chunk;
@@ -262,7 +266,6 @@ __global__ void __launch_bounds__(kColumnThreads* kRowGroups) weights_kernel(con
   else if (left <= 2 * kLanes) take(std::integral_constant<int, 4>());
   else if (left <= 4 * kLanes) take(std::integral_constant<int, 2>());
   else take(std::integral_constant<int, 1>());
-  Sums sums = join_neighbours(group);
   for (int step = 1; step < kRowGroups; step *= 2) {
     __syncthreads();
     if (threadIdx.y % (2 * step) == step) waiting_sums[threadIdx.y / (2 * step) * kColumnThreads + threadIdx.x] = sums;
