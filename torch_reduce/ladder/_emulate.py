@@ -77,7 +77,8 @@ class Emulated:
         blocks: the threads per block that a rung takes; others may give wrong sums.
         counters: of the first launch, by the names that `run --profile` uses: global load efficiency, global store
             efficiency and branch efficiency in percent; bank conflicts, barriers, shuffles and atomics per warp; shared
-            bytes per block. A counter of something that the kernel does not do is left out.
+            bytes per block. A counter of something that the kernel does not do is left out, as is branch
+            efficiency where a shared array has atomics of 8 bytes.
         races, wrong: accesses that no barrier puts in order; accesses outside of arrays or of what nobody wrote.
         fault: what ended the run early, or None.
         steps: with trace, every access of block 0: (thread, barriers before it, kind, "name[index]", line).
@@ -323,7 +324,8 @@ def counters(said: dict, last: set[int]) -> dict[str, float]:
         mine = [request for request in said["requests"] if request["kind"] == kind]
         if sectors := sum(request["sectors"] for request in mine):
             found[name] = 100 * sum(request["bytes"] for request in mine) / (32 * sectors)
-    if (branch := branch_efficiency(said["tests"], last)) is not None:
+    # A GPU has no such atomics of 8 bytes: it tries in a loop, whose branches the source does not show.
+    if not said["wide_atomics"] and (branch := branch_efficiency(said["tests"], last)) is not None:
         found["branch efficiency"] = branch
     warps = said["warps"] or 1
     found["bank conflicts"] = sum(request["conflicts"] for request in said["requests"]) / warps

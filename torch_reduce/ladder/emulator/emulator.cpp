@@ -138,6 +138,7 @@ std::map<std::tuple<uintptr_t, std::string>, Race> wrong_accesses;
 struct Launched {
   unsigned block = 0;
   int64_t barriers = 0, warp_barriers = 0, shuffles = 0, warps = 0, shared_bytes = 0;
+  bool wide_atomics = false;  // of 8 bytes, in shared memory
 } first_launch;
 
 // --- fibers ----------------------------------------------------------------------------------------------------------------
@@ -409,6 +410,7 @@ void note(const void* where, size_t size, bool writes, bool atomic, uintptr_t pl
     }
   }
   if (!counted || crowded()) return;
+  first_launch.wide_atomics |= atomic && shared && size == 8;
   const Kind kind = atomic ? kAtomic : shared ? (writes ? kSharedStore : kSharedLoad) : (writes ? kStore : kLoad);
   events.push_back({place, offset, threadIdx.x, current->syncs, static_cast<uint8_t>(kind), static_cast<uint8_t>(size)});
   for (Open& open : current->open) open.global += !shared;
@@ -655,7 +657,8 @@ std::string report() {
   std::ostringstream out;
   out << "\"block\": " << first_launch.block << ", \"warps\": " << first_launch.warps
       << ", \"barriers\": " << first_launch.barriers << ", \"warp_barriers\": " << first_launch.warp_barriers
-      << ", \"shuffles\": " << first_launch.shuffles << ", \"shared_bytes\": " << first_launch.shared_bytes;
+      << ", \"shuffles\": " << first_launch.shuffles << ", \"shared_bytes\": " << first_launch.shared_bytes
+      << ", \"wide_atomics\": " << first_launch.wide_atomics;
   const char* comma = "";
   out << ", \"requests\": [";
   for (const auto& [key, found] : requests) {
