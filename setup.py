@@ -261,7 +261,7 @@ def sources():
 
 
 def extension(name, sources, temp, flags, links, headers=(), folders=(), cuda=True):
-    """A library; `temp` is a folder for its objects, so that those of one torch never meet those of another."""
+    """A library; `temp` is a folder for its objects. Each torch has its own, so objects are never mixed."""
     toolkit = ("cuda", False) if cuda and CUDA_HOME else None  # False: without torch's own folders
     made = setuptools.Extension(
         f"torch_reduce.{name}",

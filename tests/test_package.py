@@ -1060,7 +1060,7 @@ def test_wheel_for_another_processor(tmp_path):
     The compiler is this machine's here, and the headers are this torch's.
     """
     cross = dict(_PYTHON_HOST_PLATFORM="linux-aarch64", TORCH_REDUCE_CACHE=str(tmp_path / "cache"))
-    last = refusal(tiny_tree(tmp_path / "other"), **cross)  # those of the torch that is there do not serve
+    last = refusal(tiny_tree(tmp_path / "other"), **cross)  # the headers of the installed torch do not serve
     wanted = f"run `python tools/torches.py {RELEASE}`."
     assert last == f"torch_reduce: there are no headers of torch {RELEASE}: {wanted}"
     fetched(tmp_path / "cache", f"linux-aarch64/{RELEASE}")

@@ -684,7 +684,7 @@ COMPILED = {
 def test_compiled(call, decomposing, device):  # noqa: F811
     """Compiled, forwards and backwards: the bits of eager mode inside, and torch's operators and strides before.
 
-    From torch.compile, gradients may have other strides than in eager mode: those of columns do in torch 2.15.
+    From torch.compile, gradients may have other strides than in eager mode: in torch 2.15, gradients of columns do.
     """
     x = data((9, 5), "float32", device=device).requires_grad_()
     index, g = problem((900,), 9, 1, device), data((900, 5), "float32", seed=2, device=device)
