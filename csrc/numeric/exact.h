@@ -8,13 +8,6 @@
 
 #include "dtypes.h"
 
-// Loops over digits are short code on a GPU, too.
-#ifdef __CUDACC__
-#define GPUREDUCE_DIGITS _Pragma("unroll 1")
-#else
-#define GPUREDUCE_DIGITS
-#endif
-
 namespace gpureduce::exact {
 
 // The powers of two that an exact sum counts: from 2^lowest, in digits of 32 bits. Up to 2^62 addends fit.
@@ -35,12 +28,12 @@ struct FixedPoint {
   uint32_t seen;
 
   GPUREDUCE_HOST_DEVICE void clear() {
-    GPUREDUCE_DIGITS
+    GPUREDUCE_SHORT_CODE
     for (int64_t& d : digits) d = 0;
     seen = 0;
   }
   GPUREDUCE_HOST_DEVICE void add(const FixedPoint& other) {
-    GPUREDUCE_DIGITS
+    GPUREDUCE_SHORT_CODE
     for (int i = 0; i < kDigits; ++i) digits[i] += other.digits[i];
     seen |= other.seen;
   }
@@ -55,14 +48,14 @@ struct FixedPoint {
   }
   // Brings all digits but the last into [0, 2^32).
   GPUREDUCE_HOST_DEVICE void carry() {
-    GPUREDUCE_DIGITS
+    GPUREDUCE_SHORT_CODE
     for (int i = 0; i + 1 < kDigits; ++i) {
       digits[i + 1] += digits[i] >> 32;
       digits[i] &= 0xffffffff;
     }
   }
   GPUREDUCE_HOST_DEVICE void negate() {
-    GPUREDUCE_DIGITS
+    GPUREDUCE_SHORT_CODE
     for (int64_t& d : digits) d = -d;
   }
 };
@@ -196,14 +189,14 @@ GPUREDUCE_HOST_DEVICE Magnitude magnitude_of(FixedPoint<Range>& sum) {
     return i >= 0 ? static_cast<uint64_t>(sum.digits[i]) & 0xffffffffu : 0;
   };
   int last = kDigits;
-  GPUREDUCE_DIGITS
+  GPUREDUCE_SHORT_CODE
   while (last >= 0 && word(last) == 0) --last;
   if (last < 0) return result;
   result.high = word(last) << 32 | word(last - 1);
   result.low = word(last - 2) << 32 | word(last - 3);
   result.exponent = Range::kLowest + 32 * (last - 3);
   result.normalize(static_cast<uint32_t>(word(last - 4)));
-  GPUREDUCE_DIGITS
+  GPUREDUCE_SHORT_CODE
   for (int i = last - 5; i >= 0; --i) result.more |= sum.digits[i] != 0;
   return result;
 }
@@ -235,7 +228,7 @@ GPUREDUCE_HOST_DEVICE Leading quotient(const Magnitude& x, uint64_t divisor) {
   }
   Magnitude q{0, 0, x.exponent, x.more, x.negative};
   uint64_t rest = 0;
-  GPUREDUCE_DIGITS
+  GPUREDUCE_SHORT_CODE
   for (int bit = 127; bit >= 0; --bit) {
     const bool over = rest >> 63;  // then it is at least the divisor once it is doubled
     rest = rest << 1 | ((bit < 64 ? x.low >> bit : x.high >> (bit - 64)) & 1);
@@ -259,7 +252,7 @@ GPUREDUCE_HOST_DEVICE Leading root(Magnitude x) {
   }
   uint64_t bits = 0;
   bool less = false;  // the square of `bits` is less than x
-  GPUREDUCE_DIGITS
+  GPUREDUCE_SHORT_CODE
   for (int bit = 63; bit >= 0; --bit) {
     const uint64_t more = bits | uint64_t{1} << bit;
     const Bits128 square = multiplied(more, more);
@@ -349,14 +342,14 @@ GPUREDUCE_HOST_DEVICE void write_seen(int64_t* state, uint32_t seen) {
 }
 template <class Range>
 GPUREDUCE_HOST_DEVICE void write_state(int64_t* to, const FixedPoint<Range>& carried) {
-  GPUREDUCE_DIGITS
+  GPUREDUCE_SHORT_CODE
   for (int i = 0; i < Range::kDigits; ++i) to[i] = shown_digit(carried.digits[i], carried.seen);
   write_seen<Range>(to, carried.seen);
 }
 
 template <class Range>
 GPUREDUCE_HOST_DEVICE void add_state(FixedPoint<Range>& sum, const int64_t* from) {
-  GPUREDUCE_DIGITS
+  GPUREDUCE_SHORT_CODE
   for (int i = 0; i < Range::kDigits; ++i) sum.digits[i] += from[i];
   const auto has = [](int64_t both, uint32_t low, uint32_t high) {
     return ((both & 0xffffffff) ? low : 0u) | (both >> 32 ? high : 0u);

@@ -52,12 +52,19 @@ struct RowDims {
     return true;
   }
   GPUREDUCE_HOST_DEVICE int64_t offset(RowOperandName operand, int64_t index) const {
+    return rank > 1 ? nested_offset(operand, index) : rank > 0 ? index * dims[0].strides[operand] : 0;
+  }
+
+ private:
+  // Out of line: kernels ask for many offsets, and divisions are long.
+  GPUREDUCE_OUT_OF_LINE int64_t nested_offset(RowOperandName operand, int64_t index) const {
     int64_t offset = 0;
+    GPUREDUCE_SHORT_CODE
     for (int d = rank - 1; d > 0; --d) {
       offset += index % dims[d].size * dims[d].strides[operand];
       index /= dims[d].size;
     }
-    return rank > 0 ? offset + index * dims[0].strides[operand] : 0;
+    return offset + index * dims[0].strides[operand];
   }
 };
 
