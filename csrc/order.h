@@ -8,9 +8,10 @@
 #define GPUREDUCE_OUT_OF_LINE __host__ __device__ __noinline__
 #define GPUREDUCE_SHORT_CODE _Pragma("unroll 1")  // before a loop
 #else
+// Always inline, so that no copy for one instruction set serves another.
+#define GPUREDUCE_HOST_DEVICE inline __attribute__((always_inline))
+#define GPUREDUCE_OUT_OF_LINE __attribute__((always_inline))
 #define GPUREDUCE_SHORT_CODE
-#define GPUREDUCE_OUT_OF_LINE
-#define GPUREDUCE_HOST_DEVICE inline __attribute__((always_inline))  // so that no copy for one instruction set serves another
 #endif
 
 namespace gpureduce {

@@ -209,13 +209,8 @@ struct Leading {
 };
 
 // Divides a normalized magnitude, by long division. Its 128 bits and 64 of the divisor give a quotient of at least 64 bits.
-GPUREDUCE_HOST_DEVICE Leading quotient(const Magnitude& x, uint64_t divisor) {
-  Leading result{x.high, x.exponent + 64, x.more || x.low != 0, x.negative};
-  if (x.high == 0) return result;
-  if ((divisor & (divisor - 1)) == 0) {  // a power of two
-    result.exponent -= 63 - leading_zeros(divisor);
-    return result;
-  }
+inline GPUREDUCE_OUT_OF_LINE Leading long_quotient(Magnitude x, uint64_t divisor) {
+  Leading result{x.high, x.exponent + 64, x.more, x.negative};
   if (divisor >> 32 == 0) {  // by digits of 32 bits
     const uint64_t first = x.high / divisor;
     const uint64_t rest = (x.high - first * divisor) << 32 | x.low >> 32, second = rest / divisor;
@@ -241,8 +236,15 @@ GPUREDUCE_HOST_DEVICE Leading quotient(const Magnitude& x, uint64_t divisor) {
   return {q.high, q.exponent + 64, q.more || q.low != 0 || rest != 0, q.negative};
 }
 
+// The quotient of a normalized magnitude. Nearly all divisors are powers of two, as 1 is. The others have a function of their
+// own.
+GPUREDUCE_HOST_DEVICE Leading quotient(const Magnitude& x, uint64_t divisor) {
+  if (x.high != 0 && (divisor & (divisor - 1)) != 0) return long_quotient(x, divisor);
+  return {x.high, x.exponent + 64 - (63 - leading_zeros(divisor)), x.more || x.low != 0, x.negative};
+}
+
 // The square root of a normalized magnitude. The root of an integer of 127 or 128 bits has 64 bits.
-GPUREDUCE_HOST_DEVICE Leading root(Magnitude x) {
+inline GPUREDUCE_OUT_OF_LINE Leading root(Magnitude x) {
   if (x.high == 0) return {0, 0, false, x.negative};
   if (x.exponent % 2 != 0) {
     x.more |= x.low & 1;
