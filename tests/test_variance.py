@@ -84,6 +84,15 @@ def test_no_degrees_of_freedom(capfd, device):
         assert "degrees" not in capfd.readouterr().err
 
 
+def test_tangents_of_nothing(device):
+    """Of a deviation they are NaN, of a variance 0, as in torch."""
+    x = torch.zeros(3, 0, dtype=torch.float64, device=device)
+    for ours, theirs in ((torch_reduce.std, torch.std), (torch_reduce.var, torch.var)):
+        found, wanted = (torch.func.jvp(lambda y, f=f: f(y, dim=1), (x,), (x,))[1] for f in (ours, theirs))
+        assert torch.equal(found.isnan(), wanted.isnan())
+        assert found.shape == (3,)
+
+
 def test_refused(device):
     x = torch.ones(3, device=device)
     for function in (torch_reduce.var, torch_reduce.std, torch_reduce.var_mean):

@@ -158,6 +158,8 @@ std::array<Tensor, 2> tangents(const Tensor& self, const Saved& saved, const Pai
   const Tensor change = derivative(primal, saved, variance, mean, at::ones_like(variance).detach(), {}, at::kDouble) * wide;
   if (saved.dims.empty()) return {change, wide};
   const at::IntArrayRef dims(saved.dims);
+  if (saved.root && self.sym_numel() == 0)  // the deviation of nothing is NaN, and so is its tangent
+    return {std::get<0>(results).detach(), functional<Operation::mean>().call(tangent, dims, saved.keepdim, at::kDouble)};
   return {functional<Operation::sum>().call(change, dims, saved.keepdim, std::nullopt),
           functional<Operation::mean>().call(tangent, dims, saved.keepdim, at::kDouble)};
 }
