@@ -447,6 +447,11 @@ def test_dot(device):
     for exact in (False, True):
         with pytest.raises(RuntimeError, match="^dot: .* but input is on .* and other is on meta"):
             torch_reduce.dot(x, x.to("meta"), exact=exact)
+    for form in (torch_reduce.dot, torch.ops.gpureduce.dot, torch.ops.gpureduce.exact_dot):
+        with pytest.raises(NotImplementedError, match="^dot: .* dtype ComplexFloat"):
+            form(x.cfloat(), x.cfloat())
+        with pytest.raises(NotImplementedError, match="^dot: .* a result of dtype ComplexFloat"):
+            form(x, x, dtype=torch.complex64)
     with pytest.raises(RuntimeError, match="Expected out tensor to have dtype"):
         torch_reduce.dot(x, x, dtype=x.dtype, out=torch.empty((), dtype=torch.float64, device=device))
     assert gradcheck(torch_reduce.dot, (leaf((4,), device=device), leaf((4,), device=device, seed=1)))

@@ -50,9 +50,9 @@ constexpr const char* kArguments =
 
 // --- checks ---------------------------------------------------------------------------------------------------------------
 
-void check_dtype(at::ScalarType type, const char* what) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(type), kName, ": complex numbers are not supported: ", what, " ", type);
-  dtype_of(type, what, kName);
+void check_dtype(at::ScalarType type, const char* what, const char* function = kName) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!at::isComplexType(type), function, ": complex numbers are not supported: ", what, " ", type);
+  dtype_of(type, what, function);
 }
 
 // The dtype of the result: `dtype`, or otherwise as for a sum of elements of the promoted dtype.
@@ -285,6 +285,8 @@ OptionalDtype dot_dtype(const Tensor& self, const Tensor& other, OptionalDtype d
       self.is_cuda() && at::autocast::is_autocast_enabled(at::kCUDA) && is_eligible(self) && is_eligible(other);
   TORCH_CHECK(self.scalar_type() == other.scalar_type() || promotes,
               "dot : expected both vectors to have same dtype, but found ", self.scalar_type(), " and ", other.scalar_type());
+  check_dtype(self.scalar_type(), "tensors of dtype", "dot");
+  if (dtype) check_dtype(*dtype, "a result of dtype", "dot");
   const c10::SymInt count = self.sym_size(0), others = other.sym_size(0);
   TORCH_SYM_CHECK(count.sym_eq(others), "inconsistent tensor size, expected tensor [", count, "] and src [", others,
                   "] to have the same number of elements, but got ", count, " and ", others, " elements respectively");

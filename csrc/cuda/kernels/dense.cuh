@@ -118,8 +118,8 @@ __device__ __forceinline__ Acc dense_unit(const DenseArgs<Source, Acc>& a, const
   if constexpr (walk == Walk::shifted) {
     const int64_t chunk = int64_t{unit} * kChunk;
     static_assert(kElements == kDepth);
-    if (is_short_chunk(a.length - chunk)) return short_chunk<V, 2, 0, Acc>(a.source, a.input, a.length, row, chunk);
-    else return shifted_chunk<V, kElements, 0, Acc>(a.source, a.input, a.length, row, chunk);
+    if (is_short_chunk(a.length - chunk)) return short_chunk<V, 2, Acc>(a.source, a.input, a.length, row, chunk);
+    else return shifted_chunk<V, kElements, Acc>(a.source, a.input, a.length, row, chunk);
   } else {
     constexpr int kUnit = row_unit(V, kElements, kRegisterBytes<V, typename Source::Element>), kChunkUnits = kLanes / kUnit;
     const int64_t first = int64_t{unit / kChunkUnits} * kChunk + unit % kChunkUnits * kUnit;

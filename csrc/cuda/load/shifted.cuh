@@ -36,8 +36,8 @@ __device__ __forceinline__ void move_down(Lanes<Element, Acc, V>* lanes, int shi
 }
 
 // A warp sums the chunk that begins at element `chunk` of a row of `length` elements. With kElements < kDepth, a leaf has at
-// most kElements elements. Every leaf has at least kSure. Reads no granule without an element of the row.
-template <int V, int kElements, int kSure, class Acc, class Source>
+// most kElements elements. Reads no granule without an element of the row.
+template <int V, int kElements, class Acc, class Source>
 __device__ __forceinline__ Acc shifted_chunk(const Source& source, const InputSpan& input, int64_t length, int64_t row,
                                              int64_t chunk) {
   using Element = typename Source::Element;
@@ -71,8 +71,7 @@ __device__ __forceinline__ Acc shifted_chunk(const Source& source, const InputSp
       } else {
         for_constants(std::make_integer_sequence<int, kElements>{}, [&](auto i) {
           constexpr int d = decltype(i)::value, kBeyond = d * kLanes;
-          if constexpr (d < kSure) x[g][d] = source.template load<V>(begin + first + kBeyond);
-          else x[g][d] = source.template load_if<V, kBeyond>(first + kBeyond + V <= left, begin + first);
+          x[g][d] = source.template load_if<V, kBeyond>(first + kBeyond + V <= left, begin + first);
         });
       }
     }
@@ -97,7 +96,7 @@ __device__ __forceinline__ Acc shifted_chunk(const Source& source, const InputSp
 
 // Like shifted_chunk(), but moves the elements and not the sums: cheaper if leaves have few elements, so that all are in flight
 // at once. The row's last granule must end within the input.
-template <int V, int kElements, int kSure, class Acc, class Source>
+template <int V, int kElements, class Acc, class Source>
 __device__ __forceinline__ Acc funneled_chunk(const Source& source, int64_t length, int64_t row, int64_t chunk) {
   using Element = typename Source::Element;
   constexpr int kGroups = kLanes / (kWarp * V);
@@ -107,8 +106,8 @@ __device__ __forceinline__ Acc funneled_chunk(const Source& source, int64_t leng
   Vector<Element, V> low[kGroups][kElements], high[kGroups][kElements];
   for_constants(std::make_integer_sequence<int, kGroups * kElements>{}, [&](auto i) {
     constexpr int g = decltype(i)::value / kElements, d = decltype(i)::value % kElements, kBeyond = g * kWarp * V + d * kLanes;
-    low[g][d] = source.template load_if<V, kBeyond>(d < kSure || kBeyond < left, begin);
-    high[g][d] = source.template load_if<V, kBeyond + V>(d < kSure || kBeyond + V - shift < left, begin);
+    low[g][d] = source.template load_if<V, kBeyond>(kBeyond < left, begin);
+    high[g][d] = source.template load_if<V, kBeyond + V>(kBeyond + V - shift < left, begin);
   });
   Acc values[kGroups];
 #pragma unroll
@@ -116,8 +115,7 @@ __device__ __forceinline__ Acc funneled_chunk(const Source& source, int64_t leng
     RowLanes<Element, Acc, V> lanes;
 #pragma unroll
     for (int d = 0; d < kElements; ++d) {
-      auto x = funnel(low[g][d], high[g][d], shift);
-      if (d >= kSure) x = keep(x, 0, left - g * kWarp * V - d * kLanes);
+      const auto x = keep(funnel(low[g][d], high[g][d], shift), 0, left - g * kWarp * V - d * kLanes);
       if (d == 0) lanes.start(x);
       else lanes.add(x);
     }
@@ -127,7 +125,7 @@ __device__ __forceinline__ Acc funneled_chunk(const Source& source, int64_t leng
 }
 
 // A chunk of fewer than kDepth elements per leaf, read in the cheaper way.
-template <int V, int kElements, int kSure, class Acc, class Source>
+template <int V, int kElements, class Acc, class Source>
 __device__ __forceinline__ Acc short_chunk(const Source& source, const InputSpan& input, int64_t length, int64_t row,
                                            int64_t chunk) {
   constexpr bool kOrderFree = RowLanes<typename Source::Element, Acc, V>::kOrderFree;  // then no sums move
@@ -135,9 +133,9 @@ __device__ __forceinline__ Acc short_chunk(const Source& source, const InputSpan
     const int over = source.template misalignment<V>(row + length);
     const int64_t end = row + length + (over > 0 ? V - over : 0);
     if (__all_sync(~0u, source.inside(input, end - V, end)))  // uniform in the warp, which the compiler cannot know
-      return funneled_chunk<V, kElements, kSure, Acc>(source, length, row, chunk);
+      return funneled_chunk<V, kElements, Acc>(source, length, row, chunk);
   }
-  return shifted_chunk<V, kElements, kSure, Acc>(source, input, length, row, chunk);
+  return shifted_chunk<V, kElements, Acc>(source, input, length, row, chunk);
 }
 
 // Joins kLeaves neighbouring leaves of the thread's V columns from `column` on, with up to kElements elements per leaf. All
