@@ -411,6 +411,36 @@ def test_writes_of_out_are_counted(device):
     assert out._version == 1
 
 
+def test_tensors_on_two_devices_are_left_to_torch(cuda):
+    """A call with tensors on a GPU and on the CPU ends as without us, with torch's error."""
+    x, rows = torch.ones(4), torch.ones(2, 4)
+    index = torch.tensor([0, 1, 0, 1])
+    calls = [
+        lambda a, b: torch.dot(a(x), b(x)),
+        lambda a, b: torch.sum(a(rows), 1, out=b(torch.empty(2))),
+        lambda a, b: F.layer_norm(a(rows), (4,), b(x)),
+        lambda a, b: F.nll_loss(a(rows), b(index[:2])),
+        lambda a, b: a(torch.zeros(2)).index_add_(0, b(index), b(x)),
+        lambda a, b: torch.bincount(a(index), b(x)),
+    ]
+
+    def outcome(call, *given):
+        try:
+            call(*given)
+        except (RuntimeError, NotImplementedError) as error:
+            return type(error), str(error).splitlines()[0]
+        return None
+
+    def outcomes():
+        places = lambda t: t.to(cuda), lambda t: t.cpu()
+        return [outcome(call, *given) for call in calls for given in (places, places[::-1])]
+
+    wanted = outcomes()
+    assert len(wanted) - wanted.count(None) >= len(calls)
+    with torch_reduce.replace(devices=["cpu", "cuda"]):
+        assert outcomes() == wanted
+
+
 # --- on and off -------------------------------------------------------------------------------------------------------
 
 

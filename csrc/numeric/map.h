@@ -126,7 +126,6 @@ constexpr bool is_convertible(Map map, Accumulator to, const DTypeInfo& in) {
 constexpr bool is_compiled(Map map, Accumulator to, DType dtype) {
   const DTypeInfo& in = info(dtype);
   const bool plain = in.kind == Kind::floating && in.size > 1, single = plain && in.size < 8, own = to == in.accumulator;
-  const bool common = dtype == DType::Float || dtype == DType::BFloat16;
   const bool complex = dtype == DType::ComplexFloat;
   const bool ordered = map == Map::value || map == Map::negative || map == Map::magnitude || map == Map::negative_magnitude;
   switch (to) {
@@ -145,7 +144,6 @@ constexpr bool is_compiled(Map map, Accumulator to, DType dtype) {
     case Map::square:
       return (own && plain) || (complex && to == Accumulator::f32) || (dtype == DType::ComplexDouble && to == Accumulator::f64);
     case Map::number: return own && plain;
-    case Map::cube: return (own && common) || (complex && to == Accumulator::f32);
     case Map::magnitude: return (plain && (own || widened)) || (complex && to == Accumulator::f32);
     default: return false;
   }

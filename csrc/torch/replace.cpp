@@ -126,69 +126,71 @@ bool is_taken_into(const at::Tensor& self, OptionalDtype dtype, const at::Tensor
 }
 
 // Calls ours if it takes the call, otherwise the original by `otherwise`.
-template <Operation op, DispatchKey key, class Otherwise>
-at::Tensor reduce(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, Otherwise otherwise) {
+template <Operation op, bool traced, class Otherwise>
+at::Tensor reduce(Keys keys, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, Otherwise otherwise) {
   if (!is_taken<op>(self, dtype)) return otherwise();
-  return call_ours<key>(functional<op>(), self, dim, keepdim, dtype);
+  return call_ours<traced>(keys, functional<op>(), self, dim, keepdim, dtype);
 }
-template <Operation op, DispatchKey key, class Otherwise>
-at::Tensor& reduce_out(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out,
+template <Operation op, class Otherwise>
+at::Tensor& reduce_out(Keys keys, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out,
                        Otherwise otherwise) {
   if (!is_taken_into<op>(self, dtype, out)) return otherwise();
   constexpr bool kSum = info(op).has_dtype();
-  return out_variant<op>().redispatch(c10::DispatchKeySet(key), self, dim, keepdim,
-                                      kSum ? OptionalDtype(out.scalar_type()) : dtype, out);
+  return out_variant<op>().redispatch(below(keys), self, dim, keepdim, kSum ? OptionalDtype(out.scalar_type()) : dtype, out);
 }
 
 // aten's kernels, by their arguments. All of them are plain functions, so removing them from the dispatcher's stack frees
 // nothing that a call in another thread may still need.
-template <Operation op, class Torch, DispatchKey key>
+template <Operation op, class Torch>
 struct Kernels {
   // dim, keepdim, dtype
-  static at::Tensor full(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
-    return reduce<op, key>(self, dim, keepdim, dtype, [&] { return Torch::template call<key>(self, dim, keepdim, dtype); });
+  template <bool traced>
+  static at::Tensor full(Keys keys, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+    return reduce<op, traced>(keys, self, dim, keepdim, dtype,
+                              [&] { return Torch::template call<traced>(keys, self, dim, keepdim, dtype); });
   }
-  static at::Tensor& full_out(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out) {
-    return reduce_out<op, key>(self, dim, keepdim, dtype, out,
-                               [&]() -> at::Tensor& { return Torch::template out<key>(out, self, dim, keepdim, dtype); });
+  static at::Tensor& full_out(Keys keys, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype,
+                              at::Tensor& out) {
+    return reduce_out<op>(keys, self, dim, keepdim, dtype, out,
+                          [&]() -> at::Tensor& { return Torch::out(keys, out, self, dim, keepdim, dtype); });
   }
   // dims, keepdim; if dims may be None, an empty list reduces nothing
-  template <class Dims>
-  static at::Tensor plain(const at::Tensor& self, Dims dim, bool keepdim) {
-    const auto otherwise = [&] { return Torch::template call<key>(self, dim, keepdim); };
-    return is_nothing(dim) ? otherwise() : reduce<op, key>(self, dim, keepdim, {}, otherwise);
+  template <bool traced, class Dims>
+  static at::Tensor plain(Keys keys, const at::Tensor& self, Dims dim, bool keepdim) {
+    const auto otherwise = [&] { return Torch::template call<traced>(keys, self, dim, keepdim); };
+    return is_nothing(dim) ? otherwise() : reduce<op, traced>(keys, self, dim, keepdim, {}, otherwise);
   }
   template <class Dims>
-  static at::Tensor& plain_out(const at::Tensor& self, Dims dim, bool keepdim, at::Tensor& out) {
-    const auto otherwise = [&]() -> at::Tensor& { return Torch::template out<key>(out, self, dim, keepdim); };
-    return is_nothing(dim) ? otherwise() : reduce_out<op, key>(self, dim, keepdim, {}, out, otherwise);
+  static at::Tensor& plain_out(Keys keys, const at::Tensor& self, Dims dim, bool keepdim, at::Tensor& out) {
+    const auto otherwise = [&]() -> at::Tensor& { return Torch::out(keys, out, self, dim, keepdim); };
+    return is_nothing(dim) ? otherwise() : reduce_out<op>(keys, self, dim, keepdim, {}, out, otherwise);
   }
   static bool is_nothing(at::IntArrayRef) { return false; }
   static bool is_nothing(OptionalDims dim) { return dim.has_value() && dim->empty(); }
   // one dim, keepdim; some have dtype
-  template <class... Dtype>
-  static at::Tensor one(const at::Tensor& self, int64_t dim, bool keepdim, Dtype... dtype) {
-    return reduce<op, key>(self, dim, keepdim, {dtype...},
-                           [&] { return Torch::template call<key>(self, dim, keepdim, dtype...); });
+  template <bool traced, class... Dtype>
+  static at::Tensor one(Keys keys, const at::Tensor& self, int64_t dim, bool keepdim, Dtype... dtype) {
+    return reduce<op, traced>(keys, self, dim, keepdim, {dtype...},
+                              [&] { return Torch::template call<traced>(keys, self, dim, keepdim, dtype...); });
   }
   template <class... Dtype>
-  static at::Tensor& one_out(const at::Tensor& self, int64_t dim, bool keepdim, Dtype... dtype, at::Tensor& out) {
-    return reduce_out<op, key>(self, dim, keepdim, {dtype...}, out,
-                               [&]() -> at::Tensor& { return Torch::template out<key>(out, self, dim, keepdim, dtype...); });
+  static at::Tensor& one_out(Keys keys, const at::Tensor& self, int64_t dim, bool keepdim, Dtype... dtype, at::Tensor& out) {
+    return reduce_out<op>(keys, self, dim, keepdim, {dtype...}, out,
+                          [&]() -> at::Tensor& { return Torch::out(keys, out, self, dim, keepdim, dtype...); });
   }
   // all; some have dtype
-  template <class... Dtype>
-  static at::Tensor all(const at::Tensor& self, Dtype... dtype) {
-    return reduce<op, key>(self, std::nullopt, false, {dtype...}, [&] { return Torch::template call<key>(self, dtype...); });
+  template <bool traced, class... Dtype>
+  static at::Tensor all(Keys keys, const at::Tensor& self, Dtype... dtype) {
+    return reduce<op, traced>(keys, self, std::nullopt, false, {dtype...},
+                              [&] { return Torch::template call<traced>(keys, self, dtype...); });
   }
-  static at::Tensor& all_out(const at::Tensor& self, at::Tensor& out) {
-    return reduce_out<op, key>(self, std::nullopt, false, {}, out,
-                               [&]() -> at::Tensor& { return Torch::template out<key>(out, self); });
+  static at::Tensor& all_out(Keys keys, const at::Tensor& self, at::Tensor& out) {
+    return reduce_out<op>(keys, self, std::nullopt, false, {}, out,
+                          [&]() -> at::Tensor& { return Torch::out(keys, out, self); });
   }
 };
 
 // The norms that we have; other orders are left to torch.
-template <DispatchKey key>
 struct Norm {
   template <class Known, class Otherwise>
   static auto with_order(const at::Scalar& ord, Known known, Otherwise otherwise) {
@@ -202,46 +204,46 @@ struct Norm {
     if (order == -kInfinity) return known(std::integral_constant<Operation, Operation::_norm_neg_inf>());
     return otherwise();
   }
-  static at::Tensor full(const at::Tensor& self, const at::Scalar& ord, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
-    const auto otherwise = [&] { return torch_linalg_vector_norm::call<key>(self, ord, dim, keepdim, dtype); };
+  template <bool traced>
+  static at::Tensor full(Keys keys, const at::Tensor& self, const at::Scalar& ord, OptionalDims dim, bool keepdim,
+                         OptionalDtype dtype) {
+    const auto otherwise = [&] { return torch_linalg_vector_norm::call<traced>(keys, self, ord, dim, keepdim, dtype); };
     if (is_empty(self)) return otherwise();
-    return with_order(ord, [&](auto op) { return reduce<op.value, key>(self, dim, keepdim, dtype, otherwise); }, otherwise);
+    return with_order(
+        ord, [&](auto op) { return reduce<op.value, traced>(keys, self, dim, keepdim, dtype, otherwise); }, otherwise);
   }
-  static at::Tensor& full_out(const at::Tensor& self, const at::Scalar& ord, OptionalDims dim, bool keepdim,
+  static at::Tensor& full_out(Keys keys, const at::Tensor& self, const at::Scalar& ord, OptionalDims dim, bool keepdim,
                               OptionalDtype dtype, at::Tensor& out) {
     const auto otherwise = [&]() -> std::reference_wrapper<at::Tensor> {
-      return torch_linalg_vector_norm::out<key>(out, self, ord, dim, keepdim, dtype);
+      return torch_linalg_vector_norm::out(keys, out, self, ord, dim, keepdim, dtype);
     };
     if (self.numel() == 0) return otherwise();
     const auto known = [&](auto op) -> std::reference_wrapper<at::Tensor> {
-      return reduce_out<op.value, key>(self, dim, keepdim, dtype, out, [&]() -> at::Tensor& { return otherwise(); });
+      return reduce_out<op.value>(keys, self, dim, keepdim, dtype, out, [&]() -> at::Tensor& { return otherwise(); });
     };
     return with_order(ord, known, otherwise);
   }
 };
 
-template <DispatchKey key>
 struct Count {
   static constexpr Operation op = Operation::_count_nonzero;
-  static at::Tensor dims(const at::Tensor& self, at::IntArrayRef dim) {
-    return reduce<op, key>(self, dim, false, {}, [&] { return torch_count_nonzero::call<key>(self, dim); });
+  template <bool traced>
+  static at::Tensor dims(Keys keys, const at::Tensor& self, at::IntArrayRef dim) {
+    return reduce<op, traced>(keys, self, dim, false, {}, [&] { return torch_count_nonzero::call<traced>(keys, self, dim); });
   }
 };
 
 // torch has one kernel for all devices, which refuses an empty list of dims.
-template <DispatchKey key>
 struct Logarithm {
   static constexpr Operation op = Operation::_logsumexp;
-  static at::Tensor dims(const at::Tensor& self, at::IntArrayRef dim, bool keepdim) {
-    const auto otherwise = [&] {
-      return key == kTraced ? at::Tensor() : at::compositeexplicitautograd::logsumexp(self, dim, keepdim);
-    };
-    return dim.empty() ? otherwise() : reduce<op, key>(self, dim, keepdim, {}, otherwise);
+  template <bool traced>
+  static at::Tensor dims(Keys keys, const at::Tensor& self, at::IntArrayRef dim, bool keepdim) {
+    const auto otherwise = [&] { return traced ? at::Tensor() : at::compositeexplicitautograd::logsumexp(self, dim, keepdim); };
+    return dim.empty() ? otherwise() : reduce<op, traced>(keys, self, dim, keepdim, {}, otherwise);
   }
 };
 
 // Variances have an operator with two results. Calls without degrees of freedom are left to torch, which warns.
-template <DispatchKey key>
 struct Variance {
   using Correction = std::optional<at::Scalar>;
   using Pair = std::tuple<at::Tensor, at::Tensor>;
@@ -258,36 +260,37 @@ struct Variance {
     return most < 0x1p62 && TORCH_GUARD_OR_TRUE(count.sym_gt(static_cast<int64_t>(std::max(most, -1.0))));
   }
   static double number(const Correction& correction) { return correction ? correction->toDouble() : 1; }
-  static Pair both(const at::Tensor& self, OptionalDims dim, const Correction& correction, bool root, bool keepdim) {
-    return call_ours<key>(var_mean_operator(), self, dim, number(correction), root, keepdim, OptionalDtype());
+  template <bool traced>
+  static Pair both(Keys keys, const at::Tensor& self, OptionalDims dim, const Correction& correction, bool root, bool keepdim) {
+    return call_ours<traced>(keys, var_mean_operator(), self, dim, number(correction), root, keepdim, OptionalDtype());
+  }
+  template <class Torch, bool root, bool traced>
+  static Pair pair(Keys keys, const at::Tensor& self, OptionalDims dim, const Correction& correction, bool keepdim) {
+    if (!is_taken(self, dim, correction)) return Torch::template call<traced>(keys, self, dim, correction, keepdim);
+    return both<traced>(keys, self, dim, correction, root, keepdim);
+  }
+  template <class Torch, bool root, bool traced>
+  static at::Tensor one(Keys keys, const at::Tensor& self, OptionalDims dim, const Correction& correction, bool keepdim) {
+    if (!is_taken(self, dim, correction)) return Torch::template call<traced>(keys, self, dim, correction, keepdim);
+    return std::get<0>(both<traced>(keys, self, dim, correction, root, keepdim));
   }
   template <class Torch, bool root>
-  static Pair pair(const at::Tensor& self, OptionalDims dim, const Correction& correction, bool keepdim) {
-    if (!is_taken(self, dim, correction)) return Torch::template call<key>(self, dim, correction, keepdim);
-    return both(self, dim, correction, root, keepdim);
-  }
-  template <class Torch, bool root>
-  static at::Tensor one(const at::Tensor& self, OptionalDims dim, const Correction& correction, bool keepdim) {
-    if (!is_taken(self, dim, correction)) return Torch::template call<key>(self, dim, correction, keepdim);
-    return std::get<0>(both(self, dim, correction, root, keepdim));
-  }
-  template <class Torch, bool root>
-  static at::Tensor& one_out(const at::Tensor& self, OptionalDims dim, const Correction& correction, bool keepdim,
+  static at::Tensor& one_out(Keys keys, const at::Tensor& self, OptionalDims dim, const Correction& correction, bool keepdim,
                              at::Tensor& out) {
     if (!is_taken(self, dim, correction) || !is_plain_out(out, self, self.scalar_type()))
-      return Torch::template out<key>(out, self, dim, correction, keepdim);
-    return write(out, std::get<0>(both(self, dim, correction, root, keepdim)));
+      return Torch::out(keys, out, self, dim, correction, keepdim);
+    return write(out, std::get<0>(both<false>(keys, self, dim, correction, root, keepdim)));
   }
 };
 
-template <DispatchKey key>
-at::Tensor dot(const at::Tensor& self, const at::Tensor& other) {
+template <bool traced>
+at::Tensor dot(Keys keys, const at::Tensor& self, const at::Tensor& other) {
   const at::ScalarType type = self.scalar_type();
   const bool taken = is_common(type) && at::isFloatingType(type) && type == other.scalar_type() && self.dim() == 1 &&
                      other.dim() == 1 && TORCH_GUARD_OR_TRUE(self.sym_size(0).sym_eq(other.sym_size(0))) &&
                      self.device() == other.device() && !has_names(self, 0) && !has_names(other, 0);
-  if (!taken) return torch_dot::call<key>(self, other);
-  return call_ours<key>(weighted_sum_operator(), self, other, OptionalDims(), false, OptionalDtype(type));
+  if (!taken) return torch_dot::call<traced>(keys, self, other);
+  return call_ours<traced>(keys, weighted_sum_operator(), self, other, OptionalDims(), false, OptionalDtype(type));
 }
 
 // True for tensors of a dtype that ours takes, with elements, and without names.
@@ -297,25 +300,26 @@ bool is_float_row(const at::Tensor& x) {
 
 // A function in torch's forms: with new results, and with one or two that are given. Function::is_taken has torch's arguments,
 // and says whether ours takes them; ours() calls it; all results have one dtype, result().
-template <class Function, DispatchKey key, class = decltype(Function::is_taken)>
+template <class Function, class = decltype(Function::is_taken)>
 struct Forms;
-template <class Function, DispatchKey key, class... Rest>
-struct Forms<Function, key, bool(const at::Tensor&, Rest...)> {
+template <class Function, class... Rest>
+struct Forms<Function, bool(const at::Tensor&, Rest...)> {
   using Torch = typename Function::Torch;
 
-  static auto made(const at::Tensor& first, Rest... rest) {
-    if (!Function::is_taken(first, rest...)) return Torch::template call<key>(first, rest...);
-    return Function::template ours<key>(first, rest...);
+  template <bool traced>
+  static auto made(Keys keys, const at::Tensor& first, Rest... rest) {
+    if (!Function::is_taken(first, rest...)) return Torch::template call<traced>(keys, first, rest...);
+    return Function::template ours<traced>(keys, first, rest...);
   }
-  static at::Tensor& into(const at::Tensor& first, Rest... rest, at::Tensor& out) {
-    if (!is_taken_into(first, rest..., out)) return Torch::template out<key>(out, first, rest...);
-    return write(out, Function::template ours<key>(first, rest...));
+  static at::Tensor& into(Keys keys, const at::Tensor& first, Rest... rest, at::Tensor& out) {
+    if (!is_taken_into(first, rest..., out)) return Torch::out(keys, out, first, rest...);
+    return write(out, Function::template ours<false>(keys, first, rest...));
   }
-  static std::tuple<at::Tensor&, at::Tensor&> into_both(const at::Tensor& first, Rest... rest, at::Tensor& out,
+  static std::tuple<at::Tensor&, at::Tensor&> into_both(Keys keys, const at::Tensor& first, Rest... rest, at::Tensor& out,
                                                         at::Tensor& second_out) {
     if (!is_taken_into(first, rest..., out) || !is_plain_out(second_out, first, out.scalar_type()))
-      return Torch::template out<key>(out, second_out, first, rest...);
-    const auto [found, second] = Function::template ours<key>(first, rest...);
+      return Torch::out(keys, out, second_out, first, rest...);
+    const auto [found, second] = Function::template ours<false>(keys, first, rest...);
     return {write(out, found), write(second_out, second)};
   }
 
@@ -328,9 +332,9 @@ struct Forms<Function, key, bool(const at::Tensor&, Rest...)> {
 // Of an operator of ours that takes torch's arguments.
 template <auto handle>
 struct Alike {
-  template <DispatchKey key, class... Args>
-  static auto ours(const Args&... args) {
-    return call_ours<key>(handle(), args...);
+  template <bool traced, class... Args>
+  static auto ours(Keys keys, const Args&... args) {
+    return call_ours<traced>(keys, handle(), args...);
   }
 };
 struct OfFirstDtype {
@@ -354,9 +358,9 @@ struct Softmax {
   static at::ScalarType result(const at::Tensor& self, int64_t, bool to_float) {
     return to_float ? at::kFloat : self.scalar_type();
   }
-  template <DispatchKey key>
-  static at::Tensor ours(const at::Tensor& self, int64_t dim, bool to_float) {
-    return call_ours<key>(rows::softmax_operator<logarithm>(), self, dim, OptionalDtype(result(self, dim, to_float)));
+  template <bool traced>
+  static at::Tensor ours(Keys keys, const at::Tensor& self, int64_t dim, bool to_float) {
+    return call_ours<traced>(keys, rows::softmax_operator<logarithm>(), self, dim, OptionalDtype(result(self, dim, to_float)));
   }
 };
 
@@ -392,54 +396,63 @@ int64_t norm_dims(const at::Tensor& input, c10::SymIntArrayRef shape, const Opti
   return dims;
 }
 
-template <DispatchKey key>
 struct LayerNorm {
   using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-  static Three forward(const at::Tensor& input, c10::SymIntArrayRef shape, const OptionalTensor& weight,
+  template <bool traced>
+  static Three forward(Keys keys, const at::Tensor& input, c10::SymIntArrayRef shape, const OptionalTensor& weight,
                        const OptionalTensor& bias, double eps) {
     const int64_t dims = norm_dims(input, shape, weight, bias);
-    if (dims == 0) return torch_layer_norm::call<key>(input, C10_AS_INTARRAYREF_SLOW(shape), weight, bias, eps);
-    return call_ours<key>(rows::layer_norm_operator(), input, dims, weight, bias, eps);
+    if (dims == 0) return torch_layer_norm::call<traced>(keys, input, C10_AS_INTARRAYREF_SLOW(shape), weight, bias, eps);
+    return call_ours<traced>(keys, rows::layer_norm_operator(), input, dims, weight, bias, eps);
   }
-  static Three backward(const at::Tensor& grad, const at::Tensor& input, c10::SymIntArrayRef shape, const at::Tensor& mean,
-                        const at::Tensor& r, const OptionalTensor& weight, const OptionalTensor& bias,
+  template <bool traced>
+  static Three backward(Keys keys, const at::Tensor& grad, const at::Tensor& input, c10::SymIntArrayRef shape,
+                        const at::Tensor& mean, const at::Tensor& r, const OptionalTensor& weight, const OptionalTensor& bias,
                         std::array<bool, 3> mask) {
     const int64_t dims = norm_dims(input, shape, weight, bias);
     if (dims == 0 || grad.sym_sizes() != input.sym_sizes() || !is_float_row(grad))
-      return torch_layer_norm_backward::call<key>(grad, input, C10_AS_INTARRAYREF_SLOW(shape), mean, r, weight, bias, mask);
-    return call_ours<key>(rows::layer_norm_backward_operator(), grad, input, dims, mean, r, weight, bias, 0.0, mask);
+      return torch_layer_norm_backward::call<traced>(keys, grad, input, C10_AS_INTARRAYREF_SLOW(shape), mean, r, weight, bias,
+                                                     mask);
+    return call_ours<traced>(keys, rows::layer_norm_backward_operator(), grad, input, dims, mean, r, weight, bias, 0.0, mask);
   }
 };
 
 // torch's kernels for CUDA.
-template <DispatchKey key>
 struct RmsNorm {
   using Two = std::tuple<at::Tensor, at::Tensor>;
 
-  static Two forward(const at::Tensor& input, at::IntArrayRef shape, const OptionalTensor& weight, std::optional<double> eps) {
+  template <bool traced>
+  static Two forward(Keys keys, const at::Tensor& input, at::IntArrayRef shape, const OptionalTensor& weight,
+                     std::optional<double> eps) {
     const int64_t dims = norm_dims(input, c10::fromIntArrayRefSlow(shape), weight, {});
-    if (dims == 0) return theirs(input, shape, weight, eps);
-    return call_ours<key>(rows::rms_norm_operator(), input, dims, weight, eps.value_or(rows::epsilon_of(input.scalar_type())));
+    if (dims == 0) return theirs<traced>(keys, input, shape, weight, eps);
+    return call_ours<traced>(keys, rows::rms_norm_operator(), input, dims, weight,
+                             eps.value_or(rows::epsilon_of(input.scalar_type())));
   }
-  static Two backward(const at::Tensor& grad, const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& r,
+  template <bool traced>
+  static Two backward(Keys keys, const at::Tensor& grad, const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& r,
                       const OptionalTensor& weight, std::array<bool, 2> mask) {
     const int64_t dims = norm_dims(input, c10::fromIntArrayRefSlow(shape), weight, {});
-    if (dims == 0 || grad.sizes() != input.sizes() || !is_float_row(grad)) return theirs(grad, input, shape, r, weight, mask);
-    return call_ours<key>(rows::rms_norm_backward_operator(), grad, input, dims, r, weight, 0.0, mask);
+    if (dims == 0 || grad.sizes() != input.sizes() || !is_float_row(grad))
+      return theirs<traced>(keys, grad, input, shape, r, weight, mask);
+    return call_ours<traced>(keys, rows::rms_norm_backward_operator(), grad, input, dims, r, weight, 0.0, mask);
   }
 
  private:
-  static Two theirs(const at::Tensor& input, at::IntArrayRef shape, const OptionalTensor& weight, std::optional<double> eps) {
+  template <bool traced>
+  static Two theirs(Keys keys, const at::Tensor& input, at::IntArrayRef shape, const OptionalTensor& weight,
+                    std::optional<double> eps) {
 #ifdef GPUREDUCE_WITH_CUDA
-    if constexpr (key == DispatchKey::CUDA) return at::cuda::_fused_rms_norm(input, shape, weight, eps);
+    if (!traced && on_cuda(keys)) return at::cuda::_fused_rms_norm(input, shape, weight, eps);
 #endif
     return {};
   }
-  static Two theirs(const at::Tensor& grad, const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& r,
+  template <bool traced>
+  static Two theirs(Keys keys, const at::Tensor& grad, const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& r,
                     const OptionalTensor& weight, std::array<bool, 2> mask) {
 #ifdef GPUREDUCE_WITH_CUDA
-    if constexpr (key == DispatchKey::CUDA) return at::cuda::_fused_rms_norm_backward(grad, input, shape, r, weight, mask);
+    if (!traced && on_cuda(keys)) return at::cuda::_fused_rms_norm_backward(grad, input, shape, r, weight, mask);
 #endif
     return {};
   }
@@ -493,135 +506,106 @@ struct NllLossBackward : Alike<rows::nll_loss_backward_operator>, OfFirstDtype {
   }
 };
 
-template <DispatchKey key>
-void register_sum(Table<key>& m) {
-  using K = Kernels<Operation::sum, torch_sum, key>;
-  m.impl("sum.dim_IntList", TORCH_FN(K::full));
-  m.impl("sum.IntList_out", TORCH_FN(K::full_out));
+void register_sum(Table& m) {
+  using K = Kernels<Operation::sum, torch_sum>;
+  m.impl("sum.dim_IntList", TORCH_FN(K::full<false>), K::full<true>);
+  m.impl_on_device("sum.IntList_out", TORCH_FN(K::full_out));
 }
-template <DispatchKey key>
-void register_mean(Table<key>& m) {
-  using K = Kernels<Operation::mean, torch_mean, key>;
-  m.impl("mean.dim", TORCH_FN(K::full));
-  m.impl("mean.out", TORCH_FN(K::full_out));
+void register_mean(Table& m) {
+  using K = Kernels<Operation::mean, torch_mean>;
+  m.impl("mean.dim", TORCH_FN(K::full<false>), K::full<true>);
+  m.impl_on_device("mean.out", TORCH_FN(K::full_out));
 }
-template <DispatchKey key>
-void register_nansum(Table<key>& m) {
-  using K = Kernels<Operation::nansum, torch_nansum, key>;
-  m.impl("nansum", TORCH_FN(K::full));
-  m.impl("nansum.out", TORCH_FN(K::full_out));
+void register_nansum(Table& m) {
+  using K = Kernels<Operation::nansum, torch_nansum>;
+  m.impl("nansum", TORCH_FN(K::full<false>), K::full<true>);
+  m.impl_on_device("nansum.out", TORCH_FN(K::full_out));
 }
-template <DispatchKey key>
-void register_prod(Table<key>& m) {
-  using K = Kernels<Operation::prod, torch_prod, key>;
-  m.impl("prod", TORCH_FN(K::template all<OptionalDtype>));
-  m.impl("prod.dim_int", TORCH_FN(K::template one<OptionalDtype>));
-  m.impl("prod.int_out", TORCH_FN(K::template one_out<OptionalDtype>));
+void register_prod(Table& m) {
+  using K = Kernels<Operation::prod, torch_prod>;
+  m.impl("prod", TORCH_FN((K::all<false, OptionalDtype>)), K::all<true, OptionalDtype>);
+  m.impl("prod.dim_int", TORCH_FN((K::one<false, OptionalDtype>)), K::one<true, OptionalDtype>);
+  m.impl_on_device("prod.int_out", TORCH_FN(K::one_out<OptionalDtype>));
 }
-template <DispatchKey key>
-void register_amax(Table<key>& m) {
-  using K = Kernels<Operation::_amax, torch_amax, key>;
-  m.impl("amax", TORCH_FN(K::template plain<at::IntArrayRef>));
-  m.impl("amax.out", TORCH_FN(K::template plain_out<at::IntArrayRef>));
+void register_amax(Table& m) {
+  using K = Kernels<Operation::_amax, torch_amax>;
+  m.impl("amax", TORCH_FN((K::plain<false, at::IntArrayRef>)), K::plain<true, at::IntArrayRef>);
+  m.impl_on_device("amax.out", TORCH_FN(K::plain_out<at::IntArrayRef>));
 }
-template <DispatchKey key>
-void register_amin(Table<key>& m) {
-  using K = Kernels<Operation::_amin, torch_amin, key>;
-  m.impl("amin", TORCH_FN(K::template plain<at::IntArrayRef>));
-  m.impl("amin.out", TORCH_FN(K::template plain_out<at::IntArrayRef>));
+void register_amin(Table& m) {
+  using K = Kernels<Operation::_amin, torch_amin>;
+  m.impl("amin", TORCH_FN((K::plain<false, at::IntArrayRef>)), K::plain<true, at::IntArrayRef>);
+  m.impl_on_device("amin.out", TORCH_FN(K::plain_out<at::IntArrayRef>));
 }
-template <Operation op, class Torch, DispatchKey key>
-void register_truth(Table<key>& m, const std::string& name) {
-  using K = Kernels<op, Torch, key>;
-  m.impl(name, TORCH_FN(K::template all<>));
-  m.impl(name + ".all_out", TORCH_FN(K::all_out));
-  m.impl(name + ".dim", TORCH_FN(K::template one<>));
-  m.impl(name + ".out", TORCH_FN(K::template one_out<>));
-  m.impl(name + ".dims", TORCH_FN(K::template plain<OptionalDims>));
-  m.impl(name + ".dims_out", TORCH_FN(K::template plain_out<OptionalDims>));
+template <Operation op, class Torch>
+void register_truth(Table& m, const std::string& name) {
+  using K = Kernels<op, Torch>;
+  m.impl(name, TORCH_FN(K::template all<false>), K::template all<true>);
+  m.impl_on_device(name + ".all_out", TORCH_FN(K::all_out));
+  m.impl(name + ".dim", TORCH_FN(K::template one<false>), K::template one<true>);
+  m.impl_on_device(name + ".out", TORCH_FN(K::template one_out<>));
+  m.impl(name + ".dims", TORCH_FN((K::template plain<false, OptionalDims>)), K::template plain<true, OptionalDims>);
+  m.impl_on_device(name + ".dims_out", TORCH_FN(K::template plain_out<OptionalDims>));
 }
-template <DispatchKey key>
-void register_any(Table<key>& m) {
-  register_truth<Operation::_any, torch_any, key>(m, "any");
+void register_any(Table& m) { register_truth<Operation::_any, torch_any>(m, "any"); }
+void register_all(Table& m) { register_truth<Operation::_all, torch_all>(m, "all"); }
+void register_count_nonzero(Table& m) { m.impl("count_nonzero.dim_IntList", TORCH_FN(Count::dims<false>), Count::dims<true>); }
+void register_vector_norm(Table& m) {
+  m.impl("linalg_vector_norm", TORCH_FN(Norm::full<false>), Norm::full<true>);
+  m.impl_on_device("linalg_vector_norm.out", TORCH_FN(Norm::full_out));
 }
-template <DispatchKey key>
-void register_all(Table<key>& m) {
-  register_truth<Operation::_all, torch_all, key>(m, "all");
+void register_logsumexp(Table& m) { m.impl("logsumexp", TORCH_FN(Logarithm::dims<false>), Logarithm::dims<true>); }
+void register_var(Table& m) {
+  m.impl("var.correction", TORCH_FN((Variance::one<torch_var, false, false>)), Variance::one<torch_var, false, true>);
+  m.impl_on_device("var.correction_out", TORCH_FN((Variance::one_out<torch_var, false>)));
 }
-template <DispatchKey key>
-void register_count_nonzero(Table<key>& m) {
-  m.impl("count_nonzero.dim_IntList", TORCH_FN(Count<key>::dims));
+void register_std(Table& m) {
+  m.impl("std.correction", TORCH_FN((Variance::one<torch_std, true, false>)), Variance::one<torch_std, true, true>);
+  m.impl_on_device("std.correction_out", TORCH_FN((Variance::one_out<torch_std, true>)));
 }
-template <DispatchKey key>
-void register_vector_norm(Table<key>& m) {
-  m.impl("linalg_vector_norm", TORCH_FN(Norm<key>::full));
-  m.impl("linalg_vector_norm.out", TORCH_FN(Norm<key>::full_out));
+void register_var_mean(Table& m) {
+  m.impl("var_mean.correction", TORCH_FN((Variance::pair<torch_var_mean, false, false>)),
+         Variance::pair<torch_var_mean, false, true>);
 }
+void register_std_mean(Table& m) {
+  m.impl("std_mean.correction", TORCH_FN((Variance::pair<torch_std_mean, true, false>)),
+         Variance::pair<torch_std_mean, true, true>);
+}
+void register_dot(Table& m) { m.impl("dot", TORCH_FN(dot<false>), dot<true>); }
 
-template <DispatchKey key>
-void register_logsumexp(Table<key>& m) {
-  m.impl("logsumexp", TORCH_FN(Logarithm<key>::dims));
+template <class Function>
+void register_forms(Table& m, const std::string& name, const char* out) {
+  m.impl(name, TORCH_FN(Forms<Function>::template made<false>), Forms<Function>::template made<true>);
+  m.impl_on_device(name + out, TORCH_FN(Forms<Function>::into));
 }
-template <DispatchKey key>
-void register_var(Table<key>& m) {
-  m.impl("var.correction", TORCH_FN((Variance<key>::template one<torch_var, false>)));
-  m.impl("var.correction_out", TORCH_FN((Variance<key>::template one_out<torch_var, false>)));
-}
-template <DispatchKey key>
-void register_std(Table<key>& m) {
-  m.impl("std.correction", TORCH_FN((Variance<key>::template one<torch_std, true>)));
-  m.impl("std.correction_out", TORCH_FN((Variance<key>::template one_out<torch_std, true>)));
-}
-template <DispatchKey key>
-void register_var_mean(Table<key>& m) {
-  m.impl("var_mean.correction", TORCH_FN((Variance<key>::template pair<torch_var_mean, false>)));
-}
-template <DispatchKey key>
-void register_std_mean(Table<key>& m) {
-  m.impl("std_mean.correction", TORCH_FN((Variance<key>::template pair<torch_std_mean, true>)));
-}
-template <DispatchKey key>
-void register_dot(Table<key>& m) {
-  m.impl("dot", TORCH_FN(dot<key>));
-}
-
-template <class Function, DispatchKey key>
-void register_forms(Table<key>& m, const std::string& name, const char* out) {
-  m.impl(name, TORCH_FN((Forms<Function, key>::made)));
-  m.impl(name + out, TORCH_FN((Forms<Function, key>::into)));
-}
-template <DispatchKey key>
-void register_softmax(Table<key>& m) {
+void register_softmax(Table& m) {
   register_forms<Softmax<false>>(m, "_softmax", ".out");
   register_forms<SoftmaxBackward<false>>(m, "_softmax_backward_data", ".out");
 }
-template <DispatchKey key>
-void register_log_softmax(Table<key>& m) {
+void register_log_softmax(Table& m) {
   register_forms<Softmax<true>>(m, "_log_softmax", ".out");
   register_forms<SoftmaxBackward<true>>(m, "_log_softmax_backward_data", ".out");
 }
-template <DispatchKey key>
-void register_layer_norm(Table<key>& m) {
-  m.impl("native_layer_norm", TORCH_FN(LayerNorm<key>::forward));
-  m.impl("native_layer_norm_backward", TORCH_FN(LayerNorm<key>::backward));
+void register_layer_norm(Table& m) {
+  m.impl("native_layer_norm", TORCH_FN(LayerNorm::forward<false>), LayerNorm::forward<true>);
+  m.impl("native_layer_norm_backward", TORCH_FN(LayerNorm::backward<false>), LayerNorm::backward<true>);
 }
-template <DispatchKey key>
-void register_rms_norm(Table<key>& m) {
-  if constexpr (key == DispatchKey::CPU) {
+void register_rms_norm(Table& m) {
+  if (m.device == DispatchKey::CPU) {
     m.impl_composed("rms_norm", TORCH_FN(composed_rms_norm));
   } else {
-    m.impl("_fused_rms_norm", TORCH_FN(RmsNorm<key>::forward));
-    m.impl("_fused_rms_norm_backward", TORCH_FN(RmsNorm<key>::backward));
+    m.impl("_fused_rms_norm", TORCH_FN(RmsNorm::forward<false>), RmsNorm::forward<true>);
+    m.impl("_fused_rms_norm_backward", TORCH_FN(RmsNorm::backward<false>), RmsNorm::backward<true>);
   }
 }
-template <bool images, DispatchKey key>
-void register_nll_loss_of(Table<key>& m, const std::string& name) {
-  m.impl(name + "_forward", TORCH_FN((Forms<NllLoss<images>, key>::made)));
-  m.impl(name + "_forward.output", TORCH_FN((Forms<NllLoss<images>, key>::into_both)));
+template <bool images>
+void register_nll_loss_of(Table& m, const std::string& name) {
+  m.impl(name + "_forward", TORCH_FN(Forms<NllLoss<images>>::template made<false>),
+         Forms<NllLoss<images>>::template made<true>);
+  m.impl_on_device(name + "_forward.output", TORCH_FN(Forms<NllLoss<images>>::into_both));
   register_forms<NllLossBackward<images>>(m, name + "_backward", ".grad_input");
 }
-template <DispatchKey key>
-void register_nll_loss(Table<key>& m) {
+void register_nll_loss(Table& m) {
   register_nll_loss_of<false>(m, "nll_loss");
   register_nll_loss_of<true>(m, "nll_loss2d");
 }
@@ -667,7 +651,7 @@ struct Silence : c10::WarningHandler {
 // The replacement of one function on one device. It is on while on() was called more often than off().
 class Replacement {
  public:
-  Replacement(DispatchKey key, Install kernels) : key_(key), kernels_(kernels) {}
+  Replacement(DispatchKey key, Register function) : key_(key), function_(function) {}
 
   void on() {
     if (count_++ > 0) return;
@@ -696,13 +680,14 @@ class Replacement {
     };
     auto library = library_of(key_),
          above = library_of(key_ == DispatchKey::CUDA ? DispatchKey::AutogradCUDA : DispatchKey::AutogradCPU);
-    kernels_(*library, above.get());
+    Table table{*library, key_, above.get()};
+    function_(table);
     library_ = std::move(library);
     above_ = std::move(above);
   }
 
   DispatchKey key_;
-  Install kernels_;
+  Register function_;
   int64_t count_ = 0;
   std::unique_ptr<torch::Library> library_, above_;
 };
@@ -721,12 +706,11 @@ Replacement& replacement(const std::string& title, const std::string& name, cons
   }
   TORCH_CHECK_VALUE(device == "cuda" || device == "cpu", title, ": devices are 'cuda' and 'cpu', not '", device, "'");
   const bool cuda = device == "cuda";
-  TORCH_CHECK(!cuda || row->second.on_cuda, title, ": this library was built without CUDA; it can replace functions on ",
-              "devices=\"cpu\"");
+#ifndef GPUREDUCE_WITH_CUDA
+  TORCH_CHECK(!cuda, title, ": this library was built without CUDA; it can replace functions on devices=\"cpu\"");
+#endif
   std::unique_ptr<Replacement>& one = all_replacements()[{name, device}];
-  if (!one)
-    one = std::make_unique<Replacement>(cuda ? DispatchKey::CUDA : DispatchKey::CPU,
-                                        cuda ? row->second.on_cuda : row->second.on_cpu);
+  if (!one) one = std::make_unique<Replacement>(cuda ? DispatchKey::CUDA : DispatchKey::CPU, row->second);
   return *one;
 }
 
@@ -772,7 +756,10 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
         [](const std::string& title, bool on, std::optional<std::vector<std::string>> names, std::vector<std::string> devices) {
           return gpureduce::replacing::replace(title, on, std::move(names), devices);
         });
-  for (const auto& [name, row] : gpureduce::replacing::replaced())
-    gpureduce::replacing::traced()[name] = row.traced(m, nullptr);
+  for (const auto& [name, function] : gpureduce::replacing::replaced()) {
+    gpureduce::replacing::Table table{m};
+    function(table);
+    gpureduce::replacing::traced()[name] = table.traced;
+  }
   m.def("_traced(str name) -> str[]", [](const std::string& name) { return gpureduce::replacing::traced().at(name); });
 }

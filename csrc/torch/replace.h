@@ -18,50 +18,50 @@
 namespace gpureduce::replacing {
 
 using c10::DispatchKey;
+using Keys = c10::DispatchKeySet;
 
-// Stands for a device in calls that a compiler traces, where no kernel runs. A call that is left to the original then returns
-// an undefined tensor, and the compiler continues as without us.
-inline constexpr DispatchKey kTraced = DispatchKey::Meta;
+// A kernel serves the CPU and CUDA. The dispatcher gives it the keys of a call, which say where it runs.
+//
+// Kernels are templates of `traced`: a compiler traces the call, and nothing runs. A traced call that is left to the original
+// returns an undefined tensor, and the compiler continues as without us.
+inline bool on_cuda(Keys keys) { return keys.has_backend(c10::BackendComponent::CUDABit); }
 
 // torch's own kernels, by name, called without the dispatcher.
 #ifdef GPUREDUCE_WITH_CUDA
-#define GPUREDUCE_CALL(kernel)                                       \
-  {                                                                  \
-    if constexpr (key == DispatchKey::CUDA) return at::cuda::kernel; \
-    else return at::cpu::kernel;                                     \
-  }
+#define GPUREDUCE_CALL(kernel)                \
+  if (on_cuda(keys)) return at::cuda::kernel; \
+  return at::cpu::kernel;
 #else
-#define GPUREDUCE_CALL(kernel) \
-  {                            \
-    return at::cpu::kernel;    \
-  }
+#define GPUREDUCE_CALL(kernel) return at::cpu::kernel;
 #endif
-#define GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)               \
-  template <DispatchKey key, class... Args>                \
-  static auto call(const at::Tensor& self, Args... args) { \
-    using Result = decltype(at::cpu::name(self, args...)); \
-    if constexpr (key == kTraced) return Result();         \
-    else GPUREDUCE_CALL(name(self, args...))               \
+#define GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)                          \
+  template <bool traced, class... Args>                               \
+  static auto call(Keys keys, const at::Tensor& self, Args... args) { \
+    using Result = decltype(at::cpu::name(self, args...));            \
+    if constexpr (traced) return Result();                            \
+    else {                                                            \
+      GPUREDUCE_CALL(name(self, args...))                             \
+    }                                                                 \
   }
-#define GPUREDUCE_ORIGINAL(name)                                                  \
-  GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)                                            \
-  template <DispatchKey key, class... Args>                                       \
-  static at::Tensor& out(at::Tensor& out, const at::Tensor& self, Args... args) { \
-    GPUREDUCE_CALL(name##_out(out, self, args...))                                \
+#define GPUREDUCE_ORIGINAL(name)                                                             \
+  GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)                                                       \
+  template <class... Args>                                                                   \
+  static at::Tensor& out(Keys keys, at::Tensor& out, const at::Tensor& self, Args... args) { \
+    GPUREDUCE_CALL(name##_out(out, self, args...))                                           \
   }
 // These can write to their first argument.
-#define GPUREDUCE_ORIGINAL_INPLACE(name)                               \
-  template <DispatchKey key, class... Args>                            \
-  static at::Tensor& in_place(at::Tensor& self, const Args&... args) { \
-    GPUREDUCE_CALL(name##_(self, args...))                             \
+#define GPUREDUCE_ORIGINAL_INPLACE(name)                                          \
+  template <class... Args>                                                        \
+  static at::Tensor& in_place(Keys keys, at::Tensor& self, const Args&... args) { \
+    GPUREDUCE_CALL(name##_(self, args...))                                        \
   }
 // These have two results.
-#define GPUREDUCE_ORIGINAL_PAIR(name)                                                                            \
-  GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)                                                                           \
-  template <DispatchKey key, class... Args>                                                                      \
-  static std::tuple<at::Tensor&, at::Tensor&> out(at::Tensor& first, at::Tensor& second, const at::Tensor& self, \
-                                                  Args... args) {                                                \
-    GPUREDUCE_CALL(name##_out(first, second, self, args...))                                                     \
+#define GPUREDUCE_ORIGINAL_PAIR(name)                                                                                       \
+  GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)                                                                                      \
+  template <class... Args>                                                                                                  \
+  static std::tuple<at::Tensor&, at::Tensor&> out(Keys keys, at::Tensor& first, at::Tensor& second, const at::Tensor& self, \
+                                                  Args... args) {                                                           \
+    GPUREDUCE_CALL(name##_out(first, second, self, args...))                                                                \
   }
 
 // The dtypes that both libraries reduce. torch does not sum float8, so there is no result dtype that ours could take over.
@@ -89,11 +89,14 @@ bool has_names(const Tensor&, long) {
 // False for data-dependent traced sizes.
 inline bool is_empty(const at::Tensor& self) { return TORCH_GUARD_OR_FALSE(self.sym_numel().sym_eq(0)); }
 
+// The keys of a call below everything that torch runs before its own kernels.
+inline Keys below(Keys keys) { return Keys(on_cuda(keys) ? DispatchKey::CUDA : DispatchKey::CPU); }
+
 // Calls our operator on a device, below everything that torch runs before its own kernels. A traced call uses the dispatcher.
-template <DispatchKey key, class Handle, class... Args>
-auto call_ours(const Handle& handle, const Args&... args) {
-  if constexpr (key == kTraced) return handle.call(args...);
-  else return handle.redispatch(c10::DispatchKeySet(key), args...);
+template <bool traced, class Handle, class... Args>
+auto call_ours(Keys keys, const Handle& handle, const Args&... args) {
+  if constexpr (traced) return handle.call(args...);
+  else return handle.redispatch(below(keys), args...);
 }
 
 // True for an out= that ours writes to as torch does.
@@ -107,27 +110,36 @@ inline at::Tensor& write(at::Tensor& out, const at::Tensor& found) {
 }
 
 // The destination of a function's kernels: aten's table for a device; or, for tracing, operators of our own with aten's
-// schemas, which replace aten's in a compiler. Out variants need none, since a traced graph has none left.
-template <DispatchKey key>
+// schemas, which replace aten's in a compiler.
 struct Table {
   torch::Library& library;
-  torch::Library* above = nullptr;  // of the device's autograd
+  DispatchKey device = DispatchKey::Undefined;  // for tracing
+  torch::Library* above = nullptr;              // of the device's autograd
+  std::vector<std::string> traced = {};         // the operators for tracing
 
-  // `kernel` is a TORCH_FN. It has no state, so that a call in another thread may go on while the kernel is removed.
+  template <class Kernel, class Function>
+  void impl(const std::string& name, Kernel kernel, Function* for_tracing) {
+    impl_on_device(name, kernel);
+    impl_traced(name, for_tracing);
+  }
+
+  // `kernel` is a TORCH_FN. It has no state, so that a call in another thread may go on while the kernel is removed. Kernels
+  // that write to what they are given are of devices alone, since a traced graph has none left.
   template <class Kernel>
-  void impl(const std::string& name, Kernel kernel) {
-    if constexpr (key == kTraced) {
-      const size_t dot = std::min(name.find('.'), name.size());
-      const std::string overload = name.substr(std::min(dot + 1, name.size()));
-      const auto aten =
-          c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name.substr(0, dot)).c_str(), overload.c_str());
-      if (aten.schema().is_mutable()) return;
-      library.def(aten.schema().cloneWithName("gpureduce::_traced_" + name.substr(0, dot), overload));
-      composite(library, "_traced_" + name, kernel);
-      names.push_back(name);
-    } else {
-      library.impl(name.c_str(), kernel);
-    }
+  void impl_on_device(const std::string& name, Kernel kernel) {
+    if (device != DispatchKey::Undefined) library.impl(name.c_str(), kernel);
+  }
+
+  template <class Function>
+  void impl_traced(const std::string& name, Function* function) {
+    if (device != DispatchKey::Undefined) return;
+    const size_t dot = std::min(name.find('.'), name.size());
+    const std::string overload = name.substr(std::min(dot + 1, name.size()));
+    const auto aten =
+        c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name.substr(0, dot)).c_str(), overload.c_str());
+    library.def(aten.schema().cloneWithName("gpureduce::_traced_" + name.substr(0, dot), overload));
+    composite(library, "_traced_" + name, function);
+    traced.push_back(name);
   }
 
   // A kernel that calls differentiable operators, for a function that torch composes of others.
@@ -136,33 +148,15 @@ struct Table {
     library.impl(name, kernel);
     above->impl(name, kernel);
   }
-
-  std::vector<std::string> names = {};  // of the operators for tracing
 };
 
 // --- functions ------------------------------------------------------------------------------------------------------------
 
-using Install = std::vector<std::string> (*)(torch::Library&, torch::Library*);
+using Register = void (*)(Table&);
+using Functions = std::map<std::string, Register>;  // by the names that users give
 
-template <DispatchKey key, void (*registers)(Table<key>&)>
-std::vector<std::string> install(torch::Library& library, torch::Library* above) {
-  Table<key> table{library, above};
-  registers(table);
-  return table.names;
-}
-
-struct Replaced { Install on_cpu, on_cuda, traced; };
-using Functions = std::map<std::string, Replaced>;  // by the names that users give
-
-// A row of Functions, of a function with a template register_NAME<key>(Table<key>&).
-#define GPUREDUCE_INSTALL(name, key) gpureduce::replacing::install<key, register_##name<key>>
-#ifdef GPUREDUCE_WITH_CUDA
-#define GPUREDUCE_ON_CUDA(name) GPUREDUCE_INSTALL(name, c10::DispatchKey::CUDA)
-#else
-#define GPUREDUCE_ON_CUDA(name) nullptr
-#endif
-#define GPUREDUCE_FUNCTION(name) \
-  {#name, {GPUREDUCE_INSTALL(name, c10::DispatchKey::CPU), GPUREDUCE_ON_CUDA(name), GPUREDUCE_INSTALL(name, kTraced)}},
+// A row of Functions, of a function register_NAME(Table&).
+#define GPUREDUCE_FUNCTION(name) {#name, register_##name},
 
 // What adds by index.
 Functions functions_by_index();

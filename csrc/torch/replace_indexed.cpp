@@ -78,12 +78,13 @@ bool is_writable(const Tensor& written, const Tensor& like, const Read&... read)
 
 // Calls ours, below autograd. What it refuses on the CPU, as an index out of range, it refuses before anything is written: then
 // torch raises its own error.
-template <DispatchKey key, class Ours, class Otherwise>
-decltype(auto) checked(Ours ours, Otherwise otherwise) {
-  if constexpr (key == DispatchKey::CPU) {
+template <bool traced, class Ours, class Otherwise>
+decltype(auto) checked(Keys keys, Ours ours, Otherwise otherwise) {
+  if constexpr (!traced) {
     try {
       return ours();
     } catch (const c10::Error&) {
+      if (on_cuda(keys)) throw;
     }
     return otherwise();
   } else {
@@ -125,19 +126,21 @@ Tensor after_adding(const Tensor& numbers, const Tensor& before, const Tensor& v
 // has_few        (self, rest...) -> whether there are few entries
 // few<in_place>  (self, rest...) -> the result if there are few
 // reads          (rest...) -> the tensors that are read, which may not be where the result is written
-template <class Function, DispatchKey key, class... Rest>
+template <class Function, class... Rest>
 struct Adding {
   using Torch = typename Function::Torch;
 
-  static Tensor functional(const Tensor& self, Rest... rest) {
-    const auto otherwise = [&] { return Torch::template call<key>(self, rest...); };
+  template <bool traced>
+  static Tensor functional(Keys keys, const Tensor& self, Rest... rest) {
+    const auto otherwise = [&] { return Torch::template call<traced>(keys, self, rest...); };
     if (!Function::takes(self, rest...)) return otherwise();
-    return checked<key>([&] { return ours(self, rest...); }, otherwise);
+    return checked<traced>(keys, [&] { return ours(self, rest...); }, otherwise);
   }
-  static Tensor& in_place(Tensor& self, Rest... rest) {
-    const auto otherwise = [&]() -> Tensor& { return Torch::template in_place<key>(self, rest...); };
+  static Tensor& in_place(Keys keys, Tensor& self, Rest... rest) {
+    const auto otherwise = [&]() -> Tensor& { return Torch::in_place(keys, self, rest...); };
     if (!Function::takes(self, rest...) || !may_write(self, self, rest...)) return otherwise();
-    return checked<key>(
+    return checked<false>(
+        keys,
         [&]() -> Tensor& {
           if (Function::has_few(self, rest...)) Function::template few<true>(self, rest...);
           else self.copy_(Function::ours(self, rest...));
@@ -145,10 +148,10 @@ struct Adding {
         },
         otherwise);
   }
-  static Tensor& out(const Tensor& self, Rest... rest, Tensor& out) {
-    const auto otherwise = [&]() -> Tensor& { return Torch::template out<key>(out, self, rest...); };
+  static Tensor& out(Keys keys, const Tensor& self, Rest... rest, Tensor& out) {
+    const auto otherwise = [&]() -> Tensor& { return Torch::out(keys, out, self, rest...); };
     if (!Function::takes(self, rest...) || !may_write(out, self, rest...)) return otherwise();
-    return checked<key>([&]() -> Tensor& { return write(out, ours(self, rest...)); }, otherwise);
+    return checked<false>(keys, [&]() -> Tensor& { return write(out, ours(self, rest...)); }, otherwise);
   }
 
  private:
@@ -191,8 +194,7 @@ struct IndexAdd {
     return at::isFloatingType(type) ? !alpha.isComplex() : alpha.isIntegral(/*includeBool=*/true);
   }
 };
-template <DispatchKey key>
-using IndexAddKernels = Adding<IndexAdd, key, int64_t, const Tensor&, const Tensor&, const at::Scalar&>;
+using IndexAddKernels = Adding<IndexAdd, int64_t, const Tensor&, const Tensor&, const at::Scalar&>;
 
 // --- scatter_add ------------------------------------------------------------------------------------------------------------
 
@@ -233,8 +235,7 @@ struct ScatterAdd {
   }
   static auto reads(int64_t, const Tensor& index, const Tensor& src) { return std::tie(index, src); }
 };
-template <DispatchKey key>
-using ScatterAddKernels = Adding<ScatterAdd, key, int64_t, const Tensor&, const Tensor&>;
+using ScatterAddKernels = Adding<ScatterAdd, int64_t, const Tensor&, const Tensor&>;
 
 // --- index_put --------------------------------------------------------------------------------------------------------------
 
@@ -260,7 +261,7 @@ struct PerDim {
 };
 
 // Masks become the positions of what is true in them, one tensor per dim. Fails where ours does not take the indices.
-template <DispatchKey key>
+template <bool traced>
 bool expand_masks(const Tensor& self, const Indices& given, PerDim& dims) {
   for (const OptionalTensor& one : given) {
     if (!one || !one->defined()) {
@@ -271,7 +272,7 @@ bool expand_masks(const Tensor& self, const Indices& given, PerDim& dims) {
     if (!is_plain(index, index.device()) || (index.device() != self.device() && !index.is_cpu())) return false;
     if (index.scalar_type() == at::kLong || index.scalar_type() == at::kInt) {
       dims.push(index.to(self.device(), at::kLong), false);
-    } else if (index.scalar_type() == at::kBool && key != kTraced && index.dim() > 0) {
+    } else if (index.scalar_type() == at::kBool && !traced && index.dim() > 0) {
       const int64_t first = static_cast<int64_t>(dims.index.size());
       if (first + index.dim() > self.dim()) return false;
       for (int64_t d = 0; d < index.dim(); ++d)
@@ -343,10 +344,10 @@ Tensor linear_index(const Tensor& self, const PerDim& dims, bool trusted) {
   return count > 1 && outside.defined() ? linear.masked_fill(outside, -1) : linear;
 }
 
-template <DispatchKey key>
+template <bool traced>
 std::optional<Flat> flattened(const Tensor& self, const Indices& given, const Tensor& values, bool trusted) {
   PerDim dims;
-  if (!expand_masks<key>(self, given, dims)) return {};
+  if (!expand_masks<traced>(self, given, dims)) return {};
   Flat flat;
   Sizes shape;  // of the indices, broadcast
   at::DimVector indexed, others;
@@ -394,23 +395,23 @@ Tensor few(const Tensor& self, const Flat& flat) {
   return in_place ? self.index_put_(flat.indices, after) : self.index_put(flat.indices, after);
 }
 
-template <DispatchKey key>
 struct IndexPut {
   static bool takes(const Tensor& self, const Indices& indices, const Tensor& values, bool accumulate) {
     return accumulate && !indices.empty() && is_pair(self, values);
   }
 
-  static Tensor& in_place(Tensor& self, const Indices& indices, const Tensor& values, bool accumulate, bool unsafe) {
+  static Tensor& in_place(Keys keys, Tensor& self, const Indices& indices, const Tensor& values, bool accumulate, bool unsafe) {
     const auto otherwise = [&]() -> Tensor& {
-      return torch_index_put::in_place<key>(self, indices, values, accumulate, unsafe);
+      return torch_index_put::in_place(keys, self, indices, values, accumulate, unsafe);
     };
     const Tensor here = values.dim() == 0 && values.is_cpu() ? values.to(self.device()) : values;
     if (!takes(self, indices, here, accumulate) || !is_writable(self, self, values)) return otherwise();
     for (const OptionalTensor& one : indices)
       if (one && one->defined() && !is_apart(self, *one)) return otherwise();
-    const auto flat = flattened<key>(self, indices, here, unsafe && !self.is_cpu());
+    const auto flat = flattened<false>(self, indices, here, unsafe && !self.is_cpu());
     if (!flat) return otherwise();
-    return checked<key>(
+    return checked<false>(
+        keys,
         [&]() -> Tensor& {
           if (has_few(*flat)) few<true>(self, *flat);
           else flat->view.copy_(added(*flat));
@@ -420,9 +421,9 @@ struct IndexPut {
   }
 
   // For tracing, where a graph has no in-place operators left. The result lies in memory as torch's does.
-  static Tensor functional(const Tensor& self, const Indices& indices, const Tensor& values, bool accumulate) {
+  static Tensor functional(Keys keys, const Tensor& self, const Indices& indices, const Tensor& values, bool accumulate) {
     if (!takes(self, indices, values, accumulate)) return {};
-    const auto flat = flattened<key>(self, indices, values, false);
+    const auto flat = flattened<true>(self, indices, values, false);
     if (!flat) return {};
     if (has_few(*flat)) return few<false>(self, *flat);
     at::DimVector back(flat->order.size());
@@ -436,7 +437,6 @@ struct IndexPut {
 
 // --- the gradient of an embedding -------------------------------------------------------------------------------------------
 
-template <DispatchKey key>
 struct Embedding {
   static bool takes(const Tensor& grad, const Tensor& indices, const c10::SymInt& num_weights, bool scale_grad_by_freq) {
     if (scale_grad_by_freq || !is_pair(grad, grad) || !at::isFloatingType(grad.scalar_type())) return false;
@@ -457,59 +457,50 @@ struct Embedding {
     return gathered::along(grad.reshape_symint({rows.sym_size(0), grad.sym_size(-1)}), {}, {order, offsets, {}}, {}, 0, {});
   }
 
-  static Tensor backward(const Tensor& grad, const Tensor& indices, c10::SymInt num_weights, c10::SymInt padding_idx,
+  template <bool traced>
+  static Tensor backward(Keys keys, const Tensor& grad, const Tensor& indices, c10::SymInt num_weights, c10::SymInt padding_idx,
                          bool scale_grad_by_freq) {
     const auto otherwise = [&] {
-      return torch_embedding_backward::call<key>(grad, indices, num_weights, padding_idx, scale_grad_by_freq);
+      return torch_embedding_backward::call<traced>(keys, grad, indices, num_weights, padding_idx, scale_grad_by_freq);
     };
     if (!takes(grad, indices, num_weights, scale_grad_by_freq)) return otherwise();
-    return checked<key>([&] { return ours(grad, indices, num_weights, padding_idx); }, otherwise);
+    return checked<traced>(keys, [&] { return ours(grad, indices, num_weights, padding_idx); }, otherwise);
   }
 };
 
 // --- bincount ---------------------------------------------------------------------------------------------------------------
 
-template <DispatchKey key>
-Tensor bincount(const Tensor& self, const OptionalTensor& weights, c10::SymInt minlength) {
+Tensor bincount(Keys keys, const Tensor& self, const OptionalTensor& weights, c10::SymInt minlength) {
   const bool taken = weights && weights->defined() && at::isIntegralType(self.scalar_type(), /*includeBool=*/false) &&
                      is_result(self.scalar_type(), self.device()) && is_plain(self, self.device()) &&
                      is_plain(*weights, self.device()) && self.dim() == 1 && weights->dim() == 1 &&
                      same(self.sym_size(0), weights->sym_size(0)) && !is_empty(self) &&
                      is_result(weights->scalar_type(), self.device()) && !at::isComplexType(weights->scalar_type());
-  const auto otherwise = [&] { return torch_bincount::call<key>(self, weights, minlength); };
-  return taken ? checked<key>([&] { return indexed::bincount(self, weights, minlength); }, otherwise) : otherwise();
+  const auto otherwise = [&] { return torch_bincount::call<false>(keys, self, weights, minlength); };
+  return taken ? checked<false>(keys, [&] { return indexed::bincount(self, weights, minlength); }, otherwise) : otherwise();
 }
 
 // --- tables -----------------------------------------------------------------------------------------------------------------
 
-template <DispatchKey key>
-void register_index_add(Table<key>& m) {
-  using K = IndexAddKernels<key>;
-  m.impl("index_add", TORCH_FN(K::functional));
-  m.impl("index_add.out", TORCH_FN(K::out));
-  m.impl("index_add_", TORCH_FN(K::in_place));
+void register_index_add(Table& m) {
+  m.impl("index_add", TORCH_FN(IndexAddKernels::functional<false>), IndexAddKernels::functional<true>);
+  m.impl_on_device("index_add.out", TORCH_FN(IndexAddKernels::out));
+  m.impl_on_device("index_add_", TORCH_FN(IndexAddKernels::in_place));
 }
-template <DispatchKey key>
-void register_scatter_add(Table<key>& m) {
-  using K = ScatterAddKernels<key>;
-  m.impl("scatter_add", TORCH_FN(K::functional));
-  m.impl("scatter_add.out", TORCH_FN(K::out));
-  m.impl("scatter_add_", TORCH_FN(K::in_place));
+void register_scatter_add(Table& m) {
+  m.impl("scatter_add", TORCH_FN(ScatterAddKernels::functional<false>), ScatterAddKernels::functional<true>);
+  m.impl_on_device("scatter_add.out", TORCH_FN(ScatterAddKernels::out));
+  m.impl_on_device("scatter_add_", TORCH_FN(ScatterAddKernels::in_place));
 }
-template <DispatchKey key>
-void register_index_put(Table<key>& m) {
-  if constexpr (key == kTraced) m.impl("index_put", TORCH_FN(IndexPut<key>::functional));
-  else m.impl("_index_put_impl_", TORCH_FN(IndexPut<key>::in_place));
+void register_index_put(Table& m) {
+  m.impl_traced("index_put", IndexPut::functional);
+  m.impl_on_device("_index_put_impl_", TORCH_FN(IndexPut::in_place));
 }
-template <DispatchKey key>
-void register_embedding(Table<key>& m) {
-  m.impl("embedding_dense_backward", TORCH_FN(Embedding<key>::backward));
+void register_embedding(Table& m) {
+  m.impl("embedding_dense_backward", TORCH_FN(Embedding::backward<false>), Embedding::backward<true>);
 }
 // Its size depends on data: what is compiled calls torch's operator, and so the kernel that it has then.
-template <DispatchKey key>
-void register_bincount(Table<key>& m) {
-  if constexpr (key != kTraced) m.impl("bincount", TORCH_FN(bincount<key>));
-}
+void register_bincount(Table& m) { m.impl_on_device("bincount", TORCH_FN(bincount)); }
 
 #define GPUREDUCE_BY_INDEX(X) \
   X(index_add)                \
