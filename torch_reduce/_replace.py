@@ -86,10 +86,10 @@ class replace(ContextDecorator):
     :func:`torch.use_deterministic_algorithms`. Gradients of :func:`torch.nn.functional.embedding_bag`,
     ``scatter_reduce``, ``index_reduce`` and ``Tensor.put_`` stay torch's.
 
-    Results of softmaxes and norms, and their gradients, lie in memory as the input does. torch's are contiguous. So
-    where the input is not, ``view()`` of a result can fail, and under ``torch.compile`` ``reshape()``, too: make the
-    input contiguous there. ``torch.native_layer_norm`` of halves has a mean and a deviation of float32, on the CPU,
-    too.
+    Results of softmaxes and norms, and their gradients, have the strides of the input; torch's results are contiguous.
+    If the input is not contiguous, ``view()`` of a result can fail, and under ``torch.compile`` ``reshape()`` can fail
+    as well: make the input contiguous first. On the CPU, ``torch.native_layer_norm`` of halves returns its statistics
+    in float32, as on a GPU.
 
     :class:`replace_torch_sum` says the rest: what is left to the original kernel, what is never reached, what
     ``torch.compile`` makes of it, that it is a switch of the whole process, and how it nests.
