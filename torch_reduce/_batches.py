@@ -1,10 +1,13 @@
 """Which operation of a model gives a row other bits in another batch."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from difflib import SequenceMatcher
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -13,6 +16,7 @@ from .tuning.race import same_bits
 __all__ = ["BatchInvariance", "check_batch_invariance"]
 
 _SIZES = (1, 2, 17, 256, 1024)
+_SAME, _AMONG, _OTHER, _UNKNOWN = range(4)  # how the rows of a part's tensor are to those of the whole's
 
 
 @dataclass(frozen=True)
@@ -20,8 +24,10 @@ class BatchInvariance:
     """What :func:`check_batch_invariance` found. It is true if no row's bits depend on the batch.
 
     Attributes:
-        operation: the first operation whose rows differ, by torch's name, such as ``"aten.mm.default"``; or None.
-        call: which call it is, counted from 0 over all operations.
+        operation: the first operation whose rows differ, by torch's name, such as ``"aten.mm.default"``; if the
+            function's results differ and no operation of both runs accounts for it, those that only one run calls, such
+            as ``"aten.sin.default (in the part: aten.cos.default)"``, or ``"the result"``; or None.
+        call: which call it is, counted from 0 over the operations of the whole batch that compute; or None.
         shapes: of its results, in the whole batch and in the part.
         rows: of the part.
         calls: operations that were compared.
@@ -40,41 +46,227 @@ class BatchInvariance:
         if self.operation is None:
             return f"batch-invariant: each row has the same bits in every batch (operations: {self.calls})"
         whole, part = self.shapes or ((), ())
+        where = "" if self.call is None else f", call {self.call},"
         return (
-            f"not batch-invariant: {self.operation}, call {self.call}, gives other bits in a batch of {self.rows}: "
-            f"{part} is not the begin of {whole}"
+            f"not batch-invariant: {self.operation}{where} gives other bits in a batch of {self.rows}: "
+            f"the rows of {part} are not those of {whole}"
         )
 
 
-class _Notes(TorchDispatchMode):
-    """Keeps the results of all operations."""
+@dataclass
+class _Call:
+    """An operation that computes: its name, its tensors before the call, and what it had made of them after it."""
 
-    def __init__(self) -> None:
+    name: str
+    given: list[Tensor]
+    made: list[Tensor]
+    outside: tuple[int | None, ...]  # where the given tensors begin that were there before the run
+    storages: list[int | None]  # of what was made
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors in a tree; so also those of mappings and data classes that torch does not know, as models return."""
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif isinstance(leaf, Mapping):
+            yield from _tensors(list(leaf.values()))
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from _tensors(list(vars(leaf).values()))
+
+
+class _Run(TorchDispatchMode):
+    """Runs a function on copies of its inputs, and keeps what its operations are given and make.
+
+    Views and clones compute nothing. What is allocated without values is filled with zeros, so that two runs read the
+    same from it. Results that nobody reads, such as an attention's log-sums outside of training, may have any values.
+    """
+
+    def __init__(self, function: Callable[..., Any], inputs: Iterable[Any]) -> None:
         super().__init__()
-        self.calls: list[tuple[str, list[Tensor]]] = []
+        self.calls: list[_Call] = []
+        self.alive: dict[int, StorageWeakRef] = {}  # of this run: its inputs and what it made. No number comes twice
+        self.read: set[int | None] = {None}
+        copies = [x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in inputs]
+        for x in copies:
+            if isinstance(x, Tensor):
+                self._enter(x)
+        with self:
+            results = list(_tensors(function(*copies)))
+        self.read |= {self._storage(x) for x in results}
+        self.results = [x.detach().clone() for x in results]
+        self.calls = [call for call in self.calls if not self.read.isdisjoint(call.storages)]
+
+    def _storage(self, x: Tensor) -> int | None:
+        """A number of its storage; None if it has none of its own."""
+        try:
+            return StorageWeakRef(x.untyped_storage()).cdata
+        except (NotImplementedError, RuntimeError):
+            return None
+
+    def _enter(self, x: Tensor) -> None:
+        number = self._storage(x)
+        if number is not None and number not in self.alive:
+            self.alive[number] = StorageWeakRef(x.untyped_storage())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = func(*args, **(kwargs or {}))
-        kept = [x.detach().clone() for x in tree_leaves(results) if isinstance(x, Tensor)]
-        self.calls.append((str(func), kept))
+        kwargs = kwargs or {}
+        given = list(_tensors([args, kwargs]))
+        storages = [self._storage(x) for x in given]
+        self.read.update(storages)
+        inside = [number is None or number in self.alive for number in storages]
+        kept = [x.detach().clone() if own else x for x, own in zip(given, inside, strict=True)]
+        results = func(*args, **kwargs)
+        made = list(_tensors(results))
+        written = [
+            kwargs.get(argument.name, args[i] if i < len(args) else None)
+            for i, argument in enumerate(func._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        made += [x for x in _tensors(written) if not any(x is y for y in made)]
+        if func.namespace == "aten" and "empty" in func.overloadpacket.__name__:
+            for x in made:
+                x.zero_()
+        numbers = [self._storage(x) for x in made]
+        is_view = not written and any(number is not None and number in storages for number in numbers)
+        for x in made if not is_view else ():
+            self._enter(x)
+        if made and not is_view and func is not torch.ops.aten.clone.default:
+            outside = tuple(None if own else x.data_ptr() for x, own in zip(given, inside, strict=True))
+            self.calls.append(_Call(str(func), kept, [x.detach().clone() for x in made], outside, numbers))
         return results
 
 
-def _run(function: Callable[..., Any], inputs: Iterable[Any]) -> list[tuple[str, list[Tensor]]]:
-    notes = _Notes()
-    with notes:
-        function(*inputs)
-    return notes.calls
+def _stretches(whole: list[_Call], part: list[_Call]) -> Iterator[tuple[slice, slice, bool]]:
+    """Stretches of the calls of two runs, and whether they are the same operations, on the same weights."""
+    common = {at for call in whole for at in call.outside} & {at for call in part for at in call.outside}
+
+    def kinds(calls: list[_Call]) -> list[Any]:
+        return [
+            (
+                call.name,
+                tuple(at if at in common else None for at in call.outside),
+                tuple(x.dim() for x in call.given + call.made),
+            )
+            for call in calls
+        ]
+
+    matcher = SequenceMatcher(None, kinds(whole), kinds(part), autojunk=False)
+    for tag, i, j, k, n in matcher.get_opcodes():
+        yield slice(i, j), slice(k, n), tag == "equal"
 
 
-def _part_of(whole: Tensor, part: Tensor, batch: int, rows: int) -> Tensor | None:
-    """The begin of `whole` that `part` must be; None if no dim of theirs is the batch, or several of them may be."""
+def _has_batch(whole: Tensor, part: Tensor, batch: int, rows: int) -> bool:
+    """Whether one dim of theirs is the batch, alone or merged with others."""
     if whole.dim() != part.dim():
-        return None
-    differ = [d for d in range(whole.dim()) if whole.shape[d] != part.shape[d]]
-    if len(differ) != 1 or whole.shape[differ[0]] * rows != part.shape[differ[0]] * batch:
-        return None
-    return whole.narrow(differ[0], 0, part.shape[differ[0]])
+        return False
+    differ = [(n, m) for n, m in zip(whole.shape, part.shape, strict=True) if n != m]
+    return len(differ) == 1 and differ[0][0] * rows == differ[0][1] * batch
+
+
+def _differing(whole: Tensor, part: Tensor) -> list[int]:
+    """The dims whose sizes differ."""
+    return [d for d in range(whole.dim()) if whole.shape[d] != part.shape[d]]
+
+
+def _relation(whole: Tensor, part: Tensor, batch: int, rows: int) -> int:
+    """Whether `part` is the begin of `whole`, or has its rows in another order, or other rows.
+
+    That is not known if no dim of theirs is the batch, or several of them may be.
+    """
+    if whole.dtype != part.dtype or whole.dim() != part.dim() or not whole.layout == part.layout == torch.strided:
+        return _UNKNOWN
+    differ = _differing(whole, part)
+    if not differ:
+        return _SAME if same_bits(whole, part) else _UNKNOWN
+    if len(differ) > 1 or whole.shape[differ[0]] < part.shape[differ[0]]:
+        return _UNKNOWN
+    if same_bits(whole.narrow(differ[0], 0, part.shape[differ[0]]), part):
+        return _SAME
+    return _AMONG if _are_among([(whole, part)]) else _OTHER
+
+
+def _are_among(pairs: list[tuple[Tensor, Tensor]]) -> bool:
+    """Whether each row of the parts is one of the wholes, by its bits: of all of them, those of the same index."""
+    kinds = []
+    for whole, part in pairs:
+        dim = _differing(whole, part)[0]
+        rows = torch.cat([whole, part], dim).movedim(dim, 0)
+        rows = torch.view_as_real(rows.resolve_conj()) if rows.is_complex() else rows
+        rows = rows.reshape(len(rows), -1)
+        bits = rows.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.dtype.itemsize])
+        if rows.is_floating_point():
+            bits = bits.masked_fill(rows.isnan(), torch.iinfo(bits.dtype).max)
+        kinds.append(torch.unique(bits, dim=0, return_inverse=True)[1])
+    kind = torch.unique(torch.stack(kinds, 1), dim=0, return_inverse=True)[1]
+    size = pairs[0][0].shape[_differing(*pairs[0])[0]]
+    return bool(torch.isin(kind[size:], kind[:size]).all())
+
+
+def _are_given_together(whole: list[Tensor], part: list[Tensor]) -> bool:
+    """Whether rows that an operation is given together are given together in the whole batch, too."""
+    groups: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+    for x, y in zip(whole, part, strict=True):
+        for d in _differing(x, y) if _is_number(x) and y.numel() else ():
+            groups.setdefault((x.shape[d], y.shape[d]), []).append((x, y))
+    return all(map(_are_among, groups.values()))
+
+
+def _is_number(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+def _blame(whole: _Run, part: _Run, batch: int, rows: int) -> tuple[BatchInvariance | None, int]:
+    """What is to blame if the part's rows are not those of the whole; and how many calls were compared.
+
+    An operation is to blame if it is given the same rows in both runs, and makes others of them. That is certain of
+    numbers whose rows come in order. Where they come in another one, as tokens do that are sorted by expert, or where
+    integers say which rows are meant, the function's results decide.
+    """
+
+    def relation(x: Tensor, y: Tensor, is_given: bool = False) -> int:
+        found = _relation(x, y, batch, rows)
+        is_index = not _is_number(y) and y.dtype is not torch.bool
+        return _AMONG if is_given and is_index and found != _SAME else found
+
+    differing = next(
+        (
+            (tuple(x.shape), tuple(y.shape))
+            for x, y in zip(whole.results, part.results, strict=False)
+            if _has_batch(x, y, batch, rows) and relation(x, y) != _SAME
+        ),
+        None,
+    )
+    compared = 0
+    suspects: dict[Any, BatchInvariance] = {}
+    for of_whole, of_part, is_equal in _stretches(whole.calls, part.calls):
+        theirs, own = whole.calls[of_whole], part.calls[of_part]
+        if not is_equal:
+            names = [", ".join(call.name for call in calls[:3]) for calls in (theirs, own)]
+            told = f"{names[0] or 'no operation'} (in the part: {names[1] or 'none'})"
+            suspects.setdefault("others", BatchInvariance(told, of_whole.start, differing, rows))
+            continue
+        compared += len(own)
+        for call, (a, b) in enumerate(zip(theirs, own, strict=True), of_whole.start):
+            for x, y, storage in zip(a.made, b.made, a.storages, strict=False):
+                made = relation(x, y) if storage in whole.read else _SAME
+                if made == _SAME:
+                    continue
+                given = {relation(*each, is_given=True) for each in zip(a.given, b.given, strict=False)}
+                if len(a.given) != len(b.given) or not given <= {_SAME, _AMONG}:
+                    continue  # it follows from what came before
+                blamed = BatchInvariance(a.name, call, (tuple(x.shape), tuple(y.shape)), rows)
+                if made == _OTHER and _is_number(y):
+                    if _AMONG not in given or (differing and _are_given_together(a.given, b.given)):
+                        return blamed, compared
+                    continue
+                suspects.setdefault(made, blamed)
+    if not differing:
+        return None, compared
+    for kind in (_OTHER, "others", _UNKNOWN, _AMONG):
+        if kind in suspects:
+            return suspects[kind], compared
+    return BatchInvariance("the result", None, differing, rows), compared
 
 
 def check_batch_invariance(
@@ -82,13 +274,16 @@ def check_batch_invariance(
 ) -> BatchInvariance:
     """Runs ``fn`` on a batch and on its first rows, and names the first operation whose rows have other bits.
 
-    The results of each operation that torch dispatches are compared, in eager mode, in the order of the calls. So a
-    model is told apart by its operations: what comes after the first difference differs for that reason alone. A
-    backward pass inside of ``fn`` is compared, too, as far as its results have a batch. All results are kept, so the
-    batch should be a small one.
+    Each operation that torch dispatches and that both runs call is compared, in eager mode, with the values that it had
+    and made when it was called. It is named if it was given the same rows and made others of them: what follows from
+    that is not blamed. Views and clones are left out, so are results that nobody reads; memory that is allocated
+    without values is filled with zeros. A backward pass inside of ``fn`` is compared, too, as far as its results have a
+    batch. The results of ``fn`` are compared last. They decide where the rows inside come in another order, such as
+    tokens that are sorted by expert, and where the runs call other operations. ``fn`` gets copies of the inputs. All
+    that operations of ``fn`` are given and make is kept, without the weights, so the batch should be a small one.
 
     Args:
-        fn: called with the inputs. It must do the same operations in every batch; dropout is off.
+        fn: called with the inputs. It must do the same each time; dropout is off.
         inputs: tensors of one size along ``dim``, the batch. Other values, and tensors of no dims, are passed as they
             are.
         dim: the dimension of the batch.
@@ -98,35 +293,39 @@ def check_batch_invariance(
         A :class:`BatchInvariance`: true if all rows have the same bits; printed, it is a sentence.
 
     Raises:
+        IndexError: a tensor has no dimension ``dim``.
+        TypeError: ``fn`` cannot be called, ``dim`` is no int, or ``sizes`` are no ints.
         ValueError: there is no tensor, the tensors have different sizes along ``dim``, or no part is smaller.
 
     >>> x = torch.ones(32, 64)
     >>> print(torch_reduce.check_batch_invariance(lambda x: torch_reduce.softmax(x, 1), x))
     batch-invariant: each row has the same bits in every batch (operations: 1)
     """
+    name = "check_batch_invariance()"
+    if not callable(fn):
+        raise TypeError(f"{name}: fn: expected a function, but got {type(fn).__name__}")
+    if not isinstance(dim, int):
+        raise TypeError(f"{name}: dim: expected an int, but got {type(dim).__name__}")
+    sizes = tuple(sizes) if isinstance(sizes, Iterable) else sizes
+    if not isinstance(sizes, tuple) or not all(isinstance(rows, int) for rows in sizes):
+        raise TypeError(f"{name}: sizes: expected ints in a list or tuple, such as [1, 17], but got {sizes!r}")
     batched = [i for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.dim() > 0]
+    for i in batched:
+        dims = inputs[i].dim()
+        if not -dims <= dim < dims:
+            raise IndexError(f"{name}: dim: expected {-dims} to {dims - 1} for a tensor of {dims} dims, but got {dim}")
     found = {inputs[i].shape[dim] for i in batched}
     if len(found) != 1:
-        raise ValueError(
-            f"check_batch_invariance(): inputs: expected tensors of one size along dim {dim}, but got {sorted(found)}"
-        )
+        raise ValueError(f"{name}: inputs: expected tensors of one size along dim {dim}, but got {sorted(found)}")
     batch = found.pop()
     parts = [rows for rows in sizes if 0 < rows < batch]
     if not parts:
-        raise ValueError(f"check_batch_invariance(): sizes: none is below the batch's size, which is {batch}")
-    whole, compared = _run(fn, inputs), 0
+        raise ValueError(f"{name}: sizes: none is below the batch's size, which is {batch}")
+    whole, calls = _Run(fn, inputs), 0
     for rows in parts:
-        given = [x.narrow(dim, 0, rows) if i in batched else x for i, x in enumerate(inputs)]
-        part = _run(fn, given)
-        for call, ((name, results), (own_name, own)) in enumerate(zip(whole, part, strict=False)):
-            if name != own_name:
-                return BatchInvariance(f"{name} (in the part: {own_name})", call, ((), ()), rows, compared)
-            compared += rows == parts[0]
-            for x, y in zip(results, own, strict=False):
-                begin = _part_of(x, y, batch, rows)
-                if begin is not None and not same_bits(begin, y):
-                    return BatchInvariance(name, call, (tuple(x.shape), tuple(y.shape)), rows, compared)
-        if len(whole) != len(part):
-            name = (whole if len(whole) > len(part) else part)[min(len(whole), len(part))][0]
-            return BatchInvariance(name, min(len(whole), len(part)), ((), ()), rows, compared)
-    return BatchInvariance(calls=compared)
+        part = _Run(fn, [x.narrow(dim, 0, rows) if i in batched else x for i, x in enumerate(inputs)])
+        blamed, compared = _blame(whole, part, batch, rows)
+        calls = max(calls, compared)
+        if blamed is not None:
+            return replace(blamed, calls=calls)
+    return BatchInvariance(calls=calls)
